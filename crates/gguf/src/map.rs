@@ -1,0 +1,195 @@
+//! A memory-mapped model: one GGUF file, or all parts of a split one, as a single directory of tensors.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use crate::{GgufError, Header, Metadata, QuantType, TensorInfo};
+
+/// A file's bytes, mapped or in memory.
+pub struct FileBytes(Source);
+
+enum Source {
+    Mapped(memmap2::Mmap),
+    Owned(Vec<u8>),
+}
+
+impl FileBytes {
+    pub fn open(path: &Path) -> Result<FileBytes, GgufError> {
+        let io = |source| GgufError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        let file = File::open(path).map_err(io)?;
+        if file.metadata().map_err(io)?.is_dir() {
+            return Err(io(std::io::ErrorKind::IsADirectory.into()));
+        }
+        if file.metadata().map_err(io)?.len() == 0 {
+            // An empty file cannot be mapped; let the reader say what is wrong with it.
+            return Ok(FileBytes(Source::Owned(Vec::new())));
+        }
+        #[expect(unsafe_code, reason = "mapping a file is unsafe by nature")]
+        // SAFETY: The mapping is private and read-only. A file that another process truncates while it is mapped
+        // raises SIGBUS on access, as in every program that maps its models; nothing in this process writes to it.
+        let map = unsafe { memmap2::MmapOptions::new().map(&file) }.map_err(io)?;
+        Ok(FileBytes(Source::Mapped(map)))
+    }
+
+    pub fn as_slice(&self) -> &[u8] {
+        match &self.0 {
+            Source::Mapped(map) => map,
+            Source::Owned(bytes) => bytes,
+        }
+    }
+}
+
+impl From<Vec<u8>> for FileBytes {
+    fn from(bytes: Vec<u8>) -> FileBytes {
+        FileBytes(Source::Owned(bytes))
+    }
+}
+
+/// An open model file.
+pub struct Gguf {
+    path: PathBuf,
+    metadata: Metadata,
+    parts: Vec<Arc<FileBytes>>,
+    tensors: Vec<(TensorInfo, usize)>,
+    by_name: HashMap<String, usize>,
+}
+
+/// One tensor's description and bytes.
+#[derive(Clone, Copy)]
+pub struct Tensor<'a> {
+    pub info: &'a TensorInfo,
+    /// Place in the directory, for [`Gguf::tensor_bytes`].
+    pub index: usize,
+    pub quant: QuantType,
+    pub bytes: &'a [u8],
+}
+
+impl Gguf {
+    /// Opens a model; a path that ends in `-00001-of-000NN.gguf` brings its other parts.
+    pub fn open(path: &Path) -> Result<Gguf, GgufError> {
+        let first = Arc::new(FileBytes::open(path)?);
+        let header = Header::parse(&first)?;
+        let part_count = header.metadata.u64("split.count")?.unwrap_or(1).max(1);
+        let part = header.metadata.u64("split.no")?.unwrap_or(0);
+        if part != 0 {
+            return Err(GgufError::SplitPart {
+                path: path.to_owned(),
+                found: part.saturating_add(1),
+                count: part_count,
+            });
+        }
+        let expected = header.metadata.u64("split.tensors.count")?;
+        let mut gguf = Gguf::from_header(path, header, first);
+        for part in 2..=part_count {
+            let sibling = sibling(path, part, part_count)?;
+            let bytes = Arc::new(FileBytes::open(&sibling)?);
+            let header = Header::parse(&bytes)?;
+            gguf.parts.push(bytes);
+            gguf.add_tensors(header.tensors)?;
+        }
+        match expected {
+            Some(n) if part_count > 1 && n != gguf.tensors.len() as u64 => {
+                Err(GgufError::SplitTensors {
+                    found: gguf.tensors.len(),
+                    expected: n,
+                })
+            }
+            _ => Ok(gguf),
+        }
+    }
+
+    /// A model from bytes in memory, under a name for messages.
+    pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Result<Gguf, GgufError> {
+        let bytes = Arc::new(FileBytes::from(bytes));
+        let header = Header::parse(&bytes)?;
+        Ok(Gguf::from_header(Path::new(name), header, bytes))
+    }
+
+    fn from_header(path: &Path, header: Header, bytes: Arc<FileBytes>) -> Gguf {
+        let mut gguf = Gguf {
+            path: path.to_owned(),
+            metadata: header.metadata,
+            parts: vec![bytes],
+            tensors: Vec::new(),
+            by_name: HashMap::new(),
+        };
+        gguf.add_tensors(header.tensors)
+            .expect("names are distinct within a header");
+        gguf
+    }
+
+    fn add_tensors(&mut self, tensors: Vec<TensorInfo>) -> Result<(), GgufError> {
+        let part = self.parts.len() - 1;
+        for info in tensors {
+            if let Some(twin) = self.by_name.insert(info.name.clone(), self.tensors.len()) {
+                return Err(GgufError::DuplicateTensor(
+                    self.tensors[twin].0.name.clone(),
+                ));
+            }
+            self.tensors.push((info, part));
+        }
+        Ok(())
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// Bytes of all parts together.
+    pub fn file_bytes(&self) -> usize {
+        self.parts.iter().map(|p| p.as_slice().len()).sum()
+    }
+
+    /// The directory, in file order.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
+        self.tensors.iter().map(|(info, _)| info)
+    }
+
+    /// The bytes of the tensor at a place of the directory; empty where its format is unknown.
+    pub fn tensor_bytes(&self, index: usize) -> &[u8] {
+        let (info, part) = &self.tensors[index];
+        &self.parts[*part].as_slice()[info.start..info.start + info.bytes]
+    }
+
+    /// A tensor by name, `None` if the file has none of that name, an error if its format is unknown.
+    pub fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, GgufError> {
+        let Some(&index) = self.by_name.get(name) else {
+            return Ok(None);
+        };
+        let info = &self.tensors[index].0;
+        let quant = info.quant.map_err(|id| GgufError::TensorType {
+            name: name.to_owned(),
+            id,
+        })?;
+        Ok(Some(Tensor {
+            info,
+            index,
+            quant,
+            bytes: self.tensor_bytes(index),
+        }))
+    }
+}
+
+/// The path of part `part` (from 1) beside part 1.
+fn sibling(first: &Path, part: u64, count: u64) -> Result<PathBuf, GgufError> {
+    let suffix = format!("-00001-of-{count:05}.gguf");
+    first
+        .file_name()
+        .and_then(|name| name.to_str()?.strip_suffix(&suffix))
+        .map(|stem| first.with_file_name(format!("{stem}-{part:05}-of-{count:05}.gguf")))
+        .ok_or_else(|| GgufError::SplitName {
+            path: first.to_owned(),
+            count,
+        })
+}

@@ -1,0 +1,192 @@
+//! The block formats: how many values a block holds, in how many bytes, and what they are.
+//!
+//! Each format's file has one function that turns a block into f32; everything faster is tested against it.
+
+mod float;
+mod iq4;
+mod legacy;
+mod mxfp4;
+mod q2_k;
+mod q3_k;
+mod q4_k;
+mod q5_k;
+mod q6_k;
+
+use std::fmt;
+
+pub use iq4::IQ4_VALUES;
+pub use mxfp4::{MXFP4_VALUES, mxfp4_scale};
+pub use q3_k::q3_k_scales;
+pub use q4_k::k_scale_min;
+
+/// A tensor's storage format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(non_camel_case_types, reason = "the names people know: Q4_K, IQ4_XS")]
+pub enum QuantType {
+    F32,
+    F16,
+    BF16,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q2_K,
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+}
+
+/// What a format is, in one row.
+struct Facts {
+    quant: QuantType,
+    name: &'static str,
+    id: u32,
+    block_len: usize,
+    block_bytes: usize,
+    /// `block_bytes` in, `block_len` values out.
+    dequantize: fn(&[u8], &mut [f32]),
+}
+
+const fn facts(
+    quant: QuantType,
+    name: &'static str,
+    id: u32,
+    (block_len, block_bytes): (usize, usize),
+    dequantize: fn(&[u8], &mut [f32]),
+) -> Facts {
+    Facts {
+        quant,
+        name,
+        id,
+        block_len,
+        block_bytes,
+        dequantize,
+    }
+}
+
+/// One row a format, in the order of the enum.
+static TABLE: [Facts; 16] = [
+    facts(QuantType::F32, "F32", 0, (1, 4), float::f32_block),
+    facts(QuantType::F16, "F16", 1, (1, 2), float::f16_block),
+    facts(QuantType::BF16, "BF16", 30, (1, 2), float::bf16_block),
+    facts(QuantType::Q4_0, "Q4_0", 2, (32, 18), legacy::q4_0_block),
+    facts(QuantType::Q4_1, "Q4_1", 3, (32, 20), legacy::q4_1_block),
+    facts(QuantType::Q5_0, "Q5_0", 6, (32, 22), legacy::q5_0_block),
+    facts(QuantType::Q5_1, "Q5_1", 7, (32, 24), legacy::q5_1_block),
+    facts(QuantType::Q8_0, "Q8_0", 8, (32, 34), legacy::q8_0_block),
+    facts(QuantType::Q2_K, "Q2_K", 10, (256, 84), q2_k::block),
+    facts(QuantType::Q3_K, "Q3_K", 11, (256, 110), q3_k::block),
+    facts(QuantType::Q4_K, "Q4_K", 12, (256, 144), q4_k::block),
+    facts(QuantType::Q5_K, "Q5_K", 13, (256, 176), q5_k::block),
+    facts(QuantType::Q6_K, "Q6_K", 14, (256, 210), q6_k::block),
+    facts(QuantType::IQ4_NL, "IQ4_NL", 20, (32, 18), iq4::nl_block),
+    facts(QuantType::IQ4_XS, "IQ4_XS", 23, (256, 136), iq4::xs_block),
+    facts(QuantType::MXFP4, "MXFP4", 39, (32, 17), mxfp4::block),
+];
+
+impl QuantType {
+    fn facts(self) -> &'static Facts {
+        let facts = &TABLE[self as usize];
+        debug_assert_eq!(facts.quant, self, "TABLE follows the enum's order");
+        facts
+    }
+
+    pub fn all() -> impl Iterator<Item = QuantType> {
+        TABLE.iter().map(|f| f.quant)
+    }
+
+    pub(crate) fn names() -> String {
+        let names: Vec<&str> = TABLE.iter().map(|f| f.name).collect();
+        names.join(" ")
+    }
+
+    pub fn from_id(id: u32) -> Option<QuantType> {
+        TABLE.iter().find(|f| f.id == id).map(|f| f.quant)
+    }
+
+    pub fn id(self) -> u32 {
+        self.facts().id
+    }
+
+    pub fn name(self) -> &'static str {
+        self.facts().name
+    }
+
+    /// Values in a block.
+    pub fn block_len(self) -> usize {
+        self.facts().block_len
+    }
+
+    /// Bytes of a block.
+    pub fn block_bytes(self) -> usize {
+        self.facts().block_bytes
+    }
+
+    /// Bytes of a row of `columns` values, which must fill whole blocks.
+    pub fn row_bytes(self, columns: usize) -> usize {
+        debug_assert!(columns.is_multiple_of(self.block_len()));
+        columns / self.block_len() * self.block_bytes()
+    }
+
+    /// True for F32, F16 and BF16, whose values need no block arithmetic.
+    pub fn is_float(self) -> bool {
+        matches!(self, QuantType::F32 | QuantType::F16 | QuantType::BF16)
+    }
+
+    /// Turns whole blocks into f32. `bytes` must hold exactly the blocks that fill `out`.
+    pub fn dequantize(self, bytes: &[u8], out: &mut [f32]) {
+        let f = self.facts();
+        assert_eq!(
+            (bytes.len() * f.block_len, out.len() % f.block_len),
+            (out.len() * f.block_bytes, 0),
+            "{} bytes and values must match",
+            f.name
+        );
+        for (block, values) in bytes
+            .chunks_exact(f.block_bytes)
+            .zip(out.chunks_exact_mut(f.block_len))
+        {
+            (f.dequantize)(block, values);
+        }
+    }
+}
+
+impl fmt::Display for QuantType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Names of formats that files may hold and Carat does not read.
+pub(crate) fn foreign_name(id: u32) -> Option<&'static str> {
+    Some(match id {
+        9 => "Q8_1",
+        15 => "Q8_K",
+        16 => "IQ2_XXS",
+        17 => "IQ2_XS",
+        18 => "IQ3_XXS",
+        19 => "IQ1_S",
+        21 => "IQ3_S",
+        22 => "IQ2_S",
+        24 => "I8",
+        25 => "I16",
+        26 => "I32",
+        27 => "I64",
+        28 => "F64",
+        29 => "IQ1_M",
+        34 => "TQ1_0",
+        35 => "TQ2_0",
+        40 => "NVFP4",
+        _ => return None,
+    })
+}
+
+/// The F16 at `offset`, widened exactly.
+fn half_at(block: &[u8], offset: usize) -> f32 {
+    half::f16::from_le_bytes([block[offset], block[offset + 1]]).to_f32()
+}

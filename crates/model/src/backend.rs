@@ -1,0 +1,265 @@
+//! The contract between the engine and a device: two traits and the batch they run.
+//!
+//! A backend compiles a plan once; the executor then runs ragged batches of prompt chunks and single decode tokens.
+//! Nothing here knows about requests, text or scheduling.
+
+use std::{ops::Range, sync::Arc};
+
+use crate::{
+    TokenId,
+    plan::{Plan, Value},
+    sampling::Sampling,
+    weights::Weights,
+};
+
+/// Compiles plans for one device.
+pub trait Backend: Send {
+    /// What `--backend` calls it.
+    fn name(&self) -> &'static str;
+
+    fn memory(&self) -> Result<Memory, BackendError>;
+
+    /// Prepares everything a batch needs. Running then allocates nothing of the plan's size.
+    fn compile(
+        &self,
+        plan: &Plan,
+        weights: Arc<Weights>,
+        options: &CompileOptions,
+    ) -> Result<Box<dyn Executor>, BackendError>;
+}
+
+/// A loaded model and its KV pages. Made on the engine's thread and never leaving it, hence not `Send`.
+pub trait Executor {
+    /// Starts one forward pass and its sampling. May return before the device is done.
+    fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError>;
+
+    /// Waits for a submitted batch and replaces `out` with its results. A ticket is used once.
+    fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError>;
+
+    /// A value of the last batch, `[rows, columns]`; `None` unless compiled with [`CompileOptions::probe`].
+    fn probed(&self, value: Value) -> Option<&[f32]>;
+}
+
+/// Bytes of device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+}
+
+#[derive(Clone, Debug)]
+pub struct CompileOptions {
+    /// KV pages to hold, per group.
+    pub pages: PerGroup<usize>,
+    /// The most rows a batch will have.
+    pub max_rows: usize,
+    /// The most sampled rows a batch will have.
+    pub max_sampled: usize,
+    /// Keep every value of the last batch for [`Executor::probed`].
+    pub probe: bool,
+}
+
+/// Proof that a batch was submitted.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a submitted batch must be collected"]
+pub struct Ticket(pub u64);
+
+/// Layers page their KV in two groups: full-attention layers keep everything, sliding-window layers the window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PerGroup<T> {
+    pub full: T,
+    pub sliding: T,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvGroup {
+    Full,
+    Sliding,
+}
+
+impl KvGroup {
+    pub const ALL: [KvGroup; 2] = [KvGroup::Full, KvGroup::Sliding];
+}
+
+impl<T> PerGroup<T> {
+    pub fn get(&self, group: KvGroup) -> &T {
+        match group {
+            KvGroup::Full => &self.full,
+            KvGroup::Sliding => &self.sliding,
+        }
+    }
+
+    pub fn get_mut(&mut self, group: KvGroup) -> &mut T {
+        match group {
+            KvGroup::Full => &mut self.full,
+            KvGroup::Sliding => &mut self.sliding,
+        }
+    }
+
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> PerGroup<U> {
+        PerGroup {
+            full: f(self.full),
+            sliding: f(self.sliding),
+        }
+    }
+}
+
+/// A page of one KV group: `PAGE_TOKENS` positions in every slot of that group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PageId(pub u32);
+
+impl PageId {
+    /// Stands where a sliding-window page was freed behind the window. Executors never read through it.
+    pub const FREED: PageId = PageId(u32::MAX);
+}
+
+/// Positions a KV page holds.
+pub const PAGE_TOKENS: usize = 32;
+
+/// A ragged batch: prompt chunks and single decode tokens side by side.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    pub tokens: &'a [TokenId],
+    /// In order, covering `tokens` without gaps. Each run belongs to another sequence.
+    pub runs: &'a [Run<'a>],
+}
+
+/// One sequence's share of a batch.
+#[derive(Clone, Debug)]
+pub struct Run<'a> {
+    /// Into [`Batch::tokens`]; never empty.
+    pub rows: Range<usize>,
+    /// Of the first row. Everything before it is already in the KV pages.
+    pub position: usize,
+    /// Pages by absolute place: entry `i` holds positions `i * PAGE_TOKENS ..`. They cover all rows of this run;
+    /// sliding entries wholly behind the window of the first row may be [`PageId::FREED`].
+    pub pages: PerGroup<&'a [PageId]>,
+    /// Trailing rows that get logits: 0 in mid-prompt, 1 usually, more for evaluation or a draft.
+    pub sampled: usize,
+    pub sampling: &'a Sampling,
+    /// All tokens of the sequence up to and including the last row, for penalties.
+    pub history: &'a [TokenId],
+    pub output: RowOutput,
+}
+
+/// What a sampled row reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowOutput {
+    Token,
+    /// The token, its log-probability and those of the `top` likeliest tokens.
+    Logprobs {
+        top: usize,
+    },
+    /// The token and the whole row of logits.
+    Logits,
+}
+
+/// Results of a batch: one entry a sampled row, in batch order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outputs {
+    pub rows: Vec<RowResult>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RowResult {
+    pub token: TokenId,
+    /// Log-probability of `token` under the model itself, before penalties, temperature and truncation.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens, best first, in the same measure.
+    pub top: Vec<(TokenId, f32)>,
+    /// Empty unless [`RowOutput::Logits`].
+    pub logits: Vec<f32>,
+}
+
+/// Why a device could not do it: the three cases callers act on.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    #[error("not enough memory: {needed_bytes} bytes needed, {free_bytes} free")]
+    OutOfMemory { needed_bytes: u64, free_bytes: u64 },
+    #[error("{what}")]
+    Unsupported { what: String },
+    #[error("device failure: {0}")]
+    Device(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// A sampled row of a batch: which run it belongs to and where it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowPlace {
+    /// Into [`Batch::runs`].
+    pub run: usize,
+    /// Into [`Batch::tokens`].
+    pub row: usize,
+    pub position: usize,
+}
+
+impl Batch<'_> {
+    /// Every row, in order.
+    pub fn all_rows(&self) -> impl Iterator<Item = RowPlace> {
+        self.runs.iter().enumerate().flat_map(|(run, r)| {
+            r.rows.clone().map(move |row| RowPlace {
+                run,
+                row,
+                position: r.position + (row - r.rows.start),
+            })
+        })
+    }
+
+    /// The rows that get logits, in order.
+    pub fn sampled_rows(&self) -> impl Iterator<Item = RowPlace> {
+        self.all_rows().filter(|place| {
+            place.row + self.runs[place.run].sampled >= self.runs[place.run].rows.end
+        })
+    }
+
+    /// What every executor relies on; checked once a batch, on the engine's side of the border.
+    pub fn check(&self, plan: &Plan, options: &CompileOptions) -> Result<(), BackendError> {
+        let wrong = |what: String| Err(BackendError::Unsupported { what });
+        let sampled: usize = self.runs.iter().map(|r| r.sampled).sum();
+        if self.tokens.len() > options.max_rows || sampled > options.max_sampled {
+            return wrong(format!(
+                "a batch of {} rows with {sampled} sampled is over the compiled limits {} and {}",
+                self.tokens.len(),
+                options.max_rows,
+                options.max_sampled
+            ));
+        }
+        if let Some(token) = self.tokens.iter().find(|t| **t as usize >= plan.vocab()) {
+            return wrong(format!(
+                "token {token} is outside the vocabulary of {}",
+                plan.vocab()
+            ));
+        }
+        let mut next = 0;
+        for run in self.runs {
+            if run.rows.start != next || run.rows.is_empty() || run.sampled > run.rows.len() {
+                return wrong(format!(
+                    "run of rows {:?} with {} sampled does not follow row {next}",
+                    run.rows, run.sampled
+                ));
+            }
+            next = run.rows.end;
+            let pages = (run.position + run.rows.len()).div_ceil(PAGE_TOKENS);
+            for group in KvGroup::ALL {
+                let table = run.pages.get(group);
+                let first = match (group, plan.window()) {
+                    _ if !plan.uses(group) => pages,
+                    (KvGroup::Sliding, Some(window)) => {
+                        (run.position + 1).saturating_sub(window) / PAGE_TOKENS
+                    }
+                    _ => 0,
+                };
+                let held = *options.pages.get(group);
+                if (first..pages).any(|i| table.get(i).is_none_or(|p| p.0 as usize >= held)) {
+                    return wrong(format!(
+                        "{group:?} pages {first}..{pages} of a run at position {} are not all among the {held} held",
+                        run.position
+                    ));
+                }
+            }
+        }
+        if next != self.tokens.len() {
+            return wrong(format!("{next} rows in runs, {} tokens", self.tokens.len()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,583 @@
+//! A model as a straight list of coarse steps over values that are written once.
+//!
+//! The builder takes `&self`, so steps nest like formulas and are recorded in evaluation order. It checks every shape,
+//! so an executor may rely on them. No control flow, views, strides or broadcasting: a step exists because the
+//! mathematics needs it, never because a kernel would like it.
+
+use std::{cell::RefCell, fmt};
+
+use crate::{
+    backend::KvGroup,
+    weights::{Weight, Weights},
+};
+
+/// Which batch rows a value has: every token fed in, or only those that will be sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rows {
+    All,
+    Sampled,
+}
+
+/// A matrix of f32 `[rows, columns]`, written by one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Value(u32);
+
+impl Value {
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Keys and values of one layer, perhaps read by others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvSlot(pub u32);
+
+/// A rotary table, shared by the layers that turn alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RopeId(pub u32);
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// `out = scale * table[token]`, for the rows of `out`.
+    Embed {
+        table: Weight,
+        scale: f32,
+        out: Value,
+    },
+    /// RMS over each `group` columns, then the weight (of `group` columns) if there is one.
+    Norm {
+        x: Value,
+        weight: Option<Weight>,
+        group: usize,
+        eps: f32,
+        out: Value,
+    },
+    Linear {
+        x: Value,
+        w: Weight,
+        out: Value,
+    },
+    /// Turns pairs `(j, j + head_dim / 2)` of each head by `position * frequency[j]`.
+    Rope {
+        x: Value,
+        rope: RopeId,
+        out: Value,
+    },
+    /// Appends rows to the slot at their positions.
+    StoreKv {
+        k: Value,
+        v: Value,
+        slot: KvSlot,
+    },
+    /// Causal attention with scale 1 over the slot, within its window.
+    Attend {
+        q: Value,
+        slot: KvSlot,
+        out: Value,
+    },
+    /// `gelu(gate) * up[up_column ..]`, with the tanh form of GELU.
+    GeluMul {
+        gate: Value,
+        up: Value,
+        up_column: usize,
+        out: Value,
+    },
+    Add {
+        a: Value,
+        b: Value,
+        out: Value,
+    },
+    Scale {
+        x: Value,
+        by: f32,
+        out: Value,
+    },
+    /// Keeps the rows that will be sampled.
+    Narrow {
+        x: Value,
+        out: Value,
+    },
+    /// Softmax over all experts, the `top_k` largest renormalised, times each expert's scale.
+    /// `out` holds `top_k` expert numbers, then their `top_k` weights.
+    Route {
+        x: Value,
+        w: Weight,
+        expert_scale: Option<Weight>,
+        top_k: usize,
+        out: Value,
+    },
+    /// The weighted sum of the chosen experts' feed-forward outputs.
+    Experts {
+        x: Value,
+        route: Value,
+        gate: Weight,
+        up: Weight,
+        down: Weight,
+        out: Value,
+    },
+    /// `cap * tanh(x / cap)`.
+    Softcap {
+        x: Value,
+        cap: f32,
+        out: Value,
+    },
+}
+
+impl Step {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Step::Embed { .. } => "embed",
+            Step::Norm { .. } => "norm",
+            Step::Linear { .. } => "linear",
+            Step::Rope { .. } => "rope",
+            Step::StoreKv { .. } => "store_kv",
+            Step::Attend { .. } => "attend",
+            Step::GeluMul { .. } => "gelu_mul",
+            Step::Add { .. } => "add",
+            Step::Scale { .. } => "scale",
+            Step::Narrow { .. } => "narrow",
+            Step::Route { .. } => "route",
+            Step::Experts { .. } => "experts",
+            Step::Softcap { .. } => "softcap",
+        }
+    }
+
+    /// The value this step writes; `None` for [`Step::StoreKv`].
+    pub fn out(&self) -> Option<Value> {
+        match *self {
+            Step::StoreKv { .. } => None,
+            Step::Embed { out, .. }
+            | Step::Norm { out, .. }
+            | Step::Linear { out, .. }
+            | Step::Rope { out, .. }
+            | Step::Attend { out, .. }
+            | Step::GeluMul { out, .. }
+            | Step::Add { out, .. }
+            | Step::Scale { out, .. }
+            | Step::Narrow { out, .. }
+            | Step::Route { out, .. }
+            | Step::Experts { out, .. }
+            | Step::Softcap { out, .. } => Some(out),
+        }
+    }
+
+    /// The values this step reads.
+    pub fn inputs(&self) -> impl Iterator<Item = Value> {
+        let (first, second) = match *self {
+            Step::Embed { .. } => (None, None),
+            Step::Norm { x, .. }
+            | Step::Linear { x, .. }
+            | Step::Rope { x, .. }
+            | Step::Attend { q: x, .. }
+            | Step::Scale { x, .. }
+            | Step::Narrow { x, .. }
+            | Step::Route { x, .. }
+            | Step::Softcap { x, .. } => (Some(x), None),
+            Step::StoreKv { k: a, v: b, .. }
+            | Step::GeluMul { gate: a, up: b, .. }
+            | Step::Add { a, b, .. }
+            | Step::Experts { x: a, route: b, .. } => (Some(a), Some(b)),
+        };
+        first.into_iter().chain(second)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    pub rows: Rows,
+    pub columns: usize,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct SlotSpec {
+    pub group: KvGroup,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Positions a row sees, itself included; `None` sees all.
+    pub window: Option<usize>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    pub head_dim: usize,
+    /// Radians a position turns pair `j`: `head_dim / 2` entries.
+    pub frequencies: Vec<f32>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Labelled {
+    /// Such as `L12.attn.q`; the same in listings, profiles and errors.
+    pub label: String,
+    pub step: Step,
+}
+
+/// The finished description of a model.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub steps: Vec<Labelled>,
+    pub slots: Vec<SlotSpec>,
+    pub ropes: Vec<Rope>,
+    shapes: Vec<Shape>,
+    /// What the last layer hands to the head, normalised: also what a drafter reads.
+    pub hidden: Value,
+    pub logits: Value,
+}
+
+impl Plan {
+    pub fn shape(&self, value: Value) -> Shape {
+        self.shapes[value.index()]
+    }
+
+    pub fn columns(&self, value: Value) -> usize {
+        self.shape(value).columns
+    }
+
+    pub fn rows(&self, value: Value) -> Rows {
+        self.shape(value).rows
+    }
+
+    pub fn value_count(&self) -> usize {
+        self.shapes.len()
+    }
+
+    pub fn slot(&self, slot: KvSlot) -> &SlotSpec {
+        &self.slots[slot.0 as usize]
+    }
+
+    pub fn rope(&self, rope: RopeId) -> &Rope {
+        &self.ropes[rope.0 as usize]
+    }
+
+    pub fn vocab(&self) -> usize {
+        self.columns(self.logits)
+    }
+
+    /// The sliding window of the model's sliding layers.
+    pub fn window(&self) -> Option<usize> {
+        self.slots.iter().filter_map(|s| s.window).max()
+    }
+
+    /// Whether any layer stores into this group.
+    pub fn uses(&self, group: KvGroup) -> bool {
+        self.slots.iter().any(|s| s.group == group)
+    }
+
+    /// The rows a step works on: those of its output, or of what it stores.
+    pub fn step_rows(&self, step: &Step) -> Rows {
+        match (step.out(), step) {
+            (Some(out), _) => self.rows(out),
+            (None, Step::StoreKv { k, .. }) => self.rows(*k),
+            (None, _) => Rows::All,
+        }
+    }
+}
+
+/// Records steps, checking shapes as they come. A wrong shape is a bug in the model's description and panics;
+/// what a file holds has been checked by `weights` before.
+pub struct Builder<'a> {
+    weights: &'a Weights,
+    state: RefCell<State>,
+}
+
+#[derive(Default)]
+struct State {
+    label: String,
+    steps: Vec<Labelled>,
+    shapes: Vec<Shape>,
+    slots: Vec<SlotSpec>,
+    ropes: Vec<Rope>,
+}
+
+impl<'a> Builder<'a> {
+    pub fn new(weights: &'a Weights) -> Builder<'a> {
+        Builder {
+            weights,
+            state: RefCell::default(),
+        }
+    }
+
+    /// Sets the label of the steps that follow, such as `L3.ffn`.
+    pub fn section(&self, label: impl Into<String>) {
+        self.state.borrow_mut().label = label.into();
+    }
+
+    pub fn slot(&self, spec: SlotSpec) -> KvSlot {
+        let mut state = self.state.borrow_mut();
+        state.slots.push(spec);
+        KvSlot(state.slots.len() as u32 - 1)
+    }
+
+    pub fn rope_table(&self, rope: Rope) -> RopeId {
+        assert_eq!(
+            rope.frequencies.len(),
+            rope.head_dim / 2,
+            "a frequency a pair"
+        );
+        let mut state = self.state.borrow_mut();
+        state.ropes.push(rope);
+        RopeId(state.ropes.len() as u32 - 1)
+    }
+
+    fn shape(&self, value: Value) -> Shape {
+        self.state.borrow().shapes[value.index()]
+    }
+
+    fn record(&self, step: Step) {
+        let mut state = self.state.borrow_mut();
+        let label = format!("{}.{}", state.label, step.name());
+        state.steps.push(Labelled { label, step });
+    }
+
+    fn write(&self, rows: Rows, columns: usize, step: impl FnOnce(Value) -> Step) -> Value {
+        let out = {
+            let mut state = self.state.borrow_mut();
+            state.shapes.push(Shape { rows, columns });
+            Value(state.shapes.len() as u32 - 1)
+        };
+        self.record(step(out));
+        out
+    }
+
+    pub fn embed(&self, table: Weight, scale: f32, rows: Rows) -> Value {
+        let columns = self.weights.matrix(table).columns;
+        self.write(rows, columns, |out| Step::Embed { table, scale, out })
+    }
+
+    /// RMS norm over whole rows.
+    pub fn norm(&self, x: Value, weight: Weight, eps: f32) -> Value {
+        self.group_norm(x, Some(weight), self.shape(x).columns, eps)
+    }
+
+    /// RMS norm over each `group` columns: heads, or slices of a row.
+    pub fn group_norm(&self, x: Value, weight: Option<Weight>, group: usize, eps: f32) -> Value {
+        let Shape { rows, columns } = self.shape(x);
+        assert_eq!(columns % group, 0, "norm of {columns} columns by {group}");
+        if let Some(w) = weight {
+            assert_eq!(
+                self.weights.matrix(w).columns,
+                group,
+                "norm weight of another width"
+            );
+        }
+        self.write(rows, columns, |out| Step::Norm {
+            x,
+            weight,
+            group,
+            eps,
+            out,
+        })
+    }
+
+    pub fn linear(&self, x: Value, w: Weight) -> Value {
+        let Shape { rows, columns } = self.shape(x);
+        let matrix = self.weights.matrix(w);
+        assert_eq!(
+            columns, matrix.columns,
+            "linear `{}` of another width",
+            matrix.name
+        );
+        self.write(rows, matrix.rows, |out| Step::Linear { x, w, out })
+    }
+
+    pub fn rope(&self, x: Value, rope: RopeId) -> Value {
+        let Shape { rows, columns } = self.shape(x);
+        let head_dim = self.state.borrow().ropes[rope.0 as usize].head_dim;
+        assert_eq!(
+            columns % head_dim,
+            0,
+            "rope of {columns} columns by {head_dim}"
+        );
+        self.write(rows, columns, |out| Step::Rope { x, rope, out })
+    }
+
+    pub fn store_kv(&self, k: Value, v: Value, slot: KvSlot) {
+        let (width, all) = {
+            let spec = &self.state.borrow().slots[slot.0 as usize];
+            (
+                spec.kv_heads * spec.head_dim,
+                Shape {
+                    rows: Rows::All,
+                    columns: spec.kv_heads * spec.head_dim,
+                },
+            )
+        };
+        assert_eq!(
+            (self.shape(k), self.shape(v)),
+            (all, all),
+            "KV of {width} columns, all rows"
+        );
+        self.record(Step::StoreKv { k, v, slot });
+    }
+
+    pub fn attend(&self, q: Value, slot: KvSlot) -> Value {
+        let Shape { rows, columns } = self.shape(q);
+        let (kv_heads, head_dim) = {
+            let spec = &self.state.borrow().slots[slot.0 as usize];
+            (spec.kv_heads, spec.head_dim)
+        };
+        assert_eq!(
+            columns % (kv_heads * head_dim),
+            0,
+            "query heads share {kv_heads} KV heads evenly"
+        );
+        self.write(rows, columns, |out| Step::Attend { q, slot, out })
+    }
+
+    /// `gelu(gate) * up`, where `up` may be a slice of a wider value that starts at `up_column`.
+    pub fn gelu_mul(&self, gate: Value, up: Value, up_column: usize) -> Value {
+        let (g, u) = (self.shape(gate), self.shape(up));
+        assert_eq!(g.rows, u.rows, "gelu_mul of different rows");
+        assert!(
+            up_column + g.columns <= u.columns,
+            "gelu_mul past the end of `up`"
+        );
+        self.write(g.rows, g.columns, |out| Step::GeluMul {
+            gate,
+            up,
+            up_column,
+            out,
+        })
+    }
+
+    pub fn add(&self, a: Value, b: Value) -> Value {
+        let shape = self.shape(a);
+        assert_eq!(shape, self.shape(b), "add of different shapes");
+        self.write(shape.rows, shape.columns, |out| Step::Add { a, b, out })
+    }
+
+    pub fn scale(&self, x: Value, by: f32) -> Value {
+        let Shape { rows, columns } = self.shape(x);
+        self.write(rows, columns, |out| Step::Scale { x, by, out })
+    }
+
+    pub fn narrow(&self, x: Value) -> Value {
+        let Shape { rows, columns } = self.shape(x);
+        assert_eq!(rows, Rows::All, "narrowed twice");
+        self.write(Rows::Sampled, columns, |out| Step::Narrow { x, out })
+    }
+
+    pub fn route(&self, x: Value, w: Weight, expert_scale: Option<Weight>, top_k: usize) -> Value {
+        let Shape { rows, columns } = self.shape(x);
+        let matrix = self.weights.matrix(w);
+        assert_eq!(
+            columns, matrix.columns,
+            "router `{}` of another width",
+            matrix.name
+        );
+        assert!(
+            (1..=matrix.rows).contains(&top_k),
+            "top {top_k} of {}",
+            matrix.rows
+        );
+        self.write(rows, 2 * top_k, |out| Step::Route {
+            x,
+            w,
+            expert_scale,
+            top_k,
+            out,
+        })
+    }
+
+    pub fn experts(&self, x: Value, route: Value, [gate, up, down]: [Weight; 3]) -> Value {
+        let Shape { rows, columns } = self.shape(x);
+        let (g, u, d) = (
+            self.weights.matrix(gate),
+            self.weights.matrix(up),
+            self.weights.matrix(down),
+        );
+        assert_eq!((g.columns, g.rows, g.count), (u.columns, u.rows, u.count));
+        assert_eq!((columns, g.rows, g.count), (g.columns, d.columns, d.count));
+        self.write(rows, d.rows, |out| Step::Experts {
+            x,
+            route,
+            gate,
+            up,
+            down,
+            out,
+        })
+    }
+
+    pub fn softcap(&self, x: Value, cap: f32) -> Value {
+        let Shape { rows, columns } = self.shape(x);
+        self.write(rows, columns, |out| Step::Softcap { x, cap, out })
+    }
+
+    pub fn finish(self, hidden: Value, logits: Value) -> Plan {
+        let State {
+            steps,
+            shapes,
+            slots,
+            ropes,
+            ..
+        } = self.state.into_inner();
+        Plan {
+            steps,
+            slots,
+            ropes,
+            shapes,
+            hidden,
+            logits,
+        }
+    }
+}
+
+/// A plan beside the weights it names, for listing.
+pub struct Listing<'a>(pub &'a Plan, pub &'a Weights);
+
+impl fmt::Display for Listing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Listing(plan, weights) = self;
+        for Labelled { label, step } in &plan.steps {
+            write!(f, "{label:<24}")?;
+            if let Some(out) = step.out() {
+                let Shape { rows, columns } = plan.shape(out);
+                let rows = match rows {
+                    Rows::All => "all",
+                    Rows::Sampled => "sampled",
+                };
+                write!(f, " %{} [{rows}, {columns}] =", out.0)?;
+            }
+            write!(f, " {}", step.name())?;
+            for input in step.inputs() {
+                write!(f, " %{}", input.0)?;
+            }
+            let matrix = |w: Weight| {
+                let m = weights.matrix(w);
+                format!("{} {} [{}, {}]", m.name, m.quant, m.rows, m.columns)
+            };
+            match step {
+                Step::Embed { table, scale, .. } => write!(f, " {} * {scale}", matrix(*table))?,
+                Step::Norm { weight, group, .. } => {
+                    write!(f, " by {group}")?;
+                    if let Some(w) = weight {
+                        write!(f, " {}", weights.matrix(*w).name)?;
+                    }
+                }
+                Step::Linear { w, .. } => write!(f, " {}", matrix(*w))?,
+                Step::Rope { rope, .. } => write!(f, " table {}", rope.0)?,
+                Step::StoreKv { slot, .. } | Step::Attend { slot, .. } => {
+                    let spec = plan.slot(*slot);
+                    write!(f, " slot {} ({} x {}", slot.0, spec.kv_heads, spec.head_dim)?;
+                    match spec.window {
+                        Some(window) => write!(f, ", window {window})")?,
+                        None => write!(f, ", full)")?,
+                    }
+                }
+                Step::GeluMul { up_column, .. } if *up_column > 0 => {
+                    write!(f, " from column {up_column}")?;
+                }
+                Step::Scale { by, .. } => write!(f, " * {by}")?,
+                Step::Route { w, top_k, .. } => write!(f, " {} top {top_k}", matrix(*w))?,
+                Step::Experts { gate, up, down, .. } => {
+                    for w in [gate, up, down] {
+                        write!(f, " {}", matrix(*w))?;
+                    }
+                }
+                Step::Softcap { cap, .. } => write!(f, " {cap}")?,
+                Step::GeluMul { .. } | Step::Add { .. } | Step::Narrow { .. } => {}
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}

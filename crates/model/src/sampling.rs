@@ -1,0 +1,441 @@
+//! What the sampling parameters mean: the definition every backend is checked against.
+//!
+//! Order: penalties and bias on the logits, temperature, then top-k, top-p and min-p on the tempered distribution, then
+//! one draw (the order of the published generation code; at temperature 1 others agree). The draw adds Gumbel noise to
+//! each surviving logit and takes the maximum. The noise is a pure function of (seed, position, token), so a draw depends
+//! neither on the batch around it nor on the device.
+
+use crate::TokenId;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 takes the likeliest token; no other truncation then matters.
+    pub temperature: f32,
+    /// Keep this many of the likeliest tokens; 0 keeps all.
+    pub top_k: usize,
+    /// Keep the fewest likeliest tokens whose probabilities reach this sum; 1 keeps all.
+    pub top_p: f32,
+    /// Keep tokens at least this times as likely as the likeliest; 0 keeps all.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens seen recently; 1 does nothing.
+    pub repeat_penalty: f32,
+    /// Subtracted once from the logits of tokens seen recently.
+    pub presence_penalty: f32,
+    /// Subtracted from the logits of tokens seen recently, once an occurrence.
+    pub frequency_penalty: f32,
+    /// How many of the latest tokens the penalties look at.
+    pub penalty_window: usize,
+    /// Added to single logits; negative infinity forbids a token.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    /// Gemma 4's own generation settings.
+    fn default() -> Sampling {
+        Sampling {
+            temperature: 1.0,
+            top_k: 64,
+            top_p: 0.95,
+            min_p: 0.0,
+            repeat_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            penalty_window: 64,
+            logit_bias: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+impl Sampling {
+    pub fn greedy() -> Sampling {
+        Sampling {
+            temperature: 0.0,
+            ..Sampling::default()
+        }
+    }
+
+    /// The first parameter outside its range, as a sentence; `None` if all are usable.
+    pub fn complaint(&self) -> Option<String> {
+        let bad = |name: &str, value: f32, range: &str| {
+            Some(format!("{name} is {value}; it must be {range}"))
+        };
+        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
+            return bad("temperature", self.temperature, "0 or more");
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return bad("top-p", self.top_p, "above 0 and at most 1");
+        }
+        if !(0.0..=1.0).contains(&self.min_p) {
+            return bad("min-p", self.min_p, "between 0 and 1");
+        }
+        if !(self.repeat_penalty > 0.0 && self.repeat_penalty.is_finite()) {
+            return bad("repeat penalty", self.repeat_penalty, "above 0");
+        }
+        if !self.presence_penalty.is_finite() {
+            return bad("presence penalty", self.presence_penalty, "a number");
+        }
+        if !self.frequency_penalty.is_finite() {
+            return bad("frequency penalty", self.frequency_penalty, "a number");
+        }
+        let odd = self
+            .logit_bias
+            .iter()
+            .find(|(_, b)| b.is_nan() || *b == f32::INFINITY);
+        odd.map(|(token, bias)| {
+            format!("the bias of token {token} is {bias}; it must be a number or -inf")
+        })
+    }
+
+    fn changes_logits(&self) -> bool {
+        self.repeat_penalty != 1.0
+            || self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0
+            || !self.logit_bias.is_empty()
+    }
+}
+
+/// Chooses the token that follows `history`, given the logits of the row at `position`.
+/// May reorder and change `logits`; `scratch` only saves allocations.
+pub fn sample(
+    logits: &mut [f32],
+    sampling: &Sampling,
+    history: &[TokenId],
+    position: usize,
+    scratch: &mut Vec<(TokenId, f32)>,
+) -> TokenId {
+    if sampling.changes_logits() {
+        adjust(logits, sampling, history);
+    }
+    if sampling.temperature == 0.0 {
+        return arg_max(logits);
+    }
+    survivors(logits, sampling, scratch);
+    let noisy = scratch
+        .iter()
+        .map(|&(token, logit)| (token, logit + gumbel(sampling.seed, position, token)));
+    best(noisy).unwrap_or_else(|| arg_max(logits))
+}
+
+/// The index of the largest logit, the lowest on ties.
+pub fn arg_max(logits: &[f32]) -> TokenId {
+    best((0..).zip(logits.iter().copied())).unwrap_or(0)
+}
+
+fn best(scored: impl Iterator<Item = (TokenId, f32)>) -> Option<TokenId> {
+    scored
+        .filter(|(_, score)| !score.is_nan())
+        .reduce(|a, b| {
+            if b.1 > a.1 || (b.1 == a.1 && b.0 < a.0) {
+                b
+            } else {
+                a
+            }
+        })
+        .map(|(token, _)| token)
+}
+
+fn adjust(logits: &mut [f32], sampling: &Sampling, history: &[TokenId]) {
+    let recent = &history[history.len().saturating_sub(sampling.penalty_window)..];
+    let mut counts: Vec<TokenId> = recent.to_vec();
+    counts.sort_unstable();
+    for same in counts.chunk_by(|a, b| a == b) {
+        let Some(logit) = logits.get_mut(same[0] as usize) else {
+            continue;
+        };
+        *logit = if *logit > 0.0 {
+            *logit / sampling.repeat_penalty
+        } else {
+            *logit * sampling.repeat_penalty
+        };
+        *logit -= sampling.presence_penalty + sampling.frequency_penalty * same.len() as f32;
+    }
+    for &(token, bias) in &sampling.logit_bias {
+        if let Some(logit) = logits.get_mut(token as usize) {
+            *logit += bias;
+        }
+    }
+}
+
+/// Fills `kept` with the tempered logits that top-k, top-p and min-p leave, best first.
+fn survivors(logits: &[f32], sampling: &Sampling, kept: &mut Vec<(TokenId, f32)>) {
+    kept.clear();
+    let inverse = 1.0 / sampling.temperature;
+    let threshold = top_k_threshold(logits, sampling.top_k);
+    kept.extend(
+        (0..)
+            .zip(logits.iter().copied())
+            .filter(|(_, l)| *l >= threshold && *l > f32::NEG_INFINITY)
+            .map(|(token, l)| (token, l * inverse)),
+    );
+    // Ties at the threshold: the lowest ids win a place.
+    kept.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    if sampling.top_k > 0 {
+        kept.truncate(sampling.top_k);
+    }
+    let Some(&(_, top)) = kept.first() else {
+        return;
+    };
+    if sampling.top_p < 1.0 {
+        let sum: f32 = kept.iter().map(|(_, l)| (l - top).exp()).sum();
+        let mut seen = 0.0;
+        let enough = kept.iter().position(|(_, l)| {
+            seen += (l - top).exp();
+            seen >= sampling.top_p * sum
+        });
+        kept.truncate(enough.map_or(kept.len(), |last| last + 1));
+    }
+    if sampling.min_p > 0.0 {
+        let floor = top + sampling.min_p.ln();
+        let enough = kept.partition_point(|(_, l)| *l >= floor);
+        kept.truncate(enough.max(1));
+    }
+}
+
+/// A value that at least `top_k` logits reach, and few more than that.
+///
+/// A vocabulary has 262,144 entries; sorting them all for each token would cost more than the model's own head.
+fn top_k_threshold(logits: &[f32], top_k: usize) -> f32 {
+    if top_k == 0 || top_k >= logits.len() {
+        return f32::NEG_INFINITY;
+    }
+    // The k-th best of the maxima of k or more disjoint chunks is reached by k logits.
+    let chunk = (logits.len() / (8 * top_k)).max(1);
+    let mut maxima: Vec<f32> = logits
+        .chunks(chunk)
+        .map(|c| c.iter().copied().fold(f32::NEG_INFINITY, f32::max))
+        .collect();
+    if maxima.len() <= top_k {
+        return f32::NEG_INFINITY;
+    }
+    let (_, kth, _) = maxima.select_nth_unstable_by(top_k - 1, |a, b| b.total_cmp(a));
+    *kth
+}
+
+/// Standard Gumbel noise for one token of one draw.
+fn gumbel(seed: u64, position: usize, token: TokenId) -> f32 {
+    // 24 bits, centred in their interval, so that neither 0 nor 1 can occur.
+    let bits = (random(seed, position as u64, token) >> 40) as f64;
+    let uniform = (bits + 0.5) / f64::from(1u32 << 24);
+    -(-uniform.ln()).ln() as f32
+}
+
+/// A counter-based generator: 64 well-mixed bits from (seed, position, token), by three rounds of a splitmix64 finaliser.
+pub fn random(seed: u64, position: u64, token: TokenId) -> u64 {
+    let mix = |mut z: u64| {
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    };
+    let golden = 0x9e37_79b9_7f4a_7c15_u64;
+    let a = mix(seed.wrapping_add(golden));
+    let b = mix(a ^ position.wrapping_mul(golden).wrapping_add(golden));
+    mix(b ^ u64::from(token).wrapping_mul(golden).wrapping_add(golden))
+}
+
+/// Log-probabilities of `token` and of the `top` likeliest tokens, under the logits as they are.
+pub fn logprobs(logits: &[f32], token: TokenId, top: usize) -> (f32, Vec<(TokenId, f32)>) {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|l| f64::from((l - max).exp())).sum();
+    let norm = max + sum.ln() as f32;
+    let mut best: Vec<(TokenId, f32)> = Vec::new();
+    if top > 0 {
+        let threshold = top_k_threshold(logits, top);
+        best.extend(
+            (0..)
+                .zip(logits.iter().copied())
+                .filter(|(_, l)| *l >= threshold),
+        );
+        best.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        best.truncate(top);
+        for (_, logprob) in &mut best {
+            *logprob -= norm;
+        }
+    }
+    (logits[token as usize] - norm, best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draw(logits: &[f32], sampling: &Sampling, position: usize) -> TokenId {
+        sample(
+            &mut logits.to_vec(),
+            sampling,
+            &[],
+            position,
+            &mut Vec::new(),
+        )
+    }
+
+    fn kept(logits: &[f32], sampling: &Sampling) -> Vec<TokenId> {
+        let mut kept = Vec::new();
+        survivors(logits, sampling, &mut kept);
+        kept.into_iter().map(|(token, _)| token).collect()
+    }
+
+    fn open() -> Sampling {
+        Sampling {
+            top_k: 0,
+            top_p: 1.0,
+            ..Sampling::default()
+        }
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_id_on_ties() {
+        assert_eq!(draw(&[1.0, 3.0, 3.0, f32::NAN], &Sampling::greedy(), 0), 1);
+    }
+
+    #[test]
+    fn draws_follow_the_distribution() {
+        let logits = [0.0f32, 1.0, 2.0, -1.0];
+        let sum: f32 = logits.iter().map(|l| l.exp()).sum();
+        let mut counts = [0u32; 4];
+        let draws = 40_000;
+        for position in 0..draws {
+            counts[draw(&logits, &open(), position) as usize] += 1;
+        }
+        for (count, logit) in counts.iter().zip(logits) {
+            let expected = logit.exp() / sum;
+            let found = *count as f32 / draws as f32;
+            assert!((found - expected).abs() < 0.01, "{found} of {expected}");
+        }
+    }
+
+    #[test]
+    fn a_draw_depends_on_seed_and_position_alone() {
+        let logits: Vec<f32> = (0..100).map(|i| (i as f32 * 0.7).sin()).collect();
+        let s = Sampling { seed: 9, ..open() };
+        let first: Vec<_> = (0..50).map(|p| draw(&logits, &s, p)).collect();
+        let again: Vec<_> = (0..50).map(|p| draw(&logits, &s, p)).collect();
+        let other: Vec<_> = (0..50)
+            .map(|p| draw(&logits, &Sampling { seed: 10, ..open() }, p))
+            .collect();
+        assert_eq!(first, again);
+        assert_ne!(first, other);
+    }
+
+    #[test]
+    fn top_k_keeps_the_best_and_prefers_low_ids_on_ties() {
+        let s = Sampling { top_k: 2, ..open() };
+        assert_eq!(kept(&[5.0, 1.0, 5.0, 5.0], &s), [0, 2]);
+    }
+
+    #[test]
+    fn top_k_equals_a_full_sort_on_a_large_vocabulary() {
+        let logits: Vec<f32> = (0..50_000)
+            .map(|i| (random(1, 2, i) >> 40) as f32)
+            .collect();
+        let mut order: Vec<TokenId> = (0..50_000).collect();
+        order.sort_by(|&a, &b| {
+            logits[b as usize]
+                .total_cmp(&logits[a as usize])
+                .then(a.cmp(&b))
+        });
+        for top_k in [1, 7, 64, 1000] {
+            let s = Sampling { top_k, ..open() };
+            assert_eq!(kept(&logits, &s), order[..top_k]);
+        }
+    }
+
+    #[test]
+    fn top_p_keeps_the_fewest_that_reach_the_sum() {
+        // Probabilities 0.5, 0.25, 0.25.
+        let logits = [2f32.ln(), 0.0, 0.0];
+        assert_eq!(
+            kept(
+                &logits,
+                &Sampling {
+                    top_p: 0.5,
+                    ..open()
+                }
+            ),
+            [0]
+        );
+        assert_eq!(
+            kept(
+                &logits,
+                &Sampling {
+                    top_p: 0.6,
+                    ..open()
+                }
+            ),
+            [0, 1]
+        );
+    }
+
+    #[test]
+    fn min_p_is_relative_to_the_best() {
+        let logits = [0.0, 0.3f32.ln(), 0.1f32.ln()];
+        assert_eq!(
+            kept(
+                &logits,
+                &Sampling {
+                    min_p: 0.2,
+                    ..open()
+                }
+            ),
+            [0, 1]
+        );
+        assert_eq!(
+            kept(
+                &logits,
+                &Sampling {
+                    min_p: 1.0,
+                    ..open()
+                }
+            ),
+            [0]
+        );
+    }
+
+    #[test]
+    fn penalties_look_at_the_recent_window_only() {
+        let s = Sampling {
+            presence_penalty: 1.0,
+            frequency_penalty: 0.5,
+            repeat_penalty: 2.0,
+            penalty_window: 3,
+            ..Sampling::greedy()
+        };
+        let mut logits = vec![4.0, -1.0, 4.0];
+        adjust(&mut logits, &s, &[2, 0, 0, 1]);
+        assert_eq!(logits, [4.0 / 2.0 - 1.0 - 0.5 * 2.0, -2.0 - 1.0 - 0.5, 4.0]);
+    }
+
+    #[test]
+    fn a_forbidden_token_is_never_drawn() {
+        let s = Sampling {
+            logit_bias: vec![(1, f32::NEG_INFINITY)],
+            ..open()
+        };
+        assert!((0..200).all(|p| draw(&[0.0, 50.0, 0.0], &s, p) != 1));
+        let greedy = Sampling {
+            temperature: 0.0,
+            ..s
+        };
+        assert_eq!(draw(&[0.0, 50.0, 0.0], &greedy, 0), 0);
+    }
+
+    #[test]
+    fn logprobs_sum_to_one() {
+        let logits = [1.0, 2.0, 3.0];
+        let (chosen, top) = logprobs(&logits, 1, 3);
+        assert_eq!(top[1], (1, chosen));
+        let sum: f32 = top.iter().map(|(_, l)| l.exp()).sum();
+        assert!((sum - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn parameters_out_of_range_are_named() {
+        let s = Sampling {
+            top_p: 0.0,
+            ..open()
+        };
+        assert!(s.complaint().unwrap().contains("top-p is 0"));
+        assert_eq!(Sampling::default().complaint(), None);
+    }
+}

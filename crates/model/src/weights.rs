@@ -1,0 +1,100 @@
+//! The tensors a model needs, bound to a file: names and shapes are checked here, once.
+//!
+//! A [`Matrix`] is a view of a tensor: a run of rows (one of q, k, v in a joined tensor), a run of whole blocks of every
+//! row (some layers' slices of the per-layer table), or a stack of equal matrices (experts). Views only move the start and
+//! the strides, so no byte is copied.
+
+use std::sync::Arc;
+
+use carat_gguf::{Gguf, QuantType};
+
+/// A matrix or vector of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Weight(u32);
+
+impl Weight {
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Where a weight lies and what shape it has. A vector is a matrix of one row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Matrix {
+    pub name: String,
+    pub quant: QuantType,
+    pub rows: usize,
+    pub columns: usize,
+    /// From one row to the next; more than the row's own bytes in a view of some columns.
+    pub row_stride: usize,
+    /// Matrices in the stack: experts, else 1.
+    pub count: usize,
+    /// From one matrix of the stack to the next.
+    pub matrix_stride: usize,
+    /// First byte of the view in its tensor.
+    start: usize,
+    /// Place of the tensor in the file's directory.
+    tensor: usize,
+}
+
+impl Matrix {
+    /// Bytes of one row's values.
+    pub fn row_bytes(&self) -> usize {
+        self.quant.row_bytes(self.columns)
+    }
+
+    /// Bytes that using the whole view reads.
+    pub fn bytes(&self) -> usize {
+        self.row_bytes() * self.rows * self.count
+    }
+}
+
+/// The file and every view of it that a plan names.
+pub struct Weights {
+    file: Arc<Gguf>,
+    matrices: Vec<Matrix>,
+}
+
+impl Weights {
+    pub fn file(&self) -> &Gguf {
+        &self.file
+    }
+
+    pub fn len(&self) -> usize {
+        self.matrices.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.matrices.is_empty()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (Weight, &Matrix)> {
+        (0..).map(Weight).zip(&self.matrices)
+    }
+
+    pub fn matrix(&self, w: Weight) -> &Matrix {
+        &self.matrices[w.index()]
+    }
+
+    /// The view's bytes: row `r` of matrix `m` starts at `m * matrix_stride + r * row_stride`.
+    pub fn bytes(&self, w: Weight) -> &[u8] {
+        let m = self.matrix(w);
+        let length = (m.count - 1) * m.matrix_stride + (m.rows - 1) * m.row_stride + m.row_bytes();
+        &self.file.tensor_bytes(m.tensor)[m.start..m.start + length]
+    }
+
+    /// The bytes of one row of one matrix of the stack.
+    pub fn row(&self, w: Weight, index: usize, row: usize) -> &[u8] {
+        let m = self.matrix(w);
+        let start = index * m.matrix_stride + row * m.row_stride;
+        &self.bytes(w)[start..start + m.row_bytes()]
+    }
+
+    /// A whole vector as f32.
+    pub fn vector(&self, w: Weight) -> Vec<f32> {
+        let m = self.matrix(w);
+        let mut out = vec![0.0; m.columns];
+        m.quant.dequantize(self.row(w, 0, 0), &mut out);
+        out
+    }
+}
