@@ -1,1 +1,93 @@
-//! To come.
+//! Which values may share a buffer, and how large KV pages are.
+
+use crate::{
+    backend::{KvGroup, PAGE_TOKENS, PerGroup},
+    plan::{Plan, Shape, Value},
+};
+
+/// A buffer for every value; values whose lifetimes do not meet may have the same one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layout {
+    /// What each buffer must hold.
+    pub buffers: Vec<Shape>,
+    buffer_of: Vec<usize>,
+}
+
+impl Layout {
+    /// Shares buffers wherever possible. The input of a step never shares with its output.
+    pub fn shared(plan: &Plan) -> Layout {
+        let mut last_use = vec![0; plan.value_count()];
+        for (i, labelled) in plan.steps.iter().enumerate() {
+            for value in labelled.step.inputs().chain(labelled.step.out()) {
+                last_use[value.index()] = i;
+            }
+        }
+        for kept in [plan.hidden, plan.logits] {
+            last_use[kept.index()] = usize::MAX;
+        }
+        let mut layout = Layout {
+            buffers: Vec::new(),
+            buffer_of: vec![usize::MAX; plan.value_count()],
+        };
+        let mut free: Vec<usize> = Vec::new();
+        for (i, labelled) in plan.steps.iter().enumerate() {
+            if let Some(out) = labelled.step.out() {
+                layout.buffer_of[out.index()] = layout.take(&mut free, plan.shape(out));
+            }
+            let mut ended: Vec<usize> = labelled
+                .step
+                .inputs()
+                .chain(labelled.step.out())
+                .filter(|v| last_use[v.index()] == i)
+                .map(|v| layout.buffer(v))
+                .collect();
+            ended.sort_unstable();
+            ended.dedup();
+            free.extend(ended);
+        }
+        layout
+    }
+
+    /// A buffer of its own for every value, so that all can be looked at afterwards.
+    pub fn separate(plan: &Plan) -> Layout {
+        let values = plan.steps.iter().filter_map(|s| s.step.out());
+        let mut buffer_of = vec![usize::MAX; plan.value_count()];
+        let mut buffers = Vec::new();
+        for value in values {
+            buffer_of[value.index()] = buffers.len();
+            buffers.push(plan.shape(value));
+        }
+        Layout { buffers, buffer_of }
+    }
+
+    pub fn buffer(&self, value: Value) -> usize {
+        self.buffer_of[value.index()]
+    }
+
+    /// A free buffer for the same rows: the narrowest that is wide enough, else the widest, made wider.
+    fn take(&mut self, free: &mut Vec<usize>, shape: Shape) -> usize {
+        let missing = |b: usize| shape.columns.saturating_sub(self.buffers[b].columns);
+        let best = (0..free.len())
+            .filter(|&i| self.buffers[free[i]].rows == shape.rows)
+            .min_by_key(|&i| (missing(free[i]), self.buffers[free[i]].columns));
+        if let Some(i) = best {
+            let buffer = free.swap_remove(i);
+            let columns = &mut self.buffers[buffer].columns;
+            *columns = shape.columns.max(*columns);
+            return buffer;
+        }
+        self.buffers.push(shape);
+        self.buffers.len() - 1
+    }
+}
+
+/// Bytes of one page in each group, keys and values of all its slots together.
+pub fn page_bytes(plan: &Plan, element_bytes: usize) -> PerGroup<usize> {
+    let mut bytes = PerGroup::default();
+    for group in KvGroup::ALL {
+        let values = plan.slots.iter().filter(|s| s.group == group);
+        let per_token: usize = values.map(|s| 2 * s.kv_heads * s.head_dim).sum();
+        *bytes.get_mut(group) = per_token * PAGE_TOKENS * element_bytes;
+    }
+    bytes
+}

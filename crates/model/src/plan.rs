@@ -343,6 +343,11 @@ impl<'a> Builder<'a> {
         self.write(rows, columns, |out| Step::Embed { table, scale, out })
     }
 
+    /// Embeds the same tokens as `like`, from another table.
+    pub fn embed_like(&self, table: Weight, scale: f32, like: Value) -> Value {
+        self.embed(table, scale, self.shape(like).rows)
+    }
+
     /// RMS norm over whole rows.
     pub fn norm(&self, x: Value, weight: Weight, eps: f32) -> Value {
         self.group_norm(x, Some(weight), self.shape(x).columns, eps)

@@ -1,1 +1,428 @@
-//! To come.
+//! The meaning of every step: a scalar interpreter, slow and obvious, that faster backends are compared with.
+//!
+//! Values and KV are f32, sums are f64. Each row is computed by itself, so results do not depend on what else is in the
+//! batch, on chunking, or on narrowing: those comparisons are exact here.
+
+use std::sync::Arc;
+
+use crate::{
+    backend::{
+        Backend, BackendError, Batch, CompileOptions, Executor, Memory, Outputs, PAGE_TOKENS,
+        PageId, RowOutput, RowPlace, RowResult, Ticket,
+    },
+    plan::{KvSlot, Plan, RopeId, Rows, Step, Value},
+    sampling,
+    weights::{Weight, Weights},
+};
+
+/// Compiles to [`Interpreter`].
+pub struct Reference;
+
+impl Backend for Reference {
+    fn name(&self) -> &'static str {
+        "reference"
+    }
+
+    fn memory(&self) -> Result<Memory, BackendError> {
+        // It runs tiny models; how much there is does not matter.
+        let bytes = 1 << 32;
+        Ok(Memory {
+            total_bytes: bytes,
+            free_bytes: bytes,
+        })
+    }
+
+    fn compile(
+        &self,
+        plan: &Plan,
+        weights: Arc<Weights>,
+        options: &CompileOptions,
+    ) -> Result<Box<dyn Executor>, BackendError> {
+        let kv = |slot: &crate::plan::SlotSpec| {
+            let positions = options.pages.get(slot.group) * PAGE_TOKENS;
+            vec![0.0; positions * slot.kv_heads * slot.head_dim]
+        };
+        Ok(Box::new(Interpreter {
+            values: vec![Vec::new(); plan.value_count()],
+            keys: plan.slots.iter().map(kv).collect(),
+            cached_values: plan.slots.iter().map(kv).collect(),
+            plan: plan.clone(),
+            weights,
+            options: options.clone(),
+            outputs: Outputs::default(),
+            batches: 0,
+        }))
+    }
+}
+
+struct Interpreter {
+    plan: Plan,
+    weights: Arc<Weights>,
+    options: CompileOptions,
+    values: Vec<Vec<f32>>,
+    /// Per slot: `[position in pages, kv_heads, head_dim]`.
+    keys: Vec<Vec<f32>>,
+    cached_values: Vec<Vec<f32>>,
+    outputs: Outputs,
+    batches: u64,
+}
+
+impl Executor for Interpreter {
+    fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
+        batch.check(&self.plan, &self.options)?;
+        let all: Vec<RowPlace> = batch.all_rows().collect();
+        let sampled: Vec<RowPlace> = batch.sampled_rows().collect();
+        for i in 0..self.plan.steps.len() {
+            let step = self.plan.steps[i].step.clone();
+            let rows = match self.plan.step_rows(&step) {
+                Rows::All => &all,
+                Rows::Sampled => &sampled,
+            };
+            self.run(&step, batch, rows);
+        }
+        self.outputs.rows = self.sample(batch, &sampled);
+        self.batches += 1;
+        Ok(Ticket(self.batches))
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
+        assert_eq!(ticket, Ticket(self.batches), "a ticket is used once");
+        std::mem::swap(out, &mut self.outputs);
+        Ok(())
+    }
+
+    fn probed(&self, value: Value) -> Option<&[f32]> {
+        self.options
+            .probe
+            .then(|| self.values[value.index()].as_slice())
+    }
+}
+
+impl Interpreter {
+    #[expect(
+        clippy::too_many_lines,
+        reason = "one arm a step kind: the list of meanings"
+    )]
+    fn run(&mut self, step: &Step, batch: &Batch<'_>, rows: &[RowPlace]) {
+        let value = |v: Value| Matrix {
+            data: &self.values[v.index()],
+            columns: self.plan.columns(v),
+        };
+        let each_row = |x: Value, f: &dyn Fn(&[f32], &RowPlace) -> Vec<f32>| -> Vec<f32> {
+            let x = value(x);
+            rows.iter()
+                .enumerate()
+                .flat_map(|(r, place)| f(x.row(r), place))
+                .collect()
+        };
+        let out = match *step {
+            Step::StoreKv { k, v, slot } => return self.store(batch, rows, k, v, slot),
+            Step::Embed { table, scale, .. } => rows
+                .iter()
+                .flat_map(|place| {
+                    let row = self.weight_row(table, 0, batch.tokens[place.row] as usize);
+                    row.iter().map(|y| y * scale).collect::<Vec<_>>()
+                })
+                .collect(),
+            Step::Norm {
+                x,
+                weight,
+                group,
+                eps,
+                ..
+            } => {
+                let weight = weight.map(|w| self.weights.vector(w));
+                each_row(x, &|row, _| rms_norm(row, weight.as_deref(), group, eps))
+            }
+            Step::Linear { x, w, .. } => self.linear(value(x), rows.len(), w),
+            Step::Rope { x, rope, .. } => {
+                each_row(x, &|row, place| self.rope(row, rope, place.position))
+            }
+            Step::Attend { q, slot, .. } => each_row(q, &|row, place| {
+                self.attend(row, slot, batch.runs[place.run].pages, place.position)
+            }),
+            Step::GeluMul {
+                gate,
+                up,
+                up_column,
+                ..
+            } => {
+                let (gate, up) = (value(gate), value(up));
+                (0..rows.len())
+                    .flat_map(|r| {
+                        let up = &up.row(r)[up_column..];
+                        gate.row(r)
+                            .iter()
+                            .zip(up)
+                            .map(|(g, u)| gelu(*g) * u)
+                            .collect::<Vec<_>>()
+                    })
+                    .collect()
+            }
+            Step::Add { a, b, .. } => {
+                let (a, b) = (value(a).data, value(b).data);
+                a.iter().zip(b).map(|(a, b)| a + b).collect()
+            }
+            Step::Scale { x, by, .. } => value(x).data.iter().map(|x| x * by).collect(),
+            Step::Narrow { x, .. } => {
+                let x = value(x);
+                rows.iter()
+                    .flat_map(|place| x.row(place.row).to_vec())
+                    .collect()
+            }
+            Step::Route {
+                x,
+                w,
+                expert_scale,
+                top_k,
+                ..
+            } => {
+                let scale = expert_scale.map(|w| self.weights.vector(w));
+                let scores = self.linear(value(x), rows.len(), w);
+                let experts = self.weights.matrix(w).rows;
+                scores
+                    .chunks(experts)
+                    .flat_map(|s| route(s, scale.as_deref(), top_k))
+                    .collect()
+            }
+            Step::Experts {
+                x,
+                route,
+                gate,
+                up,
+                down,
+                ..
+            } => {
+                let (x, route) = (value(x), value(route));
+                (0..rows.len())
+                    .flat_map(|r| self.experts(x.row(r), route.row(r), [gate, up, down]))
+                    .collect()
+            }
+            Step::Softcap { x, cap, .. } => value(x)
+                .data
+                .iter()
+                .map(|x| cap * (x / cap).tanh())
+                .collect(),
+        };
+        let place = step.out().expect("only StoreKv writes no value");
+        self.values[place.index()] = out;
+    }
+
+    fn weight_row(&self, w: Weight, index: usize, row: usize) -> Vec<f32> {
+        let m = self.weights.matrix(w);
+        let mut out = vec![0.0; m.columns];
+        m.quant
+            .dequantize(self.weights.row(w, index, row), &mut out);
+        out
+    }
+
+    fn linear(&self, x: Matrix<'_>, rows: usize, w: Weight) -> Vec<f32> {
+        let width = self.weights.matrix(w).rows;
+        let mut out = vec![0.0; rows * width];
+        for o in 0..width {
+            let weight = self.weight_row(w, 0, o);
+            for r in 0..rows {
+                out[r * width + o] = dot(&weight, x.row(r));
+            }
+        }
+        out
+    }
+
+    fn rope(&self, row: &[f32], rope: RopeId, position: usize) -> Vec<f32> {
+        let rope = self.plan.rope(rope);
+        let half = rope.head_dim / 2;
+        let mut out = row.to_vec();
+        for (head, y) in row.chunks(rope.head_dim).zip(out.chunks_mut(rope.head_dim)) {
+            for (j, frequency) in rope.frequencies.iter().enumerate() {
+                let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
+                let (sin, cos) = (sin as f32, cos as f32);
+                y[j] = head[j] * cos - head[j + half] * sin;
+                y[j + half] = head[j] * sin + head[j + half] * cos;
+            }
+        }
+        out
+    }
+
+    fn store(&mut self, batch: &Batch<'_>, rows: &[RowPlace], k: Value, v: Value, slot: KvSlot) {
+        let spec = self.plan.slot(slot);
+        let width = spec.kv_heads * spec.head_dim;
+        for (r, place) in rows.iter().enumerate() {
+            let pages = batch.runs[place.run].pages.get(spec.group);
+            let at = cell(pages, place.position) * width;
+            for (cache, value) in [(&mut self.keys, k), (&mut self.cached_values, v)] {
+                let row = &self.values[value.index()][r * width..(r + 1) * width];
+                cache[slot.0 as usize][at..at + width].copy_from_slice(row);
+            }
+        }
+    }
+
+    fn attend(
+        &self,
+        q: &[f32],
+        slot: KvSlot,
+        pages: crate::backend::PerGroup<&[PageId]>,
+        position: usize,
+    ) -> Vec<f32> {
+        let spec = self.plan.slot(slot);
+        let (head_dim, width) = (spec.head_dim, spec.kv_heads * spec.head_dim);
+        let first = spec
+            .window
+            .map_or(0, |window| (position + 1).saturating_sub(window));
+        let pages = pages.get(spec.group);
+        let heads = q.len() / head_dim;
+        let cached = |cache: &[Vec<f32>], seen: usize, kv_head: usize| -> Vec<f32> {
+            let at = cell(pages, seen) * width + kv_head * head_dim;
+            cache[slot.0 as usize][at..at + head_dim].to_vec()
+        };
+        let mut out = vec![0.0; q.len()];
+        for (h, (q, out)) in q.chunks(head_dim).zip(out.chunks_mut(head_dim)).enumerate() {
+            let kv_head = h / (heads / spec.kv_heads);
+            let scores: Vec<f32> = (first..=position)
+                .map(|seen| dot(q, &cached(&self.keys, seen, kv_head)))
+                .collect();
+            let weights = softmax(&scores);
+            let mut sum = vec![0.0f64; head_dim];
+            for (seen, weight) in (first..=position).zip(&weights) {
+                let value = cached(&self.cached_values, seen, kv_head);
+                for (sum, v) in sum.iter_mut().zip(&value) {
+                    *sum += weight * f64::from(*v);
+                }
+            }
+            for (y, sum) in out.iter_mut().zip(&sum) {
+                *y = *sum as f32;
+            }
+        }
+        out
+    }
+
+    fn experts(&self, x: &[f32], route: &[f32], [gate, up, down]: [Weight; 3]) -> Vec<f32> {
+        let (chosen, weights) = route.split_at(route.len() / 2);
+        let rows = |w: Weight, expert: f32, x: &[f32]| -> Vec<f32> {
+            (0..self.weights.matrix(w).rows)
+                .map(|row| dot(&self.weight_row(w, expert as usize, row), x))
+                .collect()
+        };
+        let mut out = vec![0.0f32; self.weights.matrix(down).rows];
+        for (&expert, &weight) in chosen.iter().zip(weights) {
+            let (g, u) = (rows(gate, expert, x), rows(up, expert, x));
+            let inner: Vec<f32> = g.iter().zip(&u).map(|(g, u)| gelu(*g) * u).collect();
+            for (y, d) in out.iter_mut().zip(rows(down, expert, &inner)) {
+                *y += weight * d;
+            }
+        }
+        out
+    }
+
+    fn sample(&self, batch: &Batch<'_>, rows: &[RowPlace]) -> Vec<RowResult> {
+        let logits = &self.values[self.plan.logits.index()];
+        let mut scratch = Vec::new();
+        let each = rows.iter().zip(logits.chunks(self.plan.vocab()));
+        each.map(|(place, logits)| sampled_row(batch, place, logits, &mut scratch))
+            .collect()
+    }
+}
+
+/// What a sampled row reports, by the definition in [`sampling`]. Any backend that has the logits in memory may use it.
+pub fn sampled_row(
+    batch: &Batch<'_>,
+    place: &RowPlace,
+    logits: &[f32],
+    scratch: &mut Vec<(crate::TokenId, f32)>,
+) -> RowResult {
+    let run = &batch.runs[place.run];
+    // A row before the last is followed by tokens it must not know of.
+    let later = run.rows.end - 1 - place.row;
+    let history = &run.history[..run.history.len().saturating_sub(later)];
+    let mut adjusted = logits.to_vec();
+    let token = sampling::sample(
+        &mut adjusted,
+        run.sampling,
+        history,
+        place.position,
+        scratch,
+    );
+    let mut result = RowResult {
+        token,
+        ..RowResult::default()
+    };
+    match run.output {
+        RowOutput::Token => {}
+        RowOutput::Logprobs { top } => {
+            let (logprob, top) = sampling::logprobs(logits, token, top);
+            (result.logprob, result.top) = (Some(logprob), top);
+        }
+        RowOutput::Logits => result.logits = logits.to_vec(),
+    }
+    result
+}
+
+#[derive(Clone, Copy)]
+struct Matrix<'a> {
+    data: &'a [f32],
+    columns: usize,
+}
+
+impl<'a> Matrix<'a> {
+    fn row(&self, r: usize) -> &'a [f32] {
+        &self.data[r * self.columns..(r + 1) * self.columns]
+    }
+}
+
+/// Where a position lies among all cells of a slot.
+fn cell(pages: &[PageId], position: usize) -> usize {
+    pages[position / PAGE_TOKENS].0 as usize * PAGE_TOKENS + position % PAGE_TOKENS
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| f64::from(*a) * f64::from(*b))
+        .sum::<f64>() as f32
+}
+
+fn rms_norm(row: &[f32], weight: Option<&[f32]>, group: usize, eps: f32) -> Vec<f32> {
+    row.chunks(group)
+        .flat_map(|x| {
+            let squares: f64 = x.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+            let scale = 1.0 / (squares as f32 / group as f32 + eps).sqrt();
+            let weighted = move |(j, v): (usize, &f32)| v * scale * weight.map_or(1.0, |w| w[j]);
+            x.iter().enumerate().map(weighted).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+/// The tanh form.
+fn gelu(z: f32) -> f32 {
+    const ROOT: f32 = 0.797_884_6; // sqrt(2 / pi)
+    0.5 * z * (1.0 + (ROOT * z * (1.0 + 0.044_715 * z * z)).tanh())
+}
+
+fn softmax(scores: &[f32]) -> Vec<f64> {
+    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut weights: Vec<f64> = scores.iter().map(|s| f64::from(s - max).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    for weight in &mut weights {
+        *weight /= sum;
+    }
+    weights
+}
+
+/// The chosen experts, then their weights.
+fn route(scores: &[f32], scale: Option<&[f32]>, top_k: usize) -> Vec<f32> {
+    /// Keeps the renormalisation finite when the chosen share underflows.
+    const LEAST_SHARE: f64 = 6.103_515_625e-5;
+    let probabilities = softmax(scores);
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|&a, &b| {
+        probabilities[b]
+            .total_cmp(&probabilities[a])
+            .then(a.cmp(&b))
+    });
+    order.truncate(top_k);
+    let share: f64 = order.iter().map(|&e| probabilities[e]).sum();
+    let weights = order.iter().map(|&e| {
+        let weight = probabilities[e] / share.max(LEAST_SHARE);
+        weight as f32 * scale.map_or(1.0, |s| s[e])
+    });
+    order.iter().map(|&e| e as f32).chain(weights).collect()
+}

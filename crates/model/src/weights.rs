@@ -1,4 +1,4 @@
-//! The tensors a model needs, bound to a file: names and shapes are checked here, once.
+//! Weights as views of a file's tensors.
 //!
 //! A [`Matrix`] is a view of a tensor: a run of rows (one of q, k, v in a joined tensor), a run of whole blocks of every
 //! row (some layers' slices of the per-layer table), or a stack of equal matrices (experts). Views only move the start and
@@ -13,6 +13,10 @@ use carat_gguf::{Gguf, QuantType};
 pub struct Weight(u32);
 
 impl Weight {
+    pub(crate) fn from_index(index: usize) -> Weight {
+        Weight(index as u32)
+    }
+
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -32,9 +36,9 @@ pub struct Matrix {
     /// From one matrix of the stack to the next.
     pub matrix_stride: usize,
     /// First byte of the view in its tensor.
-    start: usize,
+    pub(crate) start: usize,
     /// Place of the tensor in the file's directory.
-    tensor: usize,
+    pub(crate) tensor: usize,
 }
 
 impl Matrix {
@@ -56,6 +60,10 @@ pub struct Weights {
 }
 
 impl Weights {
+    pub(crate) fn new(file: Arc<Gguf>, matrices: Vec<Matrix>) -> Weights {
+        Weights { file, matrices }
+    }
+
     pub fn file(&self) -> &Gguf {
         &self.file
     }

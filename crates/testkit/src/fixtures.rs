@@ -1,0 +1,65 @@
+//! Tiny models of every variant with logits from transformers' Gemma 4; `data/fixtures/README.md` says how they were made.
+
+use std::{fs, path::PathBuf, sync::Arc};
+
+use carat_gguf::Gguf;
+use carat_model::{Model, TokenId};
+
+/// One model, its prompt, and what is expected of it.
+pub struct Fixture {
+    pub name: &'static str,
+    /// Relative L2 error of all logits that llama.cpp v0.5.0 has on this file.
+    pub peer_error: f64,
+    /// Share of positions where llama.cpp agrees on the likeliest token.
+    pub peer_agreement: f64,
+}
+
+pub const ALL: [Fixture; 7] = [
+    fixture("ple-shared-kv-f32", 0.0033, 1.000),
+    fixture("ple-shared-kv-q8_0", 0.0612, 0.854),
+    fixture("e2b-like-q4_0", 0.0335, 0.969),
+    fixture("12b-like-q4_0", 0.0514, 0.906),
+    fixture("moe-like-q8_0", 0.1068, 0.854),
+    fixture("real-heads-q8_0", 0.0361, 0.979),
+    fixture("real-heads-q4_k", 0.0432, 0.948),
+];
+
+const fn fixture(name: &'static str, peer_error: f64, peer_agreement: f64) -> Fixture {
+    Fixture {
+        name,
+        peer_error,
+        peer_agreement,
+    }
+}
+
+impl Fixture {
+    pub fn path(&self, suffix: &str) -> PathBuf {
+        let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/data/fixtures"));
+        folder.join(format!("{}{suffix}", self.name))
+    }
+
+    pub fn model(&self) -> Model {
+        let file = Gguf::open(&self.path(".gguf")).expect("fixtures open");
+        Model::load(Arc::new(file)).expect("fixtures load")
+    }
+
+    pub fn tokens(&self) -> Vec<TokenId> {
+        let text = fs::read_to_string(self.path(".json")).expect("fixtures have tokens");
+        let json: serde_json::Value = serde_json::from_str(&text).expect("valid JSON");
+        let ids = json["tokens"].as_array().expect("an array of ids");
+        ids.iter()
+            .map(|id| id.as_u64().expect("an id") as TokenId)
+            .collect()
+    }
+
+    /// `[positions, vocab]`.
+    pub fn logits(&self) -> Vec<f32> {
+        let bytes = fs::read(self.path(".logits.f32")).expect("fixtures have logits");
+        bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|b| f32::from_le_bytes(*b))
+            .collect()
+    }
+}
