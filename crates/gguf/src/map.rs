@@ -15,6 +15,7 @@ pub struct FileBytes(Source);
 enum Source {
     Mapped(memmap2::Mmap),
     Owned(Vec<u8>),
+    Static(&'static [u8]),
 }
 
 impl FileBytes {
@@ -42,6 +43,7 @@ impl FileBytes {
         match &self.0 {
             Source::Mapped(map) => map,
             Source::Owned(bytes) => bytes,
+            Source::Static(bytes) => bytes,
         }
     }
 }
@@ -49,6 +51,12 @@ impl FileBytes {
 impl From<Vec<u8>> for FileBytes {
     fn from(bytes: Vec<u8>) -> FileBytes {
         FileBytes(Source::Owned(bytes))
+    }
+}
+
+impl From<&'static [u8]> for FileBytes {
+    fn from(bytes: &'static [u8]) -> FileBytes {
+        FileBytes(Source::Static(bytes))
     }
 }
 
@@ -106,8 +114,8 @@ impl Gguf {
     }
 
     /// A model from bytes in memory, under a name for messages.
-    pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Result<Gguf, GgufError> {
-        let bytes = Arc::new(FileBytes::from(bytes));
+    pub fn from_bytes(name: &str, bytes: impl Into<FileBytes>) -> Result<Gguf, GgufError> {
+        let bytes = Arc::new(bytes.into());
         let header = Header::parse(&bytes)?;
         Ok(Gguf::from_header(Path::new(name), header, bytes))
     }

@@ -5,6 +5,7 @@
 //! - [`bind`]: the tensors a model needs, found in a file, with precise errors
 //! - [`plan`]: steps, values and the shape-checked builder
 //! - [`gemma4`]: the forward pass, as a plan
+//! - [`cost`]: bytes and multiplications a batch needs at the least
 //! - [`layout`]: which values may share a buffer; page geometry of the KV groups
 //! - [`backend`]: the two traits a device implements, and the batch they run
 //! - [`sampling`]: what the sampling parameters mean
@@ -14,6 +15,7 @@
 pub mod backend;
 pub mod bind;
 pub mod config;
+pub mod cost;
 mod error;
 pub mod evaluate;
 pub mod gemma4;

@@ -1,0 +1,87 @@
+//! What a batch must move and multiply at the least: the bounds that speeds are measured against.
+
+use crate::{
+    plan::{Plan, Rows, Step},
+    weights::{Weight, Weights},
+};
+
+/// A batch, as far as its cost goes.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchShape {
+    pub rows: usize,
+    pub sampled: usize,
+    /// Positions already in the cache before the first row.
+    pub depth: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Weights read once, and the embedding rows that are looked up.
+    pub weight_bytes: u64,
+    /// Keys and values read once, in 16-bit elements.
+    pub kv_bytes: u64,
+    pub multiply_adds: u64,
+}
+
+impl Cost {
+    pub fn bytes(&self) -> u64 {
+        self.weight_bytes + self.kv_bytes
+    }
+}
+
+/// The least that one batch of a single sequence costs, whatever runs it.
+pub fn of(plan: &Plan, weights: &Weights, batch: BatchShape) -> Cost {
+    let mut cost = Cost::default();
+    for labelled in &plan.steps {
+        let step = &labelled.step;
+        let rows = match plan.step_rows(step) {
+            Rows::All => batch.rows,
+            Rows::Sampled => batch.sampled,
+        };
+        if rows == 0 {
+            continue;
+        }
+        let size = |w: Weight| {
+            let m = weights.matrix(w);
+            (m.rows * m.columns) as u64
+        };
+        match *step {
+            Step::Embed { table, .. } => {
+                cost.weight_bytes += (rows * weights.matrix(table).row_bytes()) as u64;
+            }
+            Step::Linear { w, .. } | Step::Route { w, .. } => {
+                cost.weight_bytes += weights.matrix(w).bytes() as u64;
+                cost.multiply_adds += rows as u64 * size(w);
+            }
+            Step::Experts {
+                route,
+                gate,
+                up,
+                down,
+                ..
+            } => {
+                let used = plan.columns(route) / 2;
+                for w in [gate, up, down] {
+                    let m = weights.matrix(w);
+                    // Each row picks its own; all of them may be distinct until there are no more.
+                    let touched = m.count.min(used * rows);
+                    cost.weight_bytes += (m.row_bytes() * m.rows * touched) as u64;
+                    cost.multiply_adds += (rows * used) as u64 * size(w);
+                }
+            }
+            Step::Attend { q, slot, .. } => {
+                let spec = plan.slot(slot);
+                let seen =
+                    |position: usize| spec.window.map_or(position + 1, |w| w.min(position + 1));
+                let last = batch.depth + batch.rows;
+                let first = last - rows;
+                let pairs: usize = (first..last).map(seen).sum();
+                cost.multiply_adds += 2 * (pairs * plan.columns(q)) as u64;
+                let cells = (last - first + seen(first) - 1).min(last);
+                cost.kv_bytes += (2 * 2 * cells * spec.kv_heads * spec.head_dim) as u64;
+            }
+            _ => {}
+        }
+    }
+    cost
+}
