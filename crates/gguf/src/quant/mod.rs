@@ -11,6 +11,7 @@ mod q3_k;
 mod q4_k;
 mod q5_k;
 mod q6_k;
+mod random;
 
 use std::fmt;
 
@@ -18,6 +19,7 @@ pub use iq4::IQ4_VALUES;
 pub use mxfp4::{MXFP4_VALUES, mxfp4_scale};
 pub use q3_k::q3_k_scales;
 pub use q4_k::k_scale_min;
+pub use random::{SplitMix64, random_blocks};
 
 /// A tensor's storage format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -141,16 +143,11 @@ impl QuantType {
     /// Turns whole blocks into f32. `bytes` must hold exactly the blocks that fill `out`.
     pub fn dequantize(self, bytes: &[u8], out: &mut [f32]) {
         let f = self.facts();
-        assert_eq!(
-            (bytes.len() * f.block_len, out.len() % f.block_len),
-            (out.len() * f.block_bytes, 0),
-            "{} bytes and values must match",
-            f.name
-        );
-        for (block, values) in bytes
-            .chunks_exact(f.block_bytes)
-            .zip(out.chunks_exact_mut(f.block_len))
-        {
+        let blocks = bytes.chunks_exact(f.block_bytes);
+        assert!(blocks.remainder().is_empty(), "part of a {} block", f.name);
+        let values = out.chunks_exact_mut(f.block_len);
+        assert_eq!(blocks.len(), values.len(), "blocks of {}", f.name);
+        for (block, values) in blocks.zip(values) {
             (f.dequantize)(block, values);
         }
     }
@@ -190,3 +187,6 @@ pub(crate) fn foreign_name(id: u32) -> Option<&'static str> {
 fn half_at(block: &[u8], offset: usize) -> f32 {
     half::f16::from_le_bytes([block[offset], block[offset + 1]]).to_f32()
 }
+
+#[cfg(test)]
+mod tests;
