@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use crate::value::ValueType;
-
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
     #[error("cannot read `{}`: {source}", path.display())]
@@ -11,7 +9,7 @@ pub enum GgufError {
         path: PathBuf,
         source: std::io::Error,
     },
-    #[error("not a GGUF file: it starts with {found:02x?}, expected the bytes \"GGUF\"")]
+    #[error("not a GGUF file: its first bytes are {found:02x?}, expected \"GGUF\"")]
     NotGguf { found: Vec<u8> },
     #[error("GGUF version {0} is not supported (2 and 3 are)")]
     Version(u32),
@@ -48,13 +46,20 @@ pub enum GgufError {
     KeyType {
         key: String,
         expected: &'static str,
-        found: ValueType,
+        /// A type of the file format, such as `u32` or `array of string`.
+        found: String,
     },
     #[error("metadata key `{key}`: {value} is out of range for {expected}")]
     KeyRange {
         key: String,
         value: String,
         expected: &'static str,
+    },
+    #[error("metadata key `{key}` has {found} entries; expected one value for all, or {expected}")]
+    KeyLength {
+        key: String,
+        found: usize,
+        expected: usize,
     },
     #[error("general.alignment is {0}; it must be a power of two between 1 and 65536")]
     Alignment(u64),
@@ -100,6 +105,12 @@ pub enum GgufError {
     TensorOverlap { first: String, second: String },
     #[error("`{}` is part {found} of {count}; open part 1 and keep all parts beside it", path.display())]
     SplitPart {
+        path: PathBuf,
+        found: u64,
+        count: u64,
+    },
+    #[error("`{}` says it is part {found} of {count}; the parts are mixed up", path.display())]
+    SplitOrder {
         path: PathBuf,
         found: u64,
         count: u64,

@@ -99,6 +99,14 @@ impl Gguf {
             let sibling = sibling(path, part, part_count)?;
             let bytes = Arc::new(FileBytes::open(&sibling)?);
             let header = Header::parse(&bytes)?;
+            let found = header.metadata.u64("split.no")?.unwrap_or(0);
+            if found != part - 1 {
+                return Err(GgufError::SplitOrder {
+                    path: sibling,
+                    found: found.saturating_add(1),
+                    count: part_count,
+                });
+            }
             gguf.parts.push(bytes);
             gguf.add_tensors(header.tensors)?;
         }
@@ -201,3 +209,6 @@ fn sibling(first: &Path, part: u64, count: u64) -> Result<PathBuf, GgufError> {
             count,
         })
 }
+
+#[cfg(test)]
+mod tests;

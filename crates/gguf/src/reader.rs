@@ -3,7 +3,7 @@
 //! The bytes are untrusted. Each count is compared with what the rest of the file could hold before anything is
 //! allocated or skipped, sums and products are checked, and tensors must lie inside the file, aligned and apart.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, fmt, sync::Arc};
 
 pub use crate::map::FileBytes;
 use crate::{
@@ -59,7 +59,7 @@ impl Header {
         let version = r.u32("the version")?;
         match version {
             2 | 3 => {}
-            _ if version.swap_bytes() <= 3 => return Err(GgufError::BigEndian),
+            _ if matches!(version.swap_bytes(), 1..=3) => return Err(GgufError::BigEndian),
             _ => return Err(GgufError::Version(version)),
         }
         let tensor_count = r.u64("the tensor count")?;
@@ -68,7 +68,7 @@ impl Header {
         let mut metadata = Metadata::default();
         for _ in 0..entry_count {
             let key = r.string("a metadata key")?.to_owned();
-            let value = r.value(&key)?;
+            let value = r.value(Key(&key))?;
             metadata.insert(key, value)?;
         }
         let tensor_count = r.fits(tensor_count, MIN_TENSOR_BYTES, "the tensor directory")?;
@@ -218,6 +218,17 @@ fn check_apart(tensors: &[TensorInfo]) -> Result<(), GgufError> {
     }
 }
 
+/// The metadata entry being read, named in errors.
+#[derive(Clone, Copy)]
+struct Key<'a>(&'a str);
+
+impl fmt::Display for Key<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "metadata key `{}`", self.0)
+    }
+}
+
+/// A place in the file. The `what` of each method names the thing read, for errors.
 struct Cursor<'a> {
     bytes: &'a Arc<FileBytes>,
     at: usize,
@@ -228,7 +239,7 @@ impl<'a> Cursor<'a> {
         self.bytes.as_slice().len() - self.at
     }
 
-    fn take(&mut self, count: u64, what: &str) -> Result<&'a [u8], GgufError> {
+    fn take(&mut self, count: u64, what: impl fmt::Display) -> Result<&'a [u8], GgufError> {
         match usize::try_from(count) {
             Ok(n) if n <= self.left() => {
                 let taken = &self.bytes.as_slice()[self.at..self.at + n];
@@ -236,7 +247,7 @@ impl<'a> Cursor<'a> {
                 Ok(taken)
             }
             _ => Err(GgufError::Truncated {
-                what: what.to_owned(),
+                what: what.to_string(),
                 offset: self.at,
                 needed: count,
                 end: self.bytes.as_slice().len(),
@@ -244,47 +255,52 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], GgufError> {
+    fn array<const N: usize>(&mut self, what: impl fmt::Display) -> Result<[u8; N], GgufError> {
         let taken = self.take(N as u64, what)?;
         Ok(taken.try_into().expect("take returns what was asked"))
     }
 
-    fn u32(&mut self, what: &str) -> Result<u32, GgufError> {
+    fn u32(&mut self, what: impl fmt::Display) -> Result<u32, GgufError> {
         self.array(what).map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self, what: &str) -> Result<u64, GgufError> {
+    fn u64(&mut self, what: impl fmt::Display) -> Result<u64, GgufError> {
         self.array(what).map(u64::from_le_bytes)
     }
 
     /// `count` as usize if that many entries of at least `min_bytes` could still follow.
-    fn fits(&self, count: u64, min_bytes: usize, what: &str) -> Result<usize, GgufError> {
+    fn fits(
+        &self,
+        count: u64,
+        min_bytes: usize,
+        what: impl fmt::Display,
+    ) -> Result<usize, GgufError> {
         usize::try_from(count)
             .ok()
             .filter(|n| n.checked_mul(min_bytes).is_some_and(|b| b <= self.left()))
             .ok_or_else(|| GgufError::Count {
-                what: what.to_owned(),
+                what: what.to_string(),
                 count,
                 left: self.left(),
             })
     }
 
-    fn string(&mut self, what: &str) -> Result<&'a str, GgufError> {
+    fn string(&mut self, what: impl fmt::Display + Copy) -> Result<&'a str, GgufError> {
         let length = self.u64(what)?;
         str::from_utf8(self.take(length, what)?).map_err(|_| GgufError::Utf8 {
-            what: what.to_owned(),
+            what: what.to_string(),
         })
     }
 
-    fn value_type(&mut self, key: &str) -> Result<ValueType, GgufError> {
+    fn value_type(&mut self, key: Key<'_>) -> Result<ValueType, GgufError> {
         let id = self.u32(key)?;
         ValueType::from_id(id).ok_or_else(|| GgufError::ValueType {
-            key: key.to_owned(),
+            key: key.0.to_owned(),
             found: id,
         })
     }
 
-    fn value(&mut self, key: &str) -> Result<Value, GgufError> {
+    fn value(&mut self, key: Key<'_>) -> Result<Value, GgufError> {
         let kind = self.value_type(key)?;
         Ok(match kind {
             ValueType::U8 => Value::Unsigned(u8::from_le_bytes(self.array(key)?).into(), kind),
@@ -303,18 +319,18 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    fn bool(&mut self, key: &str) -> Result<bool, GgufError> {
+    fn bool(&mut self, key: Key<'_>) -> Result<bool, GgufError> {
         match self.array::<1>(key)? {
             [0] => Ok(false),
             [1] => Ok(true),
             [found] => Err(GgufError::Bool {
-                key: key.to_owned(),
+                key: key.0.to_owned(),
                 found,
             }),
         }
     }
 
-    fn array_value(&mut self, key: &str) -> Result<Value, GgufError> {
+    fn array_value(&mut self, key: Key<'_>) -> Result<Value, GgufError> {
         let kind = self.value_type(key)?;
         let count = self.u64(key)?;
         let count = self.fits(count, kind.min_bytes(), key)?;
@@ -323,15 +339,15 @@ impl<'a> Cursor<'a> {
         Ok(Value::Array(Array {
             kind,
             count,
-            bytes: Arc::clone(self.bytes),
-            start,
+            file: Arc::clone(self.bytes),
+            range: start..self.at,
         }))
     }
 
     /// Walks an array, checking what a later reader of it will rely on.
     fn skip_elements(
         &mut self,
-        key: &str,
+        key: Key<'_>,
         kind: ValueType,
         count: usize,
         depth: usize,
@@ -340,7 +356,7 @@ impl<'a> Cursor<'a> {
             ValueType::String => (0..count).try_for_each(|_| self.string(key).map(drop)),
             ValueType::Bool => (0..count).try_for_each(|_| self.bool(key).map(drop)),
             ValueType::Array if depth == MAX_ARRAY_NESTING => Err(GgufError::Nesting {
-                key: key.to_owned(),
+                key: key.0.to_owned(),
                 max: MAX_ARRAY_NESTING,
             }),
             ValueType::Array => (0..count).try_for_each(|_| {
@@ -353,3 +369,6 @@ impl<'a> Cursor<'a> {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

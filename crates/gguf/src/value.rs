@@ -3,7 +3,7 @@
 //! Arrays stay in the file's bytes: the reader has walked and checked them once, and iterating decodes on the fly.
 //! A vocabulary of 262,144 strings therefore costs no allocation here.
 
-use std::{collections::HashMap, fmt, sync::Arc};
+use std::{collections::HashMap, fmt, ops::Range, sync::Arc};
 
 use crate::{GgufError, reader::FileBytes};
 
@@ -112,13 +112,22 @@ impl fmt::Display for Value {
     }
 }
 
+/// The type, for messages: `u32`, `array of string`.
+fn describe(value: &Value) -> String {
+    match value {
+        Value::Array(array) => format!("array of {}", array.kind),
+        scalar => scalar.kind().to_string(),
+    }
+}
+
 /// A checked array whose elements are decoded from the file's bytes as they are asked for.
 #[derive(Clone)]
 pub struct Array {
     pub(crate) kind: ValueType,
     pub(crate) count: usize,
-    pub(crate) bytes: Arc<FileBytes>,
-    pub(crate) start: usize,
+    pub(crate) file: Arc<FileBytes>,
+    /// The elements in the file.
+    pub(crate) range: Range<usize>,
 }
 
 impl fmt::Debug for Array {
@@ -140,9 +149,13 @@ impl Array {
         self.count == 0
     }
 
+    /// The elements as the file holds them.
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.file.as_slice()[self.range.clone()]
+    }
+
     fn fixed<const N: usize>(&self) -> impl Iterator<Item = [u8; N]> + '_ {
-        let bytes = &self.bytes.as_slice()[self.start..];
-        bytes.as_chunks().0.iter().take(self.count).copied()
+        self.as_bytes().as_chunks().0.iter().copied()
     }
 
     /// The elements as integers, or `None` for another element type. Bools do not count as integers.
@@ -178,7 +191,7 @@ impl Array {
         if self.kind != ValueType::String {
             return None;
         }
-        let mut rest = &self.bytes.as_slice()[self.start..];
+        let mut rest = self.as_bytes();
         Some((0..self.count).map(move |_| {
             let (length, tail) = rest
                 .split_first_chunk()
@@ -226,7 +239,7 @@ impl Metadata {
         GgufError::KeyType {
             key: key.to_owned(),
             expected,
-            found: value.kind(),
+            found: describe(value),
         }
     }
 
@@ -308,7 +321,7 @@ impl Metadata {
         let integers = array.integers().ok_or_else(|| GgufError::KeyType {
             key: key.to_owned(),
             expected: "an array of integers",
-            found: array.kind(),
+            found: format!("array of {}", array.kind),
         })?;
         integers
             .into_iter()
@@ -319,18 +332,18 @@ impl Metadata {
 
     /// One integer for all, or an array with one for each of `count`.
     pub fn u32_each(&self, key: &str, count: usize) -> Result<Option<Vec<u32>>, GgufError> {
-        let values = match self.get(key) {
-            None => return Ok(None),
-            Some(Value::Array(_)) => self.u32_array(key)?.unwrap_or_default(),
-            Some(_) => vec![self.u32(key)?.unwrap_or_default(); count],
-        };
-        if values.len() != count {
-            return Err(GgufError::KeyRange {
+        match self.get(key) {
+            // Before decoding: a file may hold an array far longer than anyone asks for.
+            Some(Value::Array(array)) if array.len() != count => Err(GgufError::KeyLength {
                 key: key.to_owned(),
-                value: format!("an array of {}", values.len()),
-                expected: "one entry a layer",
-            });
+                found: array.len(),
+                expected: count,
+            }),
+            Some(Value::Array(_)) => self.u32_array(key),
+            _ => Ok(self.u32(key)?.map(|value| vec![value; count])),
         }
-        Ok(Some(values))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@
 
 use std::io::{self, Write};
 
-use crate::{QuantType, ValueType};
+use crate::{QuantType, Value, ValueType};
 
 const ALIGNMENT: usize = 32;
 
@@ -38,6 +38,14 @@ impl Writer {
     pub fn field(&mut self, key: &str, value: &Field<'_>) {
         put_str(&mut self.entries, key);
         put_field(&mut self.entries, value);
+        self.entry_count += 1;
+    }
+
+    /// Repeats an entry of another file, type for type.
+    pub fn copy(&mut self, key: &str, value: &Value) {
+        put_str(&mut self.entries, key);
+        put_type(&mut self.entries, value.kind());
+        put_value(&mut self.entries, value);
         self.entry_count += 1;
     }
 
@@ -122,6 +130,28 @@ fn put_field(out: &mut Vec<u8>, field: &Field<'_>) {
     }
 }
 
+/// A value of another file, without its type.
+fn put_value(out: &mut Vec<u8>, value: &Value) {
+    match value {
+        // Widened when read; the low bytes are what the file held.
+        Value::Unsigned(v, kind) => out.extend(&v.to_le_bytes()[..kind.min_bytes()]),
+        Value::Signed(v, kind) => out.extend(&v.to_le_bytes()[..kind.min_bytes()]),
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the value came from an f32"
+        )]
+        Value::Float(v, ValueType::F32) => out.extend((*v as f32).to_le_bytes()),
+        Value::Float(v, _) => out.extend(v.to_le_bytes()),
+        Value::Bool(v) => out.push(u8::from(*v)),
+        Value::String(v) => put_str(out, v),
+        Value::Array(v) => {
+            put_type(out, v.kind());
+            put_u64(out, v.len());
+            out.extend(v.as_bytes());
+        }
+    }
+}
+
 fn put_array<T>(out: &mut Vec<u8>, kind: ValueType, items: &[T], put: impl Fn(&mut Vec<u8>, &T)) {
     put_type(out, ValueType::Array);
     put_type(out, kind);
@@ -130,3 +160,6 @@ fn put_array<T>(out: &mut Vec<u8>, kind: ValueType, items: &[T], put: impl Fn(&m
         put(out, item);
     }
 }
+
+#[cfg(test)]
+mod tests;
