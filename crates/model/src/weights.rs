@@ -64,6 +64,35 @@ impl Weights {
         Weights { file, matrices }
     }
 
+    /// Every tensor of a file whose format is known, whole, under its own name.
+    pub fn of_file(file: Arc<Gguf>) -> Weights {
+        let whole = |(index, info): (usize, &carat_gguf::TensorInfo)| {
+            let quant = info.quant.ok()?;
+            let size = |i: usize| info.shape.get(i).copied().unwrap_or(1);
+            let row_stride = quant.row_bytes(size(0));
+            Some(Matrix {
+                name: info.name.clone(),
+                quant,
+                rows: size(1),
+                columns: size(0),
+                row_stride,
+                count: size(2) * size(3),
+                matrix_stride: size(1) * row_stride,
+                start: 0,
+                tensor: index,
+            })
+        };
+        let matrices = file.tensors().enumerate().filter_map(whole).collect();
+        Weights { file, matrices }
+    }
+
+    pub fn find(&self, name: &str) -> Option<Weight> {
+        self.matrices
+            .iter()
+            .position(|m| m.name == name)
+            .map(Weight::from_index)
+    }
+
     pub fn file(&self) -> &Gguf {
         &self.file
     }

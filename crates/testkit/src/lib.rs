@@ -1,7 +1,9 @@
 //! Models and measures for tests: a dev-dependency only.
 //!
 //! - [`fixtures`]: tiny models of every variant with logits from a published implementation
+//! - [`cases`]: every step as a tiny plan, for conformance
 //! - [`close`]: how far two results are apart
 
+pub mod cases;
 pub mod close;
 pub mod fixtures;

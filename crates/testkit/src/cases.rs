@@ -1,0 +1,396 @@
+//! Every step as a tiny plan of its own: what a backend must agree on with the reference, format by format.
+//!
+//! A case embeds random tokens, runs the step under test and hands the rows over. Inputs are table rows, which backends
+//! gather exactly, so an error belongs to the step alone.
+
+use std::sync::Arc;
+
+use carat_gguf::{
+    Gguf, QuantType,
+    writer::{Writer, write_tensor},
+};
+use carat_model::{
+    TokenId,
+    backend::{Backend, BackendError, CompileOptions, KvGroup},
+    evaluate,
+    plan::{Builder, Plan, Rope, Rows, SlotSpec, Step, Value},
+    reference::Reference,
+    sampling::random,
+    weights::{Weight, Weights},
+};
+
+use crate::close;
+
+/// How far a step may be from the reference, as relative L2 error.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bound {
+    /// Gathers, copies, sums: no rounding to differ in.
+    Exact,
+    /// Sums and elementary functions in f32.
+    Float,
+    /// 16-bit keys and values.
+    HalfKv,
+    /// 8-bit activations in blocks of 32 against quantized weights: the class of every engine that multiplies integers.
+    EightBit,
+}
+
+impl Bound {
+    pub fn relative_l2(self) -> f64 {
+        match self {
+            Bound::Exact => 0.0,
+            Bound::Float => 2e-6,
+            Bound::HalfKv => 1e-3,
+            Bound::EightBit => 6e-3,
+        }
+    }
+}
+
+/// One step, its data and the batches it is run in.
+pub struct Case {
+    pub name: String,
+    pub bound: Bound,
+    plan: Plan,
+    weights: Arc<Weights>,
+    tokens: Vec<TokenId>,
+    chunk: usize,
+    checked: Value,
+}
+
+impl Case {
+    /// The checked value after every batch, one after another.
+    pub fn values(&self, backend: &dyn Backend) -> Result<Vec<f32>, BackendError> {
+        let options = CompileOptions {
+            probe: true,
+            ..evaluate::options(self.tokens.len(), self.chunk)
+        };
+        let mut executor = backend.compile(&self.plan, Arc::clone(&self.weights), &options)?;
+        let mut values = Vec::new();
+        // Values belong to the last batch, so each batch is fed by a call of its own up to there.
+        let mut fed = 0;
+        while fed < self.tokens.len() {
+            fed = self.tokens.len().min(fed + self.chunk);
+            evaluate::for_each_position(
+                executor.as_mut(),
+                &self.tokens[..fed],
+                self.chunk,
+                |_, _| {},
+            )?;
+            let last = executor
+                .probed(self.checked)
+                .expect("compiled to be probed");
+            values.extend_from_slice(last);
+        }
+        Ok(values)
+    }
+
+    /// Runs the case on a backend and says how it differs from the reference, if it does.
+    pub fn check(&self, backend: &dyn Backend) -> Result<(), String> {
+        let expected = self.values(&Reference).map_err(|e| e.to_string())?;
+        let found = self.values(backend).map_err(|e| e.to_string())?;
+        if let Some(at) = expected.iter().position(|x| !x.is_finite()) {
+            return Err(format!(
+                "the reference itself gives {} at {at}",
+                expected[at]
+            ));
+        }
+        let error = close::relative_l2(&found, &expected);
+        if error <= self.bound.relative_l2() {
+            return Ok(());
+        }
+        Err(format!(
+            "relative error {error:.2e}, at most {:.1e} allowed",
+            self.bound.relative_l2()
+        ))
+    }
+}
+
+const VOCAB: usize = 96;
+
+/// Random tensors in memory, then a plan over them.
+struct Bench {
+    writer: Writer,
+    data: Vec<u8>,
+    seed: u64,
+}
+
+impl Bench {
+    fn new(seed: u64) -> Bench {
+        Bench {
+            writer: Writer::default(),
+            data: Vec::new(),
+            seed,
+        }
+    }
+
+    fn tensor(mut self, name: &str, shape: &[usize], quant: QuantType) -> Bench {
+        let bytes = self.writer.tensor(name, shape, quant);
+        let mut blocks = vec![0; bytes];
+        self.seed += 1;
+        carat_gguf::quant::random_blocks(quant, self.seed, 1.0, &mut blocks);
+        write_tensor(&mut self.data, &blocks).expect("memory takes it");
+        self
+    }
+
+    /// Finishes a case. `build` returns the value to check; everything is narrowed to itself at the end.
+    fn case(
+        self,
+        name: String,
+        bound: Bound,
+        (tokens, chunk): (usize, usize),
+        build: impl FnOnce(&Builder<'_>, &dyn Fn(&str) -> Weight) -> Value,
+    ) -> Case {
+        let mut file = Vec::new();
+        self.writer.write_head(&mut file).expect("memory takes it");
+        file.extend_from_slice(&self.data);
+        let file = Gguf::from_bytes(&name, file).expect("the writer writes what the reader reads");
+        let weights = Weights::of_file(Arc::new(file));
+        let builder = Builder::new(&weights);
+        builder.section("case");
+        let checked = build(&builder, &|name| weights.find(name).expect("written above"));
+        let rows = builder.narrow(checked);
+        let plan = builder.finish(rows, rows);
+        Case {
+            name,
+            bound,
+            plan,
+            tokens: (0..tokens as u64)
+                .map(|i| (random(self.seed, i, 1) % VOCAB as u64) as TokenId)
+                .collect(),
+            weights: Arc::new(weights),
+            chunk,
+            checked,
+        }
+    }
+}
+
+/// How exactly a product with weights of this format can be reproduced.
+fn product_bound(quant: QuantType) -> Bound {
+    if quant.is_float() {
+        Bound::Float
+    } else {
+        Bound::EightBit
+    }
+}
+
+fn embeds() -> impl Iterator<Item = Case> {
+    QuantType::all().map(|quant| {
+        Bench::new(1).tensor("table", &[512, VOCAB], quant).case(
+            format!("embed/{quant}"),
+            Bound::Exact,
+            (9, 9),
+            |p, w| p.embed(w("table"), 3.0, Rows::All),
+        )
+    })
+}
+
+fn linears() -> impl Iterator<Item = Case> {
+    let shapes = [(256, 1), (256, 37), (512, 64), (768, 130)];
+    let rows = [1, 2, 3, 7, 33];
+    QuantType::all().flat_map(move |quant| {
+        shapes.into_iter().flat_map(move |(columns, outputs)| {
+            rows.into_iter().map(move |rows| {
+                Bench::new(rows as u64)
+                    .tensor("table", &[columns, VOCAB], QuantType::F32)
+                    .tensor("w", &[columns, outputs], quant)
+                    .case(
+                        format!("linear/{quant}/{columns}x{outputs}/rows{rows}"),
+                        product_bound(quant),
+                        (rows, rows),
+                        |p, w| p.linear(p.embed(w("table"), 1.0, Rows::All), w("w")),
+                    )
+            })
+        })
+    })
+}
+
+fn experts() -> impl Iterator<Item = Case> {
+    let formats = QuantType::all()
+        .filter(|q| q.block_len() <= 32)
+        .chain([QuantType::Q4_K, QuantType::Q6_K]);
+    formats.flat_map(|quant| {
+        [1, 2, 19].into_iter().map(move |rows| {
+            Bench::new(rows as u64)
+                .tensor("table", &[256, VOCAB], QuantType::F32)
+                .tensor("router", &[256, 6], QuantType::F32)
+                .tensor("scale", &[6], QuantType::F32)
+                .tensor("gate", &[256, 256, 6], quant)
+                .tensor("up", &[256, 256, 6], quant)
+                .tensor("down", &[256, 192, 6], quant)
+                .case(
+                    format!("experts/{quant}/rows{rows}"),
+                    if quant.is_float() {
+                        Bound::Float
+                    } else {
+                        Bound::EightBit
+                    },
+                    (rows, rows),
+                    |p, w| {
+                        let x = p.embed(w("table"), 0.1, Rows::All);
+                        let route = p.route(x, w("router"), Some(w("scale")), 2);
+                        p.experts(x, route, [w("gate"), w("up"), w("down")])
+                    },
+                )
+        })
+    })
+}
+
+fn attention() -> impl Iterator<Item = Case> {
+    // (query heads, KV heads, head size, window, tokens, chunk)
+    let shapes = [
+        (4, 4, 32, None, 70, 70),
+        (4, 2, 64, None, 70, 1),
+        (8, 1, 64, Some(33), 120, 17),
+        (8, 1, 64, Some(33), 120, 1),
+        (16, 1, 128, None, 40, 40),
+        (8, 2, 256, Some(64), 130, 130),
+        (8, 2, 256, Some(64), 130, 31),
+        (8, 2, 512, None, 70, 23),
+        (2, 1, 16, Some(1), 40, 8),
+        (3, 1, 24, Some(1000), 45, 45),
+        (8, 1, 64, None, 700, 256),
+        (8, 1, 64, None, 600, 1),
+    ];
+    shapes
+        .into_iter()
+        .map(|(heads, kv_heads, head_dim, window, tokens, chunk)| {
+            let label = window.map_or("full".to_owned(), |w| format!("window{w}"));
+            Bench::new(head_dim as u64)
+                .tensor("q", &[heads * head_dim, VOCAB], QuantType::F32)
+                .tensor("k", &[kv_heads * head_dim, VOCAB], QuantType::F32)
+                .tensor("v", &[kv_heads * head_dim, VOCAB], QuantType::F32)
+                .case(
+                    format!(
+                        "attend/{heads}h{kv_heads}kv{head_dim}/{label}/tokens{tokens}/chunk{chunk}"
+                    ),
+                    Bound::HalfKv,
+                    (tokens, chunk),
+                    |p, w| {
+                        let slot = p.slot(SlotSpec {
+                            group: if window.is_some() {
+                                KvGroup::Sliding
+                            } else {
+                                KvGroup::Full
+                            },
+                            kv_heads,
+                            head_dim,
+                            window,
+                        });
+                        // Scores of the size a trained model has: the softmax is neither flat nor an arg max.
+                        let scale = 1.5 / (head_dim as f32).sqrt();
+                        let embed = |name| p.embed(w(name), 1.0, Rows::All);
+                        p.store_kv(embed("k"), embed("v"), slot);
+                        p.attend(p.embed(w("q"), scale, Rows::All), slot)
+                    },
+                )
+        })
+}
+
+fn elementwise() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for rows in [1, 5] {
+        let table = |columns: usize| {
+            Bench::new(7)
+                .tensor("table", &[columns, VOCAB], QuantType::F32)
+                .tensor("weight", &[columns.min(64)], QuantType::F32)
+        };
+        let name = |step: &str| format!("{step}/rows{rows}");
+        let size = (rows, rows);
+        cases.push(
+            table(192).case(name("norm/weighted"), Bound::Float, size, |p, w| {
+                p.group_norm(
+                    p.embed(w("table"), 2.0, Rows::All),
+                    Some(w("weight")),
+                    64,
+                    1e-6,
+                )
+            }),
+        );
+        cases.push(
+            table(200).case(name("norm/plain"), Bound::Float, size, |p, w| {
+                p.group_norm(p.embed(w("table"), 2.0, Rows::All), None, 200, 1e-6)
+            }),
+        );
+        cases.push(
+            table(128).case(name("rope"), Bound::Float, (60, rows), |p, w| {
+                let frequencies = (0..32).map(|j| 1e4f32.powf(-(j as f32) / 32.0)).collect();
+                let rope = p.rope_table(Rope {
+                    head_dim: 64,
+                    frequencies,
+                });
+                p.rope(p.embed(w("table"), 1.0, Rows::All), rope)
+            }),
+        );
+        cases.push(
+            table(96).case(name("gelu_mul"), Bound::Float, size, |p, w| {
+                let wide = p.embed(w("table"), 3.0, Rows::All);
+                p.gelu_mul(p.scale(wide, 1.7), wide, 0)
+            }),
+        );
+        cases.push(
+            table(96)
+                .tensor("narrow", &[32, VOCAB], QuantType::F32)
+                .case(name("gelu_mul/slice"), Bound::Float, size, |p, w| {
+                    let gate = p.embed(w("narrow"), 2.0, Rows::All);
+                    p.gelu_mul(gate, p.embed(w("table"), 1.0, Rows::All), 40)
+                }),
+        );
+        cases.push(table(100).case(name("add"), Bound::Exact, size, |p, w| {
+            let x = p.embed(w("table"), 1.0, Rows::All);
+            p.add(x, p.scale(x, 0.3))
+        }));
+        cases.push(
+            table(100).case(name("softcap"), Bound::Float, size, |p, w| {
+                p.softcap(p.embed(w("table"), 20.0, Rows::All), 30.0)
+            }),
+        );
+        cases.push(table(64).tensor("router", &[64, 9], QuantType::F32).case(
+            name("route"),
+            Bound::Float,
+            size,
+            |p, w| p.route(p.embed(w("table"), 0.2, Rows::All), w("router"), None, 3),
+        ));
+    }
+    cases
+}
+
+/// Every case there is.
+pub fn all() -> Vec<Case> {
+    let mut cases: Vec<Case> = embeds().collect();
+    cases.extend(linears());
+    cases.extend(experts());
+    cases.extend(attention());
+    cases.extend(elementwise());
+    cases
+}
+
+/// Step kinds the cases cover, for a test that none is forgotten.
+pub fn covered_steps() -> Vec<&'static str> {
+    let mut names: Vec<&str> = all()
+        .iter()
+        .flat_map(|c| c.plan.steps.iter().map(|s| Step::name(&s.step)))
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_step_is_covered() {
+        let expected = [
+            "add", "attend", "embed", "experts", "gelu_mul", "linear", "narrow", "norm", "rope",
+            "route", "scale", "softcap", "store_kv",
+        ];
+        assert_eq!(covered_steps(), expected);
+    }
+
+    #[test]
+    fn the_reference_agrees_with_itself() {
+        for case in elementwise() {
+            assert_eq!(case.check(&Reference), Ok(()), "{}", case.name);
+        }
+    }
+}
