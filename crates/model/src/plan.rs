@@ -218,6 +218,7 @@ pub struct Plan {
     pub slots: Vec<SlotSpec>,
     pub ropes: Vec<Rope>,
     shapes: Vec<Shape>,
+    vocab: usize,
     /// What the last layer hands to the head, normalised: also what a drafter reads.
     pub hidden: Value,
     pub logits: Value,
@@ -248,8 +249,9 @@ impl Plan {
         &self.ropes[rope.0 as usize]
     }
 
+    /// Token ids below this can be embedded.
     pub fn vocab(&self) -> usize {
-        self.columns(self.logits)
+        self.vocab
     }
 
     /// The sliding window of the model's sliding layers.
@@ -286,6 +288,8 @@ struct State {
     shapes: Vec<Shape>,
     slots: Vec<SlotSpec>,
     ropes: Vec<Rope>,
+    /// Rows of the shortest table that is embedded from.
+    vocab: Option<usize>,
 }
 
 impl<'a> Builder<'a> {
@@ -339,8 +343,14 @@ impl<'a> Builder<'a> {
     }
 
     pub fn embed(&self, table: Weight, scale: f32, rows: Rows) -> Value {
-        let columns = self.weights.matrix(table).columns;
-        self.write(rows, columns, |out| Step::Embed { table, scale, out })
+        let matrix = self.weights.matrix(table);
+        let vocab = self.state.borrow().vocab;
+        self.state.borrow_mut().vocab = Some(vocab.map_or(matrix.rows, |v| v.min(matrix.rows)));
+        self.write(rows, matrix.columns, |out| Step::Embed {
+            table,
+            scale,
+            out,
+        })
     }
 
     /// Embeds the same tokens as `like`, from another table.
@@ -513,9 +523,11 @@ impl<'a> Builder<'a> {
             shapes,
             slots,
             ropes,
+            vocab,
             ..
         } = self.state.into_inner();
         Plan {
+            vocab: vocab.unwrap_or(0),
             steps,
             slots,
             ropes,

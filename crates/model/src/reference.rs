@@ -316,7 +316,9 @@ impl Interpreter {
     fn sample(&self, batch: &Batch<'_>, rows: &[RowPlace]) -> Vec<RowResult> {
         let logits = &self.values[self.plan.logits.index()];
         let mut scratch = Vec::new();
-        let each = rows.iter().zip(logits.chunks(self.plan.vocab()));
+        let each = rows
+            .iter()
+            .zip(logits.chunks(self.plan.columns(self.plan.logits)));
         each.map(|(place, logits)| sampled_row(batch, place, logits, &mut scratch))
             .collect()
     }
