@@ -9,6 +9,7 @@
 //! - [`layout`]: which values may share a buffer; page geometry of the KV groups
 //! - [`backend`]: the two traits a device implements, and the batch they run
 //! - [`sampling`]: what the sampling parameters mean
+//! - [`synthetic`]: files of random values in any shape, for tests and speed runs
 //! - [`evaluate`]: logits of every position of a text, through any backend
 //! - [`reference`]: the scalar interpreter every backend is compared with
 
@@ -23,6 +24,7 @@ pub mod layout;
 pub mod plan;
 pub mod reference;
 pub mod sampling;
+pub mod synthetic;
 pub mod weights;
 
 pub use bind::Model;

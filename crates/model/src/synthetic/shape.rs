@@ -1,0 +1,138 @@
+//! A model's dimensions, and the metadata that states them.
+
+use carat_gguf::writer::{Field, Writer};
+
+use crate::config::{Experts, LayerKind};
+
+/// All dimensions of a model, one field a fact, so that a test can change one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shape {
+    pub name: String,
+    pub kinds: Vec<LayerKind>,
+    pub dim: usize,
+    /// FFN width of each layer.
+    pub ffn: Vec<usize>,
+    pub heads: usize,
+    pub kv_heads: ByKind<usize>,
+    pub head_dim: ByKind<usize>,
+    /// Positions a sliding layer sees, itself included.
+    pub window: usize,
+    pub context: usize,
+    /// Layers at the end that read the keys and values of earlier ones.
+    pub shared_kv_layers: usize,
+    /// Width of the per-layer embedding; 0 for none.
+    pub ple: usize,
+    /// What full-attention layers use as values; sliding ones always project their own.
+    pub full_values: FullValues,
+    pub experts: Option<Experts>,
+    /// Bound of the final logits; 0 for none.
+    pub softcap: f32,
+    pub vocab: usize,
+}
+
+/// A fact that differs between sliding-window and full-attention layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByKind<T> {
+    pub sliding: T,
+    pub full: T,
+}
+
+impl<T: Copy> ByKind<T> {
+    pub fn get(self, kind: LayerKind) -> T {
+        match kind {
+            LayerKind::Sliding => self.sliding,
+            LayerKind::Full => self.full,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FullValues {
+    Projected,
+    /// The key projection before norm and rotation: there is no tensor for values.
+    Keys,
+}
+
+impl Shape {
+    /// Every `period`-th layer attends to everything, the others to a window.
+    pub fn pattern(layers: usize, period: usize) -> Vec<LayerKind> {
+        (1..=layers)
+            .map(|n| {
+                if n.is_multiple_of(period) {
+                    LayerKind::Full
+                } else {
+                    LayerKind::Sliding
+                }
+            })
+            .collect()
+    }
+
+    pub fn layers(&self) -> usize {
+        self.kinds.len()
+    }
+
+    /// Layers below this one write keys and values.
+    pub fn kv_layers(&self) -> usize {
+        self.layers() - self.shared_kv_layers
+    }
+
+    /// The metadata of the architecture, without the vocabulary.
+    pub fn write_metadata(&self, writer: &mut Writer) {
+        let count = |n: usize| u32::try_from(n).expect("dimensions fit 32 bits");
+        writer.field("general.architecture", &Field::Str("gemma4"));
+        writer.field("general.name", &Field::Str(&self.name));
+        let mut put = |key: &str, field: Field<'_>| writer.field(&format!("gemma4.{key}"), &field);
+        put("block_count", Field::U32(count(self.layers())));
+        put("context_length", Field::U32(count(self.context)));
+        put("embedding_length", Field::U32(count(self.dim)));
+        put(
+            "embedding_length_per_layer_input",
+            Field::U32(count(self.ple)),
+        );
+        put_each(&mut put, "feed_forward_length", &self.ffn);
+        put("attention.head_count", Field::U32(count(self.heads)));
+        let kv_heads: Vec<usize> = self.kinds.iter().map(|&k| self.kv_heads.get(k)).collect();
+        put_each(&mut put, "attention.head_count_kv", &kv_heads);
+        for (key, dim) in [
+            ("attention.key_length", self.head_dim.full),
+            ("attention.value_length", self.head_dim.full),
+            ("attention.key_length_swa", self.head_dim.sliding),
+            ("attention.value_length_swa", self.head_dim.sliding),
+            ("rope.dimension_count", self.head_dim.full),
+            ("rope.dimension_count_swa", self.head_dim.sliding),
+            ("attention.sliding_window", self.window),
+            ("attention.shared_kv_layers", self.shared_kv_layers),
+        ] {
+            put(key, Field::U32(count(dim)));
+        }
+        let sliding: Vec<bool> = self
+            .kinds
+            .iter()
+            .map(|kind| *kind == LayerKind::Sliding)
+            .collect();
+        put("attention.sliding_window_pattern", Field::Bools(&sliding));
+        put("attention.layer_norm_rms_epsilon", Field::F32(1e-6));
+        put("rope.freq_base", Field::F32(1e6));
+        put("rope.freq_base_swa", Field::F32(1e4));
+        put("final_logit_softcapping", Field::F32(self.softcap));
+        if let Some(experts) = self.experts {
+            put("expert_count", Field::U32(count(experts.count)));
+            put("expert_used_count", Field::U32(count(experts.used)));
+            put("expert_feed_forward_length", Field::U32(count(experts.ffn)));
+        }
+    }
+}
+
+/// One number where all layers agree, as published files have it, else an array of i32.
+fn put_each(put: &mut impl FnMut(&str, Field<'_>), key: &str, values: &[usize]) {
+    let values: Vec<i32> = values
+        .iter()
+        .map(|&n| i32::try_from(n).expect("dimensions fit 32 bits"))
+        .collect();
+    match values[..] {
+        [first, ref rest @ ..] if rest.iter().all(|v| *v == first) => {
+            put(key, Field::U32(first.cast_unsigned()));
+        }
+        _ => put(key, Field::I32s(&values)),
+    }
+}
