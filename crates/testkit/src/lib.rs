@@ -1,9 +1,11 @@
 //! Models and measures for tests: a dev-dependency only.
 //!
 //! - [`fixtures`]: tiny models of every variant with logits from a published implementation
+//! - [`tiny`]: random models of every variant in any format and size, made on the spot
 //! - [`cases`]: every step as a tiny plan, for conformance
 //! - [`close`]: how far two results are apart
 
 pub mod cases;
 pub mod close;
 pub mod fixtures;
+pub mod tiny;
