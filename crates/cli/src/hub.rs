@@ -182,7 +182,7 @@ impl Hub {
                 received_bytes += transfer.run(watch)?;
             }
         }
-        // Names come last: a snapshot never shows some parts of a model and not the others.
+        // Names come last: no snapshot shows a part whose siblings are still on their way.
         for transfer in &transfers {
             cache.link(commit, transfer.source.file, &transfer.wanted.etag)?;
         }
