@@ -1,0 +1,249 @@
+//! What the engine may hold, decided once, and what follows from it for a request.
+//!
+//! [`EngineConfig`] is plain data. Joined with what the scheduler must know of the model ([`ModelShape`]) and checked it
+//! becomes [`Limits`], which can say of any request whether it could ever run. Nothing here knows the state of the
+//! engine: a request that is merely early is queued, not rejected.
+
+use carat_model::{
+    TokenId,
+    backend::{CompileOptions, KvGroup, PAGE_TOKENS, PerGroup},
+    plan::Plan,
+};
+
+use crate::core::{Rejected, Request};
+
+/// How much runs at a time, and in how many KV pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// The most tokens a request may have, prompt and generated together.
+    pub context: usize,
+    /// The most rows of a batch: decode rows of all running requests and chunks of prompts.
+    pub max_rows: usize,
+    /// The most requests that run side by side; the others wait. At most `max_rows`, so that none is left out of a step.
+    pub max_sequences: usize,
+    /// The most requests that have not finished; any more are turned away.
+    pub max_unfinished: usize,
+    /// KV pages to hold. [`comfortable_pages`] and [`minimum_pages`] tell what is sensible.
+    pub pages: PerGroup<usize>,
+    pub prefix_reuse: PrefixReuse,
+}
+
+/// Whether requests may continue from KV that earlier ones computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrefixReuse {
+    Enabled,
+    /// Every prompt is computed in full: for measurements, and for bisecting.
+    Disabled,
+}
+
+/// What scheduling must know of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelShape {
+    pub vocab: usize,
+    /// Positions a row of a sliding-window layer sees, itself included; `None` without such layers.
+    pub window: Option<usize>,
+}
+
+impl From<&Plan> for ModelShape {
+    fn from(plan: &Plan) -> ModelShape {
+        ModelShape {
+            vocab: plan.vocab(),
+            window: plan.uses(KvGroup::Sliding).then(|| plan.window()).flatten(),
+        }
+    }
+}
+
+/// Why a configuration cannot work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    #[error("{setting} is 0; it must be at least 1")]
+    Zero { setting: &'static str },
+    #[error(
+        "max_rows is {max_rows}, below max_sequences, {max_sequences}: every running request needs a row of each batch"
+    )]
+    TooFewRows {
+        max_rows: usize,
+        max_sequences: usize,
+    },
+    #[error("{held} pages of the {group:?} group; one request alone needs {needed}")]
+    TooFewPages {
+        group: KvGroup,
+        held: usize,
+        needed: usize,
+    },
+}
+
+/// A checked configuration for one model.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    config: EngineConfig,
+    shape: ModelShape,
+}
+
+impl Limits {
+    pub fn new(config: EngineConfig, shape: ModelShape) -> Result<Limits, ConfigError> {
+        let counts = [
+            ("context", config.context),
+            ("max_rows", config.max_rows),
+            ("max_sequences", config.max_sequences),
+            ("max_unfinished", config.max_unfinished),
+        ];
+        if let Some(&(setting, _)) = counts.iter().find(|(_, count)| *count == 0) {
+            return Err(ConfigError::Zero { setting });
+        }
+        if shape.window == Some(0) {
+            return Err(ConfigError::Zero {
+                setting: "the model's window",
+            });
+        }
+        if config.max_rows < config.max_sequences {
+            return Err(ConfigError::TooFewRows {
+                max_rows: config.max_rows,
+                max_sequences: config.max_sequences,
+            });
+        }
+        let minimum = minimum_pages(config.context, shape.window);
+        // The full group may be smaller than the context: longer requests are then rejected one by one.
+        let needed = PerGroup {
+            full: 1,
+            sliding: minimum.sliding,
+        };
+        for group in KvGroup::ALL {
+            let (held, needed) = (*config.pages.get(group), *needed.get(group));
+            if held < needed {
+                return Err(ConfigError::TooFewPages {
+                    group,
+                    held,
+                    needed,
+                });
+            }
+        }
+        Ok(Limits { config, shape })
+    }
+
+    pub fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    pub fn shape(&self) -> ModelShape {
+        self.shape
+    }
+
+    /// What to compile a plan with, so that its executor can run every batch scheduled under these limits.
+    pub fn compile_options(&self) -> CompileOptions {
+        CompileOptions {
+            pages: self.config.pages,
+            max_rows: self.config.max_rows,
+            max_sampled: self.config.max_sequences,
+            probe: false,
+        }
+    }
+
+    /// The most tokens the request may come to, prompt included, or why it could never run.
+    pub fn check(&self, request: &Request) -> Result<usize, Rejected> {
+        let prompt = request.prompt.len();
+        if prompt == 0 {
+            return Err(Rejected::EmptyPrompt);
+        }
+        if request.max_tokens == Some(0) {
+            return Err(Rejected::NothingToGenerate);
+        }
+        let outside = |token: &&TokenId| **token as usize >= self.shape.vocab;
+        if let Some(&token) = request.prompt.iter().find(outside) {
+            return Err(Rejected::OutsideVocabulary {
+                token,
+                vocab: self.shape.vocab,
+            });
+        }
+        if let Some(complaint) = request.sampling.complaint() {
+            return Err(Rejected::BadSampling(complaint));
+        }
+        let context = self.config.context;
+        let max_tokens = request.max_tokens.unwrap_or(1);
+        let total = prompt.saturating_add(max_tokens);
+        if total > context {
+            return Err(Rejected::OverContext {
+                prompt,
+                max_tokens,
+                context,
+            });
+        }
+        // The last token is never fed back, so it needs no place in the pages.
+        let room = self.config.pages.full.saturating_mul(PAGE_TOKENS) + 1;
+        if total > room {
+            return Err(Rejected::OverPages {
+                prompt,
+                max_tokens,
+                room,
+            });
+        }
+        Ok(match request.max_tokens {
+            Some(_) => total,
+            None => context.min(room),
+        })
+    }
+}
+
+/// Pages that `positions` fill from a page's start.
+pub(crate) fn pages_of(positions: usize) -> usize {
+    positions.div_ceil(PAGE_TOKENS)
+}
+
+/// The first page that the row at `position` can see in a sliding-window layer.
+pub(crate) fn first_visible_page(position: usize, window: usize) -> usize {
+    (position + 1).saturating_sub(window) / PAGE_TOKENS
+}
+
+/// The most pages that `window` neighbouring positions touch, wherever they start.
+pub(crate) fn window_pages(window: usize) -> usize {
+    (window + PAGE_TOKENS - 2) / PAGE_TOKENS + 1
+}
+
+/// The fewest pages with which one request of the full context runs. It runs alone, its prompt in short chunks.
+pub fn minimum_pages(context: usize, window: Option<usize>) -> PerGroup<usize> {
+    let full = pages_of(context);
+    PerGroup {
+        full,
+        sliding: window.map_or(0, |w| window_pages(w).min(full)),
+    }
+}
+
+/// Pages with which nothing is ever taken back from a running request, nor a chunk of a prompt cut short.
+///
+/// - full: every sequence at the whole context. Conversations rarely fill it, so fewer pages usually do as well: when
+///   they run out, cached prefixes go first, then the youngest request starts over later.
+/// - sliding: every sequence's window; a batch of new rows in front of the windows (a chunk is written before any of its
+///   rows attends), with a partial page for each sequence; and, to continue conversations that are not running, once more
+///   as many windows as run.
+pub fn comfortable_pages(config: &EngineConfig, window: Option<usize>) -> PerGroup<usize> {
+    let one = minimum_pages(config.context, window);
+    let chunks = pages_of(config.max_rows) + config.max_sequences;
+    PerGroup {
+        full: one.full * config.max_sequences,
+        sliding: window.map_or(0, |_| 2 * one.sliding * config.max_sequences + chunks),
+    }
+}
+
+impl EngineConfig {
+    /// With [`comfortable_pages`], and a queue of some requests for each that runs.
+    pub fn comfortable(
+        context: usize,
+        max_sequences: usize,
+        max_rows: usize,
+        window: Option<usize>,
+    ) -> EngineConfig {
+        let mut config = EngineConfig {
+            context,
+            max_rows: max_rows.max(max_sequences),
+            max_sequences,
+            max_unfinished: max_sequences.saturating_mul(16),
+            pages: PerGroup::default(),
+            prefix_reuse: PrefixReuse::Enabled,
+        };
+        config.pages = comfortable_pages(&config, window);
+        config
+    }
+}
+
+#[cfg(test)]
+mod tests;

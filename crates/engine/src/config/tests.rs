@@ -1,0 +1,97 @@
+use super::*;
+use crate::core::testing::{VOCAB, request, roomy, text};
+
+fn limits(window: Option<usize>) -> Limits {
+    let (config, shape) = roomy(window);
+    Limits::new(config, shape).unwrap()
+}
+
+#[test]
+fn window_pages_cover_the_window_wherever_it_starts() {
+    for window in 1..200 {
+        let touched = |start: usize| pages_of(start + window) - start / PAGE_TOKENS;
+        let most = (0..PAGE_TOKENS).map(touched).max().unwrap();
+        assert_eq!(window_pages(window), most, "window {window}");
+    }
+}
+
+#[test]
+fn the_window_includes_the_row_itself() {
+    // With a window of 32 the row at 63 sees 32..=63.
+    assert_eq!(first_visible_page(63, 32), 1);
+    assert_eq!(first_visible_page(62, 32), 0);
+    assert_eq!(first_visible_page(5, 32), 0);
+}
+
+#[test]
+fn a_short_context_needs_no_more_sliding_pages_than_full_ones() {
+    let pages = minimum_pages(100, Some(1024));
+    assert_eq!((pages.full, pages.sliding), (4, 4));
+    assert_eq!(minimum_pages(100, None).sliding, 0);
+}
+
+#[test]
+fn comfortable_pages_hold_windows_twice_and_a_batch() {
+    let config = EngineConfig::comfortable(4096, 4, 512, Some(1024));
+    // 33 pages a window, 16 pages of rows, a partial one for each sequence.
+    assert_eq!(config.pages.sliding, 2 * 4 * 33 + 16 + 4);
+    assert_eq!(config.pages.full, 4 * 128);
+}
+
+#[test]
+fn a_configuration_without_room_for_one_window_is_refused() {
+    let (mut config, shape) = roomy(Some(64));
+    config.pages.sliding = 2;
+    let error = Limits::new(config, shape).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "2 pages of the Sliding group; one request alone needs 3"
+    );
+}
+
+#[test]
+fn fewer_rows_than_sequences_are_refused() {
+    let (mut config, shape) = roomy(None);
+    config.max_rows = 3;
+    assert!(matches!(
+        Limits::new(config, shape),
+        Err(ConfigError::TooFewRows { .. })
+    ));
+}
+
+#[test]
+fn a_request_over_the_context_is_rejected_with_the_numbers() {
+    let error = limits(None).check(&request(text(1, 200), 57)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "a prompt of 200 tokens and 57 to generate exceed the context of 256; \
+         shorten the prompt or ask for fewer"
+    );
+    assert_eq!(limits(None).check(&request(text(1, 200), 56)), Ok(256));
+}
+
+#[test]
+fn without_a_number_of_tokens_a_request_may_fill_the_context() {
+    let open = Request::new(text(1, 10));
+    assert_eq!(limits(None).check(&open), Ok(256));
+    let long = Request::new(text(1, 256));
+    assert!(limits(None).check(&long).is_err());
+}
+
+#[test]
+fn unusable_requests_are_rejected() {
+    let limits = limits(None);
+    let rejected = |r: Request| limits.check(&r).unwrap_err();
+    assert_eq!(rejected(request([], 1)), Rejected::EmptyPrompt);
+    assert_eq!(rejected(request([1], 0)), Rejected::NothingToGenerate);
+    assert_eq!(
+        rejected(request([VOCAB as u32], 1)),
+        Rejected::OutsideVocabulary {
+            token: VOCAB as u32,
+            vocab: VOCAB
+        }
+    );
+    let mut hot = request([1], 1);
+    hot.sampling.temperature = -1.0;
+    assert!(matches!(rejected(hot), Rejected::BadSampling(_)));
+}

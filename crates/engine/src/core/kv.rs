@@ -1,0 +1,323 @@
+//! KV pages as sequences use them: both pools and the prefix index, kept in step.
+//!
+//! A sequence owns a [`Table`]: it begins with the blocks that were found cached, grows ahead of each chunk, and after the
+//! chunk hands its completed pages to the index and its sliding pages behind the window back. Rules that make this safe:
+//!
+//! - Only complete pages are shared, and nobody writes a complete page. A sequence writes only pages it holds alone.
+//! - When a sequence completes a block that the index has already, it swaps its own pages for the known ones. So
+//!   whoever holds a block also holds every block before it, and a block is never evicted before those that follow it.
+//! - A prefix can be continued only where all its full pages are cached *and* the sliding pages its next row sees.
+
+use std::ops::Range;
+
+use carat_model::{
+    TokenId,
+    backend::{PAGE_TOKENS, PageId, PerGroup},
+};
+
+use super::{
+    pages::{Allocation, PageCounts, Pool, Worth},
+    prefix::{BlockId, PrefixIndex},
+};
+use crate::config::{Limits, PrefixReuse, first_visible_page, pages_of};
+
+/// Why no more of a prompt was found in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissReason {
+    /// Reuse is switched off.
+    Disabled,
+    /// No complete page stands before the last token, which is always computed: its logits are needed.
+    TooShort,
+    /// No cached prompt begins like this one, or none does any more.
+    NoMatch,
+    /// The cached prompts that begin like this one then go on otherwise.
+    Diverged,
+    /// More of the prompt is known to the full-attention layers, but the sliding-window layers have lost the window there.
+    SlidingEvicted,
+}
+
+/// How much of some tokens is cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// Blocks to continue from.
+    pub(crate) reusable: usize,
+    /// Blocks the full group has; beyond `reusable` the sliding group lacks the window.
+    pub(crate) matched: usize,
+    /// Reusable full pages that nobody holds yet: taking them makes as many fewer available.
+    pub(crate) unheld: usize,
+    pub(crate) miss: Option<MissReason>,
+}
+
+/// The pages of one sequence.
+pub(crate) struct Table {
+    /// By absolute place. Sliding pages behind the window read [`PageId::FREED`]; without sliding layers there are none.
+    pub(crate) pages: PerGroup<Vec<PageId>>,
+    /// Positions whose KV the pages hold.
+    pub(crate) computed: usize,
+    /// The first sliding page that is still held.
+    first_sliding: usize,
+    /// Complete pages known to the index, and the block of the last of them.
+    blocks: usize,
+    last_block: BlockId,
+    /// Sliding pages worth keeping warm when the window has passed them: where a later prompt is likely to branch off.
+    landmarks: [Range<usize>; 2],
+}
+
+impl Table {
+    /// Of a sequence that is not running.
+    pub(crate) fn empty() -> Table {
+        Table {
+            pages: PerGroup::default(),
+            computed: 0,
+            first_sliding: 0,
+            blocks: 0,
+            last_block: BlockId::ROOT,
+            landmarks: [0..0, 0..0],
+        }
+    }
+}
+
+pub(crate) struct Kv {
+    pools: PerGroup<Pool>,
+    index: PrefixIndex,
+    window: Option<usize>,
+    reuse: PrefixReuse,
+}
+
+impl Kv {
+    pub(crate) fn new(limits: &Limits) -> Kv {
+        let pages = limits.config().pages;
+        Kv {
+            pools: pages.map(Pool::new),
+            index: PrefixIndex::new(pages.full, pages.sliding),
+            window: limits.shape().window,
+            reuse: limits.config().prefix_reuse,
+        }
+    }
+
+    pub(crate) fn counts(&self) -> PerGroup<PageCounts> {
+        PerGroup {
+            full: self.pools.full.counts(),
+            sliding: self.pools.sliding.counts(),
+        }
+    }
+
+    /// Full pages that can be allocated. Sliding pages need no such question: the scheduler reserves them.
+    pub(crate) fn available(&self) -> usize {
+        self.pools.full.available()
+    }
+
+    /// The longest cached prefix of `tokens` that a sequence can continue from.
+    pub(crate) fn find(&self, tokens: &[TokenId]) -> Found {
+        let mut found = Found {
+            reusable: 0,
+            matched: 0,
+            unheld: 0,
+            miss: None,
+        };
+        if self.reuse == PrefixReuse::Disabled {
+            found.miss = Some(MissReason::Disabled);
+            return found;
+        }
+        let most = tokens.len().saturating_sub(1) / PAGE_TOKENS;
+        // Of the blocks walked, those from here on all have a sliding page.
+        let mut unbroken = 0;
+        let mut unheld = 0;
+        for block in self.index.walk(&tokens[..most * PAGE_TOKENS]) {
+            found.matched += 1;
+            unheld += usize::from(!self.pools.full.is_held(block.full));
+            if block.sliding.is_none() {
+                unbroken = found.matched;
+            }
+            let window_cached = self.window.is_none_or(|window| {
+                let first = first_visible_page(found.matched * PAGE_TOKENS, window);
+                unbroken <= first
+            });
+            if window_cached {
+                (found.reusable, found.unheld) = (found.matched, unheld);
+            }
+        }
+        found.miss = if most == 0 {
+            Some(MissReason::TooShort)
+        } else if found.matched == 0 {
+            Some(MissReason::NoMatch)
+        } else if found.reusable < found.matched {
+            Some(MissReason::SlidingEvicted)
+        } else if found.matched < most {
+            Some(MissReason::Diverged)
+        } else {
+            None
+        };
+        found
+    }
+
+    /// A table that begins with what was found of `tokens`, the first `prompt` of which are the request's own.
+    pub(crate) fn claim(&mut self, tokens: &[TokenId], found: Found, prompt: usize) -> Table {
+        let mut table = Table::empty();
+        table.blocks = found.reusable;
+        table.computed = found.reusable * PAGE_TOKENS;
+        if let Some(window) = self.window {
+            table.first_sliding = first_visible_page(table.computed, window).min(found.reusable);
+            table.landmarks = landmarks(found.matched, prompt, window);
+        }
+        for block in self.index.walk(&tokens[..table.computed]) {
+            self.pools.full.hold(block.full);
+            let place = table.pages.full.len();
+            table.pages.full.push(block.full);
+            table.last_block = block.id;
+            if self.window.is_some() {
+                table.pages.sliding.push(match block.sliding {
+                    Some(page) if place >= table.first_sliding => {
+                        self.pools.sliding.hold(page);
+                        page
+                    }
+                    _ => PageId::FREED,
+                });
+            }
+        }
+        table
+    }
+
+    /// The most rows a table can take before it needs more full pages than are available.
+    pub(crate) fn rows_that_fit(&self, table: &Table) -> usize {
+        (table.pages.full.len() + self.available()) * PAGE_TOKENS - table.computed
+    }
+
+    /// Allocates pages for `rows` more positions, which must fit.
+    pub(crate) fn grow(&mut self, table: &mut Table, rows: usize) {
+        let pages = pages_of(table.computed + rows);
+        while table.pages.full.len() < pages {
+            let page = self.allocate_full();
+            table.pages.full.push(page);
+        }
+        if self.window.is_some() {
+            while table.pages.sliding.len() < pages {
+                let page = self.allocate_sliding();
+                table.pages.sliding.push(page);
+            }
+        }
+    }
+
+    fn allocate_full(&mut self) -> PageId {
+        let Allocation { page, evicted } = self
+            .pools
+            .full
+            .allocate()
+            .expect("rows were limited to those that fit");
+        if evicted && let Some(sliding) = self.index.evict_full(page) {
+            // Whoever held it would hold the full page of the same block.
+            self.pools.sliding.forget(sliding);
+        }
+        page
+    }
+
+    fn allocate_sliding(&mut self) -> PageId {
+        let Allocation { page, evicted } = self
+            .pools
+            .sliding
+            .allocate()
+            .expect("sliding pages were reserved at admission");
+        if evicted {
+            self.index.evict_sliding(page);
+        }
+        page
+    }
+
+    /// The next `rows` positions of `tokens` have been computed into the table's pages.
+    pub(crate) fn commit(&mut self, table: &mut Table, tokens: &[TokenId], rows: usize) {
+        table.computed += rows;
+        if self.reuse == PrefixReuse::Enabled {
+            while (table.blocks + 1) * PAGE_TOKENS <= table.computed {
+                self.register(table, tokens);
+            }
+        }
+        self.release_behind_window(table);
+    }
+
+    /// Makes the table's next complete page known, or swaps it for the one that is.
+    fn register(&mut self, table: &mut Table, tokens: &[TokenId]) {
+        let place = table.blocks;
+        let tokens = &tokens[place * PAGE_TOKENS..][..PAGE_TOKENS];
+        let full = &mut table.pages.full[place];
+        // The page was completed just now, so at least its last row was still visible: it is held.
+        let sliding = table.pages.sliding.get_mut(place);
+        let block = if let Some(known) = self.index.child(table.last_block, tokens) {
+            swap(&mut self.pools.full, full, known.full);
+            match (sliding, known.sliding) {
+                (Some(own), Some(page)) => swap(&mut self.pools.sliding, own, page),
+                (Some(own), None) => {
+                    self.index.complete(known, *own);
+                    self.pools.sliding.keep(*own);
+                }
+                (None, _) => {}
+            }
+            known
+        } else {
+            self.pools.full.keep(*full);
+            let sliding = sliding.copied();
+            if let Some(page) = sliding {
+                self.pools.sliding.keep(page);
+            }
+            self.index.insert(table.last_block, tokens, *full, sliding)
+        };
+        table.last_block = block.id;
+        table.blocks += 1;
+    }
+
+    fn release_behind_window(&mut self, table: &mut Table) {
+        let Some(window) = self.window else { return };
+        let first = first_visible_page(table.computed, window).min(table.pages.sliding.len());
+        for place in table.first_sliding..first {
+            let page = std::mem::replace(&mut table.pages.sliding[place], PageId::FREED);
+            let worth = if table.landmarks.iter().any(|l| l.contains(&place)) {
+                Worth::Warm
+            } else {
+                Worth::Cold
+            };
+            self.pools.sliding.release(page, worth);
+        }
+        table.first_sliding = table.first_sliding.max(first);
+    }
+
+    /// Gives back every page. What the index knows stays cached.
+    pub(crate) fn release(&mut self, table: &mut Table) {
+        let Table {
+            pages,
+            first_sliding,
+            ..
+        } = std::mem::replace(table, Table::empty());
+        // The deepest first: it is evicted first, and the blocks before it are of use without it.
+        for page in pages.full.into_iter().rev() {
+            self.pools.full.release(page, Worth::Warm);
+        }
+        for page in pages.sliding.into_iter().skip(first_sliding).rev() {
+            self.pools.sliding.release(page, Worth::Warm);
+        }
+    }
+}
+
+fn swap(pool: &mut Pool, own: &mut PageId, known: PageId) {
+    if *own != known {
+        pool.hold(known);
+        // Nobody knows it, so it becomes free whatever it is worth.
+        pool.release(*own, Worth::Cold);
+        *own = known;
+    }
+}
+
+/// Where a later prompt is likely to branch off from this one, as the sliding pages it would need there.
+///
+/// One place is where this prompt branched off itself. The other is its end: the next turn of a chat repeats it, but then
+/// has the answer without its thoughts. The end of a prompt is itself often rewritten in the next turn, by a few
+/// tokens, so a page before it counts as well.
+fn landmarks(matched: usize, prompt: usize, window: usize) -> [Range<usize>; 2] {
+    let visible_from = |blocks: usize| first_visible_page(blocks * PAGE_TOKENS, window);
+    let repeated = (prompt.saturating_sub(1) / PAGE_TOKENS).saturating_sub(1);
+    [
+        visible_from(matched)..matched,
+        visible_from(repeated)..prompt / PAGE_TOKENS,
+    ]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,247 @@
+use carat_model::backend::KvGroup;
+
+use super::*;
+use crate::core::testing::{FakeExecutor, digests, request, roomy, text, with_pages};
+use crate::{Limits, core::testing::Bench};
+
+impl Kv {
+    /// Pools, index and the tables of all running sequences agree. To be called between steps.
+    pub(crate) fn audit<'a>(&self, tables: impl Iterator<Item = &'a Table> + Clone) {
+        for group in KvGroup::ALL {
+            let pool = self.pools.get(group);
+            let counts = pool.counts();
+            let mut holders = vec![0; counts.free + counts.cached + counts.held];
+            for table in tables.clone() {
+                for page in table.pages.get(group) {
+                    if *page != PageId::FREED {
+                        holders[page.0 as usize] += 1;
+                    }
+                }
+            }
+            pool.audit(&holders);
+            for table in tables.clone() {
+                for (place, &page) in table.pages.get(group).iter().enumerate() {
+                    if page == PageId::FREED {
+                        assert!(group == KvGroup::Sliding && place < table.first_sliding);
+                    } else if place < table.blocks {
+                        assert!(pool.is_kept(page), "a complete page is known");
+                    } else {
+                        assert!(!pool.is_kept(page), "{page:?} is known but incomplete");
+                        assert_eq!(holders[page.0 as usize], 1, "{page:?} is written by two");
+                    }
+                }
+            }
+        }
+        for table in tables {
+            self.audit_table(table);
+        }
+        for (_, block) in self.index.audit() {
+            assert!(self.pools.full.is_kept(block.full));
+            if let Some(sliding) = block.sliding {
+                assert!(self.pools.sliding.is_kept(sliding));
+                assert!(
+                    !self.pools.sliding.is_held(sliding) || self.pools.full.is_held(block.full),
+                    "who holds a sliding page holds the full page of its block"
+                );
+            }
+        }
+    }
+
+    fn audit_table(&self, table: &Table) {
+        assert!(table.pages.full.len() >= pages_of(table.computed));
+        if self.reuse == PrefixReuse::Enabled {
+            assert_eq!(table.blocks, table.computed / PAGE_TOKENS);
+        }
+        if let Some(window) = self.window {
+            assert_eq!(table.pages.sliding.len(), table.pages.full.len());
+            let first = first_visible_page(table.computed, window);
+            assert_eq!(table.first_sliding, first.min(table.pages.sliding.len()));
+        }
+    }
+
+    /// Every page that could be found contains what the index says.
+    pub(crate) fn audit_contents(&self, executor: &FakeExecutor) {
+        for (tokens, block) in self.index.audit() {
+            let digests = digests(&tokens);
+            let start = tokens.len() - PAGE_TOKENS;
+            let full = &executor.pages.full[block.full.0 as usize];
+            let sliding = block.sliding.map(|p| &executor.pages.sliding[p.0 as usize]);
+            for contents in [Some(full), sliding].into_iter().flatten() {
+                for (slot, entry) in contents.iter().enumerate() {
+                    let entry = entry.expect("a known page is complete");
+                    let at = start + slot;
+                    assert_eq!((entry.position, entry.token), (at, tokens[at]));
+                    assert_eq!(entry.digest, digests[at]);
+                }
+            }
+        }
+    }
+}
+
+fn kv(window: Option<usize>, full: usize, sliding: usize) -> Kv {
+    let (config, shape) = with_pages(roomy(window), full, sliding);
+    Kv::new(&Limits::new(config, shape).unwrap())
+}
+
+/// Computes `tokens` in chunks and returns the table.
+fn compute(kv: &mut Kv, tokens: &[TokenId], chunk: usize) -> Table {
+    let found = kv.find(tokens);
+    let mut table = kv.claim(tokens, found, tokens.len());
+    while table.computed < tokens.len() {
+        let rows = chunk.min(tokens.len() - table.computed);
+        kv.grow(&mut table, rows);
+        kv.commit(&mut table, tokens, rows);
+        kv.audit(std::iter::once(&table));
+    }
+    table
+}
+
+fn compute_and_release(kv: &mut Kv, tokens: &[TokenId]) {
+    let mut table = compute(kv, tokens, 16);
+    kv.release(&mut table);
+}
+
+fn found(kv: &Kv, tokens: &[TokenId]) -> (usize, Option<MissReason>) {
+    let found = kv.find(tokens);
+    (found.reusable * PAGE_TOKENS, found.miss)
+}
+
+#[test]
+fn sliding_pages_are_freed_behind_the_window() {
+    let mut kv = kv(Some(40), 8, 8);
+    let table = compute(&mut kv, &text(1, 104), 8);
+    // The next row, at 104, sees 65 and later.
+    let freed = table
+        .pages
+        .sliding
+        .iter()
+        .take_while(|p| **p == PageId::FREED);
+    assert_eq!(freed.count(), 2);
+    assert_eq!(table.pages.sliding.len(), 4);
+    assert_eq!(kv.counts().sliding.held, 2);
+    assert_eq!(kv.counts().full.held, 4);
+}
+
+#[test]
+fn the_page_that_the_window_still_touches_is_not_freed() {
+    let mut kv = kv(Some(33), 8, 8);
+    // The row at 63 sees 31 and later, so the last position of page 0; the row at 64 no longer does.
+    let table = compute(&mut kv, &text(1, 63), 1);
+    assert_ne!(table.pages.sliding[0], PageId::FREED);
+    let mut kv = super::tests::kv(Some(33), 8, 8);
+    let table = compute(&mut kv, &text(1, 64), 1);
+    assert_eq!(table.pages.sliding[0], PageId::FREED);
+}
+
+#[test]
+fn without_sliding_layers_there_are_no_sliding_pages() {
+    let mut kv = kv(None, 8, 0);
+    let table = compute(&mut kv, &text(1, 100), 50);
+    assert!(table.pages.sliding.is_empty());
+}
+
+#[test]
+fn a_repeated_prompt_is_found_up_to_the_page_before_its_last_token() {
+    let mut kv = kv(Some(64), 8, 8);
+    compute_and_release(&mut kv, &text(1, 96));
+    assert_eq!(found(&kv, &text(1, 96)), (64, None));
+    assert_eq!(found(&kv, &text(1, 97)), (96, None));
+}
+
+#[test]
+fn a_miss_says_why() {
+    let mut kv = kv(Some(64), 8, 8);
+    compute_and_release(&mut kv, &text(1, 96));
+    assert_eq!(found(&kv, &text(1, 32)), (0, Some(MissReason::TooShort)));
+    assert_eq!(found(&kv, &text(2, 90)), (0, Some(MissReason::NoMatch)));
+    let branch = [text(1, 70), text(2, 70)].concat();
+    assert_eq!(found(&kv, &branch), (64, Some(MissReason::Diverged)));
+}
+
+#[test]
+fn a_prefix_without_its_window_is_found_where_the_window_is_whole() {
+    let mut kv = kv(Some(33), 12, 6);
+    // Four pages of a prompt, the last one's window included, then enough of another to evict a sliding page.
+    compute_and_release(&mut kv, &text(1, 129));
+    assert_eq!(found(&kv, &text(1, 129)), (128, None));
+    let block = kv.index.walk(&text(1, 128)).nth(3).unwrap();
+    let page = block.sliding.unwrap();
+    kv.index.evict_sliding(page);
+    kv.pools.sliding.forget(page);
+    // The row at 128 would see page 3; the row at 96 sees page 2, which is there.
+    let miss = Some(MissReason::SlidingEvicted);
+    assert_eq!(found(&kv, &text(1, 129)), (96, miss));
+}
+
+#[test]
+fn the_deepest_block_is_evicted_first() {
+    let mut kv = kv(None, 4, 0);
+    compute_and_release(&mut kv, &text(1, 128));
+    compute_and_release(&mut kv, &text(2, 40));
+    assert_eq!(found(&kv, &text(1, 128)), (64, Some(MissReason::Diverged)));
+}
+
+#[test]
+fn a_full_page_takes_its_sliding_page_along_when_evicted() {
+    let mut kv = kv(Some(200), 4, 8);
+    compute_and_release(&mut kv, &text(1, 128));
+    assert_eq!(kv.counts().sliding.cached, 4);
+    compute_and_release(&mut kv, &text(2, 64));
+    assert_eq!(kv.counts().full.cached, 4);
+    assert_eq!(kv.counts().sliding.cached, 4);
+    kv.audit(std::iter::empty());
+}
+
+#[test]
+fn sequences_that_compute_the_same_tokens_end_up_with_the_same_pages() {
+    let mut kv = kv(Some(200), 8, 8);
+    let tokens = text(1, 70);
+    let none = kv.find(&tokens);
+    let mut tables = [(); 2].map(|()| kv.claim(&tokens, none, tokens.len()));
+    for table in &mut tables {
+        kv.grow(table, 70);
+    }
+    assert_eq!(kv.counts().full.held, 6);
+    for table in &mut tables {
+        kv.commit(table, &tokens, 70);
+    }
+    assert_eq!(tables[0].pages.full[..2], tables[1].pages.full[..2]);
+    assert_eq!(tables[0].pages.sliding[..2], tables[1].pages.sliding[..2]);
+    assert_ne!(tables[0].pages.full[2], tables[1].pages.full[2]);
+    assert_eq!(kv.counts().full.held, 4);
+    kv.audit(tables.iter());
+}
+
+#[test]
+fn a_long_prompt_does_not_push_out_the_window_of_another_conversation() {
+    // Room for two windows and a bit; the long prompt passes through many sliding pages.
+    let mut kv = kv(Some(32), 40, 6);
+    compute_and_release(&mut kv, &text(1, 70));
+    compute_and_release(&mut kv, &text(2, 700));
+    assert_eq!(found(&kv, &text(1, 70)), (64, None));
+    assert_eq!(found(&kv, &text(2, 700)).0, 672);
+}
+
+#[test]
+fn a_chat_finds_the_end_of_its_last_prompt_though_the_answer_was_long() {
+    let mut bench = Bench::new(with_pages(roomy(Some(40)), 40, 8));
+    bench.finish(request(text(1, 100), 150));
+    // The next turn repeats the prompt, not the answer.
+    let next = [text(1, 100), text(2, 30)].concat();
+    let counts = bench.finish(request(next, 1));
+    assert_eq!(counts.cached_tokens, 96);
+    assert_eq!(counts.miss, Some(MissReason::Diverged));
+}
+
+#[test]
+fn a_shared_beginning_is_kept_once_it_has_proved_to_be_shared() {
+    let mut bench = Bench::new(with_pages(roomy(Some(32)), 60, 5));
+    let prompt = |n: u64| request([text(1, 96), text(n, 120)].concat(), 1);
+    assert_eq!(bench.finish(prompt(2)).cached_tokens, 0);
+    // The first prompt went on past the branch without knowing of it; the second one remembers.
+    assert_eq!(
+        bench.finish(prompt(3)).miss,
+        Some(MissReason::SlidingEvicted)
+    );
+    assert_eq!(bench.finish(prompt(4)).cached_tokens, 96);
+}

@@ -1,0 +1,20 @@
+//! Scheduling as a pure, synchronous state machine over tokens and pages.
+//!
+//! No thread, clock, text, weight or tensor: whole serving histories run in a unit test in microseconds.
+
+mod kv;
+mod pages;
+mod prefix;
+mod request;
+mod scheduler;
+mod sequence;
+
+#[cfg(test)]
+mod histories;
+#[cfg(test)]
+pub(crate) mod testing;
+
+pub use kv::MissReason;
+pub use pages::PageCounts;
+pub use request::{Counts, FinishReason, Rejected, Request, RequestId};
+pub use scheduler::{Scheduler, Stats, Update, Work};

@@ -1,0 +1,130 @@
+use std::collections::HashSet;
+
+use super::*;
+
+impl Pool {
+    /// Every page is in exactly one state, and has as many holders as it should.
+    pub(crate) fn audit(&self, holders: &[u32]) {
+        assert_eq!(holders.len(), self.ends());
+        let mut seen = HashSet::new();
+        for &page in &self.free {
+            assert!(seen.insert(page), "{page:?} is free twice");
+            let entry = self.pages[page.0 as usize];
+            assert!(
+                !entry.kept && entry.holders == 0,
+                "{page:?} is free and used"
+            );
+        }
+        let mut at = self.pages[self.ends()].warmer;
+        while at as usize != self.ends() {
+            assert!(seen.insert(PageId(at)), "page {at} is free or cached twice");
+            let entry = self.pages[at as usize];
+            assert!(
+                entry.kept && entry.holders == 0,
+                "page {at} is cached and used"
+            );
+            assert_eq!(self.pages[entry.warmer as usize].colder, at);
+            at = entry.warmer;
+        }
+        assert_eq!(seen.len(), self.available());
+        for (page, expected) in holders.iter().enumerate() {
+            assert_eq!(
+                self.pages[page].holders, *expected,
+                "holders of page {page}"
+            );
+            assert_eq!(
+                seen.contains(&PageId(page as u32)),
+                *expected == 0,
+                "page {page} leaks"
+            );
+        }
+    }
+
+    pub(crate) fn is_kept(&self, page: PageId) -> bool {
+        self.pages[page.0 as usize].kept
+    }
+}
+
+/// Three pages, allocated, kept and released in order.
+fn three_cached() -> Pool {
+    let mut pool = Pool::new(3);
+    for _ in 0..3 {
+        let page = pool.allocate().unwrap().page;
+        pool.keep(page);
+    }
+    for page in 0..3 {
+        pool.release(PageId(page), Worth::Warm);
+    }
+    pool
+}
+
+fn evicted(page: u32) -> Allocation {
+    Allocation {
+        page: PageId(page),
+        evicted: true,
+    }
+}
+
+#[test]
+fn pages_without_known_contents_are_free_again_when_released() {
+    let mut pool = Pool::new(2);
+    let page = pool.allocate().unwrap().page;
+    pool.release(page, Worth::Warm);
+    let counts = PageCounts {
+        free: 2,
+        cached: 0,
+        held: 0,
+    };
+    assert_eq!(pool.counts(), counts);
+}
+
+#[test]
+fn free_pages_are_given_away_before_cached_ones() {
+    let mut pool = Pool::new(2);
+    let page = pool.allocate().unwrap().page;
+    pool.keep(page);
+    pool.release(page, Worth::Warm);
+    assert!(!pool.allocate().unwrap().evicted);
+    assert!(pool.allocate().unwrap().evicted);
+}
+
+#[test]
+fn the_longest_unused_page_is_evicted_first() {
+    let mut pool = three_cached();
+    pool.hold(PageId(0));
+    pool.release(PageId(0), Worth::Warm);
+    assert_eq!(pool.allocate(), Some(evicted(1)));
+    assert_eq!(pool.allocate(), Some(evicted(2)));
+    assert_eq!(pool.allocate(), Some(evicted(0)));
+    assert_eq!(pool.allocate(), None);
+}
+
+#[test]
+fn cold_pages_are_evicted_before_all_others() {
+    let mut pool = three_cached();
+    pool.hold(PageId(2));
+    pool.release(PageId(2), Worth::Cold);
+    assert_eq!(pool.allocate(), Some(evicted(2)));
+    assert_eq!(pool.allocate(), Some(evicted(0)));
+}
+
+#[test]
+fn a_page_is_held_until_its_last_holder_lets_go() {
+    let mut pool = three_cached();
+    pool.hold(PageId(1));
+    pool.hold(PageId(1));
+    pool.release(PageId(1), Worth::Warm);
+    pool.audit(&[0, 1, 0]);
+    assert_eq!(pool.available(), 2);
+    pool.release(PageId(1), Worth::Warm);
+    pool.audit(&[0, 0, 0]);
+}
+
+#[test]
+#[should_panic(expected = "released once")]
+fn releasing_twice_is_a_bug() {
+    let mut pool = Pool::new(1);
+    let page = pool.allocate().unwrap().page;
+    pool.release(page, Worth::Warm);
+    pool.release(page, Worth::Warm);
+}
