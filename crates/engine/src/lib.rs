@@ -1,4 +1,50 @@
-//! Tokens in, tokens out: scheduler, paged KV, streams.
+//! Tokens in, tokens out: continuous batching over paged KV.
+//!
+//! - [`EngineHandle`] and [`TokenStream`]: start an engine, submit requests, read their tokens
+//! - [`EngineConfig`]: how much it may hold; [`comfortable_pages`] and [`minimum_pages`] tell how many KV pages are sensible
+//! - [`core`]: the scheduler, a pure state machine over tokens and pages
+//! - `worker`: the one thread that owns the executor
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use carat_engine::{EngineConfig, EngineHandle, Event, ModelShape, Request};
+//! # use carat_model::{backend::Backend, plan::Plan, weights::Weights};
+//! # fn example(backend: Box<dyn Backend>, plan: Plan, weights: Arc<Weights>, prompt: Vec<u32>)
+//! # -> Result<(), Box<dyn std::error::Error>> {
+//! let window = ModelShape::from(&plan).window;
+//! // Contexts of 8192 tokens, four requests side by side, batches of 512 rows.
+//! let config = EngineConfig::comfortable(8192, 4, 512, window);
+//! let engine = EngineHandle::start(config, backend, plan, weights)?;
+//!
+//! let stream = engine.submit(Request {
+//!     max_tokens: Some(100),
+//!     stop_tokens: vec![1, 106],
+//!     ..Request::new(prompt)
+//! })?;
+//! for event in stream {
+//!     match event? {
+//!         Event::Token { id, .. } => { /* to the detokenizer */ }
+//!         Event::Finished { reason, usage } => { /* why, and what it took */ }
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Requests run side by side and never change each other's tokens. A request whose prompt begins like an earlier one
+//! continues from the KV that was computed then; [`Counts::cached_tokens`] says how much, [`Counts::miss`] why not more.
+//! Dropping a stream cancels its request; dropping the last handle stops the engine.
+
+mod checked;
 mod config;
 pub mod core;
-pub use config::*;
+mod handle;
+mod worker;
+
+pub use config::{
+    ConfigError, EngineConfig, Limits, ModelShape, PrefixReuse, comfortable_pages, minimum_pages,
+};
+pub use core::{Counts, FinishReason, MissReason, PageCounts, Rejected, Request, RequestId, Stats};
+pub use handle::{
+    Canceller, EngineHandle, Event, StartError, StreamError, Timings, TokenStream, Usage,
+};

@@ -35,7 +35,7 @@ impl Kv {
         for table in tables {
             self.audit_table(table);
         }
-        for (_, block) in self.index.audit() {
+        for block in self.index.audit() {
             assert!(self.pools.full.is_kept(block.full));
             if let Some(sliding) = block.sliding {
                 assert!(self.pools.sliding.is_kept(sliding));
@@ -61,7 +61,7 @@ impl Kv {
 
     /// Every page that could be found contains what the index says.
     pub(crate) fn audit_contents(&self, executor: &FakeExecutor) {
-        for (tokens, block) in self.index.audit() {
+        for (tokens, block) in self.index.prefixes() {
             let digests = digests(&tokens);
             let start = tokens.len() - PAGE_TOKENS;
             let full = &executor.pages.full[block.full.0 as usize];

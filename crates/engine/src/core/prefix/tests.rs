@@ -1,34 +1,42 @@
-use std::collections::HashMap;
+use rustc_hash::FxHashSet;
 
 use super::*;
 
 impl PrefixIndex {
-    /// Every block with all tokens up to its end; fails if a block's predecessor is gone, or the tables disagree.
-    pub(crate) fn audit(&self) -> Vec<(Vec<TokenId>, Block)> {
-        let by_id: HashMap<u64, &Key> = self.blocks.iter().map(|(k, b)| (b.id.0, k)).collect();
-        assert_eq!(by_id.len(), self.blocks.len(), "a number is used twice");
-        let known = |table: usize| assert_eq!(table, self.blocks.len(), "a forgotten page");
-        known(self.keys.iter().flatten().count());
+    /// The tables agree, and no block's predecessor is gone.
+    pub(crate) fn audit(&self) -> impl Iterator<Item = Block> {
+        let ids: FxHashSet<BlockId> = self.blocks.values().map(|b| b.id).collect();
+        assert_eq!(ids.len(), self.blocks.len(), "a number is used twice");
+        let pages = self.keys.iter().flatten().count();
+        assert_eq!(pages, self.blocks.len(), "a page without a block");
         let with_sliding = self.blocks.values().filter(|b| b.sliding.is_some());
         assert_eq!(with_sliding.count(), self.siblings.iter().flatten().count());
-
-        let mut all = Vec::new();
         for (key, block) in &self.blocks {
             assert_eq!(self.keys[block.full.0 as usize].as_ref(), Some(key));
+            assert!(
+                key.parent == BlockId::ROOT || ids.contains(&key.parent),
+                "an orphan"
+            );
             if let Some(sliding) = block.sliding {
                 assert_eq!(self.siblings[sliding.0 as usize], Some(block.full));
             }
-            let mut pages = vec![key.tokens];
-            let mut parent = key.parent;
-            while parent != BlockId::ROOT {
-                let before = by_id[&parent.0];
-                pages.push(before.tokens);
-                parent = before.parent;
+        }
+        self.blocks.values().copied()
+    }
+
+    /// Every block with all tokens up to its end.
+    pub(crate) fn prefixes(&self) -> impl Iterator<Item = (Vec<TokenId>, Block)> {
+        let keys: FxHashMap<BlockId, &Key> = self.blocks.iter().map(|(k, b)| (b.id, k)).collect();
+        self.blocks.values().map(move |block| {
+            let mut pages = Vec::new();
+            let mut at = block.id;
+            while at != BlockId::ROOT {
+                pages.push(keys[&at].tokens);
+                at = keys[&at].parent;
             }
             pages.reverse();
-            all.push((pages.concat(), *block));
-        }
-        all
+            (pages.concat(), *block)
+        })
     }
 }
 
@@ -85,5 +93,5 @@ fn a_sliding_page_is_lost_alone_or_with_its_block() {
     assert_eq!(index.child(BlockId::ROOT, &A).unwrap().sliding, None);
     index.complete(a, PageId(0));
     assert_eq!(index.evict_full(PageId(0)), Some(PageId(0)));
-    assert!(index.audit().is_empty());
+    assert_eq!(index.audit().count(), 0);
 }

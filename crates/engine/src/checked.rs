@@ -1,0 +1,29 @@
+//! An executor that is never handed a malformed batch.
+//!
+//! Executors rely on what `Batch::check` demands; this is the one place that checks it, once a batch.
+
+use carat_model::{
+    backend::{BackendError, Batch, CompileOptions, Executor, Outputs, Ticket},
+    plan::{Plan, Value},
+};
+
+pub(crate) struct Checked {
+    pub(crate) executor: Box<dyn Executor>,
+    pub(crate) plan: Plan,
+    pub(crate) options: CompileOptions,
+}
+
+impl Executor for Checked {
+    fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
+        batch.check(&self.plan, &self.options)?;
+        self.executor.submit(batch)
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
+        self.executor.collect(ticket, out)
+    }
+
+    fn probed(&self, value: Value) -> Option<&[f32]> {
+        self.executor.probed(value)
+    }
+}

@@ -1,0 +1,272 @@
+//! The engine as the rest of the program sees it: submit a request, read its tokens.
+//!
+//! An [`EngineHandle`] is a sender of commands to the worker thread and may be cloned freely. A [`TokenStream`] is a
+//! plain blocking iterator; who lives in an async world reads it on a blocking task. Dropping a stream is the whole of
+//! cancellation.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        mpsc::{self, Receiver, Sender},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use carat_model::{
+    TokenId,
+    backend::{Backend, BackendError, Executor},
+    plan::Plan,
+    weights::Weights,
+};
+
+use crate::{
+    checked::Checked,
+    config::{ConfigError, EngineConfig, Limits, ModelShape},
+    core::{Counts, FinishReason, Rejected, Request, RequestId, Stats},
+    worker::{self, Command, Submission},
+};
+
+/// Why the engine could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("the engine's settings do not work: {0}")]
+    Config(#[from] ConfigError),
+    #[error("the model could not be prepared: {0}")]
+    Backend(#[from] BackendError),
+    #[error("the engine's thread could not be started: {0}")]
+    Thread(#[source] io::Error),
+    #[error("the engine's thread ended while preparing the model")]
+    Died,
+}
+
+/// Why an accepted request ended without a [`Event::Finished`].
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StreamError {
+    /// A batch with this request in it failed.
+    #[error("the request was ended by a failure: {0}")]
+    Failed(#[source] Arc<BackendError>),
+    /// The last handle was dropped, or the worker thread died.
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    Token {
+        id: TokenId,
+        /// Under the model itself, before penalties, temperature and truncation; if asked for.
+        logprob: Option<f32>,
+        /// The likeliest tokens, best first; if asked for.
+        top: Vec<(TokenId, f32)>,
+    },
+    /// Always the last.
+    Finished { reason: FinishReason, usage: Usage },
+}
+
+/// What a request came to, and what took how long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub counts: Counts,
+    pub timings: Timings,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timings {
+    /// From submission until the request was first scheduled.
+    pub queue: Duration,
+    /// From there to the first token.
+    pub prefill: Duration,
+    /// From there to the end.
+    pub decode: Duration,
+}
+
+/// Speaks to a running engine. When the last clone is dropped the engine stops: requests still under way end with
+/// [`StreamError::Stopped`], and the drop returns when the thread has ended.
+#[derive(Clone)]
+pub struct EngineHandle(Arc<Engine>);
+
+struct Engine {
+    limits: Limits,
+    commands: Sender<Command>,
+    last_id: AtomicU64,
+    /// Requests that hold a [`Place`].
+    unfinished: Arc<AtomicUsize>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A request's place among the unfinished ones, given up when dropped.
+pub(crate) struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(unfinished: &Arc<AtomicUsize>, most: usize) -> Result<Place, Rejected> {
+        let another = |n| (n < most).then_some(n + 1);
+        match unfinished.fetch_update(Ordering::Relaxed, Ordering::Relaxed, another) {
+            Ok(_) => Ok(Place(Arc::clone(unfinished))),
+            Err(unfinished) => Err(Rejected::Busy { unfinished }),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl EngineHandle {
+    /// Compiles the plan on the engine's own thread and returns when it is ready for requests.
+    pub fn start(
+        config: EngineConfig,
+        backend: Box<dyn Backend>,
+        plan: Plan,
+        weights: Arc<Weights>,
+    ) -> Result<EngineHandle, StartError> {
+        let shape = ModelShape::from(&plan);
+        EngineHandle::start_with(config, shape, move |limits| {
+            let options = limits.compile_options();
+            let executor = backend.compile(&plan, weights, &options)?;
+            Ok(Box::new(Checked {
+                executor,
+                plan,
+                options,
+            }))
+        })
+    }
+
+    /// Like [`EngineHandle::start`], with any executor. `make` runs on the engine's thread, which the executor never
+    /// leaves; it must be able to run whatever the limits allow.
+    pub fn start_with(
+        config: EngineConfig,
+        shape: ModelShape,
+        make: impl FnOnce(&Limits) -> Result<Box<dyn Executor>, BackendError> + Send + 'static,
+    ) -> Result<EngineHandle, StartError> {
+        let limits = Limits::new(config, shape)?;
+        let (commands, inbox) = mpsc::channel();
+        let (ready, started) = mpsc::channel();
+        let of_worker = limits.clone();
+        let thread = thread::Builder::new()
+            .name("carat-engine".to_owned())
+            .spawn(move || worker::run(of_worker, make, &ready, inbox))
+            .map_err(StartError::Thread)?;
+        started.recv().map_err(|_| StartError::Died)??;
+        Ok(EngineHandle(Arc::new(Engine {
+            limits,
+            commands,
+            last_id: AtomicU64::new(0),
+            unfinished: Arc::default(),
+            thread: Some(thread),
+        })))
+    }
+
+    /// Queues a request; its tokens can be read from the stream.
+    pub fn submit(&self, request: Request) -> Result<TokenStream, Rejected> {
+        let engine = &*self.0;
+        engine.limits.check(&request)?;
+        let place = Place::take(&engine.unfinished, engine.limits.config().max_unfinished)?;
+        let id = RequestId(engine.last_id.fetch_add(1, Ordering::Relaxed) + 1);
+        let (events, received) = mpsc::channel();
+        let submission = Submission {
+            id,
+            request,
+            events,
+            place,
+            submitted: Instant::now(),
+        };
+        engine
+            .commands
+            .send(Command::Submit(submission))
+            .map_err(|_| Rejected::Stopped)?;
+        Ok(TokenStream {
+            id,
+            events: received,
+            commands: engine.commands.clone(),
+            ended: false,
+        })
+    }
+
+    /// How busy the engine is, as of the next break between two batches; `None` if it has stopped.
+    pub fn stats(&self) -> Option<Stats> {
+        let (reply, stats) = mpsc::channel();
+        self.0.commands.send(Command::Stats(reply)).ok()?;
+        stats.recv().ok()
+    }
+
+    pub fn limits(&self) -> &Limits {
+        &self.0.limits
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Fails only if the thread has ended already.
+        let _ = self.commands.send(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been reported there, and to the streams.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The answer to a request: tokens, then [`Event::Finished`] or one error. Reading blocks until there is an event.
+/// Dropping it before its end cancels the request at the next step.
+pub struct TokenStream {
+    id: RequestId,
+    events: Receiver<Result<Event, StreamError>>,
+    commands: Sender<Command>,
+    ended: bool,
+}
+
+/// Cancels a request from elsewhere, such as while another thread waits for its first token.
+#[derive(Clone)]
+pub struct Canceller {
+    id: RequestId,
+    commands: Sender<Command>,
+}
+
+impl Canceller {
+    /// The stream then ends with [`FinishReason::Cancelled`], unless it has ended before.
+    pub fn cancel(&self) {
+        // A stopped engine has nothing left to cancel.
+        let _ = self.commands.send(Command::Cancel(self.id));
+    }
+}
+
+impl TokenStream {
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    pub fn canceller(&self) -> Canceller {
+        Canceller {
+            id: self.id,
+            commands: self.commands.clone(),
+        }
+    }
+}
+
+impl Iterator for TokenStream {
+    type Item = Result<Event, StreamError>;
+
+    fn next(&mut self) -> Option<Result<Event, StreamError>> {
+        if self.ended {
+            return None;
+        }
+        let event = self.events.recv().unwrap_or(Err(StreamError::Stopped));
+        self.ended = !matches!(event, Ok(Event::Token { .. }));
+        Some(event)
+    }
+}
+
+impl Drop for TokenStream {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.canceller().cancel();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,260 @@
+//! The engine with its thread, over the fake model. Tests that depend on when something happens hold the executor back
+//! before each batch instead of guessing times.
+
+use carat_model::backend::{Batch, Outputs, Ticket};
+use carat_model::plan::Value;
+
+use super::*;
+use crate::core::{
+    MissReason,
+    testing::{FakeExecutor, alone, request, roomy, text},
+};
+
+/// Asks before each batch whether and how to run it.
+struct Guarded<F> {
+    executor: FakeExecutor,
+    guard: F,
+}
+
+impl<F: FnMut(&Batch<'_>) -> Result<(), BackendError>> Executor for Guarded<F> {
+    fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
+        (self.guard)(batch)?;
+        self.executor.submit(batch)
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
+        self.executor.collect(ticket, out)
+    }
+
+    fn probed(&self, _value: Value) -> Option<&[f32]> {
+        None
+    }
+}
+
+const WINDOW: Option<usize> = Some(64);
+
+fn start(
+    mut guard: impl FnMut(&Batch<'_>) -> Result<(), BackendError> + Send + 'static,
+) -> EngineHandle {
+    start_config(roomy(WINDOW).0, move |batch| guard(batch))
+}
+
+fn start_config(
+    config: EngineConfig,
+    guard: impl FnMut(&Batch<'_>) -> Result<(), BackendError> + Send + 'static,
+) -> EngineHandle {
+    let make = |limits: &Limits| {
+        let executor = FakeExecutor::new(limits);
+        Ok(Box::new(Guarded { executor, guard }) as Box<dyn Executor>)
+    };
+    EngineHandle::start_with(config, roomy(WINDOW).1, make).unwrap()
+}
+
+/// An engine that runs one batch for each message; dropping the sender lets it run freely.
+fn start_held() -> (EngineHandle, Sender<()>) {
+    let (go, gate) = mpsc::channel();
+    let mut open = false;
+    let engine = start(move |_| {
+        open = open || gate.recv().is_err();
+        Ok(())
+    });
+    (engine, go)
+}
+
+fn device_failure() -> BackendError {
+    BackendError::Device("the bus fell off".into())
+}
+
+fn answer(stream: TokenStream) -> (Vec<TokenId>, FinishReason, Usage) {
+    let mut tokens = Vec::new();
+    for event in stream {
+        match event.unwrap() {
+            Event::Token { id, .. } => tokens.push(id),
+            Event::Finished { reason, usage } => return (tokens, reason, usage),
+        }
+    }
+    panic!("a stream without an end");
+}
+
+#[test]
+fn a_stream_yields_the_answer_and_what_it_took() {
+    let engine = start(|_| Ok(()));
+    let asked = request(text(1, 100), 20);
+    let (tokens, reason, usage) = answer(engine.submit(asked.clone()).unwrap());
+    assert_eq!((tokens, reason), alone(&asked, 120, WINDOW));
+    assert_eq!(usage.counts.prompt_tokens, 100);
+    assert_eq!(usage.counts.generated_tokens, 20);
+    assert_eq!(usage.counts.miss, Some(MissReason::NoMatch));
+    assert!(usage.timings.prefill > Duration::ZERO);
+    assert!(usage.timings.decode > Duration::ZERO);
+}
+
+#[test]
+fn requests_from_many_threads_get_their_own_answers() {
+    let engine = start(|_| Ok(()));
+    thread::scope(|scope| {
+        for n in 0..8 {
+            let engine = engine.clone();
+            scope.spawn(move || {
+                let asked = request([text(1, 40), text(n, 20)].concat(), 30);
+                let (tokens, ..) = answer(engine.submit(asked.clone()).unwrap());
+                assert_eq!(tokens, alone(&asked, 90, WINDOW).0);
+            });
+        }
+    });
+}
+
+#[test]
+fn an_idle_engine_wakes_up_for_the_next_request() {
+    let engine = start(|_| Ok(()));
+    for _ in 0..3 {
+        answer(engine.submit(request(text(1, 40), 3)).unwrap());
+        assert_eq!(engine.stats().unwrap().running, 0);
+    }
+}
+
+#[test]
+fn logprobs_come_with_the_tokens_if_asked_for() {
+    let engine = start(|_| Ok(()));
+    let mut asked = request(text(1, 10), 1);
+    asked.logprobs = Some(3);
+    let first = engine.submit(asked).unwrap().next().unwrap().unwrap();
+    let Event::Token { logprob, top, .. } = first else {
+        panic!("{first:?}")
+    };
+    assert!(logprob.is_some() && top.len() == 3);
+}
+
+#[test]
+fn a_dropped_stream_frees_its_pages() {
+    let (engine, go) = start_held();
+    let mut stream = engine.submit(request(text(1, 20), 200)).unwrap();
+    go.send(()).unwrap();
+    assert!(matches!(stream.next(), Some(Ok(Event::Token { .. }))));
+    drop(stream);
+    drop(go);
+    // Stats are answered in order: after the cancellation was heard, but perhaps before the step that heeds it.
+    answer(engine.submit(request(text(2, 20), 1)).unwrap());
+    let stats = engine.stats().unwrap();
+    assert_eq!((stats.running, stats.waiting), (0, 0));
+    assert_eq!(stats.pages.full.held + stats.pages.sliding.held, 0);
+}
+
+#[test]
+fn a_request_can_be_cancelled_while_its_reader_waits() {
+    let (engine, go) = start_held();
+    let stream = engine.submit(request(text(1, 20), 200)).unwrap();
+    stream.canceller().cancel();
+    drop(go);
+    let (tokens, reason, usage) = answer(stream);
+    assert_eq!(reason, FinishReason::Cancelled);
+    assert_eq!(usage.counts.generated_tokens, tokens.len());
+}
+
+#[test]
+fn a_refused_batch_ends_its_requests_and_the_engine_goes_on() {
+    let mut refused = false;
+    let engine = start(move |_| {
+        let first = !std::mem::replace(&mut refused, true);
+        let what = "no such batch".to_owned();
+        if first {
+            Err(BackendError::Unsupported { what })
+        } else {
+            Ok(())
+        }
+    });
+    let mut stream = engine.submit(request(text(1, 20), 5)).unwrap();
+    let error = stream.next().unwrap().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the request was ended by a failure: no such batch"
+    );
+    assert!(stream.next().is_none());
+    let asked = request(text(1, 20), 5);
+    let (tokens, ..) = answer(engine.submit(asked.clone()).unwrap());
+    assert_eq!(tokens, alone(&asked, 25, WINDOW).0);
+}
+
+#[test]
+fn a_failed_device_ends_every_request_and_stops_the_engine() {
+    let mut config = roomy(WINDOW).0;
+    config.max_sequences = 1;
+    let (go, gate) = mpsc::channel::<()>();
+    let engine = start_config(config, move |_| {
+        let _ = gate.recv();
+        Err(device_failure())
+    });
+    let running = engine.submit(request(text(1, 20), 5)).unwrap();
+    let waiting = engine.submit(request(text(2, 20), 5)).unwrap();
+    drop(go);
+    for mut stream in [running, waiting] {
+        let event = stream.next().unwrap();
+        assert!(event.is_err(), "{event:?}");
+        assert!(stream.next().is_none());
+    }
+    // Whichever the second heard, the engine is gone as soon as its thread is.
+    while let Ok(mut stream) = engine.submit(request(text(1, 20), 5)) {
+        assert!(stream.next().unwrap().is_err());
+    }
+    assert_eq!(engine.stats(), None);
+    let rejected = engine.submit(request(text(1, 20), 5)).err();
+    assert_eq!(rejected, Some(Rejected::Stopped));
+}
+
+#[test]
+fn a_panicking_executor_stops_the_engine_not_the_program() {
+    let engine = start(|_| panic!("as this test wants"));
+    let mut stream = engine.submit(request(text(1, 20), 5)).unwrap();
+    assert!(matches!(stream.next(), Some(Err(StreamError::Stopped))));
+}
+
+#[test]
+fn dropping_the_last_handle_ends_what_is_under_way() {
+    let (engine, go) = start_held();
+    let mut stream = engine.clone().submit(request(text(1, 20), 200)).unwrap();
+    go.send(()).unwrap();
+    assert!(matches!(stream.next(), Some(Ok(_))));
+    let dropper = thread::spawn(move || drop(engine));
+    drop(go);
+    let last = stream.find(|e| !matches!(e, Ok(Event::Token { .. })));
+    assert!(matches!(
+        last,
+        Some(Err(StreamError::Stopped) | Ok(Event::Finished { .. }))
+    ));
+    dropper.join().unwrap();
+}
+
+#[test]
+fn a_full_queue_turns_requests_away_until_one_finishes() {
+    let mut config = roomy(WINDOW).0;
+    config.max_unfinished = 2;
+    let (go, gate) = mpsc::channel::<()>();
+    let engine = start_config(config, move |_| {
+        let _ = gate.recv();
+        Ok(())
+    });
+    let streams = [1, 2].map(|n| engine.submit(request(text(n, 20), 5)).unwrap());
+    let busy = engine.submit(request(text(3, 20), 5)).err();
+    assert_eq!(busy, Some(Rejected::Busy { unfinished: 2 }));
+    drop(go);
+    for stream in streams {
+        answer(stream);
+    }
+    // A place is given up just after the last event is sent; the answer to a later command says that it has been.
+    engine.stats().unwrap();
+    assert!(engine.submit(request(text(3, 20), 5)).is_ok());
+}
+
+#[test]
+fn a_model_that_cannot_be_prepared_is_an_error_at_the_start() {
+    let (config, shape) = roomy(WINDOW);
+    let started = EngineHandle::start_with(config.clone(), shape, |_| {
+        Err(BackendError::OutOfMemory {
+            needed_bytes: 2,
+            free_bytes: 1,
+        })
+    });
+    assert!(matches!(started, Err(StartError::Backend(_))));
+    let dead = EngineHandle::start_with(config, shape, |_| panic!("as this test wants"));
+    assert!(matches!(dead, Err(StartError::Died)));
+}
