@@ -1,0 +1,209 @@
+//! The plan of every variant, whole, and what a file must hold to have one.
+//!
+//! `UPDATE_EXPECT=1 cargo test -p carat-model --test plans` rewrites the snapshots; read their diff.
+
+use std::sync::Arc;
+
+use carat_gguf::{Gguf, QuantType};
+use carat_model::{
+    Model, ModelError, gemma4,
+    layout::Layout,
+    plan::{Listing, Rows},
+};
+use carat_testkit::tiny::{Tiny, Variant};
+use expect_test::{ExpectFile, expect_file};
+
+fn check(variant: Variant, expected: &ExpectFile) {
+    let model = Tiny::new(variant, QuantType::Q8_0).model();
+    let plan = gemma4::plan(&model);
+    expected.assert_eq(&Listing(&plan, &model.weights).to_string());
+}
+
+#[test]
+fn plan_of_e2b() {
+    check(Variant::E2b, &expect_file!["snapshots/e2b.txt"]);
+}
+
+#[test]
+fn plan_of_e4b() {
+    check(Variant::E4b, &expect_file!["snapshots/e4b.txt"]);
+}
+
+#[test]
+fn plan_of_12b() {
+    check(Variant::Dense12b, &expect_file!["snapshots/12b.txt"]);
+}
+
+#[test]
+fn plan_of_26b_a4b() {
+    check(Variant::Moe26b, &expect_file!["snapshots/26b-a4b.txt"]);
+}
+
+#[test]
+fn plan_of_31b() {
+    check(Variant::Dense31b, &expect_file!["snapshots/31b.txt"]);
+}
+
+#[test]
+fn nothing_after_the_last_kv_layer_runs_for_rows_that_are_not_sampled() {
+    for variant in Variant::ALL {
+        let model = Tiny::new(variant, QuantType::F32).model();
+        let plan = gemma4::plan(&model);
+        let narrow = plan
+            .steps
+            .iter()
+            .position(|s| s.step.name() == "narrow")
+            .expect("every plan narrows");
+        let store = plan
+            .steps
+            .iter()
+            .rposition(|s| s.step.name() == "store_kv")
+            .expect("every plan stores");
+        assert!(store < narrow, "{variant:?} stores after narrowing");
+        let after = plan.steps[narrow..]
+            .iter()
+            .filter(|s| plan.step_rows(&s.step) == Rows::All);
+        assert_eq!(after.count(), 0, "{variant:?}");
+    }
+}
+
+#[test]
+fn values_that_live_at_the_same_time_never_share_a_buffer() {
+    for variant in Variant::ALL {
+        let plan = gemma4::plan(&Tiny::new(variant, QuantType::F32).model());
+        let layout = Layout::shared(&plan);
+        // Replays the plan, remembering which value each buffer holds.
+        let mut holds = vec![None; layout.buffers.len()];
+        for labelled in &plan.steps {
+            for input in labelled.step.inputs() {
+                assert_eq!(
+                    holds[layout.buffer(input)],
+                    Some(input),
+                    "{variant:?} {}",
+                    labelled.label
+                );
+            }
+            if let Some(out) = labelled.step.out() {
+                assert!(
+                    labelled
+                        .step
+                        .inputs()
+                        .all(|i| layout.buffer(i) != layout.buffer(out))
+                );
+                let buffer = layout.buffers[layout.buffer(out)];
+                assert!(buffer.columns >= plan.columns(out) && buffer.rows == plan.rows(out));
+                holds[layout.buffer(out)] = Some(out);
+            }
+        }
+        for kept in [plan.hidden, plan.logits] {
+            assert_eq!(holds[layout.buffer(kept)], Some(kept));
+        }
+        assert!(
+            layout.buffers.len() < plan.value_count() / 4,
+            "{variant:?} shares hardly anything"
+        );
+    }
+}
+
+/// A tiny model whose file has one text replaced by another of the same length.
+fn edited(variant: Variant, from: &str, to: &str) -> Result<Model, ModelError> {
+    assert_eq!(from.len(), to.len());
+    let mut bytes = Tiny::new(variant, QuantType::F32).bytes();
+    let at = bytes
+        .windows(from.len())
+        .position(|w| w == from.as_bytes())
+        .expect("the file has it");
+    bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+    Model::load(Arc::new(Gguf::from_bytes("edited", bytes)?))
+}
+
+fn refusal(variant: Variant, from: &str, to: &str) -> String {
+    edited(variant, from, to)
+        .err()
+        .expect("refused")
+        .to_string()
+}
+
+#[test]
+fn a_missing_tensor_is_named_with_its_kind_of_layer() {
+    assert_eq!(
+        refusal(
+            Variant::Dense12b,
+            "blk.1.attn_q.weight",
+            "blk.1.attn_x.weight"
+        ),
+        "tensor `blk.1.attn_q.weight` is missing (needed by a sliding-window layer)"
+    );
+    assert_eq!(
+        refusal(
+            Variant::E2b,
+            "per_layer_token_embd.weight",
+            "per_layer_token_embx.weight"
+        ),
+        "tensor `per_layer_token_embd.weight` is missing"
+    );
+}
+
+#[test]
+fn another_architecture_is_named() {
+    let error = refusal(Variant::E2b, "gemma4", "llama4");
+    assert!(error.contains("architecture is `llama4`"), "{error}");
+}
+
+#[test]
+fn a_missing_setting_is_named() {
+    let error = refusal(
+        Variant::E2b,
+        "gemma4.embedding_length",
+        "gemma4.embedding_lengtx",
+    );
+    assert!(
+        error.contains("`gemma4.embedding_length` is missing"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_wrong_shape_gives_both_shapes() {
+    let mut tiny = Tiny::new(Variant::Dense12b, QuantType::F32);
+    let narrow = tiny.model();
+    tiny.shape.dim *= 2;
+    let wide = tiny.bytes();
+    // The wide model's data under the narrow model's width.
+    let key = b"gemma4.embedding_length";
+    let at = wide
+        .windows(key.len())
+        .position(|w| w == key)
+        .expect("there")
+        + key.len()
+        + 4;
+    let mut bytes = wide;
+    bytes[at..at + 4].copy_from_slice(&(narrow.config.dim as u32).to_le_bytes());
+    let error = Model::load(Arc::new(Gguf::from_bytes("edited", bytes).expect("opens")))
+        .err()
+        .expect("refused");
+    assert!(matches!(error, ModelError::Shape { .. }), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("in the file") && text.contains("expected"),
+        "{text}"
+    );
+}
+
+#[test]
+fn keys_and_values_of_sharing_layers_are_not_bound() {
+    let model = Tiny::new(Variant::E2b, QuantType::F32).model();
+    let first_shared = model.config.kv_layers;
+    assert!(
+        model.layers[first_shared..]
+            .iter()
+            .all(|l| l.own_kv.is_none())
+    );
+    // The last of the same kind, not merely the one before.
+    for (i, layer) in model.config.layers.iter().enumerate().skip(first_shared) {
+        let source = layer.kv_source;
+        assert!(source < first_shared && model.config.layers[source].kind == layer.kind);
+        let later = &model.config.layers[source + 1..first_shared];
+        assert!(later.iter().all(|l| l.kind != layer.kind), "layer {i}");
+    }
+}
