@@ -1,0 +1,265 @@
+//! Writes a model of real shape and random weights, for speed runs that need no trained one.
+//!
+//! Values have the size of trained ones, so nothing overflows or degenerates; the text such a model writes is noise.
+//! Tensors are drawn by several threads in pieces of a few megabytes and written in order, so a model of any size takes
+//! little memory. The same preset, formats and seed give the same file, whatever the number of threads.
+
+mod mix;
+mod preset;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fs::{self, File},
+    io::{BufWriter, Write},
+    path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use carat_gguf::{
+    Gguf, QuantType, Value,
+    quant::SplitMix64,
+    writer::{Field, Writer, pad},
+};
+use carat_model::synthetic::{Role, Shape, TensorPlan, Vocabulary};
+
+pub(crate) use mix::Mix;
+pub(crate) use preset::Preset;
+
+/// Bytes of a tensor that are drawn at a time.
+const PIECE_BYTES: usize = 4 << 20;
+/// Pieces a thread may be ahead of the file.
+const PIECES_AHEAD: usize = 2;
+
+pub(crate) struct Options {
+    pub(crate) seed: u64,
+    /// Take the vocabulary from this file instead of making one up.
+    pub(crate) vocabulary: Option<PathBuf>,
+    pub(crate) threads: usize,
+    /// Told the bytes written so far and in all, a few times a second at the least.
+    pub(crate) progress: Box<dyn FnMut(u64, u64)>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            seed: 1,
+            vocabulary: None,
+            threads: thread::available_parallelism().map_or(1, usize::from),
+            progress: Box::new(|_, _| {}),
+        }
+    }
+}
+
+/// What was written.
+#[derive(Debug)]
+pub(crate) struct Summary {
+    pub(crate) bytes: u64,
+    pub(crate) tensors: usize,
+    pub(crate) elapsed: Duration,
+}
+
+/// Writes the model to `out`, which appears only once it is complete.
+pub(crate) fn write(preset: Preset, mix: Mix, out: &Path, options: Options) -> Result<Summary> {
+    write_shape(preset.shape(), mix, out, options)
+}
+
+fn write_shape(mut shape: Shape, mix: Mix, out: &Path, mut options: Options) -> Result<Summary> {
+    let start = Instant::now();
+    if out.is_dir() {
+        bail!("`{}` is a folder; name a file in it", out.display());
+    }
+    let mut head = Writer::default();
+    let vocabulary = match &options.vocabulary {
+        Some(path) => Tokens::Copied(Gguf::open(path)?),
+        None if shape.vocab == Vocabulary::PUBLISHED => Tokens::Made(Vocabulary::published()),
+        None => Tokens::Made(Vocabulary::packed(shape.vocab)),
+    };
+    shape.vocab = vocabulary.count()?;
+    shape.write_metadata(&mut head);
+    head.field("general.file_type", &Field::U32(mix.file_type()));
+    head.field("general.quantization_version", &Field::U32(2));
+    vocabulary.write_metadata(&mut head);
+
+    let jobs = Jobs::plan(&shape, mix, options.seed, &mut head);
+    let bytes = Unfinished::create(out)?.fill(|file| {
+        head.write_head(file)?;
+        jobs.write(file, options.threads.max(1), &mut options.progress)
+    })?;
+    Ok(Summary {
+        bytes,
+        tensors: jobs.tensors.len(),
+        elapsed: start.elapsed(),
+    })
+}
+
+/// Where a model's tokens come from.
+enum Tokens {
+    Made(Vocabulary),
+    Copied(Gguf),
+}
+
+impl Tokens {
+    fn count(&self) -> Result<usize> {
+        match self {
+            Tokens::Made(vocabulary) => Ok(vocabulary.tokens.len()),
+            Tokens::Copied(file) => match file.metadata().require("tokenizer.ggml.tokens")? {
+                Value::Array(tokens) if !tokens.is_empty() => Ok(tokens.len()),
+                _ => bail!("`{}` has no vocabulary", file.path().display()),
+            },
+        }
+    }
+
+    fn write_metadata(&self, head: &mut Writer) {
+        match self {
+            Tokens::Made(vocabulary) => vocabulary.write_metadata(head),
+            Tokens::Copied(file) => {
+                for (key, value) in file.metadata().iter() {
+                    if key.starts_with("tokenizer.") {
+                        head.copy(key, value);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// All tensors, cut into pieces.
+struct Jobs {
+    tensors: Vec<(TensorPlan, QuantType)>,
+    pieces: Vec<Piece>,
+    seed: u64,
+    total_bytes: u64,
+}
+
+struct Piece {
+    tensor: usize,
+    bytes: usize,
+    /// Bytes of the whole tensor, in its last piece: what the padding after it depends on.
+    ends: Option<usize>,
+}
+
+impl Jobs {
+    fn plan(shape: &Shape, mix: Mix, seed: u64, head: &mut Writer) -> Jobs {
+        let mut jobs = Jobs {
+            tensors: Vec::new(),
+            pieces: Vec::new(),
+            seed,
+            total_bytes: 0,
+        };
+        for (tensor, plan) in shape.tensors().into_iter().enumerate() {
+            let quant = mix.format(&plan, shape.layers());
+            let size = head.tensor(&plan.name, &plan.shape, quant);
+            let most = PIECE_BYTES / quant.block_bytes() * quant.block_bytes();
+            for at in (0..size).step_by(most) {
+                let bytes = most.min(size - at);
+                jobs.pieces.push(Piece {
+                    tensor,
+                    bytes,
+                    ends: (at + bytes == size).then_some(size),
+                });
+            }
+            jobs.total_bytes += size as u64;
+            jobs.tensors.push((plan, quant));
+        }
+        jobs
+    }
+
+    fn draw(&self, index: usize) -> Vec<u8> {
+        let piece = &self.pieces[index];
+        let (plan, quant) = &self.tensors[piece.tensor];
+        let mut bytes = vec![0; piece.bytes];
+        let seed = SplitMix64::part(self.seed, index as u64).next_u64();
+        plan.fill(*quant, seed, &mut bytes);
+        if *quant == QuantType::F32 && matches!(plan.role, Role::PleBottleneck | Role::Router) {
+            truncate_to_bf16(&mut bytes);
+        }
+        bytes
+    }
+
+    /// Piece `i` is drawn by thread `i % threads`, so the writer knows where the next one comes from.
+    fn write(
+        &self,
+        file: &mut dyn Write,
+        threads: usize,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> std::io::Result<()> {
+        thread::scope(|scope| {
+            let lanes: Vec<mpsc::Receiver<Vec<u8>>> = (0..threads)
+                .map(|lane| {
+                    let (sender, receiver) = mpsc::sync_channel(PIECES_AHEAD);
+                    scope.spawn(move || {
+                        (lane..self.pieces.len())
+                            .step_by(threads)
+                            // A closed channel means that the writer has given up.
+                            .all(|index| sender.send(self.draw(index)).is_ok())
+                    });
+                    receiver
+                })
+                .collect();
+            let mut written = 0;
+            for (index, piece) in self.pieces.iter().enumerate() {
+                let bytes = lanes[index % threads].recv();
+                file.write_all(&bytes.expect("each lane sends all its pieces"))?;
+                if let Some(size) = piece.ends {
+                    pad(file, size)?;
+                }
+                written += piece.bytes as u64;
+                progress(written, self.total_bytes);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Trained weights are BF16, also where a file keeps them as F32.
+fn truncate_to_bf16(values: &mut [u8]) {
+    for value in values.as_chunks_mut::<4>().0 {
+        value[..2].fill(0);
+    }
+}
+
+/// A file under another name until it is complete; dropped before that, it is removed.
+struct Unfinished<'a> {
+    out: &'a Path,
+    part: PathBuf,
+    file: Option<File>,
+}
+
+impl Unfinished<'_> {
+    fn create(out: &Path) -> Result<Unfinished<'_>> {
+        let mut part = out.as_os_str().to_owned();
+        part.push(".part");
+        let part = PathBuf::from(part);
+        let file =
+            File::create(&part).with_context(|| format!("cannot create `{}`", part.display()))?;
+        Ok(Unfinished {
+            out,
+            part,
+            file: Some(file),
+        })
+    }
+
+    /// Writes the content and gives the file its name. Returns its size.
+    fn fill(mut self, content: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<u64> {
+        let file = self.file.take().expect("taken once, here");
+        let mut buffered = BufWriter::with_capacity(1 << 20, file);
+        content(&mut buffered)
+            .and_then(|()| buffered.flush())
+            .with_context(|| format!("cannot write `{}`", self.part.display()))?;
+        let bytes = buffered.get_ref().metadata()?.len();
+        fs::rename(&self.part, self.out)
+            .with_context(|| format!("cannot create `{}`", self.out.display()))?;
+        Ok(bytes)
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        // After a rename there is nothing left to remove, and nobody to tell if removing fails.
+        let _ = fs::remove_file(&self.part);
+    }
+}

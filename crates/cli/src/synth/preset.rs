@@ -1,0 +1,122 @@
+//! The shapes of the published models.
+
+use carat_model::{
+    config::Experts,
+    synthetic::{ByKind, Shape, Vocabulary, shape::FullValues},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Preset {
+    E2b,
+    E4b,
+    #[value(name = "12b")]
+    B12,
+    #[value(name = "26b-a4b")]
+    B26A4b,
+    #[value(name = "31b")]
+    B31,
+}
+
+impl Preset {
+    pub(crate) fn shape(self) -> Shape {
+        let shape = match self {
+            Preset::E2b => Shape {
+                // Layers that share KV are twice as wide.
+                ffn: [vec![6144; 15], vec![12288; 20]].concat(),
+                kinds: Shape::pattern(35, 5),
+                dim: 1536,
+                kv_heads: by_kind(1, 1),
+                shared_kv_layers: 20,
+                ..small()
+            },
+            Preset::E4b => Shape {
+                ffn: vec![10240; 42],
+                kinds: Shape::pattern(42, 6),
+                dim: 2560,
+                kv_heads: by_kind(2, 2),
+                shared_kv_layers: 18,
+                ..small()
+            },
+            Preset::B12 => Shape {
+                ffn: vec![15360; 48],
+                kinds: Shape::pattern(48, 6),
+                dim: 3840,
+                heads: 16,
+                kv_heads: by_kind(8, 1),
+                ..large()
+            },
+            Preset::B26A4b => Shape {
+                ffn: vec![2112; 30],
+                kinds: Shape::pattern(30, 6),
+                dim: 2816,
+                heads: 16,
+                kv_heads: by_kind(8, 2),
+                experts: Some(Experts {
+                    count: 128,
+                    used: 8,
+                    ffn: 704,
+                }),
+                ..large()
+            },
+            Preset::B31 => Shape {
+                ffn: vec![21504; 60],
+                kinds: Shape::pattern(60, 6),
+                dim: 5376,
+                heads: 32,
+                kv_heads: by_kind(16, 4),
+                ..large()
+            },
+        };
+        Shape {
+            name: format!("synthetic Gemma 4 {}", self.name()),
+            ..shape
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Preset::E2b => "E2B",
+            Preset::E4b => "E4B",
+            Preset::B12 => "12B",
+            Preset::B26A4b => "26B-A4B",
+            Preset::B31 => "31B",
+        }
+    }
+}
+
+/// What 12B, 26B-A4B and 31B have in common; the rest is empty.
+fn large() -> Shape {
+    Shape {
+        name: String::new(),
+        kinds: Vec::new(),
+        dim: 0,
+        ffn: Vec::new(),
+        heads: 0,
+        kv_heads: by_kind(0, 0),
+        head_dim: by_kind(256, 512),
+        window: 1024,
+        context: 262144,
+        shared_kv_layers: 0,
+        ple: 0,
+        full_values: FullValues::Keys,
+        experts: None,
+        softcap: 30.0,
+        vocab: Vocabulary::PUBLISHED,
+    }
+}
+
+/// What E2B and E4B have in common.
+fn small() -> Shape {
+    Shape {
+        heads: 8,
+        window: 512,
+        context: 131072,
+        ple: 256,
+        full_values: FullValues::Projected,
+        ..large()
+    }
+}
+
+fn by_kind(sliding: usize, full: usize) -> ByKind<usize> {
+    ByKind { sliding, full }
+}
