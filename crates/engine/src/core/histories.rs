@@ -87,12 +87,14 @@ impl History {
     fn new(seed: u64) -> History {
         let mut random = Random(seed);
         let bench = Bench::new(random.config());
-        let documents = (0..3)
+        let mut documents: Vec<Vec<TokenId>> = (0..3)
             .map(|_| {
                 let length = random.within(1..=200);
                 random.tokens(length)
             })
             .collect();
+        // The same page over and over: only its place tells one from another.
+        documents.push(random.tokens(PAGE_TOKENS).repeat(random.within(1..=6)));
         History {
             abandons: random.one_in(6),
             cancels: random.one_in(3),
@@ -114,7 +116,7 @@ impl History {
             let kept = turn.answer.len() - left_out;
             [&turn.request.prompt, &turn.answer[..kept]].concat()
         } else {
-            let document = &self.documents[random.within(0..=2)];
+            let document = &self.documents[random.within(0..=3)];
             let kept = match random.within(0..=2) {
                 0 => document.len(),
                 1 => document.len() / 32 * 32,

@@ -7,7 +7,12 @@ use crate::core::{
 impl Scheduler {
     /// Everything the design promises, between steps.
     pub(crate) fn audit(&self) {
-        assert!(self.running.iter().all(|s| s.rows == 0));
+        let everyone = || self.running.iter().chain(&self.waiting);
+        assert!(everyone().all(|s| s.rows == 0));
+        assert!(
+            everyone().is_sorted_by_key(|s| s.id),
+            "older requests run first"
+        );
         assert!(self.waiting.iter().all(|s| s.table.pages.full.is_empty()));
         assert!(self.running.len() <= self.limits.config().max_sequences);
         assert!(self.reserved_sliding() <= self.limits.config().pages.sliding);
@@ -16,11 +21,6 @@ impl Scheduler {
             let held = held.filter(|p| **p != carat_model::backend::PageId::FREED);
             assert!(held.count() <= self.reservation(sequence));
         }
-        let in_order = self.running.iter().chain(&self.waiting);
-        assert!(
-            in_order.is_sorted_by_key(|s| s.id),
-            "older requests run first"
-        );
         self.kv.audit(self.running.iter().map(|s| &s.table));
     }
 
