@@ -102,7 +102,7 @@ impl Limits {
                 max_sequences: config.max_sequences,
             });
         }
-        let minimum = minimum_pages(config.context, shape.window);
+        let minimum = minimum_pages(config.context, shape);
         // The full group may be smaller than the context: longer requests are then rejected one by one.
         let needed = PerGroup {
             full: 1,
@@ -200,11 +200,11 @@ pub(crate) fn window_pages(window: usize) -> usize {
 }
 
 /// The fewest pages with which one request of the full context runs. It runs alone, its prompt in short chunks.
-pub fn minimum_pages(context: usize, window: Option<usize>) -> PerGroup<usize> {
+pub fn minimum_pages(context: usize, shape: ModelShape) -> PerGroup<usize> {
     let full = pages_of(context);
     PerGroup {
         full,
-        sliding: window.map_or(0, |w| window_pages(w).min(full)),
+        sliding: shape.window.map_or(0, |w| window_pages(w).min(full)),
     }
 }
 
@@ -215,12 +215,19 @@ pub fn minimum_pages(context: usize, window: Option<usize>) -> PerGroup<usize> {
 /// - sliding: every sequence's window; a batch of new rows in front of the windows (a chunk is written before any of its
 ///   rows attends), with a partial page for each sequence; and, to continue conversations that are not running, once more
 ///   as many windows as run.
-pub fn comfortable_pages(config: &EngineConfig, window: Option<usize>) -> PerGroup<usize> {
-    let one = minimum_pages(config.context, window);
-    let chunks = pages_of(config.max_rows) + config.max_sequences;
+pub fn comfortable_pages(
+    context: usize,
+    max_sequences: usize,
+    max_rows: usize,
+    shape: ModelShape,
+) -> PerGroup<usize> {
+    let one = minimum_pages(context, shape);
+    let chunks = pages_of(max_rows) + max_sequences;
     PerGroup {
-        full: one.full * config.max_sequences,
-        sliding: window.map_or(0, |_| 2 * one.sliding * config.max_sequences + chunks),
+        full: one.full * max_sequences,
+        sliding: shape
+            .window
+            .map_or(0, |_| 2 * one.sliding * max_sequences + chunks),
     }
 }
 
@@ -230,18 +237,17 @@ impl EngineConfig {
         context: usize,
         max_sequences: usize,
         max_rows: usize,
-        window: Option<usize>,
+        shape: ModelShape,
     ) -> EngineConfig {
-        let mut config = EngineConfig {
+        let max_rows = max_rows.max(max_sequences);
+        EngineConfig {
             context,
-            max_rows: max_rows.max(max_sequences),
+            max_rows,
             max_sequences,
             max_unfinished: max_sequences.saturating_mul(16),
-            pages: PerGroup::default(),
+            pages: comfortable_pages(context, max_sequences, max_rows, shape),
             prefix_reuse: PrefixReuse::Enabled,
-        };
-        config.pages = comfortable_pages(&config, window);
-        config
+        }
     }
 }
 

@@ -1,15 +1,14 @@
 //! The engine as the rest of the program sees it: submit a request, read its tokens.
 //!
 //! An [`EngineHandle`] is a sender of commands to the worker thread and may be cloned freely. A [`TokenStream`] is a
-//! plain blocking iterator; who lives in an async world reads it on a blocking task. Dropping a stream is the whole of
-//! cancellation.
+//! plain blocking iterator; who lives in an async world reads it on a blocking task. Dropping a stream cancels its request.
 
 use std::{
     io,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
-        mpsc::{self, Receiver, Sender},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -44,7 +43,7 @@ pub enum StartError {
 
 /// Why an accepted request ended without a [`Event::Finished`].
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum StreamError {
+pub enum EngineError {
     /// A batch with this request in it failed.
     #[error("the request was ended by a failure: {0}")]
     Failed(#[source] Arc<BackendError>),
@@ -70,11 +69,6 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     pub counts: Counts,
-    pub timings: Timings,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Timings {
     /// From submission until the request was first scheduled.
     pub queue: Duration,
     /// From there to the first token.
@@ -84,7 +78,7 @@ pub struct Timings {
 }
 
 /// Speaks to a running engine. When the last clone is dropped the engine stops: requests still under way end with
-/// [`StreamError::Stopped`], and the drop returns when the thread has ended.
+/// [`EngineError::Stopped`], and the drop returns when the thread has ended.
 #[derive(Clone)]
 pub struct EngineHandle(Arc<Engine>);
 
@@ -214,24 +208,9 @@ impl Drop for Engine {
 /// Dropping it before its end cancels the request at the next step.
 pub struct TokenStream {
     id: RequestId,
-    events: Receiver<Result<Event, StreamError>>,
+    events: Receiver<Result<Event, EngineError>>,
     commands: Sender<Command>,
     ended: bool,
-}
-
-/// Cancels a request from elsewhere, such as while another thread waits for its first token.
-#[derive(Clone)]
-pub struct Canceller {
-    id: RequestId,
-    commands: Sender<Command>,
-}
-
-impl Canceller {
-    /// The stream then ends with [`FinishReason::Cancelled`], unless it has ended before.
-    pub fn cancel(&self) {
-        // A stopped engine has nothing left to cancel.
-        let _ = self.commands.send(Command::Cancel(self.id));
-    }
 }
 
 impl TokenStream {
@@ -239,31 +218,47 @@ impl TokenStream {
         self.id
     }
 
-    pub fn canceller(&self) -> Canceller {
-        Canceller {
-            id: self.id,
-            commands: self.commands.clone(),
+    /// The next event, if it comes in time; `None` otherwise, and after the end.
+    pub fn wait(&mut self, patience: Duration) -> Option<Result<Event, EngineError>> {
+        if self.ended {
+            return None;
         }
+        match self.events.recv_timeout(patience) {
+            Ok(event) => Some(self.take(event)),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(self.take(Err(EngineError::Stopped))),
+        }
+    }
+
+    /// Wants no more tokens after those of the step under way. The stream then ends with [`FinishReason::Cancelled`] and the usage so
+    /// far, unless it ends before.
+    pub fn cancel(&self) {
+        // A stopped engine has nothing left to cancel.
+        let _ = self.commands.send(Command::Cancel(self.id));
+    }
+
+    fn take(&mut self, event: Result<Event, EngineError>) -> Result<Event, EngineError> {
+        self.ended = !matches!(event, Ok(Event::Token { .. }));
+        event
     }
 }
 
 impl Iterator for TokenStream {
-    type Item = Result<Event, StreamError>;
+    type Item = Result<Event, EngineError>;
 
-    fn next(&mut self) -> Option<Result<Event, StreamError>> {
+    fn next(&mut self) -> Option<Result<Event, EngineError>> {
         if self.ended {
             return None;
         }
-        let event = self.events.recv().unwrap_or(Err(StreamError::Stopped));
-        self.ended = !matches!(event, Ok(Event::Token { .. }));
-        Some(event)
+        let event = self.events.recv().unwrap_or(Err(EngineError::Stopped));
+        Some(self.take(event))
     }
 }
 
 impl Drop for TokenStream {
     fn drop(&mut self) {
         if !self.ended {
-            self.canceller().cancel();
+            self.cancel();
         }
     }
 }

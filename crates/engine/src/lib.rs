@@ -11,9 +11,8 @@
 //! # use carat_model::{backend::Backend, plan::Plan, weights::Weights};
 //! # fn example(backend: Box<dyn Backend>, plan: Plan, weights: Arc<Weights>, prompt: Vec<u32>)
 //! # -> Result<(), Box<dyn std::error::Error>> {
-//! let window = ModelShape::from(&plan).window;
 //! // Contexts of 8192 tokens, four requests side by side, batches of 512 rows.
-//! let config = EngineConfig::comfortable(8192, 4, 512, window);
+//! let config = EngineConfig::comfortable(8192, 4, 512, ModelShape::from(&plan));
 //! let engine = EngineHandle::start(config, backend, plan, weights)?;
 //!
 //! let stream = engine.submit(Request {
@@ -45,6 +44,4 @@ pub use config::{
     ConfigError, EngineConfig, Limits, ModelShape, PrefixReuse, comfortable_pages, minimum_pages,
 };
 pub use core::{Counts, FinishReason, MissReason, PageCounts, Rejected, Request, RequestId, Stats};
-pub use handle::{
-    Canceller, EngineHandle, Event, StartError, StreamError, Timings, TokenStream, Usage,
-};
+pub use handle::{EngineError, EngineHandle, Event, StartError, TokenStream, Usage};

@@ -17,10 +17,10 @@ use rustc_hash::FxHashMap;
 use crate::{
     config::Limits,
     core::{Counts, FinishReason, Request, RequestId, Scheduler, Stats, Update},
-    handle::{Event, Place, StreamError, Timings, Usage},
+    handle::{EngineError, Event, Place, Usage},
 };
 
-type Events = Sender<Result<Event, StreamError>>;
+type Events = Sender<Result<Event, EngineError>>;
 
 pub(crate) enum Command {
     Submit(Submission),
@@ -48,10 +48,11 @@ struct Client {
 }
 
 impl Client {
-    fn timings(&self, end: Instant) -> Timings {
+    fn usage(&self, counts: Counts, end: Instant) -> Usage {
         let started = self.started.unwrap_or(end);
         let first_token = self.first_token.unwrap_or(end);
-        Timings {
+        Usage {
+            counts,
             queue: started - self.submitted,
             prefill: first_token - started,
             decode: end - first_token,
@@ -59,7 +60,7 @@ impl Client {
     }
 
     /// A reader that is gone has cancelled; the command is on its way.
-    fn send(&self, event: Result<Event, StreamError>) {
+    fn send(&self, event: Result<Event, EngineError>) {
         let _ = self.events.send(event);
     }
 }
@@ -114,7 +115,7 @@ impl Worker {
             }
         }
         for client in self.clients.values() {
-            client.send(Err(StreamError::Stopped));
+            client.send(Err(EngineError::Stopped));
         }
     }
 
@@ -204,7 +205,7 @@ impl Worker {
         self.deliver(begun, Some(&error));
         if let Next::Stop = next {
             for (_, client) in self.clients.drain() {
-                client.send(Err(StreamError::Failed(Arc::clone(&error))));
+                client.send(Err(EngineError::Failed(Arc::clone(&error))));
             }
         }
         next
@@ -229,15 +230,14 @@ impl Worker {
                     client.send(Ok(token_event(&mut self.outputs.rows[row])));
                 }
                 Update::Finished { reason, counts, .. } => {
-                    let timings = client.timings(now);
-                    log_finish(id, reason, &counts, &timings);
-                    let usage = Usage { counts, timings };
+                    let usage = client.usage(counts, now);
+                    log_finish(id, reason, &usage);
                     client.send(Ok(Event::Finished { reason, usage }));
                     self.clients.remove(&id);
                 }
                 Update::Abandoned { .. } => {
                     let error = failure.expect("only a failure abandons a step");
-                    client.send(Err(StreamError::Failed(Arc::clone(error))));
+                    client.send(Err(EngineError::Failed(Arc::clone(error))));
                     self.clients.remove(&id);
                 }
             }
@@ -253,7 +253,8 @@ fn token_event(result: &mut RowResult) -> Event {
     }
 }
 
-fn log_finish(id: RequestId, reason: FinishReason, counts: &Counts, timings: &Timings) {
+fn log_finish(id: RequestId, reason: FinishReason, usage: &Usage) {
+    let counts = &usage.counts;
     tracing::info!(
         request = id.0,
         ?reason,
@@ -262,9 +263,9 @@ fn log_finish(id: RequestId, reason: FinishReason, counts: &Counts, timings: &Ti
         miss = ?counts.miss,
         generated = counts.generated_tokens,
         preemptions = counts.preemptions,
-        queue = ?timings.queue,
-        prefill = ?timings.prefill,
-        decode = ?timings.decode,
+        queue = ?usage.queue,
+        prefill = ?usage.prefill,
+        decode = ?usage.decode,
         "finished"
     );
 }

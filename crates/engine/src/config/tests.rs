@@ -1,5 +1,5 @@
 use super::*;
-use crate::core::testing::{VOCAB, request, roomy, text};
+use crate::core::testing::{VOCAB, request, roomy, shape, text};
 
 fn limits(window: Option<usize>) -> Limits {
     let (config, shape) = roomy(window);
@@ -25,14 +25,14 @@ fn the_window_includes_the_row_itself() {
 
 #[test]
 fn a_short_context_needs_no_more_sliding_pages_than_full_ones() {
-    let pages = minimum_pages(100, Some(1024));
+    let pages = minimum_pages(100, shape(Some(1024)));
     assert_eq!((pages.full, pages.sliding), (4, 4));
-    assert_eq!(minimum_pages(100, None).sliding, 0);
+    assert_eq!(minimum_pages(100, shape(None)).sliding, 0);
 }
 
 #[test]
 fn comfortable_pages_hold_windows_twice_and_a_batch() {
-    let config = EngineConfig::comfortable(4096, 4, 512, Some(1024));
+    let config = EngineConfig::comfortable(4096, 4, 512, shape(Some(1024)));
     // 33 pages a window, 16 pages of rows, a partial one for each sequence.
     assert_eq!(config.pages.sliding, 2 * 4 * 33 + 16 + 4);
     assert_eq!(config.pages.full, 4 * 128);

@@ -175,6 +175,12 @@ impl History {
         }
     }
 
+    fn has_enough_pages(&self) -> bool {
+        let (config, shape) = (self.bench.limits.config(), self.bench.limits.shape());
+        let (sequences, rows) = (config.max_sequences, config.max_rows);
+        config.pages == comfortable_pages(config.context, sequences, rows, shape)
+    }
+
     /// One step, perhaps with a cancellation or a failure in the middle.
     fn step(&mut self) -> bool {
         let Some(_) = self.bench.begin() else {
@@ -184,8 +190,7 @@ impl History {
         for (id, rows) in self.bench.scheduler.scheduled() {
             self.records.get_mut(&id).unwrap().rows += rows;
         }
-        let config = self.bench.limits.config();
-        if config.pages == comfortable_pages(config, self.bench.limits.shape().window) {
+        if self.has_enough_pages() {
             assert!(
                 self.bench.scheduler.scheduled().all(|(_, rows)| rows > 0),
                 "with enough pages nobody is left out"

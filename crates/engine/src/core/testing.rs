@@ -18,7 +18,7 @@ use carat_model::{
 };
 
 use super::{FinishReason, Request, RequestId, Scheduler, Update};
-use crate::config::{EngineConfig, Limits, ModelShape, PrefixReuse, comfortable_pages};
+use crate::config::{EngineConfig, Limits, ModelShape, PrefixReuse, minimum_pages};
 
 pub(crate) const VOCAB: usize = 50;
 
@@ -264,12 +264,15 @@ pub(crate) fn text(seed: u64, count: usize) -> Vec<TokenId> {
 
 /// Room for four sequences of 256 tokens, in batches of 64 rows.
 pub(crate) fn roomy(window: Option<usize>) -> (EngineConfig, ModelShape) {
-    let config = EngineConfig::comfortable(256, 4, 64, window);
-    let shape = ModelShape {
+    let config = EngineConfig::comfortable(256, 4, 64, shape(window));
+    (config, shape(window))
+}
+
+pub(crate) fn shape(window: Option<usize>) -> ModelShape {
+    ModelShape {
         vocab: VOCAB,
         window,
-    };
-    (config, shape)
+    }
 }
 
 /// The scheduler and the fake model together, stepped by hand.
@@ -393,29 +396,22 @@ impl Random {
             _ => self.within(0..=150),
         };
         let context = self.within(40..=320);
+        let shape = shape(window);
         let mut config =
-            EngineConfig::comfortable(context, max_sequences, max_sequences + more_rows, window);
-        let comfortable = comfortable_pages(&config, window);
-        let minimum = crate::config::minimum_pages(context, window);
-        if self.one_in(4) {
-            config.pages.full = comfortable.full;
-        } else {
-            let tight = minimum.full + 4;
-            config.pages.full = self.within(2..=tight);
+            EngineConfig::comfortable(context, max_sequences, max_sequences + more_rows, shape);
+        let minimum = minimum_pages(context, shape);
+        if !self.one_in(4) {
+            config.pages.full = self.within(2..=minimum.full + 4);
         }
         if window.is_some() && !self.one_in(4) {
             config.pages.sliding = match self.within(0..=1) {
                 0 => minimum.sliding + self.within(0..=3),
-                _ => self.within(minimum.sliding..=comfortable.sliding),
+                _ => self.within(minimum.sliding..=config.pages.sliding),
             };
         }
         if self.one_in(8) {
             config.prefix_reuse = PrefixReuse::Disabled;
         }
-        let shape = ModelShape {
-            vocab: VOCAB,
-            window,
-        };
         (config, shape)
     }
 }

@@ -85,8 +85,8 @@ fn a_stream_yields_the_answer_and_what_it_took() {
     assert_eq!(usage.counts.prompt_tokens, 100);
     assert_eq!(usage.counts.generated_tokens, 20);
     assert_eq!(usage.counts.miss, Some(MissReason::NoMatch));
-    assert!(usage.timings.prefill > Duration::ZERO);
-    assert!(usage.timings.decode > Duration::ZERO);
+    assert!(usage.prefill > Duration::ZERO);
+    assert!(usage.decode > Duration::ZERO);
 }
 
 #[test]
@@ -141,14 +141,28 @@ fn a_dropped_stream_frees_its_pages() {
 }
 
 #[test]
-fn a_request_can_be_cancelled_while_its_reader_waits() {
+fn a_cancelled_stream_still_ends_with_its_usage() {
     let (engine, go) = start_held();
     let stream = engine.submit(request(text(1, 20), 200)).unwrap();
-    stream.canceller().cancel();
+    stream.cancel();
     drop(go);
     let (tokens, reason, usage) = answer(stream);
     assert_eq!(reason, FinishReason::Cancelled);
     assert_eq!(usage.counts.generated_tokens, tokens.len());
+}
+
+#[test]
+fn waiting_for_an_event_is_given_up_in_time() {
+    let (engine, go) = start_held();
+    let mut stream = engine.submit(request(text(1, 20), 1)).unwrap();
+    assert!(stream.wait(Duration::ZERO).is_none());
+    drop(go);
+    assert!(matches!(stream.next(), Some(Ok(Event::Token { .. }))));
+    assert!(matches!(stream.next(), Some(Ok(Event::Finished { .. }))));
+    assert!(
+        stream.wait(Duration::MAX).is_none(),
+        "nothing follows the end"
+    );
 }
 
 #[test]
@@ -205,7 +219,7 @@ fn a_failed_device_ends_every_request_and_stops_the_engine() {
 fn a_panicking_executor_stops_the_engine_not_the_program() {
     let engine = start(|_| panic!("as this test wants"));
     let mut stream = engine.submit(request(text(1, 20), 5)).unwrap();
-    assert!(matches!(stream.next(), Some(Err(StreamError::Stopped))));
+    assert!(matches!(stream.next(), Some(Err(EngineError::Stopped))));
 }
 
 #[test]
@@ -219,7 +233,7 @@ fn dropping_the_last_handle_ends_what_is_under_way() {
     let last = stream.find(|e| !matches!(e, Ok(Event::Token { .. })));
     assert!(matches!(
         last,
-        Some(Err(StreamError::Stopped) | Ok(Event::Finished { .. }))
+        Some(Err(EngineError::Stopped) | Ok(Event::Finished { .. }))
     ));
     dropper.join().unwrap();
 }
