@@ -1,7 +1,7 @@
 //! What the engine may hold, decided once, and what follows from it for a request.
 //!
-//! [`EngineConfig`] is plain data. Joined with what the scheduler must know of the model ([`ModelShape`]) and checked it
-//! becomes [`Limits`], which can say of any request whether it could ever run. Nothing here knows the state of the
+//! [`EngineConfig`] is plain data. Joined with what the scheduler must know of the model ([`ModelShape`]) and checked
+//! it becomes [`Limits`], which can say of any request whether it could ever run. Nothing here knows the state of the
 //! engine: a request that is merely early is queued, not rejected.
 
 use carat_model::{
@@ -19,7 +19,8 @@ pub struct EngineConfig {
     pub context: usize,
     /// The most rows of a batch: decode rows of all running requests and chunks of prompts.
     pub max_rows: usize,
-    /// The most requests that run side by side; the others wait. At most `max_rows`, so that none is left out of a step.
+    /// The most requests that run side by side; the others wait. At most `max_rows`, so that none is left out of a
+    /// step.
     pub max_sequences: usize,
     /// The most requests that have not finished; any more are turned away.
     pub max_unfinished: usize,
@@ -212,9 +213,9 @@ pub fn minimum_pages(context: usize, shape: ModelShape) -> PerGroup<usize> {
 ///
 /// - full: every sequence at the whole context. Conversations rarely fill it, so fewer pages usually do as well: when
 ///   they run out, cached prefixes go first, then the youngest request starts over later.
-/// - sliding: every sequence's window; a batch of new rows in front of the windows (a chunk is written before any of its
-///   rows attends), with a partial page for each sequence; and, to continue conversations that are not running, once more
-///   as many windows as run.
+/// - sliding: every sequence's window; a batch of new rows in front of the windows (a chunk is written before any of
+///   its rows attends), with a partial page for each sequence; and, to continue conversations that are not running,
+///   once more as many windows as run.
 pub fn comfortable_pages(
     context: usize,
     max_sequences: usize,

@@ -1,7 +1,8 @@
 //! The engine as the rest of the program sees it: submit a request, read its tokens.
 //!
 //! An [`EngineHandle`] is a sender of commands to the worker thread and may be cloned freely. A [`TokenStream`] is a
-//! plain blocking iterator; who lives in an async world reads it on a blocking task. Dropping a stream cancels its request.
+//! plain blocking iterator; who lives in an async world reads it on a blocking task. Dropping a stream cancels its
+//! request.
 
 use std::{
     io,
@@ -230,8 +231,8 @@ impl TokenStream {
         }
     }
 
-    /// Wants no more tokens after those of the step under way. The stream then ends with [`FinishReason::Cancelled`] and the usage so
-    /// far, unless it ends before.
+    /// Wants no more tokens. Those already on their way still come; then the stream ends with
+    /// [`FinishReason::Cancelled`] and the usage so far, unless it has ended before.
     pub fn cancel(&self) {
         // A stopped engine has nothing left to cancel.
         let _ = self.commands.send(Command::Cancel(self.id));

@@ -1,7 +1,8 @@
 //! Tokens in, tokens out: continuous batching over paged KV.
 //!
 //! - [`EngineHandle`] and [`TokenStream`]: start an engine, submit requests, read their tokens
-//! - [`EngineConfig`]: how much it may hold; [`comfortable_pages`] and [`minimum_pages`] tell how many KV pages are sensible
+//! - [`EngineConfig`]: how much it may hold; [`comfortable_pages`] and [`minimum_pages`] tell how many KV pages are
+//!   sensible
 //! - [`core`]: the scheduler, a pure state machine over tokens and pages
 //! - `worker`: the one thread that owns the executor
 //!
@@ -31,8 +32,8 @@
 //! ```
 //!
 //! Requests run side by side and never change each other's tokens. A request whose prompt begins like an earlier one
-//! continues from the KV that was computed then; [`Counts::cached_tokens`] says how much, [`Counts::miss`] why not more.
-//! Dropping a stream cancels its request; dropping the last handle stops the engine.
+//! continues from the KV that was computed then; [`Counts::cached_tokens`] says how much, [`Counts::miss`] why not
+//! more. Dropping a stream cancels its request; dropping the last handle stops the engine.
 
 mod checked;
 mod config;

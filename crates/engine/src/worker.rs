@@ -1,7 +1,8 @@
 //! The engine's thread: takes commands, schedules, runs a batch, hands out the tokens.
 //!
 //! One plain loop. Commands are taken between batches, all that have come; without requests the thread sleeps on its
-//! inbox. Streams are unbounded, so a slow reader never holds up the others, and text is none of this thread's business.
+//! inbox. Streams are unbounded, so a slow reader never holds up the others, and text is none of this thread's
+//! business.
 
 use std::{
     sync::{
@@ -192,8 +193,8 @@ impl Worker {
         }
     }
 
-    /// Ends the requests of a failed batch. A batch that was refused leaves the device as it was; a device that failed is
-    /// not to be trusted again, so then all other requests end too.
+    /// Ends the requests of a failed batch. A batch that was refused leaves the device as it was; a device that failed
+    /// is not to be trusted again, so then all other requests end too.
     fn fail(&mut self, begun: Instant, error: BackendError) -> Next {
         tracing::error!(%error, "a batch failed");
         let next = match error {

@@ -1,9 +1,9 @@
 //! Thousands of random serving histories, each checked after every step.
 //!
 //! Requests that share prefixes, repeat or continue each other arrive, are cancelled and fail at random times in
-//! configurations that are mostly too small. After each step every page is accounted for ([`Scheduler::audit`]); in each
-//! step the fake model checks every KV entry that any row sees; in the end every answer is what the request gives by
-//! itself.
+//! configurations that are mostly too small. After each step every page is accounted for ([`Scheduler::audit`]); in
+//! each step the fake model checks every KV entry that any row sees; in the end every answer is what the request gives
+//! by itself.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::config::{PrefixReuse, comfortable_pages};
 
-const HISTORIES: u64 = 5000;
+const HISTORIES: u64 = 4000;
 
 /// What has been seen of a request.
 struct Record {
@@ -29,6 +29,8 @@ struct Record {
     limit: usize,
     answer: Vec<TokenId>,
     rows: usize,
+    /// How much had been answered when it was cancelled.
+    cancelled_after: Option<usize>,
     end: Option<End>,
 }
 
@@ -163,6 +165,7 @@ impl History {
             limit,
             answer: Vec::new(),
             rows: 0,
+            cancelled_after: None,
             end: None,
         };
         self.records.insert(id, record);
@@ -172,6 +175,10 @@ impl History {
         if let Some(id) = self.records.keys().copied().max() {
             let id = RequestId(self.random.within(1..=id.0 as usize) as u64);
             self.bench.scheduler.cancel(id);
+            let record = self.records.get_mut(&id).unwrap();
+            if record.end.is_none() {
+                record.cancelled_after.get_or_insert(record.answer.len());
+            }
         }
     }
 
@@ -266,6 +273,13 @@ impl History {
         let config = self.bench.limits.config();
         for (id, record) in &self.records {
             let end = record.end.as_ref().expect("every request ends");
+            if let Some(answered) = record.cancelled_after {
+                assert!(matches!(
+                    end,
+                    End::Abandoned | End::Finished(FinishReason::Cancelled, _)
+                ));
+                assert_eq!(record.answer.len(), answered, "{id:?} goes on");
+            }
             let (answer, reason) = alone(&record.request, record.limit, window);
             match *end {
                 End::Finished(FinishReason::Cancelled, _) => {

@@ -1,7 +1,8 @@
 //! KV pages as sequences use them: both pools and the prefix index, kept in step.
 //!
-//! A sequence owns a [`Table`]: it begins with the blocks that were found cached, grows ahead of each chunk, and after the
-//! chunk hands its completed pages to the index and its sliding pages behind the window back. Rules that make this safe:
+//! A sequence owns a [`Table`]: it begins with the blocks that were found cached, grows ahead of each chunk, and after
+//! the chunk hands its completed pages to the index and its sliding pages behind the window back. Rules that make this
+//! safe:
 //!
 //! - Only complete pages are shared, and nobody writes a complete page. A sequence writes only pages it holds alone.
 //! - When a sequence completes a block that the index has already, it swaps its own pages for the known ones. So
@@ -32,7 +33,8 @@ pub enum MissReason {
     NoMatch,
     /// The cached prompts that begin like this one then go on otherwise.
     Diverged,
-    /// More of the prompt is known to the full-attention layers, but the sliding-window layers have lost the window there.
+    /// More of the prompt is known to the full-attention layers, but the sliding-window layers have lost the window
+    /// there.
     SlidingEvicted,
 }
 
@@ -50,7 +52,8 @@ pub(crate) struct Found {
 
 /// The pages of one sequence.
 pub(crate) struct Table {
-    /// By absolute place. Sliding pages behind the window read [`PageId::FREED`]; without sliding layers there are none.
+    /// By absolute place. Sliding pages behind the window read [`PageId::FREED`]; without sliding layers there are
+    /// none.
     pub(crate) pages: PerGroup<Vec<PageId>>,
     /// Positions whose KV the pages hold.
     pub(crate) computed: usize,
@@ -307,8 +310,8 @@ fn swap(pool: &mut Pool, own: &mut PageId, known: PageId) {
 
 /// Where a later prompt is likely to branch off from this one, as the sliding pages it would need there.
 ///
-/// One place is where this prompt branched off itself. The other is its end: the next turn of a chat repeats it, but then
-/// has the answer without its thoughts. The end of a prompt is itself often rewritten in the next turn, by a few
+/// One place is where this prompt branched off itself. The other is its end: the next turn of a chat repeats it, but
+/// then has the answer without its thoughts. The end of a prompt is itself often rewritten in the next turn, by a few
 /// tokens, so a page before it counts as well.
 fn landmarks(matched: usize, prompt: usize, window: usize) -> [Range<usize>; 2] {
     let visible_from = |blocks: usize| first_visible_page(blocks * PAGE_TOKENS, window);

@@ -1,9 +1,9 @@
 //! What complete pages contain, so that a prompt finds the pages an earlier one has filled.
 //!
-//! A *block* is a page's worth of tokens after a given block, hence after a given whole prefix: KV depends on everything
-//! before it. Blocks form a tree, kept as one map from (block before, tokens) to the pages that hold the block's KV. The
-//! map compares the tokens themselves, and a block's number is never used again, so a prefix that is found is the prefix
-//! that was asked for; no hash is trusted.
+//! A *block* is a page's worth of tokens after a given block, hence after a given whole prefix: KV depends on
+//! everything before it. Blocks form a tree, kept as one map from (block before, tokens) to the pages that hold the
+//! block's KV. The map compares the tokens themselves, and a block's number is never used again, so a prefix that is
+//! found is the prefix that was asked for; no hash is trusted.
 //!
 //! Every block has a page of full-attention KV and lives as long as that page. Its sliding-window page may be evicted
 //! before it, because the two groups run out separately.

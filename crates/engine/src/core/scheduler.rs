@@ -1,11 +1,12 @@
 //! Continuous batching: which rows of which sequences make up the next step.
 //!
 //! Requests are admitted in the order they came and run side by side. A step has one row for each sequence that is
-//! decoding and shares the rest of its rows evenly among the prompts being computed, so neither kind waits for the other.
+//! decoding and shares the rest of its rows evenly among the prompts being computed, so neither kind waits for the
+//! other.
 //!
 //! Sliding pages are reserved at admission, so they never run out. Full pages are not: how long an answer gets is
-//! unknown. When they run out the youngest sequence is preempted: it gives back its pages and waits, to be computed again
-//! from its tokens so far. The oldest can take from all others, so every step gets something done.
+//! unknown. When they run out the youngest sequence is preempted: it gives back its pages and waits, to be computed
+//! again from its tokens so far. The oldest can take from all others, so every step gets something done.
 
 use std::collections::VecDeque;
 
@@ -323,8 +324,8 @@ impl Scheduler {
         })
     }
 
-    /// Gives a sequence up to `wanted` rows: as many as there are pages for. Younger sequences are preempted only if there
-    /// is not a single page, so that scarcity makes chunks shorter before it makes work undone.
+    /// Gives a sequence up to `wanted` rows: as many as there are pages for. Younger sequences are preempted only if
+    /// there is not a single page, so that scarcity makes chunks shorter before it makes work undone.
     fn schedule(&mut self, i: usize, wanted: usize) {
         let mut fitting = self.kv.rows_that_fit(&self.running[i].table);
         while fitting == 0 && self.running.len() > i + 1 {

@@ -118,7 +118,7 @@ fn generated_tokens_are_reused_by_the_next_turn() {
 
 #[test]
 fn the_youngest_is_preempted_when_pages_run_out_and_still_finishes() {
-    // Eight pages: both fit with their prompts, not with their answers.
+    // Six pages: both fit with their prompts, not with their answers.
     let mut bench = Bench::new(with_pages(roomy(Some(64)), 6, 40));
     let old = bench.submit(request(text(1, 60), 60));
     let young = bench.submit(request(text(2, 60), 60));
