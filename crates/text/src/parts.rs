@@ -1,0 +1,314 @@
+//! Splits what a model generates into content, thinking and tool calls.
+//!
+//! Works on token ids: the marks are single tokens, so text that only looks like a mark stays text, and there is nothing
+//! to hold back. A call comes out whole, once its arguments are known to be sound: half a call helps nobody. One that
+//! cannot be understood comes out as it was written, with the reason. No text is ever lost.
+
+mod arguments;
+
+use std::{mem, sync::Arc};
+
+pub use self::arguments::CallError;
+use crate::{Message, Role, TokenDecoder, TokenId, Tool, ToolCall, Vocab, decoder::SpecialText};
+
+/// A piece of an answer. Pieces of one kind belong together, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Part {
+    Content(String),
+    /// Without the white space around it.
+    Thinking(String),
+    ToolCall(ToolCall),
+    InvalidCall(InvalidCall),
+}
+
+/// Something between the marks of a call that is none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InvalidCall {
+    pub error: CallError,
+    /// As generated, marks included.
+    pub raw: String,
+}
+
+/// All parts of an answer, put together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reply {
+    pub content: String,
+    pub thinking: String,
+    pub tool_calls: Vec<ToolCall>,
+    pub invalid_calls: Vec<InvalidCall>,
+}
+
+impl Reply {
+    pub fn add(&mut self, part: Part) {
+        match part {
+            Part::Content(text) => self.content.push_str(&text),
+            Part::Thinking(text) => self.thinking.push_str(&text),
+            Part::ToolCall(call) => self.tool_calls.push(call),
+            Part::InvalidCall(call) => self.invalid_calls.push(call),
+        }
+    }
+}
+
+impl Extend<Part> for Reply {
+    fn extend<I: IntoIterator<Item = Part>>(&mut self, parts: I) {
+        parts.into_iter().for_each(|part| self.add(part));
+    }
+}
+
+/// For the next round of the conversation. Calls that were none stay in the text, so that the model sees what it wrote.
+impl From<Reply> for Message {
+    fn from(reply: Reply) -> Message {
+        let mut content = reply.content;
+        for call in reply.invalid_calls {
+            content.push_str(&call.raw);
+        }
+        Message {
+            thinking: reply.thinking,
+            tool_calls: reply.tool_calls,
+            ..Message::new(Role::Assistant, content)
+        }
+    }
+}
+
+/// Where in the answer the parser is.
+#[derive(Clone, Debug)]
+enum State {
+    Content,
+    /// After a mark that a certain word follows; as much of that word as has come.
+    Header(Header, String),
+    Thought {
+        /// Some of it has come out.
+        begun: bool,
+    },
+    /// After `<|tool_call>`: the texts between one `<|"|>` and the next.
+    Call(Vec<String>),
+    /// After a stop token.
+    Ended,
+}
+
+/// What introduces a stretch of the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Header {
+    /// `<|channel>thought`
+    Channel,
+    /// `<|turn>model`, which models repeat at times.
+    Turn,
+}
+
+impl Header {
+    fn word(self) -> &'static str {
+        match self {
+            Header::Channel => "thought",
+            Header::Turn => "model\n",
+        }
+    }
+}
+
+/// Reads generated ids one by one.
+#[derive(Clone, Debug)]
+pub struct PartsParser {
+    vocab: Arc<Vocab>,
+    decoder: TokenDecoder,
+    /// Names of the tools the model may call; with none, the marks of a call are text.
+    tools: Vec<String>,
+    state: State,
+    /// White space that belongs to a thought only if more of the thought follows.
+    held: String,
+    has_thought: bool,
+    has_called: bool,
+}
+
+impl PartsParser {
+    pub fn new(vocab: Arc<Vocab>, tools: &[Tool]) -> PartsParser {
+        PartsParser {
+            decoder: TokenDecoder::new(Arc::clone(&vocab), SpecialText::Hide),
+            vocab,
+            tools: tools.iter().map(|tool| tool.name.clone()).collect(),
+            state: State::Content,
+            held: String::new(),
+            has_thought: false,
+            has_called: false,
+        }
+    }
+
+    /// Takes up the state the prompt leaves off in: some templates begin the model's thought, or finish an empty one.
+    pub fn start_after(&mut self, prompt: &[TokenId]) {
+        let turn = self.vocab.marks().turn_start;
+        let start = prompt.iter().rposition(|id| Some(*id) == turn);
+        let mut ignored = Vec::new();
+        for &id in start.map_or(&[][..], |start| &prompt[start..]) {
+            // The prompt may hold results of tools, whose marks end an answer but not a prompt.
+            if !self.vocab.is_stop(id) {
+                self.push(id, &mut ignored);
+            }
+        }
+        self.held.clear();
+        self.has_thought = false;
+        self.has_called = false;
+    }
+
+    /// Reads one id and appends what it completes to `parts`. Nothing comes after a stop token.
+    pub fn push(&mut self, id: TokenId, parts: &mut Vec<Part>) {
+        if matches!(self.state, State::Ended) {
+            return;
+        }
+        if self.vocab.is_stop(id) {
+            self.finish(parts);
+        } else if self.vocab.is_special(id) {
+            // A mark ends the text before it; bytes that wait for more will not get them.
+            self.flush_text(parts);
+            self.mark(id, parts);
+        } else {
+            let mut text = String::new();
+            self.decoder.push(id, &mut text);
+            self.text(&text, parts);
+        }
+    }
+
+    /// Ends the answer: what is still held back comes out. A call without its end mark counts if it is whole.
+    pub fn finish(&mut self, parts: &mut Vec<Part>) {
+        self.flush_text(parts);
+        if let State::Call(segments) = mem::replace(&mut self.state, State::Ended) {
+            self.call(&segments, "", parts);
+        }
+    }
+
+    /// Whether the answer holds at least one sound call, so that it ended to have it run.
+    pub fn has_called(&self) -> bool {
+        self.has_called
+    }
+
+    fn flush_text(&mut self, parts: &mut Vec<Part>) {
+        let mut text = String::new();
+        self.decoder.finish(&mut text);
+        self.text(&text, parts);
+    }
+
+    fn mark(&mut self, id: TokenId, parts: &mut Vec<Part>) {
+        let marks = *self.vocab.marks();
+        let text = self.vocab.text(id).unwrap_or_default().to_owned();
+        let id = Some(id);
+        let is_call_mark = [marks.call_start, marks.call_end, marks.quote].contains(&id);
+        let new_call = || State::Call(vec![String::new()]);
+        match &mut self.state {
+            State::Call(segments) if id == marks.quote => segments.push(String::new()),
+            State::Call(segments) if id == marks.call_end || id == marks.call_start => {
+                let (segments, ended) = (mem::take(segments), id == marks.call_end);
+                self.state = if ended { State::Content } else { new_call() };
+                self.call(&segments, if ended { &text } else { "" }, parts);
+            }
+            // No call has other marks in it; as text they will show in what is wrong with it.
+            State::Call(_) => self.text(&text, parts),
+            _ if id == marks.channel_start => {
+                self.enter(State::Header(Header::Channel, String::new()))
+            }
+            _ if id == marks.channel_end => self.enter(State::Content),
+            State::Thought { .. } if is_call_mark => self.text(&text, parts),
+            State::Thought { .. } => {}
+            _ if id == marks.turn_start => self.enter(State::Header(Header::Turn, String::new())),
+            _ if id == marks.call_start && !self.tools.is_empty() => self.enter(new_call()),
+            _ if is_call_mark => {
+                self.enter(State::Content);
+                self.text(&text, parts);
+            }
+            // Padding and the like: nothing to a reader.
+            _ => {}
+        }
+    }
+
+    fn enter(&mut self, state: State) {
+        self.held.clear();
+        self.state = state;
+    }
+
+    fn text(&mut self, text: &str, parts: &mut Vec<Part>) {
+        if text.is_empty() {
+            return;
+        }
+        match &mut self.state {
+            State::Content => parts.push(Part::Content(text.to_owned())),
+            State::Header(..) => self.header(text, parts),
+            State::Thought { .. } => self.thought(text, parts),
+            State::Call(segments) => segments
+                .last_mut()
+                .into_iter()
+                .for_each(|last| last.push_str(text)),
+            State::Ended => {}
+        }
+    }
+
+    fn header(&mut self, text: &str, parts: &mut Vec<Part>) {
+        let State::Header(header, read) = &mut self.state else {
+            return;
+        };
+        let header = *header;
+        let leading_space = header == Header::Channel && read.is_empty();
+        read.push_str(if leading_space {
+            text.trim_start()
+        } else {
+            text
+        });
+        if header.word().starts_with(read.as_str()) && read != header.word() {
+            return;
+        }
+        let read = mem::take(read);
+        match read.strip_prefix(header.word()) {
+            Some(rest) => {
+                self.state = match header {
+                    Header::Channel => State::Thought { begun: false },
+                    Header::Turn => State::Content,
+                };
+                self.text(rest, parts);
+            }
+            // A channel or role nobody knows: better shown than lost.
+            None => {
+                self.state = State::Content;
+                self.text(&read, parts);
+            }
+        }
+    }
+
+    fn thought(&mut self, text: &str, parts: &mut Vec<Part>) {
+        let State::Thought { begun } = &mut self.state else {
+            return;
+        };
+        let end = text.trim_end().len();
+        if end == 0 {
+            self.held.push_str(text);
+            return;
+        }
+        let mut piece = mem::take(&mut self.held);
+        piece.push_str(&text[..end]);
+        self.held.push_str(&text[end..]);
+        if !mem::replace(begun, true) {
+            // Thoughts are trimmed one by one; a line break keeps the next from running into the last.
+            let gap = if self.has_thought { "\n" } else { "" };
+            piece = format!("{gap}{}", piece.trim_start());
+            self.has_thought = true;
+        }
+        parts.push(Part::Thinking(piece));
+    }
+
+    fn call(&mut self, segments: &[String], end_mark: &str, parts: &mut Vec<Part>) {
+        let call = arguments::parse(segments).and_then(|call| {
+            if self.tools.contains(&call.name) {
+                Ok(call)
+            } else {
+                Err(CallError::UnknownTool { name: call.name })
+            }
+        });
+        parts.push(match call {
+            Ok(call) => {
+                self.has_called = true;
+                Part::ToolCall(call)
+            }
+            Err(error) => Part::InvalidCall(InvalidCall {
+                error,
+                raw: format!("<|tool_call>{}{end_mark}", segments.join("<|\"|>")),
+            }),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

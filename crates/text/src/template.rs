@@ -1,0 +1,167 @@
+//! A conversation to a prompt, by the model file's own Jinja template.
+//!
+//! Templates differ between model sizes and dates, and the model was trained with its own; so the file's template
+//! decides, and the built-in one stands in only where a file has none. What is done here is to hand the conversation over in the form
+//! each template generation expects ([`context`]), to give templates the few Python functions they use ([`python`]),
+//! and to keep text of users apart from the template's marks ([`guard`]).
+
+mod context;
+mod date;
+mod guard;
+mod python;
+
+pub use guard::Rendered;
+pub(crate) use guard::is_bracketed;
+
+use std::error::Error as _;
+
+use carat_gguf::Metadata;
+use minijinja::{Environment, ErrorKind, syntax::SyntaxConfig, value::Serde};
+
+use self::{
+    context::{Habits, context},
+    guard::Guard,
+};
+use crate::{Message, TextError, Tool, Vocab};
+
+const TEMPLATE_KEY: &str = "tokenizer.chat_template";
+const EOS_TEXT: &str = "<eos>";
+const NAME: &str = "chat_template";
+
+/// Steps a template may take. Two thousand messages through the hungriest published template, which looks at each pair
+/// of them, take a third of this; a template that loops forever is stopped within seconds.
+const FUEL: u64 = 100_000_000;
+
+/// Used where a file brings no template.
+const FALLBACK: &str = include_str!("template/fallback.jinja");
+
+/// How to render; `default()` is a plain chat about to be answered.
+#[derive(Clone, Debug)]
+pub struct RenderOptions {
+    /// Asks the model to think before it answers.
+    pub thinking: bool,
+    /// Ends the prompt where the model's answer begins.
+    pub add_generation_prompt: bool,
+    /// Now, in seconds since 1970 (UTC), for templates that mention the date.
+    pub unix_time: Option<i64>,
+}
+
+impl Default for RenderOptions {
+    fn default() -> RenderOptions {
+        RenderOptions {
+            thinking: false,
+            add_generation_prompt: true,
+            unix_time: None,
+        }
+    }
+}
+
+/// A chat template, checked and ready to use.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    habits: Habits,
+    bos_text: String,
+}
+
+impl ChatTemplate {
+    /// The file's template, or the built-in one where it has none.
+    pub fn from_metadata(metadata: &Metadata, vocab: &Vocab) -> Result<ChatTemplate, TextError> {
+        ChatTemplate::new(metadata.str(TEMPLATE_KEY)?.unwrap_or(FALLBACK), vocab)
+    }
+
+    /// A template from its source, for instance one that repairs an old file's.
+    pub fn new(source: &str, vocab: &Vocab) -> Result<ChatTemplate, TextError> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build();
+        environment.set_syntax(syntax.map_err(syntax_error)?);
+        environment.set_fuel(Some(FUEL));
+        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        python::add_to(&mut environment);
+        environment
+            .add_template_owned(NAME, source.to_owned())
+            .map_err(syntax_error)?;
+        Ok(ChatTemplate {
+            environment,
+            habits: Habits::of(source),
+            bos_text: vocab.text(vocab.bos()).unwrap_or_default().to_owned(),
+        })
+    }
+
+    /// The prompt for a conversation, to be encoded with [`crate::Tokenizer::encode_rendered`].
+    pub fn render(
+        &self,
+        messages: &[Message],
+        tools: &[Tool],
+        options: &RenderOptions,
+    ) -> Result<Rendered, TextError> {
+        let mut context = context(messages, tools, self.habits);
+        let guard = Guard::for_strings_of(&context)?;
+        if let Some(guard) = &guard {
+            guard.apply(&mut context);
+        }
+        context.insert("bos_token".to_owned(), self.bos_text.clone().into());
+        context.insert("eos_token".to_owned(), EOS_TEXT.into());
+        context.insert("enable_thinking".to_owned(), options.thinking.into());
+        context.insert(
+            "add_generation_prompt".to_owned(),
+            options.add_generation_prompt.into(),
+        );
+        if let Some(unix_time) = options.unix_time {
+            context.insert(python::UNIX_TIME.to_owned(), unix_time.into());
+        }
+        let mut text = self
+            .environment
+            .get_template(NAME)
+            .and_then(|template| template.render(Serde(&context)))
+            .map_err(render_error)?;
+        // Some templates leave the turn closed, for instance after a tool's result; the model would then answer as
+        // nobody. A message cannot fake this end: its brackets are guarded.
+        if options.add_generation_prompt && text.ends_with("<turn|>\n") {
+            text.push_str("<|turn>model\n");
+        }
+        Ok(Rendered::new(text, guard))
+    }
+}
+
+fn reason(error: &minijinja::Error) -> String {
+    match error.kind() {
+        ErrorKind::OutOfFuel => format!("it did not end within {FUEL} steps"),
+        kind => error
+            .detail()
+            .map_or_else(|| kind.to_string(), str::to_owned),
+    }
+}
+
+fn syntax_error(error: minijinja::Error) -> TextError {
+    TextError::TemplateSyntax {
+        line: error.line().unwrap_or(0),
+        reason: reason(&error),
+        source: error,
+    }
+}
+
+fn render_error(error: minijinja::Error) -> TextError {
+    let line = error.line().unwrap_or(0);
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        if let Some(refusal) = source.downcast_ref::<python::Refusal>() {
+            return TextError::TemplateRefused {
+                line,
+                message: refusal.0.clone(),
+            };
+        }
+        cause = source.source();
+    }
+    TextError::TemplateFailed {
+        line,
+        reason: reason(&error),
+        source: error,
+    }
+}
+
+#[cfg(test)]
+mod tests;
