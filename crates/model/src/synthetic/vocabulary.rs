@@ -49,6 +49,7 @@ const FIRST_BYTE: usize = 238;
 
 const SPACE: &str = "\u{2581}";
 const LONGEST_WORD: usize = 12;
+const ENDINGS: usize = 500;
 
 /// Tokens, their types, and merges by rank.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -206,11 +207,14 @@ impl Draft {
             }
         }
         while self.used < size {
-            // Twice random: early, short words are parts more often, as in real vocabularies.
-            let mut pick = || rng.below(words.len()).min(rng.below(words.len()));
-            let (left, right) = (&words[pick()], &words[pick()]);
+            // Endings are early words, which are short.
+            let left = &words[rng.below(words.len())];
+            let right = &words[rng.below(words.len().min(ENDINGS))];
+            if left.len() + right.len() > LONGEST_WORD {
+                continue;
+            }
             let word = format!("{left}{right}");
-            if word.len() > LONGEST_WORD || seen.contains(&word) {
+            if seen.contains(&word) {
                 continue;
             }
             self.add(NORMAL, &word);
