@@ -13,7 +13,7 @@ use std::{
     fs::{self, File},
     io::{BufWriter, Write},
     path::{Path, PathBuf},
-    sync::mpsc,
+    sync::mpsc::{self, Receiver, Sender},
     thread,
     time::{Duration, Instant},
 };
@@ -31,8 +31,8 @@ pub(crate) use preset::Preset;
 
 /// Bytes of a tensor that are drawn at a time.
 const PIECE_BYTES: usize = 4 << 20;
-/// Pieces a thread may be ahead of the file.
-const PIECES_AHEAD: usize = 2;
+/// Pieces of a thread that exist at once: drawn, waiting, being written.
+const BUFFERS: usize = 3;
 
 pub(crate) struct Options {
     pub(crate) seed: u64,
@@ -168,19 +168,18 @@ impl Jobs {
         jobs
     }
 
-    fn draw(&self, index: usize) -> Vec<u8> {
+    fn draw(&self, index: usize, bytes: &mut Vec<u8>) {
         let piece = &self.pieces[index];
         let (plan, quant) = &self.tensors[piece.tensor];
-        let mut bytes = vec![0; piece.bytes];
+        bytes.resize(piece.bytes, 0);
         let seed = SplitMix64::part(self.seed, index as u64).next_u64();
-        plan.fill(*quant, seed, &mut bytes);
+        plan.fill(*quant, seed, bytes);
         if *quant == QuantType::F32 && matches!(plan.role, Role::PleBottleneck | Role::Router) {
-            truncate_to_bf16(&mut bytes);
+            truncate_to_bf16(bytes);
         }
-        bytes
     }
 
-    /// Piece `i` is drawn by thread `i % threads`, so the writer knows where the next one comes from.
+    /// Piece `i` is drawn by lane `i % threads`, so the writer knows where the next one comes from.
     fn write(
         &self,
         file: &mut dyn Write,
@@ -188,22 +187,27 @@ impl Jobs {
         progress: &mut dyn FnMut(u64, u64),
     ) -> std::io::Result<()> {
         thread::scope(|scope| {
-            let lanes: Vec<mpsc::Receiver<Vec<u8>>> = (0..threads)
-                .map(|lane| {
-                    let (sender, receiver) = mpsc::sync_channel(PIECES_AHEAD);
+            let lanes: Vec<Lane> = (0..threads)
+                .map(|first| {
+                    let (lane, filled, empty) = Lane::new();
                     scope.spawn(move || {
-                        (lane..self.pieces.len())
-                            .step_by(threads)
-                            // A closed channel means that the writer has given up.
-                            .all(|index| sender.send(self.draw(index)).is_ok())
+                        for index in (first..self.pieces.len()).step_by(threads) {
+                            // No more buffers come when the writer has given up.
+                            let Ok(mut bytes) = empty.recv() else { return };
+                            self.draw(index, &mut bytes);
+                            let _ = filled.send(bytes);
+                        }
                     });
-                    receiver
+                    lane
                 })
                 .collect();
             let mut written = 0;
             for (index, piece) in self.pieces.iter().enumerate() {
-                let bytes = lanes[index % threads].recv();
-                file.write_all(&bytes.expect("each lane sends all its pieces"))?;
+                let lane = &lanes[index % threads];
+                let bytes = lane.filled.recv().expect("a lane draws all its pieces");
+                file.write_all(&bytes)?;
+                // A lane that has drawn its last piece takes no buffer back.
+                let _ = lane.empty.send(bytes);
                 if let Some(size) = piece.ends {
                     pad(file, size)?;
                 }
@@ -212,6 +216,24 @@ impl Jobs {
             }
             Ok(())
         })
+    }
+}
+
+/// The writer's side of a thread that draws. A few buffers go round between the two: that bounds the memory, and they are
+/// not asked from the system again and again.
+struct Lane {
+    filled: Receiver<Vec<u8>>,
+    empty: Sender<Vec<u8>>,
+}
+
+impl Lane {
+    /// The writer's side, and the thread's.
+    fn new() -> (Lane, Sender<Vec<u8>>, Receiver<Vec<u8>>) {
+        let ((send_filled, filled), (empty, take_empty)) = (mpsc::channel(), mpsc::channel());
+        for _ in 0..BUFFERS {
+            empty.send(Vec::new()).expect("the receiver is right here");
+        }
+        (Lane { filled, empty }, send_filled, take_empty)
     }
 }
 
