@@ -11,7 +11,7 @@
 //! - [`sampling`]: what the sampling parameters mean
 //! - [`synthetic`]: files of random values in any shape, for tests and speed runs
 //! - [`evaluate`]: logits of every position of a text, through any backend
-//! - [`reference`]: the scalar interpreter every backend is compared with
+//! - [`mod@reference`]: the scalar interpreter every backend is compared with
 
 pub mod backend;
 pub mod bind;
