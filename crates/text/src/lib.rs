@@ -1,7 +1,7 @@
 //! Text for Gemma 4: from messages to token ids, and from generated ids back to messages.
 //!
 //! - [`vocab`]: the token table of a model file; special tokens found by their text
-//! - [`tokenizer`]: text to ids, byte-fallback BPE without a word splitter; [`merges`] holds its rank table
+//! - [`tokenizer`]: text to ids, byte-fallback BPE without a word splitter; `merges` holds its rank table
 //! - [`chat`]: messages, tools and tool calls as plain values
 //! - [`template`]: a conversation to a prompt, through the file's own Jinja template or a built-in one
 //! - [`decoder`]: ids to text as they arrive, never half a character; stop strings

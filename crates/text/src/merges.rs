@@ -8,7 +8,7 @@
 use carat_gguf::{GgufError, Metadata};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::{TextError, TokenId, Vocab};
+use crate::{TextError, TokenId, Vocab, vocab::SPACE_MARK};
 
 const MERGES_KEY: &str = "tokenizer.ggml.merges";
 
@@ -103,7 +103,7 @@ fn split(merge: &str) -> Option<(&str, &str)> {
     Some((&merge[..gap], &merge[gap + 1..]))
 }
 
-/// A set of character pairs; those of ASCII, asked for most, are a bitmap.
+/// A set of character pairs; those of ASCII and `▁`, asked for most, are a bitmap.
 #[derive(Debug)]
 struct JoinedCharacters {
     /// Bit `right` of entry `left`.
@@ -121,19 +121,28 @@ impl JoinedCharacters {
 
     fn add(&mut self, text: &str) {
         for (left, right) in text.chars().zip(text.chars().skip(1)) {
-            if left.is_ascii() && right.is_ascii() {
-                self.ascii[left as usize] |= 1 << right as u32;
-            } else {
-                self.others.insert((left, right));
+            match (ascii(left), ascii(right)) {
+                (Some(left), Some(right)) => self.ascii[left] |= 1 << right,
+                _ => {
+                    self.others.insert((left, right));
+                }
             }
         }
     }
 
     fn contains(&self, left: char, right: char) -> bool {
-        if left.is_ascii() && right.is_ascii() {
-            self.ascii[left as usize] >> right as u32 & 1 == 1
-        } else {
-            self.others.contains(&(left, right))
+        match (ascii(left), ascii(right)) {
+            (Some(left), Some(right)) => self.ascii[left] >> right & 1 == 1,
+            _ => self.others.contains(&(left, right)),
         }
+    }
+}
+
+/// A place in the bitmap. `▁` has that of the space, which neither tokens nor marked text contain.
+fn ascii(character: char) -> Option<usize> {
+    match character {
+        SPACE_MARK => Some(' ' as usize),
+        ' ' => None,
+        other => other.is_ascii().then_some(other as usize),
     }
 }

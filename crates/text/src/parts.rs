@@ -200,7 +200,7 @@ impl PartsParser {
             // No call has other marks in it; as text they will show in what is wrong with it.
             State::Call(_) => self.text(&text, parts),
             _ if id == marks.channel_start => {
-                self.enter(State::Header(Header::Channel, String::new()))
+                self.enter(State::Header(Header::Channel, String::new()));
             }
             _ if id == marks.channel_end => self.enter(State::Content),
             State::Thought { .. } if is_call_mark => self.text(&text, parts),
@@ -252,19 +252,16 @@ impl PartsParser {
             return;
         }
         let read = mem::take(read);
-        match read.strip_prefix(header.word()) {
-            Some(rest) => {
-                self.state = match header {
-                    Header::Channel => State::Thought { begun: false },
-                    Header::Turn => State::Content,
-                };
-                self.text(rest, parts);
-            }
+        if let Some(rest) = read.strip_prefix(header.word()) {
+            self.state = match header {
+                Header::Channel => State::Thought { begun: false },
+                Header::Turn => State::Content,
+            };
+            self.text(rest, parts);
+        } else {
             // A channel or role nobody knows: better shown than lost.
-            None => {
-                self.state = State::Content;
-                self.text(&read, parts);
-            }
+            self.state = State::Content;
+            self.text(&read, parts);
         }
     }
 

@@ -1,9 +1,9 @@
 //! A conversation to a prompt, by the model file's own Jinja template.
 //!
 //! Templates differ between model sizes and dates, and the model was trained with its own; so the file's template
-//! decides, and the built-in one stands in only where a file has none. What is done here is to hand the conversation over in the form
-//! each template generation expects ([`context`]), to give templates the few Python functions they use ([`python`]),
-//! and to keep text of users apart from the template's marks ([`guard`]).
+//! decides, and the built-in one stands in only where a file has none. What is done here is to hand the conversation
+//! over in the form each template generation expects (`context`), to give templates the few Python functions they use
+//! (`python`), and to keep text of users apart from the template's marks (`guard`).
 
 mod context;
 mod date;
@@ -28,9 +28,12 @@ const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 const EOS_TEXT: &str = "<eos>";
 const NAME: &str = "chat_template";
 
-/// Steps a template may take. Two thousand messages through the hungriest published template, which looks at each pair
-/// of them, take a third of this; a template that loops forever is stopped within seconds.
-const FUEL: u64 = 100_000_000;
+/// Steps a template may take for so many messages and tools: ten times what the hungriest published one needs, which
+/// looks at every pair of messages. A template that loops forever is stopped within a second.
+fn fuel(messages: usize, tools: usize) -> u64 {
+    let (messages, tools) = (messages as u64, tools as u64);
+    5_000_000 + 10_000 * (messages + tools) + 50 * messages * messages
+}
 
 /// Used where a file brings no template.
 const FALLBACK: &str = include_str!("template/fallback.jinja");
@@ -78,7 +81,6 @@ impl ChatTemplate {
             .lstrip_blocks(true)
             .build();
         environment.set_syntax(syntax.map_err(syntax_error)?);
-        environment.set_fuel(Some(FUEL));
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         python::add_to(&mut environment);
         environment
@@ -113,8 +115,10 @@ impl ChatTemplate {
         if let Some(unix_time) = options.unix_time {
             context.insert(python::UNIX_TIME.to_owned(), unix_time.into());
         }
-        let mut text = self
-            .environment
+        // A copy shares the compiled template; fuel belongs to the environment.
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(fuel(messages.len(), tools.len())));
+        let mut text = environment
             .get_template(NAME)
             .and_then(|template| template.render(Serde(&context)))
             .map_err(render_error)?;
@@ -129,7 +133,7 @@ impl ChatTemplate {
 
 fn reason(error: &minijinja::Error) -> String {
     match error.kind() {
-        ErrorKind::OutOfFuel => format!("it did not end within {FUEL} steps"),
+        ErrorKind::OutOfFuel => "it takes too many steps and may never end".to_owned(),
         kind => error
             .detail()
             .map_or_else(|| kind.to_string(), str::to_owned),

@@ -1,7 +1,7 @@
 //! Text to token ids: byte-pair encoding over characters, with bytes for those the vocabulary does not know.
 //!
 //! There is no word splitter and no normalisation: spaces become `▁`, and the merge list alone decides. For speed the
-//! text is cut where no merge can reach across (see [`crate::merges`]) and repeated pieces are copied from where they
+//! text is cut where no merge can reach across (see `merges.rs`) and repeated pieces are copied from where they
 //! were encoded before; neither changes the result. One piece of n characters costs O(n log n).
 
 use std::{cmp::Reverse, collections::BinaryHeap, hash::Hasher, ops::Range, sync::Arc};

@@ -200,16 +200,12 @@ impl<'a> Reader<'a> {
 
     /// A string between quote tokens: exactly one segment.
     fn quoted(&mut self) -> Result<String, CallError> {
-        match self.segments {
-            [string, rest, segments @ ..] => {
-                (self.rest, self.segments) = (rest, segments);
-                Ok(string.clone())
-            }
-            _ => {
-                (self.rest, self.segments) = ("", &[]);
-                Err(self.unexpected("the end of a string"))
-            }
+        if let [string, rest, segments @ ..] = self.segments {
+            (self.rest, self.segments) = (rest, segments);
+            return Ok(string.clone());
         }
+        (self.rest, self.segments) = ("", &[]);
+        Err(self.unexpected("the end of a string"))
     }
 
     fn json_string(&mut self) -> Result<String, CallError> {

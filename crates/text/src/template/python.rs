@@ -1,8 +1,8 @@
 //! What chat templates expect of Python: methods of strings and dicts, and the functions Hugging Face adds.
 
 use minijinja::{
-    Environment, Error, ErrorKind, State, Value,
-    value::{Kwargs, Serde},
+    Environment, Error, ErrorKind, Output, State, Value,
+    value::{Kwargs, Serde, ValueKind},
 };
 use serde::Serialize;
 
@@ -18,11 +18,30 @@ pub(super) struct Refusal(pub(super) String);
 
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_formatter(write_value);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     environment.add_filter("tojson", to_json);
     environment.add_filter("fromjson", from_json);
     environment.add_function("fromjson", from_json);
+}
+
+/// The engine writes values as Python does, except very large and very small floats.
+fn write_value(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    let float = (value.kind() == ValueKind::Number && !value.is_integer())
+        .then(|| f64::try_from(value.clone()).ok())
+        .flatten()
+        .filter(|float| *float != 0.0 && !(1e-4..1e16).contains(&float.abs()) && float.is_finite());
+    let Some(float) = float else {
+        return minijinja::escape_formatter(out, state, value);
+    };
+    let shortest = format!("{float:e}");
+    let (digits, exponent) = shortest.split_once('e').unwrap_or((&shortest, "0"));
+    let (sign, exponent) = match exponent.strip_prefix('-') {
+        Some(exponent) => ('-', exponent),
+        None => ('+', exponent),
+    };
+    write!(out, "{digits}e{sign}{exponent:0>2}").map_err(Error::from)
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {
@@ -51,7 +70,11 @@ fn from_json(text: &str) -> Result<Value, Error> {
 }
 
 /// As Python's `json.dumps` writes it. Unlike the engine's own filter this does not escape `<` and `>` for HTML.
-fn to_json(value: Value, options: Kwargs) -> Result<String, Error> {
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "template filters take their options by value"
+)]
+fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     let failed = |error: serde_json::Error| {
         Error::new(ErrorKind::InvalidOperation, "tojson failed").with_source(error)
     };
