@@ -193,6 +193,8 @@ struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
     ids: Vec<TokenId>,
     seen: Vec<Seen<'a>>,
+    /// The piece being merged, with `▁` for spaces.
+    marked: String,
     symbols: Vec<Symbol>,
     queue: BinaryHeap<Reverse<Candidate>>,
 }
@@ -206,16 +208,15 @@ struct Seen<'a> {
 
 /// A stretch of the piece that merging has reached so far, linked to its neighbours.
 struct Symbol {
-    token: Token,
+    /// In bytes of the marked piece.
+    start: u32,
+    end: u32,
     previous: u32,
     next: u32,
+    /// What it was merged into; a single character has not been looked up yet.
+    token: Option<TokenId>,
     /// With the next symbol; `None` also once this symbol has become part of another.
     merge: Option<Merge>,
-}
-
-enum Token {
-    Known(TokenId),
-    Unknown(char),
 }
 
 /// A merge to try, best first: by rank, then from the left.
@@ -241,6 +242,7 @@ impl<'a> Encoder<'a> {
             tokenizer,
             ids: Vec::with_capacity(bytes / 3),
             seen: vec![Seen::default(); slots],
+            marked: String::new(),
             symbols: Vec::new(),
             queue: BinaryHeap::new(),
         }
@@ -284,13 +286,18 @@ impl<'a> Encoder<'a> {
 
     /// Byte-pair encoding proper: one symbol a character, then the best merge again and again.
     fn merge(&mut self, text: &str) {
+        self.marked.clear();
         self.symbols.clear();
         for character in text.chars() {
             let at = self.symbols.len() as u32;
+            let start = self.marked.len() as u32;
+            self.marked.push(mark_space(character));
             self.symbols.push(Symbol {
-                token: self.tokenizer.character(mark_space(character)),
+                start,
+                end: self.marked.len() as u32,
                 previous: at.wrapping_sub(1),
                 next: at + 1,
+                token: None,
                 merge: None,
             });
         }
@@ -301,23 +308,21 @@ impl<'a> Encoder<'a> {
             self.propose(left);
         }
         while let Some(Reverse(Candidate { rank, left })) = self.queue.pop() {
+            let symbol = &self.symbols[left as usize];
             // A rank stands for one pair of texts, so a candidate is stale exactly if the rank here is another.
-            let Some(merge) = self.symbols[left as usize]
-                .merge
-                .filter(|merge| merge.rank == rank)
-            else {
+            let Some(merge) = symbol.merge.filter(|merge| merge.rank == rank) else {
                 continue;
             };
-            let right = self.symbols[left as usize].next;
-            let after = self.symbols[right as usize].next;
-            self.symbols[right as usize].merge = None;
-            self.symbols[left as usize].token = Token::Known(merge.product);
-            self.symbols[left as usize].next = after;
-            if after != NONE {
-                self.symbols[after as usize].previous = left;
+            let (previous, next) = (symbol.previous, symbol.next);
+            let right = &mut self.symbols[next as usize];
+            right.merge = None;
+            let (end, next) = (right.end, right.next);
+            let symbol = &mut self.symbols[left as usize];
+            (symbol.end, symbol.next, symbol.token) = (end, next, Some(merge.product));
+            if let Some(next) = self.symbols.get_mut(next as usize) {
+                next.previous = left;
             }
             self.propose(left);
-            let previous = self.symbols[left as usize].previous;
             if previous != NONE {
                 self.propose(previous);
             }
@@ -328,16 +333,13 @@ impl<'a> Encoder<'a> {
     /// Looks up what a symbol and its right neighbour become.
     fn propose(&mut self, left: u32) {
         let symbol = &self.symbols[left as usize];
-        let merge = match (&symbol.token, self.symbols.get(symbol.next as usize)) {
-            (
-                Token::Known(a),
-                Some(Symbol {
-                    token: Token::Known(b),
-                    ..
-                }),
-            ) => self.tokenizer.merges.get(*a, *b),
-            _ => None,
-        };
+        let merge = self.symbols.get(symbol.next as usize).and_then(|next| {
+            let both = &self.marked[symbol.start as usize..next.end as usize];
+            let left_bytes = (symbol.end - symbol.start) as usize;
+            self.tokenizer
+                .merges
+                .get(&self.tokenizer.vocab, both, left_bytes)
+        });
         self.symbols[left as usize].merge = merge;
         if let Some(Merge { rank, .. }) = merge {
             self.queue.push(Reverse(Candidate { rank, left }));
@@ -345,17 +347,14 @@ impl<'a> Encoder<'a> {
     }
 
     fn emit(&mut self) {
-        let vocab = &self.tokenizer.vocab;
         let mut at = 0;
         // The first symbol only ever grows, so the chain starts there; it ends at `NONE`, which is out of range.
         while let Some(symbol) = self.symbols.get(at as usize) {
-            match symbol.token {
-                Token::Known(id) => self.ids.push(id),
-                Token::Unknown(character) => {
-                    let mut bytes = [0; 4];
-                    let bytes = character.encode_utf8(&mut bytes).bytes();
-                    self.ids.extend(bytes.map(|byte| vocab.byte_token(byte)));
-                }
+            if let Some(id) = symbol.token {
+                self.ids.push(id);
+            } else {
+                let character = &self.marked[symbol.start as usize..symbol.end as usize];
+                self.tokenizer.character(character, &mut self.ids);
             }
             at = symbol.next;
         }
@@ -363,11 +362,11 @@ impl<'a> Encoder<'a> {
 }
 
 impl Tokenizer {
-    fn character(&self, character: char) -> Token {
-        let mut bytes = [0; 4];
-        match self.vocab.find(character.encode_utf8(&mut bytes)) {
-            Some(id) if self.vocab.kind(id) == Some(TokenKind::Text) => Token::Known(id),
-            _ => Token::Unknown(character),
+    /// A character that is part of no merge: its token, or its bytes.
+    fn character(&self, character: &str, ids: &mut Vec<TokenId>) {
+        match self.vocab.find(character) {
+            Some(id) if self.vocab.kind(id) == Some(TokenKind::Text) => ids.push(id),
+            _ => ids.extend(character.bytes().map(|byte| self.vocab.byte_token(byte))),
         }
     }
 }

@@ -186,6 +186,11 @@ impl Vocab {
         self.index.find(&self.texts, text)
     }
 
+    /// Whether each token is the one that [`Vocab::find`] finds by its text.
+    pub(crate) fn has_distinct_texts(&self) -> bool {
+        self.index.used == self.len()
+    }
+
     pub fn is_special(&self, id: TokenId) -> bool {
         self.kind(id) == Some(TokenKind::Special)
     }
@@ -317,6 +322,8 @@ impl Texts {
 #[derive(Debug)]
 struct TextIndex {
     slots: Vec<Slot>,
+    /// How many slots hold an id: fewer than there are tokens if some share a text.
+    used: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -335,6 +342,7 @@ impl TextIndex {
     fn new(texts: &Texts) -> TextIndex {
         let mut index = TextIndex {
             slots: vec![TextIndex::EMPTY; (texts.len() * 2).next_power_of_two()],
+            used: 0,
         };
         for id in 0..texts.len() as TokenId {
             let text = texts.get(id).unwrap_or_default();
@@ -342,6 +350,7 @@ impl TextIndex {
             // The first of two tokens with one text is the one that merges produce.
             if index.slots[place].id == TextIndex::EMPTY.id {
                 index.slots[place] = Slot { id, tag };
+                index.used += 1;
             }
         }
         index

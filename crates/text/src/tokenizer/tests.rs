@@ -13,34 +13,29 @@ fn parsed(text: &str) -> Vec<TokenId> {
 
 /// Byte-pair encoding as it is defined, without cuts, memory or a queue.
 fn slow_encode(tokenizer: &Tokenizer, text: &str) -> Vec<TokenId> {
-    let mut symbols: Vec<_> = text
-        .chars()
-        .map(|c| tokenizer.character(mark_space(c)))
-        .collect();
+    let merge = |pair: &[String]| {
+        tokenizer
+            .merges
+            .get(tokenizer.vocab(), &pair.concat(), pair[0].len())
+    };
+    let mut symbols: Vec<_> = text.chars().map(|c| mark_space(c).to_string()).collect();
     loop {
-        let best = symbols
-            .windows(2)
-            .enumerate()
-            .filter_map(|(at, pair)| match pair {
-                [Token::Known(a), Token::Known(b)] => Some((at, tokenizer.merges.get(*a, *b)?)),
-                _ => None,
-            })
-            .min_by_key(|(_, merge)| merge.rank);
-        let Some((at, merge)) = best else { break };
-        symbols[at] = Token::Known(merge.product);
-        symbols.remove(at + 1);
+        let candidates = symbols.windows(2).enumerate();
+        let best = candidates
+            .filter_map(|(at, pair)| Some((at, merge(pair)?.rank)))
+            .min_by_key(|(_, rank)| *rank);
+        let Some((at, _)) = best else { break };
+        let right = symbols.remove(at + 1);
+        symbols[at].push_str(&right);
     }
-    symbols
-        .into_iter()
-        .flat_map(|token| match token {
-            Token::Known(id) => vec![id],
-            Token::Unknown(c) => c
-                .to_string()
-                .bytes()
-                .map(|byte| tokenizer.vocab().byte_token(byte))
-                .collect(),
-        })
-        .collect()
+    let mut ids = Vec::new();
+    for symbol in symbols {
+        match tokenizer.vocab().find(&symbol) {
+            Some(id) if symbol.chars().count() > 1 => ids.push(id),
+            _ => tokenizer.character(&symbol, &mut ids),
+        }
+    }
+    ids
 }
 
 #[test]
@@ -142,6 +137,15 @@ fn merges_into_special_tokens_are_ignored() {
         );
         assert_eq!(tokenizer.decode(&ids), text);
     }
+}
+
+#[test]
+fn the_first_of_two_tokens_with_one_text_is_used() {
+    let mut tiny = TinyVocab::new(&["a", "b", "ab", "c", "abc", "ab"]);
+    tiny.merges = vec!["ab c", "a b"];
+    let tokenizer = tiny.tokenizer().unwrap();
+    assert_eq!(tokenizer.encode("ab", Specials::Ignore), [259]);
+    assert_eq!(tokenizer.encode("abc", Specials::Ignore), [261]);
 }
 
 #[test]

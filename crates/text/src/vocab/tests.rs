@@ -120,7 +120,7 @@ fn broken_merges_are_refused_with_their_place() {
         ("ab", "there is no space between its two parts"),
         ("", "there is no space between its two parts"),
         (" ", "there is no space between its two parts"),
-        ("a x", "one of its parts is not a token"),
+        ("a x", "its result is not a token"),
         ("b a", "its result is not a token"),
     ] {
         let mut tiny = TinyVocab::new(&["a", "b", "ab"]);
