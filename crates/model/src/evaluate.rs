@@ -24,6 +24,38 @@ pub fn options(tokens: usize, chunk: usize) -> CompileOptions {
     }
 }
 
+/// Runs the rows `tokens[start..]` as one batch after what has been fed before, all of them sampled greedily.
+/// Page tables are the plain ones: place `i` is page `i`.
+pub fn feed(
+    executor: &mut dyn Executor,
+    tokens: &[TokenId],
+    start: usize,
+    outputs: &mut Outputs,
+) -> Result<(), BackendError> {
+    let pages: Vec<PageId> = (0..tokens.len().div_ceil(PAGE_TOKENS) as u32)
+        .map(PageId)
+        .collect();
+    let rows = tokens.len() - start;
+    let run = Run {
+        rows: 0..rows,
+        position: start,
+        pages: PerGroup {
+            full: &pages,
+            sliding: &pages,
+        },
+        sampled: rows,
+        sampling: &Sampling::greedy(),
+        history: tokens,
+        output: RowOutput::Logits,
+    };
+    let batch = Batch {
+        tokens: &tokens[start..],
+        runs: &[run],
+    };
+    let ticket = executor.submit(&batch)?;
+    executor.collect(ticket, outputs)
+}
+
 /// Feeds `tokens` in chunks from an empty cache and hands over each position's row, in order, with its logits.
 pub fn for_each_position(
     executor: &mut dyn Executor,
@@ -31,31 +63,10 @@ pub fn for_each_position(
     chunk: usize,
     mut each: impl FnMut(usize, &RowResult),
 ) -> Result<(), BackendError> {
-    let pages: Vec<PageId> = (0..tokens.len().div_ceil(PAGE_TOKENS) as u32)
-        .map(PageId)
-        .collect();
-    let sampling = Sampling::greedy();
     let mut outputs = Outputs::default();
     for start in (0..tokens.len()).step_by(chunk.max(1)) {
-        let end = tokens.len().min(start + chunk.max(1));
-        let run = Run {
-            rows: 0..end - start,
-            position: start,
-            pages: PerGroup {
-                full: &pages,
-                sliding: &pages,
-            },
-            sampled: end - start,
-            sampling: &sampling,
-            history: &tokens[..end],
-            output: RowOutput::Logits,
-        };
-        let batch = Batch {
-            tokens: &tokens[start..end],
-            runs: &[run],
-        };
-        let ticket = executor.submit(&batch)?;
-        executor.collect(ticket, &mut outputs)?;
+        let end = tokens.len().min(start.saturating_add(chunk.max(1)));
+        feed(executor, &tokens[..end], start, &mut outputs)?;
         for (offset, row) in outputs.rows.iter().enumerate() {
             each(start + offset, row);
         }

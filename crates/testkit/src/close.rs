@@ -64,6 +64,11 @@ pub fn arg_max_agreement(found: &[f32], expected: &[f32], columns: usize) -> f64
     f64::from(same) / f64::from(count)
 }
 
+/// The sum of the squares of all elements.
+pub fn squares(x: &[f32]) -> f64 {
+    x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
