@@ -1,0 +1,92 @@
+//! Activations as signed bytes: the one format that every quantized weight is multiplied with.
+//!
+//! A row is cut into groups of 32 values that share an f32 scale, and stored in chunks of sixteen groups, with the sums
+//! that minimums and offsets need beside the codes. The last chunk is filled up with zeros, so kernels read whole chunks.
+//! A value is quantized once, right after it is computed, and shared by all its readers.
+
+use crate::simd::{Floats, LANES, Simd};
+
+/// Values that share a scale.
+pub(crate) const GROUP: usize = 32;
+/// Values of a chunk.
+pub(crate) const CHUNK: usize = GROUP * LANES;
+
+/// Sixteen groups of a row.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Chunk {
+    pub(crate) codes: [i8; CHUNK],
+    /// What a code of each group stands for.
+    pub(crate) scales: [f32; LANES],
+    /// Of each group's codes.
+    pub(crate) sums: [i32; LANES],
+    /// Of each half group's codes, for formats whose own groups are 16 long.
+    pub(crate) half_sums: [i32; 2 * LANES],
+}
+
+impl Chunk {
+    const ZERO: Chunk = Chunk {
+        codes: [0; CHUNK],
+        scales: [0.0; LANES],
+        sums: [0; LANES],
+        half_sums: [0; 2 * LANES],
+    };
+}
+
+/// One row.
+pub(crate) type Row<'a> = &'a [Chunk];
+
+/// Rows of quantized activations.
+pub(crate) struct Activations {
+    chunks: Vec<Chunk>,
+    row_chunks: usize,
+}
+
+impl Activations {
+    /// Room for `rows` of `columns` values, which must fill whole groups.
+    pub(crate) fn new(rows: usize, columns: usize) -> Activations {
+        assert!(
+            columns.is_multiple_of(GROUP),
+            "{columns} columns do not fill groups of {GROUP}"
+        );
+        let row_chunks = columns.div_ceil(CHUNK);
+        Activations {
+            chunks: vec![Chunk::ZERO; rows * row_chunks],
+            row_chunks,
+        }
+    }
+
+    pub(crate) fn row(&self, row: usize) -> Row<'_> {
+        &self.chunks[row * self.row_chunks..][..self.row_chunks]
+    }
+
+    /// The chunks of all rows and how many each row has, for filling.
+    pub(crate) fn chunks_mut(&mut self) -> (&mut [Chunk], usize) {
+        (&mut self.chunks, self.row_chunks)
+    }
+}
+
+/// Quantizes one row. Codes are the nearest multiples (ties to even) of a 127th of the group's largest magnitude.
+#[inline(always)]
+pub(crate) fn quantize<S: Simd>(x: &[f32], row: &mut [Chunk]) {
+    for (values, chunk) in x.chunks(CHUNK).zip(row) {
+        let (groups, rest) = values.as_chunks::<GROUP>();
+        debug_assert!(rest.is_empty(), "rows fill whole groups");
+        let (codes, _) = chunk.codes.as_chunks_mut::<GROUP>();
+        for (g, (values, codes)) in groups.iter().zip(codes).enumerate() {
+            let (values, _) = values.as_chunks::<LANES>();
+            let (low, high) = (S::Floats::load(&values[0]), S::Floats::load(&values[1]));
+            let largest = low.abs().max(high.abs()).largest();
+            let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+            chunk.scales[g] = largest / 127.0;
+            let (codes, _) = codes.as_chunks_mut::<LANES>();
+            let inverse = S::Floats::splat(inverse);
+            low.mul(inverse).round().store_bytes(&mut codes[0]);
+            high.mul(inverse).round().store_bytes(&mut codes[1]);
+            for (half, codes) in codes.iter().enumerate() {
+                chunk.half_sums[2 * g + half] = codes.iter().map(|&code| i32::from(code)).sum();
+            }
+            chunk.sums[g] = chunk.half_sums[2 * g] + chunk.half_sums[2 * g + 1];
+        }
+    }
+}

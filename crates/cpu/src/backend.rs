@@ -1,0 +1,119 @@
+//! The backend: how many threads, which instructions, and whether a model fits.
+
+use std::sync::Arc;
+
+use carat_model::{
+    backend::{Backend, BackendError, CompileOptions, Executor, Memory},
+    layout::Layout,
+    plan::{Plan, Rows},
+    weights::Weights,
+};
+
+use crate::{
+    executor::CpuExecutor, isa::Isa, kernels::Kernels, kv, lower::lower, memory, pool::Pool,
+    workers::Workers,
+};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CpuConfig {
+    /// Threads to compute with, the caller's included; `None` takes as many as the process may use.
+    pub threads: Option<usize>,
+    /// The highest level of instructions to use; `None` takes the best there is.
+    pub isa: Option<Isa>,
+}
+
+/// Compiles plans for this machine's processor.
+pub struct CpuBackend {
+    threads: usize,
+    kernels: &'static Kernels,
+}
+
+impl CpuBackend {
+    pub fn new(config: &CpuConfig) -> CpuBackend {
+        // Knows the affinity mask and the control group's quota.
+        let allowed = std::thread::available_parallelism().map_or(1, usize::from);
+        CpuBackend {
+            threads: config.threads.unwrap_or(allowed).max(1),
+            kernels: Kernels::for_isa(config.isa.unwrap_or_else(Isa::detect)),
+        }
+    }
+
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    pub(crate) fn kernels(&self) -> &'static Kernels {
+        self.kernels
+    }
+
+    /// The level in use.
+    pub fn isa(&self) -> Isa {
+        self.kernels.isa()
+    }
+}
+
+impl Backend for CpuBackend {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn memory(&self) -> Result<Memory, BackendError> {
+        memory::available().ok_or_else(|| BackendError::Unsupported {
+            what: "this system does not tell how much memory is free".to_owned(),
+        })
+    }
+
+    fn compile(
+        &self,
+        plan: &Plan,
+        weights: Arc<Weights>,
+        options: &CompileOptions,
+    ) -> Result<Box<dyn Executor>, BackendError> {
+        let layout = if options.probe {
+            Layout::separate(plan)
+        } else {
+            Layout::shared(plan)
+        };
+        let needed_bytes = buffer_bytes(&layout, options) + kv_bytes(plan, options);
+        if let Some(Memory { free_bytes, .. }) = memory::available()
+            && needed_bytes > free_bytes
+        {
+            return Err(BackendError::OutOfMemory {
+                needed_bytes,
+                free_bytes,
+            });
+        }
+        let program = lower(plan, &weights, layout);
+        let pool =
+            Pool::new(self.threads).map_err(|error| BackendError::Device(Box::new(error)))?;
+        let workers = Workers::new(pool, self.kernels);
+        tracing::debug!(
+            isa = ?self.kernels.isa(),
+            threads = self.threads,
+            needed_bytes,
+            "compiled for the cpu"
+        );
+        Ok(Box::new(CpuExecutor::new(
+            plan, weights, options, program, workers,
+        )))
+    }
+}
+
+fn buffer_bytes(layout: &Layout, options: &CompileOptions) -> u64 {
+    let elements = layout.buffers.iter().map(|shape| {
+        shape.columns
+            * match shape.rows {
+                Rows::All => options.max_rows,
+                Rows::Sampled => options.max_sampled,
+            }
+    });
+    (elements.sum::<usize>() * size_of::<f32>()) as u64
+}
+
+fn kv_bytes(plan: &Plan, options: &CompileOptions) -> u64 {
+    let elements = plan
+        .slots
+        .iter()
+        .map(|spec| options.pages.get(spec.group) * kv::page_elements(spec));
+    (elements.sum::<usize>() * size_of::<u16>()) as u64
+}

@@ -1,0 +1,184 @@
+//! What a quantized format must say: how sixteen of its groups become codes, scales and minimums.
+//!
+//! A weight is `scale * code - minimum` with exactly the roundings of `carat_gguf`'s definition. Kernels work on whole
+//! chunks of sixteen groups; a row's last chunk is copied and filled with zero bytes where it is short.
+
+use carat_gguf::QuantType;
+
+use super::{
+    iq4::{Iq4Nl, Iq4Xs, Mxfp4},
+    k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K},
+    legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0},
+};
+use crate::simd::{LANES, Simd};
+
+/// How the codes of a format lie in a byte.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Coding {
+    /// Unsigned and below 64; the weight's code is this less the offset.
+    Offset(i32),
+    /// Signed bytes.
+    Signed,
+}
+
+pub(crate) trait Format: 'static {
+    const QUANT: QuantType;
+    /// Values that share a scale: 32 or 16.
+    const GROUP: usize;
+    const CODING: Coding;
+    const MINS: bool;
+
+    /// Bytes of sixteen groups.
+    const CHUNK_BYTES: usize;
+
+    /// `chunk` has `CHUNK_BYTES` bytes.
+    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S>;
+}
+
+/// Sixteen groups, ready to multiply.
+pub(crate) struct Unpacked<S: Simd> {
+    /// In order, 64 codes each: all eight for groups of 32, the first four for groups of 16.
+    pub(crate) codes: [S::Bytes; 8],
+    pub(crate) scales: S::Floats,
+    /// Zero in formats without.
+    pub(crate) mins: S::Floats,
+}
+
+/// Largest `CHUNK_BYTES` of any format: Q8_0's.
+const LONGEST_CHUNK: usize = 16 * 34;
+
+/// A weight row as chunks.
+pub(crate) struct Chunks<'a> {
+    row: &'a [u8],
+    chunk_bytes: usize,
+    tail: [u8; LONGEST_CHUNK],
+}
+
+impl<'a> Chunks<'a> {
+    #[inline(always)]
+    pub(crate) fn new<F: Format>(row: &'a [u8]) -> Chunks<'a> {
+        let mut tail = [0; LONGEST_CHUNK];
+        let rest = row.len() % F::CHUNK_BYTES;
+        if rest > 0 {
+            tail[..rest].copy_from_slice(&row[row.len() - rest..]);
+        }
+        Chunks {
+            row,
+            chunk_bytes: F::CHUNK_BYTES,
+            tail,
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.row.len().div_ceil(self.chunk_bytes)
+    }
+
+    #[inline(always)]
+    pub(crate) fn chunk<F: Format>(&self, index: usize) -> &[u8] {
+        let start = index * F::CHUNK_BYTES;
+        self.row
+            .get(start..start + F::CHUNK_BYTES)
+            .unwrap_or(&self.tail[..F::CHUNK_BYTES])
+    }
+}
+
+/// `N` bytes at a place that the caller's constants keep in bounds.
+#[inline(always)]
+pub(super) fn at<const N: usize>(bytes: &[u8], offset: usize) -> &[u8; N] {
+    bytes[offset..offset + N]
+        .try_into()
+        .expect("a slice of N bytes")
+}
+
+/// The F16 bits at `offset`.
+#[inline(always)]
+pub(super) fn half_bits(bytes: &[u8], offset: usize) -> u16 {
+    u16::from_le_bytes(*at(bytes, offset))
+}
+
+/// The sixteen F16 bits that stand `stride` bytes apart, from `offset` on.
+#[inline(always)]
+pub(super) fn halves(bytes: &[u8], offset: usize, stride: usize) -> [u16; LANES] {
+    std::array::from_fn(|i| half_bits(bytes, offset + i * stride))
+}
+
+/// Does something with the format type of a quantized [`QuantType`].
+pub(crate) trait WithFormat {
+    type Output;
+    fn run<F: Format>(self) -> Self::Output;
+}
+
+/// Calls `visitor` with the format `quant` names. Float types have none; asking for one is a broken invariant.
+#[inline(always)]
+pub(crate) fn with_format<V: WithFormat>(quant: QuantType, visitor: V) -> V::Output {
+    match quant {
+        QuantType::Q4_0 => visitor.run::<Q4_0>(),
+        QuantType::Q4_1 => visitor.run::<Q4_1>(),
+        QuantType::Q5_0 => visitor.run::<Q5_0>(),
+        QuantType::Q5_1 => visitor.run::<Q5_1>(),
+        QuantType::Q8_0 => visitor.run::<Q8_0>(),
+        QuantType::Q2_K => visitor.run::<Q2K>(),
+        QuantType::Q3_K => visitor.run::<Q3K>(),
+        QuantType::Q4_K => visitor.run::<Q4K>(),
+        QuantType::Q5_K => visitor.run::<Q5K>(),
+        QuantType::Q6_K => visitor.run::<Q6K>(),
+        QuantType::IQ4_NL => visitor.run::<Iq4Nl>(),
+        QuantType::IQ4_XS => visitor.run::<Iq4Xs>(),
+        QuantType::MXFP4 => visitor.run::<Mxfp4>(),
+        QuantType::F32 | QuantType::F16 | QuantType::BF16 => {
+            panic!("{quant} is multiplied as floats")
+        }
+    }
+}
+
+/// Turns whole rows into f32 times `scale`, with the roundings of [`QuantType::dequantize`].
+#[inline(always)]
+pub(crate) fn dequantize<S: Simd>(quant: QuantType, row: &[u8], scale: f32, out: &mut [f32]) {
+    if quant.is_float() {
+        quant.dequantize(row, out);
+        for y in out {
+            *y *= scale;
+        }
+    } else {
+        with_format(
+            quant,
+            Dequantize::<S>(row, scale, out, std::marker::PhantomData),
+        );
+    }
+}
+
+struct Dequantize<'a, S>(&'a [u8], f32, &'a mut [f32], std::marker::PhantomData<S>);
+
+impl<S: Simd> WithFormat for Dequantize<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<F: Format>(self) {
+        let Dequantize(row, scale, out, _) = self;
+        let chunks = Chunks::new::<F>(row);
+        for (index, values) in out.chunks_mut(F::GROUP * LANES).enumerate() {
+            let unpacked = F::unpack::<S>(chunks.chunk::<F>(index));
+            let (mut scales, mut mins) = ([0.0; LANES], [0.0; LANES]);
+            crate::simd::Floats::store(unpacked.scales, &mut scales);
+            crate::simd::Floats::store(unpacked.mins, &mut mins);
+            let mut codes = [0; 64];
+            for (piece, values) in values.chunks_mut(64).enumerate() {
+                S::store_bytes(signed::<S, F>(unpacked.codes[piece]), &mut codes);
+                for (i, (y, code)) in values.iter_mut().zip(codes).enumerate() {
+                    let g = (64 * piece + i) / F::GROUP;
+                    let value = scales[g] * f32::from(code.cast_signed());
+                    *y = scale * if F::MINS { value - mins[g] } else { value };
+                }
+            }
+        }
+    }
+}
+
+/// The codes as signed bytes.
+#[inline(always)]
+pub(crate) fn signed<S: Simd, F: Format>(codes: S::Bytes) -> S::Bytes {
+    match F::CODING {
+        Coding::Offset(0) | Coding::Signed => codes,
+        Coding::Offset(offset) => S::sub_bytes(codes, offset as u8),
+    }
+}

@@ -1,0 +1,141 @@
+//! The 32-value formats Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0: a chunk is sixteen blocks.
+
+use std::array::from_fn;
+
+use carat_gguf::QuantType;
+
+use super::format::{Coding, Format, Unpacked, at, halves};
+use crate::simd::{Floats, Simd};
+
+/// Nibbles of blocks `2 i` and `2 i + 1`, where a block has `bytes` bytes and its nibbles start at `offset`.
+#[inline(always)]
+pub(super) fn block_nibbles<S: Simd>(
+    chunk: &[u8],
+    i: usize,
+    bytes: usize,
+    offset: usize,
+) -> S::Bytes {
+    S::nibbles(
+        at(chunk, 2 * i * bytes + offset),
+        at(chunk, (2 * i + 1) * bytes + offset),
+    )
+}
+
+/// Fifth bits of blocks `2 i` and `2 i + 1`, in place.
+#[inline(always)]
+fn fifth_bits<S: Simd>(chunk: &[u8], i: usize, bytes: usize, offset: usize) -> S::Bytes {
+    let bits = |block: usize| u64::from(u32::from_le_bytes(*at(chunk, block * bytes + offset)));
+    S::sixteens(bits(2 * i) | bits(2 * i + 1) << 32)
+}
+
+/// Negated, because formats subtract their minimum and these add theirs.
+#[inline(always)]
+fn added_mins<S: Simd>(bits: [u16; 16]) -> S::Floats {
+    S::Floats::load_half(&bits.map(|half| half ^ 0x8000))
+}
+
+pub(crate) struct Q4_0;
+
+impl Format for Q4_0 {
+    const QUANT: QuantType = QuantType::Q4_0;
+    const GROUP: usize = 32;
+    const CODING: Coding = Coding::Offset(8);
+    const MINS: bool = false;
+    const CHUNK_BYTES: usize = 16 * 18;
+
+    #[inline(always)]
+    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+        let chunk: &[u8; 16 * 18] = at(chunk, 0);
+        Unpacked {
+            codes: from_fn(|i| block_nibbles::<S>(chunk, i, 18, 2)),
+            scales: S::Floats::load_half(&halves(chunk, 0, 18)),
+            mins: S::Floats::zero(),
+        }
+    }
+}
+
+pub(crate) struct Q4_1;
+
+impl Format for Q4_1 {
+    const QUANT: QuantType = QuantType::Q4_1;
+    const GROUP: usize = 32;
+    const CODING: Coding = Coding::Offset(0);
+    const MINS: bool = true;
+    const CHUNK_BYTES: usize = 16 * 20;
+
+    #[inline(always)]
+    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+        let chunk: &[u8; 16 * 20] = at(chunk, 0);
+        Unpacked {
+            codes: from_fn(|i| block_nibbles::<S>(chunk, i, 20, 4)),
+            scales: S::Floats::load_half(&halves(chunk, 0, 20)),
+            mins: added_mins::<S>(halves(chunk, 2, 20)),
+        }
+    }
+}
+
+pub(crate) struct Q5_0;
+
+impl Format for Q5_0 {
+    const QUANT: QuantType = QuantType::Q5_0;
+    const GROUP: usize = 32;
+    const CODING: Coding = Coding::Offset(16);
+    const MINS: bool = false;
+    const CHUNK_BYTES: usize = 16 * 22;
+
+    #[inline(always)]
+    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+        let chunk: &[u8; 16 * 22] = at(chunk, 0);
+        Unpacked {
+            codes: from_fn(|i| {
+                let low = block_nibbles::<S>(chunk, i, 22, 6);
+                S::or(low, fifth_bits::<S>(chunk, i, 22, 2))
+            }),
+            scales: S::Floats::load_half(&halves(chunk, 0, 22)),
+            mins: S::Floats::zero(),
+        }
+    }
+}
+
+pub(crate) struct Q5_1;
+
+impl Format for Q5_1 {
+    const QUANT: QuantType = QuantType::Q5_1;
+    const GROUP: usize = 32;
+    const CODING: Coding = Coding::Offset(0);
+    const MINS: bool = true;
+    const CHUNK_BYTES: usize = 16 * 24;
+
+    #[inline(always)]
+    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+        let chunk: &[u8; 16 * 24] = at(chunk, 0);
+        Unpacked {
+            codes: from_fn(|i| {
+                let low = block_nibbles::<S>(chunk, i, 24, 8);
+                S::or(low, fifth_bits::<S>(chunk, i, 24, 4))
+            }),
+            scales: S::Floats::load_half(&halves(chunk, 0, 24)),
+            mins: added_mins::<S>(halves(chunk, 2, 24)),
+        }
+    }
+}
+
+pub(crate) struct Q8_0;
+
+impl Format for Q8_0 {
+    const QUANT: QuantType = QuantType::Q8_0;
+    const GROUP: usize = 32;
+    const CODING: Coding = Coding::Signed;
+    const MINS: bool = false;
+    const CHUNK_BYTES: usize = 16 * 34;
+
+    #[inline(always)]
+    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+        let chunk: &[u8; 16 * 34] = at(chunk, 0);
+        Unpacked {
+            codes: from_fn(|i| S::join(at(chunk, 68 * i + 2), at(chunk, 68 * i + 36))),
+            scales: S::Floats::load_half(&halves(chunk, 0, 34)),
+            mins: S::Floats::zero(),
+        }
+    }
+}

@@ -1,0 +1,228 @@
+use carat_gguf::QuantType;
+
+use super::{WeightRows, matvec, panel};
+use crate::{
+    activations::{Activations, Row},
+    kernels::{Kernels, PanelOutputs},
+    testing::{Random, bits, relative_error},
+};
+
+fn quantized() -> impl Iterator<Item = QuantType> {
+    QuantType::all().filter(|quant| !quant.is_float())
+}
+
+/// Widths with whole, short and single chunks.
+fn widths(quant: QuantType) -> &'static [usize] {
+    match quant.block_len() {
+        32 => &[32, 96, 512, 704, 2112],
+        _ => &[256, 512, 768, 2816],
+    }
+}
+
+struct Problem {
+    quant: QuantType,
+    columns: usize,
+    weights: Vec<u8>,
+    weight_rows: usize,
+    x: Vec<f32>,
+}
+
+impl Problem {
+    fn new(quant: QuantType, weight_rows: usize, columns: usize, rows: usize) -> Problem {
+        let mut random = Random::new(columns as u64 * 31 + quant as u64);
+        Problem {
+            quant,
+            columns,
+            weights: random.weights(quant, weight_rows, columns),
+            weight_rows,
+            x: random.normals(rows * columns),
+        }
+    }
+
+    fn rows(&self) -> WeightRows<'_> {
+        let bytes = self.quant.row_bytes(self.columns);
+        WeightRows::new(&self.weights, bytes, bytes, self.weight_rows)
+    }
+
+    fn activations(&self, kernels: &Kernels) -> Activations {
+        let rows = self.x.len() / self.columns;
+        let mut activations = Activations::new(rows, self.columns);
+        let (chunks, row_chunks) = activations.chunks_mut();
+        for (x, row) in self
+            .x
+            .chunks(self.columns)
+            .zip(chunks.chunks_mut(row_chunks))
+        {
+            kernels.quantize(x, row);
+        }
+        activations
+    }
+
+    /// `[rows, weight_rows]` in f64, on the weights as the format defines them.
+    fn exact(&self) -> Vec<f64> {
+        let mut dense = vec![0.0; self.weight_rows * self.columns];
+        self.quant.dequantize(&self.weights, &mut dense);
+        let dot = |x: &[f32], w: &[f32]| {
+            x.iter()
+                .zip(w)
+                .map(|(x, w)| f64::from(*x) * f64::from(*w))
+                .sum()
+        };
+        self.x
+            .chunks(self.columns)
+            .flat_map(|x| dense.chunks(self.columns).map(move |w| dot(x, w)))
+            .collect()
+    }
+
+    fn by_matvec(&self, kernels: &Kernels, together: usize) -> Vec<f32> {
+        let activations = self.activations(kernels);
+        let rows: Vec<Row<'_>> = (0..self.x.len() / self.columns)
+            .map(|row| activations.row(row))
+            .collect();
+        let mut out = vec![f32::NAN; rows.len() * self.weight_rows];
+        for (rows, out) in rows
+            .chunks(together)
+            .zip(out.chunks_mut(together * self.weight_rows))
+        {
+            kernels.matvec(self.quant, self.rows(), rows, out);
+        }
+        out
+    }
+
+    fn by_panels(&self, kernels: &Kernels) -> Vec<f32> {
+        let activations = self.activations(kernels);
+        let rows: Vec<Row<'_>> = (0..self.x.len() / self.columns)
+            .map(|row| activations.row(row))
+            .collect();
+        let mut out = vec![f32::NAN; rows.len() * self.weight_rows];
+        let width = panel::ROWS * panel::MOST_PANELS;
+        for first in (0..self.weight_rows).step_by(width) {
+            let weights = self
+                .rows()
+                .slice(first..self.weight_rows.min(first + width));
+            let mut panels = [panel::Panel::default(), panel::Panel::default()];
+            let count = weights.len().div_ceil(panel::ROWS);
+            for (p, panel) in panels.iter_mut().enumerate().take(count) {
+                let rows = p * panel::ROWS..weights.len().min((p + 1) * panel::ROWS);
+                kernels.pack(self.quant, weights.slice(rows), panel);
+            }
+            for (block, rows) in rows.chunks(panel::MOST_ROWS).enumerate() {
+                let mut tile: PanelOutputs = [[[f32::NAN; 16]; 2]; 8];
+                kernels.multiply(&panels[..count], rows, &mut tile);
+                for (r, tile) in tile.iter().enumerate().take(rows.len()) {
+                    let start = (block * panel::MOST_ROWS + r) * self.weight_rows + first;
+                    out[start..start + weights.len()]
+                        .copy_from_slice(&tile.as_flattened()[..weights.len()]);
+                }
+            }
+        }
+        out
+    }
+}
+
+#[test]
+fn unpacking_has_the_bits_of_the_definition() {
+    for quant in QuantType::all() {
+        for &columns in widths(quant) {
+            let bytes = Random::new(5).weights(quant, 1, columns);
+            let mut expected = vec![0.0; columns];
+            quant.dequantize(&bytes, &mut expected);
+            for kernels in Kernels::all() {
+                let mut found = vec![f32::NAN; columns];
+                kernels.dequantize(quant, &bytes, 1.0, &mut found);
+                assert_eq!(
+                    bits(&found),
+                    bits(&expected),
+                    "{quant} {columns} {:?}",
+                    kernels.isa()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn products_are_close_to_exact_ones_and_equal_on_every_instruction_set() {
+    for quant in quantized() {
+        for &columns in widths(quant) {
+            let problem = Problem::new(quant, 67, columns, 8);
+            let expected = problem.by_matvec(Kernels::all()[0], 1);
+            let error = relative_error(&expected, &problem.exact());
+            // A dot product of one or three groups may cancel, which says nothing about the format.
+            let bound = if columns < 512 { 1e-2 } else { 6e-3 };
+            assert!(error < bound, "{quant} {columns}: {error}");
+            for kernels in Kernels::all() {
+                let found = problem.by_matvec(kernels, 1);
+                assert_eq!(
+                    bits(&found),
+                    bits(&expected),
+                    "{quant} {columns} {:?}",
+                    kernels.isa()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_in_company_and_in_panels() {
+    for quant in quantized() {
+        for &columns in widths(quant) {
+            for kernels in Kernels::all() {
+                let problem = Problem::new(quant, 37, columns, 11);
+                let alone = problem.by_matvec(kernels, 1);
+                for together in 2..=matvec::MOST_ROWS {
+                    assert_eq!(bits(&problem.by_matvec(kernels, together)), bits(&alone));
+                }
+                assert_eq!(
+                    bits(&problem.by_panels(kernels)),
+                    bits(&alone),
+                    "{quant} {columns} {:?}",
+                    kernels.isa()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_batch_size_agrees() {
+    for rows in 1..=70 {
+        let kernels = Kernels::for_isa(crate::Isa::detect());
+        let problem = Problem::new(QuantType::Q4_K, 18, 512, rows);
+        assert_eq!(
+            bits(&problem.by_panels(kernels)),
+            bits(&problem.by_matvec(kernels, 1))
+        );
+    }
+}
+
+#[test]
+fn float_weights_are_multiplied_as_floats() {
+    for quant in [QuantType::F32, QuantType::F16, QuantType::BF16] {
+        for columns in [1, 16, 40, 256, 1000] {
+            for rows in [1, 3, 4, 9] {
+                let problem = Problem::new(quant, 7, columns, rows);
+                let x: Vec<&[f32]> = problem.x.chunks(columns).collect();
+                let mut all: Vec<Vec<u32>> = Vec::new();
+                for kernels in Kernels::all() {
+                    let mut found = vec![f32::NAN; rows * 7];
+                    kernels.float_matmul(quant, problem.rows(), &x, &mut found);
+                    let error = relative_error(&found, &problem.exact());
+                    assert!(error < 1e-6, "{quant} {columns}: {error}");
+                    let alone: Vec<f32> = x
+                        .iter()
+                        .flat_map(|x| {
+                            let mut out = vec![f32::NAN; 7];
+                            kernels.float_matmul(quant, problem.rows(), &[x], &mut out);
+                            out
+                        })
+                        .collect();
+                    assert_eq!(bits(&alone), bits(&found));
+                    all.push(bits(&found));
+                }
+                assert!(all.windows(2).all(|pair| pair[0] == pair[1]));
+            }
+        }
+    }
+}

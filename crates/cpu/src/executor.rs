@@ -1,0 +1,369 @@
+//! A compiled model: buffers, KV pages and threads, and the loop that runs a batch through its operations.
+
+use std::sync::Arc;
+
+use carat_model::{
+    backend::{
+        BackendError, Batch, CompileOptions, Executor, KvGroup, Outputs, PerGroup, RowPlace, Ticket,
+    },
+    plan::{Plan, Rows, Value},
+    reference::sampled_row,
+    weights::Weights,
+};
+
+use crate::{
+    activations::Activations,
+    attend::{Attention, Span, SpreadScratch},
+    experts::{self, Pairs},
+    kv::{self, Slot, Writes},
+    linear::{Band, Input, Product},
+    lower::{Op, Place, Program, Source},
+    rope::Angles,
+    workers::Workers,
+};
+
+pub(crate) struct CpuExecutor {
+    plan: Plan,
+    options: CompileOptions,
+    program: Program,
+    state: State,
+    sampling_scratch: Vec<(carat_model::TokenId, f32)>,
+    outputs: Outputs,
+    batches: u64,
+    /// Rows of the last batch, for [`Executor::probed`].
+    last_rows: usize,
+    last_sampled: usize,
+}
+
+/// What operations change.
+struct State {
+    workers: Workers,
+    weights: Arc<Weights>,
+    buffers: Vec<Vec<f32>>,
+    codes: Vec<Activations>,
+    slots: Vec<Slot>,
+    angles: Vec<Angles>,
+    pairs: Option<Pairs>,
+    router_scores: Vec<f32>,
+    spread: SpreadScratch,
+}
+
+/// A batch, seen from its rows.
+struct RowView<'a> {
+    batch: &'a Batch<'a>,
+    all: Vec<RowPlace>,
+    sampled: Vec<RowPlace>,
+    writes: PerGroup<Writes>,
+}
+
+impl RowView<'_> {
+    fn places(&self, rows: Rows) -> &[RowPlace] {
+        match rows {
+            Rows::All => &self.all,
+            Rows::Sampled => &self.sampled,
+        }
+    }
+
+    /// Each run's rows among `rows`, where it has any.
+    fn spans(&self, rows: Rows, group: KvGroup) -> impl Iterator<Item = Span<'_>> {
+        let mut next = 0;
+        self.batch.runs.iter().filter_map(move |run| {
+            let count = match rows {
+                Rows::All => run.rows.len(),
+                Rows::Sampled => run.sampled,
+            };
+            let first = next;
+            next += count;
+            (count > 0).then(|| Span {
+                rows: first..next,
+                position: run.position + run.rows.len() - count,
+                pages: run.pages.get(group),
+            })
+        })
+    }
+}
+
+impl CpuExecutor {
+    pub(crate) fn new(
+        plan: &Plan,
+        weights: Arc<Weights>,
+        options: &CompileOptions,
+        program: Program,
+        workers: Workers,
+    ) -> CpuExecutor {
+        let count = |rows: Rows| match rows {
+            Rows::All => options.max_rows,
+            Rows::Sampled => options.max_sampled,
+        };
+        let buffers = program.layout.buffers.iter();
+        let codes = program.codes.iter();
+        let state = State {
+            buffers: buffers
+                .map(|shape| vec![0.0; count(shape.rows) * shape.columns])
+                .collect(),
+            codes: codes
+                .map(|shape| Activations::new(count(shape.rows), shape.columns))
+                .collect(),
+            slots: plan
+                .slots
+                .iter()
+                .map(|spec| Slot::new(spec, *options.pages.get(spec.group)))
+                .collect(),
+            angles: plan
+                .ropes
+                .iter()
+                .map(|rope| Angles::new(rope, options.max_rows))
+                .collect(),
+            pairs: program.experts.map(|(experts, top_k)| {
+                Pairs::new(
+                    &weights,
+                    experts,
+                    options.max_rows.max(options.max_sampled) * top_k,
+                )
+            }),
+            router_scores: Vec::new(),
+            spread: SpreadScratch::default(),
+            workers,
+            weights,
+        };
+        CpuExecutor {
+            plan: plan.clone(),
+            options: options.clone(),
+            program,
+            state,
+            sampling_scratch: Vec::new(),
+            outputs: Outputs::default(),
+            batches: 0,
+            last_rows: 0,
+            last_sampled: 0,
+        }
+    }
+}
+
+impl Executor for CpuExecutor {
+    /// Computes here and now: the caller is one of the pool's threads.
+    fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
+        batch.check(&self.plan, &self.options)?;
+        let view = RowView {
+            batch,
+            all: batch.all_rows().collect(),
+            sampled: batch.sampled_rows().collect(),
+            writes: kv::writes(batch, |group| self.plan.uses(group)),
+        };
+        let State {
+            angles, workers, ..
+        } = &mut self.state;
+        for (angles, rope) in angles.iter_mut().zip(&self.plan.ropes) {
+            angles.fill(workers, rope, &view.all);
+        }
+        for op in &self.program.ops {
+            if !view.places(op.rows()).is_empty() {
+                self.state.run(op, &view);
+            }
+        }
+        let logits = self.program.logits;
+        let rows = self.state.buffers[logits.buffer].chunks(logits.columns);
+        self.outputs.rows.clear();
+        for (place, logits) in view.sampled.iter().zip(rows) {
+            let row = sampled_row(batch, place, logits, &mut self.sampling_scratch);
+            self.outputs.rows.push(row);
+        }
+        (self.last_rows, self.last_sampled) = (view.all.len(), view.sampled.len());
+        self.batches += 1;
+        Ok(Ticket(self.batches))
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
+        assert_eq!(ticket, Ticket(self.batches), "a ticket is used once");
+        std::mem::swap(out, &mut self.outputs);
+        Ok(())
+    }
+
+    fn probed(&self, value: Value) -> Option<&[f32]> {
+        let rows = match self.plan.rows(value) {
+            Rows::All => self.last_rows,
+            Rows::Sampled => self.last_sampled,
+        };
+        let buffer = &self.state.buffers[self.program.layout.buffer(value)];
+        self.options
+            .probe
+            .then(|| &buffer[..rows * self.plan.columns(value)])
+    }
+}
+
+impl State {
+    fn run(&mut self, op: &Op, view: &RowView<'_>) {
+        let places = view.places(op.rows());
+        match op {
+            Op::Quantize { x, codes } => {
+                let data = &self.buffers[x.buffer][..places.len() * x.columns];
+                experts::quantize(&self.workers, data, x.columns, &mut self.codes[*codes]);
+            }
+            Op::StoreKv { k, v, slot } => {
+                let slot = &mut self.slots[slot.0 as usize];
+                let writes = view.writes.get(slot.spec.group);
+                let (k, v) = (&self.buffers[k.buffer], &self.buffers[v.buffer]);
+                slot.store(&self.workers, writes, k, v);
+            }
+            Op::Embed { out, .. }
+            | Op::Norm { out, .. }
+            | Op::Linear { out, .. }
+            | Op::Rope { out, .. }
+            | Op::Attend { out, .. }
+            | Op::GeluMul { out, .. }
+            | Op::Add { out, .. }
+            | Op::Scale { out, .. }
+            | Op::Narrow { out, .. }
+            | Op::Route { out, .. }
+            | Op::Experts { out, .. }
+            | Op::Softcap { out, .. } => {
+                // The layout never gives a step's output the buffer of an input, so it may leave the list meanwhile.
+                let mut buffer = std::mem::take(&mut self.buffers[out.buffer]);
+                let data = &mut buffer[..places.len() * out.columns];
+                self.compute(op, *out, view, places, data);
+                self.buffers[out.buffer] = buffer;
+            }
+        }
+    }
+
+    /// Computes the rows of an operation that writes a value.
+    fn compute(
+        &mut self,
+        op: &Op,
+        place: Place,
+        view: &RowView<'_>,
+        places: &[RowPlace],
+        out: &mut [f32],
+    ) {
+        let kernels = self.workers.kernels;
+        let buffers = &self.buffers;
+        let value = |x: &Place| buffers[x.buffer].as_slice();
+        let row = |x: &Place, row: usize| &buffers[x.buffer][row * x.columns..][..x.columns];
+        match op {
+            Op::Embed { table, scale, .. } => {
+                let (weights, quant) = (&self.weights, self.weights.matrix(*table).quant);
+                self.workers.each_row(out, place.columns, |r, out| {
+                    let token = view.batch.tokens[places[r].row] as usize;
+                    kernels.dequantize(quant, weights.row(*table, 0, token), *scale, out);
+                });
+            }
+            Op::Norm {
+                x,
+                weight,
+                group,
+                eps,
+                ..
+            } => self.workers.each_row(out, place.columns, |r, out| {
+                let groups = row(x, r).chunks(*group).zip(out.chunks_mut(*group));
+                for (x, out) in groups {
+                    kernels.norm(x, weight.as_deref(), *eps, out);
+                }
+            }),
+            Op::Rope { x, rope, .. } => {
+                let angles = &self.angles[rope.0 as usize];
+                self.workers.each_row(out, place.columns, |r, out| {
+                    let (cos, sin) = angles.row(places[r].row);
+                    let head_dim = 2 * cos.len();
+                    let heads = row(x, r).chunks(head_dim).zip(out.chunks_mut(head_dim));
+                    for (x, out) in heads {
+                        kernels.rotate(x, cos, sin, out);
+                    }
+                });
+            }
+            Op::GeluMul {
+                gate,
+                up,
+                up_column,
+                ..
+            } => self.workers.each_row(out, place.columns, |r, out| {
+                let up = &row(up, r)[*up_column..][..out.len()];
+                kernels.gelu_mul(row(gate, r), up, out);
+            }),
+            Op::Add { a, b, .. } => self.workers.each_part(out, |start, out| {
+                let range = start..start + out.len();
+                kernels.add(&value(a)[range.clone()], &value(b)[range], out);
+            }),
+            Op::Scale { x, by, .. } => self.workers.each_part(out, |start, out| {
+                kernels.scale(&value(x)[start..start + out.len()], *by, out);
+            }),
+            Op::Softcap { x, cap, .. } => self.workers.each_part(out, |start, out| {
+                kernels.softcap(&value(x)[start..start + out.len()], *cap, out);
+            }),
+            Op::Narrow { x, .. } => self.workers.each_row(out, place.columns, |r, out| {
+                out.copy_from_slice(row(x, places[r].row));
+            }),
+            Op::Attend { q, slot, .. } => {
+                let slot = &self.slots[slot.0 as usize];
+                let spans = view.spans(place.rows, slot.spec.group);
+                Attention::new(slot, value(q), q.columns, spans).run(
+                    &mut self.workers,
+                    &mut self.spread,
+                    out,
+                );
+            }
+            Op::Linear { x, weight, .. } => {
+                let product = Product {
+                    weights: &self.weights,
+                    weight: *weight,
+                    input: input(*x, &self.buffers, &self.codes),
+                    gather: None,
+                    row_bounds: &[0, places.len()],
+                    bands: &[Band { matrix: 0 }],
+                };
+                product.run(&mut self.workers, out);
+            }
+            Op::Route {
+                x,
+                weight,
+                expert_scale,
+                ..
+            } => {
+                let experts = self.weights.matrix(*weight).rows;
+                self.router_scores.resize(places.len() * experts, 0.0);
+                let product = Product {
+                    weights: &self.weights,
+                    weight: *weight,
+                    input: input(*x, &self.buffers, &self.codes),
+                    gather: None,
+                    row_bounds: &[0, places.len()],
+                    bands: &[Band { matrix: 0 }],
+                };
+                product.run(&mut self.workers, &mut self.router_scores);
+                let scores = &self.router_scores;
+                self.workers.each_row(out, place.columns, |r, out| {
+                    let scores = &scores[r * experts..][..experts];
+                    experts::route(scores, expert_scale.as_deref(), out);
+                });
+            }
+            Op::Experts {
+                x, route, experts, ..
+            } => {
+                let pairs = self.pairs.as_mut().expect("made where a plan has experts");
+                pairs.run(
+                    &mut self.workers,
+                    &self.weights,
+                    *experts,
+                    input(*x, &self.buffers, &self.codes),
+                    (
+                        &self.buffers[route.buffer][..places.len() * route.columns],
+                        route.columns / 2,
+                    ),
+                    out,
+                );
+            }
+            Op::Quantize { .. } | Op::StoreKv { .. } => {
+                unreachable!("these write no value")
+            }
+        }
+    }
+}
+
+fn input<'a>(source: Source, buffers: &'a [Vec<f32>], codes: &'a [Activations]) -> Input<'a> {
+    match source {
+        Source::Codes(i) => Input::Codes(&codes[i]),
+        Source::Floats(place) => Input::Floats {
+            data: &buffers[place.buffer],
+            columns: place.columns,
+        },
+    }
+}

@@ -1,0 +1,194 @@
+//! Mixture of experts: which experts a row uses, and their feed-forward networks with each expert's weights read once.
+//!
+//! Every (row, choice) pair is an own row here. Pairs are sorted by expert, so an expert's pairs are neighbours and one
+//! product over a stack of matrices serves them all. A row's sum then takes its pairs in the order of its choices: it does
+//! not depend on the other rows.
+
+use carat_model::weights::{Weight, Weights};
+
+use crate::{
+    activations::Activations,
+    linear::{Band, Input, Product},
+    workers::Workers,
+};
+
+/// Keeps the renormalisation finite when the chosen share underflows.
+const LEAST_SHARE: f64 = 6.103_515_625e-5;
+
+/// The `top_k` experts of one row, then their weights. Ties go to the lower number.
+pub(crate) fn route(scores: &[f32], expert_scale: Option<&[f32]>, out: &mut [f32]) {
+    let (experts, weights) = out.split_at_mut(out.len() / 2);
+    let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let share = |expert: usize| f64::from(scores[expert] - largest).exp();
+    let all: f64 = (0..scores.len()).map(share).sum();
+    let mut chosen = 0.0;
+    for place in 0..experts.len() {
+        let taken = &experts[..place];
+        let best = (0..scores.len())
+            .filter(|expert| !taken.contains(&(*expert as f32)))
+            .reduce(|a, b| if scores[b] > scores[a] { b } else { a })
+            .expect("no more choices than experts");
+        experts[place] = best as f32;
+        chosen += share(best) / all;
+    }
+    for (weight, expert) in weights.iter_mut().zip(experts) {
+        let expert = *expert as usize;
+        let renormalised = share(expert) / all / chosen.max(LEAST_SHARE);
+        *weight = renormalised as f32 * expert_scale.map_or(1.0, |scale| scale[expert]);
+    }
+}
+
+/// The three matrices of the experts of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertWeights {
+    pub(crate) gate: Weight,
+    pub(crate) up: Weight,
+    pub(crate) down: Weight,
+}
+
+/// Memory for the pairs of a batch.
+pub(crate) struct Pairs {
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    inner: Vec<f32>,
+    down: Vec<f32>,
+    codes: Option<Activations>,
+    /// Pairs in order of experts, as `row * top_k + choice`.
+    order: Vec<usize>,
+    /// The row of each pair in that order.
+    rows: Vec<usize>,
+    /// Where each pair stands in that order.
+    place: Vec<usize>,
+    /// Which pair is which row of the products among pairs: themselves.
+    row_bounds: Vec<usize>,
+    bands: Vec<Band>,
+}
+
+impl Pairs {
+    /// Room for `pairs`; one set of memory serves all layers of a plan, whose experts are alike.
+    pub(crate) fn new(weights: &Weights, experts: ExpertWeights, pairs: usize) -> Pairs {
+        let (gate, down) = (weights.matrix(experts.gate), weights.matrix(experts.down));
+        let inner = pairs * gate.rows;
+        Pairs {
+            gate: vec![0.0; inner],
+            up: vec![0.0; inner],
+            inner: vec![0.0; inner],
+            down: vec![0.0; pairs * down.rows],
+            codes: (!down.quant.is_float()).then(|| Activations::new(pairs, down.columns)),
+            order: Vec::new(),
+            rows: Vec::new(),
+            place: Vec::new(),
+            row_bounds: Vec::new(),
+            bands: Vec::new(),
+        }
+    }
+
+    /// Fills `out` with the weighted sums for `rows` rows whose choices are `route`, `[rows, 2 * top_k]`.
+    pub(crate) fn run(
+        &mut self,
+        workers: &mut Workers,
+        weights: &Weights,
+        experts: ExpertWeights,
+        x: Input<'_>,
+        (route, top_k): (&[f32], usize),
+        out: &mut [f32],
+    ) {
+        self.sort(route, top_k);
+        let pairs = self.order.len();
+        let (inner, dim) = (
+            weights.matrix(experts.gate).rows,
+            weights.matrix(experts.down).rows,
+        );
+        for (weight, out) in [(experts.gate, &mut self.gate), (experts.up, &mut self.up)] {
+            let product = Product {
+                weights,
+                weight,
+                input: x,
+                gather: Some(&self.rows),
+                row_bounds: &self.row_bounds,
+                bands: &self.bands,
+            };
+            product.run(workers, &mut out[..pairs * inner]);
+        }
+        let (gate, up, kernels) = (&self.gate, &self.up, workers.kernels);
+        workers.each_part(&mut self.inner[..pairs * inner], |start, out| {
+            let range = start..start + out.len();
+            kernels.gelu_mul(&gate[range.clone()], &up[range], out);
+        });
+        let input = match &mut self.codes {
+            Some(codes) => {
+                quantize(workers, &self.inner[..pairs * inner], inner, codes);
+                Input::Codes(codes)
+            }
+            None => Input::Floats {
+                data: &self.inner,
+                columns: inner,
+            },
+        };
+        let product = Product {
+            weights,
+            weight: experts.down,
+            input,
+            gather: None,
+            row_bounds: &self.row_bounds,
+            bands: &self.bands,
+        };
+        product.run(workers, &mut self.down[..pairs * dim]);
+        let (down, place) = (&self.down, &self.place);
+        workers.each_row(out, dim, |row, out| {
+            out.fill(0.0);
+            let weights = &route[row * 2 * top_k + top_k..][..top_k];
+            for (choice, weight) in weights.iter().enumerate() {
+                let pair = place[row * top_k + choice];
+                kernels.add_weighted(&down[pair * dim..][..dim], *weight, out);
+            }
+        });
+    }
+
+    /// Orders the pairs by expert and notes where each expert's begin.
+    fn sort(&mut self, route: &[f32], top_k: usize) {
+        let expert = |pair: usize| route[pair / top_k * 2 * top_k + pair % top_k] as usize;
+        let pairs = route.len() / 2;
+        self.order.clear();
+        self.order.extend(0..pairs);
+        self.order.sort_by_key(|&pair| expert(pair));
+        self.rows.clear();
+        self.rows.extend(self.order.iter().map(|pair| pair / top_k));
+        self.place.resize(pairs, 0);
+        self.bands.clear();
+        self.row_bounds.clear();
+        for (place, &pair) in self.order.iter().enumerate() {
+            self.place[pair] = place;
+            if self
+                .bands
+                .last()
+                .is_none_or(|band| band.matrix != expert(pair))
+            {
+                self.bands.push(Band {
+                    matrix: expert(pair),
+                });
+                self.row_bounds.push(place);
+            }
+        }
+        self.row_bounds.push(pairs);
+    }
+}
+
+/// Quantizes rows of `columns` values.
+pub(crate) fn quantize(workers: &Workers, x: &[f32], columns: usize, into: &mut Activations) {
+    let rows = x.len() / columns;
+    let (chunks, row_chunks) = into.chunks_mut();
+    let kernels = workers.kernels;
+    // About as many values an item as other simple steps have.
+    let together = (16 * 1024 / columns).max(1);
+    workers.pool.for_each_chunk(
+        &mut chunks[..rows * row_chunks],
+        together * row_chunks,
+        |item, chunks| {
+            let first = item * together;
+            for (row, chunks) in chunks.chunks_exact_mut(row_chunks).enumerate() {
+                kernels.quantize(&x[(first + row) * columns..][..columns], chunks);
+            }
+        },
+    );
+}

@@ -1,0 +1,63 @@
+//! Which instruction set the kernels use: seen once at start, lowered on request.
+
+/// A level of vector instructions. Higher levels compute the same bits faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isa {
+    /// Plain Rust, compiled for the least processor of the target.
+    Scalar,
+    /// 128-bit vectors of 64-bit Arm: the plain kernels, which the compiler turns into NEON there.
+    Neon,
+    /// AVX2, FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, VL, DQ and VNNI.
+    Avx512Vnni,
+}
+
+impl Isa {
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512Vnni];
+
+    /// The best this processor can do.
+    pub fn detect() -> Isa {
+        Isa::ALL
+            .into_iter()
+            .filter(|isa| isa.available())
+            .max()
+            .unwrap_or(Isa::Scalar)
+    }
+
+    pub fn available(self) -> bool {
+        match self {
+            Isa::Scalar => true,
+            Isa::Neon => cfg!(target_arch = "aarch64"),
+            Isa::Avx2 => has_avx2(),
+            Isa::Avx512Vnni => has_avx512_vnni(),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512_vnni() -> bool {
+    has_avx2()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vnni")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_avx2() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_avx512_vnni() -> bool {
+    false
+}

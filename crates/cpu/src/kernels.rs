@@ -1,0 +1,135 @@
+//! The table of kernels: each generic body compiled once an instruction set, chosen once at start.
+#![expect(
+    unsafe_code,
+    reason = "calls functions that need instructions the compiler does not take for granted"
+)]
+
+use std::ops::Range;
+
+use carat_gguf::QuantType;
+
+use crate::{
+    activations::{self, Chunk, Row},
+    attend::kernel::{self as attention, PageScores},
+    dot::{
+        WeightRows, float, format,
+        matvec::{self},
+        panel::{self, Panel},
+    },
+    elementwise,
+    isa::Isa,
+    rates,
+    simd::Scalar,
+};
+
+/// Sixteen outputs a panel, for each row.
+pub(crate) type PanelOutputs = [[[f32; panel::ROWS]; panel::MOST_PANELS]; panel::MOST_ROWS];
+
+/// From a list of kernels: the table, a safe method for each, and the instantiations for each instruction set.
+macro_rules! kernels {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)? = $module:ident::$body:ident;)*) => {
+        pub(crate) struct Kernels {
+            isa: Isa,
+            $($name: unsafe fn($($type),*) $(-> $result)?,)*
+        }
+
+        impl Kernels {
+            $(
+                $(#[$doc])*
+                #[inline]
+                pub(crate) fn $name(&self, $($arg: $type),*) $(-> $result)? {
+                    // SAFETY: `for_isa` filled the table with functions whose instructions this processor has.
+                    unsafe { (self.$name)($($arg),*) }
+                }
+            )*
+        }
+
+        mod scalar {
+            use super::*;
+
+            $(pub(super) fn $name($($arg: $type),*) $(-> $result)? { $module::$body::<Scalar>($($arg),*) })*
+
+            pub(super) const KERNELS: Kernels = Kernels { isa: Isa::Scalar, $($name,)* };
+        }
+
+        #[cfg(target_arch = "x86_64")]
+        mod avx2 {
+            use super::*;
+            use crate::simd::Avx2;
+
+            $(
+                #[target_feature(enable = "avx2,fma,f16c")]
+                pub(super) fn $name($($arg: $type),*) $(-> $result)? { $module::$body::<Avx2>($($arg),*) }
+            )*
+
+            pub(super) const KERNELS: Kernels = Kernels { isa: Isa::Avx2, $($name,)* };
+        }
+
+        #[cfg(target_arch = "x86_64")]
+        mod avx512 {
+            use super::*;
+            use crate::simd::Avx512;
+
+            $(
+                #[target_feature(
+                    enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"
+                )]
+                pub(super) fn $name($($arg: $type),*) $(-> $result)? { $module::$body::<Avx512>($($arg),*) }
+            )*
+
+            pub(super) const KERNELS: Kernels = Kernels { isa: Isa::Avx512Vnni, $($name,)* };
+        }
+    };
+}
+
+kernels! {
+    fn matvec(quant: QuantType, weights: WeightRows<'_>, x: &[Row<'_>], out: &mut [f32]) = matvec::matvec;
+    fn pack(quant: QuantType, weights: WeightRows<'_>, panel: &mut Panel) = panel::pack;
+    fn multiply(panels: &[Panel], x: &[Row<'_>], out: &mut PanelOutputs) = panel::multiply;
+    fn float_matmul(quant: QuantType, weights: WeightRows<'_>, x: &[&[f32]], out: &mut [f32]) = float::matmul;
+    fn dequantize(quant: QuantType, row: &[u8], scale: f32, out: &mut [f32]) = format::dequantize;
+    fn quantize(x: &[f32], row: &mut [Chunk]) = activations::quantize;
+    fn norm(x: &[f32], weight: Option<&[f32]>, eps: f32, out: &mut [f32]) = elementwise::norm;
+    fn rotate(x: &[f32], cos: &[f32], sin: &[f32], out: &mut [f32]) = elementwise::rotate;
+    fn add(a: &[f32], b: &[f32], out: &mut [f32]) = elementwise::add;
+    fn scale(x: &[f32], by: f32, out: &mut [f32]) = elementwise::scale;
+    fn gelu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) = elementwise::gelu_mul;
+    fn softcap(x: &[f32], cap: f32, out: &mut [f32]) = elementwise::softcap;
+    fn add_weighted(x: &[f32], weight: f32, sum: &mut [f32]) = elementwise::add_weighted;
+    fn scores(queries: &[&[f32]], keys: &[u16], out: &mut [&mut PageScores]) = attention::scores;
+    fn soften(scores: &mut [f32], visible: Range<usize>) -> (f32, f32) = attention::soften;
+    fn weigh(weights: &[&PageScores], values: &[u16], out: &mut [f32]) = attention::weigh;
+    fn to_half(x: &[f32], out: &mut [u16]) = attention::to_half;
+    fn dots(rounds: usize) -> f32 = rates::dots;
+}
+
+impl Kernels {
+    /// The table of an instruction set, or of the best below it that this processor has.
+    pub(crate) fn for_isa(isa: Isa) -> &'static Kernels {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if isa >= Isa::Avx512Vnni && Isa::Avx512Vnni.available() {
+                return const { &avx512::KERNELS };
+            }
+            if isa >= Isa::Avx2 && Isa::Avx2.available() {
+                return const { &avx2::KERNELS };
+            }
+        }
+        let _ = isa;
+        const { &scalar::KERNELS }
+    }
+
+    pub(crate) fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Every table this processor can run, the plain one first.
+    #[cfg(test)]
+    pub(crate) fn all() -> Vec<&'static Kernels> {
+        [Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni]
+            .into_iter()
+            .filter(|isa| isa.available())
+            .map(Kernels::for_isa)
+            .collect()
+    }
+}

@@ -1,0 +1,448 @@
+//! The sixteen lanes as two 256-bit registers. Needs AVX2, FMA and F16C, which every x86 core since 2015 has.
+#![expect(
+    unsafe_code,
+    reason = "vector intrinsics; the features are checked where the kernel table is chosen"
+)]
+
+use std::arch::x86_64::*;
+
+use super::{Floats, LANES, Simd, avx512::sum_eight};
+
+/// Wraps intrinsics whose only demand is the instruction set (and pointers that come from array references).
+macro_rules! avx2 {
+    ($body:expr) => {
+        // SAFETY: Values of this module's types are made and used only inside kernels instantiated with `Avx2`, and
+        // `Kernels::for_isa` hands those out after `Isa::available` has seen the features. Loads and stores go
+        // through references to arrays of at least the width read.
+        unsafe { $body }
+    };
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2;
+
+/// Lanes 0 to 7 and 8 to 15.
+#[derive(Clone, Copy)]
+pub(crate) struct Pair<T>(T, T);
+
+impl<T: Copy> Pair<T> {
+    #[inline(always)]
+    fn map<U>(self, f: impl Fn(T) -> U) -> Pair<U> {
+        Pair(f(self.0), f(self.1))
+    }
+
+    #[inline(always)]
+    fn zip<U>(self, other: Pair<T>, f: impl Fn(T, T) -> U) -> Pair<U> {
+        Pair(f(self.0, other.0), f(self.1, other.1))
+    }
+}
+
+#[inline(always)]
+fn halves<T>(whole: &[T; LANES]) -> [&[T; 8]; 2] {
+    let (low, high) = whole.split_at(8);
+    [low, high].map(|half| half.try_into().expect("eight of sixteen"))
+}
+
+#[inline(always)]
+fn halves_mut<T>(whole: &mut [T; LANES]) -> [&mut [T; 8]; 2] {
+    let (low, high) = whole.split_at_mut(8);
+    [low, high].map(|half| half.try_into().expect("eight of sixteen"))
+}
+
+#[inline(always)]
+fn both<T, U>(whole: &[T; LANES], f: impl Fn(&[T; 8]) -> U) -> Pair<U> {
+    let [low, high] = halves(whole);
+    Pair(f(low), f(high))
+}
+
+impl Floats for Pair<__m256> {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        let x = avx2!(_mm256_set1_ps(x));
+        Pair(x, x)
+    }
+
+    #[inline(always)]
+    fn load(from: &[f32; LANES]) -> Self {
+        both(from, |half| avx2!(_mm256_loadu_ps(half.as_ptr())))
+    }
+
+    #[inline(always)]
+    fn store(self, to: &mut [f32; LANES]) {
+        let [low, high] = halves_mut(to);
+        avx2!(_mm256_storeu_ps(low.as_mut_ptr(), self.0));
+        avx2!(_mm256_storeu_ps(high.as_mut_ptr(), self.1));
+    }
+
+    #[inline(always)]
+    fn load_half(from: &[u16; LANES]) -> Self {
+        both(from, |half| {
+            avx2!(_mm256_cvtph_ps(_mm_loadu_si128(half.as_ptr().cast())))
+        })
+    }
+
+    #[inline(always)]
+    fn store_half(self, to: &mut [u16; LANES]) {
+        let narrow = self.map(|x| avx2!(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x)));
+        let [low, high] = halves_mut(to);
+        avx2!(_mm_storeu_si128(low.as_mut_ptr().cast(), narrow.0));
+        avx2!(_mm_storeu_si128(high.as_mut_ptr().cast(), narrow.1));
+    }
+
+    #[inline(always)]
+    fn load_bfloat(from: &[u16; LANES]) -> Self {
+        both(from, |half| {
+            avx2!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(
+                _mm256_cvtepu16_epi32(_mm_loadu_si128(half.as_ptr().cast()))
+            )))
+        })
+    }
+
+    #[inline(always)]
+    fn load_twice(from: &[f32; LANES / 2]) -> Self {
+        avx2!({
+            let eight = _mm256_loadu_ps(from.as_ptr());
+            Pair(
+                _mm256_permutevar8x32_ps(eight, _mm256_set_epi32(3, 3, 2, 2, 1, 1, 0, 0)),
+                _mm256_permutevar8x32_ps(eight, _mm256_set_epi32(7, 7, 6, 6, 5, 5, 4, 4)),
+            )
+        })
+    }
+
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        self.zip(other, |a, b| avx2!(_mm256_add_ps(a, b)))
+    }
+
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        self.zip(other, |a, b| avx2!(_mm256_sub_ps(a, b)))
+    }
+
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        self.zip(other, |a, b| avx2!(_mm256_mul_ps(a, b)))
+    }
+
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        self.zip(other, |a, b| avx2!(_mm256_div_ps(a, b)))
+    }
+
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        self.zip(other, |a, b| avx2!(_mm256_max_ps(a, b)))
+    }
+
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        self.zip(other, |a, b| avx2!(_mm256_min_ps(a, b)))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, by: Self, plus: Self) -> Self {
+        Pair(
+            avx2!(_mm256_fmadd_ps(self.0, by.0, plus.0)),
+            avx2!(_mm256_fmadd_ps(self.1, by.1, plus.1)),
+        )
+    }
+
+    #[inline(always)]
+    fn neg_mul_add(self, by: Self, from: Self) -> Self {
+        Pair(
+            avx2!(_mm256_fnmadd_ps(self.0, by.0, from.0)),
+            avx2!(_mm256_fnmadd_ps(self.1, by.1, from.1)),
+        )
+    }
+
+    #[inline(always)]
+    fn round(self) -> Self {
+        self.map(|x| {
+            avx2!(_mm256_round_ps::<
+                { _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC },
+            >(x))
+        })
+    }
+
+    #[inline(always)]
+    fn abs(self) -> Self {
+        self.map(|x| avx2!(_mm256_andnot_ps(_mm256_set1_ps(-0.0), x)))
+    }
+
+    #[inline(always)]
+    fn exp2_whole(self) -> Self {
+        self.map(|x| {
+            avx2!({
+                let biased = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+            })
+        })
+    }
+
+    #[inline(always)]
+    fn select_below(self, bound: Self, then: Self, otherwise: Self) -> Self {
+        let below = self.zip(bound, |a, b| avx2!(_mm256_cmp_ps::<_CMP_LT_OQ>(a, b)));
+        Pair(
+            avx2!(_mm256_blendv_ps(otherwise.0, then.0, below.0)),
+            avx2!(_mm256_blendv_ps(otherwise.1, then.1, below.1)),
+        )
+    }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        sum_eight(avx2!(_mm256_add_ps(self.0, self.1)))
+    }
+
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        avx2!({
+            let x = _mm256_max_ps(self.0, self.1);
+            let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps::<1>(x, x)))
+        })
+    }
+
+    #[inline(always)]
+    fn store_bytes(self, to: &mut [i8; LANES]) {
+        avx2!({
+            let words = _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
+            // Packing works by halves of a register: put the quarters back in order.
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            let bytes = _mm_packs_epi16(
+                _mm256_castsi256_si128(words),
+                _mm256_extracti128_si256::<1>(words),
+            );
+            _mm_storeu_si128(to.as_mut_ptr().cast(), bytes);
+        });
+    }
+}
+
+impl Simd for Avx2 {
+    type Floats = Pair<__m256>;
+    type Ints = Pair<__m256i>;
+    type Bytes = Pair<__m256i>;
+
+    const SIGNED_OFFSET: i32 = 0;
+    const WIDE: bool = false;
+    const SHARING_ROWS: usize = 2;
+
+    #[inline(always)]
+    fn ints(x: i32) -> Pair<__m256i> {
+        let x = avx2!(_mm256_set1_epi32(x));
+        Pair(x, x)
+    }
+
+    #[inline(always)]
+    fn load_ints(from: &[i32; LANES]) -> Pair<__m256i> {
+        both(from, |half| avx2!(_mm256_loadu_si256(half.as_ptr().cast())))
+    }
+
+    #[cfg(test)]
+    fn store_ints(x: Pair<__m256i>, to: &mut [i32; LANES]) {
+        let [low, high] = halves_mut(to);
+        avx2!(_mm256_storeu_si256(low.as_mut_ptr().cast(), x.0));
+        avx2!(_mm256_storeu_si256(high.as_mut_ptr().cast(), x.1));
+    }
+
+    #[inline(always)]
+    fn minus_times(x: Pair<__m256i>, by: i32, y: Pair<__m256i>) -> Pair<__m256i> {
+        if by == 0 {
+            return x;
+        }
+        x.zip(y, |x, y| {
+            avx2!(_mm256_sub_epi32(
+                x,
+                _mm256_mullo_epi32(y, _mm256_set1_epi32(by))
+            ))
+        })
+    }
+
+    #[inline(always)]
+    fn to_floats(x: Pair<__m256i>) -> Pair<__m256> {
+        x.map(|x| avx2!(_mm256_cvtepi32_ps(x)))
+    }
+
+    #[inline(always)]
+    fn load_bytes(from: &[u8; 64]) -> Pair<__m256i> {
+        avx2!(Pair(
+            _mm256_loadu_si256(from.as_ptr().cast()),
+            _mm256_loadu_si256(from[32..].as_ptr().cast())
+        ))
+    }
+
+    #[inline(always)]
+    fn load_signed(from: &[i8; 64]) -> Pair<__m256i> {
+        avx2!(Pair(
+            _mm256_loadu_si256(from.as_ptr().cast()),
+            _mm256_loadu_si256(from[32..].as_ptr().cast())
+        ))
+    }
+
+    #[inline(always)]
+    fn store_bytes(x: Pair<__m256i>, to: &mut [u8; 64]) {
+        avx2!(_mm256_storeu_si256(to.as_mut_ptr().cast(), x.0));
+        avx2!(_mm256_storeu_si256(to[32..].as_mut_ptr().cast(), x.1));
+    }
+
+    #[inline(always)]
+    fn join(a: &[u8; 32], b: &[u8; 32]) -> Pair<__m256i> {
+        avx2!(Pair(
+            _mm256_loadu_si256(a.as_ptr().cast()),
+            _mm256_loadu_si256(b.as_ptr().cast())
+        ))
+    }
+
+    #[inline(always)]
+    fn nibbles(a: &[u8; 16], b: &[u8; 16]) -> Pair<__m256i> {
+        Pair(a, b).map(|block| {
+            avx2!({
+                let twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(block.as_ptr().cast()));
+                let shifted = _mm256_srlv_epi64(twice, _mm256_set_epi64x(4, 4, 0, 0));
+                _mm256_and_si256(shifted, _mm256_set1_epi8(15))
+            })
+        })
+    }
+
+    #[inline(always)]
+    fn spread(run: &[u8; 32], first: u32, second: u32, mask: u8) -> Pair<__m256i> {
+        let run = avx2!(_mm256_loadu_si256(run.as_ptr().cast()));
+        Pair(first, second).map(|shift| shift_and_mask(run, shift, mask))
+    }
+
+    #[inline(always)]
+    fn field(x: Pair<__m256i>, shift: u32, mask: u8) -> Pair<__m256i> {
+        x.map(|x| shift_and_mask(x, shift, mask))
+    }
+
+    #[inline(always)]
+    fn shl<const SHIFT: u32>(x: Pair<__m256i>) -> Pair<__m256i> {
+        x.map(|x| avx2!(_mm256_sll_epi16(x, _mm_cvtsi32_si128(SHIFT.cast_signed()))))
+    }
+
+    #[inline(always)]
+    fn or(a: Pair<__m256i>, b: Pair<__m256i>) -> Pair<__m256i> {
+        a.zip(b, |a, b| avx2!(_mm256_or_si256(a, b)))
+    }
+
+    #[inline(always)]
+    fn sub_bytes(x: Pair<__m256i>, by: u8) -> Pair<__m256i> {
+        x.map(|x| avx2!(_mm256_sub_epi8(x, _mm256_set1_epi8(by.cast_signed()))))
+    }
+
+    #[inline(always)]
+    fn sixteens(bits: u64) -> Pair<__m256i> {
+        Pair(bits as u32, (bits >> 32) as u32).map(|bits| {
+            avx2!({
+                // Byte `i` gets the byte of `bits` that holds bit `i`, and of that only bit `i`.
+                let place = _mm256_set_epi64x(
+                    0x0303_0303_0303_0303,
+                    0x0202_0202_0202_0202,
+                    0x0101_0101_0101_0101,
+                    0,
+                );
+                let mine = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+                let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits.cast_signed()), place);
+                let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, mine), mine);
+                _mm256_and_si256(set, _mm256_set1_epi8(16))
+            })
+        })
+    }
+
+    #[inline(always)]
+    fn lookup(table: &[i8; 16], x: Pair<__m256i>) -> Pair<__m256i> {
+        let table = avx2!(_mm256_broadcastsi128_si256(_mm_loadu_si128(
+            table.as_ptr().cast()
+        )));
+        x.map(|x| avx2!(_mm256_shuffle_epi8(table, x)))
+    }
+
+    #[inline(always)]
+    fn splat_quad(quad: &[i8; 4]) -> Pair<__m256i> {
+        let x = avx2!(_mm256_set1_epi32(i32::from_le_bytes(
+            quad.map(i8::cast_unsigned)
+        )));
+        Pair(x, x)
+    }
+
+    #[inline(always)]
+    fn dot_unsigned(sum: Pair<__m256i>, codes: Pair<__m256i>, x: Pair<__m256i>) -> Pair<__m256i> {
+        let products = codes.zip(x, quad_sums);
+        sum.zip(products, |a, b| avx2!(_mm256_add_epi32(a, b)))
+    }
+
+    #[inline(always)]
+    fn dot_signed(sum: Pair<__m256i>, codes: Pair<__m256i>, x: Pair<__m256i>) -> Pair<__m256i> {
+        // |c| * (x with the sign of c): 128 * 127 * 2 is just below the saturation of the 16-bit pair sums.
+        let products = codes.zip(x, |codes, x| {
+            quad_sums(
+                avx2!(_mm256_abs_epi8(codes)),
+                avx2!(_mm256_sign_epi8(x, codes)),
+            )
+        });
+        sum.zip(products, |a, b| avx2!(_mm256_add_epi32(a, b)))
+    }
+
+    #[inline(always)]
+    fn sum_by_eight(parts: [Pair<__m256i>; 8]) -> Pair<__m256i> {
+        let [a, b, c, d, e, f, g, h] = parts;
+        Pair(
+            sums_of_eight([a.0, a.1, b.0, b.1, c.0, c.1, d.0, d.1]),
+            sums_of_eight([e.0, e.1, f.0, f.1, g.0, g.1, h.0, h.1]),
+        )
+    }
+
+    #[inline(always)]
+    fn sum_by_four(parts: [Pair<__m256i>; 4]) -> Pair<__m256i> {
+        let [a, b, c, d] = parts;
+        Pair((a, b), (c, d)).map(|(a, b)| {
+            let sums = half_sums([a.0, a.1, b.0, b.1]);
+            // Low halves hold sums 0 2 4 6, high halves 1 3 5 7.
+            avx2!(_mm256_permutevar8x32_epi32(
+                sums,
+                _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0)
+            ))
+        })
+    }
+
+    #[inline(always)]
+    fn transpose(rows: &[[u8; 64]; LANES], columns: &mut [[u8; 64]]) {
+        super::Scalar::transpose(rows, columns);
+    }
+}
+
+#[inline(always)]
+fn shift_and_mask(x: __m256i, shift: u32, mask: u8) -> __m256i {
+    avx2!({
+        let shifted = _mm256_srl_epi64(x, _mm_cvtsi32_si128(shift.cast_signed()));
+        _mm256_and_si256(shifted, _mm256_set1_epi8(mask.cast_signed()))
+    })
+}
+
+/// Sums of four neighbouring products of unsigned and signed bytes.
+#[inline(always)]
+fn quad_sums(unsigned: __m256i, signed: __m256i) -> __m256i {
+    avx2!(_mm256_madd_epi16(
+        _mm256_maddubs_epi16(unsigned, signed),
+        _mm256_set1_epi16(1)
+    ))
+}
+
+/// Lane `v` of each half is the sum of that half of vector `v`.
+#[inline(always)]
+fn half_sums([a, b, c, d]: [__m256i; 4]) -> __m256i {
+    avx2!(_mm256_hadd_epi32(
+        _mm256_hadd_epi32(a, b),
+        _mm256_hadd_epi32(c, d)
+    ))
+}
+
+/// Lane `v` is the sum of vector `v`.
+#[inline(always)]
+fn sums_of_eight([a, b, c, d, e, f, g, h]: [__m256i; 8]) -> __m256i {
+    let (low, high) = (half_sums([a, b, c, d]), half_sums([e, f, g, h]));
+    avx2!(_mm256_add_epi32(
+        _mm256_permute2x128_si256::<0x20>(low, high),
+        _mm256_permute2x128_si256::<0x31>(low, high)
+    ))
+}

@@ -1,0 +1,139 @@
+//! Sixteen lanes, three ways: the vector vocabulary every kernel is written in.
+//!
+//! A kernel is one generic body over [`Simd`]; [`crate::kernels`] instantiates it once an instruction set. All sets have
+//! the same sixteen lanes, the same single-rounding multiply-add and the same folding order in [`Floats::sum`], so their
+//! results are equal to the last bit and the plain-Rust [`Scalar`] is the twin that the others are tested against.
+//!
+//! The methods are `#[inline(always)]` without a target feature of their own: they take the features of the function
+//! they are inlined into, which is always one of the entry points of [`crate::kernels`].
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod math;
+mod scalar;
+#[cfg(test)]
+mod tests;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use math::{exp, gelu, tanh};
+pub(crate) use scalar::Scalar;
+
+/// Lanes of every vector of 32-bit numbers.
+pub(crate) const LANES: usize = 16;
+
+/// Sixteen f32.
+pub(crate) trait Floats: Copy {
+    fn splat(x: f32) -> Self;
+    fn load(from: &[f32; LANES]) -> Self;
+    fn store(self, to: &mut [f32; LANES]);
+    /// Widens sixteen F16, exactly.
+    fn load_half(from: &[u16; LANES]) -> Self;
+    /// Rounds to F16, ties to even.
+    fn store_half(self, to: &mut [u16; LANES]);
+    /// Widens sixteen BF16, exactly.
+    fn load_bfloat(from: &[u16; LANES]) -> Self;
+    /// Eight numbers, each in two neighbouring lanes.
+    fn load_twice(from: &[f32; LANES / 2]) -> Self;
+    fn add(self, other: Self) -> Self;
+    fn sub(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    fn div(self, other: Self) -> Self;
+    /// `self` where it is larger, else `other`: a NaN in `self` is dropped.
+    fn max(self, other: Self) -> Self;
+    /// `self` where it is smaller, else `other`.
+    fn min(self, other: Self) -> Self;
+    /// `self * by + plus`, rounded once.
+    fn mul_add(self, by: Self, plus: Self) -> Self;
+    /// `from - self * by`, rounded once.
+    fn neg_mul_add(self, by: Self, from: Self) -> Self;
+    /// To the nearest integer, ties to even.
+    fn round(self) -> Self;
+    fn abs(self) -> Self;
+    /// `2^self` for whole numbers from -126 to 127.
+    fn exp2_whole(self) -> Self;
+    /// `then` where `self < bound`, else `otherwise`.
+    fn select_below(self, bound: Self, then: Self, otherwise: Self) -> Self;
+    /// Lanes `i` and `i + 8` first, then `i` and `i + 4`, and so on: one order on every instruction set.
+    fn sum(self) -> f32;
+    /// The largest lane.
+    fn largest(self) -> f32;
+    /// The lanes as signed bytes; each must lie in -128 to 127.
+    fn store_bytes(self, to: &mut [i8; LANES]);
+
+    #[inline(always)]
+    fn zero() -> Self {
+        Self::splat(0.0)
+    }
+
+    /// Up to sixteen numbers, the missing ones zero.
+    #[inline(always)]
+    fn load_part(from: &[f32]) -> Self {
+        let mut whole = [0.0; LANES];
+        whole[..from.len()].copy_from_slice(from);
+        Self::load(&whole)
+    }
+}
+
+/// One instruction set: its vectors of floats, of integers and of 64 bytes.
+pub(crate) trait Simd: Copy + 'static {
+    type Floats: Floats;
+    /// Sixteen i32.
+    type Ints: Copy;
+    /// Sixty-four bytes, signed or unsigned as the operation says.
+    type Bytes: Copy;
+
+    /// What [`Simd::dot_signed`] adds to each product for every unit of `x`: it may shift codes to be unsigned.
+    const SIGNED_OFFSET: i32;
+    /// Thirty-two registers of sixteen lanes, so kernels may hold larger tiles.
+    const WIDE: bool;
+    /// Activation rows that share an unpacked weight row in registers: 1, 2 or 4.
+    const SHARING_ROWS: usize;
+
+    fn ints(x: i32) -> Self::Ints;
+    fn load_ints(from: &[i32; LANES]) -> Self::Ints;
+    #[cfg(test)]
+    fn store_ints(x: Self::Ints, to: &mut [i32; LANES]);
+    /// `x - by * y`.
+    fn minus_times(x: Self::Ints, by: i32, y: Self::Ints) -> Self::Ints;
+    fn to_floats(x: Self::Ints) -> Self::Floats;
+
+    fn load_bytes(from: &[u8; 64]) -> Self::Bytes;
+    fn load_signed(from: &[i8; 64]) -> Self::Bytes;
+    fn store_bytes(x: Self::Bytes, to: &mut [u8; 64]);
+    /// Two runs of 32 bytes, one after the other.
+    fn join(a: &[u8; 32], b: &[u8; 32]) -> Self::Bytes;
+    /// Low nibbles of `a`, its high nibbles, low nibbles of `b`, its high nibbles.
+    fn nibbles(a: &[u8; 16], b: &[u8; 16]) -> Self::Bytes;
+    /// `(run >> first) & mask` of the 32 bytes, then `(run >> second) & mask`.
+    fn spread(run: &[u8; 32], first: u32, second: u32, mask: u8) -> Self::Bytes;
+    /// `(x >> shift) & mask` of each byte.
+    fn field(x: Self::Bytes, shift: u32, mask: u8) -> Self::Bytes;
+    /// `x << SHIFT` of each byte; no bit may leave its byte.
+    fn shl<const SHIFT: u32>(x: Self::Bytes) -> Self::Bytes;
+    fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// `x - by` of each byte, wrapping.
+    fn sub_bytes(x: Self::Bytes, by: u8) -> Self::Bytes;
+    /// Byte `i` is 16 where bit `i` is set, else 0.
+    fn sixteens(bits: u64) -> Self::Bytes;
+    /// `table[x]` of each byte, which must be below 16.
+    fn lookup(table: &[i8; 16], x: Self::Bytes) -> Self::Bytes;
+    /// Four bytes, sixteen times.
+    fn splat_quad(quad: &[i8; 4]) -> Self::Bytes;
+
+    /// Adds to lane `i` the four products of bytes `4 i ..`. Codes are unsigned and below 128, `x` is within ±127.
+    fn dot_unsigned(sum: Self::Ints, codes: Self::Bytes, x: Self::Bytes) -> Self::Ints;
+    /// The same for signed codes, plus [`Simd::SIGNED_OFFSET`] times the four `x`.
+    fn dot_signed(sum: Self::Ints, codes: Self::Bytes, x: Self::Bytes) -> Self::Ints;
+    /// Lane `i` is the sum of lanes `8 i .. 8 i + 8` of the vectors laid end to end.
+    fn sum_by_eight(parts: [Self::Ints; 8]) -> Self::Ints;
+    /// Lane `i` is the sum of lanes `4 i .. 4 i + 4` of the vectors laid end to end.
+    fn sum_by_four(parts: [Self::Ints; 4]) -> Self::Ints;
+
+    /// Turns sixteen rows of sixteen 4-byte units into sixteen columns.
+    fn transpose(rows: &[[u8; 64]; LANES], columns: &mut [[u8; 64]]);
+}

@@ -1,0 +1,120 @@
+use super::{Floats, LANES, Scalar, Simd, exp, gelu, tanh};
+use crate::testing::Random;
+
+type Plain = <Scalar as Simd>::Floats;
+
+/// The largest relative error of `f` over `from ..= to`, as a share of the true value or of `floor` if that is larger.
+fn worst(f: fn(Plain) -> Plain, truth: fn(f64) -> f64, from: f32, to: f32, floor: f64) -> f64 {
+    (0..40_000)
+        .map(|i| from + (to - from) * i as f32 / 40_000.0)
+        .map(|x| {
+            let expected = truth(f64::from(x));
+            let found = f64::from(f([x; LANES])[3]);
+            (found - expected).abs() / expected.abs().max(floor)
+        })
+        .fold(0.0, f64::max)
+}
+
+#[test]
+fn exponentials_are_accurate() {
+    assert!(worst(exp, f64::exp, -87.0, 88.0, 0.0) < 2e-7);
+    assert_eq!(exp([0.0; LANES]), [1.0; LANES]);
+    assert!(exp([f32::NEG_INFINITY; LANES])[0] < 2e-38);
+}
+
+#[test]
+fn hyperbolic_tangents_are_accurate_also_near_zero() {
+    assert!(worst(tanh, f64::tanh, -20.0, 20.0, 0.0) < 3e-7);
+    assert!(worst(tanh, f64::tanh, -0.01, 0.01, 1e-30) < 3e-7);
+}
+
+#[test]
+fn gelu_is_accurate_in_its_tails_too() {
+    let truth = |z: f64| {
+        let u = 0.797_884_560_802_865_4 * z * (1.0 + 0.044715 * z * z);
+        z / (1.0 + (-2.0 * u).exp())
+    };
+    assert!(worst(gelu, truth, -3.0, 30.0, 0.0) < 1e-6);
+    assert!(worst(gelu, truth, -30.0, -3.0, 1e-6) < 4e-6);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn every_operation_has_the_bits_of_the_plain_one() {
+    use super::{Avx2, Avx512};
+    use crate::Isa;
+
+    if Isa::Avx2.available() {
+        agree::<Avx2>();
+    }
+    if Isa::Avx512Vnni.available() {
+        agree::<Avx512>();
+    }
+}
+
+/// Compares each operation of `S` with [`Scalar`] on random input.
+fn agree<S: Simd>() {
+    let mut random = Random::new(1);
+    for _ in 0..200 {
+        let a: [f32; LANES] = std::array::from_fn(|_| 3.0 * random.normal());
+        let b: [f32; LANES] = std::array::from_fn(|_| random.normal());
+        let (va, vb) = (S::Floats::load(&a), S::Floats::load(&b));
+        let same = |found: S::Floats, expected: [f32; LANES]| {
+            let mut lanes = [f32::NAN; LANES];
+            found.store(&mut lanes);
+            assert_eq!(lanes.map(f32::to_bits), expected.map(f32::to_bits));
+        };
+        same(va.max(vb), Floats::max(a, b));
+        same(va.round(), Floats::round(a));
+        same(va.mul_add(vb, va), Floats::mul_add(a, b, a));
+        same(va.neg_mul_add(vb, va), Floats::neg_mul_add(a, b, a));
+        same(va.select_below(vb, va, vb), a.select_below(b, a, b));
+        same(exp(va), exp(a));
+        same(tanh(va), tanh(a));
+        same(gelu(va), gelu(a));
+        assert_eq!(va.sum().to_bits(), Floats::sum(a).to_bits());
+        assert_eq!(va.largest(), a.largest());
+        let (mut half, mut expected) = ([0; LANES], [0; LANES]);
+        va.store_half(&mut half);
+        a.store_half(&mut expected);
+        assert_eq!(half, expected);
+
+        let bytes: [u8; 64] = std::array::from_fn(|_| random.bits() as u8);
+        let x: [i8; 64] = std::array::from_fn(|_| (random.below(255) as i32 - 127) as i8);
+        let ints: [i32; LANES] = std::array::from_fn(|_| random.below(1000) as i32 - 500);
+        let stored = |x: S::Ints| {
+            let mut lanes = [0; LANES];
+            S::store_ints(x, &mut lanes);
+            lanes
+        };
+        let (codes, vx, vi) = (
+            S::load_bytes(&bytes),
+            S::load_signed(&x),
+            S::load_ints(&ints),
+        );
+        let xu = x.map(i8::cast_unsigned);
+        let sums =
+            std::array::from_fn(|lane| x[4 * lane..][..4].iter().map(|&x| i32::from(x)).sum());
+        let shifted = S::minus_times(
+            S::dot_signed(vi, codes, vx),
+            S::SIGNED_OFFSET,
+            S::load_ints(&sums),
+        );
+        assert_eq!(stored(shifted), Scalar::dot_signed(ints, bytes, xu));
+        let low = S::field(codes, 2, 63);
+        let plain = Scalar::field(bytes, 2, 63);
+        assert_eq!(
+            stored(S::dot_unsigned(vi, low, vx)),
+            Scalar::dot_unsigned(ints, plain, xu)
+        );
+
+        let mut rows = [[0u8; 64]; LANES];
+        rows.iter_mut()
+            .flatten()
+            .for_each(|byte| *byte = random.bits() as u8);
+        let (mut found, mut expected) = ([[0; 64]; LANES], [[0; 64]; LANES]);
+        S::transpose(&rows, &mut found);
+        Scalar::transpose(&rows, &mut expected);
+        assert_eq!(found, expected);
+    }
+}

@@ -1,0 +1,64 @@
+//! What every step works with: the threads, the kernels, and scratch memory a thread.
+
+use crate::{
+    attend::AttendScratch,
+    dot::panel::{self, Panel},
+    kernels::{Kernels, PanelOutputs},
+    pool::Pool,
+};
+
+/// Elements below which a step of simple arithmetic is not worth sharing out.
+const GRAIN: usize = 16 * 1024;
+
+pub(crate) struct Workers {
+    pub(crate) pool: Pool,
+    pub(crate) kernels: &'static Kernels,
+    /// One a thread.
+    pub(crate) scratch: Vec<Scratch>,
+}
+
+/// Memory of one thread, grown on first use to what the model needs.
+pub(crate) struct Scratch {
+    pub(crate) panels: [Panel; panel::MOST_PANELS],
+    pub(crate) outputs: Box<PanelOutputs>,
+    pub(crate) tile: Vec<f32>,
+    pub(crate) attend: AttendScratch,
+}
+
+impl Workers {
+    pub(crate) fn new(pool: Pool, kernels: &'static Kernels) -> Workers {
+        let scratch = || Scratch {
+            panels: Default::default(),
+            outputs: Box::new([[[0.0; panel::ROWS]; panel::MOST_PANELS]; panel::MOST_ROWS]),
+            tile: Vec::new(),
+            attend: AttendScratch::default(),
+        };
+        Workers {
+            scratch: (0..pool.threads()).map(|_| scratch()).collect(),
+            pool,
+            kernels,
+        }
+    }
+
+    /// Calls `f(row, values)` for every row of a matrix.
+    pub(crate) fn each_row(
+        &self,
+        out: &mut [f32],
+        columns: usize,
+        f: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        let together = (GRAIN / columns).max(1);
+        self.pool
+            .for_each_chunk(out, together * columns, |chunk, out| {
+                for (row, out) in out.chunks_exact_mut(columns).enumerate() {
+                    f(chunk * together + row, out);
+                }
+            });
+    }
+
+    /// Calls `f(start, part)` for consecutive parts of a matrix whose elements are independent.
+    pub(crate) fn each_part(&self, out: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
+        self.pool
+            .for_each_chunk(out, GRAIN, |chunk, out| f(chunk * GRAIN, out));
+    }
+}
