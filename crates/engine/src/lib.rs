@@ -3,6 +3,7 @@
 //! - [`EngineHandle`] and [`TokenStream`]: start an engine, submit requests, read their tokens
 //! - [`EngineConfig`]: how much it may hold; [`comfortable_pages`] and [`minimum_pages`] tell how many KV pages are
 //!   sensible
+//! - [`chat`]: messages in, parts of an answer out; what front ends use
 //! - [`core`]: the scheduler, a pure state machine over tokens and pages
 //! - `worker`: the one thread that owns the executor
 //!
@@ -35,6 +36,7 @@
 //! continues from the KV that was computed then; [`Counts::cached_tokens`] says how much, [`Counts::miss`] why not
 //! more. Dropping a stream cancels its request; dropping the last handle stops the engine.
 
+pub mod chat;
 mod checked;
 mod config;
 pub mod core;

@@ -54,14 +54,14 @@ fn a_walk_goes_as_far_as_the_tokens_are_known() {
     index.insert(a.id, &B, PageId(1), None);
     assert_eq!(pages(&index, &[A, B, A].concat()), [3, 1]);
     assert_eq!(pages(&index, &[A, A].concat()), [3]);
-    assert_eq!(pages(&index, &[B, A].concat()), []);
+    assert!(pages(&index, &[B, A].concat()).is_empty());
 }
 
 #[test]
 fn an_incomplete_page_is_not_found() {
     let mut index = PrefixIndex::new(1, 0);
     index.insert(BlockId::ROOT, &A, PageId(0), None);
-    assert_eq!(pages(&index, &A[..31]), []);
+    assert!(pages(&index, &A[..31]).is_empty());
 }
 
 #[test]

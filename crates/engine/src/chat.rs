@@ -1,0 +1,315 @@
+//! Messages in, parts of an answer out: the façade that every front end uses.
+//!
+//! Rendering, encoding, decoding and parsing happen on the caller's thread; the engine sees tokens alone. Dropping the
+//! stream stops the generation.
+
+use std::{sync::Arc, time::Duration};
+
+use carat_model::sampling::Sampling;
+use carat_text::{
+    ChatTemplate, Message, Part, PartsParser, RenderOptions, Specials, StopStrings, TextError,
+    TokenDecoder, TokenId, Tokenizer, Tool,
+};
+
+use crate::{
+    EngineError, EngineHandle, Event, FinishReason, Rejected, Request, TokenStream, Usage,
+};
+
+/// A model that can be talked to.
+#[derive(Clone)]
+pub struct Chat {
+    engine: EngineHandle,
+    tokenizer: Arc<Tokenizer>,
+    template: Arc<ChatTemplate>,
+}
+
+/// How an answer is generated.
+#[derive(Clone, Debug, Default)]
+pub struct Generation {
+    pub sampling: Sampling,
+    /// `None` goes on until the model stops or the context is full.
+    pub max_tokens: Option<usize>,
+    /// The answer ends where one of these would appear, without it.
+    pub stop: Vec<String>,
+    pub ignore_eos: bool,
+    pub logprobs: Option<usize>,
+}
+
+/// A conversation to continue.
+#[derive(Clone, Debug, Default)]
+pub struct Conversation {
+    pub messages: Vec<Message>,
+    pub tools: Vec<Tool>,
+    pub thinking: bool,
+}
+
+/// What a stream yields, in order; `Finished` comes last.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ChatEvent {
+    /// Every generated token, before the parts it brings about.
+    Token(Token),
+    Part(Part),
+    Finished {
+        reason: ChatFinish,
+        usage: Usage,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Token {
+    pub id: TokenId,
+    pub logprob: Option<f32>,
+    pub top: Vec<(TokenId, f32)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChatFinish {
+    /// The model ended its turn, or a stop string appeared.
+    Stop,
+    /// The most tokens asked for, or the context, are used up.
+    Length,
+    /// The model waits for the results of its tool calls.
+    ToolCalls,
+    Cancelled,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ChatError {
+    #[error(transparent)]
+    Text(#[from] TextError),
+    #[error(transparent)]
+    Rejected(#[from] Rejected),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+impl Chat {
+    pub fn new(
+        engine: EngineHandle,
+        tokenizer: Arc<Tokenizer>,
+        template: Arc<ChatTemplate>,
+    ) -> Chat {
+        Chat {
+            engine,
+            tokenizer,
+            template,
+        }
+    }
+
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The tokens a conversation becomes.
+    pub fn prompt(&self, conversation: &Conversation) -> Result<Vec<TokenId>, TextError> {
+        let options = RenderOptions {
+            thinking: conversation.thinking,
+            ..RenderOptions::default()
+        };
+        let rendered =
+            self.template
+                .render(&conversation.messages, &conversation.tools, &options)?;
+        Ok(self.tokenizer.encode_rendered(&rendered))
+    }
+
+    /// Answers the conversation.
+    pub fn answer(
+        &self,
+        conversation: &Conversation,
+        generation: &Generation,
+    ) -> Result<ChatStream, ChatError> {
+        let prompt = self.prompt(conversation)?;
+        let mut parser = PartsParser::new(Arc::clone(self.tokenizer.vocab()), &conversation.tools);
+        parser.start_after(&prompt);
+        self.start(prompt, generation, Reading::Parts(parser))
+    }
+
+    /// Continues plain text, without a template.
+    pub fn complete(&self, text: &str, generation: &Generation) -> Result<ChatStream, ChatError> {
+        let prompt = self.tokenizer.encode_prompt(text, Specials::Ignore);
+        let decoder = TokenDecoder::new(
+            Arc::clone(self.tokenizer.vocab()),
+            carat_text::decoder::SpecialText::Hide,
+        );
+        self.start(prompt, generation, Reading::Plain(decoder))
+    }
+
+    fn start(
+        &self,
+        prompt: Vec<TokenId>,
+        generation: &Generation,
+        reading: Reading,
+    ) -> Result<ChatStream, ChatError> {
+        let vocab = self.tokenizer.vocab();
+        let mut sampling = generation.sampling.clone();
+        let suppressed = vocab.suppressed_tokens().iter();
+        sampling
+            .logit_bias
+            .extend(suppressed.map(|token| (*token, f32::NEG_INFINITY)));
+        let tokens = self.engine.submit(Request {
+            max_tokens: generation.max_tokens,
+            sampling,
+            stop_tokens: vocab.stop_tokens().to_vec(),
+            ignore_eos: generation.ignore_eos,
+            logprobs: generation.logprobs,
+            ..Request::new(prompt)
+        })?;
+        Ok(ChatStream {
+            tokens,
+            reading,
+            stop: StopStrings::new(&generation.stop),
+            ready: Vec::new(),
+        })
+    }
+}
+
+/// How ids become text.
+enum Reading {
+    Parts(PartsParser),
+    Plain(TokenDecoder),
+}
+
+/// The events of one answer.
+pub struct ChatStream {
+    tokens: TokenStream,
+    reading: Reading,
+    stop: StopStrings,
+    /// Events that came about together, last first.
+    ready: Vec<ChatEvent>,
+}
+
+impl ChatStream {
+    /// The next event, if it comes in time; `None` otherwise, and after the end.
+    pub fn wait(&mut self, patience: Duration) -> Option<Result<ChatEvent, ChatError>> {
+        loop {
+            if let Some(event) = self.ready.pop() {
+                return Some(Ok(event));
+            }
+            match self.tokens.wait(patience)? {
+                Ok(event) => self.take(event),
+                Err(error) => return Some(Err(error.into())),
+            }
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        let mut events = Vec::new();
+        match event {
+            Event::Token { id, logprob, top } => {
+                events.push(ChatEvent::Token(Token { id, logprob, top }));
+                let parts = self.reading.push(id);
+                self.emit(parts, &mut events);
+            }
+            Event::Finished { reason, usage } => {
+                let parts = self.reading.finish();
+                self.emit(parts, &mut events);
+                self.flush(&mut events);
+                let reason = match reason {
+                    _ if self.stop.stopped() => ChatFinish::Stop,
+                    FinishReason::Cancelled => ChatFinish::Cancelled,
+                    _ if self.reading.has_called() => ChatFinish::ToolCalls,
+                    FinishReason::Length => ChatFinish::Length,
+                    FinishReason::Stop { .. } => ChatFinish::Stop,
+                };
+                events.push(ChatEvent::Finished { reason, usage });
+            }
+        }
+        if self.stop.stopped() {
+            // The rest of the answer is not wanted; its usage still is.
+            self.tokens.cancel();
+        }
+        events.reverse();
+        self.ready = events;
+    }
+
+    /// Lets content through as far as no stop string can begin in it.
+    fn emit(&mut self, parts: Vec<Part>, events: &mut Vec<ChatEvent>) {
+        for part in parts {
+            if self.stop.stopped() {
+                return;
+            }
+            match part {
+                Part::Content(text) => {
+                    let mut clear = String::new();
+                    self.stop.push(&text, &mut clear);
+                    if !clear.is_empty() {
+                        events.push(ChatEvent::Part(Part::Content(clear)));
+                    }
+                }
+                other => {
+                    self.flush(events);
+                    events.push(ChatEvent::Part(other));
+                }
+            }
+        }
+    }
+
+    /// Hands over what was held back in case a stop string followed.
+    fn flush(&mut self, events: &mut Vec<ChatEvent>) {
+        let mut held = String::new();
+        self.stop.finish(&mut held);
+        if !held.is_empty() {
+            events.push(ChatEvent::Part(Part::Content(held)));
+        }
+    }
+}
+
+impl Iterator for ChatStream {
+    type Item = Result<ChatEvent, ChatError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(event) = self.ready.pop() {
+                return Some(Ok(event));
+            }
+            match self.tokens.next()? {
+                Ok(event) => self.take(event),
+                Err(error) => return Some(Err(error.into())),
+            }
+        }
+    }
+}
+
+impl Reading {
+    fn push(&mut self, id: TokenId) -> Vec<Part> {
+        match self {
+            Reading::Parts(parser) => {
+                let mut parts = Vec::new();
+                parser.push(id, &mut parts);
+                parts
+            }
+            Reading::Plain(decoder) => {
+                let mut text = String::new();
+                decoder.push(id, &mut text);
+                content(text)
+            }
+        }
+    }
+
+    fn finish(&mut self) -> Vec<Part> {
+        match self {
+            Reading::Parts(parser) => {
+                let mut parts = Vec::new();
+                parser.finish(&mut parts);
+                parts
+            }
+            Reading::Plain(decoder) => {
+                let mut text = String::new();
+                decoder.finish(&mut text);
+                content(text)
+            }
+        }
+    }
+
+    fn has_called(&self) -> bool {
+        matches!(self, Reading::Parts(parser) if parser.has_called())
+    }
+}
+
+fn content(text: String) -> Vec<Part> {
+    if text.is_empty() {
+        Vec::new()
+    } else {
+        vec![Part::Content(text)]
+    }
+}
