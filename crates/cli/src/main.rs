@@ -1,9 +1,93 @@
-#[cfg_attr(
-    not(test),
-    expect(dead_code, unused_imports, reason = "wired by the command line")
+//! `carat`: load a Gemma 4 model and use it.
+//!
+//! - `args`: what can be typed; `settings`: what it means
+//! - `load`: from `-m` to a model ready to run; `hub`, `fetch`: models from Hugging Face
+//! - `session`: a model ready to talk; `answer`: an answer on the screen as it comes
+//! - `commands/<name>`: one file a command
+//! - `synth`: random models of real shape
+//! - `terminal`, `output`, `interrupt`: notes and progress, files that appear whole, Ctrl-C
+#![expect(
+    clippy::print_stderr,
+    reason = "this is the crate that talks to the person"
 )]
-mod hub;
-#[expect(dead_code, reason = "wired by the command line")]
-mod synth;
 
-fn main() {}
+mod answer;
+mod args;
+mod commands;
+mod fetch;
+mod hub;
+mod interrupt;
+mod load;
+mod output;
+mod session;
+mod settings;
+mod synth;
+mod terminal;
+
+use std::{io, process::ExitCode};
+
+use anyhow::Result;
+use clap::Parser;
+
+use args::{Arguments, Command, EvalCommand};
+use settings::Settings;
+use terminal::{Terminal, say};
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(code) => code,
+        Err(error) if reader_went_away(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            // The chain reads as one sentence: what was tried, then why it failed.
+            eprintln!("carat: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// `carat … | head` is no failure.
+fn reader_went_away(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<io::Error>();
+    io.is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let terminal = Terminal::new(arguments.quiet);
+    let mut settings = Settings::read(arguments.config.as_deref())?;
+    if arguments.offline {
+        settings.offline = Some(true);
+    }
+    let settings = match &arguments.command {
+        Command::Run(a) => settings.with_generation(&a.generate)?,
+        Command::Chat(a) => settings.with_generation(&a.generate)?,
+        Command::Inspect(a) => settings.with_model(&a.model)?,
+        Command::Bench(a) => settings.with_model(&a.model)?,
+        Command::Eval(EvalCommand::Logits(a)) => settings.with_model(&a.model)?,
+        Command::Eval(EvalCommand::Perplexity(a)) => settings.with_model(&a.model)?,
+        Command::Tokenize(a) => Settings {
+            model: a.model.clone().or(settings.model),
+            ..settings
+        },
+        Command::Synth(_) | Command::Pull(_) | Command::List => settings,
+    };
+    if arguments.print_config {
+        say(settings.to_toml()?.trim_end())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    match &arguments.command {
+        Command::Run(a) => return commands::run::run(a, &settings, terminal),
+        Command::Chat(a) => return commands::chat::run(a, &settings, terminal),
+        Command::Inspect(a) => commands::inspect::run(a, &settings, terminal)?,
+        Command::Tokenize(a) => commands::tokenize::run(a, &settings, terminal)?,
+        Command::Bench(a) => commands::bench::run(a, &settings, terminal)?,
+        Command::Eval(EvalCommand::Logits(a)) => commands::eval::logits(a, &settings, terminal)?,
+        Command::Eval(EvalCommand::Perplexity(a)) => {
+            commands::eval::perplexity(a, &settings, terminal)?;
+        }
+        Command::Synth(a) => commands::synth::run(a, terminal)?,
+        Command::Pull(a) => commands::pull::run(a, &settings, terminal)?,
+        Command::List => commands::list::run(&settings, terminal)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -12,6 +12,7 @@ mod tests;
 use std::{
     fs::{self, File},
     io::{BufWriter, Write},
+    ops::ControlFlow,
     path::{Path, PathBuf},
     sync::mpsc::{self, Receiver, Sender},
     thread,
@@ -34,13 +35,16 @@ const PIECE_BYTES: usize = 4 << 20;
 /// Pieces of a thread that exist at once: drawn, waiting, being written.
 const BUFFERS: usize = 3;
 
+/// `Break` stops the work.
+pub(crate) type Progress = dyn FnMut(u64, u64) -> ControlFlow<()>;
+
 pub(crate) struct Options {
     pub(crate) seed: u64,
     /// Take the vocabulary from this file instead of making one up.
     pub(crate) vocabulary: Option<PathBuf>,
     pub(crate) threads: usize,
     /// Told the bytes written so far and in all, a few times a second at the least.
-    pub(crate) progress: Box<dyn FnMut(u64, u64)>,
+    pub(crate) progress: Box<Progress>,
 }
 
 impl Default for Options {
@@ -49,7 +53,7 @@ impl Default for Options {
             seed: 1,
             vocabulary: None,
             threads: thread::available_parallelism().map_or(1, usize::from),
-            progress: Box::new(|_, _| {}),
+            progress: Box::new(|_, _| ControlFlow::Continue(())),
         }
     }
 }
@@ -184,7 +188,7 @@ impl Jobs {
         &self,
         file: &mut dyn Write,
         threads: usize,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut Progress,
     ) -> std::io::Result<()> {
         thread::scope(|scope| {
             let lanes: Vec<Lane> = (0..threads)
@@ -212,7 +216,9 @@ impl Jobs {
                     pad(file, size)?;
                 }
                 written += piece.bytes as u64;
-                progress(written, self.total_bytes);
+                if progress(written, self.total_bytes).is_break() {
+                    return Err(std::io::ErrorKind::Interrupted.into());
+                }
             }
             Ok(())
         })

@@ -25,7 +25,6 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    #[cfg_attr(test, expect(dead_code, reason = "tests build their own environment"))]
     #[expect(
         clippy::disallowed_methods,
         reason = "the hub's cache and token follow the conventions of every Hugging Face tool"

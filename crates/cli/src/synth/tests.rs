@@ -82,11 +82,26 @@ fn vocabulary_of_another_file_is_copied() {
 }
 
 #[test]
+fn stopping_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("model.gguf");
+    let stopped = Options {
+        progress: Box::new(|_, _| ControlFlow::Break(())),
+        ..Options::default()
+    };
+    assert!(write_shape(Variant::Dense12b.shape(32), Mix::Q8_0, &out, stopped).is_err());
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn progress_ends_at_the_total() {
     let folder = tempfile::tempdir().unwrap();
     let (sender, receiver) = mpsc::channel();
     let with_progress = Options {
-        progress: Box::new(move |done, total| sender.send((done, total)).unwrap()),
+        progress: Box::new(move |done, total| {
+            sender.send((done, total)).unwrap();
+            ControlFlow::Continue(())
+        }),
         ..options()
     };
     let out = folder.path().join("m.gguf");

@@ -1,0 +1,155 @@
+//! Shows an answer while it is generated, the same way in `run` and `chat`.
+
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
+
+use anyhow::Result;
+use carat_engine::{
+    Usage,
+    chat::{ChatEvent, ChatFinish, ChatStream, Token},
+};
+use carat_text::{Part, Reply};
+
+use crate::{
+    interrupt::Interrupt,
+    terminal::{Terminal, thousands},
+};
+
+/// How often Ctrl-C is looked at.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// What is written where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Show {
+    /// The answer on stdout as it comes, thinking on stderr.
+    All,
+    /// The answer alone.
+    Answer,
+    /// Nothing; the caller prints the whole.
+    Nothing,
+}
+
+/// A finished answer.
+pub(crate) struct Answer {
+    pub(crate) reply: Reply,
+    pub(crate) tokens: Vec<Token>,
+    /// `None` when Ctrl-C cut it short.
+    pub(crate) end: Option<(ChatFinish, Usage)>,
+}
+
+/// Follows the stream to its end, or until Ctrl-C.
+pub(crate) fn follow(
+    mut stream: ChatStream,
+    show: Show,
+    terminal: Terminal,
+    interrupt: &Interrupt,
+) -> Result<Answer> {
+    let mut answer = Answer {
+        reply: Reply::default(),
+        tokens: Vec::new(),
+        end: None,
+    };
+    let mut screen = Screen {
+        show,
+        terminal,
+        thinking: false,
+    };
+    while answer.end.is_none() && !interrupt.is_set() {
+        match stream.wait(PATIENCE) {
+            None => {}
+            Some(Err(error)) => {
+                screen.end()?;
+                return Err(error.into());
+            }
+            Some(Ok(ChatEvent::Token(token))) => answer.tokens.push(token),
+            Some(Ok(ChatEvent::Part(part))) => {
+                screen.part(&part)?;
+                answer.reply.add(part);
+            }
+            Some(Ok(ChatEvent::Finished { reason, usage })) => answer.end = Some((reason, usage)),
+        }
+    }
+    screen.end()?;
+    Ok(answer)
+}
+
+struct Screen {
+    show: Show,
+    terminal: Terminal,
+    thinking: bool,
+}
+
+impl Screen {
+    fn part(&mut self, part: &Part) -> io::Result<()> {
+        if self.show == Show::Nothing {
+            return Ok(());
+        }
+        match part {
+            Part::Thinking(text) if self.show == Show::All => {
+                self.thinking = true;
+                self.terminal.dim_text(text)
+            }
+            Part::Thinking(_) => Ok(()),
+            other => {
+                self.leave_thinking()?;
+                let mut out = io::stdout().lock();
+                match other {
+                    Part::Content(text) => write!(out, "{text}")?,
+                    Part::ToolCall(call) => {
+                        let call =
+                            serde_json::json!({ "name": call.name, "arguments": call.arguments });
+                        writeln!(out, "{}", serde_json::json!({ "tool_call": call }))?;
+                    }
+                    Part::InvalidCall(call) => writeln!(out, "{}", call.raw)?,
+                    Part::Thinking(_) => {}
+                }
+                out.flush()
+            }
+        }
+    }
+
+    /// Thinking and answer stand apart.
+    fn leave_thinking(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.thinking) {
+            self.terminal.dim_text("\n")?;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        self.leave_thinking()?;
+        if self.show != Show::Nothing {
+            let mut out = io::stdout().lock();
+            writeln!(out)?;
+            out.flush()?;
+        }
+        Ok(())
+    }
+}
+
+/// Such as `prefill 17 tokens, 2,310 tok/s; decode 96 tokens, 612 tok/s`.
+pub(crate) fn summary(usage: &Usage) -> String {
+    let rate = |tokens: usize, time: Duration| {
+        let rate = tokens as f64 / time.as_secs_f64().max(1e-9);
+        if rate < 100.0 {
+            format!("{rate:.1} tok/s")
+        } else {
+            format!("{} tok/s", thousands(rate as u64))
+        }
+    };
+    let counts = &usage.counts;
+    let computed = counts.prompt_tokens - counts.cached_tokens;
+    let mut text = format!("prefill {computed} tokens");
+    if counts.cached_tokens > 0 {
+        text += &format!(" ({} reused)", counts.cached_tokens);
+    }
+    text += &format!(", {}", rate(computed, usage.prefill));
+    // The first token comes out of the prefill; the others are decoded.
+    let decoded = counts.generated_tokens.saturating_sub(1);
+    if decoded > 0 {
+        text += &format!("; decode {decoded} tokens, {}", rate(decoded, usage.decode));
+    }
+    text
+}

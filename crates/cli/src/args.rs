@@ -1,0 +1,377 @@
+//! What can be typed. `settings.rs` says what it means.
+#![expect(
+    clippy::struct_excessive_bools,
+    reason = "flags are bools; settings.rs turns them into meaning"
+)]
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::synth::{Mix, Preset};
+
+/// Runs Gemma 4 models. Without -m, a small demo model that ships with the source answers.
+#[derive(Debug, Parser)]
+#[command(
+    name = "carat",
+    version,
+    max_term_width = 100,
+    disable_help_subcommand = true
+)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// Read settings from this TOML file; flags win over it
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Print the settings in force and stop
+    #[arg(long, global = true)]
+    pub(crate) print_config: bool,
+    /// Use only models that are already on this machine
+    #[arg(long, global = true)]
+    pub(crate) offline: bool,
+    /// Show no notes or progress on stderr, only errors
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Answer one prompt and stop
+    Run(RunArgs),
+    /// Talk with the model, line by line
+    Chat(ChatArgs),
+    /// Show what a model file holds and how it will be run
+    Inspect(InspectArgs),
+    /// Turn text into token ids
+    Tokenize(TokenizeArgs),
+    /// Measure prefill and decode speed
+    Bench(BenchArgs),
+    /// Compare a model's numbers: logits or perplexity
+    #[command(subcommand)]
+    Eval(EvalCommand),
+    /// Write a random model of real shape, for speed work
+    Synth(SynthArgs),
+    /// Fetch a model from Hugging Face into its usual cache
+    Pull(PullArgs),
+    /// List the models in the Hugging Face cache
+    List,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum BackendName {
+    /// SIMD kernels on this machine's cores
+    Cpu,
+    /// The scalar definition: slow and exact
+    Reference,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ModelArgs {
+    /// A GGUF file, or hf:OWNER/REPO[:FILE or QUANT] from the Hugging Face cache or hub
+    #[arg(short, long, value_name = "MODEL")]
+    pub(crate) model: Option<String>,
+    /// What computes
+    #[arg(long, value_enum)]
+    pub(crate) backend: Option<BackendName>,
+    /// Threads to compute with (default: all cores this process may use)
+    #[arg(short, long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Tokens of context to keep (default: as many as the model knows and memory allows)
+    #[arg(short, long, value_name = "TOKENS")]
+    pub(crate) context: Option<usize>,
+    /// Most tokens to generate (default: until the model stops or the context is full)
+    #[arg(short = 'n', long, value_name = "TOKENS")]
+    pub(crate) max_tokens: Option<usize>,
+    /// System prompt
+    #[arg(long, visible_alias = "sys", value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Let the model think before it answers
+    #[arg(long, overrides_with = "no_think")]
+    pub(crate) think: bool,
+    /// Answer at once (the default)
+    #[arg(long, overrides_with = "think")]
+    pub(crate) no_think: bool,
+    /// Do not show what the model thinks
+    #[arg(long)]
+    pub(crate) hide_thinking: bool,
+    /// Offer the tools described in this JSON file: an array of {name, description, parameters}
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tools: Option<PathBuf>,
+    /// Use this Jinja chat template instead of the model's
+    #[arg(long, value_name = "FILE")]
+    pub(crate) chat_template: Option<PathBuf>,
+    /// Stop where this text would appear; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    /// Do not stop at the model's end tokens
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Sampling (defaults are the model's own)")]
+pub(crate) struct SamplingArgs {
+    /// 0 takes the likeliest token each time
+    #[arg(long, visible_alias = "temp", value_name = "T")]
+    pub(crate) temperature: Option<f32>,
+    /// Keep the K likeliest tokens; 0 keeps all
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<usize>,
+    /// Keep the likeliest tokens that together reach this probability
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f32>,
+    /// Keep tokens at least P times as likely as the likeliest
+    #[arg(long, value_name = "P")]
+    pub(crate) min_p: Option<f32>,
+    /// Make tokens seen recently less likely; 1 does nothing
+    #[arg(long, value_name = "F")]
+    pub(crate) repeat_penalty: Option<f32>,
+    /// Subtract from the logits of tokens seen recently
+    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f32>,
+    /// Subtract from the logits of tokens seen recently, once an occurrence
+    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// How many of the latest tokens the penalties look at
+    #[arg(long, visible_alias = "repeat-last-n", value_name = "N")]
+    pub(crate) penalty_window: Option<usize>,
+    /// Add BIAS to a token's logit, as ID=BIAS; may be given several times
+    #[arg(long, value_name = "ID=BIAS", allow_hyphen_values = true)]
+    pub(crate) logit_bias: Vec<String>,
+    /// Same seed, same text (default: another each time)
+    #[arg(short, long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// The prompt; `-`, or nothing with input piped in, reads it from stdin
+    pub(crate) prompt: Option<String>,
+    /// Read the prompt from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    pub(crate) file: Option<PathBuf>,
+    /// Answer a conversation: a JSON array of messages with `role` and `content`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file", "raw", "system"])]
+    pub(crate) messages: Option<PathBuf>,
+    /// Continue the prompt as plain text, without a chat template
+    #[arg(long, conflicts_with_all = ["system", "think", "tools", "chat_template"])]
+    pub(crate) raw: bool,
+    /// Print one JSON object with the text, tool calls and usage when done, instead of streaming text
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// With --json: log-probabilities of each token and of its N likeliest alternatives
+    #[arg(long, value_name = "N", requires = "json")]
+    pub(crate) logprobs: Option<usize>,
+    #[command(flatten)]
+    pub(crate) generate: GenerateArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    /// Continue a conversation written by /save
+    #[arg(long, value_name = "FILE")]
+    pub(crate) load: Option<PathBuf>,
+    /// Keep no history of typed lines between sessions
+    #[arg(long)]
+    pub(crate) no_history: bool,
+    #[command(flatten)]
+    pub(crate) generate: GenerateArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// List every tensor
+    #[arg(long)]
+    pub(crate) tensors: bool,
+    /// List the plan: every step of the forward pass
+    #[arg(long)]
+    pub(crate) plan: bool,
+    /// Print long metadata values in full
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// Run two backends, such as reference,cpu, and name the first step at which they disagree
+    #[arg(long, value_name = "A,B", value_parser = backend_pair)]
+    pub(crate) diff: Option<[BackendName; 2]>,
+    /// With --diff: the text to run
+    #[arg(
+        long,
+        requires = "diff",
+        default_value = "The quick brown fox jumps over the lazy dog."
+    )]
+    pub(crate) text: String,
+    /// With --diff: relative error from which a step counts as different
+    #[arg(long, requires = "diff", default_value_t = 0.02)]
+    pub(crate) tolerance: f64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TokenizeArgs {
+    /// The text; nothing reads it from stdin
+    pub(crate) text: Option<String>,
+    /// A GGUF file or hf:OWNER/REPO[:FILE or QUANT]
+    #[arg(short, long, value_name = "MODEL")]
+    pub(crate) model: Option<String>,
+    /// Print ids only, separated by spaces
+    #[arg(long)]
+    pub(crate) ids: bool,
+    /// Read texts of special tokens, such as <turn|>, as those tokens
+    #[arg(long)]
+    pub(crate) special: bool,
+    /// Put no <bos> in front
+    #[arg(long)]
+    pub(crate) no_bos: bool,
+    /// The reverse: read ids (separated by spaces or commas) and print their text
+    #[arg(long, conflicts_with_all = ["ids", "special", "no_bos"])]
+    pub(crate) decode: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchFormat {
+    Md,
+    Json,
+    Csv,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Prompt lengths to time; 0 for none
+    #[arg(
+        short = 'p',
+        long,
+        value_delimiter = ',',
+        default_value = "512",
+        value_name = "TOKENS"
+    )]
+    pub(crate) prompt: Vec<usize>,
+    /// Numbers of tokens to generate, one by one; 0 for none
+    #[arg(
+        short = 'n',
+        long,
+        value_delimiter = ',',
+        default_value = "128",
+        value_name = "TOKENS"
+    )]
+    pub(crate) generate: Vec<usize>,
+    /// Tokens already in the context
+    #[arg(
+        short = 'd',
+        long,
+        value_delimiter = ',',
+        default_value = "0",
+        value_name = "TOKENS"
+    )]
+    pub(crate) depth: Vec<usize>,
+    /// Repetitions of each test
+    #[arg(short = 'r', long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) repetitions: u32,
+    /// Rows of a prompt to run at once
+    #[arg(
+        short = 'b',
+        long,
+        value_delimiter = ',',
+        default_value = "512",
+        value_name = "ROWS"
+    )]
+    pub(crate) batch: Vec<usize>,
+    #[arg(short = 'o', long, value_enum, default_value = "md")]
+    pub(crate) output: BenchFormat,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum EvalCommand {
+    /// Write the logits of every position as little-endian f32, [positions, vocab]
+    Logits(LogitsArgs),
+    /// Perplexity of a text
+    Perplexity(PerplexityArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LogitsArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// JSON: an array of token ids, or an object with them under `tokens`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokens: PathBuf,
+    /// Where to write
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Rows to run at once
+    #[arg(long, default_value_t = 512, value_name = "ROWS", value_parser = positive)]
+    pub(crate) chunk: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PerplexityArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The text
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Tokens a window holds, <bos> included; longer texts run as several windows
+    #[arg(short, long, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) context: Option<usize>,
+    /// Read texts of special tokens, such as <eos> between documents, as ordinary text
+    #[arg(long)]
+    pub(crate) plain: bool,
+    /// Stop after this many tokens, <bos> included
+    #[arg(long, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) limit: Option<usize>,
+    /// Rows to run at once
+    #[arg(long, default_value_t = 512, value_name = "ROWS", value_parser = positive)]
+    pub(crate) chunk: usize,
+}
+
+fn backend_pair(text: &str) -> Result<[BackendName; 2], String> {
+    let name = |name: &str| BackendName::from_str(name.trim(), true);
+    match text.split_once(',') {
+        Some((a, b)) => Ok([name(a)?, name(b)?]),
+        None => {
+            Err("two names with a comma between are expected, such as reference,cpu".to_owned())
+        }
+    }
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("it must be above 0".to_owned()),
+        Ok(n) => Ok(n),
+        Err(e) => Err(format!("{e}")),
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SynthArgs {
+    /// Whose shape
+    #[arg(value_enum)]
+    pub(crate) preset: Preset,
+    /// Which mix of formats
+    #[arg(value_enum)]
+    pub(crate) quant: Mix,
+    /// The file to write
+    pub(crate) out: PathBuf,
+    /// Take the vocabulary of this GGUF file instead of a synthetic one
+    #[arg(long, value_name = "FILE")]
+    pub(crate) vocab: Option<PathBuf>,
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PullArgs {
+    /// hf:OWNER/REPO[:FILE or QUANT]; the hf: may be left out
+    pub(crate) model: String,
+}

@@ -1,0 +1,384 @@
+//! `bench`: prefill and decode speed over the grid people know, each figure with its spread and its bound.
+//!
+//! Times cover the forward pass and the last token's logits; token choice is greedy and tokenizing is outside. Token ids are
+//! drawn from the whole vocabulary, so that embedding rows do not stay in a cache.
+
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use carat_cpu::Rates;
+use carat_model::{
+    TokenId,
+    backend::{
+        Batch, CompileOptions, Executor, Outputs, PAGE_TOKENS, PageId, PerGroup, RowOutput, Run,
+    },
+    cost::{self, BatchShape, Cost},
+    sampling::{self, Sampling},
+};
+use serde::Serialize;
+
+use crate::{
+    args::{BackendName, BenchArgs, BenchFormat},
+    load::{Loaded, cpu_backend},
+    settings::Settings,
+    terminal::{Terminal, bytes, say},
+};
+
+/// One cell of the grid.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    prompt: usize,
+    generate: usize,
+    depth: usize,
+    batch: usize,
+}
+
+impl Case {
+    fn name(&self) -> String {
+        let test = if self.prompt > 0 {
+            format!("pp{}", self.prompt)
+        } else {
+            format!("tg{}", self.generate)
+        };
+        if self.depth > 0 {
+            format!("{test} @ d{}", self.depth)
+        } else {
+            test
+        }
+    }
+
+    fn tokens(&self) -> usize {
+        self.prompt + self.generate
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    model: String,
+    model_file: String,
+    model_bytes: u64,
+    parameters: u64,
+    backend: String,
+    threads: usize,
+    test: String,
+    n_prompt: usize,
+    n_gen: usize,
+    n_depth: usize,
+    n_batch: usize,
+    /// Of all samples.
+    tokens_per_second_median: f64,
+    tokens_per_second_min: f64,
+    tokens_per_second_max: f64,
+    samples_tokens_per_second: Vec<f64>,
+    samples_seconds: Vec<f64>,
+    bound: Bound,
+}
+
+/// What the test would take if memory or arithmetic alone limited it, at the rates measured in this run.
+#[derive(Debug, Serialize)]
+struct Bound {
+    /// The larger of the two times below decides.
+    limited_by: &'static str,
+    tokens_per_second: f64,
+    percent: f64,
+    bytes: u64,
+    multiply_adds: u64,
+    measured_read_bytes_per_second: f64,
+    measured_multiply_adds_per_second: f64,
+}
+
+pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> Result<()> {
+    let loaded = Loaded::open(settings, terminal)?;
+    let cases = grid(args);
+    let longest = cases
+        .iter()
+        .map(|c| c.depth + c.tokens())
+        .max()
+        .unwrap_or(0);
+    if longest == 0 {
+        bail!("nothing to measure: give -p or -n a number above 0");
+    }
+    let context = loaded.model.config.context;
+    if longest > context {
+        bail!(
+            "{longest} tokens (depth and test together) are more than the model's context of {context}"
+        );
+    }
+    let rows = args
+        .batch
+        .iter()
+        .copied()
+        .max()
+        .unwrap_or(1)
+        .clamp(1, longest);
+    let pages = longest.div_ceil(PAGE_TOKENS);
+    let mut executor = loaded.compile(&CompileOptions {
+        pages: PerGroup {
+            full: pages,
+            sliding: pages,
+        },
+        max_rows: rows,
+        max_sampled: 1,
+        probe: false,
+    })?;
+    let cpu = cpu_backend(settings.threads);
+    let threads = cpu.threads();
+    terminal.note(format_args!(
+        "measuring what {threads} threads of this machine can read and multiply"
+    ));
+    let rates = cpu.measure()?;
+    let mut reports = Vec::new();
+    for case in cases {
+        let seconds = measure(executor.as_mut(), &loaded, case, args.repetitions)?;
+        let report = report(&loaded, settings, case, seconds, &rates, threads);
+        if args.output == BenchFormat::Json {
+            say(serde_json::to_string(&report)?)?;
+        } else {
+            terminal.note(format_args!(
+                "{:<16} {:.2} tok/s",
+                report.test, report.tokens_per_second_median
+            ));
+        }
+        reports.push(report);
+    }
+    match args.output {
+        BenchFormat::Json => Ok(()),
+        BenchFormat::Md => say(markdown(&reports).trim_end()),
+        BenchFormat::Csv => say(csv(&reports).trim_end()),
+    }
+}
+
+/// All prompts and generations at every depth; the batch only matters to prompts.
+fn grid(args: &BenchArgs) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for &depth in &args.depth {
+        for &batch in &args.batch {
+            let prompts = args.prompt.iter().filter(|p| **p > 0);
+            cases.extend(prompts.map(|&prompt| Case {
+                prompt,
+                generate: 0,
+                depth,
+                batch: batch.max(1),
+            }));
+        }
+        let batch = args.batch.first().copied().unwrap_or(1).max(1);
+        let counts = args.generate.iter().filter(|n| **n > 0);
+        cases.extend(counts.map(|&generate| Case {
+            prompt: 0,
+            generate,
+            depth,
+            batch,
+        }));
+    }
+    cases
+}
+
+/// Seconds of each repetition, after one that does not count.
+fn measure(
+    executor: &mut dyn Executor,
+    loaded: &Loaded,
+    case: Case,
+    repetitions: u32,
+) -> Result<Vec<f64>> {
+    let vocab = loaded.plan.vocab() as u64;
+    let mut feeder = Feeder {
+        executor,
+        pages: (0..(case.depth + case.tokens()).div_ceil(PAGE_TOKENS) as u32)
+            .map(PageId)
+            .collect(),
+        history: Vec::new(),
+        outputs: Outputs::default(),
+    };
+    let token = |repetition: u32, i: usize| {
+        (sampling::random(repetition.into(), i as u64, 0) % vocab) as TokenId
+    };
+    let filler: Vec<TokenId> = (0..case.depth).map(|i| token(0, i)).collect();
+    for chunk in filler.chunks(case.batch) {
+        feeder.feed(chunk, 0)?;
+    }
+    let mut seconds = Vec::new();
+    for repetition in 0..=repetitions {
+        // Rewinding is enough: every position is written before it is read.
+        feeder.history.truncate(case.depth);
+        let tokens: Vec<TokenId> = (0..case.tokens())
+            .map(|i| token(repetition + 1, i))
+            .collect();
+        let start = Instant::now();
+        if case.prompt > 0 {
+            let last = tokens.len().div_ceil(case.batch) - 1;
+            for (i, chunk) in tokens.chunks(case.batch).enumerate() {
+                feeder.feed(chunk, usize::from(i == last))?;
+            }
+        } else {
+            for token in &tokens {
+                feeder.feed(std::slice::from_ref(token), 1)?;
+            }
+        }
+        if repetition > 0 {
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+    }
+    Ok(seconds)
+}
+
+/// One sequence, fed straight to the executor.
+struct Feeder<'a> {
+    executor: &'a mut dyn Executor,
+    pages: Vec<PageId>,
+    history: Vec<TokenId>,
+    outputs: Outputs,
+}
+
+impl Feeder<'_> {
+    fn feed(&mut self, tokens: &[TokenId], sampled: usize) -> Result<()> {
+        let position = self.history.len();
+        self.history.extend_from_slice(tokens);
+        let run = Run {
+            rows: 0..tokens.len(),
+            position,
+            pages: PerGroup {
+                full: &self.pages,
+                sliding: &self.pages,
+            },
+            sampled,
+            sampling: &Sampling::greedy(),
+            history: &self.history,
+            output: RowOutput::Token,
+        };
+        let ticket = self.executor.submit(&Batch {
+            tokens,
+            runs: &[run],
+        })?;
+        self.executor.collect(ticket, &mut self.outputs)?;
+        Ok(())
+    }
+}
+
+/// What the whole test costs at the least: every chunk reads the weights once.
+fn least_cost(loaded: &Loaded, case: Case) -> Cost {
+    let mut total = Cost::default();
+    let step = if case.prompt > 0 { case.batch } else { 1 };
+    for start in (0..case.tokens()).step_by(step) {
+        let rows = step.min(case.tokens() - start);
+        let last = start + rows == case.tokens();
+        let cost = cost::of(
+            &loaded.plan,
+            &loaded.model.weights,
+            BatchShape {
+                rows,
+                sampled: usize::from(case.prompt == 0 || last),
+                depth: case.depth + start,
+            },
+        );
+        total.weight_bytes += cost.weight_bytes;
+        total.kv_bytes += cost.kv_bytes;
+        total.multiply_adds += cost.multiply_adds;
+    }
+    total
+}
+
+fn report(
+    loaded: &Loaded,
+    settings: &Settings,
+    case: Case,
+    seconds: Vec<f64>,
+    rates: &Rates,
+    threads: usize,
+) -> Report {
+    let tokens = case.tokens() as f64;
+    let samples: Vec<f64> = seconds.iter().map(|s| tokens / s).collect();
+    let mut sorted = samples.clone();
+    sorted.sort_by(f64::total_cmp);
+    let median = f64::midpoint(sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);
+    let cost = least_cost(loaded, case);
+    let reading = cost.bytes() as f64 / rates.read_bytes_per_second;
+    let multiplying = cost.multiply_adds as f64 / rates.multiply_adds_per_second;
+    let bound = tokens / reading.max(multiplying);
+    Report {
+        model: loaded.model.config.name.clone(),
+        model_file: loaded.file.path().display().to_string(),
+        model_bytes: loaded.file.file_bytes() as u64,
+        parameters: loaded.model.parameter_count(),
+        backend: loaded.backend.name().to_owned(),
+        threads: if settings.backend == Some(BackendName::Reference) {
+            1
+        } else {
+            threads
+        },
+        test: case.name(),
+        n_prompt: case.prompt,
+        n_gen: case.generate,
+        n_depth: case.depth,
+        n_batch: case.batch,
+        tokens_per_second_median: median,
+        tokens_per_second_min: sorted[0],
+        tokens_per_second_max: sorted[sorted.len() - 1],
+        samples_tokens_per_second: samples,
+        samples_seconds: seconds,
+        bound: Bound {
+            limited_by: if reading > multiplying {
+                "memory"
+            } else {
+                "compute"
+            },
+            tokens_per_second: bound,
+            percent: 100.0 * median / bound,
+            bytes: cost.bytes(),
+            multiply_adds: cost.multiply_adds,
+            measured_read_bytes_per_second: rates.read_bytes_per_second,
+            measured_multiply_adds_per_second: rates.multiply_adds_per_second,
+        },
+    }
+}
+
+fn markdown(reports: &[Report]) -> String {
+    let mut out = String::from(
+        "| model | size | params | backend | threads | batch | test | t/s | spread | bound |\n\
+         | --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+    );
+    for r in reports {
+        let spread = (r.tokens_per_second_max - r.tokens_per_second_min) / 2.0;
+        out += &format!(
+            "| {} | {} | {:.2} M | {} | {} | {} | {} | {:.2} | ± {spread:.2} | {:.0} % of {} |\n",
+            r.model,
+            bytes(r.model_bytes),
+            r.parameters as f64 / 1e6,
+            r.backend,
+            r.threads,
+            r.n_batch,
+            r.test,
+            r.tokens_per_second_median,
+            r.bound.percent,
+            r.bound.limited_by
+        );
+    }
+    out
+}
+
+fn csv(reports: &[Report]) -> String {
+    let mut out = String::from(
+        "model,model_bytes,parameters,backend,threads,test,n_prompt,n_gen,n_depth,n_batch,\
+         tokens_per_second_median,tokens_per_second_min,tokens_per_second_max,bound_limited_by,bound_percent\n",
+    );
+    for r in reports {
+        out += &format!(
+            "\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+            r.model.replace('"', "\"\""),
+            r.model_bytes,
+            r.parameters,
+            r.backend,
+            r.threads,
+            r.test,
+            r.n_prompt,
+            r.n_gen,
+            r.n_depth,
+            r.n_batch,
+            r.tokens_per_second_median,
+            r.tokens_per_second_min,
+            r.tokens_per_second_max,
+            r.bound.limited_by,
+            r.bound.percent
+        );
+    }
+    out
+}

@@ -1,0 +1,275 @@
+//! `chat`: a conversation, line by line. Each turn reuses the keys and values of the turns before it.
+
+use std::{
+    fs,
+    io::IsTerminal,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result};
+use carat_engine::chat::{ChatFinish, Conversation};
+use carat_text::{Message, Role};
+use rustyline::{DefaultEditor, error::ReadlineError};
+
+use crate::{
+    answer::{self, Show},
+    args::ChatArgs,
+    interrupt::Interrupt,
+    output::WholeFile,
+    session::Session,
+    settings::Settings,
+    terminal::{Terminal, say, warn},
+};
+
+const HELP: &str = "\
+/help            this list
+/reset           forget the conversation, keep the system prompt
+/system [TEXT]   set the system prompt and start over; without TEXT, show it
+/think on|off    let the model think before it answers
+/save FILE       write the conversation as JSON; `carat chat --load FILE` goes on with it
+/exit            leave; Ctrl-D does too
+Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
+
+pub(crate) fn run(args: &ChatArgs, settings: &Settings, terminal: Terminal) -> Result<ExitCode> {
+    let loaded = args.load.as_deref().map(load).transpose()?;
+    let session = Session::start(&args.generate, settings, terminal)?;
+    let interrupt = Interrupt::install()?;
+    let mut talk = Talk {
+        conversation: Conversation {
+            messages: settings
+                .system
+                .iter()
+                .map(|text| Message::system(text.as_str()))
+                .collect(),
+            tools: session.tools.clone(),
+            thinking: session.thinking,
+        },
+        show: if args.generate.hide_thinking {
+            Show::Answer
+        } else {
+            Show::All
+        },
+        session,
+        terminal,
+        interrupt,
+    };
+    if let Some(messages) = loaded {
+        talk.conversation.messages = messages;
+    }
+    let mut lines = Lines::open(args.no_history)?;
+    terminal.note(format_args!(
+        "{}; /help lists the commands",
+        talk.session.model_name
+    ));
+    while let Some(line) = lines.next("> ")? {
+        let line = line.trim();
+        if line.is_empty() {
+            continue;
+        }
+        if let Some(command) = line.strip_prefix('/') {
+            match talk.command(command)? {
+                Next::Line => continue,
+                Next::Leave => break,
+            }
+        }
+        talk.conversation.messages.push(Message::user(line));
+        talk.turn(&mut lines)?;
+    }
+    lines.close();
+    Ok(ExitCode::SUCCESS)
+}
+
+enum Next {
+    Line,
+    Leave,
+}
+
+struct Talk {
+    session: Session,
+    conversation: Conversation,
+    show: Show,
+    terminal: Terminal,
+    interrupt: Interrupt,
+}
+
+impl Talk {
+    /// Answers; where the model calls tools, asks for their results and lets it go on.
+    fn turn(&mut self, lines: &mut Lines) -> Result<()> {
+        loop {
+            self.interrupt.clear();
+            let stream = match self
+                .session
+                .chat
+                .answer(&self.conversation, &self.session.generation)
+            {
+                Ok(stream) => stream,
+                Err(error) => {
+                    // The conversation stays as it was, so that a shorter question can follow.
+                    self.conversation.messages.pop();
+                    warn(error);
+                    return Ok(());
+                }
+            };
+            let answer = answer::follow(stream, self.show, self.terminal, &self.interrupt)?;
+            let mut message = Message::assistant(answer.reply.content.as_str());
+            message.thinking.clone_from(&answer.reply.thinking);
+            message.tool_calls.clone_from(&answer.reply.tool_calls);
+            self.conversation.messages.push(message);
+            for call in &answer.reply.invalid_calls {
+                warn(format_args!(
+                    "the model wrote a tool call that cannot be read: {}",
+                    call.error
+                ));
+            }
+            let Some((reason, usage)) = answer.end else {
+                self.terminal.note("stopped");
+                return Ok(());
+            };
+            self.terminal.note(answer::summary(&usage));
+            if reason == ChatFinish::Length {
+                warn(
+                    "the answer was cut: the token limit or the context is used up; /reset starts over",
+                );
+            }
+            if reason != ChatFinish::ToolCalls || !self.tool_results(lines)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Asks for the result of each call; `false` if the person has none to give.
+    fn tool_results(&mut self, lines: &mut Lines) -> Result<bool> {
+        let calls = self
+            .conversation
+            .messages
+            .last()
+            .map(|m| m.tool_calls.clone())
+            .unwrap_or_default();
+        for call in calls {
+            let Some(result) = lines.next(&format!("result of {}> ", call.name))? else {
+                return Ok(false);
+            };
+            let mut message = Message::tool_result(result.trim());
+            message.name = Some(call.name);
+            message.tool_call_id = call.id;
+            self.conversation.messages.push(message);
+        }
+        Ok(true)
+    }
+
+    fn command(&mut self, command: &str) -> Result<Next> {
+        let (name, rest) = command
+            .split_once(char::is_whitespace)
+            .unwrap_or((command, ""));
+        let rest = rest.trim();
+        match (name, rest) {
+            ("help" | "?", _) => say(HELP)?,
+            ("exit" | "quit" | "bye", _) => return Ok(Next::Leave),
+            ("reset" | "clear", _) => {
+                self.conversation
+                    .messages
+                    .retain(|m| m.role == Role::System);
+                self.terminal.note("the conversation starts over");
+            }
+            ("system", "") => {
+                let system = self
+                    .conversation
+                    .messages
+                    .iter()
+                    .find(|m| m.role == Role::System);
+                say(system.map_or("no system prompt", |m| m.content.as_str()))?;
+            }
+            ("system", text) => {
+                self.conversation.messages = vec![Message::system(text)];
+                self.terminal
+                    .note("system prompt set; the conversation starts over");
+            }
+            ("think", "on" | "off") => {
+                self.conversation.thinking = rest == "on";
+                self.terminal.note(format_args!("thinking is {rest}"));
+            }
+            ("save", "") => warn("/save needs a file name"),
+            ("save", path) => match self.save(Path::new(path)) {
+                Ok(()) => self.terminal.note(format_args!("saved to `{path}`")),
+                Err(error) => warn(format_args!("{error:#}")),
+            },
+            _ => warn(format_args!("`/{command}` is no command; /help lists them")),
+        }
+        Ok(Next::Line)
+    }
+
+    fn save(&self, path: &Path) -> Result<()> {
+        let mut file = WholeFile::create(path)?;
+        file.write(serde_json::to_string_pretty(&self.conversation.messages)?.as_bytes())?;
+        file.write(b"\n")?;
+        file.commit()
+    }
+}
+
+fn load(path: &Path) -> Result<Vec<Message>> {
+    let text =
+        fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+    serde_json::from_str(&text).with_context(|| {
+        format!(
+            "`{}` is not a conversation written by /save",
+            path.display()
+        )
+    })
+}
+
+/// Lines as they are typed, with editing and history at a terminal.
+struct Lines {
+    editor: DefaultEditor,
+    history: Option<PathBuf>,
+}
+
+impl Lines {
+    fn open(no_history: bool) -> Result<Lines> {
+        let mut editor = DefaultEditor::new().context("cannot read from this terminal")?;
+        let keep = !no_history && std::io::stdin().is_terminal();
+        let history = if keep {
+            std::env::home_dir().map(|home| home.join(".carat_history"))
+        } else {
+            None
+        };
+        if let Some(path) = &history {
+            // A first session has none.
+            let _ = editor.load_history(path);
+        }
+        Ok(Lines { editor, history })
+    }
+
+    /// The next line, joined with those it goes on in; `None` at the end of input.
+    fn next(&mut self, prompt: &str) -> Result<Option<String>> {
+        let mut text = String::new();
+        loop {
+            match self
+                .editor
+                .readline(if text.is_empty() { prompt } else { ". " })
+            {
+                Ok(line) => {
+                    let _ = self.editor.add_history_entry(&line);
+                    match line.strip_suffix('\\') {
+                        Some(start) => {
+                            text += start;
+                            text.push('\n');
+                        }
+                        None => return Ok(Some(text + &line)),
+                    }
+                }
+                // Ctrl-C drops what was typed so far.
+                Err(ReadlineError::Interrupted) => text.clear(),
+                Err(ReadlineError::Eof) => return Ok(None),
+                Err(error) => return Err(error).context("cannot read the next line"),
+            }
+        }
+    }
+
+    fn close(mut self) {
+        if let Some(path) = &self.history {
+            // Losing history is no reason to fail a conversation that has ended.
+            let _ = self.editor.save_history(path);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! `eval`: logits of given tokens into a file, perplexity of a text.
+
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+use carat_model::{TokenId, backend::Executor, evaluate, sampling};
+use carat_text::{Specials, Tokenizer};
+use serde::Deserialize;
+
+use crate::{
+    args::{LogitsArgs, PerplexityArgs},
+    load::Loaded,
+    output::WholeFile,
+    settings::Settings,
+    terminal::{Terminal, say, thousands},
+};
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum TokenFile {
+    Ids(Vec<TokenId>),
+    Object { tokens: Vec<TokenId> },
+}
+
+pub(crate) fn logits(args: &LogitsArgs, settings: &Settings, terminal: Terminal) -> Result<()> {
+    let path = args.tokens.display();
+    let text = fs::read_to_string(&args.tokens).with_context(|| format!("cannot read `{path}`"))?;
+    let Ok(TokenFile::Ids(tokens) | TokenFile::Object { tokens }) = serde_json::from_str(&text)
+    else {
+        bail!("`{path}` holds neither an array of token ids nor an object with one under `tokens`");
+    };
+    if tokens.is_empty() {
+        bail!("`{path}` holds no tokens");
+    }
+    let loaded = Loaded::open(settings, terminal)?;
+    let mut executor = executor(&loaded, &tokens, args.chunk)?;
+    let mut out = WholeFile::create(&args.out)?;
+    let mut result = Ok(());
+    evaluate::for_each_position(executor.as_mut(), &tokens, args.chunk, |_, row| {
+        let bytes: Vec<u8> = row.logits.iter().flat_map(|l| l.to_le_bytes()).collect();
+        if result.is_ok() {
+            result = out.write(&bytes);
+        }
+    })?;
+    result?;
+    out.commit()?;
+    terminal.note(format_args!(
+        "{} positions x {} logits in `{}`",
+        thousands(tokens.len() as u64),
+        thousands(loaded.plan.vocab() as u64),
+        args.out.display()
+    ));
+    Ok(())
+}
+
+pub(crate) fn perplexity(
+    args: &PerplexityArgs,
+    settings: &Settings,
+    terminal: Terminal,
+) -> Result<()> {
+    let path = args.file.display();
+    let text = fs::read(&args.file).with_context(|| format!("cannot read `{path}`"))?;
+    let text = String::from_utf8(text).with_context(|| format!("`{path}` is not UTF-8 text"))?;
+    let loaded = Loaded::open(settings, terminal)?;
+    let tokenizer = Tokenizer::from_metadata(loaded.file.metadata())?;
+    // The text is the evaluator's own, and documents in it are often set apart by <eos>.
+    let specials = if args.plain {
+        Specials::Ignore
+    } else {
+        Specials::Parse
+    };
+    let mut tokens = tokenizer.encode(&text, specials);
+    let window = args
+        .context
+        .unwrap_or(loaded.model.config.context)
+        .min(loaded.model.config.context);
+    if let Some(limit) = args.limit {
+        tokens.truncate(limit - 1);
+    }
+    if tokens.is_empty() || window < 2 {
+        bail!(
+            "`{path}` gives {} tokens in windows of {window}: nothing to predict",
+            tokens.len()
+        );
+    }
+    let (mut sum, mut count) = (0.0f64, 0usize);
+    for part in tokens.chunks(window - 1) {
+        let mut windowed = vec![tokenizer.vocab().bos()];
+        windowed.extend_from_slice(part);
+        let mut executor = executor(&loaded, &windowed, args.chunk)?;
+        evaluate::for_each_position(executor.as_mut(), &windowed, args.chunk, |position, row| {
+            if let Some(&next) = windowed.get(position + 1) {
+                sum -= f64::from(sampling::logprobs(&row.logits, next, 0).0);
+                count += 1;
+            }
+        })?;
+    }
+    let mean = sum / count as f64;
+    say(format_args!(
+        "perplexity {:.4} (mean {mean:.6} nats over {count} tokens)",
+        mean.exp()
+    ))
+}
+
+fn executor(loaded: &Loaded, tokens: &[TokenId], chunk: usize) -> Result<Box<dyn Executor>> {
+    let vocab = loaded.plan.vocab();
+    if let Some(token) = tokens.iter().find(|t| **t as usize >= vocab) {
+        bail!("token {token} is outside the model's vocabulary of {vocab}");
+    }
+    if tokens.len() > loaded.model.config.context {
+        bail!(
+            "{} tokens are more than the model's context of {}",
+            tokens.len(),
+            loaded.model.config.context
+        );
+    }
+    loaded.compile(&evaluate::options(tokens.len(), chunk))
+}

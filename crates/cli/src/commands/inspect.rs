@@ -1,0 +1,256 @@
+//! `inspect`: what a file holds, how it will be run, and where two backends part.
+
+use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
+
+use anyhow::{Context, Result, bail};
+use carat_gguf::{Value, ValueType};
+use carat_model::{
+    TokenId,
+    backend::{CompileOptions, KvGroup},
+    config::LayerKind,
+    cost::{self, BatchShape},
+    evaluate, layout,
+    plan::{Labelled, Listing},
+};
+use carat_text::{Specials, Tokenizer};
+
+use crate::{
+    args::{BackendName, InspectArgs},
+    load::{Loaded, backend},
+    settings::Settings,
+    terminal::{Terminal, bytes, say, thousands},
+};
+
+pub(crate) fn run(args: &InspectArgs, settings: &Settings, terminal: Terminal) -> Result<()> {
+    let loaded = Loaded::open(settings, terminal)?;
+    if let Some(pair) = args.diff {
+        return diff(&loaded, pair, args, settings);
+    }
+    if args.plan {
+        return say(Listing(&loaded.plan, &loaded.model.weights));
+    }
+    if args.tensors {
+        return tensors(&loaded);
+    }
+    say(summary(&loaded)?)?;
+    say("metadata")?;
+    for (key, value) in loaded.file.metadata().iter() {
+        say(format_args!(
+            "  {key:<44} {}",
+            metadata_text(value, args.full)
+        ))?;
+    }
+    Ok(())
+}
+
+/// The facts a person asks first.
+fn summary(loaded: &Loaded) -> Result<String> {
+    let c = &loaded.model.config;
+    let mut s = String::new();
+    let (full, sliding): (Vec<_>, Vec<_>) =
+        c.layers.iter().partition(|l| l.kind == LayerKind::Full);
+    writeln!(s, "{}", loaded.describe())?;
+    writeln!(
+        s,
+        "  parameters   {}",
+        thousands(loaded.model.parameter_count())
+    )?;
+    write!(
+        s,
+        "  layers       {}: {} sliding (window {})",
+        c.layers.len(),
+        sliding.len(),
+        c.window
+    )?;
+    write!(s, ", {} full", full.len())?;
+    match c.layers.len() - c.kv_layers {
+        0 => writeln!(s)?,
+        shared => writeln!(s, ", the last {shared} share keys and values")?,
+    }
+    writeln!(s, "  width        {}", c.dim)?;
+    if let Some(width) = c.ple {
+        writeln!(s, "  per-layer    embeddings of {width}")?;
+    }
+    if let Some(e) = c.experts {
+        writeln!(
+            s,
+            "  experts      {} of {}, {} wide",
+            e.used, e.count, e.ffn
+        )?;
+    }
+    for (name, layers) in [("sliding", &sliding), ("full", &full)] {
+        if let Some(l) = layers.first() {
+            writeln!(
+                s,
+                "  {:<12} {} query heads, {} KV heads of {}",
+                name, l.heads, l.kv_heads, l.head_dim
+            )?;
+        }
+    }
+    writeln!(s, "  vocabulary   {}", thousands(c.vocab as u64))?;
+    writeln!(s, "  context      {}", thousands(c.context as u64))?;
+    let page = layout::page_bytes(&loaded.plan, 2);
+    let per_token =
+        |group: KvGroup| *page.get(group) as u64 / carat_model::backend::PAGE_TOKENS as u64;
+    writeln!(
+        s,
+        "  KV           {} a token in full layers, {} a token in sliding ones (16-bit)",
+        bytes(per_token(KvGroup::Full)),
+        bytes(per_token(KvGroup::Sliding))
+    )?;
+    let decode = BatchShape {
+        rows: 1,
+        sampled: 1,
+        depth: 0,
+    };
+    let prefill = BatchShape {
+        rows: 512,
+        sampled: 1,
+        depth: 0,
+    };
+    let of = |shape| cost::of(&loaded.plan, &loaded.model.weights, shape);
+    writeln!(
+        s,
+        "  a token      reads {}, multiplies {:.3} G; in a prompt of 512, {:.3} G",
+        bytes(of(decode).bytes()),
+        of(decode).multiply_adds as f64 / 1e9,
+        of(prefill).multiply_adds as f64 / 512.0 / 1e9
+    )?;
+    writeln!(s, "  formats")?;
+    let mut formats: BTreeMap<String, (usize, u64)> = BTreeMap::new();
+    for tensor in loaded.file.tensors() {
+        let name = tensor
+            .quant
+            .map_or_else(|id| format!("type {id}"), |q| q.to_string());
+        let entry = formats.entry(name).or_default();
+        *entry = (entry.0 + 1, entry.1 + tensor.bytes as u64);
+    }
+    for (name, (count, size)) in formats {
+        writeln!(s, "    {name:<8} {count:>5} tensors {:>12}", bytes(size))?;
+    }
+    let template = match loaded.file.metadata().str("tokenizer.chat_template")? {
+        Some(text) => format!("in the file, {} lines", text.lines().count()),
+        None => "none in the file: Carat's own is used".to_owned(),
+    };
+    writeln!(s, "  template     {template}")?;
+    writeln!(s, "  plan         {} steps", loaded.plan.steps.len())?;
+    Ok(s)
+}
+
+fn tensors(loaded: &Loaded) -> Result<()> {
+    for t in loaded.file.tensors() {
+        let quant = t
+            .quant
+            .map_or_else(|id| format!("type {id}"), |q| q.to_string());
+        say(format_args!(
+            "{:<44} {quant:<8} {:>12} {:?}",
+            t.name,
+            bytes(t.bytes as u64),
+            t.shape
+        ))?;
+    }
+    Ok(())
+}
+
+fn metadata_text(value: &Value, full: bool) -> String {
+    const SHOWN: usize = 8;
+    let text = match value {
+        Value::Array(array) => {
+            let shown = if full { array.len() } else { SHOWN };
+            let items: Vec<String> = if let Some(strings) = array.strings() {
+                strings.take(shown).map(|s| format!("{s:?}")).collect()
+            } else if array.kind() == ValueType::Bool {
+                array
+                    .bools()
+                    .unwrap_or_default()
+                    .iter()
+                    .take(shown)
+                    .map(bool::to_string)
+                    .collect()
+            } else if let Some(integers) = array.integers() {
+                integers.iter().take(shown).map(i128::to_string).collect()
+            } else {
+                let floats = array.floats().unwrap_or_default();
+                floats.iter().take(shown).map(f64::to_string).collect()
+            };
+            let more = if array.len() > items.len() {
+                ", …"
+            } else {
+                ""
+            };
+            return format!(
+                "{}[{}] {}{more}",
+                array.kind(),
+                array.len(),
+                items.join(", ")
+            );
+        }
+        other => other.to_string(),
+    };
+    if full || text.chars().count() <= 100 {
+        return text;
+    }
+    let start: String = text.chars().take(97).collect();
+    format!("{start}…")
+}
+
+/// Runs one batch through both backends, keeping every value, and compares them in the plan's order.
+fn diff(
+    loaded: &Loaded,
+    names: [BackendName; 2],
+    args: &InspectArgs,
+    settings: &Settings,
+) -> Result<()> {
+    let tokenizer = Tokenizer::from_metadata(loaded.file.metadata())?;
+    let mut tokens: Vec<TokenId> = vec![tokenizer.vocab().bos()];
+    tokens.extend(tokenizer.encode(&args.text, Specials::Ignore));
+    tokens.truncate(loaded.model.config.context);
+    let options = CompileOptions {
+        probe: true,
+        ..evaluate::options(tokens.len(), tokens.len())
+    };
+    let mut executors = Vec::new();
+    for name in names {
+        let mut executor = backend(name, settings.threads)
+            .compile(&loaded.plan, Arc::clone(&loaded.model.weights), &options)
+            .with_context(|| format!("cannot prepare the model on {name:?}"))?;
+        evaluate::for_each_position(executor.as_mut(), &tokens, tokens.len(), |_, _| {})?;
+        executors.push(executor);
+    }
+    let mut first = None;
+    let mut last = 0.0;
+    for (index, Labelled { label, step }) in loaded.plan.steps.iter().enumerate() {
+        let Some(out) = step.out() else { continue };
+        let (Some(a), Some(b)) = (executors[0].probed(out), executors[1].probed(out)) else {
+            bail!("a backend kept no value of step {index}, {label}");
+        };
+        let error = relative_l2(a, b);
+        last = error;
+        if first.is_none() && (error > args.tolerance || error.is_nan()) {
+            first = Some((index, label, error));
+        }
+    }
+    let [a, b] = names.map(|n| format!("{n:?}").to_lowercase());
+    match first {
+        None => say(format_args!(
+            "{a} and {b} agree on {} tokens: no step differs by more than {}",
+            tokens.len(),
+            args.tolerance
+        ))?,
+        Some((index, label, error)) => say(format_args!(
+            "{a} and {b} first differ at step {index}, {label}: relative error {error:.2e} over {} tokens",
+            tokens.len()
+        ))?,
+    }
+    say(format_args!("relative error of the logits: {last:.2e}"))
+}
+
+fn relative_l2(a: &[f32], b: &[f32]) -> f64 {
+    let difference: f64 = a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+    let norm: f64 = a.iter().map(|a| f64::from(*a).powi(2)).sum();
+    if difference == 0.0 {
+        0.0
+    } else {
+        (difference / norm).sqrt()
+    }
+}

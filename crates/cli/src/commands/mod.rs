@@ -1,0 +1,11 @@
+//! One file a command.
+
+pub(crate) mod bench;
+pub(crate) mod chat;
+pub(crate) mod eval;
+pub(crate) mod inspect;
+pub(crate) mod list;
+pub(crate) mod pull;
+pub(crate) mod run;
+pub(crate) mod synth;
+pub(crate) mod tokenize;

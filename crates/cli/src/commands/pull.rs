@@ -1,0 +1,27 @@
+//! `pull`: a model from Hugging Face into its usual cache.
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    args::PullArgs,
+    fetch,
+    hub::ModelRef,
+    settings::Settings,
+    terminal::{Terminal, bytes, say},
+};
+
+pub(crate) fn run(args: &PullArgs, settings: &Settings, terminal: Terminal) -> Result<()> {
+    let name = args.model.strip_prefix("hf:").unwrap_or(&args.model);
+    let ModelRef::Hub(model) = format!("hf:{name}").parse()? else {
+        bail!("`{}` names no model on the hub", args.model);
+    };
+    let hub = fetch::hub(settings)?;
+    let pulled = fetch::with_bar(terminal, |watch| hub.pull(&model, watch))
+        .with_context(|| format!("cannot pull `{name}`"))?;
+    let news = match pulled.received_bytes {
+        0 => "already up to date".to_owned(),
+        received => format!("{} received", bytes(received)),
+    };
+    terminal.note(format_args!("{news}, revision {}", pulled.commit.as_str()));
+    say(pulled.path.display())
+}

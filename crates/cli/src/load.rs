@@ -1,0 +1,140 @@
+//! From `-m` to a model that is ready to compile.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use carat_cpu::{CpuBackend, CpuConfig};
+use carat_gguf::Gguf;
+use carat_model::{
+    Model,
+    backend::{Backend, CompileOptions, Executor},
+    gemma4,
+    plan::{Plan, Step},
+    reference::Reference,
+};
+
+use crate::{
+    args::BackendName,
+    fetch,
+    settings::Settings,
+    terminal::{Terminal, bytes},
+};
+
+/// Aligned as a mapped file would be.
+#[repr(align(64))]
+struct Aligned<T: ?Sized>(T);
+
+/// The model that answers where none is named; it ships inside the program.
+static DEMO: &Aligned<[u8]> = &Aligned(*include_bytes!("../../../assets/pip-q8_0.gguf"));
+const DEMO_NAME: &str = "demo";
+
+/// Loading that is over before this needs no bar.
+const SHOW_AFTER: Duration = Duration::from_millis(300);
+
+/// Opens what `-m` names, fetched first if it must be, or the demo model.
+pub(crate) fn open(settings: &Settings, terminal: Terminal) -> Result<Arc<Gguf>> {
+    let Some(name) = &settings.model else {
+        terminal.note("no -m given: using the demo model, Pip (10.7 M parameters, simple English)");
+        let demo = Gguf::from_bytes(DEMO_NAME, &DEMO.0).context("the demo model is damaged")?;
+        return Ok(Arc::new(demo));
+    };
+    let path = fetch::resolve(name, settings, terminal)
+        .with_context(|| format!("cannot load `{name}`"))?;
+    let file = Gguf::open(&path).with_context(|| format!("cannot load `{}`", path.display()))?;
+    Ok(Arc::new(file))
+}
+
+/// A model file, checked and described, and the device that will run it.
+pub(crate) struct Loaded {
+    pub(crate) file: Arc<Gguf>,
+    pub(crate) model: Model,
+    pub(crate) plan: Plan,
+    pub(crate) backend: Box<dyn Backend>,
+}
+
+impl Loaded {
+    pub(crate) fn open(settings: &Settings, terminal: Terminal) -> Result<Loaded> {
+        let file = open(settings, terminal)?;
+        let model = Model::load(Arc::clone(&file))
+            .with_context(|| format!("cannot load `{}`", file.path().display()))?;
+        Ok(Loaded {
+            plan: gemma4::plan(&model),
+            backend: backend(
+                settings.backend.unwrap_or(BackendName::Cpu),
+                settings.threads,
+            ),
+            model,
+            file,
+        })
+    }
+
+    pub(crate) fn compile(&self, options: &CompileOptions) -> Result<Box<dyn Executor>> {
+        let weights = Arc::clone(&self.model.weights);
+        self.backend
+            .compile(&self.plan, weights, options)
+            .with_context(|| format!("cannot prepare the model on `{}`", self.backend.name()))
+    }
+
+    /// Brings the weights that every token reads into memory, with a bar if that takes a while: a file that was not read
+    /// lately would otherwise make the first token slow without a word. Tables that are looked up row by row stay out.
+    pub(crate) fn warm_up(&self, terminal: Terminal) {
+        const PAGE: usize = 4096;
+        const CHUNK: usize = 16 << 20;
+        let weights = &self.model.weights;
+        let used = |step: &Step| match *step {
+            Step::Linear { w, .. } | Step::Route { w, .. } => vec![w],
+            Step::Experts { gate, up, down, .. } => vec![gate, up, down],
+            _ => Vec::new(),
+        };
+        let steps = self.plan.steps.iter();
+        let read: Vec<&[u8]> = steps
+            .flat_map(|s| used(&s.step))
+            .map(|w| weights.bytes(w))
+            .collect();
+        let total: usize = read.iter().map(|b| b.len()).sum();
+        let start = Instant::now();
+        let mut bar = None;
+        let mut sum = 0u8;
+        for chunk in read.iter().flat_map(|b| b.chunks(CHUNK)) {
+            sum = chunk
+                .iter()
+                .step_by(PAGE)
+                .fold(sum, |s, b| s.wrapping_add(*b));
+            if start.elapsed() > SHOW_AFTER {
+                let bar =
+                    bar.get_or_insert_with(|| terminal.byte_bar(total as u64, "reading the model"));
+                bar.inc(chunk.len() as u64);
+            }
+        }
+        std::hint::black_box(sum);
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// Such as `demo (11.02 MiB)`.
+    pub(crate) fn describe(&self) -> String {
+        format!(
+            "{} ({})",
+            self.model.config.name,
+            bytes(self.file.file_bytes() as u64)
+        )
+    }
+}
+
+pub(crate) fn backend(name: BackendName, threads: Option<usize>) -> Box<dyn Backend> {
+    match name {
+        BackendName::Reference => Box::new(Reference),
+        BackendName::Cpu => Box::new(cpu_backend(threads)),
+    }
+}
+
+pub(crate) fn cpu_backend(threads: Option<usize>) -> CpuBackend {
+    CpuBackend::new(&CpuConfig {
+        threads,
+        ..CpuConfig::default()
+    })
+}

@@ -1,0 +1,212 @@
+//! What was asked for: the settings file under the flags, as one value.
+//!
+//! Everything here is optional; what stays unset is decided by the model (sampling) or the machine (threads, context).
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, bail};
+use carat_gguf::Metadata;
+use carat_model::sampling::Sampling;
+use serde::{Deserialize, Serialize};
+
+use crate::args::{BackendName, GenerateArgs, ModelArgs, SamplingArgs};
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Settings {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) model: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) offline: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) backend: Option<BackendName>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) threads: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) context: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max_tokens: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) system: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) think: Option<bool>,
+    pub(crate) sampling: SamplingSettings,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct SamplingSettings {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    temperature: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_k: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_p: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    min_p: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repeat_penalty: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    presence_penalty: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    frequency_penalty: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    penalty_window: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<u64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    logit_bias: Vec<(u32, f32)>,
+}
+
+impl Settings {
+    /// The settings file, or nothing.
+    pub(crate) fn read(path: Option<&Path>) -> Result<Settings> {
+        let Some(path) = path else {
+            return Ok(Settings::default());
+        };
+        let text = fs::read_to_string(path)
+            .with_context(|| format!("cannot read the settings file `{}`", path.display()))?;
+        toml::from_str(&text).with_context(|| {
+            format!(
+                "`{}` is not a settings file (docs/settings.md lists the keys)",
+                path.display()
+            )
+        })
+    }
+
+    pub(crate) fn with_model(mut self, flags: &ModelArgs) -> Result<Settings> {
+        self.model = flags.model.clone().or(self.model);
+        self.backend = flags.backend.or(self.backend);
+        self.threads = flags.threads.or(self.threads);
+        match self.threads {
+            Some(0) => bail!("0 threads cannot compute; give at least 1, or leave -t out"),
+            Some(n) if n > 4096 => {
+                bail!("{n} threads are more than any machine has; give at most 4096")
+            }
+            _ => Ok(self),
+        }
+    }
+
+    pub(crate) fn with_generation(self, flags: &GenerateArgs) -> Result<Settings> {
+        let mut s = self.with_model(&flags.model)?;
+        s.context = flags.context.or(s.context);
+        s.max_tokens = flags.max_tokens.or(s.max_tokens);
+        s.system = flags.system.clone().or(s.system);
+        s.think = match (flags.think, flags.no_think) {
+            (true, _) => Some(true),
+            (_, true) => Some(false),
+            _ => s.think,
+        };
+        s.sampling = s.sampling.with(&flags.sampling)?;
+        if s.context == Some(0) || s.max_tokens == Some(0) {
+            bail!("a context or a number of tokens of 0 leaves nothing to write");
+        }
+        Ok(s)
+    }
+
+    pub(crate) fn to_toml(&self) -> Result<String> {
+        toml::to_string(self).context("cannot print the settings")
+    }
+}
+
+impl SamplingSettings {
+    fn with(mut self, flags: &SamplingArgs) -> Result<SamplingSettings> {
+        self.temperature = flags.temperature.or(self.temperature);
+        self.top_k = flags.top_k.or(self.top_k);
+        self.top_p = flags.top_p.or(self.top_p);
+        self.min_p = flags.min_p.or(self.min_p);
+        self.repeat_penalty = flags.repeat_penalty.or(self.repeat_penalty);
+        self.presence_penalty = flags.presence_penalty.or(self.presence_penalty);
+        self.frequency_penalty = flags.frequency_penalty.or(self.frequency_penalty);
+        self.penalty_window = flags.penalty_window.or(self.penalty_window);
+        self.seed = flags.seed.or(self.seed);
+        for text in &flags.logit_bias {
+            self.logit_bias.push(bias(text)?);
+        }
+        Ok(self)
+    }
+
+    /// The model's own habits under what was asked for; an unset seed becomes `fresh_seed`.
+    pub(crate) fn resolve(&self, model: &Metadata, fresh_seed: u64) -> Result<Sampling> {
+        let gemma = Sampling::default();
+        let sampling = Sampling {
+            temperature: self
+                .temperature
+                .or(model.f32("general.sampling.temp")?)
+                .unwrap_or(gemma.temperature),
+            top_k: self
+                .top_k
+                .or(model.u32("general.sampling.top_k")?.map(|k| k as usize))
+                .unwrap_or(gemma.top_k),
+            top_p: self
+                .top_p
+                .or(model.f32("general.sampling.top_p")?)
+                .unwrap_or(gemma.top_p),
+            min_p: self
+                .min_p
+                .or(model.f32("general.sampling.min_p")?)
+                .unwrap_or(gemma.min_p),
+            repeat_penalty: self.repeat_penalty.unwrap_or(gemma.repeat_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(gemma.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(gemma.frequency_penalty),
+            penalty_window: self.penalty_window.unwrap_or(gemma.penalty_window),
+            logit_bias: self.logit_bias.clone(),
+            seed: self.seed.unwrap_or(fresh_seed),
+        };
+        match sampling.complaint() {
+            Some(complaint) => bail!("{complaint}"),
+            None => Ok(sampling),
+        }
+    }
+}
+
+/// `ID=BIAS`, where the bias may be `-inf`.
+fn bias(text: &str) -> Result<(u32, f32)> {
+    text.split_once('=')
+        .and_then(|(id, bias)| Some((id.trim().parse().ok()?, bias.trim().parse().ok()?)))
+        .with_context(|| {
+            format!("`--logit-bias {text}` is not of the form ID=BIAS, such as 106=-inf")
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let file: Settings =
+            toml::from_str("model = 'a.gguf'\n[sampling]\ntop_k = 3\ntop_p = 0.5").unwrap();
+        let flags = SamplingArgs {
+            top_k: Some(9),
+            ..SamplingArgs::default()
+        };
+        let merged = file.sampling.with(&flags).unwrap();
+        assert_eq!((merged.top_k, merged.top_p), (Some(9), Some(0.5)));
+    }
+
+    #[test]
+    fn an_unknown_setting_is_named() {
+        let error = toml::from_str::<Settings>("thread = 3")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("unknown field `thread`"), "{error}");
+    }
+
+    #[test]
+    fn a_bias_may_forbid() {
+        assert_eq!(bias("106=-inf").unwrap(), (106, f32::NEG_INFINITY));
+        assert!(bias("106").is_err());
+    }
+
+    #[test]
+    fn printed_settings_read_back() {
+        let settings = Settings {
+            threads: Some(2),
+            think: Some(true),
+            ..Settings::default()
+        };
+        let again: Settings = toml::from_str(&settings.to_toml().unwrap()).unwrap();
+        assert_eq!(again, settings);
+    }
+}

@@ -1,0 +1,636 @@
+//! The program as a person runs it: what it answers, and what it says when something is wrong.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use carat_testkit::{close, fixtures};
+use serde_json::Value;
+
+struct Output {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+/// Runs `carat`, with its input from `stdin`.
+fn carat_with(stdin: &[u8], arguments: &[&str]) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_carat"))
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    // A program that refuses its arguments does not read on.
+    let _ = child.stdin.take().expect("piped").write_all(stdin);
+    let output = child.wait_with_output().expect("the program ends");
+    Output {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).expect("text"),
+        stderr: String::from_utf8(output.stderr).expect("text"),
+    }
+}
+
+fn carat(arguments: &[&str]) -> Output {
+    carat_with(b"", arguments)
+}
+
+/// Runs `carat` where it must fail, and returns its one sentence.
+fn refusal(arguments: &[&str]) -> String {
+    let output = carat(arguments);
+    assert_eq!(output.code, Some(1), "{arguments:?}: {}", output.stderr);
+    let (_, complaint) = output
+        .stderr
+        .split_once("carat: ")
+        .expect("a sentence of the program's");
+    let complaint = complaint.to_owned();
+    assert!(!output.stderr.contains("panicked"), "{}", output.stderr);
+    complaint
+}
+
+fn json(output: &Output) -> Value {
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    serde_json::from_str(&output.stdout).expect("one JSON object")
+}
+
+fn asset(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../assets")
+        .join(name)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("paths here are text")
+}
+
+/// A file in a folder that goes away with the test.
+fn file(folder: &tempfile::TempDir, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+    let path = folder.path().join(name);
+    fs::write(&path, content).expect("temporary files can be written");
+    path
+}
+
+/// Every reference conversation: same prompt, and the same tokens up to the first step that was a near tie.
+#[test]
+fn the_demo_model_answers_as_the_reference_does() {
+    const NEAR_TIE: f64 = 0.05;
+    let golden: Value =
+        serde_json::from_str(&fs::read_to_string(asset("golden.json")).unwrap()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for case in golden["cases"].as_array().unwrap() {
+        let name = case["name"].as_str().unwrap();
+        let expected: Vec<u64> = ids(&case["greedy_ids"]);
+        let limit = expected.len().to_string();
+        let mut arguments = vec!["run", "--temp", "0", "--json", "-n", &limit];
+        let messages = file(&folder, "messages.json", case["messages"].to_string());
+        let tools = file(&folder, "tools.json", case["tools"].to_string());
+        if case["messages"].is_array() {
+            arguments.extend(["--messages", text(&messages)]);
+        } else {
+            arguments.extend(["--raw", case["prompt_text"].as_str().unwrap()]);
+        }
+        if case["enable_thinking"] == true {
+            arguments.push("--think");
+        }
+        if case["tools"].is_array() {
+            arguments.extend(["--tools", text(&tools)]);
+        }
+        let answer = json(&carat(&arguments));
+        assert_eq!(
+            answer["usage"]["prompt_tokens"],
+            ids(&case["prompt_ids"]).len(),
+            "{name}"
+        );
+        let margins = case["margins"].as_array().unwrap();
+        let sure = margins
+            .iter()
+            .position(|m| m.as_f64().unwrap() < NEAR_TIE)
+            .unwrap_or(expected.len());
+        // The token that ends an answer is not part of it.
+        let found = ids(&answer["token_ids"]);
+        let compared = sure.min(expected.len() - 1);
+        assert_eq!(
+            found[..compared.min(found.len())],
+            expected[..compared],
+            "{name}"
+        );
+    }
+}
+
+fn ids(value: &Value) -> Vec<u64> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| id.as_u64().unwrap())
+        .collect()
+}
+
+#[test]
+fn perplexity_of_held_out_text_agrees_with_the_reference() {
+    let golden: Value =
+        serde_json::from_str(&fs::read_to_string(asset("golden.json")).unwrap()).unwrap();
+    for (name, expected) in golden["perplexity"].as_object().unwrap() {
+        let output = carat(&[
+            "eval",
+            "perplexity",
+            "-f",
+            text(&asset(name)),
+            "--limit",
+            "1024",
+        ]);
+        assert_eq!(output.code, Some(0), "{}", output.stderr);
+        let found: f64 = output
+            .stdout
+            .split_whitespace()
+            .nth(1)
+            .unwrap()
+            .parse()
+            .unwrap();
+        let expected = expected["perplexity"].as_f64().unwrap();
+        assert!(
+            (found / expected - 1.0).abs() < 0.005,
+            "{name}: {found}, {expected} expected"
+        );
+    }
+}
+
+#[test]
+fn thinking_is_told_apart_from_the_answer() {
+    let output = carat(&["run", "What is 347 + 285?", "--think", "--temp", "0"]);
+    assert_eq!(output.stdout, "347 + 285 = 632.\n");
+    assert!(
+        output.stderr.contains("7 + 5 = 12, write 2, carry 1."),
+        "{}",
+        output.stderr
+    );
+    let hidden = carat(&[
+        "run",
+        "What is 347 + 285?",
+        "--think",
+        "--hide-thinking",
+        "--temp",
+        "0",
+    ]);
+    assert_eq!(hidden.stdout, output.stdout);
+    assert!(!hidden.stderr.contains("carry"), "{}", hidden.stderr);
+}
+
+const WEATHER: &str = r#"[{"name": "get_weather", "description": "Get the weather in a city", "parameters":
+    {"type": "object", "properties": {"city": {"type": "string", "description": "The name of the city"}},
+     "required": ["city"]}}]"#;
+
+#[test]
+fn a_tool_call_comes_out_as_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let tools = file(&folder, "tools.json", WEATHER);
+    let output = carat(&[
+        "run",
+        "What is the weather in Paris?",
+        "--tools",
+        text(&tools),
+        "--temp",
+        "0",
+    ]);
+    let call: Value = serde_json::from_str(output.stdout.trim()).expect("one line of JSON");
+    assert_eq!(call["tool_call"]["name"], "get_weather");
+    assert_eq!(call["tool_call"]["arguments"]["city"], "Paris");
+}
+
+#[test]
+fn chat_asks_for_tool_results_and_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let tools = file(&folder, "tools.json", WEATHER);
+    let lines = b"What is the weather in Paris?\nsunny, 21 degrees\n";
+    let output = carat_with(lines, &["chat", "--tools", text(&tools), "--temp", "0"]);
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    let (call, answer) = output
+        .stdout
+        .split_once('\n')
+        .expect("a call, then an answer");
+    assert!(call.contains("get_weather"), "{call}");
+    assert!(
+        answer.contains("Paris") || answer.contains("sunny"),
+        "{answer}"
+    );
+}
+
+#[test]
+fn chat_remembers_and_reuses_what_it_computed() {
+    let long = format!(
+        "My name is Rosa.{}",
+        " I like red apples and green pears.".repeat(6)
+    );
+    let lines = format!("{long}\nWhat is my name?\n/save {{}}\n");
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("talk.json");
+    let output = carat_with(
+        lines.replace("{}", text(&saved)).as_bytes(),
+        &["chat", "--temp", "0"],
+    );
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    assert!(output.stdout.contains("Rosa"), "{}", output.stdout);
+    assert!(output.stderr.contains("reused"), "{}", output.stderr);
+    let messages: Value = serde_json::from_str(&fs::read_to_string(saved).unwrap()).unwrap();
+    let roles: Vec<_> = messages
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|m| m["role"].as_str().unwrap())
+        .collect();
+    assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
+}
+
+#[test]
+fn chat_commands_work_and_unknown_ones_are_named() {
+    let lines = b"/help\n/system Answer briefly.\n/system\n/think on\n/reset\n/nonsense\n/exit\nnever read\n";
+    let output = carat_with(lines, &["chat"]);
+    assert_eq!(output.code, Some(0));
+    assert!(output.stdout.contains("/save FILE") && output.stdout.contains("Answer briefly."));
+    assert!(
+        output.stderr.contains("thinking is on")
+            && output.stderr.contains("`/nonsense` is no command")
+    );
+    assert!(!output.stdout.contains("never"));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_text() {
+    let story = |seed: &str| carat(&["run", "Tell me a story.", "-n", "40", "-s", seed]).stdout;
+    assert_eq!(story("7"), story("7"));
+    assert_ne!(story("7"), story("8"));
+}
+
+#[test]
+fn stop_strings_end_the_answer_before_themselves() {
+    let output = carat(&["run", "Count from 5 to 15.", "--temp", "0", "--stop", ", 9"]);
+    assert_eq!(output.stdout, "5, 6, 7, 8\n");
+}
+
+#[test]
+fn logprobs_come_with_their_alternatives() {
+    let answer = json(&carat(&[
+        "run",
+        "Hello!",
+        "--temp",
+        "0",
+        "--json",
+        "--logprobs",
+        "3",
+        "-n",
+        "4",
+    ]));
+    let first = &answer["logprobs"][0];
+    assert_eq!(first["top"].as_array().unwrap().len(), 3);
+    assert_eq!(first["id"], first["top"][0]["id"]);
+    assert!(first["logprob"].as_f64().unwrap() <= 0.0);
+}
+
+#[test]
+fn prompts_come_from_arguments_files_and_stdin() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(&folder, "prompt.txt", "What is 123 + 456?");
+    let answers = [
+        carat(&["run", "What is 123 + 456?", "--temp", "0"]),
+        carat(&["run", "-f", text(&path), "--temp", "0"]),
+        carat_with(b"What is 123 + 456?", &["run", "-", "--temp", "0"]),
+        carat_with(b"What is 123 + 456?", &["run", "--temp", "0"]),
+    ];
+    for answer in answers {
+        assert_eq!(answer.stdout, "123 + 456 = 579.\n", "{}", answer.stderr);
+    }
+}
+
+#[test]
+fn logits_are_written_for_every_backend_and_chunk() {
+    let fixture = &fixtures::ALL[2];
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("logits.f32");
+    let model = fixture.path(".gguf");
+    let tokens = fixture.path(".json");
+    for (backend, chunk, bound) in [
+        ("reference", "64", 1e-4),
+        ("reference", "7", 1e-4),
+        ("cpu", "16", 0.04),
+    ] {
+        let output = carat(&[
+            "eval",
+            "logits",
+            "-m",
+            text(&model),
+            "--tokens",
+            text(&tokens),
+            "--out",
+            text(&out),
+            "--backend",
+            backend,
+            "--chunk",
+            chunk,
+        ]);
+        assert_eq!(output.code, Some(0), "{}", output.stderr);
+        let bytes = fs::read(&out).unwrap();
+        let logits: Vec<f32> = bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|b| f32::from_le_bytes(*b))
+            .collect();
+        let error = close::relative_l2(&logits, &fixture.logits());
+        assert!(error <= bound, "{backend} in chunks of {chunk}: {error}");
+    }
+}
+
+#[test]
+fn inspect_shows_dimensions_tensors_and_plan() {
+    let model = fixtures::ALL[4].path(".gguf");
+    let summary = carat(&["inspect", "-m", text(&model)]).stdout;
+    assert!(summary.contains("2 of 8, 64 wide"), "{summary}");
+    assert!(
+        summary.contains("gemma4.attention.sliding_window"),
+        "{summary}"
+    );
+    assert!(
+        carat(&["inspect", "--tensors", "-m", text(&model)])
+            .stdout
+            .contains("blk.0.ffn_gate_up_exps.weight")
+    );
+    assert!(
+        carat(&["inspect", "--plan", "-m", text(&model)])
+            .stdout
+            .contains("experts")
+    );
+}
+
+#[test]
+fn inspect_names_the_first_step_that_differs() {
+    let model = fixtures::ALL[1].path(".gguf");
+    let same = carat(&[
+        "inspect",
+        "--diff",
+        "reference,cpu",
+        "--tolerance",
+        "0.5",
+        "-m",
+        text(&model),
+    ]);
+    assert!(
+        same.stdout.contains("no step differs"),
+        "{}{}",
+        same.stdout,
+        same.stderr
+    );
+    let strict = carat(&[
+        "inspect",
+        "--diff",
+        "reference,cpu",
+        "--tolerance",
+        "1e-9",
+        "-m",
+        text(&model),
+    ]);
+    assert!(
+        strict.stdout.contains("first differ at step"),
+        "{}{}",
+        strict.stdout,
+        strict.stderr
+    );
+}
+
+#[test]
+fn tokens_go_there_and_back() {
+    let ids = carat(&["tokenize", "--ids", "Hello <turn|> world"]).stdout;
+    assert!(ids.starts_with("2 "), "{ids}");
+    // A person's text is never a control token unless asked for.
+    assert!(!ids.split_whitespace().any(|id| id == "106"), "{ids}");
+    assert!(
+        carat(&["tokenize", "--ids", "--special", "Hello <turn|>"])
+            .stdout
+            .trim()
+            .ends_with(" 106")
+    );
+    let back = carat(&["tokenize", "--decode", ids.trim()]).stdout;
+    assert!(back.trim_end().ends_with("Hello <turn|> world"), "{back}");
+}
+
+#[test]
+fn bench_prints_the_fields_that_tools_read() {
+    let output = carat(&[
+        "bench", "-p", "8", "-n", "4", "-d", "0,16", "-r", "2", "-b", "8", "-o", "json", "-t", "2",
+    ]);
+    let reports: Vec<Value> = output
+        .stdout
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
+    let tests: Vec<_> = reports
+        .iter()
+        .map(|r| r["test"].as_str().unwrap())
+        .collect();
+    assert_eq!(tests, ["pp8", "tg4", "pp8 @ d16", "tg4 @ d16"]);
+    for report in &reports {
+        assert_eq!(report["backend"], "cpu");
+        assert_eq!(report["threads"], 2);
+        assert_eq!(
+            report["samples_tokens_per_second"]
+                .as_array()
+                .unwrap()
+                .len(),
+            2
+        );
+        assert!(report["tokens_per_second_median"].as_f64().unwrap() > 0.0);
+        assert!(report["bound"]["percent"].as_f64().unwrap() > 0.0);
+    }
+    assert!(
+        carat(&["bench", "-p", "8", "-n", "0", "-r", "1"])
+            .stdout
+            .starts_with("| model |")
+    );
+}
+
+#[test]
+fn settings_come_from_a_file_and_are_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = file(
+        &folder,
+        "carat.toml",
+        "max_tokens = 3\n[sampling]\ntemperature = 0.0\n",
+    );
+    let printed = carat(&[
+        "--config",
+        text(&settings),
+        "--print-config",
+        "run",
+        "x",
+        "--top-k",
+        "5",
+    ])
+    .stdout;
+    assert!(
+        printed.contains("max_tokens = 3") && printed.contains("top_k = 5"),
+        "{printed}"
+    );
+    let answer = json(&carat(&[
+        "--config",
+        text(&settings),
+        "run",
+        "Hello!",
+        "--json",
+    ]));
+    assert_eq!(answer["usage"]["completion_tokens"], 3);
+    let unknown = file(&folder, "wrong.toml", "thread = 3");
+    assert!(refusal(&["--config", text(&unknown), "run", "x"]).contains("unknown field `thread`"));
+}
+
+#[test]
+fn a_file_that_is_no_model_is_named_with_what_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let prose = file(&folder, "prose.gguf", "Call me Ishmael.");
+    assert!(refusal(&["run", "x", "-m", text(&prose)]).contains("not a GGUF file"));
+    let empty = file(&folder, "empty.gguf", "");
+    assert!(refusal(&["run", "x", "-m", text(&empty)]).contains("not a GGUF file"));
+    let whole = fs::read(fixtures::ALL[0].path(".gguf")).unwrap();
+    let cut = file(&folder, "cut.gguf", &whole[..whole.len() / 2]);
+    assert!(refusal(&["run", "x", "-m", text(&cut)]).contains("truncated or damaged"));
+    assert!(refusal(&["run", "x", "-m", text(folder.path())]).contains("directory"));
+    assert!(refusal(&["run", "x", "-m", "no/such/model.gguf"]).contains("no/such/model.gguf"));
+    assert!(refusal(&["--offline", "run", "x", "-m", "hf:owner/repo"]).contains("--offline"));
+}
+
+#[test]
+fn another_architecture_and_foreign_formats_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = fs::read(fixtures::ALL[1].path(".gguf")).unwrap();
+    let edit = |from: &[u8], to: &[u8]| {
+        let mut bytes = whole.clone();
+        let at = bytes
+            .windows(from.len())
+            .position(|w| w == from)
+            .expect("the file has it");
+        bytes[at..at + to.len()].copy_from_slice(to);
+        bytes
+    };
+    let other = file(&folder, "other.gguf", edit(b"gemma4", b"llama4"));
+    assert!(refusal(&["run", "x", "-m", text(&other)]).contains("architecture is `llama4`"));
+    let missing = file(
+        &folder,
+        "missing.gguf",
+        edit(b"output_norm.weight", b"output_nork.weight"),
+    );
+    assert!(
+        refusal(&["run", "x", "-m", text(&missing)]).contains("`output_norm.weight` is missing")
+    );
+    // Name, two dimensions, then the format: IQ2_XXS is one we do not read.
+    let name = b"blk.0.attn_q.weight";
+    let at = whole.windows(name.len()).position(|w| w == name).unwrap() + name.len() + 4 + 16;
+    let mut foreign = whole.clone();
+    foreign[at] = 16;
+    let foreign = file(&folder, "foreign.gguf", foreign);
+    let complaint = refusal(&["run", "x", "-m", text(&foreign)]);
+    assert!(
+        complaint.contains("IQ2_XXS") && complaint.contains("Q4_K"),
+        "{complaint}"
+    );
+}
+
+#[test]
+fn a_prompt_longer_than_the_context_is_refused_with_both_lengths() {
+    let long = "word ".repeat(3000);
+    let output = carat_with(long.as_bytes(), &["run", "-"]);
+    assert_eq!(output.code, Some(1));
+    assert!(
+        output.stderr.contains("2048") && output.stderr.contains("prompt of"),
+        "{}",
+        output.stderr
+    );
+    assert!(refusal(&["run", "x", "-c", "4096"]).contains("2048"));
+}
+
+#[test]
+fn bad_input_is_one_sentence() {
+    let output = carat_with(&[b'h', b'i', 0xff, 0xfe], &["run", "-"]);
+    assert_eq!(output.code, Some(1));
+    assert!(
+        output.stderr.contains("stdin is not UTF-8"),
+        "{}",
+        output.stderr
+    );
+    assert!(refusal(&["run", ""]).contains("nothing to answer"));
+    assert!(refusal(&["run", "x", "--top-p", "1.5"]).contains("top-p is 1.5"));
+    assert!(refusal(&["run", "x", "--logit-bias", "soup"]).contains("ID=BIAS"));
+    assert!(refusal(&["run", "x", "-t", "0"]).contains("0 threads"));
+    assert!(refusal(&["run", "x", "--tools", "no/such/tools.json"]).contains("no/such/tools.json"));
+    assert!(
+        refusal(&["tokenize", "--decode", "99999999"]).contains("outside the vocabulary of 4096")
+    );
+    assert!(refusal(&["bench", "-p", "0", "-n", "0"]).contains("nothing to measure"));
+    assert_eq!(carat(&["run", "--no-such-flag"]).code, Some(2));
+}
+
+#[test]
+fn outputs_appear_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = file(&folder, "tokens.json", "[2, 5, 9]");
+    let out = folder.path().join("no/such/folder/out.f32");
+    let complaint = refusal(&[
+        "eval",
+        "logits",
+        "--tokens",
+        text(&tokens),
+        "--out",
+        text(&out),
+    ]);
+    assert!(complaint.contains("no/such/folder"), "{complaint}");
+    let outside = file(&folder, "outside.json", r#"{"tokens": [2, 5000]}"#);
+    let out = folder.path().join("out.f32");
+    let complaint = refusal(&[
+        "eval",
+        "logits",
+        "--tokens",
+        text(&outside),
+        "--out",
+        text(&out),
+    ]);
+    assert!(complaint.contains("token 5000"), "{complaint}");
+    assert!(!out.exists());
+    let synth = folder.path().join("no/such/folder/model.gguf");
+    assert!(refusal(&["synth", "e2b", "q4_0", text(&synth)]).contains("no/such/folder"));
+    let left: Vec<_> = fs::read_dir(folder.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    assert_eq!(left.len(), 2, "{left:?}");
+}
+
+#[test]
+fn a_template_that_fails_names_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = file(
+        &folder,
+        "chat.jinja",
+        "{{ bos_token }}\n{{ messages[0].content.no_such_thing() }}\n",
+    );
+    let complaint = refusal(&["run", "x", "--chat-template", text(&template)]);
+    assert!(complaint.contains("line 2"), "{complaint}");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_carat"))
+        .args(["inspect", "--plan"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
