@@ -226,10 +226,10 @@ pub(crate) struct TokenizeArgs {
     /// Print ids only, separated by spaces
     #[arg(long)]
     pub(crate) ids: bool,
-    /// Read texts of special tokens, such as <turn|>, as those tokens
+    /// Read texts of special tokens, such as `<turn|>`, as those tokens
     #[arg(long)]
     pub(crate) special: bool,
-    /// Put no <bos> in front
+    /// Put no `<bos>` in front
     #[arg(long)]
     pub(crate) no_bos: bool,
     /// The reverse: read ids (separated by spaces or commas) and print their text
@@ -321,13 +321,13 @@ pub(crate) struct PerplexityArgs {
     /// The text
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Tokens a window holds, <bos> included; longer texts run as several windows
+    /// Tokens a window holds, `<bos>` included; longer texts run as several windows
     #[arg(short, long, value_name = "TOKENS", value_parser = positive)]
     pub(crate) context: Option<usize>,
-    /// Read texts of special tokens, such as <eos> between documents, as ordinary text
+    /// Read texts of special tokens, such as `<eos>` between documents, as ordinary text
     #[arg(long)]
     pub(crate) plain: bool,
-    /// Stop after this many tokens, <bos> included
+    /// Stop after this many tokens, `<bos>` included
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     pub(crate) limit: Option<usize>,
     /// Rows to run at once

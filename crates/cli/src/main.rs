@@ -35,6 +35,11 @@ use terminal::{Terminal, say};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    // `RUST_LOG` decides; without it, warnings.
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_writer(io::stderr)
+        .init();
     match run(&arguments) {
         Ok(code) => code,
         Err(error) if reader_went_away(&error) => ExitCode::SUCCESS,
