@@ -292,10 +292,23 @@ impl State {
             Op::Narrow { x, .. } => self.workers.each_row(out, place.columns, |r, out| {
                 out.copy_from_slice(row(x, places[r].row));
             }),
+            Op::Linear { .. } | Op::Route { .. } | Op::Experts { .. } | Op::Attend { .. } => {
+                self.compute_product(op, place, view, out);
+            }
+            Op::Quantize { .. } | Op::StoreKv { .. } => {
+                unreachable!("these write no value")
+            }
+        }
+    }
+
+    /// Computes the rows of an operation that multiplies with weights or with the cache.
+    fn compute_product(&mut self, op: &Op, place: Place, view: &RowView<'_>, out: &mut [f32]) {
+        let places = view.places(place.rows);
+        match op {
             Op::Attend { q, slot, .. } => {
                 let slot = &self.slots[slot.0 as usize];
                 let spans = view.spans(place.rows, slot.spec.group);
-                Attention::new(slot, value(q), q.columns, spans).run(
+                Attention::new(slot, &self.buffers[q.buffer], q.columns, spans).run(
                     &mut self.workers,
                     &mut self.spread,
                     out,
@@ -351,9 +364,7 @@ impl State {
                     out,
                 );
             }
-            Op::Quantize { .. } | Op::StoreKv { .. } => {
-                unreachable!("these write no value")
-            }
+            _ => unreachable!("not a product"),
         }
     }
 }

@@ -12,18 +12,14 @@ use crate::{
     activations::{self, Chunk, Row},
     attend::kernel::{self as attention, PageScores},
     dot::{
-        WeightRows, float, format,
-        matvec::{self},
-        panel::{self, Panel},
+        WeightRows, float, format, matvec,
+        panel::{self, Panel, Sums},
     },
     elementwise,
     isa::Isa,
     rates,
     simd::Scalar,
 };
-
-/// Sixteen outputs a panel, for each row.
-pub(crate) type PanelOutputs = [[[f32; panel::ROWS]; panel::MOST_PANELS]; panel::MOST_ROWS];
 
 /// From a list of kernels: the table, a safe method for each, and the instantiations for each instruction set.
 macro_rules! kernels {
@@ -49,7 +45,9 @@ macro_rules! kernels {
 
             $(pub(super) fn $name($($arg: $type),*) $(-> $result)? { $module::$body::<Scalar>($($arg),*) })*
 
-            pub(super) const KERNELS: Kernels = Kernels { isa: Isa::Scalar, $($name,)* };
+            // On 64-bit Arm the compiler makes NEON of these.
+            const LEVEL: Isa = if cfg!(target_arch = "aarch64") { Isa::Neon } else { Isa::Scalar };
+            pub(super) const KERNELS: Kernels = Kernels { isa: LEVEL, $($name,)* };
         }
 
         #[cfg(target_arch = "x86_64")]
@@ -85,7 +83,7 @@ macro_rules! kernels {
 kernels! {
     fn matvec(quant: QuantType, weights: WeightRows<'_>, x: &[Row<'_>], out: &mut [f32]) = matvec::matvec;
     fn pack(quant: QuantType, weights: WeightRows<'_>, panel: &mut Panel) = panel::pack;
-    fn multiply(panels: &[Panel], x: &[Row<'_>], out: &mut PanelOutputs) = panel::multiply;
+    fn multiply(panels: &[Panel], x: &[Row<'_>], sums: &mut Sums) = panel::multiply;
     fn float_matmul(quant: QuantType, weights: WeightRows<'_>, x: &[&[f32]], out: &mut [f32]) = float::matmul;
     fn dequantize(quant: QuantType, row: &[u8], scale: f32, out: &mut [f32]) = format::dequantize;
     fn quantize(x: &[f32], row: &mut [Chunk]) = activations::quantize;

@@ -158,10 +158,9 @@ fn share<'a>(
         for (place, row) in rows.iter_mut().zip(block.clone()) {
             *place = x(row);
         }
-        kernels.multiply(panels, &rows[..block.len()], &mut scratch.outputs);
-        for (row, outputs) in block.clone().zip(scratch.outputs.iter()) {
-            cell.row_mut(row)
-                .copy_from_slice(&outputs.as_flattened()[..weights.len()]);
+        kernels.multiply(panels, &rows[..block.len()], &mut scratch.sums);
+        for (place, row) in block.clone().enumerate() {
+            scratch.sums.copy_row(place, cell.row_mut(row));
         }
         first = block.end;
     }

@@ -143,6 +143,7 @@ pub(crate) struct Program {
 }
 
 /// Lowers a plan. With [`Layout::separate`] every value can be looked at afterwards.
+#[expect(clippy::too_many_lines, reason = "one arm a kind of step")]
 pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout) -> Program {
     let place = |value: Value| Place {
         buffer: layout.buffer(value),
@@ -292,11 +293,11 @@ impl Codes {
     fn new(plan: &Plan, weights: &Weights) -> Codes {
         let mut last_reader = vec![None; plan.value_count()];
         for (i, labelled) in plan.steps.iter().enumerate() {
-            let (x, w) = match labelled.step {
-                Step::Linear { x, w, .. }
-                | Step::Route { x, w, .. }
-                | Step::Experts { x, gate: w, .. } => (x, w),
-                _ => continue,
+            let (Step::Linear { x, w, .. }
+            | Step::Route { x, w, .. }
+            | Step::Experts { x, gate: w, .. }) = labelled.step
+            else {
+                continue;
             };
             if !weights.matrix(w).quant.is_float() {
                 debug_assert!(

@@ -146,11 +146,16 @@ impl Shared {
         }
     }
 
+    /// Workers inside the step.
+    fn joined(&self) -> u64 {
+        self.state.0.load(Ordering::Acquire) & (OPEN - 1)
+    }
+
     /// Closes the step and waits for everyone who joined it.
     fn close(&self) {
         self.state.0.fetch_and(!OPEN, Ordering::AcqRel);
         let mut turn = 0;
-        while self.state.0.load(Ordering::Acquire) % OPEN != 0 {
+        while self.joined() > 0 {
             pause(turn);
             turn = turn.saturating_add(1);
         }
@@ -210,7 +215,7 @@ impl Pool {
         let pin = cores.len() == threads;
         for worker in 1..threads {
             let shared = Arc::clone(&shared);
-            let core = pin.then(|| cores[worker]);
+            let core = cores.get(worker).copied().filter(|_| pin);
             let handle = std::thread::Builder::new()
                 .name(format!("carat-cpu-{worker}"))
                 .spawn(move || {
@@ -245,7 +250,7 @@ impl Pool {
         self.shared.next.0.store(0, Ordering::Relaxed);
         let closing = Closing(self);
         let epoch = self.shared.state.0.load(Ordering::Relaxed) / EPOCH;
-        let open = (epoch + 1) * EPOCH | OPEN;
+        let open = ((epoch + 1) * EPOCH) | OPEN;
         self.shared.state.0.store(open, Ordering::SeqCst);
         self.shared.wake_sleepers();
         self.shared.work(job, 0);
@@ -498,7 +503,9 @@ mod tests {
         let mut data = vec![0u64; 64];
         for _ in 0..20_000 {
             pool.for_each_chunk(&mut data, 8, |_, chunk| {
-                chunk.iter_mut().for_each(|x| *x += 1)
+                for x in chunk {
+                    *x += 1;
+                }
             });
         }
         assert!(data.iter().all(|&x| x == 20_000));
@@ -578,7 +585,9 @@ mod tests {
         let mut data = vec![0u32; 512];
         for _ in 0..200 {
             pool.for_each_chunk(&mut data, 3, |_, chunk| {
-                chunk.iter_mut().for_each(|x| *x += 1)
+                for x in chunk {
+                    *x += 1;
+                }
             });
         }
         assert!(data.iter().all(|&x| x == 200));

@@ -3,7 +3,7 @@
 use crate::{
     attend::AttendScratch,
     dot::panel::{self, Panel},
-    kernels::{Kernels, PanelOutputs},
+    kernels::Kernels,
     pool::Pool,
 };
 
@@ -20,7 +20,7 @@ pub(crate) struct Workers {
 /// Memory of one thread, grown on first use to what the model needs.
 pub(crate) struct Scratch {
     pub(crate) panels: [Panel; panel::MOST_PANELS],
-    pub(crate) outputs: Box<PanelOutputs>,
+    pub(crate) sums: panel::Sums,
     pub(crate) tile: Vec<f32>,
     pub(crate) attend: AttendScratch,
 }
@@ -29,7 +29,7 @@ impl Workers {
     pub(crate) fn new(pool: Pool, kernels: &'static Kernels) -> Workers {
         let scratch = || Scratch {
             panels: Default::default(),
-            outputs: Box::new([[[0.0; panel::ROWS]; panel::MOST_PANELS]; panel::MOST_ROWS]),
+            sums: panel::Sums::default(),
             tile: Vec::new(),
             attend: AttendScratch::default(),
         };

@@ -6,7 +6,7 @@
 
 use carat_model::backend::PAGE_TOKENS;
 
-use crate::simd::{Floats, LANES, Simd, exp};
+use crate::simd::{Floats, LANES, Simd, array, exp};
 
 /// Queries that one call of [`scores`] or [`weigh`] may take.
 pub(crate) const MOST_QUERIES: usize = 8;
@@ -43,10 +43,11 @@ fn score_tile<S: Simd, const Q: usize>(
 ) -> usize {
     let (keys, _) = keys.as_chunks::<LANES>();
     let (keys, _) = keys.as_chunks::<VECTORS>();
-    let queries: [&[f32]; Q] = std::array::from_fn(|q| &queries[q][..keys.len()]);
+    let queries: [&[f32]; Q] = array![[].as_slice(); q => &queries[q][..keys.len()]];
     let mut sums = [[S::Floats::zero(); VECTORS]; Q];
     for (d, keys) in keys.iter().enumerate() {
-        let keys: [S::Floats; VECTORS] = std::array::from_fn(|v| S::Floats::load_half(&keys[v]));
+        let keys: [S::Floats; VECTORS] =
+            array![S::Floats::zero(); v => S::Floats::load_half(&keys[v])];
         for (sums, query) in sums.iter_mut().zip(queries) {
             let query = S::Floats::splat(query[d]);
             for (sum, key) in sums.iter_mut().zip(keys) {
@@ -113,7 +114,7 @@ fn weigh_rows<S: Simd, const Q: usize>(
     out: &mut [f32],
     width: usize,
 ) -> usize {
-    let weights: [&PageScores; Q] = std::array::from_fn(|q| weights[q]);
+    let weights: [&PageScores; Q] = array![weights[0]; q => weights[q]];
     let mut column = 0;
     while column < width {
         column += if S::WIDE && column + 4 * LANES <= width {
@@ -135,13 +136,17 @@ fn weigh_tile<S: Simd, const Q: usize, const V: usize>(
     width: usize,
     column: usize,
 ) -> usize {
-    let mut sums: [[S::Floats; V]; Q] = std::array::from_fn(|q| {
+    let mut sums = [[S::Floats::zero(); V]; Q];
+    for (q, sums) in sums.iter_mut().enumerate() {
         let (out, _) = out[q * width + column..].as_chunks();
-        std::array::from_fn(|v| S::Floats::load(&out[v]))
-    });
+        for (sum, out) in sums.iter_mut().zip(out) {
+            *sum = S::Floats::load(out);
+        }
+    }
     for (token, values) in values.chunks_exact(width).enumerate() {
         let (values, _) = values[column..].as_chunks();
-        let values: [S::Floats; V] = std::array::from_fn(|v| S::Floats::load_half(&values[v]));
+        let values: [S::Floats; V] =
+            array![S::Floats::zero(); v => S::Floats::load_half(&values[v])];
         for (sums, weights) in sums.iter_mut().zip(weights) {
             let weight = S::Floats::splat(weights[token]);
             for (sum, value) in sums.iter_mut().zip(values) {

@@ -1,1 +1,201 @@
+use carat_model::{
+    backend::{Batch, KvGroup, PAGE_TOKENS, PageId, PerGroup, RowOutput, Run},
+    plan::SlotSpec,
+    sampling::Sampling,
+};
 
+use super::{Attention, SEGMENT, Span, SpreadScratch};
+use crate::{
+    kernels::Kernels,
+    kv::{self, Slot},
+    pool::Pool,
+    testing::{Random, bits, relative_error},
+    workers::Workers,
+};
+
+/// One sequence of random queries, keys and values.
+struct Sequence {
+    spec: SlotSpec,
+    /// Query heads of a KV head.
+    group: usize,
+    tokens: usize,
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    pages: Vec<PageId>,
+}
+
+impl Sequence {
+    fn new(spec: SlotSpec, group: usize, tokens: usize) -> Sequence {
+        let mut random = Random::new(tokens as u64);
+        let width = spec.kv_heads * spec.head_dim;
+        let scale = 2.0 / (spec.head_dim as f32).sqrt();
+        let queries = random.normals(tokens * width * group);
+        let page_count = tokens.div_ceil(PAGE_TOKENS) as u32;
+        Sequence {
+            queries: queries.iter().map(|x| x * scale).collect(),
+            keys: random.normals(tokens * width),
+            values: random.normals(tokens * width),
+            // Backwards, so that a page's place is never its number.
+            pages: (0..page_count).rev().map(PageId).collect(),
+            spec,
+            group,
+            tokens,
+        }
+    }
+
+    fn store(&self, workers: &Workers, slot: &mut Slot, positions: std::ops::Range<usize>) {
+        let pages = PerGroup {
+            full: self.pages.as_slice(),
+            sliding: self.pages.as_slice(),
+        };
+        let run = Run {
+            rows: 0..positions.len(),
+            position: positions.start,
+            pages,
+            sampled: 0,
+            sampling: &Sampling::greedy(),
+            history: &[],
+            output: RowOutput::Token,
+        };
+        let batch = Batch {
+            tokens: &[],
+            runs: &[run],
+        };
+        let writes = kv::writes(&batch, |_| true);
+        let width = self.spec.kv_heads * self.spec.head_dim;
+        let rows = positions.start * width..positions.end * width;
+        slot.store(
+            workers,
+            writes.get(self.spec.group),
+            &self.keys[rows.clone()],
+            &self.values[rows],
+        );
+    }
+
+    /// Feeds the sequence in chunks: keys and values first, then their queries.
+    fn run(&self, kernels: &'static Kernels, threads: usize, chunk: usize) -> Vec<f32> {
+        let mut workers = Workers::new(Pool::new(threads).unwrap(), kernels);
+        let mut slot = Slot::new(&self.spec, self.pages.len());
+        let columns = self.queries.len() / self.tokens;
+        let mut out = vec![f32::NAN; self.queries.len()];
+        let mut spread = SpreadScratch::default();
+        for start in (0..self.tokens).step_by(chunk) {
+            let end = self.tokens.min(start + chunk);
+            self.store(&workers, &mut slot, start..end);
+            let span = Span {
+                rows: 0..end - start,
+                position: start,
+                pages: &self.pages,
+            };
+            let range = start * columns..end * columns;
+            Attention::new(
+                &slot,
+                &self.queries[range.clone()],
+                columns,
+                std::iter::once(span),
+            )
+            .run(&mut workers, &mut spread, &mut out[range]);
+        }
+        out
+    }
+
+    /// The definition, in f64.
+    fn exact(&self) -> Vec<f64> {
+        let head_dim = self.spec.head_dim;
+        let (kv_width, heads) = (
+            self.spec.kv_heads * head_dim,
+            self.spec.kv_heads * self.group,
+        );
+        let mut out = Vec::new();
+        for position in 0..self.tokens {
+            let first = (position + 1).saturating_sub(self.spec.window.unwrap_or(usize::MAX));
+            for head in 0..heads {
+                let q = &self.queries[(position * heads + head) * head_dim..][..head_dim];
+                let cell = |data: &[f32], seen: usize, d: usize| {
+                    f64::from(data[seen * kv_width + head / self.group * head_dim + d])
+                };
+                let scores: Vec<f64> = (first..=position)
+                    .map(|seen| {
+                        (0..head_dim)
+                            .map(|d| f64::from(q[d]) * cell(&self.keys, seen, d))
+                            .sum()
+                    })
+                    .collect();
+                let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                out.extend((0..head_dim).map(|d| {
+                    (first..=position)
+                        .zip(&weights)
+                        .map(|(seen, weight)| weight * cell(&self.values, seen, d))
+                        .sum::<f64>()
+                        / sum
+                }));
+            }
+        }
+        out
+    }
+}
+
+fn spec(kv_heads: usize, head_dim: usize, window: Option<usize>) -> SlotSpec {
+    SlotSpec {
+        group: KvGroup::Sliding,
+        kv_heads,
+        head_dim,
+        window,
+    }
+}
+
+#[test]
+fn every_shape_is_close_to_the_definition() {
+    for (kv_heads, group, head_dim) in [
+        (1, 1, 16),
+        (2, 2, 24),
+        (2, 4, 64),
+        (1, 8, 34),
+        (1, 16, 128),
+        (2, 1, 256),
+        (1, 2, 512),
+    ] {
+        for window in [None, Some(1), Some(40)] {
+            let sequence = Sequence::new(spec(kv_heads, head_dim, window), group, 70);
+            let exact = sequence.exact();
+            for kernels in Kernels::all() {
+                let error = relative_error(&sequence.run(kernels, 2, 70), &exact);
+                assert!(error < 1e-3, "{kv_heads} {group} {head_dim}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn lengths_around_pages_segments_and_windows() {
+    let kernels = Kernels::for_isa(crate::Isa::detect());
+    for window in [None, Some(PAGE_TOKENS), Some(SEGMENT), Some(SEGMENT + 1)] {
+        for tokens in [1, 31, 32, 33, 127, 128, 129, 160, 257, 300] {
+            let sequence = Sequence::new(spec(1, 32, window), 4, tokens);
+            let whole = sequence.run(kernels, 2, tokens);
+            let error = relative_error(&whole, &sequence.exact());
+            assert!(error < 1e-3, "{tokens} {window:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn chunks_threads_and_instruction_sets_give_the_same_bits() {
+    for (group, head_dim, window) in [(1, 64, None), (8, 32, Some(50)), (3, 24, Some(140))] {
+        let sequence = Sequence::new(spec(2, head_dim, window), group, 300);
+        let whole = sequence.run(Kernels::all()[0], 1, 300);
+        for kernels in Kernels::all() {
+            for (threads, chunk) in [(1, 1), (3, 1), (2, 7), (4, 33), (3, 300)] {
+                assert_eq!(
+                    bits(&sequence.run(kernels, threads, chunk)),
+                    bits(&whole),
+                    "{:?}, {threads} threads, chunks of {chunk}",
+                    kernels.isa()
+                );
+            }
+        }
+    }
+}

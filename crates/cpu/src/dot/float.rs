@@ -5,8 +5,8 @@
 
 use carat_gguf::QuantType;
 
-use super::WeightRows;
-use crate::simd::{Floats, LANES, Simd};
+use super::{WeightRows, format::at};
+use crate::simd::{Floats, LANES, Simd, array};
 
 /// Fills `out`, `[x.len(), weights.len()]`.
 #[inline(always)]
@@ -40,15 +40,8 @@ impl Stored for F32 {
 
     #[inline(always)]
     fn load<F: Floats>(bytes: &[u8]) -> F {
-        let (words, _) = bytes.as_chunks::<4>();
-        F::load(&std::array::from_fn(|i| f32::from_le_bytes(words[i])))
+        F::load_f32_bytes(at(bytes, 0))
     }
-}
-
-#[inline(always)]
-fn halves(bytes: &[u8]) -> [u16; LANES] {
-    let (words, _) = bytes.as_chunks::<2>();
-    std::array::from_fn(|i| u16::from_le_bytes(words[i]))
 }
 
 impl Stored for F16 {
@@ -56,7 +49,7 @@ impl Stored for F16 {
 
     #[inline(always)]
     fn load<F: Floats>(bytes: &[u8]) -> F {
-        F::load_half(&halves(bytes))
+        F::load_f16_bytes(at(bytes, 0))
     }
 }
 
@@ -65,7 +58,7 @@ impl Stored for Bf16 {
 
     #[inline(always)]
     fn load<F: Floats>(bytes: &[u8]) -> F {
-        F::load_bfloat(&halves(bytes))
+        F::load_bf16_bytes(at(bytes, 0))
     }
 }
 
@@ -82,7 +75,7 @@ fn typed<S: Simd, T: Stored>(weights: WeightRows<'_>, x: &[&[f32]], out: &mut [f
     while column < count {
         // Four weight rows at a time while there are four.
         if column + 4 <= count {
-            let rows = std::array::from_fn(|i| weights.row(column + i));
+            let rows = array![[].as_slice(); i => weights.row(column + i)];
             for (block, x) in blocks.iter().enumerate() {
                 let sums = tile::<S, T, 4, 4>(rows, *x);
                 for (i, sums) in sums.iter().enumerate() {
@@ -117,14 +110,15 @@ fn tile<S: Simd, T: Stored, const W: usize, const R: usize>(
 ) -> [[f32; R]; W] {
     let columns = x[0].len();
     // Said once, so that the loop below needs no checks.
-    let weights = weights.map(|w| &w[..columns * T::BYTES]);
-    let x = x.map(|x| &x[..columns]);
+    let weights: [&[u8]; W] = array![[].as_slice(); w => &weights[w][..columns * T::BYTES]];
+    let x: [&[f32]; R] = array![[].as_slice(); r => &x[r][..columns]];
     let mut sums = [[S::Floats::zero(); R]; W];
     let whole = columns / LANES * LANES;
     let mut k = 0;
     while k < whole {
-        let values: [S::Floats; R] =
-            std::array::from_fn(|r| S::Floats::load(x[r][k..k + LANES].try_into().expect("16")));
+        let values: [S::Floats; R] = array![S::Floats::zero(); r => {
+            S::Floats::load(x[r][k..k + LANES].try_into().expect("sixteen lanes"))
+        }];
         for (sums, weights) in sums.iter_mut().zip(weights) {
             let weights: S::Floats = T::load(&weights[k * T::BYTES..][..LANES * T::BYTES]);
             for (sum, x) in sums.iter_mut().zip(values) {
@@ -144,5 +138,11 @@ fn tile<S: Simd, T: Stored, const W: usize, const R: usize>(
             }
         }
     }
-    sums.map(|sums| sums.map(Floats::sum))
+    let mut out = [[0.0; R]; W];
+    for w in 0..W {
+        for r in 0..R {
+            out[w][r] = sums[w][r].sum();
+        }
+    }
+    out
 }

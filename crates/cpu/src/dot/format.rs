@@ -10,7 +10,7 @@ use super::{
     k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K},
     legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0},
 };
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, array};
 
 /// How the codes of a format lie in a byte.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,9 +35,15 @@ pub(crate) trait Format: 'static {
     fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S>;
 }
 
+/// 64 zero codes.
+#[inline(always)]
+pub(super) fn no_codes<S: Simd>() -> S::Bytes {
+    S::load_bytes(&[0; 64])
+}
+
 /// Sixteen groups, ready to multiply.
 pub(crate) struct Unpacked<S: Simd> {
-    /// In order, 64 codes each: all eight for groups of 32, the first four for groups of 16.
+    /// In order, 64 codes each: all eight for groups of 32; for groups of 16 the first four, and nobody looks at the rest.
     pub(crate) codes: [S::Bytes; 8],
     pub(crate) scales: S::Floats,
     /// Zero in formats without.
@@ -47,38 +53,24 @@ pub(crate) struct Unpacked<S: Simd> {
 /// Largest `CHUNK_BYTES` of any format: Q8_0's.
 const LONGEST_CHUNK: usize = 16 * 34;
 
-/// A weight row as chunks.
-pub(crate) struct Chunks<'a> {
-    row: &'a [u8],
-    chunk_bytes: usize,
-    tail: [u8; LONGEST_CHUNK],
-}
+/// The last chunk of a row, filled up with zero bytes.
+pub(crate) struct Tail([u8; LONGEST_CHUNK]);
 
-impl<'a> Chunks<'a> {
+impl Tail {
+    /// `None` where the row ends with a whole chunk.
     #[inline(always)]
-    pub(crate) fn new<F: Format>(row: &'a [u8]) -> Chunks<'a> {
-        let mut tail = [0; LONGEST_CHUNK];
+    pub(crate) fn of<F: Format>(row: &[u8]) -> Option<Tail> {
         let rest = row.len() % F::CHUNK_BYTES;
-        if rest > 0 {
+        (rest > 0).then(|| {
+            let mut tail = [0; LONGEST_CHUNK];
             tail[..rest].copy_from_slice(&row[row.len() - rest..]);
-        }
-        Chunks {
-            row,
-            chunk_bytes: F::CHUNK_BYTES,
-            tail,
-        }
-    }
-
-    pub(crate) fn count(&self) -> usize {
-        self.row.len().div_ceil(self.chunk_bytes)
+            Tail(tail)
+        })
     }
 
     #[inline(always)]
-    pub(crate) fn chunk<F: Format>(&self, index: usize) -> &[u8] {
-        let start = index * F::CHUNK_BYTES;
-        self.row
-            .get(start..start + F::CHUNK_BYTES)
-            .unwrap_or(&self.tail[..F::CHUNK_BYTES])
+    pub(crate) fn chunk<F: Format>(&self) -> &[u8] {
+        &self.0[..F::CHUNK_BYTES]
     }
 }
 
@@ -99,7 +91,7 @@ pub(super) fn half_bits(bytes: &[u8], offset: usize) -> u16 {
 /// The sixteen F16 bits that stand `stride` bytes apart, from `offset` on.
 #[inline(always)]
 pub(super) fn halves(bytes: &[u8], offset: usize, stride: usize) -> [u16; LANES] {
-    std::array::from_fn(|i| half_bits(bytes, offset + i * stride))
+    array![0; i => half_bits(bytes, offset + i * stride)]
 }
 
 /// Does something with the format type of a quantized [`QuantType`].
@@ -155,9 +147,11 @@ impl<S: Simd> WithFormat for Dequantize<'_, S> {
     #[inline(always)]
     fn run<F: Format>(self) {
         let Dequantize(row, scale, out, _) = self;
-        let chunks = Chunks::new::<F>(row);
-        for (index, values) in out.chunks_mut(F::GROUP * LANES).enumerate() {
-            let unpacked = F::unpack::<S>(chunks.chunk::<F>(index));
+        let tail = Tail::of::<F>(row);
+        let whole = row.chunks_exact(F::CHUNK_BYTES);
+        let chunks = whole.chain(tail.as_ref().map(Tail::chunk::<F>));
+        for (chunk, values) in chunks.zip(out.chunks_mut(F::GROUP * LANES)) {
+            let unpacked = F::unpack::<S>(chunk);
             let (mut scales, mut mins) = ([0.0; LANES], [0.0; LANES]);
             crate::simd::Floats::store(unpacked.scales, &mut scales);
             crate::simd::Floats::store(unpacked.mins, &mut mins);

@@ -1,18 +1,15 @@
 //! IQ4_NL, IQ4_XS and MXFP4: nibbles that index a table of sixteen signed values.
 
-use std::array::from_fn;
-
 use carat_gguf::{
     QuantType,
     quant::{IQ4_VALUES, MXFP4_VALUES, mxfp4_scale},
 };
-use half::f16;
 
 use super::{
-    format::{Coding, Format, Unpacked, at, half_bits, halves},
+    format::{Coding, Format, Unpacked, at, half_bits, halves, no_codes},
     legacy::block_nibbles,
 };
-use crate::simd::{Floats, Simd};
+use crate::simd::{Floats, Simd, array};
 
 pub(crate) struct Iq4Nl;
 
@@ -27,7 +24,7 @@ impl Format for Iq4Nl {
     fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 18] = at(chunk, 0);
         Unpacked {
-            codes: from_fn(|i| S::lookup(&IQ4_VALUES, block_nibbles::<S>(chunk, i, 18, 2))),
+            codes: array![no_codes::<S>(); i => S::lookup(&IQ4_VALUES, block_nibbles::<S>(chunk, i, 18, 2))],
             scales: S::Floats::load_half(&halves(chunk, 0, 18)),
             mins: S::Floats::zero(),
         }
@@ -47,23 +44,22 @@ impl Format for Iq4Xs {
     #[inline(always)]
     fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 2 * 136] = at(chunk, 0);
-        let scales = from_fn(|g| {
-            let block: &[u8; 136] = at(chunk, 136 * (g / 8));
-            let sub = g % 8;
-            let low = (block[4 + sub / 2] >> (4 * (sub % 2))) & 15;
-            let high = (block[2 + sub / 4] >> (2 * (sub % 4))) & 3;
-            let d = f16::from_bits(half_bits(block, 0)).to_f32();
-            d * (f32::from(low | high << 4) - 32.0)
-        });
+        let factors = array![0; g => half_bits(chunk, 136 * (g / 8))];
+        let numbers = array![0; g => {
+            let (block, sub) = (136 * (g / 8), g % 8);
+            let low = (chunk[block + 4 + sub / 2] >> (4 * (sub % 2))) & 15;
+            let high = (chunk[block + 2 + sub / 4] >> (2 * (sub % 4))) & 3;
+            i32::from(low | high << 4) - 32
+        }];
         Unpacked {
-            codes: from_fn(|i| {
+            codes: array![no_codes::<S>(); i => {
                 let start = 136 * (i / 4) + 8 + 32 * (i % 4);
                 S::lookup(
                     &IQ4_VALUES,
                     S::nibbles(at(chunk, start), at(chunk, start + 16)),
                 )
-            }),
-            scales: S::Floats::load(&scales),
+            }],
+            scales: S::Floats::load_half(&factors).mul(S::to_floats(S::load_ints(&numbers))),
             mins: S::Floats::zero(),
         }
     }
@@ -82,8 +78,8 @@ impl Format for Mxfp4 {
     fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 17] = at(chunk, 0);
         Unpacked {
-            codes: from_fn(|i| S::lookup(&MXFP4_VALUES, block_nibbles::<S>(chunk, i, 17, 1))),
-            scales: S::Floats::load(&from_fn(|g| mxfp4_scale(chunk[17 * g]))),
+            codes: array![no_codes::<S>(); i => S::lookup(&MXFP4_VALUES, block_nibbles::<S>(chunk, i, 17, 1))],
+            scales: S::Floats::load(&array![0.0; g => mxfp4_scale(chunk[17 * g])]),
             mins: S::Floats::zero(),
         }
     }

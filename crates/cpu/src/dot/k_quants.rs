@@ -1,12 +1,10 @@
 //! The 256-value formats Q2_K to Q6_K: two levels of scales. A chunk is two blocks of eight groups of 32 (Q4_K, Q5_K) or
 //! one block of sixteen groups of 16 (Q2_K, Q3_K, Q6_K).
 
-use std::array::from_fn;
-
 use carat_gguf::{QuantType, quant::q3_k_scales};
 
-use super::format::{Coding, Format, Unpacked, at, half_bits};
-use crate::simd::{Floats, Simd};
+use super::format::{Coding, Format, Unpacked, at, half_bits, no_codes};
+use crate::simd::{Floats, Simd, array};
 
 /// Each of sixteen small integers times the block's factor, as the definition rounds it.
 #[inline(always)]
@@ -20,30 +18,37 @@ fn half_at<S: Simd>(bytes: &[u8], offset: usize) -> S::Floats {
     S::Floats::load_half(&[half_bits(bytes, offset); 16])
 }
 
+/// The eight 6-bit scales, then the eight minimums, of a Q4_K or Q5_K block that starts at `block`: a byte each, by
+/// arithmetic on four bytes at once.
+#[inline(always)]
+fn six_bit_numbers(chunk: &[u8], block: usize) -> [[u8; 8]; 2] {
+    let a = u32::from_le_bytes(*at(chunk, block + 4));
+    let b = u32::from_le_bytes(*at(chunk, block + 8));
+    let c = u32::from_le_bytes(*at(chunk, block + 12));
+    let joined = |low: u32, high: u32| (u64::from(low) | u64::from(high) << 32).to_le_bytes();
+    [
+        joined(
+            a & 0x3f3f_3f3f,
+            c & 0x0f0f_0f0f | ((a >> 6) & 0x0303_0303) << 4,
+        ),
+        joined(
+            b & 0x3f3f_3f3f,
+            (c >> 4) & 0x0f0f_0f0f | ((b >> 6) & 0x0303_0303) << 4,
+        ),
+    ]
+}
+
 /// Scales and minimums of a chunk of two Q4_K or Q5_K blocks of `bytes` bytes.
 #[inline(always)]
 fn scales_and_mins<S: Simd>(chunk: &[u8], bytes: usize) -> (S::Floats, S::Floats) {
-    // The eight 6-bit scales and eight minimums of a block, a byte each, by arithmetic on four bytes at once.
-    let packed = |block: usize| -> [[u8; 8]; 2] {
-        let word = |i: usize| u32::from_le_bytes(*at(chunk, block * bytes + 4 + 4 * i));
-        let (a, b, c) = (word(0), word(1), word(2));
-        let low = [a & 0x3f3f_3f3f, b & 0x3f3f_3f3f];
-        let high = [
-            c & 0x0f0f_0f0f | ((a >> 6) & 0x0303_0303) << 4,
-            (c >> 4) & 0x0f0f_0f0f | ((b >> 6) & 0x0303_0303) << 4,
-        ];
-        from_fn(|i| (u64::from(low[i]) | u64::from(high[i]) << 32).to_le_bytes())
-    };
-    let (first, second) = (packed(0), packed(1));
-    let numbers =
-        |i: usize| from_fn(|g| i32::from(if g < 8 { first[i][g] } else { second[i][g - 8] }));
-    let factor = |offset: usize| {
-        let (d0, d1) = (half_bits(chunk, offset), half_bits(chunk, bytes + offset));
-        S::Floats::load_half(&from_fn(|g| if g < 8 { d0 } else { d1 }))
-    };
+    let numbers = [six_bit_numbers(chunk, 0), six_bit_numbers(chunk, bytes)];
+    let scales = array![0; g => i32::from(numbers[g / 8][0][g % 8])];
+    let mins = array![0; g => i32::from(numbers[g / 8][1][g % 8])];
+    let d = array![0; g => half_bits(chunk, g / 8 * bytes)];
+    let dmin = array![0; g => half_bits(chunk, g / 8 * bytes + 2)];
     (
-        scaled::<S>(factor(0), numbers(0)),
-        scaled::<S>(factor(2), numbers(1)),
+        scaled::<S>(S::Floats::load_half(&d), scales),
+        scaled::<S>(S::Floats::load_half(&dmin), mins),
     )
 }
 
@@ -61,10 +66,10 @@ impl Format for Q4K {
         let chunk: &[u8; 2 * 144] = at(chunk, 0);
         let (scales, mins) = scales_and_mins::<S>(chunk, 144);
         Unpacked {
-            codes: from_fn(|i| {
+            codes: array![no_codes::<S>(); i => {
                 let run = at(chunk, 144 * (i / 4) + 16 + 32 * (i % 4));
                 S::spread(run, 0, 4, 15)
-            }),
+            }],
             scales,
             mins,
         }
@@ -85,13 +90,13 @@ impl Format for Q5K {
         let chunk: &[u8; 2 * 176] = at(chunk, 0);
         let (scales, mins) = scales_and_mins::<S>(chunk, 176);
         Unpacked {
-            codes: from_fn(|i| {
+            codes: array![no_codes::<S>(); i => {
                 let (block, pair) = (176 * (i / 4), i % 4);
                 let low = S::spread(at(chunk, block + 48 + 32 * pair), 0, 4, 15);
                 let sub = 2 * pair as u32;
                 let fifth = S::spread(at(chunk, block + 16), sub, sub + 1, 1);
                 S::or(low, S::shl::<4>(fifth))
-            }),
+            }],
             scales,
             mins,
         }
@@ -110,19 +115,17 @@ impl Format for Q6K {
     #[inline(always)]
     fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 210] = at(chunk, 0);
-        let codes = |i: usize| {
-            // Piece `i` holds quarters `2 (i % 2)` and the next, of half `i / 2`.
-            let (half, quarter) = (i / 2, 2 * (i % 2) as u32);
-            let low = S::field(S::load_bytes(at(chunk, 64 * half)), 2 * quarter, 15);
-            let pairs = S::spread(at(chunk, 128 + 32 * half), 2 * quarter, 2 * quarter + 2, 3);
-            S::or(low, S::shl::<4>(pairs))
-        };
-        let zero = S::load_bytes(&[0; 64]);
         Unpacked {
-            codes: from_fn(|i| if i < 4 { codes(i) } else { zero }),
+            codes: array![no_codes::<S>(); i => {
+                // Piece `i` holds quarters `2 (i % 2)` and the next, of half `i / 2`; a block has four pieces.
+                let (half, shift) = (i % 4 / 2, 4 * (i % 2) as u32);
+                let low = S::field(S::load_bytes(at(chunk, 64 * half)), shift, 15);
+                let pairs = S::spread(at(chunk, 128 + 32 * half), shift, shift + 2, 3);
+                S::or(low, S::shl::<4>(pairs))
+            }],
             scales: scaled::<S>(
                 half_at::<S>(chunk, 208),
-                from_fn(|g| i32::from(chunk[192 + g].cast_signed())),
+                array![0; g => i32::from(chunk[192 + g].cast_signed())],
             ),
             mins: S::Floats::zero(),
         }
@@ -133,7 +136,7 @@ impl Format for Q6K {
 #[inline(always)]
 fn two_bits<S: Simd>(chunk: &[u8], offset: usize, i: usize) -> S::Bytes {
     let shift = 4 * (i % 2) as u32;
-    S::spread(at(chunk, offset + 32 * (i / 2)), shift, shift + 2, 3)
+    S::spread(at(chunk, offset + 32 * (i % 4 / 2)), shift, shift + 2, 3)
 }
 
 pub(crate) struct Q2K;
@@ -148,22 +151,15 @@ impl Format for Q2K {
     #[inline(always)]
     fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 84] = at(chunk, 0);
-        let zero = S::load_bytes(&[0; 64]);
         Unpacked {
-            codes: from_fn(|i| {
-                if i < 4 {
-                    two_bits::<S>(chunk, 16, i)
-                } else {
-                    zero
-                }
-            }),
+            codes: array![no_codes::<S>(); i => two_bits::<S>(chunk, 16, i)],
             scales: scaled::<S>(
                 half_at::<S>(chunk, 80),
-                from_fn(|g| i32::from(chunk[g] & 15)),
+                array![0; g => i32::from(chunk[g] & 15)],
             ),
             mins: scaled::<S>(
                 half_at::<S>(chunk, 82),
-                from_fn(|g| i32::from(chunk[g] >> 4)),
+                array![0; g => i32::from(chunk[g] >> 4)],
             ),
         }
     }
@@ -182,18 +178,16 @@ impl Format for Q3K {
     #[inline(always)]
     fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 110] = at(chunk, 0);
-        let codes = |i: usize| {
-            let bit = 2 * i as u32;
-            let high = S::spread(at(chunk, 0), bit, bit + 1, 1);
-            S::or(two_bits::<S>(chunk, 32, i), S::shl::<2>(high))
-        };
-        let zero = S::load_bytes(&[0; 64]);
         let scales = q3_k_scales(&chunk[96..108]);
         Unpacked {
-            codes: from_fn(|i| if i < 4 { codes(i) } else { zero }),
+            codes: array![no_codes::<S>(); i => {
+                let bit = 2 * (i % 4) as u32;
+                let high = S::spread(at(chunk, 0), bit, bit + 1, 1);
+                S::or(two_bits::<S>(chunk, 32, i), S::shl::<2>(high))
+            }],
             scales: scaled::<S>(
                 half_at::<S>(chunk, 108),
-                scales.map(|scale| i32::from(scale) - 32),
+                array![0; g => i32::from(scales[g]) - 32],
             ),
             mins: S::Floats::zero(),
         }

@@ -1,11 +1,9 @@
 //! The 32-value formats Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0: a chunk is sixteen blocks.
 
-use std::array::from_fn;
-
 use carat_gguf::QuantType;
 
-use super::format::{Coding, Format, Unpacked, at, halves};
-use crate::simd::{Floats, Simd};
+use super::format::{Coding, Format, Unpacked, at, halves, no_codes};
+use crate::simd::{Floats, Simd, array};
 
 /// Nibbles of blocks `2 i` and `2 i + 1`, where a block has `bytes` bytes and its nibbles start at `offset`.
 #[inline(always)]
@@ -31,7 +29,7 @@ fn fifth_bits<S: Simd>(chunk: &[u8], i: usize, bytes: usize, offset: usize) -> S
 /// Negated, because formats subtract their minimum and these add theirs.
 #[inline(always)]
 fn added_mins<S: Simd>(bits: [u16; 16]) -> S::Floats {
-    S::Floats::load_half(&bits.map(|half| half ^ 0x8000))
+    S::Floats::load_half(&array![0; i => bits[i] ^ 0x8000])
 }
 
 pub(crate) struct Q4_0;
@@ -47,7 +45,7 @@ impl Format for Q4_0 {
     fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 18] = at(chunk, 0);
         Unpacked {
-            codes: from_fn(|i| block_nibbles::<S>(chunk, i, 18, 2)),
+            codes: array![no_codes::<S>(); i => block_nibbles::<S>(chunk, i, 18, 2)],
             scales: S::Floats::load_half(&halves(chunk, 0, 18)),
             mins: S::Floats::zero(),
         }
@@ -67,7 +65,7 @@ impl Format for Q4_1 {
     fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 20] = at(chunk, 0);
         Unpacked {
-            codes: from_fn(|i| block_nibbles::<S>(chunk, i, 20, 4)),
+            codes: array![no_codes::<S>(); i => block_nibbles::<S>(chunk, i, 20, 4)],
             scales: S::Floats::load_half(&halves(chunk, 0, 20)),
             mins: added_mins::<S>(halves(chunk, 2, 20)),
         }
@@ -87,10 +85,10 @@ impl Format for Q5_0 {
     fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 22] = at(chunk, 0);
         Unpacked {
-            codes: from_fn(|i| {
+            codes: array![no_codes::<S>(); i => {
                 let low = block_nibbles::<S>(chunk, i, 22, 6);
                 S::or(low, fifth_bits::<S>(chunk, i, 22, 2))
-            }),
+            }],
             scales: S::Floats::load_half(&halves(chunk, 0, 22)),
             mins: S::Floats::zero(),
         }
@@ -110,10 +108,10 @@ impl Format for Q5_1 {
     fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 24] = at(chunk, 0);
         Unpacked {
-            codes: from_fn(|i| {
+            codes: array![no_codes::<S>(); i => {
                 let low = block_nibbles::<S>(chunk, i, 24, 8);
                 S::or(low, fifth_bits::<S>(chunk, i, 24, 4))
-            }),
+            }],
             scales: S::Floats::load_half(&halves(chunk, 0, 24)),
             mins: added_mins::<S>(halves(chunk, 2, 24)),
         }
@@ -133,7 +131,7 @@ impl Format for Q8_0 {
     fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 34] = at(chunk, 0);
         Unpacked {
-            codes: from_fn(|i| S::join(at(chunk, 68 * i + 2), at(chunk, 68 * i + 36))),
+            codes: array![no_codes::<S>(); i => S::join(at(chunk, 68 * i + 2), at(chunk, 68 * i + 36))],
             scales: S::Floats::load_half(&halves(chunk, 0, 34)),
             mins: S::Floats::zero(),
         }

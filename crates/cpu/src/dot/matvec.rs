@@ -8,15 +8,19 @@ use carat_gguf::QuantType;
 
 use super::{
     WeightRows,
-    format::{Chunks, Coding, Format, Unpacked, WithFormat, with_format},
+    format::{Coding, Format, Tail, Unpacked, WithFormat, with_format},
 };
 use crate::{
     activations::{CHUNK, Chunk, Row},
-    simd::{Floats, LANES, Simd},
+    simd::{Floats, LANES, Simd, array},
 };
 
-/// From how many activation rows on [`super::panel`] is faster.
-pub(crate) const MOST_ROWS: usize = 4;
+/// How far ahead of the arithmetic weights are asked for, across the ends of rows: the processor's own prefetcher stays
+/// within a page and starts anew in the next.
+const PREFETCH_BYTES: usize = 4096;
+
+/// Above this many activation rows [`super::panel`] is faster.
+pub(crate) const MOST_ROWS: usize = 7;
 
 /// Fills `out`, `[x.len(), weights.len()]`.
 #[inline(always)]
@@ -67,12 +71,23 @@ impl<S: Simd> Matvec<'_, S> {
     fn rows<F: Format, const R: usize>(&mut self, first: usize, x: [Row<'_>; R]) -> usize {
         let columns = self.weights.len();
         for column in 0..columns {
-            let chunks = Chunks::new::<F>(self.weights.row(column));
+            let row = self.weights.row(column);
             let mut sums = [S::Floats::zero(); R];
-            for index in 0..chunks.count() {
-                let weights = F::unpack::<S>(chunks.chunk::<F>(index));
+            let whole = row.chunks_exact(F::CHUNK_BYTES);
+            let count = whole.len();
+            for (index, chunk) in whole.enumerate() {
+                for line in 0..F::CHUNK_BYTES.div_ceil(64) {
+                    S::prefetch(chunk.as_ptr().wrapping_add(PREFETCH_BYTES + 64 * line));
+                }
+                let weights = F::unpack::<S>(chunk);
                 for (sum, x) in sums.iter_mut().zip(x) {
                     *sum = add_chunk::<S, F>(*sum, &weights, x, index);
+                }
+            }
+            if let Some(tail) = Tail::of::<F>(row) {
+                let weights = F::unpack::<S>(tail.chunk::<F>());
+                for (sum, x) in sums.iter_mut().zip(x) {
+                    *sum = add_chunk::<S, F>(*sum, &weights, x, count);
                 }
             }
             for (row, sum) in sums.into_iter().enumerate() {
@@ -91,25 +106,19 @@ fn add_chunk<S: Simd, F: Format>(
     x: Row<'_>,
     index: usize,
 ) -> S::Floats {
-    let dot = |i: usize, codes: &[[i8; 64]]| {
-        let x = S::load_signed(&codes[i]);
-        let zero = S::ints(0);
-        match F::CODING {
-            Coding::Offset(_) => S::dot_unsigned(zero, weights.codes[i], x),
-            Coding::Signed => S::dot_signed(zero, weights.codes[i], x),
-        }
-    };
     let (totals, code_sums, scales);
     if F::GROUP == 32 {
         let chunk = &x[index];
         let (codes, _) = chunk.codes.as_chunks::<64>();
-        totals = S::sum_by_eight(std::array::from_fn(|i| dot(i, codes)));
+        let parts = array![S::ints(0); i => dot::<S, F>(weights.codes[i], &codes[i])];
+        totals = S::sum_by_eight(parts);
         code_sums = S::load_ints(&chunk.sums);
         scales = S::Floats::load(&chunk.scales);
     } else {
         let half = HalfChunk::new(x, index);
         let (codes, _) = half.codes.as_chunks::<64>();
-        totals = S::sum_by_four(std::array::from_fn(|i| dot(i, codes)));
+        let parts = array![S::ints(0); i => dot::<S, F>(weights.codes[i], &codes[i])];
+        totals = S::sum_by_four(parts);
         code_sums = S::load_ints(half.sums);
         scales = S::Floats::load_twice(half.scales);
     }
@@ -125,6 +134,15 @@ fn add_chunk<S: Simd, F: Format>(
             .neg_mul_add(S::to_floats(code_sums).mul(scales), sum)
     } else {
         sum
+    }
+}
+
+#[inline(always)]
+fn dot<S: Simd, F: Format>(weights: S::Bytes, x: &[i8; 64]) -> S::Ints {
+    let (zero, x) = (S::ints(0), S::load_signed(x));
+    match F::CODING {
+        Coding::Offset(_) => S::dot_unsigned(zero, weights, x),
+        Coding::Signed => S::dot_prepared(zero, S::prepare(weights), x),
     }
 }
 

@@ -11,29 +11,25 @@ use carat_gguf::QuantType;
 
 use super::{
     WeightRows,
-    format::{Chunks, Format, WithFormat, signed, with_format},
+    format::{Format, Tail, WithFormat, signed, with_format},
 };
 use crate::{
-    activations::{GROUP, Row},
-    simd::{Floats, LANES, Simd},
+    activations::{CHUNK, Chunk, GROUP, Row},
+    simd::{Floats, LANES, Line, Simd, array},
 };
 
 /// Weight rows of a panel.
 pub(crate) const ROWS: usize = LANES;
 
-/// One cache line of codes: four columns of sixteen rows.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line([u8; 64]);
-
 /// One number for each of sixteen rows.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Column([f32; ROWS]);
+pub(crate) struct Column([f32; ROWS]);
 
 /// Sixteen weight rows, unpacked.
 #[derive(Default)]
 pub(crate) struct Panel {
+    /// A line holds four columns of all rows, prepared for this instruction set.
     codes: Vec<Line>,
     scales: Vec<Column>,
     /// Empty in formats without minimums.
@@ -80,38 +76,48 @@ impl<S: Simd> WithFormat for Pack<'_, S> {
             .mins
             .resize(if F::MINS { padded } else { 0 }, Column([0.0; ROWS]));
 
-        let mut codes = [[[0; 64]; ROWS]; 8];
+        let mut codes = [[Line([0; 64]); ROWS]; 8];
         let mut scales = [[0.0; LANES]; ROWS];
         let mut mins = [[0.0; LANES]; ROWS];
-        let rows: [Option<Chunks<'_>>; ROWS] = std::array::from_fn(|row| {
-            (row < weights.len()).then(|| Chunks::new::<F>(weights.row(row)))
-        });
         for index in 0..padded / LANES {
-            for (row, chunks) in rows.iter().enumerate() {
-                let Some(chunks) = chunks else { continue };
-                let unpacked = F::unpack::<S>(chunks.chunk::<F>(index));
+            let start = index * F::CHUNK_BYTES;
+            for row in 0..weights.len() {
+                let bytes = weights.row(row);
+                let tail;
+                let chunk = if let Some(chunk) = bytes.get(start..start + F::CHUNK_BYTES) {
+                    chunk
+                } else {
+                    tail = Tail::of::<F>(bytes).expect("a row ends short of a whole chunk");
+                    tail.chunk::<F>()
+                };
+                let unpacked = F::unpack::<S>(chunk);
                 for (piece, codes) in codes.iter_mut().enumerate().take(F::GROUP / 4) {
-                    S::store_bytes(signed::<S, F>(unpacked.codes[piece]), &mut codes[row]);
+                    let prepared = S::prepare(signed::<S, F>(unpacked.codes[piece]));
+                    S::store_bytes(prepared, &mut codes[row].0);
                 }
                 unpacked.scales.store(&mut scales[row]);
                 unpacked.mins.store(&mut mins[row]);
             }
-            let lines = &mut panel.codes[index * LANES * lines_per_group..];
-            for (piece, codes) in codes.iter().enumerate().take(F::GROUP / 4) {
-                let mut columns = [[0; 64]; LANES];
-                S::transpose(codes, &mut columns);
-                for (line, column) in lines[piece * LANES..].iter_mut().zip(columns) {
-                    line.0 = column;
-                }
+            let (lines, _) = panel.codes[index * LANES * lines_per_group..].as_chunks_mut();
+            for (codes, lines) in codes.iter().zip(&mut lines[..F::GROUP / 4]) {
+                S::transpose(codes, lines);
             }
-            for g in 0..LANES {
-                panel.scales[index * LANES + g].0 = scales.map(|row| row[g]);
-                if F::MINS {
-                    panel.mins[index * LANES + g].0 = mins.map(|row| row[g]);
-                }
+            turn(&scales, &mut panel.scales[index * LANES..][..LANES]);
+            if F::MINS {
+                turn(&mins, &mut panel.mins[index * LANES..][..LANES]);
             }
         }
         panel.scales.truncate(groups);
+    }
+}
+
+/// Rows of sixteen numbers to columns.
+#[inline(always)]
+fn turn(rows: &[[f32; LANES]; ROWS], columns: &mut [Column]) {
+    for (g, column) in columns.iter_mut().enumerate() {
+        for (value, row) in column.0.iter_mut().zip(rows) {
+            *value = row[g];
+        }
     }
 }
 
@@ -119,126 +125,165 @@ impl<S: Simd> WithFormat for Pack<'_, S> {
 pub(crate) const MOST_ROWS: usize = 8;
 pub(crate) const MOST_PANELS: usize = 2;
 
-/// Multiplies one or two panels with up to [`MOST_ROWS`] rows: `out[row][panel]` holds sixteen outputs.
+/// Partial sums of a call, `[lane][row][panel]`. After it, lane 0 holds the sixteen outputs of each row and panel.
+pub(crate) struct Sums(Box<[[[Column; MOST_PANELS]; MOST_ROWS]; LANES]>);
+
+impl Default for Sums {
+    fn default() -> Sums {
+        Sums(Box::new(
+            [[[Column([0.0; ROWS]); MOST_PANELS]; MOST_ROWS]; LANES],
+        ))
+    }
+}
+
+impl Sums {
+    /// The first outputs of a row.
+    pub(crate) fn copy_row(&self, row: usize, out: &mut [f32]) {
+        for (out, column) in out.chunks_mut(ROWS).zip(&self.0[0][row]) {
+            out.copy_from_slice(&column.0[..out.len()]);
+        }
+    }
+}
+
+/// Multiplies one or two panels of one format and width with up to [`MOST_ROWS`] rows.
 #[inline(always)]
-pub(crate) fn multiply<S: Simd>(
-    panels: &[Panel],
-    x: &[Row<'_>],
-    out: &mut [[[f32; ROWS]; MOST_PANELS]; MOST_ROWS],
-) {
+pub(crate) fn multiply<S: Simd>(panels: &[Panel], x: &[Row<'_>], sums: &mut Sums) {
     assert!(
         x.len() <= MOST_ROWS && panels.len() <= MOST_PANELS,
         "{} rows and {} panels are too many",
         x.len(),
         panels.len()
     );
-    // How many accumulators fit in registers decides how many rows go through the panel together. A row's result is
-    // the same in any company.
-    if S::WIDE {
-        if let [a, b] = panels {
-            blocks::<S, 8, 2>([a, b], x, out, 0);
-        } else if let [a] = panels {
-            blocks::<S, 8, 1>([a], x, out, 0);
+    // How many sums fit in registers decides how many rows go through the panels together. A row's result is the same
+    // in any company.
+    match panels {
+        [a, b] if S::WIDE => blocks::<S, 8, 2>([a, b], x, sums, 0),
+        _ if S::WIDE => {
+            for (first, panel) in panels.iter().enumerate() {
+                blocks::<S, 8, 1>([panel], x, sums, first);
+            }
         }
-    } else {
-        for (p, panel) in panels.iter().enumerate() {
-            blocks::<S, 4, 1>([panel], x, out, p);
+        _ => {
+            for (first, panel) in panels.iter().enumerate() {
+                blocks::<S, 4, 1>([panel], x, sums, first);
+            }
         }
     }
 }
 
-/// Cuts the rows into blocks of `R`, then single rows.
+/// Cuts the rows into blocks of `R`, then of four, then single rows.
 #[inline(always)]
 fn blocks<S: Simd, const R: usize, const C: usize>(
     panels: [&Panel; C],
     x: &[Row<'_>],
-    out: &mut [[[f32; ROWS]; MOST_PANELS]; MOST_ROWS],
+    sums: &mut Sums,
     first_panel: usize,
 ) {
-    let (whole, rest) = x.as_chunks::<R>();
-    for (block, out) in whole.iter().zip(out.chunks_mut(R)) {
-        grouped::<S, R, C>(panels, *block, out, first_panel);
-    }
-    for (row, out) in rest.iter().zip(&mut out[x.len() - rest.len()..]) {
-        grouped::<S, 1, C>(panels, [row], std::slice::from_mut(out), first_panel);
-    }
-}
-
-#[inline(always)]
-fn grouped<S: Simd, const R: usize, const C: usize>(
-    panels: [&Panel; C],
-    x: [Row<'_>; R],
-    out: &mut [[[f32; ROWS]; MOST_PANELS]],
-    first_panel: usize,
-) {
-    if panels[0].group == GROUP {
-        tile::<S, R, C, 8>(panels, x, out, first_panel);
-    } else {
-        tile::<S, R, C, 4>(panels, x, out, first_panel);
-    }
-}
-
-/// `R` rows times `C` panels whose groups are `QUADS * 4` values long.
-#[inline(always)]
-fn tile<S: Simd, const R: usize, const C: usize, const QUADS: usize>(
-    panels: [&Panel; C],
-    x: [Row<'_>; R],
-    out: &mut [[[f32; ROWS]; MOST_PANELS]],
-    first_panel: usize,
-) {
-    let groups = panels[0].scales.len();
-    let mut lanes = [[[S::Floats::zero(); C]; R]; LANES];
-    let per_chunk = LANES * 8 / QUADS;
-    for g in 0..groups {
-        let (chunk, place) = (g / per_chunk, g % per_chunk);
-        // One group of a row: its codes, its scale and the sum of its codes.
-        let of_row = |row: Row<'_>| {
-            let chunk = &row[chunk];
-            if QUADS == 8 {
-                (chunk.scales[place], chunk.sums[place])
-            } else {
-                (chunk.scales[place / 2], chunk.half_sums[place])
-            }
+    let mut row = 0;
+    while row < x.len() {
+        row += if let Some(block) = x[row..].first_chunk::<R>() {
+            tile::<S, R, C>(panels, *block, sums, (row, first_panel))
+        } else if let Some(block) = x[row..].first_chunk::<4>() {
+            tile::<S, 4, C>(panels, *block, sums, (row, first_panel))
+        } else {
+            tile::<S, 1, C>(panels, [x[row]], sums, (row, first_panel))
         };
+    }
+}
+
+/// `R` rows times `C` panels, into the sums from row and panel `first` on. Returns `R`.
+#[inline(always)]
+#[expect(
+    clippy::needless_range_loop,
+    reason = "rows, panels and lanes are indexed alike in several arrays"
+)]
+fn tile<S: Simd, const R: usize, const C: usize>(
+    panels: [&Panel; C],
+    x: [Row<'_>; R],
+    sums: &mut Sums,
+    first: (usize, usize),
+) -> usize {
+    let group = panels[0].group;
+    let groups = panels[0].scales.len();
+    // Kept out of the constants on purpose: told this number, the compiler unrolls the loop below completely and spills
+    // every broadcast, at a third of the speed.
+    let quads = group / 4;
+    for g in 0..groups {
+        let first_value = g * group;
+        let chunks: [&Chunk; R] = array![&x[0][0]; r => &x[r][first_value / CHUNK]];
+        let first_quad = first_value % CHUNK / 4;
+        let lines: [&[Line]; C] =
+            array![[].as_slice(); c => &panels[c].codes[g * quads..][..quads]];
+        let code_sums: [i32; R] = array![0; r => code_sum(chunks[r], group, first_quad)];
         let mut totals: [[S::Ints; C]; R] =
-            x.map(|row| [S::ints(-S::SIGNED_OFFSET * of_row(row).1); C]);
-        for quad in 0..QUADS {
+            array![[S::ints(0); C]; r => [S::ints(-S::SIGNED_OFFSET * code_sums[r]); C]];
+        for quad in 0..quads {
             let weights: [S::Bytes; C] =
-                std::array::from_fn(|c| S::load_bytes(&panels[c].codes[g * QUADS + quad].0));
-            for (totals, row) in totals.iter_mut().zip(x) {
-                let (quads, _) = row[chunk].codes.as_chunks::<4>();
-                let x = S::splat_quad(&quads[place * QUADS + quad]);
-                for (total, weights) in totals.iter_mut().zip(weights) {
-                    *total = S::dot_signed(*total, weights, x);
-                }
-            }
-        }
-        let lane = &mut lanes[g % LANES];
-        for r in 0..R {
-            let (scale, code_sum) = of_row(x[r]);
-            for c in 0..C {
-                let by = S::Floats::load(&panels[c].scales[g].0).mul(S::Floats::splat(scale));
-                let mut sum = S::to_floats(totals[r][c]).mul_add(by, lane[r][c]);
-                if let Some(min) = panels[c].mins.get(g) {
-                    let x_sum = S::Floats::splat(code_sum as f32 * scale);
-                    sum = S::Floats::load(&min.0).neg_mul_add(x_sum, sum);
-                }
-                lane[r][c] = sum;
-            }
-        }
-    }
-    for width in [8, 4, 2, 1] {
-        for i in 0..width {
+                array![S::load_bytes(&[0; 64]); c => S::load_bytes(&lines[c][quad].0)];
+            // The remainder only tells the compiler what is always true.
+            let place = (first_quad + quad) % (CHUNK / 4);
             for r in 0..R {
+                let x = S::splat_quad(chunks[r].codes.as_chunks().0[place]);
                 for c in 0..C {
-                    lanes[i][r][c] = lanes[i][r][c].add(lanes[i + width][r][c]);
+                    totals[r][c] = S::dot_prepared(totals[r][c], weights[c], x);
+                }
+            }
+        }
+        let scales: [S::Floats; C] =
+            array![S::Floats::zero(); c => S::Floats::load(&panels[c].scales[g].0)];
+        let lane = &mut sums.0[g % LANES];
+        for r in 0..R {
+            let scale = S::Floats::splat(chunks[r].scales[first_quad / (GROUP / 4)]);
+            for c in 0..C {
+                let sum = &mut lane[first.0 + r][first.1 + c].0;
+                // A lane's first group starts it.
+                let before = if g < LANES {
+                    S::Floats::zero()
+                } else {
+                    S::Floats::load(sum)
+                };
+                S::to_floats(totals[r][c])
+                    .mul_add(scales[c].mul(scale), before)
+                    .store(sum);
+            }
+        }
+        if panels[0].mins.len() > g {
+            for r in 0..R {
+                let scale = chunks[r].scales[first_quad / (GROUP / 4)];
+                let x_sum = S::Floats::splat(code_sums[r] as f32 * scale);
+                for c in 0..C {
+                    let sum = &mut lane[first.0 + r][first.1 + c].0;
+                    S::Floats::load(&panels[c].mins[g].0)
+                        .neg_mul_add(x_sum, S::Floats::load(sum))
+                        .store(sum);
                 }
             }
         }
     }
-    for (sums, out) in lanes[0].iter().zip(out) {
-        for (c, sum) in sums.iter().enumerate() {
-            sum.store(&mut out[first_panel + c]);
+    for r in first.0..first.0 + R {
+        for c in first.1..first.1 + C {
+            for lane in groups..LANES {
+                sums.0[lane][r][c].0.fill(0.0);
+            }
+            let mut lanes: [S::Floats; LANES] =
+                array![S::Floats::zero(); lane => S::Floats::load(&sums.0[lane][r][c].0)];
+            for width in [8, 4, 2, 1] {
+                for i in 0..width {
+                    lanes[i] = lanes[i].add(lanes[i + width]);
+                }
+            }
+            lanes[0].store(&mut sums.0[0][r][c].0);
         }
+    }
+    R
+}
+
+/// The sum of one group's codes.
+#[inline(always)]
+fn code_sum(chunk: &Chunk, group: usize, first_quad: usize) -> i32 {
+    if group == GROUP {
+        chunk.sums[first_quad / 8]
+    } else {
+        chunk.half_sums[first_quad / 4]
     }
 }

@@ -3,7 +3,7 @@ use carat_gguf::QuantType;
 use super::{WeightRows, matvec, panel};
 use crate::{
     activations::{Activations, Row},
-    kernels::{Kernels, PanelOutputs},
+    kernels::Kernels,
     testing::{Random, bits, relative_error},
 };
 
@@ -96,6 +96,8 @@ impl Problem {
             .collect();
         let mut out = vec![f32::NAN; rows.len() * self.weight_rows];
         let width = panel::ROWS * panel::MOST_PANELS;
+        // One for all, as a worker has: what a call leaves behind must not matter to the next.
+        let mut sums = panel::Sums::default();
         for first in (0..self.weight_rows).step_by(width) {
             let weights = self
                 .rows()
@@ -107,12 +109,10 @@ impl Problem {
                 kernels.pack(self.quant, weights.slice(rows), panel);
             }
             for (block, rows) in rows.chunks(panel::MOST_ROWS).enumerate() {
-                let mut tile: PanelOutputs = [[[f32::NAN; 16]; 2]; 8];
-                kernels.multiply(&panels[..count], rows, &mut tile);
-                for (r, tile) in tile.iter().enumerate().take(rows.len()) {
+                kernels.multiply(&panels[..count], rows, &mut sums);
+                for r in 0..rows.len() {
                     let start = (block * panel::MOST_ROWS + r) * self.weight_rows + first;
-                    out[start..start + weights.len()]
-                        .copy_from_slice(&tile.as_flattened()[..weights.len()]);
+                    sums.copy_row(r, &mut out[start..start + weights.len()]);
                 }
             }
         }

@@ -4,9 +4,13 @@
     reason = "vector intrinsics; the features are checked where the kernel table is chosen"
 )]
 
+#[allow(
+    clippy::wildcard_imports,
+    reason = "the names are the instructions; a list of seventy says nothing"
+)]
 use std::arch::x86_64::*;
 
-use super::{Floats, LANES, Simd, avx512::sum_eight};
+use super::{Floats, LANES, Line, Simd, avx512::sum_eight};
 
 /// Wraps intrinsics whose only demand is the instruction set (and pointers that come from array references).
 macro_rules! avx2 {
@@ -25,34 +29,29 @@ pub(crate) struct Avx2;
 #[derive(Clone, Copy)]
 pub(crate) struct Pair<T>(T, T);
 
-impl<T: Copy> Pair<T> {
-    #[inline(always)]
-    fn map<U>(self, f: impl Fn(T) -> U) -> Pair<U> {
-        Pair(f(self.0), f(self.1))
-    }
-
-    #[inline(always)]
-    fn zip<U>(self, other: Pair<T>, f: impl Fn(T, T) -> U) -> Pair<U> {
-        Pair(f(self.0, other.0), f(self.1, other.1))
-    }
+/// The same expression for both halves: `both!(a = x, b = y => f(a, b))`.
+macro_rules! both {
+    ($($name:ident = $pair:expr),+ => $body:expr) => {
+        Pair(
+            { $(let $name = $pair.0;)+ avx2!($body) },
+            { $(let $name = $pair.1;)+ avx2!($body) },
+        )
+    };
 }
 
+/// The two halves of sixteen elements.
 #[inline(always)]
-fn halves<T>(whole: &[T; LANES]) -> [&[T; 8]; 2] {
-    let (low, high) = whole.split_at(8);
-    [low, high].map(|half| half.try_into().expect("eight of sixteen"))
+fn halves<T>(whole: &[T; LANES]) -> Pair<&[T; 8]> {
+    let (low, _) = whole.as_chunks();
+    Pair(&low[0], &low[1])
 }
 
 #[inline(always)]
 fn halves_mut<T>(whole: &mut [T; LANES]) -> [&mut [T; 8]; 2] {
     let (low, high) = whole.split_at_mut(8);
-    [low, high].map(|half| half.try_into().expect("eight of sixteen"))
-}
-
-#[inline(always)]
-fn both<T, U>(whole: &[T; LANES], f: impl Fn(&[T; 8]) -> U) -> Pair<U> {
-    let [low, high] = halves(whole);
-    Pair(f(low), f(high))
+    let (low, _) = low.as_chunks_mut();
+    let (high, _) = high.as_chunks_mut();
+    [&mut low[0], &mut high[0]]
 }
 
 impl Floats for Pair<__m256> {
@@ -64,7 +63,7 @@ impl Floats for Pair<__m256> {
 
     #[inline(always)]
     fn load(from: &[f32; LANES]) -> Self {
-        both(from, |half| avx2!(_mm256_loadu_ps(half.as_ptr())))
+        both!(half = halves(from) => _mm256_loadu_ps(half.as_ptr()))
     }
 
     #[inline(always)]
@@ -76,25 +75,37 @@ impl Floats for Pair<__m256> {
 
     #[inline(always)]
     fn load_half(from: &[u16; LANES]) -> Self {
-        both(from, |half| {
-            avx2!(_mm256_cvtph_ps(_mm_loadu_si128(half.as_ptr().cast())))
-        })
+        both!(half = halves(from) => _mm256_cvtph_ps(_mm_loadu_si128(half.as_ptr().cast())))
     }
 
     #[inline(always)]
     fn store_half(self, to: &mut [u16; LANES]) {
-        let narrow = self.map(|x| avx2!(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x)));
+        let narrow = both!(x = self => _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x));
         let [low, high] = halves_mut(to);
         avx2!(_mm_storeu_si128(low.as_mut_ptr().cast(), narrow.0));
         avx2!(_mm_storeu_si128(high.as_mut_ptr().cast(), narrow.1));
     }
 
     #[inline(always)]
-    fn load_bfloat(from: &[u16; LANES]) -> Self {
-        both(from, |half| {
-            avx2!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(
-                _mm256_cvtepu16_epi32(_mm_loadu_si128(half.as_ptr().cast()))
-            )))
+    fn load_f32_bytes(from: &[u8; 4 * LANES]) -> Self {
+        let (from, _) = from.as_chunks::<32>();
+        both!(half = Pair(&from[0], &from[1]) => _mm256_loadu_ps(half.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    fn load_f16_bytes(from: &[u8; 2 * LANES]) -> Self {
+        let (from, _) = from.as_chunks::<16>();
+        both!(half = Pair(&from[0], &from[1]) => {
+            _mm256_cvtph_ps(_mm_loadu_si128(half.as_ptr().cast()))
+        })
+    }
+
+    #[inline(always)]
+    fn load_bf16_bytes(from: &[u8; 2 * LANES]) -> Self {
+        let (from, _) = from.as_chunks::<16>();
+        both!(half = Pair(&from[0], &from[1]) => {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(half.as_ptr().cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
         })
     }
 
@@ -111,81 +122,69 @@ impl Floats for Pair<__m256> {
 
     #[inline(always)]
     fn add(self, other: Self) -> Self {
-        self.zip(other, |a, b| avx2!(_mm256_add_ps(a, b)))
+        both!(a = self, b = other => _mm256_add_ps(a, b))
     }
 
     #[inline(always)]
     fn sub(self, other: Self) -> Self {
-        self.zip(other, |a, b| avx2!(_mm256_sub_ps(a, b)))
+        both!(a = self, b = other => _mm256_sub_ps(a, b))
     }
 
     #[inline(always)]
     fn mul(self, other: Self) -> Self {
-        self.zip(other, |a, b| avx2!(_mm256_mul_ps(a, b)))
+        both!(a = self, b = other => _mm256_mul_ps(a, b))
     }
 
     #[inline(always)]
     fn div(self, other: Self) -> Self {
-        self.zip(other, |a, b| avx2!(_mm256_div_ps(a, b)))
+        both!(a = self, b = other => _mm256_div_ps(a, b))
     }
 
     #[inline(always)]
     fn max(self, other: Self) -> Self {
-        self.zip(other, |a, b| avx2!(_mm256_max_ps(a, b)))
+        both!(a = self, b = other => _mm256_max_ps(a, b))
     }
 
     #[inline(always)]
     fn min(self, other: Self) -> Self {
-        self.zip(other, |a, b| avx2!(_mm256_min_ps(a, b)))
+        both!(a = self, b = other => _mm256_min_ps(a, b))
     }
 
     #[inline(always)]
     fn mul_add(self, by: Self, plus: Self) -> Self {
-        Pair(
-            avx2!(_mm256_fmadd_ps(self.0, by.0, plus.0)),
-            avx2!(_mm256_fmadd_ps(self.1, by.1, plus.1)),
-        )
+        both!(a = self, b = by, c = plus => _mm256_fmadd_ps(a, b, c))
     }
 
     #[inline(always)]
     fn neg_mul_add(self, by: Self, from: Self) -> Self {
-        Pair(
-            avx2!(_mm256_fnmadd_ps(self.0, by.0, from.0)),
-            avx2!(_mm256_fnmadd_ps(self.1, by.1, from.1)),
-        )
+        both!(a = self, b = by, c = from => _mm256_fnmadd_ps(a, b, c))
     }
 
     #[inline(always)]
     fn round(self) -> Self {
-        self.map(|x| {
-            avx2!(_mm256_round_ps::<
-                { _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC },
-            >(x))
+        both!(x = self => {
+            _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x)
         })
     }
 
     #[inline(always)]
     fn abs(self) -> Self {
-        self.map(|x| avx2!(_mm256_andnot_ps(_mm256_set1_ps(-0.0), x)))
+        both!(x = self => _mm256_andnot_ps(_mm256_set1_ps(-0.0), x))
     }
 
     #[inline(always)]
     fn exp2_whole(self) -> Self {
-        self.map(|x| {
-            avx2!({
-                let biased = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
-            })
+        both!(x = self => {
+            let biased = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
         })
     }
 
     #[inline(always)]
     fn select_below(self, bound: Self, then: Self, otherwise: Self) -> Self {
-        let below = self.zip(bound, |a, b| avx2!(_mm256_cmp_ps::<_CMP_LT_OQ>(a, b)));
-        Pair(
-            avx2!(_mm256_blendv_ps(otherwise.0, then.0, below.0)),
-            avx2!(_mm256_blendv_ps(otherwise.1, then.1, below.1)),
-        )
+        both!(a = self, b = bound, then = then, otherwise = otherwise => {
+            _mm256_blendv_ps(otherwise, then, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b))
+        })
     }
 
     #[inline(always)]
@@ -235,7 +234,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn load_ints(from: &[i32; LANES]) -> Pair<__m256i> {
-        both(from, |half| avx2!(_mm256_loadu_si256(half.as_ptr().cast())))
+        both!(half = halves(from) => _mm256_loadu_si256(half.as_ptr().cast()))
     }
 
     #[cfg(test)]
@@ -250,17 +249,14 @@ impl Simd for Avx2 {
         if by == 0 {
             return x;
         }
-        x.zip(y, |x, y| {
-            avx2!(_mm256_sub_epi32(
-                x,
-                _mm256_mullo_epi32(y, _mm256_set1_epi32(by))
-            ))
+        both!(x = x, y = y => {
+            _mm256_sub_epi32(x, _mm256_mullo_epi32(y, _mm256_set1_epi32(by)))
         })
     }
 
     #[inline(always)]
     fn to_floats(x: Pair<__m256i>) -> Pair<__m256> {
-        x.map(|x| avx2!(_mm256_cvtepi32_ps(x)))
+        both!(x = x => _mm256_cvtepi32_ps(x))
     }
 
     #[inline(always)]
@@ -295,45 +291,49 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn nibbles(a: &[u8; 16], b: &[u8; 16]) -> Pair<__m256i> {
-        Pair(a, b).map(|block| {
-            avx2!({
-                let twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(block.as_ptr().cast()));
-                let shifted = _mm256_srlv_epi64(twice, _mm256_set_epi64x(4, 4, 0, 0));
-                _mm256_and_si256(shifted, _mm256_set1_epi8(15))
-            })
+        both!(block = Pair(a, b) => {
+            let twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(block.as_ptr().cast()));
+            let shifted = _mm256_srlv_epi64(twice, _mm256_set_epi64x(4, 4, 0, 0));
+            _mm256_and_si256(shifted, _mm256_set1_epi8(15))
         })
     }
 
     #[inline(always)]
     fn spread(run: &[u8; 32], first: u32, second: u32, mask: u8) -> Pair<__m256i> {
         let run = avx2!(_mm256_loadu_si256(run.as_ptr().cast()));
-        Pair(first, second).map(|shift| shift_and_mask(run, shift, mask))
+        Pair(
+            shift_and_mask(run, first, mask),
+            shift_and_mask(run, second, mask),
+        )
     }
 
     #[inline(always)]
     fn field(x: Pair<__m256i>, shift: u32, mask: u8) -> Pair<__m256i> {
-        x.map(|x| shift_and_mask(x, shift, mask))
+        Pair(
+            shift_and_mask(x.0, shift, mask),
+            shift_and_mask(x.1, shift, mask),
+        )
     }
 
     #[inline(always)]
     fn shl<const SHIFT: u32>(x: Pair<__m256i>) -> Pair<__m256i> {
-        x.map(|x| avx2!(_mm256_sll_epi16(x, _mm_cvtsi32_si128(SHIFT.cast_signed()))))
+        both!(x = x => _mm256_sll_epi16(x, _mm_cvtsi32_si128(SHIFT.cast_signed())))
     }
 
     #[inline(always)]
     fn or(a: Pair<__m256i>, b: Pair<__m256i>) -> Pair<__m256i> {
-        a.zip(b, |a, b| avx2!(_mm256_or_si256(a, b)))
+        both!(a = a, b = b => _mm256_or_si256(a, b))
     }
 
     #[inline(always)]
     fn sub_bytes(x: Pair<__m256i>, by: u8) -> Pair<__m256i> {
-        x.map(|x| avx2!(_mm256_sub_epi8(x, _mm256_set1_epi8(by.cast_signed()))))
+        both!(x = x => _mm256_sub_epi8(x, _mm256_set1_epi8(by.cast_signed())))
     }
 
     #[inline(always)]
     fn sixteens(bits: u64) -> Pair<__m256i> {
-        Pair(bits as u32, (bits >> 32) as u32).map(|bits| {
-            avx2!({
+        both!(bits = Pair(bits as u32, (bits >> 32) as u32) => {
+            {
                 // Byte `i` gets the byte of `bits` that holds bit `i`, and of that only bit `i`.
                 let place = _mm256_set_epi64x(
                     0x0303_0303_0303_0303,
@@ -345,7 +345,7 @@ impl Simd for Avx2 {
                 let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits.cast_signed()), place);
                 let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, mine), mine);
                 _mm256_and_si256(set, _mm256_set1_epi8(16))
-            })
+            }
         })
     }
 
@@ -354,33 +354,38 @@ impl Simd for Avx2 {
         let table = avx2!(_mm256_broadcastsi128_si256(_mm_loadu_si128(
             table.as_ptr().cast()
         )));
-        x.map(|x| avx2!(_mm256_shuffle_epi8(table, x)))
+        both!(x = x => _mm256_shuffle_epi8(table, x))
     }
 
     #[inline(always)]
-    fn splat_quad(quad: &[i8; 4]) -> Pair<__m256i> {
-        let x = avx2!(_mm256_set1_epi32(i32::from_le_bytes(
-            quad.map(i8::cast_unsigned)
-        )));
+    fn splat_quad(quad: [i8; 4]) -> Pair<__m256i> {
+        let [a, b, c, d] = quad;
+        let x = avx2!(_mm256_set1_epi32(i32::from_le_bytes([
+            a.cast_unsigned(),
+            b.cast_unsigned(),
+            c.cast_unsigned(),
+            d.cast_unsigned(),
+        ])));
         Pair(x, x)
     }
 
     #[inline(always)]
     fn dot_unsigned(sum: Pair<__m256i>, codes: Pair<__m256i>, x: Pair<__m256i>) -> Pair<__m256i> {
-        let products = codes.zip(x, quad_sums);
-        sum.zip(products, |a, b| avx2!(_mm256_add_epi32(a, b)))
+        both!(sum = sum, codes = codes, x = x => _mm256_add_epi32(sum, quad_sums(codes, x)))
     }
 
     #[inline(always)]
-    fn dot_signed(sum: Pair<__m256i>, codes: Pair<__m256i>, x: Pair<__m256i>) -> Pair<__m256i> {
+    fn prepare(codes: Pair<__m256i>) -> Pair<__m256i> {
+        codes
+    }
+
+    #[inline(always)]
+    fn dot_prepared(sum: Pair<__m256i>, codes: Pair<__m256i>, x: Pair<__m256i>) -> Pair<__m256i> {
         // |c| * (x with the sign of c): 128 * 127 * 2 is just below the saturation of the 16-bit pair sums.
-        let products = codes.zip(x, |codes, x| {
-            quad_sums(
-                avx2!(_mm256_abs_epi8(codes)),
-                avx2!(_mm256_sign_epi8(x, codes)),
-            )
-        });
-        sum.zip(products, |a, b| avx2!(_mm256_add_epi32(a, b)))
+        both!(sum = sum, codes = codes, x = x => {
+            let products = quad_sums(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
+            _mm256_add_epi32(sum, products)
+        })
     }
 
     #[inline(always)]
@@ -395,18 +400,21 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn sum_by_four(parts: [Pair<__m256i>; 4]) -> Pair<__m256i> {
         let [a, b, c, d] = parts;
-        Pair((a, b), (c, d)).map(|(a, b)| {
+        both!(pair = Pair((a, b), (c, d)) => {
+            let (a, b) = pair;
             let sums = half_sums([a.0, a.1, b.0, b.1]);
             // Low halves hold sums 0 2 4 6, high halves 1 3 5 7.
-            avx2!(_mm256_permutevar8x32_epi32(
-                sums,
-                _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0)
-            ))
+            _mm256_permutevar8x32_epi32(sums, _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0))
         })
     }
 
     #[inline(always)]
-    fn transpose(rows: &[[u8; 64]; LANES], columns: &mut [[u8; 64]]) {
+    fn prefetch(address: *const u8) {
+        avx2!(_mm_prefetch::<_MM_HINT_T0>(address.cast()));
+    }
+
+    #[inline(always)]
+    fn transpose(rows: &[Line; LANES], columns: &mut [Line; LANES]) {
         super::Scalar::transpose(rows, columns);
     }
 }

@@ -4,9 +4,13 @@
     reason = "vector intrinsics; the features are checked where the kernel table is chosen"
 )]
 
+#[allow(
+    clippy::wildcard_imports,
+    reason = "the names are the instructions; a list of seventy says nothing"
+)]
 use std::arch::x86_64::*;
 
-use super::{Floats, LANES, Simd};
+use super::{Floats, LANES, Line, Simd};
 
 /// Wraps intrinsics whose only demand is the instruction set (and pointers that come from array references).
 macro_rules! avx512 {
@@ -51,7 +55,17 @@ impl Floats for __m512 {
     }
 
     #[inline(always)]
-    fn load_bfloat(from: &[u16; LANES]) -> Self {
+    fn load_f32_bytes(from: &[u8; 4 * LANES]) -> Self {
+        avx512!(_mm512_loadu_ps(from.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    fn load_f16_bytes(from: &[u8; 2 * LANES]) -> Self {
+        avx512!(_mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())))
+    }
+
+    #[inline(always)]
+    fn load_bf16_bytes(from: &[u8; 2 * LANES]) -> Self {
         avx512!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(
             _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()))
         )))
@@ -304,10 +318,14 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn splat_quad(quad: &[i8; 4]) -> __m512i {
-        avx512!(_mm512_set1_epi32(i32::from_le_bytes(
-            quad.map(i8::cast_unsigned)
-        )))
+    fn splat_quad(quad: [i8; 4]) -> __m512i {
+        let [a, b, c, d] = quad;
+        avx512!(_mm512_set1_epi32(i32::from_le_bytes([
+            a.cast_unsigned(),
+            b.cast_unsigned(),
+            c.cast_unsigned(),
+            d.cast_unsigned(),
+        ])))
     }
 
     #[inline(always)]
@@ -316,11 +334,13 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn dot_signed(sum: __m512i, codes: __m512i, x: __m512i) -> __m512i {
-        avx512!({
-            let shifted = _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
-            _mm512_dpbusd_epi32(sum, shifted, x)
-        })
+    fn prepare(codes: __m512i) -> __m512i {
+        avx512!(_mm512_xor_si512(codes, _mm512_set1_epi8(-128)))
+    }
+
+    #[inline(always)]
+    fn dot_prepared(sum: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+        avx512!(_mm512_dpbusd_epi32(sum, codes, x))
     }
 
     #[inline(always)]
@@ -347,15 +367,26 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn transpose(rows: &[[u8; 64]; LANES], columns: &mut [[u8; 64]]) {
-        let columns: &mut [[u8; 64]; LANES] =
-            (&mut columns[..LANES]).try_into().expect("sixteen columns");
+    fn prefetch(address: *const u8) {
+        avx512!(_mm_prefetch::<_MM_HINT_T0>(address.cast()));
+    }
+
+    #[inline(always)]
+    fn transpose(rows: &[Line; LANES], columns: &mut [Line; LANES]) {
         avx512!({
-            let row = |i: usize| _mm512_loadu_si512(rows[i].as_ptr().cast());
+            let mut units = [_mm512_setzero_si512(); LANES];
+            for (unit, row) in units.iter_mut().zip(rows) {
+                *unit = _mm512_load_si512(row.0.as_ptr().cast());
+            }
             // Quads of rows first: quarter `q` of `quads[4 r + u]` holds unit `4 q + u` of rows `4 r .. 4 r + 4`.
             let mut quads = [_mm512_setzero_si512(); LANES];
             for r in 0..4 {
-                let (a, b, c, d) = (row(4 * r), row(4 * r + 1), row(4 * r + 2), row(4 * r + 3));
+                let [a, b, c, d] = [
+                    units[4 * r],
+                    units[4 * r + 1],
+                    units[4 * r + 2],
+                    units[4 * r + 3],
+                ];
                 let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
                 let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
                 quads[4 * r] = _mm512_unpacklo_epi64(ab_low, cd_low);
@@ -376,8 +407,8 @@ impl Simd for Avx512 {
                     _mm512_shuffle_i32x4::<0b11_01_11_01>(ab_even, cd_even),
                     _mm512_shuffle_i32x4::<0b11_01_11_01>(ab_odd, cd_odd),
                 ];
-                for (q, column) in quarters.into_iter().enumerate() {
-                    _mm512_storeu_si512(columns[4 * q + u].as_mut_ptr().cast(), column);
+                for q in 0..4 {
+                    _mm512_store_si512(columns[4 * q + u].0.as_mut_ptr().cast(), quarters[q]);
                 }
             }
         });

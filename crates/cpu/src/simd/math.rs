@@ -34,12 +34,7 @@ pub(crate) fn tanh<F: Floats>(x: F) -> F {
     // Near zero that cancels; an odd polynomial does not.
     let square = x.mul(x);
     let mut p = F::splat(-5.704_988_7e-3);
-    for c in [
-        2.063_908_9e-2,
-        -5.373_971_5e-2,
-        1.333_144_2e-1,
-        -3.333_328e-1,
-    ] {
+    for c in [2.063_909e-2, -5.373_971_5e-2, 1.333_144_2e-1, -3.333_328e-1] {
         p = p.mul_add(square, F::splat(c));
     }
     let near = p.mul(square).mul_add(x, x);

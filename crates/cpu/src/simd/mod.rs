@@ -5,7 +5,9 @@
 //! results are equal to the last bit and the plain-Rust [`Scalar`] is the twin that the others are tested against.
 //!
 //! The methods are `#[inline(always)]` without a target feature of their own: they take the features of the function
-//! they are inlined into, which is always one of the entry points of [`crate::kernels`].
+//! they are inlined into, which is always one of the entry points of [`crate::kernels`]. What is not inlined there calls
+//! each instruction as a function, which is correct and a hundred times slower; so hot code builds arrays with
+//! [`array!`] instead of closures, which the compiler may leave alone.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -23,6 +25,27 @@ pub(crate) use avx512::Avx512;
 pub(crate) use math::{exp, gelu, tanh};
 pub(crate) use scalar::Scalar;
 
+/// An array whose element `i` is an expression of `i`: `array![zero; i => f(i)]`. The zero only fills it at first.
+macro_rules! array {
+    ($zero:expr; $i:ident => $value:expr) => {{
+        let mut all = [$zero; _];
+        #[allow(
+            clippy::needless_range_loop,
+            reason = "the index is what the value is made of"
+        )]
+        for $i in 0..all.len() {
+            all[$i] = $value;
+        }
+        all
+    }};
+}
+pub(crate) use array;
+
+/// A cache line of bytes.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Line(pub(crate) [u8; 64]);
+
 /// Lanes of every vector of 32-bit numbers.
 pub(crate) const LANES: usize = 16;
 
@@ -35,8 +58,12 @@ pub(crate) trait Floats: Copy {
     fn load_half(from: &[u16; LANES]) -> Self;
     /// Rounds to F16, ties to even.
     fn store_half(self, to: &mut [u16; LANES]);
-    /// Widens sixteen BF16, exactly.
-    fn load_bfloat(from: &[u16; LANES]) -> Self;
+    /// Sixteen little-endian F32.
+    fn load_f32_bytes(from: &[u8; 4 * LANES]) -> Self;
+    /// Widens sixteen little-endian F16, exactly.
+    fn load_f16_bytes(from: &[u8; 2 * LANES]) -> Self;
+    /// Widens sixteen little-endian BF16, exactly.
+    fn load_bf16_bytes(from: &[u8; 2 * LANES]) -> Self;
     /// Eight numbers, each in two neighbouring lanes.
     fn load_twice(from: &[f32; LANES / 2]) -> Self;
     fn add(self, other: Self) -> Self;
@@ -87,7 +114,7 @@ pub(crate) trait Simd: Copy + 'static {
     /// Sixty-four bytes, signed or unsigned as the operation says.
     type Bytes: Copy;
 
-    /// What [`Simd::dot_signed`] adds to each product for every unit of `x`: it may shift codes to be unsigned.
+    /// What [`Simd::dot_prepared`] adds to each product for every unit of `x`: it may shift codes to be unsigned.
     const SIGNED_OFFSET: i32;
     /// Thirty-two registers of sixteen lanes, so kernels may hold larger tiles.
     const WIDE: bool;
@@ -123,17 +150,22 @@ pub(crate) trait Simd: Copy + 'static {
     /// `table[x]` of each byte, which must be below 16.
     fn lookup(table: &[i8; 16], x: Self::Bytes) -> Self::Bytes;
     /// Four bytes, sixteen times.
-    fn splat_quad(quad: &[i8; 4]) -> Self::Bytes;
+    fn splat_quad(quad: [i8; 4]) -> Self::Bytes;
 
     /// Adds to lane `i` the four products of bytes `4 i ..`. Codes are unsigned and below 128, `x` is within ±127.
     fn dot_unsigned(sum: Self::Ints, codes: Self::Bytes, x: Self::Bytes) -> Self::Ints;
-    /// The same for signed codes, plus [`Simd::SIGNED_OFFSET`] times the four `x`.
-    fn dot_signed(sum: Self::Ints, codes: Self::Bytes, x: Self::Bytes) -> Self::Ints;
+    /// Signed codes in the form that [`Simd::dot_prepared`] takes.
+    fn prepare(codes: Self::Bytes) -> Self::Bytes;
+    /// The same for signed codes once prepared, plus [`Simd::SIGNED_OFFSET`] times the four `x`.
+    fn dot_prepared(sum: Self::Ints, codes: Self::Bytes, x: Self::Bytes) -> Self::Ints;
     /// Lane `i` is the sum of lanes `8 i .. 8 i + 8` of the vectors laid end to end.
     fn sum_by_eight(parts: [Self::Ints; 8]) -> Self::Ints;
     /// Lane `i` is the sum of lanes `4 i .. 4 i + 4` of the vectors laid end to end.
     fn sum_by_four(parts: [Self::Ints; 4]) -> Self::Ints;
 
+    /// Asks for the cache line at an address, which need not be readable.
+    fn prefetch(address: *const u8);
+
     /// Turns sixteen rows of sixteen 4-byte units into sixteen columns.
-    fn transpose(rows: &[[u8; 64]; LANES], columns: &mut [[u8; 64]]);
+    fn transpose(rows: &[Line; LANES], columns: &mut [Line; LANES]);
 }

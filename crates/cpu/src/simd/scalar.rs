@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{Floats, LANES, Simd};
+use super::{Floats, LANES, Line, Simd};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Scalar;
@@ -41,8 +41,18 @@ impl Floats for Lanes {
     }
 
     #[inline(always)]
-    fn load_bfloat(from: &[u16; LANES]) -> Lanes {
-        from.map(|bits| bf16::from_bits(bits).to_f32())
+    fn load_f32_bytes(from: &[u8; 4 * LANES]) -> Lanes {
+        std::array::from_fn(|i| f32::from_le_bytes(from.as_chunks().0[i]))
+    }
+
+    #[inline(always)]
+    fn load_f16_bytes(from: &[u8; 2 * LANES]) -> Lanes {
+        std::array::from_fn(|i| f16::from_le_bytes(from.as_chunks().0[i]).to_f32())
+    }
+
+    #[inline(always)]
+    fn load_bf16_bytes(from: &[u8; 2 * LANES]) -> Lanes {
+        std::array::from_fn(|i| bf16::from_le_bytes(from.as_chunks().0[i]).to_f32())
     }
 
     #[inline(always)]
@@ -235,7 +245,7 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn splat_quad(quad: &[i8; 4]) -> [u8; 64] {
+    fn splat_quad(quad: [i8; 4]) -> [u8; 64] {
         std::array::from_fn(|i| quad[i % 4].cast_unsigned())
     }
 
@@ -249,7 +259,12 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn dot_signed(sum: [i32; LANES], codes: [u8; 64], x: [u8; 64]) -> [i32; LANES] {
+    fn prepare(codes: [u8; 64]) -> [u8; 64] {
+        codes
+    }
+
+    #[inline(always)]
+    fn dot_prepared(sum: [i32; LANES], codes: [u8; 64], x: [u8; 64]) -> [i32; LANES] {
         std::array::from_fn(|lane| {
             (4 * lane..4 * lane + 4).fold(sum[lane], |sum, i| {
                 sum + i32::from(codes[i].cast_signed()) * i32::from(x[i].cast_signed())
@@ -274,10 +289,13 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn transpose(rows: &[[u8; 64]; LANES], columns: &mut [[u8; 64]]) {
-        for (unit, column) in columns.iter_mut().enumerate().take(LANES) {
-            for (row, bytes) in rows.iter().enumerate() {
-                column[4 * row..4 * row + 4].copy_from_slice(&bytes[4 * unit..4 * unit + 4]);
+    fn prefetch(_: *const u8) {}
+
+    #[inline(always)]
+    fn transpose(rows: &[Line; LANES], columns: &mut [Line; LANES]) {
+        for (unit, column) in columns.iter_mut().enumerate() {
+            for (row, line) in rows.iter().enumerate() {
+                column.0[4 * row..4 * row + 4].copy_from_slice(&line.0[4 * unit..4 * unit + 4]);
             }
         }
     }
