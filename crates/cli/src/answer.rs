@@ -55,6 +55,7 @@ pub(crate) fn follow(
         show,
         terminal,
         thinking: false,
+        open_line: true,
     };
     while answer.end.is_none() && !interrupt.is_set() {
         match stream.wait(PATIENCE) {
@@ -79,6 +80,8 @@ struct Screen {
     show: Show,
     terminal: Terminal,
     thinking: bool,
+    /// Whether the answer's last line still wants its end.
+    open_line: bool,
 }
 
 impl Screen {
@@ -96,7 +99,10 @@ impl Screen {
                 self.leave_thinking()?;
                 let mut out = io::stdout().lock();
                 match other {
-                    Part::Content(text) => write!(out, "{text}")?,
+                    Part::Content(text) => {
+                        self.open_line = !text.ends_with('\n');
+                        write!(out, "{text}")?;
+                    }
                     Part::ToolCall(call) => {
                         let call =
                             serde_json::json!({ "name": call.name, "arguments": call.arguments });
@@ -120,7 +126,7 @@ impl Screen {
 
     fn end(&mut self) -> io::Result<()> {
         self.leave_thinking()?;
-        if self.show != Show::Nothing {
+        if self.show != Show::Nothing && self.open_line {
             let mut out = io::stdout().lock();
             writeln!(out)?;
             out.flush()?;

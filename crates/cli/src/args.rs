@@ -12,19 +12,14 @@ use crate::synth::{Mix, Preset};
 
 /// Runs Gemma 4 models. Without -m, a small demo model that ships with the source answers.
 #[derive(Debug, Parser)]
-#[command(
-    name = "carat",
-    version,
-    max_term_width = 100,
-    disable_help_subcommand = true
-)]
+#[command(name = "carat", version, max_term_width = 100)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
     /// Read settings from this TOML file; flags win over it
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Print the settings in force and stop
+    /// Print the settings that the file and the flags come to, and stop
     #[arg(long, global = true)]
     pub(crate) print_config: bool,
     /// Use only models that are already on this machine
@@ -122,19 +117,24 @@ pub(crate) struct GenerateArgs {
 #[command(next_help_heading = "Sampling (defaults are the model's own)")]
 pub(crate) struct SamplingArgs {
     /// 0 takes the likeliest token each time
-    #[arg(long, visible_alias = "temp", value_name = "T")]
+    #[arg(
+        long,
+        visible_alias = "temp",
+        value_name = "T",
+        allow_negative_numbers = true
+    )]
     pub(crate) temperature: Option<f32>,
     /// Keep the K likeliest tokens; 0 keeps all
     #[arg(long, value_name = "K")]
     pub(crate) top_k: Option<usize>,
     /// Keep the likeliest tokens that together reach this probability
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
     /// Keep tokens at least P times as likely as the likeliest
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) min_p: Option<f32>,
     /// Make tokens seen recently less likely; 1 does nothing
-    #[arg(long, value_name = "F")]
+    #[arg(long, value_name = "F", allow_negative_numbers = true)]
     pub(crate) repeat_penalty: Option<f32>,
     /// Subtract from the logits of tokens seen recently
     #[arg(long, value_name = "F", allow_negative_numbers = true)]
@@ -179,7 +179,7 @@ pub(crate) struct RunArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ChatArgs {
     /// Continue a conversation written by /save
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "system")]
     pub(crate) load: Option<PathBuf>,
     /// Keep no history of typed lines between sessions
     #[arg(long)]
@@ -190,6 +190,9 @@ pub(crate) struct ChatArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
+    /// The same as -m
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    pub(crate) file: Option<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// List every tensor
@@ -212,13 +215,13 @@ pub(crate) struct InspectArgs {
     )]
     pub(crate) text: String,
     /// With --diff: relative error from which a step counts as different
-    #[arg(long, requires = "diff", default_value_t = 0.02)]
+    #[arg(long, requires = "diff", default_value_t = 0.1, value_parser = tolerance)]
     pub(crate) tolerance: f64,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct TokenizeArgs {
-    /// The text; nothing reads it from stdin
+    /// The text; `-` or nothing reads it from stdin
     pub(crate) text: Option<String>,
     /// A GGUF file or hf:OWNER/REPO[:FILE or QUANT]
     #[arg(short, long, value_name = "MODEL")]
@@ -310,7 +313,7 @@ pub(crate) struct LogitsArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
     /// Rows to run at once
-    #[arg(long, default_value_t = 512, value_name = "ROWS", value_parser = positive)]
+    #[arg(long, default_value_t = 128, value_name = "ROWS", value_parser = positive)]
     pub(crate) chunk: usize,
 }
 
@@ -331,7 +334,7 @@ pub(crate) struct PerplexityArgs {
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     pub(crate) limit: Option<usize>,
     /// Rows to run at once
-    #[arg(long, default_value_t = 512, value_name = "ROWS", value_parser = positive)]
+    #[arg(long, default_value_t = 128, value_name = "ROWS", value_parser = positive)]
     pub(crate) chunk: usize,
 }
 
@@ -342,6 +345,14 @@ fn backend_pair(text: &str) -> Result<[BackendName; 2], String> {
         None => {
             Err("two names with a comma between are expected, such as reference,cpu".to_owned())
         }
+    }
+}
+
+fn tolerance(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(x) if x > 0.0 => Ok(x),
+        Ok(_) => Err("it must be above 0".to_owned()),
+        Err(e) => Err(format!("{e}")),
     }
 }
 

@@ -6,10 +6,6 @@
 //! - `commands/<name>`: one file a command
 //! - `synth`: random models of real shape
 //! - `terminal`, `output`, `interrupt`: notes and progress, files that appear whole, Ctrl-C
-#![expect(
-    clippy::print_stderr,
-    reason = "this is the crate that talks to the person"
-)]
 
 mod answer;
 mod args;
@@ -24,28 +20,32 @@ mod settings;
 mod synth;
 mod terminal;
 
-use std::{io, process::ExitCode};
+use std::{
+    io::{self, IsTerminal},
+    process::ExitCode,
+};
 
 use anyhow::Result;
 use clap::Parser;
 
 use args::{Arguments, Command, EvalCommand};
 use settings::Settings;
-use terminal::{Terminal, say};
+use terminal::{Terminal, say, warn};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // `RUST_LOG` decides; without it, warnings.
+    // `RUST_LOG` decides; without it, errors.
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
         .init();
     match run(&arguments) {
         Ok(code) => code,
         Err(error) if reader_went_away(&error) => ExitCode::SUCCESS,
         Err(error) => {
             // The chain reads as one sentence: what was tried, then why it failed.
-            eprintln!("carat: {error:#}");
+            warn(format_args!("{error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -66,7 +66,11 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     let settings = match &arguments.command {
         Command::Run(a) => settings.with_generation(&a.generate)?,
         Command::Chat(a) => settings.with_generation(&a.generate)?,
-        Command::Inspect(a) => settings.with_model(&a.model)?,
+        Command::Inspect(a) => {
+            let mut settings = settings.with_model(&a.model)?;
+            settings.model = a.file.clone().or(settings.model);
+            settings
+        }
         Command::Bench(a) => settings.with_model(&a.model)?,
         Command::Eval(EvalCommand::Logits(a)) => settings.with_model(&a.model)?,
         Command::Eval(EvalCommand::Perplexity(a)) => settings.with_model(&a.model)?,
@@ -86,11 +90,13 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Inspect(a) => commands::inspect::run(a, &settings, terminal)?,
         Command::Tokenize(a) => commands::tokenize::run(a, &settings, terminal)?,
         Command::Bench(a) => commands::bench::run(a, &settings, terminal)?,
-        Command::Eval(EvalCommand::Logits(a)) => commands::eval::logits(a, &settings, terminal)?,
+        Command::Eval(EvalCommand::Logits(a)) => {
+            return commands::eval::logits(a, &settings, terminal);
+        }
         Command::Eval(EvalCommand::Perplexity(a)) => {
             commands::eval::perplexity(a, &settings, terminal)?;
         }
-        Command::Synth(a) => commands::synth::run(a, terminal)?,
+        Command::Synth(a) => return commands::synth::run(a, terminal),
         Command::Pull(a) => commands::pull::run(a, &settings, terminal)?,
         Command::List => commands::list::run(&settings, terminal)?,
     }

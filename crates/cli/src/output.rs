@@ -2,63 +2,86 @@
 
 use std::{
     fs::{self, File},
-    io::{BufWriter, Write},
+    io::{self, BufWriter, Write},
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 /// A file under a temporary name beside its place; [`WholeFile::commit`] gives it its name, dropping it removes it.
+/// Devices and pipes are written as they are, and what a link points at is replaced, not the link.
 pub(crate) struct WholeFile {
-    writer: Option<BufWriter<File>>,
-    temporary: PathBuf,
+    writer: BufWriter<File>,
+    /// `None` where the content goes straight to its place.
+    temporary: Option<PathBuf>,
     path: PathBuf,
 }
 
 impl WholeFile {
     pub(crate) fn create(path: &Path) -> Result<WholeFile> {
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        if path.is_dir() {
+            bail!("`{}` is a folder; name a file in it", path.display());
+        }
         let name = path
             .file_name()
             .with_context(|| format!("`{}` names no file to write", path.display()))?;
-        let mut temporary = name.to_owned();
-        temporary.push(format!(".{}.partial", std::process::id()));
-        let temporary = path.with_file_name(temporary);
-        let file = File::create(&temporary).with_context(|| {
+        let temporary = (!path.exists() || path.is_file()).then(|| {
+            let mut temporary = name.to_owned();
+            temporary.push(format!(".{}.partial", std::process::id()));
+            path.with_file_name(temporary)
+        });
+        let file = match &temporary {
+            Some(temporary) => File::create(temporary),
+            None => File::options().write(true).open(&path),
+        };
+        let file = file.with_context(|| {
             format!(
                 "cannot write `{}`; is its folder there and writable?",
                 path.display()
             )
         })?;
         Ok(WholeFile {
-            writer: Some(BufWriter::with_capacity(1 << 20, file)),
+            writer: BufWriter::with_capacity(1 << 20, file),
             temporary,
-            path: path.to_owned(),
+            path,
         })
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let writer = self.writer.as_mut().expect("open until it is committed");
-        writer
-            .write_all(bytes)
-            .with_context(|| format!("cannot write `{}`", self.path.display()))
+        self.fill(|file| file.write_all(bytes))
     }
 
-    pub(crate) fn commit(mut self) -> Result<()> {
-        let written = || format!("cannot finish writing `{}`", self.path.display());
-        let writer = self.writer.take().expect("open until it is committed");
-        let file = writer
-            .into_inner()
-            .map_err(std::io::IntoInnerError::into_error)
-            .with_context(written)?;
-        file.sync_all().with_context(written)?;
-        fs::rename(&self.temporary, &self.path).with_context(written)
+    /// Lets `content` write a part of the file.
+    pub(crate) fn fill(
+        &mut self,
+        content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<()> {
+        content(&mut self.writer).with_context(|| format!("cannot write `{}`", self.path.display()))
+    }
+
+    /// Gives the file its name, and returns its size.
+    pub(crate) fn commit(mut self) -> Result<u64> {
+        let finish = |file: &mut WholeFile| -> io::Result<u64> {
+            file.writer.flush()?;
+            let Some(temporary) = &file.temporary else {
+                return Ok(0);
+            };
+            file.writer.get_ref().sync_all()?;
+            fs::rename(temporary, &file.path)?;
+            Ok(file.writer.get_ref().metadata()?.len())
+        };
+        finish(&mut self)
+            .with_context(|| format!("cannot finish writing `{}`", self.path.display()))
     }
 }
 
 impl Drop for WholeFile {
     fn drop(&mut self) {
-        // After a commit there is nothing under this name, and that is fine.
-        let _ = fs::remove_file(&self.temporary);
+        if let Some(temporary) = &self.temporary {
+            // After a commit there is nothing under this name, and that is fine.
+            let _ = fs::remove_file(temporary);
+        }
     }
 }
 
@@ -76,9 +99,33 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         let mut file = WholeFile::create(&path).unwrap();
         file.write(b"whole").unwrap();
-        file.commit().unwrap();
+        assert_eq!(file.commit().unwrap(), 5);
         assert_eq!(fs::read(&path).unwrap(), b"whole");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_link_stays_and_its_target_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let (target, link) = (folder.path().join("target"), folder.path().join("link"));
+        fs::write(&target, "old").unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let mut file = WholeFile::create(&link).unwrap();
+        file.write(b"new").unwrap();
+        file.commit().unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(fs::read(&target).unwrap(), b"new");
+    }
+
+    #[test]
+    fn a_device_is_written_and_stays_one() {
+        let mut file = WholeFile::create(Path::new("/dev/null")).unwrap();
+        file.write(b"gone").unwrap();
+        file.commit().unwrap();
+        assert!(!Path::new("/dev/null").is_file());
+        let mut full = WholeFile::create(Path::new("/dev/full")).unwrap();
+        full.write(b"too much").unwrap();
+        assert!(format!("{:#}", full.commit().unwrap_err()).contains("/dev/full"));
     }
 
     #[test]
@@ -87,5 +134,7 @@ mod tests {
             .err()
             .unwrap();
         assert!(format!("{error:#}").contains("no/such/folder/out"));
+        let error = WholeFile::create(Path::new("/")).err().unwrap();
+        assert!(format!("{error:#}").contains("is a folder"));
     }
 }

@@ -24,8 +24,8 @@ use crate::{
 
 /// Rows of a prompt that run at once.
 const MAX_ROWS: usize = 512;
-/// Without -c, at least this much context should fit, or it is worth saying so.
-const SMALL_CONTEXT: usize = 2048;
+/// A conversation needs this much, however short memory is.
+const SMALLEST_CONTEXT: usize = 2048;
 
 pub(crate) struct Session {
     pub(crate) chat: Chat,
@@ -45,6 +45,12 @@ impl Session {
         let loaded = Loaded::open(settings, terminal)?;
         let metadata = loaded.file.metadata();
         let sampling = settings.sampling.resolve(metadata, fresh_seed())?;
+        for note in settings.sampling.overridden_habits(metadata)? {
+            terminal.note(note);
+        }
+        if args.stop.iter().any(String::is_empty) {
+            bail!("--stop with an empty text would stop every answer before it begins");
+        }
         let tokenizer =
             Tokenizer::from_metadata(metadata).context("cannot use the file's tokenizer")?;
         let template = match &args.chat_template {
@@ -69,7 +75,7 @@ impl Session {
         let thinking = settings.think.unwrap_or(false);
         if thinking {
             terminal.note(
-                "thinking is on; the default is off, as E2B and E4B were trained to answer at once",
+                "thinking is on; it is off by default, as small models answer better without",
             );
         }
         Ok(Session {
@@ -105,39 +111,45 @@ fn kv_bytes(loaded: &Loaded, context: usize) -> u64 {
         .sum()
 }
 
-/// As much context as the model knows and half of the memory beside the model allows, or what was asked for.
+/// What was asked for, or as much context as the model knows and memory allows.
+///
+/// The model's file can leave memory and come back, keys and values cannot: so they get what is free beside the file, and
+/// at least a quarter of what is free at all.
 fn choose_context(loaded: &Loaded, asked: Option<usize>, terminal: Terminal) -> Result<usize> {
     let trained = loaded.model.config.context;
     let free = loaded.backend.memory()?.free_bytes;
-    let budget = free.saturating_sub(loaded.file.file_bytes() as u64);
     if let Some(context) = asked {
         if context > trained {
             bail!(
-                "a context of {context} tokens is more than the {trained} this model was trained for"
+                "a context of {context} tokens is more than the {trained} this model was trained for; give at most {trained}"
             );
         }
         let needed = kv_bytes(loaded, context);
-        if needed > budget {
+        if needed > free {
             bail!(
-                "a context of {context} tokens needs {} for keys and values; {} are free beside the model; \
-                 give a smaller -c",
+                "a context of {context} tokens needs {} for keys and values, {} are free; give a smaller -c",
                 bytes(needed),
-                bytes(budget)
+                bytes(free)
             );
         }
         return Ok(context);
     }
+    let budget = free
+        .saturating_sub(loaded.file.file_bytes() as u64)
+        .max(free / 4)
+        / 2;
+    let least = trained.min(SMALLEST_CONTEXT);
     let mut context = trained;
-    while context > 32 && kv_bytes(loaded, context) > budget / 2 {
-        context /= 2;
+    while context > least && kv_bytes(loaded, context) > budget {
+        context = (context / 2).max(least);
     }
-    let small = if context < SMALL_CONTEXT.min(trained) {
-        ": memory is short"
+    let short = if context < trained {
+        "; -c asks for more"
     } else {
         ""
     };
     terminal.note(format_args!(
-        "context {} of {} tokens, {} for keys and values{small}",
+        "context {} of {} tokens, {} for keys and values{short}",
         thousands(context as u64),
         thousands(trained as u64),
         bytes(kv_bytes(loaded, context))
@@ -161,4 +173,12 @@ fn read_tools(path: &Path) -> Result<Vec<Tool>> {
 /// Another number each time, from the source of randomness the standard library has.
 fn fresh_seed() -> u64 {
     RandomState::new().hash_one(0u8)
+}
+
+/// Now, for templates that write the date.
+pub(crate) fn unix_time() -> Option<i64> {
+    let since = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .ok()?;
+    i64::try_from(since.as_secs()).ok()
 }

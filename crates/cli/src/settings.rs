@@ -4,7 +4,7 @@
 
 use std::{fs, path::Path};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use carat_gguf::Metadata;
 use carat_model::sampling::Sampling;
 use serde::{Deserialize, Serialize};
@@ -66,9 +66,16 @@ impl Settings {
         };
         let text = fs::read_to_string(path)
             .with_context(|| format!("cannot read the settings file `{}`", path.display()))?;
-        toml::from_str(&text).with_context(|| {
-            format!(
-                "`{}` is not a settings file (docs/settings.md lists the keys)",
+        toml::from_str(&text).map_err(|error| {
+            let start = error.span().map_or(0, |span| span.start.min(text.len()));
+            let line = text.as_bytes()[..start]
+                .iter()
+                .filter(|b| **b == b'\n')
+                .count()
+                + 1;
+            let problem = error.message().replace('\n', " ");
+            anyhow!(
+                "line {line} of `{}` is no setting: {problem} (docs/settings.md lists the keys)",
                 path.display()
             )
         })
@@ -124,6 +131,39 @@ impl SamplingSettings {
             self.logit_bias.push(bias(text)?);
         }
         Ok(self)
+    }
+
+    /// A sentence for each setting that replaces one of the model's own by another.
+    pub(crate) fn overridden_habits(&self, model: &Metadata) -> Result<Vec<String>> {
+        let gemma = Sampling::default();
+        let own =
+            |key: &str, default: f32| -> Result<f32> { Ok(model.f32(key)?.unwrap_or(default)) };
+        let own_top_k = model
+            .u32("general.sampling.top_k")?
+            .map_or(gemma.top_k, |k| k as usize);
+        let habits = [
+            (
+                "temperature",
+                self.temperature,
+                own("general.sampling.temp", gemma.temperature)?,
+            ),
+            ("top-k", self.top_k.map(|k| k as f32), own_top_k as f32),
+            (
+                "top-p",
+                self.top_p,
+                own("general.sampling.top_p", gemma.top_p)?,
+            ),
+            (
+                "min-p",
+                self.min_p,
+                own("general.sampling.min_p", gemma.min_p)?,
+            ),
+        ];
+        let changed = habits.into_iter().filter_map(|(name, asked, own)| {
+            let asked = asked.filter(|asked| *asked != own)?;
+            Some(format!("{name} {asked}, where the model's own is {own}"))
+        });
+        Ok(changed.collect())
     }
 
     /// The model's own habits under what was asked for; an unset seed becomes `fresh_seed`.

@@ -10,8 +10,7 @@ mod preset;
 mod tests;
 
 use std::{
-    fs::{self, File},
-    io::{BufWriter, Write},
+    io::Write,
     ops::ControlFlow,
     path::{Path, PathBuf},
     sync::mpsc::{self, Receiver, Sender},
@@ -26,6 +25,8 @@ use carat_gguf::{
     writer::{Field, Writer, pad},
 };
 use carat_model::synthetic::{Role, Shape, TensorPlan, Vocabulary};
+
+use crate::output::WholeFile;
 
 pub(crate) use mix::Mix;
 pub(crate) use preset::Preset;
@@ -73,12 +74,13 @@ pub(crate) fn write(preset: Preset, mix: Mix, out: &Path, options: Options) -> R
 
 fn write_shape(mut shape: Shape, mix: Mix, out: &Path, mut options: Options) -> Result<Summary> {
     let start = Instant::now();
-    if out.is_dir() {
-        bail!("`{}` is a folder; name a file in it", out.display());
-    }
     let mut head = Writer::default();
     let vocabulary = match &options.vocabulary {
-        Some(path) => Tokens::Copied(Gguf::open(path)?),
+        Some(path) => {
+            let file = Gguf::open(path)
+                .with_context(|| format!("cannot take the vocabulary of `{}`", path.display()))?;
+            Tokens::Copied(file)
+        }
         None if shape.vocab == Vocabulary::PUBLISHED => Tokens::Made(Vocabulary::published()),
         None => Tokens::Made(Vocabulary::packed(shape.vocab)),
     };
@@ -89,10 +91,12 @@ fn write_shape(mut shape: Shape, mix: Mix, out: &Path, mut options: Options) -> 
     vocabulary.write_metadata(&mut head);
 
     let jobs = Jobs::plan(&shape, mix, options.seed, &mut head);
-    let bytes = Unfinished::create(out)?.fill(|file| {
+    let mut file = WholeFile::create(out)?;
+    file.fill(|file| {
         head.write_head(file)?;
         jobs.write(file, options.threads.max(1), &mut options.progress)
     })?;
+    let bytes = file.commit()?;
     Ok(Summary {
         bytes,
         tensors: jobs.tensors.len(),
@@ -247,47 +251,5 @@ impl Lane {
 fn truncate_to_bf16(values: &mut [u8]) {
     for value in values.as_chunks_mut::<4>().0 {
         value[..2].fill(0);
-    }
-}
-
-/// A file under another name until it is complete; dropped before that, it is removed.
-struct Unfinished<'a> {
-    out: &'a Path,
-    part: PathBuf,
-    file: Option<File>,
-}
-
-impl Unfinished<'_> {
-    fn create(out: &Path) -> Result<Unfinished<'_>> {
-        let mut part = out.as_os_str().to_owned();
-        part.push(".part");
-        let part = PathBuf::from(part);
-        let file =
-            File::create(&part).with_context(|| format!("cannot create `{}`", part.display()))?;
-        Ok(Unfinished {
-            out,
-            part,
-            file: Some(file),
-        })
-    }
-
-    /// Writes the content and gives the file its name. Returns its size.
-    fn fill(mut self, content: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<u64> {
-        let file = self.file.take().expect("taken once, here");
-        let mut buffered = BufWriter::with_capacity(1 << 20, file);
-        content(&mut buffered)
-            .and_then(|()| buffered.flush())
-            .with_context(|| format!("cannot write `{}`", self.part.display()))?;
-        let bytes = buffered.get_ref().metadata()?.len();
-        fs::rename(&self.part, self.out)
-            .with_context(|| format!("cannot create `{}`", self.out.display()))?;
-        Ok(bytes)
-    }
-}
-
-impl Drop for Unfinished<'_> {
-    fn drop(&mut self) {
-        // After a rename there is nothing left to remove, and nobody to tell if removing fails.
-        let _ = fs::remove_file(&self.part);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Where notes go and whether they are styled. Made once, in `main`.
@@ -29,15 +29,13 @@ impl Terminal {
     pub(crate) fn note(self, text: impl std::fmt::Display) {
         if !self.quiet {
             let (on, off) = self.dim(io::stderr().is_terminal());
-            eprintln!("{on}{text}{off}");
+            // A terminal that is gone must not take the answer with it.
+            let _ = writeln!(io::stderr().lock(), "{on}{text}{off}");
         }
     }
 
     /// Running text beside the answer, dim at a terminal.
     pub(crate) fn dim_text(self, text: &str) -> io::Result<()> {
-        if self.quiet {
-            return Ok(());
-        }
         let (on, off) = self.dim(io::stderr().is_terminal());
         let mut err = io::stderr().lock();
         write!(err, "{on}{text}{off}")?;
@@ -69,13 +67,12 @@ impl Terminal {
 
 /// Something went wrong but the program goes on; said even when quiet.
 pub(crate) fn warn(text: impl std::fmt::Display) {
-    eprintln!("carat: {text}");
+    let _ = writeln!(io::stderr().lock(), "carat: {text}");
 }
 
 /// One line on stdout. A reader that went away (`carat … | head`) is an error that `main` takes for a quiet end.
 pub(crate) fn say(text: impl std::fmt::Display) -> Result<()> {
-    writeln!(io::stdout().lock(), "{text}")?;
-    Ok(())
+    writeln!(io::stdout().lock(), "{text}").context("cannot write to stdout")
 }
 
 /// Bytes as people read them.

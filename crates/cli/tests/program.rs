@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::Write,
+    io::{Read, Write},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -567,6 +567,12 @@ fn bad_input_is_one_sentence() {
         refusal(&["tokenize", "--decode", "99999999"]).contains("outside the vocabulary of 4096")
     );
     assert!(refusal(&["bench", "-p", "0", "-n", "0"]).contains("nothing to measure"));
+    assert!(
+        refusal(&["bench", "-p", "8", "-d", "18446744073709551615"]).contains("context of 2048")
+    );
+    assert!(refusal(&["run", "x", "--temp", "-1"]).contains("temperature is -1"));
+    assert!(refusal(&["run", "x", "--logit-bias", "99999=1"]).contains("vocabulary of 4096"));
+    assert!(refusal(&["run", "x", "--stop", ""]).contains("--stop"));
     assert_eq!(carat(&["run", "--no-such-flag"]).code, Some(2));
 }
 
@@ -615,6 +621,83 @@ fn a_template_that_fails_names_its_line() {
     );
     let complaint = refusal(&["run", "x", "--chat-template", text(&template)]);
     assert!(complaint.contains("line 2"), "{complaint}");
+}
+
+#[test]
+fn ctrl_c_stops_an_answer_and_keeps_what_was_written() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_carat"))
+        .args(["run", "Tell me a story.", "--ignore-eos", "-n", "1900"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0; 8];
+    child
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut first)
+        .unwrap();
+    let stopped = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(stopped.success());
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{stderr}");
+    assert!(stderr.contains("stopped after"), "{stderr}");
+    assert!(output.stdout.ends_with(b"\n"));
+}
+
+#[test]
+fn a_terminal_that_is_full_or_gone_takes_no_answer_with_it() {
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_carat"))
+        .args(["run", "What is 123 + 456?", "--temp", "0"])
+        .stdin(Stdio::null())
+        .stderr(full)
+        .output()
+        .unwrap();
+    assert_eq!(output.stdout, b"123 + 456 = 579.\n");
+}
+
+#[test]
+fn ignoring_the_end_shows_all_that_is_generated() {
+    let answer = json(&carat(&[
+        "run",
+        "Hello!",
+        "--temp",
+        "0",
+        "--ignore-eos",
+        "-n",
+        "40",
+        "--json",
+    ]));
+    assert_eq!(answer["usage"]["completion_tokens"], 40);
+    let content = answer["content"].as_str().unwrap();
+    assert!(
+        content.len() > "Hello! How can I help you today?".len(),
+        "{content}"
+    );
+}
+
+#[test]
+fn an_answer_cut_by_a_stop_string_repeats_exactly() {
+    let run = || {
+        json(&carat(&[
+            "run",
+            "Count from 5 to 15.",
+            "--temp",
+            "0",
+            "--stop",
+            "9",
+            "--json",
+        ]))["token_ids"]
+            .clone()
+    };
+    let first = run();
+    assert!((0..3).all(|_| run() == first));
 }
 
 #[test]

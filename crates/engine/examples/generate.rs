@@ -31,7 +31,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let chat = Chat::new(engine, Arc::new(tokenizer), Arc::new(template));
 
     // Both are submitted before either is read; the engine runs them side by side.
-    let questions = ["What is the capital of Japan?", "Spell the word garden backwards."];
+    let questions = [
+        "What is the capital of Japan?",
+        "Spell the word garden backwards.",
+    ];
     let streams: Vec<_> = questions
         .iter()
         .map(|question| {

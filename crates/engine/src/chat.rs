@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use carat_model::sampling::Sampling;
 use carat_text::{
     ChatTemplate, Message, Part, PartsParser, RenderOptions, Specials, StopStrings, TextError,
-    TokenDecoder, TokenId, Tokenizer, Tool,
+    TokenDecoder, TokenId, Tokenizer, Tool, decoder::SpecialText,
 };
 
 use crate::{
@@ -41,6 +41,8 @@ pub struct Conversation {
     pub messages: Vec<Message>,
     pub tools: Vec<Tool>,
     pub thinking: bool,
+    /// Seconds since 1970, for templates that write the date.
+    pub unix_time: Option<i64>,
 }
 
 /// What a stream yields, in order; `Finished` comes last.
@@ -104,6 +106,7 @@ impl Chat {
     pub fn prompt(&self, conversation: &Conversation) -> Result<Vec<TokenId>, TextError> {
         let options = RenderOptions {
             thinking: conversation.thinking,
+            unix_time: conversation.unix_time,
             ..RenderOptions::default()
         };
         let rendered =
@@ -119,6 +122,10 @@ impl Chat {
         generation: &Generation,
     ) -> Result<ChatStream, ChatError> {
         let prompt = self.prompt(conversation)?;
+        if generation.ignore_eos {
+            // What follows the end of an answer has no parts.
+            return self.start(prompt, generation, self.plain_reading());
+        }
         let mut parser = PartsParser::new(Arc::clone(self.tokenizer.vocab()), &conversation.tools);
         parser.start_after(&prompt);
         self.start(prompt, generation, Reading::Parts(parser))
@@ -127,11 +134,12 @@ impl Chat {
     /// Continues plain text, without a template.
     pub fn complete(&self, text: &str, generation: &Generation) -> Result<ChatStream, ChatError> {
         let prompt = self.tokenizer.encode_prompt(text, Specials::Ignore);
-        let decoder = TokenDecoder::new(
-            Arc::clone(self.tokenizer.vocab()),
-            carat_text::decoder::SpecialText::Hide,
-        );
-        self.start(prompt, generation, Reading::Plain(decoder))
+        self.start(prompt, generation, self.plain_reading())
+    }
+
+    fn plain_reading(&self) -> Reading {
+        let vocab = Arc::clone(self.tokenizer.vocab());
+        Reading::Plain(TokenDecoder::new(vocab, SpecialText::Hide))
     }
 
     fn start(
@@ -158,6 +166,7 @@ impl Chat {
             tokens,
             reading,
             stop: StopStrings::new(&generation.stop),
+            token_count: 0,
             ready: Vec::new(),
         })
     }
@@ -174,6 +183,8 @@ pub struct ChatStream {
     tokens: TokenStream,
     reading: Reading,
     stop: StopStrings,
+    /// Tokens of the answer so far.
+    token_count: usize,
     /// Events that came about together, last first.
     ready: Vec<ChatEvent>,
 }
@@ -195,12 +206,18 @@ impl ChatStream {
     fn take(&mut self, event: Event) {
         let mut events = Vec::new();
         match event {
+            // Tokens that were on their way when the stop string came are not part of the answer.
+            Event::Token { .. } if self.stop.stopped() => {}
             Event::Token { id, logprob, top } => {
+                self.token_count += 1;
                 events.push(ChatEvent::Token(Token { id, logprob, top }));
                 let parts = self.reading.push(id);
                 self.emit(parts, &mut events);
             }
-            Event::Finished { reason, usage } => {
+            Event::Finished { reason, mut usage } => {
+                if self.stop.stopped() {
+                    usage.counts.generated_tokens = self.token_count;
+                }
                 let parts = self.reading.finish();
                 self.emit(parts, &mut events);
                 self.flush(&mut events);

@@ -150,7 +150,8 @@ impl Limits {
             return Err(Rejected::NothingToGenerate);
         }
         let outside = |token: &&TokenId| **token as usize >= self.shape.vocab;
-        if let Some(&token) = request.prompt.iter().find(outside) {
+        let biased = request.sampling.logit_bias.iter().map(|(token, _)| token);
+        if let Some(&token) = request.prompt.iter().chain(biased).find(outside) {
             return Err(Rejected::OutsideVocabulary {
                 token,
                 vocab: self.shape.vocab,

@@ -32,11 +32,11 @@ use crate::{
 /// Why the engine could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    #[error("the engine's settings do not work: {0}")]
+    #[error("the engine's settings do not work")]
     Config(#[from] ConfigError),
-    #[error("the model could not be prepared: {0}")]
+    #[error("the model could not be prepared")]
     Backend(#[from] BackendError),
-    #[error("the engine's thread could not be started: {0}")]
+    #[error("the engine's thread could not be started")]
     Thread(#[source] io::Error),
     #[error("the engine's thread ended while preparing the model")]
     Died,
@@ -46,7 +46,7 @@ pub enum StartError {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum EngineError {
     /// A batch with this request in it failed.
-    #[error("the request was ended by a failure: {0}")]
+    #[error("the request was ended by a failure")]
     Failed(#[source] Arc<BackendError>),
     /// The last handle was dropped, or the worker thread died.
     #[error("the engine has stopped")]

@@ -196,7 +196,7 @@ impl Worker {
     /// Ends the requests of a failed batch. A batch that was refused leaves the device as it was; a device that failed
     /// is not to be trusted again, so then all other requests end too.
     fn fail(&mut self, begun: Instant, error: BackendError) -> Next {
-        tracing::error!(%error, "a batch failed");
+        tracing::debug!(%error, "a batch failed");
         let next = match error {
             BackendError::OutOfMemory { .. } | BackendError::Unsupported { .. } => Next::Continue,
             BackendError::Device(_) => Next::Stop,

@@ -178,7 +178,7 @@ pub enum BackendError {
     OutOfMemory { needed_bytes: u64, free_bytes: u64 },
     #[error("{what}")]
     Unsupported { what: String },
-    #[error("device failure: {0}")]
+    #[error("the device failed")]
     Device(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use carat_gguf::Gguf;
+use carat_gguf::{Gguf, GgufError};
 
 use crate::{
     config::{Config, Experts, LayerKind},
@@ -258,10 +258,7 @@ impl Binder<'_> {
             }),
             None => None,
         };
-        let moe = match &config.experts {
-            Some(e) if self.has(&name("ffn_gate_inp.weight")) => Some(self.moe(e, dim, &name)?),
-            _ => None,
-        };
+        let moe = self.optional_moe(config, &name)?;
         let ple = config
             .ple
             .map(|width| -> Result<LayerPle, ModelError> {
@@ -317,6 +314,31 @@ impl Binder<'_> {
         let k = self.matrix(&format!("blk.{i}.attn_k.weight"), config.dim, kv_rows)?;
         let v = self.optional(&format!("blk.{i}.attn_v.weight"), &[config.dim, kv_rows])?;
         Ok([Some(q), Some(k), v])
+    }
+
+    /// The router makes a layer one with experts. Experts without it, or it without a number of experts, are damage.
+    fn optional_moe(
+        &mut self,
+        config: &Config,
+        name: &dyn Fn(&str) -> String,
+    ) -> Result<Option<Moe>, ModelError> {
+        let parts = [
+            "ffn_gate_inp",
+            "ffn_gate_up_exps",
+            "ffn_gate_exps",
+            "ffn_up_exps",
+            "ffn_down_exps",
+        ];
+        if !parts
+            .iter()
+            .any(|part| self.has(&name(&format!("{part}.weight"))))
+        {
+            return Ok(None);
+        }
+        match &config.experts {
+            Some(experts) => self.moe(experts, config.dim, name).map(Some),
+            None => Err(GgufError::MissingKey("gemma4.expert_count".to_owned()).into()),
+        }
     }
 
     fn moe(

@@ -127,15 +127,15 @@ impl Config {
             return Err(ModelError::Vocabulary { tokens, rows });
         }
         Ok(Config {
-            name: m.str("general.name")?.unwrap_or("unnamed").to_owned(),
+            name: printable(m.str("general.name")?.unwrap_or("unnamed")),
             dim: keys.count("embedding_length")?,
             vocab: rows,
             context: keys.count("context_length")?,
             eps: keys.positive("attention.layer_norm_rms_epsilon")?,
-            softcap: keys
-                .metadata
-                .f32(&name("final_logit_softcapping"))?
-                .filter(|cap| *cap > 0.0),
+            softcap: match keys.metadata.f32(&name("final_logit_softcapping"))? {
+                Some(0.0) => None,
+                _ => keys.optional_positive("final_logit_softcapping")?,
+            },
             window: keys.count("attention.sliding_window")?,
             ple: keys
                 .optional_count("embedding_length_per_layer_input")?
@@ -143,10 +143,7 @@ impl Config {
             experts,
             rope_base: RopeBase {
                 full: keys.positive("rope.freq_base")?,
-                sliding: keys
-                    .metadata
-                    .f32(&name("rope.freq_base_swa"))?
-                    .unwrap_or(1e4),
+                sliding: keys.optional_positive("rope.freq_base_swa")?.unwrap_or(1e4),
             },
             layers,
             kv_layers,
@@ -191,18 +188,29 @@ impl Config {
         let kv_layers = count - keys.shared(count)?;
         (0..count)
             .map(|i| {
-                if !heads[i].is_multiple_of(kv_heads[i]) {
-                    let problem = format!(
-                        "{} query heads of layer {i} cannot share it evenly",
-                        heads[i]
-                    );
-                    return Err(complain("attention.head_count_kv", kv_heads[i], &problem));
-                }
                 let kv_source = if i < kv_layers {
                     Some(i)
                 } else {
                     (0..kv_layers).rfind(|&source| sliding[source] == sliding[i])
                 };
+                let kv_source = kv_source.ok_or_else(|| {
+                    complain(
+                        "attention.shared_kv_layers",
+                        count - kv_layers,
+                        &format!("layer {i} has no earlier layer of its kind to share with"),
+                    )
+                })?;
+                if !heads[i].is_multiple_of(kv_heads[kv_source]) {
+                    let problem = format!(
+                        "{} query heads of layer {i} cannot share it evenly",
+                        heads[i]
+                    );
+                    return Err(complain(
+                        "attention.head_count_kv",
+                        kv_heads[kv_source],
+                        &problem,
+                    ));
+                }
                 Ok(Layer {
                     kind: if sliding[i] {
                         LayerKind::Sliding
@@ -213,17 +221,18 @@ impl Config {
                     kv_heads: kv_heads[i],
                     head_dim: if sliding[i] { sliding_dim } else { full_dim },
                     ffn: ffn[i],
-                    kv_source: kv_source.ok_or_else(|| {
-                        complain(
-                            "attention.shared_kv_layers",
-                            count - kv_layers,
-                            &format!("layer {i} has no earlier layer of its kind to share with"),
-                        )
-                    })?,
+                    kv_source,
                 })
             })
             .collect()
     }
+}
+
+/// A file's text without what would move a terminal's cursor or break a table.
+fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
 }
 
 /// A key with the architecture's prefix.
@@ -293,6 +302,11 @@ impl Keys<'_> {
             Some(other) => Err(complain(key, other, "it must be the same for every layer")),
             None => Ok(values[0]),
         }
+    }
+
+    fn optional_positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        let given = self.metadata.f32(&name(key))?.is_some();
+        given.then(|| self.positive(key)).transpose()
     }
 
     fn positive(&self, key: &str) -> Result<f32, ModelError> {

@@ -161,13 +161,14 @@ fn adjust(logits: &mut [f32], sampling: &Sampling, history: &[TokenId]) {
 /// Fills `kept` with the tempered logits that top-k, top-p and min-p leave, best first.
 fn survivors(logits: &[f32], sampling: &Sampling, kept: &mut Vec<(TokenId, f32)>) {
     kept.clear();
-    let inverse = 1.0 / sampling.temperature;
+    // Relative to the largest, so that a temperature near 0 leaves that one at 0 instead of overflowing.
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let threshold = top_k_threshold(logits, sampling.top_k);
     kept.extend(
         (0..)
             .zip(logits.iter().copied())
             .filter(|(_, l)| *l >= threshold && *l > f32::NEG_INFINITY)
-            .map(|(token, l)| (token, l * inverse)),
+            .map(|(token, l)| (token, (l - largest) / sampling.temperature)),
     );
     // Ties at the threshold: the lowest ids win a place.
     kept.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -287,6 +288,20 @@ mod tests {
     #[test]
     fn greedy_takes_the_lowest_id_on_ties() {
         assert_eq!(draw(&[1.0, 3.0, 3.0, f32::NAN], &Sampling::greedy(), 0), 1);
+    }
+
+    #[test]
+    fn a_temperature_near_zero_is_greedy() {
+        for temperature in [1e-5, 1e-38, 1e-40] {
+            let s = Sampling {
+                temperature,
+                ..open()
+            };
+            assert!(
+                (0..50).all(|p| draw(&[1.0, 3.0, -2.0, 2.9], &s, p) == 1),
+                "{temperature}"
+            );
+        }
     }
 
     #[test]

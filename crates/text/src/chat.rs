@@ -37,7 +37,7 @@ impl Role {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {
     pub role: Role,
-    #[serde(default, deserialize_with = "null_as_default")]
+    #[serde(default, deserialize_with = "content_text")]
     pub content: String,
     /// What the model thought before it answered.
     #[serde(
@@ -197,6 +197,36 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
+/// Content as plain text, or as the list of parts some clients write, whose texts are joined.
+fn content_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Content {
+        Text(String),
+        Parts(Vec<ContentPart>),
+    }
+    #[derive(Deserialize)]
+    struct ContentPart {
+        #[serde(rename = "type")]
+        kind: String,
+        #[serde(default)]
+        text: String,
+    }
+    let parts = match Option::deserialize(deserializer)? {
+        None => return Ok(String::new()),
+        Some(Content::Text(text)) => return Ok(text),
+        Some(Content::Parts(parts)) => parts,
+    };
+    if let Some(part) = parts.iter().find(|part| part.kind != "text") {
+        let problem = format!(
+            "content of type `{}` is not supported; only text is",
+            part.kind
+        );
+        return Err(serde::de::Error::custom(problem));
+    }
+    Ok(parts.into_iter().map(|part| part.text).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,5 +285,17 @@ mod tests {
         assert_eq!(call(json!("")).parsed_arguments(), json!({}));
         assert_eq!(call(Value::Null).parsed_arguments(), json!({}));
         assert_eq!(call(json!({"a": []})).parsed_arguments(), json!({"a": []}));
+    }
+
+    #[test]
+    fn content_may_come_in_parts_of_text() {
+        let parts = json!({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});
+        let message: Message = serde_json::from_value(parts).unwrap();
+        assert_eq!(message.content, "ab");
+        let image = json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]});
+        let error = serde_json::from_value::<Message>(image)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("`image_url` is not supported"), "{error}");
     }
 }

@@ -155,9 +155,13 @@ impl StopStrings {
         out.extend(self.held.drain(..self.held.len() - matched));
     }
 
-    /// Appends what was held back when no more text comes.
+    /// Appends what was held back when no more text comes, or something else comes first. A stop string does not reach
+    /// across such a break.
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&std::mem::take(&mut self.held));
+        for stop in &mut self.stops {
+            stop.matched = 0;
+        }
     }
 
     /// Whether a stop string has ended the answer.

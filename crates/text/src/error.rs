@@ -42,7 +42,7 @@ pub enum TextError {
     TemplateSyntax {
         line: usize,
         reason: String,
-        source: minijinja::Error,
+        cause: minijinja::Error,
     },
     /// The template said no, with its own words: the conversation is of a form it does not support.
     #[error("the chat template refuses this conversation, line {line}: {message}")]
@@ -51,7 +51,7 @@ pub enum TextError {
     TemplateFailed {
         line: usize,
         reason: String,
-        source: minijinja::Error,
+        cause: minijinja::Error,
     },
     #[error(
         "the conversation uses every private-use character, so its text cannot be told from the template's"

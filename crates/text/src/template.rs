@@ -144,7 +144,7 @@ fn syntax_error(error: minijinja::Error) -> TextError {
     TextError::TemplateSyntax {
         line: error.line().unwrap_or(0),
         reason: reason(&error),
-        source: error,
+        cause: error,
     }
 }
 
@@ -163,7 +163,7 @@ fn render_error(error: minijinja::Error) -> TextError {
     TextError::TemplateFailed {
         line,
         reason: reason(&error),
-        source: error,
+        cause: error,
     }
 }
 

@@ -92,7 +92,7 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
     let cases = grid(args);
     let longest = cases
         .iter()
-        .map(|c| c.depth + c.tokens())
+        .map(|c| c.depth.saturating_add(c.tokens()))
         .max()
         .unwrap_or(0);
     if longest == 0 {

@@ -17,7 +17,7 @@ use crate::{
     args::ChatArgs,
     interrupt::Interrupt,
     output::WholeFile,
-    session::Session,
+    session::{Session, unix_time},
     settings::Settings,
     terminal::{Terminal, say, warn},
 };
@@ -44,6 +44,7 @@ pub(crate) fn run(args: &ChatArgs, settings: &Settings, terminal: Terminal) -> R
                 .collect(),
             tools: session.tools.clone(),
             thinking: session.thinking,
+            unix_time: unix_time(),
         },
         show: if args.generate.hide_thinking {
             Show::Answer
@@ -73,8 +74,12 @@ pub(crate) fn run(args: &ChatArgs, settings: &Settings, terminal: Terminal) -> R
                 Next::Leave => break,
             }
         }
+        let before = talk.conversation.messages.len();
         talk.conversation.messages.push(Message::user(line));
-        talk.turn(&mut lines)?;
+        if !talk.turn(&mut lines)? {
+            // As if it had not been said, so that a shorter question can follow.
+            talk.conversation.messages.truncate(before);
+        }
     }
     lines.close();
     Ok(ExitCode::SUCCESS)
@@ -94,8 +99,8 @@ struct Talk {
 }
 
 impl Talk {
-    /// Answers; where the model calls tools, asks for their results and lets it go on.
-    fn turn(&mut self, lines: &mut Lines) -> Result<()> {
+    /// Answers; where the model calls tools, asks for their results and lets it go on. `false` if that was refused.
+    fn turn(&mut self, lines: &mut Lines) -> Result<bool> {
         loop {
             self.interrupt.clear();
             let stream = match self
@@ -105,17 +110,14 @@ impl Talk {
             {
                 Ok(stream) => stream,
                 Err(error) => {
-                    // The conversation stays as it was, so that a shorter question can follow.
-                    self.conversation.messages.pop();
                     warn(error);
-                    return Ok(());
+                    return Ok(false);
                 }
             };
             let answer = answer::follow(stream, self.show, self.terminal, &self.interrupt)?;
-            let mut message = Message::assistant(answer.reply.content.as_str());
-            message.thinking.clone_from(&answer.reply.thinking);
-            message.tool_calls.clone_from(&answer.reply.tool_calls);
-            self.conversation.messages.push(message);
+            self.conversation
+                .messages
+                .push(Message::from(answer.reply.clone()));
             for call in &answer.reply.invalid_calls {
                 warn(format_args!(
                     "the model wrote a tool call that cannot be read: {}",
@@ -124,16 +126,17 @@ impl Talk {
             }
             let Some((reason, usage)) = answer.end else {
                 self.terminal.note("stopped");
-                return Ok(());
+                return Ok(true);
             };
             self.terminal.note(answer::summary(&usage));
-            if reason == ChatFinish::Length {
-                warn(
-                    "the answer was cut: the token limit or the context is used up; /reset starts over",
-                );
+            if reason == ChatFinish::Length && self.session.generation.max_tokens.is_none() {
+                warn(format_args!(
+                    "the context of {} tokens is full; /reset starts over",
+                    self.session.context
+                ));
             }
             if reason != ChatFinish::ToolCalls || !self.tool_results(lines)? {
-                return Ok(());
+                return Ok(true);
             }
         }
     }
@@ -189,6 +192,7 @@ impl Talk {
                 self.conversation.thinking = rest == "on";
                 self.terminal.note(format_args!("thinking is {rest}"));
             }
+            ("think", _) => warn("/think takes on or off"),
             ("save", "") => warn("/save needs a file name"),
             ("save", path) => match self.save(Path::new(path)) {
                 Ok(()) => self.terminal.note(format_args!("saved to `{path}`")),
@@ -203,7 +207,8 @@ impl Talk {
         let mut file = WholeFile::create(path)?;
         file.write(serde_json::to_string_pretty(&self.conversation.messages)?.as_bytes())?;
         file.write(b"\n")?;
-        file.commit()
+        file.commit()?;
+        Ok(())
     }
 }
 
@@ -260,7 +265,7 @@ impl Lines {
                 }
                 // Ctrl-C drops what was typed so far.
                 Err(ReadlineError::Interrupted) => text.clear(),
-                Err(ReadlineError::Eof) => return Ok(None),
+                Err(ReadlineError::Eof) => return Ok((!text.is_empty()).then_some(text)),
                 Err(error) => return Err(error).context("cannot read the next line"),
             }
         }

@@ -1,14 +1,19 @@
 //! `eval`: logits of given tokens into a file, perplexity of a text.
 
-use std::fs;
+use std::{fs, process::ExitCode};
 
 use anyhow::{Context, Result, bail};
-use carat_model::{TokenId, backend::Executor, evaluate, sampling};
+use carat_model::{
+    TokenId,
+    backend::{Executor, Outputs},
+    evaluate, sampling,
+};
 use carat_text::{Specials, Tokenizer};
 use serde::Deserialize;
 
 use crate::{
     args::{LogitsArgs, PerplexityArgs},
+    interrupt::{INTERRUPTED, Interrupt},
     load::Loaded,
     output::WholeFile,
     settings::Settings,
@@ -22,7 +27,11 @@ enum TokenFile {
     Object { tokens: Vec<TokenId> },
 }
 
-pub(crate) fn logits(args: &LogitsArgs, settings: &Settings, terminal: Terminal) -> Result<()> {
+pub(crate) fn logits(
+    args: &LogitsArgs,
+    settings: &Settings,
+    terminal: Terminal,
+) -> Result<ExitCode> {
     let path = args.tokens.display();
     let text = fs::read_to_string(&args.tokens).with_context(|| format!("cannot read `{path}`"))?;
     let Ok(TokenFile::Ids(tokens) | TokenFile::Object { tokens }) = serde_json::from_str(&text)
@@ -35,14 +44,20 @@ pub(crate) fn logits(args: &LogitsArgs, settings: &Settings, terminal: Terminal)
     let loaded = Loaded::open(settings, terminal)?;
     let mut executor = executor(&loaded, &tokens, args.chunk)?;
     let mut out = WholeFile::create(&args.out)?;
-    let mut result = Ok(());
-    evaluate::for_each_position(executor.as_mut(), &tokens, args.chunk, |_, row| {
-        let bytes: Vec<u8> = row.logits.iter().flat_map(|l| l.to_le_bytes()).collect();
-        if result.is_ok() {
-            result = out.write(&bytes);
+    let interrupt = Interrupt::install()?;
+    let mut outputs = Outputs::default();
+    for start in (0..tokens.len()).step_by(args.chunk) {
+        let end = tokens.len().min(start + args.chunk);
+        evaluate::feed(executor.as_mut(), &tokens[..end], start, &mut outputs)?;
+        for row in &outputs.rows {
+            let bytes: Vec<u8> = row.logits.iter().flat_map(|l| l.to_le_bytes()).collect();
+            out.write(&bytes)?;
         }
-    })?;
-    result?;
+        if interrupt.is_set() {
+            terminal.note("stopped; nothing was written");
+            return Ok(ExitCode::from(INTERRUPTED));
+        }
+    }
     out.commit()?;
     terminal.note(format_args!(
         "{} positions x {} logits in `{}`",
@@ -50,7 +65,7 @@ pub(crate) fn logits(args: &LogitsArgs, settings: &Settings, terminal: Terminal)
         thousands(loaded.plan.vocab() as u64),
         args.out.display()
     ));
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) fn perplexity(
@@ -84,10 +99,12 @@ pub(crate) fn perplexity(
         );
     }
     let (mut sum, mut count) = (0.0f64, 0usize);
+    // One cache for all windows: each begins at its start and writes every position before reading it.
+    let longest = tokens.len().min(window - 1) + 1;
+    let mut executor = loaded.compile(&evaluate::options(longest, args.chunk))?;
     for part in tokens.chunks(window - 1) {
         let mut windowed = vec![tokenizer.vocab().bos()];
         windowed.extend_from_slice(part);
-        let mut executor = executor(&loaded, &windowed, args.chunk)?;
         evaluate::for_each_position(executor.as_mut(), &windowed, args.chunk, |position, row| {
             if let Some(&next) = windowed.get(position + 1) {
                 sum -= f64::from(sampling::logprobs(&row.logits, next, 0).0);

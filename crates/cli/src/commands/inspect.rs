@@ -26,11 +26,14 @@ pub(crate) fn run(args: &InspectArgs, settings: &Settings, terminal: Terminal) -
     if let Some(pair) = args.diff {
         return diff(&loaded, pair, args, settings);
     }
-    if args.plan {
-        return say(Listing(&loaded.plan, &loaded.model.weights));
-    }
     if args.tensors {
-        return tensors(&loaded);
+        tensors(&loaded)?;
+    }
+    if args.plan {
+        say(Listing(&loaded.plan, &loaded.model.weights))?;
+    }
+    if args.tensors || args.plan {
+        return Ok(());
     }
     say(summary(&loaded)?)?;
     say("metadata")?;

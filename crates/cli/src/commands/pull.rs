@@ -16,6 +16,14 @@ pub(crate) fn run(args: &PullArgs, settings: &Settings, terminal: Terminal) -> R
         bail!("`{}` names no model on the hub", args.model);
     };
     let hub = fetch::hub(settings)?;
+    if settings.offline == Some(true) {
+        return match hub.find_cached(&ModelRef::Hub(model))? {
+            Some(path) => say(path.display()),
+            None => bail!(
+                "`{name}` is not in the cache; run without --offline, or copy the file here and give its path to -m"
+            ),
+        };
+    }
     let pulled = fetch::with_bar(terminal, |watch| hub.pull(&model, watch))
         .with_context(|| format!("cannot pull `{name}`"))?;
     let news = match pulled.received_bytes {

@@ -15,7 +15,7 @@ use crate::{
     answer::{self, Answer, Show},
     args::RunArgs,
     interrupt::{INTERRUPTED, Interrupt},
-    session::Session,
+    session::{Session, unix_time},
     settings::Settings,
     terminal::{Terminal, say},
 };
@@ -75,6 +75,7 @@ fn conversation(session: &Session, messages: Vec<Message>) -> Conversation {
         messages,
         tools: session.tools.clone(),
         thinking: session.thinking,
+        unix_time: unix_time(),
     }
 }
 
@@ -165,6 +166,8 @@ fn report(session: &Session, answer: &Answer) -> serde_json::Value {
         "thinking": answer.reply.thinking,
         "tool_calls": answer.reply.tool_calls.iter()
             .map(|call| json!({ "name": call.name, "arguments": call.arguments })).collect::<Vec<_>>(),
+        "invalid_calls": answer.reply.invalid_calls.iter()
+            .map(|call| json!({ "text": call.raw, "error": call.error.to_string() })).collect::<Vec<_>>(),
         "finish_reason": reason,
         "seed": session.generation.sampling.seed,
         "token_ids": answer.tokens.iter().map(|t| t.id).collect::<Vec<_>>(),

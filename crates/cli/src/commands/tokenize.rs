@@ -15,7 +15,7 @@ use crate::{
 pub(crate) fn run(args: &TokenizeArgs, settings: &Settings, terminal: Terminal) -> Result<()> {
     let file = load::open(settings, terminal)?;
     let tokenizer = Tokenizer::from_metadata(file.metadata())?;
-    let text = if let Some(text) = &args.text {
+    let text = if let Some(text) = args.text.as_ref().filter(|t| *t != "-") {
         text.clone()
     } else {
         let mut bytes = Vec::new();

@@ -65,7 +65,7 @@ fn a_request_over_the_context_is_rejected_with_the_numbers() {
     assert_eq!(
         error.to_string(),
         "a prompt of 200 tokens and 57 to generate exceed the context of 256; \
-         shorten the prompt or ask for fewer"
+         shorten the prompt, ask for fewer, or give a larger context"
     );
     assert_eq!(limits(None).check(&request(text(1, 200), 56)), Ok(256));
 }

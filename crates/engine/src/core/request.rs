@@ -74,7 +74,7 @@ pub enum Rejected {
     BadSampling(String),
     #[error(
         "a prompt of {prompt} tokens and {max_tokens} to generate exceed the context of {context}; \
-         shorten the prompt or ask for fewer"
+         shorten the prompt, ask for fewer, or give a larger context"
     )]
     OverContext {
         prompt: usize,

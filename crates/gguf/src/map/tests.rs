@@ -83,7 +83,7 @@ fn parts_are_one_directory() {
     fs::remove_file(path(3)).unwrap();
     assert!(
         message(Gguf::open(&path(1)), folder.path())
-            .starts_with("cannot read `m-00003-of-00003.gguf`: ")
+            .starts_with("cannot read `m-00003-of-00003.gguf`")
     );
 }
 
@@ -104,9 +104,12 @@ fn what_is_no_file_at_all() {
     let folder = tempfile::tempdir().unwrap();
     assert!(
         message(Gguf::open(&folder.path().join("absent")), folder.path())
-            .starts_with("cannot read `absent`: ")
+            .starts_with("cannot read `absent`")
     );
-    assert!(message(Gguf::open(folder.path()), folder.path()).ends_with("is a directory"));
+    assert!(matches!(
+        Gguf::open(folder.path()),
+        Err(GgufError::Io { .. })
+    ));
     let empty = folder.path().join("empty");
     fs::write(&empty, "").unwrap();
     assert_eq!(

@@ -154,3 +154,14 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_stop_string_does_not_reach_across_a_break() {
+    let mut stops = StopStrings::new(["Hello!"]);
+    let mut out = String::new();
+    stops.push("Hello", &mut out);
+    assert_eq!(out, "");
+    stops.finish(&mut out);
+    stops.push("!", &mut out);
+    assert_eq!((out.as_str(), stops.stopped()), ("Hello!", false));
+}
