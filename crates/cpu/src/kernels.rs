@@ -99,6 +99,7 @@ kernels! {
     fn weigh(weights: &[&PageScores], values: &[u16], out: &mut [f32]) = attention::weigh;
     fn to_half(x: &[f32], out: &mut [u16]) = attention::to_half;
     fn dots(rounds: usize) -> f32 = rates::dots;
+    fn read(data: &[u8]) -> f32 = rates::read;
 }
 
 impl Kernels {

@@ -12,7 +12,9 @@ use crate::{
 
 /// Far more than any cache a core has to itself; a shared one is part of what the weights of a small model live in.
 const READ_BYTES: usize = 512 << 20;
-const READ_PASSES: usize = 3;
+const PASSES: usize = 5;
+/// How far ahead of the arithmetic memory is asked for.
+const PREFETCH_BYTES: usize = 4096;
 /// Enough independent sums to keep every multiplier busy.
 const SUMS: usize = 10;
 const ROUNDS: usize = 2_000_000;
@@ -32,16 +34,30 @@ impl CpuBackend {
         let pool =
             Pool::new(self.threads()).map_err(|error| BackendError::Device(Box::new(error)))?;
         Ok(Rates {
-            read_bytes_per_second: read_rate(&pool),
+            read_bytes_per_second: self.read_rate(&pool),
             multiply_adds_per_second: self.multiply_rate(&pool),
         })
+    }
+
+    fn read_rate(&self, pool: &Pool) -> f64 {
+        const CHUNK: usize = 1 << 20;
+        let mut data = vec![1u8; READ_BYTES];
+        let mut best = f64::INFINITY;
+        for _ in 0..PASSES {
+            let start = Instant::now();
+            pool.for_each_chunk(&mut data, CHUNK, |_, part| {
+                black_box(self.kernels().read(part));
+            });
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        READ_BYTES as f64 / best
     }
 
     fn multiply_rate(&self, pool: &Pool) -> f64 {
         let products = (pool.threads() * ROUNDS * SUMS * 64) as f64;
         let mut sums = vec![0.0; pool.threads()];
         let mut best = f64::INFINITY;
-        for _ in 0..READ_PASSES {
+        for _ in 0..PASSES {
             let start = Instant::now();
             pool.for_each_chunk(&mut sums, 1, |_, sum| sum[0] = self.kernels().dots(ROUNDS));
             best = best.min(start.elapsed().as_secs_f64());
@@ -51,26 +67,18 @@ impl CpuBackend {
     }
 }
 
-fn read_rate(pool: &Pool) -> f64 {
-    const CHUNK: usize = 1 << 20;
-    let mut data = vec![1u64; READ_BYTES / 8];
-    let mut best = f64::INFINITY;
-    for _ in 0..READ_PASSES {
-        let start = Instant::now();
-        pool.for_each_chunk(&mut data, CHUNK / 8, |_, part| {
-            // Several sums, so that adding does not wait for adding.
-            let (lines, _) = part.as_chunks::<16>();
-            let mut sums = [0u64; 16];
-            for line in lines {
-                for (sum, x) in sums.iter_mut().zip(line) {
-                    *sum = sum.wrapping_add(*x);
-                }
-            }
-            black_box(sums);
-        });
-        best = best.min(start.elapsed().as_secs_f64());
+/// Adds up all bytes of `data`, asking for them ahead as the kernels do.
+#[inline(always)]
+pub(crate) fn read<S: Simd>(data: &[u8]) -> f32 {
+    let ones = S::load_signed(&[1; 64]);
+    let mut sums = [S::ints(0); 4];
+    for lines in data.as_chunks::<64>().0.as_chunks::<4>().0 {
+        for (sum, line) in sums.iter_mut().zip(lines) {
+            S::prefetch(line.as_ptr().wrapping_add(PREFETCH_BYTES));
+            *sum = S::dot_unsigned(*sum, S::load_bytes(line), ones);
+        }
     }
-    READ_BYTES as f64 / best
+    sums.into_iter().map(|sum| S::to_floats(sum).sum()).sum()
 }
 
 /// The dot products that every quantized kernel is made of, with nothing else around them.
