@@ -1,5 +1,7 @@
 //! Which values may share a buffer, and how large KV pages are.
 
+use std::ops::Range;
+
 use crate::{
     backend::{KvGroup, PAGE_TOKENS, PerGroup},
     plan::{Plan, Shape, Value},
@@ -16,9 +18,20 @@ pub struct Layout {
 impl Layout {
     /// Shares buffers wherever possible. The input of a step never shares with its output.
     pub fn shared(plan: &Plan) -> Layout {
+        let single: Vec<Range<usize>> = (0..plan.steps.len()).map(|i| i..i + 1).collect();
+        Layout::grouped(plan, &single)
+    }
+
+    /// As [`Layout::shared`], for a backend that runs some consecutive steps as one: nothing that a group of steps reads
+    /// or writes shares a buffer within it. The groups are in order and cover all steps.
+    pub fn grouped(plan: &Plan, groups: &[Range<usize>]) -> Layout {
+        let touched = |group: &Range<usize>| {
+            let steps = plan.steps[group.clone()].iter();
+            steps.flat_map(|labelled| labelled.step.inputs().chain(labelled.step.out()))
+        };
         let mut last_use = vec![0; plan.value_count()];
-        for (i, labelled) in plan.steps.iter().enumerate() {
-            for value in labelled.step.inputs().chain(labelled.step.out()) {
+        for (i, group) in groups.iter().enumerate() {
+            for value in touched(group) {
                 last_use[value.index()] = i;
             }
         }
@@ -30,14 +43,14 @@ impl Layout {
             buffer_of: vec![usize::MAX; plan.value_count()],
         };
         let mut free: Vec<usize> = Vec::new();
-        for (i, labelled) in plan.steps.iter().enumerate() {
-            if let Some(out) = labelled.step.out() {
+        for (i, group) in groups.iter().enumerate() {
+            for out in plan.steps[group.clone()]
+                .iter()
+                .filter_map(|s| s.step.out())
+            {
                 layout.buffer_of[out.index()] = layout.take(&mut free, plan.shape(out));
             }
-            let mut ended: Vec<usize> = labelled
-                .step
-                .inputs()
-                .chain(labelled.step.out())
+            let mut ended: Vec<usize> = touched(group)
                 .filter(|v| last_use[v.index()] == i)
                 .map(|v| layout.buffer(v))
                 .collect();
