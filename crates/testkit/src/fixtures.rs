@@ -34,7 +34,11 @@ const fn fixture(name: &'static str, peer_error: f64, peer_agreement: f64) -> Fi
 
 impl Fixture {
     pub fn path(&self, suffix: &str) -> PathBuf {
-        let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/data/fixtures"));
+        let mut folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/data/fixtures"));
+        if !folder.exists() {
+            // Test binaries may be carried to another machine and run at the root of a copy of the repository.
+            folder = PathBuf::from("crates/testkit/data/fixtures");
+        }
         folder.join(format!("{}{suffix}", self.name))
     }
 
