@@ -1,0 +1,118 @@
+// out = softmax(q . K) . V over the positions a row sees: all up to its own, or the last `window` of them. Scale is 1.
+//
+// Grid: (rows, query heads), a block of 8 warps a head of a row. Pages go to warps in turn, by their absolute place, so a
+// row's result does not depend on how its prompt was cut. Each warp keeps a running maximum, sum and output (online softmax
+// in f32); shared memory joins the eight, in order. Lane `l` holds elements l * LANE_VALUES .. of the head.
+// Bytes a row: 4 * columns in and out, and the seen keys and values once a query head (4 * seen * head_dim).
+// Requires head_dim <= 32 * LANE_VALUES and head_dim % LANE_VALUES == 0.
+#include "lib/kv.cuh"
+#include "lib/reduce.cuh"
+
+struct Params {
+  Rows rows;
+  Places places;
+  Slot slot;
+  const float* q;
+  float* out;
+  u32 heads;
+  u32 window;  // 0 sees all
+};
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attend.rs differs");
+
+constexpr u32 WARPS = 8;
+// Keys scored together, to have several loads in flight.
+constexpr int KEYS = 4;
+
+// What a lane holds of one cached row, in the widest loads it allows.
+struct alignas(LANE_VALUES * 2 < 16 ? LANE_VALUES * 2 : 16) Elements {
+  u16 bits[LANE_VALUES];
+};
+
+extern "C" __global__ void __launch_bounds__(256) attend(const Params p) {
+  __shared__ float max_of[WARPS], total_of[WARPS], out_of[WARPS][WARP * LANE_VALUES];
+  if (!p.rows.has(blockIdx.x)) return;
+  const u32 head = blockIdx.y, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  const u32 head_dim = p.slot.head_dim, kv_head = head / (p.heads / p.slot.kv_heads);
+  const u32 row = p.rows.index[blockIdx.x];
+  const u32 run = p.places.run[row], position = p.places.position[row];
+  const u32 first = p.window && position + 1 > p.window ? position + 1 - p.window : 0;
+
+  const u32 element = lane * LANE_VALUES;
+  const bool holds = element < head_dim;
+  const u64 at = (u64(blockIdx.x) * p.heads + head) * head_dim;
+  float q[LANE_VALUES], out[LANE_VALUES];
+#pragma unroll
+  for (int i = 0; i < LANE_VALUES; i++) {
+    q[i] = holds ? p.q[at + element + i] : 0;
+    out[i] = 0;
+  }
+  float max = -INF, total = 0;
+
+  const u32 last_page = position / PAGE_TOKENS;
+  u32 page_place = first / PAGE_TOKENS;
+  page_place += (warp + WARPS - page_place % WARPS) % WARPS;
+  for (; page_place <= last_page; page_place += WARPS) {
+    const u64 start = p.slot.page_start(p.slot.tables.page(run, page_place), kv_head) + element;
+    const u32 page_first = page_place * PAGE_TOKENS;
+    const u32 begin = first > page_first ? first - page_first : 0;
+    const u32 end = min(PAGE_TOKENS, position + 1 - page_first);
+    for (u32 key = begin; key < end; key += KEYS) {
+      float score[KEYS];
+#pragma unroll
+      for (int k = 0; k < KEYS; k++) {
+        score[k] = 0;
+        if (holds && key + k < end) {
+          const Elements keys = *(const Elements*)(p.slot.keys + start + u64(key + k) * head_dim);
+#pragma unroll
+          for (int i = 0; i < LANE_VALUES; i++) score[k] += q[i] * half_to_float(keys.bits[i]);
+        }
+      }
+      float best = max;
+#pragma unroll
+      for (int k = 0; k < KEYS; k++) {
+        score[k] = warp_sum(score[k]);
+        if (key + k < end) best = fmaxf(best, score[k]);
+      }
+      const float shrink = expf(max - best);  // 0 the first time, when max is -inf
+      total *= shrink;
+#pragma unroll
+      for (int i = 0; i < LANE_VALUES; i++) out[i] *= shrink;
+#pragma unroll
+      for (int k = 0; k < KEYS; k++) {
+        if (key + k < end) {
+          const float weight = expf(score[k] - best);
+          total += weight;
+          if (holds) {
+            const Elements values = *(const Elements*)(p.slot.values + start + u64(key + k) * head_dim);
+#pragma unroll
+            for (int i = 0; i < LANE_VALUES; i++) out[i] += weight * half_to_float(values.bits[i]);
+          }
+        }
+      }
+      max = best;
+    }
+  }
+
+  if (lane == 0) {
+    max_of[warp] = max;
+    total_of[warp] = total;
+  }
+#pragma unroll
+  for (int i = 0; i < LANE_VALUES; i++) out_of[warp][element + i] = out[i];
+  __syncthreads();
+  float best = -INF, sum = 0;
+#pragma unroll
+  for (u32 w = 0; w < WARPS; w++) best = fmaxf(best, max_of[w]);
+  float share[WARPS];
+#pragma unroll
+  for (u32 w = 0; w < WARPS; w++) {
+    share[w] = expf(max_of[w] - best);  // 0 for a warp that saw no key; the row's own position is always seen
+    sum += share[w] * total_of[w];
+  }
+  for (u32 j = threadIdx.x; j < head_dim; j += blockDim.x) {
+    float joined = 0;
+#pragma unroll
+    for (u32 w = 0; w < WARPS; w++) joined += share[w] * out_of[w][j];
+    p.out[at + j] = joined / sum;
+  }
+}

@@ -1,0 +1,31 @@
+// What varies from batch to batch, read from device memory at fixed addresses; src/batch.rs writes it in one copy.
+//
+// Grids cover as many rows as their bucket has; kernels ask `count` and leave the rest alone. So one captured launch serves
+// every batch of its bucket.
+#pragma once
+#include "lib/num.cuh"
+
+// The rows a kernel works on: all of the batch, or the sampled ones.
+struct Rows {
+  const u32* count;
+  const u32* index;  // the batch row of each of them
+
+  __device__ __forceinline__ bool has(u32 row) const { return row < *count; }
+};
+
+// Where each batch row stands.
+struct Places {
+  const u32* position;
+  const u32* run;
+};
+
+constexpr u32 PAGE_TOKENS = 32;
+
+// One KV group's page tables: entry `base[run] + position / PAGE_TOKENS` of `pages` holds the page of a position.
+// A base may be below the table's start: entries behind the window are not stored.
+struct Tables {
+  const int* base;
+  const u32* pages;
+
+  __device__ __forceinline__ u32 page(u32 run, u32 place) const { return pages[base[run] + int(place)]; }
+};

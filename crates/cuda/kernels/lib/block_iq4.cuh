@@ -1,0 +1,21 @@
+// IQ4_NL and IQ4_XS: 4-bit codes that index a table of unevenly spaced values.
+#pragma once
+#include "lib/block_legacy.cuh"
+
+__device__ const i8 IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+// `d * table[code]`; half d, 16 bytes of nibbles.
+__device__ __forceinline__ float iq4_nl_value(const u8* row, u32 i) {
+  const u8* block = row + i / 32 * 18;
+  return mul(load_half(block), float(IQ4_VALUES[nibble(block + 2, i % 32)]));
+}
+
+// 8 sub-blocks of 32 with 6-bit scales; half d, u16 high scale pairs, 4 bytes of low scale nibbles, 128 bytes of nibbles.
+__device__ __forceinline__ float iq4_xs_value(const u8* row, u32 i) {
+  const u8* block = row + i / 256 * 136;
+  u32 sub_block = i % 256 / 32;
+  u32 low = block[4 + sub_block / 2] >> (4 * (sub_block % 2)) & 15;
+  u32 high = block[2 + sub_block / 4] >> (2 * (sub_block % 4)) & 3;
+  float d = mul(load_half(block), float(int(low | high << 4) - 32));
+  return mul(d, float(IQ4_VALUES[nibble(block + 8 + 16 * sub_block, i % 32)]));
+}

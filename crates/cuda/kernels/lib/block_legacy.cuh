@@ -1,0 +1,40 @@
+// The 32-value formats Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0: a half scale, perhaps a half minimum, and codes.
+//
+// Byte `j` of the nibbles holds value `j` low and value `j + 16` high. Q5's fifth bits are a u32, bit `j` for value `j`.
+#pragma once
+#include "lib/num.cuh"
+
+__device__ __forceinline__ u32 nibble(const u8* codes, u32 j) { return codes[j % 16] >> (j / 16 * 4) & 15; }
+__device__ __forceinline__ u32 five_bits(const u8* high, const u8* codes, u32 j) {
+  return nibble(codes, j) | (high[j / 8] >> (j % 8) & 1) << 4;
+}
+
+// `d * (code - 8)`; half d, 16 bytes of nibbles.
+__device__ __forceinline__ float q4_0_value(const u8* row, u32 i) {
+  const u8* block = row + i / 32 * 18;
+  return mul(load_half(block), float(int(nibble(block + 2, i % 32)) - 8));
+}
+
+// `d * code + m`; half d, half m, 16 bytes of nibbles.
+__device__ __forceinline__ float q4_1_value(const u8* row, u32 i) {
+  const u8* block = row + i / 32 * 20;
+  return add(mul(load_half(block), float(nibble(block + 4, i % 32))), load_half(block + 2));
+}
+
+// `d * (code - 16)`; half d, u32 fifth bits, 16 bytes of nibbles.
+__device__ __forceinline__ float q5_0_value(const u8* row, u32 i) {
+  const u8* block = row + i / 32 * 22;
+  return mul(load_half(block), float(int(five_bits(block + 2, block + 6, i % 32)) - 16));
+}
+
+// `d * code + m`; half d, half m, u32 fifth bits, 16 bytes of nibbles.
+__device__ __forceinline__ float q5_1_value(const u8* row, u32 i) {
+  const u8* block = row + i / 32 * 24;
+  return add(mul(load_half(block), float(five_bits(block + 4, block + 8, i % 32))), load_half(block + 2));
+}
+
+// `d * code`; half d, 32 signed bytes.
+__device__ __forceinline__ float q8_0_value(const u8* row, u32 i) {
+  const u8* block = row + i / 32 * 34;
+  return mul(load_half(block), float(i8(block[2 + i % 32])));
+}

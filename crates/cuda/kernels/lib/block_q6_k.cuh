@@ -1,0 +1,16 @@
+// Q6_K: 16 groups of 16 values, 6-bit codes in a 4-bit and a 2-bit plane, signed byte scales.
+//
+// 128 bytes of low nibbles, 64 bytes of high pairs, 16 scales, half d. Each 128-value half uses 64 low bytes and 32 high
+// bytes: quarter `k` of it takes nibble `k / 2` of low byte `l + 32 * (k % 2)` and pair `k` of high byte `l`.
+#pragma once
+#include "lib/num.cuh"
+
+__device__ __forceinline__ float q6_k_value(const u8* row, u32 i) {
+  const u8* block = row + i / 256 * 210;
+  i %= 256;
+  u32 half = i / 128, quarter = i % 128 / 32, l = i % 32;
+  u32 low = block[64 * half + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)) & 15;
+  u32 high = block[128 + 32 * half + l] >> (2 * quarter) & 3;
+  int code = int(low | high << 4) - 32;
+  return mul(mul(load_half(block + 208), float(i8(block[192 + i / 16]))), float(code));
+}

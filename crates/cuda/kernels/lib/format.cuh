@@ -1,0 +1,19 @@
+// The weight format of a specialization: `weight_value(row, i)` is value `i` of a packed row, exactly as `carat-gguf` defines
+// it. FORMAT is the format's name in lower case.
+//
+// A warp that reads 32 neighbouring values touches one block (or sub-block) at a time: codes are coalesced, scales are
+// broadcast. Faster kernels decode whole blocks; this is the definition they are compared with.
+#pragma once
+#include "lib/block_float.cuh"
+#include "lib/block_iq4.cuh"
+#include "lib/block_legacy.cuh"
+#include "lib/block_mxfp4.cuh"
+#include "lib/block_q2_k.cuh"
+#include "lib/block_q3_k.cuh"
+#include "lib/block_q4_k.cuh"
+#include "lib/block_q5_k.cuh"
+#include "lib/block_q6_k.cuh"
+
+#define JOIN_NAMES(a, b) a##b
+#define JOIN(a, b) JOIN_NAMES(a, b)
+#define weight_value JOIN(FORMAT, _value)

@@ -1,0 +1,32 @@
+// Sums and maxima over warps and blocks. Every order is fixed, so results repeat exactly.
+#pragma once
+#include "lib/num.cuh"
+
+constexpr u32 WARP = 32;
+constexpr u32 ALL_LANES = 0xffffffffu;
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) x += __shfl_xor_sync(ALL_LANES, x, mask);
+  return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, mask));
+  return x;
+}
+
+// The sum over all threads of a block, in every thread. Blocks have whole warps, at most 32 of them.
+__device__ __forceinline__ float block_sum(float x) {
+  __shared__ float of_warp[32];
+  const u32 warps = blockDim.x / WARP;
+  x = warp_sum(x);
+  if (warps == 1) return x;
+  __syncthreads();  // an earlier sum may still be read
+  if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = x;
+  __syncthreads();
+  float sum = 0;
+  for (u32 warp = 0; warp < warps; warp++) sum += of_warp[warp];
+  return sum;
+}

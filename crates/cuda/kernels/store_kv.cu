@@ -1,0 +1,28 @@
+// Rounds keys and values to half precision and puts them where their position's page is.
+//
+// Grid: (rows, strips of 256 columns), a thread a column of both.
+// Bytes a row: 8 * columns in, 4 * columns out.
+// Requires that no two rows of a batch share a cell: each run belongs to another sequence, and pages being written are not
+// shared.
+#include "lib/kv.cuh"
+
+struct Params {
+  Rows rows;
+  Places places;
+  Slot slot;
+  const float* k;
+  const float* v;
+};
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/store_kv.rs differs");
+
+extern "C" __global__ void store_kv(const Params p) {
+  const u32 r = blockIdx.x, column = blockIdx.y * blockDim.x + threadIdx.x;
+  const u32 columns = p.slot.kv_heads * p.slot.head_dim;
+  if (!p.rows.has(r) || column >= columns) return;
+  const u32 row = p.rows.index[r];
+  const u32 head = column / p.slot.head_dim, element = column % p.slot.head_dim;
+  const u64 to = p.slot.cell(p.places.run[row], p.places.position[row], head) + element;
+  const u64 from = u64(r) * columns + column;
+  p.slot.keys[to] = float_to_half(p.k[from]);
+  p.slot.values[to] = float_to_half(p.v[from]);
+}

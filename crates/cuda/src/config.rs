@@ -1,0 +1,70 @@
+//! Choices that concern CUDA alone, resolved by the caller and passed down by value.
+
+use std::path::PathBuf;
+
+#[derive(Clone, Debug)]
+pub struct CudaConfig {
+    /// Which card, in the driver's order.
+    pub device: usize,
+    pub tier: Tier,
+    pub fusion: Fusion,
+    pub tables: TablePlace,
+    pub checks: Checks,
+    /// Where compiled kernels are kept between runs; `None` keeps none.
+    pub cache_dir: Option<PathBuf>,
+    /// Kernels compiled ahead by [`build_kernels`](crate::build_kernels); with them NVRTC is not needed.
+    pub kernels_dir: Option<PathBuf>,
+    /// Folders to look for NVRTC in, before the usual ones.
+    pub library_dirs: Vec<PathBuf>,
+}
+
+impl Default for CudaConfig {
+    fn default() -> CudaConfig {
+        CudaConfig {
+            device: 0,
+            tier: Tier::Best,
+            fusion: Fusion::On,
+            tables: TablePlace::Device,
+            checks: Checks::EachBatch,
+            cache_dir: None,
+            kernels_dir: None,
+            library_dirs: Vec::new(),
+        }
+    }
+}
+
+/// Which family of kernels a card gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tier {
+    /// The best the card can run.
+    #[default]
+    Best,
+    /// What every card since Ampere runs, so that path can be tested on newer ones.
+    Portable,
+}
+
+/// Whether runs of steps may become one kernel; off for bisecting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fusion {
+    #[default]
+    On,
+    Off,
+}
+
+/// Where tables lie that are only looked up, such as the per-layer embeddings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TablePlace {
+    #[default]
+    Device,
+    /// In host memory that the device reads through the bus: a few kilobytes a token.
+    Host,
+}
+
+/// How soon a failing kernel is noticed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Checks {
+    #[default]
+    EachBatch,
+    /// Waits after every launch, so an error names its step. Slow.
+    EachLaunch,
+}

@@ -1,0 +1,391 @@
+//! The card: driver, context, one stream, memory and modules. Absence is an error that says what to do, never a panic.
+//!
+//! Memory is plain: allocated once, at addresses that stay, freed when dropped. All work goes through one stream, in order,
+//! so nothing here tracks which buffer is in use; whoever frees one waits first.
+#![expect(
+    unsafe_code,
+    reason = "the driver's interface: raw addresses and handles end here"
+)]
+
+use std::{
+    collections::BTreeMap,
+    ffi::{CString, c_void},
+    fmt, slice,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use cudarc::driver::{CudaContext, CudaStream, result, sys};
+
+use crate::error::CudaError;
+
+/// The oldest driver whose interface we call, in the driver's own numbering.
+const OLDEST_DRIVER: i32 = 12000;
+
+/// A place in device memory, or in host memory that the device can read. 0 is null.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Address(pub(crate) u64);
+
+impl Address {
+    pub(crate) const NULL: Address = Address(0);
+
+    pub(crate) fn offset(self, bytes: usize) -> Address {
+        Address(self.0 + bytes as u64)
+    }
+}
+
+/// Compute capability: 9.0 is Hopper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Capability {
+    pub(crate) major: i32,
+    pub(crate) minor: i32,
+}
+
+/// An open card.
+pub(crate) struct Device {
+    pub(crate) name: String,
+    pub(crate) capability: Capability,
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    /// Bytes held, by purpose.
+    ledger: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+impl Device {
+    pub(crate) fn open(index: usize) -> Result<Arc<Device>, CudaError> {
+        require_driver()?;
+        let count = result::device::get_count().map_err(CudaError::DriverFailed)? as usize;
+        if index >= count {
+            return Err(CudaError::NoDevice { index, count });
+        }
+        let context = CudaContext::new(index).map_err(CudaError::driver("opening the device"))?;
+        // SAFETY: no slice of cudarc's is ever made, so there is nothing its events would protect.
+        unsafe { context.disable_event_tracking() };
+        let facts = || -> Result<_, result::DriverError> {
+            Ok((context.name()?, context.compute_capability()?))
+        };
+        let (name, (major, minor)) = facts().map_err(CudaError::driver("asking for the card"))?;
+        if major < 8 {
+            return Err(CudaError::TooOldCard { name, major, minor });
+        }
+        let stream = context
+            .new_stream()
+            .map_err(CudaError::driver("making a stream"))?;
+        Ok(Arc::new(Device {
+            name,
+            capability: Capability { major, minor },
+            context,
+            stream,
+            ledger: Mutex::default(),
+        }))
+    }
+
+    /// Makes this device the calling thread's. Every function below does so itself; launches rely on it.
+    pub(crate) fn bind(&self) -> Result<(), CudaError> {
+        self.context
+            .bind_to_thread()
+            .map_err(CudaError::driver("binding the device to a thread"))
+    }
+
+    pub(crate) fn stream(&self) -> sys::CUstream {
+        self.stream.cu_stream()
+    }
+
+    /// Free and total bytes.
+    pub(crate) fn memory(&self) -> Result<(u64, u64), CudaError> {
+        let (free, total) = self
+            .context
+            .mem_get_info()
+            .map_err(CudaError::driver("asking for free memory"))?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Waits until all work given to the device is done.
+    pub(crate) fn wait(&self, what: &str) -> Result<(), CudaError> {
+        self.stream.synchronize().map_err(CudaError::driver(what))
+    }
+
+    /// Device memory, zeroed. More than is free is refused with both numbers, before the driver is asked.
+    pub(crate) fn allocate(
+        self: &Arc<Device>,
+        purpose: &'static str,
+        bytes: usize,
+    ) -> Result<Buffer, CudaError> {
+        // An allocation of nothing is an error to the driver, and null is what "absent" looks like to kernels.
+        let bytes = bytes.max(256);
+        let (free_bytes, _) = self.memory()?;
+        let out_of_memory = |_| CudaError::OutOfMemory {
+            purpose: purpose.to_owned(),
+            needed_bytes: bytes as u64,
+            free_bytes,
+        };
+        if bytes as u64 > free_bytes {
+            return Err(out_of_memory(()));
+        }
+        // SAFETY: the context is current (`memory` bound it); the address goes into a `Buffer`, which frees it once.
+        let address = unsafe { result::malloc_sync(bytes) }.map_err(|_| out_of_memory(()))?;
+        let buffer = Buffer {
+            address: Address(address),
+            bytes,
+            purpose,
+            device: Arc::clone(self),
+        };
+        self.record(purpose, |held| held + bytes as u64);
+        // SAFETY: the buffer was just allocated with this many bytes.
+        unsafe { result::memset_d8_async(address, 0, bytes, self.stream()) }
+            .map_err(CudaError::driver(format!("clearing {purpose}")))?;
+        Ok(buffer)
+    }
+
+    /// Page-locked host memory, zeroed: copies from and to it do not block, and the device can read it in place.
+    pub(crate) fn allocate_host(
+        self: &Arc<Device>,
+        purpose: &'static str,
+        bytes: usize,
+    ) -> Result<HostBuffer, CudaError> {
+        self.bind()?;
+        let bytes = bytes.max(256);
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: the context is current; the pointer goes into a `HostBuffer`, which frees it once.
+        let start = unsafe { result::malloc_host(bytes, flags) }.map_err(CudaError::driver(
+            format!("locking {bytes} bytes of host memory for {purpose}"),
+        ))?;
+        // SAFETY: `start` points to `bytes` fresh bytes.
+        unsafe { start.cast::<u8>().write_bytes(0, bytes) };
+        Ok(HostBuffer {
+            start: start.cast(),
+            bytes,
+            device: Arc::clone(self),
+        })
+    }
+
+    /// Starts a copy of the first `bytes` of `from` into `to`. Not to be written to before the device is waited for.
+    pub(crate) fn copy_in(
+        &self,
+        from: &HostBuffer,
+        to: &Buffer,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        assert!(
+            bytes <= from.bytes && offset + bytes <= to.bytes,
+            "copy past the end"
+        );
+        self.bind()?;
+        // SAFETY: both ends have room, asserted above; the caller keeps `from` as it is until it has waited.
+        unsafe {
+            let source = slice::from_raw_parts(from.start, bytes);
+            result::memcpy_htod_async(to.address.offset(offset).0, source, self.stream())
+        }
+        .map_err(CudaError::driver(format!("copying to {}", to.purpose)))
+    }
+
+    /// Copies from the device and waits for it.
+    pub(crate) fn copy_out(
+        &self,
+        from: &Buffer,
+        offset: usize,
+        to: &mut HostBuffer,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        assert!(
+            bytes <= to.bytes && offset + bytes <= from.bytes,
+            "copy past the end"
+        );
+        self.bind()?;
+        // SAFETY: both ends have room, asserted above; the wait ends before `to` can be used again.
+        unsafe {
+            let target = slice::from_raw_parts_mut(to.start, bytes);
+            result::memcpy_dtoh_async(target, from.address.offset(offset).0, self.stream())
+        }
+        .map_err(CudaError::driver(format!("copying from {}", from.purpose)))?;
+        self.wait("running a batch")
+    }
+
+    /// Loads a compiled kernel and looks its entry points up.
+    pub(crate) fn load(
+        self: &Arc<Device>,
+        kernel: &str,
+        image: &[u8],
+        entries: &[&str],
+    ) -> Result<Module, CudaError> {
+        self.bind()?;
+        let failed = |source| CudaError::Load {
+            kernel: kernel.to_owned(),
+            source,
+        };
+        // SAFETY: the image is what NVRTC made, whole: its length and digest were checked when it was read.
+        let handle = unsafe { result::module::load_data(image.as_ptr().cast()) }.map_err(failed)?;
+        let mut module = Module {
+            handle,
+            functions: Vec::new(),
+            device: Arc::clone(self),
+        };
+        for entry in entries {
+            let name = CString::new(*entry).expect("entry points are plain names");
+            // SAFETY: the module was loaded above and is unloaded only when `module` is dropped.
+            let function = unsafe { result::module::get_function(handle, name) }.map_err(failed)?;
+            module.functions.push(function);
+        }
+        Ok(module)
+    }
+
+    /// An event, to wait for what came before it without waiting for what comes after.
+    pub(crate) fn event(&self) -> Result<Event, CudaError> {
+        let event = self.stream.record_event(None);
+        Ok(Event(
+            event.map_err(CudaError::driver("recording an event"))?,
+        ))
+    }
+
+    /// What is held, by purpose.
+    pub(crate) fn held(&self) -> BTreeMap<&'static str, u64> {
+        let ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        ledger.clone()
+    }
+
+    fn record(&self, purpose: &'static str, change: impl FnOnce(u64) -> u64) {
+        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = ledger.entry(purpose).or_default();
+        *held = change(*held);
+        tracing::debug!(purpose, bytes = *held, "device memory");
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Finds and starts the driver; cudarc would panic where it is missing.
+fn require_driver() -> Result<(), CudaError> {
+    // SAFETY: loading the driver's library runs its initialisers, which is what it is for.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::NoDriver {
+            library: if cfg!(windows) {
+                "nvcuda.dll"
+            } else {
+                "libcuda.so.1"
+            },
+        });
+    }
+    let mut found = 0;
+    // SAFETY: writes one integer; the one call that is allowed before initialisation.
+    let asked = unsafe { sys::cuDriverGetVersion(&raw mut found) };
+    asked.result().map_err(CudaError::DriverFailed)?;
+    if found < OLDEST_DRIVER {
+        return Err(CudaError::DriverTooOld {
+            found,
+            needed: OLDEST_DRIVER,
+        });
+    }
+    match result::init() {
+        Err(result::DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
+            Err(CudaError::NoDevice { index: 0, count: 0 })
+        }
+        other => other.map_err(CudaError::DriverFailed),
+    }
+}
+
+/// A piece of device memory.
+pub(crate) struct Buffer {
+    address: Address,
+    bytes: usize,
+    purpose: &'static str,
+    device: Arc<Device>,
+}
+
+impl Buffer {
+    pub(crate) fn address(&self) -> Address {
+        self.address
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let bytes = self.bytes as u64;
+        self.device.record(self.purpose, |held| held - bytes);
+        // A device that failed reports it again on its next use; there is nobody to tell here.
+        let _ = self.device.bind();
+        let _ = self.device.stream.synchronize();
+        // SAFETY: allocated by `Device::allocate`, freed here alone, and the device is done with it.
+        let _ = unsafe { result::free_sync(self.address.0) };
+    }
+}
+
+/// A piece of page-locked host memory.
+pub(crate) struct HostBuffer {
+    start: *mut u8,
+    bytes: usize,
+    device: Arc<Device>,
+}
+
+impl HostBuffer {
+    /// Where the device sees it: with unified addressing, which every 64-bit platform has, the same place.
+    pub(crate) fn address(&self) -> Address {
+        Address(self.start as u64)
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: `bytes` initialised bytes; device writes end before `copy_out` returns.
+        unsafe { slice::from_raw_parts(self.start, self.bytes) }
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` is the only way here.
+        unsafe { slice::from_raw_parts_mut(self.start, self.bytes) }
+    }
+}
+
+impl Drop for HostBuffer {
+    fn drop(&mut self) {
+        let _ = self.device.bind();
+        let _ = self.device.stream.synchronize();
+        // SAFETY: allocated by `Device::allocate_host`, freed here alone, and no copy is under way.
+        let _ = unsafe { result::free_host(self.start.cast::<c_void>()) };
+    }
+}
+
+/// A loaded kernel and its entry points.
+pub(crate) struct Module {
+    handle: sys::CUmodule,
+    functions: Vec<sys::CUfunction>,
+    device: Arc<Device>,
+}
+
+// SAFETY: module and function handles are names the driver looks up; it locks for itself.
+unsafe impl Send for Module {}
+// SAFETY: as above; nothing is changed through a shared reference.
+unsafe impl Sync for Module {}
+
+impl Module {
+    pub(crate) fn function(&self, entry: usize) -> sys::CUfunction {
+        self.functions[entry]
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        let _ = self.device.bind();
+        let _ = self.device.stream.synchronize();
+        // SAFETY: loaded by `Device::load`, unloaded here alone, and no kernel of it is running.
+        let _ = unsafe { result::module::unload(self.handle) };
+    }
+}
+
+/// A moment in the stream of work.
+pub(crate) struct Event(cudarc::driver::CudaEvent);
+
+impl Event {
+    pub(crate) fn wait(&self) -> Result<(), CudaError> {
+        self.0
+            .synchronize()
+            .map_err(CudaError::driver("waiting for the device"))
+    }
+}

@@ -1,0 +1,118 @@
+//! Twins of the kernels: each file here mirrors the params struct of a `.cu` file, chooses its grid and states what must hold.
+//!
+//! A kernel value says what to do in terms of the plan (values, weights, slots). It becomes a launch only when addresses are
+//! known, so lowering needs no device. Grids depend on row counts alone and params on nothing that changes from batch to
+//! batch: any launch can be captured and replayed.
+
+mod attend;
+mod elementwise;
+mod embed;
+mod experts;
+mod linear;
+mod narrow;
+mod norm;
+mod norm_add;
+mod norm_rope;
+mod operands;
+mod rope;
+mod store_kv;
+
+use std::fmt;
+
+use carat_gguf::QuantType;
+
+use crate::launch::Grid;
+
+pub(crate) use attend::Attend;
+pub(crate) use elementwise::{Elementwise, Function, Second};
+pub(crate) use embed::Embed;
+pub(crate) use experts::{ExpertsLinear, ExpertsSum, MOST_EXPERTS, Route, XRows};
+pub(crate) use linear::Linear;
+pub(crate) use narrow::Narrow;
+pub(crate) use norm::Norm;
+pub(crate) use norm_add::{NextNorm, NormAdd};
+pub(crate) use norm_rope::{MOST_HEAD_DIM, NormRope, NormRopeStore};
+pub(crate) use operands::{
+    Addresses, BatchAt, MatrixAt, Place, PlacesAt, RowsAt, SlotAt, TablesAt,
+};
+pub(crate) use rope::Rope;
+pub(crate) use store_kv::StoreKv;
+
+/// One kernel with everything it needs but addresses.
+pub(crate) trait Kernel: fmt::Debug {
+    /// Which compiled kernel it is.
+    fn specialization(&self) -> Specialization;
+
+    /// How it is launched for this many rows, at least one.
+    fn grid(&self, rows: usize) -> Grid;
+
+    /// The bytes of its params struct.
+    fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8>;
+
+    /// What it reads, except weights and KV.
+    fn reads(&self) -> Vec<Place>;
+
+    /// What it writes, except KV.
+    fn writes(&self) -> Vec<Place>;
+}
+
+/// A kernel's text with its constants: what is compiled once and shared by all calls that agree on it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Specialization {
+    /// `kernels/<this>.cu`.
+    pub(crate) kernel: &'static str,
+    /// Entry points, which [`Grid::entry`] counts.
+    pub(crate) entries: &'static [&'static str],
+    pub(crate) constants: Vec<(&'static str, String)>,
+    pub(crate) params_bytes: usize,
+}
+
+impl fmt::Display for Specialization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kernel)?;
+        for (_, value) in &self.constants {
+            write!(f, ".{value}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Every specialization that lowering can choose: what is compiled ahead, and what must compile for every architecture.
+pub(crate) fn all() -> Vec<Specialization> {
+    let mut all = vec![
+        norm::specialization(),
+        norm_add::specialization(),
+        norm_rope::specialization(),
+        rope::specialization(),
+        store_kv::specialization(),
+        elementwise::specialization(),
+        narrow::specialization(),
+        experts::route_specialization(),
+        experts::sum_specialization(),
+    ];
+    all.extend(attend::LANE_VALUES.map(attend::specialization));
+    for quant in QuantType::all() {
+        all.push(embed::specialization(quant));
+        all.push(linear::specialization(quant));
+        all.push(experts::linear_specialization(quant));
+    }
+    all
+}
+
+/// The constant that chooses a format's functions in `lib/format.cuh`.
+fn format(quant: QuantType) -> (&'static str, String) {
+    ("FORMAT", quant.name().to_lowercase())
+}
+
+/// Threads that take values one by one, and the strips of columns they make.
+const STRIP: usize = 256;
+
+/// A thread a value: rows by strips of columns.
+fn strips(rows: usize, columns: usize) -> Grid {
+    Grid::new((rows, columns.div_ceil(STRIP)), STRIP)
+}
+
+/// Threads that norm a group of this width. A function of the width alone: sums are taken in an order that depends on it.
+fn norm_threads(group: usize) -> usize {
+    group.next_multiple_of(32).min(512)
+}

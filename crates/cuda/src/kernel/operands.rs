@@ -1,0 +1,153 @@
+//! Where operands are: symbolic while a plan is lowered, addresses once a program is bound. Mirrors `lib/batch.cuh` and
+//! `lib/kv.cuh`.
+
+use std::{collections::HashMap, fmt};
+
+use carat_model::{
+    backend::PerGroup,
+    plan::{KvSlot, Plan, RopeId, Rows, Value},
+    weights::Weight,
+};
+
+use crate::{device::Address, params::params};
+
+/// What a kernel reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Place {
+    Value(Value),
+    /// A buffer that lives within one step, by number.
+    Scratch(usize),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Value(v) => write!(f, "%{}", v.index()),
+            Place::Scratch(i) => write!(f, "s{i}"),
+        }
+    }
+}
+
+params! {
+    /// `Rows` in `lib/batch.cuh`.
+    pub(crate) struct RowsAt {
+        count: Address,
+        index: Address,
+    }
+}
+
+params! {
+    /// `Places` in `lib/batch.cuh`.
+    pub(crate) struct PlacesAt {
+        position: Address,
+        run: Address,
+    }
+}
+
+params! {
+    /// `Tables` in `lib/batch.cuh`.
+    pub(crate) struct TablesAt {
+        base: Address,
+        pages: Address,
+    }
+}
+
+params! {
+    /// `Slot` in `lib/kv.cuh`.
+    pub(crate) struct SlotAt {
+        keys: Address,
+        values: Address,
+        tables: TablesAt,
+        kv_heads: u32,
+        head_dim: u32,
+    }
+}
+
+impl SlotAt {
+    /// For kernels that share a struct with one that has a slot.
+    pub(crate) const NONE: SlotAt = SlotAt {
+        keys: Address::NULL,
+        values: Address::NULL,
+        tables: TablesAt {
+            base: Address::NULL,
+            pages: Address::NULL,
+        },
+        kv_heads: 0,
+        head_dim: 0,
+    };
+}
+
+/// A weight on the device, rows packed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MatrixAt {
+    pub(crate) start: Address,
+    pub(crate) row_bytes: usize,
+    /// From one matrix of a stack to the next.
+    pub(crate) matrix_bytes: usize,
+}
+
+/// Where the parts of a batch's description are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchAt {
+    pub(crate) tokens: Address,
+    pub(crate) places: PlacesAt,
+    pub(crate) all: RowsAt,
+    pub(crate) sampled: RowsAt,
+    pub(crate) tables: PerGroup<TablesAt>,
+}
+
+/// Where everything is that calls may name.
+pub(crate) struct Addresses {
+    pub(crate) plan: Plan,
+    pub(crate) values: Vec<Address>,
+    pub(crate) scratch: Vec<Address>,
+    pub(crate) weights: HashMap<Weight, MatrixAt>,
+    pub(crate) ropes: Vec<Address>,
+    /// Keys and values of each slot.
+    pub(crate) kv: Vec<(Address, Address)>,
+    pub(crate) batch: BatchAt,
+}
+
+impl Addresses {
+    pub(crate) fn place(&self, place: Place) -> Address {
+        match place {
+            Place::Value(v) => self.values[v.index()],
+            Place::Scratch(i) => self.scratch[i],
+        }
+    }
+
+    pub(crate) fn matrix(&self, w: Weight) -> MatrixAt {
+        *self
+            .weights
+            .get(&w)
+            .expect("every weight of the plan is placed")
+    }
+
+    /// Null where there is no such vector.
+    pub(crate) fn vector(&self, w: Option<Weight>) -> Address {
+        w.map_or(Address::NULL, |w| self.matrix(w).start)
+    }
+
+    pub(crate) fn rope(&self, rope: RopeId) -> Address {
+        self.ropes[rope.0 as usize]
+    }
+
+    pub(crate) fn slot(&self, slot: KvSlot) -> SlotAt {
+        let spec = self.plan.slot(slot);
+        let (keys, values) = self.kv[slot.0 as usize];
+        SlotAt {
+            keys,
+            values,
+            tables: *self.batch.tables.get(spec.group),
+            kv_heads: spec.kv_heads as u32,
+            head_dim: spec.head_dim as u32,
+        }
+    }
+
+    pub(crate) fn rows(&self, rows: Rows) -> RowsAt {
+        match rows {
+            Rows::All => self.batch.all,
+            Rows::Sampled => self.batch.sampled,
+        }
+    }
+}

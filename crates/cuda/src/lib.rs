@@ -1,0 +1,45 @@
+//! The CUDA backend: the plan on kernels that are compiled at run time for the card at hand.
+//!
+//! From a plan to launches, each pass small and the first two pure, so that they are tested without a device:
+//!
+//! - [`fuse`]: runs of steps that one kernel does together
+//! - [`lower`]: ops to calls of kernels, with scratch
+//! - [`program`]: calls bound to functions and addresses; nothing in a launch changes from batch to batch but its rows
+//!
+//! Around them:
+//!
+//! - [`device`]: driver, context, stream, memory; absence is a value, not a panic
+//! - [`nvrtc`], [`source`], [`cache`], [`compiler`]: from kernel text to modules, in parallel, cached by content
+//! - [`kernel`]: the twin of each `kernels/*.cu`; [`params`] and [`launch`]: how one is called
+//! - [`batch`]: what changes from batch to batch, in one copy to fixed addresses
+//! - [`weights`], [`memory`]: what lies where, and how much of it
+//! - [`executor`]: the two traits of `carat-model`
+//!
+//! There is no toolkit to build with: the driver and NVRTC are loaded at run time, so this crate compiles, lints and tests
+//! everywhere.
+
+mod backend;
+mod batch;
+mod cache;
+mod compiler;
+mod config;
+mod device;
+mod error;
+mod executor;
+mod fuse;
+mod kernel;
+mod launch;
+mod lower;
+mod memory;
+mod nvrtc;
+mod params;
+mod program;
+mod source;
+mod weights;
+
+pub use backend::{CudaBackend, DeviceFacts};
+pub use compiler::{Architecture, build_kernels};
+pub use config::{Checks, CudaConfig, Fusion, TablePlace, Tier};
+pub use error::CudaError;
+pub use lower::listing;
+pub use memory::MemoryPlan;

@@ -1,0 +1,261 @@
+//! Whole models: logits of a published implementation, models of every variant in every format against the reference, and
+//! what must agree bit for bit.
+
+mod harness;
+
+use std::sync::Arc;
+
+use carat_cuda::{CudaBackend, Fusion, TablePlace};
+use carat_gguf::QuantType;
+use carat_model::{
+    Model, TokenId,
+    backend::{
+        Backend, Batch, CompileOptions, Executor, Outputs, PageId, PerGroup, RowOutput, Run,
+    },
+    evaluate, gemma4,
+    reference::Reference,
+    sampling::Sampling,
+};
+use carat_testkit::{
+    close, fixtures,
+    tiny::{Tiny, Variant},
+};
+use libtest_mimic::{Failed, Trial};
+
+/// Of f32 activations with keys and values in half precision, over a whole model.
+const GOLDEN_BOUND: f64 = 5e-3;
+const CHUNKS: [usize; 4] = [usize::MAX, 1, 7, 16];
+
+/// The same card with different choices.
+#[derive(Clone)]
+struct Cards {
+    fused: Arc<CudaBackend>,
+    single: Arc<CudaBackend>,
+    host_tables: Arc<CudaBackend>,
+}
+
+fn main() {
+    let cards = open();
+    let mut cases = Cases {
+        cards: cards.as_ref().ok().cloned(),
+        trials: Vec::new(),
+    };
+    for fixture in &fixtures::ALL {
+        for chunk in CHUNKS {
+            let label = if chunk == usize::MAX {
+                "whole".to_owned()
+            } else {
+                chunk.to_string()
+            };
+            cases.add(
+                format!("fixture/{}/fused/{label}", fixture.name),
+                move |cards| golden(&cards.fused, fixture, chunk),
+            );
+        }
+        cases.add(format!("fixture/{}/single/whole", fixture.name), |cards| {
+            golden(&cards.single, fixture, usize::MAX)
+        });
+        cases.add(format!("exact/{}", fixture.name), |cards| {
+            exact(cards, fixture)
+        });
+    }
+    for variant in Variant::ALL {
+        for quant in QuantType::all() {
+            cases.add(format!("tiny/{variant:?}/{quant}"), move |cards| {
+                tiny(cards, variant, quant)
+            });
+        }
+        cases.add(format!("batched/{variant:?}"), move |cards| {
+            batched(cards, variant)
+        });
+    }
+    harness::run(cards.map(drop), cases.trials);
+}
+
+fn open() -> Result<Cards, String> {
+    Ok(Cards {
+        fused: harness::open(|config| config.fusion = Fusion::On)?,
+        single: harness::open(|config| config.fusion = Fusion::Off)?,
+        host_tables: harness::open(|config| config.tables = TablePlace::Host)?,
+    })
+}
+
+struct Cases {
+    cards: Option<Cards>,
+    trials: Vec<Trial>,
+}
+
+impl Cases {
+    fn add(
+        &mut self,
+        name: String,
+        check: impl FnOnce(&Cards) -> Result<(), String> + Send + 'static,
+    ) {
+        let cards = self.cards.clone();
+        let ignored = cards.is_none();
+        let trial = Trial::test(name, move || {
+            check(&cards.ok_or("no card")?).map_err(Failed::from)
+        });
+        self.trials.push(trial.with_ignored_flag(ignored));
+    }
+}
+
+fn logits(
+    backend: &dyn Backend,
+    model: &Model,
+    tokens: &[TokenId],
+    chunk: usize,
+) -> Result<Vec<f32>, String> {
+    let plan = gemma4::plan(model);
+    let options = evaluate::options(tokens.len(), chunk);
+    let weights = Arc::clone(&model.weights);
+    let mut executor = backend
+        .compile(&plan, weights, &options)
+        .map_err(|e| e.to_string())?;
+    let chunk = chunk.min(tokens.len());
+    evaluate::logits(executor.as_mut(), tokens, chunk).map_err(|e| e.to_string())
+}
+
+fn golden(card: &CudaBackend, fixture: &fixtures::Fixture, chunk: usize) -> Result<(), String> {
+    let found = logits(card, &fixture.model(), &fixture.tokens(), chunk)?;
+    within(&found, &fixture.logits(), GOLDEN_BOUND)
+}
+
+fn within(found: &[f32], expected: &[f32], bound: f64) -> Result<(), String> {
+    let error = close::relative_l2(found, expected);
+    if error <= bound {
+        return Ok(());
+    }
+    Err(format!(
+        "relative error {error:.2e}, at most {bound:.1e} allowed"
+    ))
+}
+
+fn same_bits(what: &str, a: &[f32], b: &[f32]) -> Result<(), String> {
+    let differs = a
+        .iter()
+        .zip(b)
+        .filter(|(a, b)| a.to_bits() != b.to_bits())
+        .count();
+    if differs == 0 && a.len() == b.len() {
+        return Ok(());
+    }
+    let error = close::relative_l2(a, b);
+    Err(format!(
+        "{what}: {differs} of {} logits differ, by {error:.2e}",
+        a.len()
+    ))
+}
+
+/// Fused or not, in any chunks, tables on either side of the bus: the same bits.
+fn exact(cards: &Cards, fixture: &fixtures::Fixture) -> Result<(), String> {
+    let (model, tokens) = (fixture.model(), fixture.tokens());
+    let expected = logits(&*cards.fused, &model, &tokens, usize::MAX)?;
+    let single = logits(&*cards.single, &model, &tokens, usize::MAX)?;
+    same_bits("fused and single steps", &expected, &single)?;
+    for chunk in &CHUNKS[1..] {
+        let chunked = logits(&*cards.fused, &model, &tokens, *chunk)?;
+        same_bits(&format!("chunks of {chunk}"), &expected, &chunked)?;
+    }
+    let tables = logits(&*cards.host_tables, &model, &tokens, usize::MAX)?;
+    same_bits("tables in host memory", &expected, &tables)
+}
+
+/// A model of every variant in every format, long enough to leave the window.
+fn tiny(cards: &Cards, variant: Variant, quant: QuantType) -> Result<(), String> {
+    let tiny = Tiny::new(variant, quant);
+    let (model, tokens) = (tiny.model(), tiny.prompt(45));
+    let expected = logits(&Reference, &model, &tokens, 45)?;
+    let found = logits(&*cards.fused, &model, &tokens, 13)?;
+    within(&found, &expected, 2e-3)
+}
+
+/// Three sequences side by side, their pages in disorder and freed behind the window, give what each gives alone.
+fn batched(cards: &Cards, variant: Variant) -> Result<(), String> {
+    let tiny = Tiny::new(variant, QuantType::Q8_0);
+    let model = tiny.model();
+    let plan = gemma4::plan(&model);
+    let prompt = tiny.prompt(210);
+    let sequences = [&prompt[..75], &prompt[75..140], &prompt[140..]];
+    let alone = |tokens: &[TokenId]| logits(&*cards.fused, &model, tokens, 5);
+    let options = CompileOptions {
+        pages: PerGroup {
+            full: 12,
+            sliding: 12,
+        },
+        max_rows: 40,
+        max_sampled: 40,
+        probe: false,
+    };
+    let weights = Arc::clone(&model.weights);
+    let compiled = cards.fused.compile(&plan, weights, &options);
+    let mut executor = compiled.map_err(|e| e.to_string())?;
+    let mut found: [Vec<f32>; 3] = Default::default();
+    let mut fed = [0; 3];
+    // Ragged: each sequence advances by another number of tokens.
+    while fed.iter().zip(sequences).any(|(fed, s)| *fed < s.len()) {
+        let take: [usize; 3] =
+            std::array::from_fn(|s| [1, 7, 16][s].min(sequences[s].len() - fed[s]));
+        step(executor.as_mut(), sequences, fed, take, &mut found)?;
+        for (fed, take) in fed.iter_mut().zip(take) {
+            *fed += take;
+        }
+    }
+    for (tokens, found) in sequences.iter().zip(&found) {
+        same_bits("in a batch and alone", found, &alone(tokens)?)?;
+    }
+    Ok(())
+}
+
+/// Feeds the next tokens of each sequence as one batch.
+fn step(
+    executor: &mut dyn Executor,
+    sequences: [&[TokenId]; 3],
+    fed: [usize; 3],
+    take: [usize; 3],
+    found: &mut [Vec<f32>; 3],
+) -> Result<(), String> {
+    let sampling = Sampling::greedy();
+    // Page `i` of sequence `s`, in an order that has nothing to do with either.
+    let table =
+        |s: usize| -> Vec<PageId> { (0..4).map(|i| PageId(11 - (3 * i + s as u32))).collect() };
+    let full: Vec<Vec<PageId>> = (0..3).map(table).collect();
+    let mut sliding = full.clone();
+    for (s, table) in sliding.iter_mut().enumerate() {
+        let freed = (fed[s] + 1).saturating_sub(8) / 32;
+        table[..freed].fill(PageId::FREED);
+    }
+    let mut tokens = Vec::new();
+    let mut runs = Vec::new();
+    let mut owners = Vec::new();
+    for s in (0..3).filter(|&s| take[s] > 0) {
+        let start = tokens.len();
+        tokens.extend_from_slice(&sequences[s][fed[s]..fed[s] + take[s]]);
+        runs.push(Run {
+            rows: start..tokens.len(),
+            position: fed[s],
+            pages: PerGroup {
+                full: &full[s],
+                sliding: &sliding[s],
+            },
+            sampled: take[s],
+            sampling: &sampling,
+            history: &sequences[s][..fed[s] + take[s]],
+            output: RowOutput::Logits,
+        });
+        owners.extend(std::iter::repeat_n(s, take[s]));
+    }
+    let batch = Batch {
+        tokens: &tokens,
+        runs: &runs,
+    };
+    let ticket = executor.submit(&batch).map_err(|e| e.to_string())?;
+    let mut outputs = Outputs::default();
+    executor
+        .collect(ticket, &mut outputs)
+        .map_err(|e| e.to_string())?;
+    for (owner, row) in owners.into_iter().zip(&outputs.rows) {
+        found[owner].extend_from_slice(&row.logits);
+    }
+    Ok(())
+}
