@@ -1,0 +1,305 @@
+// Plays the CUDA driver: memory is host memory, and a launch runs its blocks one after another on this processor.
+//
+// The threads of a block are fibers. They run in an order that changes from block to block, so code that relies on one
+// shows. A barrier that not all reach, or a shuffle that a lane stays away from, is reported and ends the process. Every
+// allocation ends at a page that may not be touched, so reads and writes behind it are found, too.
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime.hpp"
+
+namespace {
+
+// ---- Fibers -----------------------------------------------------------------------------------------------------------
+
+extern "C" void emulator_switch(void** save, void* to);
+asm(R"(
+.text
+.globl emulator_switch
+.hidden emulator_switch
+emulator_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+)");
+
+constexpr size_t STACK = 64 << 10;
+constexpr unsigned WARP = 32;
+
+enum class State { Ready, AtBlock, AtWarp, Ended };
+
+struct Thread {
+  void* stack_pointer = nullptr;
+  std::vector<char> stack;
+  State state = State::Ended;
+  unsigned exchanges = 0;
+};
+
+struct Warp {
+  unsigned live = 0, arrived = 0;
+  uint32_t words[2][WARP];
+};
+
+Emulation emulation;
+std::vector<Thread> threads;
+std::vector<Warp> warps;
+unsigned live, arrived, current;
+void* scheduler;
+void (*entry)(const void*);
+const void* params;
+uint64_t shuffle = 88172645463325252ull;
+
+void give_way(State state) {
+  threads[current].state = state;
+  const unsigned self = current;
+  emulator_switch(&threads[self].stack_pointer, scheduler);
+  emulation.thread = {self, 0, 0};
+}
+
+void release_block() {
+  if (arrived == 0 || arrived < live) return;
+  arrived = 0;
+  for (auto& thread : threads)
+    if (thread.state == State::AtBlock) thread.state = State::Ready;
+}
+
+void release_warp(unsigned warp) {
+  if (warps[warp].arrived == 0 || warps[warp].arrived < warps[warp].live) return;
+  warps[warp].arrived = 0;
+  for (unsigned i = warp * WARP; i < (warp + 1) * WARP && i < threads.size(); i++)
+    if (threads[i].state == State::AtWarp) threads[i].state = State::Ready;
+}
+
+void sync_block() {
+  arrived++;
+  threads[current].state = State::AtBlock;
+  release_block();
+  give_way(threads[current].state);
+}
+
+unsigned exchange(unsigned word, unsigned from) {
+  const unsigned self = current, warp = self / WARP;
+  // Two sets of words in turn: a lane cannot be two exchanges ahead of another.
+  uint32_t* words = warps[warp].words[threads[self].exchanges++ % 2];
+  words[self % WARP] = word;
+  warps[warp].arrived++;
+  threads[self].state = State::AtWarp;
+  release_warp(warp);
+  give_way(threads[self].state);
+  return words[from];
+}
+
+void run_thread() {
+  entry(params);
+  threads[current].state = State::Ended;
+  live--;
+  warps[current / WARP].live--;
+  release_block();
+  release_warp(current / WARP);
+  give_way(State::Ended);
+}
+
+void start_thread(unsigned i) {
+  Thread& thread = threads[i];
+  thread.stack.resize(STACK);
+  auto top = (uintptr_t)(thread.stack.data() + STACK) & ~uintptr_t(15);
+  void** frame = (void**)(top - 16);
+  *frame = (void*)run_thread;
+  frame -= 6;  // the registers that a switch restores
+  std::memset(frame, 0, 6 * sizeof(void*));
+  thread.stack_pointer = frame;
+  thread.state = State::Ready;
+  thread.exchanges = 0;
+}
+
+void run_block(unsigned size) {
+  threads.resize(size);
+  warps.assign((size + WARP - 1) / WARP, Warp{});
+  live = size;
+  arrived = 0;
+  for (unsigned i = 0; i < size; i++) {
+    start_thread(i);
+    warps[i / WARP].live++;
+  }
+  shuffle ^= shuffle << 13, shuffle ^= shuffle >> 7, shuffle ^= shuffle << 17;
+  const unsigned first = unsigned(shuffle % size);
+  const bool down = shuffle >> 40 & 1;
+  while (live > 0) {
+    bool ran = false;
+    for (unsigned n = 0; n < size; n++) {
+      const unsigned i = down ? (first + size - n) % size : (first + n) % size;
+      if (threads[i].state != State::Ready) continue;
+      ran = true;
+      current = i;
+      emulation.thread = {i, 0, 0};
+      emulator_switch(&scheduler, threads[i].stack_pointer);
+    }
+    if (!ran) {
+      std::fprintf(stderr, "emulator: threads wait for others that do not come (%u of %u live)\n", live, size);
+      std::abort();
+    }
+  }
+}
+
+// ---- Memory, modules --------------------------------------------------------------------------------------------------
+
+std::mutex lock;
+std::map<uint64_t, std::pair<char*, size_t>> allocations;
+constexpr size_t TOTAL = size_t(8) << 30;
+size_t held = 0;
+
+struct Module {
+  void* library;
+};
+
+struct Function {
+  void (*call)(const void*);
+};
+
+}  // namespace
+
+extern "C" {
+
+int cuInit(unsigned) { return 0; }
+int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
+int cuDeviceGetCount(int* count) { return *count = 1, 0; }
+int cuDeviceGet(int* device, int) { return *device = 0, 0; }
+int cuDeviceGetName(char* name, int length, int) { return std::snprintf(name, size_t(length), "emulated card"), 0; }
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  *value = attribute == 75 ? 9 : 0;  // compute capability, major; minor is 0, and so is what we never ask for
+  return 0;
+}
+int cuDevicePrimaryCtxRetain(void** context, int) { return *context = &emulation, 0; }
+int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
+int cuCtxSetCurrent(void*) { return 0; }
+int cuCtxGetCurrent(void** context) { return *context = &emulation, 0; }
+int cuCtxSynchronize() { return 0; }
+int cuStreamCreate(void** stream, unsigned) { return *stream = &emulation, 0; }
+int cuStreamDestroy_v2(void*) { return 0; }
+int cuStreamSynchronize(void*) { return 0; }
+int cuStreamWaitEvent(void*, void*, unsigned) { return 0; }
+int cuEventCreate(void** event, unsigned) { return *event = &emulation, 0; }
+int cuEventRecord(void*, void*) { return 0; }
+int cuEventSynchronize(void*) { return 0; }
+int cuEventDestroy_v2(void*) { return 0; }
+int cuGetErrorName(int, const char** text) { return *text = "emulated error", 0; }
+int cuGetErrorString(int, const char** text) { return *text = "an emulated error", 0; }
+
+int cuMemGetInfo_v2(size_t* free, size_t* total) {
+  *total = TOTAL;
+  *free = TOTAL - held;
+  return 0;
+}
+
+int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+  const size_t page = size_t(sysconf(_SC_PAGESIZE));
+  const size_t used = (bytes + page - 1) / page * page;
+  char* start = (char*)mmap(nullptr, used + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (start == MAP_FAILED) return 2;
+  mprotect(start + used, page, PROT_NONE);
+  std::memset(start, 0xff, used);  // not numbers, until written
+  char* aligned = start + (used - bytes) / 256 * 256;
+  std::lock_guard<std::mutex> guard(lock);
+  *address = (uint64_t)aligned;
+  allocations[*address] = {start, used + page};
+  held += used;
+  return 0;
+}
+
+int cuMemFree_v2(uint64_t address) {
+  std::lock_guard<std::mutex> guard(lock);
+  auto found = allocations.find(address);
+  if (found == allocations.end()) return 1;
+  held -= found->second.second - size_t(sysconf(_SC_PAGESIZE));
+  munmap(found->second.first, found->second.second);
+  allocations.erase(found);
+  return 0;
+}
+
+int cuMemHostAlloc(void** start, size_t bytes, unsigned) {
+  *start = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  return *start ? 0 : 2;
+}
+int cuMemFreeHost(void* start) { return std::free(start), 0; }
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void*) {
+  return std::memcpy((void*)to, from, bytes), 0;
+}
+int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void*) {
+  return std::memcpy(to, (const void*)from, bytes), 0;
+}
+int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void*) {
+  return std::memset((void*)to, value, bytes), 0;
+}
+
+int cuModuleLoadData(Module** module, const void* image) {
+  uint64_t length;
+  std::memcpy(&length, image, sizeof length);
+  char path[] = "/tmp/emulated-module-XXXXXX";
+  const int file = mkstemp(path);
+  if (file < 0 || write(file, (const char*)image + sizeof length, length) != ssize_t(length)) return 200;
+  close(file);
+  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  unlink(path);
+  if (!library) {
+    std::fprintf(stderr, "emulator: %s\n", dlerror());
+    return 200;
+  }
+  *(Emulation**)dlsym(library, "emulation") = &emulation;
+  *module = new Module{library};
+  return 0;
+}
+
+int cuModuleGetFunction(Function** function, Module* module, const char* name) {
+  void* call = dlsym(module->library, ("emulated_" + std::string(name)).c_str());
+  if (!call) return 500;
+  *function = new Function{(void (*)(const void*))call};
+  return 0;
+}
+
+int cuModuleUnload(Module* module) {
+  dlclose(module->library);
+  delete module;
+  return 0;
+}
+
+int cuLaunchKernel(Function* function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y,
+                   unsigned threads_z, unsigned shared, void*, void** arguments, void**) {
+  if (x == 0 || y == 0 || z == 0 || y > 65535 || threads_x == 0 || threads_x > 1024 || threads_y * threads_z != 1 || shared)
+    return 1;
+  std::lock_guard<std::mutex> guard(lock);
+  emulation.block_size = {threads_x, 1, 1};
+  emulation.grid_size = {x, y, z};
+  emulation.sync_block = sync_block;
+  emulation.exchange = exchange;
+  entry = function->call;
+  params = arguments[0];
+  for (unsigned block_y = 0; block_y < y; block_y++)
+    for (unsigned block_x = 0; block_x < x; block_x++) {
+      emulation.block = {block_x, block_y, 0};
+      run_block(threads_x);
+    }
+  return 0;
+}
+}
