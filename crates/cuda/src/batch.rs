@@ -153,3 +153,160 @@ impl BatchLayout {
         Ok(self.pages + entries)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use carat_gguf::QuantType;
+    use carat_model::{
+        backend::{PageId, RowOutput, Run},
+        gemma4,
+        sampling::Sampling,
+    };
+    use carat_testkit::tiny::{Tiny, Variant};
+
+    use super::*;
+
+    fn plan() -> Plan {
+        // Windows of 8 positions.
+        gemma4::plan(&Tiny::new(Variant::Dense12b, QuantType::Q8_0).model())
+    }
+
+    fn options(pages: usize) -> CompileOptions {
+        CompileOptions {
+            pages: PerGroup {
+                full: pages,
+                sliding: pages,
+            },
+            max_rows: 6,
+            max_sampled: 3,
+            probe: false,
+        }
+    }
+
+    /// Looks a page up the way kernels do.
+    fn page(layout: &BatchLayout, words: &[u32], group: KvGroup, run: usize, at: usize) -> u32 {
+        let base = words[layout.bases.get(group) + run].cast_signed();
+        let entry = base + (at / PAGE_TOKENS) as i32;
+        words[layout.pages + entry as usize]
+    }
+
+    #[test]
+    fn a_ragged_batch_is_written_for_kernels() {
+        let (plan, sampling) = (plan(), Sampling::greedy());
+        let options = options(10);
+        let pages = |ids: &[u32]| -> Vec<PageId> { ids.iter().copied().map(PageId).collect() };
+        let (full, mut sliding) = (pages(&[4, 2, 9, 7]), pages(&[0, 1, 8, 5]));
+        sliding[..2].fill(PageId::FREED);
+        let short = pages(&[6]);
+        let run = |rows, position, pages, sampled| Run {
+            rows,
+            position,
+            pages,
+            sampled,
+            sampling: &sampling,
+            history: &[],
+            output: RowOutput::Token,
+        };
+        let both = PerGroup {
+            full: full.as_slice(),
+            sliding: sliding.as_slice(),
+        };
+        let one = PerGroup {
+            full: short.as_slice(),
+            sliding: short.as_slice(),
+        };
+        let batch = Batch {
+            tokens: &[10, 11, 12, 13, 14],
+            runs: &[run(0..3, 95, both, 2), run(3..5, 0, one, 1)],
+        };
+        batch.check(&plan, &options).unwrap();
+        let layout = BatchLayout::new(&options);
+        let mut words = vec![0; layout.words];
+        let used = layout.write(&plan, &batch, &mut words).unwrap();
+        let part = |start: usize, count: usize| words[start..start + count].to_vec();
+        assert_eq!(part(layout.all_count, 1), [5]);
+        assert_eq!(part(layout.sampled_count, 1), [3]);
+        assert_eq!(part(layout.tokens, 5), [10, 11, 12, 13, 14]);
+        assert_eq!(part(layout.positions, 5), [95, 96, 97, 0, 1]);
+        assert_eq!(part(layout.runs, 5), [0, 0, 0, 1, 1]);
+        assert_eq!(part(layout.sampled, 3), [1, 2, 4]);
+        for (at, id) in [(0, 4), (40, 2), (95, 9), (96, 7)] {
+            assert_eq!(page(&layout, &words, KvGroup::Full, 0, at), id);
+        }
+        for (at, id) in [(88, 8), (97, 5)] {
+            assert_eq!(page(&layout, &words, KvGroup::Sliding, 0, at), id);
+        }
+        assert_eq!(page(&layout, &words, KvGroup::Sliding, 1, 1), 6);
+        // Two sliding entries are behind the window.
+        assert_eq!(used, layout.pages + 4 + 2 + 1 + 1);
+    }
+
+    #[test]
+    fn parts_do_not_meet_and_rows_are_themselves() {
+        let layout = BatchLayout::new(&options(10));
+        let starts = [
+            layout.all_count,
+            layout.sampled_count,
+            layout.tokens,
+            layout.positions,
+            layout.runs,
+            layout.sampled,
+            layout.bases.full,
+            layout.bases.sliding,
+            layout.pages,
+            layout.words,
+        ];
+        assert!(starts.is_sorted_by(|a, b| a < b));
+        assert!(starts.iter().all(|s| s % 4 == 0));
+        let (offset, rows) = layout.constant();
+        assert_eq!(offset, layout.words * WORD);
+        assert_eq!(rows, [0, 1, 2, 3, 4, 5]);
+        assert_eq!(layout.bytes(), offset + rows.len() * WORD);
+    }
+
+    #[test]
+    fn tables_that_do_not_fit_are_refused_with_numbers() {
+        let plan = plan();
+        let mut layout = BatchLayout::new(&options(1));
+        layout.words = layout.pages + 1;
+        let (pages, sampling) = ([PageId(0)], Sampling::greedy());
+        let pages = PerGroup {
+            full: pages.as_slice(),
+            sliding: pages.as_slice(),
+        };
+        let run = Run {
+            rows: 0..1,
+            position: 0,
+            pages,
+            sampled: 0,
+            sampling: &sampling,
+            history: &[],
+            output: RowOutput::Token,
+        };
+        let batch = Batch {
+            tokens: &[1],
+            runs: &[run],
+        };
+        let mut words = vec![0; layout.words];
+        let refused = layout.write(&plan, &batch, &mut words).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "the page tables of 1 runs have more than 1 entries together"
+        );
+    }
+
+    #[test]
+    fn long_contexts_of_many_runs_take_a_bounded_table() {
+        let options = CompileOptions {
+            pages: PerGroup {
+                full: 8192,
+                sliding: 4096,
+            },
+            max_rows: 4096,
+            max_sampled: 64,
+            probe: false,
+        };
+        let bytes = BatchLayout::new(&options).bytes();
+        assert!(bytes < 8 << 20, "{bytes}");
+    }
+}

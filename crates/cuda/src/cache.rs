@@ -4,6 +4,7 @@
 //! whole file in place by renaming, so readers never see half of one.
 
 use std::{
+    fmt::Write,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -32,8 +33,11 @@ pub(crate) fn file_name(name: &str, arch: &str, source: &str, options: &[String]
         digest.update((option.len() as u64).to_le_bytes());
         digest.update(option);
     }
-    let digest = hex(&digest.finalize()[..12]);
-    format!("{name}-{arch}-{digest}.cubin")
+    let mut file = format!("{name}-{arch}-");
+    for byte in &digest.finalize()[..12] {
+        write!(file, "{byte:02x}").expect("strings take all writes");
+    }
+    file + ".cubin"
 }
 
 /// The entry, if it is there and whole.
@@ -81,10 +85,6 @@ fn decode(bytes: &[u8]) -> Option<Entry> {
         image: image.to_vec(),
         version: (number(0), number(4)),
     })
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -113,16 +113,16 @@ impl Device {
         // An allocation of nothing is an error to the driver, and null is what "absent" looks like to kernels.
         let bytes = bytes.max(256);
         let (free_bytes, _) = self.memory()?;
-        let out_of_memory = |_| CudaError::OutOfMemory {
+        let out_of_memory = || CudaError::OutOfMemory {
             purpose: purpose.to_owned(),
             needed_bytes: bytes as u64,
             free_bytes,
         };
         if bytes as u64 > free_bytes {
-            return Err(out_of_memory(()));
+            return Err(out_of_memory());
         }
         // SAFETY: the context is current (`memory` bound it); the address goes into a `Buffer`, which frees it once.
-        let address = unsafe { result::malloc_sync(bytes) }.map_err(|_| out_of_memory(()))?;
+        let address = unsafe { result::malloc_sync(bytes) }.map_err(|_| out_of_memory())?;
         let buffer = Buffer {
             address: Address(address),
             bytes,

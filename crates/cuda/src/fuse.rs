@@ -64,7 +64,7 @@ pub(crate) fn fuse(plan: &Plan, fusion: Fusion) -> Vec<Op> {
     let mut ops = Vec::new();
     let mut at = 0;
     while at < plan.steps.len() {
-        let rest = Steps {
+        let rest = Rest {
             plan,
             steps: &plan.steps[at..],
             readers: &readers,
@@ -84,13 +84,13 @@ pub(crate) fn fuse(plan: &Plan, fusion: Fusion) -> Vec<Op> {
 }
 
 /// What is left of a plan, and who reads what.
-struct Steps<'a> {
+struct Rest<'a> {
     plan: &'a Plan,
     steps: &'a [Labelled],
     readers: &'a Readers,
 }
 
-impl Steps<'_> {
+impl Rest<'_> {
     fn step(&self, i: usize) -> Option<&Step> {
         self.steps.get(i).map(|s| &s.step)
     }
@@ -115,10 +115,10 @@ impl Steps<'_> {
 }
 
 /// A fused op and how many steps it takes, if it matches.
-type Rule = fn(&Steps<'_>) -> Option<(Work, usize)>;
+type Rule = fn(&Rest<'_>) -> Option<(Work, usize)>;
 
 /// Keys and values go into their page without being written anywhere else.
-fn norm_rope_store(rest: &Steps<'_>) -> Option<(Work, usize)> {
+fn norm_rope_store(rest: &Rest<'_>) -> Option<(Work, usize)> {
     let (Work::NormRope { norm, rope, out }, 2) = norm_rope(rest)? else {
         return None;
     };
@@ -141,7 +141,7 @@ fn norm_rope_store(rest: &Steps<'_>) -> Option<(Work, usize)> {
 }
 
 /// Queries are normed and turned in one pass.
-fn norm_rope(rest: &Steps<'_>) -> Option<(Work, usize)> {
+fn norm_rope(rest: &Rest<'_>) -> Option<(Work, usize)> {
     let &Step::Rope { x, rope, out } = rest.step(1)? else {
         return None;
     };
@@ -152,7 +152,7 @@ fn norm_rope(rest: &Steps<'_>) -> Option<(Work, usize)> {
 }
 
 /// Post-norm, residual add, layer scale, next norm: one read and one write of the stream instead of up to four.
-fn norm_add(rest: &Steps<'_>) -> Option<(Work, usize)> {
+fn norm_add(rest: &Rest<'_>) -> Option<(Work, usize)> {
     let (norm, normed) = rest.whole_row_norm(0)?;
     let &Step::Add { a, b, out } = rest.step(1)? else {
         return None;

@@ -224,7 +224,7 @@ impl Lowering<'_> {
             Step::Rope { x, rope, out } => {
                 let kernel = Rope {
                     x: at(x),
-                    rope,
+                    table: rope,
                     columns: columns(out),
                     head_dim: plan.rope(rope).head_dim,
                     out: at(out),
@@ -392,3 +392,10 @@ impl Lowering<'_> {
         self.weights.matrix(w).quant
     }
 }
+
+#[cfg(test)]
+#[expect(
+    clippy::needless_raw_string_hashes,
+    reason = "as expect-test writes them"
+)]
+mod tests;

@@ -156,3 +156,101 @@ impl Parts {
         self.activations.bytes
     }
 }
+
+#[cfg(test)]
+#[expect(
+    clippy::needless_raw_string_hashes,
+    reason = "as expect-test writes them"
+)]
+mod tests {
+    use carat_gguf::QuantType;
+    use carat_model::gemma4;
+    use carat_testkit::tiny::{Tiny, Variant};
+    use expect_test::expect;
+
+    use super::*;
+    use crate::{
+        backend::prepare,
+        config::{CudaConfig, TablePlace},
+    };
+
+    fn options(rows: usize) -> CompileOptions {
+        CompileOptions {
+            pages: PerGroup {
+                full: 64,
+                sliding: 16,
+            },
+            max_rows: rows,
+            max_sampled: 8,
+            probe: false,
+        }
+    }
+
+    fn plan(variant: Variant, rows: usize, tables: TablePlace) -> MemoryPlan {
+        let model = Tiny::new(variant, QuantType::Q8_0).model();
+        let config = CudaConfig {
+            tables,
+            ..CudaConfig::default()
+        };
+        let plan = gemma4::plan(&model);
+        let prepared = prepare(&plan, &model.weights, &options(rows), &config);
+        prepared.expect("tiny models are supported").memory
+    }
+
+    #[test]
+    fn a_plan_is_printed_by_purpose() {
+        expect![[r#"
+            weights                                   0.3 MiB
+            keys and values, full attention           0.5 MiB
+            keys and values, sliding windows          0.1 MiB
+            activations                               1.0 MiB
+            batch                                     0.2 MiB
+            device memory                             2.1 MiB
+            tables in host memory                     0.1 MiB
+        "#]]
+        .assert_eq(&plan(Variant::E4b, 512, TablePlace::Host).to_string());
+    }
+
+    #[test]
+    fn keys_and_values_are_halves_of_every_page() {
+        let memory = plan(Variant::Dense31b, 32, TablePlace::Device);
+        // Two sliding layers of 4 heads of 16, one full layer of 2 heads of 32; keys and values, 2 bytes.
+        assert_eq!(memory.kv.sliding, 16 * 32 * 2 * (4 * 16) * 2 * 2);
+        assert_eq!(memory.kv.full, 64 * 32 * (2 * 32) * 2 * 2);
+    }
+
+    #[test]
+    fn activations_grow_with_rows_and_weights_do_not() {
+        let (small, large) = (
+            plan(Variant::Moe26b, 16, TablePlace::Device),
+            plan(Variant::Moe26b, 64, TablePlace::Device),
+        );
+        assert_eq!(small.weights, large.weights);
+        assert!(large.activations > 3 * small.activations / 2);
+        assert_eq!(large.scratch, 4 * small.scratch);
+    }
+
+    #[test]
+    fn buffers_are_shared_but_never_within_an_op() {
+        for variant in Variant::ALL {
+            let model = Tiny::new(variant, QuantType::Q8_0).model();
+            let plan = gemma4::plan(&model);
+            let prepared = prepare(&plan, &model.weights, &options(16), &CudaConfig::default());
+            let prepared = prepared.unwrap();
+            for call in &prepared.calls {
+                let offset = |place| match place {
+                    crate::kernel::Place::Value(v) => Some(prepared.parts.value(v)),
+                    crate::kernel::Place::Scratch(_) => None,
+                };
+                let reads = call.kernel.reads().into_iter().filter_map(offset);
+                let reads: Vec<usize> = reads.collect();
+                let writes = call.kernel.writes().into_iter().filter_map(offset);
+                let writes: Vec<usize> = writes.collect();
+                for (i, write) in writes.iter().enumerate() {
+                    assert!(!reads.contains(write), "{}", call.label);
+                    assert!(!writes[..i].contains(write), "{}", call.label);
+                }
+            }
+        }
+    }
+}

@@ -150,12 +150,12 @@ impl Nvrtc {
         }
         // SAFETY: a live program and as many options as are said to be.
         let status = unsafe { (self.compile)(program, options.len() as c_int, options.as_ptr()) };
-        let log = self.read(program, self.log_size, self.log);
+        let log = read(program, self.log_size, self.log);
         let log = String::from_utf8_lossy(&log)
             .trim_end_matches(['\0', '\n'])
             .to_owned();
         let result = if status == 0 {
-            Ok((self.read(program, self.image_size, self.image), log))
+            Ok((read(program, self.image_size, self.image), log))
         } else {
             Err((self.say(status), log))
         };
@@ -164,26 +164,26 @@ impl Nvrtc {
         result
     }
 
-    fn read(
-        &self,
-        program: Program,
-        size: unsafe extern "C" fn(Program, *mut usize) -> Status,
-        get: unsafe extern "C" fn(Program, *mut c_char) -> Status,
-    ) -> Vec<u8> {
-        let mut length = 0;
-        // SAFETY: a live program; writes one length.
-        unsafe { size(program, &raw mut length) };
-        let mut bytes = vec![0u8; length];
-        // SAFETY: as many bytes as were asked for.
-        unsafe { get(program, bytes.as_mut_ptr().cast()) };
-        bytes
-    }
-
     fn say(&self, status: Status) -> String {
         // SAFETY: returns a text that is never freed.
         let text = unsafe { CStr::from_ptr((self.message)(status)) };
         text.to_string_lossy().into_owned()
     }
+}
+
+/// What a getter has to give.
+fn read(
+    program: Program,
+    size: unsafe extern "C" fn(Program, *mut usize) -> Status,
+    get: unsafe extern "C" fn(Program, *mut c_char) -> Status,
+) -> Vec<u8> {
+    let mut length = 0;
+    // SAFETY: a live program; writes one length.
+    unsafe { size(program, &raw mut length) };
+    let mut bytes = vec![0u8; length];
+    // SAFETY: as many bytes as were asked for.
+    unsafe { get(program, bytes.as_mut_ptr().cast()) };
+    bytes
 }
 
 /// The compiler opens its builtins by name. Beside a library found by path they are not in the loader's path, but once

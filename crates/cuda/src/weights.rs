@@ -251,7 +251,7 @@ impl<'a> Upload<'a> {
             let gap = offset.checked_sub(self.offset + self.filled);
             match gap {
                 Some(gap) if gap < ALIGN && self.filled + gap < self.half_bytes => {
-                    self.filled += gap
+                    self.filled += gap;
                 }
                 _ => {
                     self.flush()?;
@@ -288,5 +288,72 @@ impl<'a> Upload<'a> {
     fn finish(mut self) -> Result<(), CudaError> {
         self.flush()?;
         self.device.wait("copying weights")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use carat_gguf::QuantType;
+    use carat_model::gemma4;
+    use carat_testkit::tiny::{Tiny, Variant};
+
+    use super::*;
+
+    fn layout(variant: Variant, tables: TablePlace) -> (Weights, WeightLayout) {
+        let model = Tiny::new(variant, QuantType::Q4_0).model();
+        let plan = gemma4::plan(&model);
+        let layout = WeightLayout::new(&plan, &model.weights, tables);
+        let weights = Arc::into_inner(model.weights).expect("nobody else has them");
+        (weights, layout)
+    }
+
+    #[test]
+    fn weights_do_not_overlap_and_are_aligned() {
+        for variant in Variant::ALL {
+            let (weights, layout) = layout(variant, TablePlace::Device);
+            let mut end = 0;
+            for (weight, slot) in layout.slots.iter().filter(|(_, s)| s.same_as.is_none()) {
+                assert!(slot.offset >= end && slot.offset % ALIGN == 0);
+                end = slot.offset + weights.matrix(*weight).bytes();
+            }
+            assert!(end <= layout.device_bytes);
+            assert_eq!(layout.host_bytes, 0);
+        }
+    }
+
+    #[test]
+    fn tables_move_to_the_host_unless_they_are_multiplied_with() {
+        let (weights, here) = layout(Variant::E4b, TablePlace::Device);
+        let (_, there) = layout(Variant::E4b, TablePlace::Host);
+        let tables = there
+            .slots
+            .iter()
+            .filter(|(_, s)| s.memory == TablePlace::Host);
+        let names: Vec<&str> = tables
+            .map(|(w, _)| weights.matrix(*w).name.as_str())
+            .collect();
+        assert!(
+            names.iter().all(|n| n.starts_with("per_layer_token_embd")),
+            "{names:?}"
+        );
+        assert!(!names.is_empty());
+        assert_eq!(here.device_bytes, there.device_bytes + there.host_bytes);
+    }
+
+    #[test]
+    fn pieces_are_the_rows_without_what_lies_between() {
+        let (weights, layout) = layout(Variant::E2b, TablePlace::Device);
+        let mut strided = 0;
+        for &weight in layout.slots.keys() {
+            let m = weights.matrix(weight);
+            let packed: Vec<u8> = pieces(&weights, weight).flatten().copied().collect();
+            let rows = (0..m.count).flat_map(|i| (0..m.rows).map(move |r| (i, r)));
+            let expected: Vec<u8> = rows
+                .flat_map(|(i, r)| weights.row(weight, i, r).to_vec())
+                .collect();
+            assert!(packed == expected, "{}", m.name);
+            strided += usize::from(m.row_stride != m.row_bytes());
+        }
+        assert!(strided > 0, "the per-layer table is cut by columns");
     }
 }

@@ -24,7 +24,7 @@ params! {
 #[derive(Debug)]
 pub(crate) struct Rope {
     pub(crate) x: Place,
-    pub(crate) rope: RopeId,
+    pub(crate) table: RopeId,
     pub(crate) columns: usize,
     pub(crate) head_dim: usize,
     pub(crate) out: Place,
@@ -53,7 +53,7 @@ impl Kernel for Rope {
             rows,
             places: at.batch.places,
             x: at.place(self.x),
-            frequencies: at.rope(self.rope),
+            frequencies: at.rope(self.table),
             out: at.place(self.out),
             columns: self.columns as u32,
             head_dim: self.head_dim as u32,
