@@ -27,7 +27,7 @@ static std::string translate(const std::string& source) {
       source, std::regex("asm\\(\"cvt\\.f32\\.f16[^;]*;\"[^;]*;"), "value = emulated_half_to_float(bits);");
   text = std::regex_replace(text, std::regex("asm\\(\"cvt\\.rn\\.f16\\.f32[^;]*;\"[^;]*;"),
                             "bits = emulated_float_to_half(value);");
-  std::regex kernel("__global__ void (?:__launch_bounds__\\([0-9]+\\) )?(\\w+)\\(const (\\w+) p\\)");
+  std::regex kernel("__global__ void (?:__launch_bounds__\\([^)]*\\) )?(\\w+)\\(const (\\w+) p\\)");
   std::ostringstream entries;
   for (std::sregex_iterator i(text.begin(), text.end(), kernel), end; i != end; ++i)
     entries << "extern \"C\" void emulated_" << (*i)[1] << "(const void* params) { " << (*i)[1] << "(*(const "

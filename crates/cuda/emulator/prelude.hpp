@@ -14,7 +14,7 @@ Emulation* emulation;
 #define __device__
 #define __global__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 // Blocks run one after another, so what a block shares is a variable that all its threads see.
 #define __shared__ static
 #define threadIdx (emulation->thread)

@@ -28,7 +28,8 @@ struct alignas(LANE_VALUES * 2 < 16 ? LANE_VALUES * 2 : 16) Elements {
   u16 bits[LANE_VALUES];
 };
 
-extern "C" __global__ void __launch_bounds__(256) attend(const Params p) {
+// Four blocks a multiprocessor: left alone, the compiler aims at eight and spills.
+extern "C" __global__ void __launch_bounds__(256, 4) attend(const Params p) {
   __shared__ float max_of[WARPS], total_of[WARPS], out_of[WARPS][WARP * LANE_VALUES];
   if (!p.rows.has(blockIdx.x)) return;
   const u32 head = blockIdx.y, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;

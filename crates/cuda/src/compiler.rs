@@ -110,7 +110,10 @@ impl Compiler {
         let nvrtc = self.nvrtc.as_ref().map_err(|looked| CudaError::NoNvrtc {
             looked: looked.clone(),
         })?;
-        let entry = compile(nvrtc, &self.architecture, wanted, (&source, &options))?;
+        let (entry, remarks) = compile(nvrtc, &self.architecture, wanted, (&source, &options))?;
+        if !remarks.is_empty() {
+            tracing::warn!(kernel = %wanted, remarks, "the compiler remarks");
+        }
         if let Some(folder) = &self.cache
             && let Err((path, problem)) = cache::write(folder, &file, &entry)
         {
@@ -129,6 +132,7 @@ impl Specialization {
             "--std=c++17".to_owned(),
             // Names of files and lines in profiles and sanitizer reports.
             "--generate-line-info".to_owned(),
+            "--ptxas-options=--warn-on-spills".to_owned(),
             format!("-DPARAMS_BYTES={}", self.params_bytes),
         ];
         let constants = self.constants.iter();
@@ -137,12 +141,13 @@ impl Specialization {
     }
 }
 
+/// The kernel and the compiler's remarks.
 fn compile(
     nvrtc: &Nvrtc,
     architecture: &Architecture,
     wanted: &Specialization,
     (source, options): (&str, &[String]),
-) -> Result<Entry, CudaError> {
+) -> Result<(Entry, String), CudaError> {
     let known = nvrtc.architectures();
     if !known.contains(&architecture.number()) {
         return Err(CudaError::UnknownArchitecture {
@@ -154,14 +159,9 @@ fn compile(
     let name = format!("{}.cu", wanted.kernel);
     match nvrtc.compile(&name, source, options) {
         Ok((image, remarks)) => {
-            if !remarks.is_empty() {
-                tracing::warn!(kernel = %wanted, remarks, "the compiler remarks");
-            }
             tracing::debug!(kernel = %wanted, bytes = image.len(), "compiled");
-            Ok(Entry {
-                image,
-                version: nvrtc.version,
-            })
+            let version = nvrtc.version;
+            Ok((Entry { image, version }, remarks))
         }
         Err((problem, log)) => Err(CudaError::Compile {
             kernel: wanted.to_string(),
@@ -171,27 +171,42 @@ fn compile(
     }
 }
 
-/// Compiles every kernel for every given architecture into a folder that [`CudaConfig::kernels_dir`] may name. Returns how
-/// many files it holds.
+/// A kernel compiled ahead.
+#[derive(Clone, Debug)]
+pub struct BuiltKernel {
+    /// Its name and constants, such as `linear.q4_0`.
+    pub name: String,
+    pub architecture: Architecture,
+    pub file: PathBuf,
+    /// What the compiler had to say, such as that registers spill; empty if all is well.
+    pub remarks: String,
+}
+
+/// Compiles every kernel for every given architecture into a folder that [`CudaConfig::kernels_dir`] may name.
 pub fn build_kernels(
     architectures: &[Architecture],
     folder: &Path,
     library_dirs: &[PathBuf],
-) -> Result<usize, CudaError> {
+) -> Result<Vec<BuiltKernel>, CudaError> {
     let nvrtc = Nvrtc::find(library_dirs)?;
     let all = kernel::all();
     let pairs = architectures
         .iter()
         .flat_map(|a| all.iter().map(move |s| (a, s)));
     let pairs: Vec<(&Architecture, &Specialization)> = pairs.collect();
-    let written = in_parallel(&pairs, |(architecture, wanted)| {
+    in_parallel(&pairs, |(architecture, wanted)| {
         let (source, options) = wanted.text(architecture);
         let file = cache::file_name(wanted.kernel, &architecture.0, &source, &options);
-        let entry = compile(&nvrtc, architecture, wanted, (&source, &options))?;
+        let (entry, remarks) = compile(&nvrtc, architecture, wanted, (&source, &options))?;
         cache::write(folder, &file, &entry)
-            .map_err(|(path, source)| CudaError::File { path, source })
-    })?;
-    Ok(written.len())
+            .map_err(|(path, source)| CudaError::File { path, source })?;
+        Ok(BuiltKernel {
+            name: wanted.to_string(),
+            architecture: (*architecture).clone(),
+            file: folder.join(file),
+            remarks,
+        })
+    })
 }
 
 /// Applies `work` to all items on as many threads as there are processors; results in order, or the first error.

@@ -38,7 +38,7 @@ mod source;
 mod weights;
 
 pub use backend::{CudaBackend, DeviceFacts};
-pub use compiler::{Architecture, build_kernels};
+pub use compiler::{Architecture, BuiltKernel, build_kernels};
 pub use config::{Checks, CudaConfig, Fusion, TablePlace, Tier};
 pub use error::CudaError;
 pub use lower::listing;

@@ -1,7 +1,18 @@
-// Keys and values of one slot in half precision, `[page, kv_head, PAGE_TOKENS, head_dim]` each: one head's share of a page
+// Pages, and keys and values of one slot in half precision, `[page, kv_head, PAGE_TOKENS, head_dim]` each: one head's share of a page
 // is contiguous.
 #pragma once
 #include "lib/batch.cuh"
+
+constexpr u32 PAGE_TOKENS = 32;
+
+// One KV group's page tables: entry `base[run] + position / PAGE_TOKENS` of `pages` holds the page of a position.
+// A base may be below the table's start: entries behind the window are not stored.
+struct Tables {
+  const int* base;
+  const u32* pages;
+
+  __device__ __forceinline__ u32 page(u32 run, u32 place) const { return pages[base[run] + int(place)]; }
+};
 
 struct Slot {
   u16* keys;

@@ -45,7 +45,7 @@ params! {
 }
 
 params! {
-    /// `Tables` in `lib/batch.cuh`.
+    /// `Tables` in `lib/kv.cuh`.
     pub(crate) struct TablesAt {
         base: Address,
         pages: Address,

@@ -1,0 +1,80 @@
+#!/bin/sh
+# The device tests on a machine that has a card but no Rust.
+#
+#   crates/cuda/gpu-check.sh pack          here: builds the tests and puts stripped binaries into target/gpu
+#   crates/cuda/gpu-check.sh run [quick]   there, at the root of a copy of the repository that has target/gpu
+#
+# `run` goes through conformance and goldens, then through some small cases under compute-sanitizer, and prints a table last.
+# `quick` leaves the sanitizer out.
+set -u
+root=$(cd "$(dirname "$0")/../.." && pwd)
+folder=$root/target/gpu
+tests="conformance golden"
+
+pack() {
+  cd "$root" || exit 1
+  rm -rf "$folder" && mkdir -p "$folder"
+  for test in $tests; do
+    binary=$(cargo test -q -p carat-cuda --release --no-run --test "$test" --message-format=json |
+      sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1)
+    [ -n "$binary" ] || exit 1
+    strip -o "$folder/$test" "$binary" || exit 1
+  done
+  du -sh "$folder"
+}
+
+table=
+failed=0
+# check NAME SECONDS COMMAND...
+check() {
+  name=$1 limit=$2
+  shift 2
+  log=$folder/log.txt
+  started=$(date +%s)
+  timeout "$limit" "$@" >"$log" 2>&1
+  status=$?
+  seconds=$(($(date +%s) - started))
+  if [ $status -eq 0 ]; then
+    verdict=ok
+  else
+    verdict="FAILED ($status)"
+    failed=1
+    echo "---- $name"
+    grep -v '\.\.\. ok$' "$log" | tail -60
+  fi
+  counts=$(sed -n 's/^test result: [a-zA-Z]*\. \(.* failed\);.*/\1/p' "$log" | tail -1)
+  errors=$(sed -n 's/^=* *\(ERROR SUMMARY.*\|RACECHECK SUMMARY.*\)/\1/p' "$log" | tail -1)
+  table="$table$(printf '%-42s %-14s %4ss  %s %s' "$name" "$verdict" "$seconds" "$counts" "$errors")
+"
+}
+
+run() {
+  cd "$root" || exit 1
+  export GPU_REQUIRED=1
+  check "conformance" 240 "$folder/conformance"
+  check "goldens" 240 "$folder/golden"
+  if [ "${1:-}" != quick ]; then
+    if command -v compute-sanitizer >/dev/null; then
+      sanitizer=compute-sanitizer
+    else
+      sanitizer=/usr/local/cuda/bin/compute-sanitizer
+    fi
+    for case in fixture/e2b-like-q4_0/fused/16 fixture/moe-like-q8_0/fused/whole batched/E4b; do
+      check "memcheck $case" 60 "$sanitizer" --tool memcheck --error-exitcode 9 "$folder/golden" --exact "$case"
+    done
+    check "racecheck fixture/e2b-like-q4_0/fused/16" 60 \
+      "$sanitizer" --tool racecheck --error-exitcode 9 "$folder/golden" --exact fixture/e2b-like-q4_0/fused/16
+  fi
+  nvidia-smi --query-gpu=name,driver_version,memory.used --format=csv,noheader 2>/dev/null
+  printf '%s' "$table"
+  exit $failed
+}
+
+case ${1:-} in
+pack) pack ;;
+run) run "${2:-}" ;;
+*)
+  sed -n '2,9p' "$0"
+  exit 2
+  ;;
+esac
