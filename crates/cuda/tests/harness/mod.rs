@@ -28,9 +28,11 @@ pub(crate) fn run(opened: Result<(), String>, mut trials: Vec<Trial>) {
     arguments.test_threads = Some(1);
     if let Err(problem) = opened {
         if required() {
-            trials.push(Trial::test("a card is required", move || {
+            // Alone and whatever the filter: nothing may look as if it had passed.
+            (arguments.filter, arguments.exact) = (None, false);
+            trials = vec![Trial::test("a card is required", move || {
                 Err(Failed::from(problem))
-            }));
+            })];
         } else if !arguments.list {
             #[expect(clippy::print_stderr, reason = "why everything is skipped")]
             {
