@@ -51,6 +51,7 @@ check() {
 run() {
   cd "$root" || exit 1
   export GPU_REQUIRED=1
+  chmod +x "$folder"/*
   check "conformance" 240 "$folder/conformance"
   check "goldens" 240 "$folder/golden"
   if [ "${1:-}" != quick ]; then
