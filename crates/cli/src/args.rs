@@ -51,6 +51,28 @@ pub(crate) enum Command {
     Pull(PullArgs),
     /// List the models in the Hugging Face cache
     List,
+    /// The kernels of the CUDA backend
+    #[command(subcommand)]
+    Kernels(KernelsCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KernelsCommand {
+    /// Compile all kernels ahead, for machines that have a driver and nothing else
+    Build(KernelsBuildArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KernelsBuildArgs {
+    /// Architectures to compile for
+    #[arg(long, value_delimiter = ',', default_value = "sm_80,sm_89,sm_90a")]
+    pub(crate) arch: Vec<String>,
+    /// The folder to write to
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Where to look for NVRTC, before the usual places
+    #[arg(long, value_name = "DIR")]
+    pub(crate) library_dir: Vec<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
@@ -58,6 +80,8 @@ pub(crate) enum Command {
 pub(crate) enum BackendName {
     /// SIMD kernels on this machine's cores
     Cpu,
+    /// An NVIDIA card: exact, not yet fast
+    Cuda,
     /// The scalar definition: slow and exact
     Reference,
 }
@@ -70,6 +94,12 @@ pub(crate) struct ModelArgs {
     /// What computes
     #[arg(long, value_enum)]
     pub(crate) backend: Option<BackendName>,
+    /// Which NVIDIA card, in the driver's order
+    #[arg(long, value_name = "N")]
+    pub(crate) device: Option<usize>,
+    /// Kernels that `carat kernels build` compiled ahead
+    #[arg(long, value_name = "DIR")]
+    pub(crate) kernels: Option<PathBuf>,
     /// Threads to compute with (default: all cores this process may use)
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,

@@ -7,6 +7,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use carat_cpu::{CpuBackend, CpuConfig};
+use carat_cuda::{CudaBackend, CudaConfig};
 use carat_gguf::Gguf;
 use carat_model::{
     Model,
@@ -62,10 +63,7 @@ impl Loaded {
             .with_context(|| format!("cannot load `{}`", file.path().display()))?;
         Ok(Loaded {
             plan: gemma4::plan(&model),
-            backend: backend(
-                settings.backend.unwrap_or(BackendName::Cpu),
-                settings.threads,
-            ),
+            backend: backend(settings.backend.unwrap_or(BackendName::Cpu), settings)?,
             model,
             file,
         })
@@ -127,11 +125,23 @@ impl Loaded {
     }
 }
 
-pub(crate) fn backend(name: BackendName, threads: Option<usize>) -> Box<dyn Backend> {
-    match name {
+/// The device that computes, or why it cannot and what can instead.
+pub(crate) fn backend(name: BackendName, settings: &Settings) -> Result<Box<dyn Backend>> {
+    Ok(match name {
         BackendName::Reference => Box::new(Reference),
-        BackendName::Cpu => Box::new(cpu_backend(threads)),
-    }
+        BackendName::Cpu => Box::new(cpu_backend(settings.threads)),
+        BackendName::Cuda => {
+            let config = CudaConfig {
+                device: settings.device.unwrap_or(0),
+                cache_dir: std::env::home_dir().map(|home| home.join(".cache/carat/kernels")),
+                kernels_dir: settings.kernels.clone(),
+                ..CudaConfig::default()
+            };
+            let backend = CudaBackend::new(config)
+                .context("cannot compute with CUDA (--backend cpu runs on this machine's cores)")?;
+            Box::new(backend)
+        }
+    })
 }
 
 pub(crate) fn cpu_backend(threads: Option<usize>) -> CpuBackend {

@@ -28,7 +28,7 @@ use std::{
 use anyhow::Result;
 use clap::Parser;
 
-use args::{Arguments, Command, EvalCommand};
+use args::{Arguments, Command, EvalCommand, KernelsCommand};
 use settings::Settings;
 use terminal::{Terminal, say, warn};
 
@@ -78,7 +78,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             model: a.model.clone().or(settings.model),
             ..settings
         },
-        Command::Synth(_) | Command::Pull(_) | Command::List => settings,
+        Command::Synth(_) | Command::Pull(_) | Command::List | Command::Kernels(_) => settings,
     };
     if arguments.print_config {
         say(settings.to_toml()?.trim_end())?;
@@ -99,6 +99,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Synth(a) => return commands::synth::run(a, terminal),
         Command::Pull(a) => commands::pull::run(a, &settings, terminal)?,
         Command::List => commands::list::run(&settings, terminal)?,
+        Command::Kernels(KernelsCommand::Build(a)) => commands::kernels::build(a, terminal)?,
     }
     Ok(ExitCode::SUCCESS)
 }

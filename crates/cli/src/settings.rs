@@ -2,7 +2,10 @@
 //!
 //! Everything here is optional; what stays unset is decided by the model (sampling) or the machine (threads, context).
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, anyhow, bail};
 use carat_gguf::Metadata;
@@ -20,6 +23,12 @@ pub(crate) struct Settings {
     pub(crate) offline: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) backend: Option<BackendName>,
+    /// Which NVIDIA card.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) device: Option<usize>,
+    /// Kernels that were compiled ahead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kernels: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) threads: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,6 +93,8 @@ impl Settings {
     pub(crate) fn with_model(mut self, flags: &ModelArgs) -> Result<Settings> {
         self.model = flags.model.clone().or(self.model);
         self.backend = flags.backend.or(self.backend);
+        self.device = flags.device.or(self.device);
+        self.kernels = flags.kernels.clone().or(self.kernels);
         self.threads = flags.threads.or(self.threads);
         match self.threads {
             Some(0) => bail!("0 threads cannot compute; give at least 1, or leave -t out"),

@@ -214,7 +214,7 @@ fn diff(
     };
     let mut executors = Vec::new();
     for name in names {
-        let mut executor = backend(name, settings.threads)
+        let mut executor = backend(name, settings)?
             .compile(&loaded.plan, Arc::clone(&loaded.model.weights), &options)
             .with_context(|| format!("cannot prepare the model on {name:?}"))?;
         evaluate::for_each_position(executor.as_mut(), &tokens, tokens.len(), |_, _| {})?;

@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod eval;
 pub(crate) mod inspect;
+pub(crate) mod kernels;
 pub(crate) mod list;
 pub(crate) mod pull;
 pub(crate) mod run;
