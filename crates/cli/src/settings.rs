@@ -77,10 +77,9 @@ impl Settings {
             .with_context(|| format!("cannot read the settings file `{}`", path.display()))?;
         toml::from_str(&text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start.min(text.len()));
-            let line = text.as_bytes()[..start]
-                .iter()
-                .filter(|b| **b == b'\n')
-                .count()
+            let line = text
+                .get(..start)
+                .map_or(0, |before| before.matches('\n').count())
                 + 1;
             let problem = error.message().replace('\n', " ");
             anyhow!(
