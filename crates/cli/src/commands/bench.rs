@@ -71,7 +71,8 @@ struct Report {
     tokens_per_second_max: f64,
     samples_tokens_per_second: Vec<f64>,
     samples_seconds: Vec<f64>,
-    bound: Bound,
+    /// Of the CPU backend; what a card can do is not measured yet.
+    bound: Option<Bound>,
 }
 
 /// What the test would take if memory or arithmetic alone limited it, at the rates measured in this run.
@@ -121,16 +122,11 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
         max_sampled: 1,
         probe: false,
     })?;
-    let cpu = cpu_backend(settings.threads);
-    let threads = cpu.threads();
-    terminal.note(format_args!(
-        "measuring what {threads} threads of this machine can read and multiply"
-    ));
-    let rates = cpu.measure()?;
+    let machine = machine(settings, terminal)?;
     let mut reports = Vec::new();
     for case in cases {
         let seconds = measure(executor.as_mut(), &loaded, case, args.repetitions)?;
-        let report = report(&loaded, settings, case, seconds, &rates, threads);
+        let report = report(&loaded, case, seconds, &machine);
         if args.output == BenchFormat::Json {
             say(serde_json::to_string(&report)?)?;
         } else {
@@ -277,34 +273,45 @@ fn least_cost(loaded: &Loaded, case: Case) -> Cost {
     total
 }
 
-fn report(
-    loaded: &Loaded,
-    settings: &Settings,
-    case: Case,
-    seconds: Vec<f64>,
-    rates: &Rates,
+/// What runs the test, and how fast it could at the most.
+struct Machine {
     threads: usize,
-) -> Report {
+    rates: Option<Rates>,
+}
+
+fn machine(settings: &Settings, terminal: Terminal) -> Result<Machine> {
+    match settings.backend.unwrap_or(BackendName::Cpu) {
+        BackendName::Cuda | BackendName::Reference => Ok(Machine {
+            threads: 1,
+            rates: None,
+        }),
+        BackendName::Cpu => {
+            let cpu = cpu_backend(settings.threads);
+            let threads = cpu.threads();
+            terminal.note(format_args!(
+                "measuring what {threads} threads of this machine can read and multiply"
+            ));
+            Ok(Machine {
+                threads,
+                rates: Some(cpu.measure()?),
+            })
+        }
+    }
+}
+
+fn report(loaded: &Loaded, case: Case, seconds: Vec<f64>, machine: &Machine) -> Report {
     let tokens = case.tokens() as f64;
     let samples: Vec<f64> = seconds.iter().map(|s| tokens / s).collect();
     let mut sorted = samples.clone();
     sorted.sort_by(f64::total_cmp);
     let median = f64::midpoint(sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);
-    let cost = least_cost(loaded, case);
-    let reading = cost.bytes() as f64 / rates.read_bytes_per_second;
-    let multiplying = cost.multiply_adds as f64 / rates.multiply_adds_per_second;
-    let bound = tokens / reading.max(multiplying);
     Report {
         model: loaded.model.config.name.clone(),
         model_file: loaded.file.path().display().to_string(),
         model_bytes: loaded.file.file_bytes() as u64,
         parameters: loaded.model.parameter_count(),
         backend: loaded.backend.name().to_owned(),
-        threads: if settings.backend == Some(BackendName::Reference) {
-            1
-        } else {
-            threads
-        },
+        threads: machine.threads,
         test: case.name(),
         n_prompt: case.prompt,
         n_gen: case.generate,
@@ -315,19 +322,35 @@ fn report(
         tokens_per_second_max: sorted[sorted.len() - 1],
         samples_tokens_per_second: samples,
         samples_seconds: seconds,
-        bound: Bound {
-            limited_by: if reading > multiplying {
-                "memory"
-            } else {
-                "compute"
-            },
-            tokens_per_second: bound,
-            percent: 100.0 * median / bound,
-            bytes: cost.bytes(),
-            multiply_adds: cost.multiply_adds,
-            measured_read_bytes_per_second: rates.read_bytes_per_second,
-            measured_multiply_adds_per_second: rates.multiply_adds_per_second,
+        bound: machine
+            .rates
+            .map(|rates| bound(&least_cost(loaded, case), tokens, median, rates)),
+    }
+}
+
+fn bound(cost: &Cost, tokens: f64, median: f64, rates: Rates) -> Bound {
+    let reading = cost.bytes() as f64 / rates.read_bytes_per_second;
+    let multiplying = cost.multiply_adds as f64 / rates.multiply_adds_per_second;
+    let most = tokens / reading.max(multiplying);
+    Bound {
+        limited_by: if reading > multiplying {
+            "memory"
+        } else {
+            "compute"
         },
+        tokens_per_second: most,
+        percent: 100.0 * median / most,
+        bytes: cost.bytes(),
+        multiply_adds: cost.multiply_adds,
+        measured_read_bytes_per_second: rates.read_bytes_per_second,
+        measured_multiply_adds_per_second: rates.multiply_adds_per_second,
+    }
+}
+
+impl Report {
+    fn bound_text(&self) -> String {
+        let text = |b: &Bound| format!("{:.0} % of {}", b.percent, b.limited_by);
+        self.bound.as_ref().map(text).unwrap_or_default()
     }
 }
 
@@ -339,7 +362,7 @@ fn markdown(reports: &[Report]) -> String {
     for r in reports {
         let spread = (r.tokens_per_second_max - r.tokens_per_second_min) / 2.0;
         out += &format!(
-            "| {} | {} | {:.2} M | {} | {} | {} | {} | {:.2} | ± {spread:.2} | {:.0} % of {} |\n",
+            "| {} | {} | {:.2} M | {} | {} | {} | {} | {:.2} | ± {spread:.2} | {} |\n",
             r.model,
             bytes(r.model_bytes),
             r.parameters as f64 / 1e6,
@@ -348,8 +371,7 @@ fn markdown(reports: &[Report]) -> String {
             r.n_batch,
             r.test,
             r.tokens_per_second_median,
-            r.bound.percent,
-            r.bound.limited_by
+            r.bound_text()
         );
     }
     out
@@ -358,11 +380,11 @@ fn markdown(reports: &[Report]) -> String {
 fn csv(reports: &[Report]) -> String {
     let mut out = String::from(
         "model,model_bytes,parameters,backend,threads,test,n_prompt,n_gen,n_depth,n_batch,\
-         tokens_per_second_median,tokens_per_second_min,tokens_per_second_max,bound_limited_by,bound_percent\n",
+         tokens_per_second_median,tokens_per_second_min,tokens_per_second_max,bound\n",
     );
     for r in reports {
         out += &format!(
-            "\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+            "\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
             r.model.replace('"', "\"\""),
             r.model_bytes,
             r.parameters,
@@ -376,8 +398,7 @@ fn csv(reports: &[Report]) -> String {
             r.tokens_per_second_median,
             r.tokens_per_second_min,
             r.tokens_per_second_max,
-            r.bound.limited_by,
-            r.bound.percent
+            r.bound_text()
         );
     }
     out
