@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use carat_gguf::{Value, ValueType};
 use carat_model::{
     TokenId,
@@ -225,7 +225,8 @@ fn diff(
     for (index, Labelled { label, step }) in loaded.plan.steps.iter().enumerate() {
         let Some(out) = step.out() else { continue };
         let (Some(a), Some(b)) = (executors[0].probed(out), executors[1].probed(out)) else {
-            bail!("a backend kept no value of step {index}, {label}");
+            // It exists only inside a kernel that does several steps; the next value that is kept shows a difference too.
+            continue;
         };
         let error = relative_l2(a, b);
         last = error;
