@@ -4,7 +4,10 @@
 
 use std::sync::Arc;
 
-use carat_gguf::{Gguf, QuantType};
+use carat_gguf::{
+    Gguf, QuantType,
+    writer::{Field, Writer, write_tensor},
+};
 use carat_model::{
     Model, ModelError, gemma4,
     layout::Layout,
@@ -206,4 +209,44 @@ fn keys_and_values_of_sharing_layers_are_not_bound() {
         let later = &model.config.layers[source + 1..first_shared];
         assert!(later.iter().all(|l| l.kind != layer.kind), "layer {i}");
     }
+}
+
+#[test]
+fn heads_of_a_sharing_layer_must_divide_by_those_of_its_source() {
+    let mut tiny = Tiny::new(Variant::E4b, QuantType::F32);
+    tiny.shape.kv_heads.sliding = 2;
+    tiny.shape.kv_heads.full = 2;
+    let file = tiny.file();
+    let layers = tiny.shape.kinds.len();
+    // The last layer has one KV head by its own account, and shares a layer that has two.
+    let (mut heads, mut kv_heads) = (vec![4; layers], vec![2; layers]);
+    (heads[layers - 1], kv_heads[layers - 1]) = (3, 1);
+    let mut writer = Writer::default();
+    for (key, value) in file.metadata().iter() {
+        match key {
+            "gemma4.attention.head_count" => writer.field(key, &Field::U32s(&heads)),
+            "gemma4.attention.head_count_kv" => writer.field(key, &Field::U32s(&kv_heads)),
+            _ => writer.copy(key, value),
+        }
+    }
+    let mut data = Vec::new();
+    for info in file.tensors() {
+        writer.tensor(&info.name, &info.shape, QuantType::F32);
+        let tensor = file.tensor(&info.name).unwrap().unwrap();
+        let mut values = vec![0.0; info.shape.iter().product()];
+        tensor.quant.dequantize(tensor.bytes, &mut values);
+        let bytes: Vec<u8> = values.iter().flat_map(|v: &f32| v.to_le_bytes()).collect();
+        write_tensor(&mut data, &bytes).unwrap();
+    }
+    let mut bytes = Vec::new();
+    writer.write_head(&mut bytes).unwrap();
+    bytes.extend(data);
+    let error = Model::load(Arc::new(Gguf::from_bytes("odd heads", bytes).unwrap()))
+        .err()
+        .expect("refused")
+        .to_string();
+    assert!(
+        error.contains("head_count_kv` is 2") && error.contains("3 query heads"),
+        "{error}"
+    );
 }
