@@ -4,7 +4,7 @@
 #   crates/cuda/gpu-check.sh pack          here: builds the tests and puts stripped binaries into target/gpu
 #   crates/cuda/gpu-check.sh run [quick]   there, at the root of a copy of the repository that has target/gpu
 #
-# `run` goes through conformance and goldens, then through some small cases under compute-sanitizer, and prints a table last.
+# `run` goes through single kernels, conformance and goldens, then through some small cases under compute-sanitizer, and prints a table last.
 # `quick` leaves the sanitizer out.
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -20,6 +20,9 @@ pack() {
     [ -n "$binary" ] || exit 1
     strip -o "$folder/$test" "$binary" || exit 1
   done
+  binary=$(cargo test -q -p carat-cuda --release --no-run --lib --message-format=json |
+    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1)
+  [ -n "$binary" ] && strip -o "$folder/kernels" "$binary" || exit 1
   du -sh "$folder"
 }
 
@@ -52,6 +55,7 @@ run() {
   cd "$root" || exit 1
   export GPU_REQUIRED=1
   chmod +x "$folder"/*
+  check "kernels" 240 "$folder/kernels" --ignored --skip timing --test-threads 1
   check "conformance" 240 "$folder/conformance"
   check "goldens" 240 "$folder/golden"
   if [ "${1:-}" != quick ]; then

@@ -27,6 +27,14 @@ static std::string translate(const std::string& source) {
       source, std::regex("asm\\(\"cvt\\.f32\\.f16[^;]*;\"[^;]*;"), "value = emulated_half_to_float(bits);");
   text = std::regex_replace(text, std::regex("asm\\(\"cvt\\.rn\\.f16\\.f32[^;]*;\"[^;]*;"),
                             "bits = emulated_float_to_half(value);");
+  // The file of instructions has a twin here.
+  const std::string ptx = "#line 1 \"kernels/lib/ptx.cuh\"";
+  if (const size_t start = text.find(ptx); start != std::string::npos) {
+    // Its own include of the numbers comes first in any case; what follows the next mark belongs to whoever included it.
+    const size_t body = text.find("#define DYNAMIC_SHARED", start);
+    const size_t end = text.find("#line", body);
+    text.replace(body, end - body, "#include \"ptx.hpp\"\n");
+  }
   std::regex kernel("__global__ void (?:__launch_bounds__\\([^)]*\\) )?(\\w+)\\(const (\\w+) p\\)");
   std::ostringstream entries;
   for (std::sregex_iterator i(text.begin(), text.end(), kernel), end; i != end; ++i)

@@ -59,7 +59,7 @@ struct Thread {
 
 struct Warp {
   unsigned live = 0, arrived = 0;
-  uint32_t words[2][WARP];
+  uint32_t words[2][WARP][8];
 };
 
 Emulation emulation;
@@ -102,13 +102,24 @@ void sync_block() {
 unsigned exchange(unsigned word, unsigned from) {
   const unsigned self = current, warp = self / WARP;
   // Two sets of words in turn: a lane cannot be two exchanges ahead of another.
-  uint32_t* words = warps[warp].words[threads[self].exchanges++ % 2];
-  words[self % WARP] = word;
+  auto& words = warps[warp].words[threads[self].exchanges++ % 2];
+  words[self % WARP][0] = word;
   warps[warp].arrived++;
   threads[self].state = State::AtWarp;
   release_warp(warp);
   give_way(threads[self].state);
-  return words[from];
+  return words[from][0];
+}
+
+void gather(const unsigned* own, unsigned count, unsigned* out) {
+  const unsigned self = current, warp = self / WARP;
+  auto& words = warps[warp].words[threads[self].exchanges++ % 2];
+  std::memcpy(words[self % WARP], own, count * sizeof *own);
+  warps[warp].arrived++;
+  threads[self].state = State::AtWarp;
+  release_warp(warp);
+  give_way(threads[self].state);
+  std::memcpy(out, words, sizeof words);
 }
 
 void run_thread() {
@@ -167,6 +178,7 @@ void run_block(unsigned size) {
 
 std::mutex lock;
 std::map<uint64_t, std::pair<char*, size_t>> allocations;
+constexpr size_t MOST_SHARED = 227 << 10;
 constexpr size_t TOTAL = size_t(8) << 30;
 size_t held = 0;
 
@@ -188,8 +200,12 @@ int cuDeviceGetCount(int* count) { return *count = 1, 0; }
 int cuDeviceGet(int* device, int) { return *device = 0, 0; }
 int cuDeviceGetName(char* name, int length, int) { return std::snprintf(name, size_t(length), "emulated card"), 0; }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
-  *value = attribute == 75 ? 9 : 0;  // compute capability, major; minor is 0, and so is what we never ask for
-  return 0;
+  switch (attribute) {
+    case 75: return *value = 9, 0;               // compute capability, major; minor is 0
+    case 16: return *value = 4, 0;               // multiprocessors: few, so that small shapes are spread unevenly, too
+    case 97: return *value = int(MOST_SHARED), 0;  // shared memory a block may ask for
+    default: return *value = 0, 0;               // what we never ask for
+  }
 }
 int cuDevicePrimaryCtxRetain(void** context, int) { return *context = &emulation, 0; }
 int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
@@ -202,6 +218,8 @@ int cuStreamSynchronize(void*) { return 0; }
 int cuStreamWaitEvent(void*, void*, unsigned) { return 0; }
 int cuEventCreate(void** event, unsigned) { return *event = &emulation, 0; }
 int cuEventRecord(void*, void*) { return 0; }
+int cuEventElapsedTime_v2(float* ms, void*, void*) { return *ms = 1, 0; }
+int cuEventElapsedTime(float* ms, void*, void*) { return *ms = 1, 0; }
 int cuEventSynchronize(void*) { return 0; }
 int cuEventDestroy_v2(void*) { return 0; }
 int cuGetErrorName(int, const char** text) { return *text = "emulated error", 0; }
@@ -213,7 +231,7 @@ int cuMemGetInfo_v2(size_t* free, size_t* total) {
   return 0;
 }
 
-int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+static int allocate(uint64_t* address, size_t bytes) {
   const size_t page = size_t(sysconf(_SC_PAGESIZE));
   const size_t used = (bytes + page - 1) / page * page;
   char* start = (char*)mmap(nullptr, used + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -221,21 +239,28 @@ int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   mprotect(start + used, page, PROT_NONE);
   std::memset(start, 0xff, used);  // not numbers, until written
   char* aligned = start + (used - bytes) / 256 * 256;
-  std::lock_guard<std::mutex> guard(lock);
   *address = (uint64_t)aligned;
   allocations[*address] = {start, used + page};
   held += used;
   return 0;
 }
 
-int cuMemFree_v2(uint64_t address) {
-  std::lock_guard<std::mutex> guard(lock);
+static int release(uint64_t address) {
   auto found = allocations.find(address);
   if (found == allocations.end()) return 1;
   held -= found->second.second - size_t(sysconf(_SC_PAGESIZE));
   munmap(found->second.first, found->second.second);
   allocations.erase(found);
   return 0;
+}
+
+int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+  std::lock_guard<std::mutex> guard(lock);
+  return allocate(address, bytes);
+}
+int cuMemFree_v2(uint64_t address) {
+  std::lock_guard<std::mutex> guard(lock);
+  return release(address);
 }
 
 int cuMemHostAlloc(void** start, size_t bytes, unsigned) {
@@ -278,6 +303,9 @@ int cuModuleGetFunction(Function** function, Module* module, const char* name) {
   return 0;
 }
 
+int cuFuncGetAttribute(int* value, int, Function*) { return *value = 0, 0; }
+int cuFuncSetAttribute(Function*, int, int) { return 0; }
+
 int cuModuleUnload(Module* module) {
   dlclose(module->library);
   delete module;
@@ -286,20 +314,27 @@ int cuModuleUnload(Module* module) {
 
 int cuLaunchKernel(Function* function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y,
                    unsigned threads_z, unsigned shared, void*, void** arguments, void**) {
-  if (x == 0 || y == 0 || z == 0 || y > 65535 || threads_x == 0 || threads_x > 1024 || threads_y * threads_z != 1 || shared)
+  if (x == 0 || y == 0 || z == 0 || y > 65535 || threads_x == 0 || threads_x > 1024 || threads_y * threads_z != 1 || shared > MOST_SHARED)
     return 1;
   std::lock_guard<std::mutex> guard(lock);
   emulation.block_size = {threads_x, 1, 1};
   emulation.grid_size = {x, y, z};
   emulation.sync_block = sync_block;
   emulation.exchange = exchange;
+  emulation.gather = gather;
+  // A page that may not be touched follows, as behind every allocation.
+  uint64_t dynamic = 0;
+  if (shared && allocate(&dynamic, shared)) return 2;
+  emulation.dynamic_shared = (void*)dynamic;
   entry = function->call;
   params = arguments[0];
   for (unsigned block_y = 0; block_y < y; block_y++)
     for (unsigned block_x = 0; block_x < x; block_x++) {
       emulation.block = {block_x, block_y, 0};
+      if (shared) std::memset((void*)dynamic, 0xff, shared);
       run_block(threads_x);
     }
+  if (shared) release(dynamic);
   return 0;
 }
 }

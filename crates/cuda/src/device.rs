@@ -12,6 +12,7 @@ use std::{
     ffi::{CString, c_void},
     fmt, slice,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
@@ -44,6 +45,10 @@ pub(crate) struct Capability {
 pub(crate) struct Device {
     pub(crate) name: String,
     pub(crate) capability: Capability,
+    /// Multiprocessors: what grids of kernels that share out their work by themselves are sized by.
+    pub(crate) multiprocessors: usize,
+    /// The most shared memory a block may have.
+    shared_bytes: usize,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     /// Bytes held, by purpose.
@@ -61,9 +66,17 @@ impl Device {
         // SAFETY: no slice of cudarc's is ever made, so there is nothing its events would protect.
         unsafe { context.disable_event_tracking() };
         let facts = || -> Result<_, result::DriverError> {
-            Ok((context.name()?, context.compute_capability()?))
+            use sys::CUdevice_attribute_enum as Attribute;
+            Ok((
+                context.name()?,
+                context.compute_capability()?,
+                context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+                context
+                    .attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            ))
         };
-        let (name, (major, minor)) = facts().map_err(CudaError::driver("asking for the card"))?;
+        let (name, (major, minor), multiprocessors, shared_bytes) =
+            facts().map_err(CudaError::driver("asking for the card"))?;
         if major < 8 {
             return Err(CudaError::TooOldCard { name, major, minor });
         }
@@ -73,6 +86,8 @@ impl Device {
         Ok(Arc::new(Device {
             name,
             capability: Capability { major, minor },
+            multiprocessors: multiprocessors as usize,
+            shared_bytes: shared_bytes as usize,
             context,
             stream,
             ledger: Mutex::default(),
@@ -224,14 +239,37 @@ impl Device {
             let name = CString::new(*entry).expect("entry points are plain names");
             // SAFETY: the module was loaded above and is unloaded only when `module` is dropped.
             let function = unsafe { result::module::get_function(handle, name) }.map_err(failed)?;
+            self.allow_shared(function).map_err(failed)?;
             module.functions.push(function);
         }
         Ok(module)
     }
 
+    /// Lets a kernel ask for all the shared memory there is beside what it declares; unasked, it may have 48 KiB.
+    fn allow_shared(&self, function: sys::CUfunction) -> Result<(), result::DriverError> {
+        use sys::CUfunction_attribute_enum as Attribute;
+        let mut declared = 0;
+        let attribute = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+        // SAFETY: writes one integer; the function belongs to a loaded module.
+        unsafe { sys::cuFuncGetAttribute(&raw mut declared, attribute, function) }.result()?;
+        let rest = self.shared_bytes as i32 - declared;
+        let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: as above.
+        unsafe { result::function::set_function_attribute(function, attribute, rest) }
+    }
+
     /// An event, to wait for what came before it without waiting for what comes after.
     pub(crate) fn event(&self) -> Result<Event, CudaError> {
         let event = self.stream.record_event(None);
+        Ok(Event(
+            event.map_err(CudaError::driver("recording an event"))?,
+        ))
+    }
+
+    /// An event that also tells the time.
+    pub(crate) fn moment(&self) -> Result<Event, CudaError> {
+        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
+        let event = self.stream.record_event(Some(flags));
         Ok(Event(
             event.map_err(CudaError::driver("recording an event"))?,
         ))
@@ -387,5 +425,12 @@ impl Event {
         self.0
             .synchronize()
             .map_err(CudaError::driver("waiting for the device"))
+    }
+
+    /// From this moment to a later one, both of [`Device::moment`].
+    pub(crate) fn until(&self, later: &Event) -> Result<Duration, CudaError> {
+        let milliseconds = self.0.elapsed_ms(&later.0);
+        let milliseconds = milliseconds.map_err(CudaError::driver("reading the time"))?;
+        Ok(Duration::from_secs_f64(f64::from(milliseconds) / 1e3))
     }
 }

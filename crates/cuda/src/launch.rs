@@ -13,6 +13,8 @@ pub(crate) struct Grid {
     pub(crate) entry: usize,
     pub(crate) blocks: (usize, usize),
     pub(crate) threads: usize,
+    /// Shared memory beyond what the kernel declares.
+    pub(crate) shared_bytes: usize,
 }
 
 impl Grid {
@@ -21,6 +23,7 @@ impl Grid {
             entry: 0,
             blocks,
             threads,
+            shared_bytes: 0,
         }
     }
 }
@@ -40,7 +43,7 @@ pub(crate) fn launch(module: &Module, grid: Grid, params: &[u8]) -> Result<(), C
             module.function(grid.entry),
             blocks,
             threads,
-            0,
+            grid.shared_bytes as u32,
             stream,
             &mut argument,
         )

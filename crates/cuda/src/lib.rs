@@ -35,6 +35,8 @@ mod nvrtc;
 mod params;
 mod program;
 mod source;
+#[cfg(test)]
+mod testing;
 mod weights;
 
 pub use backend::{CudaBackend, DeviceFacts};

@@ -32,6 +32,7 @@ texts![
     "lib/kv.cuh",
     "lib/norm.cuh",
     "lib/num.cuh",
+    "lib/ptx.cuh",
     "lib/reduce.cuh",
     "lib/rope.cuh",
     "linear.cu",

@@ -1,0 +1,85 @@
+// What `kernels/lib/ptx.cuh` has as instructions, in plain C++. compiler.cpp puts it in that file's place.
+#pragma once
+
+#define DYNAMIC_SHARED(name) u8* const name = (u8*)emulation->dynamic_shared
+
+// `count` words of every lane, by lane.
+struct AllLanes {
+  unsigned words[32][8];
+};
+inline AllLanes gather(const u32* words, unsigned count) {
+  AllLanes all;
+  emulation->gather(words, count, &all.words[0][0]);
+  return all;
+}
+
+template <typename A, int K>
+inline void emulated_mma_bytes(int (&c)[4], const u32* a, const u32* b) {
+  constexpr int HALVES = K / 16;
+  u32 own[6];
+  for (int i = 0; i < 2 * HALVES; i++) own[i] = a[i];
+  for (int i = 0; i < HALVES; i++) own[4 + i] = b[i];
+  const AllLanes all = gather(own, 6);
+  const unsigned lane = emulation->thread.x % 32;
+  for (int i = 0; i < 4; i++) {
+    const unsigned row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+    int sum = c[i];
+    for (int k = 0; k < K; k++) {
+      const unsigned quad = k % 16 / 4, half = k / 16, byte = k % 4;
+      const u32 wa = all.words[row % 8 * 4 + quad][2 * half + row / 8], wb = all.words[column * 4 + quad][4 + half];
+      sum += int(A(wa >> 8 * byte)) * int(i8(wb >> 8 * byte));
+    }
+    c[i] = sum;
+  }
+}
+
+inline void mma_s8(int (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { emulated_mma_bytes<i8, 32>(c, a, b); }
+inline void mma_u8s8(int (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { emulated_mma_bytes<u8, 32>(c, a, b); }
+inline void mma_s8_k16(int (&c)[4], const u32 (&a)[2], u32 b) { emulated_mma_bytes<i8, 16>(c, a, &b); }
+
+inline void mma_f16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  const u32 own[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  const AllLanes all = gather(own, 6);
+  const unsigned lane = emulation->thread.x % 32;
+  for (int i = 0; i < 4; i++) {
+    const unsigned row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+    float sum = 0;
+    for (int k = 0; k < 16; k++) {
+      const unsigned quad = k % 8 / 2, half = k / 8, shift = k % 2 * 16;
+      const u32 wa = all.words[row % 8 * 4 + quad][2 * half + row / 8], wb = all.words[column * 4 + quad][4 + half];
+      sum += emulated_half_to_float(u16(wa >> shift)) * emulated_half_to_float(u16(wb >> shift));
+    }
+    c[i] += sum;
+  }
+}
+
+inline void emulated_load_matrices(u32 (&d)[4], const void* row, bool transposed) {
+  const u64 at = (u64)row;
+  const u32 own[2] = {u32(at), u32(at >> 32)};
+  const AllLanes all = gather(own, 2);
+  const unsigned lane = emulation->thread.x % 32;
+  for (unsigned m = 0; m < 4; m++) {
+    u16 pair[2];
+    for (unsigned j = 0; j < 2; j++) {
+      const unsigned r = transposed ? 2 * (lane % 4) + j : lane / 4, c = transposed ? lane / 4 : 2 * (lane % 4) + j;
+      const u32* words = all.words[m * 8 + r];
+      pair[j] = ((const u16*)(u64(words[0]) | u64(words[1]) << 32))[c];
+    }
+    d[m] = pair[0] | u32(pair[1]) << 16;
+  }
+  gather(own, 1);  // nobody writes there before all have read
+}
+inline void load_matrices(u32 (&d)[4], const void* row) { emulated_load_matrices(d, row, false); }
+inline void load_matrices_transposed(u32 (&d)[4], const void* row) { emulated_load_matrices(d, row, true); }
+
+inline void copy_async(void* shared, const void* global, bool there = true) {
+  there ? (void)std::memcpy(shared, global, 16) : (void)std::memset(shared, 0, 16);
+}
+inline void close_copies() {}
+template <int UNDER_WAY>
+inline void wait_for_copies() {}
+inline uint4 load_streamed(const void* at) { return *(const uint4*)at; }
+inline u32 pack_halves(float low, float high) {
+  return emulated_float_to_half(low) | u32(emulated_float_to_half(high)) << 16;
+}
+inline u32 load_acquire(const u32* at) { return *at; }

@@ -1,0 +1,157 @@
+//! One kernel at a time on a card (or the emulator): what tests and timings of kernels share.
+//!
+//! Such tests are marked ignored, because libtest cannot tell at run time that there is no card; `gpu-check.sh` runs them.
+
+use std::{env, path::PathBuf, sync::Arc, time::Duration};
+
+use crate::{
+    compiler::{Architecture, Compiler},
+    config::{CudaConfig, Tier},
+    device::{Address, Buffer, Device, Module},
+    kernel::Specialization,
+    launch::{Grid, launch},
+};
+
+/// An open card with a compiler.
+pub(crate) struct Card {
+    pub(crate) device: Arc<Device>,
+    compiler: Compiler,
+}
+
+/// Numbers that buffers are made of.
+pub(crate) trait Plain: Copy {
+    const BYTES: usize = size_of::<Self>();
+    fn put(self, bytes: &mut [u8]);
+    fn get(bytes: &[u8]) -> Self;
+}
+
+macro_rules! plain {
+    ($($type:ty),*) => {$(
+        impl Plain for $type {
+            fn put(self, bytes: &mut [u8]) {
+                bytes.copy_from_slice(&self.to_ne_bytes());
+            }
+            fn get(bytes: &[u8]) -> Self {
+                Self::from_ne_bytes(bytes.try_into().expect("cut to size"))
+            }
+        }
+    )*};
+}
+plain!(u8, i8, u16, u32, i32, u64, f32);
+
+impl Card {
+    #[expect(clippy::disallowed_methods, reason = "a setting of the test harness")]
+    pub(crate) fn open(tier: Tier) -> Card {
+        let given = env::var_os("NVRTC_DIR").map(PathBuf::from);
+        let config = CudaConfig {
+            tier,
+            cache_dir: Some(env::temp_dir().join("carat-test-kernels")),
+            library_dirs: given.into_iter().collect(),
+            ..CudaConfig::default()
+        };
+        let device = Device::open(0).expect("a card");
+        let architecture = Architecture::of(device.capability, tier);
+        Card {
+            device,
+            compiler: Compiler::new(architecture, &config),
+        }
+    }
+
+    pub(crate) fn load(&self, specialization: &Specialization) -> Module {
+        let images = self.compiler.images(&[specialization]).expect("compiles");
+        let name = specialization.to_string();
+        self.device
+            .load(&name, &images[0], specialization.entries)
+            .expect("loads")
+    }
+
+    pub(crate) fn upload<T: Plain>(&self, values: &[T]) -> Buffer {
+        let bytes = values.len() * T::BYTES;
+        let buffer = self.device.allocate("test", bytes).expect("memory");
+        let mut host = self.device.allocate_host("test", bytes).expect("memory");
+        for (to, value) in host.bytes_mut().chunks_exact_mut(T::BYTES).zip(values) {
+            value.put(to);
+        }
+        self.device
+            .copy_in(&host, &buffer, 0, bytes)
+            .expect("copies");
+        self.device.wait("uploading").expect("copies");
+        buffer
+    }
+
+    pub(crate) fn download<T: Plain>(&self, buffer: &Buffer, count: usize) -> Vec<T> {
+        let bytes = count * T::BYTES;
+        let mut host = self.device.allocate_host("test", bytes).expect("memory");
+        self.device
+            .copy_out(buffer, 0, &mut host, bytes)
+            .expect("copies");
+        let values = host.bytes()[..bytes].chunks_exact(T::BYTES);
+        values.map(T::get).collect()
+    }
+
+    /// Launches and waits.
+    pub(crate) fn run(&self, module: &Module, grid: Grid, params: &[u8]) {
+        self.device.bind().expect("binds");
+        launch(module, grid, params).expect("launches");
+        self.device.wait("running a kernel").expect("runs");
+    }
+
+    /// The time of one call, the mean of `count` after some to warm up. The call gets its number, to rotate what it reads.
+    pub(crate) fn time(&self, count: usize, mut call: impl FnMut(usize)) -> Duration {
+        self.device.bind().expect("binds");
+        (0..count.min(10)).for_each(&mut call);
+        let start = self.device.moment().expect("an event");
+        (0..count).for_each(&mut call);
+        let end = self.device.moment().expect("an event");
+        self.device.wait("timing").expect("runs");
+        start.until(&end).expect("times") / count as u32
+    }
+}
+
+/// An address inside a buffer, in elements.
+pub(crate) fn at<T: Plain>(buffer: &Buffer, element: usize) -> Address {
+    buffer.address().offset(element * T::BYTES)
+}
+
+/// Random numbers that repeat: normal values from a seed.
+pub(crate) fn normals(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut uniform = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        ((state >> 40) as f32 + 0.5) / (1u32 << 24) as f32
+    };
+    let normal = |_| (-2.0 * uniform().ln()).sqrt() * (std::f32::consts::TAU * uniform()).cos();
+    (0..count).map(normal).collect()
+}
+
+/// `|a - b| / |b|`, infinite if anything is not a number.
+pub(crate) fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let (mut difference, mut size) = (0.0, 0.0);
+    for (&a, &b) in found.iter().zip(expected) {
+        if !a.is_finite() {
+            return f64::INFINITY;
+        }
+        difference += f64::from(a - b).powi(2);
+        size += f64::from(b).powi(2);
+    }
+    (difference / size).sqrt()
+}
+
+mod tests {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs a card"]
+    fn what_goes_up_comes_back() {
+        let card = Card::open(Tier::Best);
+        let values = normals(1, 1000);
+        let buffer = card.upload(&values);
+        assert_eq!(card.download::<f32>(&buffer, 1000), values);
+        assert!(card.time(3, |_| ()) < Duration::from_secs(1));
+        assert_eq!(at::<f32>(&buffer, 2), buffer.address().offset(8));
+        assert!(relative_error(&values, &values) == 0.0);
+    }
+}
