@@ -27,6 +27,9 @@ pub fn plan(m: &Model) -> Plan {
         let rope = ropes(facts.kind);
         p.section(format!("L{i}.attn"));
         let mut h = p.norm(x, l.attn_norm, c.eps);
+        let rows_end = i + 1 == c.kv_layers;
+        // Beside keys and values, so that a backend can join the three, unless rows end in between.
+        let q = (!rows_end).then(|| p.linear(h, l.q));
         if let Some(w) = &l.own_kv {
             let slot = p.slot(slot_spec(c, i));
             slots.push(slot);
@@ -35,7 +38,7 @@ pub fn plan(m: &Model) -> Plan {
             let k = p.rope(p.group_norm(k, Some(w.k_norm), facts.head_dim, c.eps), rope);
             p.store_kv(k, p.group_norm(v, None, facts.head_dim, c.eps), slot);
         }
-        if i + 1 == c.kv_layers {
+        if rows_end {
             // No later layer writes KV, so rows that will not be sampled end here.
             (x, h) = (p.narrow(x), p.narrow(h));
             ple = m.ple.as_ref().map(|w| {
@@ -43,7 +46,7 @@ pub fn plan(m: &Model) -> Plan {
                 per_layer_inputs(&p, m, w, &w.tail, embedded)
             });
         }
-        let q = p.linear(h, l.q);
+        let q = q.unwrap_or_else(|| p.linear(h, l.q));
         let q = p.rope(p.group_norm(q, Some(l.q_norm), facts.head_dim, c.eps), rope);
         let a = p.linear(p.attend(q, slots[facts.kv_source]), l.o);
         x = p.add(x, p.norm(a, l.attn_post_norm, c.eps));

@@ -19,15 +19,22 @@ impl Layout {
     /// Shares buffers wherever possible. The input of a step never shares with its output.
     pub fn shared(plan: &Plan) -> Layout {
         let single: Vec<Range<usize>> = (0..plan.steps.len()).map(|i| i..i + 1).collect();
-        Layout::grouped(plan, &single)
+        Layout::grouped(plan, &single, |_| true)
     }
 
     /// As [`Layout::shared`], for a backend that runs some consecutive steps as one: nothing that a group of steps reads
-    /// or writes shares a buffer within it. The groups are in order and cover all steps.
-    pub fn grouped(plan: &Plan, groups: &[Range<usize>]) -> Layout {
+    /// or writes shares a buffer within it. The groups are in order and cover all steps. Values that are not stored, because
+    /// they exist only inside a group, get no buffer.
+    pub fn grouped(
+        plan: &Plan,
+        groups: &[Range<usize>],
+        stored: impl Fn(Value) -> bool,
+    ) -> Layout {
         let touched = |group: &Range<usize>| {
             let steps = plan.steps[group.clone()].iter();
-            steps.flat_map(|labelled| labelled.step.inputs().chain(labelled.step.out()))
+            let values =
+                steps.flat_map(|labelled| labelled.step.inputs().chain(labelled.step.out()));
+            values.filter(|value| stored(*value))
         };
         let mut last_use = vec![0; plan.value_count()];
         for (i, group) in groups.iter().enumerate() {
@@ -47,6 +54,7 @@ impl Layout {
             for out in plan.steps[group.clone()]
                 .iter()
                 .filter_map(|s| s.step.out())
+                .filter(|value| stored(*value))
             {
                 layout.buffer_of[out.index()] = layout.take(&mut free, plan.shape(out));
             }
@@ -73,8 +81,15 @@ impl Layout {
         Layout { buffers, buffer_of }
     }
 
+    /// Which buffer a stored value has.
     pub fn buffer(&self, value: Value) -> usize {
-        self.buffer_of[value.index()]
+        let buffer = self.buffer_of[value.index()];
+        assert_ne!(buffer, usize::MAX, "{value:?} is not stored");
+        buffer
+    }
+
+    pub fn stores(&self, value: Value) -> bool {
+        self.buffer_of[value.index()] != usize::MAX
     }
 
     /// A free buffer for the same rows: the narrowest that is wide enough, else the widest, made wider.
