@@ -8,7 +8,7 @@ use std::{
 use carat_model::{
     backend::{Backend, BackendError, CompileOptions, Executor, Memory},
     layout::Layout,
-    plan::Plan,
+    plan::{Plan, Rows},
     weights::Weights,
 };
 
@@ -19,9 +19,10 @@ use crate::{
     error::CudaError,
     executor::CudaExecutor,
     fuse::{Op, fuse},
-    kernel::Specialization,
-    lower::{Call, lower},
+    kernel::{Place, Specialization},
+    lower::{Call, Class, Products, Scratch, Target, lower},
     memory::{MemoryPlan, Parts},
+    program::ByClass,
     weights::WeightLayout,
 };
 
@@ -79,35 +80,59 @@ impl CudaBackend {
         weights: &Weights,
         options: &CompileOptions,
     ) -> Result<MemoryPlan, BackendError> {
-        Ok(prepare(plan, weights, options, &self.config)?.memory)
+        Ok(prepare(plan, weights, options, &self.config, self.target())?.memory)
     }
 
-    /// Loaded kernels for these calls, in order; those not seen before are compiled side by side.
-    fn modules(&self, calls: &[Call]) -> Result<Vec<Arc<Module>>, CudaError> {
-        let wanted: Vec<Specialization> = calls.iter().map(|c| c.kernel.specialization()).collect();
+    /// Loads the kernels of these calls; those not seen before are compiled side by side.
+    fn load(&self, prepared: &Prepared) -> Result<(), CudaError> {
         let mut loaded = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut missing: Vec<&Specialization> = Vec::new();
-        for specialization in &wanted {
-            if !loaded.contains_key(specialization) && !missing.contains(&specialization) {
-                missing.push(specialization);
+        let mut missing: Vec<Specialization> = Vec::new();
+        for call in prepared.calls() {
+            let wanted = call.kernel.specialization();
+            if !loaded.contains_key(&wanted) && !missing.contains(&wanted) {
+                missing.push(wanted);
             }
         }
-        let images = self.compiler.images(&missing)?;
+        let images = self.compiler.images(&missing.iter().collect::<Vec<_>>())?;
         for (specialization, image) in missing.into_iter().zip(images) {
             let name = specialization.to_string();
             let module = self.device.load(&name, &image, specialization.entries)?;
-            loaded.insert(specialization.clone(), Arc::new(module));
+            loaded.insert(specialization, Arc::new(module));
         }
-        Ok(wanted.iter().map(|s| Arc::clone(&loaded[s])).collect())
+        Ok(())
+    }
+
+    /// The loaded kernel of a call.
+    fn module(&self, call: &Call) -> Arc<Module> {
+        let loaded = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&loaded[&call.kernel.specialization()])
+    }
+
+    fn target(&self) -> Target {
+        Target {
+            multiprocessors: self.device.multiprocessors,
+            products: Products::Own,
+        }
     }
 }
 
 /// A plan, ready to take memory.
 pub(crate) struct Prepared {
-    pub(crate) calls: Vec<Call>,
+    /// The steps of all rows, and those of sampled rows alone.
+    pub(crate) front: ByClass<Vec<Call>>,
+    pub(crate) tail: ByClass<Vec<Call>>,
     pub(crate) weights: WeightLayout,
     pub(crate) parts: Parts,
     pub(crate) memory: MemoryPlan,
+}
+
+impl Prepared {
+    fn calls(&self) -> impl Iterator<Item = &Call> {
+        let (front, tail) = (&self.front, &self.tail);
+        [&front.narrow, &front.wide, &tail.narrow, &tail.wide]
+            .into_iter()
+            .flatten()
+    }
 }
 
 /// Everything that can be known without a device.
@@ -116,23 +141,57 @@ pub(crate) fn prepare(
     weights: &Weights,
     options: &CompileOptions,
     config: &CudaConfig,
+    target: Target,
 ) -> Result<Prepared, BackendError> {
     let ops = fuse(plan, config.fusion);
-    let lowered = lower(plan, weights, &ops)?;
+    // Rows end once, so what runs for sampled rows is what comes last.
+    let cut = ops.iter().position(|op| op.rows == Rows::Sampled);
+    let (front, tail) = ops.split_at(cut.unwrap_or(ops.len()));
+    let mut scratch = Scratch::default();
+    let mut both = |ops: &[Op], most_rows: usize| -> Result<ByClass<Vec<Call>>, BackendError> {
+        let mut lowered =
+            |class| lower(plan, weights, ops, class, target, &mut scratch);
+        Ok(ByClass {
+            narrow: lowered(Class::Narrow)?,
+            wide: match Class::of(most_rows) {
+                Class::Narrow => Vec::new(),
+                Class::Wide => lowered(Class::Wide)?,
+            },
+        })
+    };
+    let (front, tail) = (both(front, options.max_rows)?, both(tail, options.max_sampled)?);
     let layout = if options.probe {
         Layout::separate(plan)
     } else {
         let groups: Vec<_> = ops.iter().map(|op: &Op| op.steps.clone()).collect();
-        Layout::grouped(plan, &groups)
+        let stored = stored_values(plan, [&front, &tail]);
+        Layout::grouped(plan, &groups, |value| stored[value.index()])
     };
-    let parts = Parts::new(plan, options, layout, &lowered.scratch);
+    let parts = Parts::new(plan, options, layout, &scratch);
     let weights = WeightLayout::new(plan, weights, config.tables);
     Ok(Prepared {
         memory: MemoryPlan::new(plan, options, &weights, &parts),
-        calls: lowered.calls,
+        front,
+        tail,
         weights,
         parts,
     })
+}
+
+/// Which values some call reads or writes, by number.
+fn stored_values(plan: &Plan, programs: [&ByClass<Vec<Call>>; 2]) -> Vec<bool> {
+    let mut stored = vec![false; plan.value_count()];
+    let calls = programs.into_iter().flat_map(|p| p.narrow.iter().chain(&p.wide));
+    let places = calls.flat_map(|call| [call.kernel.reads(), call.kernel.writes()].concat());
+    for place in places {
+        if let Place::Value(value) = place {
+            stored[value.index()] = true;
+        }
+    }
+    for value in [plan.hidden, plan.logits] {
+        stored[value.index()] = true;
+    }
+    stored
 }
 
 impl Backend for CudaBackend {
@@ -154,7 +213,7 @@ impl Backend for CudaBackend {
         weights: Arc<Weights>,
         options: &CompileOptions,
     ) -> Result<Box<dyn Executor>, BackendError> {
-        let prepared = prepare(plan, &weights, options, &self.config)?;
+        let prepared = prepare(plan, &weights, options, &self.config, self.target())?;
         let (free_bytes, _) = self.device.memory()?;
         let needed_bytes = prepared.memory.device_bytes();
         tracing::info!(needed_bytes, free_bytes, "memory plan\n{}", prepared.memory);
@@ -164,14 +223,14 @@ impl Backend for CudaBackend {
                 free_bytes,
             });
         }
-        let modules = self.modules(&prepared.calls)?;
+        self.load(&prepared)?;
         let executor = CudaExecutor::new(
             &self.device,
             plan,
             &weights,
             options,
             prepared,
-            modules,
+            |call| self.module(call),
             self.config.checks,
         )?;
         Ok(Box::new(executor))

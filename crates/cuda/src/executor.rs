@@ -18,10 +18,10 @@ use crate::{
     config::Checks,
     device::{Address, Buffer, Device, HostBuffer, Module},
     error::CudaError,
-    kernel::{Addresses, Place},
+    kernel::Addresses,
     lower::Call,
     memory::Parts,
-    program::{Program, RowCounts},
+    program::{Program, Programs, RowCounts},
     weights::ResidentWeights,
 };
 
@@ -33,7 +33,7 @@ pub(crate) struct CudaExecutor {
     options: CompileOptions,
     checks: Checks,
     // In the order they are dropped: whoever names an address before whoever holds it.
-    program: Program,
+    programs: Programs,
     batch_layout: BatchLayout,
     batch_host: HostBuffer,
     read_host: HostBuffer,
@@ -41,8 +41,6 @@ pub(crate) struct CudaExecutor {
     buffers: Buffers,
     _weights: ResidentWeights,
     device: Arc<Device>,
-    /// Values that some call writes: fused ones never exist.
-    written: Vec<Value>,
     probed: Vec<Option<Vec<f32>>>,
     words: Vec<u32>,
     outputs: Outputs,
@@ -65,11 +63,12 @@ impl CudaExecutor {
         weights: &Weights,
         options: &CompileOptions,
         prepared: Prepared,
-        modules: Vec<Arc<Module>>,
+        modules: impl Fn(&Call) -> Arc<Module>,
         checks: Checks,
     ) -> Result<CudaExecutor, CudaError> {
         let Prepared {
-            calls,
+            front,
+            tail,
             weights: weight_layout,
             parts,
             ..
@@ -97,9 +96,11 @@ impl CudaExecutor {
             kv: kv_addresses(plan, &parts, &kv),
             batch: batch_layout.at(batch.address()),
         };
-        let written = written_values(&calls);
-        let program = Program::bind(calls, modules, &at);
-        tracing::debug!(launches = program.launches(), "bound a program");
+        let bind = |calls: Vec<Call>| Program::bind(calls, &modules, &at);
+        let programs = Programs {
+            front: front.map(bind),
+            tail: tail.map(bind),
+        };
         let read_bytes = read_bytes(plan, options);
         Ok(CudaExecutor {
             batch_host: device.allocate_host("batch", batch_layout.words * 4)?,
@@ -108,7 +109,7 @@ impl CudaExecutor {
             plan: plan.clone(),
             options: options.clone(),
             checks,
-            program,
+            programs,
             batch_layout,
             parts,
             buffers: Buffers {
@@ -120,7 +121,6 @@ impl CudaExecutor {
             },
             _weights: weights,
             device: Arc::clone(device),
-            written,
             probed: vec![None; plan.value_count()],
             outputs: Outputs::default(),
             batches: 0,
@@ -173,9 +173,11 @@ impl CudaExecutor {
     }
 
     fn keep_values(&mut self, rows: RowCounts) -> Result<(), CudaError> {
-        for value in self.written.clone() {
-            let mut kept = self.probed[value.index()].take().unwrap_or_default();
-            kept.clear();
+        let programs = self.programs.of(rows);
+        let written: Vec<Value> = programs.iter().flat_map(|p| p.written.clone()).collect();
+        self.probed.fill(None);
+        for value in written {
+            let mut kept = Vec::new();
             let count = rows.get(self.plan.rows(value));
             self.read_rows(value, count, |_, row| kept.extend_from_slice(row))?;
             self.probed[value.index()] = Some(kept);
@@ -200,7 +202,9 @@ impl Executor for CudaExecutor {
             all: batch.tokens.len(),
             sampled: batch.runs.iter().map(|r| r.sampled).sum(),
         };
-        self.program.run(&self.device, rows, self.checks)?;
+        for program in self.programs.of(rows) {
+            program.run(&self.device, rows, self.checks)?;
+        }
         self.sample(batch)?;
         if self.options.probe {
             self.keep_values(rows)?;
@@ -233,18 +237,10 @@ fn read_bytes(plan: &Plan, options: &CompileOptions) -> usize {
     enough.max(if options.probe { widest } else { 0 })
 }
 
-fn written_values(calls: &[Call]) -> Vec<Value> {
-    let places = calls.iter().flat_map(|c| c.kernel.writes());
-    let values = places.filter_map(|place| match place {
-        Place::Value(v) => Some(v),
-        Place::Scratch(_) => None,
-    });
-    values.collect()
-}
-
 fn value_addresses(plan: &Plan, parts: &Parts, activations: &Buffer) -> Vec<Address> {
     let mut at = vec![Address::NULL; plan.value_count()];
-    for value in plan.steps.iter().filter_map(|s| s.step.out()) {
+    let values = plan.steps.iter().filter_map(|s| s.step.out());
+    for value in values.filter(|v| parts.stores(*v)) {
         at[value.index()] = activations.address().offset(parts.value(value));
     }
     at

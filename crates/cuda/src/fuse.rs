@@ -1,4 +1,4 @@
-//! Runs of steps that one kernel does together.
+//! Runs of steps that belong together: what one kernel does in decode, and a few in prefill.
 //!
 //! Rules look at the head of what is left of the plan, in order; the first that matches takes its steps. A rule is a pattern
 //! and nothing else: it may take a step's output away only if nobody else reads it. Every fused op has a twin in single
@@ -7,11 +7,14 @@
 use std::ops::Range;
 
 use carat_model::{
-    plan::{KvSlot, Labelled, Plan, RopeId, Step, Value},
+    plan::{KvSlot, Labelled, Plan, RopeId, Rows, Step, Value},
     weights::Weight,
 };
 
-use crate::{config::Fusion, kernel::MOST_HEAD_DIM};
+use crate::config::Fusion;
+
+/// The most matrices that one product reads its input with: q, k and v.
+const MOST_PARTS: usize = 3;
 
 /// One or more consecutive steps of a plan, done as one.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,31 +22,91 @@ pub(crate) struct Op {
     /// Of the last step: the value it writes is the one that is kept for sure.
     pub(crate) label: String,
     pub(crate) steps: Range<usize>,
+    pub(crate) rows: Rows,
     pub(crate) work: Work,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Work {
     Step(Step),
-    /// A branch's post-norm, the residual add, perhaps the layer's scale, perhaps the next branch's norm.
-    NormAdd {
-        norm: RowNorm,
-        a: Value,
-        by: f32,
-        sum: Value,
-        next: Option<(RowNorm, Value)>,
-    },
-    NormRope {
-        norm: RowNorm,
-        rope: RopeId,
+    Product(Product),
+    NormAdd(NormAdd),
+    StoreKv(StoreKv),
+    Attend(Attend),
+}
+
+/// Matrices with one input, what comes before and what comes after.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Product {
+    pub(crate) input: Input,
+    pub(crate) parts: Vec<Part>,
+    pub(crate) then: Then,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Input {
+    Value(Value),
+    /// Normed, and read by the product alone.
+    Norm(RowNorm),
+    /// The sum, or its norm where there is one, which is then read by the product alone.
+    NormAdd(NormAdd),
+}
+
+/// One matrix of a product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Part {
+    pub(crate) w: Weight,
+    pub(crate) out: Value,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Then {
+    Nothing,
+    /// `gelu(first) * second`, of the product's two parts, which exist nowhere else.
+    GeluPair { out: Value },
+    /// `gelu(part) * other[column ..]`, of the product's one part.
+    GeluSlice {
+        other: Value,
+        column: usize,
         out: Value,
     },
-    NormRopeStore {
-        k: RowNorm,
-        rope: RopeId,
-        v: RowNorm,
-        slot: KvSlot,
-    },
+}
+
+/// A branch's post-norm, the residual add, perhaps the layer's scale, perhaps the next branch's norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct NormAdd {
+    pub(crate) norm: RowNorm,
+    pub(crate) a: Value,
+    pub(crate) by: f32,
+    pub(crate) sum: Value,
+    pub(crate) next: Option<Next>,
+}
+
+/// A norm of the sum.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Next {
+    pub(crate) weight: Option<Weight>,
+    pub(crate) eps: f32,
+    pub(crate) out: Value,
+}
+
+/// Keys are normed and turned, values normed, and both go into their page without being written anywhere else.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct StoreKv {
+    pub(crate) k: RowNorm,
+    pub(crate) v: RowNorm,
+    pub(crate) rope: RopeId,
+    pub(crate) slot: KvSlot,
+}
+
+/// Queries are normed and turned, then attend; perhaps to what the same rows store first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Attend {
+    pub(crate) store: Option<StoreKv>,
+    pub(crate) q: RowNorm,
+    pub(crate) rope: RopeId,
+    pub(crate) slot: KvSlot,
+    pub(crate) out: Value,
 }
 
 /// A norm without its output.
@@ -58,7 +121,7 @@ pub(crate) struct RowNorm {
 pub(crate) fn fuse(plan: &Plan, fusion: Fusion) -> Vec<Op> {
     let readers = Readers::of(plan);
     let rules: &[Rule] = match fusion {
-        Fusion::On => &[norm_rope_store, norm_rope, norm_add],
+        Fusion::On => &[product, attend, store, lone_norm_add],
         Fusion::Off => &[],
     };
     let mut ops = Vec::new();
@@ -73,9 +136,11 @@ pub(crate) fn fuse(plan: &Plan, fusion: Fusion) -> Vec<Op> {
             .iter()
             .find_map(|rule| rule(&rest))
             .unwrap_or_else(|| (Work::Step(plan.steps[at].step.clone()), 1));
+        let last = &plan.steps[at + taken - 1];
         ops.push(Op {
-            label: plan.steps[at + taken - 1].label.clone(),
+            label: last.label.clone(),
             steps: at..at + taken,
+            rows: plan.step_rows(&last.step),
             work,
         });
         at += taken;
@@ -112,76 +177,182 @@ impl Rest<'_> {
     fn whole_row_norm(&self, i: usize) -> Option<(RowNorm, Value)> {
         self.norm(i, |x| self.plan.columns(x))
     }
+
+    /// The matrices that steps from `i` on multiply the same value with, and that value.
+    fn linears(&self, i: usize) -> Option<(Value, Vec<Part>)> {
+        let mut input = None;
+        let mut parts = Vec::new();
+        while let Some(&Step::Linear { x, w, out }) = self.step(i + parts.len())
+            && *input.get_or_insert(x) == x
+            && parts.len() < MOST_PARTS
+        {
+            parts.push(Part { w, out });
+        }
+        input.map(|x| (x, parts))
+    }
+
+    /// Post-norm, add, scale and next norm from the first step on, and how many steps they are.
+    fn norm_add(&self) -> Option<(NormAdd, usize)> {
+        let (norm, normed) = self.whole_row_norm(0)?;
+        let &Step::Add { a, b, out } = self.step(1)? else {
+            return None;
+        };
+        let a = match (a == normed, b == normed) {
+            (true, false) => b,
+            (false, true) => a,
+            _ => return None,
+        };
+        if self.readers.count(normed) != 1 {
+            return None;
+        }
+        let (mut sum, mut by, mut taken) = (out, 1.0, 2);
+        if let Some(&Step::Scale { x, by: factor, out }) = self.step(taken)
+            && x == sum
+            && self.readers.count(sum) == 1
+        {
+            (sum, by, taken) = (out, factor, taken + 1);
+        }
+        let next = self.whole_row_norm(taken).filter(|(n, _)| n.x == sum);
+        taken += usize::from(next.is_some());
+        let next = next.map(|(norm, out)| Next {
+            weight: norm.weight,
+            eps: norm.eps,
+            out,
+        });
+        let found = NormAdd {
+            norm,
+            a,
+            by,
+            sum,
+            next,
+        };
+        Some((found, taken))
+    }
+
+    /// A norm of heads and the turn that follows it at step `i`, with what comes out.
+    fn norm_rope(&self, i: usize) -> Option<(RowNorm, RopeId, Value)> {
+        let &Step::Rope { x, rope, out } = self.step(i + 1)? else {
+            return None;
+        };
+        let head_dim = self.plan.rope(rope).head_dim;
+        let (norm, normed) = self.norm(i, |_| head_dim)?;
+        (normed == x && self.readers.count(normed) == 1).then_some((norm, rope, out))
+    }
+
+    /// Four steps.
+    fn store(&self) -> Option<StoreKv> {
+        let (k, rope, k_out) = self.norm_rope(0)?;
+        let head_dim = self.plan.rope(rope).head_dim;
+        let (v, v_out) = self.norm(2, |_| head_dim)?;
+        let &Step::StoreKv {
+            k: stored_k,
+            v: stored_v,
+            slot,
+        } = self.step(3)?
+        else {
+            return None;
+        };
+        let fits =
+            stored_k == k_out && stored_v == v_out && self.plan.slot(slot).head_dim == head_dim;
+        // The kernels norm values without a weight.
+        let alone = self.readers.count(k_out) == 1 && self.readers.count(v_out) == 1;
+        (fits && alone && v.weight.is_none()).then_some(StoreKv { k, v, rope, slot })
+    }
 }
 
 /// A fused op and how many steps it takes, if it matches.
 type Rule = fn(&Rest<'_>) -> Option<(Work, usize)>;
 
-/// Keys and values go into their page without being written anywhere else.
-fn norm_rope_store(rest: &Rest<'_>) -> Option<(Work, usize)> {
-    let (Work::NormRope { norm, rope, out }, 2) = norm_rope(rest)? else {
-        return None;
+/// Matrices that read one value, with the norm before them and the activation after them.
+fn product(rest: &Rest<'_>) -> Option<(Work, usize)> {
+    let before = || -> Option<(Input, Value, usize)> {
+        if let Some((norm_add, taken)) = rest.norm_add() {
+            let x = norm_add.next.map_or(norm_add.sum, |next| next.out);
+            return Some((Input::NormAdd(norm_add), x, taken));
+        }
+        let (norm, out) = rest.whole_row_norm(0)?;
+        Some((Input::Norm(norm), out, 1))
     };
-    let head_dim = rest.plan.rope(rope).head_dim;
-    let (v_norm, v_out) = rest.norm(2, |_| head_dim)?;
-    let &Step::StoreKv { k, v, slot } = rest.step(3)? else {
-        return None;
+    let (input, parts, mut taken) = match before() {
+        Some((input, x, taken)) => {
+            let (read, parts) = rest.linears(taken)?;
+            // A sum is written in any case; a norm only for this product.
+            let own = matches!(input, Input::NormAdd(NormAdd { next: None, .. }))
+                || rest.readers.count(x) == parts.len() as u32;
+            if read != x || !own {
+                return None;
+            }
+            (input, parts, taken)
+        }
+        None => {
+            let (x, parts) = rest.linears(0)?;
+            (Input::Value(x), parts, 0)
+        }
     };
-    let fits = k == out && v == v_out && rest.plan.slot(slot).head_dim == head_dim;
-    let alone = rest.readers.only_one(out) && rest.readers.only_one(v_out);
-    (fits && alone).then_some((
-        Work::NormRopeStore {
-            k: norm,
-            rope,
-            v: v_norm,
-            slot,
+    taken += parts.len();
+    let only_here = |part: &Part| rest.readers.count(part.out) == 1;
+    let then = match (rest.step(taken), parts.as_slice()) {
+        (
+            Some(&Step::GeluMul {
+                gate,
+                up,
+                up_column: 0,
+                out,
+            }),
+            [first, second],
+        ) if gate == first.out && up == second.out && parts.iter().all(only_here) => {
+            Then::GeluPair { out }
+        }
+        (
+            Some(&Step::GeluMul {
+                gate,
+                up,
+                up_column,
+                out,
+            }),
+            [part],
+        ) if gate == part.out && up != part.out && only_here(part) => Then::GeluSlice {
+            other: up,
+            column: up_column,
+            out,
         },
-        4,
-    ))
+        _ => Then::Nothing,
+    };
+    taken += usize::from(then != Then::Nothing);
+    let product = Product { input, parts, then };
+    Some((Work::Product(product), taken))
 }
 
-/// Queries are normed and turned in one pass.
-fn norm_rope(rest: &Rest<'_>) -> Option<(Work, usize)> {
-    let &Step::Rope { x, rope, out } = rest.step(1)? else {
+fn attend(rest: &Rest<'_>) -> Option<(Work, usize)> {
+    let store = rest.store();
+    let first = if store.is_some() { 4 } else { 0 };
+    let (q, rope, turned) = rest.norm_rope(first)?;
+    let &Step::Attend { q: read, slot, out } = rest.step(first + 2)? else {
         return None;
     };
-    let head_dim = rest.plan.rope(rope).head_dim;
-    let (norm, normed) = rest.norm(0, |_| head_dim)?;
-    let fits = normed == x && head_dim <= MOST_HEAD_DIM && rest.readers.only_one(normed);
-    fits.then_some((Work::NormRope { norm, rope, out }, 2))
+    let fits = read == turned
+        && rest.readers.count(turned) == 1
+        && store.is_none_or(|s| {
+            (s.slot, s.rope, rest.plan.rows(s.k.x)) == (slot, rope, rest.plan.rows(out))
+        });
+    let attend = Attend {
+        store,
+        q,
+        rope,
+        slot,
+        out,
+    };
+    fits.then_some((Work::Attend(attend), first + 3))
+}
+
+fn store(rest: &Rest<'_>) -> Option<(Work, usize)> {
+    rest.store().map(|store| (Work::StoreKv(store), 4))
 }
 
 /// Post-norm, residual add, layer scale, next norm: one read and one write of the stream instead of up to four.
-fn norm_add(rest: &Rest<'_>) -> Option<(Work, usize)> {
-    let (norm, normed) = rest.whole_row_norm(0)?;
-    let &Step::Add { a, b, out } = rest.step(1)? else {
-        return None;
-    };
-    let a = match (a == normed, b == normed) {
-        (true, false) => b,
-        (false, true) => a,
-        _ => return None,
-    };
-    if !rest.readers.only_one(normed) {
-        return None;
-    }
-    let (mut sum, mut by, mut taken) = (out, 1.0, 2);
-    if let Some(&Step::Scale { x, by: factor, out }) = rest.step(taken)
-        && x == sum
-        && rest.readers.only_one(sum)
-    {
-        (sum, by, taken) = (out, factor, taken + 1);
-    }
-    let next = rest.whole_row_norm(taken).filter(|(n, _)| n.x == sum);
-    taken += usize::from(next.is_some());
-    let work = Work::NormAdd {
-        norm,
-        a,
-        by,
-        sum,
-        next,
-    };
-    Some((work, taken))
+fn lone_norm_add(rest: &Rest<'_>) -> Option<(Work, usize)> {
+    let (norm_add, taken) = rest.norm_add()?;
+    Some((Work::NormAdd(norm_add), taken))
 }
 
 /// How many steps read each value; what a plan hands over has a reader outside.
@@ -197,7 +368,7 @@ impl Readers {
         Readers(counts)
     }
 
-    fn only_one(&self, value: Value) -> bool {
-        self.0[value.index()] == 1
+    fn count(&self, value: Value) -> u32 {
+        self.0[value.index()]
     }
 }

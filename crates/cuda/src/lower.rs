@@ -1,78 +1,163 @@
-//! Ops to calls: which kernel, on which operands, with which scratch. Pure: the plan and the weights' formats are all it
-//! looks at.
+//! Ops to calls: which kernels, on which operands, with which scratch. Pure: the plan, the weights' formats and what kind of
+//! card it is are all it looks at.
+//!
+//! Ops are lowered for a class of batches: [`narrow`] for the few rows of decode, where a product streams its weights once and
+//! everything around it happens inside the same kernel; [`wide`] for the many rows of prompts, where products are matrix
+//! multiplications over activations in the form those want. [`steps`] has the plain kernel of every step: what
+//! [`Fusion::Off`](crate::Fusion::Off) runs, and what an op falls back to that the fast kernels do not take.
+
+mod narrow;
+mod steps;
+mod wide;
 
 use std::fmt::Write;
 
 use carat_gguf::QuantType;
 use carat_model::{
     backend::BackendError,
-    plan::{Plan, Rows, Step, Value},
+    plan::{Plan, Rows},
     weights::{Weight, Weights},
 };
 
 use crate::{
     config::Fusion,
-    fuse::{Op, Work, fuse},
-    kernel::{
-        Attend, Elementwise, Embed, ExpertsLinear, ExpertsSum, Function, Kernel, Linear,
-        MOST_EXPERTS, Narrow, NextNorm, Norm, NormAdd, NormRope, NormRopeStore, Place, Rope, Route,
-        Second, StoreKv, XRows,
-    },
+    fuse::{Op, fuse},
+    kernel::{Kernel, Place},
 };
 
-/// One kernel launch, not yet bound to a device.
+/// The most rows of a narrow batch: the columns of one tensor-core tile.
+pub(crate) const NARROW_ROWS: usize = 8;
+
+/// What kind of batch calls are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Class {
+    /// Up to [`NARROW_ROWS`] rows.
+    Narrow,
+    Wide,
+}
+
+impl Class {
+    pub(crate) fn of(rows: usize) -> Class {
+        if rows <= NARROW_ROWS {
+            Class::Narrow
+        } else {
+            Class::Wide
+        }
+    }
+}
+
+/// What lowering must know of the card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) multiprocessors: usize,
+    pub(crate) products: Products,
+}
+
+/// Who multiplies matrices in wide batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Products {
+    /// NVIDIA's library, in half precision over expanded weights.
+    Library,
+    /// Our own kernels: bytes over packed weights, or halves.
+    Own,
+}
+
+/// One launch, not yet bound to a device.
 #[derive(Debug)]
 pub(crate) struct Call {
-    /// Of the step it belongs to.
+    /// What it does, such as `L12.attn_q+attn_k+attn_v`.
     pub(crate) label: String,
     pub(crate) rows: Rows,
     pub(crate) kernel: Box<dyn Kernel>,
 }
 
-/// A plan as calls.
-#[derive(Debug)]
-pub(crate) struct Lowered {
-    pub(crate) calls: Vec<Call>,
-    /// Columns of each scratch buffer; they have all rows of a batch.
-    pub(crate) scratch: Vec<usize>,
+/// Buffers that live within an op, or between neighbours, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scratch {
+    buffers: Vec<(&'static str, ScratchBytes)>,
 }
 
-pub(crate) fn lower(plan: &Plan, weights: &Weights, ops: &[Op]) -> Result<Lowered, BackendError> {
+/// How large a scratch buffer must be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ScratchBytes {
+    pub(crate) per_row: usize,
+    pub(crate) fixed: usize,
+}
+
+impl Scratch {
+    fn place(&mut self, name: &'static str, bytes: ScratchBytes) -> Place {
+        let known = self.buffers.iter().position(|(n, _)| *n == name);
+        let index = known.unwrap_or_else(|| {
+            self.buffers.push((name, ScratchBytes::default()));
+            self.buffers.len() - 1
+        });
+        let held = &mut self.buffers[index].1;
+        held.per_row = held.per_row.max(bytes.per_row);
+        held.fixed = held.fixed.max(bytes.fixed);
+        Place::Scratch(index)
+    }
+
+    pub(crate) fn sizes(&self) -> impl Iterator<Item = ScratchBytes> {
+        self.buffers.iter().map(|(_, bytes)| *bytes)
+    }
+}
+
+/// Lowers ops for one class. Scratch is shared by all that are lowered with the same.
+pub(crate) fn lower(
+    plan: &Plan,
+    weights: &Weights,
+    ops: &[Op],
+    class: Class,
+    target: Target,
+    scratch: &mut Scratch,
+) -> Result<Vec<Call>, BackendError> {
     let mut lowering = Lowering {
         plan,
         weights,
+        target,
         calls: Vec::new(),
-        scratch: Vec::new(),
+        scratch,
     };
     for op in ops {
-        lowering.lower(op)?;
+        match class {
+            Class::Narrow => lowering.narrow(op)?,
+            Class::Wide => lowering.wide(op)?,
+        }
     }
-    Ok(Lowered {
-        calls: lowering.calls,
-        scratch: lowering.scratch,
-    })
+    Ok(lowering.calls)
 }
 
 /// What a plan becomes on CUDA, one line a launch: label, kernel, operands.
-pub fn listing(plan: &Plan, weights: &Weights, fusion: Fusion) -> Result<String, BackendError> {
-    let lowered = lower(plan, weights, &fuse(plan, fusion))?;
+pub fn listing(
+    plan: &Plan,
+    weights: &Weights,
+    fusion: Fusion,
+    rows: usize,
+) -> Result<String, BackendError> {
+    let target = Target {
+        multiprocessors: 132,
+        products: Products::Own,
+    };
+    let ops = fuse(plan, fusion);
+    let mut scratch = Scratch::default();
+    let calls = lower(plan, weights, &ops, Class::of(rows), target, &mut scratch)?;
     let mut out = String::new();
     for Call {
         label,
-        rows,
+        rows: which,
         kernel,
-    } in &lowered.calls
+    } in &calls
     {
         let list = |places: Vec<Place>| {
             let names: Vec<String> = places.iter().map(Place::to_string).collect();
             names.join(" ")
         };
-        let rows = match rows {
+        let which = match which {
             Rows::All => "all",
             Rows::Sampled => "sampled",
         };
         let specialization = kernel.specialization();
-        let entry = specialization.entries[kernel.grid(2).entry];
+        let entry = specialization.entries[kernel.grid(rows).entry];
         let constants: Vec<&str> = specialization
             .constants
             .iter()
@@ -80,7 +165,7 @@ pub fn listing(plan: &Plan, weights: &Weights, fusion: Fusion) -> Result<String,
             .collect();
         let name = [&[entry], constants.as_slice()].concat().join(".");
         let (reads, writes) = (list(kernel.reads()), list(kernel.writes()));
-        let line = format!("{label:<20} {rows:<7} {name:<22} {reads} -> {writes}");
+        let line = format!("{label:<20} {which:<7} {name:<22} {reads} -> {writes}");
         writeln!(out, "{}", line.trim_end()).expect("strings take all writes");
     }
     Ok(out)
@@ -89,313 +174,40 @@ pub fn listing(plan: &Plan, weights: &Weights, fusion: Fusion) -> Result<String,
 struct Lowering<'a> {
     plan: &'a Plan,
     weights: &'a Weights,
+    target: Target,
     calls: Vec<Call>,
-    scratch: Vec<usize>,
+    scratch: &'a mut Scratch,
 }
 
 impl Lowering<'_> {
-    /// Scratch buffer `index`, at least this wide.
-    fn scratch(&mut self, index: usize, columns: usize) -> Place {
-        if self.scratch.len() <= index {
-            self.scratch.resize(index + 1, 0);
-        }
-        self.scratch[index] = self.scratch[index].max(columns);
-        Place::Scratch(index)
+    /// Scratch of so many bytes a row.
+    fn scratch(&mut self, name: &'static str, per_row: usize) -> Place {
+        let bytes = ScratchBytes { per_row, fixed: 0 };
+        self.scratch.place(name, bytes)
     }
 
-    fn call(&mut self, op: &Op, rows: Rows, kernel: impl Kernel + 'static) {
+    /// Scratch of so many floats a row.
+    fn scratch_floats(&mut self, name: &'static str, columns: usize) -> Place {
+        self.scratch(name, columns * size_of::<f32>())
+    }
+
+    fn call(&mut self, label: &str, rows: Rows, kernel: impl Kernel + 'static) {
         self.calls.push(Call {
-            label: op.label.clone(),
+            label: label.to_owned(),
             rows,
             kernel: Box::new(kernel),
         });
     }
 
-    fn lower(&mut self, op: &Op) -> Result<(), BackendError> {
-        match &op.work {
-            Work::Step(step) => return self.lower_step(op, step),
-            Work::NormAdd {
-                norm,
-                a,
-                by,
-                sum,
-                next,
-            } => {
-                let kernel = NormAdd {
-                    x: Place::Value(norm.x),
-                    weight: norm.weight,
-                    eps: norm.eps,
-                    a: Place::Value(*a),
-                    by: *by,
-                    sum: Place::Value(*sum),
-                    next: next.map(|(norm, out)| NextNorm {
-                        weight: norm.weight,
-                        eps: norm.eps,
-                        out: Place::Value(out),
-                    }),
-                    columns: self.plan.columns(*sum),
-                };
-                self.call(op, self.plan.rows(*sum), kernel);
-            }
-            Work::NormRope { norm, rope, out } => {
-                let kernel = NormRope {
-                    x: Place::Value(norm.x),
-                    weight: norm.weight,
-                    eps: norm.eps,
-                    rope: *rope,
-                    columns: self.plan.columns(*out),
-                    head_dim: self.plan.rope(*rope).head_dim,
-                    out: Place::Value(*out),
-                };
-                self.call(op, self.plan.rows(*out), kernel);
-            }
-            Work::NormRopeStore { k, rope, v, slot } => {
-                let spec = self.plan.slot(*slot);
-                let kernel = NormRopeStore {
-                    k: Place::Value(k.x),
-                    k_weight: k.weight,
-                    k_eps: k.eps,
-                    v: Place::Value(v.x),
-                    v_weight: v.weight,
-                    v_eps: v.eps,
-                    rope: *rope,
-                    slot: *slot,
-                    kv_heads: spec.kv_heads,
-                    head_dim: spec.head_dim,
-                };
-                self.call(op, self.plan.rows(k.x), kernel);
-            }
+    /// Every step of an op by its plain kernel.
+    fn plainly(&mut self, op: &Op) -> Result<(), BackendError> {
+        for labelled in &self.plan.steps[op.steps.clone()] {
+            self.step(&labelled.label, &labelled.step)?;
         }
         Ok(())
-    }
-
-    #[expect(
-        clippy::too_many_lines,
-        reason = "one arm a step kind: the list of plain kernels"
-    )]
-    fn lower_step(&mut self, op: &Op, step: &Step) -> Result<(), BackendError> {
-        let plan = self.plan;
-        let rows = plan.step_rows(step);
-        let at = Place::Value;
-        let columns = |v: Value| plan.columns(v);
-        let second = |v: Value, column: usize| Second {
-            place: at(v),
-            columns: columns(v),
-            column,
-        };
-        let elementwise = |function: Function, a: Value, out: Value| Elementwise {
-            function,
-            a: at(a),
-            columns: columns(out),
-            out: at(out),
-        };
-        match *step {
-            Step::Embed { table, scale, out } => {
-                let kernel = Embed {
-                    table,
-                    quant: self.quant(table),
-                    columns: columns(out),
-                    scale,
-                    out: at(out),
-                };
-                self.call(op, rows, kernel);
-            }
-            Step::Norm {
-                x,
-                weight,
-                group,
-                eps,
-                out,
-            } => {
-                let kernel = Norm {
-                    x: at(x),
-                    weight,
-                    columns: columns(out),
-                    group,
-                    eps,
-                    out: at(out),
-                };
-                self.call(op, rows, kernel);
-            }
-            Step::Linear { x, w, out } => {
-                let kernel = self.linear(at(x), w, at(out));
-                self.call(op, rows, kernel);
-            }
-            Step::Rope { x, rope, out } => {
-                let kernel = Rope {
-                    x: at(x),
-                    table: rope,
-                    columns: columns(out),
-                    head_dim: plan.rope(rope).head_dim,
-                    out: at(out),
-                };
-                self.call(op, rows, kernel);
-            }
-            Step::StoreKv { k, v, slot } => {
-                let kernel = StoreKv {
-                    k: at(k),
-                    v: at(v),
-                    slot,
-                    columns: columns(k),
-                };
-                self.call(op, rows, kernel);
-            }
-            Step::Attend { q, slot, out } => {
-                let spec = plan.slot(slot);
-                let heads = (columns(q) / spec.head_dim, spec.head_dim);
-                let kernel = Attend::new((at(q), at(out)), slot, heads, spec.window);
-                let Some(kernel) = kernel else {
-                    return Err(BackendError::Unsupported {
-                        what: format!(
-                            "{}: heads of {} are not among those the attention kernel takes",
-                            op.label, spec.head_dim
-                        ),
-                    });
-                };
-                self.call(op, rows, kernel);
-            }
-            Step::GeluMul {
-                gate,
-                up,
-                up_column,
-                out,
-            } => {
-                let function = Function::GeluMul(second(up, up_column));
-                self.call(op, rows, elementwise(function, gate, out));
-            }
-            Step::Add { a, b, out } => {
-                let function = Function::Add(second(b, 0));
-                self.call(op, rows, elementwise(function, a, out));
-            }
-            Step::Scale { x, by, out } => {
-                self.call(op, rows, elementwise(Function::Scale { by }, x, out));
-            }
-            Step::Softcap { x, cap, out } => {
-                self.call(op, rows, elementwise(Function::Softcap { cap }, x, out));
-            }
-            Step::Narrow { x, out } => {
-                let kernel = Narrow {
-                    x: at(x),
-                    columns: columns(out),
-                    out: at(out),
-                };
-                self.call(op, rows, kernel);
-            }
-            Step::Route {
-                x,
-                w,
-                expert_scale,
-                top_k,
-                out,
-            } => {
-                let experts = self.weights.matrix(w).rows;
-                if experts > MOST_EXPERTS {
-                    return Err(BackendError::Unsupported {
-                        what: format!("{}: {experts} experts, at most {MOST_EXPERTS}", op.label),
-                    });
-                }
-                let scores = self.scratch(0, experts);
-                let linear = self.linear(at(x), w, scores);
-                self.call(op, rows, linear);
-                let kernel = Route {
-                    scores,
-                    expert_scale,
-                    experts,
-                    top_k,
-                    out: at(out),
-                };
-                self.call(op, rows, kernel);
-            }
-            Step::Experts {
-                x,
-                route,
-                gate,
-                up,
-                down,
-                out,
-            } => self.experts(op, rows, (at(x), at(route), at(out)), [gate, up, down]),
-        }
-        Ok(())
-    }
-
-    /// Gate, up, their product, down and the weighted sum: each by itself.
-    fn experts(
-        &mut self,
-        op: &Op,
-        rows: Rows,
-        (x, route, out): (Place, Place, Place),
-        [gate, up, down]: [Weight; 3],
-    ) {
-        let Work::Step(Step::Experts { route: choices, .. }) = &op.work else {
-            unreachable!("called for experts alone");
-        };
-        let top_k = self.plan.columns(*choices) / 2;
-        let (inner, outputs) = {
-            let matrix = self.weights.matrix(down);
-            (top_k * matrix.columns, matrix.rows)
-        };
-        let gated = self.scratch(0, inner);
-        let upped = self.scratch(1, inner);
-        let each = self.scratch(2, top_k * outputs);
-        let linear = |this: &Self, x, x_rows, w, out| {
-            let matrix = this.weights.matrix(w);
-            ExpertsLinear {
-                x,
-                x_rows,
-                route,
-                w,
-                quant: matrix.quant,
-                columns: matrix.columns,
-                outputs: matrix.rows,
-                top_k,
-                out,
-            }
-        };
-        self.call(op, rows, linear(self, x, XRows::One, gate, gated));
-        self.call(op, rows, linear(self, x, XRows::One, up, upped));
-        let product = Elementwise {
-            function: Function::GeluMul(Second {
-                place: upped,
-                columns: inner,
-                column: 0,
-            }),
-            a: gated,
-            columns: inner,
-            // In place: each value is read by the thread that writes it.
-            out: gated,
-        };
-        self.call(op, rows, product);
-        self.call(op, rows, linear(self, gated, XRows::EachChoice, down, each));
-        let sum = ExpertsSum {
-            x: each,
-            route,
-            columns: outputs,
-            top_k,
-            out,
-        };
-        self.call(op, rows, sum);
-    }
-
-    fn linear(&self, x: Place, w: Weight, out: Place) -> Linear {
-        let matrix = self.weights.matrix(w);
-        Linear {
-            x,
-            w,
-            quant: matrix.quant,
-            columns: matrix.columns,
-            outputs: matrix.rows,
-            out,
-        }
     }
 
     fn quant(&self, w: Weight) -> QuantType {
         self.weights.matrix(w).quant
     }
 }
-
-#[cfg(test)]
-#[expect(
-    clippy::needless_raw_string_hashes,
-    reason = "as expect-test writes them"
-)]
-mod tests;

@@ -8,7 +8,7 @@ use carat_model::{
     plan::{Plan, Rows, Shape, Value},
 };
 
-use crate::{batch::BatchLayout, weights::WeightLayout};
+use crate::{batch::BatchLayout, lower::Scratch, weights::WeightLayout};
 
 /// Where buffers start.
 const ALIGN: usize = 256;
@@ -119,7 +119,7 @@ impl Parts {
         plan: &Plan,
         options: &CompileOptions,
         layout: Layout,
-        scratch: &[usize],
+        scratch: &Scratch,
     ) -> Parts {
         let rows = |rows: Rows| match rows {
             Rows::All => options.max_rows,
@@ -138,7 +138,7 @@ impl Parts {
         let most = options.max_rows.max(options.max_sampled);
         Parts {
             activations: Arena::new(layout.buffers.iter().map(values)),
-            scratch: Arena::new(scratch.iter().map(|columns| most * columns * 4)),
+            scratch: Arena::new(scratch.sizes().map(|s| most * s.per_row + s.fixed)),
             kv: PerGroup {
                 full: kv(KvGroup::Full),
                 sliding: kv(KvGroup::Sliding),
@@ -147,7 +147,11 @@ impl Parts {
         }
     }
 
-    /// Where a value starts among the activations.
+    pub(crate) fn stores(&self, value: Value) -> bool {
+        self.layout.stores(value)
+    }
+
+    /// Where a stored value starts among the activations.
     pub(crate) fn value(&self, value: Value) -> usize {
         self.activations.offsets[self.layout.buffer(value)]
     }

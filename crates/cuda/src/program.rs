@@ -5,19 +5,61 @@
 
 use std::sync::Arc;
 
-use carat_model::plan::Rows;
+use carat_model::plan::{Rows, Value};
 
 use crate::{
     config::Checks,
     device::{Device, Module},
     error::CudaError,
-    kernel::{Addresses, Kernel},
+    kernel::{Addresses, Kernel, Place},
     launch::launch,
-    lower::Call,
+    lower::{Call, Class},
 };
 
+#[derive(Default)]
 pub(crate) struct Program {
     steps: Vec<Bound>,
+    /// Values that some call writes: what exists only inside a kernel is not among them.
+    pub(crate) written: Vec<Value>,
+}
+
+/// One for few rows, one for many.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ByClass<T> {
+    pub(crate) narrow: T,
+    pub(crate) wide: T,
+}
+
+impl<T> ByClass<T> {
+    pub(crate) fn get(&self, class: Class) -> &T {
+        match class {
+            Class::Narrow => &self.narrow,
+            Class::Wide => &self.wide,
+        }
+    }
+
+    pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> ByClass<U> {
+        ByClass {
+            narrow: f(self.narrow),
+            wide: f(self.wide),
+        }
+    }
+}
+
+/// The whole plan: what runs for all rows, then what runs for those that are sampled.
+pub(crate) struct Programs {
+    pub(crate) front: ByClass<Program>,
+    pub(crate) tail: ByClass<Program>,
+}
+
+impl Programs {
+    /// The two that a batch of so many rows runs, in order.
+    pub(crate) fn of(&self, rows: RowCounts) -> [&Program; 2] {
+        [
+            self.front.get(Class::of(rows.all)),
+            self.tail.get(Class::of(rows.sampled)),
+        ]
+    }
 }
 
 struct Bound {
@@ -45,9 +87,14 @@ impl RowCounts {
 }
 
 impl Program {
-    /// `modules` are those of the calls, in order.
-    pub(crate) fn bind(calls: Vec<Call>, modules: Vec<Arc<Module>>, at: &Addresses) -> Program {
-        let steps = calls.into_iter().zip(modules).map(|(call, module)| {
+    pub(crate) fn bind(
+        calls: Vec<Call>,
+        module: impl Fn(&Call) -> Arc<Module>,
+        at: &Addresses,
+    ) -> Program {
+        let written = written_values(&calls);
+        let steps = calls.into_iter().map(|call| {
+            let module = module(&call);
             let params = call.kernel.params(at, at.rows(call.rows));
             assert_eq!(
                 params.len(),
@@ -65,6 +112,7 @@ impl Program {
         });
         Program {
             steps: steps.collect(),
+            written,
         }
     }
 
@@ -92,4 +140,13 @@ impl Program {
         }
         Ok(())
     }
+}
+
+fn written_values(calls: &[Call]) -> Vec<Value> {
+    let places = calls.iter().flat_map(|c| c.kernel.writes());
+    let values = places.filter_map(|place| match place {
+        Place::Value(v) => Some(v),
+        Place::Scratch(_) => None,
+    });
+    values.collect()
 }

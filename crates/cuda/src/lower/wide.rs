@@ -1,0 +1,10 @@
+use carat_model::backend::BackendError;
+
+use super::Lowering;
+use crate::fuse::Op;
+
+impl Lowering<'_> {
+    pub(super) fn wide(&mut self, op: &Op) -> Result<(), BackendError> {
+        self.plainly(op)
+    }
+}
