@@ -80,10 +80,19 @@ pub(crate) struct KernelsBuildArgs {
 pub(crate) enum BackendName {
     /// SIMD kernels on this machine's cores
     Cpu,
-    /// An NVIDIA card: exact, not yet fast
+    /// An NVIDIA card
     Cuda,
     /// The scalar definition: slow and exact
     Reference,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum TierName {
+    /// The best the card can run
+    Best,
+    /// What every card since Ampere runs
+    Portable,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -97,6 +106,12 @@ pub(crate) struct ModelArgs {
     /// Which NVIDIA card, in the driver's order
     #[arg(long, value_name = "N")]
     pub(crate) device: Option<usize>,
+    /// Device memory to use at the most, such as 12GiB (default: all that is free)
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) vram: Option<String>,
+    /// Which of our kernels an NVIDIA card gets
+    #[arg(long, value_enum)]
+    pub(crate) tier: Option<TierName>,
     /// Kernels that `carat kernels build` compiled ahead
     #[arg(long, value_name = "DIR")]
     pub(crate) kernels: Option<PathBuf>,

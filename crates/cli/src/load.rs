@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use carat_cpu::{CpuBackend, CpuConfig};
-use carat_cuda::{CudaBackend, CudaConfig};
+use carat_cuda::{CudaBackend, CudaConfig, Tier};
 use carat_gguf::Gguf;
 use carat_model::{
     Model,
@@ -18,7 +18,7 @@ use carat_model::{
 };
 
 use crate::{
-    args::BackendName,
+    args::{BackendName, TierName},
     fetch,
     settings::Settings,
     terminal::{Terminal, bytes},
@@ -133,6 +133,11 @@ pub(crate) fn backend(name: BackendName, settings: &Settings) -> Result<Box<dyn 
         BackendName::Cuda => {
             let config = CudaConfig {
                 device: settings.device.unwrap_or(0),
+                tier: match settings.tier {
+                    Some(TierName::Portable) => Tier::Portable,
+                    Some(TierName::Best) | None => Tier::Best,
+                },
+                memory_limit: settings.vram_bytes()?,
                 cache_dir: std::env::home_dir().map(|home| home.join(".cache/carat/kernels")),
                 kernels_dir: settings.kernels.clone(),
                 ..CudaConfig::default()

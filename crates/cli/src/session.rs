@@ -9,10 +9,13 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use carat_engine::{
-    EngineConfig, EngineHandle, ModelShape,
+    EngineConfig, EngineHandle, Limits, ModelShape,
     chat::{Chat, Generation},
 };
-use carat_model::{backend::KvGroup, layout};
+use carat_model::{
+    backend::{KvGroup, Need},
+    layout,
+};
 use carat_text::{ChatTemplate, Tokenizer, Tool};
 
 use crate::{
@@ -22,8 +25,6 @@ use crate::{
     terminal::{Terminal, bytes, thousands},
 };
 
-/// Rows of a prompt that run at once.
-const MAX_ROWS: usize = 512;
 /// A conversation needs this much, however short memory is.
 const SMALLEST_CONTEXT: usize = 2048;
 
@@ -97,7 +98,8 @@ impl Session {
 
 /// One conversation at a time.
 fn engine_config(loaded: &Loaded, context: usize) -> EngineConfig {
-    EngineConfig::comfortable(context, 1, MAX_ROWS, ModelShape::from(&loaded.plan))
+    let rows = loaded.backend.chunk_rows();
+    EngineConfig::comfortable(context, 1, rows, ModelShape::from(&loaded.plan))
 }
 
 fn kv_bytes(loaded: &Loaded, context: usize) -> u64 {
@@ -112,36 +114,32 @@ fn kv_bytes(loaded: &Loaded, context: usize) -> u64 {
 }
 
 /// What was asked for, or as much context as the model knows and memory allows.
-///
-/// The model's file can leave memory and come back, keys and values cannot: so they get what is free beside the file, and
-/// at least a quarter of what is free at all.
 fn choose_context(loaded: &Loaded, asked: Option<usize>, terminal: Terminal) -> Result<usize> {
     let trained = loaded.model.config.context;
-    let free = loaded.backend.memory()?.free_bytes;
+    if let Some(context) = asked
+        && context > trained
+    {
+        bail!(
+            "a context of {context} tokens is more than the {trained} this model was trained for; give at most {trained}"
+        );
+    }
+    let fit = Fit::new(loaded)?;
     if let Some(context) = asked {
-        if context > trained {
-            bail!(
-                "a context of {context} tokens is more than the {trained} this model was trained for; give at most {trained}"
-            );
+        if let Some(problem) = fit.problem(context)? {
+            bail!("{problem}; give a smaller -c");
         }
-        let needed = kv_bytes(loaded, context);
-        if needed > free {
-            bail!(
-                "a context of {context} tokens needs {} for keys and values, {} are free; give a smaller -c",
-                bytes(needed),
-                bytes(free)
-            );
-        }
+        fit.describe(context, terminal)?;
         return Ok(context);
     }
-    let budget = free
-        .saturating_sub(loaded.file.file_bytes() as u64)
-        .max(free / 4)
-        / 2;
     let least = trained.min(SMALLEST_CONTEXT);
     let mut context = trained;
-    while context > least && kv_bytes(loaded, context) > budget {
+    while context > least && !fit.comfortable(context)? {
         context = (context / 2).max(least);
+    }
+    if fit.on_device
+        && let Some(problem) = fit.problem(context)?
+    {
+        bail!("{problem}; a smaller quantization or --backend cpu may do");
     }
     let short = if context < trained {
         "; -c asks for more"
@@ -154,7 +152,73 @@ fn choose_context(loaded: &Loaded, asked: Option<usize>, terminal: Terminal) -> 
         thousands(trained as u64),
         bytes(kv_bytes(loaded, context))
     ));
+    fit.describe(context, terminal)?;
     Ok(context)
+}
+
+/// What contexts fit.
+struct Fit<'a> {
+    loaded: &'a Loaded,
+    free: u64,
+    /// The weights are copied to a device's own memory, so everything must fit there.
+    on_device: bool,
+}
+
+impl Fit<'_> {
+    fn new(loaded: &Loaded) -> Result<Fit<'_>> {
+        let mut fit = Fit {
+            loaded,
+            free: loaded.backend.memory()?.free_bytes,
+            on_device: false,
+        };
+        fit.on_device = fit.need(1)?.is_some();
+        Ok(fit)
+    }
+
+    fn need(&self, context: usize) -> Result<Option<Need>> {
+        let loaded = self.loaded;
+        let config = engine_config(loaded, context);
+        let options = Limits::new(config, ModelShape::from(&loaded.plan))?.compile_options();
+        let weights = &loaded.model.weights;
+        Ok(loaded.backend.need(&loaded.plan, weights, &options)?)
+    }
+
+    /// Whether a context fits without being asked for.
+    ///
+    /// On the CPU the model's file can leave memory and come back, keys and values cannot: so they get half of what is free
+    /// beside the file, and at least an eighth of what is free at all.
+    fn comfortable(&self, context: usize) -> Result<bool> {
+        if self.on_device {
+            return Ok(self.problem(context)?.is_none());
+        }
+        let file = self.loaded.file.file_bytes() as u64;
+        let budget = self.free.saturating_sub(file).max(self.free / 4) / 2;
+        Ok(kv_bytes(self.loaded, context) <= budget)
+    }
+
+    /// Why a context does not fit at all.
+    fn problem(&self, context: usize) -> Result<Option<String>> {
+        let (needed, what) = match self.need(context)? {
+            Some(need) => (need.bytes, "of device memory"),
+            None => (kv_bytes(self.loaded, context), "for keys and values"),
+        };
+        let problem = || {
+            format!(
+                "a context of {context} tokens needs {} {what}, {} are free",
+                bytes(needed),
+                bytes(self.free)
+            )
+        };
+        Ok((needed > self.free).then(problem))
+    }
+
+    /// What goes where, on devices that have their own memory.
+    fn describe(&self, context: usize, terminal: Terminal) -> Result<()> {
+        if let Some(need) = self.need(context)? {
+            terminal.note(need.parts.trim_end());
+        }
+        Ok(())
+    }
 }
 
 fn read(path: &Path) -> Result<String> {

@@ -12,7 +12,7 @@ use carat_gguf::Metadata;
 use carat_model::sampling::Sampling;
 use serde::{Deserialize, Serialize};
 
-use crate::args::{BackendName, GenerateArgs, ModelArgs, SamplingArgs};
+use crate::args::{BackendName, GenerateArgs, ModelArgs, SamplingArgs, TierName};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -26,6 +26,12 @@ pub(crate) struct Settings {
     /// Which NVIDIA card.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<usize>,
+    /// Device memory to use at the most, such as `12GiB`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) vram: Option<String>,
+    /// Which kernels a card gets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tier: Option<TierName>,
     /// Kernels that were compiled ahead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kernels: Option<PathBuf>,
@@ -93,7 +99,10 @@ impl Settings {
         self.model = flags.model.clone().or(self.model);
         self.backend = flags.backend.or(self.backend);
         self.device = flags.device.or(self.device);
+        self.vram = flags.vram.clone().or(self.vram);
+        self.tier = flags.tier.or(self.tier);
         self.kernels = flags.kernels.clone().or(self.kernels);
+        self.vram_bytes()?;
         self.threads = flags.threads.or(self.threads);
         match self.threads {
             Some(0) => bail!("0 threads cannot compute; give at least 1, or leave -t out"),
@@ -121,8 +130,41 @@ impl Settings {
         Ok(s)
     }
 
+    /// The limit on device memory, if one is set.
+    pub(crate) fn vram_bytes(&self) -> Result<Option<u64>> {
+        self.vram.as_deref().map(memory_size).transpose()
+    }
+
     pub(crate) fn to_toml(&self) -> Result<String> {
         toml::to_string(self).context("cannot print the settings")
+    }
+}
+
+/// Bytes of a size such as `12GiB`, `8000MB` or a plain number.
+fn memory_size(text: &str) -> Result<u64> {
+    const UNITS: [(&str, u64); 7] = [
+        ("GiB", 1 << 30),
+        ("MiB", 1 << 20),
+        ("KiB", 1 << 10),
+        ("GB", 1_000_000_000),
+        ("MB", 1_000_000),
+        ("KB", 1_000),
+        ("G", 1 << 30),
+    ];
+    let trimmed = text.trim();
+    let unit = UNITS.iter().find(|(name, _)| {
+        let start = trimmed.len().saturating_sub(name.len());
+        trimmed
+            .get(start..)
+            .is_some_and(|end| end.eq_ignore_ascii_case(name))
+    });
+    let (number, unit) = match unit {
+        Some((name, bytes)) => (&trimmed[..trimmed.len() - name.len()], *bytes),
+        None => (trimmed, 1),
+    };
+    match number.trim().parse::<f64>() {
+        Ok(n) if n > 0.0 && n * unit as f64 <= 1e15 => Ok((n * unit as f64) as u64),
+        _ => bail!("`{text}` is no size of memory; give one such as 12GiB or 8000MB"),
     }
 }
 
@@ -222,6 +264,18 @@ fn bias(text: &str) -> Result<(u32, f32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_of_memory_are_read_as_people_write_them() {
+        assert_eq!(memory_size("12GiB").unwrap(), 12 << 30);
+        assert_eq!(memory_size("1.5 gb").unwrap(), 1_500_000_000);
+        assert_eq!(memory_size("24G").unwrap(), 24 << 30);
+        assert_eq!(memory_size("4096").unwrap(), 4096);
+        for bad in ["", "GiB", "-1GiB", "many", "nanGB", "1e99"] {
+            let error = memory_size(bad).unwrap_err().to_string();
+            assert!(error.contains("12GiB"), "{error}");
+        }
+    }
 
     #[test]
     fn flags_win_over_the_file() {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use carat_model::{
     backend::{Backend, BackendError, CompileOptions, Executor, Memory},
+    cost::Rates,
     layout::Layout,
     plan::{Plan, Rows},
     weights::Weights,
@@ -61,6 +62,10 @@ impl Backend for CpuBackend {
         memory::available().ok_or_else(|| BackendError::Unsupported {
             what: "this system does not tell how much memory is free".to_owned(),
         })
+    }
+
+    fn measure(&self) -> Result<Option<Rates>, BackendError> {
+        self.rates().map(Some)
     }
 
     fn compile(

@@ -34,4 +34,3 @@ mod workers;
 
 pub use backend::{CpuBackend, CpuConfig};
 pub use isa::Isa;
-pub use rates::Rates;

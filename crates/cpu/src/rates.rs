@@ -2,7 +2,7 @@
 
 use std::{hint::black_box, time::Instant};
 
-use carat_model::backend::BackendError;
+use carat_model::{backend::BackendError, cost::Rates};
 
 use crate::{
     backend::CpuBackend,
@@ -19,18 +19,8 @@ const PREFETCH_BYTES: usize = 4096;
 const SUMS: usize = 10;
 const ROUNDS: usize = 2_000_000;
 
-/// Rates of all threads together.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rates {
-    /// Sequential reads of memory.
-    pub read_bytes_per_second: f64,
-    /// Products of 8-bit integers, added up, from registers.
-    pub multiply_adds_per_second: f64,
-}
-
 impl CpuBackend {
-    /// Takes about a second.
-    pub fn measure(&self) -> Result<Rates, BackendError> {
+    pub(crate) fn rates(&self) -> Result<Rates, BackendError> {
         let pool =
             Pool::new(self.threads()).map_err(|error| BackendError::Device(Box::new(error)))?;
         Ok(Rates {

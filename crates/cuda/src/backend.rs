@@ -6,7 +6,7 @@ use std::{
 };
 
 use carat_model::{
-    backend::{Backend, BackendError, CompileOptions, Executor, Memory},
+    backend::{Backend, BackendError, CompileOptions, Executor, Memory, Need},
     layout::Layout,
     plan::{Plan, Rows},
     weights::Weights,
@@ -45,7 +45,7 @@ pub struct DeviceFacts {
 
 impl CudaBackend {
     pub fn new(config: CudaConfig) -> Result<CudaBackend, CudaError> {
-        let device = Device::open(config.device)?;
+        let device = Device::open(config.device, config.memory_limit)?;
         let architecture = Architecture::of(device.capability, config.tier);
         tracing::info!(name = device.name, %architecture, "opened a CUDA device");
         Ok(CudaBackend {
@@ -205,6 +205,23 @@ impl Backend for CudaBackend {
             total_bytes,
             free_bytes,
         })
+    }
+
+    fn chunk_rows(&self) -> usize {
+        2048
+    }
+
+    fn need(
+        &self,
+        plan: &Plan,
+        weights: &Weights,
+        options: &CompileOptions,
+    ) -> Result<Option<Need>, BackendError> {
+        let memory = self.memory_plan(plan, weights, options)?;
+        Ok(Some(Need {
+            bytes: memory.device_bytes(),
+            parts: memory.to_string(),
+        }))
     }
 
     fn compile(

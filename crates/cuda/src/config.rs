@@ -10,6 +10,8 @@ pub struct CudaConfig {
     pub fusion: Fusion,
     pub tables: TablePlace,
     pub checks: Checks,
+    /// Bytes of device memory to use at the most; `None` may use all that is free.
+    pub memory_limit: Option<u64>,
     /// Where compiled kernels are kept between runs; `None` keeps none.
     pub cache_dir: Option<PathBuf>,
     /// Kernels compiled ahead by [`build_kernels`](crate::build_kernels); with them NVRTC is not needed.
@@ -26,6 +28,7 @@ impl Default for CudaConfig {
             fusion: Fusion::On,
             tables: TablePlace::Device,
             checks: Checks::EachBatch,
+            memory_limit: None,
             cache_dir: None,
             kernels_dir: None,
             library_dirs: Vec::new(),

@@ -51,12 +51,14 @@ pub(crate) struct Device {
     shared_bytes: usize,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
+    /// Bytes to hold at the most.
+    limit: Option<u64>,
     /// Bytes held, by purpose.
     ledger: Mutex<BTreeMap<&'static str, u64>>,
 }
 
 impl Device {
-    pub(crate) fn open(index: usize) -> Result<Arc<Device>, CudaError> {
+    pub(crate) fn open(index: usize, limit: Option<u64>) -> Result<Arc<Device>, CudaError> {
         require_driver()?;
         let count = result::device::get_count().map_err(CudaError::DriverFailed)? as usize;
         if index >= count {
@@ -90,6 +92,7 @@ impl Device {
             shared_bytes: shared_bytes as usize,
             context,
             stream,
+            limit,
             ledger: Mutex::default(),
         }))
     }
@@ -105,13 +108,18 @@ impl Device {
         self.stream.cu_stream()
     }
 
-    /// Free and total bytes.
+    /// Free and total bytes; with a limit, what is left below it.
     pub(crate) fn memory(&self) -> Result<(u64, u64), CudaError> {
         let (free, total) = self
             .context
             .mem_get_info()
             .map_err(CudaError::driver("asking for free memory"))?;
-        Ok((free as u64, total as u64))
+        let (free, total) = (free as u64, total as u64);
+        let Some(limit) = self.limit else {
+            return Ok((free, total));
+        };
+        let held: u64 = self.held().values().sum();
+        Ok((free.min(limit.saturating_sub(held)), total.min(limit)))
     }
 
     /// Waits until all work given to the device is done.

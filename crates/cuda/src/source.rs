@@ -40,6 +40,7 @@ texts![
     "norm.cu",
     "norm_add.cu",
     "norm_rope.cu",
+    "read_rate.cu",
     "rope.cu",
     "route.cu",
     "store_kv.cu",

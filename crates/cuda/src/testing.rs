@@ -49,7 +49,7 @@ impl Card {
             library_dirs: given.into_iter().collect(),
             ..CudaConfig::default()
         };
-        let device = Device::open(0).expect("a card");
+        let device = Device::open(0, None).expect("a card");
         let architecture = Architecture::of(device.capability, tier);
         Card {
             device,

@@ -7,6 +7,7 @@ use std::{ops::Range, sync::Arc};
 
 use crate::{
     TokenId,
+    cost::Rates,
     plan::{Plan, Value},
     sampling::Sampling,
     weights::Weights,
@@ -18,6 +19,26 @@ pub trait Backend: Send {
     fn name(&self) -> &'static str;
 
     fn memory(&self) -> Result<Memory, BackendError>;
+
+    /// Rows of a prompt to feed at a time: enough to keep the device busy, few enough to stay responsive.
+    fn chunk_rows(&self) -> usize {
+        512
+    }
+
+    /// What compiling would take of [`Backend::memory`], where that can be told: on devices that copy the weights.
+    fn need(
+        &self,
+        _plan: &Plan,
+        _weights: &Weights,
+        _options: &CompileOptions,
+    ) -> Result<Option<Need>, BackendError> {
+        Ok(None)
+    }
+
+    /// What the device can do at the most, measured now, in about a second; `None` where nobody would ask.
+    fn measure(&self) -> Result<Option<Rates>, BackendError> {
+        Ok(None)
+    }
 
     /// Prepares everything a batch needs. Running then allocates nothing of the plan's size.
     fn compile(
@@ -45,6 +66,14 @@ pub trait Executor {
 pub struct Memory {
     pub total_bytes: u64,
     pub free_bytes: u64,
+}
+
+/// Bytes of device memory that a compiled plan takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Need {
+    pub bytes: u64,
+    /// By purpose, in lines for a person.
+    pub parts: String,
 }
 
 #[derive(Clone, Debug)]

@@ -85,3 +85,12 @@ pub fn of(plan: &Plan, weights: &Weights, batch: BatchShape) -> Cost {
     }
     cost
 }
+
+/// What a device can do at the most: the bounds that speeds are set against.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Sequential reads of memory.
+    pub read_bytes_per_second: f64,
+    /// Products, added up, of the kind that matrices are multiplied with.
+    pub multiply_adds_per_second: f64,
+}

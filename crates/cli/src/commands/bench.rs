@@ -6,13 +6,12 @@
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use carat_cpu::Rates;
 use carat_model::{
     TokenId,
     backend::{
         Batch, CompileOptions, Executor, Outputs, PAGE_TOKENS, PageId, PerGroup, RowOutput, Run,
     },
-    cost::{self, BatchShape, Cost},
+    cost::{self, BatchShape, Cost, Rates},
     sampling::{self, Sampling},
 };
 use serde::Serialize;
@@ -71,7 +70,7 @@ struct Report {
     tokens_per_second_max: f64,
     samples_tokens_per_second: Vec<f64>,
     samples_seconds: Vec<f64>,
-    /// Of the CPU backend; what a card can do is not measured yet.
+    /// None for the reference, which is not meant to be fast.
     bound: Option<Bound>,
 }
 
@@ -122,7 +121,7 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
         max_sampled: 1,
         probe: false,
     })?;
-    let machine = machine(settings, terminal)?;
+    let machine = machine(&loaded, settings, terminal)?;
     let mut reports = Vec::new();
     for case in cases {
         let seconds = measure(executor.as_mut(), &loaded, case, args.repetitions)?;
@@ -279,24 +278,16 @@ struct Machine {
     rates: Option<Rates>,
 }
 
-fn machine(settings: &Settings, terminal: Terminal) -> Result<Machine> {
-    match settings.backend.unwrap_or(BackendName::Cpu) {
-        BackendName::Cuda | BackendName::Reference => Ok(Machine {
-            threads: 1,
-            rates: None,
-        }),
-        BackendName::Cpu => {
-            let cpu = cpu_backend(settings.threads);
-            let threads = cpu.threads();
-            terminal.note(format_args!(
-                "measuring what {threads} threads of this machine can read and multiply"
-            ));
-            Ok(Machine {
-                threads,
-                rates: Some(cpu.measure()?),
-            })
-        }
-    }
+fn machine(loaded: &Loaded, settings: &Settings, terminal: Terminal) -> Result<Machine> {
+    let threads = match settings.backend.unwrap_or(BackendName::Cpu) {
+        BackendName::Cpu => cpu_backend(settings.threads).threads(),
+        BackendName::Cuda | BackendName::Reference => 1,
+    };
+    terminal.note("measuring what this machine can read and multiply");
+    Ok(Machine {
+        threads,
+        rates: loaded.backend.measure()?,
+    })
 }
 
 fn report(loaded: &Loaded, case: Case, seconds: Vec<f64>, machine: &Machine) -> Report {
