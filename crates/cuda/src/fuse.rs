@@ -11,7 +11,7 @@ use carat_model::{
     weights::Weight,
 };
 
-use crate::config::Fusion;
+use crate::{config::Fusion, kernel::MOST_GROUP};
 
 /// The most matrices that one product reads its input with: q, k and v.
 const MOST_PARTS: usize = 3;
@@ -33,6 +33,7 @@ pub(crate) enum Work {
     NormAdd(NormAdd),
     StoreKv(StoreKv),
     Attend(Attend),
+    LayerInputs(LayerInputs),
 }
 
 /// Matrices with one input, what comes before and what comes after.
@@ -109,6 +110,20 @@ pub(crate) struct Attend {
     pub(crate) out: Value,
 }
 
+/// What a token and its embedding's projection give to some layers: `(norm(context * scale) + table[token]) * by`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct LayerInputs {
+    pub(crate) context: Value,
+    pub(crate) context_scale: f32,
+    pub(crate) weight: Option<Weight>,
+    pub(crate) group: usize,
+    pub(crate) eps: f32,
+    pub(crate) table: Weight,
+    pub(crate) table_scale: f32,
+    pub(crate) by: f32,
+    pub(crate) out: Value,
+}
+
 /// A norm without its output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct RowNorm {
@@ -121,7 +136,7 @@ pub(crate) struct RowNorm {
 pub(crate) fn fuse(plan: &Plan, fusion: Fusion) -> Vec<Op> {
     let readers = Readers::of(plan);
     let rules: &[Rule] = match fusion {
-        Fusion::On => &[product, attend, store, lone_norm_add],
+        Fusion::On => &[product, attend, store, lone_norm_add, layer_inputs],
         Fusion::Off => &[],
     };
     let mut ops = Vec::new();
@@ -353,6 +368,53 @@ fn store(rest: &Rest<'_>) -> Option<(Work, usize)> {
 fn lone_norm_add(rest: &Rest<'_>) -> Option<(Work, usize)> {
     let (norm_add, taken) = rest.norm_add()?;
     Some((Work::NormAdd(norm_add), taken))
+}
+
+fn layer_inputs(rest: &Rest<'_>) -> Option<(Work, usize)> {
+    let steps = [0, 1, 2, 3, 4].map(|i| rest.step(i));
+    let [
+        Some(&Step::Scale {
+            x: context,
+            by: context_scale,
+            out: scaled,
+        }),
+        Some(&Step::Norm {
+            x: read,
+            weight,
+            group,
+            eps,
+            out: normed,
+        }),
+        Some(&Step::Embed {
+            table,
+            scale: table_scale,
+            out: embedded,
+        }),
+        Some(&Step::Add { a, b, out: sum }),
+        Some(&Step::Scale {
+            x: read_sum,
+            by,
+            out,
+        }),
+    ] = steps
+    else {
+        return None;
+    };
+    let chained = (read, a, b, read_sum) == (scaled, normed, embedded, sum);
+    let within = [scaled, normed, embedded, sum];
+    let alone = within.iter().all(|v| rest.readers.count(*v) == 1);
+    let inputs = LayerInputs {
+        context,
+        context_scale,
+        weight,
+        group,
+        eps,
+        table,
+        table_scale,
+        by,
+        out,
+    };
+    (chained && alone && group <= MOST_GROUP).then_some((Work::LayerInputs(inputs), 5))
 }
 
 /// How many steps read each value; what a plan hands over has a reader outside.

@@ -17,6 +17,7 @@ texts![
     "embed.cu",
     "experts_linear.cu",
     "experts_sum.cu",
+    "layer_inputs.cu",
     "lib/batch.cuh",
     "lib/block_float.cuh",
     "lib/block_iq4.cuh",

@@ -8,6 +8,7 @@ mod attend;
 mod elementwise;
 mod embed;
 mod experts;
+mod layer_inputs;
 mod linear;
 mod narrow;
 mod norm;
@@ -27,6 +28,7 @@ pub(crate) use attend::Attend;
 pub(crate) use elementwise::{Elementwise, Function, Second};
 pub(crate) use embed::Embed;
 pub(crate) use experts::{ExpertsLinear, ExpertsSum, MOST_EXPERTS, Route, XRows};
+pub(crate) use layer_inputs::{LayerInputs, MOST_GROUP};
 pub(crate) use linear::Linear;
 pub(crate) use narrow::Narrow;
 pub(crate) use norm::Norm;
@@ -93,6 +95,7 @@ pub(crate) fn all() -> Vec<Specialization> {
     all.extend(attend::LANE_VALUES.map(attend::specialization));
     for quant in QuantType::all() {
         all.push(embed::specialization(quant));
+        all.push(layer_inputs::specialization(quant));
         all.push(linear::specialization(quant));
         all.push(experts::linear_specialization(quant));
     }
