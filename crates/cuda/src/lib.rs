@@ -12,6 +12,7 @@
 //! - [`nvrtc`], [`source`], [`cache`], [`compiler`]: from kernel text to modules, in parallel, cached by content
 //! - [`kernel`]: the twin of each `kernels/*.cu`; [`params`] and [`launch`]: how one is called
 //! - [`batch`]: what changes from batch to batch, in one copy to fixed addresses
+//! - [`panels`]: how quantized matrices lie, for tensor cores
 //! - [`weights`], [`memory`]: what lies where, and how much of it
 //! - [`executor`]: the two traits of `carat-model`
 //!
@@ -32,6 +33,8 @@ mod launch;
 mod lower;
 mod memory;
 mod nvrtc;
+#[allow(dead_code, reason = "kernels over panels come in their own commits")]
+mod panels;
 mod params;
 mod program;
 mod source;

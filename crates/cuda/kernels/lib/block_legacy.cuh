@@ -10,9 +10,11 @@ __device__ __forceinline__ u32 five_bits(const u8* high, const u8* codes, u32 j)
 }
 
 // `d * (code - 8)`; half d, 16 bytes of nibbles.
+__device__ __forceinline__ const u8* q4_0_block(const u8* row, u32 i) { return row + i / 32 * 18; }
+__device__ __forceinline__ int q4_0_code(const u8* block, u32 j) { return int(nibble(block + 2, j)) - 8; }
 __device__ __forceinline__ float q4_0_value(const u8* row, u32 i) {
-  const u8* block = row + i / 32 * 18;
-  return mul(load_half(block), float(int(nibble(block + 2, i % 32)) - 8));
+  const u8* block = q4_0_block(row, i);
+  return mul(load_half(block), float(q4_0_code(block, i % 32)));
 }
 
 // `d * code + m`; half d, half m, 16 bytes of nibbles.
@@ -22,9 +24,13 @@ __device__ __forceinline__ float q4_1_value(const u8* row, u32 i) {
 }
 
 // `d * (code - 16)`; half d, u32 fifth bits, 16 bytes of nibbles.
+__device__ __forceinline__ const u8* q5_0_block(const u8* row, u32 i) { return row + i / 32 * 22; }
+__device__ __forceinline__ int q5_0_code(const u8* block, u32 j) {
+  return int(five_bits(block + 2, block + 6, j)) - 16;
+}
 __device__ __forceinline__ float q5_0_value(const u8* row, u32 i) {
-  const u8* block = row + i / 32 * 22;
-  return mul(load_half(block), float(int(five_bits(block + 2, block + 6, i % 32)) - 16));
+  const u8* block = q5_0_block(row, i);
+  return mul(load_half(block), float(q5_0_code(block, i % 32)));
 }
 
 // `d * code + m`; half d, half m, u32 fifth bits, 16 bytes of nibbles.
@@ -34,7 +40,9 @@ __device__ __forceinline__ float q5_1_value(const u8* row, u32 i) {
 }
 
 // `d * code`; half d, 32 signed bytes.
+__device__ __forceinline__ const u8* q8_0_block(const u8* row, u32 i) { return row + i / 32 * 34; }
+__device__ __forceinline__ int q8_0_code(const u8* block, u32 j) { return i8(block[2 + j]); }
 __device__ __forceinline__ float q8_0_value(const u8* row, u32 i) {
-  const u8* block = row + i / 32 * 34;
-  return mul(load_half(block), float(i8(block[2 + i % 32])));
+  const u8* block = q8_0_block(row, i);
+  return mul(load_half(block), float(q8_0_code(block, i % 32)));
 }

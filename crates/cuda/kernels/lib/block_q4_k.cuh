@@ -24,10 +24,12 @@ __device__ __forceinline__ float k_value(const u8* block, u32 sub_block, u32 cod
   return sub(scaled, mul(load_half(block + 2), float(min)));
 }
 
+__device__ __forceinline__ const u8* q4_k_block(const u8* row, u32 i) { return row + i / 256 * 144; }
+__device__ __forceinline__ int q4_k_code(const u8* block, u32 j) {
+  u32 sub_block = j / 32;
+  return block[16 + 32 * (sub_block / 2) + j % 32] >> (4 * (sub_block % 2)) & 15;
+}
 __device__ __forceinline__ float q4_k_value(const u8* row, u32 i) {
-  const u8* block = row + i / 256 * 144;
-  i %= 256;
-  u32 sub_block = i / 32;
-  u32 code = block[16 + 32 * (sub_block / 2) + i % 32] >> (4 * (sub_block % 2)) & 15;
-  return k_value(block, sub_block, code);
+  const u8* block = q4_k_block(row, i);
+  return k_value(block, i % 256 / 32, q4_k_code(block, i % 256));
 }

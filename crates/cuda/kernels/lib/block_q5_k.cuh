@@ -5,11 +5,14 @@
 #pragma once
 #include "lib/block_q4_k.cuh"
 
-__device__ __forceinline__ float q5_k_value(const u8* row, u32 i) {
-  const u8* block = row + i / 256 * 176;
-  i %= 256;
-  u32 sub_block = i / 32, l = i % 32;
+__device__ __forceinline__ const u8* q5_k_block(const u8* row, u32 i) { return row + i / 256 * 176; }
+__device__ __forceinline__ int q5_k_code(const u8* block, u32 j) {
+  u32 sub_block = j / 32, l = j % 32;
   u32 low = block[48 + 32 * (sub_block / 2) + l] >> (4 * (sub_block % 2)) & 15;
   u32 high = block[16 + l] >> sub_block & 1;
-  return k_value(block, sub_block, low | high << 4);
+  return low | high << 4;
+}
+__device__ __forceinline__ float q5_k_value(const u8* row, u32 i) {
+  const u8* block = q5_k_block(row, i);
+  return k_value(block, i % 256 / 32, q5_k_code(block, i % 256));
 }

@@ -5,12 +5,15 @@
 #pragma once
 #include "lib/num.cuh"
 
-__device__ __forceinline__ float q6_k_value(const u8* row, u32 i) {
-  const u8* block = row + i / 256 * 210;
-  i %= 256;
-  u32 half = i / 128, quarter = i % 128 / 32, l = i % 32;
+__device__ __forceinline__ const u8* q6_k_block(const u8* row, u32 i) { return row + i / 256 * 210; }
+__device__ __forceinline__ int q6_k_code(const u8* block, u32 j) {
+  u32 half = j / 128, quarter = j % 128 / 32, l = j % 32;
   u32 low = block[64 * half + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)) & 15;
   u32 high = block[128 + 32 * half + l] >> (2 * quarter) & 3;
-  int code = int(low | high << 4) - 32;
-  return mul(mul(load_half(block + 208), float(i8(block[192 + i / 16]))), float(code));
+  return int(low | high << 4) - 32;
+}
+__device__ __forceinline__ float q6_k_value(const u8* row, u32 i) {
+  const u8* block = q6_k_block(row, i);
+  float scale = mul(load_half(block + 208), float(i8(block[192 + i % 256 / 16])));
+  return mul(scale, float(q6_k_code(block, i % 256)));
 }

@@ -14,6 +14,7 @@
 #include "lib/block_q5_k.cuh"
 #include "lib/block_q6_k.cuh"
 
-#define JOIN_NAMES(a, b) a##b
-#define JOIN(a, b) JOIN_NAMES(a, b)
 #define weight_value JOIN(FORMAT, _value)
+// The block that holds value `i` of a row, and the centred code of a value of a block: formats that have panels.
+#define weight_block JOIN(FORMAT, _block)
+#define weight_code JOIN(FORMAT, _code)

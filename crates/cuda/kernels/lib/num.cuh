@@ -30,6 +30,9 @@ __device__ __forceinline__ u16 float_to_half(float value) {
   return bits;
 }
 
+#define JOIN_NAMES(a, b) a##b
+#define JOIN(a, b) JOIN_NAMES(a, b)
+
 // Two bytes that need not be aligned: rows of blocks are packed.
 __device__ __forceinline__ u16 load_u16(const u8* at) { return u16(at[0] | at[1] << 8); }
 __device__ __forceinline__ float load_half(const u8* at) { return half_to_float(load_u16(at)); }

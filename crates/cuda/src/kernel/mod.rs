@@ -7,6 +7,7 @@
 mod attend;
 mod elementwise;
 mod embed;
+mod expand;
 mod experts;
 mod layer_inputs;
 mod linear;
@@ -15,6 +16,7 @@ mod norm;
 mod norm_add;
 mod norm_rope;
 mod operands;
+mod pack;
 mod rope;
 mod store_kv;
 
@@ -22,11 +24,12 @@ use std::fmt;
 
 use carat_gguf::QuantType;
 
-use crate::launch::Grid;
+use crate::{launch::Grid, panels::PanelFormat};
 
 pub(crate) use attend::Attend;
 pub(crate) use elementwise::{Elementwise, Function, Second};
 pub(crate) use embed::Embed;
+pub(crate) use expand::{Expand, Narrowed};
 pub(crate) use experts::{ExpertsLinear, ExpertsSum, MOST_EXPERTS, Route, XRows};
 pub(crate) use layer_inputs::{LayerInputs, MOST_GROUP};
 pub(crate) use linear::Linear;
@@ -37,6 +40,7 @@ pub(crate) use norm_rope::{MOST_HEAD_DIM, NormRope, NormRopeStore};
 pub(crate) use operands::{
     Addresses, BatchAt, MatrixAt, Place, PlacesAt, RowsAt, SlotAt, TablesAt,
 };
+pub(crate) use pack::Pack;
 pub(crate) use rope::Rope;
 pub(crate) use store_kv::StoreKv;
 
@@ -98,7 +102,12 @@ pub(crate) fn all() -> Vec<Specialization> {
         all.push(layer_inputs::specialization(quant));
         all.push(linear::specialization(quant));
         all.push(experts::linear_specialization(quant));
+        all.push(Expand::specialization(quant, Narrowed::Half));
+        if PanelFormat::of(quant).is_some() {
+            all.push(Pack::specialization(quant));
+        }
     }
+    all.push(Expand::specialization(QuantType::F32, Narrowed::Bf16));
     all
 }
 
