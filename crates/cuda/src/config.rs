@@ -16,7 +16,7 @@ pub struct CudaConfig {
     pub cache_dir: Option<PathBuf>,
     /// Kernels compiled ahead by [`build_kernels`](crate::build_kernels); with them NVRTC is not needed.
     pub kernels_dir: Option<PathBuf>,
-    /// Folders to look for NVRTC in, before the usual ones.
+    /// Folders to look for NVRTC and cuBLASLt in, before the usual ones.
     pub library_dirs: Vec<PathBuf>,
 }
 

@@ -38,6 +38,13 @@ pub enum CudaError {
     )]
     NoNvrtc { looked: Vec<String> },
     #[error(
+        "cuBLASLt was not found. Looked for: {}. Install the CUDA toolkit or `pip install nvidia-cublas`, name its folder in \
+         the settings, or choose the portable kernels", .looked.join(", ")
+    )]
+    NoCublasLt { looked: Vec<String> },
+    #[error("cuBLASLt, {what}: {problem}")]
+    CublasLt { what: String, problem: String },
+    #[error(
         "NVRTC {}.{} does not know the architecture {architecture}; a newer one does. It knows: {}",
         .version.0, .version.1, .known.join(" ")
     )]

@@ -9,6 +9,8 @@
 //! Around them:
 //!
 //! - [`device`]: driver, context, stream, memory; absence is a value, not a panic
+//! - [`library`]: where NVIDIA's libraries lie that are looked up at run time
+//! - [`cublaslt`]: large products of halves
 //! - [`nvrtc`], [`source`], [`cache`], [`compiler`]: from kernel text to modules, in parallel, cached by content
 //! - [`kernel`]: the twin of each `kernels/*.cu`; [`params`] and [`launch`]: how one is called
 //! - [`batch`]: what changes from batch to batch, in one copy to fixed addresses
@@ -24,12 +26,18 @@ mod batch;
 mod cache;
 mod compiler;
 mod config;
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "lowering does not choose it yet")
+)]
+mod cublaslt;
 mod device;
 mod error;
 mod executor;
 mod fuse;
 mod kernel;
 mod launch;
+mod library;
 mod lower;
 mod memory;
 mod nvrtc;

@@ -1,7 +1,6 @@
 //! NVIDIA's run-time compiler, found and called.
 //!
-//! cudarc has an interface to it, too, but looks for names up to version 12 only, in the loader's path only, and panics when
-//! there is none. The handful of functions we need are looked up here instead, in whatever version there is.
+//! The handful of functions we need, in whatever version there is.
 #![expect(unsafe_code, reason = "a C library that is looked up at run time")]
 
 use std::{
@@ -13,7 +12,7 @@ use std::{
 
 use libloading::Library;
 
-use crate::error::CudaError;
+use crate::{error::CudaError, library::Wanted};
 
 type Program = *mut c_void;
 /// 0 is success.
@@ -47,43 +46,21 @@ pub(crate) type Compiled = Result<(Vec<u8>, String), (String, String)>;
 impl Nvrtc {
     /// Looks in the given folders, then by name in the loader's path, then in the usual folders.
     pub(crate) fn find(folders: &[PathBuf]) -> Result<Nvrtc, CudaError> {
-        let names: &[&str] = if cfg!(windows) {
-            &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"]
-        } else {
-            &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
+        let wanted = Wanted {
+            names: if cfg!(windows) {
+                &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"]
+            } else {
+                &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
+            },
+            wheel: "cuda_nvrtc",
         };
-        let mut looked = Vec::new();
-        let given = folders.iter().map(|f| (Some(f.clone()), names));
-        let by_name = [(None, names)];
-        let usual = usual_folders().into_iter().map(|f| (Some(f), names));
-        for (folder, names) in given.chain(by_name).chain(usual) {
-            looked.push(match &folder {
-                Some(folder) => folder.display().to_string(),
-                None => names.join(", "),
-            });
-            for name in names {
-                if let Some(found) = Nvrtc::load(folder.as_deref(), name) {
-                    tracing::debug!(version = ?found.version, ?folder, name, "found NVRTC");
-                    return Ok(found);
-                }
-            }
-        }
-        Err(CudaError::NoNvrtc { looked })
+        wanted
+            .find(folders, Nvrtc::load)
+            .map_err(|looked| CudaError::NoNvrtc { looked })
     }
 
-    fn load(folder: Option<&Path>, name: &str) -> Option<Nvrtc> {
-        let mut libraries = Vec::new();
-        let file = match folder {
-            Some(folder) => {
-                let file = folder.join(name);
-                if !file.exists() {
-                    return None;
-                }
-                libraries.extend(load_builtins(folder));
-                file
-            }
-            None => PathBuf::from(name),
-        };
+    fn load(folder: Option<&Path>, file: &Path) -> Option<Nvrtc> {
+        let mut libraries: Vec<Library> = folder.into_iter().flat_map(load_builtins).collect();
         // SAFETY: loading runs the library's initialisers; its name says it is NVRTC.
         let library = unsafe { Library::new(file) }.ok()?;
         macro_rules! function {
@@ -199,44 +176,6 @@ fn load_builtins(folder: &Path) -> Vec<Library> {
     builtins
         .filter_map(|entry| unsafe { Library::new(entry.path()) }.ok())
         .collect()
-}
-
-/// Folders that toolkits and Python wheels install to, those that exist.
-fn usual_folders() -> Vec<PathBuf> {
-    let mut folders = Vec::new();
-    let toolkits = ["/usr/local/cuda", "/opt/cuda"];
-    folders.extend(toolkits.map(PathBuf::from));
-    folders.extend(children("/usr/local", |name| name.starts_with("cuda-")));
-    let mut found: Vec<PathBuf> = folders.iter().map(|f| f.join("lib64")).collect();
-    // Wheels: <python>/site-packages/nvidia/{cu13,cuda_nvrtc}/lib, in system folders and in environments under /opt.
-    let mut prefixes = vec![PathBuf::from("/usr"), PathBuf::from("/usr/local")];
-    for environment in children("/opt", |_| true) {
-        prefixes.push(environment.join(".venv"));
-        prefixes.push(environment.join("venv"));
-        prefixes.push(environment);
-    }
-    for prefix in prefixes {
-        for python in children(prefix.join("lib"), |name| name.starts_with("python3")) {
-            for packages in ["site-packages", "dist-packages"] {
-                for wheel in ["cu13", "cuda_nvrtc"] {
-                    found.push(python.join(packages).join("nvidia").join(wheel).join("lib"));
-                }
-            }
-        }
-    }
-    found.retain(|folder| folder.is_dir());
-    found
-}
-
-fn children(folder: impl AsRef<Path>, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut paths: Vec<PathBuf> = entries
-        .filter(|entry| wanted(&entry.file_name().to_string_lossy()))
-        .map(|entry| entry.path())
-        .collect();
-    // Newest versions first.
-    paths.sort_by(|a, b| b.cmp(a));
-    paths
 }
 
 #[cfg(test)]

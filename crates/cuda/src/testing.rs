@@ -40,13 +40,11 @@ macro_rules! plain {
 plain!(u8, i8, u16, u32, i32, u64, f32);
 
 impl Card {
-    #[expect(clippy::disallowed_methods, reason = "a setting of the test harness")]
     pub(crate) fn open(tier: Tier) -> Card {
-        let given = env::var_os("NVRTC_DIR").map(PathBuf::from);
         let config = CudaConfig {
             tier,
             cache_dir: Some(env::temp_dir().join("carat-test-kernels")),
-            library_dirs: given.into_iter().collect(),
+            library_dirs: library_dirs(),
             ..CudaConfig::default()
         };
         let device = Device::open(0, None).expect("a card");
@@ -106,6 +104,26 @@ impl Card {
         self.device.wait("timing").expect("runs");
         start.until(&end).expect("times") / count as u32
     }
+}
+
+/// Folders with NVIDIA's libraries that a person named.
+#[expect(clippy::disallowed_methods, reason = "a setting of the test harness")]
+pub(crate) fn library_dirs() -> Vec<PathBuf> {
+    env::var_os("NVRTC_DIR")
+        .map(PathBuf::from)
+        .into_iter()
+        .collect()
+}
+
+/// Numbers as the bits of halves.
+pub(crate) fn halves(values: &[f32]) -> Vec<u16> {
+    let bits = |v: &f32| half::f16::from_f32(*v).to_bits();
+    values.iter().map(bits).collect()
+}
+
+/// The number that the bits of a half stand for.
+pub(crate) fn half(bits: u16) -> f32 {
+    half::f16::from_bits(bits).to_f32()
 }
 
 /// An address inside a buffer, in elements.

@@ -1,0 +1,281 @@
+use cudarc::driver::{result, sys};
+
+use super::*;
+use crate::{
+    config::Tier,
+    device::Buffer,
+    testing::{Card, half, halves, library_dirs, normals, relative_error},
+};
+
+const WORKSPACE: usize = 64 << 20;
+
+fn open(card: &Card) -> Library {
+    Library::find(&library_dirs(), &card.device).expect("cuBLASLt")
+}
+
+/// A product of random matrices and what it should be.
+struct Case {
+    shape: Shape,
+    out: Out,
+    alpha: f32,
+    weights: Buffer,
+    x: Buffer,
+    result: Buffer,
+    workspace: Buffer,
+    expected: Vec<f32>,
+}
+
+impl Case {
+    fn new(card: &Card, shape: Shape, out: Out, alpha: f32) -> Case {
+        let Shape {
+            rows,
+            outputs,
+            columns,
+            stride,
+        } = shape;
+        let weights = halves(&normals(1, outputs * columns));
+        let x = halves(&normals(2, rows * columns));
+        let mut expected = Vec::new();
+        for r in 0..rows {
+            for o in 0..outputs {
+                let pairs = (0..columns).map(|k| (x[r * columns + k], weights[o * columns + k]));
+                let sum: f64 = pairs
+                    .map(|(a, b)| f64::from(half(a)) * f64::from(half(b)))
+                    .sum();
+                expected.push((f64::from(alpha) * sum) as f32);
+            }
+        }
+        let words = rows * stride;
+        Case {
+            shape,
+            out,
+            alpha,
+            weights: card.upload(&weights),
+            x: card.upload(&x),
+            result: match out {
+                Out::F32 => card.upload(&vec![f32::NAN; words]),
+                Out::F16 => card.upload(&vec![0x7e00u16; words]),
+            },
+            workspace: card.device.allocate("test", WORKSPACE).expect("memory"),
+            expected,
+        }
+    }
+
+    fn operands(&self) -> Operands {
+        Operands {
+            weights: self.weights.address(),
+            x: self.x.address(),
+            out: self.result.address(),
+            workspace: self.workspace.address(),
+        }
+    }
+
+    fn gemm(&self, library: &Library) -> Gemm {
+        Gemm::new(library, self.shape, self.out, self.alpha, WORKSPACE).expect("an algorithm")
+    }
+
+    /// The written part of the result. What is not written is still poisoned.
+    fn result(&self, card: &Card) -> Vec<f32> {
+        let count = self.shape.rows * self.shape.stride;
+        let all: Vec<f32> = match self.out {
+            Out::F32 => card.download(&self.result, count),
+            Out::F16 => card
+                .download(&self.result, count)
+                .into_iter()
+                .map(half)
+                .collect(),
+        };
+        let rows = all.chunks_exact(self.shape.stride);
+        for row in rows.clone() {
+            assert!(row[self.shape.outputs..].iter().all(|v| v.is_nan()));
+        }
+        rows.flat_map(|row| &row[..self.shape.outputs])
+            .copied()
+            .collect()
+    }
+}
+
+fn shape(rows: usize, outputs: usize, columns: usize, stride: usize) -> Shape {
+    Shape {
+        rows,
+        outputs,
+        columns,
+        stride,
+    }
+}
+
+#[test]
+fn the_result_of_a_choice_has_the_size_the_library_writes() {
+    assert_eq!(size_of::<Heuristic>(), 96);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn cublaslt_products_are_those_of_f64() {
+    let card = Card::open(Tier::Best);
+    let library = open(&card);
+    for (shape, out, alpha) in [
+        (shape(1, 8, 16, 8), Out::F32, 1.0),
+        (shape(3, 72, 40, 72), Out::F32, 1.0),
+        (shape(17, 136, 264, 200), Out::F32, 0.5),
+        (shape(17, 136, 264, 136), Out::F16, 1.0 / 64.0),
+        (shape(33, 24, 512, 32), Out::F16, 1.0),
+    ] {
+        let case = Case::new(&card, shape, out, alpha);
+        case.gemm(&library).launch(case.operands()).expect("runs");
+        card.device.wait("a product").expect("runs");
+        let error = relative_error(&case.result(&card), &case.expected);
+        let bound = match out {
+            Out::F32 => 1e-6,
+            Out::F16 => 4e-4,
+        };
+        assert!(error < bound, "{shape:?} {out:?}: {error}");
+    }
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn cublaslt_tuned_products_are_right_and_repeat() {
+    let card = Card::open(Tier::Best);
+    let library = open(&card);
+    let case = Case::new(&card, shape(24, 64, 256, 64), Out::F32, 1.0);
+    let operands = case.operands();
+    let weights = [operands.weights];
+    let gemm = Gemm::tuned(
+        &library, case.shape, case.out, 1.0, WORKSPACE, &weights, operands,
+    );
+    let gemm = gemm.expect("an algorithm");
+    let run = || {
+        gemm.launch(operands).expect("runs");
+        case.result(&card)
+    };
+    let first = run();
+    assert!(relative_error(&first, &case.expected) < 1e-6);
+    (0..10).for_each(|_| assert_eq!(run(), first));
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn cublaslt_launches_can_be_captured() {
+    let card = Card::open(Tier::Best);
+    if card.device.name.starts_with("emulated") {
+        return; // the emulator has no graphs
+    }
+    let library = open(&card);
+    let case = Case::new(&card, shape(24, 64, 256, 64), Out::F32, 1.0);
+    let gemm = case.gemm(&library);
+    gemm.launch(case.operands()).expect("loads its code");
+    card.device.wait("a product").expect("runs");
+    let expected = case.result(&card);
+    let stream = card.device.stream();
+    let bytes = case.shape.rows * case.shape.stride * 4;
+    let zeros = card.device.allocate_host("test", bytes).expect("memory");
+    card.device
+        .copy_in(&zeros, &case.result, 0, bytes)
+        .expect("copies");
+    card.device.wait("clearing the result").expect("copies");
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    let mut graph = ptr::null_mut();
+    let mut ready = ptr::null_mut();
+    // SAFETY: a capture that is ended, of work whose buffers live to the end of this test.
+    unsafe {
+        result::stream::begin_capture(stream, mode).expect("begins");
+        gemm.launch(case.operands()).expect("is captured");
+        sys::cuStreamEndCapture(stream, &raw mut graph)
+            .result()
+            .expect("ends");
+        sys::cuGraphInstantiateWithFlags(&raw mut ready, graph, 0)
+            .result()
+            .expect("is a graph");
+    }
+    // SAFETY: a graph that was just made.
+    unsafe { sys::cuGraphLaunch(ready, stream) }
+        .result()
+        .expect("launches");
+    card.device.wait("a graph").expect("runs");
+    assert_eq!(case.result(&card), expected);
+    // SAFETY: made above, destroyed once, and the device is done with them.
+    unsafe {
+        let _ = sys::cuGraphExecDestroy(ready);
+        let _ = sys::cuGraphDestroy(graph);
+    }
+}
+
+/// TFLOPS of the first choice and of the tuned one.
+#[test]
+#[ignore = "needs a card"]
+fn cublaslt_timing() {
+    /// Past four times the second cache, and past the largest matrix.
+    const POOL: usize = 300 << 20;
+    const MOST_ROWS: usize = 4096;
+    let card = Card::open(Tier::Best);
+    let library = open(&card);
+    let allocate = |bytes| card.device.allocate("timing", bytes).expect("memory");
+    let workspace = allocate(WORKSPACE);
+    let out = allocate(MOST_ROWS * 30720 * 4);
+    // Random halves that repeat after a while: as good as others, and quicker to make.
+    let noise = halves(&normals(3, 1 << 18));
+    let words = noise.chunks_exact(4).map(|four| {
+        let bits = four.iter().rev().map(|half| u64::from(*half));
+        bits.fold(0, |word, half| word << 16 | half)
+    });
+    let words: Vec<u64> = words.collect();
+    let words: Vec<u64> = words.iter().cycle().take(POOL / 8).copied().collect();
+    let pool = card.upload(&words);
+    let sizes: [(usize, usize); 11] = [
+        (3072, 2560),
+        (2560, 2048),
+        (20480, 2560),
+        (2560, 10240),
+        (256, 2560),
+        (2560, 256),
+        (10752, 2560),
+        (8192, 3840),
+        (3840, 4096),
+        (30720, 3840),
+        (3840, 15360),
+    ];
+    for (outputs, columns) in sizes {
+        let bytes = outputs * columns * 2;
+        let matrices = (0..POOL / bytes).map(|i| pool.address().offset(i * bytes));
+        let addresses: Vec<Address> = matrices.collect();
+        for rows in [16, 64, 128, 512, 1024, 2048, 4096] {
+            let operands = Operands {
+                weights: addresses[0],
+                x: pool.address(),
+                out: out.address(),
+                workspace: workspace.address(),
+            };
+            let shape = shape(rows, outputs, columns, outputs);
+            let first = Gemm::new(&library, shape, Out::F32, 1.0, WORKSPACE);
+            let tuned = Gemm::tuned(
+                &library,
+                shape,
+                Out::F32,
+                1.0,
+                WORKSPACE,
+                &addresses,
+                operands,
+            );
+            let rate = |gemm: Result<Gemm, CudaError>| {
+                let gemm = gemm.expect("an algorithm");
+                let time = card.time(50, |i| {
+                    let weights = addresses[i % addresses.len()];
+                    gemm.launch(Operands {
+                        weights,
+                        ..operands
+                    })
+                    .expect("runs");
+                });
+                let flops = 2.0 * rows as f64 * outputs as f64 * columns as f64;
+                (time.as_secs_f64() * 1e6, flops / time.as_secs_f64() / 1e12)
+            };
+            let (first, tuned) = (rate(first), rate(tuned));
+            println!(
+                "gemm {outputs:>5} x {columns:>5}, {rows:>4} rows: first {:>7.1} us {:>5.0} TFLOPS, tuned {:>7.1} us \
+                 {:>5.0} TFLOPS",
+                first.0, first.1, tuned.0, tuned.1
+            );
+        }
+    }
+}
