@@ -21,8 +21,10 @@ use carat_model::{
 
 use crate::{
     config::Fusion,
-    fuse::{Op, fuse},
-    kernel::{Kernel, Place},
+    cublaslt::Out,
+    fuse::{self, Op, Part, fuse},
+    kernel::{Kernel, LayerInputs, Place},
+    weights::Packed,
 };
 
 /// The most rows of a narrow batch: the columns of one tensor-core tile.
@@ -50,6 +52,8 @@ impl Class {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) multiprocessors: usize,
+    /// Shared memory that a block may have.
+    pub(crate) shared_bytes: usize,
     pub(crate) products: Products,
 }
 
@@ -68,7 +72,61 @@ pub(crate) struct Call {
     /// What it does, such as `L12.attn_q+attn_k+attn_v`.
     pub(crate) label: String,
     pub(crate) rows: Rows,
-    pub(crate) kernel: Box<dyn Kernel>,
+    pub(crate) launch: Launch,
+}
+
+#[derive(Debug)]
+pub(crate) enum Launch {
+    Kernel(Box<dyn Kernel>),
+    Library(LibraryProduct),
+}
+
+/// `out = alpha * x . w^T` by NVIDIA's library.
+#[derive(Clone, Debug)]
+pub(crate) struct LibraryProduct {
+    /// Halves.
+    pub(crate) x: Place,
+    /// Halves, too.
+    pub(crate) w: Packed,
+    pub(crate) out: Place,
+    pub(crate) kind: Out,
+    pub(crate) alpha: f32,
+    pub(crate) outputs: usize,
+    pub(crate) columns: usize,
+    /// Columns of a row of `out`.
+    pub(crate) stride: usize,
+}
+
+impl Call {
+    pub(crate) fn kernel(&self) -> Option<&dyn Kernel> {
+        match &self.launch {
+            Launch::Kernel(kernel) => Some(kernel.as_ref()),
+            Launch::Library(_) => None,
+        }
+    }
+
+    /// What it reads, except weights and KV.
+    pub(crate) fn reads(&self) -> Vec<Place> {
+        match &self.launch {
+            Launch::Kernel(kernel) => kernel.reads(),
+            Launch::Library(product) => vec![product.x],
+        }
+    }
+
+    /// What it writes, except KV.
+    pub(crate) fn writes(&self) -> Vec<Place> {
+        match &self.launch {
+            Launch::Kernel(kernel) => kernel.writes(),
+            Launch::Library(product) => vec![product.out],
+        }
+    }
+
+    pub(crate) fn weights(&self) -> Vec<Packed> {
+        match &self.launch {
+            Launch::Kernel(kernel) => kernel.weights(),
+            Launch::Library(product) => vec![product.w.clone()],
+        }
+    }
 }
 
 /// Buffers that live within an op, or between neighbours, by name.
@@ -114,9 +172,11 @@ pub(crate) fn lower(
     let mut lowering = Lowering {
         plan,
         weights,
+        ops,
         target,
         calls: Vec::new(),
         scratch,
+        wide: wide::State::of(plan, ops),
     };
     for op in ops {
         match class {
@@ -136,18 +196,19 @@ pub fn listing(
 ) -> Result<String, BackendError> {
     let target = Target {
         multiprocessors: 132,
+        shared_bytes: 227 << 10,
         products: Products::Own,
     };
     let ops = fuse(plan, fusion);
     let mut scratch = Scratch::default();
     let calls = lower(plan, weights, &ops, Class::of(rows), target, &mut scratch)?;
     let mut out = String::new();
-    for Call {
-        label,
-        rows: which,
-        kernel,
-    } in &calls
-    {
+    for call in &calls {
+        let Call {
+            label,
+            rows: which,
+            launch,
+        } = call;
         let list = |places: Vec<Place>| {
             let names: Vec<String> = places.iter().map(Place::to_string).collect();
             names.join(" ")
@@ -156,15 +217,17 @@ pub fn listing(
             Rows::All => "all",
             Rows::Sampled => "sampled",
         };
-        let specialization = kernel.specialization();
-        let entry = specialization.entries[kernel.grid(rows).entry];
-        let constants: Vec<&str> = specialization
-            .constants
-            .iter()
-            .map(|(_, value)| value.as_str())
-            .collect();
-        let name = [&[entry], constants.as_slice()].concat().join(".");
-        let (reads, writes) = (list(kernel.reads()), list(kernel.writes()));
+        let name = match launch {
+            Launch::Kernel(kernel) => {
+                let specialization = kernel.specialization();
+                let entry = specialization.entries[kernel.grid(rows).entry];
+                let constants = specialization.constants.iter();
+                let constants: Vec<&str> = constants.map(|(_, value)| value.as_str()).collect();
+                [&[entry], constants.as_slice()].concat().join(".")
+            }
+            Launch::Library(_) => "cublaslt".to_owned(),
+        };
+        let (reads, writes) = (list(call.reads()), list(call.writes()));
         let line = format!("{label:<20} {which:<7} {name:<22} {reads} -> {writes}");
         writeln!(out, "{}", line.trim_end()).expect("strings take all writes");
     }
@@ -174,9 +237,11 @@ pub fn listing(
 struct Lowering<'a> {
     plan: &'a Plan,
     weights: &'a Weights,
+    ops: &'a [Op],
     target: Target,
     calls: Vec<Call>,
     scratch: &'a mut Scratch,
+    wide: wide::State,
 }
 
 impl Lowering<'_> {
@@ -195,8 +260,42 @@ impl Lowering<'_> {
         self.calls.push(Call {
             label: label.to_owned(),
             rows,
-            kernel: Box::new(kernel),
+            launch: Launch::Kernel(Box::new(kernel)),
         });
+    }
+
+    /// What an op's kernel is called that is no product: the op's section and a word, such as `L3.attend`.
+    fn label(&self, op: &Op, what: &str) -> String {
+        format!("{}.{what}", section(&op.label))
+    }
+
+    /// What a product is called: the section and its matrices, such as `L3.attn_q+attn_k+attn_v`.
+    fn product_label(&self, op: &Op, parts: &[Part]) -> String {
+        let names = parts.iter().map(|part| {
+            let name = self.weights.matrix(part.w).name.as_str();
+            let name = name.strip_suffix(".weight").unwrap_or(name);
+            name.rsplit('.').next().unwrap_or(name)
+        });
+        format!("{}.{}", section(&op.label), names.collect::<Vec<_>>().join("+"))
+    }
+
+    fn layer_inputs(&mut self, op: &Op, inputs: &fuse::LayerInputs) -> Option<()> {
+        let kernel = LayerInputs {
+            context: Place::Value(inputs.context),
+            context_scale: inputs.context_scale,
+            weight: inputs.weight,
+            eps: inputs.eps,
+            table: inputs.table,
+            quant: self.quant(inputs.table),
+            table_scale: inputs.table_scale,
+            by: inputs.by,
+            columns: self.plan.columns(inputs.out),
+            group: inputs.group,
+            out: Place::Value(inputs.out),
+        };
+        let label = self.label(op, "layer_inputs");
+        self.call(&label, op.rows, kernel);
+        Some(())
     }
 
     /// Every step of an op by its plain kernel.
@@ -211,3 +310,15 @@ impl Lowering<'_> {
         self.weights.matrix(w).quant
     }
 }
+
+/// The part of a label before the step's own name: `L3` of `L3.attn.linear`.
+fn section(label: &str) -> &str {
+    label.split('.').next().unwrap_or(label)
+}
+
+#[cfg(test)]
+#[expect(
+    clippy::needless_raw_string_hashes,
+    reason = "as expect-test writes them"
+)]
+mod tests;

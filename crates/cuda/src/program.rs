@@ -3,24 +3,51 @@
 //! Nothing in a launch changes from batch to batch but how many blocks it has, and that depends on row counts alone. So a
 //! run can be captured as it is.
 
-use std::sync::Arc;
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    sync::Arc,
+};
 
 use carat_model::plan::{Rows, Value};
 
 use crate::{
     config::Checks,
-    device::{Device, Module},
+    cublaslt::{Gemm, Library, Operands, Shape},
+    device::{Address, Device, Module},
     error::CudaError,
     kernel::{Addresses, Kernel, Place},
-    launch::launch,
-    lower::{Call, Class},
+    launch::{Grid, launch},
+    lower::{Call, Class, Launch, LibraryProduct, NARROW_ROWS},
 };
 
-#[derive(Default)]
-pub(crate) struct Program {
-    steps: Vec<Bound>,
-    /// Values that some call writes: what exists only inside a kernel is not among them.
-    pub(crate) written: Vec<Value>,
+/// What the library may use beside its operands.
+pub(crate) const WORKSPACE_BYTES: usize = 64 << 20;
+
+/// How many rows a batch has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowCounts {
+    pub(crate) all: usize,
+    pub(crate) sampled: usize,
+}
+
+impl RowCounts {
+    pub(crate) fn get(self, rows: Rows) -> usize {
+        match rows {
+            Rows::All => self.all,
+            Rows::Sampled => self.sampled,
+        }
+    }
+}
+
+/// Rows that buffers have room for when a batch has so many: launches are made for buckets of rows.
+pub(crate) fn room(rows: usize) -> usize {
+    match rows {
+        ..=NARROW_ROWS => NARROW_ROWS,
+        ..=64 => rows.next_multiple_of(16),
+        ..=512 => rows.next_multiple_of(64),
+        _ => rows.next_multiple_of(256),
+    }
 }
 
 /// One for few rows, one for many.
@@ -62,52 +89,120 @@ impl Programs {
     }
 }
 
+pub(crate) struct Program {
+    steps: Vec<Bound>,
+    /// Values that some call writes: what exists only inside a kernel is not among them.
+    pub(crate) written: Vec<Value>,
+}
+
 struct Bound {
     label: String,
     rows: Rows,
-    kernel: Box<dyn Kernel>,
-    module: Arc<Module>,
-    params: Vec<u8>,
+    action: Action,
 }
 
-/// How many rows a batch has.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RowCounts {
-    pub(crate) all: usize,
-    pub(crate) sampled: usize,
+enum Action {
+    Kernel {
+        kernel: Box<dyn Kernel>,
+        module: Arc<Module>,
+        params: Vec<u8>,
+        /// Of the rows it was last launched with.
+        grid: Cell<Option<(usize, Grid)>>,
+    },
+    Library {
+        product: LibraryProduct,
+        operands: Operands,
+        products: Arc<LibraryProducts>,
+    },
 }
 
-impl RowCounts {
-    pub(crate) fn get(self, rows: Rows) -> usize {
-        match rows {
-            Rows::All => self.all,
-            Rows::Sampled => self.sampled,
+/// The library's products, each made when it is first needed.
+pub(crate) struct LibraryProducts {
+    library: Library,
+    workspace: Address,
+    made: RefCell<HashMap<(Shape, u32), Gemm>>,
+}
+
+impl LibraryProducts {
+    pub(crate) fn new(library: Library, workspace: Address) -> LibraryProducts {
+        LibraryProducts {
+            library,
+            workspace,
+            made: RefCell::default(),
         }
+    }
+
+    fn run(
+        &self,
+        product: &LibraryProduct,
+        rows: usize,
+        operands: Operands,
+    ) -> Result<(), CudaError> {
+        let shape = Shape {
+            rows: room(rows),
+            outputs: product.outputs,
+            columns: product.columns,
+            stride: product.stride,
+        };
+        let mut made = self.made.borrow_mut();
+        let key = (shape, product.alpha.to_bits());
+        if !made.contains_key(&key) {
+            let gemm = Gemm::new(
+                &self.library,
+                shape,
+                product.kind,
+                product.alpha,
+                WORKSPACE_BYTES,
+            )?;
+            made.insert(key, gemm);
+        }
+        made[&key].launch(operands)
     }
 }
 
 impl Program {
     pub(crate) fn bind(
         calls: Vec<Call>,
-        module: impl Fn(&Call) -> Arc<Module>,
+        module: impl Fn(&dyn Kernel) -> Arc<Module>,
+        products: Option<&Arc<LibraryProducts>>,
         at: &Addresses,
     ) -> Program {
         let written = written_values(&calls);
         let steps = calls.into_iter().map(|call| {
-            let module = module(&call);
-            let params = call.kernel.params(at, at.rows(call.rows));
-            assert_eq!(
-                params.len(),
-                call.kernel.specialization().params_bytes,
-                "{} passes another struct than it was compiled with",
-                call.label
-            );
+            let action = match call.launch {
+                Launch::Kernel(kernel) => {
+                    let params = kernel.params(at, at.rows(call.rows));
+                    assert_eq!(
+                        params.len(),
+                        kernel.specialization().params_bytes,
+                        "{} passes another struct than it was compiled with",
+                        call.label
+                    );
+                    Action::Kernel {
+                        module: module(kernel.as_ref()),
+                        kernel,
+                        params,
+                        grid: Cell::new(None),
+                    }
+                }
+                Launch::Library(product) => {
+                    let products = products.expect("opened before products were lowered for it");
+                    Action::Library {
+                        operands: Operands {
+                            weights: at.matrix(&product.w).start,
+                            x: at.place(product.x),
+                            out: at.place(product.out),
+                            workspace: products.workspace,
+                        },
+                        products: Arc::clone(products),
+                        product,
+                    }
+                }
+            };
             Bound {
                 label: call.label,
                 rows: call.rows,
-                kernel: call.kernel,
-                module,
-                params,
+                action,
             }
         });
         Program {
@@ -133,7 +228,7 @@ impl Program {
             if rows == 0 {
                 continue;
             }
-            launch(&step.module, step.kernel.grid(rows), &step.params)?;
+            step.action.run(rows)?;
             if checks == Checks::EachLaunch {
                 device.wait(&format!("running {}", step.label))?;
             }
@@ -142,8 +237,33 @@ impl Program {
     }
 }
 
+impl Action {
+    fn run(&self, rows: usize) -> Result<(), CudaError> {
+        match self {
+            Action::Kernel {
+                kernel,
+                module,
+                params,
+                grid,
+            } => {
+                let of_rows = match grid.get() {
+                    Some((known, of_rows)) if known == rows => of_rows,
+                    _ => kernel.grid(rows),
+                };
+                grid.set(Some((rows, of_rows)));
+                launch(module, of_rows, params)
+            }
+            Action::Library {
+                product,
+                operands,
+                products,
+            } => products.run(product, rows, *operands),
+        }
+    }
+}
+
 fn written_values(calls: &[Call]) -> Vec<Value> {
-    let places = calls.iter().flat_map(|c| c.kernel.writes());
+    let places = calls.iter().flat_map(Call::writes);
     let values = places.filter_map(|place| match place {
         Place::Value(v) => Some(v),
         Place::Scratch(_) => None,
