@@ -82,4 +82,5 @@ inline uint4 load_streamed(const void* at) { return *(const uint4*)at; }
 inline u32 pack_halves(float low, float high) {
   return emulated_float_to_half(low) | u32(emulated_float_to_half(high)) << 16;
 }
+inline float exp2_near(float x) { return std::exp2(x); }
 inline u32 load_acquire(const u32* at) { return *at; }

@@ -1,7 +1,7 @@
 //! What changes from batch to batch, as one array of words that goes to the device in one copy. Mirrors `lib/batch.cuh`.
 //!
-//! Its parts lie at fixed places, so launches need not change: counts, tokens, positions, runs, sampled rows, a table base a
-//! run and group; last, because their number varies, the pages themselves. Only what is used is copied.
+//! Its parts lie at fixed places, so launches need not change: counts, tokens, positions, runs, sampled rows, each
+//! run's first row among all and among the sampled, a table base a run and group; last, because their number varies, the pages themselves. Only what is used is copied.
 
 use carat_model::{
     backend::{BackendError, Batch, CompileOptions, KvGroup, PAGE_TOKENS, PerGroup},
@@ -10,7 +10,7 @@ use carat_model::{
 
 use crate::{
     device::Address,
-    kernel::{BatchAt, PlacesAt, RowsAt, TablesAt},
+    kernel::{BatchAt, PlacesAt, RowsAt, RunsAt, TablesAt},
 };
 
 const WORD: usize = 4;
@@ -22,10 +22,14 @@ const SHARED_ENTRIES: usize = 1 << 20;
 pub(crate) struct BatchLayout {
     all_count: usize,
     sampled_count: usize,
+    run_count: usize,
     tokens: usize,
     positions: usize,
     runs: usize,
     sampled: usize,
+    /// One more than there are runs: the last is where the last run ends.
+    first_rows: usize,
+    first_sampled: usize,
     bases: PerGroup<usize>,
     pages: usize,
     /// All of it.
@@ -51,10 +55,13 @@ impl BatchLayout {
         BatchLayout {
             all_count: part(1),
             sampled_count: part(1),
+            run_count: part(1),
             tokens: part(rows),
             positions: part(rows),
             runs: part(rows),
             sampled: part(options.max_sampled),
+            first_rows: part(runs + 1),
+            first_sampled: part(runs + 1),
             bases: PerGroup {
                 full: part(runs),
                 sliding: part(runs),
@@ -82,6 +89,10 @@ impl BatchLayout {
             base: word(base),
             pages: word(self.pages),
         };
+        let runs = |first: usize| RunsAt {
+            count: word(self.run_count),
+            first: word(first),
+        };
         BatchAt {
             tokens: word(self.tokens),
             places: PlacesAt {
@@ -96,6 +107,8 @@ impl BatchLayout {
                 count: word(self.sampled_count),
                 index: word(self.sampled),
             },
+            all_runs: runs(self.first_rows),
+            sampled_runs: runs(self.first_sampled),
             tables: self.bases.map(tables),
         }
     }
@@ -119,6 +132,17 @@ impl BatchLayout {
             sampled += 1;
         }
         words[self.sampled_count] = sampled as u32;
+        words[self.run_count] = batch.runs.len() as u32;
+        // Every run follows the one before it, and its sampled rows are its last.
+        let (mut row, mut sampled) = (0, 0);
+        words[self.first_rows] = 0;
+        words[self.first_sampled] = 0;
+        for (r, run) in batch.runs.iter().enumerate() {
+            row += run.rows.len();
+            sampled += run.sampled;
+            words[self.first_rows + r + 1] = row as u32;
+            words[self.first_sampled + r + 1] = sampled as u32;
+        }
         let mut entries = 0;
         for (r, run) in batch.runs.iter().enumerate() {
             let end = (run.position + run.rows.len()).div_ceil(PAGE_TOKENS);
@@ -230,6 +254,9 @@ mod tests {
         assert_eq!(part(layout.positions, 5), [95, 96, 97, 0, 1]);
         assert_eq!(part(layout.runs, 5), [0, 0, 0, 1, 1]);
         assert_eq!(part(layout.sampled, 3), [1, 2, 4]);
+        assert_eq!(part(layout.run_count, 1), [2]);
+        assert_eq!(part(layout.first_rows, 3), [0, 3, 5]);
+        assert_eq!(part(layout.first_sampled, 3), [0, 2, 3]);
         for (at, id) in [(0, 4), (40, 2), (95, 9), (96, 7)] {
             assert_eq!(page(&layout, &words, KvGroup::Full, 0, at), id);
         }

@@ -13,6 +13,7 @@ macro_rules! texts {
 
 texts![
     "attend.cu",
+    "attend_wide.cu",
     "elementwise.cu",
     "embed.cu",
     "expand.cu",

@@ -89,6 +89,13 @@ __device__ __forceinline__ u32 pack_halves(float low, float high) {
   return packed;
 }
 
+// 2^x to two units in the last place; 0 for -inf.
+__device__ __forceinline__ float exp2_near(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
+
 // A load that sees what other blocks wrote before they raised a flag.
 __device__ __forceinline__ u32 load_acquire(const u32* at) {
   u32 value;

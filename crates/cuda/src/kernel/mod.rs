@@ -5,6 +5,7 @@
 //! batch: any launch can be captured and replayed.
 
 mod attend;
+mod attend_wide;
 mod elementwise;
 mod embed;
 mod expand;
@@ -38,7 +39,7 @@ pub(crate) use norm::Norm;
 pub(crate) use norm_add::{NextNorm, NormAdd};
 pub(crate) use norm_rope::{MOST_HEAD_DIM, NormRope, NormRopeStore};
 pub(crate) use operands::{
-    Addresses, BatchAt, MatrixAt, Place, PlacesAt, RowsAt, SlotAt, TablesAt,
+    Addresses, BatchAt, MatrixAt, Place, PlacesAt, RowsAt, RunsAt, SlotAt, TablesAt,
 };
 pub(crate) use pack::Pack;
 pub(crate) use rope::Rope;
@@ -97,6 +98,7 @@ pub(crate) fn all() -> Vec<Specialization> {
         experts::sum_specialization(),
     ];
     all.extend(attend::LANE_VALUES.map(attend::specialization));
+    all.extend(attend_wide::specializations());
     for quant in QuantType::all() {
         all.push(embed::specialization(quant));
         all.push(layer_inputs::specialization(quant));

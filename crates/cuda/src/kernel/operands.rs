@@ -45,6 +45,14 @@ params! {
 }
 
 params! {
+    /// `Runs` in `lib/batch.cuh`.
+    pub(crate) struct RunsAt {
+        count: Address,
+        first: Address,
+    }
+}
+
+params! {
     /// `Tables` in `lib/kv.cuh`.
     pub(crate) struct TablesAt {
         base: Address,
@@ -93,6 +101,9 @@ pub(crate) struct BatchAt {
     pub(crate) places: PlacesAt,
     pub(crate) all: RowsAt,
     pub(crate) sampled: RowsAt,
+    /// The runs of all rows, and of the sampled ones.
+    pub(crate) all_runs: RunsAt,
+    pub(crate) sampled_runs: RunsAt,
     pub(crate) tables: PerGroup<TablesAt>,
 }
 
@@ -148,6 +159,13 @@ impl Addresses {
         match rows {
             Rows::All => self.batch.all,
             Rows::Sampled => self.batch.sampled,
+        }
+    }
+
+    pub(crate) fn runs(&self, rows: Rows) -> RunsAt {
+        match rows {
+            Rows::All => self.batch.all_runs,
+            Rows::Sampled => self.batch.sampled_runs,
         }
     }
 }
