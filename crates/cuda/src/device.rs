@@ -108,6 +108,12 @@ impl Device {
         self.stream.cu_stream()
     }
 
+    /// The stream, to capture what goes through it.
+    #[cfg(test)]
+    pub(crate) fn captured_stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
     /// Free and total bytes; with a limit, what is left below it.
     pub(crate) fn memory(&self) -> Result<(u64, u64), CudaError> {
         let (free, total) = self

@@ -4,6 +4,8 @@
 
 use std::{env, path::PathBuf, sync::Arc, time::Duration};
 
+use cudarc::driver::{CudaGraph, sys};
+
 use crate::{
     compiler::{Architecture, Compiler},
     config::{CudaConfig, Tier},
@@ -92,6 +94,30 @@ impl Card {
         self.device.bind().expect("binds");
         launch(module, grid, params).expect("launches");
         self.device.wait("running a kernel").expect("runs");
+    }
+
+    /// What a call queues, in one piece. It is run once before that, to load whatever it needs.
+    pub(crate) fn captured(&self, mut call: impl FnMut()) -> CudaGraph {
+        self.device.bind().expect("binds");
+        call();
+        self.device.wait("a first call").expect("runs");
+        let stream = self.device.captured_stream();
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        stream.begin_capture(mode).expect("begins");
+        call();
+        let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        graph.expect("is captured").expect("is there")
+    }
+
+    /// As [`Card::time`], but captured: the host's own time does not count, which is longer than that of short kernels.
+    pub(crate) fn time_captured(&self, count: usize, mut call: impl FnMut(usize)) -> Duration {
+        let graph = self.captured(|| (0..count).for_each(&mut call));
+        graph.launch().expect("launches");
+        let start = self.device.moment().expect("an event");
+        graph.launch().expect("launches");
+        let end = self.device.moment().expect("an event");
+        self.device.wait("timing").expect("runs");
+        start.until(&end).expect("times") / count as u32
     }
 
     /// The time of one call, the mean of `count` after some to warm up. The call gets its number, to rotate what it reads.

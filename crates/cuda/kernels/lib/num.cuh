@@ -41,3 +41,8 @@ __device__ __forceinline__ float load_half(const u8* at) { return half_to_float(
 __device__ __forceinline__ float gelu(float z) {
   return 0.5f * z * (1.0f + tanhf(0.7978846f * z * (1.0f + 0.044715f * z * z)));
 }
+
+// The same by the hardware's exponential, a fifth of the instructions: off by a few millionths.
+__device__ __forceinline__ float fast_gelu(float z) {
+  return __fdividef(z, 1.0f + __expf(-1.5957691f * z * (1.0f + 0.044715f * z * z)));
+}

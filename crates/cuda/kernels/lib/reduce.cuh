@@ -30,3 +30,14 @@ __device__ __forceinline__ float block_sum(float x) {
   for (u32 warp = 0; warp < warps; warp++) sum += of_warp[warp];
   return sum;
 }
+
+// The maximum over all threads of a block, in every thread. Blocks have whole warps, at most 32 of them.
+__device__ __forceinline__ float block_max(float x) {
+  __shared__ float of_warp[32];
+  const u32 warps = blockDim.x / WARP;
+  x = warp_max(x);
+  __syncthreads();  // an earlier maximum may still be read
+  if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = x;
+  __syncthreads();
+  return warp_max(threadIdx.x % WARP < warps ? of_warp[threadIdx.x % WARP] : of_warp[0]);
+}

@@ -6,20 +6,27 @@
 
 mod attend;
 mod attend_wide;
+mod convert;
 mod elementwise;
 mod embed;
 mod expand;
 mod experts;
 mod layer_inputs;
+mod form;
+mod gelu_mul_wide;
 mod linear;
 mod narrow;
 mod norm;
 mod norm_add;
 mod norm_rope;
+mod norm_wide;
 mod operands;
 mod pack;
+mod qkv_wide;
 mod rope;
 mod store_kv;
+#[cfg(test)]
+mod testing;
 
 use std::fmt;
 
@@ -94,9 +101,13 @@ pub(crate) fn all() -> Vec<Specialization> {
         store_kv::specialization(),
         elementwise::specialization(),
         narrow::specialization(),
+        convert::specialization(),
+        gelu_mul_wide::specialization(),
         experts::route_specialization(),
         experts::sum_specialization(),
     ];
+    all.extend(norm_wide::HOLDS.map(norm_wide::specialization));
+    all.extend(qkv_wide::HEAD_DIMS.map(qkv_wide::specialization));
     all.extend(attend::LANE_VALUES.map(attend::specialization));
     all.extend(attend_wide::specializations());
     for quant in QuantType::all() {

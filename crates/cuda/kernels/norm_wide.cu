@@ -1,0 +1,113 @@
+// Norms of many rows, into the form that the next product reads.
+//
+//   norm_wide      next = norm(x)
+//   norm_add_wide  sum = (a + norm(x)) * by, perhaps in a second form, too; and perhaps next = norm(sum)
+//
+// Grid: (rows), a block a row. 128 threads (fewer for rows under 512 columns) hold the row, HOLD fours each, so everything is
+// read once. The bits are those of norm.cu and norm_add.cu: thread t stands for four of theirs (lib/quads.cuh).
+// Bytes a row: 4 * columns for each of x and a in, for sum out; 2 (F16) or 1.25 (Q8) * columns for a form.
+// Requires columns % 4 == 0 and columns <= 512 * HOLD; for Q8 columns % 32 == 0; rows and weights aligned to 16 bytes.
+#include "lib/batch.cuh"
+#include "lib/form.cuh"
+#include "lib/quads.cuh"
+
+constexpr u32 MOST_THREADS = 128;
+
+struct Params {
+  Rows rows;
+  const float* x;
+  const float* factor;  // what a row of `x` is to be multiplied by, a power of two; may be null
+  const float* weight;  // may be null
+  const float* a;       // `norm_add_wide` only, as everything about `sum`
+  float* sum;
+  Form sum_form;             // may be none
+  const float* next_weight;  // may be null
+  float* next;               // may be null
+  Form next_form;            // may be none
+  u32 columns;
+  float eps;
+  float by;
+  float next_eps;
+};
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/norm_wide.rs differs");
+
+__device__ __forceinline__ u32 column_of(u32 k) { return 4 * (threadIdx.x + k * blockDim.x); }
+
+// A thread's part of a row, zeros behind its end.
+struct Row {
+  float4 quads[HOLD];
+
+  __device__ __forceinline__ void load(const float* row, u32 columns) {
+#pragma unroll
+    for (u32 k = 0; k < HOLD; k++) {
+      quads[k] = column_of(k) < columns ? *(const float4*)(row + column_of(k)) : no_quad();
+    }
+  }
+
+  __device__ __forceinline__ float rms_scale(u32 columns, float eps) const {
+    __shared__ float of_warp[MOST_THREADS / 8];
+    float4 squares = no_quad();
+#pragma unroll
+    for (u32 k = 0; k < HOLD; k++) add_squares(squares, quads[k]);
+    const float warp_squares = quads_sum(squares);
+    __syncthreads();  // an earlier sum may still be read
+    if (threadIdx.x % 8 == 0) of_warp[threadIdx.x / 8] = warp_squares;
+    __syncthreads();
+    float sum = 0;
+    for (u32 warp = 0; warp < blockDim.x / 8; warp++) sum += of_warp[warp];
+    return scale_of_squares(sum, columns, eps);
+  }
+};
+
+// next = norm(row)
+__device__ __forceinline__ void store_next(const Params& p, const Row& row, u64 start, const float* weight, float eps) {
+  const float scale = row.rms_scale(p.columns, eps);
+#pragma unroll
+  for (u32 k = 0; k < HOLD; k++) {
+    const u32 column = column_of(k);
+    const bool inside = column < p.columns;
+    const float4 y = inside ? normed_quad(row.quads[k], scale, weight, column) : no_quad();
+    if (p.next && inside) *(float4*)(p.next + start + column) = y;
+    if (p.next_form.any()) store_form(p.next_form, start, column, y, inside);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) norm_wide(const Params p) {
+  if (!p.rows.has(blockIdx.x)) return;
+  const u64 start = u64(blockIdx.x) * p.columns;
+  Row row;
+  row.load(p.x + start, p.columns);
+  store_next(p, row, start, p.weight, p.eps);
+}
+
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) norm_add_wide(const Params p) {
+  if (!p.rows.has(blockIdx.x)) return;
+  const u64 start = u64(blockIdx.x) * p.columns;
+  Row row, a;
+  row.load(p.x + start, p.columns);
+  a.load(p.a + start, p.columns);
+  if (p.factor) {
+    const float factor = p.factor[blockIdx.x];
+#pragma unroll
+    for (u32 k = 0; k < HOLD; k++) {
+      float4& x = row.quads[k];
+      x = make_float4(mul(x.x, factor), mul(x.y, factor), mul(x.z, factor), mul(x.w, factor));
+    }
+  }
+  const float scale = row.rms_scale(p.columns, p.eps);
+#pragma unroll
+  for (u32 k = 0; k < HOLD; k++) {
+    const u32 column = column_of(k);
+    const bool inside = column < p.columns;
+    float4 sum = no_quad();
+    if (inside) {
+      const float4 y = normed_quad(row.quads[k], scale, p.weight, column), b = a.quads[k];
+      sum = make_float4(mul(add(b.x, y.x), p.by), mul(add(b.y, y.y), p.by), mul(add(b.z, y.z), p.by),
+                        mul(add(b.w, y.w), p.by));
+      *(float4*)(p.sum + start + column) = sum;
+    }
+    if (p.sum_form.any()) store_form(p.sum_form, start, column, sum, inside);
+    row.quads[k] = sum;
+  }
+  if (p.next || p.next_form.any()) store_next(p, row, start, p.next_weight, p.next_eps);
+}

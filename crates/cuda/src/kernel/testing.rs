@@ -1,0 +1,392 @@
+//! A table to lay single kernels on: places, weights, pages and rows without a model, and calls through the twins.
+
+use std::cell::RefCell;
+
+use carat_gguf::QuantType;
+use carat_model::{
+    backend::{KvGroup, PerGroup},
+    gemma4,
+    plan::SlotSpec,
+    weights::Weight,
+};
+use carat_testkit::tiny::{Tiny, Variant};
+
+use super::{Addresses, BatchAt, Kernel, MatrixAt, Place, PlacesAt, RowsAt, TablesAt, form::Form};
+use crate::{
+    config::Tier,
+    device::{Address, Buffer},
+    launch::launch,
+    testing::{Card, Plain, half, halves, normals, relative_error},
+};
+
+/// Pages of a slot that [`Table::slot`] makes.
+pub(super) const PAGES: usize = 4;
+const PAGE_TOKENS: usize = 32;
+/// A half that is not a number.
+const POISON: u16 = 0x7e00;
+
+pub(super) struct Table {
+    card: Card,
+    at: RefCell<Addresses>,
+    /// What places stand for, in order; a shifted place has none of its own.
+    buffers: RefCell<Vec<Option<Buffer>>>,
+    /// Not places: weights, frequencies, descriptions of the batch.
+    others: Vec<Buffer>,
+    names: Vec<Weight>,
+    weights: usize,
+    index: Address,
+    pages: Vec<Buffer>,
+    page_halves: usize,
+}
+
+impl Table {
+    pub(super) fn new() -> Table {
+        let model = Tiny::new(Variant::E4b, QuantType::Q8_0).model();
+        let tables = TablesAt {
+            base: Address::NULL,
+            pages: Address::NULL,
+        };
+        let rows = RowsAt {
+            count: Address::NULL,
+            index: Address::NULL,
+        };
+        let at = Addresses {
+            plan: gemma4::plan(&model),
+            values: vec![],
+            scratch: vec![],
+            weights: [].into(),
+            ropes: vec![Address::NULL],
+            kv: vec![(Address::NULL, Address::NULL)],
+            batch: BatchAt {
+                tokens: Address::NULL,
+                places: PlacesAt {
+                    position: Address::NULL,
+                    run: Address::NULL,
+                },
+                all: rows,
+                sampled: rows,
+                tables: PerGroup {
+                    full: tables,
+                    sliding: tables,
+                },
+            },
+        };
+        Table {
+            card: Card::open(Tier::Best),
+            at: RefCell::new(at),
+            buffers: RefCell::default(),
+            others: Vec::new(),
+            names: model.weights.iter().map(|(w, _)| w).collect(),
+            weights: 0,
+            index: Address::NULL,
+            pages: Vec::new(),
+            page_halves: 0,
+        }
+    }
+
+    /// Takes everything off.
+    pub(super) fn clear(&mut self) {
+        self.at.borrow_mut().scratch.clear();
+        self.buffers.borrow_mut().clear();
+        self.others.clear();
+        self.pages.clear();
+        self.weights = 0;
+        self.index = Address::NULL;
+    }
+
+    fn place(&self, address: Address, buffer: Option<Buffer>) -> Place {
+        let scratch = &mut self.at.borrow_mut().scratch;
+        scratch.push(address);
+        self.buffers.borrow_mut().push(buffer);
+        Place::Scratch(scratch.len() - 1)
+    }
+
+    pub(super) fn put<T: Plain>(&mut self, values: &[T]) -> Place {
+        let buffer = self.card.upload(values);
+        self.place(buffer.address(), Some(buffer))
+    }
+
+    /// Values that are not numbers.
+    pub(super) fn poison(&mut self, count: usize) -> Place {
+        self.put(&vec![f32::NAN; count])
+    }
+
+    /// Many random halves, which make random floats, too.
+    pub(super) fn big(&mut self, bytes: usize) -> Place {
+        const PIECE: usize = 4 << 20;
+        let device = &self.card.device;
+        let buffer = device.allocate("test", bytes).expect("memory");
+        let mut host = device.allocate_host("test", PIECE).expect("memory");
+        let noise = halves(&normals(9, PIECE / 2));
+        for (to, bits) in host.bytes_mut().chunks_exact_mut(2).zip(noise) {
+            bits.put(to);
+        }
+        for start in (0..bytes).step_by(PIECE) {
+            let piece = PIECE.min(bytes - start);
+            device
+                .copy_in(&host, &buffer, start, piece)
+                .expect("copies");
+        }
+        device.wait("filling").expect("copies");
+        self.place(buffer.address(), Some(buffer))
+    }
+
+    /// A place so many bytes behind another.
+    pub(super) fn shifted(&self, place: Place, bytes: usize) -> Place {
+        let address = self.at.borrow().place(place).offset(bytes);
+        self.place(address, None)
+    }
+
+    pub(super) fn get<T: Plain>(&self, place: Place, count: usize) -> Vec<T> {
+        let Place::Scratch(i) = place else {
+            panic!("not on the table");
+        };
+        let buffers = self.buffers.borrow();
+        let buffer = buffers[i].as_ref().expect("a place of its own");
+        self.card.download(buffer, count)
+    }
+
+    fn keep<T: Plain>(&mut self, values: &[T]) -> Address {
+        self.others.push(self.card.upload(values));
+        self.others.last().expect("just put there").address()
+    }
+
+    pub(super) fn weight(&mut self, values: &[f32]) -> Weight {
+        let start = self.keep(values);
+        let name = self.names[self.weights];
+        self.weights += 1;
+        let matrix = MatrixAt {
+            start,
+            row_bytes: values.len() * 4,
+            matrix_bytes: values.len() * 4,
+        };
+        self.at.borrow_mut().weights.insert(name, matrix);
+        name
+    }
+
+    pub(super) fn rope(&mut self, frequencies: &[f32]) {
+        let address = self.keep(frequencies);
+        self.at.borrow_mut().ropes[0] = address;
+    }
+
+    /// Rows of two runs in turn, one of them far on, both across the border of a page; returns their positions. They stand
+    /// in the batch in reverse.
+    pub(super) fn places(&mut self, rows: usize) -> Vec<u32> {
+        assert!(rows <= PAGE_TOKENS);
+        let positions: Vec<u32> = (0..rows as u32)
+            .map(|r| if r % 2 == 0 { 29 + r } else { 3228 + r })
+            .collect();
+        let runs: Vec<u32> = (0..rows as u32).map(|r| r % 2).collect();
+        let reversed = |list: &[u32]| list.iter().rev().copied().collect::<Vec<u32>>();
+        let index = reversed(&(0..rows as u32).collect::<Vec<_>>());
+        // Run 0 has pages 3 and 1 from place 0 on, run 1 pages 0 and 2 from place 100 on.
+        self.describe(
+            (&reversed(&positions), &reversed(&runs), &index),
+            (&[0, 2 - 100], &[3, 1, 0, 2]),
+        );
+        positions
+    }
+
+    /// One run from its start.
+    pub(super) fn places_with_pages(&mut self, rows: usize) {
+        let positions: Vec<u32> = (0..rows as u32).collect();
+        let pages = &positions[..rows.div_ceil(PAGE_TOKENS)];
+        self.describe((&positions, &vec![0; rows], &positions), (&[0], pages));
+    }
+
+    fn describe(
+        &mut self,
+        (positions, runs, index): (&[u32], &[u32], &[u32]),
+        (base, pages): (&[i32], &[u32]),
+    ) {
+        let places = PlacesAt {
+            position: self.keep(positions),
+            run: self.keep(runs),
+        };
+        let tables = TablesAt {
+            base: self.keep(base),
+            pages: self.keep(pages),
+        };
+        self.index = self.keep(index);
+        let batch = &mut self.at.borrow_mut().batch;
+        batch.places = places;
+        batch.tables = PerGroup {
+            full: tables,
+            sliding: tables,
+        };
+    }
+
+    /// Slot 0 with [`PAGES`] pages, poisoned.
+    pub(super) fn slot(&mut self, kv_heads: usize, head_dim: usize) {
+        self.slot_with_pages(kv_heads, head_dim, PAGES);
+    }
+
+    pub(super) fn slot_with_pages(&mut self, kv_heads: usize, head_dim: usize, pages: usize) {
+        self.at.borrow_mut().plan.slots[0] = SlotSpec {
+            group: KvGroup::Full,
+            kv_heads,
+            head_dim,
+            window: None,
+        };
+        self.page_halves = pages * PAGE_TOKENS * kv_heads * head_dim;
+        self.poison_pages();
+    }
+
+    fn poison_pages(&mut self) {
+        let poison = vec![POISON; self.page_halves];
+        self.pages = vec![self.card.upload(&poison), self.card.upload(&poison)];
+        self.at.borrow_mut().kv[0] = (self.pages[0].address(), self.pages[1].address());
+    }
+
+    /// Keys and values as they are; poisoned again after that.
+    pub(super) fn take_pages(&mut self) -> Vec<Vec<u16>> {
+        let pages = self.pages.iter();
+        let taken = pages
+            .map(|p| self.card.download(p, self.page_halves))
+            .collect();
+        self.poison_pages();
+        taken
+    }
+
+    /// Runs a kernel as a bucket of `room` rows would, `rows` of which there are.
+    pub(super) fn run(&self, rows: usize, room: usize, kernel: &dyn Kernel) {
+        let count = self.card.upload(&[rows as u32]);
+        let rows = RowsAt {
+            count: count.address(),
+            index: self.index,
+        };
+        let module = self.card.load(&kernel.specialization());
+        let params = kernel.params(&self.at.borrow(), rows);
+        self.card.run(&module, kernel.grid(room), &params);
+    }
+
+    /// How many buffers of so many bytes are to be used in turn so that none is still in the second cache.
+    pub(super) fn turns(bytes: usize) -> usize {
+        (260usize << 20).div_ceil(bytes)
+    }
+
+    /// Prints the time and the rate of a kernel that moves so many bytes, calls taken in turn.
+    pub(super) fn time<K: Kernel>(&self, name: &str, rows: usize, bytes: usize, calls: &[K]) {
+        let count = self.card.upload(&[rows as u32]);
+        let at = RowsAt {
+            count: count.address(),
+            index: self.index,
+        };
+        let module = self.card.load(&calls[0].specialization());
+        let grid = calls[0].grid(rows);
+        let params: Vec<Vec<u8>> = calls
+            .iter()
+            .map(|c| c.params(&self.at.borrow(), at))
+            .collect();
+        let time = self.card.time_captured(200, |i| {
+            launch(&module, grid, &params[i % params.len()]).expect("launches");
+        });
+        let rate = bytes as f64 / time.as_secs_f64() / 1e12;
+        println!(
+            "{name:<36} {rows:>5} rows {:>7.1} us {rate:>5.2} TB/s {:>4.0} % of 4.3",
+            time.as_secs_f64() * 1e6,
+            100.0 * rate / 4.3
+        );
+    }
+}
+
+/// GELU in its tanh form.
+pub(super) fn gelu(z: f64) -> f64 {
+    let u = (2.0 / std::f64::consts::PI).sqrt() * (z + 0.044_715 * z.powi(3));
+    0.5 * z * (1.0 + u.tanh())
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    F16,
+    Q8,
+}
+
+/// Poisoned memory for a form, and what should be in it.
+pub(super) struct FormBuffers {
+    pub(super) form: Form,
+    room: usize,
+    columns: usize,
+}
+
+impl FormBuffers {
+    pub(super) fn new(table: &mut Table, kind: Kind, room: usize, columns: usize) -> FormBuffers {
+        let form = match kind {
+            Kind::F16 => Form::F16(table.put(&vec![POISON; room * columns])),
+            Kind::Q8 => Form::Q8 {
+                codes: table.put(&vec![0x55i8; room * columns]),
+                scales: table.poison(room * columns / 32),
+                sums: table.poison(room * columns / 32),
+            },
+        };
+        FormBuffers {
+            form,
+            room,
+            columns,
+        }
+    }
+
+    /// The first rows hold exactly what the definition makes of these values; the rest is untouched.
+    pub(super) fn check(&self, table: &Table, values: &[f32], rows: usize) {
+        let (count, room) = (rows * self.columns, self.room * self.columns);
+        assert_eq!(values.len(), count);
+        match self.form {
+            Form::F16(place) => {
+                let found = table.get::<u16>(place, room);
+                assert_eq!(found[..count], halves(values));
+                assert!(found[count..].iter().all(|bits| *bits == POISON));
+            }
+            Form::Q8 {
+                codes,
+                scales,
+                sums,
+            } => {
+                let codes = table.get::<i8>(codes, room);
+                let scales = table.get::<f32>(scales, room / 32);
+                let sums = table.get::<f32>(sums, room / 32);
+                for (block, values) in values.chunks_exact(32).enumerate() {
+                    let largest = values.iter().fold(0f32, |a, b| a.max(b.abs()));
+                    let scale = largest / 127.0;
+                    let code = |v: &f32| match scale {
+                        0.0 => 0,
+                        _ => (v / scale).round_ties_even().clamp(-127.0, 127.0) as i8,
+                    };
+                    let expected: Vec<i8> = values.iter().map(code).collect();
+                    assert_eq!(codes[32 * block..32 * block + 32], expected);
+                    let sum: i32 = expected.iter().map(|c| i32::from(*c)).sum();
+                    assert_eq!(scales[block].to_bits(), scale.to_bits());
+                    assert_eq!(sums[block], scale * sum as f32);
+                }
+                assert!(codes[count..].iter().all(|code| *code == 0x55));
+                let rest = scales[count / 32..].iter().chain(&sums[count / 32..]);
+                assert!(rest.into_iter().all(|v| v.is_nan()));
+            }
+        }
+    }
+
+    /// The first rows hold these values as nearly as the form can.
+    pub(super) fn check_nearly(&self, table: &Table, values: &[f32], rows: usize) {
+        let (count, room) = (rows * self.columns, self.room * self.columns);
+        match self.form {
+            Form::F16(place) => {
+                let found = table.get::<u16>(place, room);
+                let decoded: Vec<f32> = found[..count].iter().map(|bits| half(*bits)).collect();
+                assert!(relative_error(&decoded, values) < 4e-4);
+                assert!(found[count..].iter().all(|bits| *bits == POISON));
+            }
+            Form::Q8 { codes, scales, .. } => {
+                let codes = table.get::<i8>(codes, room);
+                let scales = table.get::<f32>(scales, room / 32);
+                for (i, value) in values.iter().enumerate() {
+                    let error = (f32::from(codes[i]) * scales[i / 32] - value).abs();
+                    assert!(
+                        error <= 0.501 * scales[i / 32],
+                        "{error}, {}",
+                        scales[i / 32]
+                    );
+                }
+                assert!(codes[count..].iter().all(|code| *code == 0x55));
+            }
+        }
+    }
+}
