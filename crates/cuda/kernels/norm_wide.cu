@@ -44,6 +44,14 @@ struct Row {
     }
   }
 
+  __device__ __forceinline__ void multiply(float by) {
+#pragma unroll
+    for (u32 k = 0; k < HOLD; k++) {
+      float4& x = quads[k];
+      x = make_float4(mul(x.x, by), mul(x.y, by), mul(x.z, by), mul(x.w, by));
+    }
+  }
+
   __device__ __forceinline__ float rms_scale(u32 columns, float eps) const {
     __shared__ float of_warp[MOST_THREADS / 8];
     float4 squares = no_quad();
@@ -77,6 +85,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) norm_wide(const Param
   const u64 start = u64(blockIdx.x) * p.columns;
   Row row;
   row.load(p.x + start, p.columns);
+  if (p.factor) row.multiply(p.factor[blockIdx.x]);
   store_next(p, row, start, p.weight, p.eps);
 }
 
@@ -86,14 +95,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) norm_add_wide(const P
   Row row, a;
   row.load(p.x + start, p.columns);
   a.load(p.a + start, p.columns);
-  if (p.factor) {
-    const float factor = p.factor[blockIdx.x];
-#pragma unroll
-    for (u32 k = 0; k < HOLD; k++) {
-      float4& x = row.quads[k];
-      x = make_float4(mul(x.x, factor), mul(x.y, factor), mul(x.z, factor), mul(x.w, factor));
-    }
-  }
+  if (p.factor) row.multiply(p.factor[blockIdx.x]);
   const float scale = row.rms_scale(p.columns, p.eps);
 #pragma unroll
   for (u32 k = 0; k < HOLD; k++) {

@@ -35,20 +35,26 @@ use carat_gguf::QuantType;
 use crate::{launch::Grid, panels::PanelFormat};
 
 pub(crate) use attend::Attend;
+pub(crate) use attend_wide::{AttendOut, AttendWide, Heads};
+pub(crate) use convert::Convert;
 pub(crate) use elementwise::{Elementwise, Function, Second};
 pub(crate) use embed::Embed;
 pub(crate) use expand::{Expand, Narrowed};
 pub(crate) use experts::{ExpertsLinear, ExpertsSum, MOST_EXPERTS, Route, XRows};
+pub(crate) use form::Form;
+pub(crate) use gelu_mul_wide::{GeluMulWide, MOST_COLUMNS as GELU_MOST_COLUMNS};
 pub(crate) use layer_inputs::{LayerInputs, MOST_GROUP};
 pub(crate) use linear::Linear;
 pub(crate) use narrow::Narrow;
 pub(crate) use norm::Norm;
 pub(crate) use norm_add::{NextNorm, NormAdd};
 pub(crate) use norm_rope::{MOST_HEAD_DIM, NormRope, NormRopeStore};
+pub(crate) use norm_wide::{MOST_COLUMNS as NORM_MOST_COLUMNS, NormAddWide, NormOut, NormWide};
 pub(crate) use operands::{
     Addresses, BatchAt, MatrixAt, Place, PlacesAt, RowsAt, RunsAt, SlotAt, TablesAt,
 };
 pub(crate) use pack::Pack;
+pub(crate) use qkv_wide::{HEAD_DIMS, KeysValues, Queries, QkvWide};
 pub(crate) use rope::Rope;
 pub(crate) use store_kv::StoreKv;
 

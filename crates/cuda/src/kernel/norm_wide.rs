@@ -16,6 +16,9 @@ use crate::{
 /// Fours a thread holds, for rows of up to 512 times as many columns.
 pub(super) const HOLDS: [usize; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
 
+/// The widest rows that a block's threads hold.
+pub(crate) const MOST_COLUMNS: usize = 512 * HOLDS.len();
+
 params! {
     struct NormWideParams {
         rows: RowsAt,
@@ -51,15 +54,17 @@ impl NormOut {
     }
 }
 
-/// `out = norm(x)` over whole rows. At most 6144 columns.
+/// `out = norm(x * factor)` over whole rows of at most [`MOST_COLUMNS`].
 #[derive(Debug)]
 pub(crate) struct NormWide {
     pub(crate) x: Place,
+    /// A power of two for each row.
+    pub(crate) factor: Option<Place>,
     pub(crate) columns: usize,
     pub(crate) out: NormOut,
 }
 
-/// `sum = (a + norm(x * factor)) * by`, and the norm of that for whoever comes next. At most 6144 columns.
+/// `sum = (a + norm(x * factor)) * by`, and the norm of that for whoever comes next; rows of at most [`MOST_COLUMNS`].
 #[derive(Debug)]
 pub(crate) struct NormAddWide {
     pub(crate) x: Place,
@@ -115,7 +120,7 @@ impl Kernel for NormWide {
         NormWideParams {
             rows,
             x: at.place(self.x),
-            factor: Address::NULL,
+            factor: self.factor.map_or(Address::NULL, |p| at.place(p)),
             weight: at.vector(self.out.weight),
             a: Address::NULL,
             sum: Address::NULL,
@@ -132,7 +137,7 @@ impl Kernel for NormWide {
     }
 
     fn reads(&self) -> Vec<Place> {
-        vec![self.x]
+        [self.x].into_iter().chain(self.factor).collect()
     }
 
     fn writes(&self) -> Vec<Place> {
@@ -235,6 +240,7 @@ mod tests {
                     room,
                     &NormWide {
                         x: x_at,
+                        factor: None,
                         columns,
                         out: NormOut {
                             weight: Some(w),
@@ -406,6 +412,7 @@ mod tests {
                 };
                 norm.push(NormWide {
                     x,
+                    factor: None,
                     columns,
                     out: next,
                 });
