@@ -79,6 +79,7 @@ inline void close_copies() {}
 template <int UNDER_WAY>
 inline void wait_for_copies() {}
 inline uint4 load_streamed(const void* at) { return *(const uint4*)at; }
+inline uint2 load_written(const void* at) { return *(const uint2*)at; }
 inline u32 pack_halves(float low, float high) {
   return emulated_float_to_half(low) | u32(emulated_float_to_half(high)) << 16;
 }

@@ -76,10 +76,10 @@ __device__ __forceinline__ float4 from_lane(float4 x, u32 mask) {
 }
 
 __device__ __forceinline__ void turn_quads(float4& a, float4& b, float4 sin, float4 cos) {
-  turn_by(a.x, b.x, sin.x, cos.x);
-  turn_by(a.y, b.y, sin.y, cos.y);
-  turn_by(a.z, b.z, sin.z, cos.z);
-  turn_by(a.w, b.w, sin.w, cos.w);
+  turn(a.x, b.x, Angle{sin.x, cos.x});
+  turn(a.y, b.y, Angle{sin.y, cos.y});
+  turn(a.z, b.z, Angle{sin.z, cos.z});
+  turn(a.w, b.w, Angle{sin.w, cos.w});
 }
 
 __device__ __forceinline__ void turn_head(Head& head, const float4* sines, const float4* cosines) {
@@ -132,7 +132,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) qkv_wide(const Params p
   u32 h = threadIdx.x / WARP;
   Head next = load(h);
   for (u32 j = threadIdx.x; j < HALF; j += blockDim.x) {
-    turn_angle(position, p.frequencies[j], ((float*)sines)[j], ((float*)cosines)[j]);
+    const Angle turned = angle(position, p.frequencies[j]);
+    ((float*)sines)[j] = turned.sin;
+    ((float*)cosines)[j] = turned.cos;
   }
   __syncthreads();
   for (; h < heads; h += WARPS) {

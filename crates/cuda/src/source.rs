@@ -13,6 +13,7 @@ macro_rules! texts {
 
 texts![
     "attend.cu",
+    "attend_narrow.cu",
     "attend_wide.cu",
     "convert.cu",
     "elementwise.cu",

@@ -82,6 +82,13 @@ __device__ __forceinline__ uint4 load_streamed(const void* at) {
   return v;
 }
 
+// 8 bytes that another block may have written in this launch: past the first cache, which need not know of it.
+__device__ __forceinline__ uint2 load_written(const void* at) {
+  uint2 v;
+  asm volatile("ld.global.cg.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at) : "memory");
+  return v;
+}
+
 // Two floats as halves, `low` in the lower bits.
 __device__ __forceinline__ u32 pack_halves(float low, float high) {
   u32 packed;

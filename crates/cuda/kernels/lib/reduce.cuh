@@ -41,3 +41,30 @@ __device__ __forceinline__ float block_max(float x) {
   __syncthreads();
   return warp_max(threadIdx.x % WARP < warps ? of_warp[threadIdx.x % WARP] : of_warp[0]);
 }
+
+// What `block_sum` gives to COUNT warps whose threads have one value each, from one warp whose lanes hold the values of all
+// of them: the same tree and the same order, so the same bits. Lanes trade values, so that each adds up only its share.
+template <int COUNT>
+__device__ __forceinline__ float sum_of_warps(float (&x)[COUNT]) {
+  float sum = 0;
+  if (COUNT & (COUNT - 1)) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) sum += warp_sum(x[i]);
+    return sum;
+  }
+#pragma unroll
+  for (int held = COUNT / 2; held > 0; held /= 2) {
+    const int mask = WARP * held / COUNT;
+    const bool upper = threadIdx.x & mask;
+#pragma unroll
+    for (int i = 0; i < held; i++) {
+      const float sent = upper ? x[i] : x[i + held], kept = upper ? x[i + held] : x[i];
+      x[i] = kept + __shfl_xor_sync(ALL_LANES, sent, mask);
+    }
+  }
+#pragma unroll
+  for (int mask = 16 / COUNT; mask > 0; mask /= 2) x[0] += __shfl_xor_sync(ALL_LANES, x[0], mask);
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) sum += __shfl_sync(ALL_LANES, x[0], i * int(WARP) / COUNT);
+  return sum;
+}

@@ -2,20 +2,25 @@
 #pragma once
 #include "lib/num.cuh"
 
+struct Angle {
+  float sin, cos;
+};
+
 // The angle is one f32 product: that is the definition.
-__device__ __forceinline__ void turn_angle(u32 position, float frequency, float& sin, float& cos) {
-  sincosf(mul(float(position), frequency), &sin, &cos);
+__device__ __forceinline__ Angle angle(u32 position, float frequency) {
+  Angle angle;
+  sincosf(mul(float(position), frequency), &angle.sin, &angle.cos);
+  return angle;
 }
 
-__device__ __forceinline__ void turn_by(float& a, float& b, float sin, float cos) {
-  float x = sub(mul(a, cos), mul(b, sin));
-  b = add(mul(a, sin), mul(b, cos));
+// Turns `(a, b)` by an angle that several heads may share.
+__device__ __forceinline__ void turn(float& a, float& b, Angle by) {
+  float x = sub(mul(a, by.cos), mul(b, by.sin));
+  b = add(mul(a, by.sin), mul(b, by.cos));
   a = x;
 }
 
 // Turns `(a, b)` by `position * frequency`.
 __device__ __forceinline__ void turn(float& a, float& b, u32 position, float frequency) {
-  float sin, cos;
-  turn_angle(position, frequency, sin, cos);
-  turn_by(a, b, sin, cos);
+  turn(a, b, angle(position, frequency));
 }

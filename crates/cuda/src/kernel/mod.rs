@@ -7,6 +7,7 @@
 mod attend;
 mod attend_wide;
 mod convert;
+mod attend_narrow;
 mod elementwise;
 mod embed;
 mod expand;
@@ -35,8 +36,12 @@ use carat_gguf::QuantType;
 use crate::{launch::Grid, panels::PanelFormat};
 
 pub(crate) use attend::Attend;
+pub(crate) use attend_narrow::{AttendNarrow, Columns, HeadNorm, Heads as NarrowHeads, OwnKv};
 pub(crate) use attend_wide::{AttendOut, AttendWide, Heads};
 pub(crate) use convert::Convert;
+pub(crate) use attend_narrow::Heads;
+#[allow(unused_imports, reason = "lowering does not choose it yet")]
+pub(crate) use attend_narrow::{AttendNarrow, Columns, HeadNorm, OwnKv};
 pub(crate) use elementwise::{Elementwise, Function, Second};
 pub(crate) use embed::Embed;
 pub(crate) use expand::{Expand, Narrowed};
@@ -116,6 +121,13 @@ pub(crate) fn all() -> Vec<Specialization> {
     all.extend(qkv_wide::HEAD_DIMS.map(qkv_wide::specialization));
     all.extend(attend::LANE_VALUES.map(attend::specialization));
     all.extend(attend_wide::specializations());
+    all.extend(attend_narrow::SHAPES.map(|(head_dim, count)| {
+        attend_narrow::specialization(NarrowHeads {
+            count,
+            kv_heads: 1,
+            head_dim,
+        })
+    }));
     for quant in QuantType::all() {
         all.push(embed::specialization(quant));
         all.push(layer_inputs::specialization(quant));

@@ -16,7 +16,7 @@ use crate::{
 pub(crate) const MOST_HEAD_DIM: usize = 512;
 
 params! {
-    struct NormRopeParams {
+    pub(super) struct NormRopeParams {
         rows: RowsAt,
         places: PlacesAt,
         slot: SlotAt,

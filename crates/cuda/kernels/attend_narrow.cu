@@ -1,0 +1,602 @@
+// Attention for few rows, one launch from raw projections to outputs. For each row:
+//   q = rope(norm(q)), head by head; k = rope(norm(k)), v = norm(v) without weight, as halves into their page cell, unless the
+//   slot's keys and values come from an earlier layer; out = softmax(q . K) . V over the positions the row sees: all up to
+//   its own, or the last `window` of them. Scale is 1.
+//
+// Grid: (rows * kv heads, splits), a block of 8 warps for all GROUP query heads of a KV head, so keys and values are read
+// once. What a row sees is cut into splits of whole steps (STEP positions); how many a split has follows from the row's own
+// length and the grid's height, blocks without a share leave at once. Blocks of low splits come first in launch order.
+//
+// A step: scores = K . q^T by tensor cores, keys as rows and heads as columns, the head's elements cut into PARTS that warps
+// take apart and shared memory adds up; online softmax in f32, each warp for itself; out += V^T . weights, each warp for its
+// own elements. A query is a sum of two halves, so that scores do not suffer from its rounding. Steps go backwards, so the
+// newest keys, which this launch makes, are in the first of them, while loads of the others are under way. K and V have
+// a tile of shared memory each; one is loaded while the other is used, and two or three blocks share a multiprocessor.
+//
+// Splits are joined by the block that arrives last: of all, or (past ONE_MERGE splits) first of FAN neighbours, then of all
+// groups. Each reads records in the order of their places, so it does not matter who is last. Tickets return to 0.
+//
+// A row of the same batch and run may be seen by later rows. Its keys and values are on their way to their page, so whoever
+// needs them makes them again from the raw rows; norms add up in the order of norm_rope.cu, whose bits they are.
+//
+// Bytes a row: keys and values seen once a KV head (4 * seen * HEAD_DIM), RECORD_BYTES out and in a split.
+// Requires HEAD_DIM % 16 == 0, HEAD_DIM <= 512, GROUP <= 16; keys and values aligned to 16; for its own k and v that the rows
+// are the whole batch in order, rows of a run one after another; tickets of 0; at most 32 * FAN splits.
+#include "lib/kv.cuh"
+#include "lib/norm.cuh"
+#include "lib/ptx.cuh"
+#include "lib/rope.cuh"
+
+struct Params {
+  Rows rows;
+  Places places;
+  Slot slot;
+  const float* q;
+  const float* q_weight;  // may be null
+  const float* k;         // null if the slot holds keys and values of all rows already
+  const float* k_weight;  // may be null
+  const float* v;
+  const float* frequencies;
+  u8* records;   // [rows, kv heads, splits, RECORD_BYTES]
+  u32* tickets;  // [rows, kv heads, 1 + splits / FAN, rounded up]
+  float* out;
+  u32 q_stride;  // from row to row, in elements
+  u32 k_stride;
+  u32 v_stride;
+  u32 window;  // 0 sees all
+  float q_eps;
+  float k_eps;
+  float v_eps;
+};
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attend_narrow.rs differs");
+
+constexpr u32 WARPS = 8, THREADS = WARPS * WARP;
+// Past 8 heads, queries take the registers of a second block.
+constexpr int BLOCKS = GROUP > 8 ? 1 : 2;
+constexpr u32 STEP_PAGES = HEAD_DIM <= 256 ? 2 : 1, STEP = STEP_PAGES * PAGE_TOKENS;
+// Columns of 8 heads. Where they fit, both halves of queries share one.
+constexpr int TILES = (GROUP + 7) / 8;
+constexpr bool PACKED = GROUP <= 4;
+constexpr int Q_TILES = PACKED ? 1 : 2 * TILES;
+constexpr u32 LOW_COLUMN = PACKED ? 4 : 8 * TILES;
+constexpr int KEY_TILES = STEP / 16, PARTS = WARPS / KEY_TILES;
+constexpr int K_STEPS = HEAD_DIM / 16, K_SHARE = (K_STEPS + PARTS - 1) / PARTS;
+constexpr int OUT_TILES = HEAD_DIM / 16, OUT_SHARE = (OUT_TILES + WARPS - 1) / WARPS;
+constexpr u32 HALF = HEAD_DIM / 2;
+constexpr int PAIRS = (HALF + WARP - 1) / WARP, CHUNKS = (HEAD_DIM + WARP - 1) / WARP;
+
+constexpr u32 FAN = 8, ONE_MERGE = 16;
+// A record: outputs of a split as halves, as threads hold them; then maximum and total a head.
+constexpr u32 QUADS = TILES > 1 ? 4 : (GROUP + 1) / 2;
+constexpr u32 TILE_BYTES = THREADS / 4 * QUADS * 8, STATE_START = OUT_SHARE * TILES * TILE_BYTES;
+static_assert(STATE_START + 16 * 8 == RECORD_BYTES, "src/kernel/attend_narrow.rs differs");
+
+// Tiles have rows of HEAD_DIM halves. 16-byte pieces change places, or rows have one to spare, so that 8 rows of a column
+// lie in different banks.
+constexpr u32 PITCH = HEAD_DIM % 64 ? HEAD_DIM + 8 : HEAD_DIM;
+__device__ __forceinline__ u32 cell(u32 row, u32 element) {
+  return row * PITCH + (HEAD_DIM % 64 ? element : ((element / 8 ^ row % 8) * 8 + element % 8));
+}
+constexpr u32 KV_BYTES = STEP * PITCH * 2, Q_BYTES = 8 * Q_TILES * PITCH * 2;
+constexpr u32 SCORE_PITCH = STEP + 8, SCORE_BYTES = PARTS * TILES * 8 * SCORE_PITCH * 4;
+constexpr u32 SHARES_BYTES = (32 + 2) * 16 * 4;
+constexpr u32 larger(u32 a, u32 b) { return a > b ? a : b; }
+constexpr u32 COMMON_BYTES = larger(larger(Q_BYTES, SCORE_BYTES), SHARES_BYTES);
+static_assert(2 * KV_BYTES + HALF * 8 + COMMON_BYTES == SHARED_BYTES, "src/kernel/attend_narrow.rs differs");
+
+struct Shared {
+  u16* k;
+  u16* v;
+  Angle* angles;
+  // One after another: queries until they are in registers; scores `[part, head, key]`; shares of records in a merge.
+  u16* q;
+  float* scores;
+  float* shares;
+};
+
+// ---- Heads: norm and turn, a warp a head ---------------------------------------------------------------------------------
+
+// Pair `i` of a lane is elements j = 32 * i + lane and j + HALF.
+struct Head {
+  float low[PAIRS], high[PAIRS], low_weight[PAIRS], high_weight[PAIRS];
+};
+__device__ __forceinline__ u32 pair(int i) { return i * WARP + threadIdx.x % WARP; }
+__device__ __forceinline__ bool holds(u32 pair) { return HEAD_DIM % 64 == 0 || pair < HALF; }
+
+__device__ __forceinline__ void load(Head& head, const float* x, const float* weight) {
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++) {
+    const u32 j = pair(i);
+    head.low[i] = holds(j) ? x[j] : 0;
+    head.high[i] = holds(j) ? x[j + HALF] : 0;
+    head.low_weight[i] = weight && holds(j) ? weight[j] : 0;
+    head.high_weight[i] = weight && holds(j) ? weight[j + HALF] : 0;
+  }
+}
+
+__device__ __forceinline__ void norm(Head& head, const float* x, const float* weight, float eps) {
+  float squares[CHUNKS];
+#pragma unroll
+  for (int i = 0; i < CHUNKS; i++) {
+    const u32 j = pair(i);
+    // Where halves are whole warps, the lane has the value already.
+    const float value = HEAD_DIM % 64 == 0 ? (i < PAIRS ? head.low[i % PAIRS] : head.high[i % PAIRS]) : j < HEAD_DIM ? x[j] : 0;
+    squares[i] = mul(value, value);
+  }
+  const float scale = rms_scale_of(sum_of_warps(squares), HEAD_DIM, eps);
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++) {
+    head.low[i] = mul(head.low[i], scale);
+    head.high[i] = mul(head.high[i], scale);
+    if (weight) {
+      head.low[i] = mul(head.low[i], head.low_weight[i]);
+      head.high[i] = mul(head.high[i], head.high_weight[i]);
+    }
+  }
+}
+
+__device__ __forceinline__ void turn_all(Head& head, const Angle* angles) {
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++)
+    if (holds(pair(i))) turn(head.low[i], head.high[i], angles[pair(i)]);
+}
+
+// A query into its two columns.
+__device__ __forceinline__ void put_query(const Head& head, u16* q, u32 column) {
+  auto put = [&](u32 element, float value) {
+    const u16 rounded = float_to_half(value);
+    q[cell(column, element)] = rounded;
+    q[cell(column + LOW_COLUMN, element)] = float_to_half(value - half_to_float(rounded));
+  };
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++) {
+    if (holds(pair(i))) {
+      put(pair(i), head.low[i]);
+      put(pair(i) + HALF, head.high[i]);
+    }
+  }
+}
+
+// A key or value into its tile and, if it is the row's own, its page.
+__device__ __forceinline__ void put_cached(const Head& head, u16* tile, u32 row, u16* page) {
+  auto put = [&](u32 element, float value) {
+    const u16 rounded = float_to_half(value);
+    tile[cell(row, element)] = rounded;
+    if (page) page[element] = rounded;
+  };
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++) {
+    if (holds(pair(i))) {
+      put(pair(i), head.low[i]);
+      put(pair(i) + HALF, head.high[i]);
+    }
+  }
+}
+
+// ---- What a block works on ----------------------------------------------------------------------------------------------
+
+struct Work {
+  u32 r;  // row of values; `row` is that of the batch
+  u32 row, run, position, kv_head;
+  u32 first;    // the first position seen
+  u32 fresh;    // positions from here on are made here; those before are in pages
+  u32 start;    // of all steps: a page's first position
+  const u32* table;  // page of the first step's first position
+};
+
+struct Ids {
+  u32 page[STEP_PAGES];
+};
+
+__device__ __forceinline__ Ids page_ids(const Work& work, u32 step) {
+  Ids ids;
+#pragma unroll
+  for (u32 i = 0; i < STEP_PAGES; i++) {
+    const u32 place = step * STEP_PAGES + i;
+    ids.page[i] = work.start + place * PAGE_TOKENS <= work.position ? work.table[place] : 0;
+  }
+  return ids;
+}
+
+// Starts copies of a step's keys or values: those seen and in pages. Fresh rows are left alone, the rest is zeroed, because
+// what is not seen must be a number.
+__device__ __forceinline__ void copy_step(const Params& p, const Work& work, const u16* from, u16* to, Ids ids, u32 step) {
+  constexpr u32 ROW_PIECES = HEAD_DIM / 8, PIECES = STEP * ROW_PIECES;
+#pragma unroll
+  for (u32 i = 0; i < (PIECES + THREADS - 1) / THREADS; i++) {
+    const u32 piece = i * THREADS + threadIdx.x, row = piece / ROW_PIECES, element = piece % ROW_PIECES * 8;
+    const u32 at = work.start + step * STEP + row;
+    if (PIECES % THREADS && piece >= PIECES) break;
+    if (at >= work.fresh && at <= work.position) continue;
+    const bool there = at >= work.first && at < work.fresh;
+    const u32 page = row < PAGE_TOKENS ? ids.page[0] : ids.page[STEP_PAGES - 1];
+    const u64 start = (u64(page) * p.slot.kv_heads + work.kv_head) * (PAGE_TOKENS * HEAD_DIM);
+    copy_async(to + cell(row, element), from + (there ? start + row % PAGE_TOKENS * HEAD_DIM + element : 0), there);
+  }
+  close_copies();
+}
+
+__device__ __forceinline__ void fill_angles(const Params& p, const Shared& shared, u32 position) {
+  for (u32 j = threadIdx.x; j < HALF; j += THREADS) shared.angles[j] = angle(position, p.frequencies[j]);
+}
+
+// Warp `key_warp` makes the key of a position, the next one its value.
+__device__ __forceinline__ void make_fresh(const Params& p, const Work& work, const Shared& shared, u32 at, u32 tile_row,
+                                           u32 key_warp) {
+  const u32 warp = threadIdx.x / WARP;
+  const u64 row = work.r - (work.position - at);
+  const bool own = at == work.position;
+  Head head;
+  if (warp == key_warp % WARPS) {
+    const float* k = p.k + row * p.k_stride + work.kv_head * HEAD_DIM;
+    load(head, k, p.k_weight);
+    norm(head, k, p.k_weight, p.k_eps);
+    turn_all(head, shared.angles);
+    put_cached(head, shared.k, tile_row, own ? p.slot.keys + p.slot.cell(work.run, at, work.kv_head) : nullptr);
+  } else if (warp == (key_warp + 1) % WARPS) {
+    const float* v = p.v + row * p.v_stride + work.kv_head * HEAD_DIM;
+    load(head, v, nullptr);
+    norm(head, v, nullptr, p.v_eps);
+    put_cached(head, shared.v, tile_row, own ? p.slot.values + p.slot.cell(work.run, at, work.kv_head) : nullptr);
+  }
+}
+
+// The fresh positions of a step below `end`, where the row's own is not among them.
+__device__ __forceinline__ void make_earlier(const Params& p, const Work& work, const Shared& shared, u32 step, u32 end) {
+  const u32 begin = work.start + step * STEP;
+  for (u32 at = max(begin, work.fresh); at < min(begin + STEP, end); at++) {
+    __syncthreads();  // angles may still be read
+    fill_angles(p, shared, at);
+    __syncthreads();
+    make_fresh(p, work, shared, at, at - begin, 0);
+  }
+}
+
+// ---- Splits joined ------------------------------------------------------------------------------------------------------
+
+typedef float Outputs[OUT_SHARE][TILES][4];
+
+__device__ __forceinline__ u8* tile_at(u8* record, int tile) {
+  const u32 warp = threadIdx.x / WARP, group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
+  return record + tile * TILE_BYTES + ((warp * 8 + group) * QUADS + quad) * 8;
+}
+
+__device__ __forceinline__ void store(u8* record, const Outputs& out) {
+  if (threadIdx.x % 4 >= QUADS) return;
+#pragma unroll
+  for (int i = 0; i < OUT_SHARE * TILES; i++) {
+    const float(&o)[4] = out[i / TILES][i % TILES];
+    *(uint2*)tile_at(record, i) = make_uint2(pack_halves(o[0], o[1]), pack_halves(o[2], o[3]));
+  }
+}
+
+// Whether this block is the last of `members` to come here, in every thread; it then sees what the others stored.
+__device__ __forceinline__ bool comes_last(u32* ticket, u32 members) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(ticket, 1u) == members - 1;
+    if (last) {
+      *ticket = 0;
+      __threadfence();
+    }
+  }
+  __syncthreads();
+  return last;
+}
+
+// Joins up to 32 records, `stride` bytes apart. Maxima and totals of heads are left behind the shares.
+__device__ __forceinline__ void merge(u8* records, u32 stride, u32 members, const Shared& shared, Outputs& out) {
+  constexpr int PIECES = OUT_SHARE * TILES, AHEAD = PIECES > 4 || !PACKED ? 4 : 8;
+  const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, quad = lane % 4;
+  uint2 piece[AHEAD][PIECES];
+  auto fetch = [&](u32 from) {
+#pragma unroll
+    for (int m = 0; m < AHEAD; m++)
+#pragma unroll
+      for (int i = 0; i < PIECES; i++) {
+        piece[m][i] = make_uint2(0, 0);
+        if (from + m < members && quad < QUADS) piece[m][i] = load_written(tile_at(records + (from + m) * stride, i));
+      }
+  };
+  fetch(0);
+  for (u32 head = warp; head < GROUP; head += WARPS) {
+    float max = -INF, total = 0;
+    if (lane < members) {
+      const uint2 state = load_written(records + lane * stride + STATE_START + head * 8);
+      max = __uint_as_float(state.x), total = __uint_as_float(state.y);
+    }
+    const float best = warp_max(max), share = total * __expf(max - best), sum = warp_sum(share);
+    shared.shares[lane * 16 + head] = share / sum;
+    if (lane == 0) {
+      shared.shares[32 * 16 + head] = best;
+      shared.shares[33 * 16 + head] = sum;
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < PIECES; i++)
+#pragma unroll
+    for (int c = 0; c < 4; c++) out[i / TILES][i % TILES][c] = 0;
+  for (u32 from = 0; from < members; from += AHEAD) {
+    if (from) fetch(from);
+#pragma unroll
+    for (int m = 0; m < AHEAD; m++) {
+      if (from + m >= members) break;
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++) {
+        const float* share = shared.shares + (from + m) * 16 + 8 * tile + 2 * quad;
+        const float first = share[0], second = share[1];
+#pragma unroll
+        for (int i = 0; i < OUT_SHARE; i++) {
+          const uint2 halves = piece[m][i * TILES + tile];
+          float(&o)[4] = out[i][tile];
+          o[0] += first * half_to_float(u16(halves.x));
+          o[1] += second * half_to_float(u16(halves.x >> 16));
+          o[2] += first * half_to_float(u16(halves.y));
+          o[3] += second * half_to_float(u16(halves.y >> 16));
+        }
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void put_out(const Params& p, const Work& work, const Outputs& out) {
+  const u32 warp = threadIdx.x / WARP, group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
+  float* to = p.out + (u64(work.r) * p.slot.kv_heads + work.kv_head) * GROUP * HEAD_DIM;
+#pragma unroll
+  for (int i = 0; i < OUT_SHARE; i++) {
+    const u32 out_tile = warp * OUT_SHARE + i;
+    if (OUT_TILES % WARPS && out_tile >= OUT_TILES) break;
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) {
+        const u32 head = 8 * tile + 2 * quad + c % 2;
+        if (head < GROUP) to[head * HEAD_DIM + 16 * out_tile + group + c / 2 * 8] = out[i][tile][c];
+      }
+  }
+}
+
+// ---- The kernel ---------------------------------------------------------------------------------------------------------
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(const Params p) {
+  DYNAMIC_SHARED(memory);
+  u8* const common = memory + 2 * KV_BYTES + HALF * 8;
+  const Shared shared = {(u16*)memory, (u16*)(memory + KV_BYTES), (Angle*)(memory + 2 * KV_BYTES),
+                         (u16*)common, (float*)common,            (float*)common};
+  const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
+
+  Work work;
+  work.r = blockIdx.x / p.slot.kv_heads;
+  work.kv_head = blockIdx.x % p.slot.kv_heads;
+  work.row = p.rows.index[work.r];
+  if (!p.rows.has(work.r)) return;
+  work.run = p.places.run[work.row];
+  work.position = p.places.position[work.row];
+  work.first = p.window && work.position + 1 > p.window ? work.position + 1 - p.window : 0;
+  work.start = work.first / PAGE_TOKENS * PAGE_TOKENS;
+  const u32 all_steps = (work.position - work.start) / STEP + 1;
+  const u32 steps = (all_steps + gridDim.y - 1) / gridDim.y, splits = (all_steps + steps - 1) / steps;
+  const u32 split = blockIdx.y, begin = split * steps, end = min(begin + steps, all_steps);
+  if (split >= splits) return;
+  work.table = p.slot.tables.pages + p.slot.tables.base[work.run] + int(work.start / PAGE_TOKENS);
+
+  // The first head of each warp is loaded while page tables are looked up.
+  const float* q = p.q + u64(work.r) * p.q_stride + work.kv_head * (GROUP * HEAD_DIM);
+  Head head;
+  if (warp < GROUP) load(head, q + warp * HEAD_DIM, p.q_weight);
+
+  work.fresh = work.position + 1;
+  if (p.k) {
+    // Rows of the same run before this one: usually none.
+    u32 earlier = 0, found = WARP;
+    while (found == WARP) {
+      const u32 back = earlier + lane + 1;
+      const u32 same = __ballot_sync(ALL_LANES, back <= work.row && p.places.run[work.row - back] == work.run);
+      found = same == ALL_LANES ? WARP : __ffs(~same) - 1;
+      earlier += found;
+    }
+    work.fresh = work.position - earlier;
+  }
+
+  u32 step = end - 1;
+  Ids ids = page_ids(work, step);
+  copy_step(p, work, p.slot.keys, shared.k, ids, step);
+  copy_step(p, work, p.slot.values, shared.v, ids, step);
+  if (step > begin) ids = page_ids(work, step - 1);
+
+  fill_angles(p, shared, work.position);
+  __syncthreads();
+  for (u32 h = warp; h < GROUP; h += WARPS) {
+    if (h >= WARPS) load(head, q + h * HEAD_DIM, p.q_weight);
+    norm(head, q + h * HEAD_DIM, p.q_weight, p.q_eps);
+    turn_all(head, shared.angles);
+    put_query(head, shared.q, h);
+  }
+  if (p.k && split == splits - 1) make_fresh(p, work, shared, work.position, work.position - work.start - step * STEP, GROUP);
+  make_earlier(p, work, shared, step, work.position);
+  __syncthreads();
+
+  // Keys are cut into 16 a warp, the head's elements into parts.
+  const u32 key_tile = warp % KEY_TILES, part = warp / KEY_TILES;
+  u32 query[K_SHARE][Q_TILES][2];
+#pragma unroll
+  for (int i = 0; i < K_SHARE; i++)
+#pragma unroll
+    for (int tile = 0; tile < Q_TILES; tile++) {
+      const u32 k = min(part * K_SHARE + i, u32(K_STEPS - 1)) * 16 + 2 * quad;
+      query[i][tile][0] = *(const u32*)(shared.q + cell(8 * tile + group, k));
+      query[i][tile][1] = *(const u32*)(shared.q + cell(8 * tile + group, k + 8));
+    }
+
+  // Of heads `group` and `group + 8`; totals are of this lane's keys.
+  float best[TILES], total[TILES];
+  Outputs out;
+#pragma unroll
+  for (int tile = 0; tile < TILES; tile++) {
+    best[tile] = -INF;
+    total[tile] = 0;
+#pragma unroll
+    for (int i = 0; i < OUT_SHARE; i++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) out[i][tile][c] = 0;
+  }
+
+  for (;; step--) {
+    const bool first_step = step == end - 1, more = step > begin;
+    if (first_step) {
+      wait_for_copies<1>();
+    } else {
+      wait_for_copies<0>();
+    }
+    __syncthreads();
+    if (!first_step) {
+      copy_step(p, work, p.slot.values, shared.v, ids, step);
+      if (more) ids = page_ids(work, step - 1);
+      if (work.fresh < work.start + (step + 1) * STEP) {
+        make_earlier(p, work, shared, step, work.position);
+        __syncthreads();
+      }
+    }
+
+    float score[2][TILES][4] = {};
+#pragma unroll
+    for (int i = 0; i < K_SHARE; i++) {
+      const u32 k_step = part * K_SHARE + i;
+      if (K_STEPS % PARTS && k_step >= K_STEPS) break;
+      u32 keys[4];
+      load_matrices(keys, shared.k + cell(16 * key_tile + lane % 16, 16 * k_step + lane / 16 * 8));
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++) {
+        mma_f16(score[PACKED ? i % 2 : 0][tile], keys, query[i][tile]);
+        if (!PACKED) mma_f16(score[1][tile], keys, query[i][Q_TILES - TILES + tile]);
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+#pragma unroll
+      for (int c = 0; c < 4; c++) {
+        float sum = score[0][tile][c] + score[1][tile][c];
+        if (PACKED) sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+        const u32 column = 8 * tile + 2 * quad + c % 2;
+        if (column < GROUP)
+          shared.scores[(part * TILES * 8 + column) * SCORE_PITCH + 16 * key_tile + group + c / 2 * 8] = sum;
+      }
+    }
+    __syncthreads();
+    if (more) copy_step(p, work, p.slot.keys, shared.k, ids, step - 1);
+
+    // Each warp has the weights of all heads and keys, as the tensor cores want them.
+    u32 weights[TILES][KEY_TILES][2];
+    float shrink[TILES];
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+      const u32 column = 8 * tile + group;
+      float seen[KEY_TILES][2][2];
+      float most = best[tile];
+#pragma unroll
+      for (int i = 0; i < 2 * KEY_TILES; i++) {
+        const u32 key = 8 * i + 2 * quad, at = work.start + step * STEP + key;
+        float2 sum = make_float2(0, 0);
+        if (column < GROUP) {
+#pragma unroll
+          for (int part = 0; part < PARTS; part++) {
+            const float2 score = *(const float2*)(shared.scores + (part * TILES * 8 + column) * SCORE_PITCH + key);
+            sum.x += score.x;
+            sum.y += score.y;
+          }
+        }
+        float(&pair)[2] = seen[i / 2][i % 2];
+        pair[0] = at >= work.first && at <= work.position ? sum.x : -INF;
+        pair[1] = at + 1 >= work.first && at + 1 <= work.position ? sum.y : -INF;
+        most = fmaxf(most, fmaxf(pair[0], pair[1]));
+      }
+      // A step has a seen key at least, so this is a number.
+      most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
+      shrink[tile] = __expf(best[tile] - most);
+      best[tile] = most;
+      total[tile] *= shrink[tile];
+#pragma unroll
+      for (int i = 0; i < 2 * KEY_TILES; i++) {
+        const float a = __expf(seen[i / 2][i % 2][0] - most), b = __expf(seen[i / 2][i % 2][1] - most);
+        total[tile] += a + b;
+        weights[tile][i / 2][i % 2] = pack_halves(a, b);
+      }
+    }
+
+    if (more) {
+      wait_for_copies<1>();
+    } else {
+      wait_for_copies<0>();
+    }
+    __syncthreads();
+    float by[TILES][2];
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+      by[tile][0] = __shfl_sync(ALL_LANES, shrink[tile], 8 * quad);
+      by[tile][1] = __shfl_sync(ALL_LANES, shrink[tile], 8 * quad + 4);
+    }
+#pragma unroll
+    for (int i = 0; i < OUT_SHARE; i++) {
+      const u32 out_tile = warp * OUT_SHARE + i;
+      if (OUT_TILES % WARPS && out_tile >= OUT_TILES) break;
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) out[i][tile][c] *= by[tile][c % 2];
+#pragma unroll
+      for (int k = 0; k < KEY_TILES; k++) {
+        u32 values[4];
+        load_matrices_transposed(
+            values, shared.v + cell(16 * k + lane % 8 + lane / 16 * 8, 16 * out_tile + lane / 8 % 2 * 8));
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) mma_f16(out[i][tile], values, weights[tile][k]);
+      }
+    }
+    if (!more) break;
+  }
+
+#pragma unroll
+  for (int tile = 0; tile < TILES; tile++) {
+    total[tile] += __shfl_xor_sync(ALL_LANES, total[tile], 1);
+    total[tile] += __shfl_xor_sync(ALL_LANES, total[tile], 2);
+    const float part = 1.0f / total[tile];
+    const float by[2] = {__shfl_sync(ALL_LANES, part, 8 * quad), __shfl_sync(ALL_LANES, part, 8 * quad + 4)};
+#pragma unroll
+    for (int i = 0; i < OUT_SHARE; i++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) out[i][tile][c] *= by[c % 2];
+  }
+  if (splits > 1) {
+    u8* const records = p.records + u64(blockIdx.x) * gridDim.y * RECORD_BYTES;
+    u32* const tickets = p.tickets + blockIdx.x * (1 + (gridDim.y + FAN - 1) / FAN);
+    u8* const own = records + split * RECORD_BYTES;
+    store(own, out);
+    if (warp == 0 && quad == 0) {
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++)
+        *(float2*)(own + STATE_START + (8 * tile + group) * 8) = make_float2(best[tile], total[tile]);
+    }
+    if (splits <= ONE_MERGE) {
+      if (!comes_last(tickets, splits)) return;
+      merge(records, RECORD_BYTES, splits, shared, out);
+    } else {
+      const u32 neighbours = split / FAN, groups = (splits + FAN - 1) / FAN;
+      const u32 members = min(FAN, splits - neighbours * FAN);
+      if (!comes_last(tickets + 1 + neighbours, members)) return;
+      // The first record takes the result: every thread has read what it now writes over.
+      u8* const joined = records + neighbours * FAN * RECORD_BYTES;
+      merge(joined, RECORD_BYTES, members, shared, out);
+      store(joined, out);
+      if (threadIdx.x < GROUP)
+        *(float2*)(joined + STATE_START + threadIdx.x * 8) =
+            make_float2(shared.shares[32 * 16 + threadIdx.x], shared.shares[33 * 16 + threadIdx.x]);
+      if (!comes_last(tickets, groups)) return;
+      merge(records, FAN * RECORD_BYTES, groups, shared, out);
+    }
+  }
+  put_out(p, work, out);
+}
