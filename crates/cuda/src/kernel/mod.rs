@@ -39,9 +39,6 @@ pub(crate) use attend::Attend;
 pub(crate) use attend_narrow::{AttendNarrow, Columns, HeadNorm, Heads as NarrowHeads, OwnKv};
 pub(crate) use attend_wide::{AttendOut, AttendWide, Heads};
 pub(crate) use convert::Convert;
-pub(crate) use attend_narrow::Heads;
-#[allow(unused_imports, reason = "lowering does not choose it yet")]
-pub(crate) use attend_narrow::{AttendNarrow, Columns, HeadNorm, OwnKv};
 pub(crate) use elementwise::{Elementwise, Function, Second};
 pub(crate) use embed::Embed;
 pub(crate) use expand::{Expand, Narrowed};
