@@ -15,6 +15,7 @@ mod experts;
 mod layer_inputs;
 mod form;
 mod gelu_mul_wide;
+mod gemv;
 mod linear;
 mod narrow;
 mod norm;
@@ -45,6 +46,9 @@ pub(crate) use expand::{Expand, Narrowed};
 pub(crate) use experts::{ExpertsLinear, ExpertsSum, MOST_EXPERTS, Route, XRows};
 pub(crate) use form::Form;
 pub(crate) use gelu_mul_wide::{GeluMulWide, MOST_COLUMNS as GELU_MOST_COLUMNS};
+pub(crate) use gemv::{
+    Epilogue, Gemv, GemvForm, GemvShape, Part as GemvPart, Prologue, PrologueNorm,
+};
 pub(crate) use layer_inputs::{LayerInputs, MOST_GROUP};
 pub(crate) use linear::Linear;
 pub(crate) use narrow::Narrow;
@@ -116,6 +120,7 @@ pub(crate) fn all() -> Vec<Specialization> {
     ];
     all.extend(norm_wide::HOLDS.map(norm_wide::specialization));
     all.extend(qkv_wide::HEAD_DIMS.map(qkv_wide::specialization));
+    all.extend(gemv::GemvForm::all().map(gemv::specialization));
     all.extend(attend::LANE_VALUES.map(attend::specialization));
     all.extend(attend_wide::specializations());
     all.extend(attend_narrow::SHAPES.map(|(head_dim, count)| {
