@@ -75,6 +75,27 @@ inline unsigned __ballot_sync(unsigned, bool holds) {
   for (unsigned i = 0; i < 32; i++) bits |= (all[i][0] & 1) << i;
   return bits;
 }
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  unsigned all[32][8], most = 0;
+  emulation->gather(&value, 1, &all[0][0]);
+  for (unsigned i = 0; i < 32; i++) most = most < all[i][0] ? all[i][0] : most;
+  return most;
+}
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+  unsigned all[32][8], sum = 0;
+  emulation->gather(&value, 1, &all[0][0]);
+  for (unsigned i = 0; i < 32; i++) sum += all[i][0];
+  return sum;
+}
+inline int __syncthreads_count(bool holds) {
+  static int count;
+  emulation->sync_block();  // an earlier count may still be read
+  count = 0;
+  emulation->sync_block();
+  count += holds;
+  emulation->sync_block();
+  return count;
+}
 inline bool __any_sync(unsigned mask, bool holds) { return __ballot_sync(mask, holds) != 0; }
 // Blocks run one after another and fibers give way only where they wait, so these are what they say.
 template <typename T>
@@ -98,6 +119,10 @@ inline T atomicExch(T* at, T with) {
 inline void __threadfence() {}
 template <typename T>
 inline T __ldg(const T* at) {
+  return *at;
+}
+template <typename T>
+inline T __ldcg(const T* at) {
   return *at;
 }
 inline unsigned __float_as_uint(float value) { return bits_as<unsigned>(value); }
@@ -124,6 +149,7 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __uint_as_float(unsigned bits) { return bits_as<float>(bits); }
 inline float __int_as_float(int bits) { return bits_as<float>(bits); }
 inline float emulated_half_to_float(unsigned short bits) { return _cvtsh_ss(bits); }

@@ -13,6 +13,7 @@
 //! - [`cublaslt`]: large products of halves
 //! - [`nvrtc`], [`source`], [`cache`], [`compiler`]: from kernel text to modules, in parallel, cached by content
 //! - [`kernel`]: the twin of each `kernels/*.cu`; [`params`] and [`launch`]: how one is called
+//! - [`sample`]: tokens from logits on the device
 //! - [`batch`]: what changes from batch to batch, in one copy to fixed addresses
 //! - [`panels`]: how quantized matrices lie, for tensor cores
 //! - [`weights`], [`memory`]: what lies where, and how much of it
@@ -45,6 +46,7 @@ mod nvrtc;
 mod panels;
 mod params;
 mod program;
+mod sample;
 mod source;
 #[cfg(test)]
 mod testing;

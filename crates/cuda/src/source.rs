@@ -59,6 +59,7 @@ texts![
     "read_rate.cu",
     "rope.cu",
     "route.cu",
+    "sample.cu",
     "store_kv.cu",
 ];
 

@@ -221,7 +221,14 @@ pub struct RowPlace {
     pub position: usize,
 }
 
-impl Batch<'_> {
+impl<'a> Batch<'a> {
+    /// What the row's token may depend on: a row before a run's last is followed by tokens it must not know of.
+    pub fn history(&self, place: &RowPlace) -> &'a [TokenId] {
+        let run = &self.runs[place.run];
+        let later = run.rows.end - 1 - place.row;
+        &run.history[..run.history.len().saturating_sub(later)]
+    }
+
     /// Every row, in order.
     pub fn all_rows(&self) -> impl Iterator<Item = RowPlace> {
         self.runs.iter().enumerate().flat_map(|(run, r)| {

@@ -331,9 +331,7 @@ pub fn sampled_row(
     scratch: &mut Vec<(crate::TokenId, f32)>,
 ) -> RowResult {
     let run = &batch.runs[place.run];
-    // A row before the last is followed by tokens it must not know of.
-    let later = run.rows.end - 1 - place.row;
-    let history = &run.history[..run.history.len().saturating_sub(later)];
+    let history = batch.history(place);
     let mut adjusted = logits.to_vec();
     let token = sampling::sample(
         &mut adjusted,

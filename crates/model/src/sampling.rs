@@ -88,11 +88,13 @@ impl Sampling {
         })
     }
 
+    /// Whether tokens seen recently are treated differently.
+    pub fn penalizes(&self) -> bool {
+        self.repeat_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
     fn changes_logits(&self) -> bool {
-        self.repeat_penalty != 1.0
-            || self.presence_penalty != 0.0
-            || self.frequency_penalty != 0.0
-            || !self.logit_bias.is_empty()
+        self.penalizes() || !self.logit_bias.is_empty()
     }
 }
 
@@ -167,13 +169,17 @@ fn survivors(logits: &[f32], sampling: &Sampling, kept: &mut Vec<(TokenId, f32)>
     kept.extend(
         (0..)
             .zip(logits.iter().copied())
-            .filter(|(_, l)| *l >= threshold && *l > f32::NEG_INFINITY)
-            .map(|(token, l)| (token, (l - largest) / sampling.temperature)),
+            .filter(|(_, l)| *l >= threshold && *l > f32::NEG_INFINITY),
     );
-    // Ties at the threshold: the lowest ids win a place.
-    kept.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    // Before the temperature, which may round different logits to the same: equal logits alone are ties, and the lowest ids
+    // win a place.
+    let descending = |a: f32, b: f32| b.partial_cmp(&a).expect("no threshold is reached by a NaN");
+    kept.sort_unstable_by(|a, b| descending(a.1, b.1).then(a.0.cmp(&b.0)));
     if sampling.top_k > 0 {
         kept.truncate(sampling.top_k);
+    }
+    for (_, logit) in kept.iter_mut() {
+        *logit = (*logit - largest) / sampling.temperature;
     }
     let Some(&(_, top)) = kept.first() else {
         return;
@@ -337,6 +343,14 @@ mod tests {
     fn top_k_keeps_the_best_and_prefers_low_ids_on_ties() {
         let s = Sampling { top_k: 2, ..open() };
         assert_eq!(kept(&[5.0, 1.0, 5.0, 5.0], &s), [0, 2]);
+    }
+
+    #[test]
+    fn ties_are_equal_logits_not_what_a_temperature_rounds_to_the_same() {
+        // 3 and the next number differ by less than what is left of them beside 2^24.
+        let logits = [3.0, f32::from_bits(3f32.to_bits() + 1), 16_777_216.0];
+        let s = Sampling { top_k: 2, ..open() };
+        assert_eq!(kept(&logits, &s), [2, 1]);
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod operands;
 mod pack;
 mod qkv_wide;
 mod rope;
+mod sample;
 mod store_kv;
 #[cfg(test)]
 mod testing;
@@ -62,6 +63,10 @@ pub(crate) use operands::{
 pub(crate) use pack::Pack;
 pub(crate) use qkv_wide::{HEAD_DIMS, KeysValues, Queries, QkvWide};
 pub(crate) use rope::Rope;
+pub(crate) use sample::{
+    Change, Draw, MOST_TOP_K, MOST_VOCAB, SampleParams, Setting, grids, scratch_bytes,
+    specialization as sample_specialization,
+};
 pub(crate) use store_kv::StoreKv;
 
 /// One kernel with everything it needs but addresses.
@@ -115,6 +120,7 @@ pub(crate) fn all() -> Vec<Specialization> {
         narrow::specialization(),
         convert::specialization(),
         gelu_mul_wide::specialization(),
+        sample::specialization(),
         experts::route_specialization(),
         experts::sum_specialization(),
     ];

@@ -1,0 +1,101 @@
+//! Twin of `kernels/sample.cu`. No step of a plan: `crate::sample` launches it behind the program.
+
+use super::{RowsAt, Specialization};
+use crate::{
+    device::Address,
+    launch::Grid,
+    params::{Params, params},
+};
+
+/// Logits whose largest is kept.
+const CHUNK: usize = 128;
+/// Chunks that a block of the scan looks at.
+const STRIP: usize = 16;
+const SCAN_THREADS: usize = 256;
+const PICK_THREADS: usize = 1024;
+/// Blocks that share a row without top-k.
+const SHARES: usize = 64;
+
+pub(crate) const MOST_VOCAB: usize = 262_144;
+pub(crate) const MOST_TOP_K: usize = 1024;
+
+params! {
+    pub(crate) struct SampleParams {
+        rows: RowsAt,
+        logits: Address,
+        settings: Address,
+        words: Address,
+        maxima: Address,
+        best: Address,
+        arrived: Address,
+        samples: Address,
+        results: Address,
+        turn: Address,
+        vocab: u32,
+        most_rows: u32,
+    }
+}
+
+params! {
+    /// How a row is sampled.
+    pub(crate) struct Setting {
+        temperature: f32,
+        top_k: u32,
+        top_p: f32,
+        floor: f32,
+        repeat_penalty: f32,
+        position: u32,
+        seed: u64,
+        changes: u32,
+        change_count: u32,
+    }
+}
+
+params! {
+    /// What happens to one logit before anything else.
+    pub(crate) struct Change {
+        token: u32,
+        seen: u32,
+        by: f32,
+    }
+}
+
+/// What the rows of a batch need, by the work it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Draw {
+    /// The largest logits.
+    Greedy,
+    /// Draws among the best k.
+    Best,
+    /// Draws from the whole vocabulary.
+    All,
+}
+
+pub(crate) fn specialization() -> Specialization {
+    Specialization {
+        kernel: "sample",
+        entries: &["sample_scan", "sample_pick"],
+        constants: vec![],
+        params_bytes: SampleParams::BYTES,
+    }
+}
+
+/// The launches, in order.
+pub(crate) fn grids(draw: Draw, rows: usize, vocab: usize) -> impl Iterator<Item = Grid> {
+    let scan = Grid::new((vocab.div_ceil(CHUNK * STRIP), rows), SCAN_THREADS);
+    let shares = match draw {
+        Draw::Greedy => None,
+        Draw::Best => Some(1),
+        Draw::All => Some(SHARES),
+    };
+    let pick = shares.map(|shares| Grid {
+        entry: 1,
+        ..Grid::new((shares, rows), PICK_THREADS)
+    });
+    std::iter::once(scan).chain(pick)
+}
+
+/// Bytes a row of `maxima` and of `best`.
+pub(crate) fn scratch_bytes(vocab: usize) -> (usize, usize) {
+    (vocab.div_ceil(CHUNK) * 4, SHARES * 8)
+}
