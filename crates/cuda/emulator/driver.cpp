@@ -182,13 +182,68 @@ constexpr size_t MOST_SHARED = 227 << 10;
 constexpr size_t TOTAL = size_t(8) << 30;
 size_t held = 0;
 
+int allocate(uint64_t* address, size_t bytes) {
+  const size_t page = size_t(sysconf(_SC_PAGESIZE));
+  const size_t used = (bytes + page - 1) / page * page;
+  char* start = (char*)mmap(nullptr, used + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (start == MAP_FAILED) return 2;
+  mprotect(start + used, page, PROT_NONE);
+  std::memset(start, 0xff, used);  // not numbers, until written
+  char* aligned = start + (used - bytes) / 256 * 256;
+  *address = (uint64_t)aligned;
+  allocations[*address] = {start, used + page};
+  held += used;
+  return 0;
+}
+
+int release(uint64_t address) {
+  auto found = allocations.find(address);
+  if (found == allocations.end()) return 1;
+  held -= found->second.second - size_t(sysconf(_SC_PAGESIZE));
+  munmap(found->second.first, found->second.second);
+  allocations.erase(found);
+  return 0;
+}
+
 struct Module {
   void* library;
 };
 
 struct Function {
   void (*call)(const void*);
+  size_t params_bytes;
 };
+
+struct Launch {
+  Function* function;
+  unsigned x, y, z, threads, shared;
+  std::vector<char> params;
+};
+
+// What is launched while this is set is kept for later.
+std::vector<Launch>* capture = nullptr;
+
+int run(const Launch& launch) {
+  emulation.block_size = {launch.threads, 1, 1};
+  emulation.grid_size = {launch.x, launch.y, launch.z};
+  emulation.sync_block = sync_block;
+  emulation.exchange = exchange;
+  emulation.gather = gather;
+  // A page that may not be touched follows, as behind every allocation.
+  uint64_t dynamic = 0;
+  if (launch.shared && allocate(&dynamic, launch.shared)) return 2;
+  emulation.dynamic_shared = (void*)dynamic;
+  entry = launch.function->call;
+  params = launch.params.data();
+  for (unsigned block_y = 0; block_y < launch.y; block_y++)
+    for (unsigned block_x = 0; block_x < launch.x; block_x++) {
+      emulation.block = {block_x, block_y, 0};
+      if (launch.shared) std::memset((void*)dynamic, 0xff, launch.shared);
+      run_block(launch.threads);
+    }
+  if (launch.shared) release(dynamic);
+  return 0;
+}
 
 }  // namespace
 
@@ -220,6 +275,7 @@ int cuEventCreate(void** event, unsigned) { return *event = &emulation, 0; }
 int cuEventRecord(void*, void*) { return 0; }
 int cuEventElapsedTime_v2(float* ms, void*, void*) { return *ms = 1, 0; }
 int cuEventElapsedTime(float* ms, void*, void*) { return *ms = 1, 0; }
+int cuEventRecordWithFlags(void*, void*, unsigned) { return 0; }
 int cuEventSynchronize(void*) { return 0; }
 int cuEventDestroy_v2(void*) { return 0; }
 int cuGetErrorName(int, const char** text) { return *text = "emulated error", 0; }
@@ -228,29 +284,6 @@ int cuGetErrorString(int, const char** text) { return *text = "an emulated error
 int cuMemGetInfo_v2(size_t* free, size_t* total) {
   *total = TOTAL;
   *free = TOTAL - held;
-  return 0;
-}
-
-static int allocate(uint64_t* address, size_t bytes) {
-  const size_t page = size_t(sysconf(_SC_PAGESIZE));
-  const size_t used = (bytes + page - 1) / page * page;
-  char* start = (char*)mmap(nullptr, used + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (start == MAP_FAILED) return 2;
-  mprotect(start + used, page, PROT_NONE);
-  std::memset(start, 0xff, used);  // not numbers, until written
-  char* aligned = start + (used - bytes) / 256 * 256;
-  *address = (uint64_t)aligned;
-  allocations[*address] = {start, used + page};
-  held += used;
-  return 0;
-}
-
-static int release(uint64_t address) {
-  auto found = allocations.find(address);
-  if (found == allocations.end()) return 1;
-  held -= found->second.second - size_t(sysconf(_SC_PAGESIZE));
-  munmap(found->second.first, found->second.second);
-  allocations.erase(found);
   return 0;
 }
 
@@ -299,7 +332,8 @@ int cuModuleLoadData(Module** module, const void* image) {
 int cuModuleGetFunction(Function** function, Module* module, const char* name) {
   void* call = dlsym(module->library, ("emulated_" + std::string(name)).c_str());
   if (!call) return 500;
-  *function = new Function{(void (*)(const void*))call};
+  void* bytes = dlsym(module->library, ("emulated_bytes_" + std::string(name)).c_str());
+  *function = new Function{(void (*)(const void*))call, ((size_t(*)())bytes)()};
   return 0;
 }
 
@@ -317,24 +351,36 @@ int cuLaunchKernel(Function* function, unsigned x, unsigned y, unsigned z, unsig
   if (x == 0 || y == 0 || z == 0 || y > 65535 || threads_x == 0 || threads_x > 1024 || threads_y * threads_z != 1 || shared > MOST_SHARED)
     return 1;
   std::lock_guard<std::mutex> guard(lock);
-  emulation.block_size = {threads_x, 1, 1};
-  emulation.grid_size = {x, y, z};
-  emulation.sync_block = sync_block;
-  emulation.exchange = exchange;
-  emulation.gather = gather;
-  // A page that may not be touched follows, as behind every allocation.
-  uint64_t dynamic = 0;
-  if (shared && allocate(&dynamic, shared)) return 2;
-  emulation.dynamic_shared = (void*)dynamic;
-  entry = function->call;
-  params = arguments[0];
-  for (unsigned block_y = 0; block_y < y; block_y++)
-    for (unsigned block_x = 0; block_x < x; block_x++) {
-      emulation.block = {block_x, block_y, 0};
-      if (shared) std::memset((void*)dynamic, 0xff, shared);
-      run_block(threads_x);
-    }
-  if (shared) release(dynamic);
+  const char* bytes = (const char*)arguments[0];
+  Launch launch{function, x, y, z, threads_x, shared, {bytes, bytes + function->params_bytes}};
+  if (!capture) return run(launch);
+  capture->push_back(std::move(launch));
   return 0;
 }
+
+int cuStreamBeginCapture_v2(void*, int) {
+  std::lock_guard<std::mutex> guard(lock);
+  if (capture) return 1;
+  capture = new std::vector<Launch>;
+  return 0;
+}
+int cuStreamEndCapture(void*, std::vector<Launch>** graph) {
+  std::lock_guard<std::mutex> guard(lock);
+  if (!capture) return 1;
+  *graph = capture;
+  capture = nullptr;
+  return 0;
+}
+int cuGraphInstantiateWithFlags(std::vector<Launch>** executable, const std::vector<Launch>* graph, unsigned long long) {
+  *executable = new std::vector<Launch>(*graph);
+  return 0;
+}
+int cuGraphLaunch(const std::vector<Launch>* executable, void*) {
+  std::lock_guard<std::mutex> guard(lock);
+  for (const Launch& launch : *executable)
+    if (const int failed = run(launch)) return failed;
+  return 0;
+}
+int cuGraphExecDestroy(std::vector<Launch>* executable) { return delete executable, 0; }
+int cuGraphDestroy(std::vector<Launch>* graph) { return delete graph, 0; }
 }

@@ -302,12 +302,53 @@ struct Best {
   }
 };
 
+// Best first, by counting who is better. Threads share the counting for one candidate when there are few: the quickest then.
+constexpr u32 MOST_COUNTED = 256;
+__device__ __forceinline__ const u64* sort_by_counting(const u64* keys, u32 count) {
+  __shared__ u32 rank[MOST_COUNTED];
+  __shared__ u64 sorted[MOST_COUNTED];
+  if (threadIdx.x < count) rank[threadIdx.x] = 0;
+  __syncthreads();
+  const u32 wide = (count + WARP - 1) / WARP * WARP, parts = PICK_THREADS / wide, per_part = (count + parts - 1) / parts;
+  const u32 i = threadIdx.x % wide, from = threadIdx.x / wide * per_part;
+  if (i < count) {
+    const u64 key = keys[i];
+    u32 better = 0;
+    for (u32 j = from; j < min(from + per_part, count); j++) better += keys[j] > key;
+    atomicAdd(&rank[i], better);
+  }
+  __syncthreads();
+  if (threadIdx.x < count) sorted[rank[threadIdx.x]] = keys[threadIdx.x];
+  __syncthreads();
+  return sorted;
+}
+
+// Best first, in place, by a bitonic network over the next power of two.
+__device__ __forceinline__ const u64* sort_by_exchange(u64* keys, u32 count) {
+  u32 size = 1;
+  while (size < count) size *= 2;
+  for (u32 i = count + threadIdx.x; i < size; i += PICK_THREADS) keys[i] = 0;
+  for (u32 run = 2; run <= size; run *= 2)
+    for (u32 apart = run / 2; apart > 0; apart /= 2) {
+      __syncthreads();
+      for (u32 pair = threadIdx.x; pair < size / 2; pair += PICK_THREADS) {
+        const u32 i = pair / apart * 2 * apart + pair % apart, j = i + apart;
+        const u64 a = keys[i], b = keys[j];
+        const bool descending = (i & run) == 0;
+        if (descending == (a < b)) {
+          keys[i] = b;
+          keys[j] = a;
+        }
+      }
+    }
+  __syncthreads();
+  return keys;
+}
+
 __device__ __forceinline__ void draw_from_best(const Row& row) {
   __shared__ u16 chosen[MOST_CHUNKS];
   __shared__ u32 chosen_count, tally[2];
   __shared__ List list;
-  __shared__ u32 rank[MOST_CANDIDATES];
-  __shared__ u64 sorted[MOST_TOP_K];
   __shared__ float sums[MOST_TOP_K];
   const Setting& s = row.setting;
   const u32 thread = threadIdx.x, lane = thread % WARP;
@@ -349,23 +390,7 @@ __device__ __forceinline__ void draw_from_best(const Row& row) {
   }
   if (count == 0) return row.report(row.arg_max());
 
-  // Sorted by counting who is better; threads share the counting of one candidate when there are few.
-  for (u32 i = thread; i < count; i += PICK_THREADS) rank[i] = 0;
-  __syncthreads();
-  const u32 wide = (count + WARP - 1) / WARP * WARP, parts = max(PICK_THREADS / wide, 1u);
-  const u32 per_part = (count + parts - 1) / parts;
-  for (u32 job = thread; job < wide * parts; job += PICK_THREADS) {
-    const u32 i = job % wide, from = job / wide * per_part;
-    if (i >= count) continue;
-    const u64 key = list.keys[i];
-    u32 better = 0;
-    for (u32 j = from; j < min(from + per_part, count); j++) better += list.keys[j] > key;
-    atomicAdd(&rank[i], better);
-  }
-  __syncthreads();
-  for (u32 i = thread; i < count; i += PICK_THREADS)
-    if (rank[i] < best.k) sorted[rank[i]] = list.keys[i];
-  __syncthreads();
+  const u64* sorted = count <= MOST_COUNTED ? sort_by_counting(list.keys, count) : sort_by_exchange(list.keys, count);
 
   // A thread a survivor, best first.
   u32 kept = min(count, best.k);

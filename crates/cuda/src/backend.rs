@@ -17,9 +17,9 @@ use crate::{
     config::CudaConfig,
     device::{Device, Module},
     error::CudaError,
-    executor::CudaExecutor,
+    executor::{CudaExecutor, Kernels},
     fuse::{Op, fuse},
-    kernel::{Place, Specialization},
+    kernel::{Kernel, Place, Specialization, sample_specialization},
     lower::{Call, Class, Products, Scratch, Target, lower},
     memory::{MemoryPlan, Parts},
     program::ByClass,
@@ -83,12 +83,11 @@ impl CudaBackend {
         Ok(prepare(plan, weights, options, &self.config, self.target())?.memory)
     }
 
-    /// Loads the kernels of these calls; those not seen before are compiled side by side.
-    fn load(&self, prepared: &Prepared) -> Result<(), CudaError> {
+    /// Loads kernels; those not seen before are compiled side by side.
+    fn load(&self, wanted: impl IntoIterator<Item = Specialization>) -> Result<(), CudaError> {
         let mut loaded = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let mut missing: Vec<Specialization> = Vec::new();
-        for call in prepared.calls() {
-            let wanted = call.kernel.specialization();
+        for wanted in wanted {
             if !loaded.contains_key(&wanted) && !missing.contains(&wanted) {
                 missing.push(wanted);
             }
@@ -102,10 +101,10 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// The loaded kernel of a call.
-    fn module(&self, call: &Call) -> Arc<Module> {
+    /// A kernel that was loaded.
+    fn module(&self, wanted: &Specialization) -> Arc<Module> {
         let loaded = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(&loaded[&call.kernel.specialization()])
+        Arc::clone(&loaded[wanted])
     }
 
     fn target(&self) -> Target {
@@ -240,15 +239,21 @@ impl Backend for CudaBackend {
                 free_bytes,
             });
         }
-        self.load(&prepared)?;
+        let kernels = prepared.calls().filter_map(Call::kernel);
+        let sampling = sample_specialization();
+        self.load(kernels.map(Kernel::specialization).chain([sampling.clone()]))?;
         let executor = CudaExecutor::new(
             &self.device,
             plan,
             &weights,
             options,
             prepared,
-            |call| self.module(call),
-            self.config.checks,
+            Kernels {
+                of: &|kernel| self.module(&kernel.specialization()),
+                sampling: self.module(&sampling),
+                library: self.library.clone(),
+            },
+            &self.config,
         )?;
         Ok(Box::new(executor))
     }

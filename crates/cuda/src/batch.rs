@@ -1,7 +1,8 @@
 //! What changes from batch to batch, as one array of words that goes to the device in one copy. Mirrors `lib/batch.cuh`.
 //!
-//! Its parts lie at fixed places, so launches need not change: counts, tokens, positions, runs, sampled rows, each
-//! run's first row among all and among the sampled, a table base a run and group; last, because their number varies, the pages themselves. Only what is used is copied.
+//! Its parts lie at fixed places, so launches need not change: counts, tokens, positions, runs, sampled rows and their settings,
+//! each run's first row among all and among the sampled, a table base a run and group; last, because their number varies, the pages themselves and changes of logits. Only what is used
+//! is copied.
 
 use carat_model::{
     backend::{BackendError, Batch, CompileOptions, KvGroup, PAGE_TOKENS, PerGroup},
@@ -10,7 +11,8 @@ use carat_model::{
 
 use crate::{
     device::Address,
-    kernel::{BatchAt, PlacesAt, RowsAt, RunsAt, TablesAt},
+    kernel::{BatchAt, Draw, PlacesAt, RowsAt, RunsAt, TablesAt},
+    sample::{self, CHANGE_WORDS, Inputs, SETTING_WORDS, SettingsAt},
 };
 
 const WORD: usize = 4;
@@ -30,13 +32,19 @@ pub(crate) struct BatchLayout {
     /// One more than there are runs: the last is where the last run ends.
     first_rows: usize,
     first_sampled: usize,
+    /// Which of the places for results this batch has.
+    turn: usize,
+    settings: usize,
     bases: PerGroup<usize>,
     pages: usize,
+    page_entries: usize,
     /// All of it.
     pub(crate) words: usize,
     /// Behind it: 0, 1, 2, ..., which never change.
     identity: usize,
     max_rows: usize,
+    /// Rows that may be sampled on the device.
+    most_drawn: usize,
 }
 
 impl BatchLayout {
@@ -52,6 +60,7 @@ impl BatchLayout {
         let (rows, runs) = (options.max_rows, options.max_rows);
         let held = options.pages.full + options.pages.sliding;
         let entries = (runs * held).min(held + SHARED_ENTRIES);
+        let most_drawn = options.max_sampled.min(sample::MOST_ROWS);
         BatchLayout {
             all_count: part(1),
             sampled_count: part(1),
@@ -62,14 +71,19 @@ impl BatchLayout {
             sampled: part(options.max_sampled),
             first_rows: part(runs + 1),
             first_sampled: part(runs + 1),
+            turn: part(1),
+            settings: part(most_drawn * SETTING_WORDS),
             bases: PerGroup {
                 full: part(runs),
                 sliding: part(runs),
             },
-            pages: part(entries),
+            // What happens to logits follows the pages in use.
+            pages: part(entries + CHANGE_WORDS),
+            page_entries: entries,
             words: part(0),
             identity: part(rows),
             max_rows: rows,
+            most_drawn,
         }
     }
 
@@ -158,12 +172,12 @@ impl BatchLayout {
                     _ => 0,
                 };
                 let seen = &run.pages.get(group)[first..end];
-                if self.pages + entries + seen.len() > self.words {
+                if entries + seen.len() > self.page_entries {
                     return Err(BackendError::Unsupported {
                         what: format!(
                             "the page tables of {} runs have more than {} entries together",
                             batch.runs.len(),
-                            self.words - self.pages
+                            self.page_entries
                         ),
                     });
                 }
@@ -175,6 +189,35 @@ impl BatchLayout {
             }
         }
         Ok(self.pages + entries)
+    }
+
+    /// Writes how the rows of a batch are sampled, behind the `used` words of [`BatchLayout::write`]. Returns the work it is and
+    /// how many words are in use then; `None` if it is the host's.
+    pub(crate) fn write_sampling(
+        &self,
+        (plan, batch): (&Plan, &Batch<'_>),
+        turn: usize,
+        used: usize,
+        words: &mut [u32],
+    ) -> Option<(Draw, usize)> {
+        let at = SettingsAt {
+            settings: self.settings,
+            most_rows: self.most_drawn,
+            changes: used,
+        };
+        words[self.turn] = turn as u32;
+        sample::write(&sample::wishes(batch)?, plan.vocab(), &at, words)
+    }
+
+    /// What the sampler reads.
+    pub(crate) fn sampler_inputs(&self, start: Address, logits: Address) -> Inputs {
+        Inputs {
+            rows: self.at(start).sampled,
+            logits,
+            settings: start.offset(self.settings * WORD),
+            words: start,
+            turn: start.offset(self.turn * WORD),
+        }
     }
 }
 
@@ -278,6 +321,8 @@ mod tests {
             layout.positions,
             layout.runs,
             layout.sampled,
+            layout.turn,
+            layout.settings,
             layout.bases.full,
             layout.bases.sliding,
             layout.pages,
@@ -295,7 +340,7 @@ mod tests {
     fn tables_that_do_not_fit_are_refused_with_numbers() {
         let plan = plan();
         let mut layout = BatchLayout::new(&options(1));
-        layout.words = layout.pages + 1;
+        layout.page_entries = 1;
         let (pages, sampling) = ([PageId(0)], Sampling::greedy());
         let pages = PerGroup {
             full: pages.as_slice(),

@@ -9,6 +9,7 @@ pub struct CudaConfig {
     pub tier: Tier,
     pub fusion: Fusion,
     pub tables: TablePlace,
+    pub graphs: Graphs,
     pub checks: Checks,
     /// Bytes of device memory to use at the most; `None` may use all that is free.
     pub memory_limit: Option<u64>,
@@ -27,6 +28,7 @@ impl Default for CudaConfig {
             tier: Tier::Best,
             fusion: Fusion::On,
             tables: TablePlace::Device,
+            graphs: Graphs::On,
             checks: Checks::EachBatch,
             memory_limit: None,
             cache_dir: None,
@@ -63,11 +65,19 @@ pub enum TablePlace {
     Host,
 }
 
+/// Whether launches of a decoding step are captured once and replayed. The results are the same bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Graphs {
+    #[default]
+    On,
+    Off,
+}
+
 /// How soon a failing kernel is noticed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checks {
     #[default]
     EachBatch,
-    /// Waits after every launch, so an error names its step. Slow.
+    /// Waits after every launch, so an error names its step. Slow, and without graphs.
     EachLaunch,
 }

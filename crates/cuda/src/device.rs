@@ -109,7 +109,6 @@ impl Device {
     }
 
     /// The stream, to capture what goes through it.
-    #[cfg(test)]
     pub(crate) fn captured_stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
@@ -289,6 +288,19 @@ impl Device {
         ))
     }
 
+    /// A moment that a graph being captured will mark each time it runs.
+    pub(crate) fn captured_moment(&self) -> Result<Event, CudaError> {
+        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
+        let event = self.context.new_event(Some(flags));
+        let event = event.map_err(CudaError::driver("making an event"))?;
+        let outside = sys::CUevent_record_flags_enum::CU_EVENT_RECORD_EXTERNAL as u32;
+        // SAFETY: event and stream are alive; the graph holds on to the event for itself.
+        unsafe { sys::cuEventRecordWithFlags(event.cu_event(), self.stream(), outside) }
+            .result()
+            .map_err(CudaError::driver("recording an event in a graph"))?;
+        Ok(Event(event))
+    }
+
     /// What is held, by purpose.
     pub(crate) fn held(&self) -> BTreeMap<&'static str, u64> {
         let ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
@@ -381,7 +393,8 @@ impl HostBuffer {
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: `bytes` initialised bytes; device writes end before `copy_out` returns.
+        // SAFETY: `bytes` initialised bytes. Device writes end before `copy_out` returns, or before the event that whoever lets
+        // kernels write here has waited for.
         unsafe { slice::from_raw_parts(self.start, self.bytes) }
     }
 

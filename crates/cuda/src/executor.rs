@@ -1,12 +1,16 @@
 //! A loaded model: its weights, its KV pages, its program.
 //!
-//! A batch goes up in one copy, the program runs over fixed buffers, logits of sampled rows come back. They are sampled on
-//! the host for now, so a submitted batch is finished when `submit` returns.
+//! A batch goes up in one copy, the program runs over fixed buffers, and tokens of sampled rows come back. `submit` only queues
+//! all that; `collect` waits. What the device does not sample (see [`sample`](crate::sample)) is sampled on the host from copied
+//! logits, and then `submit` waits already.
 
-use std::{mem, sync::Arc};
+use std::{mem, sync::Arc, time::Duration};
 
 use carat_model::{
-    backend::{BackendError, Batch, CompileOptions, Executor, Outputs, PerGroup, RowPlace, Ticket},
+    backend::{
+        BackendError, Batch, CompileOptions, Executor, Outputs, PerGroup, RowPlace, RowResult,
+        Ticket,
+    },
     plan::{Plan, Value},
     reference::sampled_row,
     weights::Weights,
@@ -15,13 +19,16 @@ use carat_model::{
 use crate::{
     backend::Prepared,
     batch::BatchLayout,
-    config::Checks,
-    device::{Address, Buffer, Device, HostBuffer, Module},
+    config::{self, Checks, CudaConfig},
+    device::{Address, Buffer, Device, Event, HostBuffer, Module},
+    cublaslt::Library,
     error::CudaError,
-    kernel::Addresses,
+    graph::{self, Graph, Graphs},
+    kernel::{Addresses, Draw, Kernel},
     lower::Call,
     memory::Parts,
-    program::{Program, Programs, RowCounts},
+    program::{LibraryProducts, Program, Programs, RowCounts, WORKSPACE_BYTES},
+    sample::{Sampler, TURNS},
     weights::ResidentWeights,
 };
 
@@ -33,9 +40,12 @@ pub(crate) struct CudaExecutor {
     options: CompileOptions,
     checks: Checks,
     // In the order they are dropped: whoever names an address before whoever holds it.
+    /// `None` if launches are not to be captured.
+    graphs: Option<Graphs>,
     programs: Programs,
+    sampler: Sampler,
     batch_layout: BatchLayout,
-    batch_host: HostBuffer,
+    turns: [Turn; TURNS],
     read_host: HostBuffer,
     parts: Parts,
     buffers: Buffers,
@@ -43,8 +53,41 @@ pub(crate) struct CudaExecutor {
     device: Arc<Device>,
     probed: Vec<Option<Vec<f32>>>,
     words: Vec<u32>,
-    outputs: Outputs,
     batches: u64,
+}
+
+/// Batches take turns, so that one can be queued while another is under way.
+struct Turn {
+    words: HostBuffer,
+    /// Behind all work of the batch that had this turn last.
+    done: Option<Event>,
+    results: Results,
+}
+
+/// What a submitted batch has for `collect`.
+enum Results {
+    /// Collected already.
+    None,
+    /// So many tokens, once the device is done.
+    Tokens(usize),
+    Ready(Outputs),
+}
+
+/// A batch that is being queued.
+struct Queued {
+    turn: usize,
+    rows: RowCounts,
+    /// How the device samples it; `None` leaves that to the host.
+    draw: Option<Draw>,
+}
+
+/// Where an executor's code comes from.
+pub(crate) struct Kernels<'a> {
+    /// The loaded kernel of a call.
+    pub(crate) of: &'a dyn Fn(&dyn Kernel) -> Arc<Module>,
+    pub(crate) sampling: Arc<Module>,
+    /// For products that are left to it.
+    pub(crate) library: Option<Library>,
 }
 
 /// Device memory, but for weights.
@@ -53,6 +96,7 @@ struct Buffers {
     _scratch: Buffer,
     _kv: PerGroup<Buffer>,
     _ropes: Buffer,
+    _workspace: Option<Buffer>,
     batch: Buffer,
 }
 
@@ -63,8 +107,8 @@ impl CudaExecutor {
         weights: &Weights,
         options: &CompileOptions,
         prepared: Prepared,
-        modules: impl Fn(&Call) -> Arc<Module>,
-        checks: Checks,
+        kernels: Kernels<'_>,
+        config: &CudaConfig,
     ) -> Result<CudaExecutor, CudaError> {
         let Prepared {
             front,
@@ -84,6 +128,13 @@ impl CudaExecutor {
         let batch = device.allocate("batch", batch_layout.bytes())?;
         let (offset, rows) = batch_layout.constant();
         copy_words(device, &batch, offset, &rows)?;
+        let mut workspace = None;
+        if kernels.library.is_some() {
+            workspace = Some(device.allocate("library workspace", WORKSPACE_BYTES)?);
+        }
+        let products = kernels.library.zip(workspace.as_ref()).map(|(library, workspace)| {
+            Rc::new(LibraryProducts::new(library, workspace.address()))
+        });
         let (ropes_buffer, ropes) = upload_ropes(device, plan)?;
         let at = Addresses {
             plan: plan.clone(),
@@ -96,20 +147,35 @@ impl CudaExecutor {
             kv: kv_addresses(plan, &parts, &kv),
             batch: batch_layout.at(batch.address()),
         };
-        let bind = |calls: Vec<Call>| Program::bind(calls, &modules, &at);
+        let bind = |calls: Vec<Call>| {
+            Program::bind(calls, kernels.of, products.as_ref(), &at)
+        };
         let programs = Programs {
             front: front.map(bind),
             tail: tail.map(bind),
         };
+        let logits = at.values[plan.logits.index()];
+        let inputs = batch_layout.sampler_inputs(batch.address(), logits);
+        let sampler = Sampler::new(device, kernels.sampling, plan.vocab(), options.max_sampled, &inputs)?;
+        let turn = || -> Result<Turn, CudaError> {
+            Ok(Turn {
+                words: device.allocate_host("batch", batch_layout.words * 4)?,
+                done: None,
+                results: Results::None,
+            })
+        };
+        let captures = config.graphs == config::Graphs::On && config.checks == Checks::EachBatch;
         let read_bytes = read_bytes(plan, options);
         Ok(CudaExecutor {
-            batch_host: device.allocate_host("batch", batch_layout.words * 4)?,
+            turns: [turn()?, turn()?],
             read_host: device.allocate_host("logits", read_bytes)?,
             words: vec![0; batch_layout.words],
             plan: plan.clone(),
             options: options.clone(),
-            checks,
+            checks: config.checks,
+            graphs: captures.then(Graphs::default),
             programs,
+            sampler,
             batch_layout,
             parts,
             buffers: Buffers {
@@ -117,12 +183,12 @@ impl CudaExecutor {
                 _scratch: scratch,
                 _kv: kv,
                 _ropes: ropes_buffer,
+                _workspace: workspace,
                 batch,
             },
             _weights: weights,
             device: Arc::clone(device),
             probed: vec![None; plan.value_count()],
-            outputs: Outputs::default(),
             batches: 0,
         })
     }
@@ -159,17 +225,78 @@ impl CudaExecutor {
         Ok(())
     }
 
-    fn sample(&mut self, batch: &Batch<'_>) -> Result<(), CudaError> {
+    /// Writes a checked batch and queues its copy to the device.
+    fn queue_words(&mut self, batch: &Batch<'_>) -> Result<Queued, BackendError> {
+        let turn = self.batches as usize % TURNS;
+        if let Some(done) = self.turns[turn].done.take() {
+            done.wait()?;
+        }
+        let mut used = (self.batch_layout).write(&self.plan, batch, &mut self.words)?;
+        // Changes are made to the logits themselves, so those that somebody wants to see are left alone.
+        let drawn = if self.options.probe {
+            None
+        } else {
+            let wanted = (&self.plan, batch);
+            (self.batch_layout).write_sampling(wanted, turn, used, &mut self.words)
+        };
+        let draw = drawn.map(|(draw, end)| {
+            used = end;
+            draw
+        });
+        let host = &mut self.turns[turn].words;
+        for (to, word) in host
+            .bytes_mut()
+            .chunks_exact_mut(4)
+            .zip(&self.words[..used])
+        {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        self.device
+            .copy_in(host, &self.buffers.batch, 0, used * 4)?;
+        let rows = RowCounts {
+            all: batch.tokens.len(),
+            sampled: batch.runs.iter().map(|r| r.sampled).sum(),
+        };
+        Ok(Queued { turn, rows, draw })
+    }
+
+    /// Queues the work of a batch, captured if there is a graph for its number of rows.
+    fn queue_work(&mut self, queued: &Queued) -> Result<(), CudaError> {
+        let Queued { rows, draw, .. } = *queued;
+        let (device, programs, sampler) = (&self.device, &self.programs, &self.sampler);
+        let launch = |rows: RowCounts, check: Checks| {
+            let mut launches = 0;
+            let queued = |label: &str| {
+                launches += 1;
+                match check {
+                    Checks::EachBatch => Ok(()),
+                    Checks::EachLaunch => device.wait(&format!("running {label}")),
+                }
+            };
+            launch_all(device, (programs, sampler), rows, draw, queued)?;
+            Ok(launches)
+        };
+        let bucket = graph::bucket(rows, &self.options);
+        match (&mut self.graphs, bucket) {
+            (Some(graphs), Some(rows)) => {
+                let key = graph::Key { rows, draw };
+                let stream = device.captured_stream();
+                graphs.run(stream, key, || launch(rows, Checks::EachBatch))
+            }
+            _ => launch(rows, self.checks).map(drop),
+        }
+    }
+
+    /// Samples on the host what the device was not asked to.
+    fn sample(&mut self, batch: &Batch<'_>) -> Result<Outputs, CudaError> {
         let places: Vec<RowPlace> = batch.sampled_rows().collect();
-        let mut outputs = mem::take(&mut self.outputs);
-        outputs.rows.clear();
+        let mut outputs = Outputs::default();
         let mut scratch = Vec::new();
         self.read_rows(self.plan.logits, places.len(), |r, logits| {
             let row = sampled_row(batch, &places[r], logits, &mut scratch);
             outputs.rows.push(row);
         })?;
-        self.outputs = outputs;
-        Ok(())
+        Ok(outputs)
     }
 
     fn keep_values(&mut self, rows: RowCounts) -> Result<(), CudaError> {
@@ -189,41 +316,93 @@ impl CudaExecutor {
 impl Executor for CudaExecutor {
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
         batch.check(&self.plan, &self.options)?;
-        let used = self
-            .batch_layout
-            .write(&self.plan, batch, &mut self.words)?;
-        let bytes = self.batch_host.bytes_mut();
-        for (to, word) in bytes.chunks_exact_mut(4).zip(&self.words[..used]) {
-            to.copy_from_slice(&word.to_ne_bytes());
-        }
-        self.device
-            .copy_in(&self.batch_host, &self.buffers.batch, 0, used * 4)?;
-        let rows = RowCounts {
-            all: batch.tokens.len(),
-            sampled: batch.runs.iter().map(|r| r.sampled).sum(),
+        let queued = self.queue_words(batch)?;
+        self.queue_work(&queued)?;
+        let results = match queued.draw {
+            Some(_) => Results::Tokens(queued.rows.sampled),
+            None => Results::Ready(self.sample(batch)?),
         };
-        for program in self.programs.of(rows) {
-            program.run(&self.device, rows, self.checks)?;
-        }
-        self.sample(batch)?;
         if self.options.probe {
-            self.keep_values(rows)?;
+            self.keep_values(queued.rows)?;
         }
-        // Without sampled rows nothing was waited for, and the batch's words must stay until they are read.
-        self.device.wait("running a batch")?;
+        let turn = &mut self.turns[queued.turn];
+        turn.results = results;
+        turn.done = Some(self.device.event()?);
         self.batches += 1;
         Ok(Ticket(self.batches))
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
-        assert_eq!(ticket, Ticket(self.batches), "a ticket is used once");
-        mem::swap(out, &mut self.outputs);
+        let index = (ticket.0 as usize - 1) % TURNS;
+        let turn = &mut self.turns[index];
+        // Also where results are there already: a batch without any may have failed, too.
+        if let Some(done) = turn.done.take() {
+            done.wait()?;
+        }
+        match mem::replace(&mut turn.results, Results::None) {
+            Results::None => panic!("a ticket is used once, before the next but one is out"),
+            Results::Ready(outputs) => *out = outputs,
+            Results::Tokens(count) => {
+                let row = |token| RowResult {
+                    token,
+                    ..RowResult::default()
+                };
+                out.rows.clear();
+                out.rows.extend(self.sampler.tokens(index, count).map(row));
+            }
+        }
         Ok(())
+    }
+
+    fn profile(
+        &mut self,
+        batch: &Batch<'_>,
+    ) -> Result<Option<Vec<(String, Duration)>>, BackendError> {
+        batch.check(&self.plan, &self.options)?;
+        let Queued { rows, draw, .. } = self.queue_words(batch)?;
+        let device = &self.device;
+        let mut moments = Vec::new();
+        // As one graph, so that times are those of the device, not of launching.
+        let graph = Graph::capture(device.captured_stream(), || {
+            moments.push((String::new(), device.captured_moment()?));
+            let work = (&self.programs, &self.sampler);
+            launch_all(device, work, rows, draw, |label| {
+                moments.push((label.to_owned(), device.captured_moment()?));
+                Ok(())
+            })
+        })?;
+        graph.launch()?;
+        device.wait("profiling a batch")?;
+        let mut times = Vec::new();
+        for pair in moments.windows(2) {
+            let [(_, start), (label, end)] = pair else {
+                unreachable!("windows of two");
+            };
+            times.push((label.clone(), start.until(end)?));
+        }
+        Ok(Some(times))
     }
 
     /// Values that only exist within a fused kernel are `None`, too.
     fn probed(&self, value: Value) -> Option<&[f32]> {
         self.probed[value.index()].as_deref()
+    }
+}
+
+/// Queues a batch's launches, and calls `queued` with the label of each.
+fn launch_all(
+    device: &Device,
+    (programs, sampler): (&Programs, &Sampler),
+    rows: RowCounts,
+    draw: Option<Draw>,
+    mut queued: impl FnMut(&str) -> Result<(), CudaError>,
+) -> Result<(), CudaError> {
+    for program in programs.of(rows) {
+        program.run(device, rows, &mut queued)?;
+    }
+    match draw {
+        Some(draw) => sampler.run(draw, rows.sampled, || queued("sample")),
+        None => Ok(()),
     }
 }
 

@@ -13,6 +13,7 @@
 //! - [`cublaslt`]: large products of halves
 //! - [`nvrtc`], [`source`], [`cache`], [`compiler`]: from kernel text to modules, in parallel, cached by content
 //! - [`kernel`]: the twin of each `kernels/*.cu`; [`params`] and [`launch`]: how one is called
+//! - [`graph`]: launches captured once and replayed
 //! - [`sample`]: tokens from logits on the device
 //! - [`batch`]: what changes from batch to batch, in one copy to fixed addresses
 //! - [`panels`]: how quantized matrices lie, for tensor cores
@@ -36,6 +37,7 @@ mod device;
 mod error;
 mod executor;
 mod fuse;
+mod graph;
 mod kernel;
 mod launch;
 mod library;
@@ -54,7 +56,7 @@ mod weights;
 
 pub use backend::{CudaBackend, DeviceFacts};
 pub use compiler::{Architecture, BuiltKernel, build_kernels};
-pub use config::{Checks, CudaConfig, Fusion, TablePlace, Tier};
+pub use config::{Checks, CudaConfig, Fusion, Graphs, TablePlace, Tier};
 pub use error::CudaError;
 pub use lower::listing;
 pub use memory::MemoryPlan;

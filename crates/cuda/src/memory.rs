@@ -8,7 +8,7 @@ use carat_model::{
     plan::{Plan, Rows, Shape, Value},
 };
 
-use crate::{batch::BatchLayout, lower::Scratch, weights::WeightLayout};
+use crate::{batch::BatchLayout, lower::Scratch, sample, weights::WeightLayout};
 
 /// Where buffers start.
 const ALIGN: usize = 256;
@@ -28,6 +28,8 @@ pub struct MemoryPlan {
     pub scratch: usize,
     /// Descriptions of batches: tokens, positions, page tables.
     pub batch: usize,
+    /// What sampling keeps between its launches.
+    pub sampling: usize,
 }
 
 impl MemoryPlan {
@@ -48,13 +50,15 @@ impl MemoryPlan {
             activations: parts.activations.bytes,
             scratch: parts.scratch.bytes,
             batch: BatchLayout::new(options).bytes(),
+            sampling: sample::bytes(plan.vocab(), options.max_sampled),
         }
     }
 
     /// What the device must have free.
     pub fn device_bytes(&self) -> u64 {
         let kv = self.kv.full + self.kv.sliding;
-        (self.weights + kv + self.activations + self.scratch + self.batch) as u64
+        let values = self.activations + self.scratch;
+        (self.weights + kv + values + self.batch + self.sampling) as u64
     }
 }
 
@@ -67,6 +71,7 @@ impl fmt::Display for MemoryPlan {
             ("activations", self.activations),
             ("scratch", self.scratch),
             ("batch", self.batch),
+            ("sampling", self.sampling),
         ];
         let line = |f: &mut fmt::Formatter<'_>, name: &str, bytes: u64| {
             writeln!(
@@ -208,8 +213,9 @@ mod tests {
             keys and values, full attention           0.5 MiB
             keys and values, sliding windows          0.1 MiB
             activations                               1.0 MiB
-            batch                                     0.2 MiB
-            device memory                             2.1 MiB
+            batch                                     0.4 MiB
+            sampling                                  0.0 MiB
+            device memory                             2.3 MiB
             tables in host memory                     0.1 MiB
         "#]]
         .assert_eq(&plan(Variant::E4b, 512, TablePlace::Host).to_string());

@@ -6,13 +6,13 @@
 use std::{
     cell::{Cell, RefCell},
     collections::HashMap,
+    rc::Rc,
     sync::Arc,
 };
 
 use carat_model::plan::{Rows, Value};
 
 use crate::{
-    config::Checks,
     cublaslt::{Gemm, Library, Operands, Shape},
     device::{Address, Device, Module},
     error::CudaError,
@@ -25,7 +25,7 @@ use crate::{
 pub(crate) const WORKSPACE_BYTES: usize = 64 << 20;
 
 /// How many rows a batch has.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RowCounts {
     pub(crate) all: usize,
     pub(crate) sampled: usize,
@@ -112,7 +112,7 @@ enum Action {
     Library {
         product: LibraryProduct,
         operands: Operands,
-        products: Arc<LibraryProducts>,
+        products: Rc<LibraryProducts>,
     },
 }
 
@@ -164,7 +164,7 @@ impl Program {
     pub(crate) fn bind(
         calls: Vec<Call>,
         module: impl Fn(&dyn Kernel) -> Arc<Module>,
-        products: Option<&Arc<LibraryProducts>>,
+        products: Option<&Rc<LibraryProducts>>,
         at: &Addresses,
     ) -> Program {
         let written = written_values(&calls);
@@ -194,7 +194,7 @@ impl Program {
                             out: at.place(product.out),
                             workspace: products.workspace,
                         },
-                        products: Arc::clone(products),
+                        products: Rc::clone(products),
                         product,
                     }
                 }
@@ -211,16 +211,12 @@ impl Program {
         }
     }
 
-    pub(crate) fn launches(&self) -> usize {
-        self.steps.len()
-    }
-
-    /// Queues every launch; those that have no rows are left out.
+    /// Queues every launch, and calls `queued` with the label of each; those that have no rows are left out.
     pub(crate) fn run(
         &self,
         device: &Device,
         rows: RowCounts,
-        checks: Checks,
+        mut queued: impl FnMut(&str) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         device.bind()?;
         for step in &self.steps {
@@ -229,9 +225,7 @@ impl Program {
                 continue;
             }
             step.action.run(rows)?;
-            if checks == Checks::EachLaunch {
-                device.wait(&format!("running {}", step.label))?;
-            }
+            queued(&step.label)?;
         }
         Ok(())
     }

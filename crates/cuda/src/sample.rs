@@ -210,9 +210,17 @@ impl Sampler {
         })
     }
 
-    /// Queues the sampling of up to so many rows.
-    pub(crate) fn run(&self, draw: Draw, rows: usize) -> Result<(), CudaError> {
-        grids(draw, rows, self.vocab).try_for_each(|grid| launch(&self.module, grid, &self.params))
+    /// Queues the sampling of up to so many rows, and calls `queued` after each launch.
+    pub(crate) fn run(
+        &self,
+        draw: Draw,
+        rows: usize,
+        mut queued: impl FnMut() -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        grids(draw, rows, self.vocab).try_for_each(|grid| {
+            launch(&self.module, grid, &self.params)?;
+            queued()
+        })
     }
 
     /// The first tokens of a batch that has been waited for.

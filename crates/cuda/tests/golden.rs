@@ -5,7 +5,7 @@ mod harness;
 
 use std::sync::Arc;
 
-use carat_cuda::{CudaBackend, Fusion, TablePlace};
+use carat_cuda::{CudaBackend, Fusion, Graphs, TablePlace};
 use carat_gguf::QuantType;
 use carat_model::{
     Model, TokenId,
@@ -32,6 +32,7 @@ struct Cards {
     fused: Arc<CudaBackend>,
     single: Arc<CudaBackend>,
     host_tables: Arc<CudaBackend>,
+    eager: Arc<CudaBackend>,
 }
 
 fn main() {
@@ -68,6 +69,9 @@ fn main() {
         cases.add(format!("batched/{variant:?}"), move |cards| {
             batched(cards, variant)
         });
+        cases.add(format!("drawn/{variant:?}"), move |cards| {
+            drawn(cards, variant)
+        });
     }
     harness::run(cards.map(drop), cases.trials);
 }
@@ -77,6 +81,7 @@ fn open() -> Result<Cards, String> {
         fused: harness::open(|config| config.fusion = Fusion::On)?,
         single: harness::open(|config| config.fusion = Fusion::Off)?,
         host_tables: harness::open(|config| config.tables = TablePlace::Host)?,
+        eager: harness::open(|config| config.graphs = Graphs::Off)?,
     })
 }
 
@@ -147,7 +152,7 @@ fn same_bits(what: &str, a: &[f32], b: &[f32]) -> Result<(), String> {
     ))
 }
 
-/// Fused or not, in any chunks, tables on either side of the bus: the same bits.
+/// Fused or not, in any chunks, launched one by one or as a graph, tables on either side of the bus: the same bits.
 fn exact(cards: &Cards, fixture: &fixtures::Fixture) -> Result<(), String> {
     let (model, tokens) = (fixture.model(), fixture.tokens());
     let expected = logits(&*cards.fused, &model, &tokens, usize::MAX)?;
@@ -156,6 +161,12 @@ fn exact(cards: &Cards, fixture: &fixtures::Fixture) -> Result<(), String> {
     for chunk in &CHUNKS[1..] {
         let chunked = logits(&*cards.fused, &model, &tokens, *chunk)?;
         same_bits(&format!("chunks of {chunk}"), &expected, &chunked)?;
+        let eager = logits(&*cards.eager, &model, &tokens, *chunk)?;
+        same_bits(
+            &format!("a graph of {chunk} rows and eager"),
+            &chunked,
+            &eager,
+        )?;
     }
     let tables = logits(&*cards.host_tables, &model, &tokens, usize::MAX)?;
     same_bits("tables in host memory", &expected, &tables)
@@ -258,4 +269,84 @@ fn step(
         found[owner].extend_from_slice(&row.logits);
     }
     Ok(())
+}
+
+/// Answers of three requests with different sampling: from the device in graphs and without, and from logits on the host.
+fn drawn(cards: &Cards, variant: Variant) -> Result<(), String> {
+    let tiny = Tiny::new(variant, QuantType::Q8_0);
+    let expected = answers(&cards.fused, &tiny, RowOutput::Logits)?;
+    for card in [&cards.fused, &cards.eager] {
+        if answers(card, &tiny, RowOutput::Token)? != expected {
+            return Err("the device draws other tokens than the host".to_owned());
+        }
+    }
+    Ok(())
+}
+
+/// Tokens that follow a prompt, in three requests side by side.
+fn answers(
+    card: &CudaBackend,
+    tiny: &Tiny,
+    output: RowOutput,
+) -> Result<Vec<Vec<TokenId>>, String> {
+    let model = tiny.model();
+    let penalized = Sampling {
+        repeat_penalty: 1.3,
+        logit_bias: vec![(3, 2.0), (5, f32::NEG_INFINITY)],
+        seed: 3,
+        ..Sampling::default()
+    };
+    let open = Sampling {
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.01,
+        ..Sampling::default()
+    };
+    let settings = [Sampling::greedy(), penalized, open];
+    let options = CompileOptions {
+        pages: PerGroup {
+            full: 3,
+            sliding: 3,
+        },
+        max_rows: 64,
+        max_sampled: 4,
+        probe: false,
+    };
+    let compiled = card.compile(&gemma4::plan(&model), Arc::clone(&model.weights), &options);
+    let mut executor = compiled.map_err(|e| e.to_string())?;
+    let mut sequences: Vec<Vec<TokenId>> = (5..8).map(|n| tiny.prompt(n)).collect();
+    let mut fed = [0; 3];
+    let mut outputs = Outputs::default();
+    for _ in 0..20 {
+        let (mut tokens, mut runs) = (Vec::new(), Vec::new());
+        let pages = [[PageId(0)], [PageId(1)], [PageId(2)]];
+        for (s, sequence) in sequences.iter().enumerate() {
+            let start = tokens.len();
+            tokens.extend_from_slice(&sequence[fed[s]..]);
+            runs.push(Run {
+                rows: start..tokens.len(),
+                position: fed[s],
+                pages: PerGroup {
+                    full: &pages[s],
+                    sliding: &pages[s],
+                },
+                sampled: 1,
+                sampling: &settings[s],
+                history: sequence,
+                output,
+            });
+            fed[s] = sequence.len();
+        }
+        let batch = Batch {
+            tokens: &tokens,
+            runs: &runs,
+        };
+        let submitted = executor.submit(&batch);
+        let collected = submitted.and_then(|ticket| executor.collect(ticket, &mut outputs));
+        collected.map_err(|e| e.to_string())?;
+        for (sequence, row) in sequences.iter_mut().zip(&outputs.rows) {
+            sequence.push(row.token);
+        }
+    }
+    Ok(sequences)
 }

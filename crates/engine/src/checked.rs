@@ -2,6 +2,8 @@
 //!
 //! Executors rely on what `Batch::check` demands; this is the one place that checks it, once a batch.
 
+use std::time::Duration;
+
 use carat_model::{
     backend::{BackendError, Batch, CompileOptions, Executor, Outputs, Ticket},
     plan::{Plan, Value},
@@ -25,5 +27,13 @@ impl Executor for Checked {
 
     fn probed(&self, value: Value) -> Option<&[f32]> {
         self.executor.probed(value)
+    }
+
+    fn profile(
+        &mut self,
+        batch: &Batch<'_>,
+    ) -> Result<Option<Vec<(String, Duration)>>, BackendError> {
+        batch.check(&self.plan, &self.options)?;
+        self.executor.profile(batch)
     }
 }

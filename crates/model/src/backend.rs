@@ -3,7 +3,7 @@
 //! A backend compiles a plan once; the executor then runs ragged batches of prompt chunks and single decode tokens.
 //! Nothing here knows about requests, text or scheduling.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use crate::{
     TokenId,
@@ -59,6 +59,16 @@ pub trait Executor {
 
     /// A value of the last batch, `[rows, columns]`; `None` unless compiled with [`CompileOptions::probe`].
     fn probed(&self, value: Value) -> Option<&[f32]>;
+
+    /// Runs a batch once, with the time of each piece of work by its label, in order. Its tokens are not reported. `None` where
+    /// times are not told apart.
+    fn profile(
+        &mut self,
+        batch: &Batch<'_>,
+    ) -> Result<Option<Vec<(String, Duration)>>, BackendError> {
+        let _ = batch;
+        Ok(None)
+    }
 }
 
 /// Bytes of device memory.

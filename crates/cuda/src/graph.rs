@@ -1,0 +1,112 @@
+//! Launches captured once and replayed: one call for the driver instead of hundreds, and no gaps between kernels.
+//!
+//! A graph is captured for a bucket of rows and serves every batch of at most as many: kernels read how many rows there are from
+//! device memory. Only decoding is captured, where every row is sampled and few rows are common; a prompt's kernels are long
+//! enough to hide their launches.
+
+use std::{collections::HashMap, sync::Arc};
+
+use carat_model::backend::CompileOptions;
+use cudarc::driver::{CudaGraph, CudaStream, sys};
+
+use crate::{error::CudaError, kernel::Draw, program::RowCounts};
+
+/// The most rows a captured batch has.
+const MOST_ROWS: usize = 64;
+
+/// What a graph was captured for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) rows: RowCounts,
+    pub(crate) draw: Option<Draw>,
+}
+
+/// The row counts to launch for, if a batch of these is to be captured: a power of two, or the most there may be.
+pub(crate) fn bucket(rows: RowCounts, options: &CompileOptions) -> Option<RowCounts> {
+    let most = options.max_rows.min(options.max_sampled);
+    let count = rows.all.next_power_of_two().min(most);
+    (rows.all == rows.sampled && rows.all <= MOST_ROWS).then_some(RowCounts {
+        all: count,
+        sampled: count,
+    })
+}
+
+/// Launches in one piece.
+pub(crate) struct Graph(CudaGraph);
+
+impl Graph {
+    /// Captures what `record` queues on the stream, without running it.
+    pub(crate) fn capture(
+        stream: &Arc<CudaStream>,
+        record: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<Graph, CudaError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        stream
+            .begin_capture(mode)
+            .map_err(CudaError::driver("starting to capture a graph"))?;
+        let recorded = record();
+        // Ended whatever became of it: the stream takes no other work while it is captured.
+        let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        recorded?;
+        let graph = graph.map_err(CudaError::driver("capturing a graph"))?;
+        Ok(Graph(
+            graph.expect("what was captured without an error is there"),
+        ))
+    }
+
+    pub(crate) fn launch(&self) -> Result<(), CudaError> {
+        let launched = self.0.launch();
+        launched.map_err(CudaError::driver("launching a graph"))
+    }
+}
+
+/// Graphs captured so far.
+#[derive(Default)]
+pub(crate) struct Graphs {
+    captured: HashMap<Key, Graph>,
+}
+
+impl Graphs {
+    /// Replays what was captured for `key`. The first time, `record` queues it.
+    pub(crate) fn run(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        key: Key,
+        record: impl FnOnce() -> Result<usize, CudaError>,
+    ) -> Result<(), CudaError> {
+        if !self.captured.contains_key(&key) {
+            let mut launches = 0;
+            let graph = Graph::capture(stream, || {
+                launches = record()?;
+                Ok(())
+            })?;
+            tracing::info!(rows = key.rows.all, draw = ?key.draw, launches, "captured a graph");
+            self.captured.insert(key, graph);
+        }
+        self.captured[&key].launch()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use carat_model::backend::PerGroup;
+
+    use super::*;
+
+    #[test]
+    fn buckets_hold_the_rows_and_no_more_than_there_may_be() {
+        let options = CompileOptions {
+            pages: PerGroup::default(),
+            max_rows: 100,
+            max_sampled: 24,
+            probe: false,
+        };
+        let of =
+            |all, sampled| bucket(RowCounts { all, sampled }, &options).map(|r| (r.all, r.sampled));
+        assert_eq!(of(1, 1), Some((1, 1)));
+        assert_eq!(of(3, 3), Some((4, 4)));
+        assert_eq!(of(17, 17), Some((24, 24)));
+        assert_eq!(of(5, 1), None);
+        assert_eq!(of(65, 65), None);
+    }
+}
