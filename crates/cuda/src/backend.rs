@@ -1,7 +1,7 @@
 //! The backend: an open card that compiles plans.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -14,7 +14,8 @@ use carat_model::{
 
 use crate::{
     compiler::{Architecture, Compiler},
-    config::CudaConfig,
+    config::{CudaConfig, Tier},
+    cublaslt::Library,
     device::{Device, Module},
     error::CudaError,
     executor::{CudaExecutor, Kernels},
@@ -23,7 +24,7 @@ use crate::{
     lower::{Call, Class, Products, Scratch, Target, lower},
     memory::{MemoryPlan, Parts},
     program::ByClass,
-    weights::WeightLayout,
+    weights::{Packed, WeightLayout},
 };
 
 pub struct CudaBackend {
@@ -32,6 +33,8 @@ pub struct CudaBackend {
     config: CudaConfig,
     /// Kernels already loaded, for the plans that come after.
     modules: Mutex<HashMap<Specialization, Arc<Module>>>,
+    /// For products in half precision; the reason if it is not there.
+    library: Option<Library>,
 }
 
 /// What the card is.
@@ -48,11 +51,22 @@ impl CudaBackend {
         let device = Device::open(config.device, config.memory_limit)?;
         let architecture = Architecture::of(device.capability, config.tier);
         tracing::info!(name = device.name, %architecture, "opened a CUDA device");
+        // Hopper's tensor cores are fast enough for halves; elsewhere bytes over packed weights are faster.
+        let wants_library = config.tier == Tier::Best && device.capability.major >= 9;
+        let library = match Library::find(&config.library_dirs, &device) {
+            Ok(library) if wants_library => Some(library),
+            Ok(_) => None,
+            Err(error) => {
+                tracing::info!(%error, "products of prompts are left to our own kernels");
+                None
+            }
+        };
         Ok(CudaBackend {
             compiler: Compiler::new(architecture, &config),
             device,
             config,
             modules: Mutex::default(),
+            library,
         })
     }
 
@@ -110,7 +124,11 @@ impl CudaBackend {
     fn target(&self) -> Target {
         Target {
             multiprocessors: self.device.multiprocessors,
-            products: Products::Own,
+            shared_bytes: self.device.shared_bytes,
+            products: match self.library {
+                Some(_) => Products::Library,
+                None => Products::Own,
+            },
         }
     }
 }
@@ -167,7 +185,12 @@ pub(crate) fn prepare(
         Layout::grouped(plan, &groups, |value| stored[value.index()])
     };
     let parts = Parts::new(plan, options, layout, &scratch);
-    let weights = WeightLayout::new(plan, weights, config.tables);
+    let both = |p: &ByClass<Vec<Call>>| -> BTreeSet<Packed> {
+        let calls = p.narrow.iter().chain(&p.wide);
+        calls.flat_map(Call::weights).collect()
+    };
+    let named = &both(&front) | &both(&tail);
+    let weights = WeightLayout::new(weights, &named, config.tables);
     Ok(Prepared {
         memory: MemoryPlan::new(plan, options, &weights, &parts),
         front,
@@ -181,7 +204,7 @@ pub(crate) fn prepare(
 fn stored_values(plan: &Plan, programs: [&ByClass<Vec<Call>>; 2]) -> Vec<bool> {
     let mut stored = vec![false; plan.value_count()];
     let calls = programs.into_iter().flat_map(|p| p.narrow.iter().chain(&p.wide));
-    let places = calls.flat_map(|call| [call.kernel.reads(), call.kernel.writes()].concat());
+    let places = calls.flat_map(|call| [call.reads(), call.writes()].concat());
     for place in places {
         if let Place::Value(value) = place {
             stored[value.index()] = true;
@@ -241,11 +264,17 @@ impl Backend for CudaBackend {
         }
         let kernels = prepared.calls().filter_map(Call::kernel);
         let sampling = sample_specialization();
-        self.load(kernels.map(Kernel::specialization).chain([sampling.clone()]))?;
+        let loaders = prepared.weights.kernels(&weights);
+        let wanted = kernels.map(Kernel::specialization);
+        self.load(wanted.chain([sampling.clone()]).chain(loaders.clone()))?;
+        let loaders = loaders.into_iter().map(|s| (s.clone(), self.module(&s)));
+        let weights = prepared
+            .weights
+            .upload(&self.device, &weights, &loaders.collect())?;
         let executor = CudaExecutor::new(
             &self.device,
             plan,
-            &weights,
+            weights,
             options,
             prepared,
             Kernels {

@@ -13,7 +13,6 @@ use carat_model::{
     },
     plan::{Plan, Value},
     reference::sampled_row,
-    weights::Weights,
 };
 
 use crate::{
@@ -29,7 +28,7 @@ use crate::{
     memory::Parts,
     program::{LibraryProducts, Program, Programs, RowCounts, WORKSPACE_BYTES},
     sample::{Sampler, TURNS},
-    weights::ResidentWeights,
+    upload::ResidentWeights,
 };
 
 /// Bytes of logits that come back at a time, if a row is not more.
@@ -104,20 +103,15 @@ impl CudaExecutor {
     pub(crate) fn new(
         device: &Arc<Device>,
         plan: &Plan,
-        weights: &Weights,
+        weights: ResidentWeights,
         options: &CompileOptions,
         prepared: Prepared,
         kernels: Kernels<'_>,
         config: &CudaConfig,
     ) -> Result<CudaExecutor, CudaError> {
         let Prepared {
-            front,
-            tail,
-            weights: weight_layout,
-            parts,
-            ..
+            front, tail, parts, ..
         } = prepared;
-        let weights = weight_layout.upload(device, weights)?;
         let batch_layout = BatchLayout::new(options);
         let activations = device.allocate("activations", parts.activation_bytes())?;
         let scratch = device.allocate("scratch", parts.scratch.bytes)?;

@@ -37,7 +37,8 @@ pub(crate) fn launch(module: &Module, grid: Grid, params: &[u8]) -> Result<(), C
     let stream = module.device().stream();
     // SAFETY: the function belongs to the loaded module. Its single parameter is copied before this returns; it has as many
     // bytes as the kernel's struct, which `PARAMS_BYTES` asserts when the kernel is compiled. The addresses in it are
-    // buffers of the program's own, of the sizes its plan gives, so the kernel's preconditions hold.
+    // buffers of the program's own, of the sizes its plan gives, or those that weights are loaded to and through, of the
+    // sizes their layout gives, so the kernel's preconditions hold.
     unsafe {
         result::launch_kernel(
             module.function(grid.entry),

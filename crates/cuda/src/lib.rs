@@ -17,7 +17,7 @@
 //! - [`sample`]: tokens from logits on the device
 //! - [`batch`]: what changes from batch to batch, in one copy to fixed addresses
 //! - [`panels`]: how quantized matrices lie, for tensor cores
-//! - [`weights`], [`memory`]: what lies where, and how much of it
+//! - [`weights`], [`upload`], [`memory`]: what lies where, how it gets there, and how much of it
 //! - [`executor`]: the two traits of `carat-model`
 //!
 //! There is no toolkit to build with: the driver and NVRTC are loaded at run time, so this crate compiles, lints and tests
@@ -44,7 +44,6 @@ mod library;
 mod lower;
 mod memory;
 mod nvrtc;
-#[allow(dead_code, reason = "kernels over panels come in their own commits")]
 mod panels;
 mod params;
 mod program;
@@ -52,6 +51,7 @@ mod sample;
 mod source;
 #[cfg(test)]
 mod testing;
+mod upload;
 mod weights;
 
 pub use backend::{CudaBackend, DeviceFacts};

@@ -19,6 +19,8 @@ const KV_ELEMENT: usize = 2;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
     pub weights: usize,
+    /// Weights that are larger on the device than in the file.
+    pub expanded_weights: usize,
     /// Tables that the device reads from host memory.
     pub host_tables: usize,
     pub kv: PerGroup<usize>,
@@ -42,6 +44,7 @@ impl MemoryPlan {
         let page = page_bytes(plan, KV_ELEMENT);
         MemoryPlan {
             weights: weights.device_bytes,
+            expanded_weights: weights.expanded_bytes,
             host_tables: weights.host_bytes,
             kv: PerGroup {
                 full: page.full * options.pages.full,
@@ -57,8 +60,9 @@ impl MemoryPlan {
     /// What the device must have free.
     pub fn device_bytes(&self) -> u64 {
         let kv = self.kv.full + self.kv.sliding;
+        let weights = self.weights + self.expanded_weights;
         let values = self.activations + self.scratch;
-        (self.weights + kv + values + self.batch + self.sampling) as u64
+        (weights + kv + values + self.batch + self.sampling) as u64
     }
 }
 
@@ -66,6 +70,7 @@ impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = [
             ("weights", self.weights),
+            ("weights, expanded to halves", self.expanded_weights),
             ("keys and values, full attention", self.kv.full),
             ("keys and values, sliding windows", self.kv.sliding),
             ("activations", self.activations),

@@ -18,6 +18,7 @@ texts![
     "convert.cu",
     "elementwise.cu",
     "embed.cu",
+    "embed_panels.cu",
     "expand.cu",
     "experts_linear.cu",
     "experts_sum.cu",

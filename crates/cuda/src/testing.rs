@@ -4,6 +4,11 @@
 
 use std::{env, path::PathBuf, sync::Arc, time::Duration};
 
+use carat_gguf::{
+    Gguf, QuantType,
+    writer::{Writer, write_tensor},
+};
+use carat_model::weights::Weights;
 use cudarc::driver::{CudaGraph, sys};
 
 use crate::{
@@ -150,6 +155,23 @@ pub(crate) fn halves(values: &[f32]) -> Vec<u16> {
 /// The number that the bits of a half stand for.
 pub(crate) fn half(bits: u16) -> f32 {
     half::f16::from_bits(bits).to_f32()
+}
+
+/// A file's worth of tensors: name, shape, format, bytes.
+pub(crate) fn weights_of(tensors: &[(&str, Vec<usize>, QuantType, Vec<u8>)]) -> Weights {
+    let mut writer = Writer::default();
+    for (name, shape, quant, bytes) in tensors {
+        assert_eq!(writer.tensor(name, shape, *quant), bytes.len());
+    }
+    let mut file = Vec::new();
+    writer
+        .write_head(&mut file)
+        .expect("memory takes all writes");
+    for (.., bytes) in tensors {
+        write_tensor(&mut file, bytes).expect("memory takes all writes");
+    }
+    let file = Gguf::from_bytes("test", file).expect("a valid file");
+    Weights::of_file(Arc::new(file))
 }
 
 /// An address inside a buffer, in elements.

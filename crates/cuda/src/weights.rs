@@ -1,359 +1,530 @@
-//! Weights on the device: what the plan names, each once, rows packed, in the file's own format.
+//! Weights on the device: what the calls name, each once a form, and where it goes.
 //!
-//! Where everything goes is decided first and purely; then the bytes are copied through page-locked memory, one half filled
-//! while the other is on its way.
+//! Lowering decides in which form a kernel reads a weight; what no call names is not loaded. Where everything goes is decided
+//! here, purely; [`upload`](crate::upload) then moves the bytes.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use carat_model::{
-    plan::{Plan, Step},
-    weights::{Weight, Weights},
-};
+use carat_gguf::QuantType;
+use carat_model::weights::{Matrix, Weight, Weights};
 
 use crate::{
     config::TablePlace,
-    device::{Address, Buffer, Device, Event, HostBuffer},
-    error::CudaError,
-    kernel::MatrixAt,
+    kernel::{Expand, Narrowed, Pack, Specialization},
+    panels::{self, PanelFormat},
 };
 
 /// Where weights start: what the widest loads and copies want.
 const ALIGN: usize = 256;
-/// One half of the memory that copies go through, unless there is less to copy.
-const HALF: usize = 16 << 20;
 
-/// How a plan uses a weight.
+/// How values lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Use {
-    /// One row, which kernels read as f32.
+pub(crate) enum Form {
+    /// One row, as f32.
     Vector,
-    /// Only looked up, a row a token.
+    /// As [`File`](Form::File), but only looked up, a row a token; may lie in host memory.
     Table,
-    Matrix,
+    /// Rows packed, in the file's format.
+    File,
+    /// Strips for tensor cores; of formats that have them. See [`panels`].
+    Panels,
+    /// F16, row-major. Of F16 exact, of all else rounded.
+    Half,
+    /// BF16, row-major: weights that [`narrow`](narrows).
+    Bf16,
 }
 
-/// Where a weight goes.
+/// How the parts of a joined matrix follow one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Join {
+    /// One after another; in panels each is padded to whole strips.
+    Stacked,
+    /// Strip by strip in turn. Panels only, of parts with equally many strips.
+    Interleaved,
+}
+
+/// One or more weights as a kernel reads them. Parts have the same inputs and, unless they become floats, the same layout.
+/// Stacks of matrices (experts) are joined matrix by matrix.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Packed {
+    pub(crate) parts: Vec<Weight>,
+    pub(crate) join: Join,
+    pub(crate) form: Form,
+}
+
+impl Packed {
+    pub(crate) fn one(weight: Weight, form: Form) -> Packed {
+        Packed::stacked(&[weight], form)
+    }
+
+    pub(crate) fn stacked(parts: &[Weight], form: Form) -> Packed {
+        Packed {
+            parts: parts.to_vec(),
+            join: Join::Stacked,
+            form,
+        }
+    }
+
+    /// Panels whose strips take turns.
+    pub(crate) fn interleaved(parts: &[Weight]) -> Packed {
+        Packed {
+            parts: parts.to_vec(),
+            join: Join::Interleaved,
+            form: Form::Panels,
+        }
+    }
+
+    /// The vectors that are there.
+    pub(crate) fn vectors<const N: usize>(weights: [Option<Weight>; N]) -> Vec<Packed> {
+        let vector = |w: Weight| Packed::one(w, Form::Vector);
+        weights.into_iter().flatten().map(vector).collect()
+    }
+}
+
+/// Whether every value is a BF16: F32 whose lower halves are all zero.
+pub(crate) fn narrows(weights: &Weights, weight: Weight) -> bool {
+    let m = weights.matrix(weight);
+    let rows = || (0..m.count).flat_map(|i| (0..m.rows).map(move |r| weights.row(weight, i, r)));
+    let lower = |value: &[u8; 4]| u32::from_le_bytes(*value) & 0xffff;
+    match m.quant {
+        QuantType::BF16 => true,
+        QuantType::F32 => rows().all(|row| {
+            let values = row.as_chunks().0.iter();
+            values.fold(0, |any, value| any | lower(value)) == 0
+        }),
+        _ => false,
+    }
+}
+
+/// The memory a weight goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Slot {
-    usage: Use,
-    memory: TablePlace,
-    offset: usize,
-    /// Another weight that is the same view of the same tensor, and stands for both.
-    same_as: Option<Weight>,
+pub(crate) enum Memory {
+    Device,
+    /// Device memory for what is larger there than in the file.
+    Expanded,
+    Host,
 }
 
-/// Where each weight of a plan goes.
-#[derive(Debug)]
+/// Where a packed weight goes, and its strides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Slot {
+    pub(crate) memory: Memory,
+    pub(crate) offset: usize,
+    /// From one row to the next; in panels from one strip to the next.
+    pub(crate) row_bytes: usize,
+    /// From one matrix of a stack to the next.
+    pub(crate) matrix_bytes: usize,
+    bytes: usize,
+    /// Where each part starts in a matrix, and its own distance from row to row or strip to strip.
+    parts: Vec<(usize, usize)>,
+}
+
+/// A form that a weight's rows are wanted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) form: Form,
+    pub(crate) memory: Memory,
+    /// Where the first row, or strip, of the first matrix goes.
+    pub(crate) start: usize,
+    /// From row to row, or strip to strip.
+    pub(crate) stride: usize,
+    pub(crate) matrix_bytes: usize,
+}
+
+/// Where everything goes that calls name.
+#[derive(Debug, Default)]
 pub(crate) struct WeightLayout {
-    slots: BTreeMap<Weight, Slot>,
+    /// What calls name, and what stands for it.
+    stands_for: BTreeMap<Packed, Packed>,
+    slots: BTreeMap<Packed, Slot>,
     pub(crate) device_bytes: usize,
+    pub(crate) expanded_bytes: usize,
     pub(crate) host_bytes: usize,
 }
 
 impl WeightLayout {
-    pub(crate) fn new(plan: &Plan, weights: &Weights, tables: TablePlace) -> WeightLayout {
+    pub(crate) fn new(
+        weights: &Weights,
+        named: &BTreeSet<Packed>,
+        tables: TablePlace,
+    ) -> WeightLayout {
         let mut layout = WeightLayout {
-            slots: BTreeMap::new(),
-            device_bytes: 0,
-            host_bytes: 0,
+            stands_for: stand_ins(weights, named),
+            ..WeightLayout::default()
         };
-        let mut seen: HashMap<(usize, usize, usize, usize, Use), Weight> = HashMap::new();
-        for (weight, usage) in uses(plan) {
-            let m = weights.matrix(weight);
-            let start = weights.bytes(weight).as_ptr() as usize;
-            let view = (start, m.columns, m.rows, m.row_stride, usage);
-            let same_as = seen.get(&view).copied();
-            let memory = match usage {
-                Use::Table => tables,
-                Use::Vector | Use::Matrix => TablePlace::Device,
+        for packed in layout.stands_for.values().cloned().collect::<BTreeSet<_>>() {
+            let memory = match (packed.form, tables) {
+                (Form::Table, TablePlace::Host) => Memory::Host,
+                (Form::Half, _) => Memory::Expanded,
+                _ => Memory::Device,
             };
             let end = match memory {
-                TablePlace::Device => &mut layout.device_bytes,
-                TablePlace::Host => &mut layout.host_bytes,
+                Memory::Device => &mut layout.device_bytes,
+                Memory::Expanded => &mut layout.expanded_bytes,
+                Memory::Host => &mut layout.host_bytes,
             };
-            let offset = *end;
-            if same_as.is_none() {
-                let bytes = match usage {
-                    Use::Vector => m.columns * 4,
-                    Use::Table | Use::Matrix => m.bytes(),
-                };
-                *end = (offset + bytes).next_multiple_of(ALIGN);
-                seen.insert(view, weight);
-            }
-            let slot = Slot {
-                usage,
-                memory,
-                offset,
-                same_as,
-            };
-            layout.slots.insert(weight, slot);
+            let slot = slot(weights, &packed, memory, *end);
+            *end = (slot.offset + slot.bytes).next_multiple_of(ALIGN);
+            layout.slots.insert(packed, slot);
         }
         layout
     }
 
-    fn place(&self, weight: Weight) -> &Slot {
-        let slot = &self.slots[&weight];
-        slot.same_as.map_or(slot, |same| &self.slots[&same])
+    /// What calls name and where it is.
+    pub(crate) fn named(&self) -> impl Iterator<Item = (&Packed, &Slot)> {
+        let slot = |(named, stand_in)| (named, &self.slots[stand_in]);
+        self.stands_for.iter().map(slot)
     }
 
-    /// Copies everything. The file is not looked at afterwards.
-    pub(crate) fn upload(
-        &self,
-        device: &Arc<Device>,
-        weights: &Weights,
-    ) -> Result<ResidentWeights, CudaError> {
-        let buffer = device.allocate("weights", self.device_bytes)?;
-        let mut host = match self.host_bytes {
-            0 => None,
-            bytes => Some(device.allocate_host("tables", bytes)?),
-        };
-        let mut upload = Upload::new(device, &buffer, self.device_bytes)?;
-        for (&weight, slot) in self.slots.iter().filter(|(_, s)| s.same_as.is_none()) {
-            match (slot.memory, slot.usage) {
-                (TablePlace::Device, Use::Vector) => {
-                    let values = weights.vector(weight);
-                    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
-                    upload.put(slot.offset, &bytes)?;
-                }
-                (TablePlace::Device, _) => {
-                    let mut offset = slot.offset;
-                    for piece in pieces(weights, weight) {
-                        upload.put(offset, piece)?;
-                        offset += piece.len();
-                    }
-                }
-                (TablePlace::Host, _) => {
-                    let host = host.as_mut().expect("allocated if any table is there");
-                    let mut offset = slot.offset;
-                    for piece in pieces(weights, weight) {
-                        host.bytes_mut()[offset..offset + piece.len()].copy_from_slice(piece);
-                        offset += piece.len();
-                    }
+    /// Every weight to load, with all that its rows become, so that each is read once.
+    pub(crate) fn targets(&self) -> BTreeMap<Weight, Vec<Target>> {
+        let mut targets: BTreeMap<Weight, Vec<Target>> = BTreeMap::new();
+        for (packed, slot) in &self.slots {
+            for (&weight, &(start, stride)) in packed.parts.iter().zip(&slot.parts) {
+                targets.entry(weight).or_default().push(Target {
+                    form: packed.form,
+                    memory: slot.memory,
+                    start: slot.offset + start,
+                    stride,
+                    matrix_bytes: slot.matrix_bytes,
+                });
+            }
+        }
+        targets
+    }
+
+    /// The kernels that loading takes.
+    pub(crate) fn kernels(&self, weights: &Weights) -> Vec<Specialization> {
+        let mut kernels = Vec::new();
+        for (weight, targets) in self.targets() {
+            let quant = weights.matrix(weight).quant;
+            for kernel in targets.iter().filter_map(|t| loader(quant, t.form)) {
+                if !kernels.contains(&kernel) {
+                    kernels.push(kernel);
                 }
             }
         }
-        upload.finish()?;
-        let start = |memory| match memory {
-            TablePlace::Device => buffer.address(),
-            TablePlace::Host => host.as_ref().map_or(Address::NULL, HostBuffer::address),
-        };
-        let at = self.slots.keys().map(|&weight| {
-            let (slot, m) = (self.place(weight), weights.matrix(weight));
-            let at = MatrixAt {
-                start: start(slot.memory).offset(slot.offset),
-                row_bytes: m.row_bytes(),
-                matrix_bytes: m.row_bytes() * m.rows,
-            };
-            (weight, at)
-        });
-        Ok(ResidentWeights {
-            at: at.collect(),
-            _device: buffer,
-            _host: host,
-        })
+        kernels
     }
 }
 
-/// Weights that kernels can read.
-pub(crate) struct ResidentWeights {
-    pub(crate) at: HashMap<Weight, MatrixAt>,
-    _device: Buffer,
-    _host: Option<HostBuffer>,
+/// The kernel that brings rows into a form; none where copying does.
+pub(crate) fn loader(quant: QuantType, form: Form) -> Option<Specialization> {
+    match form {
+        Form::Vector | Form::Table | Form::File => None,
+        Form::Panels => Some(Pack::specialization(quant)),
+        Form::Half => Some(Expand::specialization(quant, Narrowed::Half)),
+        Form::Bf16 => Some(Expand::specialization(quant, Narrowed::Bf16)),
+    }
 }
 
-/// Every weight a plan names; one that is multiplied with is more than a table.
-fn uses(plan: &Plan) -> BTreeMap<Weight, Use> {
-    let mut uses = BTreeMap::new();
-    let mut note = |weight: Weight, usage: Use| {
-        let known = uses.entry(weight).or_insert(usage);
-        *known = usage.max(*known);
+/// What stands for each named weight: views of the same bytes become one weight, forms that come to the same one form.
+fn stand_ins(weights: &Weights, named: &BTreeSet<Packed>) -> BTreeMap<Packed, Packed> {
+    let mut views = HashMap::new();
+    let mut same_view = |weight: Weight| {
+        let m = weights.matrix(weight);
+        let start = weights.bytes(weight).as_ptr() as usize;
+        let shape = (m.quant, m.columns, m.rows, m.count);
+        let view = (start, shape, m.row_stride, m.matrix_stride);
+        *views.entry(view).or_insert(weight)
     };
-    for labelled in &plan.steps {
-        match labelled.step {
-            Step::Embed { table, .. } => note(table, Use::Table),
-            Step::Norm {
-                weight: Some(w), ..
-            } => note(w, Use::Vector),
-            Step::Linear { w, .. } => note(w, Use::Matrix),
-            Step::Route {
-                w, expert_scale, ..
-            } => {
-                note(w, Use::Matrix);
-                if let Some(scale) = expert_scale {
-                    note(scale, Use::Vector);
-                }
-            }
-            Step::Experts { gate, up, down, .. } => {
-                for w in [gate, up, down] {
-                    note(w, Use::Matrix);
-                }
-            }
-            _ => {}
+    let mut with_form = |packed: &Packed| {
+        let all = |quant| {
+            packed
+                .parts
+                .iter()
+                .all(|w| weights.matrix(*w).quant == quant)
+        };
+        Packed {
+            parts: packed.parts.iter().map(|w| same_view(*w)).collect(),
+            join: packed.join,
+            form: match packed.form {
+                Form::Half if all(QuantType::F16) => Form::File,
+                Form::Bf16 if all(QuantType::BF16) => Form::File,
+                form => form,
+            },
         }
-    }
-    uses
-}
-
-/// A view's bytes without what lies between its rows, in as few pieces as there are.
-fn pieces(weights: &Weights, weight: Weight) -> impl Iterator<Item = &[u8]> {
-    let m = weights.matrix(weight);
-    let bytes = weights.bytes(weight);
-    let row_bytes = m.row_bytes();
-    let packed_rows = m.row_stride == row_bytes;
-    let packed = packed_rows && (m.count == 1 || m.matrix_stride == m.rows * row_bytes);
-    let (count, rows, length) = match (packed, packed_rows) {
-        (true, _) => (1, 1, m.bytes()),
-        (false, true) => (m.count, 1, m.rows * row_bytes),
-        (false, false) => (m.count, m.rows, row_bytes),
     };
-    (0..count * rows).map(move |i| {
-        let start = i / rows * m.matrix_stride + i % rows * m.row_stride;
-        &bytes[start..start + length]
-    })
+    let stand_ins: Vec<Packed> = named.iter().map(&mut with_form).collect();
+    let multiplied: BTreeSet<Packed> = stand_ins.iter().cloned().collect();
+    let one_place = |packed: Packed| {
+        let file = Packed {
+            form: Form::File,
+            ..packed.clone()
+        };
+        match packed.form {
+            // A table that is multiplied with is more than a table.
+            Form::Table if multiplied.contains(&file) => file,
+            _ => packed,
+        }
+    };
+    let stand_ins = stand_ins.into_iter().map(one_place);
+    named.iter().cloned().zip(stand_ins).collect()
 }
 
-/// Copies pieces to a buffer, in rising order of offset, through two halves of page-locked memory in turn.
-struct Upload<'a> {
-    device: &'a Device,
-    to: &'a Buffer,
-    halves: [HostBuffer; 2],
-    /// When the device is done with each half.
-    done: [Option<Event>; 2],
-    current: usize,
-    filled: usize,
-    /// Where the current half goes.
-    offset: usize,
-    half_bytes: usize,
-}
-
-impl<'a> Upload<'a> {
-    fn new(device: &'a Arc<Device>, to: &'a Buffer, bytes: usize) -> Result<Upload<'a>, CudaError> {
-        let half_bytes = HALF.min(bytes);
-        let half = || device.allocate_host("upload", half_bytes);
-        Ok(Upload {
-            device,
-            to,
-            halves: [half()?, half()?],
-            done: [None, None],
-            current: 0,
-            filled: 0,
-            offset: 0,
-            half_bytes,
-        })
-    }
-
-    fn put(&mut self, mut offset: usize, mut bytes: &[u8]) -> Result<(), CudaError> {
-        while !bytes.is_empty() {
-            // Gaps between weights travel along while they are small: fewer, larger copies.
-            let gap = offset.checked_sub(self.offset + self.filled);
-            match gap {
-                Some(gap) if gap < ALIGN && self.filled + gap < self.half_bytes => {
-                    self.filled += gap;
-                }
-                _ => {
-                    self.flush()?;
-                    self.offset = offset;
-                }
-            }
-            let length = bytes.len().min(self.half_bytes - self.filled);
-            let (now, later) = bytes.split_at(length);
-            let half = self.halves[self.current].bytes_mut();
-            half[self.filled..self.filled + length].copy_from_slice(now);
-            self.filled += length;
-            offset += length;
-            bytes = later;
+fn slot(weights: &Weights, packed: &Packed, memory: Memory, offset: usize) -> Slot {
+    let matrices: Vec<&Matrix> = packed.parts.iter().map(|w| weights.matrix(*w)).collect();
+    let first = matrices[0];
+    let alike = |same: &dyn Fn(&Matrix) -> bool| {
+        let names = || matrices.iter().map(|m| m.name.as_str()).collect::<Vec<_>>();
+        assert!(
+            matrices.iter().all(|m| same(m)),
+            "cannot join {:?}",
+            names()
+        );
+    };
+    alike(&|m| (m.columns, m.count) == (first.columns, first.count));
+    let mut rows_at_once = 1;
+    let row_bytes = match packed.form {
+        Form::Vector => {
+            assert_eq!((packed.parts.len(), first.rows, first.count), (1, 1, 1));
+            first.columns * 4
         }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> Result<(), CudaError> {
-        if self.filled > 0 {
-            let half = &self.halves[self.current];
-            self.device
-                .copy_in(half, self.to, self.offset, self.filled)?;
-            self.done[self.current] = Some(self.device.event()?);
-            self.current = 1 - self.current;
-            self.offset += self.filled;
-            self.filled = 0;
+        Form::Table | Form::File => {
+            alike(&|m| m.quant == first.quant);
+            first.row_bytes()
         }
-        if let Some(event) = self.done[self.current].take() {
-            event.wait()?;
+        Form::Panels => {
+            alike(&|m| PanelFormat::of(m.quant) == PanelFormat::of(first.quant));
+            rows_at_once = panels::STRIP;
+            let format = PanelFormat::of(first.quant).expect("lowering knows which have panels");
+            format.strip_bytes(first.columns)
         }
-        Ok(())
+        Form::Half | Form::Bf16 => first.columns * 2,
+    };
+    let mut matrix_bytes = 0;
+    let parts = matrices.iter().enumerate().map(|(i, m)| {
+        let start = matrix_bytes;
+        matrix_bytes += m.rows.div_ceil(rows_at_once) * row_bytes;
+        match packed.join {
+            Join::Stacked => (start, row_bytes),
+            Join::Interleaved => (i * row_bytes, matrices.len() * row_bytes),
+        }
+    });
+    let parts = parts.collect();
+    if packed.join == Join::Interleaved {
+        assert_eq!(packed.form, Form::Panels, "only strips take turns");
+        alike(&|m| m.rows.div_ceil(rows_at_once) == first.rows.div_ceil(rows_at_once));
     }
-
-    fn finish(mut self) -> Result<(), CudaError> {
-        self.flush()?;
-        self.device.wait("copying weights")
+    Slot {
+        memory,
+        offset,
+        row_bytes,
+        matrix_bytes,
+        bytes: matrix_bytes * first.count,
+        parts,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use carat_gguf::QuantType;
-    use carat_model::gemma4;
+    use carat_model::{Model, gemma4};
     use carat_testkit::tiny::{Tiny, Variant};
 
     use super::*;
+    use crate::{config::Fusion, fuse::fuse, lower::lower, testing::weights_of};
 
-    fn layout(variant: Variant, tables: TablePlace) -> (Weights, WeightLayout) {
-        let model = Tiny::new(variant, QuantType::Q4_0).model();
-        let plan = gemma4::plan(&model);
-        let layout = WeightLayout::new(&plan, &model.weights, tables);
-        let weights = Arc::into_inner(model.weights).expect("nobody else has them");
-        (weights, layout)
+    fn model(variant: Variant) -> Model {
+        Tiny::new(variant, QuantType::Q4_0).model()
+    }
+
+    /// What the plain kernels name.
+    fn named(model: &Model) -> BTreeSet<Packed> {
+        let plan = gemma4::plan(model);
+        let lowered = lower(&plan, &model.weights, &fuse(&plan, Fusion::On)).unwrap();
+        let weights = lowered.calls.iter().flat_map(|call| call.kernel.weights());
+        weights.collect()
+    }
+
+    fn layout(model: &Model, named: &BTreeSet<Packed>, tables: TablePlace) -> WeightLayout {
+        WeightLayout::new(&model.weights, named, tables)
+    }
+
+    /// A form of everything and all the ways to join.
+    fn all_forms(model: &Model) -> BTreeSet<Packed> {
+        let mut all = named(model);
+        let matrices: Vec<Packed> = all
+            .iter()
+            .filter(|p| p.form == Form::File)
+            .cloned()
+            .collect();
+        for packed in matrices {
+            let w = packed.parts[0];
+            let m = model.weights.matrix(w);
+            all.insert(Packed::one(w, Form::Half));
+            if PanelFormat::of(m.quant).is_some() {
+                all.insert(Packed::one(w, Form::Panels));
+            }
+        }
+        let layer = &model.layers[0];
+        let own = layer.own_kv.as_ref().expect("the first layer stores");
+        let qkv: Vec<Weight> = [Some(layer.q), Some(own.k), own.v]
+            .into_iter()
+            .flatten()
+            .collect();
+        all.insert(Packed::stacked(&qkv, Form::Panels));
+        all.insert(Packed::interleaved(&[layer.ffn.gate, layer.ffn.up]));
+        all
     }
 
     #[test]
     fn weights_do_not_overlap_and_are_aligned() {
         for variant in Variant::ALL {
-            let (weights, layout) = layout(variant, TablePlace::Device);
-            let mut end = 0;
-            for (weight, slot) in layout.slots.iter().filter(|(_, s)| s.same_as.is_none()) {
-                assert!(slot.offset >= end && slot.offset % ALIGN == 0);
-                end = slot.offset + weights.matrix(*weight).bytes();
+            let model = model(variant);
+            let layout = layout(&model, &all_forms(&model), TablePlace::Device);
+            for (memory, bytes) in [
+                (Memory::Device, layout.device_bytes),
+                (Memory::Expanded, layout.expanded_bytes),
+                (Memory::Host, layout.host_bytes),
+            ] {
+                let mut end = 0;
+                for slot in layout.slots.values().filter(|s| s.memory == memory) {
+                    assert!(slot.offset >= end && slot.offset.is_multiple_of(ALIGN));
+                    end = slot.offset + slot.bytes;
+                }
+                assert_eq!(end.next_multiple_of(ALIGN), bytes, "{memory:?}");
             }
-            assert!(end <= layout.device_bytes);
             assert_eq!(layout.host_bytes, 0);
         }
     }
 
     #[test]
+    fn parts_of_a_join_fill_it_without_overlap() {
+        for variant in Variant::ALL {
+            let model = model(variant);
+            let layout = layout(&model, &all_forms(&model), TablePlace::Device);
+            for (packed, slot) in &layout.slots {
+                let strip = if packed.form == Form::Panels {
+                    panels::STRIP
+                } else {
+                    1
+                };
+                let mut starts = Vec::new();
+                for (weight, (start, stride)) in packed.parts.iter().zip(&slot.parts) {
+                    let rows = model.weights.matrix(*weight).rows.div_ceil(strip);
+                    starts.extend((0..rows).map(|r| start + r * stride));
+                }
+                starts.sort_unstable();
+                let expected: Vec<usize> = (0..slot.matrix_bytes).step_by(slot.row_bytes).collect();
+                assert_eq!(starts, expected, "{packed:?}");
+            }
+        }
+    }
+
+    #[test]
     fn tables_move_to_the_host_unless_they_are_multiplied_with() {
-        let (weights, here) = layout(Variant::E4b, TablePlace::Device);
-        let (_, there) = layout(Variant::E4b, TablePlace::Host);
-        let tables = there
-            .slots
-            .iter()
-            .filter(|(_, s)| s.memory == TablePlace::Host);
-        let names: Vec<&str> = tables
-            .map(|(w, _)| weights.matrix(*w).name.as_str())
-            .collect();
+        let model = model(Variant::E4b);
+        let named = named(&model);
+        let here = layout(&model, &named, TablePlace::Device);
+        let there = layout(&model, &named, TablePlace::Host);
+        let names = |layout: &WeightLayout| -> Vec<String> {
+            let slots = layout
+                .slots
+                .iter()
+                .filter(|(_, s)| s.memory == Memory::Host);
+            let name = |p: &Packed| model.weights.matrix(p.parts[0]).name.clone();
+            slots.map(|(p, _)| name(p)).collect()
+        };
+        assert!(names(&here).is_empty());
+        let names = names(&there);
+        assert!(!names.is_empty());
         assert!(
             names.iter().all(|n| n.starts_with("per_layer_token_embd")),
             "{names:?}"
         );
-        assert!(!names.is_empty());
         assert_eq!(here.device_bytes, there.device_bytes + there.host_bytes);
     }
 
     #[test]
-    fn pieces_are_the_rows_without_what_lies_between() {
-        let (weights, layout) = layout(Variant::E2b, TablePlace::Device);
-        let mut strided = 0;
-        for &weight in layout.slots.keys() {
-            let m = weights.matrix(weight);
-            let packed: Vec<u8> = pieces(&weights, weight).flatten().copied().collect();
-            let rows = (0..m.count).flat_map(|i| (0..m.rows).map(move |r| (i, r)));
-            let expected: Vec<u8> = rows
-                .flat_map(|(i, r)| weights.row(weight, i, r).to_vec())
-                .collect();
-            assert!(packed == expected, "{}", m.name);
-            strided += usize::from(m.row_stride != m.row_bytes());
-        }
-        assert!(strided > 0, "the per-layer table is cut by columns");
+    fn what_no_call_names_is_not_loaded() {
+        let model = model(Variant::E4b);
+        let mut named = named(&model);
+        let all = layout(&model, &named, TablePlace::Device);
+        let q = Packed::one(model.layers[0].q, Form::File);
+        assert!(named.remove(&q));
+        let without = layout(&model, &named, TablePlace::Device);
+        assert!(without.device_bytes < all.device_bytes);
+        assert!(!without.targets().contains_key(&model.layers[0].q));
+        assert!(without.named().all(|(packed, _)| *packed != q));
+    }
+
+    #[test]
+    fn a_weight_is_read_once_for_all_its_forms() {
+        let model = model(Variant::Dense12b);
+        let w = model.layers[0].o;
+        let named = [Form::File, Form::Panels, Form::Half].map(|form| Packed::one(w, form));
+        let layout = layout(&model, &named.into(), TablePlace::Device);
+        let targets = layout.targets();
+        assert_eq!(targets.len(), 1);
+        assert_eq!(targets[&w].len(), 3);
+        let kernels: Vec<String> = layout
+            .kernels(&model.weights)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(kernels, ["pack.q4_0.q4", "expand.q4_0.half"]);
+        let (m, expanded) = (model.weights.matrix(w), layout.expanded_bytes);
+        assert_eq!(expanded, (m.rows * m.columns * 2).next_multiple_of(ALIGN));
+    }
+
+    #[test]
+    fn forms_that_come_to_the_same_lie_once() {
+        let mut tiny = Tiny::new(Variant::Dense12b, QuantType::BF16);
+        tiny.formats.embedding = QuantType::F16;
+        let model = tiny.model();
+        let (table, o) = (model.embedding, model.layers[0].o);
+        let named = [
+            Packed::one(table, Form::Table),
+            Packed::one(table, Form::Half),
+            Packed::one(o, Form::File),
+            Packed::one(o, Form::Bf16),
+        ];
+        let layout = layout(&model, &named.clone().into(), TablePlace::Host);
+        assert_eq!(layout.slots.len(), 2);
+        assert_eq!((layout.expanded_bytes, layout.host_bytes), (0, 0));
+        assert_eq!(layout.named().count(), named.len());
+        assert!(layout.kernels(&model.weights).is_empty());
+    }
+
+    #[test]
+    fn experts_are_joined_matrix_by_matrix() {
+        let model = model(Variant::Moe26b);
+        let experts = model.layers[0].moe.as_ref().expect("has experts");
+        let packed = Packed::interleaved(&[experts.gate, experts.up]);
+        let layout = layout(&model, &[packed.clone()].into(), TablePlace::Device);
+        let m = model.weights.matrix(experts.gate);
+        let format = PanelFormat::of(m.quant).unwrap();
+        let slot = &layout.slots[&packed];
+        assert_eq!(slot.row_bytes, format.strip_bytes(m.columns));
+        assert_eq!(slot.matrix_bytes, 2 * format.panel_bytes(m.rows, m.columns));
+        assert_eq!(slot.bytes, m.count * slot.matrix_bytes);
+        assert_eq!(
+            slot.parts,
+            [
+                (0, 2 * slot.row_bytes),
+                (slot.row_bytes, 2 * slot.row_bytes)
+            ]
+        );
+    }
+
+    #[test]
+    fn only_floats_with_empty_lower_halves_narrow() {
+        let upper: Vec<u8> = (0..64u32).flat_map(|i| [0, 0, i as u8, 0x40]).collect();
+        let mut lower = upper.clone();
+        lower[4 * 63] = 1;
+        let shape = || vec![32, 2];
+        let weights = weights_of(&[
+            ("upper", shape(), QuantType::F32, upper.clone()),
+            ("lower", shape(), QuantType::F32, lower),
+            ("bf16", shape(), QuantType::BF16, vec![7; 128]),
+            ("f16", shape(), QuantType::F16, vec![0; 128]),
+            ("q8_0", shape(), QuantType::Q8_0, vec![0; 68]),
+        ]);
+        let found: Vec<&str> = weights
+            .iter()
+            .filter(|(weight, _)| narrows(&weights, *weight))
+            .map(|(_, m)| m.name.as_str())
+            .collect();
+        assert_eq!(found, ["upper", "bf16"]);
     }
 }

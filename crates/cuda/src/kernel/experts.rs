@@ -8,6 +8,7 @@ use crate::{
     device::Address,
     launch::Grid,
     params::{Params, params},
+    weights::{Form, Packed},
 };
 
 /// The router keeps a row's scores in shared memory.
@@ -91,6 +92,10 @@ impl Kernel for Route {
         .bytes()
     }
 
+    fn weights(&self) -> Vec<Packed> {
+        Packed::vectors([self.expert_scale])
+    }
+
     fn reads(&self) -> Vec<Place> {
         vec![self.scores]
     }
@@ -143,7 +148,7 @@ impl Kernel for ExpertsLinear {
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
-        let w = at.matrix(self.w);
+        let w = at.matrix(&Packed::one(self.w, Form::File));
         ExpertsLinearParams {
             rows,
             x: at.place(self.x),
@@ -161,6 +166,10 @@ impl Kernel for ExpertsLinear {
             },
         }
         .bytes()
+    }
+
+    fn weights(&self) -> Vec<Packed> {
+        vec![Packed::one(self.w, Form::File)]
     }
 
     fn reads(&self) -> Vec<Place> {

@@ -8,6 +8,7 @@ use crate::{
     device::Address,
     launch::Grid,
     params::{Params, params},
+    weights::{Form, Packed},
 };
 
 /// Outputs of a block: a warp each.
@@ -64,7 +65,7 @@ impl Kernel for Linear {
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
-        let w = at.matrix(self.w);
+        let w = at.matrix(&Packed::one(self.w, Form::File));
         LinearParams {
             rows,
             x: at.place(self.x),
@@ -75,6 +76,10 @@ impl Kernel for Linear {
             outputs: self.outputs as u32,
         }
         .bytes()
+    }
+
+    fn weights(&self) -> Vec<Packed> {
+        vec![Packed::one(self.w, Form::File)]
     }
 
     fn reads(&self) -> Vec<Place> {

@@ -35,14 +35,14 @@ use std::fmt;
 
 use carat_gguf::QuantType;
 
-use crate::{launch::Grid, panels::PanelFormat};
+use crate::{launch::Grid, panels::PanelFormat, weights::Packed};
 
 pub(crate) use attend::Attend;
 pub(crate) use attend_narrow::{AttendNarrow, Columns, HeadNorm, Heads as NarrowHeads, OwnKv};
 pub(crate) use attend_wide::{AttendOut, AttendWide, Heads};
 pub(crate) use convert::Convert;
 pub(crate) use elementwise::{Elementwise, Function, Second};
-pub(crate) use embed::Embed;
+pub(crate) use embed::{Embed, TableForm};
 pub(crate) use expand::{Expand, Narrowed};
 pub(crate) use experts::{ExpertsLinear, ExpertsSum, MOST_EXPERTS, Route, XRows};
 pub(crate) use form::Form;
@@ -80,6 +80,11 @@ pub(crate) trait Kernel: fmt::Debug {
     /// The bytes of its params struct.
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8>;
 
+    /// The weights it reads, in the forms it reads them in.
+    fn weights(&self) -> Vec<Packed> {
+        vec![]
+    }
+
     /// What it reads, except weights and KV.
     fn reads(&self) -> Vec<Place>;
 
@@ -108,7 +113,7 @@ impl fmt::Display for Specialization {
     }
 }
 
-/// Every specialization that lowering can choose: what is compiled ahead, and what must compile for every architecture.
+/// Every specialization that lowering or loading can choose: what is compiled ahead, and what must compile for every architecture.
 pub(crate) fn all() -> Vec<Specialization> {
     let mut all = vec![
         norm::specialization(),
@@ -146,13 +151,21 @@ pub(crate) fn all() -> Vec<Specialization> {
             all.push(Pack::specialization(quant));
         }
     }
-    all.push(Expand::specialization(QuantType::F32, Narrowed::Bf16));
+    for quant in [QuantType::F32, QuantType::BF16] {
+        all.push(Expand::specialization(quant, Narrowed::Bf16));
+    }
+    all.extend(PanelFormat::ALL.map(embed::panels_specialization));
     all
 }
 
 /// The constant that chooses a format's functions in `lib/format.cuh`.
 fn format(quant: QuantType) -> (&'static str, String) {
     ("FORMAT", quant.name().to_lowercase())
+}
+
+/// The constant that chooses a layout in `lib/panel.cuh`.
+fn panel(format: PanelFormat) -> (&'static str, String) {
+    ("PANEL", format.name().to_owned())
 }
 
 /// Threads that take values one by one, and the strips of columns they make.

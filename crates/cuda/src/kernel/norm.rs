@@ -7,6 +7,7 @@ use crate::{
     device::Address,
     launch::Grid,
     params::{Params, params},
+    weights::Packed,
 };
 
 params! {
@@ -60,6 +61,10 @@ impl Kernel for Norm {
             eps: self.eps,
         }
         .bytes()
+    }
+
+    fn weights(&self) -> Vec<Packed> {
+        Packed::vectors([self.weight])
     }
 
     fn reads(&self) -> Vec<Place> {

@@ -7,6 +7,7 @@ use crate::{
     device::Address,
     launch::Grid,
     params::{Params, params},
+    weights::Packed,
 };
 
 params! {
@@ -82,6 +83,10 @@ impl Kernel for NormAdd {
             next_eps: next.map_or(0.0, |n| n.eps),
         }
         .bytes()
+    }
+
+    fn weights(&self) -> Vec<Packed> {
+        Packed::vectors([self.weight, self.next.as_ref().and_then(|n| n.weight)])
     }
 
     fn reads(&self) -> Vec<Place> {

@@ -10,6 +10,7 @@ use crate::{
     device::Address,
     launch::Grid,
     params::{Params, params},
+    weights::Packed,
 };
 
 /// The kernel keeps a head in shared memory.
@@ -83,6 +84,10 @@ impl Kernel for NormRope {
         .bytes()
     }
 
+    fn weights(&self) -> Vec<Packed> {
+        Packed::vectors([self.weight])
+    }
+
     fn reads(&self) -> Vec<Place> {
         vec![self.x]
     }
@@ -136,6 +141,10 @@ impl Kernel for NormRopeStore {
             v_eps: self.v_eps,
         }
         .bytes()
+    }
+
+    fn weights(&self) -> Vec<Packed> {
+        Packed::vectors([self.k_weight, self.v_weight])
     }
 
     fn reads(&self) -> Vec<Place> {

@@ -9,7 +9,11 @@ use carat_model::{
     weights::Weight,
 };
 
-use crate::{device::Address, params::params};
+use crate::{
+    device::Address,
+    params::params,
+    weights::{Form, Packed},
+};
 
 /// What a kernel reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,10 +89,11 @@ impl SlotAt {
     };
 }
 
-/// A weight on the device, rows packed.
+/// A weight on the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MatrixAt {
     pub(crate) start: Address,
+    /// From one row to the next; in panels from one strip to the next.
     pub(crate) row_bytes: usize,
     /// From one matrix of a stack to the next.
     pub(crate) matrix_bytes: usize,
@@ -112,7 +117,7 @@ pub(crate) struct Addresses {
     pub(crate) plan: Plan,
     pub(crate) values: Vec<Address>,
     pub(crate) scratch: Vec<Address>,
-    pub(crate) weights: HashMap<Weight, MatrixAt>,
+    pub(crate) weights: HashMap<Packed, MatrixAt>,
     pub(crate) ropes: Vec<Address>,
     /// Keys and values of each slot.
     pub(crate) kv: Vec<(Address, Address)>,
@@ -127,16 +132,18 @@ impl Addresses {
         }
     }
 
-    pub(crate) fn matrix(&self, w: Weight) -> MatrixAt {
+    pub(crate) fn matrix(&self, w: &Packed) -> MatrixAt {
         *self
             .weights
-            .get(&w)
-            .expect("every weight of the plan is placed")
+            .get(w)
+            .expect("every weight that a kernel names is placed")
     }
 
     /// Null where there is no such vector.
     pub(crate) fn vector(&self, w: Option<Weight>) -> Address {
-        w.map_or(Address::NULL, |w| self.matrix(w).start)
+        w.map_or(Address::NULL, |w| {
+            self.matrix(&Packed::one(w, Form::Vector)).start
+        })
     }
 
     pub(crate) fn rope(&self, rope: RopeId) -> Address {

@@ -2,7 +2,7 @@
 
 use carat_gguf::QuantType;
 
-use super::{Specialization, format};
+use super::{Specialization, format, panel};
 use crate::{
     device::Address,
     launch::Grid,
@@ -41,10 +41,11 @@ pub(crate) struct Pack {
 
 impl Pack {
     pub(crate) fn specialization(quant: QuantType) -> Specialization {
+        let layout = PanelFormat::of(quant).expect("a format that has panels");
         Specialization {
             kernel: "pack",
             entries: &["pack"],
-            constants: vec![format(quant), panel(PanelFormat::of(quant))],
+            constants: vec![format(quant), panel(layout)],
             params_bytes: PackParams::BYTES,
         }
     }
@@ -68,12 +69,6 @@ impl Pack {
         }
         .bytes()
     }
-}
-
-/// The constant that chooses a layout in `lib/panel.cuh`.
-pub(super) fn panel(format: Option<PanelFormat>) -> (&'static str, String) {
-    let format = format.expect("a format that has panels");
-    ("PANEL", format.name().to_owned())
 }
 
 #[cfg(test)]

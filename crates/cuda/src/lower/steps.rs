@@ -9,7 +9,7 @@ use carat_model::{
 use super::Lowering;
 use crate::kernel::{
     Attend, Elementwise, Embed, ExpertsLinear, ExpertsSum, Function, Linear, MOST_EXPERTS, Narrow,
-    Norm, Place, Rope, Route, Second, StoreKv, XRows,
+    Norm, Place, Rope, Route, Second, StoreKv, TableForm, XRows,
 };
 
 impl Lowering<'_> {
@@ -37,6 +37,7 @@ impl Lowering<'_> {
             Step::Embed { table, scale, out } => {
                 let kernel = Embed {
                     table,
+                    form: TableForm::Rows,
                     quant: self.quant(table),
                     columns: columns(out),
                     scale,
