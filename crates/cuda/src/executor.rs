@@ -4,7 +4,7 @@
 //! all that; `collect` waits. What the device does not sample (see [`sample`](crate::sample)) is sampled on the host from copied
 //! logits, and then `submit` waits already.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{mem, rc::Rc, sync::Arc, time::Duration};
 
 use carat_model::{
     backend::{

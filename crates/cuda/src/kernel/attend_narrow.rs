@@ -11,6 +11,7 @@ use crate::{
     device::Address,
     launch::Grid,
     params::{Params, params},
+    weights::Packed,
 };
 
 const THREADS: usize = 256;
@@ -240,6 +241,13 @@ impl Kernel for AttendNarrow {
             v_eps: own.map_or(0.0, |kv| kv.v_eps),
         }
         .bytes()
+    }
+
+    fn weights(&self) -> Vec<Packed> {
+        Packed::vectors([
+            self.q_norm.weight,
+            self.own_kv.and_then(|kv| kv.k_norm.weight),
+        ])
     }
 
     fn reads(&self) -> Vec<Place> {

@@ -11,6 +11,7 @@ use crate::{
     launch::Grid,
     panels::{self, PanelFormat},
     params::{Params, params},
+    weights::Packed,
 };
 
 /// The most rows of a launch.
@@ -181,7 +182,7 @@ pub(crate) enum Epilogue {
     /// Written as it is: output rows of a joined matrix in up to three parts, in order.
     Plain(Vec<Part>),
     /// `gelu(gate) * up`. Panels of the two lie strip by strip in one matrix; floats are two matrices.
-    GeluPair { out: Place, up: Option<Weight> },
+    GeluPair { out: Place, up: Option<Packed> },
     /// `gelu(y) * other`, a slice of its columns.
     GeluSlice { out: Place, other: Second },
 }
@@ -346,7 +347,7 @@ impl Choices {
 pub(crate) struct Gemv {
     pub(crate) prologue: Prologue,
     /// With choices, a stack of matrices.
-    pub(crate) w: Weight,
+    pub(crate) w: Packed,
     pub(crate) shape: GemvShape,
     pub(crate) epilogue: Epilogue,
     pub(crate) choices: Option<Choices>,
@@ -436,6 +437,16 @@ impl Prologue {
         }
     }
 
+    fn weights(&self) -> Vec<Packed> {
+        match *self {
+            Prologue::None { .. } => vec![],
+            Prologue::Norm { weight, .. } => Packed::vectors([weight]),
+            Prologue::NormAdd { weight, next, .. } => {
+                Packed::vectors([weight, next.and_then(|n| n.weight)])
+            }
+        }
+    }
+
     fn sum(&self) -> Option<Place> {
         match *self {
             Prologue::NormAdd { sum, .. } => Some(sum),
@@ -495,7 +506,7 @@ impl Kernel for Gemv {
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
         let mut params = self
             .shape
-            .params(rows, self.prologue.params(at), at.matrix(self.w).start);
+            .params(rows, self.prologue.params(at), at.matrix(&self.w).start);
         let whole = |out: Place| PartParams {
             out: at.place(out),
             first: 0,
@@ -515,7 +526,7 @@ impl Kernel for Gemv {
             }
             Epilogue::GeluPair { out, up } => {
                 params.part_0 = whole(*out);
-                params.up = at.vector(*up);
+                params.up = up.as_ref().map_or(Address::NULL, |up| at.matrix(up).start);
                 params.epilogue = 1;
             }
             Epilogue::GeluSlice { out, other } => {
@@ -528,11 +539,20 @@ impl Kernel for Gemv {
         }
         if let Some(choices) = self.choices {
             params.route = at.place(choices.route);
-            params.matrix_bytes = at.matrix(self.w).matrix_bytes as u64;
+            params.matrix_bytes = at.matrix(&self.w).matrix_bytes as u64;
             params.top_k = choices.top_k as u32;
             params.choices_summed = u32::from(choices.kind == ChoicesKind::Summed);
         }
         params.bytes()
+    }
+
+    fn weights(&self) -> Vec<Packed> {
+        let mut weights = self.prologue.weights();
+        weights.push(self.w.clone());
+        if let Epilogue::GeluPair { up: Some(up), .. } = &self.epilogue {
+            weights.push(up.clone());
+        }
+        weights
     }
 
     fn reads(&self) -> Vec<Place> {

@@ -8,6 +8,7 @@ use crate::{
     device::Address,
     launch::Grid,
     params::{Params, params},
+    weights::{Form, Packed},
 };
 
 /// The widest group that a block's shared memory holds.
@@ -55,6 +56,12 @@ pub(super) fn specialization(quant: QuantType) -> Specialization {
     }
 }
 
+impl LayerInputs {
+    fn packed(&self) -> Packed {
+        Packed::one(self.table, Form::Table)
+    }
+}
+
 impl Kernel for LayerInputs {
     fn specialization(&self) -> Specialization {
         specialization(self.quant)
@@ -65,7 +72,7 @@ impl Kernel for LayerInputs {
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
-        let table = at.matrix(self.table);
+        let table = at.matrix(&self.packed());
         LayerInputsParams {
             rows,
             tokens: at.batch.tokens,
@@ -82,6 +89,12 @@ impl Kernel for LayerInputs {
             by: self.by,
         }
         .bytes()
+    }
+
+    fn weights(&self) -> Vec<Packed> {
+        let mut weights = Packed::vectors([self.weight]);
+        weights.push(self.packed());
+        weights
     }
 
     fn reads(&self) -> Vec<Place> {

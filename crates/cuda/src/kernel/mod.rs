@@ -48,7 +48,7 @@ pub(crate) use experts::{ExpertsLinear, ExpertsSum, MOST_EXPERTS, Route, XRows};
 pub(crate) use form::Form;
 pub(crate) use gelu_mul_wide::{GeluMulWide, MOST_COLUMNS as GELU_MOST_COLUMNS};
 pub(crate) use gemv::{
-    Epilogue, Gemv, GemvForm, GemvShape, Part as GemvPart, Prologue, PrologueNorm,
+    Choices, ChoicesKind, Epilogue, Gemv, GemvForm, GemvShape, Part as GemvPart, Prologue, PrologueNorm,
 };
 pub(crate) use layer_inputs::{LayerInputs, MOST_GROUP};
 pub(crate) use linear::Linear;

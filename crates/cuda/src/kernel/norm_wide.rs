@@ -11,6 +11,7 @@ use crate::{
     device::Address,
     launch::Grid,
     params::{Params, params},
+    weights::Packed,
 };
 
 /// Fours a thread holds, for rows of up to 512 times as many columns.
@@ -136,6 +137,10 @@ impl Kernel for NormWide {
         .bytes()
     }
 
+    fn weights(&self) -> Vec<Packed> {
+        Packed::vectors([self.out.weight])
+    }
+
     fn reads(&self) -> Vec<Place> {
         [self.x].into_iter().chain(self.factor).collect()
     }
@@ -173,6 +178,10 @@ impl Kernel for NormAddWide {
             next_eps: self.next.map_or(0.0, |n| n.eps),
         }
         .bytes()
+    }
+
+    fn weights(&self) -> Vec<Packed> {
+        Packed::vectors([self.weight, self.next.and_then(|n| n.weight)])
     }
 
     fn reads(&self) -> Vec<Place> {

@@ -10,6 +10,7 @@ use crate::{
     device::Address,
     launch::Grid,
     params::{Params, params},
+    weights::Packed,
 };
 
 /// Widths of heads that there are kernels for.
@@ -117,6 +118,13 @@ impl Kernel for QkvWide {
             v_eps: kv.map_or(0.0, |kv| kv.v_eps),
         }
         .bytes()
+    }
+
+    fn weights(&self) -> Vec<Packed> {
+        Packed::vectors([
+            self.queries.and_then(|q| q.weight),
+            self.keys_values.and_then(|kv| kv.k_weight),
+        ])
     }
 
     fn reads(&self) -> Vec<Place> {

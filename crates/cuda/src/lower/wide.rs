@@ -84,7 +84,7 @@ impl Lowering<'_> {
             Work::Attend(attend) => self.wide_attend(op, attend),
             Work::LayerInputs(inputs) => self.layer_inputs(op, inputs),
             Work::Step(Step::Norm { .. }) => self.wide_norm(op),
-            Work::Step(step) => self.wide_experts(op, step),
+            Work::Step(_) => None,
         };
         if done.is_none() {
             self.plainly(op)?;
@@ -105,7 +105,7 @@ impl Lowering<'_> {
         let halves = columns.is_multiple_of(32) && matrices().all(|m| m.rows.is_multiple_of(8));
         match self.target.products {
             Products::Library => (single && halves).then_some(Kind::Halves),
-            Products::Own => self.own_kind(product).filter(|_| single),
+            Products::Own => None,
         }
     }
 
@@ -132,7 +132,7 @@ impl Lowering<'_> {
         }
     }
 
-    fn wide_norm_add(&mut self, op: &Op, norm_add: &NormAdd) -> Option<()> {
+    pub(super) fn wide_norm_add(&mut self, op: &Op, norm_add: &NormAdd) -> Option<()> {
         let next = norm_add.next.map(|next| NormOut {
             weight: next.weight,
             eps: next.eps,
@@ -384,7 +384,6 @@ impl Lowering<'_> {
                 self.wide.made.insert(out, made);
                 true
             }
-            (Products::Own, Kind::Bytes) => self.own_gelu_pair(op, product, out, input.form),
             _ => false,
         }
     }
@@ -452,7 +451,7 @@ impl Lowering<'_> {
                 };
                 self.library_call(&label, op.rows, call);
             }
-            Products::Own => self.own_products(&label, op, parts, input.form, target),
+            Products::Own => unreachable!("left to plain kernels"),
         }
     }
 
