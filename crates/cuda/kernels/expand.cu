@@ -1,7 +1,7 @@
 // Rows as they are in the file to halves, or to the upper halves of floats: matrices that are multiplied as floats.
 //
 // Grid: (rows, strips of 256 columns), a thread a value. Bytes: the packed rows in, 2 * columns a row out.
-// Half: any format, rounded to nearest; a value beyond the largest half becomes infinite, which no weight of a model is.
+// Half: any format, rounded to nearest. A value beyond the largest half becomes infinite; no weight of a model is.
 // Bf16: F32 whose lower halves are zero, which src/weights.rs has looked for, so nothing is lost.
 #include "lib/format.cuh"
 

@@ -1,10 +1,10 @@
 // Rows as they are in the file to panels: what happens to a quantized matrix once, when it is loaded.
 //
-// Grid: (strips, runs of 1024 inputs), 8 warps that take parts of 64 inputs in turn, then all threads the scales. A lane
-// gathers 32 codes byte by byte, which the first cache turns into whole sectors, and writes 16 bytes at a time.
+// Grid: (strips, runs of 1024 inputs), 8 warps that take parts of 64 inputs in turn, then all threads the scales. A
+// lane gathers 32 codes byte by byte, which the first cache turns into whole sectors, and writes 16 bytes at a time.
 // Bytes: the packed rows in, about as many out. Copying the rows to the device takes far longer.
-// Requires a format that has panels. Strips are written whole, with zeros where there is no row or column. From one strip
-// to the next are `strip_bytes`, so that strips of several matrices can lie in turn.
+// Requires a format that has panels. Strips are written whole, with zeros where there is no row or column. From one
+// strip to the next are `strip_bytes`, so that strips of several matrices can lie in turn.
 #include "lib/format.cuh"
 #include "lib/panel.cuh"
 #include "lib/reduce.cuh"

@@ -5,8 +5,9 @@
 //! `4 * group + quad` finds its operands side by side: rows `group` and `group + 8`, and of every 32 inputs (16 in K6)
 //! the quarter `quad`. Scales lie behind the codes.
 //!
-//! `panels/plain.rs` is the definition: a plain packer, and the value of every place, bit for bit what `carat-gguf` makes
-//! of the file. `kernels/pack.cu` packs on the device, `kernels/lib/panel.cuh` reads there; both are compared with it.
+//! `panels/plain.rs` is the definition: a plain packer, and the value of every place, bit for bit what `carat-gguf`
+//! makes of the file. `kernels/pack.cu` packs on the device, `kernels/lib/panel.cuh` reads there; both are compared with
+//! it.
 
 use carat_gguf::QuantType;
 

@@ -1,7 +1,8 @@
-//! Weights to the device: rows go through page-locked memory, one half filled while the other is on its way, and either
-//! straight to their place or, in the file's format, to a staging buffer, from where kernels bring them into their forms.
+//! Weights to the device. Rows go through page-locked memory, one half filled while the other is on its way: straight to
+//! their place, or in the file's format to a staging buffer, from where kernels bring them into their forms.
 //!
-//! Each weight is read once for all its forms. What this takes beside the weights is a few dozen megabytes, until it is done.
+//! Each weight is read once for all its forms. While it lasts, this takes 16 MiB of device memory beside the weights, or a
+//! strip of the widest one.
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
@@ -22,7 +23,8 @@ const PIECE_BYTES: usize = 16 << 20;
 /// Weights that kernels can read.
 pub(crate) struct ResidentWeights {
     pub(crate) at: HashMap<Packed, MatrixAt>,
-    _buffers: Buffers,
+    #[cfg_attr(not(test), expect(dead_code, reason = "holds what `at` names"))]
+    buffers: Buffers,
 }
 
 /// The kernels of [`WeightLayout::kernels`], loaded.
@@ -61,10 +63,9 @@ impl WeightLayout {
             loaders,
             piece_bytes,
             halves: Halves::new(device, most)?,
-            staging: match loaders.is_empty() {
-                true => None,
-                false => Some(device.allocate("staging", most)?),
-            },
+            staging: (!loaders.is_empty())
+                .then(|| device.allocate("staging", most))
+                .transpose()?,
             buffers: &mut buffers,
         };
         for (weight, targets) in &targets {
@@ -81,7 +82,7 @@ impl WeightLayout {
         });
         Ok(ResidentWeights {
             at: at.collect(),
-            _buffers: buffers,
+            buffers,
         })
     }
 }
@@ -199,14 +200,16 @@ impl Upload<'_> {
 
     /// Sends the rows that are in the current half on their ways.
     fn send(
-        &mut self,
+        &self,
         m: &Matrix,
         index: usize,
         rows: &Range<usize>,
         targets: &[Target],
     ) -> Result<(), CudaError> {
         let bytes = rows.len() * m.row_bytes();
-        let mut staged = None;
+        if targets.iter().any(|t| loader(m.quant, t.form).is_some()) {
+            self.halves.copy(self.staging(), 0, bytes)?;
+        }
         for target in targets {
             let buffer = self.buffers.on_device(target.memory);
             let steps = match target.form {
@@ -214,54 +217,60 @@ impl Upload<'_> {
                 _ => rows.start,
             };
             let offset = target.start + index * target.matrix_bytes + steps * target.stride;
-            let Some(loader) = loader(m.quant, target.form) else {
-                self.halves.copy(buffer, offset, bytes)?;
-                continue;
-            };
-            let from = match staged {
-                Some(from) => from,
-                None => {
-                    let staging = self.staging.as_ref().expect("there, as kernels are");
-                    self.halves.copy(staging, 0, bytes)?;
-                    *staged.insert(staging.address())
+            match loader(m.quant, target.form) {
+                None => self.halves.copy(buffer, offset, bytes)?,
+                Some(kernel) => {
+                    let to = buffer.address().offset(offset);
+                    self.convert(&kernel, m, rows.len(), target, to)?;
                 }
-            };
-            let to = buffer.address().offset(offset);
-            let (rows, columns) = (rows.len(), m.columns);
-            let (grid, params) = match target.form {
-                Form::Panels => {
-                    let job = Pack {
-                        quant: m.quant,
-                        from,
-                        rows,
-                        columns,
-                        panels: to,
-                        strip_bytes: target.stride,
-                    };
-                    (job.grid(), job.params())
-                }
-                _ => {
-                    let job = Expand {
-                        quant: m.quant,
-                        from,
-                        rows,
-                        columns,
-                        to,
-                    };
-                    (job.grid(), job.params())
-                }
-            };
-            self.device.bind()?;
-            launch(&self.loaders[&loader], grid, &params)?;
+            }
         }
         Ok(())
+    }
+
+    fn staging(&self) -> &Buffer {
+        self.staging.as_ref().expect("there, as kernels are")
+    }
+
+    /// Brings the staged rows into a form.
+    fn convert(
+        &self,
+        kernel: &Specialization,
+        m: &Matrix,
+        rows: usize,
+        target: &Target,
+        to: Address,
+    ) -> Result<(), CudaError> {
+        let (quant, columns, from) = (m.quant, m.columns, self.staging().address());
+        let (grid, params) = if target.form == Form::Panels {
+            let job = Pack {
+                quant,
+                from,
+                rows,
+                columns,
+                panels: to,
+                strip_bytes: target.stride,
+            };
+            (job.grid(), job.params())
+        } else {
+            let job = Expand {
+                quant,
+                from,
+                rows,
+                columns,
+                to,
+            };
+            (job.grid(), job.params())
+        };
+        self.device.bind()?;
+        launch(&self.loaders[kernel], grid, &params)
     }
 }
 
 /// Page-locked memory in two halves that are used in turn.
 struct Halves<'a> {
     device: &'a Device,
-    halves: [HostBuffer; 2],
+    buffers: [HostBuffer; 2],
     /// When the device is done with each.
     done: [Option<Event>; 2],
     current: usize,
@@ -272,7 +281,7 @@ impl<'a> Halves<'a> {
         let half = || device.allocate_host("upload", bytes);
         Ok(Halves {
             device,
-            halves: [half()?, half()?],
+            buffers: [half()?, half()?],
             done: [None, None],
             current: 0,
         })
@@ -284,13 +293,13 @@ impl<'a> Halves<'a> {
         if let Some(event) = self.done[self.current].take() {
             event.wait()?;
         }
-        Ok(&mut self.halves[self.current])
+        Ok(&mut self.buffers[self.current])
     }
 
     /// Starts a copy of the current half's beginning.
     fn copy(&self, to: &Buffer, offset: usize, bytes: usize) -> Result<(), CudaError> {
         self.device
-            .copy_in(&self.halves[self.current], to, offset, bytes)
+            .copy_in(&self.buffers[self.current], to, offset, bytes)
     }
 
     /// All copies of the current half have been started.
@@ -455,7 +464,7 @@ mod tests {
             let resident = layout
                 .upload_by(piece_bytes, &card.device, &weights, &loaders)
                 .unwrap();
-            let buffers = &resident._buffers;
+            let buffers = &resident.buffers;
             let device: Vec<u8> = card.download(&buffers.device, layout.device_bytes);
             let expanded = buffers.expanded.as_ref().unwrap();
             let expanded: Vec<u8> = card.download(expanded, layout.expanded_bytes);

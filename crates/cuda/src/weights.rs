@@ -1,7 +1,7 @@
 //! Weights on the device: what the calls name, each once a form, and where it goes.
 //!
-//! Lowering decides in which form a kernel reads a weight; what no call names is not loaded. Where everything goes is decided
-//! here, purely; [`upload`](crate::upload) then moves the bytes.
+//! Lowering decides in which form a kernel reads a weight; what no call names is not loaded. Where everything goes is
+//! decided here, purely; [`upload`](crate::upload) then moves the bytes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -43,8 +43,8 @@ pub(crate) enum Join {
     Interleaved,
 }
 
-/// One or more weights as a kernel reads them. Parts have the same inputs and, unless they become floats, the same layout.
-/// Stacks of matrices (experts) are joined matrix by matrix.
+/// One or more weights as a kernel reads them. Parts have the same inputs and, unless they become floats, the same
+/// layout. Stacks of matrices (experts) are joined matrix by matrix.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Packed {
     pub(crate) parts: Vec<Weight>,

@@ -1,7 +1,7 @@
 // Panels: quantized matrices in the order in which tensor cores take them. src/panels.rs is the definition.
 //
-// PANEL is a layout's name: q8, q4, k4, k5 or k6. Strips of 16 rows are cut into units, units into parts of 64 inputs. Of
-// a part, lane `4 * group + quad` holds 8 operands of 4 codes: operand `o` is row `group + 8 * (o % 2)`, from
+// PANEL is a layout's name: q8, q4, k4, k5 or k6. Strips of 16 rows are cut into units, units into parts of 64 inputs.
+// Of a part, lane `4 * group + quad` holds 8 operands of 4 codes: operand `o` is row `group + 8 * (o % 2)`, from
 // `operand_input` on.
 //   q8:      a word an operand, a step of 4 operands at a time: lane's 16 bytes at 16 * lane, the next step 512 on
 //   others:  lane's 16 bytes at 16 * lane; word o / 2 has the low four bits, even operands in the low nibbles

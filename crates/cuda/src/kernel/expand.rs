@@ -144,6 +144,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
+    #[expect(clippy::print_stdout, reason = "what a timing is for")]
     fn expand_timing() {
         let card = Card::open(Tier::Best);
         for quant in [

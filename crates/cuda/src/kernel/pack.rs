@@ -163,6 +163,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
+    #[expect(clippy::print_stdout, reason = "what a timing is for")]
     fn pack_timing() {
         let card = Card::open(Tier::Best);
         for quant in PACKED {

@@ -62,12 +62,11 @@ impl PanelFormat {
         // Which of the four registers of the A operand.
         let register = half + 2 * (input % 8 / 4);
         let high = self.parts().high + 128 * part + 4 * lane + byte;
-        let low = match self {
-            PanelFormat::Q8 => (512 * step + 16 * lane + 4 * register + byte, 0),
-            _ => {
-                let word = 2 * step + register / 2;
-                (512 * part + 16 * lane + 4 * word + byte, 4 * half)
-            }
+        let low = if self == PanelFormat::Q8 {
+            (512 * step + 16 * lane + 4 * register + byte, 0)
+        } else {
+            let word = 2 * step + register / 2;
+            (512 * part + 16 * lane + 4 * word + byte, 4 * half)
         };
         [low, (high, 4 * step + register)]
     }
@@ -322,14 +321,11 @@ mod tests {
                 for o in 0..8 {
                     // Operand `o` of a part: register `o % 4` of step `o / 4`, or `o % 2` of group `o / 2`.
                     let (step, register) = (o / 4, o % 4);
-                    let (r, k) = match format {
-                        PanelFormat::K6 => {
-                            (group + 8 * (o % 2), 64 * part + 16 * (o / 2) + 4 * quad)
-                        }
-                        _ => {
-                            let k = 64 * part + 32 * step + 8 * quad + 4 * (register / 2);
-                            (group + 8 * (register % 2), k)
-                        }
+                    let (r, k) = if format == PanelFormat::K6 {
+                        (group + 8 * (o % 2), 64 * part + 16 * (o / 2) + 4 * quad)
+                    } else {
+                        let k = 64 * part + 32 * step + 8 * quad + 4 * (register / 2);
+                        (group + 8 * (register % 2), k)
                     };
                     let nibbles = word(&panels, 512 * part + 16 * lane + 4 * (o / 2));
                     let nibbles = nibbles >> (4 * (o % 2)) & 0x0f0f_0f0f;
