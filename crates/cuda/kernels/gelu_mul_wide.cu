@@ -3,7 +3,7 @@
 //
 // Grid: (rows), a block a row; every thread holds HOLD times eight products, so a row is read once.
 // Bytes a row: 4 * columns in, 2 * columns out.
-// Requires columns % 8 == 0, columns <= 8 * HOLD * threads, threads <= MOST_THREADS; rows aligned to 16 bytes.
+// Requires memory for every row of the grid; columns % 8 == 0, columns <= 8 * HOLD * threads, threads <= MOST_THREADS; rows aligned to 16 bytes.
 #include "lib/batch.cuh"
 #include "lib/ptx.cuh"
 #include "lib/reduce.cuh"
@@ -36,7 +36,6 @@ __device__ __forceinline__ void gelu_mul_halves(float* out, u32 gate, u32 up, fl
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) gelu_mul_wide(const Params p) {
-  if (!p.rows.has(blockIdx.x)) return;
   const u16* gate = p.x + u64(blockIdx.x) * 2 * p.columns;
   const u16* up = gate + p.columns;
   uint4 gates[HOLD], ups[HOLD];
@@ -47,6 +46,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) gelu_mul_wide(const P
     gates[k] = inside ? *(const uint4*)(gate + column) : make_uint4(0, 0, 0, 0);
     ups[k] = inside ? *(const uint4*)(up + column) : make_uint4(0, 0, 0, 0);
   }
+  // Asked only now, so that the loads do not wait for the answer.
+  if (!p.rows.has(blockIdx.x)) return;
   float products[HOLD][8], largest = 0;
 #pragma unroll
   for (u32 k = 0; k < HOLD; k++) {

@@ -6,7 +6,9 @@
 // Grid: (rows), a block a row. 128 threads (fewer for rows under 512 columns) hold the row, HOLD fours each, so everything is
 // read once. The bits are those of norm.cu and norm_add.cu: thread t stands for four of theirs (lib/quads.cuh).
 // Bytes a row: 4 * columns for each of x and a in, for sum out; 2 (F16) or 1.25 (Q8) * columns for a form.
-// Requires columns % 4 == 0 and columns <= 512 * HOLD; for Q8 columns % 32 == 0; rows and weights aligned to 16 bytes.
+// Loads are under way before anybody waits: those of the row before it is known whether there is one, those of weights before
+// the sum they wait for.
+// Requires memory for every row of the grid; columns % 4 == 0 and columns <= 512 * HOLD; for Q8 columns % 32 == 0; rows and weights aligned to 16 bytes.
 #include "lib/batch.cuh"
 #include "lib/form.cuh"
 #include "lib/quads.cuh"
@@ -52,6 +54,10 @@ struct Row {
     }
   }
 
+  __device__ __forceinline__ void load_weights(const float* weight, u32 columns) {
+    if (weight) load(weight, columns);
+  }
+
   __device__ __forceinline__ float rms_scale(u32 columns, float eps) const {
     __shared__ float of_warp[MOST_THREADS / 8];
     float4 squares = no_quad();
@@ -69,32 +75,35 @@ struct Row {
 
 // next = norm(row)
 __device__ __forceinline__ void store_next(const Params& p, const Row& row, u64 start, const float* weight, float eps) {
+  Row weights;
+  weights.load_weights(weight, p.columns);
   const float scale = row.rms_scale(p.columns, eps);
 #pragma unroll
   for (u32 k = 0; k < HOLD; k++) {
     const u32 column = column_of(k);
     const bool inside = column < p.columns;
-    const float4 y = inside ? normed_quad(row.quads[k], scale, weight, column) : no_quad();
+    const float4 y = normed_quad(row.quads[k], scale, weight, weights.quads[k]);
     if (p.next && inside) *(float4*)(p.next + start + column) = y;
     if (p.next_form.any()) store_form(p.next_form, start, column, y, inside);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) norm_wide(const Params p) {
-  if (!p.rows.has(blockIdx.x)) return;
   const u64 start = u64(blockIdx.x) * p.columns;
   Row row;
   row.load(p.x + start, p.columns);
+  if (!p.rows.has(blockIdx.x)) return;
   if (p.factor) row.multiply(p.factor[blockIdx.x]);
   store_next(p, row, start, p.weight, p.eps);
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) norm_add_wide(const Params p) {
-  if (!p.rows.has(blockIdx.x)) return;
   const u64 start = u64(blockIdx.x) * p.columns;
-  Row row, a;
+  Row row, a, weights;
   row.load(p.x + start, p.columns);
   a.load(p.a + start, p.columns);
+  weights.load_weights(p.weight, p.columns);
+  if (!p.rows.has(blockIdx.x)) return;
   if (p.factor) row.multiply(p.factor[blockIdx.x]);
   const float scale = row.rms_scale(p.columns, p.eps);
 #pragma unroll
@@ -103,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) norm_add_wide(const P
     const bool inside = column < p.columns;
     float4 sum = no_quad();
     if (inside) {
-      const float4 y = normed_quad(row.quads[k], scale, p.weight, column), b = a.quads[k];
+      const float4 y = normed_quad(row.quads[k], scale, p.weight, weights.quads[k]), b = a.quads[k];
       sum = make_float4(mul(add(b.x, y.x), p.by), mul(add(b.y, y.y), p.by), mul(add(b.z, y.z), p.by),
                         mul(add(b.w, y.w), p.by));
       *(float4*)(p.sum + start + column) = sum;

@@ -6,7 +6,7 @@
 // wide heads both halves of a pair are its own; in narrower ones the partner is another lane. The angles are computed once
 // a row. The bits are those of norm_rope.cu: a lane stands for four threads of its (lib/quads.cuh).
 // Bytes a row: 4 * columns in, 2 * columns out.
-// Requires HEAD_DIM a power of two from 8 to 512; columns, stride % 4 == 0; rows and weights aligned to 16 bytes; for the
+// Requires memory for every row of the grid; HEAD_DIM a power of two from 8 to 512; columns, stride % 4 == 0; rows and weights aligned to 16 bytes; for the
 // store, what store_kv.cu requires.
 #include "lib/form.cuh"
 #include "lib/kv.cuh"
@@ -66,7 +66,9 @@ __device__ __forceinline__ void norm(Head& head, float eps, const float* weight)
   const float scale = rms_scale(head, eps);
 #pragma unroll
   for (u32 k = 0; k < QUADS; k++) {
-    if (lane() < LANES) head.quads[k] = normed_quad(head.quads[k], scale, weight, 4 * lane() + 128 * k);
+    const bool weighted = weight && lane() < LANES;
+    const float4 w = weighted ? *(const float4*)(weight + 4 * lane() + 128 * k) : no_quad();
+    head.quads[k] = normed_quad(head.quads[k], scale, weight, w);
   }
 }
 
@@ -109,10 +111,7 @@ __device__ __forceinline__ void store(const Head& head, u16* to) {
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) qkv_wide(const Params p) {
   __shared__ float4 sines[HALF / 4], cosines[HALF / 4];
-  if (!p.rows.has(blockIdx.x)) return;
   const float* x = p.x + u64(blockIdx.x) * p.stride;
-  const u32 row = p.rows.index[blockIdx.x];
-  const u32 position = p.places.position[row];
   const u32 turned = p.q_heads + p.kv_heads, heads = turned + p.kv_heads;
 
   auto load = [&](u32 h) {
@@ -128,9 +127,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) qkv_wide(const Params p
     return head;
   };
 
-  // The next head is under way while one is worked on, the first while angles are computed.
+  // The next head is under way while one is worked on, the first while it is found out whether there is a row, and where.
   u32 h = threadIdx.x / WARP;
   Head next = load(h);
+  if (!p.rows.has(blockIdx.x)) return;
+  const u32 row = p.rows.index[blockIdx.x];
+  const u32 position = p.places.position[row];
   for (u32 j = threadIdx.x; j < HALF; j += blockDim.x) {
     const Angle turned = angle(position, p.frequencies[j]);
     ((float*)sines)[j] = turned.sin;

@@ -34,12 +34,8 @@ __device__ __forceinline__ float scale_of_squares(float squares, u32 group, floa
   return 1.0f / sqrtf(squares / float(group) + eps);
 }
 
-// `normed` of four columns from `column` on; `weight` may be null.
-__device__ __forceinline__ float4 normed_quad(float4 x, float scale, const float* weight, u32 column) {
-  float4 y = make_float4(mul(x.x, scale), mul(x.y, scale), mul(x.z, scale), mul(x.w, scale));
-  if (weight) {
-    const float4 w = *(const float4*)(weight + column);
-    y = make_float4(mul(y.x, w.x), mul(y.y, w.y), mul(y.z, w.z), mul(y.w, w.w));
-  }
-  return y;
+// `normed` of four columns; without a weight, where `weight` is null, `w` does not count.
+__device__ __forceinline__ float4 normed_quad(float4 x, float scale, const float* weight, float4 w) {
+  const float4 y = make_float4(mul(x.x, scale), mul(x.y, scale), mul(x.z, scale), mul(x.w, scale));
+  return weight ? make_float4(mul(y.x, w.x), mul(y.y, w.y), mul(y.z, w.z), mul(y.w, w.w)) : y;
 }
