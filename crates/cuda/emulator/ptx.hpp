@@ -36,6 +36,18 @@ inline void emulated_mma_bytes(int (&c)[4], const u32* a, const u32* b) {
 inline void mma_s8(int (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { emulated_mma_bytes<i8, 32>(c, a, b); }
 inline void mma_u8s8(int (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { emulated_mma_bytes<u8, 32>(c, a, b); }
 inline void mma_s8_k16(int (&c)[4], const u32 (&a)[2], u32 b) { emulated_mma_bytes<i8, 16>(c, a, &b); }
+inline void mma_s8(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2], const int (&c)[4]) {
+  std::memcpy(d, c, sizeof d);
+  mma_s8(d, a, b);
+}
+inline void mma_u8s8(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2], const int (&c)[4]) {
+  std::memcpy(d, c, sizeof d);
+  mma_u8s8(d, a, b);
+}
+inline void mma_s8_k16(int (&d)[4], const u32 (&a)[2], u32 b, const int (&c)[4]) {
+  std::memcpy(d, c, sizeof d);
+  mma_s8_k16(d, a, b);
+}
 
 inline void mma_f16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   const u32 own[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
@@ -75,6 +87,9 @@ inline void load_matrices_transposed(u32 (&d)[4], const void* row) { emulated_lo
 inline void copy_async(void* shared, const void* global, bool there = true) {
   there ? (void)std::memcpy(shared, global, 16) : (void)std::memset(shared, 0, 16);
 }
+inline void copy_async_word(void* shared, const void* global, bool there = true) {
+  there ? (void)std::memcpy(shared, global, 4) : (void)std::memset(shared, 0, 4);
+}
 inline void close_copies() {}
 template <int UNDER_WAY>
 inline void wait_for_copies() {}
@@ -85,3 +100,4 @@ inline u32 pack_halves(float low, float high) {
 }
 inline float exp2_near(float x) { return std::exp2(x); }
 inline u32 load_acquire(const u32* at) { return *at; }
+inline float4 load_from_blocks(const float4* at) { return *at; }

@@ -16,6 +16,7 @@ mod layer_inputs;
 mod form;
 mod gelu_mul_wide;
 mod gemv;
+mod gemm;
 mod linear;
 mod narrow;
 mod norm;
@@ -51,6 +52,9 @@ pub(crate) use gemv::{
     Choices, ChoicesKind, Epilogue, Gemv, GemvForm, GemvShape, Part as GemvPart, Prologue, PrologueNorm,
 };
 pub(crate) use layer_inputs::{LayerInputs, MOST_GROUP};
+pub(crate) use gemm::{
+    Epilogue as GemmEpilogue, Gemm, GemmInput, GemmOutput, GemmScratch, GemmShape, GemmWeights, Q8Places,
+};
 pub(crate) use linear::Linear;
 pub(crate) use narrow::Narrow;
 pub(crate) use norm::Norm;
@@ -132,6 +136,7 @@ pub(crate) fn all() -> Vec<Specialization> {
     all.extend(norm_wide::HOLDS.map(norm_wide::specialization));
     all.extend(qkv_wide::HEAD_DIMS.map(qkv_wide::specialization));
     all.extend(gemv::GemvForm::all().map(gemv::specialization));
+    all.extend(gemm::specializations());
     all.extend(attend::LANE_VALUES.map(attend::specialization));
     all.extend(attend_wide::specializations());
     all.extend(attend_narrow::SHAPES.map(|(head_dim, count)| {

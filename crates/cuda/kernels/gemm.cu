@@ -1,0 +1,375 @@
+// out[r, n] = sum over k of x[r, k] * w[n, k] for many rows: integer products of 8-bit activations and panels, exact within a
+// block of 32 (16 in K6) inputs, scaled in f32; or products of halves (WEIGHTS f16).
+//
+// A block takes 128 outputs (8 strips) of TOKENS rows; 8 warps share them. Stages of 64 inputs come by asynchronous copies,
+// STAGES in flight, with one barrier each. Weights are the A operand, which panels hold in the order of its registers, so a
+// lane takes 16 bytes at a time and nothing is rearranged.
+//
+// Grid: (row tiles, output tiles * splits). Row tiles run fastest: blocks that run together share weights through L2. Where a
+// shape has too few tiles to fill a card its inputs are split: every block leaves its sums in `partials`, and the one that
+// draws a tile's last ticket adds them in the order of the splits. So results depend on the shape and the grid alone.
+//
+// ROWS `grouped`: row tiles are those of `tiles`, each of one expert, whose rows `sorted` lists (kernels/expert_tiles.cu).
+//
+// EPILOGUE `f32`: out[r, n], `out_stride` apart. `gelu_pair`: strips are gate and up in turn; gelu(gate) * up in the Q8 form.
+//
+// Bytes: weights once a row tile (from L2 mostly), x once an output tile. Operations: 2 * rows * outputs * columns.
+// Requires columns % 32 == 0, `tickets` zero (they are left so), and for gelu_pair whole blocks of 32 products.
+#include "lib/batch.cuh"
+#include "lib/gemm_weights.cuh"
+#include "lib/reduce.cuh"
+
+struct Tile {
+  u32 expert;
+  u32 first;  // in `sorted`
+  u32 count;
+};
+
+struct Params {
+  Rows rows;
+  const u8* w;
+  const u8* x;            // codes, or halves
+  const float* x_scales;  // a block; of halves a row, null for ones
+  const float* x_sums;    // a block; K4 and K5
+  float* out;
+  i8* codes;  // gelu_pair
+  float* scales;
+  float* sums;
+  float* partials;
+  u32* tickets;
+  const Tile* tiles;  // grouped
+  const u32* tile_count;
+  const u32* sorted;
+  u32 columns;
+  u32 outputs;
+  u32 out_stride;
+  u32 x_share;  // grouped: choices that share a row of x
+};
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/gemm.rs differs");
+
+enum { f32, gelu_pair };
+enum { dense, grouped };
+
+constexpr u32 THREADS = 256, STRIP = 16, TILE_STRIPS = 8;
+constexpr u32 NO_ROW = 0xffffffffu;
+
+// How 8 warps share a tile, and where a stage's parts lie in shared memory.
+template <int TOKENS>
+struct Shape {
+  static constexpr int WARP_ROWS = TOKENS == 128 ? 2 : 4;  // of warps, along outputs
+  static constexpr int STRIPS = 8 / WARP_ROWS;             // of a warp
+  static constexpr int OCTETS = TOKENS / (8 / WARP_ROWS) / 8;
+  static constexpr u32 X = TILE_STRIPS * Weights::STRIP_BYTES;
+  static constexpr u32 SCALES = X + TOKENS * Weights::X_BYTES;
+  static constexpr u32 STAGE = SCALES + TOKENS * (Weights::SCALES ? Weights::SUMS ? 16 : 8 : 0);
+};
+
+// z * sigmoid(2u), which is the tanh form: with fast exponentials it is a few instructions, to 1e-6.
+__device__ __forceinline__ float quick_gelu(float z) {
+  return __fdividef(z, 1.0f + __expf(-1.5957691f * z * (1.0f + 0.044715f * z * z)));
+}
+
+// What a thread copies each stage: 16-byte chunks of tokens, a scale (and a sum) of a token, and of its warp's strip. Where
+// they come from lies in shared memory, one word a copy: registers are scarcer than loads.
+template <int TOKENS>
+struct Copies {
+  static constexpr u32 CHUNKS = Weights::X_BYTES / 16, ALL = TOKENS * CHUNKS;
+  static constexpr u32 EACH = (ALL + THREADS - 1) / THREADS, STRIDE = THREADS / CHUNKS;  // tokens from copy to copy
+  static constexpr u32 SCALE = EACH * THREADS, PLACE = SCALE + THREADS, STRIP_AT = PLACE + THREADS, WORDS = EACH + 3;
+
+  // `from` has WORDS a thread: bytes of x, a scale, the place of the first chunk, the strip in 16 bytes. `rows` are the tokens' rows of x.
+  static __device__ __forceinline__ void prepare(const Params& p, u32* from, const u32* rows) {
+    const u32 row_bytes = p.columns * (Weights::X_BYTES / 32) / 2;
+#pragma unroll
+    for (u32 i = 0; i < EACH; i++) {
+      const u32 token = threadIdx.x / CHUNKS + i * STRIDE;
+      if (token < TOKENS) from[i * THREADS] = rows[token] * row_bytes + threadIdx.x % CHUNKS * 16;
+    }
+    const u32 token = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+    from[PLACE] = Shape<TOKENS>::X + (Weights::SCALES ? code_chunk(token, chunk) : half_chunk(token, chunk));
+    if (threadIdx.x < 2 * TOKENS) from[SCALE] = rows[threadIdx.x / 2] * (p.columns / 32) + threadIdx.x % 2;
+  }
+
+  static __device__ __forceinline__ void start(const Params& p, u8* to, const u32* from, u32 stage) {
+    const u32 chunk = threadIdx.x % CHUNKS;
+    // Behind the last input there are zeros.
+    const bool inside = stage * STAGE_INPUTS + chunk * (STAGE_INPUTS / CHUNKS) < p.columns;
+    u8* x = to + from[PLACE];
+    if (ALL >= THREADS || threadIdx.x < ALL) {
+#pragma unroll
+      for (u32 i = 0; i < EACH; i++) {
+        const u32 at = inside ? from[i * THREADS] + stage * Weights::X_BYTES : 0;
+        copy_async(x + i * STRIDE * Weights::X_BYTES, p.x + at, inside);
+      }
+    }
+    if (Weights::SCALES && (TOKENS >= 128 || threadIdx.x < 2 * TOKENS)) {
+      const bool there = 2 * stage + threadIdx.x % 2 < p.columns / 32;
+      const u32 at = there ? from[SCALE] + 2 * stage : 0;
+      float* scale = (float*)(to + Shape<TOKENS>::SCALES) + threadIdx.x % 2 * TOKENS + threadIdx.x / 2;
+      copy_async_word(scale, p.x_scales + at, there);
+      if (Weights::SUMS) copy_async_word(scale + 2 * TOKENS, p.x_sums + at, there);
+    }
+  }
+};
+
+// Adds what the blocks of a tile's splits have left, in their order. True for the block that came last and has the sums.
+template <int STRIPS, int OCTETS>
+__device__ __forceinline__ bool join_splits(const Params& p, float (&sum)[STRIPS][OCTETS][4], u32 tile, u32 split, u32 splits) {
+  constexpr u32 PART = STRIPS * OCTETS * THREADS;
+  __shared__ u32 ticket;
+  float4* parts = (float4*)p.partials + u64(tile) * splits * PART + threadIdx.x;
+#pragma unroll
+  for (int m = 0; m < STRIPS; m++) {
+#pragma unroll
+    for (int j = 0; j < OCTETS; j++) {
+      const float(&s)[4] = sum[m][j];
+      parts[split * PART + (m * OCTETS + j) * THREADS] = make_float4(s[0], s[1], s[2], s[3]);
+    }
+  }
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) ticket = atomicAdd(p.tickets + tile, 1u);
+  __syncthreads();
+  if (ticket != splits - 1) return false;
+  if (threadIdx.x == 0) p.tickets[tile] = 0;
+  __threadfence();
+#pragma unroll
+  for (int m = 0; m < STRIPS; m++) {
+#pragma unroll
+    for (int j = 0; j < OCTETS; j++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) sum[m][j][i] = 0;
+    }
+  }
+  for (u32 s = 0; s < splits; s++) {
+#pragma unroll
+    for (int m = 0; m < STRIPS; m++) {
+#pragma unroll
+      for (int j = 0; j < OCTETS; j++) {
+        const float4 part = load_from_blocks(parts + s * PART + (m * OCTETS + j) * THREADS);
+        sum[m][j][0] += part.x;
+        sum[m][j][1] += part.y;
+        sum[m][j][2] += part.z;
+        sum[m][j][3] += part.w;
+      }
+    }
+  }
+  return true;
+}
+
+// `rows` are the output rows of the block's tokens; `column` and `token` those of the warp's first sum.
+template <int TOKENS, int STRIPS, int OCTETS>
+__device__ __forceinline__ void write_floats(const Params& p, const float (&sum)[STRIPS][OCTETS][4], const u32* rows, u32 column,
+                                             u32 token) {
+  const u32 group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
+#pragma unroll
+  for (int j = 0; j < OCTETS; j++) {
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+      const u32 row = rows[token + 8 * j + 2 * quad + t];
+      if (row == NO_ROW) continue;
+      float factor = 1 / Weights::FACTOR;
+      if (!Weights::SCALES && p.x_scales) factor = p.x_scales[row];
+      float* out = p.out + u64(row) * p.out_stride;
+#pragma unroll
+      for (int m = 0; m < STRIPS; m++) {
+        const u32 n = column + m * STRIP + group;
+        if (n < p.outputs) out[n] = factor * sum[m][j][t];
+        if (n + 8 < p.outputs) out[n + 8] = factor * sum[m][j][2 + t];
+      }
+    }
+  }
+}
+
+// Products of gates and ups, quantized. 64 outputs (4 strips) are a block of 32 products: a warp's own, or shared by two warps
+// that exchange what they found through `found`. Codes go through shared memory to be written 16 bytes at a time.
+template <int TOKENS, int STRIPS, int OCTETS>
+__device__ __forceinline__ void write_products(const Params& p, float (&sum)[STRIPS][OCTETS][4], const u32* rows, u8* shared,
+                                               u32 tile_output, u32 warp_row, u32 token) {
+  constexpr bool SHARED_BLOCK = STRIPS == 2;
+  constexpr u32 WARP_ROWS = 8 / STRIPS;
+  constexpr float UNIT = 1 / Weights::FACTOR;
+  const u32 group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
+  const u32 products = p.outputs / 2;
+  float* largest = (float*)shared;                      // [warp row, token]
+  int* code_sums = (int*)shared + WARP_ROWS * TOKENS;   // [warp row, token]
+  u8* codes = shared + 2 * WARP_ROWS * TOKENS * 4;      // [token, 64]
+  const u32 own = warp_row * TOKENS, other = (warp_row ^ 1) * TOKENS;
+  float max[OCTETS][2];
+#pragma unroll
+  for (int j = 0; j < OCTETS; j++) {
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+      max[j][t] = 0;
+#pragma unroll
+      for (int m = 0; m < STRIPS; m += 2) {
+#pragma unroll
+        for (int h = t; h < 4; h += 2) {
+          const float product = quick_gelu(UNIT * sum[m][j][h]) * (UNIT * sum[m + 1][j][h]);
+          sum[m][j][h] = product;
+          max[j][t] = fmaxf(max[j][t], fabsf(product));
+        }
+      }
+#pragma unroll
+      for (int mask = 4; mask < 32; mask <<= 1) max[j][t] = fmaxf(max[j][t], __shfl_xor_sync(ALL_LANES, max[j][t], mask));
+      if (SHARED_BLOCK && group == 0) largest[own + token + 8 * j + 2 * quad + t] = max[j][t];
+    }
+  }
+  if (SHARED_BLOCK) __syncthreads();
+#pragma unroll
+  for (int j = 0; j < OCTETS; j++) {
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+      const u32 at = token + 8 * j + 2 * quad + t;
+      if (SHARED_BLOCK) max[j][t] = fmaxf(max[j][t], largest[other + at]);
+      const float scale = max[j][t] / 127.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
+      int code_sum = 0;
+#pragma unroll
+      for (int m = 0; m < STRIPS; m += 2) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          // Adding 12582912 rounds to a whole number and leaves it in the low bits.
+          const int code = __float_as_int(fmaf(sum[m][j][2 * h + t], inverse, 12582912.0f)) - START;
+          code_sum += code;
+          codes[at * 64 + (warp_row * STRIPS + m) * 8 + 8 * h + group] = u8(code);
+        }
+      }
+#pragma unroll
+      for (int mask = 4; mask < 32; mask <<= 1) code_sum += __shfl_xor_sync(ALL_LANES, code_sum, mask);
+      if (SHARED_BLOCK && group == 0) code_sums[own + at] = code_sum;
+      if (!SHARED_BLOCK) max[j][t] = scale, sum[0][j][t] = scale * float(code_sum);
+      if (SHARED_BLOCK) max[j][t] = scale, sum[0][j][t] = float(code_sum);
+    }
+  }
+  __syncthreads();
+  // The scale and sum of a block, by the warp that has its first strip.
+  const u32 block = (tile_output + warp_row * STRIPS * STRIP) / 64;
+  if (group == 0 && (!SHARED_BLOCK || warp_row % 2 == 0) && block < products / 32) {
+#pragma unroll
+    for (int j = 0; j < OCTETS; j++) {
+#pragma unroll
+      for (int t = 0; t < 2; t++) {
+        const u32 at = token + 8 * j + 2 * quad + t, row = rows[at];
+        if (row == NO_ROW) continue;
+        const u64 place = u64(row) * (products / 32) + block;
+        p.scales[place] = max[j][t];
+        p.sums[place] = SHARED_BLOCK ? max[j][t] * (sum[0][j][t] + float(code_sums[other + at])) : sum[0][j][t];
+      }
+    }
+  }
+  for (u32 i = threadIdx.x; i < TOKENS * 4; i += THREADS) {
+    const u32 row = rows[i / 4], product = tile_output / 2 + i % 4 * 16;
+    if (row == NO_ROW || product >= products) continue;
+    *(uint4*)(p.codes + u64(row) * products + product) = *(const uint4*)(codes + 16 * i);
+  }
+}
+
+template <int TOKENS, int STRIPS, int OCTETS>
+__device__ __forceinline__ void finish(const Params& p, float (&sum)[STRIPS][OCTETS][4], const u32* rows, u8* shared, u32 output_tile,
+                                       u32 split, u32 splits) {
+  if (splits > 1 && !join_splits(p, sum, blockIdx.x + gridDim.x * output_tile, split, splits)) return;
+  const u32 warp = threadIdx.x / WARP, warp_row = warp % Shape<TOKENS>::WARP_ROWS, token = warp / Shape<TOKENS>::WARP_ROWS * OCTETS * 8;
+  const u32 tile_output = output_tile * TILE_STRIPS * STRIP;
+  if (EPILOGUE == gelu_pair) {
+    wait_for_copies<0>();
+    __syncthreads();  // the stages' memory is free
+    write_products<TOKENS>(p, sum, rows, shared, tile_output, warp_row, token);
+  } else {
+    write_floats<TOKENS>(p, sum, rows, tile_output + warp_row * STRIPS * STRIP, token);
+  }
+}
+
+template <int TOKENS, int STAGES>
+__device__ __forceinline__ void gemm(const Params& p) {
+  typedef Shape<TOKENS> S;
+  DYNAMIC_SHARED(shared);
+  __shared__ u32 x_rows[TOKENS], out_rows[TOKENS], copies_from[Copies<TOKENS>::WORDS * THREADS];
+  const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+
+  const u32 output_tiles = (p.outputs + TILE_STRIPS * STRIP - 1) / (TILE_STRIPS * STRIP);
+  const u32 output_tile = blockIdx.y % output_tiles, split = blockIdx.y / output_tiles, splits = gridDim.y / output_tiles;
+  const u32 all_stages = (p.columns + STAGE_INPUTS - 1) / STAGE_INPUTS, begin = all_stages * split / splits;
+  // What is rarely needed waits in shared memory.
+  __shared__ u32 output_tile_at, split_at, splits_at, end;
+  if (threadIdx.x == 0) {
+    output_tile_at = output_tile, split_at = split, splits_at = splits;
+    end = all_stages * (split + 1) / splits;
+  }
+  u32 matrix = 0;
+  // Tokens that are not there read another's row; what comes of it is not written.
+  if (ROWS == grouped) {
+    if (blockIdx.x >= *p.tile_count) return;
+    const Tile tile = p.tiles[blockIdx.x];
+    matrix = tile.expert;
+    if (threadIdx.x < TOKENS) {
+      const bool there = threadIdx.x < tile.count;
+      const u32 choice = p.sorted[tile.first + (there ? threadIdx.x : 0)];
+      x_rows[threadIdx.x] = choice / p.x_share;
+      out_rows[threadIdx.x] = there ? choice : NO_ROW;
+    }
+  } else {
+    const u32 row = blockIdx.x * TOKENS + threadIdx.x, count = *p.rows.count;
+    if (blockIdx.x * TOKENS >= count) return;
+    if (threadIdx.x < TOKENS) {
+      x_rows[threadIdx.x] = min(row, count - 1);
+      out_rows[threadIdx.x] = row < count ? row : NO_ROW;
+    }
+  }
+  __syncthreads();
+  u32* from = copies_from + threadIdx.x;
+  Copies<TOKENS>::prepare(p, from, x_rows);
+
+  const u32 strips = (p.outputs + STRIP - 1) / STRIP, own_strip = min(output_tile * TILE_STRIPS + warp, strips - 1);
+  from[Copies<TOKENS>::STRIP_AT] = u32((matrix * strips + own_strip) * (Weights::strip_bytes(p.columns) / 16));
+  auto fetch = [&](u32 stage, u32 slot) {
+    if (stage < end) {
+      u8* to = shared + slot * S::STAGE;
+      const u8* strip = p.w + u64(from[Copies<TOKENS>::STRIP_AT]) * 16;
+      Weights::copy(to + warp * Weights::STRIP_BYTES, strip, stage, lane, p.columns, p.outputs - own_strip * STRIP);
+      Copies<TOKENS>::start(p, to, from, stage);
+    }
+    close_copies();
+  };
+#pragma unroll
+  for (u32 i = 0; i < STAGES - 1; i++) fetch(begin + i, i);
+
+  const u32 warp_row = warp % S::WARP_ROWS, token = warp / S::WARP_ROWS * S::OCTETS * 8;
+  float sum[S::STRIPS][S::OCTETS][4];
+#pragma unroll
+  for (int m = 0; m < S::STRIPS; m++) {
+#pragma unroll
+    for (int j = 0; j < S::OCTETS; j++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) sum[m][j][i] = 0;
+    }
+  }
+  u32 slot = 0;
+  for (u32 stage = begin; stage < end; stage++) {
+    wait_for_copies<STAGES - 2>();
+    __syncthreads();  // everybody's copies have come, and everybody is done with the slot before this one
+    fetch(stage + STAGES - 1, slot == 0 ? STAGES - 1 : slot - 1);
+    const u8* here = shared + slot * S::STAGE;
+    const u8* strips = here + warp_row * S::STRIPS * Weights::STRIP_BYTES;
+    const u8* x = here + S::X + token * Weights::X_BYTES;
+    const float* scales = (const float*)(here + S::SCALES) + token;
+#pragma unroll
+    for (u32 step = 0; step < 2; step++) {
+      if (Weights::SUMS) {
+        const float* sums = scales + (2 + step) * TOKENS;
+        subtract_minimums(sum, strips + Weights::ROWS_AT, Weights::STRIP_BYTES, Weights::FACTOR, sums, step, lane);
+      }
+      Weights::Tokens<S::OCTETS> operand;
+      operand.load(x, scales, TOKENS, step, lane);
+#pragma unroll
+      for (int m = 0; m < S::STRIPS; m++) Weights::multiply(sum[m], strips + m * Weights::STRIP_BYTES, step, lane, operand);
+    }
+    slot = slot == STAGES - 1 ? 0 : slot + 1;
+  }
+  finish<TOKENS>(p, sum, out_rows, shared, output_tile_at, split_at, splits_at);
+}
+
+// How many stages each tile has in flight is in src/kernel/gemm.rs, too.
+extern "C" __global__ void __launch_bounds__(256, 2) gemm_16(const Params p) { gemm<16, NARROW_STAGES>(p); }
+extern "C" __global__ void __launch_bounds__(256, 2) gemm_32(const Params p) { gemm<32, NARROW_STAGES>(p); }
+extern "C" __global__ void __launch_bounds__(256, 2) gemm_64(const Params p) { gemm<64, WIDE_STAGES>(p); }
+extern "C" __global__ void __launch_bounds__(256, Weights::BLOCKS) gemm_128(const Params p) { gemm<128, WIDE_STAGES>(p); }

@@ -1,0 +1,368 @@
+//! Twin of `kernels/gemm.cu`: products with many rows on the tensor cores of any card.
+//!
+//! A shape and a bucket of rows decide tile, grid and splits; nothing else does, so rows come out the same in every batch of
+//! their bucket. `partials` and `tickets` are scratch that all products of a program may share, since they run one after
+//! another; tickets must be zero before the first and are left so.
+
+#[cfg(test)]
+mod tests;
+
+use super::{Addresses, Kernel, Place, RowsAt, Specialization};
+use crate::{
+    device::Address,
+    launch::Grid,
+    panels::{PanelFormat, STRIP},
+    params::{Params, params},
+    weights::Packed,
+};
+
+/// Outputs of a block.
+const TILE_OUTPUTS: usize = 128;
+/// Inputs of a stage.
+const STAGE_INPUTS: usize = 64;
+const THREADS: usize = 256;
+/// Rows of a tile, by entry point.
+const TILES: [usize; 4] = [16, 32, 64, 128];
+const ENTRIES: &[&str] = &["gemm_16", "gemm_32", "gemm_64", "gemm_128"];
+/// Stages that a block works on or waits for: of the two narrow tiles, and of the two wide ones.
+const NARROW_STAGES: usize = 5;
+const WIDE_STAGES: usize = 4;
+/// What starting and joining cost a block, in stages.
+const START_COST: f64 = 3.0;
+const JOIN_COST: f64 = 4.0;
+/// The least a split is worth, in stages.
+const LEAST_STAGES: usize = 4;
+
+params! {
+    struct GemmParams {
+        rows: RowsAt,
+        w: Address,
+        x: Address,
+        x_scales: Address,
+        x_sums: Address,
+        out: Address,
+        codes: Address,
+        scales: Address,
+        sums: Address,
+        partials: Address,
+        tickets: Address,
+        tiles: Address,
+        tile_count: Address,
+        sorted: Address,
+        columns: u32,
+        outputs: u32,
+        out_stride: u32,
+        x_share: u32,
+    }
+}
+
+/// How weights lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum GemmWeights {
+    Panels(PanelFormat),
+    /// Halves, row after row.
+    Halves,
+}
+
+impl GemmWeights {
+    fn name(self) -> &'static str {
+        match self {
+            GemmWeights::Panels(format) => format.name(),
+            GemmWeights::Halves => "f16",
+        }
+    }
+
+    /// Bytes of a stage of a strip in shared memory, and of a token, its scales and sums included.
+    fn stage_bytes(self) -> (usize, usize) {
+        match self {
+            GemmWeights::Panels(PanelFormat::Q8) => (1088, 64 + 8),
+            GemmWeights::Panels(PanelFormat::Q4) => (576, 64 + 8),
+            GemmWeights::Panels(PanelFormat::K4) => (640, 64 + 16),
+            GemmWeights::Panels(PanelFormat::K5) => (768, 64 + 16),
+            GemmWeights::Panels(PanelFormat::K6) => (864, 64 + 8),
+            GemmWeights::Halves => (2048, 128),
+        }
+    }
+
+    /// Blocks of the tile of this many rows that a multiprocessor holds.
+    fn blocks_together(self, tile: usize) -> usize {
+        match self {
+            GemmWeights::Panels(PanelFormat::K4 | PanelFormat::K5 | PanelFormat::K6)
+                if tile == 128 =>
+            {
+                1
+            }
+            _ => 2,
+        }
+    }
+}
+
+/// What becomes of the sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Epilogue {
+    Floats,
+    /// Strips are gates and ups in turn: `gelu(gate) * up` in the Q8 form.
+    GeluPair,
+}
+
+/// Everything that grids and scratch depend on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GemmShape {
+    pub(crate) weights: GemmWeights,
+    pub(crate) epilogue: Epilogue,
+    pub(crate) columns: usize,
+    /// Rows of the weights: gates and ups together.
+    pub(crate) outputs: usize,
+    /// Of the card.
+    pub(crate) multiprocessors: usize,
+}
+
+/// Scratch that a product needs, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GemmScratch {
+    pub(crate) partials: usize,
+    pub(crate) tickets: usize,
+}
+
+impl GemmShape {
+    fn stages(&self) -> usize {
+        self.columns.div_ceil(STAGE_INPUTS)
+    }
+
+    fn output_tiles(&self) -> usize {
+        self.outputs.div_ceil(TILE_OUTPUTS)
+    }
+
+    /// The entry point whose tile suits this many rows.
+    fn entry(rows: usize) -> usize {
+        let fits = TILES.iter().position(|&tile| rows <= tile);
+        fits.unwrap_or(TILES.len() - 1)
+    }
+
+    fn shared_bytes(&self, entry: usize) -> usize {
+        let (strip, token) = self.weights.stage_bytes();
+        let stages = if entry < 2 {
+            NARROW_STAGES
+        } else {
+            WIDE_STAGES
+        };
+        let stage = TILE_OUTPUTS / STRIP * strip + TILES[entry] * token;
+        stages * stage
+    }
+
+    /// How often the inputs are split: what should take least time, when blocks run in waves and a wave that leaves
+    /// every multiprocessor a block at most is the faster for it.
+    fn splits(&self, rows: usize) -> usize {
+        let tile = TILES[Self::entry(rows)];
+        let tiles = rows.div_ceil(tile) * self.output_tiles();
+        let together = self.multiprocessors * self.weights.blocks_together(tile);
+        let cost = |splits: usize| {
+            let blocks = tiles * splits;
+            let rest = match blocks % together {
+                0 => 0.0,
+                rest if rest <= self.multiprocessors => 0.6,
+                _ => 1.0,
+            };
+            let join = if splits > 1 {
+                JOIN_COST + splits as f64
+            } else {
+                0.0
+            };
+            ((blocks / together) as f64 + rest)
+                * (self.stages().div_ceil(splits) as f64 + START_COST + join)
+        };
+        let most = (self.stages() / LEAST_STAGES).clamp(1, 16);
+        (1..=most)
+            .min_by(|&a, &b| cost(a).total_cmp(&cost(b)))
+            .expect("one at least")
+    }
+
+    pub(crate) fn grid(&self, rows: usize) -> Grid {
+        let entry = Self::entry(rows);
+        Grid {
+            entry,
+            blocks: (
+                rows.div_ceil(TILES[entry]),
+                self.output_tiles() * self.splits(rows),
+            ),
+            threads: THREADS,
+            shared_bytes: self.shared_bytes(entry),
+        }
+    }
+
+    pub(crate) fn scratch(&self, rows: usize) -> GemmScratch {
+        let (tile, splits) = (TILES[Self::entry(rows)], self.splits(rows));
+        if splits == 1 {
+            return GemmScratch {
+                partials: 0,
+                tickets: 0,
+            };
+        }
+        let tiles = rows.div_ceil(tile) * self.output_tiles();
+        GemmScratch {
+            partials: tiles * splits * tile * TILE_OUTPUTS * 4,
+            tickets: tiles * 4,
+        }
+    }
+
+    fn specialization(&self, rows: RowOrder) -> Specialization {
+        specialization(self.weights, self.epilogue, rows)
+    }
+}
+
+/// Which rows a tile has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum RowOrder {
+    /// Neighbours.
+    Dense,
+}
+
+fn specialization(weights: GemmWeights, epilogue: Epilogue, rows: RowOrder) -> Specialization {
+    let epilogue = match epilogue {
+        Epilogue::Floats => "f32",
+        Epilogue::GeluPair => "gelu_pair",
+    };
+    let rows = match rows {
+        RowOrder::Dense => "dense",
+    };
+    Specialization {
+        kernel: "gemm",
+        entries: ENTRIES,
+        constants: vec![
+            ("WEIGHTS", weights.name().to_owned()),
+            ("EPILOGUE", epilogue.to_owned()),
+            ("ROWS", rows.to_owned()),
+            ("NARROW_STAGES", NARROW_STAGES.to_string()),
+            ("WIDE_STAGES", WIDE_STAGES.to_string()),
+        ],
+        params_bytes: GemmParams::BYTES,
+    }
+}
+
+/// Every way of calling it.
+pub(super) fn specializations() -> Vec<Specialization> {
+    let mut all = vec![specialization(
+        GemmWeights::Halves,
+        Epilogue::Floats,
+        RowOrder::Dense,
+    )];
+    for format in PanelFormat::ALL {
+        for epilogue in [Epilogue::Floats, Epilogue::GeluPair] {
+            all.push(specialization(
+                GemmWeights::Panels(format),
+                epilogue,
+                RowOrder::Dense,
+            ));
+        }
+    }
+    all
+}
+
+/// Activations in the Q8 form: `[rows, columns]` codes, and a scale and a sum a 32 of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Q8Places {
+    pub(crate) codes: Place,
+    pub(crate) scales: Place,
+    pub(crate) sums: Place,
+}
+
+/// What weights are multiplied with: the Q8 form for panels, halves for halves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum GemmInput {
+    Q8(Q8Places),
+    Halves {
+        values: Place,
+        /// A factor a row.
+        factors: Option<Place>,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum GemmOutput {
+    /// From `column` on, `stride` floats from row to row.
+    Floats {
+        out: Place,
+        column: usize,
+        stride: usize,
+    },
+    Products(Q8Places),
+}
+
+#[derive(Debug)]
+pub(crate) struct Gemm {
+    pub(crate) shape: GemmShape,
+    pub(crate) x: GemmInput,
+    pub(crate) w: Packed,
+    pub(crate) out: GemmOutput,
+    pub(crate) partials: Place,
+    pub(crate) tickets: Place,
+}
+
+impl Kernel for Gemm {
+    fn specialization(&self) -> Specialization {
+        self.shape.specialization(RowOrder::Dense)
+    }
+
+    fn grid(&self, rows: usize) -> Grid {
+        self.shape.grid(rows)
+    }
+
+    fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
+        let place = |place: Place| at.place(place);
+        let (x, x_scales, x_sums) = match self.x {
+            GemmInput::Q8(x) => (place(x.codes), place(x.scales), place(x.sums)),
+            GemmInput::Halves { values, factors } => {
+                let factors = factors.map_or(Address::NULL, place);
+                (place(values), factors, Address::NULL)
+            }
+        };
+        let none = Address::NULL;
+        let (out, out_stride, [codes, scales, sums]) = match self.out {
+            GemmOutput::Floats {
+                out,
+                column,
+                stride,
+            } => (place(out).offset(4 * column), stride, [none; 3]),
+            GemmOutput::Products(out) => (none, 0, [out.codes, out.scales, out.sums].map(place)),
+        };
+        GemmParams {
+            rows,
+            w: at.matrix(&self.w).start,
+            x,
+            x_scales,
+            x_sums,
+            out,
+            codes,
+            scales,
+            sums,
+            partials: place(self.partials),
+            tickets: place(self.tickets),
+            tiles: none,
+            tile_count: none,
+            sorted: none,
+            columns: self.shape.columns as u32,
+            outputs: self.shape.outputs as u32,
+            out_stride: out_stride as u32,
+            x_share: 1,
+        }
+        .bytes()
+    }
+
+    fn weights(&self) -> Vec<Packed> {
+        vec![self.w.clone()]
+    }
+
+    fn reads(&self) -> Vec<Place> {
+        match self.x {
+            GemmInput::Q8(x) => vec![x.codes, x.scales, x.sums],
+            GemmInput::Halves { values, factors } => [values].into_iter().chain(factors).collect(),
+        }
+    }
+
+    fn writes(&self) -> Vec<Place> {
+        match self.out {
+            GemmOutput::Floats { out, .. } => vec![out],
+            GemmOutput::Products(out) => vec![out.codes, out.scales, out.sums],
+        }
+    }
+}

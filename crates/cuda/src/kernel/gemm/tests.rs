@@ -1,0 +1,588 @@
+use carat_gguf::{QuantType, quant::random_blocks};
+
+use super::*;
+use crate::{
+    config::Tier,
+    device::{Buffer, Module},
+    launch::launch,
+    panels::pack,
+    testing::{Card, normals, relative_error},
+};
+
+const FORMATS: [QuantType; 5] = [
+    QuantType::Q8_0,
+    QuantType::Q4_0,
+    QuantType::Q4_K,
+    QuantType::Q5_K,
+    QuantType::Q6_K,
+];
+
+/// A value that no result has.
+const POISON: f32 = -1.5e30;
+const POISON_CODE: i8 = -128;
+
+/// Activations in the Q8 form, and what they stand for.
+struct Q8 {
+    codes: Vec<i8>,
+    scales: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+fn quantize(x: &[f32]) -> Q8 {
+    let mut q8 = Q8 {
+        codes: Vec::new(),
+        scales: Vec::new(),
+        sums: Vec::new(),
+    };
+    for block in x.chunks_exact(32) {
+        let largest = block.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let scale = largest / 127.0;
+        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+        let codes = block.iter().map(|v| (v * inverse).round_ties_even() as i8);
+        let codes: Vec<i8> = codes.collect();
+        let sum: i32 = codes.iter().map(|&c| i32::from(c)).sum();
+        q8.codes.extend(codes);
+        q8.scales.push(scale);
+        q8.sums.push(scale * sum as f32);
+    }
+    q8
+}
+
+impl Q8 {
+    fn values(&self) -> Vec<f32> {
+        let value = |(i, &code)| f32::from(code) * self.scales[i / 32];
+        self.codes.iter().enumerate().map(value).collect()
+    }
+}
+
+/// A matrix as the kernel takes it, and its values.
+struct Matrix {
+    bytes: Vec<u8>,
+    values: Vec<f32>,
+}
+
+impl Matrix {
+    fn new(weights: GemmWeights, outputs: usize, columns: usize, seed: u64) -> Matrix {
+        let quant = match weights {
+            GemmWeights::Halves => QuantType::F16,
+            GemmWeights::Panels(format) => of_panels(format),
+        };
+        let row_bytes = quant.row_bytes(columns);
+        let mut file = vec![0; outputs * row_bytes];
+        random_blocks(quant, seed, 0.1, &mut file);
+        let row = |r: usize| &file[r * row_bytes..(r + 1) * row_bytes];
+        let mut values = vec![0.0; outputs * columns];
+        for (r, values) in values.chunks_exact_mut(columns).enumerate() {
+            quant.dequantize(row(r), values);
+        }
+        let bytes = match weights {
+            GemmWeights::Halves => file.clone(),
+            GemmWeights::Panels(_) => pack(quant, outputs, columns, row),
+        };
+        Matrix { bytes, values }
+    }
+}
+
+fn of_panels(format: PanelFormat) -> QuantType {
+    let found = FORMATS
+        .into_iter()
+        .find(|&q| PanelFormat::of(q) == Some(format));
+    found.expect("one of each")
+}
+
+/// `x . w^T` in f64.
+fn product(x: &[f32], w: &[f32], columns: usize) -> Vec<f32> {
+    let mut out = Vec::new();
+    for x in x.chunks_exact(columns) {
+        for w in w.chunks_exact(columns) {
+            let terms = x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w));
+            out.push(terms.sum::<f64>() as f32);
+        }
+    }
+    out
+}
+
+fn gelu(z: f32) -> f32 {
+    let z = f64::from(z);
+    let inner = 0.797_884_560_802_865_4 * (z + 0.044_715 * z * z * z);
+    (0.5 * z * (1.0 + inner.tanh())) as f32
+}
+
+/// Products of gates and ups from sums whose columns are strips in turn.
+fn pairs(sums: &[f32], outputs: usize) -> Vec<f32> {
+    let mut out = Vec::new();
+    for row in sums.chunks_exact(outputs) {
+        for pair in row.chunks_exact(2 * STRIP) {
+            let (gates, ups) = pair.split_at(STRIP);
+            out.extend(gates.iter().zip(ups).map(|(&g, &u)| gelu(g) * u));
+        }
+    }
+    out
+}
+
+/// What a product left on the card.
+enum Out {
+    Floats(Vec<f32>),
+    Products(Q8),
+}
+
+/// A product on a card.
+struct Setup<'a> {
+    card: &'a Card,
+    shape: GemmShape,
+    module: Module,
+    w: Buffer,
+}
+
+fn setup<'a>(card: &'a Card, shape: GemmShape, w: &[u8]) -> Setup<'a> {
+    Setup {
+        card,
+        shape,
+        module: card.load(&shape.specialization(RowOrder::Dense)),
+        w: card.upload(w),
+    }
+}
+
+impl Setup<'_> {
+    /// Runs as in a bucket of `bucket` rows, of which `x` are there.
+    fn run(&self, x: &[f32], bucket: usize) -> Out {
+        let Setup { card, shape, .. } = self;
+        let count = x.len() / shape.columns;
+        let stride = shape.outputs + 3;
+        let none = Address::NULL;
+        let rows = card.upload(&[count as u32]);
+        let scratch = shape.scratch(bucket);
+        let partials = card.upload(&vec![POISON; scratch.partials / 4]);
+        let tickets = card.upload(&vec![0u32; scratch.tickets / 4]);
+        let q8 = quantize(x);
+        let x = match shape.weights {
+            GemmWeights::Panels(_) => [
+                card.upload(&q8.codes),
+                card.upload(&q8.scales),
+                card.upload(&q8.sums),
+            ],
+            GemmWeights::Halves => [
+                card.upload(&halves(x)),
+                card.upload(&factors(x, shape.columns)),
+                card.upload(&[0f32]),
+            ],
+        };
+        let products = shape.outputs / 2;
+        let out = card.upload(&vec![POISON; bucket * stride]);
+        let codes = card.upload(&vec![POISON_CODE; bucket * products]);
+        let scales = card.upload(&vec![POISON; bucket * products / 32 + 1]);
+        let sums = card.upload(&vec![POISON; bucket * products / 32 + 1]);
+        let params = GemmParams {
+            rows: RowsAt {
+                count: rows.address(),
+                index: none,
+            },
+            w: self.w.address(),
+            x: x[0].address(),
+            x_scales: x[1].address(),
+            x_sums: x[2].address(),
+            out: out.address(),
+            codes: codes.address(),
+            scales: scales.address(),
+            sums: sums.address(),
+            partials: partials.address(),
+            tickets: tickets.address(),
+            tiles: none,
+            tile_count: none,
+            sorted: none,
+            columns: shape.columns as u32,
+            outputs: shape.outputs as u32,
+            out_stride: stride as u32,
+            x_share: 1,
+        };
+        // Twice, because the first run must leave the tickets as it found them.
+        for _ in 0..2 {
+            card.run(&self.module, shape.grid(bucket), &params.bytes());
+        }
+        match shape.epilogue {
+            Epilogue::Floats => {
+                let all: Vec<f32> = card.download(&out, bucket * stride);
+                for (r, row) in all.chunks_exact(stride).enumerate() {
+                    let written = if r < count { shape.outputs } else { 0 };
+                    assert!(row[written..].iter().all(|&v| v == POISON), "past the end");
+                }
+                let rows = all.chunks_exact(stride).take(count);
+                Out::Floats(rows.flat_map(|r| r[..shape.outputs].to_vec()).collect())
+            }
+            Epilogue::GeluPair => {
+                let mut q8 = Q8 {
+                    codes: card.download(&codes, bucket * products),
+                    scales: card.download(&scales, bucket * products / 32),
+                    sums: card.download(&sums, bucket * products / 32),
+                };
+                let beyond = q8.codes.split_off(count * products);
+                assert!(beyond.iter().all(|&c| c == POISON_CODE), "past the end");
+                for values in [&mut q8.scales, &mut q8.sums] {
+                    let beyond = values.split_off(count * products / 32);
+                    assert!(beyond.iter().all(|&v| v == POISON), "past the end");
+                }
+                Out::Products(q8)
+            }
+        }
+    }
+}
+
+/// Cut, not rounded: what a half holds exactly is all that a test needs.
+fn halves(x: &[f32]) -> Vec<u16> {
+    let bits = |v: &f32| {
+        let bits = v.to_bits();
+        let exponent = (bits >> 23 & 0xff) as i32 - 127 + 15;
+        assert!(exponent < 31, "too large for a half");
+        let size = if exponent > 0 {
+            (exponent as u32) << 10 | bits >> 13 & 0x3ff
+        } else {
+            0
+        };
+        (bits >> 16 & 0x8000 | size) as u16
+    };
+    x.iter().map(bits).collect()
+}
+
+fn half_values(x: &[f32]) -> Vec<f32> {
+    let value = |bits: u16| {
+        let mut value = [0.0];
+        QuantType::F16.dequantize(&bits.to_le_bytes(), &mut value);
+        value[0]
+    };
+    halves(x).into_iter().map(value).collect()
+}
+
+/// A factor a row, which depends on the row alone.
+fn factors(x: &[f32], columns: usize) -> Vec<f32> {
+    let rows = x.chunks_exact(columns);
+    rows.map(|row| if row[0] < 0.0 { 4.0 } else { 0.5 })
+        .collect()
+}
+
+fn shape(
+    weights: GemmWeights,
+    epilogue: Epilogue,
+    (outputs, columns): (usize, usize),
+) -> GemmShape {
+    GemmShape {
+        weights,
+        epilogue,
+        columns,
+        outputs,
+        // As many as a large card has, so that small products are split.
+        multiprocessors: 132,
+    }
+}
+
+/// Against f64, with the same quantized activations and with what they were made from; rows alone and among others.
+fn check(
+    weights: GemmWeights,
+    epilogue: Epilogue,
+    sizes: (usize, usize),
+    buckets: &[(usize, usize)],
+) {
+    let card = Card::open(Tier::Portable);
+    let shape = shape(weights, epilogue, sizes);
+    let (outputs, columns) = sizes;
+    let w = Matrix::new(weights, outputs, columns, 7);
+    let setup = setup(&card, shape, &w.bytes);
+    for &(bucket, count) in buckets {
+        let x = normals((bucket * count) as u64, count * columns);
+        let case = format!("{weights:?} {epilogue:?} {sizes:?}, {count} of {bucket} rows");
+        let found = setup.run(&x, bucket);
+        let exact = match weights {
+            GemmWeights::Panels(_) => quantize(&x).values(),
+            GemmWeights::Halves => {
+                let factors = factors(&x, columns);
+                let scaled = |(i, v): (usize, &f32)| v * factors[i / columns];
+                half_values(&x).iter().enumerate().map(scaled).collect()
+            }
+        };
+        let expected = product(&exact, &w.values, columns);
+        match &found {
+            Out::Floats(found) => {
+                let error = relative_error(found, &expected);
+                assert!(error < 1e-5, "{case}: {error}");
+                if weights != GemmWeights::Halves {
+                    let error = relative_error(found, &product(&x, &w.values, columns));
+                    assert!(error < 1.2e-2, "{case}: {error} of floats");
+                }
+            }
+            Out::Products(found) => {
+                let products = pairs(&expected, outputs);
+                let q8 = quantize(&products);
+                let error = relative_error(&found.scales, &q8.scales);
+                assert!(error < 1e-5, "{case}: scales {error}");
+                let error = relative_error(&found.values(), &q8.values());
+                assert!(error < 1e-3, "{case}: {error}");
+                for (i, (sum, scale)) in found.sums.iter().zip(&found.scales).enumerate() {
+                    let codes = &found.codes[32 * i..32 * i + 32];
+                    let codes: i32 = codes.iter().map(|&c| i32::from(c)).sum();
+                    assert_eq!(*sum, scale * codes as f32, "{case}: sum {i}");
+                }
+            }
+        }
+        // The last row alone, in the same bucket.
+        let alone = setup.run(&x[(count - 1) * columns..], bucket);
+        match (&found, &alone) {
+            (Out::Floats(all), Out::Floats(one)) => {
+                let same = all[(count - 1) * outputs..] == one[..];
+                assert!(same, "{case}: a row alone");
+            }
+            (Out::Products(all), Out::Products(one)) => {
+                let products = outputs / 2;
+                let last = (count - 1) * products;
+                let same =
+                    all.codes[last..] == one.codes[..] && all.scales[last / 32..] == one.scales[..];
+                assert!(same, "{case}: a row alone");
+            }
+            _ => unreachable!("the same epilogue"),
+        }
+    }
+}
+
+/// Every tile, whole and in part; with and without splits.
+const BUCKETS: [(usize, usize); 6] = [(1, 1), (16, 9), (32, 31), (64, 50), (130, 129), (300, 270)];
+
+fn check_format(format: PanelFormat, columns: [usize; 2]) {
+    let weights = GemmWeights::Panels(format);
+    check(weights, Epilogue::Floats, (200, columns[0]), &BUCKETS);
+    check(
+        weights,
+        Epilogue::Floats,
+        (37, columns[1]),
+        &[(16, 16), (64, 64), (200, 3)],
+    );
+    check(weights, Epilogue::GeluPair, (192, columns[0]), &BUCKETS);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_q8() {
+    check_format(PanelFormat::Q8, [352, 1120]);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_q4() {
+    check_format(PanelFormat::Q4, [352, 1120]);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_k4() {
+    check_format(PanelFormat::K4, [256, 768]);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_k5() {
+    check_format(PanelFormat::K5, [256, 768]);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_k6() {
+    check_format(PanelFormat::K6, [256, 768]);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_f16() {
+    check(GemmWeights::Halves, Epilogue::Floats, (200, 352), &BUCKETS);
+    check(
+        GemmWeights::Halves,
+        Epilogue::Floats,
+        (37, 1120),
+        &[(16, 16), (64, 64)],
+    );
+}
+
+/// A buffer of `bytes` that repeats `part`.
+fn repeated(card: &Card, part: &[u8], bytes: usize) -> Buffer {
+    let buffer = card.device.allocate("test", bytes).expect("memory");
+    let mut host = card
+        .device
+        .allocate_host("test", part.len())
+        .expect("memory");
+    host.bytes_mut()[..part.len()].copy_from_slice(part);
+    for start in (0..bytes).step_by(part.len()) {
+        let length = part.len().min(bytes - start);
+        card.device
+            .copy_in(&host, &buffer, start, length)
+            .expect("copies");
+    }
+    card.device.wait("copying").expect("copies");
+    buffer
+}
+
+fn time(card: &Card, name: &str, shape: GemmShape, rows: &[usize]) {
+    let GemmShape {
+        columns, outputs, ..
+    } = shape;
+    let module = card.load(&shape.specialization(RowOrder::Dense));
+    let weights = Matrix::new(shape.weights, 64, columns, 3).bytes;
+    let matrix_bytes = weights.len() / 64 * outputs;
+    // Past four times a large second cache.
+    let matrices = (300usize << 20).div_ceil(matrix_bytes);
+    let w = repeated(card, &weights, matrices * matrix_bytes);
+    let most = *rows.iter().max().expect("some");
+    let q8 = quantize(&normals(5, 64 * columns));
+    let bytes_of =
+        |values: &[f32]| -> Vec<u8> { values.iter().flat_map(|v| v.to_ne_bytes()).collect() };
+    let x = match shape.weights {
+        GemmWeights::Panels(_) => {
+            let codes: Vec<u8> = q8.codes.iter().map(|&c| c.cast_unsigned()).collect();
+            repeated(card, &codes, most * columns)
+        }
+        GemmWeights::Halves => {
+            let halves = halves(&normals(5, 64 * columns));
+            let bytes: Vec<u8> = halves.iter().flat_map(|v| v.to_ne_bytes()).collect();
+            repeated(card, &bytes, most * columns * 2)
+        }
+    };
+    let x_scales = repeated(card, &bytes_of(&q8.scales), most * columns / 8);
+    let x_sums = repeated(card, &bytes_of(&q8.sums), most * columns / 8);
+    let out = card.upload(&[0u8]);
+    let bytes = match shape.epilogue {
+        Epilogue::Floats => most * outputs * 4,
+        Epilogue::GeluPair => most * outputs / 2,
+    };
+    let values = card.device.allocate("test", bytes).expect("memory");
+    let scales = card
+        .device
+        .allocate("test", most * outputs / 16)
+        .expect("memory");
+    let sums = card
+        .device
+        .allocate("test", most * outputs / 16)
+        .expect("memory");
+    for &rows in rows {
+        let count = card.upload(&[rows as u32]);
+        let scratch = shape.scratch(rows);
+        let partials = card
+            .device
+            .allocate("test", scratch.partials)
+            .expect("memory");
+        let tickets = card
+            .device
+            .allocate("test", scratch.tickets)
+            .expect("memory");
+        let none = out.address();
+        let floats = shape.epilogue == Epilogue::Floats;
+        let mut params = GemmParams {
+            rows: RowsAt {
+                count: count.address(),
+                index: none,
+            },
+            w: w.address(),
+            x: x.address(),
+            x_scales: if shape.weights == GemmWeights::Halves {
+                Address::NULL
+            } else {
+                x_scales.address()
+            },
+            x_sums: x_sums.address(),
+            out: if floats { values.address() } else { none },
+            codes: if floats { none } else { values.address() },
+            scales: scales.address(),
+            sums: sums.address(),
+            partials: partials.address(),
+            tickets: tickets.address(),
+            tiles: none,
+            tile_count: none,
+            sorted: none,
+            columns: columns as u32,
+            outputs: outputs as u32,
+            out_stride: outputs as u32,
+            x_share: 1,
+        };
+        let grid = shape.grid(rows);
+        let taken = card.time(50, |i| {
+            params.w = w.address().offset(i % matrices * matrix_bytes);
+            launch(&module, grid, &params.bytes()).expect("launches");
+        });
+        let seconds = taken.as_secs_f64();
+        let tops = 2.0 * (rows * outputs * columns) as f64 / seconds / 1e12;
+        let rate = matrix_bytes as f64 / seconds / 1e9;
+        let (us, splits) = (seconds * 1e6, shape.splits(rows));
+        println!(
+            "gemm {name} {outputs}x{columns} rows {rows} splits {splits}: {us:.1} us, {tops:.1} TOPS, {rate:.0} GB/s"
+        );
+    }
+}
+
+const ROWS: [usize; 5] = [16, 64, 128, 512, 2048];
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_timing_e4b_q8() {
+    let card = Card::open(Tier::Portable);
+    let weights = GemmWeights::Panels(PanelFormat::Q8);
+    let of = |epilogue, sizes| shape(weights, epilogue, sizes);
+    time(
+        &card,
+        "e4b q8 qkv",
+        of(Epilogue::Floats, (3072, 2560)),
+        &ROWS,
+    );
+    time(&card, "e4b q8 o", of(Epilogue::Floats, (2560, 2048)), &ROWS);
+    time(
+        &card,
+        "e4b q8 gate|up",
+        of(Epilogue::GeluPair, (20480, 2560)),
+        &ROWS,
+    );
+    time(
+        &card,
+        "e4b q8 down",
+        of(Epilogue::Floats, (2560, 10240)),
+        &ROWS,
+    );
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_timing_12b_q4() {
+    let card = Card::open(Tier::Portable);
+    let weights = GemmWeights::Panels(PanelFormat::Q4);
+    let of = |epilogue, sizes| shape(weights, epilogue, sizes);
+    time(
+        &card,
+        "12b q4 qkv",
+        of(Epilogue::Floats, (8192, 3840)),
+        &ROWS,
+    );
+    time(&card, "12b q4 o", of(Epilogue::Floats, (3840, 4096)), &ROWS);
+    time(
+        &card,
+        "12b q4 gate|up",
+        of(Epilogue::GeluPair, (30720, 3840)),
+        &ROWS,
+    );
+    time(
+        &card,
+        "12b q4 down",
+        of(Epilogue::Floats, (3840, 15360)),
+        &ROWS,
+    );
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_timing_others() {
+    let card = Card::open(Tier::Portable);
+    for format in [PanelFormat::K4, PanelFormat::K5, PanelFormat::K6] {
+        let shape = shape(GemmWeights::Panels(format), Epilogue::Floats, (2560, 10240));
+        time(
+            &card,
+            &format!("{format:?} down"),
+            shape,
+            &[16, 128, 512, 2048],
+        );
+    }
+    let halves = |sizes| shape(GemmWeights::Halves, Epilogue::Floats, sizes);
+    time(&card, "f16 ple gate", halves((256, 2560)), &ROWS);
+    time(&card, "f16 ple proj", halves((2560, 256)), &ROWS);
+    time(&card, "f16 ple model", halves((5888, 2560)), &ROWS);
+}
