@@ -94,7 +94,7 @@ impl CudaBackend {
         weights: &Weights,
         options: &CompileOptions,
     ) -> Result<MemoryPlan, BackendError> {
-        Ok(prepare(plan, weights, options, &self.config, self.target())?.memory)
+        Ok(prepare(plan, weights, options, &self.config, self.target(options))?.memory)
     }
 
     /// Loads kernels; those not seen before are compiled side by side.
@@ -121,7 +121,7 @@ impl CudaBackend {
         Arc::clone(&loaded[wanted])
     }
 
-    fn target(&self) -> Target {
+    fn target(&self, options: &CompileOptions) -> Target {
         Target {
             multiprocessors: self.device.multiprocessors,
             shared_bytes: self.device.shared_bytes,
@@ -129,6 +129,8 @@ impl CudaBackend {
                 Some(_) => Products::Library,
                 None => Products::Own,
             },
+            max_rows: options.max_rows.max(options.max_sampled),
+            fusion: self.config.fusion,
         }
     }
 }
@@ -252,7 +254,7 @@ impl Backend for CudaBackend {
         weights: Arc<Weights>,
         options: &CompileOptions,
     ) -> Result<Box<dyn Executor>, BackendError> {
-        let prepared = prepare(plan, &weights, options, &self.config, self.target())?;
+        let prepared = prepare(plan, &weights, options, &self.config, self.target(options))?;
         let (free_bytes, _) = self.device.memory()?;
         let needed_bytes = prepared.memory.device_bytes();
         tracing::info!(needed_bytes, free_bytes, "memory plan\n{}", prepared.memory);

@@ -4,7 +4,10 @@
 //! device memory. Only decoding is captured, where every row is sampled and few rows are common; a prompt's kernels are long
 //! enough to hide their launches.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use carat_model::backend::CompileOptions;
 use cudarc::driver::{CudaGraph, CudaStream, sys};
@@ -64,16 +67,21 @@ impl Graph {
 #[derive(Default)]
 pub(crate) struct Graphs {
     captured: HashMap<Key, Graph>,
+    /// What ran once as it is: first launches load code, which a capture does not allow.
+    seen: HashSet<Key>,
 }
 
 impl Graphs {
-    /// Replays what was captured for `key`. The first time, `record` queues it.
+    /// Replays what was captured for `key`. The first time `record` just queues it, the second time it is captured.
     pub(crate) fn run(
         &mut self,
         stream: &Arc<CudaStream>,
         key: Key,
         record: impl FnOnce() -> Result<usize, CudaError>,
     ) -> Result<(), CudaError> {
+        if self.seen.insert(key) {
+            return record().map(drop);
+        }
         if !self.captured.contains_key(&key) {
             let mut launches = 0;
             let graph = Graph::capture(stream, || {

@@ -7,6 +7,7 @@
 //! [`Fusion::Off`](crate::Fusion::Off) runs, and what an op falls back to that the fast kernels do not take.
 
 mod narrow;
+mod own;
 mod steps;
 mod wide;
 
@@ -55,6 +56,9 @@ pub(crate) struct Target {
     /// Shared memory that a block may have.
     pub(crate) shared_bytes: usize,
     pub(crate) products: Products,
+    /// The most rows of a batch.
+    pub(crate) max_rows: usize,
+    pub(crate) fusion: Fusion,
 }
 
 /// Who multiplies matrices in wide batches.
@@ -198,6 +202,8 @@ pub fn listing(
         multiprocessors: 132,
         shared_bytes: 227 << 10,
         products: Products::Own,
+        max_rows: rows,
+        fusion,
     };
     let ops = fuse(plan, fusion);
     let mut scratch = Scratch::default();

@@ -8,7 +8,7 @@ use carat_model::{
     plan::{Plan, Rows, Shape, Value},
 };
 
-use crate::{batch::BatchLayout, lower::Scratch, sample, weights::WeightLayout};
+use crate::{batch::BatchLayout, lower::Scratch, program::room, sample, weights::WeightLayout};
 
 /// Where buffers start.
 const ALIGN: usize = 256;
@@ -132,8 +132,8 @@ impl Parts {
         scratch: &Scratch,
     ) -> Parts {
         let rows = |rows: Rows| match rows {
-            Rows::All => options.max_rows,
-            Rows::Sampled => options.max_sampled,
+            Rows::All => room(options.max_rows),
+            Rows::Sampled => room(options.max_sampled),
         };
         let values = |shape: &Shape| rows(shape.rows) * shape.columns * 4;
         let kv =
@@ -145,7 +145,7 @@ impl Parts {
                 }))
             };
         // A step may have all rows, whichever it has in this plan.
-        let most = options.max_rows.max(options.max_sampled);
+        let most = room(options.max_rows.max(options.max_sampled));
         Parts {
             activations: Arena::new(layout.buffers.iter().map(values)),
             scratch: Arena::new(scratch.sizes().map(|s| most * s.per_row + s.fixed)),

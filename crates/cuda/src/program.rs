@@ -50,6 +50,13 @@ pub(crate) fn room(rows: usize) -> usize {
     }
 }
 
+/// All numbers of rows that wide launches are made for, up to the bucket of so many rows.
+pub(crate) fn buckets(max_rows: usize) -> impl Iterator<Item = usize> {
+    let rows = NARROW_ROWS + 1..=max_rows;
+    rows.filter(move |&rows| room(rows) == rows || rows == max_rows)
+        .map(room)
+}
+
 /// One for few rows, one for many.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ByClass<T> {
@@ -139,7 +146,7 @@ impl LibraryProducts {
         operands: Operands,
     ) -> Result<(), CudaError> {
         let shape = Shape {
-            rows: room(rows),
+            rows,
             outputs: product.outputs,
             columns: product.columns,
             stride: product.stride,
@@ -224,6 +231,11 @@ impl Program {
             if rows == 0 {
                 continue;
             }
+            // What a row comes to must not depend on how many others there are, beyond the bucket.
+            let rows = match Class::of(rows) {
+                Class::Narrow => rows,
+                Class::Wide => room(rows),
+            };
             step.action.run(rows)?;
             queued(&step.label)?;
         }

@@ -7,6 +7,7 @@ use carat_model::{
 };
 
 use super::Lowering;
+use crate::{config::Fusion, panels::PanelFormat};
 use crate::kernel::{
     Attend, Elementwise, Embed, ExpertsLinear, ExpertsSum, Function, Linear, MOST_EXPERTS, Narrow,
     Norm, Place, Rope, Route, Second, StoreKv, TableForm, XRows,
@@ -37,7 +38,7 @@ impl Lowering<'_> {
             Step::Embed { table, scale, out } => {
                 let kernel = Embed {
                     table,
-                    form: TableForm::Rows,
+                    form: self.table_form(table),
                     quant: self.quant(table),
                     columns: columns(out),
                     scale,
@@ -164,6 +165,23 @@ impl Lowering<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A table that is multiplied with, too, is there already, in the form which that wants.
+    fn table_form(&self, table: Weight) -> TableForm {
+        let view = |w: Weight| {
+            let matrix = self.weights.matrix(w);
+            let start = self.weights.bytes(w).as_ptr();
+            (start, matrix.rows, matrix.columns, matrix.row_stride)
+        };
+        let multiplied = self.plan.steps.iter().any(
+            |s| matches!(s.step, Step::Linear { w, .. } if view(w) == view(table)),
+        );
+        let packed = PanelFormat::of(self.quant(table)).is_some();
+        match self.target.fusion {
+            Fusion::On if multiplied && packed => TableForm::Panels,
+            _ => TableForm::Rows,
+        }
     }
 
     /// Gate, up, their product, down and the weighted sum: each by itself.

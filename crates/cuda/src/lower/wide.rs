@@ -28,7 +28,7 @@ const GATE_UP_SCALE: f32 = 1.0 / 64.0;
 
 /// What products of wide batches read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Halves,
     Bytes,
 }
@@ -105,7 +105,7 @@ impl Lowering<'_> {
         let halves = columns.is_multiple_of(32) && matrices().all(|m| m.rows.is_multiple_of(8));
         match self.target.products {
             Products::Library => (single && halves).then_some(Kind::Halves),
-            Products::Own => None,
+            Products::Own => self.own_kind(product).filter(|_| single),
         }
     }
 
@@ -384,6 +384,14 @@ impl Lowering<'_> {
                 self.wide.made.insert(out, made);
                 true
             }
+            (Products::Own, Kind::Bytes) => {
+                let made = self.own_gelu_pair(op, product, out, input.form);
+                if let Some(form) = made {
+                    let made = Made { form, factor: None };
+                    self.wide.made.insert(out, made);
+                }
+                made.is_some()
+            }
             _ => false,
         }
     }
@@ -451,7 +459,10 @@ impl Lowering<'_> {
                 };
                 self.library_call(&label, op.rows, call);
             }
-            Products::Own => unreachable!("left to plain kernels"),
+            Products::Own => {
+                let x = (input.form, input.factor);
+                self.own_products(&label, op, parts, x, target);
+            }
         }
     }
 

@@ -1,0 +1,153 @@
+//! Products of wide batches by our own kernels, which every card since Ampere runs: bytes over packed weights; halves where
+//! weights are floats, or of a format that has no packed form.
+
+use carat_model::{plan::Value, weights::Weight};
+
+use super::{
+    Lowering, ScratchBytes,
+    wide::{Kind, Target},
+};
+use crate::{
+    fuse::{Op, Part, Product},
+    kernel::{
+        Form, Gemm, GemmEpilogue, GemmInput, GemmOutput, GemmShape, GemmWeights, Place, Q8Places,
+    },
+    panels::{PanelFormat, STRIP},
+    program::buckets,
+    weights::{Form as WeightForm, Packed},
+};
+
+impl Lowering<'_> {
+    /// What a product reads, if all its matrices agree.
+    pub(super) fn own_kind(&self, product: &Product) -> Option<Kind> {
+        let kind = |part: &Part| match PanelFormat::of(self.weights.matrix(part.w).quant) {
+            Some(_) => Kind::Bytes,
+            None => Kind::Halves,
+        };
+        let first = kind(product.parts.first()?);
+        let columns = self.weights.matrix(product.parts[0].w).columns;
+        let fits = columns.is_multiple_of(32);
+        (fits && product.parts.iter().all(|p| kind(p) == first)).then_some(first)
+    }
+
+    /// Parts side by side, as f32; neighbours of one format in one launch.
+    pub(super) fn own_products(
+        &mut self,
+        label: &str,
+        op: &Op,
+        parts: &[Part],
+        (form, factor): (Form, Option<Place>),
+        target: Target,
+    ) {
+        let rows = |part: &Part| self.weights.matrix(part.w).rows;
+        let format = |part: &Part| PanelFormat::of(self.weights.matrix(part.w).quant);
+        // Padding between parts would be columns of the result.
+        let joins =
+            |a: &Part, b: &Part| format(a) == format(b) && rows(a).is_multiple_of(STRIP);
+        let runs: Vec<Vec<Part>> = parts.chunk_by(joins).map(<[Part]>::to_vec).collect();
+        let mut column = 0;
+        for run in runs {
+            let outputs = run.iter().map(&rows).sum();
+            let (weights, weight_form) = match format(&run[0]) {
+                Some(format) => (GemmWeights::Panels(format), WeightForm::Panels),
+                None => (GemmWeights::Halves, WeightForm::Half),
+            };
+            let matrices: Vec<Weight> = run.iter().map(|p| p.w).collect();
+            let shape = self.gemm_shape(weights, GemmEpilogue::Floats, run[0].w, outputs);
+            let out = GemmOutput::Floats {
+                out: target.place,
+                column,
+                stride: target.stride,
+            };
+            let packed = Packed::stacked(&matrices, weight_form);
+            let kernel = self.gemm(shape, input(form, factor), packed, out);
+            self.call(label, op.rows, kernel);
+            column += outputs;
+        }
+    }
+
+    /// `gelu(gate) * up` as bytes; `None` if it cannot be made so.
+    pub(super) fn own_gelu_pair(
+        &mut self,
+        op: &Op,
+        product: &Product,
+        out: Value,
+        form: Form,
+    ) -> Option<Form> {
+        let [gate, up] = product.parts.as_slice() else {
+            return None;
+        };
+        let format = |part: &Part| PanelFormat::of(self.weights.matrix(part.w).quant);
+        let columns = self.plan.columns(out);
+        let gate_format = format(gate)?;
+        if format(up) != Some(gate_format) || !columns.is_multiple_of(32) {
+            return None;
+        }
+        let products = Q8Places {
+            codes: self.scratch("gated codes", columns),
+            scales: self.scratch_floats("gated scales", columns / 32),
+            sums: self.scratch_floats("gated sums", columns / 32),
+        };
+        let weights = GemmWeights::Panels(gate_format);
+        let shape = self.gemm_shape(weights, GemmEpilogue::GeluPair, gate.w, 2 * columns);
+        let packed = Packed::interleaved(&[gate.w, up.w]);
+        let out = GemmOutput::Products(products);
+        let kernel = self.gemm(shape, input(form, None), packed, out);
+        let label = self.product_label(op, &product.parts);
+        self.call(&label, op.rows, kernel);
+        Some(Form::Q8 {
+            codes: products.codes,
+            scales: products.scales,
+            sums: products.sums,
+        })
+    }
+
+    fn gemm_shape(
+        &self,
+        weights: GemmWeights,
+        epilogue: GemmEpilogue,
+        w: Weight,
+        outputs: usize,
+    ) -> GemmShape {
+        GemmShape {
+            weights,
+            epilogue,
+            columns: self.weights.matrix(w).columns,
+            outputs,
+            multiprocessors: self.target.multiprocessors,
+        }
+    }
+
+    fn gemm(&mut self, shape: GemmShape, x: GemmInput, w: Packed, out: GemmOutput) -> Gemm {
+        let (mut partials, mut tickets) = (0, 0);
+        for rows in buckets(self.target.max_rows) {
+            let needed = shape.scratch(rows);
+            partials = partials.max(needed.partials);
+            tickets = tickets.max(needed.tickets);
+        }
+        let fixed = |fixed: usize| ScratchBytes { per_row: 0, fixed };
+        Gemm {
+            shape,
+            x,
+            w,
+            out,
+            partials: self.scratch.place("product partials", fixed(partials)),
+            tickets: self.scratch.place("product tickets", fixed(tickets)),
+        }
+    }
+}
+
+fn input(form: Form, factors: Option<Place>) -> GemmInput {
+    match form {
+        Form::F16(values) => GemmInput::Halves { values, factors },
+        Form::Q8 {
+            codes,
+            scales,
+            sums,
+        } => GemmInput::Q8(Q8Places {
+            codes,
+            scales,
+            sums,
+        }),
+    }
+}
