@@ -76,7 +76,6 @@ struct Functions {
     create_preference: unsafe extern "C" fn(*mut Raw) -> Status,
     set_preference: SetAttribute,
     destroy_preference: Destroy,
-    #[expect(clippy::type_complexity, reason = "as the library declares it")]
     heuristics: unsafe extern "C" fn(
         Raw,
         Raw,
@@ -89,7 +88,6 @@ struct Functions {
         *mut Heuristic,
         *mut c_int,
     ) -> Status,
-    #[expect(clippy::type_complexity, reason = "as the library declares it")]
     matmul: unsafe extern "C" fn(
         Raw,
         Raw,

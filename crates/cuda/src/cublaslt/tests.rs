@@ -176,6 +176,7 @@ fn cublaslt_launches_can_be_captured() {
 /// TFLOPS of the first choice and of the tuned one.
 #[test]
 #[ignore = "needs a card"]
+#[expect(clippy::print_stdout, reason = "the result")]
 fn cublaslt_timing() {
     /// Past four times the second cache, and past the largest matrix.
     const POOL: usize = 300 << 20;

@@ -142,7 +142,7 @@ mod tests {
     use crate::{
         kernel::{
             NormRope, NormRopeStore,
-            testing::{PAGES, Table},
+            testing::{POISON, Table},
         },
         testing::{half, halves, normals},
     };
@@ -150,6 +150,9 @@ mod tests {
     const EPS: f32 = 1e-6;
     const ROPE: RopeId = RopeId(0);
     const SLOT: KvSlot = KvSlot(0);
+    /// Of a bucket, and how many there are.
+    const ROOM: usize = 7;
+    const ROWS: usize = 5;
 
     #[derive(Clone, Copy)]
     struct Case {
@@ -165,135 +168,136 @@ mod tests {
             .collect()
     }
 
-    /// Both ways on the same input: the bits of queries and pages are the same, and the values are right.
-    fn check(table: &mut Table, case: Case) {
-        let Case {
-            head_dim,
-            q_heads,
-            kv_heads,
-            values_are_keys,
-        } = case;
-        let (rows, room) = (5, 7);
-        let (q_columns, kv_columns) = (q_heads * head_dim, kv_heads * head_dim);
-        let k_column = q_columns + 4;
-        let v_column = if values_are_keys {
-            k_column
-        } else {
-            k_column + kv_columns
-        };
-        let stride = v_column + kv_columns + 8;
-        let x = normals(head_dim as u64, room * stride);
-        let (q_weight, k_weight) = (normals(2, head_dim), normals(3, head_dim));
-        let frequencies: Vec<f32> = (0..head_dim / 2)
-            .map(|j| 10000f32.powf(-(j as f32) / (head_dim / 2) as f32))
+    /// A head normed and turned in f64.
+    fn exact(head: &[f32], weight: &[f32], frequencies: &[f32], position: u32) -> Vec<f64> {
+        let squares = head.iter().map(|v| f64::from(*v).powi(2));
+        let mean = squares.sum::<f64>() / head.len() as f64;
+        let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
+        let normed = head.iter().zip(weight);
+        let mut out: Vec<f64> = normed
+            .map(|(v, w)| f64::from(*v) * scale * f64::from(*w))
             .collect();
-        let positions = table.places(room);
-        table.rope(&frequencies);
-        table.slot(kv_heads.max(1), head_dim);
-        let x_at = table.put(&x);
-        let q_at = table.put(&cut(&x, stride, 0, q_columns.max(1)));
-        let k_at = table.put(&cut(&x, stride, k_column, kv_columns.max(1)));
-        let v_at = table.put(&cut(&x, stride, v_column, kv_columns.max(1)));
-        let (q_w, k_w) = (table.weight(&q_weight), table.weight(&k_weight));
-        let plain = table.poison(room * q_columns + 1);
-        let wide = table.put(&vec![0x7e00u16; room * q_columns + 1]);
-        if q_heads > 0 {
-            table.run(
-                rows,
-                room,
-                &NormRope {
-                    x: q_at,
+        let (first, second) = out.split_at_mut(head.len() / 2);
+        for ((a, b), frequency) in first.iter_mut().zip(second).zip(frequencies) {
+            let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
+            (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+        }
+        out
+    }
+
+    impl Case {
+        fn q_columns(&self) -> usize {
+            self.q_heads * self.head_dim
+        }
+
+        /// Where keys start, where values start, and how long a row is. There are gaps.
+        fn columns(&self) -> (usize, usize, usize) {
+            let kv = self.kv_heads * self.head_dim;
+            let k = self.q_columns() + 4;
+            let v = k + if self.values_are_keys { 0 } else { kv };
+            (k, v, v + kv + 8)
+        }
+
+        /// Queries to `out` as floats, keys and values to their pages.
+        fn run_plain(
+            &self,
+            table: &mut Table,
+            x: &[f32],
+            (q_w, k_w): (Weight, Weight),
+            out: Place,
+        ) {
+            let (k, v, stride) = self.columns();
+            let (q_columns, kv_columns) = (self.q_columns(), self.kv_heads * self.head_dim);
+            if self.q_heads > 0 {
+                let x = table.put(&cut(x, stride, 0, q_columns));
+                let queries = NormRope {
+                    x,
                     weight: Some(q_w),
                     eps: EPS,
                     rope: ROPE,
                     columns: q_columns,
-                    head_dim,
-                    out: plain,
-                },
-            );
-        }
-        if kv_heads > 0 {
-            table.run(
-                rows,
-                room,
-                &NormRopeStore {
-                    k: k_at,
+                    head_dim: self.head_dim,
+                    out,
+                };
+                table.run(ROWS, ROOM, &queries);
+            }
+            if self.kv_heads > 0 {
+                let keys_values = NormRopeStore {
+                    k: table.put(&cut(x, stride, k, kv_columns)),
                     k_weight: Some(k_w),
                     k_eps: EPS,
-                    v: v_at,
+                    v: table.put(&cut(x, stride, v, kv_columns)),
                     v_weight: None,
                     v_eps: EPS,
                     rope: ROPE,
                     slot: SLOT,
-                    kv_heads,
-                    head_dim,
-                },
-            );
+                    kv_heads: self.kv_heads,
+                    head_dim: self.head_dim,
+                };
+                table.run(ROWS, ROOM, &keys_values);
+            }
         }
-        let pages = table.take_pages();
-        table.run(
-            rows,
-            room,
-            &QkvWide {
-                x: x_at,
+
+        fn run_wide(&self, table: &mut Table, x: &[f32], (q_w, k_w): (Weight, Weight), out: Place) {
+            let (k_column, v_column, stride) = self.columns();
+            let wide = QkvWide {
+                x: table.put(x),
                 stride,
-                head_dim,
+                head_dim: self.head_dim,
                 rope: ROPE,
-                queries: (q_heads > 0).then_some(Queries {
+                queries: (self.q_heads > 0).then_some(Queries {
                     column: 0,
-                    heads: q_heads,
+                    heads: self.q_heads,
                     weight: Some(q_w),
                     eps: EPS,
-                    out: wide,
+                    out,
                 }),
-                keys_values: (kv_heads > 0).then_some(KeysValues {
+                keys_values: (self.kv_heads > 0).then_some(KeysValues {
                     k_column,
                     k_weight: Some(k_w),
                     k_eps: EPS,
                     v_column,
                     v_eps: EPS,
-                    heads: kv_heads,
+                    heads: self.kv_heads,
                     slot: SLOT,
                 }),
-            },
-        );
-        let size = PAGES * 32 * kv_heads.max(1) * head_dim;
-        assert_eq!(pages[0].len(), size);
-        let found = table.take_pages();
-        assert!(found == pages, "pages differ: heads of {head_dim}");
-        let (plain, wide) = (
-            table.get::<f32>(plain, rows * q_columns),
-            table.get::<u16>(wide, room * q_columns + 1),
-        );
-        assert_eq!(
-            wide[..rows * q_columns],
-            halves(&plain),
-            "heads of {head_dim}"
-        );
-        assert!(wide[rows * q_columns..].iter().all(|bits| *bits == 0x7e00));
+            };
+            table.run(ROWS, ROOM, &wide);
+        }
+    }
+
+    /// Both ways on the same input: the bits of queries and pages are the same, and the values are right.
+    fn check(table: &mut Table, case: Case) {
+        let (head_dim, q_columns, (_, _, stride)) =
+            (case.head_dim, case.q_columns(), case.columns());
+        let x = normals(head_dim as u64, ROOM * stride);
+        let (q_weight, k_weight) = (normals(2, head_dim), normals(3, head_dim));
+        let frequencies: Vec<f32> = (0..head_dim / 2)
+            .map(|j| 10000f32.powf(-(j as f32) / (head_dim / 2) as f32))
+            .collect();
+        let positions = table.places(ROOM);
+        table.rope(&frequencies);
+        table.slot(case.kv_heads.max(1), head_dim);
+        let weights = (table.weight(&q_weight), table.weight(&k_weight));
+        let plain = table.poison(ROOM * q_columns + 1);
+        let wide = table.put(&vec![POISON; ROOM * q_columns + 1]);
+        case.run_plain(table, &x, weights, plain);
+        let pages = table.take_pages();
+        case.run_wide(table, &x, weights, wide);
+        assert!(table.take_pages() == pages, "pages: heads of {head_dim}");
+        let plain = table.get::<f32>(plain, ROWS * q_columns);
+        let wide = table.get::<u16>(wide, ROOM * q_columns + 1);
+        let (found, rest) = wide.split_at(ROWS * q_columns);
+        assert_eq!(found, halves(&plain), "heads of {head_dim}");
+        assert!(rest.iter().all(|bits| *bits == POISON));
         // Against f64, so that both cannot be wrong together.
-        for row in 0..rows.min(q_columns * rows) {
-            for h in 0..q_heads {
-                let head = &x[row * stride + h * head_dim..][..head_dim];
-                let mean =
-                    head.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / head_dim as f64;
-                let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
-                let normed = |j: usize| f64::from(head[j]) * scale * f64::from(q_weight[j]);
-                for j in 0..head_dim / 2 {
-                    let angle = f64::from(positions[row] as f32 * frequencies[j]);
-                    let (a, b) = (normed(j), normed(j + head_dim / 2));
-                    let found =
-                        |j: usize| f64::from(half(wide[(row * q_heads + h) * head_dim + j]));
-                    let expected = [
-                        a * angle.cos() - b * angle.sin(),
-                        a * angle.sin() + b * angle.cos(),
-                    ];
-                    assert!((found(j) - expected[0]).abs() < 2e-3 * (1.0 + expected[0].abs()));
-                    assert!(
-                        (found(j + head_dim / 2) - expected[1]).abs()
-                            < 2e-3 * (1.0 + expected[1].abs())
-                    );
-                }
+        for (i, found) in found.chunks_exact(head_dim).enumerate() {
+            let (row, h) = (i / case.q_heads, i % case.q_heads);
+            let head = &x[row * stride + h * head_dim..][..head_dim];
+            let expected = exact(head, &q_weight, &frequencies, positions[row]);
+            for (found, expected) in found.iter().zip(expected) {
+                let error = (f64::from(half(*found)) - expected).abs();
+                assert!(error < 2e-3 * (1.0 + expected.abs()), "heads of {head_dim}");
             }
         }
         table.clear();

@@ -20,10 +20,10 @@ use crate::{
 };
 
 /// Pages of a slot that [`Table::slot`] makes.
-pub(super) const PAGES: usize = 4;
+const PAGES: usize = 4;
 const PAGE_TOKENS: usize = 32;
 /// A half that is not a number.
-const POISON: u16 = 0x7e00;
+pub(super) const POISON: u16 = 0x7e00;
 
 pub(super) struct Table {
     card: Card,
@@ -266,6 +266,7 @@ impl Table {
     }
 
     /// Prints the time and the rate of a kernel that moves so many bytes, calls taken in turn.
+    #[expect(clippy::print_stdout, reason = "the result")]
     pub(super) fn time<K: Kernel>(&self, name: &str, rows: usize, bytes: usize, calls: &[K]) {
         let count = self.card.upload(&[rows as u32]);
         let at = RowsAt {
