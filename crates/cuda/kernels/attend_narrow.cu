@@ -20,8 +20,10 @@
 // needs them makes them again from the raw rows; norms add up in the order of norm_rope.cu, whose bits they are.
 //
 // Bytes a row: keys and values seen once a KV head (4 * seen * HEAD_DIM), RECORD_BYTES out and in a split.
+// Code is kept small: in decode each launch runs most of it once, from a cold instruction cache.
+//
 // Requires HEAD_DIM % 16 == 0, HEAD_DIM <= 512, GROUP <= 16; keys and values aligned to 16; for its own k and v that the rows
-// are the whole batch in order, rows of a run one after another; tickets of 0; at most 32 * FAN splits.
+// are the whole batch in order, rows of a run one after another; tickets of 0; at most FAN * ONE_MERGE splits.
 #include "lib/kv.cuh"
 #include "lib/norm.cuh"
 #include "lib/ptx.cuh"
@@ -51,6 +53,8 @@ struct Params {
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attend_narrow.rs differs");
 
 constexpr u32 WARPS = 8, THREADS = WARPS * WARP;
+// The same in all lanes, which lets the compiler see that a warp stays together.
+__device__ __forceinline__ u32 own_warp() { return __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0); }
 // Past 8 heads, queries take the registers of a second block.
 constexpr int BLOCKS = GROUP > 8 ? 1 : 2;
 constexpr u32 STEP_PAGES = HEAD_DIM <= 256 ? 2 : 1, STEP = STEP_PAGES * PAGE_TOKENS;
@@ -79,22 +83,30 @@ __device__ __forceinline__ u32 cell(u32 row, u32 element) {
 }
 constexpr u32 KV_BYTES = STEP * PITCH * 2, Q_BYTES = 8 * Q_TILES * PITCH * 2;
 constexpr u32 SCORE_PITCH = STEP + 8, SCORE_BYTES = PARTS * TILES * 8 * SCORE_PITCH * 4;
-constexpr u32 SHARES_BYTES = (32 + 2) * 16 * 4;
-constexpr u32 larger(u32 a, u32 b) { return a > b ? a : b; }
-constexpr u32 COMMON_BYTES = larger(larger(Q_BYTES, SCORE_BYTES), SHARES_BYTES);
+constexpr u32 SHARES = 32 * 16, MERGE_BYTES = (SHARES + 2 * 16) * 4;
+__device__ constexpr u32 larger(u32 a, u32 b) { return a > b ? a : b; }
+constexpr u32 COMMON_BYTES = larger(larger(Q_BYTES, SCORE_BYTES), MERGE_BYTES);
 static_assert(2 * KV_BYTES + HALF * 8 + COMMON_BYTES == SHARED_BYTES, "src/kernel/attend_narrow.rs differs");
 
 struct Shared {
   u16* k;
   u16* v;
   Angle* angles;
-  // One after another: queries until they are in registers; scores `[part, head, key]`; shares of records in a merge.
+  // One after another: queries until they are in registers; scores `[part, head, key]`; what a merge needs.
   u16* q;
   float* scores;
-  float* shares;
+  float* shares;  // [record, head]
+  float* maxima;
+  float* totals;
 };
 
 // ---- Heads: norm and turn, a warp a head ---------------------------------------------------------------------------------
+
+struct Raw {
+  const float* x;
+  const float* weight;  // may be null
+  float eps;
+};
 
 // Pair `i` of a lane is elements j = 32 * i + lane and j + HALF.
 struct Head {
@@ -103,32 +115,32 @@ struct Head {
 __device__ __forceinline__ u32 pair(int i) { return i * WARP + threadIdx.x % WARP; }
 __device__ __forceinline__ bool holds(u32 pair) { return HEAD_DIM % 64 == 0 || pair < HALF; }
 
-__device__ __forceinline__ void load(Head& head, const float* x, const float* weight) {
+__device__ __forceinline__ void load(Head& head, Raw raw) {
 #pragma unroll
   for (int i = 0; i < PAIRS; i++) {
     const u32 j = pair(i);
-    head.low[i] = holds(j) ? x[j] : 0;
-    head.high[i] = holds(j) ? x[j + HALF] : 0;
-    head.low_weight[i] = weight && holds(j) ? weight[j] : 0;
-    head.high_weight[i] = weight && holds(j) ? weight[j + HALF] : 0;
+    head.low[i] = holds(j) ? raw.x[j] : 0;
+    head.high[i] = holds(j) ? raw.x[j + HALF] : 0;
+    head.low_weight[i] = raw.weight && holds(j) ? raw.weight[j] : 0;
+    head.high_weight[i] = raw.weight && holds(j) ? raw.weight[j + HALF] : 0;
   }
 }
 
-__device__ __forceinline__ void norm(Head& head, const float* x, const float* weight, float eps) {
+__device__ __forceinline__ void norm(Head& head, Raw raw) {
   float squares[CHUNKS];
 #pragma unroll
   for (int i = 0; i < CHUNKS; i++) {
-    const u32 j = pair(i);
     // Where halves are whole warps, the lane has the value already.
-    const float value = HEAD_DIM % 64 == 0 ? (i < PAIRS ? head.low[i % PAIRS] : head.high[i % PAIRS]) : j < HEAD_DIM ? x[j] : 0;
+    float value = i < PAIRS ? head.low[i % PAIRS] : head.high[i % PAIRS];
+    if (HEAD_DIM % 64) value = pair(i) < HEAD_DIM ? raw.x[pair(i)] : 0;
     squares[i] = mul(value, value);
   }
-  const float scale = rms_scale_of(sum_of_warps(squares), HEAD_DIM, eps);
+  const float scale = rms_scale_of(sum_of_warps(squares), HEAD_DIM, raw.eps);
 #pragma unroll
   for (int i = 0; i < PAIRS; i++) {
     head.low[i] = mul(head.low[i], scale);
     head.high[i] = mul(head.high[i], scale);
-    if (weight) {
+    if (raw.weight) {
       head.low[i] = mul(head.low[i], head.low_weight[i]);
       head.high[i] = mul(head.high[i], head.high_weight[i]);
     }
@@ -157,12 +169,12 @@ __device__ __forceinline__ void put_query(const Head& head, u16* q, u32 column) 
   }
 }
 
-// A key or value into its tile and, if it is the row's own, its page.
+// A key or value into its tile and its page.
 __device__ __forceinline__ void put_cached(const Head& head, u16* tile, u32 row, u16* page) {
   auto put = [&](u32 element, float value) {
     const u16 rounded = float_to_half(value);
     tile[cell(row, element)] = rounded;
-    if (page) page[element] = rounded;
+    page[element] = rounded;
   };
 #pragma unroll
   for (int i = 0; i < PAIRS; i++) {
@@ -198,57 +210,77 @@ __device__ __forceinline__ Ids page_ids(const Work& work, u32 step) {
   return ids;
 }
 
-// Starts copies of a step's keys or values: those seen and in pages. Fresh rows are left alone, the rest is zeroed, because
-// what is not seen must be a number.
-__device__ __forceinline__ void copy_step(const Params& p, const Work& work, const u16* from, u16* to, Ids ids, u32 step) {
-  constexpr u32 ROW_PIECES = HEAD_DIM / 8, PIECES = STEP * ROW_PIECES;
+// Starts copies of a step's keys or values, as far as they are in pages. Rows before the first seen one are copied, too: they
+// are numbers, and their weight is 0.
+__device__ __forceinline__ void copy_step(const Work& work, const u16* from, u16* to, Ids ids, u32 step) {
+  constexpr u32 ROW_PIECES = HEAD_DIM / 8;
+  const u32 rows = min(work.fresh - min(work.start + step * STEP, work.fresh), STEP);
+  const u16* page[STEP_PAGES];
 #pragma unroll
-  for (u32 i = 0; i < (PIECES + THREADS - 1) / THREADS; i++) {
-    const u32 piece = i * THREADS + threadIdx.x, row = piece / ROW_PIECES, element = piece % ROW_PIECES * 8;
-    const u32 at = work.start + step * STEP + row;
-    if (PIECES % THREADS && piece >= PIECES) break;
-    if (at >= work.fresh && at <= work.position) continue;
-    const bool there = at >= work.first && at < work.fresh;
-    const u32 page = row < PAGE_TOKENS ? ids.page[0] : ids.page[STEP_PAGES - 1];
-    const u64 start = (u64(page) * p.slot.kv_heads + work.kv_head) * (PAGE_TOKENS * HEAD_DIM);
-    copy_async(to + cell(row, element), from + (there ? start + row % PAGE_TOKENS * HEAD_DIM + element : 0), there);
+  for (u32 i = 0; i < STEP_PAGES; i++)
+    page[i] = from + (u64(ids.page[i]) * KV_HEADS + work.kv_head) * (PAGE_TOKENS * HEAD_DIM);
+  if (THREADS % ROW_PIECES == 0 && ROW_PIECES * PAGE_TOKENS >= THREADS) {
+    // All threads take some whole rows at once; places in the tile repeat every other time, pages every page.
+    constexpr u32 AT_ONCE = THREADS / ROW_PIECES;
+    const u32 first = threadIdx.x / ROW_PIECES, element = threadIdx.x % ROW_PIECES * 8;
+    u16* const place[2] = {to + cell(first, element), to + cell(first + AT_ONCE, element)};
+#pragma unroll
+    for (u32 i = 0; i < (STEP + AT_ONCE - 1) / AT_ONCE; i++) {
+      const u32 before = i * AT_ONCE;
+      const u16* source = page[before / PAGE_TOKENS % STEP_PAGES] + first * HEAD_DIM + element;
+      if (before + first < rows)
+        copy_async(place[i % 2] + (i - i % 2) * AT_ONCE * PITCH, source + before % PAGE_TOKENS * HEAD_DIM);
+    }
+  } else {
+#pragma unroll 1
+    for (u32 piece = threadIdx.x; piece < rows * ROW_PIECES; piece += THREADS) {
+      const u32 row = piece / ROW_PIECES, element = piece % ROW_PIECES * 8;
+      const u16* start = row < PAGE_TOKENS ? page[0] : page[STEP_PAGES - 1];
+      copy_async(to + cell(row, element), start + row % PAGE_TOKENS * HEAD_DIM + element);
+    }
   }
   close_copies();
 }
 
-__device__ __forceinline__ void fill_angles(const Params& p, const Shared& shared, u32 position) {
-  for (u32 j = threadIdx.x; j < HALF; j += THREADS) shared.angles[j] = angle(position, p.frequencies[j]);
+// Values behind the row's own have weight 0 and must be numbers.
+__device__ __forceinline__ void clear_behind(u16* values, u32 own_row) {
+#pragma unroll 1
+  for (u32 piece = (own_row + 1) * (HEAD_DIM / 8) + threadIdx.x; piece < STEP * (HEAD_DIM / 8); piece += THREADS)
+    *(uint4*)(values + cell(piece / (HEAD_DIM / 8), piece % (HEAD_DIM / 8) * 8)) = make_uint4(0, 0, 0, 0);
 }
 
-// Warp `key_warp` makes the key of a position, the next one its value.
-__device__ __forceinline__ void make_fresh(const Params& p, const Work& work, const Shared& shared, u32 at, u32 tile_row,
-                                           u32 key_warp) {
-  const u32 warp = threadIdx.x / WARP;
-  const u64 row = work.r - (work.position - at);
-  const bool own = at == work.position;
-  Head head;
-  if (warp == key_warp % WARPS) {
-    const float* k = p.k + row * p.k_stride + work.kv_head * HEAD_DIM;
-    load(head, k, p.k_weight);
-    norm(head, k, p.k_weight, p.k_eps);
-    turn_all(head, shared.angles);
-    put_cached(head, shared.k, tile_row, own ? p.slot.keys + p.slot.cell(work.run, at, work.kv_head) : nullptr);
-  } else if (warp == (key_warp + 1) % WARPS) {
-    const float* v = p.v + row * p.v_stride + work.kv_head * HEAD_DIM;
-    load(head, v, nullptr);
-    norm(head, v, nullptr, p.v_eps);
-    put_cached(head, shared.v, tile_row, own ? p.slot.values + p.slot.cell(work.run, at, work.kv_head) : nullptr);
+// Heads that the block prepares for itself: its queries; where `GROUP` is, the row's own key; and its value.
+__device__ __forceinline__ Raw raw_head(const Params& p, const Work& work, u32 head) {
+  if (head < GROUP) {
+    const float* q = p.q + u64(work.r) * p.q_stride + work.kv_head * (GROUP * HEAD_DIM);
+    return {q + head * HEAD_DIM, p.q_weight, p.q_eps};
   }
+  if (head == GROUP) return {p.k + u64(work.r) * p.k_stride + work.kv_head * HEAD_DIM, p.k_weight, p.k_eps};
+  return {p.v + u64(work.r) * p.v_stride + work.kv_head * HEAD_DIM, nullptr, p.v_eps};
 }
 
-// The fresh positions of a step below `end`, where the row's own is not among them.
-__device__ __forceinline__ void make_earlier(const Params& p, const Work& work, const Shared& shared, u32 step, u32 end) {
-  const u32 begin = work.start + step * STEP;
-  for (u32 at = max(begin, work.fresh); at < min(begin + STEP, end); at++) {
-    __syncthreads();  // angles may still be read
-    fill_angles(p, shared, at);
-    __syncthreads();
-    make_fresh(p, work, shared, at, at - begin, 0);
+// A step's keys and values of earlier rows of this batch and run: usually none, so this is small rather than fast.
+__device__ __forceinline__ void make_earlier(const Params& p, const Work& work, const Shared& shared, u32 step) {
+  const u32 warp = own_warp(), lane = threadIdx.x % WARP, begin = work.start + step * STEP;
+  const u32 from = max(begin, work.fresh), to = min(begin + STEP, work.position);
+  for (u32 task = 2 * from + warp; task < 2 * to; task += WARPS) {
+    const u32 at = task / 2;
+    const bool is_key = task % 2 == 0;
+    const u64 row = work.r - (work.position - at);
+    const float* x = (is_key ? p.k + row * p.k_stride : p.v + row * p.v_stride) + work.kv_head * HEAD_DIM;
+    const float* weight = is_key ? p.k_weight : nullptr;
+    float squares = 0;
+#pragma unroll 1
+    for (u32 j = lane; j < CHUNKS * WARP; j += WARP) squares += warp_sum(j < HEAD_DIM ? mul(x[j], x[j]) : 0);
+    const float scale = rms_scale_of(squares, HEAD_DIM, is_key ? p.k_eps : p.v_eps);
+    u16* tile = is_key ? shared.k : shared.v;
+#pragma unroll 1
+    for (u32 j = lane; j < HALF; j += WARP) {
+      float a = normed(x, j, scale, weight), b = normed(x, j + HALF, scale, weight);
+      if (is_key) turn(a, b, at, p.frequencies[j]);
+      tile[cell(at - begin, j)] = float_to_half(a);
+      tile[cell(at - begin, j + HALF)] = float_to_half(b);
+    }
   }
 }
 
@@ -256,18 +288,21 @@ __device__ __forceinline__ void make_earlier(const Params& p, const Work& work, 
 
 typedef float Outputs[OUT_SHARE][TILES][4];
 
-__device__ __forceinline__ u8* tile_at(u8* record, int tile) {
-  const u32 warp = threadIdx.x / WARP, group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
-  return record + tile * TILE_BYTES + ((warp * 8 + group) * QUADS + quad) * 8;
-}
+// Where a thread has its part of a tile; threads without one read another's.
+__device__ __forceinline__ u32 part_of_tile() { return (threadIdx.x / 4 * QUADS + min(threadIdx.x % 4, QUADS - 1)) * 8; }
 
-__device__ __forceinline__ void store(u8* record, const Outputs& out) {
-  if (threadIdx.x % 4 >= QUADS) return;
+// Outputs, and the maxima and totals that `shared` has.
+__device__ __forceinline__ void store(u8* record, const Shared& shared, const Outputs& out) {
+  if (threadIdx.x % 4 < QUADS) {
 #pragma unroll
-  for (int i = 0; i < OUT_SHARE * TILES; i++) {
-    const float(&o)[4] = out[i / TILES][i % TILES];
-    *(uint2*)tile_at(record, i) = make_uint2(pack_halves(o[0], o[1]), pack_halves(o[2], o[3]));
+    for (int i = 0; i < OUT_SHARE * TILES; i++) {
+      const float(&o)[4] = out[i / TILES][i % TILES];
+      *(uint2*)(record + part_of_tile() + i * TILE_BYTES) = make_uint2(pack_halves(o[0], o[1]), pack_halves(o[2], o[3]));
+    }
   }
+  if (threadIdx.x < GROUP)
+    *(float2*)(record + STATE_START + threadIdx.x * 8) =
+        make_float2(shared.maxima[threadIdx.x], shared.totals[threadIdx.x]);
 }
 
 // Whether this block is the last of `members` to come here, in every thread; it then sees what the others stored.
@@ -286,32 +321,32 @@ __device__ __forceinline__ bool comes_last(u32* ticket, u32 members) {
   return last;
 }
 
-// Joins up to 32 records, `stride` bytes apart. Maxima and totals of heads are left behind the shares.
+// Joins up to 32 records, `stride` bytes apart.
 __device__ __forceinline__ void merge(u8* records, u32 stride, u32 members, const Shared& shared, Outputs& out) {
-  constexpr int PIECES = OUT_SHARE * TILES, AHEAD = PIECES > 4 || !PACKED ? 4 : 8;
-  const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, quad = lane % 4;
+  constexpr int PIECES = OUT_SHARE * TILES, AHEAD = PIECES > 2 ? 16 / PIECES : 8;
+  const u32 lane = threadIdx.x % WARP, quad = lane % 4;
   uint2 piece[AHEAD][PIECES];
   auto fetch = [&](u32 from) {
 #pragma unroll
-    for (int m = 0; m < AHEAD; m++)
+    for (int m = 0; m < AHEAD; m++) {
+      const u8* record = records + min(from + m, members - 1) * stride + part_of_tile();
 #pragma unroll
-      for (int i = 0; i < PIECES; i++) {
-        piece[m][i] = make_uint2(0, 0);
-        if (from + m < members && quad < QUADS) piece[m][i] = load_written(tile_at(records + (from + m) * stride, i));
-      }
+      for (int i = 0; i < PIECES; i++) piece[m][i] = load_written(record + i * TILE_BYTES);
+    }
   };
   fetch(0);
-  for (u32 head = warp; head < GROUP; head += WARPS) {
+#pragma unroll 1
+  for (u32 head = own_warp(); head < GROUP; head += WARPS) {
     float max = -INF, total = 0;
     if (lane < members) {
       const uint2 state = load_written(records + lane * stride + STATE_START + head * 8);
       max = __uint_as_float(state.x), total = __uint_as_float(state.y);
     }
     const float best = warp_max(max), share = total * __expf(max - best), sum = warp_sum(share);
-    shared.shares[lane * 16 + head] = share / sum;
+    shared.shares[lane * 16 + head] = share / sum;  // 0 where there is no record
     if (lane == 0) {
-      shared.shares[32 * 16 + head] = best;
-      shared.shares[33 * 16 + head] = sum;
+      shared.maxima[head] = best;
+      shared.totals[head] = sum;
     }
   }
   __syncthreads();
@@ -319,11 +354,10 @@ __device__ __forceinline__ void merge(u8* records, u32 stride, u32 members, cons
   for (int i = 0; i < PIECES; i++)
 #pragma unroll
     for (int c = 0; c < 4; c++) out[i / TILES][i % TILES][c] = 0;
-  for (u32 from = 0; from < members; from += AHEAD) {
-    if (from) fetch(from);
+#pragma unroll 1
+  for (u32 from = 0;;) {
 #pragma unroll
     for (int m = 0; m < AHEAD; m++) {
-      if (from + m >= members) break;
 #pragma unroll
       for (int tile = 0; tile < TILES; tile++) {
         const float* share = shared.shares + (from + m) * 16 + 8 * tile + 2 * quad;
@@ -339,12 +373,15 @@ __device__ __forceinline__ void merge(u8* records, u32 stride, u32 members, cons
         }
       }
     }
+    from += AHEAD;
+    if (from >= members) break;
+    fetch(from);
   }
 }
 
-__device__ __forceinline__ void put_out(const Params& p, const Work& work, const Outputs& out) {
+__device__ __forceinline__ void put_out(const Params& p, const Outputs& out) {
   const u32 warp = threadIdx.x / WARP, group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
-  float* to = p.out + (u64(work.r) * p.slot.kv_heads + work.kv_head) * GROUP * HEAD_DIM;
+  float* to = p.out + u64(blockIdx.x) * (GROUP * HEAD_DIM);
 #pragma unroll
   for (int i = 0; i < OUT_SHARE; i++) {
     const u32 out_tile = warp * OUT_SHARE + i;
@@ -364,9 +401,10 @@ __device__ __forceinline__ void put_out(const Params& p, const Work& work, const
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(const Params p) {
   DYNAMIC_SHARED(memory);
   u8* const common = memory + 2 * KV_BYTES + HALF * 8;
-  const Shared shared = {(u16*)memory, (u16*)(memory + KV_BYTES), (Angle*)(memory + 2 * KV_BYTES),
-                         (u16*)common, (float*)common,            (float*)common};
-  const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
+  const Shared shared = {(u16*)memory,   (u16*)(memory + KV_BYTES), (Angle*)(memory + 2 * KV_BYTES),
+                         (u16*)common,   (float*)common,            (float*)common,
+                         (float*)common + SHARES, (float*)common + SHARES + 16};
+  const u32 warp = own_warp(), lane = threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
 
   Work work;
   work.r = blockIdx.x / p.slot.kv_heads;
@@ -378,15 +416,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
   work.first = p.window && work.position + 1 > p.window ? work.position + 1 - p.window : 0;
   work.start = work.first / PAGE_TOKENS * PAGE_TOKENS;
   const u32 all_steps = (work.position - work.start) / STEP + 1;
-  const u32 steps = (all_steps + gridDim.y - 1) / gridDim.y, splits = (all_steps + steps - 1) / steps;
+  u32 steps = 1, splits = all_steps;
+  if (all_steps > gridDim.y) {
+    steps = (all_steps + gridDim.y - 1) / gridDim.y;
+    splits = (all_steps + steps - 1) / steps;
+  }
   const u32 split = blockIdx.y, begin = split * steps, end = min(begin + steps, all_steps);
   if (split >= splits) return;
   work.table = p.slot.tables.pages + p.slot.tables.base[work.run] + int(work.start / PAGE_TOKENS);
 
   // The first head of each warp is loaded while page tables are looked up.
-  const float* q = p.q + u64(work.r) * p.q_stride + work.kv_head * (GROUP * HEAD_DIM);
+  const u32 own_heads = p.k && split == splits - 1 ? GROUP + 2 : GROUP;
   Head head;
-  if (warp < GROUP) load(head, q + warp * HEAD_DIM, p.q_weight);
+  if (warp < own_heads) load(head, raw_head(p, work, warp));
 
   work.fresh = work.position + 1;
   if (p.k) {
@@ -403,20 +445,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
 
   u32 step = end - 1;
   Ids ids = page_ids(work, step);
-  copy_step(p, work, p.slot.keys, shared.k, ids, step);
-  copy_step(p, work, p.slot.values, shared.v, ids, step);
+  copy_step(work, p.slot.keys, shared.k, ids, step);
+  copy_step(work, p.slot.values, shared.v, ids, step);
+  const u32 own_row = work.position - work.start - step * STEP;
+  if (split == splits - 1) clear_behind(shared.v, own_row);
   if (step > begin) ids = page_ids(work, step - 1);
 
-  fill_angles(p, shared, work.position);
+  for (u32 j = threadIdx.x; j < HALF; j += THREADS) shared.angles[j] = angle(work.position, p.frequencies[j]);
   __syncthreads();
-  for (u32 h = warp; h < GROUP; h += WARPS) {
-    if (h >= WARPS) load(head, q + h * HEAD_DIM, p.q_weight);
-    norm(head, q + h * HEAD_DIM, p.q_weight, p.q_eps);
-    turn_all(head, shared.angles);
-    put_query(head, shared.q, h);
+#pragma unroll 1
+  for (u32 h = warp; h < own_heads; h += WARPS) {
+    const Raw raw = raw_head(p, work, h);
+    if (h >= WARPS) load(head, raw);
+    norm(head, raw);
+    if (h <= GROUP) turn_all(head, shared.angles);
+    if (h < GROUP) {
+      put_query(head, shared.q, h);
+    } else {
+      u16* const page = (h == GROUP ? p.slot.keys : p.slot.values) + p.slot.cell(work.run, work.position, work.kv_head);
+      put_cached(head, h == GROUP ? shared.k : shared.v, own_row, page);
+    }
   }
-  if (p.k && split == splits - 1) make_fresh(p, work, shared, work.position, work.position - work.start - step * STEP, GROUP);
-  make_earlier(p, work, shared, step, work.position);
   __syncthreads();
 
   // Keys are cut into 16 a warp, the head's elements into parts.
@@ -453,12 +502,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
     }
     __syncthreads();
     if (!first_step) {
-      copy_step(p, work, p.slot.values, shared.v, ids, step);
+      copy_step(work, p.slot.values, shared.v, ids, step);
       if (more) ids = page_ids(work, step - 1);
-      if (work.fresh < work.start + (step + 1) * STEP) {
-        make_earlier(p, work, shared, step, work.position);
-        __syncthreads();
-      }
+    }
+    if (work.fresh < min(work.start + (step + 1) * STEP, work.position)) {
+      make_earlier(p, work, shared, step);
+      __syncthreads();
     }
 
     float score[2][TILES][4] = {};
@@ -486,7 +535,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
       }
     }
     __syncthreads();
-    if (more) copy_step(p, work, p.slot.keys, shared.k, ids, step - 1);
+    if (more) copy_step(work, p.slot.keys, shared.k, ids, step - 1);
 
     // Each warp has the weights of all heads and keys, as the tensor cores want them.
     u32 weights[TILES][KEY_TILES][2];
@@ -573,30 +622,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
   if (splits > 1) {
     u8* const records = p.records + u64(blockIdx.x) * gridDim.y * RECORD_BYTES;
     u32* const tickets = p.tickets + blockIdx.x * (1 + (gridDim.y + FAN - 1) / FAN);
-    u8* const own = records + split * RECORD_BYTES;
-    store(own, out);
     if (warp == 0 && quad == 0) {
 #pragma unroll
-      for (int tile = 0; tile < TILES; tile++)
-        *(float2*)(own + STATE_START + (8 * tile + group) * 8) = make_float2(best[tile], total[tile]);
+      for (int tile = 0; tile < TILES; tile++) {
+        shared.maxima[8 * tile + group] = best[tile];
+        shared.totals[8 * tile + group] = total[tile];
+      }
     }
-    if (splits <= ONE_MERGE) {
-      if (!comes_last(tickets, splits)) return;
-      merge(records, RECORD_BYTES, splits, shared, out);
-    } else {
-      const u32 neighbours = split / FAN, groups = (splits + FAN - 1) / FAN;
-      const u32 members = min(FAN, splits - neighbours * FAN);
-      if (!comes_last(tickets + 1 + neighbours, members)) return;
-      // The first record takes the result: every thread has read what it now writes over.
-      u8* const joined = records + neighbours * FAN * RECORD_BYTES;
-      merge(joined, RECORD_BYTES, members, shared, out);
-      store(joined, out);
-      if (threadIdx.x < GROUP)
-        *(float2*)(joined + STATE_START + threadIdx.x * 8) =
-            make_float2(shared.shares[32 * 16 + threadIdx.x], shared.shares[33 * 16 + threadIdx.x]);
-      if (!comes_last(tickets, groups)) return;
-      merge(records, FAN * RECORD_BYTES, groups, shared, out);
+    __syncwarp();
+    // The first record of neighbours takes their result: every thread has read what it then writes over.
+    u32 left = splits, place = split, stride = RECORD_BYTES;
+#pragma unroll 1
+    for (;;) {
+      store(records + place * stride, shared, out);
+      const bool all = left <= ONE_MERGE;
+      const u32 neighbours = all ? 0 : place / FAN, members = all ? left : min(FAN, left - neighbours * FAN);
+      if (!comes_last(all ? tickets : tickets + 1 + neighbours, members)) return;
+      merge(records + neighbours * FAN * stride, stride, members, shared, out);
+      if (all) break;
+      left = (left + FAN - 1) / FAN;
+      place = neighbours;
+      stride *= FAN;
     }
   }
-  put_out(p, work, out);
+  put_out(p, out);
 }

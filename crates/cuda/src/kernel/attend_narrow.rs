@@ -21,16 +21,18 @@ const FAN: usize = 8;
 /// The grid's height where nothing bounds what a row sees. Fewer starve the card on long contexts; more are longer to join.
 const MOST_SPLITS: usize = 64;
 
-/// Head sizes and query heads a KV head of the models there are.
-pub(super) const SHAPES: [(usize, usize); 8] = [
-    (256, 1),
-    (256, 2),
-    (256, 4),
-    (256, 8),
-    (512, 4),
-    (512, 8),
-    (512, 16),
-    (64, 2),
+/// Query heads, KV heads and head size in layers of the models there are.
+pub(super) const SHAPES: [Heads; 10] = [
+    Heads::new(8, 1, 256),
+    Heads::new(8, 1, 512),
+    Heads::new(8, 2, 256),
+    Heads::new(8, 2, 512),
+    Heads::new(16, 8, 256),
+    Heads::new(16, 1, 512),
+    Heads::new(16, 2, 512),
+    Heads::new(32, 16, 256),
+    Heads::new(32, 4, 512),
+    Heads::new(4, 2, 48),
 ];
 
 params! {
@@ -98,6 +100,14 @@ pub(crate) struct Heads {
 }
 
 impl Heads {
+    pub(crate) const fn new(count: usize, kv_heads: usize, head_dim: usize) -> Heads {
+        Heads {
+            count,
+            kv_heads,
+            head_dim,
+        }
+    }
+
     fn group(self) -> usize {
         self.count / self.kv_heads
     }
@@ -196,6 +206,7 @@ pub(super) fn specialization(heads: Heads) -> Specialization {
         entries: &["attend_narrow"],
         constants: vec![
             ("HEAD_DIM", heads.head_dim.to_string()),
+            ("KV_HEADS", heads.kv_heads.to_string()),
             ("GROUP", heads.group().to_string()),
             ("RECORD_BYTES", heads.record_bytes().to_string()),
             ("SHARED_BYTES", heads.shared_bytes().to_string()),

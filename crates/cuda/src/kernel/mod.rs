@@ -139,13 +139,7 @@ pub(crate) fn all() -> Vec<Specialization> {
     all.extend(gemm::specializations());
     all.extend(attend::LANE_VALUES.map(attend::specialization));
     all.extend(attend_wide::specializations());
-    all.extend(attend_narrow::SHAPES.map(|(head_dim, count)| {
-        attend_narrow::specialization(NarrowHeads {
-            count,
-            kv_heads: 1,
-            head_dim,
-        })
-    }));
+    all.extend(attend_narrow::SHAPES.map(attend_narrow::specialization));
     for quant in QuantType::all() {
         all.push(embed::specialization(quant));
         all.push(layer_inputs::specialization(quant));
