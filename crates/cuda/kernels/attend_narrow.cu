@@ -1,29 +1,34 @@
 // Attention for few rows, one launch from raw projections to outputs. For each row:
-//   q = rope(norm(q)), head by head; k = rope(norm(k)), v = norm(v) without weight, as halves into their page cell, unless the
-//   slot's keys and values come from an earlier layer; out = softmax(q . K) . V over the positions the row sees: all up to
-//   its own, or the last `window` of them. Scale is 1.
+//   q = rope(norm(q)), head by head; k = rope(norm(k)), v = norm(v) without weight, as halves into their page cell,
+//   unless the slot's keys and values come from an earlier layer; out = softmax(q . K) . V over the positions the row
+//   sees: all up to its own, or the last `window` of them. Scale is 1.
 //
-// Grid: (rows * kv heads, splits), a block of 8 warps for all GROUP query heads of a KV head, so keys and values are read
-// once. What a row sees is cut into splits of whole steps (STEP positions); how many a split has follows from the row's own
-// length and the grid's height, blocks without a share leave at once. Blocks of low splits come first in launch order.
+// Grid: (rows * kv heads, splits), a block of 8 warps for all GROUP query heads of a KV head, so keys and values are
+// read once. What a row sees is cut into splits of whole steps (STEP positions); how many a split has follows from
+// the row's own length and the grid's height, blocks without a share leave at once. Blocks of low splits come first
+// in launch order.
 //
-// A step: scores = K . q^T by tensor cores, keys as rows and heads as columns, the head's elements cut into PARTS that warps
-// take apart and shared memory adds up; online softmax in f32, each warp for itself; out += V^T . weights, each warp for its
-// own elements. A query is a sum of two halves, so that scores do not suffer from its rounding. Steps go backwards, so the
-// newest keys, which this launch makes, are in the first of them, while loads of the others are under way. K and V have
-// a tile of shared memory each; one is loaded while the other is used, and two or three blocks share a multiprocessor.
+// A step: scores = K . q^T by tensor cores, keys as rows and heads as columns, the head's elements cut into PARTS
+// that warps take apart and shared memory adds up; online softmax in f32, each warp for itself; out += V^T . weights,
+// each warp for its own elements. A query is a sum of two halves, so that scores do not suffer from its rounding.
+// Steps go backwards, so the newest keys, which this launch makes, are in the first of them, while loads of the
+// others are under way. K and V have a tile of shared memory each; one is loaded while the other is used, and two or
+// three blocks share a multiprocessor.
 //
-// Splits are joined by the block that arrives last: of all, or (past ONE_MERGE splits) first of FAN neighbours, then of all
-// groups. Each reads records in the order of their places, so it does not matter who is last. Tickets return to 0.
+// Splits are joined by the block that arrives last: of all, or (past ONE_MERGE splits) first of FAN neighbours, then
+// of all groups. Each reads records in the order of their places, so it does not matter who is last. Tickets return
+// to 0.
 //
-// A row of the same batch and run may be seen by later rows. Its keys and values are on their way to their page, so whoever
-// needs them makes them again from the raw rows; norms add up in the order of norm_rope.cu, whose bits they are.
+// A row of the same batch and run may be seen by later rows. Its keys and values are on their way to their page, so
+// whoever needs them makes them again from the raw rows; norms add up in the order of norm_rope.cu, whose bits they
+// are.
 //
 // Bytes a row: keys and values seen once a KV head (4 * seen * HEAD_DIM), RECORD_BYTES out and in a split.
 // Code is kept small: in decode each launch runs most of it once, from a cold instruction cache.
 //
-// Requires HEAD_DIM % 16 == 0, HEAD_DIM <= 512, GROUP <= 16; keys and values aligned to 16; for its own k and v that the rows
-// are the whole batch in order, rows of a run one after another; tickets of 0; at most FAN * ONE_MERGE splits.
+// Requires HEAD_DIM % 16 == 0, HEAD_DIM <= 512, GROUP <= 16; keys and values aligned to 16; for its own k and v that
+// the rows are the whole batch in order, rows of a run one after another; tickets of 0; at most FAN * ONE_MERGE
+// splits.
 #include "lib/kv.cuh"
 #include "lib/norm.cuh"
 #include "lib/ptx.cuh"
@@ -53,8 +58,9 @@ struct Params {
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attend_narrow.rs differs");
 
 constexpr u32 WARPS = 8, THREADS = WARPS * WARP;
-// The same in all lanes, which lets the compiler see that a warp stays together.
-__device__ __forceinline__ u32 own_warp() { return __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0); }
+// What is the same in all lanes, so that the compiler sees it, too, and that a warp stays together.
+__device__ __forceinline__ u32 uniform(u32 x) { return __shfl_sync(ALL_LANES, x, 0); }
+__device__ __forceinline__ u32 own_warp() { return uniform(threadIdx.x / WARP); }
 // Past 8 heads, queries take the registers of a second block.
 constexpr int BLOCKS = GROUP > 8 ? 1 : 2;
 constexpr u32 STEP_PAGES = HEAD_DIM <= 256 ? 2 : 1, STEP = STEP_PAGES * PAGE_TOKENS;
@@ -66,7 +72,7 @@ constexpr u32 LOW_COLUMN = PACKED ? 4 : 8 * TILES;
 constexpr int KEY_TILES = STEP / 16, PARTS = WARPS / KEY_TILES;
 constexpr int K_STEPS = HEAD_DIM / 16, K_SHARE = (K_STEPS + PARTS - 1) / PARTS;
 constexpr int OUT_TILES = HEAD_DIM / 16, OUT_SHARE = (OUT_TILES + WARPS - 1) / WARPS;
-constexpr u32 HALF = HEAD_DIM / 2;
+constexpr u32 HALF = HEAD_DIM / 2;  // no more than threads
 constexpr int PAIRS = (HALF + WARP - 1) / WARP, CHUNKS = (HEAD_DIM + WARP - 1) / WARP;
 
 constexpr u32 FAN = 8, ONE_MERGE = 16;
@@ -75,8 +81,8 @@ constexpr u32 QUADS = TILES > 1 ? 4 : (GROUP + 1) / 2;
 constexpr u32 TILE_BYTES = THREADS / 4 * QUADS * 8, STATE_START = OUT_SHARE * TILES * TILE_BYTES;
 static_assert(STATE_START + 16 * 8 == RECORD_BYTES, "src/kernel/attend_narrow.rs differs");
 
-// Tiles have rows of HEAD_DIM halves. 16-byte pieces change places, or rows have one to spare, so that 8 rows of a column
-// lie in different banks.
+// Tiles have rows of HEAD_DIM halves. 16-byte pieces change places, or rows have one to spare, so that 8 rows of a
+// column lie in different banks.
 constexpr u32 PITCH = HEAD_DIM % 64 ? HEAD_DIM + 8 : HEAD_DIM;
 __device__ __forceinline__ u32 cell(u32 row, u32 element) {
   return row * PITCH + (HEAD_DIM % 64 ? element : ((element / 8 ^ row % 8) * 8 + element % 8));
@@ -100,7 +106,7 @@ struct Shared {
   float* totals;
 };
 
-// ---- Heads: norm and turn, a warp a head ---------------------------------------------------------------------------------
+// ---- Heads: norm and turn, a warp a head ------------------------------------------------------------------
 
 struct Raw {
   const float* x;
@@ -185,7 +191,7 @@ __device__ __forceinline__ void put_cached(const Head& head, u16* tile, u32 row,
   }
 }
 
-// ---- What a block works on ----------------------------------------------------------------------------------------------
+// ---- What a block works on --------------------------------------------------------------------------------
 
 struct Work {
   u32 r;  // row of values; `row` is that of the batch
@@ -210,8 +216,8 @@ __device__ __forceinline__ Ids page_ids(const Work& work, u32 step) {
   return ids;
 }
 
-// Starts copies of a step's keys or values, as far as they are in pages. Rows before the first seen one are copied, too: they
-// are numbers, and their weight is 0.
+// Starts copies of a step's keys or values, as far as they are in pages. Rows before the first seen one are copied,
+// too: they are numbers, and their weight is 0.
 __device__ __forceinline__ void copy_step(const Work& work, const u16* from, u16* to, Ids ids, u32 step) {
   constexpr u32 ROW_PIECES = HEAD_DIM / 8;
   const u32 rows = min(work.fresh - min(work.start + step * STEP, work.fresh), STEP);
@@ -284,12 +290,14 @@ __device__ __forceinline__ void make_earlier(const Params& p, const Work& work, 
   }
 }
 
-// ---- Splits joined ------------------------------------------------------------------------------------------------------
+// ---- Splits joined ----------------------------------------------------------------------------------------
 
 typedef float Outputs[OUT_SHARE][TILES][4];
 
 // Where a thread has its part of a tile; threads without one read another's.
-__device__ __forceinline__ u32 part_of_tile() { return (threadIdx.x / 4 * QUADS + min(threadIdx.x % 4, QUADS - 1)) * 8; }
+__device__ __forceinline__ u32 part_of_tile() {
+  return (threadIdx.x / 4 * QUADS + min(threadIdx.x % 4, QUADS - 1)) * 8;
+}
 
 // Outputs, and the maxima and totals that `shared` has.
 __device__ __forceinline__ void store(u8* record, const Shared& shared, const Outputs& out) {
@@ -297,7 +305,8 @@ __device__ __forceinline__ void store(u8* record, const Shared& shared, const Ou
 #pragma unroll
     for (int i = 0; i < OUT_SHARE * TILES; i++) {
       const float(&o)[4] = out[i / TILES][i % TILES];
-      *(uint2*)(record + part_of_tile() + i * TILE_BYTES) = make_uint2(pack_halves(o[0], o[1]), pack_halves(o[2], o[3]));
+      const uint2 halves = make_uint2(pack_halves(o[0], o[1]), pack_halves(o[2], o[3]));
+      *(uint2*)(record + part_of_tile() + i * TILE_BYTES) = halves;
     }
   }
   if (threadIdx.x < GROUP)
@@ -396,7 +405,7 @@ __device__ __forceinline__ void put_out(const Params& p, const Outputs& out) {
   }
 }
 
-// ---- The kernel ---------------------------------------------------------------------------------------------------------
+// ---- The kernel -------------------------------------------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(const Params p) {
   DYNAMIC_SHARED(memory);
@@ -407,12 +416,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
   const u32 warp = own_warp(), lane = threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
 
   Work work;
-  work.r = blockIdx.x / p.slot.kv_heads;
-  work.kv_head = blockIdx.x % p.slot.kv_heads;
-  work.row = p.rows.index[work.r];
+  work.r = blockIdx.x / KV_HEADS;
+  work.kv_head = blockIdx.x % KV_HEADS;
+  // Look-ups wait for each other, so all that waits for none of them comes first, and arithmetic goes between them.
+  Head head;
+  if (warp < (p.k ? GROUP + 2 : GROUP)) load(head, raw_head(p, work, warp));
+  const float frequency = p.frequencies[threadIdx.x % HALF];
+  work.row = p.k ? work.r : p.rows.index[work.r];
   if (!p.rows.has(work.r)) return;
-  work.run = p.places.run[work.row];
-  work.position = p.places.position[work.row];
+  work.run = uniform(p.places.run[work.row]);
+  work.position = uniform(p.places.position[work.row]);
   work.first = p.window && work.position + 1 > p.window ? work.position + 1 - p.window : 0;
   work.start = work.first / PAGE_TOKENS * PAGE_TOKENS;
   const u32 all_steps = (work.position - work.start) / STEP + 1;
@@ -424,12 +437,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
   const u32 split = blockIdx.y, begin = split * steps, end = min(begin + steps, all_steps);
   if (split >= splits) return;
   work.table = p.slot.tables.pages + p.slot.tables.base[work.run] + int(work.start / PAGE_TOKENS);
-
-  // The first head of each warp is loaded while page tables are looked up.
-  const u32 own_heads = p.k && split == splits - 1 ? GROUP + 2 : GROUP;
-  Head head;
-  if (warp < own_heads) load(head, raw_head(p, work, warp));
-
   work.fresh = work.position + 1;
   if (p.k) {
     // Rows of the same run before this one: usually none.
@@ -442,28 +449,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
     }
     work.fresh = work.position - earlier;
   }
+  if (threadIdx.x < HALF) shared.angles[threadIdx.x] = angle(work.position, frequency);
 
   u32 step = end - 1;
   Ids ids = page_ids(work, step);
+  const u32 own_heads = p.k && split == splits - 1 ? GROUP + 2 : GROUP;
+  constexpr bool ONE_EACH = GROUP + 2 <= WARPS;
+  if (ONE_EACH && warp < own_heads) norm(head, raw_head(p, work, warp));
   copy_step(work, p.slot.keys, shared.k, ids, step);
   copy_step(work, p.slot.values, shared.v, ids, step);
   const u32 own_row = work.position - work.start - step * STEP;
   if (split == splits - 1) clear_behind(shared.v, own_row);
   if (step > begin) ids = page_ids(work, step - 1);
-
-  for (u32 j = threadIdx.x; j < HALF; j += THREADS) shared.angles[j] = angle(work.position, p.frequencies[j]);
   __syncthreads();
 #pragma unroll 1
   for (u32 h = warp; h < own_heads; h += WARPS) {
-    const Raw raw = raw_head(p, work, h);
-    if (h >= WARPS) load(head, raw);
-    norm(head, raw);
+    if (!ONE_EACH) {
+      const Raw raw = raw_head(p, work, h);
+      if (h >= WARPS) load(head, raw);
+      norm(head, raw);
+    }
     if (h <= GROUP) turn_all(head, shared.angles);
     if (h < GROUP) {
       put_query(head, shared.q, h);
     } else {
-      u16* const page = (h == GROUP ? p.slot.keys : p.slot.values) + p.slot.cell(work.run, work.position, work.kv_head);
-      put_cached(head, h == GROUP ? shared.k : shared.v, own_row, page);
+      const u64 to = p.slot.cell(work.run, work.position, work.kv_head);
+      put_cached(head, h == GROUP ? shared.k : shared.v, own_row, (h == GROUP ? p.slot.keys : p.slot.values) + to);
     }
   }
   __syncthreads();

@@ -18,7 +18,8 @@ const THREADS: usize = 256;
 const WARPS: usize = 8;
 /// Splits joined at a time where there are many.
 const FAN: usize = 8;
-/// The grid's height where nothing bounds what a row sees. Fewer starve the card on long contexts; more are longer to join.
+/// The grid's height where nothing bounds what a row sees. Fewer starve the card on long contexts; more are longer to
+/// join.
 const MOST_SPLITS: usize = 64;
 
 /// Query heads, KV heads and head size in layers of the models there are.
@@ -150,8 +151,8 @@ impl Heads {
     }
 }
 
-/// `out = softmax(rope(norm(q)) . K) . V`; before that, where the layer has its own, `rope(norm(k))` and `norm(v)` into their
-/// pages.
+/// `out = softmax(rope(norm(q)) . K) . V`; before that, where the layer has its own, `rope(norm(k))` and `norm(v)`
+/// into their pages.
 #[derive(Debug)]
 pub(crate) struct AttendNarrow {
     pub(crate) q: Columns,
