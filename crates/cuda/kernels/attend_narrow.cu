@@ -27,8 +27,8 @@
 // Code is kept small: in decode each launch runs most of it once, from a cold instruction cache.
 //
 // Requires HEAD_DIM % 16 == 0, HEAD_DIM <= 512, GROUP <= 16; keys and values aligned to 16; for its own k and v that
-// the rows are the whole batch in order, rows of a run one after another; tickets of 0; at most FAN * ONE_MERGE
-// splits.
+// the rows are the whole batch in order, rows of a run one after another; q, k and v for all rows of the grid; tickets
+// of 0; at most FAN * ONE_MERGE splits.
 #include "lib/kv.cuh"
 #include "lib/norm.cuh"
 #include "lib/ptx.cuh"

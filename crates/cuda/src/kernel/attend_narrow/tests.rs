@@ -90,7 +90,8 @@ impl Case {
             pages: entries,
             keys: halves(1, cells),
             values: halves(2, cells),
-            raw: normals(3, rows.len() * (count + 2 * kv_heads) * head_dim),
+            // A row more: the kernel reads those that the grid has.
+            raw: normals(3, (rows.len() + 1) * (count + 2 * kv_heads) * head_dim),
             stride: (count + 2 * kv_heads) * head_dim,
             q_weight: normals(4, head_dim).iter().map(|x| 0.3 * x).collect(),
             k_weight: normals(5, head_dim).iter().map(|x| 1.0 + 0.1 * x).collect(),
