@@ -101,3 +101,9 @@ inline u32 pack_halves(float low, float high) {
 inline float exp2_near(float x) { return std::exp2(x); }
 inline u32 load_acquire(const u32* at) { return *at; }
 inline float4 load_from_blocks(const float4* at) { return *at; }
+inline u32 lanes_alike(u32 value) {
+  const AllLanes all = gather(&value, 1);
+  u32 lanes = 0;
+  for (unsigned i = 0; i < 32; i++) lanes |= u32(all.words[i][0] == value) << i;
+  return lanes;
+}

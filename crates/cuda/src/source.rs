@@ -20,6 +20,7 @@ texts![
     "embed.cu",
     "embed_panels.cu",
     "expand.cu",
+    "expert_tiles.cu",
     "experts_linear.cu",
     "experts_sum.cu",
     "gelu_mul_wide.cu",

@@ -139,3 +139,10 @@ __device__ __forceinline__ float4 load_from_blocks(const float4* at) {
   asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at) : "memory");
   return v;
 }
+
+// The lanes whose value is this lane's, as bits. All lanes take part.
+__device__ __forceinline__ u32 lanes_alike(u32 value) {
+  u32 lanes;
+  asm volatile("match.any.sync.b32 %0, %1, 0xffffffff;" : "=r"(lanes) : "r"(value));
+  return lanes;
+}

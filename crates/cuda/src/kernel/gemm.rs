@@ -7,7 +7,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::{Addresses, Kernel, Place, RowsAt, Specialization};
+use super::{Addresses, Kernel, Place, RowsAt, Specialization, XRows};
 use crate::{
     device::Address,
     launch::Grid,
@@ -24,12 +24,9 @@ const THREADS: usize = 256;
 /// Rows of a tile, by entry point.
 const TILES: [usize; 4] = [16, 32, 64, 128];
 const ENTRIES: &[&str] = &["gemm_16", "gemm_32", "gemm_64", "gemm_128"];
-/// Stages that a block works on or waits for: of the two narrow tiles, and of the two wide ones.
-const NARROW_STAGES: usize = 5;
+/// Stages that a block works on or waits for: of the two narrow tiles, which live on bytes in flight, and of the wide ones.
+const NARROW_STAGES: usize = 8;
 const WIDE_STAGES: usize = 4;
-/// What starting and joining cost a block, in stages.
-const START_COST: f64 = 3.0;
-const JOIN_COST: f64 = 4.0;
 /// The least a split is worth, in stages.
 const LEAST_STAGES: usize = 4;
 
@@ -115,6 +112,49 @@ pub(crate) struct GemmShape {
     pub(crate) outputs: usize,
     /// Of the card.
     pub(crate) multiprocessors: usize,
+    /// For products with the matrices that each row chose.
+    pub(crate) groups: Option<Groups>,
+}
+
+/// Experts, stacked one after another, of which every row chose some. Outputs have a row a choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Groups {
+    pub(crate) experts: usize,
+    pub(crate) top_k: usize,
+}
+
+impl Groups {
+    /// The entry point whose tile suits what an expert has of this many rows.
+    pub(super) fn entry(self, rows: usize) -> usize {
+        entry(rows * self.top_k / self.experts)
+    }
+
+    /// Choices of a tile.
+    pub(crate) fn tile(self, rows: usize) -> usize {
+        TILES[self.entry(rows)]
+    }
+
+    /// As many tiles as there can be: every expert's last may have one choice.
+    pub(crate) fn most_tiles(self, rows: usize) -> usize {
+        let choices = rows * self.top_k;
+        let experts = self.experts.min(choices);
+        experts + (choices - experts) / self.tile(rows)
+    }
+}
+
+/// The tiles of grouped products, which `ExpertTiles` makes: choices by expert (a word each), tiles (three words each), and
+/// how many there are (a word).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupPlaces {
+    pub(crate) sorted: Place,
+    pub(crate) tiles: Place,
+    pub(crate) tile_count: Place,
+}
+
+/// The entry point whose tile suits this many rows.
+fn entry(rows: usize) -> usize {
+    let fits = TILES.iter().position(|&tile| rows <= tile);
+    fits.unwrap_or(TILES.len() - 1)
 }
 
 /// Scratch that a product needs, in bytes.
@@ -133,10 +173,16 @@ impl GemmShape {
         self.outputs.div_ceil(TILE_OUTPUTS)
     }
 
-    /// The entry point whose tile suits this many rows.
-    fn entry(rows: usize) -> usize {
-        let fits = TILES.iter().position(|&tile| rows <= tile);
-        fits.unwrap_or(TILES.len() - 1)
+    fn entry(&self, rows: usize) -> usize {
+        self.groups
+            .map_or_else(|| entry(rows), |groups| groups.entry(rows))
+    }
+
+    fn row_tiles(&self, rows: usize) -> usize {
+        self.groups.map_or_else(
+            || rows.div_ceil(TILES[entry(rows)]),
+            |groups| groups.most_tiles(rows),
+        )
     }
 
     fn shared_bytes(&self, entry: usize) -> usize {
@@ -150,26 +196,31 @@ impl GemmShape {
         stages * stage
     }
 
-    /// How often the inputs are split: what should take least time, when blocks run in waves and a wave that leaves
-    /// every multiprocessor a block at most is the faster for it.
+    /// How often the inputs are split: what should take least time. Starting and joining cost as much as some stages. Narrow
+    /// tiles wait for memory, which multiprocessors share evenly: the one with most blocks is the last. Wide ones compute in
+    /// waves; a wave that leaves every multiprocessor a block at most is the faster for it.
     fn splits(&self, rows: usize) -> usize {
-        let tile = TILES[Self::entry(rows)];
-        let tiles = rows.div_ceil(tile) * self.output_tiles();
-        let together = self.multiprocessors * self.weights.blocks_together(tile);
+        if self.groups.is_some() {
+            // How many tiles there are is not known here, and there are many.
+            return 1;
+        }
+        let tile = TILES[self.entry(rows)];
+        let tiles = self.row_tiles(rows) * self.output_tiles();
         let cost = |splits: usize| {
-            let blocks = tiles * splits;
+            let (blocks, stages) = (tiles * splits, self.stages().div_ceil(splits) as f64);
+            let joined = if splits > 1 { splits as f64 } else { 0.0 };
+            if tile <= 32 {
+                let most = blocks.div_ceil(self.multiprocessors) as f64;
+                return most * (stages + 2.0) + if splits > 1 { 6.0 + joined } else { 0.0 };
+            }
+            let together = self.multiprocessors * self.weights.blocks_together(tile);
             let rest = match blocks % together {
                 0 => 0.0,
                 rest if rest <= self.multiprocessors => 0.6,
                 _ => 1.0,
             };
-            let join = if splits > 1 {
-                JOIN_COST + splits as f64
-            } else {
-                0.0
-            };
-            ((blocks / together) as f64 + rest)
-                * (self.stages().div_ceil(splits) as f64 + START_COST + join)
+            let join = if splits > 1 { 1.5 } else { 0.0 };
+            ((blocks / together) as f64 + rest) * (stages + 1.0 + join + 0.4 * joined)
         };
         let most = (self.stages() / LEAST_STAGES).clamp(1, 16);
         (1..=most)
@@ -178,11 +229,11 @@ impl GemmShape {
     }
 
     pub(crate) fn grid(&self, rows: usize) -> Grid {
-        let entry = Self::entry(rows);
+        let entry = self.entry(rows);
         Grid {
             entry,
             blocks: (
-                rows.div_ceil(TILES[entry]),
+                self.row_tiles(rows),
                 self.output_tiles() * self.splits(rows),
             ),
             threads: THREADS,
@@ -191,39 +242,33 @@ impl GemmShape {
     }
 
     pub(crate) fn scratch(&self, rows: usize) -> GemmScratch {
-        let (tile, splits) = (TILES[Self::entry(rows)], self.splits(rows));
+        let (tile, splits) = (TILES[self.entry(rows)], self.splits(rows));
         if splits == 1 {
             return GemmScratch {
                 partials: 0,
                 tickets: 0,
             };
         }
-        let tiles = rows.div_ceil(tile) * self.output_tiles();
+        let tiles = self.row_tiles(rows) * self.output_tiles();
         GemmScratch {
             partials: tiles * splits * tile * TILE_OUTPUTS * 4,
             tickets: tiles * 4,
         }
     }
 
-    fn specialization(&self, rows: RowOrder) -> Specialization {
+    fn specialization(&self) -> Specialization {
+        let rows = match self.groups {
+            Some(_) => "grouped",
+            None => "dense",
+        };
         specialization(self.weights, self.epilogue, rows)
     }
 }
 
-/// Which rows a tile has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum RowOrder {
-    /// Neighbours.
-    Dense,
-}
-
-fn specialization(weights: GemmWeights, epilogue: Epilogue, rows: RowOrder) -> Specialization {
+fn specialization(weights: GemmWeights, epilogue: Epilogue, rows: &'static str) -> Specialization {
     let epilogue = match epilogue {
         Epilogue::Floats => "f32",
         Epilogue::GeluPair => "gelu_pair",
-    };
-    let rows = match rows {
-        RowOrder::Dense => "dense",
     };
     Specialization {
         kernel: "gemm",
@@ -241,18 +286,11 @@ fn specialization(weights: GemmWeights, epilogue: Epilogue, rows: RowOrder) -> S
 
 /// Every way of calling it.
 pub(super) fn specializations() -> Vec<Specialization> {
-    let mut all = vec![specialization(
-        GemmWeights::Halves,
-        Epilogue::Floats,
-        RowOrder::Dense,
-    )];
-    for format in PanelFormat::ALL {
+    let halves = specialization(GemmWeights::Halves, Epilogue::Floats, "dense");
+    let mut all = vec![halves];
+    for weights in PanelFormat::ALL.map(GemmWeights::Panels) {
         for epilogue in [Epilogue::Floats, Epilogue::GeluPair] {
-            all.push(specialization(
-                GemmWeights::Panels(format),
-                epilogue,
-                RowOrder::Dense,
-            ));
+            all.extend(["dense", "grouped"].map(|rows| specialization(weights, epilogue, rows)));
         }
     }
     all
@@ -296,11 +334,13 @@ pub(crate) struct Gemm {
     pub(crate) out: GemmOutput,
     pub(crate) partials: Place,
     pub(crate) tickets: Place,
+    /// Where the shape has groups: their tiles, and what rows of `x` there are.
+    pub(crate) groups: Option<(GroupPlaces, XRows)>,
 }
 
 impl Kernel for Gemm {
     fn specialization(&self) -> Specialization {
-        self.shape.specialization(RowOrder::Dense)
+        self.shape.specialization()
     }
 
     fn grid(&self, rows: usize) -> Grid {
@@ -325,6 +365,18 @@ impl Kernel for Gemm {
             } => (place(out).offset(4 * column), stride, [none; 3]),
             GemmOutput::Products(out) => (none, 0, [out.codes, out.scales, out.sums].map(place)),
         };
+        let ([sorted, tiles, tile_count], x_share) = match self.groups {
+            None => ([none; 3], 1),
+            Some((groups, x_rows)) => {
+                let top_k = self.shape.groups.map_or(1, |groups| groups.top_k);
+                let x_share = match x_rows {
+                    XRows::One => top_k,
+                    XRows::EachChoice => 1,
+                };
+                let places = [groups.sorted, groups.tiles, groups.tile_count];
+                (places.map(place), x_share)
+            }
+        };
         GemmParams {
             rows,
             w: at.matrix(&self.w).start,
@@ -337,13 +389,13 @@ impl Kernel for Gemm {
             sums,
             partials: place(self.partials),
             tickets: place(self.tickets),
-            tiles: none,
-            tile_count: none,
-            sorted: none,
+            tiles,
+            tile_count,
+            sorted,
             columns: self.shape.columns as u32,
             outputs: self.shape.outputs as u32,
             out_stride: out_stride as u32,
-            x_share: 1,
+            x_share: x_share as u32,
         }
         .bytes()
     }
@@ -353,10 +405,14 @@ impl Kernel for Gemm {
     }
 
     fn reads(&self) -> Vec<Place> {
-        match self.x {
+        let mut reads = match self.x {
             GemmInput::Q8(x) => vec![x.codes, x.scales, x.sums],
             GemmInput::Halves { values, factors } => [values].into_iter().chain(factors).collect(),
+        };
+        if let Some((groups, _)) = self.groups {
+            reads.extend([groups.sorted, groups.tiles, groups.tile_count]);
         }
+        reads
     }
 
     fn writes(&self) -> Vec<Place> {

@@ -11,6 +11,7 @@ mod attend_narrow;
 mod elementwise;
 mod embed;
 mod expand;
+mod expert_tiles;
 mod experts;
 mod layer_inputs;
 mod form;
@@ -45,6 +46,7 @@ pub(crate) use convert::Convert;
 pub(crate) use elementwise::{Elementwise, Function, Second};
 pub(crate) use embed::{Embed, TableForm};
 pub(crate) use expand::{Expand, Narrowed};
+pub(crate) use expert_tiles::ExpertTiles;
 pub(crate) use experts::{ExpertsLinear, ExpertsSum, MOST_EXPERTS, Route, XRows};
 pub(crate) use form::Form;
 pub(crate) use gelu_mul_wide::{GeluMulWide, MOST_COLUMNS as GELU_MOST_COLUMNS};
@@ -53,7 +55,8 @@ pub(crate) use gemv::{
 };
 pub(crate) use layer_inputs::{LayerInputs, MOST_GROUP};
 pub(crate) use gemm::{
-    Epilogue as GemmEpilogue, Gemm, GemmInput, GemmOutput, GemmScratch, GemmShape, GemmWeights, Q8Places,
+    Epilogue as GemmEpilogue, Gemm, GemmInput, GemmOutput, GemmShape, GemmWeights, GroupPlaces,
+    Groups, Q8Places,
 };
 pub(crate) use linear::Linear;
 pub(crate) use narrow::Narrow;
@@ -130,6 +133,7 @@ pub(crate) fn all() -> Vec<Specialization> {
         convert::specialization(),
         gelu_mul_wide::specialization(),
         sample::specialization(),
+        expert_tiles::specialization(),
         experts::route_specialization(),
         experts::sum_specialization(),
     ];

@@ -1,6 +1,6 @@
 use carat_gguf::{QuantType, quant::random_blocks};
 
-use super::*;
+use super::{super::expert_tiles, *};
 use crate::{
     config::Tier,
     device::{Buffer, Module},
@@ -138,7 +138,7 @@ fn setup<'a>(card: &'a Card, shape: GemmShape, w: &[u8]) -> Setup<'a> {
     Setup {
         card,
         shape,
-        module: card.load(&shape.specialization(RowOrder::Dense)),
+        module: card.load(&shape.specialization()),
         w: card.upload(w),
     }
 }
@@ -146,12 +146,39 @@ fn setup<'a>(card: &'a Card, shape: GemmShape, w: &[u8]) -> Setup<'a> {
 impl Setup<'_> {
     /// Runs as in a bucket of `bucket` rows, of which `x` are there.
     fn run(&self, x: &[f32], bucket: usize) -> Out {
+        let grid = self.shape.grid(bucket);
+        let scratch = self.shape.scratch(bucket);
+        self.launch(x, bucket, x.len() / self.shape.columns, grid, scratch, None)
+    }
+
+    /// The same for choices: `most` of them in the bucket.
+    fn run_grouped(
+        &self,
+        x: &[f32],
+        most: usize,
+        choices: usize,
+        grouped: &Grouped,
+        share: usize,
+    ) -> Out {
+        let bucket = most / self.shape.groups.expect("has groups").top_k;
+        let grid = self.shape.grid(bucket);
+        let scratch = self.shape.scratch(bucket);
+        self.launch(x, most, choices, grid, scratch, Some((grouped, share)))
+    }
+
+    fn launch(
+        &self,
+        x: &[f32],
+        bucket: usize,
+        count: usize,
+        grid: Grid,
+        scratch: GemmScratch,
+        grouped: Option<(&Grouped, usize)>,
+    ) -> Out {
         let Setup { card, shape, .. } = self;
-        let count = x.len() / shape.columns;
         let stride = shape.outputs + 3;
         let none = Address::NULL;
         let rows = card.upload(&[count as u32]);
-        let scratch = shape.scratch(bucket);
         let partials = card.upload(&vec![POISON; scratch.partials / 4]);
         let tickets = card.upload(&vec![0u32; scratch.tickets / 4]);
         let q8 = quantize(x);
@@ -187,17 +214,17 @@ impl Setup<'_> {
             sums: sums.address(),
             partials: partials.address(),
             tickets: tickets.address(),
-            tiles: none,
-            tile_count: none,
-            sorted: none,
+            tiles: grouped.map_or(none, |(g, _)| g.tiles.address()),
+            tile_count: grouped.map_or(none, |(g, _)| g.tile_count.address()),
+            sorted: grouped.map_or(none, |(g, _)| g.sorted.address()),
             columns: shape.columns as u32,
             outputs: shape.outputs as u32,
             out_stride: stride as u32,
-            x_share: 1,
+            x_share: grouped.map_or(1, |(_, share)| share as u32),
         };
         // Twice, because the first run must leave the tickets as it found them.
         for _ in 0..2 {
-            card.run(&self.module, shape.grid(bucket), &params.bytes());
+            card.run(&self.module, grid, &params.bytes());
         }
         match shape.epilogue {
             Epilogue::Floats => {
@@ -271,6 +298,7 @@ fn shape(
         outputs,
         // As many as a large card has, so that small products are split.
         multiprocessors: 132,
+        groups: None,
     }
 }
 
@@ -416,95 +444,126 @@ fn repeated(card: &Card, part: &[u8], bytes: usize) -> Buffer {
     buffer
 }
 
-fn time(card: &Card, name: &str, shape: GemmShape, rows: &[usize]) {
-    let GemmShape {
-        columns, outputs, ..
-    } = shape;
-    let module = card.load(&shape.specialization(RowOrder::Dense));
-    let weights = Matrix::new(shape.weights, 64, columns, 3).bytes;
-    let matrix_bytes = weights.len() / 64 * outputs;
-    // Past four times a large second cache.
-    let matrices = (300usize << 20).div_ceil(matrix_bytes);
-    let w = repeated(card, &weights, matrices * matrix_bytes);
-    let most = *rows.iter().max().expect("some");
-    let q8 = quantize(&normals(5, 64 * columns));
-    let bytes_of =
-        |values: &[f32]| -> Vec<u8> { values.iter().flat_map(|v| v.to_ne_bytes()).collect() };
-    let x = match shape.weights {
-        GemmWeights::Panels(_) => {
-            let codes: Vec<u8> = q8.codes.iter().map(|&c| c.cast_unsigned()).collect();
-            repeated(card, &codes, most * columns)
+/// A product to be timed, with random operands and weights that rotate.
+struct Timed<'a> {
+    card: &'a Card,
+    shape: GemmShape,
+    module: Module,
+    w: Buffer,
+    matrices: usize,
+    matrix_bytes: usize,
+    x: Buffer,
+    x_scales: Buffer,
+    x_sums: Buffer,
+    values: Buffer,
+    scales: Buffer,
+    sums: Buffer,
+}
+
+impl Timed<'_> {
+    /// `w_rows` are those of all experts together; `x_rows` and `out_rows` the most there will be.
+    fn new(
+        card: &Card,
+        shape: GemmShape,
+        w_rows: usize,
+        x_rows: usize,
+        out_rows: usize,
+    ) -> Timed<'_> {
+        let GemmShape {
+            columns, outputs, ..
+        } = shape;
+        let weights = Matrix::new(shape.weights, 64, columns, 3).bytes;
+        let matrix_bytes = weights.len() / 64 * w_rows;
+        // Past four times a large second cache.
+        let matrices = (300usize << 20).div_ceil(matrix_bytes);
+        let x = normals(5, 64 * columns);
+        let q8 = quantize(&x);
+        let bytes_of =
+            |values: &[f32]| -> Vec<u8> { values.iter().flat_map(|v| v.to_ne_bytes()).collect() };
+        let x: Vec<u8> = match shape.weights {
+            GemmWeights::Panels(_) => q8.codes.iter().map(|&c| c.cast_unsigned()).collect(),
+            GemmWeights::Halves => halves(&x).iter().flat_map(|v| v.to_ne_bytes()).collect(),
+        };
+        let out_bytes = match shape.epilogue {
+            Epilogue::Floats => out_rows * outputs * 4,
+            Epilogue::GeluPair => out_rows * outputs / 2,
+        };
+        let allocate = |bytes| card.device.allocate("test", bytes).expect("memory");
+        Timed {
+            card,
+            shape,
+            module: card.load(&shape.specialization()),
+            w: repeated(card, &weights, matrices * matrix_bytes),
+            matrices,
+            matrix_bytes,
+            x: repeated(card, &x, x_rows * (x.len() / 64)),
+            x_scales: repeated(card, &bytes_of(&q8.scales), x_rows * columns / 8),
+            x_sums: repeated(card, &bytes_of(&q8.sums), x_rows * columns / 8),
+            values: allocate(out_bytes),
+            scales: allocate(out_rows * outputs / 16),
+            sums: allocate(out_rows * outputs / 16),
         }
-        GemmWeights::Halves => {
-            let halves = halves(&normals(5, 64 * columns));
-            let bytes: Vec<u8> = halves.iter().flat_map(|v| v.to_ne_bytes()).collect();
-            repeated(card, &bytes, most * columns * 2)
-        }
-    };
-    let x_scales = repeated(card, &bytes_of(&q8.scales), most * columns / 8);
-    let x_sums = repeated(card, &bytes_of(&q8.sums), most * columns / 8);
-    let out = card.upload(&[0u8]);
-    let bytes = match shape.epilogue {
-        Epilogue::Floats => most * outputs * 4,
-        Epilogue::GeluPair => most * outputs / 2,
-    };
-    let values = card.device.allocate("test", bytes).expect("memory");
-    let scales = card
-        .device
-        .allocate("test", most * outputs / 16)
-        .expect("memory");
-    let sums = card
-        .device
-        .allocate("test", most * outputs / 16)
-        .expect("memory");
-    for &rows in rows {
+    }
+
+    /// Seconds of a launch.
+    fn time(&self, bucket: usize, rows: usize, change: &dyn Fn(&mut GemmParams)) -> f64 {
+        let Timed { card, shape, .. } = self;
         let count = card.upload(&[rows as u32]);
-        let scratch = shape.scratch(rows);
-        let partials = card
-            .device
-            .allocate("test", scratch.partials)
-            .expect("memory");
-        let tickets = card
-            .device
-            .allocate("test", scratch.tickets)
-            .expect("memory");
-        let none = out.address();
-        let floats = shape.epilogue == Epilogue::Floats;
+        let scratch = shape.scratch(bucket);
+        let allocate = |bytes| card.device.allocate("test", bytes).expect("memory");
+        let (partials, tickets) = (allocate(scratch.partials), allocate(scratch.tickets));
+        let none = Address::NULL;
+        let scaled = shape.weights != GemmWeights::Halves;
         let mut params = GemmParams {
             rows: RowsAt {
                 count: count.address(),
                 index: none,
             },
-            w: w.address(),
-            x: x.address(),
-            x_scales: if shape.weights == GemmWeights::Halves {
-                Address::NULL
+            w: self.w.address(),
+            x: self.x.address(),
+            x_scales: if scaled {
+                self.x_scales.address()
             } else {
-                x_scales.address()
+                none
             },
-            x_sums: x_sums.address(),
-            out: if floats { values.address() } else { none },
-            codes: if floats { none } else { values.address() },
-            scales: scales.address(),
-            sums: sums.address(),
+            x_sums: self.x_sums.address(),
+            out: self.values.address(),
+            codes: self.values.address(),
+            scales: self.scales.address(),
+            sums: self.sums.address(),
             partials: partials.address(),
             tickets: tickets.address(),
             tiles: none,
             tile_count: none,
             sorted: none,
-            columns: columns as u32,
-            outputs: outputs as u32,
-            out_stride: outputs as u32,
+            columns: shape.columns as u32,
+            outputs: shape.outputs as u32,
+            out_stride: shape.outputs as u32,
             x_share: 1,
         };
-        let grid = shape.grid(rows);
+        change(&mut params);
+        let grid = shape.grid(bucket);
         let taken = card.time(50, |i| {
-            params.w = w.address().offset(i % matrices * matrix_bytes);
-            launch(&module, grid, &params.bytes()).expect("launches");
+            params.w = self
+                .w
+                .address()
+                .offset(i % self.matrices * self.matrix_bytes);
+            launch(&self.module, grid, &params.bytes()).expect("launches");
         });
-        let seconds = taken.as_secs_f64();
+        taken.as_secs_f64()
+    }
+}
+
+fn time(card: &Card, name: &str, shape: GemmShape, rows: &[usize]) {
+    let GemmShape {
+        columns, outputs, ..
+    } = shape;
+    let most = *rows.iter().max().expect("some");
+    let timed = Timed::new(card, shape, outputs, most, most);
+    for &rows in rows {
+        let seconds = timed.time(rows, rows, &|_| ());
         let tops = 2.0 * (rows * outputs * columns) as f64 / seconds / 1e12;
-        let rate = matrix_bytes as f64 / seconds / 1e9;
+        let rate = timed.matrix_bytes as f64 / seconds / 1e9;
         let (us, splits) = (seconds * 1e6, shape.splits(rows));
         println!(
             "gemm {name} {outputs}x{columns} rows {rows} splits {splits}: {us:.1} us, {tops:.1} TOPS, {rate:.0} GB/s"
@@ -585,4 +644,125 @@ fn gemm_timing_others() {
     time(&card, "f16 ple gate", halves((256, 2560)), &ROWS);
     time(&card, "f16 ple proj", halves((2560, 256)), &ROWS);
     time(&card, "f16 ple model", halves((5888, 2560)), &ROWS);
+}
+
+/// What the rows chose, sorted into tiles on the card.
+struct Grouped {
+    route: Vec<f32>,
+    sorted: Buffer,
+    tiles: Buffer,
+    tile_count: Buffer,
+}
+
+fn group(card: &Card, groups: Groups, bucket: usize, count: usize, seed: u64) -> Grouped {
+    let route = expert_tiles::tests::route(count, groups, seed);
+    let (sorted, tiles, tile_count) = expert_tiles::tests::sort(card, groups, bucket, &route);
+    Grouped {
+        route,
+        sorted,
+        tiles,
+        tile_count,
+    }
+}
+
+/// Both products of a layer of experts against f64, for rows that choose unevenly.
+fn check_grouped(format: PanelFormat, (dim, width): (usize, usize), groups: Groups) {
+    let card = Card::open(Tier::Portable);
+    let weights = GemmWeights::Panels(format);
+    let sizes = [
+        (Epilogue::GeluPair, (2 * width, dim), XRows::One),
+        (Epilogue::Floats, (dim, width), XRows::EachChoice),
+    ];
+    for (epilogue, (outputs, columns), x_rows) in sizes {
+        let shape = GemmShape {
+            groups: Some(groups),
+            ..shape(weights, epilogue, (outputs, columns))
+        };
+        let experts: Vec<Matrix> = (0..groups.experts)
+            .map(|e| Matrix::new(weights, outputs, columns, 100 + e as u64))
+            .collect();
+        let stacked: Vec<u8> = experts.iter().flat_map(|m| m.bytes.clone()).collect();
+        let setup = setup(&card, shape, &stacked);
+        for (bucket, count) in [(9, 9), (40, 33), (150, 149), (300, 280)] {
+            let case = format!("{format:?} {epilogue:?}, {count} of {bucket} rows");
+            let grouped = group(&card, groups, bucket, count, (bucket + count) as u64);
+            let choices = count * groups.top_k;
+            let share = match x_rows {
+                XRows::One => groups.top_k,
+                XRows::EachChoice => 1,
+            };
+            let x = normals(count as u64, choices / share * columns);
+            let found = setup.run_grouped(&x, bucket * groups.top_k, choices, &grouped, share);
+            let exact = quantize(&x).values();
+            let mut expected = Vec::new();
+            for choice in 0..choices {
+                let at = choice / groups.top_k * 2 * groups.top_k + choice % groups.top_k;
+                let expert = &experts[grouped.route[at] as usize];
+                let x = &exact[choice / share * columns..][..columns];
+                expected.extend(product(x, &expert.values, columns));
+            }
+            match found {
+                Out::Floats(found) => {
+                    let error = relative_error(&found, &expected);
+                    assert!(error < 1e-5, "{case}: {error}");
+                }
+                Out::Products(found) => {
+                    let q8 = quantize(&pairs(&expected, outputs));
+                    let error = relative_error(&found.scales, &q8.scales);
+                    assert!(error < 1e-5, "{case}: scales {error}");
+                    let error = relative_error(&found.values(), &q8.values());
+                    assert!(error < 1e-3, "{case}: {error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_grouped() {
+    let groups = Groups {
+        experts: 7,
+        top_k: 3,
+    };
+    check_grouped(PanelFormat::Q4, (160, 96), groups);
+    check_grouped(PanelFormat::Q8, (96, 96), groups);
+    check_grouped(PanelFormat::K4, (256, 256), groups);
+}
+
+/// Both products of a layer of the 26B-A4B.
+#[test]
+#[ignore = "needs a card"]
+fn gemm_timing_grouped() {
+    let card = Card::open(Tier::Portable);
+    let groups = Groups {
+        experts: 128,
+        top_k: 8,
+    };
+    let weights = GemmWeights::Panels(PanelFormat::Q4);
+    for (epilogue, outputs, columns, share) in [
+        (Epilogue::GeluPair, 1408, 2816, 8),
+        (Epilogue::Floats, 2816, 704, 1),
+    ] {
+        let shape = GemmShape {
+            groups: Some(groups),
+            ..shape(weights, epilogue, (outputs, columns))
+        };
+        for rows in [16, 64, 512, 2048] {
+            let grouped = group(&card, groups, rows, rows, 3);
+            let timed = Timed::new(&card, shape, outputs * 128, rows * 8 / share, rows * 8);
+            let seconds = timed.time(rows, rows, &|params| {
+                params.sorted = grouped.sorted.address();
+                params.tiles = grouped.tiles.address();
+                params.tile_count = grouped.tile_count.address();
+                params.x_share = share as u32;
+            });
+            let tops = 2.0 * (rows * 8 * outputs * columns) as f64 / seconds / 1e12;
+            let rate = timed.matrix_bytes as f64 / seconds / 1e9;
+            println!(
+                "gemm grouped q4 {outputs}x{columns} rows {rows}: {:.1} us, {tops:.1} TOPS, {rate:.0} GB/s",
+                seconds * 1e6
+            );
+        }
+    }
 }
