@@ -496,4 +496,35 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    #[ignore = "needs a card"]
+    #[expect(clippy::print_stdout, reason = "what a timing is for")]
+    fn upload_timing() {
+        let card = Card::open(Tier::Best);
+        let quant = QuantType::Q4_0;
+        let shape = [2560, 40960];
+        let names: Vec<String> = (0..8).map(|i| format!("w{i}")).collect();
+        let tensor = |name| (name, shape.to_vec(), quant, random(quant, &shape, 1));
+        let tensors: Vec<_> = names.iter().map(|n| tensor(n.as_str())).collect();
+        let weights = weights_of(&tensors);
+        let all = || weights.iter().map(|(weight, _)| weight);
+        for forms in [
+            &[Form::File][..],
+            &[Form::Panels],
+            &[Form::Panels, Form::Half],
+        ] {
+            let named = all().flat_map(|w| forms.iter().map(move |form| Packed::one(w, *form)));
+            let layout = WeightLayout::new(&weights, &named.collect(), TablePlace::Device);
+            let kernels = layout.kernels(&weights).into_iter();
+            let loaders = kernels.map(|k| (k.clone(), Arc::new(card.load(&k))));
+            let loaders: Loaders = loaders.collect();
+            let start = std::time::Instant::now();
+            layout.upload(&card.device, &weights, &loaders).unwrap();
+            let time = start.elapsed();
+            let bytes = all().map(|w| weights.bytes(w).len()).sum::<usize>();
+            let rate = bytes as f64 / time.as_secs_f64() / 1e9;
+            println!("upload {forms:?}: {rate:.1} GB/s of file ({time:?})");
+        }
+    }
 }
