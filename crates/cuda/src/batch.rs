@@ -22,10 +22,11 @@ const SHARED_ENTRIES: usize = 1 << 20;
 /// Where each part starts, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BatchLayout {
+    /// First, so that what follows can be copied by itself: sampling leaves the tokens of a chained batch here.
+    tokens: usize,
     all_count: usize,
     sampled_count: usize,
     run_count: usize,
-    tokens: usize,
     positions: usize,
     runs: usize,
     sampled: usize,
@@ -62,10 +63,10 @@ impl BatchLayout {
         let entries = (runs * held).min(held + SHARED_ENTRIES);
         let most_drawn = options.max_sampled.min(sample::MOST_ROWS);
         BatchLayout {
+            tokens: part(rows),
             all_count: part(1),
             sampled_count: part(1),
             run_count: part(1),
-            tokens: part(rows),
             positions: part(rows),
             runs: part(rows),
             sampled: part(options.max_sampled),
@@ -209,7 +210,12 @@ impl BatchLayout {
         sample::write(&sample::wishes(batch)?, plan.vocab(), &at, words)
     }
 
-    /// What the sampler reads.
+    /// Where the words begin that are not tokens.
+    pub(crate) fn behind_tokens(&self) -> usize {
+        self.all_count
+    }
+
+    /// What the sampler reads, and where it leaves tokens for a batch that is chained to this one.
     pub(crate) fn sampler_inputs(&self, start: Address, logits: Address) -> Inputs {
         Inputs {
             rows: self.at(start).sampled,
@@ -217,6 +223,7 @@ impl BatchLayout {
             settings: start.offset(self.settings * WORD),
             words: start,
             turn: start.offset(self.turn * WORD),
+            samples: start.offset(self.tokens * WORD),
         }
     }
 }
@@ -315,9 +322,9 @@ mod tests {
     fn parts_do_not_meet_and_rows_are_themselves() {
         let layout = BatchLayout::new(&options(10));
         let starts = [
+            layout.tokens,
             layout.all_count,
             layout.sampled_count,
-            layout.tokens,
             layout.positions,
             layout.runs,
             layout.sampled,

@@ -10,7 +10,9 @@
 use std::{
     collections::BTreeMap,
     ffi::{CString, c_void},
-    fmt, slice,
+    fmt,
+    ops::Range,
+    slice,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -194,14 +196,25 @@ impl Device {
         offset: usize,
         bytes: usize,
     ) -> Result<(), CudaError> {
+        self.copy_part(from, 0..bytes, to, offset)
+    }
+
+    /// The same for some of the bytes.
+    pub(crate) fn copy_part(
+        &self,
+        from: &HostBuffer,
+        part: Range<usize>,
+        to: &Buffer,
+        offset: usize,
+    ) -> Result<(), CudaError> {
         assert!(
-            bytes <= from.bytes && offset + bytes <= to.bytes,
+            part.end <= from.bytes && offset + part.len() <= to.bytes,
             "copy past the end"
         );
         self.bind()?;
         // SAFETY: both ends have room, asserted above; the caller keeps `from` as it is until it has waited.
         unsafe {
-            let source = slice::from_raw_parts(from.start, bytes);
+            let source = slice::from_raw_parts(from.start.add(part.start), part.len());
             result::memcpy_htod_async(to.address.offset(offset).0, source, self.stream())
         }
         .map_err(CudaError::driver(format!("copying to {}", to.purpose)))
@@ -280,6 +293,7 @@ impl Device {
     }
 
     /// An event that also tells the time.
+    #[cfg(test)]
     pub(crate) fn moment(&self) -> Result<Event, CudaError> {
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
         let event = self.stream.record_event(Some(flags));

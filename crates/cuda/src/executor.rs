@@ -7,6 +7,7 @@
 use std::{mem, rc::Rc, sync::Arc, time::Duration};
 
 use carat_model::{
+    TokenId,
     backend::{
         BackendError, Batch, CompileOptions, Executor, Outputs, PerGroup, RowPlace, RowResult,
         Ticket,
@@ -70,6 +71,14 @@ enum Results {
     /// So many tokens, once the device is done.
     Tokens(usize),
     Ready(Outputs),
+}
+
+/// Where a batch's tokens come from.
+#[derive(Clone, Copy)]
+enum Tokens {
+    Given,
+    /// They are where they belong: sampling the batch before leaves them there.
+    Sampled,
 }
 
 /// A batch that is being queued.
@@ -219,8 +228,8 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Writes a checked batch and queues its copy to the device.
-    fn queue_words(&mut self, batch: &Batch<'_>) -> Result<Queued, BackendError> {
+    /// Writes a checked batch and queues its copy to the device, with its tokens or without.
+    fn queue_words(&mut self, batch: &Batch<'_>, tokens: Tokens) -> Result<Queued, BackendError> {
         let turn = self.batches as usize % TURNS;
         if let Some(done) = self.turns[turn].done.take() {
             done.wait()?;
@@ -245,8 +254,12 @@ impl CudaExecutor {
         {
             to.copy_from_slice(&word.to_ne_bytes());
         }
-        self.device
-            .copy_in(host, &self.buffers.batch, 0, used * 4)?;
+        let first = match tokens {
+            Tokens::Given => 0,
+            Tokens::Sampled => self.batch_layout.behind_tokens(),
+        };
+        let part = first * 4..used * 4;
+        (self.device).copy_part(host, part, &self.buffers.batch, first * 4)?;
         let rows = RowCounts {
             all: batch.tokens.len(),
             sampled: batch.runs.iter().map(|r| r.sampled).sum(),
@@ -305,12 +318,10 @@ impl CudaExecutor {
         }
         Ok(())
     }
-}
 
-impl Executor for CudaExecutor {
-    fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
-        batch.check(&self.plan, &self.options)?;
-        let queued = self.queue_words(batch)?;
+    /// Queues all of a checked batch. Waits only if the host has to sample it.
+    fn start(&mut self, batch: &Batch<'_>, tokens: Tokens) -> Result<Ticket, BackendError> {
+        let queued = self.queue_words(batch, tokens)?;
         self.queue_work(&queued)?;
         let results = match queued.draw {
             Some(_) => Results::Tokens(queued.rows.sampled),
@@ -324,6 +335,38 @@ impl Executor for CudaExecutor {
         turn.done = Some(self.device.event()?);
         self.batches += 1;
         Ok(Ticket(self.batches))
+    }
+}
+
+impl Executor for CudaExecutor {
+    fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
+        batch.check(&self.plan, &self.options)?;
+        self.start(batch, Tokens::Given)
+    }
+
+    fn chains(&self) -> bool {
+        true
+    }
+
+    fn submit_chained(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
+        batch.check(&self.plan, &self.options)?;
+        let before = (self.batches as usize + TURNS - 1) % TURNS;
+        match &self.turns[before].results {
+            Results::None => panic!("no batch is in flight"),
+            Results::Tokens(count) => {
+                assert_eq!(*count, batch.tokens.len(), "a row for each sampled row");
+                self.start(batch, Tokens::Sampled)
+            }
+            // The host has sampled it, so the tokens are known.
+            Results::Ready(outputs) => {
+                let tokens: Vec<TokenId> = outputs.rows.iter().map(|row| row.token).collect();
+                let batch = Batch {
+                    tokens: &tokens,
+                    ..*batch
+                };
+                self.start(&batch, Tokens::Given)
+            }
+        }
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
@@ -353,7 +396,7 @@ impl Executor for CudaExecutor {
         batch: &Batch<'_>,
     ) -> Result<Option<Vec<(String, Duration)>>, BackendError> {
         batch.check(&self.plan, &self.options)?;
-        let Queued { rows, draw, .. } = self.queue_words(batch)?;
+        let Queued { rows, draw, .. } = self.queue_words(batch, Tokens::Given)?;
         let device = &self.device;
         let mut moments = Vec::new();
         // As one graph, so that times are those of the device, not of launching.

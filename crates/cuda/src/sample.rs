@@ -150,7 +150,7 @@ fn put<F: Field + Params>(value: &F, words: &mut [u32]) {
     }
 }
 
-/// What the sampler reads.
+/// What the sampler shares with the batch.
 pub(crate) struct Inputs {
     pub(crate) rows: RowsAt,
     pub(crate) logits: Address,
@@ -159,6 +159,8 @@ pub(crate) struct Inputs {
     pub(crate) words: Address,
     /// The word that says whose turn it is.
     pub(crate) turn: Address,
+    /// Where the tokens go on the device.
+    pub(crate) samples: Address,
 }
 
 /// The loaded kernel with its memory.
@@ -194,7 +196,7 @@ impl Sampler {
             maxima: maxima_at,
             best: best_at,
             arrived,
-            samples: arrived.offset(most_rows * 4),
+            samples: inputs.samples,
             results: results.address(),
             turn: inputs.turn,
             vocab: vocab as u32,
@@ -236,7 +238,7 @@ impl Sampler {
 /// Bytes of device memory that a sampler takes.
 pub(crate) fn bytes(vocab: usize, most_rows: usize) -> usize {
     let (maxima, best) = scratch_bytes(vocab);
-    most_rows.min(MOST_ROWS) * (maxima + best + 2 * 4)
+    most_rows.min(MOST_ROWS) * (maxima + best + 4)
 }
 
 #[cfg(test)]

@@ -272,6 +272,7 @@ fn step(
 }
 
 /// Answers of three requests with different sampling: from the device in graphs and without, and from logits on the host.
+/// Without penalties also with every batch submitted before the one before is collected.
 fn drawn(cards: &Cards, variant: Variant) -> Result<(), String> {
     let tiny = Tiny::new(variant, QuantType::Q8_0);
     let expected = answers(&cards.fused, &tiny, RowOutput::Logits)?;
@@ -280,7 +281,88 @@ fn drawn(cards: &Cards, variant: Variant) -> Result<(), String> {
             return Err("the device draws other tokens than the host".to_owned());
         }
     }
+    let expected = chained_answers(&cards.fused, &tiny, false)?;
+    if chained_answers(&cards.fused, &tiny, true)? != expected {
+        return Err("chained batches give other tokens".to_owned());
+    }
     Ok(())
+}
+
+/// Tokens that follow two tokens, in batches of a row each.
+fn chained_answers(
+    card: &CudaBackend,
+    tiny: &Tiny,
+    chained: bool,
+) -> Result<Vec<Vec<TokenId>>, String> {
+    let model = tiny.model();
+    let settings = [Sampling::greedy(), Sampling::default()];
+    let options = CompileOptions {
+        pages: PerGroup {
+            full: 2,
+            sliding: 2,
+        },
+        max_rows: 4,
+        max_sampled: 4,
+        probe: false,
+    };
+    let compiled = card.compile(&gemma4::plan(&model), Arc::clone(&model.weights), &options);
+    let mut executor = compiled.map_err(|e| e.to_string())?;
+    let pages = [[PageId(0)], [PageId(1)]];
+    let mut sequences = vec![vec![3], vec![7]];
+    let mut outputs = Outputs::default();
+    let mut before = None;
+    for position in 0..12 {
+        // What is not known yet is any token.
+        let tokens: Vec<TokenId> = (sequences.iter())
+            .map(|s| s.get(position).copied().unwrap_or(0))
+            .collect();
+        let run = |s: usize| Run {
+            rows: s..s + 1,
+            position,
+            pages: PerGroup {
+                full: &pages[s],
+                sliding: &pages[s],
+            },
+            sampled: 1,
+            sampling: &settings[s],
+            history: &[],
+            // Now and then the host samples.
+            output: match position {
+                5 => RowOutput::Logprobs { top: 1 },
+                _ => RowOutput::Token,
+            },
+        };
+        let runs = [run(0), run(1)];
+        let batch = Batch {
+            tokens: &tokens,
+            runs: &runs,
+        };
+        let submitted = match before {
+            None => executor.submit(&batch),
+            Some(_) => executor.submit_chained(&batch),
+        };
+        let ticket = submitted.map_err(|e| e.to_string())?;
+        let waiting = if chained {
+            before.replace(ticket)
+        } else {
+            Some(ticket)
+        };
+        if let Some(ticket) = waiting {
+            let collected = executor.collect(ticket, &mut outputs);
+            collected.map_err(|e| e.to_string())?;
+            for (sequence, row) in sequences.iter_mut().zip(&outputs.rows) {
+                sequence.push(row.token);
+            }
+        }
+    }
+    if let Some(ticket) = before {
+        let collected = executor.collect(ticket, &mut outputs);
+        collected.map_err(|e| e.to_string())?;
+        for (sequence, row) in sequences.iter_mut().zip(&outputs.rows) {
+            sequence.push(row.token);
+        }
+    }
+    Ok(sequences)
 }
 
 /// Tokens that follow a prompt, in three requests side by side.

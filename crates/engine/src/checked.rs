@@ -21,6 +21,15 @@ impl Executor for Checked {
         self.executor.submit(batch)
     }
 
+    fn chains(&self) -> bool {
+        self.executor.chains()
+    }
+
+    fn submit_chained(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
+        batch.check(&self.plan, &self.options)?;
+        self.executor.submit_chained(batch)
+    }
+
     fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
         self.executor.collect(ticket, out)
     }

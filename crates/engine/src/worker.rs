@@ -1,6 +1,7 @@
 //! The engine's thread: takes commands, schedules, runs a batch, hands out the tokens.
 //!
-//! One plain loop. Commands are taken between batches, all that have come; without requests the thread sleeps on its
+//! One plain loop. Where the executor can chain batches, the next is queued before the last is waited for, so the device always has
+//! work. Commands are taken between batches, all that have come; without requests the thread sleeps on its
 //! inbox. Streams are unbounded, so a slow reader never holds up the others, and text is none of this thread's
 //! business.
 
@@ -12,7 +13,7 @@ use std::{
     time::Instant,
 };
 
-use carat_model::backend::{BackendError, Executor, Outputs, RowResult};
+use carat_model::backend::{BackendError, Executor, Outputs, RowResult, Ticket};
 use rustc_hash::FxHashMap;
 
 use crate::{
@@ -91,6 +92,7 @@ pub(crate) fn run(
     let worker = Worker {
         scheduler: Scheduler::new(limits),
         executor,
+        ahead: None,
         outputs: Outputs::default(),
         clients: FxHashMap::default(),
         inbox,
@@ -103,6 +105,8 @@ pub(crate) fn run(
 struct Worker {
     scheduler: Scheduler,
     executor: Box<dyn Executor>,
+    /// The batch after the one collected last, if it has been submitted already.
+    ahead: Option<Result<Ticket, BackendError>>,
     outputs: Outputs,
     clients: FxHashMap<RequestId, Client>,
     inbox: Receiver<Command>,
@@ -122,7 +126,7 @@ impl Worker {
 
     /// Takes all commands there are; waits for one if there is nothing else to do.
     fn take_commands(&mut self) -> Next {
-        if self.scheduler.is_idle() {
+        if self.scheduler.is_idle() && self.ahead.is_none() {
             let Ok(command) = self.inbox.recv() else {
                 return Next::Stop;
             };
@@ -172,18 +176,31 @@ impl Worker {
         self.clients.insert(id, client);
     }
 
-    /// Runs one batch, if there is anything to run.
+    /// Sees one batch to its end, if there is anything to run, and queues the one after it if it can.
     fn step(&mut self) -> Next {
         let begun = Instant::now();
-        let Some(work) = self.scheduler.next() else {
-            self.deliver(begun, None);
-            return Next::Continue;
+        let submitted = match self.ahead.take() {
+            Some(submitted) => submitted,
+            None => {
+                let Some(work) = self.scheduler.next() else {
+                    self.deliver(begun, None);
+                    return Next::Continue;
+                };
+                let batch = work.batch();
+                tracing::trace!(rows = batch.tokens.len(), runs = batch.runs.len(), "step");
+                self.executor.submit(&batch)
+            }
         };
-        let batch = work.batch();
-        tracing::trace!(rows = batch.tokens.len(), runs = batch.runs.len(), "step");
-        let submitted = self.executor.submit(&batch);
-        drop(work);
-        match submitted.and_then(|ticket| self.executor.collect(ticket, &mut self.outputs)) {
+        let ticket = match submitted {
+            Ok(ticket) => ticket,
+            Err(error) => return self.fail(begun, error),
+        };
+        if self.executor.chains()
+            && let Some(work) = self.scheduler.ahead()
+        {
+            self.ahead = Some(self.executor.submit_chained(&work.batch()));
+        }
+        match self.executor.collect(ticket, &mut self.outputs) {
             Ok(()) => {
                 self.scheduler.apply(&self.outputs);
                 self.deliver(begun, None);
@@ -201,6 +218,10 @@ impl Worker {
             BackendError::OutOfMemory { .. } | BackendError::Unsupported { .. } => Next::Continue,
             BackendError::Device(_) => Next::Stop,
         };
+        if let Some(Ok(ticket)) = self.ahead.take() {
+            // Of the same requests, so whatever became of it nobody wants it.
+            let _ = self.executor.collect(ticket, &mut self.outputs);
+        }
         let error = Arc::new(error);
         self.scheduler.abandon();
         self.deliver(begun, Some(&error));

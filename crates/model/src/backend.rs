@@ -54,7 +54,22 @@ pub trait Executor {
     /// Starts one forward pass and its sampling. May return before the device is done.
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError>;
 
-    /// Waits for a submitted batch and replaces `out` with its results. A ticket is used once.
+    /// Whether [`Executor::submit_chained`] works, and two batches may be in flight.
+    fn chains(&self) -> bool {
+        false
+    }
+
+    /// Starts a batch before the one in flight is collected: its row `r` is fed the token that sampled row `r` of that one will
+    /// have. So all runs have one row, and there are as many as that batch samples. `batch.tokens` are any tokens, and histories
+    /// end before the row's, so there must be no penalties.
+    fn submit_chained(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
+        let _ = batch;
+        Err(BackendError::Unsupported {
+            what: "batches cannot be chained".to_owned(),
+        })
+    }
+
+    /// Waits for a submitted batch and replaces `out` with its results. A ticket is used once, in the order of submission.
     fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError>;
 
     /// A value of the last batch, `[rows, columns]`; `None` unless compiled with [`CompileOptions::probe`].

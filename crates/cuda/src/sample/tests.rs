@@ -48,7 +48,13 @@ impl Bench {
         self.card.device.name.contains("emulated")
     }
 
-    fn sampler(&self, words: &Buffer, logits: Address, vocab: usize, rows: usize) -> Sampler {
+    fn sampler(
+        &self,
+        words: &Buffer,
+        logits: Address,
+        samples: Address,
+        (vocab, rows): (usize, usize),
+    ) -> Sampler {
         let inputs = Inputs {
             rows: RowsAt {
                 count: at::<u32>(words, COUNT_AT),
@@ -58,6 +64,7 @@ impl Bench {
             settings: at::<u32>(words, SETTINGS_AT),
             words: words.address(),
             turn: at::<u32>(words, TURN_AT),
+            samples,
         };
         let module = Arc::clone(&self.module);
         Sampler::new(&self.card.device, module, vocab, rows, &inputs).expect("memory")
@@ -69,13 +76,22 @@ impl Bench {
         let run = |turn: usize| -> Vec<TokenId> {
             let words = words(wishes, vocab, turn as u32).expect("the device takes it");
             let (on_device, buffer) = (self.card.upload(&words.words), self.card.upload(logits));
-            let sampler = self.sampler(&on_device, buffer.address(), vocab, rows + 3);
+            let samples = self.card.upload(&vec![7u32; rows + 3]);
+            let sampler = self.sampler(
+                &on_device,
+                buffer.address(),
+                samples.address(),
+                (vocab, rows + 3),
+            );
             // As in a graph of a larger bucket: rows that are not there do no harm.
             sampler
                 .run(words.draw, rows + 3, || Ok(()))
                 .expect("launches");
             self.card.device.wait("sampling").expect("runs");
-            sampler.tokens(turn, rows).collect()
+            let tokens: Vec<TokenId> = sampler.tokens(turn, rows).collect();
+            let samples = self.card.download::<u32>(&samples, rows + 3);
+            assert_eq!(samples, [tokens.as_slice(), &[7; 3]].concat());
+            tokens
         };
         let found = run(0);
         assert_eq!(found, run(1));
@@ -422,7 +438,13 @@ fn sample_timing() {
             };
             let words = words(&vec![wish; rows], vocab, 0).expect("the device takes it");
             let on_device = bench.card.upload(&words.words);
-            let sampler = bench.sampler(&on_device, buffer.address(), vocab, rows);
+            let samples = bench.card.upload(&vec![0u32; rows]);
+            let sampler = bench.sampler(
+                &on_device,
+                buffer.address(),
+                samples.address(),
+                (vocab, rows),
+            );
             // As in a graph of a whole step: launches do not wait for the host.
             const REPEATS: u32 = 20;
             let stream = bench.card.device.captured_stream();

@@ -49,6 +49,8 @@ struct History {
     abandons: bool,
     /// Some requests are cancelled.
     cancels: bool,
+    /// Some batches are submitted before the tokens they are fed are known.
+    goes_ahead: bool,
     /// Short prompts, and answers as long as they may be, so that sequences outgrow the pages together.
     long_answers: bool,
 }
@@ -57,6 +59,7 @@ struct History {
 #[derive(Debug, Default)]
 struct Totals {
     steps: usize,
+    ahead: usize,
     finished: usize,
     stopped: usize,
     cancelled: usize,
@@ -80,6 +83,7 @@ impl Totals {
             self.sliding_evicted,
         ];
         self.steps > 50 * often
+            && self.ahead > 10 * often
             && self.finished > 3 * often
             && at_times.iter().all(|count| *count > often / 10)
     }
@@ -100,6 +104,7 @@ impl History {
         History {
             abandons: random.one_in(6),
             cancels: random.one_in(3),
+            goes_ahead: random.one_in(2),
             long_answers: random.one_in(3),
             random,
             bench,
@@ -190,14 +195,17 @@ impl History {
 
     /// One step, perhaps with a cancellation or a failure in the middle.
     fn step(&mut self) -> bool {
-        let Some(_) = self.bench.begin() else {
+        let was_ahead = self.bench.is_ahead();
+        let go_ahead = self.goes_ahead && !self.random.one_in(8);
+        if !self.bench.begin_ahead(go_ahead) {
             self.bench.scheduler.audit();
             return false;
-        };
+        }
         for (id, rows) in self.bench.scheduler.scheduled() {
             self.records.get_mut(&id).unwrap().rows += rows;
         }
-        if self.has_enough_pages() {
+        // One that was cancelled since has no part in a batch submitted ahead.
+        if self.has_enough_pages() && !was_ahead {
             assert!(
                 self.bench.scheduler.scheduled().all(|(_, rows)| rows > 0),
                 "with enough pages nobody is left out"
@@ -207,6 +215,7 @@ impl History {
             self.cancel_one();
         }
         if self.abandons && self.random.one_in(25) {
+            self.bench.forget_ahead();
             self.bench.scheduler.abandon();
         } else {
             self.bench.scheduler.apply(&self.bench.outputs);
@@ -255,6 +264,7 @@ impl History {
                 self.cancel_one();
             }
             let worked = self.step();
+            totals.ahead += usize::from(self.bench.is_ahead());
             self.take_updates();
             if !worked && arrivals == 0 {
                 break;

@@ -186,6 +186,18 @@ impl Kv {
         (table.pages.full.len() + self.available()) * PAGE_TOKENS - table.computed
     }
 
+    /// Whether all of these tables can grow by these rows, with the pages of both groups that are available now.
+    pub(crate) fn can_grow<'a>(&self, tables: impl Iterator<Item = (&'a Table, usize)>) -> bool {
+        let mut needed = PerGroup::<usize>::default();
+        for (table, rows) in tables {
+            let pages = pages_of(table.computed + rows);
+            needed.full += pages.saturating_sub(table.pages.full.len());
+            needed.sliding += pages.saturating_sub(table.pages.sliding.len());
+        }
+        needed.full <= self.pools.full.available()
+            && (self.window.is_none() || needed.sliding <= self.pools.sliding.available())
+    }
+
     /// Allocates pages for `rows` more positions, which must fit.
     pub(crate) fn grow(&mut self, table: &mut Table, rows: usize) {
         let pages = pages_of(table.computed + rows);

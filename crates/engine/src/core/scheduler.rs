@@ -7,6 +7,10 @@
 //! Sliding pages are reserved at admission, so they never run out. Full pages are not: how long an answer gets is
 //! unknown. When they run out the youngest sequence is preempted: it gives back its pages and waits, to be computed
 //! again from its tokens so far. The oldest can take from all others, so every step gets something done.
+//!
+//! While all that runs is sampled, the step after the one under way can be handed out before its tokens are known
+//! ([`Scheduler::ahead`]), so that the device does not wait for anybody. A sequence that turns out to have ended has computed a
+//! row for nothing.
 
 use std::collections::VecDeque;
 
@@ -65,7 +69,7 @@ pub struct Stats {
 /// Requests in, batches out; outputs in, updates out.
 ///
 /// [`Scheduler::next`] and then [`Scheduler::apply`] (or [`Scheduler::abandon`]), in turn; requests may come and go at
-/// any time.
+/// any time. Where [`Scheduler::ahead`] gave a step in between, [`Scheduler::apply`] comes once more before the next.
 pub struct Scheduler {
     limits: Limits,
     kv: Kv,
@@ -74,6 +78,10 @@ pub struct Scheduler {
     waiting: VecDeque<Sequence>,
     /// A step is under way: pages in it may not change hands.
     in_step: bool,
+    /// So is the one after it.
+    is_ahead: bool,
+    /// Who is sampled in the steps under way, in the order of their results.
+    sampled: VecDeque<Vec<RequestId>>,
     /// Tokens of the step's rows.
     tokens: Vec<TokenId>,
     updates: Vec<Update>,
@@ -86,6 +94,8 @@ impl Scheduler {
             running: Vec::with_capacity(limits.config().max_sequences),
             waiting: VecDeque::new(),
             in_step: false,
+            is_ahead: false,
+            sampled: VecDeque::new(),
             tokens: Vec::with_capacity(limits.config().max_rows),
             updates: Vec::new(),
             limits,
@@ -147,6 +157,10 @@ impl Scheduler {
             runs.push(sequence.run(start..self.tokens.len()));
         }
         self.in_step = !runs.is_empty();
+        if self.in_step {
+            let sampled = self.running.iter().filter(|s| s.rows > 0 && s.samples());
+            self.sampled.push_back(sampled.map(|s| s.id).collect());
+        }
         debug_assert!(
             self.in_step || self.is_idle(),
             "the oldest always gets a row"
@@ -157,11 +171,47 @@ impl Scheduler {
         })
     }
 
+    /// The step after the one under way, if that is certain but for its tokens: row `r` is fed what row `r` of the results to come
+    /// will have. `None` if any sequence may have to be treated otherwise, or if somebody could be admitted.
+    pub fn ahead(&mut self) -> Option<Work<'_>> {
+        assert!(self.in_step, "no step is under way");
+        let is_full = self.running.len() == self.limits.config().max_sequences;
+        // Who has ended since the step was handed out still has a row in it, which then is not the same in the step after.
+        let ids = self.running.iter().map(|s| s.id);
+        if self.is_ahead
+            || self.running.is_empty()
+            || !self.sampled.iter().flatten().copied().eq(ids)
+            || !(is_full || self.waiting.is_empty())
+            || !self.running.iter().all(Sequence::can_go_ahead)
+        {
+            return None;
+        }
+        let tables = self.running.iter().map(|s| (&s.table, s.rows + 1));
+        if !self.kv.can_grow(tables) {
+            return None;
+        }
+        for sequence in &mut self.running {
+            self.kv.grow(&mut sequence.table, sequence.rows + 1);
+        }
+        self.is_ahead = true;
+        let ids = self.running.iter().map(|s| s.id);
+        self.sampled.push_back(ids.collect());
+        self.tokens.clear();
+        self.tokens.resize(self.running.len(), 0);
+        let runs = self.running.iter().enumerate();
+        Some(Work {
+            runs: runs.map(|(row, s)| s.run_ahead(row)).collect(),
+            tokens: &self.tokens,
+        })
+    }
+
     /// Takes the results of the step: sequences grow, completed pages become findable, finished requests leave.
     pub fn apply(&mut self, outputs: &Outputs) {
         assert!(self.in_step, "no step is under way");
-        self.in_step = false;
-        let mut results = outputs.rows.iter().enumerate();
+        let is_ahead = std::mem::take(&mut self.is_ahead);
+        self.in_step = is_ahead;
+        let sampled = self.sampled.pop_front().expect("a list for each step");
+        let mut results = outputs.rows.iter().zip(sampled).enumerate();
         let mut i = 0;
         while i < self.running.len() {
             let sequence = &mut self.running[i];
@@ -175,12 +225,16 @@ impl Scheduler {
             if !samples {
                 continue;
             }
-            let (row, result) = results.next().expect("a result for each sampled row");
+            let id = sequence.id;
+            // Between them are results of those that have ended since.
+            let (row, (result, _)) = results
+                .find(|(_, (_, of))| *of == id)
+                .expect("a result for each sampled row");
             if sequence.cancelled {
                 continue;
             }
-            let id = sequence.id;
             let finish = sequence.push(result.token);
+            sequence.rows = usize::from(is_ahead);
             if !matches!(finish, Some(FinishReason::Stop { .. })) {
                 self.updates.push(Update::Token { id, row });
             }
@@ -191,9 +245,11 @@ impl Scheduler {
         }
     }
 
-    /// The step failed: its sequences end, and nothing they computed in it is kept.
+    /// The step failed, or the one after it: their sequences end, and nothing they computed in them is kept.
     pub fn abandon(&mut self) {
         self.in_step = false;
+        self.is_ahead = false;
+        self.sampled.clear();
         for i in (0..self.running.len()).rev() {
             if self.running[i].rows > 0 {
                 let sequence = self.leave(i);

@@ -105,6 +105,33 @@ impl Sequence {
         }
     }
 
+    /// Whether the row after the step's can be run before its token is known: the step samples that token, it will not be the
+    /// last by length, and nothing but the token itself depends on it.
+    pub(crate) fn can_go_ahead(&self) -> bool {
+        self.rows > 0
+            && self.samples()
+            && !self.cancelled
+            && self.tokens.len() + 1 < self.limit
+            && self.output == RowOutput::Token
+            && !self.sampling.penalizes()
+    }
+
+    /// The row after the step's.
+    pub(crate) fn run_ahead(&self, row: usize) -> Run<'_> {
+        Run {
+            rows: row..row + 1,
+            position: self.tokens.len(),
+            pages: PerGroup {
+                full: &self.table.pages.full,
+                sliding: &self.table.pages.sliding,
+            },
+            sampled: 1,
+            sampling: &self.sampling,
+            history: &self.tokens,
+            output: self.output,
+        }
+    }
+
     /// Takes a sampled token; says so if it is the last.
     pub(crate) fn push(&mut self, token: TokenId) -> Option<FinishReason> {
         self.tokens.push(token);

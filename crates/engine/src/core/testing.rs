@@ -234,6 +234,30 @@ impl Executor for FakeExecutor {
         Ok(Ticket(self.batches))
     }
 
+    fn chains(&self) -> bool {
+        true
+    }
+
+    /// The tokens are there already; a scheduler cannot know.
+    fn submit_chained(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
+        assert_eq!(self.results.len(), 1, "one batch is in flight");
+        let sampled: Vec<TokenId> = self.results[0].1.rows.iter().map(|r| r.token).collect();
+        assert_eq!(sampled.len(), batch.tokens.len(), "a row for each result");
+        let histories: Vec<Vec<TokenId>> = (batch.runs.iter().zip(&sampled))
+            .map(|(run, token)| [run.history, &[*token]].concat())
+            .collect();
+        let runs: Vec<Run<'_>> = (batch.runs.iter().zip(&histories))
+            .map(|(run, history)| Run {
+                history,
+                ..run.clone()
+            })
+            .collect();
+        self.submit(&Batch {
+            tokens: &sampled,
+            runs: &runs,
+        })
+    }
+
     fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
         let (number, outputs) = self.results.pop_front().expect("a batch was submitted");
         assert_eq!(ticket, Ticket(number), "tickets are collected in order");
@@ -282,6 +306,8 @@ pub(crate) struct Bench {
     pub(crate) limits: Limits,
     pub(crate) outputs: Outputs,
     submitted: u64,
+    /// A batch submitted before the one before it was collected.
+    ahead: Option<Ticket>,
 }
 
 impl Bench {
@@ -293,6 +319,7 @@ impl Bench {
             limits,
             outputs: Outputs::default(),
             submitted: 0,
+            ahead: None,
         }
     }
 
@@ -309,6 +336,39 @@ impl Bench {
         self.scheduler.apply(&self.outputs);
         self.scheduler.audit();
         Some(rows)
+    }
+
+    /// Whether a batch is under way that was submitted ahead.
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.ahead.is_some()
+    }
+
+    /// Throws away what was submitted ahead.
+    pub(crate) fn forget_ahead(&mut self) {
+        if let Some(ticket) = self.ahead.take() {
+            let mut outputs = Outputs::default();
+            self.executor.collect(ticket, &mut outputs).unwrap();
+        }
+    }
+
+    /// As [`Bench::begin`], for the batch under way if there is one. If `on`, the batch after it is submitted as well, where the
+    /// scheduler knows it.
+    pub(crate) fn begin_ahead(&mut self, on: bool) -> bool {
+        let ticket = match self.ahead.take() {
+            Some(ticket) => ticket,
+            None => {
+                let Some(work) = self.scheduler.next() else {
+                    return false;
+                };
+                self.executor.submit(&work.batch()).unwrap()
+            }
+        };
+        if on && let Some(work) = self.scheduler.ahead() {
+            let batch = work.batch();
+            self.ahead = Some(self.executor.submit_chained(&batch).unwrap());
+        }
+        self.executor.collect(ticket, &mut self.outputs).unwrap();
+        true
     }
 
     /// A step's first half: the batch has run, but its results are not applied.

@@ -105,6 +105,29 @@ fn requests_from_many_threads_get_their_own_answers() {
 }
 
 #[test]
+fn chained_batches_give_the_same_answers_and_end_on_time() {
+    let config = roomy(WINDOW).0;
+    let make = |limits: &Limits| Ok(Box::new(FakeExecutor::new(limits)) as Box<dyn Executor>);
+    let engine = EngineHandle::start_with(config, roomy(WINDOW).1, make).unwrap();
+    thread::scope(|scope| {
+        for n in 0..8 {
+            let engine = engine.clone();
+            scope.spawn(move || {
+                let mut asked = request(text(n, 20), 40);
+                // A token that it comes to, which is found too late: the row after it is thrown away.
+                let (whole, _) = alone(&asked, 60, WINDOW);
+                asked.stop_tokens = vec![whole[30]];
+                let (tokens, reason, usage) = answer(engine.submit(asked.clone()).unwrap());
+                let expected = alone(&asked, 60, WINDOW);
+                assert_eq!((tokens, reason), expected);
+                assert_eq!(usage.counts.generated_tokens, expected.0.len() + 1);
+            });
+        }
+    });
+    assert_eq!(engine.stats().unwrap().pages.full.held, 0);
+}
+
+#[test]
 fn an_idle_engine_wakes_up_for_the_next_request() {
     let engine = start(|_| Ok(()));
     for _ in 0..3 {
