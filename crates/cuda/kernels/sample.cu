@@ -424,7 +424,7 @@ __device__ __forceinline__ void draw_from_best(const Row& row) {
   row.report(token_of(drawn));
 }
 
-extern "C" __global__ void __launch_bounds__(PICK_THREADS) sample_pick(const Params p) {
+extern "C" __global__ void __launch_bounds__(PICK_THREADS, 1) sample_pick(const Params p) {
   if (!p.rows.has(blockIdx.y)) return;
   const Row row(p, blockIdx.y);
   if (!(row.setting.temperature > 0)) return;

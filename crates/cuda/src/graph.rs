@@ -5,7 +5,7 @@
 //! enough to hide their launches.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, hash_map::Entry},
     sync::Arc,
 };
 
@@ -82,16 +82,19 @@ impl Graphs {
         if self.seen.insert(key) {
             return record().map(drop);
         }
-        if !self.captured.contains_key(&key) {
-            let mut launches = 0;
-            let graph = Graph::capture(stream, || {
-                launches = record()?;
-                Ok(())
-            })?;
-            tracing::info!(rows = key.rows.all, draw = ?key.draw, launches, "captured a graph");
-            self.captured.insert(key, graph);
-        }
-        self.captured[&key].launch()
+        let graph = match self.captured.entry(key) {
+            Entry::Occupied(captured) => captured.into_mut(),
+            Entry::Vacant(place) => {
+                let mut launches = 0;
+                let graph = Graph::capture(stream, || {
+                    launches = record()?;
+                    Ok(())
+                })?;
+                tracing::info!(rows = key.rows.all, draw = ?key.draw, launches, "captured a graph");
+                place.insert(graph)
+            }
+        };
+        graph.launch()
     }
 }
 

@@ -282,10 +282,45 @@ fn drawn(cards: &Cards, variant: Variant) -> Result<(), String> {
         }
     }
     let expected = chained_answers(&cards.fused, &tiny, false)?;
+    profile(&cards.fused, &tiny)?;
     if chained_answers(&cards.fused, &tiny, true)? != expected {
         return Err("chained batches give other tokens".to_owned());
     }
     Ok(())
+}
+
+/// Every launch of a step is timed, sampling last.
+fn profile(card: &CudaBackend, tiny: &Tiny) -> Result<(), String> {
+    let model = tiny.model();
+    let options = evaluate::options(1, 1);
+    let compiled = card.compile(&gemma4::plan(&model), Arc::clone(&model.weights), &options);
+    let mut executor = compiled.map_err(|e| e.to_string())?;
+    let pages = [PageId(0)];
+    let pages = PerGroup {
+        full: pages.as_slice(),
+        sliding: pages.as_slice(),
+    };
+    let run = Run {
+        rows: 0..1,
+        position: 0,
+        pages,
+        sampled: 1,
+        sampling: &Sampling::greedy(),
+        history: &[3],
+        output: RowOutput::Token,
+    };
+    let batch = Batch {
+        tokens: &[3],
+        runs: &[run],
+    };
+    let times = executor.profile(&batch).map_err(|e| e.to_string())?;
+    let times = times.ok_or("no times")?;
+    let labels: Vec<&str> = times.iter().map(|(label, _)| label.as_str()).collect();
+    let all_timed = times.iter().all(|(_, time)| !time.is_zero());
+    if labels.len() > 10 && labels.last() == Some(&"sample") && all_timed {
+        return Ok(());
+    }
+    Err(format!("{times:?}"))
 }
 
 /// Tokens that follow two tokens, in batches of a row each.

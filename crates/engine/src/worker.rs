@@ -179,17 +179,16 @@ impl Worker {
     /// Sees one batch to its end, if there is anything to run, and queues the one after it if it can.
     fn step(&mut self) -> Next {
         let begun = Instant::now();
-        let submitted = match self.ahead.take() {
-            Some(submitted) => submitted,
-            None => {
-                let Some(work) = self.scheduler.next() else {
-                    self.deliver(begun, None);
-                    return Next::Continue;
-                };
-                let batch = work.batch();
-                tracing::trace!(rows = batch.tokens.len(), runs = batch.runs.len(), "step");
-                self.executor.submit(&batch)
-            }
+        let submitted = if let Some(submitted) = self.ahead.take() {
+            submitted
+        } else {
+            let Some(work) = self.scheduler.next() else {
+                self.deliver(begun, None);
+                return Next::Continue;
+            };
+            let batch = work.batch();
+            tracing::trace!(rows = batch.tokens.len(), runs = batch.runs.len(), "step");
+            self.executor.submit(&batch)
         };
         let ticket = match submitted {
             Ok(ticket) => ticket,

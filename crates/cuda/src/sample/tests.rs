@@ -18,6 +18,9 @@ const COUNT_AT: usize = 0;
 const TURN_AT: usize = 1;
 const SETTINGS_AT: usize = 4;
 
+/// How often a timed graph samples.
+const REPEATS: u32 = 20;
+
 fn words(wishes: &[Wish<'_>], vocab: usize, turn: u32) -> Option<Words> {
     let at = SettingsAt {
         settings: SETTINGS_AT,
@@ -394,6 +397,7 @@ fn changes_are_sorted_by_token_and_in_order() {
 
 #[test]
 #[ignore = "needs a card"]
+#[expect(clippy::print_stdout, reason = "a table of times")]
 fn sample_timing() {
     let bench = Bench::open();
     let vocab = 262_144;
@@ -446,7 +450,6 @@ fn sample_timing() {
                 (vocab, rows),
             );
             // As in a graph of a whole step: launches do not wait for the host.
-            const REPEATS: u32 = 20;
             let stream = bench.card.device.captured_stream();
             let graph = Graph::capture(stream, || {
                 (0..REPEATS).try_for_each(|_| sampler.run(words.draw, rows, || Ok(())))

@@ -39,6 +39,7 @@ enum End {
     Abandoned,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "what may happen in it")]
 struct History {
     random: Random,
     bench: Bench,

@@ -354,14 +354,13 @@ impl Bench {
     /// As [`Bench::begin`], for the batch under way if there is one. If `on`, the batch after it is submitted as well, where the
     /// scheduler knows it.
     pub(crate) fn begin_ahead(&mut self, on: bool) -> bool {
-        let ticket = match self.ahead.take() {
-            Some(ticket) => ticket,
-            None => {
-                let Some(work) = self.scheduler.next() else {
-                    return false;
-                };
-                self.executor.submit(&work.batch()).unwrap()
-            }
+        let ticket = if let Some(ticket) = self.ahead.take() {
+            ticket
+        } else {
+            let Some(work) = self.scheduler.next() else {
+                return false;
+            };
+            self.executor.submit(&work.batch()).unwrap()
         };
         if on && let Some(work) = self.scheduler.ahead() {
             let batch = work.batch();
