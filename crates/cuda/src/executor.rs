@@ -290,7 +290,8 @@ impl CudaExecutor {
                 let stream = device.captured_stream();
                 graphs.run(stream, key, || launch(rows, Checks::EachBatch))
             }
-            _ => launch(rows, self.checks).map(drop),
+            // For as many rows as a graph would be: in which order a kernel adds may depend on it.
+            (_, bucket) => launch(bucket.unwrap_or(rows), self.checks).map(drop),
         }
     }
 
@@ -397,6 +398,7 @@ impl Executor for CudaExecutor {
     ) -> Result<Option<Vec<(String, Duration)>>, BackendError> {
         batch.check(&self.plan, &self.options)?;
         let Queued { rows, draw, .. } = self.queue_words(batch, Tokens::Given)?;
+        let rows = graph::bucket(rows, &self.options).unwrap_or(rows);
         let device = &self.device;
         let mut moments = Vec::new();
         // As one graph, so that times are those of the device, not of launching.
