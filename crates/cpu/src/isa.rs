@@ -5,7 +5,7 @@
 pub enum Isa {
     /// Plain Rust, compiled for the least processor of the target.
     Scalar,
-    /// 128-bit vectors of 64-bit Arm: the plain kernels, which the compiler turns into NEON there.
+    /// NEON with the dot products of Arm v8.2.
     Neon,
     /// AVX2, FMA and F16C.
     Avx2,
@@ -28,11 +28,22 @@ impl Isa {
     pub fn available(self) -> bool {
         match self {
             Isa::Scalar => true,
-            Isa::Neon => cfg!(target_arch = "aarch64"),
+            Isa::Neon => has_neon_dotprod(),
             Isa::Avx2 => has_avx2(),
             Isa::Avx512Vnni => has_avx512_vnni(),
         }
     }
+}
+
+#[cfg(target_arch = "aarch64")]
+fn has_neon_dotprod() -> bool {
+    std::arch::is_aarch64_feature_detected!("neon")
+        && std::arch::is_aarch64_feature_detected!("dotprod")
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+fn has_neon_dotprod() -> bool {
+    false
 }
 
 #[cfg(target_arch = "x86_64")]

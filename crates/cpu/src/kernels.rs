@@ -45,9 +45,20 @@ macro_rules! kernels {
 
             $(pub(super) fn $name($($arg: $type),*) $(-> $result)? { $module::$body::<Scalar>($($arg),*) })*
 
-            // On 64-bit Arm the compiler makes NEON of these.
-            const LEVEL: Isa = if cfg!(target_arch = "aarch64") { Isa::Neon } else { Isa::Scalar };
-            pub(super) const KERNELS: Kernels = Kernels { isa: LEVEL, $($name,)* };
+            pub(super) const KERNELS: Kernels = Kernels { isa: Isa::Scalar, $($name,)* };
+        }
+
+        #[cfg(target_arch = "aarch64")]
+        mod neon {
+            use super::*;
+            use crate::simd::Neon;
+
+            $(
+                #[target_feature(enable = "neon,dotprod")]
+                pub(super) fn $name($($arg: $type),*) $(-> $result)? { $module::$body::<Neon>($($arg),*) }
+            )*
+
+            pub(super) const KERNELS: Kernels = Kernels { isa: Isa::Neon, $($name,)* };
         }
 
         #[cfg(target_arch = "x86_64")]
@@ -114,6 +125,10 @@ impl Kernels {
                 return const { &avx2::KERNELS };
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        if isa >= Isa::Neon && Isa::Neon.available() {
+            return const { &neon::KERNELS };
+        }
         let _ = isa;
         const { &scalar::KERNELS }
     }
@@ -125,7 +140,7 @@ impl Kernels {
     /// Every table this processor can run, the plain one first.
     #[cfg(test)]
     pub(crate) fn all() -> Vec<&'static Kernels> {
-        [Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni]
+        Isa::ALL
             .into_iter()
             .filter(|isa| isa.available())
             .map(Kernels::for_isa)

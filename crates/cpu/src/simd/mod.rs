@@ -1,4 +1,4 @@
-//! Sixteen lanes, three ways: the vector vocabulary every kernel is written in.
+//! Sixteen lanes, four ways: the vector vocabulary every kernel is written in.
 //!
 //! A kernel is one generic body over [`Simd`]; [`crate::kernels`] instantiates it once an instruction set. All sets have
 //! the same sixteen lanes, the same single-rounding multiply-add and the same folding order in [`Floats::sum`], so their
@@ -14,6 +14,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
 #[cfg(test)]
 mod tests;
@@ -23,6 +25,8 @@ pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
 pub(crate) use math::{exp, gelu, tanh};
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
 pub(crate) use scalar::Scalar;
 
 /// An array whose element `i` is an expression of `i`: `array![zero; i => f(i)]`. The zero only fills it at first.

@@ -1,5 +1,5 @@
 use super::{Floats, LANES, Line, Scalar, Simd, exp, gelu, tanh};
-use crate::testing::Random;
+use crate::{Isa, testing::Random};
 
 type Plain = <Scalar as Simd>::Floats;
 
@@ -38,22 +38,69 @@ fn gelu_is_accurate_in_its_tails_too() {
     assert!(worst(gelu, truth, -30.0, -3.0, 1e-6) < 4e-6);
 }
 
-#[cfg(target_arch = "x86_64")]
 #[test]
 fn every_operation_has_the_bits_of_the_plain_one() {
-    use super::{Avx2, Avx512};
-    use crate::Isa;
-
-    if Isa::Avx2.available() {
-        agree::<Avx2>();
+    agree::<Scalar>();
+    #[cfg(target_arch = "aarch64")]
+    if Isa::Neon.available() {
+        agree::<super::Neon>();
     }
+    #[cfg(target_arch = "x86_64")]
+    if Isa::Avx2.available() {
+        agree::<super::Avx2>();
+    }
+    #[cfg(target_arch = "x86_64")]
     if Isa::Avx512Vnni.available() {
-        agree::<Avx512>();
+        agree::<super::Avx512>();
+    }
+}
+
+/// Compares the operations of `S` that treat some numbers differently with [`Scalar`] on those.
+fn agree_at_the_edges<S: Simd>() {
+    let odd = [
+        0.0,
+        -0.0,
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        1.0,
+        -2.5,
+        f32::MIN_POSITIVE / 2.0,
+    ];
+    for a in odd {
+        for b in odd {
+            let same = |found: S::Floats, expected: Plain| {
+                let mut lanes = [f32::NAN; LANES];
+                found.store(&mut lanes);
+                assert_eq!(
+                    lanes.map(f32::to_bits),
+                    expected.map(f32::to_bits),
+                    "{a} {b}"
+                );
+            };
+            let (va, vb) = (S::Floats::splat(a), S::Floats::splat(b));
+            let (pa, pb) = (Plain::splat(a), Plain::splat(b));
+            same(va.max(vb), Floats::max(pa, pb));
+            same(va.min(vb), Floats::min(pa, pb));
+            same(va.select_below(vb, va, vb), pa.select_below(pb, pa, pb));
+        }
+    }
+    // Past the largest F16, ties at both ends, and below the normal ones.
+    for x in [
+        65519.0, 65520.0, 1e9, 2049.0, 2051.0, 6.1e-5, 3e-8, 2.9e-8, 8.9e-8, 1e-30,
+    ] {
+        let (mut found, mut expected, mut back) = ([0; LANES], [0; LANES], [0.0; LANES]);
+        S::Floats::splat(x).store_half(&mut found);
+        Plain::splat(x).store_half(&mut expected);
+        assert_eq!(found, expected, "{x}");
+        S::Floats::load_half(&found).store(&mut back);
+        assert_eq!(back, Plain::load_half(&found), "{x}");
     }
 }
 
 /// Compares each operation of `S` with [`Scalar`] on random input.
 fn agree<S: Simd>() {
+    agree_at_the_edges::<S>();
     let mut random = Random::new(1);
     for _ in 0..200 {
         let a: [f32; LANES] = std::array::from_fn(|_| 3.0 * random.normal());
@@ -65,6 +112,8 @@ fn agree<S: Simd>() {
             assert_eq!(lanes.map(f32::to_bits), expected.map(f32::to_bits));
         };
         same(va.max(vb), Floats::max(a, b));
+        same(va.min(vb), Floats::min(a, b));
+        same(va.abs(), Floats::abs(a));
         same(va.round(), Floats::round(a));
         same(va.mul_add(vb, va), Floats::mul_add(a, b, a));
         same(va.neg_mul_add(vb, va), Floats::neg_mul_add(a, b, a));
