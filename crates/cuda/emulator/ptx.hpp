@@ -107,3 +107,42 @@ inline u32 lanes_alike(u32 value) {
   for (unsigned i = 0; i < 32; i++) lanes |= u32(all.words[i][0] == value) << i;
   return lanes;
 }
+
+struct SharedMatrix {
+  const u8* start;
+  u32 leading, stride;
+
+  SharedMatrix at(u32 bytes) const { return {start + bytes, leading, stride}; }
+  float get(u64 offset) const {
+    const u64 at = (u64)start + offset;
+    return emulated_half_to_float(*(const u16*)(at ^ (at >> 7 & 7) << 4));
+  }
+  float along_k(unsigned row, unsigned k) const { return get(row / 8 * stride + row % 8 * 128 + k * 2); }
+  float along_columns(unsigned k, unsigned column) const {
+    return get(column / 64 * leading + k / 8 * stride + k % 8 * 128 + column % 64 * 2);
+  }
+};
+inline SharedMatrix shared_matrix(const void* start, u32 leading, u32 stride) { return {(const u8*)start, leading, stride}; }
+inline void show_to_products() {}
+inline void open_products() {}
+inline void close_products() {}
+template <int UNDER_WAY>
+inline void wait_for_products() {}
+template <int N>
+inline void settle(float (&)[N]) {}
+template <int N, typename B>
+inline void emulated_multiply(float (&c)[N], const SharedMatrix& a, B b, bool add) {
+  const unsigned lane = emulation->thread.x % 32, warp = emulation->thread.x / 32 % 4;
+  for (int i = 0; i < N; i++) {
+    const unsigned row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    float sum = 0;
+    for (unsigned k = 0; k < 16; k++) sum += a.along_k(row, k) * b(k, column);
+    c[i] = add ? c[i] + sum : sum;
+  }
+}
+inline void multiply_64x64(float (&c)[32], const SharedMatrix& a, const SharedMatrix& b, bool add) {
+  emulated_multiply(c, a, [&](unsigned k, unsigned column) { return b.along_k(column, k); }, add);
+}
+inline void multiply_64x256(float (&c)[128], const SharedMatrix& a, const SharedMatrix& b) {
+  emulated_multiply(c, a, [&](unsigned k, unsigned column) { return b.along_columns(k, column); }, true);
+}

@@ -15,27 +15,7 @@
 // Work: 4 * seen * head_dim flops a row and head. Bytes: q and out once, the seen keys and values once a tile of tokens (from L2).
 // Shared memory: SHARED_BYTES, given by the launch. Requires: rows of a run have consecutive positions; keys and values of all rows
 // are stored; group <= ROWS; head_dim % 16 == 0; for OUT == OUT_Q8 also head_dim % 32 == 0, or 16 with an even group.
-#include "lib/kv.cuh"
-#include "lib/ptx.cuh"
-#include "lib/reduce.cuh"
-
-#define OUT_F32 0
-#define OUT_F16 1
-#define OUT_Q8 2
-
-struct Params {
-  Rows rows;
-  Places places;
-  Runs runs;
-  Slot slot;
-  const u16* q;   // halves, [rows, heads * head_dim]
-  void* out;      // floats, halves or codes, [rows, heads * head_dim]
-  float* scales;  // of codes, [rows, heads * head_dim / 32]
-  float* sums;
-  u32 heads;
-  u32 window;  // 0 sees all
-};
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attend_wide.rs differs");
+#include "lib/attend.cuh"
 
 constexpr u32 THREADS = WARPS * WARP;
 constexpr u32 ROW_WARPS = ROWS / (16 * ROW_STEPS), COLUMN_WARPS = WARPS / ROW_WARPS;
@@ -55,158 +35,35 @@ static_assert(WARP_KEYS % 16 == 0 && KEYS % PAGE_TOKENS == 0 && V_KEYS % 16 == 0
 static_assert(K_CHUNKS * K_COLUMNS == HEAD_DIM && V_CHUNKS * V_KEYS == KEYS, "whole chunks");
 static_assert((V_KEYS < PAGE_TOKENS ? PAGE_TOKENS % V_KEYS : V_KEYS % PAGE_TOKENS) == 0, "pages and chunks that fit");
 
-constexpr float LOG2_E = 1.44269504f;
-// Weights are taken relative to a maximum that is raised only when it is this far behind, in powers of two: weights stay below
-// 2^8, well inside halves, and output is rarely rescaled.
-constexpr float SLACK = 8;
-constexpr u32 NO_PAGE = 0xffffffffu;
-
-// Some consecutive tokens of one run.
-struct Tokens {
-  u32 run;
-  u32 first;  // row
-  u32 count;  // 0: there is no such tile
-};
-
-// The `nth` tile of all, counted from the end. A lane a run.
-__device__ __forceinline__ Tokens find_tile(const Runs& runs, u32 nth, u32 most) {
-  const u32 lane = threadIdx.x % WARP;
-  for (u32 end = *runs.count;; end -= WARP) {
-    const u32 run = lane < end ? end - 1 - lane : 0;
-    const u32 first = runs.first[run], rows = lane < end ? runs.first[run + 1] - first : 0;
-    const u32 tiles = (rows + most - 1) / most;
-    u32 up_to = tiles;
+// Starts copying ROW_COUNT rows of a page from `row`, `COLUMNS` of each from `column`.
+template <u32 ROW_COUNT, u32 COLUMNS, u32 STRIDE>
+__device__ __forceinline__ void copy(const Seen& seen, u16* to, const u16* from, u32 page, u32 place, u32 row, u32 column) {
+  constexpr u32 UNITS = COLUMNS / 8;
+  const u32 rows = seen.rows_from(place * PAGE_TOKENS + row, page);
+  from += seen.page_start(page) + row * HEAD_DIM + column;
 #pragma unroll
-    for (u32 by = 1; by < WARP; by *= 2) {
-      const u32 before = __shfl_sync(ALL_LANES, up_to, int(lane - by));
-      if (lane >= by) up_to += before;
-    }
-    const u32 found = __ballot_sync(ALL_LANES, nth < up_to);
-    if (found) {
-      const int of = __ffs(int(found)) - 1;
-      const u32 tile = __shfl_sync(ALL_LANES, up_to, of) - 1 - nth, skipped = tile * most;
-      const u32 length = __shfl_sync(ALL_LANES, rows, of);
-      return {end - 1 - u32(of), __shfl_sync(ALL_LANES, first, of) + skipped, min(most, length - skipped)};
-    }
-    nth -= __shfl_sync(ALL_LANES, up_to, 31);
-    if (end <= WARP) return {0, 0, 0};
+  for (u32 i = threadIdx.x; i < ROW_COUNT * UNITS; i += THREADS) {
+    const u32 r = i / UNITS, unit = i % UNITS;
+    copy_async(to + r * STRIDE + unit * 8, from + r * HEAD_DIM + unit * 8, r < rows);
   }
 }
 
-// What a block reads: positions `first ..= last` of one head of a run.
-struct Seen {
-  const Slot& slot;
-  u32 run, kv_head;
-  u32 first, last;
-  u32 last_tile;
-
-  // The pages of a tile of keys; none where there is nothing to be seen, and where the table may have no entry.
-  __device__ __forceinline__ void pages(u32 (&pages)[PAGES], u32 tile) const {
+// Starts copying chunk `chunk` of a tile.
+__device__ __forceinline__ void copy_chunk(const Seen& seen, u16* to, u32 chunk, u32 tile, const u32 (&pages)[PAGES]) {
+  if (chunk < K_CHUNKS) {
 #pragma unroll
-    for (u32 i = 0; i < PAGES; i++) {
-      const u32 place = tile * PAGES + i;
-      const bool seen = place >= first / PAGE_TOKENS && place <= last / PAGE_TOKENS;
-      pages[i] = seen ? slot.tables.page(run, place) : NO_PAGE;
+    for (u32 i = 0; i < PAGES; i++)
+      copy<PAGE_TOKENS, K_COLUMNS, K_STRIDE>(seen, to + i * PAGE_TOKENS * K_STRIDE, seen.slot.keys, pages[i], tile * PAGES + i, 0,
+                                             chunk * K_COLUMNS);
+  } else {
+    constexpr u32 PART = V_KEYS < PAGE_TOKENS ? V_KEYS : PAGE_TOKENS;
+#pragma unroll
+    for (u32 key = 0; key < V_KEYS; key += PART) {
+      const u32 in_tile = (chunk - K_CHUNKS) * V_KEYS + key, i = in_tile / PAGE_TOKENS;
+      copy<PART, HEAD_DIM, V_STRIDE>(seen, to + key * V_STRIDE, seen.slot.values, pages[i], tile * PAGES + i,
+                                     in_tile % PAGE_TOKENS, 0);
     }
   }
-
-  // Starts copying ROW_COUNT rows of a page from `row`, `COLUMNS` of each from `column`. Positions that are not seen become zeros:
-  // whatever is there must not meet a weight of zero if it is not a number.
-  template <u32 ROW_COUNT, u32 COLUMNS, u32 STRIDE>
-  __device__ __forceinline__ void copy(u16* to, const u16* from, u32 page, u32 place, u32 row, u32 column) const {
-    constexpr u32 UNITS = COLUMNS / 8;
-    const u32 position = place * PAGE_TOKENS + row;
-    const u32 rows = page == NO_PAGE || position > last ? 0 : last - position + 1;
-    from += slot.page_start(page == NO_PAGE ? 0 : page, kv_head) + row * HEAD_DIM + column;
-#pragma unroll
-    for (u32 i = threadIdx.x; i < ROW_COUNT * UNITS; i += THREADS) {
-      const u32 r = i / UNITS, unit = i % UNITS;
-      copy_async(to + r * STRIDE + unit * 8, from + r * HEAD_DIM + unit * 8, r < rows);
-    }
-  }
-
-  // Starts copying chunk `chunk` of a tile.
-  __device__ __forceinline__ void chunk(u16* to, u32 chunk, u32 tile, const u32 (&pages)[PAGES]) const {
-    if (chunk < K_CHUNKS) {
-#pragma unroll
-      for (u32 i = 0; i < PAGES; i++)
-        copy<PAGE_TOKENS, K_COLUMNS, K_STRIDE>(to + i * PAGE_TOKENS * K_STRIDE, slot.keys, pages[i], tile * PAGES + i, 0,
-                                               chunk * K_COLUMNS);
-    } else {
-      constexpr u32 PART = V_KEYS < PAGE_TOKENS ? V_KEYS : PAGE_TOKENS;
-#pragma unroll
-      for (u32 key = 0; key < V_KEYS; key += PART) {
-        const u32 in_tile = (chunk - K_CHUNKS) * V_KEYS + key, i = in_tile / PAGE_TOKENS;
-        copy<PART, HEAD_DIM, V_STRIDE>(to + key * V_STRIDE, slot.values, pages[i], tile * PAGES + i, in_tile % PAGE_TOKENS, 0);
-      }
-    }
-  }
-};
-
-// Writes the columns of 4 quads, from `column`, of one row: a lane has two columns each of the output's steps of 8.
-__device__ __forceinline__ void write_row(const Params& p, bool there, u64 at, u32 column, const float (&x)[COLUMN_STEPS][2]) {
-  const u32 lane = threadIdx.x % WARP, quad = lane % 4;
-  const bool odd = quad % 2;
-  (void)odd;
-#if OUT == OUT_F32
-#pragma unroll
-  for (u32 j = 0; j < COLUMN_STEPS; j++)
-    if (there && column + j * 8 < HEAD_DIM)
-      *(float2*)((float*)p.out + at + column + j * 8 + quad * 2) = make_float2(x[j][0], x[j][1]);
-#elif OUT == OUT_F16
-  // Lanes pair up to write four columns each: 32 bytes of a row at a time.
-#pragma unroll
-  for (u32 j = 0; j < COLUMN_STEPS; j += 2) {
-    const u32 low = pack_halves(x[j][0], x[j][1]), high = pack_halves(x[j + 1][0], x[j + 1][1]);
-    const u32 other = __shfl_xor_sync(ALL_LANES, odd ? low : high, 1);
-    if (there && column + j * 8 < HEAD_DIM)
-      *(uint2*)((u16*)p.out + at + column + j * 8 + (odd ? 8 : 0) + quad / 2 * 4) =
-          odd ? make_uint2(other, high) : make_uint2(low, other);
-  }
-#else
-  // A block of 32 is four steps of a row; of a head of 16 two steps of this row and two of the next head's, 4 lanes on.
-  constexpr u32 STEPS = HEAD_DIM == 16 ? 2 : 4;
-#pragma unroll
-  for (u32 j = 0; j < COLUMN_STEPS; j += STEPS) {
-    float most = 0;
-#pragma unroll
-    for (u32 i = 0; i < STEPS; i++) most = fmaxf(most, fmaxf(fabsf(x[j + i][0]), fabsf(x[j + i][1])));
-    most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
-    if (STEPS == 2) most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 4));
-    const float scale = most / 127, inverse = most > 0 ? 127 / most : 0;
-    int sum = 0;
-    u32 codes[4] = {};  // two bytes a step
-#pragma unroll
-    for (u32 i = 0; i < STEPS; i++) {
-      const int a = __float2int_rn(x[j + i][0] * inverse), b = __float2int_rn(x[j + i][1] * inverse);
-      sum += a + b;
-      codes[i] = u32(a & 255) | u32(b & 255) << 8;
-    }
-    sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-    sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-    if (STEPS == 2) sum += __shfl_xor_sync(ALL_LANES, sum, 4);
-    // The quad's lanes trade codes until each has eight of one step: lanes 0, 1 of steps 0, 1, lanes 2, 3 of steps 2, 3.
-    const u32 front = codes[0] | codes[1] << 16, back = codes[2] | codes[3] << 16;
-    const bool second = quad / 2;
-    const u32 mine = second ? back : front, theirs = __shfl_xor_sync(ALL_LANES, second ? front : back, 2);
-    const u32 left = second ? theirs : mine, right = second ? mine : theirs;  // of lanes quad % 2 and quad % 2 + 2
-    const u32 even_step = __byte_perm(left, right, 0x5410), odd_step = __byte_perm(left, right, 0x7632);
-    const u32 keep = odd ? odd_step : even_step;
-    const u32 got = __shfl_xor_sync(ALL_LANES, odd ? even_step : odd_step, 1);
-    // Bytes of lanes 0 and 2 here, 1 and 3 there, or the reverse.
-    const u32 a = odd ? got : keep, b = odd ? keep : got;
-    const uint2 eight = make_uint2(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
-    const u64 start = at + column + j * 8;
-    if (there && column + j * 8 < HEAD_DIM) {
-      if (quad < STEPS) *(uint2*)((u8*)p.out + start + quad * 8) = eight;
-      if (quad == 0 && start % 32 == 0) {
-        p.scales[start / 32] = scale;
-        p.sums[start / 32] = scale * float(sum);
-      }
-    }
-  }
-#endif
 }
 
 __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const Tokens& tokens, u32 kv_head, u32 group) {
@@ -222,7 +79,8 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
   const u32 first_position = p.places.position[p.rows.index[tokens.first]];
   const u32 last_position = first_position + tokens.count - 1;
   const u32 first_seen = p.window && first_position + 1 > p.window ? first_position + 1 - p.window : 0;
-  const Seen seen = {p.slot, tokens.run, kv_head, first_seen, last_position, last_position / KEYS};
+  const Seen seen = {p.slot, tokens.run, kv_head, first_seen, last_position};
+  const u32 last_tile = last_position / KEYS;
   u32 tile = first_seen / KEYS;
 
   // Row `token * group + head` of the block is that head of that token.
@@ -240,12 +98,14 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
 
   u32 pages[TILES_AHEAD + 1][PAGES];
 #pragma unroll
-  for (u32 i = 0; i <= TILES_AHEAD; i++) seen.pages(pages[i], tile + i);
+  for (u32 i = 0; i <= TILES_AHEAD; i++)
+#pragma unroll
+    for (u32 j = 0; j < PAGES; j++) pages[i][j] = seen.page((tile + i) * PAGES + j);
   // The slot of the chunk worked on. The one before it is the next to be filled: everyone is done with it after the barrier.
   u32 slot = 0;
   const auto start_copies = [&](u32 chunk, u32 to) {
-    if (tile + chunk / CHUNKS <= seen.last_tile)
-      seen.chunk(slots + to * SLOT, chunk % CHUNKS, tile + chunk / CHUNKS, pages[chunk / CHUNKS]);
+    if (tile + chunk / CHUNKS <= last_tile)
+      copy_chunk(seen, slots + to * SLOT, chunk % CHUNKS, tile + chunk / CHUNKS, pages[chunk / CHUNKS]);
     close_copies();
   };
 #pragma unroll
@@ -282,7 +142,7 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
   const u32 k_row = (warp_key + lane / 16 * 8 + lane % 8) * K_STRIDE + lane / 8 % 2 * 8;
   const u32 v_row = lane % 16 * V_STRIDE + warp_column + lane / 16 * 8;
 
-  for (; tile <= seen.last_tile; tile++) {
+  for (; tile <= last_tile; tile++) {
     float score[ROW_STEPS][KEY_STEPS][4];
 #pragma unroll
     for (u32 m = 0; m < ROW_STEPS; m++)
@@ -400,7 +260,8 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
     for (u32 i = 0; i < TILES_AHEAD; i++)
 #pragma unroll
       for (u32 j = 0; j < PAGES; j++) pages[i][j] = pages[i + 1][j];
-    seen.pages(pages[TILES_AHEAD], tile + 1 + TILES_AHEAD);
+#pragma unroll
+    for (u32 j = 0; j < PAGES; j++) pages[TILES_AHEAD][j] = seen.page((tile + 1 + TILES_AHEAD) * PAGES + j);
   }
 
 #pragma unroll

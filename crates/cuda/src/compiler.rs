@@ -189,10 +189,11 @@ pub fn build_kernels(
     library_dirs: &[PathBuf],
 ) -> Result<Vec<BuiltKernel>, CudaError> {
     let nvrtc = Nvrtc::find(library_dirs)?;
-    let all = kernel::all();
-    let pairs = architectures
-        .iter()
-        .flat_map(|a| all.iter().map(move |s| (a, s)));
+    let (all, hopper) = (kernel::all(), kernel::hopper());
+    let pairs = architectures.iter().flat_map(|a| {
+        let own = if a.0 == "sm_90a" { &hopper[..] } else { &[] };
+        all.iter().chain(own).map(move |s| (a, s))
+    });
     let pairs: Vec<(&Architecture, &Specialization)> = pairs.collect();
     in_parallel(&pairs, |(architecture, wanted)| {
         let (source, options) = wanted.text(architecture);

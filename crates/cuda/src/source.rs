@@ -13,6 +13,7 @@ macro_rules! texts {
 
 texts![
     "attend.cu",
+    "attend_hopper.cu",
     "attend_narrow.cu",
     "attend_wide.cu",
     "convert.cu",
@@ -27,6 +28,7 @@ texts![
     "gemm.cu",
     "gemv.cu",
     "layer_inputs.cu",
+    "lib/attend.cuh",
     "lib/batch.cuh",
     "lib/block_float.cuh",
     "lib/block_iq4.cuh",

@@ -1,4 +1,4 @@
-//! Twin of `kernels/attend_wide.cu`.
+//! Twin of `kernels/attend_wide.cu`, and of `kernels/attend_hopper.cu`, which does the same for the heads of real models on Hopper.
 
 use carat_model::plan::{KvSlot, Rows};
 
@@ -12,8 +12,12 @@ use crate::{
 /// Head sizes that are compiled for. The kernel takes any multiple of 16 up to 512.
 const HEAD_DIMS: [usize; 6] = [16, 32, 64, 128, 256, 512];
 
-/// Shared memory that a block may have on every card since Ampere, and on Hopper.
-pub(crate) const SHARED_BYTES: [usize; 2] = [99 << 10, 227 << 10];
+/// Shared memory that a block may have on every card since Ampere.
+#[cfg(test)]
+const PORTABLE_BYTES: usize = 99 << 10;
+
+/// Multiprocessors of a Hopper card. That some have fewer costs some time, no more.
+const HOPPER_MULTIPROCESSORS: usize = 132;
 
 /// Blocks beyond those that one run needs, so that a batch of some runs need not go round.
 const MORE_TILES: usize = 16;
@@ -59,7 +63,7 @@ impl AttendOut {
     }
 }
 
-/// How a block is built: the constants of the `.cu` file.
+/// How a block is built: the constants of `attend_wide.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
     head_dim: usize,
@@ -73,15 +77,11 @@ struct Shape {
 }
 
 impl Shape {
-    /// The block for a head size that fits this much shared memory. Small heads are for tests and old habits: one shape does.
-    fn of(head_dim: usize, shared_bytes: usize) -> Shape {
-        let large = shared_bytes >= SHARED_BYTES[1];
-        let (rows, keys, warps, row_steps, columns, v_keys, slots) = match (head_dim, large) {
-            (..=128, _) => (64, 64, 4, 1, 128, 64, 3),
-            (..=256, true) => (128, 64, 8, 2, 256, 64, 4),
-            (..=256, false) => (64, 64, 8, 2, 128, 32, 3),
-            (_, true) => (64, 128, 8, 2, 128, 32, 4),
-            (_, false) => (32, 64, 8, 1, 128, 16, 3),
+    fn of(head_dim: usize) -> Shape {
+        let (rows, keys, warps, row_steps, columns, v_keys, slots) = match head_dim {
+            ..=128 => (64, 64, 4, 1, 128, 64, 3),
+            ..=256 => (64, 64, 8, 2, 128, 32, 3),
+            _ => (32, 64, 8, 1, 128, 16, 3),
         };
         let fits = |c: &usize| head_dim.is_multiple_of(*c);
         let k_columns = (16..=columns).rev().step_by(16).find(fits);
@@ -117,32 +117,94 @@ impl Shape {
             ("SLOTS", self.slots),
             ("SHARED_BYTES", self.shared_bytes()),
         ];
-        let numbers = numbers.map(|(name, value)| (name, value.to_string()));
-        Specialization {
-            kernel: "attend_wide",
-            entries: &["attend_wide"],
-            constants: [("OUT", form.to_owned())]
-                .into_iter()
-                .chain(numbers)
-                .collect(),
-            params_bytes: AttendWideParams::BYTES,
-        }
+        specialization("attend_wide", &["attend_wide"], form, &numbers)
     }
 }
 
-/// All that [`AttendWide::new`] may choose.
-pub(super) fn specializations() -> Vec<Specialization> {
-    let mut shapes: Vec<Shape> = Vec::new();
-    for head_dim in HEAD_DIMS {
-        for shared_bytes in SHARED_BYTES {
-            let shape = Shape::of(head_dim, shared_bytes);
-            if !shapes.contains(&shape) {
-                shapes.push(shape);
-            }
+/// The blocks of `attend_hopper.cu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wide256 {
+    /// Heads of 256: two warpgroups have rows of their own, or there is but one.
+    Single,
+    /// Heads of 512: two warpgroups share their rows.
+    Double,
+}
+
+impl Wide256 {
+    fn of(head_dim: usize) -> Option<Wide256> {
+        match head_dim {
+            256 => Some(Wide256::Single),
+            512 => Some(Wide256::Double),
+            _ => None,
         }
     }
-    let each = |shape: &Shape| FORMS.map(|form| shape.specialization(form));
-    shapes.iter().flat_map(each).collect()
+
+    /// Warpgroups that share rows.
+    fn column_groups(self) -> usize {
+        match self {
+            Wide256::Single => 1,
+            Wide256::Double => 2,
+        }
+    }
+
+    fn most_row_groups(self) -> usize {
+        2 / self.column_groups()
+    }
+
+    /// Q, weights and statistics a row; the ring of chunks; what it takes to align them.
+    fn shared_bytes(self, row_groups: usize) -> usize {
+        let columns = self.column_groups();
+        64 * row_groups * columns * (512 + 128 + 4) + 4 * (32 << 10) + 1024
+    }
+
+    fn specialization(self, form: &str) -> Specialization {
+        let numbers = [
+            ("HEAD_DIM", 256 * self.column_groups()),
+            ("SHARED_BYTES", self.shared_bytes(self.most_row_groups())),
+            ("FEW_BYTES", self.shared_bytes(1)),
+        ];
+        let entries = &["attend_hopper", "attend_hopper_few"];
+        specialization("attend_hopper", entries, form, &numbers)
+    }
+}
+
+fn specialization(
+    kernel: &'static str,
+    entries: &'static [&'static str],
+    form: &str,
+    numbers: &[(&'static str, usize)],
+) -> Specialization {
+    let form = [("OUT", form.to_owned())];
+    let numbers = numbers
+        .iter()
+        .map(|(name, value)| (*name, value.to_string()));
+    Specialization {
+        kernel,
+        entries,
+        constants: form.into_iter().chain(numbers).collect(),
+        params_bytes: AttendWideParams::BYTES,
+    }
+}
+
+/// All that [`AttendWide::new`] may choose on any card.
+pub(super) fn specializations() -> Vec<Specialization> {
+    let each = |head_dim| FORMS.map(|form| Shape::of(head_dim).specialization(form));
+    HEAD_DIMS.into_iter().flat_map(each).collect()
+}
+
+/// What it may choose on Hopper beside those.
+pub(super) fn hopper_specializations() -> Vec<Specialization> {
+    let each = |block: Wide256| FORMS.map(|form| block.specialization(form));
+    [Wide256::Single, Wide256::Double]
+        .into_iter()
+        .flat_map(each)
+        .collect()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Block {
+    Portable(Shape),
+    Hopper(Wide256),
 }
 
 /// What there is to attend with.
@@ -162,32 +224,38 @@ pub(crate) struct AttendWide {
     q: Place,
     slot: KvSlot,
     heads: Heads,
-    shape: Shape,
+    block: Block,
     out: AttendOut,
 }
 
 impl AttendWide {
-    /// For a card whose blocks may have `shared_bytes`. `None` for what the kernel does not take.
+    /// `hopper` is whether code is made for `sm_90a`. `None` for what the kernels do not take.
     pub(crate) fn new(
         rows: Rows,
         (q, out): (Place, AttendOut),
         slot: KvSlot,
         heads: Heads,
-        shared_bytes: usize,
+        hopper: bool,
     ) -> Option<AttendWide> {
-        let shape = HEAD_DIMS
-            .contains(&heads.head_dim)
-            .then(|| Shape::of(heads.head_dim, shared_bytes))?;
+        let head_dim = heads.head_dim;
         let group = heads.heads / heads.kv_heads;
-        let blocks_of_32 = heads.head_dim >= 32 || group.is_multiple_of(2);
-        let fits = group <= shape.rows && shape.shared_bytes() <= shared_bytes;
+        let portable = || HEAD_DIMS.contains(&head_dim).then(|| Shape::of(head_dim));
+        let block = match Wide256::of(head_dim) {
+            Some(block) if hopper => Block::Hopper(block),
+            _ => Block::Portable(portable()?),
+        };
+        let most = match block {
+            Block::Portable(shape) => shape.rows,
+            Block::Hopper(_) => 64,
+        };
+        let blocks_of_32 = head_dim >= 32 || group.is_multiple_of(2);
         let writes = !matches!(out, AttendOut::Q8 { .. }) || blocks_of_32;
-        (fits && writes).then_some(AttendWide {
+        (group <= most && writes).then_some(AttendWide {
             rows,
             q,
             slot,
             heads,
-            shape,
+            block,
             out,
         })
     }
@@ -195,16 +263,40 @@ impl AttendWide {
 
 impl Kernel for AttendWide {
     fn specialization(&self) -> Specialization {
-        self.shape.specialization(self.out.form())
+        let form = self.out.form();
+        match self.block {
+            Block::Portable(shape) => shape.specialization(form),
+            Block::Hopper(block) => block.specialization(form),
+        }
     }
 
     /// Enough blocks for one run of all rows and some more; where runs are many and short, blocks take several tiles.
     fn grid(&self, rows: usize) -> Grid {
-        let tokens = self.shape.rows / (self.heads.heads / self.heads.kv_heads);
-        let tiles = rows.min(rows.div_ceil(tokens) + MORE_TILES);
+        let kv_heads = self.heads.kv_heads;
+        let tiles_of = |block_rows: usize| {
+            let tokens = block_rows / (self.heads.heads / kv_heads);
+            rows.div_ceil(tokens)
+        };
+        let (entry, tiles, warps, shared_bytes) = match self.block {
+            Block::Portable(shape) => (0, tiles_of(shape.rows), shape.warps, shape.shared_bytes()),
+            Block::Hopper(block) => {
+                let few = tiles_of(64) * kv_heads <= HOPPER_MULTIPROCESSORS;
+                let row_groups = if few { 1 } else { block.most_row_groups() };
+                let warps = 4 * row_groups * block.column_groups();
+                let tiles = tiles_of(64 * row_groups);
+                (
+                    usize::from(few),
+                    tiles,
+                    warps,
+                    block.shared_bytes(row_groups),
+                )
+            }
+        };
         Grid {
-            shared_bytes: self.shape.shared_bytes(),
-            ..Grid::new((self.heads.kv_heads, tiles), self.shape.warps * 32)
+            entry,
+            blocks: (kv_heads, rows.min(tiles + MORE_TILES)),
+            threads: warps * 32,
+            shared_bytes,
         }
     }
 

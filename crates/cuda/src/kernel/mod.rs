@@ -161,6 +161,11 @@ pub(crate) fn all() -> Vec<Specialization> {
     all
 }
 
+/// What lowering can choose beside those where code is made for `sm_90a`.
+pub(crate) fn hopper() -> Vec<Specialization> {
+    attend_wide::hopper_specializations()
+}
+
 /// The constant that chooses a format's functions in `lib/format.cuh`.
 fn format(quant: QuantType) -> (&'static str, String) {
     ("FORMAT", quant.name().to_lowercase())

@@ -237,7 +237,16 @@ impl OnCard {
     }
 }
 
-fn kernel(heads: Heads, shape: Shape, form: &str) -> AttendWide {
+/// The blocks that take heads of this size.
+fn blocks(head_dim: usize) -> Vec<Block> {
+    let hopper = Wide256::of(head_dim).map(Block::Hopper);
+    [Block::Portable(Shape::of(head_dim))]
+        .into_iter()
+        .chain(hopper)
+        .collect()
+}
+
+fn kernel(heads: Heads, block: Block, form: &str) -> AttendWide {
     let place = Place::Scratch(0);
     let out = match form {
         "OUT_F32" => AttendOut::F32(place),
@@ -253,7 +262,7 @@ fn kernel(heads: Heads, shape: Shape, form: &str) -> AttendWide {
         q: place,
         slot: KvSlot(0),
         heads,
-        shape,
+        block,
         out,
     }
 }
@@ -329,14 +338,13 @@ fn check(card: &Card, heads: Heads, runs: &[TestRun], forms: &[&str]) {
     let sequences: Vec<&Sequence> = sequences.iter().collect();
     let batch = OnCard::new(card, heads, runs, &sequences);
     let expected = expected(&heads, runs, &sequences);
-    for shared_bytes in SHARED_BYTES {
-        let shape = Shape::of(heads.head_dim, shared_bytes);
+    for block in blocks(heads.head_dim) {
         for form in forms {
-            let kernel = kernel(heads, shape, form);
+            let kernel = kernel(heads, block, form);
             let found = attend(card, &kernel, &load(card, &kernel), &batch);
             let error = relative_error(&found, &expected);
             let bound = if *form == "OUT_Q8" { 8e-3 } else { 1e-3 };
-            assert!(error < bound, "{heads:?} {shape:?} {form}: {error}");
+            assert!(error < bound, "{heads:?} {block:?} {form}: {error}");
         }
     }
 }
@@ -344,13 +352,11 @@ fn check(card: &Card, heads: Heads, runs: &[TestRun], forms: &[&str]) {
 #[test]
 fn shapes_fit_their_cards_and_the_rest_is_refused() {
     for head_dim in (16..=512).step_by(16) {
-        for shared_bytes in SHARED_BYTES {
-            assert!(Shape::of(head_dim, shared_bytes).shared_bytes() <= shared_bytes);
-        }
+        assert!(Shape::of(head_dim).shared_bytes() <= PORTABLE_BYTES);
     }
     let (slot, place) = (KvSlot(0), Place::Scratch(0));
     let taken = |of: Heads, out: AttendOut| {
-        AttendWide::new(Rows::All, (place, out), slot, of, SHARED_BYTES[0]).is_some()
+        AttendWide::new(Rows::All, (place, out), slot, of, false).is_some()
     };
     let q8 = AttendOut::Q8 {
         codes: place,
@@ -371,13 +377,13 @@ fn shapes_fit_their_cards_and_the_rest_is_refused() {
 
 #[test]
 fn grids_depend_on_rows_alone() {
-    let kernel = kernel(
-        heads(8, 2, 256, 512),
-        Shape::of(256, SHARED_BYTES[1]),
-        FORMS[1],
-    );
-    assert_eq!(kernel.grid(2048).blocks, (2, 64 + MORE_TILES));
-    assert_eq!(kernel.grid(9).blocks, (2, 9));
+    let kernel = kernel(heads(8, 2, 256, 512), blocks(256)[1], FORMS[1]);
+    let many = kernel.grid(2048);
+    assert_eq!((many.entry, many.threads), (0, 256));
+    assert_eq!(many.blocks, (2, 64 + MORE_TILES));
+    let few = kernel.grid(9);
+    assert_eq!((few.entry, few.threads), (1, 128));
+    assert_eq!(few.blocks, (2, 9));
 }
 
 #[test]
@@ -445,12 +451,14 @@ fn attend_wide_sees_prompts_in_pieces_as_whole_ones() {
     let card = Card::open(Tier::Best);
     for (of, length) in [
         (heads(4, 1, 256, 100), 260),
+        // Enough rows for two row groups a block, on Hopper.
+        (heads(16, 8, 256, 50), 600),
         (heads(4, 2, 512, 0), 200),
         (heads(2, 1, 32, 0), 300),
     ] {
         let sequence = Sequence::new(&of, 9, length);
-        for shared_bytes in SHARED_BYTES {
-            let kernel = kernel(of, Shape::of(of.head_dim, shared_bytes), "OUT_F32");
+        for block in blocks(of.head_dim) {
+            let kernel = kernel(of, block, "OUT_F32");
             let module = load(&card, &kernel);
             let bits = |prefix, rows| -> Vec<u32> {
                 let batch = OnCard::new(&card, of, &[whole(9, prefix, rows)], &[&sequence]);
@@ -493,8 +501,8 @@ fn attend_wide_timing() {
             let batch = OnCard::new(&card, of, &[whole(1, prefix, rows)], &[&sequence]);
             let columns = of.heads * of.head_dim;
             let out = card.upload(&vec![0u16; rows * columns]);
-            for shared_bytes in SHARED_BYTES {
-                let kernel = kernel(of, Shape::of(of.head_dim, shared_bytes), "OUT_F16");
+            for block in blocks(of.head_dim) {
+                let kernel = kernel(of, block, "OUT_F16");
                 let module = load(&card, &kernel);
                 let params = batch.params([out.address(), Address::NULL, Address::NULL]);
                 let grid = kernel.grid(rows);
@@ -503,8 +511,8 @@ fn attend_wide_timing() {
                 let seen: usize = (prefix..prefix + rows).map(seen).sum();
                 let flops = 4.0 * seen as f64 * columns as f64;
                 println!(
-                    "attend_wide {name:<12} {rows:5} new at {prefix:5}, {:3} KB: {:8.1} us {:6.1} TFLOPS",
-                    shared_bytes >> 10,
+                    "attend_wide {name:<12} {rows:5} new at {prefix:5}, {:<13}: {:8.1} us {:6.1} TFLOPS",
+                    kernel.specialization().entries[grid.entry],
                     time.as_secs_f64() * 1e6,
                     flops / time.as_secs_f64() / 1e12
                 );
