@@ -52,7 +52,7 @@ impl CudaBackend {
         let architecture = Architecture::of(device.capability, config.tier);
         tracing::info!(name = device.name, %architecture, "opened a CUDA device");
         // Hopper's tensor cores are fast enough for halves; elsewhere bytes over packed weights are faster.
-        let wants_library = config.tier == Tier::Best && device.capability.major >= 9;
+        let wants_library = config.tier == Tier::Best && device.capability.major == 9;
         let library = match Library::find(&config.library_dirs, &device) {
             Ok(library) if wants_library => Some(library),
             Ok(_) => None,
@@ -121,10 +121,15 @@ impl CudaBackend {
         Arc::clone(&loaded[wanted])
     }
 
+    /// Whether code is made for Hopper alone.
+    fn hopper(&self) -> bool {
+        self.config.tier == Tier::Best && self.device.capability.major == 9
+    }
+
     fn target(&self, options: &CompileOptions) -> Target {
         Target {
             multiprocessors: self.device.multiprocessors,
-            shared_bytes: self.device.shared_bytes,
+            hopper: self.hopper(),
             products: match self.library {
                 Some(_) => Products::Library,
                 None => Products::Own,

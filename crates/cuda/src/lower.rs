@@ -53,8 +53,8 @@ impl Class {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) multiprocessors: usize,
-    /// Shared memory that a block may have.
-    pub(crate) shared_bytes: usize,
+    /// Whether code is made for Hopper alone.
+    pub(crate) hopper: bool,
     pub(crate) products: Products,
     /// The most rows of a batch.
     pub(crate) max_rows: usize,
@@ -200,7 +200,7 @@ pub fn listing(
 ) -> Result<String, BackendError> {
     let target = Target {
         multiprocessors: 132,
-        shared_bytes: 227 << 10,
+        hopper: true,
         products: Products::Own,
         max_rows: rows,
         fusion,

@@ -84,7 +84,7 @@ impl Lowering<'_> {
             Work::Attend(attend) => self.wide_attend(op, attend),
             Work::LayerInputs(inputs) => self.layer_inputs(op, inputs),
             Work::Step(Step::Norm { .. }) => self.wide_norm(op),
-            Work::Step(_) => None,
+            Work::Step(step) => self.wide_experts(op, step),
         };
         if done.is_none() {
             self.plainly(op)?;
@@ -504,8 +504,7 @@ impl Lowering<'_> {
             head_dim: slot.head_dim,
             window: slot.window,
         };
-        let shared = self.target.shared_bytes;
-        AttendWide::new(op.rows, (q, out), attend.slot, heads, shared)
+        AttendWide::new(op.rows, (q, out), attend.slot, heads, self.target.hopper)
     }
 
     /// Norms and turns: queries to halves, keys and values to their pages.
