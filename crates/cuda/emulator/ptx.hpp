@@ -122,7 +122,9 @@ struct SharedMatrix {
     return get(column / 64 * leading + k / 8 * stride + k % 8 * 128 + column % 64 * 2);
   }
 };
-inline SharedMatrix shared_matrix(const void* start, u32 leading, u32 stride) { return {(const u8*)start, leading, stride}; }
+inline SharedMatrix shared_matrix(const void* start, u32 leading, u32 stride) {
+  return {(const u8*)start, leading, stride};
+}
 inline void show_to_products() {}
 inline void open_products() {}
 inline void close_products() {}

@@ -1,20 +1,23 @@
-// Attention of many rows at once, on tensor cores: out = softmax(q . K) . V over the positions a row sees: all up to its own, or
-// the last `window` of them. Scale is 1.
+// Attention of many rows at once, on tensor cores: out = softmax(q . K) . V over the positions a row sees: all up to
+// its own, or the last `window` of them. Scale is 1.
 //
-// Grid: (KV heads, tiles), blocks of WARPS warps. A tile is up to ROWS / group consecutive tokens of one run, `group` being the
-// query heads of a KV head: all of them share the keys and values that pass through shared memory. Blocks take the tiles of all
-// runs from the last to the first, so those that see most start first; a grid with fewer blocks than tiles goes round.
+// Grid: (KV heads, tiles), blocks of WARPS warps. A tile is up to ROWS / group consecutive tokens of one run, `group`
+// being the query heads of a KV head: all of them share the keys and values that pass through shared memory. Blocks
+// take the tiles of all runs from the last to the first, so those that see most start first; a grid with fewer blocks
+// than tiles goes round.
 //
-// Keys are walked in tiles of KEYS, cut at multiples of KEYS and in increasing order, and a tile in which a row sees nothing
-// changes nothing of that row. So a row's result has the same bits whatever prompt chunk it came in.
+// Keys are walked in tiles of KEYS, cut at multiples of KEYS and in increasing order, and a tile in which a row sees
+// nothing changes nothing of that row. So a row's result has the same bits whatever prompt chunk it came in.
 //
-// Warps stand in ROW_WARPS x COLUMN_WARPS. For the scores a warp has 16 * ROW_STEPS rows and its share of the tile's keys; for the
-// output the same rows and its share of the head's columns. Warps of a row exchange maxima and weights through shared memory.
-// Keys and values come in chunks through a ring of SLOTS: K_COLUMNS columns of all keys of a tile, then V_KEYS whole values.
+// Warps stand in ROW_WARPS x COLUMN_WARPS. For the scores a warp has 16 * ROW_STEPS rows and its share of the tile's
+// keys; for the output the same rows and its share of the head's columns. Warps of a row exchange maxima and weights
+// through shared memory. Keys and values come in chunks through a ring of SLOTS: K_COLUMNS columns of all keys of a
+// tile, then V_KEYS whole values.
 //
-// Work: 4 * seen * head_dim flops a row and head. Bytes: q and out once, the seen keys and values once a tile of tokens (from L2).
-// Shared memory: SHARED_BYTES, given by the launch. Requires: rows of a run have consecutive positions; keys and values of all rows
-// are stored; group <= ROWS; head_dim % 16 == 0; for OUT == OUT_Q8 also head_dim % 32 == 0, or 16 with an even group.
+// Work: 4 * seen * head_dim flops a row and head. Bytes: q and out once, the seen keys and values once a tile of tokens
+// (from L2). Shared memory: SHARED_BYTES, given by the launch. Requires: rows of a run have consecutive positions; keys
+// and values of all rows are stored; group <= ROWS; head_dim % 16 == 0; for OUT == OUT_Q8 also head_dim % 32 == 0, or
+// 16 with an even group.
 #include "lib/attend.cuh"
 
 constexpr u32 THREADS = WARPS * WARP;
@@ -26,18 +29,21 @@ constexpr u32 K_CHUNKS = HEAD_DIM / K_COLUMNS, V_CHUNKS = KEYS / V_KEYS, CHUNKS 
 constexpr u32 AHEAD = SLOTS - 1, TILES_AHEAD = (CHUNKS - 1 + AHEAD) / CHUNKS;
 constexpr u32 PAGES = KEYS / PAGE_TOKENS;
 
-// Rows in shared memory are 16 bytes longer than what they hold: eight rows of any matrix then start in different banks.
+// Rows in shared memory are 16 bytes longer than what they hold: eight rows of any matrix then start in different
+// banks.
 constexpr u32 Q_STRIDE = HEAD_DIM + 8, K_STRIDE = K_COLUMNS + 8, V_STRIDE = HEAD_DIM + 8, P_STRIDE = KEYS + 8;
 constexpr u32 K_CHUNK = KEYS * K_STRIDE, V_CHUNK = V_KEYS * V_STRIDE, SLOT = K_CHUNK > V_CHUNK ? K_CHUNK : V_CHUNK;
 constexpr u32 SLOTS_AT = ROWS * Q_STRIDE, P_AT = SLOTS_AT + SLOTS * SLOT, STATISTICS_AT = P_AT + ROWS * P_STRIDE;
 static_assert((STATISTICS_AT + ROWS * COLUMN_WARPS * 2) * 2 == SHARED_BYTES, "src/kernel/attend_wide.rs differs");
-static_assert(WARP_KEYS % 16 == 0 && KEYS % PAGE_TOKENS == 0 && V_KEYS % 16 == 0 && K_COLUMNS % 16 == 0, "whole fragments");
+static_assert(WARP_KEYS % 16 == 0 && KEYS % PAGE_TOKENS == 0 && V_KEYS % 16 == 0 && K_COLUMNS % 16 == 0,
+              "whole fragments");
 static_assert(K_CHUNKS * K_COLUMNS == HEAD_DIM && V_CHUNKS * V_KEYS == KEYS, "whole chunks");
 static_assert((V_KEYS < PAGE_TOKENS ? PAGE_TOKENS % V_KEYS : V_KEYS % PAGE_TOKENS) == 0, "pages and chunks that fit");
 
 // Starts copying ROW_COUNT rows of a page from `row`, `COLUMNS` of each from `column`.
 template <u32 ROW_COUNT, u32 COLUMNS, u32 STRIDE>
-__device__ __forceinline__ void copy(const Seen& seen, u16* to, const u16* from, u32 page, u32 place, u32 row, u32 column) {
+__device__ __forceinline__ void copy(const Seen& seen, u16* to, const u16* from, u32 page, u32 place, u32 row,
+                                     u32 column) {
   constexpr u32 UNITS = COLUMNS / 8;
   const u32 rows = seen.rows_from(place * PAGE_TOKENS + row, page);
   from += seen.page_start(page) + row * HEAD_DIM + column;
@@ -53,8 +59,8 @@ __device__ __forceinline__ void copy_chunk(const Seen& seen, u16* to, u32 chunk,
   if (chunk < K_CHUNKS) {
 #pragma unroll
     for (u32 i = 0; i < PAGES; i++)
-      copy<PAGE_TOKENS, K_COLUMNS, K_STRIDE>(seen, to + i * PAGE_TOKENS * K_STRIDE, seen.slot.keys, pages[i], tile * PAGES + i, 0,
-                                             chunk * K_COLUMNS);
+      copy<PAGE_TOKENS, K_COLUMNS, K_STRIDE>(seen, to + i * PAGE_TOKENS * K_STRIDE, seen.slot.keys, pages[i],
+                                             tile * PAGES + i, 0, chunk * K_COLUMNS);
   } else {
     constexpr u32 PART = V_KEYS < PAGE_TOKENS ? V_KEYS : PAGE_TOKENS;
 #pragma unroll
@@ -66,7 +72,8 @@ __device__ __forceinline__ void copy_chunk(const Seen& seen, u16* to, u32 chunk,
   }
 }
 
-__device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const Tokens& tokens, u32 kv_head, u32 group) {
+__device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const Tokens& tokens, u32 kv_head,
+                                              u32 group) {
   u16* const q_of = (u16*)shared;
   u16* const slots = q_of + SLOTS_AT;
   u16* const p_of = q_of + P_AT;
@@ -101,7 +108,8 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
   for (u32 i = 0; i <= TILES_AHEAD; i++)
 #pragma unroll
     for (u32 j = 0; j < PAGES; j++) pages[i][j] = seen.page((tile + i) * PAGES + j);
-  // The slot of the chunk worked on. The one before it is the next to be filled: everyone is done with it after the barrier.
+  // The slot of the chunk worked on. The one before it is the next to be filled: everyone is done with it after the
+  // barrier.
   u32 slot = 0;
   const auto start_copies = [&](u32 chunk, u32 to) {
     if (tile + chunk / CHUNKS <= last_tile)
@@ -218,9 +226,11 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
         float sum = 0;
 #pragma unroll
         for (u32 j = 0; j < KEY_STEPS; j++) {
-          const float a = exp2_near(score[m][j][2 * h] * LOG2_E - from), b = exp2_near(score[m][j][2 * h + 1] * LOG2_E - from);
+          const float a = exp2_near(score[m][j][2 * h] * LOG2_E - from);
+          const float b = exp2_near(score[m][j][2 * h + 1] * LOG2_E - from);
           sum += a + b;
-          *(u32*)(p_of + (warp_row + m * 16 + h * 8 + lane / 4) * P_STRIDE + warp_key + j * 8 + quad * 2) = pack_halves(a, b);
+          const u32 at = (warp_row + m * 16 + h * 8 + lane / 4) * P_STRIDE + warp_key + j * 8 + quad * 2;
+          *(u32*)(p_of + at) = pack_halves(a, b);
         }
         total[m][h] = total[m][h] * shrink[m][h] + sum;
       }

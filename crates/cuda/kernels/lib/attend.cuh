@@ -1,4 +1,5 @@
-// What the two kernels for attention of many rows share: their params, tiles of tokens, what a tile sees, and writing results.
+// What the two kernels for attention of many rows share: their params, tiles of tokens, what a tile sees, and writing
+// results.
 #pragma once
 #include "lib/kv.cuh"
 #include "lib/ptx.cuh"
@@ -23,8 +24,8 @@ struct Params {
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attend_wide.rs differs");
 
 constexpr float LOG2_E = 1.44269504f;
-// Weights are taken relative to a maximum that is raised only when it is this far behind, in powers of two: weights stay below
-// 2^8, well inside halves, and output is rarely rescaled.
+// Weights are taken relative to a maximum that is raised only when it is this far behind, in powers of two: weights
+// stay below 2^8, well inside halves, and output is rarely rescaled.
 constexpr float SLACK = 8;
 constexpr u32 NO_PAGE = 0xffffffffu;
 
@@ -72,18 +73,22 @@ struct Seen {
     return seen ? slot.tables.page(run, place) : NO_PAGE;
   }
 
-  // How many positions from this one on are seen. The others become zeros in shared memory: whatever is there must not meet a
-  // weight of zero if it is not a number.
+  // How many positions from this one on are seen. The others become zeros in shared memory: whatever is there must not
+  // meet a weight of zero if it is not a number.
   __device__ __forceinline__ u32 rows_from(u32 position, u32 page) const {
     return page == NO_PAGE || position > last ? 0 : last - position + 1;
   }
 
-  __device__ __forceinline__ u64 page_start(u32 page) const { return slot.page_start(page == NO_PAGE ? 0 : page, kv_head); }
+  __device__ __forceinline__ u64 page_start(u32 page) const {
+    return slot.page_start(page == NO_PAGE ? 0 : page, kv_head);
+  }
 };
 
-// Writes columns of one row, from `column` on: a lane has two columns each of COLUMN_STEPS steps of 8. The row starts at `at`.
+// Writes columns of one row, from `column` on: a lane has two columns each of COLUMN_STEPS steps of 8. The row starts
+// at `at`.
 template <u32 COLUMN_STEPS>
-__device__ __forceinline__ void write_row(const Params& p, bool there, u64 at, u32 column, const float (&x)[COLUMN_STEPS][2]) {
+__device__ __forceinline__ void write_row(const Params& p, bool there, u64 at, u32 column,
+                                          const float (&x)[COLUMN_STEPS][2]) {
   const u32 lane = threadIdx.x % WARP, quad = lane % 4;
   const bool odd = quad % 2;
   (void)odd;
@@ -125,7 +130,8 @@ __device__ __forceinline__ void write_row(const Params& p, bool there, u64 at, u
     sum += __shfl_xor_sync(ALL_LANES, sum, 1);
     sum += __shfl_xor_sync(ALL_LANES, sum, 2);
     if (STEPS == 2) sum += __shfl_xor_sync(ALL_LANES, sum, 4);
-    // The quad's lanes trade codes until each has eight of one step: lanes 0, 1 of steps 0, 1, lanes 2, 3 of steps 2, 3.
+    // The quad's lanes trade codes until each has eight of one step: lanes 0, 1 of steps 0, 1, lanes 2, 3 of steps 2,
+    // 3.
     const u32 front = codes[0] | codes[1] << 16, back = codes[2] | codes[3] << 16;
     const bool second = quad / 2;
     const u32 mine = second ? back : front, theirs = __shfl_xor_sync(ALL_LANES, second ? front : back, 2);

@@ -19,7 +19,8 @@ struct Places {
   const u32* run;
 };
 
-// The rows a kernel works on, by run: run `r` has rows `first[r]` up to `first[r + 1]`, maybe none. Positions are consecutive in it.
+// The rows a kernel works on, by run: run `r` has rows `first[r]` up to `first[r + 1]`, maybe none. Positions are
+// consecutive in it.
 struct Runs {
   const u32* count;
   const u32* first;

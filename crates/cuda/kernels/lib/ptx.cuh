@@ -147,11 +147,12 @@ __device__ __forceinline__ u32 lanes_alike(u32 value) {
   return lanes;
 }
 
-// ---- Products by warpgroups, on Hopper (sm_90a) alone -------------------------------------------------------------------
+// ---- Products by warpgroups, on Hopper (sm_90a) alone ----------------------------------------------------------
 //
-// A warpgroup multiplies matrices of halves in shared memory: lines of 128 bytes, whose units of 16 are swizzled by the line's
-// number modulo 8, so matrices start at multiples of 1024 bytes. Warp `w` of four has rows 16 * w ..; a lane's part of the
-// result is, for every 8 columns, that of m16n8k16 above. Products run by themselves until they are waited for.
+// A warpgroup multiplies matrices of halves in shared memory: lines of 128 bytes, whose units of 16 are swizzled by the
+// line's number modulo 8, so matrices start at multiples of 1024 bytes. Warp `w` of four has rows 16 * w ..; a lane's
+// part of the result is, for every 8 columns, that of m16n8k16 above. Products run by themselves until they are waited
+// for.
 
 struct SharedMatrix {
   u64 bits;
@@ -160,11 +161,13 @@ struct SharedMatrix {
   __device__ __forceinline__ SharedMatrix at(u32 bytes) const { return {bits + (bytes >> 4)}; }
 };
 
-// `stride` is from 8 lines to the next 8. Where lines run along k: a line has 64 of it, and a product takes 16. Where they run
-// along columns: `leading` is from 64 columns to the next 64.
+// `stride` is from 8 lines to the next 8. Where lines run along k: a line has 64 of it, and a product takes 16. Where
+// they run along columns: `leading` is from 64 columns to the next 64.
 __device__ __forceinline__ SharedMatrix shared_matrix(const void* start, u32 leading, u32 stride) {
   const u64 swizzled = 1;
-  return {u64(shared_address(start) >> 4 & 0x3fff) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 | swizzled << 62};
+  u32 at = shared_address(start) >> 4 & 0x3fff;
+  asm volatile("" : "+r"(at));  // or all matrices of a loop would be computed before it, into dozens of registers
+  return {at | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 | swizzled << 62};
 }
 
 // Before products: what this thread wrote to shared memory, copies included, is seen by them after the next barrier.

@@ -1,4 +1,5 @@
-//! Twin of `kernels/attend_wide.cu`, and of `kernels/attend_hopper.cu`, which does the same for the heads of real models on Hopper.
+//! Twin of `kernels/attend_wide.cu`, and of `kernels/attend_hopper.cu`, which does the same on Hopper for heads of real
+//! models.
 
 use carat_model::plan::{KvSlot, Rows};
 
@@ -80,7 +81,7 @@ impl Shape {
     fn of(head_dim: usize) -> Shape {
         let (rows, keys, warps, row_steps, columns, v_keys, slots) = match head_dim {
             ..=128 => (64, 64, 4, 1, 128, 64, 3),
-            ..=256 => (64, 64, 8, 2, 128, 32, 3),
+            129..=256 => (64, 64, 8, 2, 128, 32, 3),
             _ => (32, 64, 8, 1, 128, 16, 3),
         };
         let fits = |c: &usize| head_dim.is_multiple_of(*c);
@@ -124,9 +125,9 @@ impl Shape {
 /// The blocks of `attend_hopper.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wide256 {
-    /// Heads of 256: two warpgroups have rows of their own, or there is but one.
+    /// Attention of 256: two warpgroups have rows of their own, or there is but one.
     Single,
-    /// Heads of 512: two warpgroups share their rows.
+    /// Attention of 512: two warpgroups share their rows.
     Double,
 }
 
@@ -151,10 +152,10 @@ impl Wide256 {
         2 / self.column_groups()
     }
 
-    /// Q, weights and statistics a row; the ring of chunks; what it takes to align them.
+    /// Q, weights of two tiles and statistics a row; the ring of chunks; what it takes to align them.
     fn shared_bytes(self, row_groups: usize) -> usize {
         let columns = self.column_groups();
-        64 * row_groups * columns * (512 + 128 + 4) + 4 * (32 << 10) + 1024
+        64 * row_groups * columns * (512 + 2 * 128 + 4) + 4 * (32 << 10) + 1024
     }
 
     fn specialization(self, form: &str) -> Specialization {
@@ -209,7 +210,7 @@ enum Block {
 
 /// What there is to attend with.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Heads {
+pub(crate) struct Attention {
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
@@ -223,7 +224,7 @@ pub(crate) struct AttendWide {
     /// Halves.
     q: Place,
     slot: KvSlot,
-    heads: Heads,
+    heads: Attention,
     block: Block,
     out: AttendOut,
 }
@@ -234,7 +235,7 @@ impl AttendWide {
         rows: Rows,
         (q, out): (Place, AttendOut),
         slot: KvSlot,
-        heads: Heads,
+        heads: Attention,
         hopper: bool,
     ) -> Option<AttendWide> {
         let head_dim = heads.head_dim;

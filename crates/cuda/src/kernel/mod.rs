@@ -40,8 +40,8 @@ use carat_gguf::QuantType;
 use crate::{launch::Grid, panels::PanelFormat, weights::Packed};
 
 pub(crate) use attend::Attend;
-pub(crate) use attend_narrow::{AttendNarrow, Columns, HeadNorm, Heads as NarrowHeads, OwnKv};
-pub(crate) use attend_wide::{AttendOut, AttendWide, Heads};
+pub(crate) use attend_narrow::{AttendNarrow, Columns, HeadNorm, Heads, OwnKv};
+pub(crate) use attend_wide::{AttendOut, AttendWide, Attention};
 pub(crate) use convert::Convert;
 pub(crate) use elementwise::{Elementwise, Function, Second};
 pub(crate) use embed::{Embed, TableForm};

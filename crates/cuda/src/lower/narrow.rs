@@ -12,7 +12,7 @@ use crate::{
     fuse::{Attend, Input, NormAdd, Op, Part, Product, RowNorm, StoreKv, Then, Work},
     kernel::{
         AttendNarrow, Choices, ChoicesKind, Columns, Epilogue, Gemv, GemvForm, GemvPart, GemvShape, HeadNorm,
-        MOST_HEAD_DIM, NarrowHeads, NormRopeStore, OwnKv, Place, Prologue, PrologueNorm, Second,
+        MOST_HEAD_DIM, Heads, NormRopeStore, OwnKv, Place, Prologue, PrologueNorm, Second,
     },
     panels::{PanelFormat, STRIP},
     weights::{Form, Packed, narrows},
@@ -343,7 +343,7 @@ impl Lowering<'_> {
 
     fn narrow_attend(&mut self, op: &Op, attend: &Attend) -> Option<()> {
         let slot = self.plan.slot(attend.slot);
-        let heads = NarrowHeads {
+        let heads = Heads {
             count: self.plan.columns(attend.out) / slot.head_dim,
             kv_heads: slot.kv_heads,
             head_dim: slot.head_dim,

@@ -16,7 +16,7 @@ use crate::{
     cublaslt::Out,
     fuse::{Attend, Input, NormAdd, Op, Part, Product, RowNorm, StoreKv, Then, Work},
     kernel::{
-        AttendOut, AttendWide, Convert, Form, GELU_MOST_COLUMNS, GeluMulWide, HEAD_DIMS, Heads,
+        AttendOut, AttendWide, Attention, Convert, Form, GELU_MOST_COLUMNS, GeluMulWide, HEAD_DIMS,
         KeysValues, NORM_MOST_COLUMNS, NormAddWide, NormOut, NormWide, Place, Queries, QkvWide,
         Second,
     },
@@ -498,7 +498,7 @@ impl Lowering<'_> {
         out: AttendOut,
     ) -> Option<AttendWide> {
         let slot = self.plan.slot(attend.slot);
-        let heads = Heads {
+        let heads = Attention {
             heads: self.plan.columns(attend.out) / slot.head_dim,
             kv_heads: slot.kv_heads,
             head_dim: slot.head_dim,

@@ -33,8 +33,8 @@ fn whole(seed: u64, prefix: usize, rows: usize) -> TestRun {
     }
 }
 
-fn heads(heads: usize, kv_heads: usize, head_dim: usize, window: usize) -> Heads {
-    Heads {
+fn heads(heads: usize, kv_heads: usize, head_dim: usize, window: usize) -> Attention {
+    Attention {
         heads,
         kv_heads,
         head_dim,
@@ -69,7 +69,7 @@ struct Sequence {
 }
 
 impl Sequence {
-    fn new(heads: &Heads, seed: u64, length: usize) -> Sequence {
+    fn new(heads: &Attention, seed: u64, length: usize) -> Sequence {
         let (queries, cells) = (
             heads.heads * heads.head_dim,
             heads.kv_heads * heads.head_dim,
@@ -84,7 +84,7 @@ impl Sequence {
     }
 
     /// For timings: as large, from few numbers.
-    fn repeating(heads: &Heads, length: usize) -> Sequence {
+    fn repeating(heads: &Attention, length: usize) -> Sequence {
         let few = 1009;
         let Sequence { q, k, v } = Sequence::new(heads, 1, few);
         let cycle = |of: &[u16]| {
@@ -98,7 +98,7 @@ impl Sequence {
         }
     }
 
-    fn attend(&self, heads: &Heads, position: usize) -> Vec<f32> {
+    fn attend(&self, heads: &Attention, position: usize) -> Vec<f32> {
         let d = heads.head_dim;
         let first = heads.window.map_or(0, |w| (position + 1).saturating_sub(w));
         let mut out = Vec::new();
@@ -128,7 +128,7 @@ impl Sequence {
 
 /// A batch on the card.
 struct OnCard {
-    heads: Heads,
+    heads: Attention,
     rows: usize,
     q: Buffer,
     keys: Buffer,
@@ -138,7 +138,7 @@ struct OnCard {
 }
 
 impl OnCard {
-    fn new(card: &Card, heads: Heads, runs: &[TestRun], sequences: &[&Sequence]) -> OnCard {
+    fn new(card: &Card, heads: Attention, runs: &[TestRun], sequences: &[&Sequence]) -> OnCard {
         let d = heads.head_dim;
         let (mut index, mut position, mut run_of) = (vec![], vec![], vec![]);
         let (mut first, mut base, mut table) = (vec![0u32], vec![], vec![]);
@@ -246,7 +246,7 @@ fn blocks(head_dim: usize) -> Vec<Block> {
         .collect()
 }
 
-fn kernel(heads: Heads, block: Block, form: &str) -> AttendWide {
+fn kernel(heads: Attention, block: Block, form: &str) -> AttendWide {
     let place = Place::Scratch(0);
     let out = match form {
         "OUT_F32" => AttendOut::F32(place),
@@ -324,14 +324,14 @@ fn attend(card: &Card, kernel: &AttendWide, module: &Module, batch: &OnCard) -> 
     }
 }
 
-fn expected(heads: &Heads, runs: &[TestRun], sequences: &[&Sequence]) -> Vec<f32> {
+fn expected(heads: &Attention, runs: &[TestRun], sequences: &[&Sequence]) -> Vec<f32> {
     let pairs = runs.iter().zip(sequences);
     let rows = pairs.flat_map(|(run, sequence)| run.positions().map(move |p| (sequence, p)));
     rows.flat_map(|(sequence, p)| sequence.attend(heads, p))
         .collect()
 }
 
-fn check(card: &Card, heads: Heads, runs: &[TestRun], forms: &[&str]) {
+fn check(card: &Card, heads: Attention, runs: &[TestRun], forms: &[&str]) {
     let sequences: Vec<Sequence> = (runs.iter())
         .map(|run| Sequence::new(&heads, run.seed, run.end()))
         .collect();
@@ -355,7 +355,7 @@ fn shapes_fit_their_cards_and_the_rest_is_refused() {
         assert!(Shape::of(head_dim).shared_bytes() <= PORTABLE_BYTES);
     }
     let (slot, place) = (KvSlot(0), Place::Scratch(0));
-    let taken = |of: Heads, out: AttendOut| {
+    let taken = |of: Attention, out: AttendOut| {
         AttendWide::new(Rows::All, (place, out), slot, of, false).is_some()
     };
     let q8 = AttendOut::Q8 {
