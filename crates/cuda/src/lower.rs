@@ -183,9 +183,10 @@ pub(crate) fn lower(
         wide: wide::State::of(plan, ops),
     };
     for op in ops {
-        match class {
-            Class::Narrow => lowering.narrow(op)?,
-            Class::Wide => lowering.wide(op)?,
+        match (target.fusion, class) {
+            (Fusion::Off, _) => lowering.plainly(op)?,
+            (Fusion::On, Class::Narrow) => lowering.narrow(op)?,
+            (Fusion::On, Class::Wide) => lowering.wide(op)?,
         }
     }
     Ok(lowering.calls)
