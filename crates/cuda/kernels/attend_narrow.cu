@@ -5,7 +5,7 @@
 //
 // Grid: (rows * kv heads, splits), a block of 8 warps for all GROUP query heads of a KV head, so keys and values are
 // read once. What a row sees is cut into splits of whole steps (STEP positions); how many a split has follows from
-// the row's own length and the grid's height, blocks without a share leave at once. Blocks of low splits come first
+// the row's own length and the grid's height (its bucket's); blocks without a share leave at once. Blocks of low splits come first
 // in launch order.
 //
 // A step: scores = K . q^T by tensor cores, keys as rows and heads as columns, the head's elements cut into PARTS
@@ -27,8 +27,8 @@
 // Code is kept small: in decode each launch runs most of it once, from a cold instruction cache.
 //
 // Requires HEAD_DIM % 16 == 0, HEAD_DIM <= 512, GROUP <= 16; keys and values aligned to 16; for its own k and v that
-// the rows are the whole batch in order, rows of a run one after another; q, k and v for all rows of the grid; tickets
-// of 0; at most FAN * ONE_MERGE splits.
+// the rows are the whole batch in order, rows of a run one after another; q, k, v and places for all rows of the
+// grid; tickets of 0; at most FAN * ONE_MERGE splits.
 #include "lib/kv.cuh"
 #include "lib/norm.cuh"
 #include "lib/ptx.cuh"
@@ -75,10 +75,11 @@ constexpr int OUT_TILES = HEAD_DIM / 16, OUT_SHARE = (OUT_TILES + WARPS - 1) / W
 constexpr u32 HALF = HEAD_DIM / 2;  // no more than threads
 constexpr int PAIRS = (HALF + WARP - 1) / WARP, CHUNKS = (HEAD_DIM + WARP - 1) / WARP;
 
-constexpr u32 FAN = 8, ONE_MERGE = 16;
 // A record: outputs of a split as halves, as threads hold them; then maximum and total a head.
 constexpr u32 QUADS = TILES > 1 ? 4 : (GROUP + 1) / 2;
 constexpr u32 TILE_BYTES = THREADS / 4 * QUADS * 8, STATE_START = OUT_SHARE * TILES * TILE_BYTES;
+// Small records are better joined all at once.
+constexpr u32 FAN = 8, ONE_MERGE = STATE_START > 4096 ? 16 : 32;
 static_assert(STATE_START + 16 * 8 == RECORD_BYTES, "src/kernel/attend_narrow.rs differs");
 
 // Tiles have rows of HEAD_DIM halves. 16-byte pieces change places, or rows have one to spare, so that 8 rows of a
@@ -89,19 +90,25 @@ __device__ __forceinline__ u32 cell(u32 row, u32 element) {
 }
 constexpr u32 KV_BYTES = STEP * PITCH * 2, Q_BYTES = 8 * Q_TILES * PITCH * 2;
 constexpr u32 SCORE_PITCH = STEP + 8, SCORE_BYTES = PARTS * TILES * 8 * SCORE_PITCH * 4;
-constexpr u32 SHARES = 32 * 16, MERGE_BYTES = (SHARES + 2 * 16) * 4;
+// Weights: a row of halves a head, on different banks.
+constexpr u32 WEIGHT_PITCH = STEP + 8, WEIGHT_BYTES = TILES * 8 * WEIGHT_PITCH * 2;
+constexpr u32 SHARES_BYTES = 32 * 16 * 4, STATES_BYTES = 3 * 16 * 4;
 __device__ constexpr u32 larger(u32 a, u32 b) { return a > b ? a : b; }
-constexpr u32 COMMON_BYTES = larger(larger(Q_BYTES, SCORE_BYTES), MERGE_BYTES);
-static_assert(2 * KV_BYTES + HALF * 8 + COMMON_BYTES == SHARED_BYTES, "src/kernel/attend_narrow.rs differs");
+constexpr u32 COMMON_BYTES = larger(larger(Q_BYTES, SCORE_BYTES + WEIGHT_BYTES), SHARES_BYTES);
+static_assert(2 * KV_BYTES + HALF * 8 + COMMON_BYTES + STATES_BYTES == SHARED_BYTES, "src/kernel/attend_narrow.rs differs");
 
 struct Shared {
   u16* k;
   u16* v;
   Angle* angles;
-  // One after another: queries until they are in registers; scores `[part, head, key]`; what a merge needs.
+  // One after another: queries until they are in registers; scores `[part, head, key]` and weights; shares of records
+  // `[record, head]`.
   u16* q;
   float* scores;
-  float* shares;  // [record, head]
+  u16* weights;
+  float* shares;
+  // Of heads: how much the last step shrank what came before; maximum and total in the end.
+  float* shrinks;
   float* maxima;
   float* totals;
 };
@@ -219,31 +226,17 @@ __device__ __forceinline__ Ids page_ids(const Work& work, u32 step) {
 // Starts copies of a step's keys or values, as far as they are in pages. Rows before the first seen one are copied,
 // too: they are numbers, and their weight is 0.
 __device__ __forceinline__ void copy_step(const Work& work, const u16* from, u16* to, Ids ids, u32 step) {
-  constexpr u32 ROW_PIECES = HEAD_DIM / 8;
-  const u32 rows = min(work.fresh - min(work.start + step * STEP, work.fresh), STEP);
-  const u16* page[STEP_PAGES];
+  // All threads take some whole rows at once. A loop: unrolled, this is most of the kernel's code.
+  constexpr u32 ROW_PIECES = HEAD_DIM / 8, AT_ONCE = THREADS / ROW_PIECES;
+  const u32 first = threadIdx.x / ROW_PIECES, element = threadIdx.x % ROW_PIECES * 8;
+  const u32 rows = work.fresh - min(work.start + step * STEP, work.fresh);
 #pragma unroll
-  for (u32 i = 0; i < STEP_PAGES; i++)
-    page[i] = from + (u64(ids.page[i]) * KV_HEADS + work.kv_head) * (PAGE_TOKENS * HEAD_DIM);
-  if (THREADS % ROW_PIECES == 0 && ROW_PIECES * PAGE_TOKENS >= THREADS) {
-    // All threads take some whole rows at once; places in the tile repeat every other time, pages every page.
-    constexpr u32 AT_ONCE = THREADS / ROW_PIECES;
-    const u32 first = threadIdx.x / ROW_PIECES, element = threadIdx.x % ROW_PIECES * 8;
-    u16* const place[2] = {to + cell(first, element), to + cell(first + AT_ONCE, element)};
-#pragma unroll
-    for (u32 i = 0; i < (STEP + AT_ONCE - 1) / AT_ONCE; i++) {
-      const u32 before = i * AT_ONCE;
-      const u16* source = page[before / PAGE_TOKENS % STEP_PAGES] + first * HEAD_DIM + element;
-      if (before + first < rows)
-        copy_async(place[i % 2] + (i - i % 2) * AT_ONCE * PITCH, source + before % PAGE_TOKENS * HEAD_DIM);
-    }
-  } else {
+  for (u32 i = 0; i < STEP_PAGES; i++) {
+    const u32 page_first = i * PAGE_TOKENS, end = min(rows - min(rows, page_first), PAGE_TOKENS);
+    const u16* page = from + (u64(ids.page[i]) * KV_HEADS + work.kv_head) * (PAGE_TOKENS * HEAD_DIM) + element;
 #pragma unroll 1
-    for (u32 piece = threadIdx.x; piece < rows * ROW_PIECES; piece += THREADS) {
-      const u32 row = piece / ROW_PIECES, element = piece % ROW_PIECES * 8;
-      const u16* start = row < PAGE_TOKENS ? page[0] : page[STEP_PAGES - 1];
-      copy_async(to + cell(row, element), start + row % PAGE_TOKENS * HEAD_DIM + element);
-    }
+    for (u32 row = first; row < end; row += AT_ONCE)
+      copy_async(to + cell(page_first + row, element), page + row * HEAD_DIM);
   }
   close_copies();
 }
@@ -319,72 +312,63 @@ __device__ __forceinline__ bool comes_last(u32* ticket, u32 members) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();
-    last = atomicAdd(ticket, 1u) == members - 1;
-    if (last) {
-      *ticket = 0;
-      __threadfence();
-    }
+    last = add_and_order(ticket, 1) == members - 1;
+    if (last) *ticket = 0;
   }
   __syncthreads();
   return last;
 }
 
-// Joins up to 32 records, `stride` bytes apart.
+// Joins up to 32 records, `stride` bytes apart. They go through the tiles, so that all are loaded at once by little code.
 __device__ __forceinline__ void merge(u8* records, u32 stride, u32 members, const Shared& shared, Outputs& out) {
-  constexpr int PIECES = OUT_SHARE * TILES, AHEAD = PIECES > 2 ? 16 / PIECES : 8;
+  constexpr u32 PIECES = STATE_START / 16, AT_ONCE = 2 * KV_BYTES / STATE_START;
+  u8* const tiles = (u8*)shared.k;
   const u32 lane = threadIdx.x % WARP, quad = lane % 4;
-  uint2 piece[AHEAD][PIECES];
-  auto fetch = [&](u32 from) {
 #pragma unroll
-    for (int m = 0; m < AHEAD; m++) {
-      const u8* record = records + min(from + m, members - 1) * stride + part_of_tile();
-#pragma unroll
-      for (int i = 0; i < PIECES; i++) piece[m][i] = load_written(record + i * TILE_BYTES);
-    }
-  };
-  fetch(0);
-#pragma unroll 1
-  for (u32 head = own_warp(); head < GROUP; head += WARPS) {
-    float max = -INF, total = 0;
-    if (lane < members) {
-      const uint2 state = load_written(records + lane * stride + STATE_START + head * 8);
-      max = __uint_as_float(state.x), total = __uint_as_float(state.y);
-    }
-    const float best = warp_max(max), share = total * __expf(max - best), sum = warp_sum(share);
-    shared.shares[lane * 16 + head] = share / sum;  // 0 where there is no record
-    if (lane == 0) {
-      shared.maxima[head] = best;
-      shared.totals[head] = sum;
-    }
-  }
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < PIECES; i++)
+  for (int i = 0; i < OUT_SHARE * TILES; i++)
 #pragma unroll
     for (int c = 0; c < 4; c++) out[i / TILES][i % TILES][c] = 0;
 #pragma unroll 1
-  for (u32 from = 0;;) {
-#pragma unroll
-    for (int m = 0; m < AHEAD; m++) {
+  for (u32 from = 0; from < members; from += AT_ONCE) {
+    const u32 count = min(members - from, AT_ONCE);
+    if (from) __syncthreads();
+#pragma unroll 1
+    for (u32 piece = threadIdx.x; piece < count * PIECES; piece += THREADS)
+      copy_async(tiles + piece * 16, records + (from + piece / PIECES) * stride + piece % PIECES * 16);
+    close_copies();
+    if (from == 0) {
+#pragma unroll 1
+      for (u32 head = own_warp(); head < GROUP; head += WARPS) {
+        float max = -INF, total = 0;
+        if (lane < members) {
+          const uint2 state = load_written(records + lane * stride + STATE_START + head * 8);
+          max = __uint_as_float(state.x), total = __uint_as_float(state.y);
+        }
+        const float best = warp_max(max), share = total * __expf(max - best), sum = warp_sum(share);
+        shared.shares[lane * 16 + head] = __fdividef(share, sum);
+        shared.maxima[head] = best;
+        shared.totals[head] = sum;
+      }
+    }
+    wait_for_copies<0>();
+    __syncthreads();
+#pragma unroll 1
+    for (u32 m = 0; m < count; m++) {
 #pragma unroll
       for (int tile = 0; tile < TILES; tile++) {
-        const float* share = shared.shares + (from + m) * 16 + 8 * tile + 2 * quad;
-        const float first = share[0], second = share[1];
+        const float2 share = *(const float2*)(shared.shares + (from + m) * 16 + 8 * tile + 2 * quad);
 #pragma unroll
         for (int i = 0; i < OUT_SHARE; i++) {
-          const uint2 halves = piece[m][i * TILES + tile];
+          const u32 at = m * STATE_START + (i * TILES + tile) * TILE_BYTES + part_of_tile();
+          const uint2 halves = *(const uint2*)(tiles + at);
           float(&o)[4] = out[i][tile];
-          o[0] += first * half_to_float(u16(halves.x));
-          o[1] += second * half_to_float(u16(halves.x >> 16));
-          o[2] += first * half_to_float(u16(halves.y));
-          o[3] += second * half_to_float(u16(halves.y >> 16));
+          o[0] += share.x * half_to_float(u16(halves.x));
+          o[1] += share.y * half_to_float(u16(halves.x >> 16));
+          o[2] += share.x * half_to_float(u16(halves.y));
+          o[3] += share.y * half_to_float(u16(halves.y >> 16));
         }
       }
     }
-    from += AHEAD;
-    if (from >= members) break;
-    fetch(from);
   }
 }
 
@@ -410,22 +394,26 @@ __device__ __forceinline__ void put_out(const Params& p, const Outputs& out) {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(const Params p) {
   DYNAMIC_SHARED(memory);
   u8* const common = memory + 2 * KV_BYTES + HALF * 8;
-  const Shared shared = {(u16*)memory,   (u16*)(memory + KV_BYTES), (Angle*)(memory + 2 * KV_BYTES),
-                         (u16*)common,   (float*)common,            (float*)common,
-                         (float*)common + SHARES, (float*)common + SHARES + 16};
+  float* const states = (float*)(common + COMMON_BYTES);
+  const Shared shared = {(u16*)memory,   (u16*)(memory + KV_BYTES),      (Angle*)(memory + 2 * KV_BYTES), (u16*)common,
+                         (float*)common, (u16*)(common + SCORE_BYTES), (float*)common,                  states,
+                         states + 16,    states + 32};
   const u32 warp = own_warp(), lane = threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
 
   Work work;
   work.r = blockIdx.x / KV_HEADS;
   work.kv_head = blockIdx.x % KV_HEADS;
-  // Look-ups wait for each other, so all that waits for none of them comes first, and arithmetic goes between them.
+  // Look-ups wait for each other, so they start first; what waits for none of them, and arithmetic, goes between.
+  work.row = p.k ? work.r : p.rows.index[work.r];
+  work.run = p.places.run[work.row];
+  work.position = p.places.position[work.row];
+  const u32 count = *p.rows.count;
   Head head;
   if (warp < (p.k ? GROUP + 2 : GROUP)) load(head, raw_head(p, work, warp));
   const float frequency = p.frequencies[threadIdx.x % HALF];
-  work.row = p.k ? work.r : p.rows.index[work.r];
-  if (!p.rows.has(work.r)) return;
-  work.run = uniform(p.places.run[work.row]);
-  work.position = uniform(p.places.position[work.row]);
+  if (work.r >= count) return;
+  work.run = uniform(work.run);
+  work.position = uniform(work.position);
   work.first = p.window && work.position + 1 > p.window ? work.position + 1 - p.window : 0;
   work.start = work.first / PAGE_TOKENS * PAGE_TOKENS;
   const u32 all_steps = (work.position - work.start) / STEP + 1;
@@ -464,11 +452,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
   __syncthreads();
 #pragma unroll 1
   for (u32 h = warp; h < own_heads; h += WARPS) {
-    if (!ONE_EACH) {
-      const Raw raw = raw_head(p, work, h);
-      if (h >= WARPS) load(head, raw);
-      norm(head, raw);
-    }
+    if (!ONE_EACH) norm(head, raw_head(p, work, h));
     if (h <= GROUP) turn_all(head, shared.angles);
     if (h < GROUP) {
       put_query(head, shared.q, h);
@@ -476,6 +460,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
       const u64 to = p.slot.cell(work.run, work.position, work.kv_head);
       put_cached(head, h == GROUP ? shared.k : shared.v, own_row, (h == GROUP ? p.slot.keys : p.slot.values) + to);
     }
+    if (h + WARPS < own_heads) load(head, raw_head(p, work, h + WARPS));
   }
   __syncthreads();
 
@@ -483,15 +468,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
   const u32 key_tile = warp % KEY_TILES, part = warp / KEY_TILES;
   u32 query[K_SHARE][Q_TILES][2];
 #pragma unroll
-  for (int i = 0; i < K_SHARE; i++)
+  for (int tile = 0; tile < Q_TILES; tile++)
 #pragma unroll
-    for (int tile = 0; tile < Q_TILES; tile++) {
-      const u32 k = min(part * K_SHARE + i, u32(K_STEPS - 1)) * 16 + 2 * quad;
-      query[i][tile][0] = *(const u32*)(shared.q + cell(8 * tile + group, k));
-      query[i][tile][1] = *(const u32*)(shared.q + cell(8 * tile + group, k + 8));
+    for (int i = 0; i < K_SHARE; i += 2) {
+      // Two steps at once; the second may be one too many.
+      const u32 k_step = min(part * K_SHARE + i + lane / 16, u32(K_STEPS - 1));
+      u32 both[4];
+      load_matrices(both, shared.q + cell(8 * tile + lane % 8, 16 * k_step + lane / 8 % 2 * 8));
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+        if (i + j / 2 < K_SHARE) query[i + j / 2][tile][j % 2] = both[j];
     }
 
-  // Of heads `group` and `group + 8`; totals are of this lane's keys.
+  // Of heads `warp` and `warp + 8`; totals are of this lane's keys.
   float best[TILES], total[TILES];
   Outputs out;
 #pragma unroll
@@ -548,43 +537,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
     __syncthreads();
     if (more) copy_step(work, p.slot.keys, shared.k, ids, step - 1);
 
-    // Each warp has the weights of all heads and keys, as the tensor cores want them.
-    u32 weights[TILES][KEY_TILES][2];
-    float shrink[TILES];
+    // A warp a head, a lane a key or two.
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
-      const u32 column = 8 * tile + group;
-      float seen[KEY_TILES][2][2];
-      float most = best[tile];
+      const u32 column = 8 * tile + warp;
+      if (column >= GROUP) break;
+      constexpr int LANE_KEYS = STEP / WARP;
+      float seen[LANE_KEYS], most = best[tile];
 #pragma unroll
-      for (int i = 0; i < 2 * KEY_TILES; i++) {
-        const u32 key = 8 * i + 2 * quad, at = work.start + step * STEP + key;
-        float2 sum = make_float2(0, 0);
-        if (column < GROUP) {
+      for (int i = 0; i < LANE_KEYS; i++) {
+        const u32 key = i * WARP + lane, at = work.start + step * STEP + key;
+        float sum = 0;
 #pragma unroll
-          for (int part = 0; part < PARTS; part++) {
-            const float2 score = *(const float2*)(shared.scores + (part * TILES * 8 + column) * SCORE_PITCH + key);
-            sum.x += score.x;
-            sum.y += score.y;
-          }
-        }
-        float(&pair)[2] = seen[i / 2][i % 2];
-        pair[0] = at >= work.first && at <= work.position ? sum.x : -INF;
-        pair[1] = at + 1 >= work.first && at + 1 <= work.position ? sum.y : -INF;
-        most = fmaxf(most, fmaxf(pair[0], pair[1]));
+        for (int part = 0; part < PARTS; part++)
+          sum += shared.scores[(part * TILES * 8 + column) * SCORE_PITCH + key];
+        seen[i] = at >= work.first && at <= work.position ? sum : -INF;
+        most = fmaxf(most, seen[i]);
       }
-      // A step has a seen key at least, so this is a number.
-      most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
-      shrink[tile] = __expf(best[tile] - most);
+      most = warp_max(most);  // a number: every step has a key that is seen
+      const float shrink = __expf(best[tile] - most);
       best[tile] = most;
-      total[tile] *= shrink[tile];
+      total[tile] *= shrink;
 #pragma unroll
-      for (int i = 0; i < 2 * KEY_TILES; i++) {
-        const float a = __expf(seen[i / 2][i % 2][0] - most), b = __expf(seen[i / 2][i % 2][1] - most);
-        total[tile] += a + b;
-        weights[tile][i / 2][i % 2] = pack_halves(a, b);
+      for (int i = 0; i < LANE_KEYS; i++) {
+        const float weight = __expf(seen[i] - most);
+        total[tile] += weight;
+        shared.weights[column * WEIGHT_PITCH + i * WARP + lane] = float_to_half(weight);
       }
+      if (lane == 0) shared.shrinks[column] = shrink;
     }
 
     if (more) {
@@ -593,11 +573,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
       wait_for_copies<0>();
     }
     __syncthreads();
-    float by[TILES][2];
+    float2 by[TILES];
+    u32 weights[TILES][KEY_TILES][2];
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
-      by[tile][0] = __shfl_sync(ALL_LANES, shrink[tile], 8 * quad);
-      by[tile][1] = __shfl_sync(ALL_LANES, shrink[tile], 8 * quad + 4);
+      by[tile] = *(const float2*)(shared.shrinks + 8 * tile + 2 * quad);
+#pragma unroll
+      for (int k = 0; k < KEY_TILES; k += 2) {
+        u32 both[4];
+        load_matrices(both, shared.weights + (8 * tile + lane % 8) * WEIGHT_PITCH + 16 * k + lane / 8 * 8);
+        weights[tile][k][0] = both[0], weights[tile][k][1] = both[1];
+        weights[tile][k + 1][0] = both[2], weights[tile][k + 1][1] = both[3];
+      }
     }
 #pragma unroll
     for (int i = 0; i < OUT_SHARE; i++) {
@@ -606,7 +593,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
 #pragma unroll
       for (int tile = 0; tile < TILES; tile++)
 #pragma unroll
-        for (int c = 0; c < 4; c++) out[i][tile][c] *= by[tile][c % 2];
+        for (int c = 0; c < 4; c++) out[i][tile][c] *= c % 2 ? by[tile].y : by[tile].x;
 #pragma unroll
       for (int k = 0; k < KEY_TILES; k++) {
         u32 values[4];
@@ -621,10 +608,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
 
 #pragma unroll
   for (int tile = 0; tile < TILES; tile++) {
-    total[tile] += __shfl_xor_sync(ALL_LANES, total[tile], 1);
-    total[tile] += __shfl_xor_sync(ALL_LANES, total[tile], 2);
-    const float part = 1.0f / total[tile];
-    const float by[2] = {__shfl_sync(ALL_LANES, part, 8 * quad), __shfl_sync(ALL_LANES, part, 8 * quad + 4)};
+    const u32 column = 8 * tile + warp;
+    if (column >= GROUP) break;
+    total[tile] = warp_sum(total[tile]);
+    shared.maxima[column] = best[tile];
+    shared.totals[column] = total[tile];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int tile = 0; tile < TILES; tile++) {
+    const float2 of = *(const float2*)(shared.totals + 8 * tile + 2 * quad);
+    const float by[2] = {__fdividef(1.0f, of.x), __fdividef(1.0f, of.y)};
 #pragma unroll
     for (int i = 0; i < OUT_SHARE; i++)
 #pragma unroll
@@ -633,14 +627,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
   if (splits > 1) {
     u8* const records = p.records + u64(blockIdx.x) * gridDim.y * RECORD_BYTES;
     u32* const tickets = p.tickets + blockIdx.x * (1 + (gridDim.y + FAN - 1) / FAN);
-    if (warp == 0 && quad == 0) {
-#pragma unroll
-      for (int tile = 0; tile < TILES; tile++) {
-        shared.maxima[8 * tile + group] = best[tile];
-        shared.totals[8 * tile + group] = total[tile];
-      }
-    }
-    __syncwarp();
     // The first record of neighbours takes their result: every thread has read what it then writes over.
     u32 left = splits, place = split, stride = RECORD_BYTES;
 #pragma unroll 1

@@ -22,6 +22,10 @@ const FAN: usize = 8;
 /// join.
 const MOST_SPLITS: usize = 64;
 
+/// Of a large card; a smaller one takes the blocks in turn.
+const MULTIPROCESSORS: usize = 132;
+const LEAST_SPLITS: usize = 4;
+
 /// Query heads, KV heads and head size in layers of the models there are.
 pub(super) const SHAPES: [Heads; 10] = [
     Heads::new(8, 1, 256),
@@ -96,21 +100,21 @@ pub(crate) struct OwnKv {
 pub(crate) struct Heads {
     /// Query heads.
     pub(crate) count: usize,
-    pub(crate) kv_heads: usize,
+    pub(crate) kv_count: usize,
     pub(crate) head_dim: usize,
 }
 
 impl Heads {
-    pub(crate) const fn new(count: usize, kv_heads: usize, head_dim: usize) -> Heads {
+    pub(crate) const fn new(count: usize, kv_count: usize, head_dim: usize) -> Heads {
         Heads {
             count,
-            kv_heads,
+            kv_count,
             head_dim,
         }
     }
 
     fn group(self) -> usize {
-        self.count / self.kv_heads
+        self.count / self.kv_count
     }
 
     /// Positions that are scored together.
@@ -146,8 +150,11 @@ impl Heads {
         };
         let parts = WARPS / (self.step() / 16);
         let scores = parts * self.tiles() * 8 * (self.step() + 8) * 4;
-        let common = (8 * q_tiles * pitch * 2).max(scores).max(34 * 16 * 4);
-        2 * self.step() * pitch * 2 + self.head_dim / 2 * 8 + common
+        let weights = self.tiles() * 8 * (self.step() + 8) * 2;
+        let common = (8 * q_tiles * pitch * 2)
+            .max(scores + weights)
+            .max(32 * 16 * 4);
+        2 * self.step() * pitch * 2 + self.head_dim / 2 * 8 + common + 3 * 16 * 4
     }
 }
 
@@ -175,30 +182,41 @@ impl AttendNarrow {
     pub(crate) fn takes(heads: Heads) -> bool {
         let Heads {
             count,
-            kv_heads,
+            kv_count,
             head_dim,
         } = heads;
         head_dim.is_multiple_of(16)
             && (16..=512).contains(&head_dim)
-            && count.is_multiple_of(kv_heads)
+            && count.is_multiple_of(kv_count)
             && (1..=16).contains(&heads.group())
     }
 
     /// Words a row of scratch for what splits leave to be joined.
     pub(crate) fn record_columns(heads: Heads, window: Option<usize>) -> usize {
-        heads.kv_heads * most_splits(heads, window) * heads.record_bytes() / 4
+        heads.kv_count * most_splits(heads, window) * heads.record_bytes() / 4
     }
 
     /// Words a row of tickets.
     pub(crate) fn ticket_columns(heads: Heads, window: Option<usize>) -> usize {
-        heads.kv_heads * (1 + most_splits(heads, window).div_ceil(FAN))
+        heads.kv_count * (1 + most_splits(heads, window).div_ceil(FAN))
     }
 }
 
-/// The grid's height: all steps that a window can touch, wherever it begins in a page.
+/// The grid's height for one row: all steps that a window can touch, wherever it begins in a page.
 fn most_splits(heads: Heads, window: Option<usize>) -> usize {
     let steps = |window: usize| (window + PAGE_TOKENS - 1).div_ceil(heads.step());
     window.map_or(MOST_SPLITS, |w| steps(w).min(MOST_SPLITS))
+}
+
+/// The grid's height for a bucket: many rows fill the card by themselves, and every split has its price.
+fn splits(heads: Heads, window: Option<usize>, rows: usize) -> usize {
+    let together = match (heads.head_dim, heads.group()) {
+        (..=256, ..=8) => 3,
+        (_, ..=8) => 2,
+        _ => 1,
+    };
+    let share = together * MULTIPROCESSORS / (rows * heads.kv_count);
+    most_splits(heads, window).min(share.max(LEAST_SPLITS))
 }
 
 pub(super) fn specialization(heads: Heads) -> Specialization {
@@ -207,7 +225,7 @@ pub(super) fn specialization(heads: Heads) -> Specialization {
         entries: &["attend_narrow"],
         constants: vec![
             ("HEAD_DIM", heads.head_dim.to_string()),
-            ("KV_HEADS", heads.kv_heads.to_string()),
+            ("KV_HEADS", heads.kv_count.to_string()),
             ("GROUP", heads.group().to_string()),
             ("RECORD_BYTES", heads.record_bytes().to_string()),
             ("SHARED_BYTES", heads.shared_bytes().to_string()),
@@ -222,10 +240,10 @@ impl Kernel for AttendNarrow {
     }
 
     fn grid(&self, rows: usize) -> Grid {
-        let splits = most_splits(self.heads, self.window);
+        let splits = splits(self.heads, self.window, rows);
         Grid {
             shared_bytes: self.heads.shared_bytes(),
-            ..Grid::new((rows * self.heads.kv_heads, splits), THREADS)
+            ..Grid::new((rows * self.heads.kv_count, splits), THREADS)
         }
     }
 

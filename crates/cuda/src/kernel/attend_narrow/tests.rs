@@ -65,7 +65,7 @@ impl Case {
     fn batch(&self) -> Batch {
         let Heads {
             count,
-            kv_heads,
+            kv_count: kv_heads,
             head_dim,
         } = self.heads;
         let rows: Vec<_> = (self.runs.iter().enumerate())
@@ -80,7 +80,9 @@ impl Case {
         }
         // In disorder: a step that has no divisor in common with their number.
         let total = entries.len() + 3;
-        let stride = [7, 5, 3, 2, 1].into_iter().find(|s| total % s != 0);
+        let stride = [7, 5, 3, 2, 1]
+            .into_iter()
+            .find(|s| !total.is_multiple_of(*s));
         for (i, page) in entries.iter_mut().enumerate() {
             *page = ((i * stride.unwrap_or(1) + 1) % total) as u32;
         }
@@ -127,7 +129,7 @@ impl Batch {
     fn cell(&self, heads: Heads, run: usize, position: usize, head: usize) -> usize {
         let entry = self.bases[run] + (position / PAGE_TOKENS) as i32;
         let page = self.pages[entry as usize] as usize;
-        let row = (page * heads.kv_heads + head) * PAGE_TOKENS + position % PAGE_TOKENS;
+        let row = (page * heads.kv_count + head) * PAGE_TOKENS + position % PAGE_TOKENS;
         row * heads.head_dim
     }
 
@@ -152,7 +154,7 @@ impl Batch {
     fn cached(&self, case: &Case, run: usize, position: usize, head: usize) -> [Vec<f64>; 2] {
         let Heads {
             count,
-            kv_heads,
+            kv_count: kv_heads,
             head_dim,
         } = case.heads;
         let first = case.runs[run].position;
@@ -180,7 +182,7 @@ impl Batch {
     fn expected(&self, case: &Case) -> Vec<f32> {
         let Heads {
             count,
-            kv_heads,
+            kv_count: kv_heads,
             head_dim,
         } = case.heads;
         let mut out = Vec::new();
@@ -229,12 +231,14 @@ impl Ready {
     fn new(card: &Card, case: &Case, batch: &Batch) -> Ready {
         let Heads {
             count,
-            kv_heads,
+            kv_count: kv_heads,
             head_dim,
         } = case.heads;
         let (heads, rows) = (case.heads, batch.rows.len());
-        let positions: Vec<u32> = batch.rows.iter().map(|r| r.1 as u32).collect();
-        let runs: Vec<u32> = batch.rows.iter().map(|r| r.0 as u32).collect();
+        let mut positions: Vec<u32> = batch.rows.iter().map(|r| r.1 as u32).collect();
+        let mut runs: Vec<u32> = batch.rows.iter().map(|r| r.0 as u32).collect();
+        positions.push(0);
+        runs.push(0);
         let index: Vec<u32> = (0..=rows as u32).collect();
         let records = (rows + 1) * AttendNarrow::record_columns(heads, case.window);
         let tickets = (rows + 1) * AttendNarrow::ticket_columns(heads, case.window);
@@ -263,7 +267,7 @@ impl Ready {
             card.upload(&vec![f32::NAN; records]),
         ];
         let other = |i: usize| -> Address { others[i].address() };
-        let splits = most_splits(heads, case.window);
+        let splits = splits(heads, case.window, rows + 1);
         let params = AttendNarrowParams {
             rows: RowsAt {
                 count: other(0),
@@ -352,7 +356,9 @@ fn check(card: &Card, case: &Case) {
 /// What `norm_rope_store` leaves in the pages, row by row.
 fn plainly_stored(card: &Card, case: &Case, batch: &Batch, ready: &Ready) -> [Vec<u16>; 2] {
     let Heads {
-        kv_heads, head_dim, ..
+        kv_count: kv_heads,
+        head_dim,
+        ..
     } = case.heads;
     let (keys, values) = (card.upload(&batch.keys), card.upload(&batch.values));
     let module = card.load(&norm_rope::specialization());
@@ -520,8 +526,10 @@ fn attend_narrow_joins_many_splits() {
 #[test]
 fn grids_and_scratch_follow_the_window() {
     let sliding = heads(4, 2, 256);
-    assert_eq!(most_splits(sliding, Some(512)), 9);
-    assert_eq!(most_splits(sliding, None), MOST_SPLITS);
+    assert_eq!(splits(sliding, Some(512), 1), 9);
+    assert_eq!(splits(sliding, None, 1), MOST_SPLITS);
+    assert_eq!(splits(sliding, None, 8), 24);
+    assert_eq!(splits(sliding, None, 1000), LEAST_SPLITS);
     assert_eq!(AttendNarrow::ticket_columns(sliding, Some(512)), 2 * 3);
     assert_eq!(sliding.record_bytes(), 4 * 256 * 2 + 128);
     // What a block of an Ada card may have, less what every kernel has.
@@ -567,6 +575,7 @@ fn attend_narrow_timing() {
     }
 }
 
+#[expect(clippy::print_stdout, reason = "timings are for the reader")]
 fn timing(
     card: &Card,
     cache: &Buffer,
@@ -574,7 +583,7 @@ fn timing(
     (name, heads, window): (&str, Heads, Option<usize>),
     (rows, depth): (usize, usize),
 ) {
-    let page_cells = heads.kv_heads * PAGE_TOKENS * heads.head_dim;
+    let page_cells = heads.kv_count * PAGE_TOKENS * heads.head_dim;
     let case = Case {
         heads,
         window,
@@ -592,7 +601,7 @@ fn timing(
     let total = rows * run_pages;
     let stride = [61, 59, 53, 1]
         .into_iter()
-        .find(|s| total % s != 0)
+        .find(|s| !total.is_multiple_of(*s))
         .unwrap();
     batch.pages = (0..total).map(|i| (i * stride % total) as u32).collect();
     let ready = Ready::new(card, &case, &batch);
@@ -610,7 +619,7 @@ fn timing(
         })
         .collect();
     let grid = Grid {
-        blocks: (rows * heads.kv_heads, ready.grid.blocks.1),
+        blocks: (rows * heads.kv_count, splits(heads, window, rows)),
         ..ready.grid
     };
     let us = time(card, 200, |i| {
@@ -626,7 +635,7 @@ fn timing(
         println!("attend_narrow {name}, no rows in a grid of {rows}: {us:.2} us");
     }
     let seen = depth + 1 - case.first_seen(depth);
-    let bytes = rows * seen * heads.kv_heads * heads.head_dim * 4;
+    let bytes = rows * seen * heads.kv_count * heads.head_dim * 4;
     println!(
         "attend_narrow {name}, {rows} rows, depth {depth}: {us:.2} us, {:.0} GB/s",
         bytes as f64 / us / 1e3
