@@ -138,6 +138,7 @@ __device__ __forceinline__ u32 add_and_order(u32* at, u32 by) {
   u32 was;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(was) : "l"(at), "r"(by) : "memory");
   return was;
+}
 
 // 16 bytes that other blocks wrote during this launch: past the first cache, which may hold what was there before.
 __device__ __forceinline__ float4 load_from_blocks(const float4* at) {

@@ -345,7 +345,7 @@ impl Lowering<'_> {
         let slot = self.plan.slot(attend.slot);
         let heads = Heads {
             count: self.plan.columns(attend.out) / slot.head_dim,
-            kv_heads: slot.kv_heads,
+            kv_count: slot.kv_heads,
             head_dim: slot.head_dim,
         };
         let window = slot.window;
