@@ -1,10 +1,10 @@
 // Sorts the choices of all rows by expert and cuts each expert's into tiles, for grouped products (kernels/gemm.cu).
 //
-// Choice `r * top_k + k` is what row r chose as its k-th. `sorted` lists choices by expert, each expert's in their own order;
-// `tiles` names expert, first place in `sorted` and count of every tile; `tile_count` says how many there are.
+// Choice `r * top_k + k` is what row r chose as its k-th. `sorted` lists choices by expert, each expert's in their own
+// order; `tiles` names expert, first place in `sorted` and count of every tile; `tile_count` says how many there are.
 //
-// Grid: one block of 32 warps. A warp takes an equal run of choices: it counts the experts among them, learns from the other
-// counts where its own begin, and places them. Tiles have 16, 32, 64 or 128 choices, by entry point.
+// Grid: one block of 32 warps. A warp takes an equal run of choices: it counts the experts among them, learns from the
+// other counts where its own begin, and places them. Tiles have 16, 32, 64 or 128 choices, by entry point.
 // Bytes a row: 8 * top_k in, 4 * top_k out. Shared memory: 34 words an expert.
 #include "lib/batch.cuh"
 #include "lib/reduce.cuh"
@@ -36,13 +36,18 @@ constexpr u32 NO_EXPERT = 0xffffffffu;
 template <typename Each>
 __device__ __forceinline__ void for_choices(const Params& p, u32 choices, Each each) {
   const u32 run = (choices + WARPS * WARP - 1) / (WARPS * WARP) * WARP, warp = threadIdx.x / WARP;
-  const u32 end = min((warp + 1) * run, choices);
+  const u32 end = min((warp + 1) * run, choices), first = warp * run + threadIdx.x % WARP;
+  // Row and number of the next choice, kept up without division.
+  const u32 more_rows = WARP / p.top_k, more = WARP % p.top_k;
+  u32 row = first / p.top_k, k = first % p.top_k;
   for (u32 start = warp * run; start < end; start += TOGETHER * WARP) {
     u32 experts[TOGETHER];
 #pragma unroll
     for (int i = 0; i < TOGETHER; i++) {
-      const u32 choice = start + i * WARP + threadIdx.x % WARP;
-      experts[i] = choice < end ? u32(p.route[choice / p.top_k * 2 * p.top_k + choice % p.top_k]) : NO_EXPERT;
+      experts[i] = start + i * WARP + threadIdx.x % WARP < end ? u32(p.route[row * 2 * p.top_k + k]) : NO_EXPERT;
+      row += more_rows;
+      k += more;
+      if (k >= p.top_k) k -= p.top_k, row++;
     }
 #pragma unroll
     for (int i = 0; i < TOGETHER; i++) each(start + i * WARP + threadIdx.x % WARP, experts[i]);
@@ -65,9 +70,9 @@ __device__ __forceinline__ u32 sum_before(u32 value, u32& total) {
 template <u32 TILE>
 __device__ __forceinline__ void expert_tiles(const Params& p) {
   DYNAMIC_SHARED(shared);
-  u32* places = (u32*)shared;                   // [warp, expert]: counts, then where the next choice goes
-  u32* totals = places + WARPS * p.experts;     // [expert]
-  u32* first_tiles = totals + p.experts;        // [expert]
+  u32* places = (u32*)shared;                // [warp, expert]: counts, then where the next choice goes
+  u32* totals = places + WARPS * p.experts;  // [expert]
+  u32* first_tiles = totals + p.experts;     // [expert]
   const u32 choices = *p.rows.count * p.top_k, lane = threadIdx.x % WARP;
   u32* own = places + threadIdx.x / WARP * p.experts;
   for (u32 i = threadIdx.x; i < WARPS * p.experts; i += blockDim.x) places[i] = 0;
@@ -106,7 +111,8 @@ __device__ __forceinline__ void expert_tiles(const Params& p) {
   for (u32 expert = threadIdx.x; expert < p.experts; expert += blockDim.x) {
     const u32 first = totals[expert], end = expert + 1 < p.experts ? totals[expert + 1] : choices;
     Tile* tiles = p.tiles + first_tiles[expert];
-    for (u32 place = first, i = 0; place < end; place += TILE, i++) tiles[i] = Tile{expert, place, min(TILE, end - place)};
+    for (u32 place = first, i = 0; place < end; place += TILE, i++)
+      tiles[i] = Tile{expert, place, min(TILE, end - place)};
   }
   for_choices(p, choices, [&](u32 choice, u32 expert) {
     const u32 alike = lanes_alike(expert);

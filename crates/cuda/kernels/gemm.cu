@@ -1,17 +1,20 @@
-// out[r, n] = sum over k of x[r, k] * w[n, k] for many rows: integer products of 8-bit activations and panels, exact within a
-// block of 32 (16 in K6) inputs, scaled in f32; or products of halves (WEIGHTS f16).
+// out[r, n] = sum over k of x[r, k] * w[n, k] for many rows: integer products of 8-bit activations and panels, exact
+// within a block of 32 (16 in K6) inputs, scaled in f32; or products of halves (WEIGHTS f16).
 //
-// A block takes 128 outputs (8 strips) of TOKENS rows; 8 warps share them. Stages of 64 inputs come by asynchronous copies,
-// STAGES in flight, with one barrier each. Weights are the A operand, which panels hold in the order of its registers, so a
-// lane takes 16 bytes at a time and nothing is rearranged.
+// A block takes 128 outputs (8 strips) of TOKENS rows; 8 warps share them. Stages of 64 inputs come by asynchronous
+// copies, several under way, one or two between barriers. Weights are the A operand, which panels hold in the order of
+// its registers, so a lane takes 16 bytes at a time and nothing is rearranged.
 //
-// Grid: (row tiles, output tiles * splits). Row tiles run fastest: blocks that run together share weights through L2. Where a
-// shape has too few tiles to fill a card its inputs are split: every block leaves its sums in `partials`, and the one that
-// draws a tile's last ticket adds them in the order of the splits. So results depend on the shape and the grid alone.
+// Grid: (row tiles, output tiles * splits). Row tiles run fastest: blocks that run together share weights through L2.
+// Where a shape has too few tiles to fill a card its inputs are split: every block leaves its sums in `partials`, and
+// the one that draws a tile's last ticket adds them in the order of the splits. So results depend on the shape and the
+// grid alone.
 //
-// ROWS `grouped`: row tiles are those of `tiles`, each of one expert, whose rows `sorted` lists (kernels/expert_tiles.cu).
+// ROWS `grouped`: row tiles are those of `tiles`, each of one expert, whose rows `sorted` lists
+// (kernels/expert_tiles.cu).
 //
-// EPILOGUE `f32`: out[r, n], `out_stride` apart. `gelu_pair`: strips are gate and up in turn; gelu(gate) * up in the Q8 form.
+// EPILOGUE `f32`: out[r, n], `out_stride` apart. `gelu_pair`: strips are gate and up in turn; gelu(gate) * up in the Q8
+// form.
 //
 // Bytes: weights once a row tile (from L2 mostly), x once an output tile. Operations: 2 * rows * outputs * columns.
 // Requires columns % 32 == 0, `tickets` zero (they are left so), and for gelu_pair whole blocks of 32 products.
@@ -69,42 +72,48 @@ __device__ __forceinline__ float quick_gelu(float z) {
   return __fdividef(z, 1.0f + __expf(-1.5957691f * z * (1.0f + 0.044715f * z * z)));
 }
 
-// What a thread copies each stage: 16-byte chunks of tokens, a scale (and a sum) of a token, and of its warp's strip. Where
-// they come from lies in shared memory, one word a copy: registers are scarcer than loads.
+// What a thread copies each stage: 16-byte chunks of tokens, a scale (and a sum) of a token, and of its warp's strip.
+// Where they come from is a word a copy; in the widest tile these lie in shared memory, because registers are scarcer
+// than loads.
 template <int TOKENS>
 struct Copies {
   static constexpr u32 CHUNKS = Weights::X_BYTES / 16, ALL = TOKENS * CHUNKS;
   static constexpr u32 EACH = (ALL + THREADS - 1) / THREADS, STRIDE = THREADS / CHUNKS;  // tokens from copy to copy
-  static constexpr u32 SCALE = EACH * THREADS, PLACE = SCALE + THREADS, STRIP_AT = PLACE + THREADS, WORDS = EACH + 3;
+  // Bytes of x for each copy, then a scale, the place of the first chunk, the strip in 16 bytes, and rows from it on.
+  static constexpr u32 SCALE = EACH, PLACE = EACH + 1, STRIP_AT = EACH + 2, ROWS_FROM = EACH + 3, WORDS = EACH + 4;
+  static constexpr bool IN_SHARED = TOKENS == 128;
+  u32 own[IN_SHARED ? 1 : WORDS];
+  u32* shared;
 
-  // `from` has WORDS a thread: bytes of x, a scale, the place of the first chunk, the strip in 16 bytes. `rows` are the tokens' rows of x.
-  static __device__ __forceinline__ void prepare(const Params& p, u32* from, const u32* rows) {
-    const u32 row_bytes = p.columns * (Weights::X_BYTES / 32) / 2;
+  __device__ __forceinline__ u32& word(u32 i) { return IN_SHARED ? shared[i * THREADS] : own[IN_SHARED ? 0 : i]; }
+
+  // `rows` are the tokens' rows of x.
+  __device__ __forceinline__ void prepare(const Params& p, const u32* rows, u32 strip, u32 strip_rows) {
+    const u32 row_bytes = p.columns * (Weights::X_BYTES / 32) / 2, token = threadIdx.x / CHUNKS,
+              chunk = threadIdx.x % CHUNKS;
 #pragma unroll
-    for (u32 i = 0; i < EACH; i++) {
-      const u32 token = threadIdx.x / CHUNKS + i * STRIDE;
-      if (token < TOKENS) from[i * THREADS] = rows[token] * row_bytes + threadIdx.x % CHUNKS * 16;
-    }
-    const u32 token = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-    from[PLACE] = Shape<TOKENS>::X + (Weights::SCALES ? code_chunk(token, chunk) : half_chunk(token, chunk));
-    if (threadIdx.x < 2 * TOKENS) from[SCALE] = rows[threadIdx.x / 2] * (p.columns / 32) + threadIdx.x % 2;
+    for (u32 i = 0; i < EACH; i++) word(i) = rows[min(token + i * STRIDE, TOKENS - 1u)] * row_bytes + chunk * 16;
+    word(SCALE) = rows[min(threadIdx.x / 2, TOKENS - 1u)] * (p.columns / 32) + threadIdx.x % 2;
+    word(PLACE) = Shape<TOKENS>::X + (Weights::SCALES ? code_chunk(token, chunk) : half_chunk(token, chunk));
+    word(STRIP_AT) = strip;
+    word(ROWS_FROM) = strip_rows;
   }
 
-  static __device__ __forceinline__ void start(const Params& p, u8* to, const u32* from, u32 stage) {
-    const u32 chunk = threadIdx.x % CHUNKS;
+  __device__ __forceinline__ void start(const Params& p, u8* to, u32 stage) {
+    const u32 warp = threadIdx.x / WARP, chunk = threadIdx.x % CHUNKS;
+    const u8* strip = p.w + u64(word(STRIP_AT)) * 16;
+    Weights::copy(to + warp * Weights::STRIP_BYTES, strip, stage, threadIdx.x % WARP, p.columns, word(ROWS_FROM));
     // Behind the last input there are zeros.
     const bool inside = stage * STAGE_INPUTS + chunk * (STAGE_INPUTS / CHUNKS) < p.columns;
-    u8* x = to + from[PLACE];
     if (ALL >= THREADS || threadIdx.x < ALL) {
+      u8* x = to + word(PLACE);
 #pragma unroll
-      for (u32 i = 0; i < EACH; i++) {
-        const u32 at = inside ? from[i * THREADS] + stage * Weights::X_BYTES : 0;
-        copy_async(x + i * STRIDE * Weights::X_BYTES, p.x + at, inside);
-      }
+      for (u32 i = 0; i < EACH; i++)
+        copy_async(x + i * STRIDE * Weights::X_BYTES, p.x + word(i) + stage * Weights::X_BYTES, inside);
     }
     if (Weights::SCALES && (TOKENS >= 128 || threadIdx.x < 2 * TOKENS)) {
       const bool there = 2 * stage + threadIdx.x % 2 < p.columns / 32;
-      const u32 at = there ? from[SCALE] + 2 * stage : 0;
+      const u32 at = word(SCALE) + 2 * stage;
       float* scale = (float*)(to + Shape<TOKENS>::SCALES) + threadIdx.x % 2 * TOKENS + threadIdx.x / 2;
       copy_async_word(scale, p.x_scales + at, there);
       if (Weights::SUMS) copy_async_word(scale + 2 * TOKENS, p.x_sums + at, there);
@@ -112,9 +121,11 @@ struct Copies {
   }
 };
 
-// Adds what the blocks of a tile's splits have left, in their order. True for the block that came last and has the sums.
+// Adds what the blocks of a tile's splits have left, in their order. True for the block that came last and has the
+// sums.
 template <int STRIPS, int OCTETS>
-__device__ __forceinline__ bool join_splits(const Params& p, float (&sum)[STRIPS][OCTETS][4], u32 tile, u32 split, u32 splits) {
+__device__ __forceinline__ bool join_splits(const Params& p, float (&sum)[STRIPS][OCTETS][4], u32 tile, u32 split,
+                                            u32 splits) {
   constexpr u32 PART = STRIPS * OCTETS * THREADS;
   __shared__ u32 ticket;
   float4* parts = (float4*)p.partials + u64(tile) * splits * PART + threadIdx.x;
@@ -122,7 +133,7 @@ __device__ __forceinline__ bool join_splits(const Params& p, float (&sum)[STRIPS
   for (int m = 0; m < STRIPS; m++) {
 #pragma unroll
     for (int j = 0; j < OCTETS; j++) {
-      const float(&s)[4] = sum[m][j];
+      const float (&s)[4] = sum[m][j];
       parts[split * PART + (m * OCTETS + j) * THREADS] = make_float4(s[0], s[1], s[2], s[3]);
     }
   }
@@ -159,8 +170,8 @@ __device__ __forceinline__ bool join_splits(const Params& p, float (&sum)[STRIPS
 
 // `rows` are the output rows of the block's tokens; `column` and `token` those of the warp's first sum.
 template <int TOKENS, int STRIPS, int OCTETS>
-__device__ __forceinline__ void write_floats(const Params& p, const float (&sum)[STRIPS][OCTETS][4], const u32* rows, u32 column,
-                                             u32 token) {
+__device__ __forceinline__ void write_floats(const Params& p, const float (&sum)[STRIPS][OCTETS][4], const u32* rows,
+                                             u32 column, u32 token) {
   const u32 group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
 #pragma unroll
   for (int j = 0; j < OCTETS; j++) {
@@ -181,21 +192,23 @@ __device__ __forceinline__ void write_floats(const Params& p, const float (&sum)
   }
 }
 
-// Products of gates and ups, quantized. 64 outputs (4 strips) are a block of 32 products: a warp's own, or shared by two warps
-// that exchange what they found through `found`. Codes go through shared memory to be written 16 bytes at a time.
+// Products of gates and ups, quantized. 64 outputs (4 strips) are a block of 32 products: a warp's own, or shared by
+// two warps that exchange what they found through `found`. Codes go through shared memory to be written 16 bytes at a
+// time.
 template <int TOKENS, int STRIPS, int OCTETS>
-__device__ __forceinline__ void write_products(const Params& p, float (&sum)[STRIPS][OCTETS][4], const u32* rows, u8* shared,
-                                               u32 tile_output, u32 warp_row, u32 token) {
+__device__ __forceinline__ void write_products(const Params& p, float (&sum)[STRIPS][OCTETS][4], const u32* rows,
+                                               u8* shared, u32 tile_output, u32 warp_row, u32 token) {
   constexpr bool SHARED_BLOCK = STRIPS == 2;
   constexpr u32 WARP_ROWS = 8 / STRIPS;
   constexpr float UNIT = 1 / Weights::FACTOR;
   const u32 group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
   const u32 products = p.outputs / 2;
-  float* largest = (float*)shared;                      // [warp row, token]
-  int* code_sums = (int*)shared + WARP_ROWS * TOKENS;   // [warp row, token]
-  u8* codes = shared + 2 * WARP_ROWS * TOKENS * 4;      // [token, 64]
+  float* largest = (float*)shared;                     // [warp row, token]
+  int* code_sums = (int*)shared + WARP_ROWS * TOKENS;  // [warp row, token]
+  u8* codes = shared + 2 * WARP_ROWS * TOKENS * 4;     // [token, 64]
   const u32 own = warp_row * TOKENS, other = (warp_row ^ 1) * TOKENS;
-  float max[OCTETS][2];
+  float max[OCTETS][2];  // of a token's block; then its scale
+  int totals[OCTETS][2];
 #pragma unroll
   for (int j = 0; j < OCTETS; j++) {
 #pragma unroll
@@ -211,7 +224,8 @@ __device__ __forceinline__ void write_products(const Params& p, float (&sum)[STR
         }
       }
 #pragma unroll
-      for (int mask = 4; mask < 32; mask <<= 1) max[j][t] = fmaxf(max[j][t], __shfl_xor_sync(ALL_LANES, max[j][t], mask));
+      for (int mask = 4; mask < 32; mask <<= 1)
+        max[j][t] = fmaxf(max[j][t], __shfl_xor_sync(ALL_LANES, max[j][t], mask));
       if (SHARED_BLOCK && group == 0) largest[own + token + 8 * j + 2 * quad + t] = max[j][t];
     }
   }
@@ -237,8 +251,8 @@ __device__ __forceinline__ void write_products(const Params& p, float (&sum)[STR
 #pragma unroll
       for (int mask = 4; mask < 32; mask <<= 1) code_sum += __shfl_xor_sync(ALL_LANES, code_sum, mask);
       if (SHARED_BLOCK && group == 0) code_sums[own + at] = code_sum;
-      if (!SHARED_BLOCK) max[j][t] = scale, sum[0][j][t] = scale * float(code_sum);
-      if (SHARED_BLOCK) max[j][t] = scale, sum[0][j][t] = float(code_sum);
+      max[j][t] = scale;
+      totals[j][t] = code_sum;
     }
   }
   __syncthreads();
@@ -253,7 +267,7 @@ __device__ __forceinline__ void write_products(const Params& p, float (&sum)[STR
         if (row == NO_ROW) continue;
         const u64 place = u64(row) * (products / 32) + block;
         p.scales[place] = max[j][t];
-        p.sums[place] = SHARED_BLOCK ? max[j][t] * (sum[0][j][t] + float(code_sums[other + at])) : sum[0][j][t];
+        p.sums[place] = max[j][t] * float(totals[j][t] + (SHARED_BLOCK ? code_sums[other + at] : 0));
       }
     }
   }
@@ -265,10 +279,11 @@ __device__ __forceinline__ void write_products(const Params& p, float (&sum)[STR
 }
 
 template <int TOKENS, int STRIPS, int OCTETS>
-__device__ __forceinline__ void finish(const Params& p, float (&sum)[STRIPS][OCTETS][4], const u32* rows, u8* shared, u32 output_tile,
-                                       u32 split, u32 splits) {
+__device__ __forceinline__ void finish(const Params& p, float (&sum)[STRIPS][OCTETS][4], const u32* rows, u8* shared,
+                                       u32 output_tile, u32 split, u32 splits) {
   if (splits > 1 && !join_splits(p, sum, blockIdx.x + gridDim.x * output_tile, split, splits)) return;
-  const u32 warp = threadIdx.x / WARP, warp_row = warp % Shape<TOKENS>::WARP_ROWS, token = warp / Shape<TOKENS>::WARP_ROWS * OCTETS * 8;
+  const u32 warp = threadIdx.x / WARP, warp_row = warp % Shape<TOKENS>::WARP_ROWS,
+            token = warp / Shape<TOKENS>::WARP_ROWS * OCTETS * 8;
   const u32 tile_output = output_tile * TILE_STRIPS * STRIP;
   if (EPILOGUE == gelu_pair) {
     wait_for_copies<0>();
@@ -283,11 +298,13 @@ template <int TOKENS, int STAGES>
 __device__ __forceinline__ void gemm(const Params& p) {
   typedef Shape<TOKENS> S;
   DYNAMIC_SHARED(shared);
-  __shared__ u32 x_rows[TOKENS], out_rows[TOKENS], copies_from[Copies<TOKENS>::WORDS * THREADS];
+  __shared__ u32 x_rows[TOKENS], out_rows[TOKENS],
+      copies_from[Copies<TOKENS>::IN_SHARED ? Copies<TOKENS>::WORDS * THREADS : 1];
   const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 
   const u32 output_tiles = (p.outputs + TILE_STRIPS * STRIP - 1) / (TILE_STRIPS * STRIP);
-  const u32 output_tile = blockIdx.y % output_tiles, split = blockIdx.y / output_tiles, splits = gridDim.y / output_tiles;
+  const u32 output_tile = blockIdx.y % output_tiles, split = blockIdx.y / output_tiles,
+            splits = gridDim.y / output_tiles;
   const u32 all_stages = (p.columns + STAGE_INPUTS - 1) / STAGE_INPUTS, begin = all_stages * split / splits;
   // What is rarely needed waits in shared memory.
   __shared__ u32 output_tile_at, split_at, splits_at, end;
@@ -316,22 +333,24 @@ __device__ __forceinline__ void gemm(const Params& p) {
     }
   }
   __syncthreads();
-  u32* from = copies_from + threadIdx.x;
-  Copies<TOKENS>::prepare(p, from, x_rows);
-
   const u32 strips = (p.outputs + STRIP - 1) / STRIP, own_strip = min(output_tile * TILE_STRIPS + warp, strips - 1);
-  from[Copies<TOKENS>::STRIP_AT] = u32((matrix * strips + own_strip) * (Weights::strip_bytes(p.columns) / 16));
+  Copies<TOKENS> copies;
+  copies.shared = copies_from + threadIdx.x;
+  const u32 strip = u32((matrix * strips + own_strip) * (Weights::strip_bytes(p.columns) / 16));
+  copies.prepare(p, x_rows, strip, p.outputs - own_strip * STRIP);
+
+  // Stages go by TOGETHER between barriers: two of the widest tile would need more registers than there are.
+  constexpr u32 TOGETHER = TOKENS == 128 ? 1 : Weights::TOGETHER, SLOTS = STAGES / TOGETHER;
   auto fetch = [&](u32 stage, u32 slot) {
-    if (stage < end) {
-      u8* to = shared + slot * S::STAGE;
-      const u8* strip = p.w + u64(from[Copies<TOKENS>::STRIP_AT]) * 16;
-      Weights::copy(to + warp * Weights::STRIP_BYTES, strip, stage, lane, p.columns, p.outputs - own_strip * STRIP);
-      Copies<TOKENS>::start(p, to, from, stage);
+#pragma unroll
+    for (u32 i = 0; i < TOGETHER; i++) {
+      if (stage + i >= end) break;
+      copies.start(p, shared + (slot * TOGETHER + i) * S::STAGE, stage + i);
     }
     close_copies();
   };
 #pragma unroll
-  for (u32 i = 0; i < STAGES - 1; i++) fetch(begin + i, i);
+  for (u32 i = 0; i < SLOTS - 1; i++) fetch(begin + i * TOGETHER, i);
 
   const u32 warp_row = warp % S::WARP_ROWS, token = warp / S::WARP_ROWS * S::OCTETS * 8;
   float sum[S::STRIPS][S::OCTETS][4];
@@ -343,12 +362,8 @@ __device__ __forceinline__ void gemm(const Params& p) {
       for (int i = 0; i < 4; i++) sum[m][j][i] = 0;
     }
   }
-  u32 slot = 0;
-  for (u32 stage = begin; stage < end; stage++) {
-    wait_for_copies<STAGES - 2>();
-    __syncthreads();  // everybody's copies have come, and everybody is done with the slot before this one
-    fetch(stage + STAGES - 1, slot == 0 ? STAGES - 1 : slot - 1);
-    const u8* here = shared + slot * S::STAGE;
+  auto multiply = [&](u32 place) {
+    const u8* here = shared + place * S::STAGE;
     const u8* strips = here + warp_row * S::STRIPS * Weights::STRIP_BYTES;
     const u8* x = here + S::X + token * Weights::X_BYTES;
     const float* scales = (const float*)(here + S::SCALES) + token;
@@ -361,15 +376,27 @@ __device__ __forceinline__ void gemm(const Params& p) {
       Weights::Tokens<S::OCTETS> operand;
       operand.load(x, scales, TOKENS, step, lane);
 #pragma unroll
-      for (int m = 0; m < S::STRIPS; m++) Weights::multiply(sum[m], strips + m * Weights::STRIP_BYTES, step, lane, operand);
+      for (int m = 0; m < S::STRIPS; m++)
+        Weights::multiply(sum[m], strips + m * Weights::STRIP_BYTES, step, lane, operand);
     }
-    slot = slot == STAGES - 1 ? 0 : slot + 1;
+  };
+  u32 slot = 0;
+  for (u32 stage = begin; stage < end; stage += TOGETHER) {
+    wait_for_copies<SLOTS - 2>();
+    __syncthreads();  // everybody's copies have come, and everybody is done with the slot before this one
+    fetch(stage + (SLOTS - 1) * TOGETHER, slot == 0 ? SLOTS - 1 : slot - 1);
+#pragma unroll
+    for (u32 i = 0; i < TOGETHER; i++) {
+      if (i == 0 || stage + i < end) multiply(slot * TOGETHER + i);
+    }
+    slot = slot == SLOTS - 1 ? 0 : slot + 1;
   }
   finish<TOKENS>(p, sum, out_rows, shared, output_tile_at, split_at, splits_at);
 }
 
-// How many stages each tile has in flight is in src/kernel/gemm.rs, too.
-extern "C" __global__ void __launch_bounds__(256, 2) gemm_16(const Params p) { gemm<16, NARROW_STAGES>(p); }
-extern "C" __global__ void __launch_bounds__(256, 2) gemm_32(const Params p) { gemm<32, NARROW_STAGES>(p); }
-extern "C" __global__ void __launch_bounds__(256, 2) gemm_64(const Params p) { gemm<64, WIDE_STAGES>(p); }
-extern "C" __global__ void __launch_bounds__(256, Weights::BLOCKS) gemm_128(const Params p) { gemm<128, WIDE_STAGES>(p); }
+extern "C" __global__ void __launch_bounds__(256, 2) gemm_16(const Params p) { gemm<16, STAGES_16>(p); }
+extern "C" __global__ void __launch_bounds__(256, 2) gemm_32(const Params p) { gemm<32, STAGES_32>(p); }
+extern "C" __global__ void __launch_bounds__(256, 2) gemm_64(const Params p) { gemm<64, STAGES_64>(p); }
+extern "C" __global__ void __launch_bounds__(256, Weights::BLOCKS) gemm_128(const Params p) {
+  gemm<128, STAGES_128>(p);
+}

@@ -3,11 +3,12 @@
 //
 // A stage of a strip has STRIP_BYTES in shared memory, a stage of a token X_BYTES. `Tokens` is what a warp holds of its
 // tokens for a step of 32 inputs. Where SUMS are needed, rows have minimums at ROWS_AT.
-// BLOCKS of the widest tile share a multiprocessor: as many as have enough registers. `copy` is told how many columns there are and how many rows from the strip's first on; panels
-// are padded and need neither. `multiply` adds to `sum` FACTOR times the product.
+// BLOCKS of the widest tile share a multiprocessor: as many as have enough registers. TOGETHER
+// stages go between barriers. `copy` is told how many columns there are and how many rows from the strip's first on;
+// panels are padded and need neither. `multiply` adds to `sum` FACTOR times the product.
 //
-// Integer sums start at START, whose bits as a float are 12582912: the sums of a block stay below 2^22, so the result's bits
-// are the float 12582912 + sum, exactly, and a subtraction makes a float of it instead of a conversion.
+// Integer sums start at START, whose bits as a float are 12582912: the sums of a block stay below 2^22, so the result's
+// bits are the float 12582912 + sum, exactly, and a subtraction makes a float of it instead of a conversion.
 #pragma once
 #include "lib/ptx.cuh"
 
@@ -28,11 +29,12 @@ __device__ __forceinline__ float signed_byte_value(u32 word, u32 i) {
 
 __device__ __forceinline__ u32 word_at(const u8* at) { return *(const u32*)at; }
 
-// Codes of a token lie in 16-byte chunks; chunk pairs of every second couple of tokens change places, so that the 8-byte
-// loads of four neighbours meet all banks.
+// Codes of a token lie in 16-byte chunks; chunk pairs of every second couple of tokens change places, so that the
+// 8-byte loads of four neighbours meet all banks.
 __device__ __forceinline__ u32 code_chunk(u32 token, u32 chunk) { return token * 64 + ((chunk ^ (token & 2)) << 4); }
 
-// Tokens of the Q8 form: `OCTETS` times 8 of them, of which a lane multiplies number `group` and scales 2 * quad and the next.
+// Tokens of the Q8 form: `OCTETS` times 8 of them, of which a lane multiplies number `group` and scales 2 * quad and
+// the next.
 template <int OCTETS>
 struct CodeTokens {
   u32 codes[OCTETS][2];
@@ -58,7 +60,8 @@ struct CodeTokens {
 };
 
 // sum += scale of the row * scale of the token * integer sum
-__device__ __forceinline__ void add_scaled(float (&sum)[4], const int (&whole)[4], float2 token, float low, float high) {
+__device__ __forceinline__ void add_scaled(float (&sum)[4], const int (&whole)[4], float2 token, float low,
+                                           float high) {
   sum[0] = fmaf(float_of_sum(whole[0]), low * token.x, sum[0]);
   sum[1] = fmaf(float_of_sum(whole[1]), low * token.y, sum[1]);
   sum[2] = fmaf(float_of_sum(whole[2]), high * token.x, sum[2]);
@@ -67,8 +70,8 @@ __device__ __forceinline__ void add_scaled(float (&sum)[4], const int (&whole)[4
 
 // Q8 and Q4: signed codes, a half scale a row and 32 inputs.
 template <int OCTETS>
-__device__ __forceinline__ void multiply_signed(float (&sum)[OCTETS][4], const u32 (&a)[4], const u8* scales, u32 step, u32 lane,
-                                                const CodeTokens<OCTETS>& x) {
+__device__ __forceinline__ void multiply_signed(float (&sum)[OCTETS][4], const u32 (&a)[4], const u8* scales, u32 step,
+                                                u32 lane, const CodeTokens<OCTETS>& x) {
   const u8* mine = scales + 4 * (lane / 4) + 2 * step;
   const float low = half_to_float(*(const u16*)mine), high = half_to_float(*(const u16*)(mine + 32));
   const int start[4] = {START, START, START, START};
@@ -81,7 +84,7 @@ __device__ __forceinline__ void multiply_signed(float (&sum)[OCTETS][4], const u
 
 struct Weights_q8 {
   static constexpr u32 STRIP_BYTES = 1088, ROWS_AT = 0, X_BYTES = 64;
-  static constexpr int BLOCKS = 2;
+  static constexpr int BLOCKS = 2, TOGETHER = 2;
   static constexpr bool SCALES = true, SUMS = false;
   static constexpr float FACTOR = 1;
   template <int OCTETS>
@@ -108,7 +111,7 @@ struct Weights_q8 {
 
 struct Weights_q4 {
   static constexpr u32 STRIP_BYTES = 576, ROWS_AT = 0, X_BYTES = 64;
-  static constexpr int BLOCKS = 2;
+  static constexpr int BLOCKS = 2, TOGETHER = 2;
   static constexpr bool SCALES = true, SUMS = false;
   static constexpr float FACTOR = 16;
   template <int OCTETS>
@@ -139,8 +142,8 @@ __device__ __forceinline__ void copy_row_words(u8* to, const u8* sub_scales, con
 }
 
 template <int OCTETS>
-__device__ __forceinline__ void multiply_unsigned(float (&sum)[OCTETS][4], const u32 (&a)[4], const u8* rows, u32 step, u32 lane,
-                                                  const CodeTokens<OCTETS>& x) {
+__device__ __forceinline__ void multiply_unsigned(float (&sum)[OCTETS][4], const u32 (&a)[4], const u8* rows, u32 step,
+                                                  u32 lane, const CodeTokens<OCTETS>& x) {
   const uint2 low_row = *(const uint2*)(rows + 8 * (lane / 4)), high_row = *(const uint2*)(rows + 8 * (lane / 4) + 64);
   const float low = half_to_float(u16(low_row.y)) * byte_value(low_row.x, 2 * step);
   const float high = half_to_float(u16(high_row.y)) * byte_value(high_row.x, 2 * step);
@@ -154,8 +157,8 @@ __device__ __forceinline__ void multiply_unsigned(float (&sum)[OCTETS][4], const
 
 // Takes away minimums times the tokens' sums of the block: `sums` are those of the warp's first token.
 template <int STRIPS, int OCTETS>
-__device__ __forceinline__ void subtract_minimums(float (&sum)[STRIPS][OCTETS][4], const u8* rows, u32 strip_bytes, float factor,
-                                                  const float* sums, u32 step, u32 lane) {
+__device__ __forceinline__ void subtract_minimums(float (&sum)[STRIPS][OCTETS][4], const u8* rows, u32 strip_bytes,
+                                                  float factor, const float* sums, u32 step, u32 lane) {
   float2 x[OCTETS];
 #pragma unroll
   for (int j = 0; j < OCTETS; j++) x[j] = *(const float2*)(sums + 8 * j + 2 * (lane % 4));
@@ -177,7 +180,7 @@ __device__ __forceinline__ void subtract_minimums(float (&sum)[STRIPS][OCTETS][4
 
 struct Weights_k4 {
   static constexpr u32 STRIP_BYTES = 640, ROWS_AT = 512, X_BYTES = 64;
-  static constexpr int BLOCKS = 1;
+  static constexpr int BLOCKS = 1, TOGETHER = 2;
   static constexpr bool SCALES = true, SUMS = true;
   static constexpr float FACTOR = 16;
   template <int OCTETS>
@@ -203,7 +206,7 @@ struct Weights_k4 {
 
 struct Weights_k5 {
   static constexpr u32 STRIP_BYTES = 768, ROWS_AT = 640, X_BYTES = 64;
-  static constexpr int BLOCKS = 1;
+  static constexpr int BLOCKS = 1, TOGETHER = 2;
   static constexpr bool SCALES = true, SUMS = true;
   static constexpr float FACTOR = 1;
   template <int OCTETS>
@@ -224,8 +227,9 @@ struct Weights_k5 {
                                                   const Tokens<OCTETS>& x) {
     const uint2 codes = *(const uint2*)(strip + 16 * lane + 8 * step);
     const u32 fifths = word_at(strip + 512 + 4 * lane) >> 4 * step;
-    const u32 a[4] = {(codes.x & 0x0f0f0f0f) | (fifths << 4 & 0x10101010), (codes.x >> 4 & 0x0f0f0f0f) | (fifths << 3 & 0x10101010),
-                      (codes.y & 0x0f0f0f0f) | (fifths << 2 & 0x10101010), (codes.y >> 4 & 0x0f0f0f0f) | (fifths << 1 & 0x10101010)};
+    const u32 a[4] = {
+        (codes.x & 0x0f0f0f0f) | (fifths << 4 & 0x10101010), (codes.x >> 4 & 0x0f0f0f0f) | (fifths << 3 & 0x10101010),
+        (codes.y & 0x0f0f0f0f) | (fifths << 2 & 0x10101010), (codes.y >> 4 & 0x0f0f0f0f) | (fifths << 1 & 0x10101010)};
     multiply_unsigned(sum, a, strip + ROWS_AT, step, lane, x);
   }
 };
@@ -247,7 +251,7 @@ struct SixteenTokens : CodeTokens<OCTETS> {
 
 struct Weights_k6 {
   static constexpr u32 STRIP_BYTES = 864, ROWS_AT = 0, X_BYTES = 64;
-  static constexpr int BLOCKS = 1;
+  static constexpr int BLOCKS = 1, TOGETHER = 2;
   static constexpr bool SCALES = true, SUMS = false;
   static constexpr float FACTOR = 4;
   template <int OCTETS>
@@ -273,14 +277,16 @@ struct Weights_k6 {
     const u32 group = lane / 4;
     const uint2 codes = *(const uint2*)(strip + 16 * lane + 8 * step);
     const u32 pairs = word_at(strip + 512 + 8 * lane + 4 * step);
-    const u32 low_scales = word_at(strip + 768 + 4 * group) ^ 0x80808080, high_scales = word_at(strip + 800 + 4 * group) ^ 0x80808080;
+    const u32 low_scales = word_at(strip + 768 + 4 * group) ^ 0x80808080,
+              high_scales = word_at(strip + 800 + 4 * group) ^ 0x80808080;
     const float low_d = half_to_float(*(const u16*)(strip + 832 + 2 * group));
     const float high_d = half_to_float(*(const u16*)(strip + 848 + 2 * group));
     const int start[4] = {START, START, START, START};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const u32 nibbles = half ? codes.y : codes.x, high = pairs >> 4 * half;
-      const u32 a[2] = {(nibbles << 2 & 0x3c3c3c3c) | (high << 6 & 0xc0c0c0c0), (nibbles >> 2 & 0x3c3c3c3c) | (high << 4 & 0xc0c0c0c0)};
+      const u32 a[2] = {(nibbles << 2 & 0x3c3c3c3c) | (high << 6 & 0xc0c0c0c0),
+                        (nibbles >> 2 & 0x3c3c3c3c) | (high << 4 & 0xc0c0c0c0)};
       const float low = low_d * signed_byte_value(low_scales, 2 * step + half);
       const float up = high_d * signed_byte_value(high_scales, 2 * step + half);
       int whole[OCTETS][4];
@@ -308,7 +314,7 @@ struct HalfTokens {
 
 struct Weights_f16 {
   static constexpr u32 STRIP_BYTES = 2048, ROWS_AT = 0, X_BYTES = 128;
-  static constexpr int BLOCKS = 2;
+  static constexpr int BLOCKS = 2, TOGETHER = 1;
   static constexpr bool SCALES = false, SUMS = false;
   static constexpr float FACTOR = 1;
   template <int OCTETS>
@@ -321,9 +327,8 @@ struct Weights_f16 {
     const bool inside = stage * STAGE_INPUTS + 8 * chunk < columns;
 #pragma unroll
     for (u32 row = lane / 8; row < 16; row += 4) {
-      const bool there = inside && row < rows;
-      const u64 from = there ? u64(row) * columns * 2 + stage * 128 + chunk * 16 : 0;
-      copy_async(to + half_chunk(row, chunk), strip + from, there);
+      const u32 from = row * columns * 2 + stage * 128 + chunk * 16;
+      copy_async(to + half_chunk(row, chunk), strip + from, inside && row < rows);
     }
   }
 

@@ -195,6 +195,7 @@ pub(super) mod tests {
 
     #[test]
     #[ignore = "needs a card"]
+    #[expect(clippy::print_stdout, reason = "timings are for reading")]
     fn expert_tiles_timing() {
         let card = Card::open(Tier::Portable);
         let module = card.load(&specialization());

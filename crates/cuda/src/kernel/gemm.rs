@@ -1,8 +1,8 @@
 //! Twin of `kernels/gemm.cu`: products with many rows on the tensor cores of any card.
 //!
-//! A shape and a bucket of rows decide tile, grid and splits; nothing else does, so rows come out the same in every batch of
-//! their bucket. `partials` and `tickets` are scratch that all products of a program may share, since they run one after
-//! another; tickets must be zero before the first and are left so.
+//! A shape and a bucket of rows decide tile, grid and splits; nothing else does, so rows come out the same in every
+//! batch of their bucket. `partials` and `tickets` are scratch that all products of a program may share, since they run
+//! one after another; tickets must be zero before the first and are left so.
 
 #[cfg(test)]
 mod tests;
@@ -24,9 +24,15 @@ const THREADS: usize = 256;
 /// Rows of a tile, by entry point.
 const TILES: [usize; 4] = [16, 32, 64, 128];
 const ENTRIES: &[&str] = &["gemm_16", "gemm_32", "gemm_64", "gemm_128"];
-/// Stages that a block works on or waits for: of the two narrow tiles, which live on bytes in flight, and of the wide ones.
-const NARROW_STAGES: usize = 8;
-const WIDE_STAGES: usize = 4;
+/// Constants that tell each tile how many stages it has.
+const STAGES: [&str; 4] = ["STAGES_16", "STAGES_32", "STAGES_64", "STAGES_128"];
+/// The most stages of a tile: narrow ones live on bytes in flight.
+const MOST_STAGES: [usize; 4] = [8, 8, 4, 4];
+/// Half of what a multiprocessor of the smaller cards has, less what the kernel declares. Two blocks of the widest tile
+/// share one: they hide each other's waits better than more stages of one would.
+const HALF_SHARED_BYTES: usize = (50 << 10) - (9 << 10);
+/// Shared memory that every supported card gives a block, less what the kernel declares.
+const SHARED_BYTES: usize = (99 << 10) - (10 << 10);
 /// The least a split is worth, in stages.
 const LEAST_STAGES: usize = 4;
 
@@ -81,6 +87,27 @@ impl GemmWeights {
         }
     }
 
+    /// Stages that a tile works on or waits for, and their bytes.
+    fn stages(self, entry: usize) -> (usize, usize) {
+        let (strip, token) = self.stage_bytes();
+        let stage = TILE_OUTPUTS / STRIP * strip + TILES[entry] * token;
+        let stages = if TILES[entry] == 128 && self.blocks_together(128) == 2 {
+            (HALF_SHARED_BYTES / stage).clamp(2, MOST_STAGES[entry])
+        } else {
+            let most = (SHARED_BYTES / stage).min(MOST_STAGES[entry]);
+            most - most % self.together(entry)
+        };
+        (stages, stages * stage)
+    }
+
+    /// Stages between barriers.
+    fn together(self, entry: usize) -> usize {
+        match self {
+            GemmWeights::Panels(_) if TILES[entry] < 128 => 2,
+            _ => 1,
+        }
+    }
+
     /// Blocks of the tile of this many rows that a multiprocessor holds.
     fn blocks_together(self, tile: usize) -> usize {
         match self {
@@ -126,7 +153,13 @@ pub(crate) struct Groups {
 impl Groups {
     /// The entry point whose tile suits what an expert has of this many rows.
     pub(super) fn entry(self, rows: usize) -> usize {
-        entry(rows * self.top_k / self.experts)
+        // Experts have unequal shares, and a tile that is not full costs as much as a full one.
+        match rows * self.top_k / self.experts {
+            0..=6 => 0,
+            7..=20 => 1,
+            21..=300 => 2,
+            _ => 3,
+        }
     }
 
     /// Choices of a tile.
@@ -142,8 +175,8 @@ impl Groups {
     }
 }
 
-/// The tiles of grouped products, which `ExpertTiles` makes: choices by expert (a word each), tiles (three words each), and
-/// how many there are (a word).
+/// The tiles of grouped products, which `ExpertTiles` makes: choices by expert (a word each), tiles (three words each),
+/// and how many there are (a word).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupPlaces {
     pub(crate) sorted: Place,
@@ -185,20 +218,9 @@ impl GemmShape {
         )
     }
 
-    fn shared_bytes(&self, entry: usize) -> usize {
-        let (strip, token) = self.weights.stage_bytes();
-        let stages = if entry < 2 {
-            NARROW_STAGES
-        } else {
-            WIDE_STAGES
-        };
-        let stage = TILE_OUTPUTS / STRIP * strip + TILES[entry] * token;
-        stages * stage
-    }
-
-    /// How often the inputs are split: what should take least time. Starting and joining cost as much as some stages. Narrow
-    /// tiles wait for memory, which multiprocessors share evenly: the one with most blocks is the last. Wide ones compute in
-    /// waves; a wave that leaves every multiprocessor a block at most is the faster for it.
+    /// How often the inputs are split: what should take least time. Starting and joining cost as much as some stages.
+    /// Narrow tiles wait for memory, which multiprocessors share evenly: the one with most blocks is the last. Wide
+    /// ones compute in waves; a wave that leaves every multiprocessor a block at most is the faster for it.
     fn splits(&self, rows: usize) -> usize {
         if self.groups.is_some() {
             // How many tiles there are is not known here, and there are many.
@@ -237,7 +259,7 @@ impl GemmShape {
                 self.output_tiles() * self.splits(rows),
             ),
             threads: THREADS,
-            shared_bytes: self.shared_bytes(entry),
+            shared_bytes: self.weights.stages(entry).1,
         }
     }
 
@@ -270,16 +292,18 @@ fn specialization(weights: GemmWeights, epilogue: Epilogue, rows: &'static str) 
         Epilogue::Floats => "f32",
         Epilogue::GeluPair => "gelu_pair",
     };
+    let mut constants = vec![
+        ("WEIGHTS", weights.name().to_owned()),
+        ("EPILOGUE", epilogue.to_owned()),
+        ("ROWS", rows.to_owned()),
+    ];
+    for (entry, name) in STAGES.into_iter().enumerate() {
+        constants.push((name, weights.stages(entry).0.to_string()));
+    }
     Specialization {
         kernel: "gemm",
         entries: ENTRIES,
-        constants: vec![
-            ("WEIGHTS", weights.name().to_owned()),
-            ("EPILOGUE", epilogue.to_owned()),
-            ("ROWS", rows.to_owned()),
-            ("NARROW_STAGES", NARROW_STAGES.to_string()),
-            ("WIDE_STAGES", WIDE_STAGES.to_string()),
-        ],
+        constants,
         params_bytes: GemmParams::BYTES,
     }
 }

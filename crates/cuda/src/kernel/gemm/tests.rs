@@ -1,3 +1,5 @@
+#![expect(clippy::print_stdout, reason = "timings are for reading")]
+
 use carat_gguf::{QuantType, quant::random_blocks};
 
 use super::{super::expert_tiles, *};
@@ -382,6 +384,35 @@ fn check_format(format: PanelFormat, columns: [usize; 2]) {
         &[(16, 16), (64, 64), (200, 3)],
     );
     check(weights, Epilogue::GeluPair, (192, columns[0]), &BUCKETS);
+}
+
+#[test]
+fn every_tile_fits_every_card_and_has_a_stage_in_flight() {
+    for weights in PanelFormat::ALL
+        .map(GemmWeights::Panels)
+        .into_iter()
+        .chain([GemmWeights::Halves])
+    {
+        for entry in 0..TILES.len() {
+            let (stages, bytes) = weights.stages(entry);
+            assert!(
+                stages >= 2 * weights.together(entry) && bytes <= SHARED_BYTES,
+                "{weights:?} {entry}"
+            );
+        }
+    }
+}
+
+#[test]
+fn splits_are_few_where_there_are_tiles_enough() {
+    let of = |sizes, rows| {
+        let weights = GemmWeights::Panels(PanelFormat::Q8);
+        shape(weights, Epilogue::Floats, sizes).splits(rows)
+    };
+    assert_eq!(of((20480, 2560), 2048), 1);
+    assert!(of((2560, 10240), 512) > 1);
+    assert!(of((2560, 10240), 16) > 2);
+    assert_eq!(of((2560, 64), 16), 1, "a stage cannot be split");
 }
 
 #[test]
