@@ -50,7 +50,7 @@ pub(crate) struct Device {
     /// Multiprocessors: what grids of kernels that share out their work by themselves are sized by.
     pub(crate) multiprocessors: usize,
     /// The most shared memory a block may have.
-    shared_bytes: usize,
+    pub(crate) shared_bytes: usize,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     /// Bytes to hold at the most.

@@ -70,6 +70,12 @@ impl Card {
             .expect("loads")
     }
 
+    /// Compiles side by side what [`Card::load`] will then find in the cache.
+    pub(crate) fn compile(&self, specializations: &[Specialization]) {
+        let all: Vec<&Specialization> = specializations.iter().collect();
+        self.compiler.images(&all).expect("compiles");
+    }
+
     pub(crate) fn upload<T: Plain>(&self, values: &[T]) -> Buffer {
         let bytes = values.len() * T::BYTES;
         let buffer = self.device.allocate("test", bytes).expect("memory");

@@ -79,35 +79,32 @@ struct FloatSums {
 template <typename Element>
 struct FloatWeights {
   static constexpr u32 STRIP = 4, STAGE_INPUTS = WARP * Element::A_LANE, STAGE_BYTES = 4 * 512;
-  static constexpr u32 PADDING = STAGE_INPUTS;
+  static constexpr u32 STEP = 512;
   static constexpr bool QUANTIZED = false, HAS_MINS = false;
   template <int ROWS>
   using Sums = FloatSums<ROWS>;
   template <int ROWS>
   using LaneOf = FloatInput;
 
-  // Starts the copy of a stage of four rows from `w` on, of which `rows` are there; the last stands in for the others.
-  static __device__ __forceinline__ void fetch(u8* to, const u8* w, u32 row_bytes, u32 rows, u32 stage, u32 lane) {
-    const u32 column = stage * 512 + 16 * lane;
-    const bool there = column < row_bytes;
+  // Starts the copy of a stage: of `rows` rows that are there, `bytes`. Both addresses are the lane's own.
+  static __device__ __forceinline__ void fetch(u8* to, const u8* from, u32 bytes, u32 rows, u32 row_bytes, u32 lane) {
 #pragma unroll
     for (u32 row = 0; row < 4; row++) {
-      const u64 start = u64(min(row, rows - 1)) * row_bytes;
-      copy_async(to + 512 * row + 16 * lane, w + start + (there ? column : 0), there);
+      copy_async(to + 512 * row, from, 16 * lane < bytes && row < rows);
+      from += row_bytes;
     }
   }
 
-  // Adds a stage; a matrix starts at input 0, and inputs behind its columns are zeros.
+  // Adds a stage whose first input is `first`.
   template <int ROWS>
-  static __device__ __forceinline__ void multiply(FloatSums<ROWS>& sums, const u8* slot, const FloatInput& in, u32, u32 stage, u32,
-                                                  u32 lane) {
+  static __device__ __forceinline__ void multiply(FloatSums<ROWS>& sums, const u8* slot, const FloatInput& in, u32 first, u32 lane) {
     constexpr u32 QUARTERS = Element::A_LANE / 4;
     float w[4][Element::A_LANE];
 #pragma unroll
     for (u32 o = 0; o < 4; o++) decode<Element>(w[o], *(const uint4*)(slot + 512 * o + 16 * lane));
 #pragma unroll
     for (u32 row = 0; row < ROWS; row++) {
-      const float4* values = (const float4*)(in.values + row * in.stride) + stage * QUARTERS * WARP;
+      const float4* values = (const float4*)(in.values + row * in.stride + 4 * first);
 #pragma unroll
       for (u32 q = 0; q < QUARTERS; q++) {
         const float4 x = values[q * WARP];

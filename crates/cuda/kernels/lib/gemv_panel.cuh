@@ -206,35 +206,32 @@ struct k6_unit {
   }
 };
 
-// A matrix of panels, streamed stage by stage.
+// A matrix of panels, streamed stage by stage. What a stage has behind a strip's end is zeros.
 template <typename Unit>
 struct PanelWeights {
   static constexpr u32 STRIP = 16, STAGE_INPUTS = Unit::INPUTS * Unit::A_STAGE, STAGE_BYTES = Unit::BYTES * Unit::A_STAGE;
-  static constexpr u32 PADDING = Unit::INPUTS;
+  static constexpr u32 STEP = STAGE_BYTES;  // from one stage of a strip to the next
   static constexpr bool QUANTIZED = true, HAS_MINS = Unit::HAS_MINS;
   template <int ROWS>
   using Sums = PanelSums<ROWS>;
   template <int ROWS>
   using LaneOf = LaneInput<ROWS>;
 
-  // Starts the copy of a stage of the strip at `w`, which has `strip_bytes`.
-  static __device__ __forceinline__ void fetch(u8* to, const u8* w, u32 strip_bytes, u32, u32 stage, u32 lane) {
-    const u32 start = stage * STAGE_BYTES, bytes = min(STAGE_BYTES, strip_bytes - start);
+  // Starts the copy of a stage, of which `bytes` are there. Both addresses are the lane's own.
+  static __device__ __forceinline__ void fetch(u8* to, const u8* from, u32 bytes, u32, u32, u32 lane) {
 #pragma unroll
     for (u32 at = 0; at < STAGE_BYTES; at += 512) {
       const u32 mine = at + 16 * lane;
-      if (mine < bytes) copy_async(to + mine, w + start + mine);
+      if (at + 512 <= STAGE_BYTES || mine < STAGE_BYTES) copy_async(to + at, from + at, mine < bytes);
     }
   }
 
-  // Adds a stage of a matrix that has `columns`, the first of them input `base`.
+  // Adds a stage whose first input is `first`.
   template <int ROWS>
-  static __device__ __forceinline__ void multiply(PanelSums<ROWS>& sums, const u8* slot, const LaneInput<ROWS>& in, u32 base,
-                                                  u32 stage, u32 columns, u32 lane) {
+  static __device__ __forceinline__ void multiply(PanelSums<ROWS>& sums, const u8* slot, const LaneInput<ROWS>& in, u32 first, u32 lane) {
 #pragma unroll
     for (u32 unit = 0; unit < Unit::A_STAGE; unit++) {
-      const u32 first = stage * STAGE_INPUTS + unit * Unit::INPUTS;
-      if (first < columns) Unit::template multiply<ROWS>(sums, slot + unit * Unit::BYTES, in, base + first, lane);
+      Unit::template multiply<ROWS>(sums, slot + unit * Unit::BYTES, in, first + unit * Unit::INPUTS, lane);
     }
   }
 };

@@ -131,6 +131,13 @@ __device__ __forceinline__ float exp2_near(float x) {
   return power;
 }
 
+// 1 / x of a normal number, in nearly all cases the nearest: a guess and one step of Newton's.
+__device__ __forceinline__ float reciprocal(float x) {
+  float guess;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(guess) : "f"(x));
+  return fmaf(guess, fmaf(-x, guess, 1.0f), guess);
+}
+
 // A load that sees what other blocks wrote before they raised a flag.
 __device__ __forceinline__ u32 load_acquire(const u32* at) {
   u32 value;

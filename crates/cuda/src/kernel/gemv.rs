@@ -33,9 +33,11 @@ params! {
         a: Address,
         sum: Address,
         kind: u32,
+        per_column: f32,
         eps: f32,
         by: f32,
         next_eps: f32,
+        reserved: u32,
     }
 }
 
@@ -49,26 +51,36 @@ params! {
 
 params! {
     struct GemvParams {
-        rows: RowsAt,
         input: PrologueParams,
         w: Address,
         up: Address,
+        a_block_1: u32,
+        a_block_2: u32,
+        a_block_4: u32,
+        a_block_8: u32,
+        columns: u32,
+        padded: u32,
+        team_of: u32,
+        split: u32,
+        teams: u32,
+        strips: u32,
+        strip_bytes: u32,
+        stages: u32,
+        all_stages: u32,
+        outputs: u32,
+        epilogue: u32,
+        other_columns: u32,
+        other_column: u32,
+        top_k: u32,
+        choices_summed: u32,
+        reserved: u32,
+        rows: RowsAt,
         part_0: PartParams,
         part_1: PartParams,
         part_2: PartParams,
         other: Address,
         route: Address,
         matrix_bytes: u64,
-        columns: u32,
-        outputs: u32,
-        strips: u32,
-        strip_bytes: u32,
-        split: u32,
-        epilogue: u32,
-        other_columns: u32,
-        other_column: u32,
-        top_k: u32,
-        choices_summed: u32,
     }
 }
 
@@ -133,15 +145,14 @@ impl GemvForm {
     }
 
     /// Bytes of the input of this many rows in shared memory.
-    fn input_bytes(self, columns: usize, rows: usize) -> usize {
+    fn input_bytes(self, padded: usize, rows: usize) -> usize {
         match self {
             GemvForm::Panel(format) => {
-                let padded = columns.next_multiple_of(format.unit_inputs());
                 let mins = matches!(format, PanelFormat::K4 | PanelFormat::K5);
                 let scales = 4 * (1 + usize::from(mins)) * padded / 32;
                 rows * (padded + 32 + scales)
             }
-            _ => rows * 4 * columns.next_multiple_of(self.stage().0),
+            _ => rows * 4 * padded,
         }
     }
 }
@@ -205,8 +216,17 @@ pub(crate) struct GemvShape {
     pub(crate) pair: bool,
     /// Matrices whose products are summed, each with columns of its own: 1, or a row's choices.
     pub(crate) summed: usize,
-    /// Of the card.
+    /// Sets of blocks that a row has of its own: 1, or its choices.
+    pub(crate) sets: usize,
+    pub(crate) card: GemvCard,
+}
+
+/// What grids depend on of a card.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GemvCard {
     pub(crate) multiprocessors: usize,
+    /// The most shared memory a block may have; a multiprocessor has hardly more.
+    pub(crate) shared_bytes: usize,
 }
 
 impl GemvShape {
@@ -221,12 +241,17 @@ impl GemvShape {
 
     /// Stages of a strip.
     fn stages(self) -> usize {
-        self.columns.div_ceil(self.form.stage().0) * self.summed
+        self.columns.div_ceil(self.form.stage().0)
+    }
+
+    /// Columns of the whole input up to the end of its last stage.
+    fn padded(self) -> usize {
+        (self.summed - 1) * self.columns + self.stages() * self.form.stage().0
     }
 
     /// Warps that share a strip, and how many such teams a block has.
     fn teams(self) -> (usize, usize) {
-        let stages = self.stages();
+        let stages = self.stages() * self.summed;
         // A norm's row is held by the block's threads.
         let least = match self.columns.div_ceil(32 * NORM_COLUMNS) {
             warps if warps <= MOST_WARPS => warps,
@@ -259,51 +284,58 @@ impl GemvShape {
         self.columns <= self.warps() * 32 * NORM_COLUMNS
     }
 
+    /// Strips of a block.
+    fn a_block(self, blocks: usize) -> usize {
+        (self.strips() / self.granule()).div_ceil(blocks) * self.granule()
+    }
+
     fn shared_bytes(self, rows: usize, blocks: usize) -> usize {
         let (split, teams) = self.teams();
-        let most = (self.strips() / self.granule()).div_ceil(blocks) * self.granule();
         let batch = match rows {
             1 | 2 => 8,
             4 => 4,
             _ => 2,
         };
-        let batch = (batch * teams).min(most);
+        let batch = (batch * teams).min(self.a_block(blocks));
         let partials = 2 * batch * split * rows * self.form.strip() * 4;
         split * teams * RING * self.form.stage().1
             + partials
-            + self.form.input_bytes(self.columns * self.summed, rows)
+            + self.form.input_bytes(self.padded(), rows)
     }
 
-    /// Blocks for a bucket of rows, `beside` such sets of blocks running at once.
-    fn blocks(self, rows: usize, beside: usize) -> usize {
-        // Of the smallest card we know of these kinds; registers bound blocks, too.
-        const SHARED: usize = 226 << 10;
-        let registers = if rows == 1 { 96 } else { 120 };
+    /// Blocks for as many rows as an entry has (of choices, for one row): all resident, and with equal work. `None` if the
+    /// input of so many rows does not fit.
+    fn blocks(self, rows: usize) -> Option<usize> {
+        // What a block has beyond its own: the driver's share, and what the kernel declares.
+        const DECLARED: usize = 2048;
+        let GemvCard {
+            multiprocessors,
+            shared_bytes,
+        } = self.card;
         let granules = self.strips() / self.granule();
         let in_flight = self.warps() * RING * self.form.stage().1;
-        let fit = |blocks: usize| {
-            let by_shared = SHARED / (self.shared_bytes(rows, blocks) + 2048);
-            let by_registers = 65536 / (registers * 32 * self.warps());
-            by_shared.min(by_registers).max(1) * self.multiprocessors
+        let resident = |blocks: usize| {
+            let by_shared = (shared_bytes + 1024) / (self.shared_bytes(rows, blocks) + DECLARED);
+            let by_registers = 65536 / (if rows == 1 { 96 } else { 128 } * 32 * self.warps());
+            by_shared.min(by_registers.max(1)) * multiprocessors
         };
         // How much of the bandwidth this many blocks draw.
         let rate = |blocks: usize| {
-            let bytes = (blocks * in_flight) as f64 / (36e3 * self.multiprocessors as f64);
-            let wide = blocks as f64 / (0.6 * self.multiprocessors as f64);
+            let bytes = (blocks * in_flight) as f64 / (36e3 * multiprocessors as f64);
+            let wide = blocks as f64 / (0.6 * multiprocessors as f64);
             bytes.min(wide).min(1.0)
         };
         let cost = |blocks: usize| {
-            let (whole, rest) = (granules / blocks, granules % blocks);
-            let mut cost = (whole * blocks * beside) as f64 / rate(blocks * beside);
-            if rest > 0 {
-                cost += (rest * beside) as f64 / rate(rest * beside);
-            }
-            cost
+            let (most, blocks) = (granules.div_ceil(blocks), blocks * self.sets);
+            // All but the last block have as much.
+            (most * blocks) as f64 / rate(blocks)
         };
-        let fitting = (1..=granules).filter(|&b| b == 1 || b * beside <= fit(b));
-        fitting
+        let even = (1..=granules).map(|most| granules.div_ceil(most));
+        let some = |b: &usize| (*b * self.sets).min(multiprocessors) <= resident(*b);
+        let all = |b: &usize| *b == 1 || *b * self.sets <= resident(*b);
+        even.filter(some)
+            .filter(all)
             .min_by(|&a, &b| cost(a).total_cmp(&cost(b)))
-            .expect("at least one block")
     }
 
     /// The grid of a bucket with a given number of blocks.
@@ -317,27 +349,26 @@ impl GemvShape {
 
     fn grid(self, rows: usize) -> Grid {
         assert!((1..=MOST_ROWS).contains(&rows), "{rows} rows");
-        let rows = rows.next_power_of_two();
-        self.grid_of(rows, self.blocks(rows, 1))
-    }
-
-    /// The grid of `gemv_chosen` for this many sets of blocks, each with a row of its own.
-    fn chosen_grid(self, sets: usize) -> Grid {
-        let grid = self.grid_of(1, self.blocks(1, sets));
+        let bucket = rows.next_power_of_two();
+        let entries = [8, 4, 2, 1].into_iter().filter(|&rows| rows <= bucket);
+        let (rows, blocks) = entries
+            .filter_map(|rows| Some((rows, self.blocks(rows)?)))
+            .next()
+            .expect("one row fits");
+        let grid = self.grid_of(rows, blocks);
         Grid {
-            entry: 4,
-            blocks: (grid.blocks.0, sets),
+            blocks: (blocks, bucket / rows),
             ..grid
         }
     }
-}
 
-impl Choices {
-    /// Sets of blocks a row.
-    fn sets(self) -> usize {
-        match self.kind {
-            ChoicesKind::Each => self.top_k,
-            ChoicesKind::Summed => 1,
+    /// The grid of `gemv_chosen`.
+    fn chosen_grid(self, rows: usize) -> Grid {
+        let grid = self.grid_of(1, self.blocks(1).expect("one row fits"));
+        Grid {
+            entry: 4,
+            blocks: (grid.blocks.0, rows * self.sets),
+            ..grid
         }
     }
 }
@@ -370,21 +401,28 @@ pub(crate) enum ChoicesKind {
     Summed,
 }
 
-pub(super) fn specialization(form: GemvForm) -> Specialization {
+/// What kernels can do with an input: take it as it is, or norm it in any of three ways.
+const INPUTS: [&str; 2] = ["plain", "normed"];
+
+pub(super) fn specializations() -> impl Iterator<Item = Specialization> {
+    GemvForm::all().flat_map(|form| INPUTS.map(|input| specialization(form, input)))
+}
+
+fn specialization(form: GemvForm, input: &str) -> Specialization {
     Specialization {
         kernel: "gemv",
         entries: &["gemv_1", "gemv_2", "gemv_4", "gemv_8", "gemv_chosen"],
         constants: vec![
             ("WEIGHTS", form.name().to_owned()),
             ("RING", RING.to_string()),
-            ("INPUT_FIRST", "1".to_owned()),
+            ("INPUT", input.to_owned()),
         ],
         params_bytes: GemvParams::BYTES,
     }
 }
 
 impl Prologue {
-    fn params(&self, at: &Addresses) -> PrologueParams {
+    fn params(&self, at: &Addresses, columns: usize) -> PrologueParams {
         let mut params = PrologueParams {
             x: Address::NULL,
             weight: Address::NULL,
@@ -392,9 +430,11 @@ impl Prologue {
             a: Address::NULL,
             sum: Address::NULL,
             kind: 0,
+            per_column: 1.0 / columns as f32,
             eps: 0.0,
             by: 1.0,
             next_eps: 0.0,
+            reserved: 0,
         };
         match *self {
             Prologue::None { x } => params.x = at.place(x),
@@ -466,6 +506,9 @@ impl PartParams {
 impl GemvShape {
     /// Params of a plain product without addresses: what follows from the shape.
     fn params(self, rows: RowsAt, input: PrologueParams, w: Address) -> GemvParams {
+        let (split, teams) = self.teams();
+        let a_block =
+            |rows: usize| self.blocks(rows).map_or(0, |blocks| self.a_block(blocks)) as u32;
         GemvParams {
             rows,
             input,
@@ -478,35 +521,45 @@ impl GemvShape {
             route: Address::NULL,
             matrix_bytes: 0,
             columns: self.columns as u32,
+            padded: self.padded() as u32,
             outputs: self.outputs as u32,
             strips: self.strips() as u32,
             strip_bytes: self.form.strip_bytes(self.columns) as u32,
-            split: self.teams().0 as u32,
+            stages: self.stages() as u32,
+            all_stages: (self.stages() * self.summed) as u32,
+            split: split as u32,
+            team_of: (65536 / split + 1) as u32,
+            teams: teams as u32,
+            a_block_1: a_block(1),
+            a_block_2: a_block(2),
+            a_block_4: a_block(4),
+            a_block_8: a_block(8),
             epilogue: 0,
             other_columns: 0,
             other_column: 0,
             top_k: 0,
             choices_summed: 0,
+            reserved: 0,
         }
     }
 }
 
 impl Kernel for Gemv {
     fn specialization(&self) -> Specialization {
-        specialization(self.shape.form)
+        let input = usize::from(!matches!(self.prologue, Prologue::None { .. }));
+        specialization(self.shape.form, INPUTS[input])
     }
 
     fn grid(&self, rows: usize) -> Grid {
         match self.choices {
             None => self.shape.grid(rows),
-            Some(choices) => self.shape.chosen_grid(rows * choices.sets()),
+            Some(_) => self.shape.chosen_grid(rows),
         }
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
-        let mut params = self
-            .shape
-            .params(rows, self.prologue.params(at), at.matrix(&self.w).start);
+        let input = self.prologue.params(at, self.shape.columns);
+        let mut params = self.shape.params(rows, input, at.matrix(&self.w).start);
         let whole = |out: Place| PartParams {
             out: at.place(out),
             first: 0,

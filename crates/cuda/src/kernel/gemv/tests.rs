@@ -65,7 +65,9 @@ impl Matrix {
     /// As it lies on the device.
     fn packed(&self) -> Vec<u8> {
         match form(self.quant) {
-            GemvForm::Panel(_) => panels::pack(self.quant, self.rows, self.columns, |r| self.row(r)),
+            GemvForm::Panel(_) => {
+                panels::pack(self.quant, self.rows, self.columns, |r| self.row(r))
+            }
             _ => self.bytes.clone(),
         }
     }
@@ -88,7 +90,9 @@ impl Matrix {
 
 /// Strips of two matrices in turn.
 fn interleaved(gate: &[u8], up: &[u8], strip_bytes: usize) -> Vec<u8> {
-    let pairs = gate.chunks_exact(strip_bytes).zip(up.chunks_exact(strip_bytes));
+    let pairs = gate
+        .chunks_exact(strip_bytes)
+        .zip(up.chunks_exact(strip_bytes));
     pairs.flat_map(|(g, u)| [g, u].concat()).collect()
 }
 
@@ -100,17 +104,23 @@ fn gelu(z: f64) -> f64 {
 fn normed(x: &[f64], weight: &[f32]) -> Vec<f64> {
     let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
     let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
-    x.iter().zip(weight).map(|(x, &w)| x * scale * f64::from(w)).collect()
+    x.iter()
+        .zip(weight)
+        .map(|(x, &w)| x * scale * f64::from(w))
+        .collect()
 }
 
 /// What int8 codes in blocks of 32 stand for.
 fn quantized(x: &[f64]) -> Vec<f64> {
     let blocks = x.chunks(32).flat_map(|block| {
         let most = block.iter().fold(0f32, |m, &x| m.max((x as f32).abs()));
-        let scale = most / 127.0;
-        let per = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+        let scale = most * (1.0 / 127.0);
+        let per = if most > 0.0 { 1.0 / scale } else { 0.0 };
         let code = move |&x: &f64| f64::from((x as f32).mul_add(per, 12_582_912.0) - 12_582_912.0);
-        block.iter().map(move |x| code(x) * f64::from(scale)).collect::<Vec<_>>()
+        block
+            .iter()
+            .map(move |x| code(x) * f64::from(scale))
+            .collect::<Vec<_>>()
     });
     blocks.collect()
 }
@@ -123,8 +133,23 @@ fn floats(x: &[f64]) -> Vec<f32> {
     x.iter().map(|&x| x as f32).collect()
 }
 
+fn facts(card: &Card) -> GemvCard {
+    GemvCard {
+        multiprocessors: card.device.multiprocessors,
+        shared_bytes: card.device.shared_bytes,
+    }
+}
+
 fn poisoned(card: &Card, count: usize) -> Buffer {
     card.upload(&vec![f32::NAN; count])
+}
+
+impl GemvParams {
+    fn force_blocks(&mut self, shape: GemvShape, blocks: usize) {
+        let a_block = shape.a_block(blocks) as u32;
+        (self.a_block_1, self.a_block_2) = (a_block, a_block);
+        (self.a_block_4, self.a_block_8) = (a_block, a_block);
+    }
 }
 
 impl Case {
@@ -144,7 +169,8 @@ impl Case {
             outputs,
             pair: self.epilogue == 1,
             summed: 1,
-            multiprocessors: card.device.multiprocessors,
+            sets: 1,
+            card: facts(card),
         }
     }
 
@@ -155,28 +181,41 @@ impl Case {
         let seed = columns as u64;
         // Rows are the same whatever their number; those behind the count are not numbers.
         let some_rows = |seed: u64, size: f32| {
-            let mut values: Vec<f32> = normals(seed, MOST_ROWS * columns)[..rows * columns].to_vec();
+            let mut values: Vec<f32> =
+                normals(seed, MOST_ROWS * columns)[..rows * columns].to_vec();
             values.iter_mut().for_each(|v| *v *= size);
             values.resize(bucket * columns, f32::NAN);
             values
         };
         let x = some_rows(1, 3.0);
         let a = some_rows(2, 2.0);
-        let norm_weight = |seed: u64| normals(seed, columns).iter().map(|v| 1.0 + 0.3 * v).collect();
+        let norm_weight = |seed: u64| {
+            normals(seed, columns)
+                .iter()
+                .map(|v| 1.0 + 0.3 * v)
+                .collect()
+        };
         let (weight, next_weight): (Vec<f32>, Vec<f32>) = (norm_weight(3), norm_weight(4));
         let shape = self.shape(card);
         let matrices: Vec<Matrix> = match self.epilogue {
-            1 => (0..2).map(|i| Matrix::random(self.quant, self.parts[0], columns, seed + i)).collect(),
+            1 => (0..2)
+                .map(|i| Matrix::random(self.quant, self.parts[0], columns, seed + i))
+                .collect(),
             2 => vec![Matrix::random(self.quant, self.parts[0], columns, seed)],
             _ => {
                 let parts = self.parts.iter().zip(seed..);
-                parts.map(|(&n, s)| Matrix::random(self.quant, n, columns, s)).collect()
+                parts
+                    .map(|(&n, s)| Matrix::random(self.quant, n, columns, s))
+                    .collect()
             }
         };
         let packed: Vec<Vec<u8>> = matrices.iter().map(Matrix::packed).collect();
         let is_panel = matches!(shape.form, GemvForm::Panel(_));
         let (w, up) = match (self.epilogue, is_panel) {
-            (1, true) => (interleaved(&packed[0], &packed[1], shape.form.strip_bytes(columns)), vec![]),
+            (1, true) => (
+                interleaved(&packed[0], &packed[1], shape.form.strip_bytes(columns)),
+                vec![],
+            ),
             (1, false) => (packed[0].clone(), packed[1].clone()),
             _ => (packed.concat(), vec![]),
         };
@@ -188,7 +227,11 @@ impl Case {
         let [weight_at, next_at] = [&weight, &next_weight].map(|v| card.upload(v));
         let [w_at, up_at] = [&w, &up].map(|v| card.upload(v));
         let sum_at = poisoned(card, bucket * columns);
-        let outs: Vec<Buffer> = self.parts.iter().map(|n| poisoned(card, bucket * n)).collect();
+        let outs: Vec<Buffer> = self
+            .parts
+            .iter()
+            .map(|n| poisoned(card, bucket * n))
+            .collect();
         let at = RowsAt {
             count: count.address(),
             index: Address::NULL,
@@ -200,9 +243,11 @@ impl Case {
             a: a_at.address(),
             sum: sum_at.address(),
             kind: self.prologue,
+            per_column: 1.0 / columns as f32,
             eps: EPS,
             by: BY,
             next_eps: EPS,
+            reserved: 0,
         };
         let mut params = shape.params(at, input, w_at.address());
         params.up = up_at.address();
@@ -226,16 +271,24 @@ impl Case {
                 false => self.parts[i],
             };
         }
-        let module = card.load(&specialization(shape.form));
-        let grid = match self.blocks {
-            Some(blocks) => shape.grid_of(bucket, blocks),
-            None => shape.grid(rows),
-        };
+        let module = card.load(&specialization(
+            shape.form,
+            INPUTS[self.prologue.min(1) as usize],
+        ));
+        let mut grid = shape.grid(rows);
+        if let Some(blocks) = self.blocks {
+            params.force_blocks(shape, blocks);
+            grid = shape.grid_of(bucket, blocks);
+        }
         card.run(&module, grid, &params.bytes());
 
         let mut inputs = Vec::new();
         let mut sums = Vec::new();
-        for (x, a) in x.chunks_exact(columns).zip(a.chunks_exact(columns)).take(rows) {
+        for (x, a) in x
+            .chunks_exact(columns)
+            .zip(a.chunks_exact(columns))
+            .take(rows)
+        {
             let (x, a) = (doubles(x), doubles(a));
             let branch = normed(&x, &weight);
             let sum = a.iter().zip(&branch).map(|(a, b)| (a + b) * f64::from(BY));
@@ -252,7 +305,10 @@ impl Case {
             let found = card.download::<f32>(&sum_at, bucket * columns);
             let error = relative_error(&found[..rows * columns], &floats(&sums));
             assert!(error < 1e-6, "{self:?}: sum {error}");
-            assert!(found[rows * columns..].iter().all(|v| v.is_nan()), "{self:?}");
+            assert!(
+                found[rows * columns..].iter().all(|v| v.is_nan()),
+                "{self:?}"
+            );
         }
         let expected = |inputs: &[f64]| -> Vec<Vec<f64>> {
             let products: Vec<Vec<f64>> = matrices.iter().map(|m| m.product(inputs)).collect();
@@ -263,7 +319,8 @@ impl Case {
                 }
                 2 => {
                     let n = self.parts[0];
-                    let other = |i: usize| f64::from(other[i / n * other_columns + SLICE.1 + i % n]);
+                    let other =
+                        |i: usize| f64::from(other[i / n * other_columns + SLICE.1 + i % n]);
                     let values = products[0].iter().enumerate();
                     vec![values.map(|(i, &y)| gelu(y) * other(i)).collect()]
                 }
@@ -286,14 +343,20 @@ impl Case {
             let found = card.download::<f32>(&outs[i], bucket * n);
             let error = relative_error(&found[..rows * n], &floats(exact));
             let of_plain = relative_error(&found[..rows * n], &floats(plain));
-            assert!(error < 1e-5, "{self:?} part {i}: {error} of exact, {of_plain} of plain");
+            assert!(
+                error < 1e-5,
+                "{self:?} part {i}: {error} of exact, {of_plain} of plain"
+            );
             // Few outputs may be unlucky; weights of norms and GELU may add to the error.
             let bound = match rows * n >= 100 && self.epilogue + self.prologue == 0 {
                 true => 8e-3,
                 false => 3e-2,
             };
             assert!(of_plain < bound, "{self:?} part {i}: {of_plain}");
-            assert!(found[rows * n..].iter().all(|v| v.is_nan()), "{self:?} wrote more");
+            assert!(
+                found[rows * n..].iter().all(|v| v.is_nan()),
+                "{self:?} wrote more"
+            );
             all.push(found);
         }
         all.swap_remove(0)
@@ -324,13 +387,18 @@ fn odd_columns(quant: QuantType) -> usize {
 #[ignore = "needs a card"]
 fn gemv_is_the_product_with_all_that_surrounds_it() {
     let card = Card::open(Tier::Best);
+    card.compile(&specializations().collect::<Vec<_>>());
     let mut rows = [1, 2, 3, 5, 8].into_iter().cycle();
     for quant in QUANTS {
         for (prologue, epilogue) in (0..4).flat_map(|p| (0..3).map(move |e| (p, e))) {
             let case = Case {
                 quant,
                 columns: odd_columns(quant),
-                parts: if epilogue == 0 { [36, 20, 13] } else { [43, 0, 0] },
+                parts: if epilogue == 0 {
+                    [36, 20, 13]
+                } else {
+                    [43, 0, 0]
+                },
                 prologue,
                 epilogue,
                 rows: rows.next().expect("endless"),
@@ -388,6 +456,13 @@ fn gemv_blocks_take_many_strips_and_long_rows() {
         case(QuantType::Q6_K, 3840, 16, 0, rows, 1).check(&card);
         case(QuantType::BF16, 3840, 8, 0, rows, 1).check(&card);
     }
+    // Rows that do not fit shared memory together.
+    let case = case(QuantType::Q8_0, 21504, 16, 0, 7, 1);
+    Case {
+        blocks: None,
+        ..case
+    }
+    .check(&card);
 }
 
 #[test]
@@ -395,7 +470,11 @@ fn gemv_blocks_take_many_strips_and_long_rows() {
 fn gemv_multiplies_with_chosen_matrices() {
     let card = Card::open(Tier::Best);
     let (experts, top_k, dim, width) = (5, 3, 320, 192);
-    for (quant, rows) in [(QuantType::Q8_0, 1), (QuantType::Q4_0, 3), (QuantType::Q8_0, 8)] {
+    for (quant, rows) in [
+        (QuantType::Q8_0, 1),
+        (QuantType::Q4_0, 3),
+        (QuantType::Q8_0, 8),
+    ] {
         let form = form(quant);
         let shape = |columns: usize, outputs: usize, pair: bool, summed: usize| GemvShape {
             form,
@@ -403,15 +482,26 @@ fn gemv_multiplies_with_chosen_matrices() {
             outputs,
             pair,
             summed,
-            multiprocessors: card.device.multiprocessors,
+            sets: if summed == 1 { top_k } else { 1 },
+            card: facts(&card),
         };
         let stack = |rows, columns, seed: u64| -> Vec<Matrix> {
-            (0..experts).map(|e| Matrix::random(quant, rows, columns, seed + e as u64)).collect()
+            (0..experts)
+                .map(|e| Matrix::random(quant, rows, columns, seed + e as u64))
+                .collect()
         };
-        let (gates, ups, downs) = (stack(width, dim, 1), stack(width, dim, 11), stack(dim, width, 21));
+        let (gates, ups, downs) = (
+            stack(width, dim, 1),
+            stack(width, dim, 11),
+            stack(dim, width, 21),
+        );
         let strip_bytes = form.strip_bytes(dim);
-        let pairs = gates.iter().zip(&ups).map(|(g, u)| interleaved(&g.packed(), &u.packed(), strip_bytes));
-        let (pairs, packed_downs): (Vec<_>, Vec<_>) = (pairs.collect(), downs.iter().map(Matrix::packed).collect());
+        let pairs = gates
+            .iter()
+            .zip(&ups)
+            .map(|(g, u)| interleaved(&g.packed(), &u.packed(), strip_bytes));
+        let (pairs, packed_downs): (Vec<_>, Vec<_>) =
+            (pairs.collect(), downs.iter().map(Matrix::packed).collect());
         let mut route = Vec::new();
         for r in 0..rows {
             route.extend((0..top_k).map(|k| ((r * 2 + k * 3) % experts) as f32));
@@ -421,7 +511,8 @@ fn gemv_multiplies_with_chosen_matrices() {
         route.extend([1e9; 6]);
         let x = normals(5, rows * dim);
         let [x_at, route_at] = [&x, &route].map(|v| card.upload(v));
-        let [pairs_at, downs_at] = [&pairs, &packed_downs].map(|v: &Vec<Vec<u8>>| card.upload(&v.concat()));
+        let [pairs_at, downs_at] =
+            [&pairs, &packed_downs].map(|v: &Vec<Vec<u8>>| card.upload(&v.concat()));
         let count = card.upload(&[rows as u32]);
         let middle_at = poisoned(&card, (rows + 1) * top_k * width);
         let out_at = poisoned(&card, (rows + 1) * dim);
@@ -436,16 +527,18 @@ fn gemv_multiplies_with_chosen_matrices() {
             a: Address::NULL,
             sum: Address::NULL,
             kind: 0,
+            per_column: 0.0,
             eps: EPS,
             by: 1.0,
             next_eps: EPS,
+            reserved: 0,
         };
         let part = |out: &Buffer, rows: usize| PartParams {
             out: out.address(),
             first: 0,
             rows: rows as u32,
         };
-        let module = card.load(&specialization(form));
+        let module = card.load(&specialization(form, "plain"));
         let first = shape(dim, width, true, 1);
         let mut params = first.params(at, plain(&x_at), pairs_at.address());
         params.part_0 = part(&middle_at, width);
@@ -453,7 +546,7 @@ fn gemv_multiplies_with_chosen_matrices() {
         params.route = route_at.address();
         params.matrix_bytes = pairs[0].len() as u64;
         params.top_k = top_k as u32;
-        card.run(&module, first.chosen_grid((rows + 1) * top_k), &params.bytes());
+        card.run(&module, first.chosen_grid(rows + 1), &params.bytes());
         let second = shape(width, dim, false, top_k);
         let mut params = second.params(at, plain(&middle_at), downs_at.address());
         params.part_0 = part(&out_at, dim);
@@ -476,7 +569,10 @@ fn gemv_multiplies_with_chosen_matrices() {
                 expected_middle.extend(gate.iter().zip(&up).map(|(&g, u)| gelu(g) * u));
                 // From what was found: a code that falls to the other side would hide what is compared.
                 let found = &middle[(r * top_k + k) * width..][..width];
-                let weighted: Vec<f64> = found.iter().map(|&v| f64::from(v * weight as f32)).collect();
+                let weighted: Vec<f64> = found
+                    .iter()
+                    .map(|&v| f64::from(v * weight as f32))
+                    .collect();
                 let product = downs[expert].product(&quantized(&weighted));
                 sum.iter_mut().zip(product).for_each(|(s, p)| *s += p);
             }

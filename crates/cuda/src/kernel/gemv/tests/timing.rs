@@ -25,6 +25,12 @@ struct Timed {
     epilogue: u32,
 }
 
+impl Timed {
+    fn specialization(self) -> Specialization {
+        specialization(self.form, INPUTS[self.prologue.min(1) as usize])
+    }
+}
+
 impl Bench {
     fn open() -> Bench {
         let card = Card::open(Tier::Best);
@@ -52,6 +58,13 @@ impl Bench {
         }
     }
 
+    fn compile(&self) {
+        let mut all: Vec<Specialization> = CASES.iter().map(|t| t.specialization()).collect();
+        all.sort_by_key(ToString::to_string);
+        all.dedup();
+        self.card.compile(&all);
+    }
+
     fn shape(&self, t: Timed) -> GemvShape {
         GemvShape {
             form: t.form,
@@ -59,12 +72,21 @@ impl Bench {
             outputs: t.outputs,
             pair: t.epilogue == 1,
             summed: 1,
-            multiprocessors: self.card.device.multiprocessors,
+            sets: 1,
+            card: facts(&self.card),
         }
     }
 
-    fn params(&self, t: Timed, start: usize) -> Vec<u8> {
+    fn params(&self, t: Timed, start: usize, blocks: usize) -> Vec<u8> {
         let shape = self.shape(t);
+        let mut params = self.plain_params(t, shape);
+        params.w = self.pool.address().offset(start);
+        params.up = params.w;
+        params.force_blocks(shape, blocks);
+        params.bytes()
+    }
+
+    fn plain_params(&self, t: Timed, shape: GemvShape) -> GemvParams {
         let value = |i: usize| self.values.address().offset(i * 8 * 16384 * 4);
         let at = RowsAt {
             count: self.count.address(),
@@ -77,21 +99,22 @@ impl Bench {
             a: value(3),
             sum: value(4),
             kind: t.prologue,
+            per_column: 1.0 / t.columns as f32,
             eps: EPS,
             by: BY,
             next_eps: EPS,
+            reserved: 0,
         };
-        let mut params = shape.params(at, input, self.pool.address().offset(start));
+        let mut params = shape.params(at, input, self.pool.address());
         params.part_0 = PartParams {
             out: self.outs.address(),
             first: 0,
             rows: t.outputs as u32,
         };
-        params.up = self.pool.address().offset(start);
         params.epilogue = t.epilogue;
         params.other = value(3);
         params.other_columns = t.columns as u32;
-        params.bytes()
+        params
     }
 
     fn bytes(&self, t: Timed) -> usize {
@@ -105,20 +128,35 @@ impl Bench {
     /// Microseconds of one launch of `grid`.
     fn time(&self, t: Timed, grid: Grid, module: &crate::device::Module) -> f64 {
         let bytes = self.bytes(t).next_multiple_of(256);
-        let params: Vec<Vec<u8>> = (0..(POOL / bytes).min(200)).map(|i| self.params(t, i * bytes)).collect();
+        let params: Vec<Vec<u8>> = (0..(POOL / bytes).min(200))
+            .map(|i| self.params(t, i * bytes, grid.blocks.0))
+            .collect();
+        let count = if bytes > 200 << 20 { 10 } else { 200 };
+        self.queued(module, grid, &params, count)
+    }
+
+    /// Microseconds of one of `count` launches in a row, behind others that keep the card busy meanwhile.
+    fn queued(
+        &self,
+        module: &crate::device::Module,
+        grid: Grid,
+        params: &[Vec<u8>],
+        count: usize,
+    ) -> f64 {
         let head = HEAD;
-        let head_module = self.card.load(&specialization(head.form));
-        let (head_grid, head_params) = (self.shape(head).grid(1), self.params(head, 0));
-        let run = |module, grid, params: &[u8]| crate::launch::launch(module, grid, params).unwrap();
+        let head_module = self.card.load(&head.specialization());
+        let head_grid = self.shape(head).grid(1);
+        let head_params = self.params(head, 0, head_grid.blocks.0);
+        let run =
+            |module, grid, params: &[u8]| crate::launch::launch(module, grid, params).unwrap();
         self.card.device.bind().unwrap();
         (0..3).for_each(|i| run(module, grid, &params[i % params.len()]));
-        (0..6).for_each(|_| run(&head_module, head_grid, &head_params));
+        (0..8).for_each(|_| run(&head_module, head_grid, &head_params));
         let start = self.card.device.moment().unwrap();
-        let count = if bytes > 200 << 20 { 10 } else { 200 };
         (0..count).for_each(|i| run(module, grid, &params[i % params.len()]));
         let end = self.card.device.moment().unwrap();
         self.card.device.wait("timing").unwrap();
-        start.until(&end).unwrap().as_secs_f64() * 1e6 / f64::from(count as u32)
+        start.until(&end).unwrap().as_secs_f64() * 1e6 / count as f64
     }
 
     fn print(&self, t: Timed, rows: usize, note: &str, grid: Grid, module: &crate::device::Module) {
@@ -144,7 +182,13 @@ const Q4: GemvForm = GemvForm::Panel(PanelFormat::Q4);
 const K4: GemvForm = GemvForm::Panel(PanelFormat::K4);
 const K6: GemvForm = GemvForm::Panel(PanelFormat::K6);
 
-const fn timed(name: &'static str, form: GemvForm, size: (usize, usize), prologue: u32, epilogue: u32) -> Timed {
+const fn timed(
+    name: &'static str,
+    form: GemvForm,
+    size: (usize, usize),
+    prologue: u32,
+    epilogue: u32,
+) -> Timed {
     Timed {
         name,
         form,
@@ -182,8 +226,9 @@ const CASES: [Timed; 19] = [
 #[ignore = "needs a card"]
 fn gemv_timing() {
     let bench = Bench::open();
+    bench.compile();
     for t in CASES {
-        let module = bench.card.load(&specialization(t.form));
+        let module = bench.card.load(&t.specialization());
         let shape = bench.shape(t);
         for rows in [1, 2, 4, 8] {
             bench.print(t, rows, "", shape.grid(rows), &module);
@@ -191,31 +236,81 @@ fn gemv_timing() {
     }
 }
 
-/// Other numbers of blocks, depths of the ring and orders of loads, to choose by.
+/// Other numbers of blocks, to choose by.
 #[test]
 #[ignore = "needs a card"]
-fn gemv_timing_of_choices() {
+fn gemv_timing_of_blocks() {
     let bench = Bench::open();
-    for i in [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 14, 16, 17] {
-        let t = CASES[i];
+    bench.compile();
+    for t in [0, 1, 2, 3, 4, 5, 7, 8, 10, 11, 16, 17].map(|i| CASES[i]) {
+        let module = bench.card.load(&t.specialization());
         let shape = bench.shape(t);
         let granules = shape.strips() / shape.granule();
-        let sms = shape.multiprocessors;
-        let mut all = vec![sms / 2, sms * 3 / 5, sms, sms * 3 / 2, 2 * sms, 3 * sms];
-        all.extend((1..200).map(|m| granules.div_ceil(m)).filter(|b| (sms / 2..3 * sms).contains(b)));
-        all.sort_unstable();
+        let sms = shape.card.multiprocessors;
+        let mut all: Vec<usize> = (1..200).map(|m| granules.div_ceil(m)).collect();
+        all.retain(|b| (sms / 2..3 * sms).contains(b));
         all.dedup();
-        for (ring, first) in [(2, 1), (3, 1), (3, 0), (4, 1)] {
-            let mut variant = specialization(t.form);
-            variant.constants[1].1 = ring.to_string();
-            variant.constants[2].1 = first.to_string();
-            let module = bench.card.load(&variant);
-            for &blocks in all.iter().filter(|&&b| b <= granules) {
-                let mut grid = shape.grid_of(1, blocks);
-                grid.shared_bytes = grid.shared_bytes + ring * shape.warps() * t.form.stage().1
-                    - RING * shape.warps() * t.form.stage().1;
-                let note = format!("ring {ring} first {first}");
-                bench.print(t, 1, &note, grid, &module);
+        for blocks in all {
+            bench.print(t, 1, "forced", shape.grid_of(1, blocks), &module);
+        }
+    }
+}
+
+/// 26B-A4B: 8 of 128 experts a row.
+#[test]
+#[ignore = "needs a card"]
+fn gemv_timing_of_experts() {
+    let bench = Bench::open();
+    let (experts, top_k, dim, width) = (128, 8, 2816, 704);
+    for form in [Q4, Q8] {
+        let module = bench.card.load(&specialization(form, "plain"));
+        for rows in [1, 2, 4, 8] {
+            for (name, columns, outputs, summed) in
+                [("gate|up", dim, width, 1), ("down", width, dim, top_k)]
+            {
+                let shape = GemvShape {
+                    form,
+                    columns,
+                    outputs,
+                    pair: summed == 1,
+                    summed,
+                    sets: if summed == 1 { top_k } else { 1 },
+                    card: facts(&bench.card),
+                };
+                let matrix_bytes = shape.strips() * form.strip_bytes(columns);
+                let bytes = rows * top_k * matrix_bytes;
+                let routes: Vec<Buffer> = (0..16)
+                    .map(|n| {
+                        let expert = |k: usize| ((n * 37 + k * 29) % experts) as f32;
+                        let route = (0..rows).flat_map(|r| {
+                            let chosen = (0..top_k).map(move |k| expert(r * top_k + k));
+                            chosen.chain([0.1; 8])
+                        });
+                        bench.card.upload(&route.collect::<Vec<f32>>())
+                    })
+                    .collect();
+                let calls: Vec<Vec<u8>> = routes
+                    .iter()
+                    .map(|route| {
+                        let t = timed(name, form, (outputs, columns), 0, u32::from(shape.pair));
+                        let plain = bench.plain_params(t, shape);
+                        let mut params = plain;
+                        params.route = route.address();
+                        params.matrix_bytes = matrix_bytes as u64;
+                        params.top_k = top_k as u32;
+                        params.choices_summed = u32::from(summed > 1);
+                        params.bytes()
+                    })
+                    .collect();
+                let grid = shape.chosen_grid(rows);
+                let us = bench.queued(&module, grid, &calls, 100);
+                println!(
+                    "experts {name:<8} {:<4} rows {rows} {:>3} x {:<3} blocks {us:>7.2} us {:>6.0} GB/s",
+                    form.name(),
+                    grid.blocks.0,
+                    grid.blocks.1,
+                    bytes as f64 / us / 1e3
+                );
             }
         }
     }
