@@ -129,6 +129,7 @@ impl CudaBackend {
     fn target(&self, options: &CompileOptions) -> Target {
         Target {
             multiprocessors: self.device.multiprocessors,
+            shared_bytes: self.device.shared_bytes,
             hopper: self.hopper(),
             products: match self.library {
                 Some(_) => Products::Library,

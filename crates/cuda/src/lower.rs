@@ -53,6 +53,8 @@ impl Class {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) multiprocessors: usize,
+    /// The most shared memory a block may have.
+    pub(crate) shared_bytes: usize,
     /// Whether code is made for Hopper alone.
     pub(crate) hopper: bool,
     pub(crate) products: Products,
@@ -201,6 +203,7 @@ pub fn listing(
 ) -> Result<String, BackendError> {
     let target = Target {
         multiprocessors: 132,
+        shared_bytes: 227 << 10,
         hopper: true,
         products: Products::Own,
         max_rows: rows,
@@ -284,6 +287,14 @@ impl Lowering<'_> {
             name.rsplit('.').next().unwrap_or(name)
         });
         format!("{}.{}", section(&op.label), names.collect::<Vec<_>>().join("+"))
+    }
+
+    fn attend_label(&self, op: &Op, attend: &fuse::Attend) -> String {
+        let what = match self.plan.slot(attend.slot).window {
+            Some(_) => "attend sliding",
+            None => "attend full",
+        };
+        self.label(op, what)
     }
 
     fn layer_inputs(&mut self, op: &Op, inputs: &fuse::LayerInputs) -> Option<()> {

@@ -51,7 +51,8 @@ pub(crate) use experts::{ExpertsLinear, ExpertsSum, MOST_EXPERTS, Route, XRows};
 pub(crate) use form::Form;
 pub(crate) use gelu_mul_wide::{GeluMulWide, MOST_COLUMNS as GELU_MOST_COLUMNS};
 pub(crate) use gemv::{
-    Choices, ChoicesKind, Epilogue, Gemv, GemvForm, GemvShape, Part as GemvPart, Prologue, PrologueNorm,
+    Choices, ChoicesKind, Epilogue, Gemv, GemvCard, GemvForm, GemvShape, Part as GemvPart,
+    Prologue, PrologueNorm,
 };
 pub(crate) use layer_inputs::{LayerInputs, MOST_GROUP};
 pub(crate) use gemm::{
@@ -139,7 +140,7 @@ pub(crate) fn all() -> Vec<Specialization> {
     ];
     all.extend(norm_wide::HOLDS.map(norm_wide::specialization));
     all.extend(qkv_wide::HEAD_DIMS.map(qkv_wide::specialization));
-    all.extend(gemv::GemvForm::all().map(gemv::specialization));
+    all.extend(gemv::specializations());
     all.extend(gemm::specializations());
     all.extend(attend::LANE_VALUES.map(attend::specialization));
     all.extend(attend_wide::specializations());

@@ -11,7 +11,7 @@ use super::{Lowering, NARROW_ROWS, ScratchBytes};
 use crate::{
     fuse::{Attend, Input, NormAdd, Op, Part, Product, RowNorm, StoreKv, Then, Work},
     kernel::{
-        AttendNarrow, Choices, ChoicesKind, Columns, Epilogue, Gemv, GemvForm, GemvPart, GemvShape, HeadNorm,
+        AttendNarrow, Choices, ChoicesKind, Columns, Epilogue, Gemv, GemvCard, GemvForm, GemvPart, GemvShape, HeadNorm,
         MOST_HEAD_DIM, Heads, NormRopeStore, OwnKv, Place, Prologue, PrologueNorm, Second,
     },
     panels::{PanelFormat, STRIP},
@@ -118,6 +118,13 @@ impl Lowering<'_> {
         Some(())
     }
 
+    fn card(&self) -> GemvCard {
+        GemvCard {
+            multiprocessors: self.target.multiprocessors,
+            shared_bytes: self.target.shared_bytes,
+        }
+    }
+
     /// What comes before a product; rows too wide to be normed within it are normed by a kernel of their own.
     fn prologue(&mut self, op: &Op, product: &Product, form: GemvForm) -> Option<Prologue> {
         let at = Place::Value;
@@ -127,7 +134,8 @@ impl Lowering<'_> {
             outputs: STRIP,
             pair: false,
             summed: 1,
-            multiprocessors: self.target.multiprocessors,
+            sets: 1,
+            card: self.card(),
         };
         let within = shape.can_norm();
         Some(match product.input {
@@ -231,7 +239,8 @@ impl Lowering<'_> {
             outputs,
             pair: matches!(epilogue, Epilogue::GeluPair { .. }),
             summed: 1,
-            multiprocessors: self.target.multiprocessors,
+            sets: 1,
+            card: self.card(),
         };
         let label = self.product_label(op, parts);
         let kernel = Gemv {
@@ -280,7 +289,8 @@ impl Lowering<'_> {
             outputs: inner,
             pair: true,
             summed: 1,
-            multiprocessors: self.target.multiprocessors,
+            sets: top_k,
+            card: self.card(),
         };
         let kernel = Gemv {
             prologue: Prologue::None { x: Place::Value(x) },
@@ -308,6 +318,7 @@ impl Lowering<'_> {
                 outputs,
                 pair: false,
                 summed: top_k,
+                sets: 1,
                 ..shape
             },
             epilogue: Epilogue::Plain(vec![part]),
@@ -386,7 +397,7 @@ impl Lowering<'_> {
             tickets: self.scratch.place("attention tickets", tickets),
             out: Place::Value(attend.out),
         };
-        let label = self.label(op, "attend");
+        let label = self.attend_label(op, attend);
         self.call(&label, op.rows, kernel);
         Some(())
     }

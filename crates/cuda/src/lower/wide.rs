@@ -616,7 +616,7 @@ impl Lowering<'_> {
             }
         };
         self.wide_qkv(op, Some((attend, q)), attend.store.as_ref())?;
-        let label = self.label(op, "attend");
+        let label = self.attend_label(op, attend);
         self.call(&label, op.rows, kernel);
         if let Some(form) = form {
             let made = Made { form, factor: None };
