@@ -14,7 +14,7 @@ use carat_model::{
 
 use crate::{
     compiler::{Architecture, Compiler},
-    config::{CudaConfig, Tier},
+    config::{CudaConfig, TablePlace, Tier},
     cublaslt::Library,
     device::{Device, Module},
     error::CudaError,
@@ -79,6 +79,11 @@ impl CudaBackend {
         }
     }
 
+    /// The most bytes this backend has held on the device at a time.
+    pub fn peak_bytes(&self) -> u64 {
+        self.device.peak()
+    }
+
     /// What this backend holds on the device now, by purpose.
     pub fn held_bytes(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.device
@@ -94,7 +99,7 @@ impl CudaBackend {
         weights: &Weights,
         options: &CompileOptions,
     ) -> Result<MemoryPlan, BackendError> {
-        Ok(prepare(plan, weights, options, &self.config, self.target(options))?.memory)
+        Ok(self.prepare(plan, weights, options)?.memory)
     }
 
     /// Loads kernels; those not seen before are compiled side by side.
@@ -126,15 +131,39 @@ impl CudaBackend {
         self.config.tier == Tier::Best && self.device.capability.major == 9
     }
 
-    fn target(&self, options: &CompileOptions) -> Target {
+    /// The fastest way that fits: expanded weights for the library where there is room, packed ones alone where there is
+    /// not, tables in host memory where even those are too much. The last is returned whether it fits or not.
+    fn prepare(
+        &self,
+        plan: &Plan,
+        weights: &Weights,
+        options: &CompileOptions,
+    ) -> Result<Prepared, BackendError> {
+        let (free_bytes, _) = self.device.memory()?;
+        let tables = self.config.tables;
+        let mut ways = vec![(Products::Own, tables), (Products::Own, TablePlace::Host)];
+        if self.library.is_some() {
+            ways.insert(0, (Products::Library, tables));
+        }
+        let mut prepared = None;
+        for (products, tables) in ways {
+            let target = self.target(options, products);
+            let next = prepare(plan, weights, options, tables, target)?;
+            let fits = next.memory.device_bytes() <= free_bytes;
+            prepared = Some(next);
+            if fits {
+                break;
+            }
+        }
+        Ok(prepared.expect("there is a way at least"))
+    }
+
+    fn target(&self, options: &CompileOptions, products: Products) -> Target {
         Target {
             multiprocessors: self.device.multiprocessors,
             shared_bytes: self.device.shared_bytes,
             hopper: self.hopper(),
-            products: match self.library {
-                Some(_) => Products::Library,
-                None => Products::Own,
-            },
+            products,
             max_rows: options.max_rows.max(options.max_sampled),
             fusion: self.config.fusion,
         }
@@ -149,6 +178,7 @@ pub(crate) struct Prepared {
     pub(crate) weights: WeightLayout,
     pub(crate) parts: Parts,
     pub(crate) memory: MemoryPlan,
+    products: Products,
 }
 
 impl Prepared {
@@ -165,17 +195,16 @@ pub(crate) fn prepare(
     plan: &Plan,
     weights: &Weights,
     options: &CompileOptions,
-    config: &CudaConfig,
+    tables: TablePlace,
     target: Target,
 ) -> Result<Prepared, BackendError> {
-    let ops = fuse(plan, config.fusion);
+    let ops = fuse(plan, target.fusion);
     // Rows end once, so what runs for sampled rows is what comes last.
     let cut = ops.iter().position(|op| op.rows == Rows::Sampled);
     let (front, tail) = ops.split_at(cut.unwrap_or(ops.len()));
     let mut scratch = Scratch::default();
     let mut both = |ops: &[Op], most_rows: usize| -> Result<ByClass<Vec<Call>>, BackendError> {
-        let mut lowered =
-            |class| lower(plan, weights, ops, class, target, &mut scratch);
+        let mut lowered = |class| lower(plan, weights, ops, class, target, &mut scratch);
         Ok(ByClass {
             narrow: lowered(Class::Narrow)?,
             wide: match Class::of(most_rows) {
@@ -184,7 +213,10 @@ pub(crate) fn prepare(
             },
         })
     };
-    let (front, tail) = (both(front, options.max_rows)?, both(tail, options.max_sampled)?);
+    let (front, tail) = (
+        both(front, options.max_rows)?,
+        both(tail, options.max_sampled)?,
+    );
     let layout = if options.probe {
         Layout::separate(plan)
     } else {
@@ -198,20 +230,23 @@ pub(crate) fn prepare(
         calls.flat_map(Call::weights).collect()
     };
     let named = &both(&front) | &both(&tail);
-    let weights = WeightLayout::new(weights, &named, config.tables);
+    let weights = WeightLayout::new(weights, &named, tables);
     Ok(Prepared {
-        memory: MemoryPlan::new(plan, options, &weights, &parts),
+        memory: MemoryPlan::new(plan, options, &weights, &parts, target.products),
         front,
         tail,
         weights,
         parts,
+        products: target.products,
     })
 }
 
 /// Which values some call reads or writes, by number.
 fn stored_values(plan: &Plan, programs: [&ByClass<Vec<Call>>; 2]) -> Vec<bool> {
     let mut stored = vec![false; plan.value_count()];
-    let calls = programs.into_iter().flat_map(|p| p.narrow.iter().chain(&p.wide));
+    let calls = programs
+        .into_iter()
+        .flat_map(|p| p.narrow.iter().chain(&p.wide));
     let places = calls.flat_map(|call| [call.reads(), call.writes()].concat());
     for place in places {
         if let Place::Value(value) = place {
@@ -241,6 +276,10 @@ impl Backend for CudaBackend {
         2048
     }
 
+    fn peak_bytes(&self) -> Option<u64> {
+        Some(self.device.peak())
+    }
+
     fn need(
         &self,
         plan: &Plan,
@@ -260,7 +299,7 @@ impl Backend for CudaBackend {
         weights: Arc<Weights>,
         options: &CompileOptions,
     ) -> Result<Box<dyn Executor>, BackendError> {
-        let prepared = prepare(plan, &weights, options, &self.config, self.target(options))?;
+        let prepared = self.prepare(plan, &weights, options)?;
         let (free_bytes, _) = self.device.memory()?;
         let needed_bytes = prepared.memory.device_bytes();
         tracing::info!(needed_bytes, free_bytes, "memory plan\n{}", prepared.memory);
@@ -270,6 +309,7 @@ impl Backend for CudaBackend {
                 free_bytes,
             });
         }
+        let prepared_products = prepared.products;
         let kernels = prepared.calls().filter_map(Call::kernel);
         let sampling = sample_specialization();
         let loaders = prepared.weights.kernels(&weights);
@@ -288,7 +328,10 @@ impl Backend for CudaBackend {
             Kernels {
                 of: &|kernel| self.module(&kernel.specialization()),
                 sampling: self.module(&sampling),
-                library: self.library.clone(),
+                library: match prepared_products {
+                    Products::Library => self.library.clone(),
+                    Products::Own => None,
+                },
             },
             &self.config,
         )?;

@@ -12,6 +12,7 @@ use carat_model::{
 use crate::{
     device::Address,
     kernel::{BatchAt, Draw, PlacesAt, RowsAt, RunsAt, TablesAt},
+    program::room,
     sample::{self, CHANGE_WORDS, Inputs, SETTING_WORDS, SettingsAt},
 };
 
@@ -58,7 +59,7 @@ impl BatchLayout {
             start
         };
         // A run has a row at least.
-        let (rows, runs) = (options.max_rows, options.max_rows);
+        let (rows, runs) = (room(options.max_rows), options.max_rows);
         let held = options.pages.full + options.pages.sliding;
         let entries = (runs * held).min(held + SHARED_ENTRIES);
         let most_drawn = options.max_sampled.min(sample::MOST_ROWS);
@@ -69,7 +70,7 @@ impl BatchLayout {
             run_count: part(1),
             positions: part(rows),
             runs: part(rows),
-            sampled: part(options.max_sampled),
+            sampled: part(room(options.max_sampled)),
             first_rows: part(runs + 1),
             first_sampled: part(runs + 1),
             turn: part(1),

@@ -13,7 +13,10 @@ use std::{
     fmt,
     ops::Range,
     slice,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -57,6 +60,8 @@ pub(crate) struct Device {
     limit: Option<u64>,
     /// Bytes held, by purpose.
     ledger: Mutex<BTreeMap<&'static str, u64>>,
+    /// The most bytes held at a time.
+    peak: AtomicU64,
 }
 
 impl Device {
@@ -96,6 +101,7 @@ impl Device {
             stream,
             limit,
             ledger: Mutex::default(),
+            peak: AtomicU64::new(0),
         }))
     }
 
@@ -320,11 +326,19 @@ impl Device {
         ledger.clone()
     }
 
+    /// The most bytes held at a time.
+    pub(crate) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
     fn record(&self, purpose: &'static str, change: impl FnOnce(u64) -> u64) {
         let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
         let held = ledger.entry(purpose).or_default();
         *held = change(*held);
-        tracing::debug!(purpose, bytes = *held, "device memory");
+        let bytes = *held;
+        let all: u64 = ledger.values().sum();
+        self.peak.fetch_max(all, Ordering::Relaxed);
+        tracing::debug!(purpose, bytes, "device memory");
     }
 }
 

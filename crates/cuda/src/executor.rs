@@ -20,8 +20,8 @@ use crate::{
     backend::Prepared,
     batch::BatchLayout,
     config::{self, Checks, CudaConfig},
-    device::{Address, Buffer, Device, Event, HostBuffer, Module},
     cublaslt::Library,
+    device::{Address, Buffer, Device, Event, HostBuffer, Module},
     error::CudaError,
     graph::{self, Graph, Graphs},
     kernel::{Addresses, Draw, Kernel},
@@ -135,9 +135,12 @@ impl CudaExecutor {
         if kernels.library.is_some() {
             workspace = Some(device.allocate("library workspace", WORKSPACE_BYTES)?);
         }
-        let products = kernels.library.zip(workspace.as_ref()).map(|(library, workspace)| {
-            Rc::new(LibraryProducts::new(library, workspace.address()))
-        });
+        let products = kernels
+            .library
+            .zip(workspace.as_ref())
+            .map(|(library, workspace)| {
+                Rc::new(LibraryProducts::new(library, workspace.address()))
+            });
         let (ropes_buffer, ropes) = upload_ropes(device, plan)?;
         let at = Addresses {
             plan: plan.clone(),
@@ -150,16 +153,20 @@ impl CudaExecutor {
             kv: kv_addresses(plan, &parts, &kv),
             batch: batch_layout.at(batch.address()),
         };
-        let bind = |calls: Vec<Call>| {
-            Program::bind(calls, kernels.of, products.as_ref(), &at)
-        };
+        let bind = |calls: Vec<Call>| Program::bind(calls, kernels.of, products.as_ref(), &at);
         let programs = Programs {
             front: front.map(bind),
             tail: tail.map(bind),
         };
         let logits = at.values[plan.logits.index()];
         let inputs = batch_layout.sampler_inputs(batch.address(), logits);
-        let sampler = Sampler::new(device, kernels.sampling, plan.vocab(), options.max_sampled, &inputs)?;
+        let sampler = Sampler::new(
+            device,
+            kernels.sampling,
+            plan.vocab(),
+            options.max_sampled,
+            &inputs,
+        )?;
         let turn = || -> Result<Turn, CudaError> {
             Ok(Turn {
                 words: device.allocate_host("batch", batch_layout.words * 4)?,
@@ -283,15 +290,14 @@ impl CudaExecutor {
             launch_all(device, (programs, sampler), rows, draw, queued)?;
             Ok(launches)
         };
-        let bucket = graph::bucket(rows, &self.options);
-        match (&mut self.graphs, bucket) {
-            (Some(graphs), Some(rows)) => {
+        let rows = graph::bucket(rows, &self.options);
+        match &mut self.graphs {
+            Some(graphs) => {
                 let key = graph::Key { rows, draw };
                 let stream = device.captured_stream();
                 graphs.run(stream, key, || launch(rows, Checks::EachBatch))
             }
-            // For as many rows as a graph would be: in which order a kernel adds may depend on it.
-            (_, bucket) => launch(bucket.unwrap_or(rows), self.checks).map(drop),
+            None => launch(rows, self.checks).map(drop),
         }
     }
 
@@ -398,7 +404,7 @@ impl Executor for CudaExecutor {
     ) -> Result<Option<Vec<(String, Duration)>>, BackendError> {
         batch.check(&self.plan, &self.options)?;
         let Queued { rows, draw, .. } = self.queue_words(batch, Tokens::Given)?;
-        let rows = graph::bucket(rows, &self.options).unwrap_or(rows);
+        let rows = graph::bucket(rows, &self.options);
         let device = &self.device;
         let mut moments = Vec::new();
         // As one graph, so that times are those of the device, not of launching.

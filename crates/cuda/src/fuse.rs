@@ -64,7 +64,9 @@ pub(crate) struct Part {
 pub(crate) enum Then {
     Nothing,
     /// `gelu(first) * second`, of the product's two parts, which exist nowhere else.
-    GeluPair { out: Value },
+    GeluPair {
+        out: Value,
+    },
     /// `gelu(part) * other[column ..]`, of the product's one part.
     GeluSlice {
         other: Value,

@@ -1,8 +1,7 @@
 //! Launches captured once and replayed: one call for the driver instead of hundreds, and no gaps between kernels.
 //!
 //! A graph is captured for a bucket of rows and serves every batch of at most as many: kernels read how many rows there are from
-//! device memory. Only decoding is captured, where every row is sampled and few rows are common; a prompt's kernels are long
-//! enough to hide their launches.
+//! device memory. Decoding has a graph a power of two rows; prompts have one a bucket of their chunk.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -12,10 +11,17 @@ use std::{
 use carat_model::backend::CompileOptions;
 use cudarc::driver::{CudaGraph, CudaStream, sys};
 
-use crate::{error::CudaError, kernel::Draw, program::RowCounts};
+use crate::{
+    error::CudaError,
+    kernel::Draw,
+    lower::Class,
+    program::{RowCounts, room},
+};
 
-/// The most rows a captured batch has.
-const MOST_ROWS: usize = 64;
+/// The most rows that decode together and still take the next power of two.
+const MOST_DECODED: usize = 64;
+/// Graphs to keep; batches of yet other sizes are launched one kernel after another.
+const MOST_GRAPHS: usize = 64;
 
 /// What a graph was captured for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,14 +30,25 @@ pub(crate) struct Key {
     pub(crate) draw: Option<Draw>,
 }
 
-/// The row counts to launch for, if a batch of these is to be captured: a power of two, or the most there may be.
-pub(crate) fn bucket(rows: RowCounts, options: &CompileOptions) -> Option<RowCounts> {
-    let most = options.max_rows.min(options.max_sampled);
-    let count = rows.all.next_power_of_two().min(most);
-    (rows.all == rows.sampled && rows.all <= MOST_ROWS).then_some(RowCounts {
-        all: count,
-        sampled: count,
-    })
+/// The row counts to launch for, captured or not: of decoding a power of two, or the most there may be.
+pub(crate) fn bucket(rows: RowCounts, options: &CompileOptions) -> RowCounts {
+    if rows.all == rows.sampled && rows.all <= MOST_DECODED {
+        let most = options.max_rows.min(options.max_sampled);
+        let count = rows.all.next_power_of_two().min(most);
+        return RowCounts {
+            all: count,
+            sampled: count,
+        };
+    }
+    let of = |count: usize, most: usize| match (count, Class::of(count)) {
+        (0, _) => 0,
+        (_, Class::Narrow) => count.next_power_of_two().min(most),
+        (_, Class::Wide) => room(count),
+    };
+    RowCounts {
+        all: of(rows.all, options.max_rows),
+        sampled: of(rows.sampled, options.max_sampled),
+    }
 }
 
 /// Launches in one piece.
@@ -79,7 +96,8 @@ impl Graphs {
         key: Key,
         record: impl FnOnce() -> Result<usize, CudaError>,
     ) -> Result<(), CudaError> {
-        if self.seen.insert(key) {
+        let full = self.captured.len() >= MOST_GRAPHS && !self.captured.contains_key(&key);
+        if full || self.seen.insert(key) {
             return record().map(drop);
         }
         let graph = match self.captured.entry(key) {
@@ -112,12 +130,15 @@ mod tests {
             max_sampled: 24,
             probe: false,
         };
-        let of =
-            |all, sampled| bucket(RowCounts { all, sampled }, &options).map(|r| (r.all, r.sampled));
-        assert_eq!(of(1, 1), Some((1, 1)));
-        assert_eq!(of(3, 3), Some((4, 4)));
-        assert_eq!(of(17, 17), Some((24, 24)));
-        assert_eq!(of(5, 1), None);
-        assert_eq!(of(65, 65), None);
+        let of = |all, sampled| {
+            let rows = bucket(RowCounts { all, sampled }, &options);
+            (rows.all, rows.sampled)
+        };
+        assert_eq!(of(1, 1), (1, 1));
+        assert_eq!(of(3, 3), (4, 4));
+        assert_eq!(of(17, 17), (24, 24));
+        assert_eq!(of(5, 1), (8, 1));
+        assert_eq!(of(50, 0), (64, 0));
+        assert_eq!(of(90, 3), (128, 4));
     }
 }

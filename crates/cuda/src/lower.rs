@@ -286,7 +286,11 @@ impl Lowering<'_> {
             let name = name.strip_suffix(".weight").unwrap_or(name);
             name.rsplit('.').next().unwrap_or(name)
         });
-        format!("{}.{}", section(&op.label), names.collect::<Vec<_>>().join("+"))
+        format!(
+            "{}.{}",
+            section(&op.label),
+            names.collect::<Vec<_>>().join("+")
+        )
     }
 
     fn attend_label(&self, op: &Op, attend: &fuse::Attend) -> String {

@@ -8,7 +8,13 @@ use carat_model::{
     plan::{Plan, Rows, Shape, Value},
 };
 
-use crate::{batch::BatchLayout, lower::Scratch, program::room, sample, weights::WeightLayout};
+use crate::{
+    batch::BatchLayout,
+    lower::{Products, Scratch},
+    program::{WORKSPACE_BYTES, room},
+    sample,
+    weights::WeightLayout,
+};
 
 /// Where buffers start.
 const ALIGN: usize = 256;
@@ -32,6 +38,8 @@ pub struct MemoryPlan {
     pub batch: usize,
     /// What sampling keeps between its launches.
     pub sampling: usize,
+    /// What the library that multiplies may use.
+    pub workspace: usize,
 }
 
 impl MemoryPlan {
@@ -40,6 +48,7 @@ impl MemoryPlan {
         options: &CompileOptions,
         weights: &WeightLayout,
         parts: &Parts,
+        products: Products,
     ) -> MemoryPlan {
         let page = page_bytes(plan, KV_ELEMENT);
         MemoryPlan {
@@ -54,6 +63,10 @@ impl MemoryPlan {
             scratch: parts.scratch.bytes,
             batch: BatchLayout::new(options).bytes(),
             sampling: sample::bytes(plan.vocab(), options.max_sampled),
+            workspace: match products {
+                Products::Library => WORKSPACE_BYTES,
+                Products::Own => 0,
+            },
         }
     }
 
@@ -62,7 +75,7 @@ impl MemoryPlan {
         let kv = self.kv.full + self.kv.sliding;
         let weights = self.weights + self.expanded_weights;
         let values = self.activations + self.scratch;
-        (weights + kv + values + self.batch + self.sampling) as u64
+        (weights + kv + values + self.batch + self.sampling + self.workspace) as u64
     }
 }
 
@@ -77,6 +90,7 @@ impl fmt::Display for MemoryPlan {
             ("scratch", self.scratch),
             ("batch", self.batch),
             ("sampling", self.sampling),
+            ("library workspace", self.workspace),
         ];
         let line = |f: &mut fmt::Formatter<'_>, name: &str, bytes: u64| {
             writeln!(

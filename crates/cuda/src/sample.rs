@@ -219,6 +219,7 @@ impl Sampler {
         rows: usize,
         mut queued: impl FnMut() -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
+        let rows = rows.min(self.most_rows);
         grids(draw, rows, self.vocab).try_for_each(|grid| {
             launch(&self.module, grid, &self.params)?;
             queued()

@@ -35,6 +35,11 @@ pub trait Backend: Send {
         Ok(None)
     }
 
+    /// The most device memory held at a time, where that is counted.
+    fn peak_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// What the device can do at the most, measured now, in about a second; `None` where nobody would ask.
     fn measure(&self) -> Result<Option<Rates>, BackendError> {
         Ok(None)

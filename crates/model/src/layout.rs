@@ -25,11 +25,7 @@ impl Layout {
     /// As [`Layout::shared`], for a backend that runs some consecutive steps as one: nothing that a group of steps reads
     /// or writes shares a buffer within it. The groups are in order and cover all steps. Values that are not stored, because
     /// they exist only inside a group, get no buffer.
-    pub fn grouped(
-        plan: &Plan,
-        groups: &[Range<usize>],
-        stored: impl Fn(Value) -> bool,
-    ) -> Layout {
+    pub fn grouped(plan: &Plan, groups: &[Range<usize>], stored: impl Fn(Value) -> bool) -> Layout {
         let touched = |group: &Range<usize>| {
             let steps = plan.steps[group.clone()].iter();
             let values =

@@ -136,6 +136,9 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
         }
         reports.push(report);
     }
+    if let Some(peak) = loaded.backend.peak_bytes() {
+        terminal.note(format_args!("device memory at its peak: {}", bytes(peak)));
+    }
     match args.output {
         BenchFormat::Json => Ok(()),
         BenchFormat::Md => say(markdown(&reports).trim_end()),

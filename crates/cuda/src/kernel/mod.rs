@@ -5,19 +5,19 @@
 //! batch: any launch can be captured and replayed.
 
 mod attend;
+mod attend_narrow;
 mod attend_wide;
 mod convert;
-mod attend_narrow;
 mod elementwise;
 mod embed;
 mod expand;
 mod expert_tiles;
 mod experts;
-mod layer_inputs;
 mod form;
 mod gelu_mul_wide;
-mod gemv;
 mod gemm;
+mod gemv;
+mod layer_inputs;
 mod linear;
 mod narrow;
 mod norm;
@@ -50,15 +50,15 @@ pub(crate) use expert_tiles::ExpertTiles;
 pub(crate) use experts::{ExpertsLinear, ExpertsSum, MOST_EXPERTS, Route, XRows};
 pub(crate) use form::Form;
 pub(crate) use gelu_mul_wide::{GeluMulWide, MOST_COLUMNS as GELU_MOST_COLUMNS};
+pub(crate) use gemm::{
+    Epilogue as GemmEpilogue, Gemm, GemmInput, GemmOutput, GemmShape, GemmWeights, GroupPlaces,
+    Groups, Q8Places,
+};
 pub(crate) use gemv::{
     Choices, ChoicesKind, Epilogue, Gemv, GemvCard, GemvForm, GemvShape, Part as GemvPart,
     Prologue, PrologueNorm,
 };
 pub(crate) use layer_inputs::{LayerInputs, MOST_GROUP};
-pub(crate) use gemm::{
-    Epilogue as GemmEpilogue, Gemm, GemmInput, GemmOutput, GemmShape, GemmWeights, GroupPlaces,
-    Groups, Q8Places,
-};
 pub(crate) use linear::Linear;
 pub(crate) use narrow::Narrow;
 pub(crate) use norm::Norm;
@@ -69,7 +69,7 @@ pub(crate) use operands::{
     Addresses, BatchAt, MatrixAt, Place, PlacesAt, RowsAt, RunsAt, SlotAt, TablesAt,
 };
 pub(crate) use pack::Pack;
-pub(crate) use qkv_wide::{HEAD_DIMS, KeysValues, Queries, QkvWide};
+pub(crate) use qkv_wide::{HEAD_DIMS, KeysValues, QkvWide, Queries};
 pub(crate) use rope::Rope;
 pub(crate) use sample::{
     Change, Draw, MOST_TOP_K, MOST_VOCAB, SampleParams, Setting, grids, scratch_bytes,

@@ -11,8 +11,9 @@ use super::{Lowering, NARROW_ROWS, ScratchBytes};
 use crate::{
     fuse::{Attend, Input, NormAdd, Op, Part, Product, RowNorm, StoreKv, Then, Work},
     kernel::{
-        AttendNarrow, Choices, ChoicesKind, Columns, Epilogue, Gemv, GemvCard, GemvForm, GemvPart, GemvShape, HeadNorm,
-        MOST_HEAD_DIM, Heads, NormRopeStore, OwnKv, Place, Prologue, PrologueNorm, Second,
+        AttendNarrow, Choices, ChoicesKind, Columns, Epilogue, Gemv, GemvCard, GemvForm, GemvPart,
+        GemvShape, HeadNorm, Heads, MOST_HEAD_DIM, NormRopeStore, OwnKv, Place, Prologue,
+        PrologueNorm, Second,
     },
     panels::{PanelFormat, STRIP},
     weights::{Form, Packed, narrows},
@@ -52,10 +53,7 @@ impl Lowering<'_> {
             QuantType::F32 => (GemvForm::F32, Form::File),
             _ => (GemvForm::F16, Form::Half),
         };
-        matrix
-            .columns
-            .is_multiple_of(FLOAT_COLUMNS)
-            .then_some(form)
+        matrix.columns.is_multiple_of(FLOAT_COLUMNS).then_some(form)
     }
 
     fn narrow_product(&mut self, op: &Op, product: &Product) -> Option<()> {

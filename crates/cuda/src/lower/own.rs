@@ -46,8 +46,7 @@ impl Lowering<'_> {
         let rows = |part: &Part| self.weights.matrix(part.w).rows;
         let format = |part: &Part| PanelFormat::of(self.weights.matrix(part.w).quant);
         // Padding between parts would be columns of the result.
-        let joins =
-            |a: &Part, b: &Part| format(a) == format(b) && rows(a).is_multiple_of(STRIP);
+        let joins = |a: &Part, b: &Part| format(a) == format(b) && rows(a).is_multiple_of(STRIP);
         let runs: Vec<Vec<Part>> = parts.chunk_by(joins).map(<[Part]>::to_vec).collect();
         let mut column = 0;
         for run in runs {
@@ -191,7 +190,11 @@ impl Lowering<'_> {
                 out: input,
             },
         );
-        let names = ["experts gated codes", "experts gated scales", "experts gated sums"];
+        let names = [
+            "experts gated codes",
+            "experts gated scales",
+            "experts gated sums",
+        ];
         let gated = self.bytes(names, top_k * inner);
         let grouped = |shape: GemmShape| GemmShape {
             groups: Some(groups),

@@ -7,11 +7,11 @@ use carat_model::{
 };
 
 use super::Lowering;
-use crate::{config::Fusion, panels::PanelFormat};
 use crate::kernel::{
     Attend, Elementwise, Embed, ExpertsLinear, ExpertsSum, Function, Linear, MOST_EXPERTS, Narrow,
     Norm, Place, Rope, Route, Second, StoreKv, TableForm, XRows,
 };
+use crate::{config::Fusion, panels::PanelFormat};
 
 impl Lowering<'_> {
     #[expect(
@@ -161,7 +161,13 @@ impl Lowering<'_> {
                 out,
             } => {
                 let top_k = columns(route) / 2;
-                self.experts(label, rows, (at(x), at(route), at(out)), [gate, up, down], top_k);
+                self.experts(
+                    label,
+                    rows,
+                    (at(x), at(route), at(out)),
+                    [gate, up, down],
+                    top_k,
+                );
             }
         }
         Ok(())
@@ -174,9 +180,11 @@ impl Lowering<'_> {
             let start = self.weights.bytes(w).as_ptr();
             (start, matrix.rows, matrix.columns, matrix.row_stride)
         };
-        let multiplied = self.plan.steps.iter().any(
-            |s| matches!(s.step, Step::Linear { w, .. } if view(w) == view(table)),
-        );
+        let multiplied = self
+            .plan
+            .steps
+            .iter()
+            .any(|s| matches!(s.step, Step::Linear { w, .. } if view(w) == view(table)));
         let packed = PanelFormat::of(self.quant(table)).is_some();
         match self.target.fusion {
             Fusion::On if multiplied && packed => TableForm::Panels,
@@ -228,7 +236,11 @@ impl Lowering<'_> {
             out: gated,
         };
         self.call(label, rows, product);
-        self.call(label, rows, linear(self, gated, XRows::EachChoice, down, each));
+        self.call(
+            label,
+            rows,
+            linear(self, gated, XRows::EachChoice, down, each),
+        );
         let sum = ExpertsSum {
             x: each,
             route,

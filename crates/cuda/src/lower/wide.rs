@@ -17,7 +17,7 @@ use crate::{
     fuse::{Attend, Input, NormAdd, Op, Part, Product, RowNorm, StoreKv, Then, Work},
     kernel::{
         AttendOut, AttendWide, Attention, Convert, Form, GELU_MOST_COLUMNS, GeluMulWide, HEAD_DIMS,
-        KeysValues, NORM_MOST_COLUMNS, NormAddWide, NormOut, NormWide, Place, Queries, QkvWide,
+        KeysValues, NORM_MOST_COLUMNS, NormAddWide, NormOut, NormWide, Place, QkvWide, Queries,
         Second,
     },
     weights::{Form as WeightForm, Packed},
@@ -204,7 +204,12 @@ impl Lowering<'_> {
 
     /// The input of a product in its form, made by whatever comes before it.
     fn product_input(&mut self, op: &Op, input: &Input, kind: Kind) -> Option<Made> {
-        const NORMED: [&str; 4] = ["normed halves", "normed codes", "normed scales", "normed sums"];
+        const NORMED: [&str; 4] = [
+            "normed halves",
+            "normed codes",
+            "normed scales",
+            "normed sums",
+        ];
         const OTHER: [&str; 4] = ["input halves", "input codes", "input scales", "input sums"];
         let made = |form| Made { form, factor: None };
         match *input {
@@ -332,10 +337,15 @@ impl Lowering<'_> {
             (Products::Library, Kind::Halves) => {
                 let takes_factor = |value: Value| {
                     self.readers(value).all(|op| match &op.work {
-                        Work::NormAdd(n) | Work::Product(Product { input: Input::NormAdd(n), .. }) => {
-                            n.norm.x == value && n.a != value
-                        }
-                        Work::Product(Product { input: Input::Norm(n), .. }) => n.x == value,
+                        Work::NormAdd(n)
+                        | Work::Product(Product {
+                            input: Input::NormAdd(n),
+                            ..
+                        }) => n.norm.x == value && n.a != value,
+                        Work::Product(Product {
+                            input: Input::Norm(n),
+                            ..
+                        }) => n.x == value,
                         Work::Step(Step::Norm { x, group, .. }) => {
                             *x == value && *group == self.plan.columns(value)
                         }
