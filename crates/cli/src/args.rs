@@ -100,7 +100,7 @@ pub(crate) struct ModelArgs {
     /// A GGUF file, or hf:OWNER/REPO[:FILE or QUANT] from the Hugging Face cache or hub
     #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
-    /// What computes
+    /// What computes (default: an NVIDIA card if there is one, else the CPU)
     #[arg(long, value_enum)]
     pub(crate) backend: Option<BackendName>,
     /// Which NVIDIA card, in the driver's order

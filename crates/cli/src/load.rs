@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use carat_cpu::{CpuBackend, CpuConfig};
-use carat_cuda::{CudaBackend, CudaConfig, Tier};
+use carat_cuda::{CudaBackend, CudaConfig, CudaError, Tier};
 use carat_gguf::Gguf;
 use carat_model::{
     Model,
@@ -63,7 +63,10 @@ impl Loaded {
             .with_context(|| format!("cannot load `{}`", file.path().display()))?;
         Ok(Loaded {
             plan: gemma4::plan(&model),
-            backend: backend(settings.backend.unwrap_or(BackendName::Cpu), settings)?,
+            backend: match settings.backend {
+                Some(name) => backend(name, settings)?,
+                None => best_backend(settings, terminal)?,
+            },
             model,
             file,
         })
@@ -131,21 +134,50 @@ pub(crate) fn backend(name: BackendName, settings: &Settings) -> Result<Box<dyn 
         BackendName::Reference => Box::new(Reference),
         BackendName::Cpu => Box::new(cpu_backend(settings.threads)),
         BackendName::Cuda => {
-            let config = CudaConfig {
-                device: settings.device.unwrap_or(0),
-                tier: match settings.tier {
-                    Some(TierName::Portable) => Tier::Portable,
-                    Some(TierName::Best) | None => Tier::Best,
-                },
-                memory_limit: settings.vram_bytes()?,
-                cache_dir: std::env::home_dir().map(|home| home.join(".cache/carat/kernels")),
-                kernels_dir: settings.kernels.clone(),
-                ..CudaConfig::default()
-            };
-            let backend = CudaBackend::new(config)
+            let backend = CudaBackend::new(cuda_config(settings)?)
                 .context("cannot compute with CUDA (--backend cpu runs on this machine's cores)")?;
             Box::new(backend)
         }
+    })
+}
+
+/// An NVIDIA card if there is one, else this machine's cores. A card that is there but cannot be used is mentioned.
+fn best_backend(settings: &Settings, terminal: Terminal) -> Result<Box<dyn Backend>> {
+    match CudaBackend::new(cuda_config(settings)?) {
+        Ok(cuda) => {
+            let card = cuda.facts().name;
+            terminal.note(format_args!(
+                "computing on the {card}; --backend cpu uses this machine's cores instead"
+            ));
+            Ok(Box::new(cuda))
+        }
+        Err(problem) => {
+            let asked = settings.device.is_some() || settings.vram.is_some();
+            let absent = matches!(
+                problem,
+                CudaError::NoDriver { .. } | CudaError::NoDevice { count: 0, .. }
+            );
+            if asked || !absent {
+                terminal.note(format_args!(
+                    "computing on this machine's cores, not with CUDA: {problem}"
+                ));
+            }
+            Ok(Box::new(cpu_backend(settings.threads)))
+        }
+    }
+}
+
+fn cuda_config(settings: &Settings) -> Result<CudaConfig> {
+    Ok(CudaConfig {
+        device: settings.device.unwrap_or(0),
+        tier: match settings.tier {
+            Some(TierName::Portable) => Tier::Portable,
+            Some(TierName::Best) | None => Tier::Best,
+        },
+        memory_limit: settings.vram_bytes()?,
+        cache_dir: std::env::home_dir().map(|home| home.join(".cache/carat/kernels")),
+        kernels_dir: settings.kernels.clone(),
+        ..CudaConfig::default()
     })
 }
 

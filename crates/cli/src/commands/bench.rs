@@ -17,7 +17,7 @@ use carat_model::{
 use serde::Serialize;
 
 use crate::{
-    args::{BackendName, BenchArgs, BenchFormat},
+    args::{BenchArgs, BenchFormat},
     load::{Loaded, cpu_backend},
     settings::Settings,
     terminal::{Terminal, bytes, say},
@@ -282,9 +282,9 @@ struct Machine {
 }
 
 fn machine(loaded: &Loaded, settings: &Settings, terminal: Terminal) -> Result<Machine> {
-    let threads = match settings.backend.unwrap_or(BackendName::Cpu) {
-        BackendName::Cpu => cpu_backend(settings.threads).threads(),
-        BackendName::Cuda | BackendName::Reference => 1,
+    let threads = match loaded.backend.name() {
+        "cpu" => cpu_backend(settings.threads).threads(),
+        _ => 1,
     };
     terminal.note("measuring what this machine can read and multiply");
     Ok(Machine {

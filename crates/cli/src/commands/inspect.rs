@@ -22,7 +22,12 @@ use crate::{
 };
 
 pub(crate) fn run(args: &InspectArgs, settings: &Settings, terminal: Terminal) -> Result<()> {
-    let loaded = Loaded::open(settings, terminal)?;
+    // A look at a file needs no card.
+    let on_cores = Settings {
+        backend: settings.backend.or(Some(BackendName::Cpu)),
+        ..settings.clone()
+    };
+    let loaded = Loaded::open(&on_cores, terminal)?;
     if let Some(pair) = args.diff {
         return diff(&loaded, pair, args, settings);
     }
