@@ -358,6 +358,17 @@ int cuLaunchKernel(Function* function, unsigned x, unsigned y, unsigned z, unsig
   return 0;
 }
 
+struct LaunchConfig {
+  unsigned x, y, z, threads_x, threads_y, threads_z, shared;
+  void* stream;
+  void* attributes;
+  unsigned attribute_count;
+};
+int cuLaunchKernelEx(const LaunchConfig* c, Function* function, void** arguments, void** extra) {
+  return cuLaunchKernel(function, c->x, c->y, c->z, c->threads_x, c->threads_y, c->threads_z, c->shared, c->stream, arguments,
+                        extra);
+}
+
 int cuStreamBeginCapture_v2(void*, int) {
   std::lock_guard<std::mutex> guard(lock);
   if (capture) return 1;

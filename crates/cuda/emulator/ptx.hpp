@@ -101,6 +101,8 @@ inline u32 pack_halves(float low, float high) {
 inline float exp2_near(float x) { return std::exp2(x); }
 inline float reciprocal(float x) { return 1.0f / x; }
 inline u32 load_acquire(const u32* at) { return *at; }
+inline void let_successor_start() {}
+inline void wait_for_predecessor() {}
 inline u32 add_and_order(u32* at, u32 by) { return atomicAdd(at, by); }
 inline float4 load_from_blocks(const float4* at) { return *at; }
 inline u32 lanes_alike(u32 value) {

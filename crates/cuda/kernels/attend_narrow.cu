@@ -408,9 +408,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_narrow(cons
   work.run = p.places.run[work.row];
   work.position = p.places.position[work.row];
   const u32 count = *p.rows.count;
+  const float frequency = p.frequencies[threadIdx.x % HALF];
+  let_successor_start();
+  wait_for_predecessor();
   Head head;
   if (warp < (p.k ? GROUP + 2 : GROUP)) load(head, raw_head(p, work, warp));
-  const float frequency = p.frequencies[threadIdx.x % HALF];
   if (work.r >= count) return;
   work.run = uniform(work.run);
   work.position = uniform(work.position);

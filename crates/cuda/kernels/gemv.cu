@@ -56,7 +56,7 @@ struct Params {
   u32 other_column;
   u32 top_k;
   u32 choices_summed;
-  u32 reserved;
+  u32 early;        // launched before the launch before is over
   Rows rows;
   Part parts[3];
   const float* other;  // of GELU_SLICE, in rows of `other_columns`
@@ -170,6 +170,9 @@ __device__ __forceinline__ void gemv(const Params& p) {
   // Rows that do not fit shared memory together have blocks of their own.
   const u32 first_row = CHOSEN ? 0 : blockIdx.y * ROWS;
   if (CHOSEN) {
+    // Which weights come is not known before.
+    let_successor_start();
+    wait_for_predecessor();
     const u32 row = summed ? blockIdx.y : blockIdx.y / p.top_k;
     if (!p.rows.has(row)) return;
     choices = p.route + u64(row) * 2 * p.top_k + (summed ? 0 : blockIdx.y % p.top_k);
@@ -181,16 +184,25 @@ __device__ __forceinline__ void gemv(const Params& p) {
   }
 
   JOIN(INPUT, _input)<ROWS> made;
-  made.load_first(input, columns);
-
   u8* const ring = shared + warp * RING * Weights::STAGE_BYTES;
   Stream<CHOSEN> stream(p, choices, begin + team, end, share, lane);
-  // One stage at first: a memory that is asked for much more than it can give at once lets the input wait, too.
-  stream.fetch(ring + 16 * lane);
+  u32 filled = 0;
   const auto fill = [&] {
 #pragma unroll 1
-    for (u32 slot = 1; slot < RING; slot++) stream.fetch(ring + slot * Weights::STAGE_BYTES + 16 * lane);
+    for (; filled < RING; filled++) stream.fetch(ring + filled * Weights::STAGE_BYTES + 16 * lane);
   };
+  if (!CHOSEN && p.early) {
+    // The launch before is still running: the time to fetch weights, which depend on nothing.
+    fill();
+    let_successor_start();
+    wait_for_predecessor();
+    made.load_first(input, columns);
+  } else {
+    // One stage at first: a memory that is asked for much more than it can give at once lets the input wait, too.
+    made.load_first(input, columns);
+    stream.fetch(ring + 16 * lane);
+    filled = 1;
+  }
   const u32 count = CHOSEN ? 1 : *p.rows.count - min(*p.rows.count, first_row);
 
   const u32 batch = min(BATCH<ROWS> * p.teams, a_block);

@@ -14,7 +14,7 @@ use carat_model::{
 
 use crate::{
     compiler::{Architecture, Compiler},
-    config::{CudaConfig, TablePlace, Tier},
+    config::{CudaConfig, Overlap, TablePlace, Tier},
     cublaslt::Library,
     device::{Device, Module},
     error::CudaError,
@@ -163,6 +163,7 @@ impl CudaBackend {
             multiprocessors: self.device.multiprocessors,
             shared_bytes: self.device.shared_bytes,
             hopper: self.hopper(),
+            overlap: self.hopper() && self.config.overlap == Overlap::On,
             products,
             max_rows: options.max_rows.max(options.max_sampled),
             fusion: self.config.fusion,

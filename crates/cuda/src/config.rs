@@ -10,6 +10,7 @@ pub struct CudaConfig {
     pub fusion: Fusion,
     pub tables: TablePlace,
     pub graphs: Graphs,
+    pub overlap: Overlap,
     pub checks: Checks,
     /// Bytes of device memory to use at the most; `None` may use all that is free.
     pub memory_limit: Option<u64>,
@@ -29,6 +30,7 @@ impl Default for CudaConfig {
             fusion: Fusion::On,
             tables: TablePlace::Device,
             graphs: Graphs::On,
+            overlap: Overlap::On,
             checks: Checks::EachBatch,
             memory_limit: None,
             cache_dir: None,
@@ -68,6 +70,14 @@ pub enum TablePlace {
 /// Whether launches of a decoding step are captured once and replayed. The results are the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Graphs {
+    #[default]
+    On,
+    Off,
+}
+
+/// Whether decoding's launches may start before those before them are over, to fetch weights meanwhile. Hopper only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overlap {
     #[default]
     On,
     Off,

@@ -1,9 +1,9 @@
 //! The one unsafe launch.
 #![expect(unsafe_code, reason = "a kernel may write anywhere it was told to")]
 
-use std::ffi::c_void;
+use std::{ffi::c_void, ptr};
 
-use cudarc::driver::result;
+use cudarc::driver::sys;
 
 use crate::{device::Module, error::CudaError};
 
@@ -15,6 +15,8 @@ pub(crate) struct Grid {
     pub(crate) threads: usize,
     /// Shared memory beyond what the kernel declares.
     pub(crate) shared_bytes: usize,
+    /// May start before the launch before is over: the kernel waits for that itself.
+    pub(crate) early: bool,
 }
 
 impl Grid {
@@ -24,6 +26,7 @@ impl Grid {
             blocks,
             threads,
             shared_bytes: 0,
+            early: false,
         }
     }
 }
@@ -31,23 +34,40 @@ impl Grid {
 /// Queues a kernel behind all earlier work. `params` are the bytes of the struct the kernel takes, with addresses that stay
 /// allocated until the device has been waited for; both are established where programs are bound.
 pub(crate) fn launch(module: &Module, grid: Grid, params: &[u8]) -> Result<(), CudaError> {
-    let blocks = (grid.blocks.0 as u32, grid.blocks.1 as u32, 1);
-    let threads = (grid.threads as u32, 1, 1);
     let mut argument = [params.as_ptr().cast_mut().cast::<c_void>()];
-    let stream = module.device().stream();
+    let mut overlap = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue {
+            programmaticStreamSerializationAllowed: 1,
+        },
+    };
+    let config = sys::CUlaunchConfig {
+        gridDimX: grid.blocks.0 as u32,
+        gridDimY: grid.blocks.1 as u32,
+        gridDimZ: 1,
+        blockDimX: grid.threads as u32,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: grid.shared_bytes as u32,
+        hStream: module.device().stream(),
+        attrs: &raw mut overlap,
+        numAttrs: u32::from(grid.early),
+    };
+    let function = module.function(grid.entry);
     // SAFETY: the function belongs to the loaded module. Its single parameter is copied before this returns; it has as many
     // bytes as the kernel's struct, which `PARAMS_BYTES` asserts when the kernel is compiled. The addresses in it are
     // buffers of the program's own, of the sizes its plan gives, or those that weights are loaded to and through, of the
-    // sizes their layout gives, so the kernel's preconditions hold.
+    // sizes their layout gives, so the kernel's preconditions hold. A kernel that may start early waits for the launch before
+    // it by itself.
     unsafe {
-        result::launch_kernel(
-            module.function(grid.entry),
-            blocks,
-            threads,
-            grid.shared_bytes as u32,
-            stream,
-            &mut argument,
+        sys::cuLaunchKernelEx(
+            &raw const config,
+            function,
+            argument.as_mut_ptr(),
+            ptr::null_mut(),
         )
     }
+    .result()
     .map_err(CudaError::driver("launching a kernel"))
 }

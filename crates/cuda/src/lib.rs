@@ -56,7 +56,7 @@ mod weights;
 
 pub use backend::{CudaBackend, DeviceFacts};
 pub use compiler::{Architecture, BuiltKernel, build_kernels};
-pub use config::{Checks, CudaConfig, Fusion, Graphs, TablePlace, Tier};
+pub use config::{Checks, CudaConfig, Fusion, Graphs, Overlap, TablePlace, Tier};
 pub use error::CudaError;
 pub use lower::listing;
 pub use memory::MemoryPlan;

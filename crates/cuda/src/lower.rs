@@ -57,6 +57,8 @@ pub(crate) struct Target {
     pub(crate) shared_bytes: usize,
     /// Whether code is made for Hopper alone.
     pub(crate) hopper: bool,
+    /// Whether launches may start before those before them are over.
+    pub(crate) overlap: bool,
     pub(crate) products: Products,
     /// The most rows of a batch.
     pub(crate) max_rows: usize,
@@ -205,6 +207,7 @@ pub fn listing(
         multiprocessors: 132,
         shared_bytes: 227 << 10,
         hopper: true,
+        overlap: true,
         products: Products::Own,
         max_rows: rows,
         fusion,

@@ -145,6 +145,22 @@ __device__ __forceinline__ u32 load_acquire(const u32* at) {
   return value;
 }
 
+// Where launches overlap (Hopper; see src/launch.rs): lets the next launch start as soon as it finds room, once all blocks of
+// this one have said so. It may then do what depends on no launch at all, such as fetching weights.
+__device__ __forceinline__ void let_successor_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits until the launch before is over and what it wrote is seen. Nothing may be written before this, nothing read that any
+// launch writes, and no block may leave without it: whoever comes next relies on it for all launches before.
+__device__ __forceinline__ void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Adds and gives what was there. All that this thread has seen or written is before it for whoever adds later, and sees it.
 __device__ __forceinline__ u32 add_and_order(u32* at, u32 by) {
   u32 was;

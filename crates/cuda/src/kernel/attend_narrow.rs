@@ -175,6 +175,8 @@ pub(crate) struct AttendNarrow {
     /// [`AttendNarrow::ticket_columns`] wide, 0 before the first launch; launches leave it so.
     pub(crate) tickets: Place,
     pub(crate) out: Place,
+    /// Starts before the launch before is over.
+    pub(crate) early: bool,
 }
 
 impl AttendNarrow {
@@ -242,6 +244,7 @@ impl Kernel for AttendNarrow {
     fn grid(&self, rows: usize) -> Grid {
         let splits = splits(self.heads, self.window, rows);
         Grid {
+            early: self.early,
             shared_bytes: self.heads.shared_bytes(),
             ..Grid::new((rows * self.heads.kv_count, splits), THREADS)
         }

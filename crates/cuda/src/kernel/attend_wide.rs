@@ -294,6 +294,7 @@ impl Kernel for AttendWide {
             }
         };
         Grid {
+            early: false,
             entry,
             blocks: (kv_heads, rows.min(tiles + MORE_TILES)),
             threads: warps * 32,

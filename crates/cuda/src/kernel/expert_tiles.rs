@@ -53,6 +53,7 @@ fn grid(groups: Groups, rows: usize) -> Grid {
         blocks: (1, 1),
         threads: 32 * WARPS,
         shared_bytes: (WARPS + 2) * groups.experts * 4,
+        early: false,
     }
 }
 

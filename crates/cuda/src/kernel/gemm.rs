@@ -260,6 +260,7 @@ impl GemmShape {
             ),
             threads: THREADS,
             shared_bytes: self.weights.stages(entry).1,
+            early: false,
         }
     }
 

@@ -73,7 +73,7 @@ params! {
         other_column: u32,
         top_k: u32,
         choices_summed: u32,
-        reserved: u32,
+        early: u32,
         rows: RowsAt,
         part_0: PartParams,
         part_1: PartParams,
@@ -382,6 +382,8 @@ pub(crate) struct Gemv {
     pub(crate) shape: GemvShape,
     pub(crate) epilogue: Epilogue,
     pub(crate) choices: Option<Choices>,
+    /// Starts before the launch before is over.
+    pub(crate) early: bool,
 }
 
 /// Each row is multiplied with the matrices of a stack that it chose. The input has no `NormAdd` then.
@@ -539,7 +541,7 @@ impl GemvShape {
             other_column: 0,
             top_k: 0,
             choices_summed: 0,
-            reserved: 0,
+            early: 0,
         }
     }
 }
@@ -551,9 +553,13 @@ impl Kernel for Gemv {
     }
 
     fn grid(&self, rows: usize) -> Grid {
-        match self.choices {
+        let grid = match self.choices {
             None => self.shape.grid(rows),
             Some(_) => self.shape.chosen_grid(rows),
+        };
+        Grid {
+            early: self.early,
+            ..grid
         }
     }
 
@@ -596,6 +602,7 @@ impl Kernel for Gemv {
             params.top_k = choices.top_k as u32;
             params.choices_summed = u32::from(choices.kind == ChoicesKind::Summed);
         }
+        params.early = u32::from(self.early);
         params.bytes()
     }
 

@@ -247,6 +247,7 @@ impl Lowering<'_> {
             shape,
             epilogue,
             choices: None,
+            early: self.target.overlap,
         };
         self.call(&label, op.rows, kernel);
     }
@@ -299,6 +300,7 @@ impl Lowering<'_> {
                 up: None,
             },
             choices: Some(choices(ChoicesKind::Each)),
+            early: self.target.overlap,
         };
         let label = self.label(op, "experts gate+up");
         self.call(&label, op.rows, kernel);
@@ -321,6 +323,7 @@ impl Lowering<'_> {
             },
             epilogue: Epilogue::Plain(vec![part]),
             choices: Some(choices(ChoicesKind::Summed)),
+            early: self.target.overlap,
         };
         let label = self.label(op, "experts down");
         self.call(&label, op.rows, kernel);
@@ -394,6 +397,7 @@ impl Lowering<'_> {
             records: self.scratch.place("attention records", records),
             tickets: self.scratch.place("attention tickets", tickets),
             out: Place::Value(attend.out),
+            early: self.target.overlap,
         };
         let label = self.attend_label(op, attend);
         self.call(&label, op.rows, kernel);
