@@ -9,7 +9,7 @@
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 folder=$root/target/gpu
-tests="conformance golden"
+tests="conformance demo golden"
 
 pack() {
   cd "$root" || exit 1
@@ -58,6 +58,7 @@ run() {
   check "kernels" 240 "$folder/kernels" --ignored --skip timing --test-threads 1
   check "conformance" 240 "$folder/conformance"
   check "goldens" 240 "$folder/golden"
+  check "demo model" 120 "$folder/demo"
   if [ "${1:-}" != quick ]; then
     if command -v compute-sanitizer >/dev/null; then
       sanitizer=compute-sanitizer
