@@ -29,7 +29,7 @@ fn main() {
             let name = format!("demo/{tier}/{}", case["name"].as_str().unwrap_or("?"));
             let ignored = card.is_none();
             let trial = Trial::test(name, move || {
-                answers(&card.ok_or("no card")?, &case).map_err(Failed::from)
+                answers(&*card.ok_or("no card")?, &case).map_err(Failed::from)
             });
             trials.push(trial.with_ignored_flag(ignored));
         }
