@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -220,8 +221,17 @@ struct Launch {
   std::vector<char> params;
 };
 
-// What is launched while this is set is kept for later.
-std::vector<Launch>* capture = nullptr;
+// What a graph does, one after another.
+using Graph = std::vector<std::function<int()>>;
+
+// What is queued while this is set is kept for later.
+Graph* capture = nullptr;
+
+int queue(std::function<int()> work) {
+  if (!capture) return work();
+  capture->push_back(std::move(work));
+  return 0;
+}
 
 int run(const Launch& launch) {
   emulation.block_size = {launch.threads, 1, 1};
@@ -353,9 +363,14 @@ int cuLaunchKernel(Function* function, unsigned x, unsigned y, unsigned z, unsig
   std::lock_guard<std::mutex> guard(lock);
   const char* bytes = (const char*)arguments[0];
   Launch launch{function, x, y, z, threads_x, shared, {bytes, bytes + function->params_bytes}};
-  if (!capture) return run(launch);
-  capture->push_back(std::move(launch));
-  return 0;
+  return queue([launch] { return run(launch); });
+}
+
+// For libraries that queue work of their own.
+int emulatorQueue(int (*work)(const void*), const void* data, size_t bytes) {
+  std::lock_guard<std::mutex> guard(lock);
+  const std::vector<char> kept((const char*)data, (const char*)data + bytes);
+  return queue([work, kept] { return work(kept.data()); });
 }
 
 struct LaunchConfig {
@@ -372,26 +387,26 @@ int cuLaunchKernelEx(const LaunchConfig* c, Function* function, void** arguments
 int cuStreamBeginCapture_v2(void*, int) {
   std::lock_guard<std::mutex> guard(lock);
   if (capture) return 1;
-  capture = new std::vector<Launch>;
+  capture = new Graph;
   return 0;
 }
-int cuStreamEndCapture(void*, std::vector<Launch>** graph) {
+int cuStreamEndCapture(void*, Graph** graph) {
   std::lock_guard<std::mutex> guard(lock);
   if (!capture) return 1;
   *graph = capture;
   capture = nullptr;
   return 0;
 }
-int cuGraphInstantiateWithFlags(std::vector<Launch>** executable, const std::vector<Launch>* graph, unsigned long long) {
-  *executable = new std::vector<Launch>(*graph);
+int cuGraphInstantiateWithFlags(Graph** executable, const Graph* graph, unsigned long long) {
+  *executable = new Graph(*graph);
   return 0;
 }
-int cuGraphLaunch(const std::vector<Launch>* executable, void*) {
+int cuGraphLaunch(const Graph* executable, void*) {
   std::lock_guard<std::mutex> guard(lock);
-  for (const Launch& launch : *executable)
-    if (const int failed = run(launch)) return failed;
+  for (const auto& work : *executable)
+    if (const int failed = work()) return failed;
   return 0;
 }
-int cuGraphExecDestroy(std::vector<Launch>* executable) { return delete executable, 0; }
-int cuGraphDestroy(std::vector<Launch>* graph) { return delete graph, 0; }
+int cuGraphExecDestroy(Graph* executable) { return delete executable, 0; }
+int cuGraphDestroy(Graph* graph) { return delete graph, 0; }
 }

@@ -20,7 +20,7 @@
 // to 0.
 //
 // A row of the same batch and run may be seen by later rows. Its keys and values are on their way to their page, so
-// whoever needs them makes them again from the raw rows; norms add up in the order of norm_rope.cu, whose bits they
+// whoever needs them makes them again from the raw rows; norms add up in the order of norm_rope_store.cu, whose bits they
 // are.
 //
 // Bytes a row: keys and values seen once a KV head (4 * seen * HEAD_DIM), RECORD_BYTES out and in a split.

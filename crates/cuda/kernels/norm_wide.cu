@@ -4,7 +4,7 @@
 //   norm_add_wide  sum = (a + norm(x)) * by, perhaps in a second form, too; and perhaps next = norm(sum)
 //
 // Grid: (rows), a block a row. 128 threads (fewer for rows under 512 columns) hold the row, HOLD fours each, so everything is
-// read once. The bits are those of norm.cu and norm_add.cu: thread t stands for four of theirs (lib/quads.cuh).
+// read once. The bits are those of norm.cu and elementwise.cu: thread t stands for four of theirs (lib/quads.cuh).
 // Bytes a row: 4 * columns for each of x and a in, for sum out; 2 (F16) or 1.25 (Q8) * columns for a form.
 // Loads are under way before anybody waits: those of the row before it is known whether there is one, those of weights before
 // the sum they wait for.

@@ -4,7 +4,7 @@
 //
 // Grid: (rows), a block of four warps a row, a warp a head. A lane has HEAD_DIM / 128 fours of columns, 128 apart, so that in
 // wide heads both halves of a pair are its own; in narrower ones the partner is another lane. The angles are computed once
-// a row. The bits are those of norm_rope.cu: a lane stands for four threads of its (lib/quads.cuh).
+// a row. The bits are those of norm.cu and rope.cu: a lane stands for four threads of its (lib/quads.cuh).
 // Bytes a row: 4 * columns in, 2 * columns out.
 // Requires memory for every row of the grid; HEAD_DIM a power of two from 8 to 512; columns, stride % 4 == 0; rows and weights aligned to 16 bytes; for the
 // store, what store_kv.cu requires.
@@ -16,7 +16,7 @@
 constexpr u32 WARPS = 4;
 constexpr u32 HALF = HEAD_DIM / 2;
 constexpr u32 QUADS = HEAD_DIM < 128 ? 1 : HEAD_DIM / 128;
-// Lanes with columns, and the threads of norm_rope.cu's block in warps.
+// Lanes with columns, and the threads of norm.cu's block in warps.
 constexpr u32 LANES = HEAD_DIM < 128 ? HEAD_DIM / 4 : WARP;
 constexpr u32 NORM_WARPS = (HEAD_DIM + WARP - 1) / WARP;
 

@@ -183,7 +183,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    fn calls(&self) -> impl Iterator<Item = &Call> {
+    pub(crate) fn calls(&self) -> impl Iterator<Item = &Call> {
         let (front, tail) = (&self.front, &self.tail);
         [&front.narrow, &front.wide, &tail.narrow, &tail.wide]
             .into_iter()

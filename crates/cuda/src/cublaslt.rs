@@ -14,7 +14,6 @@ use std::{
     path::{Path, PathBuf},
     ptr,
     sync::Arc,
-    time::Duration,
 };
 
 use cudarc::driver::sys::CUstream;
@@ -27,13 +26,6 @@ use crate::{
 
 /// Where matrices must start: what the library takes for granted when it chooses.
 pub(crate) const ALIGN: usize = 256;
-
-/// How many algorithms [`Gemm::tuned`] tries, how often each at a time, and how many times.
-const CANDIDATES: usize = 5;
-const TRIALS: usize = 3;
-const ROUNDS: usize = 3;
-/// What a later candidate's time must be of an earlier one's to be preferred: ties go to the library's own order.
-const CLEARLY_LESS: f64 = 0.97;
 
 /// 0 is success.
 type Status = c_int;
@@ -273,110 +265,38 @@ impl Gemm {
         alpha: f32,
         workspace_bytes: usize,
     ) -> Result<Gemm, CudaError> {
-        let found = Gemm::candidates(library, shape, out, alpha, (workspace_bytes, 1))?;
-        Ok(found.into_iter().next().expect("never empty"))
-    }
-
-    /// With the fastest of the algorithms the library thinks best, each run a few times. `weights` are matrices of this
-    /// shape, all that will be used if possible: a single small one would stay in the cache. What `out` held is lost.
-    ///
-    /// Near ties may fall differently from one load of a model to the next, and results differ in their last bits then.
-    pub(crate) fn tuned(
-        library: &Library,
-        shape: Shape,
-        out: Out,
-        alpha: f32,
-        workspace_bytes: usize,
-        weights: &[Address],
-        operands: Operands,
-    ) -> Result<Gemm, CudaError> {
-        let found = Gemm::candidates(library, shape, out, alpha, (workspace_bytes, CANDIDATES))?;
-        let device = &library.0.device;
-        let mut weights = weights.iter().cycle();
-        let mut run = |gemm: &Gemm| {
-            let weights = weights.next().copied().unwrap_or(operands.weights);
-            gemm.launch(Operands {
-                weights,
-                ..operands
-            })
-        };
-        // Once for loading its code.
-        let mut trials: Vec<(Gemm, Duration)> = Vec::new();
-        for gemm in found {
-            if run(&gemm).and_then(|()| device.wait("a trial")).is_ok() {
-                trials.push((gemm, Duration::MAX));
-            }
-        }
-        // In rounds, because the card's clock changes meanwhile.
-        for _ in 0..ROUNDS {
-            for (gemm, least) in &mut trials {
-                let start = device.moment()?;
-                (0..TRIALS).try_for_each(|_| run(gemm))?;
-                let end = device.moment()?;
-                device.wait("trying algorithms")?;
-                *least = start.until(&end)?.min(*least);
-            }
-        }
-        let better = |best: (Gemm, Duration), next: (Gemm, Duration)| {
-            let clearly = next.1 < best.1.mul_f64(CLEARLY_LESS);
-            if clearly { next } else { best }
-        };
-        let best = trials.into_iter().reduce(better);
-        best.map(|(gemm, _)| gemm)
-            .ok_or_else(|| CudaError::CublasLt {
-                what: format!("trying algorithms for {shape:?}"),
-                problem: "none of them runs".to_owned(),
-            })
-    }
-
-    /// Up to so many products of one shape that differ in their algorithm, the most promising first; at least one.
-    fn candidates(
-        library: &Library,
-        shape: Shape,
-        out: Out,
-        alpha: f32,
-        (workspace_bytes, count): (usize, usize),
-    ) -> Result<Vec<Gemm>, CudaError> {
         library.0.device.bind()?;
         let functions = &library.0.functions;
-        let describe = || -> Result<Gemm, CudaError> {
-            let Shape {
-                rows,
-                outputs,
-                columns,
-                stride,
-            } = shape;
-            // SAFETY: writes one pointer, to an object that `Owned` destroys.
-            let desc = Owned::new(functions, functions.destroy_desc, |to| unsafe {
-                (functions.create_desc)(to, COMPUTE_F32, TYPE_F32)
-            })?;
-            set(
-                functions,
-                functions.set_desc,
-                &desc,
-                DESC_TRANSPOSE_A,
-                &TRANSPOSED,
-            )?;
-            let layout = |kind, rows: usize, columns: usize, stride: usize| {
-                // SAFETY: as above.
-                Owned::new(functions, functions.destroy_layout, |to| unsafe {
-                    (functions.create_layout)(to, kind, rows as u64, columns as u64, stride as i64)
-                })
-            };
-            let out = match out {
-                Out::F32 => TYPE_F32,
-                Out::F16 => TYPE_F16,
-            };
-            Ok(Gemm {
-                desc,
-                weights: layout(TYPE_F16, columns, outputs, columns)?,
-                x: layout(TYPE_F16, columns, rows, columns)?,
-                out: layout(out, outputs, rows, stride)?,
-                alpha,
-                chosen: Heuristic::default(),
-                library: library.clone(),
+        let Shape {
+            rows,
+            outputs,
+            columns,
+            stride,
+        } = shape;
+        // SAFETY: writes one pointer, to an object that `Owned` destroys.
+        let desc = Owned::new(functions, functions.destroy_desc, |to| unsafe {
+            (functions.create_desc)(to, COMPUTE_F32, TYPE_F32)
+        })?;
+        set(
+            functions,
+            functions.set_desc,
+            &desc,
+            DESC_TRANSPOSE_A,
+            &TRANSPOSED,
+        )?;
+        let layout = |kind, rows: usize, columns: usize, stride: usize| {
+            // SAFETY: as above.
+            Owned::new(functions, functions.destroy_layout, |to| unsafe {
+                (functions.create_layout)(to, kind, rows as u64, columns as u64, stride as i64)
             })
         };
+        let out = match out {
+            Out::F32 => TYPE_F32,
+            Out::F16 => TYPE_F16,
+        };
+        let weights = layout(TYPE_F16, columns, outputs, columns)?;
+        let x = layout(TYPE_F16, columns, rows, columns)?;
+        let out = layout(out, outputs, rows, stride)?;
         // SAFETY: as above.
         let preference = Owned::new(functions, functions.destroy_preference, |to| unsafe {
             (functions.create_preference)(to)
@@ -398,39 +318,39 @@ impl Gemm {
             reductions,
         )?;
 
-        let first = describe()?;
-        let mut found = vec![Heuristic::default(); count];
+        let mut chosen = Heuristic::default();
         let mut returned = 0;
-        // SAFETY: live objects of the library; writes at most `count` results and their number.
+        // SAFETY: live objects of the library; writes at most one result and their number.
         let status = unsafe {
             (functions.heuristics)(
                 library.0.handle.raw,
-                first.desc.raw,
-                first.weights.raw,
-                first.x.raw,
-                first.out.raw,
-                first.out.raw,
+                desc.raw,
+                weights.raw,
+                x.raw,
+                out.raw,
+                out.raw,
                 preference.raw,
-                count as c_int,
-                found.as_mut_ptr(),
+                1,
+                &raw mut chosen,
                 &raw mut returned,
             )
         };
         let what = format!("choosing an algorithm for {shape:?}");
         functions.check(&what, status)?;
-        found.truncate(returned.max(0) as usize);
-        found.retain(|h| h.status == 0 && h.workspace_bytes <= workspace_bytes);
-        if found.is_empty() {
+        let usable = chosen.status == 0 && chosen.workspace_bytes <= workspace_bytes;
+        if returned != 1 || !usable {
             let problem = "there is none".to_owned();
             return Err(CudaError::CublasLt { what, problem });
         }
-        let with = |chosen| {
-            Ok(Gemm {
-                chosen,
-                ..describe()?
-            })
-        };
-        found.into_iter().map(with).collect()
+        Ok(Gemm {
+            desc,
+            weights,
+            x,
+            out,
+            alpha,
+            chosen,
+            library: library.clone(),
+        })
     }
 
     /// Queues the product behind all earlier work of the device's stream. The addresses stay allocated until the device has

@@ -290,21 +290,18 @@ fn product(rest: &Rest<'_>) -> Option<(Work, usize)> {
         let (norm, out) = rest.whole_row_norm(0)?;
         Some((Input::Norm(norm), out, 1))
     };
-    let (input, parts, mut taken) = match before() {
-        Some((input, x, taken)) => {
-            let (read, parts) = rest.linears(taken)?;
-            // A sum is written in any case; a norm only for this product.
-            let own = matches!(input, Input::NormAdd(NormAdd { next: None, .. }))
-                || rest.readers.count(x) == parts.len() as u32;
-            if read != x || !own {
-                return None;
-            }
-            (input, parts, taken)
+    let (input, parts, mut taken) = if let Some((input, x, taken)) = before() {
+        let (read, parts) = rest.linears(taken)?;
+        // A sum is written in any case; a norm only for this product.
+        let own = matches!(input, Input::NormAdd(NormAdd { next: None, .. }))
+            || rest.readers.count(x) == parts.len() as u32;
+        if read != x || !own {
+            return None;
         }
-        None => {
-            let (x, parts) = rest.linears(0)?;
-            (Input::Value(x), parts, 0)
-        }
+        (input, parts, taken)
+    } else {
+        let (x, parts) = rest.linears(0)?;
+        (Input::Value(x), parts, 0)
     };
     taken += parts.len();
     let only_here = |part: &Part| rest.readers.count(part.out) == 1;
@@ -436,3 +433,6 @@ impl Readers {
         self.0[value.index()]
     }
 }
+
+#[cfg(test)]
+mod tests;

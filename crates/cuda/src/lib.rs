@@ -28,10 +28,6 @@ mod batch;
 mod cache;
 mod compiler;
 mod config;
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "lowering does not choose it yet")
-)]
 mod cublaslt;
 mod device;
 mod error;

@@ -65,6 +65,21 @@ pub(crate) struct Target {
     pub(crate) fusion: Fusion,
 }
 
+impl Target {
+    /// A Hopper card of full size whose products are our own.
+    pub(crate) fn hopper(fusion: Fusion, max_rows: usize) -> Target {
+        Target {
+            multiprocessors: 132,
+            shared_bytes: 227 << 10,
+            hopper: true,
+            overlap: true,
+            products: Products::Own,
+            max_rows,
+            fusion,
+        }
+    }
+}
+
 /// Who multiplies matrices in wide batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Products {
@@ -196,52 +211,51 @@ pub(crate) fn lower(
     Ok(lowering.calls)
 }
 
-/// What a plan becomes on CUDA, one line a launch: label, kernel, operands.
+/// What a plan becomes on CUDA, one line a launch: label, kernel, operands. As on a Hopper card without NVIDIA's library.
 pub fn listing(
     plan: &Plan,
     weights: &Weights,
     fusion: Fusion,
     rows: usize,
 ) -> Result<String, BackendError> {
-    let target = Target {
-        multiprocessors: 132,
-        shared_bytes: 227 << 10,
-        hopper: true,
-        overlap: true,
-        products: Products::Own,
-        max_rows: rows,
-        fusion,
-    };
-    let ops = fuse(plan, fusion);
+    list(plan, weights, Target::hopper(fusion, rows))
+}
+
+/// As [`listing`], of the most rows a target may have.
+fn list(plan: &Plan, weights: &Weights, target: Target) -> Result<String, BackendError> {
+    let rows = target.max_rows;
+    let ops = fuse(plan, target.fusion);
     let mut scratch = Scratch::default();
     let calls = lower(plan, weights, &ops, Class::of(rows), target, &mut scratch)?;
     let mut out = String::new();
     for call in &calls {
-        let Call {
-            label,
-            rows: which,
-            launch,
-        } = call;
         let list = |places: Vec<Place>| {
             let names: Vec<String> = places.iter().map(Place::to_string).collect();
             names.join(" ")
         };
-        let which = match which {
+        let which = match call.rows {
             Rows::All => "all",
             Rows::Sampled => "sampled",
         };
-        let name = match launch {
+        let name = match &call.launch {
             Launch::Kernel(kernel) => {
                 let specialization = kernel.specialization();
                 let entry = specialization.entries[kernel.grid(rows).entry];
                 let constants = specialization.constants.iter();
-                let constants: Vec<&str> = constants.map(|(_, value)| value.as_str()).collect();
-                [&[entry], constants.as_slice()].concat().join(".")
+                // Formats and kinds; numbers are sizes of tiles and buffers.
+                let named = constants.map(|(_, value)| value.as_str());
+                let named = named.filter(|value| value.parse::<usize>().is_err());
+                [entry]
+                    .into_iter()
+                    .chain(named)
+                    .collect::<Vec<_>>()
+                    .join(".")
             }
             Launch::Library(_) => "cublaslt".to_owned(),
         };
+        let label = &call.label;
         let (reads, writes) = (list(call.reads()), list(call.writes()));
-        let line = format!("{label:<20} {which:<7} {name:<22} {reads} -> {writes}");
+        let line = format!("{label:<26} {which:<7} {name:<26} {reads} -> {writes}");
         writeln!(out, "{}", line.trim_end()).expect("strings take all writes");
     }
     Ok(out)
@@ -277,11 +291,6 @@ impl Lowering<'_> {
         });
     }
 
-    /// What an op's kernel is called that is no product: the op's section and a word, such as `L3.attend`.
-    fn label(&self, op: &Op, what: &str) -> String {
-        format!("{}.{what}", section(&op.label))
-    }
-
     /// What a product is called: the section and its matrices, such as `L3.attn_q+attn_k+attn_v`.
     fn product_label(&self, op: &Op, parts: &[Part]) -> String {
         let names = parts.iter().map(|part| {
@@ -301,10 +310,10 @@ impl Lowering<'_> {
             Some(_) => "attend sliding",
             None => "attend full",
         };
-        self.label(op, what)
+        op_label(op, what)
     }
 
-    fn layer_inputs(&mut self, op: &Op, inputs: &fuse::LayerInputs) -> Option<()> {
+    fn layer_inputs(&mut self, op: &Op, inputs: &fuse::LayerInputs) {
         let kernel = LayerInputs {
             context: Place::Value(inputs.context),
             context_scale: inputs.context_scale,
@@ -318,9 +327,7 @@ impl Lowering<'_> {
             group: inputs.group,
             out: Place::Value(inputs.out),
         };
-        let label = self.label(op, "layer_inputs");
-        self.call(&label, op.rows, kernel);
-        Some(())
+        self.call(&op_label(op, "layer_inputs"), op.rows, kernel);
     }
 
     /// Every step of an op by its plain kernel.
@@ -334,6 +341,11 @@ impl Lowering<'_> {
     fn quant(&self, w: Weight) -> QuantType {
         self.weights.matrix(w).quant
     }
+}
+
+/// What an op's kernel is called that is no product: the op's section and a word, such as `L3.norm`.
+fn op_label(op: &Op, what: &str) -> String {
+    format!("{}.{what}", section(&op.label))
 }
 
 /// The part of a label before the step's own name: `L3` of `L3.attn.linear`.

@@ -95,6 +95,7 @@ impl PanelFormat {
     }
 
     /// Bytes of a matrix.
+    #[cfg(test)]
     pub(crate) fn panel_bytes(self, rows: usize, columns: usize) -> usize {
         rows.div_ceil(STRIP) * self.strip_bytes(columns)
     }

@@ -5,7 +5,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     rc::Rc,
     sync::Arc,
 };
@@ -13,7 +13,7 @@ use std::{
 use carat_model::plan::{Rows, Value};
 
 use crate::{
-    cublaslt::{Gemm, Library, Operands, Shape},
+    cublaslt::{Gemm, Library, Operands, Out, Shape},
     device::{Address, Device, Module},
     error::CudaError,
     kernel::{Addresses, Kernel, Place},
@@ -43,9 +43,9 @@ impl RowCounts {
 /// Rows that buffers have room for when a batch has so many: launches are made for buckets of rows.
 pub(crate) fn room(rows: usize) -> usize {
     match rows {
-        ..=NARROW_ROWS => NARROW_ROWS,
+        _ if Class::of(rows) == Class::Narrow => NARROW_ROWS,
         ..=64 => rows.next_multiple_of(16),
-        ..=512 => rows.next_multiple_of(64),
+        65..=512 => rows.next_multiple_of(64),
         _ => rows.next_multiple_of(256),
     }
 }
@@ -127,7 +127,7 @@ enum Action {
 pub(crate) struct LibraryProducts {
     library: Library,
     workspace: Address,
-    made: RefCell<HashMap<(Shape, u32), Gemm>>,
+    made: RefCell<HashMap<(Shape, Out, u32), Gemm>>,
 }
 
 impl LibraryProducts {
@@ -152,18 +152,15 @@ impl LibraryProducts {
             stride: product.stride,
         };
         let mut made = self.made.borrow_mut();
-        let key = (shape, product.alpha.to_bits());
-        if !made.contains_key(&key) {
-            let gemm = Gemm::new(
-                &self.library,
-                shape,
-                product.kind,
-                product.alpha,
-                WORKSPACE_BYTES,
-            )?;
-            made.insert(key, gemm);
-        }
-        made[&key].launch(operands)
+        let (kind, alpha) = (product.kind, product.alpha);
+        let gemm = match made.entry((shape, kind, alpha.to_bits())) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                let gemm = Gemm::new(&self.library, shape, kind, alpha, WORKSPACE_BYTES)?;
+                place.insert(gemm)
+            }
+        };
+        gemm.launch(operands)
     }
 }
 
@@ -275,4 +272,49 @@ fn written_values(calls: &[Call]) -> Vec<Value> {
         Place::Scratch(_) => None,
     });
     values.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rooms_hold_their_rows_and_grow() {
+        let rooms: Vec<usize> = [1, 8, 9, 16, 17, 64, 65, 512, 513, 2048].map(room).into();
+        assert_eq!(rooms, [8, 8, 16, 16, 32, 64, 128, 512, 768, 2048]);
+        for rows in 1..3000 {
+            let held = room(rows);
+            assert!(held >= rows && room(held) == held && room(rows + 1) >= held);
+        }
+    }
+
+    #[test]
+    fn buckets_are_the_rooms_of_wide_batches() {
+        for max_rows in [1, 8, 9, 40, 64, 300, 2048, 2050] {
+            let mut expected: Vec<usize> = (NARROW_ROWS + 1..=max_rows).map(room).collect();
+            expected.dedup();
+            let found: Vec<usize> = buckets(max_rows).collect();
+            assert_eq!(found, expected, "up to {max_rows} rows");
+        }
+    }
+
+    #[test]
+    fn front_and_tail_have_a_class_each() {
+        let empty = || Program {
+            steps: Vec::new(),
+            written: Vec::new(),
+        };
+        let both = || ByClass {
+            narrow: empty(),
+            wide: empty(),
+        };
+        let programs = Programs {
+            front: both(),
+            tail: both(),
+        };
+        let rows = RowCounts { all: 9, sampled: 8 };
+        let [front, tail] = programs.of(rows);
+        assert!(std::ptr::eq(front, &raw const programs.front.wide));
+        assert!(std::ptr::eq(tail, &raw const programs.tail.narrow));
+    }
 }

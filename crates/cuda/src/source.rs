@@ -57,8 +57,7 @@ texts![
     "linear.cu",
     "narrow.cu",
     "norm.cu",
-    "norm_add.cu",
-    "norm_rope.cu",
+    "norm_rope_store.cu",
     "norm_wide.cu",
     "pack.cu",
     "qkv_wide.cu",
@@ -153,7 +152,7 @@ mod tests {
 
     #[test]
     fn includes_are_joined_once() {
-        let joined = joined("norm_rope");
+        let joined = joined("norm_rope_store");
         assert_eq!(joined.matches("struct Rows {").count(), 1);
         assert!(!joined.contains("#include"));
     }

@@ -322,7 +322,12 @@ mod tests {
     use carat_testkit::tiny::{Tiny, Variant};
 
     use super::*;
-    use crate::{config::Fusion, fuse::fuse, lower::lower, testing::weights_of};
+    use crate::{
+        config::Fusion,
+        fuse::fuse,
+        lower::{Call, Class, Scratch, Target, lower},
+        testing::weights_of,
+    };
 
     fn model(variant: Variant) -> Model {
         Tiny::new(variant, QuantType::Q4_0).model()
@@ -331,9 +336,12 @@ mod tests {
     /// What the plain kernels name.
     fn named(model: &Model) -> BTreeSet<Packed> {
         let plan = gemma4::plan(model);
-        let lowered = lower(&plan, &model.weights, &fuse(&plan, Fusion::On)).unwrap();
-        let weights = lowered.calls.iter().flat_map(|call| call.kernel.weights());
-        weights.collect()
+        let (ops, target) = (fuse(&plan, Fusion::Off), Target::hopper(Fusion::Off, 8));
+        let mut scratch = Scratch::default();
+        let weights = &model.weights;
+        let calls = lower(&plan, weights, &ops, Class::Narrow, target, &mut scratch);
+        let calls = calls.expect("tiny models are supported");
+        calls.iter().flat_map(Call::weights).collect()
     }
 
     fn layout(model: &Model, named: &BTreeSet<Packed>, tables: TablePlace) -> WeightLayout {

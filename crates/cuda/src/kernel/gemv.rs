@@ -350,10 +350,9 @@ impl GemvShape {
     fn grid(self, rows: usize) -> Grid {
         assert!((1..=MOST_ROWS).contains(&rows), "{rows} rows");
         let bucket = rows.next_power_of_two();
-        let entries = [8, 4, 2, 1].into_iter().filter(|&rows| rows <= bucket);
+        let mut entries = [8, 4, 2, 1].into_iter().filter(|&rows| rows <= bucket);
         let (rows, blocks) = entries
-            .filter_map(|rows| Some((rows, self.blocks(rows)?)))
-            .next()
+            .find_map(|rows| Some((rows, self.blocks(rows)?)))
             .expect("one row fits");
         let grid = self.grid_of(rows, blocks);
         Grid {

@@ -21,8 +21,7 @@ mod layer_inputs;
 mod linear;
 mod narrow;
 mod norm;
-mod norm_add;
-mod norm_rope;
+mod norm_rope_store;
 mod norm_wide;
 mod operands;
 mod pack;
@@ -62,8 +61,7 @@ pub(crate) use layer_inputs::{LayerInputs, MOST_GROUP};
 pub(crate) use linear::Linear;
 pub(crate) use narrow::Narrow;
 pub(crate) use norm::Norm;
-pub(crate) use norm_add::{NextNorm, NormAdd};
-pub(crate) use norm_rope::{MOST_HEAD_DIM, NormRope, NormRopeStore};
+pub(crate) use norm_rope_store::{MOST_HEAD_DIM, NormRopeStore};
 pub(crate) use norm_wide::{MOST_COLUMNS as NORM_MOST_COLUMNS, NormAddWide, NormOut, NormWide};
 pub(crate) use operands::{
     Addresses, BatchAt, MatrixAt, Place, PlacesAt, RowsAt, RunsAt, SlotAt, TablesAt,
@@ -125,8 +123,7 @@ impl fmt::Display for Specialization {
 pub(crate) fn all() -> Vec<Specialization> {
     let mut all = vec![
         norm::specialization(),
-        norm_add::specialization(),
-        norm_rope::specialization(),
+        norm_rope_store::specialization(),
         rope::specialization(),
         store_kv::specialization(),
         elementwise::specialization(),

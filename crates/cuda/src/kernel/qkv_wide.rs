@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use crate::{
         kernel::{
-            NormRope, NormRopeStore,
+            Norm, NormRopeStore, Rope,
             testing::{POISON, Table},
         },
         testing::{half, halves, normals},
@@ -210,16 +210,24 @@ mod tests {
             let (q_columns, kv_columns) = (self.q_columns(), self.kv_heads * self.head_dim);
             if self.q_heads > 0 {
                 let x = table.put(&cut(x, stride, 0, q_columns));
-                let queries = NormRope {
+                let normed = table.poison(ROOM * q_columns);
+                let norm = Norm {
                     x,
                     weight: Some(q_w),
+                    columns: q_columns,
+                    group: self.head_dim,
                     eps: EPS,
-                    rope: ROPE,
+                    out: normed,
+                };
+                let turn = Rope {
+                    x: normed,
+                    table: ROPE,
                     columns: q_columns,
                     head_dim: self.head_dim,
                     out,
                 };
-                table.run(ROWS, ROOM, &queries);
+                table.run(ROWS, ROOM, &norm);
+                table.run(ROWS, ROOM, &turn);
             }
             if self.kv_heads > 0 {
                 let keys_values = NormRopeStore {

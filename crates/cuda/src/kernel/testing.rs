@@ -11,12 +11,15 @@ use carat_model::{
 };
 use carat_testkit::tiny::{Tiny, Variant};
 
-use super::{Addresses, BatchAt, Kernel, MatrixAt, Place, PlacesAt, RowsAt, TablesAt, form::Form};
+use super::{
+    Addresses, BatchAt, Kernel, MatrixAt, Place, PlacesAt, RowsAt, RunsAt, TablesAt, form::Form,
+};
 use crate::{
     config::Tier,
     device::{Address, Buffer},
     launch::launch,
     testing::{Card, Plain, half, halves, normals, relative_error},
+    weights::{self, Packed},
 };
 
 /// Pages of a slot that [`Table::slot`] makes.
@@ -50,6 +53,10 @@ impl Table {
             count: Address::NULL,
             index: Address::NULL,
         };
+        let runs = RunsAt {
+            count: Address::NULL,
+            first: Address::NULL,
+        };
         let at = Addresses {
             plan: gemma4::plan(&model),
             values: vec![],
@@ -65,6 +72,8 @@ impl Table {
                 },
                 all: rows,
                 sampled: rows,
+                all_runs: runs,
+                sampled_runs: runs,
                 tables: PerGroup {
                     full: tables,
                     sliding: tables,
@@ -160,7 +169,10 @@ impl Table {
             row_bytes: values.len() * 4,
             matrix_bytes: values.len() * 4,
         };
-        self.at.borrow_mut().weights.insert(name, matrix);
+        self.at
+            .borrow_mut()
+            .weights
+            .insert(Packed::one(name, weights::Form::Vector), matrix);
         name
     }
 

@@ -7,7 +7,7 @@ use carat_model::{
     weights::Weight,
 };
 
-use super::{Lowering, NARROW_ROWS, ScratchBytes};
+use super::{Lowering, NARROW_ROWS, ScratchBytes, op_label};
 use crate::{
     fuse::{Attend, Input, NormAdd, Op, Part, Product, RowNorm, StoreKv, Then, Work},
     kernel::{
@@ -30,7 +30,10 @@ impl Lowering<'_> {
             Work::Product(product) => self.narrow_product(op, product),
             Work::NormAdd(norm_add) => self.wide_norm_add(op, norm_add),
             Work::Attend(attend) => self.narrow_attend(op, attend),
-            Work::LayerInputs(inputs) => self.layer_inputs(op, inputs),
+            Work::LayerInputs(inputs) => {
+                self.layer_inputs(op, inputs);
+                Some(())
+            }
             Work::Step(step) => self.narrow_experts(op, step),
             Work::StoreKv(store) => self.store_kv(op, store),
         };
@@ -302,7 +305,7 @@ impl Lowering<'_> {
             choices: Some(choices(ChoicesKind::Each)),
             early: self.target.overlap,
         };
-        let label = self.label(op, "experts gate+up");
+        let label = op_label(op, "experts gate+up");
         self.call(&label, op.rows, kernel);
         let part = GemvPart {
             out: Place::Value(out),
@@ -325,7 +328,7 @@ impl Lowering<'_> {
             choices: Some(choices(ChoicesKind::Summed)),
             early: self.target.overlap,
         };
-        let label = self.label(op, "experts down");
+        let label = op_label(op, "experts down");
         self.call(&label, op.rows, kernel);
         Some(())
     }
@@ -348,7 +351,7 @@ impl Lowering<'_> {
             kv_heads: slot.kv_heads,
             head_dim: slot.head_dim,
         };
-        let label = self.label(op, "store");
+        let label = op_label(op, "store");
         self.call(&label, op.rows, kernel);
         Some(())
     }

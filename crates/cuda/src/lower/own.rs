@@ -7,7 +7,7 @@ use carat_model::{
 };
 
 use super::{
-    Lowering, ScratchBytes,
+    Lowering, ScratchBytes, op_label,
     wide::{Kind, Target},
 };
 use crate::{
@@ -169,7 +169,7 @@ impl Lowering<'_> {
         let groups = Groups { experts, top_k };
         let route = Place::Value(route);
         let places = self.group_places(groups);
-        let label = self.label(op, "experts");
+        let label = op_label(op, "experts");
         self.call(
             &label,
             op.rows,

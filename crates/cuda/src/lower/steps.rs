@@ -137,7 +137,7 @@ impl Lowering<'_> {
                 let experts = self.weights.matrix(w).rows;
                 if experts > MOST_EXPERTS {
                     return Err(BackendError::Unsupported {
-                        what: format!("{}: {experts} experts, at most {MOST_EXPERTS}", label),
+                        what: format!("{label}: {experts} experts, at most {MOST_EXPERTS}"),
                     });
                 }
                 let scores = self.scratch_floats("router scores", experts);

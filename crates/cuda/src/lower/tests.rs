@@ -5,199 +5,232 @@ use carat_model::{
     Model,
     backend::KvGroup,
     gemma4,
-    plan::{Builder, Rope, Rows, SlotSpec, Step},
+    plan::{Builder, SlotSpec},
+    synthetic::ByKind,
 };
 use carat_testkit::tiny::{Tiny, Variant};
 use expect_test::expect;
 
 use super::*;
-use crate::kernel;
+use crate::{kernel, weights::Form};
+
+/// Rows of a narrow and of a wide batch.
+const NARROW: usize = 4;
+const WIDE: usize = 100;
 
 fn model(variant: Variant) -> Model {
     Tiny::new(variant, QuantType::Q4_0).model()
 }
 
-fn lowered(model: &Model, fusion: Fusion) -> Lowered {
+fn library(rows: usize) -> Target {
+    Target {
+        products: Products::Library,
+        ..Target::hopper(Fusion::On, rows)
+    }
+}
+
+fn portable(rows: usize) -> Target {
+    Target {
+        hopper: false,
+        ..Target::hopper(Fusion::On, rows)
+    }
+}
+
+/// Every way to lower a plan.
+fn targets() -> [Target; 5] {
+    [
+        Target::hopper(Fusion::Off, WIDE),
+        Target::hopper(Fusion::On, NARROW),
+        Target::hopper(Fusion::On, WIDE),
+        portable(WIDE),
+        library(WIDE),
+    ]
+}
+
+fn lowered(model: &Model, target: Target) -> Vec<Call> {
     let plan = gemma4::plan(model);
-    lower(&plan, &model.weights, &fuse(&plan, fusion)).expect("tiny models are supported")
+    let ops = fuse(&plan, target.fusion);
+    let class = Class::of(target.max_rows);
+    let mut scratch = Scratch::default();
+    lower(&plan, &model.weights, &ops, class, target, &mut scratch)
+        .expect("tiny models are supported")
 }
 
 /// The lines of one section.
-fn section(model: &Model, fusion: Fusion, label: &str) -> String {
-    let plan = gemma4::plan(model);
-    let text = listing(&plan, &model.weights, fusion).unwrap();
+fn section(model: &Model, target: Target, label: &str) -> String {
+    let text = list(&gemma4::plan(model), &model.weights, target).unwrap();
     let lines: Vec<&str> = text.lines().filter(|l| l.starts_with(label)).collect();
     lines.join("\n")
 }
 
 #[test]
-fn a_layer_in_single_steps() {
-    let text = section(&model(Variant::Dense12b), Fusion::Off, "L0");
+fn a_layer_in_plain_steps() {
+    let target = Target::hopper(Fusion::Off, NARROW);
+    let text = section(&model(Variant::Dense12b), target, "L0");
     expect![[r#"
-        L0.attn.norm         all     norm_rows              %0 -> %1
-        L0.attn.linear       all     linear_8.q4_0          %1 -> %2
-        L0.attn.linear       all     linear_8.q4_0          %1 -> %3
-        L0.attn.norm         all     norm_rows              %2 -> %4
-        L0.attn.rope         all     rope                   %4 -> %5
-        L0.attn.norm         all     norm_rows              %3 -> %6
-        L0.attn.store_kv     all     store_kv               %5 %6 ->
-        L0.attn.linear       all     linear_8.q4_0          %1 -> %7
-        L0.attn.norm         all     norm_rows              %7 -> %8
-        L0.attn.rope         all     rope                   %8 -> %9
-        L0.attn.attend       all     attend.1               %9 -> %10
-        L0.attn.linear       all     linear_8.q4_0          %10 -> %11
-        L0.attn.norm         all     norm_rows              %11 -> %12
-        L0.attn.add          all     add_values             %0 %12 -> %13
-        L0.ffn.norm          all     norm_rows              %13 -> %14
-        L0.ffn.linear        all     linear_8.q4_0          %14 -> %15
-        L0.ffn.linear        all     linear_8.q4_0          %14 -> %16
-        L0.ffn.gelu_mul      all     gelu_mul               %15 %16 -> %17
-        L0.ffn.linear        all     linear_8.q4_0          %17 -> %18
-        L0.ffn.norm          all     norm_rows              %18 -> %19
-        L0.ffn.add           all     add_values             %13 %19 -> %20
-        L0.ffn.scale         all     scale                  %20 -> %21"#]]
+        L0.attn.norm               all     norm_rows                  %0 -> %1
+        L0.attn.linear             all     linear_8.q4_0              %1 -> %2
+        L0.attn.linear             all     linear_8.q4_0              %1 -> %3
+        L0.attn.linear             all     linear_8.q4_0              %1 -> %4
+        L0.attn.norm               all     norm_rows                  %3 -> %5
+        L0.attn.rope               all     rope                       %5 -> %6
+        L0.attn.norm               all     norm_rows                  %4 -> %7
+        L0.attn.store_kv           all     store_kv                   %6 %7 ->
+        L0.attn.norm               all     norm_rows                  %2 -> %8
+        L0.attn.rope               all     rope                       %8 -> %9
+        L0.attn.attend             all     attend                     %9 -> %10
+        L0.attn.linear             all     linear_8.q4_0              %10 -> %11
+        L0.attn.norm               all     norm_rows                  %11 -> %12
+        L0.attn.add                all     add_values                 %0 %12 -> %13
+        L0.ffn.norm                all     norm_rows                  %13 -> %14
+        L0.ffn.linear              all     linear_8.q4_0              %14 -> %15
+        L0.ffn.linear              all     linear_8.q4_0              %14 -> %16
+        L0.ffn.gelu_mul            all     gelu_mul                   %15 %16 -> %17
+        L0.ffn.linear              all     linear_8.q4_0              %17 -> %18
+        L0.ffn.norm                all     norm_rows                  %18 -> %19
+        L0.ffn.add                 all     add_values                 %13 %19 -> %20
+        L0.ffn.scale               all     scale                      %20 -> %21"#]]
     .assert_eq(&text);
 }
 
 #[test]
-fn a_layer_fused() {
-    let text = section(&model(Variant::Dense12b), Fusion::On, "L0");
+fn a_layer_of_few_rows() {
+    let target = Target::hopper(Fusion::On, NARROW);
+    let text = section(&model(Variant::Dense12b), target, "L0");
     expect![[r#"
-        L0.attn.norm         all     norm_rows              %0 -> %1
-        L0.attn.linear       all     linear_8.q4_0          %1 -> %2
-        L0.attn.linear       all     linear_8.q4_0          %1 -> %3
-        L0.attn.store_kv     all     norm_rope_store        %2 %3 ->
-        L0.attn.linear       all     linear_8.q4_0          %1 -> %7
-        L0.attn.rope         all     norm_rope              %7 -> %9
-        L0.attn.attend       all     attend.1               %9 -> %10
-        L0.attn.linear       all     linear_8.q4_0          %10 -> %11
-        L0.ffn.norm          all     norm_add_norm          %11 %0 -> %13 %14
-        L0.ffn.linear        all     linear_8.q4_0          %14 -> %15
-        L0.ffn.linear        all     linear_8.q4_0          %14 -> %16
-        L0.ffn.gelu_mul      all     gelu_mul               %15 %16 -> %17
-        L0.ffn.linear        all     linear_8.q4_0          %17 -> %18"#]]
+        L0.attn_q+attn_k+attn_v    all     gemv_4.q4.normed           %0 -> %2 %3 %4
+        L0.attend sliding          all     attend_narrow              %2 %3 %4 -> s0 s1 %10
+        L0.attn_output             all     gemv_4.q4.plain            %10 -> %11
+        L0.ffn_gate+ffn_up         all     gemv_4.q4.normed           %11 %0 -> %13 %17
+        L0.ffn_down                all     gemv_4.q4.plain            %17 -> %18"#]]
     .assert_eq(&text);
 }
 
 #[test]
-fn a_layer_with_per_layer_inputs_and_shared_kv_fused() {
-    let model = model(Variant::E2b);
-    let last = model.config.layers.len() - 1;
-    let text = section(&model, Fusion::On, &format!("L{last}"));
+fn a_layer_of_few_rows_with_per_layer_inputs_and_shared_kv() {
+    let target = Target::hopper(Fusion::On, NARROW);
+    let text = section(&model(Variant::E2b), target, "L5");
     expect![[r#"
-        L5.attn.norm         sampled norm_add_norm          %137 %134 -> %140 %141
-        L5.attn.linear       sampled linear_8.q4_0          %141 -> %142
-        L5.attn.rope         sampled norm_rope              %142 -> %144
-        L5.attn.attend       sampled attend.1               %144 -> %145
-        L5.attn.linear       sampled linear_8.q4_0          %145 -> %146
-        L5.ffn.norm          sampled norm_add_norm          %146 %140 -> %148 %149
-        L5.ffn.linear        sampled linear_8.q4_0          %149 -> %150
-        L5.ffn.linear        sampled linear_8.q4_0          %149 -> %151
-        L5.ffn.gelu_mul      sampled gelu_mul               %150 %151 -> %152
-        L5.ffn.linear        sampled linear_8.q4_0          %152 -> %153
-        L5.ffn.add           sampled norm_add               %153 %148 -> %155
-        L5.ple.linear        sampled linear_8.f32           %155 -> %156
-        L5.ple.gelu_mul      sampled gelu_mul               %156 %99 -> %157
-        L5.ple.linear        sampled linear_8.f32           %157 -> %158"#]]
+        L5.attn_q                  sampled gemv_4.q4.normed           %137 %134 -> %140 %142
+        L5.attend full             sampled attend_narrow              %142 -> s0 s1 %145
+        L5.attn_output             sampled gemv_4.q4.plain            %145 -> %146
+        L5.ffn_gate+ffn_up         sampled gemv_4.q4.normed           %146 %140 -> %148 %152
+        L5.ffn_down                sampled gemv_4.q4.plain            %152 -> %153
+        L5.inp_gate                sampled gemv_4.f32.normed          %153 %148 %99 -> %155 %157
+        L5.proj                    sampled gemv_4.f32.plain           %157 -> %158"#]]
     .assert_eq(&text);
 }
 
 #[test]
-fn a_layer_with_experts_fused() {
-    let text = section(&model(Variant::Moe26b), Fusion::On, "L0.ffn");
+fn a_layer_of_many_rows_by_our_own_products() {
+    let text = section(&model(Variant::Dense12b), portable(WIDE), "L0");
     expect![[r#"
-        L0.ffn.norm          all     norm_add_norm          %11 %0 -> %13 %14
-        L0.ffn.linear        all     linear_8.q4_0          %14 -> %15
-        L0.ffn.linear        all     linear_8.q4_0          %14 -> %16
-        L0.ffn.gelu_mul      all     gelu_mul               %15 %16 -> %17
-        L0.ffn.linear        all     linear_8.q4_0          %17 -> %18
-        L0.ffn.norm          all     norm_rows              %18 -> %19
-        L0.ffn.norm          all     norm_rows              %13 -> %20
-        L0.ffn.scale         all     scale                  %20 -> %21
-        L0.ffn.route         all     linear_8.f32           %21 -> s0
-        L0.ffn.route         all     route                  s0 -> %22
-        L0.ffn.norm          all     norm_rows              %13 -> %23
-        L0.ffn.experts       all     experts_linear.q4_0    %23 %22 -> s0
-        L0.ffn.experts       all     experts_linear.q4_0    %23 %22 -> s1
-        L0.ffn.experts       all     gelu_mul               s0 s1 -> s0
-        L0.ffn.experts       all     experts_linear.q4_0    s0 %22 -> s2
-        L0.ffn.experts       all     experts_sum            s2 %22 -> %24
-        L0.ffn.norm          all     norm_add_norm          %24 %19 -> %26 %27
-        L0.ffn.add           all     add_values             %13 %27 -> %28
-        L0.ffn.scale         all     scale                  %28 -> %29"#]]
+        L0.norm                    all     norm_wide                  %0 -> s0 s1 s2
+        L0.attn_q+attn_k+attn_v    all     gemm_128.q4.f32.dense      s0 s1 s2 -> s3
+        L0.qkv norm rope           all     qkv_wide                   s3 -> s9
+        L0.attend sliding          all     attend_wide.OUT_Q8         s9 -> s6 s7 s8
+        L0.attn_output             all     gemm_128.q4.f32.dense      s6 s7 s8 -> %11
+        L0.norm                    all     norm_add_wide              %11 %0 -> %13 s0 s1 s2
+        L0.ffn_gate+ffn_up         all     gemm_128.q4.gelu_pair.dense s0 s1 s2 -> s10 s11 s12
+        L0.ffn_down                all     gemm_128.q4.f32.dense      s10 s11 s12 -> %18"#]]
     .assert_eq(&text);
 }
 
 #[test]
-fn launches_a_model() {
-    let mut counts = Vec::new();
+fn a_layer_of_many_rows_by_the_library() {
+    let text = section(&model(Variant::E2b), library(WIDE), "L1");
+    expect![[r#"
+        L1.norm                    all     norm_add_wide              %29 %26 -> %32 s1
+        L1.attn_q+attn_k+attn_v    all     cublaslt                   s1 -> s2
+        L1.qkv norm rope           all     qkv_wide                   s2 -> s4
+        L1.attend full             all     attend_wide.OUT_F16        s4 -> s3
+        L1.attn_output             all     cublaslt                   s3 -> %43
+        L1.norm                    all     norm_add_wide              %43 %32 -> %45 s1
+        L1.ffn_gate+ffn_up         all     cublaslt                   s1 -> s5
+        L1.gelu                    all     gelu_mul_wide              s5 -> s6 s7
+        L1.ffn_down                all     cublaslt                   s6 -> %50
+        L1.norm                    all     norm_add_wide              %50 %45 s7 -> %52 s1
+        L1.inp_gate                all     cublaslt                   s1 -> s8
+        L1.gelu                    all     convert_gelu_mul           s8 %6 -> s9
+        L1.proj                    all     cublaslt                   s9 -> %55"#]]
+    .assert_eq(&text);
+}
+
+#[test]
+fn experts_of_few_rows_and_of_many() {
+    let model = model(Variant::Moe26b);
+    let narrow = section(&model, Target::hopper(Fusion::On, NARROW), "L0.experts");
+    expect![[r#"
+        L0.experts gate+up         all     gemv_chosen.q4.plain       %23 %22 -> s3
+        L0.experts down            all     gemv_chosen.q4.plain       s3 %22 -> %24"#]]
+    .assert_eq(&narrow);
+    let wide = section(&model, library(WIDE), "L0.experts");
+    expect![[r#"
+        L0.experts                 all     expert_tiles_64            %22 -> s8 s9 s10
+        L0.experts                 all     convert_values             %23 -> s11 s12 s13
+        L0.experts                 all     gemm_64.q4.gelu_pair.grouped s11 s12 s13 s8 s9 s10 -> s14 s15 s16
+        L0.experts                 all     gemm_64.q4.f32.grouped     s14 s15 s16 s8 s9 s10 -> s19
+        L0.experts                 all     experts_sum                s19 %22 -> %24"#]].assert_eq(&wide);
+}
+
+/// The public listing is that of our own products.
+#[test]
+fn a_listing_is_of_as_many_rows_as_asked_for() {
+    let model = model(Variant::E4b);
+    let plan = gemma4::plan(&model);
+    for rows in [NARROW, WIDE] {
+        let text = listing(&plan, &model.weights, Fusion::On, rows).unwrap();
+        let calls = lowered(&model, Target::hopper(Fusion::On, rows));
+        assert_eq!(text.lines().count(), calls.len());
+    }
+}
+
+#[test]
+fn launches_a_layer() {
+    let mut counts = String::new();
     for variant in Variant::ALL {
         let model = model(variant);
-        let launches = |fusion| lowered(&model, fusion).calls.len();
-        counts.push((variant, launches(Fusion::Off), launches(Fusion::On)));
+        let layers = model.config.layers.len();
+        let launches = |target| {
+            let calls = lowered(&model, target);
+            let of_layers = calls.iter().filter(|c| c.label.starts_with('L'));
+            of_layers.count() as f64 / layers as f64
+        };
+        let [plain, narrow, _, own, library] = targets().map(launches);
+        let name = format!("{variant:?}");
+        writeln!(
+            counts,
+            "{name:<8} plain {plain:.1}, narrow {narrow:.1}, wide: own {own:.1}, library {library:.1}"
+        )
+        .unwrap();
     }
     expect![[r#"
-        [
-            (
-                E2b,
-                169,
-                115,
-            ),
-            (
-                E4b,
-                163,
-                112,
-            ),
-            (
-                Dense12b,
-                71,
-                44,
-            ),
-            (
-                Moe26b,
-                110,
-                86,
-            ),
-            (
-                Dense31b,
-                71,
-                44,
-            ),
-        ]
+        E2b      plain 26.5, narrow 8.3, wide: own 13.7, library 14.7
+        E4b      plain 25.5, narrow 8.3, wide: own 13.7, library 14.7
+        Dense12b plain 22.3, narrow 6.7, wide: own 10.0, library 11.0
+        Moe26b   plain 35.3, narrow 17.7, wide: own 24.0, library 25.0
+        Dense31b plain 22.3, narrow 6.7, wide: own 10.0, library 11.0
     "#]]
-    .assert_debug_eq(&counts);
-}
-
-#[test]
-fn ops_cover_all_steps_in_order() {
-    for variant in Variant::ALL {
-        let plan = gemma4::plan(&model(variant));
-        for fusion in [Fusion::On, Fusion::Off] {
-            let mut next = 0;
-            for op in fuse(&plan, fusion) {
-                assert_eq!(op.steps.start, next);
-                next = op.steps.end;
-            }
-            assert_eq!(next, plan.steps.len());
-        }
-    }
+    .assert_eq(&counts);
 }
 
 #[test]
 fn everything_is_written_before_it_is_read() {
     for variant in Variant::ALL {
-        let model = model(variant);
-        let plan = gemma4::plan(&model);
-        for fusion in [Fusion::On, Fusion::Off] {
-            let mut written = HashSet::new();
-            for call in lowered(&model, fusion).calls {
-                for place in call.kernel.reads() {
-                    assert!(written.contains(&place), "{}: {place}", call.label);
+        for quant in [QuantType::Q4_0, QuantType::F32, QuantType::Q5_1] {
+            let model = Tiny::new(variant, quant).model();
+            let plan = gemma4::plan(&model);
+            for target in targets() {
+                let mut written = HashSet::new();
+                for call in lowered(&model, target) {
+                    for place in call.reads() {
+                        assert!(written.contains(&place), "{}: {place}", call.label);
+                    }
+                    written.extend(call.writes());
                 }
-                written.extend(call.kernel.writes());
+                assert!(written.contains(&Place::Value(plan.logits)));
+                assert!(written.contains(&Place::Value(plan.hidden)));
             }
-            assert!(written.contains(&Place::Value(plan.logits)));
-            assert!(written.contains(&Place::Value(plan.hidden)));
         }
     }
 }
@@ -205,14 +238,20 @@ fn everything_is_written_before_it_is_read() {
 #[test]
 fn whatever_is_chosen_is_among_the_kernels_compiled_ahead() {
     let all: HashSet<_> = kernel::all().into_iter().collect();
+    let hopper: HashSet<_> = kernel::hopper().into_iter().collect();
     for variant in Variant::ALL {
         for quant in QuantType::all() {
             let model = Tiny::new(variant, quant).model();
-            for fusion in [Fusion::On, Fusion::Off] {
-                for call in lowered(&model, fusion).calls {
-                    let chosen = call.kernel.specialization();
-                    assert!(all.contains(&chosen), "{chosen}");
-                    let grid = call.kernel.grid(5000);
+            for target in targets() {
+                let calls = lowered(&model, target);
+                for kernel in calls.iter().filter_map(Call::kernel) {
+                    let chosen = kernel.specialization();
+                    // Made for numbers of heads; those of published models are below.
+                    let ahead = chosen.kernel == "attend_narrow"
+                        || all.contains(&chosen)
+                        || target.hopper && hopper.contains(&chosen);
+                    assert!(ahead, "{chosen}");
+                    let grid = kernel.grid(target.max_rows);
                     assert!(grid.entry < chosen.entries.len());
                     assert!(grid.threads <= 1024 && grid.threads % 32 == 0);
                     assert!(grid.blocks.1 <= 65535, "{chosen}: {grid:?}");
@@ -223,31 +262,67 @@ fn whatever_is_chosen_is_among_the_kernels_compiled_ahead() {
 }
 
 #[test]
-fn a_value_with_another_reader_is_not_fused_away() {
-    let model = model(Variant::Dense12b);
-    let weight = model.output_norm;
-    let p = Builder::new(&model.weights);
-    let x = p.embed(model.embedding, 1.0, Rows::All);
-    let normed = p.norm(x, weight, 1e-6);
-    let sum = p.add(x, normed);
-    let plan = p.finish(normed, sum);
-    let ops = fuse(&plan, Fusion::On);
-    assert!(ops.iter().all(|op| matches!(op.work, Work::Step(_))));
+fn attention_of_published_models_is_compiled_ahead() {
+    let all: HashSet<_> = kernel::all().into_iter().collect();
+    // Query heads, then KV heads of sliding and of full layers.
+    for (variant, heads, sliding, full) in [
+        (Variant::E2b, 8, 1, 1),
+        (Variant::E4b, 8, 2, 2),
+        (Variant::Dense12b, 16, 8, 1),
+        (Variant::Moe26b, 16, 8, 2),
+        (Variant::Dense31b, 32, 16, 4),
+    ] {
+        let mut tiny = Tiny::new(variant, QuantType::Q8_0);
+        tiny.shape.heads = heads;
+        tiny.shape.kv_heads = ByKind { sliding, full };
+        tiny.shape.head_dim = ByKind {
+            sliding: 256,
+            full: 512,
+        };
+        let calls = lowered(&tiny.model(), Target::hopper(Fusion::On, NARROW));
+        let specializations = calls.iter().filter_map(Call::kernel);
+        let chosen: HashSet<_> = specializations
+            .map(Kernel::specialization)
+            .filter(|s| s.kernel == "attend_narrow")
+            .collect();
+        assert_eq!(chosen.len(), 2, "{variant:?}");
+        assert!(chosen.is_subset(&all), "{variant:?}: {chosen:?}");
+    }
 }
 
+/// No format and no variant leaves a product of a fused plan to the plain kernel.
 #[test]
-fn a_scale_whose_input_is_kept_stays_a_step() {
-    let model = model(Variant::Dense12b);
-    let p = Builder::new(&model.weights);
-    let x = p.embed(model.embedding, 1.0, Rows::All);
-    let sum = p.add(x, p.norm(x, model.output_norm, 1e-6));
-    let scaled = p.scale(sum, 0.5);
-    let plan = p.finish(sum, scaled);
-    let works: Vec<bool> = fuse(&plan, Fusion::On)
-        .iter()
-        .map(|op| matches!(op.work, Work::NormAdd { by: 1.0, .. }))
-        .collect();
-    assert_eq!(works, [false, true, false]);
+fn no_product_falls_back() {
+    for variant in Variant::ALL {
+        for quant in QuantType::all() {
+            let model = Tiny::new(variant, quant).model();
+            for target in &targets()[1..] {
+                let calls = lowered(&model, *target);
+                let plain = calls.iter().filter(|call| {
+                    let kernel = call.kernel().map(|k| k.specialization().kernel);
+                    // Scores of experts decide, so they stay f32.
+                    kernel == Some("linear") && !call.label.contains("route")
+                });
+                let labels: Vec<&str> = plain.map(|call| call.label.as_str()).collect();
+                assert!(labels.is_empty(), "{variant:?} {quant}: {labels:?}");
+            }
+        }
+    }
+}
+
+/// Weights are not loaded twice for the two classes where one form serves both.
+#[test]
+fn our_own_products_share_weights_between_classes() {
+    let model = model(Variant::E4b);
+    let forms = |target| -> HashSet<Packed> {
+        let calls = lowered(&model, target);
+        calls.iter().flat_map(Call::weights).collect()
+    };
+    let narrow = forms(Target::hopper(Fusion::On, NARROW));
+    let wide = forms(portable(WIDE));
+    let packed = |p: &&Packed| p.form == Form::Panels;
+    let only_wide: Vec<&Packed> = wide.difference(&narrow).filter(packed).collect();
+    assert!(only_wide.is_empty(), "{only_wide:?}");
 }
 
 #[test]
@@ -266,26 +341,24 @@ fn head_sizes_no_kernel_takes_are_refused_by_name() {
     let out = p.attend(q, slot);
     let mut plan = p.finish(out, out);
     plan.slots[0].head_dim = head_dim;
-    let refused = lower(&plan, &model.weights, &fuse(&plan, Fusion::On));
-    let text = refused.unwrap_err().to_string();
-    assert_eq!(
-        text,
-        format!("odd.attend: heads of {head_dim} are not among those the attention kernel takes")
-    );
+    for target in targets() {
+        let refused = list(&plan, &model.weights, target);
+        let text = refused.unwrap_err().to_string();
+        let expected = format!(
+            "odd.attend: heads of {head_dim} are not among those the attention kernel takes"
+        );
+        assert_eq!(text, expected);
+    }
 }
 
 #[test]
-fn heads_of_another_size_than_their_rope_are_not_fused() {
-    let model = model(Variant::Dense12b);
-    let p = Builder::new(&model.weights);
-    let x = p.embed(model.embedding, 1.0, Rows::All);
-    let half = model.config.dim / 2;
-    let rope = p.rope_table(Rope {
-        head_dim: half,
-        frequencies: vec![0.1; half / 2],
-    });
-    let turned = p.rope(p.norm(x, model.output_norm, 1e-6), rope);
-    let plan = p.finish(turned, turned);
-    let ops = fuse(&plan, Fusion::On);
-    assert!(matches!(ops[1].work, Work::Step(Step::Norm { .. })));
+fn scratch_of_one_name_is_as_large_as_its_largest_use() {
+    let mut scratch = Scratch::default();
+    let bytes = |per_row, fixed| ScratchBytes { per_row, fixed };
+    let a = scratch.place("a", bytes(4, 100));
+    let b = scratch.place("b", bytes(1, 0));
+    assert_ne!(a, b);
+    assert_eq!(scratch.place("a", bytes(8, 10)), a);
+    let sizes: Vec<ScratchBytes> = scratch.sizes().collect();
+    assert_eq!(sizes, [bytes(8, 100), bytes(1, 0)]);
 }

@@ -11,7 +11,7 @@ use carat_model::{
     plan::{Plan, Rows, Step, Value},
 };
 
-use super::{Call, Launch, LibraryProduct, Lowering, Products};
+use super::{Call, Launch, LibraryProduct, Lowering, Products, op_label};
 use crate::{
     cublaslt::Out,
     fuse::{Attend, Input, NormAdd, Op, Part, Product, RowNorm, StoreKv, Then, Work},
@@ -82,7 +82,10 @@ impl Lowering<'_> {
             Work::NormAdd(norm_add) => self.wide_norm_add(op, norm_add),
             Work::StoreKv(store) => self.wide_qkv(op, None, Some(store)),
             Work::Attend(attend) => self.wide_attend(op, attend),
-            Work::LayerInputs(inputs) => self.layer_inputs(op, inputs),
+            Work::LayerInputs(inputs) => {
+                self.layer_inputs(op, inputs);
+                Some(())
+            }
             Work::Step(Step::Norm { .. }) => self.wide_norm(op),
             Work::Step(step) => self.wide_experts(op, step),
         };
@@ -153,7 +156,7 @@ impl Lowering<'_> {
         if columns > NORM_MOST_COLUMNS || !columns.is_multiple_of(4) {
             return None;
         }
-        let label = self.label(op, "norm");
+        let label = op_label(op, "norm");
         let kernel = NormAddWide {
             x: Place::Value(norm_add.norm.x),
             factor: self.wide.factors.get(&norm_add.norm.x).copied(),
@@ -197,7 +200,7 @@ impl Lowering<'_> {
                 form: None,
             },
         };
-        let label = self.label(op, "norm");
+        let label = op_label(op, "norm");
         self.call(&label, op.rows, kernel);
         Some(())
     }
@@ -225,7 +228,7 @@ impl Lowering<'_> {
                     columns,
                     out: form,
                 };
-                let label = self.label(op, "convert");
+                let label = op_label(op, "convert");
                 self.call(&label, op.rows, kernel);
                 self.wide.made.insert(x, made(form));
                 // The buffer is another value's from the next one on.
@@ -249,7 +252,7 @@ impl Lowering<'_> {
                         form: Some(form),
                     },
                 };
-                let label = self.label(op, "norm");
+                let label = op_label(op, "norm");
                 self.call(&label, op.rows, kernel);
                 Some(made(form))
             }
@@ -385,7 +388,7 @@ impl Lowering<'_> {
                     out: halves,
                     factor,
                 };
-                let label = self.label(op, "gelu");
+                let label = op_label(op, "gelu");
                 self.call(&label, op.rows, kernel);
                 let made = Made {
                     form: Form::F16(halves),
@@ -445,7 +448,7 @@ impl Lowering<'_> {
             columns,
             out: form,
         };
-        let label = self.label(op, "gelu");
+        let label = op_label(op, "gelu");
         self.call(&label, op.rows, kernel);
         let made = Made { form, factor: None };
         self.wide.made.insert(out, made);
@@ -559,7 +562,7 @@ impl Lowering<'_> {
             heads: self.plan.slot(s.slot).kv_heads,
             slot: s.slot,
         });
-        let label = self.label(op, "qkv norm rope");
+        let label = op_label(op, "qkv norm rope");
         let mut call = |at: Columns, queries, keys_values| {
             let kernel = QkvWide {
                 x: at.of,
@@ -618,12 +621,11 @@ impl Lowering<'_> {
             },
         };
         let q = self.scratch("queries", 2 * columns);
-        let (kernel, form) = match self.attend_kernel(op, attend, q, wanted) {
-            Some(kernel) => (kernel, form),
-            None => {
-                let out = AttendOut::F32(Place::Value(attend.out));
-                (self.attend_kernel(op, attend, q, out)?, None)
-            }
+        let (kernel, form) = if let Some(kernel) = self.attend_kernel(op, attend, q, wanted) {
+            (kernel, form)
+        } else {
+            let out = AttendOut::F32(Place::Value(attend.out));
+            (self.attend_kernel(op, attend, q, out)?, None)
         };
         self.wide_qkv(op, Some((attend, q)), attend.store.as_ref())?;
         let label = self.attend_label(op, attend);

@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     config::Tier,
     device::{Buffer, Module},
-    kernel::{TablesAt, norm_rope, norm_threads},
+    kernel::{TablesAt, norm_rope_store, norm_threads},
     launch::launch,
     testing::{Card, at, normals, relative_error},
 };
@@ -361,15 +361,12 @@ fn plainly_stored(card: &Card, case: &Case, batch: &Batch, ready: &Ready) -> [Ve
         ..
     } = case.heads;
     let (keys, values) = (card.upload(&batch.keys), card.upload(&batch.values));
-    let module = card.load(&norm_rope::specialization());
-    let grid = Grid {
-        entry: 1,
-        ..Grid::new((1, kv_heads), norm_threads(head_dim))
-    };
+    let module = card.load(&norm_rope_store::specialization());
+    let grid = Grid::new((1, kv_heads), norm_threads(head_dim));
     for r in 0..batch.rows.len() {
         let one = card.upload(&[1u32, r as u32]);
         let row = |address: Address| address.offset(4 * r * batch.stride);
-        let params = norm_rope::NormRopeParams {
+        let params = norm_rope_store::NormRopeStoreParams {
             rows: RowsAt {
                 count: one.address(),
                 index: at::<u32>(&one, 1),
@@ -380,15 +377,14 @@ fn plainly_stored(card: &Card, case: &Case, batch: &Batch, ready: &Ready) -> [Ve
                 ..ready.params.slot
             },
             places: ready.params.places,
-            x: row(ready.params.k),
-            weight: ready.params.k_weight,
+            k: row(ready.params.k),
+            k_weight: ready.params.k_weight,
             v: row(ready.params.v),
             v_weight: Address::NULL,
             frequencies: ready.params.frequencies,
-            out: Address::NULL,
             columns: (kv_heads * head_dim) as u32,
             head_dim: head_dim as u32,
-            eps: EPS,
+            k_eps: EPS,
             v_eps: EPS,
         };
         card.run(&module, grid, &params.bytes());

@@ -175,6 +175,10 @@ impl Case {
     }
 
     /// Runs it and compares. Gives the first part's rows.
+    #[expect(
+        clippy::too_many_lines,
+        reason = "operands, params and expectations of every kind of case, in that order"
+    )]
     fn check(&self, card: &Card) -> Vec<f32> {
         let Case { columns, rows, .. } = *self;
         let bucket = rows.next_power_of_two();
@@ -183,7 +187,9 @@ impl Case {
         let some_rows = |seed: u64, size: f32| {
             let mut values: Vec<f32> =
                 normals(seed, MOST_ROWS * columns)[..rows * columns].to_vec();
-            values.iter_mut().for_each(|v| *v *= size);
+            for value in &mut values {
+                *value *= size;
+            }
             values.resize(bucket * columns, f32::NAN);
             values
         };
@@ -266,9 +272,10 @@ impl Case {
                 first: first as u32,
                 rows: self.parts[i] as u32,
             };
-            first += match is_panel {
-                true => self.parts[i].next_multiple_of(panels::STRIP),
-                false => self.parts[i],
+            first += if is_panel {
+                self.parts[i].next_multiple_of(panels::STRIP)
+            } else {
+                self.parts[i]
             };
         }
         let module = card.load(&specialization(
@@ -348,10 +355,8 @@ impl Case {
                 "{self:?} part {i}: {error} of exact, {of_plain} of plain"
             );
             // Few outputs may be unlucky; weights of norms and GELU may add to the error.
-            let bound = match rows * n >= 100 && self.epilogue + self.prologue == 0 {
-                true => 8e-3,
-                false => 3e-2,
-            };
+            let many = rows * n >= 100 && self.epilogue + self.prologue == 0;
+            let bound = if many { 8e-3 } else { 3e-2 };
             assert!(of_plain < bound, "{self:?} part {i}: {of_plain}");
             assert!(
                 found[rows * n..].iter().all(|v| v.is_nan()),
@@ -467,6 +472,7 @@ fn gemv_blocks_take_many_strips_and_long_rows() {
 
 #[test]
 #[ignore = "needs a card"]
+#[expect(clippy::too_many_lines, reason = "two products, one after the other")]
 fn gemv_multiplies_with_chosen_matrices() {
     let card = Card::open(Tier::Best);
     let (experts, top_k, dim, width) = (5, 3, 320, 192);

@@ -1,4 +1,4 @@
-//! Twin of `kernels/norm_rope.cu`.
+//! Twin of `kernels/norm_rope_store.cu`.
 
 use carat_model::{
     plan::{KvSlot, RopeId},
@@ -17,83 +17,28 @@ use crate::{
 pub(crate) const MOST_HEAD_DIM: usize = 512;
 
 params! {
-    pub(super) struct NormRopeParams {
+    pub(super) struct NormRopeStoreParams {
         rows: RowsAt,
         places: PlacesAt,
         slot: SlotAt,
-        x: Address,
-        weight: Address,
+        k: Address,
+        k_weight: Address,
         v: Address,
         v_weight: Address,
         frequencies: Address,
-        out: Address,
         columns: u32,
         head_dim: u32,
-        eps: f32,
+        k_eps: f32,
         v_eps: f32,
     }
 }
 
 pub(super) fn specialization() -> Specialization {
     Specialization {
-        kernel: "norm_rope",
-        entries: &["norm_rope", "norm_rope_store"],
+        kernel: "norm_rope_store",
+        entries: &["norm_rope_store"],
         constants: vec![],
-        params_bytes: NormRopeParams::BYTES,
-    }
-}
-
-/// `out = rope(norm(x))`, head by head.
-#[derive(Debug)]
-pub(crate) struct NormRope {
-    pub(crate) x: Place,
-    pub(crate) weight: Option<Weight>,
-    pub(crate) eps: f32,
-    pub(crate) rope: RopeId,
-    pub(crate) columns: usize,
-    pub(crate) head_dim: usize,
-    pub(crate) out: Place,
-}
-
-impl Kernel for NormRope {
-    fn specialization(&self) -> Specialization {
-        specialization()
-    }
-
-    fn grid(&self, rows: usize) -> Grid {
-        let heads = self.columns / self.head_dim;
-        Grid::new((rows, heads), norm_threads(self.head_dim))
-    }
-
-    fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
-        NormRopeParams {
-            rows,
-            places: at.batch.places,
-            slot: SlotAt::NONE,
-            x: at.place(self.x),
-            weight: at.vector(self.weight),
-            v: Address::NULL,
-            v_weight: Address::NULL,
-            frequencies: at.rope(self.rope),
-            out: at.place(self.out),
-            columns: self.columns as u32,
-            head_dim: self.head_dim as u32,
-            eps: self.eps,
-            v_eps: 0.0,
-        }
-        .bytes()
-    }
-
-    fn weights(&self) -> Vec<Packed> {
-        Packed::vectors([self.weight])
-    }
-
-    fn reads(&self) -> Vec<Place> {
-        vec![self.x]
-    }
-
-    fn writes(&self) -> Vec<Place> {
-        vec![self.out]
+        params_bytes: NormRopeStoreParams::BYTES,
     }
 }
 
@@ -118,26 +63,22 @@ impl Kernel for NormRopeStore {
     }
 
     fn grid(&self, rows: usize) -> Grid {
-        Grid {
-            entry: 1,
-            ..Grid::new((rows, self.kv_heads), norm_threads(self.head_dim))
-        }
+        Grid::new((rows, self.kv_heads), norm_threads(self.head_dim))
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
-        NormRopeParams {
+        NormRopeStoreParams {
             rows,
             places: at.batch.places,
             slot: at.slot(self.slot),
-            x: at.place(self.k),
-            weight: at.vector(self.k_weight),
+            k: at.place(self.k),
+            k_weight: at.vector(self.k_weight),
             v: at.place(self.v),
             v_weight: at.vector(self.v_weight),
             frequencies: at.rope(self.rope),
-            out: Address::NULL,
             columns: (self.kv_heads * self.head_dim) as u32,
             head_dim: self.head_dim as u32,
-            eps: self.k_eps,
+            k_eps: self.k_eps,
             v_eps: self.v_eps,
         }
         .bytes()
