@@ -319,16 +319,14 @@ impl GemvShape {
             let by_registers = 65536 / (if rows == 1 { 96 } else { 128 } * 32 * self.warps());
             by_shared.min(by_registers.max(1)) * multiprocessors
         };
-        // How much of the bandwidth this many blocks draw.
-        let rate = |blocks: usize| {
-            let bytes = (blocks * in_flight) as f64 / (36e3 * multiprocessors as f64);
-            let wide = blocks as f64 / (0.6 * multiprocessors as f64);
-            bytes.min(wide).min(1.0)
-        };
+        // Measured on an H200: the more bytes are in flight the more of the bandwidth is drawn, whichever multiprocessor has
+        // them; yet one that has more blocks than others is a little late.
         let cost = |blocks: usize| {
             let (most, blocks) = (granules.div_ceil(blocks), blocks * self.sets);
-            // All but the last block have as much.
-            (most * blocks) as f64 / rate(blocks)
+            let in_flight = (blocks * in_flight) as f64 / (36e3 * multiprocessors as f64);
+            let drawn = 1.0 - (-1.2 * in_flight).exp();
+            let latest = most * blocks.div_ceil(multiprocessors) * multiprocessors;
+            0.8 * (most * blocks) as f64 / drawn + 0.2 * latest as f64
         };
         let even = (1..=granules).map(|most| granules.div_ceil(most));
         let some = |b: &usize| (*b * self.sets).min(multiprocessors) <= resident(*b);

@@ -1,5 +1,7 @@
 //! Times of the shapes that decoding has. Launches are queued behind a long one, so that none waits for this processor.
 
+#![expect(clippy::print_stdout, reason = "timings are read by people")]
+
 use super::*;
 
 /// Measured: what reading alone reaches, bytes a second.
