@@ -4,12 +4,12 @@
 #   crates/cuda/gpu-check.sh pack          here: builds the tests and puts stripped binaries into target/gpu
 #   crates/cuda/gpu-check.sh run [quick]   there, at the root of a copy of the repository that has target/gpu
 #
-# `run` goes through single kernels, conformance and goldens, then through some small cases under compute-sanitizer, and prints a table last.
-# `quick` leaves the sanitizer out.
+# `run` goes through single kernels, conformance, goldens and a hundred thousand tokens, then through some small cases under
+# compute-sanitizer, and prints a table last. `quick` leaves the sanitizer out.
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 folder=$root/target/gpu
-tests="conformance demo golden"
+tests="conformance demo golden soak"
 
 pack() {
   cd "$root" || exit 1
@@ -59,6 +59,7 @@ run() {
   check "conformance" 240 "$folder/conformance"
   check "goldens" 240 "$folder/golden"
   check "demo model" 120 "$folder/demo"
+  check "soak" 90 "$folder/soak"
   if [ "${1:-}" != quick ]; then
     if command -v compute-sanitizer >/dev/null; then
       sanitizer=compute-sanitizer

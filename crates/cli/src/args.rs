@@ -337,6 +337,12 @@ pub(crate) struct BenchArgs {
     pub(crate) batch: Vec<usize>,
     #[arg(short = 'o', long, value_enum, default_value = "md")]
     pub(crate) output: BenchFormat,
+    /// Also show where the time of a prompt's last batch, or of one generated token, goes (needs --backend cuda)
+    #[arg(long)]
+    pub(crate) profile: bool,
+    /// With --profile: write every launch to this file, as a trace for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE", requires = "profile")]
+    pub(crate) trace: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

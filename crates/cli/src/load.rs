@@ -11,7 +11,7 @@ use carat_cuda::{CudaBackend, CudaConfig, CudaError, Tier};
 use carat_gguf::Gguf;
 use carat_model::{
     Model,
-    backend::{Backend, CompileOptions, Executor},
+    backend::{Backend, BackendError, CompileOptions, Executor},
     gemma4,
     plan::{Plan, Step},
     reference::Reference,
@@ -21,7 +21,7 @@ use crate::{
     args::{BackendName, TierName},
     fetch,
     settings::Settings,
-    terminal::{Terminal, bytes},
+    terminal::{Terminal, bytes, warn},
 };
 
 /// Aligned as a mapped file would be.
@@ -74,9 +74,15 @@ impl Loaded {
 
     pub(crate) fn compile(&self, options: &CompileOptions) -> Result<Box<dyn Executor>> {
         let weights = Arc::clone(&self.model.weights);
-        self.backend
-            .compile(&self.plan, weights, options)
-            .with_context(|| format!("cannot prepare the model on `{}`", self.backend.name()))
+        let compiled = self.backend.compile(&self.plan, weights, options);
+        let short = matches!(compiled, Err(BackendError::OutOfMemory { .. }));
+        let way_out = if short {
+            "; fewer tokens, a smaller quantization or another --backend may do"
+        } else {
+            ""
+        };
+        let name = self.backend.name();
+        compiled.with_context(|| format!("cannot prepare the model on `{name}`{way_out}"))
     }
 
     /// Brings the weights that every token reads into memory, with a bar if that takes a while: a file that was not read
@@ -136,6 +142,9 @@ pub(crate) fn backend(name: BackendName, settings: &Settings) -> Result<Box<dyn 
         BackendName::Cuda => {
             let backend = CudaBackend::new(cuda_config(settings)?)
                 .context("cannot compute with CUDA (--backend cpu runs on this machine's cores)")?;
+            if let Some(shortcoming) = backend.shortcoming() {
+                warn(shortcoming);
+            }
             Box::new(backend)
         }
     })

@@ -3,6 +3,12 @@
 // The threads of a block are fibers. They run in an order that changes from block to block, so code that relies on one
 // shows. A barrier that not all reach, or a shuffle that a lane stays away from, is reported and ends the process. Every
 // allocation ends at a page that may not be touched, so reads and writes behind it are found, too.
+//
+// What a real card would have to be broken for can be asked for in the environment:
+//   EMULATOR_FAIL_AFTER_LAUNCHES=N   launch N + 1 fails, and from then on everything does, as on a card that fell off the bus
+//   EMULATOR_MEMORY=BYTES            a smaller (or larger) card
+//   EMULATOR_CAPABILITY=75           an older (or newer) one; 0 is none at all
+//   EMULATOR_DRIVER=11040            an older driver
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -206,6 +212,33 @@ int release(uint64_t address) {
   return 0;
 }
 
+long setting(const char* name, long otherwise) {
+  const char* text = std::getenv(name);
+  return text ? std::atol(text) : otherwise;
+}
+
+size_t total() {
+  static const size_t bytes = size_t(setting("EMULATOR_MEMORY", long(TOTAL)));
+  return bytes;
+}
+
+int capability() {
+  static const int number = int(setting("EMULATOR_CAPABILITY", 90));
+  return number;
+}
+
+constexpr int LAUNCH_FAILED = 719;
+bool lost = false;
+
+// What every call that reaches a card answers first.
+int health() { return lost ? LAUNCH_FAILED : 0; }
+
+void count_launch() {
+  static long left = setting("EMULATOR_FAIL_AFTER_LAUNCHES", -1);
+  if (left == 0) lost = true;
+  if (left > 0) left--;
+}
+
 struct Module {
   void* library;
 };
@@ -234,6 +267,8 @@ int queue(std::function<int()> work) {
 }
 
 int run(const Launch& launch) {
+  count_launch();
+  if (lost) return LAUNCH_FAILED;
   emulation.block_size = {launch.threads, 1, 1};
   emulation.grid_size = {launch.x, launch.y, launch.z};
   emulation.sync_block = sync_block;
@@ -260,13 +295,14 @@ int run(const Launch& launch) {
 extern "C" {
 
 int cuInit(unsigned) { return 0; }
-int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
-int cuDeviceGetCount(int* count) { return *count = 1, 0; }
+int cuDriverGetVersion(int* version) { return *version = int(setting("EMULATOR_DRIVER", 13000)), 0; }
+int cuDeviceGetCount(int* count) { return *count = capability() > 0, 0; }
 int cuDeviceGet(int* device, int) { return *device = 0, 0; }
 int cuDeviceGetName(char* name, int length, int) { return std::snprintf(name, size_t(length), "emulated card"), 0; }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
   switch (attribute) {
-    case 75: return *value = 9, 0;               // compute capability, major; minor is 0
+    case 75: return *value = capability() / 10, 0;  // compute capability, major
+    case 76: return *value = capability() % 10, 0;  // and minor
     case 16: return *value = 4, 0;               // multiprocessors: few, so that small shapes are spread unevenly, too
     case 97: return *value = int(MOST_SHARED), 0;  // shared memory a block may ask for
     default: return *value = 0, 0;               // what we never ask for
@@ -276,33 +312,41 @@ int cuDevicePrimaryCtxRetain(void** context, int) { return *context = &emulation
 int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
 int cuCtxSetCurrent(void*) { return 0; }
 int cuCtxGetCurrent(void** context) { return *context = &emulation, 0; }
-int cuCtxSynchronize() { return 0; }
+int cuCtxSynchronize() { return health(); }
 int cuStreamCreate(void** stream, unsigned) { return *stream = &emulation, 0; }
 int cuStreamDestroy_v2(void*) { return 0; }
-int cuStreamSynchronize(void*) { return 0; }
+int cuStreamSynchronize(void*) { return health(); }
 int cuStreamWaitEvent(void*, void*, unsigned) { return 0; }
 int cuEventCreate(void** event, unsigned) { return *event = &emulation, 0; }
-int cuEventRecord(void*, void*) { return 0; }
+int cuEventRecord(void*, void*) { return health(); }
 int cuEventElapsedTime_v2(float* ms, void*, void*) { return *ms = 1, 0; }
 int cuEventElapsedTime(float* ms, void*, void*) { return *ms = 1, 0; }
-int cuEventRecordWithFlags(void*, void*, unsigned) { return 0; }
-int cuEventSynchronize(void*) { return 0; }
+int cuEventRecordWithFlags(void*, void*, unsigned) { return health(); }
+int cuEventSynchronize(void*) { return health(); }
 int cuEventDestroy_v2(void*) { return 0; }
-int cuGetErrorName(int, const char** text) { return *text = "emulated error", 0; }
-int cuGetErrorString(int, const char** text) { return *text = "an emulated error", 0; }
+int cuGetErrorName(int status, const char** text) {
+  return *text = status == LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED" : "CUDA_ERROR_UNKNOWN", 0;
+}
+int cuGetErrorString(int status, const char** text) {
+  return *text = status == LAUNCH_FAILED ? "unspecified launch failure" : "an emulated error", 0;
+}
 
 int cuMemGetInfo_v2(size_t* free, size_t* total) {
-  *total = TOTAL;
-  *free = TOTAL - held;
+  if (lost) return LAUNCH_FAILED;
+  *total = ::total();
+  *free = ::total() - held;
   return 0;
 }
 
 int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   std::lock_guard<std::mutex> guard(lock);
+  if (lost) return LAUNCH_FAILED;
+  if (bytes > total() - held) return 2;
   return allocate(address, bytes);
 }
 int cuMemFree_v2(uint64_t address) {
   std::lock_guard<std::mutex> guard(lock);
+  if (lost) return LAUNCH_FAILED;
   return release(address);
 }
 
@@ -312,9 +356,11 @@ int cuMemHostAlloc(void** start, size_t bytes, unsigned) {
 }
 int cuMemFreeHost(void* start) { return std::free(start), 0; }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void*) {
+  if (lost) return LAUNCH_FAILED;
   return std::memcpy((void*)to, from, bytes), 0;
 }
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void*) {
+  if (lost) return LAUNCH_FAILED;
   return std::memcpy(to, (const void*)from, bytes), 0;
 }
 int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void*) {

@@ -7,6 +7,7 @@ use std::{
 
 use carat_model::{
     backend::{Backend, BackendError, CompileOptions, Executor, Memory, Need},
+    cost::Rates,
     layout::Layout,
     plan::{Plan, Rows},
     weights::Weights,
@@ -22,6 +23,7 @@ use crate::{
     fuse::{Op, fuse},
     kernel::{Kernel, Place, Specialization, sample_specialization},
     lower::{Call, Class, Products, Scratch, Target, lower},
+    measure,
     memory::{MemoryPlan, Parts},
     program::ByClass,
     weights::{Packed, WeightLayout},
@@ -33,8 +35,10 @@ pub struct CudaBackend {
     config: CudaConfig,
     /// Kernels already loaded, for the plans that come after.
     modules: Mutex<HashMap<Specialization, Arc<Module>>>,
-    /// For products in half precision; the reason if it is not there.
+    /// For products in half precision, where those are the fastest.
     library: Option<Library>,
+    /// What is less than it could be, and what to do about it.
+    shortcoming: Option<String>,
 }
 
 /// What the card is.
@@ -53,13 +57,11 @@ impl CudaBackend {
         tracing::info!(name = device.name, %architecture, "opened a CUDA device");
         // Hopper's tensor cores are fast enough for halves; elsewhere bytes over packed weights are faster.
         let wants_library = config.tier == Tier::Best && device.capability.major == 9;
-        let library = match Library::find(&config.library_dirs, &device) {
-            Ok(library) if wants_library => Some(library),
-            Ok(_) => None,
-            Err(error) => {
-                tracing::info!(%error, "products of prompts are left to our own kernels");
-                None
-            }
+        let found = wants_library.then(|| Library::find(&config.library_dirs, &device));
+        let (library, shortcoming) = match found {
+            Some(Ok(library)) => (Some(library), None),
+            Some(Err(error)) => (None, Some(error.to_string())),
+            None => (None, None),
         };
         Ok(CudaBackend {
             compiler: Compiler::new(architecture, &config),
@@ -67,7 +69,13 @@ impl CudaBackend {
             config,
             modules: Mutex::default(),
             library,
+            shortcoming,
         })
+    }
+
+    /// What is slower than this card could be, and what to do about it, in a sentence for a person.
+    pub fn shortcoming(&self) -> Option<&str> {
+        self.shortcoming.as_deref()
     }
 
     pub fn facts(&self) -> DeviceFacts {
@@ -292,6 +300,14 @@ impl Backend for CudaBackend {
             bytes: memory.device_bytes(),
             parts: memory.to_string(),
         }))
+    }
+
+    fn measure(&self) -> Result<Option<Rates>, BackendError> {
+        let wanted = measure::specializations();
+        self.load(wanted.clone())?;
+        let modules = wanted.map(|s| self.module(&s));
+        let rates = measure::rates(&self.device, &modules, self.library.as_ref())?;
+        Ok(Some(rates))
     }
 
     fn compile(

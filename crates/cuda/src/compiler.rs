@@ -200,7 +200,7 @@ pub fn build_kernels(
         let file = cache::file_name(wanted.kernel, &architecture.0, &source, &options);
         let (entry, remarks) = compile(&nvrtc, architecture, wanted, (&source, &options))?;
         cache::write(folder, &file, &entry)
-            .map_err(|(path, source)| CudaError::File { path, source })?;
+            .map_err(|(path, problem)| CudaError::File { path, problem })?;
         Ok(BuiltKernel {
             name: wanted.to_string(),
             architecture: (*architecture).clone(),

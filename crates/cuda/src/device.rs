@@ -256,9 +256,9 @@ impl Device {
         entries: &[&str],
     ) -> Result<Module, CudaError> {
         self.bind()?;
-        let failed = |source| CudaError::Load {
+        let failed = |problem| CudaError::Load {
             kernel: kernel.to_owned(),
-            source,
+            problem,
         };
         // SAFETY: the image is what NVRTC made, whole: its length and digest were checked when it was read.
         let handle = unsafe { result::module::load_data(image.as_ptr().cast()) }.map_err(failed)?;

@@ -3,7 +3,7 @@
 use std::{io, path::PathBuf};
 
 use carat_model::backend::BackendError;
-use cudarc::driver::DriverError;
+use cudarc::driver::{DriverError, sys::CUresult};
 
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
@@ -16,8 +16,8 @@ pub enum CudaError {
         version(*.found), version(*.needed)
     )]
     DriverTooOld { found: i32, needed: i32 },
-    #[error("the NVIDIA driver did not start: {0}")]
-    DriverFailed(#[source] DriverError),
+    #[error("the NVIDIA driver did not start: {:?}. Restart the machine or reinstall the driver", .0.0)]
+    DriverFailed(DriverError),
     #[error("there is no CUDA device {index}: {}", match .count {
         0 => "the driver sees no card".to_owned(),
         count => format!("the driver sees {count}, numbered from 0"),
@@ -33,13 +33,14 @@ pub enum CudaError {
     },
     #[error(
         "kernels must be compiled, but NVRTC was not found. Looked for: {}. Install the CUDA toolkit or \
-         `pip install nvidia-cuda-nvrtc`, name its folder in the settings, or use kernels built ahead with \
-         `carat kernels build`", .looked.join(", ")
+         `pip install nvidia-cuda-nvrtc`, name its folder in the loader's path (LD_LIBRARY_PATH), or give --kernels a folder \
+         that `carat kernels build` has made on another machine; --backend cpu needs none", .looked.join(", ")
     )]
     NoNvrtc { looked: Vec<String> },
     #[error(
-        "cuBLASLt was not found. Looked for: {}. Install the CUDA toolkit or `pip install nvidia-cublas`, name its folder in \
-         the settings, or choose the portable kernels", .looked.join(", ")
+        "cuBLASLt was not found, so prompts are computed by Carat's own kernels, which are slower on this card. Looked for: {}. \
+         Install the CUDA toolkit or `pip install nvidia-cublas`, or name its folder in the loader's path (LD_LIBRARY_PATH)",
+        .looked.join(", ")
     )]
     NoCublasLt { looked: Vec<String> },
     #[error("cuBLASLt, {what}: {problem}")]
@@ -61,12 +62,23 @@ pub enum CudaError {
         problem: String,
         log: String,
     },
-    #[error("kernel {kernel} was compiled but does not load: {source}")]
-    Load { kernel: String, source: DriverError },
-    #[error("{}: {source}", .path.display())]
-    File { path: PathBuf, source: io::Error },
-    #[error("{what}: {source}")]
-    Driver { what: String, source: DriverError },
+    #[error(
+        "kernel {kernel} was compiled but does not load: {:?}. An older compiler or a newer driver may do: this one's images \
+         may be too new for the driver", .problem.0
+    )]
+    Load {
+        kernel: String,
+        problem: DriverError,
+    },
+    #[error("{}: {problem}", .path.display())]
+    File { path: PathBuf, problem: io::Error },
+    #[error("{what}: {:?}", .problem.0)]
+    Driver { what: String, problem: DriverError },
+    #[error(
+        "the card stopped working, {what}: {:?}. Start again; if it fails again, the system's log may say why, and --backend cpu \
+         computes without it", .problem.0
+    )]
+    Lost { what: String, problem: DriverError },
     #[error("{needed_bytes} bytes of device memory needed for {purpose}, {free_bytes} free")]
     OutOfMemory {
         purpose: String,
@@ -82,11 +94,36 @@ fn version(number: i32) -> String {
 
 impl CudaError {
     pub(crate) fn driver(what: impl Into<String>) -> impl FnOnce(DriverError) -> CudaError {
-        move |source| CudaError::Driver {
-            what: what.into(),
-            source,
+        move |problem| {
+            let what = what.into();
+            if is_final(problem) {
+                CudaError::Lost { what, problem }
+            } else {
+                CudaError::Driver { what, problem }
+            }
         }
     }
+}
+
+/// Whether every later call will fail, too: a kernel went wrong, or the card did. Only a new process can go on.
+fn is_final(problem: DriverError) -> bool {
+    use CUresult as E;
+    matches!(
+        problem.0,
+        E::CUDA_ERROR_DEVICE_UNAVAILABLE
+            | E::CUDA_ERROR_ECC_UNCORRECTABLE
+            | E::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | E::CUDA_ERROR_ILLEGAL_ADDRESS
+            | E::CUDA_ERROR_LAUNCH_TIMEOUT
+            | E::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | E::CUDA_ERROR_ASSERT
+            | E::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | E::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | E::CUDA_ERROR_MISALIGNED_ADDRESS
+            | E::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | E::CUDA_ERROR_INVALID_PC
+            | E::CUDA_ERROR_LAUNCH_FAILED
+    )
 }
 
 impl From<CudaError> for BackendError {
@@ -126,6 +163,21 @@ mod tests {
         );
         let two = CudaError::NoDevice { index: 2, count: 2 };
         assert!(two.to_string().ends_with("sees 2, numbered from 0"));
+    }
+
+    #[test]
+    fn a_lost_card_is_told_apart_from_a_call_that_failed() {
+        let error = |code| CudaError::driver("running a batch")(DriverError(code)).to_string();
+        assert_eq!(
+            error(CUresult::CUDA_ERROR_INVALID_VALUE),
+            "running a batch: CUDA_ERROR_INVALID_VALUE"
+        );
+        let lost = error(CUresult::CUDA_ERROR_LAUNCH_FAILED);
+        assert!(
+            lost.starts_with("the card stopped working, running a batch: CUDA_ERROR_LAUNCH_FAILED"),
+            "{lost}"
+        );
+        assert!(lost.contains("--backend cpu"), "{lost}");
     }
 
     #[test]

@@ -18,6 +18,7 @@
 //! - [`batch`]: what changes from batch to batch, in one copy to fixed addresses
 //! - [`panels`]: how quantized matrices lie, for tensor cores
 //! - [`weights`], [`upload`], [`memory`]: what lies where, how it gets there, and how much of it
+//! - [`measure`]: what the card can do at the most
 //! - [`executor`]: the two traits of `carat-model`
 //!
 //! There is no toolkit to build with: the driver and NVRTC are loaded at run time, so this crate compiles, lints and tests
@@ -38,6 +39,7 @@ mod kernel;
 mod launch;
 mod library;
 mod lower;
+mod measure;
 mod memory;
 mod nvrtc;
 mod panels;

@@ -55,6 +55,7 @@ texts![
     "lib/reduce.cuh",
     "lib/rope.cuh",
     "linear.cu",
+    "multiply_rate.cu",
     "narrow.cu",
     "norm.cu",
     "norm_rope_store.cu",

@@ -233,12 +233,17 @@ pub struct RowResult {
 /// Why a device could not do it: the three cases callers act on.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    #[error("not enough memory: {needed_bytes} bytes needed, {free_bytes} free")]
+    #[error("not enough memory: {} needed, {} free", mib(*.needed_bytes), mib(*.free_bytes))]
     OutOfMemory { needed_bytes: u64, free_bytes: u64 },
     #[error("{what}")]
     Unsupported { what: String },
-    #[error("the device failed")]
-    Device(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// What the device has to say.
+    #[error(transparent)]
+    Device(Box<dyn std::error::Error + Send + Sync>),
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
 /// A sampled row of a batch: which run it belongs to and where it stands.

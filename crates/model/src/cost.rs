@@ -1,5 +1,7 @@
 //! What a batch must move and multiply at the least: the bounds that speeds are measured against.
 
+use std::{iter::Sum, ops::AddAssign};
+
 use crate::{
     plan::{Plan, Rows, Step},
     weights::{Weight, Weights},
@@ -29,59 +31,78 @@ impl Cost {
     }
 }
 
+impl AddAssign for Cost {
+    fn add_assign(&mut self, other: Cost) {
+        self.weight_bytes += other.weight_bytes;
+        self.kv_bytes += other.kv_bytes;
+        self.multiply_adds += other.multiply_adds;
+    }
+}
+
+impl Sum for Cost {
+    fn sum<I: Iterator<Item = Cost>>(costs: I) -> Cost {
+        costs.fold(Cost::default(), |mut total, cost| {
+            total += cost;
+            total
+        })
+    }
+}
+
 /// The least that one batch of a single sequence costs, whatever runs it.
 pub fn of(plan: &Plan, weights: &Weights, batch: BatchShape) -> Cost {
+    let steps = plan.steps.iter();
+    steps.map(|s| of_step(plan, weights, &s.step, batch)).sum()
+}
+
+/// One step's share of that.
+pub fn of_step(plan: &Plan, weights: &Weights, step: &Step, batch: BatchShape) -> Cost {
     let mut cost = Cost::default();
-    for labelled in &plan.steps {
-        let step = &labelled.step;
-        let rows = match plan.step_rows(step) {
-            Rows::All => batch.rows,
-            Rows::Sampled => batch.sampled,
-        };
-        if rows == 0 {
-            continue;
+    let rows = match plan.step_rows(step) {
+        Rows::All => batch.rows,
+        Rows::Sampled => batch.sampled,
+    };
+    if rows == 0 {
+        return cost;
+    }
+    let size = |w: Weight| {
+        let m = weights.matrix(w);
+        (m.rows * m.columns) as u64
+    };
+    match *step {
+        Step::Embed { table, .. } => {
+            cost.weight_bytes = (rows * weights.matrix(table).row_bytes()) as u64;
         }
-        let size = |w: Weight| {
-            let m = weights.matrix(w);
-            (m.rows * m.columns) as u64
-        };
-        match *step {
-            Step::Embed { table, .. } => {
-                cost.weight_bytes += (rows * weights.matrix(table).row_bytes()) as u64;
-            }
-            Step::Linear { w, .. } | Step::Route { w, .. } => {
-                cost.weight_bytes += weights.matrix(w).bytes() as u64;
-                cost.multiply_adds += rows as u64 * size(w);
-            }
-            Step::Experts {
-                route,
-                gate,
-                up,
-                down,
-                ..
-            } => {
-                let used = plan.columns(route) / 2;
-                for w in [gate, up, down] {
-                    let m = weights.matrix(w);
-                    // Each row picks its own; all of them may be distinct until there are no more.
-                    let touched = m.count.min(used * rows);
-                    cost.weight_bytes += (m.row_bytes() * m.rows * touched) as u64;
-                    cost.multiply_adds += (rows * used) as u64 * size(w);
-                }
-            }
-            Step::Attend { q, slot, .. } => {
-                let spec = plan.slot(slot);
-                let seen =
-                    |position: usize| spec.window.map_or(position + 1, |w| w.min(position + 1));
-                let last = batch.depth + batch.rows;
-                let first = last - rows;
-                let pairs: usize = (first..last).map(seen).sum();
-                cost.multiply_adds += 2 * (pairs * plan.columns(q)) as u64;
-                let cells = (last - first + seen(first) - 1).min(last);
-                cost.kv_bytes += (2 * 2 * cells * spec.kv_heads * spec.head_dim) as u64;
-            }
-            _ => {}
+        Step::Linear { w, .. } | Step::Route { w, .. } => {
+            cost.weight_bytes = weights.matrix(w).bytes() as u64;
+            cost.multiply_adds = rows as u64 * size(w);
         }
+        Step::Experts {
+            route,
+            gate,
+            up,
+            down,
+            ..
+        } => {
+            let used = plan.columns(route) / 2;
+            for w in [gate, up, down] {
+                let m = weights.matrix(w);
+                // Each row picks its own; all of them may be distinct until there are no more.
+                let touched = m.count.min(used * rows);
+                cost.weight_bytes += (m.row_bytes() * m.rows * touched) as u64;
+                cost.multiply_adds += (rows * used) as u64 * size(w);
+            }
+        }
+        Step::Attend { q, slot, .. } => {
+            let spec = plan.slot(slot);
+            let seen = |position: usize| spec.window.map_or(position + 1, |w| w.min(position + 1));
+            let last = batch.depth + batch.rows;
+            let first = last - rows;
+            let pairs: usize = (first..last).map(seen).sum();
+            cost.multiply_adds = 2 * (pairs * plan.columns(q)) as u64;
+            let cells = (last - first + seen(first) - 1).min(last);
+            cost.kv_bytes = (2 * 2 * cells * spec.kv_heads * spec.head_dim) as u64;
+        }
+        _ => {}
     }
     cost
 }
@@ -93,4 +114,42 @@ pub struct Rates {
     pub read_bytes_per_second: f64,
     /// Products, added up, of the kind that matrices are multiplied with.
     pub multiply_adds_per_second: f64,
+}
+
+impl Rates {
+    /// The least time that something takes.
+    pub fn bound(&self, cost: &Cost) -> Bound {
+        let reading = cost.bytes() as f64 / self.read_bytes_per_second;
+        let multiplying = cost.multiply_adds as f64 / self.multiply_adds_per_second;
+        Bound {
+            seconds: reading.max(multiplying),
+            by: if reading > multiplying {
+                Limit::Memory
+            } else {
+                Limit::Compute
+            },
+        }
+    }
+}
+
+/// What something would take if memory or arithmetic alone limited it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    pub seconds: f64,
+    pub by: Limit,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    Memory,
+    Compute,
+}
+
+impl Limit {
+    pub fn name(self) -> &'static str {
+        match self {
+            Limit::Memory => "memory",
+            Limit::Compute => "compute",
+        }
+    }
 }

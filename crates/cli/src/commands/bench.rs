@@ -3,16 +3,18 @@
 //! Times cover the forward pass and the last token's logits; token choice is greedy and tokenizing is outside. Token ids are
 //! drawn from the whole vocabulary, so that embedding rows do not stay in a cache.
 
+mod feeder;
+mod phase;
+mod profile;
+
 use std::time::Instant;
 
 use anyhow::{Result, bail};
 use carat_model::{
     TokenId,
-    backend::{
-        Batch, CompileOptions, Executor, Outputs, PAGE_TOKENS, PageId, PerGroup, RowOutput, Run,
-    },
+    backend::{CompileOptions, Executor, PAGE_TOKENS, PerGroup},
     cost::{self, BatchShape, Cost, Rates},
-    sampling::{self, Sampling},
+    sampling,
 };
 use serde::Serialize;
 
@@ -22,6 +24,8 @@ use crate::{
     settings::Settings,
     terminal::{Terminal, bytes, say},
 };
+use feeder::Feeder;
+use profile::{Profile, Profiles};
 
 /// One cell of the grid.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +76,9 @@ struct Report {
     samples_seconds: Vec<f64>,
     /// None for the reference, which is not meant to be fast.
     bound: Option<Bound>,
+    /// With `--profile`: where the time goes.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    profile: Option<profile::Report>,
 }
 
 /// What the test would take if memory or arithmetic alone limited it, at the rates measured in this run.
@@ -121,11 +128,17 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
         max_sampled: 1,
         probe: false,
     })?;
+    let mut profiles = Profiles::start(args, &loaded, executor.as_mut())?;
     let machine = machine(&loaded, settings, terminal)?;
     let mut reports = Vec::new();
     for case in cases {
-        let seconds = measure(executor.as_mut(), &loaded, case, args.repetitions)?;
-        let report = report(&loaded, case, seconds, &machine);
+        let (seconds, feeder) = measure(executor.as_mut(), &loaded, case, args.repetitions)?;
+        let mut report = report(&loaded, case, seconds, &machine);
+        if let Some(profiles) = &mut profiles {
+            let measured = Profile::measure(feeder, &loaded, case)?;
+            report.profile = Some(measured.report(&loaded, machine.rates));
+            profiles.add(case.name(), measured);
+        }
         if args.output == BenchFormat::Json {
             say(serde_json::to_string(&report)?)?;
         } else {
@@ -140,10 +153,11 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
         terminal.note(format_args!("device memory at its peak: {}", bytes(peak)));
     }
     match args.output {
-        BenchFormat::Json => Ok(()),
-        BenchFormat::Md => say(markdown(&reports).trim_end()),
-        BenchFormat::Csv => say(csv(&reports).trim_end()),
+        BenchFormat::Json => (),
+        BenchFormat::Md => say(markdown(&reports).trim_end())?,
+        BenchFormat::Csv => say(csv(&reports).trim_end())?,
     }
+    profiles.map_or(Ok(()), Profiles::finish)
 }
 
 /// All prompts and generations at every depth; the batch only matters to prompts.
@@ -171,22 +185,15 @@ fn grid(args: &BenchArgs) -> Vec<Case> {
     cases
 }
 
-/// Seconds of each repetition, after one that does not count.
-fn measure(
-    executor: &mut dyn Executor,
+/// Seconds of each repetition, after one that does not count, and the sequence as it is then.
+fn measure<'a>(
+    executor: &'a mut dyn Executor,
     loaded: &Loaded,
     case: Case,
     repetitions: u32,
-) -> Result<Vec<f64>> {
+) -> Result<(Vec<f64>, Feeder<'a>)> {
     let vocab = loaded.plan.vocab() as u64;
-    let mut feeder = Feeder {
-        executor,
-        pages: (0..(case.depth + case.tokens()).div_ceil(PAGE_TOKENS) as u32)
-            .map(PageId)
-            .collect(),
-        history: Vec::new(),
-        outputs: Outputs::default(),
-    };
+    let mut feeder = Feeder::new(executor, case.depth + case.tokens());
     let token = |repetition: u32, i: usize| {
         (sampling::random(repetition.into(), i as u64, 0) % vocab) as TokenId
     };
@@ -197,7 +204,7 @@ fn measure(
     let mut seconds = Vec::new();
     for repetition in 0..=repetitions {
         // Rewinding is enough: every position is written before it is read.
-        feeder.history.truncate(case.depth);
+        feeder.rewind(case.depth);
         let tokens: Vec<TokenId> = (0..case.tokens())
             .map(|i| token(repetition + 1, i))
             .collect();
@@ -216,40 +223,7 @@ fn measure(
             seconds.push(start.elapsed().as_secs_f64());
         }
     }
-    Ok(seconds)
-}
-
-/// One sequence, fed straight to the executor.
-struct Feeder<'a> {
-    executor: &'a mut dyn Executor,
-    pages: Vec<PageId>,
-    history: Vec<TokenId>,
-    outputs: Outputs,
-}
-
-impl Feeder<'_> {
-    fn feed(&mut self, tokens: &[TokenId], sampled: usize) -> Result<()> {
-        let position = self.history.len();
-        self.history.extend_from_slice(tokens);
-        let run = Run {
-            rows: 0..tokens.len(),
-            position,
-            pages: PerGroup {
-                full: &self.pages,
-                sliding: &self.pages,
-            },
-            sampled,
-            sampling: &Sampling::greedy(),
-            history: &self.history,
-            output: RowOutput::Token,
-        };
-        let ticket = self.executor.submit(&Batch {
-            tokens,
-            runs: &[run],
-        })?;
-        self.executor.collect(ticket, &mut self.outputs)?;
-        Ok(())
-    }
+    Ok((seconds, feeder))
 }
 
 /// What the whole test costs at the least: every chunk reads the weights once.
@@ -268,9 +242,7 @@ fn least_cost(loaded: &Loaded, case: Case) -> Cost {
                 depth: case.depth + start,
             },
         );
-        total.weight_bytes += cost.weight_bytes;
-        total.kv_bytes += cost.kv_bytes;
-        total.multiply_adds += cost.multiply_adds;
+        total += cost;
     }
     total
 }
@@ -319,19 +291,15 @@ fn report(loaded: &Loaded, case: Case, seconds: Vec<f64>, machine: &Machine) -> 
         bound: machine
             .rates
             .map(|rates| bound(&least_cost(loaded, case), tokens, median, rates)),
+        profile: None,
     }
 }
 
 fn bound(cost: &Cost, tokens: f64, median: f64, rates: Rates) -> Bound {
-    let reading = cost.bytes() as f64 / rates.read_bytes_per_second;
-    let multiplying = cost.multiply_adds as f64 / rates.multiply_adds_per_second;
-    let most = tokens / reading.max(multiplying);
+    let bound = rates.bound(cost);
+    let most = tokens / bound.seconds;
     Bound {
-        limited_by: if reading > multiplying {
-            "memory"
-        } else {
-            "compute"
-        },
+        limited_by: bound.by.name(),
         tokens_per_second: most,
         percent: 100.0 * median / most,
         bytes: cost.bytes(),
@@ -367,6 +335,11 @@ fn markdown(reports: &[Report]) -> String {
             r.tokens_per_second_median,
             r.bound_text()
         );
+    }
+    for r in reports {
+        if let Some(profile) = &r.profile {
+            out += &profile.markdown(&r.test);
+        }
     }
     out
 }

@@ -36,7 +36,7 @@ use std::fmt;
 
 use carat_gguf::QuantType;
 
-use crate::{launch::Grid, panels::PanelFormat, weights::Packed};
+use crate::{launch::Grid, measure, panels::PanelFormat, weights::Packed};
 
 pub(crate) use attend::Attend;
 pub(crate) use attend_narrow::{AttendNarrow, Columns, HeadNorm, Heads, OwnKv};
@@ -156,6 +156,7 @@ pub(crate) fn all() -> Vec<Specialization> {
         all.push(Expand::specialization(quant, Narrowed::Bf16));
     }
     all.extend(PanelFormat::ALL.map(embed::panels_specialization));
+    all.extend(measure::specializations());
     all
 }
 
