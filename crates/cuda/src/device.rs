@@ -299,7 +299,6 @@ impl Device {
     }
 
     /// An event that also tells the time.
-    #[cfg(test)]
     pub(crate) fn moment(&self) -> Result<Event, CudaError> {
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
         let event = self.stream.record_event(Some(flags));
