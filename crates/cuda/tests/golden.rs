@@ -11,7 +11,7 @@ mod harness;
 
 use std::sync::Arc;
 
-use carat_cuda::{CudaBackend, CudaConfig, Fusion, Graphs, TablePlace, Tier};
+use carat_cuda::{CudaBackend, CudaConfig, Fusion, Graphs, Overlap, TablePlace, Tier};
 use carat_gguf::QuantType;
 use carat_model::{
     Model, TokenId,
@@ -50,6 +50,7 @@ struct Ways {
     usual: Arc<CudaBackend>,
     eager: Arc<CudaBackend>,
     host_tables: Arc<CudaBackend>,
+    one_by_one: Arc<CudaBackend>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +148,7 @@ fn open() -> Result<Cards, String> {
             usual: open(|_| {})?,
             eager: open(|config| config.graphs = Graphs::Off)?,
             host_tables: open(|config| config.tables = TablePlace::Host)?,
+            one_by_one: open(|config| config.overlap = Overlap::Off)?,
         })
     };
     Ok(Cards {
@@ -273,6 +275,8 @@ fn exact(ways: &Ways, fixture: &fixtures::Fixture) -> Result<(), String> {
         }
         let tables = of(&ways.host_tables, chunk)?;
         check("tables in host memory", &expected, &tables)?;
+        let apart = of(&ways.one_by_one, chunk)?;
+        check("launches that do not overlap", &expected, &apart)?;
     }
     Ok(())
 }

@@ -27,6 +27,9 @@ use crate::{
 use feeder::Feeder;
 use profile::{Profile, Profiles};
 
+/// Passes before those that count: a device may load code in the first and record its launches in the second.
+const WARM_UPS: u32 = 2;
+
 /// One cell of the grid.
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -96,7 +99,11 @@ struct Bound {
 
 pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> Result<()> {
     let loaded = Loaded::open(settings, terminal)?;
-    let cases = grid(args);
+    let batches = match args.batch.as_slice() {
+        [] => &[loaded.backend.chunk_rows()],
+        given => given,
+    };
+    let cases = grid(args, batches);
     let longest = cases
         .iter()
         .map(|c| c.depth.saturating_add(c.tokens()))
@@ -111,13 +118,7 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
             "{longest} tokens (depth and test together) are more than the model's context of {context}"
         );
     }
-    let rows = args
-        .batch
-        .iter()
-        .copied()
-        .max()
-        .unwrap_or(1)
-        .clamp(1, longest);
+    let rows = batches.iter().copied().max().unwrap_or(1).clamp(1, longest);
     let pages = longest.div_ceil(PAGE_TOKENS);
     let mut executor = loaded.compile(&CompileOptions {
         pages: PerGroup {
@@ -161,10 +162,10 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
 }
 
 /// All prompts and generations at every depth; the batch only matters to prompts.
-fn grid(args: &BenchArgs) -> Vec<Case> {
+fn grid(args: &BenchArgs, batches: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
     for &depth in &args.depth {
-        for &batch in &args.batch {
+        for &batch in batches {
             let prompts = args.prompt.iter().filter(|p| **p > 0);
             cases.extend(prompts.map(|&prompt| Case {
                 prompt,
@@ -173,7 +174,7 @@ fn grid(args: &BenchArgs) -> Vec<Case> {
                 batch: batch.max(1),
             }));
         }
-        let batch = args.batch.first().copied().unwrap_or(1).max(1);
+        let batch = batches.first().copied().unwrap_or(1).max(1);
         let counts = args.generate.iter().filter(|n| **n > 0);
         cases.extend(counts.map(|&generate| Case {
             prompt: 0,
@@ -185,7 +186,7 @@ fn grid(args: &BenchArgs) -> Vec<Case> {
     cases
 }
 
-/// Seconds of each repetition, after one that does not count, and the sequence as it is then.
+/// Seconds of each repetition, after some that do not count, and the sequence as it is then.
 fn measure<'a>(
     executor: &'a mut dyn Executor,
     loaded: &Loaded,
@@ -202,7 +203,7 @@ fn measure<'a>(
         feeder.feed(chunk, 0)?;
     }
     let mut seconds = Vec::new();
-    for repetition in 0..=repetitions {
+    for repetition in 0..WARM_UPS + repetitions {
         // Rewinding is enough: every position is written before it is read.
         feeder.rewind(case.depth);
         let tokens: Vec<TokenId> = (0..case.tokens())
@@ -219,7 +220,7 @@ fn measure<'a>(
                 feeder.feed(std::slice::from_ref(token), 1)?;
             }
         }
-        if repetition > 0 {
+        if repetition >= WARM_UPS {
             seconds.push(start.elapsed().as_secs_f64());
         }
     }
