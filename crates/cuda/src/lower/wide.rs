@@ -301,9 +301,12 @@ impl Lowering<'_> {
     fn product_parts(&mut self, op: &Op, product: &Product, input: Made) {
         let ours = |value: Value| product.parts.iter().any(|p| p.out == value);
         let attended = |part: &Part| {
-            self.readers(part.out).all(|reader| {
-                self.takes_columns(reader) && raw_inputs(reader).into_iter().all(ours)
-            })
+            let mut readers = self.readers(part.out).peekable();
+            // What nobody reads is what the plan is for.
+            readers.peek().is_some()
+                && readers.all(|reader| {
+                    self.takes_columns(reader) && raw_inputs(reader).into_iter().all(ours)
+                })
         };
         if product.parts.iter().all(attended) {
             let widths = product.parts.iter().map(|p| self.plan.columns(p.out));
