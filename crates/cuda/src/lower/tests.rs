@@ -351,6 +351,29 @@ fn head_sizes_no_kernel_takes_are_refused_by_name() {
     }
 }
 
+/// Ops of all rows and of sampled rows are lowered apart: what crosses over is there as a value.
+#[test]
+fn what_is_read_behind_the_cut_is_stored() {
+    let model = model(Variant::Dense12b);
+    let p = Builder::new(&model.weights);
+    let x = p.embed(model.embedding, 1.0, Rows::All);
+    let product = p.linear(x, model.layers[0].q);
+    let out = p.narrow(product);
+    let plan = p.finish(out, out);
+    for target in targets() {
+        let ops = fuse(&plan, target.fusion);
+        let (front, _) = ops.split_at(2);
+        let class = Class::of(target.max_rows);
+        let mut scratch = Scratch::default();
+        let calls = lower(&plan, &model.weights, front, class, target, &mut scratch).unwrap();
+        let mut written = calls.iter().flat_map(Call::writes);
+        assert!(
+            written.any(|place| place == Place::Value(product)),
+            "{target:?}"
+        );
+    }
+}
+
 #[test]
 fn scratch_of_one_name_is_as_large_as_its_largest_use() {
     let mut scratch = Scratch::default();

@@ -4,7 +4,7 @@
 //! as one product writes them. Where NVIDIA's library multiplies, the product of gate and up is stored as halves with a
 //! factor a row, which goes along with what is made of it until a norm takes it in.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use carat_model::{
     backend::BackendError,
@@ -38,6 +38,8 @@ pub(super) enum Kind {
 pub(super) struct State {
     /// The ops that read a value, by their number.
     readers: HashMap<Value, Vec<usize>>,
+    /// Values that are read behind these ops, too, as they are in the plan.
+    kept: HashSet<Value>,
     /// Values that exist in a product's form.
     made: HashMap<Value, Made>,
     /// Values that are columns of a wider buffer.
@@ -48,7 +50,17 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn of(plan: &Plan, ops: &[Op]) -> State {
-        let mut state = State::default();
+        let steps = match ops {
+            [first, .., last] => first.steps.start..last.steps.end,
+            [only] => only.steps.clone(),
+            [] => 0..0,
+        };
+        let behind = plan.steps.iter().skip(steps.end);
+        let kept = behind.flat_map(|s| s.step.inputs());
+        let mut state = State {
+            kept: kept.chain([plan.hidden, plan.logits]).collect(),
+            ..State::default()
+        };
         for (i, op) in ops.iter().enumerate() {
             let steps = &plan.steps[op.steps.clone()];
             for value in steps.iter().flat_map(|s| s.step.inputs()) {
@@ -100,6 +112,11 @@ impl Lowering<'_> {
         readers.into_iter().flatten().map(|i| &self.ops[*i])
     }
 
+    /// Whether nobody reads a value but ops of this kind.
+    fn only_for(&self, value: Value, of_kind: impl Fn(&Op) -> bool) -> bool {
+        !self.wide.kept.contains(&value) && self.readers(value).all(of_kind)
+    }
+
     /// What a product reads its input as; `None` if it is left to plain kernels.
     fn kind(&self, product: &Product) -> Option<Kind> {
         let matrices = || product.parts.iter().map(|p| self.weights.matrix(p.w));
@@ -119,7 +136,8 @@ impl Lowering<'_> {
             _ => None,
         });
         let first = kinds.next()??;
-        kinds.all(|kind| kind == Some(first)).then_some(first)
+        let alike = kinds.all(|kind| kind == Some(first));
+        (alike && !self.wide.kept.contains(&value)).then_some(first)
     }
 
     /// Room for a value of this width in a form, under a name that neighbours do not use.
@@ -301,12 +319,9 @@ impl Lowering<'_> {
     fn product_parts(&mut self, op: &Op, product: &Product, input: Made) {
         let ours = |value: Value| product.parts.iter().any(|p| p.out == value);
         let attended = |part: &Part| {
-            let mut readers = self.readers(part.out).peekable();
-            // What nobody reads is what the plan is for.
-            readers.peek().is_some()
-                && readers.all(|reader| {
-                    self.takes_columns(reader) && raw_inputs(reader).into_iter().all(ours)
-                })
+            self.only_for(part.out, |reader| {
+                self.takes_columns(reader) && raw_inputs(reader).into_iter().all(ours)
+            })
         };
         if product.parts.iter().all(attended) {
             let widths = product.parts.iter().map(|p| self.plan.columns(p.out));
@@ -342,7 +357,7 @@ impl Lowering<'_> {
         match (self.target.products, kind) {
             (Products::Library, Kind::Halves) => {
                 let takes_factor = |value: Value| {
-                    self.readers(value).all(|op| match &op.work {
+                    self.only_for(value, |op| match &op.work {
                         Work::NormAdd(n)
                         | Work::Product(Product {
                             input: Input::NormAdd(n),
@@ -358,7 +373,7 @@ impl Lowering<'_> {
                         _ => false,
                     })
                 };
-                let reader_takes = self.readers(out).all(|op| match &op.work {
+                let reader_takes = self.only_for(out, |op| match &op.work {
                     Work::Product(p) => {
                         p.then == Then::Nothing && p.parts.iter().all(|p| takes_factor(p.out))
                     }
