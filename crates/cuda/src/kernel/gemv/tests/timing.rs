@@ -161,7 +161,6 @@ impl Bench {
         start.until(&end).unwrap().as_secs_f64() * 1e6 / count as f64
     }
 
-    #[expect(clippy::print_stdout, reason = "what a timing is for")]
     fn print(&self, t: Timed, rows: usize, note: &str, grid: Grid, module: &crate::device::Module) {
         let us = self.time(t, grid, module);
         let rate = self.bytes(t) as f64 / us * 1e6;
@@ -262,7 +261,6 @@ fn gemv_timing_of_blocks() {
 /// 26B-A4B: 8 of 128 experts a row.
 #[test]
 #[ignore = "needs a card"]
-#[expect(clippy::print_stdout, reason = "what a timing is for")]
 fn gemv_timing_of_experts() {
     let bench = Bench::open();
     let (experts, top_k, dim, width) = (128, 8, 2816, 704);
