@@ -141,4 +141,30 @@ mod tests {
         assert_eq!(of(50, 0), (64, 0));
         assert_eq!(of(90, 3), (128, 4));
     }
+
+    #[test]
+    fn a_bucket_keeps_the_class_and_stays_within_its_room() {
+        let options = CompileOptions {
+            pages: PerGroup::default(),
+            max_rows: 300,
+            max_sampled: 40,
+            probe: false,
+        };
+        for all in 1..=options.max_rows {
+            for sampled in [0, 1, 5, 8, 9, 33, 40, all] {
+                if sampled > all.min(options.max_sampled) {
+                    continue;
+                }
+                let held = bucket(RowCounts { all, sampled }, &options);
+                let fits = |rows: usize, held: usize, most: usize| {
+                    let empty = rows == 0 && held == 0;
+                    empty
+                        || (rows..=room(most)).contains(&held) && Class::of(rows) == Class::of(held)
+                };
+                let fit = fits(all, held.all, options.max_rows)
+                    && fits(sampled, held.sampled, options.max_sampled);
+                assert!(fit, "{all} rows, {sampled} sampled: {held:?}");
+            }
+        }
+    }
 }
