@@ -4,7 +4,7 @@
 //! Ops are lowered for a class of batches: [`narrow`] for the few rows of decode, where a product streams its weights once and
 //! everything around it happens inside the same kernel; [`wide`] for the many rows of prompts, where products are matrix
 //! multiplications over activations in the form those want. [`steps`] has the plain kernel of every step: what
-//! [`Fusion::Off`](crate::Fusion::Off) runs, and what an op falls back to that the fast kernels do not take.
+//! [`Fusion::Off`] runs, and what an op falls back to that the fast kernels do not take.
 
 mod narrow;
 mod own;
