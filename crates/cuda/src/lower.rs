@@ -295,6 +295,8 @@ impl Lowering<'_> {
     fn product_label(&self, op: &Op, parts: &[Part]) -> String {
         let names = parts.iter().map(|part| {
             let name = self.weights.matrix(part.w).name.as_str();
+            // Rows of a tensor are called `tensor[from..to]`.
+            let name = name.split('[').next().unwrap_or(name);
             let name = name.strip_suffix(".weight").unwrap_or(name);
             name.rsplit('.').next().unwrap_or(name)
         });

@@ -126,6 +126,7 @@ impl<'a> Phases<'a> {
     fn of_step(&self, label: &str, step: &Step) -> Phase {
         let matrix = |w: Weight| {
             let name = self.weights.matrix(w).name.as_str();
+            let name = name.split('[').next().unwrap_or(name);
             let name = name.strip_suffix(".weight").unwrap_or(name);
             let name = name.rsplit('.').next().unwrap_or(name);
             self.of(&format!("{}.{name}", section(label)))
