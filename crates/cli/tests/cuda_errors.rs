@@ -148,7 +148,7 @@ fn answers_do_not_need_the_library_and_end_where_the_card_does() {
     let without = carat(own.path(), home.path(), None, &ask);
     assert_eq!(without.stdout, whole.stdout);
     assert_eq!(without.stderr.matches("cuBLASLt was not found").count(), 1);
-    let lost = ("EMULATOR_FAIL_AFTER_LAUNCHES", "400");
+    let lost = ("EMULATOR_FAIL_AFTER_LAUNCHES", "300");
     let output = carat(&emulator(), home.path(), Some(lost), &ask);
     let complaint = refusal(&output);
     for part in [
