@@ -118,6 +118,8 @@ pub(crate) struct LibraryProduct {
     pub(crate) columns: usize,
     /// Columns of a row of `out`.
     pub(crate) stride: usize,
+    /// What comes out must still be multiplied by a factor a row: it is no value of the plan yet.
+    pub(crate) scaled: bool,
 }
 
 impl Call {

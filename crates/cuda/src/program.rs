@@ -98,7 +98,7 @@ impl Programs {
 
 pub(crate) struct Program {
     steps: Vec<Bound>,
-    /// Values that some call writes: what exists only inside a kernel is not among them.
+    /// Values that some call writes as they are: what exists only inside a kernel, or must still be scaled, is not among them.
     pub(crate) written: Vec<Value>,
 }
 
@@ -266,7 +266,8 @@ impl Action {
 }
 
 fn written_values(calls: &[Call]) -> Vec<Value> {
-    let places = calls.iter().flat_map(Call::writes);
+    let finished = |call: &&Call| !matches!(&call.launch, Launch::Library(p) if p.scaled);
+    let places = calls.iter().filter(finished).flat_map(Call::writes);
     let values = places.filter_map(|place| match place {
         Place::Value(v) => Some(v),
         Place::Scratch(_) => None,

@@ -392,6 +392,7 @@ impl Lowering<'_> {
                     outputs: 2 * columns,
                     columns: self.weights.matrix(product.parts[0].w).columns,
                     stride: 2 * columns,
+                    scaled: true,
                 };
                 let label = self.product_label(op, &product.parts);
                 self.library_call(&label, op.rows, call);
@@ -487,6 +488,7 @@ impl Lowering<'_> {
                     outputs,
                     columns: self.weights.matrix(parts[0].w).columns,
                     stride: target.stride,
+                    scaled: input.factor.is_some(),
                 };
                 self.library_call(&label, op.rows, call);
             }
