@@ -11,10 +11,12 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL, DQ and VNNI.
     Avx512Vnni,
+    /// The same, and the tile registers of AMX for products with many rows.
+    Amx,
 }
 
 impl Isa {
-    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512Vnni];
+    pub const ALL: [Isa; 5] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512Vnni, Isa::Amx];
 
     /// The best this processor can do.
     pub fn detect() -> Isa {
@@ -31,6 +33,7 @@ impl Isa {
             Isa::Neon => has_neon_dotprod(),
             Isa::Avx2 => has_avx2(),
             Isa::Avx512Vnni => has_avx512_vnni(),
+            Isa::Amx => has_amx(),
         }
     }
 }
@@ -63,6 +66,11 @@ fn has_avx512_vnni() -> bool {
         && is_x86_feature_detected!("avx512vnni")
 }
 
+#[cfg(target_arch = "x86_64")]
+fn has_amx() -> bool {
+    has_avx512_vnni() && crate::simd::amx::permitted()
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 fn has_avx2() -> bool {
     false
@@ -70,5 +78,10 @@ fn has_avx2() -> bool {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn has_avx512_vnni() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_amx() -> bool {
     false
 }

@@ -14,6 +14,7 @@ use crate::{
     dot::{
         WeightRows, float, format, matvec,
         panel::{self, Panel, Sums},
+        tiled::{self, Step, Strip, TileSums},
     },
     elementwise,
     isa::Isa,
@@ -87,6 +88,7 @@ macro_rules! kernels {
             )*
 
             pub(super) const KERNELS: Kernels = Kernels { isa: Isa::Avx512Vnni, $($name,)* };
+            pub(super) const WITH_TILES: Kernels = Kernels { isa: Isa::Amx, ..KERNELS };
         }
     };
 }
@@ -95,6 +97,9 @@ kernels! {
     fn matvec(quant: QuantType, weights: WeightRows<'_>, x: &[Row<'_>], out: &mut [f32]) = matvec::matvec;
     fn pack(quant: QuantType, weights: WeightRows<'_>, panel: &mut Panel) = panel::pack;
     fn multiply(panels: &[Panel], x: &[Row<'_>], sums: &mut Sums) = panel::multiply;
+    fn pack_strip(quant: QuantType, weights: WeightRows<'_>, strip: &mut Strip) = tiled::pack;
+    fn arrange(x: &[Row<'_>], group: usize, steps: &mut [Step]) = tiled::arrange;
+    fn multiply_strips(strips: &[Strip], rows: &[Step], sums: &mut TileSums) = tiled::multiply;
     fn float_matmul(quant: QuantType, weights: WeightRows<'_>, x: &[&[f32]], out: &mut [f32]) = float::matmul;
     fn dequantize(quant: QuantType, row: &[u8], scale: f32, out: &mut [f32]) = format::dequantize;
     fn quantize(x: &[f32], row: &mut [Chunk]) = activations::quantize;
@@ -118,6 +123,9 @@ impl Kernels {
     pub(crate) fn for_isa(isa: Isa) -> &'static Kernels {
         #[cfg(target_arch = "x86_64")]
         {
+            if isa >= Isa::Amx && Isa::Amx.available() {
+                return const { &avx512::WITH_TILES };
+            }
             if isa >= Isa::Avx512Vnni && Isa::Avx512Vnni.available() {
                 return const { &avx512::KERNELS };
             }

@@ -3,12 +3,18 @@
 //! A cell is some rows of the batch by some rows of one matrix. Few batch rows read the weights packed and in long runs,
 //! as fast as memory gives them; more rows share panels. Both give the same bits, so the choice is free.
 
+use std::ops::Range;
+
 use carat_gguf::QuantType;
 use carat_model::weights::{Weight, Weights};
 
 use crate::{
     activations::{Activations, Row},
-    dot::{WeightRows, matvec, panel},
+    dot::{
+        WeightRows, matvec, panel,
+        tiled::{self, Step},
+    },
+    isa::Isa,
     kernels::Kernels,
     pool::{Cell, Grid},
     workers::{Scratch, Workers},
@@ -18,6 +24,8 @@ use crate::{
 const STREAM_BYTES: usize = 96 * 1024;
 /// Weight rows of a cell when many batch rows share it.
 const PANEL_COLUMNS: usize = panel::ROWS * panel::MOST_PANELS;
+/// The same where kernels multiply tiles.
+const STRIP_COLUMNS: usize = tiled::ROWS * tiled::MOST_STRIPS;
 /// Batch rows whose addresses are gathered at a time.
 const GATHER: usize = 16;
 
@@ -53,12 +61,21 @@ impl Product<'_> {
         let bytes = self.weights.bytes(self.weight);
         let most_rows = self.row_bounds.windows(2).map(|w| w[1] - w[0]).max();
         let streams = most_rows.is_none_or(|rows| rows <= matvec::MOST_ROWS);
+        let tiled = match self.input {
+            Input::Codes(x) if !streams && workers.kernels.isa() >= Isa::Amx => {
+                Some(self.arrange(x, workers))
+            }
+            _ => None,
+        };
         let cell_columns = if streams {
             let fair = matrix.rows.div_ceil(4 * workers.pool.threads());
             (STREAM_BYTES / matrix.row_bytes()).min(fair).max(8)
+        } else if tiled.is_some() {
+            STRIP_COLUMNS
         } else {
             PANEL_COLUMNS
         };
+        let row_tiles = &workers.row_tiles;
         let kernels = workers.kernels;
         let grid = Grid {
             data: out,
@@ -89,6 +106,9 @@ impl Product<'_> {
                                 &mut cell,
                                 &mut scratch.tile,
                             );
+                        } else if let Some(tiles) = &tiled {
+                            let steps = &row_tiles[tiles.of_band(cell.band)];
+                            multiply_tiles(kernels, matrix.quant, rows, steps, &mut cell, scratch);
                         } else {
                             share(kernels, matrix.quant, rows, row, &mut cell, scratch);
                         }
@@ -108,8 +128,60 @@ impl Product<'_> {
             });
     }
 
+    /// Turns the input rows of every band that shares weights into row tiles.
+    fn arrange(&self, x: &Activations, workers: &mut Workers) -> RowTiles {
+        let matrix = self.weights.matrix(self.weight);
+        let (groups, group) = tiled::groups(matrix.quant, matrix.columns);
+        let mut tiles = RowTiles {
+            groups,
+            rows: Vec::new(),
+            bounds: vec![0],
+        };
+        for band in self.row_bounds.windows(2) {
+            if band[1] - band[0] > matvec::MOST_ROWS {
+                let starts = (band[0]..band[1]).step_by(tiled::ROWS);
+                tiles
+                    .rows
+                    .extend(starts.map(|row| row..band[1].min(row + tiled::ROWS)));
+            }
+            tiles.bounds.push(tiles.rows.len());
+        }
+        let steps = tiles.rows.len() * groups;
+        if workers.row_tiles.len() < steps {
+            workers.row_tiles.resize(steps, Step::ZERO);
+        }
+        let kernels = workers.kernels;
+        workers
+            .pool
+            .for_each_chunk(&mut workers.row_tiles[..steps], groups, |tile, steps| {
+                let mut rows: [Row<'_>; tiled::ROWS] = [&[]; tiled::ROWS];
+                let range = tiles.rows[tile].clone();
+                for (place, row) in rows.iter_mut().zip(range.clone()) {
+                    *place = x.row(self.input_row(row));
+                }
+                kernels.arrange(&rows[..range.len()], group, steps);
+            });
+        tiles
+    }
+
     fn input_row(&self, row: usize) -> usize {
         self.gather.map_or(row, |gather| gather[row])
+    }
+}
+
+/// Which rows are in which row tile.
+struct RowTiles {
+    groups: usize,
+    /// Of each tile.
+    rows: Vec<Range<usize>>,
+    /// Band `i` has the tiles from entry `i` to entry `i + 1`.
+    bounds: Vec<usize>,
+}
+
+impl RowTiles {
+    /// The steps of a band.
+    fn of_band(&self, band: usize) -> Range<usize> {
+        self.bounds[band] * self.groups..self.bounds[band + 1] * self.groups
     }
 }
 
@@ -163,6 +235,36 @@ fn share<'a>(
             scratch.sums.copy_row(place, cell.row_mut(row));
         }
         first = block.end;
+    }
+}
+
+/// Many rows, where kernels multiply tiles.
+fn multiply_tiles(
+    kernels: &Kernels,
+    quant: QuantType,
+    weights: WeightRows<'_>,
+    row_tiles: &[Step],
+    cell: &mut Cell<'_>,
+    scratch: &mut Scratch,
+) {
+    let count = weights.len().div_ceil(tiled::ROWS);
+    let strips = &mut scratch.strips[..count];
+    for (s, strip) in strips.iter_mut().enumerate() {
+        let rows = s * tiled::ROWS..weights.len().min((s + 1) * tiled::ROWS);
+        kernels.pack_strip(quant, weights.slice(rows), strip);
+    }
+    let groups = row_tiles.len() / cell.rows.len().div_ceil(tiled::ROWS);
+    let mut first = cell.rows.start;
+    for tiles in row_tiles.chunks(tiled::MOST_TILES * groups) {
+        kernels.multiply_strips(strips, tiles, &mut scratch.tile_sums);
+        let end = cell
+            .rows
+            .end
+            .min(first + tiles.len() / groups * tiled::ROWS);
+        for row in first..end {
+            scratch.tile_sums.copy_row(row - first, cell.row_mut(row));
+        }
+        first = end;
     }
 }
 

@@ -2,7 +2,10 @@
 
 use crate::{
     attend::AttendScratch,
-    dot::panel::{self, Panel},
+    dot::{
+        panel::{self, Panel},
+        tiled::{self, Step, Strip, TileSums},
+    },
     kernels::Kernels,
     pool::Pool,
 };
@@ -15,12 +18,16 @@ pub(crate) struct Workers {
     pub(crate) kernels: &'static Kernels,
     /// One a thread.
     pub(crate) scratch: Vec<Scratch>,
+    /// The input of a product as row tiles, where kernels multiply those.
+    pub(crate) row_tiles: Vec<Step>,
 }
 
 /// Memory of one thread, grown on first use to what the model needs.
 pub(crate) struct Scratch {
     pub(crate) panels: [Panel; panel::MOST_PANELS],
     pub(crate) sums: panel::Sums,
+    pub(crate) strips: [Strip; tiled::MOST_STRIPS],
+    pub(crate) tile_sums: TileSums,
     pub(crate) tile: Vec<f32>,
     pub(crate) attend: AttendScratch,
 }
@@ -30,11 +37,14 @@ impl Workers {
         let scratch = || Scratch {
             panels: Default::default(),
             sums: panel::Sums::default(),
+            strips: Default::default(),
+            tile_sums: TileSums::default(),
             tile: Vec::new(),
             attend: AttendScratch::default(),
         };
         Workers {
             scratch: (0..pool.threads()).map(|_| scratch()).collect(),
+            row_tiles: Vec::new(),
             pool,
             kernels,
         }

@@ -20,6 +20,7 @@ pub(crate) mod matvec;
 pub(crate) mod panel;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tiled;
 
 /// A run of weight rows in the file.
 #[derive(Clone, Copy)]

@@ -1,7 +1,8 @@
 use carat_gguf::QuantType;
 
-use super::{WeightRows, matvec, panel};
+use super::{WeightRows, matvec, panel, tiled};
 use crate::{
+    Isa,
     activations::{Activations, Row},
     kernels::Kernels,
     testing::{Random, bits, relative_error},
@@ -118,6 +119,42 @@ impl Problem {
         }
         out
     }
+
+    fn by_tiles(&self, kernels: &Kernels) -> Vec<f32> {
+        let activations = self.activations(kernels);
+        let rows: Vec<Row<'_>> = (0..self.x.len() / self.columns)
+            .map(|row| activations.row(row))
+            .collect();
+        let (groups, group) = tiled::groups(self.quant, self.columns);
+        let mut steps = vec![tiled::Step::ZERO; rows.len().div_ceil(tiled::ROWS) * groups];
+        for (rows, steps) in rows.chunks(tiled::ROWS).zip(steps.chunks_mut(groups)) {
+            kernels.arrange(rows, group, steps);
+        }
+        let mut out = vec![f32::NAN; rows.len() * self.weight_rows];
+        let width = tiled::ROWS * tiled::MOST_STRIPS;
+        let mut sums = tiled::TileSums::default();
+        let mut strips: [tiled::Strip; tiled::MOST_STRIPS] = Default::default();
+        for first in (0..self.weight_rows).step_by(width) {
+            let weights = self
+                .rows()
+                .slice(first..self.weight_rows.min(first + width));
+            let count = weights.len().div_ceil(tiled::ROWS);
+            for (s, strip) in strips.iter_mut().enumerate().take(count) {
+                let rows = s * tiled::ROWS..weights.len().min((s + 1) * tiled::ROWS);
+                kernels.pack_strip(self.quant, weights.slice(rows), strip);
+            }
+            let together = tiled::MOST_TILES * tiled::ROWS;
+            let blocks = steps.chunks(tiled::MOST_TILES * groups);
+            for (block, (steps, rows)) in blocks.zip(rows.chunks(together)).enumerate() {
+                kernels.multiply_strips(&strips[..count], steps, &mut sums);
+                for r in 0..rows.len() {
+                    let start = (block * together + r) * self.weight_rows + first;
+                    sums.copy_row(r, &mut out[start..start + weights.len()]);
+                }
+            }
+        }
+        out
+    }
 }
 
 #[test]
@@ -186,14 +223,54 @@ fn a_row_has_the_same_bits_alone_in_company_and_in_panels() {
 }
 
 #[test]
+fn tiles_have_the_same_bits() {
+    for quant in quantized() {
+        for &columns in widths(quant) {
+            let problem = Problem::new(quant, 37, columns, 19);
+            let alone = problem.by_matvec(Kernels::all()[0], 1);
+            for kernels in [Kernels::for_isa(Isa::Scalar), Kernels::for_isa(Isa::Amx)] {
+                // Tables between these two have tiles only to fill their places.
+                if [Isa::Scalar, Isa::Amx].contains(&kernels.isa()) {
+                    assert_eq!(
+                        bits(&problem.by_tiles(kernels)),
+                        bits(&alone),
+                        "{quant} {columns} {:?}",
+                        kernels.isa()
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Codes, activations and lengths at which the integers are largest.
+#[test]
+fn the_largest_sums_are_exact_in_tiles() {
+    if !Isa::Amx.available() {
+        return;
+    }
+    let kernels = Kernels::for_isa(Isa::Amx);
+    let mut problem = Problem::new(QuantType::Q8_0, 16, 64, 16);
+    for block in problem.weights.chunks_exact_mut(34) {
+        block[2..].fill(0x80);
+    }
+    problem.x.fill(-3.0);
+    assert_eq!(
+        bits(&problem.by_tiles(kernels)),
+        bits(&problem.by_matvec(Kernels::all()[0], 1))
+    );
+}
+
+#[test]
 fn every_batch_size_agrees() {
     for rows in 1..=70 {
-        let kernels = Kernels::for_isa(crate::Isa::detect());
+        let kernels = Kernels::for_isa(Isa::detect());
         let problem = Problem::new(QuantType::Q4_K, 18, 512, rows);
-        assert_eq!(
-            bits(&problem.by_panels(kernels)),
-            bits(&problem.by_matvec(kernels, 1))
-        );
+        let alone = bits(&problem.by_matvec(kernels, 1));
+        assert_eq!(bits(&problem.by_panels(kernels)), alone);
+        if kernels.isa() >= Isa::Amx {
+            assert_eq!(bits(&problem.by_tiles(kernels)), alone);
+        }
     }
 }
 
@@ -223,6 +300,95 @@ fn float_weights_are_multiplied_as_floats() {
                 }
                 assert!(all.windows(2).all(|pair| pair[0] == pair[1]));
             }
+        }
+    }
+}
+
+/// The shortest time of many calls: short ones fit between the turns of whatever else the machine does.
+fn shortest(mut call: impl FnMut()) -> f64 {
+    let time = |_| {
+        let start = std::time::Instant::now();
+        call();
+        start.elapsed().as_secs_f64()
+    };
+    (0..400).map(time).fold(f64::INFINITY, f64::min)
+}
+
+/// Speeds of the products with many rows, for a person to read: `--ignored --nocapture products_timing`.
+#[test]
+#[ignore = "a measurement"]
+fn products_timing() {
+    for (quant, columns) in [
+        (QuantType::Q4_0, 1536),
+        (QuantType::Q4_0, 6144),
+        (QuantType::Q8_0, 1536),
+        (QuantType::Q4_K, 1536),
+        (QuantType::Q6_K, 1536),
+    ] {
+        for kernels in Kernels::all() {
+            let (weight_rows, rows, pack, arrange, multiply);
+            if kernels.isa() >= Isa::Amx {
+                (weight_rows, rows) = (
+                    tiled::ROWS * tiled::MOST_STRIPS,
+                    tiled::ROWS * tiled::MOST_TILES,
+                );
+                let problem = Problem::new(quant, weight_rows, columns, rows);
+                let activations = problem.activations(kernels);
+                let x: Vec<Row<'_>> = (0..rows).map(|row| activations.row(row)).collect();
+                let (groups, group) = tiled::groups(quant, columns);
+                let mut steps = vec![tiled::Step::ZERO; tiled::MOST_TILES * groups];
+                let mut strips: [tiled::Strip; tiled::MOST_STRIPS] = Default::default();
+                let mut sums = tiled::TileSums::default();
+                pack = shortest(|| {
+                    for (s, strip) in strips.iter_mut().enumerate() {
+                        let rows = s * tiled::ROWS..(s + 1) * tiled::ROWS;
+                        kernels.pack_strip(quant, problem.rows().slice(rows), strip);
+                    }
+                });
+                arrange = shortest(|| {
+                    for (rows, steps) in x.chunks(tiled::ROWS).zip(steps.chunks_mut(groups)) {
+                        kernels.arrange(rows, group, steps);
+                    }
+                });
+                multiply = shortest(|| kernels.multiply_strips(&strips, &steps, &mut sums));
+            } else {
+                (weight_rows, rows) = (panel::ROWS * panel::MOST_PANELS, panel::MOST_ROWS);
+                let problem = Problem::new(quant, weight_rows, columns, rows);
+                let activations = problem.activations(kernels);
+                let x: Vec<Row<'_>> = (0..rows).map(|row| activations.row(row)).collect();
+                let mut panels = [panel::Panel::default(), panel::Panel::default()];
+                let mut sums = panel::Sums::default();
+                pack = shortest(|| {
+                    for (p, panel) in panels.iter_mut().enumerate() {
+                        let rows = p * panel::ROWS..(p + 1) * panel::ROWS;
+                        kernels.pack(quant, problem.rows().slice(rows), panel);
+                    }
+                });
+                arrange = 0.0;
+                multiply = shortest(|| kernels.multiply(&panels, &x, &mut sums));
+            }
+            let operations = (2 * weight_rows * columns * rows) as f64;
+            println!(
+                "{quant} {columns} {:?}: {:.0} GOPS; unpacking {:.2} ns a weight, arranging {:.2} ns a value",
+                kernels.isa(),
+                operations / multiply / 1e9,
+                pack / (weight_rows * columns) as f64 * 1e9,
+                arrange / (rows * columns) as f64 * 1e9,
+            );
+        }
+    }
+    for quant in [QuantType::F32, QuantType::F16, QuantType::BF16] {
+        let problem = Problem::new(quant, 32, 1536, 16);
+        let x: Vec<&[f32]> = problem.x.chunks(1536).collect();
+        let mut out = vec![0.0; 32 * 16];
+        for kernels in Kernels::all() {
+            let time = shortest(|| kernels.float_matmul(quant, problem.rows(), &x, &mut out));
+            let operations = f64::from(2 * 32 * 1536 * 16);
+            println!(
+                "{quant} {:?}: {:.0} GOPS",
+                kernels.isa(),
+                operations / time / 1e9
+            );
         }
     }
 }

@@ -10,6 +10,8 @@
 //! [`array!`] instead of closures, which the compiler may leave alone.
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -19,6 +21,7 @@ mod neon;
 mod scalar;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
@@ -28,6 +31,7 @@ pub(crate) use math::{exp, gelu, tanh};
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::Neon;
 pub(crate) use scalar::Scalar;
+pub(crate) use tiles::{HELD, PlainTiles, Square, Tile, Tiles};
 
 /// An array whose element `i` is an expression of `i`: `array![zero; i => f(i)]`. The zero only fills it at first.
 macro_rules! array {
@@ -117,6 +121,8 @@ pub(crate) trait Simd: Copy + 'static {
     type Ints: Copy;
     /// Sixty-four bytes, signed or unsigned as the operation says.
     type Bytes: Copy;
+    /// Registers for whole tiles. Where a processor has them is an own level, so they may be named and never used.
+    type Tiles: Tiles;
 
     /// What [`Simd::dot_prepared`] adds to each product for every unit of `x`: it may shift codes to be unsigned.
     const SIGNED_OFFSET: i32;
