@@ -317,6 +317,7 @@ fn shortest(mut call: impl FnMut()) -> f64 {
 /// Speeds of the products with many rows, for a person to read: `--ignored --nocapture products_timing`.
 #[test]
 #[ignore = "a measurement"]
+#[expect(clippy::print_stdout, reason = "speeds, for a person to read")]
 fn products_timing() {
     for (quant, columns) in [
         (QuantType::Q4_0, 1536),

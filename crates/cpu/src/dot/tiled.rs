@@ -224,7 +224,7 @@ pub(crate) struct TileSums {
     /// Of the lane at work.
     lane: Box<Block>,
     /// Of 1, 2, 4 and 8 lanes that wait for as many more.
-    folded: Box<[Block; 4]>,
+    folded: [Box<Block>; 4],
     outputs: Box<Block>,
     strips: usize,
 }
@@ -234,7 +234,7 @@ impl Default for TileSums {
         let zero = [Outputs([[0.0; ROWS]; ROWS]); MOST_TILES * MOST_STRIPS];
         TileSums {
             lane: Box::new(zero),
-            folded: Box::new([zero; 4]),
+            folded: [(); 4].map(|()| Box::new(zero)),
             outputs: Box::new(zero),
             strips: 0,
         }
