@@ -152,12 +152,19 @@ pub(crate) fn backend(name: BackendName, settings: &Settings) -> Result<Box<dyn 
 
 /// An NVIDIA card if there is one, else this machine's cores. A card that is there but cannot be used is mentioned.
 fn best_backend(settings: &Settings, terminal: Terminal) -> Result<Box<dyn Backend>> {
-    match CudaBackend::new(cuda_config(settings)?) {
+    let usable = CudaBackend::new(cuda_config(settings)?).and_then(|cuda| {
+        cuda.ready()?;
+        Ok(cuda)
+    });
+    match usable {
         Ok(cuda) => {
             let card = cuda.facts().name;
             terminal.note(format_args!(
                 "computing on the {card}; --backend cpu uses this machine's cores instead"
             ));
+            if let Some(shortcoming) = cuda.shortcoming() {
+                warn(shortcoming);
+            }
             Ok(Box::new(cuda))
         }
         Err(problem) => {

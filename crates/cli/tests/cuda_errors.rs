@@ -24,9 +24,18 @@ fn emulator() -> PathBuf {
 
 /// Runs `carat` with these libraries, a faulty card and a folder to keep kernels in.
 fn carat(libraries: &Path, home: &Path, fault: Option<(&str, &str)>, arguments: &[&str]) -> Output {
+    let on_the_card = [arguments, &["--backend", "cuda"]].concat();
+    carat_by_default(libraries, home, fault, &on_the_card)
+}
+
+fn carat_by_default(
+    libraries: &Path,
+    home: &Path,
+    fault: Option<(&str, &str)>,
+    arguments: &[&str],
+) -> Output {
     let output = Command::new(env!("CARGO_BIN_EXE_carat"))
         .args(arguments)
-        .args(["--backend", "cuda"])
         .env("LD_LIBRARY_PATH", libraries)
         .env("HOME", home)
         .envs(fault)
@@ -133,6 +142,17 @@ fn without_a_compiler_every_way_to_kernels_is_named() {
         "{}",
         output.stderr
     );
+}
+
+/// Who did not ask for a card gets an answer all the same.
+#[test]
+#[ignore = "needs the CUDA emulator"]
+fn a_card_without_a_compiler_is_not_the_default() {
+    let (home, libraries) = (tempfile::tempdir().unwrap(), only(&["libcuda.so.1"]));
+    let ask = ["run", "Hello!", "--temp", "0", "-n", "4", "-c", "256"];
+    let output = carat_by_default(libraries.path(), home.path(), None, &ask);
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    assert!(!output.stdout.trim().is_empty());
 }
 
 /// Once with all libraries, once without the one that is not needed, and once on a card that fails in between.

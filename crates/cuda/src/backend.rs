@@ -73,6 +73,11 @@ impl CudaBackend {
         })
     }
 
+    /// Why this card cannot compute although it is there: its kernels cannot be had.
+    pub fn ready(&self) -> Result<(), CudaError> {
+        self.compiler.ready()
+    }
+
     /// What is slower than this card could be, and what to do about it, in a sentence for a person.
     pub fn shortcoming(&self) -> Option<&str> {
         self.shortcoming.as_deref()

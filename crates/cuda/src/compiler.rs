@@ -87,6 +87,16 @@ impl Compiler {
         }
     }
 
+    /// Why no kernel can be had: there is neither a compiler nor a folder of kernels built ahead.
+    pub(crate) fn ready(&self) -> Result<(), CudaError> {
+        match (&self.nvrtc, &self.built_ahead) {
+            (Err(looked), None) => Err(CudaError::NoNvrtc {
+                looked: looked.clone(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Machine code for every one of them, in order.
     pub(crate) fn images(&self, wanted: &[&Specialization]) -> Result<Vec<Vec<u8>>, CudaError> {
         in_parallel(wanted, |s| self.image(s))

@@ -6,6 +6,7 @@
 //! multiplications over activations in the form those want. [`steps`] has the plain kernel of every step: what
 //! [`Fusion::Off`] runs, and what an op falls back to that the fast kernels do not take.
 
+mod experts;
 mod narrow;
 mod own;
 mod steps;

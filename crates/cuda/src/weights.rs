@@ -30,7 +30,7 @@ pub(crate) enum Form {
     Panels,
     /// F16, row-major. Of F16 exact, of all else rounded.
     Half,
-    /// BF16, row-major: weights that [`narrow`](narrows).
+    /// BF16, row-major: weights that [`narrow`](Weights::narrows).
     Bf16,
 }
 
@@ -78,21 +78,6 @@ impl Packed {
     pub(crate) fn vectors<const N: usize>(weights: [Option<Weight>; N]) -> Vec<Packed> {
         let vector = |w: Weight| Packed::one(w, Form::Vector);
         weights.into_iter().flatten().map(vector).collect()
-    }
-}
-
-/// Whether every value is a BF16: F32 whose lower halves are all zero.
-pub(crate) fn narrows(weights: &Weights, weight: Weight) -> bool {
-    let m = weights.matrix(weight);
-    let rows = || (0..m.count).flat_map(|i| (0..m.rows).map(move |r| weights.row(weight, i, r)));
-    let lower = |value: &[u8; 4]| u32::from_le_bytes(*value) & 0xffff;
-    match m.quant {
-        QuantType::BF16 => true,
-        QuantType::F32 => rows().all(|row| {
-            let values = row.as_chunks().0.iter();
-            values.fold(0, |any, value| any | lower(value)) == 0
-        }),
-        _ => false,
     }
 }
 
@@ -530,7 +515,7 @@ mod tests {
         ]);
         let found: Vec<&str> = weights
             .iter()
-            .filter(|(weight, _)| narrows(&weights, *weight))
+            .filter(|(weight, _)| weights.narrows(*weight))
             .map(|(_, m)| m.name.as_str())
             .collect();
         assert_eq!(found, ["upper", "bf16"]);

@@ -4,7 +4,7 @@
 //! row (some layers' slices of the per-layer table), or a stack of equal matrices (experts). Views only move the start and
 //! the strides, so no byte is copied.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use carat_gguf::{Gguf, QuantType};
 
@@ -57,11 +57,17 @@ impl Matrix {
 pub struct Weights {
     file: Arc<Gguf>,
     matrices: Vec<Matrix>,
+    /// Of each view, once asked.
+    narrows: Vec<OnceLock<bool>>,
 }
 
 impl Weights {
     pub(crate) fn new(file: Arc<Gguf>, matrices: Vec<Matrix>) -> Weights {
-        Weights { file, matrices }
+        Weights {
+            narrows: vec![OnceLock::new(); matrices.len()],
+            file,
+            matrices,
+        }
     }
 
     /// Every tensor of a file whose format is known, whole, under its own name.
@@ -83,7 +89,22 @@ impl Weights {
             })
         };
         let matrices = file.tensors().enumerate().filter_map(whole).collect();
-        Weights { file, matrices }
+        Weights::new(file, matrices)
+    }
+
+    /// Whether every value is a BF16: F32 whose lower halves are all zero. Looks at all of them, the first time.
+    pub fn narrows(&self, weight: Weight) -> bool {
+        let m = self.matrix(weight);
+        let rows = || (0..m.count).flat_map(|i| (0..m.rows).map(move |r| self.row(weight, i, r)));
+        let lower = |value: &[u8; 4]| u32::from_le_bytes(*value) & 0xffff;
+        *self.narrows[weight.index()].get_or_init(|| match m.quant {
+            QuantType::BF16 => true,
+            QuantType::F32 => rows().all(|row| {
+                let values = row.as_chunks().0.iter();
+                values.fold(0, |any, value| any | lower(value)) == 0
+            }),
+            _ => false,
+        })
     }
 
     pub fn find(&self, name: &str) -> Option<Weight> {

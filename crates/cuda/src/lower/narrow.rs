@@ -11,12 +11,11 @@ use super::{Lowering, NARROW_ROWS, ScratchBytes, op_label};
 use crate::{
     fuse::{Attend, Input, NormAdd, Op, Part, Product, RowNorm, StoreKv, Then, Work},
     kernel::{
-        AttendNarrow, Choices, ChoicesKind, Columns, Epilogue, Gemv, GemvCard, GemvForm, GemvPart,
-        GemvShape, HeadNorm, Heads, MOST_HEAD_DIM, NormRopeStore, OwnKv, Place, Prologue,
-        PrologueNorm, Second,
+        AttendNarrow, Columns, Epilogue, Gemv, GemvCard, GemvForm, GemvPart, GemvShape, HeadNorm,
+        Heads, MOST_HEAD_DIM, NormRopeStore, OwnKv, Place, Prologue, PrologueNorm, Second,
     },
     panels::{PanelFormat, STRIP},
-    weights::{Form, Packed, narrows},
+    weights::{Form, Packed},
 };
 
 /// Where parts of joined float matrices start.
@@ -52,7 +51,7 @@ impl Lowering<'_> {
         let form = match matrix.quant {
             QuantType::F16 => (GemvForm::F16, Form::File),
             QuantType::BF16 => (GemvForm::BF16, Form::File),
-            QuantType::F32 if narrows(self.weights, w) => (GemvForm::BF16, Form::Bf16),
+            QuantType::F32 if self.weights.narrows(w) => (GemvForm::BF16, Form::Bf16),
             QuantType::F32 => (GemvForm::F32, Form::File),
             _ => (GemvForm::F16, Form::Half),
         };
@@ -119,7 +118,7 @@ impl Lowering<'_> {
         Some(())
     }
 
-    fn card(&self) -> GemvCard {
+    pub(super) fn card(&self) -> GemvCard {
         GemvCard {
             multiprocessors: self.target.multiprocessors,
             shared_bytes: self.target.shared_bytes,
@@ -253,84 +252,6 @@ impl Lowering<'_> {
             early: self.target.overlap,
         };
         self.call(&label, op.rows, kernel);
-    }
-
-    /// The chosen experts: gate, up and their product in one launch, down and the weighted sum in another.
-    fn narrow_experts(&mut self, op: &Op, step: &Step) -> Option<()> {
-        let Step::Experts {
-            x,
-            route,
-            gate,
-            up,
-            down,
-            out,
-        } = *step
-        else {
-            return None;
-        };
-        let format = |w: Weight| PanelFormat::of(self.weights.matrix(w).quant);
-        let (gate_format, down_format) = (format(gate)?, format(down)?);
-        let (inner, outputs) = {
-            let matrix = self.weights.matrix(down);
-            (matrix.columns, matrix.rows)
-        };
-        let whole_units = inner.is_multiple_of(down_format.unit_inputs());
-        if format(up) != Some(gate_format) || !whole_units {
-            return None;
-        }
-        let top_k = self.plan.columns(route) / 2;
-        let choices = |kind| Choices {
-            route: Place::Value(route),
-            top_k,
-            kind,
-        };
-        let gated = self.scratch_floats("experts gated", top_k * inner);
-        let shape = GemvShape {
-            form: GemvForm::Panel(gate_format),
-            columns: self.plan.columns(x),
-            outputs: inner,
-            pair: true,
-            summed: 1,
-            sets: top_k,
-            card: self.card(),
-        };
-        let kernel = Gemv {
-            prologue: Prologue::None { x: Place::Value(x) },
-            w: Packed::interleaved(&[gate, up]),
-            shape,
-            epilogue: Epilogue::GeluPair {
-                out: gated,
-                up: None,
-            },
-            choices: Some(choices(ChoicesKind::Each)),
-            early: self.target.overlap,
-        };
-        let label = op_label(op, "experts gate+up");
-        self.call(&label, op.rows, kernel);
-        let part = GemvPart {
-            out: Place::Value(out),
-            first: 0,
-            rows: outputs,
-        };
-        let kernel = Gemv {
-            prologue: Prologue::None { x: gated },
-            w: Packed::one(down, Form::Panels),
-            shape: GemvShape {
-                form: GemvForm::Panel(down_format),
-                columns: inner,
-                outputs,
-                pair: false,
-                summed: top_k,
-                sets: 1,
-                ..shape
-            },
-            epilogue: Epilogue::Plain(vec![part]),
-            choices: Some(choices(ChoicesKind::Summed)),
-            early: self.target.overlap,
-        };
-        let label = op_label(op, "experts down");
-        self.call(&label, op.rows, kernel);
-        Some(())
     }
 
     /// Keys and values by themselves, where rows end before queries.

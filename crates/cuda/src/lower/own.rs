@@ -1,20 +1,16 @@
 //! Products of wide batches by our own kernels, which every card since Ampere runs: bytes over packed weights; halves where
 //! weights are floats, or of a format that has no packed form.
 
-use carat_model::{
-    plan::{Step, Value},
-    weights::Weight,
-};
+use carat_model::{plan::Value, weights::Weight};
 
 use super::{
-    Lowering, ScratchBytes, op_label,
+    Lowering, ScratchBytes,
     wide::{Kind, Target},
 };
 use crate::{
     fuse::{Op, Part, Product},
     kernel::{
-        Convert, ExpertTiles, ExpertsSum, Form, Gemm, GemmEpilogue, GemmInput, GemmOutput,
-        GemmShape, GemmWeights, GroupPlaces, Groups, Place, Q8Places, XRows,
+        Form, Gemm, GemmEpilogue, GemmInput, GemmOutput, GemmShape, GemmWeights, Place, Q8Places,
     },
     panels::{PanelFormat, STRIP},
     program::buckets,
@@ -105,7 +101,7 @@ impl Lowering<'_> {
         })
     }
 
-    fn gemm_shape(
+    pub(super) fn gemm_shape(
         &self,
         weights: GemmWeights,
         epilogue: GemmEpilogue,
@@ -122,7 +118,13 @@ impl Lowering<'_> {
         }
     }
 
-    fn gemm(&mut self, shape: GemmShape, x: GemmInput, w: Packed, out: GemmOutput) -> Gemm {
+    pub(super) fn gemm(
+        &mut self,
+        shape: GemmShape,
+        x: GemmInput,
+        w: Packed,
+        out: GemmOutput,
+    ) -> Gemm {
         let (mut partials, mut tickets) = (0, 0);
         for rows in buckets(self.target.max_rows) {
             let needed = shape.scratch(rows);
@@ -141,111 +143,12 @@ impl Lowering<'_> {
         }
     }
 
-    /// The chosen experts of many rows: choices are sorted by expert, and each expert multiplies those that chose it.
-    pub(super) fn wide_experts(&mut self, op: &Op, step: &Step) -> Option<()> {
-        let Step::Experts {
-            x,
-            route,
-            gate,
-            up,
-            down,
-            out,
-        } = *step
-        else {
-            return None;
-        };
-        let format = |w: Weight| PanelFormat::of(self.weights.matrix(w).quant);
-        let (gate_format, down_format) = (format(gate)?, format(down)?);
-        let (experts, inner, outputs) = {
-            let matrix = self.weights.matrix(down);
-            (matrix.count, matrix.columns, matrix.rows)
-        };
-        let columns = self.plan.columns(x);
-        let whole = columns.is_multiple_of(32) && inner.is_multiple_of(32);
-        if format(up) != Some(gate_format) || !whole {
-            return None;
-        }
-        let top_k = self.plan.columns(route) / 2;
-        let groups = Groups { experts, top_k };
-        let route = Place::Value(route);
-        let places = self.group_places(groups);
-        let label = op_label(op, "experts");
-        self.call(
-            &label,
-            op.rows,
-            ExpertTiles {
-                groups,
-                route,
-                out: places,
-            },
-        );
-        let input = self.bytes(["experts codes", "experts scales", "experts sums"], columns);
-        self.call(
-            &label,
-            op.rows,
-            Convert {
-                a: Place::Value(x),
-                gelu_mul: None,
-                columns,
-                out: input,
-            },
-        );
-        let names = [
-            "experts gated codes",
-            "experts gated scales",
-            "experts gated sums",
-        ];
-        let gated = self.bytes(names, top_k * inner);
-        let grouped = |shape: GemmShape| GemmShape {
-            groups: Some(groups),
-            ..shape
-        };
-        let weights = GemmWeights::Panels(gate_format);
-        let shape = self.gemm_shape(weights, GemmEpilogue::GeluPair, gate, 2 * inner);
-        let packed = Packed::interleaved(&[gate, up]);
-        let products = GemmOutput::Products(q8_places(gated)?);
-        let mut kernel = self.gemm(grouped(shape), self::input(input, None), packed, products);
-        kernel.groups = Some((places, XRows::One));
-        self.call(&label, op.rows, kernel);
-        let each = self.scratch_floats("experts down", top_k * outputs);
-        let weights = GemmWeights::Panels(down_format);
-        let shape = self.gemm_shape(weights, GemmEpilogue::Floats, down, outputs);
-        let floats = GemmOutput::Floats {
-            out: each,
-            column: 0,
-            stride: outputs,
-        };
-        let packed = Packed::one(down, WeightForm::Panels);
-        let mut kernel = self.gemm(grouped(shape), self::input(gated, None), packed, floats);
-        kernel.groups = Some((places, XRows::EachChoice));
-        self.call(&label, op.rows, kernel);
-        let sum = ExpertsSum {
-            x: each,
-            route,
-            columns: outputs,
-            top_k,
-            out: Place::Value(out),
-        };
-        self.call(&label, op.rows, sum);
-        Some(())
-    }
-
-    fn group_places(&mut self, groups: Groups) -> GroupPlaces {
-        let most = buckets(self.target.max_rows).map(|rows| groups.most_tiles(rows));
-        let most = most.max().unwrap_or(0);
-        let fixed = |words: usize| ScratchBytes {
-            per_row: 0,
-            fixed: words * 4,
-        };
-        GroupPlaces {
-            sorted: self.scratch("experts sorted", groups.top_k * 4),
-            tiles: self.scratch.place("experts tiles", fixed(3 * most)),
-            tile_count: self.scratch.place("experts tile count", fixed(1)),
-        }
-    }
-
     /// Room for bytes of this width, with their scales and sums.
-    fn bytes(&mut self, [codes, scales, sums]: [&'static str; 3], columns: usize) -> Form {
+    pub(super) fn bytes(
+        &mut self,
+        [codes, scales, sums]: [&'static str; 3],
+        columns: usize,
+    ) -> Form {
         Form::Q8 {
             codes: self.scratch(codes, columns),
             scales: self.scratch_floats(scales, columns / 32),
@@ -254,7 +157,7 @@ impl Lowering<'_> {
     }
 }
 
-fn q8_places(form: Form) -> Option<Q8Places> {
+pub(super) fn q8_places(form: Form) -> Option<Q8Places> {
     match form {
         Form::Q8 {
             codes,
@@ -269,7 +172,7 @@ fn q8_places(form: Form) -> Option<Q8Places> {
     }
 }
 
-fn input(form: Form, factors: Option<Place>) -> GemmInput {
+pub(super) fn input(form: Form, factors: Option<Place>) -> GemmInput {
     match form {
         Form::F16(values) => GemmInput::Halves { values, factors },
         Form::Q8 {
