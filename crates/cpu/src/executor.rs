@@ -13,6 +13,7 @@ use carat_model::{
 
 use crate::{
     activations::Activations,
+    aligned::Aligned,
     attend::{Attention, Span, SpreadScratch},
     experts::{self, Pairs},
     kv::{self, Slot, Writes},
@@ -39,7 +40,7 @@ pub(crate) struct CpuExecutor {
 struct State {
     workers: Workers,
     weights: Arc<Weights>,
-    buffers: Vec<Vec<f32>>,
+    buffers: Vec<Aligned<f32>>,
     codes: Vec<Activations>,
     slots: Vec<Slot>,
     angles: Vec<Angles>,
@@ -99,7 +100,7 @@ impl CpuExecutor {
         let codes = program.codes.iter();
         let state = State {
             buffers: buffers
-                .map(|shape| vec![0.0; count(shape.rows) * shape.columns])
+                .map(|shape| Aligned::new(count(shape.rows) * shape.columns))
                 .collect(),
             codes: codes
                 .map(|shape| Activations::new(count(shape.rows), shape.columns))
@@ -237,7 +238,7 @@ impl State {
     ) {
         let kernels = self.workers.kernels;
         let buffers = &self.buffers;
-        let value = |x: &Place| buffers[x.buffer].as_slice();
+        let value = |x: &Place| &*buffers[x.buffer];
         let row = |x: &Place, row: usize| &buffers[x.buffer][row * x.columns..][..x.columns];
         match op {
             Op::Embed { table, scale, .. } => {
@@ -369,7 +370,7 @@ impl State {
     }
 }
 
-fn input<'a>(source: Source, buffers: &'a [Vec<f32>], codes: &'a [Activations]) -> Input<'a> {
+fn input<'a>(source: Source, buffers: &'a [Aligned<f32>], codes: &'a [Activations]) -> Input<'a> {
     match source {
         Source::Codes(i) => Input::Codes(&codes[i]),
         Source::Floats(place) => Input::Floats {

@@ -101,6 +101,7 @@ kernels! {
     fn arrange(x: &[Row<'_>], group: usize, steps: &mut [Step]) = tiled::arrange;
     fn multiply_strips(strips: &[Strip], rows: &[Step], sums: &mut TileSums) = tiled::multiply;
     fn float_matmul(quant: QuantType, weights: WeightRows<'_>, x: &[&[f32]], out: &mut [f32]) = float::matmul;
+    fn widen(quant: QuantType, weights: WeightRows<'_>, out: &mut [u8]) = float::widen;
     fn dequantize(quant: QuantType, row: &[u8], scale: f32, out: &mut [f32]) = format::dequantize;
     fn quantize(x: &[f32], row: &mut [Chunk]) = activations::quantize;
     fn norm(x: &[f32], weight: Option<&[f32]>, eps: f32, out: &mut [f32]) = elementwise::norm;

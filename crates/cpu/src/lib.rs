@@ -12,6 +12,7 @@
 //! prompt is cut, on any number of threads and at every level of instructions.
 
 mod activations;
+mod aligned;
 mod attend;
 mod backend;
 mod dot;

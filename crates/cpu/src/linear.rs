@@ -24,10 +24,10 @@ use crate::{
 const STREAM_BYTES: usize = 96 * 1024;
 /// Weight rows of a cell when many batch rows share it.
 const PANEL_COLUMNS: usize = panel::ROWS * panel::MOST_PANELS;
-/// The same where kernels multiply tiles.
-const STRIP_COLUMNS: usize = tiled::ROWS * tiled::MOST_STRIPS;
+/// Bytes of unpacked weights of a cell, about, where kernels multiply tiles: half of what a core has to itself.
+const STRIP_BYTES: usize = 1 << 20;
 /// Batch rows whose addresses are gathered at a time.
-const GATHER: usize = 16;
+const GATHER: usize = 24;
 
 /// The activations of a product, in the form its weights want.
 #[derive(Clone, Copy)]
@@ -71,7 +71,11 @@ impl Product<'_> {
             let fair = matrix.rows.div_ceil(4 * workers.pool.threads());
             (STREAM_BYTES / matrix.row_bytes()).min(fair).max(8)
         } else if tiled.is_some() {
-            STRIP_COLUMNS
+            let strips = matrix
+                .rows
+                .div_ceil(2 * workers.pool.threads() * tiled::ROWS);
+            let most = STRIP_BYTES / (matrix.columns * tiled::ROWS);
+            tiled::ROWS * strips.min(most).clamp(1, tiled::MOST_STRIPS)
         } else {
             PANEL_COLUMNS
         };
@@ -115,14 +119,7 @@ impl Product<'_> {
                     }
                     Input::Floats { data, columns } => {
                         let row = |row: usize| &data[self.input_row(row) * columns..][..columns];
-                        floats(
-                            kernels,
-                            matrix.quant,
-                            rows,
-                            row,
-                            &mut cell,
-                            &mut scratch.tile,
-                        );
+                        floats(kernels, matrix.quant, rows, row, &mut cell, scratch);
                     }
                 }
             });
@@ -274,8 +271,18 @@ fn floats<'a>(
     weights: WeightRows<'_>,
     x: impl Fn(usize) -> &'a [f32],
     cell: &mut Cell<'_>,
-    tile: &mut Vec<f32>,
+    scratch: &mut Scratch,
 ) {
+    let Scratch { tile, wide, .. } = scratch;
+    let (mut quant, mut weights) = (quant, weights);
+    // Many rows: shorter floats are widened once for all of them.
+    if cell.rows.len() > GATHER && quant != QuantType::F32 {
+        let row_bytes = 4 * x(cell.rows.start).len();
+        wide.reserve_exactly(weights.len() * row_bytes);
+        kernels.widen(quant, weights, wide);
+        weights = WeightRows::new(wide, row_bytes, row_bytes, weights.len());
+        quant = QuantType::F32;
+    }
     let mut rows: [&[f32]; GATHER] = [&[]; GATHER];
     let mut first = cell.rows.start;
     while first < cell.rows.end {

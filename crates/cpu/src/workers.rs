@@ -1,6 +1,7 @@
 //! What every step works with: the threads, the kernels, and scratch memory a thread.
 
 use crate::{
+    aligned::Aligned,
     attend::AttendScratch,
     dot::{
         panel::{self, Panel},
@@ -29,6 +30,8 @@ pub(crate) struct Scratch {
     pub(crate) strips: [Strip; tiled::MOST_STRIPS],
     pub(crate) tile_sums: TileSums,
     pub(crate) tile: Vec<f32>,
+    /// Weights widened to f32.
+    pub(crate) wide: Aligned<u8>,
     pub(crate) attend: AttendScratch,
 }
 
@@ -40,6 +43,7 @@ impl Workers {
             strips: Default::default(),
             tile_sums: TileSums::default(),
             tile: Vec::new(),
+            wide: Aligned::default(),
             attend: AttendScratch::default(),
         };
         Workers {

@@ -5,7 +5,7 @@
 
 use carat_gguf::QuantType;
 
-use super::{WeightRows, format::at};
+use super::WeightRows;
 use crate::simd::{Floats, LANES, Simd, array};
 
 /// Fills `out`, `[x.len(), weights.len()]`.
@@ -25,10 +25,69 @@ pub(crate) fn matmul<S: Simd>(
     }
 }
 
+/// Writes the rows as F32, one after the other, exactly.
+#[inline(always)]
+pub(crate) fn widen<S: Simd>(quant: QuantType, weights: WeightRows<'_>, out: &mut [u8]) {
+    match quant {
+        QuantType::F32 => widen_typed::<S, F32>(weights, out),
+        QuantType::F16 => widen_typed::<S, F16>(weights, out),
+        QuantType::BF16 => widen_typed::<S, Bf16>(weights, out),
+        _ => panic!("{quant} is not a float type"),
+    }
+}
+
+#[inline(always)]
+fn widen_typed<S: Simd, T: Stored>(weights: WeightRows<'_>, out: &mut [u8]) {
+    assert_eq!(
+        out.len() * T::BYTES,
+        4 * weights.len() * weights.row_bytes,
+        "four bytes a weight"
+    );
+    let row_bytes = weights.row_bytes / T::BYTES * 4;
+    for (row, out) in out.chunks_exact_mut(row_bytes).enumerate() {
+        let from = weights.row(row);
+        let sixteens = T::sixteens(from);
+        let (wide, rest) = out.as_chunks_mut::<{ 4 * LANES }>();
+        for (from, out) in sixteens.iter().zip(wide) {
+            store_bytes::<S>(T::load(from), out);
+        }
+        if !rest.is_empty() {
+            let mut last = [0; 4 * LANES];
+            store_bytes::<S>(
+                T::load_part(&from[sixteens.len() * LANES * T::BYTES..]),
+                &mut last,
+            );
+            rest.copy_from_slice(&last[..rest.len()]);
+        }
+    }
+}
+
+#[inline(always)]
+fn store_bytes<S: Simd>(values: S::Floats, out: &mut [u8; 4 * LANES]) {
+    let mut lanes = [0.0; LANES];
+    values.store(&mut lanes);
+    for (out, lane) in out.as_chunks_mut().0.iter_mut().zip(lanes) {
+        *out = f32::to_le_bytes(lane);
+    }
+}
+
 /// A way to read sixteen weights.
 trait Stored {
     const BYTES: usize;
-    fn load<F: Floats>(bytes: &[u8]) -> F;
+    /// The bytes of sixteen weights.
+    type Sixteen: Copy + 'static;
+
+    /// All whole sixteens.
+    fn sixteens(bytes: &[u8]) -> &[Self::Sixteen];
+    fn load<F: Floats>(sixteen: &Self::Sixteen) -> F;
+
+    /// Fewer than sixteen; the missing ones are zero.
+    #[inline(always)]
+    fn load_part<F: Floats>(bytes: &[u8]) -> F {
+        let mut whole = [0; 4 * LANES];
+        whole[..bytes.len()].copy_from_slice(bytes);
+        Self::load(&Self::sixteens(&whole)[0])
+    }
 }
 
 struct F32;
@@ -37,28 +96,46 @@ struct Bf16;
 
 impl Stored for F32 {
     const BYTES: usize = 4;
+    type Sixteen = [u8; 4 * LANES];
 
     #[inline(always)]
-    fn load<F: Floats>(bytes: &[u8]) -> F {
-        F::load_f32_bytes(at(bytes, 0))
+    fn sixteens(bytes: &[u8]) -> &[Self::Sixteen] {
+        bytes.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn load<F: Floats>(sixteen: &Self::Sixteen) -> F {
+        F::load_f32_bytes(sixteen)
     }
 }
 
 impl Stored for F16 {
     const BYTES: usize = 2;
+    type Sixteen = [u8; 2 * LANES];
 
     #[inline(always)]
-    fn load<F: Floats>(bytes: &[u8]) -> F {
-        F::load_f16_bytes(at(bytes, 0))
+    fn sixteens(bytes: &[u8]) -> &[Self::Sixteen] {
+        bytes.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn load<F: Floats>(sixteen: &Self::Sixteen) -> F {
+        F::load_f16_bytes(sixteen)
     }
 }
 
 impl Stored for Bf16 {
     const BYTES: usize = 2;
+    type Sixteen = [u8; 2 * LANES];
 
     #[inline(always)]
-    fn load<F: Floats>(bytes: &[u8]) -> F {
-        F::load_bf16_bytes(at(bytes, 0))
+    fn sixteens(bytes: &[u8]) -> &[Self::Sixteen] {
+        bytes.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn load<F: Floats>(sixteen: &Self::Sixteen) -> F {
+        F::load_bf16_bytes(sixteen)
     }
 }
 
@@ -70,23 +147,21 @@ fn typed<S: Simd, T: Stored>(weights: WeightRows<'_>, x: &[&[f32]], out: &mut [f
             out[(first_row + row) * count + column] = *sum;
         }
     };
-    let (blocks, rest) = x.as_chunks::<4>();
     let mut column = 0;
     while column < count {
         // Four weight rows at a time while there are four.
         if column + 4 <= count {
             let rows = array![[].as_slice(); i => weights.row(column + i)];
-            for (block, x) in blocks.iter().enumerate() {
-                let sums = tile::<S, T, 4, 4>(rows, *x);
-                for (i, sums) in sums.iter().enumerate() {
-                    store(4 * block, column + i, sums);
-                }
-            }
-            for (row, x) in rest.iter().enumerate() {
-                let sums = tile::<S, T, 4, 1>(rows, [x]);
-                for (i, sums) in sums.iter().enumerate() {
-                    store(4 * blocks.len() + row, column + i, sums);
-                }
+            let mut row = 0;
+            while row < x.len() {
+                // As many sums as there are registers for.
+                row += if let (true, Some(x)) = (S::WIDE, x[row..].first_chunk::<6>()) {
+                    block::<S, T, 6>(rows, *x, row, column, &mut store)
+                } else if let Some(x) = x[row..].first_chunk::<4>() {
+                    block::<S, T, 4>(rows, *x, row, column, &mut store)
+                } else {
+                    block::<S, T, 1>(rows, [x[row]], row, column, &mut store)
+                };
             }
             column += 4;
         } else {
@@ -102,6 +177,22 @@ fn typed<S: Simd, T: Stored>(weights: WeightRows<'_>, x: &[&[f32]], out: &mut [f
     }
 }
 
+/// Four weight rows times `R` activation rows. Returns `R`.
+#[inline(always)]
+fn block<S: Simd, T: Stored, const R: usize>(
+    weights: [&[u8]; 4],
+    x: [&[f32]; R],
+    row: usize,
+    column: usize,
+    store: &mut impl FnMut(usize, usize, &[f32]),
+) -> usize {
+    let sums = tile::<S, T, 4, R>(weights, x);
+    for (i, sums) in sums.iter().enumerate() {
+        store(row, column + i, sums);
+    }
+    R
+}
+
 /// `W` weight rows times `R` activation rows.
 #[inline(always)]
 fn tile<S: Simd, T: Stored, const W: usize, const R: usize>(
@@ -109,32 +200,30 @@ fn tile<S: Simd, T: Stored, const W: usize, const R: usize>(
     x: [&[f32]; R],
 ) -> [[f32; R]; W] {
     let columns = x[0].len();
-    // Said once, so that the loop below needs no checks.
-    let weights: [&[u8]; W] = array![[].as_slice(); w => &weights[w][..columns * T::BYTES]];
-    let x: [&[f32]; R] = array![[].as_slice(); r => &x[r][..columns]];
+    let whole = columns / LANES;
+    // Of one length, said once: the loop below needs no checks.
+    let vectors: [&[[f32; LANES]]; R] =
+        array![[].as_slice(); r => &x[r][..columns].as_chunks().0[..whole]];
+    let sixteens: [&[T::Sixteen]; W] =
+        array![[].as_slice(); w => &T::sixteens(weights[w])[..whole]];
     let mut sums = [[S::Floats::zero(); R]; W];
-    let whole = columns / LANES * LANES;
-    let mut k = 0;
-    while k < whole {
-        let values: [S::Floats; R] = array![S::Floats::zero(); r => {
-            S::Floats::load(x[r][k..k + LANES].try_into().expect("sixteen lanes"))
-        }];
-        for (sums, weights) in sums.iter_mut().zip(weights) {
-            let weights: S::Floats = T::load(&weights[k * T::BYTES..][..LANES * T::BYTES]);
+    for k in 0..whole {
+        let values: [S::Floats; R] =
+            array![S::Floats::zero(); r => S::Floats::load(&vectors[r][k])];
+        for (sums, sixteens) in sums.iter_mut().zip(sixteens) {
+            let weights: S::Floats = T::load(&sixteens[k]);
             for (sum, x) in sums.iter_mut().zip(values) {
                 *sum = weights.mul_add(x, *sum);
             }
         }
-        k += LANES;
     }
-    if whole < columns {
+    if whole * LANES < columns {
         for (sums, weights) in sums.iter_mut().zip(weights) {
-            let mut bytes = [0; 4 * LANES];
-            let rest = &weights[whole * T::BYTES..];
-            bytes[..rest.len()].copy_from_slice(rest);
-            let weights: S::Floats = T::load(&bytes[..LANES * T::BYTES]);
+            let rest = &weights[whole * LANES * T::BYTES..columns * T::BYTES];
+            let weights: S::Floats = T::load_part(rest);
             for (sum, x) in sums.iter_mut().zip(x) {
-                *sum = weights.mul_add(S::Floats::load_part(&x[whole..]), *sum);
+                let x = S::Floats::load_part(&x[whole * LANES..]);
+                *sum = weights.mul_add(x, *sum);
             }
         }
     }

@@ -4,6 +4,7 @@ use super::{WeightRows, matvec, panel, tiled};
 use crate::{
     Isa,
     activations::{Activations, Row},
+    aligned::Aligned,
     kernels::Kernels,
     testing::{Random, bits, relative_error},
 };
@@ -278,7 +279,7 @@ fn every_batch_size_agrees() {
 fn float_weights_are_multiplied_as_floats() {
     for quant in [QuantType::F32, QuantType::F16, QuantType::BF16] {
         for columns in [1, 16, 40, 256, 1000] {
-            for rows in [1, 3, 4, 9] {
+            for rows in [1, 3, 4, 9, 13] {
                 let problem = Problem::new(quant, 7, columns, rows);
                 let x: Vec<&[f32]> = problem.x.chunks(columns).collect();
                 let mut all: Vec<Vec<u32>> = Vec::new();
@@ -296,6 +297,12 @@ fn float_weights_are_multiplied_as_floats() {
                         })
                         .collect();
                     assert_eq!(bits(&alone), bits(&found));
+                    let mut wide = vec![0; 7 * 4 * columns];
+                    kernels.widen(quant, problem.rows(), &mut wide);
+                    let wide = WeightRows::new(&wide, 4 * columns, 4 * columns, 7);
+                    let mut widened = vec![f32::NAN; rows * 7];
+                    kernels.float_matmul(QuantType::F32, wide, &x, &mut widened);
+                    assert_eq!(bits(&widened), bits(&found));
                     all.push(bits(&found));
                 }
                 assert!(all.windows(2).all(|pair| pair[0] == pair[1]));
@@ -379,16 +386,24 @@ fn products_timing() {
         }
     }
     for quant in [QuantType::F32, QuantType::F16, QuantType::BF16] {
-        let problem = Problem::new(quant, 32, 1536, 16);
-        let x: Vec<&[f32]> = problem.x.chunks(1536).collect();
-        let mut out = vec![0.0; 32 * 16];
+        let problem = Problem::new(quant, 32, 1536, 24);
+        let mut values = Aligned::new(problem.x.len());
+        values.copy_from_slice(&problem.x);
+        let mut wide = Aligned::new(32 * 1536 * 4);
+        let x: Vec<&[f32]> = values.chunks(1536).collect();
+        let mut out = vec![0.0; 32 * 24];
         for kernels in Kernels::all() {
-            let time = shortest(|| kernels.float_matmul(quant, problem.rows(), &x, &mut out));
-            let operations = f64::from(2 * 32 * 1536 * 16);
+            let direct = shortest(|| kernels.float_matmul(quant, problem.rows(), &x, &mut out));
+            let widen = shortest(|| kernels.widen(quant, problem.rows(), &mut wide));
+            let rows = WeightRows::new(&wide, 4 * 1536, 4 * 1536, 32);
+            let widened = shortest(|| kernels.float_matmul(QuantType::F32, rows, &x, &mut out));
+            let operations = f64::from(2 * 32 * 1536 * 24);
             println!(
-                "{quant} {:?}: {:.0} GOPS",
+                "{quant} {:?}: {:.0} GOPS, widened {:.0}; widening {:.2} ns a weight",
                 kernels.isa(),
-                operations / time / 1e9
+                operations / direct / 1e9,
+                operations / widened / 1e9,
+                widen / f64::from(32 * 1536) * 1e9,
             );
         }
     }

@@ -20,8 +20,8 @@ use crate::{
 
 /// Rows of a strip of weights, and of a tile of activations.
 pub(crate) const ROWS: usize = LANES;
-/// Strips and row tiles that one call of [`multiply`] may take: their sums share the first cache with a few steps.
-pub(crate) const MOST_STRIPS: usize = 4;
+/// Strips and row tiles that one call of [`multiply`] may take.
+pub(crate) const MOST_STRIPS: usize = 8;
 pub(crate) const MOST_TILES: usize = 4;
 
 /// One group of sixteen rows.
@@ -216,26 +216,23 @@ fn arrange_groups<S: Simd, const G: usize>(x: &[Row<'_>], steps: &mut [Step]) {
 #[repr(C, align(64))]
 struct Outputs([[f32; ROWS]; ROWS]);
 
-/// Of a call: `[tile][strip]`.
-type Block = [Outputs; MOST_TILES * MOST_STRIPS];
-
-/// Partial sums of a call. After it, `outputs` has them.
+/// Partial sums of a call, each `[tile][strip]`. After it, `outputs` has them.
 pub(crate) struct TileSums {
     /// Of the lane at work.
-    lane: Box<Block>,
+    lane: Vec<Outputs>,
     /// Of 1, 2, 4 and 8 lanes that wait for as many more.
-    folded: [Box<Block>; 4],
-    outputs: Box<Block>,
+    folded: [Vec<Outputs>; 4],
+    outputs: Vec<Outputs>,
     strips: usize,
 }
 
 impl Default for TileSums {
     fn default() -> TileSums {
-        let zero = [Outputs([[0.0; ROWS]; ROWS]); MOST_TILES * MOST_STRIPS];
+        let block = || vec![Outputs([[0.0; ROWS]; ROWS]); MOST_TILES * MOST_STRIPS];
         TileSums {
-            lane: Box::new(zero),
-            folded: [(); 4].map(|()| Box::new(zero)),
-            outputs: Box::new(zero),
+            lane: block(),
+            folded: std::array::from_fn(|_| block()),
+            outputs: block(),
             strips: 0,
         }
     }
@@ -269,8 +266,7 @@ pub(crate) fn multiply<S: Simd>(strips: &[Strip], rows: &[Step], sums: &mut Tile
     }
 }
 
-/// Squares on their way from tile registers to vectors. More would lie 4096 bytes apart, and a processor that compares
-/// the lower address bits only takes a store to one for a store to the other and waits.
+/// Squares on their way from tile registers to vectors; more were no faster.
 const RING: usize = 4;
 /// Squares that tiles are ahead of vectors, which hides how long a product takes.
 const AHEAD: usize = 2;
