@@ -37,7 +37,10 @@ check() {
   timeout "$limit" "$@" >"$log" 2>&1
   status=$?
   seconds=$(($(date +%s) - started))
-  if [ $status -eq 0 ]; then
+  if grep -q '^test result: ok. 0 passed' "$log"; then
+    verdict="FAILED (nothing ran)"
+    failed=1
+  elif [ $status -eq 0 ]; then
     verdict=ok
   else
     verdict="FAILED ($status)"
@@ -66,11 +69,12 @@ run() {
     else
       sanitizer=/usr/local/cuda/bin/compute-sanitizer
     fi
-    for case in fixture/e2b-like-q4_0/fused/16 fixture/moe-like-q8_0/fused/whole batched/E4b; do
+    for case in fixture/e2b-like-q4_0/best/16 fixture/moe-like-q8_0/portable/whole exact/e2b-like-q4_0/portable; do
       check "memcheck $case" 60 "$sanitizer" --tool memcheck --error-exitcode 9 "$folder/golden" --exact "$case"
     done
-    check "racecheck fixture/e2b-like-q4_0/fused/16" 60 \
-      "$sanitizer" --tool racecheck --error-exitcode 9 "$folder/golden" --exact fixture/e2b-like-q4_0/fused/16
+    for case in fixture/e2b-like-q4_0/portable/16 fixture/moe-like-q8_0/best/1; do
+      check "racecheck $case" 60 "$sanitizer" --tool racecheck --error-exitcode 9 "$folder/golden" --exact "$case"
+    done
   fi
   nvidia-smi --query-gpu=name,driver_version,memory.used --format=csv,noheader 2>/dev/null
   printf '%s' "$table"

@@ -10,6 +10,9 @@
 // the one that draws a tile's last ticket adds them in the order of the splits. So results depend on the shape and the
 // grid alone.
 //
+// TERMS 2: a value is the sum of two bytes with scales of their own (Q16 in lib/form.cuh). Rows of x are as long as two,
+// and weights go by twice. Requires columns % 64 == 0, so that no stage has both.
+//
 // ROWS `grouped`: row tiles are those of `tiles`, each of one expert, whose rows `sorted` lists
 // (kernels/expert_tiles.cu).
 //
@@ -89,11 +92,11 @@ struct Copies {
 
   // `rows` are the tokens' rows of x.
   __device__ __forceinline__ void prepare(const Params& p, const u32* rows, u32 strip, u32 strip_rows) {
-    const u32 row_bytes = p.columns * (Weights::X_BYTES / 32) / 2, token = threadIdx.x / CHUNKS,
+    const u32 row_bytes = TERMS * p.columns * (Weights::X_BYTES / 32) / 2, token = threadIdx.x / CHUNKS,
               chunk = threadIdx.x % CHUNKS;
 #pragma unroll
     for (u32 i = 0; i < EACH; i++) word(i) = rows[min(token + i * STRIDE, TOKENS - 1u)] * row_bytes + chunk * 16;
-    word(SCALE) = rows[min(threadIdx.x / 2, TOKENS - 1u)] * (p.columns / 32) + threadIdx.x % 2;
+    word(SCALE) = rows[min(threadIdx.x / 2, TOKENS - 1u)] * (TERMS * p.columns / 32) + threadIdx.x % 2;
     word(PLACE) = Shape<TOKENS>::X + (Weights::SCALES ? code_chunk(token, chunk) : half_chunk(token, chunk));
     word(STRIP_AT) = strip;
     word(ROWS_FROM) = strip_rows;
@@ -102,9 +105,10 @@ struct Copies {
   __device__ __forceinline__ void start(const Params& p, u8* to, u32 stage) {
     const u32 warp = threadIdx.x / WARP, chunk = threadIdx.x % CHUNKS;
     const u8* strip = p.w + u64(word(STRIP_AT)) * 16;
-    Weights::copy(to + warp * Weights::STRIP_BYTES, strip, stage, threadIdx.x % WARP, p.columns, word(ROWS_FROM));
+    const u32 term_stages = p.columns / STAGE_INPUTS, of_weights = TERMS == 2 && stage >= term_stages ? stage - term_stages : stage;
+    Weights::copy(to + warp * Weights::STRIP_BYTES, strip, of_weights, threadIdx.x % WARP, p.columns, word(ROWS_FROM));
     // Behind the last input there are zeros.
-    const bool inside = stage * STAGE_INPUTS + chunk * (STAGE_INPUTS / CHUNKS) < p.columns;
+    const bool inside = stage * STAGE_INPUTS + chunk * (STAGE_INPUTS / CHUNKS) < TERMS * p.columns;
     if (ALL >= THREADS || threadIdx.x < ALL) {
       u8* x = to + word(PLACE);
 #pragma unroll
@@ -112,7 +116,7 @@ struct Copies {
         copy_async(x + i * STRIDE * Weights::X_BYTES, p.x + word(i) + stage * Weights::X_BYTES, inside);
     }
     if (Weights::SCALES && (TOKENS >= 128 || threadIdx.x < 2 * TOKENS)) {
-      const bool there = 2 * stage + threadIdx.x % 2 < p.columns / 32;
+      const bool there = 2 * stage + threadIdx.x % 2 < TERMS * p.columns / 32;
       const u32 at = word(SCALE) + 2 * stage;
       float* scale = (float*)(to + Shape<TOKENS>::SCALES) + threadIdx.x % 2 * TOKENS + threadIdx.x / 2;
       copy_async_word(scale, p.x_scales + at, there);
@@ -305,7 +309,7 @@ __device__ __forceinline__ void gemm(const Params& p) {
   const u32 output_tiles = (p.outputs + TILE_STRIPS * STRIP - 1) / (TILE_STRIPS * STRIP);
   const u32 output_tile = blockIdx.y % output_tiles, split = blockIdx.y / output_tiles,
             splits = gridDim.y / output_tiles;
-  const u32 all_stages = (p.columns + STAGE_INPUTS - 1) / STAGE_INPUTS, begin = all_stages * split / splits;
+  const u32 all_stages = (TERMS * p.columns + STAGE_INPUTS - 1) / STAGE_INPUTS, begin = all_stages * split / splits;
   // What is rarely needed waits in shared memory.
   __shared__ u32 output_tile_at, split_at, splits_at, end;
   if (threadIdx.x == 0) {

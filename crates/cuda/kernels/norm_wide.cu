@@ -5,10 +5,10 @@
 //
 // Grid: (rows), a block a row. 128 threads (fewer for rows under 512 columns) hold the row, HOLD fours each, so everything is
 // read once. The bits are those of norm.cu and elementwise.cu: thread t stands for four of theirs (lib/quads.cuh).
-// Bytes a row: 4 * columns for each of x and a in, for sum out; 2 (F16) or 1.25 (Q8) * columns for a form.
+// Bytes a row: 4 * columns for each of x and a in, for sum out; 2 (F16), 1.25 (Q8) or 2.5 (Q16) * columns for a form.
 // Loads are under way before anybody waits: those of the row before it is known whether there is one, those of weights before
 // the sum they wait for.
-// Requires memory for every row of the grid; columns % 4 == 0 and columns <= 512 * HOLD; for Q8 columns % 32 == 0; rows and weights aligned to 16 bytes.
+// Requires memory for every row of the grid; columns % 4 == 0 and columns <= 512 * HOLD; for bytes columns % 32 == 0; rows and weights aligned to 16 bytes.
 #include "lib/batch.cuh"
 #include "lib/form.cuh"
 #include "lib/quads.cuh"
@@ -22,7 +22,7 @@ struct Params {
   const float* weight;  // may be null
   const float* a;       // `norm_add_wide` only, as everything about `sum`
   float* sum;
-  Form sum_form;             // may be none
+  Form sum_form;             // may be none; not Q16
   const float* next_weight;  // may be null
   float* next;               // may be null
   Form next_form;            // may be none
@@ -84,7 +84,7 @@ __device__ __forceinline__ void store_next(const Params& p, const Row& row, u64 
     const bool inside = column < p.columns;
     const float4 y = normed_quad(row.quads[k], scale, weight, weights.quads[k]);
     if (p.next && inside) *(float4*)(p.next + start + column) = y;
-    if (p.next_form.any()) store_form(p.next_form, start, column, y, inside);
+    if (p.next_form.any()) store_any_form(p.next_form, start, column, y, inside);
   }
 }
 

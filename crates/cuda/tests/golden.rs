@@ -30,9 +30,8 @@ use libtest_mimic::{Failed, Trial};
 
 /// Of halves: keys and values, and perhaps what products read. Over a whole model.
 const HALVES: f64 = 5e-3;
-/// Of bytes, as a multiple of llama.cpp's error on the same file; with experts, of which a rounded score may choose another.
+/// Of bytes, as a multiple of llama.cpp's error on the same file.
 const BYTES: f64 = 1.1;
-const BYTES_OF_EXPERTS: f64 = 1.2;
 const CHUNKS: [usize; 4] = [usize::MAX, 1, 7, 16];
 /// Whole batches of 12 and of 16 rows, which are one bucket.
 const WIDE_TOKENS: usize = 48;
@@ -209,13 +208,7 @@ fn golden(
     let bound = match kernels {
         Kernels::Plain => HALVES,
         Kernels::Best if wide_halves => HALVES,
-        Kernels::Best | Kernels::Portable => {
-            let times = match model.config.experts {
-                Some(_) => BYTES_OF_EXPERTS,
-                None => BYTES,
-            };
-            HALVES.max(times * fixture.peer_error)
-        }
+        Kernels::Best | Kernels::Portable => HALVES.max(BYTES * fixture.peer_error),
     };
     let found = logits(card, &model, &fixture.tokens(), chunk)?;
     within(&found, &fixture.logits(), bound)

@@ -3,7 +3,7 @@
 
 use carat_model::plan::{KvSlot, Rows};
 
-use super::{Addresses, Kernel, Place, PlacesAt, RowsAt, RunsAt, SlotAt, Specialization};
+use super::{Addresses, Kernel, Place, PlacesAt, Q8Places, RowsAt, RunsAt, SlotAt, Specialization};
 use crate::{
     device::Address,
     launch::Grid,
@@ -44,11 +44,7 @@ pub(crate) enum AttendOut {
     F32(Place),
     F16(Place),
     /// Blocks of 32 columns: codes, scales, and scale times sum of codes.
-    Q8 {
-        codes: Place,
-        scales: Place,
-        sums: Place,
-    },
+    Q8(Q8Places),
 }
 
 /// The forms as the kernel's constant `OUT` names them.
@@ -59,7 +55,7 @@ impl AttendOut {
         match self {
             AttendOut::F32(_) => FORMS[0],
             AttendOut::F16(_) => FORMS[1],
-            AttendOut::Q8 { .. } => FORMS[2],
+            AttendOut::Q8(_) => FORMS[2],
         }
     }
 }
@@ -250,7 +246,7 @@ impl AttendWide {
             Block::Hopper(_) => 64,
         };
         let blocks_of_32 = head_dim >= 32 || group.is_multiple_of(2);
-        let writes = !matches!(out, AttendOut::Q8 { .. }) || blocks_of_32;
+        let writes = !matches!(out, AttendOut::Q8(_)) || blocks_of_32;
         (group <= most && writes).then_some(AttendWide {
             rows,
             q,
@@ -307,11 +303,11 @@ impl Kernel for AttendWide {
             AttendOut::F32(out) | AttendOut::F16(out) => {
                 (at.place(out), Address::NULL, Address::NULL)
             }
-            AttendOut::Q8 {
-                codes,
-                scales,
-                sums,
-            } => (at.place(codes), at.place(scales), at.place(sums)),
+            AttendOut::Q8(out) => (
+                at.place(out.codes),
+                at.place(out.scales),
+                at.place(out.sums),
+            ),
         };
         AttendWideParams {
             rows,
@@ -335,11 +331,7 @@ impl Kernel for AttendWide {
     fn writes(&self) -> Vec<Place> {
         match self.out {
             AttendOut::F32(out) | AttendOut::F16(out) => vec![out],
-            AttendOut::Q8 {
-                codes,
-                scales,
-                sums,
-            } => vec![codes, scales, sums],
+            AttendOut::Q8(out) => out.all().to_vec(),
         }
     }
 }

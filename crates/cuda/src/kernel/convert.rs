@@ -86,7 +86,10 @@ impl Kernel for Convert {
 mod tests {
     use super::*;
     use crate::{
-        kernel::testing::{FormBuffers, Kind, Table, gelu},
+        kernel::{
+            Q8Places,
+            testing::{FormBuffers, Kind, Table, gelu},
+        },
         testing::normals,
     };
 
@@ -174,11 +177,11 @@ mod tests {
             let calls: Vec<Convert> = (0..turns).map(convert).collect();
             table.time("convert f16 2048", rows, rows * columns * 6, &calls);
             let convert = |turn: usize| Convert {
-                out: Form::Q8 {
+                out: Form::Q8(Q8Places {
                     codes: table.shifted(out, turn * rows * columns),
                     scales: small,
                     sums: table.shifted(small, rows * columns / 8),
-                },
+                }),
                 ..convert(turn)
             };
             let calls: Vec<Convert> = (0..turns).map(convert).collect();

@@ -8,12 +8,26 @@ use crate::{device::Address, params::params};
 pub(crate) enum Form {
     /// Halves `[rows, columns]`.
     F16(Place),
-    /// Bytes `[rows, columns]`, with an f32 scale and an f32 sum for each 32 of them: `[rows, columns / 32]` each.
-    Q8 {
-        codes: Place,
-        scales: Place,
-        sums: Place,
+    Q8(Q8Places),
+    /// Of each row its Q8, and behind that the Q8 of what it leaves over.
+    Q16 {
+        both: Q8Places,
+        columns: usize,
     },
+}
+
+/// Bytes `[rows, columns]`, with an f32 scale and an f32 sum for each 32 of them: `[rows, columns / 32]` each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Q8Places {
+    pub(crate) codes: Place,
+    pub(crate) scales: Place,
+    pub(crate) sums: Place,
+}
+
+impl Q8Places {
+    pub(crate) fn all(self) -> [Place; 3] {
+        [self.codes, self.scales, self.sums]
+    }
 }
 
 params! {
@@ -23,6 +37,7 @@ params! {
         codes: Address,
         scales: Address,
         sums: Address,
+        rest: u64,
     }
 }
 
@@ -34,31 +49,26 @@ impl Form {
             codes: Address::NULL,
             scales: Address::NULL,
             sums: Address::NULL,
+            rest: 0,
         };
-        match form {
-            Some(Form::F16(halves)) => found.halves = at.place(halves),
-            Some(Form::Q8 {
-                codes,
-                scales,
-                sums,
-            }) => {
-                found.codes = at.place(codes);
-                found.scales = at.place(scales);
-                found.sums = at.place(sums);
+        let (places, rest) = match form {
+            None => return found,
+            Some(Form::F16(halves)) => {
+                found.halves = at.place(halves);
+                return found;
             }
-            None => (),
-        }
+            Some(Form::Q8(places)) => (places, 0),
+            Some(Form::Q16 { both, columns }) => (both, columns),
+        };
+        [found.codes, found.scales, found.sums] = places.all().map(|place| at.place(place));
+        found.rest = rest as u64;
         found
     }
 
     pub(crate) fn places(&self) -> Vec<Place> {
         match *self {
             Form::F16(halves) => vec![halves],
-            Form::Q8 {
-                codes,
-                scales,
-                sums,
-            } => vec![codes, scales, sums],
+            Form::Q8(places) | Form::Q16 { both: places, .. } => places.all().to_vec(),
         }
     }
 }

@@ -7,7 +7,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::{Addresses, Kernel, Place, RowsAt, Specialization, XRows};
+use super::{Addresses, Kernel, Place, Q8Places, RowsAt, Specialization, XRows};
 use crate::{
     device::Address,
     launch::Grid,
@@ -135,6 +135,8 @@ pub(crate) struct GemmShape {
     pub(crate) weights: GemmWeights,
     pub(crate) epilogue: Epilogue,
     pub(crate) columns: usize,
+    /// Bytes that a value is the sum of: 1, or 2 in the Q16 form.
+    pub(crate) terms: usize,
     /// Rows of the weights: gates and ups together.
     pub(crate) outputs: usize,
     /// Of the card.
@@ -199,7 +201,7 @@ pub(crate) struct GemmScratch {
 
 impl GemmShape {
     fn stages(&self) -> usize {
-        self.columns.div_ceil(STAGE_INPUTS)
+        (self.terms * self.columns).div_ceil(STAGE_INPUTS)
     }
 
     fn output_tiles(&self) -> usize {
@@ -284,11 +286,16 @@ impl GemmShape {
             Some(_) => "grouped",
             None => "dense",
         };
-        specialization(self.weights, self.epilogue, rows)
+        specialization(self.weights, self.epilogue, rows, self.terms)
     }
 }
 
-fn specialization(weights: GemmWeights, epilogue: Epilogue, rows: &'static str) -> Specialization {
+fn specialization(
+    weights: GemmWeights,
+    epilogue: Epilogue,
+    rows: &'static str,
+    terms: usize,
+) -> Specialization {
     let epilogue = match epilogue {
         Epilogue::Floats => "f32",
         Epilogue::GeluPair => "gelu_pair",
@@ -297,6 +304,7 @@ fn specialization(weights: GemmWeights, epilogue: Epilogue, rows: &'static str) 
         ("WEIGHTS", weights.name().to_owned()),
         ("EPILOGUE", epilogue.to_owned()),
         ("ROWS", rows.to_owned()),
+        ("TERMS", terms.to_string()),
     ];
     for (entry, name) in STAGES.into_iter().enumerate() {
         constants.push((name, weights.stages(entry).0.to_string()));
@@ -311,28 +319,22 @@ fn specialization(weights: GemmWeights, epilogue: Epilogue, rows: &'static str) 
 
 /// Every way of calling it.
 pub(super) fn specializations() -> Vec<Specialization> {
-    let halves = specialization(GemmWeights::Halves, Epilogue::Floats, "dense");
+    let halves = specialization(GemmWeights::Halves, Epilogue::Floats, "dense", 1);
     let mut all = vec![halves];
     for weights in PanelFormat::ALL.map(GemmWeights::Panels) {
         for epilogue in [Epilogue::Floats, Epilogue::GeluPair] {
-            all.extend(["dense", "grouped"].map(|rows| specialization(weights, epilogue, rows)));
+            all.extend(["dense", "grouped"].map(|rows| specialization(weights, epilogue, rows, 1)));
         }
+        all.push(specialization(weights, Epilogue::Floats, "dense", 2));
     }
     all
 }
 
-/// Activations in the Q8 form: `[rows, columns]` codes, and a scale and a sum a 32 of them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Q8Places {
-    pub(crate) codes: Place,
-    pub(crate) scales: Place,
-    pub(crate) sums: Place,
-}
-
-/// What weights are multiplied with: the Q8 form for panels, halves for halves.
+/// What weights are multiplied with: bytes for panels, halves for halves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GemmInput {
-    Q8(Q8Places),
+    /// The Q8 form, or Q16 if the shape has two terms.
+    Bytes(Q8Places),
     Halves {
         values: Place,
         /// A factor a row.
@@ -375,7 +377,7 @@ impl Kernel for Gemm {
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
         let place = |place: Place| at.place(place);
         let (x, x_scales, x_sums) = match self.x {
-            GemmInput::Q8(x) => (place(x.codes), place(x.scales), place(x.sums)),
+            GemmInput::Bytes(x) => (place(x.codes), place(x.scales), place(x.sums)),
             GemmInput::Halves { values, factors } => {
                 let factors = factors.map_or(Address::NULL, place);
                 (place(values), factors, Address::NULL)
@@ -388,7 +390,7 @@ impl Kernel for Gemm {
                 column,
                 stride,
             } => (place(out).offset(4 * column), stride, [none; 3]),
-            GemmOutput::Products(out) => (none, 0, [out.codes, out.scales, out.sums].map(place)),
+            GemmOutput::Products(out) => (none, 0, out.all().map(place)),
         };
         let ([sorted, tiles, tile_count], x_share) = match self.groups {
             None => ([none; 3], 1),
@@ -431,7 +433,7 @@ impl Kernel for Gemm {
 
     fn reads(&self) -> Vec<Place> {
         let mut reads = match self.x {
-            GemmInput::Q8(x) => vec![x.codes, x.scales, x.sums],
+            GemmInput::Bytes(x) => x.all().to_vec(),
             GemmInput::Halves { values, factors } => [values].into_iter().chain(factors).collect(),
         };
         if let Some((groups, _)) = self.groups {
@@ -443,7 +445,7 @@ impl Kernel for Gemm {
     fn writes(&self) -> Vec<Place> {
         match self.out {
             GemmOutput::Floats { out, .. } => vec![out],
-            GemmOutput::Products(out) => vec![out.codes, out.scales, out.sums],
+            GemmOutput::Products(out) => out.all().to_vec(),
         }
     }
 }

@@ -47,11 +47,11 @@ pub(crate) use embed::{Embed, TableForm};
 pub(crate) use expand::{Expand, Narrowed};
 pub(crate) use expert_tiles::ExpertTiles;
 pub(crate) use experts::{ExpertsLinear, ExpertsSum, MOST_EXPERTS, Route, XRows};
-pub(crate) use form::Form;
+pub(crate) use form::{Form, Q8Places};
 pub(crate) use gelu_mul_wide::{GeluMulWide, MOST_COLUMNS as GELU_MOST_COLUMNS};
 pub(crate) use gemm::{
     Epilogue as GemmEpilogue, Gemm, GemmInput, GemmOutput, GemmShape, GemmWeights, GroupPlaces,
-    Groups, Q8Places,
+    Groups,
 };
 pub(crate) use gemv::{
     Choices, ChoicesKind, Epilogue, Gemv, GemvCard, GemvForm, GemvShape, Part as GemvPart,

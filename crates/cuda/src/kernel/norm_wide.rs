@@ -271,7 +271,7 @@ mod tests {
     fn norm_wide_has_the_bits_of_norm_in_every_form() {
         let mut table = Table::new();
         for columns in SIZES {
-            for kind in [None, Some(Kind::F16), Some(Kind::Q8)] {
+            for kind in [None, Some(Kind::F16), Some(Kind::Q8), Some(Kind::Q16)] {
                 let (rows, room) = (3, 5);
                 let x = normals(1, room * columns);
                 let weight = normals(2, columns);
@@ -353,7 +353,7 @@ mod tests {
             let (sum_kind, next_kind) = match n % 3 {
                 0 => (Kind::Q8, Kind::F16),
                 1 => (Kind::F16, Kind::Q8),
-                _ => (Kind::Q8, Kind::Q8),
+                _ => (Kind::Q8, Kind::Q16),
             };
             let sum_form = FormBuffers::new(&mut table, sum_kind, room, columns);
             let next_form = FormBuffers::new(&mut table, next_kind, room, columns);

@@ -12,7 +12,8 @@ use carat_model::{
 use carat_testkit::tiny::{Tiny, Variant};
 
 use super::{
-    Addresses, BatchAt, Kernel, MatrixAt, Place, PlacesAt, RowsAt, RunsAt, TablesAt, form::Form,
+    Addresses, BatchAt, Kernel, MatrixAt, Place, PlacesAt, RowsAt, RunsAt, TablesAt,
+    form::{Form, Q8Places},
 };
 use crate::{
     config::Tier,
@@ -313,6 +314,7 @@ pub(super) fn gelu(z: f64) -> f64 {
 pub(super) enum Kind {
     F16,
     Q8,
+    Q16,
 }
 
 /// Poisoned memory for a form, and what should be in it.
@@ -324,13 +326,18 @@ pub(super) struct FormBuffers {
 
 impl FormBuffers {
     pub(super) fn new(table: &mut Table, kind: Kind, room: usize, columns: usize) -> FormBuffers {
+        let mut bytes = |columns: usize| Q8Places {
+            codes: table.put(&vec![0x55i8; room * columns]),
+            scales: table.poison(room * columns / 32),
+            sums: table.poison(room * columns / 32),
+        };
         let form = match kind {
-            Kind::F16 => Form::F16(table.put(&vec![POISON; room * columns])),
-            Kind::Q8 => Form::Q8 {
-                codes: table.put(&vec![0x55i8; room * columns]),
-                scales: table.poison(room * columns / 32),
-                sums: table.poison(room * columns / 32),
+            Kind::Q8 => Form::Q8(bytes(columns)),
+            Kind::Q16 => Form::Q16 {
+                both: bytes(2 * columns),
+                columns,
             },
+            Kind::F16 => Form::F16(table.put(&vec![POISON; room * columns])),
         };
         FormBuffers {
             form,
@@ -349,30 +356,18 @@ impl FormBuffers {
                 assert_eq!(found[..count], halves(values));
                 assert!(found[count..].iter().all(|bits| *bits == POISON));
             }
-            Form::Q8 {
-                codes,
-                scales,
-                sums,
-            } => {
-                let codes = table.get::<i8>(codes, room);
-                let scales = table.get::<f32>(scales, room / 32);
-                let sums = table.get::<f32>(sums, room / 32);
-                for (block, values) in values.chunks_exact(32).enumerate() {
-                    let largest = values.iter().fold(0f32, |a, b| a.max(b.abs()));
-                    let scale = largest / 127.0;
-                    let code = |v: &f32| match scale {
-                        0.0 => 0,
-                        _ => (v / scale).round_ties_even().clamp(-127.0, 127.0) as i8,
-                    };
-                    let expected: Vec<i8> = values.iter().map(code).collect();
-                    assert_eq!(codes[32 * block..32 * block + 32], expected);
-                    let sum: i32 = expected.iter().map(|c| i32::from(*c)).sum();
-                    assert_eq!(scales[block].to_bits(), scale.to_bits());
-                    assert_eq!(sums[block], scale * sum as f32);
-                }
-                assert!(codes[count..].iter().all(|code| *code == 0x55));
-                let rest = scales[count / 32..].iter().chain(&sums[count / 32..]);
-                assert!(rest.into_iter().all(|v| v.is_nan()));
+            Form::Q8(places) => check_bytes(table, places, values, room),
+            Form::Q16 { both, columns } => {
+                let with_rest = values.chunks_exact(columns).flat_map(|row| {
+                    let rest = row.chunks_exact(32).flat_map(|values| {
+                        let (scale, codes) = block_codes(values);
+                        let pairs = values.iter().zip(codes);
+                        let rest = pairs.map(|(v, code)| f32::from(code).mul_add(-scale, *v));
+                        rest.collect::<Vec<f32>>()
+                    });
+                    row.iter().copied().chain(rest).collect::<Vec<f32>>()
+                });
+                check_bytes(table, both, &with_rest.collect::<Vec<f32>>(), 2 * room);
             }
         }
     }
@@ -387,7 +382,8 @@ impl FormBuffers {
                 assert!(relative_error(&decoded, values) < 4e-4);
                 assert!(found[count..].iter().all(|bits| *bits == POISON));
             }
-            Form::Q8 { codes, scales, .. } => {
+            Form::Q16 { .. } => panic!("this form is nobody's who computes nearly"),
+            Form::Q8(Q8Places { codes, scales, .. }) => {
                 let codes = table.get::<i8>(codes, room);
                 let scales = table.get::<f32>(scales, room / 32);
                 for (i, value) in values.iter().enumerate() {
@@ -402,4 +398,33 @@ impl FormBuffers {
             }
         }
     }
+}
+
+/// The scale of 32 values and their codes, by definition.
+fn block_codes(values: &[f32]) -> (f32, Vec<i8>) {
+    let largest = values.iter().fold(0f32, |a, b| a.max(b.abs()));
+    let scale = largest / 127.0;
+    let code = |v: &f32| match scale {
+        0.0 => 0,
+        _ => (v / scale).round_ties_even().clamp(-127.0, 127.0) as i8,
+    };
+    (scale, values.iter().map(code).collect())
+}
+
+/// Room for `room` bytes begins with those of the values, and the rest is untouched.
+fn check_bytes(table: &Table, places: Q8Places, values: &[f32], room: usize) {
+    let codes = table.get::<i8>(places.codes, room);
+    let scales = table.get::<f32>(places.scales, room / 32);
+    let sums = table.get::<f32>(places.sums, room / 32);
+    for (block, values) in values.chunks_exact(32).enumerate() {
+        let (scale, expected) = block_codes(values);
+        assert_eq!(codes[32 * block..32 * block + 32], expected);
+        let sum: i32 = expected.iter().map(|c| i32::from(*c)).sum();
+        assert_eq!(scales[block].to_bits(), scale.to_bits());
+        assert_eq!(sums[block], scale * sum as f32);
+    }
+    let count = values.len();
+    assert!(codes[count..].iter().all(|code| *code == 0x55));
+    let rest = scales[count / 32..].iter().chain(&sums[count / 32..]);
+    assert!(rest.into_iter().all(|v| v.is_nan()));
 }

@@ -2,20 +2,17 @@
 
 use carat_model::{plan::Step, weights::Weight};
 
-use super::{
-    Lowering, ScratchBytes, op_label,
-    own::{input, q8_places},
-};
+use super::{Lowering, ScratchBytes, op_label};
 use crate::{
     fuse::Op,
     kernel::{
-        Choices, ChoicesKind, Convert, Epilogue, ExpertTiles, ExpertsSum, GemmEpilogue, GemmOutput,
-        GemmShape, GemmWeights, Gemv, GemvForm, GemvPart, GemvShape, GroupPlaces, Groups, Place,
-        Prologue, XRows,
+        Choices, ChoicesKind, Convert, Epilogue, ExpertTiles, ExpertsSum, Form, GemmEpilogue,
+        GemmInput, GemmOutput, GemmShape, GemmWeights, Gemv, GemvForm, GemvPart, GemvShape,
+        GroupPlaces, Groups, Place, Prologue, XRows,
     },
     panels::PanelFormat,
     program::buckets,
-    weights::{Form, Packed},
+    weights::{Form as WeightForm, Packed},
 };
 
 /// A step of experts, all of whose weights are packed.
@@ -114,7 +111,7 @@ impl Lowering<'_> {
         };
         let kernel = Gemv {
             prologue: Prologue::None { x: gated },
-            w: Packed::one(experts.down, Form::Panels),
+            w: Packed::one(experts.down, WeightForm::Panels),
             shape: GemvShape {
                 form: GemvForm::Panel(down_format),
                 columns: inner,
@@ -171,7 +168,7 @@ impl Lowering<'_> {
                 a: experts.x,
                 gelu_mul: None,
                 columns,
-                out: codes,
+                out: Form::Q8(codes),
             },
         );
         let names = [
@@ -187,8 +184,8 @@ impl Lowering<'_> {
         let weights = GemmWeights::Panels(gate_format);
         let shape = self.gemm_shape(weights, GemmEpilogue::GeluPair, experts.gate, 2 * inner);
         let packed = Packed::interleaved(&[experts.gate, experts.up]);
-        let products = GemmOutput::Products(q8_places(gated)?);
-        let mut kernel = self.gemm(grouped(shape), input(codes, None), packed, products);
+        let products = GemmOutput::Products(gated);
+        let mut kernel = self.gemm(grouped(shape), GemmInput::Bytes(codes), packed, products);
         kernel.groups = Some((places, XRows::One));
         self.call(&label, op.rows, kernel);
         let each = self.scratch_floats("experts down", top_k * outputs);
@@ -199,8 +196,8 @@ impl Lowering<'_> {
             column: 0,
             stride: outputs,
         };
-        let packed = Packed::one(experts.down, Form::Panels);
-        let mut kernel = self.gemm(grouped(shape), input(gated, None), packed, floats);
+        let packed = Packed::one(experts.down, WeightForm::Panels);
+        let mut kernel = self.gemm(grouped(shape), GemmInput::Bytes(gated), packed, floats);
         kernel.groups = Some((places, XRows::EachChoice));
         self.call(&label, op.rows, kernel);
         let sum = ExpertsSum {

@@ -8,7 +8,7 @@ use super::{
     wide::{Kind, Target},
 };
 use crate::{
-    fuse::{Op, Part, Product},
+    fuse::{Input, Op, Part, Product},
     kernel::{
         Form, Gemm, GemmEpilogue, GemmInput, GemmOutput, GemmShape, GemmWeights, Place, Q8Places,
     },
@@ -27,7 +27,19 @@ impl Lowering<'_> {
         let first = kind(product.parts.first()?);
         let columns = self.weights.matrix(product.parts[0].w).columns;
         let fits = columns.is_multiple_of(32);
-        (fits && product.parts.iter().all(|p| kind(p) == first)).then_some(first)
+        let alike = product.parts.iter().all(|p| kind(p) == first);
+        // Exponentials of scores make much of a small difference: over a whole model, bytes that queries and keys are made
+        // of are the largest error of all.
+        let normed = match &product.input {
+            Input::Value(_) => false,
+            Input::Norm(_) => true,
+            Input::NormAdd(norm_add) => norm_add.next.is_some(),
+        };
+        let finer = normed && columns.is_multiple_of(64) && self.attended(product);
+        (fits && alike).then_some(match first {
+            Kind::Bytes if finer => Kind::TwoBytes,
+            _ => first,
+        })
     }
 
     /// Parts side by side, as f32; neighbours of one format in one launch.
@@ -52,7 +64,14 @@ impl Lowering<'_> {
                 None => (GemmWeights::Halves, WeightForm::Half),
             };
             let matrices: Vec<Weight> = run.iter().map(|p| p.w).collect();
-            let shape = self.gemm_shape(weights, GemmEpilogue::Floats, run[0].w, outputs);
+            let shape = GemmShape {
+                terms: if matches!(form, Form::Q16 { .. }) {
+                    2
+                } else {
+                    1
+                },
+                ..self.gemm_shape(weights, GemmEpilogue::Floats, run[0].w, outputs)
+            };
             let out = GemmOutput::Floats {
                 out: target.place,
                 column,
@@ -82,11 +101,7 @@ impl Lowering<'_> {
         if format(up) != Some(gate_format) || !columns.is_multiple_of(32) {
             return None;
         }
-        let products = Q8Places {
-            codes: self.scratch("gated codes", columns),
-            scales: self.scratch_floats("gated scales", columns / 32),
-            sums: self.scratch_floats("gated sums", columns / 32),
-        };
+        let products = self.bytes(["gated codes", "gated scales", "gated sums"], columns);
         let weights = GemmWeights::Panels(gate_format);
         let shape = self.gemm_shape(weights, GemmEpilogue::GeluPair, gate.w, 2 * columns);
         let packed = Packed::interleaved(&[gate.w, up.w]);
@@ -94,11 +109,7 @@ impl Lowering<'_> {
         let kernel = self.gemm(shape, input(form, None), packed, out);
         let label = self.product_label(op, &product.parts);
         self.call(&label, op.rows, kernel);
-        Some(Form::Q8 {
-            codes: products.codes,
-            scales: products.scales,
-            sums: products.sums,
-        })
+        Some(Form::Q8(products))
     }
 
     pub(super) fn gemm_shape(
@@ -112,6 +123,7 @@ impl Lowering<'_> {
             weights,
             epilogue,
             columns: self.weights.matrix(w).columns,
+            terms: 1,
             outputs,
             groups: None,
             multiprocessors: self.target.multiprocessors,
@@ -148,41 +160,18 @@ impl Lowering<'_> {
         &mut self,
         [codes, scales, sums]: [&'static str; 3],
         columns: usize,
-    ) -> Form {
-        Form::Q8 {
+    ) -> Q8Places {
+        Q8Places {
             codes: self.scratch(codes, columns),
-            scales: self.scratch_floats(scales, columns / 32),
-            sums: self.scratch_floats(sums, columns / 32),
+            scales: self.scratch_floats(scales, columns.div_ceil(32)),
+            sums: self.scratch_floats(sums, columns.div_ceil(32)),
         }
     }
 }
 
-pub(super) fn q8_places(form: Form) -> Option<Q8Places> {
-    match form {
-        Form::Q8 {
-            codes,
-            scales,
-            sums,
-        } => Some(Q8Places {
-            codes,
-            scales,
-            sums,
-        }),
-        Form::F16(_) => None,
-    }
-}
-
-pub(super) fn input(form: Form, factors: Option<Place>) -> GemmInput {
+fn input(form: Form, factors: Option<Place>) -> GemmInput {
     match form {
         Form::F16(values) => GemmInput::Halves { values, factors },
-        Form::Q8 {
-            codes,
-            scales,
-            sums,
-        } => GemmInput::Q8(Q8Places {
-            codes,
-            scales,
-            sums,
-        }),
+        Form::Q8(places) | Form::Q16 { both: places, .. } => GemmInput::Bytes(places),
     }
 }

@@ -31,6 +31,8 @@ const GATE_UP_SCALE: f32 = 1.0 / 64.0;
 pub(super) enum Kind {
     Halves,
     Bytes,
+    /// Bytes, and the rest as bytes again.
+    TwoBytes,
 }
 
 /// What is known of values while wide ops are lowered.
@@ -145,10 +147,10 @@ impl Lowering<'_> {
         let [halves, codes, scales, sums] = names;
         match kind {
             Kind::Halves => Form::F16(self.scratch(halves, 2 * columns)),
-            Kind::Bytes => Form::Q8 {
-                codes: self.scratch(codes, columns),
-                scales: self.scratch_floats(scales, columns.div_ceil(32)),
-                sums: self.scratch_floats(sums, columns.div_ceil(32)),
+            Kind::Bytes => Form::Q8(self.bytes([codes, scales, sums], columns)),
+            Kind::TwoBytes => Form::Q16 {
+                both: self.bytes([codes, scales, sums], 2 * columns),
+                columns,
             },
         }
     }
@@ -315,15 +317,18 @@ impl Lowering<'_> {
         Some(())
     }
 
+    /// Whether its parts are queries, keys and values, of wide kernels and nobody else.
+    pub(super) fn attended(&self, product: &Product) -> bool {
+        let ours = |value: Value| product.parts.iter().any(|p| p.out == value);
+        let reads_ours =
+            |reader: &Op| self.takes_columns(reader) && raw_inputs(reader).into_iter().all(ours);
+        let mut parts = product.parts.iter();
+        parts.all(|part| self.only_for(part.out, reads_ours))
+    }
+
     /// Every part to where its readers look for it: side by side if those are queries, keys and values, else a value each.
     fn product_parts(&mut self, op: &Op, product: &Product, input: Made) {
-        let ours = |value: Value| product.parts.iter().any(|p| p.out == value);
-        let attended = |part: &Part| {
-            self.only_for(part.out, |reader| {
-                self.takes_columns(reader) && raw_inputs(reader).into_iter().all(ours)
-            })
-        };
-        if product.parts.iter().all(attended) {
+        if self.attended(product) {
             let widths = product.parts.iter().map(|p| self.plan.columns(p.out));
             let stride = widths.sum();
             let of = self.scratch_floats("q|k|v", stride);
@@ -630,15 +635,8 @@ impl Lowering<'_> {
         let wanted = match form {
             None => AttendOut::F32(Place::Value(attend.out)),
             Some(Form::F16(halves)) => AttendOut::F16(halves),
-            Some(Form::Q8 {
-                codes,
-                scales,
-                sums,
-            }) => AttendOut::Q8 {
-                codes,
-                scales,
-                sums,
-            },
+            Some(Form::Q8(places)) => AttendOut::Q8(places),
+            Some(Form::Q16 { .. }) => unreachable!("only norms make it"),
         };
         let q = self.scratch("queries", 2 * columns);
         let (kernel, form) = if let Some(kernel) = self.attend_kernel(op, attend, q, wanted) {
@@ -682,7 +680,7 @@ fn raw_inputs(op: &Op) -> Vec<Value> {
 fn halves(form: Form) -> Place {
     match form {
         Form::F16(halves) => halves,
-        Form::Q8 { .. } => unreachable!("chosen as the product's kind"),
+        Form::Q8(_) | Form::Q16 { .. } => unreachable!("chosen as the product's kind"),
     }
 }
 

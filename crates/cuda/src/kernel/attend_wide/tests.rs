@@ -251,11 +251,11 @@ fn kernel(heads: Attention, block: Block, form: &str) -> AttendWide {
     let out = match form {
         "OUT_F32" => AttendOut::F32(place),
         "OUT_F16" => AttendOut::F16(place),
-        _ => AttendOut::Q8 {
+        _ => AttendOut::Q8(Q8Places {
             codes: place,
             scales: place,
             sums: place,
-        },
+        }),
     };
     AttendWide {
         rows: Rows::All,
@@ -278,7 +278,7 @@ fn attend(card: &Card, kernel: &AttendWide, module: &Module, batch: &OnCard) -> 
     let value_bytes = match kernel.out {
         AttendOut::F32(_) => 4,
         AttendOut::F16(_) => 2,
-        AttendOut::Q8 { .. } => 1,
+        AttendOut::Q8(_) => 1,
     };
     let poison = |bytes: usize| card.upload(&vec![UNTOUCHED; bytes]);
     let outs = [
@@ -306,7 +306,7 @@ fn attend(card: &Card, kernel: &AttendWide, module: &Module, batch: &OnCard) -> 
             let value = |b: &[u8; 2]| f16::from_bits(u16::from_ne_bytes(*b)).to_f32();
             words.iter().map(value).collect()
         }
-        AttendOut::Q8 { .. } => {
+        AttendOut::Q8(_) => {
             let scales = floats(&read(&outs[1], columns / 8));
             let sums = floats(&read(&outs[2], columns / 8));
             for (block, (&scale, &sum)) in bytes.chunks_exact(32).zip(scales.iter().zip(&sums)) {
@@ -358,11 +358,11 @@ fn shapes_fit_their_cards_and_the_rest_is_refused() {
     let taken = |of: Attention, out: AttendOut| {
         AttendWide::new(Rows::All, (place, out), slot, of, false).is_some()
     };
-    let q8 = AttendOut::Q8 {
+    let q8 = AttendOut::Q8(Q8Places {
         codes: place,
         scales: place,
         sums: place,
-    };
+    });
     assert!(taken(heads(8, 2, 256, 512), q8));
     assert!(taken(heads(16, 1, 512, 0), AttendOut::F16(place)));
     assert!(taken(heads(4, 2, 16, 8), q8));
