@@ -117,9 +117,19 @@ impl Compiler {
         {
             return Ok(entry.image);
         }
-        let nvrtc = self.nvrtc.as_ref().map_err(|looked| CudaError::NoNvrtc {
-            looked: looked.clone(),
-        })?;
+        let nvrtc = self
+            .nvrtc
+            .as_ref()
+            .map_err(|looked| match &self.built_ahead {
+                Some(folder) => CudaError::NotBuiltAhead {
+                    kernel: wanted.to_string(),
+                    architecture: self.architecture.0.clone(),
+                    folder: folder.clone(),
+                },
+                None => CudaError::NoNvrtc {
+                    looked: looked.clone(),
+                },
+            })?;
         let (entry, remarks) = compile(nvrtc, &self.architecture, wanted, (&source, &options))?;
         if !remarks.is_empty() {
             tracing::warn!(kernel = %wanted, remarks, "the compiler remarks");
@@ -233,7 +243,10 @@ fn in_parallel<T: Sync, R: Send>(
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while let Some(i) = next.lock().expect("no worker panics").next() {
+                loop {
+                    // In a statement of its own: `while let` would hold the lock while it works.
+                    let taken = next.lock().expect("no worker panics").next();
+                    let Some(i) = taken else { break };
                     let result = work(&items[i]);
                     done.lock().expect("no worker panics").push((i, result));
                 }
@@ -247,6 +260,11 @@ fn in_parallel<T: Sync, R: Send>(
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering},
+        time::{Duration, Instant},
+    };
+
     use super::*;
 
     #[test]
@@ -281,8 +299,14 @@ mod tests {
         };
         assert!(matches!(
             compiler.images(&[&wanted]),
+            Err(CudaError::NotBuiltAhead { folder: asked, .. }) if asked == folder.path()
+        ));
+        compiler.built_ahead = None;
+        assert!(matches!(
+            compiler.images(&[&wanted]),
             Err(CudaError::NoNvrtc { looked }) if looked == ["nowhere"]
         ));
+        compiler.built_ahead = Some(folder.path().to_owned());
         let (source, options) = wanted.text(&compiler.architecture);
         let file = cache::file_name(wanted.kernel, "sm_80", &source, &options);
         let entry = Entry {
@@ -307,5 +331,22 @@ mod tests {
             _ => Ok(()),
         });
         assert!(failed.unwrap_err().to_string().contains("seven"));
+    }
+
+    #[test]
+    fn work_is_done_side_by_side() {
+        let begun = AtomicUsize::new(0);
+        let both_at_work = |_: &u32| {
+            begun.fetch_add(1, Ordering::SeqCst);
+            let start = Instant::now();
+            while begun.load(Ordering::SeqCst) < 2 && start.elapsed() < Duration::from_secs(10) {
+                thread::yield_now();
+            }
+            Ok(begun.load(Ordering::SeqCst))
+        };
+        let expected = thread::available_parallelism()
+            .map_or(1, NonZero::get)
+            .min(2);
+        assert_eq!(in_parallel(&[0, 1], both_at_work).unwrap()[0], expected);
     }
 }

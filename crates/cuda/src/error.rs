@@ -38,6 +38,16 @@ pub enum CudaError {
     )]
     NoNvrtc { looked: Vec<String> },
     #[error(
+        "kernel {kernel} for {architecture} is not in {}, and NVRTC, which could compile it, was not found. `carat kernels \
+         build` of this version, for this architecture, makes those of all published models; a model of other shapes needs \
+         NVRTC (`pip install nvidia-cuda-nvrtc`), and --backend cpu needs neither", .folder.display()
+    )]
+    NotBuiltAhead {
+        kernel: String,
+        architecture: String,
+        folder: PathBuf,
+    },
+    #[error(
         "cuBLASLt was not found, so prompts are computed by Carat's own kernels, which are slower on this card. Looked for: {}. \
          Install the CUDA toolkit or `pip install nvidia-cublas`, or name its folder in the loader's path (LD_LIBRARY_PATH)",
         .looked.join(", ")

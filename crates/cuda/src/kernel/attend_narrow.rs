@@ -27,7 +27,7 @@ const MULTIPROCESSORS: usize = 132;
 const LEAST_SPLITS: usize = 4;
 
 /// Query heads, KV heads and head size in layers of the models there are.
-pub(super) const SHAPES: [Heads; 10] = [
+pub(super) const SHAPES: [Heads; 12] = [
     Heads::new(8, 1, 256),
     Heads::new(8, 1, 512),
     Heads::new(8, 2, 256),
@@ -37,6 +37,10 @@ pub(super) const SHAPES: [Heads; 10] = [
     Heads::new(16, 2, 512),
     Heads::new(32, 16, 256),
     Heads::new(32, 4, 512),
+    // The demo model.
+    Heads::new(4, 2, 64),
+    Heads::new(4, 2, 128),
+    // A size that needs filling up.
     Heads::new(4, 2, 48),
 ];
 

@@ -264,20 +264,22 @@ fn whatever_is_chosen_is_among_the_kernels_compiled_ahead() {
 #[test]
 fn attention_of_published_models_is_compiled_ahead() {
     let all: HashSet<_> = kernel::all().into_iter().collect();
-    // Query heads, then KV heads of sliding and of full layers.
-    for (variant, heads, sliding, full) in [
-        (Variant::E2b, 8, 1, 1),
-        (Variant::E4b, 8, 2, 2),
-        (Variant::Dense12b, 16, 8, 1),
-        (Variant::Moe26b, 16, 8, 2),
-        (Variant::Dense31b, 32, 16, 4),
+    // Query heads, then KV heads of sliding and of full layers, and how large heads are there.
+    let demo = (Variant::E4b, 4, [2, 2], [64, 128]);
+    for (variant, heads, [sliding, full], sizes) in [
+        (Variant::E2b, 8, [1, 1], [256, 512]),
+        (Variant::E4b, 8, [2, 2], [256, 512]),
+        (Variant::Dense12b, 16, [8, 1], [256, 512]),
+        (Variant::Moe26b, 16, [8, 2], [256, 512]),
+        (Variant::Dense31b, 32, [16, 4], [256, 512]),
+        demo,
     ] {
         let mut tiny = Tiny::new(variant, QuantType::Q8_0);
         tiny.shape.heads = heads;
         tiny.shape.kv_heads = ByKind { sliding, full };
         tiny.shape.head_dim = ByKind {
-            sliding: 256,
-            full: 512,
+            sliding: sizes[0],
+            full: sizes[1],
         };
         let calls = lowered(&tiny.model(), Target::hopper(Fusion::On, NARROW));
         let specializations = calls.iter().filter_map(Call::kernel);
