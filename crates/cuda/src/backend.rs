@@ -9,7 +9,7 @@ use carat_model::{
     backend::{Backend, BackendError, CompileOptions, Executor, Memory, Need},
     cost::Rates,
     layout::Layout,
-    plan::{Plan, Rows},
+    plan::{Plan, Rows, Step},
     weights::Weights,
 };
 
@@ -160,7 +160,7 @@ impl CudaBackend {
         }
         let mut prepared = None;
         for (products, tables) in ways {
-            let target = self.target(options, products);
+            let target = self.target(plan, weights, options, products);
             let next = prepare(plan, weights, options, tables, target)?;
             let fits = next.memory.device_bytes() <= free_bytes;
             prepared = Some(next);
@@ -171,17 +171,39 @@ impl CudaBackend {
         Ok(prepared.expect("there is a way at least"))
     }
 
-    fn target(&self, options: &CompileOptions, products: Products) -> Target {
+    fn target(
+        &self,
+        plan: &Plan,
+        weights: &Weights,
+        options: &CompileOptions,
+        products: Products,
+    ) -> Target {
+        let short_launches = matrix_bytes(plan, weights) <= MOST_BYTES_TO_OVERLAP;
         Target {
             multiprocessors: self.device.multiprocessors,
             shared_bytes: self.device.shared_bytes,
             hopper: self.hopper(),
-            overlap: self.hopper() && self.config.overlap == Overlap::On,
+            overlap: self.hopper() && short_launches && self.config.overlap == Overlap::On,
             products,
             max_rows: options.max_rows.max(options.max_sampled),
             fusion: self.config.fusion,
         }
     }
+}
+
+/// Bytes of a matrix, on average, up to which launches gain from starting before those before them are over. On an H200
+/// decoding gains 11 % in E4B Q8_0 (13 MB), nothing in 12B Q4_0 (20 MB), and loses 7 % in 31B Q4_0 (41 MB).
+const MOST_BYTES_TO_OVERLAP: usize = 24 << 20;
+
+/// Bytes of the matrices that every row is multiplied with, on average.
+fn matrix_bytes(plan: &Plan, weights: &Weights) -> usize {
+    let steps = plan.steps.iter();
+    let sizes = steps.filter_map(|labelled| match labelled.step {
+        Step::Linear { w, .. } => Some(weights.bytes(w).len()),
+        _ => None,
+    });
+    let (count, sum) = sizes.fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes));
+    sum / count.max(1)
 }
 
 /// A plan, ready to take memory.
