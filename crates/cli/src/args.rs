@@ -331,6 +331,9 @@ pub(crate) struct BenchArgs {
     pub(crate) batch: Vec<usize>,
     #[arg(short = 'o', long, value_enum, default_value = "md")]
     pub(crate) output: BenchFormat,
+    /// With -o json: wait for a line on stdin before each repetition and print its time, to take turns with another program
+    #[arg(long)]
+    pub(crate) paced: bool,
     /// Also show where the time of a prompt's last batch, or of one generated token, goes (needs --backend cuda)
     #[arg(long)]
     pub(crate) profile: bool,

@@ -452,6 +452,33 @@ fn bench_prints_the_fields_that_tools_read() {
 }
 
 #[test]
+fn a_paced_bench_runs_one_repetition_for_each_line() {
+    let arguments = [
+        "bench", "-p", "8", "-n", "0", "-r", "9", "-o", "json", "--paced",
+    ];
+    let output = carat_with(b"\n\n", &arguments);
+    let lines: Vec<Value> = output
+        .stdout
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
+    let [wait, first, again, second, last_wait, report] = lines.as_slice() else {
+        panic!("{}", output.stdout);
+    };
+    for wait in [wait, again, last_wait] {
+        assert_eq!(wait["waiting"], "pp8");
+    }
+    for turn in [first, second] {
+        assert!(turn["measured_read_bytes_per_second"].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!(report["samples_seconds"][0], first["seconds"]);
+    assert_eq!(report["samples_seconds"][1], second["seconds"]);
+    assert_eq!(report["samples_seconds"].as_array().unwrap().len(), 2);
+    assert!(refusal(&arguments).contains("pp8 had its turn"));
+    assert!(refusal(&["bench", "--paced"]).contains("-o json"));
+}
+
+#[test]
 fn settings_come_from_a_file_and_are_printed() {
     let folder = tempfile::tempdir().unwrap();
     let settings = file(

@@ -4,6 +4,7 @@
 //! drawn from the whole vocabulary, so that embedding rows do not stay in a cache.
 
 mod feeder;
+mod pace;
 mod phase;
 mod profile;
 
@@ -25,6 +26,7 @@ use crate::{
     terminal::{Terminal, bytes, say},
 };
 use feeder::Feeder;
+use pace::Pace;
 use profile::{Profile, Profiles};
 
 /// Passes before those that count: a device may load code in the first and record its launches in the second.
@@ -98,6 +100,7 @@ struct Bound {
 }
 
 pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> Result<()> {
+    let pace = Pace::new(args)?;
     let loaded = Loaded::open(settings, terminal)?;
     let batches = match args.batch.as_slice() {
         [] => &[loaded.backend.chunk_rows()],
@@ -133,7 +136,7 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
     let machine = machine(&loaded, settings, terminal)?;
     let mut reports = Vec::new();
     for case in cases {
-        let (seconds, feeder) = measure(executor.as_mut(), &loaded, case, args.repetitions)?;
+        let (seconds, feeder) = measure(executor.as_mut(), &loaded, case, args.repetitions, pace)?;
         let mut report = report(&loaded, case, seconds, &machine);
         if let Some(profiles) = &mut profiles {
             let measured = Profile::measure(feeder, &loaded, case)?;
@@ -192,6 +195,7 @@ fn measure<'a>(
     loaded: &Loaded,
     case: Case,
     repetitions: u32,
+    pace: Pace,
 ) -> Result<(Vec<f64>, Feeder<'a>)> {
     let vocab = loaded.plan.vocab() as u64;
     let mut feeder = Feeder::new(executor, case.depth + case.tokens());
@@ -209,6 +213,14 @@ fn measure<'a>(
         let tokens: Vec<TokenId> = (0..case.tokens())
             .map(|i| token(repetition + 1, i))
             .collect();
+        let pace = if repetition < WARM_UPS {
+            Pace::Free
+        } else {
+            pace
+        };
+        let Some(turn) = pace.turn(loaded, &case.name())? else {
+            break;
+        };
         let start = Instant::now();
         if case.prompt > 0 {
             let last = tokens.len().div_ceil(case.batch) - 1;
@@ -220,9 +232,14 @@ fn measure<'a>(
                 feeder.feed(std::slice::from_ref(token), 1)?;
             }
         }
+        let elapsed = start.elapsed().as_secs_f64();
+        turn.end(&case.name(), elapsed)?;
         if repetition >= WARM_UPS {
-            seconds.push(start.elapsed().as_secs_f64());
+            seconds.push(elapsed);
         }
+    }
+    if seconds.is_empty() {
+        bail!("standard input ended before {} had its turn", case.name());
     }
     Ok((seconds, feeder))
 }
