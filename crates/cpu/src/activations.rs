@@ -1,10 +1,14 @@
-//! Activations as signed bytes: the one format that every quantized weight is multiplied with.
+//! Activations as quantized weights are multiplied with them: signed bytes, or BF16 in tiles where many rows are and there
+//! are registers for those.
 //!
-//! A row is cut into groups of 32 values that share an f32 scale, and stored in chunks of sixteen groups, with the sums
+//! As bytes, a row is cut into groups of 32 values that share an f32 scale, and stored in chunks of sixteen groups, with the sums
 //! that minimums and offsets need beside the codes. The last chunk is filled up with zeros, so kernels read whole chunks.
-//! A value is quantized once, right after it is computed, and shared by all its readers.
+//! A value is converted once, right after it is computed, and shared by all its readers.
 
-use crate::simd::{Floats, LANES, Simd};
+use crate::{
+    dot::tiled,
+    simd::{Floats, LANES, Simd, Tile},
+};
 
 /// Values that share a scale.
 pub(crate) const GROUP: usize = 32;
@@ -36,23 +40,35 @@ impl Chunk {
 /// One row.
 pub(crate) type Row<'a> = &'a [Chunk];
 
-/// Rows of quantized activations.
+/// How many rows there is room for in each form.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Room {
+    pub(crate) codes: usize,
+    pub(crate) tiles: usize,
+}
+
+/// Rows of activations as products with quantized weights read them: a batch fills one of the two forms.
 pub(crate) struct Activations {
     chunks: Vec<Chunk>,
     row_chunks: usize,
+    /// BF16, `[row tiles, steps]`.
+    tiles: Vec<Tile>,
+    row_tiles: usize,
 }
 
 impl Activations {
-    /// Room for `rows` of `columns` values, which must fill whole groups.
-    pub(crate) fn new(rows: usize, columns: usize) -> Activations {
+    /// Room for rows of `columns` values, which must fill whole groups.
+    pub(crate) fn new(room: Room, columns: usize) -> Activations {
         assert!(
             columns.is_multiple_of(GROUP),
             "{columns} columns do not fill groups of {GROUP}"
         );
-        let row_chunks = columns.div_ceil(CHUNK);
+        let (row_chunks, row_tiles) = (columns.div_ceil(CHUNK), tiled::steps(columns));
         Activations {
-            chunks: vec![Chunk::ZERO; rows * row_chunks],
+            chunks: vec![Chunk::ZERO; room.codes * row_chunks],
             row_chunks,
+            tiles: vec![Tile::ZERO; room.tiles.div_ceil(tiled::ROWS) * row_tiles],
+            row_tiles,
         }
     }
 
@@ -63,6 +79,15 @@ impl Activations {
     /// The chunks of all rows and how many each row has, for filling.
     pub(crate) fn chunks_mut(&mut self) -> (&mut [Chunk], usize) {
         (&mut self.chunks, self.row_chunks)
+    }
+
+    /// The tiles of all rows and how many sixteen rows have.
+    pub(crate) fn tiles(&self) -> (&[Tile], usize) {
+        (&self.tiles, self.row_tiles)
+    }
+
+    pub(crate) fn tiles_mut(&mut self) -> (&mut [Tile], usize) {
+        (&mut self.tiles, self.row_tiles)
     }
 }
 

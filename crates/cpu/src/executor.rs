@@ -17,7 +17,7 @@ use crate::{
     attend::{Attention, Span, SpreadScratch},
     experts::{self, Pairs},
     kv::{self, Slot, Writes},
-    linear::{Band, Input, Product},
+    linear::{Band, Class, Input, Product},
     lower::{Op, Place, Program, Source},
     rope::Angles,
     workers::Workers,
@@ -103,7 +103,10 @@ impl CpuExecutor {
                 .map(|shape| Aligned::new(count(shape.rows) * shape.columns))
                 .collect(),
             codes: codes
-                .map(|shape| Activations::new(count(shape.rows), shape.columns))
+                .map(|shape| {
+                    let room = Class::room(workers.kernels, count(shape.rows), 1);
+                    Activations::new(room, shape.columns)
+                })
                 .collect(),
             slots: plan
                 .slots
@@ -116,11 +119,8 @@ impl CpuExecutor {
                 .map(|rope| Angles::new(rope, options.max_rows))
                 .collect(),
             pairs: program.experts.map(|(experts, top_k)| {
-                Pairs::new(
-                    &weights,
-                    experts,
-                    options.max_rows.max(options.max_sampled) * top_k,
-                )
+                let rows = options.max_rows.max(options.max_sampled);
+                Pairs::new(workers.kernels, &weights, experts, (rows, top_k))
             }),
             router_scores: Vec::new(),
             spread: SpreadScratch::default(),
@@ -198,7 +198,9 @@ impl State {
         match op {
             Op::Quantize { x, codes } => {
                 let data = &self.buffers[x.buffer][..places.len() * x.columns];
-                experts::quantize(&self.workers, data, x.columns, &mut self.codes[*codes]);
+                let class = Class::of(self.workers.kernels, places.len());
+                let codes = &mut self.codes[*codes];
+                experts::convert(&self.workers, class, data, x.columns, codes);
             }
             Op::StoreKv { k, v, slot } => {
                 let slot = &mut self.slots[slot.0 as usize];
@@ -317,6 +319,7 @@ impl State {
             }
             Op::Linear { x, weight, .. } => {
                 let product = Product {
+                    class: Class::of(self.workers.kernels, places.len()),
                     weights: &self.weights,
                     weight: *weight,
                     input: input(*x, &self.buffers, &self.codes),
@@ -335,6 +338,7 @@ impl State {
                 let experts = self.weights.matrix(*weight).rows;
                 self.router_scores.resize(places.len() * experts, 0.0);
                 let product = Product {
+                    class: Class::of(self.workers.kernels, places.len()),
                     weights: &self.weights,
                     weight: *weight,
                     input: input(*x, &self.buffers, &self.codes),

@@ -8,7 +8,9 @@ use carat_model::weights::{Weight, Weights};
 
 use crate::{
     activations::Activations,
-    linear::{Band, Input, Product},
+    dot::tiled,
+    kernels::Kernels,
+    linear::{Band, Class, Input, Product},
     workers::Workers,
 };
 
@@ -65,8 +67,14 @@ pub(crate) struct Pairs {
 }
 
 impl Pairs {
-    /// Room for `pairs`; one set of memory serves all layers of a plan, whose experts are alike.
-    pub(crate) fn new(weights: &Weights, experts: ExpertWeights, pairs: usize) -> Pairs {
+    /// Room for `rows` with `top_k` choices each; one set of memory serves all layers of a plan, whose experts are alike.
+    pub(crate) fn new(
+        kernels: &Kernels,
+        weights: &Weights,
+        experts: ExpertWeights,
+        (rows, top_k): (usize, usize),
+    ) -> Pairs {
+        let pairs = rows * top_k;
         let (gate, down) = (weights.matrix(experts.gate), weights.matrix(experts.down));
         let inner = pairs * gate.rows;
         Pairs {
@@ -74,7 +82,8 @@ impl Pairs {
             up: vec![0.0; inner],
             inner: vec![0.0; inner],
             down: vec![0.0; pairs * down.rows],
-            codes: (!down.quant.is_float()).then(|| Activations::new(pairs, down.columns)),
+            codes: (!down.quant.is_float())
+                .then(|| Activations::new(Class::room(kernels, rows, top_k), down.columns)),
             order: Vec::new(),
             rows: Vec::new(),
             place: Vec::new(),
@@ -95,12 +104,14 @@ impl Pairs {
     ) {
         self.sort(route, top_k);
         let pairs = self.order.len();
+        let class = Class::of(workers.kernels, pairs / top_k);
         let (inner, dim) = (
             weights.matrix(experts.gate).rows,
             weights.matrix(experts.down).rows,
         );
         for (weight, out) in [(experts.gate, &mut self.gate), (experts.up, &mut self.up)] {
             let product = Product {
+                class,
                 weights,
                 weight,
                 input: x,
@@ -117,7 +128,7 @@ impl Pairs {
         });
         let input = match &mut self.codes {
             Some(codes) => {
-                quantize(workers, &self.inner[..pairs * inner], inner, codes);
+                convert(workers, class, &self.inner[..pairs * inner], inner, codes);
                 Input::Codes(codes)
             }
             None => Input::Floats {
@@ -126,6 +137,7 @@ impl Pairs {
             },
         };
         let product = Product {
+            class,
             weights,
             weight: experts.down,
             input,
@@ -174,11 +186,33 @@ impl Pairs {
     }
 }
 
-/// Quantizes rows of `columns` values.
-pub(crate) fn quantize(workers: &Workers, x: &[f32], columns: usize, into: &mut Activations) {
+/// Converts rows of `columns` values to the form that products of a class read.
+pub(crate) fn convert(
+    workers: &Workers,
+    class: Class,
+    x: &[f32],
+    columns: usize,
+    into: &mut Activations,
+) {
     let rows = x.len() / columns;
-    let (chunks, row_chunks) = into.chunks_mut();
     let kernels = workers.kernels;
+    if let (Class::Many, Some(kernels)) = (class, kernels.tiles()) {
+        let (tiles, row_tiles) = into.tiles_mut();
+        let tiles = &mut tiles[..rows.div_ceil(tiled::ROWS) * row_tiles];
+        workers
+            .pool
+            .for_each_chunk(tiles, row_tiles, |tile, tiles| {
+                let mut values: [&[f32]; tiled::ROWS] = [&[]; tiled::ROWS];
+                let rows = x[tile * tiled::ROWS * columns..].chunks_exact(columns);
+                let count = rows.len().min(tiled::ROWS);
+                for (values, row) in values.iter_mut().zip(rows) {
+                    *values = row;
+                }
+                kernels.narrow(&values[..count], tiles);
+            });
+        return;
+    }
+    let (chunks, row_chunks) = into.chunks_mut();
     // About as many values an item as other simple steps have.
     let together = (16 * 1024 / columns).max(1);
     workers.pool.for_each_chunk(

@@ -1,6 +1,6 @@
 //! Which instruction set the kernels use: seen once at start, lowered on request.
 
-/// A level of vector instructions. Higher levels compute the same bits faster.
+/// A level of vector instructions. Higher levels compute the same bits faster, but for [`Isa::Amx`] with many rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
     /// Plain Rust, compiled for the least processor of the target.
@@ -11,7 +11,7 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL, DQ and VNNI.
     Avx512Vnni,
-    /// The same, and the tile registers of AMX for products with many rows.
+    /// The same with BF16, and the tile registers of AMX: products with many rows have results of their own.
     Amx,
 }
 
@@ -68,7 +68,7 @@ fn has_avx512_vnni() -> bool {
 
 #[cfg(target_arch = "x86_64")]
 fn has_amx() -> bool {
-    has_avx512_vnni() && crate::simd::amx::permitted()
+    has_avx512_vnni() && is_x86_feature_detected!("avx512bf16") && crate::simd::amx::permitted()
 }
 
 #[cfg(not(target_arch = "x86_64"))]

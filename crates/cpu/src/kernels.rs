@@ -14,12 +14,13 @@ use crate::{
     dot::{
         WeightRows, float, format, matvec,
         panel::{self, Panel, Sums},
-        tiled::{self, Step, Strip, TileSums},
+        tiled::{self, Operands},
     },
     elementwise,
     isa::Isa,
+    pool::Block,
     rates,
-    simd::Scalar,
+    simd::{Scalar, Sums as Begin, Tile},
 };
 
 /// From a list of kernels: the table, a safe method for each, and the instantiations for each instruction set.
@@ -27,6 +28,7 @@ macro_rules! kernels {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)? = $module:ident::$body:ident;)*) => {
         pub(crate) struct Kernels {
             isa: Isa,
+            tiles: Option<&'static TileKernels>,
             $($name: unsafe fn($($type),*) $(-> $result)?,)*
         }
 
@@ -46,7 +48,7 @@ macro_rules! kernels {
 
             $(pub(super) fn $name($($arg: $type),*) $(-> $result)? { $module::$body::<Scalar>($($arg),*) })*
 
-            pub(super) const KERNELS: Kernels = Kernels { isa: Isa::Scalar, $($name,)* };
+            pub(super) const KERNELS: Kernels = Kernels { isa: Isa::Scalar, tiles: None, $($name,)* };
         }
 
         #[cfg(target_arch = "aarch64")]
@@ -59,7 +61,7 @@ macro_rules! kernels {
                 pub(super) fn $name($($arg: $type),*) $(-> $result)? { $module::$body::<Neon>($($arg),*) }
             )*
 
-            pub(super) const KERNELS: Kernels = Kernels { isa: Isa::Neon, $($name,)* };
+            pub(super) const KERNELS: Kernels = Kernels { isa: Isa::Neon, tiles: None, $($name,)* };
         }
 
         #[cfg(target_arch = "x86_64")]
@@ -72,7 +74,7 @@ macro_rules! kernels {
                 pub(super) fn $name($($arg: $type),*) $(-> $result)? { $module::$body::<Avx2>($($arg),*) }
             )*
 
-            pub(super) const KERNELS: Kernels = Kernels { isa: Isa::Avx2, $($name,)* };
+            pub(super) const KERNELS: Kernels = Kernels { isa: Isa::Avx2, tiles: None, $($name,)* };
         }
 
         #[cfg(target_arch = "x86_64")]
@@ -87,8 +89,12 @@ macro_rules! kernels {
                 pub(super) fn $name($($arg: $type),*) $(-> $result)? { $module::$body::<Avx512>($($arg),*) }
             )*
 
-            pub(super) const KERNELS: Kernels = Kernels { isa: Isa::Avx512Vnni, $($name,)* };
-            pub(super) const WITH_TILES: Kernels = Kernels { isa: Isa::Amx, ..KERNELS };
+            pub(super) const KERNELS: Kernels = Kernels { isa: Isa::Avx512Vnni, tiles: None, $($name,)* };
+            pub(super) const WITH_TILES: Kernels = Kernels {
+                isa: Isa::Amx,
+                tiles: Some(const { &amx::TILES }),
+                ..KERNELS
+            };
         }
     };
 }
@@ -97,9 +103,6 @@ kernels! {
     fn matvec(quant: QuantType, weights: WeightRows<'_>, x: &[Row<'_>], out: &mut [f32]) = matvec::matvec;
     fn pack(quant: QuantType, weights: WeightRows<'_>, panel: &mut Panel) = panel::pack;
     fn multiply(panels: &[Panel], x: &[Row<'_>], sums: &mut Sums) = panel::multiply;
-    fn pack_strip(quant: QuantType, weights: WeightRows<'_>, strip: &mut Strip) = tiled::pack;
-    fn arrange(x: &[Row<'_>], group: usize, steps: &mut [Step]) = tiled::arrange;
-    fn multiply_strips(strips: &[Strip], rows: &[Step], sums: &mut TileSums) = tiled::multiply;
     fn float_matmul(quant: QuantType, weights: WeightRows<'_>, x: &[&[f32]], out: &mut [f32]) = float::matmul;
     fn widen(quant: QuantType, weights: WeightRows<'_>, out: &mut [u8]) = float::widen;
     fn dequantize(quant: QuantType, row: &[u8], scale: f32, out: &mut [f32]) = format::dequantize;
@@ -117,6 +120,66 @@ kernels! {
     fn to_half(x: &[f32], out: &mut [u16]) = attention::to_half;
     fn dots(rounds: usize) -> f32 = rates::dots;
     fn read(data: &[u8]) -> f32 = rates::read;
+}
+
+/// The same for the kernels of [`tiled`], which only one level has.
+macro_rules! tile_kernels {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) = $body:ident;)*) => {
+        pub(crate) struct TileKernels {
+            $($name: unsafe fn($($type),*),)*
+        }
+
+        impl TileKernels {
+            $(
+                $(#[$doc])*
+                #[inline]
+                pub(crate) fn $name(&self, $($arg: $type),*) {
+                    // SAFETY: A table is handed out where its instructions were found, and the plain one needs none.
+                    unsafe { (self.$name)($($arg),*) }
+                }
+            )*
+        }
+
+        #[cfg(test)]
+        mod plain_tiles {
+            use super::*;
+            use crate::simd::PlainTiles;
+
+            $(pub(super) fn $name($($arg: $type),*) { tiled::$body::<PlainTiles>($($arg),*) })*
+
+            pub(super) const TILES: TileKernels = TileKernels { $($name,)* };
+        }
+
+        #[cfg(target_arch = "x86_64")]
+        mod amx {
+            use super::*;
+            use crate::simd::amx::AmxTiles;
+
+            $(
+                #[target_feature(
+                    enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16"
+                )]
+                pub(super) fn $name($($arg: $type),*) { tiled::$body::<AmxTiles>($($arg),*) }
+            )*
+
+            pub(super) const TILES: TileKernels = TileKernels { $($name,)* };
+        }
+    };
+}
+
+tile_kernels! {
+    fn narrow(rows: &[&[f32]], tiles: &mut [Tile]) = narrow;
+    fn split(rows: &[&[f32]], tiles: &mut [Tile]) = split;
+    fn pack(quant: QuantType, weights: WeightRows<'_>, first: usize, tiles: &mut [Tile]) = pack;
+    fn multiply(operands: &Operands<'_>, begin: Begin, out: &mut Block<'_>) = multiply;
+}
+
+#[cfg(test)]
+impl TileKernels {
+    /// The twin of the instructions.
+    pub(crate) fn plain() -> &'static TileKernels {
+        const { &plain_tiles::TILES }
+    }
 }
 
 impl Kernels {
@@ -144,6 +207,11 @@ impl Kernels {
 
     pub(crate) fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// Kernels for tiles, where this level has registers for them.
+    pub(crate) fn tiles(&self) -> Option<&'static TileKernels> {
+        self.tiles
     }
 
     /// Every table this processor can run, the plain one first.

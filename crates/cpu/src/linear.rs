@@ -1,22 +1,22 @@
 //! Products of a batch with a weight matrix, or with a stack of them: which cells there are and which kernel fills one.
 //!
 //! A cell is some rows of the batch by some rows of one matrix. Few batch rows read the weights packed and in long runs,
-//! as fast as memory gives them; more rows share panels. Both give the same bits, so the choice is free.
-
-use std::ops::Range;
+//! as fast as memory gives them; more rows share panels. Both give the same bits, so the choice is free. Where there are
+//! registers for tiles, [`Class::Many`] rows are multiplied in BF16 instead, with results of their own; so the number of
+//! rows in the batch decides, and never how many of them chose an expert.
 
 use carat_gguf::QuantType;
 use carat_model::weights::{Weight, Weights};
 
 use crate::{
-    activations::{Activations, Row},
+    activations::{Activations, Room, Row},
     dot::{
         WeightRows, matvec, panel,
-        tiled::{self, Step},
+        tiled::{self, Operands},
     },
-    isa::Isa,
-    kernels::Kernels,
+    kernels::{Kernels, TileKernels},
     pool::{Cell, Grid},
+    simd::{Sums, Tile},
     workers::{Scratch, Workers},
 };
 
@@ -24,10 +24,48 @@ use crate::{
 const STREAM_BYTES: usize = 96 * 1024;
 /// Weight rows of a cell when many batch rows share it.
 const PANEL_COLUMNS: usize = panel::ROWS * panel::MOST_PANELS;
-/// Bytes of unpacked weights of a cell, about, where kernels multiply tiles: half of what a core has to itself.
-const STRIP_BYTES: usize = 1 << 20;
+/// Weight rows of a cell in tiles, at most: the more, the less often activations come from far.
+const TILE_COLUMNS: usize = 256;
+/// Values of these that are unpacked at a time. Both together fill a third of what a core has to itself.
+const TILE_VALUES: usize = 1536;
 /// Batch rows whose addresses are gathered at a time.
 const GATHER: usize = 24;
+
+/// Rows of a batch up to which results have the same bits at every level of instructions.
+const FEW_ROWS: usize = 32;
+
+/// Batches whose rows have the same bits in any company.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    Few,
+    /// Only where kernels multiply tiles.
+    Many,
+}
+
+impl Class {
+    /// The class of a step on so many rows of a batch.
+    pub(crate) fn of(kernels: &Kernels, rows: usize) -> Class {
+        if kernels.tiles().is_some() && rows > FEW_ROWS {
+            Class::Many
+        } else {
+            Class::Few
+        }
+    }
+
+    /// Room for the activations of steps on up to `rows` rows that become `each` rows.
+    pub(crate) fn room(kernels: &Kernels, rows: usize, each: usize) -> Room {
+        match Class::of(kernels, rows) {
+            Class::Few => Room {
+                codes: rows * each,
+                tiles: 0,
+            },
+            Class::Many => Room {
+                codes: FEW_ROWS * each,
+                tiles: rows * each,
+            },
+        }
+    }
+}
 
 /// The activations of a product, in the form its weights want.
 #[derive(Clone, Copy)]
@@ -44,6 +82,7 @@ pub(crate) struct Band {
 
 /// A product to compute.
 pub(crate) struct Product<'a> {
+    pub(crate) class: Class,
     pub(crate) weights: &'a Weights,
     pub(crate) weight: Weight,
     pub(crate) input: Input<'a>,
@@ -57,29 +96,26 @@ pub(crate) struct Product<'a> {
 impl Product<'_> {
     /// Fills `out`, `[rows, matrix rows]`.
     pub(crate) fn run(&self, workers: &mut Workers, out: &mut [f32]) {
-        let matrix = self.weights.matrix(self.weight);
-        let bytes = self.weights.bytes(self.weight);
-        let most_rows = self.row_bounds.windows(2).map(|w| w[1] - w[0]).max();
-        let streams = most_rows.is_none_or(|rows| rows <= matvec::MOST_ROWS);
-        let tiled = match self.input {
-            Input::Codes(x) if !streams && workers.kernels.isa() >= Isa::Amx => {
-                Some(self.arrange(x, workers))
+        match (self.class, workers.kernels.tiles(), self.input) {
+            (Class::Many, Some(kernels), Input::Codes(_)) => self.run_tiles(kernels, workers, out),
+            (Class::Many, Some(kernels), Input::Floats { .. })
+                if self.weights.narrows(self.weight) =>
+            {
+                self.run_tiles(kernels, workers, out);
             }
-            _ => None,
-        };
-        let cell_columns = if streams {
+            _ => self.run_rows(workers, out),
+        }
+    }
+
+    fn run_rows(&self, workers: &mut Workers, out: &mut [f32]) {
+        let matrix = self.weights.matrix(self.weight);
+        let most_rows = self.row_bounds.windows(2).map(|w| w[1] - w[0]).max();
+        let cell_columns = if most_rows.is_none_or(|rows| rows <= matvec::MOST_ROWS) {
             let fair = matrix.rows.div_ceil(4 * workers.pool.threads());
             (STREAM_BYTES / matrix.row_bytes()).min(fair).max(8)
-        } else if tiled.is_some() {
-            let strips = matrix
-                .rows
-                .div_ceil(2 * workers.pool.threads() * tiled::ROWS);
-            let most = STRIP_BYTES / (matrix.columns * tiled::ROWS);
-            tiled::ROWS * strips.min(most).clamp(1, tiled::MOST_STRIPS)
         } else {
             PANEL_COLUMNS
         };
-        let row_tiles = &workers.row_tiles;
         let kernels = workers.kernels;
         let grid = Grid {
             data: out,
@@ -90,14 +126,7 @@ impl Product<'_> {
         workers
             .pool
             .for_each_cell(grid, &mut workers.scratch, |scratch, mut cell| {
-                let start = self.bands[cell.band].matrix * matrix.matrix_stride;
-                let rows = WeightRows::new(
-                    &bytes[start..],
-                    matrix.row_stride,
-                    matrix.row_bytes(),
-                    matrix.rows,
-                )
-                .slice(cell.columns.clone());
+                let rows = self.weight_rows(&cell);
                 match self.input {
                     Input::Codes(x) => {
                         let row = |row: usize| x.row(self.input_row(row));
@@ -110,9 +139,6 @@ impl Product<'_> {
                                 &mut cell,
                                 &mut scratch.tile,
                             );
-                        } else if let Some(tiles) = &tiled {
-                            let steps = &row_tiles[tiles.of_band(cell.band)];
-                            multiply_tiles(kernels, matrix.quant, rows, steps, &mut cell, scratch);
                         } else {
                             share(kernels, matrix.quant, rows, row, &mut cell, scratch);
                         }
@@ -125,60 +151,130 @@ impl Product<'_> {
             });
     }
 
-    /// Turns the input rows of every band that shares weights into row tiles.
-    fn arrange(&self, x: &Activations, workers: &mut Workers) -> RowTiles {
+    fn run_tiles(&self, kernels: &TileKernels, workers: &mut Workers, out: &mut [f32]) {
         let matrix = self.weights.matrix(self.weight);
-        let (groups, group) = tiled::groups(matrix.quant, matrix.columns);
-        let mut tiles = RowTiles {
-            groups,
-            rows: Vec::new(),
-            bounds: vec![0],
+        let parts = match self.input {
+            Input::Codes(_) => 1,
+            Input::Floats { .. } => tiled::PARTS,
         };
+        let left_row = parts * tiled::steps(matrix.columns);
+        // Where each band's row tiles begin.
+        let mut starts = vec![0];
         for band in self.row_bounds.windows(2) {
-            if band[1] - band[0] > matvec::MOST_ROWS {
-                let starts = (band[0]..band[1]).step_by(tiled::ROWS);
-                tiles
-                    .rows
-                    .extend(starts.map(|row| row..band[1].min(row + tiled::ROWS)));
+            starts.push(starts[starts.len() - 1] + (band[1] - band[0]).div_ceil(tiled::ROWS));
+        }
+        let own = match self.input {
+            Input::Codes(x) if self.gather.is_none() && self.bands.len() == 1 => Some(x.tiles().0),
+            _ => {
+                self.arrange(kernels, workers, &starts, left_row);
+                None
             }
-            tiles.bounds.push(tiles.rows.len());
-        }
-        let steps = tiles.rows.len() * groups;
-        if workers.row_tiles.len() < steps {
-            workers.row_tiles.resize(steps, Step::ZERO);
-        }
-        let kernels = workers.kernels;
+        };
+        let left = own.unwrap_or(&workers.left);
+        let strips = matrix
+            .rows
+            .div_ceil(4 * tiled::ROWS * workers.pool.threads());
+        let grid = Grid {
+            data: out,
+            columns: matrix.rows,
+            row_bounds: self.row_bounds,
+            cell_columns: (2 * tiled::ROWS * strips).min(TILE_COLUMNS),
+        };
+        let blocks = matrix.columns.div_ceil(TILE_VALUES);
+        let block = matrix
+            .columns
+            .div_ceil(blocks)
+            .next_multiple_of(tiled::BLOCK);
         workers
             .pool
-            .for_each_chunk(&mut workers.row_tiles[..steps], groups, |tile, steps| {
-                let mut rows: [Row<'_>; tiled::ROWS] = [&[]; tiled::ROWS];
-                let range = tiles.rows[tile].clone();
-                for (place, row) in rows.iter_mut().zip(range.clone()) {
-                    *place = x.row(self.input_row(row));
+            .for_each_cell(grid, &mut workers.scratch, |scratch, mut cell| {
+                let weights = self.weight_rows(&cell);
+                let left = &left[starts[cell.band] * left_row..starts[cell.band + 1] * left_row];
+                for first in (0..matrix.columns).step_by(block) {
+                    let steps = tiled::steps(block.min(matrix.columns - first));
+                    let strips = weights.len().div_ceil(tiled::ROWS);
+                    if scratch.strips.len() < strips * steps {
+                        scratch.strips.resize(strips * steps, Tile::ZERO);
+                    }
+                    let right = &mut scratch.strips[..strips * steps];
+                    for (strip, tiles) in right.chunks_exact_mut(steps).enumerate() {
+                        let start = strip * tiled::ROWS;
+                        let rows = weights.slice(start..weights.len().min(start + tiled::ROWS));
+                        kernels.pack(matrix.quant, rows, first, tiles);
+                    }
+                    let operands = Operands {
+                        left,
+                        left_row,
+                        left_first: parts * tiled::steps(first),
+                        parts,
+                        right,
+                        steps,
+                    };
+                    let begin = if first == 0 {
+                        Sums::Begin
+                    } else {
+                        Sums::Continue
+                    };
+                    kernels.multiply(&operands, begin, &mut cell.block_mut());
                 }
-                kernels.arrange(&rows[..range.len()], group, steps);
             });
-        tiles
+    }
+
+    /// Puts the rows of every band into tiles of its own, which begin at `starts`.
+    fn arrange(
+        &self,
+        kernels: &TileKernels,
+        workers: &mut Workers,
+        starts: &[usize],
+        left_row: usize,
+    ) {
+        let count = starts[starts.len() - 1] * left_row;
+        if workers.left.len() < count {
+            workers.left.resize(count, Tile::ZERO);
+        }
+        workers
+            .pool
+            .for_each_chunk(&mut workers.left[..count], left_row, |tile, tiles| {
+                let band = starts.partition_point(|start| *start <= tile) - 1;
+                let first = self.row_bounds[band] + (tile - starts[band]) * tiled::ROWS;
+                let rows = first..self.row_bounds[band + 1].min(first + tiled::ROWS);
+                match self.input {
+                    Input::Codes(x) => {
+                        let (from, row_tiles) = x.tiles();
+                        for (i, row) in rows.enumerate() {
+                            let row = self.input_row(row);
+                            let from = &from[row / tiled::ROWS * row_tiles..][..row_tiles];
+                            for (tile, from) in tiles.iter_mut().zip(from) {
+                                tile.0[i] = from.0[row % tiled::ROWS];
+                            }
+                        }
+                    }
+                    Input::Floats { data, columns } => {
+                        let mut values: [&[f32]; tiled::ROWS] = [&[]; tiled::ROWS];
+                        for (values, row) in values.iter_mut().zip(rows.clone()) {
+                            *values = &data[self.input_row(row) * columns..][..columns];
+                        }
+                        kernels.split(&values[..rows.len()], tiles);
+                    }
+                }
+            });
+    }
+
+    /// The weights of a cell.
+    fn weight_rows(&self, cell: &Cell<'_>) -> WeightRows<'_> {
+        let matrix = self.weights.matrix(self.weight);
+        let start = self.bands[cell.band].matrix * matrix.matrix_stride;
+        WeightRows::new(
+            &self.weights.bytes(self.weight)[start..],
+            matrix.row_stride,
+            matrix.row_bytes(),
+            matrix.rows,
+        )
+        .slice(cell.columns.clone())
     }
 
     fn input_row(&self, row: usize) -> usize {
         self.gather.map_or(row, |gather| gather[row])
-    }
-}
-
-/// Which rows are in which row tile.
-struct RowTiles {
-    groups: usize,
-    /// Of each tile.
-    rows: Vec<Range<usize>>,
-    /// Band `i` has the tiles from entry `i` to entry `i + 1`.
-    bounds: Vec<usize>,
-}
-
-impl RowTiles {
-    /// The steps of a band.
-    fn of_band(&self, band: usize) -> Range<usize> {
-        self.bounds[band] * self.groups..self.bounds[band + 1] * self.groups
     }
 }
 
@@ -232,36 +328,6 @@ fn share<'a>(
             scratch.sums.copy_row(place, cell.row_mut(row));
         }
         first = block.end;
-    }
-}
-
-/// Many rows, where kernels multiply tiles.
-fn multiply_tiles(
-    kernels: &Kernels,
-    quant: QuantType,
-    weights: WeightRows<'_>,
-    row_tiles: &[Step],
-    cell: &mut Cell<'_>,
-    scratch: &mut Scratch,
-) {
-    let count = weights.len().div_ceil(tiled::ROWS);
-    let strips = &mut scratch.strips[..count];
-    for (s, strip) in strips.iter_mut().enumerate() {
-        let rows = s * tiled::ROWS..weights.len().min((s + 1) * tiled::ROWS);
-        kernels.pack_strip(quant, weights.slice(rows), strip);
-    }
-    let groups = row_tiles.len() / cell.rows.len().div_ceil(tiled::ROWS);
-    let mut first = cell.rows.start;
-    for tiles in row_tiles.chunks(tiled::MOST_TILES * groups) {
-        kernels.multiply_strips(strips, tiles, &mut scratch.tile_sums);
-        let end = cell
-            .rows
-            .end
-            .min(first + tiles.len() / groups * tiled::ROWS);
-        for row in first..end {
-            scratch.tile_sums.copy_row(row - first, cell.row_mut(row));
-        }
-        first = end;
     }
 }
 

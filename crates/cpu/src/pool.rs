@@ -400,6 +400,92 @@ impl Cell<'_> {
                 .part(start + self.columns.start..start + self.columns.end)
         }
     }
+
+    /// All of this cell.
+    pub(crate) fn block_mut(&mut self) -> Block<'_> {
+        let first = self.rows.start * self.stride + self.columns.start;
+        let end = (self.rows.end * self.stride).min(self.matrix.length);
+        assert!(
+            first <= end && self.columns.end <= self.stride,
+            "a cell lies within its matrix"
+        );
+        Block {
+            start: self.matrix.start.wrapping_add(first),
+            stride: self.stride,
+            rows: self.rows.len(),
+            columns: self.columns.len(),
+            memory: PhantomData,
+        }
+    }
+}
+
+/// A rectangle of floats, ours alone, for kernels that write rows of a stride at once.
+pub(crate) struct Block<'a> {
+    start: *mut f32,
+    stride: usize,
+    rows: usize,
+    columns: usize,
+    memory: PhantomData<&'a mut [f32]>,
+}
+
+impl<'a> Block<'a> {
+    /// All of a matrix of `columns`.
+    pub(crate) fn new(matrix: &'a mut [f32], columns: usize) -> Block<'a> {
+        Block {
+            start: matrix.as_mut_ptr(),
+            stride: columns,
+            rows: matrix.len() / columns,
+            columns,
+            memory: PhantomData,
+        }
+    }
+
+    /// A rectangle within this one.
+    #[inline(always)]
+    pub(crate) fn part(&mut self, rows: Range<usize>, columns: Range<usize>) -> Block<'_> {
+        assert!(
+            rows.start <= rows.end
+                && rows.end <= self.rows
+                && columns.start <= columns.end
+                && columns.end <= self.columns,
+            "{rows:?} by {columns:?} of {} by {}",
+            self.rows,
+            self.columns
+        );
+        Block {
+            start: self
+                .start
+                .wrapping_add(rows.start * self.stride + columns.start),
+            stride: self.stride,
+            rows: rows.len(),
+            columns: columns.len(),
+            memory: PhantomData,
+        }
+    }
+
+    pub(crate) fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        // SAFETY: Whoever made the first block owned all of this row, every part lies within it, and `&mut self` keeps
+        // rows apart in time.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.stride), self.columns) }
+    }
+
+    /// The first element. Row `i` begins `i` strides later.
+    pub(crate) fn start(&mut self) -> *mut f32 {
+        self.start
+    }
+
+    pub(crate) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
 }
 
 /// A slice that several threads write, each its own parts.

@@ -6,8 +6,10 @@ use carat_model::{backend::BackendError, cost::Rates};
 
 use crate::{
     backend::CpuBackend,
-    pool::Pool,
-    simd::{Floats, Simd},
+    dot::tiled::{self, Operands},
+    kernels::TileKernels,
+    pool::{Block, Pool},
+    simd::{Floats, STEP, Simd, Sums, Tile},
 };
 
 /// Far more than any cache a core has to itself; a shared one is part of what the weights of a small model live in.
@@ -44,6 +46,9 @@ impl CpuBackend {
     }
 
     fn multiply_rate(&self, pool: &Pool) -> f64 {
+        if let Some(kernels) = self.kernels().tiles() {
+            return tile_rate(kernels, pool);
+        }
         let products = (pool.threads() * ROUNDS * SUMS * 64) as f64;
         let mut sums = vec![0.0; pool.threads()];
         let mut best = f64::INFINITY;
@@ -55,6 +60,35 @@ impl CpuBackend {
         black_box(sums);
         products / best
     }
+}
+
+/// Two by two tiles again and again, with everything in the nearest cache.
+fn tile_rate(kernels: &TileKernels, pool: &Pool) -> f64 {
+    const STEPS: usize = 16;
+    const ROUNDS: usize = 10_000;
+    const SIDE: usize = 2 * tiled::ROWS;
+    let tiles = vec![Tile::ZERO; 2 * STEPS];
+    let operands = Operands {
+        left: &tiles,
+        left_row: STEPS,
+        left_first: 0,
+        parts: 1,
+        right: &tiles,
+        steps: STEPS,
+    };
+    let mut sums = vec![0.0; pool.threads() * SIDE * SIDE];
+    let mut best = f64::INFINITY;
+    for _ in 0..PASSES {
+        let start = Instant::now();
+        pool.for_each_chunk(&mut sums, SIDE * SIDE, |_, sums| {
+            for _ in 0..ROUNDS {
+                kernels.multiply(&operands, Sums::Begin, &mut Block::new(sums, SIDE));
+            }
+        });
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    black_box(sums);
+    (pool.threads() * ROUNDS * SIDE * SIDE * STEPS * STEP) as f64 / best
 }
 
 /// Adds up all bytes of `data`, asking for them ahead as the kernels do.

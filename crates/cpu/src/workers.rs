@@ -3,12 +3,10 @@
 use crate::{
     aligned::Aligned,
     attend::AttendScratch,
-    dot::{
-        panel::{self, Panel},
-        tiled::{self, Step, Strip, TileSums},
-    },
+    dot::panel::{self, Panel},
     kernels::Kernels,
     pool::Pool,
+    simd::Tile,
 };
 
 /// Elements below which a step of simple arithmetic is not worth sharing out.
@@ -19,16 +17,16 @@ pub(crate) struct Workers {
     pub(crate) kernels: &'static Kernels,
     /// One a thread.
     pub(crate) scratch: Vec<Scratch>,
-    /// The input of a product as row tiles, where kernels multiply those.
-    pub(crate) row_tiles: Vec<Step>,
+    /// The input of a product in tiles, where its value has none or not in the product's order.
+    pub(crate) left: Vec<Tile>,
 }
 
 /// Memory of one thread, grown on first use to what the model needs.
 pub(crate) struct Scratch {
     pub(crate) panels: [Panel; panel::MOST_PANELS],
     pub(crate) sums: panel::Sums,
-    pub(crate) strips: [Strip; tiled::MOST_STRIPS],
-    pub(crate) tile_sums: TileSums,
+    /// Weights in tiles.
+    pub(crate) strips: Vec<Tile>,
     pub(crate) tile: Vec<f32>,
     /// Weights widened to f32.
     pub(crate) wide: Aligned<u8>,
@@ -40,15 +38,14 @@ impl Workers {
         let scratch = || Scratch {
             panels: Default::default(),
             sums: panel::Sums::default(),
-            strips: Default::default(),
-            tile_sums: TileSums::default(),
+            strips: Vec::new(),
             tile: Vec::new(),
             wide: Aligned::default(),
             attend: AttendScratch::default(),
         };
         Workers {
             scratch: (0..pool.threads()).map(|_| scratch()).collect(),
-            row_tiles: Vec::new(),
+            left: Vec::new(),
             pool,
             kernels,
         }

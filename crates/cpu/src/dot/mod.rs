@@ -8,6 +8,8 @@
 //! [`panel`] (many rows, weights unpacked once) agree to the last bit on every instruction set, and a row's result does
 //! not depend on its neighbours.
 //!
+//! [`tiled`] is another class of results, for many rows where there are registers for whole tiles: BF16 on both sides.
+//!
 //! - [`format`](mod@format): what a format must say; the other lower-case names are the formats
 //! - [`float`]: F32, F16 and BF16 weights with f32 activations
 

@@ -1,11 +1,14 @@
 use carat_gguf::QuantType;
+use half::bf16;
 
 use super::{WeightRows, matvec, panel, tiled};
 use crate::{
     Isa,
-    activations::{Activations, Row},
+    activations::{Activations, Room, Row},
     aligned::Aligned,
-    kernels::Kernels,
+    kernels::{Kernels, TileKernels},
+    pool::Block,
+    simd::{Sums, Tile},
     testing::{Random, bits, relative_error},
 };
 
@@ -48,7 +51,11 @@ impl Problem {
 
     fn activations(&self, kernels: &Kernels) -> Activations {
         let rows = self.x.len() / self.columns;
-        let mut activations = Activations::new(rows, self.columns);
+        let room = Room {
+            codes: rows,
+            tiles: 0,
+        };
+        let mut activations = Activations::new(room, self.columns);
         let (chunks, row_chunks) = activations.chunks_mut();
         for (x, row) in self
             .x
@@ -121,41 +128,72 @@ impl Problem {
         out
     }
 
-    fn by_tiles(&self, kernels: &Kernels) -> Vec<f32> {
-        let activations = self.activations(kernels);
-        let rows: Vec<Row<'_>> = (0..self.x.len() / self.columns)
-            .map(|row| activations.row(row))
-            .collect();
-        let (groups, group) = tiled::groups(self.quant, self.columns);
-        let mut steps = vec![tiled::Step::ZERO; rows.len().div_ceil(tiled::ROWS) * groups];
-        for (rows, steps) in rows.chunks(tiled::ROWS).zip(steps.chunks_mut(groups)) {
-            kernels.arrange(rows, group, steps);
+    /// The first rows in tiles: rounded, or split where the weights are floats.
+    fn left(&self, kernels: &TileKernels, rows: usize) -> (Vec<Tile>, usize) {
+        let parts = if self.quant.is_float() {
+            tiled::PARTS
+        } else {
+            1
+        };
+        let left_row = parts * tiled::steps(self.columns);
+        let x: Vec<&[f32]> = self.x.chunks(self.columns).take(rows).collect();
+        let mut left = vec![Tile::ZERO; x.len().div_ceil(tiled::ROWS) * left_row];
+        for (x, tiles) in x.chunks(tiled::ROWS).zip(left.chunks_mut(left_row)) {
+            if parts == 1 {
+                kernels.narrow(x, tiles);
+            } else {
+                kernels.split(x, tiles);
+            }
         }
-        let mut out = vec![f32::NAN; rows.len() * self.weight_rows];
-        let width = tiled::ROWS * tiled::MOST_STRIPS;
-        let mut sums = tiled::TileSums::default();
-        let mut strips: [tiled::Strip; tiled::MOST_STRIPS] = Default::default();
-        for first in (0..self.weight_rows).step_by(width) {
-            let weights = self
-                .rows()
-                .slice(first..self.weight_rows.min(first + width));
-            let count = weights.len().div_ceil(tiled::ROWS);
-            for (s, strip) in strips.iter_mut().enumerate().take(count) {
-                let rows = s * tiled::ROWS..weights.len().min((s + 1) * tiled::ROWS);
-                kernels.pack_strip(self.quant, weights.slice(rows), strip);
-            }
-            let together = tiled::MOST_TILES * tiled::ROWS;
-            let blocks = steps.chunks(tiled::MOST_TILES * groups);
-            for (block, (steps, rows)) in blocks.zip(rows.chunks(together)).enumerate() {
-                kernels.multiply_strips(&strips[..count], steps, &mut sums);
-                for r in 0..rows.len() {
-                    let start = (block * together + r) * self.weight_rows + first;
-                    sums.copy_row(r, &mut out[start..start + weights.len()]);
-                }
-            }
+        (left, parts)
+    }
+
+    /// Weights in tiles, `[strips, steps]`, from value `first` on.
+    fn right(&self, kernels: &TileKernels, first: usize, steps: usize) -> Vec<Tile> {
+        let strips = self.weight_rows.div_ceil(tiled::ROWS);
+        let mut right = vec![Tile::ZERO; strips * steps];
+        for (strip, tiles) in right.chunks_mut(steps).enumerate() {
+            let rows = strip * tiled::ROWS..self.weight_rows.min((strip + 1) * tiled::ROWS);
+            kernels.pack(self.quant, self.rows().slice(rows), first, tiles);
+        }
+        right
+    }
+
+    /// The products of the first rows, with steps in blocks of `block` values.
+    fn by_tiles(&self, kernels: &TileKernels, rows: usize, block: usize) -> Vec<f32> {
+        let (left, parts) = self.left(kernels, rows);
+        let mut out = vec![f32::NAN; rows * self.weight_rows];
+        for first in (0..self.columns).step_by(block) {
+            let steps = tiled::steps(block.min(self.columns - first));
+            let operands = tiled::Operands {
+                left: &left,
+                left_row: parts * tiled::steps(self.columns),
+                left_first: parts * tiled::steps(first),
+                parts,
+                right: &self.right(kernels, first, steps),
+                steps,
+            };
+            let begin = if first == 0 {
+                Sums::Begin
+            } else {
+                Sums::Continue
+            };
+            kernels.multiply(
+                &operands,
+                begin,
+                &mut Block::new(&mut out, self.weight_rows),
+            );
         }
         out
     }
+}
+
+/// The plain kernels for tiles, and the others where this processor has them.
+fn tile_kernels() -> Vec<&'static TileKernels> {
+    let others = Kernels::for_isa(Isa::Amx).tiles();
+    std::iter::once(TileKernels::plain())
+        .chain(others)
+        .collect()
 }
 
 #[test]
@@ -224,42 +262,82 @@ fn a_row_has_the_same_bits_alone_in_company_and_in_panels() {
 }
 
 #[test]
-fn tiles_have_the_same_bits() {
-    for quant in quantized() {
+fn weights_in_tiles_are_those_of_the_definition_rounded() {
+    for quant in quantized().chain([QuantType::BF16]) {
         for &columns in widths(quant) {
-            let problem = Problem::new(quant, 37, columns, 19);
-            let alone = problem.by_matvec(Kernels::all()[0], 1);
-            for kernels in [Kernels::for_isa(Isa::Scalar), Kernels::for_isa(Isa::Amx)] {
-                // Tables between these two have tiles only to fill their places.
-                if [Isa::Scalar, Isa::Amx].contains(&kernels.isa()) {
-                    assert_eq!(
-                        bits(&problem.by_tiles(kernels)),
-                        bits(&alone),
-                        "{quant} {columns} {:?}",
-                        kernels.isa()
-                    );
+            let problem = Problem::new(quant, 21, columns, 0);
+            let mut dense = vec![0.0; 21 * columns];
+            quant.dequantize(&problem.weights, &mut dense);
+            for kernels in tile_kernels() {
+                let first = (columns - 1) / tiled::BLOCK * tiled::BLOCK;
+                let steps = tiled::steps(columns - first);
+                let tiles = problem.right(kernels, first, steps);
+                for row in 0..32 {
+                    for k in first..columns {
+                        let tile = &tiles[row / tiled::ROWS * steps + (k - first) / 32];
+                        let line = &tile.0[k % 32 / 2].0;
+                        let found = line[4 * (row % 16) + 2 * (k % 2)..].first_chunk();
+                        let found = bf16::from_le_bytes(*found.expect("two bytes"));
+                        let weight = dense.get(row * columns + k).copied().unwrap_or(0.0);
+                        assert_eq!(found, bf16::from_f32(weight), "{quant} {row} {k}");
+                    }
                 }
             }
         }
     }
 }
 
-/// Codes, activations and lengths at which the integers are largest.
 #[test]
-fn the_largest_sums_are_exact_in_tiles() {
-    if !Isa::Amx.available() {
-        return;
+fn tiles_have_the_bits_of_plain_ones_and_are_nearer_to_exact_products() {
+    for quant in quantized() {
+        for &columns in widths(quant) {
+            let problem = Problem::new(quant, 37, columns, 19);
+            let exact = problem.exact();
+            let eight_bit = relative_error(&problem.by_matvec(Kernels::all()[0], 1), &exact);
+            let plain = problem.by_tiles(TileKernels::plain(), 19, columns);
+            let error = relative_error(&plain, &exact);
+            assert!(error < 3e-3, "{quant} {columns}: {error}");
+            assert!(error < eight_bit, "{quant} {columns}: {error} {eight_bit}");
+            for kernels in tile_kernels() {
+                let found = problem.by_tiles(kernels, 19, columns);
+                assert_eq!(bits(&found), bits(&plain), "{quant} {columns}");
+            }
+        }
     }
-    let kernels = Kernels::for_isa(Isa::Amx);
-    let mut problem = Problem::new(QuantType::Q8_0, 16, 64, 16);
-    for block in problem.weights.chunks_exact_mut(34) {
-        block[2..].fill(0x80);
+}
+
+#[test]
+fn a_row_in_tiles_has_the_same_bits_in_any_company_and_any_blocks() {
+    for kernels in tile_kernels() {
+        for quant in [QuantType::Q4_0, QuantType::Q6_K, QuantType::BF16] {
+            let problem = Problem::new(quant, 34, 1792, 50);
+            let all = bits(&problem.by_tiles(kernels, 50, 1792));
+            for rows in [1, 15, 16, 17, 32, 33, 49] {
+                let found = bits(&problem.by_tiles(kernels, rows, tiled::BLOCK));
+                assert_eq!(found, all[..rows * 34], "{quant} {rows}");
+            }
+        }
     }
-    problem.x.fill(-3.0);
-    assert_eq!(
-        bits(&problem.by_tiles(kernels)),
-        bits(&problem.by_matvec(Kernels::all()[0], 1))
-    );
+}
+
+#[test]
+fn floats_in_tiles_are_as_exact_as_floats() {
+    for columns in [1, 16, 40, 256, 1000, 1536] {
+        let problem = Problem::new(QuantType::BF16, 35, columns, 18);
+        let mut wide = Problem::new(QuantType::F32, 35, columns, 18);
+        wide.weights = vec![0; 35 * columns * 4];
+        Kernels::all()[0].widen(QuantType::BF16, problem.rows(), &mut wide.weights);
+        wide.x.copy_from_slice(&problem.x);
+        let plain = problem.by_tiles(TileKernels::plain(), 18, 512);
+        let error = relative_error(&plain, &problem.exact());
+        assert!(error < 1e-6, "{columns}: {error}");
+        for kernels in tile_kernels() {
+            for problem in [&problem, &wide] {
+                let found = problem.by_tiles(kernels, 18, 512);
+                assert_eq!(bits(&found), bits(&plain), "{columns}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -269,9 +347,6 @@ fn every_batch_size_agrees() {
         let problem = Problem::new(QuantType::Q4_K, 18, 512, rows);
         let alone = bits(&problem.by_matvec(kernels, 1));
         assert_eq!(bits(&problem.by_panels(kernels)), alone);
-        if kernels.isa() >= Isa::Amx {
-            assert_eq!(bits(&problem.by_tiles(kernels)), alone);
-        }
     }
 }
 
@@ -334,31 +409,35 @@ fn products_timing() {
         (QuantType::Q6_K, 1536),
     ] {
         for kernels in Kernels::all() {
-            let (weight_rows, rows, pack, arrange, multiply);
-            if kernels.isa() >= Isa::Amx {
-                (weight_rows, rows) = (
-                    tiled::ROWS * tiled::MOST_STRIPS,
-                    tiled::ROWS * tiled::MOST_TILES,
-                );
+            let (weight_rows, rows, pack, multiply);
+            if let Some(kernels) = kernels.tiles() {
+                (weight_rows, rows) = (256, 256);
                 let problem = Problem::new(quant, weight_rows, columns, rows);
-                let activations = problem.activations(kernels);
-                let x: Vec<Row<'_>> = (0..rows).map(|row| activations.row(row)).collect();
-                let (groups, group) = tiled::groups(quant, columns);
-                let mut steps = vec![tiled::Step::ZERO; tiled::MOST_TILES * groups];
-                let mut strips: [tiled::Strip; tiled::MOST_STRIPS] = Default::default();
-                let mut sums = tiled::TileSums::default();
+                let steps = tiled::steps(columns);
+                let (left, _) = problem.left(kernels, rows);
+                let mut strip = vec![Tile::ZERO; steps];
+                let mut out = vec![0.0; weight_rows * rows];
                 pack = shortest(|| {
-                    for (s, strip) in strips.iter_mut().enumerate() {
-                        let rows = s * tiled::ROWS..(s + 1) * tiled::ROWS;
-                        kernels.pack_strip(quant, problem.rows().slice(rows), strip);
+                    for first in (0..weight_rows).step_by(tiled::ROWS) {
+                        let rows = problem.rows().slice(first..first + tiled::ROWS);
+                        kernels.pack(quant, rows, 0, &mut strip);
                     }
                 });
-                arrange = shortest(|| {
-                    for (rows, steps) in x.chunks(tiled::ROWS).zip(steps.chunks_mut(groups)) {
-                        kernels.arrange(rows, group, steps);
-                    }
+                let operands = tiled::Operands {
+                    left: &left,
+                    left_row: steps,
+                    left_first: 0,
+                    parts: 1,
+                    right: &problem.right(kernels, 0, steps),
+                    steps,
+                };
+                multiply = shortest(|| {
+                    kernels.multiply(
+                        &operands,
+                        Sums::Begin,
+                        &mut Block::new(&mut out, weight_rows),
+                    );
                 });
-                multiply = shortest(|| kernels.multiply_strips(&strips, &steps, &mut sums));
             } else {
                 (weight_rows, rows) = (panel::ROWS * panel::MOST_PANELS, panel::MOST_ROWS);
                 let problem = Problem::new(quant, weight_rows, columns, rows);
@@ -372,16 +451,14 @@ fn products_timing() {
                         kernels.pack(quant, problem.rows().slice(rows), panel);
                     }
                 });
-                arrange = 0.0;
                 multiply = shortest(|| kernels.multiply(&panels, &x, &mut sums));
             }
             let operations = (2 * weight_rows * columns * rows) as f64;
             println!(
-                "{quant} {columns} {:?}: {:.0} GOPS; unpacking {:.2} ns a weight, arranging {:.2} ns a value",
+                "{quant} {columns} {:?}: {:.0} GOPS; unpacking {:.3} ns a weight",
                 kernels.isa(),
                 operations / multiply / 1e9,
                 pack / (weight_rows * columns) as f64 * 1e9,
-                arrange / (rows * columns) as f64 * 1e9,
             );
         }
     }

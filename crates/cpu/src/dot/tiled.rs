@@ -1,136 +1,158 @@
-//! Sixteen weight rows times sixteen activation rows, a group at a time in tile registers.
+//! Products of many rows in BF16, two by two tiles at a time, where there are registers for whole tiles.
 //!
-//! This is the prefill path of processors with such registers ([`crate::simd::Tiles`]). Weights are unpacked once into
-//! strips, activations once into row tiles, both in steps of one group. A step gives 256 exact integers,
-//! which vector instructions scale and add to the lane of the group (see [`super`]). The steps of a lane stand next to each
-//! other, so the sums of a lane stay in registers, and lanes come in an order in which they can be folded as they end.
-
-use std::marker::PhantomData;
+//! A class of results of its own, nearer to exact ones than 8-bit activations: weights are what their format says, rounded to
+//! BF16, and so are activations. Scales are part of the weights then, so the sums stay in tile registers from the first
+//! value to the last. Weights that are BF16 in the file meet activations in three parts that add up to them exactly.
+//! One output is the sum over steps of 32 values in order, as [`crate::simd::Tiles::multiply`] adds them; it does not
+//! depend on other rows, on cells, or on the blocks that steps are cut into.
+#![cfg_attr(
+    all(not(target_arch = "x86_64"), not(test)),
+    expect(dead_code, reason = "no other processor has such tiles yet")
+)]
 
 use carat_gguf::QuantType;
 
 use super::{
     WeightRows,
-    format::{Format, Tail, WithFormat, signed, with_format},
+    format::{Coding, Format, Tail, WithFormat, with_format},
 };
 use crate::{
-    activations::{CHUNK, GROUP, Row},
-    simd::{Floats, HELD, LANES, Line, Simd, Square, Tile, Tiles, array},
+    pool::Block,
+    simd::{Floats, LANES, Line, STEP, Simd, Sums, Tile, Tiles, unit_of_row},
 };
 
-/// Rows of a strip of weights, and of a tile of activations.
+/// Rows of a tile.
 pub(crate) const ROWS: usize = LANES;
-/// Strips and row tiles that one call of [`multiply`] may take.
-pub(crate) const MOST_STRIPS: usize = 8;
-pub(crate) const MOST_TILES: usize = 4;
+/// Values that a block of steps begins at multiples of: whole chunks of every format.
+pub(crate) const BLOCK: usize = 512;
+/// Parts of an f32 that add up to it.
+pub(crate) const PARTS: usize = 3;
 
-/// One group of sixteen rows.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub(crate) struct Step {
-    codes: Tile,
-    scales: [f32; ROWS],
-    /// Minimums of weights, scaled sums of activations.
-    offsets: [f32; ROWS],
+/// Tiles of a row of `columns`.
+pub(crate) fn steps(columns: usize) -> usize {
+    columns.div_ceil(STEP)
 }
 
-impl Step {
-    pub(crate) const ZERO: Step = Step {
-        codes: [Line([0; 64]); 8],
-        scales: [0.0; ROWS],
-        offsets: [0.0; ROWS],
-    };
-}
-
-/// Sixteen weight rows, unpacked.
-#[derive(Default)]
-pub(crate) struct Strip {
-    steps: Vec<Step>,
-    /// Values that share a scale.
-    group: usize,
-    minimums: bool,
-}
-
-/// Groups in a row of `columns`, for weights of format `quant`, and how long they are.
-pub(crate) fn groups(quant: QuantType, columns: usize) -> (usize, usize) {
-    struct Group;
-    impl WithFormat for Group {
-        type Output = usize;
-        fn run<F: Format>(self) -> usize {
-            F::GROUP
+/// Rounds up to sixteen rows to BF16, `[steps]`. Lines of missing rows stay as they are.
+#[inline(always)]
+pub(crate) fn narrow<T: Tiles>(rows: &[&[f32]], tiles: &mut [Tile]) {
+    for (i, row) in rows.iter().enumerate() {
+        for (values, tile) in row.chunks(STEP).zip(tiles.iter_mut()) {
+            let (low, high) = load::<T::Vectors>(values);
+            T::narrow(low, high, &mut tile.0[i]);
         }
     }
-    let group = with_format(quant, Group);
-    (columns / group, group)
 }
 
-/// The order of steps: lane after lane, with lanes that are added first next to each other.
-struct Order {
-    starts: [usize; LANES + 1],
-}
-
-impl Order {
-    #[inline(always)]
-    fn new(groups: usize) -> Order {
-        let mut starts = [0; LANES + 1];
-        for turn in 0..LANES {
-            let lane = reversed(turn);
-            starts[turn + 1] = starts[turn] + groups.saturating_sub(lane).div_ceil(LANES);
+/// Splits up to sixteen rows into BF16 parts, `[steps, PARTS]`, the largest first.
+#[inline(always)]
+pub(crate) fn split<T: Tiles>(rows: &[&[f32]], tiles: &mut [Tile]) {
+    let (tiles, _) = tiles.as_chunks_mut::<PARTS>();
+    for (i, row) in rows.iter().enumerate() {
+        for (values, tiles) in row.chunks(STEP).zip(tiles.iter_mut()) {
+            let (mut low, mut high) = load::<T::Vectors>(values);
+            for tile in tiles {
+                let line = &mut tile.0[i];
+                T::narrow(low, high, line);
+                let (halves, _) = line.0.as_chunks();
+                low = low.sub(Floats::load_bf16_bytes(&halves[0]));
+                high = high.sub(Floats::load_bf16_bytes(&halves[1]));
+            }
         }
-        Order { starts }
-    }
-
-    #[inline(always)]
-    fn place(&self, group: usize) -> usize {
-        self.starts[reversed(group % LANES)] + group / LANES
     }
 }
 
-/// The lane of a turn, and the turn of a lane: its four bits in reverse.
+/// Up to 32 numbers, the missing ones zero.
 #[inline(always)]
-fn reversed(number: usize) -> usize {
-    usize::from((number as u8).reverse_bits() >> 4)
+fn load<S: Simd>(values: &[f32]) -> (S::Floats, S::Floats) {
+    if let (&[low, high], []) = values.as_chunks() {
+        (S::Floats::load(&low), S::Floats::load(&high))
+    } else {
+        let middle = values.len().min(LANES);
+        (
+            S::Floats::load_part(&values[..middle]),
+            S::Floats::load_part(&values[middle..]),
+        )
+    }
 }
 
-/// Unpacks up to sixteen rows; missing ones count as zero.
+/// Unpacks up to sixteen rows from value `first` on, a multiple of [`BLOCK`], as far as `tiles` go. Missing rows and values
+/// count as zero.
 #[inline(always)]
-pub(crate) fn pack<S: Simd>(quant: QuantType, weights: WeightRows<'_>, strip: &mut Strip) {
-    assert!(weights.len() <= ROWS, "a strip holds {ROWS} rows");
-    with_format(
-        quant,
-        Pack::<S> {
-            weights,
-            strip,
-            simd: PhantomData,
-        },
-    );
+pub(crate) fn pack<T: Tiles>(
+    quant: QuantType,
+    weights: WeightRows<'_>,
+    first: usize,
+    tiles: &mut [Tile],
+) {
+    assert!(weights.len() <= ROWS, "a tile holds {ROWS} rows");
+    match quant {
+        QuantType::BF16 => pack_floats::<T, 2>(weights, first, tiles),
+        QuantType::F32 => pack_floats::<T, 4>(weights, first, tiles),
+        _ => with_format(
+            quant,
+            Pack::<T> {
+                weights,
+                first,
+                tiles,
+                level: std::marker::PhantomData,
+            },
+        ),
+    }
 }
 
-struct Pack<'a, S> {
+/// Weights that are BF16 values, stored in `BYTES` bytes.
+#[inline(always)]
+fn pack_floats<T: Tiles, const BYTES: usize>(
+    weights: WeightRows<'_>,
+    first: usize,
+    tiles: &mut [Tile],
+) {
+    let mut lines = [Line([0; 64]); ROWS];
+    for (step, tile) in tiles.iter_mut().enumerate() {
+        let start = (first + step * STEP) * BYTES;
+        for (i, line) in lines.iter_mut().enumerate().take(weights.len()) {
+            let row = &weights.row(i)[start..];
+            let row = &row[..row.len().min(STEP * BYTES)];
+            if let (2, Some(whole)) = (BYTES, row.first_chunk()) {
+                line.0 = *whole;
+            } else {
+                // The upper half of an F32 that is a BF16 is that BF16.
+                line.0.fill(0);
+                let (halves, _) = line.0.as_chunks_mut::<2>();
+                for (half, value) in halves.iter_mut().zip(row.chunks_exact(BYTES)) {
+                    half.copy_from_slice(&value[BYTES - 2..]);
+                }
+            }
+        }
+        T::Vectors::transpose(&lines, &mut tile.0);
+    }
+}
+
+struct Pack<'a, T> {
     weights: WeightRows<'a>,
-    strip: &'a mut Strip,
-    simd: PhantomData<S>,
+    first: usize,
+    tiles: &'a mut [Tile],
+    level: std::marker::PhantomData<T>,
 }
 
-impl<S: Simd> WithFormat for Pack<'_, S> {
+impl<T: Tiles> WithFormat for Pack<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<F: Format>(self) {
-        let Pack { weights, strip, .. } = self;
-        let groups = weights.row_bytes / F::QUANT.block_bytes() * (F::QUANT.block_len() / F::GROUP);
-        strip.group = F::GROUP;
-        strip.minimums = F::MINS;
-        strip.steps.resize(groups, Step::ZERO);
-        let order = Order::new(groups);
-        let quads = F::GROUP / 4;
-
+        let Pack {
+            weights,
+            first,
+            tiles,
+            ..
+        } = self;
+        let chunk_values = F::GROUP * LANES;
         let mut codes = [[Line([0; 64]); ROWS]; 8];
-        let mut scales = [[0.0; LANES]; ROWS];
-        let mut mins = [[0.0; LANES]; ROWS];
-        let mut turned = [Line([0; 64]); LANES];
-        for first in (0..groups).step_by(LANES) {
-            let start = first / LANES * F::CHUNK_BYTES;
+        let mut scales = [Line([0; 64]); ROWS];
+        let mut mins = [Line([0; 64]); ROWS];
+        for (chunk, tiles) in tiles.chunks_mut(chunk_values / STEP).enumerate() {
+            let start = (first / chunk_values + chunk) * F::CHUNK_BYTES;
             for row in 0..weights.len() {
                 let bytes = weights.row(row);
                 let tail;
@@ -140,266 +162,214 @@ impl<S: Simd> WithFormat for Pack<'_, S> {
                     tail = Tail::of::<F>(bytes).expect("a row ends short of a whole chunk");
                     tail.chunk::<F>()
                 };
-                let unpacked = F::unpack::<S>(chunk);
+                let unpacked = F::unpack::<T::Vectors>(chunk);
                 for (piece, codes) in codes.iter_mut().enumerate().take(F::GROUP / 4) {
-                    S::store_bytes(signed::<S, F>(unpacked.codes[piece]), &mut codes[row].0);
+                    let unsigned = unsigned::<T::Vectors, F>(unpacked.codes[piece]);
+                    T::Vectors::store_bytes(unsigned, &mut codes[unit_of_row(row)].0);
                 }
-                unpacked.scales.store(&mut scales[row]);
-                unpacked.mins.store(&mut mins[row]);
-            }
-            let count = (groups - first).min(LANES);
-            let in_piece = 64 / F::GROUP;
-            for (piece, codes) in codes.iter().enumerate().take(count.div_ceil(in_piece)) {
-                S::transpose(codes, &mut turned);
-                for (i, turned) in turned.chunks(quads).enumerate() {
-                    let group = piece * in_piece + i;
-                    if group < count {
-                        let step = &mut strip.steps[order.place(first + group)];
-                        step.codes[..quads].copy_from_slice(turned);
-                    }
-                }
-            }
-            for group in 0..count {
-                let step = &mut strip.steps[order.place(first + group)];
-                step.scales = array![0.0; row => scales[row][group]];
+                store_line(unpacked.scales, &mut scales[row]);
                 if F::MINS {
-                    step.offsets = array![0.0; row => mins[row][group]];
+                    store_line(unpacked.mins, &mut mins[row]);
                 }
             }
+            fill::<T, F>(&codes, &scales, &mins, tiles);
         }
     }
 }
 
-/// Turns up to sixteen activation rows into the steps of a row tile; missing rows count as zero.
+/// The tiles of a chunk, from its codes `[piece][unit]`, and scales and minimums `[row]`.
 #[inline(always)]
-pub(crate) fn arrange<S: Simd>(x: &[Row<'_>], group: usize, steps: &mut [Step]) {
-    assert!(x.len() <= ROWS, "a tile holds {ROWS} rows");
-    match group {
-        GROUP => arrange_groups::<S, GROUP>(x, steps),
-        16 => arrange_groups::<S, 16>(x, steps),
-        _ => panic!("no format has groups of {group}"),
+fn fill<T: Tiles, F: Format>(
+    codes: &[[Line; ROWS]; 8],
+    scales: &[Line; ROWS],
+    mins: &[Line; ROWS],
+    tiles: &mut [Tile],
+) {
+    let mut group_scales = [Line([0; 64]); LANES];
+    let mut group_mins = [Line([0; 64]); LANES];
+    let mut units = [Line([0; 64]); LANES];
+    T::Vectors::transpose(scales, &mut group_scales);
+    if F::MINS {
+        T::Vectors::transpose(mins, &mut group_mins);
     }
-}
-
-#[inline(always)]
-fn arrange_groups<S: Simd, const G: usize>(x: &[Row<'_>], steps: &mut [Step]) {
-    let order = Order::new(steps.len());
-    if x.len() < ROWS {
-        steps.fill(Step::ZERO);
-    }
-    for (row, x) in x.iter().enumerate() {
-        for (chunk, first_group) in x.iter().zip((0..steps.len()).step_by(CHUNK / G)) {
-            let count = (steps.len() - first_group).min(CHUNK / G);
-            let (codes, _) = chunk.codes.as_chunks::<G>();
-            for (i, codes) in codes[..count].iter().enumerate() {
-                let step = &mut steps[order.place(first_group + i)];
-                let first = i * G;
-                let line = &mut step.codes[row * G / 64].0[row * G % 64..][..G];
-                for (to, code) in line.iter_mut().zip(codes) {
-                    *to = code.cast_unsigned();
-                }
-                let scale = chunk.scales[first / GROUP];
-                let sum = if G == GROUP {
-                    chunk.sums[first / GROUP]
-                } else {
-                    chunk.half_sums[first / 16]
-                };
-                step.scales[row] = scale;
-                step.offsets[row] = sum as f32 * scale;
-            }
-        }
-    }
-}
-
-/// Sums of a row tile and a strip, or some of their lanes: `[row][weight row]`.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Outputs([[f32; ROWS]; ROWS]);
-
-/// Partial sums of a call, each `[tile][strip]`. After it, `outputs` has them.
-pub(crate) struct TileSums {
-    /// Of the lane at work.
-    lane: Vec<Outputs>,
-    /// Of 1, 2, 4 and 8 lanes that wait for as many more.
-    folded: [Vec<Outputs>; 4],
-    outputs: Vec<Outputs>,
-    strips: usize,
-}
-
-impl Default for TileSums {
-    fn default() -> TileSums {
-        let block = || vec![Outputs([[0.0; ROWS]; ROWS]); MOST_TILES * MOST_STRIPS];
-        TileSums {
-            lane: block(),
-            folded: std::array::from_fn(|_| block()),
-            outputs: block(),
-            strips: 0,
-        }
-    }
-}
-
-impl TileSums {
-    /// The outputs of a row, counted through the tiles.
-    pub(crate) fn copy_row(&self, row: usize, out: &mut [f32]) {
-        let squares = &self.outputs[row / ROWS * self.strips..][..self.strips];
-        for (out, square) in out.chunks_mut(ROWS).zip(squares) {
-            out.copy_from_slice(&square.0[row % ROWS][..out.len()]);
-        }
-    }
-}
-
-/// Multiplies strips of one format and width with row tiles, `[tiles, groups]`.
-#[inline(always)]
-pub(crate) fn multiply<S: Simd>(strips: &[Strip], rows: &[Step], sums: &mut TileSums) {
-    let groups = strips[0].steps.len();
-    assert!(
-        strips.len() <= MOST_STRIPS && rows.len() <= MOST_TILES * groups,
-        "{} strips and {} tiles are too many",
-        strips.len(),
-        rows.len() / groups
-    );
-    sums.strips = strips.len();
-    if strips[0].minimums {
-        multiply_all::<S, true>(strips, rows, sums);
-    } else {
-        multiply_all::<S, false>(strips, rows, sums);
-    }
-}
-
-/// Squares on their way from tile registers to vectors; more were no faster.
-const RING: usize = 4;
-/// Squares that tiles are ahead of vectors, which hides how long a product takes.
-const AHEAD: usize = 2;
-
-#[inline(always)]
-fn multiply_all<S: Simd, const MINS: bool>(strips: &[Strip], rows: &[Step], sums: &mut TileSums) {
-    let groups = strips[0].steps.len();
-    let order = Order::new(groups);
-    let pairs = rows.len() / groups * strips.len();
-    let mut tiles = S::Tiles::take(strips[0].group);
-    let mut ring = [Square::ZERO; RING];
-    for turn in 0..LANES {
-        let (first, end) = (order.starts[turn], order.starts[turn + 1]);
-        if first == end {
-            for pair in 0..pairs {
-                fold::<S>([S::Floats::zero(); ROWS], turn, pair, sums);
-            }
-        }
-        for start in (first..end).step_by(HELD) {
-            let count = (end - start).min(HELD);
-            let (mut ahead, mut behind) = (Cursor::default(), Cursor::default());
-            let mut lane = [S::Floats::zero(); ROWS];
-            for i in 0..pairs * count + AHEAD {
-                if i < pairs * count {
-                    let rows = &rows[ahead.tile * groups + start..][..count];
-                    if ahead.strip == 0 && ahead.place == 0 {
-                        for (place, step) in rows.iter().enumerate() {
-                            tiles.hold(place, &step.codes);
-                        }
-                    }
-                    let weights = &strips[ahead.strip].steps[start + ahead.place];
-                    tiles.multiply(ahead.place, &weights.codes, &mut ring[i % RING]);
-                    ahead.advance(count, strips.len());
-                }
-                if i < AHEAD {
-                    continue;
-                }
-                if behind.place == 0 {
-                    lane = if start == first {
-                        [S::Floats::zero(); ROWS]
-                    } else {
-                        load::<S>(&sums.lane[behind.pair])
+    // A piece has 64 values of every row, so two tiles.
+    for (piece, tiles) in tiles.chunks_mut(2).enumerate() {
+        T::Vectors::transpose(&codes[piece], &mut units);
+        let in_group = F::GROUP / 4;
+        for (i, units) in units.chunks(in_group).enumerate() {
+            let group = piece * 64 / F::GROUP + i;
+            let scales = twice::<T::Vectors>(&group_scales[group]);
+            let mins = twice::<T::Vectors>(&group_mins[group]);
+            let offset = <T::Vectors as Simd>::Floats::splat(-offset::<F>());
+            for (u, unit) in units.iter().enumerate() {
+                for pair in 0..2 {
+                    let line = 2 * (i * in_group + u) + pair;
+                    let Some(tile) = tiles.get_mut(line / LANES) else {
+                        continue;
                     };
-                }
-                let step = start + behind.place;
-                lane = scale::<S, MINS>(
-                    lane,
-                    &ring[(i - AHEAD) % RING],
-                    &rows[behind.tile * groups + step],
-                    &strips[behind.strip].steps[step],
-                );
-                if behind.place == count - 1 {
-                    if start + count < end {
-                        store::<S>(lane, &mut sums.lane[behind.pair]);
+                    let [low, high] = T::widen_pair(unit, pair);
+                    // Offsets are powers of two, so this rounds once, as the product with the signed code would.
+                    let (low, high) = if F::MINS {
+                        (
+                            low.mul(scales[0]).sub(mins[0]),
+                            high.mul(scales[1]).sub(mins[1]),
+                        )
                     } else {
-                        fold::<S>(lane, turn, behind.pair, sums);
-                    }
+                        (
+                            low.mul_add(scales[0], scales[0].mul(offset)),
+                            high.mul_add(scales[1], scales[1].mul(offset)),
+                        )
+                    };
+                    T::narrow(low, high, &mut tile.0[line % LANES]);
                 }
-                behind.advance(count, strips.len());
             }
         }
     }
 }
 
-/// A step of a pair of row tile and strip, place by place, strip by strip, tile by tile.
-#[derive(Default)]
-struct Cursor {
-    pair: usize,
-    tile: usize,
-    strip: usize,
-    place: usize,
+/// What unsigned codes exceed the weights' codes by.
+#[inline(always)]
+fn offset<F: Format>() -> f32 {
+    match F::CODING {
+        Coding::Offset(offset) => offset as f32,
+        Coding::Signed => 128.0,
+    }
 }
 
-impl Cursor {
-    #[inline(always)]
-    fn advance(&mut self, places: usize, strips: usize) {
-        self.place += 1;
-        if self.place == places {
-            self.place = 0;
-            self.pair += 1;
-            self.strip += 1;
-            if self.strip == strips {
-                self.strip = 0;
-                self.tile += 1;
+#[inline(always)]
+fn unsigned<S: Simd, F: Format>(codes: S::Bytes) -> S::Bytes {
+    match F::CODING {
+        Coding::Offset(_) => codes,
+        Coding::Signed => S::sub_bytes(codes, 128),
+    }
+}
+
+#[inline(always)]
+fn store_line<F: Floats>(x: F, line: &mut Line) {
+    let mut lanes = [0.0; LANES];
+    x.store(&mut lanes);
+    for (bytes, lane) in line.0.as_chunks_mut().0.iter_mut().zip(lanes) {
+        *bytes = f32::to_le_bytes(lane);
+    }
+}
+
+/// Sixteen numbers, each in two neighbouring lanes.
+#[inline(always)]
+fn twice<S: Simd>(line: &Line) -> [S::Floats; 2] {
+    let mut lanes = [0.0; LANES];
+    S::Floats::load_f32_bytes(&line.0).store(&mut lanes);
+    let (halves, _) = lanes.as_chunks();
+    [
+        S::Floats::load_twice(&halves[0]),
+        S::Floats::load_twice(&halves[1]),
+    ]
+}
+
+/// A block of steps of some rows and strips of weights.
+#[derive(Clone, Copy)]
+pub(crate) struct Operands<'a> {
+    /// `[row tiles, steps, parts]`.
+    pub(crate) left: &'a [Tile],
+    /// Tiles of a row tile.
+    pub(crate) left_row: usize,
+    /// Of a row tile's tiles, the first to take.
+    pub(crate) left_first: usize,
+    pub(crate) parts: usize,
+    /// `[strips, steps]`, of this block's steps only.
+    pub(crate) right: &'a [Tile],
+    pub(crate) steps: usize,
+}
+
+impl Operands<'_> {
+    fn left(&self, tile: usize) -> &[Tile] {
+        &self.left[tile * self.left_row + self.left_first..][..self.steps * self.parts]
+    }
+
+    fn right(&self, strip: usize) -> &[Tile] {
+        &self.right[strip * self.steps..][..self.steps]
+    }
+}
+
+/// Fills or adds to `out`, the rows of the tiles on the left by those of the strips on the right.
+#[inline(always)]
+pub(crate) fn multiply<T: Tiles>(operands: &Operands<'_>, begin: Sums, out: &mut Block<'_>) {
+    let mut tiles = T::take();
+    let (rows, columns) = (out.rows().div_ceil(ROWS), out.columns().div_ceil(ROWS));
+    // Two row tiles stay in the nearest caches while all strips pass by.
+    for row in (0..rows).step_by(2) {
+        for column in (0..columns).step_by(2) {
+            let (x, w) = (operands, column);
+            match (rows - row > 1, columns - column > 1) {
+                (true, true) => square::<T, 2, 2>(
+                    &mut tiles,
+                    [x.left(row), x.left(row + 1)],
+                    [x.right(w), x.right(w + 1)],
+                    begin,
+                    out,
+                    [row, column],
+                ),
+                (true, false) => square::<T, 2, 1>(
+                    &mut tiles,
+                    [x.left(row), x.left(row + 1)],
+                    [x.right(w)],
+                    begin,
+                    out,
+                    [row, column],
+                ),
+                (false, true) => square::<T, 1, 2>(
+                    &mut tiles,
+                    [x.left(row)],
+                    [x.right(w), x.right(w + 1)],
+                    begin,
+                    out,
+                    [row, column],
+                ),
+                (false, false) => square::<T, 1, 1>(
+                    &mut tiles,
+                    [x.left(row)],
+                    [x.right(w)],
+                    begin,
+                    out,
+                    [row, column],
+                ),
             }
         }
     }
 }
 
-/// Adds one group: the squares of its integers times both scales, less the minimums.
+/// `M` by `N` tiles, whose sums begin at tile `at` of `out`.
 #[inline(always)]
-fn scale<S: Simd, const MINS: bool>(
-    mut lane: [S::Floats; ROWS],
-    square: &Square,
-    rows: &Step,
-    weights: &Step,
-) -> [S::Floats; ROWS] {
-    let scales = S::Floats::load(&weights.scales);
-    let mins = S::Floats::load(&weights.offsets);
-    for (i, sum) in lane.iter_mut().enumerate() {
-        let by = scales.mul(S::Floats::splat(rows.scales[i]));
-        *sum = S::to_floats(S::load_ints(&square.0[i])).mul_add(by, *sum);
-        if MINS {
-            *sum = mins.neg_mul_add(S::Floats::splat(rows.offsets[i]), *sum);
-        }
+fn square<T: Tiles, const M: usize, const N: usize>(
+    tiles: &mut T,
+    left: [&[Tile]; M],
+    right: [&[Tile]; N],
+    begin: Sums,
+    out: &mut Block<'_>,
+    at: [usize; 2],
+) {
+    let [row, column] = at.map(|tile| tile * ROWS);
+    let (height, width) = (
+        (out.rows() - row).min(M * ROWS),
+        (out.columns() - column).min(N * ROWS),
+    );
+    let mut out = out.part(row..row + height, column..column + width);
+    if (height, width) == (M * ROWS, N * ROWS) {
+        tiles.multiply(left, right, begin, &mut out);
+        return;
     }
-    lane
-}
-
-/// Adds a finished lane to what waits for it, in the order of [`Floats::sum`]: a counter in binary, lane by lane.
-#[inline(always)]
-fn fold<S: Simd>(mut lane: [S::Floats; ROWS], turn: usize, pair: usize, sums: &mut TileSums) {
-    let levels = turn.trailing_ones() as usize;
-    for level in 0..levels {
-        let before = load::<S>(&sums.folded[level][pair]);
-        for (sum, before) in lane.iter_mut().zip(before) {
-            *sum = before.add(*sum);
-        }
+    // Registers hold whole tiles: where the output is smaller, they are stored beside it first.
+    let mut whole = [0.0; 4 * ROWS * ROWS];
+    for i in 0..height {
+        whole[i * N * ROWS..][..width].copy_from_slice(out.row_mut(i));
     }
-    match sums.folded.get_mut(levels) {
-        Some(folded) => store::<S>(lane, &mut folded[pair]),
-        None => store::<S>(lane, &mut sums.outputs[pair]),
-    }
-}
-
-#[inline(always)]
-fn load<S: Simd>(square: &Outputs) -> [S::Floats; ROWS] {
-    array![S::Floats::zero(); i => S::Floats::load(&square.0[i])]
-}
-
-#[inline(always)]
-fn store<S: Simd>(sums: [S::Floats; ROWS], square: &mut Outputs) {
-    for (sum, out) in sums.into_iter().zip(&mut square.0) {
-        sum.store(out);
+    tiles.multiply(
+        left,
+        right,
+        begin,
+        &mut Block::new(&mut whole[..M * N * ROWS * ROWS], N * ROWS),
+    );
+    for i in 0..height {
+        out.row_mut(i)
+            .copy_from_slice(&whole[i * N * ROWS..][..width]);
     }
 }

@@ -1,16 +1,26 @@
-//! Tile registers of Sapphire Rapids and later (AMX-TILE and AMX-INT8). The instructions have no stable intrinsics, so
+//! Tile registers of Sapphire Rapids and later (AMX-TILE and AMX-BF16). The instructions have no stable intrinsics, so
 //! they are written out.
 #![expect(
     unsafe_code,
     reason = "tile instructions; they are checked for where the kernel table is chosen"
 )]
 
-use std::{arch::asm, marker::PhantomData};
+use std::{
+    arch::{
+        asm,
+        x86_64::{
+            __m512, __m512bh, __m512i, _mm_loadu_si128, _mm512_broadcast_i32x4, _mm512_cvtepi32_ps,
+            _mm512_cvtne2ps_pbh, _mm512_load_si512, _mm512_shuffle_epi8, _mm512_store_si512,
+        },
+    },
+    marker::PhantomData,
+};
 
 use super::{
-    LANES,
-    tiles::{Square, Tile, Tiles},
+    Avx512, LANES, Line,
+    tiles::{Sums, Tile, Tiles},
 };
+use crate::pool::Block;
 
 /// The state component of tile data, which a process asks the kernel for.
 #[cfg(target_os = "linux")]
@@ -21,8 +31,8 @@ const REQUEST_PERMISSION: u64 = 0x1023;
 /// Whether the processor has the tile instructions and the kernel lets this process use them.
 pub(crate) fn permitted() -> bool {
     let leaf = std::arch::x86_64::__cpuid_count(7, 0);
-    let (tile, int8) = (1 << 24, 1 << 25);
-    leaf.edx & tile != 0 && leaf.edx & int8 != 0 && request()
+    let (bf16, tile) = (1 << 22, 1 << 24);
+    leaf.edx & tile != 0 && leaf.edx & bf16 != 0 && request()
 }
 
 #[cfg(target_os = "linux")]
@@ -48,19 +58,57 @@ struct Shapes {
     rows: [u8; 16],
 }
 
-/// Registers 0 to 3 hold left tiles, 4 to 6 take turns with the sums, 7 has the right tile.
+/// Registers 0 to 3 hold sums, 4 and 5 left tiles, 6 and 7 right ones.
 pub(crate) struct AmxTiles {
-    row_bytes: usize,
     /// The registers belong to the thread that took them.
     thread: PhantomData<*const ()>,
 }
 
 const LINE: usize = 64;
 
+/// From sixteen lines in memory to a register.
+macro_rules! load {
+    ($register:literal, $from:expr, $stride:expr) => {
+        // SAFETY: The caller names sixteen rows of 64 bytes, `stride` bytes apart, which it may read.
+        unsafe {
+            asm!(
+                concat!("tileloadd ", $register, ", [{from} + {stride}]"),
+                from = in(reg) $from,
+                stride = in(reg) $stride,
+                options(nostack, readonly)
+            )
+        }
+    };
+}
+
+/// From a register to sixteen lines in memory.
+macro_rules! store {
+    ($register:literal, $to:expr, $stride:expr) => {
+        // SAFETY: The caller names sixteen rows of 64 bytes, `stride` bytes apart, which it may write.
+        unsafe {
+            asm!(
+                concat!("tilestored [{to} + {stride}], ", $register),
+                to = in(reg) $to,
+                stride = in(reg) $stride,
+                options(nostack)
+            )
+        }
+    };
+}
+
+/// An instruction that stays within the registers.
+macro_rules! within {
+    ($instruction:literal) => {
+        // SAFETY: Changes nothing but tile registers, which this thread took.
+        unsafe { asm!($instruction, options(nostack, nomem)) }
+    };
+}
+
 impl Tiles for AmxTiles {
+    type Vectors = Avx512;
+
     #[inline(always)]
-    fn take(group: usize) -> AmxTiles {
-        assert!(group == 32 || group == 16, "groups of {group}");
+    fn take() -> AmxTiles {
         let mut shapes = Shapes {
             palette: 1,
             start_row: 0,
@@ -68,76 +116,123 @@ impl Tiles for AmxTiles {
             row_bytes: [0; 16],
             rows: [0; 16],
         };
-        for register in 0..8 {
-            let left = register < 4;
-            shapes.row_bytes[register] = if left { group as u16 } else { LINE as u16 };
-            shapes.rows[register] = if register == 7 {
-                group as u8 / 4
-            } else {
-                LANES as u8
-            };
-        }
+        shapes.row_bytes[..8].fill(LINE as u16);
+        shapes.rows[..8].fill(LANES as u8);
         // SAFETY: `Isa::Amx` was found available, so the instruction exists and the kernel lets us. The palette is the
         // first, and no shape is larger than its registers.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack, readonly));
         }
         AmxTiles {
-            row_bytes: group,
             thread: PhantomData,
         }
     }
 
     #[inline(always)]
-    fn hold(&mut self, place: usize, left: &Tile) {
-        macro_rules! load {
-            ($register:literal) => {
-                // SAFETY: Reads sixteen rows of at most 32 bytes each, one after the other, which is at most the tile.
-                unsafe {
-                    asm!(
-                        concat!("tileloadd ", $register, ", [{from} + {stride}]"),
-                        from = in(reg) left.as_ptr(),
-                        stride = in(reg) self.row_bytes,
-                        options(nostack, readonly)
-                    )
-                }
-            };
+    fn multiply<const M: usize, const N: usize>(
+        &mut self,
+        left: [&[Tile]; M],
+        right: [&[Tile]; N],
+        begin: Sums,
+        sums: &mut Block<'_>,
+    ) {
+        let steps = right[0].len();
+        let parts = left[0].len() / steps;
+        assert!(
+            (1..=2).contains(&M)
+                && (1..=2).contains(&N)
+                && left.iter().all(|tiles| tiles.len() == steps * parts)
+                && right.iter().all(|tiles| tiles.len() == steps)
+                && sums.rows() == M * LANES
+                && sums.columns() == N * LANES,
+            "tiles fit each other and the sums"
+        );
+        // Four squares of the block, whose shape was checked above.
+        let (start, elements) = (sums.start(), sums.stride());
+        let stride = elements * size_of::<f32>();
+        let square =
+            |row: usize, column: usize| start.wrapping_add(row * LANES * elements + column * LANES);
+        if begin == Sums::Begin {
+            within!("tilezero tmm0");
+            within!("tilezero tmm1");
+            within!("tilezero tmm2");
+            within!("tilezero tmm3");
+        } else {
+            load!("tmm0", square(0, 0), stride);
+            if N == 2 {
+                load!("tmm1", square(0, 1), stride);
+            }
+            if M == 2 {
+                load!("tmm2", square(1, 0), stride);
+            }
+            if M == 2 && N == 2 {
+                load!("tmm3", square(1, 1), stride);
+            }
         }
-        match place {
-            0 => load!("tmm0"),
-            1 => load!("tmm1"),
-            2 => load!("tmm2"),
-            3 => load!("tmm3"),
-            _ => panic!("there is no place {place}"),
+        // Addresses of tiles within the slices whose lengths were checked above.
+        let tile = |tiles: &[Tile], i: usize| tiles.as_ptr().wrapping_add(i);
+        for step in 0..steps {
+            load!("tmm6", tile(right[0], step), LINE);
+            if N == 2 {
+                load!("tmm7", tile(right[1], step), LINE);
+            }
+            for i in step * parts..(step + 1) * parts {
+                load!("tmm4", tile(left[0], i), LINE);
+                within!("tdpbf16ps tmm0, tmm4, tmm6");
+                if N == 2 {
+                    within!("tdpbf16ps tmm1, tmm4, tmm7");
+                }
+                if M == 2 {
+                    load!("tmm5", tile(left[1], i), LINE);
+                    within!("tdpbf16ps tmm2, tmm5, tmm6");
+                    if N == 2 {
+                        within!("tdpbf16ps tmm3, tmm5, tmm7");
+                    }
+                }
+            }
+        }
+        store!("tmm0", square(0, 0), stride);
+        if N == 2 {
+            store!("tmm1", square(0, 1), stride);
+        }
+        if M == 2 {
+            store!("tmm2", square(1, 0), stride);
+        }
+        if M == 2 && N == 2 {
+            store!("tmm3", square(1, 1), stride);
         }
     }
 
     #[inline(always)]
-    fn multiply(&mut self, place: usize, right: &Tile, out: &mut Square) {
-        macro_rules! product {
-            ($left:literal, $sums:literal) => {
-                // SAFETY: Reads at most the eight lines of the right tile and writes the sixteen of the square.
-                unsafe {
-                    asm!(
-                        "tileloadd tmm7, [{right} + {line}]",
-                        concat!("tilezero ", $sums),
-                        concat!("tdpbssd ", $sums, ", ", $left, ", tmm7"),
-                        concat!("tilestored [{out} + {line}], ", $sums),
-                        right = in(reg) right.as_ptr(),
-                        out = in(reg) out.0.as_mut_ptr(),
-                        line = in(reg) LINE,
-                        options(nostack)
-                    )
-                }
-            };
+    fn narrow(low: __m512, high: __m512, to: &mut Line) {
+        // SAFETY: Only `Isa::Amx` uses this type, and that has BF16 vectors. A line is 64 aligned bytes.
+        unsafe {
+            let narrow = _mm512_cvtne2ps_pbh(high, low);
+            _mm512_store_si512(
+                to.0.as_mut_ptr().cast(),
+                std::mem::transmute::<__m512bh, __m512i>(narrow),
+            );
         }
-        match place {
-            0 => product!("tmm0", "tmm4"),
-            1 => product!("tmm1", "tmm5"),
-            2 => product!("tmm2", "tmm6"),
-            3 => product!("tmm3", "tmm4"),
-            _ => panic!("there is no place {place}"),
-        }
+    }
+
+    #[inline(always)]
+    fn widen_pair(units: &Line, pair: usize) -> [__m512; 2] {
+        [widen_units(units, 0, pair), widen_units(units, 2, pair)]
+    }
+}
+
+/// The pairs of two units of each quarter, from `unit` on, as numbers.
+#[inline(always)]
+fn widen_units(units: &Line, unit: usize, pair: usize) -> __m512 {
+    let byte = (4 * unit + 2 * pair) as i32;
+    // In each number's place in a quarter: which byte goes lowest. The signs of the others make zeros.
+    let zeros = 0x8080_8000_u32.cast_signed();
+    let places = [byte, byte + 1, byte + 4, byte + 5].map(|byte| zeros | byte);
+    // SAFETY: Only `Isa::Amx` uses this, and that has AVX-512. A line is 64 aligned bytes, `places` 16.
+    unsafe {
+        let places = _mm512_broadcast_i32x4(_mm_loadu_si128(places.as_ptr().cast()));
+        let units = _mm512_load_si512(units.0.as_ptr().cast());
+        _mm512_cvtepi32_ps(_mm512_shuffle_epi8(units, places))
     }
 }
 

@@ -221,7 +221,6 @@ impl Simd for Avx2 {
     type Floats = Pair<__m256>;
     type Ints = Pair<__m256i>;
     type Bytes = Pair<__m256i>;
-    type Tiles = super::PlainTiles;
 
     const SIGNED_OFFSET: i32 = 0;
     const WIDE: bool = false;

@@ -194,7 +194,6 @@ impl Simd for Avx512 {
     type Floats = __m512;
     type Ints = __m512i;
     type Bytes = __m512i;
-    type Tiles = super::amx::AmxTiles;
 
     // The multiply wants one side unsigned: signed codes are shifted up by 128.
     const SIGNED_OFFSET: i32 = 128;

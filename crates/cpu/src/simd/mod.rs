@@ -18,6 +18,8 @@ mod avx512;
 mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(test)]
+mod plain_tiles;
 mod scalar;
 #[cfg(test)]
 mod tests;
@@ -30,8 +32,10 @@ pub(crate) use avx512::Avx512;
 pub(crate) use math::{exp, gelu, tanh};
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::Neon;
+#[cfg(test)]
+pub(crate) use plain_tiles::PlainTiles;
 pub(crate) use scalar::Scalar;
-pub(crate) use tiles::{HELD, PlainTiles, Square, Tile, Tiles};
+pub(crate) use tiles::{STEP, Sums, Tile, Tiles, unit_of_row};
 
 /// An array whose element `i` is an expression of `i`: `array![zero; i => f(i)]`. The zero only fills it at first.
 macro_rules! array {
@@ -121,8 +125,6 @@ pub(crate) trait Simd: Copy + 'static {
     type Ints: Copy;
     /// Sixty-four bytes, signed or unsigned as the operation says.
     type Bytes: Copy;
-    /// Registers for whole tiles. Where a processor has them is an own level, so they may be named and never used.
-    type Tiles: Tiles;
 
     /// What [`Simd::dot_prepared`] adds to each product for every unit of `x`: it may shift codes to be unsigned.
     const SIGNED_OFFSET: i32;

@@ -223,7 +223,6 @@ impl Simd for Neon {
     type Floats = Quad<float32x4_t>;
     type Ints = Quad<int32x4_t>;
     type Bytes = Quad<uint8x16_t>;
-    type Tiles = super::PlainTiles;
 
     const SIGNED_OFFSET: i32 = 0;
     // Thirty-two registers, but of four lanes: eight vectors.

@@ -151,7 +151,6 @@ impl Simd for Scalar {
     type Floats = Lanes;
     type Ints = [i32; LANES];
     type Bytes = [u8; 64];
-    type Tiles = super::PlainTiles;
 
     const SIGNED_OFFSET: i32 = 0;
     const WIDE: bool = false;

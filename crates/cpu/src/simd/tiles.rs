@@ -1,72 +1,69 @@
-//! Sixteen by sixteen sums at once: the vocabulary of processors that multiply whole tiles.
+//! Products of whole tiles of BF16: the vocabulary of processors that multiply sixteen rows by sixteen at once.
 //!
-//! [`PlainTiles`] is the meaning, and the twin that the instructions are tested against.
-//!
-//! BF16 tiles were tried too: they hold every code exactly and give the integers as f32 already, which saves vectors a third
-//! of their work. But they are twice as long, and the two came out alike.
+//! The meaning in plain Rust is in `plain_tiles.rs`, the twin that the instructions are tested against.
+#![cfg_attr(
+    all(not(target_arch = "x86_64"), not(test)),
+    expect(dead_code, reason = "no other processor has such tiles yet")
+)]
 
-use super::{LANES, Line};
+use super::{LANES, Line, Simd};
+use crate::pool::Block;
 
-/// One side of a product: sixteen rows of up to 32 signed bytes.
+/// Values of a row in a tile.
+pub(crate) const STEP: usize = 32;
+
+/// Sixteen rows of 32 BF16, one side of a product.
 ///
-/// On the left, a row lies after the other. On the right, a line holds four neighbouring bytes of all sixteen rows.
-pub(crate) type Tile = [Line; 8];
-
-/// The sum for left row `i` and right row `j` at `[i][j]`.
+/// On the left, a line is a row. On the right, a line holds two neighbouring values of all sixteen rows.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(crate) struct Square(pub(crate) [[i32; LANES]; LANES]);
+pub(crate) struct Tile(pub(crate) [Line; LANES]);
 
-impl Square {
-    pub(crate) const ZERO: Square = Square([[0; LANES]; LANES]);
+impl Tile {
+    pub(crate) const ZERO: Tile = Tile([Line([0; 64]); LANES]);
 }
 
-/// Left tiles that may be held at a time.
-pub(crate) const HELD: usize = 4;
+/// What a product does with the sums that are there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sums {
+    Begin,
+    Continue,
+}
 
-/// A thread's tile registers.
+/// A thread's tile registers, and the conversions that fill tiles.
 pub(crate) trait Tiles {
-    /// Takes the registers, for groups of 32 or 16 values.
-    fn take(group: usize) -> Self;
-    /// Keeps a left tile in one of [`HELD`] places.
-    fn hold(&mut self, place: usize, left: &Tile);
-    /// The products of a held tile with a right one.
-    fn multiply(&mut self, place: usize, right: &Tile, out: &mut Square);
+    type Vectors: Simd;
+
+    /// Takes the registers.
+    fn take() -> Self;
+
+    /// Multiplies `M` by `N` tiles, one or two each, step after step. A right tile meets as many left ones in a row as
+    /// there are more of those. `sums` has `16 M` rows of `16 N`.
+    ///
+    /// Within a tile, the even and the odd values are summed apart, each with one rounding a value, then added to each
+    /// other and to the sum. Numbers too small to be normal count as zero.
+    fn multiply<const M: usize, const N: usize>(
+        &mut self,
+        left: [&[Tile]; M],
+        right: [&[Tile]; N],
+        begin: Sums,
+        sums: &mut Block<'_>,
+    );
+
+    /// Rounds 32 numbers to BF16, ties to even; those too small to be normal become zero.
+    fn narrow(
+        low: <Self::Vectors as Simd>::Floats,
+        high: <Self::Vectors as Simd>::Floats,
+        to: &mut Line,
+    );
+
+    /// Unsigned bytes `2 pair` and the next of each 4-byte unit, as the numbers of a right line: the units' bytes alternate.
+    /// The first eight rows of the line come from the first two of every four units, the others from the last two
+    /// (see [`unit_of_row`]), which is how vectors are shuffled fastest.
+    fn widen_pair(units: &Line, pair: usize) -> [<Self::Vectors as Simd>::Floats; 2];
 }
 
-pub(crate) struct PlainTiles {
-    group: usize,
-    held: [Tile; HELD],
-}
-
-impl Tiles for PlainTiles {
-    fn take(group: usize) -> PlainTiles {
-        PlainTiles {
-            group,
-            held: [[Line([0; 64]); 8]; HELD],
-        }
-    }
-
-    fn hold(&mut self, place: usize, left: &Tile) {
-        self.held[place] = *left;
-    }
-
-    fn multiply(&mut self, place: usize, right: &Tile, out: &mut Square) {
-        let left = &self.held[place];
-        for (i, sums) in out.0.iter_mut().enumerate() {
-            for (j, sum) in sums.iter_mut().enumerate() {
-                *sum = (0..self.group)
-                    .map(|k| {
-                        let left = byte(left, i * self.group + k);
-                        left * byte(right, k / 4 * 4 * LANES + 4 * j + k % 4)
-                    })
-                    .sum();
-            }
-        }
-    }
-}
-
-/// The byte at a place of a tile's lines laid end to end.
-fn byte(tile: &Tile, place: usize) -> i32 {
-    i32::from(tile[place / 64].0[place % 64].cast_signed())
+/// Where the row of a right line stands among the units of [`Tiles::widen_pair`].
+pub(crate) const fn unit_of_row(row: usize) -> usize {
+    row % 8 / 2 * 4 + row / 8 * 2 + row % 2
 }

@@ -1,0 +1,77 @@
+//! Tiles in plain Rust: what the instructions compute, to the last bit.
+
+use half::bf16;
+
+use super::{
+    LANES, Line, Scalar,
+    tiles::{STEP, Sums, Tile, Tiles, unit_of_row},
+};
+use crate::pool::Block;
+
+pub(crate) struct PlainTiles;
+
+impl Tiles for PlainTiles {
+    type Vectors = Scalar;
+
+    fn take() -> PlainTiles {
+        PlainTiles
+    }
+
+    fn multiply<const M: usize, const N: usize>(
+        &mut self,
+        left: [&[Tile]; M],
+        right: [&[Tile]; N],
+        begin: Sums,
+        sums: &mut Block<'_>,
+    ) {
+        let parts = left[0].len() / right[0].len();
+        for row in 0..M * LANES {
+            for column in 0..N * LANES {
+                let sum = &mut sums.row_mut(row)[column];
+                if begin == Sums::Begin {
+                    *sum = 0.0;
+                }
+                for (i, left) in left[row / LANES].iter().enumerate() {
+                    let right = &right[column / LANES][i / parts];
+                    *sum = add_step(*sum, left, row % LANES, right, column % LANES);
+                }
+            }
+        }
+    }
+
+    fn narrow(low: [f32; LANES], high: [f32; LANES], to: &mut Line) {
+        let (pairs, _) = to.0.as_chunks_mut();
+        for (pair, x) in pairs.iter_mut().zip(low.into_iter().chain(high)) {
+            *pair = bf16::from_f32(flushed(x)).to_le_bytes();
+        }
+    }
+
+    fn widen_pair(units: &Line, pair: usize) -> [[f32; LANES]; 2] {
+        let row = |row: usize, i: usize| f32::from(units.0[4 * unit_of_row(row) + 2 * pair + i]);
+        [0, 8].map(|first| std::array::from_fn(|lane| row(first + lane / 2, lane % 2)))
+    }
+}
+
+/// One tile's share of a sum.
+fn add_step(sum: f32, left: &Tile, row: usize, right: &Tile, column: usize) -> f32 {
+    let mut halves = [0.0; 2];
+    for k in 0..STEP {
+        let left = value(&left.0[row], k);
+        let right = value(&right.0[k / 2], 2 * column + k % 2);
+        halves[k % 2] = flushed(left.mul_add(right, halves[k % 2]));
+    }
+    flushed(flushed(sum) + flushed(halves[0] + halves[1]))
+}
+
+/// The number at a place of a line.
+fn value(line: &Line, place: usize) -> f32 {
+    flushed(bf16::from_le_bytes(line.0.as_chunks().0[place]).to_f32())
+}
+
+fn flushed(x: f32) -> f32 {
+    if x.is_subnormal() {
+        0.0_f32.copysign(x)
+    } else {
+        x
+    }
+}
