@@ -326,7 +326,7 @@ pub(crate) struct BenchArgs {
     /// Repetitions of each test
     #[arg(short = 'r', long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repetitions: u32,
-    /// Rows of a prompt to run at once (default: what the backend likes, 512 or 2048)
+    /// Rows of a prompt to run at once (default: what the backend likes, 512 to 2048)
     #[arg(short = 'b', long, value_delimiter = ',', value_name = "ROWS")]
     pub(crate) batch: Vec<usize>,
     #[arg(short = 'o', long, value_enum, default_value = "md")]

@@ -64,6 +64,15 @@ impl Backend for CpuBackend {
         })
     }
 
+    fn chunk_rows(&self) -> usize {
+        // Tiles multiply so fast that unpacking the weights, once a batch, is a fifth of the time with 512 rows.
+        if self.kernels.tiles().is_some() {
+            1024
+        } else {
+            512
+        }
+    }
+
     fn measure(&self) -> Result<Option<Rates>, BackendError> {
         self.rates().map(Some)
     }

@@ -97,7 +97,9 @@ pub(crate) fn weigh<S: Simd>(weights: &[&PageScores], values: &[u16], out: &mut 
     let mut done = 0;
     while done < weights.len() {
         let (weights, out) = (&weights[done..], &mut out[done * width..]);
-        done += if S::WIDE && weights.len() >= 4 {
+        done += if S::WIDE && weights.len() >= 8 {
+            weigh_rows::<S, 8>(weights, values, out, width)
+        } else if S::WIDE && weights.len() >= 4 {
             weigh_rows::<S, 4>(weights, values, out, width)
         } else if weights.len() >= 2 {
             weigh_rows::<S, 2>(weights, values, out, width)
@@ -117,7 +119,8 @@ fn weigh_rows<S: Simd, const Q: usize>(
     let weights: [&PageScores; Q] = array![weights[0]; q => weights[q]];
     let mut column = 0;
     while column < width {
-        column += if S::WIDE && column + 4 * LANES <= width {
+        // Sixteen sums; the more rows share a vector of values, the less widening there is.
+        column += if S::WIDE && Q <= 4 && column + 4 * LANES <= width {
             weigh_tile::<S, Q, 4>(weights, values, out, width, column)
         } else if column + 2 * LANES <= width {
             weigh_tile::<S, Q, 2>(weights, values, out, width, column)

@@ -192,35 +192,38 @@ fn fill<T: Tiles, F: Format>(
     if F::MINS {
         T::Vectors::transpose(mins, &mut group_mins);
     }
+    let offset = <T::Vectors as Simd>::Floats::splat(-offset::<F>());
+    let in_group = F::GROUP / 4;
     // A piece has 64 values of every row, so two tiles.
     for (piece, tiles) in tiles.chunks_mut(2).enumerate() {
         T::Vectors::transpose(&codes[piece], &mut units);
-        let in_group = F::GROUP / 4;
-        for (i, units) in units.chunks(in_group).enumerate() {
-            let group = piece * 64 / F::GROUP + i;
-            let scales = twice::<T::Vectors>(&group_scales[group]);
-            let mins = twice::<T::Vectors>(&group_mins[group]);
-            let offset = <T::Vectors as Simd>::Floats::splat(-offset::<F>());
-            for (u, unit) in units.iter().enumerate() {
-                for pair in 0..2 {
-                    let line = 2 * (i * in_group + u) + pair;
-                    let Some(tile) = tiles.get_mut(line / LANES) else {
-                        continue;
-                    };
-                    let [low, high] = T::widen_pair(unit, pair);
-                    // Offsets are powers of two, so this rounds once, as the product with the signed code would.
-                    let (low, high) = if F::MINS {
-                        (
-                            low.mul(scales[0]).sub(mins[0]),
-                            high.mul(scales[1]).sub(mins[1]),
-                        )
-                    } else {
-                        (
-                            low.mul_add(scales[0], scales[0].mul(offset)),
-                            high.mul_add(scales[1], scales[1].mul(offset)),
-                        )
-                    };
-                    T::narrow(low, high, &mut tile.0[line % LANES]);
+        for (half, tile) in tiles.iter_mut().enumerate() {
+            for part in 0..STEP / F::GROUP {
+                let group = (2 * piece + half) * STEP / F::GROUP + part;
+                let scales = twice::<T::Vectors>(&group_scales[group]);
+                let offsets = if F::MINS {
+                    twice::<T::Vectors>(&group_mins[group])
+                } else {
+                    [scales[0].mul(offset), scales[1].mul(offset)]
+                };
+                for unit in part * in_group..(part + 1) * in_group {
+                    let from = &units[8 * half + unit];
+                    for pair in 0..2 {
+                        let [low, high] = T::widen_pair(from, pair);
+                        let (low, high) = if F::MINS {
+                            (
+                                low.mul(scales[0]).sub(offsets[0]),
+                                high.mul(scales[1]).sub(offsets[1]),
+                            )
+                        } else {
+                            // Offsets are powers of two, so this rounds once, as the product with the signed code would.
+                            (
+                                low.mul_add(scales[0], offsets[0]),
+                                high.mul_add(scales[1], offsets[1]),
+                            )
+                        };
+                        T::narrow(low, high, &mut tile.0[2 * unit + pair]);
+                    }
                 }
             }
         }

@@ -9,8 +9,8 @@ use std::{
     arch::{
         asm,
         x86_64::{
-            __m512, __m512bh, __m512i, _mm_loadu_si128, _mm512_broadcast_i32x4, _mm512_cvtepi32_ps,
-            _mm512_cvtne2ps_pbh, _mm512_load_si512, _mm512_shuffle_epi8, _mm512_store_si512,
+            __m512, __m512bh, __m512i, _mm512_cvtepi32_ps, _mm512_cvtne2ps_pbh, _mm512_load_si512,
+            _mm512_shuffle_epi8, _mm512_store_si512,
         },
     },
     marker::PhantomData,
@@ -217,20 +217,32 @@ impl Tiles for AmxTiles {
 
     #[inline(always)]
     fn widen_pair(units: &Line, pair: usize) -> [__m512; 2] {
-        [widen_units(units, 0, pair), widen_units(units, 2, pair)]
+        let [low, high] = &PLACES[pair];
+        [widen_units(units, low), widen_units(units, high)]
     }
 }
 
-/// The pairs of two units of each quarter, from `unit` on, as numbers.
+/// For each byte of a line of numbers, the byte of the quarter that it is, or a sign that makes it zero: the pairs of two
+/// units, from `unit` on.
+const fn places(unit: u8, pair: u8) -> Line {
+    let mut places = [0x80; 64];
+    let mut number = 0;
+    while number < LANES {
+        let (unit, byte) = (unit + number as u8 % 4 / 2, 2 * pair + number as u8 % 2);
+        places[4 * number] = 4 * unit + byte;
+        number += 1;
+    }
+    Line(places)
+}
+
+/// Of both halves of a right line, for both pairs.
+static PLACES: [[Line; 2]; 2] = [[places(0, 0), places(2, 0)], [places(0, 1), places(2, 1)]];
+
 #[inline(always)]
-fn widen_units(units: &Line, unit: usize, pair: usize) -> __m512 {
-    let byte = (4 * unit + 2 * pair) as i32;
-    // In each number's place in a quarter: which byte goes lowest. The signs of the others make zeros.
-    let zeros = 0x8080_8000_u32.cast_signed();
-    let places = [byte, byte + 1, byte + 4, byte + 5].map(|byte| zeros | byte);
-    // SAFETY: Only `Isa::Amx` uses this, and that has AVX-512. A line is 64 aligned bytes, `places` 16.
+fn widen_units(units: &Line, places: &Line) -> __m512 {
+    // SAFETY: Only `Isa::Amx` uses this, and that has AVX-512. Lines are 64 aligned bytes.
     unsafe {
-        let places = _mm512_broadcast_i32x4(_mm_loadu_si128(places.as_ptr().cast()));
+        let places = _mm512_load_si512(places.0.as_ptr().cast());
         let units = _mm512_load_si512(units.0.as_ptr().cast());
         _mm512_cvtepi32_ps(_mm512_shuffle_epi8(units, places))
     }

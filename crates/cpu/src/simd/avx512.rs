@@ -261,10 +261,9 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn nibbles(a: &[u8; 16], b: &[u8; 16]) -> __m512i {
         avx512!({
-            let both = _mm256_inserti128_si256::<1>(
-                _mm256_castsi128_si256(_mm_loadu_si128(a.as_ptr().cast())),
-                _mm_loadu_si128(b.as_ptr().cast()),
-            );
+            // Read as values: the load intrinsics leave copies on the stack here.
+            let read = |from: &[u8; 16]| std::ptr::read_unaligned(from.as_ptr().cast());
+            let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(read(a)), read(b));
             let index = _mm512_set_epi64(3, 2, 3, 2, 1, 0, 1, 0);
             let twice = _mm512_permutexvar_epi64(index, _mm512_castsi256_si512(both));
             let shifted = _mm512_srlv_epi64(twice, _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0));
