@@ -228,7 +228,7 @@ fn experts() -> impl Iterator<Item = Case> {
         .filter(|q| q.block_len() <= 32)
         .chain([QuantType::Q4_K, QuantType::Q6_K]);
     formats.flat_map(|quant| {
-        [1, 2, 19].into_iter().map(move |rows| {
+        [1, 2, 19, 40].into_iter().map(move |rows| {
             Bench::new(rows as u64)
                 .tensor("table", &[256, VOCAB], QuantType::F32)
                 .tensor("router", &[256, 6], QuantType::F32)
