@@ -14,7 +14,7 @@ use crate::{
     dot::{
         WeightRows, float, format, matvec,
         panel::{self, Panel, Sums},
-        tiled::{self, Operands},
+        tiled::Operands,
     },
     elementwise,
     isa::Isa,
@@ -122,7 +122,7 @@ kernels! {
     fn read(data: &[u8]) -> f32 = rates::read;
 }
 
-/// The same for the kernels of [`tiled`], which only one level has.
+/// The same for the kernels of [`crate::dot::tiled`], which only one level has.
 macro_rules! tile_kernels {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) = $body:ident;)*) => {
         pub(crate) struct TileKernels {
@@ -145,7 +145,7 @@ macro_rules! tile_kernels {
             use super::*;
             use crate::simd::PlainTiles;
 
-            $(pub(super) fn $name($($arg: $type),*) { tiled::$body::<PlainTiles>($($arg),*) })*
+            $(pub(super) fn $name($($arg: $type),*) { crate::dot::tiled::$body::<PlainTiles>($($arg),*) })*
 
             pub(super) const TILES: TileKernels = TileKernels { $($name,)* };
         }
@@ -159,7 +159,7 @@ macro_rules! tile_kernels {
                 #[target_feature(
                     enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16"
                 )]
-                pub(super) fn $name($($arg: $type),*) { tiled::$body::<AmxTiles>($($arg),*) }
+                pub(super) fn $name($($arg: $type),*) { crate::dot::tiled::$body::<AmxTiles>($($arg),*) }
             )*
 
             pub(super) const TILES: TileKernels = TileKernels { $($name,)* };

@@ -471,10 +471,12 @@ impl<'a> Block<'a> {
     }
 
     /// The first element. Row `i` begins `i` strides later.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn start(&mut self) -> *mut f32 {
         self.start
     }
 
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn stride(&self) -> usize {
         self.stride
     }

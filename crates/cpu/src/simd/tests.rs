@@ -1,5 +1,5 @@
-use super::{Floats, LANES, Line, PlainTiles, Scalar, Simd, Sums, Tile, Tiles, exp, gelu, tanh};
-use crate::{Isa, pool::Block, testing::Random};
+use super::{Floats, LANES, Line, Scalar, Simd, exp, gelu, tanh};
+use crate::{Isa, testing::Random};
 
 type Plain = <Scalar as Simd>::Floats;
 
@@ -169,94 +169,99 @@ fn agree<S: Simd>() {
     }
 }
 
-/// Tiles of numbers of all sizes: ordinary ones, tiny and huge ones, zeros, and some too small to be normal.
-fn wild_tiles(random: &mut Random) -> [Tile; 2] {
-    let mut tiles = [Tile::ZERO; 2];
-    for tile in &mut tiles {
-        for line in &mut tile.0 {
-            for value in line.0.as_chunks_mut().0 {
-                let exponent = match random.below(8) {
-                    0 => 0,
-                    1 => 1 + random.below(3),
-                    2 => 60 + random.below(130),
-                    _ => 120 + random.below(12),
-                };
-                let sign_and_fraction = random.bits() as u16 & 0x807f;
-                *value = ((exponent as u16) << 7 | sign_and_fraction).to_le_bytes();
-            }
-        }
-    }
-    tiles
-}
-
-fn tile_sums<T: Tiles>(left: &[Tile; 2], right: &[Tile; 2], sums: &mut [f32]) {
-    let mut tiles = T::take();
-    let ([a, b], [c, d]) = (left, right);
-    let parts = |a: &Tile, b: &Tile| [*a, *b];
-    // Two by two with one step, then two steps, then two parts a step.
-    let mut block = Block::new(sums, 2 * LANES);
-    tiles.multiply::<2, 2>(
-        [std::slice::from_ref(a), std::slice::from_ref(b)],
-        [std::slice::from_ref(c), std::slice::from_ref(d)],
-        Sums::Continue,
-        &mut block,
-    );
-    tiles.multiply::<1, 2>(
-        [&parts(a, b)],
-        [&parts(c, d), &parts(d, c)],
-        Sums::Continue,
-        &mut block.part(0..LANES, 0..2 * LANES),
-    );
-    tiles.multiply::<2, 1>(
-        [&parts(a, b), &parts(b, a)],
-        [std::slice::from_ref(d)],
-        Sums::Continue,
-        &mut block.part(0..2 * LANES, LANES..2 * LANES),
-    );
-    tiles.multiply::<1, 1>(
-        [std::slice::from_ref(a)],
-        [std::slice::from_ref(c)],
-        Sums::Begin,
-        &mut block.part(LANES..2 * LANES, 0..LANES),
-    );
-}
-
+/// Tile registers, which one architecture has.
 #[cfg(target_arch = "x86_64")]
-#[test]
-fn tile_instructions_have_the_bits_of_the_plain_ones() {
-    use super::amx::AmxTiles;
-    if !Isa::Amx.available() {
-        return;
-    }
-    let mut random = Random::new(9);
-    for _ in 0..50 {
-        let (left, right) = (wild_tiles(&mut random), wild_tiles(&mut random));
-        let begin: Vec<f32> = (0..4 * LANES * LANES)
-            .map(|i| random.normal() * if i % 7 == 0 { 1e-38 } else { 10.0 })
-            .collect();
-        let (mut found, mut expected) = (begin.clone(), begin);
-        tile_sums::<AmxTiles>(&left, &right, &mut found);
-        tile_sums::<PlainTiles>(&left, &right, &mut expected);
-        let bits = |x: f32| if x.is_nan() { 0 } else { x.to_bits() };
-        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            assert_eq!(bits(*found), bits(*expected), "{i}: {found} {expected}");
-        }
+mod tiles {
+    use super::super::{Floats, LANES, Line, PlainTiles, Sums, Tile, Tiles, amx::AmxTiles};
+    use crate::{Isa, pool::Block, testing::Random};
 
-        let mut values = [[0.0; LANES]; 2];
-        for x in values.iter_mut().flatten() {
-            *x = f32::from_bits(random.bits() as u32);
-        }
-        let (mut found, mut expected) = (Line([0; 64]), Line([0; 64]));
-        let [low, high] = values;
-        AmxTiles::narrow(Floats::load(&low), Floats::load(&high), &mut found);
-        PlainTiles::narrow(low, high, &mut expected);
-        assert_eq!(found.0, expected.0, "{values:?}");
-        for pair in 0..2 {
-            let mut lanes = [[0.0; LANES]; 2];
-            for (lanes, x) in lanes.iter_mut().zip(AmxTiles::widen_pair(&found, pair)) {
-                x.store(lanes);
+    /// Tiles of numbers of all sizes: ordinary ones, tiny and huge ones, zeros, and some too small to be normal.
+    fn wild_tiles(random: &mut Random) -> [Tile; 2] {
+        let mut tiles = [Tile::ZERO; 2];
+        for tile in &mut tiles {
+            for line in &mut tile.0 {
+                for value in line.0.as_chunks_mut().0 {
+                    let exponent = match random.below(8) {
+                        0 => 0,
+                        1 => 1 + random.below(3),
+                        2 => 60 + random.below(130),
+                        _ => 120 + random.below(12),
+                    };
+                    let sign_and_fraction = random.bits() as u16 & 0x807f;
+                    *value = ((exponent as u16) << 7 | sign_and_fraction).to_le_bytes();
+                }
             }
-            assert_eq!(lanes, PlainTiles::widen_pair(&found, pair));
+        }
+        tiles
+    }
+
+    fn tile_sums<T: Tiles>(left: &[Tile; 2], right: &[Tile; 2], sums: &mut [f32]) {
+        let mut tiles = T::take();
+        let ([a, b], [c, d]) = (left, right);
+        let parts = |a: &Tile, b: &Tile| [*a, *b];
+        // Two by two with one step, then two steps, then two parts a step.
+        let mut block = Block::new(sums, 2 * LANES);
+        tiles.multiply::<2, 2>(
+            [std::slice::from_ref(a), std::slice::from_ref(b)],
+            [std::slice::from_ref(c), std::slice::from_ref(d)],
+            Sums::Continue,
+            &mut block,
+        );
+        tiles.multiply::<1, 2>(
+            [&parts(a, b)],
+            [&parts(c, d), &parts(d, c)],
+            Sums::Continue,
+            &mut block.part(0..LANES, 0..2 * LANES),
+        );
+        tiles.multiply::<2, 1>(
+            [&parts(a, b), &parts(b, a)],
+            [std::slice::from_ref(d)],
+            Sums::Continue,
+            &mut block.part(0..2 * LANES, LANES..2 * LANES),
+        );
+        tiles.multiply::<1, 1>(
+            [std::slice::from_ref(a)],
+            [std::slice::from_ref(c)],
+            Sums::Begin,
+            &mut block.part(LANES..2 * LANES, 0..LANES),
+        );
+    }
+
+    #[test]
+    fn tile_instructions_have_the_bits_of_the_plain_ones() {
+        if !Isa::Amx.available() {
+            return;
+        }
+        let mut random = Random::new(9);
+        for _ in 0..50 {
+            let (left, right) = (wild_tiles(&mut random), wild_tiles(&mut random));
+            let begin: Vec<f32> = (0..4 * LANES * LANES)
+                .map(|i| random.normal() * if i % 7 == 0 { 1e-38 } else { 10.0 })
+                .collect();
+            let (mut found, mut expected) = (begin.clone(), begin);
+            tile_sums::<AmxTiles>(&left, &right, &mut found);
+            tile_sums::<PlainTiles>(&left, &right, &mut expected);
+            let bits = |x: f32| if x.is_nan() { 0 } else { x.to_bits() };
+            for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                assert_eq!(bits(*found), bits(*expected), "{i}: {found} {expected}");
+            }
+
+            let mut values = [[0.0; LANES]; 2];
+            for x in values.iter_mut().flatten() {
+                *x = f32::from_bits(random.bits() as u32);
+            }
+            let (mut found, mut expected) = (Line([0; 64]), Line([0; 64]));
+            let [low, high] = values;
+            AmxTiles::narrow(Floats::load(&low), Floats::load(&high), &mut found);
+            PlainTiles::narrow(low, high, &mut expected);
+            assert_eq!(found.0, expected.0, "{values:?}");
+            for pair in 0..2 {
+                let mut lanes = [[0.0; LANES]; 2];
+                for (lanes, x) in lanes.iter_mut().zip(AmxTiles::widen_pair(&found, pair)) {
+                    x.store(lanes);
+                }
+                assert_eq!(lanes, PlainTiles::widen_pair(&found, pair));
+            }
         }
     }
 }

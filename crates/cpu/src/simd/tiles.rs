@@ -1,10 +1,6 @@
 //! Products of whole tiles of BF16: the vocabulary of processors that multiply sixteen rows by sixteen at once.
 //!
 //! The meaning in plain Rust is in `plain_tiles.rs`, the twin that the instructions are tested against.
-#![cfg_attr(
-    all(not(target_arch = "x86_64"), not(test)),
-    expect(dead_code, reason = "no other processor has such tiles yet")
-)]
 
 use super::{LANES, Line, Simd};
 use crate::pool::Block;
