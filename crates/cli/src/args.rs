@@ -95,6 +95,22 @@ pub(crate) enum TierName {
     Portable,
 }
 
+/// Levels of instructions, the best last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum IsaName {
+    /// No vector instructions beyond the target's own
+    Scalar,
+    /// NEON with dot products
+    Neon,
+    /// AVX2, FMA and F16C
+    Avx2,
+    /// AVX-512 with VNNI
+    Avx512,
+    /// The same and AMX
+    Amx,
+}
+
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModelArgs {
     /// A GGUF file, or hf:OWNER/REPO[:FILE or QUANT] from the Hugging Face cache or hub
@@ -118,6 +134,9 @@ pub(crate) struct ModelArgs {
     /// Threads to compute with (default: all cores this process may use)
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,
+    /// The best instructions the CPU may use (default: all it has); results are the same with any
+    #[arg(long, value_enum)]
+    pub(crate) isa: Option<IsaName>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -323,6 +342,16 @@ pub(crate) struct BenchArgs {
         value_name = "TOKENS"
     )]
     pub(crate) depth: Vec<usize>,
+    /// Sequences that generate together; speeds are of all of them
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1",
+        value_name = "N",
+        value_parser = positive,
+        conflicts_with = "profile"
+    )]
+    pub(crate) sequences: Vec<usize>,
     /// Repetitions of each test
     #[arg(short = 'r', long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repetitions: u32,

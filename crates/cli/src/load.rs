@@ -5,8 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
-use carat_cpu::{CpuBackend, CpuConfig};
+use anyhow::{Context, Result, ensure};
+use carat_cpu::{CpuBackend, CpuConfig, Isa};
 use carat_cuda::{CudaBackend, CudaConfig, CudaError, Tier};
 use carat_gguf::Gguf;
 use carat_model::{
@@ -18,7 +18,7 @@ use carat_model::{
 };
 
 use crate::{
-    args::{BackendName, TierName},
+    args::{BackendName, IsaName, TierName},
     fetch,
     settings::Settings,
     terminal::{Terminal, bytes, warn},
@@ -138,7 +138,7 @@ impl Loaded {
 pub(crate) fn backend(name: BackendName, settings: &Settings) -> Result<Box<dyn Backend>> {
     Ok(match name {
         BackendName::Reference => Box::new(Reference),
-        BackendName::Cpu => Box::new(cpu_backend(settings.threads)),
+        BackendName::Cpu => Box::new(cpu_backend(settings)?),
         BackendName::Cuda => {
             let backend = CudaBackend::new(cuda_config(settings)?)
                 .context("cannot compute with CUDA (--backend cpu runs on this machine's cores)")?;
@@ -178,7 +178,7 @@ fn best_backend(settings: &Settings, terminal: Terminal) -> Result<Box<dyn Backe
                     "computing on this machine's cores, not with CUDA: {problem}"
                 ));
             }
-            Ok(Box::new(cpu_backend(settings.threads)))
+            Ok(Box::new(cpu_backend(settings)?))
         }
     }
 }
@@ -197,9 +197,21 @@ fn cuda_config(settings: &Settings) -> Result<CudaConfig> {
     })
 }
 
-pub(crate) fn cpu_backend(threads: Option<usize>) -> CpuBackend {
-    CpuBackend::new(&CpuConfig {
-        threads,
-        ..CpuConfig::default()
-    })
+/// This machine's cores. Instructions that the processor does not have are refused rather than replaced.
+pub(crate) fn cpu_backend(settings: &Settings) -> Result<CpuBackend> {
+    let isa = settings.isa.map(|name| match name {
+        IsaName::Scalar => Isa::Scalar,
+        IsaName::Neon => Isa::Neon,
+        IsaName::Avx2 => Isa::Avx2,
+        IsaName::Avx512 => Isa::Avx512Vnni,
+        IsaName::Amx => Isa::Amx,
+    });
+    ensure!(
+        isa.is_none_or(Isa::available),
+        "this processor does not have what --isa names; without it, the best there is will be used"
+    );
+    Ok(CpuBackend::new(&CpuConfig {
+        threads: settings.threads,
+        isa,
+    }))
 }

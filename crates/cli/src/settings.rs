@@ -12,7 +12,7 @@ use carat_gguf::Metadata;
 use carat_model::sampling::Sampling;
 use serde::{Deserialize, Serialize};
 
-use crate::args::{BackendName, GenerateArgs, ModelArgs, SamplingArgs, TierName};
+use crate::args::{BackendName, GenerateArgs, IsaName, ModelArgs, SamplingArgs, TierName};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -37,6 +37,9 @@ pub(crate) struct Settings {
     pub(crate) kernels: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) threads: Option<usize>,
+    /// The best instructions the CPU may use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) isa: Option<IsaName>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) context: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -104,6 +107,7 @@ impl Settings {
         self.kernels = flags.kernels.clone().or(self.kernels);
         self.vram_bytes()?;
         self.threads = flags.threads.or(self.threads);
+        self.isa = flags.isa.or(self.isa);
         match self.threads {
             Some(0) => bail!("0 threads cannot compute; give at least 1, or leave -t out"),
             Some(n) if n > 4096 => {

@@ -479,6 +479,56 @@ fn a_paced_bench_runs_one_repetition_for_each_line() {
 }
 
 #[test]
+fn bench_times_sequences_that_generate_together() {
+    let output = carat(&[
+        "bench",
+        "-p",
+        "8",
+        "-n",
+        "4",
+        "-d",
+        "0,40",
+        "-r",
+        "1",
+        "--sequences",
+        "1,3",
+        "-o",
+        "json",
+        "--isa",
+        "scalar",
+    ]);
+    let reports: Vec<Value> = output
+        .stdout
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
+    let tests: Vec<_> = reports
+        .iter()
+        .map(|r| {
+            (
+                r["test"].as_str().unwrap(),
+                r["n_sequences"].as_u64().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        tests,
+        [
+            ("pp8", 1),
+            ("tg4", 1),
+            ("tg4 x3", 3),
+            ("pp8 @ d40", 1),
+            ("tg4 @ d40", 1),
+            ("tg4 x3 @ d40", 3)
+        ]
+    );
+    // Twelve tokens in the time of one sample.
+    let seconds = reports[2]["samples_seconds"][0].as_f64().unwrap();
+    let speed = reports[2]["tokens_per_second_median"].as_f64().unwrap();
+    assert!((speed * seconds - 12.0).abs() < 1e-6);
+}
+
+#[test]
 fn settings_come_from_a_file_and_are_printed() {
     let folder = tempfile::tempdir().unwrap();
     let settings = file(
@@ -589,6 +639,12 @@ fn bad_input_is_one_sentence() {
     assert!(refusal(&["run", "x", "--top-p", "1.5"]).contains("top-p is 1.5"));
     assert!(refusal(&["run", "x", "--logit-bias", "soup"]).contains("ID=BIAS"));
     assert!(refusal(&["run", "x", "-t", "0"]).contains("0 threads"));
+    let foreign = if cfg!(target_arch = "x86_64") {
+        "neon"
+    } else {
+        "avx2"
+    };
+    assert!(refusal(&["run", "x", "--backend", "cpu", "--isa", foreign]).contains("--isa"));
     assert!(refusal(&["run", "x", "--tools", "no/such/tools.json"]).contains("no/such/tools.json"));
     assert!(
         refusal(&["tokenize", "--decode", "99999999"]).contains("outside the vocabulary of 4096")

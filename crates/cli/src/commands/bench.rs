@@ -39,6 +39,8 @@ struct Case {
     generate: usize,
     depth: usize,
     batch: usize,
+    /// Sequences that generate together; 1 where a prompt is timed.
+    sequences: usize,
 }
 
 impl Case {
@@ -48,6 +50,11 @@ impl Case {
         } else {
             format!("tg{}", self.generate)
         };
+        let test = if self.sequences > 1 {
+            format!("{test} x{}", self.sequences)
+        } else {
+            test
+        };
         if self.depth > 0 {
             format!("{test} @ d{}", self.depth)
         } else {
@@ -55,8 +62,14 @@ impl Case {
         }
     }
 
+    /// Of one sequence.
     fn tokens(&self) -> usize {
         self.prompt + self.generate
+    }
+
+    /// Most tokens that a sequence will have.
+    fn length(&self) -> usize {
+        self.depth.saturating_add(self.tokens())
     }
 }
 
@@ -73,7 +86,8 @@ struct Report {
     n_gen: usize,
     n_depth: usize,
     n_batch: usize,
-    /// Of all samples.
+    n_sequences: usize,
+    /// Of all samples; with several sequences, tokens of all of them.
     tokens_per_second_median: f64,
     tokens_per_second_min: f64,
     tokens_per_second_max: f64,
@@ -107,11 +121,7 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
         given => given,
     };
     let cases = grid(args, batches);
-    let longest = cases
-        .iter()
-        .map(|c| c.depth.saturating_add(c.tokens()))
-        .max()
-        .unwrap_or(0);
+    let longest = cases.iter().map(Case::length).max().unwrap_or(0);
     if longest == 0 {
         bail!("nothing to measure: give -p or -n a number above 0");
     }
@@ -121,15 +131,21 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
             "{longest} tokens (depth and test together) are more than the model's context of {context}"
         );
     }
-    let rows = batches.iter().copied().max().unwrap_or(1).clamp(1, longest);
-    let pages = longest.div_ceil(PAGE_TOKENS);
+    let sequences = cases.iter().map(|c| c.sequences).max().unwrap_or(1);
+    let rows = batches.iter().copied().max().unwrap_or(1);
+    let rows = rows.clamp(1, longest).max(sequences);
+    let pages = cases
+        .iter()
+        .map(|c| c.sequences.saturating_mul(c.length().div_ceil(PAGE_TOKENS)))
+        .max()
+        .unwrap_or(0);
     let mut executor = loaded.compile(&CompileOptions {
         pages: PerGroup {
             full: pages,
             sliding: pages,
         },
         max_rows: rows,
-        max_sampled: 1,
+        max_sampled: sequences,
         probe: false,
     })?;
     let mut profiles = Profiles::start(args, &loaded, executor.as_mut())?;
@@ -164,7 +180,7 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
     profiles.map_or(Ok(()), Profiles::finish)
 }
 
-/// All prompts and generations at every depth; the batch only matters to prompts.
+/// All prompts and generations at every depth; the batch only matters to prompts, sequences only to generations.
 fn grid(args: &BenchArgs, batches: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
     for &depth in &args.depth {
@@ -175,16 +191,20 @@ fn grid(args: &BenchArgs, batches: &[usize]) -> Vec<Case> {
                 generate: 0,
                 depth,
                 batch: batch.max(1),
+                sequences: 1,
             }));
         }
         let batch = batches.first().copied().unwrap_or(1).max(1);
-        let counts = args.generate.iter().filter(|n| **n > 0);
-        cases.extend(counts.map(|&generate| Case {
-            prompt: 0,
-            generate,
-            depth,
-            batch,
-        }));
+        for &sequences in &args.sequences {
+            let counts = args.generate.iter().filter(|n| **n > 0);
+            cases.extend(counts.map(|&generate| Case {
+                prompt: 0,
+                generate,
+                depth,
+                batch,
+                sequences,
+            }));
+        }
     }
     cases
 }
@@ -198,19 +218,22 @@ fn measure<'a>(
     pace: Pace,
 ) -> Result<(Vec<f64>, Feeder<'a>)> {
     let vocab = loaded.plan.vocab() as u64;
-    let mut feeder = Feeder::new(executor, case.depth + case.tokens());
+    let mut feeder = Feeder::new(executor, case.length(), case.sequences);
     let token = |repetition: u32, i: usize| {
         (sampling::random(repetition.into(), i as u64, 0) % vocab) as TokenId
     };
-    let filler: Vec<TokenId> = (0..case.depth).map(|i| token(0, i)).collect();
-    for chunk in filler.chunks(case.batch) {
-        feeder.feed(chunk, 0)?;
+    for sequence in 0..case.sequences {
+        let first = sequence * case.depth;
+        let filler: Vec<TokenId> = (first..first + case.depth).map(|i| token(0, i)).collect();
+        for chunk in filler.chunks(case.batch) {
+            feeder.feed(sequence, chunk, 0)?;
+        }
     }
     let mut seconds = Vec::new();
     for repetition in 0..WARM_UPS + repetitions {
         // Rewinding is enough: every position is written before it is read.
         feeder.rewind(case.depth);
-        let tokens: Vec<TokenId> = (0..case.tokens())
+        let tokens: Vec<TokenId> = (0..case.tokens() * case.sequences)
             .map(|i| token(repetition + 1, i))
             .collect();
         let pace = if repetition < WARM_UPS {
@@ -225,11 +248,11 @@ fn measure<'a>(
         if case.prompt > 0 {
             let last = tokens.len().div_ceil(case.batch) - 1;
             for (i, chunk) in tokens.chunks(case.batch).enumerate() {
-                feeder.feed(chunk, usize::from(i == last))?;
+                feeder.feed(0, chunk, usize::from(i == last))?;
             }
         } else {
-            for token in &tokens {
-                feeder.feed(std::slice::from_ref(token), 1)?;
+            for step in tokens.chunks(case.sequences) {
+                feeder.generate(step)?;
             }
         }
         let elapsed = start.elapsed().as_secs_f64();
@@ -251,16 +274,18 @@ fn least_cost(loaded: &Loaded, case: Case) -> Cost {
     for start in (0..case.tokens()).step_by(step) {
         let rows = step.min(case.tokens() - start);
         let last = start + rows == case.tokens();
-        let cost = cost::of(
-            &loaded.plan,
-            &loaded.model.weights,
-            BatchShape {
-                rows,
-                sampled: usize::from(case.prompt == 0 || last),
-                depth: case.depth + start,
-            },
-        );
-        total += cost;
+        let batch = BatchShape {
+            rows,
+            sampled: usize::from(case.prompt == 0 || last),
+            depth: case.depth + start,
+        };
+        let cost = cost::of(&loaded.plan, &loaded.model.weights, batch);
+        // Sequences share the weights and nothing else. (Each looks up an own row of the embeddings, which is next to nothing.)
+        total += Cost {
+            weight_bytes: cost.weight_bytes,
+            kv_bytes: cost.kv_bytes * case.sequences as u64,
+            multiply_adds: cost.multiply_adds * case.sequences as u64,
+        };
     }
     total
 }
@@ -273,7 +298,7 @@ struct Machine {
 
 fn machine(loaded: &Loaded, settings: &Settings, terminal: Terminal) -> Result<Machine> {
     let threads = match loaded.backend.name() {
-        "cpu" => cpu_backend(settings.threads).threads(),
+        "cpu" => cpu_backend(settings)?.threads(),
         _ => 1,
     };
     terminal.note("measuring what this machine can read and multiply");
@@ -284,7 +309,7 @@ fn machine(loaded: &Loaded, settings: &Settings, terminal: Terminal) -> Result<M
 }
 
 fn report(loaded: &Loaded, case: Case, seconds: Vec<f64>, machine: &Machine) -> Report {
-    let tokens = case.tokens() as f64;
+    let tokens = (case.tokens() * case.sequences) as f64;
     let samples: Vec<f64> = seconds.iter().map(|s| tokens / s).collect();
     let mut sorted = samples.clone();
     sorted.sort_by(f64::total_cmp);
@@ -301,6 +326,7 @@ fn report(loaded: &Loaded, case: Case, seconds: Vec<f64>, machine: &Machine) -> 
         n_gen: case.generate,
         n_depth: case.depth,
         n_batch: case.batch,
+        n_sequences: case.sequences,
         tokens_per_second_median: median,
         tokens_per_second_min: sorted[0],
         tokens_per_second_max: sorted[sorted.len() - 1],
@@ -364,12 +390,12 @@ fn markdown(reports: &[Report]) -> String {
 
 fn csv(reports: &[Report]) -> String {
     let mut out = String::from(
-        "model,model_bytes,parameters,backend,threads,test,n_prompt,n_gen,n_depth,n_batch,\
+        "model,model_bytes,parameters,backend,threads,test,n_prompt,n_gen,n_depth,n_batch,n_sequences,\
          tokens_per_second_median,tokens_per_second_min,tokens_per_second_max,bound\n",
     );
     for r in reports {
         out += &format!(
-            "\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+            "\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
             r.model.replace('"', "\"\""),
             r.model_bytes,
             r.parameters,
@@ -380,6 +406,7 @@ fn csv(reports: &[Report]) -> String {
             r.n_gen,
             r.n_depth,
             r.n_batch,
+            r.n_sequences,
             r.tokens_per_second_median,
             r.tokens_per_second_min,
             r.tokens_per_second_max,

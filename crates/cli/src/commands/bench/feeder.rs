@@ -1,6 +1,6 @@
-//! One sequence, fed straight to the executor.
+//! Some sequences, fed straight to the executor.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use anyhow::Result;
 use carat_model::{
@@ -11,74 +11,110 @@ use carat_model::{
 
 pub(super) struct Feeder<'a> {
     executor: &'a mut dyn Executor,
-    pages: Vec<PageId>,
-    history: Vec<TokenId>,
+    sequences: Vec<Sequence>,
     outputs: Outputs,
 }
 
+struct Sequence {
+    pages: Vec<PageId>,
+    history: Vec<TokenId>,
+}
+
 impl<'a> Feeder<'a> {
-    /// A sequence of at most this many tokens.
-    pub(super) fn new(executor: &'a mut dyn Executor, tokens: usize) -> Feeder<'a> {
+    /// Sequences of at most this many tokens each.
+    pub(super) fn new(
+        executor: &'a mut dyn Executor,
+        tokens: usize,
+        sequences: usize,
+    ) -> Feeder<'a> {
+        let pages = tokens.div_ceil(PAGE_TOKENS) as u32;
+        let sequence = |i: u32| Sequence {
+            pages: (i * pages..(i + 1) * pages).map(PageId).collect(),
+            history: Vec::new(),
+        };
         Feeder {
             executor,
-            pages: (0..tokens.div_ceil(PAGE_TOKENS) as u32)
-                .map(PageId)
-                .collect(),
-            history: Vec::new(),
+            sequences: (0..sequences as u32).map(sequence).collect(),
             outputs: Outputs::default(),
         }
     }
 
     /// Forgets all tokens from a position on. Keys and values need not be cleared: each is written before it is read.
     pub(super) fn rewind(&mut self, position: usize) {
-        self.history.truncate(position);
+        for sequence in &mut self.sequences {
+            sequence.history.truncate(position);
+        }
     }
 
-    pub(super) fn feed(&mut self, tokens: &[TokenId], sampled: usize) -> Result<()> {
-        self.run(tokens, sampled, |executor, outputs, batch| {
-            let ticket = executor.submit(batch)?;
-            Ok(executor.collect(ticket, outputs)?)
-        })
+    /// A chunk of one sequence's prompt.
+    pub(super) fn feed(
+        &mut self,
+        sequence: usize,
+        tokens: &[TokenId],
+        sampled: usize,
+    ) -> Result<()> {
+        self.run(sequence..sequence + 1, tokens, sampled, compute)
     }
 
-    /// The time of each launch that feeding these would take; nothing is fed.
+    /// A token of each sequence, all of them sampled.
+    pub(super) fn generate(&mut self, tokens: &[TokenId]) -> Result<()> {
+        self.run(0..self.sequences.len(), tokens, 1, compute)
+    }
+
+    /// The time of each launch that feeding these to the first sequence would take; nothing is fed.
     pub(super) fn profile(
         &mut self,
         tokens: &[TokenId],
         sampled: usize,
     ) -> Result<Option<Vec<(String, Duration)>>> {
-        let position = self.history.len();
-        let times = self.run(tokens, sampled, |executor, _, batch| {
+        let position = self.sequences[0].history.len();
+        let times = self.run(0..1, tokens, sampled, |executor, _, batch| {
             Ok(executor.profile(batch)?)
         });
         self.rewind(position);
         times
     }
 
+    /// Runs a batch in which each of some sequences has an equal share of the tokens.
     fn run<R>(
         &mut self,
+        sequences: Range<usize>,
         tokens: &[TokenId],
         sampled: usize,
         work: impl FnOnce(&mut dyn Executor, &mut Outputs, &Batch<'_>) -> Result<R>,
     ) -> Result<R> {
-        let position = self.history.len();
-        self.history.extend_from_slice(tokens);
-        let run = Run {
-            rows: 0..tokens.len(),
-            position,
-            pages: PerGroup {
-                full: &self.pages,
-                sliding: &self.pages,
-            },
-            sampled,
-            sampling: &Sampling::greedy(),
-            history: &self.history,
-            output: RowOutput::Token,
-        };
+        let rows = tokens.len() / sequences.len();
+        let sampling = Sampling::greedy();
+        let mut runs = Vec::new();
+        for (i, (sequence, tokens)) in self.sequences[sequences]
+            .iter_mut()
+            .zip(tokens.chunks(rows))
+            .enumerate()
+        {
+            let position = sequence.history.len();
+            sequence.history.extend_from_slice(tokens);
+            runs.push(Run {
+                rows: i * rows..(i + 1) * rows,
+                position,
+                pages: PerGroup {
+                    full: sequence.pages.as_slice(),
+                    sliding: sequence.pages.as_slice(),
+                },
+                sampled,
+                sampling: &sampling,
+                history: sequence.history.as_slice(),
+                output: RowOutput::Token,
+            });
+        }
         let batch = Batch {
             tokens,
-            runs: &[run],
+            runs: &runs,
         };
         work(self.executor, &mut self.outputs, &batch)
     }
+}
+
+fn compute(executor: &mut dyn Executor, outputs: &mut Outputs, batch: &Batch<'_>) -> Result<()> {
+    let ticket = executor.submit(batch)?;
+    Ok(executor.collect(ticket, outputs)?)
 }

@@ -215,7 +215,7 @@ impl Profiles {
         if args.output == BenchFormat::Csv {
             bail!("--profile has no csv form; -o md and -o json do");
         }
-        if Feeder::new(executor, 1).profile(&[0], 1)?.is_none() {
+        if Feeder::new(executor, 1, 1).profile(&[0], 1)?.is_none() {
             bail!(
                 "the backend `{}` cannot time its launches one by one, so --profile has nothing to show; --backend cuda can",
                 loaded.backend.name()
