@@ -105,6 +105,9 @@ pub(crate) enum IsaName {
     Neon,
     /// AVX2, FMA and F16C
     Avx2,
+    /// The same and AVX-VNNI
+    #[value(name = "avxvnni")]
+    AvxVnni,
     /// AVX-512 with VNNI
     Avx512,
     /// The same and AMX

@@ -203,6 +203,7 @@ pub(crate) fn cpu_backend(settings: &Settings) -> Result<CpuBackend> {
         IsaName::Scalar => Isa::Scalar,
         IsaName::Neon => Isa::Neon,
         IsaName::Avx2 => Isa::Avx2,
+        IsaName::AvxVnni => Isa::AvxVnni,
         IsaName::Avx512 => Isa::Avx512Vnni,
         IsaName::Amx => Isa::Amx,
     });

@@ -9,6 +9,8 @@ pub enum Isa {
     Neon,
     /// AVX2, FMA and F16C.
     Avx2,
+    /// The same, and the dot products of AVX-VNNI.
+    AvxVnni,
     /// AVX-512 F, BW, VL, DQ and VNNI.
     Avx512Vnni,
     /// The same with BF16, and the tile registers of AMX: products with many rows have results of their own.
@@ -16,7 +18,14 @@ pub enum Isa {
 }
 
 impl Isa {
-    pub const ALL: [Isa; 5] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512Vnni, Isa::Amx];
+    pub const ALL: [Isa; 6] = [
+        Isa::Scalar,
+        Isa::Neon,
+        Isa::Avx2,
+        Isa::AvxVnni,
+        Isa::Avx512Vnni,
+        Isa::Amx,
+    ];
 
     /// The best this processor can do.
     pub fn detect() -> Isa {
@@ -32,6 +41,7 @@ impl Isa {
             Isa::Scalar => true,
             Isa::Neon => has_neon_dotprod(),
             Isa::Avx2 => has_avx2(),
+            Isa::AvxVnni => has_avx_vnni(),
             Isa::Avx512Vnni => has_avx512_vnni(),
             Isa::Amx => has_amx(),
         }
@@ -57,6 +67,11 @@ fn has_avx2() -> bool {
 }
 
 #[cfg(target_arch = "x86_64")]
+fn has_avx_vnni() -> bool {
+    has_avx2() && is_x86_feature_detected!("avxvnni")
+}
+
+#[cfg(target_arch = "x86_64")]
 fn has_avx512_vnni() -> bool {
     has_avx2()
         && is_x86_feature_detected!("avx512f")
@@ -73,6 +88,11 @@ fn has_amx() -> bool {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn has_avx2() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_avx_vnni() -> bool {
     false
 }
 

@@ -14,6 +14,7 @@ use crate::{
     dot::{
         WeightRows, float, format, matvec,
         panel::{self, Panel, Sums},
+        sideways,
         tiled::Operands,
     },
     elementwise,
@@ -78,6 +79,19 @@ macro_rules! kernels {
         }
 
         #[cfg(target_arch = "x86_64")]
+        mod avx_vnni {
+            use super::*;
+            use crate::simd::AvxVnni;
+
+            $(
+                #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+                pub(super) fn $name($($arg: $type),*) $(-> $result)? { $module::$body::<AvxVnni>($($arg),*) }
+            )*
+
+            pub(super) const KERNELS: Kernels = Kernels { isa: Isa::AvxVnni, tiles: None, $($name,)* };
+        }
+
+        #[cfg(target_arch = "x86_64")]
         mod avx512 {
             use super::*;
             use crate::simd::Avx512;
@@ -101,6 +115,7 @@ macro_rules! kernels {
 
 kernels! {
     fn matvec(quant: QuantType, weights: WeightRows<'_>, x: &[Row<'_>], out: &mut [f32]) = matvec::matvec;
+    fn multiply_sideways(quant: QuantType, weights: WeightRows<'_>, x: &[Row<'_>], sums: &mut sideways::Sums, out: &mut [f32]) = sideways::multiply;
     fn pack(quant: QuantType, weights: WeightRows<'_>, panel: &mut Panel) = panel::pack;
     fn multiply(panels: &[Panel], x: &[Row<'_>], sums: &mut Sums) = panel::multiply;
     fn float_matmul(quant: QuantType, weights: WeightRows<'_>, x: &[&[f32]], out: &mut [f32]) = float::matmul;
@@ -192,6 +207,9 @@ impl Kernels {
             }
             if isa >= Isa::Avx512Vnni && Isa::Avx512Vnni.available() {
                 return const { &avx512::KERNELS };
+            }
+            if isa >= Isa::AvxVnni && Isa::AvxVnni.available() {
+                return const { &avx_vnni::KERNELS };
             }
             if isa >= Isa::Avx2 && Isa::Avx2.available() {
                 return const { &avx2::KERNELS };

@@ -11,7 +11,7 @@ use carat_model::weights::{Weight, Weights};
 use crate::{
     activations::{Activations, Room, Row},
     dot::{
-        WeightRows, matvec, panel,
+        WeightRows, matvec, panel, sideways,
         tiled::{self, Operands},
     },
     kernels::{Kernels, TileKernels},
@@ -110,9 +110,11 @@ impl Product<'_> {
     fn run_rows(&self, workers: &mut Workers, out: &mut [f32]) {
         let matrix = self.weights.matrix(self.weight);
         let most_rows = self.row_bounds.windows(2).map(|w| w[1] - w[0]).max();
-        let cell_columns = if most_rows.is_none_or(|rows| rows <= matvec::MOST_ROWS) {
+        let few_rows = few_rows(matrix.quant);
+        let cell_columns = if most_rows.is_none_or(|rows| rows <= few_rows) {
             let fair = matrix.rows.div_ceil(4 * workers.pool.threads());
-            (STREAM_BYTES / matrix.row_bytes()).min(fair).max(8)
+            let rows = (STREAM_BYTES / matrix.row_bytes()).min(fair).max(8);
+            rows.next_multiple_of(sideways::ROWS)
         } else {
             PANEL_COLUMNS
         };
@@ -130,15 +132,8 @@ impl Product<'_> {
                 match self.input {
                     Input::Codes(x) => {
                         let row = |row: usize| x.row(self.input_row(row));
-                        if cell.rows.len() <= matvec::MOST_ROWS {
-                            stream(
-                                kernels,
-                                matrix.quant,
-                                rows,
-                                row,
-                                &mut cell,
-                                &mut scratch.tile,
-                            );
+                        if cell.rows.len() <= few_rows {
+                            stream(kernels, matrix.quant, rows, row, &mut cell, scratch);
                         } else {
                             share(kernels, matrix.quant, rows, row, &mut cell, scratch);
                         }
@@ -278,6 +273,15 @@ impl Product<'_> {
     }
 }
 
+/// The most batch rows for which weights of a format are read where they lie.
+fn few_rows(quant: QuantType) -> usize {
+    if sideways::takes(quant) {
+        sideways::MOST_ROWS
+    } else {
+        matvec::MOST_ROWS
+    }
+}
+
 /// Few rows: the weights are read where they lie.
 fn stream<'a>(
     kernels: &Kernels,
@@ -285,19 +289,23 @@ fn stream<'a>(
     weights: WeightRows<'_>,
     x: impl Fn(usize) -> Row<'a>,
     cell: &mut Cell<'_>,
-    tile: &mut Vec<f32>,
+    scratch: &mut Scratch,
 ) {
-    if cell.rows.len() == 1 {
-        let row = cell.rows.start;
-        kernels.matvec(quant, weights, &[x(row)], cell.row_mut(row));
-        return;
-    }
-    let mut rows: [Row<'_>; matvec::MOST_ROWS] = [&[]; matvec::MOST_ROWS];
+    let Scratch { tile, turned, .. } = scratch;
+    // A row alone leaves nothing to share but the scales, which pays where those are packed.
+    let packed = matches!(quant, QuantType::Q4_K | QuantType::Q6_K);
+    let alone = cell.rows.len() == 1 && !packed;
+    let mut rows: [Row<'_>; sideways::MOST_ROWS] = [&[]; sideways::MOST_ROWS];
     for (place, row) in rows.iter_mut().zip(cell.rows.clone()) {
         *place = x(row);
     }
-    tile.resize(cell.rows.len() * weights.len(), 0.0);
-    kernels.matvec(quant, weights, &rows[..cell.rows.len()], tile);
+    let rows = &rows[..cell.rows.len()];
+    tile.resize(rows.len() * weights.len(), 0.0);
+    if sideways::takes(quant) && !alone {
+        kernels.multiply_sideways(quant, weights, rows, turned, tile);
+    } else {
+        kernels.matvec(quant, weights, rows, tile);
+    }
     copy_rows(tile, weights.len(), cell.rows.start, cell);
 }
 

@@ -3,7 +3,10 @@
 use crate::{
     aligned::Aligned,
     attend::AttendScratch,
-    dot::panel::{self, Panel},
+    dot::{
+        panel::{self, Panel},
+        sideways,
+    },
     kernels::Kernels,
     pool::Pool,
     simd::Tile,
@@ -25,6 +28,7 @@ pub(crate) struct Workers {
 pub(crate) struct Scratch {
     pub(crate) panels: [Panel; panel::MOST_PANELS],
     pub(crate) sums: panel::Sums,
+    pub(crate) turned: sideways::Sums,
     /// Weights in tiles.
     pub(crate) strips: Vec<Tile>,
     pub(crate) tile: Vec<f32>,
@@ -38,6 +42,7 @@ impl Workers {
         let scratch = || Scratch {
             panels: Default::default(),
             sums: panel::Sums::default(),
+            turned: sideways::Sums::default(),
             strips: Vec::new(),
             tile: Vec::new(),
             wide: Aligned::default(),

@@ -21,12 +21,28 @@ pub(crate) enum Coding {
     Signed,
 }
 
+/// Blocks whose codes lie in runs that [`super::sideways`] can turn.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Runs {
+    None,
+    /// A scale and 32 signed bytes.
+    Bytes,
+    /// A scale, a minimum if the format has those, and 16 bytes: the low nibbles, then the high ones.
+    Nibbles,
+    /// Q4_K's own.
+    Q4K,
+    /// Q6_K's own.
+    Q6K,
+}
+
 pub(crate) trait Format: 'static {
     const QUANT: QuantType;
     /// Values that share a scale: 32 or 16.
     const GROUP: usize;
     const CODING: Coding;
     const MINS: bool;
+
+    const RUNS: Runs = Runs::None;
 
     /// Bytes of sixteen groups.
     const CHUNK_BYTES: usize;

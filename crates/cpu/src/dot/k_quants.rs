@@ -3,7 +3,7 @@
 
 use carat_gguf::{QuantType, quant::q3_k_scales};
 
-use super::format::{Coding, Format, Unpacked, at, half_bits, no_codes};
+use super::format::{Coding, Format, Runs, Unpacked, at, half_bits, no_codes};
 use crate::simd::{Floats, Simd, array};
 
 /// Each of sixteen small integers times the block's factor, as the definition rounds it.
@@ -59,6 +59,7 @@ impl Format for Q4K {
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Offset(0);
     const MINS: bool = true;
+    const RUNS: Runs = Runs::Q4K;
     const CHUNK_BYTES: usize = 2 * 144;
 
     #[inline(always)]
@@ -110,6 +111,7 @@ impl Format for Q6K {
     const GROUP: usize = 16;
     const CODING: Coding = Coding::Offset(32);
     const MINS: bool = false;
+    const RUNS: Runs = Runs::Q6K;
     const CHUNK_BYTES: usize = 210;
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use carat_gguf::QuantType;
 
-use super::format::{Coding, Format, Unpacked, at, halves, no_codes};
+use super::format::{Coding, Format, Runs, Unpacked, at, halves, no_codes};
 use crate::simd::{Floats, Simd, array};
 
 /// Nibbles of blocks `2 i` and `2 i + 1`, where a block has `bytes` bytes and its nibbles start at `offset`.
@@ -39,6 +39,7 @@ impl Format for Q4_0 {
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Offset(8);
     const MINS: bool = false;
+    const RUNS: Runs = Runs::Nibbles;
     const CHUNK_BYTES: usize = 16 * 18;
 
     #[inline(always)]
@@ -59,6 +60,7 @@ impl Format for Q4_1 {
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Offset(0);
     const MINS: bool = true;
+    const RUNS: Runs = Runs::Nibbles;
     const CHUNK_BYTES: usize = 16 * 20;
 
     #[inline(always)]
@@ -125,6 +127,7 @@ impl Format for Q8_0 {
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Signed;
     const MINS: bool = false;
+    const RUNS: Runs = Runs::Bytes;
     const CHUNK_BYTES: usize = 16 * 34;
 
     #[inline(always)]

@@ -4,8 +4,8 @@
 //! in some formats) gives an exact integer, the sum of code times code. Group `g` then adds
 //! `integer * (weight scale * activation scale)`, and for formats with minimums subtracts
 //! `minimum * (sum of activations)`, to lane `g % 16` of sixteen f32; at the end the lanes are folded in the order of
-//! [`crate::simd::Floats::sum`]. Integers do not depend on order, so [`matvec`] (few rows, weights read packed) and
-//! [`panel`] (many rows, weights unpacked once) agree to the last bit on every instruction set, and a row's result does
+//! [`crate::simd::Floats::sum`]. Integers do not depend on order, so [`matvec`] and [`sideways`] (few rows, weights read
+//! packed) and [`panel`] (many rows, weights unpacked once) agree to the last bit on every instruction set, and a row's result does
 //! not depend on its neighbours.
 //!
 //! [`tiled`] is another class of results, for many rows where there are registers for whole tiles: BF16 on both sides.
@@ -20,6 +20,7 @@ mod k_quants;
 mod legacy;
 pub(crate) mod matvec;
 pub(crate) mod panel;
+pub(crate) mod sideways;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tiled;

@@ -1,7 +1,7 @@
 use carat_gguf::QuantType;
 use half::bf16;
 
-use super::{WeightRows, matvec, panel, tiled};
+use super::{WeightRows, matvec, panel, sideways, tiled};
 use crate::{
     Isa,
     activations::{Activations, Room, Row},
@@ -94,6 +94,22 @@ impl Problem {
             .zip(out.chunks_mut(together * self.weight_rows))
         {
             kernels.matvec(self.quant, self.rows(), rows, out);
+        }
+        out
+    }
+
+    fn by_turning(&self, kernels: &Kernels, together: usize) -> Vec<f32> {
+        let activations = self.activations(kernels);
+        let rows: Vec<Row<'_>> = (0..self.x.len() / self.columns)
+            .map(|row| activations.row(row))
+            .collect();
+        let mut out = vec![f32::NAN; rows.len() * self.weight_rows];
+        let mut sums = sideways::Sums::default();
+        for (rows, out) in rows
+            .chunks(together)
+            .zip(out.chunks_mut(together * self.weight_rows))
+        {
+            kernels.multiply_sideways(self.quant, self.rows(), rows, &mut sums, out);
         }
         out
     }
@@ -256,9 +272,25 @@ fn a_row_has_the_same_bits_alone_in_company_and_in_panels() {
                     "{quant} {columns} {:?}",
                     kernels.isa()
                 );
+                for together in (1..=3).chain([sideways::MOST_ROWS]) {
+                    assert!(
+                        !sideways::takes(quant)
+                            || bits(&problem.by_turning(kernels, together)) == bits(&alone),
+                        "{quant} {columns} {together} {:?}",
+                        kernels.isa()
+                    );
+                }
             }
         }
     }
+}
+
+#[test]
+fn the_formats_that_matter_most_are_turned() {
+    for quant in [QuantType::Q4_0, QuantType::Q8_0, QuantType::Q4_K] {
+        assert!(sideways::takes(quant), "{quant}");
+    }
+    assert!(!sideways::takes(QuantType::BF16));
 }
 
 #[test]
@@ -482,6 +514,60 @@ fn products_timing() {
                 operations / widened / 1e9,
                 widen / f64::from(32 * 1536) * 1e9,
             );
+        }
+    }
+}
+
+/// What a weight costs with few rows, each way, for a person to read: `--ignored --nocapture few_rows_timing`.
+#[test]
+#[ignore = "a measurement"]
+#[expect(clippy::print_stdout, reason = "speeds, for a person to read")]
+fn few_rows_timing() {
+    let (weight_rows, columns) = (panel::ROWS * panel::MOST_PANELS, 1536);
+    for quant in [
+        QuantType::Q4_0,
+        QuantType::Q8_0,
+        QuantType::Q4_K,
+        QuantType::Q6_K,
+    ] {
+        for kernels in Kernels::all() {
+            if kernels.isa() == Isa::Scalar {
+                continue;
+            }
+            let mut line = format!("{quant} {:?}, ns a weight by matvec/panels:", kernels.isa());
+            for rows in [1, 2, 4, 8, 16, 32] {
+                let problem = Problem::new(quant, weight_rows, columns, rows);
+                let activations = problem.activations(kernels);
+                let x: Vec<Row<'_>> = (0..rows).map(|row| activations.row(row)).collect();
+                let mut out = vec![0.0; rows * weight_rows];
+                let mut panels = [panel::Panel::default(), panel::Panel::default()];
+                let mut sums = panel::Sums::default();
+                let each = 1e9 / (weight_rows * columns) as f64;
+                let direct = shortest(|| kernels.matvec(quant, problem.rows(), &x, &mut out));
+                let shared = shortest(|| {
+                    for (p, panel) in panels.iter_mut().enumerate() {
+                        let rows = p * panel::ROWS..(p + 1) * panel::ROWS;
+                        kernels.pack(quant, problem.rows().slice(rows), panel);
+                    }
+                    for x in x.chunks(panel::MOST_ROWS) {
+                        kernels.multiply(&panels, x, &mut sums);
+                    }
+                });
+                line += &format!("  x{rows} {:.3}/{:.3}", direct * each, shared * each);
+                if sideways::takes(quant) {
+                    let mut sums = sideways::Sums::default();
+                    let turned = shortest(|| {
+                        for (x, out) in x
+                            .chunks(sideways::MOST_ROWS)
+                            .zip(out.chunks_mut(sideways::MOST_ROWS * weight_rows))
+                        {
+                            kernels.multiply_sideways(quant, problem.rows(), x, &mut sums, out);
+                        }
+                    });
+                    line += &format!("/{:.3}", turned * each);
+                }
+            }
+            println!("{line}");
         }
     }
 }

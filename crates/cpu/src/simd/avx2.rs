@@ -1,4 +1,5 @@
-//! The sixteen lanes as two 256-bit registers. Needs AVX2, FMA and F16C, which every x86 core since 2015 has.
+//! The sixteen lanes as two 256-bit registers. Needs AVX2, FMA and F16C, which every x86 core since 2015 has. Those from
+//! 2021 on that have no AVX-512 have AVX-VNNI instead, whose dot products replace three instructions by one.
 #![expect(
     unsafe_code,
     reason = "vector intrinsics; the features are checked where the kernel table is chosen"
@@ -9,21 +10,108 @@
     reason = "the names are the instructions; a list of seventy says nothing"
 )]
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
-use super::{Floats, LANES, Line, Simd, avx512::sum_eight};
+use super::{Floats, LANES, Line, Simd, array, assert_sixteen, avx512::sum_eight};
 
 /// Wraps intrinsics whose only demand is the instruction set (and pointers that come from array references).
 macro_rules! avx2 {
     ($body:expr) => {
-        // SAFETY: Values of this module's types are made and used only inside kernels instantiated with `Avx2`, and
-        // `Kernels::for_isa` hands those out after `Isa::available` has seen the features. Loads and stores go
+        // SAFETY: Values of this module's types are made and used only inside kernels instantiated with `Avx2` or
+        // `AvxVnni`, and `Kernels::for_isa` hands those out after `Isa::available` has seen the features. Loads and stores go
         // through references to arrays of at least the width read.
         unsafe { $body }
     };
 }
 
+/// 256-bit vectors with one way or another to multiply bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2;
+pub(crate) struct Vectors<D>(PhantomData<D>);
+
+pub(crate) type Avx2 = Vectors<MultiplyAdds>;
+pub(crate) type AvxVnni = Vectors<Vnni>;
+
+/// Dot products of bytes, as [`Simd`] has them.
+pub(crate) trait Dots: Copy + 'static {
+    const SIGNED_OFFSET: i32;
+    fn dot_unsigned(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i;
+    fn prepare(codes: __m256i) -> __m256i;
+    fn dot_prepared(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i;
+    fn dot_group(codes: &[__m256i; 8], x: &[[i8; 4]; 8], from: i32) -> __m256i;
+}
+
+/// By way of sums of two products in 16 bits.
+#[derive(Clone, Copy)]
+pub(crate) struct MultiplyAdds;
+
+impl Dots for MultiplyAdds {
+    const SIGNED_OFFSET: i32 = 0;
+
+    #[inline(always)]
+    fn dot_unsigned(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+        avx2!(_mm256_add_epi32(sum, quad_sums(codes, x)))
+    }
+
+    #[inline(always)]
+    fn prepare(codes: __m256i) -> __m256i {
+        codes
+    }
+
+    #[inline(always)]
+    fn dot_prepared(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+        // |c| * (x with the sign of c): 128 * 127 * 2 is just below the saturation of the 16-bit pair sums.
+        avx2!({
+            let products = quad_sums(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
+            _mm256_add_epi32(sum, products)
+        })
+    }
+
+    #[inline(always)]
+    fn dot_group(codes: &[__m256i; 8], x: &[[i8; 4]; 8], from: i32) -> __m256i {
+        // Eight times two products of at most 15 * 127 stay within 16 bits, so they are widened once.
+        avx2!({
+            let mut pairs = _mm256_setzero_si256();
+            for (codes, quad) in codes.iter().zip(x) {
+                let products = _mm256_maddubs_epi16(*codes, splat_four(*quad));
+                pairs = _mm256_add_epi16(pairs, products);
+            }
+            let totals = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+            _mm256_add_epi32(totals, _mm256_set1_epi32(from))
+        })
+    }
+}
+
+/// One instruction, whose codes must be unsigned.
+#[derive(Clone, Copy)]
+pub(crate) struct Vnni;
+
+impl Dots for Vnni {
+    const SIGNED_OFFSET: i32 = 128;
+
+    #[inline(always)]
+    fn dot_unsigned(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+        avx2!(_mm256_dpbusd_avx_epi32(sum, codes, x))
+    }
+
+    #[inline(always)]
+    fn prepare(codes: __m256i) -> __m256i {
+        avx2!(_mm256_xor_si256(codes, _mm256_set1_epi8(-128)))
+    }
+
+    #[inline(always)]
+    fn dot_prepared(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+        Vnni::dot_unsigned(sum, codes, x)
+    }
+
+    #[inline(always)]
+    fn dot_group(codes: &[__m256i; 8], x: &[[i8; 4]; 8], from: i32) -> __m256i {
+        let mut totals = avx2!(_mm256_set1_epi32(from));
+        for (codes, quad) in codes.iter().zip(x) {
+            totals = Vnni::dot_unsigned(totals, *codes, splat_four(*quad));
+        }
+        totals
+    }
+}
 
 /// Lanes 0 to 7 and 8 to 15.
 #[derive(Clone, Copy)]
@@ -217,12 +305,12 @@ impl Floats for Pair<__m256> {
     }
 }
 
-impl Simd for Avx2 {
+impl<D: Dots> Simd for Vectors<D> {
     type Floats = Pair<__m256>;
     type Ints = Pair<__m256i>;
     type Bytes = Pair<__m256i>;
 
-    const SIGNED_OFFSET: i32 = 0;
+    const SIGNED_OFFSET: i32 = D::SIGNED_OFFSET;
     const WIDE: bool = false;
     const SHARING_ROWS: usize = 2;
 
@@ -359,33 +447,29 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn splat_quad(quad: [i8; 4]) -> Pair<__m256i> {
-        let [a, b, c, d] = quad;
-        let x = avx2!(_mm256_set1_epi32(i32::from_le_bytes([
-            a.cast_unsigned(),
-            b.cast_unsigned(),
-            c.cast_unsigned(),
-            d.cast_unsigned(),
-        ])));
+        let x = splat_four(quad);
         Pair(x, x)
     }
 
     #[inline(always)]
     fn dot_unsigned(sum: Pair<__m256i>, codes: Pair<__m256i>, x: Pair<__m256i>) -> Pair<__m256i> {
-        both!(sum = sum, codes = codes, x = x => _mm256_add_epi32(sum, quad_sums(codes, x)))
+        Pair(
+            D::dot_unsigned(sum.0, codes.0, x.0),
+            D::dot_unsigned(sum.1, codes.1, x.1),
+        )
     }
 
     #[inline(always)]
     fn prepare(codes: Pair<__m256i>) -> Pair<__m256i> {
-        codes
+        Pair(D::prepare(codes.0), D::prepare(codes.1))
     }
 
     #[inline(always)]
     fn dot_prepared(sum: Pair<__m256i>, codes: Pair<__m256i>, x: Pair<__m256i>) -> Pair<__m256i> {
-        // |c| * (x with the sign of c): 128 * 127 * 2 is just below the saturation of the 16-bit pair sums.
-        both!(sum = sum, codes = codes, x = x => {
-            let products = quad_sums(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
-            _mm256_add_epi32(sum, products)
-        })
+        Pair(
+            D::dot_prepared(sum.0, codes.0, x.0),
+            D::dot_prepared(sum.1, codes.1, x.1),
+        )
     }
 
     #[inline(always)]
@@ -414,9 +498,116 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn turn(bytes: &[u8], stride: usize) -> [Pair<__m256i>; 4] {
+        assert_sixteen(bytes, stride, 16);
+        // SAFETY: As in `avx2!`; the sixteen rows lie within `bytes`, asserted above.
+        let (low, high) = unsafe {
+            let start = bytes.as_ptr();
+            (
+                turn_eight(start, stride),
+                turn_eight(start.add(8 * stride), stride),
+            )
+        };
+        array![Pair(low[0], high[0]); u => Pair(low[u], high[u])]
+    }
+
+    #[inline(always)]
+    fn or_ints(a: Pair<__m256i>, b: Pair<__m256i>) -> Pair<__m256i> {
+        both!(a = a, b = b => _mm256_or_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn shl_ints(x: Pair<__m256i>, by: u32) -> Pair<__m256i> {
+        both!(x = x => _mm256_sll_epi32(x, _mm_cvtsi32_si128(by.cast_signed())))
+    }
+
+    #[inline(always)]
+    fn word_field(x: Pair<__m256i>, shift: u32, mask: i32) -> Pair<__m256i> {
+        both!(x = x => {
+            let shifted = _mm256_srl_epi32(x, _mm_cvtsi32_si128(shift.cast_signed()));
+            _mm256_and_si256(shifted, _mm256_set1_epi32(mask))
+        })
+    }
+
+    #[inline(always)]
+    fn words_apart(bytes: &[u8], stride: usize) -> Pair<__m256i> {
+        assert_sixteen(bytes, stride, 4);
+        let stride = stride as i32;
+        let first = avx2!(_mm256_mullo_epi32(
+            _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0),
+            _mm256_set1_epi32(stride)
+        ));
+        let second = avx2!(_mm256_add_epi32(first, _mm256_set1_epi32(8 * stride)));
+        // Each four bytes gathered lie within `bytes`, asserted above.
+        both!(places = Pair(first, second) => {
+            _mm256_i32gather_epi32::<1>(bytes.as_ptr().cast(), places)
+        })
+    }
+
+    #[inline(always)]
+    fn low_halves(x: Pair<__m256i>) -> Pair<__m256> {
+        // Signed saturation would change codes above 7fff, unsigned does not once the high bits are gone.
+        both!(x = x => {
+            let low = _mm256_and_si256(x, _mm256_set1_epi32(0xffff));
+            let packed = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi32(low, low));
+            _mm256_cvtph_ps(_mm256_castsi256_si128(packed))
+        })
+    }
+
+    #[inline(always)]
+    fn high_halves(x: Pair<__m256i>) -> Pair<__m256> {
+        Self::low_halves(both!(x = x => _mm256_srli_epi32::<16>(x)))
+    }
+
+    #[inline(always)]
+    fn dot_group(codes: &[Pair<__m256i>; 8], x: &[[i8; 4]; 8], from: i32) -> Pair<__m256i> {
+        let low = array![codes[0].0; i => codes[i].0];
+        let high = array![codes[0].1; i => codes[i].1];
+        Pair(D::dot_group(&low, x, from), D::dot_group(&high, x, from))
+    }
+
+    #[inline(always)]
     fn transpose(rows: &[Line; LANES], columns: &mut [Line; LANES]) {
         super::Scalar::transpose(rows, columns);
     }
+}
+
+/// Eight rows of four units, one every `stride` bytes: each unit of all of them.
+///
+/// # Safety
+/// All rows must be readable.
+#[inline(always)]
+unsafe fn turn_eight(start: *const u8, stride: usize) -> [__m256i; 4] {
+    // SAFETY: As in `avx2!`; the loads are the caller's promise.
+    unsafe {
+        // The halves of vector `r` are rows `r` and `r + 4`.
+        let mut pairs = [_mm256_setzero_si256(); 4];
+        for (r, pair) in pairs.iter_mut().enumerate() {
+            let low = _mm_loadu_si128(start.add(r * stride).cast());
+            let high = _mm_loadu_si128(start.add((r + 4) * stride).cast());
+            *pair = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
+        }
+        let [a, b, c, d] = pairs;
+        let (ab_low, ab_high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+        let (cd_low, cd_high) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+        [
+            _mm256_unpacklo_epi64(ab_low, cd_low),
+            _mm256_unpackhi_epi64(ab_low, cd_low),
+            _mm256_unpacklo_epi64(ab_high, cd_high),
+            _mm256_unpackhi_epi64(ab_high, cd_high),
+        ]
+    }
+}
+
+/// Four bytes, eight times.
+#[inline(always)]
+fn splat_four([a, b, c, d]: [i8; 4]) -> __m256i {
+    avx2!(_mm256_set1_epi32(i32::from_le_bytes([
+        a.cast_unsigned(),
+        b.cast_unsigned(),
+        c.cast_unsigned(),
+        d.cast_unsigned(),
+    ])))
 }
 
 #[inline(always)]

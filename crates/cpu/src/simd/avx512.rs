@@ -10,7 +10,7 @@
 )]
 use std::arch::x86_64::*;
 
-use super::{Floats, LANES, Line, Simd};
+use super::{Floats, LANES, Line, Simd, assert_sixteen};
 
 /// Wraps intrinsics whose only demand is the instruction set (and pointers that come from array references).
 macro_rules! avx512 {
@@ -368,6 +368,74 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch(address: *const u8) {
         avx512!(_mm_prefetch::<_MM_HINT_T0>(address.cast()));
+    }
+
+    #[inline(always)]
+    fn turn(bytes: &[u8], stride: usize) -> [__m512i; 4] {
+        assert_sixteen(bytes, stride, 16);
+        let start = bytes.as_ptr();
+        // SAFETY: As in `avx512!`; the sixteen loads of sixteen bytes lie within `bytes`, asserted above.
+        unsafe {
+            // Quarter `q` of vector `r` is row `4 q + r`.
+            let mut quads = [_mm512_setzero_si512(); 4];
+            for (r, quad) in quads.iter_mut().enumerate() {
+                let first = start.add(r * stride);
+                let one = _mm512_castsi128_si512(_mm_loadu_si128(first.cast()));
+                let two = _mm_loadu_si128(first.add(4 * stride).cast());
+                let three = _mm_loadu_si128(first.add(8 * stride).cast());
+                let four = _mm_loadu_si128(first.add(12 * stride).cast());
+                let both = _mm512_inserti32x4::<1>(one, two);
+                *quad = _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(both, three), four);
+            }
+            let [a, b, c, d] = quads;
+            let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+            [
+                _mm512_unpacklo_epi64(ab_low, cd_low),
+                _mm512_unpackhi_epi64(ab_low, cd_low),
+                _mm512_unpacklo_epi64(ab_high, cd_high),
+                _mm512_unpackhi_epi64(ab_high, cd_high),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn or_ints(a: __m512i, b: __m512i) -> __m512i {
+        avx512!(_mm512_or_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn shl_ints(x: __m512i, by: u32) -> __m512i {
+        avx512!(_mm512_sll_epi32(x, _mm_cvtsi32_si128(by.cast_signed())))
+    }
+
+    #[inline(always)]
+    fn word_field(x: __m512i, shift: u32, mask: i32) -> __m512i {
+        avx512!({
+            let shifted = _mm512_srl_epi32(x, _mm_cvtsi32_si128(shift.cast_signed()));
+            _mm512_and_si512(shifted, _mm512_set1_epi32(mask))
+        })
+    }
+
+    #[inline(always)]
+    fn words_apart(bytes: &[u8], stride: usize) -> __m512i {
+        assert_sixteen(bytes, stride, 4);
+        avx512!({
+            let steps = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+            let places = _mm512_mullo_epi32(steps, _mm512_set1_epi32(stride as i32));
+            // Each four bytes gathered lie within `bytes`, asserted above.
+            _mm512_i32gather_epi32::<1>(places, bytes.as_ptr().cast())
+        })
+    }
+
+    #[inline(always)]
+    fn low_halves(x: __m512i) -> __m512 {
+        avx512!(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)))
+    }
+
+    #[inline(always)]
+    fn high_halves(x: __m512i) -> __m512 {
+        Self::low_halves(avx512!(_mm512_srli_epi32::<16>(x)))
     }
 
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Sixteen lanes, four ways: the vector vocabulary every kernel is written in.
+//! Sixteen lanes, five ways: the vector vocabulary every kernel is written in.
 //!
 //! A kernel is one generic body over [`Simd`]; [`crate::kernels`] instantiates it once an instruction set. All sets have
 //! the same sixteen lanes, the same single-rounding multiply-add and the same folding order in [`Floats::sum`], so their
@@ -26,7 +26,7 @@ mod tests;
 mod tiles;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use avx2::Avx2;
+pub(crate) use avx2::{Avx2, AvxVnni};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
 pub(crate) use math::{exp, gelu, tanh};
@@ -140,6 +140,17 @@ pub(crate) trait Simd: Copy + 'static {
     /// `x - by * y`.
     fn minus_times(x: Self::Ints, by: i32, y: Self::Ints) -> Self::Ints;
     fn to_floats(x: Self::Ints) -> Self::Floats;
+    /// `a | b`.
+    fn or_ints(a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    fn shl_ints(x: Self::Ints, by: u32) -> Self::Ints;
+    /// `(x >> shift) & mask` of each four bytes, the first the lowest.
+    fn word_field(x: Self::Bytes, shift: u32, mask: i32) -> Self::Ints;
+    /// Sixteen times four bytes, the first the lowest, one every `stride` bytes.
+    fn words_apart(bytes: &[u8], stride: usize) -> Self::Ints;
+    /// The low 16 bits of each lane, widened from F16.
+    fn low_halves(x: Self::Ints) -> Self::Floats;
+    /// The high 16 bits of each lane, widened from F16.
+    fn high_halves(x: Self::Ints) -> Self::Floats;
 
     fn load_bytes(from: &[u8; 64]) -> Self::Bytes;
     fn load_signed(from: &[i8; 64]) -> Self::Bytes;
@@ -170,6 +181,16 @@ pub(crate) trait Simd: Copy + 'static {
     fn prepare(codes: Self::Bytes) -> Self::Bytes;
     /// The same for signed codes once prepared, plus [`Simd::SIGNED_OFFSET`] times the four `x`.
     fn dot_prepared(sum: Self::Ints, codes: Self::Bytes, x: Self::Bytes) -> Self::Ints;
+    /// The totals of a group of 32 columns in sixteen rows, and `from` in each: vector `i` has columns `4 i ..` of all rows,
+    /// whose codes are unsigned and below 16.
+    #[inline(always)]
+    fn dot_group(codes: &[Self::Bytes; 8], x: &[[i8; 4]; 8], from: i32) -> Self::Ints {
+        let mut totals = Self::ints(from);
+        for (codes, quad) in codes.iter().zip(x) {
+            totals = Self::dot_unsigned(totals, *codes, Self::splat_quad(*quad));
+        }
+        totals
+    }
     /// Lane `i` is the sum of lanes `8 i .. 8 i + 8` of the vectors laid end to end.
     fn sum_by_eight(parts: [Self::Ints; 8]) -> Self::Ints;
     /// Lane `i` is the sum of lanes `4 i .. 4 i + 4` of the vectors laid end to end.
@@ -180,4 +201,17 @@ pub(crate) trait Simd: Copy + 'static {
 
     /// Turns sixteen rows of sixteen 4-byte units into sixteen columns.
     fn transpose(rows: &[Line; LANES], columns: &mut [Line; LANES]);
+    /// Turns sixteen rows of four 4-byte units, one row every `stride` bytes, into four columns.
+    fn turn(bytes: &[u8], stride: usize) -> [Self::Bytes; 4];
+}
+
+/// That sixteen pieces of `width` bytes, one every `stride` bytes, lie within `bytes`.
+#[inline(always)]
+fn assert_sixteen(bytes: &[u8], stride: usize, width: usize) {
+    // A row is far shorter than this, so nothing below can wrap.
+    assert!(
+        stride < 1 << 26 && (LANES - 1) * stride + width <= bytes.len(),
+        "sixteen rows of {stride} bytes lie within {}",
+        bytes.len()
+    );
 }

@@ -12,7 +12,7 @@
 )]
 use std::arch::{aarch64::*, asm};
 
-use super::{Floats, LANES, Line, Simd};
+use super::{Floats, LANES, Line, Simd, array, assert_sixteen};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Neon;
@@ -410,6 +410,53 @@ impl Simd for Neon {
                 options(readonly, nostack, preserves_flags)
             );
         }
+    }
+
+    #[inline(always)]
+    fn or_ints(a: Quad<int32x4_t>, b: Quad<int32x4_t>) -> Quad<int32x4_t> {
+        each!(a = a, b = b => vorrq_s32(a, b))
+    }
+
+    #[inline(always)]
+    fn shl_ints(x: Quad<int32x4_t>, by: u32) -> Quad<int32x4_t> {
+        each!(x = x => vshlq_s32(x, vdupq_n_s32(by.cast_signed())))
+    }
+
+    #[inline(always)]
+    fn word_field(x: Quad<uint8x16_t>, shift: u32, mask: i32) -> Quad<int32x4_t> {
+        each!(x = x => {
+            let shifted = vshlq_u32(vreinterpretq_u32_u8(x), vdupq_n_s32(-shift.cast_signed()));
+            vandq_s32(vreinterpretq_s32_u32(shifted), vdupq_n_s32(mask))
+        })
+    }
+
+    #[inline(always)]
+    fn words_apart(bytes: &[u8], stride: usize) -> Quad<int32x4_t> {
+        assert_sixteen(bytes, stride, 4);
+        let words = array![0; i => {
+            let at = i * stride;
+            i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        }];
+        Self::load_ints(&words)
+    }
+
+    #[inline(always)]
+    fn low_halves(x: Quad<int32x4_t>) -> Quad<float32x4_t> {
+        each!(x = x => {
+            let low = vmovn_u32(vreinterpretq_u32_s32(x));
+            vcvt_f32_f16(vreinterpret_f16_u16(low))
+        })
+    }
+
+    #[inline(always)]
+    fn high_halves(x: Quad<int32x4_t>) -> Quad<float32x4_t> {
+        Self::low_halves(each!(x = x => vshrq_n_s32::<16>(x)))
+    }
+
+    #[inline(always)]
+    fn turn(bytes: &[u8], stride: usize) -> [Quad<uint8x16_t>; 4] {
+        let columns = super::Scalar::turn(bytes, stride);
+        array![Self::load_bytes(&columns[0]); u => Self::load_bytes(&columns[u])]
     }
 
     #[inline(always)]

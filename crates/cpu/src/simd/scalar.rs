@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{Floats, LANES, Line, Simd};
+use super::{Floats, LANES, Line, Simd, array, assert_sixteen};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Scalar;
@@ -290,6 +290,54 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn prefetch(_: *const u8) {}
+
+    #[inline(always)]
+    fn or_ints(a: [i32; LANES], b: [i32; LANES]) -> [i32; LANES] {
+        array![0; i => a[i] | b[i]]
+    }
+
+    #[inline(always)]
+    fn shl_ints(x: [i32; LANES], by: u32) -> [i32; LANES] {
+        x.map(|x| x << by)
+    }
+
+    #[inline(always)]
+    fn word_field(x: [u8; 64], shift: u32, mask: i32) -> [i32; LANES] {
+        let (words, _) = x.as_chunks();
+        array![0; i => (u32::from_le_bytes(words[i]) >> shift).cast_signed() & mask]
+    }
+
+    #[inline(always)]
+    fn words_apart(bytes: &[u8], stride: usize) -> [i32; LANES] {
+        assert_sixteen(bytes, stride, 4);
+        array![0; i => {
+            let at = i * stride;
+            i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        }]
+    }
+
+    #[inline(always)]
+    fn low_halves(x: [i32; LANES]) -> Lanes {
+        Lanes::load_half(&x.map(|x| x as u16))
+    }
+
+    #[inline(always)]
+    fn high_halves(x: [i32; LANES]) -> Lanes {
+        Lanes::load_half(&x.map(|x| (x >> 16) as u16))
+    }
+
+    #[inline(always)]
+    fn turn(bytes: &[u8], stride: usize) -> [[u8; 64]; 4] {
+        assert_sixteen(bytes, stride, 16);
+        let mut columns = [[0; 64]; 4];
+        for row in 0..LANES {
+            let (units, _) = bytes[row * stride..][..16].as_chunks::<4>();
+            for (column, unit) in columns.iter_mut().zip(units) {
+                column[4 * row..4 * row + 4].copy_from_slice(unit);
+            }
+        }
+        columns
+    }
 
     #[inline(always)]
     fn transpose(rows: &[Line; LANES], columns: &mut [Line; LANES]) {

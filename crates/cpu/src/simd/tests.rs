@@ -50,6 +50,10 @@ fn every_operation_has_the_bits_of_the_plain_one() {
         agree::<super::Avx2>();
     }
     #[cfg(target_arch = "x86_64")]
+    if Isa::AvxVnni.available() {
+        agree::<super::AvxVnni>();
+    }
+    #[cfg(target_arch = "x86_64")]
     if Isa::Avx512Vnni.available() {
         agree::<super::Avx512>();
     }
