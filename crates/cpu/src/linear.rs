@@ -292,16 +292,13 @@ fn stream<'a>(
     scratch: &mut Scratch,
 ) {
     let Scratch { tile, turned, .. } = scratch;
-    // A row alone leaves nothing to share but the scales, which pays where those are packed.
-    let packed = matches!(quant, QuantType::Q4_K | QuantType::Q6_K);
-    let alone = cell.rows.len() == 1 && !packed;
     let mut rows: [Row<'_>; sideways::MOST_ROWS] = [&[]; sideways::MOST_ROWS];
     for (place, row) in rows.iter_mut().zip(cell.rows.clone()) {
         *place = x(row);
     }
     let rows = &rows[..cell.rows.len()];
     tile.resize(rows.len() * weights.len(), 0.0);
-    if sideways::takes(quant) && !alone {
+    if sideways::takes(quant) && rows.len() >= sideways::LEAST_ROWS {
         kernels.multiply_sideways(quant, weights, rows, turned, tile);
     } else {
         kernels.matvec(quant, weights, rows, tile);

@@ -8,8 +8,8 @@ use crate::simd::{Floats, Simd, array};
 
 /// Each of sixteen small integers times the block's factor, as the definition rounds it.
 #[inline(always)]
-fn scaled<S: Simd>(d: S::Floats, by: [i32; 16]) -> S::Floats {
-    d.mul(S::to_floats(S::load_ints(&by)))
+fn scaled<S: Simd>(d: S::Floats, by: [i8; 16]) -> S::Floats {
+    d.mul(S::to_floats(S::widen(&by)))
 }
 
 /// The F16 at `offset`, in every lane.
@@ -42,8 +42,8 @@ fn six_bit_numbers(chunk: &[u8], block: usize) -> [[u8; 8]; 2] {
 #[inline(always)]
 fn scales_and_mins<S: Simd>(chunk: &[u8], bytes: usize) -> (S::Floats, S::Floats) {
     let numbers = [six_bit_numbers(chunk, 0), six_bit_numbers(chunk, bytes)];
-    let scales = array![0; g => i32::from(numbers[g / 8][0][g % 8])];
-    let mins = array![0; g => i32::from(numbers[g / 8][1][g % 8])];
+    let scales = array![0; g => numbers[g / 8][0][g % 8].cast_signed()];
+    let mins = array![0; g => numbers[g / 8][1][g % 8].cast_signed()];
     let d = array![0; g => half_bits(chunk, g / 8 * bytes)];
     let dmin = array![0; g => half_bits(chunk, g / 8 * bytes + 2)];
     (
@@ -127,7 +127,7 @@ impl Format for Q6K {
             }],
             scales: scaled::<S>(
                 half_at::<S>(chunk, 208),
-                array![0; g => i32::from(chunk[192 + g].cast_signed())],
+                array![0; g => chunk[192 + g].cast_signed()],
             ),
             mins: S::Floats::zero(),
         }
@@ -157,11 +157,11 @@ impl Format for Q2K {
             codes: array![no_codes::<S>(); i => two_bits::<S>(chunk, 16, i)],
             scales: scaled::<S>(
                 half_at::<S>(chunk, 80),
-                array![0; g => i32::from(chunk[g] & 15)],
+                array![0; g => (chunk[g] & 15).cast_signed()],
             ),
             mins: scaled::<S>(
                 half_at::<S>(chunk, 82),
-                array![0; g => i32::from(chunk[g] >> 4)],
+                array![0; g => (chunk[g] >> 4).cast_signed()],
             ),
         }
     }
@@ -189,7 +189,7 @@ impl Format for Q3K {
             }],
             scales: scaled::<S>(
                 half_at::<S>(chunk, 108),
-                array![0; g => i32::from(scales[g]) - 32],
+                array![0; g => scales[g].cast_signed() - 32],
             ),
             mins: S::Floats::zero(),
         }

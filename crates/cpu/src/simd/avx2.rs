@@ -325,6 +325,15 @@ impl<D: Dots> Simd for Vectors<D> {
         both!(half = halves(from) => _mm256_loadu_si256(half.as_ptr().cast()))
     }
 
+    #[inline(always)]
+    fn widen(from: &[i8; LANES]) -> Pair<__m256i> {
+        let bytes = avx2!(_mm_loadu_si128(from.as_ptr().cast()));
+        avx2!(Pair(
+            _mm256_cvtepi8_epi32(bytes),
+            _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes)),
+        ))
+    }
+
     #[cfg(test)]
     fn store_ints(x: Pair<__m256i>, to: &mut [i32; LANES]) {
         let [low, high] = halves_mut(to);

@@ -210,6 +210,11 @@ impl Simd for Avx512 {
         avx512!(_mm512_loadu_si512(from.as_ptr().cast()))
     }
 
+    #[inline(always)]
+    fn widen(from: &[i8; LANES]) -> __m512i {
+        avx512!(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast())))
+    }
+
     #[cfg(test)]
     fn store_ints(x: __m512i, to: &mut [i32; LANES]) {
         avx512!(_mm512_storeu_si512(to.as_mut_ptr().cast(), x));

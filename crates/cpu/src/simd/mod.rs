@@ -135,6 +135,11 @@ pub(crate) trait Simd: Copy + 'static {
 
     fn ints(x: i32) -> Self::Ints;
     fn load_ints(from: &[i32; LANES]) -> Self::Ints;
+    /// Sixteen signed bytes as integers.
+    #[inline(always)]
+    fn widen(from: &[i8; LANES]) -> Self::Ints {
+        Self::load_ints(&array![0; i => i32::from(from[i])])
+    }
     #[cfg(test)]
     fn store_ints(x: Self::Ints, to: &mut [i32; LANES]);
     /// `x - by * y`.
