@@ -78,13 +78,24 @@ __device__ __forceinline__ void store_next(const Params& p, const Row& row, u64 
   Row weights;
   weights.load_weights(weight, p.columns);
   const float scale = row.rms_scale(p.columns, eps);
+  // A loop of its own: decided within one, the two would need more registers than there are.
+  if (p.next_form.rest) {
+#pragma unroll
+    for (u32 k = 0; k < HOLD; k++) {
+      const u32 column = column_of(k);
+      const float4 y = normed_quad(row.quads[k], scale, weight, weights.quads[k]);
+      if (p.next && column < p.columns) *(float4*)(p.next + start + column) = y;
+      store_with_rest(p.next_form, start, column, y, column < p.columns);
+    }
+    return;
+  }
 #pragma unroll
   for (u32 k = 0; k < HOLD; k++) {
     const u32 column = column_of(k);
     const bool inside = column < p.columns;
     const float4 y = normed_quad(row.quads[k], scale, weight, weights.quads[k]);
     if (p.next && inside) *(float4*)(p.next + start + column) = y;
-    if (p.next_form.any()) store_any_form(p.next_form, start, column, y, inside);
+    if (p.next_form.any()) store_form(p.next_form, start, column, y, inside);
   }
 }
 

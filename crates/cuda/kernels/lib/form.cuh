@@ -65,7 +65,7 @@ __device__ __forceinline__ float4 store_codes(const Form& form, u64 at, float4 v
 
 // Writes four columns, from `column` on, of a row whose first element is number `start` of all rows. Whole warps call it,
 // eight threads side by side with the 32 columns of a block; threads without columns say so by `inside`.
-// Requires for bytes that rows have whole blocks, for F16 that they have whole fours.
+// Requires for bytes that rows have whole blocks, for F16 that they have whole fours. Not for Q16.
 __device__ __forceinline__ void store_form(const Form& form, u64 start, u32 column, float4 v, bool inside) {
   if (!form.halves) {
     store_codes(form, start + column, v, inside);
@@ -74,12 +74,8 @@ __device__ __forceinline__ void store_form(const Form& form, u64 start, u32 colu
   }
 }
 
-// The same for any form.
-__device__ __forceinline__ void store_any_form(const Form& form, u64 start, u32 column, float4 v, bool inside) {
-  if (!form.rest) {
-    store_form(form, start, column, v, inside);
-    return;
-  }
+// The same for Q16.
+__device__ __forceinline__ void store_with_rest(const Form& form, u64 start, u32 column, float4 v, bool inside) {
   const u64 at = 2 * start + column;
   const float4 rest = store_codes(form, at, v, inside);
   store_codes(form, at + form.rest, rest, inside);
