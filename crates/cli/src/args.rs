@@ -137,7 +137,7 @@ pub(crate) struct ModelArgs {
     /// Threads to compute with (default: all cores this process may use)
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,
-    /// The best instructions the CPU may use (default: all it has); results are the same with any
+    /// The best instructions the CPU may use (default: all it has)
     #[arg(long, value_enum)]
     pub(crate) isa: Option<IsaName>,
 }

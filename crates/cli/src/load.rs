@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use carat_cpu::{CpuBackend, CpuConfig, Isa};
 use carat_cuda::{CudaBackend, CudaConfig, CudaError, Tier};
 use carat_gguf::Gguf;
@@ -16,6 +16,7 @@ use carat_model::{
     plan::{Plan, Step},
     reference::Reference,
 };
+use clap::ValueEnum;
 
 use crate::{
     args::{BackendName, IsaName, TierName},
@@ -199,18 +200,28 @@ fn cuda_config(settings: &Settings) -> Result<CudaConfig> {
 
 /// This machine's cores. Instructions that the processor does not have are refused rather than replaced.
 pub(crate) fn cpu_backend(settings: &Settings) -> Result<CpuBackend> {
-    let isa = settings.isa.map(|name| match name {
+    let level = |name: IsaName| match name {
         IsaName::Scalar => Isa::Scalar,
         IsaName::Neon => Isa::Neon,
         IsaName::Avx2 => Isa::Avx2,
         IsaName::AvxVnni => Isa::AvxVnni,
         IsaName::Avx512 => Isa::Avx512Vnni,
         IsaName::Amx => Isa::Amx,
-    });
-    ensure!(
-        isa.is_none_or(Isa::available),
-        "this processor does not have what --isa names; without it, the best there is will be used"
-    );
+    };
+    let isa = settings.isa.map(level);
+    if !isa.is_none_or(Isa::available) {
+        let names = |wanted: &dyn Fn(IsaName) -> bool| {
+            let found = IsaName::value_variants().iter().filter(|n| wanted(**n));
+            let values = found.filter_map(IsaName::to_possible_value);
+            let names: Vec<String> = values.map(|v| v.get_name().to_owned()).collect();
+            names.join(", ")
+        };
+        bail!(
+            "this processor does not have `{}`, which --isa names; it has {}, and uses the best of them without --isa",
+            names(&|name| Some(name) == settings.isa),
+            names(&|name| level(name).available())
+        );
+    }
     Ok(CpuBackend::new(&CpuConfig {
         threads: settings.threads,
         isa,

@@ -416,16 +416,17 @@ fn tokens_go_there_and_back() {
     assert!(back.trim_end().ends_with("Hello <turn|> world"), "{back}");
 }
 
+fn json_lines(text: &str) -> Vec<Value> {
+    let lines = text.lines();
+    lines.map(|l| serde_json::from_str(l).unwrap()).collect()
+}
+
 #[test]
 fn bench_prints_the_fields_that_tools_read() {
     let output = carat(&[
         "bench", "-p", "8", "-n", "4", "-d", "0,16", "-r", "2", "-b", "8", "-o", "json", "-t", "2",
     ]);
-    let reports: Vec<Value> = output
-        .stdout
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let reports = json_lines(&output.stdout);
     let tests: Vec<_> = reports
         .iter()
         .map(|r| r["test"].as_str().unwrap())
@@ -497,11 +498,7 @@ fn bench_times_sequences_that_generate_together() {
         "--isa",
         "scalar",
     ]);
-    let reports: Vec<Value> = output
-        .stdout
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let reports = json_lines(&output.stdout);
     let tests: Vec<_> = reports
         .iter()
         .map(|r| {

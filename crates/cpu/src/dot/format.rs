@@ -90,6 +90,20 @@ impl Tail {
     }
 }
 
+/// The chunk of a row that starts at `start`; a short last one is filled up in `tail`.
+#[inline(always)]
+pub(super) fn chunk_at<'a, F: Format>(
+    row: &'a [u8],
+    start: usize,
+    tail: &'a mut Option<Tail>,
+) -> &'a [u8] {
+    if let Some(chunk) = row.get(start..start + F::CHUNK_BYTES) {
+        return chunk;
+    }
+    let short = Tail::of::<F>(row).expect("a row ends short of a whole chunk");
+    tail.insert(short).chunk::<F>()
+}
+
 /// `N` bytes at a place that the caller's constants keep in bounds.
 #[inline(always)]
 pub(super) fn at<const N: usize>(bytes: &[u8], offset: usize) -> &[u8; N] {

@@ -11,7 +11,7 @@ use carat_gguf::QuantType;
 
 use super::{
     WeightRows,
-    format::{Format, Tail, WithFormat, signed, with_format},
+    format::{Format, WithFormat, chunk_at, signed, with_format},
 };
 use crate::{
     activations::{CHUNK, Chunk, GROUP, Row},
@@ -82,14 +82,8 @@ impl<S: Simd> WithFormat for Pack<'_, S> {
         for index in 0..padded / LANES {
             let start = index * F::CHUNK_BYTES;
             for row in 0..weights.len() {
-                let bytes = weights.row(row);
-                let tail;
-                let chunk = if let Some(chunk) = bytes.get(start..start + F::CHUNK_BYTES) {
-                    chunk
-                } else {
-                    tail = Tail::of::<F>(bytes).expect("a row ends short of a whole chunk");
-                    tail.chunk::<F>()
-                };
+                let mut tail = None;
+                let chunk = chunk_at::<F>(weights.row(row), start, &mut tail);
                 let unpacked = F::unpack::<S>(chunk);
                 for (piece, codes) in codes.iter_mut().enumerate().take(F::GROUP / 4) {
                     let prepared = S::prepare(signed::<S, F>(unpacked.codes[piece]));

@@ -14,7 +14,7 @@ use carat_gguf::QuantType;
 
 use super::{
     WeightRows,
-    format::{Coding, Format, Tail, WithFormat, with_format},
+    format::{Coding, Format, WithFormat, chunk_at, with_format},
 };
 use crate::{
     pool::Block,
@@ -154,14 +154,8 @@ impl<T: Tiles> WithFormat for Pack<'_, T> {
         for (chunk, tiles) in tiles.chunks_mut(chunk_values / STEP).enumerate() {
             let start = (first / chunk_values + chunk) * F::CHUNK_BYTES;
             for row in 0..weights.len() {
-                let bytes = weights.row(row);
-                let tail;
-                let chunk = if let Some(chunk) = bytes.get(start..start + F::CHUNK_BYTES) {
-                    chunk
-                } else {
-                    tail = Tail::of::<F>(bytes).expect("a row ends short of a whole chunk");
-                    tail.chunk::<F>()
-                };
+                let mut tail = None;
+                let chunk = chunk_at::<F>(weights.row(row), start, &mut tail);
                 let unpacked = F::unpack::<T::Vectors>(chunk);
                 for (piece, codes) in codes.iter_mut().enumerate().take(F::GROUP / 4) {
                     let unsigned = unsigned::<T::Vectors, F>(unpacked.codes[piece]);
