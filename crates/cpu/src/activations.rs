@@ -20,6 +20,8 @@ pub(crate) const CHUNK: usize = GROUP * LANES;
 #[repr(C, align(64))]
 pub(crate) struct Chunk {
     pub(crate) codes: [i8; CHUNK],
+    /// The same, with the first halves of four groups together and then their second halves, as some formats unpack.
+    pub(crate) by_halves: [i8; CHUNK],
     /// What a code of each group stands for.
     pub(crate) scales: [f32; LANES],
     /// Of each group's codes.
@@ -31,6 +33,7 @@ pub(crate) struct Chunk {
 impl Chunk {
     const ZERO: Chunk = Chunk {
         codes: [0; CHUNK],
+        by_halves: [0; CHUNK],
         scales: [0.0; LANES],
         sums: [0; LANES],
         half_sums: [0; 2 * LANES],
@@ -108,7 +111,9 @@ pub(crate) fn quantize<S: Simd>(x: &[f32], row: &mut [Chunk]) {
             let inverse = S::Floats::splat(inverse);
             low.mul(inverse).round().store_bytes(&mut codes[0]);
             high.mul(inverse).round().store_bytes(&mut codes[1]);
+            let (by_halves, _) = chunk.by_halves.as_chunks_mut::<LANES>();
             for (half, codes) in codes.iter().enumerate() {
+                by_halves[8 * (g / 4) + 4 * half + g % 4] = *codes;
                 chunk.half_sums[2 * g + half] = codes.iter().map(|&code| i32::from(code)).sum();
             }
             chunk.sums[g] = chunk.half_sums[2 * g] + chunk.half_sums[2 * g + 1];

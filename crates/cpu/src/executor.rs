@@ -8,7 +8,8 @@ use carat_model::{
     },
     plan::{Plan, Rows, Value},
     reference::sampled_row,
-    weights::Weights,
+    sampling::Scratch,
+    weights::{Weight, Weights},
 };
 
 use crate::{
@@ -17,7 +18,7 @@ use crate::{
     attend::{Attention, Span, SpreadScratch},
     experts::{self, Pairs},
     kv::{self, Slot, Writes},
-    linear::{Band, Class, Input, Product},
+    linear::{self, Band, Class, Input, Product},
     lower::{Op, Place, Program, Source},
     rope::Angles,
     workers::Workers,
@@ -28,7 +29,7 @@ pub(crate) struct CpuExecutor {
     options: CompileOptions,
     program: Program,
     state: State,
-    sampling_scratch: Vec<(carat_model::TokenId, f32)>,
+    sampling_scratch: Scratch,
     outputs: Outputs,
     batches: u64,
     /// Rows of the last batch, for [`Executor::probed`].
@@ -132,7 +133,7 @@ impl CpuExecutor {
             options: options.clone(),
             program,
             state,
-            sampling_scratch: Vec::new(),
+            sampling_scratch: Scratch::default(),
             outputs: Outputs::default(),
             batches: 0,
             last_rows: 0,
@@ -202,6 +203,7 @@ impl State {
                 let codes = &mut self.codes[*codes];
                 experts::convert(&self.workers, class, data, x.columns, codes);
             }
+            Op::Linear { x, products } => self.multiply(*x, products, places.len()),
             Op::StoreKv { k, v, slot } => {
                 let slot = &mut self.slots[slot.0 as usize];
                 let writes = view.writes.get(slot.spec.group);
@@ -210,7 +212,6 @@ impl State {
             }
             Op::Embed { out, .. }
             | Op::Norm { out, .. }
-            | Op::Linear { out, .. }
             | Op::Rope { out, .. }
             | Op::Attend { out, .. }
             | Op::GeluMul { out, .. }
@@ -226,6 +227,37 @@ impl State {
                 self.compute(op, *out, view, places, data);
                 self.buffers[out.buffer] = buffer;
             }
+        }
+    }
+
+    /// Computes products of one value with some matrices.
+    fn multiply(&mut self, x: Source, products: &[(Weight, Place)], rows: usize) {
+        // As in `run`: no output has the buffer of an input.
+        let mut buffers: Vec<Aligned<f32>> = products
+            .iter()
+            .map(|(_, out)| std::mem::take(&mut self.buffers[out.buffer]))
+            .collect();
+        let mut outs: Vec<&mut [f32]> = buffers
+            .iter_mut()
+            .zip(products)
+            .map(|(buffer, (_, out))| &mut buffer[..rows * out.columns])
+            .collect();
+        let row_bounds = [0, rows];
+        let all: Vec<Product<'_>> = products
+            .iter()
+            .map(|(weight, _)| Product {
+                class: Class::of(self.workers.kernels, rows),
+                weights: &self.weights,
+                weight: *weight,
+                input: input(x, &self.buffers, &self.codes),
+                gather: None,
+                row_bounds: &row_bounds,
+                bands: &[Band { matrix: 0 }],
+            })
+            .collect();
+        linear::run(&all, &mut self.workers, &mut outs);
+        for (buffer, (_, out)) in buffers.into_iter().zip(products) {
+            self.buffers[out.buffer] = buffer;
         }
     }
 
@@ -295,11 +327,11 @@ impl State {
             Op::Narrow { x, .. } => self.workers.each_row(out, place.columns, |r, out| {
                 out.copy_from_slice(row(x, places[r].row));
             }),
-            Op::Linear { .. } | Op::Route { .. } | Op::Experts { .. } | Op::Attend { .. } => {
+            Op::Route { .. } | Op::Experts { .. } | Op::Attend { .. } => {
                 self.compute_product(op, place, view, out);
             }
-            Op::Quantize { .. } | Op::StoreKv { .. } => {
-                unreachable!("these write no value")
+            Op::Linear { .. } | Op::Quantize { .. } | Op::StoreKv { .. } => {
+                unreachable!("these write no value, or several")
             }
         }
     }
@@ -317,18 +349,6 @@ impl State {
                     out,
                 );
             }
-            Op::Linear { x, weight, .. } => {
-                let product = Product {
-                    class: Class::of(self.workers.kernels, places.len()),
-                    weights: &self.weights,
-                    weight: *weight,
-                    input: input(*x, &self.buffers, &self.codes),
-                    gather: None,
-                    row_bounds: &[0, places.len()],
-                    bands: &[Band { matrix: 0 }],
-                };
-                product.run(&mut self.workers, out);
-            }
             Op::Route {
                 x,
                 weight,
@@ -337,16 +357,21 @@ impl State {
             } => {
                 let experts = self.weights.matrix(*weight).rows;
                 self.router_scores.resize(places.len() * experts, 0.0);
+                let row_bounds = [0, places.len()];
                 let product = Product {
                     class: Class::of(self.workers.kernels, places.len()),
                     weights: &self.weights,
                     weight: *weight,
                     input: input(*x, &self.buffers, &self.codes),
                     gather: None,
-                    row_bounds: &[0, places.len()],
+                    row_bounds: &row_bounds,
                     bands: &[Band { matrix: 0 }],
                 };
-                product.run(&mut self.workers, &mut self.router_scores);
+                linear::run(
+                    &[product],
+                    &mut self.workers,
+                    &mut [&mut self.router_scores],
+                );
                 let scores = &self.router_scores;
                 self.workers.each_row(out, place.columns, |r, out| {
                     let scores = &scores[r * experts..][..experts];

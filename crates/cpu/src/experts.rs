@@ -10,7 +10,7 @@ use crate::{
     activations::Activations,
     dot::tiled,
     kernels::Kernels,
-    linear::{Band, Class, Input, Product},
+    linear::{self, Band, Class, Input, Product},
     workers::Workers,
 };
 
@@ -109,18 +109,18 @@ impl Pairs {
             weights.matrix(experts.gate).rows,
             weights.matrix(experts.down).rows,
         );
-        for (weight, out) in [(experts.gate, &mut self.gate), (experts.up, &mut self.up)] {
-            let product = Product {
-                class,
-                weights,
-                weight,
-                input: x,
-                gather: Some(&self.rows),
-                row_bounds: &self.row_bounds,
-                bands: &self.bands,
-            };
-            product.run(workers, &mut out[..pairs * inner]);
-        }
+        let of_rows = [experts.gate, experts.up].map(|weight| Product {
+            class,
+            weights,
+            weight,
+            input: x,
+            gather: Some(&self.rows),
+            row_bounds: &self.row_bounds,
+            bands: &self.bands,
+        });
+        let outs = [&mut self.gate, &mut self.up];
+        let mut outs = outs.map(|out| &mut out[..pairs * inner]);
+        linear::run(&of_rows, workers, &mut outs);
         let (gate, up, kernels) = (&self.gate, &self.up, workers.kernels);
         workers.each_part(&mut self.inner[..pairs * inner], |start, out| {
             let range = start..start + out.len();
@@ -145,7 +145,7 @@ impl Pairs {
             row_bounds: &self.row_bounds,
             bands: &self.bands,
         };
-        product.run(workers, &mut self.down[..pairs * dim]);
+        linear::run(&[product], workers, &mut [&mut self.down[..pairs * dim]]);
         let (down, place) = (&self.down, &self.place);
         workers.each_row(out, dim, |row, out| {
             out.fill(0.0);

@@ -11,7 +11,7 @@ use carat_model::weights::{Weight, Weights};
 use crate::{
     activations::{Activations, Room, Row},
     dot::{
-        WeightRows, matvec, panel, sideways,
+        STRANDS, WeightRows, matvec, panel, sideways,
         tiled::{self, Operands},
     },
     kernels::{Kernels, TileKernels},
@@ -93,57 +93,94 @@ pub(crate) struct Product<'a> {
     pub(crate) bands: &'a [Band],
 }
 
-impl Product<'_> {
-    /// Fills `out`, `[rows, matrix rows]`.
-    pub(crate) fn run(&self, workers: &mut Workers, out: &mut [f32]) {
-        match (self.class, workers.kernels.tiles(), self.input) {
-            (Class::Many, Some(kernels), Input::Codes(_)) => self.run_tiles(kernels, workers, out),
-            (Class::Many, Some(kernels), Input::Floats { .. })
-                if self.weights.narrows(self.weight) =>
-            {
-                self.run_tiles(kernels, workers, out);
-            }
-            _ => self.run_rows(workers, out),
+/// Computes products, filling `[rows, matrix rows]` for each. Those that read their weights row by row go in one round of
+/// the pool: they are short where few rows are, and every round ends with threads that wait.
+pub(crate) fn run(products: &[Product<'_>], workers: &mut Workers, outs: &mut [&mut [f32]]) {
+    let mut by_rows = Vec::new();
+    let mut grids = Vec::new();
+    for (product, out) in products.iter().zip(outs) {
+        if let Some(kernels) = product.tile_kernels(workers.kernels) {
+            product.run_tiles(kernels, workers, out);
+        } else {
+            let cut = product.cut(workers.pool.threads());
+            grids.push(Grid {
+                data: out,
+                columns: product.weights.matrix(product.weight).rows,
+                row_bounds: product.row_bounds,
+                cell_columns: cut.cell_columns,
+                strands: if cut.in_strands { STRANDS } else { 1 },
+            });
+            by_rows.push((product, cut));
         }
     }
+    let kernels = workers.kernels;
+    workers
+        .pool
+        .for_each_cell(grids, &mut workers.scratch, |scratch, place, cell| {
+            let (product, cut) = &by_rows[place];
+            product.fill(kernels, cut, cell, scratch);
+        });
+}
 
-    fn run_rows(&self, workers: &mut Workers, out: &mut [f32]) {
+/// How a product that reads its weights row by row is cut into cells.
+struct Cut {
+    cell_columns: usize,
+    in_strands: bool,
+}
+
+impl Product<'_> {
+    /// The kernels for tiles, if this is a product for them.
+    fn tile_kernels(&self, kernels: &Kernels) -> Option<&'static TileKernels> {
+        let narrow = match self.input {
+            Input::Codes(_) => true,
+            Input::Floats { .. } => self.class == Class::Many && self.weights.narrows(self.weight),
+        };
+        kernels
+            .tiles()
+            .filter(|_| self.class == Class::Many && narrow)
+    }
+
+    fn cut(&self, threads: usize) -> Cut {
         let matrix = self.weights.matrix(self.weight);
         let most_rows = self.row_bounds.windows(2).map(|w| w[1] - w[0]).max();
-        let few_rows = few_rows(matrix.quant);
-        let cell_columns = if most_rows.is_none_or(|rows| rows <= few_rows) {
-            let fair = matrix.rows.div_ceil(4 * workers.pool.threads());
+        let most_rows = most_rows.unwrap_or(0);
+        let cell_columns = if most_rows <= few_rows(matrix.quant) {
+            let fair = matrix.rows.div_ceil(4 * threads);
             let rows = (STREAM_BYTES / matrix.row_bytes()).min(fair).max(8);
             rows.next_multiple_of(sideways::ROWS)
         } else {
             PANEL_COLUMNS
         };
-        let kernels = workers.kernels;
-        let grid = Grid {
-            data: out,
-            columns: matrix.rows,
-            row_bounds: self.row_bounds,
+        Cut {
             cell_columns,
+            in_strands: most_rows < sideways::LEAST_ROWS && matrix.rows.is_multiple_of(STRANDS),
+        }
+    }
+
+    /// Fills a cell, reading weights row by row.
+    fn fill(&self, kernels: &Kernels, cut: &Cut, mut cell: Cell<'_>, scratch: &mut Scratch) {
+        let quant = self.weights.matrix(self.weight).quant;
+        let all = self.weight_rows(cell.band);
+        let all = if cut.in_strands {
+            all.in_strands()
+        } else {
+            all
         };
-        workers
-            .pool
-            .for_each_cell(grid, &mut workers.scratch, |scratch, mut cell| {
-                let rows = self.weight_rows(&cell);
-                match self.input {
-                    Input::Codes(x) => {
-                        let row = |row: usize| x.row(self.input_row(row));
-                        if cell.rows.len() <= few_rows {
-                            stream(kernels, matrix.quant, rows, row, &mut cell, scratch);
-                        } else {
-                            share(kernels, matrix.quant, rows, row, &mut cell, scratch);
-                        }
-                    }
-                    Input::Floats { data, columns } => {
-                        let row = |row: usize| &data[self.input_row(row) * columns..][..columns];
-                        floats(kernels, matrix.quant, rows, row, &mut cell, scratch);
-                    }
+        let rows = all.slice(cell.columns.clone());
+        match self.input {
+            Input::Codes(x) => {
+                let row = |row: usize| x.row(self.input_row(row));
+                if cell.rows.len() <= few_rows(quant) {
+                    stream(kernels, quant, rows, row, &mut cell, scratch);
+                } else {
+                    share(kernels, quant, rows, row, &mut cell, scratch);
                 }
-            });
+            }
+            Input::Floats { data, columns } => {
+                let row = |row: usize| &data[self.input_row(row) * columns..][..columns];
+                floats(kernels, quant, rows, row, &mut cell, scratch);
+            }
+        }
     }
 
     fn run_tiles(&self, kernels: &TileKernels, workers: &mut Workers, out: &mut [f32]) {
@@ -174,6 +211,7 @@ impl Product<'_> {
             columns: matrix.rows,
             row_bounds: self.row_bounds,
             cell_columns: (2 * tiled::ROWS * strips).min(TILE_COLUMNS),
+            strands: 1,
         };
         let blocks = matrix.columns.div_ceil(TILE_VALUES);
         let block = matrix
@@ -182,8 +220,8 @@ impl Product<'_> {
             .next_multiple_of(tiled::BLOCK);
         workers
             .pool
-            .for_each_cell(grid, &mut workers.scratch, |scratch, mut cell| {
-                let weights = self.weight_rows(&cell);
+            .for_each_cell(vec![grid], &mut workers.scratch, |scratch, _, mut cell| {
+                let weights = self.weight_rows(cell.band).slice(cell.columns.clone());
                 let left = &left[starts[cell.band] * left_row..starts[cell.band + 1] * left_row];
                 for first in (0..matrix.columns).step_by(block) {
                     let steps = tiled::steps(block.min(matrix.columns - first));
@@ -255,17 +293,16 @@ impl Product<'_> {
             });
     }
 
-    /// The weights of a cell.
-    fn weight_rows(&self, cell: &Cell<'_>) -> WeightRows<'_> {
+    /// The weights of a band.
+    fn weight_rows(&self, band: usize) -> WeightRows<'_> {
         let matrix = self.weights.matrix(self.weight);
-        let start = self.bands[cell.band].matrix * matrix.matrix_stride;
+        let start = self.bands[band].matrix * matrix.matrix_stride;
         WeightRows::new(
             &self.weights.bytes(self.weight)[start..],
             matrix.row_stride,
             matrix.row_bytes(),
             matrix.rows,
         )
-        .slice(cell.columns.clone())
     }
 
     fn input_row(&self, row: usize) -> usize {
@@ -371,6 +408,6 @@ fn floats<'a>(
 /// Copies `[rows, columns]` to the rows of a cell from `first` on.
 fn copy_rows(tile: &[f32], columns: usize, first: usize, cell: &mut Cell<'_>) {
     for (row, values) in tile.chunks_exact(columns).enumerate() {
-        cell.row_mut(first + row).copy_from_slice(values);
+        cell.store(first + row, values);
     }
 }

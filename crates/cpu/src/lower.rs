@@ -46,10 +46,10 @@ pub(crate) enum Op {
         x: Place,
         codes: usize,
     },
+    /// Products of one value with some matrices, each into a value of its own.
     Linear {
         x: Source,
-        weight: Weight,
-        out: Place,
+        products: Vec<(Weight, Place)>,
     },
     Rope {
         x: Place,
@@ -111,7 +111,6 @@ impl Op {
         match self {
             Op::Embed { out, .. }
             | Op::Norm { out, .. }
-            | Op::Linear { out, .. }
             | Op::Rope { out, .. }
             | Op::Attend { out, .. }
             | Op::GeluMul { out, .. }
@@ -121,6 +120,7 @@ impl Op {
             | Op::Route { out, .. }
             | Op::Experts { out, .. }
             | Op::Softcap { out, .. } => out.rows,
+            Op::Linear { products, .. } => products[0].1.rows,
             Op::Quantize { x, .. } | Op::StoreKv { k: x, .. } => x.rows,
         }
     }
@@ -182,8 +182,7 @@ pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout) -> Program {
             },
             Step::Linear { x, w, out } => Op::Linear {
                 x: source(&codes, x, w),
-                weight: w,
-                out: place(out),
+                products: vec![(w, place(out))],
             },
             Step::Rope { x, rope, out } => Op::Rope {
                 x: place(x),
@@ -271,12 +270,31 @@ pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout) -> Program {
         codes.end(i);
     }
     Program {
-        ops,
+        ops: merged(ops),
         codes: codes.shapes,
         logits: place(plan.logits),
         experts,
         layout,
     }
+}
+
+/// Makes one operation of products that follow each other and read the same: queries, keys and values; gate and up. The
+/// buffer of none of them may be that of what the others read, because all of it is read until the last one.
+fn merged(ops: Vec<Op>) -> Vec<Op> {
+    let mut all: Vec<Op> = Vec::with_capacity(ops.len());
+    for op in ops {
+        match (all.last_mut(), op) {
+            (
+                Some(Op::Linear { x, products }),
+                Op::Linear {
+                    x: same,
+                    products: more,
+                },
+            ) if *x == same && products[0].1.rows == more[0].1.rows => products.extend(more),
+            (_, op) => all.push(op),
+        }
+    }
+    all
 }
 
 /// Hands out buffers of quantized activations, and takes them back after their last reader.

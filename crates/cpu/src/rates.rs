@@ -6,7 +6,10 @@ use carat_model::{backend::BackendError, cost::Rates};
 
 use crate::{
     backend::CpuBackend,
-    dot::tiled::{self, Operands},
+    dot::{
+        PREFETCH_BYTES, STRANDS,
+        tiled::{self, Operands},
+    },
     kernels::TileKernels,
     pool::{Block, Pool},
     simd::{Floats, STEP, Simd, Sums, Tile},
@@ -15,8 +18,6 @@ use crate::{
 /// Far more than any cache a core has to itself; a shared one is part of what the weights of a small model live in.
 const READ_BYTES: usize = 512 << 20;
 const PASSES: usize = 5;
-/// How far ahead of the arithmetic memory is asked for.
-const PREFETCH_BYTES: usize = 4096;
 /// Enough independent sums to keep every multiplier busy.
 const SUMS: usize = 10;
 const ROUNDS: usize = 2_000_000;
@@ -32,7 +33,7 @@ impl CpuBackend {
     }
 
     fn read_rate(&self, pool: &Pool) -> f64 {
-        const CHUNK: usize = 1 << 20;
+        const CHUNK: usize = 4 << 20;
         let mut data = vec![1u8; READ_BYTES];
         let mut best = f64::INFINITY;
         for _ in 0..PASSES {
@@ -91,13 +92,16 @@ fn tile_rate(kernels: &TileKernels, pool: &Pool) -> f64 {
     (pool.threads() * ROUNDS * SIDE * SIDE * STEPS * STEP) as f64 / best
 }
 
-/// Adds up all bytes of `data`, asking for them ahead as the kernels do.
+/// Adds up all bytes of `data` as kernels of few rows read theirs: in strands, asking for them ahead.
 #[inline(always)]
 pub(crate) fn read<S: Simd>(data: &[u8]) -> f32 {
     let ones = S::load_signed(&[1; 64]);
-    let mut sums = [S::ints(0); 4];
-    for lines in data.as_chunks::<64>().0.as_chunks::<4>().0 {
-        for (sum, line) in sums.iter_mut().zip(lines) {
+    let mut sums = [S::ints(0); STRANDS];
+    let (lines, _) = data.as_chunks::<64>();
+    let strand = lines.len() / STRANDS;
+    for place in 0..strand {
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let line = &lines[i * strand + place];
             S::prefetch(line.as_ptr().wrapping_add(PREFETCH_BYTES));
             *sum = S::dot_unsigned(*sum, S::load_bytes(line), ones);
         }

@@ -14,6 +14,7 @@ use carat_model::{
     },
     plan::{Plan, Value},
     reference::sampled_row,
+    sampling::Scratch,
 };
 
 use crate::{
@@ -305,7 +306,7 @@ impl CudaExecutor {
     fn sample(&mut self, batch: &Batch<'_>) -> Result<Outputs, CudaError> {
         let places: Vec<RowPlace> = batch.sampled_rows().collect();
         let mut outputs = Outputs::default();
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         self.read_rows(self.plan.logits, places.len(), |r, logits| {
             let row = sampled_row(batch, &places[r], logits, &mut scratch);
             outputs.rows.push(row);

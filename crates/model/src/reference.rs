@@ -314,7 +314,7 @@ impl Interpreter {
 
     fn sample(&self, batch: &Batch<'_>, rows: &[RowPlace]) -> Vec<RowResult> {
         let logits = &self.values[self.plan.logits.index()];
-        let mut scratch = Vec::new();
+        let mut scratch = sampling::Scratch::default();
         let each = rows
             .iter()
             .zip(logits.chunks(self.plan.columns(self.plan.logits)));
@@ -328,18 +328,11 @@ pub fn sampled_row(
     batch: &Batch<'_>,
     place: &RowPlace,
     logits: &[f32],
-    scratch: &mut Vec<(crate::TokenId, f32)>,
+    scratch: &mut sampling::Scratch,
 ) -> RowResult {
     let run = &batch.runs[place.run];
     let history = batch.history(place);
-    let mut adjusted = logits.to_vec();
-    let token = sampling::sample(
-        &mut adjusted,
-        run.sampling,
-        history,
-        place.position,
-        scratch,
-    );
+    let token = sampling::sample(logits, run.sampling, history, place.position, scratch);
     let mut result = RowResult {
         token,
         ..RowResult::default()

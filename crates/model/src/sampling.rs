@@ -98,23 +98,36 @@ impl Sampling {
     }
 }
 
+/// Memory that [`sample`] uses again.
+#[derive(Default)]
+pub struct Scratch {
+    adjusted: Vec<f32>,
+    kept: Vec<(TokenId, f32)>,
+}
+
 /// Chooses the token that follows `history`, given the logits of the row at `position`.
-/// May reorder and change `logits`; `scratch` only saves allocations.
 pub fn sample(
-    logits: &mut [f32],
+    logits: &[f32],
     sampling: &Sampling,
     history: &[TokenId],
     position: usize,
-    scratch: &mut Vec<(TokenId, f32)>,
+    scratch: &mut Scratch,
 ) -> TokenId {
-    if sampling.changes_logits() {
-        adjust(logits, sampling, history);
-    }
+    let Scratch { adjusted, kept } = scratch;
+    // A vocabulary is a megabyte: it is copied only where it changes.
+    let logits = if sampling.changes_logits() {
+        adjusted.clear();
+        adjusted.extend_from_slice(logits);
+        adjust(adjusted, sampling, history);
+        adjusted
+    } else {
+        logits
+    };
     if sampling.temperature == 0.0 {
         return arg_max(logits);
     }
-    survivors(logits, sampling, scratch);
-    let noisy = scratch
+    survivors(logits, sampling, kept);
+    let noisy = kept
         .iter()
         .map(|&(token, logit)| (token, logit + gumbel(sampling.seed, position, token)));
     best(noisy).unwrap_or_else(|| arg_max(logits))
@@ -122,7 +135,18 @@ pub fn sample(
 
 /// The index of the largest logit, the lowest on ties.
 pub fn arg_max(logits: &[f32]) -> TokenId {
-    best((0..).zip(logits.iter().copied())).unwrap_or(0)
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    // Sixteen at a time: the compiler makes vectors of them. No comparison with a NaN holds, so none is chosen.
+    let (sixteens, rest) = logits.as_chunks::<16>();
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    for sixteen in sixteens {
+        for (lane, x) in lanes.iter_mut().zip(sixteen) {
+            *lane = larger(*lane, *x);
+        }
+    }
+    let all = lanes.iter().chain(rest).copied();
+    let largest = all.fold(f32::NEG_INFINITY, larger);
+    logits.iter().position(|x| *x == largest).unwrap_or(0) as TokenId
 }
 
 fn best(scored: impl Iterator<Item = (TokenId, f32)>) -> Option<TokenId> {
@@ -268,13 +292,7 @@ mod tests {
     use super::*;
 
     fn draw(logits: &[f32], sampling: &Sampling, position: usize) -> TokenId {
-        sample(
-            &mut logits.to_vec(),
-            sampling,
-            &[],
-            position,
-            &mut Vec::new(),
-        )
+        sample(logits, sampling, &[], position, &mut Scratch::default())
     }
 
     fn kept(logits: &[f32], sampling: &Sampling) -> Vec<TokenId> {

@@ -109,11 +109,12 @@ impl<'a> Attention<'a> {
             columns: self.columns,
             row_bounds: &row_bounds,
             cell_columns: self.group * self.slot.spec.head_dim,
+            strands: 1,
         };
         let kernels = workers.kernels;
         workers
             .pool
-            .for_each_cell(grid, &mut workers.scratch, |scratch, mut cell| {
+            .for_each_cell(vec![grid], &mut workers.scratch, |scratch, _, mut cell| {
                 let kv_head = cell.columns.start / (self.group * self.slot.spec.head_dim);
                 let block = &self.blocks[cell.band];
                 let AttendScratch {
@@ -168,10 +169,11 @@ impl<'a> Attention<'a> {
                 columns: elements,
                 row_bounds: &(0..=wave.len()).collect::<Vec<_>>(),
                 cell_columns: elements,
+                strands: 1,
             };
             workers
                 .pool
-                .for_each_cell(grid, &mut workers.scratch, |scratch, mut cell| {
+                .for_each_cell(vec![grid], &mut workers.scratch, |scratch, _, mut cell| {
                     let (item, index) = wave[cell.band];
                     let (block, kv_head) = items[item];
                     let block = &self.blocks[block];

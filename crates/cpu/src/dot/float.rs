@@ -5,7 +5,7 @@
 
 use carat_gguf::QuantType;
 
-use super::WeightRows;
+use super::{PREFETCH_BYTES, WeightRows};
 use crate::simd::{Floats, LANES, Simd, array};
 
 /// Fills `out`, `[x.len(), weights.len()]`.
@@ -211,6 +211,11 @@ fn tile<S: Simd, T: Stored, const W: usize, const R: usize>(
         let values: [S::Floats; R] =
             array![S::Floats::zero(); r => S::Floats::load(&vectors[r][k])];
         for (sums, sixteens) in sums.iter_mut().zip(sixteens) {
+            // Few rows stream their weights from memory; more rows find them close by.
+            if R <= 4 {
+                let here: *const T::Sixteen = &raw const sixteens[k];
+                S::prefetch(here.cast::<u8>().wrapping_add(PREFETCH_BYTES));
+            }
             let weights: S::Floats = T::load(&sixteens[k]);
             for (sum, x) in sums.iter_mut().zip(values) {
                 *sum = weights.mul_add(x, *sum);

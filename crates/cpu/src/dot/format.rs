@@ -21,6 +21,15 @@ pub(crate) enum Coding {
     Signed,
 }
 
+/// How the codes of a chunk follow each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// As the values in the row.
+    Row,
+    /// Of four groups of 32 the first halves, then the second halves: nibbles come apart so in whole vectors.
+    Halves,
+}
+
 /// Blocks whose codes lie in runs that [`super::sideways`] can turn.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Runs {
@@ -49,6 +58,15 @@ pub(crate) trait Format: 'static {
 
     /// `chunk` has `CHUNK_BYTES` bytes.
     fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S>;
+
+    /// The order that costs least to unpack.
+    const ORDER: Order = Order::Row;
+
+    /// As [`Format::unpack`], with the codes in that order.
+    #[inline(always)]
+    fn unpack_ordered<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+        Self::unpack(chunk)
+    }
 }
 
 /// 64 zero codes.

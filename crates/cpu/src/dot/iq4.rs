@@ -6,8 +6,8 @@ use carat_gguf::{
 };
 
 use super::{
-    format::{Coding, Format, Unpacked, at, half_bits, halves, no_codes},
-    legacy::block_nibbles,
+    format::{Coding, Format, Order, Unpacked, at, half_bits, halves, no_codes},
+    legacy::{block_nibbles, four_blocks_nibbles},
 };
 use crate::simd::{Floats, Simd, array};
 
@@ -18,6 +18,7 @@ impl Format for Iq4Nl {
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Signed;
     const MINS: bool = false;
+    const ORDER: Order = Order::Halves;
     const CHUNK_BYTES: usize = 16 * 18;
 
     #[inline(always)]
@@ -27,6 +28,15 @@ impl Format for Iq4Nl {
             codes: array![no_codes::<S>(); i => S::lookup(&IQ4_VALUES, block_nibbles::<S>(chunk, i, 18, 2))],
             scales: S::Floats::load_half(&halves(chunk, 0, 18)),
             mins: S::Floats::zero(),
+        }
+    }
+
+    #[inline(always)]
+    fn unpack_ordered<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+        let chunk: &[u8; 16 * 18] = at(chunk, 0);
+        Unpacked {
+            codes: array![no_codes::<S>(); i => S::lookup(&IQ4_VALUES, four_blocks_nibbles::<S>(chunk, i, 18, 2))],
+            ..Self::unpack(chunk)
         }
     }
 }
@@ -72,6 +82,7 @@ impl Format for Mxfp4 {
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Signed;
     const MINS: bool = false;
+    const ORDER: Order = Order::Halves;
     const CHUNK_BYTES: usize = 16 * 17;
 
     #[inline(always)]
@@ -81,6 +92,15 @@ impl Format for Mxfp4 {
             codes: array![no_codes::<S>(); i => S::lookup(&MXFP4_VALUES, block_nibbles::<S>(chunk, i, 17, 1))],
             scales: S::Floats::load(&array![0.0; g => mxfp4_scale(chunk[17 * g])]),
             mins: S::Floats::zero(),
+        }
+    }
+
+    #[inline(always)]
+    fn unpack_ordered<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+        let chunk: &[u8; 16 * 17] = at(chunk, 0);
+        Unpacked {
+            codes: array![no_codes::<S>(); i => S::lookup(&MXFP4_VALUES, four_blocks_nibbles::<S>(chunk, i, 17, 1))],
+            ..Self::unpack(chunk)
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use carat_gguf::QuantType;
 
-use super::format::{Coding, Format, Runs, Unpacked, at, halves, no_codes};
+use super::format::{Coding, Format, Order, Runs, Unpacked, at, halves, no_codes};
 use crate::simd::{Floats, Simd, array};
 
 /// Nibbles of blocks `2 i` and `2 i + 1`, where a block has `bytes` bytes and its nibbles start at `offset`.
@@ -17,6 +17,19 @@ pub(super) fn block_nibbles<S: Simd>(
         at(chunk, 2 * i * bytes + offset),
         at(chunk, (2 * i + 1) * bytes + offset),
     )
+}
+
+/// Nibbles of blocks `4 (i / 2)` and the next three: the low ones, the first halves, where `i` is even.
+#[inline(always)]
+pub(super) fn four_blocks_nibbles<S: Simd>(
+    chunk: &[u8],
+    i: usize,
+    bytes: usize,
+    offset: usize,
+) -> S::Bytes {
+    let first = 4 * (i / 2) * bytes + offset;
+    let runs = array![at(chunk, first); j => at(chunk, first + j * bytes)];
+    S::field(S::join_four(runs), 4 * (i % 2) as u32, 15)
 }
 
 /// Fifth bits of blocks `2 i` and `2 i + 1`, in place.
@@ -40,6 +53,7 @@ impl Format for Q4_0 {
     const CODING: Coding = Coding::Offset(8);
     const MINS: bool = false;
     const RUNS: Runs = Runs::Nibbles;
+    const ORDER: Order = Order::Halves;
     const CHUNK_BYTES: usize = 16 * 18;
 
     #[inline(always)]
@@ -49,6 +63,15 @@ impl Format for Q4_0 {
             codes: array![no_codes::<S>(); i => block_nibbles::<S>(chunk, i, 18, 2)],
             scales: S::Floats::load_half(&halves(chunk, 0, 18)),
             mins: S::Floats::zero(),
+        }
+    }
+
+    #[inline(always)]
+    fn unpack_ordered<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+        let chunk: &[u8; 16 * 18] = at(chunk, 0);
+        Unpacked {
+            codes: array![no_codes::<S>(); i => four_blocks_nibbles::<S>(chunk, i, 18, 2)],
+            ..Self::unpack(chunk)
         }
     }
 }
@@ -61,6 +84,7 @@ impl Format for Q4_1 {
     const CODING: Coding = Coding::Offset(0);
     const MINS: bool = true;
     const RUNS: Runs = Runs::Nibbles;
+    const ORDER: Order = Order::Halves;
     const CHUNK_BYTES: usize = 16 * 20;
 
     #[inline(always)]
@@ -70,6 +94,15 @@ impl Format for Q4_1 {
             codes: array![no_codes::<S>(); i => block_nibbles::<S>(chunk, i, 20, 4)],
             scales: S::Floats::load_half(&halves(chunk, 0, 20)),
             mins: added_mins::<S>(halves(chunk, 2, 20)),
+        }
+    }
+
+    #[inline(always)]
+    fn unpack_ordered<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+        let chunk: &[u8; 16 * 20] = at(chunk, 0);
+        Unpacked {
+            codes: array![no_codes::<S>(); i => four_blocks_nibbles::<S>(chunk, i, 20, 4)],
+            ..Self::unpack(chunk)
         }
     }
 }

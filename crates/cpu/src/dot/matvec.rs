@@ -1,23 +1,21 @@
 //! A run of weight rows times a few activation rows, reading the weights packed as they lie in the file.
 //!
-//! This is the decode path: each weight byte is read once and unpacked in registers, so the speed is that of memory.
+//! This is the decode path: each weight byte is read once and unpacked in registers, so the speed is that of memory. Four
+//! weight rows go side by side, from four places of the matrix where the caller has strands: one stream of reads does not
+//! keep enough of them on their way.
 
 use std::marker::PhantomData;
 
 use carat_gguf::QuantType;
 
 use super::{
-    WeightRows,
-    format::{Coding, Format, Tail, Unpacked, WithFormat, with_format},
+    PREFETCH_BYTES, STRANDS, WeightRows,
+    format::{Coding, Format, Order, Tail, Unpacked, WithFormat, with_format},
 };
 use crate::{
     activations::{CHUNK, Chunk, Row},
     simd::{Floats, LANES, Simd, array},
 };
-
-/// How far ahead of the arithmetic weights are asked for, across the ends of rows: the processor's own prefetcher stays
-/// within a page and starts anew in the next.
-const PREFETCH_BYTES: usize = 4096;
 
 /// Above this many activation rows [`super::panel`] is faster.
 pub(crate) const MOST_ROWS: usize = 7;
@@ -70,31 +68,83 @@ impl<S: Simd> Matvec<'_, S> {
     #[inline(always)]
     fn rows<F: Format, const R: usize>(&mut self, first: usize, x: [Row<'_>; R]) -> usize {
         let columns = self.weights.len();
-        for column in 0..columns {
-            let row = self.weights.row(column);
-            let mut sums = [S::Floats::zero(); R];
-            let whole = row.chunks_exact(F::CHUNK_BYTES);
-            let count = whole.len();
-            for (index, chunk) in whole.enumerate() {
-                for line in 0..F::CHUNK_BYTES.div_ceil(64) {
-                    S::prefetch(chunk.as_ptr().wrapping_add(PREFETCH_BYTES + 64 * line));
+        for start in (0..columns).step_by(STRANDS) {
+            let count = STRANDS.min(columns - start);
+            let rows: [&[u8]; STRANDS] = array![[].as_slice(); w => {
+                self.weights.row_and_rest(start + w.min(count - 1))
+            }];
+            let sums = products::<S, F, R>(&rows[..count], self.weights.row_bytes, x);
+            for (w, sums) in sums.into_iter().take(count).enumerate() {
+                for (row, sum) in sums.into_iter().enumerate() {
+                    self.out[(first + row) * columns + start + w] = sum.sum();
                 }
-                let weights = F::unpack::<S>(chunk);
-                for (sum, x) in sums.iter_mut().zip(x) {
-                    *sum = add_chunk::<S, F>(*sum, &weights, x, index);
-                }
-            }
-            if let Some(tail) = Tail::of::<F>(row) {
-                let weights = F::unpack::<S>(tail.chunk::<F>());
-                for (sum, x) in sums.iter_mut().zip(x) {
-                    *sum = add_chunk::<S, F>(*sum, &weights, x, count);
-                }
-            }
-            for (row, sum) in sums.into_iter().enumerate() {
-                self.out[(first + row) * columns + column] = sum.sum();
             }
         }
         R
+    }
+}
+
+/// Up to [`STRANDS`] weight rows of `row_bytes`, chunk after chunk of each, times `R` activation rows.
+#[inline(always)]
+fn products<S: Simd, F: Format, const R: usize>(
+    rows: &[&[u8]],
+    row_bytes: usize,
+    x: [Row<'_>; R],
+) -> [[S::Floats; R]; STRANDS] {
+    let mut sums = [[S::Floats::zero(); R]; STRANDS];
+    let whole = row_bytes / F::CHUNK_BYTES;
+    for index in 0..whole {
+        // Not unrolled, for the length of a slice is not known: the body is long.
+        for (row, sums) in rows.iter().zip(&mut sums) {
+            let chunk = &row[index * F::CHUNK_BYTES..][..F::CHUNK_BYTES];
+            ask_ahead::<S>(chunk);
+            let weights = F::unpack_ordered::<S>(chunk);
+            for (sum, x) in sums.iter_mut().zip(x) {
+                *sum = add_chunk::<S, F>(*sum, &weights, x, index);
+            }
+        }
+    }
+    if whole * F::CHUNK_BYTES < row_bytes {
+        for (row, sums) in rows.iter().zip(&mut sums) {
+            ask_ahead::<S>(&row[whole * F::CHUNK_BYTES..row_bytes]);
+            let weights = last_chunk::<S, F>(row, row_bytes);
+            for (sum, x) in sums.iter_mut().zip(x) {
+                *sum = add_chunk::<S, F>(*sum, &weights, x, whole);
+            }
+        }
+    }
+    sums
+}
+
+/// Asks for what lies as far behind these bytes as memory needs to answer.
+#[inline(always)]
+fn ask_ahead<S: Simd>(bytes: &[u8]) {
+    for line in 0..bytes.len().div_ceil(64) {
+        S::prefetch(bytes.as_ptr().wrapping_add(PREFETCH_BYTES + 64 * line));
+    }
+}
+
+/// The short chunk at the end of a row, read together with what lies behind it: a copy would cost more than the chunk. Beyond
+/// the row, activations are zero, and scales are made so, because those of a damaged file may be infinite.
+#[inline(always)]
+fn last_chunk<S: Simd, F: Format>(row: &[u8], row_bytes: usize) -> Unpacked<S> {
+    let rest = row_bytes % F::CHUNK_BYTES;
+    let Some(chunk) = row[row_bytes - rest..].get(..F::CHUNK_BYTES) else {
+        let tail = Tail::of::<F>(&row[..row_bytes]).expect("the row ends short of a whole chunk");
+        return F::unpack_ordered::<S>(tail.chunk::<F>());
+    };
+    let Unpacked {
+        codes,
+        scales,
+        mins,
+    } = F::unpack_ordered::<S>(chunk);
+    let groups = rest / F::QUANT.block_bytes() * (F::QUANT.block_len() / F::GROUP);
+    let count = S::Floats::splat(groups as f32);
+    let places = S::Floats::load(&array![0.0; i => i as f32]);
+    Unpacked {
+        codes,
+        scales: places.select_below(count, scales, S::Floats::zero()),
+        mins: places.select_below(count, mins, S::Floats::zero()),
     }
 }
 
@@ -109,15 +159,28 @@ fn add_chunk<S: Simd, F: Format>(
     let (totals, code_sums, scales);
     if F::GROUP == 32 {
         let chunk = &x[index];
-        let (codes, _) = chunk.codes.as_chunks::<64>();
-        let parts = array![S::ints(0); i => dot::<S, F>(weights.codes[i], &codes[i])];
-        totals = S::sum_by_eight(parts);
+        totals = match F::ORDER {
+            Order::Row => {
+                let (codes, _) = chunk.codes.as_chunks::<64>();
+                let parts =
+                    array![S::ints(0); i => dot::<S, F>(S::ints(0), weights.codes[i], &codes[i])];
+                S::sum_by_eight(parts)
+            }
+            Order::Halves => {
+                let (codes, _) = chunk.by_halves.as_chunks::<64>();
+                let parts = array![S::ints(0); i => {
+                    let first = dot::<S, F>(S::ints(0), weights.codes[2 * i], &codes[2 * i]);
+                    dot::<S, F>(first, weights.codes[2 * i + 1], &codes[2 * i + 1])
+                }];
+                S::sum_by_four(parts)
+            }
+        };
         code_sums = S::load_ints(&chunk.sums);
         scales = S::Floats::load(&chunk.scales);
     } else {
         let half = HalfChunk::new(x, index);
         let (codes, _) = half.codes.as_chunks::<64>();
-        let parts = array![S::ints(0); i => dot::<S, F>(weights.codes[i], &codes[i])];
+        let parts = array![S::ints(0); i => dot::<S, F>(S::ints(0), weights.codes[i], &codes[i])];
         totals = S::sum_by_four(parts);
         code_sums = S::load_ints(half.sums);
         scales = S::Floats::load_twice(half.scales);
@@ -138,11 +201,11 @@ fn add_chunk<S: Simd, F: Format>(
 }
 
 #[inline(always)]
-fn dot<S: Simd, F: Format>(weights: S::Bytes, x: &[i8; 64]) -> S::Ints {
-    let (zero, x) = (S::ints(0), S::load_signed(x));
+fn dot<S: Simd, F: Format>(sum: S::Ints, weights: S::Bytes, x: &[i8; 64]) -> S::Ints {
+    let x = S::load_signed(x);
     match F::CODING {
-        Coding::Offset(_) => S::dot_unsigned(zero, weights, x),
-        Coding::Signed => S::dot_prepared(zero, S::prepare(weights), x),
+        Coding::Offset(_) => S::dot_unsigned(sum, weights, x),
+        Coding::Signed => S::dot_prepared(sum, S::prepare(weights), x),
     }
 }
 

@@ -96,7 +96,7 @@ impl<S: Simd> WithFormat for Multiply<'_, S> {
             let rows = self.weights.slice(first..count.min(first + ROWS));
             let spare;
             let panel = if rows.len() == ROWS {
-                Panel::new(rows.bytes, rows.stride, rows.row_bytes)
+                Panel::new(rows.bytes, rows.stride(), rows.row_bytes)
             } else {
                 spare = filled_up(rows);
                 Panel::new(&spare, rows.row_bytes, rows.row_bytes)

@@ -213,6 +213,35 @@ fn tile_kernels() -> Vec<&'static TileKernels> {
 }
 
 #[test]
+fn what_lies_behind_a_row_does_not_matter() {
+    for quant in [QuantType::Q4_0, QuantType::Q4_1, QuantType::Q8_0] {
+        let one = Problem::new(quant, 1, 96, 1);
+        let mut two = Problem::new(quant, 2, 96, 1);
+        two.x.clone_from(&one.x);
+        // Of the second row, everything is the largest there is: its scales are no numbers.
+        let (first, second) = two.weights.split_at_mut(one.weights.len());
+        first.copy_from_slice(&one.weights);
+        second.fill(0xff);
+        for kernels in Kernels::all() {
+            let (alone, beside) = (one.by_matvec(kernels, 1), two.by_matvec(kernels, 1));
+            assert_eq!(alone[0].to_bits(), beside[0].to_bits(), "{quant}");
+            assert!(beside[1].is_nan(), "{quant}");
+        }
+    }
+}
+
+#[test]
+fn strands_visit_every_row_once_a_quarter_apart() {
+    let bytes: Vec<u8> = (0..40).collect();
+    let rows = WeightRows::new(&bytes, 5, 3, 8).in_strands();
+    let visited = |rows: WeightRows<'_>| -> Vec<u8> {
+        (0..rows.len()).map(|row| rows.row(row)[0] / 5).collect()
+    };
+    assert_eq!(visited(rows), [0, 2, 4, 6, 1, 3, 5, 7]);
+    assert_eq!(visited(rows.slice(4..8)), [1, 3, 5, 7]);
+}
+
+#[test]
 fn unpacking_has_the_bits_of_the_definition() {
     for quant in QuantType::all() {
         for &columns in widths(quant) {

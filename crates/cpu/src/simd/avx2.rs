@@ -387,6 +387,14 @@ impl<D: Dots> Simd for Vectors<D> {
     }
 
     #[inline(always)]
+    fn join_four([a, b, c, d]: [&[u8; 16]; 4]) -> Pair<__m256i> {
+        both!(runs = Pair([a, b], [c, d]) => {
+            let first = _mm256_castsi128_si256(_mm_loadu_si128(runs[0].as_ptr().cast()));
+            _mm256_inserti128_si256::<1>(first, _mm_loadu_si128(runs[1].as_ptr().cast()))
+        })
+    }
+
+    #[inline(always)]
     fn nibbles(a: &[u8; 16], b: &[u8; 16]) -> Pair<__m256i> {
         both!(block = Pair(a, b) => {
             let twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(block.as_ptr().cast()));

@@ -264,6 +264,16 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn join_four([a, b, c, d]: [&[u8; 16]; 4]) -> __m512i {
+        avx512!({
+            // Read as values: the load intrinsics leave copies on the stack here.
+            let read = |from: &[u8; 16]| std::ptr::read_unaligned(from.as_ptr().cast());
+            let two = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(read(a)), read(b));
+            _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(two, read(c)), read(d))
+        })
+    }
+
+    #[inline(always)]
     fn nibbles(a: &[u8; 16], b: &[u8; 16]) -> __m512i {
         avx512!({
             // Read as values: the load intrinsics leave copies on the stack here.

@@ -162,6 +162,8 @@ pub(crate) trait Simd: Copy + 'static {
     fn store_bytes(x: Self::Bytes, to: &mut [u8; 64]);
     /// Two runs of 32 bytes, one after the other.
     fn join(a: &[u8; 32], b: &[u8; 32]) -> Self::Bytes;
+    /// Four runs of 16 bytes, one after the other.
+    fn join_four(runs: [&[u8; 16]; 4]) -> Self::Bytes;
     /// Low nibbles of `a`, its high nibbles, low nibbles of `b`, its high nibbles.
     fn nibbles(a: &[u8; 16], b: &[u8; 16]) -> Self::Bytes;
     /// `(run >> first) & mask` of the 32 bytes, then `(run >> second) & mask`.

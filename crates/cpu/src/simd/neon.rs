@@ -286,6 +286,16 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn join_four([a, b, c, d]: [&[u8; 16]; 4]) -> Quad<uint8x16_t> {
+        neon!(Quad(
+            vld1q_u8(a.as_ptr()),
+            vld1q_u8(b.as_ptr()),
+            vld1q_u8(c.as_ptr()),
+            vld1q_u8(d.as_ptr())
+        ))
+    }
+
+    #[inline(always)]
     fn nibbles(a: &[u8; 16], b: &[u8; 16]) -> Quad<uint8x16_t> {
         neon!({
             let (a, b) = (vld1q_u8(a.as_ptr()), vld1q_u8(b.as_ptr()));

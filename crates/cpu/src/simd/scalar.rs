@@ -202,6 +202,11 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn join_four(runs: [&[u8; 16]; 4]) -> [u8; 64] {
+        std::array::from_fn(|i| runs[i / 16][i % 16])
+    }
+
+    #[inline(always)]
     fn nibbles(a: &[u8; 16], b: &[u8; 16]) -> [u8; 64] {
         std::array::from_fn(|i| {
             let byte = if i < 32 { a[i % 16] } else { b[i % 16] };

@@ -103,13 +103,13 @@ impl Bench {
 }
 
 fn reference(logits: &[f32], wish: &Wish<'_>) -> TokenId {
-    let mut logits = logits.to_vec();
     let Wish {
         sampling,
         history,
         position,
     } = *wish;
-    sampling::sample(&mut logits, sampling, history, position, &mut Vec::new())
+    let scratch = &mut sampling::Scratch::default();
+    sampling::sample(logits, sampling, history, position, scratch)
 }
 
 /// What the draw compares, for a token whose logit nothing changes.
