@@ -114,6 +114,17 @@ pub(crate) enum IsaName {
     Amx,
 }
 
+/// How keys and values are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum KvTypeName {
+    /// 16 bits a value
+    F16,
+    /// 8.5 bits a value, in groups of 32 that share a scale: about half the memory, at some cost in exactness (CPU only)
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModelArgs {
     /// A GGUF file, or hf:OWNER/REPO[:FILE or QUANT] from the Hugging Face cache or hub
@@ -140,6 +151,9 @@ pub(crate) struct ModelArgs {
     /// The best instructions the CPU may use (default: all it has)
     #[arg(long, value_enum)]
     pub(crate) isa: Option<IsaName>,
+    /// How to keep the keys and values of the context (default: f16)
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(crate) kv_type: Option<KvTypeName>,
 }
 
 #[derive(Clone, Debug, Args)]

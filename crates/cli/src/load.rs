@@ -11,7 +11,7 @@ use carat_cuda::{CudaBackend, CudaConfig, CudaError, Tier};
 use carat_gguf::Gguf;
 use carat_model::{
     Model,
-    backend::{Backend, BackendError, CompileOptions, Executor},
+    backend::{Backend, BackendError, CompileOptions, Executor, KvType},
     gemma4,
     plan::{Plan, Step},
     reference::Reference,
@@ -49,12 +49,13 @@ pub(crate) fn open(settings: &Settings, terminal: Terminal) -> Result<Arc<Gguf>>
     Ok(Arc::new(file))
 }
 
-/// A model file, checked and described, and the device that will run it.
+/// A model file, checked and described, the device that will run it, and how that will keep keys and values.
 pub(crate) struct Loaded {
     pub(crate) file: Arc<Gguf>,
     pub(crate) model: Model,
     pub(crate) plan: Plan,
     pub(crate) backend: Box<dyn Backend>,
+    pub(crate) kv: KvType,
 }
 
 impl Loaded {
@@ -68,6 +69,7 @@ impl Loaded {
                 Some(name) => backend(name, settings)?,
                 None => best_backend(settings, terminal)?,
             },
+            kv: settings.kv(),
             model,
             file,
         })

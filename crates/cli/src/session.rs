@@ -99,13 +99,16 @@ impl Session {
 /// One conversation at a time.
 fn engine_config(loaded: &Loaded, context: usize) -> EngineConfig {
     let rows = loaded.backend.chunk_rows();
-    EngineConfig::comfortable(context, 1, rows, ModelShape::from(&loaded.plan))
+    EngineConfig {
+        kv: loaded.kv,
+        ..EngineConfig::comfortable(context, 1, rows, ModelShape::from(&loaded.plan))
+    }
 }
 
 fn kv_bytes(loaded: &Loaded, context: usize) -> u64 {
     let (pages, page) = (
         engine_config(loaded, context).pages,
-        layout::page_bytes(&loaded.plan, 2),
+        layout::page_bytes(&loaded.plan, loaded.kv),
     );
     KvGroup::ALL
         .iter()

@@ -9,10 +9,12 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 use carat_gguf::Metadata;
-use carat_model::sampling::Sampling;
+use carat_model::{backend::KvType, sampling::Sampling};
 use serde::{Deserialize, Serialize};
 
-use crate::args::{BackendName, GenerateArgs, IsaName, ModelArgs, SamplingArgs, TierName};
+use crate::args::{
+    BackendName, GenerateArgs, IsaName, KvTypeName, ModelArgs, SamplingArgs, TierName,
+};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -40,6 +42,9 @@ pub(crate) struct Settings {
     /// The best instructions the CPU may use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) isa: Option<IsaName>,
+    /// How keys and values are kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kv_type: Option<KvTypeName>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) context: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -108,6 +113,7 @@ impl Settings {
         self.vram_bytes()?;
         self.threads = flags.threads.or(self.threads);
         self.isa = flags.isa.or(self.isa);
+        self.kv_type = flags.kv_type.or(self.kv_type);
         match self.threads {
             Some(0) => bail!("0 threads cannot compute; give at least 1, or leave -t out"),
             Some(n) if n > 4096 => {
@@ -132,6 +138,13 @@ impl Settings {
             bail!("a context or a number of tokens of 0 leaves nothing to write");
         }
         Ok(s)
+    }
+
+    pub(crate) fn kv(&self) -> KvType {
+        match self.kv_type {
+            Some(KvTypeName::F16) | None => KvType::F16,
+            Some(KvTypeName::Q8_0) => KvType::Q8_0,
+        }
     }
 
     /// The limit on device memory, if one is set.

@@ -17,8 +17,8 @@ use carat_gguf::{
 };
 use carat_model::{
     backend::{
-        Backend, Batch, CompileOptions, Executor, KvGroup, Outputs, PAGE_TOKENS, PageId, PerGroup,
-        RowOutput, Run,
+        Backend, Batch, CompileOptions, Executor, KvGroup, KvType, Outputs, PAGE_TOKENS, PageId,
+        PerGroup, RowOutput, Run,
     },
     plan::{Builder, Plan, Rows, SlotSpec, Value},
     sampling::Sampling,
@@ -59,8 +59,10 @@ fn main() {
     }
     for (rows, depth) in [(1, 512), (1, 8192), (512, 0), (512, 4096)] {
         for head_dim in [256, 512] {
-            if wanted(&format!("attend/{rows}/{depth}")) {
-                attend(&backend, rows, depth, head_dim);
+            for kv in [KvType::F16, KvType::Q8_0] {
+                if wanted(&format!("attend/{kv}/{rows}/{depth}")) {
+                    attend(&backend, kv, rows, depth, head_dim);
+                }
             }
         }
     }
@@ -137,13 +139,20 @@ impl Bench {
         }
     }
 
-    fn compile(&self, backend: &CpuBackend, rows: usize, positions: usize) -> Box<dyn Executor> {
+    fn compile(
+        &self,
+        backend: &CpuBackend,
+        rows: usize,
+        positions: usize,
+        kv: KvType,
+    ) -> Box<dyn Executor> {
         let pages = positions.div_ceil(PAGE_TOKENS);
         let options = CompileOptions {
             pages: PerGroup {
                 full: pages,
                 sliding: pages,
             },
+            kv,
             max_rows: rows,
             max_sampled: 1,
             probe: false,
@@ -195,7 +204,7 @@ fn linear(quant: QuantType, outputs: usize) -> Bench {
 fn stream(backend: &CpuBackend, quant: QuantType) {
     let outputs = STREAMED_BYTES / quant.row_bytes(COLUMNS);
     let bench = linear(quant, outputs);
-    let mut executor = bench.compile(backend, 1, 1);
+    let mut executor = bench.compile(backend, 1, 1, KvType::F16);
     let time = best(|| run(executor.as_mut(), 1, 0));
     let bytes = outputs * quant.row_bytes(COLUMNS);
     println!("stream/{quant:<8} {:6.2} GB/s", gigabytes(bytes, time));
@@ -205,7 +214,7 @@ fn stream(backend: &CpuBackend, quant: QuantType) {
 fn multiply(backend: &CpuBackend, quant: QuantType, rows: usize) {
     let outputs = 10240;
     let bench = linear(quant, outputs);
-    let mut executor = bench.compile(backend, rows, rows);
+    let mut executor = bench.compile(backend, rows, rows, KvType::F16);
     let time = best(|| run(executor.as_mut(), rows, 0));
     let operations = 2.0 * (rows * outputs * COLUMNS) as f64;
     println!(
@@ -216,7 +225,7 @@ fn multiply(backend: &CpuBackend, quant: QuantType, rows: usize) {
 }
 
 /// Attention of E4B's shape: 8 query heads on 2 KV heads.
-fn attend(backend: &CpuBackend, rows: usize, depth: usize, head_dim: usize) {
+fn attend(backend: &CpuBackend, kv: KvType, rows: usize, depth: usize, head_dim: usize) {
     let bench = Bench::new(
         &[
             ("q", &[8 * head_dim, 16], QuantType::F32),
@@ -235,11 +244,11 @@ fn attend(backend: &CpuBackend, rows: usize, depth: usize, head_dim: usize) {
             p.attend(embed("q"), slot)
         },
     );
-    let mut executor = bench.compile(backend, rows, depth + rows);
+    let mut executor = bench.compile(backend, rows, depth + rows, kv);
     let time = best(|| run(executor.as_mut(), rows, depth));
     let pairs: usize = (depth..depth + rows).map(|position| position + 1).sum();
     println!(
-        "attend/{rows}/{depth}/{head_dim} {:9.3} ms  {:6.1} GFLOPS",
+        "attend/{kv}/{rows}/{depth}/{head_dim} {:9.3} ms  {:6.1} GFLOPS",
         time.as_secs_f64() * 1e3,
         (4 * pairs * 8 * head_dim) as f64 / time.as_secs_f64() / 1e9
     );
@@ -258,7 +267,7 @@ fn dispatch(backend: &CpuBackend) {
             (0..steps).fold(first, |x, _| p.linear(x, w("w")))
         },
     );
-    let mut executor = bench.compile(backend, 1, 1);
+    let mut executor = bench.compile(backend, 1, 1, KvType::F16);
     let time = best(|| run(executor.as_mut(), 1, 0));
     println!(
         "dispatch   {:6.2} us a step of 8 items",

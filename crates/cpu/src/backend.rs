@@ -125,9 +125,7 @@ fn buffer_bytes(layout: &Layout, options: &CompileOptions) -> u64 {
 }
 
 fn kv_bytes(plan: &Plan, options: &CompileOptions) -> u64 {
-    let elements = plan
-        .slots
-        .iter()
-        .map(|spec| options.pages.get(spec.group) * kv::page_elements(spec));
-    (elements.sum::<usize>() * size_of::<u16>()) as u64
+    let slots = plan.slots.iter();
+    let bytes = slots.map(|spec| options.pages.get(spec.group) * kv::page_bytes(spec, options.kv));
+    bytes.sum::<usize>() as u64
 }

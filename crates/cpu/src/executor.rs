@@ -112,7 +112,7 @@ impl CpuExecutor {
             slots: plan
                 .slots
                 .iter()
-                .map(|spec| Slot::new(spec, *options.pages.get(spec.group)))
+                .map(|spec| Slot::new(spec, options.kv, *options.pages.get(spec.group)))
                 .collect(),
             angles: plan
                 .ropes

@@ -19,6 +19,7 @@ use crate::{
     },
     elementwise,
     isa::Isa,
+    kv::{self, Cells},
     pool::Block,
     rates,
     simd::{Scalar, Sums as Begin, Tile},
@@ -129,10 +130,11 @@ kernels! {
     fn gelu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) = elementwise::gelu_mul;
     fn softcap(x: &[f32], cap: f32, out: &mut [f32]) = elementwise::softcap;
     fn add_weighted(x: &[f32], weight: f32, sum: &mut [f32]) = elementwise::add_weighted;
-    fn scores(queries: &[&[f32]], keys: &[u16], out: &mut [&mut PageScores]) = attention::scores;
+    fn scores(queries: &[&[f32]], keys: Cells<'_>, out: &mut [&mut PageScores]) = attention::scores;
     fn soften(scores: &mut [f32], visible: Range<usize>) -> (f32, f32) = attention::soften;
-    fn weigh(weights: &[&PageScores], values: &[u16], out: &mut [f32]) = attention::weigh;
-    fn to_half(x: &[f32], out: &mut [u16]) = attention::to_half;
+    fn weigh(weights: &[&PageScores], values: Cells<'_>, out: &mut [f32]) = attention::weigh;
+    fn to_half(x: &[f32], out: &mut [kv::Row]) = attention::to_half;
+    fn to_codes(x: &[f32], codes: &mut kv::Row) -> [u8; 2] = attention::to_codes;
     fn dots(rounds: usize) -> f32 = rates::dots;
     fn read(data: &[u8]) -> f32 = rates::read;
 }

@@ -7,7 +7,8 @@ use carat_testkit::cases;
 use libtest_mimic::{Arguments, Trial};
 
 fn main() {
-    let trials = cases::all().into_iter().map(Arc::new).flat_map(|case| {
+    let cases = cases::all().into_iter().chain(cases::eight_bit_kv());
+    let trials = cases.map(Arc::new).flat_map(|case| {
         Isa::ALL.into_iter().map(move |isa| {
             let case = Arc::clone(&case);
             let name = format!("{}/{isa:?}", case.name);

@@ -4,7 +4,7 @@
 use carat_cpu::{CpuBackend, CpuConfig, Isa};
 use carat_model::{
     backend::{
-        Backend, Batch, CompileOptions, Executor, Outputs, PAGE_TOKENS, PageId, PerGroup,
+        Backend, Batch, CompileOptions, Executor, KvType, Outputs, PAGE_TOKENS, PageId, PerGroup,
         RowOutput, Run,
     },
     evaluate, gemma4,
@@ -15,6 +15,9 @@ use carat_testkit::{
     close,
     fixtures::{self, Fixture},
 };
+
+/// What must hold however keys and values are kept.
+const KV_TYPES: [KvType; 2] = [KvType::F16, KvType::Q8_0];
 
 fn backend(threads: usize, isa: Option<Isa>) -> CpuBackend {
     CpuBackend::new(&CpuConfig {
@@ -31,20 +34,48 @@ fn compile(backend: &CpuBackend, fixture: &Fixture, options: &CompileOptions) ->
         .expect("tiny models fit")
 }
 
-fn logits(backend: &CpuBackend, fixture: &Fixture, chunk: usize) -> Vec<f32> {
-    logits_of(backend, fixture, &fixture.tokens(), chunk)
+fn options(kv: KvType, tokens: usize, chunk: usize) -> CompileOptions {
+    CompileOptions {
+        kv,
+        ..evaluate::options(tokens, chunk)
+    }
 }
 
-fn logits_of(backend: &CpuBackend, fixture: &Fixture, tokens: &[u32], chunk: usize) -> Vec<f32> {
-    let mut executor = compile(backend, fixture, &evaluate::options(tokens.len(), chunk));
+fn logits(backend: &CpuBackend, kv: KvType, fixture: &Fixture, chunk: usize) -> Vec<f32> {
+    logits_of(backend, kv, fixture, &fixture.tokens(), chunk)
+}
+
+fn logits_of(
+    backend: &CpuBackend,
+    kv: KvType,
+    fixture: &Fixture,
+    tokens: &[u32],
+    chunk: usize,
+) -> Vec<f32> {
+    let mut executor = compile(backend, fixture, &options(kv, tokens.len(), chunk));
     evaluate::logits(executor.as_mut(), tokens, chunk).expect("runs")
+}
+
+fn reference_logits(fixture: &Fixture) -> Vec<f32> {
+    let model = fixture.model();
+    let tokens = fixture.tokens();
+    let options = evaluate::options(tokens.len(), usize::MAX);
+    let mut reference = Reference
+        .compile(&gemma4::plan(&model), model.weights, &options)
+        .expect("tiny models fit");
+    evaluate::logits(reference.as_mut(), &tokens, usize::MAX).expect("runs")
+}
+
+fn fixtures_and_kv_types() -> impl Iterator<Item = (&'static Fixture, KvType)> {
+    let all = fixtures::ALL.iter();
+    all.flat_map(|fixture| KV_TYPES.map(|kv| (fixture, kv)))
 }
 
 #[test]
 fn logits_are_as_near_to_the_published_ones_as_the_peers() {
     for fixture in &fixtures::ALL {
         let (found, expected) = (
-            logits(&backend(2, None), fixture, usize::MAX),
+            logits(&backend(2, None), KvType::F16, fixture, usize::MAX),
             fixture.logits(),
         );
         let error = close::relative_l2(&found, &expected);
@@ -59,14 +90,43 @@ fn logits_are_as_near_to_the_published_ones_as_the_peers() {
     }
 }
 
+/// Rounding keys and values to 8 bits is an error of the size that 8-bit activations make, so the two together are little more
+/// than either.
+#[test]
+fn eight_bit_keys_and_values_add_a_fifth_to_the_error_of_eight_bit_products() {
+    for fixture in &fixtures::ALL {
+        let expected = fixture.logits();
+        let columns = expected.len() / fixture.tokens().len();
+        let found = |isa, kv| logits(&backend(2, Some(isa)), kv, fixture, usize::MAX);
+        let halves = close::relative_l2(&found(Isa::Scalar, KvType::F16), &expected);
+        // Where weights are floats it is the only error.
+        let bound = if fixture.name.ends_with("f32") {
+            0.05
+        } else {
+            1.25 * halves
+        };
+        for isa in [Isa::Scalar, Isa::detect()] {
+            let codes = found(isa, KvType::Q8_0);
+            let error = close::relative_l2(&codes, &expected);
+            let agreement = close::arg_max_agreement(&codes, &expected, columns);
+            let figures = format!(
+                "{} on {isa:?}: error {error:.4} (halves {halves:.4}), same arg max {agreement:.3} (peer {:.3})",
+                fixture.name, fixture.peer_agreement
+            );
+            assert!(error <= bound, "{figures}");
+            assert!(agreement >= fixture.peer_agreement - 0.05, "{figures}");
+        }
+    }
+}
+
 #[test]
 fn few_rows_have_the_same_bits_in_any_chunks_on_any_threads() {
-    for fixture in &fixtures::ALL {
-        let single = logits(&backend(1, None), fixture, 1);
+    for (fixture, kv) in fixtures_and_kv_types() {
+        let single = logits(&backend(1, None), kv, fixture, 1);
         for (threads, chunk) in [(2, 7), (3, 16), (2, 1), (4, 32)] {
             assert!(
-                single == logits(&backend(threads, None), fixture, chunk),
-                "{} in chunks of {chunk} on {threads} threads",
+                single == logits(&backend(threads, None), kv, fixture, chunk),
+                "{} with {kv:?} in chunks of {chunk} on {threads} threads",
                 fixture.name
             );
         }
@@ -75,17 +135,17 @@ fn few_rows_have_the_same_bits_in_any_chunks_on_any_threads() {
 
 #[test]
 fn many_rows_have_the_same_bits_in_any_chunks_on_any_threads() {
-    for fixture in &fixtures::ALL {
+    for (fixture, kv) in fixtures_and_kv_types() {
         let tokens = fixture.tokens().repeat(3);
-        let whole = logits_of(&backend(1, None), fixture, &tokens, usize::MAX);
+        let whole = logits_of(&backend(1, None), kv, fixture, &tokens, usize::MAX);
         for (threads, chunk) in [
             (2, tokens.len() / 3),
             (3, tokens.len() / 2),
             (4, usize::MAX),
         ] {
             assert!(
-                whole == logits_of(&backend(threads, None), fixture, &tokens, chunk),
-                "{} in chunks of {chunk} on {threads} threads",
+                whole == logits_of(&backend(threads, None), kv, fixture, &tokens, chunk),
+                "{} with {kv:?} in chunks of {chunk} on {threads} threads",
                 fixture.name
             );
         }
@@ -94,11 +154,11 @@ fn many_rows_have_the_same_bits_in_any_chunks_on_any_threads() {
 
 #[test]
 fn every_level_of_instructions_gives_the_same_bits_to_few_rows() {
-    for fixture in &fixtures::ALL {
-        let best = logits(&backend(2, None), fixture, 16);
+    for (fixture, kv) in fixtures_and_kv_types() {
+        let best = logits(&backend(2, None), kv, fixture, 16);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
-            let found = logits(&backend(2, Some(isa)), fixture, 16);
-            assert!(best == found, "{} on {isa:?}", fixture.name);
+            let found = logits(&backend(2, Some(isa)), kv, fixture, 16);
+            assert!(best == found, "{} with {kv:?} on {isa:?}", fixture.name);
         }
     }
 }
@@ -107,20 +167,16 @@ fn every_level_of_instructions_gives_the_same_bits_to_few_rows() {
 #[test]
 fn many_rows_in_tiles_are_nearer_to_the_reference() {
     for fixture in &fixtures::ALL {
-        let model = fixture.model();
-        let tokens = fixture.tokens();
-        let mut reference = Reference
-            .compile(
-                &gemma4::plan(&model),
-                model.weights,
-                &evaluate::options(tokens.len(), usize::MAX),
-            )
-            .expect("tiny models fit");
-        let exact = evaluate::logits(reference.as_mut(), &tokens, usize::MAX).expect("runs");
-        let plain = logits(&backend(2, Some(Isa::Scalar)), fixture, usize::MAX);
+        let exact = reference_logits(fixture);
+        let plain = logits(
+            &backend(2, Some(Isa::Scalar)),
+            KvType::F16,
+            fixture,
+            usize::MAX,
+        );
         let eight_bit = close::relative_l2(&plain, &exact);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
-            let found = logits(&backend(2, Some(isa)), fixture, usize::MAX);
+            let found = logits(&backend(2, Some(isa)), KvType::F16, fixture, usize::MAX);
             if isa == Isa::Amx {
                 let error = close::relative_l2(&found, &exact);
                 // Where weights are floats, halves in the cache are nearly all of the error.
@@ -147,12 +203,12 @@ struct Sequence {
 
 #[test]
 fn company_in_the_batch_changes_nothing() {
-    for fixture in &fixtures::ALL {
+    for (fixture, kv) in fixtures_and_kv_types() {
         let tokens = fixture.tokens();
-        let alone = logits(&backend(2, None), fixture, 16);
+        let alone = logits(&backend(2, None), kv, fixture, 16);
         let vocab = alone.len() / tokens.len();
         let each = tokens.len().div_ceil(PAGE_TOKENS);
-        let mut options = evaluate::options(tokens.len() * 3, usize::MAX);
+        let mut options = options(kv, tokens.len() * 3, usize::MAX);
         options.pages = options.pages.map(|_| 3 * each);
         let mut executor = compile(&backend(2, None), fixture, &options);
         // The same text three times, at different places: pages interleaved, fed 1, 5 and 19 tokens at a time.
@@ -200,7 +256,11 @@ fn company_in_the_batch_changes_nothing() {
             executor.collect(ticket, &mut outputs).expect("collects");
             for (row, position) in outputs.rows.iter().zip(expected) {
                 let alone = &alone[position * vocab..][..vocab];
-                assert!(row.logits == alone, "{} at {position}", fixture.name);
+                assert!(
+                    row.logits == alone,
+                    "{} with {kv:?} at {position}",
+                    fixture.name
+                );
             }
             for (sequence, step) in sequences.iter_mut().zip(steps) {
                 sequence.fed = sequence.tokens.len().min(sequence.fed + step);
@@ -266,7 +326,7 @@ fn company_in_a_batch_of_many_rows_changes_nothing() {
 fn a_batch_without_sampled_rows_fills_the_cache_only() {
     for fixture in &fixtures::ALL {
         let tokens = fixture.tokens();
-        let whole = logits(&backend(2, None), fixture, 16);
+        let whole = logits(&backend(2, None), KvType::F16, fixture, 16);
         let options = evaluate::options(tokens.len(), usize::MAX);
         let mut executor = compile(&backend(2, None), fixture, &options);
         let pages: Vec<PageId> = (0..tokens.len().div_ceil(PAGE_TOKENS) as u32)

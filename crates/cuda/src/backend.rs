@@ -6,7 +6,7 @@ use std::{
 };
 
 use carat_model::{
-    backend::{Backend, BackendError, CompileOptions, Executor, Memory, Need},
+    backend::{Backend, BackendError, CompileOptions, Executor, KvType, Memory, Need},
     cost::Rates,
     layout::Layout,
     plan::{Plan, Rows, Step},
@@ -234,6 +234,13 @@ pub(crate) fn prepare(
     tables: TablePlace,
     target: Target,
 ) -> Result<Prepared, BackendError> {
+    if options.kv != KvType::F16 {
+        return Err(BackendError::Unsupported {
+            what: "keys and values in Q8_0 (--kv-type q8_0) are computed on the CPU alone so far: leave --kv-type out, or add \
+                   --backend cpu"
+                .to_owned(),
+        });
+    }
     let ops = fuse(plan, target.fusion);
     // Rows end once, so what runs for sampled rows is what comes last.
     let cut = ops.iter().position(|op| op.rows == Rows::Sampled);

@@ -233,7 +233,7 @@ impl BatchLayout {
 mod tests {
     use carat_gguf::QuantType;
     use carat_model::{
-        backend::{PageId, RowOutput, Run},
+        backend::{KvType, PageId, RowOutput, Run},
         gemma4,
         sampling::Sampling,
     };
@@ -252,6 +252,7 @@ mod tests {
                 full: pages,
                 sliding: pages,
             },
+            kv: KvType::F16,
             max_rows: 6,
             max_sampled: 3,
             probe: false,
@@ -383,6 +384,7 @@ mod tests {
                 full: 8192,
                 sliding: 4096,
             },
+            kv: KvType::F16,
             max_rows: 4096,
             max_sampled: 64,
             probe: false,

@@ -118,7 +118,7 @@ impl Graphs {
 
 #[cfg(test)]
 mod tests {
-    use carat_model::backend::PerGroup;
+    use carat_model::backend::{KvType, PerGroup};
 
     use super::*;
 
@@ -126,6 +126,7 @@ mod tests {
     fn buckets_hold_the_rows_and_no_more_than_there_may_be() {
         let options = CompileOptions {
             pages: PerGroup::default(),
+            kv: KvType::F16,
             max_rows: 100,
             max_sampled: 24,
             probe: false,
@@ -146,6 +147,7 @@ mod tests {
     fn a_bucket_keeps_the_class_and_stays_within_its_room() {
         let options = CompileOptions {
             pages: PerGroup::default(),
+            kv: KvType::F16,
             max_rows: 300,
             max_sampled: 40,
             probe: false,

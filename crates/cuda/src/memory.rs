@@ -18,8 +18,6 @@ use crate::{
 
 /// Where buffers start.
 const ALIGN: usize = 256;
-/// Keys and values are halves.
-const KV_ELEMENT: usize = 2;
 
 /// Bytes by purpose. All but `host_tables` are device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +48,7 @@ impl MemoryPlan {
         parts: &Parts,
         products: Products,
     ) -> MemoryPlan {
-        let page = page_bytes(plan, KV_ELEMENT);
+        let page = page_bytes(plan, options.kv);
         MemoryPlan {
             weights: weights.device_bytes,
             expanded_weights: weights.expanded_bytes,
@@ -150,14 +148,13 @@ impl Parts {
             Rows::Sampled => room(options.max_sampled),
         };
         let values = |shape: &Shape| rows(shape.rows) * shape.columns * 4;
-        let kv =
-            |group: KvGroup| {
-                let slots = plan.slots.iter().filter(move |s| s.group == group);
-                let pages = *options.pages.get(group);
-                Arena::new(slots.flat_map(move |s| {
-                    [pages * PAGE_TOKENS * s.kv_heads * s.head_dim * KV_ELEMENT; 2]
-                }))
-            };
+        let kv = |group: KvGroup| {
+            let slots = plan.slots.iter().filter(move |s| s.group == group);
+            let pages = *options.pages.get(group);
+            Arena::new(slots.flat_map(move |s| {
+                [pages * PAGE_TOKENS * s.kv_heads * options.kv.head_bytes(s.head_dim); 2]
+            }))
+        };
         // A step may have all rows, whichever it has in this plan.
         let most = room(options.max_rows.max(options.max_sampled));
         Parts {
@@ -192,7 +189,7 @@ impl Parts {
 )]
 mod tests {
     use carat_gguf::QuantType;
-    use carat_model::gemma4;
+    use carat_model::{backend::KvType, gemma4};
     use carat_testkit::tiny::{Tiny, Variant};
     use expect_test::expect;
 
@@ -210,6 +207,7 @@ mod tests {
                 full: 64,
                 sliding: 16,
             },
+            kv: KvType::F16,
             max_rows: rows,
             max_sampled: 8,
             probe: false,
@@ -247,6 +245,26 @@ mod tests {
         // Two sliding layers of 4 heads of 16, one full layer of 2 heads of 32; keys and values, 2 bytes.
         assert_eq!(memory.kv.sliding, 16 * 32 * 2 * (4 * 16) * 2 * 2);
         assert_eq!(memory.kv.full, 64 * 32 * (2 * 32) * 2 * 2);
+    }
+
+    #[test]
+    fn keys_and_values_of_eight_bits_are_refused_with_a_way_out() {
+        let model = Tiny::new(Variant::Dense12b, QuantType::Q8_0).model();
+        let options = CompileOptions {
+            kv: KvType::Q8_0,
+            ..options(16)
+        };
+        let refused = prepare(
+            &gemma4::plan(&model),
+            &model.weights,
+            &options,
+            TablePlace::Device,
+            Target::hopper(Fusion::On, 16),
+        );
+        let problem = refused.err().expect("not supported").to_string();
+        for part in ["--kv-type", "--backend cpu"] {
+            assert!(problem.contains(part), "{problem}");
+        }
     }
 
     #[test]

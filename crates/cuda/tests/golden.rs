@@ -16,7 +16,7 @@ use carat_gguf::QuantType;
 use carat_model::{
     Model, TokenId,
     backend::{
-        Backend, Batch, CompileOptions, Executor, Outputs, PageId, PerGroup, RowOutput, Run,
+        Backend, Batch, CompileOptions, Executor, KvType, Outputs, PageId, PerGroup, RowOutput, Run,
     },
     evaluate, gemma4,
     reference::Reference,
@@ -402,6 +402,7 @@ fn side_by_side(
             full: 12,
             sliding: 12,
         },
+        kv: KvType::F16,
         max_rows: 40,
         max_sampled: 40,
         probe: false,
@@ -538,6 +539,7 @@ fn chained_answers(
             full: 2,
             sliding: 2,
         },
+        kv: KvType::F16,
         max_rows: 4,
         max_sampled: 4,
         probe: false,
@@ -627,6 +629,7 @@ fn answers(
             full: 3,
             sliding: 3,
         },
+        kv: KvType::F16,
         max_rows: 64,
         max_sampled: 4,
         probe: false,

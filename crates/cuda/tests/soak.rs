@@ -17,8 +17,8 @@ use carat_gguf::QuantType;
 use carat_model::{
     TokenId,
     backend::{
-        Backend, BackendError, Batch, CompileOptions, Executor, Outputs, PAGE_TOKENS, PageId,
-        PerGroup, RowOutput, Run, Ticket,
+        Backend, BackendError, Batch, CompileOptions, Executor, KvType, Outputs, PAGE_TOKENS,
+        PageId, PerGroup, RowOutput, Run, Ticket,
     },
     gemma4,
     sampling::Sampling,
@@ -97,6 +97,7 @@ fn compile(card: &CudaBackend, length: usize) -> Result<Box<dyn Executor>, Strin
             full: pages,
             sliding: pages,
         },
+        kv: KvType::F16,
         max_rows: MOST_SEQUENCES,
         max_sampled: MOST_SEQUENCES,
         probe: false,

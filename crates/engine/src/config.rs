@@ -6,7 +6,7 @@
 
 use carat_model::{
     TokenId,
-    backend::{CompileOptions, KvGroup, PAGE_TOKENS, PerGroup},
+    backend::{CompileOptions, KvGroup, KvType, PAGE_TOKENS, PerGroup},
     plan::Plan,
 };
 
@@ -26,6 +26,7 @@ pub struct EngineConfig {
     pub max_unfinished: usize,
     /// KV pages to hold. [`comfortable_pages`] and [`minimum_pages`] tell what is sensible.
     pub pages: PerGroup<usize>,
+    pub kv: KvType,
     pub prefix_reuse: PrefixReuse,
 }
 
@@ -134,6 +135,7 @@ impl Limits {
     pub fn compile_options(&self) -> CompileOptions {
         CompileOptions {
             pages: self.config.pages,
+            kv: self.config.kv,
             max_rows: self.config.max_rows,
             max_sampled: self.config.max_sequences,
             probe: false,
@@ -248,6 +250,7 @@ impl EngineConfig {
             max_sequences,
             max_unfinished: max_sequences.saturating_mul(16),
             pages: comfortable_pages(context, max_sequences, max_rows, shape),
+            kv: KvType::default(),
             prefix_reuse: PrefixReuse::Enabled,
         }
     }

@@ -3,7 +3,7 @@
 //! A backend compiles a plan once; the executor then runs ragged batches of prompt chunks and single decode tokens.
 //! Nothing here knows about requests, text or scheduling.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{fmt, ops::Range, sync::Arc, time::Duration};
 
 use crate::{
     TokenId,
@@ -110,12 +110,44 @@ pub struct Need {
 pub struct CompileOptions {
     /// KV pages to hold, per group.
     pub pages: PerGroup<usize>,
+    pub kv: KvType,
     /// The most rows a batch will have.
     pub max_rows: usize,
     /// The most sampled rows a batch will have.
     pub max_sampled: usize,
     /// Keep every value of the last batch for [`Executor::probed`].
     pub probe: bool,
+}
+
+/// How a device keeps keys and values. The reference keeps f32 whatever is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvType {
+    #[default]
+    F16,
+    /// In groups of [`KvType::GROUP`] values of a head: a signed byte a value, and one F16 that they are multiples of.
+    Q8_0,
+}
+
+impl KvType {
+    /// Values of a head that share a scale in Q8_0.
+    pub const GROUP: usize = 32;
+
+    /// Bytes of the keys, or of the values, that one head has at one position.
+    pub fn head_bytes(self, head_dim: usize) -> usize {
+        match self {
+            KvType::F16 => head_dim * size_of::<u16>(),
+            KvType::Q8_0 => head_dim.div_ceil(KvType::GROUP) * (KvType::GROUP + size_of::<u16>()),
+        }
+    }
+}
+
+impl fmt::Display for KvType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            KvType::F16 => "F16",
+            KvType::Q8_0 => "Q8_0",
+        })
+    }
 }
 
 /// Proof that a batch was submitted.

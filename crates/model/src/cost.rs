@@ -3,6 +3,7 @@
 use std::{iter::Sum, ops::AddAssign};
 
 use crate::{
+    backend::KvType,
     plan::{Plan, Rows, Step},
     weights::{Weight, Weights},
 };
@@ -14,13 +15,14 @@ pub struct BatchShape {
     pub sampled: usize,
     /// Positions already in the cache before the first row.
     pub depth: usize,
+    pub kv: KvType,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
     /// Weights read once, and the embedding rows that are looked up.
     pub weight_bytes: u64,
-    /// Keys and values read once, in 16-bit elements.
+    /// Keys and values read once, as they are kept.
     pub kv_bytes: u64,
     pub multiply_adds: u64,
 }
@@ -100,7 +102,8 @@ pub fn of_step(plan: &Plan, weights: &Weights, step: &Step, batch: BatchShape) -
             let pairs: usize = (first..last).map(seen).sum();
             cost.multiply_adds = 2 * (pairs * plan.columns(q)) as u64;
             let cells = (last - first + seen(first) - 1).min(last);
-            cost.kv_bytes = (2 * 2 * cells * spec.kv_heads * spec.head_dim) as u64;
+            let head_bytes = batch.kv.head_bytes(spec.head_dim);
+            cost.kv_bytes = (2 * cells * spec.kv_heads * head_bytes) as u64;
         }
         _ => {}
     }

@@ -3,8 +3,8 @@
 use crate::{
     TokenId,
     backend::{
-        BackendError, Batch, CompileOptions, Executor, Outputs, PAGE_TOKENS, PageId, PerGroup,
-        RowOutput, RowResult, Run,
+        BackendError, Batch, CompileOptions, Executor, KvType, Outputs, PAGE_TOKENS, PageId,
+        PerGroup, RowOutput, RowResult, Run,
     },
     sampling::Sampling,
 };
@@ -18,6 +18,7 @@ pub fn options(tokens: usize, chunk: usize) -> CompileOptions {
             full: pages,
             sliding: pages,
         },
+        kv: KvType::default(),
         max_rows: chunk,
         max_sampled: chunk,
         probe: false,

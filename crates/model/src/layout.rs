@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::{
-    backend::{KvGroup, PAGE_TOKENS, PerGroup},
+    backend::{KvGroup, KvType, PAGE_TOKENS, PerGroup},
     plan::{Plan, Shape, Value},
 };
 
@@ -106,12 +106,12 @@ impl Layout {
 }
 
 /// Bytes of one page in each group, keys and values of all its slots together.
-pub fn page_bytes(plan: &Plan, element_bytes: usize) -> PerGroup<usize> {
+pub fn page_bytes(plan: &Plan, kv: KvType) -> PerGroup<usize> {
     let mut bytes = PerGroup::default();
     for group in KvGroup::ALL {
         let values = plan.slots.iter().filter(|s| s.group == group);
-        let per_token: usize = values.map(|s| 2 * s.kv_heads * s.head_dim).sum();
-        *bytes.get_mut(group) = per_token * PAGE_TOKENS * element_bytes;
+        let per_token = values.map(|s| 2 * s.kv_heads * kv.head_bytes(s.head_dim));
+        *bytes.get_mut(group) = per_token.sum::<usize>() * PAGE_TOKENS;
     }
     bytes
 }

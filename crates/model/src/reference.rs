@@ -1,6 +1,7 @@
 //! The meaning of every step: a scalar interpreter, slow and obvious, that faster backends are compared with.
 //!
-//! Values and KV are f32, sums are f64. Each row is computed by itself, so results do not depend on what else is in the
+//! Values and KV are f32, sums are f64, and a [`KvType`](crate::backend::KvType) is ignored: what smaller keys and values
+//! cost in exactness is measured from here. Each row is computed by itself, so results do not depend on what else is in the
 //! batch, on chunking, or on narrowing: those comparisons are exact here.
 
 use std::sync::Arc;

@@ -9,8 +9,10 @@ use carat_gguf::{
     writer::{Field, Writer, write_tensor},
 };
 use carat_model::{
-    Model, ModelError, gemma4,
-    layout::Layout,
+    Model, ModelError,
+    backend::{KvType, PAGE_TOKENS},
+    gemma4,
+    layout::{self, Layout},
     plan::{Listing, Rows},
 };
 use carat_testkit::tiny::{Tiny, Variant};
@@ -45,6 +47,27 @@ fn plan_of_26b_a4b() {
 #[test]
 fn plan_of_31b() {
     check(Variant::Dense31b, &expect_file!["snapshots/31b.txt"]);
+}
+
+/// Heads of 32 and more fill whole groups; smaller ones have one to themselves.
+#[test]
+fn pages_have_the_bytes_of_the_type_they_are_of() {
+    for variant in Variant::ALL {
+        let mut tiny = Tiny::new(variant, QuantType::F32);
+        (tiny.shape.head_dim.sliding, tiny.shape.head_dim.full) = (64, 128);
+        let plan = gemma4::plan(&tiny.model());
+        let (halves, codes) = (
+            layout::page_bytes(&plan, KvType::F16),
+            layout::page_bytes(&plan, KvType::Q8_0),
+        );
+        let full = plan.slots.iter().filter(|slot| slot.head_dim == 128);
+        let values: usize = full.map(|slot| 2 * slot.kv_heads * slot.head_dim).sum();
+        assert_eq!(halves.full, 2 * values * PAGE_TOKENS);
+        assert_eq!(codes.full, 34 * (values / 32) * PAGE_TOKENS);
+        assert_eq!(codes.sliding * 64, halves.sliding * 34);
+    }
+    assert_eq!(KvType::Q8_0.head_bytes(16), 34);
+    assert_eq!(KvType::Q8_0.head_bytes(33), 68);
 }
 
 #[test]

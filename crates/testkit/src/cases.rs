@@ -11,7 +11,7 @@ use carat_gguf::{
 };
 use carat_model::{
     TokenId,
-    backend::{Backend, BackendError, CompileOptions, KvGroup, Outputs},
+    backend::{Backend, BackendError, CompileOptions, KvGroup, KvType, Outputs},
     evaluate,
     plan::{Builder, Plan, Rope, Rows, SlotSpec, Step, Value},
     reference::Reference,
@@ -30,6 +30,8 @@ pub enum Bound {
     Float,
     /// 16-bit keys and values.
     HalfKv,
+    /// 8-bit keys and values in groups of 32.
+    EightBitKv,
     /// 8-bit activations in blocks of 32 against quantized weights: the class of every engine that multiplies integers.
     EightBit,
     /// Two such products, one after the other.
@@ -42,6 +44,7 @@ impl Bound {
             Bound::Exact => 0.0,
             Bound::Float => 2e-6,
             Bound::HalfKv => 1e-3,
+            Bound::EightBitKv => 1e-2,
             Bound::EightBit => 6e-3,
             Bound::EightBitTwice => 1.4e-2,
         }
@@ -53,7 +56,7 @@ impl Bound {
             Bound::EightBit | Bound::EightBitTwice => {
                 self.relative_l2() * (1.0 + 2.0 / (count as f64).sqrt())
             }
-            Bound::Exact | Bound::Float | Bound::HalfKv => self.relative_l2(),
+            Bound::Exact | Bound::Float | Bound::HalfKv | Bound::EightBitKv => self.relative_l2(),
         }
     }
 }
@@ -66,6 +69,7 @@ pub struct Case {
     weights: Arc<Weights>,
     tokens: Vec<TokenId>,
     chunk: usize,
+    kv: KvType,
     checked: Value,
     /// Root mean square that such results have over many draws of the data.
     typical: Option<f64>,
@@ -80,6 +84,7 @@ impl Case {
     /// The checked value after every batch, one after another.
     pub fn values(&self, backend: &dyn Backend) -> Result<Vec<f32>, BackendError> {
         let options = CompileOptions {
+            kv: self.kv,
             probe: true,
             ..evaluate::options(self.tokens.len(), self.chunk)
         };
@@ -176,6 +181,7 @@ impl Bench {
                 .collect(),
             weights: Arc::new(weights),
             chunk,
+            kv: KvType::default(),
             checked,
             typical: None,
         }
@@ -381,6 +387,16 @@ pub fn all() -> Vec<Case> {
     cases.extend(attention());
     cases.extend(elementwise());
     cases
+}
+
+/// Attention over keys and values in Q8_0, for backends that have them.
+pub fn eight_bit_kv() -> impl Iterator<Item = Case> {
+    attention().map(|case| Case {
+        name: case.name.replace("attend/", "attend_q8_0/"),
+        bound: Bound::EightBitKv,
+        kv: KvType::Q8_0,
+        ..case
+    })
 }
 
 /// Step kinds the cases cover, for a test that none is forgotten.

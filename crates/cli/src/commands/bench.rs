@@ -81,6 +81,7 @@ struct Report {
     parameters: u64,
     backend: String,
     threads: usize,
+    kv_type: String,
     test: String,
     n_prompt: usize,
     n_gen: usize,
@@ -144,6 +145,7 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
             full: pages,
             sliding: pages,
         },
+        kv: loaded.kv,
         max_rows: rows,
         max_sampled: sequences,
         probe: false,
@@ -278,6 +280,7 @@ fn least_cost(loaded: &Loaded, case: Case) -> Cost {
             rows,
             sampled: usize::from(case.prompt == 0 || last),
             depth: case.depth + start,
+            kv: loaded.kv,
         };
         let cost = cost::of(&loaded.plan, &loaded.model.weights, batch);
         // Sequences share the weights and nothing else. (Each looks up an own row of the embeddings, which is next to nothing.)
@@ -321,6 +324,7 @@ fn report(loaded: &Loaded, case: Case, seconds: Vec<f64>, machine: &Machine) -> 
         parameters: loaded.model.parameter_count(),
         backend: loaded.backend.name().to_owned(),
         threads: machine.threads,
+        kv_type: loaded.kv.to_string(),
         test: case.name(),
         n_prompt: case.prompt,
         n_gen: case.generate,

@@ -5,7 +5,7 @@ use std::{fs, process::ExitCode};
 use anyhow::{Context, Result, bail};
 use carat_model::{
     TokenId,
-    backend::{Executor, Outputs},
+    backend::{CompileOptions, Executor, Outputs},
     evaluate, sampling,
 };
 use carat_text::{Specials, Tokenizer};
@@ -101,7 +101,7 @@ pub(crate) fn perplexity(
     let (mut sum, mut count) = (0.0f64, 0usize);
     // One cache for all windows: each begins at its start and writes every position before reading it.
     let longest = tokens.len().min(window - 1) + 1;
-    let mut executor = loaded.compile(&evaluate::options(longest, args.chunk))?;
+    let mut executor = loaded.compile(&options(&loaded, longest, args.chunk))?;
     for part in tokens.chunks(window - 1) {
         let mut windowed = vec![tokenizer.vocab().bos()];
         windowed.extend_from_slice(part);
@@ -131,5 +131,12 @@ fn executor(loaded: &Loaded, tokens: &[TokenId], chunk: usize) -> Result<Box<dyn
             loaded.model.config.context
         );
     }
-    loaded.compile(&evaluate::options(tokens.len(), chunk))
+    loaded.compile(&options(loaded, tokens.len(), chunk))
+}
+
+fn options(loaded: &Loaded, tokens: usize, chunk: usize) -> CompileOptions {
+    CompileOptions {
+        kv: loaded.kv,
+        ..evaluate::options(tokens, chunk)
+    }
 }

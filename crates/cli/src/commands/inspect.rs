@@ -97,24 +97,25 @@ fn summary(loaded: &Loaded) -> Result<String> {
     }
     writeln!(s, "  vocabulary   {}", thousands(c.vocab as u64))?;
     writeln!(s, "  context      {}", thousands(c.context as u64))?;
-    let page = layout::page_bytes(&loaded.plan, 2);
+    let page = layout::page_bytes(&loaded.plan, loaded.kv);
     let per_token =
         |group: KvGroup| *page.get(group) as u64 / carat_model::backend::PAGE_TOKENS as u64;
     writeln!(
         s,
-        "  KV           {} a token in full layers, {} a token in sliding ones (16-bit)",
+        "  KV           {} a token in full layers, {} a token in sliding ones ({})",
         bytes(per_token(KvGroup::Full)),
-        bytes(per_token(KvGroup::Sliding))
+        bytes(per_token(KvGroup::Sliding)),
+        loaded.kv
     )?;
     let decode = BatchShape {
         rows: 1,
         sampled: 1,
         depth: 0,
+        kv: loaded.kv,
     };
     let prefill = BatchShape {
         rows: 512,
-        sampled: 1,
-        depth: 0,
+        ..decode
     };
     let of = |shape| cost::of(&loaded.plan, &loaded.model.weights, shape);
     writeln!(
@@ -214,6 +215,7 @@ fn diff(
     tokens.extend(tokenizer.encode(&args.text, Specials::Ignore));
     tokens.truncate(loaded.model.config.context);
     let options = CompileOptions {
+        kv: loaded.kv,
         probe: true,
         ..evaluate::options(tokens.len(), tokens.len())
     };

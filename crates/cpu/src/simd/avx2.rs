@@ -198,6 +198,14 @@ impl Floats for Pair<__m256> {
     }
 
     #[inline(always)]
+    fn load_i8_bytes(from: &[u8; LANES]) -> Self {
+        let (from, _) = from.as_chunks::<8>();
+        both!(half = Pair(&from[0], &from[1]) => {
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(half.as_ptr().cast())))
+        })
+    }
+
+    #[inline(always)]
     fn load_twice(from: &[f32; LANES / 2]) -> Self {
         avx2!({
             let eight = _mm256_loadu_ps(from.as_ptr());

@@ -72,6 +72,13 @@ impl Floats for __m512 {
     }
 
     #[inline(always)]
+    fn load_i8_bytes(from: &[u8; LANES]) -> Self {
+        avx512!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(
+            from.as_ptr().cast()
+        ))))
+    }
+
+    #[inline(always)]
     fn load_twice(from: &[f32; LANES / 2]) -> Self {
         avx512!({
             let index = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);

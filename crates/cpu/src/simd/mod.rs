@@ -76,6 +76,8 @@ pub(crate) trait Floats: Copy {
     fn load_f16_bytes(from: &[u8; 2 * LANES]) -> Self;
     /// Widens sixteen little-endian BF16, exactly.
     fn load_bf16_bytes(from: &[u8; 2 * LANES]) -> Self;
+    /// Widens sixteen signed bytes.
+    fn load_i8_bytes(from: &[u8; LANES]) -> Self;
     /// Eight numbers, each in two neighbouring lanes.
     fn load_twice(from: &[f32; LANES / 2]) -> Self;
     fn add(self, other: Self) -> Self;

@@ -114,6 +114,20 @@ impl Floats for Quad<float32x4_t> {
     }
 
     #[inline(always)]
+    fn load_i8_bytes(from: &[u8; LANES]) -> Self {
+        neon!({
+            let bytes = vreinterpretq_s8_u8(vld1q_u8(from.as_ptr()));
+            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
+            Quad(
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                vcvtq_f32_s32(vmovl_high_s16(low)),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                vcvtq_f32_s32(vmovl_high_s16(high)),
+            )
+        })
+    }
+
+    #[inline(always)]
     fn load_twice(from: &[f32; LANES / 2]) -> Self {
         neon!({
             let (low, high) = (vld1q_f32(from.as_ptr()), vld1q_f32(from[4..].as_ptr()));

@@ -56,6 +56,11 @@ impl Floats for Lanes {
     }
 
     #[inline(always)]
+    fn load_i8_bytes(from: &[u8; LANES]) -> Lanes {
+        from.map(|byte| f32::from(byte.cast_signed()))
+    }
+
+    #[inline(always)]
     fn load_twice(from: &[f32; LANES / 2]) -> Lanes {
         std::array::from_fn(|i| from[i / 2])
     }

@@ -133,6 +133,11 @@ fn agree<S: Simd>() {
         assert_eq!(half, expected);
 
         let bytes: [u8; 64] = std::array::from_fn(|_| random.bits() as u8);
+        let (sixteens, _) = bytes.as_chunks();
+        same(
+            S::Floats::load_i8_bytes(&sixteens[0]),
+            Plain::load_i8_bytes(&sixteens[0]),
+        );
         let x: [i8; 64] = std::array::from_fn(|_| (random.below(255) as i32 - 127) as i8);
         let ints: [i32; LANES] = std::array::from_fn(|_| random.below(1000) as i32 - 500);
         let stored = |x: S::Ints| {

@@ -72,6 +72,7 @@ impl Profile {
                 rows,
                 sampled: 1,
                 depth,
+                kv: loaded.kv,
             },
         })
     }
@@ -246,6 +247,8 @@ impl Profiles {
 
 #[cfg(test)]
 mod tests {
+    use carat_model::backend::KvType;
+
     use super::*;
 
     fn profile() -> Profile {
@@ -264,6 +267,7 @@ mod tests {
                 rows: 1,
                 sampled: 1,
                 depth: 0,
+                kv: KvType::F16,
             },
         }
     }

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use carat_cuda::{Fusion, listing};
 use carat_gguf::QuantType;
-use carat_model::gemma4;
+use carat_model::{backend::KvType, gemma4};
 use carat_testkit::tiny::{Tiny, Variant};
 
 use super::*;
@@ -75,6 +75,7 @@ fn launches_and_steps_agree_on_phases() {
             rows: 64,
             sampled: 1,
             depth: 0,
+            kv: KvType::F16,
         };
         let mut costs: BTreeMap<Phase, Cost> = BTreeMap::new();
         for (phase, cost) in phases.costs(batch) {

@@ -1,0 +1,169 @@
+//! `--kv-type`: it reaches every command that computes, memory is planned with its bytes, and wrong ones are refused.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+};
+
+use carat_testkit::{
+    close,
+    fixtures::{self, Fixture},
+};
+use serde_json::Value;
+
+fn carat(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_carat"))
+        .args(arguments)
+        .output()
+        .expect("the program starts")
+}
+
+fn stdout(arguments: &[&str]) -> String {
+    let output = carat(arguments);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {complaint}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn complaint(arguments: &[&str], code: i32) -> String {
+    let output = carat(arguments);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}");
+    String::from_utf8(output.stderr).expect("text")
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("paths here are text")
+}
+
+/// The bytes before ` for keys and values` in the notes of a run with the whole context.
+fn planned(kv_type: &str) -> String {
+    let output = carat(&[
+        "run",
+        "--backend",
+        "cpu",
+        "--kv-type",
+        kv_type,
+        "-n",
+        "1",
+        "Hi",
+    ]);
+    let notes = String::from_utf8(output.stderr).expect("text");
+    let (before, _) = notes
+        .split_once(" for keys and values")
+        .expect("a note on memory");
+    before.rsplit(", ").next().expect("a size").to_owned()
+}
+
+fn number(size: &str) -> f64 {
+    let (number, unit) = size.split_once(' ').expect("a number and its unit");
+    assert_eq!(unit, "MiB", "{size}");
+    number.parse().expect("a number")
+}
+
+/// A group of 32 takes 34 bytes instead of 64.
+#[test]
+fn memory_is_planned_with_the_bytes_of_the_type() {
+    let [half, codes] = ["f16", "q8_0"].map(|kv_type| number(&planned(kv_type)));
+    let ratio = codes / half;
+    assert!((ratio - 34.0 / 64.0).abs() < 0.01, "{codes} of {half} MiB");
+
+    let model = fixtures::ALL[5].path(".gguf");
+    let line = |kv_type: &str| {
+        let summary = stdout(&["inspect", "-m", text(&model), "--kv-type", kv_type]);
+        let line = summary
+            .lines()
+            .find(|line| line.contains("a token in full"));
+        line.expect("a line on keys and values").to_owned()
+    };
+    let [half, codes] = ["f16", "q8_0"].map(line);
+    assert!(half.contains("(F16)"), "{half}");
+    assert!(codes.contains("(Q8_0)"), "{codes}");
+    assert_ne!(half.replace("F16", ""), codes.replace("Q8_0", ""));
+}
+
+fn logits(fixture: &Fixture, kv_type: &str) -> Vec<f32> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("logits.f32");
+    stdout(&[
+        "eval",
+        "logits",
+        "--backend",
+        "cpu",
+        "--kv-type",
+        kv_type,
+        "-m",
+        text(&fixture.path(".gguf")),
+        "--tokens",
+        text(&fixture.path(".json")),
+        "--out",
+        text(&out),
+    ]);
+    let bytes = fs::read(out).expect("written");
+    let (numbers, _) = bytes.as_chunks();
+    numbers.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+#[test]
+fn logits_are_others_and_near() {
+    let fixture = &fixtures::ALL[2];
+    let [half, codes] = ["f16", "q8_0"].map(|kv_type| logits(fixture, kv_type));
+    let error = close::relative_l2(&codes, &half);
+    assert!(error > 0.0 && error < 0.03, "{error}");
+}
+
+#[test]
+fn answers_and_figures_say_what_was_asked_for() {
+    let ask = [
+        "run",
+        "Hello!",
+        "--temp",
+        "0",
+        "-n",
+        "12",
+        "--backend",
+        "cpu",
+    ];
+    let with = |threads| stdout(&[&ask[..], &["--kv-type", "q8_0", "-t", threads]].concat());
+    assert!(!with("1").trim().is_empty());
+    assert_eq!(with("1"), with("3"));
+
+    let figures = stdout(&[
+        "bench",
+        "-p",
+        "8",
+        "-n",
+        "2",
+        "-r",
+        "1",
+        "-o",
+        "json",
+        "--backend",
+        "cpu",
+        "--kv-type",
+        "q8_0",
+    ]);
+    for line in figures.lines() {
+        let report: Value = serde_json::from_str(line).expect("an object a line");
+        assert_eq!(report["kv_type"], "Q8_0", "{line}");
+    }
+}
+
+#[test]
+fn a_wrong_type_is_named_with_those_there_are() {
+    let wrong = complaint(&["run", "--kv-type", "q4_0", "Hi"], 2);
+    for part in ["q4_0", "--kv-type", "f16", "q8_0"] {
+        assert!(wrong.contains(part), "{wrong}");
+    }
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let settings = folder.path().join("settings.toml");
+    fs::write(&settings, "kv_type = 'q8_0'").expect("written");
+    let printed = stdout(&["run", "--config", text(&settings), "--print-config", "Hi"]);
+    assert!(printed.contains("kv_type = \"q8_0\""), "{printed}");
+    fs::write(&settings, "kv_type = 'q4_0'").expect("written");
+    let wrong = complaint(&["run", "--config", text(&settings), "Hi"], 1);
+    for part in ["line 1", "q4_0", "f16", "q8_0"] {
+        assert!(wrong.contains(part), "{wrong}");
+    }
+}
