@@ -13,7 +13,7 @@ pub enum Isa {
     AvxVnni,
     /// AVX-512 F, BW, VL, DQ and VNNI.
     Avx512Vnni,
-    /// The same with BF16, and the tile registers of AMX: products with many rows have results of their own.
+    /// The same with BF16, VBMI and GFNI, and the tile registers of AMX: products with many rows have results of their own.
     Amx,
 }
 
@@ -83,7 +83,11 @@ fn has_avx512_vnni() -> bool {
 
 #[cfg(target_arch = "x86_64")]
 fn has_amx() -> bool {
-    has_avx512_vnni() && is_x86_feature_detected!("avx512bf16") && crate::simd::amx::permitted()
+    has_avx512_vnni()
+        && is_x86_feature_detected!("avx512bf16")
+        && is_x86_feature_detected!("avx512vbmi")
+        && is_x86_feature_detected!("gfni")
+        && crate::simd::amx::permitted()
 }
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -14,8 +14,9 @@ use crate::{
     dot::{
         WeightRows, float, format, matvec,
         panel::{self, Panel, Sums},
+        side_by_side::{self, Columns, Space},
         sideways,
-        tiled::Operands,
+        tiled::{self, Operands},
     },
     elementwise,
     isa::Isa,
@@ -139,9 +140,9 @@ kernels! {
     fn read(data: &[u8]) -> f32 = rates::read;
 }
 
-/// The same for the kernels of [`crate::dot::tiled`], which only one level has.
+/// The same for kernels on tiles, which only one level has.
 macro_rules! tile_kernels {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) = $body:ident;)*) => {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) = $module:ident::$body:ident;)*) => {
         pub(crate) struct TileKernels {
             $($name: unsafe fn($($type),*),)*
         }
@@ -162,7 +163,7 @@ macro_rules! tile_kernels {
             use super::*;
             use crate::simd::PlainTiles;
 
-            $(pub(super) fn $name($($arg: $type),*) { crate::dot::tiled::$body::<PlainTiles>($($arg),*) })*
+            $(pub(super) fn $name($($arg: $type),*) { $module::$body::<PlainTiles>($($arg),*) })*
 
             pub(super) const TILES: TileKernels = TileKernels { $($name,)* };
         }
@@ -174,9 +175,9 @@ macro_rules! tile_kernels {
 
             $(
                 #[target_feature(
-                    enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16"
+                    enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx512vbmi,gfni"
                 )]
-                pub(super) fn $name($($arg: $type),*) { crate::dot::tiled::$body::<AmxTiles>($($arg),*) }
+                pub(super) fn $name($($arg: $type),*) { $module::$body::<AmxTiles>($($arg),*) }
             )*
 
             pub(super) const TILES: TileKernels = TileKernels { $($name,)* };
@@ -185,10 +186,11 @@ macro_rules! tile_kernels {
 }
 
 tile_kernels! {
-    fn narrow(rows: &[&[f32]], tiles: &mut [Tile]) = narrow;
-    fn split(rows: &[&[f32]], tiles: &mut [Tile]) = split;
-    fn pack(quant: QuantType, weights: WeightRows<'_>, first: usize, tiles: &mut [Tile]) = pack;
-    fn multiply(operands: &Operands<'_>, begin: Begin, out: &mut Block<'_>) = multiply;
+    fn narrow(rows: &[&[f32]], tiles: &mut [Tile]) = tiled::narrow;
+    fn split(rows: &[&[f32]], tiles: &mut [Tile]) = tiled::split;
+    fn pack(quant: QuantType, weights: WeightRows<'_>, first: usize, tiles: &mut [Tile]) = tiled::pack;
+    fn multiply(operands: &Operands<'_>, begin: Begin, out: &mut Block<'_>) = tiled::multiply;
+    fn multiply_columns(quant: QuantType, weights: WeightRows<'_>, columns: &Columns, sets: Range<usize>, space: &mut Space, out: &mut [f32]) = side_by_side::multiply;
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
 //! Products of a batch with a weight matrix, or with a stack of them: which cells there are and which kernel fills one.
 //!
 //! A cell is some rows of the batch by some rows of one matrix. Few batch rows read the weights packed and in long runs,
-//! as fast as memory gives them; more rows share panels. Both give the same bits, so the choice is free. Where there are
-//! registers for tiles, [`Class::Many`] rows are multiplied in BF16 instead, with results of their own; so the number of
-//! rows in the batch decides, and never how many of them chose an expert.
+//! as fast as memory gives them; more rows share panels, or the columns of tiles where there are registers for those. All
+//! give the same bits, so the choice is free. With tiles, [`Class::Many`] rows are multiplied in BF16 instead, with results of
+//! their own; so the number of rows in the batch decides, and never how many of them chose an expert.
+
+use std::ops::Range;
 
 use carat_gguf::QuantType;
 use carat_model::weights::{Weight, Weights};
@@ -11,7 +13,7 @@ use carat_model::weights::{Weight, Weights};
 use crate::{
     activations::{Activations, Room, Row},
     dot::{
-        STRANDS, WeightRows, matvec, panel, sideways,
+        STRANDS, WeightRows, matvec, panel, side_by_side, sideways,
         tiled::{self, Operands},
     },
     kernels::{Kernels, TileKernels},
@@ -101,6 +103,8 @@ pub(crate) fn run(products: &[Product<'_>], workers: &mut Workers, outs: &mut [&
     for (product, out) in products.iter().zip(outs) {
         if let Some(kernels) = product.tile_kernels(workers.kernels) {
             product.run_tiles(kernels, workers, out);
+        } else if let Some((kernels, x)) = product.in_columns(workers.kernels) {
+            product.run_columns(kernels, x, workers, out);
         } else {
             let cut = product.cut(workers.pool.threads());
             grids.push(Grid {
@@ -140,33 +144,38 @@ impl Product<'_> {
             .filter(|_| self.class == Class::Many && narrow)
     }
 
+    /// The kernels and the input for few rows in tiles, if this is a product for them.
+    fn in_columns(&self, kernels: &Kernels) -> Option<(&'static TileKernels, &Activations)> {
+        match (kernels.tiles(), self.input) {
+            (Some(kernels), Input::Codes(x)) if self.most_rows() >= side_by_side::LEAST_ROWS => {
+                Some((kernels, x))
+            }
+            _ => None,
+        }
+    }
+
     fn cut(&self, threads: usize) -> Cut {
         let matrix = self.weights.matrix(self.weight);
-        let most_rows = self.row_bounds.windows(2).map(|w| w[1] - w[0]).max();
-        let most_rows = most_rows.unwrap_or(0);
-        let cell_columns = if most_rows <= few_rows(matrix.quant) {
-            let fair = matrix.rows.div_ceil(4 * threads);
-            let rows = (STREAM_BYTES / matrix.row_bytes()).min(fair).max(8);
-            rows.next_multiple_of(sideways::ROWS)
-        } else {
-            PANEL_COLUMNS
+        let most_rows = self.most_rows();
+        // Up to how many rows weights come straight from memory, and up to how many the kernel takes them in any order.
+        let (streamed, in_strands) = match self.input {
+            Input::Codes(_) => (few_rows(matrix.quant), sideways::LEAST_ROWS - 1),
+            Input::Floats { .. } => (GATHER, GATHER),
         };
         Cut {
-            cell_columns,
-            in_strands: most_rows < sideways::LEAST_ROWS && matrix.rows.is_multiple_of(STRANDS),
+            cell_columns: if most_rows <= streamed {
+                self.stream_columns(threads)
+            } else {
+                PANEL_COLUMNS
+            },
+            in_strands: most_rows <= in_strands && matrix.rows.is_multiple_of(STRANDS),
         }
     }
 
     /// Fills a cell, reading weights row by row.
     fn fill(&self, kernels: &Kernels, cut: &Cut, mut cell: Cell<'_>, scratch: &mut Scratch) {
         let quant = self.weights.matrix(self.weight).quant;
-        let all = self.weight_rows(cell.band);
-        let all = if cut.in_strands {
-            all.in_strands()
-        } else {
-            all
-        };
-        let rows = all.slice(cell.columns.clone());
+        let rows = self.cell_rows(&cell, cut.in_strands);
         match self.input {
             Input::Codes(x) => {
                 let row = |row: usize| x.row(self.input_row(row));
@@ -181,6 +190,73 @@ impl Product<'_> {
                 floats(kernels, quant, rows, row, &mut cell, scratch);
             }
         }
+    }
+
+    /// Few rows with tiles.
+    fn run_columns(
+        &self,
+        tile_kernels: &TileKernels,
+        x: &Activations,
+        workers: &mut Workers,
+        out: &mut [f32],
+    ) {
+        let matrix = self.weights.matrix(self.weight);
+        let columns = &mut workers.columns;
+        columns.clear();
+        let rows = |rows: Range<usize>| rows.map(|row| x.row(self.input_row(row)));
+        let sets: Vec<Range<usize>> = self
+            .row_bounds
+            .windows(2)
+            .map(|band| columns.add(matrix.quant, matrix.columns, rows(band[0]..band[1])))
+            .collect();
+        let columns = &workers.columns;
+        let in_strands = matrix.rows.is_multiple_of(STRANDS);
+        let grid = Grid {
+            data: out,
+            columns: matrix.rows,
+            row_bounds: self.row_bounds,
+            cell_columns: self.stream_columns(workers.pool.threads()),
+            strands: if in_strands { STRANDS } else { 1 },
+        };
+        let kernels = workers.kernels;
+        workers
+            .pool
+            .for_each_cell(vec![grid], &mut workers.scratch, |scratch, _, mut cell| {
+                let weights = self.cell_rows(&cell, in_strands);
+                if cell.rows.len() < side_by_side::LEAST_ROWS {
+                    let row = |row: usize| x.row(self.input_row(row));
+                    stream(kernels, matrix.quant, weights, row, &mut cell, scratch);
+                    return;
+                }
+                let Scratch {
+                    tile, side_by_side, ..
+                } = scratch;
+                tile.resize(cell.rows.len() * weights.len(), 0.0);
+                let sets = sets[cell.band].clone();
+                tile_kernels.multiply_columns(
+                    matrix.quant,
+                    weights,
+                    columns,
+                    sets,
+                    side_by_side,
+                    tile,
+                );
+                copy_rows(tile, weights.len(), cell.rows.start, &mut cell);
+            });
+    }
+
+    /// Rows of the largest band.
+    fn most_rows(&self) -> usize {
+        let rows = self.row_bounds.windows(2).map(|w| w[1] - w[0]);
+        rows.max().unwrap_or(0)
+    }
+
+    /// Weight rows of a cell whose weights are read as they lie.
+    fn stream_columns(&self, threads: usize) -> usize {
+        let matrix = self.weights.matrix(self.weight);
+        let fair = matrix.rows.div_ceil(4 * threads);
+        let rows = (STREAM_BYTES / matrix.row_bytes()).min(fair).max(8);
+        rows.next_multiple_of(sideways::ROWS)
     }
 
     fn run_tiles(&self, kernels: &TileKernels, workers: &mut Workers, out: &mut [f32]) {
@@ -221,7 +297,7 @@ impl Product<'_> {
         workers
             .pool
             .for_each_cell(vec![grid], &mut workers.scratch, |scratch, _, mut cell| {
-                let weights = self.weight_rows(cell.band).slice(cell.columns.clone());
+                let weights = self.cell_rows(&cell, false);
                 let left = &left[starts[cell.band] * left_row..starts[cell.band + 1] * left_row];
                 for first in (0..matrix.columns).step_by(block) {
                     let steps = tiled::steps(block.min(matrix.columns - first));
@@ -293,16 +369,18 @@ impl Product<'_> {
             });
     }
 
-    /// The weights of a band.
-    fn weight_rows(&self, band: usize) -> WeightRows<'_> {
+    /// The weights of a cell.
+    fn cell_rows(&self, cell: &Cell<'_>, in_strands: bool) -> WeightRows<'_> {
         let matrix = self.weights.matrix(self.weight);
-        let start = self.bands[band].matrix * matrix.matrix_stride;
-        WeightRows::new(
+        let start = self.bands[cell.band].matrix * matrix.matrix_stride;
+        let all = WeightRows::new(
             &self.weights.bytes(self.weight)[start..],
             matrix.row_stride,
             matrix.row_bytes(),
             matrix.rows,
-        )
+        );
+        let all = if in_strands { all.in_strands() } else { all };
+        all.slice(cell.columns.clone())
     }
 
     fn input_row(&self, row: usize) -> usize {

@@ -5,6 +5,7 @@ use crate::{
     attend::AttendScratch,
     dot::{
         panel::{self, Panel},
+        side_by_side::{Columns, Space},
         sideways,
     },
     kernels::Kernels,
@@ -22,6 +23,8 @@ pub(crate) struct Workers {
     pub(crate) scratch: Vec<Scratch>,
     /// The input of a product in tiles, where its value has none or not in the product's order.
     pub(crate) left: Vec<Tile>,
+    /// The input of a product with few rows, for tiles.
+    pub(crate) columns: Columns,
 }
 
 /// Memory of one thread, grown on first use to what the model needs.
@@ -29,6 +32,7 @@ pub(crate) struct Scratch {
     pub(crate) panels: [Panel; panel::MOST_PANELS],
     pub(crate) sums: panel::Sums,
     pub(crate) turned: sideways::Sums,
+    pub(crate) side_by_side: Space,
     /// Weights in tiles.
     pub(crate) strips: Vec<Tile>,
     pub(crate) tile: Vec<f32>,
@@ -43,6 +47,7 @@ impl Workers {
             panels: Default::default(),
             sums: panel::Sums::default(),
             turned: sideways::Sums::default(),
+            side_by_side: Space::default(),
             strips: Vec::new(),
             tile: Vec::new(),
             wide: Aligned::default(),
@@ -51,6 +56,7 @@ impl Workers {
         Workers {
             scratch: (0..pool.threads()).map(|_| scratch()).collect(),
             left: Vec::new(),
+            columns: Columns::default(),
             pool,
             kernels,
         }

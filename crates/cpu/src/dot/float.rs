@@ -211,8 +211,8 @@ fn tile<S: Simd, T: Stored, const W: usize, const R: usize>(
         let values: [S::Floats; R] =
             array![S::Floats::zero(); r => S::Floats::load(&vectors[r][k])];
         for (sums, sixteens) in sums.iter_mut().zip(sixteens) {
-            // Few rows stream their weights from memory; more rows find them close by.
-            if R <= 4 {
+            // Few rows stream their weights from memory; more rows find them close by, widened.
+            if R <= 4 || T::BYTES < 4 {
                 let here: *const T::Sixteen = &raw const sixteens[k];
                 S::prefetch(here.cast::<u8>().wrapping_add(PREFETCH_BYTES));
             }

@@ -10,7 +10,7 @@ use super::{
     k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K},
     legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0},
 };
-use crate::simd::{LANES, Simd, array};
+use crate::simd::{LANES, Simd, Tiles, array};
 
 /// How the codes of a format lie in a byte.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub(crate) enum Runs {
     Q6K,
 }
 
-pub(crate) trait Format: 'static {
+pub(crate) trait Format: Sized + 'static {
     const QUANT: QuantType;
     /// Values that share a scale: 32 or 16.
     const GROUP: usize;
@@ -66,6 +66,16 @@ pub(crate) trait Format: 'static {
     #[inline(always)]
     fn unpack_ordered<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
         Self::unpack(chunk)
+    }
+
+    /// The same with codes as signed bytes, where there are tiles.
+    #[inline(always)]
+    fn unpack_signed<T: Tiles>(chunk: &[u8]) -> Unpacked<T::Vectors> {
+        let mut unpacked = Self::unpack::<T::Vectors>(chunk);
+        for codes in &mut unpacked.codes {
+            *codes = signed::<T::Vectors, Self>(*codes);
+        }
+        unpacked
     }
 }
 

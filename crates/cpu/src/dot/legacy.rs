@@ -3,7 +3,7 @@
 use carat_gguf::QuantType;
 
 use super::format::{Coding, Format, Order, Runs, Unpacked, at, halves, no_codes};
-use crate::simd::{Floats, Simd, array};
+use crate::simd::{Floats, Simd, Tiles, array};
 
 /// Nibbles of blocks `2 i` and `2 i + 1`, where a block has `bytes` bytes and its nibbles start at `offset`.
 #[inline(always)]
@@ -72,6 +72,16 @@ impl Format for Q4_0 {
         Unpacked {
             codes: array![no_codes::<S>(); i => four_blocks_nibbles::<S>(chunk, i, 18, 2)],
             ..Self::unpack(chunk)
+        }
+    }
+
+    #[inline(always)]
+    fn unpack_signed<T: Tiles>(chunk: &[u8]) -> Unpacked<T::Vectors> {
+        let chunk: &[u8; 16 * 18] = at(chunk, 0);
+        Unpacked {
+            codes: array![no_codes::<T::Vectors>(); i => T::q4_0_pair(at(chunk, 36 * i))],
+            scales: Floats::load_half(&halves(chunk, 0, 18)),
+            mins: Floats::zero(),
         }
     }
 }

@@ -5,8 +5,8 @@
 //! `integer * (weight scale * activation scale)`, and for formats with minimums subtracts
 //! `minimum * (sum of activations)`, to lane `g % 16` of sixteen f32; at the end the lanes are folded in the order of
 //! [`crate::simd::Floats::sum`]. Integers do not depend on order, so [`matvec`] and [`sideways`] (few rows, weights read
-//! packed) and [`panel`] (many rows, weights unpacked once) agree to the last bit on every instruction set, and a row's result does
-//! not depend on its neighbours.
+//! packed), [`panel`] (many rows, weights unpacked once) and [`side_by_side`] (few rows in tiles) agree to the last bit on
+//! every instruction set, and a row's result does not depend on its neighbours.
 //!
 //! [`tiled`] is another class of results, for many rows where there are registers for whole tiles: BF16 on both sides.
 //!
@@ -20,10 +20,13 @@ mod k_quants;
 mod legacy;
 pub(crate) mod matvec;
 pub(crate) mod panel;
+pub(crate) mod side_by_side;
 pub(crate) mod sideways;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tiled;
+
+use crate::simd::array;
 
 /// Weight rows that kernels of few activation rows work on at once. They lie far apart in the matrix: a core gets more
 /// out of memory by following several places than one.
@@ -119,6 +122,19 @@ impl<'a> WeightRows<'a> {
     #[inline(always)]
     fn row_and_rest(self, row: usize) -> &'a [u8] {
         &self.bytes[self.offset(row)..]
+    }
+
+    /// Where the rows after the first `count` lie, as [`STRANDS`] runs of a quarter of as many.
+    #[inline(always)]
+    fn runs_after(self, count: usize) -> [*const u8; STRANDS] {
+        let quarter = count / STRANDS;
+        let in_order = self.step == STRANDS * self.apart;
+        let start = self.bytes.as_ptr();
+        array![start; i => start.wrapping_add(if in_order {
+            (count + i * quarter) * self.apart
+        } else {
+            i * self.apart + quarter * self.step
+        })]
     }
 
     /// Some of the rows. Out of strands, they begin with a first one of [`STRANDS`].

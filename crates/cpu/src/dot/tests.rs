@@ -1,7 +1,7 @@
 use carat_gguf::QuantType;
 use half::bf16;
 
-use super::{WeightRows, matvec, panel, sideways, tiled};
+use super::{WeightRows, matvec, panel, side_by_side, sideways, tiled};
 use crate::{
     Isa,
     activations::{Activations, Room, Row},
@@ -110,6 +110,23 @@ impl Problem {
             .zip(out.chunks_mut(together * self.weight_rows))
         {
             kernels.multiply_sideways(self.quant, self.rows(), rows, &mut sums, out);
+        }
+        out
+    }
+
+    /// With so many rows in a product.
+    fn side_by_side(&self, kernels: &TileKernels, together: usize) -> Vec<f32> {
+        let activations = self.activations(Kernels::all()[0]);
+        let mut out = vec![f32::NAN; self.x.len() / self.columns * self.weight_rows];
+        // One for all, as a worker has: what a call leaves behind must not matter to the next.
+        let mut space = side_by_side::Space::default();
+        let mut columns = side_by_side::Columns::default();
+        for (block, out) in out.chunks_mut(together * self.weight_rows).enumerate() {
+            let first = block * together;
+            let rows = first..first + out.len() / self.weight_rows;
+            let rows = rows.map(|row| activations.row(row));
+            let sets = columns.add(self.quant, self.columns, rows);
+            kernels.multiply_columns(self.quant, self.rows(), &columns, sets, &mut space, out);
         }
         out
     }
@@ -308,6 +325,22 @@ fn a_row_has_the_same_bits_alone_in_company_and_in_panels() {
                         "{quant} {columns} {together} {:?}",
                         kernels.isa()
                     );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_side_by_side_have_the_bits_of_rows_alone() {
+    for quant in quantized() {
+        for &columns in widths(quant) {
+            let problem = Problem::new(quant, 37, columns, 32);
+            let alone = bits(&problem.by_matvec(Kernels::all()[0], 1));
+            for kernels in tile_kernels() {
+                for together in [1, 2, 3, 5, 8, 13, 16, 17, 26, 32] {
+                    let found = bits(&problem.side_by_side(kernels, together));
+                    assert!(found == alone, "{quant} {columns} {together}");
                 }
             }
         }
@@ -563,7 +596,10 @@ fn few_rows_timing() {
             if kernels.isa() == Isa::Scalar {
                 continue;
             }
-            let mut line = format!("{quant} {:?}, ns a weight by matvec/panels:", kernels.isa());
+            let mut line = format!(
+                "{quant} {:?}, ns a weight by matvec/panels/sideways/tiles:",
+                kernels.isa()
+            );
             for rows in [1, 2, 4, 8, 16, 32] {
                 let problem = Problem::new(quant, weight_rows, columns, rows);
                 let activations = problem.activations(kernels);
@@ -594,6 +630,16 @@ fn few_rows_timing() {
                         }
                     });
                     line += &format!("/{:.3}", turned * each);
+                }
+                if let Some(kernels) = kernels.tiles() {
+                    let mut set = side_by_side::Columns::default();
+                    let mut space = side_by_side::Space::default();
+                    let sets = set.add(quant, columns, x.iter().copied());
+                    let beside = shortest(|| {
+                        let (weights, sets) = (problem.rows(), sets.clone());
+                        kernels.multiply_columns(quant, weights, &set, sets, &mut space, &mut out);
+                    });
+                    line += &format!("/{:.3}", beside * each);
                 }
             }
             println!("{line}");

@@ -6,6 +6,8 @@
 
 use std::{marker::PhantomData, ops::Range};
 
+use crate::dot::STRANDS;
+
 /// A matrix cut into cells that may be written at the same time.
 pub(crate) struct Grid<'a> {
     /// `[rows, columns]`.
@@ -15,7 +17,7 @@ pub(crate) struct Grid<'a> {
     pub(crate) row_bounds: &'a [usize],
     /// Width of a cell; the last in a band may be narrower.
     pub(crate) cell_columns: usize,
-    /// Where this is not 1, columns are counted across as many equal parts of a row: the first of each part, then the
+    /// 1, or [`STRANDS`]: then columns are counted across as many equal parts of a row, the first of each part, then the
     /// second of each. It divides the widths.
     pub(crate) strands: usize,
 }
@@ -48,7 +50,9 @@ impl<'a> Cut<'a> {
             "rows of cells lie in order within the matrix"
         );
         assert!(
-            columns.is_multiple_of(strands) && cell_columns.is_multiple_of(strands),
+            [1, STRANDS].contains(&strands)
+                && columns.is_multiple_of(strands)
+                && cell_columns.is_multiple_of(strands),
             "cells of {cell_columns} out of {columns} columns in {strands} strands"
         );
         let across = columns.div_ceil(cell_columns.max(1));
@@ -114,11 +118,14 @@ impl Cell<'_> {
     /// Fills this cell's part of a row, in the grid's order of columns.
     pub(crate) fn store(&mut self, row: usize, values: &[f32]) {
         assert_eq!(values.len(), self.columns.len(), "a value a column");
-        let strands = self.strands;
-        for strand in 0..strands {
-            let values = values[strand..].iter().step_by(strands);
-            for (place, value) in self.strand_mut(row, strand).iter_mut().zip(values) {
-                *place = *value;
+        if self.strands == 1 {
+            self.row_mut(row).copy_from_slice(values);
+            return;
+        }
+        let (values, _) = values.as_chunks::<STRANDS>();
+        for strand in 0..STRANDS {
+            for (place, values) in self.strand_mut(row, strand).iter_mut().zip(values) {
+                *place = values[strand];
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Tile registers of Sapphire Rapids and later (AMX-TILE and AMX-BF16). The instructions have no stable intrinsics, so
+//! Tile registers of Sapphire Rapids and later (AMX-TILE, AMX-BF16 and AMX-INT8). The instructions have no stable intrinsics, so
 //! they are written out.
 #![expect(
     unsafe_code,
@@ -9,8 +9,11 @@ use std::{
     arch::{
         asm,
         x86_64::{
-            __m512, __m512bh, __m512i, _mm512_cvtepi32_ps, _mm512_cvtne2ps_pbh, _mm512_load_si512,
-            _mm512_shuffle_epi8, _mm512_store_si512,
+            __m512, __m512bh, __m512i, _mm_loadu_ps, _mm256_loadu_ps, _mm512_broadcast_f32x4,
+            _mm512_broadcast_f32x8, _mm512_castpd_ps, _mm512_cvtepi32_ps, _mm512_cvtne2ps_pbh,
+            _mm512_gf2p8affine_epi64_epi8, _mm512_load_si512, _mm512_loadu_ps,
+            _mm512_maskz_loadu_epi8, _mm512_permutexvar_epi8, _mm512_set_epi64, _mm512_set1_pd,
+            _mm512_set1_ps, _mm512_shuffle_epi8, _mm512_store_si512,
         },
     },
     marker::PhantomData,
@@ -18,7 +21,7 @@ use std::{
 
 use super::{
     Avx512, LANES, Line,
-    tiles::{Sums, Tile, Tiles},
+    tiles::{Sums, Tile, Tiles, Totals, UNDER_WAY},
 };
 use crate::pool::Block;
 
@@ -31,8 +34,8 @@ const REQUEST_PERMISSION: u64 = 0x1023;
 /// Whether the processor has the tile instructions and the kernel lets this process use them.
 pub(crate) fn permitted() -> bool {
     let leaf = std::arch::x86_64::__cpuid_count(7, 0);
-    let (bf16, tile) = (1 << 22, 1 << 24);
-    leaf.edx & tile != 0 && leaf.edx & bf16 != 0 && request()
+    let all = 1 << 22 | 1 << 24 | 1 << 25;
+    leaf.edx & all == all && request()
 }
 
 #[cfg(target_os = "linux")]
@@ -58,7 +61,7 @@ struct Shapes {
     rows: [u8; 16],
 }
 
-/// Registers 0 to 3 hold sums, 4 and 5 left tiles, 6 and 7 right ones.
+/// Registers 0 to 3 hold sums, or the products of bytes under way, 4 and 5 left tiles, 6 and 7 right ones.
 pub(crate) struct AmxTiles {
     /// The registers belong to the thread that took them.
     thread: PhantomData<*const ()>,
@@ -204,6 +207,69 @@ impl Tiles for AmxTiles {
     }
 
     #[inline(always)]
+    fn start_bytes(&mut self, place: usize, left: &[Tile], right: &[Tile]) {
+        assert_eq!(left.len(), right.len(), "tiles come in pairs");
+        match place {
+            0 => within!("tilezero tmm0"),
+            1 => within!("tilezero tmm1"),
+            2 => within!("tilezero tmm2"),
+            3 => within!("tilezero tmm3"),
+            _ => panic!("{UNDER_WAY} products at once"),
+        }
+        for (left, right) in left.iter().zip(right) {
+            load!("tmm4", left, LINE);
+            load!("tmm6", right, LINE);
+            match place {
+                0 => within!("tdpbssd tmm0, tmm4, tmm6"),
+                1 => within!("tdpbssd tmm1, tmm4, tmm6"),
+                2 => within!("tdpbssd tmm2, tmm4, tmm6"),
+                _ => within!("tdpbssd tmm3, tmm4, tmm6"),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn finish_bytes(&mut self, place: usize, totals: &mut Totals) {
+        let to = &raw mut *totals;
+        match place {
+            0 => store!("tmm0", to, LINE),
+            1 => store!("tmm1", to, LINE),
+            2 => store!("tmm2", to, LINE),
+            3 => store!("tmm3", to, LINE),
+            _ => panic!("{UNDER_WAY} products at once"),
+        }
+    }
+
+    #[inline(always)]
+    fn repeat<const N: usize>(from: &[f32; N]) -> __m512 {
+        let start = from.as_ptr();
+        // SAFETY: Only `Isa::Amx` uses this, and that has AVX-512. Each arm reads `N` numbers.
+        unsafe {
+            match N {
+                1 => _mm512_set1_ps(*start),
+                2 => _mm512_castpd_ps(_mm512_set1_pd(start.cast::<f64>().read_unaligned())),
+                4 => _mm512_broadcast_f32x4(_mm_loadu_ps(start)),
+                8 => _mm512_broadcast_f32x8(_mm256_loadu_ps(start)),
+                16 => _mm512_loadu_ps(start),
+                _ => panic!("{N} numbers do not fill lanes"),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn q4_0_pair(blocks: &[u8; 36]) -> __m512i {
+        // SAFETY: Only `Isa::Amx` uses this, and that has VBMI and GFNI. The mask lets 36 bytes be read.
+        unsafe {
+            let blocks = _mm512_maskz_loadu_epi8((1 << 36) - 1, blocks.as_ptr().cast());
+            let places = _mm512_load_si512(Q4_0_PLACES.0.as_ptr().cast());
+            let bytes = _mm512_permutexvar_epi8(places, blocks);
+            let (low, high) = (nibble_matrix(0), nibble_matrix(4));
+            let matrices = _mm512_set_epi64(high, high, low, low, high, high, low, low);
+            _mm512_gf2p8affine_epi64_epi8::<0b1111_1000>(bytes, matrices)
+        }
+    }
+
+    #[inline(always)]
     fn narrow(low: __m512, high: __m512, to: &mut Line) {
         // SAFETY: Only `Isa::Amx` uses this type, and that has BF16 vectors. A line is 64 aligned bytes.
         unsafe {
@@ -220,6 +286,30 @@ impl Tiles for AmxTiles {
         let [low, high] = &PLACES[pair];
         [widen_units(units, low), widen_units(units, high)]
     }
+}
+
+/// For each code of two blocks of Q4_0, the byte that it is in.
+static Q4_0_PLACES: Line = {
+    let mut places = [0; 64];
+    let mut code = 0;
+    while code < 64 {
+        places[code] = (code / 32 * 18 + 2 + code % 16) as u8;
+        code += 1;
+    }
+    Line(places)
+};
+
+/// The matrix that takes a byte to the nibble from bit `shift` on, its highest bit repeated to the left. Flipping bit 3 and
+/// those to the left of it then subtracts 8.
+const fn nibble_matrix(shift: u32) -> i64 {
+    let mut rows = [0; 8];
+    let mut bit = 0;
+    while bit < 8 {
+        let from = if bit < 3 { bit } else { 3 };
+        rows[7 - bit] = 1 << (shift as usize + from);
+        bit += 1;
+    }
+    i64::from_le_bytes(rows)
 }
 
 /// For each byte of a line of numbers, the byte of the quarter that it is, or a sign that makes it zero: the pairs of two

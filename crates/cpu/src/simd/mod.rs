@@ -35,7 +35,7 @@ pub(crate) use neon::Neon;
 #[cfg(test)]
 pub(crate) use plain_tiles::PlainTiles;
 pub(crate) use scalar::Scalar;
-pub(crate) use tiles::{STEP, Sums, Tile, Tiles, unit_of_row};
+pub(crate) use tiles::{STEP, Sums, Tile, Tiles, Totals, UNDER_WAY, unit_of_row};
 
 /// An array whose element `i` is an expression of `i`: `array![zero; i => f(i)]`. The zero only fills it at first.
 macro_rules! array {

@@ -4,17 +4,21 @@ use half::bf16;
 
 use super::{
     LANES, Line, Scalar,
-    tiles::{STEP, Sums, Tile, Tiles, unit_of_row},
+    tiles::{STEP, Sums, Tile, Tiles, Totals, UNDER_WAY, unit_of_row},
 };
 use crate::pool::Block;
 
-pub(crate) struct PlainTiles;
+pub(crate) struct PlainTiles {
+    under_way: [Totals; UNDER_WAY],
+}
 
 impl Tiles for PlainTiles {
     type Vectors = Scalar;
 
     fn take() -> PlainTiles {
-        PlainTiles
+        PlainTiles {
+            under_way: [Totals::ZERO; UNDER_WAY],
+        }
     }
 
     fn multiply<const M: usize, const N: usize>(
@@ -37,6 +41,38 @@ impl Tiles for PlainTiles {
                 }
             }
         }
+    }
+
+    fn start_bytes(&mut self, place: usize, left: &[Tile], right: &[Tile]) {
+        let totals = &mut self.under_way[place];
+        *totals = Totals::ZERO;
+        for (left, right) in left.iter().zip(right) {
+            for (row, totals) in totals.0.iter_mut().enumerate() {
+                for (column, total) in totals.iter_mut().enumerate() {
+                    for k in 0..64 {
+                        let left = left.0[row].0[k].cast_signed();
+                        let right = right.0[k / 4].0[4 * column + k % 4].cast_signed();
+                        *total += i32::from(left) * i32::from(right);
+                    }
+                }
+            }
+        }
+    }
+
+    fn finish_bytes(&mut self, place: usize, totals: &mut Totals) {
+        *totals = self.under_way[place];
+    }
+
+    fn repeat<const N: usize>(from: &[f32; N]) -> [f32; LANES] {
+        std::array::from_fn(|lane| from[lane % N])
+    }
+
+    fn q4_0_pair(blocks: &[u8; 36]) -> [u8; 64] {
+        std::array::from_fn(|i| {
+            let byte = blocks[i / 32 * 18 + 2 + i % 16];
+            let nibble = if i % 32 < 16 { byte & 15 } else { byte >> 4 };
+            nibble.wrapping_sub(8)
+        })
     }
 
     fn narrow(low: [f32; LANES], high: [f32; LANES], to: &mut Line) {

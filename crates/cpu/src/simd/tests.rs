@@ -181,7 +181,10 @@ fn agree<S: Simd>() {
 /// Tile registers, which one architecture has.
 #[cfg(target_arch = "x86_64")]
 mod tiles {
-    use super::super::{Floats, LANES, Line, PlainTiles, Sums, Tile, Tiles, amx::AmxTiles};
+    use super::super::{
+        Avx512, Floats, LANES, Line, PlainTiles, Simd, Sums, Tile, Tiles, Totals, UNDER_WAY,
+        amx::AmxTiles,
+    };
     use crate::{Isa, pool::Block, testing::Random};
 
     /// Tiles of numbers of all sizes: ordinary ones, tiny and huge ones, zeros, and some too small to be normal.
@@ -272,5 +275,51 @@ mod tiles {
                 assert_eq!(lanes, PlainTiles::widen_pair(&found, pair));
             }
         }
+    }
+
+    #[test]
+    fn tile_instructions_on_bytes_agree_with_the_plain_ones() {
+        if !Isa::Amx.available() {
+            return;
+        }
+        let mut random = Random::new(10);
+        for _ in 0..20 {
+            let mut tiles = [[Tile::ZERO; 3]; 2];
+            for line in tiles.iter_mut().flatten().flat_map(|tile| &mut tile.0) {
+                line.0 = std::array::from_fn(|_| random.bits() as u8);
+            }
+            let [left, right] = &tiles;
+            let (mut fast, mut plain) = (AmxTiles::take(), PlainTiles::take());
+            for place in 0..UNDER_WAY {
+                let steps = 1 + place % 3;
+                fast.start_bytes(place, &left[..steps], &right[..steps]);
+                plain.start_bytes(place, &left[..steps], &right[..steps]);
+            }
+            for place in 0..UNDER_WAY {
+                let (mut found, mut expected) = (Totals::ZERO, Totals::ZERO);
+                fast.finish_bytes(place, &mut found);
+                plain.finish_bytes(place, &mut expected);
+                assert_eq!(found.0, expected.0, "{place}");
+            }
+
+            let blocks = std::array::from_fn(|_| random.bits() as u8);
+            let mut found = [0; 64];
+            Avx512::store_bytes(AmxTiles::q4_0_pair(&blocks), &mut found);
+            assert_eq!(found, PlainTiles::q4_0_pair(&blocks));
+
+            let numbers: [f32; LANES] = std::array::from_fn(|_| random.normal());
+            assert_repeats::<1>(&numbers);
+            assert_repeats::<2>(&numbers);
+            assert_repeats::<4>(&numbers);
+            assert_repeats::<8>(&numbers);
+            assert_repeats::<16>(&numbers);
+        }
+    }
+
+    fn assert_repeats<const N: usize>(numbers: &[f32; LANES]) {
+        let numbers = numbers.first_chunk::<N>().expect("no more than there are");
+        let mut found = [f32::NAN; LANES];
+        AmxTiles::repeat(numbers).store(&mut found);
+        assert_eq!(found, PlainTiles::repeat(numbers));
     }
 }

@@ -1,4 +1,4 @@
-//! Products of whole tiles of BF16: the vocabulary of processors that multiply sixteen rows by sixteen at once.
+//! Products of whole tiles, of BF16 or of bytes: the vocabulary of processors that multiply sixteen rows by sixteen at once.
 //!
 //! The meaning in plain Rust is in `plain_tiles.rs`, the twin that the instructions are tested against.
 
@@ -8,9 +8,10 @@ use crate::pool::Block;
 /// Values of a row in a tile.
 pub(crate) const STEP: usize = 32;
 
-/// Sixteen rows of 32 BF16, one side of a product.
+/// Sixteen rows of 32 BF16 or 64 signed bytes, one side of a product.
 ///
-/// On the left, a line is a row. On the right, a line holds two neighbouring values of all sixteen rows.
+/// On the left, a line is a row. On the right, a line holds two neighbouring BF16, or four neighbouring bytes, of all
+/// sixteen rows.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Tile(pub(crate) [Line; LANES]);
@@ -18,6 +19,18 @@ pub(crate) struct Tile(pub(crate) [Line; LANES]);
 impl Tile {
     pub(crate) const ZERO: Tile = Tile([Line([0; 64]); LANES]);
 }
+
+/// Products of bytes, `[left row, right row]`.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Totals(pub(crate) [[i32; LANES]; LANES]);
+
+impl Totals {
+    pub(crate) const ZERO: Totals = Totals([[0; LANES]; LANES]);
+}
+
+/// Products of bytes that may be under way at once.
+pub(crate) const UNDER_WAY: usize = 4;
 
 /// What a product does with the sums that are there.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,6 +58,19 @@ pub(crate) trait Tiles {
         begin: Sums,
         sums: &mut Block<'_>,
     );
+
+    /// Starts the `place`th product under way: that of as many left tiles as right ones, whose products add up.
+    fn start_bytes(&mut self, place: usize, left: &[Tile], right: &[Tile]);
+
+    /// The `place`th product under way. It is there sooner when others were started in between.
+    fn finish_bytes(&mut self, place: usize, totals: &mut Totals);
+
+    /// `N` numbers again and again, where `N` is 1, 2, 4, 8 or 16.
+    fn repeat<const N: usize>(from: &[f32; N]) -> <Self::Vectors as Simd>::Floats;
+
+    /// The signed codes of two blocks of Q4_0, each a scale of two bytes and then sixteen bytes: the low nibbles, then the
+    /// high ones, less 8.
+    fn q4_0_pair(blocks: &[u8; 36]) -> <Self::Vectors as Simd>::Bytes;
 
     /// Rounds 32 numbers to BF16, ties to even; those too small to be normal become zero.
     fn narrow(
