@@ -16,6 +16,7 @@ use crate::{
     activations::Activations,
     aligned::Aligned,
     attend::{Attention, Span, SpreadScratch},
+    convert,
     experts::{self, Pairs},
     kv::{self, Slot, Writes},
     linear::{self, Band, Class, Input, Product},
@@ -201,7 +202,7 @@ impl State {
                 let data = &self.buffers[x.buffer][..places.len() * x.columns];
                 let class = Class::of(self.workers.kernels, places.len());
                 let codes = &mut self.codes[*codes];
-                experts::convert(&self.workers, class, data, x.columns, codes);
+                convert::convert(&self.workers, class, data, x.columns, codes);
             }
             Op::Linear { x, products } => self.multiply(*x, products, places.len()),
             Op::StoreKv { k, v, slot } => {
@@ -287,13 +288,17 @@ impl State {
                 weight,
                 group,
                 eps,
+                codes,
                 ..
-            } => self.workers.each_row(out, place.columns, |r, out| {
-                let groups = row(x, r).chunks(*group).zip(out.chunks_mut(*group));
-                for (x, out) in groups {
-                    kernels.norm(x, weight.as_deref(), *eps, out);
-                }
-            }),
+            } => {
+                let out = (out, place.columns);
+                each_row(&self.workers, &mut self.codes, *codes, out, |r, out| {
+                    let groups = row(x, r).chunks(*group).zip(out.chunks_mut(*group));
+                    for (x, out) in groups {
+                        kernels.norm(x, weight.as_deref(), *eps, out);
+                    }
+                });
+            }
             Op::Rope { x, rope, .. } => {
                 let angles = &self.angles[rope.0 as usize];
                 self.workers.each_row(out, place.columns, |r, out| {
@@ -309,11 +314,15 @@ impl State {
                 gate,
                 up,
                 up_column,
+                codes,
                 ..
-            } => self.workers.each_row(out, place.columns, |r, out| {
-                let up = &row(up, r)[*up_column..][..out.len()];
-                kernels.gelu_mul(row(gate, r), up, out);
-            }),
+            } => {
+                let out = (out, place.columns);
+                each_row(&self.workers, &mut self.codes, *codes, out, |r, out| {
+                    let up = &row(up, r)[*up_column..][..out.len()];
+                    kernels.gelu_mul(row(gate, r), up, out);
+                });
+            }
             Op::Add { a, b, .. } => self.workers.each_part(out, |start, out| {
                 let range = start..start + out.len();
                 kernels.add(&value(a)[range.clone()], &value(b)[range], out);
@@ -395,6 +404,23 @@ impl State {
                 );
             }
             _ => unreachable!("not a product"),
+        }
+    }
+}
+
+/// Computes every row of a value, and its quantized copy where one is asked for.
+fn each_row(
+    workers: &Workers,
+    all_codes: &mut [Activations],
+    codes: Option<usize>,
+    (out, columns): (&mut [f32], usize),
+    f: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    match codes {
+        None => workers.each_row(out, columns, f),
+        Some(codes) => {
+            let class = Class::of(workers.kernels, out.len() / columns);
+            convert::each_row(workers, class, (out, columns), &mut all_codes[codes], f);
         }
     }
 }

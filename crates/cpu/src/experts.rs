@@ -8,7 +8,7 @@ use carat_model::weights::{Weight, Weights};
 
 use crate::{
     activations::Activations,
-    dot::tiled,
+    convert::convert,
     kernels::Kernels,
     linear::{self, Band, Class, Input, Product},
     workers::Workers,
@@ -184,45 +184,4 @@ impl Pairs {
         }
         self.row_bounds.push(pairs);
     }
-}
-
-/// Converts rows of `columns` values to the form that products of a class read.
-pub(crate) fn convert(
-    workers: &Workers,
-    class: Class,
-    x: &[f32],
-    columns: usize,
-    into: &mut Activations,
-) {
-    let rows = x.len() / columns;
-    let kernels = workers.kernels;
-    if let (Class::Many, Some(kernels)) = (class, kernels.tiles()) {
-        let (tiles, row_tiles) = into.tiles_mut();
-        let tiles = &mut tiles[..rows.div_ceil(tiled::ROWS) * row_tiles];
-        workers
-            .pool
-            .for_each_chunk(tiles, row_tiles, |tile, tiles| {
-                let mut values: [&[f32]; tiled::ROWS] = [&[]; tiled::ROWS];
-                let rows = x[tile * tiled::ROWS * columns..].chunks_exact(columns);
-                let count = rows.len().min(tiled::ROWS);
-                for (values, row) in values.iter_mut().zip(rows) {
-                    *values = row;
-                }
-                kernels.narrow(&values[..count], tiles);
-            });
-        return;
-    }
-    let (chunks, row_chunks) = into.chunks_mut();
-    // About as many values an item as other simple steps have.
-    let together = (16 * 1024 / columns).max(1);
-    workers.pool.for_each_chunk(
-        &mut chunks[..rows * row_chunks],
-        together * row_chunks,
-        |item, chunks| {
-            let first = item * together;
-            for (row, chunks) in chunks.chunks_exact_mut(row_chunks).enumerate() {
-                kernels.quantize(&x[(first + row) * columns..][..columns], chunks);
-            }
-        },
-    );
 }

@@ -15,6 +15,7 @@ mod activations;
 mod aligned;
 mod attend;
 mod backend;
+mod convert;
 mod dot;
 mod elementwise;
 mod executor;

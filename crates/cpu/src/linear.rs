@@ -13,7 +13,9 @@ use carat_model::weights::{Weight, Weights};
 use crate::{
     activations::{Activations, Room, Row},
     dot::{
-        STRANDS, WeightRows, matvec, panel, side_by_side, sideways,
+        STRANDS, WeightRows, matvec, panel,
+        side_by_side::{self, Columns},
+        sideways,
         tiled::{self, Operands},
     },
     kernels::{Kernels, TileKernels},
@@ -95,38 +97,70 @@ pub(crate) struct Product<'a> {
     pub(crate) bands: &'a [Band],
 }
 
-/// Computes products, filling `[rows, matrix rows]` for each. Those that read their weights row by row go in one round of
-/// the pool: they are short where few rows are, and every round ends with threads that wait.
+/// Computes products of the same rows with some matrices, filling `[rows, matrix rows]` for each. What is not tiles of BF16
+/// goes in one round of the pool: few rows have short products, and every round ends with threads that wait.
 pub(crate) fn run(products: &[Product<'_>], workers: &mut Workers, outs: &mut [&mut [f32]]) {
-    let mut by_rows = Vec::new();
+    let mut ways = Vec::new();
     let mut grids = Vec::new();
+    workers.columns.clear();
+    let mut arranged: Vec<(usize, Vec<Range<usize>>)> = Vec::new();
     for (product, out) in products.iter().zip(outs) {
         if let Some(kernels) = product.tile_kernels(workers.kernels) {
             product.run_tiles(kernels, workers, out);
-        } else if let Some((kernels, x)) = product.in_columns(workers.kernels) {
-            product.run_columns(kernels, x, workers, out);
-        } else {
-            let cut = product.cut(workers.pool.threads());
-            grids.push(Grid {
-                data: out,
-                columns: product.weights.matrix(product.weight).rows,
-                row_bounds: product.row_bounds,
-                cell_columns: cut.cell_columns,
-                strands: if cut.in_strands { STRANDS } else { 1 },
-            });
-            by_rows.push((product, cut));
+            continue;
         }
+        let matrix = product.weights.matrix(product.weight);
+        let (cut, way) = if let Some((kernels, x)) = product.in_columns(workers.kernels) {
+            let group = side_by_side::group_of(matrix.quant);
+            // Formats with groups of one length read the same arrangement.
+            let place = arranged.iter().position(|(known, _)| *known == group);
+            let place = place.unwrap_or_else(|| {
+                arranged.push((group, product.arrange_columns(x, &mut workers.columns)));
+                arranged.len() - 1
+            });
+            let cut = Cut {
+                cell_columns: product.stream_columns(workers.pool.threads()),
+                in_strands: matrix.rows.is_multiple_of(STRANDS),
+            };
+            (cut, Way::Columns(kernels, place))
+        } else {
+            (product.cut(workers.pool.threads()), Way::Rows)
+        };
+        grids.push(Grid {
+            data: out,
+            columns: matrix.rows,
+            row_bounds: product.row_bounds,
+            cell_columns: cut.cell_columns,
+            strands: if cut.in_strands { STRANDS } else { 1 },
+        });
+        ways.push((product, cut, way));
     }
-    let kernels = workers.kernels;
+    let (kernels, columns) = (workers.kernels, &workers.columns);
     workers
         .pool
         .for_each_cell(grids, &mut workers.scratch, |scratch, place, cell| {
-            let (product, cut) = &by_rows[place];
-            product.fill(kernels, cut, cell, scratch);
+            let (product, cut, way) = &ways[place];
+            match way {
+                Way::Columns(tile_kernels, place)
+                    if cell.rows.len() >= side_by_side::LEAST_ROWS =>
+                {
+                    let sets = arranged[*place].1[cell.band].clone();
+                    product.fill_columns(tile_kernels, cut, (columns, sets), cell, scratch);
+                }
+                _ => product.fill(kernels, cut, cell, scratch),
+            }
         });
 }
 
-/// How a product that reads its weights row by row is cut into cells.
+/// What fills the cells of a product.
+enum Way {
+    /// Kernels that read weights row by row.
+    Rows,
+    /// Those on tiles for few rows, and which arrangement of the rows they meet.
+    Columns(&'static TileKernels, usize),
+}
+
+/// How a product is cut into cells.
 struct Cut {
     cell_columns: usize,
     in_strands: bool,
@@ -192,57 +226,33 @@ impl Product<'_> {
         }
     }
 
-    /// Few rows with tiles.
-    fn run_columns(
-        &self,
-        tile_kernels: &TileKernels,
-        x: &Activations,
-        workers: &mut Workers,
-        out: &mut [f32],
-    ) {
+    /// Puts the rows of every band into columns, and returns their sets.
+    fn arrange_columns(&self, x: &Activations, columns: &mut Columns) -> Vec<Range<usize>> {
         let matrix = self.weights.matrix(self.weight);
-        let columns = &mut workers.columns;
-        columns.clear();
         let rows = |rows: Range<usize>| rows.map(|row| x.row(self.input_row(row)));
-        let sets: Vec<Range<usize>> = self
-            .row_bounds
+        self.row_bounds
             .windows(2)
             .map(|band| columns.add(matrix.quant, matrix.columns, rows(band[0]..band[1])))
-            .collect();
-        let columns = &workers.columns;
-        let in_strands = matrix.rows.is_multiple_of(STRANDS);
-        let grid = Grid {
-            data: out,
-            columns: matrix.rows,
-            row_bounds: self.row_bounds,
-            cell_columns: self.stream_columns(workers.pool.threads()),
-            strands: if in_strands { STRANDS } else { 1 },
-        };
-        let kernels = workers.kernels;
-        workers
-            .pool
-            .for_each_cell(vec![grid], &mut workers.scratch, |scratch, _, mut cell| {
-                let weights = self.cell_rows(&cell, in_strands);
-                if cell.rows.len() < side_by_side::LEAST_ROWS {
-                    let row = |row: usize| x.row(self.input_row(row));
-                    stream(kernels, matrix.quant, weights, row, &mut cell, scratch);
-                    return;
-                }
-                let Scratch {
-                    tile, side_by_side, ..
-                } = scratch;
-                tile.resize(cell.rows.len() * weights.len(), 0.0);
-                let sets = sets[cell.band].clone();
-                tile_kernels.multiply_columns(
-                    matrix.quant,
-                    weights,
-                    columns,
-                    sets,
-                    side_by_side,
-                    tile,
-                );
-                copy_rows(tile, weights.len(), cell.rows.start, &mut cell);
-            });
+            .collect()
+    }
+
+    /// Fills a cell of few rows with tiles.
+    fn fill_columns(
+        &self,
+        kernels: &TileKernels,
+        cut: &Cut,
+        (columns, sets): (&Columns, Range<usize>),
+        mut cell: Cell<'_>,
+        scratch: &mut Scratch,
+    ) {
+        let weights = self.cell_rows(&cell, cut.in_strands);
+        let quant = self.weights.matrix(self.weight).quant;
+        let Scratch {
+            tile, side_by_side, ..
+        } = scratch;
+        tile.resize(cell.rows.len() * weights.len(), 0.0);
+        kernels.multiply_columns(quant, weights, columns, sets, side_by_side, tile);
+        copy_rows(tile, weights.len(), cell.rows.start, &mut cell);
     }
 
     /// Rows of the largest band.

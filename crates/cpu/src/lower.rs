@@ -40,8 +40,9 @@ pub(crate) enum Op {
         group: usize,
         eps: f32,
         out: Place,
+        codes: Option<usize>,
     },
-    /// Makes the quantized copy of a value.
+    /// Makes the quantized copy of a value, where the value's own operation does not.
     Quantize {
         x: Place,
         codes: usize,
@@ -71,6 +72,7 @@ pub(crate) enum Op {
         up: Place,
         up_column: usize,
         out: Place,
+        codes: Option<usize>,
     },
     Add {
         a: Place,
@@ -179,6 +181,7 @@ pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout) -> Program {
                 group,
                 eps,
                 out: place(out),
+                codes: None,
             },
             Step::Linear { x, w, out } => Op::Linear {
                 x: source(&codes, x, w),
@@ -209,6 +212,7 @@ pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout) -> Program {
                 up: place(up),
                 up_column,
                 out: place(out),
+                codes: None,
             },
             Step::Add { a, b, out } => Op::Add {
                 a: place(a),
@@ -278,8 +282,9 @@ pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout) -> Program {
     }
 }
 
-/// Makes one operation of products that follow each other and read the same: queries, keys and values; gate and up. The
-/// buffer of none of them may be that of what the others read, because all of it is read until the last one.
+/// Makes one operation of what goes better together. Products that follow each other and read the same: queries, keys and
+/// values; gate and up. The buffer of none of them may be that of what the others read, because all of it is read until the
+/// last one. And what is computed row by row with its quantized copy.
 fn merged(ops: Vec<Op>) -> Vec<Op> {
     let mut all: Vec<Op> = Vec::with_capacity(ops.len());
     for op in ops {
@@ -291,6 +296,10 @@ fn merged(ops: Vec<Op>) -> Vec<Op> {
                     products: more,
                 },
             ) if *x == same && products[0].1.rows == more[0].1.rows => products.extend(more),
+            (
+                Some(Op::Norm { out, codes, .. } | Op::GeluMul { out, codes, .. }),
+                Op::Quantize { x, codes: into },
+            ) if *out == x => *codes = Some(into),
             (_, op) => all.push(op),
         }
     }

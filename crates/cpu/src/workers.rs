@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Elements below which a step of simple arithmetic is not worth sharing out.
-const GRAIN: usize = 16 * 1024;
+pub(crate) const GRAIN: usize = 16 * 1024;
 
 pub(crate) struct Workers {
     pub(crate) pool: Pool,

@@ -179,7 +179,8 @@ impl<'a> Part<'a> {
     }
 }
 
-fn group_of(quant: QuantType) -> usize {
+/// Values that share a scale.
+pub(crate) fn group_of(quant: QuantType) -> usize {
     struct GroupOf;
     impl WithFormat for GroupOf {
         type Output = usize;

@@ -337,6 +337,32 @@ impl Pool {
         });
     }
 
+    /// Consecutive chunks of two slices, side by side: both have as many.
+    pub(crate) fn for_each_pair_of_chunks<A: Send, B: Send>(
+        &self,
+        (first, first_chunk): (&mut [A], usize),
+        (second, second_chunk): (&mut [B], usize),
+        f: impl Fn(usize, &mut [A], &mut [B]) + Sync,
+    ) {
+        let lengths = (first.len(), second.len());
+        let items = lengths.0.div_ceil(first_chunk.max(1));
+        assert_eq!(
+            items,
+            lengths.1.div_ceil(second_chunk.max(1)),
+            "as many chunks in both"
+        );
+        let (first, second) = (Disjoint::new(first), Disjoint::new(second));
+        self.run(items, &|_, item| {
+            let starts = (item * first_chunk, item * second_chunk);
+            let (ends, next) = (lengths, (starts.0 + first_chunk, starts.1 + second_chunk));
+            // SAFETY: Each item is claimed once, and chunks of different items do not meet.
+            let first = unsafe { first.part(starts.0..ends.0.min(next.0)) };
+            // SAFETY: The same.
+            let second = unsafe { second.part(starts.1..ends.1.min(next.1)) };
+            f(item, first, second);
+        });
+    }
+
     /// Only the chunks named by `chosen`, in rising order; `f` gets the place in `chosen`.
     pub(crate) fn for_each_chosen_chunk<T: Send>(
         &self,

@@ -135,6 +135,18 @@ fn cells_of_strands_put_values_where_they_belong() {
 }
 
 #[test]
+fn pairs_of_chunks_belong_together() {
+    let pool = pool();
+    let (mut wide, mut narrow) = (vec![0; 22], vec![0; 6]);
+    pool.for_each_pair_of_chunks((&mut wide, 8), (&mut narrow, 2), |item, wide, narrow| {
+        wide.fill(item);
+        narrow.fill(10 * item);
+    });
+    assert!(wide.iter().enumerate().all(|(i, &x)| x == i / 8));
+    assert_eq!(narrow, [0, 0, 10, 10, 20, 20]);
+}
+
+#[test]
 fn chosen_chunks_are_the_only_ones_written() {
     let pool = pool();
     let mut data = vec![9usize; 50];
