@@ -14,9 +14,9 @@ use crate::{
     dot::{
         WeightRows, float, format, matvec,
         panel::{self, Panel, Sums},
-        side_by_side::{self, Columns, Space},
+        side_by_side::{Columns, Space},
         sideways,
-        tiled::{self, Operands},
+        tiled::Operands,
     },
     elementwise,
     isa::Isa,
@@ -161,7 +161,7 @@ macro_rules! tile_kernels {
         #[cfg(test)]
         mod plain_tiles {
             use super::*;
-            use crate::simd::PlainTiles;
+            use crate::{dot::{side_by_side, tiled}, simd::PlainTiles};
 
             $(pub(super) fn $name($($arg: $type),*) { $module::$body::<PlainTiles>($($arg),*) })*
 
@@ -171,7 +171,7 @@ macro_rules! tile_kernels {
         #[cfg(target_arch = "x86_64")]
         mod amx {
             use super::*;
-            use crate::simd::amx::AmxTiles;
+            use crate::{dot::{side_by_side, tiled}, simd::amx::AmxTiles};
 
             $(
                 #[target_feature(
