@@ -10,7 +10,8 @@ use crate::{
     workers::{GRAIN, Workers},
 };
 
-/// Calls `f(row, values)` for every row of `out`, `[rows, columns]`, and converts the row.
+/// Calls `f(row, values)` for every row of `out`, `[rows, columns]`, and converts the row; `f` does nothing where the values are
+/// there already.
 pub(crate) fn each_row(
     workers: &Workers,
     class: Class,
@@ -35,7 +36,8 @@ pub(crate) fn each_row(
         return;
     }
     let (chunks, row_chunks) = into.chunks_mut();
-    let together = rows_together(columns);
+    // As many values an item as other simple steps have.
+    let together = (GRAIN / columns).max(1);
     let chunks = (&mut chunks[..rows * row_chunks], together * row_chunks);
     let values = (out, together * columns);
     workers
@@ -49,42 +51,6 @@ pub(crate) fn each_row(
         });
 }
 
-/// Converts rows of `columns` values that are there already.
-pub(crate) fn convert(
-    workers: &Workers,
-    class: Class,
-    x: &[f32],
-    columns: usize,
-    into: &mut Activations,
-) {
-    let rows = x.len() / columns;
-    let kernels = workers.kernels;
-    if let (Class::Many, Some(kernels)) = (class, kernels.tiles()) {
-        let (tiles, row_tiles) = into.tiles_mut();
-        let tiles = &mut tiles[..rows.div_ceil(tiled::ROWS) * row_tiles];
-        workers
-            .pool
-            .for_each_chunk(tiles, row_tiles, |tile, tiles| {
-                let first = tile * tiled::ROWS;
-                let last = rows.min(first + tiled::ROWS);
-                narrow(kernels, &x[first * columns..last * columns], columns, tiles);
-            });
-        return;
-    }
-    let (chunks, row_chunks) = into.chunks_mut();
-    let together = rows_together(columns);
-    workers.pool.for_each_chunk(
-        &mut chunks[..rows * row_chunks],
-        together * row_chunks,
-        |item, chunks| {
-            let first = item * together;
-            for (row, chunks) in chunks.chunks_exact_mut(row_chunks).enumerate() {
-                kernels.quantize(&x[(first + row) * columns..][..columns], chunks);
-            }
-        },
-    );
-}
-
 /// Up to sixteen rows into tiles.
 fn narrow(kernels: &TileKernels, x: &[f32], columns: usize, tiles: &mut [Tile]) {
     let mut values: [&[f32]; tiled::ROWS] = [&[]; tiled::ROWS];
@@ -94,9 +60,4 @@ fn narrow(kernels: &TileKernels, x: &[f32], columns: usize, tiles: &mut [Tile]) 
         *values = row;
     }
     kernels.narrow(&values[..count], tiles);
-}
-
-/// Rows of an item: as many values as other simple steps have.
-fn rows_together(columns: usize) -> usize {
-    (GRAIN / columns).max(1)
 }

@@ -199,10 +199,15 @@ impl State {
         let places = view.places(op.rows());
         match op {
             Op::Quantize { x, codes } => {
-                let data = &self.buffers[x.buffer][..places.len() * x.columns];
-                let class = Class::of(self.workers.kernels, places.len());
-                let codes = &mut self.codes[*codes];
-                convert::convert(&self.workers, class, data, x.columns, codes);
+                let data = &mut self.buffers[x.buffer][..places.len() * x.columns];
+                let data = (data, x.columns);
+                each_row(
+                    &self.workers,
+                    &mut self.codes,
+                    Some(*codes),
+                    data,
+                    |_, _| {},
+                );
             }
             Op::Linear { x, products } => self.multiply(*x, products, places.len()),
             Op::StoreKv { k, v, slot } => {

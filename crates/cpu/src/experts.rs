@@ -8,7 +8,7 @@ use carat_model::weights::{Weight, Weights};
 
 use crate::{
     activations::Activations,
-    convert::convert,
+    convert,
     kernels::Kernels,
     linear::{self, Band, Class, Input, Product},
     workers::Workers,
@@ -128,7 +128,8 @@ impl Pairs {
         });
         let input = match &mut self.codes {
             Some(codes) => {
-                convert(workers, class, &self.inner[..pairs * inner], inner, codes);
+                let values = (&mut self.inner[..pairs * inner], inner);
+                convert::each_row(workers, class, values, codes, |_, _| {});
                 Input::Codes(codes)
             }
             None => Input::Floats {

@@ -169,13 +169,13 @@ struct Cut {
 impl Product<'_> {
     /// The kernels for tiles, if this is a product for them.
     fn tile_kernels(&self, kernels: &Kernels) -> Option<&'static TileKernels> {
-        let narrow = match self.input {
+        let narrow = || match self.input {
             Input::Codes(_) => true,
-            Input::Floats { .. } => self.class == Class::Many && self.weights.narrows(self.weight),
+            Input::Floats { .. } => self.weights.narrows(self.weight),
         };
         kernels
             .tiles()
-            .filter(|_| self.class == Class::Many && narrow)
+            .filter(|_| self.class == Class::Many && narrow())
     }
 
     /// The kernels and the input for few rows in tiles, if this is a product for them.
