@@ -10,7 +10,7 @@ use super::{
     k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K},
     legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0},
 };
-use crate::simd::{LANES, Simd, Tiles, array};
+use crate::simd::{LANES, Simd, Tiles};
 
 /// How the codes of a format lie in a byte.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -144,12 +144,6 @@ pub(super) fn at<const N: usize>(bytes: &[u8], offset: usize) -> &[u8; N] {
 #[inline(always)]
 pub(super) fn half_bits(bytes: &[u8], offset: usize) -> u16 {
     u16::from_le_bytes(*at(bytes, offset))
-}
-
-/// The sixteen F16 bits that stand `stride` bytes apart, from `offset` on.
-#[inline(always)]
-pub(super) fn halves(bytes: &[u8], offset: usize, stride: usize) -> [u16; LANES] {
-    array![0; i => half_bits(bytes, offset + i * stride)]
 }
 
 /// Does something with the format type of a quantized [`QuantType`].

@@ -6,7 +6,7 @@ use carat_gguf::{
 };
 
 use super::{
-    format::{Coding, Format, Order, Unpacked, at, half_bits, halves, no_codes},
+    format::{Coding, Format, Order, Unpacked, at, half_bits, no_codes},
     legacy::{block_nibbles, four_blocks_nibbles},
 };
 use crate::simd::{Floats, Simd, array};
@@ -26,7 +26,7 @@ impl Format for Iq4Nl {
         let chunk: &[u8; 16 * 18] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => S::lookup(&IQ4_VALUES, block_nibbles::<S>(chunk, i, 18, 2))],
-            scales: S::Floats::load_half(&halves(chunk, 0, 18)),
+            scales: S::halves_apart::<18>(chunk),
             mins: S::Floats::zero(),
         }
     }

@@ -2,7 +2,7 @@
 
 use carat_gguf::QuantType;
 
-use super::format::{Coding, Format, Order, Runs, Unpacked, at, halves, no_codes};
+use super::format::{Coding, Format, Order, Runs, Unpacked, at, no_codes};
 use crate::simd::{Floats, Simd, Tiles, array};
 
 /// Nibbles of blocks `2 i` and `2 i + 1`, where a block has `bytes` bytes and its nibbles start at `offset`.
@@ -39,10 +39,10 @@ fn fifth_bits<S: Simd>(chunk: &[u8], i: usize, bytes: usize, offset: usize) -> S
     S::sixteens(bits(2 * i) | bits(2 * i + 1) << 32)
 }
 
-/// Negated, because formats subtract their minimum and these add theirs.
+/// The second F16 of every block. Negated, because formats subtract their minimum and these add theirs.
 #[inline(always)]
-fn added_mins<S: Simd>(bits: [u16; 16]) -> S::Floats {
-    S::Floats::load_half(&array![0; i => bits[i] ^ 0x8000])
+fn added_mins<S: Simd, const STRIDE: usize>(chunk: &[u8]) -> S::Floats {
+    S::halves_apart::<STRIDE>(&chunk[2..]).mul(S::Floats::splat(-1.0))
 }
 
 pub(crate) struct Q4_0;
@@ -61,7 +61,7 @@ impl Format for Q4_0 {
         let chunk: &[u8; 16 * 18] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => block_nibbles::<S>(chunk, i, 18, 2)],
-            scales: S::Floats::load_half(&halves(chunk, 0, 18)),
+            scales: S::halves_apart::<18>(chunk),
             mins: S::Floats::zero(),
         }
     }
@@ -79,8 +79,8 @@ impl Format for Q4_0 {
     fn unpack_signed<T: Tiles>(chunk: &[u8]) -> Unpacked<T::Vectors> {
         let chunk: &[u8; 16 * 18] = at(chunk, 0);
         Unpacked {
-            codes: array![no_codes::<T::Vectors>(); i => T::q4_0_pair(at(chunk, 36 * i))],
-            scales: Floats::load_half(&halves(chunk, 0, 18)),
+            codes: T::q4_0_codes(chunk),
+            scales: T::Vectors::halves_apart::<18>(chunk),
             mins: Floats::zero(),
         }
     }
@@ -102,8 +102,8 @@ impl Format for Q4_1 {
         let chunk: &[u8; 16 * 20] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => block_nibbles::<S>(chunk, i, 20, 4)],
-            scales: S::Floats::load_half(&halves(chunk, 0, 20)),
-            mins: added_mins::<S>(halves(chunk, 2, 20)),
+            scales: S::halves_apart::<20>(chunk),
+            mins: added_mins::<S, 20>(chunk),
         }
     }
 
@@ -134,7 +134,7 @@ impl Format for Q5_0 {
                 let low = block_nibbles::<S>(chunk, i, 22, 6);
                 S::or(low, fifth_bits::<S>(chunk, i, 22, 2))
             }],
-            scales: S::Floats::load_half(&halves(chunk, 0, 22)),
+            scales: S::halves_apart::<22>(chunk),
             mins: S::Floats::zero(),
         }
     }
@@ -157,8 +157,8 @@ impl Format for Q5_1 {
                 let low = block_nibbles::<S>(chunk, i, 24, 8);
                 S::or(low, fifth_bits::<S>(chunk, i, 24, 4))
             }],
-            scales: S::Floats::load_half(&halves(chunk, 0, 24)),
-            mins: added_mins::<S>(halves(chunk, 2, 24)),
+            scales: S::halves_apart::<24>(chunk),
+            mins: added_mins::<S, 24>(chunk),
         }
     }
 }
@@ -178,7 +178,7 @@ impl Format for Q8_0 {
         let chunk: &[u8; 16 * 34] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => S::join(at(chunk, 68 * i + 2), at(chunk, 68 * i + 36))],
-            scales: S::Floats::load_half(&halves(chunk, 0, 34)),
+            scales: S::halves_apart::<34>(chunk),
             mins: S::Floats::zero(),
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! A tile of sixteen weight rows by 64 codes meets a tile of activations and gives sixteen by sixteen exact integers. There
 //! may be fewer rows than columns, and a tile has several groups; so a column is one row's share of one group: eight rows
-//! of two groups, or two rows of eight. It holds the row's codes where its group stands, and zeros elsewhere. This
+//! of two groups, or four rows of four. It holds the row's codes where its group stands, and zeros elsewhere. This
 //! arrangement is made once a product ([`Columns`]); weights are unpacked as they are read, for all rows at once.
 #![cfg_attr(
     all(not(target_arch = "x86_64"), not(test)),
@@ -16,7 +16,7 @@ use carat_gguf::QuantType;
 
 use super::{
     STRANDS, WeightRows,
-    format::{Format, WithFormat, chunk_at, with_format},
+    format::{Format, Tail, WithFormat, with_format},
 };
 use crate::{
     activations::{GROUP, Row},
@@ -32,8 +32,7 @@ pub(crate) const MOST_SETS: usize = 2;
 /// Codes in a row of a tile.
 const STEP: usize = 64;
 
-/// Activation rows from which on this is faster than [`super::matvec`]: two have so many groups side by side that the tiles
-/// of a product wait for each other.
+/// Activation rows from which on this is faster than [`super::matvec`]: two would leave half of the columns empty.
 pub(crate) const LEAST_ROWS: usize = 3;
 
 /// How rows share the columns of tiles.
@@ -41,7 +40,7 @@ pub(crate) const LEAST_ROWS: usize = 3;
 struct Shape {
     /// Values of a group.
     group: usize,
-    /// Groups side by side, each with a column for every row: 1, 2, 4, 8 or 16.
+    /// Groups side by side, each with a column for every row: 1, 2 or 4.
     groups: usize,
 }
 
@@ -50,7 +49,8 @@ impl Shape {
         assert!((1..=MOST_ROWS).contains(&rows), "{rows} rows side by side");
         Shape {
             group,
-            groups: LANES / rows.next_power_of_two(),
+            // Fewer rows leave columns empty: the tiles of more groups would wait for each other in one product.
+            groups: LANES / rows.next_power_of_two().max(4),
         }
     }
 
@@ -208,7 +208,7 @@ struct Parts {
     scales: Square,
     mins: Square,
     totals: [Totals; UNDER_WAY],
-    /// `[sets, products of a chunk]`, each `[weight rows, columns]`.
+    /// `[sets, products of a chunk]`, each `[weight rows, columns]`. All zero between calls.
     sums: Vec<[Square; LANES]>,
 }
 
@@ -261,17 +261,21 @@ impl<T: Tiles> WithFormat for Multiply<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<F: Format>(mut self) {
+    fn run<F: Format>(self) {
         let mut registers = T::take();
         let chunks = self.weights.row_bytes.div_ceil(F::CHUNK_BYTES);
         let count = self.weights.len();
+        let sets = &self.columns.sets[self.sets.clone()];
         for first in (0..count).step_by(ROWS) {
             let rows = self.weights.slice(first..count.min(first + ROWS));
+            // What is computed for missing rows is nobody's concern.
+            let row_bytes: [&[u8]; ROWS] =
+                array![[].as_slice(); i => rows.row(i.min(rows.len() - 1))];
             for chunk in 0..chunks {
-                self.unpack::<F>(rows, chunk);
-                let mut ahead = Ahead::new::<F>(rows, chunk);
-                for (place, set) in self.columns.sets[self.sets.clone()].iter().enumerate() {
-                    let mut meeting = Meeting {
+                unpack::<T, F>(self.space, &row_bytes, chunk);
+                let mut ahead = Some(Ahead::new::<F>(rows, chunk));
+                for (place, set) in sets.iter().enumerate() {
+                    let meeting = Meeting {
                         registers: &mut registers,
                         space: self.space,
                         tiles: &self.columns.tiles[set.tiles.clone()],
@@ -283,19 +287,27 @@ impl<T: Tiles> WithFormat for Multiply<'_, T> {
                     match set.shape.groups {
                         1 => meeting.add::<F, 1>(),
                         2 => meeting.add::<F, 2>(),
-                        4 => meeting.add::<F, 4>(),
-                        8 => meeting.add::<F, 8>(),
-                        _ => meeting.add::<F, 16>(),
+                        _ => meeting.add::<F, 4>(),
                     }
-                    ahead = Ahead::NOTHING;
+                    ahead = None;
                 }
             }
             let mut above = 0;
-            for (place, set) in self.columns.sets[self.sets.clone()].iter().enumerate() {
+            for (sums, set) in self.space.sums.iter_mut().zip(sets) {
+                let outputs = match set.shape.groups {
+                    1 => fold::<T::Vectors, 1>(sums),
+                    2 => fold::<T::Vectors, 2>(sums),
+                    _ => fold::<T::Vectors, 4>(sums),
+                };
                 let out = &mut self.out[above * count..(above + set.rows) * count];
-                let outputs = fold::<T::Vectors>(&mut self.space.sums[place], set.shape);
-                for (out, outputs) in out.chunks_exact_mut(count).zip(outputs) {
-                    out[first..first + rows.len()].copy_from_slice(&outputs.0[..rows.len()]);
+                for (out, outputs) in out.chunks_exact_mut(count).zip(&outputs) {
+                    let out = &mut out[first..first + rows.len()];
+                    // A length that the compiler knows makes this one instruction.
+                    if let Ok(out) = <&mut [f32; ROWS]>::try_from(&mut *out) {
+                        *out = outputs.0;
+                    } else {
+                        out.copy_from_slice(&outputs.0[..rows.len()]);
+                    }
                 }
                 above += set.rows;
             }
@@ -303,58 +315,55 @@ impl<T: Tiles> WithFormat for Multiply<'_, T> {
     }
 }
 
-impl<T: Tiles> Multiply<'_, T> {
-    /// One chunk of up to sixteen rows. What is there for missing rows is nobody's concern.
-    #[inline(always)]
-    fn unpack<F: Format>(&mut self, rows: WeightRows<'_>, chunk: usize) {
-        for row in 0..rows.len() {
-            let mut tail = None;
-            let bytes = chunk_at::<F>(rows.row(row), chunk * F::CHUNK_BYTES, &mut tail);
-            let unpacked = F::unpack_signed::<T>(bytes);
-            let pieces = unpacked.codes.iter().take(F::GROUP / 4);
-            for (codes, tile) in pieces.zip(&mut self.space.codes) {
-                T::Vectors::store_bytes(*codes, &mut tile.0[row].0);
-            }
-            unpacked.scales.store(&mut self.space.scales[row].0);
-            if F::MINS {
-                unpacked.mins.store(&mut self.space.mins[row].0);
-            }
+/// Unpacks one chunk of sixteen rows.
+#[inline(always)]
+fn unpack<T: Tiles, F: Format>(space: &mut Parts, rows: &[&[u8]; ROWS], chunk: usize) {
+    let start = chunk * F::CHUNK_BYTES;
+    if start + F::CHUNK_BYTES <= rows[0].len() {
+        for (row, bytes) in rows.iter().enumerate() {
+            unpack_row::<T, F>(space, row, &bytes[start..start + F::CHUNK_BYTES]);
         }
+    } else {
+        for (row, bytes) in rows.iter().enumerate() {
+            let tail = Tail::of::<F>(bytes).expect("a row ends short of a whole chunk");
+            unpack_row::<T, F>(space, row, tail.chunk::<F>());
+        }
+    }
+}
+
+#[inline(always)]
+fn unpack_row<T: Tiles, F: Format>(space: &mut Parts, row: usize, chunk: &[u8]) {
+    let unpacked = F::unpack_signed::<T>(chunk);
+    let pieces = unpacked.codes.iter().take(F::GROUP / 4);
+    for (codes, tile) in pieces.zip(&mut space.codes) {
+        T::Vectors::store_bytes(*codes, &mut tile.0[row].0);
+    }
+    unpacked.scales.store(&mut space.scales[row].0);
+    if F::MINS {
+        unpacked.mins.store(&mut space.mins[row].0);
     }
 }
 
 /// Weights that are asked for while others are multiplied: memory would be idle then.
 #[derive(Clone, Copy)]
-struct Ahead {
-    starts: [*const u8; STRANDS],
-    /// From each start on.
-    lines: usize,
-}
+struct Ahead([*const u8; STRANDS]);
 
 impl Ahead {
-    const NOTHING: Ahead = Ahead {
-        starts: [std::ptr::null(); STRANDS],
-        lines: 0,
-    };
-
     /// As much as a chunk of `rows` has, in those that come next.
     #[inline(always)]
     fn new<F: Format>(rows: WeightRows<'_>, chunk: usize) -> Ahead {
         let bytes = ROWS / STRANDS * F::CHUNK_BYTES;
         let runs = rows.runs_after(ROWS);
-        Ahead {
-            starts: array![std::ptr::null(); i => runs[i].wrapping_add(chunk * bytes)],
-            lines: bytes.div_ceil(64),
-        }
+        Ahead(array![std::ptr::null(); i => runs[i].wrapping_add(chunk * bytes)])
     }
 
-    /// The `part`th of so many parts.
+    /// What comes with one of so many products, the `place`th of its turn: strand after strand, line after line.
     #[inline(always)]
-    fn ask<S: Simd>(self, part: usize, parts: usize) {
-        for line in part * self.lines / parts..(part + 1) * self.lines / parts {
-            for start in self.starts {
-                S::prefetch(start.wrapping_add(64 * line));
-            }
+    fn ask<F: Format, T: Tiles>(self, turn: usize, place: usize, products: usize) {
+        let lines = (ROWS * F::CHUNK_BYTES).div_ceil(64 * products);
+        for i in place * lines..(place + 1) * lines {
+            let line = turn * lines * UNDER_WAY / STRANDS + i / STRANDS;
+            T::prefetch(self.0[i % STRANDS].wrapping_add(64 * line));
         }
     }
 }
@@ -369,56 +378,69 @@ struct Meeting<'a, T> {
     place: usize,
     /// Which of its row.
     chunk: usize,
-    ahead: Ahead,
+    /// With the first set.
+    ahead: Option<Ahead>,
 }
 
 impl<T: Tiles> Meeting<'_, T> {
     /// Adds the products with columns of `J` groups side by side to the sums.
     #[inline(always)]
-    fn add<F: Format, const J: usize>(&mut self) {
+    fn add<F: Format, const J: usize>(mut self) {
+        let products = LANES / J;
+        self.start::<F, J>(0, 0);
+        self.start::<F, J>(1, 1);
+        // Written out, because a register's number is part of an instruction.
+        for first in (0..products).step_by(UNDER_WAY) {
+            self.turn::<F, J>(0, first);
+            self.turn::<F, J>(1, first + 1);
+            self.turn::<F, J>(2, first + 2);
+            self.turn::<F, J>(3, first + 3);
+        }
+        self.add_product::<F, J>(UNDER_WAY - 1, products - 1);
+    }
+
+    /// One product is stored while the next two are multiplied and the one before is added.
+    #[inline(always)]
+    fn turn<F: Format, const J: usize>(&mut self, place: usize, product: usize) {
+        self.start::<F, J>((place + 2) % UNDER_WAY, product + 2);
+        self.registers
+            .finish_bytes(place, &mut self.space.totals[place]);
+        if product > 0 {
+            self.add_product::<F, J>((place + 3) % UNDER_WAY, product - 1);
+        }
+    }
+
+    /// Starts a product, if there is one of that number.
+    #[inline(always)]
+    fn start<F: Format, const J: usize>(&mut self, place: usize, product: usize) {
         let shape = Shape {
             group: F::GROUP,
             groups: J,
         };
         let (products, steps) = (shape.products(), shape.steps());
-        let tiles = &self.tiles[self.chunk * products * steps..][..products * steps];
-        let factors = &self.factors[self.chunk * products..][..products];
-        // Two products are multiplied while one is stored and one is added.
-        for turn in 0..products + 3 {
-            if turn < products {
-                let left = &self.space.codes[shape.first_step(turn)..][..steps];
-                let right = &tiles[turn * steps..][..steps];
-                self.registers.start_bytes(turn % UNDER_WAY, left, right);
-            }
-            if (2..products + 2).contains(&turn) {
-                let place = (turn - 2) % UNDER_WAY;
-                self.registers
-                    .finish_bytes(place, &mut self.space.totals[place]);
-            }
-            if turn >= 3 {
-                self.ahead.ask::<T::Vectors>(turn - 3, products);
-                self.add_product::<F, J>(turn - 3, &factors[turn - 3]);
-            }
+        if product < products {
+            let left = &self.space.codes[shape.first_step(product)..][..steps];
+            let right = &self.tiles[(self.chunk * products + product) * steps..][..steps];
+            self.registers.start_bytes(place, left, right);
         }
     }
 
-    /// Adds one product to its sums, or begins them.
+    /// Adds one product to its sums.
     #[inline(always)]
-    fn add_product<F: Format, const J: usize>(&mut self, product: usize, factors: &Factors) {
+    fn add_product<F: Format, const J: usize>(&mut self, place: usize, product: usize) {
+        if let Some(ahead) = self.ahead {
+            ahead.ask::<F, T>(product / UNDER_WAY, place, LANES / J);
+        }
+        let factors = &self.factors[self.chunk * (LANES / J) + product];
         let x_scales = <T::Vectors as Simd>::Floats::load(&factors.scales);
         let x_sums = <T::Vectors as Simd>::Floats::load(&factors.sums);
         let space = &mut *self.space;
-        let totals = &space.totals[product % UNDER_WAY];
+        let totals = &space.totals[place];
         let sums = &mut space.sums[self.place][product];
         for (row, sum) in sums.iter_mut().enumerate() {
             let scales = T::repeat::<J>(&space.scales[row].0.as_chunks().0[product]);
             let total = T::Vectors::to_floats(T::Vectors::load_ints(&totals.0[row]));
-            let before = if self.chunk == 0 {
-                Floats::zero()
-            } else {
-                Floats::load(&sum.0)
-            };
-            let mut after = total.mul_add(scales.mul(x_scales), before);
+            let mut after = total.mul_add(scales.mul(x_scales), Floats::load(&sum.0));
             if F::MINS {
                 let mins = T::repeat::<J>(&space.mins[row].0.as_chunks().0[product]);
                 after = mins.neg_mul_add(x_sums, after);
@@ -428,42 +450,41 @@ impl<T: Tiles> Meeting<'_, T> {
     }
 }
 
-/// Folds the sixteen lanes of every output, in the order of [`Floats::sum`]: sixteen outputs for each row.
+/// Folds the sixteen lanes of every output, in the order of [`Floats::sum`], where `J` lie side by side in a product: sixteen
+/// outputs for each row. Leaves zeros, to which the next sums are added.
 #[inline(always)]
-fn fold<S: Simd>(sums: &mut [Square; LANES], shape: Shape) -> Square {
+fn fold<S: Simd, const J: usize>(sums: &mut [Square; LANES]) -> Square {
     // First those that lie in different products, at the same column.
-    let mut width = shape.products();
-    while width > 1 {
-        width /= 2;
-        let (left, right) = sums.split_at_mut(width);
-        for (left, right) in left.iter_mut().zip(&*right).take(width) {
-            for (left, right) in left.iter_mut().zip(right) {
-                let sum = S::Floats::load(&left.0).add(S::Floats::load(&right.0));
-                sum.store(&mut left.0);
-            }
-        }
-    }
     let mut rows = [Line([0; 64]); LANES];
-    for (line, sums) in rows.iter_mut().zip(&sums[0]) {
-        for (bytes, sum) in line.0.as_chunks_mut().0.iter_mut().zip(sums.0) {
-            *bytes = sum.to_le_bytes();
+    for (row, line) in rows.iter_mut().enumerate() {
+        let mut lanes = [S::Floats::zero(); LANES];
+        for (lane, sums) in lanes.iter_mut().zip(&mut sums[..LANES / J]) {
+            *lane = S::Floats::load(&sums[row].0);
+            S::Floats::zero().store(&mut sums[row].0);
         }
+        fold_lanes::<S>(&mut lanes, LANES / J);
+        lanes[0].store_f32_bytes(&mut line.0);
     }
     let mut columns = [Line([0; 64]); LANES];
     S::transpose(&rows, &mut columns);
     let mut lanes: [S::Floats; LANES] =
         array![S::Floats::zero(); i => S::Floats::load_f32_bytes(&columns[i].0)];
     let mut outputs = ZEROS;
-    let rows = lanes.chunks_exact_mut(shape.groups);
-    for (lanes, outputs) in rows.zip(&mut outputs) {
-        let mut width = lanes.len();
-        while width > 1 {
-            width /= 2;
-            for i in 0..width {
-                lanes[i] = lanes[i].add(lanes[i + width]);
-            }
-        }
+    for (lanes, outputs) in lanes.as_chunks_mut::<J>().0.iter_mut().zip(&mut outputs) {
+        fold_lanes::<S>(lanes, J);
         lanes[0].store(&mut outputs.0);
     }
     outputs
+}
+
+/// Adds up the first `count` to the first one, halves to halves.
+#[inline(always)]
+fn fold_lanes<S: Simd>(lanes: &mut [S::Floats], count: usize) {
+    let mut width = count;
+    while width > 1 {
+        width /= 2;
+        for i in 0..width {
+            lanes[i] = lanes[i].add(lanes[i + width]);
+        }
+    }
 }

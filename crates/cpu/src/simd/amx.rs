@@ -9,10 +9,10 @@ use std::{
     arch::{
         asm,
         x86_64::{
-            __m512, __m512bh, __m512i, _mm_loadu_ps, _mm256_loadu_ps, _mm512_broadcast_f32x4,
-            _mm512_broadcast_f32x8, _mm512_castpd_ps, _mm512_cvtepi32_ps, _mm512_cvtne2ps_pbh,
-            _mm512_gf2p8affine_epi64_epi8, _mm512_load_si512, _mm512_loadu_ps,
-            _mm512_maskz_loadu_epi8, _mm512_permutexvar_epi8, _mm512_set_epi64, _mm512_set1_pd,
+            __m512, __m512bh, __m512i, _MM_HINT_T1, _mm_loadu_ps, _mm_prefetch, _mm256_loadu_ps,
+            _mm512_broadcast_f32x4, _mm512_broadcast_f32x8, _mm512_castpd_ps, _mm512_cvtepi32_ps,
+            _mm512_cvtne2ps_pbh, _mm512_gf2p8affine_epi64_epi8, _mm512_load_si512, _mm512_loadu_ps,
+            _mm512_loadu_si512, _mm512_permutexvar_epi8, _mm512_set_epi64, _mm512_set1_pd,
             _mm512_set1_ps, _mm512_shuffle_epi8, _mm512_store_si512,
         },
     },
@@ -20,7 +20,7 @@ use std::{
 };
 
 use super::{
-    Avx512, LANES, Line,
+    Avx512, LANES, Line, Simd, array,
     tiles::{Sums, Tile, Tiles, Totals, UNDER_WAY},
 };
 use crate::pool::Block;
@@ -257,16 +257,27 @@ impl Tiles for AmxTiles {
     }
 
     #[inline(always)]
-    fn q4_0_pair(blocks: &[u8; 36]) -> __m512i {
-        // SAFETY: Only `Isa::Amx` uses this, and that has VBMI and GFNI. The mask lets 36 bytes be read.
-        unsafe {
-            let blocks = _mm512_maskz_loadu_epi8((1 << 36) - 1, blocks.as_ptr().cast());
-            let places = _mm512_load_si512(Q4_0_PLACES.0.as_ptr().cast());
-            let bytes = _mm512_permutexvar_epi8(places, blocks);
-            let (low, high) = (nibble_matrix(0), nibble_matrix(4));
-            let matrices = _mm512_set_epi64(high, high, low, low, high, high, low, low);
-            _mm512_gf2p8affine_epi64_epi8::<0b1111_1000>(bytes, matrices)
-        }
+    fn q4_0_codes(blocks: &[u8; 16 * 18]) -> [__m512i; 8] {
+        array![Avx512::load_bytes(&[0; 64]); pair => {
+            // The last two blocks are read from further left, so as not to read past them.
+            let start = (PAIR_BYTES * pair).min(blocks.len() - LINE);
+            let places = &Q4_0_PLACES[usize::from(start < PAIR_BYTES * pair)];
+            // SAFETY: Only `Isa::Amx` uses this, and that has VBMI and GFNI. A line from `start` on is within the blocks.
+            unsafe {
+                let line = _mm512_loadu_si512(blocks.as_ptr().add(start).cast());
+                let places = _mm512_load_si512(places.0.as_ptr().cast());
+                let bytes = _mm512_permutexvar_epi8(places, line);
+                let (low, high) = (nibble_matrix(0), nibble_matrix(4));
+                let matrices = _mm512_set_epi64(high, high, low, low, high, high, low, low);
+                _mm512_gf2p8affine_epi64_epi8::<0b1111_1000>(bytes, matrices)
+            }
+        }]
+    }
+
+    #[inline(always)]
+    fn prefetch(address: *const u8) {
+        // SAFETY: A hint, which faults at no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
     }
 
     #[inline(always)]
@@ -288,16 +299,22 @@ impl Tiles for AmxTiles {
     }
 }
 
-/// For each code of two blocks of Q4_0, the byte that it is in.
-static Q4_0_PLACES: Line = {
+/// Bytes of two blocks of Q4_0.
+const PAIR_BYTES: usize = 2 * 18;
+
+/// For each code of two blocks of Q4_0, the byte that it is in: of a line that starts with them, and of the last line of
+/// sixteen blocks.
+static Q4_0_PLACES: [Line; 2] = [q4_0_places(0), q4_0_places(LINE - PAIR_BYTES)];
+
+const fn q4_0_places(first: usize) -> Line {
     let mut places = [0; 64];
     let mut code = 0;
     while code < 64 {
-        places[code] = (code / 32 * 18 + 2 + code % 16) as u8;
+        places[code] = (first + code / 32 * 18 + 2 + code % 16) as u8;
         code += 1;
     }
     Line(places)
-};
+}
 
 /// The matrix that takes a byte to the nibble from bit `shift` on, its highest bit repeated to the left. Flipping bit 3 and
 /// those to the left of it then subtracts 8.

@@ -440,6 +440,25 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn halves_apart<const STRIDE: usize>(bytes: &[u8]) -> __m512 {
+        let order = const { Order::of_halves(STRIDE) };
+        assert!(bytes.len() >= 15 * STRIDE + 2, "sixteen F16 within bytes");
+        // Reads lie within `bytes`, too: the masks let nothing through but the sixteen.
+        avx512!({
+            let mut all = _mm512_setzero_si512();
+            for window in 0..LANES / order.in_window {
+                let start = window * (order.in_window * STRIDE - 2);
+                let from = bytes.as_ptr().wrapping_add(start).cast();
+                all = _mm512_mask_loadu_epi16(all, order.mask << window, from);
+            }
+            let places = _mm512_loadu_si512(order.places.as_ptr().cast());
+            _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(
+                places, all,
+            )))
+        })
+    }
+
+    #[inline(always)]
     fn words_apart(bytes: &[u8], stride: usize) -> __m512i {
         assert_sixteen(bytes, stride, 4);
         avx512!({
@@ -512,4 +531,40 @@ fn quarter_sums([a, b, c, d]: [__m512i; 4]) -> __m512i {
         let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
         _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
     })
+}
+
+/// How sixteen F16 that stand a stride apart come together: windows of 64 bytes hold several each, and each window is read
+/// one F16 further to the left than the one before, so that all find their own place in one register.
+struct Order {
+    in_window: usize,
+    /// Of the first window.
+    mask: u32,
+    places: [u16; 32],
+}
+
+impl Order {
+    const fn of_halves(stride: usize) -> Order {
+        assert!(
+            stride.is_multiple_of(2) && stride >= LANES,
+            "an even stride"
+        );
+        // As many as still fit when the last window is read furthest to the left.
+        let mut in_window = 4;
+        while (in_window - 1) * stride / 2 + LANES / in_window > 32 {
+            in_window /= 2;
+        }
+        let (mut mask, mut places) = (0, [0; 32]);
+        let mut i = 0;
+        while i < LANES {
+            let place = i % in_window * stride / 2;
+            mask |= 1 << place;
+            places[i] = (place + i / in_window) as u16;
+            i += 1;
+        }
+        Order {
+            in_window,
+            mask,
+            places,
+        }
+    }
 }

@@ -72,6 +72,15 @@ pub(crate) trait Floats: Copy {
     fn store_half(self, to: &mut [u16; LANES]);
     /// Sixteen little-endian F32.
     fn load_f32_bytes(from: &[u8; 4 * LANES]) -> Self;
+    /// Sixteen little-endian F32.
+    #[inline(always)]
+    fn store_f32_bytes(self, to: &mut [u8; 4 * LANES]) {
+        let mut lanes = [0.0_f32; LANES];
+        self.store(&mut lanes);
+        for (bytes, lane) in to.as_chunks_mut().0.iter_mut().zip(lanes) {
+            *bytes = lane.to_le_bytes();
+        }
+    }
     /// Widens sixteen little-endian F16, exactly.
     fn load_f16_bytes(from: &[u8; 2 * LANES]) -> Self;
     /// Widens sixteen little-endian BF16, exactly.
@@ -154,6 +163,13 @@ pub(crate) trait Simd: Copy + 'static {
     fn word_field(x: Self::Bytes, shift: u32, mask: i32) -> Self::Ints;
     /// Sixteen times four bytes, the first the lowest, one every `stride` bytes.
     fn words_apart(bytes: &[u8], stride: usize) -> Self::Ints;
+    /// Sixteen F16, one every `STRIDE` bytes (an even number), widened.
+    #[inline(always)]
+    fn halves_apart<const STRIDE: usize>(bytes: &[u8]) -> Self::Floats {
+        Self::Floats::load_half(&array![0; i => {
+            u16::from_le_bytes([bytes[i * STRIDE], bytes[i * STRIDE + 1]])
+        }])
+    }
     /// The low 16 bits of each lane, widened from F16.
     fn low_halves(x: Self::Ints) -> Self::Floats;
     /// The high 16 bits of each lane, widened from F16.

@@ -67,13 +67,16 @@ impl Tiles for PlainTiles {
         std::array::from_fn(|lane| from[lane % N])
     }
 
-    fn q4_0_pair(blocks: &[u8; 36]) -> [u8; 64] {
-        std::array::from_fn(|i| {
+    fn q4_0_codes(blocks: &[u8; 16 * 18]) -> [[u8; 64]; 8] {
+        let code = |i: usize| {
             let byte = blocks[i / 32 * 18 + 2 + i % 16];
             let nibble = if i % 32 < 16 { byte & 15 } else { byte >> 4 };
             nibble.wrapping_sub(8)
-        })
+        };
+        std::array::from_fn(|vector| std::array::from_fn(|i| code(64 * vector + i)))
     }
+
+    fn prefetch(_: *const u8) {}
 
     fn narrow(low: [f32; LANES], high: [f32; LANES], to: &mut Line) {
         let (pairs, _) = to.0.as_chunks_mut();

@@ -68,9 +68,13 @@ pub(crate) trait Tiles {
     /// `N` numbers again and again, where `N` is 1, 2, 4, 8 or 16.
     fn repeat<const N: usize>(from: &[f32; N]) -> <Self::Vectors as Simd>::Floats;
 
-    /// The signed codes of two blocks of Q4_0, each a scale of two bytes and then sixteen bytes: the low nibbles, then the
-    /// high ones, less 8.
-    fn q4_0_pair(blocks: &[u8; 36]) -> <Self::Vectors as Simd>::Bytes;
+    /// The signed codes of sixteen blocks of Q4_0, each a scale of two bytes and then sixteen bytes: the low nibbles, then
+    /// the high ones, less 8.
+    fn q4_0_codes(blocks: &[u8; 16 * 18]) -> [<Self::Vectors as Simd>::Bytes; 8];
+
+    /// Asks for the cache line at an address, which need not be readable, but no nearer than the second cache: the first is
+    /// full of tiles.
+    fn prefetch(address: *const u8);
 
     /// Rounds 32 numbers to BF16, ties to even; those too small to be normal become zero.
     fn narrow(
