@@ -378,8 +378,15 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn splat_quad(quad: [i8; 4]) -> Quad<uint8x16_t> {
-        let quad = u32::from_le_bytes(quad.map(i8::cast_unsigned));
-        let x = neon!(vreinterpretq_u8_u32(vdupq_n_u32(quad)));
+        let [a, b, c, d] = quad;
+        // Not `map`, which is a call where it is not inlined.
+        let quad = [
+            a.cast_unsigned(),
+            b.cast_unsigned(),
+            c.cast_unsigned(),
+            d.cast_unsigned(),
+        ];
+        let x = neon!(vreinterpretq_u8_u32(vdupq_n_u32(u32::from_le_bytes(quad))));
         Quad(x, x, x, x)
     }
 
@@ -479,43 +486,56 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn turn(bytes: &[u8], stride: usize) -> [Quad<uint8x16_t>; 4] {
-        let columns = super::Scalar::turn(bytes, stride);
-        array![Self::load_bytes(&columns[0]); u => Self::load_bytes(&columns[u])]
+        assert_sixteen(bytes, stride, 16);
+        let start = bytes.as_ptr();
+        let none = neon!(vdupq_n_u8(0));
+        let [a, b, c, d] = array![Quad(none, none, none, none); four => {
+            turn_four(each!(row = Quad(0, 1, 2, 3) => {
+                // The sixteen rows lie within `bytes`, asserted above.
+                vld1q_u8(start.add((4 * four + row) * stride))
+            }))
+        }];
+        [
+            Quad(a.0, b.0, c.0, d.0),
+            Quad(a.1, b.1, c.1, d.1),
+            Quad(a.2, b.2, c.2, d.2),
+            Quad(a.3, b.3, c.3, d.3),
+        ]
     }
 
     #[inline(always)]
     fn transpose(rows: &[Line; LANES], columns: &mut [Line; LANES]) {
         // Four by four units at a time.
-        for (r, rows) in rows.as_chunks().0.iter().enumerate() {
+        for (r, [a, b, c, d]) in rows.as_chunks().0.iter().enumerate() {
             for (u, columns) in columns.as_chunks_mut().0.iter_mut().enumerate() {
-                turn(rows, u, columns, r);
+                let turned = turn_four(each!(row = Quad(a, b, c, d) => {
+                    vld1q_u8(row.0.as_chunks::<16>().0[u].as_ptr())
+                }));
+                let [a, b, c, d] = columns;
+                each!(x = turned, column = Quad(a, b, c, d) => {
+                    vst1q_u8(column.0.as_chunks_mut::<16>().0[r].as_mut_ptr(), x);
+                });
             }
         }
     }
 }
 
-/// Four units of four rows, from unit `4 u` on, to four columns, from row `4 r` on.
+/// Four rows of four 4-byte units to four columns.
 #[inline(always)]
-fn turn(rows: &[Line; 4], u: usize, columns: &mut [Line; 4], r: usize) {
-    let unit = each!(row = Quad(&rows[0], &rows[1], &rows[2], &rows[3]) => {
-        vreinterpretq_u32_u8(vld1q_u8(row.0.as_chunks::<16>().0[u].as_ptr()))
-    });
-    let turned = neon!({
-        let ab_even = vreinterpretq_u64_u32(vtrn1q_u32(unit.0, unit.1));
-        let ab_odd = vreinterpretq_u64_u32(vtrn2q_u32(unit.0, unit.1));
-        let cd_even = vreinterpretq_u64_u32(vtrn1q_u32(unit.2, unit.3));
-        let cd_odd = vreinterpretq_u64_u32(vtrn2q_u32(unit.2, unit.3));
+fn turn_four(rows: Quad<uint8x16_t>) -> Quad<uint8x16_t> {
+    let rows = each!(row = rows => vreinterpretq_u32_u8(row));
+    neon!({
+        let ab_even = vreinterpretq_u64_u32(vtrn1q_u32(rows.0, rows.1));
+        let ab_odd = vreinterpretq_u64_u32(vtrn2q_u32(rows.0, rows.1));
+        let cd_even = vreinterpretq_u64_u32(vtrn1q_u32(rows.2, rows.3));
+        let cd_odd = vreinterpretq_u64_u32(vtrn2q_u32(rows.2, rows.3));
         Quad(
-            vtrn1q_u64(ab_even, cd_even),
-            vtrn1q_u64(ab_odd, cd_odd),
-            vtrn2q_u64(ab_even, cd_even),
-            vtrn2q_u64(ab_odd, cd_odd),
+            vreinterpretq_u8_u64(vtrn1q_u64(ab_even, cd_even)),
+            vreinterpretq_u8_u64(vtrn1q_u64(ab_odd, cd_odd)),
+            vreinterpretq_u8_u64(vtrn2q_u64(ab_even, cd_even)),
+            vreinterpretq_u8_u64(vtrn2q_u64(ab_odd, cd_odd)),
         )
-    });
-    let [a, b, c, d] = columns;
-    each!(x = turned, column = Quad(a, b, c, d) => {
-        vst1q_u8(column.0.as_chunks_mut::<16>().0[r].as_mut_ptr(), vreinterpretq_u8_u64(x));
-    });
+    })
 }
 
 #[inline(always)]

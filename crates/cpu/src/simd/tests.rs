@@ -105,6 +105,7 @@ fn agree_at_the_edges<S: Simd>() {
 /// Compares each operation of `S` with [`Scalar`] on random input.
 fn agree<S: Simd>() {
     agree_at_the_edges::<S>();
+    agree_when_turned::<S>();
     let mut random = Random::new(1);
     for _ in 0..200 {
         let a: [f32; LANES] = std::array::from_fn(|_| 3.0 * random.normal());
@@ -189,7 +190,13 @@ fn agree<S: Simd>() {
             stored(S::dot_unsigned(vi, low, vx)),
             Scalar::dot_unsigned(ints, plain, xu)
         );
+    }
+}
 
+/// Compares the operations of `S` that turn rows to columns with [`Scalar`].
+fn agree_when_turned<S: Simd>() {
+    let mut random = Random::new(2);
+    for _ in 0..200 {
         let mut rows = [Line([0; 64]); LANES];
         for row in &mut rows {
             row.0.fill_with(|| random.bits() as u8);
@@ -199,6 +206,17 @@ fn agree<S: Simd>() {
         S::transpose(&rows, &mut found);
         Scalar::transpose(&rows, &mut expected);
         assert!(found.iter().zip(&expected).all(|(a, b)| a.0 == b.0));
+
+        let stride = 16 + random.below(9);
+        let apart: Vec<u8> = (0..15 * stride + 16).map(|_| random.bits() as u8).collect();
+        for (found, expected) in S::turn(&apart, stride)
+            .into_iter()
+            .zip(Scalar::turn(&apart, stride))
+        {
+            let mut bytes = [0; 64];
+            S::store_bytes(found, &mut bytes);
+            assert_eq!(bytes, expected, "{stride}");
+        }
     }
 }
 
