@@ -103,6 +103,8 @@ pub(crate) enum IsaName {
     Scalar,
     /// NEON with dot products
     Neon,
+    /// The same and I8MM
+    I8mm,
     /// AVX2, FMA and F16C
     Avx2,
     /// The same and AVX-VNNI

@@ -205,6 +205,7 @@ pub(crate) fn cpu_backend(settings: &Settings) -> Result<CpuBackend> {
     let level = |name: IsaName| match name {
         IsaName::Scalar => Isa::Scalar,
         IsaName::Neon => Isa::Neon,
+        IsaName::I8mm => Isa::I8mm,
         IsaName::Avx2 => Isa::Avx2,
         IsaName::AvxVnni => Isa::AvxVnni,
         IsaName::Avx512 => Isa::Avx512Vnni,

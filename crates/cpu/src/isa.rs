@@ -7,6 +7,8 @@ pub enum Isa {
     Scalar,
     /// NEON with the dot products of Arm v8.2.
     Neon,
+    /// The same, and the products of two rows with two rows of Arm v8.6.
+    I8mm,
     /// AVX2, FMA and F16C.
     Avx2,
     /// The same, and the dot products of AVX-VNNI.
@@ -18,9 +20,10 @@ pub enum Isa {
 }
 
 impl Isa {
-    pub const ALL: [Isa; 6] = [
+    pub const ALL: [Isa; 7] = [
         Isa::Scalar,
         Isa::Neon,
+        Isa::I8mm,
         Isa::Avx2,
         Isa::AvxVnni,
         Isa::Avx512Vnni,
@@ -40,6 +43,7 @@ impl Isa {
         match self {
             Isa::Scalar => true,
             Isa::Neon => has_neon_dotprod(),
+            Isa::I8mm => has_i8mm(),
             Isa::Avx2 => has_avx2(),
             Isa::AvxVnni => has_avx_vnni(),
             Isa::Avx512Vnni => has_avx512_vnni(),
@@ -54,8 +58,18 @@ fn has_neon_dotprod() -> bool {
         && std::arch::is_aarch64_feature_detected!("dotprod")
 }
 
+#[cfg(target_arch = "aarch64")]
+fn has_i8mm() -> bool {
+    has_neon_dotprod() && std::arch::is_aarch64_feature_detected!("i8mm")
+}
+
 #[cfg(not(target_arch = "aarch64"))]
 fn has_neon_dotprod() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+fn has_i8mm() -> bool {
     false
 }
 

@@ -67,6 +67,19 @@ macro_rules! kernels {
             pub(super) const KERNELS: Kernels = Kernels { isa: Isa::Neon, tiles: None, $($name,)* };
         }
 
+        #[cfg(target_arch = "aarch64")]
+        mod i8mm {
+            use super::*;
+            use crate::simd::I8mm;
+
+            $(
+                #[target_feature(enable = "neon,dotprod,i8mm")]
+                pub(super) fn $name($($arg: $type),*) $(-> $result)? { $module::$body::<I8mm>($($arg),*) }
+            )*
+
+            pub(super) const KERNELS: Kernels = Kernels { isa: Isa::I8mm, tiles: None, $($name,)* };
+        }
+
         #[cfg(target_arch = "x86_64")]
         mod avx2 {
             use super::*;
@@ -220,8 +233,13 @@ impl Kernels {
             }
         }
         #[cfg(target_arch = "aarch64")]
-        if isa >= Isa::Neon && Isa::Neon.available() {
-            return const { &neon::KERNELS };
+        {
+            if isa >= Isa::I8mm && Isa::I8mm.available() {
+                return const { &i8mm::KERNELS };
+            }
+            if isa >= Isa::Neon && Isa::Neon.available() {
+                return const { &neon::KERNELS };
+            }
         }
         let _ = isa;
         const { &scalar::KERNELS }

@@ -12,7 +12,7 @@ use crate::{
     },
     kernels::TileKernels,
     pool::{Block, Pool},
-    simd::{Floats, STEP, Simd, Sums, Tile},
+    simd::{Floats, Line, STEP, Simd, Sums, Tile},
 };
 
 /// Far more than any cache a core has to itself; a shared one is part of what the weights of a small model live in.
@@ -112,6 +112,9 @@ pub(crate) fn read<S: Simd>(data: &[u8]) -> f32 {
 /// The dot products that every quantized kernel is made of, with nothing else around them.
 #[inline(always)]
 pub(crate) fn dots<S: Simd>(rounds: usize) -> f32 {
+    if S::PAIRS {
+        return paired_dots::<S>(rounds);
+    }
     let codes = S::load_bytes(black_box(&[3; 64]));
     let x = S::load_signed(black_box(&[5; 64]));
     let mut sums = [S::ints(0); SUMS];
@@ -121,4 +124,35 @@ pub(crate) fn dots<S: Simd>(rounds: usize) -> f32 {
         }
     }
     sums.into_iter().map(|sum| S::to_floats(sum).sum()).sum()
+}
+
+/// As many of them where rows are multiplied in pairs: four rows with lines that stay in the nearest cache.
+#[inline(always)]
+fn paired_dots<S: Simd>(rounds: usize) -> f32 {
+    const ROWS: usize = 4;
+    const ROUNDS_A_CALL: usize = 64;
+    // A line has 64 products with a row, as a vector has.
+    let lines = [Line([3; 64]); SUMS * ROUNDS_A_CALL / ROWS];
+    let x = [[5; 16]; SUMS * ROUNDS_A_CALL / ROWS / 4];
+    let mut sum = 0.0;
+    for _ in 0..rounds / ROUNDS_A_CALL {
+        for totals in S::totals_by_eights(black_box(&lines), black_box([x.as_slice(); ROWS])) {
+            sum += S::to_floats(totals).sum();
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::SUMS;
+    use crate::kernels::Kernels;
+
+    #[test]
+    fn every_level_makes_as_many_products_a_round() {
+        for kernels in Kernels::all() {
+            let products = kernels.dots(64) / (3.0 * 5.0);
+            assert_eq!(products, (64 * SUMS * 64) as f32, "{:?}", kernels.isa());
+        }
+    }
 }

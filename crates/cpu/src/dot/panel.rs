@@ -2,7 +2,8 @@
 //!
 //! This is the prefill path. A worker unpacks a panel once into memory that stays in its own cache, and multiplies all
 //! rows of the batch with it, so each weight is read from the file once a batch. Codes lie so that one vector holds the
-//! same four columns of all sixteen rows: a lane is an output, and nothing has to be added across lanes.
+//! same four columns of all sixteen rows: a lane is an output, and nothing has to be added across lanes. Where two rows are
+//! multiplied with two others at once, eight columns of a row lie together instead ([`Simd::totals_by_eights`]).
 //! The sixteen partial sums of an output (see [`super`]) are sixteen vectors here, folded at the end.
 
 use std::marker::PhantomData;
@@ -29,7 +30,8 @@ pub(crate) struct Column([f32; ROWS]);
 /// Sixteen weight rows, unpacked.
 #[derive(Default)]
 pub(crate) struct Panel {
-    /// A line holds four columns of all rows, prepared for this instruction set.
+    /// A line holds four columns of all rows, or two lines hold eight where rows are multiplied in pairs; prepared for this
+    /// instruction set.
     codes: Vec<Line>,
     scales: Vec<Column>,
     /// Empty in formats without minimums.
@@ -94,7 +96,11 @@ impl<S: Simd> WithFormat for Pack<'_, S> {
             }
             let (lines, _) = panel.codes[index * LANES * lines_per_group..].as_chunks_mut();
             for (codes, lines) in codes.iter().zip(&mut lines[..F::GROUP / 4]) {
-                S::transpose(codes, lines);
+                if S::PAIRS {
+                    S::transpose_by_eights(codes, lines);
+                } else {
+                    S::transpose(codes, lines);
+                }
             }
             turn(&scales, &mut panel.scales[index * LANES..][..LANES]);
             if F::MINS {
@@ -165,7 +171,7 @@ pub(crate) fn multiply<S: Simd>(panels: &[Panel], x: &[Row<'_>], sums: &mut Sums
     }
 }
 
-/// Cuts the rows into blocks of `R`, then of four, then single rows.
+/// Cuts the rows into blocks of `R`, then of four, then pairs where those are multiplied at once, then single rows.
 #[inline(always)]
 fn blocks<S: Simd, const R: usize, const C: usize>(
     panels: [&Panel; C],
@@ -179,6 +185,10 @@ fn blocks<S: Simd, const R: usize, const C: usize>(
             tile::<S, R, C>(panels, *block, sums, (row, first_panel))
         } else if let Some(block) = x[row..].first_chunk::<4>() {
             tile::<S, 4, C>(panels, *block, sums, (row, first_panel))
+        } else if S::PAIRS
+            && let Some(block) = x[row..].first_chunk::<2>()
+        {
+            tile::<S, 2, C>(panels, *block, sums, (row, first_panel))
         } else {
             tile::<S, 1, C>(panels, [x[row]], sums, (row, first_panel))
         };
@@ -211,15 +221,29 @@ fn tile<S: Simd, const R: usize, const C: usize>(
         let code_sums: [i32; R] = array![0; r => code_sum(chunks[r], group, first_quad)];
         let mut totals: [[S::Ints; C]; R] =
             array![[S::ints(0); C]; r => [S::ints(-S::SIGNED_OFFSET * code_sums[r]); C]];
-        for quad in 0..quads {
-            let weights: [S::Bytes; C] =
-                array![S::load_bytes(&[0; 64]); c => S::load_bytes(&lines[c][quad].0)];
-            // The remainder only tells the compiler what is always true.
-            let place = (first_quad + quad) % (CHUNK / 4);
-            for r in 0..R {
-                let x = S::splat_quad(chunks[r].codes.as_chunks().0[place]);
-                for c in 0..C {
-                    totals[r][c] = S::dot_prepared(totals[r][c], weights[c], x);
+        if S::PAIRS {
+            const { assert!(!S::PAIRS || S::SIGNED_OFFSET == 0, "pairs have no offset") };
+            let sixteens = first_quad / 4..first_quad / 4 + quads / 4;
+            let x: [&[[i8; 16]]; R] = array![[].as_slice(); r => {
+                &chunks[r].codes.as_chunks().0[sixteens.clone()]
+            }];
+            for c in 0..C {
+                let of_panel = S::totals_by_eights(lines[c], x);
+                for r in 0..R {
+                    totals[r][c] = of_panel[r];
+                }
+            }
+        } else {
+            for quad in 0..quads {
+                let weights: [S::Bytes; C] =
+                    array![S::load_bytes(&[0; 64]); c => S::load_bytes(&lines[c][quad].0)];
+                // The remainder only tells the compiler what is always true.
+                let place = (first_quad + quad) % (CHUNK / 4);
+                for r in 0..R {
+                    let x = S::splat_quad(chunks[r].codes.as_chunks().0[place]);
+                    for c in 0..C {
+                        totals[r][c] = S::dot_prepared(totals[r][c], weights[c], x);
+                    }
                 }
             }
         }

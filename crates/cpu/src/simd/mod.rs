@@ -1,4 +1,4 @@
-//! Sixteen lanes, five ways: the vector vocabulary every kernel is written in.
+//! Sixteen lanes, six ways: the vector vocabulary every kernel is written in.
 //!
 //! A kernel is one generic body over [`Simd`]; [`crate::kernels`] instantiates it once an instruction set. All sets have
 //! the same sixteen lanes, the same single-rounding multiply-add and the same folding order in [`Floats::sum`], so their
@@ -31,7 +31,7 @@ pub(crate) use avx2::{Avx2, AvxVnni};
 pub(crate) use avx512::Avx512;
 pub(crate) use math::{exp, gelu, tanh};
 #[cfg(target_arch = "aarch64")]
-pub(crate) use neon::Neon;
+pub(crate) use neon::{I8mm, Neon};
 #[cfg(test)]
 pub(crate) use plain_tiles::PlainTiles;
 pub(crate) use scalar::Scalar;
@@ -143,6 +143,9 @@ pub(crate) trait Simd: Copy + 'static {
     const WIDE: bool;
     /// Activation rows that share an unpacked weight row in registers: 1, 2 or 4.
     const SHARING_ROWS: usize;
+    /// Two activation rows are multiplied with two weight rows at once, by [`Simd::totals_by_eights`]. Such a level has no
+    /// [`Simd::SIGNED_OFFSET`].
+    const PAIRS: bool = false;
 
     fn ints(x: i32) -> Self::Ints;
     fn load_ints(from: &[i32; LANES]) -> Self::Ints;
@@ -216,6 +219,13 @@ pub(crate) trait Simd: Copy + 'static {
         }
         totals
     }
+    /// The totals of a group of columns in sixteen rows, for each row of `x`. Codes are signed and lie as
+    /// [`Simd::transpose_by_eights`] leaves them, sixteen columns in four lines.
+    #[inline(always)]
+    fn totals_by_eights<const R: usize>(codes: &[Line], x: [&[[i8; 16]]; R]) -> [Self::Ints; R] {
+        let plain = Scalar::totals_by_eights(codes, x);
+        array![Self::ints(0); r => Self::load_ints(&plain[r])]
+    }
     /// Lane `i` is the sum of lanes `8 i .. 8 i + 8` of the vectors laid end to end.
     fn sum_by_eight(parts: [Self::Ints; 8]) -> Self::Ints;
     /// Lane `i` is the sum of lanes `4 i .. 4 i + 4` of the vectors laid end to end.
@@ -226,6 +236,11 @@ pub(crate) trait Simd: Copy + 'static {
 
     /// Turns sixteen rows of sixteen 4-byte units into sixteen columns.
     fn transpose(rows: &[Line; LANES], columns: &mut [Line; LANES]);
+    /// Turns sixteen rows of eight 8-byte units into eight columns, two lines each.
+    #[inline(always)]
+    fn transpose_by_eights(rows: &[Line; LANES], columns: &mut [Line; LANES]) {
+        Scalar::transpose_by_eights(rows, columns);
+    }
     /// Turns sixteen rows of four 4-byte units, one row every `stride` bytes, into four columns.
     fn turn(bytes: &[u8], stride: usize) -> [Self::Bytes; 4];
 }

@@ -1,8 +1,10 @@
 //! The sixteen lanes as four 128-bit registers. Needs the dot products of Arm v8.2, which Cortex-A76, Neoverse N1, Apple M1
-//! and their successors have; the rest of NEON belongs to the target. Older cores run the plain kernels.
+//! and their successors have; the rest of NEON belongs to the target. Older cores run the plain kernels. Cortex-A710,
+//! Neoverse V1 and N2, Apple M2 and later ones also multiply two rows of eight bytes with two others (the extension I8MM),
+//! in one instruction that does the work of two dot products.
 #![expect(
     unsafe_code,
-    reason = "loads and stores, and two instructions without stable intrinsics; the one that not every processor has is \
+    reason = "loads and stores, and three instructions without stable intrinsics; the two that not every processor has are \
               checked where the kernel table is chosen"
 )]
 
@@ -14,8 +16,12 @@ use std::arch::{aarch64::*, asm};
 
 use super::{Floats, LANES, Line, Simd, array, assert_sixteen};
 
+/// 128-bit vectors with or without products of two rows with two rows.
 #[derive(Clone, Copy)]
-pub(crate) struct Neon;
+pub(crate) struct Vectors<const PAIRS: bool>;
+
+pub(crate) type Neon = Vectors<false>;
+pub(crate) type I8mm = Vectors<true>;
 
 /// Lanes 0 to 3, 4 to 7, 8 to 11 and 12 to 15.
 #[derive(Clone, Copy)]
@@ -24,9 +30,9 @@ pub(crate) struct Quad<T>(T, T, T, T);
 /// Wraps intrinsics whose only demand is the instruction set (and pointers that come from array references).
 macro_rules! neon {
     ($body:expr) => {
-        // SAFETY: The target has NEON. The dot product that it may lack is used only inside kernels instantiated with
-        // `Neon`, and `Kernels::for_isa` hands those out after `Isa::available` has seen it. Loads and stores go through
-        // references to arrays of the full width.
+        // SAFETY: The target has NEON. The products that it may lack are used only inside kernels instantiated with `Neon`
+        // or `I8mm`, and `Kernels::for_isa` hands those out after `Isa::available` has seen them. Loads and stores go
+        // through references to arrays of the full width.
         unsafe { $body }
     };
 }
@@ -233,7 +239,7 @@ impl Floats for Quad<float32x4_t> {
     }
 }
 
-impl Simd for Neon {
+impl<const PAIRS: bool> Simd for Vectors<PAIRS> {
     type Floats = Quad<float32x4_t>;
     type Ints = Quad<int32x4_t>;
     type Bytes = Quad<uint8x16_t>;
@@ -242,6 +248,7 @@ impl Simd for Neon {
     // Thirty-two registers, but of four lanes: eight vectors.
     const WIDE: bool = false;
     const SHARING_ROWS: usize = 2;
+    const PAIRS: bool = PAIRS;
 
     #[inline(always)]
     fn ints(x: i32) -> Quad<int32x4_t> {
@@ -415,6 +422,18 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn totals_by_eights<const R: usize>(
+        codes: &[Line],
+        x: [&[[i8; 16]]; R],
+    ) -> [Quad<int32x4_t>; R] {
+        if PAIRS {
+            return paired_totals(codes, x);
+        }
+        let plain = super::Scalar::totals_by_eights(codes, x);
+        array![Self::ints(0); r => Self::load_ints(&plain[r])]
+    }
+
+    #[inline(always)]
     fn sum_by_eight([a, b, c, d, e, f, g, h]: [Quad<int32x4_t>; 8]) -> Quad<int32x4_t> {
         each!(pair = Quad((a, b), (c, d), (e, f), (g, h)) => {
             let (a, b) = pair;
@@ -518,6 +537,23 @@ impl Simd for Neon {
             }
         }
     }
+
+    #[inline(always)]
+    fn transpose_by_eights(rows: &[Line; LANES], columns: &mut [Line; LANES]) {
+        // Two by two units at a time.
+        for (r, [a, b]) in rows.as_chunks().0.iter().enumerate() {
+            let (a, b) = (a.0.as_chunks::<16>().0, b.0.as_chunks::<16>().0);
+            for (u, columns) in columns.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                let (a, b) = neon!((vld1q_u8(a[u].as_ptr()), vld1q_u8(b[u].as_ptr())));
+                // Two units, and of each the two lines of its column.
+                let [even, odd] = zip_halves(a, b);
+                for (line, turned) in [(r / 4, even), (2 + r / 4, odd)] {
+                    let (places, _) = columns[line].0.as_chunks_mut::<16>();
+                    neon!(vst1q_u8(places[r % 4].as_mut_ptr(), turned));
+                }
+            }
+        }
+    }
 }
 
 /// Four rows of four 4-byte units to four columns.
@@ -538,6 +574,68 @@ fn turn_four(rows: Quad<uint8x16_t>) -> Quad<uint8x16_t> {
     })
 }
 
+/// The first eight bytes of both, and the second eight.
+#[inline(always)]
+fn zip_halves(a: uint8x16_t, b: uint8x16_t) -> [uint8x16_t; 2] {
+    neon!({
+        let (a, b) = (vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b));
+        [
+            vreinterpretq_u8_u64(vzip1q_u64(a, b)),
+            vreinterpretq_u8_u64(vzip2q_u64(a, b)),
+        ]
+    })
+}
+
+/// [`Simd::totals_by_eights`], two rows of `x` at a time. Beside an odd last one there are zeros.
+#[inline(always)]
+#[allow(
+    clippy::needless_range_loop,
+    reason = "of the arrays half is used, and zipped iterators are left as calls"
+)]
+fn paired_totals<const R: usize>(codes: &[Line], x: [&[[i8; 16]]; R]) -> [Quad<int32x4_t>; R] {
+    let (codes, _) = codes.as_chunks::<4>();
+    let x: [&[[i8; 16]]; R] = array![[].as_slice(); r => &x[r][..codes.len()]];
+    let none = neon!(vdupq_n_u8(0));
+    // A register has two outputs of one row of `x`, then the same two of the next. Half of this array would do, but its length
+    // cannot be said; the compiler drops what is not used.
+    let mut sums = [[neon!(vdupq_n_s32(0)); LANES / 2]; R];
+    for place in 0..codes.len() {
+        let mut pairs = [[none; 2]; R];
+        for pair in 0..R.div_ceil(2) {
+            let first = load_sixteen(&x[2 * pair][place]);
+            let second = if 2 * pair + 1 < R {
+                load_sixteen(&x[2 * pair + 1][place])
+            } else {
+                none
+            };
+            pairs[pair] = zip_halves(first, second);
+        }
+        for eight in 0..2 {
+            for weight_pair in 0..LANES / 2 {
+                let line = &codes[place][2 * eight + weight_pair / 4];
+                let (weights, _) = line.0.as_chunks::<16>();
+                let weights = neon!(vld1q_u8(weights[weight_pair % 4].as_ptr()));
+                for pair in 0..R.div_ceil(2) {
+                    let sum = &mut sums[pair][weight_pair];
+                    *sum = add_paired_products(*sum, pairs[pair][eight], weights);
+                }
+            }
+        }
+    }
+    array![Quad(sums[0][0], sums[0][0], sums[0][0], sums[0][0]); r => {
+        let [a, b, c, d, e, f, g, h] = sums[r / 2];
+        each!(pair = Quad((a, b), (c, d), (e, f), (g, h)) => {
+            let (a, b) = (vreinterpretq_s64_s32(pair.0), vreinterpretq_s64_s32(pair.1));
+            vreinterpretq_s32_s64(if r % 2 == 0 { vzip1q_s64(a, b) } else { vzip2q_s64(a, b) })
+        })
+    }]
+}
+
+#[inline(always)]
+fn load_sixteen(from: &[i8; 16]) -> uint8x16_t {
+    neon!(vreinterpretq_u8_s8(vld1q_s8(from.as_ptr())))
+}
+
 #[inline(always)]
 fn shift_and_mask(x: uint8x16_t, shift: u32, mask: u8) -> uint8x16_t {
     // This shift goes left, and right by negative numbers.
@@ -556,6 +654,24 @@ fn add_products(sum: Quad<int32x4_t>, a: Quad<uint8x16_t>, b: Quad<uint8x16_t>) 
             // The assembler must know the instruction also where a caller was not compiled for it.
             ".arch_extension dotprod",
             "sdot {sum:v}.4s, {a:v}.16b, {b:v}.16b",
+            sum = inout(vreg) sum,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+        sum
+    })
+}
+
+/// The dot products of both halves of `a` with both halves of `b`, signed bytes: the first of `a` with the first of `b`, with the
+/// second, the second of `a` with the first, with the second. The intrinsic, `vmmlaq_s32`, is not stable.
+#[inline(always)]
+fn add_paired_products(sum: int32x4_t, a: uint8x16_t, b: uint8x16_t) -> int32x4_t {
+    neon!({
+        let mut sum = sum;
+        asm!(
+            ".arch_extension i8mm",
+            "smmla {sum:v}.4s, {a:v}.16b, {b:v}.16b",
             sum = inout(vreg) sum,
             a = in(vreg) a,
             b = in(vreg) b,

@@ -283,6 +283,21 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn totals_by_eights<const R: usize>(codes: &[Line], x: [&[[i8; 16]]; R]) -> [[i32; LANES]; R] {
+        let mut totals = [[0; LANES]; R];
+        for (totals, x) in totals.iter_mut().zip(x) {
+            for (column, x) in x.as_flattened().iter().enumerate() {
+                for (row, total) in totals.iter_mut().enumerate() {
+                    let line = column / 8 * 2 + row / 8;
+                    let code = codes[line].0[row % 8 * 8 + column % 8].cast_signed();
+                    *total += i32::from(code) * i32::from(*x);
+                }
+            }
+        }
+        totals
+    }
+
+    #[inline(always)]
     fn sum_by_eight(parts: [[i32; LANES]; 8]) -> [i32; LANES] {
         std::array::from_fn(|i| {
             let start = 8 * (i % 2);
@@ -347,6 +362,16 @@ impl Simd for Scalar {
             }
         }
         columns
+    }
+
+    #[inline(always)]
+    fn transpose_by_eights(rows: &[Line; LANES], columns: &mut [Line; LANES]) {
+        for (unit, lines) in columns.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            for (row, line) in rows.iter().enumerate() {
+                let place = 8 * (row % 8);
+                lines[row / 8].0[place..place + 8].copy_from_slice(&line.0[8 * unit..8 * unit + 8]);
+            }
+        }
     }
 
     #[inline(always)]

@@ -45,6 +45,10 @@ fn every_operation_has_the_bits_of_the_plain_one() {
     if Isa::Neon.available() {
         agree::<super::Neon>();
     }
+    #[cfg(target_arch = "aarch64")]
+    if Isa::I8mm.available() {
+        agree::<super::I8mm>();
+    }
     #[cfg(target_arch = "x86_64")]
     if Isa::Avx2.available() {
         agree::<super::Avx2>();
@@ -193,7 +197,7 @@ fn agree<S: Simd>() {
     }
 }
 
-/// Compares the operations of `S` that turn rows to columns with [`Scalar`].
+/// Compares the operations of `S` that turn rows to columns, and what is multiplied in that order, with [`Scalar`].
 fn agree_when_turned<S: Simd>() {
     let mut random = Random::new(2);
     for _ in 0..200 {
@@ -206,6 +210,9 @@ fn agree_when_turned<S: Simd>() {
         S::transpose(&rows, &mut found);
         Scalar::transpose(&rows, &mut expected);
         assert!(found.iter().zip(&expected).all(|(a, b)| a.0 == b.0));
+        S::transpose_by_eights(&rows, &mut found);
+        Scalar::transpose_by_eights(&rows, &mut expected);
+        assert!(found.iter().zip(&expected).all(|(a, b)| a.0 == b.0));
 
         let stride = 16 + random.below(9);
         let apart: Vec<u8> = (0..15 * stride + 16).map(|_| random.bits() as u8).collect();
@@ -217,7 +224,24 @@ fn agree_when_turned<S: Simd>() {
             S::store_bytes(found, &mut bytes);
             assert_eq!(bytes, expected, "{stride}");
         }
+
+        // Groups of 16 and of 32 columns, even and odd numbers of rows.
+        let x: [i8; 64] = std::array::from_fn(|_| (random.below(255) as i32 - 127) as i8);
+        let (x, _) = x.as_chunks();
+        same_totals::<S, 1>(&rows[..8], [&x[..2]]);
+        same_totals::<S, 2>(&rows[..4], [&x[..1], &x[1..2]]);
+        same_totals::<S, 3>(&rows[4..8], [&x[..1], &x[1..2], &x[2..3]]);
+        same_totals::<S, 4>(&rows[8..], [&x[..2], &x[1..3], &x[2..], &x[..2]]);
     }
+}
+
+fn same_totals<S: Simd, const R: usize>(codes: &[Line], x: [&[[i8; 16]]; R]) {
+    let found = S::totals_by_eights(codes, x).map(|totals| {
+        let mut lanes = [0; LANES];
+        S::store_ints(totals, &mut lanes);
+        lanes
+    });
+    assert_eq!(found, Scalar::totals_by_eights(codes, x));
 }
 
 /// Tile registers, which one architecture has.
