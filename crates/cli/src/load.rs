@@ -225,8 +225,20 @@ pub(crate) fn cpu_backend(settings: &Settings) -> Result<CpuBackend> {
             names(&|name| level(name).available())
         );
     }
-    Ok(CpuBackend::new(&CpuConfig {
+    let backend = CpuBackend::new(&CpuConfig {
         threads: settings.threads,
         isa,
-    }))
+        repack_bytes: settings.repack_bytes()?.unwrap_or(0),
+    });
+    if let Some(size) = settings.repack.as_deref() {
+        if !backend.repacks() {
+            bail!(
+                "--repack {size} would keep weights as AMX tiles, which this CPU does not have or may not use; leave it out"
+            );
+        }
+        if backend.memory().is_ok_and(|memory| memory.free_bytes == 0) {
+            bail!("--repack {size} is all the memory that is free, or more; give less");
+        }
+    }
+    Ok(backend)
 }

@@ -45,6 +45,9 @@ pub(crate) struct Settings {
     /// How keys and values are kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kv_type: Option<KvTypeName>,
+    /// Memory for weights that stay unpacked, such as `4GiB`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) repack: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) context: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -114,6 +117,8 @@ impl Settings {
         self.threads = flags.threads.or(self.threads);
         self.isa = flags.isa.or(self.isa);
         self.kv_type = flags.kv_type.or(self.kv_type);
+        self.repack = flags.repack.clone().or(self.repack);
+        self.repack_bytes()?;
         match self.threads {
             Some(0) => bail!("0 threads cannot compute; give at least 1, or leave -t out"),
             Some(n) if n > 4096 => {
@@ -150,6 +155,11 @@ impl Settings {
     /// The limit on device memory, if one is set.
     pub(crate) fn vram_bytes(&self) -> Result<Option<u64>> {
         self.vram.as_deref().map(memory_size).transpose()
+    }
+
+    /// Memory for weights that stay unpacked, if any is set.
+    pub(crate) fn repack_bytes(&self) -> Result<Option<u64>> {
+        self.repack.as_deref().map(memory_size).transpose()
     }
 
     pub(crate) fn to_toml(&self) -> Result<String> {

@@ -33,7 +33,10 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let threads = arguments.next().and_then(|n| n.parse().ok());
     let filter = arguments.next().unwrap_or_default();
-    let backend = CpuBackend::new(&CpuConfig { threads, isa: None });
+    let backend = CpuBackend::new(&CpuConfig {
+        threads,
+        ..CpuConfig::default()
+    });
     println!("{} threads, {:?}", backend.threads(), backend.isa());
     let wanted = |name: &str| name.contains(&filter);
     if wanted("read") {

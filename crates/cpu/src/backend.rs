@@ -11,7 +11,14 @@ use carat_model::{
 };
 
 use crate::{
-    executor::CpuExecutor, isa::Isa, kernels::Kernels, kv, lower::lower, memory, pool::Pool,
+    executor::CpuExecutor,
+    isa::Isa,
+    kernels::Kernels,
+    kv,
+    lower::lower,
+    memory,
+    pool::Pool,
+    repacked::{self, Repacked},
     workers::Workers,
 };
 
@@ -21,12 +28,15 @@ pub struct CpuConfig {
     pub threads: Option<usize>,
     /// The highest level of instructions to use; `None` takes the best there is.
     pub isa: Option<Isa>,
+    /// Memory for weights that stay unpacked once a prompt has used them; only with [`CpuBackend::repacks`].
+    pub repack_bytes: u64,
 }
 
 /// Compiles plans for this machine's processor.
 pub struct CpuBackend {
     threads: usize,
     kernels: &'static Kernels,
+    repack_bytes: u64,
 }
 
 impl CpuBackend {
@@ -36,7 +46,13 @@ impl CpuBackend {
         CpuBackend {
             threads: config.threads.unwrap_or(allowed).max(1),
             kernels: Kernels::for_isa(config.isa.unwrap_or_else(Isa::detect)),
+            repack_bytes: config.repack_bytes,
         }
+    }
+
+    /// Whether weights are kept unpacked if there is memory for it: where prompts are multiplied in tiles.
+    pub fn repacks(&self) -> bool {
+        self.kernels.tiles().is_some()
     }
 
     pub fn threads(&self) -> usize {
@@ -59,8 +75,14 @@ impl Backend for CpuBackend {
     }
 
     fn memory(&self) -> Result<Memory, BackendError> {
-        memory::available().ok_or_else(|| BackendError::Unsupported {
-            what: "this system does not tell how much memory is free".to_owned(),
+        let Some(memory) = memory::available() else {
+            return Err(BackendError::Unsupported {
+                what: "this system does not tell how much memory is free".to_owned(),
+            });
+        };
+        Ok(Memory {
+            free_bytes: memory.free_bytes.saturating_sub(self.repack_bytes),
+            ..memory
         })
     }
 
@@ -88,7 +110,8 @@ impl Backend for CpuBackend {
         } else {
             Layout::shared(plan)
         };
-        let needed_bytes = buffer_bytes(&layout, options) + kv_bytes(plan, options);
+        let repack_bytes = self.repack_bytes.min(repacked::most_bytes(&weights));
+        let needed_bytes = buffer_bytes(&layout, options) + kv_bytes(plan, options) + repack_bytes;
         if let Some(Memory { free_bytes, .. }) = memory::available()
             && needed_bytes > free_bytes
         {
@@ -100,7 +123,7 @@ impl Backend for CpuBackend {
         let program = lower(plan, &weights, layout);
         let pool =
             Pool::new(self.threads).map_err(|error| BackendError::Device(Box::new(error)))?;
-        let workers = Workers::new(pool, self.kernels);
+        let workers = Workers::new(pool, self.kernels, Repacked::new(repack_bytes));
         tracing::debug!(
             isa = ?self.kernels.isa(),
             threads = self.threads,

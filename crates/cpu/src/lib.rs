@@ -28,6 +28,7 @@ mod lower;
 mod memory;
 mod pool;
 mod rates;
+mod repacked;
 mod rope;
 mod simd;
 #[cfg(test)]

@@ -16,10 +16,11 @@ use crate::{
         STRANDS, WeightRows, matvec, panel,
         side_by_side::{self, Columns},
         sideways,
-        tiled::{self, Operands},
+        tiled::{self, Operands, Side},
     },
     kernels::{Kernels, TileKernels},
-    pool::{Cell, Grid},
+    pool::{Cell, Grid, Pool},
+    repacked::Repacked,
     simd::{Sums, Tile},
     workers::{Scratch, Workers},
 };
@@ -289,6 +290,8 @@ impl Product<'_> {
             }
         };
         let left = own.unwrap_or(&workers.left);
+        let strip_tiles = tiled::steps(matrix.columns);
+        let kept = self.kept_tiles(kernels, &workers.pool, &mut workers.repacked);
         let strips = matrix
             .rows
             .div_ceil(4 * tiled::ROWS * workers.pool.threads());
@@ -311,20 +314,34 @@ impl Product<'_> {
                 let left = &left[starts[cell.band] * left_row..starts[cell.band + 1] * left_row];
                 for first in (0..matrix.columns).step_by(block) {
                     let steps = tiled::steps(block.min(matrix.columns - first));
-                    let strips = weights.len().div_ceil(tiled::ROWS);
-                    if scratch.strips.len() < strips * steps {
-                        scratch.strips.resize(strips * steps, Tile::ZERO);
-                    }
-                    let right = &mut scratch.strips[..strips * steps];
-                    for (strip, tiles) in right.chunks_exact_mut(steps).enumerate() {
-                        let start = strip * tiled::ROWS;
-                        let rows = weights.slice(start..weights.len().min(start + tiled::ROWS));
-                        kernels.pack(matrix.quant, rows, first, tiles);
-                    }
+                    let right = if let Some(tiles) = kept {
+                        // A cell is whole strips.
+                        Side {
+                            tiles: &tiles[cell.columns.start / tiled::ROWS * strip_tiles..],
+                            row: strip_tiles,
+                            first: tiled::steps(first),
+                        }
+                    } else {
+                        let strips = weights.len().div_ceil(tiled::ROWS);
+                        if scratch.strips.len() < strips * steps {
+                            scratch.strips.resize(strips * steps, Tile::ZERO);
+                        }
+                        let tiles = &mut scratch.strips[..strips * steps];
+                        for (strip, tiles) in tiles.chunks_exact_mut(steps).enumerate() {
+                            kernels.pack(matrix.quant, strip_of(weights, strip), first, tiles);
+                        }
+                        Side {
+                            tiles,
+                            row: steps,
+                            first: 0,
+                        }
+                    };
                     let operands = Operands {
-                        left,
-                        left_row,
-                        left_first: parts * tiled::steps(first),
+                        left: Side {
+                            tiles: left,
+                            row: left_row,
+                            first: parts * tiled::steps(first),
+                        },
                         parts,
                         right,
                         steps,
@@ -337,6 +354,28 @@ impl Product<'_> {
                     kernels.multiply(&operands, begin, &mut cell.block_mut());
                 }
             });
+    }
+
+    /// The matrix in tiles, `[strips, steps]`, if there is memory to keep them. Floats are as large in the file, and of experts
+    /// a prompt uses only some.
+    fn kept_tiles<'a>(
+        &self,
+        kernels: &TileKernels,
+        pool: &Pool,
+        repacked: &'a mut Repacked,
+    ) -> Option<&'a [Tile]> {
+        let matrix = self.weights.matrix(self.weight);
+        if matrix.quant.is_float() || matrix.count > 1 {
+            return None;
+        }
+        let steps = tiled::steps(matrix.columns);
+        let count = matrix.rows.div_ceil(tiled::ROWS) * steps;
+        repacked.tiles(self.weight, count, |tiles| {
+            let weights = self.matrix_rows(0);
+            pool.for_each_chunk(tiles, steps, |strip, tiles| {
+                kernels.pack(matrix.quant, strip_of(weights, strip), 0, tiles);
+            });
+        })
     }
 
     /// Puts the rows of every band into tiles of its own, which begin at `starts`.
@@ -381,21 +420,31 @@ impl Product<'_> {
 
     /// The weights of a cell.
     fn cell_rows(&self, cell: &Cell<'_>, in_strands: bool) -> WeightRows<'_> {
+        let all = self.matrix_rows(self.bands[cell.band].matrix);
+        let all = if in_strands { all.in_strands() } else { all };
+        all.slice(cell.columns.clone())
+    }
+
+    /// The weights of one matrix of the stack.
+    fn matrix_rows(&self, index: usize) -> WeightRows<'_> {
         let matrix = self.weights.matrix(self.weight);
-        let start = self.bands[cell.band].matrix * matrix.matrix_stride;
-        let all = WeightRows::new(
-            &self.weights.bytes(self.weight)[start..],
+        WeightRows::new(
+            &self.weights.bytes(self.weight)[index * matrix.matrix_stride..],
             matrix.row_stride,
             matrix.row_bytes(),
             matrix.rows,
-        );
-        let all = if in_strands { all.in_strands() } else { all };
-        all.slice(cell.columns.clone())
+        )
     }
 
     fn input_row(&self, row: usize) -> usize {
         self.gather.map_or(row, |gather| gather[row])
     }
+}
+
+/// The rows of one strip of tiles.
+fn strip_of(weights: WeightRows<'_>, strip: usize) -> WeightRows<'_> {
+    let start = strip * tiled::ROWS;
+    weights.slice(start..weights.len().min(start + tiled::ROWS))
 }
 
 /// The most batch rows for which weights of a format are read where they lie.

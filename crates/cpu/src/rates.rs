@@ -8,7 +8,7 @@ use crate::{
     backend::CpuBackend,
     dot::{
         PREFETCH_BYTES, STRANDS,
-        tiled::{self, Operands},
+        tiled::{self, Operands, Side},
     },
     kernels::TileKernels,
     pool::{Block, Pool},
@@ -69,12 +69,15 @@ fn tile_rate(kernels: &TileKernels, pool: &Pool) -> f64 {
     const ROUNDS: usize = 10_000;
     const SIDE: usize = 2 * tiled::ROWS;
     let tiles = vec![Tile::ZERO; 2 * STEPS];
+    let side = Side {
+        tiles: &tiles,
+        row: STEPS,
+        first: 0,
+    };
     let operands = Operands {
-        left: &tiles,
-        left_row: STEPS,
-        left_first: 0,
+        left: side,
         parts: 1,
-        right: &tiles,
+        right: side,
         steps: STEPS,
     };
     let mut sums = vec![0.0; pool.threads() * SIDE * SIDE];

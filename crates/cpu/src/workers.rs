@@ -10,6 +10,7 @@ use crate::{
     },
     kernels::Kernels,
     pool::Pool,
+    repacked::Repacked,
     simd::Tile,
 };
 
@@ -25,6 +26,7 @@ pub(crate) struct Workers {
     pub(crate) left: Vec<Tile>,
     /// The input of a product with few rows, for tiles.
     pub(crate) columns: Columns,
+    pub(crate) repacked: Repacked,
 }
 
 /// Memory of one thread, grown on first use to what the model needs.
@@ -42,7 +44,7 @@ pub(crate) struct Scratch {
 }
 
 impl Workers {
-    pub(crate) fn new(pool: Pool, kernels: &'static Kernels) -> Workers {
+    pub(crate) fn new(pool: Pool, kernels: &'static Kernels, repacked: Repacked) -> Workers {
         let scratch = || Scratch {
             panels: Default::default(),
             sums: panel::Sums::default(),
@@ -57,6 +59,7 @@ impl Workers {
             scratch: (0..pool.threads()).map(|_| scratch()).collect(),
             left: Vec::new(),
             columns: Columns::default(),
+            repacked,
             pool,
             kernels,
         }

@@ -23,6 +23,7 @@ fn backend(threads: usize, isa: Option<Isa>) -> CpuBackend {
     CpuBackend::new(&CpuConfig {
         threads: Some(threads),
         isa,
+        ..CpuConfig::default()
     })
 }
 
@@ -148,6 +149,27 @@ fn many_rows_have_the_same_bits_in_any_chunks_on_any_threads() {
                 "{} with {kv:?} in chunks of {chunk} on {threads} threads",
                 fixture.name
             );
+        }
+    }
+}
+
+/// None, some and all of them; only where there are tiles is anything kept.
+#[test]
+fn weights_that_stay_unpacked_change_no_bit() {
+    for fixture in &fixtures::ALL {
+        let tokens = fixture.tokens().repeat(3);
+        let keeping = |repack_bytes| {
+            let backend = CpuBackend::new(&CpuConfig {
+                threads: Some(2),
+                repack_bytes,
+                ..CpuConfig::default()
+            });
+            // Several batches: the first unpacks, the others find what it left.
+            logits_of(&backend, KvType::F16, fixture, &tokens, 48)
+        };
+        let unpacked = keeping(0);
+        for bytes in [100_000, 1 << 30] {
+            assert!(unpacked == keeping(bytes), "{} with {bytes}", fixture.name);
         }
     }
 }

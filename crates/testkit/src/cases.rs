@@ -209,7 +209,7 @@ fn embeds() -> impl Iterator<Item = Case> {
 }
 
 fn linears() -> impl Iterator<Item = Case> {
-    let shapes = [(256, 1), (256, 37), (512, 64), (768, 130)];
+    let shapes = [(256, 1), (256, 37), (512, 64), (768, 130), (2048, 48)];
     let rows = [1, 2, 3, 7, 33];
     QuantType::all().flat_map(move |quant| {
         shapes.into_iter().flat_map(move |(columns, outputs)| {

@@ -11,6 +11,7 @@ use crate::{
     kernels::Kernels,
     kv::{self, Slot},
     pool::Pool,
+    repacked::Repacked,
     testing::{Random, bits, relative_error},
     workers::Workers,
 };
@@ -77,7 +78,7 @@ impl Sequence {
 
     /// Feeds the sequence in chunks: keys and values first, then their queries.
     fn run(&self, kv: KvType, kernels: &'static Kernels, threads: usize, chunk: usize) -> Vec<f32> {
-        let mut workers = Workers::new(Pool::new(threads).unwrap(), kernels);
+        let mut workers = Workers::new(Pool::new(threads).unwrap(), kernels, Repacked::new(0));
         let mut slot = Slot::new(&self.spec, kv, self.pages.len());
         let columns = self.queries.len() / self.tokens;
         let mut out = vec![f32::NAN; self.queries.len()];

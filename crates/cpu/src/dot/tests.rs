@@ -199,11 +199,17 @@ impl Problem {
         for first in (0..self.columns).step_by(block) {
             let steps = tiled::steps(block.min(self.columns - first));
             let operands = tiled::Operands {
-                left: &left,
-                left_row: parts * tiled::steps(self.columns),
-                left_first: parts * tiled::steps(first),
+                left: tiled::Side {
+                    tiles: &left,
+                    row: parts * tiled::steps(self.columns),
+                    first: parts * tiled::steps(first),
+                },
                 parts,
-                right: &self.right(kernels, first, steps),
+                right: tiled::Side {
+                    tiles: &self.right(kernels, first, steps),
+                    row: steps,
+                    first: 0,
+                },
                 steps,
             };
             let begin = if first == 0 {
@@ -518,11 +524,17 @@ fn products_timing() {
                     }
                 });
                 let operands = tiled::Operands {
-                    left: &left,
-                    left_row: steps,
-                    left_first: 0,
+                    left: tiled::Side {
+                        tiles: &left,
+                        row: steps,
+                        first: 0,
+                    },
                     parts: 1,
-                    right: &problem.right(kernels, 0, steps),
+                    right: tiled::Side {
+                        tiles: &problem.right(kernels, 0, steps),
+                        row: steps,
+                        first: 0,
+                    },
                     steps,
                 };
                 multiply = shortest(|| {

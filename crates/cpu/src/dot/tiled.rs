@@ -161,9 +161,9 @@ impl<T: Tiles> WithFormat for Pack<'_, T> {
                     let unsigned = unsigned::<T::Vectors, F>(unpacked.codes[piece]);
                     T::Vectors::store_bytes(unsigned, &mut codes[unit_of_row(row)].0);
                 }
-                store_line(unpacked.scales, &mut scales[row]);
+                unpacked.scales.store_f32_bytes(&mut scales[row].0);
                 if F::MINS {
-                    store_line(unpacked.mins, &mut mins[row]);
+                    unpacked.mins.store_f32_bytes(&mut mins[row].0);
                 }
             }
             fill::<T, F>(&codes, &scales, &mins, tiles);
@@ -241,15 +241,6 @@ fn unsigned<S: Simd, F: Format>(codes: S::Bytes) -> S::Bytes {
     }
 }
 
-#[inline(always)]
-fn store_line<F: Floats>(x: F, line: &mut Line) {
-    let mut lanes = [0.0; LANES];
-    x.store(&mut lanes);
-    for (bytes, lane) in line.0.as_chunks_mut().0.iter_mut().zip(lanes) {
-        *bytes = f32::to_le_bytes(lane);
-    }
-}
-
 /// Sixteen numbers, each in two neighbouring lanes.
 #[inline(always)]
 fn twice<S: Simd>(line: &Line) -> [S::Floats; 2] {
@@ -266,24 +257,36 @@ fn twice<S: Simd>(line: &Line) -> [S::Floats; 2] {
 #[derive(Clone, Copy)]
 pub(crate) struct Operands<'a> {
     /// `[row tiles, steps, parts]`.
-    pub(crate) left: &'a [Tile],
-    /// Tiles of a row tile.
-    pub(crate) left_row: usize,
-    /// Of a row tile's tiles, the first to take.
-    pub(crate) left_first: usize,
+    pub(crate) left: Side<'a>,
     pub(crate) parts: usize,
-    /// `[strips, steps]`, of this block's steps only.
-    pub(crate) right: &'a [Tile],
+    /// `[strips, steps]`.
+    pub(crate) right: Side<'a>,
     pub(crate) steps: usize,
 }
 
-impl Operands<'_> {
-    fn left(&self, tile: usize) -> &[Tile] {
-        &self.left[tile * self.left_row + self.left_first..][..self.steps * self.parts]
+/// Rows of tiles, of which a block takes some.
+#[derive(Clone, Copy)]
+pub(crate) struct Side<'a> {
+    pub(crate) tiles: &'a [Tile],
+    /// From a row of tiles to the next.
+    pub(crate) row: usize,
+    /// Of every row, the first to take.
+    pub(crate) first: usize,
+}
+
+impl<'a> Side<'a> {
+    fn part(self, row: usize, count: usize) -> &'a [Tile] {
+        &self.tiles[row * self.row + self.first..][..count]
+    }
+}
+
+impl<'a> Operands<'a> {
+    fn left(&self, tile: usize) -> &'a [Tile] {
+        self.left.part(tile, self.steps * self.parts)
     }
 
-    fn right(&self, strip: usize) -> &[Tile] {
-        &self.right[strip * self.steps..][..self.steps]
+    fn right(&self, strip: usize) -> &'a [Tile] {
+        self.right.part(strip, self.steps)
     }
 }
 
