@@ -43,10 +43,12 @@ impl CpuBackend {
     pub fn new(config: &CpuConfig) -> CpuBackend {
         // Knows the affinity mask and the control group's quota.
         let allowed = std::thread::available_parallelism().map_or(1, usize::from);
+        let kernels = Kernels::for_isa(config.isa.unwrap_or_else(Isa::detect));
         CpuBackend {
             threads: config.threads.unwrap_or(allowed).max(1),
-            kernels: Kernels::for_isa(config.isa.unwrap_or_else(Isa::detect)),
-            repack_bytes: config.repack_bytes,
+            kernels,
+            // Nothing would be kept, so none of it is set aside.
+            repack_bytes: kernels.tiles().map_or(0, |_| config.repack_bytes),
         }
     }
 

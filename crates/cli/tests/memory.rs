@@ -1,4 +1,5 @@
-//! `--kv-type`: it reaches every command that computes, memory is planned with its bytes, and wrong ones are refused.
+//! What memory is spent on. `--kv-type` reaches every command that computes, memory is planned with its bytes, and wrong ones
+//! are refused. With `--repack` answers stay the same, and sizes and processors that it cannot be used with are named.
 
 use std::{
     fs,
@@ -165,5 +166,49 @@ fn a_wrong_type_is_named_with_those_there_are() {
     let wrong = complaint(&["run", "--config", text(&settings), "Hi"], 1);
     for part in ["line 1", "q4_0", "f16", "q8_0"] {
         assert!(wrong.contains(part), "{wrong}");
+    }
+}
+
+#[test]
+fn weights_that_stay_unpacked_change_no_answer() {
+    let question =
+        "Tell me a story about a small fox who lost its way home in the snow. ".repeat(4);
+    let ask = [
+        "run",
+        &question,
+        "--temp",
+        "0",
+        "-n",
+        "12",
+        "--backend",
+        "cpu",
+    ];
+    let plain = stdout(&ask);
+    assert!(!plain.trim().is_empty());
+    for size in ["300KB", "1GiB"] {
+        let kept = carat(&[&ask[..], &["--repack", size]].concat());
+        if kept.status.success() {
+            assert_eq!(String::from_utf8_lossy(&kept.stdout), plain, "with {size}");
+        } else {
+            // A processor without tiles has nothing to keep.
+            let refused = String::from_utf8_lossy(&kept.stderr);
+            assert!(refused.contains("AMX"), "{refused}");
+        }
+    }
+}
+
+#[test]
+fn what_repack_cannot_be_used_with_is_named() {
+    let wrong = complaint(&["run", "--repack", "plenty", "Hi"], 1);
+    assert!(
+        wrong.contains("plenty") && wrong.contains("12GiB"),
+        "{wrong}"
+    );
+    for (size, level) in [("900000GB", "amx"), ("1GiB", "scalar")] {
+        let cpu = ["run", "--backend", "cpu", "--isa", level, "Hi"];
+        let wrong = complaint(&[&cpu[..], &["--repack", size]].concat(), 1);
+        // Without AMX, the level that the first asks for is refused.
+        let named = wrong.contains(&format!("--repack {size}")) || wrong.contains("--isa");
+        assert!(named, "{wrong}");
     }
 }
