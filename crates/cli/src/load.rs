@@ -11,8 +11,9 @@ use carat_cuda::{CudaBackend, CudaConfig, CudaError, Tier};
 use carat_gguf::Gguf;
 use carat_model::{
     Model,
-    backend::{Backend, BackendError, CompileOptions, Executor, KvType},
+    backend::{Backend, BackendError, CompileOptions, Executor},
     gemma4,
+    kv::KvType,
     plan::{Plan, Step},
     reference::Reference,
 };

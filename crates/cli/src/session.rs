@@ -12,10 +12,7 @@ use carat_engine::{
     EngineConfig, EngineHandle, Limits, ModelShape,
     chat::{Chat, Generation},
 };
-use carat_model::{
-    backend::{KvGroup, Need},
-    layout,
-};
+use carat_model::{backend::Need, kv::KvGroup, layout};
 use carat_text::{ChatTemplate, Tokenizer, Tool};
 
 use crate::{

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 use carat_gguf::Metadata;
-use carat_model::{backend::KvType, sampling::Sampling};
+use carat_model::{kv::KvType, sampling::Sampling};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{

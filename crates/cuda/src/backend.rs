@@ -6,8 +6,9 @@ use std::{
 };
 
 use carat_model::{
-    backend::{Backend, BackendError, CompileOptions, Executor, KvType, Memory, Need},
+    backend::{Backend, BackendError, CompileOptions, Executor, Memory, Need},
     cost::Rates,
+    kv::KvType,
     layout::Layout,
     plan::{Plan, Rows, Step},
     weights::Weights,

@@ -5,7 +5,8 @@
 //! is copied.
 
 use carat_model::{
-    backend::{BackendError, Batch, CompileOptions, KvGroup, PAGE_TOKENS, PerGroup},
+    backend::{BackendError, Batch, CompileOptions},
+    kv::{KvGroup, PerGroup, pages_of},
     plan::Plan,
 };
 
@@ -161,18 +162,13 @@ impl BatchLayout {
         }
         let mut entries = 0;
         for (r, run) in batch.runs.iter().enumerate() {
-            let end = (run.position + run.rows.len()).div_ceil(PAGE_TOKENS);
+            let end = pages_of(run.position + run.rows.len());
             for group in KvGroup::ALL {
                 if !plan.uses(group) {
                     continue;
                 }
                 // Entries behind the window of the run's first row are not looked at, and may be freed.
-                let first = match (group, plan.window()) {
-                    (KvGroup::Sliding, Some(window)) => {
-                        (run.position + 1).saturating_sub(window) / PAGE_TOKENS
-                    }
-                    _ => 0,
-                };
+                let first = plan.first_visible_page(group, run.position);
                 let seen = &run.pages.get(group)[first..end];
                 if entries + seen.len() > self.page_entries {
                     return Err(BackendError::Unsupported {
@@ -233,8 +229,9 @@ impl BatchLayout {
 mod tests {
     use carat_gguf::QuantType;
     use carat_model::{
-        backend::{KvType, PageId, RowOutput, Run},
+        backend::{RowOutput, Run},
         gemma4,
+        kv::{KvType, PAGE_TOKENS, PageId},
         sampling::Sampling,
     };
     use carat_testkit::tiny::{Tiny, Variant};

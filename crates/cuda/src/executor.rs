@@ -9,9 +9,9 @@ use std::{mem, rc::Rc, sync::Arc, time::Duration};
 use carat_model::{
     TokenId,
     backend::{
-        BackendError, Batch, CompileOptions, Executor, Outputs, PerGroup, RowPlace, RowResult,
-        Ticket,
+        BackendError, Batch, CompileOptions, Executor, Outputs, RowPlace, RowResult, Ticket,
     },
+    kv::PerGroup,
     plan::{Plan, Value},
     reference::sampled_row,
     sampling::Scratch,

@@ -118,7 +118,7 @@ impl Graphs {
 
 #[cfg(test)]
 mod tests {
-    use carat_model::backend::{KvType, PerGroup};
+    use carat_model::kv::{KvType, PerGroup};
 
     use super::*;
 

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use carat_model::{
-    backend::{CompileOptions, KvGroup, PAGE_TOKENS, PerGroup},
+    backend::CompileOptions,
+    kv::{KvGroup, PAGE_TOKENS, PerGroup},
     layout::{Layout, page_bytes},
     plan::{Plan, Rows, Shape, Value},
 };
@@ -189,7 +190,7 @@ impl Parts {
 )]
 mod tests {
     use carat_gguf::QuantType;
-    use carat_model::{backend::KvType, gemma4};
+    use carat_model::{gemma4, kv::KvType};
     use carat_testkit::tiny::{Tiny, Variant};
     use expect_test::expect;
 

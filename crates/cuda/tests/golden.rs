@@ -15,10 +15,9 @@ use carat_cuda::{CudaBackend, CudaConfig, Fusion, Graphs, Overlap, TablePlace, T
 use carat_gguf::QuantType;
 use carat_model::{
     Model, TokenId,
-    backend::{
-        Backend, Batch, CompileOptions, Executor, KvType, Outputs, PageId, PerGroup, RowOutput, Run,
-    },
+    backend::{Backend, Batch, CompileOptions, Executor, Outputs, RowOutput, Run},
     evaluate, gemma4,
+    kv::{KvType, PageId, PerGroup},
     reference::Reference,
     sampling::Sampling,
 };

@@ -17,10 +17,10 @@ use carat_gguf::QuantType;
 use carat_model::{
     TokenId,
     backend::{
-        Backend, BackendError, Batch, CompileOptions, Executor, KvType, Outputs, PAGE_TOKENS,
-        PageId, PerGroup, RowOutput, Run, Ticket,
+        Backend, BackendError, Batch, CompileOptions, Executor, Outputs, RowOutput, Run, Ticket,
     },
     gemma4,
+    kv::{KvType, PAGE_TOKENS, PageId, PerGroup},
     sampling::Sampling,
 };
 use carat_testkit::tiny::{Tiny, Variant};

@@ -6,7 +6,8 @@
 
 use carat_model::{
     TokenId,
-    backend::{CompileOptions, KvGroup, KvType, PAGE_TOKENS, PerGroup},
+    backend::CompileOptions,
+    kv::{KvGroup, KvType, PAGE_TOKENS, PerGroup, pages_of, window_pages},
     plan::Plan,
 };
 
@@ -186,21 +187,6 @@ impl Limits {
             None => context.min(room),
         })
     }
-}
-
-/// Pages that `positions` fill from a page's start.
-pub(crate) fn pages_of(positions: usize) -> usize {
-    positions.div_ceil(PAGE_TOKENS)
-}
-
-/// The first page that the row at `position` can see in a sliding-window layer.
-pub(crate) fn first_visible_page(position: usize, window: usize) -> usize {
-    (position + 1).saturating_sub(window) / PAGE_TOKENS
-}
-
-/// The most pages that `window` neighbouring positions touch, wherever they start.
-pub(crate) fn window_pages(window: usize) -> usize {
-    (window + PAGE_TOKENS - 2) / PAGE_TOKENS + 1
 }
 
 /// The fewest pages with which one request of the full context runs. It runs alone, its prompt in short chunks.

@@ -3,15 +3,18 @@
 //! A backend compiles a plan once; the executor then runs ragged batches of prompt chunks and single decode tokens.
 //! Nothing here knows about requests, text or scheduling.
 
-use std::{fmt, ops::Range, sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use crate::{
     TokenId,
     cost::Rates,
+    kv::pages_of,
     plan::{Plan, Value},
     sampling::Sampling,
     weights::Weights,
 };
+
+pub use crate::kv::{KvGroup, KvType, PAGE_TOKENS, PageId, PerGroup};
 
 /// Compiles plans for one device.
 pub trait Backend: Send {
@@ -119,93 +122,10 @@ pub struct CompileOptions {
     pub probe: bool,
 }
 
-/// How a device keeps keys and values. The reference keeps f32 whatever is asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KvType {
-    #[default]
-    F16,
-    /// In groups of [`KvType::GROUP`] values of a head: a signed byte a value, and one F16 that they are multiples of.
-    Q8_0,
-}
-
-impl KvType {
-    /// Values of a head that share a scale in Q8_0.
-    pub const GROUP: usize = 32;
-
-    /// Bytes of the keys, or of the values, that one head has at one position.
-    pub fn head_bytes(self, head_dim: usize) -> usize {
-        match self {
-            KvType::F16 => head_dim * size_of::<u16>(),
-            KvType::Q8_0 => head_dim.div_ceil(KvType::GROUP) * (KvType::GROUP + size_of::<u16>()),
-        }
-    }
-}
-
-impl fmt::Display for KvType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            KvType::F16 => "F16",
-            KvType::Q8_0 => "Q8_0",
-        })
-    }
-}
-
 /// Proof that a batch was submitted.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a submitted batch must be collected"]
 pub struct Ticket(pub u64);
-
-/// Layers page their KV in two groups: full-attention layers keep everything, sliding-window layers the window.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PerGroup<T> {
-    pub full: T,
-    pub sliding: T,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvGroup {
-    Full,
-    Sliding,
-}
-
-impl KvGroup {
-    pub const ALL: [KvGroup; 2] = [KvGroup::Full, KvGroup::Sliding];
-}
-
-impl<T> PerGroup<T> {
-    pub fn get(&self, group: KvGroup) -> &T {
-        match group {
-            KvGroup::Full => &self.full,
-            KvGroup::Sliding => &self.sliding,
-        }
-    }
-
-    pub fn get_mut(&mut self, group: KvGroup) -> &mut T {
-        match group {
-            KvGroup::Full => &mut self.full,
-            KvGroup::Sliding => &mut self.sliding,
-        }
-    }
-
-    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> PerGroup<U> {
-        PerGroup {
-            full: f(self.full),
-            sliding: f(self.sliding),
-        }
-    }
-}
-
-/// A page of one KV group: `PAGE_TOKENS` positions in every slot of that group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PageId(pub u32);
-
-impl PageId {
-    /// Stands where a sliding-window page was freed behind the window. Executors never read through it.
-    pub const FREED: PageId = PageId(u32::MAX);
-}
-
-/// Positions a KV page holds.
-pub const PAGE_TOKENS: usize = 32;
 
 /// A ragged batch: prompt chunks and single decode tokens side by side.
 #[derive(Clone, Copy, Debug)]
@@ -341,15 +261,13 @@ impl<'a> Batch<'a> {
                 ));
             }
             next = run.rows.end;
-            let pages = (run.position + run.rows.len()).div_ceil(PAGE_TOKENS);
+            let pages = pages_of(run.position + run.rows.len());
             for group in KvGroup::ALL {
                 let table = run.pages.get(group);
-                let first = match (group, plan.window()) {
-                    _ if !plan.uses(group) => pages,
-                    (KvGroup::Sliding, Some(window)) => {
-                        (run.position + 1).saturating_sub(window) / PAGE_TOKENS
-                    }
-                    _ => 0,
+                let first = if plan.uses(group) {
+                    plan.first_visible_page(group, run.position)
+                } else {
+                    pages
                 };
                 let held = *options.pages.get(group);
                 if (first..pages).any(|i| table.get(i).is_none_or(|p| p.0 as usize >= held)) {

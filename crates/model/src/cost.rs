@@ -3,7 +3,7 @@
 use std::{iter::Sum, ops::AddAssign};
 
 use crate::{
-    backend::KvType,
+    kv::KvType,
     plan::{Plan, Rows, Step},
     weights::{Weight, Weights},
 };

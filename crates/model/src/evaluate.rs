@@ -2,10 +2,8 @@
 
 use crate::{
     TokenId,
-    backend::{
-        BackendError, Batch, CompileOptions, Executor, KvType, Outputs, PAGE_TOKENS, PageId,
-        PerGroup, RowOutput, RowResult, Run,
-    },
+    backend::{BackendError, Batch, CompileOptions, Executor, Outputs, RowOutput, RowResult, Run},
+    kv::{KvType, PAGE_TOKENS, PageId, PerGroup},
     sampling::Sampling,
 };
 

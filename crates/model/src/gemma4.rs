@@ -4,9 +4,9 @@
 //! are those of the published model; pairs of norm and residual add stay apart here, and a backend joins what it likes.
 
 use crate::{
-    backend::KvGroup,
     bind::{DenseFfn, Layer, Model, Moe, Ple, PleSlices},
     config::{Config, LayerKind},
+    kv::KvGroup,
     plan::{Builder, KvSlot, Plan, Rope, RopeId, Rows, SlotSpec, Value},
 };
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::{
-    backend::{KvGroup, KvType, PAGE_TOKENS, PerGroup},
+    kv::{KvGroup, KvType, PAGE_TOKENS, PerGroup},
     plan::{Plan, Shape, Value},
 };
 

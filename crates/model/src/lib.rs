@@ -6,7 +6,8 @@
 //! - [`plan`]: steps, values and the shape-checked builder
 //! - [`gemma4`]: the forward pass, as a plan
 //! - [`cost`]: bytes and multiplications a batch needs at the least
-//! - [`layout`]: which values may share a buffer; page geometry of the KV groups
+//! - [`kv`]: KV groups, page ids and page arithmetic
+//! - [`layout`]: which values may share a buffer; bytes of a page
 //! - [`backend`]: the two traits a device implements, and the batch they run
 //! - [`sampling`]: what the sampling parameters mean
 //! - [`synthetic`]: files of random values in any shape, for tests and speed runs
@@ -20,6 +21,7 @@ pub mod cost;
 mod error;
 pub mod evaluate;
 pub mod gemma4;
+pub mod kv;
 pub mod layout;
 pub mod plan;
 pub mod reference;

@@ -7,7 +7,7 @@
 use std::{cell::RefCell, fmt};
 
 use crate::{
-    backend::KvGroup,
+    kv::{self, KvGroup},
     weights::{Weight, Weights},
 };
 
@@ -257,6 +257,14 @@ impl Plan {
     /// The sliding window of the model's sliding layers.
     pub fn window(&self) -> Option<usize> {
         self.slots.iter().filter_map(|s| s.window).max()
+    }
+
+    /// First page of a group that the row at `position` sees.
+    pub fn first_visible_page(&self, group: KvGroup, position: usize) -> usize {
+        match (group, self.window()) {
+            (KvGroup::Sliding, Some(window)) => kv::first_visible_page(position, window),
+            _ => 0,
+        }
     }
 
     /// Whether any layer stores into this group.

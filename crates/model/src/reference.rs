@@ -1,6 +1,6 @@
 //! The meaning of every step: a scalar interpreter, slow and obvious, that faster backends are compared with.
 //!
-//! Values and KV are f32, sums are f64, and a [`KvType`](crate::backend::KvType) is ignored: what smaller keys and values
+//! Values and KV are f32, sums are f64, and a [`KvType`](crate::kv::KvType) is ignored: what smaller keys and values
 //! cost in exactness is measured from here. Each row is computed by itself, so results do not depend on what else is in the
 //! batch, on chunking, or on narrowing: those comparisons are exact here.
 
@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use crate::{
     backend::{
-        Backend, BackendError, Batch, CompileOptions, Executor, Memory, Outputs, PAGE_TOKENS,
-        PageId, RowOutput, RowPlace, RowResult, Ticket,
+        Backend, BackendError, Batch, CompileOptions, Executor, Memory, Outputs, RowOutput,
+        RowPlace, RowResult, Ticket,
     },
+    kv::{PAGE_TOKENS, PageId, PerGroup, first_visible},
     plan::{KvSlot, Plan, RopeId, Rows, Step, Value},
     sampling,
     weights::{Weight, Weights},
@@ -260,14 +261,14 @@ impl Interpreter {
         &self,
         q: &[f32],
         slot: KvSlot,
-        pages: crate::backend::PerGroup<&[PageId]>,
+        pages: PerGroup<&[PageId]>,
         position: usize,
     ) -> Vec<f32> {
         let spec = self.plan.slot(slot);
         let (head_dim, width) = (spec.head_dim, spec.kv_heads * spec.head_dim);
         let first = spec
             .window
-            .map_or(0, |window| (position + 1).saturating_sub(window));
+            .map_or(0, |window| first_visible(position, window));
         let pages = pages.get(spec.group);
         let heads = q.len() / head_dim;
         let cached = |cache: &[Vec<f32>], seen: usize, kv_head: usize| -> Vec<f32> {

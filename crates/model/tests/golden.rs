@@ -1,8 +1,9 @@
 //! The reference interpreter against logits of a published implementation, and against itself fed differently.
 
 use carat_model::{
-    backend::{Backend, Batch, Executor, Outputs, PAGE_TOKENS, PageId, PerGroup, RowOutput, Run},
+    backend::{Backend, Batch, Executor, Outputs, RowOutput, Run},
     evaluate, gemma4,
+    kv::{PAGE_TOKENS, PageId, PerGroup},
     reference::Reference,
     sampling::Sampling,
 };

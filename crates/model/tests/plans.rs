@@ -9,9 +9,8 @@ use carat_gguf::{
     writer::{Field, Writer, write_tensor},
 };
 use carat_model::{
-    Model, ModelError,
-    backend::{KvType, PAGE_TOKENS},
-    gemma4,
+    Model, ModelError, gemma4,
+    kv::{KvType, PAGE_TOKENS},
     layout::{self, Layout},
     plan::{Listing, Rows},
 };

@@ -11,8 +11,9 @@ use carat_gguf::{
 };
 use carat_model::{
     TokenId,
-    backend::{Backend, BackendError, CompileOptions, KvGroup, KvType, Outputs},
+    backend::{Backend, BackendError, CompileOptions, Outputs},
     evaluate,
+    kv::{KvGroup, KvType},
     plan::{Builder, Plan, Rope, Rows, SlotSpec, Step, Value},
     reference::Reference,
     sampling::random,

@@ -13,8 +13,9 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use carat_model::{
     TokenId,
-    backend::{CompileOptions, Executor, PAGE_TOKENS, PerGroup},
+    backend::{CompileOptions, Executor},
     cost::{self, BatchShape, Cost, Rates},
+    kv::{PAGE_TOKENS, PerGroup},
     sampling,
 };
 use serde::Serialize;

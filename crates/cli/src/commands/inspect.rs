@@ -6,10 +6,12 @@ use anyhow::{Context, Result};
 use carat_gguf::{Value, ValueType};
 use carat_model::{
     TokenId,
-    backend::{CompileOptions, KvGroup},
+    backend::CompileOptions,
     config::LayerKind,
     cost::{self, BatchShape},
-    evaluate, layout,
+    evaluate,
+    kv::KvGroup,
+    layout,
     plan::{Labelled, Listing},
 };
 use carat_text::{Specials, Tokenizer};
@@ -98,8 +100,7 @@ fn summary(loaded: &Loaded) -> Result<String> {
     writeln!(s, "  vocabulary   {}", thousands(c.vocab as u64))?;
     writeln!(s, "  context      {}", thousands(c.context as u64))?;
     let page = layout::page_bytes(&loaded.plan, loaded.kv);
-    let per_token =
-        |group: KvGroup| *page.get(group) as u64 / carat_model::backend::PAGE_TOKENS as u64;
+    let per_token = |group: KvGroup| *page.get(group) as u64 / carat_model::kv::PAGE_TOKENS as u64;
     writeln!(
         s,
         "  KV           {} a token in full layers, {} a token in sliding ones ({})",

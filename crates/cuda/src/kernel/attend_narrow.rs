@@ -1,7 +1,7 @@
 //! Twin of `kernels/attend_narrow.cu`.
 
 use carat_model::{
-    backend::PAGE_TOKENS,
+    kv::PAGE_TOKENS,
     plan::{KvSlot, RopeId},
     weights::Weight,
 };

@@ -4,7 +4,7 @@
 use std::{collections::HashMap, fmt};
 
 use carat_model::{
-    backend::PerGroup,
+    kv::PerGroup,
     plan::{KvSlot, Plan, RopeId, Rows, Value},
     weights::Weight,
 };

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 
 use carat_gguf::QuantType;
 use carat_model::{
-    backend::{KvGroup, PerGroup},
     gemma4,
+    kv::{KvGroup, PerGroup},
     plan::SlotSpec,
     weights::Weight,
 };

@@ -2,9 +2,8 @@ use std::collections::HashSet;
 
 use carat_gguf::QuantType;
 use carat_model::{
-    Model,
-    backend::KvGroup,
-    gemma4,
+    Model, gemma4,
+    kv::KvGroup,
     plan::{Builder, SlotSpec},
     synthetic::ByKind,
 };

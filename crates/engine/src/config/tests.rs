@@ -7,23 +7,6 @@ fn limits(window: Option<usize>) -> Limits {
 }
 
 #[test]
-fn window_pages_cover_the_window_wherever_it_starts() {
-    for window in 1..200 {
-        let touched = |start: usize| pages_of(start + window) - start / PAGE_TOKENS;
-        let most = (0..PAGE_TOKENS).map(touched).max().unwrap();
-        assert_eq!(window_pages(window), most, "window {window}");
-    }
-}
-
-#[test]
-fn the_window_includes_the_row_itself() {
-    // With a window of 32 the row at 63 sees 32..=63.
-    assert_eq!(first_visible_page(63, 32), 1);
-    assert_eq!(first_visible_page(62, 32), 0);
-    assert_eq!(first_visible_page(5, 32), 0);
-}
-
-#[test]
 fn a_short_context_needs_no_more_sliding_pages_than_full_ones() {
     let pages = minimum_pages(100, shape(Some(1024)));
     assert_eq!((pages.full, pages.sliding), (4, 4));

@@ -12,7 +12,7 @@ use std::{
 
 use carat_model::{
     TokenId,
-    backend::{PAGE_TOKENS, PerGroup},
+    kv::{PAGE_TOKENS, PerGroup},
 };
 
 use super::{

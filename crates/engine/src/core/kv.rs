@@ -13,14 +13,14 @@ use std::ops::Range;
 
 use carat_model::{
     TokenId,
-    backend::{PAGE_TOKENS, PageId, PerGroup},
+    kv::{PAGE_TOKENS, PageId, PerGroup, first_visible_page, pages_of},
 };
 
 use super::{
     pages::{Allocation, PageCounts, Pool, Worth},
     prefix::{BlockId, PrefixIndex},
 };
-use crate::config::{Limits, PrefixReuse, first_visible_page, pages_of};
+use crate::config::{Limits, PrefixReuse};
 
 /// Why no more of a prompt was found in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! kept because the prefix index knows what it contains. Cached pages are given away only when none is free, the
 //! longest unused first. The pool knows nothing of contents; whoever allocates hears when a kept page was taken.
 
-use carat_model::backend::PageId;
+use carat_model::kv::PageId;
 
 /// Where a page that nobody holds any more joins the cached ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

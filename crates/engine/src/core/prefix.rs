@@ -10,7 +10,7 @@
 
 use carat_model::{
     TokenId,
-    backend::{PAGE_TOKENS, PageId},
+    kv::{PAGE_TOKENS, PageId},
 };
 use rustc_hash::FxHashMap;
 

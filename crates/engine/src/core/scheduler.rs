@@ -16,7 +16,8 @@ use std::collections::VecDeque;
 
 use carat_model::{
     TokenId,
-    backend::{Batch, Outputs, PAGE_TOKENS, PerGroup, Run},
+    backend::{Batch, Outputs, Run},
+    kv::{PAGE_TOKENS, PerGroup, first_visible_page, pages_of, window_pages},
 };
 
 use super::{
@@ -25,7 +26,7 @@ use super::{
     request::{Counts, FinishReason, Rejected, Request, RequestId},
     sequence::Sequence,
 };
-use crate::config::{Limits, first_visible_page, pages_of, window_pages};
+use crate::config::Limits;
 
 /// What happened to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use carat_model::{
     TokenId,
-    backend::{PerGroup, RowOutput, Run},
+    backend::{RowOutput, Run},
+    kv::{PerGroup, pages_of},
     sampling::Sampling,
 };
 
@@ -16,7 +17,6 @@ use super::{
     kv::Table,
     request::{Counts, FinishReason, Request, RequestId},
 };
-use crate::config::pages_of;
 
 pub(crate) struct Sequence {
     pub(crate) id: RequestId,

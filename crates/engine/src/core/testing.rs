@@ -10,9 +10,9 @@ use std::collections::VecDeque;
 use carat_model::{
     TokenId,
     backend::{
-        BackendError, Batch, CompileOptions, Executor, KvGroup, Outputs, PAGE_TOKENS, PageId,
-        PerGroup, RowOutput, RowResult, Run, Ticket,
+        BackendError, Batch, CompileOptions, Executor, Outputs, RowOutput, RowResult, Run, Ticket,
     },
+    kv::{KvGroup, PAGE_TOKENS, PageId, PerGroup},
     plan::Value,
     sampling::Sampling,
 };

@@ -5,7 +5,8 @@ use std::{ops::Range, time::Duration};
 use anyhow::Result;
 use carat_model::{
     TokenId,
-    backend::{Batch, Executor, Outputs, PAGE_TOKENS, PageId, PerGroup, RowOutput, Run},
+    backend::{Batch, Executor, Outputs, RowOutput, Run},
+    kv::{PAGE_TOKENS, PageId, PerGroup},
     sampling::Sampling,
 };
 

@@ -247,7 +247,7 @@ impl Profiles {
 
 #[cfg(test)]
 mod tests {
-    use carat_model::backend::KvType;
+    use carat_model::kv::KvType;
 
     use super::*;
 

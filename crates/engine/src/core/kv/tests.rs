@@ -1,4 +1,4 @@
-use carat_model::backend::KvGroup;
+use carat_model::kv::KvGroup;
 
 use super::*;
 use crate::core::testing::{FakeExecutor, digests, request, roomy, text, with_pages};

@@ -18,7 +18,7 @@ impl Scheduler {
         assert!(self.reserved_sliding() <= self.limits.config().pages.sliding);
         for sequence in &self.running {
             let held = sequence.table.pages.sliding.iter();
-            let held = held.filter(|p| **p != carat_model::backend::PageId::FREED);
+            let held = held.filter(|p| **p != carat_model::kv::PageId::FREED);
             assert!(held.count() <= self.reservation(sequence));
         }
         self.kv.audit(self.running.iter().map(|s| &s.table));

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use carat_cuda::{Fusion, listing};
 use carat_gguf::QuantType;
-use carat_model::{backend::KvType, gemma4};
+use carat_model::{gemma4, kv::KvType};
 use carat_testkit::tiny::{Tiny, Variant};
 
 use super::*;

@@ -1,0 +1,131 @@
+//! Keys and values as pages: groups of layers that page together, the types values are kept in, and the page arithmetic
+//! that engine and devices share.
+//!
+//! Nothing here owns memory: the engine hands out page ids, an executor has the bytes behind them.
+
+use std::fmt;
+
+/// Layers page their KV in two groups: full-attention layers keep everything, sliding-window layers the window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PerGroup<T> {
+    pub full: T,
+    pub sliding: T,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvGroup {
+    Full,
+    Sliding,
+}
+
+impl KvGroup {
+    pub const ALL: [KvGroup; 2] = [KvGroup::Full, KvGroup::Sliding];
+}
+
+impl<T> PerGroup<T> {
+    pub fn get(&self, group: KvGroup) -> &T {
+        match group {
+            KvGroup::Full => &self.full,
+            KvGroup::Sliding => &self.sliding,
+        }
+    }
+
+    pub fn get_mut(&mut self, group: KvGroup) -> &mut T {
+        match group {
+            KvGroup::Full => &mut self.full,
+            KvGroup::Sliding => &mut self.sliding,
+        }
+    }
+
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> PerGroup<U> {
+        PerGroup {
+            full: f(self.full),
+            sliding: f(self.sliding),
+        }
+    }
+}
+
+/// A page of one KV group: `PAGE_TOKENS` positions in every slot of that group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PageId(pub u32);
+
+impl PageId {
+    /// Stands where a sliding-window page was freed behind the window. Executors never read through it.
+    pub const FREED: PageId = PageId(u32::MAX);
+}
+
+/// Positions a KV page holds.
+pub const PAGE_TOKENS: usize = 32;
+
+/// Pages that `positions` fill from a page's start.
+pub fn pages_of(positions: usize) -> usize {
+    positions.div_ceil(PAGE_TOKENS)
+}
+
+/// First position that the row at `position` sees within `window` positions, itself included.
+pub fn first_visible(position: usize, window: usize) -> usize {
+    (position + 1).saturating_sub(window)
+}
+
+/// First page that the row at `position` sees in a sliding-window layer.
+pub fn first_visible_page(position: usize, window: usize) -> usize {
+    first_visible(position, window) / PAGE_TOKENS
+}
+
+/// The most pages that `window` neighbouring positions touch, wherever they start.
+pub fn window_pages(window: usize) -> usize {
+    (window + PAGE_TOKENS - 2) / PAGE_TOKENS + 1
+}
+
+/// How a device keeps keys and values. The reference keeps f32 whatever is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvType {
+    #[default]
+    F16,
+    /// In groups of [`KvType::GROUP`] values of a head: a signed byte a value, and one F16 that they are multiples of.
+    Q8_0,
+}
+
+impl KvType {
+    /// Values of a head that share a scale in Q8_0.
+    pub const GROUP: usize = 32;
+
+    /// Bytes of the keys, or of the values, that one head has at one position.
+    pub fn head_bytes(self, head_dim: usize) -> usize {
+        match self {
+            KvType::F16 => head_dim * size_of::<u16>(),
+            KvType::Q8_0 => head_dim.div_ceil(KvType::GROUP) * (KvType::GROUP + size_of::<u16>()),
+        }
+    }
+}
+
+impl fmt::Display for KvType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            KvType::F16 => "F16",
+            KvType::Q8_0 => "Q8_0",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn window_pages_cover_the_window_wherever_it_starts() {
+        for window in 1..200 {
+            let touched = |start: usize| pages_of(start + window) - start / PAGE_TOKENS;
+            let most = (0..PAGE_TOKENS).map(touched).max().unwrap();
+            assert_eq!(window_pages(window), most, "window {window}");
+        }
+    }
+
+    #[test]
+    fn the_window_includes_the_row_itself() {
+        // With a window of 32 the row at 63 sees 32..=63.
+        assert_eq!(first_visible_page(63, 32), 1);
+        assert_eq!(first_visible_page(62, 32), 0);
+        assert_eq!(first_visible_page(5, 32), 0);
+    }
+}
