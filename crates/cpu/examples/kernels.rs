@@ -132,9 +132,8 @@ impl Bench {
             Gguf::from_bytes("bench", file).expect("the writer writes what the reader reads");
         let weights = Weights::of_file(Arc::new(file));
         let builder = Builder::new(&weights);
-        builder.section("bench");
         let last = build(&builder, &|name| weights.find(name).expect("written above"));
-        let narrowed = builder.narrow(last);
+        let narrowed = builder.select_sampled("last", last);
         let plan = builder.finish(narrowed, narrowed);
         Bench {
             weights: Arc::new(weights),
@@ -199,7 +198,7 @@ fn linear(quant: QuantType, outputs: usize) -> Bench {
             ("table", &[COLUMNS, 16], QuantType::F32),
             ("w", &[COLUMNS, outputs], quant),
         ],
-        |p, w| p.linear(p.embed(w("table"), 1.0, Rows::All), w("w")),
+        |p, w| p.linear("w", p.embed("table", w("table"), 1.0, Rows::All), w("w")),
     )
 }
 
@@ -242,7 +241,7 @@ fn attend(backend: &CpuBackend, kv: KvType, rows: usize, depth: usize, head_dim:
                 head_dim,
                 window: None,
             });
-            let embed = |name| p.embed(w(name), 0.05, Rows::All);
+            let embed = |name| p.embed(name, w(name), 0.05, Rows::All);
             p.store_kv(embed("k"), embed("v"), slot);
             p.attend(embed("q"), slot)
         },
@@ -266,8 +265,8 @@ fn dispatch(backend: &CpuBackend) {
             ("w", &[64, 64], QuantType::Q8_0),
         ],
         |p, w| {
-            let first = p.embed(w("table"), 1.0, Rows::All);
-            (0..steps).fold(first, |x, _| p.linear(x, w("w")))
+            let first = p.embed("table", w("table"), 1.0, Rows::All);
+            (0..steps).fold(first, |x, i| p.linear(&format!("w{i}"), x, w("w")))
         },
     );
     let mut executor = bench.compile(backend, 1, 1, KvType::F16);

@@ -224,7 +224,7 @@ pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout) -> Program {
                 by,
                 out: place(out),
             },
-            Step::Narrow { x, out } => Op::Narrow {
+            Step::SelectSampled { x, out } => Op::Narrow {
                 x: place(x),
                 out: place(out),
             },

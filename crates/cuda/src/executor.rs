@@ -4,14 +4,16 @@
 //! all that; `collect` waits. What the device does not sample (see [`sample`](crate::sample)) is sampled on the host from copied
 //! logits, and then `submit` waits already.
 
-use std::{mem, rc::Rc, sync::Arc, time::Duration};
+use std::{mem, rc::Rc, sync::Arc};
 
 use carat_model::{
     TokenId,
     backend::{
-        BackendError, Batch, CompileOptions, Executor, Outputs, RowPlace, RowResult, Ticket,
+        BackendError, Batch, CompileOptions, Executor, LaunchTime, Outputs, RowPlace, RowResult,
+        Ticket,
     },
     kv::PerGroup,
+    phase::{Origin, Phase},
     plan::{Plan, Value},
     reference::sampled_row,
     sampling::Scratch,
@@ -281,7 +283,7 @@ impl CudaExecutor {
         let (device, programs, sampler) = (&self.device, &self.programs, &self.sampler);
         let launch = |rows: RowCounts, check: Checks| {
             let mut launches = 0;
-            let queued = |label: &str| {
+            let queued = |label: &str, _: Origin| {
                 launches += 1;
                 match check {
                     Checks::EachBatch => Ok(()),
@@ -399,10 +401,7 @@ impl Executor for CudaExecutor {
         Ok(())
     }
 
-    fn profile(
-        &mut self,
-        batch: &Batch<'_>,
-    ) -> Result<Option<Vec<(String, Duration)>>, BackendError> {
+    fn profile(&mut self, batch: &Batch<'_>) -> Result<Option<Vec<LaunchTime>>, BackendError> {
         batch.check(&self.plan, &self.options)?;
         let Queued { rows, draw, .. } = self.queue_words(batch, Tokens::Given)?;
         let rows = graph::bucket(rows, &self.options);
@@ -410,10 +409,10 @@ impl Executor for CudaExecutor {
         let mut moments = Vec::new();
         // As one graph, so that times are those of the device, not of launching.
         let graph = Graph::capture(device.captured_stream(), || {
-            moments.push((String::new(), device.captured_moment()?));
+            moments.push((String::new(), SAMPLING, device.captured_moment()?));
             let work = (&self.programs, &self.sampler);
-            launch_all(device, work, rows, draw, |label| {
-                moments.push((label.to_owned(), device.captured_moment()?));
+            launch_all(device, work, rows, draw, |label, origin| {
+                moments.push((label.to_owned(), origin, device.captured_moment()?));
                 Ok(())
             })
         })?;
@@ -421,10 +420,14 @@ impl Executor for CudaExecutor {
         device.wait("profiling a batch")?;
         let mut times = Vec::new();
         for pair in moments.windows(2) {
-            let [(_, start), (label, end)] = pair else {
+            let [(.., start), (label, origin, end)] = pair else {
                 unreachable!("windows of two");
             };
-            times.push((label.clone(), start.until(end)?));
+            times.push(LaunchTime {
+                label: label.clone(),
+                origin: *origin,
+                time: start.until(end)?,
+            });
         }
         Ok(Some(times))
     }
@@ -435,19 +438,25 @@ impl Executor for CudaExecutor {
     }
 }
 
-/// Queues a batch's launches, and calls `queued` with the label of each.
+/// Origin of the sampler's launches.
+const SAMPLING: Origin = Origin {
+    layer: None,
+    phase: Phase::Sample,
+};
+
+/// Queues a batch's launches, and calls `queued` with the label and origin of each.
 fn launch_all(
     device: &Device,
     (programs, sampler): (&Programs, &Sampler),
     rows: RowCounts,
     draw: Option<Draw>,
-    mut queued: impl FnMut(&str) -> Result<(), CudaError>,
+    mut queued: impl FnMut(&str, Origin) -> Result<(), CudaError>,
 ) -> Result<(), CudaError> {
     for program in programs.of(rows) {
         program.run(device, rows, &mut queued)?;
     }
     match draw {
-        Some(draw) => sampler.run(draw, rows.sampled, || queued("sample")),
+        Some(draw) => sampler.run(draw, rows.sampled, || queued("sample", SAMPLING)),
         None => Ok(()),
     }
 }

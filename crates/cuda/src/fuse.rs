@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use carat_model::{
+    phase::Origin,
     plan::{KvSlot, Labelled, Plan, RopeId, Rows, Step, Value},
     weights::Weight,
 };
@@ -19,8 +20,9 @@ const MOST_PARTS: usize = 3;
 /// One or more consecutive steps of a plan, done as one.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Op {
-    /// Of the last step: the value it writes is the one that is kept for sure.
+    /// Label of the step that names it; of a product, those of its matrices, such as `L3.attn.q+k+v`.
     pub(crate) label: String,
+    pub(crate) origin: Origin,
     pub(crate) steps: Range<usize>,
     pub(crate) rows: Rows,
     pub(crate) work: Work,
@@ -153,16 +155,44 @@ pub(crate) fn fuse(plan: &Plan, fusion: Fusion) -> Vec<Op> {
             .iter()
             .find_map(|rule| rule(&rest))
             .unwrap_or_else(|| (Work::Step(plan.steps[at].step.clone()), 1));
-        let last = &plan.steps[at + taken - 1];
+        let steps = at..at + taken;
+        let within = &plan.steps[steps.clone()];
+        let last = &within[taken - 1];
+        let naming: Vec<&Labelled> = match work {
+            Work::Product(_) => linears_of(within).collect(),
+            Work::NormAdd(_) => vec![&within[0]],
+            _ => vec![last],
+        };
         ops.push(Op {
-            label: last.label.clone(),
-            steps: at..at + taken,
+            label: joined_label(naming.iter().copied()),
+            origin: plan.origin(naming[0]),
+            steps,
             rows: plan.step_rows(&last.step),
             work,
         });
         at += taken;
     }
     ops
+}
+
+/// The products among some steps.
+pub(crate) fn linears_of(steps: &[Labelled]) -> impl Iterator<Item = &Labelled> {
+    let is_linear = |s: &&Labelled| matches!(s.step, Step::Linear { .. });
+    steps.iter().filter(is_linear)
+}
+
+/// One label for steps of one section: `L3.attn.q+k+v` of `L3.attn.q`, `L3.attn.k` and `L3.attn.v`.
+pub(crate) fn joined_label<'a>(steps: impl Iterator<Item = &'a Labelled>) -> String {
+    let mut joined = String::new();
+    for Labelled { label, .. } in steps {
+        if joined.is_empty() {
+            joined.push_str(label);
+        } else {
+            joined.push('+');
+            joined.push_str(label.rsplit('.').next().unwrap_or(label));
+        }
+    }
+    joined
 }
 
 /// What is left of a plan, and who reads what.

@@ -17,7 +17,8 @@ use std::fmt::Write;
 use carat_gguf::QuantType;
 use carat_model::{
     backend::BackendError,
-    plan::{Plan, Rows},
+    phase::{Origin, Phase},
+    plan::{Labelled, Plan, Rows},
     weights::{Weight, Weights},
 };
 
@@ -93,8 +94,9 @@ pub(crate) enum Products {
 /// One launch, not yet bound to a device.
 #[derive(Debug)]
 pub(crate) struct Call {
-    /// What it does, such as `L12.attn_q+attn_k+attn_v`.
+    /// Label of the step or steps it computes, such as `L12.attn.q+k+v`; what it does for them where it is one launch of several.
     pub(crate) label: String,
+    pub(crate) origin: Origin,
     pub(crate) rows: Rows,
     pub(crate) launch: Launch,
 }
@@ -200,11 +202,16 @@ pub(crate) fn lower(
         weights,
         ops,
         target,
+        origin: Origin {
+            layer: None,
+            phase: Phase::Other,
+        },
         calls: Vec::new(),
         scratch,
         wide: wide::State::of(plan, ops),
     };
     for op in ops {
+        lowering.origin = op.origin;
         match (target.fusion, class) {
             (Fusion::Off, _) => lowering.plainly(op)?,
             (Fusion::On, Class::Narrow) => lowering.narrow(op)?,
@@ -269,12 +276,14 @@ struct Lowering<'a> {
     weights: &'a Weights,
     ops: &'a [Op],
     target: Target,
+    /// Of the calls that follow.
+    origin: Origin,
     calls: Vec<Call>,
     scratch: &'a mut Scratch,
     wide: wide::State,
 }
 
-impl Lowering<'_> {
+impl<'a> Lowering<'a> {
     /// Scratch of so many bytes a row.
     fn scratch(&mut self, name: &'static str, per_row: usize) -> Place {
         let bytes = ScratchBytes { per_row, fixed: 0 };
@@ -289,33 +298,34 @@ impl Lowering<'_> {
     fn call(&mut self, label: &str, rows: Rows, kernel: impl Kernel + 'static) {
         self.calls.push(Call {
             label: label.to_owned(),
+            origin: self.origin,
             rows,
             launch: Launch::Kernel(Box::new(kernel)),
         });
     }
 
-    /// What a product is called: the section and its matrices, such as `L3.attn_q+attn_k+attn_v`.
-    fn product_label(&self, op: &Op, parts: &[Part]) -> String {
-        let names = parts.iter().map(|part| {
-            let name = self.weights.matrix(part.w).name.as_str();
-            // Rows of a tensor are called `tensor[from..to]`.
-            let name = name.split('[').next().unwrap_or(name);
-            let name = name.strip_suffix(".weight").unwrap_or(name);
-            name.rsplit('.').next().unwrap_or(name)
-        });
-        format!(
-            "{}.{}",
-            section(&op.label),
-            names.collect::<Vec<_>>().join("+")
-        )
+    /// A call under the label and origin of a step of the plan, in the middle of an op that is counted elsewhere.
+    fn call_for_step(&mut self, step: &Labelled, rows: Rows, kernel: impl Kernel + 'static) {
+        let origin = std::mem::replace(&mut self.origin, self.plan.origin(step));
+        self.call(&step.label, rows, kernel);
+        self.origin = origin;
     }
 
-    fn attend_label(&self, op: &Op, attend: &fuse::Attend) -> String {
-        let what = match self.plan.slot(attend.slot).window {
-            Some(_) => "attend sliding",
-            None => "attend full",
-        };
-        op_label(op, what)
+    /// The first step of an op.
+    fn first_step(&self, op: &Op) -> &'a Labelled {
+        &self.plan.steps[op.steps.start]
+    }
+
+    /// The last step of an op.
+    fn last_step(&self, op: &Op) -> &'a Labelled {
+        &self.plan.steps[op.steps.end - 1]
+    }
+
+    /// Label of some of a product's matrices.
+    fn product_label(&self, op: &Op, parts: &[Part]) -> String {
+        let linears = fuse::linears_of(&self.plan.steps[op.steps.clone()]);
+        let named = linears.filter(|s| parts.iter().any(|part| s.step.out() == Some(part.out)));
+        fuse::joined_label(named)
     }
 
     fn layer_inputs(&mut self, op: &Op, inputs: &fuse::LayerInputs) {
@@ -332,13 +342,13 @@ impl Lowering<'_> {
             group: inputs.group,
             out: Place::Value(inputs.out),
         };
-        self.call(&op_label(op, "layer_inputs"), op.rows, kernel);
+        self.call(&op.label, op.rows, kernel);
     }
 
     /// Every step of an op by its plain kernel.
     fn plainly(&mut self, op: &Op) -> Result<(), BackendError> {
         for labelled in &self.plan.steps[op.steps.clone()] {
-            self.step(&labelled.label, &labelled.step)?;
+            self.step(labelled)?;
         }
         Ok(())
     }
@@ -346,16 +356,6 @@ impl Lowering<'_> {
     fn quant(&self, w: Weight) -> QuantType {
         self.weights.matrix(w).quant
     }
-}
-
-/// What an op's kernel is called that is no product: the op's section and a word, such as `L3.norm`.
-fn op_label(op: &Op, what: &str) -> String {
-    format!("{}.{what}", section(&op.label))
-}
-
-/// The part of a label before the step's own name: `L3` of `L3.attn.linear`.
-fn section(label: &str) -> &str {
-    label.split('.').next().unwrap_or(label)
 }
 
 #[cfg(test)]

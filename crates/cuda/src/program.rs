@@ -10,7 +10,10 @@ use std::{
     sync::Arc,
 };
 
-use carat_model::plan::{Rows, Value};
+use carat_model::{
+    phase::Origin,
+    plan::{Rows, Value},
+};
 
 use crate::{
     cublaslt::{Gemm, Library, Operands, Out, Shape},
@@ -104,6 +107,7 @@ pub(crate) struct Program {
 
 struct Bound {
     label: String,
+    origin: Origin,
     rows: Rows,
     action: Action,
 }
@@ -205,6 +209,7 @@ impl Program {
             };
             Bound {
                 label: call.label,
+                origin: call.origin,
                 rows: call.rows,
                 action,
             }
@@ -215,12 +220,12 @@ impl Program {
         }
     }
 
-    /// Queues every launch, and calls `queued` with the label of each; those that have no rows are left out.
+    /// Queues every launch, and calls `queued` with the label and origin of each; those that have no rows are left out.
     pub(crate) fn run(
         &self,
         device: &Device,
         rows: RowCounts,
-        mut queued: impl FnMut(&str) -> Result<(), CudaError>,
+        mut queued: impl FnMut(&str, Origin) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         device.bind()?;
         for step in &self.steps {
@@ -234,7 +239,7 @@ impl Program {
                 Class::Wide => room(rows),
             };
             step.action.run(rows)?;
-            queued(&step.label)?;
+            queued(&step.label, step.origin)?;
         }
         Ok(())
     }

@@ -517,8 +517,8 @@ fn profile(card: &CudaBackend, tiny: &Tiny) -> Result<(), String> {
     };
     let times = executor.profile(&batch).map_err(|e| e.to_string())?;
     let times = times.ok_or("no times")?;
-    let labels: Vec<&str> = times.iter().map(|(label, _)| label.as_str()).collect();
-    let all_timed = times.iter().all(|(_, time)| !time.is_zero());
+    let labels: Vec<&str> = times.iter().map(|launch| launch.label.as_str()).collect();
+    let all_timed = times.iter().all(|launch| !launch.time.is_zero());
     if labels.len() > 10 && labels.last() == Some(&"sample") && all_timed {
         return Ok(());
     }

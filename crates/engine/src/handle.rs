@@ -23,7 +23,6 @@ use carat_model::{
 };
 
 use crate::{
-    checked::Checked,
     config::{ConfigError, EngineConfig, Limits, ModelShape},
     core::{Counts, FinishReason, Rejected, Request, RequestId, Stats},
     worker::{self, Command, Submission},
@@ -122,12 +121,7 @@ impl EngineHandle {
         let shape = ModelShape::from(&plan);
         EngineHandle::start_with(config, shape, move |limits| {
             let options = limits.compile_options();
-            let executor = backend.compile(&plan, weights, &options)?;
-            Ok(Box::new(Checked {
-                executor,
-                plan,
-                options,
-            }))
+            backend.compile(&plan, weights, &options)
         })
     }
 

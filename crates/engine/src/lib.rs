@@ -37,7 +37,6 @@
 //! more. Dropping a stream cancels its request; dropping the last handle stops the engine.
 
 pub mod chat;
-mod checked;
 mod config;
 pub mod core;
 mod handle;

@@ -9,6 +9,7 @@ use crate::{
     TokenId,
     cost::Rates,
     kv::pages_of,
+    phase::Origin,
     plan::{Plan, Value},
     sampling::Sampling,
     weights::Weights,
@@ -83,15 +84,22 @@ pub trait Executor {
     /// A value of the last batch, `[rows, columns]`; `None` unless compiled with [`CompileOptions::probe`].
     fn probed(&self, value: Value) -> Option<&[f32]>;
 
-    /// Runs a batch once, with the time of each piece of work by its label, in order. Its tokens are not reported. `None` where
-    /// times are not told apart.
-    fn profile(
-        &mut self,
-        batch: &Batch<'_>,
-    ) -> Result<Option<Vec<(String, Duration)>>, BackendError> {
+    /// Runs a batch once and times every launch, in order. Its tokens are not reported. `None` where times are not told apart.
+    fn profile(&mut self, batch: &Batch<'_>) -> Result<Option<Vec<LaunchTime>>, BackendError> {
         let _ = batch;
         Ok(None)
     }
+}
+
+/// One launch of a profiled batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LaunchTime {
+    /// Label of the step, or of the steps, that it computes.
+    pub label: String,
+    /// Layer and phase it is counted with.
+    pub origin: Origin,
+    /// Time on the device.
+    pub time: Duration,
 }
 
 /// Bytes of device memory.
@@ -234,7 +242,7 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// What every executor relies on; checked once a batch, on the engine's side of the border.
+    /// Everything that kernels rely on. Each executor checks a batch once, before anything is queued.
     pub fn check(&self, plan: &Plan, options: &CompileOptions) -> Result<(), BackendError> {
         let wrong = |what: String| Err(BackendError::Unsupported { what });
         let sampled: usize = self.runs.iter().map(|r| r.sampled).sum();

@@ -7,6 +7,7 @@ use crate::{
     bind::{DenseFfn, Layer, Model, Moe, Ple, PleSlices},
     config::{Config, LayerKind},
     kv::KvGroup,
+    phase::Section,
     plan::{Builder, KvSlot, Plan, Rope, RopeId, Rows, SlotSpec, Value},
 };
 
@@ -15,8 +16,8 @@ pub fn plan(m: &Model) -> Plan {
     let p = Builder::new(&m.weights);
     let ropes = rope_tables(&p, m);
     let mut slots: Vec<KvSlot> = Vec::new();
-    p.section("embed");
-    let mut x = p.embed(m.embedding, (c.dim as f32).sqrt(), Rows::All);
+    p.section(Section::Embed(Rows::All));
+    let mut x = p.embed("token", m.embedding, (c.dim as f32).sqrt(), Rows::All);
     let mut ple = m
         .ple
         .as_ref()
@@ -25,73 +26,80 @@ pub fn plan(m: &Model) -> Plan {
     for (i, l) in m.layers.iter().enumerate() {
         let facts = &c.layers[i];
         let rope = ropes(facts.kind);
-        p.section(format!("L{i}.attn"));
-        let mut h = p.norm(x, l.attn_norm, c.eps);
+        let head_norm = |name, x, weight| p.group_norm(name, x, weight, facts.head_dim, c.eps);
+        p.section(Section::Attention(i));
+        let mut h = p.norm("norm", x, l.attn_norm, c.eps);
         let rows_end = i + 1 == c.kv_layers;
         // Beside keys and values, so that a backend can join the three, unless rows end in between.
-        let q = (!rows_end).then(|| p.linear(h, l.q));
+        let q = (!rows_end).then(|| p.linear("q", h, l.q));
         if let Some(w) = &l.own_kv {
             let slot = p.slot(slot_spec(c, i));
             slots.push(slot);
-            let k = p.linear(h, w.k);
-            let v = w.v.map_or(k, |v| p.linear(h, v)); // some full-attention layers reuse K as V
-            let k = p.rope(p.group_norm(k, Some(w.k_norm), facts.head_dim, c.eps), rope);
-            p.store_kv(k, p.group_norm(v, None, facts.head_dim, c.eps), slot);
+            let k = p.linear("k", h, w.k);
+            let v = w.v.map_or(k, |v| p.linear("v", h, v)); // some full-attention layers reuse K as V
+            let k = head_norm("k_norm", k, Some(w.k_norm));
+            let k = p.rope("k_rope", k, rope);
+            p.store_kv(k, head_norm("v_norm", v, None), slot);
         }
         if rows_end {
             // No later layer writes KV, so rows that will not be sampled end here.
-            (x, h) = (p.narrow(x), p.narrow(h));
+            x = p.select_sampled("select_stream", x);
+            h = p.select_sampled("select_normed", h);
             ple = m.ple.as_ref().map(|w| {
-                let embedded = p.embed(m.embedding, (c.dim as f32).sqrt(), Rows::Sampled);
+                p.section(Section::Embed(Rows::Sampled));
+                let scale = (c.dim as f32).sqrt();
+                let embedded = p.embed("token", m.embedding, scale, Rows::Sampled);
                 per_layer_inputs(&p, m, w, &w.tail, embedded)
             });
+            p.section(Section::Attention(i));
         }
-        let q = q.unwrap_or_else(|| p.linear(h, l.q));
-        let q = p.rope(p.group_norm(q, Some(l.q_norm), facts.head_dim, c.eps), rope);
-        let a = p.linear(p.attend(q, slots[facts.kv_source]), l.o);
-        x = p.add(x, p.norm(a, l.attn_post_norm, c.eps));
+        let q = q.unwrap_or_else(|| p.linear("q", h, l.q));
+        let q = p.rope("q_rope", head_norm("q_norm", q, Some(l.q_norm)), rope);
+        let a = p.linear("o", p.attend(q, slots[facts.kv_source]), l.o);
+        x = p.add("add", x, p.norm("post_norm", a, l.attn_post_norm, c.eps));
 
-        p.section(format!("L{i}.ffn"));
+        p.section(Section::Ffn(i));
         let f = dense_ffn(&p, &l.ffn, x, c.eps);
         let f = match &l.moe {
             Some(moe) => with_experts(&p, c, moe, x, f),
             None => f,
         };
-        x = p.add(x, p.norm(f, l.ffn_post_norm, c.eps));
+        x = p.add("add", x, p.norm("post_norm", f, l.ffn_post_norm, c.eps));
         if let Some(ple) = ple {
-            p.section(format!("L{i}.ple"));
-            x = p.add(x, per_layer_branch(&p, m, l, i, x, ple));
+            p.section(Section::Ple(i));
+            x = p.add("add", x, per_layer_branch(&p, m, l, i, x, ple));
         }
         if l.out_scale != 1.0 {
-            x = p.scale(x, l.out_scale);
+            x = p.scale("out_scale", x, l.out_scale);
         }
     }
 
-    p.section("head");
-    let hidden = p.norm(x, m.output_norm, c.eps);
-    let logits = p.linear(hidden, m.output);
+    p.section(Section::Head);
+    let hidden = p.norm("norm", x, m.output_norm, c.eps);
+    let logits = p.linear("output", hidden, m.output);
     let logits = c.softcap.map_or(logits, |cap| p.softcap(logits, cap));
     p.finish(hidden, logits)
 }
 
 fn dense_ffn(p: &Builder<'_>, w: &DenseFfn, x: Value, eps: f32) -> Value {
-    let h = p.norm(x, w.norm, eps);
-    p.linear(
-        p.gelu_mul(p.linear(h, w.gate), p.linear(h, w.up), 0),
-        w.down,
-    )
+    let h = p.norm("norm", x, w.norm, eps);
+    let (gate, up) = (p.linear("gate", h, w.gate), p.linear("up", h, w.up));
+    p.linear("down", p.gelu_mul("gelu_mul", gate, up, 0), w.down)
 }
 
 /// The dense branch `f` and the experts' branch, each under its own norm, summed. The router reads the residual stream
 /// through a norm of its own.
 fn with_experts(p: &Builder<'_>, c: &Config, w: &Moe, x: Value, f: Value) -> Value {
     let eps = c.eps;
-    let dense = p.norm(f, w.dense_post_norm, eps);
-    let routed = p.scale(p.norm(x, w.router_scale, eps), 1.0 / (c.dim as f32).sqrt());
+    let dense = p.norm("dense_post_norm", f, w.dense_post_norm, eps);
+    let routed = p.norm("router_norm", x, w.router_scale, eps);
+    let routed = p.scale("router_scale", routed, 1.0 / (c.dim as f32).sqrt());
     let top_k = c.experts.map_or(1, |e| e.used);
     let route = p.route(routed, w.router, w.expert_scale, top_k);
-    let experts = p.experts(p.norm(x, w.norm, eps), route, [w.gate, w.up, w.down]);
-    p.add(dense, p.norm(experts, w.post_norm, eps))
+    let h = p.norm("experts_norm", x, w.norm, eps);
+    let experts = p.experts(h, route, [w.gate, w.up, w.down]);
+    let experts = p.norm("experts_post_norm", experts, w.post_norm, eps);
+    p.add("experts_add", dense, experts)
 }
 
 /// What the token itself, and its embedding through a projection, give to some consecutive layers.
@@ -104,13 +112,13 @@ fn per_layer_inputs(
 ) -> Value {
     let c = &m.config;
     let width = c.ple.unwrap_or(1);
-    let context = p.scale(
-        p.linear(embedded, slices.projection),
-        1.0 / (c.dim as f32).sqrt(),
-    );
-    let context = p.group_norm(context, Some(w.norm), width, c.eps);
-    let token = p.embed_like(slices.table, (width as f32).sqrt(), embedded);
-    p.scale(p.add(context, token), std::f32::consts::FRAC_1_SQRT_2)
+    p.section(Section::PleInputs(p.rows(embedded)));
+    let context = p.linear("proj", embedded, slices.projection);
+    let context = p.scale("proj_scale", context, 1.0 / (c.dim as f32).sqrt());
+    let context = p.group_norm("proj_norm", context, Some(w.norm), width, c.eps);
+    let token = p.embed_like("token", slices.table, (width as f32).sqrt(), embedded);
+    let sum = p.add("add", context, token);
+    p.scale("add_scale", sum, std::f32::consts::FRAC_1_SQRT_2)
 }
 
 /// The per-layer gate reads the stream as it is, without a norm.
@@ -131,8 +139,9 @@ fn per_layer_branch(
         &all.tail
     };
     let column = (i - slices.first_layer) * width;
-    let gated = p.gelu_mul(p.linear(x, w.gate), ple, column);
-    p.norm(p.linear(gated, w.projection), w.post_norm, m.config.eps)
+    let gated = p.gelu_mul("gelu_mul", p.linear("gate", x, w.gate), ple, column);
+    let a = p.linear("proj", gated, w.projection);
+    p.norm("post_norm", a, w.post_norm, m.config.eps)
 }
 
 fn slot_spec(c: &Config, i: usize) -> SlotSpec {
@@ -149,7 +158,7 @@ fn slot_spec(c: &Config, i: usize) -> SlotSpec {
     }
 }
 
-/// One table a kind of layer. Frequencies are computed in f64, so that far positions turn by the right angle.
+/// One table per kind of layer. Frequencies are computed in f64, so that far positions rotate by the right angle.
 fn rope_tables(p: &Builder<'_>, m: &Model) -> impl Fn(LayerKind) -> RopeId + use<> {
     let c = &m.config;
     let table = |kind: LayerKind, base: f32, divisors: &[f32]| {

@@ -3,6 +3,7 @@
 //! - [`config`]: hyper-parameters from GGUF metadata, every per-layer fact resolved once
 //! - [`weights`]: weights as views of a file's tensors
 //! - [`bind`]: the tensors a model needs, found in a file, with precise errors
+//! - [`phase`]: sections of a plan, and the phases that time is counted with
 //! - [`plan`]: steps, values and the shape-checked builder
 //! - [`gemma4`]: the forward pass, as a plan
 //! - [`cost`]: bytes and multiplications a batch needs at the least
@@ -23,6 +24,7 @@ pub mod evaluate;
 pub mod gemma4;
 pub mod kv;
 pub mod layout;
+pub mod phase;
 pub mod plan;
 pub mod reference;
 pub mod sampling;

@@ -4,10 +4,11 @@
 //! so an executor may rely on them. No control flow, views, strides or broadcasting: a step exists because the
 //! mathematics needs it, never because a kernel would like it.
 
-use std::{cell::RefCell, fmt};
+use std::{cell::RefCell, collections::HashSet, fmt};
 
 use crate::{
     kv::{self, KvGroup},
+    phase::{Origin, Phase, Section},
     weights::{Weight, Weights},
 };
 
@@ -93,7 +94,7 @@ pub enum Step {
         out: Value,
     },
     /// Keeps the rows that will be sampled.
-    Narrow {
+    SelectSampled {
         x: Value,
         out: Value,
     },
@@ -135,7 +136,7 @@ impl Step {
             Step::GeluMul { .. } => "gelu_mul",
             Step::Add { .. } => "add",
             Step::Scale { .. } => "scale",
-            Step::Narrow { .. } => "narrow",
+            Step::SelectSampled { .. } => "select_sampled",
             Step::Route { .. } => "route",
             Step::Experts { .. } => "experts",
             Step::Softcap { .. } => "softcap",
@@ -154,7 +155,7 @@ impl Step {
             | Step::GeluMul { out, .. }
             | Step::Add { out, .. }
             | Step::Scale { out, .. }
-            | Step::Narrow { out, .. }
+            | Step::SelectSampled { out, .. }
             | Step::Route { out, .. }
             | Step::Experts { out, .. }
             | Step::Softcap { out, .. } => Some(out),
@@ -170,7 +171,7 @@ impl Step {
             | Step::Rope { x, .. }
             | Step::Attend { q: x, .. }
             | Step::Scale { x, .. }
-            | Step::Narrow { x, .. }
+            | Step::SelectSampled { x, .. }
             | Step::Route { x, .. }
             | Step::Softcap { x, .. } => (Some(x), None),
             Step::StoreKv { k: a, v: b, .. }
@@ -206,8 +207,10 @@ pub struct Rope {
 
 #[derive(Clone, Debug)]
 pub struct Labelled {
-    /// Such as `L12.attn.q`; the same in listings, profiles and errors.
+    /// Such as `L12.attn.q`: unique in its plan, and the same in listings, profiles and errors.
     pub label: String,
+    /// `None` in plans that are no model's, such as a test's.
+    pub section: Option<Section>,
     pub step: Step,
 }
 
@@ -272,6 +275,14 @@ impl Plan {
         self.slots.iter().any(|s| s.group == group)
     }
 
+    /// Layer and phase that a step's work is counted with.
+    pub fn origin(&self, step: &Labelled) -> Origin {
+        Origin {
+            layer: step.section.and_then(Section::layer),
+            phase: Phase::of(self, step.section, &step.step),
+        }
+    }
+
     /// The rows a step works on: those of its output, or of what it stores.
     pub fn step_rows(&self, step: &Step) -> Rows {
         match (step.out(), step) {
@@ -291,8 +302,9 @@ pub struct Builder<'a> {
 
 #[derive(Default)]
 struct State {
-    label: String,
+    section: Option<Section>,
     steps: Vec<Labelled>,
+    labels: HashSet<String>,
     shapes: Vec<Shape>,
     slots: Vec<SlotSpec>,
     ropes: Vec<Rope>,
@@ -308,9 +320,9 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Sets the label of the steps that follow, such as `L3.ffn`.
-    pub fn section(&self, label: impl Into<String>) {
-        self.state.borrow_mut().label = label.into();
+    /// Opens the section of the steps that follow.
+    pub fn section(&self, section: Section) {
+        self.state.borrow_mut().section = Some(section);
     }
 
     pub fn slot(&self, spec: SlotSpec) -> KvSlot {
@@ -334,27 +346,47 @@ impl<'a> Builder<'a> {
         self.state.borrow().shapes[value.index()]
     }
 
-    fn record(&self, step: Step) {
-        let mut state = self.state.borrow_mut();
-        let label = format!("{}.{}", state.label, step.name());
-        state.steps.push(Labelled { label, step });
+    /// Rows that a value has.
+    pub fn rows(&self, value: Value) -> Rows {
+        self.shape(value).rows
     }
 
-    fn write(&self, rows: Rows, columns: usize, step: impl FnOnce(Value) -> Step) -> Value {
+    fn record(&self, name: &str, step: Step) {
+        let mut state = self.state.borrow_mut();
+        let section = state.section;
+        let label = section.map_or(name.to_owned(), |section| format!("{section}.{name}"));
+        assert!(
+            state.labels.insert(label.clone()),
+            "two steps are called `{label}`"
+        );
+        state.steps.push(Labelled {
+            label,
+            section,
+            step,
+        });
+    }
+
+    fn write(
+        &self,
+        name: &str,
+        rows: Rows,
+        columns: usize,
+        step: impl FnOnce(Value) -> Step,
+    ) -> Value {
         let out = {
             let mut state = self.state.borrow_mut();
             state.shapes.push(Shape { rows, columns });
             Value(state.shapes.len() as u32 - 1)
         };
-        self.record(step(out));
+        self.record(name, step(out));
         out
     }
 
-    pub fn embed(&self, table: Weight, scale: f32, rows: Rows) -> Value {
+    pub fn embed(&self, name: &str, table: Weight, scale: f32, rows: Rows) -> Value {
         let matrix = self.weights.matrix(table);
         let vocab = self.state.borrow().vocab;
         self.state.borrow_mut().vocab = Some(vocab.map_or(matrix.rows, |v| v.min(matrix.rows)));
-        self.write(rows, matrix.columns, |out| Step::Embed {
+        self.write(name, rows, matrix.columns, |out| Step::Embed {
             table,
             scale,
             out,
@@ -362,17 +394,24 @@ impl<'a> Builder<'a> {
     }
 
     /// Embeds the same tokens as `like`, from another table.
-    pub fn embed_like(&self, table: Weight, scale: f32, like: Value) -> Value {
-        self.embed(table, scale, self.shape(like).rows)
+    pub fn embed_like(&self, name: &str, table: Weight, scale: f32, like: Value) -> Value {
+        self.embed(name, table, scale, self.shape(like).rows)
     }
 
     /// RMS norm over whole rows.
-    pub fn norm(&self, x: Value, weight: Weight, eps: f32) -> Value {
-        self.group_norm(x, Some(weight), self.shape(x).columns, eps)
+    pub fn norm(&self, name: &str, x: Value, weight: Weight, eps: f32) -> Value {
+        self.group_norm(name, x, Some(weight), self.shape(x).columns, eps)
     }
 
     /// RMS norm over each `group` columns: heads, or slices of a row.
-    pub fn group_norm(&self, x: Value, weight: Option<Weight>, group: usize, eps: f32) -> Value {
+    pub fn group_norm(
+        &self,
+        name: &str,
+        x: Value,
+        weight: Option<Weight>,
+        group: usize,
+        eps: f32,
+    ) -> Value {
         let Shape { rows, columns } = self.shape(x);
         assert_eq!(columns % group, 0, "norm of {columns} columns by {group}");
         if let Some(w) = weight {
@@ -382,7 +421,7 @@ impl<'a> Builder<'a> {
                 "norm weight of another width"
             );
         }
-        self.write(rows, columns, |out| Step::Norm {
+        self.write(name, rows, columns, |out| Step::Norm {
             x,
             weight,
             group,
@@ -391,7 +430,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    pub fn linear(&self, x: Value, w: Weight) -> Value {
+    pub fn linear(&self, name: &str, x: Value, w: Weight) -> Value {
         let Shape { rows, columns } = self.shape(x);
         let matrix = self.weights.matrix(w);
         assert_eq!(
@@ -399,10 +438,10 @@ impl<'a> Builder<'a> {
             "linear `{}` of another width",
             matrix.name
         );
-        self.write(rows, matrix.rows, |out| Step::Linear { x, w, out })
+        self.write(name, rows, matrix.rows, |out| Step::Linear { x, w, out })
     }
 
-    pub fn rope(&self, x: Value, rope: RopeId) -> Value {
+    pub fn rope(&self, name: &str, x: Value, rope: RopeId) -> Value {
         let Shape { rows, columns } = self.shape(x);
         let head_dim = self.state.borrow().ropes[rope.0 as usize].head_dim;
         assert_eq!(
@@ -410,7 +449,7 @@ impl<'a> Builder<'a> {
             0,
             "rope of {columns} columns by {head_dim}"
         );
-        self.write(rows, columns, |out| Step::Rope { x, rope, out })
+        self.write(name, rows, columns, |out| Step::Rope { x, rope, out })
     }
 
     pub fn store_kv(&self, k: Value, v: Value, slot: KvSlot) {
@@ -429,7 +468,7 @@ impl<'a> Builder<'a> {
             (all, all),
             "KV of {width} columns, all rows"
         );
-        self.record(Step::StoreKv { k, v, slot });
+        self.record("store_kv", Step::StoreKv { k, v, slot });
     }
 
     pub fn attend(&self, q: Value, slot: KvSlot) -> Value {
@@ -443,18 +482,18 @@ impl<'a> Builder<'a> {
             0,
             "query heads share {kv_heads} KV heads evenly"
         );
-        self.write(rows, columns, |out| Step::Attend { q, slot, out })
+        self.write("attend", rows, columns, |out| Step::Attend { q, slot, out })
     }
 
     /// `gelu(gate) * up`, where `up` may be a slice of a wider value that starts at `up_column`.
-    pub fn gelu_mul(&self, gate: Value, up: Value, up_column: usize) -> Value {
+    pub fn gelu_mul(&self, name: &str, gate: Value, up: Value, up_column: usize) -> Value {
         let (g, u) = (self.shape(gate), self.shape(up));
         assert_eq!(g.rows, u.rows, "gelu_mul of different rows");
         assert!(
             up_column + g.columns <= u.columns,
             "gelu_mul past the end of `up`"
         );
-        self.write(g.rows, g.columns, |out| Step::GeluMul {
+        self.write(name, g.rows, g.columns, |out| Step::GeluMul {
             gate,
             up,
             up_column,
@@ -462,21 +501,29 @@ impl<'a> Builder<'a> {
         })
     }
 
-    pub fn add(&self, a: Value, b: Value) -> Value {
+    pub fn add(&self, name: &str, a: Value, b: Value) -> Value {
         let shape = self.shape(a);
         assert_eq!(shape, self.shape(b), "add of different shapes");
-        self.write(shape.rows, shape.columns, |out| Step::Add { a, b, out })
+        self.write(name, shape.rows, shape.columns, |out| Step::Add {
+            a,
+            b,
+            out,
+        })
     }
 
-    pub fn scale(&self, x: Value, by: f32) -> Value {
+    pub fn scale(&self, name: &str, x: Value, by: f32) -> Value {
         let Shape { rows, columns } = self.shape(x);
-        self.write(rows, columns, |out| Step::Scale { x, by, out })
+        self.write(name, rows, columns, |out| Step::Scale { x, by, out })
     }
 
-    pub fn narrow(&self, x: Value) -> Value {
+    /// The rows of `x` that will be sampled.
+    pub fn select_sampled(&self, name: &str, x: Value) -> Value {
         let Shape { rows, columns } = self.shape(x);
-        assert_eq!(rows, Rows::All, "narrowed twice");
-        self.write(Rows::Sampled, columns, |out| Step::Narrow { x, out })
+        assert_eq!(rows, Rows::All, "`{name}`: sampled rows selected twice");
+        self.write(name, Rows::Sampled, columns, |out| Step::SelectSampled {
+            x,
+            out,
+        })
     }
 
     pub fn route(&self, x: Value, w: Weight, expert_scale: Option<Weight>, top_k: usize) -> Value {
@@ -492,7 +539,7 @@ impl<'a> Builder<'a> {
             "top {top_k} of {}",
             matrix.rows
         );
-        self.write(rows, 2 * top_k, |out| Step::Route {
+        self.write("route", rows, 2 * top_k, |out| Step::Route {
             x,
             w,
             expert_scale,
@@ -510,7 +557,7 @@ impl<'a> Builder<'a> {
         );
         assert_eq!((g.columns, g.rows, g.count), (u.columns, u.rows, u.count));
         assert_eq!((columns, g.rows, g.count), (g.columns, d.columns, d.count));
-        self.write(rows, d.rows, |out| Step::Experts {
+        self.write("experts", rows, d.rows, |out| Step::Experts {
             x,
             route,
             gate,
@@ -522,7 +569,11 @@ impl<'a> Builder<'a> {
 
     pub fn softcap(&self, x: Value, cap: f32) -> Value {
         let Shape { rows, columns } = self.shape(x);
-        self.write(rows, columns, |out| Step::Softcap { x, cap, out })
+        self.write("softcap", rows, columns, |out| Step::Softcap {
+            x,
+            cap,
+            out,
+        })
     }
 
     pub fn finish(self, hidden: Value, logits: Value) -> Plan {
@@ -552,7 +603,7 @@ pub struct Listing<'a>(pub &'a Plan, pub &'a Weights);
 impl fmt::Display for Listing<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Listing(plan, weights) = self;
-        for Labelled { label, step } in &plan.steps {
+        for Labelled { label, step, .. } in &plan.steps {
             write!(f, "{label:<24}")?;
             if let Some(out) = step.out() {
                 let Shape { rows, columns } = plan.shape(out);
@@ -599,7 +650,7 @@ impl fmt::Display for Listing<'_> {
                     }
                 }
                 Step::Softcap { cap, .. } => write!(f, " {cap}")?,
-                Step::GeluMul { .. } | Step::Add { .. } | Step::Narrow { .. } => {}
+                Step::GeluMul { .. } | Step::Add { .. } | Step::SelectSampled { .. } => {}
             }
             writeln!(f)?;
         }

@@ -165,7 +165,7 @@ impl Interpreter {
                 a.iter().zip(b).map(|(a, b)| a + b).collect()
             }
             Step::Scale { x, by, .. } => value(x).data.iter().map(|x| x * by).collect(),
-            Step::Narrow { x, .. } => {
+            Step::SelectSampled { x, .. } => {
                 let x = value(x);
                 rows.iter()
                     .flat_map(|place| x.row(place.row).to_vec())

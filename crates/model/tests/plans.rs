@@ -74,18 +74,18 @@ fn nothing_after_the_last_kv_layer_runs_for_rows_that_are_not_sampled() {
     for variant in Variant::ALL {
         let model = Tiny::new(variant, QuantType::F32).model();
         let plan = gemma4::plan(&model);
-        let narrow = plan
+        let cut = plan
             .steps
             .iter()
-            .position(|s| s.step.name() == "narrow")
-            .expect("every plan narrows");
+            .position(|s| s.step.name() == "select_sampled")
+            .expect("every plan selects its sampled rows");
         let store = plan
             .steps
             .iter()
             .rposition(|s| s.step.name() == "store_kv")
             .expect("every plan stores");
-        assert!(store < narrow, "{variant:?} stores after narrowing");
-        let after = plan.steps[narrow..]
+        assert!(store < cut, "{variant:?} stores after rows ended");
+        let after = plan.steps[cut..]
             .iter()
             .filter(|s| plan.step_rows(&s.step) == Rows::All);
         assert_eq!(after.count(), 0, "{variant:?}");

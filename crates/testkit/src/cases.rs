@@ -155,7 +155,7 @@ impl Bench {
         self
     }
 
-    /// Finishes a case. `build` returns the value to check; everything is narrowed to itself at the end.
+    /// Finishes a case. `build` returns the value to check; every row of it is selected at the end.
     fn case(
         self,
         name: String,
@@ -169,9 +169,8 @@ impl Bench {
         let file = Gguf::from_bytes(&name, file).expect("the writer writes what the reader reads");
         let weights = Weights::of_file(Arc::new(file));
         let builder = Builder::new(&weights);
-        builder.section("case");
         let checked = build(&builder, &|name| weights.find(name).expect("written above"));
-        let rows = builder.narrow(checked);
+        let rows = builder.select_sampled("checked", checked);
         let plan = builder.finish(rows, rows);
         Case {
             name,
@@ -204,7 +203,7 @@ fn embeds() -> impl Iterator<Item = Case> {
             format!("embed/{quant}"),
             Bound::Exact,
             (9, 9),
-            |p, w| p.embed(w("table"), 3.0, Rows::All),
+            |p, w| p.embed("table", w("table"), 3.0, Rows::All),
         )
     })
 }
@@ -222,7 +221,7 @@ fn linears() -> impl Iterator<Item = Case> {
                         format!("linear/{quant}/{columns}x{outputs}/rows{rows}"),
                         product_bound(quant),
                         (rows, rows),
-                        |p, w| p.linear(p.embed(w("table"), 1.0, Rows::All), w("w")),
+                        |p, w| p.linear("w", p.embed("table", w("table"), 1.0, Rows::All), w("w")),
                     )
                     .with_typical((columns as f64).sqrt())
             })
@@ -252,7 +251,7 @@ fn experts() -> impl Iterator<Item = Case> {
                     },
                     (rows, rows),
                     |p, w| {
-                        let x = p.embed(w("table"), 0.1, Rows::All);
+                        let x = p.embed("table", w("table"), 0.1, Rows::All);
                         let route = p.route(x, w("router"), Some(w("scale")), 2);
                         p.experts(x, route, [w("gate"), w("up"), w("down")])
                     },
@@ -304,9 +303,9 @@ fn attention() -> impl Iterator<Item = Case> {
                         });
                         // Scores of the size a trained model has: the softmax is neither flat nor an arg max.
                         let scale = 1.5 / (head_dim as f32).sqrt();
-                        let embed = |name| p.embed(w(name), 1.0, Rows::All);
+                        let embed = |name| p.embed(name, w(name), 1.0, Rows::All);
                         p.store_kv(embed("k"), embed("v"), slot);
-                        p.attend(p.embed(w("q"), scale, Rows::All), slot)
+                        p.attend(p.embed("q", w("q"), scale, Rows::All), slot)
                     },
                 )
         })
@@ -325,7 +324,8 @@ fn elementwise() -> Vec<Case> {
         cases.push(
             table(192).case(name("norm/weighted"), Bound::Float, size, |p, w| {
                 p.group_norm(
-                    p.embed(w("table"), 2.0, Rows::All),
+                    "norm",
+                    p.embed("table", w("table"), 2.0, Rows::All),
                     Some(w("weight")),
                     64,
                     1e-6,
@@ -334,7 +334,13 @@ fn elementwise() -> Vec<Case> {
         );
         cases.push(
             table(200).case(name("norm/plain"), Bound::Float, size, |p, w| {
-                p.group_norm(p.embed(w("table"), 2.0, Rows::All), None, 200, 1e-6)
+                p.group_norm(
+                    "norm",
+                    p.embed("table", w("table"), 2.0, Rows::All),
+                    None,
+                    200,
+                    1e-6,
+                )
             }),
         );
         cases.push(
@@ -344,37 +350,50 @@ fn elementwise() -> Vec<Case> {
                     head_dim: 64,
                     frequencies,
                 });
-                p.rope(p.embed(w("table"), 1.0, Rows::All), rope)
+                p.rope("rope", p.embed("table", w("table"), 1.0, Rows::All), rope)
             }),
         );
         cases.push(
             table(96).case(name("gelu_mul"), Bound::Float, size, |p, w| {
-                let wide = p.embed(w("table"), 3.0, Rows::All);
-                p.gelu_mul(p.scale(wide, 1.7), wide, 0)
+                let wide = p.embed("table", w("table"), 3.0, Rows::All);
+                p.gelu_mul("gelu_mul", p.scale("scale", wide, 1.7), wide, 0)
             }),
         );
-        cases.push(
-            table(96)
-                .tensor("narrow", &[32, VOCAB], QuantType::F32)
-                .case(name("gelu_mul/slice"), Bound::Float, size, |p, w| {
-                    let gate = p.embed(w("narrow"), 2.0, Rows::All);
-                    p.gelu_mul(gate, p.embed(w("table"), 1.0, Rows::All), 40)
-                }),
-        );
+        cases.push(table(96).tensor("slim", &[32, VOCAB], QuantType::F32).case(
+            name("gelu_mul/slice"),
+            Bound::Float,
+            size,
+            |p, w| {
+                let gate = p.embed("slim", w("slim"), 2.0, Rows::All);
+                p.gelu_mul(
+                    "gelu_mul",
+                    gate,
+                    p.embed("table", w("table"), 1.0, Rows::All),
+                    40,
+                )
+            },
+        ));
         cases.push(table(100).case(name("add"), Bound::Exact, size, |p, w| {
-            let x = p.embed(w("table"), 1.0, Rows::All);
-            p.add(x, p.scale(x, 0.3))
+            let x = p.embed("table", w("table"), 1.0, Rows::All);
+            p.add("add", x, p.scale("scale", x, 0.3))
         }));
         cases.push(
             table(100).case(name("softcap"), Bound::Float, size, |p, w| {
-                p.softcap(p.embed(w("table"), 20.0, Rows::All), 30.0)
+                p.softcap(p.embed("table", w("table"), 20.0, Rows::All), 30.0)
             }),
         );
         cases.push(table(64).tensor("router", &[64, 9], QuantType::F32).case(
             name("route"),
             Bound::Float,
             size,
-            |p, w| p.route(p.embed(w("table"), 0.2, Rows::All), w("router"), None, 3),
+            |p, w| {
+                p.route(
+                    p.embed("table", w("table"), 0.2, Rows::All),
+                    w("router"),
+                    None,
+                    3,
+                )
+            },
         ));
     }
     cases
@@ -418,8 +437,19 @@ mod tests {
     #[test]
     fn every_kind_of_step_is_covered() {
         let expected = [
-            "add", "attend", "embed", "experts", "gelu_mul", "linear", "narrow", "norm", "rope",
-            "route", "scale", "softcap", "store_kv",
+            "add",
+            "attend",
+            "embed",
+            "experts",
+            "gelu_mul",
+            "linear",
+            "norm",
+            "rope",
+            "route",
+            "scale",
+            "select_sampled",
+            "softcap",
+            "store_kv",
         ];
         assert_eq!(covered_steps(), expected);
     }

@@ -5,7 +5,6 @@
 
 mod feeder;
 mod pace;
-mod phase;
 mod profile;
 
 use std::time::Instant;

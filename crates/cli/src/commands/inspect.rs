@@ -230,7 +230,7 @@ fn diff(
     }
     let mut first = None;
     let mut last = 0.0;
-    for (index, Labelled { label, step }) in loaded.plan.steps.iter().enumerate() {
+    for (index, Labelled { label, step, .. }) in loaded.plan.steps.iter().enumerate() {
         let Some(out) = step.out() else { continue };
         let (Some(a), Some(b)) = (executors[0].probed(out), executors[1].probed(out)) else {
             // It exists only inside a kernel that does several steps; the next value that is kept shows a difference too.

@@ -39,7 +39,7 @@ fn product_of(ops: &[Op], weights: &[Weight]) -> Product {
 /// What a few steps over embedded rows become, without the embedding.
 fn works(model: &Model, build: impl FnOnce(&Builder<'_>, Value) -> (Value, Value)) -> Vec<Work> {
     let p = Builder::new(&model.weights);
-    let x = p.embed(model.embedding, 1.0, Rows::All);
+    let x = p.embed("token", model.embedding, 1.0, Rows::All);
     let (hidden, logits) = build(&p, x);
     let ops = fuse(&p.finish(hidden, logits), Fusion::On).into_iter();
     ops.skip(1).map(|op| op.work).collect()
@@ -187,7 +187,7 @@ fn a_norm_and_a_sum_are_one_with_the_next_norm_or_without() {
     let model = model(Variant::Dense12b);
     let weight = model.output_norm;
     let without = works(&model, |p, x| {
-        let sum = p.add(x, p.norm(x, weight, 1e-6));
+        let sum = p.add("add", x, p.norm("norm", x, weight, 1e-6));
         (sum, sum)
     });
     assert!(matches!(
@@ -199,8 +199,12 @@ fn a_norm_and_a_sum_are_one_with_the_next_norm_or_without() {
         })]
     ));
     let with = works(&model, |p, x| {
-        let sum = p.scale(p.add(p.norm(x, weight, 1e-6), x), 0.5);
-        (sum, p.norm(sum, weight, 1e-6))
+        let sum = p.scale(
+            "scale",
+            p.add("add", p.norm("norm", x, weight, 1e-6), x),
+            0.5,
+        );
+        (sum, p.norm("next", sum, weight, 1e-6))
     });
     assert!(matches!(
         with[..],
@@ -217,13 +221,13 @@ fn a_value_with_another_reader_is_not_fused_away() {
     let model = model(Variant::Dense12b);
     let (weight, q) = (model.output_norm, model.layers[0].q);
     let summed = works(&model, |p, x| {
-        let normed = p.norm(x, weight, 1e-6);
-        (normed, p.add(x, normed))
+        let normed = p.norm("norm", x, weight, 1e-6);
+        (normed, p.add("add", x, normed))
     });
     assert!(summed.iter().all(|work| matches!(work, Work::Step(_))));
     let multiplied = works(&model, |p, x| {
-        let normed = p.norm(x, weight, 1e-6);
-        (normed, p.linear(normed, q))
+        let normed = p.norm("norm", x, weight, 1e-6);
+        (normed, p.linear("q", normed, q))
     });
     let [Work::Step(Step::Norm { .. }), Work::Product(product)] = &multiplied[..] else {
         panic!("{multiplied:?}");
@@ -236,8 +240,8 @@ fn a_gate_with_another_reader_keeps_its_gelu_apart() {
     let model = model(Variant::Dense12b);
     let ffn = &model.layers[0].ffn;
     let works = works(&model, |p, x| {
-        let (gate, up) = (p.linear(x, ffn.gate), p.linear(x, ffn.up));
-        (gate, p.gelu_mul(gate, up, 0))
+        let (gate, up) = (p.linear("gate", x, ffn.gate), p.linear("up", x, ffn.up));
+        (gate, p.gelu_mul("gelu_mul", gate, up, 0))
     });
     let [Work::Product(product), Work::Step(Step::GeluMul { .. })] = &works[..] else {
         panic!("{works:?}");
@@ -249,8 +253,8 @@ fn a_gate_with_another_reader_keeps_its_gelu_apart() {
 fn a_scale_whose_input_is_kept_stays_a_step() {
     let model = model(Variant::Dense12b);
     let works = works(&model, |p, x| {
-        let sum = p.add(x, p.norm(x, model.output_norm, 1e-6));
-        (sum, p.scale(sum, 0.5))
+        let sum = p.add("add", x, p.norm("norm", x, model.output_norm, 1e-6));
+        (sum, p.scale("scale", sum, 0.5))
     });
     assert!(matches!(
         works[..],
@@ -270,7 +274,7 @@ fn heads_of_another_size_than_their_rope_are_not_fused() {
             head_dim: half,
             frequencies: vec![0.1; half / 2],
         });
-        let turned = p.rope(p.norm(x, model.output_norm, 1e-6), rope);
+        let turned = p.rope("rope", p.norm("norm", x, model.output_norm, 1e-6), rope);
         (turned, turned)
     });
     assert!(matches!(works[0], Work::Step(Step::Norm { .. })));

@@ -2,7 +2,7 @@
 
 use carat_model::{plan::Step, weights::Weight};
 
-use super::{Lowering, ScratchBytes, op_label};
+use super::{Lowering, ScratchBytes};
 use crate::{
     fuse::Op,
     kernel::{
@@ -102,7 +102,7 @@ impl Lowering<'_> {
             choices: Some(choices(ChoicesKind::Each)),
             early: self.target.overlap,
         };
-        let label = op_label(op, "experts gate+up");
+        let label = format!("{} gate+up", op.label);
         self.call(&label, op.rows, kernel);
         let part = GemvPart {
             out: experts.out,
@@ -125,7 +125,7 @@ impl Lowering<'_> {
             choices: Some(choices(ChoicesKind::Summed)),
             early: self.target.overlap,
         };
-        let label = op_label(op, "experts down");
+        let label = format!("{} down", op.label);
         self.call(&label, op.rows, kernel);
         Some(())
     }
@@ -150,9 +150,9 @@ impl Lowering<'_> {
             top_k,
         };
         let places = self.group_places(groups);
-        let label = op_label(op, "experts");
+        let label = |what: &str| format!("{} {what}", op.label);
         self.call(
-            &label,
+            &label("permute"),
             op.rows,
             ExpertTiles {
                 groups,
@@ -162,7 +162,7 @@ impl Lowering<'_> {
         );
         let codes = self.bytes(["experts codes", "experts scales", "experts sums"], columns);
         self.call(
-            &label,
+            &label("convert"),
             op.rows,
             Convert {
                 a: experts.x,
@@ -187,7 +187,7 @@ impl Lowering<'_> {
         let products = GemmOutput::Products(gated);
         let mut kernel = self.gemm(grouped(shape), GemmInput::Bytes(codes), packed, products);
         kernel.groups = Some((places, XRows::One));
-        self.call(&label, op.rows, kernel);
+        self.call(&label("gate+up"), op.rows, kernel);
         let each = self.scratch_floats("experts down", top_k * outputs);
         let weights = GemmWeights::Panels(down_format);
         let shape = self.gemm_shape(weights, GemmEpilogue::Floats, experts.down, outputs);
@@ -199,7 +199,7 @@ impl Lowering<'_> {
         let packed = Packed::one(experts.down, WeightForm::Panels);
         let mut kernel = self.gemm(grouped(shape), GemmInput::Bytes(gated), packed, floats);
         kernel.groups = Some((places, XRows::EachChoice));
-        self.call(&label, op.rows, kernel);
+        self.call(&label("down"), op.rows, kernel);
         let sum = ExpertsSum {
             x: each,
             route,
@@ -207,7 +207,7 @@ impl Lowering<'_> {
             top_k,
             out: experts.out,
         };
-        self.call(&label, op.rows, sum);
+        self.call(&label("sum"), op.rows, sum);
         Some(())
     }
 

@@ -7,7 +7,7 @@ use carat_model::{
     weights::Weight,
 };
 
-use super::{Lowering, NARROW_ROWS, ScratchBytes, op_label};
+use super::{Lowering, NARROW_ROWS, ScratchBytes};
 use crate::{
     fuse::{Attend, Input, NormAdd, Op, Part, Product, RowNorm, StoreKv, Then, Work},
     kernel::{
@@ -88,18 +88,11 @@ impl Lowering<'_> {
                 let outputs = self.plan.columns(out);
                 self.gemv(op, &parts.clone(), prologue, w, (*gemv, outputs), epilogue);
             }
-            (Then::GeluPair { out }, _) => {
+            (Then::GeluPair { .. }, _) => {
                 for (gemv, form, parts) in &runs {
                     self.gemv_parts(op, prologue, (*gemv, *form), parts);
                 }
-                let (gate, up) = (product.parts[0].out, product.parts[1].out);
-                let step = Step::GeluMul {
-                    gate,
-                    up,
-                    up_column: 0,
-                    out,
-                };
-                self.step(&op.label, &step).ok()?;
+                self.step(self.last_step(op)).ok()?;
             }
             (Then::GeluSlice { other, column, out }, _) => {
                 let (gemv, form, parts) = runs[0].clone();
@@ -176,7 +169,7 @@ impl Lowering<'_> {
             .iter()
             .position(|s| matches!(s.step, Step::Linear { .. }))?;
         for labelled in &steps[..first] {
-            self.step(&labelled.label, &labelled.step).ok()?;
+            self.step(labelled).ok()?;
         }
         let read: Value = match &steps[first].step {
             Step::Linear { x, .. } => *x,
@@ -272,8 +265,7 @@ impl Lowering<'_> {
             kv_heads: slot.kv_heads,
             head_dim: slot.head_dim,
         };
-        let label = op_label(op, "store");
-        self.call(&label, op.rows, kernel);
+        self.call(&op.label, op.rows, kernel);
         Some(())
     }
 
@@ -323,8 +315,7 @@ impl Lowering<'_> {
             out: Place::Value(attend.out),
             early: self.target.overlap,
         };
-        let label = self.attend_label(op, attend);
-        self.call(&label, op.rows, kernel);
+        self.call(&op.label, op.rows, kernel);
         Some(())
     }
 }

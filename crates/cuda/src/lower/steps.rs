@@ -2,7 +2,7 @@
 
 use carat_model::{
     backend::BackendError,
-    plan::{Rows, Step, Value},
+    plan::{Labelled, Rows, Step, Value},
     weights::Weight,
 };
 
@@ -18,8 +18,11 @@ impl Lowering<'_> {
         clippy::too_many_lines,
         reason = "one arm a step kind: the list of plain kernels"
     )]
-    pub(super) fn step(&mut self, label: &str, step: &Step) -> Result<(), BackendError> {
+    pub(super) fn step(&mut self, labelled: &Labelled) -> Result<(), BackendError> {
         let plan = self.plan;
+        let Labelled { label, step, .. } = labelled;
+        let label = label.as_str();
+        let of_op = std::mem::replace(&mut self.origin, plan.origin(labelled));
         let rows = plan.step_rows(step);
         let at = Place::Value;
         let columns = |v: Value| plan.columns(v);
@@ -119,7 +122,7 @@ impl Lowering<'_> {
             Step::Softcap { x, cap, out } => {
                 self.call(label, rows, elementwise(Function::Softcap { cap }, x, out));
             }
-            Step::Narrow { x, out } => {
+            Step::SelectSampled { x, out } => {
                 let kernel = Narrow {
                     x: at(x),
                     columns: columns(out),
@@ -142,7 +145,7 @@ impl Lowering<'_> {
                 }
                 let scores = self.scratch_floats("router scores", experts);
                 let linear = self.linear(at(x), w, scores);
-                self.call(label, rows, linear);
+                self.call(&format!("{label} scores"), rows, linear);
                 let kernel = Route {
                     scores,
                     expert_scale,
@@ -170,6 +173,7 @@ impl Lowering<'_> {
                 );
             }
         }
+        self.origin = of_op;
         Ok(())
     }
 
@@ -222,8 +226,13 @@ impl Lowering<'_> {
                 out,
             }
         };
-        self.call(label, rows, linear(self, x, XRows::One, gate, gated));
-        self.call(label, rows, linear(self, x, XRows::One, up, upped));
+        let named = |what: &str| format!("{label} {what}");
+        self.call(
+            &named("gate"),
+            rows,
+            linear(self, x, XRows::One, gate, gated),
+        );
+        self.call(&named("up"), rows, linear(self, x, XRows::One, up, upped));
         let product = Elementwise {
             function: Function::GeluMul(Second {
                 place: upped,
@@ -235,9 +244,9 @@ impl Lowering<'_> {
             // In place: each value is read by the thread that writes it.
             out: gated,
         };
-        self.call(label, rows, product);
+        self.call(&named("gelu_mul"), rows, product);
         self.call(
-            label,
+            &named("down"),
             rows,
             linear(self, gated, XRows::EachChoice, down, each),
         );
@@ -248,7 +257,7 @@ impl Lowering<'_> {
             top_k,
             out,
         };
-        self.call(label, rows, sum);
+        self.call(&named("sum"), rows, sum);
     }
 
     fn linear(&self, x: Place, w: Weight, out: Place) -> Linear {

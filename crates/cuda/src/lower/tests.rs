@@ -4,6 +4,7 @@ use carat_gguf::QuantType;
 use carat_model::{
     Model, gemma4,
     kv::KvGroup,
+    phase::{Origin, Phase},
     plan::{Builder, SlotSpec},
     synthetic::ByKind,
 };
@@ -68,27 +69,27 @@ fn a_layer_in_plain_steps() {
     let text = section(&model(Variant::Dense12b), target, "L0");
     expect![[r#"
         L0.attn.norm               all     norm_rows                  %0 -> %1
-        L0.attn.linear             all     linear_8.q4_0              %1 -> %2
-        L0.attn.linear             all     linear_8.q4_0              %1 -> %3
-        L0.attn.linear             all     linear_8.q4_0              %1 -> %4
-        L0.attn.norm               all     norm_rows                  %3 -> %5
-        L0.attn.rope               all     rope                       %5 -> %6
-        L0.attn.norm               all     norm_rows                  %4 -> %7
+        L0.attn.q                  all     linear_8.q4_0              %1 -> %2
+        L0.attn.k                  all     linear_8.q4_0              %1 -> %3
+        L0.attn.v                  all     linear_8.q4_0              %1 -> %4
+        L0.attn.k_norm             all     norm_rows                  %3 -> %5
+        L0.attn.k_rope             all     rope                       %5 -> %6
+        L0.attn.v_norm             all     norm_rows                  %4 -> %7
         L0.attn.store_kv           all     store_kv                   %6 %7 ->
-        L0.attn.norm               all     norm_rows                  %2 -> %8
-        L0.attn.rope               all     rope                       %8 -> %9
+        L0.attn.q_norm             all     norm_rows                  %2 -> %8
+        L0.attn.q_rope             all     rope                       %8 -> %9
         L0.attn.attend             all     attend                     %9 -> %10
-        L0.attn.linear             all     linear_8.q4_0              %10 -> %11
-        L0.attn.norm               all     norm_rows                  %11 -> %12
+        L0.attn.o                  all     linear_8.q4_0              %10 -> %11
+        L0.attn.post_norm          all     norm_rows                  %11 -> %12
         L0.attn.add                all     add_values                 %0 %12 -> %13
         L0.ffn.norm                all     norm_rows                  %13 -> %14
-        L0.ffn.linear              all     linear_8.q4_0              %14 -> %15
-        L0.ffn.linear              all     linear_8.q4_0              %14 -> %16
+        L0.ffn.gate                all     linear_8.q4_0              %14 -> %15
+        L0.ffn.up                  all     linear_8.q4_0              %14 -> %16
         L0.ffn.gelu_mul            all     gelu_mul                   %15 %16 -> %17
-        L0.ffn.linear              all     linear_8.q4_0              %17 -> %18
-        L0.ffn.norm                all     norm_rows                  %18 -> %19
+        L0.ffn.down                all     linear_8.q4_0              %17 -> %18
+        L0.ffn.post_norm           all     norm_rows                  %18 -> %19
         L0.ffn.add                 all     add_values                 %13 %19 -> %20
-        L0.ffn.scale               all     scale                      %20 -> %21"#]]
+        L0.ffn.out_scale           all     scale                      %20 -> %21"#]]
     .assert_eq(&text);
 }
 
@@ -97,11 +98,11 @@ fn a_layer_of_few_rows() {
     let target = Target::hopper(Fusion::On, NARROW);
     let text = section(&model(Variant::Dense12b), target, "L0");
     expect![[r#"
-        L0.attn_q+attn_k+attn_v    all     gemv_4.q4.normed           %0 -> %2 %3 %4
-        L0.attend sliding          all     attend_narrow              %2 %3 %4 -> s0 s1 %10
-        L0.attn_output             all     gemv_4.q4.plain            %10 -> %11
-        L0.ffn_gate+ffn_up         all     gemv_4.q4.normed           %11 %0 -> %13 %17
-        L0.ffn_down                all     gemv_4.q4.plain            %17 -> %18"#]]
+        L0.attn.q+k+v              all     gemv_4.q4.normed           %0 -> %2 %3 %4
+        L0.attn.attend             all     attend_narrow              %2 %3 %4 -> s0 s1 %10
+        L0.attn.o                  all     gemv_4.q4.plain            %10 -> %11
+        L0.ffn.gate+up             all     gemv_4.q4.normed           %11 %0 -> %13 %17
+        L0.ffn.down                all     gemv_4.q4.plain            %17 -> %18"#]]
     .assert_eq(&text);
 }
 
@@ -110,13 +111,14 @@ fn a_layer_of_few_rows_with_per_layer_inputs_and_shared_kv() {
     let target = Target::hopper(Fusion::On, NARROW);
     let text = section(&model(Variant::E2b), target, "L5");
     expect![[r#"
-        L5.attn_q                  sampled gemv_4.q4.normed           %137 %134 -> %140 %142
-        L5.attend full             sampled attend_narrow              %142 -> s0 s1 %145
-        L5.attn_output             sampled gemv_4.q4.plain            %145 -> %146
-        L5.ffn_gate+ffn_up         sampled gemv_4.q4.normed           %146 %140 -> %148 %152
-        L5.ffn_down                sampled gemv_4.q4.plain            %152 -> %153
-        L5.inp_gate                sampled gemv_4.f32.normed          %153 %148 %99 -> %155 %157
-        L5.proj                    sampled gemv_4.f32.plain           %157 -> %158"#]]
+        L5.attn.q                  sampled gemv_4.q4.normed           %137 %134 -> %140 %142
+        L5.attn.attend             sampled attend_narrow              %142 -> s0 s1 %145
+        L5.attn.o                  sampled gemv_4.q4.plain            %145 -> %146
+        L5.ffn.gate+up             sampled gemv_4.q4.normed           %146 %140 -> %148 %152
+        L5.ffn.down                sampled gemv_4.q4.plain            %152 -> %153
+        L5.ple.gate                sampled gemv_4.f32.normed          %153 %148 %99 -> %155 %157
+        L5.ple.proj                sampled gemv_4.f32.plain           %157 -> %158
+        L5.ple.post_norm           sampled norm_add_wide              %158 %155 -> %161 %162"#]]
     .assert_eq(&text);
 }
 
@@ -124,14 +126,15 @@ fn a_layer_of_few_rows_with_per_layer_inputs_and_shared_kv() {
 fn a_layer_of_many_rows_by_our_own_products() {
     let text = section(&model(Variant::Dense12b), portable(WIDE), "L0");
     expect![[r#"
-        L0.norm                    all     norm_wide                  %0 -> s0 s1 s2
-        L0.attn_q+attn_k+attn_v    all     gemm_128.q4.f32.dense      s0 s1 s2 -> s3
-        L0.qkv norm rope           all     qkv_wide                   s3 -> s9
-        L0.attend sliding          all     attend_wide.OUT_Q8         s9 -> s6 s7 s8
-        L0.attn_output             all     gemm_128.q4.f32.dense      s6 s7 s8 -> %11
-        L0.norm                    all     norm_add_wide              %11 %0 -> %13 s0 s1 s2
-        L0.ffn_gate+ffn_up         all     gemm_128.q4.gelu_pair.dense s0 s1 s2 -> s10 s11 s12
-        L0.ffn_down                all     gemm_128.q4.f32.dense      s10 s11 s12 -> %18"#]]
+        L0.attn.norm               all     norm_wide                  %0 -> s0 s1 s2
+        L0.attn.q+k+v              all     gemm_128.q4.f32.dense      s0 s1 s2 -> s3
+        L0.attn.store_kv+q_rope    all     qkv_wide                   s3 -> s9
+        L0.attn.attend             all     attend_wide.OUT_Q8         s9 -> s6 s7 s8
+        L0.attn.o                  all     gemm_128.q4.f32.dense      s6 s7 s8 -> %11
+        L0.attn.post_norm          all     norm_add_wide              %11 %0 -> %13 s0 s1 s2
+        L0.ffn.gate+up             all     gemm_128.q4.gelu_pair.dense s0 s1 s2 -> s10 s11 s12
+        L0.ffn.down                all     gemm_128.q4.f32.dense      s10 s11 s12 -> %18
+        L0.ffn.post_norm           all     norm_add_wide              %18 %13 -> %21 s0 s1 s2"#]]
     .assert_eq(&text);
 }
 
@@ -139,37 +142,41 @@ fn a_layer_of_many_rows_by_our_own_products() {
 fn a_layer_of_many_rows_by_the_library() {
     let text = section(&model(Variant::E2b), library(WIDE), "L1");
     expect![[r#"
-        L1.norm                    all     norm_add_wide              %29 %26 -> %32 s1
-        L1.attn_q+attn_k+attn_v    all     cublaslt                   s1 -> s2
-        L1.qkv norm rope           all     qkv_wide                   s2 -> s4
-        L1.attend full             all     attend_wide.OUT_F16        s4 -> s3
-        L1.attn_output             all     cublaslt                   s3 -> %43
-        L1.norm                    all     norm_add_wide              %43 %32 -> %45 s1
-        L1.ffn_gate+ffn_up         all     cublaslt                   s1 -> s5
-        L1.gelu                    all     gelu_mul_wide              s5 -> s6 s7
-        L1.ffn_down                all     cublaslt                   s6 -> %50
-        L1.norm                    all     norm_add_wide              %50 %45 s7 -> %52 s1
-        L1.inp_gate                all     cublaslt                   s1 -> s8
-        L1.gelu                    all     convert_gelu_mul           s8 %6 -> s9
-        L1.proj                    all     cublaslt                   s9 -> %55"#]]
+        L1.attn.q+k+v              all     cublaslt                   s1 -> s2
+        L1.attn.store_kv+q_rope    all     qkv_wide                   s2 -> s4
+        L1.attn.attend             all     attend_wide.OUT_F16        s4 -> s3
+        L1.attn.o                  all     cublaslt                   s3 -> %43
+        L1.attn.post_norm          all     norm_add_wide              %43 %32 -> %45 s1
+        L1.ffn.gate+up             all     cublaslt                   s1 -> s5
+        L1.ffn.gelu_mul            all     gelu_mul_wide              s5 -> s6 s7
+        L1.ffn.down                all     cublaslt                   s6 -> %50
+        L1.ffn.post_norm           all     norm_add_wide              %50 %45 s7 -> %52 s1
+        L1.ple.gate                all     cublaslt                   s1 -> s8
+        L1.ple.gelu_mul            all     convert_gelu_mul           s8 %6 -> s9
+        L1.ple.proj                all     cublaslt                   s9 -> %55
+        L1.ple.post_norm           all     norm_add_wide              %55 %52 -> %58 s1"#]]
     .assert_eq(&text);
 }
 
 #[test]
 fn experts_of_few_rows_and_of_many() {
     let model = model(Variant::Moe26b);
-    let narrow = section(&model, Target::hopper(Fusion::On, NARROW), "L0.experts");
+    let narrow = section(&model, Target::hopper(Fusion::On, NARROW), "L0.ffn.experts");
     expect![[r#"
-        L0.experts gate+up         all     gemv_chosen.q4.plain       %23 %22 -> s3
-        L0.experts down            all     gemv_chosen.q4.plain       s3 %22 -> %24"#]]
+        L0.ffn.experts_norm        all     norm_rows                  %13 -> %23
+        L0.ffn.experts gate+up     all     gemv_chosen.q4.plain       %23 %22 -> s3
+        L0.ffn.experts down        all     gemv_chosen.q4.plain       s3 %22 -> %24
+        L0.ffn.experts_post_norm   all     norm_add_wide              %24 %19 -> %26 %27"#]]
     .assert_eq(&narrow);
-    let wide = section(&model, library(WIDE), "L0.experts");
+    let wide = section(&model, library(WIDE), "L0.ffn.experts");
     expect![[r#"
-        L0.experts                 all     expert_tiles_64            %22 -> s8 s9 s10
-        L0.experts                 all     convert_values             %23 -> s11 s12 s13
-        L0.experts                 all     gemm_64.q4.gelu_pair.grouped s11 s12 s13 s8 s9 s10 -> s14 s15 s16
-        L0.experts                 all     gemm_64.q4.f32.grouped     s14 s15 s16 s8 s9 s10 -> s19
-        L0.experts                 all     experts_sum                s19 %22 -> %24"#]].assert_eq(&wide);
+        L0.ffn.experts_norm        all     norm_wide                  %13 -> %23
+        L0.ffn.experts permute     all     expert_tiles_64            %22 -> s8 s9 s10
+        L0.ffn.experts convert     all     convert_values             %23 -> s11 s12 s13
+        L0.ffn.experts gate+up     all     gemm_64.q4.gelu_pair.grouped s11 s12 s13 s8 s9 s10 -> s14 s15 s16
+        L0.ffn.experts down        all     gemm_64.q4.f32.grouped     s14 s15 s16 s8 s9 s10 -> s19
+        L0.ffn.experts sum         all     experts_sum                s19 %22 -> %24
+        L0.ffn.experts_post_norm   all     norm_add_wide              %24 %19 -> %26 %27"#]].assert_eq(&wide);
 }
 
 /// The public listing is that of our own products.
@@ -192,7 +199,7 @@ fn launches_a_layer() {
         let layers = model.config.layers.len();
         let launches = |target| {
             let calls = lowered(&model, target);
-            let of_layers = calls.iter().filter(|c| c.label.starts_with('L'));
+            let of_layers = calls.iter().filter(|c| c.origin.layer.is_some());
             of_layers.count() as f64 / layers as f64
         };
         let [plain, narrow, _, own, library] = targets().map(launches);
@@ -204,11 +211,11 @@ fn launches_a_layer() {
         .unwrap();
     }
     expect![[r#"
-        E2b      plain 26.5, narrow 8.3, wide: own 13.7, library 14.7
-        E4b      plain 25.5, narrow 8.3, wide: own 13.7, library 14.7
-        Dense12b plain 22.3, narrow 6.7, wide: own 10.0, library 11.0
+        E2b      plain 25.3, narrow 8.0, wide: own 13.2, library 14.2
+        E4b      plain 24.3, narrow 8.0, wide: own 13.2, library 14.2
+        Dense12b plain 22.3, narrow 7.0, wide: own 10.3, library 11.3
         Moe26b   plain 35.3, narrow 17.7, wide: own 24.0, library 25.0
-        Dense31b plain 22.3, narrow 6.7, wide: own 10.0, library 11.0
+        Dense31b plain 22.3, narrow 7.0, wide: own 10.3, library 11.3
     "#]]
     .assert_eq(&counts);
 }
@@ -291,6 +298,69 @@ fn attention_of_published_models_is_compiled_ahead() {
     }
 }
 
+/// Phases that launches and steps of a model are counted with: only dropping rows is in none.
+#[test]
+fn launches_and_steps_of_every_variant_are_counted_with_the_same_phases() {
+    for variant in Variant::ALL {
+        // Heads and columns that the fast kernels take, as those of real files.
+        let mut tiny = Tiny::new(variant, QuantType::Q8_0);
+        let heads = &mut tiny.shape.head_dim;
+        (heads.sliding, heads.full) = (256, 512);
+        let model = tiny.model();
+        let plan = gemma4::plan(&model);
+        let mut expected = vec![
+            Phase::Embed,
+            Phase::Qkv,
+            Phase::AttentionSliding,
+            Phase::AttentionFull,
+            Phase::O,
+            Phase::Ffn,
+            Phase::Head,
+        ];
+        expected.extend(model.config.ple.map(|_| Phase::Ple));
+        expected.extend(model.config.experts.as_ref().map(|_| Phase::Experts));
+        let check = |origin: Origin, label: &str| {
+            let known = expected.contains(&origin.phase) || origin.phase == Phase::Norm;
+            assert!(known || label.contains(".select_"), "{label}: {origin:?}");
+            let of_layer = label.starts_with('L');
+            assert_eq!(origin.layer.is_some(), of_layer, "{label}: {origin:?}");
+        };
+        for step in &plan.steps {
+            check(plan.origin(step), &step.label);
+        }
+        for target in targets() {
+            let calls = lowered(&model, target);
+            for call in &calls {
+                check(call.origin, &call.label);
+            }
+            for phase in &expected {
+                assert!(
+                    calls.iter().any(|call| call.origin.phase == *phase),
+                    "{variant:?}, {target:?}: {phase:?}"
+                );
+            }
+        }
+    }
+}
+
+/// Labels tell launches apart, so that a profile or an error names one place.
+#[test]
+fn no_two_launches_have_one_label() {
+    for variant in Variant::ALL {
+        let model = model(variant);
+        for target in targets() {
+            let mut seen = HashSet::new();
+            for call in lowered(&model, target) {
+                assert!(
+                    seen.insert(call.label.clone()),
+                    "{variant:?}: {}",
+                    call.label
+                );
+            }
+        }
+    }
+}
+
 /// No format and no variant leaves a product of a fused plan to the plain kernel.
 #[test]
 fn no_product_falls_back() {
@@ -330,7 +400,6 @@ fn our_own_products_share_weights_between_classes() {
 fn head_sizes_no_kernel_takes_are_refused_by_name() {
     let model = model(Variant::Dense12b);
     let p = Builder::new(&model.weights);
-    p.section("odd");
     let head_dim = model.config.dim + 2;
     let slot = p.slot(SlotSpec {
         group: KvGroup::Full,
@@ -338,7 +407,7 @@ fn head_sizes_no_kernel_takes_are_refused_by_name() {
         head_dim: model.config.dim,
         window: None,
     });
-    let q = p.embed(model.embedding, 1.0, Rows::All);
+    let q = p.embed("token", model.embedding, 1.0, Rows::All);
     let out = p.attend(q, slot);
     let mut plan = p.finish(out, out);
     plan.slots[0].head_dim = head_dim;
@@ -346,7 +415,7 @@ fn head_sizes_no_kernel_takes_are_refused_by_name() {
         let refused = list(&plan, &model.weights, target);
         let text = refused.unwrap_err().to_string();
         let expected = format!(
-            "odd.attend: heads of {head_dim} are not among those the attention kernel takes"
+            "attend: heads of {head_dim} are not among those the attention kernel takes"
         );
         assert_eq!(text, expected);
     }
@@ -357,9 +426,9 @@ fn head_sizes_no_kernel_takes_are_refused_by_name() {
 fn what_is_read_behind_the_cut_is_stored() {
     let model = model(Variant::Dense12b);
     let p = Builder::new(&model.weights);
-    let x = p.embed(model.embedding, 1.0, Rows::All);
-    let product = p.linear(x, model.layers[0].q);
-    let out = p.narrow(product);
+    let x = p.embed("token", model.embedding, 1.0, Rows::All);
+    let product = p.linear("q", x, model.layers[0].q);
+    let out = p.select_sampled("select", product);
     let plan = p.finish(out, out);
     for target in targets() {
         let ops = fuse(&plan, target.fusion);

@@ -11,10 +11,10 @@ use carat_model::{
     plan::{Plan, Rows, Step, Value},
 };
 
-use super::{Call, Launch, LibraryProduct, Lowering, Products, op_label};
+use super::{Call, Launch, LibraryProduct, Lowering, Products};
 use crate::{
     cublaslt::Out,
-    fuse::{Attend, Input, NormAdd, Op, Part, Product, RowNorm, StoreKv, Then, Work},
+    fuse::{Attend, Input, NormAdd, Op, Part, Product, RowNorm, StoreKv, Then, Work, joined_label},
     kernel::{
         AttendOut, AttendWide, Attention, Convert, Form, GELU_MOST_COLUMNS, GeluMulWide, HEAD_DIMS,
         KeysValues, NORM_MOST_COLUMNS, NormAddWide, NormOut, NormWide, Place, QkvWide, Queries,
@@ -176,7 +176,6 @@ impl Lowering<'_> {
         if columns > NORM_MOST_COLUMNS || !columns.is_multiple_of(4) {
             return None;
         }
-        let label = op_label(op, "norm");
         let kernel = NormAddWide {
             x: Place::Value(norm_add.norm.x),
             factor: self.wide.factors.get(&norm_add.norm.x).copied(),
@@ -189,7 +188,7 @@ impl Lowering<'_> {
             next,
             columns,
         };
-        self.call(&label, op.rows, kernel);
+        self.call_for_step(self.first_step(op), op.rows, kernel);
         Some(())
     }
 
@@ -220,8 +219,7 @@ impl Lowering<'_> {
                 form: None,
             },
         };
-        let label = op_label(op, "norm");
-        self.call(&label, op.rows, kernel);
+        self.call(&op.label, op.rows, kernel);
         Some(())
     }
 
@@ -248,7 +246,7 @@ impl Lowering<'_> {
                     columns,
                     out: form,
                 };
-                let label = op_label(op, "convert");
+                let label = format!("{} convert", op.label);
                 self.call(&label, op.rows, kernel);
                 self.wide.made.insert(x, made(form));
                 // The buffer is another value's from the next one on.
@@ -272,8 +270,7 @@ impl Lowering<'_> {
                         form: Some(form),
                     },
                 };
-                let label = op_label(op, "norm");
-                self.call(&label, op.rows, kernel);
+                self.call_for_step(self.first_step(op), op.rows, kernel);
                 Some(made(form))
             }
             Input::NormAdd(norm_add) => {
@@ -297,18 +294,9 @@ impl Lowering<'_> {
         match product.then {
             Then::Nothing => self.product_parts(op, product, input),
             Then::GeluPair { out } if self.gelu_pair(op, product, out, input) => {}
-            Then::GeluPair { out } => {
+            Then::GeluPair { .. } => {
                 self.product_parts(op, product, input);
-                let [gate, up] = product.parts.as_slice() else {
-                    unreachable!("a pair has two parts");
-                };
-                let step = Step::GeluMul {
-                    gate: gate.out,
-                    up: up.out,
-                    up_column: 0,
-                    out,
-                };
-                self.step(&op.label, &step).ok()?;
+                self.step(self.last_step(op)).ok()?;
             }
             Then::GeluSlice { other, column, out } => {
                 self.gelu_slice(op, product, (other, column, out), input);
@@ -412,8 +400,7 @@ impl Lowering<'_> {
                     out: halves,
                     factor,
                 };
-                let label = op_label(op, "gelu");
-                self.call(&label, op.rows, kernel);
+                self.call_for_step(self.last_step(op), op.rows, kernel);
                 let made = Made {
                     form: Form::F16(halves),
                     factor: Some(factor),
@@ -445,13 +432,7 @@ impl Lowering<'_> {
         let columns = self.plan.columns(out);
         let Some(kind) = self.sole_kind(out).filter(|_| columns.is_multiple_of(32)) else {
             self.product_parts(op, product, input);
-            let step = Step::GeluMul {
-                gate: product.parts[0].out,
-                up: other,
-                up_column: column,
-                out,
-            };
-            self.step(&op.label, &step)
+            self.step(self.last_step(op))
                 .expect("elementwise steps are always supported");
             return;
         };
@@ -472,8 +453,7 @@ impl Lowering<'_> {
             columns,
             out: form,
         };
-        let label = op_label(op, "gelu");
-        self.call(&label, op.rows, kernel);
+        self.call_for_step(self.last_step(op), op.rows, kernel);
         let made = Made { form, factor: None };
         self.wide.made.insert(out, made);
     }
@@ -507,6 +487,7 @@ impl Lowering<'_> {
     fn library_call(&mut self, label: &str, rows: Rows, product: LibraryProduct) {
         self.calls.push(Call {
             label: label.to_owned(),
+            origin: self.origin,
             rows,
             launch: Launch::Library(product),
         });
@@ -587,8 +568,21 @@ impl Lowering<'_> {
             heads: self.plan.slot(s.slot).kv_heads,
             slot: s.slot,
         });
-        let label = op_label(op, "qkv norm rope");
-        let mut call = |at: Columns, queries, keys_values| {
+        let steps = &self.plan.steps[op.steps.clone()];
+        // What a launch finishes: keys and values in their pages, rotated queries (whose rotation is the op's last).
+        let stored = steps
+            .iter()
+            .find(|s| matches!(s.step, Step::StoreKv { .. }));
+        let rotated = steps.iter().rfind(|s| matches!(s.step, Step::Rope { .. }));
+        self.origin = stored
+            .or(rotated)
+            .map_or(op.origin, |s| self.plan.origin(s));
+        let mut call = |at: Columns, queries: Option<_>, keys_values: Option<_>| {
+            let finished = [
+                stored.filter(|_| keys_values.is_some()),
+                rotated.filter(|_| queries.is_some()),
+            ];
+            let label = joined_label(finished.into_iter().flatten());
             let kernel = QkvWide {
                 x: at.of,
                 stride: at.stride,
@@ -646,8 +640,8 @@ impl Lowering<'_> {
             (self.attend_kernel(op, attend, q, out)?, None)
         };
         self.wide_qkv(op, Some((attend, q)), attend.store.as_ref())?;
-        let label = self.attend_label(op, attend);
-        self.call(&label, op.rows, kernel);
+        self.origin = op.origin;
+        self.call(&op.label, op.rows, kernel);
         if let Some(form) = form {
             let made = Made { form, factor: None };
             self.wide.made.insert(attend.out, made);

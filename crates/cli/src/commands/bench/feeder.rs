@@ -1,11 +1,11 @@
 //! Some sequences, fed straight to the executor.
 
-use std::{ops::Range, time::Duration};
+use std::ops::Range;
 
 use anyhow::Result;
 use carat_model::{
     TokenId,
-    backend::{Batch, Executor, Outputs, RowOutput, Run},
+    backend::{Batch, Executor, LaunchTime, Outputs, RowOutput, Run},
     kv::{PAGE_TOKENS, PageId, PerGroup},
     sampling::Sampling,
 };
@@ -67,7 +67,7 @@ impl<'a> Feeder<'a> {
         &mut self,
         tokens: &[TokenId],
         sampled: usize,
-    ) -> Result<Option<Vec<(String, Duration)>>> {
+    ) -> Result<Option<Vec<LaunchTime>>> {
         let position = self.sequences[0].history.len();
         let times = self.run(0..1, tokens, sampled, |executor, _, batch| {
             Ok(executor.profile(batch)?)

@@ -5,17 +5,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use carat_model::{
     TokenId,
-    backend::Executor,
-    cost::{BatchShape, Cost, Rates},
+    backend::{Executor, LaunchTime},
+    cost::{self, BatchShape, Cost, Rates},
+    phase::Phase,
 };
 use serde::Serialize;
 use serde_json::json;
 
-use super::{
-    Case,
-    feeder::Feeder,
-    phase::{Phase, Phases, in_layer},
-};
+use super::{Case, feeder::Feeder};
 use crate::{
     args::{BenchArgs, BenchFormat},
     load::Loaded,
@@ -27,14 +24,8 @@ const PASSES: usize = 7;
 
 /// One batch, timed launch by launch.
 pub(super) struct Profile {
-    launches: Vec<Launch>,
+    launches: Vec<LaunchTime>,
     batch: BatchShape,
-}
-
-struct Launch {
-    label: String,
-    phase: Phase,
-    time: Duration,
 }
 
 impl Profile {
@@ -55,19 +46,16 @@ impl Profile {
             let times = feeder.profile(&tokens, 1)?;
             passes.push(times.context("the backend told its times before, and now it does not")?);
         }
-        let labels: Vec<&str> = passes[0].iter().map(|(label, _)| label.as_str()).collect();
-        let phases = Phases::new(&loaded.plan, &loaded.model.weights).of_launches(&labels);
-        let launch = |(i, phase): (usize, Phase)| {
-            let mut times: Vec<Duration> = passes.iter().map(|pass| pass[i].1).collect();
+        let median = |(i, launch): (usize, &LaunchTime)| {
+            let mut times: Vec<Duration> = passes.iter().map(|pass| pass[i].time).collect();
             times.sort_unstable();
-            Launch {
-                label: labels[i].to_owned(),
-                phase,
+            LaunchTime {
                 time: times[PASSES / 2],
+                ..launch.clone()
             }
         };
         Ok(Profile {
-            launches: phases.into_iter().enumerate().map(launch).collect(),
+            launches: passes[0].iter().enumerate().map(median).collect(),
             batch: BatchShape {
                 rows,
                 sampled: 1,
@@ -78,12 +66,21 @@ impl Profile {
     }
 
     pub(super) fn report(&self, loaded: &Loaded, rates: Option<Rates>) -> Report {
-        let phases = Phases::new(&loaded.plan, &loaded.model.weights);
-        let costs: Vec<(Phase, Cost)> = phases.costs(self.batch).collect();
+        let (plan, weights) = (&loaded.plan, &loaded.model.weights);
+        let costs: Vec<(Phase, Cost)> = (plan.steps.iter())
+            .map(|step| {
+                let cost = cost::of_step(plan, weights, &step.step, self.batch);
+                (plan.origin(step).phase, cost)
+            })
+            .collect();
         let seconds = |time: Duration| time.as_secs_f64();
         let total: Duration = self.launches.iter().map(|launch| launch.time).sum();
         let of_phase = |phase: Phase| {
-            let launches = || self.launches.iter().filter(|launch| launch.phase == phase);
+            let launches = || {
+                self.launches
+                    .iter()
+                    .filter(|launch| launch.origin.phase == phase)
+            };
             let time: Duration = launches().map(|launch| launch.time).sum();
             let of_phase = costs.iter().filter(|(p, _)| *p == phase);
             let cost: Cost = of_phase.map(|(_, cost)| *cost).sum();
@@ -104,7 +101,11 @@ impl Profile {
         };
         let profile = Phase::ALL.into_iter().map(of_phase);
         let layers = loaded.model.config.layers.len();
-        let in_layers = self.launches.iter().filter(|l| in_layer(&l.label)).count();
+        let in_layers = self
+            .launches
+            .iter()
+            .filter(|l| l.origin.layer.is_some())
+            .count();
         Report {
             profile_rows: self.batch.rows,
             profile_depth: self.batch.depth,
@@ -120,11 +121,16 @@ impl Profile {
         let name = json!({"ph": "M", "name": "thread_name", "pid": 1, "tid": track, "args": {"name": test}});
         let mut events = vec![name];
         let mut start = Duration::ZERO;
-        for Launch { label, phase, time } in &self.launches {
+        for LaunchTime {
+            label,
+            origin,
+            time,
+        } in &self.launches
+        {
             events.push(json!({
                 "ph": "X",
                 "name": label,
-                "cat": phase.name(),
+                "cat": origin.phase.name(),
                 "ts": start.as_secs_f64() * 1e6,
                 "dur": time.as_secs_f64() * 1e6,
                 "pid": 1,
@@ -247,21 +253,21 @@ impl Profiles {
 
 #[cfg(test)]
 mod tests {
-    use carat_model::kv::KvType;
+    use carat_model::{kv::KvType, phase::Origin};
 
     use super::*;
 
     fn profile() -> Profile {
-        let launch = |label: &str, phase, us| Launch {
+        let launch = |label: &str, layer, phase, us| LaunchTime {
             label: label.to_owned(),
-            phase,
+            origin: Origin { layer, phase },
             time: Duration::from_micros(us),
         };
         Profile {
             launches: vec![
-                launch("embed.embed", Phase::Embed, 2),
-                launch("L0.ffn_down", Phase::Ffn, 5),
-                launch("sample", Phase::Sample, 3),
+                launch("embed.token", None, Phase::Embed, 2),
+                launch("L0.ffn.down", Some(0), Phase::Ffn, 5),
+                launch("sample", None, Phase::Sample, 3),
             ],
             batch: BatchShape {
                 rows: 1,
