@@ -15,19 +15,22 @@ use carat_model::{
 };
 
 use crate::{
-    compiler::{Architecture, Compiler},
+    compile::{
+        fuse::{Op, fuse},
+        lower::{Call, Class, Products, Scratch, Target, lower},
+        memory::{MemoryPlan, Parts},
+        weights::{Packed, WeightLayout},
+    },
     config::{CudaConfig, Overlap, TablePlace, Tier},
-    cublaslt::Library,
-    device::{Device, Module},
+    device::{Device, Module, cublaslt::Library},
     error::CudaError,
-    executor::{CudaExecutor, Kernels},
-    fuse::{Op, fuse},
+    jit::compiler::{Architecture, Compiler},
     kernel::{Kernel, Place, Specialization, sample_specialization},
-    lower::{Call, Class, Products, Scratch, Target, lower},
-    measure,
-    memory::{MemoryPlan, Parts},
-    program::ByClass,
-    weights::{Packed, WeightLayout},
+    run::{
+        executor::{CudaExecutor, Kernels},
+        program::ByClass,
+        roofline,
+    },
 };
 
 pub struct CudaBackend {
@@ -338,10 +341,10 @@ impl Backend for CudaBackend {
     }
 
     fn measure(&self) -> Result<Option<Rates>, BackendError> {
-        let wanted = measure::specializations();
+        let wanted = roofline::specializations();
         self.load(wanted.clone())?;
         let modules = wanted.map(|s| self.module(&s));
-        let rates = measure::rates(&self.device, &modules, self.library.as_ref())?;
+        let rates = roofline::rates(&self.device, &modules, self.library.as_ref())?;
         Ok(Some(rates))
     }
 

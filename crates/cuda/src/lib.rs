@@ -25,36 +25,19 @@
 //! everywhere.
 
 mod backend;
-mod batch;
-mod cache;
-mod compiler;
+mod compile;
 mod config;
-mod cublaslt;
 mod device;
 mod error;
-mod executor;
-mod fuse;
-mod graph;
+mod jit;
 mod kernel;
-mod launch;
-mod library;
-mod lower;
-mod measure;
-mod memory;
-mod nvrtc;
-mod panels;
-mod params;
-mod program;
-mod sample;
-mod source;
+mod run;
 #[cfg(test)]
 mod testing;
-mod upload;
-mod weights;
 
 pub use backend::{CudaBackend, DeviceFacts};
-pub use compiler::{Architecture, BuiltKernel, build_kernels};
+pub use compile::lower::listing;
+pub use compile::memory::MemoryPlan;
 pub use config::{Checks, CudaConfig, Fusion, Graphs, Overlap, TablePlace, Tier};
 pub use error::CudaError;
-pub use lower::listing;
-pub use memory::MemoryPlan;
+pub use jit::compiler::{Architecture, BuiltKernel, build_kernels};

@@ -12,11 +12,10 @@ use carat_model::weights::Weights;
 use cudarc::driver::{CudaGraph, sys};
 
 use crate::{
-    compiler::{Architecture, Compiler},
     config::{CudaConfig, Tier},
-    device::{Address, Buffer, Device, Module},
+    device::{Address, Buffer, Device, Grid, Module, launch},
+    jit::compiler::{Architecture, Compiler},
     kernel::Specialization,
-    launch::{Grid, launch},
 };
 
 /// An open card with a compiler.

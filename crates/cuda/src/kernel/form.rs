@@ -1,7 +1,7 @@
 //! Forms of activations that wide products read; mirrors `lib/form.cuh`.
 
 use super::{Addresses, Place};
-use crate::{device::Address, params::params};
+use crate::{device::Address, kernel::params::params};
 
 /// What a product reads, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

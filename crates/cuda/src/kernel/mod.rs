@@ -4,31 +4,18 @@
 //! known, so lowering needs no device. Grids depend on row counts alone and params on nothing that changes from batch to
 //! batch: any launch can be captured and replayed.
 
-mod attend;
-mod attend_narrow;
-mod attend_wide;
-mod convert;
+mod attention;
 mod elementwise;
 mod embed;
-mod expand;
-mod expert_tiles;
-mod experts;
 mod form;
-mod gelu_mul_wide;
-mod gemm;
-mod gemv;
-mod layer_inputs;
 mod linear;
-mod narrow;
+mod load;
+mod moe;
 mod norm;
-mod norm_rope_store;
-mod norm_wide;
 mod operands;
-mod pack;
-mod qkv_wide;
-mod rope;
+pub(crate) mod panels;
+pub(crate) mod params;
 mod sample;
-mod store_kv;
 #[cfg(test)]
 mod testing;
 
@@ -36,44 +23,46 @@ use std::fmt;
 
 use carat_gguf::QuantType;
 
-use crate::{launch::Grid, measure, panels::PanelFormat, weights::Packed};
+use crate::{compile::weights::Packed, device::Grid, kernel::panels::PanelFormat, run::roofline};
 
-pub(crate) use attend::Attend;
-pub(crate) use attend_narrow::{AttendNarrow, Columns, HeadNorm, Heads, OwnKv};
-pub(crate) use attend_wide::{AttendOut, AttendWide, Attention};
-pub(crate) use convert::Convert;
-pub(crate) use elementwise::{Elementwise, Function, Second};
-pub(crate) use embed::{Embed, TableForm};
-pub(crate) use expand::{Expand, Narrowed};
-pub(crate) use expert_tiles::ExpertTiles;
-pub(crate) use experts::{ExpertsLinear, ExpertsSum, MOST_EXPERTS, Route, XRows};
+pub(crate) use attention::attend::Attend;
+pub(crate) use attention::attend_narrow::{AttendNarrow, Columns, HeadNorm, Heads, OwnKv};
+pub(crate) use attention::attend_wide::{AttendOut, AttendWide, Attention};
+pub(crate) use attention::norm_rope_store::{MOST_HEAD_DIM, NormRopeStore};
+pub(crate) use attention::qkv_wide::{HEAD_DIMS, KeysValues, QkvWide, Queries};
+pub(crate) use attention::rope::Rope;
+pub(crate) use attention::store_kv::StoreKv;
+pub(crate) use elementwise::convert::Convert;
+pub(crate) use elementwise::elementwise::{Elementwise, Function, Second};
+pub(crate) use elementwise::gelu_mul_wide::{GeluMulWide, MOST_COLUMNS as GELU_MOST_COLUMNS};
+pub(crate) use elementwise::narrow::Narrow;
+pub(crate) use embed::embed::{Embed, TableForm};
+pub(crate) use embed::layer_inputs::{LayerInputs, MOST_GROUP};
 pub(crate) use form::{Form, Q8Places};
-pub(crate) use gelu_mul_wide::{GeluMulWide, MOST_COLUMNS as GELU_MOST_COLUMNS};
-pub(crate) use gemm::{
+pub(crate) use linear::gemm::{
     Epilogue as GemmEpilogue, Gemm, GemmInput, GemmOutput, GemmShape, GemmWeights, GroupPlaces,
     Groups,
 };
-pub(crate) use gemv::{
+pub(crate) use linear::gemv::{
     Choices, ChoicesKind, Epilogue, Gemv, GemvCard, GemvForm, GemvShape, Part as GemvPart,
     Prologue, PrologueNorm,
 };
-pub(crate) use layer_inputs::{LayerInputs, MOST_GROUP};
-pub(crate) use linear::Linear;
-pub(crate) use narrow::Narrow;
-pub(crate) use norm::Norm;
-pub(crate) use norm_rope_store::{MOST_HEAD_DIM, NormRopeStore};
-pub(crate) use norm_wide::{MOST_COLUMNS as NORM_MOST_COLUMNS, NormAddWide, NormOut, NormWide};
+pub(crate) use linear::linear::Linear;
+pub(crate) use load::expand::{Expand, Narrowed};
+pub(crate) use load::pack::Pack;
+pub(crate) use moe::expert_tiles::ExpertTiles;
+pub(crate) use moe::experts::{ExpertsLinear, ExpertsSum, MOST_EXPERTS, Route, XRows};
+pub(crate) use norm::norm::Norm;
+pub(crate) use norm::norm_wide::{
+    MOST_COLUMNS as NORM_MOST_COLUMNS, NormAddWide, NormOut, NormWide,
+};
 pub(crate) use operands::{
     Addresses, BatchAt, MatrixAt, Place, PlacesAt, RowsAt, RunsAt, SlotAt, TablesAt,
 };
-pub(crate) use pack::Pack;
-pub(crate) use qkv_wide::{HEAD_DIMS, KeysValues, QkvWide, Queries};
-pub(crate) use rope::Rope;
 pub(crate) use sample::{
     Change, Draw, MOST_TOP_K, MOST_VOCAB, SampleParams, Setting, grids, scratch_bytes,
     specialization as sample_specialization,
 };
-pub(crate) use store_kv::StoreKv;
 
 /// One kernel with everything it needs but addresses.
 pub(crate) trait Kernel: fmt::Debug {
@@ -122,31 +111,31 @@ impl fmt::Display for Specialization {
 /// Every specialization that lowering or loading can choose: what is compiled ahead, and what must compile for every architecture.
 pub(crate) fn all() -> Vec<Specialization> {
     let mut all = vec![
-        norm::specialization(),
-        norm_rope_store::specialization(),
-        rope::specialization(),
-        store_kv::specialization(),
-        elementwise::specialization(),
-        narrow::specialization(),
-        convert::specialization(),
-        gelu_mul_wide::specialization(),
+        norm::norm::specialization(),
+        attention::norm_rope_store::specialization(),
+        attention::rope::specialization(),
+        attention::store_kv::specialization(),
+        elementwise::elementwise::specialization(),
+        elementwise::narrow::specialization(),
+        elementwise::convert::specialization(),
+        elementwise::gelu_mul_wide::specialization(),
         sample::specialization(),
-        expert_tiles::specialization(),
-        experts::route_specialization(),
-        experts::sum_specialization(),
+        moe::expert_tiles::specialization(),
+        moe::experts::route_specialization(),
+        moe::experts::sum_specialization(),
     ];
-    all.extend(norm_wide::HOLDS.map(norm_wide::specialization));
-    all.extend(qkv_wide::HEAD_DIMS.map(qkv_wide::specialization));
-    all.extend(gemv::specializations());
-    all.extend(gemm::specializations());
-    all.extend(attend::LANE_VALUES.map(attend::specialization));
-    all.extend(attend_wide::specializations());
-    all.extend(attend_narrow::SHAPES.map(attend_narrow::specialization));
+    all.extend(norm::norm_wide::HOLDS.map(norm::norm_wide::specialization));
+    all.extend(attention::qkv_wide::HEAD_DIMS.map(attention::qkv_wide::specialization));
+    all.extend(linear::gemv::specializations());
+    all.extend(linear::gemm::specializations());
+    all.extend(attention::attend::LANE_VALUES.map(attention::attend::specialization));
+    all.extend(attention::attend_wide::specializations());
+    all.extend(attention::attend_narrow::SHAPES.map(attention::attend_narrow::specialization));
     for quant in QuantType::all() {
-        all.push(embed::specialization(quant));
-        all.push(layer_inputs::specialization(quant));
-        all.push(linear::specialization(quant));
-        all.push(experts::linear_specialization(quant));
+        all.push(embed::embed::specialization(quant));
+        all.push(embed::layer_inputs::specialization(quant));
+        all.push(linear::linear::specialization(quant));
+        all.push(moe::experts::linear_specialization(quant));
         all.push(Expand::specialization(quant, Narrowed::Half));
         if PanelFormat::of(quant).is_some() {
             all.push(Pack::specialization(quant));
@@ -155,14 +144,14 @@ pub(crate) fn all() -> Vec<Specialization> {
     for quant in [QuantType::F32, QuantType::BF16] {
         all.push(Expand::specialization(quant, Narrowed::Bf16));
     }
-    all.extend(PanelFormat::ALL.map(embed::panels_specialization));
-    all.extend(measure::specializations());
+    all.extend(PanelFormat::ALL.map(embed::embed::panels_specialization));
+    all.extend(roofline::specializations());
     all
 }
 
 /// What lowering can choose beside those where code is made for `sm_90a`.
 pub(crate) fn hopper() -> Vec<Specialization> {
-    attend_wide::hopper_specializations()
+    attention::attend_wide::hopper_specializations()
 }
 
 /// The constant that chooses a format's functions in `lib/format.cuh`.

@@ -10,9 +10,9 @@ use carat_model::{
 };
 
 use crate::{
+    compile::weights::{Form, Packed},
     device::Address,
-    params::params,
-    weights::{Form, Packed},
+    kernel::params::params,
 };
 
 /// What a kernel reads or writes.

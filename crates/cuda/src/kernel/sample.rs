@@ -1,10 +1,9 @@
-//! Twin of `kernels/sample.cu`. No step of a plan: `crate::sample` launches it behind the program.
+//! Twin of `kernels/sample/sample.cu`. No step of a plan: `crate::run::sample` launches it behind the program.
 
 use super::{RowsAt, Specialization};
 use crate::{
-    device::Address,
-    launch::Grid,
-    params::{Params, params},
+    device::{Address, Grid},
+    kernel::params::{Params, params},
 };
 
 /// Logits whose largest is kept.

@@ -16,11 +16,10 @@ use super::{
     form::{Form, Q8Places},
 };
 use crate::{
+    compile::weights::{self, Packed},
     config::Tier,
-    device::{Address, Buffer},
-    launch::launch,
+    device::{Address, Buffer, launch},
     testing::{Card, Plain, half, halves, normals, relative_error},
-    weights::{self, Packed},
 };
 
 /// Pages of a slot that [`Table::slot`] makes.

@@ -1,0 +1,456 @@
+use std::collections::HashSet;
+
+use carat_gguf::QuantType;
+use carat_model::{
+    Model, gemma4,
+    kv::KvGroup,
+    phase::{Origin, Phase},
+    plan::{Builder, SlotSpec},
+    synthetic::ByKind,
+};
+use carat_testkit::tiny::{Tiny, Variant};
+use expect_test::expect;
+
+use super::*;
+use crate::{compile::weights::Form, kernel};
+
+/// Rows of a narrow and of a wide batch.
+const NARROW: usize = 4;
+const WIDE: usize = 100;
+
+fn model(variant: Variant) -> Model {
+    Tiny::new(variant, QuantType::Q4_0).model()
+}
+
+fn library(rows: usize) -> Target {
+    Target {
+        products: Products::Library,
+        ..Target::hopper(Fusion::On, rows)
+    }
+}
+
+fn portable(rows: usize) -> Target {
+    Target {
+        hopper: false,
+        ..Target::hopper(Fusion::On, rows)
+    }
+}
+
+/// Every way to lower a plan.
+fn targets() -> [Target; 5] {
+    [
+        Target::hopper(Fusion::Off, WIDE),
+        Target::hopper(Fusion::On, NARROW),
+        Target::hopper(Fusion::On, WIDE),
+        portable(WIDE),
+        library(WIDE),
+    ]
+}
+
+fn lowered(model: &Model, target: Target) -> Vec<Call> {
+    let plan = gemma4::plan(model);
+    let ops = fuse(&plan, target.fusion);
+    let class = Class::of(target.max_rows);
+    let mut scratch = Scratch::default();
+    lower(&plan, &model.weights, &ops, class, target, &mut scratch)
+        .expect("tiny models are supported")
+}
+
+/// The lines of one section.
+fn section(model: &Model, target: Target, label: &str) -> String {
+    let text = list(&gemma4::plan(model), &model.weights, target).unwrap();
+    let lines: Vec<&str> = text.lines().filter(|l| l.starts_with(label)).collect();
+    lines.join("\n")
+}
+
+#[test]
+fn a_layer_in_plain_steps() {
+    let target = Target::hopper(Fusion::Off, NARROW);
+    let text = section(&model(Variant::Dense12b), target, "L0");
+    expect![[r#"
+        L0.attn.norm               all     norm_rows                  %0 -> %1
+        L0.attn.q                  all     linear_8.q4_0              %1 -> %2
+        L0.attn.k                  all     linear_8.q4_0              %1 -> %3
+        L0.attn.v                  all     linear_8.q4_0              %1 -> %4
+        L0.attn.k_norm             all     norm_rows                  %3 -> %5
+        L0.attn.k_rope             all     rope                       %5 -> %6
+        L0.attn.v_norm             all     norm_rows                  %4 -> %7
+        L0.attn.store_kv           all     store_kv                   %6 %7 ->
+        L0.attn.q_norm             all     norm_rows                  %2 -> %8
+        L0.attn.q_rope             all     rope                       %8 -> %9
+        L0.attn.attend             all     attend                     %9 -> %10
+        L0.attn.o                  all     linear_8.q4_0              %10 -> %11
+        L0.attn.post_norm          all     norm_rows                  %11 -> %12
+        L0.attn.add                all     add_values                 %0 %12 -> %13
+        L0.ffn.norm                all     norm_rows                  %13 -> %14
+        L0.ffn.gate                all     linear_8.q4_0              %14 -> %15
+        L0.ffn.up                  all     linear_8.q4_0              %14 -> %16
+        L0.ffn.gelu_mul            all     gelu_mul                   %15 %16 -> %17
+        L0.ffn.down                all     linear_8.q4_0              %17 -> %18
+        L0.ffn.post_norm           all     norm_rows                  %18 -> %19
+        L0.ffn.add                 all     add_values                 %13 %19 -> %20
+        L0.ffn.out_scale           all     scale                      %20 -> %21"#]]
+    .assert_eq(&text);
+}
+
+#[test]
+fn a_layer_of_few_rows() {
+    let target = Target::hopper(Fusion::On, NARROW);
+    let text = section(&model(Variant::Dense12b), target, "L0");
+    expect![[r#"
+        L0.attn.q+k+v              all     gemv_4.q4.normed           %0 -> %2 %3 %4
+        L0.attn.attend             all     attend_narrow              %2 %3 %4 -> s0 s1 %10
+        L0.attn.o                  all     gemv_4.q4.plain            %10 -> %11
+        L0.ffn.gate+up             all     gemv_4.q4.normed           %11 %0 -> %13 %17
+        L0.ffn.down                all     gemv_4.q4.plain            %17 -> %18"#]]
+    .assert_eq(&text);
+}
+
+#[test]
+fn a_layer_of_few_rows_with_per_layer_inputs_and_shared_kv() {
+    let target = Target::hopper(Fusion::On, NARROW);
+    let text = section(&model(Variant::E2b), target, "L5");
+    expect![[r#"
+        L5.attn.q                  sampled gemv_4.q4.normed           %137 %134 -> %140 %142
+        L5.attn.attend             sampled attend_narrow              %142 -> s0 s1 %145
+        L5.attn.o                  sampled gemv_4.q4.plain            %145 -> %146
+        L5.ffn.gate+up             sampled gemv_4.q4.normed           %146 %140 -> %148 %152
+        L5.ffn.down                sampled gemv_4.q4.plain            %152 -> %153
+        L5.ple.gate                sampled gemv_4.f32.normed          %153 %148 %99 -> %155 %157
+        L5.ple.proj                sampled gemv_4.f32.plain           %157 -> %158
+        L5.ple.post_norm           sampled norm_add_wide              %158 %155 -> %161 %162"#]]
+    .assert_eq(&text);
+}
+
+#[test]
+fn a_layer_of_many_rows_by_our_own_products() {
+    let text = section(&model(Variant::Dense12b), portable(WIDE), "L0");
+    expect![[r#"
+        L0.attn.norm               all     norm_wide                  %0 -> s0 s1 s2
+        L0.attn.q+k+v              all     gemm_128.q4.f32.dense      s0 s1 s2 -> s3
+        L0.attn.store_kv+q_rope    all     qkv_wide                   s3 -> s9
+        L0.attn.attend             all     attend_wide.OUT_Q8         s9 -> s6 s7 s8
+        L0.attn.o                  all     gemm_128.q4.f32.dense      s6 s7 s8 -> %11
+        L0.attn.post_norm          all     norm_add_wide              %11 %0 -> %13 s0 s1 s2
+        L0.ffn.gate+up             all     gemm_128.q4.gelu_pair.dense s0 s1 s2 -> s10 s11 s12
+        L0.ffn.down                all     gemm_128.q4.f32.dense      s10 s11 s12 -> %18
+        L0.ffn.post_norm           all     norm_add_wide              %18 %13 -> %21 s0 s1 s2"#]]
+    .assert_eq(&text);
+}
+
+#[test]
+fn a_layer_of_many_rows_by_the_library() {
+    let text = section(&model(Variant::E2b), library(WIDE), "L1");
+    expect![[r#"
+        L1.attn.q+k+v              all     cublaslt                   s1 -> s2
+        L1.attn.store_kv+q_rope    all     qkv_wide                   s2 -> s4
+        L1.attn.attend             all     attend_wide.OUT_F16        s4 -> s3
+        L1.attn.o                  all     cublaslt                   s3 -> %43
+        L1.attn.post_norm          all     norm_add_wide              %43 %32 -> %45 s1
+        L1.ffn.gate+up             all     cublaslt                   s1 -> s5
+        L1.ffn.gelu_mul            all     gelu_mul_wide              s5 -> s6 s7
+        L1.ffn.down                all     cublaslt                   s6 -> %50
+        L1.ffn.post_norm           all     norm_add_wide              %50 %45 s7 -> %52 s1
+        L1.ple.gate                all     cublaslt                   s1 -> s8
+        L1.ple.gelu_mul            all     convert_gelu_mul           s8 %6 -> s9
+        L1.ple.proj                all     cublaslt                   s9 -> %55
+        L1.ple.post_norm           all     norm_add_wide              %55 %52 -> %58 s1"#]]
+    .assert_eq(&text);
+}
+
+#[test]
+fn experts_of_few_rows_and_of_many() {
+    let model = model(Variant::Moe26b);
+    let narrow = section(&model, Target::hopper(Fusion::On, NARROW), "L0.ffn.experts");
+    expect![[r#"
+        L0.ffn.experts_norm        all     norm_rows                  %13 -> %23
+        L0.ffn.experts gate+up     all     gemv_chosen.q4.plain       %23 %22 -> s3
+        L0.ffn.experts down        all     gemv_chosen.q4.plain       s3 %22 -> %24
+        L0.ffn.experts_post_norm   all     norm_add_wide              %24 %19 -> %26 %27"#]]
+    .assert_eq(&narrow);
+    let wide = section(&model, library(WIDE), "L0.ffn.experts");
+    expect![[r#"
+        L0.ffn.experts_norm        all     norm_wide                  %13 -> %23
+        L0.ffn.experts permute     all     expert_tiles_64            %22 -> s8 s9 s10
+        L0.ffn.experts convert     all     convert_values             %23 -> s11 s12 s13
+        L0.ffn.experts gate+up     all     gemm_64.q4.gelu_pair.grouped s11 s12 s13 s8 s9 s10 -> s14 s15 s16
+        L0.ffn.experts down        all     gemm_64.q4.f32.grouped     s14 s15 s16 s8 s9 s10 -> s19
+        L0.ffn.experts sum         all     experts_sum                s19 %22 -> %24
+        L0.ffn.experts_post_norm   all     norm_add_wide              %24 %19 -> %26 %27"#]].assert_eq(&wide);
+}
+
+/// The public listing is that of our own products.
+#[test]
+fn a_listing_is_of_as_many_rows_as_asked_for() {
+    let model = model(Variant::E4b);
+    let plan = gemma4::plan(&model);
+    for rows in [NARROW, WIDE] {
+        let text = listing(&plan, &model.weights, Fusion::On, rows).unwrap();
+        let calls = lowered(&model, Target::hopper(Fusion::On, rows));
+        assert_eq!(text.lines().count(), calls.len());
+    }
+}
+
+#[test]
+fn launches_a_layer() {
+    let mut counts = String::new();
+    for variant in Variant::ALL {
+        let model = model(variant);
+        let layers = model.config.layers.len();
+        let launches = |target| {
+            let calls = lowered(&model, target);
+            let of_layers = calls.iter().filter(|c| c.origin.layer.is_some());
+            of_layers.count() as f64 / layers as f64
+        };
+        let [plain, narrow, _, own, library] = targets().map(launches);
+        let name = format!("{variant:?}");
+        writeln!(
+            counts,
+            "{name:<8} plain {plain:.1}, narrow {narrow:.1}, wide: own {own:.1}, library {library:.1}"
+        )
+        .unwrap();
+    }
+    expect![[r#"
+        E2b      plain 25.3, narrow 8.0, wide: own 13.2, library 14.2
+        E4b      plain 24.3, narrow 8.0, wide: own 13.2, library 14.2
+        Dense12b plain 22.3, narrow 7.0, wide: own 10.3, library 11.3
+        Moe26b   plain 35.3, narrow 17.7, wide: own 24.0, library 25.0
+        Dense31b plain 22.3, narrow 7.0, wide: own 10.3, library 11.3
+    "#]]
+    .assert_eq(&counts);
+}
+
+#[test]
+fn everything_is_written_before_it_is_read() {
+    for variant in Variant::ALL {
+        for quant in [QuantType::Q4_0, QuantType::F32, QuantType::Q5_1] {
+            let model = Tiny::new(variant, quant).model();
+            let plan = gemma4::plan(&model);
+            for target in targets() {
+                let mut written = HashSet::new();
+                for call in lowered(&model, target) {
+                    for place in call.reads() {
+                        assert!(written.contains(&place), "{}: {place}", call.label);
+                    }
+                    written.extend(call.writes());
+                }
+                assert!(written.contains(&Place::Value(plan.logits)));
+                assert!(written.contains(&Place::Value(plan.hidden)));
+            }
+        }
+    }
+}
+
+#[test]
+fn whatever_is_chosen_is_among_the_kernels_compiled_ahead() {
+    let all: HashSet<_> = kernel::all().into_iter().collect();
+    let hopper: HashSet<_> = kernel::hopper().into_iter().collect();
+    for variant in Variant::ALL {
+        for quant in QuantType::all() {
+            let model = Tiny::new(variant, quant).model();
+            for target in targets() {
+                let calls = lowered(&model, target);
+                for kernel in calls.iter().filter_map(Call::kernel) {
+                    let chosen = kernel.specialization();
+                    // Made for numbers of heads; those of published models are below.
+                    let ahead = chosen.kernel == "attend_narrow"
+                        || all.contains(&chosen)
+                        || target.hopper && hopper.contains(&chosen);
+                    assert!(ahead, "{chosen}");
+                    let grid = kernel.grid(target.max_rows);
+                    assert!(grid.entry < chosen.entries.len());
+                    assert!(grid.threads <= 1024 && grid.threads % 32 == 0);
+                    assert!(grid.blocks.1 <= 65535, "{chosen}: {grid:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_of_published_models_is_compiled_ahead() {
+    let all: HashSet<_> = kernel::all().into_iter().collect();
+    // Query heads, then KV heads of sliding and of full layers, and how large heads are there.
+    let demo = (Variant::E4b, 4, [2, 2], [64, 128]);
+    for (variant, heads, [sliding, full], sizes) in [
+        (Variant::E2b, 8, [1, 1], [256, 512]),
+        (Variant::E4b, 8, [2, 2], [256, 512]),
+        (Variant::Dense12b, 16, [8, 1], [256, 512]),
+        (Variant::Moe26b, 16, [8, 2], [256, 512]),
+        (Variant::Dense31b, 32, [16, 4], [256, 512]),
+        demo,
+    ] {
+        let mut tiny = Tiny::new(variant, QuantType::Q8_0);
+        tiny.shape.heads = heads;
+        tiny.shape.kv_heads = ByKind { sliding, full };
+        tiny.shape.head_dim = ByKind {
+            sliding: sizes[0],
+            full: sizes[1],
+        };
+        let calls = lowered(&tiny.model(), Target::hopper(Fusion::On, NARROW));
+        let specializations = calls.iter().filter_map(Call::kernel);
+        let chosen: HashSet<_> = specializations
+            .map(Kernel::specialization)
+            .filter(|s| s.kernel == "attend_narrow")
+            .collect();
+        assert_eq!(chosen.len(), 2, "{variant:?}");
+        assert!(chosen.is_subset(&all), "{variant:?}: {chosen:?}");
+    }
+}
+
+/// Phases that launches and steps of a model are counted with: only dropping rows is in none.
+#[test]
+fn launches_and_steps_of_every_variant_are_counted_with_the_same_phases() {
+    for variant in Variant::ALL {
+        // Heads and columns that the fast kernels take, as those of real files.
+        let mut tiny = Tiny::new(variant, QuantType::Q8_0);
+        let heads = &mut tiny.shape.head_dim;
+        (heads.sliding, heads.full) = (256, 512);
+        let model = tiny.model();
+        let plan = gemma4::plan(&model);
+        let mut expected = vec![
+            Phase::Embed,
+            Phase::Qkv,
+            Phase::AttentionSliding,
+            Phase::AttentionFull,
+            Phase::O,
+            Phase::Ffn,
+            Phase::Head,
+        ];
+        expected.extend(model.config.ple.map(|_| Phase::Ple));
+        expected.extend(model.config.experts.as_ref().map(|_| Phase::Experts));
+        let check = |origin: Origin, label: &str| {
+            let known = expected.contains(&origin.phase) || origin.phase == Phase::Norm;
+            assert!(known || label.contains(".select_"), "{label}: {origin:?}");
+            let of_layer = label.starts_with('L');
+            assert_eq!(origin.layer.is_some(), of_layer, "{label}: {origin:?}");
+        };
+        for step in &plan.steps {
+            check(plan.origin(step), &step.label);
+        }
+        for target in targets() {
+            let calls = lowered(&model, target);
+            for call in &calls {
+                check(call.origin, &call.label);
+            }
+            for phase in &expected {
+                assert!(
+                    calls.iter().any(|call| call.origin.phase == *phase),
+                    "{variant:?}, {target:?}: {phase:?}"
+                );
+            }
+        }
+    }
+}
+
+/// Labels tell launches apart, so that a profile or an error names one place.
+#[test]
+fn no_two_launches_have_one_label() {
+    for variant in Variant::ALL {
+        let model = model(variant);
+        for target in targets() {
+            let mut seen = HashSet::new();
+            for call in lowered(&model, target) {
+                assert!(
+                    seen.insert(call.label.clone()),
+                    "{variant:?}: {}",
+                    call.label
+                );
+            }
+        }
+    }
+}
+
+/// No format and no variant leaves a product of a fused plan to the plain kernel.
+#[test]
+fn no_product_falls_back() {
+    for variant in Variant::ALL {
+        for quant in QuantType::all() {
+            let model = Tiny::new(variant, quant).model();
+            for target in &targets()[1..] {
+                let calls = lowered(&model, *target);
+                let plain = calls.iter().filter(|call| {
+                    let kernel = call.kernel().map(|k| k.specialization().kernel);
+                    // Scores of experts decide, so they stay f32.
+                    kernel == Some("linear") && !call.label.contains("route")
+                });
+                let labels: Vec<&str> = plain.map(|call| call.label.as_str()).collect();
+                assert!(labels.is_empty(), "{variant:?} {quant}: {labels:?}");
+            }
+        }
+    }
+}
+
+/// Weights are not loaded twice for the two classes where one form serves both.
+#[test]
+fn our_own_products_share_weights_between_classes() {
+    let model = model(Variant::E4b);
+    let forms = |target| -> HashSet<Packed> {
+        let calls = lowered(&model, target);
+        calls.iter().flat_map(Call::weights).collect()
+    };
+    let narrow = forms(Target::hopper(Fusion::On, NARROW));
+    let wide = forms(portable(WIDE));
+    let packed = |p: &&Packed| p.form == Form::Panels;
+    let only_wide: Vec<&Packed> = wide.difference(&narrow).filter(packed).collect();
+    assert!(only_wide.is_empty(), "{only_wide:?}");
+}
+
+#[test]
+fn head_sizes_no_kernel_takes_are_refused_by_name() {
+    let model = model(Variant::Dense12b);
+    let p = Builder::new(&model.weights);
+    let head_dim = model.config.dim + 2;
+    let slot = p.slot(SlotSpec {
+        group: KvGroup::Full,
+        kv_heads: 1,
+        head_dim: model.config.dim,
+        window: None,
+    });
+    let q = p.embed("token", model.embedding, 1.0, Rows::All);
+    let out = p.attend(q, slot);
+    let mut plan = p.finish(out, out);
+    plan.slots[0].head_dim = head_dim;
+    for target in targets() {
+        let refused = list(&plan, &model.weights, target);
+        let text = refused.unwrap_err().to_string();
+        let expected =
+            format!("attend: heads of {head_dim} are not among those the attention kernel takes");
+        assert_eq!(text, expected);
+    }
+}
+
+/// Ops of all rows and of sampled rows are lowered apart: what crosses over is there as a value.
+#[test]
+fn what_is_read_behind_the_cut_is_stored() {
+    let model = model(Variant::Dense12b);
+    let p = Builder::new(&model.weights);
+    let x = p.embed("token", model.embedding, 1.0, Rows::All);
+    let product = p.linear("q", x, model.layers[0].q);
+    let out = p.select_sampled("select", product);
+    let plan = p.finish(out, out);
+    for target in targets() {
+        let ops = fuse(&plan, target.fusion);
+        let (front, _) = ops.split_at(2);
+        let class = Class::of(target.max_rows);
+        let mut scratch = Scratch::default();
+        let calls = lower(&plan, &model.weights, front, class, target, &mut scratch).unwrap();
+        let mut written = calls.iter().flat_map(Call::writes);
+        assert!(
+            written.any(|place| place == Place::Value(product)),
+            "{target:?}"
+        );
+    }
+}
+
+#[test]
+fn scratch_of_one_name_is_as_large_as_its_largest_use() {
+    let mut scratch = Scratch::default();
+    let bytes = |per_row, fixed| ScratchBytes { per_row, fixed };
+    let a = scratch.place("a", bytes(4, 100));
+    let b = scratch.place("b", bytes(1, 0));
+    assert_ne!(a, b);
+    assert_eq!(scratch.place("a", bytes(8, 10)), a);
+    let sizes: Vec<ScratchBytes> = scratch.sizes().collect();
+    assert_eq!(sizes, [bytes(8, 100), bytes(1, 0)]);
+}

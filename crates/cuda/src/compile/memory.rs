@@ -1,0 +1,327 @@
+//! How much memory a plan needs, by purpose, before any is taken.
+
+use std::fmt;
+
+use carat_model::{
+    backend::CompileOptions,
+    kv::{KvGroup, PAGE_TOKENS, PerGroup},
+    layout::{Layout, page_bytes},
+    plan::{Plan, Rows, Shape, Value},
+};
+
+use crate::{
+    compile::{
+        lower::{Products, Scratch},
+        weights::WeightLayout,
+    },
+    run::{
+        batch::BatchLayout,
+        program::{WORKSPACE_BYTES, room},
+        sample,
+    },
+};
+
+/// Where buffers start.
+const ALIGN: usize = 256;
+
+/// Bytes by purpose. All but `host_tables` are device memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    pub weights: usize,
+    /// Weights that are larger on the device than in the file.
+    pub expanded_weights: usize,
+    /// Tables that the device reads from host memory.
+    pub host_tables: usize,
+    pub kv: PerGroup<usize>,
+    /// Values between steps.
+    pub activations: usize,
+    /// Values within steps.
+    pub scratch: usize,
+    /// Descriptions of batches: tokens, positions, page tables.
+    pub batch: usize,
+    /// What sampling keeps between its launches.
+    pub sampling: usize,
+    /// What the library that multiplies may use.
+    pub workspace: usize,
+}
+
+impl MemoryPlan {
+    pub(crate) fn new(
+        plan: &Plan,
+        options: &CompileOptions,
+        weights: &WeightLayout,
+        parts: &Parts,
+        products: Products,
+    ) -> MemoryPlan {
+        let page = page_bytes(plan, options.kv);
+        MemoryPlan {
+            weights: weights.device_bytes,
+            expanded_weights: weights.expanded_bytes,
+            host_tables: weights.host_bytes,
+            kv: PerGroup {
+                full: page.full * options.pages.full,
+                sliding: page.sliding * options.pages.sliding,
+            },
+            activations: parts.activations.bytes,
+            scratch: parts.scratch.bytes,
+            batch: BatchLayout::new(options).bytes(),
+            sampling: sample::bytes(plan.vocab(), options.max_sampled),
+            workspace: match products {
+                Products::Library => WORKSPACE_BYTES,
+                Products::Own => 0,
+            },
+        }
+    }
+
+    /// What the device must have free.
+    pub fn device_bytes(&self) -> u64 {
+        let kv = self.kv.full + self.kv.sliding;
+        let weights = self.weights + self.expanded_weights;
+        let values = self.activations + self.scratch;
+        (weights + kv + values + self.batch + self.sampling + self.workspace) as u64
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [
+            ("weights", self.weights),
+            ("weights, expanded to halves", self.expanded_weights),
+            ("keys and values, full attention", self.kv.full),
+            ("keys and values, sliding windows", self.kv.sliding),
+            ("activations", self.activations),
+            ("scratch", self.scratch),
+            ("batch", self.batch),
+            ("sampling", self.sampling),
+            ("library workspace", self.workspace),
+        ];
+        let line = |f: &mut fmt::Formatter<'_>, name: &str, bytes: u64| {
+            writeln!(
+                f,
+                "{name:<34} {:>10.1} MiB",
+                bytes as f64 / f64::from(1 << 20)
+            )
+        };
+        for (name, bytes) in parts.into_iter().filter(|(_, bytes)| *bytes > 0) {
+            line(f, name, bytes as u64)?;
+        }
+        line(f, "device memory", self.device_bytes())?;
+        if self.host_tables > 0 {
+            line(f, "tables in host memory", self.host_tables as u64)?;
+        }
+        Ok(())
+    }
+}
+
+/// Buffers in one allocation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Arena {
+    pub(crate) offsets: Vec<usize>,
+    pub(crate) bytes: usize,
+}
+
+impl Arena {
+    fn new(sizes: impl Iterator<Item = usize>) -> Arena {
+        let mut arena = Arena::default();
+        for bytes in sizes {
+            arena.offsets.push(arena.bytes);
+            arena.bytes = (arena.bytes + bytes).next_multiple_of(ALIGN);
+        }
+        arena
+    }
+}
+
+/// Where values, scratch and KV lie within their allocations.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts {
+    layout: Layout,
+    activations: Arena,
+    pub(crate) scratch: Arena,
+    /// Keys, then values, of each slot.
+    pub(crate) kv: PerGroup<Arena>,
+}
+
+impl Parts {
+    pub(crate) fn new(
+        plan: &Plan,
+        options: &CompileOptions,
+        layout: Layout,
+        scratch: &Scratch,
+    ) -> Parts {
+        let rows = |rows: Rows| match rows {
+            Rows::All => room(options.max_rows),
+            Rows::Sampled => room(options.max_sampled),
+        };
+        let values = |shape: &Shape| rows(shape.rows) * shape.columns * 4;
+        let kv = |group: KvGroup| {
+            let slots = plan.slots.iter().filter(move |s| s.group == group);
+            let pages = *options.pages.get(group);
+            Arena::new(slots.flat_map(move |s| {
+                [pages * PAGE_TOKENS * s.kv_heads * options.kv.head_bytes(s.head_dim); 2]
+            }))
+        };
+        // A step may have all rows, whichever it has in this plan.
+        let most = room(options.max_rows.max(options.max_sampled));
+        Parts {
+            activations: Arena::new(layout.buffers.iter().map(values)),
+            scratch: Arena::new(scratch.sizes().map(|s| most * s.per_row + s.fixed)),
+            kv: PerGroup {
+                full: kv(KvGroup::Full),
+                sliding: kv(KvGroup::Sliding),
+            },
+            layout,
+        }
+    }
+
+    pub(crate) fn stores(&self, value: Value) -> bool {
+        self.layout.stores(value)
+    }
+
+    /// Where a stored value starts among the activations.
+    pub(crate) fn value(&self, value: Value) -> usize {
+        self.activations.offsets[self.layout.buffer(value)]
+    }
+
+    pub(crate) fn activation_bytes(&self) -> usize {
+        self.activations.bytes
+    }
+}
+
+#[cfg(test)]
+#[expect(
+    clippy::needless_raw_string_hashes,
+    reason = "as expect-test writes them"
+)]
+mod tests {
+    use carat_gguf::QuantType;
+    use carat_model::{gemma4, kv::KvType};
+    use carat_testkit::tiny::{Tiny, Variant};
+    use expect_test::expect;
+
+    use super::*;
+    use crate::{
+        backend::prepare,
+        compile::lower::Target,
+        config::{Fusion, TablePlace},
+        kernel::Place,
+    };
+
+    fn options(rows: usize) -> CompileOptions {
+        CompileOptions {
+            pages: PerGroup {
+                full: 64,
+                sliding: 16,
+            },
+            kv: KvType::F16,
+            max_rows: rows,
+            max_sampled: 8,
+            probe: false,
+        }
+    }
+
+    fn plan(variant: Variant, rows: usize, tables: TablePlace) -> MemoryPlan {
+        let model = Tiny::new(variant, QuantType::Q8_0).model();
+        let plan = gemma4::plan(&model);
+        let target = Target::hopper(Fusion::On, rows);
+        let prepared = prepare(&plan, &model.weights, &options(rows), tables, target);
+        prepared.expect("tiny models are supported").memory
+    }
+
+    #[test]
+    fn a_plan_is_printed_by_purpose() {
+        expect![[r#"
+            weights                                   0.3 MiB
+            weights, expanded to halves               0.0 MiB
+            keys and values, full attention           0.5 MiB
+            keys and values, sliding windows          0.1 MiB
+            activations                               0.8 MiB
+            scratch                                   1.4 MiB
+            batch                                     0.4 MiB
+            sampling                                  0.0 MiB
+            device memory                             3.5 MiB
+            tables in host memory                     0.1 MiB
+        "#]]
+        .assert_eq(&plan(Variant::E4b, 512, TablePlace::Host).to_string());
+    }
+
+    #[test]
+    fn keys_and_values_are_halves_of_every_page() {
+        let memory = plan(Variant::Dense31b, 32, TablePlace::Device);
+        // Two sliding layers of 4 heads of 16, one full layer of 2 heads of 32; keys and values, 2 bytes.
+        assert_eq!(memory.kv.sliding, 16 * 32 * 2 * (4 * 16) * 2 * 2);
+        assert_eq!(memory.kv.full, 64 * 32 * (2 * 32) * 2 * 2);
+    }
+
+    #[test]
+    fn keys_and_values_of_eight_bits_are_refused_with_a_way_out() {
+        let model = Tiny::new(Variant::Dense12b, QuantType::Q8_0).model();
+        let options = CompileOptions {
+            kv: KvType::Q8_0,
+            ..options(16)
+        };
+        let refused = prepare(
+            &gemma4::plan(&model),
+            &model.weights,
+            &options,
+            TablePlace::Device,
+            Target::hopper(Fusion::On, 16),
+        );
+        let problem = refused.err().expect("not supported").to_string();
+        for part in ["--kv-type", "--backend cpu"] {
+            assert!(problem.contains(part), "{problem}");
+        }
+    }
+
+    #[test]
+    fn activations_grow_with_rows_and_weights_do_not() {
+        let (small, large) = (
+            plan(Variant::Moe26b, 16, TablePlace::Device),
+            plan(Variant::Moe26b, 256, TablePlace::Device),
+        );
+        assert_eq!(small.weights, large.weights);
+        assert!(large.activations > 4 * small.activations);
+        assert!(large.scratch > small.scratch);
+    }
+
+    #[test]
+    fn scratch_grows_with_buckets_of_rows() {
+        let of = |rows| plan(Variant::Dense12b, rows, TablePlace::Device).scratch;
+        assert_eq!(of(17), of(32));
+        assert!(of(33) > of(32));
+    }
+
+    #[test]
+    fn buffers_are_shared_but_never_within_a_call() {
+        for variant in Variant::ALL {
+            let model = Tiny::new(variant, QuantType::Q8_0).model();
+            let plan = gemma4::plan(&model);
+            for products in [Products::Own, Products::Library] {
+                let target = Target {
+                    products,
+                    ..Target::hopper(Fusion::On, 16)
+                };
+                let prepared = prepare(
+                    &plan,
+                    &model.weights,
+                    &options(16),
+                    TablePlace::Device,
+                    target,
+                );
+                let prepared = prepared.unwrap();
+                for call in prepared.calls() {
+                    let offset = |place: &Place| match place {
+                        Place::Value(v) => Some(prepared.parts.value(*v)),
+                        Place::Scratch(_) => None,
+                    };
+                    let (reads, writes) = (call.reads(), call.writes());
+                    let reads: Vec<usize> = reads.iter().filter_map(offset).collect();
+                    let writes: Vec<usize> = writes.iter().filter_map(offset).collect();
+                    for (i, write) in writes.iter().enumerate() {
+                        assert!(!reads.contains(write), "{}", call.label);
+                        assert!(!writes[..i].contains(write), "{}", call.label);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,527 @@
+//! Weights on the device: what the calls name, each once a form, and where it goes.
+//!
+//! Lowering decides in which form a kernel reads a weight; what no call names is not loaded. Where everything goes is
+//! decided here, purely; [`upload`](crate::upload) then moves the bytes.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use carat_gguf::QuantType;
+use carat_model::weights::{Matrix, Weight, Weights};
+
+use crate::{
+    config::TablePlace,
+    kernel::{
+        Expand, Narrowed, Pack, Specialization,
+        panels::{self, PanelFormat},
+    },
+};
+
+/// Where weights start: what the widest loads and copies want.
+const ALIGN: usize = 256;
+
+/// How values lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Form {
+    /// One row, as f32.
+    Vector,
+    /// As [`File`](Form::File), but only looked up, a row a token; may lie in host memory.
+    Table,
+    /// Rows packed, in the file's format.
+    File,
+    /// Strips for tensor cores; of formats that have them. See [`panels`].
+    Panels,
+    /// F16, row-major. Of F16 exact, of all else rounded.
+    Half,
+    /// BF16, row-major: weights that [`narrow`](Weights::narrows).
+    Bf16,
+}
+
+/// How the parts of a joined matrix follow one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Join {
+    /// One after another; in panels each is padded to whole strips.
+    Stacked,
+    /// Strip by strip in turn. Panels only, of parts with equally many strips.
+    Interleaved,
+}
+
+/// One or more weights as a kernel reads them. Parts have the same inputs and, unless they become floats, the same
+/// layout. Stacks of matrices (experts) are joined matrix by matrix.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Packed {
+    pub(crate) parts: Vec<Weight>,
+    pub(crate) join: Join,
+    pub(crate) form: Form,
+}
+
+impl Packed {
+    pub(crate) fn one(weight: Weight, form: Form) -> Packed {
+        Packed::stacked(&[weight], form)
+    }
+
+    pub(crate) fn stacked(parts: &[Weight], form: Form) -> Packed {
+        Packed {
+            parts: parts.to_vec(),
+            join: Join::Stacked,
+            form,
+        }
+    }
+
+    /// Panels whose strips take turns.
+    pub(crate) fn interleaved(parts: &[Weight]) -> Packed {
+        Packed {
+            parts: parts.to_vec(),
+            join: Join::Interleaved,
+            form: Form::Panels,
+        }
+    }
+
+    /// The vectors that are there.
+    pub(crate) fn vectors<const N: usize>(weights: [Option<Weight>; N]) -> Vec<Packed> {
+        let vector = |w: Weight| Packed::one(w, Form::Vector);
+        weights.into_iter().flatten().map(vector).collect()
+    }
+}
+
+/// The memory a weight goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    Device,
+    /// Device memory for what is larger there than in the file.
+    Expanded,
+    Host,
+}
+
+/// Where a packed weight goes, and its strides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Slot {
+    pub(crate) memory: Memory,
+    pub(crate) offset: usize,
+    /// From one row to the next; in panels from one strip to the next.
+    pub(crate) row_bytes: usize,
+    /// From one matrix of a stack to the next.
+    pub(crate) matrix_bytes: usize,
+    bytes: usize,
+    /// Where each part starts in a matrix, and its own distance from row to row or strip to strip.
+    parts: Vec<(usize, usize)>,
+}
+
+/// A form that a weight's rows are wanted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) form: Form,
+    pub(crate) memory: Memory,
+    /// Where the first row, or strip, of the first matrix goes.
+    pub(crate) start: usize,
+    /// From row to row, or strip to strip.
+    pub(crate) stride: usize,
+    pub(crate) matrix_bytes: usize,
+}
+
+/// Where everything goes that calls name.
+#[derive(Debug, Default)]
+pub(crate) struct WeightLayout {
+    /// What calls name, and what stands for it.
+    stands_for: BTreeMap<Packed, Packed>,
+    slots: BTreeMap<Packed, Slot>,
+    pub(crate) device_bytes: usize,
+    pub(crate) expanded_bytes: usize,
+    pub(crate) host_bytes: usize,
+}
+
+impl WeightLayout {
+    pub(crate) fn new(
+        weights: &Weights,
+        named: &BTreeSet<Packed>,
+        tables: TablePlace,
+    ) -> WeightLayout {
+        let mut layout = WeightLayout {
+            stands_for: stand_ins(weights, named),
+            ..WeightLayout::default()
+        };
+        for packed in layout.stands_for.values().cloned().collect::<BTreeSet<_>>() {
+            let memory = match (packed.form, tables) {
+                (Form::Table, TablePlace::Host) => Memory::Host,
+                (Form::Half, _) => Memory::Expanded,
+                _ => Memory::Device,
+            };
+            let end = match memory {
+                Memory::Device => &mut layout.device_bytes,
+                Memory::Expanded => &mut layout.expanded_bytes,
+                Memory::Host => &mut layout.host_bytes,
+            };
+            let slot = slot(weights, &packed, memory, *end);
+            *end = (slot.offset + slot.bytes).next_multiple_of(ALIGN);
+            layout.slots.insert(packed, slot);
+        }
+        layout
+    }
+
+    /// What calls name and where it is.
+    pub(crate) fn named(&self) -> impl Iterator<Item = (&Packed, &Slot)> {
+        let slot = |(named, stand_in)| (named, &self.slots[stand_in]);
+        self.stands_for.iter().map(slot)
+    }
+
+    /// Every weight to load, with all that its rows become, so that each is read once.
+    pub(crate) fn targets(&self) -> BTreeMap<Weight, Vec<Target>> {
+        let mut targets: BTreeMap<Weight, Vec<Target>> = BTreeMap::new();
+        for (packed, slot) in &self.slots {
+            for (&weight, &(start, stride)) in packed.parts.iter().zip(&slot.parts) {
+                targets.entry(weight).or_default().push(Target {
+                    form: packed.form,
+                    memory: slot.memory,
+                    start: slot.offset + start,
+                    stride,
+                    matrix_bytes: slot.matrix_bytes,
+                });
+            }
+        }
+        targets
+    }
+
+    /// The kernels that loading takes.
+    pub(crate) fn kernels(&self, weights: &Weights) -> Vec<Specialization> {
+        let mut kernels = Vec::new();
+        for (weight, targets) in self.targets() {
+            let quant = weights.matrix(weight).quant;
+            for kernel in targets.iter().filter_map(|t| loader(quant, t.form)) {
+                if !kernels.contains(&kernel) {
+                    kernels.push(kernel);
+                }
+            }
+        }
+        kernels
+    }
+}
+
+/// The kernel that brings rows into a form; none where copying does.
+pub(crate) fn loader(quant: QuantType, form: Form) -> Option<Specialization> {
+    match form {
+        Form::Vector | Form::Table | Form::File => None,
+        Form::Panels => Some(Pack::specialization(quant)),
+        Form::Half => Some(Expand::specialization(quant, Narrowed::Half)),
+        Form::Bf16 => Some(Expand::specialization(quant, Narrowed::Bf16)),
+    }
+}
+
+/// What stands for each named weight: views of the same bytes become one weight, forms that come to the same one form.
+fn stand_ins(weights: &Weights, named: &BTreeSet<Packed>) -> BTreeMap<Packed, Packed> {
+    let mut views = HashMap::new();
+    let mut same_view = |weight: Weight| {
+        let m = weights.matrix(weight);
+        let start = weights.bytes(weight).as_ptr() as usize;
+        let shape = (m.quant, m.columns, m.rows, m.count);
+        let view = (start, shape, m.row_stride, m.matrix_stride);
+        *views.entry(view).or_insert(weight)
+    };
+    let mut with_form = |packed: &Packed| {
+        let all = |quant| {
+            packed
+                .parts
+                .iter()
+                .all(|w| weights.matrix(*w).quant == quant)
+        };
+        Packed {
+            parts: packed.parts.iter().map(|w| same_view(*w)).collect(),
+            join: packed.join,
+            form: match packed.form {
+                Form::Half if all(QuantType::F16) => Form::File,
+                Form::Bf16 if all(QuantType::BF16) => Form::File,
+                form => form,
+            },
+        }
+    };
+    let stand_ins: Vec<Packed> = named.iter().map(&mut with_form).collect();
+    let multiplied: BTreeSet<Packed> = stand_ins.iter().cloned().collect();
+    let one_place = |packed: Packed| {
+        let file = Packed {
+            form: Form::File,
+            ..packed.clone()
+        };
+        match packed.form {
+            // A table that is multiplied with is more than a table.
+            Form::Table if multiplied.contains(&file) => file,
+            _ => packed,
+        }
+    };
+    let stand_ins = stand_ins.into_iter().map(one_place);
+    named.iter().cloned().zip(stand_ins).collect()
+}
+
+fn slot(weights: &Weights, packed: &Packed, memory: Memory, offset: usize) -> Slot {
+    let matrices: Vec<&Matrix> = packed.parts.iter().map(|w| weights.matrix(*w)).collect();
+    let first = matrices[0];
+    let alike = |same: &dyn Fn(&Matrix) -> bool| {
+        let names = || matrices.iter().map(|m| m.name.as_str()).collect::<Vec<_>>();
+        assert!(
+            matrices.iter().all(|m| same(m)),
+            "cannot join {:?}",
+            names()
+        );
+    };
+    alike(&|m| (m.columns, m.count) == (first.columns, first.count));
+    let mut rows_at_once = 1;
+    let row_bytes = match packed.form {
+        Form::Vector => {
+            assert_eq!((packed.parts.len(), first.rows, first.count), (1, 1, 1));
+            first.columns * 4
+        }
+        Form::Table | Form::File => {
+            alike(&|m| m.quant == first.quant);
+            first.row_bytes()
+        }
+        Form::Panels => {
+            alike(&|m| PanelFormat::of(m.quant) == PanelFormat::of(first.quant));
+            rows_at_once = panels::STRIP;
+            let format = PanelFormat::of(first.quant).expect("lowering knows which have panels");
+            format.strip_bytes(first.columns)
+        }
+        Form::Half | Form::Bf16 => first.columns * 2,
+    };
+    let mut matrix_bytes = 0;
+    let parts = matrices.iter().enumerate().map(|(i, m)| {
+        let start = matrix_bytes;
+        matrix_bytes += m.rows.div_ceil(rows_at_once) * row_bytes;
+        match packed.join {
+            Join::Stacked => (start, row_bytes),
+            Join::Interleaved => (i * row_bytes, matrices.len() * row_bytes),
+        }
+    });
+    let parts = parts.collect();
+    if packed.join == Join::Interleaved {
+        assert_eq!(packed.form, Form::Panels, "only strips take turns");
+        alike(&|m| m.rows.div_ceil(rows_at_once) == first.rows.div_ceil(rows_at_once));
+    }
+    Slot {
+        memory,
+        offset,
+        row_bytes,
+        matrix_bytes,
+        bytes: matrix_bytes * first.count,
+        parts,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use carat_model::{Model, gemma4};
+    use carat_testkit::tiny::{Tiny, Variant};
+
+    use super::*;
+    use crate::{
+        compile::{
+            fuse::fuse,
+            lower::{Call, Class, Scratch, Target, lower},
+        },
+        config::Fusion,
+        testing::weights_of,
+    };
+
+    fn model(variant: Variant) -> Model {
+        Tiny::new(variant, QuantType::Q4_0).model()
+    }
+
+    /// What the plain kernels name.
+    fn named(model: &Model) -> BTreeSet<Packed> {
+        let plan = gemma4::plan(model);
+        let (ops, target) = (fuse(&plan, Fusion::Off), Target::hopper(Fusion::Off, 8));
+        let mut scratch = Scratch::default();
+        let weights = &model.weights;
+        let calls = lower(&plan, weights, &ops, Class::Narrow, target, &mut scratch);
+        let calls = calls.expect("tiny models are supported");
+        calls.iter().flat_map(Call::weights).collect()
+    }
+
+    fn layout(model: &Model, named: &BTreeSet<Packed>, tables: TablePlace) -> WeightLayout {
+        WeightLayout::new(&model.weights, named, tables)
+    }
+
+    /// A form of everything and all the ways to join.
+    fn all_forms(model: &Model) -> BTreeSet<Packed> {
+        let mut all = named(model);
+        let matrices: Vec<Packed> = all
+            .iter()
+            .filter(|p| p.form == Form::File)
+            .cloned()
+            .collect();
+        for packed in matrices {
+            let w = packed.parts[0];
+            let m = model.weights.matrix(w);
+            all.insert(Packed::one(w, Form::Half));
+            if PanelFormat::of(m.quant).is_some() {
+                all.insert(Packed::one(w, Form::Panels));
+            }
+        }
+        let layer = &model.layers[0];
+        let own = layer.own_kv.as_ref().expect("the first layer stores");
+        let qkv: Vec<Weight> = [Some(layer.q), Some(own.k), own.v]
+            .into_iter()
+            .flatten()
+            .collect();
+        all.insert(Packed::stacked(&qkv, Form::Panels));
+        all.insert(Packed::interleaved(&[layer.ffn.gate, layer.ffn.up]));
+        all
+    }
+
+    #[test]
+    fn weights_do_not_overlap_and_are_aligned() {
+        for variant in Variant::ALL {
+            let model = model(variant);
+            let layout = layout(&model, &all_forms(&model), TablePlace::Device);
+            for (memory, bytes) in [
+                (Memory::Device, layout.device_bytes),
+                (Memory::Expanded, layout.expanded_bytes),
+                (Memory::Host, layout.host_bytes),
+            ] {
+                let mut end = 0;
+                for slot in layout.slots.values().filter(|s| s.memory == memory) {
+                    assert!(slot.offset >= end && slot.offset.is_multiple_of(ALIGN));
+                    end = slot.offset + slot.bytes;
+                }
+                assert_eq!(end.next_multiple_of(ALIGN), bytes, "{memory:?}");
+            }
+            assert_eq!(layout.host_bytes, 0);
+        }
+    }
+
+    #[test]
+    fn parts_of_a_join_fill_it_without_overlap() {
+        for variant in Variant::ALL {
+            let model = model(variant);
+            let layout = layout(&model, &all_forms(&model), TablePlace::Device);
+            for (packed, slot) in &layout.slots {
+                let strip = if packed.form == Form::Panels {
+                    panels::STRIP
+                } else {
+                    1
+                };
+                let mut starts = Vec::new();
+                for (weight, (start, stride)) in packed.parts.iter().zip(&slot.parts) {
+                    let rows = model.weights.matrix(*weight).rows.div_ceil(strip);
+                    starts.extend((0..rows).map(|r| start + r * stride));
+                }
+                starts.sort_unstable();
+                let expected: Vec<usize> = (0..slot.matrix_bytes).step_by(slot.row_bytes).collect();
+                assert_eq!(starts, expected, "{packed:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn tables_move_to_the_host_unless_they_are_multiplied_with() {
+        let model = model(Variant::E4b);
+        let named = named(&model);
+        let here = layout(&model, &named, TablePlace::Device);
+        let there = layout(&model, &named, TablePlace::Host);
+        let names = |layout: &WeightLayout| -> Vec<String> {
+            let slots = layout
+                .slots
+                .iter()
+                .filter(|(_, s)| s.memory == Memory::Host);
+            let name = |p: &Packed| model.weights.matrix(p.parts[0]).name.clone();
+            slots.map(|(p, _)| name(p)).collect()
+        };
+        assert!(names(&here).is_empty());
+        let names = names(&there);
+        assert!(!names.is_empty());
+        assert!(
+            names.iter().all(|n| n.starts_with("per_layer_token_embd")),
+            "{names:?}"
+        );
+        assert_eq!(here.device_bytes, there.device_bytes + there.host_bytes);
+    }
+
+    #[test]
+    fn what_no_call_names_is_not_loaded() {
+        let model = model(Variant::E4b);
+        let mut named = named(&model);
+        let all = layout(&model, &named, TablePlace::Device);
+        let q = Packed::one(model.layers[0].q, Form::File);
+        assert!(named.remove(&q));
+        let without = layout(&model, &named, TablePlace::Device);
+        assert!(without.device_bytes < all.device_bytes);
+        assert!(!without.targets().contains_key(&model.layers[0].q));
+        assert!(without.named().all(|(packed, _)| *packed != q));
+    }
+
+    #[test]
+    fn a_weight_is_read_once_for_all_its_forms() {
+        let model = model(Variant::Dense12b);
+        let w = model.layers[0].o;
+        let named = [Form::File, Form::Panels, Form::Half].map(|form| Packed::one(w, form));
+        let layout = layout(&model, &named.into(), TablePlace::Device);
+        let targets = layout.targets();
+        assert_eq!(targets.len(), 1);
+        assert_eq!(targets[&w].len(), 3);
+        let kernels: Vec<String> = layout
+            .kernels(&model.weights)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(kernels, ["pack.q4_0.q4", "expand.q4_0.half"]);
+        let (m, expanded) = (model.weights.matrix(w), layout.expanded_bytes);
+        assert_eq!(expanded, (m.rows * m.columns * 2).next_multiple_of(ALIGN));
+    }
+
+    #[test]
+    fn forms_that_come_to_the_same_lie_once() {
+        let mut tiny = Tiny::new(Variant::Dense12b, QuantType::BF16);
+        tiny.formats.embedding = QuantType::F16;
+        let model = tiny.model();
+        let (table, o) = (model.embedding, model.layers[0].o);
+        let named = [
+            Packed::one(table, Form::Table),
+            Packed::one(table, Form::Half),
+            Packed::one(o, Form::File),
+            Packed::one(o, Form::Bf16),
+        ];
+        let layout = layout(&model, &named.clone().into(), TablePlace::Host);
+        assert_eq!(layout.slots.len(), 2);
+        assert_eq!((layout.expanded_bytes, layout.host_bytes), (0, 0));
+        assert_eq!(layout.named().count(), named.len());
+        assert!(layout.kernels(&model.weights).is_empty());
+    }
+
+    #[test]
+    fn experts_are_joined_matrix_by_matrix() {
+        let model = model(Variant::Moe26b);
+        let experts = model.layers[0].moe.as_ref().expect("has experts");
+        let packed = Packed::interleaved(&[experts.gate, experts.up]);
+        let layout = layout(&model, &[packed.clone()].into(), TablePlace::Device);
+        let m = model.weights.matrix(experts.gate);
+        let format = PanelFormat::of(m.quant).unwrap();
+        let slot = &layout.slots[&packed];
+        assert_eq!(slot.row_bytes, format.strip_bytes(m.columns));
+        assert_eq!(slot.matrix_bytes, 2 * format.panel_bytes(m.rows, m.columns));
+        assert_eq!(slot.bytes, m.count * slot.matrix_bytes);
+        assert_eq!(
+            slot.parts,
+            [
+                (0, 2 * slot.row_bytes),
+                (slot.row_bytes, 2 * slot.row_bytes)
+            ]
+        );
+    }
+
+    #[test]
+    fn only_floats_with_empty_lower_halves_narrow() {
+        let upper: Vec<u8> = (0..64u32).flat_map(|i| [0, 0, i as u8, 0x40]).collect();
+        let mut lower = upper.clone();
+        lower[4 * 63] = 1;
+        let shape = || vec![32, 2];
+        let weights = weights_of(&[
+            ("upper", shape(), QuantType::F32, upper.clone()),
+            ("lower", shape(), QuantType::F32, lower),
+            ("bf16", shape(), QuantType::BF16, vec![7; 128]),
+            ("f16", shape(), QuantType::F16, vec![0; 128]),
+            ("q8_0", shape(), QuantType::Q8_0, vec![0; 68]),
+        ]);
+        let found: Vec<&str> = weights
+            .iter()
+            .filter(|(weight, _)| weights.narrows(*weight))
+            .map(|(_, m)| m.name.as_str())
+            .collect();
+        assert_eq!(found, ["upper", "bf16"]);
+    }
+}

@@ -1,0 +1,9 @@
+//! The card and NVIDIA's libraries: handles, memory, the one launch. Absence is a value, not a panic.
+
+pub(crate) mod cublaslt;
+mod driver;
+mod launch;
+pub(crate) mod library;
+
+pub(crate) use driver::{Address, Buffer, Capability, Device, Event, HostBuffer, Module};
+pub(crate) use launch::{Grid, launch};

@@ -1,0 +1,162 @@
+//! Kernel text: what is under `kernels/`, joined into one text a kernel.
+//!
+//! `#line` marks keep file names and line numbers, so the compiler's messages point at the file one edits.
+
+use std::fmt::Write;
+
+macro_rules! texts {
+    ($($name:literal),* $(,)?) => {
+        /// Every file under `kernels/`, by its path there.
+        const TEXTS: &[(&str, &str)] = &[$(($name, include_str!(concat!("../../kernels/", $name)))),*];
+    };
+}
+
+texts![
+    "attention/attend.cu",
+    "attention/attend_hopper.cu",
+    "attention/attend_narrow.cu",
+    "attention/attend_wide.cu",
+    "attention/norm_rope_store.cu",
+    "attention/qkv_wide.cu",
+    "attention/rope.cu",
+    "attention/store_kv.cu",
+    "elementwise/convert.cu",
+    "elementwise/elementwise.cu",
+    "elementwise/gelu_mul_wide.cu",
+    "elementwise/narrow.cu",
+    "embed/embed.cu",
+    "embed/embed_panels.cu",
+    "embed/layer_inputs.cu",
+    "lib/attend.cuh",
+    "lib/batch.cuh",
+    "lib/block_float.cuh",
+    "lib/block_iq4.cuh",
+    "lib/block_legacy.cuh",
+    "lib/block_mxfp4.cuh",
+    "lib/block_q2_k.cuh",
+    "lib/block_q3_k.cuh",
+    "lib/block_q4_k.cuh",
+    "lib/block_q5_k.cuh",
+    "lib/block_q6_k.cuh",
+    "lib/dot.cuh",
+    "lib/form.cuh",
+    "lib/format.cuh",
+    "lib/gemm_weights.cuh",
+    "lib/gemv_float.cuh",
+    "lib/gemv_input.cuh",
+    "lib/gemv_panel.cuh",
+    "lib/kv.cuh",
+    "lib/norm.cuh",
+    "lib/num.cuh",
+    "lib/panel.cuh",
+    "lib/ptx.cuh",
+    "lib/quads.cuh",
+    "lib/reduce.cuh",
+    "lib/rope.cuh",
+    "linear/gemm.cu",
+    "linear/gemv.cu",
+    "linear/linear.cu",
+    "load/expand.cu",
+    "load/pack.cu",
+    "moe/expert_tiles.cu",
+    "moe/experts_linear.cu",
+    "moe/experts_sum.cu",
+    "moe/route.cu",
+    "norm/norm.cu",
+    "norm/norm_wide.cu",
+    "roofline/multiply_rate.cu",
+    "roofline/read_rate.cu",
+    "sample/sample.cu",
+];
+
+fn text(name: &str) -> &'static str {
+    let found = TEXTS.iter().find(|(path, _)| *path == name);
+    found
+        .unwrap_or_else(|| panic!("kernels/{name} is included, but not listed in source.rs"))
+        .1
+}
+
+/// The whole text of kernel `name`, includes joined in, each once.
+pub(crate) fn joined(name: &str) -> String {
+    let mut out = String::new();
+    let file = format!("/{name}.cu");
+    let found = TEXTS.iter().find(|(path, _)| path.ends_with(&file));
+    let (path, _) = found.unwrap_or_else(|| panic!("no kernel is called {name}"));
+    join(path, &mut Vec::new(), &mut out);
+    out
+}
+
+fn join(file: &str, seen: &mut Vec<String>, out: &mut String) {
+    if seen.iter().any(|f| f == file) {
+        return;
+    }
+    seen.push(file.to_owned());
+    let mark = |line: usize, out: &mut String| {
+        writeln!(out, "#line {line} \"kernels/{file}\"").expect("strings take all writes");
+    };
+    mark(1, out);
+    for (number, line) in text(file).lines().enumerate() {
+        let include = line
+            .strip_prefix("#include \"")
+            .and_then(|rest| rest.strip_suffix('"'));
+        if let Some(include) = include {
+            join(include, seen, out);
+            mark(number + 2, out);
+        } else if line.trim() != "#pragma once" {
+            out.push_str(line);
+            out.push('\n');
+        } else {
+            out.push('\n');
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn every_file_is_listed_once_and_in_order() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
+        let mut files = Vec::new();
+        for folder in fs::read_dir(root).unwrap() {
+            let folder = folder.unwrap().file_name().into_string().unwrap();
+            for entry in fs::read_dir(format!("{root}/{folder}")).unwrap() {
+                let name = entry.unwrap().file_name().into_string().unwrap();
+                files.push(format!("{folder}/{name}"));
+            }
+        }
+        files.sort();
+        let listed: Vec<&str> = TEXTS.iter().map(|(name, _)| *name).collect();
+        assert_eq!(listed, files);
+    }
+
+    #[test]
+    fn lines_keep_their_numbers() {
+        let joined = joined("norm");
+        let mut at = (String::new(), 0);
+        let mut checked = 0;
+        for line in joined.lines() {
+            if let Some(mark) = line.strip_prefix("#line ") {
+                let (number, file) = mark.split_once(' ').unwrap();
+                let file = file.trim_matches('"').strip_prefix("kernels/").unwrap();
+                at = (file.to_owned(), number.parse().unwrap());
+                continue;
+            }
+            let original = text(&at.0).lines().nth(at.1 - 1).unwrap();
+            assert!(line == original || original == "#pragma once", "{at:?}");
+            at.1 += 1;
+            checked += 1;
+        }
+        assert!(checked > 50);
+    }
+
+    #[test]
+    fn includes_are_joined_once() {
+        let joined = joined("norm_rope_store");
+        assert_eq!(joined.matches("struct Rows {").count(), 1);
+        assert!(!joined.contains("#include"));
+    }
+}

@@ -1,0 +1,70 @@
+//! Twin of `kernels/attention/rope.cu`.
+
+use carat_model::plan::RopeId;
+
+use crate::kernel::{Addresses, Kernel, Place, PlacesAt, RowsAt, Specialization, strips};
+use crate::{
+    device::{Address, Grid},
+    kernel::params::{Params, params},
+};
+
+params! {
+    struct RopeParams {
+        rows: RowsAt,
+        places: PlacesAt,
+        x: Address,
+        frequencies: Address,
+        out: Address,
+        columns: u32,
+        head_dim: u32,
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Rope {
+    pub(crate) x: Place,
+    pub(crate) table: RopeId,
+    pub(crate) columns: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) out: Place,
+}
+
+pub(crate) fn specialization() -> Specialization {
+    Specialization {
+        kernel: "rope",
+        entries: &["rope"],
+        constants: vec![],
+        params_bytes: RopeParams::BYTES,
+    }
+}
+
+impl Kernel for Rope {
+    fn specialization(&self) -> Specialization {
+        specialization()
+    }
+
+    fn grid(&self, rows: usize) -> Grid {
+        strips(rows, self.columns / 2)
+    }
+
+    fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
+        RopeParams {
+            rows,
+            places: at.batch.places,
+            x: at.place(self.x),
+            frequencies: at.rope(self.table),
+            out: at.place(self.out),
+            columns: self.columns as u32,
+            head_dim: self.head_dim as u32,
+        }
+        .bytes()
+    }
+
+    fn reads(&self) -> Vec<Place> {
+        vec![self.x]
+    }
+
+    fn writes(&self) -> Vec<Place> {
+        vec![self.out]
+    }
+}

@@ -1,0 +1,205 @@
+//! Twin of `kernels/elementwise/convert.cu`.
+
+use crate::kernel::{
+    Addresses, Kernel, Place, RowsAt, Second, Specialization,
+    form::{Form, FormAt},
+};
+use crate::{
+    device::{Address, Grid},
+    kernel::params::{Params, params},
+};
+
+/// Fours of columns that a block takes.
+const BLOCK_QUADS: usize = THREADS * 2;
+const THREADS: usize = 256;
+
+params! {
+    struct ConvertParams {
+        rows: RowsAt,
+        a: Address,
+        b: Address,
+        out: FormAt,
+        columns: u32,
+        b_columns: u32,
+        b_column: u32,
+    }
+}
+
+/// `out = a`, or `out = gelu(a) * b`, in a form. `columns` is a multiple of 32.
+#[derive(Debug)]
+pub(crate) struct Convert {
+    pub(crate) a: Place,
+    pub(crate) gelu_mul: Option<Second>,
+    pub(crate) columns: usize,
+    pub(crate) out: Form,
+}
+
+pub(crate) fn specialization() -> Specialization {
+    Specialization {
+        kernel: "convert",
+        entries: &["convert_values", "convert_gelu_mul"],
+        constants: vec![],
+        params_bytes: ConvertParams::BYTES,
+    }
+}
+
+impl Kernel for Convert {
+    fn specialization(&self) -> Specialization {
+        assert!(self.columns.is_multiple_of(32), "{} columns", self.columns);
+        specialization()
+    }
+
+    fn grid(&self, rows: usize) -> Grid {
+        let blocks = (rows * self.columns / 4).div_ceil(BLOCK_QUADS);
+        Grid {
+            entry: usize::from(self.gelu_mul.is_some()),
+            ..Grid::new((blocks, 1), THREADS)
+        }
+    }
+
+    fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
+        let b = self.gelu_mul;
+        ConvertParams {
+            rows,
+            a: at.place(self.a),
+            b: b.map_or(Address::NULL, |b| at.place(b.place)),
+            out: Form::at(Some(self.out), at),
+            columns: self.columns as u32,
+            b_columns: b.map_or(0, |b| b.columns) as u32,
+            b_column: b.map_or(0, |b| b.column) as u32,
+        }
+        .bytes()
+    }
+
+    fn reads(&self) -> Vec<Place> {
+        let b = self.gelu_mul.map(|b| b.place);
+        [self.a].into_iter().chain(b).collect()
+    }
+
+    fn writes(&self) -> Vec<Place> {
+        self.out.places()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        kernel::{
+            Q8Places,
+            testing::{FormBuffers, Kind, Table, gelu},
+        },
+        testing::normals,
+    };
+
+    #[test]
+    #[ignore = "needs a card"]
+    fn convert_values_keeps_them_to_the_bit_of_the_form() {
+        let mut table = Table::new();
+        for columns in [32, 96, 2048] {
+            for kind in [Kind::F16, Kind::Q8] {
+                let (rows, room) = (7, 9);
+                let mut values = normals(1, room * columns);
+                // A block of zeros, one of a single value, one of hardly anything.
+                values[..32].fill(0.0);
+                values[columns..columns + 32].fill(0.0);
+                values[columns + 5] = -3.0;
+                values[2 * columns..2 * columns + 32].fill(2.7e-43);
+                let a = table.put(&values);
+                let form = FormBuffers::new(&mut table, kind, room, columns);
+                table.run(
+                    rows,
+                    room,
+                    &Convert {
+                        a,
+                        gelu_mul: None,
+                        columns,
+                        out: form.form,
+                    },
+                );
+                form.check(&table, &values[..rows * columns], rows);
+                table.clear();
+            }
+        }
+    }
+
+    #[test]
+    #[ignore = "needs a card"]
+    fn convert_gelu_mul_takes_a_slice() {
+        let mut table = Table::new();
+        let (columns, wide, column) = (64, 200, 68);
+        for kind in [Kind::F16, Kind::Q8] {
+            let (rows, room) = (9, 10);
+            let gate: Vec<f32> = normals(1, room * columns).iter().map(|v| v * 4.0).collect();
+            let slices = normals(2, room * wide);
+            let (a, place) = (table.put(&gate), table.put(&slices));
+            let form = FormBuffers::new(&mut table, kind, room, columns);
+            table.run(
+                rows,
+                room,
+                &Convert {
+                    a,
+                    gelu_mul: Some(Second {
+                        place,
+                        columns: wide,
+                        column,
+                    }),
+                    columns,
+                    out: form.form,
+                },
+            );
+            let expected = (0..rows * columns).map(|i| {
+                let up = slices[i / columns * wide + column + i % columns];
+                (gelu(f64::from(gate[i])) * f64::from(up)) as f32
+            });
+            form.check_nearly(&table, &expected.collect::<Vec<f32>>(), rows);
+            table.clear();
+        }
+    }
+
+    #[test]
+    #[ignore = "needs a card"]
+    fn convert_timing() {
+        for rows in [512, 2048] {
+            let mut table = Table::new();
+            let (columns, wide) = (2048, 10752);
+            let turns = Table::turns(rows * columns * 6);
+            let a = table.big(turns * rows * columns * 4);
+            let out = table.big(turns * rows * columns * 2);
+            let small = table.big(rows * columns * 4);
+            let convert = |turn: usize| Convert {
+                a: table.shifted(a, turn * rows * columns * 4),
+                gelu_mul: None,
+                columns,
+                out: Form::F16(table.shifted(out, turn * rows * columns * 2)),
+            };
+            let calls: Vec<Convert> = (0..turns).map(convert).collect();
+            table.time("convert f16 2048", rows, rows * columns * 6, &calls);
+            let convert = |turn: usize| Convert {
+                out: Form::Q8(Q8Places {
+                    codes: table.shifted(out, turn * rows * columns),
+                    scales: small,
+                    sums: table.shifted(small, rows * columns / 8),
+                }),
+                ..convert(turn)
+            };
+            let calls: Vec<Convert> = (0..turns).map(convert).collect();
+            table.time("convert q8 2048", rows, rows * columns * 21 / 4, &calls);
+            let slices = table.big(rows * wide * 4);
+            let gates = Table::turns(rows * 256 * 10);
+            let gate = table.big(gates * rows * 256 * 4);
+            let slice = |turn: usize| Convert {
+                a: table.shifted(gate, turn * rows * 256 * 4),
+                gelu_mul: Some(Second {
+                    place: slices,
+                    columns: wide,
+                    column: turn % 42 * 256,
+                }),
+                columns: 256,
+                out: Form::F16(table.shifted(out, turn * rows * 256 * 2)),
+            };
+            let calls: Vec<Convert> = (0..gates.min(turns * 8)).map(slice).collect();
+            table.time("convert_gelu_mul f16 256", rows, rows * 256 * 10, &calls);
+        }
+    }
+}

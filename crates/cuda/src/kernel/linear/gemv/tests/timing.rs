@@ -1,0 +1,319 @@
+//! Times of the shapes that decoding has. Launches are queued behind a long one, so that none waits for this processor.
+
+#![expect(clippy::print_stdout, reason = "timings are read by people")]
+
+use super::*;
+
+/// Measured: what reading alone reaches, bytes a second.
+const PEAK: f64 = 4.46e12;
+const POOL: usize = 900 << 20;
+
+struct Bench {
+    card: Card,
+    /// Random bytes that serve as every matrix, more than caches hold.
+    pool: Buffer,
+    values: Buffer,
+    outs: Buffer,
+    count: Buffer,
+}
+
+#[derive(Clone, Copy)]
+struct Timed {
+    name: &'static str,
+    form: GemvForm,
+    outputs: usize,
+    columns: usize,
+    prologue: u32,
+    epilogue: u32,
+}
+
+impl Timed {
+    fn specialization(self) -> Specialization {
+        specialization(self.form, INPUTS[self.prologue.min(1) as usize])
+    }
+}
+
+impl Bench {
+    fn open() -> Bench {
+        let card = Card::open(Tier::Best);
+        let pool = card.device.allocate("test", POOL).unwrap();
+        let chunk = 32 << 20;
+        let mut host = card.device.allocate_host("test", chunk).unwrap();
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        for word in host.bytes_mut().chunks_exact_mut(8) {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            word.copy_from_slice(&state.to_ne_bytes());
+        }
+        for start in (0..POOL).step_by(chunk) {
+            let bytes = chunk.min(POOL - start);
+            card.device.copy_in(&host, &pool, start, bytes).unwrap();
+        }
+        card.device.wait("filling").unwrap();
+        Bench {
+            values: card.upload(&normals(1, 5 * 8 * 16384)),
+            outs: card.device.allocate("test", 4 * 8 * 262_144).unwrap(),
+            count: card.upload(&[8u32]),
+            card,
+            pool,
+        }
+    }
+
+    fn compile(&self) {
+        let mut all: Vec<Specialization> = CASES.iter().map(|t| t.specialization()).collect();
+        all.sort_by_key(ToString::to_string);
+        all.dedup();
+        self.card.compile(&all);
+    }
+
+    fn shape(&self, t: Timed) -> GemvShape {
+        GemvShape {
+            form: t.form,
+            columns: t.columns,
+            outputs: t.outputs,
+            pair: t.epilogue == 1,
+            summed: 1,
+            sets: 1,
+            card: facts(&self.card),
+        }
+    }
+
+    fn params(&self, t: Timed, start: usize, blocks: usize) -> Vec<u8> {
+        let shape = self.shape(t);
+        let mut params = self.plain_params(t, shape);
+        params.w = self.pool.address().offset(start);
+        params.up = params.w;
+        params.force_blocks(shape, blocks);
+        params.bytes()
+    }
+
+    fn plain_params(&self, t: Timed, shape: GemvShape) -> GemvParams {
+        let value = |i: usize| self.values.address().offset(i * 8 * 16384 * 4);
+        let at = RowsAt {
+            count: self.count.address(),
+            index: Address::NULL,
+        };
+        let input = PrologueParams {
+            x: value(0),
+            weight: value(1),
+            next_weight: value(2),
+            a: value(3),
+            sum: value(4),
+            kind: t.prologue,
+            per_column: 1.0 / t.columns as f32,
+            eps: EPS,
+            by: BY,
+            next_eps: EPS,
+            reserved: 0,
+        };
+        let mut params = shape.params(at, input, self.pool.address());
+        params.part_0 = PartParams {
+            out: self.outs.address(),
+            first: 0,
+            rows: t.outputs as u32,
+        };
+        params.epilogue = t.epilogue;
+        params.other = value(3);
+        params.other_columns = t.columns as u32;
+        params
+    }
+
+    fn bytes(&self, t: Timed) -> usize {
+        let shape = self.shape(t);
+        match t.form {
+            GemvForm::Panel(_) => shape.strips() * t.form.strip_bytes(t.columns),
+            _ => t.outputs * t.form.strip_bytes(t.columns),
+        }
+    }
+
+    /// Microseconds of one launch of `grid`.
+    fn time(&self, t: Timed, grid: Grid, module: &crate::device::Module) -> f64 {
+        let bytes = self.bytes(t).next_multiple_of(256);
+        let params: Vec<Vec<u8>> = (0..(POOL / bytes).min(200))
+            .map(|i| self.params(t, i * bytes, grid.blocks.0))
+            .collect();
+        let count = if bytes > 200 << 20 { 10 } else { 200 };
+        self.queued(module, grid, &params, count)
+    }
+
+    /// Microseconds of one of `count` launches in a row, behind others that keep the card busy meanwhile.
+    fn queued(
+        &self,
+        module: &crate::device::Module,
+        grid: Grid,
+        params: &[Vec<u8>],
+        count: usize,
+    ) -> f64 {
+        let head = HEAD;
+        let head_module = self.card.load(&head.specialization());
+        let head_grid = self.shape(head).grid(1);
+        let head_params = self.params(head, 0, head_grid.blocks.0);
+        let run =
+            |module, grid, params: &[u8]| crate::device::launch(module, grid, params).unwrap();
+        self.card.device.bind().unwrap();
+        (0..3).for_each(|i| run(module, grid, &params[i % params.len()]));
+        (0..8).for_each(|_| run(&head_module, head_grid, &head_params));
+        let start = self.card.device.moment().unwrap();
+        (0..count).for_each(|i| run(module, grid, &params[i % params.len()]));
+        let end = self.card.device.moment().unwrap();
+        self.card.device.wait("timing").unwrap();
+        start.until(&end).unwrap().as_secs_f64() * 1e6 / count as f64
+    }
+
+    fn print(&self, t: Timed, rows: usize, note: &str, grid: Grid, module: &crate::device::Module) {
+        let us = self.time(t, grid, module);
+        let rate = self.bytes(t) as f64 / us * 1e6;
+        println!(
+            "{:<22} {:>6} x {:<5} {:<4} rows {rows} {:>3} x {:>3} threads, {:>3} KB {note:<8} {us:>7.2} us {:>6.0} GB/s {:>3.0} %",
+            t.name,
+            t.outputs,
+            t.columns,
+            t.form.name(),
+            grid.blocks.0,
+            grid.threads,
+            grid.shared_bytes >> 10,
+            rate / 1e9,
+            100.0 * rate / PEAK
+        );
+    }
+}
+
+const Q8: GemvForm = GemvForm::Panel(PanelFormat::Q8);
+const Q4: GemvForm = GemvForm::Panel(PanelFormat::Q4);
+const K4: GemvForm = GemvForm::Panel(PanelFormat::K4);
+const K6: GemvForm = GemvForm::Panel(PanelFormat::K6);
+
+const fn timed(
+    name: &'static str,
+    form: GemvForm,
+    size: (usize, usize),
+    prologue: u32,
+    epilogue: u32,
+) -> Timed {
+    Timed {
+        name,
+        form,
+        outputs: size.0,
+        columns: size.1,
+        prologue,
+        epilogue,
+    }
+}
+
+const HEAD: Timed = timed("E4B head", Q8, (262_144, 2560), 1, 0);
+const CASES: [Timed; 19] = [
+    timed("E4B q|k|v sliding", Q8, (3072, 2560), 3, 0),
+    timed("E4B q|k|v global", Q8, (6144, 2560), 3, 0),
+    timed("E4B o sliding", Q8, (2560, 2048), 0, 0),
+    timed("E4B o global", Q8, (2560, 4096), 0, 0),
+    timed("E4B gate|up", Q8, (10240, 2560), 3, 1),
+    timed("E4B down", Q8, (2560, 10240), 0, 0),
+    timed("E4B PLE gate", GemvForm::BF16, (256, 2560), 2, 2),
+    timed("E4B PLE proj", GemvForm::BF16, (2560, 256), 0, 0),
+    timed("E4B model proj", GemvForm::BF16, (10752, 2560), 0, 0),
+    HEAD,
+    timed("E4B Q4 gate|up", Q4, (10240, 2560), 3, 1),
+    timed("E4B Q4 down", Q4, (2560, 10240), 0, 0),
+    timed("E4B K4 gate|up", K4, (10240, 2560), 3, 1),
+    timed("E4B K6 head", K6, (262_144, 2560), 1, 0),
+    timed("12B q|k|v", Q4, (8192, 3840), 3, 0),
+    timed("12B o", Q4, (3840, 4096), 0, 0),
+    timed("12B gate|up", Q4, (15360, 3840), 3, 1),
+    timed("12B down", Q4, (3840, 15360), 0, 0),
+    timed("12B K6 head", K6, (262_144, 3840), 1, 0),
+];
+
+#[test]
+#[ignore = "needs a card"]
+fn gemv_timing() {
+    let bench = Bench::open();
+    bench.compile();
+    for t in CASES {
+        let module = bench.card.load(&t.specialization());
+        let shape = bench.shape(t);
+        for rows in [1, 2, 4, 8] {
+            bench.print(t, rows, "", shape.grid(rows), &module);
+        }
+    }
+}
+
+/// Other numbers of blocks, to choose by.
+#[test]
+#[ignore = "needs a card"]
+fn gemv_timing_of_blocks() {
+    let bench = Bench::open();
+    bench.compile();
+    for t in [0, 1, 2, 3, 4, 5, 7, 8, 10, 11, 16, 17].map(|i| CASES[i]) {
+        let module = bench.card.load(&t.specialization());
+        let shape = bench.shape(t);
+        let granules = shape.strips() / shape.granule();
+        let sms = shape.card.multiprocessors;
+        let mut all: Vec<usize> = (1..200).map(|m| granules.div_ceil(m)).collect();
+        all.retain(|b| (sms / 2..3 * sms).contains(b));
+        all.dedup();
+        for blocks in all {
+            bench.print(t, 1, "forced", shape.grid_of(1, blocks), &module);
+        }
+    }
+}
+
+/// 26B-A4B: 8 of 128 experts a row.
+#[test]
+#[ignore = "needs a card"]
+fn gemv_timing_of_experts() {
+    let bench = Bench::open();
+    let (experts, top_k, dim, width) = (128, 8, 2816, 704);
+    for form in [Q4, Q8] {
+        let module = bench.card.load(&specialization(form, "plain"));
+        for rows in [1, 2, 4, 8] {
+            for (name, columns, outputs, summed) in
+                [("gate|up", dim, width, 1), ("down", width, dim, top_k)]
+            {
+                let shape = GemvShape {
+                    form,
+                    columns,
+                    outputs,
+                    pair: summed == 1,
+                    summed,
+                    sets: if summed == 1 { top_k } else { 1 },
+                    card: facts(&bench.card),
+                };
+                let matrix_bytes = shape.strips() * form.strip_bytes(columns);
+                let bytes = rows * top_k * matrix_bytes;
+                let routes: Vec<Buffer> = (0..16)
+                    .map(|n| {
+                        let expert = |k: usize| ((n * 37 + k * 29) % experts) as f32;
+                        let route = (0..rows).flat_map(|r| {
+                            let chosen = (0..top_k).map(move |k| expert(r * top_k + k));
+                            chosen.chain([0.1; 8])
+                        });
+                        bench.card.upload(&route.collect::<Vec<f32>>())
+                    })
+                    .collect();
+                let calls: Vec<Vec<u8>> = routes
+                    .iter()
+                    .map(|route| {
+                        let t = timed(name, form, (outputs, columns), 0, u32::from(shape.pair));
+                        let plain = bench.plain_params(t, shape);
+                        let mut params = plain;
+                        params.route = route.address();
+                        params.matrix_bytes = matrix_bytes as u64;
+                        params.top_k = top_k as u32;
+                        params.choices_summed = u32::from(summed > 1);
+                        params.bytes()
+                    })
+                    .collect();
+                let grid = shape.chosen_grid(rows);
+                let us = bench.queued(&module, grid, &calls, 100);
+                println!(
+                    "experts {name:<8} {:<4} rows {rows} {:>3} x {:<3} blocks {us:>7.2} us {:>6.0} GB/s",
+                    form.name(),
+                    grid.blocks.0,
+                    grid.blocks.1,
+                    bytes as f64 / us / 1e3
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! What changes from batch to batch, as one array of words that goes to the device in one copy. Mirrors `lib/batch.cuh`.
+//!
+//! Its parts lie at fixed places, so launches need not change: counts, tokens, positions, runs, sampled rows and their settings,
+//! each run's first row among all and among the sampled, a table base a run and group; last, because their number varies, the pages themselves and changes of logits. Only what is used
+//! is copied.
+
+use carat_model::{
+    backend::{BackendError, Batch, CompileOptions},
+    kv::{KvGroup, PerGroup, pages_of},
+    plan::Plan,
+};
+
+use crate::{
+    device::Address,
+    kernel::{BatchAt, Draw, PlacesAt, RowsAt, RunsAt, TablesAt},
+    run::{
+        program::room,
+        sample::{self, CHANGE_WORDS, Inputs, SETTING_WORDS, SettingsAt},
+    },
+};
+
+const WORD: usize = 4;
+/// Pages that runs may name beyond those that exist, because sequences share them.
+const SHARED_ENTRIES: usize = 1 << 20;
+
+/// Where each part starts, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BatchLayout {
+    /// First, so that what follows can be copied by itself: sampling leaves the tokens of a chained batch here.
+    tokens: usize,
+    all_count: usize,
+    sampled_count: usize,
+    run_count: usize,
+    positions: usize,
+    runs: usize,
+    sampled: usize,
+    /// One more than there are runs: the last is where the last run ends.
+    first_rows: usize,
+    first_sampled: usize,
+    /// Which of the places for results this batch has.
+    turn: usize,
+    settings: usize,
+    bases: PerGroup<usize>,
+    pages: usize,
+    page_entries: usize,
+    /// All of it.
+    pub(crate) words: usize,
+    /// Behind it: 0, 1, 2, ..., which never change.
+    identity: usize,
+    max_rows: usize,
+    /// Rows that may be sampled on the device.
+    most_drawn: usize,
+}
+
+impl BatchLayout {
+    pub(crate) fn new(options: &CompileOptions) -> BatchLayout {
+        let mut next = 0;
+        // Parts start at 16 bytes, which is what vector loads want.
+        let mut part = |words: usize| {
+            let start = next;
+            next = (next + words).next_multiple_of(4);
+            start
+        };
+        // A run has a row at least.
+        let (rows, runs) = (room(options.max_rows), options.max_rows);
+        let held = options.pages.full + options.pages.sliding;
+        let entries = (runs * held).min(held + SHARED_ENTRIES);
+        let most_drawn = options.max_sampled.min(sample::MOST_ROWS);
+        BatchLayout {
+            tokens: part(rows),
+            all_count: part(1),
+            sampled_count: part(1),
+            run_count: part(1),
+            positions: part(rows),
+            runs: part(rows),
+            sampled: part(room(options.max_sampled)),
+            first_rows: part(runs + 1),
+            first_sampled: part(runs + 1),
+            turn: part(1),
+            settings: part(most_drawn * SETTING_WORDS),
+            bases: PerGroup {
+                full: part(runs),
+                sliding: part(runs),
+            },
+            // What happens to logits follows the pages in use.
+            pages: part(entries + CHANGE_WORDS),
+            page_entries: entries,
+            words: part(0),
+            identity: part(rows),
+            max_rows: rows,
+            most_drawn,
+        }
+    }
+
+    /// Bytes on the device.
+    pub(crate) fn bytes(&self) -> usize {
+        (self.identity + self.max_rows) * WORD
+    }
+
+    /// What is written once: which row the rows of a whole batch are, namely themselves.
+    pub(crate) fn constant(&self) -> (usize, Vec<u32>) {
+        (self.identity * WORD, (0..self.max_rows as u32).collect())
+    }
+
+    pub(crate) fn at(&self, start: Address) -> BatchAt {
+        let word = |index: usize| start.offset(index * WORD);
+        let tables = |base: usize| TablesAt {
+            base: word(base),
+            pages: word(self.pages),
+        };
+        let runs = |first: usize| RunsAt {
+            count: word(self.run_count),
+            first: word(first),
+        };
+        BatchAt {
+            tokens: word(self.tokens),
+            places: PlacesAt {
+                position: word(self.positions),
+                run: word(self.runs),
+            },
+            all: RowsAt {
+                count: word(self.all_count),
+                index: word(self.identity),
+            },
+            sampled: RowsAt {
+                count: word(self.sampled_count),
+                index: word(self.sampled),
+            },
+            all_runs: runs(self.first_rows),
+            sampled_runs: runs(self.first_sampled),
+            tables: self.bases.map(tables),
+        }
+    }
+
+    /// Writes a checked batch. Returns how many words are in use, from the start.
+    pub(crate) fn write(
+        &self,
+        plan: &Plan,
+        batch: &Batch<'_>,
+        words: &mut [u32],
+    ) -> Result<usize, BackendError> {
+        words[self.all_count] = batch.tokens.len() as u32;
+        words[self.tokens..][..batch.tokens.len()].copy_from_slice(batch.tokens);
+        for place in batch.all_rows() {
+            words[self.positions + place.row] = place.position as u32;
+            words[self.runs + place.row] = place.run as u32;
+        }
+        let mut sampled = 0;
+        for place in batch.sampled_rows() {
+            words[self.sampled + sampled] = place.row as u32;
+            sampled += 1;
+        }
+        words[self.sampled_count] = sampled as u32;
+        words[self.run_count] = batch.runs.len() as u32;
+        // Every run follows the one before it, and its sampled rows are its last.
+        let (mut row, mut sampled) = (0, 0);
+        words[self.first_rows] = 0;
+        words[self.first_sampled] = 0;
+        for (r, run) in batch.runs.iter().enumerate() {
+            row += run.rows.len();
+            sampled += run.sampled;
+            words[self.first_rows + r + 1] = row as u32;
+            words[self.first_sampled + r + 1] = sampled as u32;
+        }
+        let mut entries = 0;
+        for (r, run) in batch.runs.iter().enumerate() {
+            let end = pages_of(run.position + run.rows.len());
+            for group in KvGroup::ALL {
+                if !plan.uses(group) {
+                    continue;
+                }
+                // Entries behind the window of the run's first row are not looked at, and may be freed.
+                let first = plan.first_visible_page(group, run.position);
+                let seen = &run.pages.get(group)[first..end];
+                if entries + seen.len() > self.page_entries {
+                    return Err(BackendError::Unsupported {
+                        what: format!(
+                            "the page tables of {} runs have more than {} entries together",
+                            batch.runs.len(),
+                            self.page_entries
+                        ),
+                    });
+                }
+                words[self.bases.get(group) + r] = (entries as i32 - first as i32).cast_unsigned();
+                for page in seen {
+                    words[self.pages + entries] = page.0;
+                    entries += 1;
+                }
+            }
+        }
+        Ok(self.pages + entries)
+    }
+
+    /// Writes how the rows of a batch are sampled, behind the `used` words of [`BatchLayout::write`]. Returns the work it is and
+    /// how many words are in use then; `None` if it is the host's.
+    pub(crate) fn write_sampling(
+        &self,
+        (plan, batch): (&Plan, &Batch<'_>),
+        turn: usize,
+        used: usize,
+        words: &mut [u32],
+    ) -> Option<(Draw, usize)> {
+        let at = SettingsAt {
+            settings: self.settings,
+            most_rows: self.most_drawn,
+            changes: used,
+        };
+        words[self.turn] = turn as u32;
+        sample::write(&sample::wishes(batch)?, plan.vocab(), &at, words)
+    }
+
+    /// Where the words begin that are not tokens.
+    pub(crate) fn behind_tokens(&self) -> usize {
+        self.all_count
+    }
+
+    /// What the sampler reads, and where it leaves tokens for a batch that is chained to this one.
+    pub(crate) fn sampler_inputs(&self, start: Address, logits: Address) -> Inputs {
+        Inputs {
+            rows: self.at(start).sampled,
+            logits,
+            settings: start.offset(self.settings * WORD),
+            words: start,
+            turn: start.offset(self.turn * WORD),
+            samples: start.offset(self.tokens * WORD),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use carat_gguf::QuantType;
+    use carat_model::{
+        backend::{RowOutput, Run},
+        gemma4,
+        kv::{KvType, PAGE_TOKENS, PageId},
+        sampling::Sampling,
+    };
+    use carat_testkit::tiny::{Tiny, Variant};
+
+    use super::*;
+
+    fn plan() -> Plan {
+        // Windows of 8 positions.
+        gemma4::plan(&Tiny::new(Variant::Dense12b, QuantType::Q8_0).model())
+    }
+
+    fn options(pages: usize) -> CompileOptions {
+        CompileOptions {
+            pages: PerGroup {
+                full: pages,
+                sliding: pages,
+            },
+            kv: KvType::F16,
+            max_rows: 6,
+            max_sampled: 3,
+            probe: false,
+        }
+    }
+
+    /// Looks a page up the way kernels do.
+    fn page(layout: &BatchLayout, words: &[u32], group: KvGroup, run: usize, at: usize) -> u32 {
+        let base = words[layout.bases.get(group) + run].cast_signed();
+        let entry = base + (at / PAGE_TOKENS) as i32;
+        words[layout.pages + entry as usize]
+    }
+
+    #[test]
+    fn a_ragged_batch_is_written_for_kernels() {
+        let (plan, sampling) = (plan(), Sampling::greedy());
+        let options = options(10);
+        let pages = |ids: &[u32]| -> Vec<PageId> { ids.iter().copied().map(PageId).collect() };
+        let (full, mut sliding) = (pages(&[4, 2, 9, 7]), pages(&[0, 1, 8, 5]));
+        sliding[..2].fill(PageId::FREED);
+        let short = pages(&[6]);
+        let run = |rows, position, pages, sampled| Run {
+            rows,
+            position,
+            pages,
+            sampled,
+            sampling: &sampling,
+            history: &[],
+            output: RowOutput::Token,
+        };
+        let both = PerGroup {
+            full: full.as_slice(),
+            sliding: sliding.as_slice(),
+        };
+        let one = PerGroup {
+            full: short.as_slice(),
+            sliding: short.as_slice(),
+        };
+        let batch = Batch {
+            tokens: &[10, 11, 12, 13, 14],
+            runs: &[run(0..3, 95, both, 2), run(3..5, 0, one, 1)],
+        };
+        batch.check(&plan, &options).unwrap();
+        let layout = BatchLayout::new(&options);
+        let mut words = vec![0; layout.words];
+        let used = layout.write(&plan, &batch, &mut words).unwrap();
+        let part = |start: usize, count: usize| words[start..start + count].to_vec();
+        assert_eq!(part(layout.all_count, 1), [5]);
+        assert_eq!(part(layout.sampled_count, 1), [3]);
+        assert_eq!(part(layout.tokens, 5), [10, 11, 12, 13, 14]);
+        assert_eq!(part(layout.positions, 5), [95, 96, 97, 0, 1]);
+        assert_eq!(part(layout.runs, 5), [0, 0, 0, 1, 1]);
+        assert_eq!(part(layout.sampled, 3), [1, 2, 4]);
+        assert_eq!(part(layout.run_count, 1), [2]);
+        assert_eq!(part(layout.first_rows, 3), [0, 3, 5]);
+        assert_eq!(part(layout.first_sampled, 3), [0, 2, 3]);
+        for (at, id) in [(0, 4), (40, 2), (95, 9), (96, 7)] {
+            assert_eq!(page(&layout, &words, KvGroup::Full, 0, at), id);
+        }
+        for (at, id) in [(88, 8), (97, 5)] {
+            assert_eq!(page(&layout, &words, KvGroup::Sliding, 0, at), id);
+        }
+        assert_eq!(page(&layout, &words, KvGroup::Sliding, 1, 1), 6);
+        // Two sliding entries are behind the window.
+        assert_eq!(used, layout.pages + 4 + 2 + 1 + 1);
+    }
+
+    #[test]
+    fn parts_do_not_meet_and_rows_are_themselves() {
+        let layout = BatchLayout::new(&options(10));
+        let starts = [
+            layout.tokens,
+            layout.all_count,
+            layout.sampled_count,
+            layout.positions,
+            layout.runs,
+            layout.sampled,
+            layout.turn,
+            layout.settings,
+            layout.bases.full,
+            layout.bases.sliding,
+            layout.pages,
+            layout.words,
+        ];
+        assert!(starts.is_sorted_by(|a, b| a < b));
+        assert!(starts.iter().all(|s| s % 4 == 0));
+        let (offset, rows) = layout.constant();
+        assert_eq!(offset, layout.words * WORD);
+        // For as many rows as a bucket has.
+        assert_eq!(rows, [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(layout.bytes(), offset + rows.len() * WORD);
+    }
+
+    #[test]
+    fn tables_that_do_not_fit_are_refused_with_numbers() {
+        let plan = plan();
+        let mut layout = BatchLayout::new(&options(1));
+        layout.page_entries = 1;
+        let (pages, sampling) = ([PageId(0)], Sampling::greedy());
+        let pages = PerGroup {
+            full: pages.as_slice(),
+            sliding: pages.as_slice(),
+        };
+        let run = Run {
+            rows: 0..1,
+            position: 0,
+            pages,
+            sampled: 0,
+            sampling: &sampling,
+            history: &[],
+            output: RowOutput::Token,
+        };
+        let batch = Batch {
+            tokens: &[1],
+            runs: &[run],
+        };
+        let mut words = vec![0; layout.words];
+        let refused = layout.write(&plan, &batch, &mut words).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "the page tables of 1 runs have more than 1 entries together"
+        );
+    }
+
+    #[test]
+    fn long_contexts_of_many_runs_take_a_bounded_table() {
+        let options = CompileOptions {
+            pages: PerGroup {
+                full: 8192,
+                sliding: 4096,
+            },
+            kv: KvType::F16,
+            max_rows: 4096,
+            max_sampled: 64,
+            probe: false,
+        };
+        let bytes = BatchLayout::new(&options).bytes();
+        assert!(bytes < 8 << 20, "{bytes}");
+    }
+}

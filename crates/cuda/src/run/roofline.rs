@@ -1,0 +1,233 @@
+//! What this card can do at the most: the bounds that `bench` sets speeds against.
+//!
+//! The memory's rate is that of one kernel that reads. The tensor cores' is that of whoever multiplies in large batches:
+//! NVIDIA's library with a product of halves large enough to keep the card full, or, where our own kernels multiply, the
+//! bytes they multiply, with nothing else around it.
+
+use std::{sync::Arc, time::Duration};
+
+use carat_model::cost::Rates;
+
+use crate::{
+    device::{
+        Address, Buffer, Device, Grid, Module,
+        cublaslt::{Gemm, Library, Operands, Out, Shape},
+        launch,
+    },
+    error::CudaError,
+    kernel::{
+        Specialization,
+        params::{Params, params},
+    },
+    run::program::WORKSPACE_BYTES,
+};
+
+/// Far more than any cache.
+const READ_BYTES: usize = 1 << 30;
+const PASSES: usize = 5;
+const THREADS: usize = 512;
+const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
+/// Pieces that a thread has under way, and the bytes of one.
+const AT_ONCE: usize = 8;
+const PIECE: usize = 16;
+
+/// A product of a prompt's rows with a model's matrix. Outputs are so many a multiprocessor that tiles of any usual size fill
+/// them evenly.
+const ROWS: usize = 2048;
+const COLUMNS: usize = 2560;
+const OUTPUTS_PER_MULTIPROCESSOR: usize = 128;
+
+const MULTIPLY_THREADS: usize = 256;
+const ROUNDS: usize = 600;
+/// Multiply-adds of a warp's round: 8 products of 16 by 8 by 32.
+const ROUND: usize = 8 * 16 * 8 * 32;
+
+params! {
+    struct ReadRateParams {
+        data: Address,
+        sums: Address,
+        count: u64,
+    }
+}
+
+params! {
+    struct MultiplyRateParams {
+        sums: Address,
+        rounds: u32,
+    }
+}
+
+/// The kernels that [`rates`] takes, in its order.
+pub(crate) fn specializations() -> [Specialization; 2] {
+    [
+        Specialization {
+            kernel: "read_rate",
+            entries: &["fill", "read_rate"],
+            constants: Vec::new(),
+            params_bytes: ReadRateParams::BYTES,
+        },
+        Specialization {
+            kernel: "multiply_rate",
+            entries: &["multiply_rate"],
+            constants: Vec::new(),
+            params_bytes: MultiplyRateParams::BYTES,
+        },
+    ]
+}
+
+pub(crate) fn rates(
+    device: &Arc<Device>,
+    [read, multiply]: &[Arc<Module>; 2],
+    library: Option<&Library>,
+) -> Result<Rates, CudaError> {
+    device.bind()?;
+    Ok(Rates {
+        read_bytes_per_second: read_rate(device, read)?,
+        multiply_adds_per_second: match library {
+            Some(library) => product_rate(device, read, library)?,
+            None => multiply_rate(device, multiply)?,
+        },
+    })
+}
+
+/// The shortest of some passes, after one that does not count.
+fn best(
+    device: &Device,
+    what: &str,
+    mut pass: impl FnMut() -> Result<(), CudaError>,
+) -> Result<f64, CudaError> {
+    pass()?;
+    let mut best = Duration::MAX;
+    for _ in 0..PASSES {
+        let start = device.moment()?;
+        pass()?;
+        let end = device.moment()?;
+        device.wait(what)?;
+        best = best.min(start.until(&end)?);
+    }
+    Ok(best.as_secs_f64())
+}
+
+/// Bytes a second.
+fn read_rate(device: &Arc<Device>, module: &Module) -> Result<f64, CudaError> {
+    let (free, _) = device.memory()?;
+    let round = round_bytes(device);
+    let bytes = (READ_BYTES.min(free as usize / 2) / round).max(1) * round;
+    let data = noise(device, module, bytes)?;
+    let seconds = best(device, "measuring the memory", || {
+        launch_read(device, module, 1, &data)
+    })?;
+    Ok(bytes as f64 / seconds)
+}
+
+/// Bytes that all threads read at once.
+fn round_bytes(device: &Device) -> usize {
+    device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR * THREADS * AT_ONCE * PIECE
+}
+
+/// Memory to read, and where sums go.
+struct Noise {
+    data: Buffer,
+    sums: Buffer,
+    bytes: usize,
+}
+
+/// Zeros are read and multiplied faster than anything else. A whole number of rounds.
+fn noise(device: &Arc<Device>, module: &Module, bytes: usize) -> Result<Noise, CudaError> {
+    let blocks = device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
+    let noise = Noise {
+        data: device.allocate("measuring", bytes)?,
+        sums: device.allocate("measuring", blocks * THREADS * 4)?,
+        bytes,
+    };
+    launch_read(device, module, 0, &noise)?;
+    Ok(noise)
+}
+
+fn launch_read(
+    device: &Device,
+    module: &Module,
+    entry: usize,
+    noise: &Noise,
+) -> Result<(), CudaError> {
+    let params = ReadRateParams {
+        data: noise.data.address(),
+        sums: noise.sums.address(),
+        count: (noise.bytes / PIECE) as u64,
+    };
+    let blocks = device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
+    let grid = Grid {
+        entry,
+        ..Grid::new((blocks, 1), THREADS)
+    };
+    launch(module, grid, &params.bytes())
+}
+
+/// Multiply-adds a second of the library, with halves.
+fn product_rate(
+    device: &Arc<Device>,
+    module: &Module,
+    library: &Library,
+) -> Result<f64, CudaError> {
+    let outputs = OUTPUTS_PER_MULTIPROCESSOR * device.multiprocessors;
+    let shape = Shape {
+        rows: ROWS,
+        outputs,
+        columns: COLUMNS,
+        stride: outputs,
+    };
+    let round = round_bytes(device);
+    let halves = |rows: usize| noise(device, module, (2 * rows * COLUMNS).next_multiple_of(round));
+    let (weights, x) = (halves(outputs)?, halves(ROWS)?);
+    let out = device.allocate("measuring", 2 * ROWS * outputs)?;
+    let workspace = device.allocate("measuring", WORKSPACE_BYTES)?;
+    let operands = Operands {
+        weights: weights.data.address(),
+        x: x.data.address(),
+        out: out.address(),
+        workspace: workspace.address(),
+    };
+    let gemm = Gemm::new(library, shape, Out::F16, 1.0, WORKSPACE_BYTES)?;
+    let seconds = best(device, "measuring products", || gemm.launch(operands))?;
+    Ok((ROWS * outputs * COLUMNS) as f64 / seconds)
+}
+
+/// Multiply-adds a second of the instructions that our own kernels multiply bytes with.
+fn multiply_rate(device: &Arc<Device>, module: &Module) -> Result<f64, CudaError> {
+    let blocks = device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
+    let sums = device.allocate("measuring", blocks * MULTIPLY_THREADS * 4)?;
+    let params = MultiplyRateParams {
+        sums: sums.address(),
+        rounds: ROUNDS as u32,
+    };
+    let grid = Grid::new((blocks, 1), MULTIPLY_THREADS);
+    let seconds = best(device, "measuring products", || {
+        launch(module, grid, &params.bytes())
+    })?;
+    let warps = blocks * MULTIPLY_THREADS / 32;
+    Ok((warps * ROUNDS * ROUND) as f64 / seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::Tier,
+        testing::{Card, library_dirs},
+    };
+
+    #[test]
+    #[ignore = "needs a card"]
+    fn rates_are_those_of_a_card() {
+        let card = Card::open(Tier::Best);
+        let modules = specializations().map(|s| Arc::new(card.load(&s)));
+        let own = rates(&card.device, &modules, None).unwrap();
+        assert!(own.read_bytes_per_second > 1e11, "{own:?}");
+        assert!(own.multiply_adds_per_second > 1e12, "{own:?}");
+        if let Ok(library) = Library::find(&library_dirs(), &card.device) {
+            let rates = rates(&card.device, &modules, Some(&library)).unwrap();
+            assert!(rates.multiply_adds_per_second > 1e12, "{rates:?}");
+        }
+        assert!(card.device.held().values().all(|held| *held == 0));
+    }
+}

@@ -1,0 +1,246 @@
+//! Sampling on the device: which rows it takes, their settings as words of a batch, and the launches.
+//!
+//! The device takes a batch whose rows all want a token alone, each either greedily, among at most 1024 best (top-k), or from
+//! the whole vocabulary without a top-p. Left to the host, with the logits copied to it, are batches in which any row wants
+//! log-probabilities or logits, has a top-k above 1024 or a top-p over the whole vocabulary; and batches with more sampled rows
+//! or more penalties and biases than there is room for.
+//!
+//! A draw is what [`carat_model::sampling`] defines. Its logarithms are taken in double precision on both sides, so a draw can
+//! only differ where two scores are the same to all but the last bit.
+
+use std::sync::Arc;
+
+use carat_model::{
+    TokenId,
+    backend::{Batch, RowOutput, RowPlace},
+    sampling::Sampling,
+};
+
+use crate::{
+    device::{Address, Buffer, Device, HostBuffer, Module, launch},
+    error::CudaError,
+    kernel::{
+        Change, Draw, MOST_TOP_K, MOST_VOCAB, RowsAt, SampleParams, Setting, grids,
+        params::{Field, Params},
+        scratch_bytes,
+    },
+};
+
+/// Sampled rows that the device takes in a batch at the most.
+pub(crate) const MOST_ROWS: usize = 256;
+/// Words for penalties and biases of a batch.
+pub(crate) const CHANGE_WORDS: usize = 16384 * CHANGE;
+pub(crate) const SETTING_WORDS: usize = Setting::BYTES / 4;
+const CHANGE: usize = Change::BYTES / 4;
+/// Batches that may be under way: each writes its results to its own place.
+pub(crate) const TURNS: usize = 2;
+
+/// A row to be sampled.
+#[derive(Clone, Copy)]
+pub(crate) struct Wish<'a> {
+    pub(crate) sampling: &'a Sampling,
+    pub(crate) history: &'a [TokenId],
+    pub(crate) position: usize,
+}
+
+/// The rows of a batch that the device could sample; `None` if any wants more than a token.
+pub(crate) fn wishes<'a>(batch: &Batch<'a>) -> Option<Vec<Wish<'a>>> {
+    let wish = |place: RowPlace| {
+        let run = &batch.runs[place.run];
+        (run.output == RowOutput::Token).then(|| Wish {
+            sampling: run.sampling,
+            history: batch.history(&place),
+            position: place.position,
+        })
+    };
+    batch.sampled_rows().map(wish).collect()
+}
+
+/// Where the settings go.
+pub(crate) struct SettingsAt {
+    /// The first word of the rows' settings.
+    pub(crate) settings: usize,
+    pub(crate) most_rows: usize,
+    /// The first word of what happens to their logits.
+    pub(crate) changes: usize,
+}
+
+/// Writes how rows are sampled. Returns the kind of work and the end of the words in use; `None` leaves the batch to the host.
+pub(crate) fn write(
+    wishes: &[Wish<'_>],
+    vocab: usize,
+    at: &SettingsAt,
+    words: &mut [u32],
+) -> Option<(Draw, usize)> {
+    if wishes.len() > at.most_rows || vocab > MOST_VOCAB {
+        return None;
+    }
+    let kinds: Option<Vec<Draw>> = wishes.iter().map(|wish| kind(wish.sampling)).collect();
+    let draw = kinds?.into_iter().max()?;
+    let mut end = at.changes;
+    for (r, wish) in wishes.iter().enumerate() {
+        let Wish {
+            sampling, position, ..
+        } = *wish;
+        let changes = changes(wish, vocab);
+        if end + changes.len() * CHANGE > at.changes + CHANGE_WORDS {
+            return None;
+        }
+        let setting = Setting {
+            temperature: sampling.temperature,
+            top_k: sampling.top_k as u32,
+            top_p: sampling.top_p,
+            floor: sampling.min_p.ln(),
+            repeat_penalty: sampling.repeat_penalty,
+            position: position as u32,
+            seed: sampling.seed,
+            changes: end as u32,
+            change_count: changes.len() as u32,
+        };
+        put(&setting, &mut words[at.settings + r * SETTING_WORDS..]);
+        for change in &changes {
+            put(change, &mut words[end..]);
+            end += CHANGE;
+        }
+    }
+    Some((draw, end))
+}
+
+fn kind(sampling: &Sampling) -> Option<Draw> {
+    match sampling {
+        Sampling { temperature, .. } if *temperature == 0.0 => Some(Draw::Greedy),
+        Sampling {
+            top_k: 0, top_p, ..
+        } if *top_p >= 1.0 => Some(Draw::All),
+        Sampling {
+            top_k: 1..=MOST_TOP_K,
+            ..
+        } => Some(Draw::Best),
+        _ => None,
+    }
+}
+
+/// Penalties of the tokens seen recently, then biases, sorted by token.
+fn changes(wish: &Wish<'_>, vocab: usize) -> Vec<Change> {
+    let Wish {
+        sampling, history, ..
+    } = wish;
+    let mut changes = Vec::new();
+    if sampling.penalizes() {
+        let window = history.len().saturating_sub(sampling.penalty_window);
+        let mut recent = history[window..].to_vec();
+        recent.sort_unstable();
+        changes.extend(recent.chunk_by(|a, b| a == b).map(|same| Change {
+            token: same[0],
+            seen: 1,
+            by: sampling.presence_penalty + sampling.frequency_penalty * same.len() as f32,
+        }));
+    }
+    let biases = sampling.logit_bias.iter();
+    changes.extend(biases.map(|&(token, by)| Change { token, seen: 0, by }));
+    changes.retain(|change| (change.token as usize) < vocab);
+    // Stable: what happens to one token happens in this order.
+    changes.sort_by_key(|change| change.token);
+    changes
+}
+
+fn put<F: Field + Params>(value: &F, words: &mut [u32]) {
+    for (word, bytes) in words.iter_mut().zip(value.bytes().as_chunks().0) {
+        *word = u32::from_ne_bytes(*bytes);
+    }
+}
+
+/// What the sampler shares with the batch.
+pub(crate) struct Inputs {
+    pub(crate) rows: RowsAt,
+    pub(crate) logits: Address,
+    pub(crate) settings: Address,
+    /// The first word of the batch.
+    pub(crate) words: Address,
+    /// The word that says whose turn it is.
+    pub(crate) turn: Address,
+    /// Where the tokens go on the device.
+    pub(crate) samples: Address,
+}
+
+/// The loaded kernel with its memory.
+pub(crate) struct Sampler {
+    module: Arc<Module>,
+    params: Vec<u8>,
+    vocab: usize,
+    most_rows: usize,
+    results: HostBuffer,
+    _scratch: Buffer,
+}
+
+impl Sampler {
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        module: Arc<Module>,
+        vocab: usize,
+        most_rows: usize,
+        inputs: &Inputs,
+    ) -> Result<Sampler, CudaError> {
+        let most_rows = most_rows.min(MOST_ROWS);
+        let (maxima, best) = scratch_bytes(vocab);
+        let scratch = device.allocate("sampling", bytes(vocab, most_rows))?;
+        let results = device.allocate_host("samples", TURNS * most_rows * 4)?;
+        let best_at = scratch.address();
+        let maxima_at = best_at.offset(best * most_rows);
+        let arrived = maxima_at.offset(maxima * most_rows);
+        let params = SampleParams {
+            rows: inputs.rows,
+            logits: inputs.logits,
+            settings: inputs.settings,
+            words: inputs.words,
+            maxima: maxima_at,
+            best: best_at,
+            arrived,
+            samples: inputs.samples,
+            results: results.address(),
+            turn: inputs.turn,
+            vocab: vocab as u32,
+            most_rows: most_rows as u32,
+        };
+        Ok(Sampler {
+            module,
+            params: params.bytes(),
+            vocab,
+            most_rows,
+            results,
+            _scratch: scratch,
+        })
+    }
+
+    /// Queues the sampling of up to so many rows, and calls `queued` after each launch.
+    pub(crate) fn run(
+        &self,
+        draw: Draw,
+        rows: usize,
+        mut queued: impl FnMut() -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let rows = rows.min(self.most_rows);
+        grids(draw, rows, self.vocab).try_for_each(|grid| {
+            launch(&self.module, grid, &self.params)?;
+            queued()
+        })
+    }
+
+    /// The first tokens of a batch that has been waited for.
+    pub(crate) fn tokens(&self, turn: usize, count: usize) -> impl Iterator<Item = TokenId> {
+        let words = self.results.bytes().as_chunks().0;
+        let start = turn * self.most_rows;
+        words[start..start + count]
+            .iter()
+            .map(|word| u32::from_ne_bytes(*word))
+    }
+}
+
+/// Bytes of device memory that a sampler takes.
+pub(crate) fn bytes(vocab: usize, most_rows: usize) -> usize {
+    let (maxima, best) = scratch_bytes(vocab);
+    most_rows.min(MOST_ROWS) * (maxima + best + 4)
+}
+
+#[cfg(test)]
+mod tests;

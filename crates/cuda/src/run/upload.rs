@@ -1,0 +1,528 @@
+//! Weights to the device. Rows go through page-locked memory, one half filled while the other is on its way: straight to
+//! their place, or in the file's format to a staging buffer, from where kernels bring them into their forms.
+//!
+//! Each weight is read once for all its forms. While it lasts, this takes 16 MiB of device memory beside the weights, or a
+//! strip of the widest one.
+
+use std::{collections::HashMap, ops::Range, sync::Arc};
+
+use carat_model::weights::{Matrix, Weight, Weights};
+
+use crate::{
+    compile::weights::{Form, Memory, Packed, Target, WeightLayout, loader},
+    device::{Address, Buffer, Device, Event, HostBuffer, Module, launch},
+    error::CudaError,
+    kernel::{Expand, MatrixAt, Pack, Specialization, panels::STRIP},
+};
+
+/// What a half holds of one weight, if a strip is not more.
+const PIECE_BYTES: usize = 16 << 20;
+
+/// Weights that kernels can read.
+pub(crate) struct ResidentWeights {
+    pub(crate) at: HashMap<Packed, MatrixAt>,
+    #[cfg_attr(not(test), expect(dead_code, reason = "holds what `at` names"))]
+    buffers: Buffers,
+}
+
+/// The kernels of [`WeightLayout::kernels`], loaded.
+pub(crate) type Loaders = HashMap<Specialization, Arc<Module>>;
+
+impl WeightLayout {
+    /// Loads everything. The file is not looked at afterwards.
+    pub(crate) fn upload(
+        &self,
+        device: &Arc<Device>,
+        weights: &Weights,
+        loaders: &Loaders,
+    ) -> Result<ResidentWeights, CudaError> {
+        self.upload_by(PIECE_BYTES, device, weights, loaders)
+    }
+
+    fn upload_by(
+        &self,
+        piece_bytes: usize,
+        device: &Arc<Device>,
+        weights: &Weights,
+        loaders: &Loaders,
+    ) -> Result<ResidentWeights, CudaError> {
+        let mut buffers = Buffers::new(device, self)?;
+        let targets = self.targets();
+        let piece = |(w, targets): (&Weight, &Vec<Target>)| {
+            let m = weights.matrix(*w);
+            let widened = targets.iter().filter(|t| t.form == Form::Vector);
+            let vectors = widened.map(|_| m.columns * 4);
+            vectors.fold(piece_rows(m, piece_bytes) * m.row_bytes(), usize::max)
+        };
+        let most = targets.iter().map(piece).max().unwrap_or(0);
+        let mut upload = Upload {
+            device,
+            weights,
+            loaders,
+            piece_bytes,
+            halves: Halves::new(device, most)?,
+            staging: (!loaders.is_empty())
+                .then(|| device.allocate("staging", most))
+                .transpose()?,
+            buffers: &mut buffers,
+        };
+        for (weight, targets) in &targets {
+            upload.put(*weight, targets)?;
+        }
+        device.wait("loading weights")?;
+        let at = self.named().map(|(packed, slot)| {
+            let at = MatrixAt {
+                start: buffers.address(slot.memory).offset(slot.offset),
+                row_bytes: slot.row_bytes,
+                matrix_bytes: slot.matrix_bytes,
+            };
+            (packed.clone(), at)
+        });
+        Ok(ResidentWeights {
+            at: at.collect(),
+            buffers,
+        })
+    }
+}
+
+/// Rows of a matrix that travel together: whole strips, unless the matrix ends.
+fn piece_rows(m: &Matrix, bytes: usize) -> usize {
+    let strips = bytes / m.row_bytes() / STRIP;
+    (strips.max(1) * STRIP).min(m.rows)
+}
+
+/// The rows of one matrix, packed.
+fn copy_rows(weights: &Weights, weight: Weight, index: usize, rows: Range<usize>, to: &mut [u8]) {
+    let m = weights.matrix(weight);
+    let row_bytes = m.row_bytes();
+    if m.row_stride == row_bytes {
+        let start = index * m.matrix_stride + rows.start * row_bytes;
+        to.copy_from_slice(&weights.bytes(weight)[start..start + rows.len() * row_bytes]);
+    } else {
+        for (to, row) in to.chunks_exact_mut(row_bytes).zip(rows) {
+            to.copy_from_slice(weights.row(weight, index, row));
+        }
+    }
+}
+
+/// Where weights stay.
+struct Buffers {
+    device: Buffer,
+    expanded: Option<Buffer>,
+    host: Option<HostBuffer>,
+}
+
+impl Buffers {
+    fn new(device: &Arc<Device>, layout: &WeightLayout) -> Result<Buffers, CudaError> {
+        let some = |bytes: usize| (bytes > 0).then_some(bytes);
+        let expanded = some(layout.expanded_bytes);
+        let host = some(layout.host_bytes);
+        Ok(Buffers {
+            device: device.allocate("weights", layout.device_bytes)?,
+            expanded: expanded
+                .map(|bytes| device.allocate("expanded weights", bytes))
+                .transpose()?,
+            host: host
+                .map(|bytes| device.allocate_host("tables", bytes))
+                .transpose()?,
+        })
+    }
+
+    /// Device memory of one kind; there is some if anything goes there.
+    fn on_device(&self, memory: Memory) -> &Buffer {
+        match memory {
+            Memory::Expanded => self.expanded.as_ref().expect("something goes there"),
+            Memory::Device | Memory::Host => &self.device,
+        }
+    }
+
+    fn address(&self, memory: Memory) -> Address {
+        match (memory, &self.host) {
+            (Memory::Host, Some(host)) => host.address(),
+            _ => self.on_device(memory).address(),
+        }
+    }
+}
+
+struct Upload<'a> {
+    device: &'a Device,
+    weights: &'a Weights,
+    loaders: &'a Loaders,
+    piece_bytes: usize,
+    halves: Halves<'a>,
+    /// A piece in the file's format; there if kernels take part. Work is queued in order, so one is enough.
+    staging: Option<Buffer>,
+    buffers: &'a mut Buffers,
+}
+
+impl Upload<'_> {
+    /// Loads a weight in all its forms.
+    fn put(&mut self, weight: Weight, targets: &[Target]) -> Result<(), CudaError> {
+        let m = self.weights.matrix(weight);
+        for target in targets.iter().filter(|t| t.form == Form::Vector) {
+            let values = self.weights.vector(weight);
+            let half = self.halves.next()?.bytes_mut();
+            for (to, value) in half.chunks_exact_mut(4).zip(&values) {
+                to.copy_from_slice(&value.to_ne_bytes());
+            }
+            let buffer = self.buffers.on_device(target.memory);
+            self.halves.copy(buffer, target.start, values.len() * 4)?;
+            self.halves.sent()?;
+        }
+        for target in targets.iter().filter(|t| t.memory == Memory::Host) {
+            let host = self.buffers.host.as_mut().expect("something goes there");
+            for index in 0..m.count {
+                let start = target.start + index * target.matrix_bytes;
+                let to = &mut host.bytes_mut()[start..start + m.rows * m.row_bytes()];
+                copy_rows(self.weights, weight, index, 0..m.rows, to);
+            }
+        }
+        let others = |t: &&Target| t.form != Form::Vector && t.memory != Memory::Host;
+        let targets: Vec<Target> = targets.iter().filter(others).copied().collect();
+        if targets.is_empty() {
+            return Ok(());
+        }
+        let at_once = piece_rows(m, self.piece_bytes);
+        for index in 0..m.count {
+            for first in (0..m.rows).step_by(at_once) {
+                let rows = first..(first + at_once).min(m.rows);
+                let half = self.halves.next()?.bytes_mut();
+                let half = &mut half[..rows.len() * m.row_bytes()];
+                copy_rows(self.weights, weight, index, rows.clone(), half);
+                self.send(m, index, &rows, &targets)?;
+                self.halves.sent()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the rows that are in the current half on their ways.
+    fn send(
+        &self,
+        m: &Matrix,
+        index: usize,
+        rows: &Range<usize>,
+        targets: &[Target],
+    ) -> Result<(), CudaError> {
+        let bytes = rows.len() * m.row_bytes();
+        if targets.iter().any(|t| loader(m.quant, t.form).is_some()) {
+            self.halves.copy(self.staging(), 0, bytes)?;
+        }
+        for target in targets {
+            let buffer = self.buffers.on_device(target.memory);
+            let steps = match target.form {
+                Form::Panels => rows.start / STRIP,
+                _ => rows.start,
+            };
+            let offset = target.start + index * target.matrix_bytes + steps * target.stride;
+            match loader(m.quant, target.form) {
+                None => self.halves.copy(buffer, offset, bytes)?,
+                Some(kernel) => {
+                    let to = buffer.address().offset(offset);
+                    self.convert(&kernel, m, rows.len(), target, to)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn staging(&self) -> &Buffer {
+        self.staging.as_ref().expect("there, as kernels are")
+    }
+
+    /// Brings the staged rows into a form.
+    fn convert(
+        &self,
+        kernel: &Specialization,
+        m: &Matrix,
+        rows: usize,
+        target: &Target,
+        to: Address,
+    ) -> Result<(), CudaError> {
+        let (quant, columns, from) = (m.quant, m.columns, self.staging().address());
+        let (grid, params) = if target.form == Form::Panels {
+            let job = Pack {
+                quant,
+                from,
+                rows,
+                columns,
+                panels: to,
+                strip_bytes: target.stride,
+            };
+            (job.grid(), job.params())
+        } else {
+            let job = Expand {
+                quant,
+                from,
+                rows,
+                columns,
+                to,
+            };
+            (job.grid(), job.params())
+        };
+        self.device.bind()?;
+        launch(&self.loaders[kernel], grid, &params)
+    }
+}
+
+/// Page-locked memory in two halves that are used in turn.
+struct Halves<'a> {
+    device: &'a Device,
+    buffers: [HostBuffer; 2],
+    /// When the device is done with each.
+    done: [Option<Event>; 2],
+    current: usize,
+}
+
+impl<'a> Halves<'a> {
+    fn new(device: &'a Arc<Device>, bytes: usize) -> Result<Halves<'a>, CudaError> {
+        let half = || device.allocate_host("upload", bytes);
+        Ok(Halves {
+            device,
+            buffers: [half()?, half()?],
+            done: [None, None],
+            current: 0,
+        })
+    }
+
+    /// The other half, once the device is done with it.
+    fn next(&mut self) -> Result<&mut HostBuffer, CudaError> {
+        self.current = 1 - self.current;
+        if let Some(event) = self.done[self.current].take() {
+            event.wait()?;
+        }
+        Ok(&mut self.buffers[self.current])
+    }
+
+    /// Starts a copy of the current half's beginning.
+    fn copy(&self, to: &Buffer, offset: usize, bytes: usize) -> Result<(), CudaError> {
+        self.device
+            .copy_in(&self.buffers[self.current], to, offset, bytes)
+    }
+
+    /// All copies of the current half have been started.
+    fn sent(&mut self) -> Result<(), CudaError> {
+        self.done[self.current] = Some(self.device.event()?);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use carat_gguf::{QuantType, quant::random_blocks};
+    use carat_testkit::tiny::{Tiny, Variant};
+
+    use super::*;
+    use crate::{
+        compile::weights::Join,
+        config::{TablePlace, Tier},
+        kernel::panels::{PanelFormat, pack},
+        testing::{Card, weights_of},
+    };
+
+    #[test]
+    fn rows_are_copied_without_what_lies_between() {
+        let model = Tiny::new(Variant::E2b, QuantType::Q4_0).model();
+        let mut strided = 0;
+        for (weight, m) in model.weights.iter() {
+            for index in 0..m.count {
+                let rows = m.rows / 3..m.rows;
+                let mut packed = vec![0; rows.len() * m.row_bytes()];
+                copy_rows(&model.weights, weight, index, rows.clone(), &mut packed);
+                let row = |r| model.weights.row(weight, index, r).to_vec();
+                let expected: Vec<u8> = rows.flat_map(row).collect();
+                assert!(packed == expected, "{}", m.name);
+            }
+            strided += usize::from(m.row_stride != m.row_bytes());
+        }
+        assert!(strided > 0, "the per-layer table is cut by columns");
+    }
+
+    #[test]
+    fn pieces_are_whole_strips() {
+        let model = Tiny::new(Variant::E2b, QuantType::Q4_0).model();
+        let m = model.weights.matrix(model.embedding);
+        assert_eq!((m.rows, m.row_bytes()), (400, 36));
+        let rows = [1, 36 * 16, 36 * 47, 36 * 48, 1 << 20].map(|bytes| piece_rows(m, bytes));
+        assert_eq!(rows, [16, 16, 32, 48, 400]);
+        let vector = model.weights.matrix(model.output_norm);
+        assert_eq!(piece_rows(vector, 1), 1);
+    }
+
+    fn random(quant: QuantType, shape: &[usize], seed: u64) -> Vec<u8> {
+        let mut bytes = vec![0; quant.row_bytes(shape[0]) * shape[1..].iter().product::<usize>()];
+        random_blocks(quant, seed, 0.1, &mut bytes);
+        bytes
+    }
+
+    /// One matrix of a packed weight, as the plain code has it.
+    fn expected(weights: &Weights, packed: &Packed, index: usize) -> Vec<u8> {
+        let parts = packed.parts.iter().map(|&weight| {
+            let m = weights.matrix(weight);
+            let row = |r| weights.row(weight, index, r);
+            let values = |r| {
+                let mut values = vec![0.0f32; m.columns];
+                m.quant.dequantize(row(r), &mut values);
+                values.into_iter()
+            };
+            let rows = 0..m.rows;
+            match packed.form {
+                Form::Panels => pack(m.quant, m.rows, m.columns, row),
+                Form::Table | Form::File => rows.flat_map(|r| row(r).to_vec()).collect(),
+                Form::Vector => rows.flat_map(values).flat_map(f32::to_le_bytes).collect(),
+                Form::Bf16 => {
+                    let upper = |v: f32| [v.to_le_bytes()[2], v.to_le_bytes()[3]];
+                    rows.flat_map(values).flat_map(upper).collect()
+                }
+                Form::Half => unreachable!("compared by value"),
+            }
+        });
+        let parts: Vec<Vec<u8>> = parts.collect();
+        if packed.join == Join::Stacked {
+            return parts.concat();
+        }
+        let m = weights.matrix(packed.parts[0]);
+        let strip = PanelFormat::of(m.quant).unwrap().strip_bytes(m.columns);
+        let strips = (0..parts[0].len()).step_by(strip);
+        let turn = |at: usize| parts.iter().flat_map(move |p| p[at..at + strip].to_vec());
+        strips.flat_map(turn).collect()
+    }
+
+    /// Halves that are near the values, to the rounding of a half.
+    fn check_halves(weights: &Weights, packed: &Packed, found: &[u8]) {
+        let mut halves = found.chunks_exact(2).map(|half| {
+            let mut value = [0.0];
+            QuantType::F16.dequantize(half, &mut value);
+            value[0]
+        });
+        for &weight in &packed.parts {
+            let m = weights.matrix(weight);
+            for r in 0..m.rows {
+                let mut values = vec![0.0; m.columns];
+                m.quant.dequantize(weights.row(weight, 0, r), &mut values);
+                for value in values {
+                    let half = halves.next().unwrap();
+                    assert!(
+                        (half - value).abs() <= value.abs() / 2048.0 + 1e-7,
+                        "{}",
+                        m.name
+                    );
+                }
+            }
+        }
+        assert_eq!(halves.next(), None);
+    }
+
+    #[test]
+    #[ignore = "needs a card"]
+    fn upload_brings_every_form_to_its_place() {
+        let card = Card::open(Tier::Best);
+        let narrow: Vec<u8> = (0..20 * 96u32)
+            .flat_map(|i| [0, 0, i as u8, 0x3f])
+            .collect();
+        let tensor = |name, shape: &[usize], quant, seed| {
+            (name, shape.to_vec(), quant, random(quant, shape, seed))
+        };
+        let weights = weights_of(&[
+            tensor("q", &[512, 40], QuantType::Q4_K, 1),
+            tensor("k", &[512, 20], QuantType::Q4_K, 2),
+            tensor("v", &[512, 20], QuantType::Q6_K, 3),
+            // Both are bytes in panels.
+            tensor("gate", &[96, 35], QuantType::Q8_0, 4),
+            tensor("up", &[96, 35], QuantType::Q5_0, 5),
+            tensor("experts gate", &[64, 24, 3], QuantType::Q4_0, 6),
+            tensor("experts up", &[64, 24, 3], QuantType::Q4_0, 7),
+            ("narrow", vec![96, 20], QuantType::F32, narrow),
+            tensor("norm", &[100], QuantType::F16, 8),
+            tensor("table", &[64, 50], QuantType::Q8_0, 9),
+            tensor("halves", &[50, 30], QuantType::F16, 10),
+        ]);
+        let of = |name: &str| weights.find(name).unwrap();
+        let named = [
+            Packed::stacked(&[of("q"), of("k")], Form::Panels),
+            Packed::stacked(&[of("q"), of("k"), of("v")], Form::Half),
+            Packed::one(of("v"), Form::Panels),
+            Packed::one(of("v"), Form::File),
+            Packed::interleaved(&[of("gate"), of("up")]),
+            Packed::interleaved(&[of("experts gate"), of("experts up")]),
+            Packed::one(of("experts up"), Form::File),
+            Packed::one(of("narrow"), Form::Bf16),
+            Packed::one(of("norm"), Form::Vector),
+            Packed::one(of("table"), Form::Table),
+            Packed::one(of("halves"), Form::Half),
+        ];
+        let named: BTreeSet<Packed> = named.into();
+        for (tables, piece_bytes) in [(TablePlace::Device, PIECE_BYTES), (TablePlace::Host, 1)] {
+            let layout = WeightLayout::new(&weights, &named, tables);
+            let kernels = layout.kernels(&weights).into_iter();
+            let loaders = kernels.map(|k| (k.clone(), Arc::new(card.load(&k))));
+            let loaders: Loaders = loaders.collect();
+            let resident = layout
+                .upload_by(piece_bytes, &card.device, &weights, &loaders)
+                .unwrap();
+            let buffers = &resident.buffers;
+            let device: Vec<u8> = card.download(&buffers.device, layout.device_bytes);
+            let expanded = buffers.expanded.as_ref().unwrap();
+            let expanded: Vec<u8> = card.download(expanded, layout.expanded_bytes);
+            let host = buffers.host.as_ref().map(HostBuffer::bytes);
+            assert_eq!(host.is_some(), tables == TablePlace::Host);
+            for (packed, slot) in layout.named() {
+                let bytes = match slot.memory {
+                    Memory::Device => &device,
+                    Memory::Expanded => &expanded,
+                    Memory::Host => host.unwrap(),
+                };
+                let count = weights.matrix(packed.parts[0]).count;
+                for index in 0..count {
+                    let start = slot.offset + index * slot.matrix_bytes;
+                    let found = &bytes[start..start + slot.matrix_bytes];
+                    if packed.form == Form::Half {
+                        check_halves(&weights, packed, found);
+                    } else {
+                        assert!(found == expected(&weights, packed, index), "{packed:?}");
+                    }
+                }
+                let at = resident.at[packed];
+                let start = buffers.address(slot.memory).offset(slot.offset);
+                assert_eq!(at.start, start);
+                assert_eq!(
+                    (at.row_bytes, at.matrix_bytes),
+                    (slot.row_bytes, slot.matrix_bytes)
+                );
+            }
+        }
+    }
+
+    #[test]
+    #[ignore = "needs a card"]
+    #[expect(clippy::print_stdout, reason = "what a timing is for")]
+    fn upload_timing() {
+        let card = Card::open(Tier::Best);
+        let quant = QuantType::Q4_0;
+        let shape = [2560, 40960];
+        let names: Vec<String> = (0..8).map(|i| format!("w{i}")).collect();
+        let tensor = |name| (name, shape.to_vec(), quant, random(quant, &shape, 1));
+        let tensors: Vec<_> = names.iter().map(|n| tensor(n.as_str())).collect();
+        let weights = weights_of(&tensors);
+        let all = || weights.iter().map(|(weight, _)| weight);
+        for forms in [
+            &[Form::File][..],
+            &[Form::Panels],
+            &[Form::Panels, Form::Half],
+        ] {
+            let named = all().flat_map(|w| forms.iter().map(move |form| Packed::one(w, *form)));
+            let layout = WeightLayout::new(&weights, &named.collect(), TablePlace::Device);
+            let kernels = layout.kernels(&weights).into_iter();
+            let loaders = kernels.map(|k| (k.clone(), Arc::new(card.load(&k))));
+            let loaders: Loaders = loaders.collect();
+            let start = std::time::Instant::now();
+            layout.upload(&card.device, &weights, &loaders).unwrap();
+            let time = start.elapsed();
+            let bytes = all().map(|w| weights.bytes(w).len()).sum::<usize>();
+            let rate = bytes as f64 / time.as_secs_f64() / 1e9;
+            println!("upload {forms:?}: {rate:.1} GB/s of file ({time:?})");
+        }
+    }
+}
