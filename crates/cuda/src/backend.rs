@@ -1,34 +1,31 @@
 //! The backend: an open card that compiles plans.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
 };
 
 use carat_model::{
     backend::{Backend, BackendError, CompileOptions, Executor, Memory, Need},
     cost::Rates,
-    kv::KvType,
-    layout::Layout,
-    plan::{Plan, Rows, Step},
+    plan::{Plan, Step},
     weights::Weights,
 };
 
 use crate::{
     compile::{
-        fuse::{Op, fuse},
-        lower::{Call, Class, Products, Scratch, Target, lower},
-        memory::{MemoryPlan, Parts},
-        weights::{Packed, WeightLayout},
+        call::Call,
+        memory::MemoryPlan,
+        prepare::{Prepared, prepare},
+        target::{Products, Target},
     },
     config::{CudaConfig, Overlap, TablePlace, Tier},
     device::{Device, Module, cublaslt::Library},
     error::CudaError,
     jit::compiler::{Architecture, Compiler},
-    kernel::{Kernel, Place, Specialization, sample_specialization},
+    kernel::{self, Kernel, Specialization, sample_specialization},
     run::{
         executor::{CudaExecutor, Kernels},
-        program::ByClass,
         roofline,
     },
 };
@@ -210,102 +207,6 @@ fn matrix_bytes(plan: &Plan, weights: &Weights) -> usize {
     sum / count.max(1)
 }
 
-/// A plan, ready to take memory.
-pub(crate) struct Prepared {
-    /// The steps of all rows, and those of sampled rows alone.
-    pub(crate) front: ByClass<Vec<Call>>,
-    pub(crate) tail: ByClass<Vec<Call>>,
-    pub(crate) weights: WeightLayout,
-    pub(crate) parts: Parts,
-    pub(crate) memory: MemoryPlan,
-    products: Products,
-}
-
-impl Prepared {
-    pub(crate) fn calls(&self) -> impl Iterator<Item = &Call> {
-        let (front, tail) = (&self.front, &self.tail);
-        [&front.narrow, &front.wide, &tail.narrow, &tail.wide]
-            .into_iter()
-            .flatten()
-    }
-}
-
-/// Everything that can be known without a device.
-pub(crate) fn prepare(
-    plan: &Plan,
-    weights: &Weights,
-    options: &CompileOptions,
-    tables: TablePlace,
-    target: Target,
-) -> Result<Prepared, BackendError> {
-    if options.kv != KvType::F16 {
-        return Err(BackendError::Unsupported {
-            what: "keys and values in Q8_0 (--kv-type q8_0) are computed on the CPU alone so far: leave --kv-type out, or add \
-                   --backend cpu"
-                .to_owned(),
-        });
-    }
-    let ops = fuse(plan, target.fusion);
-    // Rows end once, so what runs for sampled rows is what comes last.
-    let cut = ops.iter().position(|op| op.rows == Rows::Sampled);
-    let (front, tail) = ops.split_at(cut.unwrap_or(ops.len()));
-    let mut scratch = Scratch::default();
-    let mut both = |ops: &[Op], most_rows: usize| -> Result<ByClass<Vec<Call>>, BackendError> {
-        let mut lowered = |class| lower(plan, weights, ops, class, target, &mut scratch);
-        Ok(ByClass {
-            narrow: lowered(Class::Narrow)?,
-            wide: match Class::of(most_rows) {
-                Class::Narrow => Vec::new(),
-                Class::Wide => lowered(Class::Wide)?,
-            },
-        })
-    };
-    let (front, tail) = (
-        both(front, options.max_rows)?,
-        both(tail, options.max_sampled)?,
-    );
-    let layout = if options.probe {
-        Layout::separate(plan)
-    } else {
-        let groups: Vec<_> = ops.iter().map(|op: &Op| op.steps.clone()).collect();
-        let stored = stored_values(plan, [&front, &tail]);
-        Layout::grouped(plan, &groups, |value| stored[value.index()])
-    };
-    let parts = Parts::new(plan, options, layout, &scratch);
-    let both = |p: &ByClass<Vec<Call>>| -> BTreeSet<Packed> {
-        let calls = p.narrow.iter().chain(&p.wide);
-        calls.flat_map(Call::weights).collect()
-    };
-    let named = &both(&front) | &both(&tail);
-    let weights = WeightLayout::new(weights, &named, tables);
-    Ok(Prepared {
-        memory: MemoryPlan::new(plan, options, &weights, &parts, target.products),
-        front,
-        tail,
-        weights,
-        parts,
-        products: target.products,
-    })
-}
-
-/// Which values some call reads or writes, by number.
-fn stored_values(plan: &Plan, programs: [&ByClass<Vec<Call>>; 2]) -> Vec<bool> {
-    let mut stored = vec![false; plan.value_count()];
-    let calls = programs
-        .into_iter()
-        .flat_map(|p| p.narrow.iter().chain(&p.wide));
-    let places = calls.flat_map(|call| [call.reads(), call.writes()].concat());
-    for place in places {
-        if let Place::Value(value) = place {
-            stored[value.index()] = true;
-        }
-    }
-    for value in [plan.hidden, plan.logits] {
-        stored[value.index()] = true;
-    }
-    stored
-}
-
 impl Backend for CudaBackend {
     fn name(&self) -> &'static str {
         "cuda"
@@ -341,7 +242,7 @@ impl Backend for CudaBackend {
     }
 
     fn measure(&self) -> Result<Option<Rates>, BackendError> {
-        let wanted = roofline::specializations();
+        let wanted = kernel::roofline::specializations();
         self.load(wanted.clone())?;
         let modules = wanted.map(|s| self.module(&s));
         let rates = roofline::rates(&self.device, &modules, self.library.as_ref())?;

@@ -12,8 +12,6 @@ mod own;
 mod steps;
 mod wide;
 
-use std::fmt::Write;
-
 use carat_gguf::QuantType;
 use carat_model::{
     backend::BackendError,
@@ -22,173 +20,17 @@ use carat_model::{
     weights::{Weight, Weights},
 };
 
+use super::{
+    call::{Call, Launch},
+    fuse::{self, Op, Part},
+    rows::Class,
+    scratch::{Scratch, ScratchBytes},
+    target::Target,
+};
 use crate::{
-    compile::{
-        fuse::{self, Op, Part, fuse},
-        weights::Packed,
-    },
     config::Fusion,
-    device::cublaslt::Out,
     kernel::{Kernel, LayerInputs, Place},
 };
-
-/// The most rows of a narrow batch: the columns of one tensor-core tile.
-pub(crate) const NARROW_ROWS: usize = 8;
-
-/// What kind of batch calls are for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Class {
-    /// Up to [`NARROW_ROWS`] rows.
-    Narrow,
-    Wide,
-}
-
-impl Class {
-    pub(crate) fn of(rows: usize) -> Class {
-        if rows <= NARROW_ROWS {
-            Class::Narrow
-        } else {
-            Class::Wide
-        }
-    }
-}
-
-/// What lowering must know of the card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
-    pub(crate) multiprocessors: usize,
-    /// The most shared memory a block may have.
-    pub(crate) shared_bytes: usize,
-    /// Whether code is made for Hopper alone.
-    pub(crate) hopper: bool,
-    /// Whether launches may start before those before them are over.
-    pub(crate) overlap: bool,
-    pub(crate) products: Products,
-    /// The most rows of a batch.
-    pub(crate) max_rows: usize,
-    pub(crate) fusion: Fusion,
-}
-
-impl Target {
-    /// A Hopper card of full size whose products are our own.
-    pub(crate) fn hopper(fusion: Fusion, max_rows: usize) -> Target {
-        Target {
-            multiprocessors: 132,
-            shared_bytes: 227 << 10,
-            hopper: true,
-            overlap: true,
-            products: Products::Own,
-            max_rows,
-            fusion,
-        }
-    }
-}
-
-/// Who multiplies matrices in wide batches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Products {
-    /// NVIDIA's library, in half precision over expanded weights.
-    Library,
-    /// Our own kernels: bytes over packed weights, or halves.
-    Own,
-}
-
-/// One launch, not yet bound to a device.
-#[derive(Debug)]
-pub(crate) struct Call {
-    /// Label of the step or steps it computes, such as `L12.attn.q+k+v`; what it does for them where it is one launch of several.
-    pub(crate) label: String,
-    pub(crate) origin: Origin,
-    pub(crate) rows: Rows,
-    pub(crate) launch: Launch,
-}
-
-#[derive(Debug)]
-pub(crate) enum Launch {
-    Kernel(Box<dyn Kernel>),
-    Library(LibraryProduct),
-}
-
-/// `out = alpha * x . w^T` by NVIDIA's library.
-#[derive(Clone, Debug)]
-pub(crate) struct LibraryProduct {
-    /// Halves.
-    pub(crate) x: Place,
-    /// Halves, too.
-    pub(crate) w: Packed,
-    pub(crate) out: Place,
-    pub(crate) kind: Out,
-    pub(crate) alpha: f32,
-    pub(crate) outputs: usize,
-    pub(crate) columns: usize,
-    /// Columns of a row of `out`.
-    pub(crate) stride: usize,
-    /// What comes out must still be multiplied by a factor a row: it is no value of the plan yet.
-    pub(crate) scaled: bool,
-}
-
-impl Call {
-    pub(crate) fn kernel(&self) -> Option<&dyn Kernel> {
-        match &self.launch {
-            Launch::Kernel(kernel) => Some(kernel.as_ref()),
-            Launch::Library(_) => None,
-        }
-    }
-
-    /// What it reads, except weights and KV.
-    pub(crate) fn reads(&self) -> Vec<Place> {
-        match &self.launch {
-            Launch::Kernel(kernel) => kernel.reads(),
-            Launch::Library(product) => vec![product.x],
-        }
-    }
-
-    /// What it writes, except KV.
-    pub(crate) fn writes(&self) -> Vec<Place> {
-        match &self.launch {
-            Launch::Kernel(kernel) => kernel.writes(),
-            Launch::Library(product) => vec![product.out],
-        }
-    }
-
-    pub(crate) fn weights(&self) -> Vec<Packed> {
-        match &self.launch {
-            Launch::Kernel(kernel) => kernel.weights(),
-            Launch::Library(product) => vec![product.w.clone()],
-        }
-    }
-}
-
-/// Buffers that live within an op, or between neighbours, by name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Scratch {
-    buffers: Vec<(&'static str, ScratchBytes)>,
-}
-
-/// How large a scratch buffer must be.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ScratchBytes {
-    pub(crate) per_row: usize,
-    pub(crate) fixed: usize,
-}
-
-impl Scratch {
-    fn place(&mut self, name: &'static str, bytes: ScratchBytes) -> Place {
-        let known = self.buffers.iter().position(|(n, _)| *n == name);
-        let index = known.unwrap_or_else(|| {
-            self.buffers.push((name, ScratchBytes::default()));
-            self.buffers.len() - 1
-        });
-        let held = &mut self.buffers[index].1;
-        held.per_row = held.per_row.max(bytes.per_row);
-        held.fixed = held.fixed.max(bytes.fixed);
-        Place::Scratch(index)
-    }
-
-    pub(crate) fn sizes(&self) -> impl Iterator<Item = ScratchBytes> {
-        self.buffers.iter().map(|(_, bytes)| *bytes)
-    }
-}
 
 /// Lowers ops for one class. Scratch is shared by all that are lowered with the same.
 pub(crate) fn lower(
@@ -221,56 +63,6 @@ pub(crate) fn lower(
         }
     }
     Ok(lowering.calls)
-}
-
-/// What a plan becomes on CUDA, one line a launch: label, kernel, operands. As on a Hopper card without NVIDIA's library.
-pub fn listing(
-    plan: &Plan,
-    weights: &Weights,
-    fusion: Fusion,
-    rows: usize,
-) -> Result<String, BackendError> {
-    list(plan, weights, Target::hopper(fusion, rows))
-}
-
-/// As [`listing`], of the most rows a target may have.
-fn list(plan: &Plan, weights: &Weights, target: Target) -> Result<String, BackendError> {
-    let rows = target.max_rows;
-    let ops = fuse(plan, target.fusion);
-    let mut scratch = Scratch::default();
-    let calls = lower(plan, weights, &ops, Class::of(rows), target, &mut scratch)?;
-    let mut out = String::new();
-    for call in &calls {
-        let list = |places: Vec<Place>| {
-            let names: Vec<String> = places.iter().map(Place::to_string).collect();
-            names.join(" ")
-        };
-        let which = match call.rows {
-            Rows::All => "all",
-            Rows::Sampled => "sampled",
-        };
-        let name = match &call.launch {
-            Launch::Kernel(kernel) => {
-                let specialization = kernel.specialization();
-                let entry = specialization.entries[kernel.grid(rows).entry];
-                let constants = specialization.constants.iter();
-                // Formats and kinds; numbers are sizes of tiles and buffers.
-                let named = constants.map(|(_, value)| value.as_str());
-                let named = named.filter(|value| value.parse::<usize>().is_err());
-                [entry]
-                    .into_iter()
-                    .chain(named)
-                    .collect::<Vec<_>>()
-                    .join(".")
-            }
-            Launch::Library(_) => "cublaslt".to_owned(),
-        };
-        let label = &call.label;
-        let (reads, writes) = (list(call.reads()), list(call.writes()));
-        let line = format!("{label:<26} {which:<7} {name:<26} {reads} -> {writes}");
-        writeln!(out, "{}", line.trim_end()).expect("strings take all writes");
-    }
-    Ok(out)
 }
 
 struct Lowering<'a> {

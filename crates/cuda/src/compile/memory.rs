@@ -9,17 +9,11 @@ use carat_model::{
     plan::{Plan, Rows, Shape, Value},
 };
 
-use crate::{
-    compile::{
-        lower::{Products, Scratch},
-        weights::WeightLayout,
-    },
-    run::{
-        batch::BatchLayout,
-        program::{WORKSPACE_BYTES, room},
-        sample,
-    },
+use super::{
+    batch_layout::BatchLayout, rows::room, scratch::Scratch, target::Products,
+    weights::WeightLayout,
 };
+use crate::{device::cublaslt::WORKSPACE_BYTES, kernel::sampler_bytes};
 
 /// Where buffers start.
 const ALIGN: usize = 256;
@@ -65,7 +59,7 @@ impl MemoryPlan {
             activations: parts.activations.bytes,
             scratch: parts.scratch.bytes,
             batch: BatchLayout::new(options).bytes(),
-            sampling: sample::bytes(plan.vocab(), options.max_sampled),
+            sampling: sampler_bytes(plan.vocab(), options.max_sampled),
             workspace: match products {
                 Products::Library => WORKSPACE_BYTES,
                 Products::Own => 0,
@@ -200,8 +194,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        backend::prepare,
-        compile::lower::Target,
+        compile::{prepare::prepare, target::Target},
         config::{Fusion, TablePlace},
         kernel::Place,
     };

@@ -1,6 +1,16 @@
 //! A plan to calls of kernels: pure, so that all of it is tested without a card.
+//!
+//! In order: [`fuse`] joins steps, [`lower`] makes calls for each class of [`rows`], [`prepare`] does both for a whole plan
+//! and lays out [`weights`] and [`memory`].
 
+pub(crate) mod batch_layout;
+pub(crate) mod call;
 pub(crate) mod fuse;
-pub(crate) mod lower;
+pub(crate) mod listing;
+mod lower;
 pub(crate) mod memory;
+pub(crate) mod prepare;
+pub(crate) mod rows;
+mod scratch;
+pub(crate) mod target;
 pub(crate) mod weights;

@@ -11,77 +11,13 @@ use carat_model::weights::{Matrix, Weight, Weights};
 use crate::{
     config::TablePlace,
     kernel::{
-        Expand, Narrowed, Pack, Specialization,
+        Expand, Join, Narrowed, Pack, Packed, Specialization, WeightForm,
         panels::{self, PanelFormat},
     },
 };
 
 /// Where weights start: what the widest loads and copies want.
 const ALIGN: usize = 256;
-
-/// How values lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Form {
-    /// One row, as f32.
-    Vector,
-    /// As [`File`](Form::File), but only looked up, a row a token; may lie in host memory.
-    Table,
-    /// Rows packed, in the file's format.
-    File,
-    /// Strips for tensor cores; of formats that have them. See [`panels`].
-    Panels,
-    /// F16, row-major. Of F16 exact, of all else rounded.
-    Half,
-    /// BF16, row-major: weights that [`narrow`](Weights::narrows).
-    Bf16,
-}
-
-/// How the parts of a joined matrix follow one another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Join {
-    /// One after another; in panels each is padded to whole strips.
-    Stacked,
-    /// Strip by strip in turn. Panels only, of parts with equally many strips.
-    Interleaved,
-}
-
-/// One or more weights as a kernel reads them. Parts have the same inputs and, unless they become floats, the same
-/// layout. Stacks of matrices (experts) are joined matrix by matrix.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Packed {
-    pub(crate) parts: Vec<Weight>,
-    pub(crate) join: Join,
-    pub(crate) form: Form,
-}
-
-impl Packed {
-    pub(crate) fn one(weight: Weight, form: Form) -> Packed {
-        Packed::stacked(&[weight], form)
-    }
-
-    pub(crate) fn stacked(parts: &[Weight], form: Form) -> Packed {
-        Packed {
-            parts: parts.to_vec(),
-            join: Join::Stacked,
-            form,
-        }
-    }
-
-    /// Panels whose strips take turns.
-    pub(crate) fn interleaved(parts: &[Weight]) -> Packed {
-        Packed {
-            parts: parts.to_vec(),
-            join: Join::Interleaved,
-            form: Form::Panels,
-        }
-    }
-
-    /// The vectors that are there.
-    pub(crate) fn vectors<const N: usize>(weights: [Option<Weight>; N]) -> Vec<Packed> {
-        let vector = |w: Weight| Packed::one(w, Form::Vector);
-        weights.into_iter().flatten().map(vector).collect()
-    }
-}
 
 /// The memory a weight goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +45,7 @@ pub(crate) struct Slot {
 /// A form that a weight's rows are wanted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    pub(crate) form: Form,
+    pub(crate) form: WeightForm,
     pub(crate) memory: Memory,
     /// Where the first row, or strip, of the first matrix goes.
     pub(crate) start: usize,
@@ -141,8 +77,8 @@ impl WeightLayout {
         };
         for packed in layout.stands_for.values().cloned().collect::<BTreeSet<_>>() {
             let memory = match (packed.form, tables) {
-                (Form::Table, TablePlace::Host) => Memory::Host,
-                (Form::Half, _) => Memory::Expanded,
+                (WeightForm::Table, TablePlace::Host) => Memory::Host,
+                (WeightForm::Half, _) => Memory::Expanded,
                 _ => Memory::Device,
             };
             let end = match memory {
@@ -196,12 +132,12 @@ impl WeightLayout {
 }
 
 /// The kernel that brings rows into a form; none where copying does.
-pub(crate) fn loader(quant: QuantType, form: Form) -> Option<Specialization> {
+pub(crate) fn loader(quant: QuantType, form: WeightForm) -> Option<Specialization> {
     match form {
-        Form::Vector | Form::Table | Form::File => None,
-        Form::Panels => Some(Pack::specialization(quant)),
-        Form::Half => Some(Expand::specialization(quant, Narrowed::Half)),
-        Form::Bf16 => Some(Expand::specialization(quant, Narrowed::Bf16)),
+        WeightForm::Vector | WeightForm::Table | WeightForm::File => None,
+        WeightForm::Panels => Some(Pack::specialization(quant)),
+        WeightForm::Half => Some(Expand::specialization(quant, Narrowed::Half)),
+        WeightForm::Bf16 => Some(Expand::specialization(quant, Narrowed::Bf16)),
     }
 }
 
@@ -226,8 +162,8 @@ fn stand_ins(weights: &Weights, named: &BTreeSet<Packed>) -> BTreeMap<Packed, Pa
             parts: packed.parts.iter().map(|w| same_view(*w)).collect(),
             join: packed.join,
             form: match packed.form {
-                Form::Half if all(QuantType::F16) => Form::File,
-                Form::Bf16 if all(QuantType::BF16) => Form::File,
+                WeightForm::Half if all(QuantType::F16) => WeightForm::File,
+                WeightForm::Bf16 if all(QuantType::BF16) => WeightForm::File,
                 form => form,
             },
         }
@@ -236,12 +172,12 @@ fn stand_ins(weights: &Weights, named: &BTreeSet<Packed>) -> BTreeMap<Packed, Pa
     let multiplied: BTreeSet<Packed> = stand_ins.iter().cloned().collect();
     let one_place = |packed: Packed| {
         let file = Packed {
-            form: Form::File,
+            form: WeightForm::File,
             ..packed.clone()
         };
         match packed.form {
             // A table that is multiplied with is more than a table.
-            Form::Table if multiplied.contains(&file) => file,
+            WeightForm::Table if multiplied.contains(&file) => file,
             _ => packed,
         }
     };
@@ -263,21 +199,21 @@ fn slot(weights: &Weights, packed: &Packed, memory: Memory, offset: usize) -> Sl
     alike(&|m| (m.columns, m.count) == (first.columns, first.count));
     let mut rows_at_once = 1;
     let row_bytes = match packed.form {
-        Form::Vector => {
+        WeightForm::Vector => {
             assert_eq!((packed.parts.len(), first.rows, first.count), (1, 1, 1));
             first.columns * 4
         }
-        Form::Table | Form::File => {
+        WeightForm::Table | WeightForm::File => {
             alike(&|m| m.quant == first.quant);
             first.row_bytes()
         }
-        Form::Panels => {
+        WeightForm::Panels => {
             alike(&|m| PanelFormat::of(m.quant) == PanelFormat::of(first.quant));
             rows_at_once = panels::STRIP;
             let format = PanelFormat::of(first.quant).expect("lowering knows which have panels");
             format.strip_bytes(first.columns)
         }
-        Form::Half | Form::Bf16 => first.columns * 2,
+        WeightForm::Half | WeightForm::Bf16 => first.columns * 2,
     };
     let mut matrix_bytes = 0;
     let parts = matrices.iter().enumerate().map(|(i, m)| {
@@ -290,7 +226,7 @@ fn slot(weights: &Weights, packed: &Packed, memory: Memory, offset: usize) -> Sl
     });
     let parts = parts.collect();
     if packed.join == Join::Interleaved {
-        assert_eq!(packed.form, Form::Panels, "only strips take turns");
+        assert_eq!(packed.form, WeightForm::Panels, "only strips take turns");
         alike(&|m| m.rows.div_ceil(rows_at_once) == first.rows.div_ceil(rows_at_once));
     }
     Slot {
@@ -310,10 +246,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        compile::{
-            fuse::fuse,
-            lower::{Call, Class, Scratch, Target, lower},
-        },
+        compile::{call::Call, fuse::fuse, lower::lower, rows::Class, scratch::Scratch, target},
         config::Fusion,
         testing::weights_of,
     };
@@ -325,7 +258,10 @@ mod tests {
     /// What the plain kernels name.
     fn named(model: &Model) -> BTreeSet<Packed> {
         let plan = gemma4::plan(model);
-        let (ops, target) = (fuse(&plan, Fusion::Off), Target::hopper(Fusion::Off, 8));
+        let (ops, target) = (
+            fuse(&plan, Fusion::Off),
+            target::Target::hopper(Fusion::Off, 8),
+        );
         let mut scratch = Scratch::default();
         let weights = &model.weights;
         let calls = lower(&plan, weights, &ops, Class::Narrow, target, &mut scratch);
@@ -342,15 +278,15 @@ mod tests {
         let mut all = named(model);
         let matrices: Vec<Packed> = all
             .iter()
-            .filter(|p| p.form == Form::File)
+            .filter(|p| p.form == WeightForm::File)
             .cloned()
             .collect();
         for packed in matrices {
             let w = packed.parts[0];
             let m = model.weights.matrix(w);
-            all.insert(Packed::one(w, Form::Half));
+            all.insert(Packed::one(w, WeightForm::Half));
             if PanelFormat::of(m.quant).is_some() {
-                all.insert(Packed::one(w, Form::Panels));
+                all.insert(Packed::one(w, WeightForm::Panels));
             }
         }
         let layer = &model.layers[0];
@@ -359,7 +295,7 @@ mod tests {
             .into_iter()
             .flatten()
             .collect();
-        all.insert(Packed::stacked(&qkv, Form::Panels));
+        all.insert(Packed::stacked(&qkv, WeightForm::Panels));
         all.insert(Packed::interleaved(&[layer.ffn.gate, layer.ffn.up]));
         all
     }
@@ -391,7 +327,7 @@ mod tests {
             let model = model(variant);
             let layout = layout(&model, &all_forms(&model), TablePlace::Device);
             for (packed, slot) in &layout.slots {
-                let strip = if packed.form == Form::Panels {
+                let strip = if packed.form == WeightForm::Panels {
                     panels::STRIP
                 } else {
                     1
@@ -437,7 +373,7 @@ mod tests {
         let model = model(Variant::E4b);
         let mut named = named(&model);
         let all = layout(&model, &named, TablePlace::Device);
-        let q = Packed::one(model.layers[0].q, Form::File);
+        let q = Packed::one(model.layers[0].q, WeightForm::File);
         assert!(named.remove(&q));
         let without = layout(&model, &named, TablePlace::Device);
         assert!(without.device_bytes < all.device_bytes);
@@ -449,7 +385,8 @@ mod tests {
     fn a_weight_is_read_once_for_all_its_forms() {
         let model = model(Variant::Dense12b);
         let w = model.layers[0].o;
-        let named = [Form::File, Form::Panels, Form::Half].map(|form| Packed::one(w, form));
+        let named = [WeightForm::File, WeightForm::Panels, WeightForm::Half]
+            .map(|form| Packed::one(w, form));
         let layout = layout(&model, &named.into(), TablePlace::Device);
         let targets = layout.targets();
         assert_eq!(targets.len(), 1);
@@ -471,10 +408,10 @@ mod tests {
         let model = tiny.model();
         let (table, o) = (model.embedding, model.layers[0].o);
         let named = [
-            Packed::one(table, Form::Table),
-            Packed::one(table, Form::Half),
-            Packed::one(o, Form::File),
-            Packed::one(o, Form::Bf16),
+            Packed::one(table, WeightForm::Table),
+            Packed::one(table, WeightForm::Half),
+            Packed::one(o, WeightForm::File),
+            Packed::one(o, WeightForm::Bf16),
         ];
         let layout = layout(&model, &named.clone().into(), TablePlace::Host);
         assert_eq!(layout.slots.len(), 2);

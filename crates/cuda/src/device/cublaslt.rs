@@ -25,6 +25,8 @@ use crate::{
 
 /// Where matrices must start: what the library takes for granted when it chooses.
 pub(crate) const ALIGN: usize = 256;
+/// Scratch memory that products may use.
+pub(crate) const WORKSPACE_BYTES: usize = 64 << 20;
 
 /// 0 is success.
 type Status = c_int;

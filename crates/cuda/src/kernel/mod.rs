@@ -15,15 +15,19 @@ mod norm;
 mod operands;
 pub(crate) mod panels;
 pub(crate) mod params;
+pub(crate) mod roofline;
 mod sample;
 #[cfg(test)]
 mod testing;
+pub(crate) mod weights;
 
 use std::fmt;
 
 use carat_gguf::QuantType;
 
-use crate::{compile::weights::Packed, device::Grid, kernel::panels::PanelFormat, run::roofline};
+use panels::PanelFormat;
+
+use crate::device::Grid;
 
 pub(crate) use attention::attend::Attend;
 pub(crate) use attention::attend_narrow::{AttendNarrow, Columns, HeadNorm, Heads, OwnKv};
@@ -60,9 +64,11 @@ pub(crate) use operands::{
     Addresses, BatchAt, MatrixAt, Place, PlacesAt, RowsAt, RunsAt, SlotAt, TablesAt,
 };
 pub(crate) use sample::{
-    Change, Draw, MOST_TOP_K, MOST_VOCAB, SampleParams, Setting, grids, scratch_bytes,
+    CHANGE, CHANGE_WORDS, Change, Draw, MOST_DRAWN_ROWS, MOST_TOP_K, MOST_VOCAB, SETTING_WORDS,
+    SampleParams, SamplerInputs, Setting, grids, sampler_bytes, scratch_bytes,
     specialization as sample_specialization,
 };
+pub(crate) use weights::{Form as WeightForm, Join, Packed};
 
 /// One kernel with everything it needs but addresses.
 pub(crate) trait Kernel: fmt::Debug {

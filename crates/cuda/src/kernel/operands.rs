@@ -10,9 +10,9 @@ use carat_model::{
 };
 
 use crate::{
-    compile::weights::{Form, Packed},
     device::Address,
     kernel::params::params,
+    kernel::weights::{Form, Packed},
 };
 
 /// What a kernel reads or writes.

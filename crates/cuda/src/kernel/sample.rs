@@ -18,6 +18,12 @@ const SHARES: usize = 64;
 pub(crate) const MOST_VOCAB: usize = 262_144;
 pub(crate) const MOST_TOP_K: usize = 1024;
 
+/// Sampled rows that the device takes in a batch at the most.
+pub(crate) const MOST_DRAWN_ROWS: usize = 256;
+/// Words for penalties and biases of a batch.
+pub(crate) const CHANGE_WORDS: usize = 16384 * CHANGE;
+pub(crate) const SETTING_WORDS: usize = Setting::BYTES / 4;
+pub(crate) const CHANGE: usize = Change::BYTES / 4;
 params! {
     pub(crate) struct SampleParams {
         rows: RowsAt,
@@ -59,6 +65,19 @@ params! {
     }
 }
 
+/// What the sampler shares with the batch.
+pub(crate) struct SamplerInputs {
+    pub(crate) rows: RowsAt,
+    pub(crate) logits: Address,
+    pub(crate) settings: Address,
+    /// The first word of the batch.
+    pub(crate) words: Address,
+    /// The word that says whose turn it is.
+    pub(crate) turn: Address,
+    /// Where the tokens go on the device.
+    pub(crate) samples: Address,
+}
+
 /// What the rows of a batch need, by the work it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Draw {
@@ -97,4 +116,10 @@ pub(crate) fn grids(draw: Draw, rows: usize, vocab: usize) -> impl Iterator<Item
 /// Bytes a row of `maxima` and of `best`.
 pub(crate) fn scratch_bytes(vocab: usize) -> (usize, usize) {
     (vocab.div_ceil(CHUNK) * 4, SHARES * 8)
+}
+
+/// Bytes of device memory that a sampler takes.
+pub(crate) fn sampler_bytes(vocab: usize, most_rows: usize) -> usize {
+    let (maxima, best) = scratch_bytes(vocab);
+    most_rows.min(MOST_DRAWN_ROWS) * (maxima + best + 4)
 }

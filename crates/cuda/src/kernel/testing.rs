@@ -16,9 +16,9 @@ use super::{
     form::{Form, Q8Places},
 };
 use crate::{
-    compile::weights::{self, Packed},
     config::Tier,
     device::{Address, Buffer, launch},
+    kernel::weights::{self, Packed},
     testing::{Card, Plain, half, halves, normals, relative_error},
 };
 

@@ -20,16 +20,19 @@ use carat_model::{
 };
 
 use crate::{
-    backend::Prepared,
-    compile::{lower::Call, memory::Parts},
+    compile::{
+        batch_layout::BatchLayout, call::Call, memory::Parts, prepare::Prepared, rows::RowCounts,
+    },
     config::{self, Checks, CudaConfig},
-    device::{Address, Buffer, Device, Event, HostBuffer, Module, cublaslt::Library},
+    device::{
+        Address, Buffer, Device, Event, HostBuffer, Module,
+        cublaslt::{Library, WORKSPACE_BYTES},
+    },
     error::CudaError,
     kernel::{Addresses, Draw, Kernel},
     run::{
-        batch::BatchLayout,
         graph::{self, Graph, Graphs},
-        program::{LibraryProducts, Program, Programs, RowCounts, WORKSPACE_BYTES},
+        program::{LibraryProducts, Program, Programs},
         sample::{Sampler, TURNS},
         upload::ResidentWeights,
     },

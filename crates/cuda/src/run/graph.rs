@@ -12,10 +12,9 @@ use carat_model::backend::CompileOptions;
 use cudarc::driver::{CudaGraph, CudaStream, sys};
 
 use crate::{
-    compile::lower::Class,
+    compile::rows::{Class, RowCounts, room},
     error::CudaError,
     kernel::Draw,
-    run::program::{RowCounts, room},
 };
 
 /// The most rows that decode together and still take the next power of two.

@@ -16,74 +16,18 @@ use carat_model::{
 };
 
 use crate::{
-    compile::lower::{Call, Class, Launch, LibraryProduct, NARROW_ROWS},
+    compile::{
+        call::{Call, Launch, LibraryProduct},
+        rows::{ByClass, Class, RowCounts, room},
+    },
     device::{
         Address, Device, Grid, Module,
-        cublaslt::{Gemm, Library, Operands, Out, Shape},
+        cublaslt::{Gemm, Library, Operands, Out, Shape, WORKSPACE_BYTES},
         launch,
     },
     error::CudaError,
     kernel::{Addresses, Kernel, Place},
 };
-
-/// What the library may use beside its operands.
-pub(crate) const WORKSPACE_BYTES: usize = 64 << 20;
-
-/// How many rows a batch has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct RowCounts {
-    pub(crate) all: usize,
-    pub(crate) sampled: usize,
-}
-
-impl RowCounts {
-    pub(crate) fn get(self, rows: Rows) -> usize {
-        match rows {
-            Rows::All => self.all,
-            Rows::Sampled => self.sampled,
-        }
-    }
-}
-
-/// Rows that buffers have room for when a batch has so many: launches are made for buckets of rows.
-pub(crate) fn room(rows: usize) -> usize {
-    match rows {
-        _ if Class::of(rows) == Class::Narrow => NARROW_ROWS,
-        ..=64 => rows.next_multiple_of(16),
-        65..=512 => rows.next_multiple_of(64),
-        _ => rows.next_multiple_of(256),
-    }
-}
-
-/// All numbers of rows that wide launches are made for, up to the bucket of so many rows.
-pub(crate) fn buckets(max_rows: usize) -> impl Iterator<Item = usize> {
-    let rows = NARROW_ROWS + 1..=max_rows;
-    rows.filter(move |&rows| room(rows) == rows || rows == max_rows)
-        .map(room)
-}
-
-/// One for few rows, one for many.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ByClass<T> {
-    pub(crate) narrow: T,
-    pub(crate) wide: T,
-}
-
-impl<T> ByClass<T> {
-    pub(crate) fn get(&self, class: Class) -> &T {
-        match class {
-            Class::Narrow => &self.narrow,
-            Class::Wide => &self.wide,
-        }
-    }
-
-    pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> ByClass<U> {
-        ByClass {
-            narrow: f(self.narrow),
-            wide: f(self.wide),
-        }
-    }
-}
 
 /// The whole plan: what runs for all rows, then what runs for those that are sampled.
 pub(crate) struct Programs {
@@ -285,26 +229,6 @@ fn written_values(calls: &[Call]) -> Vec<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rooms_hold_their_rows_and_grow() {
-        let rooms: Vec<usize> = [1, 8, 9, 16, 17, 64, 65, 512, 513, 2048].map(room).into();
-        assert_eq!(rooms, [8, 8, 16, 16, 32, 64, 128, 512, 768, 2048]);
-        for rows in 1..3000 {
-            let held = room(rows);
-            assert!(held >= rows && room(held) == held && room(rows + 1) >= held);
-        }
-    }
-
-    #[test]
-    fn buckets_are_the_rooms_of_wide_batches() {
-        for max_rows in [1, 8, 9, 40, 64, 300, 2048, 2050] {
-            let mut expected: Vec<usize> = (NARROW_ROWS + 1..=max_rows).map(room).collect();
-            expected.dedup();
-            let found: Vec<usize> = buckets(max_rows).collect();
-            assert_eq!(found, expected, "up to {max_rows} rows");
-        }
-    }
 
     #[test]
     fn front_and_tail_have_a_class_each() {

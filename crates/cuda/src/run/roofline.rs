@@ -10,16 +10,15 @@ use carat_model::cost::Rates;
 
 use crate::{
     device::{
-        Address, Buffer, Device, Grid, Module,
-        cublaslt::{Gemm, Library, Operands, Out, Shape},
+        Buffer, Device, Grid, Module,
+        cublaslt::{Gemm, Library, Operands, Out, Shape, WORKSPACE_BYTES},
         launch,
     },
     error::CudaError,
     kernel::{
-        Specialization,
-        params::{Params, params},
+        params::Params,
+        roofline::{MultiplyRateParams, ReadRateParams},
     },
-    run::program::WORKSPACE_BYTES,
 };
 
 /// Far more than any cache.
@@ -41,39 +40,6 @@ const MULTIPLY_THREADS: usize = 256;
 const ROUNDS: usize = 600;
 /// Multiply-adds of a warp's round: 8 products of 16 by 8 by 32.
 const ROUND: usize = 8 * 16 * 8 * 32;
-
-params! {
-    struct ReadRateParams {
-        data: Address,
-        sums: Address,
-        count: u64,
-    }
-}
-
-params! {
-    struct MultiplyRateParams {
-        sums: Address,
-        rounds: u32,
-    }
-}
-
-/// The kernels that [`rates`] takes, in its order.
-pub(crate) fn specializations() -> [Specialization; 2] {
-    [
-        Specialization {
-            kernel: "read_rate",
-            entries: &["fill", "read_rate"],
-            constants: Vec::new(),
-            params_bytes: ReadRateParams::BYTES,
-        },
-        Specialization {
-            kernel: "multiply_rate",
-            entries: &["multiply_rate"],
-            constants: Vec::new(),
-            params_bytes: MultiplyRateParams::BYTES,
-        },
-    ]
-}
 
 pub(crate) fn rates(
     device: &Arc<Device>,
@@ -211,6 +177,7 @@ fn multiply_rate(device: &Arc<Device>, module: &Module) -> Result<f64, CudaError
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::roofline::specializations;
     use crate::{
         config::Tier,
         testing::{Card, library_dirs},

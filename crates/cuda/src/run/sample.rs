@@ -17,21 +17,16 @@ use carat_model::{
 };
 
 use crate::{
-    device::{Address, Buffer, Device, HostBuffer, Module, launch},
+    device::{Buffer, Device, HostBuffer, Module, launch},
     error::CudaError,
     kernel::{
-        Change, Draw, MOST_TOP_K, MOST_VOCAB, RowsAt, SampleParams, Setting, grids,
+        CHANGE, CHANGE_WORDS, Change, Draw, MOST_DRAWN_ROWS, MOST_TOP_K, MOST_VOCAB, SETTING_WORDS,
+        SampleParams, SamplerInputs, Setting, grids,
         params::{Field, Params},
-        scratch_bytes,
+        sampler_bytes, scratch_bytes,
     },
 };
 
-/// Sampled rows that the device takes in a batch at the most.
-pub(crate) const MOST_ROWS: usize = 256;
-/// Words for penalties and biases of a batch.
-pub(crate) const CHANGE_WORDS: usize = 16384 * CHANGE;
-pub(crate) const SETTING_WORDS: usize = Setting::BYTES / 4;
-const CHANGE: usize = Change::BYTES / 4;
 /// Batches that may be under way: each writes its results to its own place.
 pub(crate) const TURNS: usize = 2;
 
@@ -150,19 +145,6 @@ fn put<F: Field + Params>(value: &F, words: &mut [u32]) {
     }
 }
 
-/// What the sampler shares with the batch.
-pub(crate) struct Inputs {
-    pub(crate) rows: RowsAt,
-    pub(crate) logits: Address,
-    pub(crate) settings: Address,
-    /// The first word of the batch.
-    pub(crate) words: Address,
-    /// The word that says whose turn it is.
-    pub(crate) turn: Address,
-    /// Where the tokens go on the device.
-    pub(crate) samples: Address,
-}
-
 /// The loaded kernel with its memory.
 pub(crate) struct Sampler {
     module: Arc<Module>,
@@ -179,11 +161,11 @@ impl Sampler {
         module: Arc<Module>,
         vocab: usize,
         most_rows: usize,
-        inputs: &Inputs,
+        inputs: &SamplerInputs,
     ) -> Result<Sampler, CudaError> {
-        let most_rows = most_rows.min(MOST_ROWS);
+        let most_rows = most_rows.min(MOST_DRAWN_ROWS);
         let (maxima, best) = scratch_bytes(vocab);
-        let scratch = device.allocate("sampling", bytes(vocab, most_rows))?;
+        let scratch = device.allocate("sampling", sampler_bytes(vocab, most_rows))?;
         let results = device.allocate_host("samples", TURNS * most_rows * 4)?;
         let best_at = scratch.address();
         let maxima_at = best_at.offset(best * most_rows);
@@ -234,12 +216,6 @@ impl Sampler {
             .iter()
             .map(|word| u32::from_ne_bytes(*word))
     }
-}
-
-/// Bytes of device memory that a sampler takes.
-pub(crate) fn bytes(vocab: usize, most_rows: usize) -> usize {
-    let (maxima, best) = scratch_bytes(vocab);
-    most_rows.min(MOST_ROWS) * (maxima + best + 4)
 }
 
 #[cfg(test)]

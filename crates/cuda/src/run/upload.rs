@@ -9,10 +9,10 @@ use std::{collections::HashMap, ops::Range, sync::Arc};
 use carat_model::weights::{Matrix, Weight, Weights};
 
 use crate::{
-    compile::weights::{Form, Memory, Packed, Target, WeightLayout, loader},
+    compile::weights::{Memory, Target, WeightLayout, loader},
     device::{Address, Buffer, Device, Event, HostBuffer, Module, launch},
     error::CudaError,
-    kernel::{Expand, MatrixAt, Pack, Specialization, panels::STRIP},
+    kernel::{Expand, MatrixAt, Pack, Packed, Specialization, WeightForm, panels::STRIP},
 };
 
 /// What a half holds of one weight, if a strip is not more.
@@ -50,7 +50,7 @@ impl WeightLayout {
         let targets = self.targets();
         let piece = |(w, targets): (&Weight, &Vec<Target>)| {
             let m = weights.matrix(*w);
-            let widened = targets.iter().filter(|t| t.form == Form::Vector);
+            let widened = targets.iter().filter(|t| t.form == WeightForm::Vector);
             let vectors = widened.map(|_| m.columns * 4);
             vectors.fold(piece_rows(m, piece_bytes) * m.row_bytes(), usize::max)
         };
@@ -159,7 +159,7 @@ impl Upload<'_> {
     /// Loads a weight in all its forms.
     fn put(&mut self, weight: Weight, targets: &[Target]) -> Result<(), CudaError> {
         let m = self.weights.matrix(weight);
-        for target in targets.iter().filter(|t| t.form == Form::Vector) {
+        for target in targets.iter().filter(|t| t.form == WeightForm::Vector) {
             let values = self.weights.vector(weight);
             let half = self.halves.next()?.bytes_mut();
             for (to, value) in half.chunks_exact_mut(4).zip(&values) {
@@ -177,7 +177,7 @@ impl Upload<'_> {
                 copy_rows(self.weights, weight, index, 0..m.rows, to);
             }
         }
-        let others = |t: &&Target| t.form != Form::Vector && t.memory != Memory::Host;
+        let others = |t: &&Target| t.form != WeightForm::Vector && t.memory != Memory::Host;
         let targets: Vec<Target> = targets.iter().filter(others).copied().collect();
         if targets.is_empty() {
             return Ok(());
@@ -211,7 +211,7 @@ impl Upload<'_> {
         for target in targets {
             let buffer = self.buffers.on_device(target.memory);
             let steps = match target.form {
-                Form::Panels => rows.start / STRIP,
+                WeightForm::Panels => rows.start / STRIP,
                 _ => rows.start,
             };
             let offset = target.start + index * target.matrix_bytes + steps * target.stride;
@@ -240,7 +240,7 @@ impl Upload<'_> {
         to: Address,
     ) -> Result<(), CudaError> {
         let (quant, columns, from) = (m.quant, m.columns, self.staging().address());
-        let (grid, params) = if target.form == Form::Panels {
+        let (grid, params) = if target.form == WeightForm::Panels {
             let job = Pack {
                 quant,
                 from,
@@ -316,9 +316,11 @@ mod tests {
 
     use super::*;
     use crate::{
-        compile::weights::Join,
         config::{TablePlace, Tier},
-        kernel::panels::{PanelFormat, pack},
+        kernel::{
+            Join,
+            panels::{PanelFormat, pack},
+        },
         testing::{Card, weights_of},
     };
 
@@ -369,14 +371,16 @@ mod tests {
             };
             let rows = 0..m.rows;
             match packed.form {
-                Form::Panels => pack(m.quant, m.rows, m.columns, row),
-                Form::Table | Form::File => rows.flat_map(|r| row(r).to_vec()).collect(),
-                Form::Vector => rows.flat_map(values).flat_map(f32::to_le_bytes).collect(),
-                Form::Bf16 => {
+                WeightForm::Panels => pack(m.quant, m.rows, m.columns, row),
+                WeightForm::Table | WeightForm::File => {
+                    rows.flat_map(|r| row(r).to_vec()).collect()
+                }
+                WeightForm::Vector => rows.flat_map(values).flat_map(f32::to_le_bytes).collect(),
+                WeightForm::Bf16 => {
                     let upper = |v: f32| [v.to_le_bytes()[2], v.to_le_bytes()[3]];
                     rows.flat_map(values).flat_map(upper).collect()
                 }
-                Form::Half => unreachable!("compared by value"),
+                WeightForm::Half => unreachable!("compared by value"),
             }
         });
         let parts: Vec<Vec<u8>> = parts.collect();
@@ -441,17 +445,17 @@ mod tests {
         ]);
         let of = |name: &str| weights.find(name).unwrap();
         let named = [
-            Packed::stacked(&[of("q"), of("k")], Form::Panels),
-            Packed::stacked(&[of("q"), of("k"), of("v")], Form::Half),
-            Packed::one(of("v"), Form::Panels),
-            Packed::one(of("v"), Form::File),
+            Packed::stacked(&[of("q"), of("k")], WeightForm::Panels),
+            Packed::stacked(&[of("q"), of("k"), of("v")], WeightForm::Half),
+            Packed::one(of("v"), WeightForm::Panels),
+            Packed::one(of("v"), WeightForm::File),
             Packed::interleaved(&[of("gate"), of("up")]),
             Packed::interleaved(&[of("experts gate"), of("experts up")]),
-            Packed::one(of("experts up"), Form::File),
-            Packed::one(of("narrow"), Form::Bf16),
-            Packed::one(of("norm"), Form::Vector),
-            Packed::one(of("table"), Form::Table),
-            Packed::one(of("halves"), Form::Half),
+            Packed::one(of("experts up"), WeightForm::File),
+            Packed::one(of("narrow"), WeightForm::Bf16),
+            Packed::one(of("norm"), WeightForm::Vector),
+            Packed::one(of("table"), WeightForm::Table),
+            Packed::one(of("halves"), WeightForm::Half),
         ];
         let named: BTreeSet<Packed> = named.into();
         for (tables, piece_bytes) in [(TablePlace::Device, PIECE_BYTES), (TablePlace::Host, 1)] {
@@ -478,7 +482,7 @@ mod tests {
                 for index in 0..count {
                     let start = slot.offset + index * slot.matrix_bytes;
                     let found = &bytes[start..start + slot.matrix_bytes];
-                    if packed.form == Form::Half {
+                    if packed.form == WeightForm::Half {
                         check_halves(&weights, packed, found);
                     } else {
                         assert!(found == expected(&weights, packed, index), "{packed:?}");
@@ -508,9 +512,9 @@ mod tests {
         let weights = weights_of(&tensors);
         let all = || weights.iter().map(|(weight, _)| weight);
         for forms in [
-            &[Form::File][..],
-            &[Form::Panels],
-            &[Form::Panels, Form::Half],
+            &[WeightForm::File][..],
+            &[WeightForm::Panels],
+            &[WeightForm::Panels, WeightForm::Half],
         ] {
             let named = all().flat_map(|w| forms.iter().map(move |form| Packed::one(w, *form)));
             let layout = WeightLayout::new(&weights, &named.collect(), TablePlace::Device);

@@ -4,16 +4,12 @@ use carat_model::{plan::Step, weights::Weight};
 
 use super::{Lowering, ScratchBytes};
 use crate::{
-    compile::{
-        fuse::Op,
-        weights::{Form as WeightForm, Packed},
-    },
+    compile::{fuse::Op, rows::buckets},
     kernel::{
         Choices, ChoicesKind, Convert, Epilogue, ExpertTiles, ExpertsSum, Form, GemmEpilogue,
         GemmInput, GemmOutput, GemmShape, GemmWeights, Gemv, GemvForm, GemvPart, GemvShape,
-        GroupPlaces, Groups, Place, Prologue, XRows, panels::PanelFormat,
+        GroupPlaces, Groups, Packed, Place, Prologue, WeightForm, XRows, panels::PanelFormat,
     },
-    run::program::buckets,
 };
 
 /// A step of experts, all of whose weights are packed.

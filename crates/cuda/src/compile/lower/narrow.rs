@@ -7,15 +7,16 @@ use carat_model::{
     weights::Weight,
 };
 
-use super::{Lowering, NARROW_ROWS, ScratchBytes};
+use super::{Lowering, ScratchBytes};
 use crate::{
     compile::{
         fuse::{Attend, Input, NormAdd, Op, Part, Product, RowNorm, StoreKv, Then, Work},
-        weights::{Form, Packed},
+        rows::NARROW_ROWS,
     },
     kernel::{
         AttendNarrow, Columns, Epilogue, Gemv, GemvCard, GemvForm, GemvPart, GemvShape, HeadNorm,
-        Heads, MOST_HEAD_DIM, NormRopeStore, OwnKv, Place, Prologue, PrologueNorm, Second,
+        Heads, MOST_HEAD_DIM, NormRopeStore, OwnKv, Packed, Place, Prologue, PrologueNorm, Second,
+        WeightForm,
         panels::{PanelFormat, STRIP},
     },
 };
@@ -45,24 +46,24 @@ impl Lowering<'_> {
     }
 
     /// How a matrix is streamed, and the form in which it lies for that.
-    fn gemv_form(&self, w: Weight) -> Option<(GemvForm, Form)> {
+    fn gemv_form(&self, w: Weight) -> Option<(GemvForm, WeightForm)> {
         let matrix = self.weights.matrix(w);
         if let Some(format) = PanelFormat::of(matrix.quant) {
-            return Some((GemvForm::Panel(format), Form::Panels));
+            return Some((GemvForm::Panel(format), WeightForm::Panels));
         }
         let form = match matrix.quant {
-            QuantType::F16 => (GemvForm::F16, Form::File),
-            QuantType::BF16 => (GemvForm::BF16, Form::File),
-            QuantType::F32 if self.weights.narrows(w) => (GemvForm::BF16, Form::Bf16),
-            QuantType::F32 => (GemvForm::F32, Form::File),
-            _ => (GemvForm::F16, Form::Half),
+            QuantType::F16 => (GemvForm::F16, WeightForm::File),
+            QuantType::BF16 => (GemvForm::BF16, WeightForm::File),
+            QuantType::F32 if self.weights.narrows(w) => (GemvForm::BF16, WeightForm::Bf16),
+            QuantType::F32 => (GemvForm::F32, WeightForm::File),
+            _ => (GemvForm::F16, WeightForm::Half),
         };
         matrix.columns.is_multiple_of(FLOAT_COLUMNS).then_some(form)
     }
 
     fn narrow_product(&mut self, op: &Op, product: &Product) -> Option<()> {
         // Parts of one format are one product.
-        let mut runs: Vec<(GemvForm, Form, Vec<Part>)> = Vec::new();
+        let mut runs: Vec<(GemvForm, WeightForm, Vec<Part>)> = Vec::new();
         for part in &product.parts {
             let (gemv, form) = self.gemv_form(part.w)?;
             match runs.last_mut() {
@@ -185,7 +186,7 @@ impl Lowering<'_> {
         &mut self,
         op: &Op,
         prologue: Prologue,
-        (gemv, form): (GemvForm, Form),
+        (gemv, form): (GemvForm, WeightForm),
         parts: &[Part],
     ) {
         let strip = match gemv {

@@ -10,13 +10,13 @@ use super::{
 use crate::{
     compile::{
         fuse::{Input, Op, Part, Product},
-        weights::{Form as WeightForm, Packed},
+        rows::buckets,
     },
     kernel::{
-        Form, Gemm, GemmEpilogue, GemmInput, GemmOutput, GemmShape, GemmWeights, Place, Q8Places,
+        Form, Gemm, GemmEpilogue, GemmInput, GemmOutput, GemmShape, GemmWeights, Packed, Place,
+        Q8Places, WeightForm,
         panels::{PanelFormat, STRIP},
     },
-    run::program::buckets,
 };
 
 impl Lowering<'_> {

@@ -1,4 +1,4 @@
-use std::collections::HashSet;
+use std::{collections::HashSet, fmt::Write};
 
 use carat_gguf::QuantType;
 use carat_model::{
@@ -12,7 +12,14 @@ use carat_testkit::tiny::{Tiny, Variant};
 use expect_test::expect;
 
 use super::*;
-use crate::{compile::weights::Form, kernel};
+use crate::{
+    compile::{
+        fuse::fuse,
+        listing::{list, listing},
+        target::Products,
+    },
+    kernel::{self, Packed, WeightForm},
+};
 
 /// Rows of a narrow and of a wide batch.
 const NARROW: usize = 4;
@@ -391,7 +398,7 @@ fn our_own_products_share_weights_between_classes() {
     };
     let narrow = forms(Target::hopper(Fusion::On, NARROW));
     let wide = forms(portable(WIDE));
-    let packed = |p: &&Packed| p.form == Form::Panels;
+    let packed = |p: &&Packed| p.form == WeightForm::Panels;
     let only_wide: Vec<&Packed> = wide.difference(&narrow).filter(packed).collect();
     assert!(only_wide.is_empty(), "{only_wide:?}");
 }

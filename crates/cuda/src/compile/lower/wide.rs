@@ -11,19 +11,20 @@ use carat_model::{
     plan::{Plan, Rows, Step, Value},
 };
 
-use super::{Call, Launch, LibraryProduct, Lowering, Products};
+use super::Lowering;
 use crate::{
     compile::{
+        call::{Call, Launch, LibraryProduct},
         fuse::{
             Attend, Input, NormAdd, Op, Part, Product, RowNorm, StoreKv, Then, Work, joined_label,
         },
-        weights::{Form as WeightForm, Packed},
+        target::Products,
     },
     device::cublaslt::Out,
     kernel::{
         AttendOut, AttendWide, Attention, Convert, Form, GELU_MOST_COLUMNS, GeluMulWide, HEAD_DIMS,
-        KeysValues, NORM_MOST_COLUMNS, NormAddWide, NormOut, NormWide, Place, QkvWide, Queries,
-        Second,
+        KeysValues, NORM_MOST_COLUMNS, NormAddWide, NormOut, NormWide, Packed, Place, QkvWide,
+        Queries, Second, WeightForm,
     },
 };
 

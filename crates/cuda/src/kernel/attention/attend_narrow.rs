@@ -8,9 +8,9 @@ use carat_model::{
 
 use crate::kernel::{Addresses, Kernel, Place, PlacesAt, RowsAt, SlotAt, Specialization};
 use crate::{
-    compile::weights::Packed,
     device::{Address, Grid},
     kernel::params::{Params, params},
+    kernel::weights::Packed,
 };
 
 const THREADS: usize = 256;

@@ -9,9 +9,9 @@ use crate::kernel::{
     Addresses, Kernel, Place, PlacesAt, RowsAt, SlotAt, Specialization, norm_threads,
 };
 use crate::{
-    compile::weights::Packed,
     device::{Address, Grid},
     kernel::params::{Params, params},
+    kernel::weights::Packed,
 };
 
 /// The kernel keeps a head in shared memory.

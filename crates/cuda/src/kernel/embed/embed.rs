@@ -5,8 +5,8 @@ use carat_model::weights::Weight;
 
 use crate::kernel::{Addresses, Kernel, Place, RowsAt, Specialization, format, panel, strips};
 use crate::{
-    compile::weights::{Form, Packed},
     device::{Address, Grid},
+    kernel::weights::{Form, Packed},
     kernel::{
         panels::PanelFormat,
         params::{Params, params},

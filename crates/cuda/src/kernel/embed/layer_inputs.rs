@@ -5,9 +5,9 @@ use carat_model::weights::Weight;
 
 use crate::kernel::{Addresses, Kernel, Place, RowsAt, Specialization, format, norm_threads};
 use crate::{
-    compile::weights::{Form, Packed},
     device::{Address, Grid},
     kernel::params::{Params, params},
+    kernel::weights::{Form, Packed},
 };
 
 /// The widest group that a block's shared memory holds.

@@ -9,8 +9,8 @@ mod tests;
 
 use crate::kernel::{Addresses, Kernel, Place, Q8Places, RowsAt, Specialization, XRows};
 use crate::{
-    compile::weights::Packed,
     device::{Address, Grid},
+    kernel::weights::Packed,
     kernel::{
         panels::{PanelFormat, STRIP},
         params::{Params, params},

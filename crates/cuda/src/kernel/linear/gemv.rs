@@ -7,8 +7,8 @@ use carat_model::weights::Weight;
 
 use crate::kernel::{Addresses, Kernel, Place, RowsAt, Second, Specialization};
 use crate::{
-    compile::weights::Packed,
     device::{Address, Grid},
+    kernel::weights::Packed,
     kernel::{
         panels::{self, PanelFormat},
         params::{Params, params},

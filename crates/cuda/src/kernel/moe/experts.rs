@@ -7,9 +7,9 @@ use crate::kernel::{
     Addresses, Kernel, Place, RowsAt, Specialization, format, linear::linear::OUTPUTS, strips,
 };
 use crate::{
-    compile::weights::{Form, Packed},
     device::{Address, Grid},
     kernel::params::{Params, params},
+    kernel::weights::{Form, Packed},
 };
 
 /// The router keeps a row's scores in shared memory.

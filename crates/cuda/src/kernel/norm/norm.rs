@@ -4,9 +4,9 @@ use carat_model::weights::Weight;
 
 use crate::kernel::{Addresses, Kernel, Place, RowsAt, Specialization, norm_threads};
 use crate::{
-    compile::weights::Packed,
     device::{Address, Grid},
     kernel::params::{Params, params},
+    kernel::weights::Packed,
 };
 
 params! {

@@ -8,9 +8,9 @@ use crate::kernel::{
     norm_threads,
 };
 use crate::{
-    compile::weights::Packed,
     device::{Address, Grid},
     kernel::params::{Params, params},
+    kernel::weights::Packed,
 };
 
 /// Fours a thread holds, for rows of up to 512 times as many columns.

@@ -3,7 +3,8 @@ use carat_model::sampling::{self, random};
 use super::*;
 use crate::{
     config::Tier,
-    kernel::sample_specialization,
+    device::Address,
+    kernel::{RowsAt, sample_specialization},
     run::graph::Graph,
     testing::{Card, at, normals},
 };
@@ -58,7 +59,7 @@ impl Bench {
         samples: Address,
         (vocab, rows): (usize, usize),
     ) -> Sampler {
-        let inputs = Inputs {
+        let inputs = SamplerInputs {
             rows: RowsAt {
                 count: at::<u32>(words, COUNT_AT),
                 index: Address::NULL,

@@ -1,0 +1,147 @@
+//! Words that describe a batch to kernels, at fixed places of one array, so that launches need not change. Mirrors
+//! `lib/batch.cuh`; `run/batch.rs` writes them.
+//!
+//! Counts, tokens, positions, runs, sampled rows and their settings, each run's first row among all and among the sampled, a
+//! table base per run and group; last, because their number varies, the pages themselves and changes of logits.
+
+use carat_model::{backend::CompileOptions, kv::PerGroup};
+
+use super::rows::room;
+use crate::{
+    device::Address,
+    kernel::{
+        BatchAt, CHANGE_WORDS, MOST_DRAWN_ROWS, PlacesAt, RowsAt, RunsAt, SETTING_WORDS,
+        SamplerInputs, TablesAt,
+    },
+};
+
+pub(crate) const WORD: usize = 4;
+/// Pages that runs may name beyond those that exist, because sequences share them.
+const SHARED_ENTRIES: usize = 1 << 20;
+
+/// Where each part starts, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BatchLayout {
+    /// First, so that what follows can be copied by itself: sampling leaves the tokens of a chained batch here.
+    pub(crate) tokens: usize,
+    pub(crate) all_count: usize,
+    pub(crate) sampled_count: usize,
+    pub(crate) run_count: usize,
+    pub(crate) positions: usize,
+    pub(crate) runs: usize,
+    pub(crate) sampled: usize,
+    /// One more than there are runs: the last is where the last run ends.
+    pub(crate) first_rows: usize,
+    pub(crate) first_sampled: usize,
+    /// Which of the places for results this batch has.
+    pub(crate) turn: usize,
+    pub(crate) settings: usize,
+    pub(crate) bases: PerGroup<usize>,
+    pub(crate) pages: usize,
+    pub(crate) page_entries: usize,
+    /// All of it.
+    pub(crate) words: usize,
+    /// Behind it: 0, 1, 2, ..., which never change.
+    pub(crate) identity: usize,
+    pub(crate) max_rows: usize,
+    /// Rows that may be sampled on the device.
+    pub(crate) most_drawn: usize,
+}
+
+impl BatchLayout {
+    pub(crate) fn new(options: &CompileOptions) -> BatchLayout {
+        let mut next = 0;
+        // Parts start at 16 bytes, which is what vector loads want.
+        let mut part = |words: usize| {
+            let start = next;
+            next = (next + words).next_multiple_of(4);
+            start
+        };
+        // A run has a row at least.
+        let (rows, runs) = (room(options.max_rows), options.max_rows);
+        let held = options.pages.full + options.pages.sliding;
+        let entries = (runs * held).min(held + SHARED_ENTRIES);
+        let most_drawn = options.max_sampled.min(MOST_DRAWN_ROWS);
+        BatchLayout {
+            tokens: part(rows),
+            all_count: part(1),
+            sampled_count: part(1),
+            run_count: part(1),
+            positions: part(rows),
+            runs: part(rows),
+            sampled: part(room(options.max_sampled)),
+            first_rows: part(runs + 1),
+            first_sampled: part(runs + 1),
+            turn: part(1),
+            settings: part(most_drawn * SETTING_WORDS),
+            bases: PerGroup {
+                full: part(runs),
+                sliding: part(runs),
+            },
+            // What happens to logits follows the pages in use.
+            pages: part(entries + CHANGE_WORDS),
+            page_entries: entries,
+            words: part(0),
+            identity: part(rows),
+            max_rows: rows,
+            most_drawn,
+        }
+    }
+
+    /// Bytes on the device.
+    pub(crate) fn bytes(&self) -> usize {
+        (self.identity + self.max_rows) * WORD
+    }
+
+    /// What is written once: which row the rows of a whole batch are, namely themselves.
+    pub(crate) fn constant(&self) -> (usize, Vec<u32>) {
+        (self.identity * WORD, (0..self.max_rows as u32).collect())
+    }
+
+    pub(crate) fn at(&self, start: Address) -> BatchAt {
+        let word = |index: usize| start.offset(index * WORD);
+        let tables = |base: usize| TablesAt {
+            base: word(base),
+            pages: word(self.pages),
+        };
+        let runs = |first: usize| RunsAt {
+            count: word(self.run_count),
+            first: word(first),
+        };
+        BatchAt {
+            tokens: word(self.tokens),
+            places: PlacesAt {
+                position: word(self.positions),
+                run: word(self.runs),
+            },
+            all: RowsAt {
+                count: word(self.all_count),
+                index: word(self.identity),
+            },
+            sampled: RowsAt {
+                count: word(self.sampled_count),
+                index: word(self.sampled),
+            },
+            all_runs: runs(self.first_rows),
+            sampled_runs: runs(self.first_sampled),
+            tables: self.bases.map(tables),
+        }
+    }
+
+    /// Where the words begin that are not tokens.
+    pub(crate) fn behind_tokens(&self) -> usize {
+        self.all_count
+    }
+
+    /// What the sampler reads, and where it leaves tokens for a batch that is chained to this one.
+    pub(crate) fn sampler_inputs(&self, start: Address, logits: Address) -> SamplerInputs {
+        SamplerInputs {
+            rows: self.at(start).sampled,
+            logits,
+            settings: start.offset(self.settings * WORD),
+            words: start,
+            turn: start.offset(self.turn * WORD),
+            samples: start.offset(self.tokens * WORD),
+        }
+    }
+}

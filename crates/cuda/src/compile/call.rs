@@ -1,0 +1,74 @@
+//! One launch, not yet bound to a device.
+
+use carat_model::{phase::Origin, plan::Rows};
+
+use crate::{
+    device::cublaslt::Out,
+    kernel::{Kernel, Packed, Place},
+};
+
+/// One launch, not yet bound to a device.
+#[derive(Debug)]
+pub(crate) struct Call {
+    /// Label of the step or steps it computes, such as `L12.attn.q+k+v`; what it does for them where it is one launch of several.
+    pub(crate) label: String,
+    pub(crate) origin: Origin,
+    pub(crate) rows: Rows,
+    pub(crate) launch: Launch,
+}
+
+#[derive(Debug)]
+pub(crate) enum Launch {
+    Kernel(Box<dyn Kernel>),
+    Library(LibraryProduct),
+}
+
+/// `out = alpha * x . w^T` by NVIDIA's library.
+#[derive(Clone, Debug)]
+pub(crate) struct LibraryProduct {
+    /// Halves.
+    pub(crate) x: Place,
+    /// Halves, too.
+    pub(crate) w: Packed,
+    pub(crate) out: Place,
+    pub(crate) kind: Out,
+    pub(crate) alpha: f32,
+    pub(crate) outputs: usize,
+    pub(crate) columns: usize,
+    /// Columns of a row of `out`.
+    pub(crate) stride: usize,
+    /// What comes out must still be multiplied by a factor a row: it is no value of the plan yet.
+    pub(crate) scaled: bool,
+}
+
+impl Call {
+    pub(crate) fn kernel(&self) -> Option<&dyn Kernel> {
+        match &self.launch {
+            Launch::Kernel(kernel) => Some(kernel.as_ref()),
+            Launch::Library(_) => None,
+        }
+    }
+
+    /// What it reads, except weights and KV.
+    pub(crate) fn reads(&self) -> Vec<Place> {
+        match &self.launch {
+            Launch::Kernel(kernel) => kernel.reads(),
+            Launch::Library(product) => vec![product.x],
+        }
+    }
+
+    /// What it writes, except KV.
+    pub(crate) fn writes(&self) -> Vec<Place> {
+        match &self.launch {
+            Launch::Kernel(kernel) => kernel.writes(),
+            Launch::Library(product) => vec![product.out],
+        }
+    }
+
+    pub(crate) fn weights(&self) -> Vec<Packed> {
+        match &self.launch {
+            Launch::Kernel(kernel) => kernel.weights(),
+            Launch::Library(product) => vec![product.w.clone()],
+        }
+    }
+}
