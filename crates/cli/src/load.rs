@@ -146,8 +146,8 @@ pub(crate) fn backend(name: BackendName, settings: &Settings) -> Result<Box<dyn 
         BackendName::Cuda => {
             let backend = CudaBackend::new(cuda_config(settings)?)
                 .context("cannot compute with CUDA (--backend cpu runs on this machine's cores)")?;
-            if let Some(shortcoming) = backend.shortcoming() {
-                warn(shortcoming);
+            if let Some(degraded_reason) = backend.degraded_reason() {
+                warn(degraded_reason);
             }
             Box::new(backend)
         }
@@ -166,8 +166,8 @@ fn best_backend(settings: &Settings, terminal: Terminal) -> Result<Box<dyn Backe
             terminal.note(format_args!(
                 "computing on the {card}; --backend cpu uses this machine's cores instead"
             ));
-            if let Some(shortcoming) = cuda.shortcoming() {
-                warn(shortcoming);
+            if let Some(degraded_reason) = cuda.degraded_reason() {
+                warn(degraded_reason);
             }
             Ok(Box::new(cuda))
         }

@@ -185,7 +185,7 @@ void run_block(unsigned size) {
 
 std::mutex lock;
 std::map<uint64_t, std::pair<char*, size_t>> allocations;
-constexpr size_t MOST_SHARED = 227 << 10;
+constexpr size_t MAX_SHARED = 227 << 10;
 constexpr size_t TOTAL = size_t(8) << 30;
 size_t held = 0;
 
@@ -304,7 +304,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
     case 75: return *value = capability() / 10, 0;  // compute capability, major
     case 76: return *value = capability() % 10, 0;  // and minor
     case 16: return *value = 4, 0;               // multiprocessors: few, so that small shapes are spread unevenly, too
-    case 97: return *value = int(MOST_SHARED), 0;  // shared memory a block may ask for
+    case 97: return *value = int(MAX_SHARED), 0;  // shared memory a block may ask for
     default: return *value = 0, 0;               // what we never ask for
   }
 }
@@ -404,7 +404,7 @@ int cuModuleUnload(Module* module) {
 
 int cuLaunchKernel(Function* function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y,
                    unsigned threads_z, unsigned shared, void*, void** arguments, void**) {
-  if (x == 0 || y == 0 || z == 0 || y > 65535 || threads_x == 0 || threads_x > 1024 || threads_y * threads_z != 1 || shared > MOST_SHARED)
+  if (x == 0 || y == 0 || z == 0 || y > 65535 || threads_x == 0 || threads_x > 1024 || threads_y * threads_z != 1 || shared > MAX_SHARED)
     return 1;
   std::lock_guard<std::mutex> guard(lock);
   const char* bytes = (const char*)arguments[0];

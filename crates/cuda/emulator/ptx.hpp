@@ -81,28 +81,28 @@ inline void emulated_load_matrices(u32 (&d)[4], const void* row, bool transposed
   }
   gather(own, 1);  // nobody writes there before all have read
 }
-inline void load_matrices(u32 (&d)[4], const void* row) { emulated_load_matrices(d, row, false); }
-inline void load_matrices_transposed(u32 (&d)[4], const void* row) { emulated_load_matrices(d, row, true); }
+inline void ldmatrix_x4(u32 (&d)[4], const void* row) { emulated_load_matrices(d, row, false); }
+inline void ldmatrix_x4_trans(u32 (&d)[4], const void* row) { emulated_load_matrices(d, row, true); }
 
-inline void copy_async(void* shared, const void* global, bool there = true) {
+inline void cp_async_16(void* shared, const void* global, bool there = true) {
   there ? (void)std::memcpy(shared, global, 16) : (void)std::memset(shared, 0, 16);
 }
-inline void copy_async_word(void* shared, const void* global, bool there = true) {
+inline void cp_async_4(void* shared, const void* global, bool there = true) {
   there ? (void)std::memcpy(shared, global, 4) : (void)std::memset(shared, 0, 4);
 }
-inline void close_copies() {}
+inline void cp_async_commit() {}
 template <int UNDER_WAY>
-inline void wait_for_copies() {}
+inline void cp_async_wait() {}
 inline uint4 load_streamed(const void* at) { return *(const uint4*)at; }
 inline uint2 load_written(const void* at) { return *(const uint2*)at; }
-inline u32 pack_halves(float low, float high) {
+inline u32 pack_f16x2(float low, float high) {
   return emulated_float_to_half(low) | u32(emulated_float_to_half(high)) << 16;
 }
 inline float exp2_near(float x) { return std::exp2(x); }
 inline float reciprocal(float x) { return 1.0f / x; }
 inline u32 load_acquire(const u32* at) { return *at; }
-inline void let_successor_start() {}
-inline void wait_for_predecessor() {}
+inline void griddep_launch_dependents() {}
+inline void griddep_wait() {}
 inline u32 add_and_order(u32* at, u32 by) { return atomicAdd(at, by); }
 inline float4 load_from_blocks(const float4* at) { return *at; }
 inline u32 lanes_alike(u32 value) {
@@ -112,11 +112,11 @@ inline u32 lanes_alike(u32 value) {
   return lanes;
 }
 
-struct SharedMatrix {
+struct SmemDescriptor {
   const u8* start;
   u32 leading, stride;
 
-  SharedMatrix at(u32 bytes) const { return {start + bytes, leading, stride}; }
+  SmemDescriptor at(u32 bytes) const { return {start + bytes, leading, stride}; }
   float get(u64 offset) const {
     const u64 at = (u64)start + offset;
     return emulated_half_to_float(*(const u16*)(at ^ (at >> 7 & 7) << 4));
@@ -126,18 +126,18 @@ struct SharedMatrix {
     return get(column / 64 * leading + k / 8 * stride + k % 8 * 128 + column % 64 * 2);
   }
 };
-inline SharedMatrix shared_matrix(const void* start, u32 leading, u32 stride) {
+inline SmemDescriptor smem_descriptor(const void* start, u32 leading, u32 stride) {
   return {(const u8*)start, leading, stride};
 }
-inline void show_to_products() {}
-inline void open_products() {}
-inline void close_products() {}
+inline void fence_proxy_async() {}
+inline void wgmma_fence() {}
+inline void wgmma_commit() {}
 template <int UNDER_WAY>
-inline void wait_for_products() {}
+inline void wgmma_wait() {}
 template <int N>
-inline void settle(float (&)[N]) {}
+inline void wgmma_results(float (&)[N]) {}
 template <int N, typename B>
-inline void emulated_multiply(float (&c)[N], const SharedMatrix& a, B b, bool add) {
+inline void emulated_multiply(float (&c)[N], const SmemDescriptor& a, B b, bool add) {
   const unsigned lane = emulation->thread.x % 32, warp = emulation->thread.x / 32 % 4;
   for (int i = 0; i < N; i++) {
     const unsigned row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
@@ -146,9 +146,9 @@ inline void emulated_multiply(float (&c)[N], const SharedMatrix& a, B b, bool ad
     c[i] = add ? c[i] + sum : sum;
   }
 }
-inline void multiply_64x64(float (&c)[32], const SharedMatrix& a, const SharedMatrix& b, bool add) {
+inline void wgmma_m64n64k16(float (&c)[32], const SmemDescriptor& a, const SmemDescriptor& b, bool add) {
   emulated_multiply(c, a, [&](unsigned k, unsigned column) { return b.along_k(column, k); }, add);
 }
-inline void multiply_64x256(float (&c)[128], const SharedMatrix& a, const SharedMatrix& b) {
+inline void wgmma_m64n256k16(float (&c)[128], const SmemDescriptor& a, const SmemDescriptor& b) {
   emulated_multiply(c, a, [&](unsigned k, unsigned column) { return b.along_columns(k, column); }, true);
 }

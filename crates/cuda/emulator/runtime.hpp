@@ -10,7 +10,7 @@ struct Emulation {
   void (*sync_block)();
   // Leaves a word for the other lanes of the warp, waits for them, and takes the word of lane `from`.
   unsigned (*exchange)(unsigned word, unsigned from);
-  // Leaves up to 8 words, waits for the other lanes, and takes everybody's: 8 words a lane in `out`.
+  // Leaves up to 8 words, waits for the other lanes, and takes everybody's: 8 words per lane in `out`.
   void (*gather)(const unsigned* words, unsigned count, unsigned* out);
   void* dynamic_shared;
 };

@@ -17,9 +17,9 @@ use crate::{
         call::Call,
         memory::MemoryPlan,
         prepare::{Prepared, prepare},
-        target::{Products, Target},
+        target::{GemmImpl, Target},
     },
-    config::{CudaConfig, Overlap, TablePlace, Tier},
+    config::{CudaConfig, Pdl, TablePlace, Tier},
     device::{Device, Module, cublaslt::Library},
     error::CudaError,
     jit::compiler::{Architecture, Compiler},
@@ -39,7 +39,7 @@ pub struct CudaBackend {
     /// For products in half precision, where those are the fastest.
     library: Option<Library>,
     /// What is less than it could be, and what to do about it.
-    shortcoming: Option<String>,
+    degraded_reason: Option<String>,
 }
 
 /// What the card is.
@@ -59,7 +59,7 @@ impl CudaBackend {
         // Hopper's tensor cores are fast enough for halves; elsewhere bytes over packed weights are faster.
         let wants_library = config.tier == Tier::Best && device.capability.major == 9;
         let found = wants_library.then(|| Library::find(&config.library_dirs, &device));
-        let (library, shortcoming) = match found {
+        let (library, degraded_reason) = match found {
             Some(Ok(library)) => (Some(library), None),
             Some(Err(error)) => (None, Some(error.to_string())),
             None => (None, None),
@@ -70,7 +70,7 @@ impl CudaBackend {
             config,
             modules: Mutex::default(),
             library,
-            shortcoming,
+            degraded_reason,
         })
     }
 
@@ -80,8 +80,8 @@ impl CudaBackend {
     }
 
     /// What is slower than this card could be, and what to do about it, in a sentence for a person.
-    pub fn shortcoming(&self) -> Option<&str> {
-        self.shortcoming.as_deref()
+    pub fn degraded_reason(&self) -> Option<&str> {
+        self.degraded_reason.as_deref()
     }
 
     pub fn facts(&self) -> DeviceFacts {
@@ -145,7 +145,7 @@ impl CudaBackend {
         self.config.tier == Tier::Best && self.device.capability.major == 9
     }
 
-    /// The fastest way that fits: expanded weights for the library where there is room, packed ones alone where there is
+    /// The fastest way that fits: expanded weights for the library where there is padded_rows, packed ones alone where there is
     /// not, tables in host memory where even those are too much. The last is returned whether it fits or not.
     fn prepare(
         &self,
@@ -155,13 +155,16 @@ impl CudaBackend {
     ) -> Result<Prepared, BackendError> {
         let (free_bytes, _) = self.device.memory()?;
         let tables = self.config.tables;
-        let mut ways = vec![(Products::Own, tables), (Products::Own, TablePlace::Host)];
+        let mut choices = vec![
+            (GemmImpl::Native, tables),
+            (GemmImpl::Native, TablePlace::Host),
+        ];
         if self.library.is_some() {
-            ways.insert(0, (Products::Library, tables));
+            choices.insert(0, (GemmImpl::CublasLt, tables));
         }
         let mut prepared = None;
-        for (products, tables) in ways {
-            let target = self.target(plan, weights, options, products);
+        for (gemm, tables) in choices {
+            let target = self.target(plan, weights, options, gemm);
             let next = prepare(plan, weights, options, tables, target)?;
             let fits = next.memory.device_bytes() <= free_bytes;
             prepared = Some(next);
@@ -177,15 +180,15 @@ impl CudaBackend {
         plan: &Plan,
         weights: &Weights,
         options: &CompileOptions,
-        products: Products,
+        gemm: GemmImpl,
     ) -> Target {
-        let short_launches = matrix_bytes(plan, weights) <= MOST_BYTES_TO_OVERLAP;
+        let short_launches = matrix_bytes(plan, weights) <= MAX_BYTES_FOR_PDL;
         Target {
             multiprocessors: self.device.multiprocessors,
             shared_bytes: self.device.shared_bytes,
             hopper: self.hopper(),
-            overlap: self.hopper() && short_launches && self.config.overlap == Overlap::On,
-            products,
+            pdl: self.hopper() && short_launches && self.config.pdl == Pdl::On,
+            gemm,
             max_rows: options.max_rows.max(options.max_sampled),
             fusion: self.config.fusion,
         }
@@ -194,7 +197,7 @@ impl CudaBackend {
 
 /// Bytes of a matrix, on average, up to which launches gain from starting before those before them are over. On an H200
 /// decoding gains 11 % in E4B Q8_0 (13 MB), nothing in 12B Q4_0 (20 MB), and loses 7 % in 31B Q4_0 (41 MB).
-const MOST_BYTES_TO_OVERLAP: usize = 24 << 20;
+const MAX_BYTES_FOR_PDL: usize = 24 << 20;
 
 /// Bytes of the matrices that every row is multiplied with, on average.
 fn matrix_bytes(plan: &Plan, weights: &Weights) -> usize {
@@ -265,7 +268,7 @@ impl Backend for CudaBackend {
                 free_bytes,
             });
         }
-        let prepared_products = prepared.products;
+        let gemm = prepared.gemm;
         let kernels = prepared.calls().filter_map(Call::kernel);
         let sampling = sample_specialization();
         let loaders = prepared.weights.kernels(&weights);
@@ -284,9 +287,9 @@ impl Backend for CudaBackend {
             Kernels {
                 of: &|kernel| self.module(&kernel.specialization()),
                 sampling: self.module(&sampling),
-                library: match prepared_products {
-                    Products::Library => self.library.clone(),
-                    Products::Own => None,
+                library: match gemm {
+                    GemmImpl::CublasLt => self.library.clone(),
+                    GemmImpl::Native => None,
                 },
             },
             &self.config,

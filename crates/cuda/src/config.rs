@@ -1,4 +1,4 @@
-//! Choices that concern CUDA alone, resolved by the caller and passed down by value.
+//! RoutedExperts that concern CUDA alone, resolved by the caller and passed down by value.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ pub struct CudaConfig {
     pub fusion: Fusion,
     pub tables: TablePlace,
     pub graphs: Graphs,
-    pub overlap: Overlap,
+    pub pdl: Pdl,
     pub checks: Checks,
     /// Bytes of device memory to use at the most; `None` may use all that is free.
     pub memory_limit: Option<u64>,
@@ -30,7 +30,7 @@ impl Default for CudaConfig {
             fusion: Fusion::On,
             tables: TablePlace::Device,
             graphs: Graphs::On,
-            overlap: Overlap::On,
+            pdl: Pdl::On,
             checks: Checks::EachBatch,
             memory_limit: None,
             cache_dir: None,
@@ -63,7 +63,7 @@ pub enum Fusion {
 pub enum TablePlace {
     #[default]
     Device,
-    /// In host memory that the device reads through the bus: a few kilobytes a token.
+    /// In host memory that the device reads through the bus: a few kilobytes per token.
     Host,
 }
 
@@ -77,7 +77,7 @@ pub enum Graphs {
 
 /// Whether decoding's launches may start before those before them are over, to fetch weights meanwhile. Hopper only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Overlap {
+pub enum Pdl {
     #[default]
     On,
     Off,

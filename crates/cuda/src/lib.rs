@@ -16,7 +16,7 @@
 //! - [`graph`]: launches captured once and replayed
 //! - [`sample`]: tokens from logits on the device
 //! - [`batch`]: what changes from batch to batch, in one copy to fixed addresses
-//! - [`panels`]: how quantized matrices lie, for tensor cores
+//! - [`fragments`]: how quantized matrices lie, for tensor cores
 //! - [`weights`], [`upload`], [`memory`]: what lies where, how it gets there, and how much of it
 //! - [`measure`]: what the card can do at the most
 //! - [`executor`]: the two traits of `carat-model`
@@ -38,6 +38,6 @@ mod testing;
 pub use backend::{CudaBackend, DeviceFacts};
 pub use compile::listing::listing;
 pub use compile::memory::MemoryPlan;
-pub use config::{Checks, CudaConfig, Fusion, Graphs, Overlap, TablePlace, Tier};
+pub use config::{Checks, CudaConfig, Fusion, Graphs, Pdl, TablePlace, Tier};
 pub use error::CudaError;
 pub use jit::compiler::{Architecture, BuiltKernel, build_kernels};

@@ -1,7 +1,7 @@
 //! Whole models: logits of a published implementation, models of every variant in every format against the reference, and
 //! what must agree bit for bit.
 //!
-//! A model runs in three ways: *plain* (a kernel a step, f32 between them), *best* (the fast kernels this card gets) and
+//! A model runs in three ways: *plain* (one kernel per step, f32 between them), *best* (the fast kernels this card gets) and
 //! *portable* (those that every card gets). Plain is held to the rounding of 16-bit keys and values. The fast kernels round
 //! more: to halves in batches of many rows on Hopper, and to bytes elsewhere, as llama.cpp does, whose own error on a fixture
 //! bounds ours. How a batch is launched or split must change no bit as long as the same kernels run: batches of up to 8 rows
@@ -11,7 +11,7 @@ mod harness;
 
 use std::sync::Arc;
 
-use carat_cuda::{CudaBackend, CudaConfig, Fusion, Graphs, Overlap, TablePlace, Tier};
+use carat_cuda::{CudaBackend, CudaConfig, Fusion, Graphs, Pdl, TablePlace, Tier};
 use carat_gguf::QuantType;
 use carat_model::{
     Model, TokenId,
@@ -147,7 +147,7 @@ fn open() -> Result<Cards, String> {
             usual: open(|_| {})?,
             eager: open(|config| config.graphs = Graphs::Off)?,
             host_tables: open(|config| config.tables = TablePlace::Host)?,
-            one_by_one: open(|config| config.overlap = Overlap::Off)?,
+            one_by_one: open(|config| config.pdl = Pdl::Off)?,
         })
     };
     Ok(Cards {
@@ -275,7 +275,7 @@ fn exact(ways: &Ways, fixture: &fixtures::Fixture) -> Result<(), String> {
         let tables = of(&ways.host_tables, chunk)?;
         check("tables in host memory", &expected, &tables)?;
         let apart = of(&ways.one_by_one, chunk)?;
-        check("launches that do not overlap", &expected, &apart)?;
+        check("launches that do not pdl", &expected, &apart)?;
     }
     Ok(())
 }

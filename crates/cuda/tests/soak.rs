@@ -28,9 +28,9 @@ use libtest_mimic::{Failed, Trial};
 
 const TOKENS: usize = 100_000;
 const ROUNDS: usize = 20;
-const MOST_SEQUENCES: usize = 4;
+const MAX_SEQUENCES: usize = 4;
 /// Sequences of a round: one alone, then two together, and so on.
-const SEQUENCES: usize = MOST_SEQUENCES * (MOST_SEQUENCES + 1) / 2;
+const SEQUENCES: usize = MAX_SEQUENCES * (MAX_SEQUENCES + 1) / 2;
 
 fn main() {
     let captured = harness::open(|config| config.graphs = Graphs::On);
@@ -91,15 +91,15 @@ fn compile(card: &CudaBackend, length: usize) -> Result<Box<dyn Executor>, Strin
     let mut tiny = Tiny::new(Variant::E4b, QuantType::Q8_0);
     tiny.shape.context = length.max(tiny.shape.context);
     let model = tiny.model();
-    let pages = MOST_SEQUENCES * length.div_ceil(PAGE_TOKENS);
+    let pages = MAX_SEQUENCES * length.div_ceil(PAGE_TOKENS);
     let options = CompileOptions {
         pages: PerGroup {
             full: pages,
             sliding: pages,
         },
         kv: KvType::F16,
-        max_rows: MOST_SEQUENCES,
-        max_sampled: MOST_SEQUENCES,
+        max_rows: MAX_SEQUENCES,
+        max_sampled: MAX_SEQUENCES,
         probe: false,
     };
     card.compile(&gemma4::plan(&model), Arc::clone(&model.weights), &options)
@@ -107,11 +107,8 @@ fn compile(card: &CudaBackend, length: usize) -> Result<Box<dyn Executor>, Strin
 }
 
 /// A checksum of all tokens and of the last logits, for each number of sequences.
-fn round(
-    executor: &mut dyn Executor,
-    length: usize,
-) -> Result<[u64; MOST_SEQUENCES], BackendError> {
-    let mut sums = [0; MOST_SEQUENCES];
+fn round(executor: &mut dyn Executor, length: usize) -> Result<[u64; MAX_SEQUENCES], BackendError> {
+    let mut sums = [0; MAX_SEQUENCES];
     for (i, sum) in sums.iter_mut().enumerate() {
         *sum = together(executor, i + 1, length)?;
     }
@@ -137,7 +134,7 @@ fn together(
     let pages: Vec<Vec<PageId>> = (0..sequences)
         .map(|s| {
             (0..pages_each)
-                .map(|i| PageId((i * MOST_SEQUENCES + s) as u32))
+                .map(|i| PageId((i * MAX_SEQUENCES + s) as u32))
                 .collect()
         })
         .collect();

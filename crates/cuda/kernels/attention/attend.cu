@@ -1,23 +1,23 @@
 // out = softmax(q . K) . V over the positions a row sees: all up to its own, or the last `window` of them. Scale is 1.
 //
-// Grid: (rows, query heads), a block of 8 warps a head of a row. Pages go to warps in turn, by their absolute place, so a
+// Grid: (rows, query heads), a block of 8 warps per head of a row. Pages go to warps in turn, by their absolute place, so a
 // row's result does not depend on how its prompt was cut. Each warp keeps a running maximum, sum and output (online softmax
 // in f32); shared memory joins the eight, in order. Lane `l` holds elements l * LANE_VALUES .. of the head.
-// Bytes a row: 4 * columns in and out, and the seen keys and values once a query head (4 * seen * head_dim).
+// Bytes per row: 4 * columns in and out, and the seen keys and values once per query head (4 * seen * head_dim).
 // Requires head_dim <= 32 * LANE_VALUES and head_dim % LANE_VALUES == 0.
 #include "lib/kv.cuh"
 #include "lib/reduce.cuh"
 
 struct Params {
   Rows rows;
-  Places places;
+  RowRefs row_refs;
   Slot slot;
   const float* q;
   float* out;
   u32 heads;
   u32 window;  // 0 sees all
 };
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attend.rs differs");
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attention/attend.rs differs");
 
 constexpr u32 WARPS = 8;
 // Keys scored together, to have several loads in flight.
@@ -28,14 +28,14 @@ struct alignas(LANE_VALUES * 2 < 16 ? LANE_VALUES * 2 : 16) Elements {
   u16 bits[LANE_VALUES];
 };
 
-// Four blocks a multiprocessor: left alone, the compiler aims at eight and spills.
+// Four blocks per multiprocessor: left alone, the compiler aims at eight and spills.
 extern "C" __global__ void __launch_bounds__(256, 4) attend(const Params p) {
   __shared__ float max_of[WARPS], total_of[WARPS], out_of[WARPS][WARP * LANE_VALUES];
   if (!p.rows.has(blockIdx.x)) return;
   const u32 head = blockIdx.y, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   const u32 head_dim = p.slot.head_dim, kv_head = head / (p.heads / p.slot.kv_heads);
   const u32 row = p.rows.index[blockIdx.x];
-  const u32 run = p.places.run[row], position = p.places.position[row];
+  const u32 run = p.row_refs.run[row], position = p.row_refs.position[row];
   const u32 first = p.window && position + 1 > p.window ? position + 1 - p.window : 0;
 
   const u32 element = lane * LANE_VALUES;
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend(const Params p) {
         if (holds && key + k < end) {
           const Elements keys = *(const Elements*)(p.slot.keys + start + u64(key + k) * head_dim);
 #pragma unroll
-          for (int i = 0; i < LANE_VALUES; i++) score[k] += q[i] * half_to_float(keys.bits[i]);
+          for (int i = 0; i < LANE_VALUES; i++) score[k] += q[i] * f16_to_f32(keys.bits[i]);
         }
       }
       float best = max;
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend(const Params p) {
           if (holds) {
             const Elements values = *(const Elements*)(p.slot.values + start + u64(key + k) * head_dim);
 #pragma unroll
-            for (int i = 0; i < LANE_VALUES; i++) out[i] += weight * half_to_float(values.bits[i]);
+            for (int i = 0; i < LANE_VALUES; i++) out[i] += weight * f16_to_f32(values.bits[i]);
           }
         }
       }

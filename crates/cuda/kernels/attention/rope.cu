@@ -1,20 +1,20 @@
 // Turns pairs (j, j + head_dim / 2) of each head by position * frequency[j].
 //
-// Grid: (rows, strips of 256 pairs), a thread a pair.
-// Bytes a row: 4 * columns in and out.
+// Grid: (rows, blocks of 256 pairs), one thread per pair.
+// Bytes per row: 4 * columns in and out.
 #include "lib/batch.cuh"
 #include "lib/rope.cuh"
 
 struct Params {
   Rows rows;
-  Places places;
+  RowRefs row_refs;
   const float* x;
   const float* frequencies;
   float* out;
   u32 columns;
   u32 head_dim;
 };
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/rope.rs differs");
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attention/rope.rs differs");
 
 extern "C" __global__ void rope(const Params p) {
   const u32 r = blockIdx.x, pair = blockIdx.y * blockDim.x + threadIdx.x;
@@ -22,7 +22,7 @@ extern "C" __global__ void rope(const Params p) {
   const u32 half = p.head_dim / 2, j = pair % half;
   const u64 at = u64(r) * p.columns + pair / half * p.head_dim + j;
   float a = p.x[at], b = p.x[at + half];
-  turn(a, b, p.places.position[p.rows.index[r]], p.frequencies[j]);
+  rotate(a, b, p.row_refs.position[p.rows.index[r]], p.frequencies[j]);
   p.out[at] = a;
   p.out[at + half] = b;
 }

@@ -3,11 +3,11 @@
 //   convert_values    out = a
 //   convert_gelu_mul  out = gelu(a) * b, where `b` is a slice of a wider value
 //
-// Grid: (fours of all rows, in blocks of 2 * 256), two fours a thread.
-// Bytes a row: 4 * columns in for each input; 2 (F16) or 1.25 (Q8) * columns out.
+// Grid: (fours of all rows, in blocks of 2 * 256), two fours per thread.
+// Bytes per row: 4 * columns in for each input; 2 (F16) or 1.25 (Q8) * columns out.
 // Requires columns % 32 == 0, b_column % 4 == 0, b_columns % 4 == 0; rows aligned to 16 bytes.
 #include "lib/batch.cuh"
-#include "lib/form.cuh"
+#include "lib/activation.cuh"
 
 constexpr u32 THREADS = 256;
 constexpr u32 TURNS = 2;
@@ -21,7 +21,7 @@ struct Params {
   u32 b_columns;  // of a row of `b`
   u32 b_column;   // where the part of `b` that is used starts
 };
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/convert.rs differs");
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/elementwise/convert.rs differs");
 
 template <typename Function>
 __device__ __forceinline__ void each_quad(const Params& p, Function function) {

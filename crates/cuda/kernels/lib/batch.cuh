@@ -1,4 +1,4 @@
-// What varies from batch to batch, read from device memory at fixed addresses; src/batch.rs writes it in one copy.
+// What varies from batch to batch, read from device memory at fixed addresses; src/run/batch.rs writes it in one copy.
 //
 // Grids cover as many rows as their bucket has; kernels ask `count` and leave the rest alone. So one captured launch serves
 // every batch of its bucket.
@@ -14,7 +14,7 @@ struct Rows {
 };
 
 // Where each batch row stands.
-struct Places {
+struct RowRefs {
   const u32* position;
   const u32* run;
 };

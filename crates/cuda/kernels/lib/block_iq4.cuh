@@ -9,7 +9,7 @@ __device__ __forceinline__ const u8* iq4_nl_block(const u8* row, u32 i) { return
 __device__ __forceinline__ int iq4_nl_code(const u8* block, u32 j) { return IQ4_VALUES[nibble(block + 2, j)]; }
 __device__ __forceinline__ float iq4_nl_value(const u8* row, u32 i) {
   const u8* block = iq4_nl_block(row, i);
-  return mul(load_half(block), float(iq4_nl_code(block, i % 32)));
+  return mul(load_f16(block), float(iq4_nl_code(block, i % 32)));
 }
 
 // 8 sub-blocks of 32 with 6-bit scales; half d, u16 high scale pairs, 4 bytes of low scale nibbles, 128 bytes of nibbles.
@@ -18,6 +18,6 @@ __device__ __forceinline__ float iq4_xs_value(const u8* row, u32 i) {
   u32 sub_block = i % 256 / 32;
   u32 low = block[4 + sub_block / 2] >> (4 * (sub_block % 2)) & 15;
   u32 high = block[2 + sub_block / 4] >> (2 * (sub_block % 4)) & 3;
-  float d = mul(load_half(block), float(int(low | high << 4) - 32));
+  float d = mul(load_f16(block), float(int(low | high << 4) - 32));
   return mul(d, float(IQ4_VALUES[nibble(block + 8 + 16 * sub_block, i % 32)]));
 }

@@ -14,13 +14,13 @@ __device__ __forceinline__ const u8* q4_0_block(const u8* row, u32 i) { return r
 __device__ __forceinline__ int q4_0_code(const u8* block, u32 j) { return int(nibble(block + 2, j)) - 8; }
 __device__ __forceinline__ float q4_0_value(const u8* row, u32 i) {
   const u8* block = q4_0_block(row, i);
-  return mul(load_half(block), float(q4_0_code(block, i % 32)));
+  return mul(load_f16(block), float(q4_0_code(block, i % 32)));
 }
 
 // `d * code + m`; half d, half m, 16 bytes of nibbles.
 __device__ __forceinline__ float q4_1_value(const u8* row, u32 i) {
   const u8* block = row + i / 32 * 20;
-  return add(mul(load_half(block), float(nibble(block + 4, i % 32))), load_half(block + 2));
+  return add(mul(load_f16(block), float(nibble(block + 4, i % 32))), load_f16(block + 2));
 }
 
 // `d * (code - 16)`; half d, u32 fifth bits, 16 bytes of nibbles.
@@ -30,13 +30,13 @@ __device__ __forceinline__ int q5_0_code(const u8* block, u32 j) {
 }
 __device__ __forceinline__ float q5_0_value(const u8* row, u32 i) {
   const u8* block = q5_0_block(row, i);
-  return mul(load_half(block), float(q5_0_code(block, i % 32)));
+  return mul(load_f16(block), float(q5_0_code(block, i % 32)));
 }
 
 // `d * code + m`; half d, half m, u32 fifth bits, 16 bytes of nibbles.
 __device__ __forceinline__ float q5_1_value(const u8* row, u32 i) {
   const u8* block = row + i / 32 * 24;
-  return add(mul(load_half(block), float(five_bits(block + 4, block + 8, i % 32))), load_half(block + 2));
+  return add(mul(load_f16(block), float(five_bits(block + 4, block + 8, i % 32))), load_f16(block + 2));
 }
 
 // `d * code`; half d, 32 signed bytes.
@@ -44,5 +44,5 @@ __device__ __forceinline__ const u8* q8_0_block(const u8* row, u32 i) { return r
 __device__ __forceinline__ int q8_0_code(const u8* block, u32 j) { return i8(block[2 + j]); }
 __device__ __forceinline__ float q8_0_value(const u8* row, u32 i) {
   const u8* block = q8_0_block(row, i);
-  return mul(load_half(block), float(q8_0_code(block, i % 32)));
+  return mul(load_f16(block), float(q8_0_code(block, i % 32)));
 }

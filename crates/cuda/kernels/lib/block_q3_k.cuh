@@ -17,5 +17,5 @@ __device__ __forceinline__ float q3_k_value(const u8* row, u32 i) {
   u32 low = block[32 + 32 * half + byte] >> (2 * step) & 3;
   u32 high = block[byte] >> (4 * half + step) & 1;
   int code = int(low) - (high ? 0 : 4);
-  return mul(mul(load_half(block + 108), float(q3_k_scale(block + 96, i / 16))), float(code));
+  return mul(mul(load_f16(block + 108), float(q3_k_scale(block + 96, i / 16))), float(code));
 }

@@ -20,8 +20,8 @@ __device__ __forceinline__ void k_scale_min(const u8* packed, u32 j, u32& scale,
 __device__ __forceinline__ float k_value(const u8* block, u32 sub_block, u32 code) {
   u32 scale, min;
   k_scale_min(block + 4, sub_block, scale, min);
-  float scaled = mul(mul(load_half(block), float(scale)), float(code));
-  return sub(scaled, mul(load_half(block + 2), float(min)));
+  float scaled = mul(mul(load_f16(block), float(scale)), float(code));
+  return sub(scaled, mul(load_f16(block + 2), float(min)));
 }
 
 __device__ __forceinline__ const u8* q4_k_block(const u8* row, u32 i) { return row + i / 256 * 144; }

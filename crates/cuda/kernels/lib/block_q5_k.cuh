@@ -1,4 +1,4 @@
-// Q5_K: Q4_K with a fifth bit a code.
+// Q5_K: Q4_K with a fifth bit per code.
 //
 // half d, half dmin, 12 bytes of packed scales and minimums, 32 bytes of fifth bits (bit `s` of byte `l` for value `l` of
 // sub-block `s`), 128 bytes of nibbles.

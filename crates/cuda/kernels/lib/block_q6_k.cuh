@@ -14,6 +14,6 @@ __device__ __forceinline__ int q6_k_code(const u8* block, u32 j) {
 }
 __device__ __forceinline__ float q6_k_value(const u8* row, u32 i) {
   const u8* block = q6_k_block(row, i);
-  float scale = mul(load_half(block + 208), float(i8(block[192 + i % 256 / 16])));
+  float scale = mul(load_f16(block + 208), float(i8(block[192 + i % 256 / 16])));
   return mul(scale, float(q6_k_code(block, i % 256)));
 }

@@ -15,6 +15,6 @@
 #include "lib/block_q6_k.cuh"
 
 #define weight_value JOIN(FORMAT, _value)
-// The block that holds value `i` of a row, and the centred code of a value of a block: formats that have panels.
+// The block that holds value `i` of a row, and the centred code of a value of a block: formats that have fragments.
 #define weight_block JOIN(FORMAT, _block)
 #define weight_code JOIN(FORMAT, _code)

@@ -1,11 +1,11 @@
-// Weights of a GEMM, one struct a format: how a stage of 64 inputs of a strip comes to shared memory, and how a warp
-// multiplies it with its tokens. WEIGHTS is the format's name; `src/panels.rs` defines how panels lie.
+// Weights of a GEMM, one struct per format: how a stage of 64 inputs of an M-tile comes to shared memory, and how a warp
+// multiplies it with its tokens. WEIGHTS is the format's name; `src/kernel/fragment.rs` defines how fragments lie.
 //
-// A stage of a strip has STRIP_BYTES in shared memory, a stage of a token X_BYTES. `Tokens` is what a warp holds of its
+// A stage of an M-tile has M_TILE_BYTES in shared memory, a stage of a token X_BYTES. `Tokens` is what a warp holds of its
 // tokens for a step of 32 inputs. Where SUMS are needed, rows have minimums at ROWS_AT.
 // BLOCKS of the widest tile share a multiprocessor: as many as have enough registers. TOGETHER
-// stages go between barriers. `copy` is told how many columns there are and how many rows from the strip's first on;
-// panels are padded and need neither. `multiply` adds to `sum` FACTOR times the product.
+// stages go between barriers. `copy` is told how many columns there are and how many rows from the M-tile's first on;
+// fragments are padded and need neither. `multiply` adds to `sum` FACTOR times the product.
 //
 // Integer sums start at START, whose bits as a float are 12582912: the sums of a block stay below 2^22, so the result's
 // bits are the float 12582912 + sum, exactly, and a subtraction makes a float of it instead of a conversion.
@@ -29,21 +29,21 @@ __device__ __forceinline__ float signed_byte_value(u32 word, u32 i) {
 
 __device__ __forceinline__ u32 word_at(const u8* at) { return *(const u32*)at; }
 
-// Codes of a token lie in 16-byte chunks; chunk pairs of every second couple of tokens change places, so that the
+// Codes of a token lie in 16-byte chunks; chunk pairs of every second couple of tokens change row_refs, so that the
 // 8-byte loads of four neighbours meet all banks.
-__device__ __forceinline__ u32 code_chunk(u32 token, u32 chunk) { return token * 64 + ((chunk ^ (token & 2)) << 4); }
+__device__ __forceinline__ u32 int8_chunk(u32 token, u32 chunk) { return token * 64 + ((chunk ^ (token & 2)) << 4); }
 
 // Tokens of the Q8 form: `OCTETS` times 8 of them, of which a lane multiplies number `group` and scales 2 * quad and
 // the next.
 template <int OCTETS>
-struct CodeTokens {
+struct Int8Tokens {
   u32 codes[OCTETS][2];
   float2 scale[OCTETS];
 
   // `x` and `scales` are the warp's first token; a step's scales are `tokens` after each other.
   __device__ __forceinline__ void load(const u8* x, const float* scales, u32 tokens, u32 step, u32 lane) {
     const u32 group = lane / 4, quad = lane % 4;
-    const u8* mine = x + code_chunk(group, 2 * step) + 8 * quad;
+    const u8* mine = x + int8_chunk(group, 2 * step) + 8 * quad;
 #pragma unroll
     for (int j = 0; j < OCTETS; j++) {
       const uint2 pair = *(const uint2*)(mine + 512 * j);
@@ -68,12 +68,12 @@ __device__ __forceinline__ void add_scaled(float (&sum)[4], const int (&whole)[4
   sum[3] = fmaf(float_of_sum(whole[3]), high * token.y, sum[3]);
 }
 
-// Q8 and Q4: signed codes, a half scale a row and 32 inputs.
+// Q8 and Q4: signed codes, one half scale per row and 32 inputs.
 template <int OCTETS>
 __device__ __forceinline__ void multiply_signed(float (&sum)[OCTETS][4], const u32 (&a)[4], const u8* scales, u32 step,
-                                                u32 lane, const CodeTokens<OCTETS>& x) {
+                                                u32 lane, const Int8Tokens<OCTETS>& x) {
   const u8* mine = scales + 4 * (lane / 4) + 2 * step;
-  const float low = half_to_float(*(const u16*)mine), high = half_to_float(*(const u16*)(mine + 32));
+  const float low = f16_to_f32(*(const u16*)mine), high = f16_to_f32(*(const u16*)(mine + 32));
   const int start[4] = {START, START, START, START};
   int whole[OCTETS][4];
 #pragma unroll
@@ -83,70 +83,70 @@ __device__ __forceinline__ void multiply_signed(float (&sum)[OCTETS][4], const u
 }
 
 struct Weights_q8 {
-  static constexpr u32 STRIP_BYTES = 1088, ROWS_AT = 0, X_BYTES = 64;
+  static constexpr u32 M_TILE_BYTES = 1088, ROWS_AT = 0, X_BYTES = 64;
   static constexpr int BLOCKS = 2, TOGETHER = 2;
   static constexpr bool SCALES = true, SUMS = false;
   static constexpr float FACTOR = 1;
   template <int OCTETS>
-  using Tokens = CodeTokens<OCTETS>;
+  using Tokens = Int8Tokens<OCTETS>;
 
-  static __device__ __forceinline__ u64 strip_bytes(u32 columns) { return u64((columns + 63) / 64) * 1088; }
+  static __device__ __forceinline__ u64 m_tile_bytes(u32 columns) { return u64((columns + 63) / 64) * 1088; }
 
-  static __device__ __forceinline__ void copy(u8* to, const u8* strip, u32 stage, u32 lane, u32, u32) {
-    const u8* from = strip + stage * 1088 + 16 * lane;
+  static __device__ __forceinline__ void copy(u8* to, const u8* m_tile, u32 stage, u32 lane, u32, u32) {
+    const u8* from = m_tile + stage * 1088 + 16 * lane;
     to += 16 * lane;
-    copy_async(to, from);
-    copy_async(to + 512, from + 512);
-    if (lane < 4) copy_async(to + 1024, from + 1024);
+    cp_async_16(to, from);
+    cp_async_16(to + 512, from + 512);
+    if (lane < 4) cp_async_16(to + 1024, from + 1024);
   }
 
   template <int OCTETS>
-  static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* strip, u32 step, u32 lane,
+  static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* m_tile, u32 step, u32 lane,
                                                   const Tokens<OCTETS>& x) {
-    const uint4 codes = *(const uint4*)(strip + 512 * step + 16 * lane);
+    const uint4 codes = *(const uint4*)(m_tile + 512 * step + 16 * lane);
     const u32 a[4] = {codes.x, codes.y, codes.z, codes.w};
-    multiply_signed(sum, a, strip + 1024, step, lane, x);
+    multiply_signed(sum, a, m_tile + 1024, step, lane, x);
   }
 };
 
 struct Weights_q4 {
-  static constexpr u32 STRIP_BYTES = 576, ROWS_AT = 0, X_BYTES = 64;
+  static constexpr u32 M_TILE_BYTES = 576, ROWS_AT = 0, X_BYTES = 64;
   static constexpr int BLOCKS = 2, TOGETHER = 2;
   static constexpr bool SCALES = true, SUMS = false;
   static constexpr float FACTOR = 16;
   template <int OCTETS>
-  using Tokens = CodeTokens<OCTETS>;
+  using Tokens = Int8Tokens<OCTETS>;
 
-  static __device__ __forceinline__ u64 strip_bytes(u32 columns) { return u64((columns + 63) / 64) * 576; }
+  static __device__ __forceinline__ u64 m_tile_bytes(u32 columns) { return u64((columns + 63) / 64) * 576; }
 
-  static __device__ __forceinline__ void copy(u8* to, const u8* strip, u32 stage, u32 lane, u32, u32) {
-    const u8* from = strip + stage * 576 + 16 * lane;
+  static __device__ __forceinline__ void copy(u8* to, const u8* m_tile, u32 stage, u32 lane, u32, u32) {
+    const u8* from = m_tile + stage * 576 + 16 * lane;
     to += 16 * lane;
-    copy_async(to, from);
-    if (lane < 4) copy_async(to + 512, from + 512);
+    cp_async_16(to, from);
+    if (lane < 4) cp_async_16(to + 512, from + 512);
   }
 
   template <int OCTETS>
-  static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* strip, u32 step, u32 lane,
+  static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* m_tile, u32 step, u32 lane,
                                                   const Tokens<OCTETS>& x) {
-    const uint2 codes = *(const uint2*)(strip + 16 * lane + 8 * step);
+    const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
     const u32 a[4] = {codes.x << 4 & 0xf0f0f0f0, codes.x & 0xf0f0f0f0, codes.y << 4 & 0xf0f0f0f0, codes.y & 0xf0f0f0f0};
-    multiply_signed(sum, a, strip + 512, step, lane, x);
+    multiply_signed(sum, a, m_tile + 512, step, lane, x);
   }
 };
 
 // K4 and K5. A row's scales and minimums of the stage, then d and dmin, come as two words.
 __device__ __forceinline__ void copy_row_words(u8* to, const u8* sub_scales, const u8* halves, u32 lane) {
   const u32 row = lane % 16;
-  copy_async_word(to + 8 * row + (lane < 16 ? 0 : 4), lane < 16 ? sub_scales + 16 * row : halves + 4 * row);
+  cp_async_4(to + 8 * row + (lane < 16 ? 0 : 4), lane < 16 ? sub_scales + 16 * row : halves + 4 * row);
 }
 
 template <int OCTETS>
 __device__ __forceinline__ void multiply_unsigned(float (&sum)[OCTETS][4], const u32 (&a)[4], const u8* rows, u32 step,
-                                                  u32 lane, const CodeTokens<OCTETS>& x) {
+                                                  u32 lane, const Int8Tokens<OCTETS>& x) {
   const uint2 low_row = *(const uint2*)(rows + 8 * (lane / 4)), high_row = *(const uint2*)(rows + 8 * (lane / 4) + 64);
-  const float low = half_to_float(u16(low_row.y)) * byte_value(low_row.x, 2 * step);
-  const float high = half_to_float(u16(high_row.y)) * byte_value(high_row.x, 2 * step);
+  const float low = f16_to_f32(u16(low_row.y)) * byte_value(low_row.x, 2 * step);
+  const float high = f16_to_f32(u16(high_row.y)) * byte_value(high_row.x, 2 * step);
   const int start[4] = {START, START, START, START};
   int whole[OCTETS][4];
 #pragma unroll
@@ -156,18 +156,18 @@ __device__ __forceinline__ void multiply_unsigned(float (&sum)[OCTETS][4], const
 }
 
 // Takes away minimums times the tokens' sums of the block: `sums` are those of the warp's first token.
-template <int STRIPS, int OCTETS>
-__device__ __forceinline__ void subtract_minimums(float (&sum)[STRIPS][OCTETS][4], const u8* rows, u32 strip_bytes,
+template <int M_TILES, int OCTETS>
+__device__ __forceinline__ void subtract_minimums(float (&sum)[M_TILES][OCTETS][4], const u8* rows, u32 m_tile_bytes,
                                                   float factor, const float* sums, u32 step, u32 lane) {
   float2 x[OCTETS];
 #pragma unroll
   for (int j = 0; j < OCTETS; j++) x[j] = *(const float2*)(sums + 8 * j + 2 * (lane % 4));
 #pragma unroll
-  for (int m = 0; m < STRIPS; m++) {
-    const u8* row = rows + m * strip_bytes + 8 * (lane / 4);
+  for (int m = 0; m < M_TILES; m++) {
+    const u8* row = rows + m * m_tile_bytes + 8 * (lane / 4);
     const uint2 low_row = *(const uint2*)row, high_row = *(const uint2*)(row + 64);
-    const float low = -factor * half_to_float(u16(low_row.y >> 16)) * byte_value(low_row.x, 2 * step + 1);
-    const float high = -factor * half_to_float(u16(high_row.y >> 16)) * byte_value(high_row.x, 2 * step + 1);
+    const float low = -factor * f16_to_f32(u16(low_row.y >> 16)) * byte_value(low_row.x, 2 * step + 1);
+    const float high = -factor * f16_to_f32(u16(high_row.y >> 16)) * byte_value(high_row.x, 2 * step + 1);
 #pragma unroll
     for (int j = 0; j < OCTETS; j++) {
       sum[m][j][0] = fmaf(low, x[j].x, sum[m][j][0]);
@@ -179,69 +179,69 @@ __device__ __forceinline__ void subtract_minimums(float (&sum)[STRIPS][OCTETS][4
 }
 
 struct Weights_k4 {
-  static constexpr u32 STRIP_BYTES = 640, ROWS_AT = 512, X_BYTES = 64;
+  static constexpr u32 M_TILE_BYTES = 640, ROWS_AT = 512, X_BYTES = 64;
   static constexpr int BLOCKS = 1, TOGETHER = 2;
   static constexpr bool SCALES = true, SUMS = true;
   static constexpr float FACTOR = 16;
   template <int OCTETS>
-  using Tokens = CodeTokens<OCTETS>;
+  using Tokens = Int8Tokens<OCTETS>;
 
-  static __device__ __forceinline__ u64 strip_bytes(u32 columns) { return u64((columns + 255) / 256) * 2368; }
+  static __device__ __forceinline__ u64 m_tile_bytes(u32 columns) { return u64((columns + 255) / 256) * 2368; }
 
-  static __device__ __forceinline__ void copy(u8* to, const u8* strip, u32 stage, u32 lane, u32, u32) {
-    const u8* unit = strip + stage / 4 * 2368;
+  static __device__ __forceinline__ void copy(u8* to, const u8* m_tile, u32 stage, u32 lane, u32, u32) {
+    const u8* k_block = m_tile + stage / 4 * 2368;
     const u32 part = stage % 4;
-    copy_async(to + 16 * lane, unit + 512 * part + 16 * lane);
-    copy_row_words(to + ROWS_AT, unit + 2048 + 4 * part, unit + 2304, lane);
+    cp_async_16(to + 16 * lane, k_block + 512 * part + 16 * lane);
+    copy_row_words(to + ROWS_AT, k_block + 2048 + 4 * part, k_block + 2304, lane);
   }
 
   template <int OCTETS>
-  static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* strip, u32 step, u32 lane,
+  static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* m_tile, u32 step, u32 lane,
                                                   const Tokens<OCTETS>& x) {
-    const uint2 codes = *(const uint2*)(strip + 16 * lane + 8 * step);
+    const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
     const u32 a[4] = {codes.x << 4 & 0xf0f0f0f0, codes.x & 0xf0f0f0f0, codes.y << 4 & 0xf0f0f0f0, codes.y & 0xf0f0f0f0};
-    multiply_unsigned(sum, a, strip + ROWS_AT, step, lane, x);
+    multiply_unsigned(sum, a, m_tile + ROWS_AT, step, lane, x);
   }
 };
 
 struct Weights_k5 {
-  static constexpr u32 STRIP_BYTES = 768, ROWS_AT = 640, X_BYTES = 64;
+  static constexpr u32 M_TILE_BYTES = 768, ROWS_AT = 640, X_BYTES = 64;
   static constexpr int BLOCKS = 1, TOGETHER = 2;
   static constexpr bool SCALES = true, SUMS = true;
   static constexpr float FACTOR = 1;
   template <int OCTETS>
-  using Tokens = CodeTokens<OCTETS>;
+  using Tokens = Int8Tokens<OCTETS>;
 
-  static __device__ __forceinline__ u64 strip_bytes(u32 columns) { return u64((columns + 255) / 256) * 2880; }
+  static __device__ __forceinline__ u64 m_tile_bytes(u32 columns) { return u64((columns + 255) / 256) * 2880; }
 
-  static __device__ __forceinline__ void copy(u8* to, const u8* strip, u32 stage, u32 lane, u32, u32) {
-    const u8* unit = strip + stage / 4 * 2880;
+  static __device__ __forceinline__ void copy(u8* to, const u8* m_tile, u32 stage, u32 lane, u32, u32) {
+    const u8* k_block = m_tile + stage / 4 * 2880;
     const u32 part = stage % 4;
-    copy_async(to + 16 * lane, unit + 512 * part + 16 * lane);
-    copy_async_word(to + 512 + 4 * lane, unit + 2048 + 128 * part + 4 * lane);
-    copy_row_words(to + ROWS_AT, unit + 2560 + 4 * part, unit + 2816, lane);
+    cp_async_16(to + 16 * lane, k_block + 512 * part + 16 * lane);
+    cp_async_4(to + 512 + 4 * lane, k_block + 2048 + 128 * part + 4 * lane);
+    copy_row_words(to + ROWS_AT, k_block + 2560 + 4 * part, k_block + 2816, lane);
   }
 
   template <int OCTETS>
-  static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* strip, u32 step, u32 lane,
+  static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* m_tile, u32 step, u32 lane,
                                                   const Tokens<OCTETS>& x) {
-    const uint2 codes = *(const uint2*)(strip + 16 * lane + 8 * step);
-    const u32 fifths = word_at(strip + 512 + 4 * lane) >> 4 * step;
+    const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+    const u32 fifths = word_at(m_tile + 512 + 4 * lane) >> 4 * step;
     const u32 a[4] = {
         (codes.x & 0x0f0f0f0f) | (fifths << 4 & 0x10101010), (codes.x >> 4 & 0x0f0f0f0f) | (fifths << 3 & 0x10101010),
         (codes.y & 0x0f0f0f0f) | (fifths << 2 & 0x10101010), (codes.y >> 4 & 0x0f0f0f0f) | (fifths << 1 & 0x10101010)};
-    multiply_unsigned(sum, a, strip + ROWS_AT, step, lane, x);
+    multiply_unsigned(sum, a, m_tile + ROWS_AT, step, lane, x);
   }
 };
 
 // K6 goes by 16 inputs, each with a signed scale of its own.
 template <int OCTETS>
-struct SixteenTokens : CodeTokens<OCTETS> {
+struct SixteenTokens : Int8Tokens<OCTETS> {
   __device__ __forceinline__ void load(const u8* x, const float* scales, u32 tokens, u32 step, u32 lane) {
     const u32 group = lane / 4, quad = lane % 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const u8* mine = x + code_chunk(group, 2 * step + half) + 4 * quad;
+      const u8* mine = x + int8_chunk(group, 2 * step + half) + 4 * quad;
 #pragma unroll
       for (int j = 0; j < OCTETS; j++) this->codes[j][half] = word_at(mine + 512 * j);
     }
@@ -250,37 +250,37 @@ struct SixteenTokens : CodeTokens<OCTETS> {
 };
 
 struct Weights_k6 {
-  static constexpr u32 STRIP_BYTES = 864, ROWS_AT = 0, X_BYTES = 64;
+  static constexpr u32 M_TILE_BYTES = 864, ROWS_AT = 0, X_BYTES = 64;
   static constexpr int BLOCKS = 1, TOGETHER = 2;
   static constexpr bool SCALES = true, SUMS = false;
   static constexpr float FACTOR = 4;
   template <int OCTETS>
   using Tokens = SixteenTokens<OCTETS>;
 
-  static __device__ __forceinline__ u64 strip_bytes(u32 columns) { return u64((columns + 255) / 256) * 3360; }
+  static __device__ __forceinline__ u64 m_tile_bytes(u32 columns) { return u64((columns + 255) / 256) * 3360; }
 
-  static __device__ __forceinline__ void copy(u8* to, const u8* strip, u32 stage, u32 lane, u32, u32) {
-    const u8* unit = strip + stage / 4 * 3360;
+  static __device__ __forceinline__ void copy(u8* to, const u8* m_tile, u32 stage, u32 lane, u32, u32) {
+    const u8* k_block = m_tile + stage / 4 * 3360;
     const u32 part = stage % 4;
-    copy_async(to + 16 * lane, unit + 512 * part + 16 * lane);
+    cp_async_16(to + 16 * lane, k_block + 512 * part + 16 * lane);
     if (lane < 16) {
-      copy_async(to + 512 + 16 * lane, unit + 2048 + 256 * part + 16 * lane);
-      copy_async_word(to + 768 + 4 * lane, unit + 3072 + 16 * lane + 4 * part);
+      cp_async_16(to + 512 + 16 * lane, k_block + 2048 + 256 * part + 16 * lane);
+      cp_async_4(to + 768 + 4 * lane, k_block + 3072 + 16 * lane + 4 * part);
     } else if (lane < 24) {
-      copy_async_word(to + 832 + 4 * (lane - 16), unit + 3328 + 4 * (lane - 16));
+      cp_async_4(to + 832 + 4 * (lane - 16), k_block + 3328 + 4 * (lane - 16));
     }
   }
 
   template <int OCTETS>
-  static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* strip, u32 step, u32 lane,
+  static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* m_tile, u32 step, u32 lane,
                                                   const Tokens<OCTETS>& x) {
     const u32 group = lane / 4;
-    const uint2 codes = *(const uint2*)(strip + 16 * lane + 8 * step);
-    const u32 pairs = word_at(strip + 512 + 8 * lane + 4 * step);
-    const u32 low_scales = word_at(strip + 768 + 4 * group) ^ 0x80808080,
-              high_scales = word_at(strip + 800 + 4 * group) ^ 0x80808080;
-    const float low_d = half_to_float(*(const u16*)(strip + 832 + 2 * group));
-    const float high_d = half_to_float(*(const u16*)(strip + 848 + 2 * group));
+    const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+    const u32 pairs = word_at(m_tile + 512 + 8 * lane + 4 * step);
+    const u32 low_scales = word_at(m_tile + 768 + 4 * group) ^ 0x80808080,
+              high_scales = word_at(m_tile + 800 + 4 * group) ^ 0x80808080;
+    const float low_d = f16_to_f32(*(const u16*)(m_tile + 832 + 2 * group));
+    const float high_d = f16_to_f32(*(const u16*)(m_tile + 848 + 2 * group));
     const int start[4] = {START, START, START, START};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -299,46 +299,46 @@ struct Weights_k6 {
 };
 
 // Halves, rows one after another, as the tensor cores' loads of matrices want them: eight rows meet all banks.
-__device__ __forceinline__ u32 half_chunk(u32 row, u32 chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
+__device__ __forceinline__ u32 f16_chunk(u32 row, u32 chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 
 template <int OCTETS>
-struct HalfTokens {
+struct F16Tokens {
   u32 halves[OCTETS][4];
 
   __device__ __forceinline__ void load(const u8* x, const float*, u32, u32 step, u32 lane) {
-    const u8* mine = x + half_chunk(lane % 8, 4 * step + lane / 8);
+    const u8* mine = x + f16_chunk(lane % 8, 4 * step + lane / 8);
 #pragma unroll
-    for (int j = 0; j < OCTETS; j++) load_matrices(halves[j], mine + 1024 * j);
+    for (int j = 0; j < OCTETS; j++) ldmatrix_x4(halves[j], mine + 1024 * j);
   }
 };
 
 struct Weights_f16 {
-  static constexpr u32 STRIP_BYTES = 2048, ROWS_AT = 0, X_BYTES = 128;
+  static constexpr u32 M_TILE_BYTES = 2048, ROWS_AT = 0, X_BYTES = 128;
   static constexpr int BLOCKS = 2, TOGETHER = 1;
   static constexpr bool SCALES = false, SUMS = false;
   static constexpr float FACTOR = 1;
   template <int OCTETS>
-  using Tokens = HalfTokens<OCTETS>;
+  using Tokens = F16Tokens<OCTETS>;
 
-  static __device__ __forceinline__ u64 strip_bytes(u32 columns) { return u64(columns) * 32; }
+  static __device__ __forceinline__ u64 m_tile_bytes(u32 columns) { return u64(columns) * 32; }
 
-  static __device__ __forceinline__ void copy(u8* to, const u8* strip, u32 stage, u32 lane, u32 columns, u32 rows) {
+  static __device__ __forceinline__ void copy(u8* to, const u8* m_tile, u32 stage, u32 lane, u32 columns, u32 rows) {
     const u32 chunk = lane % 8;
     const bool inside = stage * STAGE_INPUTS + 8 * chunk < columns;
 #pragma unroll
     for (u32 row = lane / 8; row < 16; row += 4) {
       const u32 from = row * columns * 2 + stage * 128 + chunk * 16;
-      copy_async(to + half_chunk(row, chunk), strip + from, inside && row < rows);
+      cp_async_16(to + f16_chunk(row, chunk), m_tile + from, inside && row < rows);
     }
   }
 
   template <int OCTETS>
-  static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* strip, u32 step, u32 lane,
+  static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* m_tile, u32 step, u32 lane,
                                                   const Tokens<OCTETS>& x) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       u32 a[4];
-      load_matrices(a, strip + half_chunk(lane % 16, 4 * step + 2 * half + lane / 16));
+      ldmatrix_x4(a, m_tile + f16_chunk(lane % 16, 4 * step + 2 * half + lane / 16));
 #pragma unroll
       for (int j = 0; j < OCTETS; j++) mma_f16(sum[j], a, {x.halves[j][2 * half], x.halves[j][2 * half + 1]});
     }

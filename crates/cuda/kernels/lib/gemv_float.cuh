@@ -4,12 +4,12 @@
 // A lane takes 16 bytes of every row, so its activations are read from shared memory once for four rows; they lie there in
 // an order in which a warp's reads meet no bank twice.
 #pragma once
-#include "lib/gemv_panel.cuh"
+#include "lib/gemv_fragment.cuh"
 
 struct f16_element {
   static constexpr u32 A_LANE = 8;
-  static __device__ __forceinline__ float low(u32 pair) { return low_half(pair); }
-  static __device__ __forceinline__ float high(u32 pair) { return high_half(pair); }
+  static __device__ __forceinline__ float low(u32 pair) { return low_f16(pair); }
+  static __device__ __forceinline__ float high(u32 pair) { return high_f16(pair); }
 };
 
 struct bf16_element {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void decode(float (&out)[4], const uint4& w) {
   for (u32 i = 0; i < 4; i++) out[i] = __uint_as_float(word(w, i));
 }
 
-// The places of a lane among activations.
+// The row_refs of a lane among activations.
 struct FloatInput {
   const u8* values;
   u32 stride;
@@ -78,7 +78,7 @@ struct FloatSums {
 
 template <typename Element>
 struct FloatWeights {
-  static constexpr u32 STRIP = 4, STAGE_INPUTS = WARP * Element::A_LANE, STAGE_BYTES = 4 * 512;
+  static constexpr u32 M_TILE = 4, STAGE_INPUTS = WARP * Element::A_LANE, STAGE_BYTES = 4 * 512;
   static constexpr u32 STEP = 512;
   static constexpr bool QUANTIZED = false, HAS_MINS = false;
   template <int ROWS>
@@ -90,7 +90,7 @@ struct FloatWeights {
   static __device__ __forceinline__ void fetch(u8* to, const u8* from, u32 bytes, u32 rows, u32 row_bytes, u32 lane) {
 #pragma unroll
     for (u32 row = 0; row < 4; row++) {
-      copy_async(to + 512 * row, from, 16 * lane < bytes && row < rows);
+      cp_async_16(to + 512 * row, from, 16 * lane < bytes && row < rows);
       from += row_bytes;
     }
   }

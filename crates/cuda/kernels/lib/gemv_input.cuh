@@ -7,24 +7,24 @@
 #pragma once
 #include "lib/gemv_float.cuh"
 
-// What is done to x before the product. Mirrors `Prologue` in src/kernel/gemv.rs.
-constexpr u32 NORM_ADD = 2, NORM_ADD_NORM = 3;
+// What is done to x before the product. Mirrors `Prologue` in src/kernel/linear/gemv.rs.
+constexpr u32 RESIDUAL = 2, RESIDUAL_NORM = 3;
 
 struct Prologue {
   const float* x;
   const float* weight;  // may be null, as the next
-  const float* next_weight;
-  const float* a;
+  const float* following_weight;
+  const float* residual;
   float* sum;
   u32 kind;
   float per_column;  // 1 / columns
   float eps;
-  float by;
-  float next_eps;
+  float scale;
+  float following_eps;
   u32 reserved;
 };
 
-// Eight lanes that stand side by side hold a block of 32: its largest magnitude / 127 is the unit of its codes.
+// Eight lanes that stand side by side hold a block of 32: its largest magnitude / 127 is the step of its codes.
 template <typename Weights, int ALL_ROWS>
 __device__ __forceinline__ void put_codes(const Input& in, u32 row, u32 four, const float4& v, bool there) {
   float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
@@ -119,7 +119,7 @@ struct PlainInput {
 template <int ALL_ROWS>
 struct NormedInput {
   static constexpr u32 ROWS = ALL_ROWS == 1 ? 1 : 2, VALUES = 3;
-  float4 x[ROWS][VALUES], a[ROWS][VALUES], weight[VALUES], next_weight[VALUES];
+  float4 x[ROWS][VALUES], residual[ROWS][VALUES], weight[VALUES], following_weight[VALUES];
 
   static __device__ __forceinline__ u32 four(u32 i) { return i * blockDim.x + threadIdx.x; }
 
@@ -129,7 +129,7 @@ struct NormedInput {
 #pragma unroll
       for (u32 i = 0; i < VALUES; i++) {
         x[r][i] = load_four(p.x + u64(row + r) * columns, four(i), columns);
-        if (p.kind >= NORM_ADD) a[r][i] = load_four(p.a + u64(row + r) * columns, four(i), columns);
+        if (p.kind >= RESIDUAL) residual[r][i] = load_four(p.residual + u64(row + r) * columns, four(i), columns);
       }
     }
   }
@@ -143,10 +143,10 @@ struct NormedInput {
     load(p, 0, columns);
     if (ROWS > 1) return;
     load_weight(weight, p.weight, columns);
-    if (p.kind == NORM_ADD_NORM) load_weight(next_weight, p.next_weight, columns);
+    if (p.kind == RESIDUAL_NORM) load_weight(following_weight, p.following_weight, columns);
   }
 
-  // 1 / sqrt(mean of squares + eps) of each row. `scratch` has 16 floats a row, those without a warp zero.
+  // 1 / sqrt(mean of squares + eps) of each row. `scratch` has 16 floats per row, those without a warp zero.
   __device__ __forceinline__ void rms_scales(float (&scale)[ROWS], float per_column, float eps, float4 (&scratch)[ROWS][4]) {
 #pragma unroll
     for (u32 r = 0; r < ROWS; r++) {
@@ -189,8 +189,8 @@ struct NormedInput {
     for (u32 r = 0; r < ROWS; r++) {
 #pragma unroll
       for (u32 i = 0; i < VALUES; i++) {
-        const float4 v = x[r][i], with = a[r][i];
-        x[r][i] = times(make_float4(add(with.x, v.x), add(with.y, v.y), add(with.z, v.z), add(with.w, v.w)), p.by);
+        const float4 v = x[r][i], with = residual[r][i];
+        x[r][i] = times(make_float4(add(with.x, v.x), add(with.y, v.y), add(with.z, v.z), add(with.w, v.w)), p.scale);
       }
     }
     if (blockIdx.x != 0) return;
@@ -220,12 +220,12 @@ struct NormedInput {
       if (row + ROWS >= ALL_ROWS) fill();
       if (ROWS > 1) load_weight(weight, p.weight, columns);
       norm(scale, weight);
-      if (p.kind >= NORM_ADD) {
+      if (p.kind >= RESIDUAL) {
         add_to_stream(p, row, columns, count);
-        if (p.kind == NORM_ADD_NORM) {
-          rms_scales(scale, p.per_column, p.next_eps, scratch[row / ROWS % 2][1]);
-          if (ROWS > 1) load_weight(next_weight, p.next_weight, columns);
-          norm(scale, next_weight);
+        if (p.kind == RESIDUAL_NORM) {
+          rms_scales(scale, p.per_column, p.following_eps, scratch[row / ROWS % 2][1]);
+          if (ROWS > 1) load_weight(following_weight, p.following_weight, columns);
+          norm(scale, following_weight);
         }
       }
 #pragma unroll

@@ -18,13 +18,13 @@ __device__ __forceinline__ float mul(float a, float b) { return __fmul_rn(a, b);
 __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
 __device__ __forceinline__ float sub(float a, float b) { return __fsub_rn(a, b); }
 
-__device__ __forceinline__ float half_to_float(u16 bits) {
+__device__ __forceinline__ float f16_to_f32(u16 bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
   return value;
 }
 
-__device__ __forceinline__ u16 float_to_half(float value) {
+__device__ __forceinline__ u16 f32_to_f16(float value) {
   u16 bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
@@ -35,7 +35,7 @@ __device__ __forceinline__ u16 float_to_half(float value) {
 
 // Two bytes that need not be aligned: rows of blocks are packed.
 __device__ __forceinline__ u16 load_u16(const u8* at) { return u16(at[0] | at[1] << 8); }
-__device__ __forceinline__ float load_half(const u8* at) { return half_to_float(load_u16(at)); }
+__device__ __forceinline__ float load_f16(const u8* at) { return f16_to_f32(load_u16(at)); }
 
 // GELU in its tanh form.
 __device__ __forceinline__ float gelu(float z) {

@@ -68,7 +68,7 @@ __device__ __forceinline__ void mma_f16(float (&c)[4], const u32 (&a)[4], const 
 
 // Four 8x8 matrices of halves from shared memory. Lane `l` gives the address of row `l % 8` of matrix `l / 8` and gets, of each
 // matrix, row `l / 4`, columns 2 * (l % 4) and the next.
-__device__ __forceinline__ void load_matrices(u32 (&d)[4], const void* row) {
+__device__ __forceinline__ void ldmatrix_x4(u32 (&d)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
                : "r"(shared_address(row))
@@ -76,7 +76,7 @@ __device__ __forceinline__ void load_matrices(u32 (&d)[4], const void* row) {
 }
 
 // The same, each matrix transposed.
-__device__ __forceinline__ void load_matrices_transposed(u32 (&d)[4], const void* row) {
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&d)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
                : "r"(shared_address(row))
@@ -84,22 +84,22 @@ __device__ __forceinline__ void load_matrices_transposed(u32 (&d)[4], const void
 }
 
 // Starts a copy of 16 bytes to shared memory, or of zeros. Both ends are aligned to 16.
-__device__ __forceinline__ void copy_async(void* shared, const void* global, bool there = true) {
+__device__ __forceinline__ void cp_async_16(void* shared, const void* global, bool there = true) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(there ? 16 : 0)
                : "memory");
 }
 
 // The same for 4 bytes, aligned to 4.
-__device__ __forceinline__ void copy_async_word(void* shared, const void* global, bool there = true) {
+__device__ __forceinline__ void cp_async_4(void* shared, const void* global, bool there = true) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)), "l"(global),
                "r"(there ? 4 : 0)
                : "memory");
 }
 
-// Closes a group of copies; `wait_for_copies<N>` waits until at most N groups of this thread are under way.
-__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Closes a group of copies; `cp_async_wait<N>` waits until at most N groups of this thread are under way.
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int UNDER_WAY>
-__device__ __forceinline__ void wait_for_copies() {
+__device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(UNDER_WAY) : "memory");
 }
 
@@ -118,13 +118,13 @@ __device__ __forceinline__ uint2 load_written(const void* at) {
 }
 
 // Two floats as halves, `low` in the lower bits.
-__device__ __forceinline__ u32 pack_halves(float low, float high) {
+__device__ __forceinline__ u32 pack_f16x2(float low, float high) {
   u32 packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 
-// 2^x to two units in the last place; 0 for -inf.
+// 2^x to two K-blocks in the last place; 0 for -inf.
 __device__ __forceinline__ float exp2_near(float x) {
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
@@ -147,7 +147,7 @@ __device__ __forceinline__ u32 load_acquire(const u32* at) {
 
 // Where launches overlap (Hopper; see src/launch.rs): lets the next launch start as soon as it finds room, once all blocks of
 // this one have said so. It may then do what depends on no launch at all, such as fetching weights.
-__device__ __forceinline__ void let_successor_start() {
+__device__ __forceinline__ void griddep_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -155,7 +155,7 @@ __device__ __forceinline__ void let_successor_start() {
 
 // Waits until the launch before is over and what it wrote is seen. Nothing may be written before this, nothing read that any
 // launch writes, and no block may leave without it: whoever comes next relies on it for all launches before.
-__device__ __forceinline__ void wait_for_predecessor() {
+__device__ __forceinline__ void griddep_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -187,21 +187,21 @@ __device__ __forceinline__ u32 lanes_alike(u32 value) {
 
 // ---- Products by warpgroups, on Hopper (sm_90a) alone ----------------------------------------------------------
 //
-// A warpgroup multiplies matrices of halves in shared memory: lines of 128 bytes, whose units of 16 are swizzled by the
+// A warpgroup multiplies matrices of halves in shared memory: lines of 128 bytes, whose K-blocks of 16 are swizzled by the
 // line's number modulo 8, so matrices start at multiples of 1024 bytes. Warp `w` of four has rows 16 * w ..; a lane's
 // part of the result is, for every 8 columns, that of m16n8k16 above. Products run by themselves until they are waited
 // for.
 
-struct SharedMatrix {
+struct SmemDescriptor {
   u64 bits;
 
   // The same, some bytes on.
-  __device__ __forceinline__ SharedMatrix at(u32 bytes) const { return {bits + (bytes >> 4)}; }
+  __device__ __forceinline__ SmemDescriptor at(u32 bytes) const { return {bits + (bytes >> 4)}; }
 };
 
 // `stride` is from 8 lines to the next 8. Where lines run along k: a line has 64 of it, and a product takes 16. Where
 // they run along columns: `leading` is from 64 columns to the next 64.
-__device__ __forceinline__ SharedMatrix shared_matrix(const void* start, u32 leading, u32 stride) {
+__device__ __forceinline__ SmemDescriptor smem_descriptor(const void* start, u32 leading, u32 stride) {
   const u64 swizzled = 1;
   u32 at = shared_address(start) >> 4 & 0x3fff;
   asm volatile("" : "+r"(at));  // or all matrices of a loop would be computed before it, into dozens of registers
@@ -209,24 +209,24 @@ __device__ __forceinline__ SharedMatrix shared_matrix(const void* start, u32 lea
 }
 
 // Before products: what this thread wrote to shared memory, copies included, is seen by them after the next barrier.
-__device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Between other uses of results and products.
-__device__ __forceinline__ void open_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// Closes a group of products; `wait_for_products<N>` waits until at most N groups are under way.
-__device__ __forceinline__ void close_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Closes a group of products; `wgmma_wait<N>` waits until at most N groups are under way.
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int UNDER_WAY>
-__device__ __forceinline__ void wait_for_products() {
+__device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(UNDER_WAY) : "memory");
 }
 // After waiting: keeps the compiler from using results before.
 template <int N>
-__device__ __forceinline__ void settle(float (&c)[N]) {
+__device__ __forceinline__ void wgmma_results(float (&c)[N]) {
 #pragma unroll
   for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
 }
 
 // c = a . b, or added to c; 64 rows, 64 columns, 16 deep. Lines of both run along k.
-__device__ __forceinline__ void multiply_64x64(float (&c)[32], SharedMatrix a, SharedMatrix b, bool add) {
+__device__ __forceinline__ void wgmma_m64n64k16(float (&c)[32], SmemDescriptor a, SmemDescriptor b, bool add) {
   asm volatile(
       "{.reg .pred add; setp.ne.u32 add, %34, 0; "
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
@@ -243,7 +243,7 @@ __device__ __forceinline__ void multiply_64x64(float (&c)[32], SharedMatrix a, S
 }
 
 // c += a . b; 64 rows, 256 columns, 16 deep. Lines of a run along k, those of b along columns.
-__device__ __forceinline__ void multiply_64x256(float (&c)[128], SharedMatrix a, SharedMatrix b) {
+__device__ __forceinline__ void wgmma_m64n256k16(float (&c)[128], SmemDescriptor a, SmemDescriptor b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "

@@ -1,4 +1,4 @@
-// Four neighbouring columns a thread, and the sums of lib/reduce.cuh and lib/norm.cuh in that arrangement, bit for bit.
+// Four neighbouring columns per thread, and the sums of lib/reduce.cuh and lib/norm.cuh in that arrangement, bit for bit.
 //
 // Thread t stands for the threads 4t .. 4t+3 there, so eight threads stand for a warp. Additions are the same ones in the same
 // order (which of two operands comes first changes nothing).

@@ -14,13 +14,13 @@ __device__ __forceinline__ Angle angle(u32 position, float frequency) {
 }
 
 // Turns `(a, b)` by an angle that several heads may share.
-__device__ __forceinline__ void turn(float& a, float& b, Angle by) {
+__device__ __forceinline__ void rotate(float& a, float& b, Angle by) {
   float x = sub(mul(a, by.cos), mul(b, by.sin));
   b = add(mul(a, by.sin), mul(b, by.cos));
   a = x;
 }
 
 // Turns `(a, b)` by `position * frequency`.
-__device__ __forceinline__ void turn(float& a, float& b, u32 position, float frequency) {
-  turn(a, b, angle(position, frequency));
+__device__ __forceinline__ void rotate(float& a, float& b, u32 position, float frequency) {
+  rotate(a, b, angle(position, frequency));
 }

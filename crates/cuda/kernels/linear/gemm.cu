@@ -1,26 +1,26 @@
-// out[r, n] = sum over k of x[r, k] * w[n, k] for many rows: integer products of 8-bit activations and panels, exact
+// out[r, n] = sum over k of x[r, k] * w[n, k] for many rows: integer products of 8-bit activations and fragments, exact
 // within a block of 32 (16 in K6) inputs, scaled in f32; or products of halves (WEIGHTS f16).
 //
-// A block takes 128 outputs (8 strips) of TOKENS rows; 8 warps share them. Stages of 64 inputs come by asynchronous
-// copies, several under way, one or two between barriers. Weights are the A operand, which panels hold in the order of
+// A block takes 128 outputs (8 M-tiles) of TOKENS rows; 8 warps share them. Stages of 64 inputs come by asynchronous
+// copies, several under way, one or two between barriers. Weights are the A operand, which fragments hold in the order of
 // its registers, so a lane takes 16 bytes at a time and nothing is rearranged.
 //
 // Grid: (row tiles, output tiles * splits). Row tiles run fastest: blocks that run together share weights through L2.
 // Where a shape has too few tiles to fill a card its inputs are split: every block leaves its sums in `partials`, and
-// the one that draws a tile's last ticket adds them in the order of the splits. So results depend on the shape and the
+// the one that draws a tile's last arrival adds them in the order of the splits. So results depend on the shape and the
 // grid alone.
 //
-// TERMS 2: a value is the sum of two bytes with scales of their own (Q16 in lib/form.cuh). Rows of x are as long as two,
+// TERMS 2: a value is the sum of two bytes with scales of their own (Q16 in lib/activation.cuh). Rows of x are as long as two,
 // and weights go by twice. Requires columns % 64 == 0, so that no stage has both.
 //
 // ROWS `grouped`: row tiles are those of `tiles`, each of one expert, whose rows `sorted` lists
-// (kernels/expert_tiles.cu).
+// (kernels/moe/permute.cu).
 //
-// EPILOGUE `f32`: out[r, n], `out_stride` apart. `gelu_pair`: strips are gate and up in turn; gelu(gate) * up in the Q8
+// EPILOGUE `f32`: out[r, n], `out_stride` apart. `geglu_pair`: M-tiles are gate and up in turn; gelu(gate) * up in the Q8
 // form.
 //
-// Bytes: weights once a row tile (from L2 mostly), x once an output tile. Operations: 2 * rows * outputs * columns.
-// Requires columns % 32 == 0, `tickets` zero (they are left so), and for gelu_pair whole blocks of 32 products.
+// Bytes: weights once per row tile (from L2 mostly), x once an output tile. Operations: 2 * rows * outputs * columns.
+// Requires columns % 32 == 0, `arrivals` zero (they are left so), and for geglu_pair whole blocks of 32 products.
 #include "lib/batch.cuh"
 #include "lib/gemm_weights.cuh"
 #include "lib/reduce.cuh"
@@ -35,14 +35,14 @@ struct Params {
   Rows rows;
   const u8* w;
   const u8* x;            // codes, or halves
-  const float* x_scales;  // a block; of halves a row, null for ones
+  const float* x_scales;  // a block; of halves per row, null for ones
   const float* x_sums;    // a block; K4 and K5
   float* out;
-  i8* codes;  // gelu_pair
+  i8* codes;  // geglu_pair
   float* scales;
   float* sums;
   float* partials;
-  u32* tickets;
+  u32* arrivals;
   const Tile* tiles;  // grouped
   const u32* tile_count;
   const u32* sorted;
@@ -51,21 +51,21 @@ struct Params {
   u32 out_stride;
   u32 x_share;  // grouped: choices that share a row of x
 };
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/gemm.rs differs");
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemm.rs differs");
 
-enum { f32, gelu_pair };
+enum { f32, geglu_pair };
 enum { dense, grouped };
 
-constexpr u32 THREADS = 256, STRIP = 16, TILE_STRIPS = 8;
+constexpr u32 THREADS = 256, M_TILE = 16, TILE_M_TILES = 8;
 constexpr u32 NO_ROW = 0xffffffffu;
 
 // How 8 warps share a tile, and where a stage's parts lie in shared memory.
 template <int TOKENS>
 struct Shape {
   static constexpr int WARP_ROWS = TOKENS == 128 ? 2 : 4;  // of warps, along outputs
-  static constexpr int STRIPS = 8 / WARP_ROWS;             // of a warp
+  static constexpr int M_TILES = 8 / WARP_ROWS;             // of a warp
   static constexpr int OCTETS = TOKENS / (8 / WARP_ROWS) / 8;
-  static constexpr u32 X = TILE_STRIPS * Weights::STRIP_BYTES;
+  static constexpr u32 X = TILE_M_TILES * Weights::M_TILE_BYTES;
   static constexpr u32 SCALES = X + TOKENS * Weights::X_BYTES;
   static constexpr u32 STAGE = SCALES + TOKENS * (Weights::SCALES ? Weights::SUMS ? 16 : 8 : 0);
 };
@@ -75,15 +75,15 @@ __device__ __forceinline__ float quick_gelu(float z) {
   return __fdividef(z, 1.0f + __expf(-1.5957691f * z * (1.0f + 0.044715f * z * z)));
 }
 
-// What a thread copies each stage: 16-byte chunks of tokens, a scale (and a sum) of a token, and of its warp's strip.
+// What a thread copies each stage: 16-byte chunks of tokens, a scale (and a sum) of a token, and of its warp's M-tile.
 // Where they come from is a word a copy; in the widest tile these lie in shared memory, because registers are scarcer
 // than loads.
 template <int TOKENS>
 struct Copies {
   static constexpr u32 CHUNKS = Weights::X_BYTES / 16, ALL = TOKENS * CHUNKS;
   static constexpr u32 EACH = (ALL + THREADS - 1) / THREADS, STRIDE = THREADS / CHUNKS;  // tokens from copy to copy
-  // Bytes of x for each copy, then a scale, the place of the first chunk, the strip in 16 bytes, and rows from it on.
-  static constexpr u32 SCALE = EACH, PLACE = EACH + 1, STRIP_AT = EACH + 2, ROWS_FROM = EACH + 3, WORDS = EACH + 4;
+  // Bytes of x for each copy, then a scale, the place of the first chunk, the M-tile in 16 bytes, and rows from it on.
+  static constexpr u32 SCALE = EACH, PLACE = EACH + 1, M_TILE_AT = EACH + 2, ROWS_FROM = EACH + 3, WORDS = EACH + 4;
   static constexpr bool IN_SHARED = TOKENS == 128;
   u32 own[IN_SHARED ? 1 : WORDS];
   u32* shared;
@@ -91,50 +91,50 @@ struct Copies {
   __device__ __forceinline__ u32& word(u32 i) { return IN_SHARED ? shared[i * THREADS] : own[IN_SHARED ? 0 : i]; }
 
   // `rows` are the tokens' rows of x.
-  __device__ __forceinline__ void prepare(const Params& p, const u32* rows, u32 strip, u32 strip_rows) {
+  __device__ __forceinline__ void prepare(const Params& p, const u32* rows, u32 m_tile, u32 m_tile_rows) {
     const u32 row_bytes = TERMS * p.columns * (Weights::X_BYTES / 32) / 2, token = threadIdx.x / CHUNKS,
               chunk = threadIdx.x % CHUNKS;
 #pragma unroll
     for (u32 i = 0; i < EACH; i++) word(i) = rows[min(token + i * STRIDE, TOKENS - 1u)] * row_bytes + chunk * 16;
     word(SCALE) = rows[min(threadIdx.x / 2, TOKENS - 1u)] * (TERMS * p.columns / 32) + threadIdx.x % 2;
-    word(PLACE) = Shape<TOKENS>::X + (Weights::SCALES ? code_chunk(token, chunk) : half_chunk(token, chunk));
-    word(STRIP_AT) = strip;
-    word(ROWS_FROM) = strip_rows;
+    word(PLACE) = Shape<TOKENS>::X + (Weights::SCALES ? int8_chunk(token, chunk) : f16_chunk(token, chunk));
+    word(M_TILE_AT) = m_tile;
+    word(ROWS_FROM) = m_tile_rows;
   }
 
   __device__ __forceinline__ void start(const Params& p, u8* to, u32 stage) {
     const u32 warp = threadIdx.x / WARP, chunk = threadIdx.x % CHUNKS;
-    const u8* strip = p.w + u64(word(STRIP_AT)) * 16;
+    const u8* m_tile = p.w + u64(word(M_TILE_AT)) * 16;
     const u32 term_stages = p.columns / STAGE_INPUTS, of_weights = TERMS == 2 && stage >= term_stages ? stage - term_stages : stage;
-    Weights::copy(to + warp * Weights::STRIP_BYTES, strip, of_weights, threadIdx.x % WARP, p.columns, word(ROWS_FROM));
+    Weights::copy(to + warp * Weights::M_TILE_BYTES, m_tile, of_weights, threadIdx.x % WARP, p.columns, word(ROWS_FROM));
     // Behind the last input there are zeros.
     const bool inside = stage * STAGE_INPUTS + chunk * (STAGE_INPUTS / CHUNKS) < TERMS * p.columns;
     if (ALL >= THREADS || threadIdx.x < ALL) {
       u8* x = to + word(PLACE);
 #pragma unroll
       for (u32 i = 0; i < EACH; i++)
-        copy_async(x + i * STRIDE * Weights::X_BYTES, p.x + word(i) + stage * Weights::X_BYTES, inside);
+        cp_async_16(x + i * STRIDE * Weights::X_BYTES, p.x + word(i) + stage * Weights::X_BYTES, inside);
     }
     if (Weights::SCALES && (TOKENS >= 128 || threadIdx.x < 2 * TOKENS)) {
       const bool there = 2 * stage + threadIdx.x % 2 < TERMS * p.columns / 32;
       const u32 at = word(SCALE) + 2 * stage;
       float* scale = (float*)(to + Shape<TOKENS>::SCALES) + threadIdx.x % 2 * TOKENS + threadIdx.x / 2;
-      copy_async_word(scale, p.x_scales + at, there);
-      if (Weights::SUMS) copy_async_word(scale + 2 * TOKENS, p.x_sums + at, there);
+      cp_async_4(scale, p.x_scales + at, there);
+      if (Weights::SUMS) cp_async_4(scale + 2 * TOKENS, p.x_sums + at, there);
     }
   }
 };
 
 // Adds what the blocks of a tile's splits have left, in their order. True for the block that came last and has the
 // sums.
-template <int STRIPS, int OCTETS>
-__device__ __forceinline__ bool join_splits(const Params& p, float (&sum)[STRIPS][OCTETS][4], u32 tile, u32 split,
+template <int M_TILES, int OCTETS>
+__device__ __forceinline__ bool join_splits(const Params& p, float (&sum)[M_TILES][OCTETS][4], u32 tile, u32 split,
                                             u32 splits) {
-  constexpr u32 PART = STRIPS * OCTETS * THREADS;
-  __shared__ u32 ticket;
+  constexpr u32 PART = M_TILES * OCTETS * THREADS;
+  __shared__ u32 arrival;
   float4* parts = (float4*)p.partials + u64(tile) * splits * PART + threadIdx.x;
 #pragma unroll
-  for (int m = 0; m < STRIPS; m++) {
+  for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
     for (int j = 0; j < OCTETS; j++) {
       const float (&s)[4] = sum[m][j];
@@ -143,13 +143,13 @@ __device__ __forceinline__ bool join_splits(const Params& p, float (&sum)[STRIPS
   }
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) ticket = atomicAdd(p.tickets + tile, 1u);
+  if (threadIdx.x == 0) arrival = atomicAdd(p.arrivals + tile, 1u);
   __syncthreads();
-  if (ticket != splits - 1) return false;
-  if (threadIdx.x == 0) p.tickets[tile] = 0;
+  if (arrival != splits - 1) return false;
+  if (threadIdx.x == 0) p.arrivals[tile] = 0;
   __threadfence();
 #pragma unroll
-  for (int m = 0; m < STRIPS; m++) {
+  for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
     for (int j = 0; j < OCTETS; j++) {
 #pragma unroll
@@ -158,7 +158,7 @@ __device__ __forceinline__ bool join_splits(const Params& p, float (&sum)[STRIPS
   }
   for (u32 s = 0; s < splits; s++) {
 #pragma unroll
-    for (int m = 0; m < STRIPS; m++) {
+    for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
       for (int j = 0; j < OCTETS; j++) {
         const float4 part = load_from_blocks(parts + s * PART + (m * OCTETS + j) * THREADS);
@@ -173,8 +173,8 @@ __device__ __forceinline__ bool join_splits(const Params& p, float (&sum)[STRIPS
 }
 
 // `rows` are the output rows of the block's tokens; `column` and `token` those of the warp's first sum.
-template <int TOKENS, int STRIPS, int OCTETS>
-__device__ __forceinline__ void write_floats(const Params& p, const float (&sum)[STRIPS][OCTETS][4], const u32* rows,
+template <int TOKENS, int M_TILES, int OCTETS>
+__device__ __forceinline__ void write_floats(const Params& p, const float (&sum)[M_TILES][OCTETS][4], const u32* rows,
                                              u32 column, u32 token) {
   const u32 group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
 #pragma unroll
@@ -187,8 +187,8 @@ __device__ __forceinline__ void write_floats(const Params& p, const float (&sum)
       if (!Weights::SCALES && p.x_scales) factor = p.x_scales[row];
       float* out = p.out + u64(row) * p.out_stride;
 #pragma unroll
-      for (int m = 0; m < STRIPS; m++) {
-        const u32 n = column + m * STRIP + group;
+      for (int m = 0; m < M_TILES; m++) {
+        const u32 n = column + m * M_TILE + group;
         if (n < p.outputs) out[n] = factor * sum[m][j][t];
         if (n + 8 < p.outputs) out[n + 8] = factor * sum[m][j][2 + t];
       }
@@ -196,14 +196,14 @@ __device__ __forceinline__ void write_floats(const Params& p, const float (&sum)
   }
 }
 
-// Products of gates and ups, quantized. 64 outputs (4 strips) are a block of 32 products: a warp's own, or shared by
+// Products of gates and ups, quantized. 64 outputs (4 M-tiles) are a block of 32 products: a warp's own, or shared by
 // two warps that exchange what they found through `found`. Codes go through shared memory to be written 16 bytes at a
 // time.
-template <int TOKENS, int STRIPS, int OCTETS>
-__device__ __forceinline__ void write_products(const Params& p, float (&sum)[STRIPS][OCTETS][4], const u32* rows,
+template <int TOKENS, int M_TILES, int OCTETS>
+__device__ __forceinline__ void write_products(const Params& p, float (&sum)[M_TILES][OCTETS][4], const u32* rows,
                                                u8* shared, u32 tile_output, u32 warp_row, u32 token) {
-  constexpr bool SHARED_BLOCK = STRIPS == 2;
-  constexpr u32 WARP_ROWS = 8 / STRIPS;
+  constexpr bool SHARED_BLOCK = M_TILES == 2;
+  constexpr u32 WARP_ROWS = 8 / M_TILES;
   constexpr float UNIT = 1 / Weights::FACTOR;
   const u32 group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
   const u32 products = p.outputs / 2;
@@ -219,7 +219,7 @@ __device__ __forceinline__ void write_products(const Params& p, float (&sum)[STR
     for (int t = 0; t < 2; t++) {
       max[j][t] = 0;
 #pragma unroll
-      for (int m = 0; m < STRIPS; m += 2) {
+      for (int m = 0; m < M_TILES; m += 2) {
 #pragma unroll
         for (int h = t; h < 4; h += 2) {
           const float product = quick_gelu(UNIT * sum[m][j][h]) * (UNIT * sum[m + 1][j][h]);
@@ -243,13 +243,13 @@ __device__ __forceinline__ void write_products(const Params& p, float (&sum)[STR
       const float scale = max[j][t] / 127.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
       int code_sum = 0;
 #pragma unroll
-      for (int m = 0; m < STRIPS; m += 2) {
+      for (int m = 0; m < M_TILES; m += 2) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           // Adding 12582912 rounds to a whole number and leaves it in the low bits.
           const int code = __float_as_int(fmaf(sum[m][j][2 * h + t], inverse, 12582912.0f)) - START;
           code_sum += code;
-          codes[at * 64 + (warp_row * STRIPS + m) * 8 + 8 * h + group] = u8(code);
+          codes[at * 64 + (warp_row * M_TILES + m) * 8 + 8 * h + group] = u8(code);
         }
       }
 #pragma unroll
@@ -260,8 +260,8 @@ __device__ __forceinline__ void write_products(const Params& p, float (&sum)[STR
     }
   }
   __syncthreads();
-  // The scale and sum of a block, by the warp that has its first strip.
-  const u32 block = (tile_output + warp_row * STRIPS * STRIP) / 64;
+  // The scale and sum of a block, by the warp that has its first M-tile.
+  const u32 block = (tile_output + warp_row * M_TILES * M_TILE) / 64;
   if (group == 0 && (!SHARED_BLOCK || warp_row % 2 == 0) && block < products / 32) {
 #pragma unroll
     for (int j = 0; j < OCTETS; j++) {
@@ -282,19 +282,19 @@ __device__ __forceinline__ void write_products(const Params& p, float (&sum)[STR
   }
 }
 
-template <int TOKENS, int STRIPS, int OCTETS>
-__device__ __forceinline__ void finish(const Params& p, float (&sum)[STRIPS][OCTETS][4], const u32* rows, u8* shared,
+template <int TOKENS, int M_TILES, int OCTETS>
+__device__ __forceinline__ void finish(const Params& p, float (&sum)[M_TILES][OCTETS][4], const u32* rows, u8* shared,
                                        u32 output_tile, u32 split, u32 splits) {
   if (splits > 1 && !join_splits(p, sum, blockIdx.x + gridDim.x * output_tile, split, splits)) return;
   const u32 warp = threadIdx.x / WARP, warp_row = warp % Shape<TOKENS>::WARP_ROWS,
             token = warp / Shape<TOKENS>::WARP_ROWS * OCTETS * 8;
-  const u32 tile_output = output_tile * TILE_STRIPS * STRIP;
-  if (EPILOGUE == gelu_pair) {
-    wait_for_copies<0>();
+  const u32 tile_output = output_tile * TILE_M_TILES * M_TILE;
+  if (EPILOGUE == geglu_pair) {
+    cp_async_wait<0>();
     __syncthreads();  // the stages' memory is free
     write_products<TOKENS>(p, sum, rows, shared, tile_output, warp_row, token);
   } else {
-    write_floats<TOKENS>(p, sum, rows, tile_output + warp_row * STRIPS * STRIP, token);
+    write_floats<TOKENS>(p, sum, rows, tile_output + warp_row * M_TILES * M_TILE, token);
   }
 }
 
@@ -306,7 +306,7 @@ __device__ __forceinline__ void gemm(const Params& p) {
       copies_from[Copies<TOKENS>::IN_SHARED ? Copies<TOKENS>::WORDS * THREADS : 1];
   const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 
-  const u32 output_tiles = (p.outputs + TILE_STRIPS * STRIP - 1) / (TILE_STRIPS * STRIP);
+  const u32 output_tiles = (p.outputs + TILE_M_TILES * M_TILE - 1) / (TILE_M_TILES * M_TILE);
   const u32 output_tile = blockIdx.y % output_tiles, split = blockIdx.y / output_tiles,
             splits = gridDim.y / output_tiles;
   const u32 all_stages = (TERMS * p.columns + STAGE_INPUTS - 1) / STAGE_INPUTS, begin = all_stages * split / splits;
@@ -337,11 +337,11 @@ __device__ __forceinline__ void gemm(const Params& p) {
     }
   }
   __syncthreads();
-  const u32 strips = (p.outputs + STRIP - 1) / STRIP, own_strip = min(output_tile * TILE_STRIPS + warp, strips - 1);
+  const u32 m_tiles = (p.outputs + M_TILE - 1) / M_TILE, own_strip = min(output_tile * TILE_M_TILES + warp, m_tiles - 1);
   Copies<TOKENS> copies;
   copies.shared = copies_from + threadIdx.x;
-  const u32 strip = u32((matrix * strips + own_strip) * (Weights::strip_bytes(p.columns) / 16));
-  copies.prepare(p, x_rows, strip, p.outputs - own_strip * STRIP);
+  const u32 m_tile = u32((matrix * m_tiles + own_strip) * (Weights::m_tile_bytes(p.columns) / 16));
+  copies.prepare(p, x_rows, m_tile, p.outputs - own_strip * M_TILE);
 
   // Stages go by TOGETHER between barriers: two of the widest tile would need more registers than there are.
   constexpr u32 TOGETHER = TOKENS == 128 ? 1 : Weights::TOGETHER, SLOTS = STAGES / TOGETHER;
@@ -351,15 +351,15 @@ __device__ __forceinline__ void gemm(const Params& p) {
       if (stage + i >= end) break;
       copies.start(p, shared + (slot * TOGETHER + i) * S::STAGE, stage + i);
     }
-    close_copies();
+    cp_async_commit();
   };
 #pragma unroll
   for (u32 i = 0; i < SLOTS - 1; i++) fetch(begin + i * TOGETHER, i);
 
   const u32 warp_row = warp % S::WARP_ROWS, token = warp / S::WARP_ROWS * S::OCTETS * 8;
-  float sum[S::STRIPS][S::OCTETS][4];
+  float sum[S::M_TILES][S::OCTETS][4];
 #pragma unroll
-  for (int m = 0; m < S::STRIPS; m++) {
+  for (int m = 0; m < S::M_TILES; m++) {
 #pragma unroll
     for (int j = 0; j < S::OCTETS; j++) {
 #pragma unroll
@@ -368,25 +368,25 @@ __device__ __forceinline__ void gemm(const Params& p) {
   }
   auto multiply = [&](u32 place) {
     const u8* here = shared + place * S::STAGE;
-    const u8* strips = here + warp_row * S::STRIPS * Weights::STRIP_BYTES;
+    const u8* m_tiles = here + warp_row * S::M_TILES * Weights::M_TILE_BYTES;
     const u8* x = here + S::X + token * Weights::X_BYTES;
     const float* scales = (const float*)(here + S::SCALES) + token;
 #pragma unroll
     for (u32 step = 0; step < 2; step++) {
       if (Weights::SUMS) {
         const float* sums = scales + (2 + step) * TOKENS;
-        subtract_minimums(sum, strips + Weights::ROWS_AT, Weights::STRIP_BYTES, Weights::FACTOR, sums, step, lane);
+        subtract_minimums(sum, m_tiles + Weights::ROWS_AT, Weights::M_TILE_BYTES, Weights::FACTOR, sums, step, lane);
       }
       Weights::Tokens<S::OCTETS> operand;
       operand.load(x, scales, TOKENS, step, lane);
 #pragma unroll
-      for (int m = 0; m < S::STRIPS; m++)
-        Weights::multiply(sum[m], strips + m * Weights::STRIP_BYTES, step, lane, operand);
+      for (int m = 0; m < S::M_TILES; m++)
+        Weights::multiply(sum[m], m_tiles + m * Weights::M_TILE_BYTES, step, lane, operand);
     }
   };
   u32 slot = 0;
   for (u32 stage = begin; stage < end; stage += TOGETHER) {
-    wait_for_copies<SLOTS - 2>();
+    cp_async_wait<SLOTS - 2>();
     __syncthreads();  // everybody's copies have come, and everybody is done with the slot before this one
     fetch(stage + (SLOTS - 1) * TOGETHER, slot == 0 ? SLOTS - 1 : slot - 1);
 #pragma unroll

@@ -1,15 +1,15 @@
 // out[r] = W . f(x[r]) for up to 8 rows: the product of decoding. f is nothing, a norm, or a branch that rejoins the residual
 // stream and is normed again; what comes out may pass through GELU. WEIGHTS names the matrix's form, INPUT is plain or normed.
 //
-// Grid: (blocks), all of them resident at once; a block owns a run of strips (16 output rows of panels, 4 of floats) and all
-// their inputs. `split` warps are a team that shares a strip, each taking every split-th stage (about 2 KB) of it; sums of a
+// Grid: (blocks), all of them resident at once; a block owns a run of M-tiles (16 output rows of fragments, 4 of floats) and all
+// their inputs. `split` warps are a team that shares an M-tile, each taking every split-th stage (about 2 KB) of it; sums of a
 // team join in shared memory, in order. Every warp streams its stages through a ring of its own, which is begun before the
 // input is made and filled when it has come, so that the memory is busy from the start and no barrier stops it.
 // Grid y: rows that do not fit shared memory together, the entry's number of rows at a time.
 // The entry `gemv_chosen` takes the matrix from a route: grid (blocks, rows * top_k), or (blocks, rows) with the choices'
 // products summed by weight; a choice is a row by itself.
 //
-// Bytes: the matrix once; the input (4 * columns a row, twice with a norm_add) once a block, from L2.
+// Bytes: the matrix once; the input (4 * columns per row, twice with a norm_add) once per block, from L2.
 // Sums do not depend on the number of rows, nor on the grid.
 // Small products are as fast as their longest chain of instructions: what the host can compute, it does.
 // Requires columns % 8 == 0; of norms, columns <= 12 * threads; values with room for as many rows as the entry has; no output
@@ -25,8 +25,8 @@ using plain_input = PlainInput<ROWS>;
 template <int ROWS>
 using normed_input = NormedInput<ROWS>;
 
-// Mirrors `Epilogue` in src/kernel/gemv.rs; 0 leaves sums as they are.
-constexpr u32 GELU_PAIR = 1, GELU_SLICE = 2;
+// Mirrors `Epilogue` in src/kernel/linear/gemv.rs; 0 leaves sums as they are.
+constexpr u32 GEGLU = 1, GELU_MUL_SLICE = 2;
 
 // Output rows `first` on of a joined matrix are a value of their own.
 struct Part {
@@ -35,20 +35,20 @@ struct Part {
   u32 rows;
 };
 
-// What is used first stands first: every line of params is fetched once a block.
+// What is used first stands first: every line of params is fetched once per block.
 struct Params {
   Prologue input;
   const u8* w;
-  const u8* up;     // of float matrices in a pair; panels of gate and up lie strip by strip in `w`
-  u32 a_block[4];   // strips of a block, for 1, 2, 4, 8 rows
+  const u8* up;     // of float matrices in a pair; fragments of gate and up lie M-tile by M-tile in `w`
+  u32 a_block[4];   // M-tiles of a block, for 1, 2, 4, 8 rows
   u32 columns;      // of a matrix
   u32 padded;       // columns of the whole input, up to the end of the last stage
   u32 team_of;      // warp * team_of / 2^16 is the warp's team
   u32 split;
   u32 teams;
-  u32 strips;
-  u32 strip_bytes;  // of floats: of a row
-  u32 stages;       // of a strip of one matrix
+  u32 m_tiles;
+  u32 m_tile_bytes;  // of floats: of a row
+  u32 stages;       // of an M-tile of one matrix
   u32 all_stages;   // of all matrices that are summed
   u32 outputs;      // rows of the joined matrix, without padding; of one matrix of a pair of floats
   u32 epilogue;
@@ -56,16 +56,16 @@ struct Params {
   u32 other_column;
   u32 top_k;
   u32 choices_summed;
-  u32 early;        // launched before the launch before is over
+  u32 pdl;        // launched before the launch before is over
   Rows rows;
   Part parts[3];
-  const float* other;  // of GELU_SLICE, in rows of `other_columns`
+  const float* other;  // of GELU_MUL_SLICE, in rows of `other_columns`
   const float* route;  // of `gemv_chosen`
   u64 matrix_bytes;    // from one matrix of a stack to the next
 };
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/gemv.rs differs");
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemv.rs differs");
 
-constexpr u32 MOST_WARPS = 16;
+constexpr u32 MAX_WARPS = 16;
 
 // Strips that a team sums up before the block joins what it has.
 template <int ROWS>
@@ -77,23 +77,23 @@ struct Stream {
   const Params& p;
   const float* choices;
   const u8* next;
-  u32 strip, end, stage, share, lane;
+  u32 m_tile, end, stage, share, lane;
 
-  __device__ __forceinline__ Stream(const Params& p, const float* choices, u32 strip, u32 end, u32 share, u32 lane)
-      : p(p), choices(choices), strip(strip), end(end), stage(share), share(share), lane(lane) {
-    next = strip_start();
+  __device__ __forceinline__ Stream(const Params& p, const float* choices, u32 m_tile, u32 end, u32 share, u32 lane)
+      : p(p), choices(choices), m_tile(m_tile), end(end), stage(share), share(share), lane(lane) {
+    next = m_tile_start();
   }
 
-  __device__ __forceinline__ const u8* strip_start() const {
+  __device__ __forceinline__ const u8* m_tile_start() const {
     const u32 mine = share * Weights::STEP + 16 * lane;
-    if (Weights::QUANTIZED) return p.w + u64(strip) * p.strip_bytes + mine;
-    const bool pair = p.epilogue == GELU_PAIR;
-    return (pair && strip % 2 ? p.up : p.w) + u64((pair ? strip / 2 : strip) * Weights::STRIP) * p.strip_bytes + mine;
+    if (Weights::QUANTIZED) return p.w + u64(m_tile) * p.m_tile_bytes + mine;
+    const bool pair = p.epilogue == GEGLU;
+    return (pair && m_tile % 2 ? p.up : p.w) + u64((pair ? m_tile / 2 : m_tile) * Weights::M_TILE) * p.m_tile_bytes + mine;
   }
 
   // Starts the next copy, to the lane's own address, and closes it whether there is one or not.
   __device__ __forceinline__ void fetch(u8* to) {
-    if (strip < end) {
+    if (m_tile < end) {
       const u8* from = next;
       u32 at = stage;
       if (CHOSEN) {
@@ -101,17 +101,17 @@ struct Stream {
         at -= segment * p.stages;
         from += u64(choices[segment]) * p.matrix_bytes - u64(segment * p.stages * Weights::STEP);
       }
-      const u32 row = (p.epilogue == GELU_PAIR ? strip / 2 : strip) * Weights::STRIP;
-      Weights::fetch(to, from, p.strip_bytes - at * Weights::STEP, p.outputs - row, p.strip_bytes, lane);
+      const u32 row = (p.epilogue == GEGLU ? m_tile / 2 : m_tile) * Weights::M_TILE;
+      Weights::fetch(to, from, p.m_tile_bytes - at * Weights::STEP, p.outputs - row, p.m_tile_bytes, lane);
       stage += p.split;
       next += p.split * Weights::STEP;
       if (stage >= p.all_stages) {
         stage = share;
-        strip += p.teams;
-        next = strip_start();
+        m_tile += p.teams;
+        next = m_tile_start();
       }
     }
-    close_copies();
+    cp_async_commit();
   }
 };
 
@@ -125,30 +125,30 @@ __device__ __forceinline__ float quick_gelu(float z) {
 __device__ __forceinline__ float joined(const float* partial, u32 split, u32 stride) {
   float sum = 0;
 #pragma unroll
-  for (u32 i = 0; i < MOST_WARPS; i++) {
+  for (u32 i = 0; i < MAX_WARPS; i++) {
     if (i < split) sum += partial[i * stride];
   }
   return sum;
 }
 
-// Sums of `strips` strips from `first` on become outputs of the rows from `out_row` on.
+// Sums of `m_tiles` M-tiles from `first` on become outputs of the rows from `out_row` on.
 template <int ROWS>
-__device__ __forceinline__ void finish(const Params& p, const float* partial, u32 first, u32 strips, u32 out_row, u32 count) {
-  constexpr u32 STRIP = Weights::STRIP, STRIDE = ROWS * STRIP;
-  const u32 each = p.epilogue == GELU_PAIR ? 2 : 1;
+__device__ __forceinline__ void finish(const Params& p, const float* partial, u32 first, u32 m_tiles, u32 out_row, u32 count) {
+  constexpr u32 M_TILE = Weights::M_TILE, STRIDE = ROWS * M_TILE;
+  const u32 each = p.epilogue == GEGLU ? 2 : 1;
 #pragma unroll 1
-  for (u32 e = threadIdx.x; e < strips / each * STRIDE; e += blockDim.x) {
-    const u32 token = e / STRIP % ROWS, nth = e / STRIDE * each, strip = first + nth;
+  for (u32 e = threadIdx.x; e < m_tiles / each * STRIDE; e += blockDim.x) {
+    const u32 token = e / M_TILE % ROWS, nth = e / STRIDE * each, m_tile = first + nth;
     if (token >= count) continue;
     const float* from = partial + nth * p.split * STRIDE + e % STRIDE;
     float sum = joined(from, p.split, STRIDE);
-    u32 row = strip / each * STRIP + e % STRIP;
+    u32 row = m_tile / each * M_TILE + e % M_TILE;
     const Part& part = row >= p.parts[2].first ? p.parts[2] : row >= p.parts[1].first ? p.parts[1] : p.parts[0];
     row -= part.first;
     if (row >= part.rows) continue;
     const u64 out = out_row + token;
-    if (p.epilogue == GELU_PAIR) sum = quick_gelu(sum) * joined(from + p.split * STRIDE, p.split, STRIDE);
-    if (p.epilogue == GELU_SLICE) sum = quick_gelu(sum) * p.other[out * p.other_columns + p.other_column + row];
+    if (p.epilogue == GEGLU) sum = quick_gelu(sum) * joined(from + p.split * STRIDE, p.split, STRIDE);
+    if (p.epilogue == GELU_MUL_SLICE) sum = quick_gelu(sum) * p.other[out * p.other_columns + p.other_column + row];
     part.out[out * part.rows + row] = sum;
   }
 }
@@ -160,7 +160,7 @@ __device__ __forceinline__ void gemv(const Params& p) {
   const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
   const u32 team = warp * p.team_of >> 16, share = warp - team * p.split;
   const u32 a_block = p.a_block[BUCKET];
-  const u32 begin = blockIdx.x * a_block, end = min(begin + a_block, p.strips);
+  const u32 begin = blockIdx.x * a_block, end = min(begin + a_block, p.m_tiles);
 
   // Choices: which matrices, and whose row.
   const bool summed = CHOSEN && p.choices_summed;
@@ -171,15 +171,15 @@ __device__ __forceinline__ void gemv(const Params& p) {
   const u32 first_row = CHOSEN ? 0 : blockIdx.y * ROWS;
   if (CHOSEN) {
     // Which weights come is not known before.
-    let_successor_start();
-    wait_for_predecessor();
+    griddep_launch_dependents();
+    griddep_wait();
     const u32 row = summed ? blockIdx.y : blockIdx.y / p.top_k;
     if (!p.rows.has(row)) return;
     choices = p.route + u64(row) * 2 * p.top_k + (summed ? 0 : blockIdx.y % p.top_k);
     input.x += u64(row) * columns;
   } else {
     input.x += u64(first_row) * columns;
-    input.a += u64(first_row) * columns;
+    input.residual += u64(first_row) * columns;
     input.sum += u64(first_row) * columns;
   }
 
@@ -191,11 +191,11 @@ __device__ __forceinline__ void gemv(const Params& p) {
 #pragma unroll 1
     for (; filled < RING; filled++) stream.fetch(ring + filled * Weights::STAGE_BYTES + 16 * lane);
   };
-  if (!CHOSEN && p.early) {
+  if (!CHOSEN && p.pdl) {
     // The launch before is still running: the time to fetch weights, which depend on nothing.
     fill();
-    let_successor_start();
-    wait_for_predecessor();
+    griddep_launch_dependents();
+    griddep_wait();
     made.load_first(input, columns);
   } else {
     // One stage at first: a memory that is asked for much more than it can give at once lets the input wait, too.
@@ -206,7 +206,7 @@ __device__ __forceinline__ void gemv(const Params& p) {
   const u32 count = CHOSEN ? 1 : *p.rows.count - min(*p.rows.count, first_row);
 
   const u32 batch = min(BATCH<ROWS> * p.teams, a_block);
-  const u32 half = batch * p.split * ROWS * Weights::STRIP;
+  const u32 half = batch * p.split * ROWS * Weights::M_TILE;
   float* partial = (float*)(shared + warps * RING * Weights::STAGE_BYTES);
   Input in;
   in.scales = partial + 2 * half;
@@ -224,11 +224,11 @@ __device__ __forceinline__ void gemv(const Params& p) {
   for (u32 first = begin; first < end; first += batch) {
     const u32 last = min(first + batch, end);
 #pragma unroll 1
-    for (u32 strip = first + team; strip < last; strip += p.teams) {
+    for (u32 m_tile = first + team; m_tile < last; m_tile += p.teams) {
       typename Weights::template Sums<ROWS> sums;
 #pragma unroll 1
       for (u32 stage = share; stage < p.all_stages; stage += p.split) {
-        wait_for_copies<RING - 1>();
+        cp_async_wait<RING - 1>();
         __syncwarp();
         u32 input_at = stage * Weights::STAGE_INPUTS;
         if (CHOSEN) {
@@ -241,7 +241,7 @@ __device__ __forceinline__ void gemv(const Params& p) {
         from += Weights::STAGE_BYTES;
         if (from == ring_end) from = ring;
       }
-      sums.store(partial + ((strip - first) * p.split + share) * ROWS * Weights::STRIP, lane);
+      sums.store(partial + ((m_tile - first) * p.split + share) * ROWS * Weights::M_TILE, lane);
     }
     __syncthreads();
     finish<ROWS>(p, partial, first, last - first, CHOSEN ? blockIdx.y : first_row, count);
@@ -251,8 +251,8 @@ __device__ __forceinline__ void gemv(const Params& p) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(MOST_WARPS * WARP, 1) gemv_1(const Params p) { gemv<1, false>(p); }
-extern "C" __global__ void __launch_bounds__(MOST_WARPS * WARP, 1) gemv_2(const Params p) { gemv<2, false>(p); }
-extern "C" __global__ void __launch_bounds__(MOST_WARPS * WARP, 1) gemv_4(const Params p) { gemv<4, false>(p); }
-extern "C" __global__ void __launch_bounds__(MOST_WARPS * WARP, 1) gemv_8(const Params p) { gemv<8, false>(p); }
-extern "C" __global__ void __launch_bounds__(MOST_WARPS * WARP, 1) gemv_chosen(const Params p) { gemv<1, true>(p); }
+extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_1(const Params p) { gemv<1, false>(p); }
+extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_2(const Params p) { gemv<2, false>(p); }
+extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_4(const Params p) { gemv<4, false>(p); }
+extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_8(const Params p) { gemv<8, false>(p); }
+extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_chosen(const Params p) { gemv<1, true>(p); }

@@ -1,26 +1,26 @@
-// Rows as they are in the file to panels: what happens to a quantized matrix once, when it is loaded.
+// Rows as they are in the file to fragments: what happens to a quantized matrix once, when it is loaded.
 //
-// Grid: (strips, runs of 1024 inputs), 8 warps that take parts of 64 inputs in turn, then all threads the scales. A
+// Grid: (M-tiles, runs of 1024 inputs), 8 warps that take parts of 64 inputs in turn, then all threads the scales. A
 // lane gathers 32 codes byte by byte, which the first cache turns into whole sectors, and writes 16 bytes at a time.
 // Bytes: the packed rows in, about as many out. Copying the rows to the device takes far longer.
-// Requires a format that has panels. Strips are written whole, with zeros where there is no row or column. From one
-// strip to the next are `strip_bytes`, so that strips of several matrices can lie in turn.
+// Requires a format that has fragments. Strips are written whole, with zeros where there is no row or column. From one
+// M-tile to the next are `m_tile_bytes`, so that M-tiles of several matrices can lie in turn.
 #include "lib/format.cuh"
-#include "lib/panel.cuh"
+#include "lib/fragment.cuh"
 #include "lib/reduce.cuh"
 
 struct Params {
   const u8* from;
   u64 row_bytes;
-  u8* panels;
-  u64 strip_bytes;
+  u8* fragments;
+  u64 m_tile_bytes;
   u32 rows;
   u32 columns;
 };
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/pack.rs differs");
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/load/pack.rs differs");
 
 constexpr u32 RUN_INPUTS = 1024;
-constexpr bool SUPER_BLOCKS = Panel::SUB_SCALES > 0;
+constexpr bool SUPER_BLOCKS = Fragment::SUB_SCALES > 0;
 
 // Null where there is no such row or column.
 __device__ __forceinline__ const u8* block_at(const Params& p, u32 row, u32 column) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ const u8* block_at(const Params& p, u32 row, u32 colu
 __device__ __forceinline__ u32 four_codes(const Params& p, u32 row, u32 column) {
   const u8* block = block_at(p, row, column);
   if (!block) return 0;
-  constexpr u32 BLOCK_INPUTS = SUPER_BLOCKS ? 256 : 32, MASK = (1u << (Panel::LOW_BITS + Panel::HIGH_BITS)) - 1;
+  constexpr u32 BLOCK_INPUTS = SUPER_BLOCKS ? 256 : 32, MASK = (1u << (Fragment::LOW_BITS + Fragment::HIGH_BITS)) - 1;
   u32 codes = 0;
 #pragma unroll
   for (u32 b = 0; b < 4; b++) codes |= (u32(weight_code(block, column % BLOCK_INPUTS + b)) & MASK) << (8 * b);
@@ -39,18 +39,18 @@ __device__ __forceinline__ u32 four_codes(const Params& p, u32 row, u32 column) 
 }
 
 // The codes that one lane holds of a part: all of it but the scales.
-__device__ __forceinline__ void pack_codes(const Params& p, u32 row, u32 column, u8* unit, u32 lane) {
+__device__ __forceinline__ void pack_codes(const Params& p, u32 row, u32 column, u8* k_block, u32 lane) {
   u32 codes[PART_OPERANDS];
 #pragma unroll
   for (u32 o = 0; o < PART_OPERANDS; o++) {
     codes[o] = four_codes(p, row + lane / 4 + 8 * (o % 2), column + operand_input(lane, o));
   }
-  const u32 part = column % Panel::INPUTS / PART_INPUTS;
-  uint4* low = (uint4*)(unit + 512 * part) + lane;
+  const u32 part = column % Fragment::INPUTS / PART_INPUTS;
+  uint4* low = (uint4*)(k_block + 512 * part) + lane;
   u32 nibbles[4], high[2] = {0, 0};
 #pragma unroll
   for (u32 j = 0; j < 4; j++) nibbles[j] = (codes[2 * j] & 0x0f0f0f0f) | (codes[2 * j + 1] & 0x0f0f0f0f) << 4;
-  if (Panel::LOW_BITS == 8) {
+  if (Fragment::LOW_BITS == 8) {
     low[0] = make_uint4(codes[0], codes[1], codes[2], codes[3]);
     low[32] = make_uint4(codes[4], codes[5], codes[6], codes[7]);
   } else {
@@ -58,25 +58,25 @@ __device__ __forceinline__ void pack_codes(const Params& p, u32 row, u32 column,
   }
 #pragma unroll
   for (u32 o = 0; o < PART_OPERANDS; o++) {
-    if (Panel::HIGH_BITS == 1) high[0] |= (codes[o] >> 4 & 0x01010101) << o;
-    if (Panel::HIGH_BITS == 2) high[o / 4] |= (codes[o] >> 4 & 0x03030303) << (2 * (o % 4));
+    if (Fragment::HIGH_BITS == 1) high[0] |= (codes[o] >> 4 & 0x01010101) << o;
+    if (Fragment::HIGH_BITS == 2) high[o / 4] |= (codes[o] >> 4 & 0x03030303) << (2 * (o % 4));
   }
-  u32* to = (u32*)(unit + Panel::HIGH) + (32 * part + lane) * Panel::HIGH_BITS;
-  if (Panel::HIGH_BITS >= 1) to[0] = high[0];
-  if (Panel::HIGH_BITS == 2) to[1] = high[1];
+  u32* to = (u32*)(k_block + Fragment::HIGH) + (32 * part + lane) * Fragment::HIGH_BITS;
+  if (Fragment::HIGH_BITS >= 1) to[0] = high[0];
+  if (Fragment::HIGH_BITS == 2) to[1] = high[1];
 }
 
 __device__ __forceinline__ u32 u16_or_zero(const u8* block, u32 at) { return block ? load_u16(block + at) : 0; }
 
-// Word `word` of the scales of a unit, sub-scales first.
+// Word `word` of the scales of a K-block, sub-scales first.
 __device__ __forceinline__ u32 scale_word(const Params& p, u32 row, u32 column, u32 word) {
   if (!SUPER_BLOCKS) {
     // A row's two blocks start with their scales.
     row += word;
     return u16_or_zero(block_at(p, row, column), 0) | u16_or_zero(block_at(p, row, column + 32), 0) << 16;
   }
-  const u32 sub_words = (Panel::SCALES - Panel::SUB_SCALES) / 4;
-  const bool centred = Panel::HIGH_BITS == 2;  // the one of them that has no minimums
+  const u32 sub_words = (Fragment::SCALES - Fragment::SUB_SCALES) / 4;
+  const bool centred = Fragment::HIGH_BITS == 2;  // the one of them that has no minimums
   if (word < sub_words) {
     const u8* block = block_at(p, row + word / 4, column);
     if (!block) return 0;
@@ -97,19 +97,19 @@ __device__ __forceinline__ u32 scale_word(const Params& p, u32 row, u32 column, 
 }
 
 extern "C" __global__ void __launch_bounds__(256) pack(const Params p) {
-  const u32 row = blockIdx.x * STRIP_ROWS, first = blockIdx.y * RUN_INPUTS;
-  const u32 padded = (p.columns + Panel::INPUTS - 1) / Panel::INPUTS * Panel::INPUTS;
+  const u32 row = blockIdx.x * M_TILE, first = blockIdx.y * RUN_INPUTS;
+  const u32 padded = (p.columns + Fragment::INPUTS - 1) / Fragment::INPUTS * Fragment::INPUTS;
   const u32 end = min(first + RUN_INPUTS, padded);
-  u8* const strip = p.panels + blockIdx.x * p.strip_bytes;
+  u8* const m_tile = p.fragments + blockIdx.x * p.m_tile_bytes;
   for (u32 part = threadIdx.x / WARP; part < (end - first) / PART_INPUTS; part += blockDim.x / WARP) {
     const u32 column = first + part * PART_INPUTS;
-    u8* unit = strip + u64(column / Panel::INPUTS) * Panel::BYTES;
-    pack_codes(p, row, column, unit, threadIdx.x % WARP);
+    u8* k_block = m_tile + u64(column / Fragment::INPUTS) * Fragment::BYTES;
+    pack_codes(p, row, column, k_block, threadIdx.x % WARP);
   }
-  constexpr u32 SCALES = SUPER_BLOCKS ? Panel::SUB_SCALES : Panel::SCALES, SCALE_WORDS = (Panel::BYTES - SCALES) / 4;
-  for (u32 i = threadIdx.x; i < (end - first) / Panel::INPUTS * SCALE_WORDS; i += blockDim.x) {
-    const u32 column = first + i / SCALE_WORDS * Panel::INPUTS, word = i % SCALE_WORDS;
-    u8* unit = strip + u64(column / Panel::INPUTS) * Panel::BYTES;
-    ((u32*)(unit + SCALES))[word] = scale_word(p, row, column, word);
+  constexpr u32 SCALES = SUPER_BLOCKS ? Fragment::SUB_SCALES : Fragment::SCALES, SCALE_WORDS = (Fragment::BYTES - SCALES) / 4;
+  for (u32 i = threadIdx.x; i < (end - first) / Fragment::INPUTS * SCALE_WORDS; i += blockDim.x) {
+    const u32 column = first + i / SCALE_WORDS * Fragment::INPUTS, word = i % SCALE_WORDS;
+    u8* k_block = m_tile + u64(column / Fragment::INPUTS) * Fragment::BYTES;
+    ((u32*)(k_block + SCALES))[word] = scale_word(p, row, column, word);
   }
 }

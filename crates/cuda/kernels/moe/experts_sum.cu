@@ -1,7 +1,7 @@
 // out[r] = sum over k of weight[r, k] * x[r, k]: joins what a row's chosen experts gave, in the order of choice.
 //
-// Grid: (rows, strips of 256 columns), a thread a value.
-// Bytes a row: 4 * columns * top_k in, 4 * columns out.
+// Grid: (rows, blocks of 256 columns), one thread per value.
+// Bytes per row: 4 * columns * top_k in, 4 * columns out.
 #include "lib/batch.cuh"
 
 struct Params {
@@ -12,7 +12,7 @@ struct Params {
   u32 columns;
   u32 top_k;
 };
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/experts.rs differs");
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/experts.rs differs");
 
 extern "C" __global__ void experts_sum(const Params p) {
   const u32 r = blockIdx.x, column = blockIdx.y * blockDim.x + threadIdx.x;

@@ -1,13 +1,13 @@
 // From router scores to choices: the softmax over all experts, the `top_k` largest renormalised, times each expert's scale.
 // out[r] holds `top_k` expert numbers, then their weights. On ties the lower expert wins.
 //
-// Grid: (rows), a warp a row.
-// Bytes a row: 4 * experts in, 8 * top_k out.
-// Requires experts <= MOST_EXPERTS and top_k <= experts.
+// Grid: (rows), one warp per row.
+// Bytes per row: 4 * experts in, 8 * top_k out.
+// Requires experts <= MAX_EXPERTS and top_k <= experts.
 #include "lib/batch.cuh"
 #include "lib/reduce.cuh"
 
-constexpr u32 MOST_EXPERTS = 1024;
+constexpr u32 MAX_EXPERTS = 1024;
 // Keeps the renormalisation finite when the chosen share underflows.
 constexpr float LEAST_SHARE = 6.103515625e-5f;
 
@@ -19,10 +19,10 @@ struct Params {
   u32 experts;
   u32 top_k;
 };
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/experts.rs differs");
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/experts.rs differs");
 
 extern "C" __global__ void route(const Params p) {
-  __shared__ float left[MOST_EXPERTS];  // scores of experts not yet chosen
+  __shared__ float left[MAX_EXPERTS];  // scores of experts not yet chosen
   if (!p.rows.has(blockIdx.x)) return;
   const u32 lane = threadIdx.x;
   const float* scores = p.scores + u64(blockIdx.x) * p.experts;

@@ -1,15 +1,15 @@
 // A token for each sampled row: what crates/model/src/sampling.rs defines, on logits that are final (softcap included).
 //
-// sample_scan, grid (strips of 2048 logits, rows), a warp a chunk of 128 logits, two chunks a warp: applies penalties and
+// sample_scan, grid (blocks of 2048 logits, rows), a warp a chunk of 128 logits, two chunks per warp: applies penalties and
 // biases to the logits, in place, and leaves the largest logit of each chunk. A row without a temperature ends here: the
-// last of its blocks to arrive takes the largest. Bytes a row: 4 * vocab in, vocab / 32 out.
+// last of its blocks to arrive takes the largest. Bytes per row: 4 * vocab in, vocab / 32 out.
 //
 // sample_pick, grid (shares, rows): rows with a temperature. With a top-k the first share does it all: the k best logits lie
 // in the k chunks with the best maxima, so it reads those alone, sorts, truncates by top-p and min-p, and draws. Without a
 // top-k each share draws among its part of the vocabulary, and the last to arrive takes the best.
-// Bytes a row: vocab / 32 in and 512 for each of k chunks; 4 * vocab without a top-k.
+// Bytes per row: vocab / 32 in and 512 for each of k chunks; 4 * vocab without a top-k.
 //
-// Requires vocab <= MOST_VOCAB, top_k <= MOST_TOP_K, and top_p = 1 where top_k = 0 (src/sample.rs keeps others away).
+// Requires vocab <= MAX_VOCAB, top_k <= MAX_TOP_K, and top_p = 1 where top_k = 0 (src/run/sample.rs keeps others away).
 //
 // Scores are compared as integers that are ordered like the numbers, with the complement of the token below them: the
 // largest then is the best score and, on ties, the lowest token. Only integers are added atomically, so nothing depends on
@@ -21,14 +21,14 @@ constexpr u32 CHUNK = 128;
 constexpr u32 PER_LANE = CHUNK / WARP;
 constexpr u32 SCAN_THREADS = 256;
 constexpr u32 CHUNKS_PER_WARP = 2;
-constexpr u32 STRIP = SCAN_THREADS / WARP * CHUNKS_PER_WARP;  // chunks
+constexpr u32 SCAN_CHUNKS = SCAN_THREADS / WARP * CHUNKS_PER_WARP;  // chunks
 constexpr u32 PICK_THREADS = 1024;
-constexpr u32 MOST_VOCAB = 262144;
-constexpr u32 MOST_CHUNKS = MOST_VOCAB / CHUNK;
-constexpr u32 CHUNKS_PER_THREAD = MOST_CHUNKS / PICK_THREADS;
-constexpr u32 MOST_TOP_K = 1024;
-constexpr u32 MOST_CANDIDATES = 2048;
-static_assert(MOST_TOP_K <= PICK_THREADS, "a thread a survivor");
+constexpr u32 MAX_VOCAB = 262144;
+constexpr u32 MAX_CHUNKS = MAX_VOCAB / CHUNK;
+constexpr u32 CHUNKS_PER_THREAD = MAX_CHUNKS / PICK_THREADS;
+constexpr u32 MAX_TOP_K = 1024;
+constexpr u32 MAX_CANDIDATES = 2048;
+static_assert(MAX_TOP_K <= PICK_THREADS, "a thread a survivor");
 
 struct Setting {
   float temperature;  // 0: the largest
@@ -59,7 +59,7 @@ struct Params {
   u32* arrived;      // [rows], 0 between launches
   u32* samples;      // [rows]
   u32* results;      // [2, most_rows], in host memory
-  const u32* turn;   // which of the two
+  const u32* in_flight;   // which of the two
   u32 vocab;
   u32 most_rows;
 };
@@ -137,7 +137,7 @@ struct Row {
   __device__ __forceinline__ void report(u32 token) const {
     if (threadIdx.x != 0) return;
     p.samples[number] = token;
-    p.results[*p.turn * p.most_rows + number] = token;
+    p.results[*p.in_flight * p.most_rows + number] = token;
   }
 
   // The largest logit, the lowest token on ties, 0 if there is no number at all. By all threads of a block.
@@ -178,8 +178,8 @@ struct Row {
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS) sample_scan(const Params p) {
   if (!p.rows.has(blockIdx.y)) return;
   const Row row(p, blockIdx.y);
-  const u32 first = blockIdx.x * STRIP, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-  row.change(first * CHUNK, min((first + STRIP) * CHUNK, p.vocab));
+  const u32 first = blockIdx.x * SCAN_CHUNKS, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+  row.change(first * CHUNK, min((first + SCAN_CHUNKS) * CHUNK, p.vocab));
 
   u32 keys[CHUNKS_PER_WARP];
 #pragma unroll
@@ -250,11 +250,11 @@ __device__ __forceinline__ void draw_from_all(const Row& row) {
 // Candidates in no order.
 struct List {
   u32 count;  // may be more than there is room for
-  u64 keys[MOST_CANDIDATES];
+  u64 keys[MAX_CANDIDATES];
 
   __device__ __forceinline__ void add(u64 key) {
     const u32 at = atomicAdd(&count, 1u);
-    if (at < MOST_CANDIDATES) keys[at] = key;
+    if (at < MAX_CANDIDATES) keys[at] = key;
   }
 };
 
@@ -303,10 +303,10 @@ struct Best {
 };
 
 // Best first, by counting who is better. Threads share the counting for one candidate when there are few: the quickest then.
-constexpr u32 MOST_COUNTED = 256;
+constexpr u32 MAX_COUNTED = 256;
 __device__ __forceinline__ const u64* sort_by_counting(const u64* keys, u32 count) {
-  __shared__ u32 rank[MOST_COUNTED];
-  __shared__ u64 sorted[MOST_COUNTED];
+  __shared__ u32 rank[MAX_COUNTED];
+  __shared__ u64 sorted[MAX_COUNTED];
   if (threadIdx.x < count) rank[threadIdx.x] = 0;
   __syncthreads();
   const u32 wide = (count + WARP - 1) / WARP * WARP, parts = PICK_THREADS / wide, per_part = (count + parts - 1) / parts;
@@ -346,10 +346,10 @@ __device__ __forceinline__ const u64* sort_by_exchange(u64* keys, u32 count) {
 }
 
 __device__ __forceinline__ void draw_from_best(const Row& row) {
-  __shared__ u16 chosen[MOST_CHUNKS];
+  __shared__ u16 chosen[MAX_CHUNKS];
   __shared__ u32 chosen_count, tally[2];
   __shared__ List list;
-  __shared__ float sums[MOST_TOP_K];
+  __shared__ float sums[MAX_TOP_K];
   const Setting& s = row.setting;
   const u32 thread = threadIdx.x, lane = thread % WARP;
   const Best best(row);
@@ -363,12 +363,12 @@ __device__ __forceinline__ void draw_from_best(const Row& row) {
   });
   __syncthreads();
   u32 count = list.count;
-  if (count > MOST_CANDIDATES) {
+  if (count > MAX_CANDIDATES) {
     // Very many ties, or the best crowd together: find the last of the best exactly. Slow, and no model does this.
     u64 last = 0;
-    for (u32 turn = 0; turn < 64; turn++) {
-      const u64 bit = 1ull << (63 - turn);
-      u32* sum = &tally[turn % 2];  // the other may still be read
+    for (u32 in_flight = 0; in_flight < 64; in_flight++) {
+      const u64 bit = 1ull << (63 - in_flight);
+      u32* sum = &tally[in_flight % 2];  // the other may still be read
       if (thread == 0) *sum = 0;
       __syncthreads();
       u32 reached = 0;
@@ -390,7 +390,7 @@ __device__ __forceinline__ void draw_from_best(const Row& row) {
   }
   if (count == 0) return row.report(row.arg_max());
 
-  const u64* sorted = count <= MOST_COUNTED ? sort_by_counting(list.keys, count) : sort_by_exchange(list.keys, count);
+  const u64* sorted = count <= MAX_COUNTED ? sort_by_counting(list.keys, count) : sort_by_exchange(list.keys, count);
 
   // A thread a survivor, best first.
   u32 kept = min(count, best.k);

@@ -6,11 +6,11 @@
 
 use carat_model::{backend::CompileOptions, kv::PerGroup};
 
-use super::rows::room;
+use super::rows::padded_rows;
 use crate::{
     device::Address,
     kernel::{
-        BatchAt, CHANGE_WORDS, MOST_DRAWN_ROWS, PlacesAt, RowsAt, RunsAt, SETTING_WORDS,
+        BatchAt, CHANGE_WORDS, MAX_DRAWN_ROWS, RowRefsAt, RowsAt, RunsAt, SETTING_WORDS,
         SamplerInputs, TablesAt,
     },
 };
@@ -34,7 +34,7 @@ pub(crate) struct BatchLayout {
     pub(crate) first_rows: usize,
     pub(crate) first_sampled: usize,
     /// Which of the places for results this batch has.
-    pub(crate) turn: usize,
+    pub(crate) in_flight: usize,
     pub(crate) settings: usize,
     pub(crate) bases: PerGroup<usize>,
     pub(crate) pages: usize,
@@ -58,10 +58,10 @@ impl BatchLayout {
             start
         };
         // A run has a row at least.
-        let (rows, runs) = (room(options.max_rows), options.max_rows);
+        let (rows, runs) = (padded_rows(options.max_rows), options.max_rows);
         let held = options.pages.full + options.pages.sliding;
         let entries = (runs * held).min(held + SHARED_ENTRIES);
-        let most_drawn = options.max_sampled.min(MOST_DRAWN_ROWS);
+        let most_drawn = options.max_sampled.min(MAX_DRAWN_ROWS);
         BatchLayout {
             tokens: part(rows),
             all_count: part(1),
@@ -69,10 +69,10 @@ impl BatchLayout {
             run_count: part(1),
             positions: part(rows),
             runs: part(rows),
-            sampled: part(room(options.max_sampled)),
+            sampled: part(padded_rows(options.max_sampled)),
             first_rows: part(runs + 1),
             first_sampled: part(runs + 1),
-            turn: part(1),
+            in_flight: part(1),
             settings: part(most_drawn * SETTING_WORDS),
             bases: PerGroup {
                 full: part(runs),
@@ -110,7 +110,7 @@ impl BatchLayout {
         };
         BatchAt {
             tokens: word(self.tokens),
-            places: PlacesAt {
+            row_refs: RowRefsAt {
                 position: word(self.positions),
                 run: word(self.runs),
             },
@@ -140,7 +140,7 @@ impl BatchLayout {
             logits,
             settings: start.offset(self.settings * WORD),
             words: start,
-            turn: start.offset(self.turn * WORD),
+            in_flight: start.offset(self.in_flight * WORD),
             samples: start.offset(self.tokens * WORD),
         }
     }

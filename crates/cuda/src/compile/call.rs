@@ -4,7 +4,7 @@ use carat_model::{phase::Origin, plan::Rows};
 
 use crate::{
     device::cublaslt::Out,
-    kernel::{Kernel, Packed, Place},
+    kernel::{Kernel, Operand, WeightOperand},
 };
 
 /// One launch, not yet bound to a device.
@@ -20,24 +20,24 @@ pub(crate) struct Call {
 #[derive(Debug)]
 pub(crate) enum Launch {
     Kernel(Box<dyn Kernel>),
-    Library(LibraryProduct),
+    CublasLt(CublasLtGemm),
 }
 
 /// `out = alpha * x . w^T` by NVIDIA's library.
 #[derive(Clone, Debug)]
-pub(crate) struct LibraryProduct {
+pub(crate) struct CublasLtGemm {
     /// Halves.
-    pub(crate) x: Place,
+    pub(crate) x: Operand,
     /// Halves, too.
-    pub(crate) w: Packed,
-    pub(crate) out: Place,
+    pub(crate) w: WeightOperand,
+    pub(crate) out: Operand,
     pub(crate) kind: Out,
     pub(crate) alpha: f32,
     pub(crate) outputs: usize,
     pub(crate) columns: usize,
     /// Columns of a row of `out`.
     pub(crate) stride: usize,
-    /// What comes out must still be multiplied by a factor a row: it is no value of the plan yet.
+    /// What comes out must still be multiplied by one factor per row: it is no value of the plan yet.
     pub(crate) scaled: bool,
 }
 
@@ -45,30 +45,30 @@ impl Call {
     pub(crate) fn kernel(&self) -> Option<&dyn Kernel> {
         match &self.launch {
             Launch::Kernel(kernel) => Some(kernel.as_ref()),
-            Launch::Library(_) => None,
+            Launch::CublasLt(_) => None,
         }
     }
 
     /// What it reads, except weights and KV.
-    pub(crate) fn reads(&self) -> Vec<Place> {
+    pub(crate) fn reads(&self) -> Vec<Operand> {
         match &self.launch {
             Launch::Kernel(kernel) => kernel.reads(),
-            Launch::Library(product) => vec![product.x],
+            Launch::CublasLt(product) => vec![product.x],
         }
     }
 
     /// What it writes, except KV.
-    pub(crate) fn writes(&self) -> Vec<Place> {
+    pub(crate) fn writes(&self) -> Vec<Operand> {
         match &self.launch {
             Launch::Kernel(kernel) => kernel.writes(),
-            Launch::Library(product) => vec![product.out],
+            Launch::CublasLt(product) => vec![product.out],
         }
     }
 
-    pub(crate) fn weights(&self) -> Vec<Packed> {
+    pub(crate) fn weights(&self) -> Vec<WeightOperand> {
         match &self.launch {
             Launch::Kernel(kernel) => kernel.weights(),
-            Launch::Library(product) => vec![product.w.clone()],
+            Launch::CublasLt(product) => vec![product.w.clone()],
         }
     }
 }

@@ -12,10 +12,10 @@ use carat_model::{
     weights::Weight,
 };
 
-use crate::{config::Fusion, kernel::MOST_GROUP};
+use crate::{config::Fusion, kernel::MAX_GROUP};
 
 /// The most matrices that one product reads its input with: q, k and v.
-const MOST_PARTS: usize = 3;
+const MAX_PARTS: usize = 3;
 
 /// One or more consecutive steps of a plan, done as one.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,7 +32,7 @@ pub(crate) struct Op {
 pub(crate) enum Work {
     Step(Step),
     Product(Product),
-    NormAdd(NormAdd),
+    ResidualNorm(ResidualNorm),
     StoreKv(StoreKv),
     Attend(Attend),
     LayerInputs(LayerInputs),
@@ -41,36 +41,36 @@ pub(crate) enum Work {
 /// Matrices with one input, what comes before and what comes after.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Product {
-    pub(crate) input: Input,
-    pub(crate) parts: Vec<Part>,
-    pub(crate) then: Then,
+    pub(crate) input: Prologue,
+    pub(crate) parts: Vec<LinearPart>,
+    pub(crate) epilogue: Epilogue,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Input {
+pub(crate) enum Prologue {
     Value(Value),
     /// Normed, and read by the product alone.
     Norm(RowNorm),
-    /// The sum, or its norm where there is one, which is then read by the product alone.
-    NormAdd(NormAdd),
+    /// The sum, or its norm where there is one, which is epilogue read by the product alone.
+    ResidualNorm(ResidualNorm),
 }
 
 /// One matrix of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Part {
+pub(crate) struct LinearPart {
     pub(crate) w: Weight,
     pub(crate) out: Value,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Then {
+pub(crate) enum Epilogue {
     Nothing,
     /// `gelu(first) * second`, of the product's two parts, which exist nowhere else.
-    GeluPair {
+    Geglu {
         out: Value,
     },
     /// `gelu(part) * other[column ..]`, of the product's one part.
-    GeluSlice {
+    GeluMulSlice {
         other: Value,
         column: usize,
         out: Value,
@@ -79,23 +79,25 @@ pub(crate) enum Then {
 
 /// A branch's post-norm, the residual add, perhaps the layer's scale, perhaps the next branch's norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct NormAdd {
+pub(crate) struct ResidualNorm {
     pub(crate) norm: RowNorm,
-    pub(crate) a: Value,
-    pub(crate) by: f32,
+    /// What the normed branch is added to.
+    pub(crate) residual: Value,
+    /// Of the sum.
+    pub(crate) scale: f32,
     pub(crate) sum: Value,
-    pub(crate) next: Option<Next>,
+    pub(crate) following: Option<FollowingNorm>,
 }
 
 /// A norm of the sum.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Next {
+pub(crate) struct FollowingNorm {
     pub(crate) weight: Option<Weight>,
     pub(crate) eps: f32,
     pub(crate) out: Value,
 }
 
-/// Keys are normed and turned, values normed, and both go into their page without being written anywhere else.
+/// Keys are normed and rotated, values normed, and both go into their page without being written anywhere else.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct StoreKv {
     pub(crate) k: RowNorm,
@@ -104,7 +106,7 @@ pub(crate) struct StoreKv {
     pub(crate) slot: KvSlot,
 }
 
-/// Queries are normed and turned, then attend; perhaps to what the same rows store first.
+/// Queries are normed and rotated, epilogue attend; perhaps to what the same rows store first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Attend {
     pub(crate) store: Option<StoreKv>,
@@ -140,13 +142,13 @@ pub(crate) struct RowNorm {
 pub(crate) fn fuse(plan: &Plan, fusion: Fusion) -> Vec<Op> {
     let readers = Readers::of(plan);
     let rules: &[Rule] = match fusion {
-        Fusion::On => &[product, attend, store, lone_norm_add, layer_inputs],
+        Fusion::On => &[product, attend, store, lone_residual_norm, ple_inputs],
         Fusion::Off => &[],
     };
     let mut ops = Vec::new();
     let mut at = 0;
     while at < plan.steps.len() {
-        let rest = Rest {
+        let rest = Cursor {
             plan,
             steps: &plan.steps[at..],
             readers: &readers,
@@ -160,7 +162,7 @@ pub(crate) fn fuse(plan: &Plan, fusion: Fusion) -> Vec<Op> {
         let last = &within[taken - 1];
         let naming: Vec<&Labelled> = match work {
             Work::Product(_) => linears_of(within).collect(),
-            Work::NormAdd(_) => vec![&within[0]],
+            Work::ResidualNorm(_) => vec![&within[0]],
             _ => vec![last],
         };
         ops.push(Op {
@@ -196,13 +198,13 @@ pub(crate) fn joined_label<'a>(steps: impl Iterator<Item = &'a Labelled>) -> Str
 }
 
 /// What is left of a plan, and who reads what.
-struct Rest<'a> {
+struct Cursor<'a> {
     plan: &'a Plan,
     steps: &'a [Labelled],
     readers: &'a Readers,
 }
 
-impl Rest<'_> {
+impl Cursor<'_> {
     fn step(&self, i: usize) -> Option<&Step> {
         self.steps.get(i).map(|s| &s.step)
     }
@@ -226,25 +228,25 @@ impl Rest<'_> {
     }
 
     /// The matrices that steps from `i` on multiply the same value with, and that value.
-    fn linears(&self, i: usize) -> Option<(Value, Vec<Part>)> {
+    fn linears(&self, i: usize) -> Option<(Value, Vec<LinearPart>)> {
         let mut input = None;
         let mut parts = Vec::new();
         while let Some(&Step::Linear { x, w, out }) = self.step(i + parts.len())
             && *input.get_or_insert(x) == x
-            && parts.len() < MOST_PARTS
+            && parts.len() < MAX_PARTS
         {
-            parts.push(Part { w, out });
+            parts.push(LinearPart { w, out });
         }
         input.map(|x| (x, parts))
     }
 
     /// Post-norm, add, scale and next norm from the first step on, and how many steps they are.
-    fn norm_add(&self) -> Option<(NormAdd, usize)> {
+    fn residual_norm(&self) -> Option<(ResidualNorm, usize)> {
         let (norm, normed) = self.whole_row_norm(0)?;
         let &Step::Add { a, b, out } = self.step(1)? else {
             return None;
         };
-        let a = match (a == normed, b == normed) {
+        let residual = match (a == normed, b == normed) {
             (true, false) => b,
             (false, true) => a,
             _ => return None,
@@ -252,26 +254,26 @@ impl Rest<'_> {
         if self.readers.count(normed) != 1 {
             return None;
         }
-        let (mut sum, mut by, mut taken) = (out, 1.0, 2);
-        if let Some(&Step::Scale { x, by: factor, out }) = self.step(taken)
+        let (mut sum, mut scale, mut taken) = (out, 1.0, 2);
+        if let Some(&Step::Scale { x, by, out }) = self.step(taken)
             && x == sum
             && self.readers.count(sum) == 1
         {
-            (sum, by, taken) = (out, factor, taken + 1);
+            (sum, scale, taken) = (out, by, taken + 1);
         }
-        let next = self.whole_row_norm(taken).filter(|(n, _)| n.x == sum);
-        taken += usize::from(next.is_some());
-        let next = next.map(|(norm, out)| Next {
+        let following = self.whole_row_norm(taken).filter(|(n, _)| n.x == sum);
+        taken += usize::from(following.is_some());
+        let following = following.map(|(norm, out)| FollowingNorm {
             weight: norm.weight,
             eps: norm.eps,
             out,
         });
-        let found = NormAdd {
+        let found = ResidualNorm {
             norm,
-            a,
-            by,
+            residual,
+            scale,
             sum,
-            next,
+            following,
         };
         Some((found, taken))
     }
@@ -308,34 +310,41 @@ impl Rest<'_> {
 }
 
 /// A fused op and how many steps it takes, if it matches.
-type Rule = fn(&Rest<'_>) -> Option<(Work, usize)>;
+type Rule = fn(&Cursor<'_>) -> Option<(Work, usize)>;
 
 /// Matrices that read one value, with the norm before them and the activation after them.
-fn product(rest: &Rest<'_>) -> Option<(Work, usize)> {
-    let before = || -> Option<(Input, Value, usize)> {
-        if let Some((norm_add, taken)) = rest.norm_add() {
-            let x = norm_add.next.map_or(norm_add.sum, |next| next.out);
-            return Some((Input::NormAdd(norm_add), x, taken));
+fn product(rest: &Cursor<'_>) -> Option<(Work, usize)> {
+    let before = || -> Option<(Prologue, Value, usize)> {
+        if let Some((residual_norm, taken)) = rest.residual_norm() {
+            let x = residual_norm
+                .following
+                .map_or(residual_norm.sum, |next| next.out);
+            return Some((Prologue::ResidualNorm(residual_norm), x, taken));
         }
         let (norm, out) = rest.whole_row_norm(0)?;
-        Some((Input::Norm(norm), out, 1))
+        Some((Prologue::Norm(norm), out, 1))
     };
     let (input, parts, mut taken) = if let Some((input, x, taken)) = before() {
         let (read, parts) = rest.linears(taken)?;
         // A sum is written in any case; a norm only for this product.
-        let own = matches!(input, Input::NormAdd(NormAdd { next: None, .. }))
-            || rest.readers.count(x) == parts.len() as u32;
+        let own = matches!(
+            input,
+            Prologue::ResidualNorm(ResidualNorm {
+                following: None,
+                ..
+            })
+        ) || rest.readers.count(x) == parts.len() as u32;
         if read != x || !own {
             return None;
         }
         (input, parts, taken)
     } else {
         let (x, parts) = rest.linears(0)?;
-        (Input::Value(x), parts, 0)
+        (Prologue::Value(x), parts, 0)
     };
     taken += parts.len();
-    let only_here = |part: &Part| rest.readers.count(part.out) == 1;
-    let then = match (rest.step(taken), parts.as_slice()) {
+    let only_here = |part: &LinearPart| rest.readers.count(part.out) == 1;
+    let epilogue = match (rest.step(taken), parts.as_slice()) {
         (
             Some(&Step::GeluMul {
                 gate,
@@ -345,7 +354,7 @@ fn product(rest: &Rest<'_>) -> Option<(Work, usize)> {
             }),
             [first, second],
         ) if gate == first.out && up == second.out && parts.iter().all(only_here) => {
-            Then::GeluPair { out }
+            Epilogue::Geglu { out }
         }
         (
             Some(&Step::GeluMul {
@@ -355,27 +364,31 @@ fn product(rest: &Rest<'_>) -> Option<(Work, usize)> {
                 out,
             }),
             [part],
-        ) if gate == part.out && up != part.out && only_here(part) => Then::GeluSlice {
+        ) if gate == part.out && up != part.out && only_here(part) => Epilogue::GeluMulSlice {
             other: up,
             column: up_column,
             out,
         },
-        _ => Then::Nothing,
+        _ => Epilogue::Nothing,
     };
-    taken += usize::from(then != Then::Nothing);
-    let product = Product { input, parts, then };
+    taken += usize::from(epilogue != Epilogue::Nothing);
+    let product = Product {
+        input,
+        parts,
+        epilogue,
+    };
     Some((Work::Product(product), taken))
 }
 
-fn attend(rest: &Rest<'_>) -> Option<(Work, usize)> {
+fn attend(rest: &Cursor<'_>) -> Option<(Work, usize)> {
     let store = rest.store();
     let first = if store.is_some() { 4 } else { 0 };
-    let (q, rope, turned) = rest.norm_rope(first)?;
+    let (q, rope, rotated) = rest.norm_rope(first)?;
     let &Step::Attend { q: read, slot, out } = rest.step(first + 2)? else {
         return None;
     };
-    let fits = read == turned
-        && rest.readers.count(turned) == 1
+    let fits = read == rotated
+        && rest.readers.count(rotated) == 1
         && store.is_none_or(|s| {
             (s.slot, s.rope, rest.plan.rows(s.k.x)) == (slot, rope, rest.plan.rows(out))
         });
@@ -389,17 +402,17 @@ fn attend(rest: &Rest<'_>) -> Option<(Work, usize)> {
     fits.then_some((Work::Attend(attend), first + 3))
 }
 
-fn store(rest: &Rest<'_>) -> Option<(Work, usize)> {
+fn store(rest: &Cursor<'_>) -> Option<(Work, usize)> {
     rest.store().map(|store| (Work::StoreKv(store), 4))
 }
 
 /// Post-norm, residual add, layer scale, next norm: one read and one write of the stream instead of up to four.
-fn lone_norm_add(rest: &Rest<'_>) -> Option<(Work, usize)> {
-    let (norm_add, taken) = rest.norm_add()?;
-    Some((Work::NormAdd(norm_add), taken))
+fn lone_residual_norm(rest: &Cursor<'_>) -> Option<(Work, usize)> {
+    let (residual_norm, taken) = rest.residual_norm()?;
+    Some((Work::ResidualNorm(residual_norm), taken))
 }
 
-fn layer_inputs(rest: &Rest<'_>) -> Option<(Work, usize)> {
+fn ple_inputs(rest: &Cursor<'_>) -> Option<(Work, usize)> {
     let steps = [0, 1, 2, 3, 4].map(|i| rest.step(i));
     let [
         Some(&Step::Scale {
@@ -443,7 +456,7 @@ fn layer_inputs(rest: &Rest<'_>) -> Option<(Work, usize)> {
         by,
         out,
     };
-    (chained && alone && group <= MOST_GROUP).then_some((Work::LayerInputs(inputs), 5))
+    (chained && alone && group <= MAX_GROUP).then_some((Work::LayerInputs(inputs), 5))
 }
 
 /// How many steps read each value; what a plan hands over has a reader outside.

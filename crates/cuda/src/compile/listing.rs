@@ -9,11 +9,11 @@ use carat_model::{
 };
 
 use super::{
-    call::Launch, fuse::fuse, lower::lower, rows::Class, scratch::Scratch, target::Target,
+    call::Launch, fuse::fuse, lower::lower, rows::RowClass, scratch::Scratch, target::Target,
 };
-use crate::{config::Fusion, kernel::Place};
+use crate::{config::Fusion, kernel::Operand};
 
-/// What a plan becomes on CUDA, one line a launch: label, kernel, operands. As on a Hopper card without NVIDIA's library.
+/// What a plan becomes on CUDA, one line per launch: label, kernel, operands. As on a Hopper card without NVIDIA's library.
 pub fn listing(
     plan: &Plan,
     weights: &Weights,
@@ -28,11 +28,18 @@ pub(super) fn list(plan: &Plan, weights: &Weights, target: Target) -> Result<Str
     let rows = target.max_rows;
     let ops = fuse(plan, target.fusion);
     let mut scratch = Scratch::default();
-    let calls = lower(plan, weights, &ops, Class::of(rows), target, &mut scratch)?;
+    let calls = lower(
+        plan,
+        weights,
+        &ops,
+        RowClass::of(rows),
+        target,
+        &mut scratch,
+    )?;
     let mut out = String::new();
     for call in &calls {
-        let list = |places: Vec<Place>| {
-            let names: Vec<String> = places.iter().map(Place::to_string).collect();
+        let list = |operands: Vec<Operand>| {
+            let names: Vec<String> = operands.iter().map(Operand::to_string).collect();
             names.join(" ")
         };
         let which = match call.rows {
@@ -53,7 +60,7 @@ pub(super) fn list(plan: &Plan, weights: &Weights, target: Target) -> Result<Str
                     .collect::<Vec<_>>()
                     .join(".")
             }
-            Launch::Library(_) => "cublaslt".to_owned(),
+            Launch::CublasLt(_) => "cublaslt".to_owned(),
         };
         let label = &call.label;
         let (reads, writes) = (list(call.reads()), list(call.writes()));

@@ -7,10 +7,10 @@
 //! [`Fusion::Off`] runs, and what an op falls back to that the fast kernels do not take.
 
 mod experts;
-mod narrow;
-mod own;
-mod steps;
-mod wide;
+mod large_batch;
+mod native_gemm;
+mod plain;
+mod small_batch;
 
 use carat_gguf::QuantType;
 use carat_model::{
@@ -22,14 +22,14 @@ use carat_model::{
 
 use super::{
     call::{Call, Launch},
-    fuse::{self, Op, Part},
-    rows::Class,
+    fuse::{self, LinearPart, Op},
+    rows::RowClass,
     scratch::{Scratch, ScratchBytes},
     target::Target,
 };
 use crate::{
     config::Fusion,
-    kernel::{Kernel, LayerInputs, Place},
+    kernel::{Kernel, Operand, PleInputs},
 };
 
 /// Lowers ops for one class. Scratch is shared by all that are lowered with the same.
@@ -37,7 +37,7 @@ pub(crate) fn lower(
     plan: &Plan,
     weights: &Weights,
     ops: &[Op],
-    class: Class,
+    class: RowClass,
     target: Target,
     scratch: &mut Scratch,
 ) -> Result<Vec<Call>, BackendError> {
@@ -52,14 +52,14 @@ pub(crate) fn lower(
         },
         calls: Vec::new(),
         scratch,
-        wide: wide::State::of(plan, ops),
+        large: large_batch::State::of(plan, ops),
     };
     for op in ops {
         lowering.origin = op.origin;
         match (target.fusion, class) {
             (Fusion::Off, _) => lowering.plainly(op)?,
-            (Fusion::On, Class::Narrow) => lowering.narrow(op)?,
-            (Fusion::On, Class::Wide) => lowering.wide(op)?,
+            (Fusion::On, RowClass::Small) => lowering.small_batch(op)?,
+            (Fusion::On, RowClass::Large) => lowering.large_batch(op)?,
         }
     }
     Ok(lowering.calls)
@@ -74,18 +74,18 @@ struct Lowering<'a> {
     origin: Origin,
     calls: Vec<Call>,
     scratch: &'a mut Scratch,
-    wide: wide::State,
+    large: large_batch::State,
 }
 
 impl<'a> Lowering<'a> {
-    /// Scratch of so many bytes a row.
-    fn scratch(&mut self, name: &'static str, per_row: usize) -> Place {
+    /// Scratch of so many bytes per row.
+    fn scratch(&mut self, name: &'static str, per_row: usize) -> Operand {
         let bytes = ScratchBytes { per_row, fixed: 0 };
-        self.scratch.place(name, bytes)
+        self.scratch.operand(name, bytes)
     }
 
-    /// Scratch of so many floats a row.
-    fn scratch_floats(&mut self, name: &'static str, columns: usize) -> Place {
+    /// Scratch of so many floats per row.
+    fn scratch_floats(&mut self, name: &'static str, columns: usize) -> Operand {
         self.scratch(name, columns * size_of::<f32>())
     }
 
@@ -116,15 +116,15 @@ impl<'a> Lowering<'a> {
     }
 
     /// Label of some of a product's matrices.
-    fn product_label(&self, op: &Op, parts: &[Part]) -> String {
+    fn product_label(&self, op: &Op, parts: &[LinearPart]) -> String {
         let linears = fuse::linears_of(&self.plan.steps[op.steps.clone()]);
         let named = linears.filter(|s| parts.iter().any(|part| s.step.out() == Some(part.out)));
         fuse::joined_label(named)
     }
 
-    fn layer_inputs(&mut self, op: &Op, inputs: &fuse::LayerInputs) {
-        let kernel = LayerInputs {
-            context: Place::Value(inputs.context),
+    fn ple_inputs(&mut self, op: &Op, inputs: &fuse::LayerInputs) {
+        let kernel = PleInputs {
+            context: Operand::Value(inputs.context),
             context_scale: inputs.context_scale,
             weight: inputs.weight,
             eps: inputs.eps,
@@ -134,7 +134,7 @@ impl<'a> Lowering<'a> {
             by: inputs.by,
             columns: self.plan.columns(inputs.out),
             group: inputs.group,
-            out: Place::Value(inputs.out),
+            out: Operand::Value(inputs.out),
         };
         self.call(&op.label, op.rows, kernel);
     }

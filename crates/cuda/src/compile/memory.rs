@@ -10,7 +10,7 @@ use carat_model::{
 };
 
 use super::{
-    batch_layout::BatchLayout, rows::room, scratch::Scratch, target::Products,
+    batch_layout::BatchLayout, rows::padded_rows, scratch::Scratch, target::GemmImpl,
     weights::WeightLayout,
 };
 use crate::{device::cublaslt::WORKSPACE_BYTES, kernel::sampler_bytes};
@@ -45,7 +45,7 @@ impl MemoryPlan {
         options: &CompileOptions,
         weights: &WeightLayout,
         parts: &Parts,
-        products: Products,
+        gemm: GemmImpl,
     ) -> MemoryPlan {
         let page = page_bytes(plan, options.kv);
         MemoryPlan {
@@ -60,9 +60,9 @@ impl MemoryPlan {
             scratch: parts.scratch.bytes,
             batch: BatchLayout::new(options).bytes(),
             sampling: sampler_bytes(plan.vocab(), options.max_sampled),
-            workspace: match products {
-                Products::Library => WORKSPACE_BYTES,
-                Products::Own => 0,
+            workspace: match gemm {
+                GemmImpl::CublasLt => WORKSPACE_BYTES,
+                GemmImpl::Native => 0,
             },
         }
     }
@@ -143,8 +143,8 @@ impl Parts {
         scratch: &Scratch,
     ) -> Parts {
         let rows = |rows: Rows| match rows {
-            Rows::All => room(options.max_rows),
-            Rows::Sampled => room(options.max_sampled),
+            Rows::All => padded_rows(options.max_rows),
+            Rows::Sampled => padded_rows(options.max_sampled),
         };
         let values = |shape: &Shape| rows(shape.rows) * shape.columns * 4;
         let kv = |group: KvGroup| {
@@ -155,7 +155,7 @@ impl Parts {
             }))
         };
         // A step may have all rows, whichever it has in this plan.
-        let most = room(options.max_rows.max(options.max_sampled));
+        let most = padded_rows(options.max_rows.max(options.max_sampled));
         Parts {
             activations: Arena::new(layout.buffers.iter().map(values)),
             scratch: Arena::new(scratch.sizes().map(|s| most * s.per_row + s.fixed)),
@@ -196,7 +196,7 @@ mod tests {
     use crate::{
         compile::{prepare::prepare, target::Target},
         config::{Fusion, TablePlace},
-        kernel::Place,
+        kernel::Operand,
     };
 
     fn options(rows: usize) -> CompileOptions {
@@ -288,9 +288,9 @@ mod tests {
         for variant in Variant::ALL {
             let model = Tiny::new(variant, QuantType::Q8_0).model();
             let plan = gemma4::plan(&model);
-            for products in [Products::Own, Products::Library] {
+            for gemm in [GemmImpl::Native, GemmImpl::CublasLt] {
                 let target = Target {
-                    products,
+                    gemm,
                     ..Target::hopper(Fusion::On, 16)
                 };
                 let prepared = prepare(
@@ -302,9 +302,9 @@ mod tests {
                 );
                 let prepared = prepared.unwrap();
                 for call in prepared.calls() {
-                    let offset = |place: &Place| match place {
-                        Place::Value(v) => Some(prepared.parts.value(*v)),
-                        Place::Scratch(_) => None,
+                    let offset = |operand: &Operand| match operand {
+                        Operand::Value(v) => Some(prepared.parts.value(*v)),
+                        Operand::Scratch(_) => None,
                     };
                     let (reads, writes) = (call.reads(), call.writes());
                     let reads: Vec<usize> = reads.iter().filter_map(offset).collect();

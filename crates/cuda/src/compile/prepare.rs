@@ -15,14 +15,14 @@ use super::{
     fuse::{Op, fuse},
     lower::lower,
     memory::{MemoryPlan, Parts},
-    rows::{ByClass, Class},
+    rows::{ByClass, RowClass},
     scratch::Scratch,
-    target::{Products, Target},
+    target::{GemmImpl, Target},
     weights::WeightLayout,
 };
 use crate::{
     config::TablePlace,
-    kernel::{Packed, Place},
+    kernel::{Operand, WeightOperand},
 };
 
 /// A plan, ready to take memory.
@@ -33,13 +33,13 @@ pub(crate) struct Prepared {
     pub(crate) weights: WeightLayout,
     pub(crate) parts: Parts,
     pub(crate) memory: MemoryPlan,
-    pub(crate) products: Products,
+    pub(crate) gemm: GemmImpl,
 }
 
 impl Prepared {
     pub(crate) fn calls(&self) -> impl Iterator<Item = &Call> {
         let (front, tail) = (&self.front, &self.tail);
-        [&front.narrow, &front.wide, &tail.narrow, &tail.wide]
+        [&front.small, &front.large, &tail.small, &tail.large]
             .into_iter()
             .flatten()
     }
@@ -68,10 +68,10 @@ pub(crate) fn prepare(
     let mut both = |ops: &[Op], most_rows: usize| -> Result<ByClass<Vec<Call>>, BackendError> {
         let mut lowered = |class| lower(plan, weights, ops, class, target, &mut scratch);
         Ok(ByClass {
-            narrow: lowered(Class::Narrow)?,
-            wide: match Class::of(most_rows) {
-                Class::Narrow => Vec::new(),
-                Class::Wide => lowered(Class::Wide)?,
+            small: lowered(RowClass::Small)?,
+            large: match RowClass::of(most_rows) {
+                RowClass::Small => Vec::new(),
+                RowClass::Large => lowered(RowClass::Large)?,
             },
         })
     };
@@ -87,19 +87,19 @@ pub(crate) fn prepare(
         Layout::grouped(plan, &groups, |value| stored[value.index()])
     };
     let parts = Parts::new(plan, options, layout, &scratch);
-    let both = |p: &ByClass<Vec<Call>>| -> BTreeSet<Packed> {
-        let calls = p.narrow.iter().chain(&p.wide);
+    let both = |p: &ByClass<Vec<Call>>| -> BTreeSet<WeightOperand> {
+        let calls = p.small.iter().chain(&p.large);
         calls.flat_map(Call::weights).collect()
     };
     let named = &both(&front) | &both(&tail);
     let weights = WeightLayout::new(weights, &named, tables);
     Ok(Prepared {
-        memory: MemoryPlan::new(plan, options, &weights, &parts, target.products),
+        memory: MemoryPlan::new(plan, options, &weights, &parts, target.gemm),
         front,
         tail,
         weights,
         parts,
-        products: target.products,
+        gemm: target.gemm,
     })
 }
 
@@ -108,10 +108,10 @@ fn stored_values(plan: &Plan, programs: [&ByClass<Vec<Call>>; 2]) -> Vec<bool> {
     let mut stored = vec![false; plan.value_count()];
     let calls = programs
         .into_iter()
-        .flat_map(|p| p.narrow.iter().chain(&p.wide));
-    let places = calls.flat_map(|call| [call.reads(), call.writes()].concat());
-    for place in places {
-        if let Place::Value(value) = place {
+        .flat_map(|p| p.small.iter().chain(&p.large));
+    let operands = calls.flat_map(|call| [call.reads(), call.writes()].concat());
+    for operand in operands {
+        if let Operand::Value(value) = operand {
             stored[value.index()] = true;
         }
     }

@@ -3,27 +3,27 @@
 use carat_model::plan::Rows;
 
 /// The most rows of a narrow batch: the columns of one tensor-core tile.
-pub(crate) const NARROW_ROWS: usize = 8;
+pub(crate) const SMALL_ROWS: usize = 8;
 
 /// What kind of batch calls are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Class {
-    /// Up to [`NARROW_ROWS`] rows.
-    Narrow,
-    Wide,
+pub(crate) enum RowClass {
+    /// Up to [`SMALL_ROWS`] rows.
+    Small,
+    Large,
 }
 
-impl Class {
-    pub(crate) fn of(rows: usize) -> Class {
-        if rows <= NARROW_ROWS {
-            Class::Narrow
+impl RowClass {
+    pub(crate) fn of(rows: usize) -> RowClass {
+        if rows <= SMALL_ROWS {
+            RowClass::Small
         } else {
-            Class::Wide
+            RowClass::Large
         }
     }
 }
 
-/// How many rows a batch has.
+/// Rows of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RowCounts {
     pub(crate) all: usize,
@@ -39,10 +39,10 @@ impl RowCounts {
     }
 }
 
-/// Rows that buffers have room for when a batch has so many: launches are made for buckets of rows.
-pub(crate) fn room(rows: usize) -> usize {
+/// Rows that buffers have padded_rows for when a batch has so many: launches are made for buckets of rows.
+pub(crate) fn padded_rows(rows: usize) -> usize {
     match rows {
-        _ if Class::of(rows) == Class::Narrow => NARROW_ROWS,
+        _ if RowClass::of(rows) == RowClass::Small => SMALL_ROWS,
         ..=64 => rows.next_multiple_of(16),
         65..=512 => rows.next_multiple_of(64),
         _ => rows.next_multiple_of(256),
@@ -51,30 +51,30 @@ pub(crate) fn room(rows: usize) -> usize {
 
 /// All numbers of rows that wide launches are made for, up to the bucket of so many rows.
 pub(crate) fn buckets(max_rows: usize) -> impl Iterator<Item = usize> {
-    let rows = NARROW_ROWS + 1..=max_rows;
-    rows.filter(move |&rows| room(rows) == rows || rows == max_rows)
-        .map(room)
+    let rows = SMALL_ROWS + 1..=max_rows;
+    rows.filter(move |&rows| padded_rows(rows) == rows || rows == max_rows)
+        .map(padded_rows)
 }
 
 /// One for few rows, one for many.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ByClass<T> {
-    pub(crate) narrow: T,
-    pub(crate) wide: T,
+    pub(crate) small: T,
+    pub(crate) large: T,
 }
 
 impl<T> ByClass<T> {
-    pub(crate) fn get(&self, class: Class) -> &T {
+    pub(crate) fn get(&self, class: RowClass) -> &T {
         match class {
-            Class::Narrow => &self.narrow,
-            Class::Wide => &self.wide,
+            RowClass::Small => &self.small,
+            RowClass::Large => &self.large,
         }
     }
 
     pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> ByClass<U> {
         ByClass {
-            narrow: f(self.narrow),
-            wide: f(self.wide),
+            small: f(self.small),
+            large: f(self.large),
         }
     }
 }
@@ -85,18 +85,20 @@ mod tests {
 
     #[test]
     fn rooms_hold_their_rows_and_grow() {
-        let rooms: Vec<usize> = [1, 8, 9, 16, 17, 64, 65, 512, 513, 2048].map(room).into();
+        let rooms: Vec<usize> = [1, 8, 9, 16, 17, 64, 65, 512, 513, 2048]
+            .map(padded_rows)
+            .into();
         assert_eq!(rooms, [8, 8, 16, 16, 32, 64, 128, 512, 768, 2048]);
         for rows in 1..3000 {
-            let held = room(rows);
-            assert!(held >= rows && room(held) == held && room(rows + 1) >= held);
+            let held = padded_rows(rows);
+            assert!(held >= rows && padded_rows(held) == held && padded_rows(rows + 1) >= held);
         }
     }
 
     #[test]
     fn buckets_are_the_rooms_of_wide_batches() {
         for max_rows in [1, 8, 9, 40, 64, 300, 2048, 2050] {
-            let mut expected: Vec<usize> = (NARROW_ROWS + 1..=max_rows).map(room).collect();
+            let mut expected: Vec<usize> = (SMALL_ROWS + 1..=max_rows).map(padded_rows).collect();
             expected.dedup();
             let found: Vec<usize> = buckets(max_rows).collect();
             assert_eq!(found, expected, "up to {max_rows} rows");

@@ -1,6 +1,6 @@
 //! Buffers that kernels of neighbouring ops share, sized by their largest use.
 
-use crate::kernel::Place;
+use crate::kernel::Operand;
 
 /// Buffers that live within an op, or between neighbours, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub(crate) struct ScratchBytes {
 }
 
 impl Scratch {
-    pub(super) fn place(&mut self, name: &'static str, bytes: ScratchBytes) -> Place {
+    pub(super) fn operand(&mut self, name: &'static str, bytes: ScratchBytes) -> Operand {
         let known = self.buffers.iter().position(|(n, _)| *n == name);
         let index = known.unwrap_or_else(|| {
             self.buffers.push((name, ScratchBytes::default()));
@@ -25,7 +25,7 @@ impl Scratch {
         let held = &mut self.buffers[index].1;
         held.per_row = held.per_row.max(bytes.per_row);
         held.fixed = held.fixed.max(bytes.fixed);
-        Place::Scratch(index)
+        Operand::Scratch(index)
     }
 
     pub(crate) fn sizes(&self) -> impl Iterator<Item = ScratchBytes> {

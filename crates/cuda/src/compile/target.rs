@@ -11,8 +11,8 @@ pub(crate) struct Target {
     /// Whether code is made for Hopper alone.
     pub(crate) hopper: bool,
     /// Whether launches may start before those before them are over.
-    pub(crate) overlap: bool,
-    pub(crate) products: Products,
+    pub(crate) pdl: bool,
+    pub(crate) gemm: GemmImpl,
     /// The most rows of a batch.
     pub(crate) max_rows: usize,
     pub(crate) fusion: Fusion,
@@ -25,8 +25,8 @@ impl Target {
             multiprocessors: 132,
             shared_bytes: 227 << 10,
             hopper: true,
-            overlap: true,
-            products: Products::Own,
+            pdl: true,
+            gemm: GemmImpl::Native,
             max_rows,
             fusion,
         }
@@ -35,9 +35,9 @@ impl Target {
 
 /// Who multiplies matrices in wide batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Products {
+pub(crate) enum GemmImpl {
     /// NVIDIA's library, in half precision over expanded weights.
-    Library,
+    CublasLt,
     /// Our own kernels: bytes over packed weights, or halves.
-    Own,
+    Native,
 }

@@ -1,4 +1,4 @@
-//! Weights on the device: what the calls name, each once a form, and where it goes.
+//! Weights on the device: what the calls name, each once per form, and where it goes.
 //!
 //! Lowering decides in which form a kernel reads a weight; what no call names is not loaded. Where everything goes is
 //! decided here, purely; [`upload`](crate::upload) then moves the bytes.
@@ -11,8 +11,8 @@ use carat_model::weights::{Matrix, Weight, Weights};
 use crate::{
     config::TablePlace,
     kernel::{
-        Expand, Join, Narrowed, Pack, Packed, Specialization, WeightForm,
-        panels::{self, PanelFormat},
+        Dequantize, HalfKind, Join, Pack, Specialization, WeightFormat, WeightOperand,
+        fragment::{self, FragmentFormat},
     },
 };
 
@@ -30,26 +30,26 @@ pub(crate) enum Memory {
 
 /// Where a packed weight goes, and its strides.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Slot {
+pub(crate) struct Placement {
     pub(crate) memory: Memory,
     pub(crate) offset: usize,
-    /// From one row to the next; in panels from one strip to the next.
+    /// From one row to the next; in fragments from one M-tile to the next.
     pub(crate) row_bytes: usize,
     /// From one matrix of a stack to the next.
     pub(crate) matrix_bytes: usize,
     bytes: usize,
-    /// Where each part starts in a matrix, and its own distance from row to row or strip to strip.
+    /// Where each part starts in a matrix, and its own distance from row to row or M-tile to M-tile.
     parts: Vec<(usize, usize)>,
 }
 
 /// A form that a weight's rows are wanted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
-    pub(crate) form: WeightForm,
+pub(crate) struct LoadTarget {
+    pub(crate) format: WeightFormat,
     pub(crate) memory: Memory,
-    /// Where the first row, or strip, of the first matrix goes.
+    /// Where the first row, or M-tile, of the first matrix goes.
     pub(crate) start: usize,
-    /// From row to row, or strip to strip.
+    /// From row to row, or M-tile to M-tile.
     pub(crate) stride: usize,
     pub(crate) matrix_bytes: usize,
 }
@@ -58,8 +58,8 @@ pub(crate) struct Target {
 #[derive(Debug, Default)]
 pub(crate) struct WeightLayout {
     /// What calls name, and what stands for it.
-    stands_for: BTreeMap<Packed, Packed>,
-    slots: BTreeMap<Packed, Slot>,
+    canonical: BTreeMap<WeightOperand, WeightOperand>,
+    placements: BTreeMap<WeightOperand, Placement>,
     pub(crate) device_bytes: usize,
     pub(crate) expanded_bytes: usize,
     pub(crate) host_bytes: usize,
@@ -68,17 +68,17 @@ pub(crate) struct WeightLayout {
 impl WeightLayout {
     pub(crate) fn new(
         weights: &Weights,
-        named: &BTreeSet<Packed>,
+        named: &BTreeSet<WeightOperand>,
         tables: TablePlace,
     ) -> WeightLayout {
         let mut layout = WeightLayout {
-            stands_for: stand_ins(weights, named),
+            canonical: canonical(weights, named),
             ..WeightLayout::default()
         };
-        for packed in layout.stands_for.values().cloned().collect::<BTreeSet<_>>() {
-            let memory = match (packed.form, tables) {
-                (WeightForm::Table, TablePlace::Host) => Memory::Host,
-                (WeightForm::Half, _) => Memory::Expanded,
+        for packed in layout.canonical.values().cloned().collect::<BTreeSet<_>>() {
+            let memory = match (packed.format, tables) {
+                (WeightFormat::Table, TablePlace::Host) => Memory::Host,
+                (WeightFormat::F16, _) => Memory::Expanded,
                 _ => Memory::Device,
             };
             let end = match memory {
@@ -86,30 +86,30 @@ impl WeightLayout {
                 Memory::Expanded => &mut layout.expanded_bytes,
                 Memory::Host => &mut layout.host_bytes,
             };
-            let slot = slot(weights, &packed, memory, *end);
-            *end = (slot.offset + slot.bytes).next_multiple_of(ALIGN);
-            layout.slots.insert(packed, slot);
+            let placement = placement(weights, &packed, memory, *end);
+            *end = (placement.offset + placement.bytes).next_multiple_of(ALIGN);
+            layout.placements.insert(packed, placement);
         }
         layout
     }
 
     /// What calls name and where it is.
-    pub(crate) fn named(&self) -> impl Iterator<Item = (&Packed, &Slot)> {
-        let slot = |(named, stand_in)| (named, &self.slots[stand_in]);
-        self.stands_for.iter().map(slot)
+    pub(crate) fn named(&self) -> impl Iterator<Item = (&WeightOperand, &Placement)> {
+        let placement = |(named, stand_in)| (named, &self.placements[stand_in]);
+        self.canonical.iter().map(placement)
     }
 
     /// Every weight to load, with all that its rows become, so that each is read once.
-    pub(crate) fn targets(&self) -> BTreeMap<Weight, Vec<Target>> {
-        let mut targets: BTreeMap<Weight, Vec<Target>> = BTreeMap::new();
-        for (packed, slot) in &self.slots {
-            for (&weight, &(start, stride)) in packed.parts.iter().zip(&slot.parts) {
-                targets.entry(weight).or_default().push(Target {
-                    form: packed.form,
-                    memory: slot.memory,
-                    start: slot.offset + start,
+    pub(crate) fn targets(&self) -> BTreeMap<Weight, Vec<LoadTarget>> {
+        let mut targets: BTreeMap<Weight, Vec<LoadTarget>> = BTreeMap::new();
+        for (packed, placement) in &self.placements {
+            for (&weight, &(start, stride)) in packed.parts.iter().zip(&placement.parts) {
+                targets.entry(weight).or_default().push(LoadTarget {
+                    format: packed.format,
+                    memory: placement.memory,
+                    start: placement.offset + start,
                     stride,
-                    matrix_bytes: slot.matrix_bytes,
+                    matrix_bytes: placement.matrix_bytes,
                 });
             }
         }
@@ -121,7 +121,7 @@ impl WeightLayout {
         let mut kernels = Vec::new();
         for (weight, targets) in self.targets() {
             let quant = weights.matrix(weight).quant;
-            for kernel in targets.iter().filter_map(|t| loader(quant, t.form)) {
+            for kernel in targets.iter().filter_map(|t| loader(quant, t.format)) {
                 if !kernels.contains(&kernel) {
                     kernels.push(kernel);
                 }
@@ -132,17 +132,20 @@ impl WeightLayout {
 }
 
 /// The kernel that brings rows into a form; none where copying does.
-pub(crate) fn loader(quant: QuantType, form: WeightForm) -> Option<Specialization> {
-    match form {
-        WeightForm::Vector | WeightForm::Table | WeightForm::File => None,
-        WeightForm::Panels => Some(Pack::specialization(quant)),
-        WeightForm::Half => Some(Expand::specialization(quant, Narrowed::Half)),
-        WeightForm::Bf16 => Some(Expand::specialization(quant, Narrowed::Bf16)),
+pub(crate) fn loader(quant: QuantType, format: WeightFormat) -> Option<Specialization> {
+    match format {
+        WeightFormat::Vector | WeightFormat::Table | WeightFormat::File => None,
+        WeightFormat::Fragments => Some(Pack::specialization(quant)),
+        WeightFormat::F16 => Some(Dequantize::specialization(quant, HalfKind::F16)),
+        WeightFormat::Bf16 => Some(Dequantize::specialization(quant, HalfKind::Bf16)),
     }
 }
 
 /// What stands for each named weight: views of the same bytes become one weight, forms that come to the same one form.
-fn stand_ins(weights: &Weights, named: &BTreeSet<Packed>) -> BTreeMap<Packed, Packed> {
+fn canonical(
+    weights: &Weights,
+    named: &BTreeSet<WeightOperand>,
+) -> BTreeMap<WeightOperand, WeightOperand> {
     let mut views = HashMap::new();
     let mut same_view = |weight: Weight| {
         let m = weights.matrix(weight);
@@ -151,41 +154,46 @@ fn stand_ins(weights: &Weights, named: &BTreeSet<Packed>) -> BTreeMap<Packed, Pa
         let view = (start, shape, m.row_stride, m.matrix_stride);
         *views.entry(view).or_insert(weight)
     };
-    let mut with_form = |packed: &Packed| {
+    let mut with_format = |packed: &WeightOperand| {
         let all = |quant| {
             packed
                 .parts
                 .iter()
                 .all(|w| weights.matrix(*w).quant == quant)
         };
-        Packed {
+        WeightOperand {
             parts: packed.parts.iter().map(|w| same_view(*w)).collect(),
             join: packed.join,
-            form: match packed.form {
-                WeightForm::Half if all(QuantType::F16) => WeightForm::File,
-                WeightForm::Bf16 if all(QuantType::BF16) => WeightForm::File,
-                form => form,
+            format: match packed.format {
+                WeightFormat::F16 if all(QuantType::F16) => WeightFormat::File,
+                WeightFormat::Bf16 if all(QuantType::BF16) => WeightFormat::File,
+                format => format,
             },
         }
     };
-    let stand_ins: Vec<Packed> = named.iter().map(&mut with_form).collect();
-    let multiplied: BTreeSet<Packed> = stand_ins.iter().cloned().collect();
-    let one_place = |packed: Packed| {
-        let file = Packed {
-            form: WeightForm::File,
+    let canonical: Vec<WeightOperand> = named.iter().map(&mut with_format).collect();
+    let multiplied: BTreeSet<WeightOperand> = canonical.iter().cloned().collect();
+    let one_place = |packed: WeightOperand| {
+        let file = WeightOperand {
+            format: WeightFormat::File,
             ..packed.clone()
         };
-        match packed.form {
+        match packed.format {
             // A table that is multiplied with is more than a table.
-            WeightForm::Table if multiplied.contains(&file) => file,
+            WeightFormat::Table if multiplied.contains(&file) => file,
             _ => packed,
         }
     };
-    let stand_ins = stand_ins.into_iter().map(one_place);
-    named.iter().cloned().zip(stand_ins).collect()
+    let canonical = canonical.into_iter().map(one_place);
+    named.iter().cloned().zip(canonical).collect()
 }
 
-fn slot(weights: &Weights, packed: &Packed, memory: Memory, offset: usize) -> Slot {
+fn placement(
+    weights: &Weights,
+    packed: &WeightOperand,
+    memory: Memory,
+    offset: usize,
+) -> Placement {
     let matrices: Vec<&Matrix> = packed.parts.iter().map(|w| weights.matrix(*w)).collect();
     let first = matrices[0];
     let alike = |same: &dyn Fn(&Matrix) -> bool| {
@@ -198,22 +206,23 @@ fn slot(weights: &Weights, packed: &Packed, memory: Memory, offset: usize) -> Sl
     };
     alike(&|m| (m.columns, m.count) == (first.columns, first.count));
     let mut rows_at_once = 1;
-    let row_bytes = match packed.form {
-        WeightForm::Vector => {
+    let row_bytes = match packed.format {
+        WeightFormat::Vector => {
             assert_eq!((packed.parts.len(), first.rows, first.count), (1, 1, 1));
             first.columns * 4
         }
-        WeightForm::Table | WeightForm::File => {
+        WeightFormat::Table | WeightFormat::File => {
             alike(&|m| m.quant == first.quant);
             first.row_bytes()
         }
-        WeightForm::Panels => {
-            alike(&|m| PanelFormat::of(m.quant) == PanelFormat::of(first.quant));
-            rows_at_once = panels::STRIP;
-            let format = PanelFormat::of(first.quant).expect("lowering knows which have panels");
-            format.strip_bytes(first.columns)
+        WeightFormat::Fragments => {
+            alike(&|m| FragmentFormat::of(m.quant) == FragmentFormat::of(first.quant));
+            rows_at_once = fragment::M_TILE;
+            let format =
+                FragmentFormat::of(first.quant).expect("lowering knows which have fragments");
+            format.m_tile_bytes(first.columns)
         }
-        WeightForm::Half | WeightForm::Bf16 => first.columns * 2,
+        WeightFormat::F16 | WeightFormat::Bf16 => first.columns * 2,
     };
     let mut matrix_bytes = 0;
     let parts = matrices.iter().enumerate().map(|(i, m)| {
@@ -226,10 +235,14 @@ fn slot(weights: &Weights, packed: &Packed, memory: Memory, offset: usize) -> Sl
     });
     let parts = parts.collect();
     if packed.join == Join::Interleaved {
-        assert_eq!(packed.form, WeightForm::Panels, "only strips take turns");
+        assert_eq!(
+            packed.format,
+            WeightFormat::Fragments,
+            "only m_tiles take turns"
+        );
         alike(&|m| m.rows.div_ceil(rows_at_once) == first.rows.div_ceil(rows_at_once));
     }
-    Slot {
+    Placement {
         memory,
         offset,
         row_bytes,
@@ -246,7 +259,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        compile::{call::Call, fuse::fuse, lower::lower, rows::Class, scratch::Scratch, target},
+        compile::{call::Call, fuse::fuse, lower::lower, rows::RowClass, scratch::Scratch, target},
         config::Fusion,
         testing::weights_of,
     };
@@ -256,7 +269,7 @@ mod tests {
     }
 
     /// What the plain kernels name.
-    fn named(model: &Model) -> BTreeSet<Packed> {
+    fn named(model: &Model) -> BTreeSet<WeightOperand> {
         let plan = gemma4::plan(model);
         let (ops, target) = (
             fuse(&plan, Fusion::Off),
@@ -264,29 +277,29 @@ mod tests {
         );
         let mut scratch = Scratch::default();
         let weights = &model.weights;
-        let calls = lower(&plan, weights, &ops, Class::Narrow, target, &mut scratch);
+        let calls = lower(&plan, weights, &ops, RowClass::Small, target, &mut scratch);
         let calls = calls.expect("tiny models are supported");
         calls.iter().flat_map(Call::weights).collect()
     }
 
-    fn layout(model: &Model, named: &BTreeSet<Packed>, tables: TablePlace) -> WeightLayout {
+    fn layout(model: &Model, named: &BTreeSet<WeightOperand>, tables: TablePlace) -> WeightLayout {
         WeightLayout::new(&model.weights, named, tables)
     }
 
     /// A form of everything and all the ways to join.
-    fn all_forms(model: &Model) -> BTreeSet<Packed> {
+    fn all_formats(model: &Model) -> BTreeSet<WeightOperand> {
         let mut all = named(model);
-        let matrices: Vec<Packed> = all
+        let matrices: Vec<WeightOperand> = all
             .iter()
-            .filter(|p| p.form == WeightForm::File)
+            .filter(|p| p.format == WeightFormat::File)
             .cloned()
             .collect();
         for packed in matrices {
             let w = packed.parts[0];
             let m = model.weights.matrix(w);
-            all.insert(Packed::one(w, WeightForm::Half));
-            if PanelFormat::of(m.quant).is_some() {
-                all.insert(Packed::one(w, WeightForm::Panels));
+            all.insert(WeightOperand::one(w, WeightFormat::F16));
+            if FragmentFormat::of(m.quant).is_some() {
+                all.insert(WeightOperand::one(w, WeightFormat::Fragments));
             }
         }
         let layer = &model.layers[0];
@@ -295,8 +308,8 @@ mod tests {
             .into_iter()
             .flatten()
             .collect();
-        all.insert(Packed::stacked(&qkv, WeightForm::Panels));
-        all.insert(Packed::interleaved(&[layer.ffn.gate, layer.ffn.up]));
+        all.insert(WeightOperand::stacked(&qkv, WeightFormat::Fragments));
+        all.insert(WeightOperand::interleaved(&[layer.ffn.gate, layer.ffn.up]));
         all
     }
 
@@ -304,16 +317,16 @@ mod tests {
     fn weights_do_not_overlap_and_are_aligned() {
         for variant in Variant::ALL {
             let model = model(variant);
-            let layout = layout(&model, &all_forms(&model), TablePlace::Device);
+            let layout = layout(&model, &all_formats(&model), TablePlace::Device);
             for (memory, bytes) in [
                 (Memory::Device, layout.device_bytes),
                 (Memory::Expanded, layout.expanded_bytes),
                 (Memory::Host, layout.host_bytes),
             ] {
                 let mut end = 0;
-                for slot in layout.slots.values().filter(|s| s.memory == memory) {
-                    assert!(slot.offset >= end && slot.offset.is_multiple_of(ALIGN));
-                    end = slot.offset + slot.bytes;
+                for placement in layout.placements.values().filter(|s| s.memory == memory) {
+                    assert!(placement.offset >= end && placement.offset.is_multiple_of(ALIGN));
+                    end = placement.offset + placement.bytes;
                 }
                 assert_eq!(end.next_multiple_of(ALIGN), bytes, "{memory:?}");
             }
@@ -325,20 +338,22 @@ mod tests {
     fn parts_of_a_join_fill_it_without_overlap() {
         for variant in Variant::ALL {
             let model = model(variant);
-            let layout = layout(&model, &all_forms(&model), TablePlace::Device);
-            for (packed, slot) in &layout.slots {
-                let strip = if packed.form == WeightForm::Panels {
-                    panels::STRIP
+            let layout = layout(&model, &all_formats(&model), TablePlace::Device);
+            for (packed, placement) in &layout.placements {
+                let m_tile = if packed.format == WeightFormat::Fragments {
+                    fragment::M_TILE
                 } else {
                     1
                 };
                 let mut starts = Vec::new();
-                for (weight, (start, stride)) in packed.parts.iter().zip(&slot.parts) {
-                    let rows = model.weights.matrix(*weight).rows.div_ceil(strip);
+                for (weight, (start, stride)) in packed.parts.iter().zip(&placement.parts) {
+                    let rows = model.weights.matrix(*weight).rows.div_ceil(m_tile);
                     starts.extend((0..rows).map(|r| start + r * stride));
                 }
                 starts.sort_unstable();
-                let expected: Vec<usize> = (0..slot.matrix_bytes).step_by(slot.row_bytes).collect();
+                let expected: Vec<usize> = (0..placement.matrix_bytes)
+                    .step_by(placement.row_bytes)
+                    .collect();
                 assert_eq!(starts, expected, "{packed:?}");
             }
         }
@@ -351,12 +366,12 @@ mod tests {
         let here = layout(&model, &named, TablePlace::Device);
         let there = layout(&model, &named, TablePlace::Host);
         let names = |layout: &WeightLayout| -> Vec<String> {
-            let slots = layout
-                .slots
+            let placements = layout
+                .placements
                 .iter()
                 .filter(|(_, s)| s.memory == Memory::Host);
-            let name = |p: &Packed| model.weights.matrix(p.parts[0]).name.clone();
-            slots.map(|(p, _)| name(p)).collect()
+            let name = |p: &WeightOperand| model.weights.matrix(p.parts[0]).name.clone();
+            placements.map(|(p, _)| name(p)).collect()
         };
         assert!(names(&here).is_empty());
         let names = names(&there);
@@ -373,7 +388,7 @@ mod tests {
         let model = model(Variant::E4b);
         let mut named = named(&model);
         let all = layout(&model, &named, TablePlace::Device);
-        let q = Packed::one(model.layers[0].q, WeightForm::File);
+        let q = WeightOperand::one(model.layers[0].q, WeightFormat::File);
         assert!(named.remove(&q));
         let without = layout(&model, &named, TablePlace::Device);
         assert!(without.device_bytes < all.device_bytes);
@@ -385,8 +400,12 @@ mod tests {
     fn a_weight_is_read_once_for_all_its_forms() {
         let model = model(Variant::Dense12b);
         let w = model.layers[0].o;
-        let named = [WeightForm::File, WeightForm::Panels, WeightForm::Half]
-            .map(|form| Packed::one(w, form));
+        let named = [
+            WeightFormat::File,
+            WeightFormat::Fragments,
+            WeightFormat::F16,
+        ]
+        .map(|format| WeightOperand::one(w, format));
         let layout = layout(&model, &named.into(), TablePlace::Device);
         let targets = layout.targets();
         assert_eq!(targets.len(), 1);
@@ -396,7 +415,7 @@ mod tests {
             .iter()
             .map(ToString::to_string)
             .collect();
-        assert_eq!(kernels, ["pack.q4_0.q4", "expand.q4_0.half"]);
+        assert_eq!(kernels, ["pack.q4_0.q4", "dequantize.q4_0.f16"]);
         let (m, expanded) = (model.weights.matrix(w), layout.expanded_bytes);
         assert_eq!(expanded, (m.rows * m.columns * 2).next_multiple_of(ALIGN));
     }
@@ -408,13 +427,13 @@ mod tests {
         let model = tiny.model();
         let (table, o) = (model.embedding, model.layers[0].o);
         let named = [
-            Packed::one(table, WeightForm::Table),
-            Packed::one(table, WeightForm::Half),
-            Packed::one(o, WeightForm::File),
-            Packed::one(o, WeightForm::Bf16),
+            WeightOperand::one(table, WeightFormat::Table),
+            WeightOperand::one(table, WeightFormat::F16),
+            WeightOperand::one(o, WeightFormat::File),
+            WeightOperand::one(o, WeightFormat::Bf16),
         ];
         let layout = layout(&model, &named.clone().into(), TablePlace::Host);
-        assert_eq!(layout.slots.len(), 2);
+        assert_eq!(layout.placements.len(), 2);
         assert_eq!((layout.expanded_bytes, layout.host_bytes), (0, 0));
         assert_eq!(layout.named().count(), named.len());
         assert!(layout.kernels(&model.weights).is_empty());
@@ -424,19 +443,22 @@ mod tests {
     fn experts_are_joined_matrix_by_matrix() {
         let model = model(Variant::Moe26b);
         let experts = model.layers[0].moe.as_ref().expect("has experts");
-        let packed = Packed::interleaved(&[experts.gate, experts.up]);
+        let packed = WeightOperand::interleaved(&[experts.gate, experts.up]);
         let layout = layout(&model, &[packed.clone()].into(), TablePlace::Device);
         let m = model.weights.matrix(experts.gate);
-        let format = PanelFormat::of(m.quant).unwrap();
-        let slot = &layout.slots[&packed];
-        assert_eq!(slot.row_bytes, format.strip_bytes(m.columns));
-        assert_eq!(slot.matrix_bytes, 2 * format.panel_bytes(m.rows, m.columns));
-        assert_eq!(slot.bytes, m.count * slot.matrix_bytes);
+        let format = FragmentFormat::of(m.quant).unwrap();
+        let placement = &layout.placements[&packed];
+        assert_eq!(placement.row_bytes, format.m_tile_bytes(m.columns));
         assert_eq!(
-            slot.parts,
+            placement.matrix_bytes,
+            2 * format.fragment_bytes(m.rows, m.columns)
+        );
+        assert_eq!(placement.bytes, m.count * placement.matrix_bytes);
+        assert_eq!(
+            placement.parts,
             [
-                (0, 2 * slot.row_bytes),
-                (slot.row_bytes, 2 * slot.row_bytes)
+                (0, 2 * placement.row_bytes),
+                (placement.row_bytes, 2 * placement.row_bytes)
             ]
         );
     }

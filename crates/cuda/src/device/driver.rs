@@ -218,7 +218,7 @@ impl Device {
             "copy past the end"
         );
         self.bind()?;
-        // SAFETY: both ends have room, asserted above; the caller keeps `from` as it is until it has waited.
+        // SAFETY: both ends have padded_rows, asserted above; the caller keeps `from` as it is until it has waited.
         unsafe {
             let source = slice::from_raw_parts(from.start.add(part.start), part.len());
             result::memcpy_htod_async(to.address.offset(offset).0, source, self.stream())
@@ -239,7 +239,7 @@ impl Device {
             "copy past the end"
         );
         self.bind()?;
-        // SAFETY: both ends have room, asserted above; the wait ends before `to` can be used again.
+        // SAFETY: both ends have padded_rows, asserted above; the wait ends before `to` can be used again.
         unsafe {
             let target = slice::from_raw_parts_mut(to.start, bytes);
             result::memcpy_dtoh_async(target, from.address.offset(offset).0, self.stream())

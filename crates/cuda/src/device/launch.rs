@@ -16,7 +16,7 @@ pub(crate) struct Grid {
     /// Shared memory beyond what the kernel declares.
     pub(crate) shared_bytes: usize,
     /// May start before the launch before is over: the kernel waits for that itself.
-    pub(crate) early: bool,
+    pub(crate) pdl: bool,
 }
 
 impl Grid {
@@ -26,7 +26,7 @@ impl Grid {
             blocks,
             threads,
             shared_bytes: 0,
-            early: false,
+            pdl: false,
         }
     }
 }
@@ -35,7 +35,7 @@ impl Grid {
 /// allocated until the device has been waited for; both are established where programs are bound.
 pub(crate) fn launch(module: &Module, grid: Grid, params: &[u8]) -> Result<(), CudaError> {
     let mut argument = [params.as_ptr().cast_mut().cast::<c_void>()];
-    let mut overlap = sys::CUlaunchAttribute {
+    let mut pdl = sys::CUlaunchAttribute {
         id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         pad: [0; 4],
         value: sys::CUlaunchAttributeValue {
@@ -51,14 +51,14 @@ pub(crate) fn launch(module: &Module, grid: Grid, params: &[u8]) -> Result<(), C
         blockDimZ: 1,
         sharedMemBytes: grid.shared_bytes as u32,
         hStream: module.device().stream(),
-        attrs: &raw mut overlap,
-        numAttrs: u32::from(grid.early),
+        attrs: &raw mut pdl,
+        numAttrs: u32::from(grid.pdl),
     };
     let function = module.function(grid.entry);
     // SAFETY: the function belongs to the loaded module. Its single parameter is copied before this returns; it has as many
     // bytes as the kernel's struct, which `PARAMS_BYTES` asserts when the kernel is compiled. The addresses in it are
     // buffers of the program's own, of the sizes its plan gives, or those that weights are loaded to and through, of the
-    // sizes their layout gives, so the kernel's preconditions hold. A kernel that may start early waits for the launch before
+    // sizes their layout gives, so the kernel's preconditions hold. A kernel that may start pdl waits for the launch before
     // it by itself.
     unsafe {
         sys::cuLaunchKernelEx(

@@ -1,4 +1,4 @@
-//! Kernel text: what is under `kernels/`, joined into one text a kernel.
+//! Kernel text: what is under `kernels/`, joined into one text per kernel.
 //!
 //! `#line` marks keep file names and line numbers, so the compiler's messages point at the file one edits.
 
@@ -13,21 +13,22 @@ macro_rules! texts {
 
 texts![
     "attention/attend.cu",
-    "attention/attend_hopper.cu",
-    "attention/attend_narrow.cu",
-    "attention/attend_wide.cu",
-    "attention/norm_rope_store.cu",
-    "attention/qkv_wide.cu",
+    "attention/flash_decode.cu",
+    "attention/flash_prefill.cu",
+    "attention/flash_prefill_sm90.cu",
+    "attention/kv_norm_rope_store.cu",
+    "attention/qkv_norm_rope.cu",
     "attention/rope.cu",
     "attention/store_kv.cu",
     "elementwise/convert.cu",
-    "elementwise/elementwise.cu",
-    "elementwise/gelu_mul_wide.cu",
-    "elementwise/narrow.cu",
-    "embed/embed.cu",
-    "embed/embed_panels.cu",
-    "embed/layer_inputs.cu",
-    "lib/attend.cuh",
+    "elementwise/geglu.cu",
+    "elementwise/pointwise.cu",
+    "elementwise/select_sampled.cu",
+    "embed/embed_fragments.cu",
+    "embed/embed_rows.cu",
+    "embed/ple_inputs.cu",
+    "lib/activation.cuh",
+    "lib/attention.cuh",
     "lib/batch.cuh",
     "lib/block_float.cuh",
     "lib/block_iq4.cuh",
@@ -39,33 +40,32 @@ texts![
     "lib/block_q5_k.cuh",
     "lib/block_q6_k.cuh",
     "lib/dot.cuh",
-    "lib/form.cuh",
     "lib/format.cuh",
+    "lib/fragment.cuh",
     "lib/gemm_weights.cuh",
     "lib/gemv_float.cuh",
+    "lib/gemv_fragment.cuh",
     "lib/gemv_input.cuh",
-    "lib/gemv_panel.cuh",
     "lib/kv.cuh",
     "lib/norm.cuh",
     "lib/num.cuh",
-    "lib/panel.cuh",
     "lib/ptx.cuh",
     "lib/quads.cuh",
     "lib/reduce.cuh",
     "lib/rope.cuh",
     "linear/gemm.cu",
     "linear/gemv.cu",
-    "linear/linear.cu",
-    "load/expand.cu",
+    "linear/linear_plain.cu",
+    "load/dequantize.cu",
     "load/pack.cu",
-    "moe/expert_tiles.cu",
     "moe/experts_linear.cu",
     "moe/experts_sum.cu",
+    "moe/permute.cu",
     "moe/route.cu",
-    "norm/norm.cu",
-    "norm/norm_wide.cu",
-    "roofline/multiply_rate.cu",
-    "roofline/read_rate.cu",
+    "norm/fused_norm.cu",
+    "norm/rms_norm.cu",
+    "roofline/multiply_peak.cu",
+    "roofline/read_peak.cu",
     "sample/sample.cu",
 ];
 
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn lines_keep_their_numbers() {
-        let joined = joined("norm");
+        let joined = joined("rms_norm");
         let mut at = (String::new(), 0);
         let mut checked = 0;
         for line in joined.lines() {
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn includes_are_joined_once() {
-        let joined = joined("norm_rope_store");
+        let joined = joined("kv_norm_rope_store");
         assert_eq!(joined.matches("struct Rows {").count(), 1);
         assert!(!joined.contains("#include"));
     }

@@ -4,16 +4,16 @@
 //! known, so lowering needs no device. Grids depend on row counts alone and params on nothing that changes from batch to
 //! batch: any launch can be captured and replayed.
 
+mod activation;
 mod attention;
 mod elementwise;
 mod embed;
-mod form;
+pub(crate) mod fragment;
 mod linear;
 mod load;
 mod moe;
 mod norm;
 mod operands;
-pub(crate) mod panels;
 pub(crate) mod params;
 pub(crate) mod roofline;
 mod sample;
@@ -25,50 +25,50 @@ use std::fmt;
 
 use carat_gguf::QuantType;
 
-use panels::PanelFormat;
+use fragment::FragmentFormat;
 
 use crate::device::Grid;
 
+pub(crate) use activation::{Activation, Int8Operands};
 pub(crate) use attention::attend::Attend;
-pub(crate) use attention::attend_narrow::{AttendNarrow, Columns, HeadNorm, Heads, OwnKv};
-pub(crate) use attention::attend_wide::{AttendOut, AttendWide, Attention};
-pub(crate) use attention::norm_rope_store::{MOST_HEAD_DIM, NormRopeStore};
-pub(crate) use attention::qkv_wide::{HEAD_DIMS, KeysValues, QkvWide, Queries};
+pub(crate) use attention::flash_decode::{Columns, FlashDecode, HeadNorm, Heads, OwnKv};
+pub(crate) use attention::flash_prefill::{AttentionOut, AttentionShape, FlashPrefill};
+pub(crate) use attention::kv_norm_rope_store::{KvNormRopeStore, MAX_HEAD_DIM};
+pub(crate) use attention::qkv_norm_rope::{HEAD_DIMS, KeysValues, QkvNormRope, Queries};
 pub(crate) use attention::rope::Rope;
 pub(crate) use attention::store_kv::StoreKv;
 pub(crate) use elementwise::convert::Convert;
-pub(crate) use elementwise::elementwise::{Elementwise, Function, Second};
-pub(crate) use elementwise::gelu_mul_wide::{GeluMulWide, MOST_COLUMNS as GELU_MOST_COLUMNS};
-pub(crate) use elementwise::narrow::Narrow;
-pub(crate) use embed::embed::{Embed, TableForm};
-pub(crate) use embed::layer_inputs::{LayerInputs, MOST_GROUP};
-pub(crate) use form::{Form, Q8Places};
+pub(crate) use elementwise::geglu::{Geglu, MAX_COLUMNS as GELU_MAX_COLUMNS};
+pub(crate) use elementwise::pointwise::{ColumnSlice, Function, Pointwise};
+pub(crate) use elementwise::select_sampled::SelectSampled;
+pub(crate) use embed::embed_rows::{EmbedRows, TableFormat};
+pub(crate) use embed::ple_inputs::{MAX_GROUP, PleInputs};
 pub(crate) use linear::gemm::{
-    Epilogue as GemmEpilogue, Gemm, GemmInput, GemmOutput, GemmShape, GemmWeights, GroupPlaces,
-    Groups,
+    ExpertGroups, Gemm, GemmEpilogue, GemmInput, GemmOutput, GemmShape, GemmWeights,
+    PermutationOperands,
 };
 pub(crate) use linear::gemv::{
-    Choices, ChoicesKind, Epilogue, Gemv, GemvCard, GemvForm, GemvShape, Part as GemvPart,
-    Prologue, PrologueNorm,
+    Gemv, GemvDevice, GemvEpilogue, GemvPrologue, GemvPrologueNorm, GemvShape, GemvWeights,
+    OutputRows, RoutedExperts, RoutedOutput,
 };
-pub(crate) use linear::linear::Linear;
-pub(crate) use load::expand::{Expand, Narrowed};
+pub(crate) use linear::linear_plain::LinearPlain;
+pub(crate) use load::dequantize::{Dequantize, HalfKind};
 pub(crate) use load::pack::Pack;
-pub(crate) use moe::expert_tiles::ExpertTiles;
-pub(crate) use moe::experts::{ExpertsLinear, ExpertsSum, MOST_EXPERTS, Route, XRows};
-pub(crate) use norm::norm::Norm;
-pub(crate) use norm::norm_wide::{
-    MOST_COLUMNS as NORM_MOST_COLUMNS, NormAddWide, NormOut, NormWide,
+pub(crate) use moe::experts::{ExpertInput, ExpertsLinear, ExpertsSum, MAX_EXPERTS, Route};
+pub(crate) use moe::permute::MoePermute;
+pub(crate) use norm::fused_norm::{
+    FusedNorm, FusedResidualNorm, MAX_COLUMNS as NORM_MAX_COLUMNS, NormOut,
 };
+pub(crate) use norm::rms_norm::RmsNorm;
 pub(crate) use operands::{
-    Addresses, BatchAt, MatrixAt, Place, PlacesAt, RowsAt, RunsAt, SlotAt, TablesAt,
+    Addresses, BatchAt, MatrixAt, Operand, RowRefsAt, RowsAt, RunsAt, SlotAt, TablesAt,
 };
 pub(crate) use sample::{
-    CHANGE, CHANGE_WORDS, Change, Draw, MOST_DRAWN_ROWS, MOST_TOP_K, MOST_VOCAB, SETTING_WORDS,
+    CHANGE, CHANGE_WORDS, Change, Draw, MAX_DRAWN_ROWS, MAX_TOP_K, MAX_VOCAB, SETTING_WORDS,
     SampleParams, SamplerInputs, Setting, grids, sampler_bytes, scratch_bytes,
     specialization as sample_specialization,
 };
-pub(crate) use weights::{Form as WeightForm, Join, Packed};
+pub(crate) use weights::{Join, WeightFormat, WeightOperand};
 
 /// One kernel with everything it needs but addresses.
 pub(crate) trait Kernel: fmt::Debug {
@@ -82,15 +82,15 @@ pub(crate) trait Kernel: fmt::Debug {
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8>;
 
     /// The weights it reads, in the forms it reads them in.
-    fn weights(&self) -> Vec<Packed> {
+    fn weights(&self) -> Vec<WeightOperand> {
         vec![]
     }
 
     /// What it reads, except weights and KV.
-    fn reads(&self) -> Vec<Place>;
+    fn reads(&self) -> Vec<Operand>;
 
     /// What it writes, except KV.
-    fn writes(&self) -> Vec<Place>;
+    fn writes(&self) -> Vec<Operand>;
 }
 
 /// A kernel's text with its constants: what is compiled once and shared by all calls that agree on it.
@@ -117,47 +117,47 @@ impl fmt::Display for Specialization {
 /// Every specialization that lowering or loading can choose: what is compiled ahead, and what must compile for every architecture.
 pub(crate) fn all() -> Vec<Specialization> {
     let mut all = vec![
-        norm::norm::specialization(),
-        attention::norm_rope_store::specialization(),
+        norm::rms_norm::specialization(),
+        attention::kv_norm_rope_store::specialization(),
         attention::rope::specialization(),
         attention::store_kv::specialization(),
-        elementwise::elementwise::specialization(),
-        elementwise::narrow::specialization(),
+        elementwise::pointwise::specialization(),
+        elementwise::select_sampled::specialization(),
         elementwise::convert::specialization(),
-        elementwise::gelu_mul_wide::specialization(),
+        elementwise::geglu::specialization(),
         sample::specialization(),
-        moe::expert_tiles::specialization(),
+        moe::permute::specialization(),
         moe::experts::route_specialization(),
         moe::experts::sum_specialization(),
     ];
-    all.extend(norm::norm_wide::HOLDS.map(norm::norm_wide::specialization));
-    all.extend(attention::qkv_wide::HEAD_DIMS.map(attention::qkv_wide::specialization));
+    all.extend(norm::fused_norm::HOLDS.map(norm::fused_norm::specialization));
+    all.extend(attention::qkv_norm_rope::HEAD_DIMS.map(attention::qkv_norm_rope::specialization));
     all.extend(linear::gemv::specializations());
     all.extend(linear::gemm::specializations());
     all.extend(attention::attend::LANE_VALUES.map(attention::attend::specialization));
-    all.extend(attention::attend_wide::specializations());
-    all.extend(attention::attend_narrow::SHAPES.map(attention::attend_narrow::specialization));
+    all.extend(attention::flash_prefill::specializations());
+    all.extend(attention::flash_decode::SHAPES.map(attention::flash_decode::specialization));
     for quant in QuantType::all() {
-        all.push(embed::embed::specialization(quant));
-        all.push(embed::layer_inputs::specialization(quant));
-        all.push(linear::linear::specialization(quant));
+        all.push(embed::embed_rows::specialization(quant));
+        all.push(embed::ple_inputs::specialization(quant));
+        all.push(linear::linear_plain::specialization(quant));
         all.push(moe::experts::linear_specialization(quant));
-        all.push(Expand::specialization(quant, Narrowed::Half));
-        if PanelFormat::of(quant).is_some() {
+        all.push(Dequantize::specialization(quant, HalfKind::F16));
+        if FragmentFormat::of(quant).is_some() {
             all.push(Pack::specialization(quant));
         }
     }
     for quant in [QuantType::F32, QuantType::BF16] {
-        all.push(Expand::specialization(quant, Narrowed::Bf16));
+        all.push(Dequantize::specialization(quant, HalfKind::Bf16));
     }
-    all.extend(PanelFormat::ALL.map(embed::embed::panels_specialization));
+    all.extend(FragmentFormat::ALL.map(embed::embed_rows::fragments_specialization));
     all.extend(roofline::specializations());
     all
 }
 
 /// What lowering can choose beside those where code is made for `sm_90a`.
 pub(crate) fn hopper() -> Vec<Specialization> {
-    attention::attend_wide::hopper_specializations()
+    attention::flash_prefill::hopper_specializations()
 }
 
 /// The constant that chooses a format's functions in `lib/format.cuh`.
@@ -165,17 +165,17 @@ fn format(quant: QuantType) -> (&'static str, String) {
     ("FORMAT", quant.name().to_lowercase())
 }
 
-/// The constant that chooses a layout in `lib/panel.cuh`.
-fn panel(format: PanelFormat) -> (&'static str, String) {
-    ("PANEL", format.name().to_owned())
+/// The constant that chooses a layout in `lib/fragment.cuh`.
+fn fragment_constant(format: FragmentFormat) -> (&'static str, String) {
+    ("FRAGMENT", format.name().to_owned())
 }
 
-/// Threads that take values one by one, and the strips of columns they make.
-const STRIP: usize = 256;
+/// Threads that take values one by one, and the blocks of columns they make.
+const BLOCK_THREADS: usize = 256;
 
-/// A thread a value: rows by strips of columns.
-fn strips(rows: usize, columns: usize) -> Grid {
-    Grid::new((rows, columns.div_ceil(STRIP)), STRIP)
+/// One thread per value: rows by blocks of columns.
+fn elementwise_grid(rows: usize, columns: usize) -> Grid {
+    Grid::new((rows, columns.div_ceil(BLOCK_THREADS)), BLOCK_THREADS)
 }
 
 /// Threads that norm a group of this width. A function of the width alone: sums are taken in an order that depends on it.

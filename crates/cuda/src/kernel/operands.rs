@@ -12,22 +12,22 @@ use carat_model::{
 use crate::{
     device::Address,
     kernel::params::params,
-    kernel::weights::{Form, Packed},
+    kernel::weights::{WeightFormat, WeightOperand},
 };
 
 /// What a kernel reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Place {
+pub(crate) enum Operand {
     Value(Value),
     /// A buffer that lives within one step, by number.
     Scratch(usize),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Operand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Value(v) => write!(f, "%{}", v.index()),
-            Place::Scratch(i) => write!(f, "s{i}"),
+            Operand::Value(v) => write!(f, "%{}", v.index()),
+            Operand::Scratch(i) => write!(f, "s{i}"),
         }
     }
 }
@@ -41,8 +41,8 @@ params! {
 }
 
 params! {
-    /// `Places` in `lib/batch.cuh`.
-    pub(crate) struct PlacesAt {
+    /// `RowRefs` in `lib/batch.cuh`.
+    pub(crate) struct RowRefsAt {
         position: Address,
         run: Address,
     }
@@ -93,7 +93,7 @@ impl SlotAt {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MatrixAt {
     pub(crate) start: Address,
-    /// From one row to the next; in panels from one strip to the next.
+    /// From one row to the next; in fragments from one M-tile to the next.
     pub(crate) row_bytes: usize,
     /// From one matrix of a stack to the next.
     pub(crate) matrix_bytes: usize,
@@ -103,7 +103,7 @@ pub(crate) struct MatrixAt {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchAt {
     pub(crate) tokens: Address,
-    pub(crate) places: PlacesAt,
+    pub(crate) row_refs: RowRefsAt,
     pub(crate) all: RowsAt,
     pub(crate) sampled: RowsAt,
     /// The runs of all rows, and of the sampled ones.
@@ -117,7 +117,7 @@ pub(crate) struct Addresses {
     pub(crate) plan: Plan,
     pub(crate) values: Vec<Address>,
     pub(crate) scratch: Vec<Address>,
-    pub(crate) weights: HashMap<Packed, MatrixAt>,
+    pub(crate) weights: HashMap<WeightOperand, MatrixAt>,
     pub(crate) ropes: Vec<Address>,
     /// Keys and values of each slot.
     pub(crate) kv: Vec<(Address, Address)>,
@@ -125,14 +125,14 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    pub(crate) fn place(&self, place: Place) -> Address {
-        match place {
-            Place::Value(v) => self.values[v.index()],
-            Place::Scratch(i) => self.scratch[i],
+    pub(crate) fn operand(&self, operand: Operand) -> Address {
+        match operand {
+            Operand::Value(v) => self.values[v.index()],
+            Operand::Scratch(i) => self.scratch[i],
         }
     }
 
-    pub(crate) fn matrix(&self, w: &Packed) -> MatrixAt {
+    pub(crate) fn matrix(&self, w: &WeightOperand) -> MatrixAt {
         *self
             .weights
             .get(w)
@@ -142,7 +142,8 @@ impl Addresses {
     /// Null where there is no such vector.
     pub(crate) fn vector(&self, w: Option<Weight>) -> Address {
         w.map_or(Address::NULL, |w| {
-            self.matrix(&Packed::one(w, Form::Vector)).start
+            self.matrix(&WeightOperand::one(w, WeightFormat::Vector))
+                .start
         })
     }
 

@@ -1,4 +1,4 @@
-//! Twins of `kernels/roofline/read_rate.cu` and `kernels/roofline/multiply_rate.cu`, which measure the card's peaks.
+//! Twins of `kernels/roofline/read_peak.cu` and `kernels/roofline/multiply_peak.cu`, which measure the card's peaks.
 
 use crate::{
     device::Address,
@@ -9,7 +9,7 @@ use crate::{
 };
 
 params! {
-    pub(crate) struct ReadRateParams {
+    pub(crate) struct ReadPeakParams {
         data: Address,
         sums: Address,
         count: u64,
@@ -17,7 +17,7 @@ params! {
 }
 
 params! {
-    pub(crate) struct MultiplyRateParams {
+    pub(crate) struct MultiplyPeakParams {
         sums: Address,
         rounds: u32,
     }
@@ -27,16 +27,16 @@ params! {
 pub(crate) fn specializations() -> [Specialization; 2] {
     [
         Specialization {
-            kernel: "read_rate",
-            entries: &["fill", "read_rate"],
+            kernel: "read_peak",
+            entries: &["fill", "read_peak"],
             constants: Vec::new(),
-            params_bytes: ReadRateParams::BYTES,
+            params_bytes: ReadPeakParams::BYTES,
         },
         Specialization {
-            kernel: "multiply_rate",
-            entries: &["multiply_rate"],
+            kernel: "multiply_peak",
+            entries: &["multiply_peak"],
             constants: Vec::new(),
-            params_bytes: MultiplyRateParams::BYTES,
+            params_bytes: MultiplyPeakParams::BYTES,
         },
     ]
 }

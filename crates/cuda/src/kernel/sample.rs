@@ -9,17 +9,17 @@ use crate::{
 /// Logits whose largest is kept.
 const CHUNK: usize = 128;
 /// Chunks that a block of the scan looks at.
-const STRIP: usize = 16;
+const SCAN_CHUNKS: usize = 16;
 const SCAN_THREADS: usize = 256;
 const PICK_THREADS: usize = 1024;
 /// Blocks that share a row without top-k.
 const SHARES: usize = 64;
 
-pub(crate) const MOST_VOCAB: usize = 262_144;
-pub(crate) const MOST_TOP_K: usize = 1024;
+pub(crate) const MAX_VOCAB: usize = 262_144;
+pub(crate) const MAX_TOP_K: usize = 1024;
 
 /// Sampled rows that the device takes in a batch at the most.
-pub(crate) const MOST_DRAWN_ROWS: usize = 256;
+pub(crate) const MAX_DRAWN_ROWS: usize = 256;
 /// Words for penalties and biases of a batch.
 pub(crate) const CHANGE_WORDS: usize = 16384 * CHANGE;
 pub(crate) const SETTING_WORDS: usize = Setting::BYTES / 4;
@@ -35,7 +35,7 @@ params! {
         arrived: Address,
         samples: Address,
         results: Address,
-        turn: Address,
+        in_flight: Address,
         vocab: u32,
         most_rows: u32,
     }
@@ -72,8 +72,8 @@ pub(crate) struct SamplerInputs {
     pub(crate) settings: Address,
     /// The first word of the batch.
     pub(crate) words: Address,
-    /// The word that says whose turn it is.
-    pub(crate) turn: Address,
+    /// The word that says whose in_flight it is.
+    pub(crate) in_flight: Address,
     /// Where the tokens go on the device.
     pub(crate) samples: Address,
 }
@@ -100,7 +100,7 @@ pub(crate) fn specialization() -> Specialization {
 
 /// The launches, in order.
 pub(crate) fn grids(draw: Draw, rows: usize, vocab: usize) -> impl Iterator<Item = Grid> {
-    let scan = Grid::new((vocab.div_ceil(CHUNK * STRIP), rows), SCAN_THREADS);
+    let scan = Grid::new((vocab.div_ceil(CHUNK * SCAN_CHUNKS), rows), SCAN_THREADS);
     let shares = match draw {
         Draw::Greedy => None,
         Draw::Best => Some(1),
@@ -113,7 +113,7 @@ pub(crate) fn grids(draw: Draw, rows: usize, vocab: usize) -> impl Iterator<Item
     std::iter::once(scan).chain(pick)
 }
 
-/// Bytes a row of `maxima` and of `best`.
+/// Bytes per row of `maxima` and of `best`.
 pub(crate) fn scratch_bytes(vocab: usize) -> (usize, usize) {
     (vocab.div_ceil(CHUNK) * 4, SHARES * 8)
 }
@@ -121,5 +121,5 @@ pub(crate) fn scratch_bytes(vocab: usize) -> (usize, usize) {
 /// Bytes of device memory that a sampler takes.
 pub(crate) fn sampler_bytes(vocab: usize, most_rows: usize) -> usize {
     let (maxima, best) = scratch_bytes(vocab);
-    most_rows.min(MOST_DRAWN_ROWS) * (maxima + best + 4)
+    most_rows.min(MAX_DRAWN_ROWS) * (maxima + best + 4)
 }

@@ -12,13 +12,13 @@ use carat_model::{
 use carat_testkit::tiny::{Tiny, Variant};
 
 use super::{
-    Addresses, BatchAt, Kernel, MatrixAt, Place, PlacesAt, RowsAt, RunsAt, TablesAt,
-    form::{Form, Q8Places},
+    Addresses, BatchAt, Kernel, MatrixAt, Operand, RowRefsAt, RowsAt, RunsAt, TablesAt,
+    activation::{Activation, Int8Operands},
 };
 use crate::{
     config::Tier,
     device::{Address, Buffer, launch},
-    kernel::weights::{self, Packed},
+    kernel::weights::{self, WeightOperand},
     testing::{Card, Plain, half, halves, normals, relative_error},
 };
 
@@ -66,7 +66,7 @@ impl Table {
             kv: vec![(Address::NULL, Address::NULL)],
             batch: BatchAt {
                 tokens: Address::NULL,
-                places: PlacesAt {
+                row_refs: RowRefsAt {
                     position: Address::NULL,
                     run: Address::NULL,
                 },
@@ -103,25 +103,25 @@ impl Table {
         self.index = Address::NULL;
     }
 
-    fn place(&self, address: Address, buffer: Option<Buffer>) -> Place {
+    fn operand(&self, address: Address, buffer: Option<Buffer>) -> Operand {
         let scratch = &mut self.at.borrow_mut().scratch;
         scratch.push(address);
         self.buffers.borrow_mut().push(buffer);
-        Place::Scratch(scratch.len() - 1)
+        Operand::Scratch(scratch.len() - 1)
     }
 
-    pub(super) fn put<T: Plain>(&mut self, values: &[T]) -> Place {
+    pub(super) fn put<T: Plain>(&mut self, values: &[T]) -> Operand {
         let buffer = self.card.upload(values);
-        self.place(buffer.address(), Some(buffer))
+        self.operand(buffer.address(), Some(buffer))
     }
 
     /// Values that are not numbers.
-    pub(super) fn poison(&mut self, count: usize) -> Place {
+    pub(super) fn poison(&mut self, count: usize) -> Operand {
         self.put(&vec![f32::NAN; count])
     }
 
     /// Many random halves, which make random floats, too.
-    pub(super) fn big(&mut self, bytes: usize) -> Place {
+    pub(super) fn big(&mut self, bytes: usize) -> Operand {
         const PIECE: usize = 4 << 20;
         let device = &self.card.device;
         let buffer = device.allocate("test", bytes).expect("memory");
@@ -137,21 +137,21 @@ impl Table {
                 .expect("copies");
         }
         device.wait("filling").expect("copies");
-        self.place(buffer.address(), Some(buffer))
+        self.operand(buffer.address(), Some(buffer))
     }
 
     /// A place so many bytes behind another.
-    pub(super) fn shifted(&self, place: Place, bytes: usize) -> Place {
-        let address = self.at.borrow().place(place).offset(bytes);
-        self.place(address, None)
+    pub(super) fn shifted(&self, operand: Operand, bytes: usize) -> Operand {
+        let address = self.at.borrow().operand(operand).offset(bytes);
+        self.operand(address, None)
     }
 
-    pub(super) fn get<T: Plain>(&self, place: Place, count: usize) -> Vec<T> {
-        let Place::Scratch(i) = place else {
+    pub(super) fn get<T: Plain>(&self, operand: Operand, count: usize) -> Vec<T> {
+        let Operand::Scratch(i) = operand else {
             panic!("not on the table");
         };
         let buffers = self.buffers.borrow();
-        let buffer = buffers[i].as_ref().expect("a place of its own");
+        let buffer = buffers[i].as_ref().expect("a operand of its own");
         self.card.download(buffer, count)
     }
 
@@ -169,10 +169,10 @@ impl Table {
             row_bytes: values.len() * 4,
             matrix_bytes: values.len() * 4,
         };
-        self.at
-            .borrow_mut()
-            .weights
-            .insert(Packed::one(name, weights::Form::Vector), matrix);
+        self.at.borrow_mut().weights.insert(
+            WeightOperand::one(name, weights::WeightFormat::Vector),
+            matrix,
+        );
         name
     }
 
@@ -183,7 +183,7 @@ impl Table {
 
     /// Rows of two runs in turn, one of them far on, both across the border of a page; returns their positions. They stand
     /// in the batch in reverse.
-    pub(super) fn places(&mut self, rows: usize) -> Vec<u32> {
+    pub(super) fn operands(&mut self, rows: usize) -> Vec<u32> {
         assert!(rows <= PAGE_TOKENS);
         let positions: Vec<u32> = (0..rows as u32)
             .map(|r| if r % 2 == 0 { 29 + r } else { 3228 + r })
@@ -211,7 +211,7 @@ impl Table {
         (positions, runs, index): (&[u32], &[u32], &[u32]),
         (base, pages): (&[i32], &[u32]),
     ) {
-        let places = PlacesAt {
+        let operands = RowRefsAt {
             position: self.keep(positions),
             run: self.keep(runs),
         };
@@ -221,7 +221,7 @@ impl Table {
         };
         self.index = self.keep(index);
         let batch = &mut self.at.borrow_mut().batch;
-        batch.places = places;
+        batch.row_refs = operands;
         batch.tables = PerGroup {
             full: tables,
             sliding: tables,
@@ -260,8 +260,8 @@ impl Table {
         taken
     }
 
-    /// Runs a kernel as a bucket of `room` rows would, `rows` of which there are.
-    pub(super) fn run(&self, rows: usize, room: usize, kernel: &dyn Kernel) {
+    /// Runs a kernel as a bucket of `padded_rows` rows would, `rows` of which there are.
+    pub(super) fn run(&self, rows: usize, padded_rows: usize, kernel: &dyn Kernel) {
         let count = self.card.upload(&[rows as u32]);
         let rows = RowsAt {
             count: count.address(),
@@ -269,7 +269,7 @@ impl Table {
         };
         let module = self.card.load(&kernel.specialization());
         let params = kernel.params(&self.at.borrow(), rows);
-        self.card.run(&module, kernel.grid(room), &params);
+        self.card.run(&module, kernel.grid(padded_rows), &params);
     }
 
     /// How many buffers of so many bytes are to be used in turn so that none is still in the second cache.
@@ -317,46 +317,51 @@ pub(super) enum Kind {
 }
 
 /// Poisoned memory for a form, and what should be in it.
-pub(super) struct FormBuffers {
-    pub(super) form: Form,
-    room: usize,
+pub(super) struct ActivationBuffers {
+    pub(super) activation: Activation,
+    padded_rows: usize,
     columns: usize,
 }
 
-impl FormBuffers {
-    pub(super) fn new(table: &mut Table, kind: Kind, room: usize, columns: usize) -> FormBuffers {
-        let mut bytes = |columns: usize| Q8Places {
-            codes: table.put(&vec![0x55i8; room * columns]),
-            scales: table.poison(room * columns / 32),
-            sums: table.poison(room * columns / 32),
+impl ActivationBuffers {
+    pub(super) fn new(
+        table: &mut Table,
+        kind: Kind,
+        padded_rows: usize,
+        columns: usize,
+    ) -> ActivationBuffers {
+        let mut bytes = |columns: usize| Int8Operands {
+            codes: table.put(&vec![0x55i8; padded_rows * columns]),
+            scales: table.poison(padded_rows * columns / 32),
+            sums: table.poison(padded_rows * columns / 32),
         };
-        let form = match kind {
-            Kind::Q8 => Form::Q8(bytes(columns)),
-            Kind::Q16 => Form::Q16 {
+        let activation = match kind {
+            Kind::Q8 => Activation::Int8(bytes(columns)),
+            Kind::Q16 => Activation::Int8HiLo {
                 both: bytes(2 * columns),
                 columns,
             },
-            Kind::F16 => Form::F16(table.put(&vec![POISON; room * columns])),
+            Kind::F16 => Activation::F16(table.put(&vec![POISON; padded_rows * columns])),
         };
-        FormBuffers {
-            form,
-            room,
+        ActivationBuffers {
+            activation,
+            padded_rows,
             columns,
         }
     }
 
     /// The first rows hold exactly what the definition makes of these values; the rest is untouched.
     pub(super) fn check(&self, table: &Table, values: &[f32], rows: usize) {
-        let (count, room) = (rows * self.columns, self.room * self.columns);
+        let (count, padded_rows) = (rows * self.columns, self.padded_rows * self.columns);
         assert_eq!(values.len(), count);
-        match self.form {
-            Form::F16(place) => {
-                let found = table.get::<u16>(place, room);
+        match self.activation {
+            Activation::F16(operand) => {
+                let found = table.get::<u16>(operand, padded_rows);
                 assert_eq!(found[..count], halves(values));
                 assert!(found[count..].iter().all(|bits| *bits == POISON));
             }
-            Form::Q8(places) => check_bytes(table, places, values, room),
-            Form::Q16 { both, columns } => {
+            Activation::Int8(operands) => check_bytes(table, operands, values, padded_rows),
+            Activation::Int8HiLo { both, columns } => {
                 let with_rest = values.chunks_exact(columns).flat_map(|row| {
                     let rest = row.chunks_exact(32).flat_map(|values| {
                         let (scale, codes) = block_codes(values);
@@ -366,25 +371,32 @@ impl FormBuffers {
                     });
                     row.iter().copied().chain(rest).collect::<Vec<f32>>()
                 });
-                check_bytes(table, both, &with_rest.collect::<Vec<f32>>(), 2 * room);
+                check_bytes(
+                    table,
+                    both,
+                    &with_rest.collect::<Vec<f32>>(),
+                    2 * padded_rows,
+                );
             }
         }
     }
 
-    /// The first rows hold these values as nearly as the form can.
+    /// The first rows hold these values as nearly as the activation can.
     pub(super) fn check_nearly(&self, table: &Table, values: &[f32], rows: usize) {
-        let (count, room) = (rows * self.columns, self.room * self.columns);
-        match self.form {
-            Form::F16(place) => {
-                let found = table.get::<u16>(place, room);
+        let (count, padded_rows) = (rows * self.columns, self.padded_rows * self.columns);
+        match self.activation {
+            Activation::F16(operand) => {
+                let found = table.get::<u16>(operand, padded_rows);
                 let decoded: Vec<f32> = found[..count].iter().map(|bits| half(*bits)).collect();
                 assert!(relative_error(&decoded, values) < 4e-4);
                 assert!(found[count..].iter().all(|bits| *bits == POISON));
             }
-            Form::Q16 { .. } => panic!("this form is nobody's who computes nearly"),
-            Form::Q8(Q8Places { codes, scales, .. }) => {
-                let codes = table.get::<i8>(codes, room);
-                let scales = table.get::<f32>(scales, room / 32);
+            Activation::Int8HiLo { .. } => {
+                panic!("this activation is nobody's who computes nearly")
+            }
+            Activation::Int8(Int8Operands { codes, scales, .. }) => {
+                let codes = table.get::<i8>(codes, padded_rows);
+                let scales = table.get::<f32>(scales, padded_rows / 32);
                 for (i, value) in values.iter().enumerate() {
                     let error = (f32::from(codes[i]) * scales[i / 32] - value).abs();
                     assert!(
@@ -410,11 +422,11 @@ fn block_codes(values: &[f32]) -> (f32, Vec<i8>) {
     (scale, values.iter().map(code).collect())
 }
 
-/// Room for `room` bytes begins with those of the values, and the rest is untouched.
-fn check_bytes(table: &Table, places: Q8Places, values: &[f32], room: usize) {
-    let codes = table.get::<i8>(places.codes, room);
-    let scales = table.get::<f32>(places.scales, room / 32);
-    let sums = table.get::<f32>(places.sums, room / 32);
+/// Room for `padded_rows` bytes begins with those of the values, and the rest is untouched.
+fn check_bytes(table: &Table, operands: Int8Operands, values: &[f32], padded_rows: usize) {
+    let codes = table.get::<i8>(operands.codes, padded_rows);
+    let scales = table.get::<f32>(operands.scales, padded_rows / 32);
+    let sums = table.get::<f32>(operands.sums, padded_rows / 32);
     for (block, values) in values.chunks_exact(32).enumerate() {
         let (scale, expected) = block_codes(values);
         assert_eq!(codes[32 * block..32 * block + 32], expected);

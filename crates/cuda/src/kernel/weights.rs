@@ -6,17 +6,17 @@ use carat_model::weights::Weights;
 
 /// How values lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Form {
+pub(crate) enum WeightFormat {
     /// One row, as f32.
     Vector,
-    /// As [`File`](Form::File), but only looked up, a row a token; may lie in host memory.
+    /// As [`File`](WeightFormat::File), but only looked up, one row per token; may lie in host memory.
     Table,
     /// Rows packed, in the file's format.
     File,
-    /// Strips for tensor cores; of formats that have them. See [`panels`](super::panels).
-    Panels,
+    /// Strips for tensor cores; of formats that have them. See [`fragments`](super::fragments).
+    Fragments,
     /// F16, row-major. Of F16 exact, of all else rounded.
-    Half,
+    F16,
     /// BF16, row-major: weights that [`narrow`](Weights::narrows).
     Bf16,
 }
@@ -24,46 +24,46 @@ pub(crate) enum Form {
 /// How the parts of a joined matrix follow one another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Join {
-    /// One after another; in panels each is padded to whole strips.
+    /// One after another; in fragments each is padded to whole M-tiles.
     Stacked,
-    /// Strip by strip in turn. Panels only, of parts with equally many strips.
+    /// Strip by M-tile in turn. Panels only, of parts with equally many M-tiles.
     Interleaved,
 }
 
 /// One or more weights as a kernel reads them. Parts have the same inputs and, unless they become floats, the same
 /// layout. Stacks of matrices (experts) are joined matrix by matrix.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Packed {
+pub(crate) struct WeightOperand {
     pub(crate) parts: Vec<Weight>,
     pub(crate) join: Join,
-    pub(crate) form: Form,
+    pub(crate) format: WeightFormat,
 }
 
-impl Packed {
-    pub(crate) fn one(weight: Weight, form: Form) -> Packed {
-        Packed::stacked(&[weight], form)
+impl WeightOperand {
+    pub(crate) fn one(weight: Weight, format: WeightFormat) -> WeightOperand {
+        WeightOperand::stacked(&[weight], format)
     }
 
-    pub(crate) fn stacked(parts: &[Weight], form: Form) -> Packed {
-        Packed {
+    pub(crate) fn stacked(parts: &[Weight], format: WeightFormat) -> WeightOperand {
+        WeightOperand {
             parts: parts.to_vec(),
             join: Join::Stacked,
-            form,
+            format,
         }
     }
 
-    /// Panels whose strips take turns.
-    pub(crate) fn interleaved(parts: &[Weight]) -> Packed {
-        Packed {
+    /// Panels whose M-tiles take turns.
+    pub(crate) fn interleaved(parts: &[Weight]) -> WeightOperand {
+        WeightOperand {
             parts: parts.to_vec(),
             join: Join::Interleaved,
-            form: Form::Panels,
+            format: WeightFormat::Fragments,
         }
     }
 
     /// The vectors that are there.
-    pub(crate) fn vectors<const N: usize>(weights: [Option<Weight>; N]) -> Vec<Packed> {
-        let vector = |w: Weight| Packed::one(w, Form::Vector);
+    pub(crate) fn vectors<const N: usize>(weights: [Option<Weight>; N]) -> Vec<WeightOperand> {
+        let vector = |w: Weight| WeightOperand::one(w, WeightFormat::Vector);
         weights.into_iter().flatten().map(vector).collect()
     }
 }

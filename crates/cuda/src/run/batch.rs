@@ -19,13 +19,13 @@ impl BatchLayout {
     ) -> Result<usize, BackendError> {
         words[self.all_count] = batch.tokens.len() as u32;
         words[self.tokens..][..batch.tokens.len()].copy_from_slice(batch.tokens);
-        for place in batch.all_rows() {
-            words[self.positions + place.row] = place.position as u32;
-            words[self.runs + place.row] = place.run as u32;
+        for row in batch.all_rows() {
+            words[self.positions + row.row] = row.position as u32;
+            words[self.runs + row.row] = row.run as u32;
         }
         let mut sampled = 0;
-        for place in batch.sampled_rows() {
-            words[self.sampled + sampled] = place.row as u32;
+        for row in batch.sampled_rows() {
+            words[self.sampled + sampled] = row.row as u32;
             sampled += 1;
         }
         words[self.sampled_count] = sampled as u32;
@@ -74,7 +74,7 @@ impl BatchLayout {
     pub(crate) fn write_sampling(
         &self,
         (plan, batch): (&Plan, &Batch<'_>),
-        turn: usize,
+        in_flight: usize,
         used: usize,
         words: &mut [u32],
     ) -> Option<(Draw, usize)> {
@@ -83,8 +83,8 @@ impl BatchLayout {
             most_rows: self.most_drawn,
             changes: used,
         };
-        words[self.turn] = turn as u32;
-        sample::write(&sample::wishes(batch)?, plan.vocab(), &at, words)
+        words[self.in_flight] = in_flight as u32;
+        sample::write(&sample::rows_to_sample(batch)?, plan.vocab(), &at, words)
     }
 }
 
@@ -191,7 +191,7 @@ mod tests {
             layout.positions,
             layout.runs,
             layout.sampled,
-            layout.turn,
+            layout.in_flight,
             layout.settings,
             layout.bases.full,
             layout.bases.sliding,

@@ -32,8 +32,8 @@ use crate::{
     kernel::{Addresses, Draw, Kernel},
     run::{
         graph::{self, Graph, Graphs},
-        program::{LibraryProducts, Program, Programs},
-        sample::{Sampler, TURNS},
+        program::{CublasLtGemms, Program, Programs},
+        sample::{IN_FLIGHT, Sampler},
         upload::ResidentWeights,
     },
 };
@@ -51,7 +51,7 @@ pub(crate) struct CudaExecutor {
     programs: Programs,
     sampler: Sampler,
     batch_layout: BatchLayout,
-    turns: [Turn; TURNS],
+    in_flight: [InFlight; IN_FLIGHT],
     read_host: HostBuffer,
     parts: Parts,
     buffers: Buffers,
@@ -62,10 +62,10 @@ pub(crate) struct CudaExecutor {
     batches: u64,
 }
 
-/// Batches take turns, so that one can be queued while another is under way.
-struct Turn {
+/// Batches take in_flight, so that one can be queued while another is under way.
+struct InFlight {
     words: HostBuffer,
-    /// Behind all work of the batch that had this turn last.
+    /// Behind all work of the batch that had this in_flight last.
     done: Option<Event>,
     results: Results,
 }
@@ -89,7 +89,7 @@ enum Tokens {
 
 /// A batch that is being queued.
 struct Queued {
-    turn: usize,
+    in_flight: usize,
     rows: RowCounts,
     /// How the device samples it; `None` leaves that to the host.
     draw: Option<Draw>,
@@ -144,9 +144,7 @@ impl CudaExecutor {
         let products = kernels
             .library
             .zip(workspace.as_ref())
-            .map(|(library, workspace)| {
-                Rc::new(LibraryProducts::new(library, workspace.address()))
-            });
+            .map(|(library, workspace)| Rc::new(CublasLtGemms::new(library, workspace.address())));
         let (ropes_buffer, ropes) = upload_ropes(device, plan)?;
         let at = Addresses {
             plan: plan.clone(),
@@ -173,8 +171,8 @@ impl CudaExecutor {
             options.max_sampled,
             &inputs,
         )?;
-        let turn = || -> Result<Turn, CudaError> {
-            Ok(Turn {
+        let in_flight = || -> Result<InFlight, CudaError> {
+            Ok(InFlight {
                 words: device.allocate_host("batch", batch_layout.words * 4)?,
                 done: None,
                 results: Results::None,
@@ -183,7 +181,7 @@ impl CudaExecutor {
         let captures = config.graphs == config::Graphs::On && config.checks == Checks::EachBatch;
         let read_bytes = read_bytes(plan, options);
         Ok(CudaExecutor {
-            turns: [turn()?, turn()?],
+            in_flight: [in_flight()?, in_flight()?],
             read_host: device.allocate_host("logits", read_bytes)?,
             words: vec![0; batch_layout.words],
             plan: plan.clone(),
@@ -243,8 +241,8 @@ impl CudaExecutor {
 
     /// Writes a checked batch and queues its copy to the device, with its tokens or without.
     fn queue_words(&mut self, batch: &Batch<'_>, tokens: Tokens) -> Result<Queued, BackendError> {
-        let turn = self.batches as usize % TURNS;
-        if let Some(done) = self.turns[turn].done.take() {
+        let in_flight = self.batches as usize % IN_FLIGHT;
+        if let Some(done) = self.in_flight[in_flight].done.take() {
             done.wait()?;
         }
         let mut used = (self.batch_layout).write(&self.plan, batch, &mut self.words)?;
@@ -253,13 +251,13 @@ impl CudaExecutor {
             None
         } else {
             let wanted = (&self.plan, batch);
-            (self.batch_layout).write_sampling(wanted, turn, used, &mut self.words)
+            (self.batch_layout).write_sampling(wanted, in_flight, used, &mut self.words)
         };
         let draw = drawn.map(|(draw, end)| {
             used = end;
             draw
         });
-        let host = &mut self.turns[turn].words;
+        let host = &mut self.in_flight[in_flight].words;
         for (to, word) in host
             .bytes_mut()
             .chunks_exact_mut(4)
@@ -277,7 +275,11 @@ impl CudaExecutor {
             all: batch.tokens.len(),
             sampled: batch.runs.iter().map(|r| r.sampled).sum(),
         };
-        Ok(Queued { turn, rows, draw })
+        Ok(Queued {
+            in_flight,
+            rows,
+            draw,
+        })
     }
 
     /// Queues the work of a batch, captured if there is a graph for its number of rows.
@@ -309,11 +311,11 @@ impl CudaExecutor {
 
     /// Samples on the host what the device was not asked to.
     fn sample(&mut self, batch: &Batch<'_>) -> Result<Outputs, CudaError> {
-        let places: Vec<RowPlace> = batch.sampled_rows().collect();
+        let rows: Vec<RowPlace> = batch.sampled_rows().collect();
         let mut outputs = Outputs::default();
         let mut scratch = Scratch::default();
-        self.read_rows(self.plan.logits, places.len(), |r, logits| {
-            let row = sampled_row(batch, &places[r], logits, &mut scratch);
+        self.read_rows(self.plan.logits, rows.len(), |r, logits| {
+            let row = sampled_row(batch, &rows[r], logits, &mut scratch);
             outputs.rows.push(row);
         })?;
         Ok(outputs)
@@ -343,9 +345,9 @@ impl CudaExecutor {
         if self.options.probe {
             self.keep_values(queued.rows)?;
         }
-        let turn = &mut self.turns[queued.turn];
-        turn.results = results;
-        turn.done = Some(self.device.event()?);
+        let in_flight = &mut self.in_flight[queued.in_flight];
+        in_flight.results = results;
+        in_flight.done = Some(self.device.event()?);
         self.batches += 1;
         Ok(Ticket(self.batches))
     }
@@ -363,8 +365,8 @@ impl Executor for CudaExecutor {
 
     fn submit_chained(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
         batch.check(&self.plan, &self.options)?;
-        let before = (self.batches as usize + TURNS - 1) % TURNS;
-        match &self.turns[before].results {
+        let before = (self.batches as usize + IN_FLIGHT - 1) % IN_FLIGHT;
+        match &self.in_flight[before].results {
             Results::None => panic!("no batch is in flight"),
             Results::Tokens(count) => {
                 assert_eq!(*count, batch.tokens.len(), "a row for each sampled row");
@@ -383,13 +385,13 @@ impl Executor for CudaExecutor {
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
-        let index = (ticket.0 as usize - 1) % TURNS;
-        let turn = &mut self.turns[index];
+        let index = (ticket.0 as usize - 1) % IN_FLIGHT;
+        let in_flight = &mut self.in_flight[index];
         // Also where results are there already: a batch without any may have failed, too.
-        if let Some(done) = turn.done.take() {
+        if let Some(done) = in_flight.done.take() {
             done.wait()?;
         }
-        match mem::replace(&mut turn.results, Results::None) {
+        match mem::replace(&mut in_flight.results, Results::None) {
             Results::None => panic!("a ticket is used once, before the next but one is out"),
             Results::Ready(outputs) => *out = outputs,
             Results::Tokens(count) => {
@@ -493,9 +495,9 @@ fn kv_addresses(plan: &Plan, parts: &Parts, kv: &PerGroup<Buffer>) -> Vec<(Addre
         let start = kv.get(slot.group).address();
         let offsets = &parts.kv.get(slot.group).offsets;
         let at: &mut usize = next.get_mut(slot.group);
-        let place = (start.offset(offsets[*at]), start.offset(offsets[*at + 1]));
+        let both = (start.offset(offsets[*at]), start.offset(offsets[*at + 1]));
         *at += 2;
-        place
+        both
     });
     slots.collect()
 }

@@ -1,7 +1,7 @@
 //! Launches captured once and replayed: one call for the driver instead of hundreds, and no gaps between kernels.
 //!
 //! A graph is captured for a bucket of rows and serves every batch of at most as many: kernels read how many rows there are from
-//! device memory. Decoding has a graph a power of two rows; prompts have one a bucket of their chunk.
+//! device memory. Decoding has one graph per power of two rows; prompts have one per bucket of their chunk.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -12,15 +12,15 @@ use carat_model::backend::CompileOptions;
 use cudarc::driver::{CudaGraph, CudaStream, sys};
 
 use crate::{
-    compile::rows::{Class, RowCounts, room},
+    compile::rows::{RowClass, RowCounts, padded_rows},
     error::CudaError,
     kernel::Draw,
 };
 
 /// The most rows that decode together and still take the next power of two.
-const MOST_DECODED: usize = 64;
+const MAX_DECODED: usize = 64;
 /// Graphs to keep; batches of yet other sizes are launched one kernel after another.
-const MOST_GRAPHS: usize = 64;
+const MAX_GRAPHS: usize = 64;
 
 /// What a graph was captured for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,7 +31,7 @@ pub(crate) struct Key {
 
 /// The row counts to launch for, captured or not: of decoding a power of two, or the most there may be.
 pub(crate) fn bucket(rows: RowCounts, options: &CompileOptions) -> RowCounts {
-    if rows.all == rows.sampled && rows.all <= MOST_DECODED {
+    if rows.all == rows.sampled && rows.all <= MAX_DECODED {
         let most = options.max_rows.min(options.max_sampled);
         let count = rows.all.next_power_of_two().min(most);
         return RowCounts {
@@ -39,10 +39,10 @@ pub(crate) fn bucket(rows: RowCounts, options: &CompileOptions) -> RowCounts {
             sampled: count,
         };
     }
-    let of = |count: usize, most: usize| match (count, Class::of(count)) {
+    let of = |count: usize, most: usize| match (count, RowClass::of(count)) {
         (0, _) => 0,
-        (_, Class::Narrow) => count.next_power_of_two().min(most),
-        (_, Class::Wide) => room(count),
+        (_, RowClass::Small) => count.next_power_of_two().min(most),
+        (_, RowClass::Large) => padded_rows(count),
     };
     RowCounts {
         all: of(rows.all, options.max_rows),
@@ -95,20 +95,20 @@ impl Graphs {
         key: Key,
         record: impl FnOnce() -> Result<usize, CudaError>,
     ) -> Result<(), CudaError> {
-        let full = self.captured.len() >= MOST_GRAPHS && !self.captured.contains_key(&key);
+        let full = self.captured.len() >= MAX_GRAPHS && !self.captured.contains_key(&key);
         if full || self.seen.insert(key) {
             return record().map(drop);
         }
         let graph = match self.captured.entry(key) {
             Entry::Occupied(captured) => captured.into_mut(),
-            Entry::Vacant(place) => {
+            Entry::Vacant(vacant) => {
                 let mut launches = 0;
                 let graph = Graph::capture(stream, || {
                     launches = record()?;
                     Ok(())
                 })?;
                 tracing::info!(rows = key.rows.all, draw = ?key.draw, launches, "captured a graph");
-                place.insert(graph)
+                vacant.insert(graph)
             }
         };
         graph.launch()
@@ -160,7 +160,8 @@ mod tests {
                 let fits = |rows: usize, held: usize, most: usize| {
                     let empty = rows == 0 && held == 0;
                     empty
-                        || (rows..=room(most)).contains(&held) && Class::of(rows) == Class::of(held)
+                        || (rows..=padded_rows(most)).contains(&held)
+                            && RowClass::of(rows) == RowClass::of(held)
                 };
                 let fit = fits(all, held.all, options.max_rows)
                     && fits(sampled, held.sampled, options.max_sampled);

@@ -17,8 +17,8 @@ use carat_model::{
 
 use crate::{
     compile::{
-        call::{Call, Launch, LibraryProduct},
-        rows::{ByClass, Class, RowCounts, room},
+        call::{Call, CublasLtGemm, Launch},
+        rows::{ByClass, RowClass, RowCounts, padded_rows},
     },
     device::{
         Address, Device, Grid, Module,
@@ -26,7 +26,7 @@ use crate::{
         launch,
     },
     error::CudaError,
-    kernel::{Addresses, Kernel, Place},
+    kernel::{Addresses, Kernel, Operand},
 };
 
 /// The whole plan: what runs for all rows, then what runs for those that are sampled.
@@ -39,8 +39,8 @@ impl Programs {
     /// The two that a batch of so many rows runs, in order.
     pub(crate) fn of(&self, rows: RowCounts) -> [&Program; 2] {
         [
-            self.front.get(Class::of(rows.all)),
-            self.tail.get(Class::of(rows.sampled)),
+            self.front.get(RowClass::of(rows.all)),
+            self.tail.get(RowClass::of(rows.sampled)),
         ]
     }
 }
@@ -66,23 +66,23 @@ enum Action {
         /// Of the rows it was last launched with.
         grid: Cell<Option<(usize, Grid)>>,
     },
-    Library {
-        product: LibraryProduct,
+    CublasLt {
+        product: CublasLtGemm,
         operands: Operands,
-        products: Rc<LibraryProducts>,
+        products: Rc<CublasLtGemms>,
     },
 }
 
 /// The library's products, each made when it is first needed.
-pub(crate) struct LibraryProducts {
+pub(crate) struct CublasLtGemms {
     library: Library,
     workspace: Address,
     made: RefCell<HashMap<(Shape, Out, u32), Gemm>>,
 }
 
-impl LibraryProducts {
-    pub(crate) fn new(library: Library, workspace: Address) -> LibraryProducts {
-        LibraryProducts {
+impl CublasLtGemms {
+    pub(crate) fn new(library: Library, workspace: Address) -> CublasLtGemms {
+        CublasLtGemms {
             library,
             workspace,
             made: RefCell::default(),
@@ -91,7 +91,7 @@ impl LibraryProducts {
 
     fn run(
         &self,
-        product: &LibraryProduct,
+        product: &CublasLtGemm,
         rows: usize,
         operands: Operands,
     ) -> Result<(), CudaError> {
@@ -105,9 +105,9 @@ impl LibraryProducts {
         let (kind, alpha) = (product.kind, product.alpha);
         let gemm = match made.entry((shape, kind, alpha.to_bits())) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => {
+            Entry::Vacant(vacant) => {
                 let gemm = Gemm::new(&self.library, shape, kind, alpha, WORKSPACE_BYTES)?;
-                place.insert(gemm)
+                vacant.insert(gemm)
             }
         };
         gemm.launch(operands)
@@ -118,7 +118,7 @@ impl Program {
     pub(crate) fn bind(
         calls: Vec<Call>,
         module: impl Fn(&dyn Kernel) -> Arc<Module>,
-        products: Option<&Rc<LibraryProducts>>,
+        products: Option<&Rc<CublasLtGemms>>,
         at: &Addresses,
     ) -> Program {
         let written = written_values(&calls);
@@ -139,13 +139,13 @@ impl Program {
                         grid: Cell::new(None),
                     }
                 }
-                Launch::Library(product) => {
+                Launch::CublasLt(product) => {
                     let products = products.expect("opened before products were lowered for it");
-                    Action::Library {
+                    Action::CublasLt {
                         operands: Operands {
                             weights: at.matrix(&product.w).start,
-                            x: at.place(product.x),
-                            out: at.place(product.out),
+                            x: at.operand(product.x),
+                            out: at.operand(product.out),
                             workspace: products.workspace,
                         },
                         products: Rc::clone(products),
@@ -180,9 +180,9 @@ impl Program {
                 continue;
             }
             // What a row comes to must not depend on how many others there are, beyond the bucket.
-            let rows = match Class::of(rows) {
-                Class::Narrow => rows,
-                Class::Wide => room(rows),
+            let rows = match RowClass::of(rows) {
+                RowClass::Small => rows,
+                RowClass::Large => padded_rows(rows),
             };
             step.action.run(rows)?;
             queued(&step.label, step.origin)?;
@@ -207,7 +207,7 @@ impl Action {
                 grid.set(Some((rows, of_rows)));
                 launch(module, of_rows, params)
             }
-            Action::Library {
+            Action::CublasLt {
                 product,
                 operands,
                 products,
@@ -217,11 +217,11 @@ impl Action {
 }
 
 fn written_values(calls: &[Call]) -> Vec<Value> {
-    let finished = |call: &&Call| !matches!(&call.launch, Launch::Library(p) if p.scaled);
-    let places = calls.iter().filter(finished).flat_map(Call::writes);
-    let values = places.filter_map(|place| match place {
-        Place::Value(v) => Some(v),
-        Place::Scratch(_) => None,
+    let finished = |call: &&Call| !matches!(&call.launch, Launch::CublasLt(p) if p.scaled);
+    let operands = calls.iter().filter(finished).flat_map(Call::writes);
+    let values = operands.filter_map(|operand| match operand {
+        Operand::Value(v) => Some(v),
+        Operand::Scratch(_) => None,
     });
     values.collect()
 }
@@ -237,8 +237,8 @@ mod tests {
             written: Vec::new(),
         };
         let both = || ByClass {
-            narrow: empty(),
-            wide: empty(),
+            small: empty(),
+            large: empty(),
         };
         let programs = Programs {
             front: both(),
@@ -246,7 +246,7 @@ mod tests {
         };
         let rows = RowCounts { all: 9, sampled: 8 };
         let [front, tail] = programs.of(rows);
-        assert!(std::ptr::eq(front, &raw const programs.front.wide));
-        assert!(std::ptr::eq(tail, &raw const programs.tail.narrow));
+        assert!(std::ptr::eq(front, &raw const programs.front.large));
+        assert!(std::ptr::eq(tail, &raw const programs.tail.small));
     }
 }

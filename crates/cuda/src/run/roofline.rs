@@ -17,7 +17,7 @@ use crate::{
     error::CudaError,
     kernel::{
         params::Params,
-        roofline::{MultiplyRateParams, ReadRateParams},
+        roofline::{MultiplyPeakParams, ReadPeakParams},
     },
 };
 
@@ -30,7 +30,7 @@ const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
 const AT_ONCE: usize = 8;
 const PIECE: usize = 16;
 
-/// A product of a prompt's rows with a model's matrix. Outputs are so many a multiprocessor that tiles of any usual size fill
+/// A product of a prompt's rows with a model's matrix. Outputs are so many per multiprocessor that tiles of any usual size fill
 /// them evenly.
 const ROWS: usize = 2048;
 const COLUMNS: usize = 2560;
@@ -48,10 +48,10 @@ pub(crate) fn rates(
 ) -> Result<Rates, CudaError> {
     device.bind()?;
     Ok(Rates {
-        read_bytes_per_second: read_rate(device, read)?,
+        read_bytes_per_second: read_peak(device, read)?,
         multiply_adds_per_second: match library {
             Some(library) => product_rate(device, read, library)?,
-            None => multiply_rate(device, multiply)?,
+            None => multiply_peak(device, multiply)?,
         },
     })
 }
@@ -74,8 +74,8 @@ fn best(
     Ok(best.as_secs_f64())
 }
 
-/// Bytes a second.
-fn read_rate(device: &Arc<Device>, module: &Module) -> Result<f64, CudaError> {
+/// Bytes per second.
+fn read_peak(device: &Arc<Device>, module: &Module) -> Result<f64, CudaError> {
     let (free, _) = device.memory()?;
     let round = round_bytes(device);
     let bytes = (READ_BYTES.min(free as usize / 2) / round).max(1) * round;
@@ -116,7 +116,7 @@ fn launch_read(
     entry: usize,
     noise: &Noise,
 ) -> Result<(), CudaError> {
-    let params = ReadRateParams {
+    let params = ReadPeakParams {
         data: noise.data.address(),
         sums: noise.sums.address(),
         count: (noise.bytes / PIECE) as u64,
@@ -129,7 +129,7 @@ fn launch_read(
     launch(module, grid, &params.bytes())
 }
 
-/// Multiply-adds a second of the library, with halves.
+/// Multiply-adds per second of the library, with halves.
 fn product_rate(
     device: &Arc<Device>,
     module: &Module,
@@ -158,11 +158,11 @@ fn product_rate(
     Ok((ROWS * outputs * COLUMNS) as f64 / seconds)
 }
 
-/// Multiply-adds a second of the instructions that our own kernels multiply bytes with.
-fn multiply_rate(device: &Arc<Device>, module: &Module) -> Result<f64, CudaError> {
+/// Multiply-adds per second of the instructions that our own kernels multiply bytes with.
+fn multiply_peak(device: &Arc<Device>, module: &Module) -> Result<f64, CudaError> {
     let blocks = device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
     let sums = device.allocate("measuring", blocks * MULTIPLY_THREADS * 4)?;
-    let params = MultiplyRateParams {
+    let params = MultiplyPeakParams {
         sums: sums.address(),
         rounds: ROUNDS as u32,
     };

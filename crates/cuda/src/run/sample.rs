@@ -3,7 +3,7 @@
 //! The device takes a batch whose rows all want a token alone, each either greedily, among at most 1024 best (top-k), or from
 //! the whole vocabulary without a top-p. Left to the host, with the logits copied to it, are batches in which any row wants
 //! log-probabilities or logits, has a top-k above 1024 or a top-p over the whole vocabulary; and batches with more sampled rows
-//! or more penalties and biases than there is room for.
+//! or more penalties and biases than there is padded_rows for.
 //!
 //! A draw is what [`carat_model::sampling`] defines. Its logarithms are taken in double precision on both sides, so a draw can
 //! only differ where two scores are the same to all but the last bit.
@@ -20,7 +20,7 @@ use crate::{
     device::{Buffer, Device, HostBuffer, Module, launch},
     error::CudaError,
     kernel::{
-        CHANGE, CHANGE_WORDS, Change, Draw, MOST_DRAWN_ROWS, MOST_TOP_K, MOST_VOCAB, SETTING_WORDS,
+        CHANGE, CHANGE_WORDS, Change, Draw, MAX_DRAWN_ROWS, MAX_TOP_K, MAX_VOCAB, SETTING_WORDS,
         SampleParams, SamplerInputs, Setting, grids,
         params::{Field, Params},
         sampler_bytes, scratch_bytes,
@@ -28,27 +28,27 @@ use crate::{
 };
 
 /// Batches that may be under way: each writes its results to its own place.
-pub(crate) const TURNS: usize = 2;
+pub(crate) const IN_FLIGHT: usize = 2;
 
 /// A row to be sampled.
 #[derive(Clone, Copy)]
-pub(crate) struct Wish<'a> {
+pub(crate) struct RowToSample<'a> {
     pub(crate) sampling: &'a Sampling,
     pub(crate) history: &'a [TokenId],
     pub(crate) position: usize,
 }
 
 /// The rows of a batch that the device could sample; `None` if any wants more than a token.
-pub(crate) fn wishes<'a>(batch: &Batch<'a>) -> Option<Vec<Wish<'a>>> {
-    let wish = |place: RowPlace| {
-        let run = &batch.runs[place.run];
-        (run.output == RowOutput::Token).then(|| Wish {
+pub(crate) fn rows_to_sample<'a>(batch: &Batch<'a>) -> Option<Vec<RowToSample<'a>>> {
+    let row_to_sample = |row: RowPlace| {
+        let run = &batch.runs[row.run];
+        (run.output == RowOutput::Token).then(|| RowToSample {
             sampling: run.sampling,
-            history: batch.history(&place),
-            position: place.position,
+            history: batch.history(&row),
+            position: row.position,
         })
     };
-    batch.sampled_rows().map(wish).collect()
+    batch.sampled_rows().map(row_to_sample).collect()
 }
 
 /// Where the settings go.
@@ -62,22 +62,25 @@ pub(crate) struct SettingsAt {
 
 /// Writes how rows are sampled. Returns the kind of work and the end of the words in use; `None` leaves the batch to the host.
 pub(crate) fn write(
-    wishes: &[Wish<'_>],
+    rows_to_sample: &[RowToSample<'_>],
     vocab: usize,
     at: &SettingsAt,
     words: &mut [u32],
 ) -> Option<(Draw, usize)> {
-    if wishes.len() > at.most_rows || vocab > MOST_VOCAB {
+    if rows_to_sample.len() > at.most_rows || vocab > MAX_VOCAB {
         return None;
     }
-    let kinds: Option<Vec<Draw>> = wishes.iter().map(|wish| kind(wish.sampling)).collect();
+    let kinds: Option<Vec<Draw>> = rows_to_sample
+        .iter()
+        .map(|row_to_sample| kind(row_to_sample.sampling))
+        .collect();
     let draw = kinds?.into_iter().max()?;
     let mut end = at.changes;
-    for (r, wish) in wishes.iter().enumerate() {
-        let Wish {
+    for (r, row_to_sample) in rows_to_sample.iter().enumerate() {
+        let RowToSample {
             sampling, position, ..
-        } = *wish;
-        let changes = changes(wish, vocab);
+        } = *row_to_sample;
+        let changes = changes(row_to_sample, vocab);
         if end + changes.len() * CHANGE > at.changes + CHANGE_WORDS {
             return None;
         }
@@ -108,7 +111,7 @@ fn kind(sampling: &Sampling) -> Option<Draw> {
             top_k: 0, top_p, ..
         } if *top_p >= 1.0 => Some(Draw::All),
         Sampling {
-            top_k: 1..=MOST_TOP_K,
+            top_k: 1..=MAX_TOP_K,
             ..
         } => Some(Draw::Best),
         _ => None,
@@ -116,10 +119,10 @@ fn kind(sampling: &Sampling) -> Option<Draw> {
 }
 
 /// Penalties of the tokens seen recently, then biases, sorted by token.
-fn changes(wish: &Wish<'_>, vocab: usize) -> Vec<Change> {
-    let Wish {
+fn changes(row_to_sample: &RowToSample<'_>, vocab: usize) -> Vec<Change> {
+    let RowToSample {
         sampling, history, ..
-    } = wish;
+    } = row_to_sample;
     let mut changes = Vec::new();
     if sampling.penalizes() {
         let window = history.len().saturating_sub(sampling.penalty_window);
@@ -163,10 +166,10 @@ impl Sampler {
         most_rows: usize,
         inputs: &SamplerInputs,
     ) -> Result<Sampler, CudaError> {
-        let most_rows = most_rows.min(MOST_DRAWN_ROWS);
+        let most_rows = most_rows.min(MAX_DRAWN_ROWS);
         let (maxima, best) = scratch_bytes(vocab);
         let scratch = device.allocate("sampling", sampler_bytes(vocab, most_rows))?;
-        let results = device.allocate_host("samples", TURNS * most_rows * 4)?;
+        let results = device.allocate_host("samples", IN_FLIGHT * most_rows * 4)?;
         let best_at = scratch.address();
         let maxima_at = best_at.offset(best * most_rows);
         let arrived = maxima_at.offset(maxima * most_rows);
@@ -180,7 +183,7 @@ impl Sampler {
             arrived,
             samples: inputs.samples,
             results: results.address(),
-            turn: inputs.turn,
+            in_flight: inputs.in_flight,
             vocab: vocab as u32,
             most_rows: most_rows as u32,
         };
@@ -209,9 +212,9 @@ impl Sampler {
     }
 
     /// The first tokens of a batch that has been waited for.
-    pub(crate) fn tokens(&self, turn: usize, count: usize) -> impl Iterator<Item = TokenId> {
+    pub(crate) fn tokens(&self, in_flight: usize, count: usize) -> impl Iterator<Item = TokenId> {
         let words = self.results.bytes().as_chunks().0;
-        let start = turn * self.most_rows;
+        let start = in_flight * self.most_rows;
         words[start..start + count]
             .iter()
             .map(|word| u32::from_ne_bytes(*word))

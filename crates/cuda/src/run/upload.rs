@@ -2,25 +2,27 @@
 //! their place, or in the file's format to a staging buffer, from where kernels bring them into their forms.
 //!
 //! Each weight is read once for all its forms. While it lasts, this takes 16 MiB of device memory beside the weights, or a
-//! strip of the widest one.
+//! M-tile of the widest one.
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use carat_model::weights::{Matrix, Weight, Weights};
 
 use crate::{
-    compile::weights::{Memory, Target, WeightLayout, loader},
+    compile::weights::{LoadTarget, Memory, WeightLayout, loader},
     device::{Address, Buffer, Device, Event, HostBuffer, Module, launch},
     error::CudaError,
-    kernel::{Expand, MatrixAt, Pack, Packed, Specialization, WeightForm, panels::STRIP},
+    kernel::{
+        Dequantize, MatrixAt, Pack, Specialization, WeightFormat, WeightOperand, fragment::M_TILE,
+    },
 };
 
-/// What a half holds of one weight, if a strip is not more.
+/// What a half holds of one weight, if an M-tile is not more.
 const PIECE_BYTES: usize = 16 << 20;
 
 /// Weights that kernels can read.
 pub(crate) struct ResidentWeights {
-    pub(crate) at: HashMap<Packed, MatrixAt>,
+    pub(crate) at: HashMap<WeightOperand, MatrixAt>,
     #[cfg_attr(not(test), expect(dead_code, reason = "holds what `at` names"))]
     buffers: Buffers,
 }
@@ -48,9 +50,9 @@ impl WeightLayout {
     ) -> Result<ResidentWeights, CudaError> {
         let mut buffers = Buffers::new(device, self)?;
         let targets = self.targets();
-        let piece = |(w, targets): (&Weight, &Vec<Target>)| {
+        let piece = |(w, targets): (&Weight, &Vec<LoadTarget>)| {
             let m = weights.matrix(*w);
-            let widened = targets.iter().filter(|t| t.form == WeightForm::Vector);
+            let widened = targets.iter().filter(|t| t.format == WeightFormat::Vector);
             let vectors = widened.map(|_| m.columns * 4);
             vectors.fold(piece_rows(m, piece_bytes) * m.row_bytes(), usize::max)
         };
@@ -70,11 +72,11 @@ impl WeightLayout {
             upload.put(*weight, targets)?;
         }
         device.wait("loading weights")?;
-        let at = self.named().map(|(packed, slot)| {
+        let at = self.named().map(|(packed, placement)| {
             let at = MatrixAt {
-                start: buffers.address(slot.memory).offset(slot.offset),
-                row_bytes: slot.row_bytes,
-                matrix_bytes: slot.matrix_bytes,
+                start: buffers.address(placement.memory).offset(placement.offset),
+                row_bytes: placement.row_bytes,
+                matrix_bytes: placement.matrix_bytes,
             };
             (packed.clone(), at)
         });
@@ -85,10 +87,10 @@ impl WeightLayout {
     }
 }
 
-/// Rows of a matrix that travel together: whole strips, unless the matrix ends.
+/// Rows of a matrix that travel together: whole M-tiles, unless the matrix ends.
 fn piece_rows(m: &Matrix, bytes: usize) -> usize {
-    let strips = bytes / m.row_bytes() / STRIP;
-    (strips.max(1) * STRIP).min(m.rows)
+    let m_tiles = bytes / m.row_bytes() / M_TILE;
+    (m_tiles.max(1) * M_TILE).min(m.rows)
 }
 
 /// The rows of one matrix, packed.
@@ -157,9 +159,9 @@ struct Upload<'a> {
 
 impl Upload<'_> {
     /// Loads a weight in all its forms.
-    fn put(&mut self, weight: Weight, targets: &[Target]) -> Result<(), CudaError> {
+    fn put(&mut self, weight: Weight, targets: &[LoadTarget]) -> Result<(), CudaError> {
         let m = self.weights.matrix(weight);
-        for target in targets.iter().filter(|t| t.form == WeightForm::Vector) {
+        for target in targets.iter().filter(|t| t.format == WeightFormat::Vector) {
             let values = self.weights.vector(weight);
             let half = self.halves.next()?.bytes_mut();
             for (to, value) in half.chunks_exact_mut(4).zip(&values) {
@@ -177,8 +179,8 @@ impl Upload<'_> {
                 copy_rows(self.weights, weight, index, 0..m.rows, to);
             }
         }
-        let others = |t: &&Target| t.form != WeightForm::Vector && t.memory != Memory::Host;
-        let targets: Vec<Target> = targets.iter().filter(others).copied().collect();
+        let others = |t: &&LoadTarget| t.format != WeightFormat::Vector && t.memory != Memory::Host;
+        let targets: Vec<LoadTarget> = targets.iter().filter(others).copied().collect();
         if targets.is_empty() {
             return Ok(());
         }
@@ -202,20 +204,20 @@ impl Upload<'_> {
         m: &Matrix,
         index: usize,
         rows: &Range<usize>,
-        targets: &[Target],
+        targets: &[LoadTarget],
     ) -> Result<(), CudaError> {
         let bytes = rows.len() * m.row_bytes();
-        if targets.iter().any(|t| loader(m.quant, t.form).is_some()) {
+        if targets.iter().any(|t| loader(m.quant, t.format).is_some()) {
             self.halves.copy(self.staging(), 0, bytes)?;
         }
         for target in targets {
             let buffer = self.buffers.on_device(target.memory);
-            let steps = match target.form {
-                WeightForm::Panels => rows.start / STRIP,
+            let steps = match target.format {
+                WeightFormat::Fragments => rows.start / M_TILE,
                 _ => rows.start,
             };
             let offset = target.start + index * target.matrix_bytes + steps * target.stride;
-            match loader(m.quant, target.form) {
+            match loader(m.quant, target.format) {
                 None => self.halves.copy(buffer, offset, bytes)?,
                 Some(kernel) => {
                     let to = buffer.address().offset(offset);
@@ -236,22 +238,22 @@ impl Upload<'_> {
         kernel: &Specialization,
         m: &Matrix,
         rows: usize,
-        target: &Target,
+        target: &LoadTarget,
         to: Address,
     ) -> Result<(), CudaError> {
         let (quant, columns, from) = (m.quant, m.columns, self.staging().address());
-        let (grid, params) = if target.form == WeightForm::Panels {
+        let (grid, params) = if target.format == WeightFormat::Fragments {
             let job = Pack {
                 quant,
                 from,
                 rows,
                 columns,
-                panels: to,
-                strip_bytes: target.stride,
+                fragments: to,
+                m_tile_bytes: target.stride,
             };
             (job.grid(), job.params())
         } else {
-            let job = Expand {
+            let job = Dequantize {
                 quant,
                 from,
                 rows,
@@ -319,7 +321,7 @@ mod tests {
         config::{TablePlace, Tier},
         kernel::{
             Join,
-            panels::{PanelFormat, pack},
+            fragment::{FragmentFormat, pack},
         },
         testing::{Card, weights_of},
     };
@@ -360,7 +362,7 @@ mod tests {
     }
 
     /// One matrix of a packed weight, as the plain code has it.
-    fn expected(weights: &Weights, packed: &Packed, index: usize) -> Vec<u8> {
+    fn expected(weights: &Weights, packed: &WeightOperand, index: usize) -> Vec<u8> {
         let parts = packed.parts.iter().map(|&weight| {
             let m = weights.matrix(weight);
             let row = |r| weights.row(weight, index, r);
@@ -370,17 +372,17 @@ mod tests {
                 values.into_iter()
             };
             let rows = 0..m.rows;
-            match packed.form {
-                WeightForm::Panels => pack(m.quant, m.rows, m.columns, row),
-                WeightForm::Table | WeightForm::File => {
+            match packed.format {
+                WeightFormat::Fragments => pack(m.quant, m.rows, m.columns, row),
+                WeightFormat::Table | WeightFormat::File => {
                     rows.flat_map(|r| row(r).to_vec()).collect()
                 }
-                WeightForm::Vector => rows.flat_map(values).flat_map(f32::to_le_bytes).collect(),
-                WeightForm::Bf16 => {
+                WeightFormat::Vector => rows.flat_map(values).flat_map(f32::to_le_bytes).collect(),
+                WeightFormat::Bf16 => {
                     let upper = |v: f32| [v.to_le_bytes()[2], v.to_le_bytes()[3]];
                     rows.flat_map(values).flat_map(upper).collect()
                 }
-                WeightForm::Half => unreachable!("compared by value"),
+                WeightFormat::F16 => unreachable!("compared by value"),
             }
         });
         let parts: Vec<Vec<u8>> = parts.collect();
@@ -388,14 +390,14 @@ mod tests {
             return parts.concat();
         }
         let m = weights.matrix(packed.parts[0]);
-        let strip = PanelFormat::of(m.quant).unwrap().strip_bytes(m.columns);
-        let strips = (0..parts[0].len()).step_by(strip);
-        let turn = |at: usize| parts.iter().flat_map(move |p| p[at..at + strip].to_vec());
-        strips.flat_map(turn).collect()
+        let m_tile = FragmentFormat::of(m.quant).unwrap().m_tile_bytes(m.columns);
+        let m_tiles = (0..parts[0].len()).step_by(m_tile);
+        let turn = |at: usize| parts.iter().flat_map(move |p| p[at..at + m_tile].to_vec());
+        m_tiles.flat_map(turn).collect()
     }
 
     /// Halves that are near the values, to the rounding of a half.
-    fn check_halves(weights: &Weights, packed: &Packed, found: &[u8]) {
+    fn check_halves(weights: &Weights, packed: &WeightOperand, found: &[u8]) {
         let mut halves = found.chunks_exact(2).map(|half| {
             let mut value = [0.0];
             QuantType::F16.dequantize(half, &mut value);
@@ -433,7 +435,7 @@ mod tests {
             tensor("q", &[512, 40], QuantType::Q4_K, 1),
             tensor("k", &[512, 20], QuantType::Q4_K, 2),
             tensor("v", &[512, 20], QuantType::Q6_K, 3),
-            // Both are bytes in panels.
+            // Both are bytes in fragments.
             tensor("gate", &[96, 35], QuantType::Q8_0, 4),
             tensor("up", &[96, 35], QuantType::Q5_0, 5),
             tensor("experts gate", &[64, 24, 3], QuantType::Q4_0, 6),
@@ -445,19 +447,19 @@ mod tests {
         ]);
         let of = |name: &str| weights.find(name).unwrap();
         let named = [
-            Packed::stacked(&[of("q"), of("k")], WeightForm::Panels),
-            Packed::stacked(&[of("q"), of("k"), of("v")], WeightForm::Half),
-            Packed::one(of("v"), WeightForm::Panels),
-            Packed::one(of("v"), WeightForm::File),
-            Packed::interleaved(&[of("gate"), of("up")]),
-            Packed::interleaved(&[of("experts gate"), of("experts up")]),
-            Packed::one(of("experts up"), WeightForm::File),
-            Packed::one(of("narrow"), WeightForm::Bf16),
-            Packed::one(of("norm"), WeightForm::Vector),
-            Packed::one(of("table"), WeightForm::Table),
-            Packed::one(of("halves"), WeightForm::Half),
+            WeightOperand::stacked(&[of("q"), of("k")], WeightFormat::Fragments),
+            WeightOperand::stacked(&[of("q"), of("k"), of("v")], WeightFormat::F16),
+            WeightOperand::one(of("v"), WeightFormat::Fragments),
+            WeightOperand::one(of("v"), WeightFormat::File),
+            WeightOperand::interleaved(&[of("gate"), of("up")]),
+            WeightOperand::interleaved(&[of("experts gate"), of("experts up")]),
+            WeightOperand::one(of("experts up"), WeightFormat::File),
+            WeightOperand::one(of("narrow"), WeightFormat::Bf16),
+            WeightOperand::one(of("norm"), WeightFormat::Vector),
+            WeightOperand::one(of("table"), WeightFormat::Table),
+            WeightOperand::one(of("halves"), WeightFormat::F16),
         ];
-        let named: BTreeSet<Packed> = named.into();
+        let named: BTreeSet<WeightOperand> = named.into();
         for (tables, piece_bytes) in [(TablePlace::Device, PIECE_BYTES), (TablePlace::Host, 1)] {
             let layout = WeightLayout::new(&weights, &named, tables);
             let kernels = layout.kernels(&weights).into_iter();
@@ -472,28 +474,28 @@ mod tests {
             let expanded: Vec<u8> = card.download(expanded, layout.expanded_bytes);
             let host = buffers.host.as_ref().map(HostBuffer::bytes);
             assert_eq!(host.is_some(), tables == TablePlace::Host);
-            for (packed, slot) in layout.named() {
-                let bytes = match slot.memory {
+            for (packed, placement) in layout.named() {
+                let bytes = match placement.memory {
                     Memory::Device => &device,
                     Memory::Expanded => &expanded,
                     Memory::Host => host.unwrap(),
                 };
                 let count = weights.matrix(packed.parts[0]).count;
                 for index in 0..count {
-                    let start = slot.offset + index * slot.matrix_bytes;
-                    let found = &bytes[start..start + slot.matrix_bytes];
-                    if packed.form == WeightForm::Half {
+                    let start = placement.offset + index * placement.matrix_bytes;
+                    let found = &bytes[start..start + placement.matrix_bytes];
+                    if packed.format == WeightFormat::F16 {
                         check_halves(&weights, packed, found);
                     } else {
                         assert!(found == expected(&weights, packed, index), "{packed:?}");
                     }
                 }
                 let at = resident.at[packed];
-                let start = buffers.address(slot.memory).offset(slot.offset);
+                let start = buffers.address(placement.memory).offset(placement.offset);
                 assert_eq!(at.start, start);
                 assert_eq!(
                     (at.row_bytes, at.matrix_bytes),
-                    (slot.row_bytes, slot.matrix_bytes)
+                    (placement.row_bytes, placement.matrix_bytes)
                 );
             }
         }
@@ -512,11 +514,15 @@ mod tests {
         let weights = weights_of(&tensors);
         let all = || weights.iter().map(|(weight, _)| weight);
         for forms in [
-            &[WeightForm::File][..],
-            &[WeightForm::Panels],
-            &[WeightForm::Panels, WeightForm::Half],
+            &[WeightFormat::File][..],
+            &[WeightFormat::Fragments],
+            &[WeightFormat::Fragments, WeightFormat::F16],
         ] {
-            let named = all().flat_map(|w| forms.iter().map(move |form| Packed::one(w, *form)));
+            let named = all().flat_map(|w| {
+                forms
+                    .iter()
+                    .map(move |format| WeightOperand::one(w, *format))
+            });
             let layout = WeightLayout::new(&weights, &named.collect(), TablePlace::Device);
             let kernels = layout.kernels(&weights).into_iter();
             let loaders = kernels.map(|k| (k.clone(), Arc::new(card.load(&k))));

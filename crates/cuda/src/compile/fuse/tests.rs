@@ -77,8 +77,8 @@ fn queries_keys_and_values_are_one_product_with_their_norm() {
     let own = first.own_kv.as_ref().expect("the first layer stores");
     let weights = [first.q, own.k, own.v.expect("values of its own")];
     let product = product_of(&layer(&model, 0), &weights);
-    assert!(matches!(product.input, Input::Norm(_)));
-    assert_eq!(product.then, Then::Nothing);
+    assert!(matches!(product.input, Prologue::Norm(_)));
+    assert_eq!(product.epilogue, Epilogue::Nothing);
 }
 
 #[test]
@@ -88,11 +88,14 @@ fn a_later_layer_begins_with_the_end_of_the_one_before() {
     let own = layers[1].own_kv.as_ref().expect("the second layer stores");
     let weights = [layers[1].q, own.k, own.v.expect("values of its own")];
     let product = product_of(&layer(&model, 1), &weights);
-    let Input::NormAdd(NormAdd { next, by, .. }) = product.input else {
+    let Prologue::ResidualNorm(ResidualNorm {
+        following, scale, ..
+    }) = product.input
+    else {
         panic!("{product:?}");
     };
-    assert!(next.is_some());
-    assert_ne!(by, 1.0);
+    assert!(following.is_some());
+    assert_ne!(scale, 1.0);
 }
 
 #[test]
@@ -100,11 +103,11 @@ fn gate_and_up_are_one_product_with_gelu() {
     let model = model(Variant::Dense12b);
     let ffn = &model.layers[0].ffn;
     let product = product_of(&layer(&model, 0), &[ffn.gate, ffn.up]);
-    assert!(matches!(product.then, Then::GeluPair { .. }));
-    let Input::NormAdd(norm_add) = product.input else {
+    assert!(matches!(product.epilogue, Epilogue::Geglu { .. }));
+    let Prologue::ResidualNorm(residual_norm) = product.input else {
         panic!("{product:?}");
     };
-    assert!(norm_add.next.is_some());
+    assert!(residual_norm.following.is_some());
 }
 
 #[test]
@@ -112,8 +115,8 @@ fn the_per_layer_gate_takes_its_slice_and_reads_the_sum_itself() {
     let model = model(Variant::E2b);
     let plan = gemma4::plan(&model);
     let ops = layer(&model, 1);
-    let gated = products(&ops).filter_map(|p| match p.then {
-        Then::GeluSlice { other, column, out } => Some((p, other, column, out)),
+    let gated = products(&ops).filter_map(|p| match p.epilogue {
+        Epilogue::GeluMulSlice { other, column, out } => Some((p, other, column, out)),
         _ => None,
     });
     let [(product, other, column, out)] = gated.collect::<Vec<_>>()[..] else {
@@ -122,8 +125,10 @@ fn the_per_layer_gate_takes_its_slice_and_reads_the_sum_itself() {
     // The second layer's slice.
     assert_eq!(column, plan.columns(out));
     assert!(plan.columns(other) > column);
-    let Input::NormAdd(NormAdd {
-        next: None, sum, ..
+    let Prologue::ResidualNorm(ResidualNorm {
+        following: None,
+        sum,
+        ..
     }) = product.input
     else {
         panic!("{product:?}");
@@ -192,9 +197,9 @@ fn a_norm_and_a_sum_are_one_with_the_next_norm_or_without() {
     });
     assert!(matches!(
         without[..],
-        [Work::NormAdd(NormAdd {
-            next: None,
-            by: 1.0,
+        [Work::ResidualNorm(ResidualNorm {
+            following: None,
+            scale: 1.0,
             ..
         })]
     ));
@@ -208,9 +213,9 @@ fn a_norm_and_a_sum_are_one_with_the_next_norm_or_without() {
     });
     assert!(matches!(
         with[..],
-        [Work::NormAdd(NormAdd {
-            next: Some(_),
-            by: 0.5,
+        [Work::ResidualNorm(ResidualNorm {
+            following: Some(_),
+            scale: 0.5,
             ..
         })]
     ));
@@ -232,7 +237,7 @@ fn a_value_with_another_reader_is_not_fused_away() {
     let [Work::Step(Step::Norm { .. }), Work::Product(product)] = &multiplied[..] else {
         panic!("{multiplied:?}");
     };
-    assert!(matches!(product.input, Input::Value(_)));
+    assert!(matches!(product.input, Prologue::Value(_)));
 }
 
 #[test]
@@ -246,7 +251,10 @@ fn a_gate_with_another_reader_keeps_its_gelu_apart() {
     let [Work::Product(product), Work::Step(Step::GeluMul { .. })] = &works[..] else {
         panic!("{works:?}");
     };
-    assert_eq!((product.parts.len(), product.then), (2, Then::Nothing));
+    assert_eq!(
+        (product.parts.len(), product.epilogue),
+        (2, Epilogue::Nothing)
+    );
 }
 
 #[test]
@@ -259,7 +267,7 @@ fn a_scale_whose_input_is_kept_stays_a_step() {
     assert!(matches!(
         works[..],
         [
-            Work::NormAdd(NormAdd { by: 1.0, .. }),
+            Work::ResidualNorm(ResidualNorm { scale: 1.0, .. }),
             Work::Step(Step::Scale { .. })
         ]
     ));
@@ -274,8 +282,8 @@ fn heads_of_another_size_than_their_rope_are_not_fused() {
             head_dim: half,
             frequencies: vec![0.1; half / 2],
         });
-        let turned = p.rope("rope", p.norm("norm", x, model.output_norm, 1e-6), rope);
-        (turned, turned)
+        let rotated = p.rope("rope", p.norm("norm", x, model.output_norm, 1e-6), rope);
+        (rotated, rotated)
     });
     assert!(matches!(works[0], Work::Step(Step::Norm { .. })));
 }

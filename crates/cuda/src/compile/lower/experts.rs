@@ -6,23 +6,24 @@ use super::{Lowering, ScratchBytes};
 use crate::{
     compile::{fuse::Op, rows::buckets},
     kernel::{
-        Choices, ChoicesKind, Convert, Epilogue, ExpertTiles, ExpertsSum, Form, GemmEpilogue,
-        GemmInput, GemmOutput, GemmShape, GemmWeights, Gemv, GemvForm, GemvPart, GemvShape,
-        GroupPlaces, Groups, Packed, Place, Prologue, WeightForm, XRows, panels::PanelFormat,
+        Activation, Convert, ExpertGroups, ExpertInput, ExpertsSum, GemmEpilogue, GemmInput,
+        GemmOutput, GemmShape, GemmWeights, Gemv, GemvEpilogue, GemvPrologue, GemvShape,
+        GemvWeights, MoePermute, Operand, OutputRows, PermutationOperands, RoutedExperts,
+        RoutedOutput, WeightFormat, WeightOperand, fragment::FragmentFormat,
     },
 };
 
 /// A step of experts, all of whose weights are packed.
 #[derive(Clone, Copy)]
 struct Chosen {
-    x: Place,
-    route: Place,
-    out: Place,
+    x: Operand,
+    route: Operand,
+    out: Operand,
     gate: Weight,
     up: Weight,
     down: Weight,
     /// Of gate and up, and of down.
-    formats: (PanelFormat, PanelFormat),
+    formats: (FragmentFormat, FragmentFormat),
     count: usize,
     top_k: usize,
     columns: usize,
@@ -43,13 +44,13 @@ impl Lowering<'_> {
         else {
             return None;
         };
-        let format = |w: Weight| PanelFormat::of(self.weights.matrix(w).quant);
+        let format = |w: Weight| FragmentFormat::of(self.weights.matrix(w).quant);
         let formats = (format(gate)?, format(down)?);
         let matrix = self.weights.matrix(down);
         (format(up) == Some(formats.0)).then_some(Chosen {
-            x: Place::Value(x),
-            route: Place::Value(route),
-            out: Place::Value(out),
+            x: Operand::Value(x),
+            route: Operand::Value(route),
+            out: Operand::Value(out),
             gate,
             up,
             down,
@@ -63,7 +64,7 @@ impl Lowering<'_> {
     }
 
     /// The chosen experts: gate, up and their product in one launch, down and the weighted sum in another.
-    pub(super) fn narrow_experts(&mut self, op: &Op, step: &Step) -> Option<()> {
+    pub(super) fn small_experts(&mut self, op: &Op, step: &Step) -> Option<()> {
         let experts = self.chosen(step)?;
         let Chosen {
             x,
@@ -74,13 +75,13 @@ impl Lowering<'_> {
             ..
         } = experts;
         let (gate_format, down_format) = experts.formats;
-        if !inner.is_multiple_of(down_format.unit_inputs()) {
+        if !inner.is_multiple_of(down_format.k_block_inputs()) {
             return None;
         }
-        let choices = |kind| Choices { route, top_k, kind };
+        let choices = |kind| RoutedExperts { route, top_k, kind };
         let gated = self.scratch_floats("experts gated", top_k * inner);
         let shape = GemvShape {
-            form: GemvForm::Panel(gate_format),
+            form: GemvWeights::Fragments(gate_format),
             columns: experts.columns,
             outputs: inner,
             pair: true,
@@ -89,28 +90,28 @@ impl Lowering<'_> {
             card: self.card(),
         };
         let kernel = Gemv {
-            prologue: Prologue::None { x },
-            w: Packed::interleaved(&[experts.gate, experts.up]),
+            prologue: GemvPrologue::None { x },
+            w: WeightOperand::interleaved(&[experts.gate, experts.up]),
             shape,
-            epilogue: Epilogue::GeluPair {
+            epilogue: GemvEpilogue::Geglu {
                 out: gated,
                 up: None,
             },
-            choices: Some(choices(ChoicesKind::Each)),
-            early: self.target.overlap,
+            choices: Some(choices(RoutedOutput::PerExpert)),
+            pdl: self.target.pdl,
         };
         let label = format!("{} gate+up", op.label);
         self.call(&label, op.rows, kernel);
-        let part = GemvPart {
+        let part = OutputRows {
             out: experts.out,
             first: 0,
             rows: outputs,
         };
         let kernel = Gemv {
-            prologue: Prologue::None { x: gated },
-            w: Packed::one(experts.down, WeightForm::Panels),
+            prologue: GemvPrologue::None { x: gated },
+            w: WeightOperand::one(experts.down, WeightFormat::Fragments),
             shape: GemvShape {
-                form: GemvForm::Panel(down_format),
+                form: GemvWeights::Fragments(down_format),
                 columns: inner,
                 outputs,
                 pair: false,
@@ -118,9 +119,9 @@ impl Lowering<'_> {
                 sets: 1,
                 ..shape
             },
-            epilogue: Epilogue::Plain(vec![part]),
-            choices: Some(choices(ChoicesKind::Summed)),
-            early: self.target.overlap,
+            epilogue: GemvEpilogue::Plain(vec![part]),
+            choices: Some(choices(RoutedOutput::Summed)),
+            pdl: self.target.pdl,
         };
         let label = format!("{} down", op.label);
         self.call(&label, op.rows, kernel);
@@ -128,7 +129,7 @@ impl Lowering<'_> {
     }
 
     /// The chosen experts of many rows: choices are sorted by expert, and each expert multiplies those that chose it.
-    pub(super) fn wide_experts(&mut self, op: &Op, step: &Step) -> Option<()> {
+    pub(super) fn large_experts(&mut self, op: &Op, step: &Step) -> Option<()> {
         let experts = self.chosen(step)?;
         let Chosen {
             route,
@@ -142,22 +143,22 @@ impl Lowering<'_> {
         if !columns.is_multiple_of(32) || !inner.is_multiple_of(32) {
             return None;
         }
-        let groups = Groups {
+        let groups = ExpertGroups {
             experts: experts.count,
             top_k,
         };
-        let places = self.group_places(groups);
+        let operands = self.group_operands(groups);
         let label = |what: &str| format!("{} {what}", op.label);
         self.call(
             &label("permute"),
             op.rows,
-            ExpertTiles {
+            MoePermute {
                 groups,
                 route,
-                out: places,
+                out: operands,
             },
         );
-        let codes = self.bytes(["experts codes", "experts scales", "experts sums"], columns);
+        let codes = self.int8_scratch(["experts codes", "experts scales", "experts sums"], columns);
         self.call(
             &label("convert"),
             op.rows,
@@ -165,7 +166,7 @@ impl Lowering<'_> {
                 a: experts.x,
                 gelu_mul: None,
                 columns,
-                out: Form::Q8(codes),
+                out: Activation::Int8(codes),
             },
         );
         let names = [
@@ -173,29 +174,29 @@ impl Lowering<'_> {
             "experts gated scales",
             "experts gated sums",
         ];
-        let gated = self.bytes(names, top_k * inner);
+        let gated = self.int8_scratch(names, top_k * inner);
         let grouped = |shape: GemmShape| GemmShape {
             groups: Some(groups),
             ..shape
         };
-        let weights = GemmWeights::Panels(gate_format);
-        let shape = self.gemm_shape(weights, GemmEpilogue::GeluPair, experts.gate, 2 * inner);
-        let packed = Packed::interleaved(&[experts.gate, experts.up]);
-        let products = GemmOutput::Products(gated);
-        let mut kernel = self.gemm(grouped(shape), GemmInput::Bytes(codes), packed, products);
-        kernel.groups = Some((places, XRows::One));
+        let weights = GemmWeights::Fragments(gate_format);
+        let shape = self.gemm_shape(weights, GemmEpilogue::Geglu, experts.gate, 2 * inner);
+        let packed = WeightOperand::interleaved(&[experts.gate, experts.up]);
+        let products = GemmOutput::Int8(gated);
+        let mut kernel = self.gemm(grouped(shape), GemmInput::Int8(codes), packed, products);
+        kernel.groups = Some((operands, ExpertInput::PerToken));
         self.call(&label("gate+up"), op.rows, kernel);
         let each = self.scratch_floats("experts down", top_k * outputs);
-        let weights = GemmWeights::Panels(down_format);
-        let shape = self.gemm_shape(weights, GemmEpilogue::Floats, experts.down, outputs);
-        let floats = GemmOutput::Floats {
+        let weights = GemmWeights::Fragments(down_format);
+        let shape = self.gemm_shape(weights, GemmEpilogue::F32, experts.down, outputs);
+        let floats = GemmOutput::F32 {
             out: each,
             column: 0,
             stride: outputs,
         };
-        let packed = Packed::one(experts.down, WeightForm::Panels);
-        let mut kernel = self.gemm(grouped(shape), GemmInput::Bytes(gated), packed, floats);
-        kernel.groups = Some((places, XRows::EachChoice));
+        let packed = WeightOperand::one(experts.down, WeightFormat::Fragments);
+        let mut kernel = self.gemm(grouped(shape), GemmInput::Int8(gated), packed, floats);
+        kernel.groups = Some((operands, ExpertInput::PerExpert));
         self.call(&label("down"), op.rows, kernel);
         let sum = ExpertsSum {
             x: each,
@@ -208,17 +209,17 @@ impl Lowering<'_> {
         Some(())
     }
 
-    fn group_places(&mut self, groups: Groups) -> GroupPlaces {
+    fn group_operands(&mut self, groups: ExpertGroups) -> PermutationOperands {
         let most = buckets(self.target.max_rows).map(|rows| groups.most_tiles(rows));
         let most = most.max().unwrap_or(0);
         let fixed = |words: usize| ScratchBytes {
             per_row: 0,
             fixed: words * 4,
         };
-        GroupPlaces {
+        PermutationOperands {
             sorted: self.scratch("experts sorted", groups.top_k * 4),
-            tiles: self.scratch.place("experts tiles", fixed(3 * most)),
-            tile_count: self.scratch.place("experts tile count", fixed(1)),
+            tiles: self.scratch.operand("experts tiles", fixed(3 * most)),
+            tile_count: self.scratch.operand("experts tile count", fixed(1)),
         }
     }
 }

@@ -16,9 +16,9 @@ use crate::{
     compile::{
         fuse::fuse,
         listing::{list, listing},
-        target::Products,
+        target::GemmImpl,
     },
-    kernel::{self, Packed, WeightForm},
+    kernel::{self, WeightFormat, WeightOperand},
 };
 
 /// Rows of a narrow and of a wide batch.
@@ -31,7 +31,7 @@ fn model(variant: Variant) -> Model {
 
 fn library(rows: usize) -> Target {
     Target {
-        products: Products::Library,
+        gemm: GemmImpl::CublasLt,
         ..Target::hopper(Fusion::On, rows)
     }
 }
@@ -57,7 +57,7 @@ fn targets() -> [Target; 5] {
 fn lowered(model: &Model, target: Target) -> Vec<Call> {
     let plan = gemma4::plan(model);
     let ops = fuse(&plan, target.fusion);
-    let class = Class::of(target.max_rows);
+    let class = RowClass::of(target.max_rows);
     let mut scratch = Scratch::default();
     lower(&plan, &model.weights, &ops, class, target, &mut scratch)
         .expect("tiny models are supported")
@@ -75,26 +75,26 @@ fn a_layer_in_plain_steps() {
     let target = Target::hopper(Fusion::Off, NARROW);
     let text = section(&model(Variant::Dense12b), target, "L0");
     expect![[r#"
-        L0.attn.norm               all     norm_rows                  %0 -> %1
-        L0.attn.q                  all     linear_8.q4_0              %1 -> %2
-        L0.attn.k                  all     linear_8.q4_0              %1 -> %3
-        L0.attn.v                  all     linear_8.q4_0              %1 -> %4
-        L0.attn.k_norm             all     norm_rows                  %3 -> %5
+        L0.attn.norm               all     rms_norm                   %0 -> %1
+        L0.attn.q                  all     linear_plain_8.q4_0        %1 -> %2
+        L0.attn.k                  all     linear_plain_8.q4_0        %1 -> %3
+        L0.attn.v                  all     linear_plain_8.q4_0        %1 -> %4
+        L0.attn.k_norm             all     rms_norm                   %3 -> %5
         L0.attn.k_rope             all     rope                       %5 -> %6
-        L0.attn.v_norm             all     norm_rows                  %4 -> %7
+        L0.attn.v_norm             all     rms_norm                   %4 -> %7
         L0.attn.store_kv           all     store_kv                   %6 %7 ->
-        L0.attn.q_norm             all     norm_rows                  %2 -> %8
+        L0.attn.q_norm             all     rms_norm                   %2 -> %8
         L0.attn.q_rope             all     rope                       %8 -> %9
         L0.attn.attend             all     attend                     %9 -> %10
-        L0.attn.o                  all     linear_8.q4_0              %10 -> %11
-        L0.attn.post_norm          all     norm_rows                  %11 -> %12
+        L0.attn.o                  all     linear_plain_8.q4_0        %10 -> %11
+        L0.attn.post_norm          all     rms_norm                   %11 -> %12
         L0.attn.add                all     add_values                 %0 %12 -> %13
-        L0.ffn.norm                all     norm_rows                  %13 -> %14
-        L0.ffn.gate                all     linear_8.q4_0              %14 -> %15
-        L0.ffn.up                  all     linear_8.q4_0              %14 -> %16
+        L0.ffn.norm                all     rms_norm                   %13 -> %14
+        L0.ffn.gate                all     linear_plain_8.q4_0        %14 -> %15
+        L0.ffn.up                  all     linear_plain_8.q4_0        %14 -> %16
         L0.ffn.gelu_mul            all     gelu_mul                   %15 %16 -> %17
-        L0.ffn.down                all     linear_8.q4_0              %17 -> %18
-        L0.ffn.post_norm           all     norm_rows                  %18 -> %19
+        L0.ffn.down                all     linear_plain_8.q4_0        %17 -> %18
+        L0.ffn.post_norm           all     rms_norm                   %18 -> %19
         L0.ffn.add                 all     add_values                 %13 %19 -> %20
         L0.ffn.out_scale           all     scale                      %20 -> %21"#]]
     .assert_eq(&text);
@@ -106,7 +106,7 @@ fn a_layer_of_few_rows() {
     let text = section(&model(Variant::Dense12b), target, "L0");
     expect![[r#"
         L0.attn.q+k+v              all     gemv_4.q4.normed           %0 -> %2 %3 %4
-        L0.attn.attend             all     attend_narrow              %2 %3 %4 -> s0 s1 %10
+        L0.attn.attend             all     flash_decode               %2 %3 %4 -> s0 s1 %10
         L0.attn.o                  all     gemv_4.q4.plain            %10 -> %11
         L0.ffn.gate+up             all     gemv_4.q4.normed           %11 %0 -> %13 %17
         L0.ffn.down                all     gemv_4.q4.plain            %17 -> %18"#]]
@@ -119,13 +119,13 @@ fn a_layer_of_few_rows_with_per_layer_inputs_and_shared_kv() {
     let text = section(&model(Variant::E2b), target, "L5");
     expect![[r#"
         L5.attn.q                  sampled gemv_4.q4.normed           %137 %134 -> %140 %142
-        L5.attn.attend             sampled attend_narrow              %142 -> s0 s1 %145
+        L5.attn.attend             sampled flash_decode               %142 -> s0 s1 %145
         L5.attn.o                  sampled gemv_4.q4.plain            %145 -> %146
         L5.ffn.gate+up             sampled gemv_4.q4.normed           %146 %140 -> %148 %152
         L5.ffn.down                sampled gemv_4.q4.plain            %152 -> %153
         L5.ple.gate                sampled gemv_4.f32.normed          %153 %148 %99 -> %155 %157
         L5.ple.proj                sampled gemv_4.f32.plain           %157 -> %158
-        L5.ple.post_norm           sampled norm_add_wide              %158 %155 -> %161 %162"#]]
+        L5.ple.post_norm           sampled fused_residual_norm        %158 %155 -> %161 %162"#]]
     .assert_eq(&text);
 }
 
@@ -133,15 +133,15 @@ fn a_layer_of_few_rows_with_per_layer_inputs_and_shared_kv() {
 fn a_layer_of_many_rows_by_our_own_products() {
     let text = section(&model(Variant::Dense12b), portable(WIDE), "L0");
     expect![[r#"
-        L0.attn.norm               all     norm_wide                  %0 -> s0 s1 s2
+        L0.attn.norm               all     fused_norm                 %0 -> s0 s1 s2
         L0.attn.q+k+v              all     gemm_128.q4.f32.dense      s0 s1 s2 -> s3
-        L0.attn.store_kv+q_rope    all     qkv_wide                   s3 -> s9
-        L0.attn.attend             all     attend_wide.OUT_Q8         s9 -> s6 s7 s8
+        L0.attn.store_kv+q_rope    all     qkv_norm_rope              s3 -> s9
+        L0.attn.attend             all     flash_prefill.OUT_Q8       s9 -> s6 s7 s8
         L0.attn.o                  all     gemm_128.q4.f32.dense      s6 s7 s8 -> %11
-        L0.attn.post_norm          all     norm_add_wide              %11 %0 -> %13 s0 s1 s2
-        L0.ffn.gate+up             all     gemm_128.q4.gelu_pair.dense s0 s1 s2 -> s10 s11 s12
+        L0.attn.post_norm          all     fused_residual_norm        %11 %0 -> %13 s0 s1 s2
+        L0.ffn.gate+up             all     gemm_128.q4.geglu_pair.dense s0 s1 s2 -> s10 s11 s12
         L0.ffn.down                all     gemm_128.q4.f32.dense      s10 s11 s12 -> %18
-        L0.ffn.post_norm           all     norm_add_wide              %18 %13 -> %21 s0 s1 s2"#]]
+        L0.ffn.post_norm           all     fused_residual_norm        %18 %13 -> %21 s0 s1 s2"#]]
     .assert_eq(&text);
 }
 
@@ -150,18 +150,18 @@ fn a_layer_of_many_rows_by_the_library() {
     let text = section(&model(Variant::E2b), library(WIDE), "L1");
     expect![[r#"
         L1.attn.q+k+v              all     cublaslt                   s1 -> s2
-        L1.attn.store_kv+q_rope    all     qkv_wide                   s2 -> s4
-        L1.attn.attend             all     attend_wide.OUT_F16        s4 -> s3
+        L1.attn.store_kv+q_rope    all     qkv_norm_rope              s2 -> s4
+        L1.attn.attend             all     flash_prefill.OUT_F16      s4 -> s3
         L1.attn.o                  all     cublaslt                   s3 -> %43
-        L1.attn.post_norm          all     norm_add_wide              %43 %32 -> %45 s1
+        L1.attn.post_norm          all     fused_residual_norm        %43 %32 -> %45 s1
         L1.ffn.gate+up             all     cublaslt                   s1 -> s5
-        L1.ffn.gelu_mul            all     gelu_mul_wide              s5 -> s6 s7
+        L1.ffn.gelu_mul            all     geglu                      s5 -> s6 s7
         L1.ffn.down                all     cublaslt                   s6 -> %50
-        L1.ffn.post_norm           all     norm_add_wide              %50 %45 s7 -> %52 s1
+        L1.ffn.post_norm           all     fused_residual_norm        %50 %45 s7 -> %52 s1
         L1.ple.gate                all     cublaslt                   s1 -> s8
         L1.ple.gelu_mul            all     convert_gelu_mul           s8 %6 -> s9
         L1.ple.proj                all     cublaslt                   s9 -> %55
-        L1.ple.post_norm           all     norm_add_wide              %55 %52 -> %58 s1"#]]
+        L1.ple.post_norm           all     fused_residual_norm        %55 %52 -> %58 s1"#]]
     .assert_eq(&text);
 }
 
@@ -170,20 +170,20 @@ fn experts_of_few_rows_and_of_many() {
     let model = model(Variant::Moe26b);
     let narrow = section(&model, Target::hopper(Fusion::On, NARROW), "L0.ffn.experts");
     expect![[r#"
-        L0.ffn.experts_norm        all     norm_rows                  %13 -> %23
+        L0.ffn.experts_norm        all     rms_norm                   %13 -> %23
         L0.ffn.experts gate+up     all     gemv_chosen.q4.plain       %23 %22 -> s3
         L0.ffn.experts down        all     gemv_chosen.q4.plain       s3 %22 -> %24
-        L0.ffn.experts_post_norm   all     norm_add_wide              %24 %19 -> %26 %27"#]]
+        L0.ffn.experts_post_norm   all     fused_residual_norm        %24 %19 -> %26 %27"#]]
     .assert_eq(&narrow);
     let wide = section(&model, library(WIDE), "L0.ffn.experts");
     expect![[r#"
-        L0.ffn.experts_norm        all     norm_wide                  %13 -> %23
-        L0.ffn.experts permute     all     expert_tiles_64            %22 -> s8 s9 s10
+        L0.ffn.experts_norm        all     fused_norm                 %13 -> %23
+        L0.ffn.experts permute     all     permute_64                 %22 -> s8 s9 s10
         L0.ffn.experts convert     all     convert_values             %23 -> s11 s12 s13
-        L0.ffn.experts gate+up     all     gemm_64.q4.gelu_pair.grouped s11 s12 s13 s8 s9 s10 -> s14 s15 s16
+        L0.ffn.experts gate+up     all     gemm_64.q4.geglu_pair.grouped s11 s12 s13 s8 s9 s10 -> s14 s15 s16
         L0.ffn.experts down        all     gemm_64.q4.f32.grouped     s14 s15 s16 s8 s9 s10 -> s19
         L0.ffn.experts sum         all     experts_sum                s19 %22 -> %24
-        L0.ffn.experts_post_norm   all     norm_add_wide              %24 %19 -> %26 %27"#]].assert_eq(&wide);
+        L0.ffn.experts_post_norm   all     fused_residual_norm        %24 %19 -> %26 %27"#]].assert_eq(&wide);
 }
 
 /// The public listing is that of our own products.
@@ -236,13 +236,13 @@ fn everything_is_written_before_it_is_read() {
             for target in targets() {
                 let mut written = HashSet::new();
                 for call in lowered(&model, target) {
-                    for place in call.reads() {
-                        assert!(written.contains(&place), "{}: {place}", call.label);
+                    for operand in call.reads() {
+                        assert!(written.contains(&operand), "{}: {operand}", call.label);
                     }
                     written.extend(call.writes());
                 }
-                assert!(written.contains(&Place::Value(plan.logits)));
-                assert!(written.contains(&Place::Value(plan.hidden)));
+                assert!(written.contains(&Operand::Value(plan.logits)));
+                assert!(written.contains(&Operand::Value(plan.hidden)));
             }
         }
     }
@@ -260,7 +260,7 @@ fn whatever_is_chosen_is_among_the_kernels_compiled_ahead() {
                 for kernel in calls.iter().filter_map(Call::kernel) {
                     let chosen = kernel.specialization();
                     // Made for numbers of heads; those of published models are below.
-                    let ahead = chosen.kernel == "attend_narrow"
+                    let ahead = chosen.kernel == "flash_decode"
                         || all.contains(&chosen)
                         || target.hopper && hopper.contains(&chosen);
                     assert!(ahead, "{chosen}");
@@ -277,7 +277,7 @@ fn whatever_is_chosen_is_among_the_kernels_compiled_ahead() {
 #[test]
 fn attention_of_published_models_is_compiled_ahead() {
     let all: HashSet<_> = kernel::all().into_iter().collect();
-    // Query heads, then KV heads of sliding and of full layers, and how large heads are there.
+    // Query heads, epilogue KV heads of sliding and of full layers, and how large heads are there.
     let demo = (Variant::E4b, 4, [2, 2], [64, 128]);
     for (variant, heads, [sliding, full], sizes) in [
         (Variant::E2b, 8, [1, 1], [256, 512]),
@@ -298,7 +298,7 @@ fn attention_of_published_models_is_compiled_ahead() {
         let specializations = calls.iter().filter_map(Call::kernel);
         let chosen: HashSet<_> = specializations
             .map(Kernel::specialization)
-            .filter(|s| s.kernel == "attend_narrow")
+            .filter(|s| s.kernel == "flash_decode")
             .collect();
         assert_eq!(chosen.len(), 2, "{variant:?}");
         assert!(chosen.is_subset(&all), "{variant:?}: {chosen:?}");
@@ -392,14 +392,14 @@ fn no_product_falls_back() {
 #[test]
 fn our_own_products_share_weights_between_classes() {
     let model = model(Variant::E4b);
-    let forms = |target| -> HashSet<Packed> {
+    let forms = |target| -> HashSet<WeightOperand> {
         let calls = lowered(&model, target);
         calls.iter().flat_map(Call::weights).collect()
     };
     let narrow = forms(Target::hopper(Fusion::On, NARROW));
     let wide = forms(portable(WIDE));
-    let packed = |p: &&Packed| p.form == WeightForm::Panels;
-    let only_wide: Vec<&Packed> = wide.difference(&narrow).filter(packed).collect();
+    let packed = |p: &&WeightOperand| p.format == WeightFormat::Fragments;
+    let only_wide: Vec<&WeightOperand> = wide.difference(&narrow).filter(packed).collect();
     assert!(only_wide.is_empty(), "{only_wide:?}");
 }
 
@@ -439,12 +439,12 @@ fn what_is_read_behind_the_cut_is_stored() {
     for target in targets() {
         let ops = fuse(&plan, target.fusion);
         let (front, _) = ops.split_at(2);
-        let class = Class::of(target.max_rows);
+        let class = RowClass::of(target.max_rows);
         let mut scratch = Scratch::default();
         let calls = lower(&plan, &model.weights, front, class, target, &mut scratch).unwrap();
         let mut written = calls.iter().flat_map(Call::writes);
         assert!(
-            written.any(|place| place == Place::Value(product)),
+            written.any(|operand| operand == Operand::Value(product)),
             "{target:?}"
         );
     }
@@ -454,10 +454,10 @@ fn what_is_read_behind_the_cut_is_stored() {
 fn scratch_of_one_name_is_as_large_as_its_largest_use() {
     let mut scratch = Scratch::default();
     let bytes = |per_row, fixed| ScratchBytes { per_row, fixed };
-    let a = scratch.place("a", bytes(4, 100));
-    let b = scratch.place("b", bytes(1, 0));
+    let a = scratch.operand("a", bytes(4, 100));
+    let b = scratch.operand("b", bytes(1, 0));
     assert_ne!(a, b);
-    assert_eq!(scratch.place("a", bytes(8, 10)), a);
+    assert_eq!(scratch.operand("a", bytes(8, 10)), a);
     let sizes: Vec<ScratchBytes> = scratch.sizes().collect();
     assert_eq!(sizes, [bytes(8, 100), bytes(1, 0)]);
 }

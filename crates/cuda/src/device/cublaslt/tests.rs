@@ -173,12 +173,12 @@ fn cublaslt_launches_can_be_captured() {
 fn cublaslt_timing() {
     /// Past four times the second cache, and past the largest matrix.
     const POOL: usize = 300 << 20;
-    const MOST_ROWS: usize = 4096;
+    const MAX_ROWS: usize = 4096;
     let card = Card::open(Tier::Best);
     let library = open(&card);
     let allocate = |bytes| card.device.allocate("timing", bytes).expect("memory");
     let workspace = allocate(WORKSPACE);
-    let out = allocate(MOST_ROWS * 30720 * 4);
+    let out = allocate(MAX_ROWS * 30720 * 4);
     // Random halves that repeat after a while: as good as others, and quicker to make.
     let noise = halves(&normals(3, 1 << 18));
     let words = noise.chunks_exact(4).map(|four| {

@@ -2,7 +2,7 @@
 
 use carat_model::plan::KvSlot;
 
-use crate::kernel::{Addresses, Kernel, Place, PlacesAt, RowsAt, SlotAt, Specialization};
+use crate::kernel::{Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization};
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},
@@ -14,7 +14,7 @@ pub(crate) const LANE_VALUES: [usize; 5] = [1, 2, 4, 8, 16];
 params! {
     struct AttendParams {
         rows: RowsAt,
-        places: PlacesAt,
+        row_refs: RowRefsAt,
         slot: SlotAt,
         q: Address,
         out: Address,
@@ -25,18 +25,18 @@ params! {
 
 #[derive(Debug)]
 pub(crate) struct Attend {
-    pub(crate) q: Place,
+    pub(crate) q: Operand,
     pub(crate) slot: KvSlot,
     pub(crate) heads: usize,
     pub(crate) window: Option<usize>,
     lane_values: usize,
-    pub(crate) out: Place,
+    pub(crate) out: Operand,
 }
 
 impl Attend {
     /// `None` for head sizes the kernel does not take.
     pub(crate) fn new(
-        (q, out): (Place, Place),
+        (q, out): (Operand, Operand),
         slot: KvSlot,
         (heads, head_dim): (usize, usize),
         window: Option<usize>,
@@ -74,21 +74,21 @@ impl Kernel for Attend {
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
         AttendParams {
             rows,
-            places: at.batch.places,
+            row_refs: at.batch.row_refs,
             slot: at.slot(self.slot),
-            q: at.place(self.q),
-            out: at.place(self.out),
+            q: at.operand(self.q),
+            out: at.operand(self.out),
             heads: self.heads as u32,
             window: self.window.unwrap_or(0) as u32,
         }
         .bytes()
     }
 
-    fn reads(&self) -> Vec<Place> {
+    fn reads(&self) -> Vec<Operand> {
         vec![self.q]
     }
 
-    fn writes(&self) -> Vec<Place> {
+    fn writes(&self) -> Vec<Operand> {
         vec![self.out]
     }
 }
@@ -100,8 +100,8 @@ mod tests {
     #[test]
     fn lanes_hold_as_little_as_the_head_allows() {
         let lane_values = |head_dim| {
-            let place = Place::Scratch(0);
-            let attend = Attend::new((place, place), KvSlot(0), (1, head_dim), None);
+            let operand = Operand::Scratch(0);
+            let attend = Attend::new((operand, operand), KvSlot(0), (1, head_dim), None);
             attend.map(|a| a.lane_values)
         };
         assert_eq!(lane_values(16), Some(1));

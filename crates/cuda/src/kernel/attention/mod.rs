@@ -1,9 +1,9 @@
-//! Attention and what prepares it: head norms, RoPE, the write to KV pages.
+//! AttentionShape and what prepares it: head norms, RoPE, the write to KV pages.
 
 pub(crate) mod attend;
-pub(crate) mod attend_narrow;
-pub(crate) mod attend_wide;
-pub(crate) mod norm_rope_store;
-pub(crate) mod qkv_wide;
+pub(crate) mod flash_decode;
+pub(crate) mod flash_prefill;
+pub(crate) mod kv_norm_rope_store;
+pub(crate) mod qkv_norm_rope;
 pub(crate) mod rope;
 pub(crate) mod store_kv;

@@ -2,7 +2,9 @@
 
 use carat_model::plan::RopeId;
 
-use crate::kernel::{Addresses, Kernel, Place, PlacesAt, RowsAt, Specialization, strips};
+use crate::kernel::{
+    Addresses, Kernel, Operand, RowRefsAt, RowsAt, Specialization, elementwise_grid,
+};
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},
@@ -11,7 +13,7 @@ use crate::{
 params! {
     struct RopeParams {
         rows: RowsAt,
-        places: PlacesAt,
+        row_refs: RowRefsAt,
         x: Address,
         frequencies: Address,
         out: Address,
@@ -22,11 +24,11 @@ params! {
 
 #[derive(Debug)]
 pub(crate) struct Rope {
-    pub(crate) x: Place,
+    pub(crate) x: Operand,
     pub(crate) table: RopeId,
     pub(crate) columns: usize,
     pub(crate) head_dim: usize,
-    pub(crate) out: Place,
+    pub(crate) out: Operand,
 }
 
 pub(crate) fn specialization() -> Specialization {
@@ -44,27 +46,27 @@ impl Kernel for Rope {
     }
 
     fn grid(&self, rows: usize) -> Grid {
-        strips(rows, self.columns / 2)
+        elementwise_grid(rows, self.columns / 2)
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
         RopeParams {
             rows,
-            places: at.batch.places,
-            x: at.place(self.x),
+            row_refs: at.batch.row_refs,
+            x: at.operand(self.x),
             frequencies: at.rope(self.table),
-            out: at.place(self.out),
+            out: at.operand(self.out),
             columns: self.columns as u32,
             head_dim: self.head_dim as u32,
         }
         .bytes()
     }
 
-    fn reads(&self) -> Vec<Place> {
+    fn reads(&self) -> Vec<Operand> {
         vec![self.x]
     }
 
-    fn writes(&self) -> Vec<Place> {
+    fn writes(&self) -> Vec<Operand> {
         vec![self.out]
     }
 }

@@ -2,7 +2,9 @@
 
 use carat_model::plan::KvSlot;
 
-use crate::kernel::{Addresses, Kernel, Place, PlacesAt, RowsAt, SlotAt, Specialization, strips};
+use crate::kernel::{
+    Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization, elementwise_grid,
+};
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},
@@ -11,7 +13,7 @@ use crate::{
 params! {
     struct StoreKvParams {
         rows: RowsAt,
-        places: PlacesAt,
+        row_refs: RowRefsAt,
         slot: SlotAt,
         k: Address,
         v: Address,
@@ -20,8 +22,8 @@ params! {
 
 #[derive(Debug)]
 pub(crate) struct StoreKv {
-    pub(crate) k: Place,
-    pub(crate) v: Place,
+    pub(crate) k: Operand,
+    pub(crate) v: Operand,
     pub(crate) slot: KvSlot,
     pub(crate) columns: usize,
 }
@@ -41,25 +43,25 @@ impl Kernel for StoreKv {
     }
 
     fn grid(&self, rows: usize) -> Grid {
-        strips(rows, self.columns)
+        elementwise_grid(rows, self.columns)
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
         StoreKvParams {
             rows,
-            places: at.batch.places,
+            row_refs: at.batch.row_refs,
             slot: at.slot(self.slot),
-            k: at.place(self.k),
-            v: at.place(self.v),
+            k: at.operand(self.k),
+            v: at.operand(self.v),
         }
         .bytes()
     }
 
-    fn reads(&self) -> Vec<Place> {
+    fn reads(&self) -> Vec<Operand> {
         vec![self.k, self.v]
     }
 
-    fn writes(&self) -> Vec<Place> {
+    fn writes(&self) -> Vec<Operand> {
         vec![]
     }
 }

@@ -1,8 +1,8 @@
 //! Twin of `kernels/elementwise/convert.cu`.
 
 use crate::kernel::{
-    Addresses, Kernel, Place, RowsAt, Second, Specialization,
-    form::{Form, FormAt},
+    Addresses, ColumnSlice, Kernel, Operand, RowsAt, Specialization,
+    activation::{Activation, ActivationAt},
 };
 use crate::{
     device::{Address, Grid},
@@ -18,7 +18,7 @@ params! {
         rows: RowsAt,
         a: Address,
         b: Address,
-        out: FormAt,
+        out: ActivationAt,
         columns: u32,
         b_columns: u32,
         b_column: u32,
@@ -28,10 +28,10 @@ params! {
 /// `out = a`, or `out = gelu(a) * b`, in a form. `columns` is a multiple of 32.
 #[derive(Debug)]
 pub(crate) struct Convert {
-    pub(crate) a: Place,
-    pub(crate) gelu_mul: Option<Second>,
+    pub(crate) a: Operand,
+    pub(crate) gelu_mul: Option<ColumnSlice>,
     pub(crate) columns: usize,
-    pub(crate) out: Form,
+    pub(crate) out: Activation,
 }
 
 pub(crate) fn specialization() -> Specialization {
@@ -61,9 +61,9 @@ impl Kernel for Convert {
         let b = self.gelu_mul;
         ConvertParams {
             rows,
-            a: at.place(self.a),
-            b: b.map_or(Address::NULL, |b| at.place(b.place)),
-            out: Form::at(Some(self.out), at),
+            a: at.operand(self.a),
+            b: b.map_or(Address::NULL, |b| at.operand(b.operand)),
+            out: Activation::at(Some(self.out), at),
             columns: self.columns as u32,
             b_columns: b.map_or(0, |b| b.columns) as u32,
             b_column: b.map_or(0, |b| b.column) as u32,
@@ -71,13 +71,13 @@ impl Kernel for Convert {
         .bytes()
     }
 
-    fn reads(&self) -> Vec<Place> {
-        let b = self.gelu_mul.map(|b| b.place);
+    fn reads(&self) -> Vec<Operand> {
+        let b = self.gelu_mul.map(|b| b.operand);
         [self.a].into_iter().chain(b).collect()
     }
 
-    fn writes(&self) -> Vec<Place> {
-        self.out.places()
+    fn writes(&self) -> Vec<Operand> {
+        self.out.operands()
     }
 }
 
@@ -86,8 +86,8 @@ mod tests {
     use super::*;
     use crate::{
         kernel::{
-            Q8Places,
-            testing::{FormBuffers, Kind, Table, gelu},
+            Int8Operands,
+            testing::{ActivationBuffers, Kind, Table, gelu},
         },
         testing::normals,
     };
@@ -98,26 +98,26 @@ mod tests {
         let mut table = Table::new();
         for columns in [32, 96, 2048] {
             for kind in [Kind::F16, Kind::Q8] {
-                let (rows, room) = (7, 9);
-                let mut values = normals(1, room * columns);
+                let (rows, padded_rows) = (7, 9);
+                let mut values = normals(1, padded_rows * columns);
                 // A block of zeros, one of a single value, one of hardly anything.
                 values[..32].fill(0.0);
                 values[columns..columns + 32].fill(0.0);
                 values[columns + 5] = -3.0;
                 values[2 * columns..2 * columns + 32].fill(2.7e-43);
                 let a = table.put(&values);
-                let form = FormBuffers::new(&mut table, kind, room, columns);
+                let activation = ActivationBuffers::new(&mut table, kind, padded_rows, columns);
                 table.run(
                     rows,
-                    room,
+                    padded_rows,
                     &Convert {
                         a,
                         gelu_mul: None,
                         columns,
-                        out: form.form,
+                        out: activation.activation,
                     },
                 );
-                form.check(&table, &values[..rows * columns], rows);
+                activation.check(&table, &values[..rows * columns], rows);
                 table.clear();
             }
         }
@@ -129,30 +129,33 @@ mod tests {
         let mut table = Table::new();
         let (columns, wide, column) = (64, 200, 68);
         for kind in [Kind::F16, Kind::Q8] {
-            let (rows, room) = (9, 10);
-            let gate: Vec<f32> = normals(1, room * columns).iter().map(|v| v * 4.0).collect();
-            let slices = normals(2, room * wide);
-            let (a, place) = (table.put(&gate), table.put(&slices));
-            let form = FormBuffers::new(&mut table, kind, room, columns);
+            let (rows, padded_rows) = (9, 10);
+            let gate: Vec<f32> = normals(1, padded_rows * columns)
+                .iter()
+                .map(|v| v * 4.0)
+                .collect();
+            let slices = normals(2, padded_rows * wide);
+            let (a, operand) = (table.put(&gate), table.put(&slices));
+            let activation = ActivationBuffers::new(&mut table, kind, padded_rows, columns);
             table.run(
                 rows,
-                room,
+                padded_rows,
                 &Convert {
                     a,
-                    gelu_mul: Some(Second {
-                        place,
+                    gelu_mul: Some(ColumnSlice {
+                        operand,
                         columns: wide,
                         column,
                     }),
                     columns,
-                    out: form.form,
+                    out: activation.activation,
                 },
             );
             let expected = (0..rows * columns).map(|i| {
                 let up = slices[i / columns * wide + column + i % columns];
                 (gelu(f64::from(gate[i])) * f64::from(up)) as f32
             });
-            form.check_nearly(&table, &expected.collect::<Vec<f32>>(), rows);
+            activation.check_nearly(&table, &expected.collect::<Vec<f32>>(), rows);
             table.clear();
         }
     }
@@ -171,12 +174,12 @@ mod tests {
                 a: table.shifted(a, turn * rows * columns * 4),
                 gelu_mul: None,
                 columns,
-                out: Form::F16(table.shifted(out, turn * rows * columns * 2)),
+                out: Activation::F16(table.shifted(out, turn * rows * columns * 2)),
             };
             let calls: Vec<Convert> = (0..turns).map(convert).collect();
             table.time("convert f16 2048", rows, rows * columns * 6, &calls);
             let convert = |turn: usize| Convert {
-                out: Form::Q8(Q8Places {
+                out: Activation::Int8(Int8Operands {
                     codes: table.shifted(out, turn * rows * columns),
                     scales: small,
                     sums: table.shifted(small, rows * columns / 8),
@@ -190,13 +193,13 @@ mod tests {
             let gate = table.big(gates * rows * 256 * 4);
             let slice = |turn: usize| Convert {
                 a: table.shifted(gate, turn * rows * 256 * 4),
-                gelu_mul: Some(Second {
-                    place: slices,
+                gelu_mul: Some(ColumnSlice {
+                    operand: slices,
                     columns: wide,
                     column: turn % 42 * 256,
                 }),
                 columns: 256,
-                out: Form::F16(table.shifted(out, turn * rows * 256 * 2)),
+                out: Activation::F16(table.shifted(out, turn * rows * 256 * 2)),
             };
             let calls: Vec<Convert> = (0..gates.min(turns * 8)).map(slice).collect();
             table.time("convert_gelu_mul f16 256", rows, rows * 256 * 10, &calls);

@@ -1,6 +1,6 @@
 //! Values one by one: activations, conversions, selection of rows.
 
 pub(crate) mod convert;
-pub(crate) mod elementwise;
-pub(crate) mod gelu_mul_wide;
-pub(crate) mod narrow;
+pub(crate) mod geglu;
+pub(crate) mod pointwise;
+pub(crate) mod select_sampled;

@@ -1,4 +1,4 @@
 //! Lookups by token: embeddings and per-layer inputs.
 
-pub(crate) mod embed;
-pub(crate) mod layer_inputs;
+pub(crate) mod embed_rows;
+pub(crate) mod ple_inputs;

@@ -1,18 +1,20 @@
 //! Twin of `kernels/linear/gemm.cu`: products with many rows on the tensor cores of any card.
 //!
 //! A shape and a bucket of rows decide tile, grid and splits; nothing else does, so rows come out the same in every
-//! batch of their bucket. `partials` and `tickets` are scratch that all products of a program may share, since they run
-//! one after another; tickets must be zero before the first and are left so.
+//! batch of their bucket. `partials` and `arrivals` are scratch that all products of a program may share, since they run
+//! one after another; arrivals must be zero before the first and are left so.
 
 #[cfg(test)]
 mod tests;
 
-use crate::kernel::{Addresses, Kernel, Place, Q8Places, RowsAt, Specialization, XRows};
+use crate::kernel::{
+    Addresses, ExpertInput, Int8Operands, Kernel, Operand, RowsAt, Specialization,
+};
 use crate::{
     device::{Address, Grid},
-    kernel::weights::Packed,
+    kernel::weights::WeightOperand,
     kernel::{
-        panels::{PanelFormat, STRIP},
+        fragment::{FragmentFormat, M_TILE},
         params::{Params, params},
     },
 };
@@ -28,7 +30,7 @@ const ENTRIES: &[&str] = &["gemm_16", "gemm_32", "gemm_64", "gemm_128"];
 /// Constants that tell each tile how many stages it has.
 const STAGES: [&str; 4] = ["STAGES_16", "STAGES_32", "STAGES_64", "STAGES_128"];
 /// The most stages of a tile: narrow ones live on bytes in flight.
-const MOST_STAGES: [usize; 4] = [8, 8, 4, 4];
+const MAX_STAGES: [usize; 4] = [8, 8, 4, 4];
 /// Half of what a multiprocessor of the smaller cards has, less what the kernel declares. Two blocks of the widest tile
 /// share one: they hide each other's waits better than more stages of one would.
 const HALF_SHARED_BYTES: usize = (50 << 10) - (9 << 10);
@@ -49,7 +51,7 @@ params! {
         scales: Address,
         sums: Address,
         partials: Address,
-        tickets: Address,
+        arrivals: Address,
         tiles: Address,
         tile_count: Address,
         sorted: Address,
@@ -63,39 +65,39 @@ params! {
 /// How weights lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum GemmWeights {
-    Panels(PanelFormat),
+    Fragments(FragmentFormat),
     /// Halves, row after row.
-    Halves,
+    F16,
 }
 
 impl GemmWeights {
     fn name(self) -> &'static str {
         match self {
-            GemmWeights::Panels(format) => format.name(),
-            GemmWeights::Halves => "f16",
+            GemmWeights::Fragments(format) => format.name(),
+            GemmWeights::F16 => "f16",
         }
     }
 
-    /// Bytes of a stage of a strip in shared memory, and of a token, its scales and sums included.
+    /// Bytes of a stage of an M-tile in shared memory, and of a token, its scales and sums included.
     fn stage_bytes(self) -> (usize, usize) {
         match self {
-            GemmWeights::Panels(PanelFormat::Q8) => (1088, 64 + 8),
-            GemmWeights::Panels(PanelFormat::Q4) => (576, 64 + 8),
-            GemmWeights::Panels(PanelFormat::K4) => (640, 64 + 16),
-            GemmWeights::Panels(PanelFormat::K5) => (768, 64 + 16),
-            GemmWeights::Panels(PanelFormat::K6) => (864, 64 + 8),
-            GemmWeights::Halves => (2048, 128),
+            GemmWeights::Fragments(FragmentFormat::Q8) => (1088, 64 + 8),
+            GemmWeights::Fragments(FragmentFormat::Q4) => (576, 64 + 8),
+            GemmWeights::Fragments(FragmentFormat::K4) => (640, 64 + 16),
+            GemmWeights::Fragments(FragmentFormat::K5) => (768, 64 + 16),
+            GemmWeights::Fragments(FragmentFormat::K6) => (864, 64 + 8),
+            GemmWeights::F16 => (2048, 128),
         }
     }
 
     /// Stages that a tile works on or waits for, and their bytes.
     fn stages(self, entry: usize) -> (usize, usize) {
-        let (strip, token) = self.stage_bytes();
-        let stage = TILE_OUTPUTS / STRIP * strip + TILES[entry] * token;
+        let (m_tile, token) = self.stage_bytes();
+        let stage = TILE_OUTPUTS / M_TILE * m_tile + TILES[entry] * token;
         let stages = if TILES[entry] == 128 && self.blocks_together(128) == 2 {
-            (HALF_SHARED_BYTES / stage).clamp(2, MOST_STAGES[entry])
+            (HALF_SHARED_BYTES / stage).clamp(2, MAX_STAGES[entry])
         } else {
-            let most = (SHARED_BYTES / stage).min(MOST_STAGES[entry]);
+            let most = (SHARED_BYTES / stage).min(MAX_STAGES[entry]);
             most - most % self.together(entry)
         };
         (stages, stages * stage)
@@ -104,7 +106,7 @@ impl GemmWeights {
     /// Stages between barriers.
     fn together(self, entry: usize) -> usize {
         match self {
-            GemmWeights::Panels(_) if TILES[entry] < 128 => 2,
+            GemmWeights::Fragments(_) if TILES[entry] < 128 => 2,
             _ => 1,
         }
     }
@@ -112,11 +114,9 @@ impl GemmWeights {
     /// Blocks of the tile of this many rows that a multiprocessor holds.
     fn blocks_together(self, tile: usize) -> usize {
         match self {
-            GemmWeights::Panels(PanelFormat::K4 | PanelFormat::K5 | PanelFormat::K6)
-                if tile == 128 =>
-            {
-                1
-            }
+            GemmWeights::Fragments(
+                FragmentFormat::K4 | FragmentFormat::K5 | FragmentFormat::K6,
+            ) if tile == 128 => 1,
             _ => 2,
         }
     }
@@ -124,17 +124,17 @@ impl GemmWeights {
 
 /// What becomes of the sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Epilogue {
-    Floats,
+pub(crate) enum GemmEpilogue {
+    F32,
     /// Strips are gates and ups in turn: `gelu(gate) * up` in the Q8 form.
-    GeluPair,
+    Geglu,
 }
 
 /// Everything that grids and scratch depend on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GemmShape {
     pub(crate) weights: GemmWeights,
-    pub(crate) epilogue: Epilogue,
+    pub(crate) epilogue: GemmEpilogue,
     pub(crate) columns: usize,
     /// Bytes that a value is the sum of: 1, or 2 in the Q16 form.
     pub(crate) terms: usize,
@@ -143,17 +143,17 @@ pub(crate) struct GemmShape {
     /// Of the card.
     pub(crate) multiprocessors: usize,
     /// For products with the matrices that each row chose.
-    pub(crate) groups: Option<Groups>,
+    pub(crate) groups: Option<ExpertGroups>,
 }
 
-/// Experts, stacked one after another, of which every row chose some. Outputs have a row a choice.
+/// Experts, stacked one after another, of which every row chose some. Outputs have one row per choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Groups {
+pub(crate) struct ExpertGroups {
     pub(crate) experts: usize,
     pub(crate) top_k: usize,
 }
 
-impl Groups {
+impl ExpertGroups {
     /// The entry point whose tile suits what an expert has of this many rows.
     pub(crate) fn entry(self, rows: usize) -> usize {
         // Experts have unequal shares, and a tile that is not full costs as much as a full one.
@@ -165,7 +165,7 @@ impl Groups {
         }
     }
 
-    /// Choices of a tile.
+    /// RoutedExperts of a tile.
     pub(crate) fn tile(self, rows: usize) -> usize {
         TILES[self.entry(rows)]
     }
@@ -178,13 +178,13 @@ impl Groups {
     }
 }
 
-/// The tiles of grouped products, which `ExpertTiles` makes: choices by expert (a word each), tiles (three words each),
+/// The tiles of grouped products, which `MoePermute` makes: choices by expert (a word each), tiles (three words each),
 /// and how many there are (a word).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct GroupPlaces {
-    pub(crate) sorted: Place,
-    pub(crate) tiles: Place,
-    pub(crate) tile_count: Place,
+pub(crate) struct PermutationOperands {
+    pub(crate) sorted: Operand,
+    pub(crate) tiles: Operand,
+    pub(crate) tile_count: Operand,
 }
 
 /// The entry point whose tile suits this many rows.
@@ -197,7 +197,7 @@ fn entry(rows: usize) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GemmScratch {
     pub(crate) partials: usize,
-    pub(crate) tickets: usize,
+    pub(crate) arrivals: usize,
 }
 
 impl GemmShape {
@@ -263,7 +263,7 @@ impl GemmShape {
             ),
             threads: THREADS,
             shared_bytes: self.weights.stages(entry).1,
-            early: false,
+            pdl: false,
         }
     }
 
@@ -272,13 +272,13 @@ impl GemmShape {
         if splits == 1 {
             return GemmScratch {
                 partials: 0,
-                tickets: 0,
+                arrivals: 0,
             };
         }
         let tiles = self.row_tiles(rows) * self.output_tiles();
         GemmScratch {
             partials: tiles * splits * tile * TILE_OUTPUTS * 4,
-            tickets: tiles * 4,
+            arrivals: tiles * 4,
         }
     }
 
@@ -293,13 +293,13 @@ impl GemmShape {
 
 fn specialization(
     weights: GemmWeights,
-    epilogue: Epilogue,
+    epilogue: GemmEpilogue,
     rows: &'static str,
     terms: usize,
 ) -> Specialization {
     let epilogue = match epilogue {
-        Epilogue::Floats => "f32",
-        Epilogue::GeluPair => "gelu_pair",
+        GemmEpilogue::F32 => "f32",
+        GemmEpilogue::Geglu => "geglu_pair",
     };
     let mut constants = vec![
         ("WEIGHTS", weights.name().to_owned()),
@@ -320,50 +320,50 @@ fn specialization(
 
 /// Every way of calling it.
 pub(crate) fn specializations() -> Vec<Specialization> {
-    let halves = specialization(GemmWeights::Halves, Epilogue::Floats, "dense", 1);
+    let halves = specialization(GemmWeights::F16, GemmEpilogue::F32, "dense", 1);
     let mut all = vec![halves];
-    for weights in PanelFormat::ALL.map(GemmWeights::Panels) {
-        for epilogue in [Epilogue::Floats, Epilogue::GeluPair] {
+    for weights in FragmentFormat::ALL.map(GemmWeights::Fragments) {
+        for epilogue in [GemmEpilogue::F32, GemmEpilogue::Geglu] {
             all.extend(["dense", "grouped"].map(|rows| specialization(weights, epilogue, rows, 1)));
         }
-        all.push(specialization(weights, Epilogue::Floats, "dense", 2));
+        all.push(specialization(weights, GemmEpilogue::F32, "dense", 2));
     }
     all
 }
 
-/// What weights are multiplied with: bytes for panels, halves for halves.
+/// What weights are multiplied with: bytes for fragments, halves for halves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GemmInput {
     /// The Q8 form, or Q16 if the shape has two terms.
-    Bytes(Q8Places),
-    Halves {
-        values: Place,
-        /// A factor a row.
-        factors: Option<Place>,
+    Int8(Int8Operands),
+    F16 {
+        values: Operand,
+        /// One factor per row.
+        factors: Option<Operand>,
     },
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GemmOutput {
     /// From `column` on, `stride` floats from row to row.
-    Floats {
-        out: Place,
+    F32 {
+        out: Operand,
         column: usize,
         stride: usize,
     },
-    Products(Q8Places),
+    Int8(Int8Operands),
 }
 
 #[derive(Debug)]
 pub(crate) struct Gemm {
     pub(crate) shape: GemmShape,
     pub(crate) x: GemmInput,
-    pub(crate) w: Packed,
+    pub(crate) w: WeightOperand,
     pub(crate) out: GemmOutput,
-    pub(crate) partials: Place,
-    pub(crate) tickets: Place,
+    pub(crate) partials: Operand,
+    pub(crate) arrivals: Operand,
     /// Where the shape has groups: their tiles, and what rows of `x` there are.
-    pub(crate) groups: Option<(GroupPlaces, XRows)>,
+    pub(crate) groups: Option<(PermutationOperands, ExpertInput)>,
 }
 
 impl Kernel for Gemm {
@@ -376,33 +376,33 @@ impl Kernel for Gemm {
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
-        let place = |place: Place| at.place(place);
+        let operand = |operand: Operand| at.operand(operand);
         let (x, x_scales, x_sums) = match self.x {
-            GemmInput::Bytes(x) => (place(x.codes), place(x.scales), place(x.sums)),
-            GemmInput::Halves { values, factors } => {
-                let factors = factors.map_or(Address::NULL, place);
-                (place(values), factors, Address::NULL)
+            GemmInput::Int8(x) => (operand(x.codes), operand(x.scales), operand(x.sums)),
+            GemmInput::F16 { values, factors } => {
+                let factors = factors.map_or(Address::NULL, operand);
+                (operand(values), factors, Address::NULL)
             }
         };
         let none = Address::NULL;
         let (out, out_stride, [codes, scales, sums]) = match self.out {
-            GemmOutput::Floats {
+            GemmOutput::F32 {
                 out,
                 column,
                 stride,
-            } => (place(out).offset(4 * column), stride, [none; 3]),
-            GemmOutput::Products(out) => (none, 0, out.all().map(place)),
+            } => (operand(out).offset(4 * column), stride, [none; 3]),
+            GemmOutput::Int8(out) => (none, 0, out.all().map(operand)),
         };
         let ([sorted, tiles, tile_count], x_share) = match self.groups {
             None => ([none; 3], 1),
             Some((groups, x_rows)) => {
                 let top_k = self.shape.groups.map_or(1, |groups| groups.top_k);
                 let x_share = match x_rows {
-                    XRows::One => top_k,
-                    XRows::EachChoice => 1,
+                    ExpertInput::PerToken => top_k,
+                    ExpertInput::PerExpert => 1,
                 };
-                let places = [groups.sorted, groups.tiles, groups.tile_count];
-                (places.map(place), x_share)
+                let operands = [groups.sorted, groups.tiles, groups.tile_count];
+                (operands.map(operand), x_share)
             }
         };
         GemmParams {
@@ -415,8 +415,8 @@ impl Kernel for Gemm {
             codes,
             scales,
             sums,
-            partials: place(self.partials),
-            tickets: place(self.tickets),
+            partials: operand(self.partials),
+            arrivals: operand(self.arrivals),
             tiles,
             tile_count,
             sorted,
@@ -428,14 +428,14 @@ impl Kernel for Gemm {
         .bytes()
     }
 
-    fn weights(&self) -> Vec<Packed> {
+    fn weights(&self) -> Vec<WeightOperand> {
         vec![self.w.clone()]
     }
 
-    fn reads(&self) -> Vec<Place> {
+    fn reads(&self) -> Vec<Operand> {
         let mut reads = match self.x {
-            GemmInput::Bytes(x) => x.all().to_vec(),
-            GemmInput::Halves { values, factors } => [values].into_iter().chain(factors).collect(),
+            GemmInput::Int8(x) => x.all().to_vec(),
+            GemmInput::F16 { values, factors } => [values].into_iter().chain(factors).collect(),
         };
         if let Some((groups, _)) = self.groups {
             reads.extend([groups.sorted, groups.tiles, groups.tile_count]);
@@ -443,10 +443,10 @@ impl Kernel for Gemm {
         reads
     }
 
-    fn writes(&self) -> Vec<Place> {
+    fn writes(&self) -> Vec<Operand> {
         match self.out {
-            GemmOutput::Floats { out, .. } => vec![out],
-            GemmOutput::Products(out) => out.all().to_vec(),
+            GemmOutput::F32 { out, .. } => vec![out],
+            GemmOutput::Int8(out) => out.all().to_vec(),
         }
     }
 }

@@ -1,49 +1,49 @@
 //! Twin of `kernels/linear/gemv.cu`: products of up to 8 rows with a matrix that is read once.
 //!
-//! How warps share a strip's inputs is a function of the shape alone, so sums are the same in every bucket of rows and on
+//! How warps share an M-tile's inputs is a function of the shape alone, so sums are the same in every bucket of rows and on
 //! every card. How many blocks there are is free, and chosen so that all are resident and the memory stays busy to the end.
 
 use carat_model::weights::Weight;
 
-use crate::kernel::{Addresses, Kernel, Place, RowsAt, Second, Specialization};
+use crate::kernel::{Addresses, ColumnSlice, Kernel, Operand, RowsAt, Specialization};
 use crate::{
     device::{Address, Grid},
-    kernel::weights::Packed,
+    kernel::weights::WeightOperand,
     kernel::{
-        panels::{self, PanelFormat},
+        fragment::{self, FragmentFormat},
         params::{Params, params},
     },
 };
 
 /// The most rows of a launch.
-pub(crate) const MOST_ROWS: usize = 8;
+pub(crate) const MAX_ROWS: usize = 8;
 /// Stages of a warp that are under way.
 const RING: usize = 3;
 /// Columns of a norm that a thread holds: `VALUES` fours.
 const NORM_COLUMNS: usize = 4 * 3;
 /// The most warps of a block.
-const MOST_WARPS: usize = 16;
+const MAX_WARPS: usize = 16;
 /// Parts of a joined matrix.
-pub(crate) const MOST_PARTS: usize = 3;
+pub(crate) const MAX_PARTS: usize = 3;
 
 params! {
-    struct PrologueParams {
+    struct GemvPrologueParams {
         x: Address,
         weight: Address,
-        next_weight: Address,
-        a: Address,
+        following_weight: Address,
+        residual: Address,
         sum: Address,
         kind: u32,
         per_column: f32,
         eps: f32,
-        by: f32,
-        next_eps: f32,
+        scale: f32,
+        following_eps: f32,
         reserved: u32,
     }
 }
 
 params! {
-    struct PartParams {
+    struct OutputRowsParams {
         out: Address,
         first: u32,
         rows: u32,
@@ -52,7 +52,7 @@ params! {
 
 params! {
     struct GemvParams {
-        input: PrologueParams,
+        input: GemvPrologueParams,
         w: Address,
         up: Address,
         a_block_1: u32,
@@ -64,8 +64,8 @@ params! {
         team_of: u32,
         split: u32,
         teams: u32,
-        strips: u32,
-        strip_bytes: u32,
+        m_tiles: u32,
+        m_tile_bytes: u32,
         stages: u32,
         all_stages: u32,
         outputs: u32,
@@ -74,11 +74,11 @@ params! {
         other_column: u32,
         top_k: u32,
         choices_summed: u32,
-        early: u32,
+        pdl: u32,
         rows: RowsAt,
-        part_0: PartParams,
-        part_1: PartParams,
-        part_2: PartParams,
+        part_0: OutputRowsParams,
+        part_1: OutputRowsParams,
+        part_2: OutputRowsParams,
         other: Address,
         route: Address,
         matrix_bytes: u64,
@@ -87,69 +87,72 @@ params! {
 
 /// How a matrix lies on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum GemvForm {
-    Panel(PanelFormat),
+pub(crate) enum GemvWeights {
+    Fragments(FragmentFormat),
     F16,
     BF16,
     F32,
 }
 
-impl GemvForm {
-    pub(crate) fn all() -> impl Iterator<Item = GemvForm> {
-        let floats = [GemvForm::F16, GemvForm::BF16, GemvForm::F32];
-        PanelFormat::ALL
+impl GemvWeights {
+    pub(crate) fn all() -> impl Iterator<Item = GemvWeights> {
+        let floats = [GemvWeights::F16, GemvWeights::BF16, GemvWeights::F32];
+        FragmentFormat::ALL
             .into_iter()
-            .map(GemvForm::Panel)
+            .map(GemvWeights::Fragments)
             .chain(floats)
     }
 
     fn name(self) -> &'static str {
         match self {
-            GemvForm::Panel(format) => format.name(),
-            GemvForm::F16 => "f16",
-            GemvForm::BF16 => "bf16",
-            GemvForm::F32 => "f32",
+            GemvWeights::Fragments(format) => format.name(),
+            GemvWeights::F16 => "f16",
+            GemvWeights::BF16 => "bf16",
+            GemvWeights::F32 => "f32",
         }
     }
 
     /// Output rows that a team of warps takes together.
-    fn strip(self) -> usize {
+    fn m_tile(self) -> usize {
         match self {
-            GemvForm::Panel(_) => panels::STRIP,
+            GemvWeights::Fragments(_) => fragment::M_TILE,
             _ => 4,
         }
     }
 
-    /// Inputs and bytes of a stage of a strip.
+    /// Inputs and bytes of a stage of an M-tile.
     fn stage(self) -> (usize, usize) {
         match self {
-            GemvForm::Panel(format) => {
-                let units = match format {
-                    PanelFormat::Q8 => 2,
-                    PanelFormat::Q4 => 4,
-                    PanelFormat::K4 | PanelFormat::K5 | PanelFormat::K6 => 1,
+            GemvWeights::Fragments(format) => {
+                let k_blocks = match format {
+                    FragmentFormat::Q8 => 2,
+                    FragmentFormat::Q4 => 4,
+                    FragmentFormat::K4 | FragmentFormat::K5 | FragmentFormat::K6 => 1,
                 };
-                (units * format.unit_inputs(), units * format.unit_bytes())
+                (
+                    k_blocks * format.k_block_inputs(),
+                    k_blocks * format.k_block_bytes(),
+                )
             }
-            GemvForm::F16 | GemvForm::BF16 => (256, 2048),
-            GemvForm::F32 => (128, 2048),
+            GemvWeights::F16 | GemvWeights::BF16 => (256, 2048),
+            GemvWeights::F32 => (128, 2048),
         }
     }
 
-    /// Bytes of a strip of panels, of a row of floats.
-    fn strip_bytes(self, columns: usize) -> usize {
+    /// Bytes of an M-tile of fragments, of a row of floats.
+    fn m_tile_bytes(self, columns: usize) -> usize {
         match self {
-            GemvForm::Panel(format) => format.strip_bytes(columns),
-            GemvForm::F16 | GemvForm::BF16 => 2 * columns,
-            GemvForm::F32 => 4 * columns,
+            GemvWeights::Fragments(format) => format.m_tile_bytes(columns),
+            GemvWeights::F16 | GemvWeights::BF16 => 2 * columns,
+            GemvWeights::F32 => 4 * columns,
         }
     }
 
     /// Bytes of the input of this many rows in shared memory.
     fn input_bytes(self, padded: usize, rows: usize) -> usize {
         match self {
-            GemvForm::Panel(format) => {
-                let mins = matches!(format, PanelFormat::K4 | PanelFormat::K5);
+            GemvWeights::Fragments(format) => {
+                let mins = matches!(format, FragmentFormat::K4 | FragmentFormat::K5);
                 let scales = 4 * (1 + usize::from(mins)) * padded / 32;
                 rows * (padded + 32 + scales)
             }
@@ -160,49 +163,52 @@ impl GemvForm {
 
 /// What is done to the input before the product.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Prologue {
+pub(crate) enum GemvPrologue {
     None {
-        x: Place,
+        x: Operand,
     },
     Norm {
-        x: Place,
+        x: Operand,
         weight: Option<Weight>,
         eps: f32,
     },
-    /// The input is `sum = (a + norm(x)) * by`, or its norm; the sum is written, too.
-    NormAdd {
-        x: Place,
+    /// The input is `sum = (residual + norm(x)) * scale`, or its norm; the sum is written, too.
+    ResidualNorm {
+        x: Operand,
         weight: Option<Weight>,
         eps: f32,
-        a: Place,
-        by: f32,
-        sum: Place,
-        next: Option<PrologueNorm>,
+        residual: Operand,
+        scale: f32,
+        sum: Operand,
+        following: Option<GemvPrologueNorm>,
     },
 }
 
 /// The norm of a sum.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PrologueNorm {
+pub(crate) struct GemvPrologueNorm {
     pub(crate) weight: Option<Weight>,
     pub(crate) eps: f32,
 }
 
 /// What becomes of the product.
 #[derive(Clone, Debug)]
-pub(crate) enum Epilogue {
+pub(crate) enum GemvEpilogue {
     /// Written as it is: output rows of a joined matrix in up to three parts, in order.
-    Plain(Vec<Part>),
-    /// `gelu(gate) * up`. Panels of the two lie strip by strip in one matrix; floats are two matrices.
-    GeluPair { out: Place, up: Option<Packed> },
+    Plain(Vec<OutputRows>),
+    /// `gelu(gate) * up`. Panels of the two lie M-tile by M-tile in one matrix; floats are two matrices.
+    Geglu {
+        out: Operand,
+        up: Option<WeightOperand>,
+    },
     /// `gelu(y) * other`, a slice of its columns.
-    GeluSlice { out: Place, other: Second },
+    GeluMulSlice { out: Operand, other: ColumnSlice },
 }
 
-/// Output rows `first` on of a joined matrix. Of panels, parts start at whole strips; of floats, at multiples of 4.
+/// Output rows `first` on of a joined matrix. Of fragments, parts start at whole M-tiles; of floats, at multiples of 4.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
-    pub(crate) out: Place,
+pub(crate) struct OutputRows {
+    pub(crate) out: Operand,
     pub(crate) first: usize,
     pub(crate) rows: usize,
 }
@@ -210,7 +216,7 @@ pub(crate) struct Part {
 /// What a grid depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GemvShape {
-    pub(crate) form: GemvForm,
+    pub(crate) form: GemvWeights,
     pub(crate) columns: usize,
     /// Output rows of the joined matrix up to the last part's end; of a pair, of one of the two.
     pub(crate) outputs: usize,
@@ -219,12 +225,12 @@ pub(crate) struct GemvShape {
     pub(crate) summed: usize,
     /// Sets of blocks that a row has of its own: 1, or its choices.
     pub(crate) sets: usize,
-    pub(crate) card: GemvCard,
+    pub(crate) card: GemvDevice,
 }
 
 /// What grids depend on of a card.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct GemvCard {
+pub(crate) struct GemvDevice {
     pub(crate) multiprocessors: usize,
     /// The most shared memory a block may have; a multiprocessor has hardly more.
     pub(crate) shared_bytes: usize,
@@ -236,11 +242,11 @@ impl GemvShape {
         1 + usize::from(self.pair)
     }
 
-    fn strips(self) -> usize {
-        self.outputs.div_ceil(self.form.strip()) * self.granule()
+    fn m_tiles(self) -> usize {
+        self.outputs.div_ceil(self.form.m_tile()) * self.granule()
     }
 
-    /// Stages of a strip.
+    /// Stages of an M-tile.
     fn stages(self) -> usize {
         self.columns.div_ceil(self.form.stage().0)
     }
@@ -250,15 +256,15 @@ impl GemvShape {
         (self.summed - 1) * self.columns + self.stages() * self.form.stage().0
     }
 
-    /// Warps that share a strip, and how many such teams a block has.
+    /// Warps that share an M-tile, and how many such teams a block has.
     fn teams(self) -> (usize, usize) {
         let stages = self.stages() * self.summed;
         // A norm's row is held by the block's threads.
         let least = match self.columns.div_ceil(32 * NORM_COLUMNS) {
-            warps if warps <= MOST_WARPS => warps,
+            warps if warps <= MAX_WARPS => warps,
             _ => 1,
         };
-        if matches!(self.form, GemvForm::Panel(_)) || self.strips() < 8 * 132 {
+        if matches!(self.form, GemvWeights::Fragments(_)) || self.m_tiles() < 8 * 132 {
             let few = stages.min(8);
             let most = 12.max(least).min(stages);
             // The least idle warps; of equals, the most warps.
@@ -266,7 +272,7 @@ impl GemvShape {
                 .min_by_key(|&split| (stages.div_ceil(split) * split, usize::MAX - split))
                 .unwrap_or(stages);
             let teams = (8 / split)
-                .min(self.strips().div_ceil(132 * self.granule()))
+                .min(self.m_tiles().div_ceil(132 * self.granule()))
                 .max(least.div_ceil(split));
             return (split, teams.max(1));
         }
@@ -287,7 +293,7 @@ impl GemvShape {
 
     /// Strips of a block.
     fn a_block(self, blocks: usize) -> usize {
-        (self.strips() / self.granule()).div_ceil(blocks) * self.granule()
+        (self.m_tiles() / self.granule()).div_ceil(blocks) * self.granule()
     }
 
     fn shared_bytes(self, rows: usize, blocks: usize) -> usize {
@@ -298,7 +304,7 @@ impl GemvShape {
             _ => 2,
         };
         let batch = (batch * teams).min(self.a_block(blocks));
-        let partials = 2 * batch * split * rows * self.form.strip() * 4;
+        let partials = 2 * batch * split * rows * self.form.m_tile() * 4;
         split * teams * RING * self.form.stage().1
             + partials
             + self.form.input_bytes(self.padded(), rows)
@@ -309,11 +315,11 @@ impl GemvShape {
     fn blocks(self, rows: usize) -> Option<usize> {
         // What a block has beyond its own: the driver's share, and what the kernel declares.
         const DECLARED: usize = 2048;
-        let GemvCard {
+        let GemvDevice {
             multiprocessors,
             shared_bytes,
         } = self.card;
-        let granules = self.strips() / self.granule();
+        let granules = self.m_tiles() / self.granule();
         let in_flight = self.warps() * RING * self.form.stage().1;
         let resident = |blocks: usize| {
             let by_shared = (shared_bytes + 1024) / (self.shared_bytes(rows, blocks) + DECLARED);
@@ -347,7 +353,7 @@ impl GemvShape {
     }
 
     fn grid(self, rows: usize) -> Grid {
-        assert!((1..=MOST_ROWS).contains(&rows), "{rows} rows");
+        assert!((1..=MAX_ROWS).contains(&rows), "{rows} rows");
         let bucket = rows.next_power_of_two();
         let mut entries = [8, 4, 2, 1].into_iter().filter(|&rows| rows <= bucket);
         let (rows, blocks) = entries
@@ -371,33 +377,33 @@ impl GemvShape {
     }
 }
 
-/// A product with what comes before and after it, for up to [`MOST_ROWS`] rows.
+/// A product with what comes before and after it, for up to [`MAX_ROWS`] rows.
 #[derive(Debug)]
 pub(crate) struct Gemv {
-    pub(crate) prologue: Prologue,
+    pub(crate) prologue: GemvPrologue,
     /// With choices, a stack of matrices.
-    pub(crate) w: Packed,
+    pub(crate) w: WeightOperand,
     pub(crate) shape: GemvShape,
-    pub(crate) epilogue: Epilogue,
-    pub(crate) choices: Option<Choices>,
+    pub(crate) epilogue: GemvEpilogue,
+    pub(crate) choices: Option<RoutedExperts>,
     /// Starts before the launch before is over.
-    pub(crate) early: bool,
+    pub(crate) pdl: bool,
 }
 
-/// Each row is multiplied with the matrices of a stack that it chose. The input has no `NormAdd` then.
+/// Each row is multiplied with the matrices of a stack that it chose. The input has no `ResidualNorm` then.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Choices {
+pub(crate) struct RoutedExperts {
     /// `[rows, 2 * top_k]`: numbers of matrices, then their weights.
-    pub(crate) route: Place,
+    pub(crate) route: Operand,
     pub(crate) top_k: usize,
-    pub(crate) kind: ChoicesKind,
+    pub(crate) kind: RoutedOutput,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ChoicesKind {
+pub(crate) enum RoutedOutput {
     /// One input for all choices; the output is `[rows, top_k, outputs]`.
-    Each,
-    /// An input for each choice, `[rows, top_k, columns]`, products summed by weight. Panels of whole units only.
+    PerExpert,
+    /// An input for each choice, `[rows, top_k, columns]`, products summed by weight. Panels of whole K-blocks only.
     Summed,
 }
 
@@ -405,10 +411,10 @@ pub(crate) enum ChoicesKind {
 const INPUTS: [&str; 2] = ["plain", "normed"];
 
 pub(crate) fn specializations() -> impl Iterator<Item = Specialization> {
-    GemvForm::all().flat_map(|form| INPUTS.map(|input| specialization(form, input)))
+    GemvWeights::all().flat_map(|form| INPUTS.map(|input| specialization(form, input)))
 }
 
-fn specialization(form: GemvForm, input: &str) -> Specialization {
+fn specialization(form: GemvWeights, input: &str) -> Specialization {
     Specialization {
         kernel: "gemv",
         entries: &["gemv_1", "gemv_2", "gemv_4", "gemv_8", "gemv_chosen"],
@@ -421,48 +427,48 @@ fn specialization(form: GemvForm, input: &str) -> Specialization {
     }
 }
 
-impl Prologue {
-    fn params(&self, at: &Addresses, columns: usize) -> PrologueParams {
-        let mut params = PrologueParams {
+impl GemvPrologue {
+    fn params(&self, at: &Addresses, columns: usize) -> GemvPrologueParams {
+        let mut params = GemvPrologueParams {
             x: Address::NULL,
             weight: Address::NULL,
-            next_weight: Address::NULL,
-            a: Address::NULL,
+            following_weight: Address::NULL,
+            residual: Address::NULL,
             sum: Address::NULL,
             kind: 0,
             per_column: 1.0 / columns as f32,
             eps: 0.0,
-            by: 1.0,
-            next_eps: 0.0,
+            scale: 1.0,
+            following_eps: 0.0,
             reserved: 0,
         };
         match *self {
-            Prologue::None { x } => params.x = at.place(x),
-            Prologue::Norm { x, weight, eps } => {
-                params.x = at.place(x);
+            GemvPrologue::None { x } => params.x = at.operand(x),
+            GemvPrologue::Norm { x, weight, eps } => {
+                params.x = at.operand(x);
                 params.weight = at.vector(weight);
                 params.eps = eps;
                 params.kind = 1;
             }
-            Prologue::NormAdd {
+            GemvPrologue::ResidualNorm {
                 x,
                 weight,
                 eps,
-                a,
-                by,
+                residual,
+                scale,
                 sum,
-                next,
+                following,
             } => {
-                params.x = at.place(x);
+                params.x = at.operand(x);
                 params.weight = at.vector(weight);
                 params.eps = eps;
-                params.a = at.place(a);
-                params.by = by;
-                params.sum = at.place(sum);
+                params.residual = at.operand(residual);
+                params.scale = scale;
+                params.sum = at.operand(sum);
                 params.kind = 2;
-                if let Some(next) = next {
-                    params.next_weight = at.vector(next.weight);
-                    params.next_eps = next.eps;
+                if let Some(norm) = following {
+                    params.following_weight = at.vector(norm.weight);
+                    params.following_eps = norm.eps;
                     params.kind = 3;
                 }
             }
@@ -470,33 +476,33 @@ impl Prologue {
         params
     }
 
-    fn reads(&self) -> Vec<Place> {
+    fn reads(&self) -> Vec<Operand> {
         match *self {
-            Prologue::None { x } | Prologue::Norm { x, .. } => vec![x],
-            Prologue::NormAdd { x, a, .. } => vec![x, a],
+            GemvPrologue::None { x } | GemvPrologue::Norm { x, .. } => vec![x],
+            GemvPrologue::ResidualNorm { x, residual, .. } => vec![x, residual],
         }
     }
 
-    fn weights(&self) -> Vec<Packed> {
+    fn weights(&self) -> Vec<WeightOperand> {
         match *self {
-            Prologue::None { .. } => vec![],
-            Prologue::Norm { weight, .. } => Packed::vectors([weight]),
-            Prologue::NormAdd { weight, next, .. } => {
-                Packed::vectors([weight, next.and_then(|n| n.weight)])
-            }
+            GemvPrologue::None { .. } => vec![],
+            GemvPrologue::Norm { weight, .. } => WeightOperand::vectors([weight]),
+            GemvPrologue::ResidualNorm {
+                weight, following, ..
+            } => WeightOperand::vectors([weight, following.and_then(|n| n.weight)]),
         }
     }
 
-    fn sum(&self) -> Option<Place> {
+    fn sum(&self) -> Option<Operand> {
         match *self {
-            Prologue::NormAdd { sum, .. } => Some(sum),
+            GemvPrologue::ResidualNorm { sum, .. } => Some(sum),
             _ => None,
         }
     }
 }
 
-impl PartParams {
-    const NONE: PartParams = PartParams {
+impl OutputRowsParams {
+    const NONE: OutputRowsParams = OutputRowsParams {
         out: Address::NULL,
         first: u32::MAX,
         rows: 0,
@@ -505,7 +511,7 @@ impl PartParams {
 
 impl GemvShape {
     /// Params of a plain product without addresses: what follows from the shape.
-    fn params(self, rows: RowsAt, input: PrologueParams, w: Address) -> GemvParams {
+    fn params(self, rows: RowsAt, input: GemvPrologueParams, w: Address) -> GemvParams {
         let (split, teams) = self.teams();
         let a_block =
             |rows: usize| self.blocks(rows).map_or(0, |blocks| self.a_block(blocks)) as u32;
@@ -514,17 +520,17 @@ impl GemvShape {
             input,
             w,
             up: Address::NULL,
-            part_0: PartParams::NONE,
-            part_1: PartParams::NONE,
-            part_2: PartParams::NONE,
+            part_0: OutputRowsParams::NONE,
+            part_1: OutputRowsParams::NONE,
+            part_2: OutputRowsParams::NONE,
             other: Address::NULL,
             route: Address::NULL,
             matrix_bytes: 0,
             columns: self.columns as u32,
             padded: self.padded() as u32,
             outputs: self.outputs as u32,
-            strips: self.strips() as u32,
-            strip_bytes: self.form.strip_bytes(self.columns) as u32,
+            m_tiles: self.m_tiles() as u32,
+            m_tile_bytes: self.form.m_tile_bytes(self.columns) as u32,
             stages: self.stages() as u32,
             all_stages: (self.stages() * self.summed) as u32,
             split: split as u32,
@@ -539,14 +545,14 @@ impl GemvShape {
             other_column: 0,
             top_k: 0,
             choices_summed: 0,
-            early: 0,
+            pdl: 0,
         }
     }
 }
 
 impl Kernel for Gemv {
     fn specialization(&self) -> Specialization {
-        let input = usize::from(!matches!(self.prologue, Prologue::None { .. }));
+        let input = usize::from(!matches!(self.prologue, GemvPrologue::None { .. }));
         specialization(self.shape.form, INPUTS[input])
     }
 
@@ -556,7 +562,7 @@ impl Kernel for Gemv {
             Some(_) => self.shape.chosen_grid(rows),
         };
         Grid {
-            early: self.early,
+            pdl: self.pdl,
             ..grid
         }
     }
@@ -564,68 +570,70 @@ impl Kernel for Gemv {
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
         let input = self.prologue.params(at, self.shape.columns);
         let mut params = self.shape.params(rows, input, at.matrix(&self.w).start);
-        let whole = |out: Place| PartParams {
-            out: at.place(out),
+        let whole = |out: Operand| OutputRowsParams {
+            out: at.operand(out),
             first: 0,
             rows: self.shape.outputs as u32,
         };
         match &self.epilogue {
-            Epilogue::Plain(parts) => {
-                assert!(parts.len() <= MOST_PARTS, "{} parts", parts.len());
+            GemvEpilogue::Plain(parts) => {
+                assert!(parts.len() <= MAX_PARTS, "{} parts", parts.len());
                 let part = |i: usize| {
-                    parts.get(i).map_or(PartParams::NONE, |part| PartParams {
-                        out: at.place(part.out),
-                        first: part.first as u32,
-                        rows: part.rows as u32,
-                    })
+                    parts
+                        .get(i)
+                        .map_or(OutputRowsParams::NONE, |part| OutputRowsParams {
+                            out: at.operand(part.out),
+                            first: part.first as u32,
+                            rows: part.rows as u32,
+                        })
                 };
                 (params.part_0, params.part_1, params.part_2) = (part(0), part(1), part(2));
             }
-            Epilogue::GeluPair { out, up } => {
+            GemvEpilogue::Geglu { out, up } => {
                 params.part_0 = whole(*out);
                 params.up = up.as_ref().map_or(Address::NULL, |up| at.matrix(up).start);
                 params.epilogue = 1;
             }
-            Epilogue::GeluSlice { out, other } => {
+            GemvEpilogue::GeluMulSlice { out, other } => {
                 params.part_0 = whole(*out);
-                params.other = at.place(other.place);
+                params.other = at.operand(other.operand);
                 params.other_columns = other.columns as u32;
                 params.other_column = other.column as u32;
                 params.epilogue = 2;
             }
         }
         if let Some(choices) = self.choices {
-            params.route = at.place(choices.route);
+            params.route = at.operand(choices.route);
             params.matrix_bytes = at.matrix(&self.w).matrix_bytes as u64;
             params.top_k = choices.top_k as u32;
-            params.choices_summed = u32::from(choices.kind == ChoicesKind::Summed);
+            params.choices_summed = u32::from(choices.kind == RoutedOutput::Summed);
         }
-        params.early = u32::from(self.early);
+        params.pdl = u32::from(self.pdl);
         params.bytes()
     }
 
-    fn weights(&self) -> Vec<Packed> {
+    fn weights(&self) -> Vec<WeightOperand> {
         let mut weights = self.prologue.weights();
         weights.push(self.w.clone());
-        if let Epilogue::GeluPair { up: Some(up), .. } = &self.epilogue {
+        if let GemvEpilogue::Geglu { up: Some(up), .. } = &self.epilogue {
             weights.push(up.clone());
         }
         weights
     }
 
-    fn reads(&self) -> Vec<Place> {
+    fn reads(&self) -> Vec<Operand> {
         let mut reads = self.prologue.reads();
         reads.extend(self.choices.map(|choices| choices.route));
-        if let Epilogue::GeluSlice { other, .. } = &self.epilogue {
-            reads.push(other.place);
+        if let GemvEpilogue::GeluMulSlice { other, .. } = &self.epilogue {
+            reads.push(other.operand);
         }
         reads
     }
 
-    fn writes(&self) -> Vec<Place> {
-        let outs: Vec<Place> = match &self.epilogue {
-            Epilogue::Plain(parts) => parts.iter().map(|part| part.out).collect(),
-            Epilogue::GeluPair { out, .. } | Epilogue::GeluSlice { out, .. } => vec![*out],
+    fn writes(&self) -> Vec<Operand> {
+        let outs: Vec<Operand> = match &self.epilogue {
+            GemvEpilogue::Plain(parts) => parts.iter().map(|part| part.out).collect(),
+            GemvEpilogue::Geglu { out, .. } | GemvEpilogue::GeluMulSlice { out, .. } => vec![*out],
         };
         self.prologue.sum().into_iter().chain(outs).collect()
     }

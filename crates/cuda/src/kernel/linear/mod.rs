@@ -2,4 +2,4 @@
 
 pub(crate) mod gemm;
 pub(crate) mod gemv;
-pub(crate) mod linear;
+pub(crate) mod linear_plain;

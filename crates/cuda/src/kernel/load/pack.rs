@@ -2,11 +2,11 @@
 
 use carat_gguf::QuantType;
 
-use crate::kernel::{Specialization, format, panel};
+use crate::kernel::{Specialization, format, fragment_constant};
 use crate::{
     device::{Address, Grid},
     kernel::{
-        panels::{self, PanelFormat},
+        fragment::{self, FragmentFormat},
         params::{Params, params},
     },
 };
@@ -19,41 +19,41 @@ params! {
     struct PackParams {
         from: Address,
         row_bytes: u64,
-        panels: Address,
-        strip_bytes: u64,
+        fragments: Address,
+        m_tile_bytes: u64,
         rows: u32,
         columns: u32,
     }
 }
 
-/// Rows of a matrix, of whole strips but for the last one, to their panels.
+/// Rows of a matrix, of whole M-tiles but for the last one, to their fragments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pack {
-    /// Has panels.
+    /// Has fragments.
     pub(crate) quant: QuantType,
     /// Packed rows, as in the file.
     pub(crate) from: Address,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    pub(crate) panels: Address,
-    /// From one strip to the next: more than a strip where matrices lie strip by strip in turn.
-    pub(crate) strip_bytes: usize,
+    pub(crate) fragments: Address,
+    /// From one M-tile to the next: more than an M-tile where matrices lie M-tile by M-tile in turn.
+    pub(crate) m_tile_bytes: usize,
 }
 
 impl Pack {
     pub(crate) fn specialization(quant: QuantType) -> Specialization {
-        let layout = PanelFormat::of(quant).expect("a format that has panels");
+        let layout = FragmentFormat::of(quant).expect("a format that has fragments");
         Specialization {
             kernel: "pack",
             entries: &["pack"],
-            constants: vec![format(quant), panel(layout)],
+            constants: vec![format(quant), fragment_constant(layout)],
             params_bytes: PackParams::BYTES,
         }
     }
 
     pub(crate) fn grid(&self) -> Grid {
         let blocks = (
-            self.rows.div_ceil(panels::STRIP),
+            self.rows.div_ceil(fragment::M_TILE),
             self.columns.div_ceil(RUN),
         );
         Grid::new(blocks, THREADS)
@@ -63,8 +63,8 @@ impl Pack {
         PackParams {
             from: self.from,
             row_bytes: self.quant.row_bytes(self.columns) as u64,
-            panels: self.panels,
-            strip_bytes: self.strip_bytes as u64,
+            fragments: self.fragments,
+            m_tile_bytes: self.m_tile_bytes as u64,
             rows: self.rows as u32,
             columns: self.columns as u32,
         }
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
     use crate::{
         config::Tier,
-        kernel::panels::{STRIP, pack},
+        kernel::fragment::{M_TILE, pack},
         testing::{Card, at},
     };
 
@@ -104,7 +104,7 @@ mod tests {
     fn pack_agrees_with_the_host_byte_for_byte() {
         let card = Card::open(Tier::Best);
         for quant in PACKED {
-            let format = PanelFormat::of(quant).unwrap();
+            let format = FragmentFormat::of(quant).unwrap();
             let module = card.load(&Pack::specialization(quant));
             let tail = 1024 + 3 * quant.block_len();
             for (rows, columns) in [(1, 256), (48, 2560), (37, tail), (16, quant.block_len())] {
@@ -113,17 +113,17 @@ mod tests {
                 let row = |r: usize| &bytes[r * row_bytes..(r + 1) * row_bytes];
                 let expected = pack(quant, rows, columns, row);
                 let from = card.upload(&bytes);
-                let panels = card.upload(&vec![0xa5u8; expected.len()]);
+                let fragments = card.upload(&vec![0xa5u8; expected.len()]);
                 let job = Pack {
                     quant,
                     from: from.address(),
                     rows,
                     columns,
-                    panels: panels.address(),
-                    strip_bytes: format.strip_bytes(columns),
+                    fragments: fragments.address(),
+                    m_tile_bytes: format.m_tile_bytes(columns),
                 };
                 card.run(&module, job.grid(), &job.params());
-                let found: Vec<u8> = card.download(&panels, expected.len());
+                let found: Vec<u8> = card.download(&fragments, expected.len());
                 assert!(found == expected, "{quant} {rows} x {columns}");
             }
         }
@@ -134,31 +134,31 @@ mod tests {
     fn pack_leaves_room_for_strips_in_turn() {
         let card = Card::open(Tier::Best);
         let (quant, rows, columns) = (QuantType::Q4_K, 40, 512);
-        let strip_bytes = PanelFormat::K4.strip_bytes(columns);
+        let m_tile_bytes = FragmentFormat::K4.m_tile_bytes(columns);
         let bytes = random(quant, rows, columns);
         let row_bytes = quant.row_bytes(columns);
         let row = |r: usize| &bytes[r * row_bytes..(r + 1) * row_bytes];
         let expected = pack(quant, rows, columns, row);
         let from = card.upload(&bytes);
-        let panels = card.upload(&vec![0xa5u8; 2 * expected.len()]);
+        let fragments = card.upload(&vec![0xa5u8; 2 * expected.len()]);
         let module = card.load(&Pack::specialization(quant));
         // The second of two matrices, in two runs of rows.
-        for (first, rows) in [(0, STRIP), (STRIP, rows - STRIP)] {
+        for (first, rows) in [(0, M_TILE), (M_TILE, rows - M_TILE)] {
             let job = Pack {
                 quant,
                 from: at::<u8>(&from, first * row_bytes),
                 rows,
                 columns,
-                panels: at::<u8>(&panels, (2 * (first / STRIP) + 1) * strip_bytes),
-                strip_bytes: 2 * strip_bytes,
+                fragments: at::<u8>(&fragments, (2 * (first / M_TILE) + 1) * m_tile_bytes),
+                m_tile_bytes: 2 * m_tile_bytes,
             };
             card.run(&module, job.grid(), &job.params());
         }
-        let found: Vec<u8> = card.download(&panels, 2 * expected.len());
-        let strips = found.chunks_exact(2 * strip_bytes);
-        for (strips, expected) in strips.zip(expected.chunks_exact(strip_bytes)) {
-            assert!(strips[..strip_bytes].iter().all(|b| *b == 0xa5));
-            assert!(strips[strip_bytes..] == *expected);
+        let found: Vec<u8> = card.download(&fragments, 2 * expected.len());
+        let m_tiles = found.chunks_exact(2 * m_tile_bytes);
+        for (m_tiles, expected) in m_tiles.zip(expected.chunks_exact(m_tile_bytes)) {
+            assert!(m_tiles[..m_tile_bytes].iter().all(|b| *b == 0xa5));
+            assert!(m_tiles[m_tile_bytes..] == *expected);
         }
     }
 
@@ -170,12 +170,12 @@ mod tests {
         for quant in PACKED {
             let (rows, columns) = (10240, 2560);
             let bytes = random(quant, rows, columns);
-            let format = PanelFormat::of(quant).unwrap();
-            let strip_bytes = format.strip_bytes(columns);
-            let (from, panels) = (card.upload(&bytes), strip_bytes * rows / STRIP);
+            let format = FragmentFormat::of(quant).unwrap();
+            let m_tile_bytes = format.m_tile_bytes(columns);
+            let (from, fragments) = (card.upload(&bytes), m_tile_bytes * rows / M_TILE);
             // Past the second cache.
-            let count = (256 << 20) / panels;
-            let to = card.device.allocate("test", count * panels).unwrap();
+            let count = (256 << 20) / fragments;
+            let to = card.device.allocate("test", count * fragments).unwrap();
             let module = card.load(&Pack::specialization(quant));
             let time = card.time(50, |i| {
                 let job = Pack {
@@ -183,8 +183,8 @@ mod tests {
                     from: from.address(),
                     rows,
                     columns,
-                    panels: at::<u8>(&to, i % count * panels),
-                    strip_bytes,
+                    fragments: at::<u8>(&to, i % count * fragments),
+                    m_tile_bytes,
                 };
                 crate::device::launch(&module, job.grid(), &job.params()).unwrap();
             });

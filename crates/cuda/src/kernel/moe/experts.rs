@@ -4,16 +4,17 @@ use carat_gguf::QuantType;
 use carat_model::weights::Weight;
 
 use crate::kernel::{
-    Addresses, Kernel, Place, RowsAt, Specialization, format, linear::linear::OUTPUTS, strips,
+    Addresses, Kernel, Operand, RowsAt, Specialization, elementwise_grid, format,
+    linear::linear_plain::OUTPUTS,
 };
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},
-    kernel::weights::{Form, Packed},
+    kernel::weights::{WeightFormat, WeightOperand},
 };
 
 /// The router keeps a row's scores in shared memory.
-pub(crate) const MOST_EXPERTS: usize = 1024;
+pub(crate) const MAX_EXPERTS: usize = 1024;
 
 params! {
     struct RouteParams {
@@ -56,11 +57,11 @@ params! {
 /// From scores to choices and their weights.
 #[derive(Debug)]
 pub(crate) struct Route {
-    pub(crate) scores: Place,
+    pub(crate) scores: Operand,
     pub(crate) expert_scale: Option<Weight>,
     pub(crate) experts: usize,
     pub(crate) top_k: usize,
-    pub(crate) out: Place,
+    pub(crate) out: Operand,
 }
 
 pub(crate) fn route_specialization() -> Specialization {
@@ -84,24 +85,24 @@ impl Kernel for Route {
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
         RouteParams {
             rows,
-            scores: at.place(self.scores),
+            scores: at.operand(self.scores),
             expert_scale: at.vector(self.expert_scale),
-            out: at.place(self.out),
+            out: at.operand(self.out),
             experts: self.experts as u32,
             top_k: self.top_k as u32,
         }
         .bytes()
     }
 
-    fn weights(&self) -> Vec<Packed> {
-        Packed::vectors([self.expert_scale])
+    fn weights(&self) -> Vec<WeightOperand> {
+        WeightOperand::vectors([self.expert_scale])
     }
 
-    fn reads(&self) -> Vec<Place> {
+    fn reads(&self) -> Vec<Operand> {
         vec![self.scores]
     }
 
-    fn writes(&self) -> Vec<Place> {
+    fn writes(&self) -> Vec<Operand> {
         vec![self.out]
     }
 }
@@ -109,24 +110,24 @@ impl Kernel for Route {
 /// Products of each row with the matrices it chose: `[rows, top_k, outputs]`.
 #[derive(Debug)]
 pub(crate) struct ExpertsLinear {
-    pub(crate) x: Place,
-    pub(crate) x_rows: XRows,
-    pub(crate) route: Place,
+    pub(crate) x: Operand,
+    pub(crate) x_rows: ExpertInput,
+    pub(crate) route: Operand,
     pub(crate) w: Weight,
     pub(crate) quant: QuantType,
     pub(crate) columns: usize,
     pub(crate) outputs: usize,
     pub(crate) top_k: usize,
-    pub(crate) out: Place,
+    pub(crate) out: Operand,
 }
 
 /// What the chosen matrices are multiplied with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum XRows {
+pub(crate) enum ExpertInput {
     /// The same row for all choices.
-    One,
+    PerToken,
     /// A row for each.
-    EachChoice,
+    PerExpert,
 }
 
 pub(crate) fn linear_specialization(quant: QuantType) -> Specialization {
@@ -149,35 +150,35 @@ impl Kernel for ExpertsLinear {
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
-        let w = at.matrix(&Packed::one(self.w, Form::File));
+        let w = at.matrix(&WeightOperand::one(self.w, WeightFormat::File));
         ExpertsLinearParams {
             rows,
-            x: at.place(self.x),
-            route: at.place(self.route),
+            x: at.operand(self.x),
+            route: at.operand(self.route),
             w: w.start,
             row_bytes: w.row_bytes as u64,
             matrix_bytes: w.matrix_bytes as u64,
-            out: at.place(self.out),
+            out: at.operand(self.out),
             columns: self.columns as u32,
             outputs: self.outputs as u32,
             top_k: self.top_k as u32,
             x_choices: match self.x_rows {
-                XRows::One => 1,
-                XRows::EachChoice => self.top_k as u32,
+                ExpertInput::PerToken => 1,
+                ExpertInput::PerExpert => self.top_k as u32,
             },
         }
         .bytes()
     }
 
-    fn weights(&self) -> Vec<Packed> {
-        vec![Packed::one(self.w, Form::File)]
+    fn weights(&self) -> Vec<WeightOperand> {
+        vec![WeightOperand::one(self.w, WeightFormat::File)]
     }
 
-    fn reads(&self) -> Vec<Place> {
+    fn reads(&self) -> Vec<Operand> {
         vec![self.x, self.route]
     }
 
-    fn writes(&self) -> Vec<Place> {
+    fn writes(&self) -> Vec<Operand> {
         vec![self.out]
     }
 }
@@ -185,11 +186,11 @@ impl Kernel for ExpertsLinear {
 /// The weighted sum over a row's choices.
 #[derive(Debug)]
 pub(crate) struct ExpertsSum {
-    pub(crate) x: Place,
-    pub(crate) route: Place,
+    pub(crate) x: Operand,
+    pub(crate) route: Operand,
     pub(crate) columns: usize,
     pub(crate) top_k: usize,
-    pub(crate) out: Place,
+    pub(crate) out: Operand,
 }
 
 pub(crate) fn sum_specialization() -> Specialization {
@@ -207,26 +208,26 @@ impl Kernel for ExpertsSum {
     }
 
     fn grid(&self, rows: usize) -> Grid {
-        strips(rows, self.columns)
+        elementwise_grid(rows, self.columns)
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
         ExpertsSumParams {
             rows,
-            x: at.place(self.x),
-            route: at.place(self.route),
-            out: at.place(self.out),
+            x: at.operand(self.x),
+            route: at.operand(self.route),
+            out: at.operand(self.out),
             columns: self.columns as u32,
             top_k: self.top_k as u32,
         }
         .bytes()
     }
 
-    fn reads(&self) -> Vec<Place> {
+    fn reads(&self) -> Vec<Operand> {
         vec![self.x, self.route]
     }
 
-    fn writes(&self) -> Vec<Place> {
+    fn writes(&self) -> Vec<Operand> {
         vec![self.out]
     }
 }

@@ -9,30 +9,30 @@ use crate::{
     testing::{Card, at, normals},
 };
 
-/// A batch's words, with room for as many rows.
+/// A batch's words, with padded_rows for as many rows.
 struct Words {
     words: Vec<u32>,
     draw: Draw,
 }
 
 const COUNT_AT: usize = 0;
-const TURN_AT: usize = 1;
+const IN_FLIGHT_AT: usize = 1;
 const SETTINGS_AT: usize = 4;
 
 /// How often a timed graph samples.
 const REPEATS: u32 = 20;
 
-fn words(wishes: &[Wish<'_>], vocab: usize, turn: u32) -> Option<Words> {
+fn words(rows_to_sample: &[RowToSample<'_>], vocab: usize, in_flight: u32) -> Option<Words> {
     let at = SettingsAt {
         settings: SETTINGS_AT,
-        most_rows: wishes.len(),
-        changes: SETTINGS_AT + wishes.len() * SETTING_WORDS,
+        most_rows: rows_to_sample.len(),
+        changes: SETTINGS_AT + rows_to_sample.len() * SETTING_WORDS,
     };
     let mut words = vec![0; at.changes + CHANGE_WORDS];
-    let (draw, end) = write(wishes, vocab, &at, &mut words)?;
+    let (draw, end) = write(rows_to_sample, vocab, &at, &mut words)?;
     words.truncate(end);
-    words[COUNT_AT] = wishes.len() as u32;
-    words[TURN_AT] = turn;
+    words[COUNT_AT] = rows_to_sample.len() as u32;
+    words[IN_FLIGHT_AT] = in_flight;
     Some(Words { words, draw })
 }
 
@@ -67,7 +67,7 @@ impl Bench {
             logits,
             settings: at::<u32>(words, SETTINGS_AT),
             words: words.address(),
-            turn: at::<u32>(words, TURN_AT),
+            in_flight: at::<u32>(words, IN_FLIGHT_AT),
             samples,
         };
         let module = Arc::clone(&self.module);
@@ -75,10 +75,11 @@ impl Bench {
     }
 
     /// The device's tokens, twice: nothing may be left of the first time.
-    fn tokens(&self, logits: &[f32], wishes: &[Wish<'_>]) -> Vec<TokenId> {
-        let (rows, vocab) = (wishes.len(), logits.len() / wishes.len());
-        let run = |turn: usize| -> Vec<TokenId> {
-            let words = words(wishes, vocab, turn as u32).expect("the device takes it");
+    fn tokens(&self, logits: &[f32], rows_to_sample: &[RowToSample<'_>]) -> Vec<TokenId> {
+        let (rows, vocab) = (rows_to_sample.len(), logits.len() / rows_to_sample.len());
+        let run = |in_flight: usize| -> Vec<TokenId> {
+            let words =
+                words(rows_to_sample, vocab, in_flight as u32).expect("the device takes it");
             let (on_device, buffer) = (self.card.upload(&words.words), self.card.upload(logits));
             let samples = self.card.upload(&vec![7u32; rows + 3]);
             let sampler = self.sampler(
@@ -92,7 +93,7 @@ impl Bench {
                 .run(words.draw, rows + 3, || Ok(()))
                 .expect("launches");
             self.card.device.wait("sampling").expect("runs");
-            let tokens: Vec<TokenId> = sampler.tokens(turn, rows).collect();
+            let tokens: Vec<TokenId> = sampler.tokens(in_flight, rows).collect();
             let samples = self.card.download::<u32>(&samples, rows + 3);
             assert_eq!(samples, [tokens.as_slice(), &[7; 3]].concat());
             tokens
@@ -103,8 +104,8 @@ impl Bench {
     }
 }
 
-fn reference(logits: &[f32], wish: &Wish<'_>) -> TokenId {
-    let Wish {
+fn reference(logits: &[f32], wish: &RowToSample<'_>) -> TokenId {
+    let RowToSample {
         sampling,
         history,
         position,
@@ -114,7 +115,7 @@ fn reference(logits: &[f32], wish: &Wish<'_>) -> TokenId {
 }
 
 /// What the draw compares, for a token whose logit nothing changes.
-fn score(logits: &[f32], wish: &Wish<'_>, token: TokenId) -> f64 {
+fn score(logits: &[f32], wish: &RowToSample<'_>, token: TokenId) -> f64 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let bits = (random(wish.sampling.seed, wish.position as u64, token) >> 40) as f64;
     let uniform = (bits + 0.5) / f64::from(1u32 << 24);
@@ -123,14 +124,14 @@ fn score(logits: &[f32], wish: &Wish<'_>, token: TokenId) -> f64 {
 
 /// Another library's logarithm or exponential may differ in its last bit. So two scores may change places that are that close, and
 /// so may the token at which the sum of probabilities is reached.
-fn is_near_tie(logits: &[f32], wish: &Wish<'_>, found: TokenId, expected: TokenId) -> bool {
+fn is_near_tie(logits: &[f32], wish: &RowToSample<'_>, found: TokenId, expected: TokenId) -> bool {
     let (a, b) = (score(logits, wish, found), score(logits, wish, expected));
     let other_sum = |factor: f32| {
         let sampling = Sampling {
             top_p: wish.sampling.top_p * factor,
             ..wish.sampling.clone()
         };
-        let other = Wish {
+        let other = RowToSample {
             sampling: &sampling,
             ..*wish
         };
@@ -139,10 +140,10 @@ fn is_near_tie(logits: &[f32], wish: &Wish<'_>, found: TokenId, expected: TokenI
     (a - b).abs() <= 1e-6 * a.abs().max(1.0) || other_sum(1.0 - 1e-6) || other_sum(1.0 + 1e-6)
 }
 
-fn check(bench: &Bench, logits: &[f32], wishes: &[Wish<'_>]) {
-    let vocab = logits.len() / wishes.len();
-    let found = bench.tokens(logits, wishes);
-    for (r, (row, wish)) in logits.chunks(vocab).zip(wishes).enumerate() {
+fn check(bench: &Bench, logits: &[f32], rows_to_sample: &[RowToSample<'_>]) {
+    let vocab = logits.len() / rows_to_sample.len();
+    let found = bench.tokens(logits, rows_to_sample);
+    for (r, (row, wish)) in logits.chunks(vocab).zip(rows_to_sample).enumerate() {
         let expected = reference(row, wish);
         let near = || !bench.is_emulated() && is_near_tie(row, wish, found[r], expected);
         assert!(
@@ -155,13 +156,13 @@ fn check(bench: &Bench, logits: &[f32], wishes: &[Wish<'_>]) {
 }
 
 fn check_all(bench: &Bench, logits: &[f32], settings: &[Sampling], history: &[TokenId]) {
-    let wish = |(position, sampling)| Wish {
+    let wish = |(position, sampling)| RowToSample {
         sampling,
         history,
         position,
     };
-    let wishes: Vec<Wish<'_>> = settings.iter().enumerate().map(wish).collect();
-    check(bench, logits, &wishes);
+    let rows_to_sample: Vec<RowToSample<'_>> = settings.iter().enumerate().map(wish).collect();
+    check(bench, logits, &rows_to_sample);
 }
 
 /// Settings of every kind that the device takes.
@@ -339,7 +340,7 @@ fn sample_forbidden_and_favoured_tokens() {
 #[test]
 fn what_the_device_does_not_take_is_left_to_the_host() {
     let taken = |sampling: &Sampling, history: &[TokenId]| {
-        let wish = Wish {
+        let wish = RowToSample {
             sampling,
             history,
             position: 9,
@@ -377,7 +378,7 @@ fn changes_are_sorted_by_token_and_in_order() {
         logit_bias: vec![(9, 2.0), (3, 1.0), (9, 3.0), (100, 1.0)],
         ..Sampling::default()
     };
-    let wish = Wish {
+    let wish = RowToSample {
         sampling: &sampling,
         history: &[7, 9, 3, 9, 9],
         position: 5,
@@ -436,7 +437,7 @@ fn sample_timing() {
         let logits: Vec<f32> = normals(5, vocab * rows).iter().map(|x| 3.0 * x).collect();
         let buffer = bench.card.upload(&logits);
         for (name, sampling) in &cases {
-            let wish = Wish {
+            let wish = RowToSample {
                 sampling,
                 history: &[5; 64],
                 position: 3,

@@ -3,11 +3,11 @@ mod timing;
 use carat_gguf::{QuantType, quant::random_blocks};
 
 use super::*;
-use crate::kernel::moe::expert_tiles;
+use crate::kernel::moe::permute;
 use crate::{
     config::Tier,
     device::{Buffer, Module},
-    kernel::panels::pack,
+    kernel::fragment::pack,
     testing::{Card, normals, relative_error},
 };
 
@@ -79,8 +79,8 @@ struct Matrix {
 impl Matrix {
     fn new(weights: GemmWeights, outputs: usize, columns: usize, seed: u64) -> Matrix {
         let quant = match weights {
-            GemmWeights::Halves => QuantType::F16,
-            GemmWeights::Panels(format) => of_panels(format),
+            GemmWeights::F16 => QuantType::F16,
+            GemmWeights::Fragments(format) => of_panels(format),
         };
         let row_bytes = quant.row_bytes(columns);
         let mut file = vec![0; outputs * row_bytes];
@@ -91,17 +91,17 @@ impl Matrix {
             quant.dequantize(row(r), values);
         }
         let bytes = match weights {
-            GemmWeights::Halves => file.clone(),
-            GemmWeights::Panels(_) => pack(quant, outputs, columns, row),
+            GemmWeights::F16 => file.clone(),
+            GemmWeights::Fragments(_) => pack(quant, outputs, columns, row),
         };
         Matrix { bytes, values }
     }
 }
 
-fn of_panels(format: PanelFormat) -> QuantType {
+fn of_panels(format: FragmentFormat) -> QuantType {
     let found = FORMATS
         .into_iter()
-        .find(|&q| PanelFormat::of(q) == Some(format));
+        .find(|&q| FragmentFormat::of(q) == Some(format));
     found.expect("one of each")
 }
 
@@ -123,12 +123,12 @@ fn gelu(z: f32) -> f32 {
     (0.5 * z * (1.0 + inner.tanh())) as f32
 }
 
-/// Products of gates and ups from sums whose columns are strips in turn.
+/// Products of gates and ups from sums whose columns are M-tiles in turn.
 fn pairs(sums: &[f32], outputs: usize) -> Vec<f32> {
     let mut out = Vec::new();
     for row in sums.chunks_exact(outputs) {
-        for pair in row.chunks_exact(2 * STRIP) {
-            let (gates, ups) = pair.split_at(STRIP);
+        for pair in row.chunks_exact(2 * M_TILE) {
+            let (gates, ups) = pair.split_at(M_TILE);
             out.extend(gates.iter().zip(ups).map(|(&g, &u)| gelu(g) * u));
         }
     }
@@ -138,7 +138,7 @@ fn pairs(sums: &[f32], outputs: usize) -> Vec<f32> {
 /// What a product left on the card.
 enum Out {
     Floats(Vec<f32>),
-    Products(Q8),
+    GemmImpl(Q8),
 }
 
 /// A product on a card.
@@ -195,15 +195,15 @@ impl Setup<'_> {
         let none = Address::NULL;
         let rows = card.upload(&[count as u32]);
         let partials = card.upload(&vec![POISON; scratch.partials / 4]);
-        let tickets = card.upload(&vec![0u32; scratch.tickets / 4]);
+        let arrivals = card.upload(&vec![0u32; scratch.arrivals / 4]);
         let q8 = quantize_terms(x, shape.columns, shape.terms);
         let x = match shape.weights {
-            GemmWeights::Panels(_) => [
+            GemmWeights::Fragments(_) => [
                 card.upload(&q8.codes),
                 card.upload(&q8.scales),
                 card.upload(&q8.sums),
             ],
-            GemmWeights::Halves => [
+            GemmWeights::F16 => [
                 card.upload(&halves(x)),
                 card.upload(&factors(x, shape.columns)),
                 card.upload(&[0f32]),
@@ -228,7 +228,7 @@ impl Setup<'_> {
             scales: scales.address(),
             sums: sums.address(),
             partials: partials.address(),
-            tickets: tickets.address(),
+            arrivals: arrivals.address(),
             tiles: grouped.map_or(none, |(g, _)| g.tiles.address()),
             tile_count: grouped.map_or(none, |(g, _)| g.tile_count.address()),
             sorted: grouped.map_or(none, |(g, _)| g.sorted.address()),
@@ -237,12 +237,12 @@ impl Setup<'_> {
             out_stride: stride as u32,
             x_share: grouped.map_or(1, |(_, share)| share as u32),
         };
-        // Twice, because the first run must leave the tickets as it found them.
+        // Twice, because the first run must leave the arrivals as it found them.
         for _ in 0..2 {
             card.run(&self.module, grid, &params.bytes());
         }
         match shape.epilogue {
-            Epilogue::Floats => {
+            GemmEpilogue::F32 => {
                 let all: Vec<f32> = card.download(&out, bucket * stride);
                 for (r, row) in all.chunks_exact(stride).enumerate() {
                     let written = if r < count { shape.outputs } else { 0 };
@@ -251,7 +251,7 @@ impl Setup<'_> {
                 let rows = all.chunks_exact(stride).take(count);
                 Out::Floats(rows.flat_map(|r| r[..shape.outputs].to_vec()).collect())
             }
-            Epilogue::GeluPair => {
+            GemmEpilogue::Geglu => {
                 let mut q8 = Q8 {
                     codes: card.download(&codes, bucket * products),
                     scales: card.download(&scales, bucket * products / 32),
@@ -263,7 +263,7 @@ impl Setup<'_> {
                     let beyond = values.split_off(count * products / 32);
                     assert!(beyond.iter().all(|&v| v == POISON), "past the end");
                 }
-                Out::Products(q8)
+                Out::GemmImpl(q8)
             }
         }
     }
@@ -294,7 +294,7 @@ fn half_values(x: &[f32]) -> Vec<f32> {
     halves(x).into_iter().map(value).collect()
 }
 
-/// A factor a row, which depends on the row alone.
+/// One factor per row, which depends on the row alone.
 fn factors(x: &[f32], columns: usize) -> Vec<f32> {
     let rows = x.chunks_exact(columns);
     rows.map(|row| if row[0] < 0.0 { 4.0 } else { 0.5 })
@@ -303,7 +303,7 @@ fn factors(x: &[f32], columns: usize) -> Vec<f32> {
 
 fn shape(
     weights: GemmWeights,
-    epilogue: Epilogue,
+    epilogue: GemmEpilogue,
     (outputs, columns): (usize, usize),
 ) -> GemmShape {
     GemmShape {
@@ -321,7 +321,7 @@ fn shape(
 /// Against f64, with the same quantized activations and with what they were made from; rows alone and among others.
 fn check(
     weights: GemmWeights,
-    epilogue: Epilogue,
+    epilogue: GemmEpilogue,
     sizes: (usize, usize),
     buckets: &[(usize, usize)],
 ) {
@@ -345,9 +345,9 @@ fn check_shape(shape: GemmShape, buckets: &[(usize, usize)]) {
         let found = setup.run(&x, bucket);
         let exact = match weights {
             // Two bytes hold a value to 2^-15 of its block's largest.
-            GemmWeights::Panels(_) if terms == 2 => x.clone(),
-            GemmWeights::Panels(_) => quantize(&x).values(),
-            GemmWeights::Halves => {
+            GemmWeights::Fragments(_) if terms == 2 => x.clone(),
+            GemmWeights::Fragments(_) => quantize(&x).values(),
+            GemmWeights::F16 => {
                 let factors = factors(&x, columns);
                 let scaled = |(i, v): (usize, &f32)| v * factors[i / columns];
                 half_values(&x).iter().enumerate().map(scaled).collect()
@@ -359,12 +359,12 @@ fn check_shape(shape: GemmShape, buckets: &[(usize, usize)]) {
                 let error = relative_error(found, &expected);
                 let bound = if terms == 2 { 4e-5 } else { 1e-5 };
                 assert!(error < bound, "{case}: {error}");
-                if weights != GemmWeights::Halves {
+                if weights != GemmWeights::F16 {
                     let error = relative_error(found, &product(&x, &w.values, columns));
                     assert!(error < 1.2e-2, "{case}: {error} of floats");
                 }
             }
-            Out::Products(found) => {
+            Out::GemmImpl(found) => {
                 let products = pairs(&expected, outputs);
                 let q8 = quantize(&products);
                 let error = relative_error(&found.scales, &q8.scales);
@@ -385,7 +385,7 @@ fn check_shape(shape: GemmShape, buckets: &[(usize, usize)]) {
                 let same = all[(count - 1) * outputs..] == one[..];
                 assert!(same, "{case}: a row alone");
             }
-            (Out::Products(all), Out::Products(one)) => {
+            (Out::GemmImpl(all), Out::GemmImpl(one)) => {
                 let products = outputs / 2;
                 let last = (count - 1) * products;
                 let same =
@@ -400,29 +400,29 @@ fn check_shape(shape: GemmShape, buckets: &[(usize, usize)]) {
 /// Every tile, whole and in part; with and without splits.
 const BUCKETS: [(usize, usize); 6] = [(1, 1), (16, 9), (32, 31), (64, 50), (130, 129), (300, 270)];
 
-fn check_format(format: PanelFormat, columns: [usize; 2]) {
-    let weights = GemmWeights::Panels(format);
-    check(weights, Epilogue::Floats, (200, columns[0]), &BUCKETS);
+fn check_format(format: FragmentFormat, columns: [usize; 2]) {
+    let weights = GemmWeights::Fragments(format);
+    check(weights, GemmEpilogue::F32, (200, columns[0]), &BUCKETS);
     check(
         weights,
-        Epilogue::Floats,
+        GemmEpilogue::F32,
         (37, columns[1]),
         &[(16, 16), (64, 64), (200, 3)],
     );
-    check(weights, Epilogue::GeluPair, (192, columns[0]), &BUCKETS);
+    check(weights, GemmEpilogue::Geglu, (192, columns[0]), &BUCKETS);
     let finer = GemmShape {
         terms: 2,
-        ..shape(weights, Epilogue::Floats, (200, 768))
+        ..shape(weights, GemmEpilogue::F32, (200, 768))
     };
     check_shape(finer, &BUCKETS);
 }
 
 #[test]
 fn every_tile_fits_every_card_and_has_a_stage_in_flight() {
-    for weights in PanelFormat::ALL
-        .map(GemmWeights::Panels)
+    for weights in FragmentFormat::ALL
+        .map(GemmWeights::Fragments)
         .into_iter()
-        .chain([GemmWeights::Halves])
+        .chain([GemmWeights::F16])
     {
         for entry in 0..TILES.len() {
             let (stages, bytes) = weights.stages(entry);
@@ -437,8 +437,8 @@ fn every_tile_fits_every_card_and_has_a_stage_in_flight() {
 #[test]
 fn splits_are_few_where_there_are_tiles_enough() {
     let of = |sizes, rows| {
-        let weights = GemmWeights::Panels(PanelFormat::Q8);
-        shape(weights, Epilogue::Floats, sizes).splits(rows)
+        let weights = GemmWeights::Fragments(FragmentFormat::Q8);
+        shape(weights, GemmEpilogue::F32, sizes).splits(rows)
     };
     assert_eq!(of((20480, 2560), 2048), 1);
     assert!(of((2560, 10240), 512) > 1);
@@ -449,40 +449,40 @@ fn splits_are_few_where_there_are_tiles_enough() {
 #[test]
 #[ignore = "needs a card"]
 fn gemm_q8() {
-    check_format(PanelFormat::Q8, [352, 1120]);
+    check_format(FragmentFormat::Q8, [352, 1120]);
 }
 
 #[test]
 #[ignore = "needs a card"]
 fn gemm_q4() {
-    check_format(PanelFormat::Q4, [352, 1120]);
+    check_format(FragmentFormat::Q4, [352, 1120]);
 }
 
 #[test]
 #[ignore = "needs a card"]
 fn gemm_k4() {
-    check_format(PanelFormat::K4, [256, 768]);
+    check_format(FragmentFormat::K4, [256, 768]);
 }
 
 #[test]
 #[ignore = "needs a card"]
 fn gemm_k5() {
-    check_format(PanelFormat::K5, [256, 768]);
+    check_format(FragmentFormat::K5, [256, 768]);
 }
 
 #[test]
 #[ignore = "needs a card"]
 fn gemm_k6() {
-    check_format(PanelFormat::K6, [256, 768]);
+    check_format(FragmentFormat::K6, [256, 768]);
 }
 
 #[test]
 #[ignore = "needs a card"]
 fn gemm_f16() {
-    check(GemmWeights::Halves, Epilogue::Floats, (200, 352), &BUCKETS);
+    check(GemmWeights::F16, GemmEpilogue::F32, (200, 352), &BUCKETS);
     check(
-        GemmWeights::Halves,
-        Epilogue::Floats,
+        GemmWeights::F16,
+        GemmEpilogue::F32,
         (37, 1120),
         &[(16, 16), (64, 64)],
     );
@@ -496,9 +496,9 @@ struct Grouped {
     tile_count: Buffer,
 }
 
-fn group(card: &Card, groups: Groups, bucket: usize, count: usize, seed: u64) -> Grouped {
-    let route = expert_tiles::tests::route(count, groups, seed);
-    let (sorted, tiles, tile_count) = expert_tiles::tests::sort(card, groups, bucket, &route);
+fn group(card: &Card, groups: ExpertGroups, bucket: usize, count: usize, seed: u64) -> Grouped {
+    let route = permute::tests::route(count, groups, seed);
+    let (sorted, tiles, tile_count) = permute::tests::sort(card, groups, bucket, &route);
     Grouped {
         route,
         sorted,
@@ -508,12 +508,12 @@ fn group(card: &Card, groups: Groups, bucket: usize, count: usize, seed: u64) ->
 }
 
 /// Both products of a layer of experts against f64, for rows that choose unevenly.
-fn check_grouped(format: PanelFormat, (dim, width): (usize, usize), groups: Groups) {
+fn check_grouped(format: FragmentFormat, (dim, width): (usize, usize), groups: ExpertGroups) {
     let card = Card::open(Tier::Portable);
-    let weights = GemmWeights::Panels(format);
+    let weights = GemmWeights::Fragments(format);
     let sizes = [
-        (Epilogue::GeluPair, (2 * width, dim), XRows::One),
-        (Epilogue::Floats, (dim, width), XRows::EachChoice),
+        (GemmEpilogue::Geglu, (2 * width, dim), ExpertInput::PerToken),
+        (GemmEpilogue::F32, (dim, width), ExpertInput::PerExpert),
     ];
     for (epilogue, (outputs, columns), x_rows) in sizes {
         let shape = GemmShape {
@@ -530,8 +530,8 @@ fn check_grouped(format: PanelFormat, (dim, width): (usize, usize), groups: Grou
             let grouped = group(&card, groups, bucket, count, (bucket + count) as u64);
             let choices = count * groups.top_k;
             let share = match x_rows {
-                XRows::One => groups.top_k,
-                XRows::EachChoice => 1,
+                ExpertInput::PerToken => groups.top_k,
+                ExpertInput::PerExpert => 1,
             };
             let x = normals(count as u64, choices / share * columns);
             let found = setup.run_grouped(&x, bucket * groups.top_k, choices, &grouped, share);
@@ -548,7 +548,7 @@ fn check_grouped(format: PanelFormat, (dim, width): (usize, usize), groups: Grou
                     let error = relative_error(&found, &expected);
                     assert!(error < 1e-5, "{case}: {error}");
                 }
-                Out::Products(found) => {
+                Out::GemmImpl(found) => {
                     let q8 = quantize(&pairs(&expected, outputs));
                     let error = relative_error(&found.scales, &q8.scales);
                     assert!(error < 1e-5, "{case}: scales {error}");
@@ -563,11 +563,11 @@ fn check_grouped(format: PanelFormat, (dim, width): (usize, usize), groups: Grou
 #[test]
 #[ignore = "needs a card"]
 fn gemm_grouped() {
-    let groups = Groups {
+    let groups = ExpertGroups {
         experts: 7,
         top_k: 3,
     };
-    check_grouped(PanelFormat::Q4, (160, 96), groups);
-    check_grouped(PanelFormat::Q8, (96, 96), groups);
-    check_grouped(PanelFormat::K4, (256, 256), groups);
+    check_grouped(FragmentFormat::Q4, (160, 96), groups);
+    check_grouped(FragmentFormat::Q8, (96, 96), groups);
+    check_grouped(FragmentFormat::K4, (256, 256), groups);
 }

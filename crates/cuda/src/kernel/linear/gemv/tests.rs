@@ -19,7 +19,7 @@ struct Case {
     prologue: u32,
     epilogue: u32,
     rows: usize,
-    /// Forced, to give a block many strips.
+    /// Forced, to give a block many M-tiles.
     blocks: Option<usize>,
 }
 
@@ -28,12 +28,12 @@ const BY: f32 = 0.7;
 /// Columns of the operand of a slice, and the first it takes.
 const SLICE: (usize, usize) = (3, 2);
 
-fn form(quant: QuantType) -> GemvForm {
+fn form(quant: QuantType) -> GemvWeights {
     match quant {
-        QuantType::F16 => GemvForm::F16,
-        QuantType::BF16 => GemvForm::BF16,
-        QuantType::F32 => GemvForm::F32,
-        _ => GemvForm::Panel(PanelFormat::of(quant).expect("panels")),
+        QuantType::F16 => GemvWeights::F16,
+        QuantType::BF16 => GemvWeights::BF16,
+        QuantType::F32 => GemvWeights::F32,
+        _ => GemvWeights::Fragments(FragmentFormat::of(quant).expect("fragments")),
     }
 }
 
@@ -65,8 +65,8 @@ impl Matrix {
     /// As it lies on the device.
     fn packed(&self) -> Vec<u8> {
         match form(self.quant) {
-            GemvForm::Panel(_) => {
-                panels::pack(self.quant, self.rows, self.columns, |r| self.row(r))
+            GemvWeights::Fragments(_) => {
+                fragment::pack(self.quant, self.rows, self.columns, |r| self.row(r))
             }
             _ => self.bytes.clone(),
         }
@@ -89,10 +89,10 @@ impl Matrix {
 }
 
 /// Strips of two matrices in turn.
-fn interleaved(gate: &[u8], up: &[u8], strip_bytes: usize) -> Vec<u8> {
+fn interleaved(gate: &[u8], up: &[u8], m_tile_bytes: usize) -> Vec<u8> {
     let pairs = gate
-        .chunks_exact(strip_bytes)
-        .zip(up.chunks_exact(strip_bytes));
+        .chunks_exact(m_tile_bytes)
+        .zip(up.chunks_exact(m_tile_bytes));
     pairs.flat_map(|(g, u)| [g, u].concat()).collect()
 }
 
@@ -133,8 +133,8 @@ fn floats(x: &[f64]) -> Vec<f32> {
     x.iter().map(|&x| x as f32).collect()
 }
 
-fn facts(card: &Card) -> GemvCard {
-    GemvCard {
+fn facts(card: &Card) -> GemvDevice {
+    GemvDevice {
         multiprocessors: card.device.multiprocessors,
         shared_bytes: card.device.shared_bytes,
     }
@@ -156,7 +156,7 @@ impl Case {
     fn shape(&self, card: &Card) -> GemvShape {
         let form = form(self.quant);
         let padded = |rows: usize| match form {
-            GemvForm::Panel(_) => rows.next_multiple_of(panels::STRIP),
+            GemvWeights::Fragments(_) => rows.next_multiple_of(fragment::M_TILE),
             _ => rows,
         };
         let outputs = match self.epilogue {
@@ -185,8 +185,7 @@ impl Case {
         let seed = columns as u64;
         // Rows are the same whatever their number; those behind the count are not numbers.
         let some_rows = |seed: u64, size: f32| {
-            let mut values: Vec<f32> =
-                normals(seed, MOST_ROWS * columns)[..rows * columns].to_vec();
+            let mut values: Vec<f32> = normals(seed, MAX_ROWS * columns)[..rows * columns].to_vec();
             for value in &mut values {
                 *value *= size;
             }
@@ -201,7 +200,7 @@ impl Case {
                 .map(|v| 1.0 + 0.3 * v)
                 .collect()
         };
-        let (weight, next_weight): (Vec<f32>, Vec<f32>) = (norm_weight(3), norm_weight(4));
+        let (weight, following_weight): (Vec<f32>, Vec<f32>) = (norm_weight(3), norm_weight(4));
         let shape = self.shape(card);
         let matrices: Vec<Matrix> = match self.epilogue {
             1 => (0..2)
@@ -216,10 +215,10 @@ impl Case {
             }
         };
         let packed: Vec<Vec<u8>> = matrices.iter().map(Matrix::packed).collect();
-        let is_panel = matches!(shape.form, GemvForm::Panel(_));
+        let is_panel = matches!(shape.form, GemvWeights::Fragments(_));
         let (w, up) = match (self.epilogue, is_panel) {
             (1, true) => (
-                interleaved(&packed[0], &packed[1], shape.form.strip_bytes(columns)),
+                interleaved(&packed[0], &packed[1], shape.form.m_tile_bytes(columns)),
                 vec![],
             ),
             (1, false) => (packed[0].clone(), packed[1].clone()),
@@ -230,7 +229,7 @@ impl Case {
 
         let count = card.upload(&[rows as u32]);
         let [x_at, a_at, other_at] = [&x, &a, &other].map(|v| card.upload(v));
-        let [weight_at, next_at] = [&weight, &next_weight].map(|v| card.upload(v));
+        let [weight_at, next_at] = [&weight, &following_weight].map(|v| card.upload(v));
         let [w_at, up_at] = [&w, &up].map(|v| card.upload(v));
         let sum_at = poisoned(card, bucket * columns);
         let outs: Vec<Buffer> = self
@@ -242,17 +241,17 @@ impl Case {
             count: count.address(),
             index: Address::NULL,
         };
-        let input = PrologueParams {
+        let input = GemvPrologueParams {
             x: x_at.address(),
             weight: weight_at.address(),
-            next_weight: next_at.address(),
-            a: a_at.address(),
+            following_weight: next_at.address(),
+            residual: a_at.address(),
             sum: sum_at.address(),
             kind: self.prologue,
             per_column: 1.0 / columns as f32,
             eps: EPS,
-            by: BY,
-            next_eps: EPS,
+            scale: BY,
+            following_eps: EPS,
             reserved: 0,
         };
         let mut params = shape.params(at, input, w_at.address());
@@ -267,13 +266,13 @@ impl Case {
             if self.epilogue != 0 && i > 0 {
                 continue;
             }
-            *part = PartParams {
+            *part = OutputRowsParams {
                 out: outs[i].address(),
                 first: first as u32,
                 rows: self.parts[i] as u32,
             };
             first += if is_panel {
-                self.parts[i].next_multiple_of(panels::STRIP)
+                self.parts[i].next_multiple_of(fragment::M_TILE)
             } else {
                 self.parts[i]
             };
@@ -304,7 +303,7 @@ impl Case {
                 0 => x,
                 1 => branch,
                 2 => sum.clone(),
-                _ => normed(&sum, &next_weight),
+                _ => normed(&sum, &following_weight),
             });
             sums.extend(sum);
         }
@@ -379,7 +378,7 @@ const QUANTS: [QuantType; 8] = [
     QuantType::F32,
 ];
 
-/// Columns that are no multiple of a unit, where the format allows it.
+/// Columns that are no multiple of a K-block, where the format allows it.
 fn odd_columns(quant: QuantType) -> usize {
     match quant.block_len() {
         256 => 768,
@@ -501,11 +500,11 @@ fn gemv_multiplies_with_chosen_matrices() {
             stack(width, dim, 11),
             stack(dim, width, 21),
         );
-        let strip_bytes = form.strip_bytes(dim);
+        let m_tile_bytes = form.m_tile_bytes(dim);
         let pairs = gates
             .iter()
             .zip(&ups)
-            .map(|(g, u)| interleaved(&g.packed(), &u.packed(), strip_bytes));
+            .map(|(g, u)| interleaved(&g.packed(), &u.packed(), m_tile_bytes));
         let (pairs, packed_downs): (Vec<_>, Vec<_>) =
             (pairs.collect(), downs.iter().map(Matrix::packed).collect());
         let mut route = Vec::new();
@@ -526,20 +525,20 @@ fn gemv_multiplies_with_chosen_matrices() {
             count: count.address(),
             index: Address::NULL,
         };
-        let plain = |x: &Buffer| PrologueParams {
+        let plain = |x: &Buffer| GemvPrologueParams {
             x: x.address(),
             weight: Address::NULL,
-            next_weight: Address::NULL,
-            a: Address::NULL,
+            following_weight: Address::NULL,
+            residual: Address::NULL,
             sum: Address::NULL,
             kind: 0,
             per_column: 0.0,
             eps: EPS,
-            by: 1.0,
-            next_eps: EPS,
+            scale: 1.0,
+            following_eps: EPS,
             reserved: 0,
         };
-        let part = |out: &Buffer, rows: usize| PartParams {
+        let part = |out: &Buffer, rows: usize| OutputRowsParams {
             out: out.address(),
             first: 0,
             rows: rows as u32,

@@ -59,12 +59,12 @@ impl Timed<'_> {
         let bytes_of =
             |values: &[f32]| -> Vec<u8> { values.iter().flat_map(|v| v.to_ne_bytes()).collect() };
         let x: Vec<u8> = match shape.weights {
-            GemmWeights::Panels(_) => q8.codes.iter().map(|&c| c.cast_unsigned()).collect(),
-            GemmWeights::Halves => halves(&x).iter().flat_map(|v| v.to_ne_bytes()).collect(),
+            GemmWeights::Fragments(_) => q8.codes.iter().map(|&c| c.cast_unsigned()).collect(),
+            GemmWeights::F16 => halves(&x).iter().flat_map(|v| v.to_ne_bytes()).collect(),
         };
         let out_bytes = match shape.epilogue {
-            Epilogue::Floats => out_rows * outputs * 4,
-            Epilogue::GeluPair => out_rows * outputs / 2,
+            GemmEpilogue::F32 => out_rows * outputs * 4,
+            GemmEpilogue::Geglu => out_rows * outputs / 2,
         };
         let allocate = |bytes| card.device.allocate("test", bytes).expect("memory");
         Timed {
@@ -89,9 +89,9 @@ impl Timed<'_> {
         let count = card.upload(&[rows as u32]);
         let scratch = shape.scratch(bucket);
         let allocate = |bytes| card.device.allocate("test", bytes).expect("memory");
-        let (partials, tickets) = (allocate(scratch.partials), allocate(scratch.tickets));
+        let (partials, arrivals) = (allocate(scratch.partials), allocate(scratch.arrivals));
         let none = Address::NULL;
-        let scaled = shape.weights != GemmWeights::Halves;
+        let scaled = shape.weights != GemmWeights::F16;
         let mut params = GemmParams {
             rows: RowsAt {
                 count: count.address(),
@@ -110,7 +110,7 @@ impl Timed<'_> {
             scales: self.scales.address(),
             sums: self.sums.address(),
             partials: partials.address(),
-            tickets: tickets.address(),
+            arrivals: arrivals.address(),
             tiles: none,
             tile_count: none,
             sorted: none,
@@ -155,25 +155,30 @@ const ROWS: [usize; 5] = [16, 64, 128, 512, 2048];
 #[ignore = "needs a card"]
 fn gemm_timing_e4b_q8() {
     let card = Card::open(Tier::Portable);
-    let weights = GemmWeights::Panels(PanelFormat::Q8);
+    let weights = GemmWeights::Fragments(FragmentFormat::Q8);
     let of = |epilogue, sizes| shape(weights, epilogue, sizes);
     time(
         &card,
         "e4b q8 qkv",
-        of(Epilogue::Floats, (3072, 2560)),
+        of(GemmEpilogue::F32, (3072, 2560)),
         &ROWS,
     );
-    time(&card, "e4b q8 o", of(Epilogue::Floats, (2560, 2048)), &ROWS);
+    time(
+        &card,
+        "e4b q8 o",
+        of(GemmEpilogue::F32, (2560, 2048)),
+        &ROWS,
+    );
     time(
         &card,
         "e4b q8 gate|up",
-        of(Epilogue::GeluPair, (20480, 2560)),
+        of(GemmEpilogue::Geglu, (20480, 2560)),
         &ROWS,
     );
     time(
         &card,
         "e4b q8 down",
-        of(Epilogue::Floats, (2560, 10240)),
+        of(GemmEpilogue::F32, (2560, 10240)),
         &ROWS,
     );
 }
@@ -182,25 +187,30 @@ fn gemm_timing_e4b_q8() {
 #[ignore = "needs a card"]
 fn gemm_timing_12b_q4() {
     let card = Card::open(Tier::Portable);
-    let weights = GemmWeights::Panels(PanelFormat::Q4);
+    let weights = GemmWeights::Fragments(FragmentFormat::Q4);
     let of = |epilogue, sizes| shape(weights, epilogue, sizes);
     time(
         &card,
         "12b q4 qkv",
-        of(Epilogue::Floats, (8192, 3840)),
+        of(GemmEpilogue::F32, (8192, 3840)),
         &ROWS,
     );
-    time(&card, "12b q4 o", of(Epilogue::Floats, (3840, 4096)), &ROWS);
+    time(
+        &card,
+        "12b q4 o",
+        of(GemmEpilogue::F32, (3840, 4096)),
+        &ROWS,
+    );
     time(
         &card,
         "12b q4 gate|up",
-        of(Epilogue::GeluPair, (30720, 3840)),
+        of(GemmEpilogue::Geglu, (30720, 3840)),
         &ROWS,
     );
     time(
         &card,
         "12b q4 down",
-        of(Epilogue::Floats, (3840, 15360)),
+        of(GemmEpilogue::F32, (3840, 15360)),
         &ROWS,
     );
 }
@@ -209,8 +219,12 @@ fn gemm_timing_12b_q4() {
 #[ignore = "needs a card"]
 fn gemm_timing_others() {
     let card = Card::open(Tier::Portable);
-    for format in [PanelFormat::K4, PanelFormat::K5, PanelFormat::K6] {
-        let shape = shape(GemmWeights::Panels(format), Epilogue::Floats, (2560, 10240));
+    for format in [FragmentFormat::K4, FragmentFormat::K5, FragmentFormat::K6] {
+        let shape = shape(
+            GemmWeights::Fragments(format),
+            GemmEpilogue::F32,
+            (2560, 10240),
+        );
         time(
             &card,
             &format!("{format:?} down"),
@@ -218,7 +232,7 @@ fn gemm_timing_others() {
             &[16, 128, 512, 2048],
         );
     }
-    let halves = |sizes| shape(GemmWeights::Halves, Epilogue::Floats, sizes);
+    let halves = |sizes| shape(GemmWeights::F16, GemmEpilogue::F32, sizes);
     time(&card, "f16 ple gate", halves((256, 2560)), &ROWS);
     time(&card, "f16 ple proj", halves((2560, 256)), &ROWS);
     time(&card, "f16 ple model", halves((5888, 2560)), &ROWS);
@@ -229,14 +243,14 @@ fn gemm_timing_others() {
 #[ignore = "needs a card"]
 fn gemm_timing_grouped() {
     let card = Card::open(Tier::Portable);
-    let groups = Groups {
+    let groups = ExpertGroups {
         experts: 128,
         top_k: 8,
     };
-    let weights = GemmWeights::Panels(PanelFormat::Q4);
+    let weights = GemmWeights::Fragments(FragmentFormat::Q4);
     for (epilogue, outputs, columns, share) in [
-        (Epilogue::GeluPair, 1408, 2816, 8),
-        (Epilogue::Floats, 2816, 704, 1),
+        (GemmEpilogue::Geglu, 1408, 2816, 8),
+        (GemmEpilogue::F32, 2816, 704, 1),
     ] {
         let shape = GemmShape {
             groups: Some(groups),

@@ -4,7 +4,7 @@
 
 use super::*;
 
-/// Measured: what reading alone reaches, bytes a second.
+/// Measured: what reading alone reaches, bytes per second.
 const PEAK: f64 = 4.46e12;
 const POOL: usize = 900 << 20;
 
@@ -20,7 +20,7 @@ struct Bench {
 #[derive(Clone, Copy)]
 struct Timed {
     name: &'static str,
-    form: GemvForm,
+    form: GemvWeights,
     outputs: usize,
     columns: usize,
     prologue: u32,
@@ -94,21 +94,21 @@ impl Bench {
             count: self.count.address(),
             index: Address::NULL,
         };
-        let input = PrologueParams {
+        let input = GemvPrologueParams {
             x: value(0),
             weight: value(1),
-            next_weight: value(2),
-            a: value(3),
+            following_weight: value(2),
+            residual: value(3),
             sum: value(4),
             kind: t.prologue,
             per_column: 1.0 / t.columns as f32,
             eps: EPS,
-            by: BY,
-            next_eps: EPS,
+            scale: BY,
+            following_eps: EPS,
             reserved: 0,
         };
         let mut params = shape.params(at, input, self.pool.address());
-        params.part_0 = PartParams {
+        params.part_0 = OutputRowsParams {
             out: self.outs.address(),
             first: 0,
             rows: t.outputs as u32,
@@ -122,8 +122,8 @@ impl Bench {
     fn bytes(&self, t: Timed) -> usize {
         let shape = self.shape(t);
         match t.form {
-            GemvForm::Panel(_) => shape.strips() * t.form.strip_bytes(t.columns),
-            _ => t.outputs * t.form.strip_bytes(t.columns),
+            GemvWeights::Fragments(_) => shape.m_tiles() * t.form.m_tile_bytes(t.columns),
+            _ => t.outputs * t.form.m_tile_bytes(t.columns),
         }
     }
 
@@ -179,14 +179,14 @@ impl Bench {
     }
 }
 
-const Q8: GemvForm = GemvForm::Panel(PanelFormat::Q8);
-const Q4: GemvForm = GemvForm::Panel(PanelFormat::Q4);
-const K4: GemvForm = GemvForm::Panel(PanelFormat::K4);
-const K6: GemvForm = GemvForm::Panel(PanelFormat::K6);
+const Q8: GemvWeights = GemvWeights::Fragments(FragmentFormat::Q8);
+const Q4: GemvWeights = GemvWeights::Fragments(FragmentFormat::Q4);
+const K4: GemvWeights = GemvWeights::Fragments(FragmentFormat::K4);
+const K6: GemvWeights = GemvWeights::Fragments(FragmentFormat::K6);
 
 const fn timed(
     name: &'static str,
-    form: GemvForm,
+    form: GemvWeights,
     size: (usize, usize),
     prologue: u32,
     epilogue: u32,
@@ -209,9 +209,9 @@ const CASES: [Timed; 19] = [
     timed("E4B o global", Q8, (2560, 4096), 0, 0),
     timed("E4B gate|up", Q8, (10240, 2560), 3, 1),
     timed("E4B down", Q8, (2560, 10240), 0, 0),
-    timed("E4B PLE gate", GemvForm::BF16, (256, 2560), 2, 2),
-    timed("E4B PLE proj", GemvForm::BF16, (2560, 256), 0, 0),
-    timed("E4B model proj", GemvForm::BF16, (10752, 2560), 0, 0),
+    timed("E4B PLE gate", GemvWeights::BF16, (256, 2560), 2, 2),
+    timed("E4B PLE proj", GemvWeights::BF16, (2560, 256), 0, 0),
+    timed("E4B model proj", GemvWeights::BF16, (10752, 2560), 0, 0),
     HEAD,
     timed("E4B Q4 gate|up", Q4, (10240, 2560), 3, 1),
     timed("E4B Q4 down", Q4, (2560, 10240), 0, 0),
@@ -247,7 +247,7 @@ fn gemv_timing_of_blocks() {
     for t in [0, 1, 2, 3, 4, 5, 7, 8, 10, 11, 16, 17].map(|i| CASES[i]) {
         let module = bench.card.load(&t.specialization());
         let shape = bench.shape(t);
-        let granules = shape.strips() / shape.granule();
+        let granules = shape.m_tiles() / shape.granule();
         let sms = shape.card.multiprocessors;
         let mut all: Vec<usize> = (1..200).map(|m| granules.div_ceil(m)).collect();
         all.retain(|b| (sms / 2..3 * sms).contains(b));
@@ -279,7 +279,7 @@ fn gemv_timing_of_experts() {
                     sets: if summed == 1 { top_k } else { 1 },
                     card: facts(&bench.card),
                 };
-                let matrix_bytes = shape.strips() * form.strip_bytes(columns);
+                let matrix_bytes = shape.m_tiles() * form.m_tile_bytes(columns);
                 let bytes = rows * top_k * matrix_bytes;
                 let routes: Vec<Buffer> = (0..16)
                     .map(|n| {

@@ -1,0 +1,648 @@
+// Attention for few rows, one launch from raw projections to outputs. For each row:
+//   q = rope(norm(q)), head by head; k = rope(norm(k)), v = norm(v) without weight, as halves into their page cell,
+//   unless the slot's keys and values come from an earlier layer; out = softmax(q . K) . V over the positions the row
+//   sees: all up to its own, or the last `window` of them. Scale is 1.
+//
+// Grid: (rows * kv heads, splits), a block of 8 warps for all GROUP query heads of a KV head, so keys and values are
+// read once. What a row sees is cut into splits of whole steps (STEP positions); how many a split has follows from
+// the row's own length and the grid's height (its bucket's); blocks without a share leave at once. Blocks of low splits come first
+// in launch order.
+//
+// A step: scores = K . q^T by tensor cores, keys as rows and heads as columns, the head's elements cut into PARTS
+// that warps take apart and shared memory adds up; online softmax in f32, each warp for itself; out += V^T . weights,
+// each warp for its own elements. A query is a sum of two halves, so that scores do not suffer from its rounding.
+// Steps go backwards, so the newest keys, which this launch makes, are in the first of them, while loads of the
+// others are under way. K and V have a tile of shared memory each; one is loaded while the other is used, and two or
+// three blocks share a multiprocessor.
+//
+// Splits are joined by the block that arrives last: of all, or (past ONE_MERGE splits) first of FAN neighbours, then
+// of all groups. Each reads partials in the order of their row_refs, so it does not matter who is last. Tickets return
+// to 0.
+//
+// A row of the same batch and run may be seen by later rows. Its keys and values are on their way to their page, so
+// whoever needs them makes them again from the raw rows; norms add up in the order of kv_kv_norm_rope_store.cu, whose bits they
+// are.
+//
+// Bytes per row: keys and values seen once a KV head (4 * seen * HEAD_DIM), PARTIAL_BYTES out and in a split.
+// Code is kept small: in decode each launch runs most of it once, from a cold instruction cache.
+//
+// Requires HEAD_DIM % 16 == 0, HEAD_DIM <= 512, GROUP <= 16; keys and values aligned to 16; for its own k and v that
+// the rows are the whole batch in order, rows of a run one after another; q, k, v and row_refs for all rows of the
+// grid; arrivals of 0; at most FAN * ONE_MERGE splits.
+#include "lib/kv.cuh"
+#include "lib/norm.cuh"
+#include "lib/ptx.cuh"
+#include "lib/rope.cuh"
+
+struct Params {
+  Rows rows;
+  RowRefs row_refs;
+  Slot slot;
+  const float* q;
+  const float* q_weight;  // may be null
+  const float* k;         // null if the slot holds keys and values of all rows already
+  const float* k_weight;  // may be null
+  const float* v;
+  const float* frequencies;
+  u8* partials;   // [rows, kv heads, splits, PARTIAL_BYTES]
+  u32* arrivals;  // [rows, kv heads, 1 + splits / FAN, rounded up]
+  float* out;
+  u32 q_stride;  // from row to row, in elements
+  u32 k_stride;
+  u32 v_stride;
+  u32 window;  // 0 sees all
+  float q_eps;
+  float k_eps;
+  float v_eps;
+};
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attention/flash_decode.rs differs");
+
+constexpr u32 WARPS = 8, THREADS = WARPS * WARP;
+// What is the same in all lanes, so that the compiler sees it, too, and that a warp stays together.
+__device__ __forceinline__ u32 uniform(u32 x) { return __shfl_sync(ALL_LANES, x, 0); }
+__device__ __forceinline__ u32 own_warp() { return uniform(threadIdx.x / WARP); }
+// Past 8 heads, queries take the registers of a second block.
+constexpr int BLOCKS = GROUP > 8 ? 1 : 2;
+constexpr u32 STEP_PAGES = HEAD_DIM <= 256 ? 2 : 1, STEP = STEP_PAGES * PAGE_TOKENS;
+// Columns of 8 heads. Where they fit, both halves of queries share one.
+constexpr int TILES = (GROUP + 7) / 8;
+constexpr bool PACKED = GROUP <= 4;
+constexpr int Q_TILES = PACKED ? 1 : 2 * TILES;
+constexpr u32 LOW_COLUMN = PACKED ? 4 : 8 * TILES;
+constexpr int KEY_TILES = STEP / 16, PARTS = WARPS / KEY_TILES;
+constexpr int K_STEPS = HEAD_DIM / 16, K_SHARE = (K_STEPS + PARTS - 1) / PARTS;
+constexpr int OUT_TILES = HEAD_DIM / 16, OUT_SHARE = (OUT_TILES + WARPS - 1) / WARPS;
+constexpr u32 HALF = HEAD_DIM / 2;  // no more than threads
+constexpr int PAIRS = (HALF + WARP - 1) / WARP, CHUNKS = (HEAD_DIM + WARP - 1) / WARP;
+
+// A partial: outputs of a split as halves, as threads hold them; then maximum and total per head.
+constexpr u32 QUADS = TILES > 1 ? 4 : (GROUP + 1) / 2;
+constexpr u32 TILE_BYTES = THREADS / 4 * QUADS * 8, STATE_START = OUT_SHARE * TILES * TILE_BYTES;
+// Small partials are better joined all at once.
+constexpr u32 FAN = 8, ONE_MERGE = STATE_START > 4096 ? 16 : 32;
+static_assert(STATE_START + 16 * 8 == PARTIAL_BYTES, "src/kernel/attention/flash_decode.rs differs");
+
+// Tiles have rows of HEAD_DIM halves. 16-byte pieces change row_refs, or rows have one to spare, so that 8 rows of a
+// column lie in different banks.
+constexpr u32 PITCH = HEAD_DIM % 64 ? HEAD_DIM + 8 : HEAD_DIM;
+__device__ __forceinline__ u32 cell(u32 row, u32 element) {
+  return row * PITCH + (HEAD_DIM % 64 ? element : ((element / 8 ^ row % 8) * 8 + element % 8));
+}
+constexpr u32 KV_BYTES = STEP * PITCH * 2, Q_BYTES = 8 * Q_TILES * PITCH * 2;
+constexpr u32 SCORE_PITCH = STEP + 8, SCORE_BYTES = PARTS * TILES * 8 * SCORE_PITCH * 4;
+// Weights: a row of halves per head, on different banks.
+constexpr u32 WEIGHT_PITCH = STEP + 8, WEIGHT_BYTES = TILES * 8 * WEIGHT_PITCH * 2;
+constexpr u32 SHARES_BYTES = 32 * 16 * 4, STATES_BYTES = 3 * 16 * 4;
+__device__ constexpr u32 larger(u32 a, u32 b) { return a > b ? a : b; }
+constexpr u32 COMMON_BYTES = larger(larger(Q_BYTES, SCORE_BYTES + WEIGHT_BYTES), SHARES_BYTES);
+static_assert(2 * KV_BYTES + HALF * 8 + COMMON_BYTES + STATES_BYTES == SHARED_BYTES, "src/kernel/attention/flash_decode.rs differs");
+
+struct Shared {
+  u16* k;
+  u16* v;
+  Angle* angles;
+  // One after another: queries until they are in registers; scores `[part, head, key]` and weights; shares of partials
+  // `[partial, head]`.
+  u16* q;
+  float* scores;
+  u16* weights;
+  float* shares;
+  // Of heads: how much the last step shrank what came before; maximum and total in the end.
+  float* shrinks;
+  float* maxima;
+  float* totals;
+};
+
+// ---- Heads: norm and RoPE, one warp per head ------------------------------------------------------------------
+
+struct Raw {
+  const float* x;
+  const float* weight;  // may be null
+  float eps;
+};
+
+// Pair `i` of a lane is elements j = 32 * i + lane and j + HALF.
+struct Head {
+  float low[PAIRS], high[PAIRS], low_weight[PAIRS], high_weight[PAIRS];
+};
+__device__ __forceinline__ u32 pair(int i) { return i * WARP + threadIdx.x % WARP; }
+__device__ __forceinline__ bool holds(u32 pair) { return HEAD_DIM % 64 == 0 || pair < HALF; }
+
+__device__ __forceinline__ void load(Head& head, Raw raw) {
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++) {
+    const u32 j = pair(i);
+    head.low[i] = holds(j) ? raw.x[j] : 0;
+    head.high[i] = holds(j) ? raw.x[j + HALF] : 0;
+    head.low_weight[i] = raw.weight && holds(j) ? raw.weight[j] : 0;
+    head.high_weight[i] = raw.weight && holds(j) ? raw.weight[j + HALF] : 0;
+  }
+}
+
+__device__ __forceinline__ void norm(Head& head, Raw raw) {
+  float squares[CHUNKS];
+#pragma unroll
+  for (int i = 0; i < CHUNKS; i++) {
+    // Where halves are whole warps, the lane has the value already.
+    float value = i < PAIRS ? head.low[i % PAIRS] : head.high[i % PAIRS];
+    if (HEAD_DIM % 64) value = pair(i) < HEAD_DIM ? raw.x[pair(i)] : 0;
+    squares[i] = mul(value, value);
+  }
+  const float scale = rms_scale_of(sum_of_warps(squares), HEAD_DIM, raw.eps);
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++) {
+    head.low[i] = mul(head.low[i], scale);
+    head.high[i] = mul(head.high[i], scale);
+    if (raw.weight) {
+      head.low[i] = mul(head.low[i], head.low_weight[i]);
+      head.high[i] = mul(head.high[i], head.high_weight[i]);
+    }
+  }
+}
+
+__device__ __forceinline__ void rotate_all(Head& head, const Angle* angles) {
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++)
+    if (holds(pair(i))) rotate(head.low[i], head.high[i], angles[pair(i)]);
+}
+
+// A query into its two columns.
+__device__ __forceinline__ void put_query(const Head& head, u16* q, u32 column) {
+  auto put = [&](u32 element, float value) {
+    const u16 rounded = f32_to_f16(value);
+    q[cell(column, element)] = rounded;
+    q[cell(column + LOW_COLUMN, element)] = f32_to_f16(value - f16_to_f32(rounded));
+  };
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++) {
+    if (holds(pair(i))) {
+      put(pair(i), head.low[i]);
+      put(pair(i) + HALF, head.high[i]);
+    }
+  }
+}
+
+// A key or value into its tile and its page.
+__device__ __forceinline__ void put_cached(const Head& head, u16* tile, u32 row, u16* page) {
+  auto put = [&](u32 element, float value) {
+    const u16 rounded = f32_to_f16(value);
+    tile[cell(row, element)] = rounded;
+    page[element] = rounded;
+  };
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++) {
+    if (holds(pair(i))) {
+      put(pair(i), head.low[i]);
+      put(pair(i) + HALF, head.high[i]);
+    }
+  }
+}
+
+// ---- What a block works on --------------------------------------------------------------------------------
+
+struct Work {
+  u32 r;  // row of values; `row` is that of the batch
+  u32 row, run, position, kv_head;
+  u32 first;    // the first position seen
+  u32 fresh;    // positions from here on are made here; those before are in pages
+  u32 start;    // of all steps: a page's first position
+  const u32* table;  // page of the first step's first position
+};
+
+struct Ids {
+  u32 page[STEP_PAGES];
+};
+
+__device__ __forceinline__ Ids page_ids(const Work& work, u32 step) {
+  Ids ids;
+#pragma unroll
+  for (u32 i = 0; i < STEP_PAGES; i++) {
+    const u32 place = step * STEP_PAGES + i;
+    ids.page[i] = work.start + place * PAGE_TOKENS <= work.position ? work.table[place] : 0;
+  }
+  return ids;
+}
+
+// Starts copies of a step's keys or values, as far as they are in pages. Rows before the first seen one are copied,
+// too: they are numbers, and their weight is 0.
+__device__ __forceinline__ void copy_step(const Work& work, const u16* from, u16* to, Ids ids, u32 step) {
+  // All threads take some whole rows at once. A loop: unrolled, this is most of the kernel's code.
+  constexpr u32 ROW_PIECES = HEAD_DIM / 8, AT_ONCE = THREADS / ROW_PIECES;
+  const u32 first = threadIdx.x / ROW_PIECES, element = threadIdx.x % ROW_PIECES * 8;
+  const u32 rows = work.fresh - min(work.start + step * STEP, work.fresh);
+#pragma unroll
+  for (u32 i = 0; i < STEP_PAGES; i++) {
+    const u32 page_first = i * PAGE_TOKENS, end = min(rows - min(rows, page_first), PAGE_TOKENS);
+    const u16* page = from + (u64(ids.page[i]) * KV_HEADS + work.kv_head) * (PAGE_TOKENS * HEAD_DIM) + element;
+#pragma unroll 1
+    for (u32 row = first; row < end; row += AT_ONCE)
+      cp_async_16(to + cell(page_first + row, element), page + row * HEAD_DIM);
+  }
+  cp_async_commit();
+}
+
+// Values behind the row's own have weight 0 and must be numbers.
+__device__ __forceinline__ void clear_behind(u16* values, u32 own_row) {
+#pragma unroll 1
+  for (u32 piece = (own_row + 1) * (HEAD_DIM / 8) + threadIdx.x; piece < STEP * (HEAD_DIM / 8); piece += THREADS)
+    *(uint4*)(values + cell(piece / (HEAD_DIM / 8), piece % (HEAD_DIM / 8) * 8)) = make_uint4(0, 0, 0, 0);
+}
+
+// Heads that the block prepares for itself: its queries; where `GROUP` is, the row's own key; and its value.
+__device__ __forceinline__ Raw raw_head(const Params& p, const Work& work, u32 head) {
+  if (head < GROUP) {
+    const float* q = p.q + u64(work.r) * p.q_stride + work.kv_head * (GROUP * HEAD_DIM);
+    return {q + head * HEAD_DIM, p.q_weight, p.q_eps};
+  }
+  if (head == GROUP) return {p.k + u64(work.r) * p.k_stride + work.kv_head * HEAD_DIM, p.k_weight, p.k_eps};
+  return {p.v + u64(work.r) * p.v_stride + work.kv_head * HEAD_DIM, nullptr, p.v_eps};
+}
+
+// A step's keys and values of earlier rows of this batch and run: usually none, so this is small rather than fast.
+__device__ __forceinline__ void make_earlier(const Params& p, const Work& work, const Shared& shared, u32 step) {
+  const u32 warp = own_warp(), lane = threadIdx.x % WARP, begin = work.start + step * STEP;
+  const u32 from = max(begin, work.fresh), to = min(begin + STEP, work.position);
+  for (u32 task = 2 * from + warp; task < 2 * to; task += WARPS) {
+    const u32 at = task / 2;
+    const bool is_key = task % 2 == 0;
+    const u64 row = work.r - (work.position - at);
+    const float* x = (is_key ? p.k + row * p.k_stride : p.v + row * p.v_stride) + work.kv_head * HEAD_DIM;
+    const float* weight = is_key ? p.k_weight : nullptr;
+    float squares = 0;
+#pragma unroll 1
+    for (u32 j = lane; j < CHUNKS * WARP; j += WARP) squares += warp_sum(j < HEAD_DIM ? mul(x[j], x[j]) : 0);
+    const float scale = rms_scale_of(squares, HEAD_DIM, is_key ? p.k_eps : p.v_eps);
+    u16* tile = is_key ? shared.k : shared.v;
+#pragma unroll 1
+    for (u32 j = lane; j < HALF; j += WARP) {
+      float a = normed(x, j, scale, weight), b = normed(x, j + HALF, scale, weight);
+      if (is_key) rotate(a, b, at, p.frequencies[j]);
+      tile[cell(at - begin, j)] = f32_to_f16(a);
+      tile[cell(at - begin, j + HALF)] = f32_to_f16(b);
+    }
+  }
+}
+
+// ---- Splits joined ----------------------------------------------------------------------------------------
+
+typedef float Outputs[OUT_SHARE][TILES][4];
+
+// Where a thread has its part of a tile; threads without one read another's.
+__device__ __forceinline__ u32 part_of_tile() {
+  return (threadIdx.x / 4 * QUADS + min(threadIdx.x % 4, QUADS - 1)) * 8;
+}
+
+// Outputs, and the maxima and totals that `shared` has.
+__device__ __forceinline__ void store(u8* partial, const Shared& shared, const Outputs& out) {
+  if (threadIdx.x % 4 < QUADS) {
+#pragma unroll
+    for (int i = 0; i < OUT_SHARE * TILES; i++) {
+      const float(&o)[4] = out[i / TILES][i % TILES];
+      const uint2 halves = make_uint2(pack_f16x2(o[0], o[1]), pack_f16x2(o[2], o[3]));
+      *(uint2*)(partial + part_of_tile() + i * TILE_BYTES) = halves;
+    }
+  }
+  if (threadIdx.x < GROUP)
+    *(float2*)(partial + STATE_START + threadIdx.x * 8) =
+        make_float2(shared.maxima[threadIdx.x], shared.totals[threadIdx.x]);
+}
+
+// Whether this block is the last of `members` to come here, in every thread; it then sees what the others stored.
+__device__ __forceinline__ bool comes_last(u32* arrival, u32 members) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = add_and_order(arrival, 1) == members - 1;
+    if (last) *arrival = 0;
+  }
+  __syncthreads();
+  return last;
+}
+
+// Joins up to 32 partials, `stride` bytes apart. They go through the tiles, so that all are loaded at once by little code.
+__device__ __forceinline__ void merge(u8* partials, u32 stride, u32 members, const Shared& shared, Outputs& out) {
+  constexpr u32 PIECES = STATE_START / 16, AT_ONCE = 2 * KV_BYTES / STATE_START;
+  u8* const tiles = (u8*)shared.k;
+  const u32 lane = threadIdx.x % WARP, quad = lane % 4;
+#pragma unroll
+  for (int i = 0; i < OUT_SHARE * TILES; i++)
+#pragma unroll
+    for (int c = 0; c < 4; c++) out[i / TILES][i % TILES][c] = 0;
+#pragma unroll 1
+  for (u32 from = 0; from < members; from += AT_ONCE) {
+    const u32 count = min(members - from, AT_ONCE);
+    if (from) __syncthreads();
+#pragma unroll 1
+    for (u32 piece = threadIdx.x; piece < count * PIECES; piece += THREADS)
+      cp_async_16(tiles + piece * 16, partials + (from + piece / PIECES) * stride + piece % PIECES * 16);
+    cp_async_commit();
+    if (from == 0) {
+#pragma unroll 1
+      for (u32 head = own_warp(); head < GROUP; head += WARPS) {
+        float max = -INF, total = 0;
+        if (lane < members) {
+          const uint2 state = load_written(partials + lane * stride + STATE_START + head * 8);
+          max = __uint_as_float(state.x), total = __uint_as_float(state.y);
+        }
+        const float best = warp_max(max), share = total * __expf(max - best), sum = warp_sum(share);
+        shared.shares[lane * 16 + head] = __fdividef(share, sum);
+        shared.maxima[head] = best;
+        shared.totals[head] = sum;
+      }
+    }
+    cp_async_wait<0>();
+    __syncthreads();
+#pragma unroll 1
+    for (u32 m = 0; m < count; m++) {
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++) {
+        const float2 share = *(const float2*)(shared.shares + (from + m) * 16 + 8 * tile + 2 * quad);
+#pragma unroll
+        for (int i = 0; i < OUT_SHARE; i++) {
+          const u32 at = m * STATE_START + (i * TILES + tile) * TILE_BYTES + part_of_tile();
+          const uint2 halves = *(const uint2*)(tiles + at);
+          float(&o)[4] = out[i][tile];
+          o[0] += share.x * f16_to_f32(u16(halves.x));
+          o[1] += share.y * f16_to_f32(u16(halves.x >> 16));
+          o[2] += share.x * f16_to_f32(u16(halves.y));
+          o[3] += share.y * f16_to_f32(u16(halves.y >> 16));
+        }
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void put_out(const Params& p, const Outputs& out) {
+  const u32 warp = threadIdx.x / WARP, group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
+  float* to = p.out + u64(blockIdx.x) * (GROUP * HEAD_DIM);
+#pragma unroll
+  for (int i = 0; i < OUT_SHARE; i++) {
+    const u32 out_tile = warp * OUT_SHARE + i;
+    if (OUT_TILES % WARPS && out_tile >= OUT_TILES) break;
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) {
+        const u32 head = 8 * tile + 2 * quad + c % 2;
+        if (head < GROUP) to[head * HEAD_DIM + 16 * out_tile + group + c / 2 * 8] = out[i][tile][c];
+      }
+  }
+}
+
+// ---- The kernel -------------------------------------------------------------------------------------------
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const Params p) {
+  DYNAMIC_SHARED(memory);
+  u8* const common = memory + 2 * KV_BYTES + HALF * 8;
+  float* const states = (float*)(common + COMMON_BYTES);
+  const Shared shared = {(u16*)memory,   (u16*)(memory + KV_BYTES),      (Angle*)(memory + 2 * KV_BYTES), (u16*)common,
+                         (float*)common, (u16*)(common + SCORE_BYTES), (float*)common,                  states,
+                         states + 16,    states + 32};
+  const u32 warp = own_warp(), lane = threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
+
+  Work work;
+  work.r = blockIdx.x / KV_HEADS;
+  work.kv_head = blockIdx.x % KV_HEADS;
+  // Look-ups wait for each other, so they start first; what waits for none of them, and arithmetic, goes between.
+  work.row = p.k ? work.r : p.rows.index[work.r];
+  work.run = p.row_refs.run[work.row];
+  work.position = p.row_refs.position[work.row];
+  const u32 count = *p.rows.count;
+  const float frequency = p.frequencies[threadIdx.x % HALF];
+  griddep_launch_dependents();
+  griddep_wait();
+  Head head;
+  if (warp < (p.k ? GROUP + 2 : GROUP)) load(head, raw_head(p, work, warp));
+  if (work.r >= count) return;
+  work.run = uniform(work.run);
+  work.position = uniform(work.position);
+  work.first = p.window && work.position + 1 > p.window ? work.position + 1 - p.window : 0;
+  work.start = work.first / PAGE_TOKENS * PAGE_TOKENS;
+  const u32 all_steps = (work.position - work.start) / STEP + 1;
+  u32 steps = 1, splits = all_steps;
+  if (all_steps > gridDim.y) {
+    steps = (all_steps + gridDim.y - 1) / gridDim.y;
+    splits = (all_steps + steps - 1) / steps;
+  }
+  const u32 split = blockIdx.y, begin = split * steps, end = min(begin + steps, all_steps);
+  if (split >= splits) return;
+  work.table = p.slot.tables.pages + p.slot.tables.base[work.run] + int(work.start / PAGE_TOKENS);
+  work.fresh = work.position + 1;
+  if (p.k) {
+    // Rows of the same run before this one: usually none.
+    u32 earlier = 0, found = WARP;
+    while (found == WARP) {
+      const u32 back = earlier + lane + 1;
+      const u32 same = __ballot_sync(ALL_LANES, back <= work.row && p.row_refs.run[work.row - back] == work.run);
+      found = same == ALL_LANES ? WARP : __ffs(~same) - 1;
+      earlier += found;
+    }
+    work.fresh = work.position - earlier;
+  }
+  if (threadIdx.x < HALF) shared.angles[threadIdx.x] = angle(work.position, frequency);
+
+  u32 step = end - 1;
+  Ids ids = page_ids(work, step);
+  const u32 own_heads = p.k && split == splits - 1 ? GROUP + 2 : GROUP;
+  constexpr bool ONE_EACH = GROUP + 2 <= WARPS;
+  if (ONE_EACH && warp < own_heads) norm(head, raw_head(p, work, warp));
+  copy_step(work, p.slot.keys, shared.k, ids, step);
+  copy_step(work, p.slot.values, shared.v, ids, step);
+  const u32 own_row = work.position - work.start - step * STEP;
+  if (split == splits - 1) clear_behind(shared.v, own_row);
+  if (step > begin) ids = page_ids(work, step - 1);
+  __syncthreads();
+#pragma unroll 1
+  for (u32 h = warp; h < own_heads; h += WARPS) {
+    if (!ONE_EACH) norm(head, raw_head(p, work, h));
+    if (h <= GROUP) rotate_all(head, shared.angles);
+    if (h < GROUP) {
+      put_query(head, shared.q, h);
+    } else {
+      const u64 to = p.slot.cell(work.run, work.position, work.kv_head);
+      put_cached(head, h == GROUP ? shared.k : shared.v, own_row, (h == GROUP ? p.slot.keys : p.slot.values) + to);
+    }
+    if (h + WARPS < own_heads) load(head, raw_head(p, work, h + WARPS));
+  }
+  __syncthreads();
+
+  // Keys are cut into 16 per warp, the head's elements into parts.
+  const u32 key_tile = warp % KEY_TILES, part = warp / KEY_TILES;
+  u32 query[K_SHARE][Q_TILES][2];
+#pragma unroll
+  for (int tile = 0; tile < Q_TILES; tile++)
+#pragma unroll
+    for (int i = 0; i < K_SHARE; i += 2) {
+      // Two steps at once; the second may be one too many.
+      const u32 k_step = min(part * K_SHARE + i + lane / 16, u32(K_STEPS - 1));
+      u32 both[4];
+      ldmatrix_x4(both, shared.q + cell(8 * tile + lane % 8, 16 * k_step + lane / 8 % 2 * 8));
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+        if (i + j / 2 < K_SHARE) query[i + j / 2][tile][j % 2] = both[j];
+    }
+
+  // Of heads `warp` and `warp + 8`; totals are of this lane's keys.
+  float best[TILES], total[TILES];
+  Outputs out;
+#pragma unroll
+  for (int tile = 0; tile < TILES; tile++) {
+    best[tile] = -INF;
+    total[tile] = 0;
+#pragma unroll
+    for (int i = 0; i < OUT_SHARE; i++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) out[i][tile][c] = 0;
+  }
+
+  for (;; step--) {
+    const bool first_step = step == end - 1, more = step > begin;
+    if (first_step) {
+      cp_async_wait<1>();
+    } else {
+      cp_async_wait<0>();
+    }
+    __syncthreads();
+    if (!first_step) {
+      copy_step(work, p.slot.values, shared.v, ids, step);
+      if (more) ids = page_ids(work, step - 1);
+    }
+    if (work.fresh < min(work.start + (step + 1) * STEP, work.position)) {
+      make_earlier(p, work, shared, step);
+      __syncthreads();
+    }
+
+    float score[2][TILES][4] = {};
+#pragma unroll
+    for (int i = 0; i < K_SHARE; i++) {
+      const u32 k_step = part * K_SHARE + i;
+      if (K_STEPS % PARTS && k_step >= K_STEPS) break;
+      u32 keys[4];
+      ldmatrix_x4(keys, shared.k + cell(16 * key_tile + lane % 16, 16 * k_step + lane / 16 * 8));
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++) {
+        mma_f16(score[PACKED ? i % 2 : 0][tile], keys, query[i][tile]);
+        if (!PACKED) mma_f16(score[1][tile], keys, query[i][Q_TILES - TILES + tile]);
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+#pragma unroll
+      for (int c = 0; c < 4; c++) {
+        float sum = score[0][tile][c] + score[1][tile][c];
+        if (PACKED) sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+        const u32 column = 8 * tile + 2 * quad + c % 2;
+        if (column < GROUP)
+          shared.scores[(part * TILES * 8 + column) * SCORE_PITCH + 16 * key_tile + group + c / 2 * 8] = sum;
+      }
+    }
+    __syncthreads();
+    if (more) copy_step(work, p.slot.keys, shared.k, ids, step - 1);
+
+    // One warp per head, one lane per key or two.
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+      const u32 column = 8 * tile + warp;
+      if (column >= GROUP) break;
+      constexpr int LANE_KEYS = STEP / WARP;
+      float seen[LANE_KEYS], most = best[tile];
+#pragma unroll
+      for (int i = 0; i < LANE_KEYS; i++) {
+        const u32 key = i * WARP + lane, at = work.start + step * STEP + key;
+        float sum = 0;
+#pragma unroll
+        for (int part = 0; part < PARTS; part++)
+          sum += shared.scores[(part * TILES * 8 + column) * SCORE_PITCH + key];
+        seen[i] = at >= work.first && at <= work.position ? sum : -INF;
+        most = fmaxf(most, seen[i]);
+      }
+      most = warp_max(most);  // a number: every step has a key that is seen
+      const float shrink = __expf(best[tile] - most);
+      best[tile] = most;
+      total[tile] *= shrink;
+#pragma unroll
+      for (int i = 0; i < LANE_KEYS; i++) {
+        const float weight = __expf(seen[i] - most);
+        total[tile] += weight;
+        shared.weights[column * WEIGHT_PITCH + i * WARP + lane] = f32_to_f16(weight);
+      }
+      if (lane == 0) shared.shrinks[column] = shrink;
+    }
+
+    if (more) {
+      cp_async_wait<1>();
+    } else {
+      cp_async_wait<0>();
+    }
+    __syncthreads();
+    float2 by[TILES];
+    u32 weights[TILES][KEY_TILES][2];
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+      by[tile] = *(const float2*)(shared.shrinks + 8 * tile + 2 * quad);
+#pragma unroll
+      for (int k = 0; k < KEY_TILES; k += 2) {
+        u32 both[4];
+        ldmatrix_x4(both, shared.weights + (8 * tile + lane % 8) * WEIGHT_PITCH + 16 * k + lane / 8 * 8);
+        weights[tile][k][0] = both[0], weights[tile][k][1] = both[1];
+        weights[tile][k + 1][0] = both[2], weights[tile][k + 1][1] = both[3];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < OUT_SHARE; i++) {
+      const u32 out_tile = warp * OUT_SHARE + i;
+      if (OUT_TILES % WARPS && out_tile >= OUT_TILES) break;
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) out[i][tile][c] *= c % 2 ? by[tile].y : by[tile].x;
+#pragma unroll
+      for (int k = 0; k < KEY_TILES; k++) {
+        u32 values[4];
+        ldmatrix_x4_trans(
+            values, shared.v + cell(16 * k + lane % 8 + lane / 16 * 8, 16 * out_tile + lane / 8 % 2 * 8));
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) mma_f16(out[i][tile], values, weights[tile][k]);
+      }
+    }
+    if (!more) break;
+  }
+
+#pragma unroll
+  for (int tile = 0; tile < TILES; tile++) {
+    const u32 column = 8 * tile + warp;
+    if (column >= GROUP) break;
+    total[tile] = warp_sum(total[tile]);
+    shared.maxima[column] = best[tile];
+    shared.totals[column] = total[tile];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int tile = 0; tile < TILES; tile++) {
+    const float2 of = *(const float2*)(shared.totals + 8 * tile + 2 * quad);
+    const float by[2] = {__fdividef(1.0f, of.x), __fdividef(1.0f, of.y)};
+#pragma unroll
+    for (int i = 0; i < OUT_SHARE; i++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) out[i][tile][c] *= by[c % 2];
+  }
+  if (splits > 1) {
+    u8* const partials = p.partials + u64(blockIdx.x) * gridDim.y * PARTIAL_BYTES;
+    u32* const arrivals = p.arrivals + blockIdx.x * (1 + (gridDim.y + FAN - 1) / FAN);
+    // The first partial of neighbours takes their result: every thread has read what it then writes over.
+    u32 left = splits, place = split, stride = PARTIAL_BYTES;
+#pragma unroll 1
+    for (;;) {
+      store(partials + place * stride, shared, out);
+      const bool all = left <= ONE_MERGE;
+      const u32 neighbours = all ? 0 : place / FAN, members = all ? left : min(FAN, left - neighbours * FAN);
+      if (!comes_last(all ? arrivals : arrivals + 1 + neighbours, members)) return;
+      merge(partials + neighbours * FAN * stride, stride, members, shared, out);
+      if (all) break;
+      left = (left + FAN - 1) / FAN;
+      place = neighbours;
+      stride *= FAN;
+    }
+  }
+  put_out(p, out);
+}

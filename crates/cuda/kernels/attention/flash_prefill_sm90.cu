@@ -1,0 +1,308 @@
+// As flash_prefill.cu, for heads of 256 and 512 on Hopper: products by warpgroups, straight from shared memory.
+//
+// Grid: (KV heads, tiles), tiles of 64 rows per row group. Entries: `flash_prefill_sm90` with two row groups per block for heads
+// of 256, and `flash_prefill_sm90_few` with one, so that few rows reach more multiprocessors; both do the same to a row, bit
+// by bit.
+//
+// A warpgroup has 64 rows, 64 of a tile's keys and 256 of the head's columns. For heads of 512 two share their rows:
+// they exchange maxima and weights through shared memory. Keys and values come in chunks of 32 KiB through a ring of
+// SLOTS: 256 columns of 64 keys or 128 columns of 128, then as many whole values. A tile's values are multiplied after
+// the next tile's keys, so its weights are made while the tensor cores work on values. Two chunks are on their way
+// while one is worked on.
+//
+// Work, bytes and requirements are those of flash_prefill.cu; 64 rows per block (heads of 512) take 64 flops a byte from
+// L2. Shared memory: SHARED_BYTES or FEW_BYTES. Matrices stand in swizzle atoms of 64 columns: lines of 128 bytes, whose vectors
+// of 16 are swizzled by the line, as products want them.
+#include "lib/attention.cuh"
+
+// Two warpgroups a block: beside each other where a head needs both, else one below the other.
+constexpr u32 COLUMN_GROUPS = HEAD_DIM / 256, MAX_ROW_GROUPS = 2 / COLUMN_GROUPS;
+constexpr u32 KEYS = 64 * COLUMN_GROUPS;
+constexpr u32 K_COLUMNS = 256 / COLUMN_GROUPS, V_KEYS = 64 / COLUMN_GROUPS;
+constexpr u32 K_CHUNKS = HEAD_DIM / K_COLUMNS, V_CHUNKS = KEYS / V_KEYS, CHUNKS = K_CHUNKS + V_CHUNKS;
+constexpr u32 CHUNK_BYTES = 32768, SLOTS = 4, AHEAD = SLOTS - 2;
+static_assert(KEYS * K_COLUMNS * 2 == CHUNK_BYTES && V_KEYS * HEAD_DIM * 2 == CHUNK_BYTES, "heads of 256 or 512");
+constexpr u32 SWIZZLE_COLUMNS = 64, LINE = 128;  // columns and bytes of a swizzle atom's row
+// Panels, maxima, and what it takes to start at a multiple of 1024.
+constexpr u32 GROUP_BYTES = 64 * (HEAD_DIM * 2 + 2 * KEYS * 2 + COLUMN_GROUPS * 4);
+constexpr u32 RING_BYTES = SLOTS * CHUNK_BYTES + 1024;
+static_assert(GROUP_BYTES + RING_BYTES == FEW_BYTES, "src/kernel/attention/flash_prefill.rs differs");
+static_assert(MAX_ROW_GROUPS * GROUP_BYTES + RING_BYTES == SHARED_BYTES, "src/kernel/attention/flash_prefill.rs differs");
+
+// Where a vector of 8 columns of a row is, in swizzle atoms of `rows` rows.
+__device__ __forceinline__ u32 swizzled_at(u32 rows, u32 row, u32 vector) {
+  return (vector / 8 * rows + row) * LINE + (vector % 8 ^ row % 8) * 16;
+}
+
+// Starts copying COLUMNS of the page at a place, from `column`, to rows `to_row ..` of swizzle atoms of PANEL_ROWS rows.
+template <u32 THREADS, u32 COLUMNS, u32 PANEL_ROWS>
+__device__ __forceinline__ void copy(const Seen& seen, u8* to, u32 to_row, const u16* from, u32 place, u32 column) {
+  constexpr u32 VECTORS = COLUMNS / 8;
+  const u32 page = seen.page(place), rows = seen.rows_from(place * PAGE_TOKENS, page);
+  from += seen.page_start(page) + column;
+#pragma unroll
+  for (u32 i = threadIdx.x; i < PAGE_TOKENS * VECTORS; i += THREADS) {
+    const u32 row = i / VECTORS, vector = i % VECTORS;
+    cp_async_16(to + swizzled_at(PANEL_ROWS, to_row + row, vector), from + row * HEAD_DIM + vector * 8, row < rows);
+  }
+}
+
+template <u32 THREADS>
+__device__ __forceinline__ void copy_chunk(const Seen& seen, u8* to, u32 chunk, u32 tile) {
+  if (chunk < K_CHUNKS) {
+#pragma unroll 1
+    for (u32 row = 0; row < KEYS; row += PAGE_TOKENS) {
+      const u32 key = tile * KEYS + row;
+      copy<THREADS, K_COLUMNS, KEYS>(seen, to, row, seen.slot.keys, key / PAGE_TOKENS, chunk * K_COLUMNS);
+    }
+  } else {
+#pragma unroll
+    for (u32 row = 0; row < V_KEYS; row += PAGE_TOKENS) {
+      const u32 key = tile * KEYS + (chunk - K_CHUNKS) * V_KEYS + row;
+      copy<THREADS, HEAD_DIM, V_KEYS>(seen, to, row, seen.slot.values, key / PAGE_TOKENS, 0);
+    }
+  }
+}
+
+template <u32 ROW_GROUPS>
+__device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const Tokens& tokens, u32 kv_head,
+                                              u32 group) {
+  constexpr u32 ROWS = 64 * ROW_GROUPS, THREADS = 128 * ROW_GROUPS * COLUMN_GROUPS, P_BYTES = ROWS * KEYS * 2;
+  u8* const q_of = shared;
+  u8* const slots = q_of + ROWS * HEAD_DIM * 2;
+  u8* const p_of = slots + SLOTS * CHUNK_BYTES;                // weights of this tile and the next
+  float* const statistics = (float*)(p_of + 2 * P_BYTES);  // [COLUMN_GROUPS, ROWS]
+  const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, quad = lane % 4;
+  const u32 column_group = warp / 4 % COLUMN_GROUPS, group_row = warp / 4 / COLUMN_GROUPS * 64;
+  const u32 lane_row = group_row + warp % 4 * 16 + lane / 4;
+
+  const u32 first_position = p.row_refs.position[p.rows.index[tokens.first]];
+  const u32 last_position = first_position + tokens.count - 1;
+  const u32 first_seen = p.window && first_position + 1 > p.window ? first_position + 1 - p.window : 0;
+  const Seen seen = {p.slot, tokens.run, kv_head, first_seen, last_position};
+  const u32 last_tile = last_position / KEYS;
+  u32 tile = first_seen / KEYS;  // whose weights are next
+
+  // Row `token * group + head` of the block is that head of that token.
+  const u32 rows = tokens.count * group;
+  const auto row_start = [&](u32 row) {
+    const u32 token = row / group;
+    return (u64(tokens.first + token) * p.heads + kv_head * group + row - token * group) * HEAD_DIM;
+  };
+#pragma unroll 4
+  for (u32 i = threadIdx.x; i < ROWS * (HEAD_DIM / 8); i += THREADS) {
+    const u32 row = i / (HEAD_DIM / 8), vector = i % (HEAD_DIM / 8);
+    const bool there = row < rows;
+    cp_async_16(q_of + swizzled_at(ROWS, row, vector), p.q + row_start(there ? row : 0) + vector * 8, there);
+  }
+
+  // Chunks come in rounds: all of the next tile's keys, then all of this tile's values. The first tile's keys precede
+  // them.
+  u32 slot = 0;  // of the chunk worked on
+  const auto start_copies = [&](u32 chunk, u32 to) {
+    const u32 in_round = chunk % CHUNKS, after = chunk / CHUNKS + (in_round < K_CHUNKS ? 1 : 0);
+    if (tile + after <= last_tile)
+      copy_chunk<THREADS>(seen, slots + to % SLOTS * CHUNK_BYTES, in_round, tile + after);
+    cp_async_commit();
+  };
+  const auto start_first_copies = [&](u32 chunk) {
+    if (chunk >= K_CHUNKS) return start_copies(chunk - K_CHUNKS, chunk);
+    copy_chunk<THREADS>(seen, slots + chunk * CHUNK_BYTES, chunk, tile);
+    cp_async_commit();
+  };
+  // When the next chunk is there. Products of the chunk before the last have been waited for by everyone, so its slot
+  // is the next to be filled.
+  const auto wait_for_chunk = [&] {
+    cp_async_wait<AHEAD - 1>();
+    fence_proxy_async();
+    __syncthreads();
+  };
+  const auto chunk_at = [&] { return slots + slot * CHUNK_BYTES; };
+  // Starts the copies after chunk `chunk`, now that its products are under way, and waits for those before.
+  const auto end_chunk = [&](u32 chunk) {
+    wgmma_commit();
+    start_copies(chunk + AHEAD, slot + AHEAD);
+    slot = (slot + 1) % SLOTS;
+    wgmma_wait<1>();
+  };
+
+  u32 position[2];
+  float base[2], total[2];
+#pragma unroll
+  for (u32 h = 0; h < 2; h++) {
+    position[h] = min(first_position + (lane_row + h * 8) / group, last_position);
+    base[h] = -INF;
+    total[h] = 0;
+  }
+  float out[128];
+#pragma unroll
+  for (u32 i = 0; i < 128; i++) out[i] = 0;
+
+  // The scores of a tile, from one chunk of its keys.
+  const auto multiply_keys = [&](float (&score)[32], u32 chunk, const u8* at) {
+    const SmemDescriptor queries = smem_descriptor(q_of + group_row * LINE, 16, 1024);
+    const SmemDescriptor keys = smem_descriptor(at + column_group * 64 * LINE, 16, 1024);
+#pragma unroll
+    for (u32 k = 0; k < K_COLUMNS; k += 16) {
+      const u32 column = chunk * K_COLUMNS + k;
+      wgmma_m64n64k16(score, queries.at(column / SWIZZLE_COLUMNS * ROWS * LINE + column % SWIZZLE_COLUMNS * 2),
+                     keys.at(k / SWIZZLE_COLUMNS * KEYS * LINE + k % SWIZZLE_COLUMNS * 2), column > 0);
+    }
+  };
+
+  // Turns a tile's scores into weights; results so far are to be multiplied by `shrink`. Whether some are not 1.
+  const auto weigh = [&](float (&score)[32], float (&shrink)[2], u32 of) {
+    // Only tiles at an edge have keys that some row does not see.
+    const u32 tile_first = of * KEYS;
+    if (tile_first + KEYS - 1 > first_position || (p.window && tile_first + p.window <= last_position)) {
+#pragma unroll
+      for (u32 i = 0; i < 32; i++) {
+        const u32 key = tile_first + column_group * 64 + i / 4 * 8 + quad * 2 + i % 2, row = position[i / 2 % 2];
+        if (key > row || (p.window && key + p.window <= row)) score[i] = -INF;
+      }
+    }
+
+    float most[2];
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+      most[h] = -INF;
+#pragma unroll
+      for (u32 j = 0; j < 8; j++) most[h] = fmaxf(most[h], fmaxf(score[j * 4 + 2 * h], score[j * 4 + 2 * h + 1]));
+      most[h] = fmaxf(most[h], __shfl_xor_sync(ALL_LANES, most[h], 1));
+      most[h] = fmaxf(most[h], __shfl_xor_sync(ALL_LANES, most[h], 2));
+      if (COLUMN_GROUPS > 1 && quad == 0) statistics[column_group * ROWS + lane_row + h * 8] = most[h];
+    }
+    if (COLUMN_GROUPS > 1) {
+      __syncthreads();
+#pragma unroll
+      for (u32 h = 0; h < 2; h++)
+        most[h] = fmaxf(most[h], statistics[(COLUMN_GROUPS - 1 - column_group) * ROWS + lane_row + h * 8]);
+    }
+    bool raised = false;
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+      most[h] *= LOG2_E;
+      const bool raise = most[h] > base[h] + SLACK;
+      shrink[h] = raise ? exp2_near(base[h] - most[h]) : 1;
+      base[h] = raise ? most[h] : base[h];
+      raised |= raise;
+      // A row that has seen nothing yet: all its weights become exp2(-inf).
+      const float from = base[h] == -INF ? 0 : base[h];
+      float sum = 0;
+#pragma unroll
+      for (u32 j = 0; j < 8; j++) {
+        const float a = exp2_near(score[j * 4 + 2 * h] * LOG2_E - from);
+        const float b = exp2_near(score[j * 4 + 2 * h + 1] * LOG2_E - from);
+        sum += a + b;
+        const u32 at = swizzled_at(ROWS, lane_row + h * 8, column_group * 8 + j) + quad * 4;
+        *(u32*)(p_of + of % 2 * P_BYTES + at) = pack_f16x2(a, b);
+      }
+      total[h] = total[h] * shrink[h] + sum;
+    }
+    return __any_sync(ALL_LANES, raised);
+  };
+
+  const auto multiply_values = [&](u32 chunk) {
+    const u8* const at = chunk_at() + column_group * (256 / SWIZZLE_COLUMNS) * V_KEYS * LINE;
+    const SmemDescriptor values = smem_descriptor(at, V_KEYS * LINE, 1024);
+    const SmemDescriptor weights = smem_descriptor(p_of + tile % 2 * P_BYTES + group_row * LINE, 16, 1024);
+#pragma unroll
+    for (u32 k = 0; k < V_KEYS; k += 16) {
+      const u32 key = chunk * V_KEYS + k;
+      wgmma_m64n256k16(out, weights.at(key / SWIZZLE_COLUMNS * ROWS * LINE + key % SWIZZLE_COLUMNS * 2), values.at(k * LINE));
+    }
+  };
+
+  float score[32], shrink[2];
+#pragma unroll
+  for (u32 chunk = 0; chunk < AHEAD; chunk++) start_first_copies(chunk);
+#pragma unroll
+  for (u32 chunk = 0; chunk < K_CHUNKS; chunk++) {
+    wait_for_chunk();
+    wgmma_fence();
+    multiply_keys(score, chunk, slots + chunk * CHUNK_BYTES);
+    wgmma_commit();
+    start_first_copies(chunk + AHEAD);
+    wgmma_wait<1>();
+  }
+  slot = K_CHUNKS % SLOTS;
+  wgmma_wait<0>();
+  wgmma_results(score);
+  weigh(score, shrink, tile);
+  // The next tile's scores, this tile's values; the next tile's weights while the values are multiplied.
+  for (; tile < last_tile; tile++) {
+#pragma unroll
+    for (u32 chunk = 0; chunk < K_CHUNKS; chunk++) {
+      wait_for_chunk();
+      wgmma_fence();
+      multiply_keys(score, chunk, chunk_at());
+      end_chunk(chunk);
+    }
+#pragma unroll
+    for (u32 chunk = 0; chunk < V_CHUNKS; chunk++) {
+      wait_for_chunk();
+      wgmma_fence();
+      multiply_values(chunk);
+      end_chunk(K_CHUNKS + chunk);
+    }
+    wgmma_results(score);
+    const bool raised = weigh(score, shrink, tile + 1);
+    wgmma_wait<0>();
+    wgmma_results(out);
+    if (raised) {
+#pragma unroll
+      for (u32 i = 0; i < 128; i++) out[i] *= shrink[i / 2 % 2];
+    }
+  }
+#pragma unroll
+  for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
+    wait_for_chunk();
+    wgmma_fence();
+    if (chunk >= K_CHUNKS) multiply_values(chunk - K_CHUNKS);
+    end_chunk(chunk);
+  }
+  wgmma_wait<0>();
+  wgmma_results(out);
+
+#pragma unroll
+  for (u32 h = 0; h < 2; h++) {
+    total[h] += __shfl_xor_sync(ALL_LANES, total[h], 1);
+    total[h] += __shfl_xor_sync(ALL_LANES, total[h], 2);
+    if (COLUMN_GROUPS > 1 && quad == 0) statistics[column_group * ROWS + lane_row + h * 8] = total[h];
+  }
+  if (COLUMN_GROUPS > 1) __syncthreads();
+#pragma unroll
+  for (u32 h = 0; h < 2; h++) {
+    const u32 row = lane_row + h * 8;
+    const float inverse = 1 / (COLUMN_GROUPS > 1 ? statistics[row] + statistics[ROWS + row] : total[h]);
+    float values[32][2];
+#pragma unroll
+    for (u32 j = 0; j < 32; j++) {
+      values[j][0] = out[j * 4 + 2 * h] * inverse;
+      values[j][1] = out[j * 4 + 2 * h + 1] * inverse;
+    }
+    write_row(p, row < rows, row_start(row), column_group * 256, values);
+  }
+}
+
+template <u32 ROW_GROUPS>
+__device__ __forceinline__ void attend_tiles(const Params& p, u8* shared) {
+  u8* const aligned = (u8*)((u64(shared) + 1023) / 1024 * 1024);  // swizzled swizzle atoms want it
+  const u32 group = p.heads / p.slot.kv_heads;
+  for (u32 nth = blockIdx.y;; nth += gridDim.y) {
+    const Tokens tokens = find_tile(p.runs, nth, 64 * ROW_GROUPS / group);
+    if (tokens.count == 0) return;
+    attend_tokens<ROW_GROUPS>(p, aligned, tokens, blockIdx.x, group);
+    __syncthreads();  // the next tile's Q and keys go where this one's were
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1) flash_prefill_sm90(const Params p) {
+  DYNAMIC_SHARED(shared);
+  attend_tiles<MAX_ROW_GROUPS>(p, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(128 * COLUMN_GROUPS, 1) flash_prefill_sm90_few(const Params p) {
+  DYNAMIC_SHARED(shared);
+  attend_tiles<1>(p, shared);
+}

@@ -1,0 +1,243 @@
+// Products of fragments (src/kernel/fragment.rs) with int8 activations for the matrix-vector kernel: a warp, one M-tile, one K-block at a time.
+//
+// The M-tile's 16 rows are the rows of the tensor core's A, the tokens the columns of its B; integer sums of a block of 32
+// inputs are exact, and become floats once per block: c += weight scale * activation scale * sum. Columns without a token
+// repeat the last one's activations; nobody reads their sums.
+#pragma once
+#include "lib/ptx.cuh"
+#include "lib/reduce.cuh"
+
+// Activations in shared memory, as gemv_input.cuh leaves them.
+struct Input {
+  u8* values;     // [rows, stride]: int8 codes, or floats
+  float* scales;  // [blocks of 32, rows]
+  float* sums;    // the same: scale * sum of codes
+  u32 stride;     // bytes
+};
+
+// The row_refs of a lane among activations.
+template <int ROWS>
+struct LaneInput {
+  const u8* codes;
+  const float *scales, *sums;
+
+  __device__ __forceinline__ LaneInput(const Input& in, u32 lane) {
+    const u32 group = lane / 4, quad = lane % 4;
+    codes = in.values + min(group, u32(ROWS - 1)) * in.stride;
+    const u32 column = ROWS == 1 ? 0 : min(2 * quad, u32(ROWS - 2));
+    scales = in.scales + column;
+    sums = in.sums + column;
+  }
+
+  // Of the two columns whose sums this lane holds.
+  static __device__ __forceinline__ float2 pair(const float* blocks, u32 block) {
+    if (ROWS == 1) return make_float2(blocks[block], 0);
+    return *(const float2*)(blocks + block * ROWS);
+  }
+};
+
+// What a warp sums up of an M-tile: rows group and group + 8, columns 2 * quad and the next.
+template <int ROWS>
+struct FragmentSums {
+  float c[4] = {0, 0, 0, 0};
+
+  __device__ __forceinline__ void add(const int (&d)[4], float low, float high, float2 scale) {
+    c[0] = fmaf(float(d[0]), low * scale.x, c[0]);
+    c[2] = fmaf(float(d[2]), high * scale.x, c[2]);
+    if (ROWS == 1) return;
+    c[1] = fmaf(float(d[1]), low * scale.y, c[1]);
+    c[3] = fmaf(float(d[3]), high * scale.y, c[3]);
+  }
+
+  __device__ __forceinline__ void subtract(float low, float high, float2 sum) {
+    c[0] = fmaf(-low, sum.x, c[0]);
+    c[2] = fmaf(-high, sum.x, c[2]);
+    if (ROWS == 1) return;
+    c[1] = fmaf(-low, sum.y, c[1]);
+    c[3] = fmaf(-high, sum.y, c[3]);
+  }
+
+  // To `[ROWS, 16]`.
+  __device__ __forceinline__ void store(float* to, u32 lane) const {
+    const u32 group = lane / 4, column = 2 * (lane % 4);
+    if (column >= ROWS) return;
+    to += column * 16 + group;
+    to[0] = c[0];
+    to[8] = c[2];
+    if (ROWS == 1) return;
+    to[16] = c[1];
+    to[24] = c[3];
+  }
+};
+
+__device__ __forceinline__ float low_f16(u32 pair) { return f16_to_f32(u16(pair)); }
+__device__ __forceinline__ float high_f16(u32 pair) { return f16_to_f32(u16(pair >> 16)); }
+
+struct q8_k_block {
+  static constexpr u32 INPUTS = 64, BYTES = 1088, K_BLOCKS_PER_STAGE = 2;
+  static constexpr bool HAS_MINS = false;
+
+  template <int ROWS>
+  static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* k_block, const LaneInput<ROWS>& in, u32 first,
+                                                  u32 lane) {
+    const u32 low = *(const u32*)(k_block + 1024 + lane / 4 * 4), high = *(const u32*)(k_block + 1056 + lane / 4 * 4);
+#pragma unroll
+    for (u32 step = 0; step < 2; step++) {
+      const uint4 w = *(const uint4*)(k_block + 512 * step + 16 * lane);
+      const uint2 x = *(const uint2*)(in.codes + first + 32 * step + 8 * (lane % 4));
+      const u32 a[4] = {w.x, w.y, w.z, w.w}, b[2] = {x.x, x.y};
+      int d[4] = {0, 0, 0, 0};
+      mma_s8(d, a, b);
+      sums.add(d, step ? high_f16(low) : low_f16(low), step ? high_f16(high) : low_f16(high),
+               in.pair(in.scales, first / 32 + step));
+    }
+  }
+};
+
+struct q4_k_block {
+  static constexpr u32 INPUTS = 64, BYTES = 576, K_BLOCKS_PER_STAGE = 4;
+  static constexpr bool HAS_MINS = false;
+
+  template <int ROWS>
+  static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* k_block, const LaneInput<ROWS>& in, u32 first,
+                                                  u32 lane) {
+    const u32 low = *(const u32*)(k_block + 512 + lane / 4 * 4), high = *(const u32*)(k_block + 544 + lane / 4 * 4);
+    const uint4 codes = *(const uint4*)(k_block + 16 * lane);
+#pragma unroll
+    for (u32 step = 0; step < 2; step++) {
+      const u32 w[2] = {step ? codes.z : codes.x, step ? codes.w : codes.y};
+      const uint2 x = *(const uint2*)(in.codes + first + 32 * step + 8 * (lane % 4));
+      const u32 mask = 0xf0f0f0f0u;
+      const u32 a[4] = {w[0] << 4 & mask, w[0] & mask, w[1] << 4 & mask, w[1] & mask}, b[2] = {x.x, x.y};
+      int d[4] = {0, 0, 0, 0};
+      mma_s8(d, a, b);
+      // The operands are 16 times the codes.
+      const float2 scale = in.pair(in.scales, first / 32 + step);
+      sums.add(d, step ? high_f16(low) : low_f16(low), step ? high_f16(high) : low_f16(high),
+               make_float2(scale.x * 0.0625f, scale.y * 0.0625f));
+    }
+  }
+};
+
+// Word `i` of four, for unrolled loops.
+__device__ __forceinline__ u32 word(const uint4& v, u32 i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+__device__ __forceinline__ u32 byte_of(const uint4& v, u32 i) { return word(v, i / 4) >> 8 * (i % 4) & 255; }
+
+// Q4_K and Q5_K: FIFTH is where the fifth bits lie, or 0.
+template <u32 FIFTH, u32 SCALES>
+struct k45_k_block {
+  static constexpr u32 INPUTS = 256, BYTES = SCALES + 320, K_BLOCKS_PER_STAGE = 1;
+  static constexpr bool HAS_MINS = true;
+
+  template <int ROWS>
+  static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* k_block, const LaneInput<ROWS>& in, u32 first,
+                                                  u32 lane) {
+    const u8* rows = k_block + SCALES + 16 * (lane / 4);
+    const uint4 low = *(const uint4*)rows, high = *(const uint4*)(rows + 128);
+    const u32 low_d = *(const u32*)(k_block + SCALES + 256 + lane / 4 * 4), high_d = *(const u32*)(k_block + SCALES + 288 + lane / 4 * 4);
+    const float d_low = low_f16(low_d), d_high = low_f16(high_d), min_low = high_f16(low_d), min_high = high_f16(high_d);
+#pragma unroll
+    for (u32 part = 0; part < 4; part++) {
+      const uint4 codes = *(const uint4*)(k_block + 512 * part + 16 * lane);
+      const u32 fifth = FIFTH ? *(const u32*)(k_block + FIFTH + 128 * part + 4 * lane) : 0;
+#pragma unroll
+      for (u32 step = 0; step < 2; step++) {
+        const u32 w[2] = {step ? codes.z : codes.x, step ? codes.w : codes.y};
+        const u32 block = 2 * part + step;
+        const uint2 x = *(const uint2*)(in.codes + first + 32 * block + 8 * (lane % 4));
+        u32 a[4] = {w[0] & 0x0f0f0f0fu, w[0] >> 4 & 0x0f0f0f0fu, w[1] & 0x0f0f0f0fu, w[1] >> 4 & 0x0f0f0f0fu};
+        if (FIFTH) {
+#pragma unroll
+          for (u32 i = 0; i < 4; i++) a[i] |= (fifth >> (4 * step + i) & 0x01010101u) << 4;
+        }
+        const u32 b[2] = {x.x, x.y};
+        int d[4] = {0, 0, 0, 0};
+        mma_u8s8(d, a, b);
+        const u32 at = first / 32 + block;
+        sums.add(d, d_low * float(byte_of(low, 2 * block)), d_high * float(byte_of(high, 2 * block)), in.pair(in.scales, at));
+        sums.subtract(min_low * float(byte_of(low, 2 * block + 1)), min_high * float(byte_of(high, 2 * block + 1)),
+                      in.pair(in.sums, at));
+      }
+    }
+  }
+};
+typedef k45_k_block<0, 2048> k4_k_block;
+typedef k45_k_block<2048, 2560> k5_k_block;
+
+struct k6_k_block {
+  static constexpr u32 INPUTS = 256, BYTES = 3360, K_BLOCKS_PER_STAGE = 1;
+  static constexpr bool HAS_MINS = false;
+
+  template <int ROWS>
+  static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* k_block, const LaneInput<ROWS>& in, u32 first,
+                                                  u32 lane) {
+    const u8* rows = k_block + 3072 + 16 * (lane / 4);
+    const uint4 low = *(const uint4*)rows, high = *(const uint4*)(rows + 128);
+    // The operands are 4 times the codes.
+    const float d_low = 0.25f * f16_to_f32(*(const u16*)(k_block + 3328 + lane / 4 * 2));
+    const float d_high = 0.25f * f16_to_f32(*(const u16*)(k_block + 3344 + lane / 4 * 2));
+#pragma unroll
+    for (u32 part = 0; part < 4; part++) {
+      const uint4 codes = *(const uint4*)(k_block + 512 * part + 16 * lane);
+      const uint2 pairs = *(const uint2*)(k_block + 2048 + 256 * part + 8 * lane);
+#pragma unroll
+      for (u32 block = 0; block < 2; block++) {
+        // Two groups of 16 share an activation scale: their sums, times their own scales, join as integers.
+        int sum[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+          const u32 group = 2 * block + half;
+          const u32 w = word(codes, group), top = group < 2 ? pairs.x : pairs.y;
+          const u32 shift = 4 * (group % 2);
+          const u32 a[2] = {(w << 2 & 0x3c3c3c3cu) | (top << (6 - shift) & 0xc0c0c0c0u),
+                            (w >> 2 & 0x3c3c3c3cu) | (top << (4 - shift) & 0xc0c0c0c0u)};
+          const u32 b = *(const u32*)(in.codes + first + 64 * part + 16 * group + 4 * (lane % 4));
+          int d[4] = {0, 0, 0, 0};
+          mma_s8_k16(d, a, b);
+          const int scale_low = i8(byte_of(low, 4 * part + group)), scale_high = i8(byte_of(high, 4 * part + group));
+          sum[0] += d[0] * scale_low;
+          sum[1] += d[1] * scale_low;
+          sum[2] += d[2] * scale_high;
+          sum[3] += d[3] * scale_high;
+        }
+        sums.add(sum, d_low, d_high, in.pair(in.scales, first / 32 + 2 * part + block));
+      }
+    }
+  }
+};
+
+// A matrix of fragments, streamed stage by stage. What a stage has behind an M-tile's end is zeros.
+template <typename KBlock>
+struct FragmentWeights {
+  static constexpr u32 M_TILE = 16, STAGE_INPUTS = KBlock::INPUTS * KBlock::K_BLOCKS_PER_STAGE, STAGE_BYTES = KBlock::BYTES * KBlock::K_BLOCKS_PER_STAGE;
+  static constexpr u32 STEP = STAGE_BYTES;  // from one stage of an M-tile to the next
+  static constexpr bool QUANTIZED = true, HAS_MINS = KBlock::HAS_MINS;
+  template <int ROWS>
+  using Sums = FragmentSums<ROWS>;
+  template <int ROWS>
+  using LaneOf = LaneInput<ROWS>;
+
+  // Starts the copy of a stage, of which `bytes` are there. Both addresses are the lane's own.
+  static __device__ __forceinline__ void fetch(u8* to, const u8* from, u32 bytes, u32, u32, u32 lane) {
+#pragma unroll
+    for (u32 at = 0; at < STAGE_BYTES; at += 512) {
+      const u32 mine = at + 16 * lane;
+      if (at + 512 <= STAGE_BYTES || mine < STAGE_BYTES) cp_async_16(to + at, from + at, mine < bytes);
+    }
+  }
+
+  // Adds a stage whose first input is `first`.
+  template <int ROWS>
+  static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* slot, const LaneInput<ROWS>& in, u32 first, u32 lane) {
+#pragma unroll
+    for (u32 k_block = 0; k_block < KBlock::K_BLOCKS_PER_STAGE; k_block++) {
+      KBlock::template multiply<ROWS>(sums, slot + k_block * KBlock::BYTES, in, first + k_block * KBlock::INPUTS, lane);
+    }
+  }
+};
+
+typedef FragmentWeights<q8_k_block> q8_weights;
+typedef FragmentWeights<q4_k_block> q4_weights;
+typedef FragmentWeights<k4_k_block> k4_weights;
+typedef FragmentWeights<k5_k_block> k5_weights;
+typedef FragmentWeights<k6_k_block> k6_weights;

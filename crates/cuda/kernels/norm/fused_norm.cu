@@ -1,0 +1,135 @@
+// Norms of many rows, into the form that the next product reads.
+//
+//   fused_norm      following = norm(x)
+//   fused_residual_norm  sum = (residual + norm(x)) * scale, perhaps in a second form, too; and perhaps following = norm(sum)
+//
+// Grid: (rows), one block per row. 128 threads (fewer for rows under 512 columns) hold the row, HOLD fours each, so everything is
+// read once. The bits are those of norm.cu and elementwise.cu: thread t stands for four of theirs (lib/quads.cuh).
+// Bytes per row: 4 * columns for each of x and residual in, for sum out; 2 (F16), 1.25 (Q8) or 2.5 (Q16) * columns for a form.
+// Loads are under way before anybody waits: those of the row before it is known whether there is one, those of weights before
+// the sum they wait for.
+// Requires memory for every row of the grid; columns % 4 == 0 and columns <= 512 * HOLD; for bytes columns % 32 == 0; rows and weights aligned to 16 bytes.
+#include "lib/batch.cuh"
+#include "lib/activation.cuh"
+#include "lib/quads.cuh"
+
+constexpr u32 MAX_THREADS = 128;
+
+struct Params {
+  Rows rows;
+  const float* x;
+  const float* factor;  // what a row of `x` is to be multiplied by, a power of two; may be null
+  const float* weight;  // may be null
+  const float* residual;       // `fused_residual_norm` only, as everything about `sum`
+  float* sum;
+  Form sum_form;             // may be none; not Q16
+  const float* following_weight;  // may be null
+  float* following;               // may be null
+  Form following_activation;            // may be none
+  u32 columns;
+  float eps;
+  float scale;
+  float following_eps;
+};
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/norm/fused_norm.rs differs");
+
+__device__ __forceinline__ u32 column_of(u32 k) { return 4 * (threadIdx.x + k * blockDim.x); }
+
+// A thread's part of a row, zeros behind its end.
+struct Row {
+  float4 quads[HOLD];
+
+  __device__ __forceinline__ void load(const float* row, u32 columns) {
+#pragma unroll
+    for (u32 k = 0; k < HOLD; k++) {
+      quads[k] = column_of(k) < columns ? *(const float4*)(row + column_of(k)) : no_quad();
+    }
+  }
+
+  __device__ __forceinline__ void multiply(float by) {
+#pragma unroll
+    for (u32 k = 0; k < HOLD; k++) {
+      float4& x = quads[k];
+      x = make_float4(mul(x.x, by), mul(x.y, by), mul(x.z, by), mul(x.w, by));
+    }
+  }
+
+  __device__ __forceinline__ void load_weights(const float* weight, u32 columns) {
+    if (weight) load(weight, columns);
+  }
+
+  __device__ __forceinline__ float rms_scale(u32 columns, float eps) const {
+    __shared__ float of_warp[MAX_THREADS / 8];
+    float4 squares = no_quad();
+#pragma unroll
+    for (u32 k = 0; k < HOLD; k++) add_squares(squares, quads[k]);
+    const float warp_squares = quads_sum(squares);
+    __syncthreads();  // an earlier sum may still be read
+    if (threadIdx.x % 8 == 0) of_warp[threadIdx.x / 8] = warp_squares;
+    __syncthreads();
+    float sum = 0;
+    for (u32 warp = 0; warp < blockDim.x / 8; warp++) sum += of_warp[warp];
+    return scale_of_squares(sum, columns, eps);
+  }
+};
+
+// following = norm(row)
+__device__ __forceinline__ void store_following(const Params& p, const Row& row, u64 start, const float* weight, float eps) {
+  Row weights;
+  weights.load_weights(weight, p.columns);
+  const float scale = row.rms_scale(p.columns, eps);
+  // A loop of its own: decided within one, the two would need more registers than there are.
+  if (p.following_activation.rest) {
+#pragma unroll
+    for (u32 k = 0; k < HOLD; k++) {
+      const u32 column = column_of(k);
+      const float4 y = normed_quad(row.quads[k], scale, weight, weights.quads[k]);
+      if (p.following && column < p.columns) *(float4*)(p.following + start + column) = y;
+      store_with_rest(p.following_activation, start, column, y, column < p.columns);
+    }
+    return;
+  }
+#pragma unroll
+  for (u32 k = 0; k < HOLD; k++) {
+    const u32 column = column_of(k);
+    const bool inside = column < p.columns;
+    const float4 y = normed_quad(row.quads[k], scale, weight, weights.quads[k]);
+    if (p.following && inside) *(float4*)(p.following + start + column) = y;
+    if (p.following_activation.any()) store_form(p.following_activation, start, column, y, inside);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_norm(const Params p) {
+  const u64 start = u64(blockIdx.x) * p.columns;
+  Row row;
+  row.load(p.x + start, p.columns);
+  if (!p.rows.has(blockIdx.x)) return;
+  if (p.factor) row.multiply(p.factor[blockIdx.x]);
+  store_following(p, row, start, p.weight, p.eps);
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_residual_norm(const Params p) {
+  const u64 start = u64(blockIdx.x) * p.columns;
+  Row row, residual, weights;
+  row.load(p.x + start, p.columns);
+  residual.load(p.residual + start, p.columns);
+  weights.load_weights(p.weight, p.columns);
+  if (!p.rows.has(blockIdx.x)) return;
+  if (p.factor) row.multiply(p.factor[blockIdx.x]);
+  const float scale = row.rms_scale(p.columns, p.eps);
+#pragma unroll
+  for (u32 k = 0; k < HOLD; k++) {
+    const u32 column = column_of(k);
+    const bool inside = column < p.columns;
+    float4 sum = no_quad();
+    if (inside) {
+      const float4 y = normed_quad(row.quads[k], scale, p.weight, weights.quads[k]), b = residual.quads[k];
+      sum = make_float4(mul(add(b.x, y.x), p.scale), mul(add(b.y, y.y), p.scale), mul(add(b.z, y.z), p.scale),
+                        mul(add(b.w, y.w), p.scale));
+      *(float4*)(p.sum + start + column) = sum;
+    }
+    if (p.sum_form.any()) store_form(p.sum_form, start, column, sum, inside);
+    row.quads[k] = sum;
+  }
+  if (p.following || p.following_activation.any()) store_following(p, row, start, p.following_weight, p.following_eps);
+}

@@ -1,0 +1,736 @@
+//! Many rows: products are matrix multiplications, and what they read is stored in the form they want.
+//!
+//! A value that only products read exists in their form alone. Raw queries, keys and values lie side by side in one buffer,
+//! as one product writes them. Where NVIDIA's library multiplies, the product of gate and up is stored as halves with a
+//! factor per row, which goes along with what is made of it until a norm takes it in.
+
+use std::collections::{HashMap, HashSet};
+
+use carat_model::{
+    backend::BackendError,
+    plan::{Plan, Rows, Step, Value},
+};
+
+use super::Lowering;
+use crate::{
+    compile::{
+        call::{Call, CublasLtGemm, Launch},
+        fuse::{
+            Attend, Epilogue, LinearPart, Op, Product, Prologue, ResidualNorm, RowNorm, StoreKv,
+            Work, joined_label,
+        },
+        target::GemmImpl,
+    },
+    device::cublaslt::Out,
+    kernel::{
+        Activation, AttentionOut, AttentionShape, ColumnSlice, Convert, FlashPrefill, FusedNorm,
+        FusedResidualNorm, GELU_MAX_COLUMNS, Geglu, HEAD_DIMS, KeysValues, NORM_MAX_COLUMNS,
+        NormOut, Operand, QkvNormRope, Queries, WeightFormat, WeightOperand,
+    },
+};
+
+/// Gate and up are stored as halves times this, so that none overflows; GELU's kernel multiplies back.
+const GATE_UP_SCALE: f32 = 1.0 / 64.0;
+
+/// What products of wide batches read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ActivationFormat {
+    F16,
+    Int8,
+    /// Bytes, and the rest as bytes again.
+    Int8HiLo,
+}
+
+/// What is known of values while wide ops are lowered.
+#[derive(Default)]
+pub(super) struct State {
+    /// The ops that read a value, by their number.
+    readers: HashMap<Value, Vec<usize>>,
+    /// Values that are read behind these ops, too, as they are in the plan.
+    kept: HashSet<Value>,
+    /// Values that exist in a product's form.
+    made: HashMap<Value, Materialized>,
+    /// Values that are columns of a wider buffer.
+    columns: HashMap<Value, Columns>,
+    /// Values that must still be multiplied by one factor per row.
+    factors: HashMap<Value, Operand>,
+}
+
+impl State {
+    pub(super) fn of(plan: &Plan, ops: &[Op]) -> State {
+        let steps = match ops {
+            [first, .., last] => first.steps.start..last.steps.end,
+            [only] => only.steps.clone(),
+            [] => 0..0,
+        };
+        let behind = plan.steps.iter().skip(steps.end);
+        let kept = behind.flat_map(|s| s.step.inputs());
+        let mut state = State {
+            kept: kept.chain([plan.hidden, plan.logits]).collect(),
+            ..State::default()
+        };
+        for (i, op) in ops.iter().enumerate() {
+            let steps = &plan.steps[op.steps.clone()];
+            for value in steps.iter().flat_map(|s| s.step.inputs()) {
+                let readers = state.readers.entry(value).or_default();
+                if readers.last() != Some(&i) {
+                    readers.push(i);
+                }
+            }
+        }
+        state
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Materialized {
+    activation: Activation,
+    factor: Option<Operand>,
+}
+
+#[derive(Clone, Copy)]
+struct Columns {
+    of: Operand,
+    stride: usize,
+    column: usize,
+}
+
+impl Lowering<'_> {
+    pub(super) fn large_batch(&mut self, op: &Op) -> Result<(), BackendError> {
+        let done = match &op.work {
+            Work::Product(product) => self.large_product(op, product),
+            Work::ResidualNorm(residual_norm) => self.large_residual_norm(op, residual_norm),
+            Work::StoreKv(store) => self.large_qkv(op, None, Some(store)),
+            Work::Attend(attend) => self.large_attend(op, attend),
+            Work::LayerInputs(inputs) => {
+                self.ple_inputs(op, inputs);
+                Some(())
+            }
+            Work::Step(Step::Norm { .. }) => self.large_norm(op),
+            Work::Step(step) => self.large_experts(op, step),
+        };
+        if done.is_none() {
+            self.plainly(op)?;
+        }
+        Ok(())
+    }
+
+    fn readers(&self, value: Value) -> impl Iterator<Item = &Op> {
+        let readers = self.large.readers.get(&value);
+        readers.into_iter().flatten().map(|i| &self.ops[*i])
+    }
+
+    /// Whether nobody reads a value but ops of this kind.
+    fn only_for(&self, value: Value, of_kind: impl Fn(&Op) -> bool) -> bool {
+        !self.large.kept.contains(&value) && self.readers(value).all(of_kind)
+    }
+
+    /// What a product reads its input as; `None` if it is left to plain kernels.
+    fn format(&self, product: &Product) -> Option<ActivationFormat> {
+        let matrices = || product.parts.iter().map(|p| self.weights.matrix(p.w));
+        let columns = matrices().next()?.columns;
+        let single = matrices().all(|m| m.count == 1);
+        let f16_of = columns.is_multiple_of(32) && matrices().all(|m| m.rows.is_multiple_of(8));
+        match self.target.gemm {
+            GemmImpl::CublasLt => (single && f16_of).then_some(ActivationFormat::F16),
+            GemmImpl::Native => self.native_format(product).filter(|_| single),
+        }
+    }
+
+    /// The form of a value that only products read, and all alike.
+    fn sole_format(&self, value: Value) -> Option<ActivationFormat> {
+        let mut formats = self.readers(value).map(|op| match &op.work {
+            Work::Product(p) if p.input == Prologue::Value(value) => self.format(p),
+            _ => None,
+        });
+        let first = formats.next()??;
+        let alike = formats.all(|format| format == Some(first));
+        (alike && !self.large.kept.contains(&value)).then_some(first)
+    }
+
+    /// Room for a value of this width in a form, under a name that neighbours do not use.
+    fn activation(
+        &mut self,
+        format: ActivationFormat,
+        names: [&'static str; 4],
+        columns: usize,
+    ) -> Activation {
+        let [f16_of, codes, scales, sums] = names;
+        match format {
+            ActivationFormat::F16 => Activation::F16(self.scratch(f16_of, 2 * columns)),
+            ActivationFormat::Int8 => {
+                Activation::Int8(self.int8_scratch([codes, scales, sums], columns))
+            }
+            ActivationFormat::Int8HiLo => Activation::Int8HiLo {
+                both: self.int8_scratch([codes, scales, sums], 2 * columns),
+                columns,
+            },
+        }
+    }
+
+    pub(super) fn large_residual_norm(
+        &mut self,
+        op: &Op,
+        residual_norm: &ResidualNorm,
+    ) -> Option<()> {
+        let following = residual_norm.following.map(|norm| NormOut {
+            weight: norm.weight,
+            eps: norm.eps,
+            values: Some(Operand::Value(norm.out)),
+            activation: None,
+        });
+        self.residual_norm_call(op, residual_norm, None, following)
+    }
+
+    fn residual_norm_call(
+        &mut self,
+        op: &Op,
+        residual_norm: &ResidualNorm,
+        sum_activation: Option<Activation>,
+        following: Option<NormOut>,
+    ) -> Option<()> {
+        let columns = self.plan.columns(residual_norm.sum);
+        if columns > NORM_MAX_COLUMNS || !columns.is_multiple_of(4) {
+            return None;
+        }
+        let kernel = FusedResidualNorm {
+            x: Operand::Value(residual_norm.norm.x),
+            factor: self.large.factors.get(&residual_norm.norm.x).copied(),
+            weight: residual_norm.norm.weight,
+            eps: residual_norm.norm.eps,
+            residual: Operand::Value(residual_norm.residual),
+            scale: residual_norm.scale,
+            sum: Operand::Value(residual_norm.sum),
+            sum_activation,
+            following,
+            columns,
+        };
+        self.call_for_step(self.first_step(op), op.rows, kernel);
+        Some(())
+    }
+
+    /// A norm of whole rows by itself, where something must be taken in with it.
+    fn large_norm(&mut self, op: &Op) -> Option<()> {
+        let Work::Step(Step::Norm {
+            x,
+            weight,
+            group,
+            eps,
+            out,
+        }) = op.work
+        else {
+            return None;
+        };
+        let columns = self.plan.columns(x);
+        if group != columns || columns > NORM_MAX_COLUMNS || !columns.is_multiple_of(4) {
+            return None;
+        }
+        let kernel = FusedNorm {
+            x: Operand::Value(x),
+            factor: self.large.factors.get(&x).copied(),
+            columns,
+            out: NormOut {
+                weight,
+                eps,
+                values: Some(Operand::Value(out)),
+                activation: None,
+            },
+        };
+        self.call(&op.label, op.rows, kernel);
+        Some(())
+    }
+
+    /// The input of a product in its form, made by whatever comes before it.
+    fn product_input(
+        &mut self,
+        op: &Op,
+        input: &Prologue,
+        format: ActivationFormat,
+    ) -> Option<Materialized> {
+        const NORMED: [&str; 4] = [
+            "normed f16_of",
+            "normed codes",
+            "normed scales",
+            "normed sums",
+        ];
+        const OTHER: [&str; 4] = ["input f16_of", "input codes", "input scales", "input sums"];
+        let made = |activation| Materialized {
+            activation,
+            factor: None,
+        };
+        match *input {
+            Prologue::Value(x) => {
+                if let Some(made) = self.large.made.get(&x) {
+                    return Some(*made);
+                }
+                let columns = self.plan.columns(x);
+                let activation = self.activation(format, OTHER, columns);
+                let kernel = Convert {
+                    a: Operand::Value(x),
+                    gelu_mul: None,
+                    columns,
+                    out: activation,
+                };
+                let label = format!("{} convert", op.label);
+                self.call(&label, op.rows, kernel);
+                self.large.made.insert(x, made(activation));
+                // The buffer is another value's from the next one on.
+                self.large
+                    .made
+                    .retain(|v, m| *v == x || m.activation != activation);
+                Some(made(activation))
+            }
+            Prologue::Norm(RowNorm { x, weight, eps }) => {
+                let columns = self.plan.columns(x);
+                if columns > NORM_MAX_COLUMNS || !columns.is_multiple_of(4) {
+                    return None;
+                }
+                let activation = self.activation(format, NORMED, columns);
+                let kernel = FusedNorm {
+                    x: Operand::Value(x),
+                    factor: self.large.factors.get(&x).copied(),
+                    columns,
+                    out: NormOut {
+                        weight,
+                        eps,
+                        values: None,
+                        activation: Some(activation),
+                    },
+                };
+                self.call_for_step(self.first_step(op), op.rows, kernel);
+                Some(made(activation))
+            }
+            Prologue::ResidualNorm(residual_norm) => {
+                let activation =
+                    self.activation(format, NORMED, self.plan.columns(residual_norm.sum));
+                let following = residual_norm.following.map(|norm| NormOut {
+                    weight: norm.weight,
+                    eps: norm.eps,
+                    values: None,
+                    activation: Some(activation),
+                });
+                let sum_activation = following.is_none().then_some(activation);
+                self.residual_norm_call(op, &residual_norm, sum_activation, following)?;
+                Some(made(activation))
+            }
+        }
+    }
+
+    fn large_product(&mut self, op: &Op, product: &Product) -> Option<()> {
+        let format = self.format(product)?;
+        let input = self.product_input(op, &product.input, format)?;
+        match product.epilogue {
+            Epilogue::Nothing => self.product_parts(op, product, input),
+            Epilogue::Geglu { out } if self.geglu_pair(op, product, out, input) => {}
+            Epilogue::Geglu { .. } => {
+                self.product_parts(op, product, input);
+                self.step(self.last_step(op)).ok()?;
+            }
+            Epilogue::GeluMulSlice { other, column, out } => {
+                self.gelu_slice(op, product, (other, column, out), input);
+            }
+        }
+        Some(())
+    }
+
+    /// Whether its parts are queries, keys and values, of wide kernels and nobody else.
+    pub(super) fn attended(&self, product: &Product) -> bool {
+        let ours = |value: Value| product.parts.iter().any(|p| p.out == value);
+        let reads_ours =
+            |reader: &Op| self.takes_columns(reader) && raw_inputs(reader).into_iter().all(ours);
+        let mut parts = product.parts.iter();
+        parts.all(|part| self.only_for(part.out, reads_ours))
+    }
+
+    /// Every part to where its readers look for it: side by side if those are queries, keys and values, else a value each.
+    fn product_parts(&mut self, op: &Op, product: &Product, input: Materialized) {
+        if self.attended(product) {
+            let widths = product.parts.iter().map(|p| self.plan.columns(p.out));
+            let stride = widths.sum();
+            let of = self.scratch_floats("q|k|v", stride);
+            let mut column = 0;
+            for part in &product.parts {
+                let operand = Columns { of, stride, column };
+                self.large.columns.insert(part.out, operand);
+                column += self.plan.columns(part.out);
+            }
+            self.multiply(
+                op,
+                &product.parts,
+                input,
+                ProductOut {
+                    operand: of,
+                    stride,
+                },
+            );
+            return;
+        }
+        for part in &product.parts {
+            let target = ProductOut {
+                operand: Operand::Value(part.out),
+                stride: self.plan.columns(part.out),
+            };
+            self.multiply(op, &[*part], input, target);
+            if let Some(factor) = input.factor {
+                self.large.factors.insert(part.out, factor);
+            }
+        }
+    }
+
+    /// `gelu(gate) * up` in the form of its one reader; `false` if that is not possible.
+    fn geglu_pair(&mut self, op: &Op, product: &Product, out: Value, input: Materialized) -> bool {
+        let Some(format) = self.sole_format(out) else {
+            return false;
+        };
+        let columns = self.plan.columns(out);
+        match (self.target.gemm, format) {
+            (GemmImpl::CublasLt, ActivationFormat::F16) => {
+                let takes_factor = |value: Value| {
+                    self.only_for(value, |op| match &op.work {
+                        Work::ResidualNorm(n)
+                        | Work::Product(Product {
+                            input: Prologue::ResidualNorm(n),
+                            ..
+                        }) => n.norm.x == value && n.residual != value,
+                        Work::Product(Product {
+                            input: Prologue::Norm(n),
+                            ..
+                        }) => n.x == value,
+                        Work::Step(Step::Norm { x, group, .. }) => {
+                            *x == value && *group == self.plan.columns(value)
+                        }
+                        _ => false,
+                    })
+                };
+                let reader_takes = self.only_for(out, |op| match &op.work {
+                    Work::Product(p) => {
+                        p.epilogue == Epilogue::Nothing
+                            && p.parts.iter().all(|p| takes_factor(p.out))
+                    }
+                    _ => false,
+                });
+                if !reader_takes || columns > GELU_MAX_COLUMNS || input.factor.is_some() {
+                    return false;
+                }
+                let both = self.scratch("gate|up", 4 * columns);
+                let call = CublasLtGemm {
+                    x: f16_of(input.activation),
+                    w: joined(&product.parts, WeightFormat::F16),
+                    out: both,
+                    kind: Out::F16,
+                    alpha: GATE_UP_SCALE,
+                    outputs: 2 * columns,
+                    columns: self.weights.matrix(product.parts[0].w).columns,
+                    stride: 2 * columns,
+                    scaled: true,
+                };
+                let label = self.product_label(op, &product.parts);
+                self.library_call(&label, op.rows, call);
+                let (f16_of, factor) = (
+                    self.scratch("gated f16_of", 2 * columns),
+                    self.scratch_floats("gated factor", 1),
+                );
+                let kernel = Geglu {
+                    x: both,
+                    x_scale: 1.0 / GATE_UP_SCALE,
+                    columns,
+                    out: f16_of,
+                    factor,
+                };
+                self.call_for_step(self.last_step(op), op.rows, kernel);
+                let made = Materialized {
+                    activation: Activation::F16(f16_of),
+                    factor: Some(factor),
+                };
+                self.large.made.insert(out, made);
+                true
+            }
+            (GemmImpl::Native, ActivationFormat::Int8) => {
+                let made = self.native_geglu(op, product, out, input.activation);
+                if let Some(activation) = made {
+                    let made = Materialized {
+                        activation,
+                        factor: None,
+                    };
+                    self.large.made.insert(out, made);
+                }
+                made.is_some()
+            }
+            _ => false,
+        }
+    }
+
+    /// `gelu(product) * other[column..]`, in the form of its reader.
+    fn gelu_slice(
+        &mut self,
+        op: &Op,
+        product: &Product,
+        (other, column, out): (Value, usize, Value),
+        input: Materialized,
+    ) {
+        const GATED: [&str; 4] = ["slice f16_of", "slice codes", "slice scales", "slice sums"];
+        let columns = self.plan.columns(out);
+        let Some(format) = self.sole_format(out).filter(|_| columns.is_multiple_of(32)) else {
+            self.product_parts(op, product, input);
+            self.step(self.last_step(op))
+                .expect("elementwise steps are always supported");
+            return;
+        };
+        let gate = self.scratch_floats("slice gate", columns);
+        let target = ProductOut {
+            operand: gate,
+            stride: columns,
+        };
+        self.multiply(op, &product.parts, input, target);
+        let activation = self.activation(format, GATED, columns);
+        let kernel = Convert {
+            a: gate,
+            gelu_mul: Some(ColumnSlice {
+                operand: Operand::Value(other),
+                columns: self.plan.columns(other),
+                column,
+            }),
+            columns,
+            out: activation,
+        };
+        self.call_for_step(self.last_step(op), op.rows, kernel);
+        let made = Materialized {
+            activation,
+            factor: None,
+        };
+        self.large.made.insert(out, made);
+    }
+
+    /// Parts side by side, as f32.
+    fn multiply(&mut self, op: &Op, parts: &[LinearPart], input: Materialized, target: ProductOut) {
+        let label = self.product_label(op, parts);
+        match self.target.gemm {
+            GemmImpl::CublasLt => {
+                let outputs = parts.iter().map(|p| self.weights.matrix(p.w).rows).sum();
+                let call = CublasLtGemm {
+                    x: f16_of(input.activation),
+                    w: joined(parts, WeightFormat::F16),
+                    out: target.operand,
+                    kind: Out::F32,
+                    alpha: 1.0,
+                    outputs,
+                    columns: self.weights.matrix(parts[0].w).columns,
+                    stride: target.stride,
+                    scaled: input.factor.is_some(),
+                };
+                self.library_call(&label, op.rows, call);
+            }
+            GemmImpl::Native => {
+                let x = (input.activation, input.factor);
+                self.native_products(&label, op, parts, x, target);
+            }
+        }
+    }
+
+    fn library_call(&mut self, label: &str, rows: Rows, product: CublasLtGemm) {
+        self.calls.push(Call {
+            label: label.to_owned(),
+            origin: self.origin,
+            rows,
+            launch: Launch::CublasLt(product),
+        });
+    }
+
+    /// Whether an op stores or attends by wide kernels, which read their inputs side by side.
+    fn takes_columns(&self, op: &Op) -> bool {
+        match &op.work {
+            Work::StoreKv(store) => {
+                let head_dim = self.plan.slot(store.slot).head_dim;
+                HEAD_DIMS.contains(&head_dim)
+            }
+            Work::Attend(attend) => {
+                let anywhere = Operand::Scratch(0);
+                let out = AttentionOut::F32(anywhere);
+                self.attend_kernel(op, attend, anywhere, out).is_some()
+            }
+            _ => false,
+        }
+    }
+
+    fn attend_kernel(
+        &self,
+        op: &Op,
+        attend: &Attend,
+        q: Operand,
+        out: AttentionOut,
+    ) -> Option<FlashPrefill> {
+        let slot = self.plan.slot(attend.slot);
+        let heads = AttentionShape {
+            heads: self.plan.columns(attend.out) / slot.head_dim,
+            kv_heads: slot.kv_heads,
+            head_dim: slot.head_dim,
+            window: slot.window,
+        };
+        FlashPrefill::new(op.rows, (q, out), attend.slot, heads, self.target.hopper)
+    }
+
+    /// Norms and turns: queries to halves, keys and values to their pages.
+    fn large_qkv(
+        &mut self,
+        op: &Op,
+        attend: Option<(&Attend, Operand)>,
+        store: Option<&StoreKv>,
+    ) -> Option<()> {
+        if !self.takes_columns(op) {
+            return None;
+        }
+        let columns_of = |this: &Self, value: Value| {
+            let contiguous = Columns {
+                of: Operand::Value(value),
+                stride: this.plan.columns(value),
+                column: 0,
+            };
+            this.large
+                .columns
+                .get(&value)
+                .copied()
+                .unwrap_or(contiguous)
+        };
+        let (q, rope) = match (attend, store) {
+            (Some((a, out)), _) => (Some((a.q, out)), a.rope),
+            (None, Some(s)) => (None, s.rope),
+            (None, None) => return None,
+        };
+        let head_dim = self.plan.rope(rope).head_dim;
+        let q_at = q.map(|(q, out)| (columns_of(self, q.x), q, out));
+        let kv_at = store.map(|s| (columns_of(self, s.k.x), columns_of(self, s.v.x), s));
+        let queries = q_at.map(|(at, q, out)| Queries {
+            column: at.column,
+            heads: self.plan.columns(q.x) / head_dim,
+            weight: q.weight,
+            eps: q.eps,
+            out,
+        });
+        let keys_values = kv_at.map(|(k, v, s)| KeysValues {
+            k_column: k.column,
+            k_weight: s.k.weight,
+            k_eps: s.k.eps,
+            v_column: v.column,
+            v_eps: s.v.eps,
+            heads: self.plan.slot(s.slot).kv_heads,
+            slot: s.slot,
+        });
+        let steps = &self.plan.steps[op.steps.clone()];
+        // What a launch finishes: keys and values in their pages, rotated queries (whose rotation is the op's last).
+        let stored = steps
+            .iter()
+            .find(|s| matches!(s.step, Step::StoreKv { .. }));
+        let rotated = steps.iter().rfind(|s| matches!(s.step, Step::Rope { .. }));
+        self.origin = stored
+            .or(rotated)
+            .map_or(op.origin, |s| self.plan.origin(s));
+        let mut call = |at: Columns, queries: Option<_>, keys_values: Option<_>| {
+            let finished = [
+                stored.filter(|_| keys_values.is_some()),
+                rotated.filter(|_| queries.is_some()),
+            ];
+            let label = joined_label(finished.into_iter().flatten());
+            let kernel = QkvNormRope {
+                x: at.of,
+                stride: at.stride,
+                head_dim,
+                rope,
+                queries,
+                keys_values,
+            };
+            self.call(&label, op.rows, kernel);
+        };
+        match (q_at, kv_at) {
+            (Some((q, ..)), Some((k, v, _))) if q.of == k.of && k.of == v.of => {
+                call(q, queries, keys_values);
+            }
+            (q, kv) => {
+                if let Some((k, v, _)) = kv {
+                    if k.of != v.of {
+                        return None;
+                    }
+                    call(k, None, keys_values);
+                }
+                if let Some((q, ..)) = q {
+                    call(q, queries, None);
+                }
+            }
+        }
+        Some(())
+    }
+
+    fn large_attend(&mut self, op: &Op, attend: &Attend) -> Option<()> {
+        const ATTENDED: [&str; 4] = [
+            "attended f16_of",
+            "attended codes",
+            "attended scales",
+            "attended sums",
+        ];
+        if !self.takes_columns(op) {
+            return None;
+        }
+        let columns = self.plan.columns(attend.out);
+        let activation = self
+            .sole_format(attend.out)
+            .map(|format| self.activation(format, ATTENDED, columns));
+        let wanted = match activation {
+            None => AttentionOut::F32(Operand::Value(attend.out)),
+            Some(Activation::F16(f16_of)) => AttentionOut::F16(f16_of),
+            Some(Activation::Int8(operands)) => AttentionOut::Int8(operands),
+            Some(Activation::Int8HiLo { .. }) => unreachable!("only norms make it"),
+        };
+        let q = self.scratch("queries", 2 * columns);
+        let (kernel, activation) = if let Some(kernel) = self.attend_kernel(op, attend, q, wanted) {
+            (kernel, activation)
+        } else {
+            let out = AttentionOut::F32(Operand::Value(attend.out));
+            (self.attend_kernel(op, attend, q, out)?, None)
+        };
+        self.large_qkv(op, Some((attend, q)), attend.store.as_ref())?;
+        self.origin = op.origin;
+        self.call(&op.label, op.rows, kernel);
+        if let Some(activation) = activation {
+            let made = Materialized {
+                activation,
+                factor: None,
+            };
+            self.large.made.insert(attend.out, made);
+        }
+        Some(())
+    }
+}
+
+/// Where a product goes.
+#[derive(Clone, Copy)]
+pub(super) struct ProductOut {
+    pub(super) operand: Operand,
+    pub(super) stride: usize,
+}
+
+/// What an op that stores or attends reads.
+fn raw_inputs(op: &Op) -> Vec<Value> {
+    let stored = |store: &StoreKv| [store.k.x, store.v.x];
+    match &op.work {
+        Work::StoreKv(store) => stored(store).to_vec(),
+        Work::Attend(attend) => {
+            let kv = attend.store.iter().flat_map(stored);
+            kv.chain([attend.q.x]).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Where halves are; the library reads nothing else.
+fn f16_of(activation: Activation) -> Operand {
+    match activation {
+        Activation::F16(f16_of) => f16_of,
+        Activation::Int8(_) | Activation::Int8HiLo { .. } => {
+            unreachable!("chosen as the product's format")
+        }
+    }
+}
+
+fn joined(parts: &[LinearPart], activation: WeightFormat) -> WeightOperand {
+    let weights: Vec<_> = parts.iter().map(|p| p.w).collect();
+    WeightOperand::stacked(&weights, activation)
+}

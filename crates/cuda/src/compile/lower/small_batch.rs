@@ -1,0 +1,339 @@
+//! Few rows: every product streams its weights once, and what surrounds it happens inside the same kernel.
+
+use carat_gguf::QuantType;
+use carat_model::{
+    backend::BackendError,
+    plan::{Step, Value},
+    weights::Weight,
+};
+
+use super::{Lowering, ScratchBytes};
+use crate::{
+    compile::{
+        fuse::{
+            Attend, Epilogue, LinearPart, Op, Product, Prologue, ResidualNorm, RowNorm, StoreKv,
+            Work,
+        },
+        rows::SMALL_ROWS,
+    },
+    kernel::{
+        ColumnSlice, Columns, FlashDecode, Gemv, GemvDevice, GemvEpilogue, GemvPrologue,
+        GemvPrologueNorm, GemvShape, GemvWeights, HeadNorm, Heads, KvNormRopeStore, MAX_HEAD_DIM,
+        Operand, OutputRows, OwnKv, WeightFormat, WeightOperand,
+        fragment::{FragmentFormat, M_TILE},
+    },
+};
+
+/// Where parts of joined float matrices start.
+const FLOAT_M_TILE: usize = 4;
+/// Columns of float matrices come in multiples of the values of 16 bytes.
+const FLOAT_COLUMNS: usize = 8;
+
+impl Lowering<'_> {
+    pub(super) fn small_batch(&mut self, op: &Op) -> Result<(), BackendError> {
+        let done = match &op.work {
+            Work::Product(product) => self.small_product(op, product),
+            Work::ResidualNorm(residual_norm) => self.large_residual_norm(op, residual_norm),
+            Work::Attend(attend) => self.small_attend(op, attend),
+            Work::LayerInputs(inputs) => {
+                self.ple_inputs(op, inputs);
+                Some(())
+            }
+            Work::Step(step) => self.small_experts(op, step),
+            Work::StoreKv(store) => self.store_kv(op, store),
+        };
+        if done.is_none() {
+            self.plainly(op)?;
+        }
+        Ok(())
+    }
+
+    /// How a matrix is streamed, and the form in which it lies for that.
+    fn gemv_form(&self, w: Weight) -> Option<(GemvWeights, WeightFormat)> {
+        let matrix = self.weights.matrix(w);
+        if let Some(format) = FragmentFormat::of(matrix.quant) {
+            return Some((GemvWeights::Fragments(format), WeightFormat::Fragments));
+        }
+        let form = match matrix.quant {
+            QuantType::F16 => (GemvWeights::F16, WeightFormat::File),
+            QuantType::BF16 => (GemvWeights::BF16, WeightFormat::File),
+            QuantType::F32 if self.weights.narrows(w) => (GemvWeights::BF16, WeightFormat::Bf16),
+            QuantType::F32 => (GemvWeights::F32, WeightFormat::File),
+            _ => (GemvWeights::F16, WeightFormat::F16),
+        };
+        matrix.columns.is_multiple_of(FLOAT_COLUMNS).then_some(form)
+    }
+
+    fn small_product(&mut self, op: &Op, product: &Product) -> Option<()> {
+        // Parts of one format are one product.
+        let mut runs: Vec<(GemvWeights, WeightFormat, Vec<LinearPart>)> = Vec::new();
+        for part in &product.parts {
+            let (gemv, form) = self.gemv_form(part.w)?;
+            match runs.last_mut() {
+                Some((last, _, parts)) if *last == gemv => parts.push(*part),
+                _ => runs.push((gemv, form, vec![*part])),
+            }
+        }
+        let prologue = self.prologue(op, product, runs[0].0)?;
+        match (product.epilogue, runs.as_slice()) {
+            (Epilogue::Nothing, _) => {
+                for (gemv, form, parts) in &runs {
+                    self.gemv_parts(op, prologue, (*gemv, *form), parts);
+                }
+            }
+            (Epilogue::Geglu { out }, [(gemv, form, parts)]) => {
+                let (gate, up) = (parts[0], parts[1]);
+                let (w, up) = match gemv {
+                    GemvWeights::Fragments(_) => {
+                        (WeightOperand::interleaved(&[gate.w, up.w]), None)
+                    }
+                    _ => (
+                        WeightOperand::one(gate.w, *form),
+                        Some(WeightOperand::one(up.w, *form)),
+                    ),
+                };
+                let epilogue = GemvEpilogue::Geglu {
+                    out: Operand::Value(out),
+                    up,
+                };
+                let outputs = self.plan.columns(out);
+                self.gemv(op, &parts.clone(), prologue, w, (*gemv, outputs), epilogue);
+            }
+            (Epilogue::Geglu { .. }, _) => {
+                for (gemv, form, parts) in &runs {
+                    self.gemv_parts(op, prologue, (*gemv, *form), parts);
+                }
+                self.step(self.last_step(op)).ok()?;
+            }
+            (Epilogue::GeluMulSlice { other, column, out }, _) => {
+                let (gemv, form, parts) = runs[0].clone();
+                let epilogue = GemvEpilogue::GeluMulSlice {
+                    out: Operand::Value(out),
+                    other: ColumnSlice {
+                        operand: Operand::Value(other),
+                        columns: self.plan.columns(other),
+                        column,
+                    },
+                };
+                let (w, outputs) = (WeightOperand::one(parts[0].w, form), self.plan.columns(out));
+                self.gemv(op, &parts, prologue, w, (gemv, outputs), epilogue);
+            }
+        }
+        Some(())
+    }
+
+    pub(super) fn card(&self) -> GemvDevice {
+        GemvDevice {
+            multiprocessors: self.target.multiprocessors,
+            shared_bytes: self.target.shared_bytes,
+        }
+    }
+
+    /// What comes before a product; rows too wide to be normed within it are normed by a kernel of their own.
+    fn prologue(&mut self, op: &Op, product: &Product, form: GemvWeights) -> Option<GemvPrologue> {
+        let at = Operand::Value;
+        let shape = GemvShape {
+            form,
+            columns: self.weights.matrix(product.parts[0].w).columns,
+            outputs: M_TILE,
+            pair: false,
+            summed: 1,
+            sets: 1,
+            card: self.card(),
+        };
+        let within = shape.can_norm();
+        Some(match product.input {
+            Prologue::Value(x) => GemvPrologue::None { x: at(x) },
+            Prologue::Norm(RowNorm { x, weight, eps }) if within => GemvPrologue::Norm {
+                x: at(x),
+                weight,
+                eps,
+            },
+            Prologue::ResidualNorm(ResidualNorm {
+                norm,
+                residual,
+                scale,
+                sum,
+                following,
+            }) if within => GemvPrologue::ResidualNorm {
+                x: at(norm.x),
+                weight: norm.weight,
+                eps: norm.eps,
+                residual: at(residual),
+                scale,
+                sum: at(sum),
+                following: following.map(|n| GemvPrologueNorm {
+                    weight: n.weight,
+                    eps: n.eps,
+                }),
+            },
+            Prologue::Norm(_) | Prologue::ResidualNorm(_) => {
+                return self.norm_apart(op).map(|x| GemvPrologue::None { x });
+            }
+        })
+    }
+
+    /// The steps before a product by their plain kernels; what it epilogue reads.
+    fn norm_apart(&mut self, op: &Op) -> Option<Operand> {
+        let steps = &self.plan.steps[op.steps.clone()];
+        let first = steps
+            .iter()
+            .position(|s| matches!(s.step, Step::Linear { .. }))?;
+        for labelled in &steps[..first] {
+            self.step(labelled).ok()?;
+        }
+        let read: Value = match &steps[first].step {
+            Step::Linear { x, .. } => *x,
+            _ => unreachable!("found as a linear step"),
+        };
+        Some(Operand::Value(read))
+    }
+
+    /// Parts of one format as one product, each to its value.
+    fn gemv_parts(
+        &mut self,
+        op: &Op,
+        prologue: GemvPrologue,
+        (gemv, form): (GemvWeights, WeightFormat),
+        parts: &[LinearPart],
+    ) {
+        let m_tile = match gemv {
+            GemvWeights::Fragments(_) => M_TILE,
+            _ => FLOAT_M_TILE,
+        };
+        // Rows of floats are not padded, so a part that ends within an M-tile ends its product.
+        let whole = |part: &LinearPart| self.weights.matrix(part.w).rows.is_multiple_of(m_tile);
+        let floats = !matches!(gemv, GemvWeights::Fragments(_));
+        if floats && parts.len() > 1 && !parts[..parts.len() - 1].iter().all(whole) {
+            for part in parts {
+                self.gemv_parts(op, prologue, (gemv, form), &[*part]);
+            }
+            return;
+        }
+        let mut first = 0;
+        let mut end = 0;
+        let mut outs = Vec::new();
+        for part in parts {
+            let rows = self.weights.matrix(part.w).rows;
+            outs.push(OutputRows {
+                out: Operand::Value(part.out),
+                first,
+                rows,
+            });
+            end = first + rows;
+            first = end.next_multiple_of(m_tile);
+        }
+        let weights: Vec<Weight> = parts.iter().map(|p| p.w).collect();
+        let w = WeightOperand::stacked(&weights, form);
+        self.gemv(
+            op,
+            parts,
+            prologue,
+            w,
+            (gemv, end),
+            GemvEpilogue::Plain(outs),
+        );
+    }
+
+    fn gemv(
+        &mut self,
+        op: &Op,
+        parts: &[LinearPart],
+        prologue: GemvPrologue,
+        w: WeightOperand,
+        (form, outputs): (GemvWeights, usize),
+        epilogue: GemvEpilogue,
+    ) {
+        let shape = GemvShape {
+            form,
+            columns: self.weights.matrix(parts[0].w).columns,
+            outputs,
+            pair: matches!(epilogue, GemvEpilogue::Geglu { .. }),
+            summed: 1,
+            sets: 1,
+            card: self.card(),
+        };
+        let label = self.product_label(op, parts);
+        let kernel = Gemv {
+            prologue,
+            w,
+            shape,
+            epilogue,
+            choices: None,
+            pdl: self.target.pdl,
+        };
+        self.call(&label, op.rows, kernel);
+    }
+
+    /// Keys and values by themselves, where rows end before queries.
+    fn store_kv(&mut self, op: &Op, store: &StoreKv) -> Option<()> {
+        let slot = self.plan.slot(store.slot);
+        if slot.head_dim > MAX_HEAD_DIM {
+            return None;
+        }
+        let kernel = KvNormRopeStore {
+            k: Operand::Value(store.k.x),
+            k_weight: store.k.weight,
+            k_eps: store.k.eps,
+            v: Operand::Value(store.v.x),
+            v_weight: store.v.weight,
+            v_eps: store.v.eps,
+            rope: store.rope,
+            slot: store.slot,
+            kv_heads: slot.kv_heads,
+            head_dim: slot.head_dim,
+        };
+        self.call(&op.label, op.rows, kernel);
+        Some(())
+    }
+
+    fn small_attend(&mut self, op: &Op, attend: &Attend) -> Option<()> {
+        let slot = self.plan.slot(attend.slot);
+        let heads = Heads {
+            count: self.plan.columns(attend.out) / slot.head_dim,
+            kv_count: slot.kv_heads,
+            head_dim: slot.head_dim,
+        };
+        let window = slot.window;
+        if !FlashDecode::takes(heads) {
+            return None;
+        }
+        let columns = |value: Value| Columns {
+            operand: Operand::Value(value),
+            first: 0,
+            stride: self.plan.columns(value),
+        };
+        let norm = |n: RowNorm| HeadNorm {
+            weight: n.weight,
+            eps: n.eps,
+        };
+        let own_kv = attend.store.map(|store| OwnKv {
+            k: columns(store.k.x),
+            k_norm: norm(store.k),
+            v: columns(store.v.x),
+            v_eps: store.v.eps,
+        });
+        let (q, q_norm) = (columns(attend.q.x), norm(attend.q));
+        let words = |columns: usize| ScratchBytes {
+            per_row: 0,
+            fixed: SMALL_ROWS * columns * 4,
+        };
+        let partials = words(FlashDecode::partial_columns(heads, window));
+        let arrivals = words(FlashDecode::arrival_columns(heads, window));
+        let kernel = FlashDecode {
+            q,
+            q_norm,
+            own_kv,
+            rope: attend.rope,
+            slot: attend.slot,
+            heads,
+            window,
+            partials: self.scratch.operand("attention partials", partials),
+            arrivals: self.scratch.operand("attention arrivals", arrivals),
+            out: Operand::Value(attend.out),
+            pdl: self.target.pdl,
+        };
+        self.call(&op.label, op.rows, kernel);
+        Some(())
+    }
+}

@@ -1,0 +1,304 @@
+//! Twin of `kernels/attention/flash_decode.cu`.
+
+use carat_model::{
+    kv::PAGE_TOKENS,
+    plan::{KvSlot, RopeId},
+    weights::Weight,
+};
+
+use crate::kernel::{Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization};
+use crate::{
+    device::{Address, Grid},
+    kernel::params::{Params, params},
+    kernel::weights::WeightOperand,
+};
+
+const THREADS: usize = 256;
+const WARPS: usize = 8;
+/// Splits joined at a time where there are many.
+const FAN: usize = 8;
+/// The grid's height where nothing bounds what a row sees. Fewer starve the card on long contexts; more are longer to
+/// join.
+const MAX_SPLITS: usize = 64;
+
+/// Of a large card; a smaller one takes the blocks in turn.
+const MULTIPROCESSORS: usize = 132;
+const LEAST_SPLITS: usize = 4;
+
+/// Query heads, KV heads and head size in layers of the models there are.
+pub(crate) const SHAPES: [Heads; 12] = [
+    Heads::new(8, 1, 256),
+    Heads::new(8, 1, 512),
+    Heads::new(8, 2, 256),
+    Heads::new(8, 2, 512),
+    Heads::new(16, 8, 256),
+    Heads::new(16, 1, 512),
+    Heads::new(16, 2, 512),
+    Heads::new(32, 16, 256),
+    Heads::new(32, 4, 512),
+    // The demo model.
+    Heads::new(4, 2, 64),
+    Heads::new(4, 2, 128),
+    // A size that needs filling up.
+    Heads::new(4, 2, 48),
+];
+
+params! {
+    struct FlashDecodeParams {
+        rows: RowsAt,
+        row_refs: RowRefsAt,
+        slot: SlotAt,
+        q: Address,
+        q_weight: Address,
+        k: Address,
+        k_weight: Address,
+        v: Address,
+        frequencies: Address,
+        partials: Address,
+        arrivals: Address,
+        out: Address,
+        q_stride: u32,
+        k_stride: u32,
+        v_stride: u32,
+        window: u32,
+        q_eps: f32,
+        k_eps: f32,
+        v_eps: f32,
+    }
+}
+
+/// Columns of a value that holds several projections side by side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Columns {
+    pub(crate) operand: Operand,
+    pub(crate) first: usize,
+    /// Columns of the whole value.
+    pub(crate) stride: usize,
+}
+
+impl Columns {
+    fn at(self, at: &Addresses) -> Address {
+        at.operand(self.operand)
+            .offset(self.first * size_of::<f32>())
+    }
+}
+
+/// How a head is normed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadNorm {
+    pub(crate) weight: Option<Weight>,
+    pub(crate) eps: f32,
+}
+
+/// Keys and values that the layer makes itself. Both may be the same columns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OwnKv {
+    pub(crate) k: Columns,
+    pub(crate) k_norm: HeadNorm,
+    pub(crate) v: Columns,
+    pub(crate) v_eps: f32,
+}
+
+/// The heads of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Heads {
+    /// Query heads.
+    pub(crate) count: usize,
+    pub(crate) kv_count: usize,
+    pub(crate) head_dim: usize,
+}
+
+impl Heads {
+    pub(crate) const fn new(count: usize, kv_count: usize, head_dim: usize) -> Heads {
+        Heads {
+            count,
+            kv_count,
+            head_dim,
+        }
+    }
+
+    fn group(self) -> usize {
+        self.count / self.kv_count
+    }
+
+    /// Positions that are scored together.
+    fn step(self) -> usize {
+        match self.head_dim {
+            ..=256 => 2 * PAGE_TOKENS,
+            _ => PAGE_TOKENS,
+        }
+    }
+
+    /// Columns of 8 heads.
+    fn tiles(self) -> usize {
+        self.group().div_ceil(8)
+    }
+
+    fn partial_bytes(self) -> usize {
+        let quads = match self.group() {
+            group @ ..=8 => group.div_ceil(2),
+            _ => 4,
+        };
+        let share = (self.head_dim / 16).div_ceil(WARPS);
+        share * self.tiles() * (THREADS / 4 * quads * 8) + 16 * 8
+    }
+
+    fn shared_bytes(self) -> usize {
+        let pitch = match self.head_dim % 64 {
+            0 => self.head_dim,
+            _ => self.head_dim + 8,
+        };
+        let q_tiles = match self.group() {
+            ..=4 => 1,
+            _ => 2 * self.tiles(),
+        };
+        let parts = WARPS / (self.step() / 16);
+        let scores = parts * self.tiles() * 8 * (self.step() + 8) * 4;
+        let weights = self.tiles() * 8 * (self.step() + 8) * 2;
+        let common = (8 * q_tiles * pitch * 2)
+            .max(scores + weights)
+            .max(32 * 16 * 4);
+        2 * self.step() * pitch * 2 + self.head_dim / 2 * 8 + common + 3 * 16 * 4
+    }
+}
+
+/// `out = softmax(rope(norm(q)) . K) . V`; before that, where the layer has its own, `rope(norm(k))` and `norm(v)`
+/// into their pages.
+#[derive(Debug)]
+pub(crate) struct FlashDecode {
+    pub(crate) q: Columns,
+    pub(crate) q_norm: HeadNorm,
+    /// Only with the rows of the whole batch.
+    pub(crate) own_kv: Option<OwnKv>,
+    pub(crate) rope: RopeId,
+    pub(crate) slot: KvSlot,
+    pub(crate) heads: Heads,
+    pub(crate) window: Option<usize>,
+    /// [`FlashDecode::partial_columns`] wide.
+    pub(crate) partials: Operand,
+    /// [`FlashDecode::arrival_columns`] wide, 0 before the first launch; launches leave it so.
+    pub(crate) arrivals: Operand,
+    pub(crate) out: Operand,
+    /// Starts before the launch before is over.
+    pub(crate) pdl: bool,
+}
+
+impl FlashDecode {
+    /// Whether the kernel takes such heads.
+    pub(crate) fn takes(heads: Heads) -> bool {
+        let Heads {
+            count,
+            kv_count,
+            head_dim,
+        } = heads;
+        head_dim.is_multiple_of(16)
+            && (16..=512).contains(&head_dim)
+            && count.is_multiple_of(kv_count)
+            && (1..=16).contains(&heads.group())
+    }
+
+    /// Words per row of scratch for what splits leave to be joined.
+    pub(crate) fn partial_columns(heads: Heads, window: Option<usize>) -> usize {
+        heads.kv_count * most_splits(heads, window) * heads.partial_bytes() / 4
+    }
+
+    /// Words per row of arrivals.
+    pub(crate) fn arrival_columns(heads: Heads, window: Option<usize>) -> usize {
+        heads.kv_count * (1 + most_splits(heads, window).div_ceil(FAN))
+    }
+}
+
+/// The grid's height for one row: all steps that a window can touch, wherever it begins in a page.
+fn most_splits(heads: Heads, window: Option<usize>) -> usize {
+    let steps = |window: usize| (window + PAGE_TOKENS - 1).div_ceil(heads.step());
+    window.map_or(MAX_SPLITS, |w| steps(w).min(MAX_SPLITS))
+}
+
+/// The grid's height for a bucket: many rows fill the card by themselves, and every split has its price.
+fn splits(heads: Heads, window: Option<usize>, rows: usize) -> usize {
+    let together = match (heads.head_dim, heads.group()) {
+        (..=256, ..=8) => 3,
+        (_, ..=8) => 2,
+        _ => 1,
+    };
+    let share = together * MULTIPROCESSORS / (rows * heads.kv_count);
+    most_splits(heads, window).min(share.max(LEAST_SPLITS))
+}
+
+pub(crate) fn specialization(heads: Heads) -> Specialization {
+    Specialization {
+        kernel: "flash_decode",
+        entries: &["flash_decode"],
+        constants: vec![
+            ("HEAD_DIM", heads.head_dim.to_string()),
+            ("KV_HEADS", heads.kv_count.to_string()),
+            ("GROUP", heads.group().to_string()),
+            ("PARTIAL_BYTES", heads.partial_bytes().to_string()),
+            ("SHARED_BYTES", heads.shared_bytes().to_string()),
+        ],
+        params_bytes: FlashDecodeParams::BYTES,
+    }
+}
+
+impl Kernel for FlashDecode {
+    fn specialization(&self) -> Specialization {
+        specialization(self.heads)
+    }
+
+    fn grid(&self, rows: usize) -> Grid {
+        let splits = splits(self.heads, self.window, rows);
+        Grid {
+            pdl: self.pdl,
+            shared_bytes: self.heads.shared_bytes(),
+            ..Grid::new((rows * self.heads.kv_count, splits), THREADS)
+        }
+    }
+
+    fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
+        let own = self.own_kv.as_ref();
+        FlashDecodeParams {
+            rows,
+            row_refs: at.batch.row_refs,
+            slot: at.slot(self.slot),
+            q: self.q.at(at),
+            q_weight: at.vector(self.q_norm.weight),
+            k: own.map_or(Address::NULL, |kv| kv.k.at(at)),
+            k_weight: at.vector(own.and_then(|kv| kv.k_norm.weight)),
+            v: own.map_or(Address::NULL, |kv| kv.v.at(at)),
+            frequencies: at.rope(self.rope),
+            partials: at.operand(self.partials),
+            arrivals: at.operand(self.arrivals),
+            out: at.operand(self.out),
+            q_stride: self.q.stride as u32,
+            k_stride: own.map_or(0, |kv| kv.k.stride as u32),
+            v_stride: own.map_or(0, |kv| kv.v.stride as u32),
+            window: self.window.unwrap_or(0) as u32,
+            q_eps: self.q_norm.eps,
+            k_eps: own.map_or(0.0, |kv| kv.k_norm.eps),
+            v_eps: own.map_or(0.0, |kv| kv.v_eps),
+        }
+        .bytes()
+    }
+
+    fn weights(&self) -> Vec<WeightOperand> {
+        WeightOperand::vectors([
+            self.q_norm.weight,
+            self.own_kv.and_then(|kv| kv.k_norm.weight),
+        ])
+    }
+
+    fn reads(&self) -> Vec<Operand> {
+        let own = self
+            .own_kv
+            .iter()
+            .flat_map(|kv| [kv.k.operand, kv.v.operand]);
+        [self.q.operand].into_iter().chain(own).collect()
+    }
+
+    fn writes(&self) -> Vec<Operand> {
+        vec![self.partials, self.arrivals, self.out]
+    }
+}
+
+#[cfg(test)]
+mod tests;

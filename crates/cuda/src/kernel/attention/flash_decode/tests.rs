@@ -1,0 +1,638 @@
+//! Against f64 on the processor, and against the plain store; then timings.
+
+use std::thread;
+
+use half::f16;
+
+use super::*;
+use crate::{
+    config::Tier,
+    device::{Buffer, Module, launch},
+    kernel::{TablesAt, attention::kv_norm_rope_store, norm_threads},
+    testing::{Card, at, normals, relative_error},
+};
+
+const EPS: f32 = 1e-6;
+/// Not a number, as a half: what must not be read.
+const POISON: u16 = 0x7e00;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kv {
+    Shared,
+    Own,
+    /// Values are the raw keys.
+    OwnSame,
+}
+
+/// Rows of a run: positions from the first on.
+#[derive(Clone, Copy, Debug)]
+struct RunRows {
+    position: usize,
+    rows: usize,
+}
+
+#[derive(Debug)]
+struct Case {
+    heads: Heads,
+    window: Option<usize>,
+    kv: Kv,
+    runs: Vec<RunRows>,
+}
+
+/// A batch on the host, with everything that the kernel reads.
+struct Batch {
+    /// Run and position of each row.
+    rows: Vec<(usize, usize)>,
+    bases: Vec<i32>,
+    pages: Vec<u32>,
+    keys: Vec<u16>,
+    values: Vec<u16>,
+    /// q | k | v.
+    raw: Vec<f32>,
+    stride: usize,
+    q_weight: Vec<f32>,
+    k_weight: Vec<f32>,
+    frequencies: Vec<f32>,
+}
+
+fn halves(seed: u64, count: usize) -> Vec<u16> {
+    let values = normals(seed, count).into_iter();
+    values.map(|x| f16::from_f32(x).to_bits()).collect()
+}
+
+impl Case {
+    fn batch(&self) -> Batch {
+        let Heads {
+            count,
+            kv_count: kv_heads,
+            head_dim,
+        } = self.heads;
+        let rows: Vec<_> = (self.runs.iter().enumerate())
+            .flat_map(|(r, run)| (0..run.rows).map(move |i| (r, run.position + i)))
+            .collect();
+        let (mut bases, mut entries) = (Vec::new(), Vec::new());
+        for run in &self.runs {
+            let first = self.first_seen(run.position) / PAGE_TOKENS;
+            let end = (run.position + run.rows).div_ceil(PAGE_TOKENS);
+            bases.push(entries.len() as i32 - first as i32);
+            entries.resize(entries.len() + end - first, 0);
+        }
+        // In disorder: a step that has no divisor in common with their number.
+        let total = entries.len() + 3;
+        let stride = [7, 5, 3, 2, 1]
+            .into_iter()
+            .find(|s| !total.is_multiple_of(*s));
+        for (i, page) in entries.iter_mut().enumerate() {
+            *page = ((i * stride.unwrap_or(1) + 1) % total) as u32;
+        }
+        let cells = total * kv_heads * PAGE_TOKENS * head_dim;
+        let mut batch = Batch {
+            bases,
+            pages: entries,
+            keys: halves(1, cells),
+            values: halves(2, cells),
+            // A row more: the kernel reads those that the grid has.
+            raw: normals(3, (rows.len() + 1) * (count + 2 * kv_heads) * head_dim),
+            stride: (count + 2 * kv_heads) * head_dim,
+            q_weight: normals(4, head_dim).iter().map(|x| 0.3 * x).collect(),
+            k_weight: normals(5, head_dim).iter().map(|x| 1.0 + 0.1 * x).collect(),
+            frequencies: (0..head_dim / 2)
+                .map(|j| 10000f32.powf(-2.0 * j as f32 / head_dim as f32))
+                .collect(),
+            rows,
+        };
+        for (r, run) in self.runs.iter().enumerate() {
+            let end = run.position + run.rows;
+            let stored = if self.kv == Kv::Shared {
+                end
+            } else {
+                run.position
+            };
+            for position in stored..end.next_multiple_of(PAGE_TOKENS) {
+                for head in 0..kv_heads {
+                    let cell = batch.cell(self.heads, r, position, head);
+                    batch.keys[cell..][..head_dim].fill(POISON);
+                    batch.values[cell..][..head_dim].fill(POISON);
+                }
+            }
+        }
+        batch
+    }
+
+    fn first_seen(&self, position: usize) -> usize {
+        self.window.map_or(0, |w| (position + 1).saturating_sub(w))
+    }
+}
+
+impl Batch {
+    fn cell(&self, heads: Heads, run: usize, position: usize, head: usize) -> usize {
+        let entry = self.bases[run] + (position / PAGE_TOKENS) as i32;
+        let page = self.pages[entry as usize] as usize;
+        let row = (page * heads.kv_count + head) * PAGE_TOKENS + position % PAGE_TOKENS;
+        row * heads.head_dim
+    }
+
+    fn turned(&self, x: &[f32], weight: Option<&[f32]>, position: Option<usize>) -> Vec<f64> {
+        let mean = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / x.len() as f64;
+        let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
+        let weight = |j: usize| weight.map_or(1.0, |w| f64::from(w[j]));
+        let mut y: Vec<f64> = (x.iter().enumerate())
+            .map(|(j, &v)| f64::from(v) * scale * weight(j))
+            .collect();
+        let half = x.len() / 2;
+        for j in 0..position.map_or(0, |_| half) {
+            let angle = position.unwrap_or(0) as f32 * self.frequencies[j];
+            let (sin, cos) = f64::from(angle).sin_cos();
+            let (a, b) = (y[j], y[j + half]);
+            (y[j], y[j + half]) = (a * cos - b * sin, a * sin + b * cos);
+        }
+        y
+    }
+
+    /// The key and value of a position, rounded.
+    fn cached(&self, case: &Case, run: usize, position: usize, head: usize) -> [Vec<f64>; 2] {
+        let Heads {
+            count,
+            kv_count: kv_heads,
+            head_dim,
+        } = case.heads;
+        let first = case.runs[run].position;
+        if case.kv == Kv::Shared || position < first {
+            let cell = self.cell(case.heads, run, position, head);
+            let wide = |bits: &u16| f64::from(f16::from_bits(*bits).to_f32());
+            return [&self.keys, &self.values]
+                .map(|cache| cache[cell..][..head_dim].iter().map(wide).collect());
+        }
+        let row = self.rows.iter().position(|&at| at == (run, position));
+        let start = row.expect("a row of the batch") * self.stride + (count + head) * head_dim;
+        let k = &self.raw[start..][..head_dim];
+        let v = match case.kv {
+            Kv::OwnSame => k,
+            _ => &self.raw[start + kv_heads * head_dim..][..head_dim],
+        };
+        let k = self.turned(k, Some(&self.k_weight), Some(position));
+        [k, self.turned(v, None, None)].map(|y| {
+            y.into_iter()
+                .map(|v| f64::from(f16::from_f64(v).to_f32()))
+                .collect()
+        })
+    }
+
+    fn expected(&self, case: &Case) -> Vec<f32> {
+        let Heads {
+            count,
+            kv_count: kv_heads,
+            head_dim,
+        } = case.heads;
+        let mut out = Vec::new();
+        for (r, &(run, position)) in self.rows.iter().enumerate() {
+            for kv_head in 0..kv_heads {
+                let seen: Vec<_> = (case.first_seen(position)..=position)
+                    .map(|at| self.cached(case, run, at, kv_head))
+                    .collect();
+                for head in 0..count / kv_heads {
+                    let start = r * self.stride + (kv_head * (count / kv_heads) + head) * head_dim;
+                    let q = &self.raw[start..][..head_dim];
+                    let q = self.turned(q, Some(&self.q_weight), Some(position));
+                    let score = |k: &Vec<f64>| q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>();
+                    let scores: Vec<f64> = seen.iter().map(|[k, _]| score(k)).collect();
+                    let most = scores.iter().copied().fold(f64::MIN, f64::max);
+                    let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
+                    let total: f64 = weights.iter().sum();
+                    let mut sum = vec![0.0; head_dim];
+                    for (weight, [_, v]) in weights.iter().zip(&seen) {
+                        for (to, from) in sum.iter_mut().zip(v) {
+                            *to += weight * from;
+                        }
+                    }
+                    out.extend(sum.iter().map(|x| (x / total) as f32));
+                }
+            }
+        }
+        out
+    }
+}
+
+/// A batch on the card, ready to be launched.
+struct Ready {
+    module: Module,
+    grid: Grid,
+    params: FlashDecodeParams,
+    keys: Buffer,
+    values: Buffer,
+    arrivals: Buffer,
+    out: Buffer,
+    _others: Vec<Buffer>,
+}
+
+impl Ready {
+    /// The grid has one row more than the batch.
+    fn new(card: &Card, case: &Case, batch: &Batch) -> Ready {
+        let Heads {
+            count,
+            kv_count: kv_heads,
+            head_dim,
+        } = case.heads;
+        let (heads, rows) = (case.heads, batch.rows.len());
+        let mut positions: Vec<u32> = batch.rows.iter().map(|r| r.1 as u32).collect();
+        let mut runs: Vec<u32> = batch.rows.iter().map(|r| r.0 as u32).collect();
+        positions.push(0);
+        runs.push(0);
+        let index: Vec<u32> = (0..=rows as u32).collect();
+        let partials = (rows + 1) * FlashDecode::partial_columns(heads, case.window);
+        let arrivals = (rows + 1) * FlashDecode::arrival_columns(heads, case.window);
+        let (keys, values) = (card.upload(&batch.keys), card.upload(&batch.values));
+        let arrivals = card.upload(&vec![0u32; arrivals]);
+        let out = card.upload(&vec![f32::NAN; (rows + 1) * count * head_dim]);
+        let raw = card.upload(&batch.raw);
+        let k = match case.kv {
+            Kv::Shared => Address::NULL,
+            _ => at::<f32>(&raw, count * head_dim),
+        };
+        let v = match case.kv {
+            Kv::Own => at::<f32>(&raw, (count + kv_heads) * head_dim),
+            _ => k,
+        };
+        let others = vec![
+            card.upload(&[rows as u32]),
+            card.upload(&index),
+            card.upload(&positions),
+            card.upload(&runs),
+            card.upload(&batch.bases),
+            card.upload(&batch.pages),
+            card.upload(&batch.q_weight),
+            card.upload(&batch.k_weight),
+            card.upload(&batch.frequencies),
+            card.upload(&vec![f32::NAN; partials]),
+        ];
+        let other = |i: usize| -> Address { others[i].address() };
+        let splits = splits(heads, case.window, rows + 1);
+        let params = FlashDecodeParams {
+            rows: RowsAt {
+                count: other(0),
+                index: other(1),
+            },
+            row_refs: RowRefsAt {
+                position: other(2),
+                run: other(3),
+            },
+            slot: SlotAt {
+                keys: keys.address(),
+                values: values.address(),
+                tables: TablesAt {
+                    base: other(4),
+                    pages: other(5),
+                },
+                kv_heads: kv_heads as u32,
+                head_dim: head_dim as u32,
+            },
+            q: raw.address(),
+            q_weight: other(6),
+            k,
+            k_weight: other(7),
+            v,
+            frequencies: other(8),
+            partials: other(9),
+            arrivals: arrivals.address(),
+            out: out.address(),
+            q_stride: batch.stride as u32,
+            k_stride: batch.stride as u32,
+            v_stride: batch.stride as u32,
+            window: case.window.unwrap_or(0) as u32,
+            q_eps: EPS,
+            k_eps: EPS,
+            v_eps: EPS,
+        };
+        let grid = Grid {
+            shared_bytes: heads.shared_bytes(),
+            ..Grid::new(((rows + 1) * kv_heads, splits), THREADS)
+        };
+        Ready {
+            module: card.load(&specialization(heads)),
+            grid,
+            params,
+            keys,
+            values,
+            arrivals,
+            out,
+            _others: others.into_iter().chain([raw]).collect(),
+        }
+    }
+}
+
+fn check(card: &Card, case: &Case) {
+    let Heads {
+        count, head_dim, ..
+    } = case.heads;
+    let batch = case.batch();
+    let (rows, columns) = (batch.rows.len(), count * head_dim);
+    let ready = Ready::new(card, case, &batch);
+    card.run(&ready.module, ready.grid, &ready.params.bytes());
+    let found: Vec<f32> = card.download(&ready.out, (rows + 1) * columns);
+    let error = relative_error(&found[..rows * columns], &batch.expected(case));
+    assert!(error < 1e-3, "{error:.1e} for {case:?}");
+    assert!(found[rows * columns..].iter().all(|x| x.is_nan()));
+    let arrivals = (rows + 1) * FlashDecode::arrival_columns(case.heads, case.window);
+    let tickets_left = || card.download::<u32>(&ready.arrivals, arrivals);
+    assert!(tickets_left().iter().all(|&t| t == 0), "{case:?}");
+    let stored = [&ready.keys, &ready.values].map(|b| card.download::<u16>(b, batch.keys.len()));
+
+    card.run(&ready.module, ready.grid, &ready.params.bytes());
+    let again: Vec<f32> = card.download(&ready.out, rows * columns);
+    let bits = |x: &[f32]| x.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&again), bits(&found[..rows * columns]), "{case:?}");
+    assert!(tickets_left().iter().all(|&t| t == 0), "{case:?}");
+
+    if case.kv == Kv::Shared {
+        assert!(stored == [batch.keys, batch.values], "{case:?}");
+    } else if batch.rows.len() == case.runs.len() {
+        // Rows lie apart there, so the store's columns are those of one row after another.
+        let expected = plainly_stored(card, case, &batch, &ready);
+        assert!(stored == expected, "other bits for {case:?}");
+    }
+}
+
+/// What `kv_norm_rope_store` leaves in the pages, row by row.
+fn plainly_stored(card: &Card, case: &Case, batch: &Batch, ready: &Ready) -> [Vec<u16>; 2] {
+    let Heads {
+        kv_count: kv_heads,
+        head_dim,
+        ..
+    } = case.heads;
+    let (keys, values) = (card.upload(&batch.keys), card.upload(&batch.values));
+    let module = card.load(&kv_norm_rope_store::specialization());
+    let grid = Grid::new((1, kv_heads), norm_threads(head_dim));
+    for r in 0..batch.rows.len() {
+        let one = card.upload(&[1u32, r as u32]);
+        let row = |address: Address| address.offset(4 * r * batch.stride);
+        let params = kv_norm_rope_store::KvNormRopeStoreParams {
+            rows: RowsAt {
+                count: one.address(),
+                index: at::<u32>(&one, 1),
+            },
+            slot: SlotAt {
+                keys: keys.address(),
+                values: values.address(),
+                ..ready.params.slot
+            },
+            row_refs: ready.params.row_refs,
+            k: row(ready.params.k),
+            k_weight: ready.params.k_weight,
+            v: row(ready.params.v),
+            v_weight: Address::NULL,
+            frequencies: ready.params.frequencies,
+            columns: (kv_heads * head_dim) as u32,
+            head_dim: head_dim as u32,
+            k_eps: EPS,
+            v_eps: EPS,
+        };
+        card.run(&module, grid, &params.bytes());
+    }
+    [keys, values].map(|b| card.download(&b, batch.keys.len()))
+}
+
+fn heads(group: usize, kv_heads: usize, head_dim: usize) -> Heads {
+    Heads::new(group * kv_heads, kv_heads, head_dim)
+}
+
+fn lone(position: usize) -> RunRows {
+    RunRows { position, rows: 1 }
+}
+
+/// The emulator is slow, so it gets the shorter of them.
+fn lengths(card: &Card, all: &[usize]) -> Vec<usize> {
+    let most = if card.device.name == "emulated card" {
+        300
+    } else {
+        usize::MAX
+    };
+    all.iter().copied().filter(|&n| n <= most).collect()
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn attend_narrow_takes_every_head_size_and_group() {
+    // Most of the time goes into compiling, so head sizes go side by side.
+    let all_groups = |head_dim: usize| {
+        let card = Card::open(Tier::Best);
+        for group in [1, 2, 3, 4, 8, 16] {
+            if [48, 128].contains(&head_dim) && ![3, 8].contains(&group) {
+                continue;
+            }
+            let kv = [Kv::Own, Kv::OwnSame, Kv::Shared][(head_dim / 16 + group) % 3];
+            let case = Case {
+                heads: heads(group, 2, head_dim),
+                window: None,
+                kv,
+                runs: vec![lone(99)],
+            };
+            check(&card, &case);
+        }
+    };
+    thread::scope(|scope| {
+        for head_dim in [16, 32, 48, 64, 128, 256, 512] {
+            scope.spawn(move || all_groups(head_dim));
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn attend_narrow_takes_every_length() {
+    let card = Card::open(Tier::Best);
+    for head_dim in [64, 512] {
+        for length in lengths(&card, &[1, 31, 32, 33, 64, 65, 129, 600, 3000]) {
+            for kv in [Kv::Shared, Kv::OwnSame] {
+                let case = Case {
+                    heads: heads(2, 1, head_dim),
+                    window: None,
+                    kv,
+                    runs: vec![lone(length - 1)],
+                };
+                check(&card, &case);
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn attend_narrow_sees_windows() {
+    let card = Card::open(Tier::Best);
+    for (window, head_dim) in [(8, 64), (100, 32), (128, 512), (512, 256)] {
+        let around = [window - 1, window, window + 1, window + 40, 600, 3000];
+        for length in lengths(&card, &around) {
+            let case = Case {
+                heads: heads(4, 2, head_dim),
+                window: Some(window),
+                kv: Kv::Own,
+                runs: vec![lone(length - 1)],
+            };
+            check(&card, &case);
+        }
+    }
+}
+
+/// Later rows see keys that the same launch stores, over borders of pages and splits.
+#[test]
+#[ignore = "needs a card"]
+fn attend_narrow_takes_rows_of_same_and_other_runs() {
+    let card = Card::open(Tier::Best);
+    let run = |position, rows| RunRows { position, rows };
+    for (head_dim, window) in [(32, None), (32, Some(40)), (512, None), (256, Some(64))] {
+        for kv in [Kv::Own, Kv::Shared] {
+            let case = Case {
+                heads: heads(2, 2, head_dim),
+                window,
+                kv,
+                runs: vec![run(61, 5), lone(0), run(0, 3), lone(130)],
+            };
+            check(&card, &case);
+        }
+    }
+    // Past 64 splits, whose second step from the end has fresh rows, too.
+    if card.device.name != "emulated card" {
+        let case = Case {
+            heads: heads(4, 2, 512),
+            window: None,
+            kv: Kv::Own,
+            runs: vec![run(6140, 8), run(300, 40)],
+        };
+        check(&card, &case);
+    }
+}
+
+/// More splits than are joined at once.
+#[test]
+#[ignore = "needs a card"]
+fn attend_narrow_joins_many_splits() {
+    let card = Card::open(Tier::Best);
+    for (head_dim, group, length) in [(16, 2, 1200), (512, 1, 600), (16, 3, 4400)] {
+        let case = Case {
+            heads: heads(group, 1, head_dim),
+            window: None,
+            kv: Kv::Own,
+            runs: vec![lone(length - 1), lone(40)],
+        };
+        check(&card, &case);
+    }
+}
+
+#[test]
+fn grids_and_scratch_follow_the_window() {
+    let sliding = heads(4, 2, 256);
+    assert_eq!(splits(sliding, Some(512), 1), 9);
+    assert_eq!(splits(sliding, None, 1), MAX_SPLITS);
+    assert_eq!(splits(sliding, None, 8), 24);
+    assert_eq!(splits(sliding, None, 1000), LEAST_SPLITS);
+    assert_eq!(FlashDecode::arrival_columns(sliding, Some(512)), 2 * 3);
+    assert_eq!(sliding.partial_bytes(), 4 * 256 * 2 + 128);
+    // What a block of an Ada card may have, less what every kernel has.
+    assert!(heads(16, 1, 512).shared_bytes() + 256 <= 99 << 10);
+    assert!(FlashDecode::takes(heads(16, 1, 512)));
+    assert!(!FlashDecode::takes(heads(17, 1, 512)));
+    assert!(!FlashDecode::takes(heads(1, 1, 520)));
+    assert!(!FlashDecode::takes(heads(1, 1, 24)));
+}
+
+/// The time of a launch, the mean of many that are queued behind a long clearing of memory: the host is not in the way.
+fn time(card: &Card, count: usize, mut call: impl FnMut(usize)) -> f64 {
+    (0..5).for_each(&mut call);
+    let delay = card.device.allocate("delay", 12 << 30).expect("memory");
+    let start = card.device.moment().expect("an event");
+    (0..count).for_each(&mut call);
+    let end = card.device.moment().expect("an event");
+    card.device.wait("timing").expect("runs");
+    drop(delay);
+    start.until(&end).expect("times").as_secs_f64() * 1e6 / count as f64
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn attend_narrow_timing() {
+    let card = Card::open(Tier::Best);
+    let layers = [
+        ("E4B sliding", heads(4, 2, 256), Some(512)),
+        ("E4B global", heads(4, 2, 512), None),
+        ("12B sliding", heads(2, 8, 256), Some(1024)),
+        ("12B global", heads(16, 1, 512), None),
+    ];
+    // Keys and values of many layers, so that none is in a cache: 1 GiB, of which each launch takes other pages.
+    let cells = 1 << 29;
+    let some = halves(7, 1 << 22);
+    let cache = card.upload(&some.repeat(cells >> 22));
+    for (name, heads, window) in layers {
+        for rows in [1, 8] {
+            for depth in [0, 512, 2048, 8192, 32768] {
+                timing(&card, &cache, cells, (name, heads, window), (rows, depth));
+            }
+        }
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "timings are for the reader")]
+fn timing(
+    card: &Card,
+    cache: &Buffer,
+    cells: usize,
+    (name, heads, window): (&str, Heads, Option<usize>),
+    (rows, depth): (usize, usize),
+) {
+    let page_cells = heads.kv_count * PAGE_TOKENS * heads.head_dim;
+    let case = Case {
+        heads,
+        window,
+        kv: Kv::Own,
+        runs: vec![lone(0); rows],
+    };
+    let mut batch = case.batch();
+    // Runs of the depth asked for, on pages of their own in disorder; the tables are those of the deepest row.
+    let first = case.first_seen(depth) / PAGE_TOKENS;
+    let run_pages = depth / PAGE_TOKENS + 1 - first;
+    batch.rows = (0..rows).map(|r| (r, depth)).collect();
+    batch.bases = (0..rows)
+        .map(|r| (r * run_pages) as i32 - first as i32)
+        .collect();
+    let total = rows * run_pages;
+    let stride = [61, 59, 53, 1]
+        .into_iter()
+        .find(|s| !total.is_multiple_of(*s))
+        .unwrap();
+    batch.pages = (0..total).map(|i| (i * stride % total) as u32).collect();
+    let ready = Ready::new(card, &case, &batch);
+    let set = total * page_cells;
+    let sets = (cells / 2 / set).min(512);
+    if sets == 0 {
+        return;
+    }
+    let params: Vec<Vec<u8>> = (0..sets)
+        .map(|i| {
+            let mut params = ready.params;
+            params.slot.keys = at::<u16>(cache, i * set);
+            params.slot.values = at::<u16>(cache, cells / 2 + i * set);
+            params.bytes()
+        })
+        .collect();
+    let grid = Grid {
+        blocks: (rows * heads.kv_count, splits(heads, window, rows)),
+        ..ready.grid
+    };
+    let us = time(card, 200, |i| {
+        launch(&ready.module, grid, &params[i % sets]).expect("launches");
+    });
+    if depth == 0 {
+        let mut nothing = ready.params;
+        let zero = card.upload(&[0u32]);
+        nothing.rows.count = zero.address();
+        let us = time(card, 200, |_| {
+            launch(&ready.module, grid, &nothing.bytes()).expect("launches");
+        });
+        println!("flash_decode {name}, no rows in a grid of {rows}: {us:.2} us");
+    }
+    let seen = depth + 1 - case.first_seen(depth);
+    let bytes = rows * seen * heads.kv_count * heads.head_dim * 4;
+    println!(
+        "flash_decode {name}, {rows} rows, depth {depth}: {us:.2} us, {:.0} GB/s",
+        bytes as f64 / us / 1e3
+    );
+}

@@ -1,0 +1,341 @@
+//! Twin of `kernels/attention/flash_prefill.cu`, and of `kernels/attention/flash_prefill_sm90.cu`, which does the same on Hopper for heads of real
+//! models.
+
+use carat_model::plan::{KvSlot, Rows};
+
+use crate::kernel::{
+    Addresses, Int8Operands, Kernel, Operand, RowRefsAt, RowsAt, RunsAt, SlotAt, Specialization,
+};
+use crate::{
+    device::{Address, Grid},
+    kernel::params::{Params, params},
+};
+
+/// Head sizes that are compiled for. The kernel takes any multiple of 16 up to 512.
+const HEAD_DIMS: [usize; 6] = [16, 32, 64, 128, 256, 512];
+
+/// Shared memory that a block may have on every card since Ampere.
+#[cfg(test)]
+const PORTABLE_BYTES: usize = 99 << 10;
+
+/// Multiprocessors of a Hopper card. That some have fewer costs some time, no more.
+const HOPPER_MULTIPROCESSORS: usize = 132;
+
+/// Blocks beyond those that one run needs, so that a batch of some runs need not go round.
+const MORE_TILES: usize = 16;
+
+params! {
+    struct FlashPrefillParams {
+        rows: RowsAt,
+        row_refs: RowRefsAt,
+        runs: RunsAt,
+        slot: SlotAt,
+        q: Address,
+        out: Address,
+        scales: Address,
+        sums: Address,
+        heads: u32,
+        window: u32,
+    }
+}
+
+/// What is written, in the form its reader wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AttentionOut {
+    F32(Operand),
+    F16(Operand),
+    /// Blocks of 32 columns: codes, scales, and scale times sum of codes.
+    Int8(Int8Operands),
+}
+
+/// The forms as the kernel's constant `OUT` names them.
+const FORMS: [&str; 3] = ["OUT_F32", "OUT_F16", "OUT_Q8"];
+
+impl AttentionOut {
+    fn form(self) -> &'static str {
+        match self {
+            AttentionOut::F32(_) => FORMS[0],
+            AttentionOut::F16(_) => FORMS[1],
+            AttentionOut::Int8(_) => FORMS[2],
+        }
+    }
+}
+
+/// How a block is built: the constants of `flash_prefill.cu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    head_dim: usize,
+    rows: usize,
+    keys: usize,
+    warps: usize,
+    row_steps: usize,
+    k_columns: usize,
+    v_keys: usize,
+    slots: usize,
+}
+
+impl Shape {
+    fn of(head_dim: usize) -> Shape {
+        let (rows, keys, warps, row_steps, columns, v_keys, slots) = match head_dim {
+            ..=128 => (64, 64, 4, 1, 128, 64, 3),
+            129..=256 => (64, 64, 8, 2, 128, 32, 3),
+            _ => (32, 64, 8, 1, 128, 16, 3),
+        };
+        let fits = |c: &usize| head_dim.is_multiple_of(*c);
+        let k_columns = (16..=columns).rev().step_by(16).find(fits);
+        Shape {
+            head_dim,
+            rows,
+            keys,
+            warps,
+            row_steps,
+            k_columns: k_columns.expect("heads are multiples of 16"),
+            v_keys,
+            slots,
+        }
+    }
+
+    /// Q, the ring of chunks, weights, and one number per row and warp; rows padded by 16 bytes.
+    fn shared_bytes(&self) -> usize {
+        let chunk = (self.keys * (self.k_columns + 8)).max(self.v_keys * (self.head_dim + 8));
+        let column_warps = self.warps / (self.rows / (16 * self.row_steps));
+        let a_row = (self.head_dim + 8) + (self.keys + 8) + 2 * column_warps;
+        2 * (self.rows * a_row + self.slots * chunk)
+    }
+
+    fn specialization(&self, form: &str) -> Specialization {
+        let numbers = [
+            ("HEAD_DIM", self.head_dim),
+            ("ROWS", self.rows),
+            ("KEYS", self.keys),
+            ("WARPS", self.warps),
+            ("ROW_STEPS", self.row_steps),
+            ("K_COLUMNS", self.k_columns),
+            ("V_KEYS", self.v_keys),
+            ("SLOTS", self.slots),
+            ("SHARED_BYTES", self.shared_bytes()),
+        ];
+        specialization("flash_prefill", &["flash_prefill"], form, &numbers)
+    }
+}
+
+/// The blocks of `flash_prefill_sm90.cu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sm90Block {
+    /// AttentionShape of 256: two warpgroups have rows of their own, or there is but one.
+    Single,
+    /// AttentionShape of 512: two warpgroups share their rows.
+    Double,
+}
+
+impl Sm90Block {
+    fn of(head_dim: usize) -> Option<Sm90Block> {
+        match head_dim {
+            256 => Some(Sm90Block::Single),
+            512 => Some(Sm90Block::Double),
+            _ => None,
+        }
+    }
+
+    /// Warpgroups that share rows.
+    fn column_groups(self) -> usize {
+        match self {
+            Sm90Block::Single => 1,
+            Sm90Block::Double => 2,
+        }
+    }
+
+    fn most_row_groups(self) -> usize {
+        2 / self.column_groups()
+    }
+
+    /// Q, weights of two tiles and statistics per row; the ring of chunks; what it takes to align them.
+    fn shared_bytes(self, row_groups: usize) -> usize {
+        let columns = self.column_groups();
+        64 * row_groups * columns * (512 + 2 * 128 + 4) + 4 * (32 << 10) + 1024
+    }
+
+    fn specialization(self, form: &str) -> Specialization {
+        let numbers = [
+            ("HEAD_DIM", 256 * self.column_groups()),
+            ("SHARED_BYTES", self.shared_bytes(self.most_row_groups())),
+            ("FEW_BYTES", self.shared_bytes(1)),
+        ];
+        let entries = &["flash_prefill_sm90", "flash_prefill_sm90_few"];
+        specialization("flash_prefill_sm90", entries, form, &numbers)
+    }
+}
+
+fn specialization(
+    kernel: &'static str,
+    entries: &'static [&'static str],
+    form: &str,
+    numbers: &[(&'static str, usize)],
+) -> Specialization {
+    let form = [("OUT", form.to_owned())];
+    let numbers = numbers
+        .iter()
+        .map(|(name, value)| (*name, value.to_string()));
+    Specialization {
+        kernel,
+        entries,
+        constants: form.into_iter().chain(numbers).collect(),
+        params_bytes: FlashPrefillParams::BYTES,
+    }
+}
+
+/// All that [`FlashPrefill::new`] may choose on any card.
+pub(crate) fn specializations() -> Vec<Specialization> {
+    let each = |head_dim| FORMS.map(|form| Shape::of(head_dim).specialization(form));
+    HEAD_DIMS.into_iter().flat_map(each).collect()
+}
+
+/// What it may choose on Hopper beside those.
+pub(crate) fn hopper_specializations() -> Vec<Specialization> {
+    let each = |block: Sm90Block| FORMS.map(|form| block.specialization(form));
+    [Sm90Block::Single, Sm90Block::Double]
+        .into_iter()
+        .flat_map(each)
+        .collect()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Block {
+    Portable(Shape),
+    Hopper(Sm90Block),
+}
+
+/// What there is to attend with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionShape {
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) window: Option<usize>,
+}
+
+#[derive(Debug)]
+pub(crate) struct FlashPrefill {
+    /// Whose runs they are.
+    rows: Rows,
+    /// Halves.
+    q: Operand,
+    slot: KvSlot,
+    heads: AttentionShape,
+    block: Block,
+    out: AttentionOut,
+}
+
+impl FlashPrefill {
+    /// `hopper` is whether code is made for `sm_90a`. `None` for what the kernels do not take.
+    pub(crate) fn new(
+        rows: Rows,
+        (q, out): (Operand, AttentionOut),
+        slot: KvSlot,
+        heads: AttentionShape,
+        hopper: bool,
+    ) -> Option<FlashPrefill> {
+        let head_dim = heads.head_dim;
+        let group = heads.heads / heads.kv_heads;
+        let portable = || HEAD_DIMS.contains(&head_dim).then(|| Shape::of(head_dim));
+        let block = match Sm90Block::of(head_dim) {
+            Some(block) if hopper => Block::Hopper(block),
+            _ => Block::Portable(portable()?),
+        };
+        let most = match block {
+            Block::Portable(shape) => shape.rows,
+            Block::Hopper(_) => 64,
+        };
+        let blocks_of_32 = head_dim >= 32 || group.is_multiple_of(2);
+        let writes = !matches!(out, AttentionOut::Int8(_)) || blocks_of_32;
+        (group <= most && writes).then_some(FlashPrefill {
+            rows,
+            q,
+            slot,
+            heads,
+            block,
+            out,
+        })
+    }
+}
+
+impl Kernel for FlashPrefill {
+    fn specialization(&self) -> Specialization {
+        let form = self.out.form();
+        match self.block {
+            Block::Portable(shape) => shape.specialization(form),
+            Block::Hopper(block) => block.specialization(form),
+        }
+    }
+
+    /// Enough blocks for one run of all rows and some more; where runs are many and short, blocks take several tiles.
+    fn grid(&self, rows: usize) -> Grid {
+        let kv_heads = self.heads.kv_heads;
+        let tiles_of = |block_rows: usize| {
+            let tokens = block_rows / (self.heads.heads / kv_heads);
+            rows.div_ceil(tokens)
+        };
+        let (entry, tiles, warps, shared_bytes) = match self.block {
+            Block::Portable(shape) => (0, tiles_of(shape.rows), shape.warps, shape.shared_bytes()),
+            Block::Hopper(block) => {
+                let few = tiles_of(64) * kv_heads <= HOPPER_MULTIPROCESSORS;
+                let row_groups = if few { 1 } else { block.most_row_groups() };
+                let warps = 4 * row_groups * block.column_groups();
+                let tiles = tiles_of(64 * row_groups);
+                (
+                    usize::from(few),
+                    tiles,
+                    warps,
+                    block.shared_bytes(row_groups),
+                )
+            }
+        };
+        Grid {
+            pdl: false,
+            entry,
+            blocks: (kv_heads, rows.min(tiles + MORE_TILES)),
+            threads: warps * 32,
+            shared_bytes,
+        }
+    }
+
+    fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
+        let (out, scales, sums) = match self.out {
+            AttentionOut::F32(out) | AttentionOut::F16(out) => {
+                (at.operand(out), Address::NULL, Address::NULL)
+            }
+            AttentionOut::Int8(out) => (
+                at.operand(out.codes),
+                at.operand(out.scales),
+                at.operand(out.sums),
+            ),
+        };
+        FlashPrefillParams {
+            rows,
+            row_refs: at.batch.row_refs,
+            runs: at.runs(self.rows),
+            slot: at.slot(self.slot),
+            q: at.operand(self.q),
+            out,
+            scales,
+            sums,
+            heads: self.heads.heads as u32,
+            window: self.heads.window.unwrap_or(0) as u32,
+        }
+        .bytes()
+    }
+
+    fn reads(&self) -> Vec<Operand> {
+        vec![self.q]
+    }
+
+    fn writes(&self) -> Vec<Operand> {
+        match self.out {
+            AttentionOut::F32(out) | AttentionOut::F16(out) => vec![out],
+            AttentionOut::Int8(out) => out.all().to_vec(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+//! Twin of `kernels/elementwise/geglu.cu`.
+
+use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization};
+use crate::{
+    device::{Address, Grid},
+    kernel::params::{Params, params},
+};
+
+/// Eights a thread holds.
+const HOLD: usize = 4;
+/// What a block has padded_rows for.
+pub(crate) const MAX_COLUMNS: usize = 768 * HOLD * 8;
+
+params! {
+    struct GegluParams {
+        rows: RowsAt,
+        x: Address,
+        out: Address,
+        factor: Address,
+        columns: u32,
+        x_scale: f32,
+    }
+}
+
+/// `out * factor = gelu(gate) * up`, halves in and out.
+#[derive(Debug)]
+pub(crate) struct Geglu {
+    /// Halves `[rows, 2 * columns]`: gate, then up.
+    pub(crate) x: Operand,
+    /// What halves of `x` are multiplied by.
+    pub(crate) x_scale: f32,
+    /// A multiple of 8, at most [`MAX_COLUMNS`].
+    pub(crate) columns: usize,
+    /// Halves `[rows, columns]`.
+    pub(crate) out: Operand,
+    /// `[rows]` powers of two.
+    pub(crate) factor: Operand,
+}
+
+pub(crate) fn specialization() -> Specialization {
+    Specialization {
+        kernel: "geglu",
+        entries: &["geglu"],
+        constants: vec![],
+        params_bytes: GegluParams::BYTES,
+    }
+}
+
+impl Kernel for Geglu {
+    fn specialization(&self) -> Specialization {
+        let columns = self.columns;
+        assert!(
+            columns.is_multiple_of(8) && columns <= MAX_COLUMNS,
+            "{columns} columns"
+        );
+        specialization()
+    }
+
+    fn grid(&self, rows: usize) -> Grid {
+        let threads = self.columns.div_ceil(8 * HOLD).next_multiple_of(32);
+        Grid::new((rows, 1), threads)
+    }
+
+    fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
+        GegluParams {
+            rows,
+            x: at.operand(self.x),
+            out: at.operand(self.out),
+            factor: at.operand(self.factor),
+            columns: self.columns as u32,
+            x_scale: self.x_scale,
+        }
+        .bytes()
+    }
+
+    fn reads(&self) -> Vec<Operand> {
+        vec![self.x]
+    }
+
+    fn writes(&self) -> Vec<Operand> {
+        vec![self.out, self.factor]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        kernel::testing::{Table, gelu},
+        testing::{half, halves, normals},
+    };
+
+    #[test]
+    #[ignore = "needs a card"]
+    fn gelu_mul_wide_is_gelu_times_up_at_any_size_of_values() {
+        let mut table = Table::new();
+        for columns in [8, 72, 2112, 6144, 10240, 21504] {
+            let (rows, padded_rows) = (4, 5);
+            // A row of zeros, an ordinary one, a tiny one, and one whose products leave the range of halves by far.
+            let sizes = [0.0, 1.0, 1e-3, 3e3, 1.0];
+            let values = normals(columns as u64, padded_rows * 2 * columns);
+            let scaled = |i: usize| values[i] * sizes[i / (2 * columns)] / 64.0;
+            let x: Vec<f32> = (0..values.len()).map(scaled).collect();
+            let x = halves(&x);
+            let x_at = table.put(&x);
+            let out = table.put(&vec![0x7e00u16; padded_rows * columns]);
+            let factor = table.poison(padded_rows);
+            table.run(
+                rows,
+                padded_rows,
+                &Geglu {
+                    x: x_at,
+                    x_scale: 64.0,
+                    columns,
+                    out,
+                    factor,
+                },
+            );
+            let found: Vec<f32> = table
+                .get(out, padded_rows * columns)
+                .into_iter()
+                .map(half)
+                .collect();
+            let factors = table.get::<f32>(factor, padded_rows);
+            assert!(found[rows * columns..].iter().all(|v| v.is_nan()) && factors[rows].is_nan());
+            for row in 0..rows {
+                let at = |i: usize| f64::from(half(x[2 * row * columns + i])) * 64.0;
+                let expected = (0..columns).map(|i| gelu(at(i)) * at(columns + i));
+                let expected: Vec<f64> = expected.collect();
+                let largest = expected.iter().fold(0f64, |a, b| a.max(b.abs()));
+                let found = &found[row * columns..][..columns];
+                let factor = factors[row];
+                assert_eq!(factor.to_bits() << 9, 0, "a power of two");
+                let stored = found.iter().fold(0f32, |a, b| a.max(b.abs()));
+                assert!(stored <= 16384.0 && (stored >= 8192.0 || largest == 0.0));
+                for (found, expected) in found.iter().zip(expected) {
+                    let error = (f64::from(*found) * f64::from(factor) - expected).abs();
+                    // Half a K-block in the last place of a half, the smallest of which is 2^-24 of the factor.
+                    let bound = expected.abs() * 5.1e-4 + f64::from(factor) * 6e-8;
+                    assert!(
+                        error <= bound,
+                        "{columns} columns, row {row}: {found} {expected}"
+                    );
+                }
+            }
+            table.clear();
+        }
+    }
+
+    #[test]
+    #[ignore = "needs a card"]
+    fn gelu_mul_wide_timing() {
+        for (columns, rows) in [(10240, 512), (10240, 2048), (15360, 2048)] {
+            let mut table = Table::new();
+            let turns = Table::turns(rows * columns * 6);
+            let x = table.big(turns * rows * columns * 4);
+            let out = table.big(turns * rows * columns * 2);
+            let factor = table.big(rows * 4);
+            let call = |turn| Geglu {
+                x: table.shifted(x, turn * rows * columns * 4),
+                x_scale: 64.0,
+                columns,
+                out: table.shifted(out, turn * rows * columns * 2),
+                factor,
+            };
+            let calls: Vec<Geglu> = (0..turns).map(call).collect();
+            let name = format!("geglu {columns}");
+            table.time(&name, rows, rows * columns * 6, &calls);
+        }
+    }
+}

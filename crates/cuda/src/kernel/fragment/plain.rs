@@ -1,0 +1,369 @@
+//! Packing and reading fragments, plainly: what faster code is compared with.
+
+use carat_gguf::{
+    QuantType,
+    quant::{IQ4_VALUES, k_scale_min},
+};
+
+use super::{FragmentFormat, M_TILE};
+
+/// Where the parts of a K-block start. Codes, or their low four bits, are at 0.
+struct Parts {
+    /// The codes' bits above the fourth; 0 where there are none.
+    high: usize,
+    /// 16 bytes per row: scales, or scales and minimums in turn; 0 where there are none.
+    sub_scales: usize,
+    /// The halves of a row.
+    scales: usize,
+}
+
+impl FragmentFormat {
+    fn parts(self) -> Parts {
+        let (high, sub_scales, scales) = match self {
+            FragmentFormat::Q8 => (0, 0, 1024),
+            FragmentFormat::Q4 => (0, 0, 512),
+            FragmentFormat::K4 => (0, 2048, 2304),
+            FragmentFormat::K5 => (2048, 2560, 2816),
+            FragmentFormat::K6 => (2048, 3072, 3328),
+        };
+        Parts {
+            high,
+            sub_scales,
+            scales,
+        }
+    }
+
+    /// Bits of a code, low and high.
+    fn code_bits(self) -> (u32, u32) {
+        match self {
+            FragmentFormat::Q8 => (8, 0),
+            FragmentFormat::Q4 | FragmentFormat::K4 => (4, 0),
+            FragmentFormat::K5 => (4, 1),
+            FragmentFormat::K6 => (4, 2),
+        }
+    }
+
+    /// Byte and shift of a code's low bits and of its high bits within a K-block, for a row of the M-tile and an input of
+    /// the K-block.
+    fn code_at(self, row: usize, input: usize) -> [(usize, usize); 2] {
+        let (half, part) = (row / 8, input / 64);
+        if self == FragmentFormat::K6 {
+            let (group, quad, byte) = (input % 64 / 16, input % 16 / 4, input % 4);
+            let lane = 4 * (row % 8) + quad;
+            let operand = 2 * group + half;
+            let high = self.parts().high + 256 * part + 8 * lane + operand / 4 * 4 + byte;
+            return [
+                (512 * part + 16 * lane + 4 * group + byte, 4 * half),
+                (high, 2 * (operand % 4)),
+            ];
+        }
+        let (step, quad, byte) = (input % 64 / 32, input % 32 / 8, input % 4);
+        let lane = 4 * (row % 8) + quad;
+        // Which of the four registers of the A operand.
+        let register = half + 2 * (input % 8 / 4);
+        let high = self.parts().high + 128 * part + 4 * lane + byte;
+        let low = if self == FragmentFormat::Q8 {
+            (512 * step + 16 * lane + 4 * register + byte, 0)
+        } else {
+            let word = 2 * step + register / 2;
+            (512 * part + 16 * lane + 4 * word + byte, 4 * half)
+        };
+        [low, (high, 4 * step + register)]
+    }
+
+    fn put_code(self, k_block: &mut [u8], row: usize, input: usize, code: u8) {
+        let (low_bits, high_bits) = self.code_bits();
+        let [low, high] = self.code_at(row, input);
+        k_block[low.0] |= (code & mask(low_bits)) << low.1;
+        if high_bits > 0 {
+            k_block[high.0] |= (code >> low_bits & mask(high_bits)) << high.1;
+        }
+    }
+
+    fn code(self, k_block: &[u8], row: usize, input: usize) -> u8 {
+        let (low_bits, high_bits) = self.code_bits();
+        let [low, high] = self.code_at(row, input);
+        let mut code = k_block[low.0] >> low.1 & mask(low_bits);
+        if high_bits > 0 {
+            code |= (k_block[high.0] >> high.1 & mask(high_bits)) << low_bits;
+        }
+        code
+    }
+
+    /// One value of a packed matrix: exactly what dequantizing the file's row gives.
+    pub(crate) fn value(self, fragments: &[u8], columns: usize, row: usize, column: usize) -> f32 {
+        let (at, inputs) = (self.parts(), self.k_block_inputs());
+        let start =
+            row / M_TILE * self.m_tile_bytes(columns) + column / inputs * self.k_block_bytes();
+        let k_block = &fragments[start..start + self.k_block_bytes()];
+        let (row, input) = (row % M_TILE, column % inputs);
+        let code = self.code(k_block, row, input);
+        let sub_scale = |i: usize| k_block[at.sub_scales + 16 * row + i];
+        match self {
+            FragmentFormat::Q8 => {
+                half(k_block, at.scales + 4 * row + 2 * (input / 32))
+                    * f32::from(code.cast_signed())
+            }
+            FragmentFormat::Q4 => {
+                let code = (code << 4).cast_signed() >> 4;
+                half(k_block, at.scales + 4 * row + 2 * (input / 32)) * f32::from(code)
+            }
+            FragmentFormat::K4 | FragmentFormat::K5 => {
+                let (scale, min) = (sub_scale(input / 32 * 2), sub_scale(input / 32 * 2 + 1));
+                let d = half(k_block, at.scales + 4 * row);
+                let dmin = half(k_block, at.scales + 4 * row + 2);
+                d * f32::from(scale) * f32::from(code) - dmin * f32::from(min)
+            }
+            FragmentFormat::K6 => {
+                let code = (code << 2).cast_signed() >> 2;
+                let scale = sub_scale(input / 16).cast_signed();
+                half(k_block, at.scales + 2 * row) * f32::from(scale) * f32::from(code)
+            }
+        }
+    }
+}
+
+fn mask(bits: u32) -> u8 {
+    0xff >> (8 - bits)
+}
+
+fn half(bytes: &[u8], at: usize) -> f32 {
+    let mut value = [0.0];
+    QuantType::F16.dequantize(&bytes[at..at + 2], &mut value);
+    value[0]
+}
+
+/// Packs the rows of a matrix. `quant` must have fragments; `row` gives a row's bytes in the file.
+pub(crate) fn pack<'a>(
+    quant: QuantType,
+    rows: usize,
+    columns: usize,
+    row: impl Fn(usize) -> &'a [u8],
+) -> Vec<u8> {
+    let format = FragmentFormat::of(quant).expect("a format that has fragments");
+    let mut fragments = vec![0; format.fragment_bytes(rows, columns)];
+    let (inputs, bytes) = (format.k_block_inputs(), format.k_block_bytes());
+    for r in 0..rows {
+        let m_tile = r / M_TILE * format.m_tile_bytes(columns);
+        let blocks = row(r).chunks_exact(quant.block_bytes());
+        for (i, block) in blocks.enumerate() {
+            let column = i * quant.block_len();
+            let k_block = &mut fragments[m_tile + column / inputs * bytes..][..bytes];
+            pack_block(quant, block, k_block, r % M_TILE, column % inputs);
+        }
+    }
+    fragments
+}
+
+/// Puts one block of the file into its K-block, from this input on.
+fn pack_block(quant: QuantType, block: &[u8], k_block: &mut [u8], row: usize, first: usize) {
+    let format = FragmentFormat::of(quant).expect("a format that has fragments");
+    for j in 0..quant.block_len() {
+        format.put_code(k_block, row, first + j, file_code(quant, block, j));
+    }
+    let at = format.parts();
+    let sub_scales = &mut k_block[at.sub_scales + 16 * row..][..16];
+    match format {
+        FragmentFormat::Q8 | FragmentFormat::Q4 => {
+            let scale = at.scales + 4 * row + 2 * (first / 32);
+            k_block[scale..scale + 2].copy_from_slice(&block[..2]);
+        }
+        FragmentFormat::K4 | FragmentFormat::K5 => {
+            for (j, pair) in sub_scales.chunks_exact_mut(2).enumerate() {
+                let (scale, min) = k_scale_min(&block[4..16], j);
+                pair.copy_from_slice(&[scale, min]);
+            }
+            k_block[at.scales + 4 * row..][..4].copy_from_slice(&block[..4]);
+        }
+        FragmentFormat::K6 => {
+            sub_scales.copy_from_slice(&block[192..208]);
+            k_block[at.scales + 2 * row..][..2].copy_from_slice(&block[208..]);
+        }
+    }
+}
+
+/// Code `j` of a block of the file as fragments hold it: centred codes as two's complement, cut to their bits.
+fn file_code(quant: QuantType, block: &[u8], j: usize) -> u8 {
+    let nibble = |codes: &[u8]| codes[j % 16] >> (j / 16 * 4) & 15;
+    // Of the K formats: two runs of 32 values share their bytes.
+    let sub_nibble = |codes: &[u8]| codes[j / 64 * 32 + j % 32] >> (j / 32 % 2 * 4) & 15;
+    match quant {
+        QuantType::Q8_0 => block[2 + j],
+        QuantType::Q5_0 => {
+            let fifth = block[2 + j / 8] >> (j % 8) & 1;
+            (nibble(&block[6..]) | fifth << 4).wrapping_sub(16)
+        }
+        QuantType::IQ4_NL => IQ4_VALUES[usize::from(nibble(&block[2..]))].cast_unsigned(),
+        QuantType::Q4_0 => nibble(&block[2..]).wrapping_sub(8) & 15,
+        QuantType::Q4_K => sub_nibble(&block[16..]),
+        QuantType::Q5_K => {
+            let fifth = block[16 + j % 32] >> (j / 32) & 1;
+            sub_nibble(&block[48..]) | fifth << 4
+        }
+        QuantType::Q6_K => {
+            let (half, quarter, l) = (j / 128, j % 128 / 32, j % 32);
+            let low = block[64 * half + 32 * (quarter % 2) + l] >> (quarter / 2 * 4) & 15;
+            let high = block[128 + 32 * half + l] >> (2 * quarter) & 3;
+            (low | high << 4).wrapping_sub(32) & 63
+        }
+        _ => unreachable!("{quant} has no fragments"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use carat_gguf::quant::random_blocks;
+
+    use super::*;
+
+    const PACKED: [QuantType; 7] = [
+        QuantType::Q8_0,
+        QuantType::Q5_0,
+        QuantType::IQ4_NL,
+        QuantType::Q4_0,
+        QuantType::Q4_K,
+        QuantType::Q5_K,
+        QuantType::Q6_K,
+    ];
+
+    #[test]
+    fn packed_values_are_those_of_the_file_bit_for_bit() {
+        for quant in PACKED {
+            let format = FragmentFormat::of(quant).unwrap();
+            // Whole M-tiles and odd ones; one K-block, and in short blocks a K-block and a half.
+            for (rows, columns) in [(16, 256), (1, 512), (37, 768), (5, 3 * quant.block_len())] {
+                let row_bytes = quant.row_bytes(columns);
+                let mut bytes = vec![0; rows * row_bytes];
+                random_blocks(quant, 5, 0.3, &mut bytes);
+                let row = |r: usize| &bytes[r * row_bytes..(r + 1) * row_bytes];
+                let fragments = pack(quant, rows, columns, row);
+                assert_eq!(fragments.len(), format.fragment_bytes(rows, columns));
+                for r in 0..rows {
+                    let mut expected = vec![0.0; columns];
+                    quant.dequantize(row(r), &mut expected);
+                    for (c, expected) in expected.iter().enumerate() {
+                        let value = format.value(&fragments, columns, r, c);
+                        assert_eq!(value.to_bits(), expected.to_bits(), "{quant} {r} {c}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn padding_stands_for_zeros() {
+        for quant in PACKED {
+            let format = FragmentFormat::of(quant).unwrap();
+            let columns = 3 * quant.block_len();
+            let row = vec![0x5a; quant.row_bytes(columns)];
+            let fragments = pack(quant, 3, columns, |_| &row);
+            let padded = format.k_blocks(columns) * format.k_block_inputs();
+            for r in 0..M_TILE {
+                for c in if r < 3 { columns } else { 0 }..padded {
+                    assert_eq!(
+                        format.value(&fragments, columns, r, c),
+                        0.0,
+                        "{quant} {r} {c}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_bit_of_a_unit_has_one_use() {
+        for format in FragmentFormat::ALL {
+            let (low_bits, high_bits) = format.code_bits();
+            let mut bits = HashSet::new();
+            for row in 0..M_TILE {
+                for input in 0..format.k_block_inputs() {
+                    let [low, high] = format.code_at(row, input);
+                    for (bits_of, (byte, shift)) in [(low_bits, low), (high_bits, high)] {
+                        for bit in 0..bits_of as usize {
+                            assert!(bits.insert(8 * byte + shift + bit), "{format:?}");
+                        }
+                    }
+                }
+            }
+            let scales = match format {
+                FragmentFormat::Q8 | FragmentFormat::Q4 => 4,
+                FragmentFormat::K4 | FragmentFormat::K5 => 16 + 4,
+                FragmentFormat::K6 => 16 + 2,
+            };
+            assert_eq!(bits.len() / 8 + M_TILE * scales, format.k_block_bytes());
+            let at = format.parts();
+            let first_scale = if at.sub_scales > 0 {
+                at.sub_scales
+            } else {
+                at.scales
+            };
+            assert_eq!(bits.iter().max(), Some(&(8 * first_scale - 1)));
+        }
+    }
+
+    /// The operands as kernels take them, from the bytes, against the values they should hold.
+    #[test]
+    fn a_lane_finds_its_operands_side_by_side() {
+        let word =
+            |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        let byte = |word: u32, b: usize| (word >> (8 * b)) as u8;
+        for quant in PACKED {
+            let format = FragmentFormat::of(quant).unwrap();
+            let columns = format.k_block_inputs();
+            let row_bytes = quant.row_bytes(columns);
+            let mut bytes = vec![0; 16 * row_bytes];
+            random_blocks(quant, 9, 1.0, &mut bytes);
+            let row = |r: usize| &bytes[r * row_bytes..(r + 1) * row_bytes];
+            let fragments = pack(quant, 16, columns, row);
+            let code = |r: usize, k: usize| {
+                let length = quant.block_len();
+                let block = &row(r)[k / length * quant.block_bytes()..][..quant.block_bytes()];
+                file_code(quant, block, k % length)
+            };
+            for (lane, part) in (0..32).flat_map(|l| (0..columns / 64).map(move |p| (l, p))) {
+                let (group, quad) = (lane / 4, lane % 4);
+                for o in 0..8 {
+                    // Operand `o` of a part: register `o % 4` of step `o / 4`, or `o % 2` of group `o / 2`.
+                    let (step, register) = (o / 4, o % 4);
+                    let (r, k) = if format == FragmentFormat::K6 {
+                        (group + 8 * (o % 2), 64 * part + 16 * (o / 2) + 4 * quad)
+                    } else {
+                        let k = 64 * part + 32 * step + 8 * quad + 4 * (register / 2);
+                        (group + 8 * (register % 2), k)
+                    };
+                    let nibbles = word(&fragments, 512 * part + 16 * lane + 4 * (o / 2));
+                    let nibbles = nibbles >> (4 * (o % 2)) & 0x0f0f_0f0f;
+                    let operand = match format {
+                        FragmentFormat::Q8 => {
+                            word(&fragments, 512 * step + 16 * lane + 4 * register)
+                        }
+                        FragmentFormat::Q4 | FragmentFormat::K4 => nibbles,
+                        FragmentFormat::K5 => {
+                            let high = word(&fragments, 2048 + 128 * part + 4 * lane);
+                            nibbles | (high >> o & 0x0101_0101) << 4
+                        }
+                        FragmentFormat::K6 => {
+                            let high = word(&fragments, 2048 + 256 * part + 8 * lane + 4 * (o / 4));
+                            nibbles | (high >> (2 * (o % 4)) & 0x0303_0303) << 4
+                        }
+                    };
+                    for b in 0..4 {
+                        assert_eq!(byte(operand, b), code(r, k + b), "{quant} {lane} {o} {b}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn formats_without_panels_are_floats_and_those_that_become_halves() {
+        let without: Vec<&str> = QuantType::all()
+            .filter(|&quant| FragmentFormat::of(quant).is_none())
+            .map(QuantType::name)
+            .collect();
+        let expected = "F32 F16 BF16 Q4_1 Q5_1 Q2_K Q3_K IQ4_XS MXFP4";
+        assert_eq!(without.join(" "), expected);
+    }
+}

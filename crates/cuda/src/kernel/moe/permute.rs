@@ -1,0 +1,218 @@
+//! Twin of `kernels/moe/permute.cu`.
+
+use crate::kernel::{
+    Addresses, Kernel, Operand, RowsAt, Specialization,
+    linear::gemm::{ExpertGroups, PermutationOperands},
+};
+use crate::{
+    device::{Address, Grid},
+    kernel::params::{Params, params},
+};
+
+const WARPS: usize = 32;
+
+params! {
+    struct MoePermuteParams {
+        rows: RowsAt,
+        route: Address,
+        sorted: Address,
+        tiles: Address,
+        tile_count: Address,
+        experts: u32,
+        top_k: u32,
+    }
+}
+
+/// From each row's choices to the tiles of grouped products.
+#[derive(Debug)]
+pub(crate) struct MoePermute {
+    pub(crate) groups: ExpertGroups,
+    pub(crate) route: Operand,
+    pub(crate) out: PermutationOperands,
+}
+
+pub(crate) fn specialization() -> Specialization {
+    Specialization {
+        kernel: "permute",
+        entries: &["permute_16", "permute_32", "permute_64", "permute_128"],
+        constants: vec![],
+        params_bytes: MoePermuteParams::BYTES,
+    }
+}
+
+fn grid(groups: ExpertGroups, rows: usize) -> Grid {
+    Grid {
+        // Tiles as the products want them.
+        entry: groups.entry(rows),
+        blocks: (1, 1),
+        threads: 32 * WARPS,
+        shared_bytes: (WARPS + 2) * groups.experts * 4,
+        pdl: false,
+    }
+}
+
+impl Kernel for MoePermute {
+    fn specialization(&self) -> Specialization {
+        specialization()
+    }
+
+    fn grid(&self, rows: usize) -> Grid {
+        grid(self.groups, rows)
+    }
+
+    fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
+        MoePermuteParams {
+            rows,
+            route: at.operand(self.route),
+            sorted: at.operand(self.out.sorted),
+            tiles: at.operand(self.out.tiles),
+            tile_count: at.operand(self.out.tile_count),
+            experts: self.groups.experts as u32,
+            top_k: self.groups.top_k as u32,
+        }
+        .bytes()
+    }
+
+    fn reads(&self) -> Vec<Operand> {
+        vec![self.route]
+    }
+
+    fn writes(&self) -> Vec<Operand> {
+        vec![self.out.sorted, self.out.tiles, self.out.tile_count]
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::{
+        config::Tier,
+        device::{Buffer, launch},
+        testing::Card,
+    };
+
+    /// Experts of every choice, then some weights.
+    pub(in crate::kernel) fn route(rows: usize, groups: ExpertGroups, seed: u64) -> Vec<f32> {
+        let mut state = seed | 1;
+        let mut out = Vec::new();
+        for _ in 0..rows {
+            let mut chosen: Vec<usize> = Vec::new();
+            while chosen.len() < groups.top_k {
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(99);
+                // Some experts are far more popular than others.
+                let draw = (state >> 40) as usize;
+                let expert = draw % groups.experts.min(1 + draw % 1000);
+                if !chosen.contains(&expert) {
+                    chosen.push(expert);
+                }
+            }
+            out.extend(chosen.iter().map(|&e| e as f32));
+            out.extend((0..groups.top_k).map(|k| 0.5 / (k + 1) as f32));
+        }
+        out
+    }
+
+    fn params(at: [&Buffer; 5], groups: ExpertGroups) -> Vec<u8> {
+        let [rows, route, sorted, tiles, tile_count] = at.map(Buffer::address);
+        MoePermuteParams {
+            rows: RowsAt {
+                count: rows,
+                index: Address::NULL,
+            },
+            route,
+            sorted,
+            tiles,
+            tile_count,
+            experts: groups.experts as u32,
+            top_k: groups.top_k as u32,
+        }
+        .bytes()
+    }
+
+    /// What the kernel makes of a route, in a bucket of this many rows: choices, tiles, and how many.
+    pub(in crate::kernel) fn sort(
+        card: &Card,
+        groups: ExpertGroups,
+        bucket: usize,
+        route: &[f32],
+    ) -> (Buffer, Buffer, Buffer) {
+        let module = card.load(&specialization());
+        let rows = card.upload(&[(route.len() / 2 / groups.top_k) as u32]);
+        let route = card.upload(route);
+        let sorted = card.upload(&vec![u32::MAX; bucket * groups.top_k]);
+        let tiles = card.upload(&vec![u32::MAX; 3 * groups.most_tiles(bucket)]);
+        let tile_count = card.upload(&[u32::MAX]);
+        let params = params([&rows, &route, &sorted, &tiles, &tile_count], groups);
+        card.run(&module, grid(groups, bucket), &params);
+        (sorted, tiles, tile_count)
+    }
+
+    #[test]
+    #[ignore = "needs a card"]
+    fn expert_tiles_cover_every_choice_once_and_in_order() {
+        let card = Card::open(Tier::Portable);
+        for (experts, top_k, bucket, count) in [
+            (128, 8, 9, 9),
+            (128, 8, 600, 577),
+            (40, 3, 64, 1),
+            (128, 8, 2100, 2049),
+        ] {
+            let groups = ExpertGroups { experts, top_k };
+            let route_values = route(count, groups, 5);
+            let (sorted, tiles, tile_count) = sort(&card, groups, bucket, &route_values);
+            let bound = groups.most_tiles(bucket);
+            let expert_of =
+                |choice: usize| route_values[choice / top_k * 2 * top_k + choice % top_k] as usize;
+            let mut expected: Vec<usize> = (0..count * top_k).collect();
+            expected.sort_by_key(|&choice| (expert_of(choice), choice));
+            let found: Vec<u32> = card.download(&sorted, bucket * top_k);
+            let (found, beyond) = found.split_at(count * top_k);
+            let same = found.iter().zip(&expected).all(|(&a, &b)| a as usize == b);
+            assert!(same, "{experts} {top_k} {count}");
+            assert!(beyond.iter().all(|&c| c == u32::MAX));
+
+            let tile_count = card.download::<u32>(&tile_count, 1)[0] as usize;
+            assert!(tile_count <= bound, "{tile_count} of {bound} tiles");
+            let tiles: Vec<u32> = card.download(&tiles, 3 * bound);
+            let mut next = 0;
+            for tile in tiles.chunks_exact(3).take(tile_count) {
+                let [expert, first, tile_rows] = [0, 1, 2].map(|i| tile[i] as usize);
+                assert_eq!(first, next);
+                assert!((1..=groups.tile(bucket)).contains(&tile_rows));
+                next += tile_rows;
+                let own = &expected[first..next];
+                assert!(own.iter().all(|&choice| expert_of(choice) == expert));
+                // A tile that is not full is its expert's last.
+                let another = expected.get(next).is_some_and(|&c| expert_of(c) == expert);
+                assert!(tile_rows == groups.tile(bucket) || !another);
+            }
+            assert_eq!(next, count * top_k);
+        }
+    }
+
+    #[test]
+    #[ignore = "needs a card"]
+    #[expect(clippy::print_stdout, reason = "timings are for reading")]
+    fn expert_tiles_timing() {
+        let card = Card::open(Tier::Portable);
+        let module = card.load(&specialization());
+        let groups = ExpertGroups {
+            experts: 128,
+            top_k: 8,
+        };
+        for count in [64, 512, 2048, 4096] {
+            let rows = card.upload(&[count as u32]);
+            let route = card.upload(&route(count, groups, 5));
+            let sorted = card.upload(&vec![0u32; count * 8]);
+            let tiles = card.upload(&vec![0u32; 3 * groups.most_tiles(count)]);
+            let tile_count = card.upload(&[0u32]);
+            let params = params([&rows, &route, &sorted, &tiles, &tile_count], groups);
+            let taken = card.time(50, |_| {
+                launch(&module, grid(groups, count), &params).expect("launches");
+            });
+            println!("permute {count} rows: {:.1} us", taken.as_secs_f64() * 1e6);
+        }
+    }
+}

@@ -1,0 +1,498 @@
+//! Twin of `kernels/norm/fused_norm.cu`.
+
+use carat_model::weights::Weight;
+
+use crate::kernel::{
+    Addresses, Kernel, Operand, RowsAt, Specialization,
+    activation::{Activation, ActivationAt},
+    norm_threads,
+};
+use crate::{
+    device::{Address, Grid},
+    kernel::params::{Params, params},
+    kernel::weights::WeightOperand,
+};
+
+/// Fours a thread holds, for rows of up to 512 times as many columns.
+pub(crate) const HOLDS: [usize; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+
+/// The widest rows that a block's threads hold.
+pub(crate) const MAX_COLUMNS: usize = 512 * HOLDS.len();
+
+params! {
+    struct FusedNormParams {
+        rows: RowsAt,
+        x: Address,
+        factor: Address,
+        weight: Address,
+        residual: Address,
+        sum: Address,
+        sum_activation: ActivationAt,
+        following_weight: Address,
+        following: Address,
+        following_activation: ActivationAt,
+        columns: u32,
+        eps: f32,
+        scale: f32,
+        following_eps: f32,
+    }
+}
+
+/// Where a norm goes: as f32, in a form, or both.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NormOut {
+    pub(crate) weight: Option<Weight>,
+    pub(crate) eps: f32,
+    pub(crate) values: Option<Operand>,
+    pub(crate) activation: Option<Activation>,
+}
+
+impl NormOut {
+    fn operands(&self) -> impl Iterator<Item = Operand> + use<> {
+        let activation = self.activation.iter().flat_map(Activation::operands);
+        self.values
+            .into_iter()
+            .chain(activation.collect::<Vec<_>>())
+    }
+}
+
+/// `out = norm(x * factor)` over whole rows of at most [`MAX_COLUMNS`].
+#[derive(Debug)]
+pub(crate) struct FusedNorm {
+    pub(crate) x: Operand,
+    /// A power of two for each row.
+    pub(crate) factor: Option<Operand>,
+    pub(crate) columns: usize,
+    pub(crate) out: NormOut,
+}
+
+/// `sum = (residual + norm(x * factor)) * scale`, and the norm of that for whoever comes next; rows of at most [`MAX_COLUMNS`].
+#[derive(Debug)]
+pub(crate) struct FusedResidualNorm {
+    pub(crate) x: Operand,
+    /// A power of two for each row.
+    pub(crate) factor: Option<Operand>,
+    pub(crate) weight: Option<Weight>,
+    pub(crate) eps: f32,
+    pub(crate) residual: Operand,
+    pub(crate) scale: f32,
+    pub(crate) sum: Operand,
+    pub(crate) sum_activation: Option<Activation>,
+    pub(crate) following: Option<NormOut>,
+    pub(crate) columns: usize,
+}
+
+pub(crate) fn specialization(hold: usize) -> Specialization {
+    Specialization {
+        kernel: "fused_norm",
+        entries: &["fused_norm", "fused_residual_norm"],
+        constants: vec![("HOLD", hold.to_string())],
+        params_bytes: FusedNormParams::BYTES,
+    }
+}
+
+fn specialization_for(columns: usize) -> Specialization {
+    let hold = columns.div_ceil(512);
+    assert!(
+        columns.is_multiple_of(4) && HOLDS.contains(&hold),
+        "{columns} columns"
+    );
+    specialization(hold)
+}
+
+/// A thread for four of the plain norm's, in whole warps.
+fn grid(entry: usize, rows: usize, columns: usize) -> Grid {
+    let threads = norm_threads(columns) / 4;
+    Grid {
+        entry,
+        ..Grid::new((rows, 1), threads.next_multiple_of(32))
+    }
+}
+
+impl Kernel for FusedNorm {
+    fn specialization(&self) -> Specialization {
+        specialization_for(self.columns)
+    }
+
+    fn grid(&self, rows: usize) -> Grid {
+        grid(0, rows, self.columns)
+    }
+
+    fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
+        FusedNormParams {
+            rows,
+            x: at.operand(self.x),
+            factor: self.factor.map_or(Address::NULL, |p| at.operand(p)),
+            weight: at.vector(self.out.weight),
+            residual: Address::NULL,
+            sum: Address::NULL,
+            sum_activation: Activation::at(None, at),
+            following_weight: Address::NULL,
+            following: self.out.values.map_or(Address::NULL, |p| at.operand(p)),
+            following_activation: Activation::at(self.out.activation, at),
+            columns: self.columns as u32,
+            eps: self.out.eps,
+            scale: 1.0,
+            following_eps: 0.0,
+        }
+        .bytes()
+    }
+
+    fn weights(&self) -> Vec<WeightOperand> {
+        WeightOperand::vectors([self.out.weight])
+    }
+
+    fn reads(&self) -> Vec<Operand> {
+        [self.x].into_iter().chain(self.factor).collect()
+    }
+
+    fn writes(&self) -> Vec<Operand> {
+        self.out.operands().collect()
+    }
+}
+
+impl Kernel for FusedResidualNorm {
+    fn specialization(&self) -> Specialization {
+        specialization_for(self.columns)
+    }
+
+    fn grid(&self, rows: usize) -> Grid {
+        grid(1, rows, self.columns)
+    }
+
+    fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
+        let operand = |p: Option<Operand>| p.map_or(Address::NULL, |p| at.operand(p));
+        FusedNormParams {
+            rows,
+            x: at.operand(self.x),
+            factor: operand(self.factor),
+            weight: at.vector(self.weight),
+            residual: at.operand(self.residual),
+            sum: at.operand(self.sum),
+            sum_activation: Activation::at(self.sum_activation, at),
+            following_weight: at.vector(self.following.and_then(|n| n.weight)),
+            following: operand(self.following.and_then(|n| n.values)),
+            following_activation: Activation::at(self.following.and_then(|n| n.activation), at),
+            columns: self.columns as u32,
+            eps: self.eps,
+            scale: self.scale,
+            following_eps: self.following.map_or(0.0, |n| n.eps),
+        }
+        .bytes()
+    }
+
+    fn weights(&self) -> Vec<WeightOperand> {
+        WeightOperand::vectors([self.weight, self.following.and_then(|n| n.weight)])
+    }
+
+    fn reads(&self) -> Vec<Operand> {
+        [self.x, self.residual]
+            .into_iter()
+            .chain(self.factor)
+            .collect()
+    }
+
+    fn writes(&self) -> Vec<Operand> {
+        let activation = self.sum_activation.iter().flat_map(Activation::operands);
+        let following = self.following.iter().flat_map(NormOut::operands);
+        [self.sum]
+            .into_iter()
+            .chain(activation)
+            .chain(following)
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        kernel::{
+            ColumnSlice, Function, Pointwise, RmsNorm,
+            testing::{ActivationBuffers, Kind, Table},
+        },
+        testing::{normals, relative_error},
+    };
+
+    const EPS: f32 = 1e-6;
+    const SIZES: [usize; 7] = [32, 96, 512, 544, 1536, 2560, 5376];
+
+    fn reference(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
+        let square = |v: &f32| f64::from(*v).powi(2);
+        let mean = x.iter().map(square).sum::<f64>() / x.len() as f64;
+        let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+        let pairs = x.iter().zip(weight);
+        pairs
+            .map(|(v, w)| f64::from(*v) * scale * f64::from(*w))
+            .collect()
+    }
+
+    /// A norm, a sum and a scale by a kernel each.
+    struct SingleSteps {
+        x: Operand,
+        a: Operand,
+        weight: Option<Weight>,
+        by: f32,
+        columns: usize,
+    }
+
+    impl SingleSteps {
+        fn norm(&self, x: Operand, weight: Option<Weight>, out: Operand) -> RmsNorm {
+            RmsNorm {
+                x,
+                weight,
+                columns: self.columns,
+                group: self.columns,
+                eps: EPS,
+                out,
+            }
+        }
+
+        fn run(&self, table: &mut Table, (rows, padded_rows): (usize, usize), sum: Operand) {
+            let columns = self.columns;
+            let [normed, added] = [(); 2].map(|()| table.poison(padded_rows * columns));
+            let second = ColumnSlice {
+                operand: normed,
+                columns,
+                column: 0,
+            };
+            let add = Pointwise {
+                function: Function::Add(second),
+                a: self.a,
+                columns,
+                out: added,
+            };
+            let scale = Pointwise {
+                function: Function::Scale { by: self.by },
+                a: added,
+                columns,
+                out: sum,
+            };
+            table.run(rows, padded_rows, &self.norm(self.x, self.weight, normed));
+            table.run(rows, padded_rows, &add);
+            table.run(rows, padded_rows, &scale);
+        }
+    }
+
+    #[test]
+    #[ignore = "needs a card"]
+    fn norm_wide_has_the_bits_of_norm_in_every_form() {
+        let mut table = Table::new();
+        for columns in SIZES {
+            for kind in [None, Some(Kind::F16), Some(Kind::Q8), Some(Kind::Q16)] {
+                let (rows, padded_rows) = (3, 5);
+                let x = normals(1, padded_rows * columns);
+                let weight = normals(2, columns);
+                let x_at = table.put(&x);
+                let w = table.weight(&weight);
+                let (plain, values) = (
+                    table.poison(padded_rows * columns),
+                    table.poison(padded_rows * columns),
+                );
+                let activation =
+                    kind.map(|kind| ActivationBuffers::new(&mut table, kind, padded_rows, columns));
+                table.run(
+                    rows,
+                    padded_rows,
+                    &RmsNorm {
+                        x: x_at,
+                        weight: Some(w),
+                        columns,
+                        group: columns,
+                        eps: EPS,
+                        out: plain,
+                    },
+                );
+                table.run(
+                    rows,
+                    padded_rows,
+                    &FusedNorm {
+                        x: x_at,
+                        factor: None,
+                        columns,
+                        out: NormOut {
+                            weight: Some(w),
+                            eps: EPS,
+                            values: Some(values),
+                            activation: activation.as_ref().map(|f| f.activation),
+                        },
+                    },
+                );
+                let plain = table.get::<f32>(plain, padded_rows * columns);
+                let values = table.get::<f32>(values, padded_rows * columns);
+                assert!(values[rows * columns..].iter().all(|v| v.is_nan()));
+                let expected = &plain[..rows * columns];
+                assert_eq!(&values[..rows * columns], expected, "{columns} columns");
+                let exact: Vec<f32> = x[..rows * columns]
+                    .chunks_exact(columns)
+                    .flat_map(|row| reference(row, &weight, EPS))
+                    .map(|v| v as f32)
+                    .collect();
+                assert!(relative_error(expected, &exact) < 1e-6);
+                if let Some(activation) = activation {
+                    activation.check(&table, expected, rows);
+                }
+                table.clear();
+            }
+        }
+    }
+
+    #[test]
+    #[ignore = "needs a card"]
+    fn residual_norm_wide_has_the_bits_of_single_steps_in_every_form() {
+        let mut table = Table::new();
+        for (n, columns) in SIZES.into_iter().enumerate() {
+            let (rows, padded_rows) = (3, 4);
+            let all = padded_rows * columns;
+            let factors = [0.25f32, 1.0, 8.0, 2.0];
+            let (x, a) = (normals(1, all), normals(2, all));
+            let scaled: Vec<f32> = (0..all).map(|i| x[i] * factors[i / columns]).collect();
+            let (w, next_w) = (normals(3, columns), normals(4, columns));
+            let (x_at, scaled, a) = (table.put(&x), table.put(&scaled), table.put(&a));
+            let factor = table.put(&factors);
+            let (w, next_w) = (table.weight(&w), table.weight(&next_w));
+            let [plain_sum, plain_next, sum, next] = [(); 4].map(|()| table.poison(all));
+            let steps = SingleSteps {
+                x: scaled,
+                a,
+                weight: Some(w),
+                by: 0.7,
+                columns,
+            };
+            steps.run(&mut table, (rows, padded_rows), plain_sum);
+            let norm = steps.norm(plain_sum, Some(next_w), plain_next);
+            table.run(rows, padded_rows, &norm);
+            let (sum_kind, next_kind) = match n % 3 {
+                0 => (Kind::Q8, Kind::F16),
+                1 => (Kind::F16, Kind::Q8),
+                _ => (Kind::Q8, Kind::Q16),
+            };
+            let sum_activation = ActivationBuffers::new(&mut table, sum_kind, padded_rows, columns);
+            let following_activation =
+                ActivationBuffers::new(&mut table, next_kind, padded_rows, columns);
+            table.run(
+                rows,
+                padded_rows,
+                &FusedResidualNorm {
+                    x: x_at,
+                    factor: Some(factor),
+                    weight: Some(w),
+                    eps: EPS,
+                    residual: a,
+                    scale: 0.7,
+                    sum,
+                    sum_activation: Some(sum_activation.activation),
+                    following: Some(NormOut {
+                        weight: Some(next_w),
+                        eps: EPS,
+                        values: Some(next),
+                        activation: Some(following_activation.activation),
+                    }),
+                    columns,
+                },
+            );
+            for (plain, fused, activation) in [
+                (plain_sum, sum, sum_activation),
+                (plain_next, next, following_activation),
+            ] {
+                let expected = table.get::<f32>(plain, all);
+                let found = table.get::<f32>(fused, all);
+                assert!(found[rows * columns..].iter().all(|v| v.is_nan()));
+                assert_eq!(
+                    found[..rows * columns],
+                    expected[..rows * columns],
+                    "{columns}"
+                );
+                activation.check(&table, &expected[..rows * columns], rows);
+            }
+            table.clear();
+        }
+    }
+
+    #[test]
+    #[ignore = "needs a card"]
+    fn residual_norm_wide_alone_writes_the_sum_alone() {
+        let mut table = Table::new();
+        let (rows, columns) = (2, 64);
+        let (x, a) = (table.put(&normals(1, 128)), table.put(&normals(2, 128)));
+        let (plain, sum) = (table.poison(128), table.poison(128));
+        let (weight, eps, by) = (None, EPS, 1.0);
+        let steps = SingleSteps {
+            x,
+            a,
+            weight,
+            by,
+            columns,
+        };
+        steps.run(&mut table, (rows, rows), plain);
+        table.run(
+            rows,
+            rows,
+            &FusedResidualNorm {
+                x,
+                factor: None,
+                weight,
+                eps,
+                residual: a,
+                scale: by,
+                sum,
+                sum_activation: None,
+                following: None,
+                columns,
+            },
+        );
+        assert_eq!(table.get::<f32>(sum, 128), table.get::<f32>(plain, 128));
+    }
+
+    #[test]
+    #[ignore = "needs a card"]
+    fn norm_wide_timing() {
+        let columns = 2560;
+        for rows in [512, 2048] {
+            let mut table = Table::new();
+            let (turns, all) = (Table::turns(rows * columns * 8), rows * columns);
+            let x = table.big(turns * all * 4);
+            let a = table.big(turns * all * 4);
+            let out = table.big(turns * all * 4);
+            let activation = table.big(turns * all * 2);
+            let w = table.weight(&normals(1, columns));
+            let mut norm = Vec::new();
+            let mut residual_norm = Vec::new();
+            for turn in 0..turns {
+                let x = table.shifted(x, turn * all * 4);
+                let activation = Some(Activation::F16(table.shifted(activation, turn * all * 2)));
+                let next = NormOut {
+                    weight: Some(w),
+                    eps: EPS,
+                    values: None,
+                    activation,
+                };
+                norm.push(FusedNorm {
+                    x,
+                    factor: None,
+                    columns,
+                    out: next,
+                });
+                residual_norm.push(FusedResidualNorm {
+                    x,
+                    factor: None,
+                    weight: Some(w),
+                    eps: EPS,
+                    residual: table.shifted(a, turn * all * 4),
+                    scale: 1.0,
+                    sum: table.shifted(out, turn * all * 4),
+                    sum_activation: None,
+                    following: Some(next),
+                    columns,
+                });
+            }
+            table.time("fused_norm f16", rows, all * 6, &norm);
+            table.time(
+                "fused_residual_norm, next f16",
+                rows,
+                all * 14,
+                &residual_norm,
+            );
+        }
+    }
+}
