@@ -36,7 +36,7 @@ mod run;
 mod testing;
 
 pub use backend::{CudaBackend, DeviceFacts};
-pub use compile::listing::listing;
+pub use compile::listing::{ProgramLaunch, program};
 pub use compile::memory::MemoryPlan;
 pub use config::{Checks, CudaConfig, Fusion, Graphs, Pdl, TablePlace, Tier};
 pub use error::CudaError;

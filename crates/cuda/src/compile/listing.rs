@@ -1,71 +1,128 @@
-//! Lowered programs as text, one line per launch.
+//! Lowered programs for people: every launch with its kernel, grid and bytes. No card is needed.
 
-use std::fmt::Write;
+use std::collections::HashMap;
 
 use carat_model::{
-    backend::BackendError,
-    plan::{Plan, Rows},
+    backend::{BackendError, CompileOptions},
+    kv::{KvType, PerGroup},
+    plan::Plan,
     weights::Weights,
 };
 
 use super::{
-    call::Launch, fuse::fuse, lower::lower, rows::RowClass, scratch::Scratch, target::Target,
+    call::{Call, Launch},
+    prepare::prepare,
+    rows::{RowClass, RowCounts, padded_rows},
+    target::{GemmImpl, Target},
 };
-use crate::{config::Fusion, kernel::Operand};
+use crate::{
+    config::{Fusion, TablePlace, Tier},
+    kernel::{Operand, WeightFormat},
+};
 
-/// What a plan becomes on CUDA, one line per launch: label, kernel, operands. As on a Hopper card without NVIDIA's library.
-pub fn listing(
-    plan: &Plan,
-    weights: &Weights,
-    fusion: Fusion,
-    rows: usize,
-) -> Result<String, BackendError> {
-    list(plan, weights, Target::hopper(fusion, rows))
+/// One launch of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramLaunch {
+    /// Label of the step or steps it computes.
+    pub label: String,
+    /// Rows it is launched for: those of its bucket.
+    pub rows: usize,
+    /// Entry point and the constants it was compiled with; `cublaslt` for that library's products.
+    pub kernel: String,
+    /// Blocks, threads per block and dynamic shared memory; empty where a library chooses.
+    pub grid: String,
+    /// Bytes of the matrices and vectors it reads. Rows that are looked up do not count.
+    pub weight_bytes: usize,
+    /// Values and scratch it reads and writes.
+    pub operands: String,
 }
 
-/// As [`listing`], of the most rows a target may have.
-pub(super) fn list(plan: &Plan, weights: &Weights, target: Target) -> Result<String, BackendError> {
-    let rows = target.max_rows;
-    let ops = fuse(plan, target.fusion);
-    let mut scratch = Scratch::default();
-    let calls = lower(
-        plan,
-        weights,
-        &ops,
-        RowClass::of(rows),
-        target,
-        &mut scratch,
-    )?;
-    let mut out = String::new();
-    for call in &calls {
-        let list = |operands: Vec<Operand>| {
-            let names: Vec<String> = operands.iter().map(Operand::to_string).collect();
-            names.join(" ")
+/// Launches of a batch with `rows` rows of which `sampled` are sampled, in order: as on an H200 with cuBLASLt, or, for
+/// [`Tier::Portable`], as on a card of its size with native GEMM.
+pub fn program(
+    plan: &Plan,
+    weights: &Weights,
+    (tier, fusion): (Tier, Fusion),
+    (rows, sampled): (usize, usize),
+) -> Result<Vec<ProgramLaunch>, BackendError> {
+    let best = tier == Tier::Best;
+    let target = Target {
+        hopper: best,
+        pdl: best,
+        gemm: if best {
+            GemmImpl::CublasLt
+        } else {
+            GemmImpl::Native
+        },
+        ..Target::hopper(fusion, rows.max(sampled))
+    };
+    let options = CompileOptions {
+        pages: PerGroup {
+            full: 1,
+            sliding: 1,
+        },
+        kv: KvType::F16,
+        max_rows: rows,
+        max_sampled: sampled.max(1),
+        probe: false,
+    };
+    let prepared = prepare(plan, weights, &options, TablePlace::Device, target)?;
+    let bytes: HashMap<_, _> = (prepared.weights.named())
+        .map(|(operand, placement)| (operand.clone(), placement.bytes()))
+        .collect();
+    let counts = RowCounts { all: rows, sampled };
+    let front = prepared.front.get(RowClass::of(rows));
+    let tail = prepared.tail.get(RowClass::of(sampled));
+    let launches = front.iter().chain(tail);
+    let launch = |call: &Call| {
+        let rows = match counts.get(call.rows) {
+            0 => return None,
+            rows if RowClass::of(rows) == RowClass::Small => rows,
+            rows => padded_rows(rows),
         };
-        let which = match call.rows {
-            Rows::All => "all",
-            Rows::Sampled => "sampled",
-        };
-        let name = match &call.launch {
-            Launch::Kernel(kernel) => {
-                let specialization = kernel.specialization();
-                let entry = specialization.entries[kernel.grid(rows).entry];
-                let constants = specialization.constants.iter();
-                // Formats and kinds; numbers are sizes of tiles and buffers.
-                let named = constants.map(|(_, value)| value.as_str());
-                let named = named.filter(|value| value.parse::<usize>().is_err());
-                [entry]
-                    .into_iter()
-                    .chain(named)
-                    .collect::<Vec<_>>()
-                    .join(".")
-            }
-            Launch::CublasLt(_) => "cublaslt".to_owned(),
-        };
-        let label = &call.label;
-        let (reads, writes) = (list(call.reads()), list(call.writes()));
-        let line = format!("{label:<26} {which:<7} {name:<26} {reads} -> {writes}");
-        writeln!(out, "{}", line.trim_end()).expect("strings take all writes");
+        let read = call.weights().into_iter();
+        let matrices = read.filter(|w| w.format != WeightFormat::Table);
+        Some(ProgramLaunch {
+            label: call.label.clone(),
+            rows,
+            kernel: kernel_name(call, rows),
+            grid: call.kernel().map_or(String::new(), |kernel| {
+                let grid = kernel.grid(rows);
+                let (x, y) = grid.blocks;
+                let shared = match grid.shared_bytes {
+                    0 => String::new(),
+                    bytes => format!(" +{bytes} B"),
+                };
+                let pdl = if grid.pdl { " pdl" } else { "" };
+                format!("{x}x{y} x {}{shared}{pdl}", grid.threads)
+            }),
+            weight_bytes: matrices.map(|w| bytes[&w]).sum(),
+            operands: operands(call),
+        })
+    };
+    Ok(launches.filter_map(launch).collect())
+}
+
+/// Entry point with its formats; numbers among the constants are sizes of tiles and buffers, and left out.
+pub(super) fn kernel_name(call: &Call, rows: usize) -> String {
+    match &call.launch {
+        Launch::Kernel(kernel) => {
+            let specialization = kernel.specialization();
+            let entry = specialization.entries[kernel.grid(rows).entry];
+            let constants = specialization.constants.iter();
+            let named = constants.map(|(_, value)| value.as_str());
+            let named = named.filter(|value| value.parse::<usize>().is_err());
+            let parts: Vec<&str> = [entry].into_iter().chain(named).collect();
+            parts.join(".")
+        }
+        Launch::CublasLt(_) => "cublaslt".to_owned(),
     }
-    Ok(out)
+}
+
+pub(super) fn operands(call: &Call) -> String {
+    let list = |operands: Vec<Operand>| {
+        let names: Vec<String> = operands.iter().map(Operand::to_string).collect();
+        names.join(" ")
+    };
+    format!("{} -> {}", list(call.reads()), list(call.writes()))
 }

@@ -42,6 +42,13 @@ pub(crate) struct Placement {
     parts: Vec<(usize, usize)>,
 }
 
+impl Placement {
+    /// Bytes of all its matrices.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
 /// A form that a weight's rows are wanted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LoadTarget {

@@ -15,9 +15,10 @@ use super::*;
 use crate::{
     compile::{
         fuse::fuse,
-        listing::{list, listing},
+        listing::{kernel_name, operands, program},
         target::GemmImpl,
     },
+    config::Tier,
     kernel::{self, WeightFormat, WeightOperand},
 };
 
@@ -61,6 +62,26 @@ fn lowered(model: &Model, target: Target) -> Vec<Call> {
     let mut scratch = Scratch::default();
     lower(&plan, &model.weights, &ops, class, target, &mut scratch)
         .expect("tiny models are supported")
+}
+
+/// Launches of the most rows a target may have, all rows sampled, one line each: what snapshots hold.
+fn list(plan: &Plan, weights: &Weights, target: Target) -> Result<String, BackendError> {
+    let rows = target.max_rows;
+    let ops = fuse(plan, target.fusion);
+    let mut scratch = Scratch::default();
+    let class = RowClass::of(rows);
+    let calls = lower(plan, weights, &ops, class, target, &mut scratch)?;
+    let mut out = String::new();
+    for call in &calls {
+        let which = match call.rows {
+            Rows::All => "all",
+            Rows::Sampled => "sampled",
+        };
+        let (label, name) = (&call.label, kernel_name(call, rows));
+        let line = format!("{label:<26} {which:<7} {name:<26} {}", operands(call));
+        writeln!(out, "{}", line.trim_end()).expect("strings take all writes");
+    }
+    Ok(out)
 }
 
 /// The lines of one section.
@@ -186,16 +207,29 @@ fn experts_of_few_rows_and_of_many() {
         L0.ffn.experts_post_norm   all     fused_residual_norm        %24 %19 -> %26 %27"#]].assert_eq(&wide);
 }
 
-/// The public listing is that of our own products.
+/// The listing for people runs what a batch of so many rows runs: the front for all rows, the tail for sampled ones.
 #[test]
-fn a_listing_is_of_as_many_rows_as_asked_for() {
+fn a_listed_program_is_what_a_batch_runs() {
     let model = model(Variant::E4b);
     let plan = gemma4::plan(&model);
-    for rows in [NARROW, WIDE] {
-        let text = listing(&plan, &model.weights, Fusion::On, rows).unwrap();
-        let calls = lowered(&model, Target::hopper(Fusion::On, rows));
-        assert_eq!(text.lines().count(), calls.len());
-    }
+    let listed = |tier, rows| program(&plan, &model.weights, (tier, Fusion::On), rows).unwrap();
+    let decode = listed(Tier::Best, (1, 1));
+    assert_eq!(decode.len(), lowered(&model, library(1)).len());
+    let qkv = decode.iter().find(|l| l.label == "L0.attn.q+k+v").unwrap();
+    assert_eq!((qkv.rows, qkv.kernel.as_str()), (1, "gemv_1.q4.normed"));
+    assert!(qkv.weight_bytes > 0 && qkv.grid.contains(" x "), "{qkv:?}");
+    // A chunk in the middle of a prompt: nothing behind the cut runs.
+    let chunk = listed(Tier::Best, (100, 0));
+    let last = chunk.last().unwrap();
+    assert!(last.label.ends_with("store_kv"), "{last:?}");
+    assert!(
+        chunk
+            .iter()
+            .any(|l| l.kernel == "cublaslt" && l.rows == 128)
+    );
+    let portable = listed(Tier::Portable, (100, 1));
+    assert!(portable.iter().all(|l| l.kernel != "cublaslt"));
+    assert!(portable.iter().any(|l| l.kernel.starts_with("gemm_128")));
 }
 
 #[test]
