@@ -12,14 +12,15 @@ use carat_model::{
 
 use crate::{
     executor::CpuExecutor,
-    isa::Isa,
-    kernels::Kernels,
-    kv,
+    kernel::{isa::Isa, table::Kernels},
     lower::lower,
     memory,
+    op::{
+        kv,
+        repack::{self, Repacked},
+        workers::Workers,
+    },
     pool::Pool,
-    repacked::{self, Repacked},
-    workers::Workers,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -112,7 +113,7 @@ impl Backend for CpuBackend {
         } else {
             Layout::shared(plan)
         };
-        let repack_bytes = self.repack_bytes.min(repacked::most_bytes(&weights));
+        let repack_bytes = self.repack_bytes.min(repack::most_bytes(&weights));
         let needed_bytes = buffer_bytes(&layout, options) + kv_bytes(plan, options) + repack_bytes;
         if let Some(Memory { free_bytes, .. }) = memory::available()
             && needed_bytes > free_bytes

@@ -13,16 +13,18 @@ use carat_model::{
 };
 
 use crate::{
-    activations::Activations,
     aligned::Aligned,
-    attend::{Attention, Span, SpreadScratch},
-    convert,
-    experts::{self, Pairs},
-    kv::{self, Slot, Writes},
-    linear::{self, Band, Class, Input, Product},
+    kernel::gemm::activations::Activations,
     lower::{Op, Place, Program, Source},
-    rope::Angles,
-    workers::Workers,
+    op::{
+        attention::{Attention, Span, SpreadScratch},
+        experts::{self, Pairs},
+        kv::{self, Slot, Writes},
+        linear::{self, Band, Class, Input, Product},
+        quantize,
+        rope::Angles,
+        workers::Workers,
+    },
 };
 
 pub(crate) struct CpuExecutor {
@@ -425,7 +427,7 @@ fn each_row(
         None => workers.each_row(out, columns, f),
         Some(codes) => {
             let class = Class::of(workers.kernels, out.len() / columns);
-            convert::each_row(workers, class, (out, columns), &mut all_codes[codes], f);
+            quantize::each_row(workers, class, (out, columns), &mut all_codes[codes], f);
         }
     }
 }

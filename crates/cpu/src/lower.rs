@@ -9,7 +9,7 @@ use carat_model::{
     weights::{Weight, Weights},
 };
 
-use crate::{activations::GROUP, experts::ExpertWeights};
+use crate::{kernel::gemm::activations::GROUP, op::experts::ExpertWeights};
 
 /// A value in its buffer.
 #[derive(Clone, Copy, Debug, PartialEq)]

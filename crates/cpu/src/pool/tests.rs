@@ -1,4 +1,15 @@
-use super::*;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use super::{
+    Grid, Pool,
+    threads::{allowed_cores, pin_to},
+};
 
 fn pool() -> Pool {
     Pool::new(4).unwrap()

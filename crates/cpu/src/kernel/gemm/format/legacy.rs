@@ -2,7 +2,7 @@
 
 use carat_gguf::QuantType;
 
-use super::format::{Coding, Format, Order, Runs, Unpacked, at, no_codes};
+use super::{Coding, Format, Order, Runs, Unpacked, at, no_codes};
 use crate::simd::{Floats, Simd, Tiles, array};
 
 /// Nibbles of blocks `2 i` and `2 i + 1`, where a block has `bytes` bytes and its nibbles start at `offset`.

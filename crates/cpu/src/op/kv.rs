@@ -9,7 +9,8 @@ use carat_model::{
     plan::SlotSpec,
 };
 
-use crate::{aligned::Aligned, kernels::Kernels, simd::LANES, workers::Workers};
+use super::workers::Workers;
+use crate::{aligned::Aligned, kernel::table::Kernels, simd::LANES};
 
 /// Sixteen F16, or thirty-two codes.
 pub(crate) type Row = [u8; 2 * LANES];

@@ -1,6 +1,6 @@
 //! The inner loops of attention over one page: scores, their exponentials, and the weighted sum of values.
 //!
-//! [`crate::kv`] says how a page holds keys and values. A lane of the scores is a position and a lane of the sum is a column,
+//! [`crate::op::kv`] says how a page holds keys and values. A lane of the scores is a position and a lane of the sum is a column,
 //! so both run over the other dimension in plain order, one multiply-add after another: each result has one definition,
 //! whatever else shares the registers.
 //!
@@ -11,7 +11,7 @@ use carat_model::backend::PAGE_TOKENS;
 use half::f16;
 
 use crate::{
-    kv::{Block, Cells, GROUP, Row},
+    op::kv::{Block, Cells, GROUP, Row},
     simd::{Floats, LANES, Simd, array, exp},
 };
 

@@ -1,30 +1,4 @@
-//! Dot products of quantized weight rows with quantized activation rows.
-//!
-//! The value of one output is defined independently of how it is computed. Each group of a weight row (32 values, or 16
-//! in some formats) gives an exact integer, the sum of code times code. Group `g` then adds
-//! `integer * (weight scale * activation scale)`, and for formats with minimums subtracts
-//! `minimum * (sum of activations)`, to lane `g % 16` of sixteen f32; at the end the lanes are folded in the order of
-//! [`crate::simd::Floats::sum`]. Integers do not depend on order, so [`matvec`] and [`sideways`] (few rows, weights read
-//! packed), [`panel`] (many rows, weights unpacked once) and [`side_by_side`] (few rows in tiles) agree to the last bit on
-//! every instruction set, and a row's result does not depend on its neighbours.
-//!
-//! [`tiled`] is another class of results, for many rows where there are registers for whole tiles: BF16 on both sides.
-//!
-//! - [`format`](mod@format): what a format must say; the other lower-case names are the formats
-//! - [`float`]: F32, F16 and BF16 weights with f32 activations
-
-pub(crate) mod float;
-pub(crate) mod format;
-mod iq4;
-mod k_quants;
-mod legacy;
-pub(crate) mod matvec;
-pub(crate) mod panel;
-pub(crate) mod side_by_side;
-pub(crate) mod sideways;
-#[cfg(test)]
-mod tests;
-pub(crate) mod tiled;
+//! Rows of a weight matrix as they lie in the file.
 
 use crate::simd::array;
 
@@ -39,8 +13,8 @@ pub(crate) const PREFETCH_BYTES: usize = 4096;
 /// A run of weight rows in the file.
 #[derive(Clone, Copy)]
 pub(crate) struct WeightRows<'a> {
-    bytes: &'a [u8],
-    row_bytes: usize,
+    pub(super) bytes: &'a [u8],
+    pub(super) row_bytes: usize,
     count: usize,
     /// From a row to the next, within each [`STRANDS`] rows.
     apart: usize,
@@ -103,7 +77,7 @@ impl<'a> WeightRows<'a> {
     }
 
     /// From a row to the next; only rows in their own order have one.
-    fn stride(self) -> usize {
+    pub(super) fn stride(self) -> usize {
         assert_eq!(self.step, STRANDS * self.apart, "rows in their own order");
         self.apart
     }
@@ -120,13 +94,13 @@ impl<'a> WeightRows<'a> {
 
     /// A row and all the bytes behind it.
     #[inline(always)]
-    fn row_and_rest(self, row: usize) -> &'a [u8] {
+    pub(super) fn row_and_rest(self, row: usize) -> &'a [u8] {
         &self.bytes[self.offset(row)..]
     }
 
     /// Where the rows after the first `count` lie, as [`STRANDS`] runs of a quarter of as many.
     #[inline(always)]
-    fn runs_after(self, count: usize) -> [*const u8; STRANDS] {
+    pub(super) fn runs_after(self, count: usize) -> [*const u8; STRANDS] {
         let quarter = count / STRANDS;
         let in_order = self.step == STRANDS * self.apart;
         let start = self.bytes.as_ptr();

@@ -10,14 +10,12 @@ use std::marker::PhantomData;
 
 use carat_gguf::QuantType;
 
+use super::activations::{CHUNK, Chunk, GROUP, Row};
 use super::{
     WeightRows,
     format::{Format, WithFormat, chunk_at, signed, with_format},
 };
-use crate::{
-    activations::{CHUNK, Chunk, GROUP, Row},
-    simd::{Floats, LANES, Line, Simd, array},
-};
+use crate::simd::{Floats, LANES, Line, Simd, array};
 
 /// Weight rows of a panel.
 pub(crate) const ROWS: usize = LANES;

@@ -6,11 +6,13 @@ use carat_model::{backend::BackendError, cost::Rates};
 
 use crate::{
     backend::CpuBackend,
-    dot::{
-        PREFETCH_BYTES, STRANDS,
-        tiled::{self, Operands, Side},
+    kernel::{
+        gemm::{
+            PREFETCH_BYTES, STRANDS,
+            amx_bf16::{self, Operands, Side},
+        },
+        table::TileKernels,
     },
-    kernels::TileKernels,
     pool::{Block, Pool},
     simd::{Floats, Line, STEP, Simd, Sums, Tile},
 };
@@ -67,7 +69,7 @@ impl CpuBackend {
 fn tile_rate(kernels: &TileKernels, pool: &Pool) -> f64 {
     const STEPS: usize = 16;
     const ROUNDS: usize = 10_000;
-    const SIDE: usize = 2 * tiled::ROWS;
+    const SIDE: usize = 2 * amx_bf16::ROWS;
     let tiles = vec![Tile::ZERO; 2 * STEPS];
     let side = Side {
         tiles: &tiles,
@@ -149,7 +151,7 @@ fn paired_dots<S: Simd>(rounds: usize) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::SUMS;
-    use crate::kernels::Kernels;
+    use crate::kernel::table::Kernels;
 
     #[test]
     fn every_level_makes_as_many_products_a_round() {

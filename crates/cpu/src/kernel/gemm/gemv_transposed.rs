@@ -3,26 +3,24 @@
 //! This is the path of formats whose codes lie in runs of bytes, when a few sequences decode together. A group of sixteen
 //! rows is turned as it is read, so that one vector holds the same four columns of all of them: a lane is an output,
 //! nothing has to be added across lanes, and the work of unpacking is shared by all activation rows. As in
-//! [`super::panel`], an output's sixteen partial sums are sixteen vectors, folded at the end; but nothing unpacked goes
+//! [`super::packed_int8`], an output's sixteen partial sums are sixteen vectors, folded at the end; but nothing unpacked goes
 //! through memory.
 
 use std::marker::PhantomData;
 
 use carat_gguf::QuantType;
 
+use super::activations::{Chunk, Row};
 use super::{
     WeightRows,
     format::{Coding, Format, Runs, WithFormat, with_format},
 };
-use crate::{
-    activations::{Chunk, Row},
-    simd::{Floats, LANES, Simd, array},
-};
+use crate::simd::{Floats, LANES, Simd, array};
 
 /// Weight rows side by side.
 pub(crate) const ROWS: usize = LANES;
 
-/// Activation rows from which on this is faster than [`super::matvec`], which shares unpacked weights among four.
+/// Activation rows from which on this is faster than [`super::gemv`], which shares unpacked weights among four.
 pub(crate) const LEAST_ROWS: usize = 5;
 /// Activation rows that one call of [`multiply`] may take.
 pub(crate) const MOST_ROWS: usize = 8;

@@ -1,5 +1,5 @@
 //! A few activation rows side by side in tiles of bytes, where there are registers for those: the bits of
-//! [`super::matvec`], faster.
+//! [`super::gemv`], faster.
 //!
 //! A tile of sixteen weight rows by 64 codes meets a tile of activations and gives sixteen by sixteen exact integers. There
 //! may be fewer rows than columns, and a tile has several groups; so a column is one row's share of one group: eight rows
@@ -14,14 +14,12 @@ use std::{marker::PhantomData, ops::Range};
 
 use carat_gguf::QuantType;
 
+use super::activations::{GROUP, Row};
 use super::{
     STRANDS, WeightRows,
     format::{Format, Tail, WithFormat, with_format},
 };
-use crate::{
-    activations::{GROUP, Row},
-    simd::{Floats, LANES, Line, Simd, Tile, Tiles, Totals, UNDER_WAY, array},
-};
+use crate::simd::{Floats, LANES, Line, Simd, Tile, Tiles, Totals, UNDER_WAY, array};
 
 /// Weight rows at a time.
 const ROWS: usize = LANES;
@@ -32,7 +30,7 @@ pub(crate) const MOST_SETS: usize = 2;
 /// Codes in a row of a tile.
 const STEP: usize = 64;
 
-/// Activation rows from which on this is faster than [`super::matvec`]: two would leave half of the columns empty.
+/// Activation rows from which on this is faster than [`super::gemv`]: two would leave half of the columns empty.
 pub(crate) const LEAST_ROWS: usize = 3;
 
 /// How rows share the columns of tiles.

@@ -6,13 +6,12 @@
 
 use carat_model::weights::{Weight, Weights};
 
-use crate::{
-    activations::Activations,
-    convert,
-    kernels::Kernels,
+use super::{
     linear::{self, Band, Class, Input, Product},
+    quantize,
     workers::Workers,
 };
+use crate::kernel::{gemm::activations::Activations, table::Kernels};
 
 /// Keeps the renormalisation finite when the chosen share underflows.
 const LEAST_SHARE: f64 = 6.103_515_625e-5;
@@ -129,7 +128,7 @@ impl Pairs {
         let input = match &mut self.codes {
             Some(codes) => {
                 let values = (&mut self.inner[..pairs * inner], inner);
-                convert::each_row(workers, class, values, codes, |_, _| {});
+                quantize::each_row(workers, class, values, codes, |_, _| {});
                 Input::Codes(codes)
             }
             None => Input::Floats {

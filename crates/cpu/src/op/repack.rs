@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use carat_model::weights::{Weight, Weights};
 
-use crate::{dot::tiled, simd::Tile};
+use crate::{kernel::gemm::amx_bf16, simd::Tile};
 
 pub(crate) struct Repacked {
     bytes_left: u64,
@@ -42,7 +42,7 @@ pub(crate) fn most_bytes(weights: &Weights) -> u64 {
     let matrices = weights.iter().map(|(_, matrix)| matrix);
     let single = matrices.filter(|matrix| matrix.count == 1 && !matrix.quant.is_float());
     let tiles =
-        single.map(|matrix| matrix.rows.div_ceil(tiled::ROWS) * tiled::steps(matrix.columns));
+        single.map(|matrix| matrix.rows.div_ceil(amx_bf16::ROWS) * amx_bf16::steps(matrix.columns));
     (tiles.sum::<usize>() * size_of::<Tile>()) as u64
 }
 

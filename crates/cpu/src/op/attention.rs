@@ -6,7 +6,6 @@
 //! long sequence keeps all threads busy. Both do the same arithmetic in the same order. All query heads of a KV head go
 //! together, and only pages inside the window are looked at.
 
-pub(crate) mod kernel;
 #[cfg(test)]
 mod tests;
 
@@ -14,8 +13,14 @@ use std::ops::Range;
 
 use carat_model::backend::{PAGE_TOKENS, PageId};
 
-use crate::{kernels::Kernels, kv::Slot, pool::Grid, workers::Workers};
-use kernel::{MOST_QUERIES, PageScores};
+use super::{kv::Slot, workers::Workers};
+use crate::{
+    kernel::{
+        attention::{MOST_QUERIES, PageScores},
+        table::Kernels,
+    },
+    pool::Grid,
+};
 
 /// Positions of a segment.
 const SEGMENT: usize = 4 * PAGE_TOKENS;

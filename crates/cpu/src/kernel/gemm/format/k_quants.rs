@@ -3,7 +3,7 @@
 
 use carat_gguf::{QuantType, quant::q3_k_scales};
 
-use super::format::{Coding, Format, Runs, Unpacked, at, half_bits, no_codes};
+use super::{Coding, Format, Runs, Unpacked, at, half_bits, no_codes};
 use crate::simd::{Floats, Simd, array};
 
 /// Each of sixteen small integers times the block's factor, as the definition rounds it.

@@ -1,16 +1,17 @@
 //! What every step works with: the threads, the kernels, and scratch memory a thread.
 
+use super::{attention::AttendScratch, repack::Repacked};
 use crate::{
     aligned::Aligned,
-    attend::AttendScratch,
-    dot::{
-        panel::{self, Panel},
-        side_by_side::{Columns, Space},
-        sideways,
+    kernel::{
+        gemm::{
+            amx_int8::{Columns, Space},
+            gemv_transposed,
+            packed_int8::{self, Panel},
+        },
+        table::Kernels,
     },
-    kernels::Kernels,
     pool::Pool,
-    repacked::Repacked,
     simd::Tile,
 };
 
@@ -31,9 +32,9 @@ pub(crate) struct Workers {
 
 /// Memory of one thread, grown on first use to what the model needs.
 pub(crate) struct Scratch {
-    pub(crate) panels: [Panel; panel::MOST_PANELS],
-    pub(crate) sums: panel::Sums,
-    pub(crate) turned: sideways::Sums,
+    pub(crate) panels: [Panel; packed_int8::MOST_PANELS],
+    pub(crate) sums: packed_int8::Sums,
+    pub(crate) turned: gemv_transposed::Sums,
     pub(crate) side_by_side: Space,
     /// Weights in tiles.
     pub(crate) strips: Vec<Tile>,
@@ -47,8 +48,8 @@ impl Workers {
     pub(crate) fn new(pool: Pool, kernels: &'static Kernels, repacked: Repacked) -> Workers {
         let scratch = || Scratch {
             panels: Default::default(),
-            sums: panel::Sums::default(),
-            turned: sideways::Sums::default(),
+            sums: packed_int8::Sums::default(),
+            turned: gemv_transposed::Sums::default(),
             side_by_side: Space::default(),
             strips: Vec::new(),
             tile: Vec::new(),

@@ -1,12 +1,12 @@
 use carat_gguf::QuantType;
 use half::bf16;
 
-use super::{WeightRows, matvec, panel, side_by_side, sideways, tiled};
+use super::activations::{Activations, Room, Row};
+use super::{WeightRows, amx_bf16, amx_int8, gemv, gemv_transposed, packed_int8};
 use crate::{
     Isa,
-    activations::{Activations, Room, Row},
     aligned::Aligned,
-    kernels::{Kernels, TileKernels},
+    kernel::table::{Kernels, TileKernels},
     pool::Block,
     simd::{Sums, Tile},
     testing::{Random, bits, relative_error},
@@ -104,7 +104,7 @@ impl Problem {
             .map(|row| activations.row(row))
             .collect();
         let mut out = vec![f32::NAN; rows.len() * self.weight_rows];
-        let mut sums = sideways::Sums::default();
+        let mut sums = gemv_transposed::Sums::default();
         for (rows, out) in rows
             .chunks(together)
             .zip(out.chunks_mut(together * self.weight_rows))
@@ -119,8 +119,8 @@ impl Problem {
         let activations = self.activations(Kernels::all()[0]);
         let mut out = vec![f32::NAN; self.x.len() / self.columns * self.weight_rows];
         // One for all, as a worker has: what a call leaves behind must not matter to the next.
-        let mut space = side_by_side::Space::default();
-        let mut columns = side_by_side::Columns::default();
+        let mut space = amx_int8::Space::default();
+        let mut columns = amx_int8::Columns::default();
         for (block, out) in out.chunks_mut(together * self.weight_rows).enumerate() {
             let first = block * together;
             let rows = first..first + out.len() / self.weight_rows;
@@ -137,23 +137,23 @@ impl Problem {
             .map(|row| activations.row(row))
             .collect();
         let mut out = vec![f32::NAN; rows.len() * self.weight_rows];
-        let width = panel::ROWS * panel::MOST_PANELS;
+        let width = packed_int8::ROWS * packed_int8::MOST_PANELS;
         // One for all, as a worker has: what a call leaves behind must not matter to the next.
-        let mut sums = panel::Sums::default();
+        let mut sums = packed_int8::Sums::default();
         for first in (0..self.weight_rows).step_by(width) {
             let weights = self
                 .rows()
                 .slice(first..self.weight_rows.min(first + width));
-            let mut panels = [panel::Panel::default(), panel::Panel::default()];
-            let count = weights.len().div_ceil(panel::ROWS);
+            let mut panels = [packed_int8::Panel::default(), packed_int8::Panel::default()];
+            let count = weights.len().div_ceil(packed_int8::ROWS);
             for (p, panel) in panels.iter_mut().enumerate().take(count) {
-                let rows = p * panel::ROWS..weights.len().min((p + 1) * panel::ROWS);
+                let rows = p * packed_int8::ROWS..weights.len().min((p + 1) * packed_int8::ROWS);
                 kernels.pack(self.quant, weights.slice(rows), panel);
             }
-            for (block, rows) in rows.chunks(panel::MOST_ROWS).enumerate() {
+            for (block, rows) in rows.chunks(packed_int8::MOST_ROWS).enumerate() {
                 kernels.multiply(&panels[..count], rows, &mut sums);
                 for r in 0..rows.len() {
-                    let start = (block * panel::MOST_ROWS + r) * self.weight_rows + first;
+                    let start = (block * packed_int8::MOST_ROWS + r) * self.weight_rows + first;
                     sums.copy_row(r, &mut out[start..start + weights.len()]);
                 }
             }
@@ -164,14 +164,14 @@ impl Problem {
     /// The first rows in tiles: rounded, or split where the weights are floats.
     fn left(&self, kernels: &TileKernels, rows: usize) -> (Vec<Tile>, usize) {
         let parts = if self.quant.is_float() {
-            tiled::PARTS
+            amx_bf16::PARTS
         } else {
             1
         };
-        let left_row = parts * tiled::steps(self.columns);
+        let left_row = parts * amx_bf16::steps(self.columns);
         let x: Vec<&[f32]> = self.x.chunks(self.columns).take(rows).collect();
-        let mut left = vec![Tile::ZERO; x.len().div_ceil(tiled::ROWS) * left_row];
-        for (x, tiles) in x.chunks(tiled::ROWS).zip(left.chunks_mut(left_row)) {
+        let mut left = vec![Tile::ZERO; x.len().div_ceil(amx_bf16::ROWS) * left_row];
+        for (x, tiles) in x.chunks(amx_bf16::ROWS).zip(left.chunks_mut(left_row)) {
             if parts == 1 {
                 kernels.narrow(x, tiles);
             } else {
@@ -183,10 +183,10 @@ impl Problem {
 
     /// Weights in tiles, `[strips, steps]`, from value `first` on.
     fn right(&self, kernels: &TileKernels, first: usize, steps: usize) -> Vec<Tile> {
-        let strips = self.weight_rows.div_ceil(tiled::ROWS);
+        let strips = self.weight_rows.div_ceil(amx_bf16::ROWS);
         let mut right = vec![Tile::ZERO; strips * steps];
         for (strip, tiles) in right.chunks_mut(steps).enumerate() {
-            let rows = strip * tiled::ROWS..self.weight_rows.min((strip + 1) * tiled::ROWS);
+            let rows = strip * amx_bf16::ROWS..self.weight_rows.min((strip + 1) * amx_bf16::ROWS);
             kernels.pack(self.quant, self.rows().slice(rows), first, tiles);
         }
         right
@@ -197,15 +197,15 @@ impl Problem {
         let (left, parts) = self.left(kernels, rows);
         let mut out = vec![f32::NAN; rows * self.weight_rows];
         for first in (0..self.columns).step_by(block) {
-            let steps = tiled::steps(block.min(self.columns - first));
-            let operands = tiled::Operands {
-                left: tiled::Side {
+            let steps = amx_bf16::steps(block.min(self.columns - first));
+            let operands = amx_bf16::Operands {
+                left: amx_bf16::Side {
                     tiles: &left,
-                    row: parts * tiled::steps(self.columns),
-                    first: parts * tiled::steps(first),
+                    row: parts * amx_bf16::steps(self.columns),
+                    first: parts * amx_bf16::steps(first),
                 },
                 parts,
-                right: tiled::Side {
+                right: amx_bf16::Side {
                     tiles: &self.right(kernels, first, steps),
                     row: steps,
                     first: 0,
@@ -315,7 +315,7 @@ fn a_row_has_the_same_bits_alone_in_company_and_in_panels() {
             for kernels in Kernels::all() {
                 let problem = Problem::new(quant, 37, columns, 11);
                 let alone = problem.by_matvec(kernels, 1);
-                for together in 2..=matvec::MOST_ROWS {
+                for together in 2..=gemv::MOST_ROWS {
                     assert_eq!(bits(&problem.by_matvec(kernels, together)), bits(&alone));
                 }
                 assert_eq!(
@@ -324,9 +324,9 @@ fn a_row_has_the_same_bits_alone_in_company_and_in_panels() {
                     "{quant} {columns} {:?}",
                     kernels.isa()
                 );
-                for together in (1..=3).chain([sideways::MOST_ROWS]) {
+                for together in (1..=3).chain([gemv_transposed::MOST_ROWS]) {
                     assert!(
-                        !sideways::takes(quant)
+                        !gemv_transposed::takes(quant)
                             || bits(&problem.by_turning(kernels, together)) == bits(&alone),
                         "{quant} {columns} {together} {:?}",
                         kernels.isa()
@@ -356,9 +356,9 @@ fn rows_side_by_side_have_the_bits_of_rows_alone() {
 #[test]
 fn the_formats_that_matter_most_are_turned() {
     for quant in [QuantType::Q4_0, QuantType::Q8_0, QuantType::Q4_K] {
-        assert!(sideways::takes(quant), "{quant}");
+        assert!(gemv_transposed::takes(quant), "{quant}");
     }
-    assert!(!sideways::takes(QuantType::BF16));
+    assert!(!gemv_transposed::takes(QuantType::BF16));
 }
 
 #[test]
@@ -369,12 +369,12 @@ fn weights_in_tiles_are_those_of_the_definition_rounded() {
             let mut dense = vec![0.0; 21 * columns];
             quant.dequantize(&problem.weights, &mut dense);
             for kernels in tile_kernels() {
-                let first = (columns - 1) / tiled::BLOCK * tiled::BLOCK;
-                let steps = tiled::steps(columns - first);
+                let first = (columns - 1) / amx_bf16::BLOCK * amx_bf16::BLOCK;
+                let steps = amx_bf16::steps(columns - first);
                 let tiles = problem.right(kernels, first, steps);
                 for row in 0..32 {
                     for k in first..columns {
-                        let tile = &tiles[row / tiled::ROWS * steps + (k - first) / 32];
+                        let tile = &tiles[row / amx_bf16::ROWS * steps + (k - first) / 32];
                         let line = &tile.0[k % 32 / 2].0;
                         let found = line[4 * (row % 16) + 2 * (k % 2)..].first_chunk();
                         let found = bf16::from_le_bytes(*found.expect("two bytes"));
@@ -413,7 +413,7 @@ fn a_row_in_tiles_has_the_same_bits_in_any_company_and_any_blocks() {
             let problem = Problem::new(quant, 34, 1792, 50);
             let all = bits(&problem.by_tiles(kernels, 50, 1792));
             for rows in [1, 15, 16, 17, 32, 33, 49] {
-                let found = bits(&problem.by_tiles(kernels, rows, tiled::BLOCK));
+                let found = bits(&problem.by_tiles(kernels, rows, amx_bf16::BLOCK));
                 assert_eq!(found, all[..rows * 34], "{quant} {rows}");
             }
         }
@@ -513,24 +513,24 @@ fn products_timing() {
             if let Some(kernels) = kernels.tiles() {
                 (weight_rows, rows) = (256, 256);
                 let problem = Problem::new(quant, weight_rows, columns, rows);
-                let steps = tiled::steps(columns);
+                let steps = amx_bf16::steps(columns);
                 let (left, _) = problem.left(kernels, rows);
                 let mut strip = vec![Tile::ZERO; steps];
                 let mut out = vec![0.0; weight_rows * rows];
                 pack = shortest(|| {
-                    for first in (0..weight_rows).step_by(tiled::ROWS) {
-                        let rows = problem.rows().slice(first..first + tiled::ROWS);
+                    for first in (0..weight_rows).step_by(amx_bf16::ROWS) {
+                        let rows = problem.rows().slice(first..first + amx_bf16::ROWS);
                         kernels.pack(quant, rows, 0, &mut strip);
                     }
                 });
-                let operands = tiled::Operands {
-                    left: tiled::Side {
+                let operands = amx_bf16::Operands {
+                    left: amx_bf16::Side {
                         tiles: &left,
                         row: steps,
                         first: 0,
                     },
                     parts: 1,
-                    right: tiled::Side {
+                    right: amx_bf16::Side {
                         tiles: &problem.right(kernels, 0, steps),
                         row: steps,
                         first: 0,
@@ -545,15 +545,18 @@ fn products_timing() {
                     );
                 });
             } else {
-                (weight_rows, rows) = (panel::ROWS * panel::MOST_PANELS, panel::MOST_ROWS);
+                (weight_rows, rows) = (
+                    packed_int8::ROWS * packed_int8::MOST_PANELS,
+                    packed_int8::MOST_ROWS,
+                );
                 let problem = Problem::new(quant, weight_rows, columns, rows);
                 let activations = problem.activations(kernels);
                 let x: Vec<Row<'_>> = (0..rows).map(|row| activations.row(row)).collect();
-                let mut panels = [panel::Panel::default(), panel::Panel::default()];
-                let mut sums = panel::Sums::default();
+                let mut panels = [packed_int8::Panel::default(), packed_int8::Panel::default()];
+                let mut sums = packed_int8::Sums::default();
                 pack = shortest(|| {
                     for (p, panel) in panels.iter_mut().enumerate() {
-                        let rows = p * panel::ROWS..(p + 1) * panel::ROWS;
+                        let rows = p * packed_int8::ROWS..(p + 1) * packed_int8::ROWS;
                         kernels.pack(quant, problem.rows().slice(rows), panel);
                     }
                 });
@@ -597,7 +600,7 @@ fn products_timing() {
 #[ignore = "a measurement"]
 #[expect(clippy::print_stdout, reason = "speeds, for a person to read")]
 fn few_rows_timing() {
-    let (weight_rows, columns) = (panel::ROWS * panel::MOST_PANELS, 1536);
+    let (weight_rows, columns) = (packed_int8::ROWS * packed_int8::MOST_PANELS, 1536);
     for quant in [
         QuantType::Q4_0,
         QuantType::Q8_0,
@@ -617,26 +620,26 @@ fn few_rows_timing() {
                 let activations = problem.activations(kernels);
                 let x: Vec<Row<'_>> = (0..rows).map(|row| activations.row(row)).collect();
                 let mut out = vec![0.0; rows * weight_rows];
-                let mut panels = [panel::Panel::default(), panel::Panel::default()];
-                let mut sums = panel::Sums::default();
+                let mut panels = [packed_int8::Panel::default(), packed_int8::Panel::default()];
+                let mut sums = packed_int8::Sums::default();
                 let each = 1e9 / (weight_rows * columns) as f64;
                 let direct = shortest(|| kernels.matvec(quant, problem.rows(), &x, &mut out));
                 let shared = shortest(|| {
                     for (p, panel) in panels.iter_mut().enumerate() {
-                        let rows = p * panel::ROWS..(p + 1) * panel::ROWS;
+                        let rows = p * packed_int8::ROWS..(p + 1) * packed_int8::ROWS;
                         kernels.pack(quant, problem.rows().slice(rows), panel);
                     }
-                    for x in x.chunks(panel::MOST_ROWS) {
+                    for x in x.chunks(packed_int8::MOST_ROWS) {
                         kernels.multiply(&panels, x, &mut sums);
                     }
                 });
                 line += &format!("  x{rows} {:.3}/{:.3}", direct * each, shared * each);
-                if sideways::takes(quant) {
-                    let mut sums = sideways::Sums::default();
+                if gemv_transposed::takes(quant) {
+                    let mut sums = gemv_transposed::Sums::default();
                     let turned = shortest(|| {
                         for (x, out) in x
-                            .chunks(sideways::MOST_ROWS)
-                            .zip(out.chunks_mut(sideways::MOST_ROWS * weight_rows))
+                            .chunks(gemv_transposed::MOST_ROWS)
+                            .zip(out.chunks_mut(gemv_transposed::MOST_ROWS * weight_rows))
                         {
                             kernels.multiply_sideways(quant, problem.rows(), x, &mut sums, out);
                         }
@@ -644,8 +647,8 @@ fn few_rows_timing() {
                     line += &format!("/{:.3}", turned * each);
                 }
                 if let Some(kernels) = kernels.tiles() {
-                    let mut set = side_by_side::Columns::default();
-                    let mut space = side_by_side::Space::default();
+                    let mut set = amx_int8::Columns::default();
+                    let mut space = amx_int8::Space::default();
                     let sets = set.add(quant, columns, x.iter().copied());
                     let beside = shortest(|| {
                         let (weights, sets) = (problem.rows(), sets.clone());

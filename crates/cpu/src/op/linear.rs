@@ -10,25 +10,29 @@ use std::ops::Range;
 use carat_gguf::QuantType;
 use carat_model::weights::{Weight, Weights};
 
-use crate::{
-    activations::{Activations, Room, Row},
-    dot::{
-        STRANDS, WeightRows, matvec, panel,
-        side_by_side::{self, Columns},
-        sideways,
-        tiled::{self, Operands, Side},
-    },
-    kernels::{Kernels, TileKernels},
-    pool::{Cell, Grid, Pool},
-    repacked::Repacked,
-    simd::{Sums, Tile},
+use super::{
+    repack::Repacked,
     workers::{Scratch, Workers},
+};
+use crate::{
+    kernel::{
+        gemm::{
+            STRANDS, WeightRows,
+            activations::{Activations, Room, Row},
+            amx_bf16::{self, Operands, Side},
+            amx_int8::{self, Columns},
+            gemv, gemv_transposed, packed_int8,
+        },
+        table::{Kernels, TileKernels},
+    },
+    pool::{Cell, Grid, Pool},
+    simd::{Sums, Tile},
 };
 
 /// Weight bytes of a cell when few rows stream them: long enough for the prefetcher, short enough to share out.
 const STREAM_BYTES: usize = 96 * 1024;
 /// Weight rows of a cell when many batch rows share it.
-const PANEL_COLUMNS: usize = panel::ROWS * panel::MOST_PANELS;
+const PANEL_COLUMNS: usize = packed_int8::ROWS * packed_int8::MOST_PANELS;
 /// Weight rows of a cell in tiles, at most: the more, the less often activations come from far.
 const TILE_COLUMNS: usize = 256;
 /// Values of these that are unpacked at a time. Both together fill a third of what a core has to itself.
@@ -112,7 +116,7 @@ pub(crate) fn run(products: &[Product<'_>], workers: &mut Workers, outs: &mut [&
         }
         let matrix = product.weights.matrix(product.weight);
         let (cut, way) = if let Some((kernels, x)) = product.in_columns(workers.kernels) {
-            let group = side_by_side::group_of(matrix.quant);
+            let group = amx_int8::group_of(matrix.quant);
             // Formats with groups of one length read the same arrangement.
             let place = arranged.iter().position(|(known, _)| *known == group);
             let place = place.unwrap_or_else(|| {
@@ -142,9 +146,7 @@ pub(crate) fn run(products: &[Product<'_>], workers: &mut Workers, outs: &mut [&
         .for_each_cell(grids, &mut workers.scratch, |scratch, place, cell| {
             let (product, cut, way) = &ways[place];
             match way {
-                Way::Columns(tile_kernels, place)
-                    if cell.rows.len() >= side_by_side::LEAST_ROWS =>
-                {
+                Way::Columns(tile_kernels, place) if cell.rows.len() >= amx_int8::LEAST_ROWS => {
                     let sets = arranged[*place].1[cell.band].clone();
                     product.fill_columns(tile_kernels, cut, (columns, sets), cell, scratch);
                 }
@@ -182,7 +184,7 @@ impl Product<'_> {
     /// The kernels and the input for few rows in tiles, if this is a product for them.
     fn in_columns(&self, kernels: &Kernels) -> Option<(&'static TileKernels, &Activations)> {
         match (kernels.tiles(), self.input) {
-            (Some(kernels), Input::Codes(x)) if self.most_rows() >= side_by_side::LEAST_ROWS => {
+            (Some(kernels), Input::Codes(x)) if self.most_rows() >= amx_int8::LEAST_ROWS => {
                 Some((kernels, x))
             }
             _ => None,
@@ -194,7 +196,7 @@ impl Product<'_> {
         let most_rows = self.most_rows();
         // Up to how many rows weights come straight from memory, and up to how many the kernel takes them in any order.
         let (streamed, in_strands) = match self.input {
-            Input::Codes(_) => (few_rows(matrix.quant), sideways::LEAST_ROWS - 1),
+            Input::Codes(_) => (few_rows(matrix.quant), gemv_transposed::LEAST_ROWS - 1),
             Input::Floats { .. } => (GATHER, GATHER),
         };
         Cut {
@@ -267,20 +269,20 @@ impl Product<'_> {
         let matrix = self.weights.matrix(self.weight);
         let fair = matrix.rows.div_ceil(4 * threads);
         let rows = (STREAM_BYTES / matrix.row_bytes()).min(fair).max(8);
-        rows.next_multiple_of(sideways::ROWS)
+        rows.next_multiple_of(gemv_transposed::ROWS)
     }
 
     fn run_tiles(&self, kernels: &TileKernels, workers: &mut Workers, out: &mut [f32]) {
         let matrix = self.weights.matrix(self.weight);
         let parts = match self.input {
             Input::Codes(_) => 1,
-            Input::Floats { .. } => tiled::PARTS,
+            Input::Floats { .. } => amx_bf16::PARTS,
         };
-        let left_row = parts * tiled::steps(matrix.columns);
+        let left_row = parts * amx_bf16::steps(matrix.columns);
         // Where each band's row tiles begin.
         let mut starts = vec![0];
         for band in self.row_bounds.windows(2) {
-            starts.push(starts[starts.len() - 1] + (band[1] - band[0]).div_ceil(tiled::ROWS));
+            starts.push(starts[starts.len() - 1] + (band[1] - band[0]).div_ceil(amx_bf16::ROWS));
         }
         let own = match self.input {
             Input::Codes(x) if self.gather.is_none() && self.bands.len() == 1 => Some(x.tiles().0),
@@ -290,39 +292,39 @@ impl Product<'_> {
             }
         };
         let left = own.unwrap_or(&workers.left);
-        let strip_tiles = tiled::steps(matrix.columns);
+        let strip_tiles = amx_bf16::steps(matrix.columns);
         let kept = self.kept_tiles(kernels, &workers.pool, &mut workers.repacked);
         let strips = matrix
             .rows
-            .div_ceil(4 * tiled::ROWS * workers.pool.threads());
+            .div_ceil(4 * amx_bf16::ROWS * workers.pool.threads());
         let grid = Grid {
             data: out,
             columns: matrix.rows,
             row_bounds: self.row_bounds,
-            cell_columns: (2 * tiled::ROWS * strips).min(TILE_COLUMNS),
+            cell_columns: (2 * amx_bf16::ROWS * strips).min(TILE_COLUMNS),
             strands: 1,
         };
         let blocks = matrix.columns.div_ceil(TILE_VALUES);
         let block = matrix
             .columns
             .div_ceil(blocks)
-            .next_multiple_of(tiled::BLOCK);
+            .next_multiple_of(amx_bf16::BLOCK);
         workers
             .pool
             .for_each_cell(vec![grid], &mut workers.scratch, |scratch, _, mut cell| {
                 let weights = self.cell_rows(&cell, false);
                 let left = &left[starts[cell.band] * left_row..starts[cell.band + 1] * left_row];
                 for first in (0..matrix.columns).step_by(block) {
-                    let steps = tiled::steps(block.min(matrix.columns - first));
+                    let steps = amx_bf16::steps(block.min(matrix.columns - first));
                     let right = if let Some(tiles) = kept {
                         // A cell is whole strips.
                         Side {
-                            tiles: &tiles[cell.columns.start / tiled::ROWS * strip_tiles..],
+                            tiles: &tiles[cell.columns.start / amx_bf16::ROWS * strip_tiles..],
                             row: strip_tiles,
-                            first: tiled::steps(first),
+                            first: amx_bf16::steps(first),
                         }
                     } else {
-                        let strips = weights.len().div_ceil(tiled::ROWS);
+                        let strips = weights.len().div_ceil(amx_bf16::ROWS);
                         if scratch.strips.len() < strips * steps {
                             scratch.strips.resize(strips * steps, Tile::ZERO);
                         }
@@ -340,7 +342,7 @@ impl Product<'_> {
                         left: Side {
                             tiles: left,
                             row: left_row,
-                            first: parts * tiled::steps(first),
+                            first: parts * amx_bf16::steps(first),
                         },
                         parts,
                         right,
@@ -368,8 +370,8 @@ impl Product<'_> {
         if matrix.quant.is_float() || matrix.count > 1 {
             return None;
         }
-        let steps = tiled::steps(matrix.columns);
-        let count = matrix.rows.div_ceil(tiled::ROWS) * steps;
+        let steps = amx_bf16::steps(matrix.columns);
+        let count = matrix.rows.div_ceil(amx_bf16::ROWS) * steps;
         repacked.tiles(self.weight, count, |tiles| {
             let weights = self.matrix_rows(0);
             pool.for_each_chunk(tiles, steps, |strip, tiles| {
@@ -394,21 +396,21 @@ impl Product<'_> {
             .pool
             .for_each_chunk(&mut workers.left[..count], left_row, |tile, tiles| {
                 let band = starts.partition_point(|start| *start <= tile) - 1;
-                let first = self.row_bounds[band] + (tile - starts[band]) * tiled::ROWS;
-                let rows = first..self.row_bounds[band + 1].min(first + tiled::ROWS);
+                let first = self.row_bounds[band] + (tile - starts[band]) * amx_bf16::ROWS;
+                let rows = first..self.row_bounds[band + 1].min(first + amx_bf16::ROWS);
                 match self.input {
                     Input::Codes(x) => {
                         let (from, row_tiles) = x.tiles();
                         for (i, row) in rows.enumerate() {
                             let row = self.input_row(row);
-                            let from = &from[row / tiled::ROWS * row_tiles..][..row_tiles];
+                            let from = &from[row / amx_bf16::ROWS * row_tiles..][..row_tiles];
                             for (tile, from) in tiles.iter_mut().zip(from) {
-                                tile.0[i] = from.0[row % tiled::ROWS];
+                                tile.0[i] = from.0[row % amx_bf16::ROWS];
                             }
                         }
                     }
                     Input::Floats { data, columns } => {
-                        let mut values: [&[f32]; tiled::ROWS] = [&[]; tiled::ROWS];
+                        let mut values: [&[f32]; amx_bf16::ROWS] = [&[]; amx_bf16::ROWS];
                         for (values, row) in values.iter_mut().zip(rows.clone()) {
                             *values = &data[self.input_row(row) * columns..][..columns];
                         }
@@ -443,16 +445,16 @@ impl Product<'_> {
 
 /// The rows of one strip of tiles.
 fn strip_of(weights: WeightRows<'_>, strip: usize) -> WeightRows<'_> {
-    let start = strip * tiled::ROWS;
-    weights.slice(start..weights.len().min(start + tiled::ROWS))
+    let start = strip * amx_bf16::ROWS;
+    weights.slice(start..weights.len().min(start + amx_bf16::ROWS))
 }
 
 /// The most batch rows for which weights of a format are read where they lie.
 fn few_rows(quant: QuantType) -> usize {
-    if sideways::takes(quant) {
-        sideways::MOST_ROWS
+    if gemv_transposed::takes(quant) {
+        gemv_transposed::MOST_ROWS
     } else {
-        matvec::MOST_ROWS
+        gemv::MOST_ROWS
     }
 }
 
@@ -466,13 +468,13 @@ fn stream<'a>(
     scratch: &mut Scratch,
 ) {
     let Scratch { tile, turned, .. } = scratch;
-    let mut rows: [Row<'_>; sideways::MOST_ROWS] = [&[]; sideways::MOST_ROWS];
+    let mut rows: [Row<'_>; gemv_transposed::MOST_ROWS] = [&[]; gemv_transposed::MOST_ROWS];
     for (place, row) in rows.iter_mut().zip(cell.rows.clone()) {
         *place = x(row);
     }
     let rows = &rows[..cell.rows.len()];
     tile.resize(rows.len() * weights.len(), 0.0);
-    if sideways::takes(quant) && rows.len() >= sideways::LEAST_ROWS {
+    if gemv_transposed::takes(quant) && rows.len() >= gemv_transposed::LEAST_ROWS {
         kernels.multiply_sideways(quant, weights, rows, turned, tile);
     } else {
         kernels.matvec(quant, weights, rows, tile);
@@ -489,16 +491,16 @@ fn share<'a>(
     cell: &mut Cell<'_>,
     scratch: &mut Scratch,
 ) {
-    let count = weights.len().div_ceil(panel::ROWS);
+    let count = weights.len().div_ceil(packed_int8::ROWS);
     let panels = &mut scratch.panels[..count];
     for (p, panel) in panels.iter_mut().enumerate() {
-        let rows = p * panel::ROWS..weights.len().min((p + 1) * panel::ROWS);
+        let rows = p * packed_int8::ROWS..weights.len().min((p + 1) * packed_int8::ROWS);
         kernels.pack(quant, weights.slice(rows), panel);
     }
-    let mut rows: [Row<'_>; panel::MOST_ROWS] = [&[]; panel::MOST_ROWS];
+    let mut rows: [Row<'_>; packed_int8::MOST_ROWS] = [&[]; packed_int8::MOST_ROWS];
     let mut first = cell.rows.start;
     while first < cell.rows.end {
-        let block = first..cell.rows.end.min(first + panel::MOST_ROWS);
+        let block = first..cell.rows.end.min(first + packed_int8::MOST_ROWS);
         for (place, row) in rows.iter_mut().zip(block.clone()) {
             *place = x(row);
         }

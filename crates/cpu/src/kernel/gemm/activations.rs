@@ -5,10 +5,8 @@
 //! that minimums and offsets need beside the codes. The last chunk is filled up with zeros, so kernels read whole chunks.
 //! A value is converted once, right after it is computed, and shared by all its readers.
 
-use crate::{
-    dot::tiled,
-    simd::{Floats, LANES, Simd, Tile},
-};
+use super::amx_bf16;
+use crate::simd::{Floats, LANES, Simd, Tile};
 
 /// Values that share a scale.
 pub(crate) const GROUP: usize = 32;
@@ -66,11 +64,11 @@ impl Activations {
             columns.is_multiple_of(GROUP),
             "{columns} columns do not fill groups of {GROUP}"
         );
-        let (row_chunks, row_tiles) = (columns.div_ceil(CHUNK), tiled::steps(columns));
+        let (row_chunks, row_tiles) = (columns.div_ceil(CHUNK), amx_bf16::steps(columns));
         Activations {
             chunks: vec![Chunk::ZERO; room.codes * row_chunks],
             row_chunks,
-            tiles: vec![Tile::ZERO; room.tiles.div_ceil(tiled::ROWS) * row_tiles],
+            tiles: vec![Tile::ZERO; room.tiles.div_ceil(amx_bf16::ROWS) * row_tiles],
             row_tiles,
         }
     }

@@ -30,7 +30,7 @@ pub(crate) enum Order {
     Halves,
 }
 
-/// Blocks whose codes lie in runs that [`super::sideways`] can turn.
+/// Blocks whose codes lie in runs that [`super::gemv_transposed`] can turn.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Runs {
     None,
@@ -120,7 +120,7 @@ impl Tail {
 
 /// The chunk of a row that starts at `start`; a short last one is filled up in `tail`.
 #[inline(always)]
-pub(super) fn chunk_at<'a, F: Format>(
+pub(crate) fn chunk_at<'a, F: Format>(
     row: &'a [u8],
     start: usize,
     tail: &'a mut Option<Tail>,

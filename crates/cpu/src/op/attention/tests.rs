@@ -8,12 +8,14 @@ use half::f16;
 
 use super::{Attention, SEGMENT, Span, SpreadScratch};
 use crate::{
-    kernels::Kernels,
-    kv::{self, Slot},
+    kernel::table::Kernels,
+    op::{
+        kv::{self, Slot},
+        repack::Repacked,
+        workers::Workers,
+    },
     pool::Pool,
-    repacked::Repacked,
     testing::{Random, bits, relative_error},
-    workers::Workers,
 };
 
 /// One sequence of random queries, keys and values.

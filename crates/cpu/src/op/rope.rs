@@ -2,7 +2,7 @@
 
 use carat_model::{backend::RowPlace, plan::Rope};
 
-use crate::workers::Workers;
+use super::workers::Workers;
 
 /// One table of a batch: cosines then sines of each row, `[rows, 2, head_dim / 2]`.
 pub(crate) struct Angles {

@@ -6,7 +6,7 @@
 
 use std::{marker::PhantomData, ops::Range};
 
-use crate::dot::STRANDS;
+use crate::kernel::gemm::STRANDS;
 
 /// A matrix cut into cells that may be written at the same time.
 pub(crate) struct Grid<'a> {

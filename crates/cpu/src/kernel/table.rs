@@ -8,21 +8,24 @@ use std::ops::Range;
 
 use carat_gguf::QuantType;
 
-use crate::{
-    activations::{self, Chunk, Row},
-    attend::kernel::{self as attention, PageScores},
-    dot::{
-        WeightRows, float, format, matvec,
-        panel::{self, Panel, Sums},
-        side_by_side::{Columns, Space},
-        sideways,
-        tiled::Operands,
-    },
+use super::{
+    attention,
+    attention::PageScores,
     elementwise,
+    gemm::{
+        WeightRows,
+        activations::{self, Chunk, Row},
+        amx_bf16::Operands,
+        amx_int8::{Columns, Space},
+        float, format, gemv, gemv_transposed,
+        packed_int8::{self, Panel, Sums},
+    },
     isa::Isa,
-    kv::{self, Cells},
+};
+use crate::{
+    op::kv::{self, Cells},
     pool::Block,
-    rates,
+    roofline,
     simd::{Scalar, Sums as Begin, Tile},
 };
 
@@ -129,10 +132,10 @@ macro_rules! kernels {
 }
 
 kernels! {
-    fn matvec(quant: QuantType, weights: WeightRows<'_>, x: &[Row<'_>], out: &mut [f32]) = matvec::matvec;
-    fn multiply_sideways(quant: QuantType, weights: WeightRows<'_>, x: &[Row<'_>], sums: &mut sideways::Sums, out: &mut [f32]) = sideways::multiply;
-    fn pack(quant: QuantType, weights: WeightRows<'_>, panel: &mut Panel) = panel::pack;
-    fn multiply(panels: &[Panel], x: &[Row<'_>], sums: &mut Sums) = panel::multiply;
+    fn matvec(quant: QuantType, weights: WeightRows<'_>, x: &[Row<'_>], out: &mut [f32]) = gemv::matvec;
+    fn multiply_sideways(quant: QuantType, weights: WeightRows<'_>, x: &[Row<'_>], sums: &mut gemv_transposed::Sums, out: &mut [f32]) = gemv_transposed::multiply;
+    fn pack(quant: QuantType, weights: WeightRows<'_>, panel: &mut Panel) = packed_int8::pack;
+    fn multiply(panels: &[Panel], x: &[Row<'_>], sums: &mut Sums) = packed_int8::multiply;
     fn float_matmul(quant: QuantType, weights: WeightRows<'_>, x: &[&[f32]], out: &mut [f32]) = float::matmul;
     fn widen(quant: QuantType, weights: WeightRows<'_>, out: &mut [u8]) = float::widen;
     fn dequantize(quant: QuantType, row: &[u8], scale: f32, out: &mut [f32]) = format::dequantize;
@@ -149,8 +152,8 @@ kernels! {
     fn weigh(weights: &[&PageScores], values: Cells<'_>, out: &mut [f32]) = attention::weigh;
     fn to_half(x: &[f32], out: &mut [kv::Row]) = attention::to_half;
     fn to_codes(x: &[f32], codes: &mut kv::Row) -> [u8; 2] = attention::to_codes;
-    fn dots(rounds: usize) -> f32 = rates::dots;
-    fn read(data: &[u8]) -> f32 = rates::read;
+    fn dots(rounds: usize) -> f32 = roofline::dots;
+    fn read(data: &[u8]) -> f32 = roofline::read;
 }
 
 /// The same for kernels on tiles, which only one level has.
@@ -174,7 +177,8 @@ macro_rules! tile_kernels {
         #[cfg(test)]
         mod plain_tiles {
             use super::*;
-            use crate::{dot::{side_by_side, tiled}, simd::PlainTiles};
+            use crate::simd::PlainTiles;
+            use crate::kernel::gemm::{amx_bf16, amx_int8};
 
             $(pub(super) fn $name($($arg: $type),*) { $module::$body::<PlainTiles>($($arg),*) })*
 
@@ -184,7 +188,8 @@ macro_rules! tile_kernels {
         #[cfg(target_arch = "x86_64")]
         mod amx {
             use super::*;
-            use crate::{dot::{side_by_side, tiled}, simd::amx::AmxTiles};
+            use crate::simd::amx::AmxTiles;
+            use crate::kernel::gemm::{amx_bf16, amx_int8};
 
             $(
                 #[target_feature(
@@ -199,11 +204,11 @@ macro_rules! tile_kernels {
 }
 
 tile_kernels! {
-    fn narrow(rows: &[&[f32]], tiles: &mut [Tile]) = tiled::narrow;
-    fn split(rows: &[&[f32]], tiles: &mut [Tile]) = tiled::split;
-    fn pack(quant: QuantType, weights: WeightRows<'_>, first: usize, tiles: &mut [Tile]) = tiled::pack;
-    fn multiply(operands: &Operands<'_>, begin: Begin, out: &mut Block<'_>) = tiled::multiply;
-    fn multiply_columns(quant: QuantType, weights: WeightRows<'_>, columns: &Columns, sets: Range<usize>, space: &mut Space, out: &mut [f32]) = side_by_side::multiply;
+    fn narrow(rows: &[&[f32]], tiles: &mut [Tile]) = amx_bf16::narrow;
+    fn split(rows: &[&[f32]], tiles: &mut [Tile]) = amx_bf16::split;
+    fn pack(quant: QuantType, weights: WeightRows<'_>, first: usize, tiles: &mut [Tile]) = amx_bf16::pack;
+    fn multiply(operands: &Operands<'_>, begin: Begin, out: &mut Block<'_>) = amx_bf16::multiply;
+    fn multiply_columns(quant: QuantType, weights: WeightRows<'_>, columns: &Columns, sets: Range<usize>, space: &mut Space, out: &mut [f32]) = amx_int8::multiply;
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@ use carat_gguf::{
 };
 
 use super::{
-    format::{Coding, Format, Order, Unpacked, at, half_bits, no_codes},
+    Coding, Format, Order, Unpacked, at, half_bits,
     legacy::{block_nibbles, four_blocks_nibbles},
+    no_codes,
 };
 use crate::simd::{Floats, Simd, array};
 

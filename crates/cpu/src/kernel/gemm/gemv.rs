@@ -8,16 +8,14 @@ use std::marker::PhantomData;
 
 use carat_gguf::QuantType;
 
+use super::activations::{CHUNK, Chunk, Row};
 use super::{
     PREFETCH_BYTES, STRANDS, WeightRows,
     format::{Coding, Format, Order, Tail, Unpacked, WithFormat, with_format},
 };
-use crate::{
-    activations::{CHUNK, Chunk, Row},
-    simd::{Floats, LANES, Simd, array},
-};
+use crate::simd::{Floats, LANES, Simd, array};
 
-/// Above this many activation rows [`super::panel`] is faster.
+/// Above this many activation rows [`super::packed_int8`] is faster.
 pub(crate) const MOST_ROWS: usize = 7;
 
 /// Fills `out`, `[x.len(), weights.len()]`.

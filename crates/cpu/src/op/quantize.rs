@@ -1,13 +1,16 @@
 //! Values in the form that products with quantized weights read: converted once for all readers, and right after a row is
 //! computed where that happens row by row, while the row is in the nearest cache.
 
-use crate::{
-    activations::Activations,
-    dot::tiled,
-    kernels::TileKernels,
+use super::{
     linear::Class,
-    simd::Tile,
     workers::{GRAIN, Workers},
+};
+use crate::{
+    kernel::{
+        gemm::{activations::Activations, amx_bf16},
+        table::TileKernels,
+    },
+    simd::Tile,
 };
 
 /// Calls `f(row, values)` for every row of `out`, `[rows, columns]`, and converts the row; `f` does nothing where the values are
@@ -23,13 +26,13 @@ pub(crate) fn each_row(
     let kernels = workers.kernels;
     if let (Class::Many, Some(kernels)) = (class, kernels.tiles()) {
         let (tiles, row_tiles) = into.tiles_mut();
-        let tiles = &mut tiles[..rows.div_ceil(tiled::ROWS) * row_tiles];
-        let values = (out, tiled::ROWS * columns);
+        let tiles = &mut tiles[..rows.div_ceil(amx_bf16::ROWS) * row_tiles];
+        let values = (out, amx_bf16::ROWS * columns);
         workers
             .pool
             .for_each_pair_of_chunks(values, (tiles, row_tiles), |tile, out, tiles| {
                 for (row, out) in out.chunks_exact_mut(columns).enumerate() {
-                    f(tile * tiled::ROWS + row, out);
+                    f(tile * amx_bf16::ROWS + row, out);
                 }
                 narrow(kernels, out, columns, tiles);
             });
@@ -53,7 +56,7 @@ pub(crate) fn each_row(
 
 /// Up to sixteen rows into tiles.
 fn narrow(kernels: &TileKernels, x: &[f32], columns: usize, tiles: &mut [Tile]) {
-    let mut values: [&[f32]; tiled::ROWS] = [&[]; tiled::ROWS];
+    let mut values: [&[f32]; amx_bf16::ROWS] = [&[]; amx_bf16::ROWS];
     let rows = x.chunks_exact(columns);
     let count = rows.len();
     for (values, row) in values.iter_mut().zip(rows) {
