@@ -1,4 +1,5 @@
-//! Speeds of single steps through the public traits, beside the bound they are measured against.
+//! Speeds of single steps through the public traits, beside the bound they are measured against. Single kernels are measured
+//! by `benches/gemm.rs`.
 //!
 //! `cargo run --release -p carat-cpu --example kernels -- [threads] [part of a name]`. Weights are random and larger than
 //! the caches, so one row measures memory and many rows measure arithmetic.
@@ -134,8 +135,8 @@ impl Bench {
         let builder = Builder::new(&weights);
         builder.section("bench");
         let last = build(&builder, &|name| weights.find(name).expect("written above"));
-        let narrowed = builder.narrow(last);
-        let plan = builder.finish(narrowed, narrowed);
+        let sampled = builder.narrow(last);
+        let plan = builder.finish(sampled, sampled);
         Bench {
             weights: Arc::new(weights),
             plan,
@@ -203,7 +204,7 @@ fn linear(quant: QuantType, outputs: usize) -> Bench {
     )
 }
 
-/// One row: bytes of weights a second.
+/// One row: bytes of weights per second.
 fn stream(backend: &CpuBackend, quant: QuantType) {
     let outputs = STREAMED_BYTES / quant.row_bytes(COLUMNS);
     let bench = linear(quant, outputs);
@@ -213,7 +214,7 @@ fn stream(backend: &CpuBackend, quant: QuantType) {
     println!("stream/{quant:<8} {:6.2} GB/s", gigabytes(bytes, time));
 }
 
-/// Many rows: multiplications and additions a second.
+/// Many rows: multiplications and additions per second.
 fn multiply(backend: &CpuBackend, quant: QuantType, rows: usize) {
     let outputs = 10240;
     let bench = linear(quant, outputs);
@@ -273,7 +274,7 @@ fn dispatch(backend: &CpuBackend) {
     let mut executor = bench.compile(backend, 1, 1, KvType::F16);
     let time = best(|| run(executor.as_mut(), 1, 0));
     println!(
-        "dispatch   {:6.2} us a step of 8 items",
+        "dispatch   {:6.2} us per step of 8 items",
         time.as_secs_f64() * 1e6 / f64::from(steps)
     );
 }

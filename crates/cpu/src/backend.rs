@@ -1,4 +1,4 @@
-//! The backend: how many threads, which instructions, and whether a model fits.
+//! The backend: threads, instructions, and whether a model fits.
 
 use std::sync::Arc;
 
@@ -21,6 +21,7 @@ use crate::{
         workers::Workers,
     },
     pool::Pool,
+    roofline,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,10 +63,6 @@ impl CpuBackend {
         self.threads
     }
 
-    pub(crate) fn kernels(&self) -> &'static Kernels {
-        self.kernels
-    }
-
     /// The level in use.
     pub fn isa(&self) -> Isa {
         self.kernels.isa()
@@ -90,7 +87,7 @@ impl Backend for CpuBackend {
     }
 
     fn chunk_rows(&self) -> usize {
-        // Tiles multiply so fast that unpacking the weights, once a batch, is a fifth of the time with 512 rows.
+        // Tiles multiply so fast that unpacking the weights, once per batch, is a fifth of the time with 512 rows.
         if self.kernels.tiles().is_some() {
             1024
         } else {
@@ -99,7 +96,7 @@ impl Backend for CpuBackend {
     }
 
     fn measure(&self) -> Result<Option<Rates>, BackendError> {
-        self.rates().map(Some)
+        roofline::peak_rates(self.kernels, self.threads).map(Some)
     }
 
     fn compile(

@@ -8,19 +8,22 @@ use carat_model::{
     },
     plan::{Plan, Rows, Value},
     reference::sampled_row,
-    sampling::Scratch,
+    sampling::Scratch as SamplingScratch,
     weights::{Weight, Weights},
 };
 
 use crate::{
     aligned::Aligned,
-    kernel::gemm::activations::Activations,
-    lower::{Op, Place, Program, Source},
+    kernel::gemm::{
+        activations::{ActivationRows, Activations},
+        row_class::RowClass,
+    },
+    lower::{Op, Operand, ProductInput, Program},
     op::{
-        attention::{Attention, Span, SpreadScratch},
-        experts::{self, Pairs},
-        kv::{self, Slot, Writes},
-        linear::{self, Band, Class, Input, Product},
+        attention::{Attention, QuerySpan, SplitKvScratch},
+        experts::{self, MoeBuffers},
+        kv::{self, KvWrites, PagedKv},
+        linear::{self, ExpertGroup, Input, Product},
         quantize,
         rope::Angles,
         workers::Workers,
@@ -32,7 +35,7 @@ pub(crate) struct CpuExecutor {
     options: CompileOptions,
     program: Program,
     state: State,
-    sampling_scratch: Scratch,
+    sampling_scratch: SamplingScratch,
     outputs: Outputs,
     batches: u64,
     /// Rows of the last batch, for [`Executor::probed`].
@@ -45,12 +48,12 @@ struct State {
     workers: Workers,
     weights: Arc<Weights>,
     buffers: Vec<Aligned<f32>>,
-    codes: Vec<Activations>,
-    slots: Vec<Slot>,
+    quantized: Vec<Activations>,
+    slots: Vec<PagedKv>,
     angles: Vec<Angles>,
-    pairs: Option<Pairs>,
+    moe: Option<MoeBuffers>,
     router_scores: Vec<f32>,
-    spread: SpreadScratch,
+    split_kv: SplitKvScratch,
 }
 
 /// A batch, seen from its rows.
@@ -58,11 +61,11 @@ struct RowView<'a> {
     batch: &'a Batch<'a>,
     all: Vec<RowPlace>,
     sampled: Vec<RowPlace>,
-    writes: PerGroup<Writes>,
+    writes: PerGroup<KvWrites>,
 }
 
 impl RowView<'_> {
-    fn places(&self, rows: Rows) -> &[RowPlace] {
+    fn of(&self, rows: Rows) -> &[RowPlace] {
         match rows {
             Rows::All => &self.all,
             Rows::Sampled => &self.sampled,
@@ -70,7 +73,7 @@ impl RowView<'_> {
     }
 
     /// Each run's rows among `rows`, where it has any.
-    fn spans(&self, rows: Rows, group: KvGroup) -> impl Iterator<Item = Span<'_>> {
+    fn spans(&self, rows: Rows, group: KvGroup) -> impl Iterator<Item = QuerySpan<'_>> {
         let mut next = 0;
         self.batch.runs.iter().filter_map(move |run| {
             let count = match rows {
@@ -79,7 +82,7 @@ impl RowView<'_> {
             };
             let first = next;
             next += count;
-            (count > 0).then(|| Span {
+            (count > 0).then(|| QuerySpan {
                 rows: first..next,
                 position: run.position + run.rows.len() - count,
                 pages: run.pages.get(group),
@@ -101,33 +104,34 @@ impl CpuExecutor {
             Rows::Sampled => options.max_sampled,
         };
         let buffers = program.layout.buffers.iter();
-        let codes = program.codes.iter();
+        let quantized = program.quantized.iter();
         let state = State {
             buffers: buffers
                 .map(|shape| Aligned::new(count(shape.rows) * shape.columns))
                 .collect(),
-            codes: codes
+            quantized: quantized
                 .map(|shape| {
-                    let room = Class::room(workers.kernels, count(shape.rows), 1);
-                    Activations::new(room, shape.columns)
+                    let isa = workers.kernels.isa();
+                    let rows = ActivationRows::for_batches(isa, count(shape.rows), 1);
+                    Activations::new(rows, shape.columns)
                 })
                 .collect(),
             slots: plan
                 .slots
                 .iter()
-                .map(|spec| Slot::new(spec, options.kv, *options.pages.get(spec.group)))
+                .map(|spec| PagedKv::new(spec, options.kv, *options.pages.get(spec.group)))
                 .collect(),
             angles: plan
                 .ropes
                 .iter()
                 .map(|rope| Angles::new(rope, options.max_rows))
                 .collect(),
-            pairs: program.experts.map(|(experts, top_k)| {
+            moe: program.experts.map(|(experts, top_k)| {
                 let rows = options.max_rows.max(options.max_sampled);
-                Pairs::new(workers.kernels, &weights, experts, (rows, top_k))
+                MoeBuffers::new(workers.kernels.isa(), &weights, experts, (rows, top_k))
             }),
             router_scores: Vec::new(),
-            spread: SpreadScratch::default(),
+            split_kv: SplitKvScratch::default(),
             workers,
             weights,
         };
@@ -136,7 +140,7 @@ impl CpuExecutor {
             options: options.clone(),
             program,
             state,
-            sampling_scratch: Scratch::default(),
+            sampling_scratch: SamplingScratch::default(),
             outputs: Outputs::default(),
             batches: 0,
             last_rows: 0,
@@ -162,15 +166,15 @@ impl Executor for CpuExecutor {
             angles.fill(workers, rope, &view.all);
         }
         for op in &self.program.ops {
-            if !view.places(op.rows()).is_empty() {
+            if !view.of(op.rows()).is_empty() {
                 self.state.run(op, &view);
             }
         }
         let logits = self.program.logits;
         let rows = self.state.buffers[logits.buffer].chunks(logits.columns);
         self.outputs.rows.clear();
-        for (place, logits) in view.sampled.iter().zip(rows) {
-            let row = sampled_row(batch, place, logits, &mut self.sampling_scratch);
+        for (sampled, logits) in view.sampled.iter().zip(rows) {
+            let row = sampled_row(batch, sampled, logits, &mut self.sampling_scratch);
             self.outputs.rows.push(row);
         }
         (self.last_rows, self.last_sampled) = (view.all.len(), view.sampled.len());
@@ -198,20 +202,20 @@ impl Executor for CpuExecutor {
 
 impl State {
     fn run(&mut self, op: &Op, view: &RowView<'_>) {
-        let places = view.places(op.rows());
+        let rows = view.of(op.rows());
         match op {
-            Op::Quantize { x, codes } => {
-                let data = &mut self.buffers[x.buffer][..places.len() * x.columns];
+            Op::Quantize { x, quantized } => {
+                let data = &mut self.buffers[x.buffer][..rows.len() * x.columns];
                 let data = (data, x.columns);
                 each_row(
                     &self.workers,
-                    &mut self.codes,
-                    Some(*codes),
+                    &mut self.quantized,
+                    Some(*quantized),
                     data,
                     |_, _| {},
                 );
             }
-            Op::Linear { x, products } => self.multiply(*x, products, places.len()),
+            Op::Linear { x, products } => self.multiply(*x, products, rows.len()),
             Op::StoreKv { k, v, slot } => {
                 let slot = &mut self.slots[slot.0 as usize];
                 let writes = view.writes.get(slot.spec.group);
@@ -225,21 +229,21 @@ impl State {
             | Op::GeluMul { out, .. }
             | Op::Add { out, .. }
             | Op::Scale { out, .. }
-            | Op::Narrow { out, .. }
+            | Op::SelectSampled { out, .. }
             | Op::Route { out, .. }
             | Op::Experts { out, .. }
             | Op::Softcap { out, .. } => {
                 // The layout never gives a step's output the buffer of an input, so it may leave the list meanwhile.
                 let mut buffer = std::mem::take(&mut self.buffers[out.buffer]);
-                let data = &mut buffer[..places.len() * out.columns];
-                self.compute(op, *out, view, places, data);
+                let data = &mut buffer[..rows.len() * out.columns];
+                self.compute(op, *out, view, rows, data);
                 self.buffers[out.buffer] = buffer;
             }
         }
     }
 
     /// Computes products of one value with some matrices.
-    fn multiply(&mut self, x: Source, products: &[(Weight, Place)], rows: usize) {
+    fn multiply(&mut self, x: ProductInput, products: &[(Weight, Operand)], rows: usize) {
         // As in `run`: no output has the buffer of an input.
         let mut buffers: Vec<Aligned<f32>> = products
             .iter()
@@ -254,13 +258,13 @@ impl State {
         let all: Vec<Product<'_>> = products
             .iter()
             .map(|(weight, _)| Product {
-                class: Class::of(self.workers.kernels, rows),
+                class: RowClass::of(self.workers.kernels.isa(), rows),
                 weights: &self.weights,
                 weight: *weight,
-                input: input(x, &self.buffers, &self.codes),
+                input: input(x, &self.buffers, &self.quantized),
                 gather: None,
                 row_bounds: &row_bounds,
-                bands: &[Band { matrix: 0 }],
+                groups: &[ExpertGroup { matrix: 0 }],
             })
             .collect();
         linear::run(&all, &mut self.workers, &mut outs);
@@ -273,20 +277,20 @@ impl State {
     fn compute(
         &mut self,
         op: &Op,
-        place: Place,
+        operand: Operand,
         view: &RowView<'_>,
-        places: &[RowPlace],
+        rows: &[RowPlace],
         out: &mut [f32],
     ) {
         let kernels = self.workers.kernels;
         let buffers = &self.buffers;
-        let value = |x: &Place| &*buffers[x.buffer];
-        let row = |x: &Place, row: usize| &buffers[x.buffer][row * x.columns..][..x.columns];
+        let value = |x: &Operand| &*buffers[x.buffer];
+        let row = |x: &Operand, row: usize| &buffers[x.buffer][row * x.columns..][..x.columns];
         match op {
             Op::Embed { table, scale, .. } => {
                 let (weights, quant) = (&self.weights, self.weights.matrix(*table).quant);
-                self.workers.each_row(out, place.columns, |r, out| {
-                    let token = view.batch.tokens[places[r].row] as usize;
+                self.workers.each_row(out, operand.columns, |r, out| {
+                    let token = view.batch.tokens[rows[r].row] as usize;
                     kernels.dequantize(quant, weights.row(*table, 0, token), *scale, out);
                 });
             }
@@ -295,21 +299,27 @@ impl State {
                 weight,
                 group,
                 eps,
-                codes,
+                quantized,
                 ..
             } => {
-                let out = (out, place.columns);
-                each_row(&self.workers, &mut self.codes, *codes, out, |r, out| {
-                    let groups = row(x, r).chunks(*group).zip(out.chunks_mut(*group));
-                    for (x, out) in groups {
-                        kernels.norm(x, weight.as_deref(), *eps, out);
-                    }
-                });
+                let out = (out, operand.columns);
+                each_row(
+                    &self.workers,
+                    &mut self.quantized,
+                    *quantized,
+                    out,
+                    |r, out| {
+                        let groups = row(x, r).chunks(*group).zip(out.chunks_mut(*group));
+                        for (x, out) in groups {
+                            kernels.norm(x, weight.as_deref(), *eps, out);
+                        }
+                    },
+                );
             }
             Op::Rope { x, rope, .. } => {
                 let angles = &self.angles[rope.0 as usize];
-                self.workers.each_row(out, place.columns, |r, out| {
-                    let (cos, sin) = angles.row(places[r].row);
+                self.workers.each_row(out, operand.columns, |r, out| {
+                    let (cos, sin) = angles.row(rows[r].row);
                     let head_dim = 2 * cos.len();
                     let heads = row(x, r).chunks(head_dim).zip(out.chunks_mut(head_dim));
                     for (x, out) in heads {
@@ -321,14 +331,20 @@ impl State {
                 gate,
                 up,
                 up_column,
-                codes,
+                quantized,
                 ..
             } => {
-                let out = (out, place.columns);
-                each_row(&self.workers, &mut self.codes, *codes, out, |r, out| {
-                    let up = &row(up, r)[*up_column..][..out.len()];
-                    kernels.gelu_mul(row(gate, r), up, out);
-                });
+                let out = (out, operand.columns);
+                each_row(
+                    &self.workers,
+                    &mut self.quantized,
+                    *quantized,
+                    out,
+                    |r, out| {
+                        let up = &row(up, r)[*up_column..][..out.len()];
+                        kernels.gelu_mul(row(gate, r), up, out);
+                    },
+                );
             }
             Op::Add { a, b, .. } => self.workers.each_part(out, |start, out| {
                 let range = start..start + out.len();
@@ -340,11 +356,11 @@ impl State {
             Op::Softcap { x, cap, .. } => self.workers.each_part(out, |start, out| {
                 kernels.softcap(&value(x)[start..start + out.len()], *cap, out);
             }),
-            Op::Narrow { x, .. } => self.workers.each_row(out, place.columns, |r, out| {
-                out.copy_from_slice(row(x, places[r].row));
+            Op::SelectSampled { x, .. } => self.workers.each_row(out, operand.columns, |r, out| {
+                out.copy_from_slice(row(x, rows[r].row));
             }),
             Op::Route { .. } | Op::Experts { .. } | Op::Attend { .. } => {
-                self.compute_product(op, place, view, out);
+                self.compute_product(op, operand, view, out);
             }
             Op::Linear { .. } | Op::Quantize { .. } | Op::StoreKv { .. } => {
                 unreachable!("these write no value, or several")
@@ -353,15 +369,15 @@ impl State {
     }
 
     /// Computes the rows of an operation that multiplies with weights or with the cache.
-    fn compute_product(&mut self, op: &Op, place: Place, view: &RowView<'_>, out: &mut [f32]) {
-        let places = view.places(place.rows);
+    fn compute_product(&mut self, op: &Op, operand: Operand, view: &RowView<'_>, out: &mut [f32]) {
+        let rows = view.of(operand.rows);
         match op {
             Op::Attend { q, slot, .. } => {
                 let slot = &self.slots[slot.0 as usize];
-                let spans = view.spans(place.rows, slot.spec.group);
+                let spans = view.spans(operand.rows, slot.spec.group);
                 Attention::new(slot, &self.buffers[q.buffer], q.columns, spans).run(
                     &mut self.workers,
-                    &mut self.spread,
+                    &mut self.split_kv,
                     out,
                 );
             }
@@ -372,16 +388,16 @@ impl State {
                 ..
             } => {
                 let experts = self.weights.matrix(*weight).rows;
-                self.router_scores.resize(places.len() * experts, 0.0);
-                let row_bounds = [0, places.len()];
+                self.router_scores.resize(rows.len() * experts, 0.0);
+                let row_bounds = [0, rows.len()];
                 let product = Product {
-                    class: Class::of(self.workers.kernels, places.len()),
+                    class: RowClass::of(self.workers.kernels.isa(), rows.len()),
                     weights: &self.weights,
                     weight: *weight,
-                    input: input(*x, &self.buffers, &self.codes),
+                    input: input(*x, &self.buffers, &self.quantized),
                     gather: None,
                     row_bounds: &row_bounds,
-                    bands: &[Band { matrix: 0 }],
+                    groups: &[ExpertGroup { matrix: 0 }],
                 };
                 linear::run(
                     &[product],
@@ -389,7 +405,7 @@ impl State {
                     &mut [&mut self.router_scores],
                 );
                 let scores = &self.router_scores;
-                self.workers.each_row(out, place.columns, |r, out| {
+                self.workers.each_row(out, operand.columns, |r, out| {
                     let scores = &scores[r * experts..][..experts];
                     experts::route(scores, expert_scale.as_deref(), out);
                 });
@@ -397,14 +413,14 @@ impl State {
             Op::Experts {
                 x, route, experts, ..
             } => {
-                let pairs = self.pairs.as_mut().expect("made where a plan has experts");
-                pairs.run(
+                let moe = self.moe.as_mut().expect("made where a plan has experts");
+                moe.run(
                     &mut self.workers,
                     &self.weights,
                     *experts,
-                    input(*x, &self.buffers, &self.codes),
+                    input(*x, &self.buffers, &self.quantized),
                     (
-                        &self.buffers[route.buffer][..places.len() * route.columns],
+                        &self.buffers[route.buffer][..rows.len() * route.columns],
                         route.columns / 2,
                     ),
                     out,
@@ -418,26 +434,36 @@ impl State {
 /// Computes every row of a value, and its quantized copy where one is asked for.
 fn each_row(
     workers: &Workers,
-    all_codes: &mut [Activations],
-    codes: Option<usize>,
+    all_quantized: &mut [Activations],
+    quantized: Option<usize>,
     (out, columns): (&mut [f32], usize),
     f: impl Fn(usize, &mut [f32]) + Sync,
 ) {
-    match codes {
+    match quantized {
         None => workers.each_row(out, columns, f),
-        Some(codes) => {
-            let class = Class::of(workers.kernels, out.len() / columns);
-            quantize::each_row(workers, class, (out, columns), &mut all_codes[codes], f);
+        Some(quantized) => {
+            let class = RowClass::of(workers.kernels.isa(), out.len() / columns);
+            quantize::each_row(
+                workers,
+                class,
+                (out, columns),
+                &mut all_quantized[quantized],
+                f,
+            );
         }
     }
 }
 
-fn input<'a>(source: Source, buffers: &'a [Aligned<f32>], codes: &'a [Activations]) -> Input<'a> {
-    match source {
-        Source::Codes(i) => Input::Codes(&codes[i]),
-        Source::Floats(place) => Input::Floats {
-            data: &buffers[place.buffer],
-            columns: place.columns,
+fn input<'a>(
+    input: ProductInput,
+    buffers: &'a [Aligned<f32>],
+    quantized: &'a [Activations],
+) -> Input<'a> {
+    match input {
+        ProductInput::Quantized(i) => Input::Quantized(&quantized[i]),
+        ProductInput::F32(operand) => Input::F32 {
+            data: &buffers[operand.buffer],
+            columns: operand.columns,
         },
     }
 }

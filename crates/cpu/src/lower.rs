@@ -13,7 +13,7 @@ use crate::{kernel::gemm::activations::GROUP, op::experts::ExpertWeights};
 
 /// A value in its buffer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Place {
+pub(crate) struct Operand {
     pub(crate) buffer: usize,
     pub(crate) columns: usize,
     pub(crate) rows: Rows,
@@ -21,10 +21,10 @@ pub(crate) struct Place {
 
 /// Activations as a product reads them.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Source {
-    Floats(Place),
-    /// Into [`Program::codes`].
-    Codes(usize),
+pub(crate) enum ProductInput {
+    F32(Operand),
+    /// Into [`Program::quantized`].
+    Quantized(usize),
 }
 
 #[derive(Debug)]
@@ -32,78 +32,78 @@ pub(crate) enum Op {
     Embed {
         table: Weight,
         scale: f32,
-        out: Place,
+        out: Operand,
     },
     Norm {
-        x: Place,
+        x: Operand,
         weight: Option<Vec<f32>>,
         group: usize,
         eps: f32,
-        out: Place,
-        codes: Option<usize>,
+        out: Operand,
+        quantized: Option<usize>,
     },
     /// Makes the quantized copy of a value, where the value's own operation does not.
     Quantize {
-        x: Place,
-        codes: usize,
+        x: Operand,
+        quantized: usize,
     },
     /// Products of one value with some matrices, each into a value of its own.
     Linear {
-        x: Source,
-        products: Vec<(Weight, Place)>,
+        x: ProductInput,
+        products: Vec<(Weight, Operand)>,
     },
     Rope {
-        x: Place,
+        x: Operand,
         rope: RopeId,
-        out: Place,
+        out: Operand,
     },
     StoreKv {
-        k: Place,
-        v: Place,
+        k: Operand,
+        v: Operand,
         slot: KvSlot,
     },
     Attend {
-        q: Place,
+        q: Operand,
         slot: KvSlot,
-        out: Place,
+        out: Operand,
     },
     GeluMul {
-        gate: Place,
-        up: Place,
+        gate: Operand,
+        up: Operand,
         up_column: usize,
-        out: Place,
-        codes: Option<usize>,
+        out: Operand,
+        quantized: Option<usize>,
     },
     Add {
-        a: Place,
-        b: Place,
-        out: Place,
+        a: Operand,
+        b: Operand,
+        out: Operand,
     },
     Scale {
-        x: Place,
+        x: Operand,
         by: f32,
-        out: Place,
+        out: Operand,
     },
-    Narrow {
-        x: Place,
-        out: Place,
+    SelectSampled {
+        x: Operand,
+        out: Operand,
     },
     Route {
-        x: Source,
+        x: ProductInput,
         weight: Weight,
         expert_scale: Option<Vec<f32>>,
-        out: Place,
+        out: Operand,
     },
     Experts {
-        x: Source,
-        route: Place,
+        x: ProductInput,
+        route: Operand,
         experts: ExpertWeights,
-        out: Place,
+        out: Operand,
     },
     Softcap {
-        x: Place,
+        x: Operand,
         cap: f32,
-        out: Place,
+        out: Operand,
     },
 }
 
@@ -118,7 +118,7 @@ impl Op {
             | Op::GeluMul { out, .. }
             | Op::Add { out, .. }
             | Op::Scale { out, .. }
-            | Op::Narrow { out, .. }
+            | Op::SelectSampled { out, .. }
             | Op::Route { out, .. }
             | Op::Experts { out, .. }
             | Op::Softcap { out, .. } => out.rows,
@@ -130,44 +130,44 @@ impl Op {
 
 /// A buffer of quantized activations.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct CodesShape {
+pub(crate) struct QuantizedShape {
     pub(crate) rows: Rows,
     pub(crate) columns: usize,
 }
 
 pub(crate) struct Program {
     pub(crate) ops: Vec<Op>,
-    pub(crate) codes: Vec<CodesShape>,
+    pub(crate) quantized: Vec<QuantizedShape>,
     pub(crate) layout: Layout,
-    pub(crate) logits: Place,
+    pub(crate) logits: Operand,
     /// The pairs of rows and experts that the widest expert step makes of a row, if there is one.
     pub(crate) experts: Option<(ExpertWeights, usize)>,
 }
 
 /// Lowers a plan. With [`Layout::separate`] every value can be looked at afterwards.
-#[expect(clippy::too_many_lines, reason = "one arm a kind of step")]
+#[expect(clippy::too_many_lines, reason = "one arm per kind of step")]
 pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout) -> Program {
-    let place = |value: Value| Place {
+    let operand = |value: Value| Operand {
         buffer: layout.buffer(value),
         columns: plan.columns(value),
         rows: plan.rows(value),
     };
-    let mut codes = Codes::new(plan, weights);
+    let mut quantized = QuantizedCopies::new(plan, weights);
     let mut ops = Vec::new();
     let mut experts = None;
     for (i, labelled) in plan.steps.iter().enumerate() {
-        let source = |codes: &Codes, x: Value, weight: Weight| {
+        let input = |quantized: &QuantizedCopies, x: Value, weight: Weight| {
             if weights.matrix(weight).quant.is_float() {
-                Source::Floats(place(x))
+                ProductInput::F32(operand(x))
             } else {
-                Source::Codes(codes.of(x))
+                ProductInput::Quantized(quantized.of(x))
             }
         };
         ops.push(match labelled.step {
             Step::Embed { table, scale, out } => Op::Embed {
                 table,
                 scale,
-                out: place(out),
+                out: operand(out),
             },
             Step::Norm {
                 x,
@@ -176,31 +176,31 @@ pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout) -> Program {
                 eps,
                 out,
             } => Op::Norm {
-                x: place(x),
+                x: operand(x),
                 weight: weight.map(|w| weights.vector(w)),
                 group,
                 eps,
-                out: place(out),
-                codes: None,
+                out: operand(out),
+                quantized: None,
             },
             Step::Linear { x, w, out } => Op::Linear {
-                x: source(&codes, x, w),
-                products: vec![(w, place(out))],
+                x: input(&quantized, x, w),
+                products: vec![(w, operand(out))],
             },
             Step::Rope { x, rope, out } => Op::Rope {
-                x: place(x),
+                x: operand(x),
                 rope,
-                out: place(out),
+                out: operand(out),
             },
             Step::StoreKv { k, v, slot } => Op::StoreKv {
-                k: place(k),
-                v: place(v),
+                k: operand(k),
+                v: operand(v),
                 slot,
             },
             Step::Attend { q, slot, out } => Op::Attend {
-                q: place(q),
+                q: operand(q),
                 slot,
-                out: place(out),
+                out: operand(out),
             },
             Step::GeluMul {
                 gate,
@@ -208,25 +208,25 @@ pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout) -> Program {
                 up_column,
                 out,
             } => Op::GeluMul {
-                gate: place(gate),
-                up: place(up),
+                gate: operand(gate),
+                up: operand(up),
                 up_column,
-                out: place(out),
-                codes: None,
+                out: operand(out),
+                quantized: None,
             },
             Step::Add { a, b, out } => Op::Add {
-                a: place(a),
-                b: place(b),
-                out: place(out),
+                a: operand(a),
+                b: operand(b),
+                out: operand(out),
             },
             Step::Scale { x, by, out } => Op::Scale {
-                x: place(x),
+                x: operand(x),
                 by,
-                out: place(out),
+                out: operand(out),
             },
-            Step::Narrow { x, out } => Op::Narrow {
-                x: place(x),
-                out: place(out),
+            Step::Narrow { x, out } => Op::SelectSampled {
+                x: operand(x),
+                out: operand(out),
             },
             Step::Route {
                 x,
@@ -235,10 +235,10 @@ pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout) -> Program {
                 out,
                 ..
             } => Op::Route {
-                x: source(&codes, x, w),
+                x: input(&quantized, x, w),
                 weight: w,
                 expert_scale: expert_scale.map(|w| weights.vector(w)),
-                out: place(out),
+                out: operand(out),
             },
             Step::Experts {
                 x,
@@ -251,32 +251,32 @@ pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout) -> Program {
                 let all = ExpertWeights { gate, up, down };
                 experts.get_or_insert((all, plan.columns(route) / 2));
                 Op::Experts {
-                    x: source(&codes, x, gate),
-                    route: place(route),
+                    x: input(&quantized, x, gate),
+                    route: operand(route),
                     experts: all,
-                    out: place(out),
+                    out: operand(out),
                 }
             }
             Step::Softcap { x, cap, out } => Op::Softcap {
-                x: place(x),
+                x: operand(x),
                 cap,
-                out: place(out),
+                out: operand(out),
             },
         });
         if let Some(out) = labelled.step.out()
-            && let Some(codes) = codes.begin(out, plan)
+            && let Some(quantized) = quantized.begin(out, plan)
         {
             ops.push(Op::Quantize {
-                x: place(out),
-                codes,
+                x: operand(out),
+                quantized,
             });
         }
-        codes.end(i);
+        quantized.end(i);
     }
     Program {
-        ops: merged(ops),
-        codes: codes.shapes,
-        logits: place(plan.logits),
+        ops: coalesce(ops),
+        quantized: quantized.shapes,
+        logits: operand(plan.logits),
         experts,
         layout,
     }
@@ -285,7 +285,7 @@ pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout) -> Program {
 /// Makes one operation of what goes better together. Products that follow each other and read the same: queries, keys and
 /// values; gate and up. The buffer of none of them may be that of what the others read, because all of it is read until the
 /// last one. And what is computed row by row with its quantized copy.
-fn merged(ops: Vec<Op>) -> Vec<Op> {
+fn coalesce(ops: Vec<Op>) -> Vec<Op> {
     let mut all: Vec<Op> = Vec::with_capacity(ops.len());
     for op in ops {
         match (all.last_mut(), op) {
@@ -297,9 +297,9 @@ fn merged(ops: Vec<Op>) -> Vec<Op> {
                 },
             ) if *x == same && products[0].1.rows == more[0].1.rows => products.extend(more),
             (
-                Some(Op::Norm { out, codes, .. } | Op::GeluMul { out, codes, .. }),
-                Op::Quantize { x, codes: into },
-            ) if *out == x => *codes = Some(into),
+                Some(Op::Norm { out, quantized, .. } | Op::GeluMul { out, quantized, .. }),
+                Op::Quantize { x, quantized: into },
+            ) if *out == x => *quantized = Some(into),
             (_, op) => all.push(op),
         }
     }
@@ -307,8 +307,8 @@ fn merged(ops: Vec<Op>) -> Vec<Op> {
 }
 
 /// Hands out buffers of quantized activations, and takes them back after their last reader.
-struct Codes {
-    shapes: Vec<CodesShape>,
+struct QuantizedCopies {
+    shapes: Vec<QuantizedShape>,
     free: Vec<usize>,
     /// The last step that reads a value's quantized copy.
     last_reader: Vec<Option<usize>>,
@@ -316,8 +316,8 @@ struct Codes {
     live: Vec<(Value, usize)>,
 }
 
-impl Codes {
-    fn new(plan: &Plan, weights: &Weights) -> Codes {
+impl QuantizedCopies {
+    fn new(plan: &Plan, weights: &Weights) -> QuantizedCopies {
         let mut last_reader = vec![None; plan.value_count()];
         for (i, labelled) in plan.steps.iter().enumerate() {
             let (Step::Linear { x, w, .. }
@@ -334,7 +334,7 @@ impl Codes {
                 last_reader[x.index()] = Some(i);
             }
         }
-        Codes {
+        QuantizedCopies {
             shapes: Vec::new(),
             free: Vec::new(),
             last_reader,
@@ -350,7 +350,7 @@ impl Codes {
     /// A buffer for the copy of `value`, if anything will read one.
     fn begin(&mut self, value: Value, plan: &Plan) -> Option<usize> {
         self.last_reader[value.index()]?;
-        let shape = CodesShape {
+        let shape = QuantizedShape {
             rows: plan.rows(value),
             columns: plan.columns(value),
         };

@@ -1,5 +1,5 @@
-//! Every step, format and shape of the test kit on every level of instructions, against the reference; products of many rows in
-//! tiles once more with weights that stay unpacked.
+//! Every step, format and shape of the test kit on every level of instructions, against the reference; products of large
+//! batches once more with repacked weights.
 
 use std::sync::Arc;
 

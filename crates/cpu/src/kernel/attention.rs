@@ -1,21 +1,18 @@
-//! The inner loops of attention over one page: scores, their exponentials, and the weighted sum of values.
+//! The inner loops of attention over one page: scores (QK), their softmax numerators, and the weighted sum of values (PV).
 //!
-//! [`crate::op::kv`] says how a page holds keys and values. A lane of the scores is a position and a lane of the sum is a column,
+//! [`super::kv_page`] says how a page holds keys and values. A lane of the scores is a position and a lane of the sum is a column,
 //! so both run over the other dimension in plain order, one multiply-add after another: each result has one definition,
 //! whatever else shares the registers.
 //!
 //! Codes of Q8_0 become floats in registers. A scale is of a token and a group of dimensions: scores are added up group by
-//! group, each sum times its scales; for values the scales go into the weights, once a group.
+//! group, each sum times its scales; for values the scales go into the weights, once per group.
 
 use carat_model::backend::PAGE_TOKENS;
-use half::f16;
 
-use crate::{
-    op::kv::{Block, Cells, GROUP, Row},
-    simd::{Floats, LANES, Simd, array, exp},
-};
+use super::kv_page::{GROUP, PageHead, PageRow, Q8Block};
+use crate::simd::{Floats, LANES, Simd, array, exp};
 
-/// Queries that one call of [`scores`] or [`weigh`] may take.
+/// Queries that one call of [`scores`] or [`accumulate_values`] may take.
 pub(crate) const MOST_QUERIES: usize = 8;
 
 /// Scores of one page.
@@ -26,7 +23,7 @@ const VECTORS: usize = PAGE_TOKENS / LANES;
 
 /// `out[i][t]` = query `i` times key `t`. At most [`MOST_QUERIES`] queries.
 #[inline(always)]
-pub(crate) fn scores<S: Simd>(queries: &[&[f32]], keys: Cells<'_>, out: &mut [&mut PageScores]) {
+pub(crate) fn scores<S: Simd>(queries: &[&[f32]], keys: PageHead<'_>, out: &mut [&mut PageScores]) {
     let mut done = 0;
     while done < queries.len() {
         let (queries, out) = (&queries[done..], &mut out[done..]);
@@ -45,13 +42,13 @@ pub(crate) fn scores<S: Simd>(queries: &[&[f32]], keys: Cells<'_>, out: &mut [&m
 #[inline(always)]
 fn score_tile<S: Simd, const Q: usize>(
     queries: &[&[f32]],
-    keys: Cells<'_>,
+    keys: PageHead<'_>,
     out: &mut [&mut PageScores],
 ) -> usize {
     let queries: [&[f32]; Q] = array![[].as_slice(); q => queries[q]];
     let sums = match keys {
-        Cells::Halves(rows) => score_halves::<S, Q>(queries, rows),
-        Cells::Blocks(blocks) => score_blocks::<S, Q>(queries, blocks),
+        PageHead::F16(rows) => score_f16::<S, Q>(queries, rows),
+        PageHead::Q8_0(blocks) => score_q8_0::<S, Q>(queries, blocks),
     };
     for (sums, out) in sums.iter().zip(out) {
         let (out, _) = out.as_chunks_mut();
@@ -63,9 +60,9 @@ fn score_tile<S: Simd, const Q: usize>(
 }
 
 #[inline(always)]
-fn score_halves<S: Simd, const Q: usize>(
+fn score_f16<S: Simd, const Q: usize>(
     queries: [&[f32]; Q],
-    keys: &[Row],
+    keys: &[PageRow],
 ) -> [[S::Floats; VECTORS]; Q] {
     let (keys, _) = keys.as_chunks::<VECTORS>();
     let queries: [&[f32]; Q] = array![[].as_slice(); q => &queries[q][..keys.len()]];
@@ -84,9 +81,9 @@ fn score_halves<S: Simd, const Q: usize>(
 }
 
 #[inline(always)]
-fn score_blocks<S: Simd, const Q: usize>(
+fn score_q8_0<S: Simd, const Q: usize>(
     queries: [&[f32]; Q],
-    keys: &[Block],
+    keys: &[Q8Block],
 ) -> [[S::Floats; VECTORS]; Q] {
     let mut totals = [[S::Floats::zero(); VECTORS]; Q];
     for (g, block) in keys.iter().enumerate() {
@@ -117,15 +114,18 @@ fn score_blocks<S: Simd, const Q: usize>(
 
 /// A row of codes.
 #[inline(always)]
-fn widen<S: Simd>(codes: &Row) -> [S::Floats; VECTORS] {
+fn widen<S: Simd>(codes: &PageRow) -> [S::Floats; VECTORS] {
     let (codes, _) = codes.as_chunks();
     array![S::Floats::zero(); v => S::Floats::load_i8_bytes(&codes[v])]
 }
 
-/// Turns the scores of `visible` positions into `e^(score - largest)` and all others into 0.
+/// Softmax numerators: the scores of `visible` positions become `e^(score - largest)` and all others 0.
 /// Returns the largest score and the sum of the exponentials. `visible` is not empty.
 #[inline(always)]
-pub(crate) fn soften<S: Simd>(scores: &mut [f32], visible: std::ops::Range<usize>) -> (f32, f32) {
+pub(crate) fn partial_softmax<S: Simd>(
+    scores: &mut [f32],
+    visible: std::ops::Range<usize>,
+) -> (f32, f32) {
     scores[..visible.start].fill(f32::NEG_INFINITY);
     scores[visible.end..].fill(f32::NEG_INFINITY);
     let (vectors, _) = scores.as_chunks_mut::<LANES>();
@@ -150,36 +150,40 @@ pub(crate) fn soften<S: Simd>(scores: &mut [f32], visible: std::ops::Range<usize
 
 /// `out[i] += weights[i] * values`, with `out` `[weights.len(), width]`. At most [`MOST_QUERIES`] rows of weights.
 #[inline(always)]
-pub(crate) fn weigh<S: Simd>(weights: &[&PageScores], values: Cells<'_>, out: &mut [f32]) {
+pub(crate) fn accumulate_values<S: Simd>(
+    weights: &[&PageScores],
+    values: PageHead<'_>,
+    out: &mut [f32],
+) {
     let width = out.len() / weights.len();
     let mut done = 0;
     while done < weights.len() {
         let (weights, out) = (&weights[done..], &mut out[done * width..]);
         done += if S::WIDE && weights.len() >= 8 {
-            weigh_rows::<S, 8>(weights, values, out, width)
+            accumulate_rows::<S, 8>(weights, values, out, width)
         } else if S::WIDE && weights.len() >= 4 {
-            weigh_rows::<S, 4>(weights, values, out, width)
+            accumulate_rows::<S, 4>(weights, values, out, width)
         } else if weights.len() >= 2 {
-            weigh_rows::<S, 2>(weights, values, out, width)
+            accumulate_rows::<S, 2>(weights, values, out, width)
         } else {
-            weigh_rows::<S, 1>(weights, values, out, width)
+            accumulate_rows::<S, 1>(weights, values, out, width)
         };
     }
 }
 
 #[inline(always)]
-fn weigh_rows<S: Simd, const Q: usize>(
+fn accumulate_rows<S: Simd, const Q: usize>(
     weights: &[&PageScores],
-    values: Cells<'_>,
+    values: PageHead<'_>,
     out: &mut [f32],
     width: usize,
 ) -> usize {
     let weights: [&PageScores; Q] = array![weights[0]; q => weights[q]];
     match values {
-        Cells::Halves(rows) => weigh_halves::<S, Q>(weights, rows, out, width),
-        Cells::Blocks(blocks) => {
+        PageHead::F16(rows) => accumulate_f16::<S, Q>(weights, rows, out, width),
+        PageHead::Q8_0(blocks) => {
             for (g, block) in blocks.iter().enumerate() {
-                weigh_block::<S, Q>(weights, block, &mut out[g * GROUP..], width);
+                accumulate_q8_block::<S, Q>(weights, block, &mut out[g * GROUP..], width);
             }
         }
     }
@@ -187,9 +191,9 @@ fn weigh_rows<S: Simd, const Q: usize>(
 }
 
 #[inline(always)]
-fn weigh_halves<S: Simd, const Q: usize>(
+fn accumulate_f16<S: Simd, const Q: usize>(
     weights: [&PageScores; Q],
-    values: &[Row],
+    values: &[PageRow],
     out: &mut [f32],
     width: usize,
 ) {
@@ -197,19 +201,19 @@ fn weigh_halves<S: Simd, const Q: usize>(
     while column < width {
         // Sixteen sums; the more rows share a vector of values, the less widening there is.
         column += if S::WIDE && Q <= 4 && column + 4 * LANES <= width {
-            weigh_tile::<S, Q, 4>(weights, values, out, width, column)
+            accumulate_tile::<S, Q, 4>(weights, values, out, width, column)
         } else if column + 2 * LANES <= width {
-            weigh_tile::<S, Q, 2>(weights, values, out, width, column)
+            accumulate_tile::<S, Q, 2>(weights, values, out, width, column)
         } else {
-            weigh_tile::<S, Q, 1>(weights, values, out, width, column)
+            accumulate_tile::<S, Q, 1>(weights, values, out, width, column)
         };
     }
 }
 
 #[inline(always)]
-fn weigh_tile<S: Simd, const Q: usize, const V: usize>(
+fn accumulate_tile<S: Simd, const Q: usize, const V: usize>(
     weights: [&PageScores; Q],
-    values: &[Row],
+    values: &[PageRow],
     out: &mut [f32],
     width: usize,
     column: usize,
@@ -233,9 +237,9 @@ fn weigh_tile<S: Simd, const Q: usize, const V: usize>(
 
 /// One group of columns, at the start of each row of `out`.
 #[inline(always)]
-fn weigh_block<S: Simd, const Q: usize>(
+fn accumulate_q8_block<S: Simd, const Q: usize>(
     weights: [&PageScores; Q],
-    block: &Block,
+    block: &Q8Block,
     out: &mut [f32],
     width: usize,
 ) {
@@ -289,42 +293,4 @@ fn store_tile<S: Simd, const Q: usize, const V: usize>(
             vector.store(to);
         }
     }
-}
-
-/// F16 of a row, sixteen at a time; missing values at the end of `out` become 0.
-#[inline(always)]
-pub(crate) fn to_half<S: Simd>(x: &[f32], out: &mut [Row]) {
-    for (x, out) in x.chunks(LANES).zip(out) {
-        let mut halves = [0; LANES];
-        S::Floats::load_part(x).store_half(&mut halves);
-        for (half, out) in halves.iter().zip(out.as_chunks_mut().0) {
-            *out = half.to_le_bytes();
-        }
-    }
-}
-
-/// Q8_0 of a group: codes are the nearest multiples (ties to even) of the scale, a 127th of the largest magnitude as F16,
-/// which is returned. The codes of missing values become 0.
-#[inline(always)]
-pub(crate) fn to_codes<S: Simd>(x: &[f32], codes: &mut Row) -> [u8; 2] {
-    let (low, high) = x.split_at(x.len().min(LANES));
-    let (low, high) = (S::Floats::load_part(low), S::Floats::load_part(high));
-    let largest = low.abs().max(high.abs()).largest();
-    let scale = f16::from_f32(largest / 127.0);
-    let inverse = if scale > f16::ZERO {
-        1.0 / scale.to_f32()
-    } else {
-        0.0
-    };
-    let (least, most) = (S::Floats::splat(-127.0), S::Floats::splat(127.0));
-    let inverse = S::Floats::splat(inverse);
-    let (codes, _) = codes.as_chunks_mut::<LANES>();
-    for (x, codes) in [low, high].into_iter().zip(codes) {
-        // Numbers so small that their scale has few bits may come to more than 127 of it.
-        let steps = x.mul(inverse).round().min(most).max(least);
-        let mut signed = [0; LANES];
-        steps.store_bytes(&mut signed);
-        *codes = signed.map(i8::cast_unsigned);
-    }
-    scale.to_le_bytes()
 }

@@ -69,7 +69,7 @@ pub(crate) fn norm<S: Simd>(x: &[f32], weight: Option<&[f32]>, eps: f32, out: &m
     }
 }
 
-/// Turns the pairs `(j, j + half)` of one head.
+/// RoPE: rotates the pairs `(j, j + half)` of one head.
 #[inline(always)]
 pub(crate) fn rotate<S: Simd>(x: &[f32], cos: &[f32], sin: &[f32], out: &mut [f32]) {
     let half = cos.len();
@@ -77,18 +77,18 @@ pub(crate) fn rotate<S: Simd>(x: &[f32], cos: &[f32], sin: &[f32], out: &mut [f3
     let (out_low, out_high) = out.split_at_mut(half);
     assert!(
         sin.len() == half && high.len() == half && out_high.len() == half,
-        "an angle a pair"
+        "an angle per pair"
     );
     let mut j = 0;
     while j < half {
         let end = half.min(j + LANES);
         let [a, b, cos, sin]: [S::Floats; 4] =
             array![S::Floats::zero(); i => S::Floats::load_part(&[low, high, cos, sin][i][j..end])];
-        let mut turned = [0.0; LANES];
-        b.neg_mul_add(sin, a.mul(cos)).store(&mut turned);
-        out_low[j..end].copy_from_slice(&turned[..end - j]);
-        a.mul_add(sin, b.mul(cos)).store(&mut turned);
-        out_high[j..end].copy_from_slice(&turned[..end - j]);
+        let mut rotated = [0.0; LANES];
+        b.neg_mul_add(sin, a.mul(cos)).store(&mut rotated);
+        out_low[j..end].copy_from_slice(&rotated[..end - j]);
+        a.mul_add(sin, b.mul(cos)).store(&mut rotated);
+        out_high[j..end].copy_from_slice(&rotated[..end - j]);
         j = end;
     }
 }

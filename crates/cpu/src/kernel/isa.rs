@@ -1,6 +1,6 @@
-//! Which instruction set the kernels use: seen once at start, lowered on request.
+//! Levels of vector instructions: the best is detected once at start and lowered on request.
 
-/// A level of vector instructions. Higher levels compute the same bits faster, but for [`Isa::Amx`] with many rows.
+/// A level of vector instructions. Higher levels compute the same bits faster, but for [`Isa::Amx`] with large batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
     /// Plain Rust, compiled for the least processor of the target.
@@ -15,7 +15,7 @@ pub enum Isa {
     AvxVnni,
     /// AVX-512 F, BW, VL, DQ and VNNI.
     Avx512Vnni,
-    /// The same with BF16, VBMI and GFNI, and the tile registers of AMX: products with many rows have results of their own.
+    /// The same with BF16, VBMI and GFNI, and the tile registers of AMX: large batches have results of their own.
     Amx,
 }
 
@@ -39,6 +39,12 @@ impl Isa {
             .unwrap_or(Isa::Scalar)
     }
 
+    /// Whether this level has tile registers.
+    pub(crate) fn has_tiles(self) -> bool {
+        self == Isa::Amx
+    }
+
+    /// Whether this processor, and the system, let it be used.
     pub fn available(self) -> bool {
         match self {
             Isa::Scalar => true,

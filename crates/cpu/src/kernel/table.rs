@@ -1,4 +1,4 @@
-//! The table of kernels: each generic body compiled once an instruction set, chosen once at start.
+//! The table of kernels: each generic body compiled once per instruction set, chosen once at start.
 #![expect(
     unsafe_code,
     reason = "calls functions that need instructions the compiler does not take for granted"
@@ -9,24 +9,23 @@ use std::ops::Range;
 use carat_gguf::QuantType;
 
 use super::{
-    attention,
-    attention::PageScores,
+    attention::{self, PageScores},
     elementwise,
     gemm::{
         WeightRows,
         activations::{self, Chunk, Row},
-        amx_bf16::Operands,
-        amx_int8::{Columns, Space},
+        amx_bf16::TileOperands,
+        amx_int8::{self, ActivationColumns},
         float, format, gemv, gemv_transposed,
-        packed_int8::{self, Panel, Sums},
+        packed_int8::{self, Panel},
     },
     isa::Isa,
+    kv_page::{self, PageHead, PageRow},
+    roofline,
 };
 use crate::{
-    op::kv::{self, Cells},
-    pool::Block,
-    roofline,
-    simd::{Scalar, Sums as Begin, Tile},
+    matrix::MatrixMut,
+    simd::{Accumulate, Scalar, Tile},
 };
 
 /// From a list of kernels: the table, a safe method for each, and the instantiations for each instruction set.
@@ -132,11 +131,11 @@ macro_rules! kernels {
 }
 
 kernels! {
-    fn matvec(quant: QuantType, weights: WeightRows<'_>, x: &[Row<'_>], out: &mut [f32]) = gemv::matvec;
-    fn multiply_sideways(quant: QuantType, weights: WeightRows<'_>, x: &[Row<'_>], sums: &mut gemv_transposed::Sums, out: &mut [f32]) = gemv_transposed::multiply;
-    fn pack(quant: QuantType, weights: WeightRows<'_>, panel: &mut Panel) = packed_int8::pack;
-    fn multiply(panels: &[Panel], x: &[Row<'_>], sums: &mut Sums) = packed_int8::multiply;
-    fn float_matmul(quant: QuantType, weights: WeightRows<'_>, x: &[&[f32]], out: &mut [f32]) = float::matmul;
+    fn gemv(quant: QuantType, weights: WeightRows<'_>, x: &[Row<'_>], out: &mut [f32]) = gemv::gemv;
+    fn gemv_transposed(quant: QuantType, weights: WeightRows<'_>, x: &[Row<'_>], sums: &mut gemv_transposed::Accumulators, out: &mut [f32]) = gemv_transposed::gemv_transposed;
+    fn pack_int8(quant: QuantType, weights: WeightRows<'_>, panel: &mut Panel) = packed_int8::pack_int8;
+    fn gemm_packed_int8(panels: &[Panel], x: &[Row<'_>], sums: &mut packed_int8::Accumulators) = packed_int8::gemm_packed_int8;
+    fn gemm_float(quant: QuantType, weights: WeightRows<'_>, x: &[&[f32]], out: &mut [f32]) = float::gemm_float;
     fn widen(quant: QuantType, weights: WeightRows<'_>, out: &mut [u8]) = float::widen;
     fn dequantize(quant: QuantType, row: &[u8], scale: f32, out: &mut [f32]) = format::dequantize;
     fn quantize(x: &[f32], row: &mut [Chunk]) = activations::quantize;
@@ -147,16 +146,16 @@ kernels! {
     fn gelu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) = elementwise::gelu_mul;
     fn softcap(x: &[f32], cap: f32, out: &mut [f32]) = elementwise::softcap;
     fn add_weighted(x: &[f32], weight: f32, sum: &mut [f32]) = elementwise::add_weighted;
-    fn scores(queries: &[&[f32]], keys: Cells<'_>, out: &mut [&mut PageScores]) = attention::scores;
-    fn soften(scores: &mut [f32], visible: Range<usize>) -> (f32, f32) = attention::soften;
-    fn weigh(weights: &[&PageScores], values: Cells<'_>, out: &mut [f32]) = attention::weigh;
-    fn to_half(x: &[f32], out: &mut [kv::Row]) = attention::to_half;
-    fn to_codes(x: &[f32], codes: &mut kv::Row) -> [u8; 2] = attention::to_codes;
+    fn scores(queries: &[&[f32]], keys: PageHead<'_>, out: &mut [&mut PageScores]) = attention::scores;
+    fn partial_softmax(scores: &mut [f32], visible: Range<usize>) -> (f32, f32) = attention::partial_softmax;
+    fn accumulate_values(weights: &[&PageScores], values: PageHead<'_>, out: &mut [f32]) = attention::accumulate_values;
+    fn to_f16(x: &[f32], out: &mut [PageRow]) = kv_page::to_f16;
+    fn to_q8_0(x: &[f32], codes: &mut PageRow) -> [u8; 2] = kv_page::to_q8_0;
     fn dots(rounds: usize) -> f32 = roofline::dots;
     fn read(data: &[u8]) -> f32 = roofline::read;
 }
 
-/// The same for kernels on tiles, which only one level has.
+/// The same for kernels on tile registers, which only one level has.
 macro_rules! tile_kernels {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) = $module:ident::$body:ident;)*) => {
         pub(crate) struct TileKernels {
@@ -178,7 +177,7 @@ macro_rules! tile_kernels {
         mod plain_tiles {
             use super::*;
             use crate::simd::PlainTiles;
-            use crate::kernel::gemm::{amx_bf16, amx_int8};
+            use crate::kernel::gemm::amx_bf16;
 
             $(pub(super) fn $name($($arg: $type),*) { $module::$body::<PlainTiles>($($arg),*) })*
 
@@ -189,7 +188,7 @@ macro_rules! tile_kernels {
         mod amx {
             use super::*;
             use crate::simd::amx::AmxTiles;
-            use crate::kernel::gemm::{amx_bf16, amx_int8};
+            use crate::kernel::gemm::amx_bf16;
 
             $(
                 #[target_feature(
@@ -204,11 +203,11 @@ macro_rules! tile_kernels {
 }
 
 tile_kernels! {
-    fn narrow(rows: &[&[f32]], tiles: &mut [Tile]) = amx_bf16::narrow;
-    fn split(rows: &[&[f32]], tiles: &mut [Tile]) = amx_bf16::split;
-    fn pack(quant: QuantType, weights: WeightRows<'_>, first: usize, tiles: &mut [Tile]) = amx_bf16::pack;
-    fn multiply(operands: &Operands<'_>, begin: Begin, out: &mut Block<'_>) = amx_bf16::multiply;
-    fn multiply_columns(quant: QuantType, weights: WeightRows<'_>, columns: &Columns, sets: Range<usize>, space: &mut Space, out: &mut [f32]) = amx_int8::multiply;
+    fn to_bf16(rows: &[&[f32]], tiles: &mut [Tile]) = amx_bf16::to_bf16;
+    fn split_bf16(rows: &[&[f32]], tiles: &mut [Tile]) = amx_bf16::split_bf16;
+    fn pack_bf16(quant: QuantType, weights: WeightRows<'_>, first: usize, tiles: &mut [Tile]) = amx_bf16::pack_bf16;
+    fn gemm_bf16(operands: &TileOperands<'_>, accumulate: Accumulate, out: &mut MatrixMut<'_>) = amx_bf16::gemm_bf16;
+    fn gemm_int8(quant: QuantType, weights: WeightRows<'_>, columns: &ActivationColumns, sets: Range<usize>, scratch: &mut amx_int8::Scratch, out: &mut [f32]) = amx_int8::gemm_int8;
 }
 
 #[cfg(test)]

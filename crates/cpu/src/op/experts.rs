@@ -1,17 +1,23 @@
-//! Mixture of experts: which experts a row uses, and their feed-forward networks with each expert's weights read once.
+//! Mixture of experts: the experts a row uses, and their feed-forward networks with each expert's weights read once.
 //!
-//! Every (row, choice) pair is an own row here. Pairs are sorted by expert, so an expert's pairs are neighbours and one
-//! product over a stack of matrices serves them all. A row's sum then takes its pairs in the order of its choices: it does
-//! not depend on the other rows.
+//! Every (row, choice) pair is an own row here. Pairs are permuted by expert, so an expert's pairs are neighbours and one
+//! grouped GEMM over a stack of matrices serves them all. A row's sum then takes its pairs in the order of its choices: it
+//! does not depend on the other rows.
 
 use carat_model::weights::{Weight, Weights};
 
 use super::{
-    linear::{self, Band, Class, Input, Product},
+    linear::{self, ExpertGroup, Input, Product},
     quantize,
     workers::Workers,
 };
-use crate::kernel::{gemm::activations::Activations, table::Kernels};
+use crate::kernel::{
+    gemm::{
+        activations::{ActivationRows, Activations},
+        row_class::RowClass,
+    },
+    isa::Isa,
+};
 
 /// Keeps the renormalisation finite when the chosen share underflows.
 const LEAST_SHARE: f64 = 6.103_515_625e-5;
@@ -23,13 +29,13 @@ pub(crate) fn route(scores: &[f32], expert_scale: Option<&[f32]>, out: &mut [f32
     let share = |expert: usize| f64::from(scores[expert] - largest).exp();
     let all: f64 = (0..scores.len()).map(share).sum();
     let mut chosen = 0.0;
-    for place in 0..experts.len() {
-        let taken = &experts[..place];
+    for rank in 0..experts.len() {
+        let taken = &experts[..rank];
         let best = (0..scores.len())
             .filter(|expert| !taken.contains(&(*expert as f32)))
             .reduce(|a, b| if scores[b] > scores[a] { b } else { a })
             .expect("no more choices than experts");
-        experts[place] = best as f32;
+        experts[rank] = best as f32;
         chosen += share(best) / all;
     }
     for (weight, expert) in weights.iter_mut().zip(experts) {
@@ -47,51 +53,43 @@ pub(crate) struct ExpertWeights {
     pub(crate) down: Weight,
 }
 
-/// Memory for the pairs of a batch.
-pub(crate) struct Pairs {
+/// Memory for the pairs of a batch, all of it in the order of [`Permutation`].
+pub(crate) struct MoeBuffers {
+    permutation: Permutation,
     gate: Vec<f32>,
     up: Vec<f32>,
     inner: Vec<f32>,
+    /// The quantized copy of `inner`, where the weights that read it are quantized.
+    quantized: Option<Activations>,
     down: Vec<f32>,
-    codes: Option<Activations>,
-    /// Pairs in order of experts, as `row * top_k + choice`.
-    order: Vec<usize>,
-    /// The row of each pair in that order.
-    rows: Vec<usize>,
-    /// Where each pair stands in that order.
-    place: Vec<usize>,
-    /// Which pair is which row of the products among pairs: themselves.
-    row_bounds: Vec<usize>,
-    bands: Vec<Band>,
 }
 
-impl Pairs {
-    /// Room for `rows` with `top_k` choices each; one set of memory serves all layers of a plan, whose experts are alike.
+impl MoeBuffers {
+    /// Memory for `rows` with `top_k` choices each; one set serves all layers of a plan, whose experts are alike.
     pub(crate) fn new(
-        kernels: &Kernels,
+        isa: Isa,
         weights: &Weights,
         experts: ExpertWeights,
         (rows, top_k): (usize, usize),
-    ) -> Pairs {
+    ) -> MoeBuffers {
         let pairs = rows * top_k;
         let (gate, down) = (weights.matrix(experts.gate), weights.matrix(experts.down));
         let inner = pairs * gate.rows;
-        Pairs {
+        let quantized = || {
+            let rows = ActivationRows::for_batches(isa, rows, top_k);
+            Activations::new(rows, down.columns)
+        };
+        MoeBuffers {
+            permutation: Permutation::default(),
             gate: vec![0.0; inner],
             up: vec![0.0; inner],
             inner: vec![0.0; inner],
+            quantized: (!down.quant.is_float()).then(quantized),
             down: vec![0.0; pairs * down.rows],
-            codes: (!down.quant.is_float())
-                .then(|| Activations::new(Class::room(kernels, rows, top_k), down.columns)),
-            order: Vec::new(),
-            rows: Vec::new(),
-            place: Vec::new(),
-            row_bounds: Vec::new(),
-            bands: Vec::new(),
         }
     }
 
-    /// Fills `out` with the weighted sums for `rows` rows whose choices are `route`, `[rows, 2 * top_k]`.
+    /// Fills `out` with the weighted sums for rows whose choices are `route`, `[rows, 2 * top_k]`.
     pub(crate) fn run(
         &mut self,
         workers: &mut Workers,
@@ -101,9 +99,10 @@ impl Pairs {
         (route, top_k): (&[f32], usize),
         out: &mut [f32],
     ) {
-        self.sort(route, top_k);
-        let pairs = self.order.len();
-        let class = Class::of(workers.kernels, pairs / top_k);
+        let permutation = &mut self.permutation;
+        permutation.sort(route, top_k);
+        let pairs = permutation.order.len();
+        let class = RowClass::of(workers.kernels.isa(), pairs / top_k);
         let (inner, dim) = (
             weights.matrix(experts.gate).rows,
             weights.matrix(experts.down).rows,
@@ -113,9 +112,9 @@ impl Pairs {
             weights,
             weight,
             input: x,
-            gather: Some(&self.rows),
-            row_bounds: &self.row_bounds,
-            bands: &self.bands,
+            gather: Some(&permutation.rows),
+            row_bounds: &permutation.row_bounds,
+            groups: &permutation.groups,
         });
         let outs = [&mut self.gate, &mut self.up];
         let mut outs = outs.map(|out| &mut out[..pairs * inner]);
@@ -125,13 +124,13 @@ impl Pairs {
             let range = start..start + out.len();
             kernels.gelu_mul(&gate[range.clone()], &up[range], out);
         });
-        let input = match &mut self.codes {
-            Some(codes) => {
+        let input = match &mut self.quantized {
+            Some(quantized) => {
                 let values = (&mut self.inner[..pairs * inner], inner);
-                quantize::each_row(workers, class, values, codes, |_, _| {});
-                Input::Codes(codes)
+                quantize::each_row(workers, class, values, quantized, |_, _| {});
+                Input::Quantized(quantized)
             }
-            None => Input::Floats {
+            None => Input::F32 {
                 data: &self.inner,
                 columns: inner,
             },
@@ -142,21 +141,37 @@ impl Pairs {
             weight: experts.down,
             input,
             gather: None,
-            row_bounds: &self.row_bounds,
-            bands: &self.bands,
+            row_bounds: &permutation.row_bounds,
+            groups: &permutation.groups,
         };
         linear::run(&[product], workers, &mut [&mut self.down[..pairs * dim]]);
-        let (down, place) = (&self.down, &self.place);
+        let (down, inverse) = (&self.down, &permutation.inverse);
         workers.each_row(out, dim, |row, out| {
             out.fill(0.0);
             let weights = &route[row * 2 * top_k + top_k..][..top_k];
             for (choice, weight) in weights.iter().enumerate() {
-                let pair = place[row * top_k + choice];
+                let pair = inverse[row * top_k + choice];
                 kernels.add_weighted(&down[pair * dim..][..dim], *weight, out);
             }
         });
     }
+}
 
+/// The permutation of a batch's pairs by expert.
+#[derive(Default)]
+struct Permutation {
+    /// Pairs in order of experts, as `row * top_k + choice`.
+    order: Vec<usize>,
+    /// The index of each pair in that order.
+    inverse: Vec<usize>,
+    /// The row of each pair in that order.
+    rows: Vec<usize>,
+    /// Where the pairs of each group begin, and where the last ends.
+    row_bounds: Vec<usize>,
+    groups: Vec<ExpertGroup>,
+}
+
+impl Permutation {
     /// Orders the pairs by expert and notes where each expert's begin.
     fn sort(&mut self, route: &[f32], top_k: usize) {
         let expert = |pair: usize| route[pair / top_k * 2 * top_k + pair % top_k] as usize;
@@ -166,20 +181,19 @@ impl Pairs {
         self.order.sort_by_key(|&pair| expert(pair));
         self.rows.clear();
         self.rows.extend(self.order.iter().map(|pair| pair / top_k));
-        self.place.resize(pairs, 0);
-        self.bands.clear();
+        self.inverse.resize(pairs, 0);
+        self.groups.clear();
         self.row_bounds.clear();
-        for (place, &pair) in self.order.iter().enumerate() {
-            self.place[pair] = place;
+        for (index, &pair) in self.order.iter().enumerate() {
+            self.inverse[pair] = index;
+            let matrix = expert(pair);
             if self
-                .bands
+                .groups
                 .last()
-                .is_none_or(|band| band.matrix != expert(pair))
+                .is_none_or(|group| group.matrix != matrix)
             {
-                self.bands.push(Band {
-                    matrix: expert(pair),
-                });
-                self.row_bounds.push(place);
+                self.groups.push(ExpertGroup { matrix });
+                self.row_bounds.push(index);
             }
         }
         self.row_bounds.push(pairs);

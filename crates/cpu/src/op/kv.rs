@@ -1,8 +1,6 @@
-//! Keys and values in pages, as F16 or Q8_0.
+//! The paged KV cache of one slot: where a batch's keys and values go, and their encoding on the way.
 //!
-//! A page of a slot holds, head after head, the keys and then the values, in layouts that let attention run without adding
-//! across lanes. As F16, keys are `[head_dim, tokens]` and values `[tokens, width]`, where `width` is the head size rounded up
-//! to whole vectors. As Q8_0, both are cut into groups of 32 dimensions, each a [`Block`] with the scales beside the codes.
+//! A page holds, head after head, the keys and then the values, in the layouts of [`crate::kernel::kv_page`].
 
 use carat_model::{
     backend::{Batch, KvGroup, KvType, PAGE_TOKENS, PerGroup},
@@ -10,43 +8,17 @@ use carat_model::{
 };
 
 use super::workers::Workers;
-use crate::{aligned::Aligned, kernel::table::Kernels, simd::LANES};
+use crate::{
+    aligned::Aligned,
+    kernel::{
+        kv_page::{GROUP, PageHead, PageRow, Q8Block},
+        table::Kernels,
+    },
+    simd::LANES,
+};
 
-/// Sixteen F16, or thirty-two codes.
-pub(crate) type Row = [u8; 2 * LANES];
-
-/// A group of dimensions of all tokens of a page: codes, for keys `[dimensions, tokens]` and for values `[tokens, dimensions]`,
-/// then one scale a token, in F16.
-pub(crate) type Block = [Row; GROUP + SCALE_ROWS];
-
-/// Dimensions of a block.
-pub(crate) const GROUP: usize = KvType::GROUP;
-const SCALE_ROWS: usize = PAGE_TOKENS / LANES;
-
-const _: () = assert!(
-    GROUP == PAGE_TOKENS && GROUP == size_of::<Row>(),
-    "a block is square, so that keys and values have the same"
-);
-
-/// Keys or values of one head in one page.
-#[derive(Clone, Copy)]
-pub(crate) enum Cells<'a> {
-    Halves(&'a [Row]),
-    Blocks(&'a [Block]),
-}
-
-impl Cells<'_> {
-    fn new(kv: KvType, bytes: &[u8]) -> Cells<'_> {
-        let (rows, _) = bytes.as_chunks();
-        match kv {
-            KvType::F16 => Cells::Halves(rows),
-            KvType::Q8_0 => Cells::Blocks(rows.as_chunks().0),
-        }
-    }
-}
-
-/// The cache of one slot.
-pub(crate) struct Slot {
+/// The KV cache of one slot.
+pub(crate) struct PagedKv {
     pub(crate) spec: SlotSpec,
     kv: KvType,
     /// Elements of a value row.
@@ -54,10 +26,10 @@ pub(crate) struct Slot {
     pages: Aligned<u8>,
 }
 
-impl Slot {
+impl PagedKv {
     /// Memory comes from the system untouched, so pages cost nothing until they are written.
-    pub(crate) fn new(spec: &SlotSpec, kv: KvType, pages: usize) -> Slot {
-        Slot {
+    pub(crate) fn new(spec: &SlotSpec, kv: KvType, pages: usize) -> PagedKv {
+        PagedKv {
             spec: spec.clone(),
             kv,
             width: width(spec, kv),
@@ -74,15 +46,15 @@ impl Slot {
     }
 
     /// Keys and values of one head in one page.
-    pub(crate) fn head(&self, page: usize, kv_head: usize) -> (Cells<'_>, Cells<'_>) {
+    pub(crate) fn head(&self, page: usize, kv_head: usize) -> (PageHead<'_>, PageHead<'_>) {
         let start = (page * self.spec.kv_heads + kv_head) * self.head_bytes();
         let head = &self.pages[start..start + self.head_bytes()];
         let (keys, values) = head.split_at(self.key_bytes());
-        (Cells::new(self.kv, keys), Cells::new(self.kv, values))
+        (PageHead::new(self.kv, keys), PageHead::new(self.kv, values))
     }
 
     /// Stores rows `[rows, kv_heads * head_dim]` where `writes` says.
-    pub(crate) fn store(&mut self, workers: &Workers, writes: &Writes, k: &[f32], v: &[f32]) {
+    pub(crate) fn store(&mut self, workers: &Workers, writes: &KvWrites, k: &[f32], v: &[f32]) {
         let (kv, head_dim) = (self.kv, self.spec.head_dim);
         let (key_bytes, head_bytes) = (self.key_bytes(), self.head_bytes());
         let columns = self.spec.kv_heads * head_dim;
@@ -91,13 +63,13 @@ impl Slot {
             let write = &writes.rows[item];
             for (h, head) in page.chunks_exact_mut(head_bytes).enumerate() {
                 let (keys, values) = head.split_at_mut(key_bytes);
-                for token in 0..write.tokens {
-                    let place = write.first_token + token;
-                    let start = (write.first_row + token) * columns + h * head_dim;
+                for i in 0..write.tokens {
+                    let token = write.first_token + i;
+                    let start = (write.first_row + i) * columns + h * head_dim;
                     let (k, v) = (&k[start..start + head_dim], &v[start..start + head_dim]);
                     match kv {
-                        KvType::F16 => store_halves(kernels, place, (k, v), (keys, values)),
-                        KvType::Q8_0 => store_codes(kernels, place, (k, v), (keys, values)),
+                        KvType::F16 => store_f16(kernels, token, (k, v), (keys, values)),
+                        KvType::Q8_0 => store_q8_0(kernels, token, (k, v), (keys, values)),
                     }
                 }
             }
@@ -111,52 +83,52 @@ impl Slot {
     }
 }
 
-/// Stores one token of one head.
-fn store_halves(
+/// Stores one token of one head as F16.
+fn store_f16(
     kernels: &Kernels,
-    place: usize,
+    token: usize,
     (k, v): (&[f32], &[f32]),
     (keys, values): (&mut [u8], &mut [u8]),
 ) {
-    let (rows, _) = values.as_chunks_mut::<{ size_of::<Row>() }>();
+    let (rows, _) = values.as_chunks_mut::<{ size_of::<PageRow>() }>();
     let token_rows = rows.len() / PAGE_TOKENS;
-    kernels.to_half(v, &mut rows[place * token_rows..][..token_rows]);
+    kernels.to_f16(v, &mut rows[token * token_rows..][..token_rows]);
     let (keys, _) = keys.as_chunks_mut::<2>();
     for (k, keys) in k.chunks(LANES).zip(keys.chunks_mut(LANES * PAGE_TOKENS)) {
-        let mut row = [[0; size_of::<Row>()]];
-        kernels.to_half(k, &mut row);
-        let column = keys[place..].iter_mut().step_by(PAGE_TOKENS);
-        for (key, half) in column.zip(row[0].as_chunks().0) {
-            *key = *half;
+        let mut row = [[0; size_of::<PageRow>()]];
+        kernels.to_f16(k, &mut row);
+        let column = keys[token..].iter_mut().step_by(PAGE_TOKENS);
+        for (key, k) in column.zip(row[0].as_chunks().0) {
+            *key = *k;
         }
     }
 }
 
-/// The same in blocks.
-fn store_codes(
+/// The same as Q8_0.
+fn store_q8_0(
     kernels: &Kernels,
-    place: usize,
+    token: usize,
     (k, v): (&[f32], &[f32]),
     (keys, values): (&mut [u8], &mut [u8]),
 ) {
-    let set_scale = |block: &mut Block, scale: [u8; 2]| {
-        block[GROUP + place / LANES].as_chunks_mut().0[place % LANES] = scale;
+    let set_scale = |block: &mut Q8Block, scale: [u8; 2]| {
+        block[GROUP + token / LANES].as_chunks_mut().0[token % LANES] = scale;
     };
     for (v, block) in v.chunks(GROUP).zip(blocks_mut(values)) {
-        let scale = kernels.to_codes(v, &mut block[place]);
+        let scale = kernels.to_q8_0(v, &mut block[token]);
         set_scale(block, scale);
     }
     for (k, block) in k.chunks(GROUP).zip(blocks_mut(keys)) {
         let mut codes = [0; GROUP];
-        let scale = kernels.to_codes(k, &mut codes);
+        let scale = kernels.to_q8_0(k, &mut codes);
         set_scale(block, scale);
         for (row, code) in block.iter_mut().zip(codes) {
-            row[place] = code;
+            row[token] = code;
         }
     }
 }
 
-fn blocks_mut(bytes: &mut [u8]) -> &mut [Block] {
+fn blocks_mut(bytes: &mut [u8]) -> &mut [Q8Block] {
     bytes.as_chunks_mut().0.as_chunks_mut().0
 }
 
@@ -174,33 +146,33 @@ pub(crate) fn page_bytes(spec: &SlotSpec, kv: KvType) -> usize {
     spec.kv_heads * head_bytes * PAGE_TOKENS
 }
 
-/// Where the rows of a batch go in one group of slots, in order of pages.
+/// Pages that the rows of a batch go to in one group of slots, in order of pages.
 #[derive(Default)]
-pub(crate) struct Writes {
+pub(crate) struct KvWrites {
     pages: Vec<usize>,
-    rows: Vec<PageRows>,
+    rows: Vec<PageWrite>,
 }
 
 /// Consecutive rows that go to one page.
 #[derive(Clone, Copy)]
-struct PageRows {
+struct PageWrite {
     first_row: usize,
     first_token: usize,
     tokens: usize,
 }
 
 /// Sorts the rows of a batch by the pages they are stored in, for each group that the plan uses.
-pub(crate) fn writes(batch: &Batch<'_>, uses: impl Fn(KvGroup) -> bool) -> PerGroup<Writes> {
+pub(crate) fn writes(batch: &Batch<'_>, uses: impl Fn(KvGroup) -> bool) -> PerGroup<KvWrites> {
     let mut all = PerGroup::default();
     for group in KvGroup::ALL.into_iter().filter(|group| uses(*group)) {
-        let mut writes: Vec<(usize, PageRows)> = Vec::new();
+        let mut writes: Vec<(usize, PageWrite)> = Vec::new();
         for run in batch.runs {
             let pages = run.pages.get(group);
             let (mut row, mut position) = (run.rows.start, run.position);
             while row < run.rows.end {
                 let first_token = position % PAGE_TOKENS;
                 let tokens = (PAGE_TOKENS - first_token).min(run.rows.end - row);
-                let rows = PageRows {
+                let rows = PageWrite {
                     first_row: row,
                     first_token,
                     tokens,
@@ -212,7 +184,7 @@ pub(crate) fn writes(batch: &Batch<'_>, uses: impl Fn(KvGroup) -> bool) -> PerGr
         }
         writes.sort_unstable_by_key(|(page, _)| *page);
         let (pages, rows) = writes.into_iter().unzip();
-        *all.get_mut(group) = Writes { pages, rows };
+        *all.get_mut(group) = KvWrites { pages, rows };
     }
     all
 }

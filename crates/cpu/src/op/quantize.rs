@@ -1,13 +1,10 @@
-//! Values in the form that products with quantized weights read: converted once for all readers, and right after a row is
-//! computed where that happens row by row, while the row is in the nearest cache.
+//! The quantized copy of a value: made once for all products that read it, and right after a row is computed where that
+//! happens row by row, while the row is in the nearest cache.
 
-use super::{
-    linear::Class,
-    workers::{GRAIN, Workers},
-};
+use super::workers::{GRAIN, Workers};
 use crate::{
     kernel::{
-        gemm::{activations::Activations, amx_bf16},
+        gemm::{activations::Activations, amx_bf16, row_class::RowClass},
         table::TileKernels,
     },
     simd::Tile,
@@ -17,14 +14,14 @@ use crate::{
 /// there already.
 pub(crate) fn each_row(
     workers: &Workers,
-    class: Class,
+    class: RowClass,
     (out, columns): (&mut [f32], usize),
     into: &mut Activations,
     f: impl Fn(usize, &mut [f32]) + Sync,
 ) {
     let rows = out.len() / columns;
     let kernels = workers.kernels;
-    if let (Class::Many, Some(kernels)) = (class, kernels.tiles()) {
+    if let (RowClass::Large, Some(kernels)) = (class, kernels.tiles()) {
         let (tiles, row_tiles) = into.tiles_mut();
         let tiles = &mut tiles[..rows.div_ceil(amx_bf16::ROWS) * row_tiles];
         let values = (out, amx_bf16::ROWS * columns);
@@ -34,12 +31,12 @@ pub(crate) fn each_row(
                 for (row, out) in out.chunks_exact_mut(columns).enumerate() {
                     f(tile * amx_bf16::ROWS + row, out);
                 }
-                narrow(kernels, out, columns, tiles);
+                to_bf16(kernels, out, columns, tiles);
             });
         return;
     }
     let (chunks, row_chunks) = into.chunks_mut();
-    // As many values an item as other simple steps have.
+    // As many values per item as other simple steps have.
     let together = (GRAIN / columns).max(1);
     let chunks = (&mut chunks[..rows * row_chunks], together * row_chunks);
     let values = (out, together * columns);
@@ -54,13 +51,13 @@ pub(crate) fn each_row(
         });
 }
 
-/// Up to sixteen rows into tiles.
-fn narrow(kernels: &TileKernels, x: &[f32], columns: usize, tiles: &mut [Tile]) {
+/// Rounds up to sixteen rows into tiles.
+fn to_bf16(kernels: &TileKernels, x: &[f32], columns: usize, tiles: &mut [Tile]) {
     let mut values: [&[f32]; amx_bf16::ROWS] = [&[]; amx_bf16::ROWS];
     let rows = x.chunks_exact(columns);
     let count = rows.len();
     for (values, row) in values.iter_mut().zip(rows) {
         *values = row;
     }
-    kernels.narrow(&values[..count], tiles);
+    kernels.to_bf16(&values[..count], tiles);
 }

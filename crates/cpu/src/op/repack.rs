@@ -1,4 +1,4 @@
-//! Weights that stay unpacked, as far as a budget goes: in the tiles that prompts otherwise make of them batch after batch.
+//! Repacked weights, kept as far as a budget goes: in the BF16 tiles that prompts otherwise make of them batch after batch.
 
 use std::collections::HashMap;
 
@@ -37,12 +37,12 @@ impl Repacked {
     }
 }
 
-/// What all matrices that could be kept would take, at most.
+/// Bytes of all matrices that could be kept.
 pub(crate) fn most_bytes(weights: &Weights) -> u64 {
     let matrices = weights.iter().map(|(_, matrix)| matrix);
     let single = matrices.filter(|matrix| matrix.count == 1 && !matrix.quant.is_float());
-    let tiles =
-        single.map(|matrix| matrix.rows.div_ceil(amx_bf16::ROWS) * amx_bf16::steps(matrix.columns));
+    let tiles = single
+        .map(|matrix| matrix.rows.div_ceil(amx_bf16::ROWS) * amx_bf16::k_steps(matrix.columns));
     (tiles.sum::<usize>() * size_of::<Tile>()) as u64
 }
 

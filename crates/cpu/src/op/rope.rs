@@ -1,10 +1,10 @@
-//! Sines and cosines of every row's position, made once a batch and used by all layers.
+//! RoPE angles: sines and cosines of every row's position, made once per batch and used by all layers.
 
 use carat_model::{backend::RowPlace, plan::Rope};
 
 use super::workers::Workers;
 
-/// One table of a batch: cosines then sines of each row, `[rows, 2, head_dim / 2]`.
+/// The table of one batch: cosines then sines of each row, `[rows, 2, head_dim / 2]`.
 pub(crate) struct Angles {
     table: Vec<f32>,
     half: usize,
@@ -19,7 +19,7 @@ impl Angles {
         }
     }
 
-    /// Angles in f32, as the model defines them; their sines in f64, because positions go far beyond one turn.
+    /// Angles in f32, as the model defines them; their sines in f64, because positions go far beyond one rotation.
     pub(crate) fn fill(&mut self, workers: &Workers, rope: &Rope, rows: &[RowPlace]) {
         let half = self.half;
         let table = &mut self.table[..rows.len() * 2 * half];
@@ -28,13 +28,13 @@ impl Angles {
             let (cos, sin) = angles.split_at_mut(half);
             for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&rope.frequencies) {
                 let angle = position * frequency;
-                // Most pairs of a partly rotated head do not turn at all.
-                let turned = if angle.abs() < 1e-20 {
+                // Most pairs of a partly rotated head do not rotate at all.
+                let sin_cos = if angle.abs() < 1e-20 {
                     (0.0, 1.0)
                 } else {
                     f64::from(angle).sin_cos()
                 };
-                (*sin, *cos) = (turned.0 as f32, turned.1 as f32);
+                (*sin, *cos) = (sin_cos.0 as f32, sin_cos.1 as f32);
             }
         });
     }

@@ -1,11 +1,11 @@
-//! What every step works with: the threads, the kernels, and scratch memory a thread.
+//! Resources of every operation: the threads, the kernels, and scratch memory per thread.
 
-use super::{attention::AttendScratch, repack::Repacked};
+use super::repack::Repacked;
 use crate::{
     aligned::Aligned,
     kernel::{
         gemm::{
-            amx_int8::{Columns, Space},
+            amx_int8::{self, ActivationColumns},
             gemv_transposed,
             packed_int8::{self, Panel},
         },
@@ -21,45 +21,49 @@ pub(crate) const GRAIN: usize = 16 * 1024;
 pub(crate) struct Workers {
     pub(crate) pool: Pool,
     pub(crate) kernels: &'static Kernels,
-    /// One a thread.
-    pub(crate) scratch: Vec<Scratch>,
-    /// The input of a product in tiles, where its value has none or not in the product's order.
-    pub(crate) left: Vec<Tile>,
-    /// The input of a product with few rows, for tiles.
-    pub(crate) columns: Columns,
+    /// One per thread.
+    pub(crate) scratch: Vec<ThreadScratch>,
+    /// The input of a BF16 product, where its value has no tiles or not in the product's order.
+    pub(crate) bf16_rows: Vec<Tile>,
+    /// The input of a small batch, for int8 tiles.
+    pub(crate) int8_columns: ActivationColumns,
     pub(crate) repacked: Repacked,
 }
 
 /// Memory of one thread, grown on first use to what the model needs.
-pub(crate) struct Scratch {
+#[derive(Default)]
+pub(crate) struct ThreadScratch {
     pub(crate) panels: [Panel; packed_int8::MOST_PANELS],
-    pub(crate) sums: packed_int8::Sums,
-    pub(crate) turned: gemv_transposed::Sums,
-    pub(crate) side_by_side: Space,
-    /// Weights in tiles.
-    pub(crate) strips: Vec<Tile>,
-    pub(crate) tile: Vec<f32>,
+    pub(crate) packed_int8: packed_int8::Accumulators,
+    pub(crate) gemv_transposed: gemv_transposed::Accumulators,
+    pub(crate) amx_int8: amx_int8::Scratch,
+    /// Weights in BF16 tiles.
+    pub(crate) weight_tiles: Vec<Tile>,
+    /// Outputs of a tile, before they go to their rows.
+    pub(crate) output: Vec<f32>,
     /// Weights widened to f32.
-    pub(crate) wide: Aligned<u8>,
-    pub(crate) attend: AttendScratch,
+    pub(crate) widened: Aligned<u8>,
+    pub(crate) attention: AttentionScratch,
+}
+
+/// Memory of one thread for attention.
+#[derive(Default)]
+pub(crate) struct AttentionScratch {
+    pub(crate) scores: Vec<f32>,
+    /// The partial of one KV split.
+    pub(crate) split: Vec<f32>,
+    /// Of all splits so far.
+    pub(crate) total: Vec<f32>,
 }
 
 impl Workers {
     pub(crate) fn new(pool: Pool, kernels: &'static Kernels, repacked: Repacked) -> Workers {
-        let scratch = || Scratch {
-            panels: Default::default(),
-            sums: packed_int8::Sums::default(),
-            turned: gemv_transposed::Sums::default(),
-            side_by_side: Space::default(),
-            strips: Vec::new(),
-            tile: Vec::new(),
-            wide: Aligned::default(),
-            attend: AttendScratch::default(),
-        };
         Workers {
-            scratch: (0..pool.threads()).map(|_| scratch()).collect(),
-            left: Vec::new(),
-            columns: Columns::default(),
+            scratch: (0..pool.threads())
+                .map(|_| ThreadScratch::default())
+                .collect(),
+            bf16_rows: Vec::new(),
+            int8_columns: ActivationColumns::default(),
             repacked,
             pool,
             kernels,

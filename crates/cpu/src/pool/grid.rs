@@ -1,4 +1,4 @@
-//! Parts of a matrix that several threads write at once, each its own.
+//! Output tiles: rectangles of a matrix that several threads write at once, each its own.
 #![expect(
     unsafe_code,
     reason = "disjoint parts of one slice for several threads"
@@ -6,78 +6,75 @@
 
 use std::{marker::PhantomData, ops::Range};
 
-use crate::kernel::gemm::STRANDS;
+use crate::matrix::MatrixMut;
 
-/// A matrix cut into cells that may be written at the same time.
+/// A matrix cut into tiles that may be written at the same time.
 pub(crate) struct Grid<'a> {
     /// `[rows, columns]`.
     pub(crate) data: &'a mut [f32],
     pub(crate) columns: usize,
-    /// Band `i` has the rows from entry `i` to entry `i + 1`.
+    /// Row group `i` has the rows from entry `i` to entry `i + 1`. No tile spans two.
     pub(crate) row_bounds: &'a [usize],
-    /// Width of a cell; the last in a band may be narrower.
-    pub(crate) cell_columns: usize,
-    /// 1, or [`STRANDS`]: then columns are counted across as many equal parts of a row, the first of each part, then the
-    /// second of each. It divides the widths.
-    pub(crate) strands: usize,
+    /// Width of a tile; the last in a row group may be narrower.
+    pub(crate) tile_columns: usize,
+    /// 1, or the equal parts of a row that columns are counted across: the first of each part, then the second of each. It
+    /// divides the widths.
+    pub(crate) interleave: usize,
 }
 
-/// A grid in one round of items.
-pub(super) struct Cut<'a> {
+/// The tiles of a grid as items of one round of the pool.
+pub(super) struct GridItems<'a> {
     matrix: Disjoint<'a, f32>,
     columns: usize,
     row_bounds: &'a [usize],
-    cell_columns: usize,
-    strands: usize,
-    /// Cells of a band.
-    across: usize,
+    tile_columns: usize,
+    interleave: usize,
+    tiles_per_row_group: usize,
     /// Its items in the round.
     start: usize,
     pub(super) end: usize,
 }
 
-impl<'a> Cut<'a> {
-    pub(super) fn new(grid: Grid<'a>, start: usize) -> Cut<'a> {
+impl<'a> GridItems<'a> {
+    pub(super) fn new(grid: Grid<'a>, start: usize) -> GridItems<'a> {
         let Grid {
             data,
             columns,
             row_bounds,
-            cell_columns,
-            strands,
+            tile_columns,
+            interleave,
         } = grid;
         assert!(
             row_bounds.is_sorted() && row_bounds.last().is_none_or(|&r| r * columns <= data.len()),
-            "rows of cells lie in order within the matrix"
+            "row groups lie in order within the matrix"
         );
         assert!(
-            [1, STRANDS].contains(&strands)
-                && columns.is_multiple_of(strands)
-                && cell_columns.is_multiple_of(strands),
-            "cells of {cell_columns} out of {columns} columns in {strands} strands"
+            columns.is_multiple_of(interleave) && tile_columns.is_multiple_of(interleave),
+            "tiles of {tile_columns} out of {columns} columns, interleaved by {interleave}"
         );
-        let across = columns.div_ceil(cell_columns.max(1));
-        Cut {
+        let tiles_per_row_group = columns.div_ceil(tile_columns.max(1));
+        GridItems {
             matrix: Disjoint::new(data),
             columns,
             row_bounds,
-            cell_columns,
-            strands,
-            across,
+            tile_columns,
+            interleave,
+            tiles_per_row_group,
             start,
-            end: start + across * row_bounds.len().saturating_sub(1),
+            end: start + tiles_per_row_group * row_bounds.len().saturating_sub(1),
         }
     }
 
-    /// The cell of an item of the round, which must be one of ours; each is asked for once.
-    pub(super) fn cell(&self, item: usize) -> Cell<'_> {
+    /// The tile of an item of the round, which must be one of ours; each is asked for once.
+    pub(super) fn tile(&self, item: usize) -> OutputTile<'_> {
         let item = item - self.start;
-        let (band, tile) = (item / self.across, item % self.across);
-        let start = tile * self.cell_columns;
-        Cell {
-            band,
-            rows: self.row_bounds[band]..self.row_bounds[band + 1],
-            columns: start..self.columns.min(start + self.cell_columns),
-            strands: self.strands,
+        let row_group = item / self.tiles_per_row_group;
+        let start = item % self.tiles_per_row_group * self.tile_columns;
+        OutputTile {
+            row_group,
+            rows: self.row_bounds[row_group]..self.row_bounds[row_group + 1],
+            columns: start..self.columns.min(start + self.tile_columns),
+            interleave: self.interleave,
             matrix: &self.matrix,
             stride: self.columns,
         }
@@ -85,138 +82,71 @@ impl<'a> Cut<'a> {
 }
 
 /// One rectangle of a matrix, ours alone.
-pub(crate) struct Cell<'a> {
-    pub(crate) band: usize,
+pub(crate) struct OutputTile<'a> {
+    pub(crate) row_group: usize,
     pub(crate) rows: Range<usize>,
     /// As the grid counts them.
     pub(crate) columns: Range<usize>,
-    strands: usize,
+    interleave: usize,
     matrix: &'a Disjoint<'a, f32>,
     stride: usize,
 }
 
-impl Cell<'_> {
-    /// This cell's part of a row; `row` counts from the top of the matrix.
+impl OutputTile<'_> {
+    /// This tile's part of a row; `row` counts from the top of the matrix.
     pub(crate) fn row_mut(&mut self, row: usize) -> &mut [f32] {
-        assert_eq!(self.strands, 1, "a row of strands is in pieces");
-        self.strand_mut(row, 0)
+        assert_eq!(self.interleave, 1, "an interleaved row is in pieces");
+        self.piece_mut(row, 0)
     }
 
-    /// The columns of one strand in this cell's part of a row.
-    fn strand_mut(&mut self, row: usize, strand: usize) -> &mut [f32] {
-        assert!(self.rows.contains(&row), "row {row} is of another cell");
-        let start = row * self.stride + strand * (self.stride / self.strands);
+    /// The columns that lie in one of the interleaved parts of a row.
+    fn piece_mut(&mut self, row: usize, part: usize) -> &mut [f32] {
+        assert!(self.rows.contains(&row), "row {row} is of another tile");
+        let start = row * self.stride + part * (self.stride / self.interleave);
         let (first, end) = (
-            self.columns.start / self.strands,
-            self.columns.end / self.strands,
+            self.columns.start / self.interleave,
+            self.columns.end / self.interleave,
         );
-        // SAFETY: Cells of one grid do not overlap (widths are whole multiples of the strands), each is made once, and
-        // `&mut self` keeps its parts of rows apart in time.
+        // SAFETY: Tiles of one grid do not overlap (widths are whole multiples of the parts), each is made once, and
+        // `&mut self` keeps its pieces of rows apart in time.
         unsafe { self.matrix.part(start + first..start + end) }
     }
 
-    /// Fills this cell's part of a row, in the grid's order of columns.
+    /// Fills this tile's part of a row, in the grid's order of columns.
     pub(crate) fn store(&mut self, row: usize, values: &[f32]) {
-        assert_eq!(values.len(), self.columns.len(), "a value a column");
-        if self.strands == 1 {
+        assert_eq!(values.len(), self.columns.len(), "a value per column");
+        let interleave = self.interleave;
+        if interleave == 1 {
             self.row_mut(row).copy_from_slice(values);
             return;
         }
-        let (values, _) = values.as_chunks::<STRANDS>();
-        for strand in 0..STRANDS {
-            for (place, values) in self.strand_mut(row, strand).iter_mut().zip(values) {
-                *place = values[strand];
+        for part in 0..interleave {
+            let piece = self.piece_mut(row, part).iter_mut();
+            for (out, values) in piece.zip(values.chunks_exact(interleave)) {
+                *out = values[part];
             }
         }
     }
 
-    /// All of this cell.
-    pub(crate) fn block_mut(&mut self) -> Block<'_> {
-        assert_eq!(self.strands, 1, "a block has whole rows");
+    /// All of this tile.
+    pub(crate) fn as_matrix(&mut self) -> MatrixMut<'_> {
+        assert_eq!(self.interleave, 1, "a rectangle has whole rows");
         let first = self.rows.start * self.stride + self.columns.start;
         let end = (self.rows.end * self.stride).min(self.matrix.length);
         assert!(
             first <= end && self.columns.end <= self.stride,
-            "a cell lies within its matrix"
+            "a tile lies within its matrix"
         );
-        Block {
-            start: self.matrix.start.wrapping_add(first),
-            stride: self.stride,
-            rows: self.rows.len(),
-            columns: self.columns.len(),
-            memory: PhantomData,
+        // SAFETY: The rectangle lies within the slice that the grid borrowed, as asserted; tiles of one grid do not overlap
+        // and each is made once, so nobody else touches its elements while `self` is borrowed.
+        unsafe {
+            MatrixMut::from_raw(
+                self.matrix.start.wrapping_add(first),
+                self.stride,
+                self.rows.len(),
+                self.columns.len(),
+            )
         }
-    }
-}
-
-/// A rectangle of floats, ours alone, for kernels that write rows of a stride at once.
-pub(crate) struct Block<'a> {
-    start: *mut f32,
-    stride: usize,
-    rows: usize,
-    columns: usize,
-    memory: PhantomData<&'a mut [f32]>,
-}
-
-impl<'a> Block<'a> {
-    /// All of a matrix of `columns`.
-    pub(crate) fn new(matrix: &'a mut [f32], columns: usize) -> Block<'a> {
-        Block {
-            start: matrix.as_mut_ptr(),
-            stride: columns,
-            rows: matrix.len() / columns,
-            columns,
-            memory: PhantomData,
-        }
-    }
-
-    /// A rectangle within this one.
-    #[inline(always)]
-    pub(crate) fn part(&mut self, rows: Range<usize>, columns: Range<usize>) -> Block<'_> {
-        assert!(
-            rows.start <= rows.end
-                && rows.end <= self.rows
-                && columns.start <= columns.end
-                && columns.end <= self.columns,
-            "{rows:?} by {columns:?} of {} by {}",
-            self.rows,
-            self.columns
-        );
-        Block {
-            start: self
-                .start
-                .wrapping_add(rows.start * self.stride + columns.start),
-            stride: self.stride,
-            rows: rows.len(),
-            columns: columns.len(),
-            memory: PhantomData,
-        }
-    }
-
-    pub(crate) fn row_mut(&mut self, row: usize) -> &mut [f32] {
-        assert!(row < self.rows, "row {row} of {}", self.rows);
-        // SAFETY: Whoever made the first block owned all of this row, every part lies within it, and `&mut self` keeps
-        // rows apart in time.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.stride), self.columns) }
-    }
-
-    /// The first element. Row `i` begins `i` strides later.
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) fn start(&mut self) -> *mut f32 {
-        self.start
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) fn stride(&self) -> usize {
-        self.stride
-    }
-
-    pub(crate) fn rows(&self) -> usize {
-        self.rows
-    }
-
-    pub(crate) fn columns(&self) -> usize {
-        self.columns
     }
 }
 

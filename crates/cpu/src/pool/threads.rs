@@ -7,8 +7,8 @@
 //! core costs nothing, so the pool behaves when cores are shared with others. Workers spin for a moment between steps and
 //! then sleep. What an item is never depends on the number of threads, so neither do results.
 //!
-//! The methods differ in what an item may write: nothing, a slot of scratch memory a thread, a chunk of a slice, or a
-//! cell of a matrix. Each proves that no two items share a byte, so callers stay safe code.
+//! The methods differ in what an item may write: nothing, scratch memory of its thread, a chunk of a slice, or a
+//! tile of a matrix. Each proves that no two items share a byte, so callers stay safe code.
 #![expect(
     unsafe_code,
     reason = "sends borrowed closures and disjoint parts of slices to other threads"
@@ -25,11 +25,14 @@ use std::{
     thread::JoinHandle,
 };
 
-use super::grid::{Cell, Cut, Disjoint, Grid};
+use super::{
+    cores::{allowed_cores, pin_to},
+    grid::{Disjoint, Grid, GridItems, OutputTile},
+};
 
 /// Pauses before a waiting thread starts to yield: some tens of microseconds, the length of a small step.
 const SPINS: u32 = 1_000;
-/// Yields before an idle worker sleeps.
+/// Yields before an idle worker parks.
 const YIELDS: u32 = 200;
 
 /// In [`Shared::state`]: the step takes joiners. Joined workers are counted below, the epoch stands above.
@@ -41,17 +44,17 @@ const GIVEN_UP: u64 = EPOCH - 1;
 #[repr(align(128))]
 struct OwnLine<T>(T);
 
-/// What all threads see.
+/// State that all threads see.
 struct Shared {
     state: OwnLine<AtomicU64>,
-    /// A thread each: how many items of its run are taken, below the epoch this is said of.
+    /// Per thread: items of its run that are taken, below the epoch this is said of.
     taken: Box<[OwnLine<AtomicU64>]>,
     /// Written by the caller while the step is closed and nobody is joined; read by joined workers.
     job: UnsafeCell<Job>,
     stop: AtomicBool,
-    sleepers: AtomicUsize,
-    bed: Mutex<()>,
-    alarm: Condvar,
+    parked: AtomicUsize,
+    park_lock: Mutex<()>,
+    unpark: Condvar,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
@@ -73,8 +76,8 @@ impl Shared {
     /// Claims items until none are left: of this worker's own run, then of its neighbours'.
     fn work(&self, job: Job, worker: usize) {
         let threads = self.taken.len();
-        for turn in 0..threads {
-            let owner = (worker + turn) % threads;
+        for offset in 0..threads {
+            let owner = (worker + offset) % threads;
             let run = job.items * owner / threads..job.items * (owner + 1) / threads;
             while let Some(taken) = self.claim(job.epoch, owner)
                 && taken < run.len()
@@ -85,7 +88,7 @@ impl Shared {
         }
     }
 
-    /// Takes the next place of a run; `None` when the step is given up. The first to come in a step starts the count, so
+    /// Takes the next item of a run; `None` when the step is given up. The first to come in a step starts the count, so
     /// that nobody has to reset the counts of all threads.
     fn claim(&self, epoch: u64, owner: usize) -> Option<usize> {
         let counter = &self.taken[owner].0;
@@ -115,7 +118,7 @@ impl Shared {
         }
     }
 
-    /// A worker's life.
+    /// The loop of a worker: waits for a step, joins it, works.
     fn serve(&self, worker: usize) {
         let mut seen = 0;
         while let Some(state) = self.wait_for_step(seen) {
@@ -151,29 +154,39 @@ impl Shared {
             let state = self.state.0.load(Ordering::SeqCst);
             (state / EPOCH != seen).then_some(state)
         };
-        for turn in 0..SPINS + YIELDS {
+        for spin in 0..SPINS + YIELDS {
             if let Some(state) = news() {
                 return (!self.stop.load(Ordering::Acquire)).then_some(state);
             }
-            pause(turn);
+            pause(spin);
         }
-        let mut bed = self.bed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lock = self
+            .park_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         // Counted before the last look: the caller raises the epoch before it looks at the count.
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.parked.fetch_add(1, Ordering::SeqCst);
         let state = loop {
             if let Some(state) = news() {
                 break state;
             }
-            bed = self.alarm.wait(bed).unwrap_or_else(PoisonError::into_inner);
+            lock = self
+                .unpark
+                .wait(lock)
+                .unwrap_or_else(PoisonError::into_inner);
         };
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.parked.fetch_sub(1, Ordering::SeqCst);
         (!self.stop.load(Ordering::Acquire)).then_some(state)
     }
 
-    fn wake_sleepers(&self) {
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
-            drop(self.bed.lock().unwrap_or_else(PoisonError::into_inner));
-            self.alarm.notify_all();
+    fn unpark_workers(&self) {
+        if self.parked.load(Ordering::SeqCst) > 0 {
+            drop(
+                self.park_lock
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+            self.unpark.notify_all();
         }
     }
 
@@ -185,16 +198,16 @@ impl Shared {
     /// Closes the step and waits for everyone who joined it.
     fn close(&self) {
         self.state.0.fetch_and(!OPEN, Ordering::AcqRel);
-        let mut turn = 0;
+        let mut spin = 0;
         while self.joined() > 0 {
-            pause(turn);
-            turn = turn.saturating_add(1);
+            pause(spin);
+            spin = spin.saturating_add(1);
         }
     }
 }
 
-fn pause(turn: u32) {
-    if turn < SPINS {
+fn pause(spin: u32) {
+    if spin < SPINS {
         std::hint::spin_loop();
     } else {
         std::thread::yield_now();
@@ -231,9 +244,9 @@ impl Pool {
                 epoch: 0,
             }),
             stop: AtomicBool::new(false),
-            sleepers: AtomicUsize::new(0),
-            bed: Mutex::new(()),
-            alarm: Condvar::new(),
+            parked: AtomicUsize::new(0),
+            park_lock: Mutex::new(()),
+            unpark: Condvar::new(),
             panic: Mutex::new(None),
         });
         let mut pool = Pool {
@@ -285,7 +298,7 @@ impl Pool {
             .state
             .0
             .store((epoch * EPOCH) | OPEN, Ordering::SeqCst);
-        self.shared.wake_sleepers();
+        self.shared.unpark_workers();
         self.shared.work(job, 0);
         drop(closing);
         let panic = self
@@ -299,14 +312,14 @@ impl Pool {
         }
     }
 
-    /// Items that write nothing but one slot of `scratch`, of which there is one a thread.
+    /// Items that write nothing but one entry of `scratch`, of which there is one per thread.
     pub(crate) fn for_each_with<T: Send>(
         &self,
         scratch: &mut [T],
         items: usize,
         f: impl Fn(&mut T, usize) + Sync,
     ) {
-        assert!(scratch.len() >= self.threads(), "a scratch a thread");
+        assert!(scratch.len() >= self.threads(), "one scratch per thread");
         let scratch = Disjoint::new(scratch);
         self.run(items, &|thread, item| {
             // SAFETY: `run` never has two calls with one thread number at a time.
@@ -358,7 +371,7 @@ impl Pool {
         });
     }
 
-    /// Only the chunks named by `chosen`, in rising order; `f` gets the place in `chosen`.
+    /// Only the chunks named by `chosen`, in rising order; `f` gets the index in `chosen`.
     pub(crate) fn for_each_chosen_chunk<T: Send>(
         &self,
         data: &mut [T],
@@ -381,25 +394,25 @@ impl Pool {
         });
     }
 
-    /// The cells of some matrices, rows of cells after one another, in one round; `f` gets the place of the cell's matrix.
-    pub(crate) fn for_each_cell<T: Send>(
+    /// The tiles of some matrices, row group after row group, in one round; `f` gets the index of the tile's matrix.
+    pub(crate) fn for_each_tile<T: Send>(
         &self,
         grids: Vec<Grid<'_>>,
         scratch: &mut [T],
-        f: impl Fn(&mut T, usize, Cell<'_>) + Sync,
+        f: impl Fn(&mut T, usize, OutputTile<'_>) + Sync,
     ) {
         let mut items = 0;
-        let cuts: Vec<Cut<'_>> = grids
+        let grids: Vec<GridItems<'_>> = grids
             .into_iter()
             .map(|grid| {
-                let cut = Cut::new(grid, items);
-                items = cut.end;
-                cut
+                let grid = GridItems::new(grid, items);
+                items = grid.end;
+                grid
             })
             .collect();
         self.for_each_with(scratch, items, |scratch, item| {
-            let place = cuts.partition_point(|cut| cut.end <= item);
-            f(scratch, place, cuts[place].cell(item));
+            let index = grids.partition_point(|grid| grid.end <= item);
+            f(scratch, index, grids[index].tile(item));
         });
     }
 }
@@ -408,49 +421,10 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.state.0.fetch_add(EPOCH, Ordering::SeqCst);
-        self.shared.wake_sleepers();
+        self.shared.unpark_workers();
         for worker in self.workers.drain(..) {
             // A worker's panics were caught and handed on; its own end is always orderly.
             drop(worker.join());
         }
     }
 }
-
-/// The cores this process may run on, or none where that cannot be told.
-#[cfg(target_os = "linux")]
-pub(super) fn allowed_cores() -> Vec<usize> {
-    // SAFETY: An all-zero `cpu_set_t` is an empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: The call fills the set, whose size it is given.
-    let failed = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) };
-    if failed != 0 {
-        return Vec::new();
-    }
-    (0..libc::CPU_SETSIZE as usize)
-        // SAFETY: `core` is below CPU_SETSIZE.
-        .filter(|&core| unsafe { libc::CPU_ISSET(core, &set) })
-        .collect()
-}
-
-#[cfg(target_os = "linux")]
-pub(super) fn pin_to(core: usize) {
-    // SAFETY: An all-zero `cpu_set_t` is an empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `core` came from `allowed_cores`, so it is below CPU_SETSIZE.
-    unsafe { libc::CPU_SET(core, &mut set) };
-    // SAFETY: The set is initialised and its size is given; 0 means this thread. Failure leaves the thread free to
-    // move, which is only slower.
-    let failed =
-        unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
-    if failed != 0 {
-        tracing::debug!(core, "could not pin a worker");
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-pub(super) fn allowed_cores() -> Vec<usize> {
-    Vec::new()
-}
-
-#[cfg(not(target_os = "linux"))]
-pub(super) fn pin_to(_: usize) {}

@@ -1,6 +1,6 @@
-//! Sixteen lanes, six ways: the vector vocabulary every kernel is written in.
+//! Sixteen lanes, one way per instruction set: the vocabulary every kernel is written in.
 //!
-//! A kernel is one generic body over [`Simd`]; [`crate::kernel::table`] instantiates it once an instruction set. All sets have
+//! A kernel is one generic body over [`Simd`]; [`crate::kernel::table`] instantiates it once per instruction set. All sets have
 //! the same sixteen lanes, the same single-rounding multiply-add and the same folding order in [`Floats::sum`], so their
 //! results are equal to the last bit and the plain-Rust [`Scalar`] is the twin that the others are tested against.
 //!
@@ -8,6 +8,10 @@
 //! they are inlined into, which is always one of the entry points of [`crate::kernel::table`]. What is not inlined there calls
 //! each instruction as a function, which is correct and a hundred times slower; so hot code builds arrays with
 //! [`array!`] instead of closures, which the compiler may leave alone.
+//!
+//! - [`vector`]: the traits [`Simd`] and [`Floats`]; [`math`]: elementary functions over them
+//! - [`scalar`], `avx2`, `avx512`, `neon`: the instruction sets
+//! - [`tiles`]: the trait [`Tiles`] of processors with tile registers; `amx`: those of x86
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
@@ -36,6 +40,8 @@ pub(crate) use neon::{I8mm, Neon};
 #[cfg(test)]
 pub(crate) use plain_tiles::PlainTiles;
 pub(crate) use scalar::Scalar;
-pub(crate) use tiles::{STEP, Sums, Tile, Tiles, Totals, UNDER_WAY, unit_of_row};
+pub(crate) use tiles::{Accumulate, IN_FLIGHT, K_STEP, Tile, Tiles, Totals, unit_of_row};
 use vector::assert_sixteen;
+#[cfg(target_arch = "aarch64")]
+use vector::plain_totals_by_eights;
 pub(crate) use vector::{Floats, LANES, Line, Simd, array};

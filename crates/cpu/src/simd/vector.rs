@@ -1,7 +1,5 @@
 //! The vector vocabulary: sixteen lanes of floats, integers and bytes.
 
-use super::Scalar;
-
 /// An array whose element `i` is an expression of `i`: `array![zero; i => f(i)]`. The zero only fills it at first.
 macro_rules! array {
     ($zero:expr; $i:ident => $value:expr) => {{
@@ -32,9 +30,9 @@ pub(crate) trait Floats: Copy {
     fn load(from: &[f32; LANES]) -> Self;
     fn store(self, to: &mut [f32; LANES]);
     /// Widens sixteen F16, exactly.
-    fn load_half(from: &[u16; LANES]) -> Self;
+    fn load_f16_bits(from: &[u16; LANES]) -> Self;
     /// Rounds to F16, ties to even.
-    fn store_half(self, to: &mut [u16; LANES]);
+    fn store_f16_bits(self, to: &mut [u16; LANES]);
     /// Sixteen little-endian F32.
     fn load_f32_bytes(from: &[u8; 4 * LANES]) -> Self;
     /// Sixteen little-endian F32.
@@ -78,7 +76,7 @@ pub(crate) trait Floats: Copy {
     /// The largest lane.
     fn largest(self) -> f32;
     /// The lanes as signed bytes; each must lie in -128 to 127.
-    fn store_bytes(self, to: &mut [i8; LANES]);
+    fn store_i8(self, to: &mut [i8; LANES]);
 
     #[inline(always)]
     fn zero() -> Self {
@@ -130,18 +128,18 @@ pub(crate) trait Simd: Copy + 'static {
     /// `(x >> shift) & mask` of each four bytes, the first the lowest.
     fn word_field(x: Self::Bytes, shift: u32, mask: i32) -> Self::Ints;
     /// Sixteen times four bytes, the first the lowest, one every `stride` bytes.
-    fn words_apart(bytes: &[u8], stride: usize) -> Self::Ints;
+    fn load_words_strided(bytes: &[u8], stride: usize) -> Self::Ints;
     /// Sixteen F16, one every `STRIDE` bytes (an even number), widened.
     #[inline(always)]
-    fn halves_apart<const STRIDE: usize>(bytes: &[u8]) -> Self::Floats {
-        Self::Floats::load_half(&array![0; i => {
+    fn load_f16_strided<const STRIDE: usize>(bytes: &[u8]) -> Self::Floats {
+        Self::Floats::load_f16_bits(&array![0; i => {
             u16::from_le_bytes([bytes[i * STRIDE], bytes[i * STRIDE + 1]])
         }])
     }
     /// The low 16 bits of each lane, widened from F16.
-    fn low_halves(x: Self::Ints) -> Self::Floats;
+    fn low_f16(x: Self::Ints) -> Self::Floats;
     /// The high 16 bits of each lane, widened from F16.
-    fn high_halves(x: Self::Ints) -> Self::Floats;
+    fn high_f16(x: Self::Ints) -> Self::Floats;
 
     fn load_bytes(from: &[u8; 64]) -> Self::Bytes;
     fn load_signed(from: &[i8; 64]) -> Self::Bytes;
@@ -188,7 +186,7 @@ pub(crate) trait Simd: Copy + 'static {
     /// [`Simd::transpose_by_eights`] leaves them, sixteen columns in four lines.
     #[inline(always)]
     fn totals_by_eights<const R: usize>(codes: &[Line], x: [&[[i8; 16]]; R]) -> [Self::Ints; R] {
-        let plain = Scalar::totals_by_eights(codes, x);
+        let plain = plain_totals_by_eights(codes, x);
         array![Self::ints(0); r => Self::load_ints(&plain[r])]
     }
     /// Lane `i` is the sum of lanes `8 i .. 8 i + 8` of the vectors laid end to end.
@@ -199,15 +197,20 @@ pub(crate) trait Simd: Copy + 'static {
     /// Asks for the cache line at an address, which need not be readable.
     fn prefetch(address: *const u8);
 
-    /// Turns sixteen rows of sixteen 4-byte units into sixteen columns.
+    /// Transposes sixteen rows of sixteen 4-byte units.
     fn transpose(rows: &[Line; LANES], columns: &mut [Line; LANES]);
-    /// Turns sixteen rows of eight 8-byte units into eight columns, two lines each.
+    /// Transposes sixteen rows of eight 8-byte units into eight columns, two lines each.
     #[inline(always)]
     fn transpose_by_eights(rows: &[Line; LANES], columns: &mut [Line; LANES]) {
-        Scalar::transpose_by_eights(rows, columns);
+        for (unit, lines) in columns.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            for (row, line) in rows.iter().enumerate() {
+                let start = 8 * (row % 8);
+                lines[row / 8].0[start..start + 8].copy_from_slice(&line.0[8 * unit..8 * unit + 8]);
+            }
+        }
     }
-    /// Turns sixteen rows of four 4-byte units, one row every `stride` bytes, into four columns.
-    fn turn(bytes: &[u8], stride: usize) -> [Self::Bytes; 4];
+    /// Transposes sixteen rows of four 4-byte units, one row every `stride` bytes, into four columns.
+    fn transpose_strided(bytes: &[u8], stride: usize) -> [Self::Bytes; 4];
 }
 
 /// That sixteen pieces of `width` bytes, one every `stride` bytes, lie within `bytes`.
@@ -219,4 +222,23 @@ pub(super) fn assert_sixteen(bytes: &[u8], stride: usize, width: usize) {
         "sixteen rows of {stride} bytes lie within {}",
         bytes.len()
     );
+}
+
+/// [`Simd::totals_by_eights`] in plain Rust.
+#[inline(always)]
+pub(super) fn plain_totals_by_eights<const R: usize>(
+    codes: &[Line],
+    x: [&[[i8; 16]]; R],
+) -> [[i32; LANES]; R] {
+    let mut totals = [[0; LANES]; R];
+    for (totals, x) in totals.iter_mut().zip(x) {
+        for (column, x) in x.as_flattened().iter().enumerate() {
+            for (row, total) in totals.iter_mut().enumerate() {
+                let line = column / 8 * 2 + row / 8;
+                let code = codes[line].0[row % 8 * 8 + column % 8].cast_signed();
+                *total += i32::from(code) * i32::from(*x);
+            }
+        }
+    }
+    totals
 }

@@ -1,11 +1,15 @@
-//! Activations as quantized weights are multiplied with them: signed bytes, or BF16 in tiles where many rows are and there
-//! are registers for those.
+//! Activations as quantized weights are multiplied with them: int8, or BF16 in tiles for large batches where there are
+//! registers for those.
 //!
-//! As bytes, a row is cut into groups of 32 values that share an f32 scale, and stored in chunks of sixteen groups, with the sums
+//! As int8, a row is cut into groups of 32 values that share an f32 scale, and stored in chunks of sixteen groups, with the sums
 //! that minimums and offsets need beside the codes. The last chunk is filled up with zeros, so kernels read whole chunks.
 //! A value is converted once, right after it is computed, and shared by all its readers.
 
-use super::amx_bf16;
+use super::{
+    amx_bf16,
+    row_class::{RowClass, SMALL_ROWS},
+};
+use crate::kernel::isa::Isa;
 use crate::simd::{Floats, LANES, Simd, Tile};
 
 /// Values that share a scale.
@@ -19,8 +23,8 @@ pub(crate) const CHUNK: usize = GROUP * LANES;
 pub(crate) struct Chunk {
     pub(crate) codes: [i8; CHUNK],
     /// The same, with the first halves of four groups together and then their second halves, as some formats unpack.
-    pub(crate) by_halves: [i8; CHUNK],
-    /// What a code of each group stands for.
+    pub(crate) by_half_groups: [i8; CHUNK],
+    /// Value of one unit of each group's codes.
     pub(crate) scales: [f32; LANES],
     /// Of each group's codes.
     pub(crate) sums: [i32; LANES],
@@ -31,7 +35,7 @@ pub(crate) struct Chunk {
 impl Chunk {
     const ZERO: Chunk = Chunk {
         codes: [0; CHUNK],
-        by_halves: [0; CHUNK],
+        by_half_groups: [0; CHUNK],
         scales: [0.0; LANES],
         sums: [0; LANES],
         half_sums: [0; 2 * LANES],
@@ -41,34 +45,50 @@ impl Chunk {
 /// One row.
 pub(crate) type Row<'a> = &'a [Chunk];
 
-/// How many rows there is room for in each form.
+/// Rows there is memory for in each format.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Room {
-    pub(crate) codes: usize,
-    pub(crate) tiles: usize,
+pub(crate) struct ActivationRows {
+    pub(crate) int8: usize,
+    pub(crate) bf16: usize,
 }
 
-/// Rows of activations as products with quantized weights read them: a batch fills one of the two forms.
+impl ActivationRows {
+    /// For steps on up to `rows` rows of a batch that become `each` rows: smaller batches are int8 everywhere.
+    pub(crate) fn for_batches(isa: Isa, rows: usize, each: usize) -> ActivationRows {
+        match RowClass::of(isa, rows) {
+            RowClass::Small => ActivationRows {
+                int8: rows * each,
+                bf16: 0,
+            },
+            RowClass::Large => ActivationRows {
+                int8: SMALL_ROWS * each,
+                bf16: rows * each,
+            },
+        }
+    }
+}
+
+/// Rows of activations as products with quantized weights read them: a batch fills one of the two formats.
 pub(crate) struct Activations {
     chunks: Vec<Chunk>,
     row_chunks: usize,
-    /// BF16, `[row tiles, steps]`.
+    /// BF16, `[row tiles, K steps]`.
     tiles: Vec<Tile>,
     row_tiles: usize,
 }
 
 impl Activations {
-    /// Room for rows of `columns` values, which must fill whole groups.
-    pub(crate) fn new(room: Room, columns: usize) -> Activations {
+    /// Memory for rows of `columns` values, which must fill whole groups.
+    pub(crate) fn new(rows: ActivationRows, columns: usize) -> Activations {
         assert!(
             columns.is_multiple_of(GROUP),
             "{columns} columns do not fill groups of {GROUP}"
         );
-        let (row_chunks, row_tiles) = (columns.div_ceil(CHUNK), amx_bf16::steps(columns));
+        let (row_chunks, row_tiles) = (columns.div_ceil(CHUNK), amx_bf16::k_steps(columns));
         Activations {
-            chunks: vec![Chunk::ZERO; room.codes * row_chunks],
+            chunks: vec![Chunk::ZERO; rows.int8 * row_chunks],
             row_chunks,
-            tiles: vec![Tile::ZERO; room.tiles.div_ceil(amx_bf16::ROWS) * row_tiles],
+            tiles: vec![Tile::ZERO; rows.bf16.div_ceil(amx_bf16::ROWS) * row_tiles],
             row_tiles,
         }
     }
@@ -107,11 +127,11 @@ pub(crate) fn quantize<S: Simd>(x: &[f32], row: &mut [Chunk]) {
             chunk.scales[g] = largest / 127.0;
             let (codes, _) = codes.as_chunks_mut::<LANES>();
             let inverse = S::Floats::splat(inverse);
-            low.mul(inverse).round().store_bytes(&mut codes[0]);
-            high.mul(inverse).round().store_bytes(&mut codes[1]);
-            let (by_halves, _) = chunk.by_halves.as_chunks_mut::<LANES>();
+            low.mul(inverse).round().store_i8(&mut codes[0]);
+            high.mul(inverse).round().store_i8(&mut codes[1]);
+            let (by_half_groups, _) = chunk.by_half_groups.as_chunks_mut::<LANES>();
             for (half, codes) in codes.iter().enumerate() {
-                by_halves[8 * (g / 4) + 4 * half + g % 4] = *codes;
+                by_half_groups[8 * (g / 4) + 4 * half + g % 4] = *codes;
                 chunk.half_sums[2 * g + half] = codes.iter().map(|&code| i32::from(code)).sum();
             }
             chunk.sums[g] = chunk.half_sums[2 * g] + chunk.half_sums[2 * g + 1];

@@ -1,10 +1,10 @@
-//! Products of many rows in BF16, two by two tiles at a time, where there are registers for whole tiles.
+//! GEMM of large batches in BF16, two by two tiles at a time, where there are registers for whole tiles.
 //!
 //! A class of results of its own, nearer to exact ones than 8-bit activations: weights are what their format says, rounded to
 //! BF16, and so are activations. Scales are part of the weights then, so the sums stay in tile registers from the first
-//! value to the last. Weights that are BF16 in the file meet activations in three parts that add up to them exactly.
+//! value to the last. Weights that are BF16 in the file meet activations in three terms that add up to them exactly.
 //! One output is the sum over steps of 32 values in order, as [`crate::simd::Tiles::multiply`] adds them; it does not
-//! depend on other rows, on cells, or on the blocks that steps are cut into.
+//! depend on other rows, on output tiles, or on the K blocks that steps are cut into.
 #![cfg_attr(
     all(not(target_arch = "x86_64"), not(test)),
     expect(dead_code, reason = "no other processor has such tiles yet")
@@ -17,46 +17,46 @@ use super::{
     format::{Coding, Format, WithFormat, chunk_at, with_format},
 };
 use crate::{
-    pool::Block,
-    simd::{Floats, LANES, Line, STEP, Simd, Sums, Tile, Tiles, unit_of_row},
+    matrix::MatrixMut,
+    simd::{Accumulate, Floats, K_STEP, LANES, Line, Simd, Tile, Tiles, unit_of_row},
 };
 
 /// Rows of a tile.
 pub(crate) const ROWS: usize = LANES;
-/// Values that a block of steps begins at multiples of: whole chunks of every format.
-pub(crate) const BLOCK: usize = 512;
-/// Parts of an f32 that add up to it.
-pub(crate) const PARTS: usize = 3;
+/// Values that a K block begins at multiples of: whole chunks of every format.
+pub(crate) const K_BLOCK_MULTIPLE: usize = 512;
+/// BF16 terms of an f32 that add up to it.
+pub(crate) const TERMS: usize = 3;
 
-/// Tiles of a row of `columns`.
-pub(crate) fn steps(columns: usize) -> usize {
-    columns.div_ceil(STEP)
+/// Tiles along a row of `columns`.
+pub(crate) fn k_steps(columns: usize) -> usize {
+    columns.div_ceil(K_STEP)
 }
 
 /// Rounds up to sixteen rows to BF16, `[steps]`. Lines of missing rows stay as they are.
 #[inline(always)]
-pub(crate) fn narrow<T: Tiles>(rows: &[&[f32]], tiles: &mut [Tile]) {
+pub(crate) fn to_bf16<T: Tiles>(rows: &[&[f32]], tiles: &mut [Tile]) {
     for (i, row) in rows.iter().enumerate() {
-        for (values, tile) in row.chunks(STEP).zip(tiles.iter_mut()) {
+        for (values, tile) in row.chunks(K_STEP).zip(tiles.iter_mut()) {
             let (low, high) = load::<T::Vectors>(values);
-            T::narrow(low, high, &mut tile.0[i]);
+            T::to_bf16(low, high, &mut tile.0[i]);
         }
     }
 }
 
-/// Splits up to sixteen rows into BF16 parts, `[steps, PARTS]`, the largest first.
+/// Splits up to sixteen rows into BF16 terms, `[steps, TERMS]`, the largest first.
 #[inline(always)]
-pub(crate) fn split<T: Tiles>(rows: &[&[f32]], tiles: &mut [Tile]) {
-    let (tiles, _) = tiles.as_chunks_mut::<PARTS>();
+pub(crate) fn split_bf16<T: Tiles>(rows: &[&[f32]], tiles: &mut [Tile]) {
+    let (tiles, _) = tiles.as_chunks_mut::<TERMS>();
     for (i, row) in rows.iter().enumerate() {
-        for (values, tiles) in row.chunks(STEP).zip(tiles.iter_mut()) {
+        for (values, tiles) in row.chunks(K_STEP).zip(tiles.iter_mut()) {
             let (mut low, mut high) = load::<T::Vectors>(values);
             for tile in tiles {
                 let line = &mut tile.0[i];
-                T::narrow(low, high, line);
-                let (halves, _) = line.0.as_chunks();
-                low = low.sub(Floats::load_bf16_bytes(&halves[0]));
-                high = high.sub(Floats::load_bf16_bytes(&halves[1]));
+                T::to_bf16(low, high, line);
+                let (rounded, _) = line.0.as_chunks();
+                low = low.sub(Floats::load_bf16_bytes(&rounded[0]));
+                high = high.sub(Floats::load_bf16_bytes(&rounded[1]));
             }
         }
     }
@@ -76,10 +76,10 @@ fn load<S: Simd>(values: &[f32]) -> (S::Floats, S::Floats) {
     }
 }
 
-/// Unpacks up to sixteen rows from value `first` on, a multiple of [`BLOCK`], as far as `tiles` go. Missing rows and values
-/// count as zero.
+/// Unpacks up to sixteen rows from value `first` on, a multiple of [`K_BLOCK_MULTIPLE`], as far as `tiles` go. Missing rows
+/// and values count as zero.
 #[inline(always)]
-pub(crate) fn pack<T: Tiles>(
+pub(crate) fn pack_bf16<T: Tiles>(
     quant: QuantType,
     weights: WeightRows<'_>,
     first: usize,
@@ -110,18 +110,18 @@ fn pack_floats<T: Tiles, const BYTES: usize>(
 ) {
     let mut lines = [Line([0; 64]); ROWS];
     for (step, tile) in tiles.iter_mut().enumerate() {
-        let start = (first + step * STEP) * BYTES;
+        let start = (first + step * K_STEP) * BYTES;
         for (i, line) in lines.iter_mut().enumerate().take(weights.len()) {
             let row = &weights.row(i)[start..];
-            let row = &row[..row.len().min(STEP * BYTES)];
+            let row = &row[..row.len().min(K_STEP * BYTES)];
             if let (2, Some(whole)) = (BYTES, row.first_chunk()) {
                 line.0 = *whole;
             } else {
                 // The upper half of an F32 that is a BF16 is that BF16.
                 line.0.fill(0);
-                let (halves, _) = line.0.as_chunks_mut::<2>();
-                for (half, value) in halves.iter_mut().zip(row.chunks_exact(BYTES)) {
-                    half.copy_from_slice(&value[BYTES - 2..]);
+                let (bf16s, _) = line.0.as_chunks_mut::<2>();
+                for (bf16, value) in bf16s.iter_mut().zip(row.chunks_exact(BYTES)) {
+                    bf16.copy_from_slice(&value[BYTES - 2..]);
                 }
             }
         }
@@ -151,7 +151,7 @@ impl<T: Tiles> WithFormat for Pack<'_, T> {
         let mut codes = [[Line([0; 64]); ROWS]; 8];
         let mut scales = [Line([0; 64]); ROWS];
         let mut mins = [Line([0; 64]); ROWS];
-        for (chunk, tiles) in tiles.chunks_mut(chunk_values / STEP).enumerate() {
+        for (chunk, tiles) in tiles.chunks_mut(chunk_values / K_STEP).enumerate() {
             let start = (first / chunk_values + chunk) * F::CHUNK_BYTES;
             for row in 0..weights.len() {
                 let mut tail = None;
@@ -192,8 +192,8 @@ fn fill<T: Tiles, F: Format>(
     for (piece, tiles) in tiles.chunks_mut(2).enumerate() {
         T::Vectors::transpose(&codes[piece], &mut units);
         for (half, tile) in tiles.iter_mut().enumerate() {
-            for part in 0..STEP / F::GROUP {
-                let group = (2 * piece + half) * STEP / F::GROUP + part;
+            for part in 0..K_STEP / F::GROUP {
+                let group = (2 * piece + half) * K_STEP / F::GROUP + part;
                 let scales = twice::<T::Vectors>(&group_scales[group]);
                 let offsets = if F::MINS {
                     twice::<T::Vectors>(&group_mins[group])
@@ -216,7 +216,7 @@ fn fill<T: Tiles, F: Format>(
                                 high.mul_add(scales[1], offsets[1]),
                             )
                         };
-                        T::narrow(low, high, &mut tile.0[2 * unit + pair]);
+                        T::to_bf16(low, high, &mut tile.0[2 * unit + pair]);
                     }
                 }
             }
@@ -246,89 +246,93 @@ fn unsigned<S: Simd, F: Format>(codes: S::Bytes) -> S::Bytes {
 fn twice<S: Simd>(line: &Line) -> [S::Floats; 2] {
     let mut lanes = [0.0; LANES];
     S::Floats::load_f32_bytes(&line.0).store(&mut lanes);
-    let (halves, _) = lanes.as_chunks();
+    let (eights, _) = lanes.as_chunks();
     [
-        S::Floats::load_twice(&halves[0]),
-        S::Floats::load_twice(&halves[1]),
+        S::Floats::load_twice(&eights[0]),
+        S::Floats::load_twice(&eights[1]),
     ]
 }
 
-/// A block of steps of some rows and strips of weights.
+/// One K block of rows and of weights.
 #[derive(Clone, Copy)]
-pub(crate) struct Operands<'a> {
-    /// `[row tiles, steps, parts]`.
-    pub(crate) left: Side<'a>,
-    pub(crate) parts: usize,
-    /// `[strips, steps]`.
-    pub(crate) right: Side<'a>,
+pub(crate) struct TileOperands<'a> {
+    /// `[row tiles, steps, terms]`.
+    pub(crate) left: TileRows<'a>,
+    pub(crate) terms: usize,
+    /// `[rows of weight tiles, steps]`.
+    pub(crate) right: TileRows<'a>,
     pub(crate) steps: usize,
 }
 
-/// Rows of tiles, of which a block takes some.
+/// Rows of tiles, of which a K block takes some.
 #[derive(Clone, Copy)]
-pub(crate) struct Side<'a> {
+pub(crate) struct TileRows<'a> {
     pub(crate) tiles: &'a [Tile],
-    /// From a row of tiles to the next.
+    /// Tiles from a row of tiles to the next.
     pub(crate) row: usize,
-    /// Of every row, the first to take.
+    /// The first to take of every row.
     pub(crate) first: usize,
 }
 
-impl<'a> Side<'a> {
+impl<'a> TileRows<'a> {
     fn part(self, row: usize, count: usize) -> &'a [Tile] {
         &self.tiles[row * self.row + self.first..][..count]
     }
 }
 
-impl<'a> Operands<'a> {
+impl<'a> TileOperands<'a> {
     fn left(&self, tile: usize) -> &'a [Tile] {
-        self.left.part(tile, self.steps * self.parts)
+        self.left.part(tile, self.steps * self.terms)
     }
 
-    fn right(&self, strip: usize) -> &'a [Tile] {
-        self.right.part(strip, self.steps)
+    fn right(&self, row: usize) -> &'a [Tile] {
+        self.right.part(row, self.steps)
     }
 }
 
-/// Fills or adds to `out`, the rows of the tiles on the left by those of the strips on the right.
+/// Fills or adds to `out`: the rows of the tiles on the left by those of the tiles on the right.
 #[inline(always)]
-pub(crate) fn multiply<T: Tiles>(operands: &Operands<'_>, begin: Sums, out: &mut Block<'_>) {
+pub(crate) fn gemm_bf16<T: Tiles>(
+    operands: &TileOperands<'_>,
+    accumulate: Accumulate,
+    out: &mut MatrixMut<'_>,
+) {
     let mut tiles = T::take();
     let (rows, columns) = (out.rows().div_ceil(ROWS), out.columns().div_ceil(ROWS));
-    // Two row tiles stay in the nearest caches while all strips pass by.
+    // Two row tiles stay in the nearest caches while all weight tiles pass by.
     for row in (0..rows).step_by(2) {
         for column in (0..columns).step_by(2) {
             let (x, w) = (operands, column);
             match (rows - row > 1, columns - column > 1) {
-                (true, true) => square::<T, 2, 2>(
+                (true, true) => tile_block::<T, 2, 2>(
                     &mut tiles,
                     [x.left(row), x.left(row + 1)],
                     [x.right(w), x.right(w + 1)],
-                    begin,
+                    accumulate,
                     out,
                     [row, column],
                 ),
-                (true, false) => square::<T, 2, 1>(
+                (true, false) => tile_block::<T, 2, 1>(
                     &mut tiles,
                     [x.left(row), x.left(row + 1)],
                     [x.right(w)],
-                    begin,
+                    accumulate,
                     out,
                     [row, column],
                 ),
-                (false, true) => square::<T, 1, 2>(
+                (false, true) => tile_block::<T, 1, 2>(
                     &mut tiles,
                     [x.left(row)],
                     [x.right(w), x.right(w + 1)],
-                    begin,
+                    accumulate,
                     out,
                     [row, column],
                 ),
-                (false, false) => square::<T, 1, 1>(
+                (false, false) => tile_block::<T, 1, 1>(
                     &mut tiles,
                     [x.left(row)],
                     [x.right(w)],
-                    begin,
+                    accumulate,
                     out,
                     [row, column],
                 ),
@@ -337,14 +341,14 @@ pub(crate) fn multiply<T: Tiles>(operands: &Operands<'_>, begin: Sums, out: &mut
     }
 }
 
-/// `M` by `N` tiles, whose sums begin at tile `at` of `out`.
+/// `M` by `N` tiles, whose sums accumulate at tile `at` of `out`.
 #[inline(always)]
-fn square<T: Tiles, const M: usize, const N: usize>(
+fn tile_block<T: Tiles, const M: usize, const N: usize>(
     tiles: &mut T,
     left: [&[Tile]; M],
     right: [&[Tile]; N],
-    begin: Sums,
-    out: &mut Block<'_>,
+    accumulate: Accumulate,
+    out: &mut MatrixMut<'_>,
     at: [usize; 2],
 ) {
     let [row, column] = at.map(|tile| tile * ROWS);
@@ -354,7 +358,7 @@ fn square<T: Tiles, const M: usize, const N: usize>(
     );
     let mut out = out.part(row..row + height, column..column + width);
     if (height, width) == (M * ROWS, N * ROWS) {
-        tiles.multiply(left, right, begin, &mut out);
+        tiles.multiply(left, right, accumulate, &mut out);
         return;
     }
     // Registers hold whole tiles: where the output is smaller, they are stored beside it first.
@@ -365,8 +369,8 @@ fn square<T: Tiles, const M: usize, const N: usize>(
     tiles.multiply(
         left,
         right,
-        begin,
-        &mut Block::new(&mut whole[..M * N * ROWS * ROWS], N * ROWS),
+        accumulate,
+        &mut MatrixMut::new(&mut whole[..M * N * ROWS * ROWS], N * ROWS),
     );
     for i in 0..height {
         out.row_mut(i)

@@ -8,15 +8,18 @@ use carat_gguf::QuantType;
 use super::{PREFETCH_BYTES, WeightRows};
 use crate::simd::{Floats, LANES, Simd, array};
 
+/// Activation rows that one call of [`gemm_float`] is given; from more on, shorter floats are worth widening first.
+pub(crate) const MOST_ROWS: usize = 24;
+
 /// Fills `out`, `[x.len(), weights.len()]`.
 #[inline(always)]
-pub(crate) fn matmul<S: Simd>(
+pub(crate) fn gemm_float<S: Simd>(
     quant: QuantType,
     weights: WeightRows<'_>,
     x: &[&[f32]],
     out: &mut [f32],
 ) {
-    assert_eq!(out.len(), x.len() * weights.len(), "an output a pair");
+    assert_eq!(out.len(), x.len() * weights.len(), "an output per pair");
     match quant {
         QuantType::F32 => typed::<S, F32>(weights, x, out),
         QuantType::F16 => typed::<S, F16>(weights, x, out),
@@ -41,7 +44,7 @@ fn widen_typed<S: Simd, T: Stored>(weights: WeightRows<'_>, out: &mut [u8]) {
     assert_eq!(
         out.len() * T::BYTES,
         4 * weights.len() * weights.row_bytes,
-        "four bytes a weight"
+        "four bytes per weight"
     );
     let row_bytes = weights.row_bytes / T::BYTES * 4;
     for (row, out) in out.chunks_exact_mut(row_bytes).enumerate() {
@@ -71,7 +74,7 @@ fn store_bytes<S: Simd>(values: S::Floats, out: &mut [u8; 4 * LANES]) {
     }
 }
 
-/// A way to read sixteen weights.
+/// A float type of the file: reads sixteen weights.
 trait Stored {
     const BYTES: usize;
     /// The bytes of sixteen weights.

@@ -1,16 +1,16 @@
-//! A run of weight rows times a few activation rows, reading the weights packed as they lie in the file.
+//! GEMV: a run of weight rows times a few activation rows, reading the weights packed as they lie in the file.
 //!
 //! This is the decode path: each weight byte is read once and unpacked in registers, so the speed is that of memory. Four
-//! weight rows go side by side, from four places of the matrix where the caller has strands: one stream of reads does not
-//! keep enough of them on their way.
+//! weight rows go side by side, from four places of the matrix where the caller interleaves them: one stream of
+//! reads does not keep enough of them on their way.
 
 use std::marker::PhantomData;
 
 use carat_gguf::QuantType;
 
-use super::activations::{CHUNK, Chunk, Row};
 use super::{
-    PREFETCH_BYTES, STRANDS, WeightRows,
+    PREFETCH_BYTES, READ_STREAMS, WeightRows,
+    activations::{CHUNK, Chunk, Row},
     format::{Coding, Format, Order, Tail, Unpacked, WithFormat, with_format},
 };
 use crate::simd::{Floats, LANES, Simd, array};
@@ -20,16 +20,16 @@ pub(crate) const MOST_ROWS: usize = 7;
 
 /// Fills `out`, `[x.len(), weights.len()]`.
 #[inline(always)]
-pub(crate) fn matvec<S: Simd>(
+pub(crate) fn gemv<S: Simd>(
     quant: QuantType,
     weights: WeightRows<'_>,
     x: &[Row<'_>],
     out: &mut [f32],
 ) {
-    assert_eq!(out.len(), x.len() * weights.len(), "an output a pair");
+    assert_eq!(out.len(), x.len() * weights.len(), "an output per pair");
     with_format(
         quant,
-        Matvec::<S> {
+        Gemv::<S> {
             weights,
             x,
             out,
@@ -38,14 +38,14 @@ pub(crate) fn matvec<S: Simd>(
     );
 }
 
-struct Matvec<'a, S> {
+struct Gemv<'a, S> {
     weights: WeightRows<'a>,
     x: &'a [Row<'a>],
     out: &'a mut [f32],
     simd: PhantomData<S>,
 }
 
-impl<S: Simd> WithFormat for Matvec<'_, S> {
+impl<S: Simd> WithFormat for Gemv<'_, S> {
     type Output = ();
 
     #[inline(always)]
@@ -62,13 +62,13 @@ impl<S: Simd> WithFormat for Matvec<'_, S> {
     }
 }
 
-impl<S: Simd> Matvec<'_, S> {
+impl<S: Simd> Gemv<'_, S> {
     #[inline(always)]
     fn rows<F: Format, const R: usize>(&mut self, first: usize, x: [Row<'_>; R]) -> usize {
         let columns = self.weights.len();
-        for start in (0..columns).step_by(STRANDS) {
-            let count = STRANDS.min(columns - start);
-            let rows: [&[u8]; STRANDS] = array![[].as_slice(); w => {
+        for start in (0..columns).step_by(READ_STREAMS) {
+            let count = READ_STREAMS.min(columns - start);
+            let rows: [&[u8]; READ_STREAMS] = array![[].as_slice(); w => {
                 self.weights.row_and_rest(start + w.min(count - 1))
             }];
             let sums = products::<S, F, R>(&rows[..count], self.weights.row_bytes, x);
@@ -82,20 +82,20 @@ impl<S: Simd> Matvec<'_, S> {
     }
 }
 
-/// Up to [`STRANDS`] weight rows of `row_bytes`, chunk after chunk of each, times `R` activation rows.
+/// Up to [`READ_STREAMS`] weight rows of `row_bytes`, chunk after chunk of each, times `R` activation rows.
 #[inline(always)]
 fn products<S: Simd, F: Format, const R: usize>(
     rows: &[&[u8]],
     row_bytes: usize,
     x: [Row<'_>; R],
-) -> [[S::Floats; R]; STRANDS] {
-    let mut sums = [[S::Floats::zero(); R]; STRANDS];
+) -> [[S::Floats; R]; READ_STREAMS] {
+    let mut sums = [[S::Floats::zero(); R]; READ_STREAMS];
     let whole = row_bytes / F::CHUNK_BYTES;
     for index in 0..whole {
         // Not unrolled, for the length of a slice is not known: the body is long.
         for (row, sums) in rows.iter().zip(&mut sums) {
             let chunk = &row[index * F::CHUNK_BYTES..][..F::CHUNK_BYTES];
-            ask_ahead::<S>(chunk);
+            prefetch_ahead::<S>(chunk);
             let weights = F::unpack_ordered::<S>(chunk);
             for (sum, x) in sums.iter_mut().zip(x) {
                 *sum = add_chunk::<S, F>(*sum, &weights, x, index);
@@ -104,7 +104,7 @@ fn products<S: Simd, F: Format, const R: usize>(
     }
     if whole * F::CHUNK_BYTES < row_bytes {
         for (row, sums) in rows.iter().zip(&mut sums) {
-            ask_ahead::<S>(&row[whole * F::CHUNK_BYTES..row_bytes]);
+            prefetch_ahead::<S>(&row[whole * F::CHUNK_BYTES..row_bytes]);
             let weights = last_chunk::<S, F>(row, row_bytes);
             for (sum, x) in sums.iter_mut().zip(x) {
                 *sum = add_chunk::<S, F>(*sum, &weights, x, whole);
@@ -114,9 +114,9 @@ fn products<S: Simd, F: Format, const R: usize>(
     sums
 }
 
-/// Asks for what lies as far behind these bytes as memory needs to answer.
+/// Prefetches what lies as far behind these bytes as memory needs to answer.
 #[inline(always)]
-fn ask_ahead<S: Simd>(bytes: &[u8]) {
+fn prefetch_ahead<S: Simd>(bytes: &[u8]) {
     for line in 0..bytes.len().div_ceil(64) {
         S::prefetch(bytes.as_ptr().wrapping_add(PREFETCH_BYTES + 64 * line));
     }
@@ -138,11 +138,11 @@ fn last_chunk<S: Simd, F: Format>(row: &[u8], row_bytes: usize) -> Unpacked<S> {
     } = F::unpack_ordered::<S>(chunk);
     let groups = rest / F::QUANT.block_bytes() * (F::QUANT.block_len() / F::GROUP);
     let count = S::Floats::splat(groups as f32);
-    let places = S::Floats::load(&array![0.0; i => i as f32]);
+    let indices = S::Floats::load(&array![0.0; i => i as f32]);
     Unpacked {
         codes,
-        scales: places.select_below(count, scales, S::Floats::zero()),
-        mins: places.select_below(count, mins, S::Floats::zero()),
+        scales: indices.select_below(count, scales, S::Floats::zero()),
+        mins: indices.select_below(count, mins, S::Floats::zero()),
     }
 }
 
@@ -164,8 +164,8 @@ fn add_chunk<S: Simd, F: Format>(
                     array![S::ints(0); i => dot::<S, F>(S::ints(0), weights.codes[i], &codes[i])];
                 S::sum_by_eight(parts)
             }
-            Order::Halves => {
-                let (codes, _) = chunk.by_halves.as_chunks::<64>();
+            Order::HalfGroups => {
+                let (codes, _) = chunk.by_half_groups.as_chunks::<64>();
                 let parts = array![S::ints(0); i => {
                     let first = dot::<S, F>(S::ints(0), weights.codes[2 * i], &codes[2 * i]);
                     dot::<S, F>(first, weights.codes[2 * i + 1], &codes[2 * i + 1])

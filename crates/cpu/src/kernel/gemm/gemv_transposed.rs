@@ -1,7 +1,7 @@
-//! Sixteen weight rows at a time, turned sideways in registers, times a few activation rows.
+//! GEMV with sixteen weight rows at a time, transposed in registers, times a few activation rows.
 //!
 //! This is the path of formats whose codes lie in runs of bytes, when a few sequences decode together. A group of sixteen
-//! rows is turned as it is read, so that one vector holds the same four columns of all of them: a lane is an output,
+//! rows is transposed as it is read, so that one vector holds the same four columns of all of them: a lane is an output,
 //! nothing has to be added across lanes, and the work of unpacking is shared by all activation rows. As in
 //! [`super::packed_int8`], an output's sixteen partial sums are sixteen vectors, folded at the end; but nothing unpacked goes
 //! through memory.
@@ -10,10 +10,10 @@ use std::marker::PhantomData;
 
 use carat_gguf::QuantType;
 
-use super::activations::{Chunk, Row};
 use super::{
     WeightRows,
-    format::{Coding, Format, Runs, WithFormat, with_format},
+    activations::{Chunk, Row},
+    format::{Coding, Format, TransposeLayout, WithFormat, with_format},
 };
 use crate::simd::{Floats, LANES, Simd, array};
 
@@ -22,48 +22,48 @@ pub(crate) const ROWS: usize = LANES;
 
 /// Activation rows from which on this is faster than [`super::gemv`], which shares unpacked weights among four.
 pub(crate) const LEAST_ROWS: usize = 5;
-/// Activation rows that one call of [`multiply`] may take.
+/// Activation rows that one call of [`gemv_transposed`] may take.
 pub(crate) const MOST_ROWS: usize = 8;
 
 /// Partial sums of a call, `[lane][row]`, a vector of outputs each.
-pub(crate) struct Sums(Box<[[Column; MOST_ROWS]; LANES]>);
+pub(crate) struct Accumulators(Box<[[Column; MOST_ROWS]; LANES]>);
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Column([f32; ROWS]);
 
-impl Default for Sums {
-    fn default() -> Sums {
-        Sums(Box::new([[Column([0.0; ROWS]); MOST_ROWS]; LANES]))
+impl Default for Accumulators {
+    fn default() -> Accumulators {
+        Accumulators(Box::new([[Column([0.0; ROWS]); MOST_ROWS]; LANES]))
     }
 }
 
-/// Whether the codes of a format lie in runs, so that [`multiply`] can take it.
+/// Whether the codes of a format lie in runs, so that [`gemv_transposed`] can take it.
 pub(crate) fn takes(quant: QuantType) -> bool {
-    struct HasRuns;
-    impl WithFormat for HasRuns {
+    struct Transposes;
+    impl WithFormat for Transposes {
         type Output = bool;
         fn run<F: Format>(self) -> bool {
-            F::RUNS != Runs::None
+            F::TRANSPOSE != TransposeLayout::None
         }
     }
-    !quant.is_float() && with_format(quant, HasRuns)
+    !quant.is_float() && with_format(quant, Transposes)
 }
 
 /// Fills `out`, `[x.len(), weights.len()]`. The format must have runs.
 #[inline(always)]
-pub(crate) fn multiply<S: Simd>(
+pub(crate) fn gemv_transposed<S: Simd>(
     quant: QuantType,
     weights: WeightRows<'_>,
     x: &[Row<'_>],
-    sums: &mut Sums,
+    sums: &mut Accumulators,
     out: &mut [f32],
 ) {
-    assert_eq!(out.len(), x.len() * weights.len(), "an output a pair");
+    assert_eq!(out.len(), x.len() * weights.len(), "an output per pair");
     assert!(x.len() <= MOST_ROWS, "{} rows are too many", x.len());
     with_format(
         quant,
-        Multiply::<S> {
+        GemvTransposed::<S> {
             weights,
             x,
             sums,
@@ -73,33 +73,33 @@ pub(crate) fn multiply<S: Simd>(
     );
 }
 
-struct Multiply<'a, S> {
+struct GemvTransposed<'a, S> {
     weights: WeightRows<'a>,
     x: &'a [Row<'a>],
-    sums: &'a mut Sums,
+    sums: &'a mut Accumulators,
     out: &'a mut [f32],
     simd: PhantomData<S>,
 }
 
-impl<S: Simd> WithFormat for Multiply<'_, S> {
+impl<S: Simd> WithFormat for GemvTransposed<'_, S> {
     type Output = ();
 
     #[inline(always)]
     fn run<F: Format>(mut self) {
-        if F::RUNS == Runs::None {
+        if F::TRANSPOSE == TransposeLayout::None {
             return;
         }
         let count = self.weights.len();
         for first in (0..count).step_by(ROWS) {
             let rows = self.weights.slice(first..count.min(first + ROWS));
             let spare;
-            let panel = if rows.len() == ROWS {
-                Panel::new(rows.bytes, rows.stride(), rows.row_bytes)
+            let sixteen = if rows.len() == ROWS {
+                SixteenRows::new(rows.bytes, rows.stride(), rows.row_bytes)
             } else {
                 spare = filled_up(rows);
-                Panel::new(&spare, rows.row_bytes, rows.row_bytes)
+                SixteenRows::new(&spare, rows.row_bytes, rows.row_bytes)
             };
-            self.panel::<F>(panel);
+            self.sixteen_rows::<F>(sixteen);
             for (row, out) in self.out.chunks_exact_mut(count).enumerate() {
                 let sums = &self.sums.0[0][row].0[..rows.len()];
                 out[first..first + rows.len()].copy_from_slice(sums);
@@ -124,15 +124,15 @@ fn filled_up(rows: WeightRows<'_>) -> Vec<u8> {
 
 /// Sixteen weight rows.
 #[derive(Clone, Copy)]
-struct Panel<'a> {
+struct SixteenRows<'a> {
     bytes: &'a [u8],
     stride: usize,
     row_bytes: usize,
 }
 
-impl<'a> Panel<'a> {
-    fn new(bytes: &'a [u8], stride: usize, row_bytes: usize) -> Panel<'a> {
-        Panel {
+impl<'a> SixteenRows<'a> {
+    fn new(bytes: &'a [u8], stride: usize, row_bytes: usize) -> SixteenRows<'a> {
+        SixteenRows {
             bytes,
             stride,
             row_bytes,
@@ -141,60 +141,60 @@ impl<'a> Panel<'a> {
 
     /// Sixteen bytes of every row, from `start` on.
     #[inline(always)]
-    fn turn<S: Simd>(self, start: usize) -> [S::Bytes; 4] {
-        S::turn(&self.bytes[start..], self.stride)
+    fn transpose<S: Simd>(self, start: usize) -> [S::Bytes; 4] {
+        S::transpose_strided(&self.bytes[start..], self.stride)
     }
 
     /// The F16 of every row at `start`. The two bytes behind it are read, too.
     #[inline(always)]
-    fn halves<S: Simd>(self, start: usize) -> S::Floats {
-        S::low_halves(S::words_apart(&self.bytes[start..], self.stride))
+    fn f16<S: Simd>(self, start: usize) -> S::Floats {
+        S::low_f16(S::load_words_strided(&self.bytes[start..], self.stride))
     }
 
     /// The F16 of every row behind the two bytes at `start`, which are read, too.
     #[inline(always)]
-    fn halves_after<S: Simd>(self, start: usize) -> S::Floats {
-        S::high_halves(S::words_apart(&self.bytes[start..], self.stride))
+    fn f16_after<S: Simd>(self, start: usize) -> S::Floats {
+        S::high_f16(S::load_words_strided(&self.bytes[start..], self.stride))
     }
 }
 
-impl<S: Simd> Multiply<'_, S> {
+impl<S: Simd> GemvTransposed<'_, S> {
     /// Sixteen weight rows, into lane 0 of the sums.
     #[inline(always)]
-    fn panel<F: Format>(&mut self, panel: Panel<'_>) {
+    fn sixteen_rows<F: Format>(&mut self, rows: SixteenRows<'_>) {
         let block = F::QUANT.block_bytes();
-        let blocks = panel.row_bytes / block;
+        let blocks = rows.row_bytes / block;
         let in_block = F::QUANT.block_len() / F::GROUP;
         for b in 0..blocks {
             let start = b * block;
-            ask_for_next::<S>(panel, start, block);
+            prefetch_next::<S>(rows, start, block);
             let first_group = b * in_block;
-            match F::RUNS {
-                Runs::None => {}
-                Runs::Bytes => {
-                    let scales = panel.halves::<S>(start);
-                    let low = panel.turn::<S>(start + 2);
-                    let high = panel.turn::<S>(start + 18);
+            match F::TRANSPOSE {
+                TransposeLayout::None => {}
+                TransposeLayout::Int8 => {
+                    let scales = rows.f16::<S>(start);
+                    let low = rows.transpose::<S>(start + 2);
+                    let high = rows.transpose::<S>(start + 18);
                     let codes = joined::<S>(low, high);
                     let codes = array![no_bytes::<S>(); i => S::prepare(codes[i])];
                     self.group::<F>(first_group, &codes, scales, S::Floats::zero());
                 }
-                Runs::Nibbles => {
-                    let scales = panel.halves::<S>(start);
-                    let bytes = panel.turn::<S>(start + block - 16);
+                TransposeLayout::Nibbles => {
+                    let scales = rows.f16::<S>(start);
+                    let bytes = rows.transpose::<S>(start + block - 16);
                     let low = array![no_bytes::<S>(); i => S::field(bytes[i], 0, 15)];
                     let high = array![no_bytes::<S>(); i => S::field(bytes[i], 4, 15)];
                     let codes = joined::<S>(low, high);
                     // The format adds its minimum.
                     let mins = if F::MINS {
-                        panel.halves_after::<S>(start).mul(S::Floats::splat(-1.0))
+                        rows.f16_after::<S>(start).mul(S::Floats::splat(-1.0))
                     } else {
                         S::Floats::zero()
                     };
                     self.group::<F>(first_group, &codes, scales, mins);
                 }
-                Runs::Q4K => self.q4_k::<F>(panel, start, first_group),
-                Runs::Q6K => self.q6_k::<F>(panel, start, b),
+                TransposeLayout::Q4K => self.q4_k::<F>(rows, start, first_group),
+                TransposeLayout::Q6K => self.q6_k::<F>(rows, start, b),
             }
         }
         let groups = blocks * in_block;
@@ -215,14 +215,14 @@ impl<S: Simd> Multiply<'_, S> {
         }
     }
 
-    /// A block of eight groups under six-bit scales and minimums, which come as three words of four bytes a row.
+    /// A block of eight groups under six-bit scales and minimums, which come as three words of four bytes per row.
     #[inline(always)]
-    fn q4_k<F: Format>(&mut self, panel: Panel<'_>, start: usize, first_group: usize) {
-        let (d, dmin) = (panel.halves::<S>(start), panel.halves_after::<S>(start));
-        let [_, scales, mins, rest] = panel.turn::<S>(start);
+    fn q4_k<F: Format>(&mut self, rows: SixteenRows<'_>, start: usize, first_group: usize) {
+        let (d, dmin) = (rows.f16::<S>(start), rows.f16_after::<S>(start));
+        let [_, scales, mins, rest] = rows.transpose::<S>(start);
         for pair in 0..4 {
             let at = start + 16 + 32 * pair;
-            let bytes = joined::<S>(panel.turn::<S>(at), panel.turn::<S>(at + 16));
+            let bytes = joined::<S>(rows.transpose::<S>(at), rows.transpose::<S>(at + 16));
             for half in 0..2 {
                 let group = 2 * pair + half;
                 let codes = array![no_bytes::<S>(); i => S::field(bytes[i], 4 * half as u32, 15)];
@@ -256,16 +256,16 @@ impl<S: Simd> Multiply<'_, S> {
 
     /// A block of sixteen groups of sixteen codes: four bits and two bits apart, under signed bytes as scales.
     #[inline(always)]
-    fn q6_k<F: Format>(&mut self, panel: Panel<'_>, start: usize, block: usize) {
-        let d = panel.halves_after::<S>(start + 206);
-        let scales = panel.turn::<S>(start + 192);
+    fn q6_k<F: Format>(&mut self, rows: SixteenRows<'_>, start: usize, block: usize) {
+        let d = rows.f16_after::<S>(start + 206);
+        let scales = rows.transpose::<S>(start + 192);
         // Half a block has four quarters of two groups, left and right. The low bits of quarters 0 and 2 share bytes, as do
         // those of 1 and 3; the high bits of all four share theirs.
         for half in 0..2 {
             for side in 0..2 {
-                let high = panel.turn::<S>(start + 128 + 32 * half + 16 * side);
+                let high = rows.transpose::<S>(start + 128 + 32 * half + 16 * side);
                 for odd in 0..2 {
-                    let low = panel.turn::<S>(start + 64 * half + 32 * odd + 16 * side);
+                    let low = rows.transpose::<S>(start + 64 * half + 32 * odd + 16 * side);
                     for upper in 0..2 {
                         let quarter = odd + 2 * upper;
                         let (low_shift, high_shift) = (4 * upper as u32, 2 * quarter as u32);
@@ -287,17 +287,17 @@ impl<S: Simd> Multiply<'_, S> {
     /// Adds a group of sixteen columns, the `group`th of a block of as many, whose codes are 32 too large.
     #[inline(always)]
     fn half_group(&mut self, block: usize, group: usize, codes: &[S::Bytes; 4], scales: S::Floats) {
-        let place = block % 2 * LANES + group;
+        let lane_index = block % 2 * LANES + group;
         let lane = &mut self.sums.0[group];
         for (x, sum) in self.x.iter().zip(lane) {
             let chunk: &Chunk = &x[block / 2];
             let (quads, _) = chunk.codes.as_chunks::<4>();
-            let quads: &[[i8; 4]; 4] = &quads.as_chunks().0[place];
-            let mut totals = S::ints(-32 * chunk.half_sums[place]);
+            let quads: &[[i8; 4]; 4] = &quads.as_chunks().0[lane_index];
+            let mut totals = S::ints(-32 * chunk.half_sums[lane_index]);
             for (codes, quad) in codes.iter().zip(quads) {
                 totals = S::dot_unsigned(totals, *codes, S::splat_quad(*quad));
             }
-            let scale = S::Floats::splat(chunk.scales[place / 2]);
+            let scale = S::Floats::splat(chunk.scales[lane_index / 2]);
             let before = if block == 0 {
                 S::Floats::zero()
             } else {
@@ -309,7 +309,7 @@ impl<S: Simd> Multiply<'_, S> {
         }
     }
 
-    /// Adds one group of the panel, times all activation rows, to its lane.
+    /// Adds one group of the sixteen rows, times all activation rows, to its lane.
     #[inline(always)]
     fn group<F: Format>(
         &mut self,
@@ -318,23 +318,25 @@ impl<S: Simd> Multiply<'_, S> {
         scales: S::Floats,
         mins: S::Floats,
     ) {
-        let (index, place) = (group / LANES, group % LANES);
-        let lane = &mut self.sums.0[place];
+        let (index, lane_index) = (group / LANES, group % LANES);
+        let lane = &mut self.sums.0[lane_index];
         for (x, sum) in self.x.iter().zip(lane) {
             let chunk: &Chunk = &x[index];
             let (quads, _) = chunk.codes.as_chunks::<4>();
-            let quads: &[[i8; 4]; 8] = &quads.as_chunks().0[place];
+            let quads: &[[i8; 4]; 8] = &quads.as_chunks().0[lane_index];
             let totals = match F::CODING {
-                Coding::Offset(offset) => S::dot_group(codes, quads, -offset * chunk.sums[place]),
+                Coding::Offset(offset) => {
+                    S::dot_group(codes, quads, -offset * chunk.sums[lane_index])
+                }
                 Coding::Signed => {
-                    let mut totals = S::ints(-S::SIGNED_OFFSET * chunk.sums[place]);
+                    let mut totals = S::ints(-S::SIGNED_OFFSET * chunk.sums[lane_index]);
                     for (codes, quad) in codes.iter().zip(quads) {
                         totals = S::dot_prepared(totals, *codes, S::splat_quad(*quad));
                     }
                     totals
                 }
             };
-            let scale = S::Floats::splat(chunk.scales[place]);
+            let scale = S::Floats::splat(chunk.scales[lane_index]);
             // A lane's first group starts it.
             let before = if index == 0 {
                 S::Floats::zero()
@@ -343,7 +345,8 @@ impl<S: Simd> Multiply<'_, S> {
             };
             let mut after = S::to_floats(totals).mul_add(scales.mul(scale), before);
             if F::MINS {
-                let x_sum = S::Floats::splat(chunk.sums[place] as f32 * chunk.scales[place]);
+                let x_sum =
+                    S::Floats::splat(chunk.sums[lane_index] as f32 * chunk.scales[lane_index]);
                 after = mins.neg_mul_add(x_sum, after);
             }
             after.store(&mut sum.0);
@@ -351,16 +354,15 @@ impl<S: Simd> Multiply<'_, S> {
     }
 }
 
-/// Asks for as many bytes as `block` has in every row, in the sixteen rows that come next.
+/// Prefetches as many bytes as `block` has in every row, in the sixteen rows that come next.
 #[inline(always)]
-fn ask_for_next<S: Simd>(panel: Panel<'_>, start: usize, block: usize) {
+fn prefetch_next<S: Simd>(rows: SixteenRows<'_>, start: usize, block: usize) {
     let first = start * ROWS;
     for line in first.div_ceil(64)..(first + ROWS * block).div_ceil(64) {
         S::prefetch(
-            panel
-                .bytes
+            rows.bytes
                 .as_ptr()
-                .wrapping_add(ROWS * panel.stride + 64 * line),
+                .wrapping_add(ROWS * rows.stride + 64 * line),
         );
     }
 }

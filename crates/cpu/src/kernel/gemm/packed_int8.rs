@@ -1,7 +1,7 @@
-//! Sixteen weight rows unpacked side by side, times any number of activation rows.
+//! GEMM over packed panels: sixteen weight rows unpacked side by side, times any number of activation rows.
 //!
-//! This is the prefill path. A worker unpacks a panel once into memory that stays in its own cache, and multiplies all
-//! rows of the batch with it, so each weight is read from the file once a batch. Codes lie so that one vector holds the
+//! This is the prefill path of levels without tiles. A worker unpacks a panel once into memory that stays in its own cache, and multiplies all
+//! rows of the batch with it, so each weight is read from the file once per batch. Codes lie so that one vector holds the
 //! same four columns of all sixteen rows: a lane is an output, and nothing has to be added across lanes. Where two rows are
 //! multiplied with two others at once, eight columns of a row lie together instead ([`Simd::totals_by_eights`]).
 //! The sixteen partial sums of an output (see [`super`]) are sixteen vectors here, folded at the end.
@@ -10,9 +10,9 @@ use std::marker::PhantomData;
 
 use carat_gguf::QuantType;
 
-use super::activations::{CHUNK, Chunk, GROUP, Row};
 use super::{
     WeightRows,
+    activations::{CHUNK, Chunk, GROUP, Row},
     format::{Format, WithFormat, chunk_at, signed, with_format},
 };
 use crate::simd::{Floats, LANES, Line, Simd, array};
@@ -40,7 +40,7 @@ pub(crate) struct Panel {
 
 /// Unpacks up to sixteen rows; missing ones count as zero.
 #[inline(always)]
-pub(crate) fn pack<S: Simd>(quant: QuantType, weights: WeightRows<'_>, panel: &mut Panel) {
+pub(crate) fn pack_int8<S: Simd>(quant: QuantType, weights: WeightRows<'_>, panel: &mut Panel) {
     assert!(weights.len() <= ROWS, "a panel holds {ROWS} rows");
     with_format(
         quant,
@@ -100,9 +100,9 @@ impl<S: Simd> WithFormat for Pack<'_, S> {
                     S::transpose(codes, lines);
                 }
             }
-            turn(&scales, &mut panel.scales[index * LANES..][..LANES]);
+            transpose_columns(&scales, &mut panel.scales[index * LANES..][..LANES]);
             if F::MINS {
-                turn(&mins, &mut panel.mins[index * LANES..][..LANES]);
+                transpose_columns(&mins, &mut panel.mins[index * LANES..][..LANES]);
             }
         }
         panel.scales.truncate(groups);
@@ -111,7 +111,7 @@ impl<S: Simd> WithFormat for Pack<'_, S> {
 
 /// Rows of sixteen numbers to columns.
 #[inline(always)]
-fn turn(rows: &[[f32; LANES]; ROWS], columns: &mut [Column]) {
+fn transpose_columns(rows: &[[f32; LANES]; ROWS], columns: &mut [Column]) {
     for (g, column) in columns.iter_mut().enumerate() {
         for (value, row) in column.0.iter_mut().zip(rows) {
             *value = row[g];
@@ -119,22 +119,22 @@ fn turn(rows: &[[f32; LANES]; ROWS], columns: &mut [Column]) {
     }
 }
 
-/// Activation rows and panels that one call of [`multiply`] may take.
+/// Activation rows and panels that one call of [`gemm_packed_int8`] may take.
 pub(crate) const MOST_ROWS: usize = 8;
 pub(crate) const MOST_PANELS: usize = 2;
 
 /// Partial sums of a call, `[lane][row][panel]`. After it, lane 0 holds the sixteen outputs of each row and panel.
-pub(crate) struct Sums(Box<[[[Column; MOST_PANELS]; MOST_ROWS]; LANES]>);
+pub(crate) struct Accumulators(Box<[[[Column; MOST_PANELS]; MOST_ROWS]; LANES]>);
 
-impl Default for Sums {
-    fn default() -> Sums {
-        Sums(Box::new(
+impl Default for Accumulators {
+    fn default() -> Accumulators {
+        Accumulators(Box::new(
             [[[Column([0.0; ROWS]); MOST_PANELS]; MOST_ROWS]; LANES],
         ))
     }
 }
 
-impl Sums {
+impl Accumulators {
     /// The first outputs of a row.
     pub(crate) fn copy_row(&self, row: usize, out: &mut [f32]) {
         for (out, column) in out.chunks_mut(ROWS).zip(&self.0[0][row]) {
@@ -145,15 +145,14 @@ impl Sums {
 
 /// Multiplies one or two panels of one format and width with up to [`MOST_ROWS`] rows.
 #[inline(always)]
-pub(crate) fn multiply<S: Simd>(panels: &[Panel], x: &[Row<'_>], sums: &mut Sums) {
+pub(crate) fn gemm_packed_int8<S: Simd>(panels: &[Panel], x: &[Row<'_>], sums: &mut Accumulators) {
     assert!(
         x.len() <= MOST_ROWS && panels.len() <= MOST_PANELS,
         "{} rows and {} panels are too many",
         x.len(),
         panels.len()
     );
-    // How many sums fit in registers decides how many rows go through the panels together. A row's result is the same
-    // in any company.
+    // As many rows go through the panels together as sums fit in registers. A row's result is the same in any company.
     match panels {
         [a, b] if S::WIDE => blocks::<S, 8, 2>([a, b], x, sums, 0),
         _ if S::WIDE => {
@@ -174,7 +173,7 @@ pub(crate) fn multiply<S: Simd>(panels: &[Panel], x: &[Row<'_>], sums: &mut Sums
 fn blocks<S: Simd, const R: usize, const C: usize>(
     panels: [&Panel; C],
     x: &[Row<'_>],
-    sums: &mut Sums,
+    sums: &mut Accumulators,
     first_panel: usize,
 ) {
     let mut row = 0;
@@ -202,7 +201,7 @@ fn blocks<S: Simd, const R: usize, const C: usize>(
 fn tile<S: Simd, const R: usize, const C: usize>(
     panels: [&Panel; C],
     x: [Row<'_>; R],
-    sums: &mut Sums,
+    sums: &mut Accumulators,
     first: (usize, usize),
 ) -> usize {
     let group = panels[0].group;
@@ -236,9 +235,9 @@ fn tile<S: Simd, const R: usize, const C: usize>(
                 let weights: [S::Bytes; C] =
                     array![S::load_bytes(&[0; 64]); c => S::load_bytes(&lines[c][quad].0)];
                 // The remainder only tells the compiler what is always true.
-                let place = (first_quad + quad) % (CHUNK / 4);
+                let quad_index = (first_quad + quad) % (CHUNK / 4);
                 for r in 0..R {
-                    let x = S::splat_quad(chunks[r].codes.as_chunks().0[place]);
+                    let x = S::splat_quad(chunks[r].codes.as_chunks().0[quad_index]);
                     for c in 0..C {
                         totals[r][c] = S::dot_prepared(totals[r][c], weights[c], x);
                     }

@@ -1,14 +1,13 @@
 use carat_gguf::QuantType;
 use half::bf16;
 
-use super::activations::{Activations, Room, Row};
+use super::activations::{ActivationRows, Activations, Row};
 use super::{WeightRows, amx_bf16, amx_int8, gemv, gemv_transposed, packed_int8};
 use crate::{
     Isa,
-    aligned::Aligned,
     kernel::table::{Kernels, TileKernels},
-    pool::Block,
-    simd::{Sums, Tile},
+    matrix::MatrixMut,
+    simd::{Accumulate, Tile},
     testing::{Random, bits, relative_error},
 };
 
@@ -51,11 +50,11 @@ impl Problem {
 
     fn activations(&self, kernels: &Kernels) -> Activations {
         let rows = self.x.len() / self.columns;
-        let room = Room {
-            codes: rows,
-            tiles: 0,
+        let rows = ActivationRows {
+            int8: rows,
+            bf16: 0,
         };
-        let mut activations = Activations::new(room, self.columns);
+        let mut activations = Activations::new(rows, self.columns);
         let (chunks, row_chunks) = activations.chunks_mut();
         for (x, row) in self
             .x
@@ -83,7 +82,7 @@ impl Problem {
             .collect()
     }
 
-    fn by_matvec(&self, kernels: &Kernels, together: usize) -> Vec<f32> {
+    fn by_gemv(&self, kernels: &Kernels, together: usize) -> Vec<f32> {
         let activations = self.activations(kernels);
         let rows: Vec<Row<'_>> = (0..self.x.len() / self.columns)
             .map(|row| activations.row(row))
@@ -93,45 +92,45 @@ impl Problem {
             .chunks(together)
             .zip(out.chunks_mut(together * self.weight_rows))
         {
-            kernels.matvec(self.quant, self.rows(), rows, out);
+            kernels.gemv(self.quant, self.rows(), rows, out);
         }
         out
     }
 
-    fn by_turning(&self, kernels: &Kernels, together: usize) -> Vec<f32> {
+    fn by_gemv_transposed(&self, kernels: &Kernels, together: usize) -> Vec<f32> {
         let activations = self.activations(kernels);
         let rows: Vec<Row<'_>> = (0..self.x.len() / self.columns)
             .map(|row| activations.row(row))
             .collect();
         let mut out = vec![f32::NAN; rows.len() * self.weight_rows];
-        let mut sums = gemv_transposed::Sums::default();
+        let mut sums = gemv_transposed::Accumulators::default();
         for (rows, out) in rows
             .chunks(together)
             .zip(out.chunks_mut(together * self.weight_rows))
         {
-            kernels.multiply_sideways(self.quant, self.rows(), rows, &mut sums, out);
+            kernels.gemv_transposed(self.quant, self.rows(), rows, &mut sums, out);
         }
         out
     }
 
     /// With so many rows in a product.
-    fn side_by_side(&self, kernels: &TileKernels, together: usize) -> Vec<f32> {
+    fn by_amx_int8(&self, kernels: &TileKernels, together: usize) -> Vec<f32> {
         let activations = self.activations(Kernels::all()[0]);
         let mut out = vec![f32::NAN; self.x.len() / self.columns * self.weight_rows];
         // One for all, as a worker has: what a call leaves behind must not matter to the next.
-        let mut space = amx_int8::Space::default();
-        let mut columns = amx_int8::Columns::default();
+        let mut scratch = amx_int8::Scratch::default();
+        let mut columns = amx_int8::ActivationColumns::default();
         for (block, out) in out.chunks_mut(together * self.weight_rows).enumerate() {
             let first = block * together;
             let rows = first..first + out.len() / self.weight_rows;
             let rows = rows.map(|row| activations.row(row));
             let sets = columns.add(self.quant, self.columns, rows);
-            kernels.multiply_columns(self.quant, self.rows(), &columns, sets, &mut space, out);
+            kernels.gemm_int8(self.quant, self.rows(), &columns, sets, &mut scratch, out);
         }
         out
     }
 
-    fn by_panels(&self, kernels: &Kernels) -> Vec<f32> {
+    fn by_packed_int8(&self, kernels: &Kernels) -> Vec<f32> {
         let activations = self.activations(kernels);
         let rows: Vec<Row<'_>> = (0..self.x.len() / self.columns)
             .map(|row| activations.row(row))
@@ -139,7 +138,7 @@ impl Problem {
         let mut out = vec![f32::NAN; rows.len() * self.weight_rows];
         let width = packed_int8::ROWS * packed_int8::MOST_PANELS;
         // One for all, as a worker has: what a call leaves behind must not matter to the next.
-        let mut sums = packed_int8::Sums::default();
+        let mut sums = packed_int8::Accumulators::default();
         for first in (0..self.weight_rows).step_by(width) {
             let weights = self
                 .rows()
@@ -148,10 +147,10 @@ impl Problem {
             let count = weights.len().div_ceil(packed_int8::ROWS);
             for (p, panel) in panels.iter_mut().enumerate().take(count) {
                 let rows = p * packed_int8::ROWS..weights.len().min((p + 1) * packed_int8::ROWS);
-                kernels.pack(self.quant, weights.slice(rows), panel);
+                kernels.pack_int8(self.quant, weights.slice(rows), panel);
             }
             for (block, rows) in rows.chunks(packed_int8::MOST_ROWS).enumerate() {
-                kernels.multiply(&panels[..count], rows, &mut sums);
+                kernels.gemm_packed_int8(&panels[..count], rows, &mut sums);
                 for r in 0..rows.len() {
                     let start = (block * packed_int8::MOST_ROWS + r) * self.weight_rows + first;
                     sums.copy_row(r, &mut out[start..start + weights.len()]);
@@ -163,64 +162,65 @@ impl Problem {
 
     /// The first rows in tiles: rounded, or split where the weights are floats.
     fn left(&self, kernels: &TileKernels, rows: usize) -> (Vec<Tile>, usize) {
-        let parts = if self.quant.is_float() {
-            amx_bf16::PARTS
+        let terms = if self.quant.is_float() {
+            amx_bf16::TERMS
         } else {
             1
         };
-        let left_row = parts * amx_bf16::steps(self.columns);
+        let left_row = terms * amx_bf16::k_steps(self.columns);
         let x: Vec<&[f32]> = self.x.chunks(self.columns).take(rows).collect();
         let mut left = vec![Tile::ZERO; x.len().div_ceil(amx_bf16::ROWS) * left_row];
         for (x, tiles) in x.chunks(amx_bf16::ROWS).zip(left.chunks_mut(left_row)) {
-            if parts == 1 {
-                kernels.narrow(x, tiles);
+            if terms == 1 {
+                kernels.to_bf16(x, tiles);
             } else {
-                kernels.split(x, tiles);
+                kernels.split_bf16(x, tiles);
             }
         }
-        (left, parts)
+        (left, terms)
     }
 
-    /// Weights in tiles, `[strips, steps]`, from value `first` on.
+    /// Weights in tiles, `[rows of tiles, steps]`, from value `first` on.
     fn right(&self, kernels: &TileKernels, first: usize, steps: usize) -> Vec<Tile> {
-        let strips = self.weight_rows.div_ceil(amx_bf16::ROWS);
-        let mut right = vec![Tile::ZERO; strips * steps];
-        for (strip, tiles) in right.chunks_mut(steps).enumerate() {
-            let rows = strip * amx_bf16::ROWS..self.weight_rows.min((strip + 1) * amx_bf16::ROWS);
-            kernels.pack(self.quant, self.rows().slice(rows), first, tiles);
+        let tile_rows = self.weight_rows.div_ceil(amx_bf16::ROWS);
+        let mut right = vec![Tile::ZERO; tile_rows * steps];
+        for (tile_row, tiles) in right.chunks_mut(steps).enumerate() {
+            let rows =
+                tile_row * amx_bf16::ROWS..self.weight_rows.min((tile_row + 1) * amx_bf16::ROWS);
+            kernels.pack_bf16(self.quant, self.rows().slice(rows), first, tiles);
         }
         right
     }
 
-    /// The products of the first rows, with steps in blocks of `block` values.
-    fn by_tiles(&self, kernels: &TileKernels, rows: usize, block: usize) -> Vec<f32> {
-        let (left, parts) = self.left(kernels, rows);
+    /// The products of the first rows, with K blocks of `block` values.
+    fn by_amx_bf16(&self, kernels: &TileKernels, rows: usize, block: usize) -> Vec<f32> {
+        let (left, terms) = self.left(kernels, rows);
         let mut out = vec![f32::NAN; rows * self.weight_rows];
         for first in (0..self.columns).step_by(block) {
-            let steps = amx_bf16::steps(block.min(self.columns - first));
-            let operands = amx_bf16::Operands {
-                left: amx_bf16::Side {
+            let steps = amx_bf16::k_steps(block.min(self.columns - first));
+            let operands = amx_bf16::TileOperands {
+                left: amx_bf16::TileRows {
                     tiles: &left,
-                    row: parts * amx_bf16::steps(self.columns),
-                    first: parts * amx_bf16::steps(first),
+                    row: terms * amx_bf16::k_steps(self.columns),
+                    first: terms * amx_bf16::k_steps(first),
                 },
-                parts,
-                right: amx_bf16::Side {
+                terms,
+                right: amx_bf16::TileRows {
                     tiles: &self.right(kernels, first, steps),
                     row: steps,
                     first: 0,
                 },
                 steps,
             };
-            let begin = if first == 0 {
-                Sums::Begin
+            let accumulate = if first == 0 {
+                Accumulate::FromZero
             } else {
-                Sums::Continue
+                Accumulate::OntoOutput
             };
-            kernels.multiply(
+            kernels.gemm_bf16(
                 &operands,
-                begin,
-                &mut Block::new(&mut out, self.weight_rows),
+                accumulate,
+                &mut MatrixMut::new(&mut out, self.weight_rows),
             );
         }
         out
@@ -246,7 +246,7 @@ fn what_lies_behind_a_row_does_not_matter() {
         first.copy_from_slice(&one.weights);
         second.fill(0xff);
         for kernels in Kernels::all() {
-            let (alone, beside) = (one.by_matvec(kernels, 1), two.by_matvec(kernels, 1));
+            let (alone, beside) = (one.by_gemv(kernels, 1), two.by_gemv(kernels, 1));
             assert_eq!(alone[0].to_bits(), beside[0].to_bits(), "{quant}");
             assert!(beside[1].is_nan(), "{quant}");
         }
@@ -254,9 +254,9 @@ fn what_lies_behind_a_row_does_not_matter() {
 }
 
 #[test]
-fn strands_visit_every_row_once_a_quarter_apart() {
+fn interleaved_rows_are_visited_once_each_a_quarter_apart() {
     let bytes: Vec<u8> = (0..40).collect();
-    let rows = WeightRows::new(&bytes, 5, 3, 8).in_strands();
+    let rows = WeightRows::new(&bytes, 5, 3, 8).interleaved();
     let visited = |rows: WeightRows<'_>| -> Vec<u8> {
         (0..rows.len()).map(|row| rows.row(row)[0] / 5).collect()
     };
@@ -290,13 +290,13 @@ fn products_are_close_to_exact_ones_and_equal_on_every_instruction_set() {
     for quant in quantized() {
         for &columns in widths(quant) {
             let problem = Problem::new(quant, 67, columns, 8);
-            let expected = problem.by_matvec(Kernels::all()[0], 1);
+            let expected = problem.by_gemv(Kernels::all()[0], 1);
             let error = relative_error(&expected, &problem.exact());
             // A dot product of one or three groups may cancel, which says nothing about the format.
             let bound = if columns < 512 { 1e-2 } else { 6e-3 };
             assert!(error < bound, "{quant} {columns}: {error}");
             for kernels in Kernels::all() {
-                let found = problem.by_matvec(kernels, 1);
+                let found = problem.by_gemv(kernels, 1);
                 assert_eq!(
                     bits(&found),
                     bits(&expected),
@@ -309,17 +309,17 @@ fn products_are_close_to_exact_ones_and_equal_on_every_instruction_set() {
 }
 
 #[test]
-fn a_row_has_the_same_bits_alone_in_company_and_in_panels() {
+fn a_row_has_the_same_bits_alone_in_company_and_in_packed_panels() {
     for quant in quantized() {
         for &columns in widths(quant) {
             for kernels in Kernels::all() {
                 let problem = Problem::new(quant, 37, columns, 11);
-                let alone = problem.by_matvec(kernels, 1);
+                let alone = problem.by_gemv(kernels, 1);
                 for together in 2..=gemv::MOST_ROWS {
-                    assert_eq!(bits(&problem.by_matvec(kernels, together)), bits(&alone));
+                    assert_eq!(bits(&problem.by_gemv(kernels, together)), bits(&alone));
                 }
                 assert_eq!(
-                    bits(&problem.by_panels(kernels)),
+                    bits(&problem.by_packed_int8(kernels)),
                     bits(&alone),
                     "{quant} {columns} {:?}",
                     kernels.isa()
@@ -327,7 +327,7 @@ fn a_row_has_the_same_bits_alone_in_company_and_in_panels() {
                 for together in (1..=3).chain([gemv_transposed::MOST_ROWS]) {
                     assert!(
                         !gemv_transposed::takes(quant)
-                            || bits(&problem.by_turning(kernels, together)) == bits(&alone),
+                            || bits(&problem.by_gemv_transposed(kernels, together)) == bits(&alone),
                         "{quant} {columns} {together} {:?}",
                         kernels.isa()
                     );
@@ -338,14 +338,14 @@ fn a_row_has_the_same_bits_alone_in_company_and_in_panels() {
 }
 
 #[test]
-fn rows_side_by_side_have_the_bits_of_rows_alone() {
+fn rows_in_int8_tiles_have_the_bits_of_rows_alone() {
     for quant in quantized() {
         for &columns in widths(quant) {
             let problem = Problem::new(quant, 37, columns, 32);
-            let alone = bits(&problem.by_matvec(Kernels::all()[0], 1));
+            let alone = bits(&problem.by_gemv(Kernels::all()[0], 1));
             for kernels in tile_kernels() {
                 for together in [1, 2, 3, 5, 8, 13, 16, 17, 26, 32] {
-                    let found = bits(&problem.side_by_side(kernels, together));
+                    let found = bits(&problem.by_amx_int8(kernels, together));
                     assert!(found == alone, "{quant} {columns} {together}");
                 }
             }
@@ -354,7 +354,7 @@ fn rows_side_by_side_have_the_bits_of_rows_alone() {
 }
 
 #[test]
-fn the_formats_that_matter_most_are_turned() {
+fn the_formats_that_matter_most_are_transposed() {
     for quant in [QuantType::Q4_0, QuantType::Q8_0, QuantType::Q4_K] {
         assert!(gemv_transposed::takes(quant), "{quant}");
     }
@@ -362,15 +362,15 @@ fn the_formats_that_matter_most_are_turned() {
 }
 
 #[test]
-fn weights_in_tiles_are_those_of_the_definition_rounded() {
+fn weights_in_bf16_tiles_are_those_of_the_definition_rounded() {
     for quant in quantized().chain([QuantType::BF16]) {
         for &columns in widths(quant) {
             let problem = Problem::new(quant, 21, columns, 0);
             let mut dense = vec![0.0; 21 * columns];
             quant.dequantize(&problem.weights, &mut dense);
             for kernels in tile_kernels() {
-                let first = (columns - 1) / amx_bf16::BLOCK * amx_bf16::BLOCK;
-                let steps = amx_bf16::steps(columns - first);
+                let first = (columns - 1) / amx_bf16::K_BLOCK_MULTIPLE * amx_bf16::K_BLOCK_MULTIPLE;
+                let steps = amx_bf16::k_steps(columns - first);
                 let tiles = problem.right(kernels, first, steps);
                 for row in 0..32 {
                     for k in first..columns {
@@ -388,18 +388,18 @@ fn weights_in_tiles_are_those_of_the_definition_rounded() {
 }
 
 #[test]
-fn tiles_have_the_bits_of_plain_ones_and_are_nearer_to_exact_products() {
+fn bf16_tiles_have_the_bits_of_plain_ones_and_are_nearer_to_exact_products() {
     for quant in quantized() {
         for &columns in widths(quant) {
             let problem = Problem::new(quant, 37, columns, 19);
             let exact = problem.exact();
-            let eight_bit = relative_error(&problem.by_matvec(Kernels::all()[0], 1), &exact);
-            let plain = problem.by_tiles(TileKernels::plain(), 19, columns);
+            let eight_bit = relative_error(&problem.by_gemv(Kernels::all()[0], 1), &exact);
+            let plain = problem.by_amx_bf16(TileKernels::plain(), 19, columns);
             let error = relative_error(&plain, &exact);
             assert!(error < 3e-3, "{quant} {columns}: {error}");
             assert!(error < eight_bit, "{quant} {columns}: {error} {eight_bit}");
             for kernels in tile_kernels() {
-                let found = problem.by_tiles(kernels, 19, columns);
+                let found = problem.by_amx_bf16(kernels, 19, columns);
                 assert_eq!(bits(&found), bits(&plain), "{quant} {columns}");
             }
         }
@@ -407,13 +407,13 @@ fn tiles_have_the_bits_of_plain_ones_and_are_nearer_to_exact_products() {
 }
 
 #[test]
-fn a_row_in_tiles_has_the_same_bits_in_any_company_and_any_blocks() {
+fn a_row_in_bf16_tiles_has_the_same_bits_in_any_company_and_any_k_blocks() {
     for kernels in tile_kernels() {
         for quant in [QuantType::Q4_0, QuantType::Q6_K, QuantType::BF16] {
             let problem = Problem::new(quant, 34, 1792, 50);
-            let all = bits(&problem.by_tiles(kernels, 50, 1792));
+            let all = bits(&problem.by_amx_bf16(kernels, 50, 1792));
             for rows in [1, 15, 16, 17, 32, 33, 49] {
-                let found = bits(&problem.by_tiles(kernels, rows, amx_bf16::BLOCK));
+                let found = bits(&problem.by_amx_bf16(kernels, rows, amx_bf16::K_BLOCK_MULTIPLE));
                 assert_eq!(found, all[..rows * 34], "{quant} {rows}");
             }
         }
@@ -421,19 +421,19 @@ fn a_row_in_tiles_has_the_same_bits_in_any_company_and_any_blocks() {
 }
 
 #[test]
-fn floats_in_tiles_are_as_exact_as_floats() {
+fn floats_in_bf16_tiles_are_as_exact_as_floats() {
     for columns in [1, 16, 40, 256, 1000, 1536] {
         let problem = Problem::new(QuantType::BF16, 35, columns, 18);
         let mut wide = Problem::new(QuantType::F32, 35, columns, 18);
         wide.weights = vec![0; 35 * columns * 4];
         Kernels::all()[0].widen(QuantType::BF16, problem.rows(), &mut wide.weights);
         wide.x.copy_from_slice(&problem.x);
-        let plain = problem.by_tiles(TileKernels::plain(), 18, 512);
+        let plain = problem.by_amx_bf16(TileKernels::plain(), 18, 512);
         let error = relative_error(&plain, &problem.exact());
         assert!(error < 1e-6, "{columns}: {error}");
         for kernels in tile_kernels() {
             for problem in [&problem, &wide] {
-                let found = problem.by_tiles(kernels, 18, 512);
+                let found = problem.by_amx_bf16(kernels, 18, 512);
                 assert_eq!(bits(&found), bits(&plain), "{columns}");
             }
         }
@@ -445,8 +445,8 @@ fn every_batch_size_agrees() {
     for rows in 1..=70 {
         let kernels = Kernels::for_isa(Isa::detect());
         let problem = Problem::new(QuantType::Q4_K, 18, 512, rows);
-        let alone = bits(&problem.by_matvec(kernels, 1));
-        assert_eq!(bits(&problem.by_panels(kernels)), alone);
+        let alone = bits(&problem.by_gemv(kernels, 1));
+        assert_eq!(bits(&problem.by_packed_int8(kernels)), alone);
     }
 }
 
@@ -460,14 +460,14 @@ fn float_weights_are_multiplied_as_floats() {
                 let mut all: Vec<Vec<u32>> = Vec::new();
                 for kernels in Kernels::all() {
                     let mut found = vec![f32::NAN; rows * 7];
-                    kernels.float_matmul(quant, problem.rows(), &x, &mut found);
+                    kernels.gemm_float(quant, problem.rows(), &x, &mut found);
                     let error = relative_error(&found, &problem.exact());
                     assert!(error < 1e-6, "{quant} {columns}: {error}");
                     let alone: Vec<f32> = x
                         .iter()
                         .flat_map(|x| {
                             let mut out = vec![f32::NAN; 7];
-                            kernels.float_matmul(quant, problem.rows(), &[x], &mut out);
+                            kernels.gemm_float(quant, problem.rows(), &[x], &mut out);
                             out
                         })
                         .collect();
@@ -476,188 +476,12 @@ fn float_weights_are_multiplied_as_floats() {
                     kernels.widen(quant, problem.rows(), &mut wide);
                     let wide = WeightRows::new(&wide, 4 * columns, 4 * columns, 7);
                     let mut widened = vec![f32::NAN; rows * 7];
-                    kernels.float_matmul(QuantType::F32, wide, &x, &mut widened);
+                    kernels.gemm_float(QuantType::F32, wide, &x, &mut widened);
                     assert_eq!(bits(&widened), bits(&found));
                     all.push(bits(&found));
                 }
                 assert!(all.windows(2).all(|pair| pair[0] == pair[1]));
             }
-        }
-    }
-}
-
-/// The shortest time of many calls: short ones fit between the turns of whatever else the machine does.
-fn shortest(mut call: impl FnMut()) -> f64 {
-    let time = |_| {
-        let start = std::time::Instant::now();
-        call();
-        start.elapsed().as_secs_f64()
-    };
-    (0..400).map(time).fold(f64::INFINITY, f64::min)
-}
-
-/// Speeds of the products with many rows, for a person to read: `--ignored --nocapture products_timing`.
-#[test]
-#[ignore = "a measurement"]
-#[expect(clippy::print_stdout, reason = "speeds, for a person to read")]
-fn products_timing() {
-    for (quant, columns) in [
-        (QuantType::Q4_0, 1536),
-        (QuantType::Q4_0, 6144),
-        (QuantType::Q8_0, 1536),
-        (QuantType::Q4_K, 1536),
-        (QuantType::Q6_K, 1536),
-    ] {
-        for kernels in Kernels::all() {
-            let (weight_rows, rows, pack, multiply);
-            if let Some(kernels) = kernels.tiles() {
-                (weight_rows, rows) = (256, 256);
-                let problem = Problem::new(quant, weight_rows, columns, rows);
-                let steps = amx_bf16::steps(columns);
-                let (left, _) = problem.left(kernels, rows);
-                let mut strip = vec![Tile::ZERO; steps];
-                let mut out = vec![0.0; weight_rows * rows];
-                pack = shortest(|| {
-                    for first in (0..weight_rows).step_by(amx_bf16::ROWS) {
-                        let rows = problem.rows().slice(first..first + amx_bf16::ROWS);
-                        kernels.pack(quant, rows, 0, &mut strip);
-                    }
-                });
-                let operands = amx_bf16::Operands {
-                    left: amx_bf16::Side {
-                        tiles: &left,
-                        row: steps,
-                        first: 0,
-                    },
-                    parts: 1,
-                    right: amx_bf16::Side {
-                        tiles: &problem.right(kernels, 0, steps),
-                        row: steps,
-                        first: 0,
-                    },
-                    steps,
-                };
-                multiply = shortest(|| {
-                    kernels.multiply(
-                        &operands,
-                        Sums::Begin,
-                        &mut Block::new(&mut out, weight_rows),
-                    );
-                });
-            } else {
-                (weight_rows, rows) = (
-                    packed_int8::ROWS * packed_int8::MOST_PANELS,
-                    packed_int8::MOST_ROWS,
-                );
-                let problem = Problem::new(quant, weight_rows, columns, rows);
-                let activations = problem.activations(kernels);
-                let x: Vec<Row<'_>> = (0..rows).map(|row| activations.row(row)).collect();
-                let mut panels = [packed_int8::Panel::default(), packed_int8::Panel::default()];
-                let mut sums = packed_int8::Sums::default();
-                pack = shortest(|| {
-                    for (p, panel) in panels.iter_mut().enumerate() {
-                        let rows = p * packed_int8::ROWS..(p + 1) * packed_int8::ROWS;
-                        kernels.pack(quant, problem.rows().slice(rows), panel);
-                    }
-                });
-                multiply = shortest(|| kernels.multiply(&panels, &x, &mut sums));
-            }
-            let operations = (2 * weight_rows * columns * rows) as f64;
-            println!(
-                "{quant} {columns} {:?}: {:.0} GOPS; unpacking {:.3} ns a weight",
-                kernels.isa(),
-                operations / multiply / 1e9,
-                pack / (weight_rows * columns) as f64 * 1e9,
-            );
-        }
-    }
-    for quant in [QuantType::F32, QuantType::F16, QuantType::BF16] {
-        let problem = Problem::new(quant, 32, 1536, 24);
-        let mut values = Aligned::new(problem.x.len());
-        values.copy_from_slice(&problem.x);
-        let mut wide = Aligned::new(32 * 1536 * 4);
-        let x: Vec<&[f32]> = values.chunks(1536).collect();
-        let mut out = vec![0.0; 32 * 24];
-        for kernels in Kernels::all() {
-            let direct = shortest(|| kernels.float_matmul(quant, problem.rows(), &x, &mut out));
-            let widen = shortest(|| kernels.widen(quant, problem.rows(), &mut wide));
-            let rows = WeightRows::new(&wide, 4 * 1536, 4 * 1536, 32);
-            let widened = shortest(|| kernels.float_matmul(QuantType::F32, rows, &x, &mut out));
-            let operations = f64::from(2 * 32 * 1536 * 24);
-            println!(
-                "{quant} {:?}: {:.0} GOPS, widened {:.0}; widening {:.2} ns a weight",
-                kernels.isa(),
-                operations / direct / 1e9,
-                operations / widened / 1e9,
-                widen / f64::from(32 * 1536) * 1e9,
-            );
-        }
-    }
-}
-
-/// What a weight costs with few rows, each way, for a person to read: `--ignored --nocapture few_rows_timing`.
-#[test]
-#[ignore = "a measurement"]
-#[expect(clippy::print_stdout, reason = "speeds, for a person to read")]
-fn few_rows_timing() {
-    let (weight_rows, columns) = (packed_int8::ROWS * packed_int8::MOST_PANELS, 1536);
-    for quant in [
-        QuantType::Q4_0,
-        QuantType::Q8_0,
-        QuantType::Q4_K,
-        QuantType::Q6_K,
-    ] {
-        for kernels in Kernels::all() {
-            if kernels.isa() == Isa::Scalar {
-                continue;
-            }
-            let mut line = format!(
-                "{quant} {:?}, ns a weight by matvec/panels/sideways/tiles:",
-                kernels.isa()
-            );
-            for rows in [1, 2, 4, 8, 16, 32] {
-                let problem = Problem::new(quant, weight_rows, columns, rows);
-                let activations = problem.activations(kernels);
-                let x: Vec<Row<'_>> = (0..rows).map(|row| activations.row(row)).collect();
-                let mut out = vec![0.0; rows * weight_rows];
-                let mut panels = [packed_int8::Panel::default(), packed_int8::Panel::default()];
-                let mut sums = packed_int8::Sums::default();
-                let each = 1e9 / (weight_rows * columns) as f64;
-                let direct = shortest(|| kernels.matvec(quant, problem.rows(), &x, &mut out));
-                let shared = shortest(|| {
-                    for (p, panel) in panels.iter_mut().enumerate() {
-                        let rows = p * packed_int8::ROWS..(p + 1) * packed_int8::ROWS;
-                        kernels.pack(quant, problem.rows().slice(rows), panel);
-                    }
-                    for x in x.chunks(packed_int8::MOST_ROWS) {
-                        kernels.multiply(&panels, x, &mut sums);
-                    }
-                });
-                line += &format!("  x{rows} {:.3}/{:.3}", direct * each, shared * each);
-                if gemv_transposed::takes(quant) {
-                    let mut sums = gemv_transposed::Sums::default();
-                    let turned = shortest(|| {
-                        for (x, out) in x
-                            .chunks(gemv_transposed::MOST_ROWS)
-                            .zip(out.chunks_mut(gemv_transposed::MOST_ROWS * weight_rows))
-                        {
-                            kernels.multiply_sideways(quant, problem.rows(), x, &mut sums, out);
-                        }
-                    });
-                    line += &format!("/{:.3}", turned * each);
-                }
-                if let Some(kernels) = kernels.tiles() {
-                    let mut set = amx_int8::Columns::default();
-                    let mut space = amx_int8::Space::default();
-                    let sets = set.add(quant, columns, x.iter().copied());
-                    let beside = shortest(|| {
-                        let (weights, sets) = (problem.rows(), sets.clone());
-                        kernels.multiply_columns(quant, weights, &set, sets, &mut space, &mut out);
-                    });
-                    line += &format!("/{:.3}", beside * each);
-                }
-            }
-            println!("{line}");
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use crate::simd::array;
 
-/// Weight rows that kernels of few activation rows work on at once. They lie far apart in the matrix: a core gets more
-/// out of memory by following several places than one.
-pub(crate) const STRANDS: usize = 4;
+/// Weight rows that kernels of few activation rows read at once. They lie far apart in the matrix: a core gets more
+/// out of memory by following several streams than one.
+pub(crate) const READ_STREAMS: usize = 4;
 
-/// How far ahead of the arithmetic weights are asked for, across the ends of rows: the processor's own prefetcher stays
-/// within a page and starts anew in the next.
+/// Distance from the arithmetic to the weights that are prefetched, across the ends of rows: the processor's own prefetcher
+/// stays within a page and starts anew in the next.
 pub(crate) const PREFETCH_BYTES: usize = 4096;
 
 /// A run of weight rows in the file.
@@ -16,9 +16,9 @@ pub(crate) struct WeightRows<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) row_bytes: usize,
     count: usize,
-    /// From a row to the next, within each [`STRANDS`] rows.
+    /// Bytes from a row to the next, within each [`READ_STREAMS`] rows.
     apart: usize,
-    /// From the first of [`STRANDS`] rows to the first of the next.
+    /// Bytes from the first of [`READ_STREAMS`] rows to the first of the next.
     step: usize,
 }
 
@@ -35,7 +35,7 @@ impl<'a> WeightRows<'a> {
             row_bytes,
             count,
             apart: stride,
-            step: STRANDS * stride,
+            step: READ_STREAMS * stride,
         }
         .checked()
     }
@@ -57,15 +57,15 @@ impl<'a> WeightRows<'a> {
     }
 
     /// The same rows in another order: the first of each quarter, then the second of each. There must be whole quarters.
-    pub(crate) fn in_strands(self) -> WeightRows<'a> {
+    pub(crate) fn interleaved(self) -> WeightRows<'a> {
         assert!(
-            self.count.is_multiple_of(STRANDS),
-            "{} rows in {STRANDS} strands",
+            self.count.is_multiple_of(READ_STREAMS),
+            "{} rows in {READ_STREAMS} streams",
             self.count
         );
         let stride = self.stride();
         WeightRows {
-            apart: self.count / STRANDS * stride,
+            apart: self.count / READ_STREAMS * stride,
             step: stride,
             ..self
         }
@@ -76,15 +76,19 @@ impl<'a> WeightRows<'a> {
         self.count
     }
 
-    /// From a row to the next; only rows in their own order have one.
+    /// Bytes from a row to the next; only rows in their own order have one.
     pub(super) fn stride(self) -> usize {
-        assert_eq!(self.step, STRANDS * self.apart, "rows in their own order");
+        assert_eq!(
+            self.step,
+            READ_STREAMS * self.apart,
+            "rows in their own order"
+        );
         self.apart
     }
 
     #[inline(always)]
     fn offset(self, row: usize) -> usize {
-        row % STRANDS * self.apart + row / STRANDS * self.step
+        row % READ_STREAMS * self.apart + row / READ_STREAMS * self.step
     }
 
     #[inline(always)]
@@ -98,11 +102,11 @@ impl<'a> WeightRows<'a> {
         &self.bytes[self.offset(row)..]
     }
 
-    /// Where the rows after the first `count` lie, as [`STRANDS`] runs of a quarter of as many.
+    /// Addresses of the rows after the first `count`, as [`READ_STREAMS`] runs of a quarter of as many.
     #[inline(always)]
-    pub(super) fn runs_after(self, count: usize) -> [*const u8; STRANDS] {
-        let quarter = count / STRANDS;
-        let in_order = self.step == STRANDS * self.apart;
+    pub(super) fn runs_after(self, count: usize) -> [*const u8; READ_STREAMS] {
+        let quarter = count / READ_STREAMS;
+        let in_order = self.step == READ_STREAMS * self.apart;
         let start = self.bytes.as_ptr();
         array![start; i => start.wrapping_add(if in_order {
             (count + i * quarter) * self.apart
@@ -111,11 +115,11 @@ impl<'a> WeightRows<'a> {
         })]
     }
 
-    /// Some of the rows. Out of strands, they begin with a first one of [`STRANDS`].
+    /// Some of the rows. Of interleaved ones, they begin with a first one of [`READ_STREAMS`].
     pub(crate) fn slice(self, rows: std::ops::Range<usize>) -> WeightRows<'a> {
         assert!(
-            self.step == STRANDS * self.apart || rows.start.is_multiple_of(STRANDS),
-            "strands begin together"
+            self.step == READ_STREAMS * self.apart || rows.start.is_multiple_of(READ_STREAMS),
+            "streams begin together"
         );
         WeightRows {
             bytes: &self.bytes[self.offset(rows.start)..],

@@ -6,11 +6,11 @@ use carat_model::{
 
 use half::f16;
 
-use super::{Attention, SEGMENT, Span, SpreadScratch};
+use super::{Attention, QuerySpan, SplitKvScratch, attend::SPLIT_TOKENS};
 use crate::{
     kernel::table::Kernels,
     op::{
-        kv::{self, Slot},
+        kv::{self, PagedKv},
         repack::Repacked,
         workers::Workers,
     },
@@ -41,7 +41,7 @@ impl Sequence {
             queries: queries.iter().map(|x| x * scale).collect(),
             keys: random.normals(tokens * width),
             values: random.normals(tokens * width),
-            // Backwards, so that a page's place is never its number.
+            // Backwards, so that a page's index is never its number.
             pages: (0..page_count).rev().map(PageId).collect(),
             spec,
             group,
@@ -49,7 +49,7 @@ impl Sequence {
         }
     }
 
-    fn store(&self, workers: &Workers, slot: &mut Slot, positions: std::ops::Range<usize>) {
+    fn store(&self, workers: &Workers, cache: &mut PagedKv, positions: std::ops::Range<usize>) {
         let pages = PerGroup {
             full: self.pages.as_slice(),
             sliding: self.pages.as_slice(),
@@ -70,7 +70,7 @@ impl Sequence {
         let writes = kv::writes(&batch, |_| true);
         let width = self.spec.kv_heads * self.spec.head_dim;
         let rows = positions.start * width..positions.end * width;
-        slot.store(
+        cache.store(
             workers,
             writes.get(self.spec.group),
             &self.keys[rows.clone()],
@@ -81,26 +81,26 @@ impl Sequence {
     /// Feeds the sequence in chunks: keys and values first, then their queries.
     fn run(&self, kv: KvType, kernels: &'static Kernels, threads: usize, chunk: usize) -> Vec<f32> {
         let mut workers = Workers::new(Pool::new(threads).unwrap(), kernels, Repacked::new(0));
-        let mut slot = Slot::new(&self.spec, kv, self.pages.len());
+        let mut cache = PagedKv::new(&self.spec, kv, self.pages.len());
         let columns = self.queries.len() / self.tokens;
         let mut out = vec![f32::NAN; self.queries.len()];
-        let mut spread = SpreadScratch::default();
+        let mut scratch = SplitKvScratch::default();
         for start in (0..self.tokens).step_by(chunk) {
             let end = self.tokens.min(start + chunk);
-            self.store(&workers, &mut slot, start..end);
-            let span = Span {
+            self.store(&workers, &mut cache, start..end);
+            let span = QuerySpan {
                 rows: 0..end - start,
                 position: start,
                 pages: &self.pages,
             };
             let range = start * columns..end * columns;
             Attention::new(
-                &slot,
+                &cache,
                 &self.queries[range.clone()],
                 columns,
                 std::iter::once(span),
             )
-            .run(&mut workers, &mut spread, &mut out[range]);
+            .run(&mut workers, &mut scratch, &mut out[range]);
         }
         out
     }
@@ -137,13 +137,13 @@ impl Sequence {
             let first = (position + 1).saturating_sub(self.spec.window.unwrap_or(usize::MAX));
             for head in 0..heads {
                 let q = &self.queries[(position * heads + head) * head_dim..][..head_dim];
-                let cell = |data: &[f32], seen: usize, d: usize| {
+                let element = |data: &[f32], seen: usize, d: usize| {
                     f64::from(data[seen * kv_width + head / self.group * head_dim + d])
                 };
                 let scores: Vec<f64> = (first..=position)
                     .map(|seen| {
                         (0..head_dim)
-                            .map(|d| f64::from(q[d]) * cell(&self.keys, seen, d))
+                            .map(|d| f64::from(q[d]) * element(&self.keys, seen, d))
                             .sum()
                     })
                     .collect();
@@ -153,7 +153,7 @@ impl Sequence {
                 out.extend((0..head_dim).map(|d| {
                     (first..=position)
                         .zip(&weights)
-                        .map(|(seen, weight)| weight * cell(&self.values, seen, d))
+                        .map(|(seen, weight)| weight * element(&self.values, seen, d))
                         .sum::<f64>()
                         / sum
                 }));
@@ -227,7 +227,7 @@ fn groups_of_tiny_values_are_off_by_little() {
         for size in [0.0, 1e-12, 3e-6, 7.6e-6, 1e-5] {
             let x: [f32; KvType::GROUP] = std::array::from_fn(|i| size * (i as f32 / 16.0 - 0.9));
             let mut codes = [0; KvType::GROUP];
-            let scale = f16::from_le_bytes(kernels.to_codes(&x, &mut codes)).to_f32();
+            let scale = f16::from_le_bytes(kernels.to_q8_0(&x, &mut codes)).to_f32();
             for (x, code) in x.iter().zip(codes) {
                 let found = scale * f32::from(code.cast_signed());
                 // A scale of few bits is off by half of the least there is, 127 times.
@@ -238,9 +238,14 @@ fn groups_of_tiny_values_are_off_by_little() {
 }
 
 #[test]
-fn lengths_around_pages_segments_and_windows() {
+fn lengths_around_pages_splits_and_windows() {
     let kernels = Kernels::for_isa(crate::Isa::detect());
-    for window in [None, Some(PAGE_TOKENS), Some(SEGMENT), Some(SEGMENT + 1)] {
+    for window in [
+        None,
+        Some(PAGE_TOKENS),
+        Some(SPLIT_TOKENS),
+        Some(SPLIT_TOKENS + 1),
+    ] {
         for tokens in [1, 31, 32, 33, 127, 128, 129, 160, 257, 300] {
             let sequence = Sequence::new(spec(1, 32, window), 4, tokens);
             let exact = sequence.exact();

@@ -6,9 +6,8 @@ use carat_gguf::{
 };
 
 use super::{
-    Coding, Format, Order, Unpacked, at, half_bits,
     legacy::{block_nibbles, four_blocks_nibbles},
-    no_codes,
+    unpack::{Coding, Format, Order, Unpacked, at, f16_bits, no_codes},
 };
 use crate::simd::{Floats, Simd, array};
 
@@ -19,7 +18,7 @@ impl Format for Iq4Nl {
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Signed;
     const MINS: bool = false;
-    const ORDER: Order = Order::Halves;
+    const ORDER: Order = Order::HalfGroups;
     const CHUNK_BYTES: usize = 16 * 18;
 
     #[inline(always)]
@@ -27,7 +26,7 @@ impl Format for Iq4Nl {
         let chunk: &[u8; 16 * 18] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => S::lookup(&IQ4_VALUES, block_nibbles::<S>(chunk, i, 18, 2))],
-            scales: S::halves_apart::<18>(chunk),
+            scales: S::load_f16_strided::<18>(chunk),
             mins: S::Floats::zero(),
         }
     }
@@ -55,7 +54,7 @@ impl Format for Iq4Xs {
     #[inline(always)]
     fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 2 * 136] = at(chunk, 0);
-        let factors = array![0; g => half_bits(chunk, 136 * (g / 8))];
+        let factors = array![0; g => f16_bits(chunk, 136 * (g / 8))];
         let numbers = array![0; g => {
             let (block, sub) = (136 * (g / 8), g % 8);
             let low = (chunk[block + 4 + sub / 2] >> (4 * (sub % 2))) & 15;
@@ -70,7 +69,7 @@ impl Format for Iq4Xs {
                     S::nibbles(at(chunk, start), at(chunk, start + 16)),
                 )
             }],
-            scales: S::Floats::load_half(&factors).mul(S::to_floats(S::load_ints(&numbers))),
+            scales: S::Floats::load_f16_bits(&factors).mul(S::to_floats(S::load_ints(&numbers))),
             mins: S::Floats::zero(),
         }
     }
@@ -83,7 +82,7 @@ impl Format for Mxfp4 {
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Signed;
     const MINS: bool = false;
-    const ORDER: Order = Order::Halves;
+    const ORDER: Order = Order::HalfGroups;
     const CHUNK_BYTES: usize = 16 * 17;
 
     #[inline(always)]

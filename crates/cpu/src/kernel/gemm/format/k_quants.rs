@@ -3,7 +3,7 @@
 
 use carat_gguf::{QuantType, quant::q3_k_scales};
 
-use super::{Coding, Format, Runs, Unpacked, at, half_bits, no_codes};
+use super::unpack::{Coding, Format, TransposeLayout, Unpacked, at, f16_bits, no_codes};
 use crate::simd::{Floats, Simd, array};
 
 /// Each of sixteen small integers times the block's factor, as the definition rounds it.
@@ -14,8 +14,8 @@ fn scaled<S: Simd>(d: S::Floats, by: [i8; 16]) -> S::Floats {
 
 /// The F16 at `offset`, in every lane.
 #[inline(always)]
-fn half_at<S: Simd>(bytes: &[u8], offset: usize) -> S::Floats {
-    S::Floats::load_half(&[half_bits(bytes, offset); 16])
+fn f16_at<S: Simd>(bytes: &[u8], offset: usize) -> S::Floats {
+    S::Floats::load_f16_bits(&[f16_bits(bytes, offset); 16])
 }
 
 /// The eight 6-bit scales, then the eight minimums, of a Q4_K or Q5_K block that starts at `block`: a byte each, by
@@ -44,11 +44,11 @@ fn scales_and_mins<S: Simd>(chunk: &[u8], bytes: usize) -> (S::Floats, S::Floats
     let numbers = [six_bit_numbers(chunk, 0), six_bit_numbers(chunk, bytes)];
     let scales = array![0; g => numbers[g / 8][0][g % 8].cast_signed()];
     let mins = array![0; g => numbers[g / 8][1][g % 8].cast_signed()];
-    let d = array![0; g => half_bits(chunk, g / 8 * bytes)];
-    let dmin = array![0; g => half_bits(chunk, g / 8 * bytes + 2)];
+    let d = array![0; g => f16_bits(chunk, g / 8 * bytes)];
+    let dmin = array![0; g => f16_bits(chunk, g / 8 * bytes + 2)];
     (
-        scaled::<S>(S::Floats::load_half(&d), scales),
-        scaled::<S>(S::Floats::load_half(&dmin), mins),
+        scaled::<S>(S::Floats::load_f16_bits(&d), scales),
+        scaled::<S>(S::Floats::load_f16_bits(&dmin), mins),
     )
 }
 
@@ -59,7 +59,7 @@ impl Format for Q4K {
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Offset(0);
     const MINS: bool = true;
-    const RUNS: Runs = Runs::Q4K;
+    const TRANSPOSE: TransposeLayout = TransposeLayout::Q4K;
     const CHUNK_BYTES: usize = 2 * 144;
 
     #[inline(always)]
@@ -111,7 +111,7 @@ impl Format for Q6K {
     const GROUP: usize = 16;
     const CODING: Coding = Coding::Offset(32);
     const MINS: bool = false;
-    const RUNS: Runs = Runs::Q6K;
+    const TRANSPOSE: TransposeLayout = TransposeLayout::Q6K;
     const CHUNK_BYTES: usize = 210;
 
     #[inline(always)]
@@ -126,7 +126,7 @@ impl Format for Q6K {
                 S::or(low, S::shl::<4>(pairs))
             }],
             scales: scaled::<S>(
-                half_at::<S>(chunk, 208),
+                f16_at::<S>(chunk, 208),
                 array![0; g => chunk[192 + g].cast_signed()],
             ),
             mins: S::Floats::zero(),
@@ -156,11 +156,11 @@ impl Format for Q2K {
         Unpacked {
             codes: array![no_codes::<S>(); i => two_bits::<S>(chunk, 16, i)],
             scales: scaled::<S>(
-                half_at::<S>(chunk, 80),
+                f16_at::<S>(chunk, 80),
                 array![0; g => (chunk[g] & 15).cast_signed()],
             ),
             mins: scaled::<S>(
-                half_at::<S>(chunk, 82),
+                f16_at::<S>(chunk, 82),
                 array![0; g => (chunk[g] >> 4).cast_signed()],
             ),
         }
@@ -188,7 +188,7 @@ impl Format for Q3K {
                 S::or(two_bits::<S>(chunk, 32, i), S::shl::<2>(high))
             }],
             scales: scaled::<S>(
-                half_at::<S>(chunk, 108),
+                f16_at::<S>(chunk, 108),
                 array![0; g => scales[g].cast_signed() - 32],
             ),
             mins: S::Floats::zero(),

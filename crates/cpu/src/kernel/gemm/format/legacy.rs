@@ -2,7 +2,7 @@
 
 use carat_gguf::QuantType;
 
-use super::{Coding, Format, Order, Runs, Unpacked, at, no_codes};
+use super::unpack::{Coding, Format, Order, TransposeLayout, Unpacked, at, no_codes};
 use crate::simd::{Floats, Simd, Tiles, array};
 
 /// Nibbles of blocks `2 i` and `2 i + 1`, where a block has `bytes` bytes and its nibbles start at `offset`.
@@ -42,7 +42,7 @@ fn fifth_bits<S: Simd>(chunk: &[u8], i: usize, bytes: usize, offset: usize) -> S
 /// The second F16 of every block. Negated, because formats subtract their minimum and these add theirs.
 #[inline(always)]
 fn added_mins<S: Simd, const STRIDE: usize>(chunk: &[u8]) -> S::Floats {
-    S::halves_apart::<STRIDE>(&chunk[2..]).mul(S::Floats::splat(-1.0))
+    S::load_f16_strided::<STRIDE>(&chunk[2..]).mul(S::Floats::splat(-1.0))
 }
 
 pub(crate) struct Q4_0;
@@ -52,8 +52,8 @@ impl Format for Q4_0 {
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Offset(8);
     const MINS: bool = false;
-    const RUNS: Runs = Runs::Nibbles;
-    const ORDER: Order = Order::Halves;
+    const TRANSPOSE: TransposeLayout = TransposeLayout::Nibbles;
+    const ORDER: Order = Order::HalfGroups;
     const CHUNK_BYTES: usize = 16 * 18;
 
     #[inline(always)]
@@ -61,7 +61,7 @@ impl Format for Q4_0 {
         let chunk: &[u8; 16 * 18] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => block_nibbles::<S>(chunk, i, 18, 2)],
-            scales: S::halves_apart::<18>(chunk),
+            scales: S::load_f16_strided::<18>(chunk),
             mins: S::Floats::zero(),
         }
     }
@@ -80,7 +80,7 @@ impl Format for Q4_0 {
         let chunk: &[u8; 16 * 18] = at(chunk, 0);
         Unpacked {
             codes: T::q4_0_codes(chunk),
-            scales: T::Vectors::halves_apart::<18>(chunk),
+            scales: T::Vectors::load_f16_strided::<18>(chunk),
             mins: Floats::zero(),
         }
     }
@@ -93,8 +93,8 @@ impl Format for Q4_1 {
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Offset(0);
     const MINS: bool = true;
-    const RUNS: Runs = Runs::Nibbles;
-    const ORDER: Order = Order::Halves;
+    const TRANSPOSE: TransposeLayout = TransposeLayout::Nibbles;
+    const ORDER: Order = Order::HalfGroups;
     const CHUNK_BYTES: usize = 16 * 20;
 
     #[inline(always)]
@@ -102,7 +102,7 @@ impl Format for Q4_1 {
         let chunk: &[u8; 16 * 20] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => block_nibbles::<S>(chunk, i, 20, 4)],
-            scales: S::halves_apart::<20>(chunk),
+            scales: S::load_f16_strided::<20>(chunk),
             mins: added_mins::<S, 20>(chunk),
         }
     }
@@ -134,7 +134,7 @@ impl Format for Q5_0 {
                 let low = block_nibbles::<S>(chunk, i, 22, 6);
                 S::or(low, fifth_bits::<S>(chunk, i, 22, 2))
             }],
-            scales: S::halves_apart::<22>(chunk),
+            scales: S::load_f16_strided::<22>(chunk),
             mins: S::Floats::zero(),
         }
     }
@@ -157,7 +157,7 @@ impl Format for Q5_1 {
                 let low = block_nibbles::<S>(chunk, i, 24, 8);
                 S::or(low, fifth_bits::<S>(chunk, i, 24, 4))
             }],
-            scales: S::halves_apart::<24>(chunk),
+            scales: S::load_f16_strided::<24>(chunk),
             mins: added_mins::<S, 24>(chunk),
         }
     }
@@ -170,7 +170,7 @@ impl Format for Q8_0 {
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Signed;
     const MINS: bool = false;
-    const RUNS: Runs = Runs::Bytes;
+    const TRANSPOSE: TransposeLayout = TransposeLayout::Int8;
     const CHUNK_BYTES: usize = 16 * 34;
 
     #[inline(always)]
@@ -178,7 +178,7 @@ impl Format for Q8_0 {
         let chunk: &[u8; 16 * 34] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => S::join(at(chunk, 68 * i + 2), at(chunk, 68 * i + 36))],
-            scales: S::halves_apart::<34>(chunk),
+            scales: S::load_f16_strided::<34>(chunk),
             mins: S::Floats::zero(),
         }
     }

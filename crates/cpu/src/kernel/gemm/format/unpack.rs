@@ -1,18 +1,13 @@
-//! What a quantized format must say: how sixteen of its groups become codes, scales and minimums.
+//! The trait of quantized formats: sixteen of its groups become codes, scales and minimums.
 //!
 //! A weight is `scale * code - minimum` with exactly the roundings of `carat_gguf`'s definition. Kernels work on whole
 //! chunks of sixteen groups; a row's last chunk is copied and filled with zero bytes where it is short.
 
 use carat_gguf::QuantType;
 
-use super::{
-    iq4::{Iq4Nl, Iq4Xs, Mxfp4},
-    k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K},
-    legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0},
-};
-use crate::simd::{LANES, Simd, Tiles};
+use crate::simd::{Simd, Tiles};
 
-/// How the codes of a format lie in a byte.
+/// Encoding of a code in its byte.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Coding {
     /// Unsigned and below 64; the weight's code is this less the offset.
@@ -21,21 +16,21 @@ pub(crate) enum Coding {
     Signed,
 }
 
-/// How the codes of a chunk follow each other.
+/// Order of the codes of a chunk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     /// As the values in the row.
     Row,
     /// Of four groups of 32 the first halves, then the second halves: nibbles come apart so in whole vectors.
-    Halves,
+    HalfGroups,
 }
 
-/// Blocks whose codes lie in runs that [`super::gemv_transposed`] can turn.
+/// Layout of a block, where its codes lie in runs that [`crate::kernel::gemm::gemv_transposed`] can transpose.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Runs {
+pub(crate) enum TransposeLayout {
     None,
-    /// A scale and 32 signed bytes.
-    Bytes,
+    /// A scale and 32 int8.
+    Int8,
     /// A scale, a minimum if the format has those, and 16 bytes: the low nibbles, then the high ones.
     Nibbles,
     /// Q4_K's own.
@@ -51,7 +46,7 @@ pub(crate) trait Format: Sized + 'static {
     const CODING: Coding;
     const MINS: bool;
 
-    const RUNS: Runs = Runs::None;
+    const TRANSPOSE: TransposeLayout = TransposeLayout::None;
 
     /// Bytes of sixteen groups.
     const CHUNK_BYTES: usize;
@@ -132,7 +127,7 @@ pub(crate) fn chunk_at<'a, F: Format>(
     tail.insert(short).chunk::<F>()
 }
 
-/// `N` bytes at a place that the caller's constants keep in bounds.
+/// `N` bytes at an offset that the caller's constants keep in bounds.
 #[inline(always)]
 pub(super) fn at<const N: usize>(bytes: &[u8], offset: usize) -> &[u8; N] {
     bytes[offset..offset + N]
@@ -142,82 +137,8 @@ pub(super) fn at<const N: usize>(bytes: &[u8], offset: usize) -> &[u8; N] {
 
 /// The F16 bits at `offset`.
 #[inline(always)]
-pub(super) fn half_bits(bytes: &[u8], offset: usize) -> u16 {
+pub(super) fn f16_bits(bytes: &[u8], offset: usize) -> u16 {
     u16::from_le_bytes(*at(bytes, offset))
-}
-
-/// Does something with the format type of a quantized [`QuantType`].
-pub(crate) trait WithFormat {
-    type Output;
-    fn run<F: Format>(self) -> Self::Output;
-}
-
-/// Calls `visitor` with the format `quant` names. Float types have none; asking for one is a broken invariant.
-#[inline(always)]
-pub(crate) fn with_format<V: WithFormat>(quant: QuantType, visitor: V) -> V::Output {
-    match quant {
-        QuantType::Q4_0 => visitor.run::<Q4_0>(),
-        QuantType::Q4_1 => visitor.run::<Q4_1>(),
-        QuantType::Q5_0 => visitor.run::<Q5_0>(),
-        QuantType::Q5_1 => visitor.run::<Q5_1>(),
-        QuantType::Q8_0 => visitor.run::<Q8_0>(),
-        QuantType::Q2_K => visitor.run::<Q2K>(),
-        QuantType::Q3_K => visitor.run::<Q3K>(),
-        QuantType::Q4_K => visitor.run::<Q4K>(),
-        QuantType::Q5_K => visitor.run::<Q5K>(),
-        QuantType::Q6_K => visitor.run::<Q6K>(),
-        QuantType::IQ4_NL => visitor.run::<Iq4Nl>(),
-        QuantType::IQ4_XS => visitor.run::<Iq4Xs>(),
-        QuantType::MXFP4 => visitor.run::<Mxfp4>(),
-        QuantType::F32 | QuantType::F16 | QuantType::BF16 => {
-            panic!("{quant} is multiplied as floats")
-        }
-    }
-}
-
-/// Turns whole rows into f32 times `scale`, with the roundings of [`QuantType::dequantize`].
-#[inline(always)]
-pub(crate) fn dequantize<S: Simd>(quant: QuantType, row: &[u8], scale: f32, out: &mut [f32]) {
-    if quant.is_float() {
-        quant.dequantize(row, out);
-        for y in out {
-            *y *= scale;
-        }
-    } else {
-        with_format(
-            quant,
-            Dequantize::<S>(row, scale, out, std::marker::PhantomData),
-        );
-    }
-}
-
-struct Dequantize<'a, S>(&'a [u8], f32, &'a mut [f32], std::marker::PhantomData<S>);
-
-impl<S: Simd> WithFormat for Dequantize<'_, S> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<F: Format>(self) {
-        let Dequantize(row, scale, out, _) = self;
-        let tail = Tail::of::<F>(row);
-        let whole = row.chunks_exact(F::CHUNK_BYTES);
-        let chunks = whole.chain(tail.as_ref().map(Tail::chunk::<F>));
-        for (chunk, values) in chunks.zip(out.chunks_mut(F::GROUP * LANES)) {
-            let unpacked = F::unpack::<S>(chunk);
-            let (mut scales, mut mins) = ([0.0; LANES], [0.0; LANES]);
-            crate::simd::Floats::store(unpacked.scales, &mut scales);
-            crate::simd::Floats::store(unpacked.mins, &mut mins);
-            let mut codes = [0; 64];
-            for (piece, values) in values.chunks_mut(64).enumerate() {
-                S::store_bytes(signed::<S, F>(unpacked.codes[piece]), &mut codes);
-                for (i, (y, code)) in values.iter_mut().zip(codes).enumerate() {
-                    let g = (64 * piece + i) / F::GROUP;
-                    let value = scales[g] * f32::from(code.cast_signed());
-                    *y = scale * if F::MINS { value - mins[g] } else { value };
-                }
-            }
-        }
-    }
 }
 
 /// The codes as signed bytes.
