@@ -13,7 +13,7 @@ use carat_model::{
 use crate::{
     executor::CpuExecutor,
     kernel::{isa::Isa, table::Kernels},
-    lower::lower,
+    lower::{BatchRows, Fusion, ProgramOp, list, lower},
     memory,
     op::{
         kv,
@@ -24,14 +24,16 @@ use crate::{
     roofline,
 };
 
+/// Choices that concern the CPU alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuConfig {
     /// Threads to compute with, the caller's included; `None` takes as many as the process may use.
     pub threads: Option<usize>,
     /// The highest level of instructions to use; `None` takes the best there is.
     pub isa: Option<Isa>,
-    /// Memory for weights that stay unpacked once a prompt has used them; only with [`CpuBackend::repacks`].
+    /// Memory for repacked weights, kept once a prompt has used them; only with [`CpuBackend::repacks`].
     pub repack_bytes: u64,
+    pub fusion: Fusion,
 }
 
 /// Compiles plans for this machine's processor.
@@ -39,6 +41,7 @@ pub struct CpuBackend {
     threads: usize,
     kernels: &'static Kernels,
     repack_bytes: u64,
+    fusion: Fusion,
 }
 
 impl CpuBackend {
@@ -51,10 +54,11 @@ impl CpuBackend {
             kernels,
             // Nothing would be kept, so none of it is set aside.
             repack_bytes: kernels.tiles().map_or(0, |_| config.repack_bytes),
+            fusion: config.fusion,
         }
     }
 
-    /// Whether weights are kept unpacked if there is memory for it: where prompts are multiplied in tiles.
+    /// Whether repacked weights are kept if there is memory for it: where prompts are multiplied in tiles.
     pub fn repacks(&self) -> bool {
         self.kernels.tiles().is_some()
     }
@@ -66,6 +70,11 @@ impl CpuBackend {
     /// The level in use.
     pub fn isa(&self) -> Isa {
         self.kernels.isa()
+    }
+
+    /// The operations that a plan becomes and that run for a batch of so many rows. Looks at no weight's values.
+    pub fn program(&self, plan: &Plan, weights: &Weights, batch: BatchRows) -> Vec<ProgramOp> {
+        list(plan, weights, self.fusion, self.isa(), batch)
     }
 }
 
@@ -120,7 +129,7 @@ impl Backend for CpuBackend {
                 free_bytes,
             });
         }
-        let program = lower(plan, &weights, layout);
+        let program = lower(plan, &weights, layout, self.fusion);
         let pool =
             Pool::new(self.threads).map_err(|error| BackendError::Device(Box::new(error)))?;
         let workers = Workers::new(pool, self.kernels, Repacked::new(repack_bytes));

@@ -30,3 +30,4 @@ mod testing;
 
 pub use backend::{CpuBackend, CpuConfig};
 pub use kernel::isa::Isa;
+pub use lower::{BatchRows, Fusion, ProgramOp};

@@ -24,6 +24,7 @@ fn main() {
                         threads: Some(2),
                         isa: Some(isa),
                         repack_bytes,
+                        ..CpuConfig::default()
                     });
                     case.check(&backend).map_err(Into::into)
                 });

@@ -1,7 +1,7 @@
 //! Whole models on this backend: as near to published logits as the peer's engine, and the same bits however they are fed,
 //! within a class of batches: up to 32 rows, or more.
 
-use carat_cpu::{CpuBackend, CpuConfig, Isa};
+use carat_cpu::{CpuBackend, CpuConfig, Fusion, Isa};
 use carat_model::{
     backend::{
         Backend, Batch, CompileOptions, Executor, KvType, Outputs, PAGE_TOKENS, PageId, PerGroup,
@@ -170,6 +170,30 @@ fn repacked_weights_change_no_bit() {
         let unpacked = keeping(0);
         for bytes in [100_000, 1 << 30] {
             assert!(unpacked == keeping(bytes), "{} with {bytes}", fixture.name);
+        }
+    }
+}
+
+/// In batches of both classes, at a level with tiles and without.
+#[test]
+fn operations_that_stand_alone_give_the_same_bits_as_those_together() {
+    for (fixture, kv) in fixtures_and_kv_types() {
+        let tokens = fixture.tokens().repeat(2);
+        for (isa, chunk) in [(Isa::detect(), 5), (Isa::detect(), 48), (Isa::Scalar, 48)] {
+            let with = |fusion| {
+                let backend = CpuBackend::new(&CpuConfig {
+                    threads: Some(2),
+                    isa: Some(isa),
+                    fusion,
+                    ..CpuConfig::default()
+                });
+                logits_of(&backend, kv, fixture, &tokens, chunk)
+            };
+            assert!(
+                with(Fusion::On) == with(Fusion::Off),
+                "{} with {kv:?} on {isa:?} in chunks of {chunk}",
+                fixture.name
+            );
         }
     }
 }

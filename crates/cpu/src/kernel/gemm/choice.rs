@@ -34,6 +34,20 @@ pub(crate) enum KernelChoice {
     Float,
 }
 
+impl KernelChoice {
+    /// The name of the kernel and of its file.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            KernelChoice::Gemv => "gemv",
+            KernelChoice::GemvTransposed => "gemv_transposed",
+            KernelChoice::PackedInt8 => "packed_int8",
+            KernelChoice::AmxInt8 => "amx_int8",
+            KernelChoice::AmxBf16 => "amx_bf16",
+            KernelChoice::Float => "float",
+        }
+    }
+}
+
 /// The kernel for `rows` rows that meet one matrix: all rows of a batch of that class, or those that chose an expert.
 pub(crate) fn choose(
     weights: WeightFormat,

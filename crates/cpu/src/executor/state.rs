@@ -1,17 +1,14 @@
-//! A compiled model: buffers, KV pages and threads, and the loop that runs a batch through its operations.
+//! The state of a compiled model: buffers, quantized copies, KV pages; and one operation on it.
 
 use std::sync::Arc;
 
 use carat_model::{
-    backend::{
-        BackendError, Batch, CompileOptions, Executor, KvGroup, Outputs, PerGroup, RowPlace, Ticket,
-    },
-    plan::{Plan, Rows, Value},
-    reference::sampled_row,
-    sampling::Scratch as SamplingScratch,
+    backend::{CompileOptions, RowPlace},
+    plan::{Plan, Rows},
     weights::{Weight, Weights},
 };
 
+use super::row_view::RowView;
 use crate::{
     aligned::Aligned,
     kernel::gemm::{
@@ -20,9 +17,9 @@ use crate::{
     },
     lower::{Op, Operand, ProductInput, Program},
     op::{
-        attention::{Attention, QuerySpan, SplitKvScratch},
+        attention::{Attention, SplitKvScratch},
         experts::{self, MoeBuffers},
-        kv::{self, KvWrites, PagedKv},
+        kv::PagedKv,
         linear::{self, ExpertGroup, Input, Product},
         quantize,
         rope::Angles,
@@ -30,82 +27,38 @@ use crate::{
     },
 };
 
-pub(crate) struct CpuExecutor {
-    plan: Plan,
-    options: CompileOptions,
-    program: Program,
-    state: State,
-    sampling_scratch: SamplingScratch,
-    outputs: Outputs,
-    batches: u64,
-    /// Rows of the last batch, for [`Executor::probed`].
-    last_rows: usize,
-    last_sampled: usize,
-}
-
-/// What operations change.
-struct State {
+/// All that operations read and change.
+pub(super) struct State {
     workers: Workers,
     weights: Arc<Weights>,
+    /// Weights that are read as f32, in the order of the program.
+    vectors: Vec<Vec<f32>>,
     buffers: Vec<Aligned<f32>>,
     quantized: Vec<Activations>,
-    slots: Vec<PagedKv>,
+    /// By slot.
+    caches: Vec<PagedKv>,
     angles: Vec<Angles>,
     moe: Option<MoeBuffers>,
     router_scores: Vec<f32>,
     split_kv: SplitKvScratch,
 }
 
-/// A batch, seen from its rows.
-struct RowView<'a> {
-    batch: &'a Batch<'a>,
-    all: Vec<RowPlace>,
-    sampled: Vec<RowPlace>,
-    writes: PerGroup<KvWrites>,
-}
-
-impl RowView<'_> {
-    fn of(&self, rows: Rows) -> &[RowPlace] {
-        match rows {
-            Rows::All => &self.all,
-            Rows::Sampled => &self.sampled,
-        }
-    }
-
-    /// Each run's rows among `rows`, where it has any.
-    fn spans(&self, rows: Rows, group: KvGroup) -> impl Iterator<Item = QuerySpan<'_>> {
-        let mut next = 0;
-        self.batch.runs.iter().filter_map(move |run| {
-            let count = match rows {
-                Rows::All => run.rows.len(),
-                Rows::Sampled => run.sampled,
-            };
-            let first = next;
-            next += count;
-            (count > 0).then(|| QuerySpan {
-                rows: first..next,
-                position: run.position + run.rows.len() - count,
-                pages: run.pages.get(group),
-            })
-        })
-    }
-}
-
-impl CpuExecutor {
-    pub(crate) fn new(
+impl State {
+    pub(super) fn new(
         plan: &Plan,
         weights: Arc<Weights>,
         options: &CompileOptions,
-        program: Program,
+        program: &Program,
         workers: Workers,
-    ) -> CpuExecutor {
+    ) -> State {
         let count = |rows: Rows| match rows {
             Rows::All => options.max_rows,
             Rows::Sampled => options.max_sampled,
         };
         let buffers = program.layout.buffers.iter();
+        let vectors = program.vectors.iter();
         let quantized = program.quantized.iter();
-        let state = State {
+        State {
             buffers: buffers
                 .map(|shape| Aligned::new(count(shape.rows) * shape.columns))
                 .collect(),
@@ -116,7 +69,8 @@ impl CpuExecutor {
                     Activations::new(rows, shape.columns)
                 })
                 .collect(),
-            slots: plan
+            vectors: vectors.map(|weight| weights.vector(*weight)).collect(),
+            caches: plan
                 .slots
                 .iter()
                 .map(|spec| PagedKv::new(spec, options.kv, *options.pages.get(spec.group)))
@@ -134,74 +88,22 @@ impl CpuExecutor {
             split_kv: SplitKvScratch::default(),
             workers,
             weights,
-        };
-        CpuExecutor {
-            plan: plan.clone(),
-            options: options.clone(),
-            program,
-            state,
-            sampling_scratch: SamplingScratch::default(),
-            outputs: Outputs::default(),
-            batches: 0,
-            last_rows: 0,
-            last_sampled: 0,
         }
     }
-}
 
-impl Executor for CpuExecutor {
-    /// Computes here and now: the caller is one of the pool's threads.
-    fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
-        batch.check(&self.plan, &self.options)?;
-        let view = RowView {
-            batch,
-            all: batch.all_rows().collect(),
-            sampled: batch.sampled_rows().collect(),
-            writes: kv::writes(batch, |group| self.plan.uses(group)),
-        };
-        let State {
-            angles, workers, ..
-        } = &mut self.state;
-        for (angles, rope) in angles.iter_mut().zip(&self.plan.ropes) {
-            angles.fill(workers, rope, &view.all);
-        }
-        for op in &self.program.ops {
-            if !view.of(op.rows()).is_empty() {
-                self.state.run(op, &view);
-            }
-        }
-        let logits = self.program.logits;
-        let rows = self.state.buffers[logits.buffer].chunks(logits.columns);
-        self.outputs.rows.clear();
-        for (sampled, logits) in view.sampled.iter().zip(rows) {
-            let row = sampled_row(batch, sampled, logits, &mut self.sampling_scratch);
-            self.outputs.rows.push(row);
-        }
-        (self.last_rows, self.last_sampled) = (view.all.len(), view.sampled.len());
-        self.batches += 1;
-        Ok(Ticket(self.batches))
+    pub(super) fn buffer(&self, index: usize) -> &[f32] {
+        &self.buffers[index]
     }
 
-    fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
-        assert_eq!(ticket, Ticket(self.batches), "a ticket is used once");
-        std::mem::swap(out, &mut self.outputs);
-        Ok(())
+    /// Fills the RoPE angles of a batch.
+    pub(super) fn fill_angles(&mut self, plan: &Plan, view: &RowView<'_>) {
+        for (angles, rope) in self.angles.iter_mut().zip(&plan.ropes) {
+            angles.fill(&self.workers, rope, &view.all);
+        }
     }
 
-    fn probed(&self, value: Value) -> Option<&[f32]> {
-        let rows = match self.plan.rows(value) {
-            Rows::All => self.last_rows,
-            Rows::Sampled => self.last_sampled,
-        };
-        let buffer = &self.state.buffers[self.program.layout.buffer(value)];
-        self.options
-            .probe
-            .then(|| &buffer[..rows * self.plan.columns(value)])
-    }
-}
-
-impl State {
-    fn run(&mut self, op: &Op, view: &RowView<'_>) {
+    /// Runs one operation on the rows of a batch.
+    pub(super) fn run(&mut self, op: &Op, view: &RowView<'_>) {
         let rows = view.of(op.rows());
         match op {
             Op::Quantize { x, quantized } => {
@@ -217,10 +119,10 @@ impl State {
             }
             Op::Linear { x, products } => self.multiply(*x, products, rows.len()),
             Op::StoreKv { k, v, slot } => {
-                let slot = &mut self.slots[slot.0 as usize];
-                let writes = view.writes.get(slot.spec.group);
+                let cache = &mut self.caches[slot.0 as usize];
+                let writes = view.writes.get(cache.spec.group);
                 let (k, v) = (&self.buffers[k.buffer], &self.buffers[v.buffer]);
-                slot.store(&self.workers, writes, k, v);
+                cache.store(&self.workers, writes, k, v);
             }
             Op::Embed { out, .. }
             | Op::Norm { out, .. }
@@ -302,6 +204,7 @@ impl State {
                 quantized,
                 ..
             } => {
+                let weight = weight.map(|id| self.vectors[id.0].as_slice());
                 let out = (out, operand.columns);
                 each_row(
                     &self.workers,
@@ -311,7 +214,7 @@ impl State {
                     |r, out| {
                         let groups = row(x, r).chunks(*group).zip(out.chunks_mut(*group));
                         for (x, out) in groups {
-                            kernels.norm(x, weight.as_deref(), *eps, out);
+                            kernels.norm(x, weight, *eps, out);
                         }
                     },
                 );
@@ -373,9 +276,9 @@ impl State {
         let rows = view.of(operand.rows);
         match op {
             Op::Attend { q, slot, .. } => {
-                let slot = &self.slots[slot.0 as usize];
-                let spans = view.spans(operand.rows, slot.spec.group);
-                Attention::new(slot, &self.buffers[q.buffer], q.columns, spans).run(
+                let cache = &self.caches[slot.0 as usize];
+                let spans = view.spans(operand.rows, cache.spec.group);
+                Attention::new(cache, &self.buffers[q.buffer], q.columns, spans).run(
                     &mut self.workers,
                     &mut self.split_kv,
                     out,
@@ -405,9 +308,10 @@ impl State {
                     &mut [&mut self.router_scores],
                 );
                 let scores = &self.router_scores;
+                let expert_scale = expert_scale.map(|id| self.vectors[id.0].as_slice());
                 self.workers.each_row(out, operand.columns, |r, out| {
                     let scores = &scores[r * experts..][..experts];
-                    experts::route(scores, expert_scale.as_deref(), out);
+                    experts::route(scores, expert_scale, out);
                 });
             }
             Op::Experts {
