@@ -230,6 +230,7 @@ pub(crate) fn cpu_backend(settings: &Settings) -> Result<CpuBackend> {
         threads: settings.threads,
         isa,
         repack_bytes: settings.repack_bytes()?.unwrap_or(0),
+        ..CpuConfig::default()
     });
     if let Some(size) = settings.repack.as_deref() {
         if !backend.repacks() {

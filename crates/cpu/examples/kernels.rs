@@ -1,4 +1,5 @@
-//! Speeds of single steps through the public traits, beside the bound they are measured against.
+//! Speeds of single steps through the public traits, beside the bound they are measured against. Single kernels are measured
+//! by `benches/gemm.rs`.
 //!
 //! `cargo run --release -p carat-cpu --example kernels -- [threads] [part of a name]`. Weights are random and larger than
 //! the caches, so one row measures memory and many rows measure arithmetic.
@@ -133,8 +134,8 @@ impl Bench {
         let weights = Weights::of_file(Arc::new(file));
         let builder = Builder::new(&weights);
         let last = build(&builder, &|name| weights.find(name).expect("written above"));
-        let narrowed = builder.select_sampled("last", last);
-        let plan = builder.finish(narrowed, narrowed);
+        let sampled = builder.select_sampled("last", last);
+        let plan = builder.finish(sampled, sampled);
         Bench {
             weights: Arc::new(weights),
             plan,
@@ -202,7 +203,7 @@ fn linear(quant: QuantType, outputs: usize) -> Bench {
     )
 }
 
-/// One row: bytes of weights a second.
+/// One row: bytes of weights per second.
 fn stream(backend: &CpuBackend, quant: QuantType) {
     let outputs = STREAMED_BYTES / quant.row_bytes(COLUMNS);
     let bench = linear(quant, outputs);
@@ -212,7 +213,7 @@ fn stream(backend: &CpuBackend, quant: QuantType) {
     println!("stream/{quant:<8} {:6.2} GB/s", gigabytes(bytes, time));
 }
 
-/// Many rows: multiplications and additions a second.
+/// Many rows: multiplications and additions per second.
 fn multiply(backend: &CpuBackend, quant: QuantType, rows: usize) {
     let outputs = 10240;
     let bench = linear(quant, outputs);
@@ -272,7 +273,7 @@ fn dispatch(backend: &CpuBackend) {
     let mut executor = bench.compile(backend, 1, 1, KvType::F16);
     let time = best(|| run(executor.as_mut(), 1, 0));
     println!(
-        "dispatch   {:6.2} us a step of 8 items",
+        "dispatch   {:6.2} us per step of 8 items",
         time.as_secs_f64() * 1e6 / f64::from(steps)
     );
 }

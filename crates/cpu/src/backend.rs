@@ -1,4 +1,4 @@
-//! The backend: how many threads, which instructions, and whether a model fits.
+//! The backend: threads, instructions, and whether a model fits.
 
 use std::sync::Arc;
 
@@ -12,24 +12,28 @@ use carat_model::{
 
 use crate::{
     executor::CpuExecutor,
-    isa::Isa,
-    kernels::Kernels,
-    kv,
-    lower::lower,
+    kernel::{isa::Isa, table::Kernels},
+    lower::{BatchRows, Fusion, ProgramOp, list, lower},
     memory,
+    op::{
+        kv,
+        repack::{self, Repacked},
+        workers::Workers,
+    },
     pool::Pool,
-    repacked::{self, Repacked},
-    workers::Workers,
+    roofline,
 };
 
+/// Choices that concern the CPU alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuConfig {
     /// Threads to compute with, the caller's included; `None` takes as many as the process may use.
     pub threads: Option<usize>,
     /// The highest level of instructions to use; `None` takes the best there is.
     pub isa: Option<Isa>,
-    /// Memory for weights that stay unpacked once a prompt has used them; only with [`CpuBackend::repacks`].
+    /// Memory for repacked weights, kept once a prompt has used them; only with [`CpuBackend::repacks`].
     pub repack_bytes: u64,
+    pub fusion: Fusion,
 }
 
 /// Compiles plans for this machine's processor.
@@ -37,6 +41,7 @@ pub struct CpuBackend {
     threads: usize,
     kernels: &'static Kernels,
     repack_bytes: u64,
+    fusion: Fusion,
 }
 
 impl CpuBackend {
@@ -49,10 +54,11 @@ impl CpuBackend {
             kernels,
             // Nothing would be kept, so none of it is set aside.
             repack_bytes: kernels.tiles().map_or(0, |_| config.repack_bytes),
+            fusion: config.fusion,
         }
     }
 
-    /// Whether weights are kept unpacked if there is memory for it: where prompts are multiplied in tiles.
+    /// Whether repacked weights are kept if there is memory for it: where prompts are multiplied in tiles.
     pub fn repacks(&self) -> bool {
         self.kernels.tiles().is_some()
     }
@@ -61,13 +67,14 @@ impl CpuBackend {
         self.threads
     }
 
-    pub(crate) fn kernels(&self) -> &'static Kernels {
-        self.kernels
-    }
-
     /// The level in use.
     pub fn isa(&self) -> Isa {
         self.kernels.isa()
+    }
+
+    /// The operations that a plan becomes and that run for a batch of so many rows. Looks at no weight's values.
+    pub fn program(&self, plan: &Plan, weights: &Weights, batch: BatchRows) -> Vec<ProgramOp> {
+        list(plan, weights, self.fusion, self.isa(), batch)
     }
 }
 
@@ -89,7 +96,7 @@ impl Backend for CpuBackend {
     }
 
     fn chunk_rows(&self) -> usize {
-        // Tiles multiply so fast that unpacking the weights, once a batch, is a fifth of the time with 512 rows.
+        // Tiles multiply so fast that unpacking the weights, once per batch, is a fifth of the time with 512 rows.
         if self.kernels.tiles().is_some() {
             1024
         } else {
@@ -98,7 +105,7 @@ impl Backend for CpuBackend {
     }
 
     fn measure(&self) -> Result<Option<Rates>, BackendError> {
-        self.rates().map(Some)
+        roofline::peak_rates(self.kernels, self.threads).map(Some)
     }
 
     fn compile(
@@ -112,7 +119,7 @@ impl Backend for CpuBackend {
         } else {
             Layout::shared(plan)
         };
-        let repack_bytes = self.repack_bytes.min(repacked::most_bytes(&weights));
+        let repack_bytes = self.repack_bytes.min(repack::most_bytes(&weights));
         let needed_bytes = buffer_bytes(&layout, options) + kv_bytes(plan, options) + repack_bytes;
         if let Some(Memory { free_bytes, .. }) = memory::available()
             && needed_bytes > free_bytes
@@ -122,7 +129,7 @@ impl Backend for CpuBackend {
                 free_bytes,
             });
         }
-        let program = lower(plan, &weights, layout);
+        let program = lower(plan, &weights, layout, self.fusion);
         let pool =
             Pool::new(self.threads).map_err(|error| BackendError::Device(Box::new(error)))?;
         let workers = Workers::new(pool, self.kernels, Repacked::new(repack_bytes));

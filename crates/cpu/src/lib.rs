@@ -1,39 +1,33 @@
 //! The CPU backend: every step of a plan on threads and vector instructions.
 //!
-//! - [`backend`]: [`CpuBackend`], the choice of threads and instructions
-//! - [`lower`]: plan to operations, with quantized activations shared by their readers
-//! - [`executor`]: buffers, KV pages and the loop over operations
-//! - [`linear`], [`experts`], [`attend`], [`rope`], [`kv`]: one operation each, shared out over the [`pool`]
-//! - [`rates`]: what the machine can do at the most, for bounds
-//! - [`kernels`]: the table of inner loops, each compiled once an instruction set
-//! - [`dot`], [`activations`], [`elementwise`]: the inner loops themselves, written once over [`simd`]
+//! Stages import downwards only:
 //!
-//! Weights stay where the file is mapped. A row's results have the same bits whatever else is in its batch, however a
-//! prompt is cut, on any number of threads and at every level of instructions.
+//! - [`backend`]: [`CpuBackend`], the choice of threads and instructions; [`roofline`]: peak rates of the machine
+//! - [`executor`]: buffers, KV pages and the loop over operations
+//! - [`lower`]: plan to operations, with quantized copies of values shared by their readers
+//! - [`op`]: operations over whole values, shared out over the threads: linear, attention, experts, rope, kv, quantize, repack
+//! - [`kernel`]: inner loops over rows and pages, written once over [`simd`], and the table of them per instruction set
+//! - [`pool`]: worker threads and output tiles; [`simd`]: vectors and tiles of each instruction set
+//! - [`matrix`], [`aligned`], [`memory`]: rectangles of a matrix, aligned memory, and how much of it there is
+//!
+//! Weights stay where the file is mapped. Within a class of batches (up to 32 rows, or more), a row's results have the same
+//! bits whatever else is in its batch, however a prompt is cut, and on any number of threads; those of small batches at every
+//! level of instructions, too.
 
-mod activations;
 mod aligned;
-mod attend;
 mod backend;
-mod convert;
-mod dot;
-mod elementwise;
 mod executor;
-mod experts;
-mod isa;
-mod kernels;
-mod kv;
-mod linear;
+mod kernel;
 mod lower;
+mod matrix;
 mod memory;
+mod op;
 mod pool;
-mod rates;
-mod repacked;
-mod rope;
+mod roofline;
 mod simd;
 #[cfg(test)]
 mod testing;
-mod workers;
 
 pub use backend::{CpuBackend, CpuConfig};
-pub use isa::Isa;
+pub use kernel::isa::Isa;
+pub use lower::{BatchRows, Fusion, ProgramOp};

@@ -39,7 +39,7 @@ impl Random {
         let mut bytes: Vec<u8> = (0..rows * quant.row_bytes(columns))
             .map(|_| self.bits() as u8)
             .collect();
-        let halves: &[usize] = match quant {
+        let f16_offsets: &[usize] = match quant {
             QuantType::Q4_1 | QuantType::Q5_1 | QuantType::Q4_K | QuantType::Q5_K => &[0, 2],
             QuantType::Q2_K => &[80, 82],
             QuantType::Q3_K => &[108],
@@ -54,7 +54,7 @@ impl Random {
                 }
                 QuantType::MXFP4 => block[0] = 118 + self.below(6) as u8,
                 _ => {
-                    for &offset in halves {
+                    for &offset in f16_offsets {
                         let scale = f16::from_f32(self.uniform() * 0.1);
                         block[offset..offset + 2].copy_from_slice(&scale.to_le_bytes());
                     }

@@ -1,5 +1,5 @@
-//! Every step, format and shape of the test kit on every level of instructions, against the reference; products of many rows in
-//! tiles once more with weights that stay unpacked.
+//! Every step, format and shape of the test kit on every level of instructions, against the reference; products of large
+//! batches once more with repacked weights.
 
 use std::sync::Arc;
 
@@ -24,6 +24,7 @@ fn main() {
                         threads: Some(2),
                         isa: Some(isa),
                         repack_bytes,
+                        ..CpuConfig::default()
                     });
                     case.check(&backend).map_err(Into::into)
                 });

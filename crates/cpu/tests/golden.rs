@@ -1,7 +1,7 @@
 //! Whole models on this backend: as near to published logits as the peer's engine, and the same bits however they are fed,
 //! within a class of batches: up to 32 rows, or more.
 
-use carat_cpu::{CpuBackend, CpuConfig, Isa};
+use carat_cpu::{CpuBackend, CpuConfig, Fusion, Isa};
 use carat_model::{
     backend::{
         Backend, Batch, CompileOptions, Executor, KvType, Outputs, PAGE_TOKENS, PageId, PerGroup,
@@ -99,19 +99,19 @@ fn eight_bit_keys_and_values_add_a_fifth_to_the_error_of_eight_bit_products() {
         let expected = fixture.logits();
         let columns = expected.len() / fixture.tokens().len();
         let found = |isa, kv| logits(&backend(2, Some(isa)), kv, fixture, usize::MAX);
-        let halves = close::relative_l2(&found(Isa::Scalar, KvType::F16), &expected);
+        let f16_error = close::relative_l2(&found(Isa::Scalar, KvType::F16), &expected);
         // Where weights are floats it is the only error.
         let bound = if fixture.name.ends_with("f32") {
             0.05
         } else {
-            1.25 * halves
+            1.25 * f16_error
         };
         for isa in [Isa::Scalar, Isa::detect()] {
             let codes = found(isa, KvType::Q8_0);
             let error = close::relative_l2(&codes, &expected);
             let agreement = close::arg_max_agreement(&codes, &expected, columns);
             let figures = format!(
-                "{} on {isa:?}: error {error:.4} (halves {halves:.4}), same arg max {agreement:.3} (peer {:.3})",
+                "{} on {isa:?}: error {error:.4} (F16 {f16_error:.4}), same arg max {agreement:.3} (peer {:.3})",
                 fixture.name, fixture.peer_agreement
             );
             assert!(error <= bound, "{figures}");
@@ -121,7 +121,7 @@ fn eight_bit_keys_and_values_add_a_fifth_to_the_error_of_eight_bit_products() {
 }
 
 #[test]
-fn few_rows_have_the_same_bits_in_any_chunks_on_any_threads() {
+fn small_batches_have_the_same_bits_in_any_chunks_on_any_threads() {
     for (fixture, kv) in fixtures_and_kv_types() {
         let single = logits(&backend(1, None), kv, fixture, 1);
         for (threads, chunk) in [(2, 7), (3, 16), (2, 1), (4, 32)] {
@@ -135,7 +135,7 @@ fn few_rows_have_the_same_bits_in_any_chunks_on_any_threads() {
 }
 
 #[test]
-fn many_rows_have_the_same_bits_in_any_chunks_on_any_threads() {
+fn large_batches_have_the_same_bits_in_any_chunks_on_any_threads() {
     for (fixture, kv) in fixtures_and_kv_types() {
         let tokens = fixture.tokens().repeat(3);
         let whole = logits_of(&backend(1, None), kv, fixture, &tokens, usize::MAX);
@@ -155,7 +155,7 @@ fn many_rows_have_the_same_bits_in_any_chunks_on_any_threads() {
 
 /// None, some and all of them; only where there are tiles is anything kept.
 #[test]
-fn weights_that_stay_unpacked_change_no_bit() {
+fn repacked_weights_change_no_bit() {
     for fixture in &fixtures::ALL {
         let tokens = fixture.tokens().repeat(3);
         let keeping = |repack_bytes| {
@@ -174,8 +174,32 @@ fn weights_that_stay_unpacked_change_no_bit() {
     }
 }
 
+/// In batches of both classes, at a level with tiles and without.
 #[test]
-fn every_level_of_instructions_gives_the_same_bits_to_few_rows() {
+fn operations_that_stand_alone_give_the_same_bits_as_those_together() {
+    for (fixture, kv) in fixtures_and_kv_types() {
+        let tokens = fixture.tokens().repeat(2);
+        for (isa, chunk) in [(Isa::detect(), 5), (Isa::detect(), 48), (Isa::Scalar, 48)] {
+            let with = |fusion| {
+                let backend = CpuBackend::new(&CpuConfig {
+                    threads: Some(2),
+                    isa: Some(isa),
+                    fusion,
+                    ..CpuConfig::default()
+                });
+                logits_of(&backend, kv, fixture, &tokens, chunk)
+            };
+            assert!(
+                with(Fusion::On) == with(Fusion::Off),
+                "{} with {kv:?} on {isa:?} in chunks of {chunk}",
+                fixture.name
+            );
+        }
+    }
+}
+
+#[test]
+fn every_level_of_instructions_gives_the_same_bits_to_small_batches() {
     for (fixture, kv) in fixtures_and_kv_types() {
         let best = logits(&backend(2, None), kv, fixture, 16);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
@@ -187,7 +211,7 @@ fn every_level_of_instructions_gives_the_same_bits_to_few_rows() {
 
 /// Levels without tiles have one result for all batches. That of tiles is nearer to what the weights say.
 #[test]
-fn many_rows_in_tiles_are_nearer_to_the_reference() {
+fn large_batches_in_tiles_are_nearer_to_the_reference() {
     for fixture in &fixtures::ALL {
         let exact = reference_logits(fixture);
         let plain = logits(
@@ -201,7 +225,7 @@ fn many_rows_in_tiles_are_nearer_to_the_reference() {
             let found = logits(&backend(2, Some(isa)), KvType::F16, fixture, usize::MAX);
             if isa == Isa::Amx {
                 let error = close::relative_l2(&found, &exact);
-                // Where weights are floats, halves in the cache are nearly all of the error.
+                // Where weights are floats, F16 in the cache is nearly all of the error.
                 let share = if fixture.name.ends_with("f32") {
                     1.01
                 } else {
@@ -233,7 +257,7 @@ fn company_in_the_batch_changes_nothing() {
         let mut options = options(kv, tokens.len() * 3, usize::MAX);
         options.pages = options.pages.map(|_| 3 * each);
         let mut executor = compile(&backend(2, None), fixture, &options);
-        // The same text three times, at different places: pages interleaved, fed 1, 5 and 19 tokens at a time.
+        // The same text three times, with pages interleaved, fed 1, 5 and 19 tokens at a time.
         let steps = [1, 5, 19];
         let mut sequences: Vec<Sequence> = (0..3)
             .map(|s| Sequence {
@@ -331,7 +355,7 @@ fn logits_of_the_first(fixture: &Fixture, prompts: &[&[u32]]) -> Vec<f32> {
 }
 
 #[test]
-fn company_in_a_batch_of_many_rows_changes_nothing() {
+fn company_in_a_large_batch_changes_nothing() {
     for fixture in &fixtures::ALL {
         let tokens = fixture.tokens();
         let alone = logits_of_the_first(fixture, &[&tokens]);

@@ -1,4 +1,15 @@
-use super::*;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use super::{
+    Grid, Pool,
+    cores::{allowed_cores, pin_to},
+};
 
 fn pool() -> Pool {
     Pool::new(4).unwrap()
@@ -36,7 +47,7 @@ fn many_small_steps_in_a_row_lose_nothing() {
 }
 
 #[test]
-fn sleeping_workers_wake() {
+fn parked_workers_wake() {
     let pool = pool();
     for _ in 0..5 {
         // Long enough for workers to fall asleep: the caller computes alone.
@@ -62,7 +73,7 @@ fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
 }
 
 #[test]
-fn cells_cover_a_matrix_exactly() {
+fn tiles_cover_a_matrix_exactly() {
     let pool = pool();
     let (rows, columns) = (11, 37);
     let mut data = vec![0.0; rows * columns];
@@ -70,23 +81,25 @@ fn cells_cover_a_matrix_exactly() {
         data: &mut data,
         columns,
         row_bounds: &[0, 3, 3, 11],
-        cell_columns: 8,
-        strands: 1,
+        tile_columns: 8,
+        interleave: 1,
     };
-    pool.for_each_cell(vec![grid], &mut [(); 4], |(), _, mut cell| {
-        for row in cell.rows.clone() {
-            let band = cell.band as f32;
-            cell.row_mut(row).iter_mut().for_each(|x| *x += 1.0 + band);
+    pool.for_each_tile(vec![grid], &mut [(); 4], |(), _, mut tile| {
+        for row in tile.rows.clone() {
+            let row_group = tile.row_group as f32;
+            tile.row_mut(row)
+                .iter_mut()
+                .for_each(|x| *x += 1.0 + row_group);
         }
     });
     for (i, x) in data.iter().enumerate() {
-        let band = if i / columns < 3 { 0.0 } else { 2.0 };
-        assert_eq!(*x, 1.0 + band);
+        let row_group = if i / columns < 3 { 0.0 } else { 2.0 };
+        assert_eq!(*x, 1.0 + row_group);
     }
 }
 
 #[test]
-fn cells_of_several_matrices_go_in_one_round() {
+fn tiles_of_several_matrices_go_in_one_round() {
     let pool = pool();
     let mut all = [vec![0.0; 6 * 10], vec![0.0; 0], vec![0.0; 6 * 3]];
     let columns = [10, 5, 3];
@@ -94,63 +107,63 @@ fn cells_of_several_matrices_go_in_one_round() {
         row_bounds: if data.is_empty() { &[] } else { &[0, 6] },
         data,
         columns,
-        cell_columns: 4,
-        strands: 1,
+        tile_columns: 4,
+        interleave: 1,
     });
-    pool.for_each_cell(grids.collect(), &mut [(); 4], |(), place, mut cell| {
-        for row in cell.rows.clone() {
-            let value = 1.0 + place as f32;
-            cell.row_mut(row).iter_mut().for_each(|x| *x += value);
+    pool.for_each_tile(grids.collect(), &mut [(); 4], |(), index, mut tile| {
+        for row in tile.rows.clone() {
+            let value = 1.0 + index as f32;
+            tile.row_mut(row).iter_mut().for_each(|x| *x += value);
         }
     });
-    for (place, data) in all.iter().enumerate() {
-        assert!(data.iter().all(|&x| x == 1.0 + place as f32));
+    for (index, data) in all.iter().enumerate() {
+        assert!(data.iter().all(|&x| x == 1.0 + index as f32));
     }
 }
 
 #[test]
-fn cells_of_strands_put_values_where_they_belong() {
+fn interleaved_tiles_put_values_where_they_belong() {
     let pool = pool();
-    let (rows, columns, strands) = (3, 40, 4);
+    let (rows, columns, interleave) = (3, 40, 4);
     let mut data = vec![0.0; rows * columns];
     let grid = Grid {
         data: &mut data,
         columns,
         row_bounds: &[0, 1, 3],
-        cell_columns: 12,
-        strands,
+        tile_columns: 12,
+        interleave,
     };
-    pool.for_each_cell(vec![grid], &mut [(); 4], |(), _, mut cell| {
-        let places = cell.columns.clone();
-        for row in cell.rows.clone() {
-            let values: Vec<f32> = places.clone().map(|i| (100 * row + i) as f32).collect();
-            cell.store(row, &values);
+    pool.for_each_tile(vec![grid], &mut [(); 4], |(), _, mut tile| {
+        let columns = tile.columns.clone();
+        for row in tile.rows.clone() {
+            let values: Vec<f32> = columns.clone().map(|i| (100 * row + i) as f32).collect();
+            tile.store(row, &values);
         }
     });
     for (i, x) in data.iter().enumerate() {
         let (row, column) = (i / columns, i % columns);
-        let (strand, index) = (column / 10, column % 10);
-        assert_eq!(*x, (100 * row + strands * index + strand) as f32);
+        let (part, index) = (column / 10, column % 10);
+        assert_eq!(*x, (100 * row + interleave * index + part) as f32);
     }
 }
 
 #[test]
 fn pairs_of_chunks_belong_together() {
     let pool = pool();
-    let (mut wide, mut narrow) = (vec![0; 22], vec![0; 6]);
-    pool.for_each_pair_of_chunks((&mut wide, 8), (&mut narrow, 2), |item, wide, narrow| {
-        wide.fill(item);
-        narrow.fill(10 * item);
+    let (mut long, mut short) = (vec![0; 22], vec![0; 6]);
+    pool.for_each_pair_of_chunks((&mut long, 8), (&mut short, 2), |item, long, short| {
+        long.fill(item);
+        short.fill(10 * item);
     });
-    assert!(wide.iter().enumerate().all(|(i, &x)| x == i / 8));
-    assert_eq!(narrow, [0, 0, 10, 10, 20, 20]);
+    assert!(long.iter().enumerate().all(|(i, &x)| x == i / 8));
+    assert_eq!(short, [0, 0, 10, 10, 20, 20]);
 }
 
 #[test]
 fn chosen_chunks_are_the_only_ones_written() {
     let pool = pool();
     let mut data = vec![9usize; 50];
-    pool.for_each_chosen_chunk(&mut data, 5, &[1, 4, 9], |place, chunk| chunk.fill(place));
+    pool.for_each_chosen_chunk(&mut data, 5, &[1, 4, 9], |index, chunk| chunk.fill(index));
     for (i, &x) in data.iter().enumerate() {
         assert_eq!(
             x,

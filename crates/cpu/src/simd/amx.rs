@@ -21,9 +21,9 @@ use std::{
 
 use super::{
     Avx512, LANES, Line, Simd, array,
-    tiles::{Sums, Tile, Tiles, Totals, UNDER_WAY},
+    tiles::{Accumulate, IN_FLIGHT, Tile, Tiles, Totals},
 };
-use crate::pool::Block;
+use crate::matrix::MatrixMut;
 
 /// The state component of tile data, which a process asks the kernel for.
 #[cfg(target_os = "linux")]
@@ -51,9 +51,9 @@ fn request() -> bool {
     false
 }
 
-/// How many rows and bytes each register has, as the processor reads it.
+/// Rows and bytes of each register, as the processor reads them.
 #[repr(C, align(64))]
-struct Shapes {
+struct TileConfig {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -61,7 +61,7 @@ struct Shapes {
     rows: [u8; 16],
 }
 
-/// Registers 0 to 3 hold sums, or the products of bytes under way, 4 and 5 left tiles, 6 and 7 right ones.
+/// Registers 0 to 3 hold sums, or the int8 products in flight, 4 and 5 left tiles, 6 and 7 right ones.
 pub(crate) struct AmxTiles {
     /// The registers belong to the thread that took them.
     thread: PhantomData<*const ()>,
@@ -112,19 +112,19 @@ impl Tiles for AmxTiles {
 
     #[inline(always)]
     fn take() -> AmxTiles {
-        let mut shapes = Shapes {
+        let mut config = TileConfig {
             palette: 1,
             start_row: 0,
             reserved: [0; 14],
             row_bytes: [0; 16],
             rows: [0; 16],
         };
-        shapes.row_bytes[..8].fill(LINE as u16);
-        shapes.rows[..8].fill(LANES as u8);
+        config.row_bytes[..8].fill(LINE as u16);
+        config.rows[..8].fill(LANES as u8);
         // SAFETY: `Isa::Amx` was found available, so the instruction exists and the kernel lets us. The palette is the
         // first, and no shape is larger than its registers.
         unsafe {
-            asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack, readonly));
+            asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly));
         }
         AmxTiles {
             thread: PhantomData,
@@ -136,15 +136,15 @@ impl Tiles for AmxTiles {
         &mut self,
         left: [&[Tile]; M],
         right: [&[Tile]; N],
-        begin: Sums,
-        sums: &mut Block<'_>,
+        accumulate: Accumulate,
+        sums: &mut MatrixMut<'_>,
     ) {
         let steps = right[0].len();
-        let parts = left[0].len() / steps;
+        let terms = left[0].len() / steps;
         assert!(
             (1..=2).contains(&M)
                 && (1..=2).contains(&N)
-                && left.iter().all(|tiles| tiles.len() == steps * parts)
+                && left.iter().all(|tiles| tiles.len() == steps * terms)
                 && right.iter().all(|tiles| tiles.len() == steps)
                 && sums.rows() == M * LANES
                 && sums.columns() == N * LANES,
@@ -155,7 +155,7 @@ impl Tiles for AmxTiles {
         let stride = elements * size_of::<f32>();
         let square =
             |row: usize, column: usize| start.wrapping_add(row * LANES * elements + column * LANES);
-        if begin == Sums::Begin {
+        if accumulate == Accumulate::FromZero {
             within!("tilezero tmm0");
             within!("tilezero tmm1");
             within!("tilezero tmm2");
@@ -179,7 +179,7 @@ impl Tiles for AmxTiles {
             if N == 2 {
                 load!("tmm7", tile(right[1], step), LINE);
             }
-            for i in step * parts..(step + 1) * parts {
+            for i in step * terms..(step + 1) * terms {
                 load!("tmm4", tile(left[0], i), LINE);
                 within!("tdpbf16ps tmm0, tmm4, tmm6");
                 if N == 2 {
@@ -207,19 +207,19 @@ impl Tiles for AmxTiles {
     }
 
     #[inline(always)]
-    fn start_bytes(&mut self, place: usize, left: &[Tile], right: &[Tile]) {
+    fn start_int8(&mut self, slot: usize, left: &[Tile], right: &[Tile]) {
         assert_eq!(left.len(), right.len(), "tiles come in pairs");
-        match place {
+        match slot {
             0 => within!("tilezero tmm0"),
             1 => within!("tilezero tmm1"),
             2 => within!("tilezero tmm2"),
             3 => within!("tilezero tmm3"),
-            _ => panic!("{UNDER_WAY} products at once"),
+            _ => panic!("{IN_FLIGHT} products at once"),
         }
         for (left, right) in left.iter().zip(right) {
             load!("tmm4", left, LINE);
             load!("tmm6", right, LINE);
-            match place {
+            match slot {
                 0 => within!("tdpbssd tmm0, tmm4, tmm6"),
                 1 => within!("tdpbssd tmm1, tmm4, tmm6"),
                 2 => within!("tdpbssd tmm2, tmm4, tmm6"),
@@ -229,14 +229,14 @@ impl Tiles for AmxTiles {
     }
 
     #[inline(always)]
-    fn finish_bytes(&mut self, place: usize, totals: &mut Totals) {
+    fn finish_int8(&mut self, slot: usize, totals: &mut Totals) {
         let to = &raw mut *totals;
-        match place {
+        match slot {
             0 => store!("tmm0", to, LINE),
             1 => store!("tmm1", to, LINE),
             2 => store!("tmm2", to, LINE),
             3 => store!("tmm3", to, LINE),
-            _ => panic!("{UNDER_WAY} products at once"),
+            _ => panic!("{IN_FLIGHT} products at once"),
         }
     }
 
@@ -261,12 +261,12 @@ impl Tiles for AmxTiles {
         array![Avx512::load_bytes(&[0; 64]); pair => {
             // The last two blocks are read from further left, so as not to read past them.
             let start = (PAIR_BYTES * pair).min(blocks.len() - LINE);
-            let places = &Q4_0_PLACES[usize::from(start < PAIR_BYTES * pair)];
+            let indices = &Q4_0_BYTE_OF_CODE[usize::from(start < PAIR_BYTES * pair)];
             // SAFETY: Only `Isa::Amx` uses this, and that has VBMI and GFNI. A line from `start` on is within the blocks.
             unsafe {
                 let line = _mm512_loadu_si512(blocks.as_ptr().add(start).cast());
-                let places = _mm512_load_si512(places.0.as_ptr().cast());
-                let bytes = _mm512_permutexvar_epi8(places, line);
+                let indices = _mm512_load_si512(indices.0.as_ptr().cast());
+                let bytes = _mm512_permutexvar_epi8(indices, line);
                 let (low, high) = (nibble_matrix(0), nibble_matrix(4));
                 let matrices = _mm512_set_epi64(high, high, low, low, high, high, low, low);
                 _mm512_gf2p8affine_epi64_epi8::<0b1111_1000>(bytes, matrices)
@@ -281,20 +281,20 @@ impl Tiles for AmxTiles {
     }
 
     #[inline(always)]
-    fn narrow(low: __m512, high: __m512, to: &mut Line) {
+    fn to_bf16(low: __m512, high: __m512, to: &mut Line) {
         // SAFETY: Only `Isa::Amx` uses this type, and that has BF16 vectors. A line is 64 aligned bytes.
         unsafe {
-            let narrow = _mm512_cvtne2ps_pbh(high, low);
+            let rounded = _mm512_cvtne2ps_pbh(high, low);
             _mm512_store_si512(
                 to.0.as_mut_ptr().cast(),
-                std::mem::transmute::<__m512bh, __m512i>(narrow),
+                std::mem::transmute::<__m512bh, __m512i>(rounded),
             );
         }
     }
 
     #[inline(always)]
     fn widen_pair(units: &Line, pair: usize) -> [__m512; 2] {
-        let [low, high] = &PLACES[pair];
+        let [low, high] = &BYTE_OF_NUMBER[pair];
         [widen_units(units, low), widen_units(units, high)]
     }
 }
@@ -304,16 +304,16 @@ const PAIR_BYTES: usize = 2 * 18;
 
 /// For each code of two blocks of Q4_0, the byte that it is in: of a line that starts with them, and of the last line of
 /// sixteen blocks.
-static Q4_0_PLACES: [Line; 2] = [q4_0_places(0), q4_0_places(LINE - PAIR_BYTES)];
+static Q4_0_BYTE_OF_CODE: [Line; 2] = [q4_0_byte_of_code(0), q4_0_byte_of_code(LINE - PAIR_BYTES)];
 
-const fn q4_0_places(first: usize) -> Line {
-    let mut places = [0; 64];
+const fn q4_0_byte_of_code(first: usize) -> Line {
+    let mut indices = [0; 64];
     let mut code = 0;
     while code < 64 {
-        places[code] = (first + code / 32 * 18 + 2 + code % 16) as u8;
+        indices[code] = (first + code / 32 * 18 + 2 + code % 16) as u8;
         code += 1;
     }
-    Line(places)
+    Line(indices)
 }
 
 /// The matrix that takes a byte to the nibble from bit `shift` on, its highest bit repeated to the left. Flipping bit 3 and
@@ -331,27 +331,30 @@ const fn nibble_matrix(shift: u32) -> i64 {
 
 /// For each byte of a line of numbers, the byte of the quarter that it is, or a sign that makes it zero: the pairs of two
 /// units, from `unit` on.
-const fn places(unit: u8, pair: u8) -> Line {
-    let mut places = [0x80; 64];
+const fn byte_of_number(unit: u8, pair: u8) -> Line {
+    let mut indices = [0x80; 64];
     let mut number = 0;
     while number < LANES {
         let (unit, byte) = (unit + number as u8 % 4 / 2, 2 * pair + number as u8 % 2);
-        places[4 * number] = 4 * unit + byte;
+        indices[4 * number] = 4 * unit + byte;
         number += 1;
     }
-    Line(places)
+    Line(indices)
 }
 
 /// Of both halves of a right line, for both pairs.
-static PLACES: [[Line; 2]; 2] = [[places(0, 0), places(2, 0)], [places(0, 1), places(2, 1)]];
+static BYTE_OF_NUMBER: [[Line; 2]; 2] = [
+    [byte_of_number(0, 0), byte_of_number(2, 0)],
+    [byte_of_number(0, 1), byte_of_number(2, 1)],
+];
 
 #[inline(always)]
-fn widen_units(units: &Line, places: &Line) -> __m512 {
+fn widen_units(units: &Line, indices: &Line) -> __m512 {
     // SAFETY: Only `Isa::Amx` uses this, and that has AVX-512. Lines are 64 aligned bytes.
     unsafe {
-        let places = _mm512_load_si512(places.0.as_ptr().cast());
+        let indices = _mm512_load_si512(indices.0.as_ptr().cast());
         let units = _mm512_load_si512(units.0.as_ptr().cast());
-        _mm512_cvtepi32_ps(_mm512_shuffle_epi8(units, places))
+        _mm512_cvtepi32_ps(_mm512_shuffle_epi8(units, indices))
     }
 }
 

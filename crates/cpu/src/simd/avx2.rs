@@ -162,16 +162,16 @@ impl Floats for Pair<__m256> {
     }
 
     #[inline(always)]
-    fn load_half(from: &[u16; LANES]) -> Self {
+    fn load_f16_bits(from: &[u16; LANES]) -> Self {
         both!(half = halves(from) => _mm256_cvtph_ps(_mm_loadu_si128(half.as_ptr().cast())))
     }
 
     #[inline(always)]
-    fn store_half(self, to: &mut [u16; LANES]) {
-        let narrow = both!(x = self => _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x));
+    fn store_f16_bits(self, to: &mut [u16; LANES]) {
+        let rounded = both!(x = self => _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x));
         let [low, high] = halves_mut(to);
-        avx2!(_mm_storeu_si128(low.as_mut_ptr().cast(), narrow.0));
-        avx2!(_mm_storeu_si128(high.as_mut_ptr().cast(), narrow.1));
+        avx2!(_mm_storeu_si128(low.as_mut_ptr().cast(), rounded.0));
+        avx2!(_mm_storeu_si128(high.as_mut_ptr().cast(), rounded.1));
     }
 
     #[inline(always)]
@@ -299,7 +299,7 @@ impl Floats for Pair<__m256> {
     }
 
     #[inline(always)]
-    fn store_bytes(self, to: &mut [i8; LANES]) {
+    fn store_i8(self, to: &mut [i8; LANES]) {
         avx2!({
             let words = _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
             // Packing works by halves of a register: put the quarters back in order.
@@ -448,14 +448,14 @@ impl<D: Dots> Simd for Vectors<D> {
         both!(bits = Pair(bits as u32, (bits >> 32) as u32) => {
             {
                 // Byte `i` gets the byte of `bits` that holds bit `i`, and of that only bit `i`.
-                let place = _mm256_set_epi64x(
+                let byte_of_bit = _mm256_set_epi64x(
                     0x0303_0303_0303_0303,
                     0x0202_0202_0202_0202,
                     0x0101_0101_0101_0101,
                     0,
                 );
                 let mine = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
-                let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits.cast_signed()), place);
+                let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits.cast_signed()), byte_of_bit);
                 let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, mine), mine);
                 _mm256_and_si256(set, _mm256_set1_epi8(16))
             }
@@ -523,14 +523,14 @@ impl<D: Dots> Simd for Vectors<D> {
     }
 
     #[inline(always)]
-    fn turn(bytes: &[u8], stride: usize) -> [Pair<__m256i>; 4] {
+    fn transpose_strided(bytes: &[u8], stride: usize) -> [Pair<__m256i>; 4] {
         assert_sixteen(bytes, stride, 16);
         // SAFETY: As in `avx2!`; the sixteen rows lie within `bytes`, asserted above.
         let (low, high) = unsafe {
             let start = bytes.as_ptr();
             (
-                turn_eight(start, stride),
-                turn_eight(start.add(8 * stride), stride),
+                transpose_eight(start, stride),
+                transpose_eight(start.add(8 * stride), stride),
             )
         };
         array![Pair(low[0], high[0]); u => Pair(low[u], high[u])]
@@ -555,7 +555,7 @@ impl<D: Dots> Simd for Vectors<D> {
     }
 
     #[inline(always)]
-    fn words_apart(bytes: &[u8], stride: usize) -> Pair<__m256i> {
+    fn load_words_strided(bytes: &[u8], stride: usize) -> Pair<__m256i> {
         assert_sixteen(bytes, stride, 4);
         let stride = stride as i32;
         let first = avx2!(_mm256_mullo_epi32(
@@ -564,13 +564,13 @@ impl<D: Dots> Simd for Vectors<D> {
         ));
         let second = avx2!(_mm256_add_epi32(first, _mm256_set1_epi32(8 * stride)));
         // Each four bytes gathered lie within `bytes`, asserted above.
-        both!(places = Pair(first, second) => {
-            _mm256_i32gather_epi32::<1>(bytes.as_ptr().cast(), places)
+        both!(offsets = Pair(first, second) => {
+            _mm256_i32gather_epi32::<1>(bytes.as_ptr().cast(), offsets)
         })
     }
 
     #[inline(always)]
-    fn low_halves(x: Pair<__m256i>) -> Pair<__m256> {
+    fn low_f16(x: Pair<__m256i>) -> Pair<__m256> {
         // Signed saturation would change codes above 7fff, unsigned does not once the high bits are gone.
         both!(x = x => {
             let low = _mm256_and_si256(x, _mm256_set1_epi32(0xffff));
@@ -580,8 +580,8 @@ impl<D: Dots> Simd for Vectors<D> {
     }
 
     #[inline(always)]
-    fn high_halves(x: Pair<__m256i>) -> Pair<__m256> {
-        Self::low_halves(both!(x = x => _mm256_srli_epi32::<16>(x)))
+    fn high_f16(x: Pair<__m256i>) -> Pair<__m256> {
+        Self::low_f16(both!(x = x => _mm256_srli_epi32::<16>(x)))
     }
 
     #[inline(always)]
@@ -602,7 +602,7 @@ impl<D: Dots> Simd for Vectors<D> {
 /// # Safety
 /// All rows must be readable.
 #[inline(always)]
-unsafe fn turn_eight(start: *const u8, stride: usize) -> [__m256i; 4] {
+unsafe fn transpose_eight(start: *const u8, stride: usize) -> [__m256i; 4] {
     // SAFETY: As in `avx2!`; the loads are the caller's promise.
     unsafe {
         // The halves of vector `r` are rows `r` and `r + 4`.
@@ -643,7 +643,7 @@ fn shift_and_mask(x: __m256i, shift: u32, mask: u8) -> __m256i {
     })
 }
 
-/// Sums of four neighbouring products of unsigned and signed bytes.
+/// Accumulate of four neighbouring products of unsigned and signed bytes.
 #[inline(always)]
 fn quad_sums(unsigned: __m256i, signed: __m256i) -> __m256i {
     avx2!(_mm256_madd_epi16(

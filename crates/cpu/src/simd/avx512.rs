@@ -42,12 +42,12 @@ impl Floats for __m512 {
     }
 
     #[inline(always)]
-    fn load_half(from: &[u16; LANES]) -> Self {
+    fn load_f16_bits(from: &[u16; LANES]) -> Self {
         avx512!(_mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())))
     }
 
     #[inline(always)]
-    fn store_half(self, to: &mut [u16; LANES]) {
+    fn store_f16_bits(self, to: &mut [u16; LANES]) {
         avx512!(_mm256_storeu_si256(
             to.as_mut_ptr().cast(),
             _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self)
@@ -172,7 +172,7 @@ impl Floats for __m512 {
     }
 
     #[inline(always)]
-    fn store_bytes(self, to: &mut [i8; LANES]) {
+    fn store_i8(self, to: &mut [i8; LANES]) {
         avx512!(_mm_storeu_si128(
             to.as_mut_ptr().cast(),
             _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(self))
@@ -393,7 +393,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn turn(bytes: &[u8], stride: usize) -> [__m512i; 4] {
+    fn transpose_strided(bytes: &[u8], stride: usize) -> [__m512i; 4] {
         assert_sixteen(bytes, stride, 16);
         let start = bytes.as_ptr();
         // SAFETY: As in `avx512!`; the sixteen loads of sixteen bytes lie within `bytes`, asserted above.
@@ -440,8 +440,8 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn halves_apart<const STRIDE: usize>(bytes: &[u8]) -> __m512 {
-        let order = const { Order::of_halves(STRIDE) };
+    fn load_f16_strided<const STRIDE: usize>(bytes: &[u8]) -> __m512 {
+        let order = const { Order::of_f16(STRIDE) };
         assert!(bytes.len() >= 15 * STRIDE + 2, "sixteen F16 within bytes");
         // Reads lie within `bytes`, too: the masks let nothing through but the sixteen.
         avx512!({
@@ -451,32 +451,32 @@ impl Simd for Avx512 {
                 let from = bytes.as_ptr().wrapping_add(start).cast();
                 all = _mm512_mask_loadu_epi16(all, order.mask << window, from);
             }
-            let places = _mm512_loadu_si512(order.places.as_ptr().cast());
+            let indices = _mm512_loadu_si512(order.indices.as_ptr().cast());
             _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(
-                places, all,
+                indices, all,
             )))
         })
     }
 
     #[inline(always)]
-    fn words_apart(bytes: &[u8], stride: usize) -> __m512i {
+    fn load_words_strided(bytes: &[u8], stride: usize) -> __m512i {
         assert_sixteen(bytes, stride, 4);
         avx512!({
             let steps = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-            let places = _mm512_mullo_epi32(steps, _mm512_set1_epi32(stride as i32));
+            let indices = _mm512_mullo_epi32(steps, _mm512_set1_epi32(stride as i32));
             // Each four bytes gathered lie within `bytes`, asserted above.
-            _mm512_i32gather_epi32::<1>(places, bytes.as_ptr().cast())
+            _mm512_i32gather_epi32::<1>(indices, bytes.as_ptr().cast())
         })
     }
 
     #[inline(always)]
-    fn low_halves(x: __m512i) -> __m512 {
+    fn low_f16(x: __m512i) -> __m512 {
         avx512!(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)))
     }
 
     #[inline(always)]
-    fn high_halves(x: __m512i) -> __m512 {
-        Self::low_halves(avx512!(_mm512_srli_epi32::<16>(x)))
+    fn high_f16(x: __m512i) -> __m512 {
+        Self::low_f16(avx512!(_mm512_srli_epi32::<16>(x)))
     }
 
     #[inline(always)]
@@ -534,16 +534,16 @@ fn quarter_sums([a, b, c, d]: [__m512i; 4]) -> __m512i {
 }
 
 /// How sixteen F16 that stand a stride apart come together: windows of 64 bytes hold several each, and each window is read
-/// one F16 further to the left than the one before, so that all find their own place in one register.
+/// one F16 further to the left than the one before, so that all find their own lane in one register.
 struct Order {
     in_window: usize,
     /// Of the first window.
     mask: u32,
-    places: [u16; 32],
+    indices: [u16; 32],
 }
 
 impl Order {
-    const fn of_halves(stride: usize) -> Order {
+    const fn of_f16(stride: usize) -> Order {
         assert!(
             stride.is_multiple_of(2) && stride >= LANES,
             "an even stride"
@@ -553,18 +553,18 @@ impl Order {
         while (in_window - 1) * stride / 2 + LANES / in_window > 32 {
             in_window /= 2;
         }
-        let (mut mask, mut places) = (0, [0; 32]);
+        let (mut mask, mut indices) = (0, [0; 32]);
         let mut i = 0;
         while i < LANES {
-            let place = i % in_window * stride / 2;
-            mask |= 1 << place;
-            places[i] = (place + i / in_window) as u16;
+            let position = i % in_window * stride / 2;
+            mask |= 1 << position;
+            indices[i] = (position + i / in_window) as u16;
             i += 1;
         }
         Order {
             in_window,
             mask,
-            places,
+            indices,
         }
     }
 }

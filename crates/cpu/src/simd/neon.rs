@@ -14,7 +14,7 @@
 )]
 use std::arch::{aarch64::*, asm};
 
-use super::{Floats, LANES, Line, Simd, array, assert_sixteen};
+use super::{Floats, LANES, Line, Simd, array, assert_sixteen, plain_totals_by_eights};
 
 /// 128-bit vectors with or without products of two rows with two rows.
 #[derive(Clone, Copy)]
@@ -84,14 +84,14 @@ impl Floats for Quad<float32x4_t> {
     }
 
     #[inline(always)]
-    fn load_half(from: &[u16; LANES]) -> Self {
+    fn load_f16_bits(from: &[u16; LANES]) -> Self {
         each!(quarter = quarters::<4, u16>(from) => {
             vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(quarter.as_ptr())))
         })
     }
 
     #[inline(always)]
-    fn store_half(self, to: &mut [u16; LANES]) {
+    fn store_f16_bits(self, to: &mut [u16; LANES]) {
         each!(x = self, quarter = quarters_mut::<4, u16>(to) => {
             vst1_u16(quarter.as_mut_ptr(), vreinterpret_u16_f16(vcvt_f16_f32(x)));
         });
@@ -229,7 +229,7 @@ impl Floats for Quad<float32x4_t> {
     }
 
     #[inline(always)]
-    fn store_bytes(self, to: &mut [i8; LANES]) {
+    fn store_i8(self, to: &mut [i8; LANES]) {
         let words = each!(x = self => vqmovn_s32(vcvtq_s32_f32(x)));
         neon!({
             let low = vqmovn_s16(vcombine_s16(words.0, words.1));
@@ -429,7 +429,7 @@ impl<const PAIRS: bool> Simd for Vectors<PAIRS> {
         if PAIRS {
             return paired_totals(codes, x);
         }
-        let plain = super::Scalar::totals_by_eights(codes, x);
+        let plain = plain_totals_by_eights(codes, x);
         array![Self::ints(0); r => Self::load_ints(&plain[r])]
     }
 
@@ -481,7 +481,7 @@ impl<const PAIRS: bool> Simd for Vectors<PAIRS> {
     }
 
     #[inline(always)]
-    fn words_apart(bytes: &[u8], stride: usize) -> Quad<int32x4_t> {
+    fn load_words_strided(bytes: &[u8], stride: usize) -> Quad<int32x4_t> {
         assert_sixteen(bytes, stride, 4);
         let words = array![0; i => {
             let at = i * stride;
@@ -491,7 +491,7 @@ impl<const PAIRS: bool> Simd for Vectors<PAIRS> {
     }
 
     #[inline(always)]
-    fn low_halves(x: Quad<int32x4_t>) -> Quad<float32x4_t> {
+    fn low_f16(x: Quad<int32x4_t>) -> Quad<float32x4_t> {
         each!(x = x => {
             let low = vmovn_u32(vreinterpretq_u32_s32(x));
             vcvt_f32_f16(vreinterpret_f16_u16(low))
@@ -499,17 +499,17 @@ impl<const PAIRS: bool> Simd for Vectors<PAIRS> {
     }
 
     #[inline(always)]
-    fn high_halves(x: Quad<int32x4_t>) -> Quad<float32x4_t> {
-        Self::low_halves(each!(x = x => vshrq_n_s32::<16>(x)))
+    fn high_f16(x: Quad<int32x4_t>) -> Quad<float32x4_t> {
+        Self::low_f16(each!(x = x => vshrq_n_s32::<16>(x)))
     }
 
     #[inline(always)]
-    fn turn(bytes: &[u8], stride: usize) -> [Quad<uint8x16_t>; 4] {
+    fn transpose_strided(bytes: &[u8], stride: usize) -> [Quad<uint8x16_t>; 4] {
         assert_sixteen(bytes, stride, 16);
         let start = bytes.as_ptr();
         let none = neon!(vdupq_n_u8(0));
         let [a, b, c, d] = array![Quad(none, none, none, none); four => {
-            turn_four(each!(row = Quad(0, 1, 2, 3) => {
+            transpose_four(each!(row = Quad(0, 1, 2, 3) => {
                 // The sixteen rows lie within `bytes`, asserted above.
                 vld1q_u8(start.add((4 * four + row) * stride))
             }))
@@ -527,11 +527,11 @@ impl<const PAIRS: bool> Simd for Vectors<PAIRS> {
         // Four by four units at a time.
         for (r, [a, b, c, d]) in rows.as_chunks().0.iter().enumerate() {
             for (u, columns) in columns.as_chunks_mut().0.iter_mut().enumerate() {
-                let turned = turn_four(each!(row = Quad(a, b, c, d) => {
+                let columns_of_four = transpose_four(each!(row = Quad(a, b, c, d) => {
                     vld1q_u8(row.0.as_chunks::<16>().0[u].as_ptr())
                 }));
                 let [a, b, c, d] = columns;
-                each!(x = turned, column = Quad(a, b, c, d) => {
+                each!(x = columns_of_four, column = Quad(a, b, c, d) => {
                     vst1q_u8(column.0.as_chunks_mut::<16>().0[r].as_mut_ptr(), x);
                 });
             }
@@ -547,9 +547,9 @@ impl<const PAIRS: bool> Simd for Vectors<PAIRS> {
                 let (a, b) = neon!((vld1q_u8(a[u].as_ptr()), vld1q_u8(b[u].as_ptr())));
                 // Two units, and of each the two lines of its column.
                 let [even, odd] = zip_halves(a, b);
-                for (line, turned) in [(r / 4, even), (2 + r / 4, odd)] {
-                    let (places, _) = columns[line].0.as_chunks_mut::<16>();
-                    neon!(vst1q_u8(places[r % 4].as_mut_ptr(), turned));
+                for (line, units) in [(r / 4, even), (2 + r / 4, odd)] {
+                    let (quarters, _) = columns[line].0.as_chunks_mut::<16>();
+                    neon!(vst1q_u8(quarters[r % 4].as_mut_ptr(), units));
                 }
             }
         }
@@ -558,7 +558,7 @@ impl<const PAIRS: bool> Simd for Vectors<PAIRS> {
 
 /// Four rows of four 4-byte units to four columns.
 #[inline(always)]
-fn turn_four(rows: Quad<uint8x16_t>) -> Quad<uint8x16_t> {
+fn transpose_four(rows: Quad<uint8x16_t>) -> Quad<uint8x16_t> {
     let rows = each!(row = rows => vreinterpretq_u32_u8(row));
     neon!({
         let ab_even = vreinterpretq_u64_u32(vtrn1q_u32(rows.0, rows.1));
@@ -599,12 +599,12 @@ fn paired_totals<const R: usize>(codes: &[Line], x: [&[[i8; 16]]; R]) -> [Quad<i
     // A register has two outputs of one row of `x`, then the same two of the next. Half of this array would do, but its length
     // cannot be said; the compiler drops what is not used.
     let mut sums = [[neon!(vdupq_n_s32(0)); LANES / 2]; R];
-    for place in 0..codes.len() {
+    for sixteen in 0..codes.len() {
         let mut pairs = [[none; 2]; R];
         for pair in 0..R.div_ceil(2) {
-            let first = load_sixteen(&x[2 * pair][place]);
+            let first = load_sixteen(&x[2 * pair][sixteen]);
             let second = if 2 * pair + 1 < R {
-                load_sixteen(&x[2 * pair + 1][place])
+                load_sixteen(&x[2 * pair + 1][sixteen])
             } else {
                 none
             };
@@ -612,7 +612,7 @@ fn paired_totals<const R: usize>(codes: &[Line], x: [&[[i8; 16]]; R]) -> [Quad<i
         }
         for eight in 0..2 {
             for weight_pair in 0..LANES / 2 {
-                let line = &codes[place][2 * eight + weight_pair / 4];
+                let line = &codes[sixteen][2 * eight + weight_pair / 4];
                 let (weights, _) = line.0.as_chunks::<16>();
                 let weights = neon!(vld1q_u8(weights[weight_pair % 4].as_ptr()));
                 for pair in 0..R.div_ceil(2) {

@@ -4,12 +4,12 @@ use half::bf16;
 
 use super::{
     LANES, Line, Scalar,
-    tiles::{STEP, Sums, Tile, Tiles, Totals, UNDER_WAY, unit_of_row},
+    tiles::{Accumulate, IN_FLIGHT, K_STEP, Tile, Tiles, Totals, unit_of_row},
 };
-use crate::pool::Block;
+use crate::matrix::MatrixMut;
 
 pub(crate) struct PlainTiles {
-    under_way: [Totals; UNDER_WAY],
+    in_flight: [Totals; IN_FLIGHT],
 }
 
 impl Tiles for PlainTiles {
@@ -17,7 +17,7 @@ impl Tiles for PlainTiles {
 
     fn take() -> PlainTiles {
         PlainTiles {
-            under_way: [Totals::ZERO; UNDER_WAY],
+            in_flight: [Totals::ZERO; IN_FLIGHT],
         }
     }
 
@@ -25,26 +25,26 @@ impl Tiles for PlainTiles {
         &mut self,
         left: [&[Tile]; M],
         right: [&[Tile]; N],
-        begin: Sums,
-        sums: &mut Block<'_>,
+        accumulate: Accumulate,
+        sums: &mut MatrixMut<'_>,
     ) {
-        let parts = left[0].len() / right[0].len();
+        let terms = left[0].len() / right[0].len();
         for row in 0..M * LANES {
             for column in 0..N * LANES {
                 let sum = &mut sums.row_mut(row)[column];
-                if begin == Sums::Begin {
+                if accumulate == Accumulate::FromZero {
                     *sum = 0.0;
                 }
                 for (i, left) in left[row / LANES].iter().enumerate() {
-                    let right = &right[column / LANES][i / parts];
+                    let right = &right[column / LANES][i / terms];
                     *sum = add_step(*sum, left, row % LANES, right, column % LANES);
                 }
             }
         }
     }
 
-    fn start_bytes(&mut self, place: usize, left: &[Tile], right: &[Tile]) {
-        let totals = &mut self.under_way[place];
+    fn start_int8(&mut self, slot: usize, left: &[Tile], right: &[Tile]) {
+        let totals = &mut self.in_flight[slot];
         *totals = Totals::ZERO;
         for (left, right) in left.iter().zip(right) {
             for (row, totals) in totals.0.iter_mut().enumerate() {
@@ -59,8 +59,8 @@ impl Tiles for PlainTiles {
         }
     }
 
-    fn finish_bytes(&mut self, place: usize, totals: &mut Totals) {
-        *totals = self.under_way[place];
+    fn finish_int8(&mut self, slot: usize, totals: &mut Totals) {
+        *totals = self.in_flight[slot];
     }
 
     fn repeat<const N: usize>(from: &[f32; N]) -> [f32; LANES] {
@@ -78,7 +78,7 @@ impl Tiles for PlainTiles {
 
     fn prefetch(_: *const u8) {}
 
-    fn narrow(low: [f32; LANES], high: [f32; LANES], to: &mut Line) {
+    fn to_bf16(low: [f32; LANES], high: [f32; LANES], to: &mut Line) {
         let (pairs, _) = to.0.as_chunks_mut();
         for (pair, x) in pairs.iter_mut().zip(low.into_iter().chain(high)) {
             *pair = bf16::from_f32(flushed(x)).to_le_bytes();
@@ -93,18 +93,18 @@ impl Tiles for PlainTiles {
 
 /// One tile's share of a sum.
 fn add_step(sum: f32, left: &Tile, row: usize, right: &Tile, column: usize) -> f32 {
-    let mut halves = [0.0; 2];
-    for k in 0..STEP {
+    let mut even_odd = [0.0; 2];
+    for k in 0..K_STEP {
         let left = value(&left.0[row], k);
         let right = value(&right.0[k / 2], 2 * column + k % 2);
-        halves[k % 2] = flushed(left.mul_add(right, halves[k % 2]));
+        even_odd[k % 2] = flushed(left.mul_add(right, even_odd[k % 2]));
     }
-    flushed(flushed(sum) + flushed(halves[0] + halves[1]))
+    flushed(flushed(sum) + flushed(even_odd[0] + even_odd[1]))
 }
 
-/// The number at a place of a line.
-fn value(line: &Line, place: usize) -> f32 {
-    flushed(bf16::from_le_bytes(line.0.as_chunks().0[place]).to_f32())
+/// One number of a line.
+fn value(line: &Line, index: usize) -> f32 {
+    flushed(bf16::from_le_bytes(line.0.as_chunks().0[index]).to_f32())
 }
 
 fn flushed(x: f32) -> f32 {

@@ -31,12 +31,12 @@ impl Floats for Lanes {
     }
 
     #[inline(always)]
-    fn load_half(from: &[u16; LANES]) -> Lanes {
+    fn load_f16_bits(from: &[u16; LANES]) -> Lanes {
         from.map(|bits| f16::from_bits(bits).to_f32())
     }
 
     #[inline(always)]
-    fn store_half(self, to: &mut [u16; LANES]) {
+    fn store_f16_bits(self, to: &mut [u16; LANES]) {
         *to = self.map(|x| f16::from_f32(x).to_bits());
     }
 
@@ -147,7 +147,7 @@ impl Floats for Lanes {
     }
 
     #[inline(always)]
-    fn store_bytes(self, to: &mut [i8; LANES]) {
+    fn store_i8(self, to: &mut [i8; LANES]) {
         *to = self.map(|x| x as i8);
     }
 }
@@ -283,21 +283,6 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn totals_by_eights<const R: usize>(codes: &[Line], x: [&[[i8; 16]]; R]) -> [[i32; LANES]; R] {
-        let mut totals = [[0; LANES]; R];
-        for (totals, x) in totals.iter_mut().zip(x) {
-            for (column, x) in x.as_flattened().iter().enumerate() {
-                for (row, total) in totals.iter_mut().enumerate() {
-                    let line = column / 8 * 2 + row / 8;
-                    let code = codes[line].0[row % 8 * 8 + column % 8].cast_signed();
-                    *total += i32::from(code) * i32::from(*x);
-                }
-            }
-        }
-        totals
-    }
-
-    #[inline(always)]
     fn sum_by_eight(parts: [[i32; LANES]; 8]) -> [i32; LANES] {
         std::array::from_fn(|i| {
             let start = 8 * (i % 2);
@@ -333,7 +318,7 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn words_apart(bytes: &[u8], stride: usize) -> [i32; LANES] {
+    fn load_words_strided(bytes: &[u8], stride: usize) -> [i32; LANES] {
         assert_sixteen(bytes, stride, 4);
         array![0; i => {
             let at = i * stride;
@@ -342,17 +327,17 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn low_halves(x: [i32; LANES]) -> Lanes {
-        Lanes::load_half(&x.map(|x| x as u16))
+    fn low_f16(x: [i32; LANES]) -> Lanes {
+        Lanes::load_f16_bits(&x.map(|x| x as u16))
     }
 
     #[inline(always)]
-    fn high_halves(x: [i32; LANES]) -> Lanes {
-        Lanes::load_half(&x.map(|x| (x >> 16) as u16))
+    fn high_f16(x: [i32; LANES]) -> Lanes {
+        Lanes::load_f16_bits(&x.map(|x| (x >> 16) as u16))
     }
 
     #[inline(always)]
-    fn turn(bytes: &[u8], stride: usize) -> [[u8; 64]; 4] {
+    fn transpose_strided(bytes: &[u8], stride: usize) -> [[u8; 64]; 4] {
         assert_sixteen(bytes, stride, 16);
         let mut columns = [[0; 64]; 4];
         for row in 0..LANES {
@@ -362,16 +347,6 @@ impl Simd for Scalar {
             }
         }
         columns
-    }
-
-    #[inline(always)]
-    fn transpose_by_eights(rows: &[Line; LANES], columns: &mut [Line; LANES]) {
-        for (unit, lines) in columns.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-            for (row, line) in rows.iter().enumerate() {
-                let place = 8 * (row % 8);
-                lines[row / 8].0[place..place + 8].copy_from_slice(&line.0[8 * unit..8 * unit + 8]);
-            }
-        }
     }
 
     #[inline(always)]

@@ -98,18 +98,18 @@ fn agree_at_the_edges<S: Simd>() {
         65519.0, 65520.0, 1e9, 2049.0, 2051.0, 6.1e-5, 3e-8, 2.9e-8, 8.9e-8, 1e-30,
     ] {
         let (mut found, mut expected, mut back) = ([0; LANES], [0; LANES], [0.0; LANES]);
-        S::Floats::splat(x).store_half(&mut found);
-        Plain::splat(x).store_half(&mut expected);
+        S::Floats::splat(x).store_f16_bits(&mut found);
+        Plain::splat(x).store_f16_bits(&mut expected);
         assert_eq!(found, expected, "{x}");
-        S::Floats::load_half(&found).store(&mut back);
-        assert_eq!(back, Plain::load_half(&found), "{x}");
+        S::Floats::load_f16_bits(&found).store(&mut back);
+        assert_eq!(back, Plain::load_f16_bits(&found), "{x}");
     }
 }
 
 /// Compares each operation of `S` with [`Scalar`] on random input.
 fn agree<S: Simd>() {
     agree_at_the_edges::<S>();
-    agree_when_turned::<S>();
+    agree_when_transposed::<S>();
     let mut random = Random::new(1);
     for _ in 0..200 {
         let a: [f32; LANES] = std::array::from_fn(|_| 3.0 * random.normal());
@@ -132,10 +132,10 @@ fn agree<S: Simd>() {
         same(gelu(va), gelu(a));
         assert_eq!(va.sum().to_bits(), Floats::sum(a).to_bits());
         assert_eq!(va.largest(), a.largest());
-        let (mut half, mut expected) = ([0; LANES], [0; LANES]);
-        va.store_half(&mut half);
-        a.store_half(&mut expected);
-        assert_eq!(half, expected);
+        let (mut f16, mut expected) = ([0; LANES], [0; LANES]);
+        va.store_f16_bits(&mut f16);
+        a.store_f16_bits(&mut expected);
+        assert_eq!(f16, expected);
 
         let bytes: [u8; 64] = std::array::from_fn(|_| random.bits() as u8);
         let (sixteens, _) = bytes.as_chunks();
@@ -143,29 +143,29 @@ fn agree<S: Simd>() {
             S::Floats::load_i8_bytes(&sixteens[0]),
             Plain::load_i8_bytes(&sixteens[0]),
         );
-        let halves: [u8; 15 * 34 + 2] = std::array::from_fn(|i| {
+        let f16s: [u8; 15 * 34 + 2] = std::array::from_fn(|i| {
             // No exponent of ones: infinities and NaNs are compared elsewhere.
             random.bits() as u8 & if i % 2 == 1 { 0xbf } else { 0xff }
         });
         same(
-            S::halves_apart::<18>(&halves[..272]),
-            Scalar::halves_apart::<18>(&halves),
+            S::load_f16_strided::<18>(&f16s[..272]),
+            Scalar::load_f16_strided::<18>(&f16s),
         );
         same(
-            S::halves_apart::<20>(&halves[..302]),
-            Scalar::halves_apart::<20>(&halves),
+            S::load_f16_strided::<20>(&f16s[..302]),
+            Scalar::load_f16_strided::<20>(&f16s),
         );
         same(
-            S::halves_apart::<22>(&halves[..332]),
-            Scalar::halves_apart::<22>(&halves),
+            S::load_f16_strided::<22>(&f16s[..332]),
+            Scalar::load_f16_strided::<22>(&f16s),
         );
         same(
-            S::halves_apart::<24>(&halves[..362]),
-            Scalar::halves_apart::<24>(&halves),
+            S::load_f16_strided::<24>(&f16s[..362]),
+            Scalar::load_f16_strided::<24>(&f16s),
         );
         same(
-            S::halves_apart::<34>(&halves),
-            Scalar::halves_apart::<34>(&halves),
+            S::load_f16_strided::<34>(&f16s),
+            Scalar::load_f16_strided::<34>(&f16s),
         );
         let x: [i8; 64] = std::array::from_fn(|_| (random.below(255) as i32 - 127) as i8);
         let ints: [i32; LANES] = std::array::from_fn(|_| random.below(1000) as i32 - 500);
@@ -197,8 +197,8 @@ fn agree<S: Simd>() {
     }
 }
 
-/// Compares the operations of `S` that turn rows to columns, and what is multiplied in that order, with [`Scalar`].
-fn agree_when_turned<S: Simd>() {
+/// Compares the operations of `S` that transpose, and what is multiplied in that order, with [`Scalar`].
+fn agree_when_transposed<S: Simd>() {
     let mut random = Random::new(2);
     for _ in 0..200 {
         let mut rows = [Line([0; 64]); LANES];
@@ -216,9 +216,9 @@ fn agree_when_turned<S: Simd>() {
 
         let stride = 16 + random.below(9);
         let apart: Vec<u8> = (0..15 * stride + 16).map(|_| random.bits() as u8).collect();
-        for (found, expected) in S::turn(&apart, stride)
+        for (found, expected) in S::transpose_strided(&apart, stride)
             .into_iter()
-            .zip(Scalar::turn(&apart, stride))
+            .zip(Scalar::transpose_strided(&apart, stride))
         {
             let mut bytes = [0; 64];
             S::store_bytes(found, &mut bytes);
@@ -248,10 +248,10 @@ fn same_totals<S: Simd, const R: usize>(codes: &[Line], x: [&[[i8; 16]]; R]) {
 #[cfg(target_arch = "x86_64")]
 mod tiles {
     use super::super::{
-        Avx512, Floats, LANES, Line, PlainTiles, Simd, Sums, Tile, Tiles, Totals, UNDER_WAY,
+        Accumulate, Avx512, Floats, IN_FLIGHT, LANES, Line, PlainTiles, Simd, Tile, Tiles, Totals,
         amx::AmxTiles,
     };
-    use crate::{Isa, pool::Block, testing::Random};
+    use crate::{Isa, matrix::MatrixMut, testing::Random};
 
     /// Tiles of numbers of all sizes: ordinary ones, tiny and huge ones, zeros, and some too small to be normal.
     fn wild_tiles(random: &mut Random) -> [Tile; 2] {
@@ -278,29 +278,29 @@ mod tiles {
         let ([a, b], [c, d]) = (left, right);
         let parts = |a: &Tile, b: &Tile| [*a, *b];
         // Two by two with one step, then two steps, then two parts a step.
-        let mut block = Block::new(sums, 2 * LANES);
+        let mut block = MatrixMut::new(sums, 2 * LANES);
         tiles.multiply::<2, 2>(
             [std::slice::from_ref(a), std::slice::from_ref(b)],
             [std::slice::from_ref(c), std::slice::from_ref(d)],
-            Sums::Continue,
+            Accumulate::OntoOutput,
             &mut block,
         );
         tiles.multiply::<1, 2>(
             [&parts(a, b)],
             [&parts(c, d), &parts(d, c)],
-            Sums::Continue,
+            Accumulate::OntoOutput,
             &mut block.part(0..LANES, 0..2 * LANES),
         );
         tiles.multiply::<2, 1>(
             [&parts(a, b), &parts(b, a)],
             [std::slice::from_ref(d)],
-            Sums::Continue,
+            Accumulate::OntoOutput,
             &mut block.part(0..2 * LANES, LANES..2 * LANES),
         );
         tiles.multiply::<1, 1>(
             [std::slice::from_ref(a)],
             [std::slice::from_ref(c)],
-            Sums::Begin,
+            Accumulate::FromZero,
             &mut block.part(LANES..2 * LANES, 0..LANES),
         );
     }
@@ -313,10 +313,10 @@ mod tiles {
         let mut random = Random::new(9);
         for _ in 0..50 {
             let (left, right) = (wild_tiles(&mut random), wild_tiles(&mut random));
-            let begin: Vec<f32> = (0..4 * LANES * LANES)
+            let initial: Vec<f32> = (0..4 * LANES * LANES)
                 .map(|i| random.normal() * if i % 7 == 0 { 1e-38 } else { 10.0 })
                 .collect();
-            let (mut found, mut expected) = (begin.clone(), begin);
+            let (mut found, mut expected) = (initial.clone(), initial);
             tile_sums::<AmxTiles>(&left, &right, &mut found);
             tile_sums::<PlainTiles>(&left, &right, &mut expected);
             let bits = |x: f32| if x.is_nan() { 0 } else { x.to_bits() };
@@ -330,8 +330,8 @@ mod tiles {
             }
             let (mut found, mut expected) = (Line([0; 64]), Line([0; 64]));
             let [low, high] = values;
-            AmxTiles::narrow(Floats::load(&low), Floats::load(&high), &mut found);
-            PlainTiles::narrow(low, high, &mut expected);
+            AmxTiles::to_bf16(Floats::load(&low), Floats::load(&high), &mut found);
+            PlainTiles::to_bf16(low, high, &mut expected);
             assert_eq!(found.0, expected.0, "{values:?}");
             for pair in 0..2 {
                 let mut lanes = [[0.0; LANES]; 2];
@@ -344,7 +344,7 @@ mod tiles {
     }
 
     #[test]
-    fn tile_instructions_on_bytes_agree_with_the_plain_ones() {
+    fn int8_tile_instructions_agree_with_the_plain_ones() {
         if !Isa::Amx.available() {
             return;
         }
@@ -356,16 +356,16 @@ mod tiles {
             }
             let [left, right] = &tiles;
             let (mut fast, mut plain) = (AmxTiles::take(), PlainTiles::take());
-            for place in 0..UNDER_WAY {
-                let steps = 1 + place % 3;
-                fast.start_bytes(place, &left[..steps], &right[..steps]);
-                plain.start_bytes(place, &left[..steps], &right[..steps]);
+            for slot in 0..IN_FLIGHT {
+                let steps = 1 + slot % 3;
+                fast.start_int8(slot, &left[..steps], &right[..steps]);
+                plain.start_int8(slot, &left[..steps], &right[..steps]);
             }
-            for place in 0..UNDER_WAY {
+            for slot in 0..IN_FLIGHT {
                 let (mut found, mut expected) = (Totals::ZERO, Totals::ZERO);
-                fast.finish_bytes(place, &mut found);
-                plain.finish_bytes(place, &mut expected);
-                assert_eq!(found.0, expected.0, "{place}");
+                fast.finish_int8(slot, &mut found);
+                plain.finish_int8(slot, &mut expected);
+                assert_eq!(found.0, expected.0, "{slot}");
             }
 
             let blocks = std::array::from_fn(|_| random.bits() as u8);

@@ -1,12 +1,12 @@
-//! Products of whole tiles, of BF16 or of bytes: the vocabulary of processors that multiply sixteen rows by sixteen at once.
+//! Products of whole tiles, of BF16 or int8: the vocabulary of processors that multiply sixteen rows by sixteen at once.
 //!
 //! The meaning in plain Rust is in `plain_tiles.rs`, the twin that the instructions are tested against.
 
 use super::{LANES, Line, Simd};
-use crate::pool::Block;
+use crate::matrix::MatrixMut;
 
-/// Values of a row in a tile.
-pub(crate) const STEP: usize = 32;
+/// BF16 values of a row in a tile.
+pub(crate) const K_STEP: usize = 32;
 
 /// Sixteen rows of 32 BF16 or 64 signed bytes, one side of a product.
 ///
@@ -20,7 +20,7 @@ impl Tile {
     pub(crate) const ZERO: Tile = Tile([Line([0; 64]); LANES]);
 }
 
-/// Products of bytes, `[left row, right row]`.
+/// Products of int8, `[left row, right row]`.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Totals(pub(crate) [[i32; LANES]; LANES]);
@@ -29,14 +29,14 @@ impl Totals {
     pub(crate) const ZERO: Totals = Totals([[0; LANES]; LANES]);
 }
 
-/// Products of bytes that may be under way at once.
-pub(crate) const UNDER_WAY: usize = 4;
+/// Int8 products that may be in flight at once.
+pub(crate) const IN_FLIGHT: usize = 4;
 
-/// What a product does with the sums that are there.
+/// What a product adds to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sums {
-    Begin,
-    Continue,
+pub(crate) enum Accumulate {
+    FromZero,
+    OntoOutput,
 }
 
 /// A thread's tile registers, and the conversions that fill tiles.
@@ -55,15 +55,15 @@ pub(crate) trait Tiles {
         &mut self,
         left: [&[Tile]; M],
         right: [&[Tile]; N],
-        begin: Sums,
-        sums: &mut Block<'_>,
+        accumulate: Accumulate,
+        sums: &mut MatrixMut<'_>,
     );
 
-    /// Starts the `place`th product under way: that of as many left tiles as right ones, whose products add up.
-    fn start_bytes(&mut self, place: usize, left: &[Tile], right: &[Tile]);
+    /// Starts the product in `slot`, one of [`IN_FLIGHT`]: that of as many left tiles as right ones, whose products add up.
+    fn start_int8(&mut self, slot: usize, left: &[Tile], right: &[Tile]);
 
-    /// The `place`th product under way. It is there sooner when others were started in between.
-    fn finish_bytes(&mut self, place: usize, totals: &mut Totals);
+    /// Stores the product in `slot`. It is there sooner when others were started in between.
+    fn finish_int8(&mut self, slot: usize, totals: &mut Totals);
 
     /// `N` numbers again and again, where `N` is 1, 2, 4, 8 or 16.
     fn repeat<const N: usize>(from: &[f32; N]) -> <Self::Vectors as Simd>::Floats;
@@ -77,7 +77,7 @@ pub(crate) trait Tiles {
     fn prefetch(address: *const u8);
 
     /// Rounds 32 numbers to BF16, ties to even; those too small to be normal become zero.
-    fn narrow(
+    fn to_bf16(
         low: <Self::Vectors as Simd>::Floats,
         high: <Self::Vectors as Simd>::Floats,
         to: &mut Line,

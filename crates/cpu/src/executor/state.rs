@@ -1,0 +1,373 @@
+//! The state of a compiled model: buffers, quantized copies, KV pages; and one operation on it.
+
+use std::sync::Arc;
+
+use carat_model::{
+    backend::{CompileOptions, RowPlace},
+    plan::{Plan, Rows},
+    weights::{Weight, Weights},
+};
+
+use super::row_view::RowView;
+use crate::{
+    aligned::Aligned,
+    kernel::gemm::{
+        activations::{ActivationRows, Activations},
+        row_class::RowClass,
+    },
+    lower::{Op, Operand, ProductInput, Program},
+    op::{
+        attention::{Attention, SplitKvScratch},
+        experts::{self, MoeBuffers},
+        kv::PagedKv,
+        linear::{self, ExpertGroup, Input, Product},
+        quantize,
+        rope::Angles,
+        workers::Workers,
+    },
+};
+
+/// All that operations read and change.
+pub(super) struct State {
+    workers: Workers,
+    weights: Arc<Weights>,
+    /// Weights that are read as f32, in the order of the program.
+    vectors: Vec<Vec<f32>>,
+    buffers: Vec<Aligned<f32>>,
+    quantized: Vec<Activations>,
+    /// By slot.
+    caches: Vec<PagedKv>,
+    angles: Vec<Angles>,
+    moe: Option<MoeBuffers>,
+    router_scores: Vec<f32>,
+    split_kv: SplitKvScratch,
+}
+
+impl State {
+    pub(super) fn new(
+        plan: &Plan,
+        weights: Arc<Weights>,
+        options: &CompileOptions,
+        program: &Program,
+        workers: Workers,
+    ) -> State {
+        let count = |rows: Rows| match rows {
+            Rows::All => options.max_rows,
+            Rows::Sampled => options.max_sampled,
+        };
+        let buffers = program.layout.buffers.iter();
+        let vectors = program.vectors.iter();
+        let quantized = program.quantized.iter();
+        State {
+            buffers: buffers
+                .map(|shape| Aligned::new(count(shape.rows) * shape.columns))
+                .collect(),
+            quantized: quantized
+                .map(|shape| {
+                    let isa = workers.kernels.isa();
+                    let rows = ActivationRows::for_batches(isa, count(shape.rows), 1);
+                    Activations::new(rows, shape.columns)
+                })
+                .collect(),
+            vectors: vectors.map(|weight| weights.vector(*weight)).collect(),
+            caches: plan
+                .slots
+                .iter()
+                .map(|spec| PagedKv::new(spec, options.kv, *options.pages.get(spec.group)))
+                .collect(),
+            angles: plan
+                .ropes
+                .iter()
+                .map(|rope| Angles::new(rope, options.max_rows))
+                .collect(),
+            moe: program.experts.map(|(experts, top_k)| {
+                let rows = options.max_rows.max(options.max_sampled);
+                MoeBuffers::new(workers.kernels.isa(), &weights, experts, (rows, top_k))
+            }),
+            router_scores: Vec::new(),
+            split_kv: SplitKvScratch::default(),
+            workers,
+            weights,
+        }
+    }
+
+    pub(super) fn buffer(&self, index: usize) -> &[f32] {
+        &self.buffers[index]
+    }
+
+    /// Fills the RoPE angles of a batch.
+    pub(super) fn fill_angles(&mut self, plan: &Plan, view: &RowView<'_>) {
+        for (angles, rope) in self.angles.iter_mut().zip(&plan.ropes) {
+            angles.fill(&self.workers, rope, &view.all);
+        }
+    }
+
+    /// Runs one operation on the rows of a batch.
+    pub(super) fn run(&mut self, op: &Op, view: &RowView<'_>) {
+        let rows = view.of(op.rows());
+        match op {
+            Op::Quantize { x, quantized } => {
+                let data = &mut self.buffers[x.buffer][..rows.len() * x.columns];
+                let data = (data, x.columns);
+                each_row(
+                    &self.workers,
+                    &mut self.quantized,
+                    Some(*quantized),
+                    data,
+                    |_, _| {},
+                );
+            }
+            Op::Linear { x, products } => self.multiply(*x, products, rows.len()),
+            Op::StoreKv { k, v, slot } => {
+                let cache = &mut self.caches[slot.0 as usize];
+                let writes = view.writes.get(cache.spec.group);
+                let (k, v) = (&self.buffers[k.buffer], &self.buffers[v.buffer]);
+                cache.store(&self.workers, writes, k, v);
+            }
+            Op::Embed { out, .. }
+            | Op::Norm { out, .. }
+            | Op::Rope { out, .. }
+            | Op::Attend { out, .. }
+            | Op::GeluMul { out, .. }
+            | Op::Add { out, .. }
+            | Op::Scale { out, .. }
+            | Op::SelectSampled { out, .. }
+            | Op::Route { out, .. }
+            | Op::Experts { out, .. }
+            | Op::Softcap { out, .. } => {
+                // The layout never gives a step's output the buffer of an input, so it may leave the list meanwhile.
+                let mut buffer = std::mem::take(&mut self.buffers[out.buffer]);
+                let data = &mut buffer[..rows.len() * out.columns];
+                self.compute(op, *out, view, rows, data);
+                self.buffers[out.buffer] = buffer;
+            }
+        }
+    }
+
+    /// Computes products of one value with some matrices.
+    fn multiply(&mut self, x: ProductInput, products: &[(Weight, Operand)], rows: usize) {
+        // As in `run`: no output has the buffer of an input.
+        let mut buffers: Vec<Aligned<f32>> = products
+            .iter()
+            .map(|(_, out)| std::mem::take(&mut self.buffers[out.buffer]))
+            .collect();
+        let mut outs: Vec<&mut [f32]> = buffers
+            .iter_mut()
+            .zip(products)
+            .map(|(buffer, (_, out))| &mut buffer[..rows * out.columns])
+            .collect();
+        let row_bounds = [0, rows];
+        let all: Vec<Product<'_>> = products
+            .iter()
+            .map(|(weight, _)| Product {
+                class: RowClass::of(self.workers.kernels.isa(), rows),
+                weights: &self.weights,
+                weight: *weight,
+                input: input(x, &self.buffers, &self.quantized),
+                gather: None,
+                row_bounds: &row_bounds,
+                groups: &[ExpertGroup { matrix: 0 }],
+            })
+            .collect();
+        linear::run(&all, &mut self.workers, &mut outs);
+        for (buffer, (_, out)) in buffers.into_iter().zip(products) {
+            self.buffers[out.buffer] = buffer;
+        }
+    }
+
+    /// Computes the rows of an operation that writes a value.
+    fn compute(
+        &mut self,
+        op: &Op,
+        operand: Operand,
+        view: &RowView<'_>,
+        rows: &[RowPlace],
+        out: &mut [f32],
+    ) {
+        let kernels = self.workers.kernels;
+        let buffers = &self.buffers;
+        let value = |x: &Operand| &*buffers[x.buffer];
+        let row = |x: &Operand, row: usize| &buffers[x.buffer][row * x.columns..][..x.columns];
+        match op {
+            Op::Embed { table, scale, .. } => {
+                let (weights, quant) = (&self.weights, self.weights.matrix(*table).quant);
+                self.workers.each_row(out, operand.columns, |r, out| {
+                    let token = view.batch.tokens[rows[r].row] as usize;
+                    kernels.dequantize(quant, weights.row(*table, 0, token), *scale, out);
+                });
+            }
+            Op::Norm {
+                x,
+                weight,
+                group,
+                eps,
+                quantized,
+                ..
+            } => {
+                let weight = weight.map(|id| self.vectors[id.0].as_slice());
+                let out = (out, operand.columns);
+                each_row(
+                    &self.workers,
+                    &mut self.quantized,
+                    *quantized,
+                    out,
+                    |r, out| {
+                        let groups = row(x, r).chunks(*group).zip(out.chunks_mut(*group));
+                        for (x, out) in groups {
+                            kernels.norm(x, weight, *eps, out);
+                        }
+                    },
+                );
+            }
+            Op::Rope { x, rope, .. } => {
+                let angles = &self.angles[rope.0 as usize];
+                self.workers.each_row(out, operand.columns, |r, out| {
+                    let (cos, sin) = angles.row(rows[r].row);
+                    let head_dim = 2 * cos.len();
+                    let heads = row(x, r).chunks(head_dim).zip(out.chunks_mut(head_dim));
+                    for (x, out) in heads {
+                        kernels.rotate(x, cos, sin, out);
+                    }
+                });
+            }
+            Op::GeluMul {
+                gate,
+                up,
+                up_column,
+                quantized,
+                ..
+            } => {
+                let out = (out, operand.columns);
+                each_row(
+                    &self.workers,
+                    &mut self.quantized,
+                    *quantized,
+                    out,
+                    |r, out| {
+                        let up = &row(up, r)[*up_column..][..out.len()];
+                        kernels.gelu_mul(row(gate, r), up, out);
+                    },
+                );
+            }
+            Op::Add { a, b, .. } => self.workers.each_part(out, |start, out| {
+                let range = start..start + out.len();
+                kernels.add(&value(a)[range.clone()], &value(b)[range], out);
+            }),
+            Op::Scale { x, by, .. } => self.workers.each_part(out, |start, out| {
+                kernels.scale(&value(x)[start..start + out.len()], *by, out);
+            }),
+            Op::Softcap { x, cap, .. } => self.workers.each_part(out, |start, out| {
+                kernels.softcap(&value(x)[start..start + out.len()], *cap, out);
+            }),
+            Op::SelectSampled { x, .. } => self.workers.each_row(out, operand.columns, |r, out| {
+                out.copy_from_slice(row(x, rows[r].row));
+            }),
+            Op::Route { .. } | Op::Experts { .. } | Op::Attend { .. } => {
+                self.compute_product(op, operand, view, out);
+            }
+            Op::Linear { .. } | Op::Quantize { .. } | Op::StoreKv { .. } => {
+                unreachable!("these write no value, or several")
+            }
+        }
+    }
+
+    /// Computes the rows of an operation that multiplies with weights or with the cache.
+    fn compute_product(&mut self, op: &Op, operand: Operand, view: &RowView<'_>, out: &mut [f32]) {
+        let rows = view.of(operand.rows);
+        match op {
+            Op::Attend { q, slot, .. } => {
+                let cache = &self.caches[slot.0 as usize];
+                let spans = view.spans(operand.rows, cache.spec.group);
+                Attention::new(cache, &self.buffers[q.buffer], q.columns, spans).run(
+                    &mut self.workers,
+                    &mut self.split_kv,
+                    out,
+                );
+            }
+            Op::Route {
+                x,
+                weight,
+                expert_scale,
+                ..
+            } => {
+                let experts = self.weights.matrix(*weight).rows;
+                self.router_scores.resize(rows.len() * experts, 0.0);
+                let row_bounds = [0, rows.len()];
+                let product = Product {
+                    class: RowClass::of(self.workers.kernels.isa(), rows.len()),
+                    weights: &self.weights,
+                    weight: *weight,
+                    input: input(*x, &self.buffers, &self.quantized),
+                    gather: None,
+                    row_bounds: &row_bounds,
+                    groups: &[ExpertGroup { matrix: 0 }],
+                };
+                linear::run(
+                    &[product],
+                    &mut self.workers,
+                    &mut [&mut self.router_scores],
+                );
+                let scores = &self.router_scores;
+                let expert_scale = expert_scale.map(|id| self.vectors[id.0].as_slice());
+                self.workers.each_row(out, operand.columns, |r, out| {
+                    let scores = &scores[r * experts..][..experts];
+                    experts::route(scores, expert_scale, out);
+                });
+            }
+            Op::Experts {
+                x, route, experts, ..
+            } => {
+                let moe = self.moe.as_mut().expect("made where a plan has experts");
+                moe.run(
+                    &mut self.workers,
+                    &self.weights,
+                    *experts,
+                    input(*x, &self.buffers, &self.quantized),
+                    (
+                        &self.buffers[route.buffer][..rows.len() * route.columns],
+                        route.columns / 2,
+                    ),
+                    out,
+                );
+            }
+            _ => unreachable!("not a product"),
+        }
+    }
+}
+
+/// Computes every row of a value, and its quantized copy where one is asked for.
+fn each_row(
+    workers: &Workers,
+    all_quantized: &mut [Activations],
+    quantized: Option<usize>,
+    (out, columns): (&mut [f32], usize),
+    f: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    match quantized {
+        None => workers.each_row(out, columns, f),
+        Some(quantized) => {
+            let class = RowClass::of(workers.kernels.isa(), out.len() / columns);
+            quantize::each_row(
+                workers,
+                class,
+                (out, columns),
+                &mut all_quantized[quantized],
+                f,
+            );
+        }
+    }
+}
+
+fn input<'a>(
+    input: ProductInput,
+    buffers: &'a [Aligned<f32>],
+    quantized: &'a [Activations],
+) -> Input<'a> {
+    match input {
+        ProductInput::Quantized(i) => Input::Quantized(&quantized[i]),
+        ProductInput::F32(operand) => Input::F32 {
+            data: &buffers[operand.buffer],
+            columns: operand.columns,
+        },
+    }
+}

@@ -1,0 +1,172 @@
+//! Which kernel multiplies rows of a batch with a weight matrix: one pure function of the weight format, the rows and the
+//! instruction set.
+//!
+//! All but [`KernelChoice::AmxBf16`] give the same bits, so choosing among them is free. BF16 has results of its own: there
+//! the class of the whole batch decides, and never how many of its rows chose an expert.
+
+use carat_gguf::QuantType;
+
+use super::{amx_int8, gemv, gemv_transposed, row_class::RowClass};
+use crate::kernel::isa::Isa;
+
+/// What the choice needs to know about a weight matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WeightFormat {
+    pub(crate) quant: QuantType,
+    /// Whether float weights are all BF16 values; of no concern for quantized ones.
+    pub(crate) is_exact_bf16: bool,
+}
+
+/// The kernels that multiply, by the names of their files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KernelChoice {
+    /// Few rows, weights read packed.
+    Gemv,
+    /// The same, sixteen weight rows transposed in registers.
+    GemvTransposed,
+    /// Weights unpacked once into panels that all rows pass by.
+    PackedInt8,
+    /// A small batch in int8 tiles.
+    AmxInt8,
+    /// A large batch in BF16 tiles.
+    AmxBf16,
+    /// Float weights with f32 activations.
+    Float,
+}
+
+impl KernelChoice {
+    /// The name of the kernel and of its file.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            KernelChoice::Gemv => "gemv",
+            KernelChoice::GemvTransposed => "gemv_transposed",
+            KernelChoice::PackedInt8 => "packed_int8",
+            KernelChoice::AmxInt8 => "amx_int8",
+            KernelChoice::AmxBf16 => "amx_bf16",
+            KernelChoice::Float => "float",
+        }
+    }
+}
+
+/// The kernel for `rows` rows that meet one matrix: all rows of a batch of that class, or those that chose an expert.
+pub(crate) fn choose(
+    weights: WeightFormat,
+    class: RowClass,
+    rows: usize,
+    isa: Isa,
+) -> KernelChoice {
+    let WeightFormat {
+        quant,
+        is_exact_bf16,
+    } = weights;
+    if quant.is_float() {
+        return match class {
+            RowClass::Large if is_exact_bf16 => KernelChoice::AmxBf16,
+            _ => KernelChoice::Float,
+        };
+    }
+    let transposes = gemv_transposed::takes(quant);
+    match class {
+        RowClass::Large => KernelChoice::AmxBf16,
+        RowClass::Small if isa.has_tiles() && rows >= amx_int8::LEAST_ROWS => KernelChoice::AmxInt8,
+        RowClass::Small if transposes && rows > gemv_transposed::MOST_ROWS => {
+            KernelChoice::PackedInt8
+        }
+        RowClass::Small if transposes && rows >= gemv_transposed::LEAST_ROWS => {
+            KernelChoice::GemvTransposed
+        }
+        RowClass::Small if !transposes && rows > gemv::MOST_ROWS => KernelChoice::PackedInt8,
+        RowClass::Small => KernelChoice::Gemv,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        KernelChoice::{AmxBf16, AmxInt8, Float, Gemv, GemvTransposed, PackedInt8},
+        *,
+    };
+
+    /// The choice for a whole batch of so many rows.
+    fn for_batch(quant: QuantType, is_exact_bf16: bool, rows: usize, isa: Isa) -> KernelChoice {
+        let weights = WeightFormat {
+            quant,
+            is_exact_bf16,
+        };
+        choose(weights, RowClass::of(isa, rows), rows, isa)
+    }
+
+    #[test]
+    fn format_rows_and_instructions_decide() {
+        let rows = [1, 2, 3, 4, 5, 7, 8, 9, 32, 33, 512];
+        // Codes in runs, which can be transposed in registers.
+        let runs = [
+            Gemv,
+            Gemv,
+            Gemv,
+            Gemv,
+            GemvTransposed,
+            GemvTransposed,
+            GemvTransposed,
+            PackedInt8,
+            PackedInt8,
+            PackedInt8,
+            PackedInt8,
+        ];
+        let other = [
+            Gemv, Gemv, Gemv, Gemv, Gemv, Gemv, PackedInt8, PackedInt8, PackedInt8, PackedInt8,
+            PackedInt8,
+        ];
+        let tiles = [
+            Gemv, Gemv, AmxInt8, AmxInt8, AmxInt8, AmxInt8, AmxInt8, AmxInt8, AmxInt8, AmxBf16,
+            AmxBf16,
+        ];
+        for quant in QuantType::all().filter(|quant| !quant.is_float()) {
+            let in_runs = matches!(
+                quant,
+                QuantType::Q4_0
+                    | QuantType::Q4_1
+                    | QuantType::Q8_0
+                    | QuantType::Q4_K
+                    | QuantType::Q6_K
+            );
+            for isa in Isa::ALL {
+                let expected = match isa {
+                    Isa::Amx => tiles,
+                    _ if in_runs => runs,
+                    _ => other,
+                };
+                let found = rows.map(|rows| for_batch(quant, false, rows, isa));
+                assert_eq!(found, expected, "{quant} {isa:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn floats_use_tiles_only_where_bf16_holds_them_exactly() {
+        for quant in [QuantType::F32, QuantType::F16, QuantType::BF16] {
+            for isa in Isa::ALL {
+                for rows in [1, 32] {
+                    assert_eq!(for_batch(quant, true, rows, isa), Float);
+                }
+                let many = if isa == Isa::Amx { AmxBf16 } else { Float };
+                assert_eq!(for_batch(quant, true, 33, isa), many);
+                assert_eq!(for_batch(quant, false, 33, isa), Float);
+            }
+        }
+    }
+
+    /// However few rows chose an expert.
+    #[test]
+    fn the_batch_decides_about_bf16_not_an_experts_share() {
+        let weights = WeightFormat {
+            quant: QuantType::Q4_0,
+            is_exact_bf16: false,
+        };
+        for rows in [1, 4, 40] {
+            assert_eq!(choose(weights, RowClass::Large, rows, Isa::Amx), AmxBf16);
+            let small = choose(weights, RowClass::Small, rows, Isa::Amx);
+            assert_ne!(small, AmxBf16);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! The trait of quantized formats: sixteen of its groups become codes, scales and minimums.
+//!
+//! A weight is `scale * code - minimum` with exactly the roundings of `carat_gguf`'s definition. Kernels work on whole
+//! chunks of sixteen groups; a row's last chunk is copied and filled with zero bytes where it is short.
+
+use carat_gguf::QuantType;
+
+use crate::simd::{Simd, Tiles};
+
+/// Encoding of a code in its byte.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Coding {
+    /// Unsigned and below 64; the weight's code is this less the offset.
+    Offset(i32),
+    /// Signed bytes.
+    Signed,
+}
+
+/// Order of the codes of a chunk.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// As the values in the row.
+    Row,
+    /// Of four groups of 32 the first halves, then the second halves: nibbles come apart so in whole vectors.
+    HalfGroups,
+}
+
+/// Layout of a block, where its codes lie in runs that [`crate::kernel::gemm::gemv_transposed`] can transpose.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TransposeLayout {
+    None,
+    /// A scale and 32 int8.
+    Int8,
+    /// A scale, a minimum if the format has those, and 16 bytes: the low nibbles, then the high ones.
+    Nibbles,
+    /// Q4_K's own.
+    Q4K,
+    /// Q6_K's own.
+    Q6K,
+}
+
+pub(crate) trait Format: Sized + 'static {
+    const QUANT: QuantType;
+    /// Values that share a scale: 32 or 16.
+    const GROUP: usize;
+    const CODING: Coding;
+    const MINS: bool;
+
+    const TRANSPOSE: TransposeLayout = TransposeLayout::None;
+
+    /// Bytes of sixteen groups.
+    const CHUNK_BYTES: usize;
+
+    /// `chunk` has `CHUNK_BYTES` bytes.
+    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S>;
+
+    /// The order that costs least to unpack.
+    const ORDER: Order = Order::Row;
+
+    /// As [`Format::unpack`], with the codes in that order.
+    #[inline(always)]
+    fn unpack_ordered<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+        Self::unpack(chunk)
+    }
+
+    /// The same with codes as signed bytes, where there are tiles.
+    #[inline(always)]
+    fn unpack_signed<T: Tiles>(chunk: &[u8]) -> Unpacked<T::Vectors> {
+        let mut unpacked = Self::unpack::<T::Vectors>(chunk);
+        for codes in &mut unpacked.codes {
+            *codes = signed::<T::Vectors, Self>(*codes);
+        }
+        unpacked
+    }
+}
+
+/// 64 zero codes.
+#[inline(always)]
+pub(super) fn no_codes<S: Simd>() -> S::Bytes {
+    S::load_bytes(&[0; 64])
+}
+
+/// Sixteen groups, ready to multiply.
+pub(crate) struct Unpacked<S: Simd> {
+    /// In order, 64 codes each: all eight for groups of 32; for groups of 16 the first four, and nobody looks at the rest.
+    pub(crate) codes: [S::Bytes; 8],
+    pub(crate) scales: S::Floats,
+    /// Zero in formats without.
+    pub(crate) mins: S::Floats,
+}
+
+/// Largest `CHUNK_BYTES` of any format: Q8_0's.
+const LONGEST_CHUNK: usize = 16 * 34;
+
+/// The last chunk of a row, filled up with zero bytes.
+pub(crate) struct Tail([u8; LONGEST_CHUNK]);
+
+impl Tail {
+    /// `None` where the row ends with a whole chunk.
+    #[inline(always)]
+    pub(crate) fn of<F: Format>(row: &[u8]) -> Option<Tail> {
+        let rest = row.len() % F::CHUNK_BYTES;
+        (rest > 0).then(|| {
+            let mut tail = [0; LONGEST_CHUNK];
+            tail[..rest].copy_from_slice(&row[row.len() - rest..]);
+            Tail(tail)
+        })
+    }
+
+    #[inline(always)]
+    pub(crate) fn chunk<F: Format>(&self) -> &[u8] {
+        &self.0[..F::CHUNK_BYTES]
+    }
+}
+
+/// The chunk of a row that starts at `start`; a short last one is filled up in `tail`.
+#[inline(always)]
+pub(crate) fn chunk_at<'a, F: Format>(
+    row: &'a [u8],
+    start: usize,
+    tail: &'a mut Option<Tail>,
+) -> &'a [u8] {
+    if let Some(chunk) = row.get(start..start + F::CHUNK_BYTES) {
+        return chunk;
+    }
+    let short = Tail::of::<F>(row).expect("a row ends short of a whole chunk");
+    tail.insert(short).chunk::<F>()
+}
+
+/// `N` bytes at an offset that the caller's constants keep in bounds.
+#[inline(always)]
+pub(super) fn at<const N: usize>(bytes: &[u8], offset: usize) -> &[u8; N] {
+    bytes[offset..offset + N]
+        .try_into()
+        .expect("a slice of N bytes")
+}
+
+/// The F16 bits at `offset`.
+#[inline(always)]
+pub(super) fn f16_bits(bytes: &[u8], offset: usize) -> u16 {
+    u16::from_le_bytes(*at(bytes, offset))
+}
+
+/// The codes as signed bytes.
+#[inline(always)]
+pub(crate) fn signed<S: Simd, F: Format>(codes: S::Bytes) -> S::Bytes {
+    match F::CODING {
+        Coding::Offset(0) | Coding::Signed => codes,
+        Coding::Offset(offset) => S::sub_bytes(codes, offset as u8),
+    }
+}

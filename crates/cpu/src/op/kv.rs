@@ -1,0 +1,190 @@
+//! The paged KV cache of one slot: where a batch's keys and values go, and their encoding on the way.
+//!
+//! A page holds, head after head, the keys and then the values, in the layouts of [`crate::kernel::kv_page`].
+
+use carat_model::{
+    backend::{Batch, KvGroup, KvType, PAGE_TOKENS, PerGroup},
+    plan::SlotSpec,
+};
+
+use super::workers::Workers;
+use crate::{
+    aligned::Aligned,
+    kernel::{
+        kv_page::{GROUP, PageHead, PageRow, Q8Block},
+        table::Kernels,
+    },
+    simd::LANES,
+};
+
+/// The KV cache of one slot.
+pub(crate) struct PagedKv {
+    pub(crate) spec: SlotSpec,
+    kv: KvType,
+    /// Elements of a value row.
+    pub(crate) width: usize,
+    pages: Aligned<u8>,
+}
+
+impl PagedKv {
+    /// Memory comes from the system untouched, so pages cost nothing until they are written.
+    pub(crate) fn new(spec: &SlotSpec, kv: KvType, pages: usize) -> PagedKv {
+        PagedKv {
+            spec: spec.clone(),
+            kv,
+            width: width(spec, kv),
+            pages: Aligned::new(pages * page_bytes(spec, kv)),
+        }
+    }
+
+    fn key_bytes(&self) -> usize {
+        PAGE_TOKENS * self.kv.head_bytes(self.spec.head_dim)
+    }
+
+    fn head_bytes(&self) -> usize {
+        self.key_bytes() + PAGE_TOKENS * self.kv.head_bytes(self.width)
+    }
+
+    /// Keys and values of one head in one page.
+    pub(crate) fn head(&self, page: usize, kv_head: usize) -> (PageHead<'_>, PageHead<'_>) {
+        let start = (page * self.spec.kv_heads + kv_head) * self.head_bytes();
+        let head = &self.pages[start..start + self.head_bytes()];
+        let (keys, values) = head.split_at(self.key_bytes());
+        (PageHead::new(self.kv, keys), PageHead::new(self.kv, values))
+    }
+
+    /// Stores rows `[rows, kv_heads * head_dim]` where `writes` says.
+    pub(crate) fn store(&mut self, workers: &Workers, writes: &KvWrites, k: &[f32], v: &[f32]) {
+        let (kv, head_dim) = (self.kv, self.spec.head_dim);
+        let (key_bytes, head_bytes) = (self.key_bytes(), self.head_bytes());
+        let columns = self.spec.kv_heads * head_dim;
+        let kernels = workers.kernels;
+        let store = |item: usize, page: &mut [u8]| {
+            let write = &writes.rows[item];
+            for (h, head) in page.chunks_exact_mut(head_bytes).enumerate() {
+                let (keys, values) = head.split_at_mut(key_bytes);
+                for i in 0..write.tokens {
+                    let token = write.first_token + i;
+                    let start = (write.first_row + i) * columns + h * head_dim;
+                    let (k, v) = (&k[start..start + head_dim], &v[start..start + head_dim]);
+                    match kv {
+                        KvType::F16 => store_f16(kernels, token, (k, v), (keys, values)),
+                        KvType::Q8_0 => store_q8_0(kernels, token, (k, v), (keys, values)),
+                    }
+                }
+            }
+        };
+        workers.pool.for_each_chosen_chunk(
+            &mut self.pages,
+            page_bytes(&self.spec, kv),
+            &writes.pages,
+            store,
+        );
+    }
+}
+
+/// Stores one token of one head as F16.
+fn store_f16(
+    kernels: &Kernels,
+    token: usize,
+    (k, v): (&[f32], &[f32]),
+    (keys, values): (&mut [u8], &mut [u8]),
+) {
+    let (rows, _) = values.as_chunks_mut::<{ size_of::<PageRow>() }>();
+    let token_rows = rows.len() / PAGE_TOKENS;
+    kernels.to_f16(v, &mut rows[token * token_rows..][..token_rows]);
+    let (keys, _) = keys.as_chunks_mut::<2>();
+    for (k, keys) in k.chunks(LANES).zip(keys.chunks_mut(LANES * PAGE_TOKENS)) {
+        let mut row = [[0; size_of::<PageRow>()]];
+        kernels.to_f16(k, &mut row);
+        let column = keys[token..].iter_mut().step_by(PAGE_TOKENS);
+        for (key, k) in column.zip(row[0].as_chunks().0) {
+            *key = *k;
+        }
+    }
+}
+
+/// The same as Q8_0.
+fn store_q8_0(
+    kernels: &Kernels,
+    token: usize,
+    (k, v): (&[f32], &[f32]),
+    (keys, values): (&mut [u8], &mut [u8]),
+) {
+    let set_scale = |block: &mut Q8Block, scale: [u8; 2]| {
+        block[GROUP + token / LANES].as_chunks_mut().0[token % LANES] = scale;
+    };
+    for (v, block) in v.chunks(GROUP).zip(blocks_mut(values)) {
+        let scale = kernels.to_q8_0(v, &mut block[token]);
+        set_scale(block, scale);
+    }
+    for (k, block) in k.chunks(GROUP).zip(blocks_mut(keys)) {
+        let mut codes = [0; GROUP];
+        let scale = kernels.to_q8_0(k, &mut codes);
+        set_scale(block, scale);
+        for (row, code) in block.iter_mut().zip(codes) {
+            row[token] = code;
+        }
+    }
+}
+
+fn blocks_mut(bytes: &mut [u8]) -> &mut [Q8Block] {
+    bytes.as_chunks_mut().0.as_chunks_mut().0
+}
+
+/// Elements of a value row: whole vectors, or whole blocks.
+fn width(spec: &SlotSpec, kv: KvType) -> usize {
+    spec.head_dim.next_multiple_of(match kv {
+        KvType::F16 => LANES,
+        KvType::Q8_0 => GROUP,
+    })
+}
+
+/// Bytes of one page of a slot.
+pub(crate) fn page_bytes(spec: &SlotSpec, kv: KvType) -> usize {
+    let head_bytes = kv.head_bytes(spec.head_dim) + kv.head_bytes(width(spec, kv));
+    spec.kv_heads * head_bytes * PAGE_TOKENS
+}
+
+/// Pages that the rows of a batch go to in one group of slots, in order of pages.
+#[derive(Default)]
+pub(crate) struct KvWrites {
+    pages: Vec<usize>,
+    rows: Vec<PageWrite>,
+}
+
+/// Consecutive rows that go to one page.
+#[derive(Clone, Copy)]
+struct PageWrite {
+    first_row: usize,
+    first_token: usize,
+    tokens: usize,
+}
+
+/// Sorts the rows of a batch by the pages they are stored in, for each group that the plan uses.
+pub(crate) fn writes(batch: &Batch<'_>, uses: impl Fn(KvGroup) -> bool) -> PerGroup<KvWrites> {
+    let mut all = PerGroup::default();
+    for group in KvGroup::ALL.into_iter().filter(|group| uses(*group)) {
+        let mut writes: Vec<(usize, PageWrite)> = Vec::new();
+        for run in batch.runs {
+            let pages = run.pages.get(group);
+            let (mut row, mut position) = (run.rows.start, run.position);
+            while row < run.rows.end {
+                let first_token = position % PAGE_TOKENS;
+                let tokens = (PAGE_TOKENS - first_token).min(run.rows.end - row);
+                let rows = PageWrite {
+                    first_row: row,
+                    first_token,
+                    tokens,
+                };
+                writes.push((pages[position / PAGE_TOKENS].0 as usize, rows));
+                row += tokens;
+                position += tokens;
+            }
+        }
+        writes.sort_unstable_by_key(|(page, _)| *page);
+        let (pages, rows) = writes.into_iter().unzip();
+        *all.get_mut(group) = KvWrites { pages, rows };
+    }
+    all
+}

@@ -1,0 +1,45 @@
+//! Tiles of products with float weights and f32 activations.
+
+use carat_gguf::QuantType;
+
+use super::int8::store_rows;
+use crate::{
+    kernel::{
+        gemm::{WeightRows, float},
+        table::Kernels,
+    },
+    op::workers::ThreadScratch,
+    pool::OutputTile,
+};
+
+/// Fills a tile. With many rows, shorter floats are widened once for all of them.
+pub(super) fn fill<'a>(
+    kernels: &Kernels,
+    (mut quant, mut weights): (QuantType, WeightRows<'_>),
+    x: impl Fn(usize) -> &'a [f32],
+    tile: &mut OutputTile<'_>,
+    scratch: &mut ThreadScratch,
+) {
+    let ThreadScratch {
+        output, widened, ..
+    } = scratch;
+    if tile.rows.len() > float::MOST_ROWS && quant != QuantType::F32 {
+        let row_bytes = size_of_val(x(tile.rows.start));
+        widened.reserve_exactly(weights.len() * row_bytes);
+        kernels.widen(quant, weights, widened);
+        weights = WeightRows::new(widened, row_bytes, row_bytes, weights.len());
+        quant = QuantType::F32;
+    }
+    let mut rows: [&[f32]; float::MOST_ROWS] = [&[]; float::MOST_ROWS];
+    let mut first = tile.rows.start;
+    while first < tile.rows.end {
+        let block = first..tile.rows.end.min(first + float::MOST_ROWS);
+        for (to, row) in rows.iter_mut().zip(block.clone()) {
+            *to = x(row);
+        }
+        output.resize(block.len() * weights.len(), 0.0);
+        kernels.gemm_float(quant, weights, &rows[..block.len()], output);
+        store_rows(output, first, tile);
+        first = block.end;
+    }
+}
