@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use carat_model::{
     backend::{Backend, BackendError, CompileOptions, Executor, Memory},
-    cost::Rates,
+    cost::Roofline,
     layout::Layout,
     plan::{Plan, Rows},
     weights::Weights,
@@ -104,7 +104,7 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn measure(&self) -> Result<Option<Rates>, BackendError> {
+    fn roofline(&self) -> Result<Option<Roofline>, BackendError> {
         roofline::peak_rates(self.kernels, self.threads).map(Some)
     }
 
@@ -114,6 +114,7 @@ impl Backend for CpuBackend {
         weights: Arc<Weights>,
         options: &CompileOptions,
     ) -> Result<Box<dyn Executor>, BackendError> {
+        let plan = &plan.with_products_gathered();
         let layout = if options.probe {
             Layout::separate(plan)
         } else {

@@ -29,9 +29,6 @@ pub fn plan(m: &Model) -> Plan {
         let head_norm = |name, x, weight| p.group_norm(name, x, weight, facts.head_dim, c.eps);
         p.section(Section::Attention(i));
         let mut h = p.norm("norm", x, l.attn_norm, c.eps);
-        let rows_end = i + 1 == c.kv_layers;
-        // Beside keys and values, so that a backend can join the three, unless rows end in between.
-        let q = (!rows_end).then(|| p.linear("q", h, l.q));
         if let Some(w) = &l.own_kv {
             let slot = p.slot(slot_spec(c, i));
             slots.push(slot);
@@ -41,7 +38,7 @@ pub fn plan(m: &Model) -> Plan {
             let k = p.rope("k_rope", k, rope);
             p.store_kv(k, head_norm("v_norm", v, None), slot);
         }
-        if rows_end {
+        if i + 1 == c.kv_layers {
             // No later layer writes KV, so rows that will not be sampled end here.
             x = p.select_sampled("select_stream", x);
             h = p.select_sampled("select_normed", h);
@@ -53,8 +50,8 @@ pub fn plan(m: &Model) -> Plan {
             });
             p.section(Section::Attention(i));
         }
-        let q = q.unwrap_or_else(|| p.linear("q", h, l.q));
-        let q = p.rope("q_rope", head_norm("q_norm", q, Some(l.q_norm)), rope);
+        let q = head_norm("q_norm", p.linear("q", h, l.q), Some(l.q_norm));
+        let q = p.rope("q_rope", q, rope);
         let a = p.linear("o", p.attend(q, slots[facts.kv_source]), l.o);
         x = p.add("add", x, p.norm("post_norm", a, l.attn_post_norm, c.eps));
 

@@ -6,6 +6,7 @@
 //! - [`phase`]: sections of a plan, and the phases that time is counted with
 //! - [`plan`]: steps, values and the shape-checked builder
 //! - [`gemma4`]: the forward pass, as a plan
+//! - `gather`: products of one input brought together, for backends
 //! - [`cost`]: bytes and multiplications a batch needs at the least
 //! - [`kv`]: KV groups, page ids and page arithmetic
 //! - [`layout`]: which values may share a buffer; bytes of a page
@@ -21,6 +22,7 @@ pub mod config;
 pub mod cost;
 mod error;
 pub mod evaluate;
+mod gather;
 pub mod gemma4;
 pub mod kv;
 pub mod layout;

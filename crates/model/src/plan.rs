@@ -220,8 +220,8 @@ pub struct Plan {
     pub steps: Vec<Labelled>,
     pub slots: Vec<SlotSpec>,
     pub ropes: Vec<Rope>,
-    shapes: Vec<Shape>,
-    vocab: usize,
+    pub(crate) shapes: Vec<Shape>,
+    pub(crate) vocab: usize,
     /// What the last layer hands to the head, normalised: also what a drafter reads.
     pub hidden: Value,
     pub logits: Value,

@@ -2,7 +2,7 @@
 //!
 //! `UPDATE_EXPECT=1 cargo test -p carat-model --test plans` rewrites the snapshots; read their diff.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use carat_gguf::{
     Gguf, QuantType,
@@ -12,7 +12,7 @@ use carat_model::{
     Model, ModelError, gemma4,
     kv::{KvType, PAGE_TOKENS},
     layout::{self, Layout},
-    plan::{Listing, Rows},
+    plan::{Listing, Plan, Rows},
 };
 use carat_testkit::tiny::{Tiny, Variant};
 use expect_test::{ExpectFile, expect_file};
@@ -90,6 +90,47 @@ fn nothing_after_the_last_kv_layer_runs_for_rows_that_are_not_sampled() {
             .filter(|s| plan.step_rows(&s.step) == Rows::All);
         assert_eq!(after.count(), 0, "{variant:?}");
     }
+}
+
+#[test]
+fn gathering_puts_products_of_one_value_together_and_nothing_else_moves() {
+    for variant in Variant::ALL {
+        let plan = gemma4::plan(&Tiny::new(variant, QuantType::F32).model());
+        let gathered = plan.with_products_gathered();
+        let labels =
+            |plan: &Plan| -> Vec<String> { plan.steps.iter().map(|s| s.label.clone()).collect() };
+        let at = |label: &str| labels(&gathered).iter().position(|l| l == label);
+        let q = at("L0.attn.q").expect("every layer has queries");
+        assert_eq!(at("L0.attn.k"), Some(q + 1), "{variant:?}");
+        // Behind the cut queries are of other rows, and stay where they are.
+        let cut = at(&format!("L{}.attn.select_normed", plan_cut(&plan)));
+        assert!(
+            at(&format!("L{}.attn.q", plan_cut(&plan))) > cut,
+            "{variant:?}"
+        );
+        let without = |plan: &Plan| -> Vec<String> {
+            let moved = |label: &String| !label.ends_with(".attn.q");
+            labels(plan).into_iter().filter(moved).collect()
+        };
+        assert_eq!(without(&plan), without(&gathered));
+        let mut written = HashSet::new();
+        for labelled in &gathered.steps {
+            for input in labelled.step.inputs() {
+                assert!(written.contains(&input), "{variant:?}: {}", labelled.label);
+            }
+            written.extend(labelled.step.out());
+        }
+    }
+}
+
+/// The layer in which rows that are not sampled end.
+fn plan_cut(plan: &Plan) -> usize {
+    let select = plan
+        .steps
+        .iter()
+        .find(|s| s.step.name() == "select_sampled");
+    let section = select.and_then(|s| s.section).expect("every plan selects");
+    section.layer().expect("in a layer")
 }
 
 #[test]

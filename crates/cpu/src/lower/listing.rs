@@ -55,6 +55,7 @@ pub(crate) fn list(
     isa: Isa,
     batch: BatchRows,
 ) -> Vec<ProgramOp> {
+    let plan = &plan.with_products_gathered();
     let program = lower(plan, weights, Layout::shared(plan), fusion);
     let vector_bytes =
         |id: Option<VectorId>| id.map_or(0, |id| weights.matrix(program.vectors[id.0]).bytes());

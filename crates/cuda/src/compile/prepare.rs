@@ -60,6 +60,7 @@ pub(crate) fn prepare(
                 .to_owned(),
         });
     }
+    let plan = &plan.with_products_gathered();
     let ops = fuse(plan, target.fusion);
     // Rows end once, so what runs for sampled rows is what comes last.
     let cut = ops.iter().position(|op| op.rows == Rows::Sampled);

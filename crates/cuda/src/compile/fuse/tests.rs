@@ -14,7 +14,7 @@ fn model(variant: Variant) -> Model {
 /// The ops of one layer.
 fn layer(model: &Model, number: usize) -> Vec<Op> {
     let prefix = format!("L{number}.");
-    let ops = fuse(&gemma4::plan(model), Fusion::On).into_iter();
+    let ops = fuse(&gemma4::plan(model).with_products_gathered(), Fusion::On).into_iter();
     ops.filter(|op| op.label.starts_with(&prefix)).collect()
 }
 
@@ -48,7 +48,7 @@ fn works(model: &Model, build: impl FnOnce(&Builder<'_>, Value) -> (Value, Value
 #[test]
 fn ops_cover_all_steps_in_order() {
     for variant in Variant::ALL {
-        let plan = gemma4::plan(&model(variant));
+        let plan = gemma4::plan(&model(variant)).with_products_gathered();
         for fusion in [Fusion::On, Fusion::Off] {
             let mut next = 0;
             for op in fuse(&plan, fusion) {
@@ -64,7 +64,7 @@ fn ops_cover_all_steps_in_order() {
 
 #[test]
 fn without_fusion_every_step_is_an_op() {
-    let plan = gemma4::plan(&model(Variant::E2b));
+    let plan = gemma4::plan(&model(Variant::E2b)).with_products_gathered();
     let ops = fuse(&plan, Fusion::Off);
     assert_eq!(ops.len(), plan.steps.len());
     assert!(ops.iter().all(|op| matches!(op.work, Work::Step(_))));
@@ -113,7 +113,7 @@ fn gate_and_up_are_one_product_with_gelu() {
 #[test]
 fn the_per_layer_gate_takes_its_slice_and_reads_the_sum_itself() {
     let model = model(Variant::E2b);
-    let plan = gemma4::plan(&model);
+    let plan = gemma4::plan(&model).with_products_gathered();
     let ops = layer(&model, 1);
     let gated = products(&ops).filter_map(|p| match p.epilogue {
         Epilogue::GeluMulSlice { other, column, out } => Some((p, other, column, out)),
@@ -161,7 +161,10 @@ fn attention_stores_first_where_the_layer_has_keys_of_its_own() {
 #[test]
 fn keys_are_stored_alone_where_rows_end() {
     for variant in Variant::ALL {
-        let ops = fuse(&gemma4::plan(&model(variant)), Fusion::On);
+        let ops = fuse(
+            &gemma4::plan(&model(variant)).with_products_gathered(),
+            Fusion::On,
+        );
         let stores = ops.iter().filter(|op| matches!(op.work, Work::StoreKv(_)));
         let [store] = stores.collect::<Vec<_>>()[..] else {
             panic!("{variant:?}: one layer stores for more rows than attend");
@@ -176,14 +179,20 @@ fn keys_are_stored_alone_where_rows_end() {
 
 #[test]
 fn inputs_of_layers_are_made_at_once() {
-    let ops = fuse(&gemma4::plan(&model(Variant::E2b)), Fusion::On);
+    let ops = fuse(
+        &gemma4::plan(&model(Variant::E2b)).with_products_gathered(),
+        Fusion::On,
+    );
     let inputs = ops
         .iter()
         .filter(|op| matches!(op.work, Work::LayerInputs(_)));
     // For the layers before the cut and for those behind it.
     let rows: Vec<Rows> = inputs.map(|op| op.rows).collect();
     assert_eq!(rows, [Rows::All, Rows::Sampled]);
-    let ops = fuse(&gemma4::plan(&model(Variant::Dense12b)), Fusion::On);
+    let ops = fuse(
+        &gemma4::plan(&model(Variant::Dense12b)).with_products_gathered(),
+        Fusion::On,
+    );
     assert!(!ops.iter().any(|op| matches!(op.work, Work::LayerInputs(_))));
 }
 

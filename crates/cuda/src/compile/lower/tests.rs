@@ -56,7 +56,7 @@ fn targets() -> [Target; 5] {
 }
 
 fn lowered(model: &Model, target: Target) -> Vec<Call> {
-    let plan = gemma4::plan(model);
+    let plan = gemma4::plan(model).with_products_gathered();
     let ops = fuse(&plan, target.fusion);
     let class = RowClass::of(target.max_rows);
     let mut scratch = Scratch::default();
@@ -86,7 +86,12 @@ fn list(plan: &Plan, weights: &Weights, target: Target) -> Result<String, Backen
 
 /// The lines of one section.
 fn section(model: &Model, target: Target, label: &str) -> String {
-    let text = list(&gemma4::plan(model), &model.weights, target).unwrap();
+    let text = list(
+        &gemma4::plan(model).with_products_gathered(),
+        &model.weights,
+        target,
+    )
+    .unwrap();
     let lines: Vec<&str> = text.lines().filter(|l| l.starts_with(label)).collect();
     lines.join("\n")
 }
@@ -97,14 +102,14 @@ fn a_layer_in_plain_steps() {
     let text = section(&model(Variant::Dense12b), target, "L0");
     expect![[r#"
         L0.attn.norm               all     rms_norm                   %0 -> %1
-        L0.attn.q                  all     linear_plain_8.q4_0        %1 -> %2
-        L0.attn.k                  all     linear_plain_8.q4_0        %1 -> %3
-        L0.attn.v                  all     linear_plain_8.q4_0        %1 -> %4
-        L0.attn.k_norm             all     rms_norm                   %3 -> %5
-        L0.attn.k_rope             all     rope                       %5 -> %6
-        L0.attn.v_norm             all     rms_norm                   %4 -> %7
-        L0.attn.store_kv           all     store_kv                   %6 %7 ->
-        L0.attn.q_norm             all     rms_norm                   %2 -> %8
+        L0.attn.q                  all     linear_plain_8.q4_0        %1 -> %7
+        L0.attn.k                  all     linear_plain_8.q4_0        %1 -> %2
+        L0.attn.v                  all     linear_plain_8.q4_0        %1 -> %3
+        L0.attn.k_norm             all     rms_norm                   %2 -> %4
+        L0.attn.k_rope             all     rope                       %4 -> %5
+        L0.attn.v_norm             all     rms_norm                   %3 -> %6
+        L0.attn.store_kv           all     store_kv                   %5 %6 ->
+        L0.attn.q_norm             all     rms_norm                   %7 -> %8
         L0.attn.q_rope             all     rope                       %8 -> %9
         L0.attn.attend             all     attend                     %9 -> %10
         L0.attn.o                  all     linear_plain_8.q4_0        %10 -> %11
@@ -126,8 +131,8 @@ fn a_layer_of_few_rows() {
     let target = Target::hopper(Fusion::On, NARROW);
     let text = section(&model(Variant::Dense12b), target, "L0");
     expect![[r#"
-        L0.attn.q+k+v              all     gemv_4.q4.normed           %0 -> %2 %3 %4
-        L0.attn.attend             all     flash_decode               %2 %3 %4 -> s0 s1 %10
+        L0.attn.q+k+v              all     gemv_4.q4.normed           %0 -> %7 %2 %3
+        L0.attn.attend             all     flash_decode               %7 %2 %3 -> s0 s1 %10
         L0.attn.o                  all     gemv_4.q4.plain            %10 -> %11
         L0.ffn.gate+up             all     gemv_4.q4.normed           %11 %0 -> %13 %17
         L0.ffn.down                all     gemv_4.q4.plain            %17 -> %18"#]]
