@@ -127,6 +127,19 @@ pub(crate) enum KvTypeName {
     Q8_0,
 }
 
+/// What can be switched off, or checked more often, to find a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DebugSwitch {
+    /// Every step by a plain kernel or operation of its own
+    NoFusion,
+    /// CUDA: launches one by one, without captured graphs
+    NoGraphs,
+    /// CUDA: no programmatic dependent launch
+    NoPdl,
+    /// CUDA: wait after every launch, so that a fault names its step; slow
+    CheckLaunches,
+}
+
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModelArgs {
     /// A GGUF file, or hf:OWNER/REPO[:FILE or QUANT] from the Hugging Face cache or hub
@@ -160,6 +173,9 @@ pub(crate) struct ModelArgs {
     /// only; default: none)
     #[arg(long, value_name = "SIZE")]
     pub(crate) repack: Option<String>,
+    /// Switch parts of a backend off, to find where a fault comes from (see docs/debugging.md)
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
+    pub(crate) debug: Vec<DebugSwitch>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -288,6 +304,13 @@ pub(crate) struct InspectArgs {
     /// List the plan: every step of the forward pass
     #[arg(long)]
     pub(crate) plan: bool,
+    /// List what the backend makes of the plan: every launch or operation with its kernel, grid, bytes and label. CUDA's
+    /// needs no card
+    #[arg(long, conflicts_with = "diff")]
+    pub(crate) program: bool,
+    /// With --program: rows of the batch, and how many of them are sampled (default: all of up to 64, one of more)
+    #[arg(long, requires = "program", default_value = "1", value_name = "ROWS[,SAMPLED]", value_parser = batch_rows)]
+    pub(crate) rows: (usize, usize),
     /// Print long metadata values in full
     #[arg(long)]
     pub(crate) full: bool,
@@ -446,6 +469,29 @@ fn backend_pair(text: &str) -> Result<[BackendName; 2], String> {
             Err("two names with a comma between are expected, such as reference,cpu".to_owned())
         }
     }
+}
+
+/// Rows of a batch and how many of them are sampled.
+fn batch_rows(text: &str) -> Result<(usize, usize), String> {
+    // Decoding samples every row; a prompt's last chunk one.
+    const MOST_DECODED: usize = 64;
+    let (rows, sampled) = match text.split_once(',') {
+        Some((rows, sampled)) => {
+            let sampled = sampled.trim().parse::<usize>();
+            (rows, Some(sampled.map_err(|e| e.to_string())?))
+        }
+        None => (text, None),
+    };
+    let rows = positive(rows.trim())?;
+    let sampled = sampled.unwrap_or(if rows <= MOST_DECODED { rows } else { 1 });
+    if rows > 1 << 20 || sampled > rows {
+        return Err(format!(
+            "a batch of {rows} rows with {sampled} sampled cannot be; give up to {} rows and no more sampled ones, such as \
+             2048,1",
+            1 << 20
+        ));
+    }
+    Ok((rows, sampled))
 }
 
 fn tolerance(text: &str) -> Result<f64, String> {

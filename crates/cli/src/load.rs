@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use carat_cpu::{CpuBackend, CpuConfig, Isa};
-use carat_cuda::{CudaBackend, CudaConfig, CudaError, Tier};
+use carat_cuda::{Checks, CudaBackend, CudaConfig, CudaError, Fusion, Graphs, Pdl, Tier};
 use carat_gguf::Gguf;
 use carat_model::{
     Model,
@@ -17,10 +17,10 @@ use carat_model::{
     plan::{Plan, Step},
     reference::Reference,
 };
-use clap::ValueEnum;
+use clap::{ValueEnum, builder::PossibleValue};
 
 use crate::{
-    args::{BackendName, IsaName, TierName},
+    args::{BackendName, DebugSwitch, IsaName, TierName},
     fetch,
     settings::Settings,
     terminal::{Terminal, bytes, warn},
@@ -141,6 +141,9 @@ impl Loaded {
 /// The device that computes, or why it cannot and what can instead.
 pub(crate) fn backend(name: BackendName, settings: &Settings) -> Result<Box<dyn Backend>> {
     Ok(match name {
+        BackendName::Reference if !settings.debug.is_empty() => {
+            bail!("the reference has nothing to switch off; leave --debug out")
+        }
         BackendName::Reference => Box::new(Reference),
         BackendName::Cpu => Box::new(cpu_backend(settings)?),
         BackendName::Cuda => {
@@ -187,7 +190,7 @@ fn best_backend(settings: &Settings, terminal: Terminal) -> Result<Box<dyn Backe
     }
 }
 
-fn cuda_config(settings: &Settings) -> Result<CudaConfig> {
+pub(crate) fn cuda_config(settings: &Settings) -> Result<CudaConfig> {
     Ok(CudaConfig {
         device: settings.device.unwrap_or(0),
         tier: match settings.tier {
@@ -197,6 +200,26 @@ fn cuda_config(settings: &Settings) -> Result<CudaConfig> {
         memory_limit: settings.vram_bytes()?,
         cache_dir: std::env::home_dir().map(|home| home.join(".cache/carat/kernels")),
         kernels_dir: settings.kernels.clone(),
+        fusion: if settings.debugs(DebugSwitch::NoFusion) {
+            Fusion::Off
+        } else {
+            Fusion::On
+        },
+        graphs: if settings.debugs(DebugSwitch::NoGraphs) {
+            Graphs::Off
+        } else {
+            Graphs::On
+        },
+        pdl: if settings.debugs(DebugSwitch::NoPdl) {
+            Pdl::Off
+        } else {
+            Pdl::On
+        },
+        checks: if settings.debugs(DebugSwitch::CheckLaunches) {
+            Checks::EachLaunch
+        } else {
+            Checks::EachBatch
+        },
         ..CudaConfig::default()
     })
 }
@@ -212,6 +235,14 @@ pub(crate) fn cpu_backend(settings: &Settings) -> Result<CpuBackend> {
         IsaName::Avx512 => Isa::Avx512Vnni,
         IsaName::Amx => Isa::Amx,
     };
+    let of_cuda = |switch: &&DebugSwitch| **switch != DebugSwitch::NoFusion;
+    if let Some(switch) = settings.debug.iter().find(of_cuda) {
+        let name = switch.to_possible_value();
+        bail!(
+            "`--debug {}` concerns CUDA alone; on the CPU there are --debug no-fusion and --isa",
+            name.as_ref().map_or("", PossibleValue::get_name)
+        );
+    }
     let isa = settings.isa.map(level);
     if !isa.is_none_or(Isa::available) {
         let names = |wanted: &dyn Fn(IsaName) -> bool| {
@@ -230,7 +261,11 @@ pub(crate) fn cpu_backend(settings: &Settings) -> Result<CpuBackend> {
         threads: settings.threads,
         isa,
         repack_bytes: settings.repack_bytes()?.unwrap_or(0),
-        ..CpuConfig::default()
+        fusion: if settings.debugs(DebugSwitch::NoFusion) {
+            carat_cpu::Fusion::Off
+        } else {
+            carat_cpu::Fusion::On
+        },
     });
     if let Some(size) = settings.repack.as_deref() {
         if !backend.repacks() {

@@ -43,7 +43,7 @@ impl Session {
         let loaded = Loaded::open(settings, terminal)?;
         let metadata = loaded.file.metadata();
         let sampling = settings.sampling.resolve(metadata, fresh_seed())?;
-        for note in settings.sampling.overridden_habits(metadata)? {
+        for note in settings.sampling.overrides(metadata)? {
             terminal.note(note);
         }
         if args.stop.iter().any(String::is_empty) {

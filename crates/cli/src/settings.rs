@@ -13,7 +13,7 @@ use carat_model::{kv::KvType, sampling::Sampling};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{
-    BackendName, GenerateArgs, IsaName, KvTypeName, ModelArgs, SamplingArgs, TierName,
+    BackendName, DebugSwitch, GenerateArgs, IsaName, KvTypeName, ModelArgs, SamplingArgs, TierName,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -48,6 +48,9 @@ pub(crate) struct Settings {
     /// Memory for weights that stay unpacked, such as `4GiB`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) repack: Option<String>,
+    /// For finding faults, so from flags alone.
+    #[serde(skip)]
+    pub(crate) debug: Vec<DebugSwitch>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) context: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -119,6 +122,7 @@ impl Settings {
         self.kv_type = flags.kv_type.or(self.kv_type);
         self.repack = flags.repack.clone().or(self.repack);
         self.repack_bytes()?;
+        self.debug.clone_from(&flags.debug);
         match self.threads {
             Some(0) => bail!("0 threads cannot compute; give at least 1, or leave -t out"),
             Some(n) if n > 4096 => {
@@ -150,6 +154,10 @@ impl Settings {
             Some(KvTypeName::F16) | None => KvType::F16,
             Some(KvTypeName::Q8_0) => KvType::Q8_0,
         }
+    }
+
+    pub(crate) fn debugs(&self, switch: DebugSwitch) -> bool {
+        self.debug.contains(&switch)
     }
 
     /// The limit on device memory, if one is set.
@@ -213,7 +221,7 @@ impl SamplingSettings {
     }
 
     /// A sentence for each setting that replaces one of the model's own by another.
-    pub(crate) fn overridden_habits(&self, model: &Metadata) -> Result<Vec<String>> {
+    pub(crate) fn overrides(&self, model: &Metadata) -> Result<Vec<String>> {
         let gemma = Sampling::default();
         let own =
             |key: &str, default: f32| -> Result<f32> { Ok(model.f32(key)?.unwrap_or(default)) };

@@ -13,7 +13,7 @@ use anyhow::{Result, bail};
 use carat_model::{
     TokenId,
     backend::{CompileOptions, Executor},
-    cost::{self, BatchShape, Cost, Rates},
+    cost::{self, BatchShape, Cost, Roofline},
     kv::{PAGE_TOKENS, PerGroup},
     sampling,
 };
@@ -158,7 +158,7 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
         let mut report = report(&loaded, case, seconds, &machine);
         if let Some(profiles) = &mut profiles {
             let measured = Profile::measure(feeder, &loaded, case)?;
-            report.profile = Some(measured.report(&loaded, machine.rates));
+            report.profile = Some(measured.report(&loaded, machine.roofline));
             profiles.add(case.name(), measured);
         }
         if args.output == BenchFormat::Json {
@@ -296,7 +296,7 @@ fn least_cost(loaded: &Loaded, case: Case) -> Cost {
 /// What runs the test, and how fast it could at the most.
 struct Machine {
     threads: usize,
-    rates: Option<Rates>,
+    roofline: Option<Roofline>,
 }
 
 fn machine(loaded: &Loaded, settings: &Settings, terminal: Terminal) -> Result<Machine> {
@@ -307,7 +307,7 @@ fn machine(loaded: &Loaded, settings: &Settings, terminal: Terminal) -> Result<M
     terminal.note("measuring what this machine can read and multiply");
     Ok(Machine {
         threads,
-        rates: loaded.backend.measure()?,
+        roofline: loaded.backend.roofline()?,
     })
 }
 
@@ -337,14 +337,14 @@ fn report(loaded: &Loaded, case: Case, seconds: Vec<f64>, machine: &Machine) -> 
         samples_tokens_per_second: samples,
         samples_seconds: seconds,
         bound: machine
-            .rates
-            .map(|rates| bound(&least_cost(loaded, case), tokens, median, rates)),
+            .roofline
+            .map(|roofline| bound(&least_cost(loaded, case), tokens, median, roofline)),
         profile: None,
     }
 }
 
-fn bound(cost: &Cost, tokens: f64, median: f64, rates: Rates) -> Bound {
-    let bound = rates.bound(cost);
+fn bound(cost: &Cost, tokens: f64, median: f64, roofline: Roofline) -> Bound {
+    let bound = roofline.bound(cost);
     let most = tokens / bound.seconds;
     Bound {
         limited_by: bound.by.name(),
@@ -352,8 +352,8 @@ fn bound(cost: &Cost, tokens: f64, median: f64, rates: Rates) -> Bound {
         percent: 100.0 * median / most,
         bytes: cost.bytes(),
         multiply_adds: cost.multiply_adds,
-        measured_read_bytes_per_second: rates.read_bytes_per_second,
-        measured_multiply_adds_per_second: rates.multiply_adds_per_second,
+        measured_read_bytes_per_second: roofline.read_bytes_per_second,
+        measured_multiply_adds_per_second: roofline.multiply_adds_per_second,
     }
 }
 

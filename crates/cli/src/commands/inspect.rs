@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use carat_cpu::BatchRows;
+use carat_cuda::Tier;
 use carat_gguf::{Value, ValueType};
 use carat_model::{
     TokenId,
@@ -18,18 +20,27 @@ use carat_text::{Specials, Tokenizer};
 
 use crate::{
     args::{BackendName, InspectArgs},
-    load::{Loaded, backend},
+    load::{Loaded, backend, cpu_backend, cuda_config},
     settings::Settings,
     terminal::{Terminal, bytes, say, thousands},
 };
 
 pub(crate) fn run(args: &InspectArgs, settings: &Settings, terminal: Terminal) -> Result<()> {
-    // A look at a file needs no card.
+    // A look at a file needs no card, whichever backend's program it is.
     let on_cores = Settings {
         backend: settings.backend.or(Some(BackendName::Cpu)),
         ..settings.clone()
     };
-    let loaded = Loaded::open(&on_cores, terminal)?;
+    let opened_with = if args.program {
+        Settings {
+            backend: Some(BackendName::Reference),
+            debug: Vec::new(),
+            ..on_cores.clone()
+        }
+    } else {
+        on_cores.clone()
+    };
+    let loaded = Loaded::open(&opened_with, terminal)?;
     if let Some(pair) = args.diff {
         return diff(&loaded, pair, args, settings);
     }
@@ -39,7 +50,10 @@ pub(crate) fn run(args: &InspectArgs, settings: &Settings, terminal: Terminal) -
     if args.plan {
         say(Listing(&loaded.plan, &loaded.model.weights))?;
     }
-    if args.tensors || args.plan {
+    if args.program {
+        program(&loaded, args.rows, &on_cores)?;
+    }
+    if args.tensors || args.plan || args.program {
         return Ok(());
     }
     say(summary(&loaded)?)?;
@@ -145,6 +159,57 @@ fn summary(loaded: &Loaded) -> Result<String> {
     writeln!(s, "  template     {template}")?;
     writeln!(s, "  plan         {} steps", loaded.plan.steps.len())?;
     Ok(s)
+}
+
+/// What a backend makes of the plan for a batch of some rows.
+fn program(loaded: &Loaded, (rows, sampled): (usize, usize), settings: &Settings) -> Result<()> {
+    let (plan, weights) = (&loaded.plan, &loaded.model.weights);
+    match settings.backend {
+        Some(BackendName::Cuda) => {
+            let config = cuda_config(settings)?;
+            let target = (config.tier, config.fusion);
+            let card = match config.tier {
+                Tier::Best => "an H200 with cuBLASLt",
+                Tier::Portable => "a card of 132 multiprocessors, portable kernels",
+            };
+            say(format_args!("{rows} rows, {sampled} sampled, on {card}"))?;
+            let launches = carat_cuda::program(plan, weights, target, (rows, sampled))?;
+            for l in &launches {
+                say(format_args!(
+                    "{:<28} {:>5} {:<34} {:<24} {:>12}  {}",
+                    l.label,
+                    l.rows,
+                    l.kernel,
+                    l.grid,
+                    bytes(l.weight_bytes as u64),
+                    l.operands
+                ))?;
+            }
+            say(format_args!("{} launches", launches.len()))
+        }
+        Some(BackendName::Reference) => {
+            bail!("the reference runs the plan as it is; --plan lists it")
+        }
+        Some(BackendName::Cpu) | None => {
+            let cpu = cpu_backend(settings)?;
+            let isa = cpu.isa();
+            say(format_args!(
+                "{rows} rows, {sampled} sampled, on the CPU ({isa:?})"
+            ))?;
+            let batch = BatchRows { all: rows, sampled };
+            let operations = cpu.program(plan, weights, batch);
+            for o in &operations {
+                say(format_args!(
+                    "{:<40} {:>5} {:<34} {:>12}",
+                    o.labels.join(" "),
+                    o.rows,
+                    o.kernel,
+                    bytes(o.weight_bytes)
+                ))?;
+            }
+            say(format_args!("{} operations", operations.len()))
+        }
+    }
 }
 
 fn tensors(loaded: &Loaded) -> Result<()> {

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use carat_model::{
     backend::{BackendError, CompileOptions},
     kv::{KvType, PerGroup},
+    phase::Phase,
     plan::Plan,
     weights::Weights,
 };
@@ -81,7 +82,8 @@ pub fn program(
             rows => padded_rows(rows),
         };
         let read = call.weights().into_iter();
-        let matrices = read.filter(|w| w.format != WeightFormat::Table);
+        let looked_up = call.origin.phase == Phase::Embed;
+        let matrices = read.filter(|w| w.format != WeightFormat::Table && !looked_up);
         Some(ProgramLaunch {
             label: call.label.clone(),
             rows,

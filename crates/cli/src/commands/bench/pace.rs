@@ -7,7 +7,7 @@
 use std::io::BufRead;
 
 use anyhow::{Result, bail};
-use carat_model::cost::Rates;
+use carat_model::cost::Roofline;
 use serde_json::json;
 
 use crate::{
@@ -40,24 +40,24 @@ impl Pace {
         if std::io::stdin().lock().read_line(&mut line)? == 0 {
             return Ok(None);
         }
-        Ok(Some(Turn::Told(loaded.backend.measure()?)))
+        Ok(Some(Turn::Told(loaded.backend.roofline()?)))
     }
 }
 
 /// Leave to run one repetition.
 pub(super) enum Turn {
     Free,
-    Told(Option<Rates>),
+    Told(Option<Roofline>),
 }
 
 impl Turn {
     pub(super) fn end(self, test: &str, seconds: f64) -> Result<()> {
         match self {
             Turn::Free => Ok(()),
-            Turn::Told(rates) => say(json!({
+            Turn::Told(roofline) => say(json!({
                 "turn": test,
                 "seconds": seconds,
-                "measured_read_bytes_per_second": rates.map(|rates| rates.read_bytes_per_second),
+                "measured_read_bytes_per_second": roofline.map(|roofline| roofline.read_bytes_per_second),
             })),
         }
     }

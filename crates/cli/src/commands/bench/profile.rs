@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use carat_model::{
     TokenId,
     backend::{Executor, LaunchTime},
-    cost::{self, BatchShape, Cost, Rates},
+    cost::{self, BatchShape, Cost, Roofline},
     phase::Phase,
 };
 use serde::Serialize;
@@ -65,7 +65,7 @@ impl Profile {
         })
     }
 
-    pub(super) fn report(&self, loaded: &Loaded, rates: Option<Rates>) -> Report {
+    pub(super) fn report(&self, loaded: &Loaded, roofline: Option<Roofline>) -> Report {
         let (plan, weights) = (&loaded.plan, &loaded.model.weights);
         let costs: Vec<(Phase, Cost)> = (plan.steps.iter())
             .map(|step| {
@@ -84,8 +84,8 @@ impl Profile {
             let time: Duration = launches().map(|launch| launch.time).sum();
             let of_phase = costs.iter().filter(|(p, _)| *p == phase);
             let cost: Cost = of_phase.map(|(_, cost)| *cost).sum();
-            let bound = rates.filter(|_| cost != Cost::default());
-            let bound = bound.map(|rates| rates.bound(&cost));
+            let bound = roofline.filter(|_| cost != Cost::default());
+            let bound = bound.map(|roofline| roofline.bound(&cost));
             PhaseReport {
                 phase: phase.name(),
                 launches: launches().count(),
