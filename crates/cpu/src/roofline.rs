@@ -2,7 +2,7 @@
 
 use std::{hint::black_box, time::Instant};
 
-use carat_model::{backend::BackendError, cost::Rates};
+use carat_model::{backend::BackendError, cost::Roofline};
 
 use crate::{
     kernel::{
@@ -21,9 +21,9 @@ const PASSES: usize = 5;
 const ROUNDS: usize = 2_000_000;
 
 /// Peak rates of reading and of multiplying, on so many threads.
-pub(crate) fn peak_rates(kernels: &Kernels, threads: usize) -> Result<Rates, BackendError> {
+pub(crate) fn peak_rates(kernels: &Kernels, threads: usize) -> Result<Roofline, BackendError> {
     let pool = Pool::new(threads).map_err(|error| BackendError::Device(Box::new(error)))?;
-    Ok(Rates {
+    Ok(Roofline {
         read_bytes_per_second: peak_read_bytes(kernels, &pool),
         multiply_adds_per_second: kernels.tiles().map_or_else(
             || peak_multiply_adds(kernels, &pool),

@@ -7,7 +7,7 @@ use std::{
 
 use carat_model::{
     backend::{Backend, BackendError, CompileOptions, Executor, Memory, Need},
-    cost::Rates,
+    cost::Roofline,
     plan::{Plan, Step},
     weights::Weights,
 };
@@ -244,12 +244,12 @@ impl Backend for CudaBackend {
         }))
     }
 
-    fn measure(&self) -> Result<Option<Rates>, BackendError> {
+    fn roofline(&self) -> Result<Option<Roofline>, BackendError> {
         let wanted = kernel::roofline::specializations();
         self.load(wanted.clone())?;
         let modules = wanted.map(|s| self.module(&s));
-        let rates = roofline::rates(&self.device, &modules, self.library.as_ref())?;
-        Ok(Some(rates))
+        let roofline = roofline::measure(&self.device, &modules, self.library.as_ref())?;
+        Ok(Some(roofline))
     }
 
     fn compile(

@@ -7,7 +7,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 
 use crate::{
     TokenId,
-    cost::Rates,
+    cost::Roofline,
     kv::pages_of,
     phase::Origin,
     plan::{Plan, Value},
@@ -45,7 +45,7 @@ pub trait Backend: Send {
     }
 
     /// What the device can do at the most, measured now, in about a second; `None` where nobody would ask.
-    fn measure(&self) -> Result<Option<Rates>, BackendError> {
+    fn roofline(&self) -> Result<Option<Roofline>, BackendError> {
         Ok(None)
     }
 

@@ -112,14 +112,14 @@ pub fn of_step(plan: &Plan, weights: &Weights, step: &Step, batch: BatchShape) -
 
 /// What a device can do at the most: the bounds that speeds are set against.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rates {
+pub struct Roofline {
     /// Sequential reads of memory.
     pub read_bytes_per_second: f64,
     /// Products, added up, of the kind that matrices are multiplied with.
     pub multiply_adds_per_second: f64,
 }
 
-impl Rates {
+impl Roofline {
     /// The least time that something takes.
     pub fn bound(&self, cost: &Cost) -> Bound {
         let reading = cost.bytes() as f64 / self.read_bytes_per_second;

@@ -58,13 +58,13 @@ pub struct Weights {
     file: Arc<Gguf>,
     matrices: Vec<Matrix>,
     /// Of each view, once asked.
-    narrows: Vec<OnceLock<bool>>,
+    is_exact_bf16: Vec<OnceLock<bool>>,
 }
 
 impl Weights {
     pub(crate) fn new(file: Arc<Gguf>, matrices: Vec<Matrix>) -> Weights {
         Weights {
-            narrows: vec![OnceLock::new(); matrices.len()],
+            is_exact_bf16: vec![OnceLock::new(); matrices.len()],
             file,
             matrices,
         }
@@ -93,11 +93,11 @@ impl Weights {
     }
 
     /// Whether every value is a BF16: F32 whose lower halves are all zero. Looks at all of them, the first time.
-    pub fn narrows(&self, weight: Weight) -> bool {
+    pub fn is_exact_bf16(&self, weight: Weight) -> bool {
         let m = self.matrix(weight);
         let rows = || (0..m.count).flat_map(|i| (0..m.rows).map(move |r| self.row(weight, i, r)));
         let lower = |value: &[u8; 4]| u32::from_le_bytes(*value) & 0xffff;
-        *self.narrows[weight.index()].get_or_init(|| match m.quant {
+        *self.is_exact_bf16[weight.index()].get_or_init(|| match m.quant {
             QuantType::BF16 => true,
             QuantType::F32 => rows().all(|row| {
                 let values = row.as_chunks().0.iter();

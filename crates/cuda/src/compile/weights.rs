@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn only_floats_with_empty_lower_halves_narrow() {
+    fn only_floats_with_empty_lower_bits_are_exact_bf16() {
         let upper: Vec<u8> = (0..64u32).flat_map(|i| [0, 0, i as u8, 0x40]).collect();
         let mut lower = upper.clone();
         lower[4 * 63] = 1;
@@ -485,7 +485,7 @@ mod tests {
         ]);
         let found: Vec<&str> = weights
             .iter()
-            .filter(|(weight, _)| weights.narrows(*weight))
+            .filter(|(weight, _)| weights.is_exact_bf16(*weight))
             .map(|(_, m)| m.name.as_str())
             .collect();
         assert_eq!(found, ["upper", "bf16"]);

@@ -17,7 +17,7 @@ pub(crate) enum WeightFormat {
     Fragments,
     /// F16, row-major. Of F16 exact, of all else rounded.
     F16,
-    /// BF16, row-major: weights that [`narrow`](Weights::narrows).
+    /// BF16, row-major: weights that are [exact](Weights::is_exact_bf16) in it.
     Bf16,
 }
 

@@ -6,7 +6,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use carat_model::cost::Rates;
+use carat_model::cost::Roofline;
 
 use crate::{
     device::{
@@ -41,13 +41,13 @@ const ROUNDS: usize = 600;
 /// Multiply-adds of a warp's round: 8 products of 16 by 8 by 32.
 const ROUND: usize = 8 * 16 * 8 * 32;
 
-pub(crate) fn rates(
+pub(crate) fn measure(
     device: &Arc<Device>,
     [read, multiply]: &[Arc<Module>; 2],
     library: Option<&Library>,
-) -> Result<Rates, CudaError> {
+) -> Result<Roofline, CudaError> {
     device.bind()?;
-    Ok(Rates {
+    Ok(Roofline {
         read_bytes_per_second: read_peak(device, read)?,
         multiply_adds_per_second: match library {
             Some(library) => product_rate(device, read, library)?,
@@ -188,12 +188,12 @@ mod tests {
     fn rates_are_those_of_a_card() {
         let card = Card::open(Tier::Best);
         let modules = specializations().map(|s| Arc::new(card.load(&s)));
-        let own = rates(&card.device, &modules, None).unwrap();
+        let own = measure(&card.device, &modules, None).unwrap();
         assert!(own.read_bytes_per_second > 1e11, "{own:?}");
         assert!(own.multiply_adds_per_second > 1e12, "{own:?}");
         if let Ok(library) = Library::find(&library_dirs(), &card.device) {
-            let rates = rates(&card.device, &modules, Some(&library)).unwrap();
-            assert!(rates.multiply_adds_per_second > 1e12, "{rates:?}");
+            let roofline = measure(&card.device, &modules, Some(&library)).unwrap();
+            assert!(roofline.multiply_adds_per_second > 1e12, "{roofline:?}");
         }
         assert!(card.device.held().values().all(|held| *held == 0));
     }

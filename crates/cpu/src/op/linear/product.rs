@@ -51,7 +51,7 @@ impl Product<'_> {
             // Looks at every weight the first time, so only where it matters.
             is_exact_bf16: quant.is_float()
                 && self.class == RowClass::Large
-                && self.weights.narrows(self.weight),
+                && self.weights.is_exact_bf16(self.weight),
         };
         choose(weights, self.class, rows, isa)
     }

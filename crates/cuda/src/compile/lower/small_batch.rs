@@ -57,7 +57,9 @@ impl Lowering<'_> {
         let form = match matrix.quant {
             QuantType::F16 => (GemvWeights::F16, WeightFormat::File),
             QuantType::BF16 => (GemvWeights::BF16, WeightFormat::File),
-            QuantType::F32 if self.weights.narrows(w) => (GemvWeights::BF16, WeightFormat::Bf16),
+            QuantType::F32 if self.weights.is_exact_bf16(w) => {
+                (GemvWeights::BF16, WeightFormat::Bf16)
+            }
             QuantType::F32 => (GemvWeights::F32, WeightFormat::File),
             _ => (GemvWeights::F16, WeightFormat::F16),
         };
