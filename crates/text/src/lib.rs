@@ -9,6 +9,7 @@
 //!
 //! Everything here is a function of its arguments: no files, clocks, threads or settings. Text that users wrote can
 //! never become a control token: see [`Specials`] and [`Rendered`].
+#![warn(missing_docs)]
 
 pub mod chat;
 pub mod decoder;

@@ -38,7 +38,7 @@ fn fuel(messages: usize, tools: usize) -> u64 {
 /// Used where a file brings no template.
 const FALLBACK: &str = include_str!("template/fallback.jinja");
 
-/// How to render; `default()` is a plain chat about to be answered.
+/// Choices about a prompt; `default()` is a plain chat about to be answered.
 #[derive(Clone, Debug)]
 pub struct RenderOptions {
     /// Asks the model to think before it answers.

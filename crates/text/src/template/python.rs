@@ -1,4 +1,4 @@
-//! What chat templates expect of Python: methods of strings and dicts, and the functions Hugging Face adds.
+//! Python for chat templates: methods of strings and dicts, and the functions Hugging Face adds.
 
 use minijinja::{
     Environment, Error, ErrorKind, Output, State, Value,
@@ -11,7 +11,7 @@ use super::date;
 /// The variable that carries the time to `strftime_now`.
 pub(super) const UNIX_TIME: &str = "unix_time";
 
-/// What a template said when it refused a conversation.
+/// Words of a template that refuses a conversation.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Refusal(pub(super) String);
