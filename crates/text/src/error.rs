@@ -92,6 +92,34 @@ pub enum TextError {
         /// Error of the template engine.
         cause: minijinja::Error,
     },
+    /// The template ran into a bound that protects this process.
+    #[error(
+        "the chat template takes more than any template needs, line {line}: {excess}; shorten the conversation or use another template"
+    )]
+    TemplateExcess {
+        /// Line of the template, from 1; 0 where none is to blame.
+        line: usize,
+        /// Bound, to follow a colon.
+        excess: String,
+    },
+    /// More messages than a conversation may have.
+    #[error(
+        "the conversation has {found} messages, more than the {} that can be rendered; leave out the oldest",
+        crate::template::MAX_MESSAGES
+    )]
+    TooManyMessages {
+        /// Messages of the conversation.
+        found: usize,
+    },
+    /// More text than a conversation may have.
+    #[error(
+        "the conversation has {bytes} bytes of text, more than the {} that can be rendered; shorten its messages or leave out the oldest",
+        crate::template::MAX_INPUT_BYTES
+    )]
+    ConversationTooLarge {
+        /// Bytes of its messages and tools.
+        bytes: usize,
+    },
     /// No character is left to mark text of users with.
     #[error(
         "the conversation uses every private-use character, so its text cannot be told from the template's"

@@ -26,6 +26,6 @@ pub use chat::{Message, Role, Tool, ToolCall};
 pub use decoder::{StopStrings, TokenDecoder};
 pub use error::TextError;
 pub use parts::{Part, PartsParser, Reply};
-pub use template::{ChatTemplate, RenderOptions, Rendered};
+pub use template::{ChatTemplate, RenderOptions, Rendered, TemplateLimits};
 pub use tokenizer::{Specials, Tokenizer};
 pub use vocab::{TokenId, Vocab};

@@ -8,10 +8,12 @@
 mod context;
 mod date;
 mod guard;
+mod limits;
 mod python;
 
 pub use guard::Rendered;
 pub(crate) use guard::is_bracketed;
+pub use limits::{MAX_INPUT_BYTES, MAX_MESSAGES, TemplateLimits, conversation_bytes};
 
 use std::error::Error as _;
 
@@ -27,13 +29,6 @@ use crate::{Message, TextError, Tool, Vocab};
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 const EOS_TEXT: &str = "<eos>";
 const NAME: &str = "chat_template";
-
-/// Steps a template may take for so many messages and tools: ten times what the hungriest published one needs, which
-/// looks at every pair of messages. A template that loops forever is stopped within a second.
-fn fuel(messages: usize, tools: usize) -> u64 {
-    let (messages, tools) = (messages as u64, tools as u64);
-    5_000_000 + 10_000 * (messages + tools) + 50 * messages * messages
-}
 
 /// Used where a file brings no template.
 const FALLBACK: &str = include_str!("template/fallback.jinja");
@@ -100,6 +95,7 @@ impl ChatTemplate {
         tools: &[Tool],
         options: &RenderOptions,
     ) -> Result<Rendered, TextError> {
+        let limits = TemplateLimits::for_conversation(messages, tools)?;
         let mut context = context(messages, tools, self.habits);
         let guard = Guard::for_strings_of(&context)?;
         if let Some(guard) = &guard {
@@ -115,13 +111,15 @@ impl ChatTemplate {
         if let Some(unix_time) = options.unix_time {
             context.insert(python::UNIX_TIME.to_owned(), unix_time.into());
         }
-        // A copy shares the compiled template; fuel belongs to the environment.
-        let mut environment = self.environment.clone();
-        environment.set_fuel(Some(fuel(messages.len(), tools.len())));
-        let mut text = environment
-            .get_template(NAME)
-            .and_then(|template| template.render(Serde(&context)))
-            .map_err(render_error)?;
+        let mut text = self
+            .run(minijinja::Value::from(Serde(&context)), &limits)
+            .map_err(|error| render_error(error, &limits))?;
+        if text.len() > limits.output_bytes {
+            return Err(TextError::TemplateExcess {
+                line: 0,
+                excess: format!("it writes more than {} bytes", limits.output_bytes),
+            });
+        }
         // Some templates leave the turn closed, for instance after a tool's result; the model would then answer as
         // nobody. A message cannot fake this end: its brackets are guarded.
         if options.add_generation_prompt && text.ends_with("<turn|>\n") {
@@ -129,15 +127,23 @@ impl ChatTemplate {
         }
         Ok(Rendered::new(text, guard))
     }
+
+    fn run(
+        &self,
+        context: minijinja::Value,
+        limits: &TemplateLimits,
+    ) -> Result<String, minijinja::Error> {
+        // A copy shares the compiled template; fuel belongs to the environment.
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(limits.steps));
+        environment.get_template(NAME)?.render(context)
+    }
 }
 
 fn reason(error: &minijinja::Error) -> String {
-    match error.kind() {
-        ErrorKind::OutOfFuel => "it takes too many steps and may never end".to_owned(),
-        kind => error
-            .detail()
-            .map_or_else(|| kind.to_string(), str::to_owned),
-    }
+    error
+        .detail()
+        .map_or_else(|| error.kind().to_string(), str::to_owned)
 }
 
 fn syntax_error(error: minijinja::Error) -> TextError {
@@ -148,8 +154,17 @@ fn syntax_error(error: minijinja::Error) -> TextError {
     }
 }
 
-fn render_error(error: minijinja::Error) -> TextError {
+fn render_error(error: minijinja::Error, limits: &TemplateLimits) -> TextError {
     let line = error.line().unwrap_or(0);
+    if error.kind() == ErrorKind::OutOfFuel {
+        return TextError::TemplateExcess {
+            line,
+            excess: format!(
+                "it takes more than {} steps and may never end",
+                limits.steps
+            ),
+        };
+    }
     let mut cause = error.source();
     while let Some(source) = cause {
         if let Some(refusal) = source.downcast_ref::<python::Refusal>() {
