@@ -74,6 +74,14 @@ pub enum TextError {
         /// Error of the template engine.
         cause: minijinja::Error,
     },
+    /// The template is sound, but of a size or form that no conversation needs and the engine cannot bear.
+    #[error("the chat template cannot be used, line {line}: {reason}; use another template")]
+    TemplateRejected {
+        /// Line of the template, from 1; 0 where none is to blame.
+        line: usize,
+        /// Fault, to follow a colon.
+        reason: String,
+    },
     /// The template said no, with its own words: the conversation is of a form it does not support.
     #[error("the chat template refuses this conversation, line {line}: {message}")]
     TemplateRefused {
@@ -92,7 +100,7 @@ pub enum TextError {
         /// Error of the template engine.
         cause: minijinja::Error,
     },
-    /// The template ran into a bound that protects this process.
+    /// The template ran into a bound that protects this process: steps, bytes or nesting.
     #[error(
         "the chat template takes more than any template needs, line {line}: {excess}; shorten the conversation or use another template"
     )]

@@ -19,6 +19,8 @@ pub const MAX_INPUT_BYTES: usize = 16 << 20;
 pub struct TemplateLimits {
     /// Instructions of the compiled template.
     pub steps: u64,
+    /// Bytes that all values made on the way may take, counted as they are made and never given back.
+    pub work_bytes: u64,
     /// Bytes of the prompt.
     pub output_bytes: usize,
 }
@@ -45,11 +47,12 @@ impl TemplateLimits {
     }
 
     /// The hungriest published template looks at every pair of messages, twice, and must be able to render the longest
-    /// conversation. Arguments of tools are the dearest text there is: five steps per byte.
+    /// conversation. Arguments of tools are the dearest text: five steps and sixty bytes of work per byte.
     fn for_input(messages: usize, bytes: usize) -> TemplateLimits {
         let (messages, bytes) = (messages as u64, bytes as u64);
         TemplateLimits {
             steps: 4_000_000 + 96_000 * messages + 16 * bytes,
+            work_bytes: (64 << 20) + 4_096 * messages + 64 * bytes,
             output_bytes: (1 << 20) + 4 * (1024 * messages + bytes) as usize,
         }
     }
