@@ -4,9 +4,10 @@
 //! - [`value`]: metadata values and typed getters
 //! - [`map`]: a memory-mapped model, possibly split over several files; the one entry for other crates
 //! - [`writer`]: the reverse of the reader, for synthetic and test models
-//! - [`quant`]: one file a block format, each the definition that faster code is tested against
+//! - [`quant`]: one file per block format, each the definition that faster code is tested against
 //!
 //! Nothing here knows about Gemma, tokens or arithmetic beyond dequantization.
+#![warn(missing_docs)]
 #![deny(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -19,6 +19,7 @@ enum Source {
 }
 
 impl FileBytes {
+    /// Maps a file, privately and read-only. A directory is an error; an empty file has no bytes.
     pub fn open(path: &Path) -> Result<FileBytes, GgufError> {
         let io = |source| GgufError::Io {
             path: path.to_owned(),
@@ -39,6 +40,7 @@ impl FileBytes {
         Ok(FileBytes(Source::Mapped(map)))
     }
 
+    /// All bytes, from the start of the file.
     pub fn as_slice(&self) -> &[u8] {
         match &self.0 {
             Source::Mapped(map) => map,
@@ -72,10 +74,13 @@ pub struct Gguf {
 /// One tensor's description and bytes.
 #[derive(Clone, Copy)]
 pub struct Tensor<'a> {
+    /// Entry of the directory.
     pub info: &'a TensorInfo,
     /// Place in the directory, for [`Gguf::tensor_bytes`].
     pub index: usize,
+    /// Format of the bytes.
     pub quant: QuantType,
+    /// All blocks, row after row.
     pub bytes: &'a [u8],
 }
 
@@ -154,10 +159,12 @@ impl Gguf {
         Ok(())
     }
 
+    /// Path or name the model was opened by; part 1 of a split one.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
+    /// Metadata of the model; of part 1 where it is split.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }

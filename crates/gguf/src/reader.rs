@@ -22,16 +22,20 @@ const DEFAULT_ALIGNMENT: u64 = 32;
 /// One file's header, checked against the file's size.
 #[derive(Clone, Debug)]
 pub struct Header {
+    /// Version of the file format, 2 or 3.
     pub version: u32,
+    /// Keys and values before the tensor directory.
     pub metadata: Metadata,
+    /// The tensor directory, in file order.
     pub tensors: Vec<TensorInfo>,
     /// File offset of the tensor data.
     pub data_start: usize,
 }
 
-/// Where a tensor lies and what it is.
+/// Entry of the tensor directory: a tensor's name, shape, format and place in the file.
 #[derive(Clone, Debug)]
 pub struct TensorInfo {
+    /// Name, unique in the model: `blk.0.attn_q.weight`.
     pub name: String,
     /// Fastest dimension first, as in the file: `[columns, rows, …]`.
     pub shape: Vec<usize>,
@@ -44,6 +48,7 @@ pub struct TensorInfo {
 }
 
 impl Header {
+    /// Reads and checks everything before the tensor data. Arrays of the metadata keep a share of `bytes`.
     pub fn parse(bytes: &Arc<FileBytes>) -> Result<Header, GgufError> {
         let mut r = Cursor { bytes, at: 0 };
         let magic = r

@@ -7,21 +7,34 @@ use std::{collections::HashMap, fmt, ops::Range, sync::Arc};
 
 use crate::{GgufError, reader::FileBytes};
 
-/// The type tags of the file format.
+/// Type tag of a metadata value, as the file format numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ValueType {
+    /// 8 bits, no sign.
     U8,
+    /// 8 bits, two's complement.
     I8,
+    /// 16 bits, no sign.
     U16,
+    /// 16 bits, two's complement.
     I16,
+    /// 32 bits, no sign.
     U32,
+    /// 32 bits, two's complement.
     I32,
+    /// IEEE single precision.
     F32,
+    /// One byte, 0 or 1.
     Bool,
+    /// UTF-8 after a 64-bit length.
     String,
+    /// Elements of one type, after that type and a 64-bit count.
     Array,
+    /// 64 bits, no sign.
     U64,
+    /// 64 bits, two's complement.
     I64,
+    /// IEEE double precision.
     F64,
 }
 
@@ -42,10 +55,12 @@ impl ValueType {
         ValueType::F64,
     ];
 
+    /// The type a file means by this number; `None` outside the format.
     pub fn from_id(id: u32) -> Option<ValueType> {
         ValueType::ALL.get(usize::try_from(id).ok()?).copied()
     }
 
+    /// Number of the type in files.
     pub fn id(self) -> u32 {
         ValueType::ALL
             .iter()
@@ -72,17 +87,25 @@ impl fmt::Display for ValueType {
     }
 }
 
+/// A metadata value. Numbers are widened and keep the type the file gave them.
 #[derive(Clone, Debug)]
 pub enum Value {
+    /// An integer of `U8` to `U64`.
     Unsigned(u64, ValueType),
+    /// An integer of `I8` to `I64`.
     Signed(i64, ValueType),
+    /// A number of `F32` or `F64`.
     Float(f64, ValueType),
+    /// A truth value.
     Bool(bool),
+    /// Text, checked to be UTF-8.
     String(String),
+    /// Elements that stay in the file until asked for.
     Array(Array),
 }
 
 impl Value {
+    /// The type the file stores it as.
     pub fn kind(&self) -> ValueType {
         match self {
             Value::Unsigned(_, t) | Value::Signed(_, t) | Value::Float(_, t) => *t,
@@ -137,14 +160,17 @@ impl fmt::Debug for Array {
 }
 
 impl Array {
+    /// Type of the elements.
     pub fn kind(&self) -> ValueType {
         self.kind
     }
 
+    /// Count of the elements.
     pub fn len(&self) -> usize {
         self.count
     }
 
+    /// True where there are no elements.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -173,10 +199,12 @@ impl Array {
         })
     }
 
+    /// The elements as truth values, or `None` for another element type.
     pub fn bools(&self) -> Option<Vec<bool>> {
         (self.kind == ValueType::Bool).then(|| self.fixed::<1>().map(|b| b[0] != 0).collect())
     }
 
+    /// The elements as floats, or `None` for another element type. Integers do not count as floats.
     pub fn floats(&self) -> Option<Vec<f64>> {
         Some(match self.kind {
             ValueType::F32 => self.fixed().map(|b| f32::from_le_bytes(b).into()).collect(),
@@ -222,14 +250,17 @@ impl Metadata {
         Ok(())
     }
 
+    /// Every key with its value, in file order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.entries.iter().map(|(k, v)| (k.as_str(), v))
     }
 
+    /// The value under a key, whatever its type.
     pub fn get(&self, key: &str) -> Option<&Value> {
         Some(&self.entries[*self.index.get(key)?].1)
     }
 
+    /// The value under a key that must be there.
     pub fn require(&self, key: &str) -> Result<&Value, GgufError> {
         self.get(key)
             .ok_or_else(|| GgufError::MissingKey(key.to_owned()))
@@ -263,19 +294,21 @@ impl Metadata {
         })
     }
 
-    /// Any integer type that fits u32.
+    /// An integer of any type that fits 32 bits; `None` where the key is missing.
     pub fn u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
         self.get(key)
             .map(|v| Metadata::in_range(key, Metadata::integer(key, v)?, "a 32-bit count"))
             .transpose()
     }
 
+    /// An integer of any type that is not negative; `None` where the key is missing.
     pub fn u64(&self, key: &str) -> Result<Option<u64>, GgufError> {
         self.get(key)
             .map(|v| Metadata::in_range(key, Metadata::integer(key, v)?, "a 64-bit count"))
             .transpose()
     }
 
+    /// A float of either width, rounded to 32 bits; `None` where the key is missing.
     pub fn f32(&self, key: &str) -> Result<Option<f32>, GgufError> {
         self.get(key)
             .map(|v| match v {
@@ -286,6 +319,7 @@ impl Metadata {
             .transpose()
     }
 
+    /// A truth value; `None` where the key is missing.
     pub fn bool(&self, key: &str) -> Result<Option<bool>, GgufError> {
         self.get(key)
             .map(|v| match v {
@@ -295,6 +329,7 @@ impl Metadata {
             .transpose()
     }
 
+    /// A text; `None` where the key is missing.
     pub fn str(&self, key: &str) -> Result<Option<&str>, GgufError> {
         self.get(key)
             .map(|v| match v {
@@ -304,6 +339,7 @@ impl Metadata {
             .transpose()
     }
 
+    /// An array of any element type; `None` where the key is missing.
     pub fn array(&self, key: &str) -> Result<Option<&Array>, GgufError> {
         self.get(key)
             .map(|v| match v {

@@ -19,22 +19,33 @@ pub struct Writer {
     data_bytes: usize,
 }
 
-/// A metadata value to write.
+/// A metadata value to write, in the types that model files use.
 #[derive(Clone, Debug)]
 pub enum Field<'a> {
+    /// A count.
     U32(u32),
+    /// A signed number.
     I32(i32),
+    /// A setting such as an epsilon.
     F32(f32),
+    /// A truth value.
     Bool(bool),
+    /// A text.
     Str(&'a str),
+    /// An array of counts.
     U32s(&'a [u32]),
+    /// An array of signed numbers.
     I32s(&'a [i32]),
+    /// An array of floats.
     F32s(&'a [f32]),
+    /// An array of truth values.
     Bools(&'a [bool]),
+    /// An array of texts, such as a vocabulary.
     Strs(&'a [&'a str]),
 }
 
 impl Writer {
+    /// Adds a metadata entry. Keys must be distinct: the reader refuses a file that repeats one.
     pub fn field(&mut self, key: &str, value: &Field<'_>) {
         put_str(&mut self.entries, key);
         put_field(&mut self.entries, value);
@@ -84,7 +95,7 @@ pub fn write_tensor(out: &mut dyn Write, bytes: &[u8]) -> io::Result<()> {
     pad(out, bytes.len())
 }
 
-/// Writes what must follow `written` bytes of tensor data.
+/// Writes the zeros that must follow `written` bytes of tensor data.
 pub fn pad(out: &mut dyn Write, written: usize) -> io::Result<()> {
     let missing = written.next_multiple_of(ALIGNMENT) - written;
     out.write_all(&[0; ALIGNMENT][..missing])

@@ -6,14 +6,17 @@
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-/// Who speaks.
+/// Speaker of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
+    /// The operator, who sets the rules.
     System,
     /// The system role under another name.
     Developer,
+    /// The person who asks.
     User,
+    /// The model.
     #[serde(alias = "model")]
     Assistant,
     /// The result of a tool call.
@@ -36,10 +39,12 @@ impl Role {
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {
+    /// Speaker.
     pub role: Role,
+    /// Text of the message; empty where a model only called tools.
     #[serde(default, deserialize_with = "content_text")]
     pub content: String,
-    /// What the model thought before it answered.
+    /// Thoughts of the model before it answered; empty where there are none.
     #[serde(
         default,
         alias = "reasoning_content",
@@ -48,6 +53,7 @@ pub struct Message {
         skip_serializing_if = "String::is_empty"
     )]
     pub thinking: String,
+    /// Calls the model made, in its order.
     #[serde(
         default,
         deserialize_with = "null_as_default",
@@ -63,6 +69,7 @@ pub struct Message {
 }
 
 impl Message {
+    /// A message of nothing but text.
     pub fn new(role: Role, content: impl Into<String>) -> Message {
         Message {
             role,
@@ -74,18 +81,22 @@ impl Message {
         }
     }
 
+    /// Rules of the operator.
     pub fn system(content: impl Into<String>) -> Message {
         Message::new(Role::System, content)
     }
 
+    /// A question or request.
     pub fn user(content: impl Into<String>) -> Message {
         Message::new(Role::User, content)
     }
 
+    /// An answer of the model.
     pub fn assistant(content: impl Into<String>) -> Message {
         Message::new(Role::Assistant, content)
     }
 
+    /// The result of a tool, for the earliest call that has none yet.
     pub fn tool_result(content: impl Into<String>) -> Message {
         Message::new(Role::Tool, content)
     }
@@ -95,8 +106,10 @@ impl Message {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "ToolCallForm")]
 pub struct ToolCall {
+    /// Name by which a result refers to this call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
+    /// Tool that is called.
     pub name: String,
     /// An object by name, or the text of one, as OpenAI clients send it.
     pub arguments: Value,
@@ -121,7 +134,9 @@ impl ToolCall {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "ToolForm")]
 pub struct Tool {
+    /// Name the model calls it by.
     pub name: String,
+    /// Purpose, in words for the model.
     pub description: String,
     /// A JSON schema of type object; null where the tool takes nothing.
     pub parameters: Value,

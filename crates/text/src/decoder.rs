@@ -11,10 +11,12 @@ use crate::{
     vocab::{SPACE_MARK, TokenKind},
 };
 
-/// Whether special tokens show in decoded text.
+/// Treatment of special tokens in decoded text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpecialText {
+    /// They stand in the text as the vocabulary writes them.
     Show,
+    /// They leave no trace.
     Hide,
 }
 
@@ -27,6 +29,7 @@ pub struct TokenDecoder {
 }
 
 impl TokenDecoder {
+    /// A decoder at the start of a text.
     pub fn new(vocab: Arc<Vocab>, specials: SpecialText) -> TokenDecoder {
         TokenDecoder {
             vocab,
@@ -164,7 +167,7 @@ impl StopStrings {
         }
     }
 
-    /// Whether a stop string has ended the answer.
+    /// True once a stop string has ended the answer.
     pub fn stopped(&self) -> bool {
         self.stopped
     }

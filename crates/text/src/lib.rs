@@ -9,6 +9,7 @@
 //!
 //! Everything here is a function of its arguments: no files, clocks, threads or settings. Text that users wrote can
 //! never become a control token: see [`Specials`] and [`Rendered`].
+#![warn(missing_docs)]
 
 pub mod chat;
 pub mod decoder;
@@ -25,6 +26,6 @@ pub use chat::{Message, Role, Tool, ToolCall};
 pub use decoder::{StopStrings, TokenDecoder};
 pub use error::TextError;
 pub use parts::{Part, PartsParser, Reply};
-pub use template::{ChatTemplate, RenderOptions, Rendered};
+pub use template::{ChatTemplate, RenderOptions, Rendered, TemplateLimits};
 pub use tokenizer::{Specials, Tokenizer};
 pub use vocab::{TokenId, Vocab};

@@ -1,4 +1,4 @@
-//! Which two neighbouring texts become one token, and in which order: the table behind byte-pair encoding.
+//! The table behind byte-pair encoding: pairs of neighbouring texts that become one token, and their order.
 //!
 //! A merge is kept under its result, as the place where the result is split in two: the text of the result says the rest.
 //! That takes a quarter of the memory of a table by pairs, and reading half a million merges needs no lookup each,
@@ -16,7 +16,7 @@ use crate::{TextError, TokenId, Vocab, vocab::SPACE_MARK};
 
 const MERGES_KEY: &str = "tokenizer.ggml.merges";
 
-/// What two texts become; the lowest rank goes first.
+/// Product of two texts; the lowest rank goes first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Merge {
     pub(crate) rank: u32,
@@ -95,7 +95,7 @@ impl Merges {
         })
     }
 
-    /// What the two parts of `text` become that meet after `left_bytes`.
+    /// Merge of the two parts of `text` that meet after `left_bytes`.
     pub(crate) fn get(&self, vocab: &Vocab, text: &str, left_bytes: usize) -> Option<Merge> {
         if text.len() > self.longest_product_bytes {
             return None;
@@ -112,7 +112,7 @@ impl Merges {
         })
     }
 
-    /// Whether some merged token has these two characters side by side.
+    /// True where some merged token has these two characters side by side.
     pub(crate) fn may_join(&self, left: char, right: char) -> bool {
         self.joined.contains(left, right)
     }

@@ -14,16 +14,20 @@ use crate::{Message, Role, TokenDecoder, TokenId, Tool, ToolCall, Vocab, decoder
 /// A piece of an answer. Pieces of one kind belong together, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Part {
+    /// Text for the reader.
     Content(String),
     /// Without the white space around it.
     Thinking(String),
+    /// A call of one of the tools, whole.
     ToolCall(ToolCall),
+    /// Something that was to be a call.
     InvalidCall(InvalidCall),
 }
 
 /// Something between the marks of a call that is none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InvalidCall {
+    /// Reason it is none.
     pub error: CallError,
     /// As generated, marks included.
     pub raw: String,
@@ -32,13 +36,18 @@ pub struct InvalidCall {
 /// All parts of an answer, put together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reply {
+    /// Text for the reader.
     pub content: String,
+    /// Thoughts before the text and between calls.
     pub thinking: String,
+    /// Calls to run, in the order the model made them.
     pub tool_calls: Vec<ToolCall>,
+    /// Calls that could not be understood.
     pub invalid_calls: Vec<InvalidCall>,
 }
 
 impl Reply {
+    /// Appends a part to what there is of its kind.
     pub fn add(&mut self, part: Part) {
         match part {
             Part::Content(text) => self.content.push_str(&text),
@@ -70,7 +79,7 @@ impl From<Reply> for Message {
     }
 }
 
-/// Where in the answer the parser is.
+/// Place in the answer.
 #[derive(Clone, Debug)]
 enum State {
     Content,
@@ -86,7 +95,7 @@ enum State {
     Ended,
 }
 
-/// What introduces a stretch of the answer.
+/// Mark and word that introduce a stretch of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Header {
     /// `<|channel>thought`
@@ -119,6 +128,7 @@ pub struct PartsParser {
 }
 
 impl PartsParser {
+    /// A parser at the start of an answer. Only calls of these tools are calls.
     pub fn new(vocab: Arc<Vocab>, tools: &[Tool]) -> PartsParser {
         PartsParser {
             decoder: TokenDecoder::new(Arc::clone(&vocab), SpecialText::Hide),
@@ -173,7 +183,7 @@ impl PartsParser {
         }
     }
 
-    /// Whether the answer holds at least one sound call, so that it ended to have it run.
+    /// True where the answer holds at least one sound call, so that it ended to have it run.
     pub fn has_called(&self) -> bool {
         self.has_called
     }

@@ -4,19 +4,35 @@
 //! decides, and the built-in one stands in only where a file has none. What is done here is to hand the conversation
 //! over in the form each template generation expects (`context`), to give templates the few Python functions they use
 //! (`python`), and to keep text of users apart from the template's marks (`guard`).
+//!
+//! A file can come from anyone, so its template is a program nobody has read. It gets so many steps and so many bytes
+//! (`limits`), counted by a meter (`meter`) that is called from its compiled code (`instrument`, `checks`, `slice`) and
+//! before each of the engine's filters and functions (`builtins`, `price`). What the compiler itself could not bear is
+//! refused before (`source`).
 
+mod builtins;
+mod checks;
 mod context;
 mod date;
 mod guard;
+mod instrument;
+mod limits;
+mod meter;
+mod price;
 mod python;
+mod slice;
+mod source;
 
 pub use guard::Rendered;
 pub(crate) use guard::is_bracketed;
+pub use limits::{MAX_INPUT_BYTES, MAX_MESSAGES, TemplateLimits, conversation_bytes};
 
 use std::error::Error as _;
 
 use carat_gguf::Metadata;
-use minijinja::{Environment, ErrorKind, syntax::SyntaxConfig, value::Serde};
+use minijinja::{
+    AutoEscape, Environment, ErrorKind, Value, machinery, syntax::SyntaxConfig, value::Serde,
+};
 
 use self::{
     context::{Habits, context},
@@ -28,17 +44,10 @@ const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 const EOS_TEXT: &str = "<eos>";
 const NAME: &str = "chat_template";
 
-/// Steps a template may take for so many messages and tools: ten times what the hungriest published one needs, which
-/// looks at every pair of messages. A template that loops forever is stopped within a second.
-fn fuel(messages: usize, tools: usize) -> u64 {
-    let (messages, tools) = (messages as u64, tools as u64);
-    5_000_000 + 10_000 * (messages + tools) + 50 * messages * messages
-}
-
 /// Used where a file brings no template.
 const FALLBACK: &str = include_str!("template/fallback.jinja");
 
-/// How to render; `default()` is a plain chat about to be answered.
+/// Choices about a prompt; `default()` is a plain chat about to be answered.
 #[derive(Clone, Debug)]
 pub struct RenderOptions {
     /// Asks the model to think before it answers.
@@ -62,6 +71,9 @@ impl Default for RenderOptions {
 /// A chat template, checked and ready to use.
 #[derive(Debug)]
 pub struct ChatTemplate {
+    /// Holds the template, compiled, and nothing else.
+    compiled: Environment<'static>,
+    /// Holds what templates may use, and no template: one that includes itself would run past the meter.
     environment: Environment<'static>,
     habits: Habits,
     bos_text: String,
@@ -75,18 +87,26 @@ impl ChatTemplate {
 
     /// A template from its source, for instance one that repairs an old file's.
     pub fn new(source: &str, vocab: &Vocab) -> Result<ChatTemplate, TextError> {
-        let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder()
             .trim_blocks(true)
             .lstrip_blocks(true)
-            .build();
-        environment.set_syntax(syntax.map_err(syntax_error)?);
-        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        python::add_to(&mut environment);
-        environment
+            .build()
+            .map_err(syntax_error)?;
+        source::check(source, &syntax).map_err(|fault| TextError::TemplateRejected {
+            line: fault.line,
+            reason: fault.reason,
+        })?;
+        let mut compiled = Environment::new();
+        compiled.set_syntax(syntax);
+        compiled
             .add_template_owned(NAME, source.to_owned())
             .map_err(syntax_error)?;
+        let mut environment = Environment::new();
+        builtins::add_to(&mut environment);
+        python::add_to(&mut environment);
+        checks::add_to(&mut environment);
         Ok(ChatTemplate {
+            compiled,
             environment,
             habits: Habits::of(source),
             bos_text: vocab.text(vocab.bos()).unwrap_or_default().to_owned(),
@@ -100,6 +120,7 @@ impl ChatTemplate {
         tools: &[Tool],
         options: &RenderOptions,
     ) -> Result<Rendered, TextError> {
+        let limits = TemplateLimits::for_conversation(messages, tools)?;
         let mut context = context(messages, tools, self.habits);
         let guard = Guard::for_strings_of(&context)?;
         if let Some(guard) = &guard {
@@ -115,13 +136,15 @@ impl ChatTemplate {
         if let Some(unix_time) = options.unix_time {
             context.insert(python::UNIX_TIME.to_owned(), unix_time.into());
         }
-        // A copy shares the compiled template; fuel belongs to the environment.
-        let mut environment = self.environment.clone();
-        environment.set_fuel(Some(fuel(messages.len(), tools.len())));
-        let mut text = environment
-            .get_template(NAME)
-            .and_then(|template| template.render(Serde(&context)))
-            .map_err(render_error)?;
+        let mut text = self
+            .run(Value::from(Serde(&context)), &limits)
+            .map_err(|error| render_error(error, &limits))?;
+        if text.len() > limits.output_bytes {
+            return Err(TextError::TemplateExcess {
+                line: 0,
+                excess: format!("it writes more than {} bytes", limits.output_bytes),
+            });
+        }
         // Some templates leave the turn closed, for instance after a tool's result; the model would then answer as
         // nobody. A message cannot fake this end: its brackets are guarded.
         if options.add_generation_prompt && text.ends_with("<turn|>\n") {
@@ -129,15 +152,45 @@ impl ChatTemplate {
         }
         Ok(Rendered::new(text, guard))
     }
+
+    fn run(&self, context: Value, limits: &TemplateLimits) -> Result<String, minijinja::Error> {
+        // Fuel belongs to the environment; a copy shares everything else.
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(limits.steps));
+        let template = self.compiled.get_template(NAME)?;
+        let compiled = machinery::get_compiled_template(&template);
+        let code = instrument::with_checks(&compiled.instructions, Some(limits.work_bytes));
+        let blocks = compiled
+            .blocks
+            .iter()
+            .map(|(name, block)| (*name, instrument::with_checks(block, None)))
+            .collect();
+        let mut text = String::new();
+        let mut output = machinery::make_string_output(&mut text);
+        machinery::eval(
+            &environment,
+            &code,
+            context,
+            &blocks,
+            &mut output,
+            AutoEscape::None,
+        )?;
+        drop(output);
+        Ok(text)
+    }
 }
 
 fn reason(error: &minijinja::Error) -> String {
-    match error.kind() {
-        ErrorKind::OutOfFuel => "it takes too many steps and may never end".to_owned(),
-        kind => error
-            .detail()
-            .map_or_else(|| kind.to_string(), str::to_owned),
+    match error.detail() {
+        Some(detail) => shortened(detail),
+        None => error.kind().to_string(),
     }
+}
+
+/// The beginning of a message that a template had a hand in.
+fn shortened(message: &str) -> String {
+    const LONGEST: usize = 500;
+    message.chars().take(LONGEST).collect()
 }
 
 fn syntax_error(error: minijinja::Error) -> TextError {
@@ -148,14 +201,29 @@ fn syntax_error(error: minijinja::Error) -> TextError {
     }
 }
 
-fn render_error(error: minijinja::Error) -> TextError {
+fn render_error(error: minijinja::Error, limits: &TemplateLimits) -> TextError {
     let line = error.line().unwrap_or(0);
+    if error.kind() == ErrorKind::OutOfFuel {
+        return TextError::TemplateExcess {
+            line,
+            excess: format!(
+                "it takes more than {} steps and may never end",
+                limits.steps
+            ),
+        };
+    }
     let mut cause = error.source();
     while let Some(source) = cause {
         if let Some(refusal) = source.downcast_ref::<python::Refusal>() {
             return TextError::TemplateRefused {
                 line,
-                message: refusal.0.clone(),
+                message: shortened(&refusal.0),
+            };
+        }
+        if let Some(excess) = source.downcast_ref::<meter::Excess>() {
+            return TextError::TemplateExcess {
+                line,
+                excess: excess.to_string(),
             };
         }
         cause = source.source();

@@ -17,7 +17,7 @@ use crate::{
     vocab::{SPACE_MARK, TokenKind},
 };
 
-/// What becomes of the texts of special tokens, such as `<|turn>`, in text to encode.
+/// Treatment of the texts of special tokens, such as `<|turn>`, in text to encode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Specials {
     /// They become those tokens: for text the program or the operator wrote.
@@ -37,6 +37,7 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
+    /// The tokenizer of a model file. An error names the key that is missing or damaged.
     pub fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TextError> {
         let vocab = Vocab::from_metadata(metadata)?;
         Ok(Tokenizer {
@@ -47,6 +48,7 @@ impl Tokenizer {
         })
     }
 
+    /// The token table, shared.
     pub fn vocab(&self) -> &Arc<Vocab> {
         &self.vocab
     }
@@ -213,7 +215,7 @@ struct Symbol {
     end: u32,
     previous: u32,
     next: u32,
-    /// What it was merged into; a single character has not been looked up yet.
+    /// Token it was merged into; a single character has not been looked up yet.
     token: Option<TokenId>,
     /// With the next symbol; `None` also once this symbol has become part of another.
     merge: Option<Merge>,
@@ -284,7 +286,7 @@ impl<'a> Encoder<'a> {
         };
     }
 
-    /// Byte-pair encoding proper: one symbol a character, then the best merge again and again.
+    /// Byte-pair encoding proper: one symbol per character, then the best merge again and again.
     fn merge(&mut self, text: &str) {
         self.marked.clear();
         self.symbols.clear();

@@ -15,7 +15,7 @@ use crate::TextError;
 /// Place of a token in the vocabulary.
 pub type TokenId = u32;
 
-/// What a space is written as inside token texts.
+/// Character for a space inside token texts.
 pub(crate) const SPACE_MARK: char = '▁';
 
 const MODEL_KEY: &str = "tokenizer.ggml.model";
@@ -56,7 +56,7 @@ const SPECIAL_TEXTS: [&str; 24] = [
 /// Generation ends at each of these; files name only the first. Without the last one the model invents tool results.
 const STOP_TEXTS: [&str; 3] = ["<eos>", "<turn|>", "<|tool_response>"];
 
-/// How a token is read and written.
+/// Way a token is read and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenKind {
     /// Its text, with `▁` for spaces.
@@ -70,12 +70,19 @@ pub enum TokenKind {
 /// The marks that structure a chat; `None` where a vocabulary lacks one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Marks {
+    /// `<|turn>`, before the speaker's role.
     pub turn_start: Option<TokenId>,
+    /// `<turn|>`, which also ends generation.
     pub turn_end: Option<TokenId>,
+    /// `<|channel>`, before the model's thoughts.
     pub channel_start: Option<TokenId>,
+    /// `<channel|>`, after them.
     pub channel_end: Option<TokenId>,
+    /// `<|tool_call>`, before a call.
     pub call_start: Option<TokenId>,
+    /// `<tool_call|>`, after it.
     pub call_end: Option<TokenId>,
+    /// `<|"|>`, on both sides of a string in a call.
     pub quote: Option<TokenId>,
 }
 
@@ -93,6 +100,7 @@ pub struct Vocab {
 }
 
 impl Vocab {
+    /// The table of a model file. An error names the key that is missing or damaged.
     pub fn from_metadata(metadata: &Metadata) -> Result<Vocab, TextError> {
         metadata.require(MODEL_KEY)?;
         let model = metadata.str(MODEL_KEY)?.unwrap_or_default();
@@ -163,7 +171,7 @@ impl Vocab {
         })
     }
 
-    /// How many tokens there are; never zero.
+    /// Count of the tokens; never zero.
     #[expect(
         clippy::len_without_is_empty,
         reason = "the byte tokens are always there"
@@ -177,6 +185,7 @@ impl Vocab {
         self.texts.get(id)
     }
 
+    /// The token's kind, or `None` past the end of the vocabulary.
     pub fn kind(&self, id: TokenId) -> Option<TokenKind> {
         self.kinds.get(id as usize).copied()
     }
@@ -186,11 +195,12 @@ impl Vocab {
         self.index.find(&self.texts, text)
     }
 
-    /// Whether each token is the one that [`Vocab::find`] finds by its text.
+    /// True where each token is the one that [`Vocab::find`] finds by its text.
     pub(crate) fn has_distinct_texts(&self) -> bool {
         self.index.used == self.len()
     }
 
+    /// True for a mark such as `<|turn>`.
     pub fn is_special(&self, id: TokenId) -> bool {
         self.kind(id) == Some(TokenKind::Special)
     }
@@ -202,10 +212,12 @@ impl Vocab {
             .filter_map(|(id, kind)| (*kind == TokenKind::Special).then_some(id))
     }
 
+    /// The token of one byte of a character that has none of its own.
     pub fn byte_token(&self, byte: u8) -> TokenId {
         self.byte_tokens[byte as usize]
     }
 
+    /// The marks that structure a chat.
     pub fn marks(&self) -> &Marks {
         &self.marks
     }
@@ -220,6 +232,7 @@ impl Vocab {
         &self.stop_tokens
     }
 
+    /// True for a token that ends generation.
     pub fn is_stop(&self, id: TokenId) -> bool {
         self.stop_tokens.contains(&id)
     }
@@ -322,7 +335,7 @@ impl Texts {
 #[derive(Debug)]
 struct TextIndex {
     slots: Vec<Slot>,
-    /// How many slots hold an id: fewer than there are tokens if some share a text.
+    /// Slots that hold an id: fewer than there are tokens if some share a text.
     used: usize,
 }
 
@@ -356,7 +369,7 @@ impl TextIndex {
         index
     }
 
-    /// Where the text is, or the empty slot where it would go, and its tag. Half of the slots are empty, so the search
+    /// Slot of the text, or the empty one it would go to, and its tag. Half of the slots are empty, so the search
     /// ends.
     fn place(&self, texts: &Texts, text: &str) -> (usize, u32) {
         let mask = self.slots.len() - 1;

@@ -21,29 +21,45 @@ pub use q3_k::q3_k_scales;
 pub use q4_k::k_scale_min;
 pub use random::{SplitMix64, random_blocks};
 
-/// A tensor's storage format.
+/// A tensor's storage format, under ggml's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(non_camel_case_types, reason = "the names people know: Q4_K, IQ4_XS")]
 pub enum QuantType {
+    /// IEEE single precision.
     F32,
+    /// IEEE half precision.
     F16,
+    /// The upper half of an F32.
     BF16,
+    /// 4-bit codes and a scale per 32 values.
     Q4_0,
+    /// 4-bit codes, a scale and a minimum per 32 values.
     Q4_1,
+    /// 5-bit codes and a scale per 32 values.
     Q5_0,
+    /// 5-bit codes, a scale and a minimum per 32 values.
     Q5_1,
+    /// 8-bit codes and a scale per 32 values.
     Q8_0,
+    /// 2-bit codes, a 4-bit scale and minimum per 16 values, in blocks of 256.
     Q2_K,
+    /// 3-bit codes and a 6-bit scale per 16 values, in blocks of 256.
     Q3_K,
+    /// 4-bit codes, a 6-bit scale and minimum per 32 values, in blocks of 256.
     Q4_K,
+    /// 5-bit codes, a 6-bit scale and minimum per 32 values, in blocks of 256.
     Q5_K,
+    /// 6-bit codes and an 8-bit scale per 16 values, in blocks of 256.
     Q6_K,
+    /// 4-bit codes of unevenly spaced values and a scale per 32.
     IQ4_NL,
+    /// 4-bit codes of unevenly spaced values and a 6-bit scale per 32, in blocks of 256.
     IQ4_XS,
+    /// 4-bit floats and a power of two as scale per 32 values.
     MXFP4,
 }
 
-/// What a format is, in one row.
+/// A format's row in the table.
 struct Facts {
     quant: QuantType,
     name: &'static str,
@@ -71,7 +87,7 @@ const fn facts(
     }
 }
 
-/// One row a format, in the order of the enum.
+/// One row per format, in the order of the enum.
 static TABLE: [Facts; 16] = [
     facts(QuantType::F32, "F32", 0, (1, 4), float::f32_block),
     facts(QuantType::F16, "F16", 1, (1, 2), float::f16_block),
@@ -98,6 +114,7 @@ impl QuantType {
         facts
     }
 
+    /// Every format that can be read, in the order of the enum.
     pub fn all() -> impl Iterator<Item = QuantType> {
         TABLE.iter().map(|f| f.quant)
     }
@@ -107,24 +124,27 @@ impl QuantType {
         names.join(" ")
     }
 
+    /// The format that ggml gives this number; `None` where Carat does not read it.
     pub fn from_id(id: u32) -> Option<QuantType> {
         TABLE.iter().find(|f| f.id == id).map(|f| f.quant)
     }
 
+    /// ggml's number of the format, as files have it.
     pub fn id(self) -> u32 {
         self.facts().id
     }
 
+    /// ggml's name of the format: `Q4_K`.
     pub fn name(self) -> &'static str {
         self.facts().name
     }
 
-    /// Values in a block.
+    /// Values per block.
     pub fn block_len(self) -> usize {
         self.facts().block_len
     }
 
-    /// Bytes of a block.
+    /// Bytes per block.
     pub fn block_bytes(self) -> usize {
         self.facts().block_bytes
     }

@@ -1,4 +1,4 @@
-//! Q2_K: 16 groups of 16 values, 2-bit codes, a 4-bit scale and a 4-bit minimum a group.
+//! Q2_K: 16 groups of 16 values, 2-bit codes, a 4-bit scale and a 4-bit minimum per group.
 //!
 //! Layout: 16 bytes of (minimum << 4 | scale), 64 bytes of codes, half d, half dmin.
 //! The two 128-value halves each use 32 bytes of codes; step `k` of a half reads the bits at shift `2k` of all 32.

@@ -13,6 +13,7 @@ use super::{IQ4_VALUES, MXFP4_VALUES, QuantType};
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
+    /// A generator that repeats itself for the same seed.
     pub fn new(seed: u64) -> SplitMix64 {
         SplitMix64(seed)
     }
@@ -23,6 +24,7 @@ impl SplitMix64 {
         SplitMix64(SplitMix64(seed).next_u64() ^ SplitMix64(!part).next_u64())
     }
 
+    /// The next 64 random bits.
     #[inline]
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -47,6 +49,7 @@ impl SplitMix64 {
         (sum as f32 - 2.0 * 65535.0) * (1.0 / 37837.23)
     }
 
+    /// Fills `out` with random bytes.
     pub fn fill(&mut self, out: &mut [u8]) {
         let (words, tail) = out.as_chunks_mut::<8>();
         for word in words {
@@ -91,7 +94,7 @@ pub fn random_blocks(quant: QuantType, seed: u64, std: f32, out: &mut [u8]) {
     }
 }
 
-/// How many different scales a model's blocks have.
+/// Count of different scales among the blocks of a model.
 const CHOICES: usize = 32;
 
 /// A scale field and the values it may take. Which one a block gets is decided by a random byte that stays in place, so
@@ -148,7 +151,7 @@ const SPREAD: [f32; CHOICES / 2] = {
     factors
 };
 
-/// Where the scales of a format lie, and what they must be for values of deviation `std`.
+/// Places of a format's scales in a block, and the scales that give values of deviation `std`.
 ///
 /// The divisors are the deviations that codes and sub-scales, uniform over their ranges, give at a scale of 1;
 /// a minimum is the mean of what it is subtracted from.

@@ -1,4 +1,4 @@
-//! What is written is what the reader finds.
+//! The writer against the reader: all that goes in comes back.
 
 use super::*;
 use crate::{Gguf, quant::random_blocks, reader::tests::Raw};

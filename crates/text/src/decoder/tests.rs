@@ -7,7 +7,7 @@ fn decoder(specials: SpecialText) -> TokenDecoder {
     TokenDecoder::new(Arc::clone(GEMMA.vocab()), specials)
 }
 
-/// What came out after each token, and at the end.
+/// Text after each token, and at the end.
 fn steps(ids: &[TokenId]) -> Vec<String> {
     let mut decoder = decoder(SpecialText::Hide);
     let mut steps = Vec::new();

@@ -11,25 +11,47 @@ use crate::ToolCall;
 /// Deeper than any schema, and far from what recursion can bear.
 const DEEPEST: usize = 64;
 
-/// Why a call could not be understood.
+/// Reason a call could not be understood, in words for the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
+    /// No `call:NAME{` at its start.
     #[error(
         "a tool call begins with `call:`, the name of the tool and `{{`; this one with `{found}`"
     )]
-    Beginning { found: String },
-    #[error("expected {expected} in the arguments of `{tool}`, found {found}")]
-    Unexpected {
-        tool: String,
-        expected: &'static str,
+    Beginning {
+        /// Its first characters, 40 at most.
         found: String,
     },
+    /// Arguments that break off or do not follow the notation.
+    #[error("expected {expected} in the arguments of `{tool}`, found {found}")]
+    Unexpected {
+        /// Tool that was to be called.
+        tool: String,
+        /// Token or value that had to come.
+        expected: &'static str,
+        /// Text that came instead, quoted, or the end of the call.
+        found: String,
+    },
+    /// A bare word that is no value.
     #[error("`{text}` in the arguments of `{tool}` is no number, and neither true, false nor null")]
-    Word { tool: String, text: String },
+    Word {
+        /// Tool that was to be called.
+        tool: String,
+        /// The word.
+        text: String,
+    },
+    /// Objects and lists within each other, past what any schema asks for.
     #[error("the arguments of `{tool}` are nested more than {DEEPEST} deep")]
-    TooDeep { tool: String },
+    TooDeep {
+        /// Tool that was to be called.
+        tool: String,
+    },
+    /// A sound call of a tool that was not offered.
     #[error("there is no tool named `{name}`")]
-    UnknownTool { name: String },
+    UnknownTool {
+        /// Name in the call.
+        name: String,
+    },
 }
 
 /// Reads a call from the texts between one `<|"|>` token and the next.
@@ -63,7 +85,7 @@ pub(super) fn parse(segments: &[String]) -> Result<ToolCall, CallError> {
     }
 }
 
-/// What stands at the reader's place.
+/// Next thing in the text.
 #[derive(PartialEq)]
 enum Next {
     Quote,

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{Message, Role, Tool, ToolCall};
 
-/// What a template understands.
+/// Forms of a conversation that a template understands.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Habits {
     /// Reads results from `tool_responses` of the assistant's message and has no notion of tool messages.

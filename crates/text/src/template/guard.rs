@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::TextError;
 
-/// Whether a rendered prompt can hold this special token.
+/// True for a special token that a rendered prompt can hold.
 pub(crate) fn is_bracketed(special_text: &str) -> bool {
     special_text.len() > 1 && special_text.starts_with('<') && special_text.ends_with('>')
 }

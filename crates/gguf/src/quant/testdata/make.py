@@ -2,7 +2,7 @@
 """Writes blocks.bin: random blocks of every format and what the `gguf` package (0.19.0) dequantizes them to.
 
 usage: make.py   (needs numpy and gguf)
-Layout, little-endian, once a format: u32 type id, u32 bytes, u32 values, the bytes, the values as F32. F16 fields are
+Layout, little-endian, once per format: u32 type id, u32 bytes, u32 values, the bytes, the values as F32. F16 fields are
 random bits of any finite kind: zero, subnormal and negative scales all occur.
 """
 import os
