@@ -19,7 +19,7 @@ struct Params {
   u32 top_k;
   u32 x_choices;  // rows of `x` a batch row: 1, or top_k
 };
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/experts.rs differs");
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/experts_linear.rs differs");
 
 extern "C" __global__ void __launch_bounds__(256) experts_linear(const Params p) {
   const u32 output = blockIdx.y * (blockDim.x / WARP) + threadIdx.x / WARP;

@@ -12,7 +12,7 @@ struct Params {
   u32 columns;
   u32 top_k;
 };
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/experts.rs differs");
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/experts_sum.rs differs");
 
 extern "C" __global__ void experts_sum(const Params p) {
   const u32 r = blockIdx.x, column = blockIdx.y * blockDim.x + threadIdx.x;

@@ -19,7 +19,7 @@ struct Params {
   u32 experts;
   u32 top_k;
 };
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/experts.rs differs");
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/route.rs differs");
 
 extern "C" __global__ void route(const Params p) {
   __shared__ float left[MAX_EXPERTS];  // scores of experts not yet chosen

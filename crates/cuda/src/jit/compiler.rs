@@ -211,7 +211,7 @@ pub fn build_kernels(
     library_dirs: &[PathBuf],
 ) -> Result<Vec<BuiltKernel>, CudaError> {
     let nvrtc = Nvrtc::find(library_dirs)?;
-    let (all, hopper) = (kernel::all(), kernel::hopper());
+    let (all, hopper) = (kernel::catalog::all(), kernel::catalog::hopper());
     let pairs = architectures.iter().flat_map(|a| {
         let own = if a.0 == "sm_90a" { &hopper[..] } else { &[] };
         all.iter().chain(own).map(move |s| (a, s))
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn kernels_built_ahead_need_no_compiler() {
         let folder = tempfile::tempdir().unwrap();
-        let wanted = kernel::all().remove(0);
+        let wanted = kernel::catalog::all().remove(0);
         let mut compiler = Compiler {
             architecture: "sm_80".parse().unwrap(),
             nvrtc: Err(vec!["nowhere".to_owned()]),

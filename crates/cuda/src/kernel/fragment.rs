@@ -100,3 +100,8 @@ impl FragmentFormat {
         rows.div_ceil(M_TILE) * self.m_tile_bytes(columns)
     }
 }
+
+/// The constant that chooses a layout in `lib/fragment.cuh`.
+pub(super) fn fragment_constant(format: FragmentFormat) -> (&'static str, String) {
+    ("FRAGMENT", format.name().to_owned())
+}

@@ -250,8 +250,8 @@ fn everything_is_written_before_it_is_read() {
 
 #[test]
 fn whatever_is_chosen_is_among_the_kernels_compiled_ahead() {
-    let all: HashSet<_> = kernel::all().into_iter().collect();
-    let hopper: HashSet<_> = kernel::hopper().into_iter().collect();
+    let all: HashSet<_> = kernel::catalog::all().into_iter().collect();
+    let hopper: HashSet<_> = kernel::catalog::hopper().into_iter().collect();
     for variant in Variant::ALL {
         for quant in QuantType::all() {
             let model = Tiny::new(variant, quant).model();
@@ -276,7 +276,7 @@ fn whatever_is_chosen_is_among_the_kernels_compiled_ahead() {
 
 #[test]
 fn attention_of_published_models_is_compiled_ahead() {
-    let all: HashSet<_> = kernel::all().into_iter().collect();
+    let all: HashSet<_> = kernel::catalog::all().into_iter().collect();
     // Query heads, epilogue KV heads of sliding and of full layers, and how large heads are there.
     let demo = (Variant::E4b, 4, [2, 2], [64, 128]);
     for (variant, heads, [sliding, full], sizes) in [

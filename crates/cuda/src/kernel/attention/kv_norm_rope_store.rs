@@ -6,7 +6,7 @@ use carat_model::{
 };
 
 use crate::kernel::{
-    Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization, norm_threads,
+    Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization, grid::norm_threads,
 };
 use crate::{
     device::{Address, Grid},

@@ -3,7 +3,7 @@
 use carat_model::plan::RopeId;
 
 use crate::kernel::{
-    Addresses, Kernel, Operand, RowRefsAt, RowsAt, Specialization, elementwise_grid,
+    Addresses, Kernel, Operand, RowRefsAt, RowsAt, Specialization, grid::elementwise_grid,
 };
 use crate::{
     device::{Address, Grid},

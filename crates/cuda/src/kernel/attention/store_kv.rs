@@ -3,7 +3,7 @@
 use carat_model::plan::KvSlot;
 
 use crate::kernel::{
-    Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization, elementwise_grid,
+    Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization, grid::elementwise_grid,
 };
 use crate::{
     device::{Address, Grid},

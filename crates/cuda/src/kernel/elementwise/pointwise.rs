@@ -1,6 +1,6 @@
 //! Twin of `kernels/elementwise/pointwise.cu`.
 
-use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization, elementwise_grid};
+use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization, grid::elementwise_grid};
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},

@@ -4,7 +4,8 @@ use carat_gguf::QuantType;
 use carat_model::weights::Weight;
 
 use crate::kernel::{
-    Addresses, Kernel, Operand, RowsAt, Specialization, elementwise_grid, format, fragment_constant,
+    Addresses, Kernel, Operand, RowsAt, Specialization, fragment::fragment_constant,
+    grid::elementwise_grid, specialization::format_constant,
 };
 use crate::{
     device::{Address, Grid},
@@ -49,7 +50,7 @@ pub(crate) fn specialization(quant: QuantType) -> Specialization {
     Specialization {
         kernel: "embed_rows",
         entries: &["embed_rows"],
-        constants: vec![format(quant)],
+        constants: vec![format_constant(quant)],
         params_bytes: EmbedRowsParams::BYTES,
     }
 }

@@ -3,7 +3,9 @@
 use carat_gguf::QuantType;
 use carat_model::weights::Weight;
 
-use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization, format};
+use crate::kernel::{
+    Addresses, Kernel, Operand, RowsAt, Specialization, specialization::format_constant,
+};
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},
@@ -41,7 +43,7 @@ pub(crate) fn specialization(quant: QuantType) -> Specialization {
     Specialization {
         kernel: "linear_plain",
         entries: &["linear_plain_1", "linear_plain_8"],
-        constants: vec![format(quant)],
+        constants: vec![format_constant(quant)],
         params_bytes: LinearPlainParams::BYTES,
     }
 }

@@ -2,7 +2,7 @@
 
 use carat_gguf::QuantType;
 
-use crate::kernel::{Specialization, elementwise_grid, format};
+use crate::kernel::{Specialization, grid::elementwise_grid, specialization::format_constant};
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},
@@ -46,7 +46,7 @@ impl Dequantize {
         Specialization {
             kernel: "dequantize",
             entries: &["dequantize"],
-            constants: vec![format(quant), ("TO", to.to_owned())],
+            constants: vec![format_constant(quant), ("TO", to.to_owned())],
             params_bytes: DequantizeParams::BYTES,
         }
     }

@@ -2,7 +2,7 @@
 
 use carat_gguf::QuantType;
 
-use crate::kernel::{Specialization, format, fragment_constant};
+use crate::kernel::{Specialization, fragment::fragment_constant, specialization::format_constant};
 use crate::{
     device::{Address, Grid},
     kernel::{
@@ -46,7 +46,7 @@ impl Pack {
         Specialization {
             kernel: "pack",
             entries: &["pack"],
-            constants: vec![format(quant), fragment_constant(layout)],
+            constants: vec![format_constant(quant), fragment_constant(layout)],
             params_bytes: PackParams::BYTES,
         }
     }

@@ -5,7 +5,7 @@ use carat_model::weights::Weight;
 use crate::kernel::{
     Addresses, Kernel, Operand, RowsAt, Specialization,
     activation::{Activation, ActivationAt},
-    norm_threads,
+    grid::norm_threads,
 };
 use crate::{
     device::{Address, Grid},

@@ -2,7 +2,7 @@
 
 use carat_model::weights::Weight;
 
-use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization, norm_threads};
+use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization, grid::norm_threads};
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},
