@@ -1,6 +1,6 @@
 //! The card as lowering sees it: all that calls depend on besides plan and weights.
 
-use crate::config::Fusion;
+use crate::{config::Fusion, kernel::HOPPER_MULTIPROCESSORS};
 
 /// What lowering must know of the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ impl Target {
     /// A Hopper card of full size whose products are our own.
     pub(crate) fn hopper(fusion: Fusion, max_rows: usize) -> Target {
         Target {
-            multiprocessors: 132,
+            multiprocessors: HOPPER_MULTIPROCESSORS,
             shared_bytes: 227 << 10,
             hopper: true,
             pdl: true,

@@ -2,6 +2,11 @@
 
 use crate::device::Grid;
 
+/// Multiprocessors of a full-size Hopper card (H100, H200), which grids are tuned for. A constant, not the card's own number,
+/// wherever it decides how a sum is split: the order of additions, hence the bits, must not depend on the card. One with
+/// fewer takes the blocks in turn, which costs some time and no more.
+pub(crate) const HOPPER_MULTIPROCESSORS: usize = 132;
+
 /// Threads that take values one by one, and the blocks of columns they make.
 const BLOCK_THREADS: usize = 256;
 

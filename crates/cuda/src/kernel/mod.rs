@@ -38,6 +38,7 @@ pub(crate) use elementwise::pointwise::{ColumnSlice, Function, Pointwise};
 pub(crate) use elementwise::select_sampled::SelectSampled;
 pub(crate) use embed::embed_rows::{EmbedRows, TableFormat};
 pub(crate) use embed::ple_inputs::{MAX_GROUP, PleInputs};
+pub(crate) use grid::HOPPER_MULTIPROCESSORS;
 pub(crate) use linear::gemm::{
     ExpertGroups, Gemm, GemmEpilogue, GemmInput, GemmOutput, GemmShape, GemmWeights,
     PermutationOperands,

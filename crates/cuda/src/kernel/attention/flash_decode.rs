@@ -6,7 +6,9 @@ use carat_model::{
     weights::Weight,
 };
 
-use crate::kernel::{Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization};
+use crate::kernel::{
+    Addresses, HOPPER_MULTIPROCESSORS, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization,
+};
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},
@@ -20,9 +22,7 @@ const FAN: usize = 8;
 /// The grid's height where nothing bounds what a row sees. Fewer starve the card on long contexts; more are longer to
 /// join.
 const MAX_SPLITS: usize = 64;
-
-/// Of a large card; a smaller one takes the blocks in turn.
-const MULTIPROCESSORS: usize = 132;
+/// The least height of a grid of many rows, where a row has that many steps.
 const LEAST_SPLITS: usize = 4;
 
 /// Query heads, KV heads and head size in layers of the models there are.
@@ -221,7 +221,7 @@ fn splits(heads: Heads, window: Option<usize>, rows: usize) -> usize {
         (_, ..=8) => 2,
         _ => 1,
     };
-    let share = together * MULTIPROCESSORS / (rows * heads.kv_count);
+    let share = together * HOPPER_MULTIPROCESSORS / (rows * heads.kv_count);
     most_splits(heads, window).min(share.max(LEAST_SPLITS))
 }
 

@@ -4,7 +4,8 @@
 use carat_model::plan::{KvSlot, Rows};
 
 use crate::kernel::{
-    Addresses, Int8Operands, Kernel, Operand, RowRefsAt, RowsAt, RunsAt, SlotAt, Specialization,
+    Addresses, HOPPER_MULTIPROCESSORS, Int8Operands, Kernel, Operand, RowRefsAt, RowsAt, RunsAt,
+    SlotAt, Specialization,
 };
 use crate::{
     device::{Address, Grid},
@@ -17,9 +18,6 @@ const HEAD_DIMS: [usize; 6] = [16, 32, 64, 128, 256, 512];
 /// Shared memory that a block may have on every card since Ampere.
 #[cfg(test)]
 const PORTABLE_BYTES: usize = 99 << 10;
-
-/// Multiprocessors of a Hopper card. That some have fewer costs some time, no more.
-const HOPPER_MULTIPROCESSORS: usize = 132;
 
 /// Blocks beyond those that one run needs, so that a batch of some runs need not go round.
 const MORE_TILES: usize = 16;

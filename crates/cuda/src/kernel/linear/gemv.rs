@@ -5,7 +5,9 @@
 
 use carat_model::weights::Weight;
 
-use crate::kernel::{Addresses, ColumnSlice, Kernel, Operand, RowsAt, Specialization};
+use crate::kernel::{
+    Addresses, ColumnSlice, HOPPER_MULTIPROCESSORS, Kernel, Operand, RowsAt, Specialization,
+};
 use crate::{
     device::{Address, Grid},
     kernel::weights::WeightOperand,
@@ -264,7 +266,9 @@ impl GemvShape {
             warps if warps <= MAX_WARPS => warps,
             _ => 1,
         };
-        if matches!(self.form, GemvWeights::Fragments(_)) || self.m_tiles() < 8 * 132 {
+        if matches!(self.form, GemvWeights::Fragments(_))
+            || self.m_tiles() < 8 * HOPPER_MULTIPROCESSORS
+        {
             let few = stages.min(8);
             let most = 12.max(least).min(stages);
             // The least idle warps; of equals, the most warps.
@@ -272,7 +276,10 @@ impl GemvShape {
                 .min_by_key(|&split| (stages.div_ceil(split) * split, usize::MAX - split))
                 .unwrap_or(stages);
             let teams = (8 / split)
-                .min(self.m_tiles().div_ceil(132 * self.granule()))
+                .min(
+                    self.m_tiles()
+                        .div_ceil(HOPPER_MULTIPROCESSORS * self.granule()),
+                )
                 .max(least.div_ceil(split));
             return (split, teams.max(1));
         }
