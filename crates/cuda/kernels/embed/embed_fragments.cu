@@ -4,7 +4,7 @@
 // Bytes per row: sectors of all K-blocks of an M-tile in, which is up to eight times a packed row; 4 * columns out.
 // Requires tokens within the table, which `Batch::check` has established.
 #include "lib/batch.cuh"
-#include "lib/fragment.cuh"
+#include "lib/fragment_value.cuh"
 
 struct Params {
   Rows rows;

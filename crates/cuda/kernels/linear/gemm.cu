@@ -56,7 +56,7 @@ static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemm.rs differs
 enum { f32, geglu_pair };
 enum { dense, grouped };
 
-constexpr u32 THREADS = 256, M_TILE = 16, TILE_M_TILES = 8;
+constexpr u32 THREADS = 256, TILE_M_TILES = 8;
 constexpr u32 NO_ROW = 0xffffffffu;
 
 // How 8 warps share a tile, and where a stage's parts lie in shared memory.
@@ -67,7 +67,7 @@ struct Shape {
   static constexpr int OCTETS = TOKENS / (8 / WARP_ROWS) / 8;
   static constexpr u32 X = TILE_M_TILES * Weights::M_TILE_BYTES;
   static constexpr u32 SCALES = X + TOKENS * Weights::X_BYTES;
-  static constexpr u32 STAGE = SCALES + TOKENS * (Weights::SCALES ? Weights::SUMS ? 16 : 8 : 0);
+  static constexpr u32 STAGE = SCALES + TOKENS * (Weights::TOKEN_SCALES ? Weights::TOKEN_SUMS ? 16 : 8 : 0);
 };
 
 // z * sigmoid(2u), which is the tanh form: with fast exponentials it is a few instructions, to 1e-6.
@@ -97,7 +97,7 @@ struct Copies {
 #pragma unroll
     for (u32 i = 0; i < EACH; i++) word(i) = rows[min(token + i * STRIDE, TOKENS - 1u)] * row_bytes + chunk * 16;
     word(SCALE) = rows[min(threadIdx.x / 2, TOKENS - 1u)] * (TERMS * p.columns / 32) + threadIdx.x % 2;
-    word(PLACE) = Shape<TOKENS>::X + (Weights::SCALES ? int8_chunk(token, chunk) : f16_chunk(token, chunk));
+    word(PLACE) = Shape<TOKENS>::X + (Weights::TOKEN_SCALES ? int8_chunk(token, chunk) : f16_chunk(token, chunk));
     word(M_TILE_AT) = m_tile;
     word(ROWS_FROM) = m_tile_rows;
   }
@@ -115,12 +115,12 @@ struct Copies {
       for (u32 i = 0; i < EACH; i++)
         cp_async_16(x + i * STRIDE * Weights::X_BYTES, p.x + word(i) + stage * Weights::X_BYTES, inside);
     }
-    if (Weights::SCALES && (TOKENS >= 128 || threadIdx.x < 2 * TOKENS)) {
+    if (Weights::TOKEN_SCALES && (TOKENS >= 128 || threadIdx.x < 2 * TOKENS)) {
       const bool there = 2 * stage + threadIdx.x % 2 < TERMS * p.columns / 32;
       const u32 at = word(SCALE) + 2 * stage;
       float* scale = (float*)(to + Shape<TOKENS>::SCALES) + threadIdx.x % 2 * TOKENS + threadIdx.x / 2;
       cp_async_4(scale, p.x_scales + at, there);
-      if (Weights::SUMS) cp_async_4(scale + 2 * TOKENS, p.x_sums + at, there);
+      if (Weights::TOKEN_SUMS) cp_async_4(scale + 2 * TOKENS, p.x_sums + at, there);
     }
   }
 };
@@ -184,7 +184,7 @@ __device__ __forceinline__ void write_floats(const Params& p, const float (&sum)
       const u32 row = rows[token + 8 * j + 2 * quad + t];
       if (row == NO_ROW) continue;
       float factor = 1 / Weights::FACTOR;
-      if (!Weights::SCALES && p.x_scales) factor = p.x_scales[row];
+      if (!Weights::TOKEN_SCALES && p.x_scales) factor = p.x_scales[row];
       float* out = p.out + u64(row) * p.out_stride;
 #pragma unroll
       for (int m = 0; m < M_TILES; m++) {
@@ -373,7 +373,7 @@ __device__ __forceinline__ void gemm(const Params& p) {
     const float* scales = (const float*)(here + S::SCALES) + token;
 #pragma unroll
     for (u32 step = 0; step < 2; step++) {
-      if (Weights::SUMS) {
+      if (Weights::TOKEN_SUMS) {
         const float* sums = scales + (2 + step) * TOKENS;
         subtract_minimums(sum, m_tiles + Weights::ROWS_AT, Weights::M_TILE_BYTES, Weights::FACTOR, sums, step, lane);
       }

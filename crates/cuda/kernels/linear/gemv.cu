@@ -17,9 +17,8 @@
 #include "lib/batch.cuh"
 #include "lib/gemv_input.cuh"
 
-#define JOIN_NAMES(a, b) a##b
-#define JOIN(a, b) JOIN_NAMES(a, b)
 using Weights = JOIN(WEIGHTS, _weights);
+static_assert(Weights::STAGE_BYTES == M_TILE_STAGE_BYTES, "src/kernel/linear/gemv.rs differs");
 template <int ROWS>
 using plain_input = PlainInput<ROWS>;
 template <int ROWS>

@@ -6,7 +6,7 @@
 // Requires a format that has fragments. Strips are written whole, with zeros where there is no row or column. From one
 // M-tile to the next are `m_tile_bytes`, so that M-tiles of several matrices can lie in turn.
 #include "lib/format.cuh"
-#include "lib/fragment.cuh"
+#include "lib/fragment_value.cuh"
 #include "lib/reduce.cuh"
 
 struct Params {
@@ -20,7 +20,7 @@ struct Params {
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/load/pack.rs differs");
 
 constexpr u32 RUN_INPUTS = 1024;
-constexpr bool SUPER_BLOCKS = Fragment::SUB_SCALES > 0;
+constexpr bool SUPER_BLOCKS = Fragment::HAS_SUB_SCALES;
 
 // Null where there is no such row or column.
 __device__ __forceinline__ const u8* block_at(const Params& p, u32 row, u32 column) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void pack_codes(const Params& p, u32 row, u32 column,
     codes[o] = four_codes(p, row + lane / 4 + 8 * (o % 2), column + operand_input(lane, o));
   }
   const u32 part = column % Fragment::INPUTS / PART_INPUTS;
-  uint4* low = (uint4*)(k_block + 512 * part) + lane;
+  uint4* low = (uint4*)(k_block + Fragment::PART_LOW * part) + lane;
   u32 nibbles[4], high[2] = {0, 0};
 #pragma unroll
   for (u32 j = 0; j < 4; j++) nibbles[j] = (codes[2 * j] & 0x0f0f0f0f) | (codes[2 * j + 1] & 0x0f0f0f0f) << 4;
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(256) pack(const Params p) {
     u8* k_block = m_tile + u64(column / Fragment::INPUTS) * Fragment::BYTES;
     pack_codes(p, row, column, k_block, threadIdx.x % WARP);
   }
-  constexpr u32 SCALES = SUPER_BLOCKS ? Fragment::SUB_SCALES : Fragment::SCALES, SCALE_WORDS = (Fragment::BYTES - SCALES) / 4;
+  constexpr u32 SCALES = Fragment::SUB_SCALES, SCALE_WORDS = (Fragment::BYTES - SCALES) / 4;
   for (u32 i = threadIdx.x; i < (end - first) / Fragment::INPUTS * SCALE_WORDS; i += blockDim.x) {
     const u32 column = first + i / SCALE_WORDS * Fragment::INPUTS, word = i % SCALE_WORDS;
     u8* k_block = m_tile + u64(column / Fragment::INPUTS) * Fragment::BYTES;

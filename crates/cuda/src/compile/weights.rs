@@ -415,7 +415,7 @@ mod tests {
             .iter()
             .map(ToString::to_string)
             .collect();
-        assert_eq!(kernels, ["pack.q4_0.q4", "dequantize.q4_0.f16"]);
+        assert_eq!(kernels, ["pack.q4_0.q4.576", "dequantize.q4_0.f16"]);
         let (m, expanded) = (model.weights.matrix(w), layout.expanded_bytes);
         assert_eq!(expanded, (m.rows * m.columns * 2).next_multiple_of(ALIGN));
     }

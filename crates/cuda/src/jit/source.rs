@@ -42,6 +42,7 @@ texts![
     "lib/dot.cuh",
     "lib/format.cuh",
     "lib/fragment.cuh",
+    "lib/fragment_value.cuh",
     "lib/gemm_weights.cuh",
     "lib/gemv_float.cuh",
     "lib/gemv_fragment.cuh",

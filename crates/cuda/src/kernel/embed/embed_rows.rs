@@ -4,7 +4,7 @@ use carat_gguf::QuantType;
 use carat_model::weights::Weight;
 
 use crate::kernel::{
-    Addresses, Kernel, Operand, RowsAt, Specialization, fragment::fragment_constant,
+    Addresses, Kernel, Operand, RowsAt, Specialization, fragment::fragment_constants,
     grid::elementwise_grid, specialization::format_constant,
 };
 use crate::{
@@ -55,11 +55,11 @@ pub(crate) fn specialization(quant: QuantType) -> Specialization {
     }
 }
 
-pub(crate) fn fragments_specialization(layout: FragmentFormat) -> Specialization {
+pub(crate) fn fragments_specialization(format: FragmentFormat) -> Specialization {
     Specialization {
         kernel: "embed_fragments",
         entries: &["embed_fragments"],
-        constants: vec![fragment_constant(layout)],
+        constants: fragment_constants(format).into(),
         params_bytes: EmbedRowsParams::BYTES,
     }
 }
@@ -79,9 +79,9 @@ impl Kernel for EmbedRows {
         match self.form {
             TableFormat::Rows => specialization(self.quant),
             TableFormat::Fragments => {
-                let layout =
+                let format =
                     FragmentFormat::of(self.quant).expect("lowering knows which have fragments");
-                fragments_specialization(layout)
+                fragments_specialization(format)
             }
         }
     }

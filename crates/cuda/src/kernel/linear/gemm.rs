@@ -14,7 +14,7 @@ use crate::{
     device::{Address, Grid},
     kernel::weights::WeightOperand,
     kernel::{
-        fragment::{FragmentFormat, M_TILE},
+        fragment::{FragmentFormat, M_TILE, PART_INPUTS},
         params::{Params, params},
     },
 };
@@ -22,7 +22,7 @@ use crate::{
 /// Outputs of a block.
 const TILE_OUTPUTS: usize = 128;
 /// Inputs of a stage.
-const STAGE_INPUTS: usize = 64;
+const STAGE_INPUTS: usize = PART_INPUTS;
 const THREADS: usize = 256;
 /// Rows of a tile, by entry point.
 const TILES: [usize; 4] = [16, 32, 64, 128];
@@ -78,22 +78,27 @@ impl GemmWeights {
         }
     }
 
-    /// Bytes of a stage of an M-tile in shared memory, and of a token, its scales and sums included.
-    fn stage_bytes(self) -> (usize, usize) {
+    /// Bytes of a stage of an M-tile in shared memory.
+    fn m_tile_stage_bytes(self) -> usize {
         match self {
-            GemmWeights::Fragments(FragmentFormat::Q8) => (1088, 64 + 8),
-            GemmWeights::Fragments(FragmentFormat::Q4) => (576, 64 + 8),
-            GemmWeights::Fragments(FragmentFormat::K4) => (640, 64 + 16),
-            GemmWeights::Fragments(FragmentFormat::K5) => (768, 64 + 16),
-            GemmWeights::Fragments(FragmentFormat::K6) => (864, 64 + 8),
-            GemmWeights::F16 => (2048, 128),
+            GemmWeights::Fragments(format) => format.part_bytes(),
+            GemmWeights::F16 => M_TILE * STAGE_INPUTS * 2,
+        }
+    }
+
+    /// Bytes of a stage of a token in shared memory: its values, and of int8 a scale (and a sum) per 32 of them.
+    fn token_stage_bytes(self) -> usize {
+        match self {
+            GemmWeights::Fragments(FragmentFormat::K4 | FragmentFormat::K5) => STAGE_INPUTS + 16,
+            GemmWeights::Fragments(_) => STAGE_INPUTS + 8,
+            GemmWeights::F16 => STAGE_INPUTS * 2,
         }
     }
 
     /// Stages that a tile works on or waits for, and their bytes.
     fn stages(self, entry: usize) -> (usize, usize) {
-        let (m_tile, token) = self.stage_bytes();
-        let stage = TILE_OUTPUTS / M_TILE * m_tile + TILES[entry] * token;
+        let stage = TILE_OUTPUTS / M_TILE * self.m_tile_stage_bytes()
+            + TILES[entry] * self.token_stage_bytes();
         let stages = if TILES[entry] == 128 && self.blocks_together(128) == 2 {
             (HALF_SHARED_BYTES / stage).clamp(2, MAX_STAGES[entry])
         } else {
@@ -306,6 +311,10 @@ fn specialization(
         ("EPILOGUE", epilogue.to_owned()),
         ("ROWS", rows.to_owned()),
         ("TERMS", terms.to_string()),
+        (
+            "M_TILE_STAGE_BYTES",
+            weights.m_tile_stage_bytes().to_string(),
+        ),
     ];
     for (entry, name) in STAGES.into_iter().enumerate() {
         constants.push((name, weights.stages(entry).0.to_string()));

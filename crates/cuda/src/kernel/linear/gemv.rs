@@ -429,6 +429,7 @@ fn specialization(form: GemvWeights, input: &str) -> Specialization {
             ("WEIGHTS", form.name().to_owned()),
             ("RING", RING.to_string()),
             ("INPUT", input.to_owned()),
+            ("M_TILE_STAGE_BYTES", form.stage().1.to_string()),
         ],
         params_bytes: GemvParams::BYTES,
     }

@@ -2,7 +2,9 @@
 
 use carat_gguf::QuantType;
 
-use crate::kernel::{Specialization, fragment::fragment_constant, specialization::format_constant};
+use crate::kernel::{
+    Specialization, fragment::fragment_constants, specialization::format_constant,
+};
 use crate::{
     device::{Address, Grid},
     kernel::{
@@ -42,11 +44,13 @@ pub(crate) struct Pack {
 
 impl Pack {
     pub(crate) fn specialization(quant: QuantType) -> Specialization {
-        let layout = FragmentFormat::of(quant).expect("a format that has fragments");
+        let format = FragmentFormat::of(quant).expect("a format that has fragments");
+        let mut constants = vec![format_constant(quant)];
+        constants.extend(fragment_constants(format));
         Specialization {
             kernel: "pack",
             entries: &["pack"],
-            constants: vec![format_constant(quant), fragment_constant(layout)],
+            constants,
             params_bytes: PackParams::BYTES,
         }
     }
