@@ -1,4 +1,4 @@
-// out[r] = scale * table[token[r]], the table in fragments: a head that is also the embedding lies on the device once.
+// out[r] = scale * table[token[r]], the table in fragments: an output head that is also the embedding lies on the device once.
 //
 // Grid: (batch rows, blocks of 256 columns), one thread per value.
 // Bytes per row: sectors of all K-blocks of an M-tile in, which is up to eight times a packed row; 4 * columns out.

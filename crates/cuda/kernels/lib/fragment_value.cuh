@@ -21,10 +21,10 @@ __device__ __forceinline__ u32 fragment_code(const u8* k_block, u32 row, u32 inp
   const u32 operand = row / 8 + 2 * (short_steps ? input / 16 % 4 : input / 32 % 2 * 2 + input / 4 % 2);
   if (Fragment::LOW_BITS == 8) return k_block[operand / 4 * LANES_BYTES + 16 * lane + operand % 4 * 4 + byte];
   u32 code = k_block[Fragment::PART_LOW * part + 16 * lane + operand / 2 * 4 + byte] >> (4 * (operand % 2)) & 15;
-  const u8* high = k_block + Fragment::HIGH + Fragment::PART_HIGH * part;
-  if (Fragment::HIGH_BITS == 1) code |= (high[4 * lane + byte] >> operand & 1) << 4;
+  const u32 high = Fragment::HIGH + Fragment::PART_HIGH * part;
+  if (Fragment::HIGH_BITS == 1) code |= (k_block[high + 4 * lane + byte] >> operand & 1) << 4;
   if (Fragment::HIGH_BITS == 2) {
-    code |= (high[8 * lane + operand / 4 * 4 + byte] >> (2 * (operand % 4)) & 3) << 4;
+    code |= (k_block[high + 8 * lane + operand / 4 * 4 + byte] >> (2 * (operand % 4)) & 3) << 4;
   }
   return code;
 }

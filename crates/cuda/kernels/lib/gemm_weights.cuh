@@ -1,11 +1,11 @@
-// Weights of a GEMM, one struct per format: how a stage of 64 inputs of an M-tile comes to shared memory, and how a warp
-// multiplies it with its tokens. WEIGHTS is the format's name; `src/kernel/fragment.rs` defines how fragments lie.
+// Weight operands of gemm.cu, one struct per format: the cp.async copy of a stage of 64 inputs of an M-tile to shared memory, and
+// a warp's product of it with its tokens. WEIGHTS is the format's name; `src/kernel/fragment.rs` defines fragments.
 //
 // A stage of an M-tile has M_TILE_BYTES in shared memory, a stage of a token X_BYTES. `Tokens` is what a warp holds of its
-// tokens for a step of 32 inputs. Where TOKEN_SUMS are needed, rows have minimums at ROWS_AT.
-// BLOCKS of the widest tile share a multiprocessor: as many as have enough registers. TOGETHER
-// stages go between barriers. `copy` is told how many columns there are and how many rows from the M-tile's first on;
-// fragments are padded and need neither. `multiply` adds to `sum` FACTOR times the product.
+// tokens for a step of 32 inputs. Where TOKEN_SUMS are needed, rows have minimums at ROWS_AT. BLOCKS of the largest tile share
+// a multiprocessor: as many as have enough registers. TOGETHER stages go between barriers. `copy` is told how many columns
+// there are and how many rows from the M-tile's first on; fragments are padded and need neither. `multiply` adds to `sum`
+// FACTOR times the product.
 //
 // Integer sums start at START, whose bits as a float are 12582912: the sums of a block stay below 2^22, so the result's
 // bits are the float 12582912 + sum, exactly, and a subtraction makes a float of it instead of a conversion.
@@ -30,12 +30,11 @@ __device__ __forceinline__ float signed_byte_value(u32 word, u32 i) {
 
 __device__ __forceinline__ u32 word_at(const u8* at) { return *(const u32*)at; }
 
-// Codes of a token lie in 16-byte chunks; chunk pairs of every second couple of tokens change row_refs, so that the
+// Codes of a token lie in 16-byte chunks, swizzled: chunk pairs of every second couple of tokens change places, so that the
 // 8-byte loads of four neighbours meet all banks.
 __device__ __forceinline__ u32 int8_chunk(u32 token, u32 chunk) { return token * 64 + ((chunk ^ (token & 2)) << 4); }
 
-// Tokens of the Q8 form: `OCTETS` times 8 of them, of which a lane multiplies number `group` and scales 2 * quad and
-// the next.
+// Tokens in int8: `OCTETS` times 8 of them, of which a lane multiplies number `group` and scales 2 * quad and the next.
 template <int OCTETS>
 struct Int8Tokens {
   u32 codes[OCTETS][2];
@@ -69,7 +68,7 @@ __device__ __forceinline__ void add_scaled(float (&sum)[4], const int (&whole)[4
   sum[3] = fmaf(float_of_sum(whole[3]), high * token.y, sum[3]);
 }
 
-// Q8 and Q4: signed codes, one half scale per row and 32 inputs.
+// Q8 and Q4: signed codes, one f16 scale per row and 32 inputs.
 template <int OCTETS>
 __device__ __forceinline__ void multiply_signed(float (&sum)[OCTETS][4], const u32 (&a)[4], const u8* scales, u32 step,
                                                 u32 lane, const Int8Tokens<OCTETS>& x) {
@@ -162,7 +161,7 @@ __device__ __forceinline__ void multiply_unsigned(float (&sum)[OCTETS][4], const
   for (int j = 0; j < OCTETS; j++) add_scaled(sum[j], whole[j], x.scale[j], low, high);
 }
 
-// Takes away minimums times the tokens' sums of the block: `sums` are those of the warp's first token.
+// Subtracts minimums times the tokens' sums of the block: `sums` are those of the warp's first token.
 template <int M_TILES, int OCTETS>
 __device__ __forceinline__ void subtract_minimums(float (&sum)[M_TILES][OCTETS][4], const u8* rows, u32 m_tile_bytes,
                                                   float factor, const float* sums, u32 step, u32 lane) {
@@ -297,17 +296,17 @@ struct Weights_k6 : FragmentStage<k6_fragment> {
   }
 };
 
-// Halves, rows one after another, as the tensor cores' loads of matrices want them: eight rows meet all banks.
+// F16, row after row, swizzled for ldmatrix: eight rows meet all banks.
 __device__ __forceinline__ u32 f16_chunk(u32 row, u32 chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 
 template <int OCTETS>
 struct F16Tokens {
-  u32 halves[OCTETS][4];
+  u32 pairs[OCTETS][4];
 
   __device__ __forceinline__ void load(const u8* x, const float*, u32, u32 step, u32 lane) {
     const u8* mine = x + f16_chunk(lane % 8, 4 * step + lane / 8);
 #pragma unroll
-    for (int j = 0; j < OCTETS; j++) ldmatrix_x4(halves[j], mine + 1024 * j);
+    for (int j = 0; j < OCTETS; j++) ldmatrix_x4(pairs[j], mine + 1024 * j);
   }
 };
 
@@ -339,7 +338,7 @@ struct Weights_f16 {
       u32 a[4];
       ldmatrix_x4(a, m_tile + f16_chunk(lane % 16, 4 * step + 2 * half + lane / 16));
 #pragma unroll
-      for (int j = 0; j < OCTETS; j++) mma_f16(sum[j], a, {x.halves[j][2 * half], x.halves[j][2 * half + 1]});
+      for (int j = 0; j < OCTETS; j++) mma_f16(sum[j], a, {x.pairs[j][2 * half], x.pairs[j][2 * half + 1]});
     }
   }
 };

@@ -1,4 +1,4 @@
-// Products of fragments (src/kernel/fragment.rs) with int8 activations for the matrix-vector kernel: a warp, one M-tile, one K-block at a time.
+// Products of fragments (src/kernel/fragment.rs) with int8 activations for gemv.cu: one warp, one M-tile, one K-block at a time.
 //
 // The M-tile's 16 rows are the rows of the tensor core's A, the tokens the columns of its B; integer sums of a block of 32
 // inputs are exact, and become floats once per block: c += weight scale * activation scale * sum. Columns without a token
@@ -16,7 +16,7 @@ struct Input {
   u32 stride;     // bytes
 };
 
-// The row_refs of a lane among activations.
+// Addresses of the activations that a lane reads.
 template <int ROWS>
 struct LaneInput {
   const u8* codes;
@@ -37,7 +37,7 @@ struct LaneInput {
   }
 };
 
-// What a warp sums up of an M-tile: rows group and group + 8, columns 2 * quad and the next.
+// Sums of a warp over an M-tile: rows group and group + 8, columns 2 * quad and the next.
 template <int ROWS>
 struct FragmentSums {
   float c[4] = {0, 0, 0, 0};
@@ -208,7 +208,7 @@ struct k6_mma : k6_fragment {
   }
 };
 
-// A matrix of fragments, streamed stage by stage. What a stage has behind an M-tile's end is zeros.
+// A matrix of fragments, streamed stage by stage through shared memory. Behind an M-tile's end a stage is zeros.
 template <typename Mma>
 struct FragmentWeights {
   static constexpr u32 M_TILE = ::M_TILE, STAGE_INPUTS = Mma::INPUTS * Mma::K_BLOCKS_PER_STAGE, STAGE_BYTES = Mma::BYTES * Mma::K_BLOCKS_PER_STAGE;

@@ -1,10 +1,10 @@
-// Rows as they are in the file to fragments: what happens to a quantized matrix once, when it is loaded.
+// Packs rows of the file into fragments, once, when a quantized matrix is loaded.
 //
-// Grid: (M-tiles, runs of 1024 inputs), 8 warps that take parts of 64 inputs in turn, then all threads the scales. A
-// lane gathers 32 codes byte by byte, which the first cache turns into whole sectors, and writes 16 bytes at a time.
+// Grid: (M-tiles, runs of 1024 inputs), 8 warps that share the parts of 64 inputs, then all threads the scales. A lane
+// gathers 32 codes byte by byte, which L1 turns into whole sectors, and writes 16 bytes at a time.
 // Bytes: the packed rows in, about as many out. Copying the rows to the device takes far longer.
-// Requires a format that has fragments. Strips are written whole, with zeros where there is no row or column. From one
-// M-tile to the next are `m_tile_bytes`, so that M-tiles of several matrices can lie in turn.
+// Requires a format that has fragments. M-tiles are written whole, with zeros where there is no row or column. From one
+// M-tile to the next are `m_tile_bytes`, so that M-tiles of several matrices can be interleaved.
 #include "lib/format.cuh"
 #include "lib/fragment_value.cuh"
 #include "lib/reduce.cuh"
@@ -27,7 +27,7 @@ __device__ __forceinline__ const u8* block_at(const Params& p, u32 row, u32 colu
   return row < p.rows && column < p.columns ? weight_block(p.from + row * p.row_bytes, column) : nullptr;
 }
 
-// 4 codes of a row as bytes, cut to their bits.
+// 4 codes of a row, one per byte, cut to their bits.
 __device__ __forceinline__ u32 four_codes(const Params& p, u32 row, u32 column) {
   const u8* block = block_at(p, row, column);
   if (!block) return 0;
@@ -75,7 +75,7 @@ __device__ __forceinline__ u32 scale_word(const Params& p, u32 row, u32 column, 
     row += word;
     return u16_or_zero(block_at(p, row, column), 0) | u16_or_zero(block_at(p, row, column + 32), 0) << 16;
   }
-  const u32 sub_words = (Fragment::SCALES - Fragment::SUB_SCALES) / 4;
+  const u32 sub_words = 4 * M_TILE;
   const bool centred = Fragment::HIGH_BITS == 2;  // the one of them that has no minimums
   if (word < sub_words) {
     const u8* block = block_at(p, row + word / 4, column);

@@ -10,7 +10,7 @@ use super::{
     fragment::FragmentFormat, linear, moe, norm, roofline, sample,
 };
 
-/// Every specialization that lowering or loading can choose: what is compiled ahead, and what must compile for every architecture.
+/// Specializations for every architecture.
 pub(crate) fn all() -> Vec<Specialization> {
     let mut all = vec![
         norm::rms_norm::specialization(),
@@ -51,7 +51,7 @@ pub(crate) fn all() -> Vec<Specialization> {
     all
 }
 
-/// What lowering can choose beside those where code is made for `sm_90a`.
+/// Specializations that `sm_90a` has besides.
 pub(crate) fn hopper() -> Vec<Specialization> {
     attention::flash_prefill::hopper_specializations()
 }

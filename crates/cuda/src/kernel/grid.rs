@@ -7,7 +7,7 @@ use crate::device::Grid;
 /// fewer takes the blocks in turn, which costs some time and no more.
 pub(crate) const HOPPER_MULTIPROCESSORS: usize = 132;
 
-/// Threads that take values one by one, and the blocks of columns they make.
+/// Threads of an elementwise block, one per column.
 const BLOCK_THREADS: usize = 256;
 
 /// One thread per value: rows by blocks of columns.
@@ -15,7 +15,7 @@ pub(super) fn elementwise_grid(rows: usize, columns: usize) -> Grid {
     Grid::new((rows, columns.div_ceil(BLOCK_THREADS)), BLOCK_THREADS)
 }
 
-/// Threads that norm a group of this width. A function of the width alone: sums are taken in an order that depends on it.
+/// Threads of the block that norms a group of this width. A function of the width alone: sums are taken in an order that depends on it.
 pub(super) fn norm_threads(group: usize) -> usize {
     group.next_multiple_of(32).min(512)
 }

@@ -1,7 +1,7 @@
 //! Twins of the kernels: each file here mirrors the params struct of a `.cu` file, chooses its grid and states what must hold.
 //!
-//! A kernel value says what to do in terms of the plan (values, weights, slots). It becomes a launch only when addresses are
-//! known, so lowering needs no device. Grids depend on row counts alone and params on nothing that changes from batch to
+//! A [`Kernel`] value says what to do in terms of the plan (values, weights, slots). It becomes a launch only when addresses
+//! are known, so lowering needs no device. Grids depend on row counts alone and params on nothing that changes from batch to
 //! batch: any launch can be captured and replayed.
 
 mod activation;

@@ -12,31 +12,31 @@ use crate::device::Grid;
 
 /// One kernel with everything it needs but addresses.
 pub(crate) trait Kernel: fmt::Debug {
-    /// Which compiled kernel it is.
+    /// The compiled kernel it calls.
     fn specialization(&self) -> Specialization;
 
-    /// How it is launched for this many rows, at least one.
+    /// The grid for this many rows, at least one.
     fn grid(&self, rows: usize) -> Grid;
 
-    /// The bytes of its params struct.
+    /// Bytes of its params struct.
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8>;
 
-    /// The weights it reads, in the forms it reads them in.
+    /// Weights it reads, in the formats it reads them in.
     fn weights(&self) -> Vec<WeightOperand> {
         vec![]
     }
 
-    /// What it reads, except weights and KV.
+    /// Operands it reads, except weights and KV.
     fn reads(&self) -> Vec<Operand>;
 
-    /// What it writes, except KV.
+    /// Operands it writes, except KV.
     fn writes(&self) -> Vec<Operand>;
 }
 
-/// A kernel's text with its constants: what is compiled once and shared by all calls that agree on it.
+/// A kernel's text with its constants: compiled once and shared by all calls that agree on both.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Specialization {
-    /// `kernels/<this>.cu`.
+    /// `kernels/<family>/<this>.cu`.
     pub(crate) kernel: &'static str,
     /// Entry points, which [`Grid::entry`] counts.
     pub(crate) entries: &'static [&'static str],

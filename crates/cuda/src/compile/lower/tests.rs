@@ -136,7 +136,7 @@ fn a_layer_of_many_rows_by_our_own_products() {
         L0.attn.norm               all     fused_norm                 %0 -> s0 s1 s2
         L0.attn.q+k+v              all     gemm_128.q4.f32.dense      s0 s1 s2 -> s3
         L0.attn.store_kv+q_rope    all     qkv_norm_rope              s3 -> s9
-        L0.attn.attend             all     flash_prefill.OUT_Q8       s9 -> s6 s7 s8
+        L0.attn.attend             all     flash_prefill.OUT_INT8     s9 -> s6 s7 s8
         L0.attn.o                  all     gemm_128.q4.f32.dense      s6 s7 s8 -> %11
         L0.attn.post_norm          all     fused_residual_norm        %11 %0 -> %13 s0 s1 s2
         L0.ffn.gate+up             all     gemm_128.q4.geglu_pair.dense s0 s1 s2 -> s10 s11 s12

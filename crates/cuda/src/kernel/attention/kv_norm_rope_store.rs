@@ -1,4 +1,4 @@
-//! Twin of `kernels/attention/kv_norm_rope_store.cu`.
+//! Twin of `kernels/attention/kv_norm_rope_store.cu`: the KV store of small batches that attend later.
 
 use carat_model::{
     plan::{KvSlot, RopeId},

@@ -1,4 +1,4 @@
-//! Twin of `kernels/attention/rope.cu`.
+//! Twin of `kernels/attention/rope.cu`: RoPE by itself.
 
 use carat_model::plan::RopeId;
 

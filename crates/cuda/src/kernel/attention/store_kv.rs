@@ -1,4 +1,4 @@
-//! Twin of `kernels/attention/store_kv.cu`.
+//! Twin of `kernels/attention/store_kv.cu`: keys and values to f16, into their pages.
 
 use carat_model::plan::KvSlot;
 

@@ -1,4 +1,4 @@
-//! Twin of `kernels/elementwise/select_sampled.cu`.
+//! Twin of `kernels/elementwise/select_sampled.cu`: the rows that will be sampled, of a value of all rows.
 
 use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization, grid::elementwise_grid};
 use crate::{

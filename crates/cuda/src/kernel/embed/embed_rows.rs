@@ -1,4 +1,5 @@
-//! Twin of `kernels/embed/embed_rows.cu` and `kernels/embed/embed_fragments.cu`.
+//! Twin of `kernels/embed/embed_rows.cu` and `kernels/embed/embed_fragments.cu`: embeddings of tokens, from a table as it is in the
+//! file or packed for tensor cores.
 
 use carat_gguf::QuantType;
 use carat_model::weights::Weight;
@@ -21,7 +22,7 @@ params! {
         rows: RowsAt,
         tokens: Address,
         table: Address,
-        // An M-tile's in fragments.
+        // Of an M-tile in fragments.
         row_bytes: u64,
         out: Address,
         columns: u32,
@@ -32,7 +33,7 @@ params! {
 #[derive(Debug)]
 pub(crate) struct EmbedRows {
     pub(crate) table: Weight,
-    /// Rows of the file, or fragments that a head is multiplied with, too.
+    /// Rows of the file, or the fragments that an output head is multiplied with, too.
     pub(crate) form: TableFormat,
     pub(crate) quant: QuantType,
     pub(crate) columns: usize,
@@ -66,11 +67,11 @@ pub(crate) fn fragments_specialization(format: FragmentFormat) -> Specialization
 
 impl EmbedRows {
     fn packed(&self) -> WeightOperand {
-        let form = match self.form {
+        let format = match self.form {
             TableFormat::Rows => WeightFormat::Table,
             TableFormat::Fragments => WeightFormat::Fragments,
         };
-        WeightOperand::one(self.table, form)
+        WeightOperand::one(self.table, format)
     }
 }
 

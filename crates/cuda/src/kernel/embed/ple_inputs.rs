@@ -1,4 +1,4 @@
-//! Twin of `kernels/embed/ple_inputs.cu`.
+//! Twin of `kernels/embed/ple_inputs.cu`: per-layer inputs from a token's table row and its embedding's projection.
 
 use carat_gguf::QuantType;
 use carat_model::weights::Weight;

@@ -1,4 +1,4 @@
-//! Twin of `kernels/load/pack.cu`: part of loading, so a job is given addresses and no batch.
+//! Twin of `kernels/load/pack.cu`: rows of the file to fragments. Part of loading, so a job is given addresses and no batch.
 
 use carat_gguf::QuantType;
 
@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// Inputs that a block takes.
+/// Inputs per block.
 const RUN: usize = 1024;
 const THREADS: usize = 256;
 
@@ -38,7 +38,7 @@ pub(crate) struct Pack {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) fragments: Address,
-    /// From one M-tile to the next: more than an M-tile where matrices lie M-tile by M-tile in turn.
+    /// From one M-tile to the next: more than an M-tile where matrices are interleaved.
     pub(crate) m_tile_bytes: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Twin of `kernels/moe/experts_linear.cu`.
+//! Twin of `kernels/moe/experts_linear.cu`: the plain product with routed experts.
 
 use carat_gguf::QuantType;
 use carat_model::weights::Weight;
@@ -29,7 +29,7 @@ params! {
     }
 }
 
-/// Products of each row with the matrices it chose: `[rows, top_k, outputs]`.
+/// Products of each row with its routed experts: `[rows, top_k, outputs]`.
 #[derive(Debug)]
 pub(crate) struct ExpertsLinear {
     pub(crate) x: Operand,
@@ -43,12 +43,12 @@ pub(crate) struct ExpertsLinear {
     pub(crate) out: Operand,
 }
 
-/// What the chosen matrices are multiplied with.
+/// Input of the routed experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExpertInput {
-    /// The same row for all choices.
+    /// The token's row for all of them.
     PerToken,
-    /// A row for each.
+    /// One row per routed expert.
     PerExpert,
 }
 

@@ -1,4 +1,4 @@
-//! Twin of `kernels/moe/experts_sum.cu`.
+//! Twin of `kernels/moe/experts_sum.cu`: the routed experts' outputs, summed by weight.
 
 use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization, grid::elementwise_grid};
 use crate::{
@@ -17,7 +17,7 @@ params! {
     }
 }
 
-/// The weighted sum over a row's choices.
+/// The weighted sum over a row's routed experts.
 #[derive(Debug)]
 pub(crate) struct ExpertsSum {
     pub(crate) x: Operand,

@@ -1,4 +1,4 @@
-//! Twin of `kernels/moe/route.cu`.
+//! Twin of `kernels/moe/route.cu`: top-k routing from router scores.
 
 use carat_model::weights::Weight;
 
@@ -23,7 +23,7 @@ params! {
     }
 }
 
-/// From scores to choices and their weights.
+/// Scores to routed experts and their weights.
 #[derive(Debug)]
 pub(crate) struct Route {
     pub(crate) scores: Operand,

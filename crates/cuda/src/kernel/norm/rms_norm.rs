@@ -1,4 +1,4 @@
-//! Twin of `kernels/norm/rms_norm.cu`.
+//! Twin of `kernels/norm/rms_norm.cu`: the norm by itself, whose bits every fused norm repeats.
 
 use carat_model::weights::Weight;
 
