@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{config::Fusion, kernel::Operand};
 
-/// What a plan becomes on CUDA, one line per launch: label, kernel, operands. As on a Hopper card without NVIDIA's library.
+/// The launches of a plan on CUDA, one per line: label, kernel, operands. As on a Hopper card without cuBLASLt.
 pub fn listing(
     plan: &Plan,
     weights: &Weights,

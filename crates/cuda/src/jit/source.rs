@@ -1,4 +1,4 @@
-//! Kernel text: what is under `kernels/`, joined into one text per kernel.
+//! Kernel text: the files under `kernels/`, joined into one text per kernel.
 //!
 //! `#line` marks keep file names and line numbers, so the compiler's messages point at the file one edits.
 
