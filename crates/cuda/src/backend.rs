@@ -1,4 +1,5 @@
-//! The backend: an open card that compiles plans.
+//! The backend: an open card that compiles plans into executors. It chooses the GEMM implementation by what fits into memory, and
+//! keeps loaded kernels for the plans that come after.
 
 use std::{
     collections::HashMap,
@@ -36,13 +37,13 @@ pub struct CudaBackend {
     config: CudaConfig,
     /// Kernels already loaded, for the plans that come after.
     modules: Mutex<HashMap<Specialization, Arc<Module>>>,
-    /// For products in half precision, where those are the fastest.
+    /// cuBLASLt, where f16 products are the fastest.
     library: Option<Library>,
-    /// What is less than it could be, and what to do about it.
+    /// Why the card is slower than it could be, and what to do about it.
     degraded_reason: Option<String>,
 }
 
-/// What the card is.
+/// The card: name, capability, architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
     pub name: String,
@@ -56,7 +57,7 @@ impl CudaBackend {
         let device = Device::open(config.device, config.memory_limit)?;
         let architecture = Architecture::of(device.capability, config.tier);
         tracing::info!(name = device.name, %architecture, "opened a CUDA device");
-        // Hopper's tensor cores are fast enough for halves; elsewhere bytes over packed weights are faster.
+        // Hopper's tensor cores are fast enough in f16; elsewhere int8 over fragments is faster.
         let wants_library = config.tier == Tier::Best && device.capability.major == 9;
         let found = wants_library.then(|| Library::find(&config.library_dirs, &device));
         let (library, degraded_reason) = match found {
@@ -79,7 +80,7 @@ impl CudaBackend {
         self.compiler.ready()
     }
 
-    /// What is slower than this card could be, and what to do about it, in a sentence for a person.
+    /// Why this card is slower than it could be, and what to do about it, in a sentence for a person.
     pub fn degraded_reason(&self) -> Option<&str> {
         self.degraded_reason.as_deref()
     }
@@ -98,7 +99,7 @@ impl CudaBackend {
         self.device.peak()
     }
 
-    /// What this backend holds on the device now, by purpose.
+    /// Bytes that this backend holds on the device now, by purpose.
     pub fn held_bytes(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.device
             .held()
@@ -106,7 +107,7 @@ impl CudaBackend {
             .filter(|(_, bytes)| *bytes > 0)
     }
 
-    /// What compiling would take, without taking it.
+    /// Memory that compiling would take, without taking it.
     pub fn memory_plan(
         &self,
         plan: &Plan,
@@ -116,7 +117,7 @@ impl CudaBackend {
         Ok(self.prepare(plan, weights, options)?.memory)
     }
 
-    /// Loads kernels; those not seen before are compiled side by side.
+    /// Loads kernels; those not seen before are compiled in parallel.
     fn load(&self, wanted: impl IntoIterator<Item = Specialization>) -> Result<(), CudaError> {
         let mut loaded = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let mut missing: Vec<Specialization> = Vec::new();
@@ -140,13 +141,13 @@ impl CudaBackend {
         Arc::clone(&loaded[wanted])
     }
 
-    /// Whether code is made for Hopper alone.
+    /// Whether code is compiled for `sm_90a`.
     fn hopper(&self) -> bool {
         self.config.tier == Tier::Best && self.device.capability.major == 9
     }
 
-    /// The fastest way that fits: expanded weights for the library where there is padded_rows, packed ones alone where there is
-    /// not, tables in host memory where even those are too much. The last is returned whether it fits or not.
+    /// The fastest choice that fits: f16 weights for cuBLASLt where there is room, fragments alone where there is not, tables in
+    /// host memory where even those are too much. The last is returned whether it fits or not.
     fn prepare(
         &self,
         plan: &Plan,
@@ -172,7 +173,7 @@ impl CudaBackend {
                 break;
             }
         }
-        Ok(prepared.expect("there is a way at least"))
+        Ok(prepared.expect("there is one choice at least"))
     }
 
     fn target(
@@ -195,7 +196,7 @@ impl CudaBackend {
     }
 }
 
-/// Bytes of a matrix, on average, up to which launches gain from starting before those before them are over. On an H200
+/// Bytes of a matrix, on average, up to which decoding gains from PDL. On an H200
 /// decoding gains 11 % in E4B Q8_0 (13 MB), nothing in 12B Q4_0 (20 MB), and loses 7 % in 31B Q4_0 (41 MB).
 const MAX_BYTES_FOR_PDL: usize = 24 << 20;
 

@@ -1,10 +1,10 @@
-//! RoutedExperts that concern CUDA alone, resolved by the caller and passed down by value.
+//! Settings that concern CUDA alone, resolved by the caller and passed down by value.
 
 use std::path::PathBuf;
 
 #[derive(Clone, Debug)]
 pub struct CudaConfig {
-    /// Which card, in the driver's order.
+    /// Index of the card, in the driver's order.
     pub device: usize,
     pub tier: Tier,
     pub fusion: Fusion,
@@ -14,7 +14,7 @@ pub struct CudaConfig {
     pub checks: Checks,
     /// Bytes of device memory to use at the most; `None` may use all that is free.
     pub memory_limit: Option<u64>,
-    /// Where compiled kernels are kept between runs; `None` keeps none.
+    /// Folder that keeps compiled kernels between runs; `None` keeps none.
     pub cache_dir: Option<PathBuf>,
     /// Kernels compiled ahead by [`build_kernels`](crate::build_kernels); with them NVRTC is not needed.
     pub kernels_dir: Option<PathBuf>,
@@ -40,17 +40,17 @@ impl Default for CudaConfig {
     }
 }
 
-/// Which family of kernels a card gets.
+/// Family of kernels that a card gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tier {
     /// The best the card can run.
     #[default]
     Best,
-    /// What every card since Ampere runs, so that path can be tested on newer ones.
+    /// Kernels that every card since Ampere runs, so that path can be tested on newer ones.
     Portable,
 }
 
-/// Whether runs of steps may become one kernel; off for bisecting.
+/// Fusion of runs of steps into one kernel; off for bisecting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fusion {
     #[default]
@@ -58,7 +58,7 @@ pub enum Fusion {
     Off,
 }
 
-/// Where tables lie that are only looked up, such as the per-layer embeddings.
+/// Memory of tables that are only looked up, such as the per-layer embeddings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TablePlace {
     #[default]
@@ -67,7 +67,7 @@ pub enum TablePlace {
     Host,
 }
 
-/// Whether launches of a decoding step are captured once and replayed. The results are the same bits.
+/// CUDA graphs: launches of a batch are captured once per bucket of rows and replayed. The results are the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Graphs {
     #[default]
@@ -75,7 +75,8 @@ pub enum Graphs {
     Off,
 }
 
-/// Whether decoding's launches may start before those before them are over, to fetch weights meanwhile. Hopper only.
+/// Programmatic dependent launch: decoding's launches start before those before them are over, to fetch weights meanwhile.
+/// Hopper only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pdl {
     #[default]
@@ -83,7 +84,7 @@ pub enum Pdl {
     Off,
 }
 
-/// How soon a failing kernel is noticed.
+/// When a failing kernel is noticed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checks {
     #[default]

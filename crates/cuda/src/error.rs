@@ -1,4 +1,4 @@
-//! What keeps CUDA from being used: one variant for each thing a person can do about it.
+//! Errors of the backend: one variant for each thing a person can do about it.
 
 use std::{io, path::PathBuf};
 

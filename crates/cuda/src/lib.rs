@@ -1,25 +1,18 @@
 //! The CUDA backend: the plan on kernels that are compiled at run time for the card at hand.
 //!
-//! From a plan to launches, each pass small and the first two pure, so that they are tested without a device:
+//! From a plan to launches, each pass small; the first is pure, so that it is tested without a device:
 //!
-//! - [`fuse`]: runs of steps that one kernel does together
-//! - [`lower`]: ops to calls of kernels, with scratch
-//! - [`program`]: calls bound to functions and addresses; nothing in a launch changes from batch to batch but its rows
+//! - [`compile`]: steps fused into ops, ops lowered to calls of kernels for small and large batches, weights and memory laid out
+//! - [`run`]: weights uploaded, calls bound to functions and addresses, batches queued, launches captured in CUDA graphs and
+//!   replayed, tokens sampled
 //!
-//! Around them:
+//! Below them:
 //!
-//! - [`device`]: driver, context, stream, memory; absence is a value, not a panic
-//! - [`library`]: where NVIDIA's libraries lie that are looked up at run time
-//! - [`cublaslt`]: large products of halves
-//! - [`nvrtc`], [`source`], [`cache`], [`compiler`]: from kernel text to modules, in parallel, cached by content
-//! - [`kernel`]: the twin of each `kernels/*.cu`; [`params`] and [`launch`]: how one is called
-//! - [`graph`]: launches captured once and replayed
-//! - [`sample`]: tokens from logits on the device
-//! - [`batch`]: what changes from batch to batch, in one copy to fixed addresses
-//! - [`fragments`]: how quantized matrices lie, for tensor cores
-//! - [`weights`], [`upload`], [`memory`]: what lies where, how it gets there, and how much of it
-//! - [`measure`]: what the card can do at the most
-//! - [`executor`]: the two traits of `carat-model`
+//! - [`kernel`]: the twin of each `kernels/<family>/*.cu`: its params, its grid, what must hold
+//! - [`jit`]: from kernel text to machine code, compiled in parallel, cached by content
+//! - [`device`]: driver, memory, the one unsafe launch, cuBLASLt; absence is a value, not a panic
+//!
+//! [`backend`] implements the trait of `carat-model` with these; [`config`] and [`error`] are what callers see.
 //!
 //! There is no toolkit to build with: the driver and NVRTC are loaded at run time, so this crate compiles, lints and tests
 //! everywhere.

@@ -106,7 +106,7 @@ impl Card {
         self.device.wait("running a kernel").expect("runs");
     }
 
-    /// What a call queues, in one piece. It is run once before that, to load whatever it needs.
+    /// The launches of a call as a graph. It is run once before that, to load whatever it needs.
     pub(crate) fn captured(&self, mut call: impl FnMut()) -> CudaGraph {
         self.device.bind().expect("binds");
         call();
@@ -151,13 +151,13 @@ pub(crate) fn library_dirs() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Numbers as the bits of halves.
+/// Numbers as the bits of f16.
 pub(crate) fn halves(values: &[f32]) -> Vec<u16> {
     let bits = |v: &f32| half::f16::from_f32(*v).to_bits();
     values.iter().map(bits).collect()
 }
 
-/// The number that the bits of a half stand for.
+/// The number that the bits of an f16 stand for.
 pub(crate) fn half(bits: u16) -> f32 {
     half::f16::from_bits(bits).to_f32()
 }

@@ -1,8 +1,9 @@
-// out = softmax(q . K) . V over the positions a row sees: all up to its own, or the last `window` of them. Scale is 1.
+// Attention without tensor cores, the plain twin of the flash kernels: out = softmax(q . K) . V over the positions a row sees: all
+// up to its own, or the last `window` of them. Scale is 1.
 //
-// Grid: (rows, query heads), a block of 8 warps per head of a row. Pages go to warps in turn, by their absolute place, so a
-// row's result does not depend on how its prompt was cut. Each warp keeps a running maximum, sum and output (online softmax
-// in f32); shared memory joins the eight, in order. Lane `l` holds elements l * LANE_VALUES .. of the head.
+// Grid: (rows, query heads), a block of 8 warps per head of a row. Pages go to warps round-robin, by their index in the
+// sequence, so a row's result does not depend on how its prompt was cut. Each warp keeps a running maximum, sum and output (online softmax
+// in f32); shared memory merges the eight, in order. Lane `l` holds elements l * LANE_VALUES .. of the head.
 // Bytes per row: 4 * columns in and out, and the seen keys and values once per query head (4 * seen * head_dim).
 // Requires head_dim <= 32 * LANE_VALUES and head_dim % LANE_VALUES == 0.
 #include "lib/kv.cuh"
@@ -23,7 +24,7 @@ constexpr u32 WARPS = 8;
 // Keys scored together, to have several loads in flight.
 constexpr int KEYS = 4;
 
-// What a lane holds of one cached row, in the widest loads it allows.
+// A lane's elements of one cached row, in the widest loads they allow.
 struct alignas(LANE_VALUES * 2 < 16 ? LANE_VALUES * 2 : 16) Elements {
   u16 bits[LANE_VALUES];
 };
@@ -50,11 +51,11 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend(const Params p) {
   float max = -INF, total = 0;
 
   const u32 last_page = position / PAGE_TOKENS;
-  u32 page_place = first / PAGE_TOKENS;
-  page_place += (warp + WARPS - page_place % WARPS) % WARPS;
-  for (; page_place <= last_page; page_place += WARPS) {
-    const u64 start = p.slot.page_start(p.slot.tables.page(run, page_place), kv_head) + element;
-    const u32 page_first = page_place * PAGE_TOKENS;
+  u32 page_index = first / PAGE_TOKENS;
+  page_index += (warp + WARPS - page_index % WARPS) % WARPS;
+  for (; page_index <= last_page; page_index += WARPS) {
+    const u64 start = p.slot.page_start(p.slot.tables.page(run, page_index), kv_head) + element;
+    const u32 page_first = page_index * PAGE_TOKENS;
     const u32 begin = first > page_first ? first - page_first : 0;
     const u32 end = min(PAGE_TOKENS, position + 1 - page_first);
     for (u32 key = begin; key < end; key += KEYS) {
@@ -111,9 +112,9 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend(const Params p) {
     sum += share[w] * total_of[w];
   }
   for (u32 j = threadIdx.x; j < head_dim; j += blockDim.x) {
-    float joined = 0;
+    float merged = 0;
 #pragma unroll
-    for (u32 w = 0; w < WARPS; w++) joined += share[w] * out_of[w][j];
-    p.out[at + j] = joined / sum;
+    for (u32 w = 0; w < WARPS; w++) merged += share[w] * out_of[w][j];
+    p.out[at + j] = merged / sum;
   }
 }

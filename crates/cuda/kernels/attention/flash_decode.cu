@@ -1,29 +1,29 @@
-// Attention for few rows, one launch from raw projections to outputs. For each row:
-//   q = rope(norm(q)), head by head; k = rope(norm(k)), v = norm(v) without weight, as halves into their page cell,
+// Flash attention for small batches (split-KV), one launch from raw projections to outputs. For each row:
+//   q = rope(norm(q)), head by head; k = rope(norm(k)), v = norm(v) without weight, as f16 into their page cell,
 //   unless the slot's keys and values come from an earlier layer; out = softmax(q . K) . V over the positions the row
 //   sees: all up to its own, or the last `window` of them. Scale is 1.
 //
 // Grid: (rows * kv heads, splits), a block of 8 warps for all GROUP query heads of a KV head, so keys and values are
-// read once. What a row sees is cut into splits of whole steps (STEP positions); how many a split has follows from
-// the row's own length and the grid's height (its bucket's); blocks without a share leave at once. Blocks of low splits come first
-// in launch order.
+// read once. The positions a row sees are cut into splits of whole steps (STEP positions); how many steps a split has follows
+// from the row's own length and the grid's height (its bucket's); blocks without a share leave at once. Blocks of low splits
+// come first in launch order.
 //
-// A step: scores = K . q^T by tensor cores, keys as rows and heads as columns, the head's elements cut into PARTS
-// that warps take apart and shared memory adds up; online softmax in f32, each warp for itself; out += V^T . weights,
-// each warp for its own elements. A query is a sum of two halves, so that scores do not suffer from its rounding.
-// Steps go backwards, so the newest keys, which this launch makes, are in the first of them, while loads of the
-// others are under way. K and V have a tile of shared memory each; one is loaded while the other is used, and two or
-// three blocks share a multiprocessor.
+// A step: scores = K . q^T by tensor cores, keys as rows and heads as columns, the head's elements cut into PARTS, one per
+// group of warps, that shared memory adds up; online softmax in f32, each warp for itself; out += V^T . weights, each warp for
+// its own elements. A query is a sum of two f16 terms, so that scores do not suffer from its rounding.
+// Steps go backwards, so the newest keys, which this launch computes, are in the first of them, while loads of the others are
+// in flight. K and V have a tile of shared memory each; one is loaded while the other is used, and two or three blocks share a
+// multiprocessor.
 //
-// Splits are joined by the block that arrives last: of all, or (past ONE_MERGE splits) first of FAN neighbours, then
-// of all groups. Each reads partials in the order of their row_refs, so it does not matter who is last. Tickets return
-// to 0.
+// Split-KV reduction: partials are merged by the block that arrives last: of all, or (past ONE_MERGE splits) first of FAN
+// neighbours, then of all groups. Each reads partials in the order of their splits, so it does not matter who is last. Arrival
+// counters return to 0.
 //
 // A row of the same batch and run may be seen by later rows. Its keys and values are on their way to their page, so
-// whoever needs them makes them again from the raw rows; norms add up in the order of kv_kv_norm_rope_store.cu, whose bits they
-// are.
+// whoever needs them computes them again from the raw rows; norms add up in the order of kv_norm_rope_store.cu, whose bits
+// they are.
 //
-// Bytes per row: keys and values seen once a KV head (4 * seen * HEAD_DIM), PARTIAL_BYTES out and in a split.
+// Bytes per row: keys and values seen once per KV head (4 * seen * HEAD_DIM), PARTIAL_BYTES out and in per split.
 // Code is kept small: in decode each launch runs most of it once, from a cold instruction cache.
 //
 // Requires HEAD_DIM % 16 == 0, HEAD_DIM <= 512, GROUP <= 16; keys and values aligned to 16; for its own k and v that
@@ -58,13 +58,13 @@ struct Params {
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attention/flash_decode.rs differs");
 
 constexpr u32 WARPS = 8, THREADS = WARPS * WARP;
-// What is the same in all lanes, so that the compiler sees it, too, and that a warp stays together.
+// A value that is the same in all lanes, said so that the compiler sees it, too, and that a warp stays together.
 __device__ __forceinline__ u32 uniform(u32 x) { return __shfl_sync(ALL_LANES, x, 0); }
 __device__ __forceinline__ u32 own_warp() { return uniform(threadIdx.x / WARP); }
 // Past 8 heads, queries take the registers of a second block.
 constexpr int BLOCKS = GROUP > 8 ? 1 : 2;
 constexpr u32 STEP_PAGES = HEAD_DIM <= 256 ? 2 : 1, STEP = STEP_PAGES * PAGE_TOKENS;
-// Columns of 8 heads. Where they fit, both halves of queries share one.
+// Columns of 8 heads. Where they fit, both terms of queries share one.
 constexpr int TILES = (GROUP + 7) / 8;
 constexpr bool PACKED = GROUP <= 4;
 constexpr int Q_TILES = PACKED ? 1 : 2 * TILES;
@@ -75,22 +75,22 @@ constexpr int OUT_TILES = HEAD_DIM / 16, OUT_SHARE = (OUT_TILES + WARPS - 1) / W
 constexpr u32 HALF = HEAD_DIM / 2;  // no more than threads
 constexpr int PAIRS = (HALF + WARP - 1) / WARP, CHUNKS = (HEAD_DIM + WARP - 1) / WARP;
 
-// A partial: outputs of a split as halves, as threads hold them; then maximum and total per head.
+// A partial: outputs of a split in f16, as threads hold them; then maximum and total per head.
 constexpr u32 QUADS = TILES > 1 ? 4 : (GROUP + 1) / 2;
 constexpr u32 TILE_BYTES = THREADS / 4 * QUADS * 8, STATE_START = OUT_SHARE * TILES * TILE_BYTES;
-// Small partials are better joined all at once.
+// Small partials are better merged all at once.
 constexpr u32 FAN = 8, ONE_MERGE = STATE_START > 4096 ? 16 : 32;
 static_assert(STATE_START + 16 * 8 == PARTIAL_BYTES, "src/kernel/attention/flash_decode.rs differs");
 
-// Tiles have rows of HEAD_DIM halves. 16-byte pieces change row_refs, or rows have one to spare, so that 8 rows of a
-// column lie in different banks.
+// Tiles have rows of HEAD_DIM f16. 16-byte pieces are swizzled, or rows have one to spare, so that 8 rows of a column lie in
+// different banks.
 constexpr u32 PITCH = HEAD_DIM % 64 ? HEAD_DIM + 8 : HEAD_DIM;
 __device__ __forceinline__ u32 cell(u32 row, u32 element) {
   return row * PITCH + (HEAD_DIM % 64 ? element : ((element / 8 ^ row % 8) * 8 + element % 8));
 }
 constexpr u32 KV_BYTES = STEP * PITCH * 2, Q_BYTES = 8 * Q_TILES * PITCH * 2;
 constexpr u32 SCORE_PITCH = STEP + 8, SCORE_BYTES = PARTS * TILES * 8 * SCORE_PITCH * 4;
-// Weights: a row of halves per head, on different banks.
+// Weights: a row of f16 per head, on different banks.
 constexpr u32 WEIGHT_PITCH = STEP + 8, WEIGHT_BYTES = TILES * 8 * WEIGHT_PITCH * 2;
 constexpr u32 SHARES_BYTES = 32 * 16 * 4, STATES_BYTES = 3 * 16 * 4;
 __device__ constexpr u32 larger(u32 a, u32 b) { return a > b ? a : b; }
@@ -107,7 +107,7 @@ struct Shared {
   float* scores;
   u16* weights;
   float* shares;
-  // Of heads: how much the last step shrank what came before; maximum and total in the end.
+  // Of heads: the factor by which the last step rescaled earlier ones; maximum and total in the end.
   float* shrinks;
   float* maxima;
   float* totals;
@@ -143,7 +143,7 @@ __device__ __forceinline__ void norm(Head& head, Raw raw) {
   float squares[CHUNKS];
 #pragma unroll
   for (int i = 0; i < CHUNKS; i++) {
-    // Where halves are whole warps, the lane has the value already.
+    // Where half a head is whole warps, the lane has the value already.
     float value = i < PAIRS ? head.low[i % PAIRS] : head.high[i % PAIRS];
     if (HEAD_DIM % 64) value = pair(i) < HEAD_DIM ? raw.x[pair(i)] : 0;
     squares[i] = mul(value, value);
@@ -198,13 +198,13 @@ __device__ __forceinline__ void put_cached(const Head& head, u16* tile, u32 row,
   }
 }
 
-// ---- What a block works on --------------------------------------------------------------------------------
+// ---- A block's work --------------------------------------------------------------------------------
 
 struct Work {
   u32 r;  // row of values; `row` is that of the batch
   u32 row, run, position, kv_head;
   u32 first;    // the first position seen
-  u32 fresh;    // positions from here on are made here; those before are in pages
+  u32 fresh;    // positions from here on are computed here; those before are in pages
   u32 start;    // of all steps: a page's first position
   const u32* table;  // page of the first step's first position
 };
@@ -217,8 +217,8 @@ __device__ __forceinline__ Ids page_ids(const Work& work, u32 step) {
   Ids ids;
 #pragma unroll
   for (u32 i = 0; i < STEP_PAGES; i++) {
-    const u32 place = step * STEP_PAGES + i;
-    ids.page[i] = work.start + place * PAGE_TOKENS <= work.position ? work.table[place] : 0;
+    const u32 entry = step * STEP_PAGES + i;
+    ids.page[i] = work.start + entry * PAGE_TOKENS <= work.position ? work.table[entry] : 0;
   }
   return ids;
 }
@@ -283,11 +283,11 @@ __device__ __forceinline__ void make_earlier(const Params& p, const Work& work, 
   }
 }
 
-// ---- Splits joined ----------------------------------------------------------------------------------------
+// ---- Split-KV reduction ----------------------------------------------------------------------------------------
 
 typedef float Outputs[OUT_SHARE][TILES][4];
 
-// Where a thread has its part of a tile; threads without one read another's.
+// Offset of a thread's part of a tile; threads without one read another's.
 __device__ __forceinline__ u32 part_of_tile() {
   return (threadIdx.x / 4 * QUADS + min(threadIdx.x % 4, QUADS - 1)) * 8;
 }
@@ -298,8 +298,8 @@ __device__ __forceinline__ void store(u8* partial, const Shared& shared, const O
 #pragma unroll
     for (int i = 0; i < OUT_SHARE * TILES; i++) {
       const float(&o)[4] = out[i / TILES][i % TILES];
-      const uint2 halves = make_uint2(pack_f16x2(o[0], o[1]), pack_f16x2(o[2], o[3]));
-      *(uint2*)(partial + part_of_tile() + i * TILE_BYTES) = halves;
+      const uint2 packed = make_uint2(pack_f16x2(o[0], o[1]), pack_f16x2(o[2], o[3]));
+      *(uint2*)(partial + part_of_tile() + i * TILE_BYTES) = packed;
     }
   }
   if (threadIdx.x < GROUP)
@@ -319,7 +319,7 @@ __device__ __forceinline__ bool comes_last(u32* arrival, u32 members) {
   return last;
 }
 
-// Joins up to 32 partials, `stride` bytes apart. They go through the tiles, so that all are loaded at once by little code.
+// Merges up to 32 partials, `stride` bytes apart. They go through the tiles, so that all are loaded at once by little code.
 __device__ __forceinline__ void merge(u8* partials, u32 stride, u32 members, const Shared& shared, Outputs& out) {
   constexpr u32 PIECES = STATE_START / 16, AT_ONCE = 2 * KV_BYTES / STATE_START;
   u8* const tiles = (u8*)shared.k;
@@ -360,12 +360,12 @@ __device__ __forceinline__ void merge(u8* partials, u32 stride, u32 members, con
 #pragma unroll
         for (int i = 0; i < OUT_SHARE; i++) {
           const u32 at = m * STATE_START + (i * TILES + tile) * TILE_BYTES + part_of_tile();
-          const uint2 halves = *(const uint2*)(tiles + at);
+          const uint2 packed = *(const uint2*)(tiles + at);
           float(&o)[4] = out[i][tile];
-          o[0] += share.x * f16_to_f32(u16(halves.x));
-          o[1] += share.y * f16_to_f32(u16(halves.x >> 16));
-          o[2] += share.x * f16_to_f32(u16(halves.y));
-          o[3] += share.y * f16_to_f32(u16(halves.y >> 16));
+          o[0] += share.x * f16_to_f32(u16(packed.x));
+          o[1] += share.y * f16_to_f32(u16(packed.x >> 16));
+          o[2] += share.x * f16_to_f32(u16(packed.y));
+          o[3] += share.y * f16_to_f32(u16(packed.y >> 16));
         }
       }
     }
@@ -545,7 +545,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
       const u32 column = 8 * tile + warp;
       if (column >= GROUP) break;
       constexpr int LANE_KEYS = STEP / WARP;
-      float seen[LANE_KEYS], most = best[tile];
+      float seen[LANE_KEYS], max = best[tile];
 #pragma unroll
       for (int i = 0; i < LANE_KEYS; i++) {
         const u32 key = i * WARP + lane, at = work.start + step * STEP + key;
@@ -554,15 +554,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
         for (int part = 0; part < PARTS; part++)
           sum += shared.scores[(part * TILES * 8 + column) * SCORE_PITCH + key];
         seen[i] = at >= work.first && at <= work.position ? sum : -INF;
-        most = fmaxf(most, seen[i]);
+        max = fmaxf(max, seen[i]);
       }
-      most = warp_max(most);  // a number: every step has a key that is seen
-      const float shrink = __expf(best[tile] - most);
-      best[tile] = most;
+      max = warp_max(max);  // a number: every step has a key that is seen
+      const float shrink = __expf(best[tile] - max);
+      best[tile] = max;
       total[tile] *= shrink;
 #pragma unroll
       for (int i = 0; i < LANE_KEYS; i++) {
-        const float weight = __expf(seen[i] - most);
+        const float weight = __expf(seen[i] - max);
         total[tile] += weight;
         shared.weights[column * WEIGHT_PITCH + i * WARP + lane] = f32_to_f16(weight);
       }
@@ -630,17 +630,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
     u8* const partials = p.partials + u64(blockIdx.x) * gridDim.y * PARTIAL_BYTES;
     u32* const arrivals = p.arrivals + blockIdx.x * (1 + (gridDim.y + FAN - 1) / FAN);
     // The first partial of neighbours takes their result: every thread has read what it then writes over.
-    u32 left = splits, place = split, stride = PARTIAL_BYTES;
+    u32 left = splits, index = split, stride = PARTIAL_BYTES;
 #pragma unroll 1
     for (;;) {
-      store(partials + place * stride, shared, out);
+      store(partials + index * stride, shared, out);
       const bool all = left <= ONE_MERGE;
-      const u32 neighbours = all ? 0 : place / FAN, members = all ? left : min(FAN, left - neighbours * FAN);
+      const u32 neighbours = all ? 0 : index / FAN, members = all ? left : min(FAN, left - neighbours * FAN);
       if (!comes_last(all ? arrivals : arrivals + 1 + neighbours, members)) return;
       merge(partials + neighbours * FAN * stride, stride, members, shared, out);
       if (all) break;
       left = (left + FAN - 1) / FAN;
-      place = neighbours;
+      index = neighbours;
       stride *= FAN;
     }
   }

@@ -1,5 +1,5 @@
-// Attention of many rows at once, on tensor cores: out = softmax(q . K) . V over the positions a row sees: all up to
-// its own, or the last `window` of them. Scale is 1.
+// Flash attention for large batches (prefill), on the tensor cores of any card: out = softmax(q . K) . V over the positions a
+// row sees: all up to its own, or the last `window` of them. Online softmax; scale is 1.
 //
 // Grid: (KV heads, tiles), blocks of WARPS warps. A tile is up to ROWS / group consecutive tokens of one run, `group`
 // being the query heads of a KV head: all of them share the keys and values that pass through shared memory. Blocks
@@ -7,16 +7,16 @@
 // than tiles goes round.
 //
 // Keys are walked in tiles of KEYS, cut at multiples of KEYS and in increasing order, and a tile in which a row sees
-// nothing changes nothing of that row. So a row's result has the same bits whatever prompt chunk it came in.
+// nothing changes nothing of that row. So a row's result has the same bits whichever prompt chunk it came in.
 //
 // Warps stand in ROW_WARPS x COLUMN_WARPS. For the scores a warp has 16 * ROW_STEPS rows and its share of the tile's
 // keys; for the output the same rows and its share of the head's columns. Warps of a row exchange maxima and weights
-// through shared memory. Keys and values come in chunks through a ring of SLOTS: K_COLUMNS columns of all keys of a
-// tile, then V_KEYS whole values.
+// through shared memory. Keys and values come in chunks through a cp.async pipeline of SLOTS stages: K_COLUMNS columns of all
+// keys of a tile, then V_KEYS whole values.
 //
 // Work: 4 * seen * head_dim flops per row and head. Bytes: q and out once, the seen keys and values once per tile of tokens
 // (from L2). Shared memory: SHARED_BYTES, given by the launch. Requires: rows of a run have consecutive positions; keys
-// and values of all rows are stored; group <= ROWS; head_dim % 16 == 0; for OUT == OUT_Q8 also head_dim % 32 == 0, or
+// and values of all rows are stored; group <= ROWS; head_dim % 16 == 0; for OUT == OUT_INT8 also head_dim % 32 == 0, or
 // 16 with an even group.
 #include "lib/attention.cuh"
 
@@ -25,7 +25,7 @@ constexpr u32 ROW_WARPS = ROWS / (16 * ROW_STEPS), COLUMN_WARPS = WARPS / ROW_WA
 constexpr u32 WARP_KEYS = KEYS / COLUMN_WARPS, KEY_STEPS = WARP_KEYS / 8;
 constexpr u32 WARP_COLUMNS = (HEAD_DIM / 16 + COLUMN_WARPS - 1) / COLUMN_WARPS * 16, COLUMN_STEPS = WARP_COLUMNS / 8;
 constexpr u32 K_CHUNKS = HEAD_DIM / K_COLUMNS, V_CHUNKS = KEYS / V_KEYS, CHUNKS = K_CHUNKS + V_CHUNKS;
-// Chunks under way while one is worked on, and how many tiles of keys they reach ahead.
+// Chunks in flight while one is worked on, and how many tiles of keys they reach ahead.
 constexpr u32 AHEAD = SLOTS - 1, TILES_AHEAD = (CHUNKS - 1 + AHEAD) / CHUNKS;
 constexpr u32 PAGES = KEYS / PAGE_TOKENS;
 
@@ -40,12 +40,12 @@ static_assert(WARP_KEYS % 16 == 0 && KEYS % PAGE_TOKENS == 0 && V_KEYS % 16 == 0
 static_assert(K_CHUNKS * K_COLUMNS == HEAD_DIM && V_CHUNKS * V_KEYS == KEYS, "whole chunks");
 static_assert((V_KEYS < PAGE_TOKENS ? PAGE_TOKENS % V_KEYS : V_KEYS % PAGE_TOKENS) == 0, "pages and chunks that fit");
 
-// Starts copying ROW_COUNT rows of a page from `row`, `COLUMNS` of each from `column`.
+// Starts copying ROW_COUNT rows of a page, the table's entry `index`, from `row`; `COLUMNS` of each from `column`.
 template <u32 ROW_COUNT, u32 COLUMNS, u32 STRIDE>
-__device__ __forceinline__ void copy(const Seen& seen, u16* to, const u16* from, u32 page, u32 place, u32 row,
+__device__ __forceinline__ void copy(const Seen& seen, u16* to, const u16* from, u32 page, u32 index, u32 row,
                                      u32 column) {
   constexpr u32 VECTORS = COLUMNS / 8;
-  const u32 rows = seen.rows_from(place * PAGE_TOKENS + row, page);
+  const u32 rows = seen.rows_from(index * PAGE_TOKENS + row, page);
   from += seen.page_start(page) + row * HEAD_DIM + column;
 #pragma unroll
   for (u32 i = threadIdx.x; i < ROW_COUNT * VECTORS; i += THREADS) {
@@ -144,7 +144,7 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
 #pragma unroll
       for (u32 i = 0; i < 4; i++) out[m][j][i] = 0;
   }
-  // Where this lane's row of matrices starts: A operands (Q and the weights), K, V.
+  // Start of this lane's row of matrices: A operands (Q and the weights), K, V.
   const u16* const q_row = q_of + (warp_row + lane % 16) * Q_STRIDE + lane / 16 * 8;
   const u16* const p_row = p_of + (warp_row + lane % 16) * P_STRIDE + lane / 16 * 8;
   const u32 k_row = (warp_key + lane / 16 * 8 + lane % 8) * K_STRIDE + lane / 8 % 2 * 8;
@@ -198,12 +198,12 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
     for (u32 m = 0; m < ROW_STEPS; m++)
 #pragma unroll
       for (u32 h = 0; h < 2; h++) {
-        float most = -INF;
+        float max = -INF;
 #pragma unroll
-        for (u32 j = 0; j < KEY_STEPS; j++) most = fmaxf(most, fmaxf(score[m][j][2 * h], score[m][j][2 * h + 1]));
-        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
-        if (quad == 0) statistics[column_warp * ROWS + warp_row + m * 16 + h * 8 + lane / 4] = most;
+        for (u32 j = 0; j < KEY_STEPS; j++) max = fmaxf(max, fmaxf(score[m][j][2 * h], score[m][j][2 * h + 1]));
+        max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
+        max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
+        if (quad == 0) statistics[column_warp * ROWS + warp_row + m * 16 + h * 8 + lane / 4] = max;
       }
     __syncthreads();
     bool raised = false;
@@ -212,14 +212,14 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
     for (u32 m = 0; m < ROW_STEPS; m++)
 #pragma unroll
       for (u32 h = 0; h < 2; h++) {
-        float most = -INF;
+        float max = -INF;
 #pragma unroll
         for (u32 c = 0; c < COLUMN_WARPS; c++)
-          most = fmaxf(most, statistics[c * ROWS + warp_row + m * 16 + h * 8 + lane / 4]);
-        most *= LOG2_E;
-        const bool raise = most > base[m][h] + SLACK;
-        shrink[m][h] = raise ? exp2_near(base[m][h] - most) : 1;
-        base[m][h] = raise ? most : base[m][h];
+          max = fmaxf(max, statistics[c * ROWS + warp_row + m * 16 + h * 8 + lane / 4]);
+        max *= LOG2_E;
+        const bool raise = max > base[m][h] + SLACK;
+        shrink[m][h] = raise ? exp2_near(base[m][h] - max) : 1;
+        base[m][h] = raise ? max : base[m][h];
         raised |= raise;
         // A row that has seen nothing yet: all its weights become exp2(-inf).
         const float from = base[m][h] == -INF ? 0 : base[m][h];
@@ -306,8 +306,8 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_prefill(const Params p) {
   DYNAMIC_SHARED(shared);
   const u32 group = p.heads / p.slot.kv_heads;
-  for (u32 nth = blockIdx.y;; nth += gridDim.y) {
-    const Tokens tokens = find_tile(p.runs, nth, ROWS / group);
+  for (u32 number = blockIdx.y;; number += gridDim.y) {
+    const Tokens tokens = find_tile(p.runs, number, ROWS / group);
     if (tokens.count == 0) return;
     attend_tokens(p, shared, tokens, blockIdx.x, group);
     __syncthreads();  // the next tile's Q and keys go where this one's were

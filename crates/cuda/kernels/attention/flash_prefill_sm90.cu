@@ -1,21 +1,21 @@
-// As flash_prefill.cu, for heads of 256 and 512 on Hopper: products by warpgroups, straight from shared memory.
+// Flash attention for large batches as in flash_prefill.cu, for heads of 256 and 512 on Hopper: wgmma, straight from shared memory.
 //
 // Grid: (KV heads, tiles), tiles of 64 rows per row group. Entries: `flash_prefill_sm90` with two row groups per block for heads
 // of 256, and `flash_prefill_sm90_few` with one, so that few rows reach more multiprocessors; both do the same to a row, bit
 // by bit.
 //
 // A warpgroup has 64 rows, 64 of a tile's keys and 256 of the head's columns. For heads of 512 two share their rows:
-// they exchange maxima and weights through shared memory. Keys and values come in chunks of 32 KiB through a ring of
-// SLOTS: 256 columns of 64 keys or 128 columns of 128, then as many whole values. A tile's values are multiplied after
-// the next tile's keys, so its weights are made while the tensor cores work on values. Two chunks are on their way
-// while one is worked on.
+// they exchange maxima and weights through shared memory. Keys and values come in chunks of 32 KiB through a cp.async
+// pipeline of SLOTS stages: 256 columns of 64 keys or 128 columns of 128, then as many whole values. A tile's values are
+// multiplied after the next tile's keys, so softmax weights are computed while the tensor cores work on values. Two chunks are
+// in flight while one is worked on.
 //
-// Work, bytes and requirements are those of flash_prefill.cu; 64 rows per block (heads of 512) take 64 flops a byte from
-// L2. Shared memory: SHARED_BYTES or FEW_BYTES. Matrices stand in swizzle atoms of 64 columns: lines of 128 bytes, whose vectors
-// of 16 are swizzled by the line, as products want them.
+// Work, bytes and requirements are those of flash_prefill.cu; 64 rows per block (heads of 512) do 64 flops per byte from L2.
+// Shared memory: SHARED_BYTES or FEW_BYTES. Matrices lie in swizzle atoms of 64 columns: lines of 128 bytes, whose 16-byte
+// vectors are swizzled by the line, as wgmma wants them.
 #include "lib/attention.cuh"
 
-// Two warpgroups a block: beside each other where a head needs both, else one below the other.
+// Two warpgroups per block: side by side where a head needs both, else one below the other.
 constexpr u32 COLUMN_GROUPS = HEAD_DIM / 256, MAX_ROW_GROUPS = 2 / COLUMN_GROUPS;
 constexpr u32 KEYS = 64 * COLUMN_GROUPS;
 constexpr u32 K_COLUMNS = 256 / COLUMN_GROUPS, V_KEYS = 64 / COLUMN_GROUPS;
@@ -23,27 +23,28 @@ constexpr u32 K_CHUNKS = HEAD_DIM / K_COLUMNS, V_CHUNKS = KEYS / V_KEYS, CHUNKS 
 constexpr u32 CHUNK_BYTES = 32768, SLOTS = 4, AHEAD = SLOTS - 2;
 static_assert(KEYS * K_COLUMNS * 2 == CHUNK_BYTES && V_KEYS * HEAD_DIM * 2 == CHUNK_BYTES, "heads of 256 or 512");
 constexpr u32 SWIZZLE_COLUMNS = 64, LINE = 128;  // columns and bytes of a swizzle atom's row
-// Panels, maxima, and what it takes to start at a multiple of 1024.
+// Bytes of Q, weights and maxima per row group; the pipeline, and what it takes to start at a multiple of 1024.
 constexpr u32 GROUP_BYTES = 64 * (HEAD_DIM * 2 + 2 * KEYS * 2 + COLUMN_GROUPS * 4);
 constexpr u32 RING_BYTES = SLOTS * CHUNK_BYTES + 1024;
 static_assert(GROUP_BYTES + RING_BYTES == FEW_BYTES, "src/kernel/attention/flash_prefill.rs differs");
 static_assert(MAX_ROW_GROUPS * GROUP_BYTES + RING_BYTES == SHARED_BYTES, "src/kernel/attention/flash_prefill.rs differs");
 
-// Where a vector of 8 columns of a row is, in swizzle atoms of `rows` rows.
+// Offset of a vector of 8 columns of a row, in swizzle atoms of `rows` rows.
 __device__ __forceinline__ u32 swizzled_at(u32 rows, u32 row, u32 vector) {
   return (vector / 8 * rows + row) * LINE + (vector % 8 ^ row % 8) * 16;
 }
 
-// Starts copying COLUMNS of the page at a place, from `column`, to rows `to_row ..` of swizzle atoms of PANEL_ROWS rows.
-template <u32 THREADS, u32 COLUMNS, u32 PANEL_ROWS>
-__device__ __forceinline__ void copy(const Seen& seen, u8* to, u32 to_row, const u16* from, u32 place, u32 column) {
+// Starts copying COLUMNS of the page of the table's entry `index`, from `column`, to rows `to_row ..` of swizzle atoms of
+// ATOM_ROWS rows.
+template <u32 THREADS, u32 COLUMNS, u32 ATOM_ROWS>
+__device__ __forceinline__ void copy(const Seen& seen, u8* to, u32 to_row, const u16* from, u32 index, u32 column) {
   constexpr u32 VECTORS = COLUMNS / 8;
-  const u32 page = seen.page(place), rows = seen.rows_from(place * PAGE_TOKENS, page);
+  const u32 page = seen.page(index), rows = seen.rows_from(index * PAGE_TOKENS, page);
   from += seen.page_start(page) + column;
 #pragma unroll
   for (u32 i = threadIdx.x; i < PAGE_TOKENS * VECTORS; i += THREADS) {
     const u32 row = i / VECTORS, vector = i % VECTORS;
-    cp_async_16(to + swizzled_at(PANEL_ROWS, to_row + row, vector), from + row * HEAD_DIM + vector * 8, row < rows);
+    cp_async_16(to + swizzled_at(ATOM_ROWS, to_row + row, vector), from + row * HEAD_DIM + vector * 8, row < rows);
   }
 }
 
@@ -110,7 +111,7 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
     copy_chunk<THREADS>(seen, slots + chunk * CHUNK_BYTES, chunk, tile);
     cp_async_commit();
   };
-  // When the next chunk is there. Products of the chunk before the last have been waited for by everyone, so its slot
+  // Waits until the next chunk is there. Products of the chunk before the last have been waited for by everyone, so its slot
   // is the next to be filled.
   const auto wait_for_chunk = [&] {
     cp_async_wait<AHEAD - 1>();
@@ -118,7 +119,7 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
     __syncthreads();
   };
   const auto chunk_at = [&] { return slots + slot * CHUNK_BYTES; };
-  // Starts the copies after chunk `chunk`, now that its products are under way, and waits for those before.
+  // Starts the copies after chunk `chunk`, now that its products are in flight, and waits for those before.
   const auto end_chunk = [&](u32 chunk) {
     wgmma_commit();
     start_copies(chunk + AHEAD, slot + AHEAD);
@@ -150,7 +151,7 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
     }
   };
 
-  // Turns a tile's scores into weights; results so far are to be multiplied by `shrink`. Whether some are not 1.
+  // Online softmax: a tile's scores become weights; results so far are to be multiplied by `shrink`. True if some of it is not 1.
   const auto weigh = [&](float (&score)[32], float (&shrink)[2], u32 of) {
     // Only tiles at an edge have keys that some row does not see.
     const u32 tile_first = of * KEYS;
@@ -162,29 +163,29 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
       }
     }
 
-    float most[2];
+    float max[2];
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
-      most[h] = -INF;
+      max[h] = -INF;
 #pragma unroll
-      for (u32 j = 0; j < 8; j++) most[h] = fmaxf(most[h], fmaxf(score[j * 4 + 2 * h], score[j * 4 + 2 * h + 1]));
-      most[h] = fmaxf(most[h], __shfl_xor_sync(ALL_LANES, most[h], 1));
-      most[h] = fmaxf(most[h], __shfl_xor_sync(ALL_LANES, most[h], 2));
-      if (COLUMN_GROUPS > 1 && quad == 0) statistics[column_group * ROWS + lane_row + h * 8] = most[h];
+      for (u32 j = 0; j < 8; j++) max[h] = fmaxf(max[h], fmaxf(score[j * 4 + 2 * h], score[j * 4 + 2 * h + 1]));
+      max[h] = fmaxf(max[h], __shfl_xor_sync(ALL_LANES, max[h], 1));
+      max[h] = fmaxf(max[h], __shfl_xor_sync(ALL_LANES, max[h], 2));
+      if (COLUMN_GROUPS > 1 && quad == 0) statistics[column_group * ROWS + lane_row + h * 8] = max[h];
     }
     if (COLUMN_GROUPS > 1) {
       __syncthreads();
 #pragma unroll
       for (u32 h = 0; h < 2; h++)
-        most[h] = fmaxf(most[h], statistics[(COLUMN_GROUPS - 1 - column_group) * ROWS + lane_row + h * 8]);
+        max[h] = fmaxf(max[h], statistics[(COLUMN_GROUPS - 1 - column_group) * ROWS + lane_row + h * 8]);
     }
     bool raised = false;
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
-      most[h] *= LOG2_E;
-      const bool raise = most[h] > base[h] + SLACK;
-      shrink[h] = raise ? exp2_near(base[h] - most[h]) : 1;
-      base[h] = raise ? most[h] : base[h];
+      max[h] *= LOG2_E;
+      const bool raise = max[h] > base[h] + SLACK;
+      shrink[h] = raise ? exp2_near(base[h] - max[h]) : 1;
+      base[h] = raise ? max[h] : base[h];
       raised |= raise;
       // A row that has seen nothing yet: all its weights become exp2(-inf).
       const float from = base[h] == -INF ? 0 : base[h];
@@ -287,10 +288,10 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
 
 template <u32 ROW_GROUPS>
 __device__ __forceinline__ void attend_tiles(const Params& p, u8* shared) {
-  u8* const aligned = (u8*)((u64(shared) + 1023) / 1024 * 1024);  // swizzled swizzle atoms want it
+  u8* const aligned = (u8*)((u64(shared) + 1023) / 1024 * 1024);  // swizzle atoms want it
   const u32 group = p.heads / p.slot.kv_heads;
-  for (u32 nth = blockIdx.y;; nth += gridDim.y) {
-    const Tokens tokens = find_tile(p.runs, nth, 64 * ROW_GROUPS / group);
+  for (u32 number = blockIdx.y;; number += gridDim.y) {
+    const Tokens tokens = find_tile(p.runs, number, 64 * ROW_GROUPS / group);
     if (tokens.count == 0) return;
     attend_tokens<ROW_GROUPS>(p, aligned, tokens, blockIdx.x, group);
     __syncthreads();  // the next tile's Q and keys go where this one's were

@@ -1,6 +1,7 @@
 // rope(norm(k)) and norm(v), head by head, straight into their pages.
 //
-// Grid: (rows, KV heads), one block per head; its threads are a function of head_dim alone, as in norm.cu, whose bits it repeats.
+// Grid: (rows, KV heads), one block per head; its threads are a function of head_dim alone, as in rms_norm.cu,
+// whose bits it repeats.
 // Bytes per row: 8 * columns in, 4 * columns out.
 // Requires head_dim <= MAX_HEAD_DIM, and what store_kv.cu requires.
 #include "lib/kv.cuh"

@@ -1,13 +1,13 @@
-// Raw queries, keys and values of many rows, side by side in a row of `x`: queries are normed, rotated and stored as halves;
-// keys are normed, rotated and stored in their page; values are normed, without a weight, and stored in theirs.
+// Head norms, RoPE and KV store of large batches. Raw queries, keys and values lie side by side in a row of `x`: queries are
+// normed, rotated and stored as f16; keys are normed, rotated and stored in their page; values are normed, without a weight, and stored in theirs.
 // Queries may be absent, and so may keys and values together; values may be the same columns as keys.
 //
 // Grid: (rows), a block of four warps per row, one warp per head. A lane has HEAD_DIM / 128 fours of columns, 128 apart, so that in
-// wide heads both halves of a pair are its own; in narrower ones the partner is another lane. The angles are computed once
-// a row. The bits are those of norm.cu and rope.cu: a lane stands for four threads of its (lib/quads.cuh).
+// heads of 256 and more both members of a pair are its own; in smaller ones the partner is another lane. The angles are computed
+// once per row. The bits are those of rms_norm.cu and rope.cu: a lane stands for four of their threads (lib/quads.cuh).
 // Bytes per row: 4 * columns in, 2 * columns out.
-// Requires memory for every row of the grid; HEAD_DIM a power of two from 8 to 512; columns, stride % 4 == 0; rows and weights aligned to 16 bytes; for the
-// store, what store_kv.cu requires.
+// Requires memory for every row of the grid; HEAD_DIM a power of two from 8 to 512; columns, stride % 4 == 0; rows and weights
+// aligned to 16 bytes; for the store, what store_kv.cu requires.
 #include "lib/activation.cuh"
 #include "lib/kv.cuh"
 #include "lib/quads.cuh"
@@ -16,7 +16,7 @@
 constexpr u32 WARPS = 4;
 constexpr u32 HALF = HEAD_DIM / 2;
 constexpr u32 QUADS = HEAD_DIM < 128 ? 1 : HEAD_DIM / 128;
-// Lanes with columns, and the threads of norm.cu's block in warps.
+// Lanes with columns, and warps of rms_norm.cu's block.
 constexpr u32 LANES = HEAD_DIM < 128 ? HEAD_DIM / 4 : WARP;
 constexpr u32 NORM_WARPS = (HEAD_DIM + WARP - 1) / WARP;
 
@@ -77,27 +77,27 @@ __device__ __forceinline__ float4 from_lane(float4 x, u32 mask) {
                      __shfl_xor_sync(ALL_LANES, x.z, mask), __shfl_xor_sync(ALL_LANES, x.w, mask));
 }
 
-__device__ __forceinline__ void turn_quads(float4& a, float4& b, float4 sin, float4 cos) {
+__device__ __forceinline__ void rotate_quads(float4& a, float4& b, float4 sin, float4 cos) {
   rotate(a.x, b.x, Angle{sin.x, cos.x});
   rotate(a.y, b.y, Angle{sin.y, cos.y});
   rotate(a.z, b.z, Angle{sin.z, cos.z});
   rotate(a.w, b.w, Angle{sin.w, cos.w});
 }
 
-__device__ __forceinline__ void turn_head(Head& head, const float4* sines, const float4* cosines) {
+__device__ __forceinline__ void rotate_head(Head& head, const float4* sines, const float4* cosines) {
   if constexpr (QUADS > 1) {
 #pragma unroll
     for (u32 k = 0; k + QUADS / 2 < QUADS; k++) {
       const u32 at = lane() + WARP * k;
-      turn_quads(head.quads[k], head.quads[k + QUADS / 2], sines[at], cosines[at]);
+      rotate_quads(head.quads[k], head.quads[k + QUADS / 2], sines[at], cosines[at]);
     }
   } else {
-    // Both partners turn the pair; each keeps its own.
+    // Both partners rotate the pair; each keeps its own.
     const u32 at = lane() % (HALF / 4);
     const bool second = lane() >= HALF / 4;
     const float4 own = head.quads[0], other = from_lane(own, HALF / 4);
     float4 a = second ? other : own, b = second ? own : other;
-    turn_quads(a, b, sines[at], cosines[at]);
+    rotate_quads(a, b, sines[at], cosines[at]);
     head.quads[0] = second ? b : a;
   }
 }
@@ -127,16 +127,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) qkv_norm_rope(const Par
     return head;
   };
 
-  // The next head is under way while one is worked on, the first while it is found out whether there is a row, and where.
+  // The next head's loads are in flight while one is worked on, the first's while it is found out whether there is a row, and where.
   u32 h = threadIdx.x / WARP;
   Head next = load(h);
   if (!p.rows.has(blockIdx.x)) return;
   const u32 row = p.rows.index[blockIdx.x];
   const u32 position = p.row_refs.position[row];
   for (u32 j = threadIdx.x; j < HALF; j += blockDim.x) {
-    const Angle rotated = angle(position, p.frequencies[j]);
-    ((float*)sines)[j] = rotated.sin;
-    ((float*)cosines)[j] = rotated.cos;
+    const Angle by = angle(position, p.frequencies[j]);
+    ((float*)sines)[j] = by.sin;
+    ((float*)cosines)[j] = by.cos;
   }
   __syncthreads();
   for (; h < heads; h += WARPS) {
@@ -144,11 +144,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) qkv_norm_rope(const Par
     next = load(h + WARPS);
     if (h < p.q_heads) {
       norm(head, p.q_eps, p.q_weight);
-      turn_head(head, sines, cosines);
+      rotate_head(head, sines, cosines);
       store(head, p.q + (u64(blockIdx.x) * p.q_heads + h) * HEAD_DIM);
     } else if (h < rotated) {
       norm(head, p.k_eps, p.k_weight);
-      turn_head(head, sines, cosines);
+      rotate_head(head, sines, cosines);
       store(head, p.slot.keys + p.slot.cell(p.row_refs.run[row], position, h - p.q_heads));
     } else {
       norm(head, p.v_eps, nullptr);

@@ -1,4 +1,4 @@
-// Turns pairs (j, j + head_dim / 2) of each head by position * frequency[j].
+// RoPE: rotates pairs (j, j + head_dim / 2) of each head by position * frequency[j].
 //
 // Grid: (rows, blocks of 256 pairs), one thread per pair.
 // Bytes per row: 4 * columns in and out.

@@ -1,4 +1,4 @@
-// Rounds keys and values to half precision and puts them where their position's page is.
+// Rounds keys and values to f16 and writes them to their position's page.
 //
 // Grid: (rows, blocks of 256 columns), one thread per column of both.
 // Bytes per row: 8 * columns in, 4 * columns out.

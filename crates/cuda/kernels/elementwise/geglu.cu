@@ -1,9 +1,10 @@
-// The middle of a feed-forward network on halves: out = gelu(gate) * up, gate and up side by side in a row. Products may
-// leave the range of halves, so each row is stored with a factor, a power of two that brings its largest value below 2^14.
+// The middle of a feed-forward network in f16: out = gelu(gate) * up, gate and up side by side in a row. Products may leave the
+// range of f16, so each row is stored with a factor, a power of two that brings its largest value below 2^14.
 //
 // Grid: (rows), one block per row; every thread holds HOLD times eight products, so a row is read once.
 // Bytes per row: 4 * columns in, 2 * columns out.
-// Requires memory for every row of the grid; columns % 8 == 0, columns <= 8 * HOLD * threads, threads <= MAX_THREADS; rows aligned to 16 bytes.
+// Requires memory for every row of the grid; columns % 8 == 0, columns <= 8 * HOLD * threads, threads <= MAX_THREADS; rows
+// aligned to 16 bytes.
 #include "lib/batch.cuh"
 #include "lib/ptx.cuh"
 #include "lib/reduce.cuh"
@@ -15,9 +16,9 @@ struct Params {
   Rows rows;
   const u16* x;   // `[rows, 2 * columns]`: gate, then up
   u16* out;       // `[rows, columns]`
-  float* factor;  // `[rows]`: a value is its half times this
+  float* factor;  // `[rows]`: a value is its f16 times this
   u32 columns;
-  float x_scale;  // a value of `x` is its half times this
+  float x_scale;  // a value of `x` is its f16 times this
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/elementwise/geglu.rs differs");
 
@@ -27,7 +28,7 @@ __device__ __forceinline__ float factor_for(float largest) {
   return __uint_as_float(exponent << 23);
 }
 
-__device__ __forceinline__ void gelu_mul_halves(float* out, u32 gate, u32 up, float scale) {
+__device__ __forceinline__ void gelu_mul_f16x2(float* out, u32 gate, u32 up, float scale) {
 #pragma unroll
   for (u32 i = 0; i < 2; i++) {
     const float g = f16_to_f32(u16(gate >> 16 * i)) * scale, u = f16_to_f32(u16(up >> 16 * i)) * scale;
@@ -51,10 +52,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) geglu(const Params p) 
   float products[HOLD][8], largest = 0;
 #pragma unroll
   for (u32 k = 0; k < HOLD; k++) {
-    gelu_mul_halves(products[k], gates[k].x, ups[k].x, p.x_scale);
-    gelu_mul_halves(products[k] + 2, gates[k].y, ups[k].y, p.x_scale);
-    gelu_mul_halves(products[k] + 4, gates[k].z, ups[k].z, p.x_scale);
-    gelu_mul_halves(products[k] + 6, gates[k].w, ups[k].w, p.x_scale);
+    gelu_mul_f16x2(products[k], gates[k].x, ups[k].x, p.x_scale);
+    gelu_mul_f16x2(products[k] + 2, gates[k].y, ups[k].y, p.x_scale);
+    gelu_mul_f16x2(products[k] + 4, gates[k].z, ups[k].z, p.x_scale);
+    gelu_mul_f16x2(products[k] + 6, gates[k].w, ups[k].w, p.x_scale);
 #pragma unroll
     for (u32 i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(products[k][i]));
   }

@@ -1,4 +1,5 @@
-// Steps that take each value by itself.
+// Steps that take each value by itself: add, GELU times a second value, scale, softcap. The plain twins of what larger kernels
+// fuse.
 //
 // Grid: (rows, blocks of 256 columns), one thread per value.
 // Bytes per row: 4 * columns out, 4 * columns in for each input.
@@ -11,7 +12,7 @@ struct Params {
   float* out;
   u32 columns;
   u32 b_columns;  // of a row of `b`
-  u32 b_column;   // where the part of `b` that is used starts
+  u32 b_column;   // first column of `b` that is used
   float factor;   // `scale`: by; `softcap`: cap
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/elementwise/pointwise.rs differs");

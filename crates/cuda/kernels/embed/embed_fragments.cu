@@ -1,10 +1,10 @@
-// out[r] = scale * table[token[r]], the table in fragments: a head that is also the embedding lies on the device once.
+// out[r] = scale * table[token[r]], the table in fragments: an output head that is also the embedding lies on the device once.
 //
 // Grid: (batch rows, blocks of 256 columns), one thread per value.
 // Bytes per row: sectors of all K-blocks of an M-tile in, which is up to eight times a packed row; 4 * columns out.
 // Requires tokens within the table, which `Batch::check` has established.
 #include "lib/batch.cuh"
-#include "lib/fragment.cuh"
+#include "lib/fragment_value.cuh"
 
 struct Params {
   Rows rows;

@@ -1,4 +1,4 @@
-// out[r] = scale * table[token[r]]: gathers and dequantizes one table row a batch row.
+// out[r] = scale * table[token[r]]: gathers and dequantizes one table row per batch row.
 //
 // Grid: (batch rows, blocks of 256 columns), one thread per value.
 // Bytes per row: the packed table row in, 4 * columns out. The table may lie in mapped host memory.

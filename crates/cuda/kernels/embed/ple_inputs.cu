@@ -1,8 +1,8 @@
-// out = (norm(context * context_scale) + table[token] * table_scale) * by, over groups of columns: what a token and its
-// embedding give to each layer.
+// Per-layer inputs: out = (norm(context * context_scale) + table[token] * table_scale) * by, over groups of columns, one group
+// per layer.
 //
-// Grid: (rows, groups), one block per group; its threads are a function of the group's width alone, as in norm.cu, so that the
-// bits are those of the single steps.
+// Grid: (rows, groups), one block per group; its threads are a function of the group's width alone, as in rms_norm.cu, so that
+// the bits are those of the single steps.
 // Bytes per row: 4 * columns in and out, and the packed table row. The table may lie in mapped host memory.
 #include "lib/batch.cuh"
 #include "lib/format.cuh"

@@ -1,20 +1,20 @@
-// Forms of activations that matrix products read, written four columns at a time.
+// Formats of activations that matrix products read, written four columns at a time.
 //
-//   F16  halves `[rows, columns]`
-//   Q8   codes `[rows, columns]`, and for each 32 columns a scale (largest magnitude / 127) and the sum of the codes times it
-//   Q16  a row's Q8 and behind it the Q8 of what that leaves over: rows are twice as long
+//   F16       f16 `[rows, columns]`
+//   Int8      codes `[rows, columns]`, and for each 32 columns a scale (largest magnitude / 127) and the sum of the codes times it
+//   Int8HiLo  two-term int8: a row's Int8, and behind it the Int8 of the residual that rounding leaves; rows are twice as long
 #pragma once
 #include "lib/ptx.cuh"
 #include "lib/reduce.cuh"
 
-struct Form {
-  u16* halves;  // F16, else null
-  i8* codes;    // Q8 and Q16, else null
+struct Activation {
+  u16* f16;   // F16, else null
+  i8* codes;  // Int8 and Int8HiLo, else null
   float* scales;
   float* sums;
-  u64 rest;  // Q16: the columns, which is how far behind a value its rest lies; else 0
+  u64 low_offset;  // Int8HiLo: the columns, which is how far behind a code its low term lies; else 0
 
-  __device__ __forceinline__ bool any() const { return halves || codes; }
+  __device__ __forceinline__ bool any() const { return f16 || codes; }
 };
 
 // The largest of eight threads side by side, and their sum.
@@ -40,8 +40,8 @@ __device__ __forceinline__ uint2 as_f16x4(float4 v) {
 // Rounds half to even. The limits matter only where a scale is so small that it has lost digits itself.
 __device__ __forceinline__ int q8_code(float x, float scale) { return min(max(__float2int_rn(x / scale), -127), 127); }
 
-// Four columns as bytes. Returns what these leave over.
-__device__ __forceinline__ float4 store_codes(const Form& form, u64 at, float4 v, bool inside) {
+// Four columns as int8. Returns the residual: what the codes leave over.
+__device__ __forceinline__ float4 store_codes(const Activation& to, u64 at, float4 v, bool inside) {
   const float scale = max_of_8(magnitude(v)) / 127;
   int codes[4] = {0, 0, 0, 0};
   if (scale != 0) {
@@ -53,10 +53,10 @@ __device__ __forceinline__ float4 store_codes(const Form& form, u64 at, float4 v
     u32 packed = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) packed |= u32(u8(codes[i])) << 8 * i;
-    *(u32*)(form.codes + at) = packed;
+    *(u32*)(to.codes + at) = packed;
     if (threadIdx.x % 8 == 0) {
-      form.scales[at / 32] = scale;
-      form.sums[at / 32] = scale * float(sum);
+      to.scales[at / 32] = scale;
+      to.sums[at / 32] = scale * float(sum);
     }
   }
   return make_float4(fmaf(-scale, float(codes[0]), v.x), fmaf(-scale, float(codes[1]), v.y),
@@ -65,18 +65,18 @@ __device__ __forceinline__ float4 store_codes(const Form& form, u64 at, float4 v
 
 // Writes four columns, from `column` on, of a row whose first element is number `start` of all rows. Whole warps call it,
 // eight threads side by side with the 32 columns of a block; threads without columns say so by `inside`.
-// Requires for bytes that rows have whole blocks, for F16 that they have whole fours. Not for Q16.
-__device__ __forceinline__ void store_form(const Form& form, u64 start, u32 column, float4 v, bool inside) {
-  if (!form.halves) {
-    store_codes(form, start + column, v, inside);
+// Requires for int8 that rows have whole blocks, for F16 that they have whole fours. Not for Int8HiLo.
+__device__ __forceinline__ void store_activation(const Activation& to, u64 start, u32 column, float4 v, bool inside) {
+  if (!to.f16) {
+    store_codes(to, start + column, v, inside);
   } else if (inside) {
-    *(uint2*)(form.halves + start + column) = as_f16x4(v);
+    *(uint2*)(to.f16 + start + column) = as_f16x4(v);
   }
 }
 
-// The same for Q16.
-__device__ __forceinline__ void store_with_rest(const Form& form, u64 start, u32 column, float4 v, bool inside) {
+// The same for Int8HiLo: codes of the value, then codes of their residual.
+__device__ __forceinline__ void store_hi_lo(const Activation& to, u64 start, u32 column, float4 v, bool inside) {
   const u64 at = 2 * start + column;
-  const float4 rest = store_codes(form, at, v, inside);
-  store_codes(form, at + form.rest, rest, inside);
+  const float4 residual = store_codes(to, at, v, inside);
+  store_codes(to, at + to.low_offset, residual, inside);
 }

@@ -1,5 +1,5 @@
-// What the two kernels for attention of many rows share: their params, tiles of tokens, what a tile sees, and writing
-// results.
+// The parts that flash_prefill.cu and flash_prefill_sm90.cu share: params, tiles of tokens, the positions a tile sees, and
+// writing results.
 #pragma once
 #include "lib/kv.cuh"
 #include "lib/ptx.cuh"
@@ -7,15 +7,15 @@
 
 #define OUT_F32 0
 #define OUT_F16 1
-#define OUT_Q8 2
+#define OUT_INT8 2
 
 struct Params {
   Rows rows;
   RowRefs row_refs;
   Runs runs;
   Slot slot;
-  const u16* q;   // halves, [rows, heads * head_dim]
-  void* out;      // floats, halves or codes, [rows, heads * head_dim]
+  const u16* q;   // f16, [rows, heads * head_dim]
+  void* out;      // f32, f16 or int8 codes, [rows, heads * head_dim]
   float* scales;  // of codes, [rows, heads * head_dim / 32]
   float* sums;
   u32 heads;
@@ -24,8 +24,8 @@ struct Params {
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attention/flash_prefill.rs differs");
 
 constexpr float LOG2_E = 1.44269504f;
-// Weights are taken relative to a maximum that is raised only when it is this far behind, in powers of two: weights
-// stay below 2^8, well inside halves, and output is rarely rescaled.
+// Online softmax with lazy rescaling: weights are taken relative to a maximum that is raised only when it is this far behind,
+// in powers of two. Weights stay below 2^8, well inside f16, and output is rarely rescaled.
 constexpr float SLACK = 8;
 constexpr u32 NO_PAGE = 0xffffffffu;
 
@@ -36,44 +36,44 @@ struct Tokens {
   u32 count;  // 0: there is no such tile
 };
 
-// The `nth` tile of all, counted from the end. One lane per run.
-__device__ __forceinline__ Tokens find_tile(const Runs& runs, u32 nth, u32 most) {
+// Tile `number` of all runs, counted from the end; tiles have up to `max_tokens`. One lane per run.
+__device__ __forceinline__ Tokens find_tile(const Runs& runs, u32 number, u32 max_tokens) {
   const u32 lane = threadIdx.x % WARP;
   for (u32 end = *runs.count;; end -= WARP) {
     const u32 run = lane < end ? end - 1 - lane : 0;
     const u32 first = runs.first[run], rows = lane < end ? runs.first[run + 1] - first : 0;
-    const u32 tiles = (rows + most - 1) / most;
+    const u32 tiles = (rows + max_tokens - 1) / max_tokens;
     u32 up_to = tiles;
 #pragma unroll
     for (u32 by = 1; by < WARP; by *= 2) {
       const u32 before = __shfl_sync(ALL_LANES, up_to, int(lane - by));
       if (lane >= by) up_to += before;
     }
-    const u32 found = __ballot_sync(ALL_LANES, nth < up_to);
+    const u32 found = __ballot_sync(ALL_LANES, number < up_to);
     if (found) {
       const int of = __ffs(int(found)) - 1;
-      const u32 tile = __shfl_sync(ALL_LANES, up_to, of) - 1 - nth, skipped = tile * most;
+      const u32 tile = __shfl_sync(ALL_LANES, up_to, of) - 1 - number, skipped = tile * max_tokens;
       const u32 length = __shfl_sync(ALL_LANES, rows, of);
-      return {end - 1 - u32(of), __shfl_sync(ALL_LANES, first, of) + skipped, min(most, length - skipped)};
+      return {end - 1 - u32(of), __shfl_sync(ALL_LANES, first, of) + skipped, min(max_tokens, length - skipped)};
     }
-    nth -= __shfl_sync(ALL_LANES, up_to, 31);
+    number -= __shfl_sync(ALL_LANES, up_to, 31);
     if (end <= WARP) return {0, 0, 0};
   }
 }
 
-// What a block reads: positions `first ..= last` of one head of a run.
+// Positions that a block reads: `first ..= last` of one head of a run.
 struct Seen {
   const Slot& slot;
   u32 run, kv_head;
   u32 first, last;
 
-  // The page at a place; none where there is nothing to be seen, and where the table may have no entry.
-  __device__ __forceinline__ u32 page(u32 place) const {
-    const bool seen = place >= first / PAGE_TOKENS && place <= last / PAGE_TOKENS;
-    return seen ? slot.tables.page(run, place) : NO_PAGE;
+  // The page of a table's entry; none where there is nothing to be seen, and where the table may have no entry.
+  __device__ __forceinline__ u32 page(u32 index) const {
+    const bool seen = index >= first / PAGE_TOKENS && index <= last / PAGE_TOKENS;
+    return seen ? slot.tables.page(run, index) : NO_PAGE;
   }
 
-  // How many positions from this one on are seen. The others become zeros in shared memory: whatever is there must not
+  // Number of positions from this one on that are seen. The others become zeros in shared memory: whatever is there must not
   // meet a weight of zero if it is not a number.
   __device__ __forceinline__ u32 rows_from(u32 position, u32 page) const {
     return page == NO_PAGE || position > last ? 0 : last - position + 1;
@@ -112,15 +112,15 @@ __device__ __forceinline__ void write_row(const Params& p, bool there, u64 at, u
   constexpr u32 STEPS = HEAD_DIM == 16 ? 2 : 4;
 #pragma unroll
   for (u32 j = 0; j < COLUMN_STEPS; j += STEPS) {
-    float most = 0;
+    float largest = 0;
 #pragma unroll
-    for (u32 i = 0; i < STEPS; i++) most = fmaxf(most, fmaxf(fabsf(x[j + i][0]), fabsf(x[j + i][1])));
-    most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
-    if (STEPS == 2) most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 4));
-    const float scale = most / 127, inverse = most > 0 ? 127 / most : 0;
+    for (u32 i = 0; i < STEPS; i++) largest = fmaxf(largest, fmaxf(fabsf(x[j + i][0]), fabsf(x[j + i][1])));
+    largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
+    if (STEPS == 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 4));
+    const float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
     int sum = 0;
-    u32 codes[4] = {};  // two bytes per step
+    u32 codes[4] = {};  // two codes per step
 #pragma unroll
     for (u32 i = 0; i < STEPS; i++) {
       const int a = __float2int_rn(x[j + i][0] * inverse), b = __float2int_rn(x[j + i][1] * inverse);
@@ -130,8 +130,7 @@ __device__ __forceinline__ void write_row(const Params& p, bool there, u64 at, u
     sum += __shfl_xor_sync(ALL_LANES, sum, 1);
     sum += __shfl_xor_sync(ALL_LANES, sum, 2);
     if (STEPS == 2) sum += __shfl_xor_sync(ALL_LANES, sum, 4);
-    // The quad's lanes trade codes until each has eight of one step: lanes 0, 1 of steps 0, 1, lanes 2, 3 of steps 2,
-    // 3.
+    // The quad's lanes trade codes until each has eight of one step: lanes 0, 1 of steps 0, 1, lanes 2, 3 of steps 2, 3.
     const u32 front = codes[0] | codes[1] << 16, back = codes[2] | codes[3] << 16;
     const bool second = quad / 2;
     const u32 mine = second ? back : front, theirs = __shfl_xor_sync(ALL_LANES, second ? front : back, 2);
@@ -139,7 +138,7 @@ __device__ __forceinline__ void write_row(const Params& p, bool there, u64 at, u
     const u32 even_step = __byte_perm(left, right, 0x5410), odd_step = __byte_perm(left, right, 0x7632);
     const u32 keep = odd ? odd_step : even_step;
     const u32 got = __shfl_xor_sync(ALL_LANES, odd ? even_step : odd_step, 1);
-    // Bytes of lanes 0 and 2 here, 1 and 3 there, or the reverse.
+    // Codes of lanes 0 and 2 here, 1 and 3 there, or the reverse.
     const u32 a = odd ? got : keep, b = odd ? keep : got;
     const uint2 eight = make_uint2(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
     const u64 start = at + column + j * 8;

@@ -1,7 +1,7 @@
-// What varies from batch to batch, read from device memory at fixed addresses; src/run/batch.rs writes it in one copy.
+// The part of a batch that varies, read from device memory at fixed addresses; src/run/batch.rs writes it in one copy.
 //
-// Grids cover as many rows as their bucket has; kernels ask `count` and leave the rest alone. So one captured launch serves
-// every batch of its bucket.
+// Grids cover as many rows as their bucket has; kernels ask `count` and leave the other rows alone. So one captured launch
+// serves every batch of its bucket.
 #pragma once
 #include "lib/num.cuh"
 
@@ -13,7 +13,7 @@ struct Rows {
   __device__ __forceinline__ bool has(u32 row) const { return row < *count; }
 };
 
-// Where each batch row stands.
+// Run and position of each batch row.
 struct RowRefs {
   const u32* position;
   const u32* run;

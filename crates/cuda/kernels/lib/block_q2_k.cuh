@@ -1,6 +1,6 @@
 // Q2_K: 16 groups of 16 values, 2-bit codes, a 4-bit scale and a 4-bit minimum per group.
 //
-// 16 bytes of (minimum << 4 | scale), 64 bytes of codes, half d, half dmin. The two 128-value halves each use 32 bytes of
+// 16 bytes of (minimum << 4 | scale), 64 bytes of codes, f16 d, f16 dmin. The two 128-value halves each use 32 bytes of
 // codes; step `k` of a half reads the bits at shift `2k` of all 32.
 #pragma once
 #include "lib/num.cuh"

@@ -1,6 +1,6 @@
 // Q3_K: 16 groups of 16 values, 2 low bits in the order of Q2_K, a high bit apart, 6-bit scales.
 //
-// 32 bytes of high bits, 64 bytes of low bits, 12 bytes of packed scales, half d. A clear high bit subtracts 4.
+// 32 bytes of high bits, 64 bytes of low bits, 12 bytes of packed scales, f16 d. A clear high bit subtracts 4.
 #pragma once
 #include "lib/num.cuh"
 

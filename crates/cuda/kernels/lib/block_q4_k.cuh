@@ -1,6 +1,6 @@
-// Q4_K: 8 sub-blocks of 32 values, 4-bit codes, a 6-bit scale and a 6-bit minimum a sub-block.
+// Q4_K: 8 sub-blocks of 32 values, 4-bit codes, a 6-bit scale and a 6-bit minimum per sub-block.
 //
-// half d, half dmin, 12 bytes of packed scales and minimums, 128 bytes of nibbles. Each run of 32 bytes serves two
+// f16 d, f16 dmin, 12 bytes of packed scales and minimums, 128 bytes of nibbles. Each run of 32 bytes serves two
 // sub-blocks: the even one in the low nibbles, the odd one in the high.
 #pragma once
 #include "lib/num.cuh"

@@ -1,6 +1,6 @@
 // Q5_K: Q4_K with a fifth bit per code.
 //
-// half d, half dmin, 12 bytes of packed scales and minimums, 32 bytes of fifth bits (bit `s` of byte `l` for value `l` of
+// f16 d, f16 dmin, 12 bytes of packed scales and minimums, 32 bytes of fifth bits (bit `s` of byte `l` for value `l` of
 // sub-block `s`), 128 bytes of nibbles.
 #pragma once
 #include "lib/block_q4_k.cuh"

@@ -1,6 +1,6 @@
-// Q6_K: 16 groups of 16 values, 6-bit codes in a 4-bit and a 2-bit plane, signed byte scales.
+// Q6_K: 16 groups of 16 values, 6-bit codes in a 4-bit and a 2-bit plane, signed 8-bit scales.
 //
-// 128 bytes of low nibbles, 64 bytes of high pairs, 16 scales, half d. Each 128-value half uses 64 low bytes and 32 high
+// 128 bytes of low nibbles, 64 bytes of high pairs, 16 scales, f16 d. Each 128-value half uses 64 low bytes and 32 high
 // bytes: quarter `k` of it takes nibble `k / 2` of low byte `l + 32 * (k % 2)` and pair `k` of high byte `l`.
 #pragma once
 #include "lib/num.cuh"

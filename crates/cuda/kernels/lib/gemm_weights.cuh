@@ -1,18 +1,19 @@
-// Weights of a GEMM, one struct per format: how a stage of 64 inputs of an M-tile comes to shared memory, and how a warp
-// multiplies it with its tokens. WEIGHTS is the format's name; `src/kernel/fragment.rs` defines how fragments lie.
+// Weight operands of gemm.cu, one struct per format: the cp.async copy of a stage of 64 inputs of an M-tile to shared memory, and
+// a warp's product of it with its tokens. WEIGHTS is the format's name; `src/kernel/fragment.rs` defines fragments.
 //
 // A stage of an M-tile has M_TILE_BYTES in shared memory, a stage of a token X_BYTES. `Tokens` is what a warp holds of its
-// tokens for a step of 32 inputs. Where SUMS are needed, rows have minimums at ROWS_AT.
-// BLOCKS of the widest tile share a multiprocessor: as many as have enough registers. TOGETHER
-// stages go between barriers. `copy` is told how many columns there are and how many rows from the M-tile's first on;
-// fragments are padded and need neither. `multiply` adds to `sum` FACTOR times the product.
+// tokens for a step of 32 inputs. Where TOKEN_SUMS are needed, rows have minimums at ROWS_AT. BLOCKS of the largest tile share
+// a multiprocessor: as many as have enough registers. TOGETHER stages go between barriers. `copy` is told how many columns
+// there are and how many rows from the M-tile's first on; fragments are padded and need neither. `multiply` adds to `sum`
+// FACTOR times the product.
 //
 // Integer sums start at START, whose bits as a float are 12582912: the sums of a block stay below 2^22, so the result's
 // bits are the float 12582912 + sum, exactly, and a subtraction makes a float of it instead of a conversion.
 #pragma once
+#include "lib/fragment.cuh"
 #include "lib/ptx.cuh"
 
-constexpr u32 STAGE_INPUTS = 64;
+constexpr u32 STAGE_INPUTS = PART_INPUTS;
 constexpr int START = 0x4b400000;
 
 __device__ __forceinline__ float float_of_sum(int sum) { return __int_as_float(sum) - 12582912.0f; }
@@ -29,12 +30,11 @@ __device__ __forceinline__ float signed_byte_value(u32 word, u32 i) {
 
 __device__ __forceinline__ u32 word_at(const u8* at) { return *(const u32*)at; }
 
-// Codes of a token lie in 16-byte chunks; chunk pairs of every second couple of tokens change row_refs, so that the
+// Codes of a token lie in 16-byte chunks, swizzled: chunk pairs of every second couple of tokens change places, so that the
 // 8-byte loads of four neighbours meet all banks.
 __device__ __forceinline__ u32 int8_chunk(u32 token, u32 chunk) { return token * 64 + ((chunk ^ (token & 2)) << 4); }
 
-// Tokens of the Q8 form: `OCTETS` times 8 of them, of which a lane multiplies number `group` and scales 2 * quad and
-// the next.
+// Tokens in int8: `OCTETS` times 8 of them, of which a lane multiplies number `group` and scales 2 * quad and the next.
 template <int OCTETS>
 struct Int8Tokens {
   u32 codes[OCTETS][2];
@@ -68,7 +68,7 @@ __device__ __forceinline__ void add_scaled(float (&sum)[4], const int (&whole)[4
   sum[3] = fmaf(float_of_sum(whole[3]), high * token.y, sum[3]);
 }
 
-// Q8 and Q4: signed codes, one half scale per row and 32 inputs.
+// Q8 and Q4: signed codes, one f16 scale per row and 32 inputs.
 template <int OCTETS>
 __device__ __forceinline__ void multiply_signed(float (&sum)[OCTETS][4], const u32 (&a)[4], const u8* scales, u32 step,
                                                 u32 lane, const Int8Tokens<OCTETS>& x) {
@@ -82,48 +82,54 @@ __device__ __forceinline__ void multiply_signed(float (&sum)[OCTETS][4], const u
   for (int j = 0; j < OCTETS; j++) add_scaled(sum[j], whole[j], x.scale[j], low, high);
 }
 
-struct Weights_q8 {
-  static constexpr u32 M_TILE_BYTES = 1088, ROWS_AT = 0, X_BYTES = 64;
+// What the formats of fragments share.
+template <typename Fragment>
+struct FragmentStage : Fragment {
+  static constexpr u32 M_TILE_BYTES = Fragment::PART_BYTES, X_BYTES = 64;
+  // A stage in shared memory: low bits, high bits, scales.
+  static constexpr u32 HIGH_AT = Fragment::PART_LOW, ROWS_AT = HIGH_AT + Fragment::PART_HIGH;
+
+  static __device__ __forceinline__ u64 m_tile_bytes(u32 columns) {
+    return u64((columns + Fragment::INPUTS - 1) / Fragment::INPUTS) * Fragment::BYTES;
+  }
+};
+
+struct Weights_q8 : FragmentStage<q8_fragment> {
   static constexpr int BLOCKS = 2, TOGETHER = 2;
-  static constexpr bool SCALES = true, SUMS = false;
+  static constexpr bool TOKEN_SCALES = true, TOKEN_SUMS = false;
   static constexpr float FACTOR = 1;
   template <int OCTETS>
   using Tokens = Int8Tokens<OCTETS>;
 
-  static __device__ __forceinline__ u64 m_tile_bytes(u32 columns) { return u64((columns + 63) / 64) * 1088; }
-
   static __device__ __forceinline__ void copy(u8* to, const u8* m_tile, u32 stage, u32 lane, u32, u32) {
-    const u8* from = m_tile + stage * 1088 + 16 * lane;
+    const u8* from = m_tile + stage * BYTES + 16 * lane;
     to += 16 * lane;
     cp_async_16(to, from);
-    cp_async_16(to + 512, from + 512);
-    if (lane < 4) cp_async_16(to + 1024, from + 1024);
+    cp_async_16(to + LANES_BYTES, from + LANES_BYTES);
+    if (lane < 4) cp_async_16(to + ROWS_AT, from + SCALES);
   }
 
   template <int OCTETS>
   static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* m_tile, u32 step, u32 lane,
                                                   const Tokens<OCTETS>& x) {
-    const uint4 codes = *(const uint4*)(m_tile + 512 * step + 16 * lane);
+    const uint4 codes = *(const uint4*)(m_tile + LANES_BYTES * step + 16 * lane);
     const u32 a[4] = {codes.x, codes.y, codes.z, codes.w};
-    multiply_signed(sum, a, m_tile + 1024, step, lane, x);
+    multiply_signed(sum, a, m_tile + ROWS_AT, step, lane, x);
   }
 };
 
-struct Weights_q4 {
-  static constexpr u32 M_TILE_BYTES = 576, ROWS_AT = 0, X_BYTES = 64;
+struct Weights_q4 : FragmentStage<q4_fragment> {
   static constexpr int BLOCKS = 2, TOGETHER = 2;
-  static constexpr bool SCALES = true, SUMS = false;
+  static constexpr bool TOKEN_SCALES = true, TOKEN_SUMS = false;
   static constexpr float FACTOR = 16;
   template <int OCTETS>
   using Tokens = Int8Tokens<OCTETS>;
 
-  static __device__ __forceinline__ u64 m_tile_bytes(u32 columns) { return u64((columns + 63) / 64) * 576; }
-
   static __device__ __forceinline__ void copy(u8* to, const u8* m_tile, u32 stage, u32 lane, u32, u32) {
-    const u8* from = m_tile + stage * 576 + 16 * lane;
+    const u8* from = m_tile + stage * BYTES + 16 * lane;
     to += 16 * lane;
     cp_async_16(to, from);
-    if (lane < 4) cp_async_16(to + 512, from + 512);
+    if (lane < 4) cp_async_16(to + ROWS_AT, from + SCALES);
   }
 
   template <int OCTETS>
@@ -131,14 +137,14 @@ struct Weights_q4 {
                                                   const Tokens<OCTETS>& x) {
     const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
     const u32 a[4] = {codes.x << 4 & 0xf0f0f0f0, codes.x & 0xf0f0f0f0, codes.y << 4 & 0xf0f0f0f0, codes.y & 0xf0f0f0f0};
-    multiply_signed(sum, a, m_tile + 512, step, lane, x);
+    multiply_signed(sum, a, m_tile + ROWS_AT, step, lane, x);
   }
 };
 
 // K4 and K5. A row's scales and minimums of the stage, then d and dmin, come as two words.
-__device__ __forceinline__ void copy_row_words(u8* to, const u8* sub_scales, const u8* halves, u32 lane) {
+__device__ __forceinline__ void copy_row_words(u8* to, const u8* sub_scales, const u8* scales, u32 lane) {
   const u32 row = lane % 16;
-  cp_async_4(to + 8 * row + (lane < 16 ? 0 : 4), lane < 16 ? sub_scales + 16 * row : halves + 4 * row);
+  cp_async_4(to + 8 * row + (lane < 16 ? 0 : 4), lane < 16 ? sub_scales + 16 * row : scales + 4 * row);
 }
 
 template <int OCTETS>
@@ -155,7 +161,7 @@ __device__ __forceinline__ void multiply_unsigned(float (&sum)[OCTETS][4], const
   for (int j = 0; j < OCTETS; j++) add_scaled(sum[j], whole[j], x.scale[j], low, high);
 }
 
-// Takes away minimums times the tokens' sums of the block: `sums` are those of the warp's first token.
+// Subtracts minimums times the tokens' sums of the block: `sums` are those of the warp's first token.
 template <int M_TILES, int OCTETS>
 __device__ __forceinline__ void subtract_minimums(float (&sum)[M_TILES][OCTETS][4], const u8* rows, u32 m_tile_bytes,
                                                   float factor, const float* sums, u32 step, u32 lane) {
@@ -178,21 +184,18 @@ __device__ __forceinline__ void subtract_minimums(float (&sum)[M_TILES][OCTETS][
   }
 }
 
-struct Weights_k4 {
-  static constexpr u32 M_TILE_BYTES = 640, ROWS_AT = 512, X_BYTES = 64;
+struct Weights_k4 : FragmentStage<k4_fragment> {
   static constexpr int BLOCKS = 1, TOGETHER = 2;
-  static constexpr bool SCALES = true, SUMS = true;
+  static constexpr bool TOKEN_SCALES = true, TOKEN_SUMS = true;
   static constexpr float FACTOR = 16;
   template <int OCTETS>
   using Tokens = Int8Tokens<OCTETS>;
 
-  static __device__ __forceinline__ u64 m_tile_bytes(u32 columns) { return u64((columns + 255) / 256) * 2368; }
-
   static __device__ __forceinline__ void copy(u8* to, const u8* m_tile, u32 stage, u32 lane, u32, u32) {
-    const u8* k_block = m_tile + stage / 4 * 2368;
-    const u32 part = stage % 4;
-    cp_async_16(to + 16 * lane, k_block + 512 * part + 16 * lane);
-    copy_row_words(to + ROWS_AT, k_block + 2048 + 4 * part, k_block + 2304, lane);
+    const u8* k_block = m_tile + stage / PARTS * BYTES;
+    const u32 part = stage % PARTS;
+    cp_async_16(to + 16 * lane, k_block + PART_LOW * part + 16 * lane);
+    copy_row_words(to + ROWS_AT, k_block + SUB_SCALES + 4 * part, k_block + SCALES, lane);
   }
 
   template <int OCTETS>
@@ -204,29 +207,26 @@ struct Weights_k4 {
   }
 };
 
-struct Weights_k5 {
-  static constexpr u32 M_TILE_BYTES = 768, ROWS_AT = 640, X_BYTES = 64;
+struct Weights_k5 : FragmentStage<k5_fragment> {
   static constexpr int BLOCKS = 1, TOGETHER = 2;
-  static constexpr bool SCALES = true, SUMS = true;
+  static constexpr bool TOKEN_SCALES = true, TOKEN_SUMS = true;
   static constexpr float FACTOR = 1;
   template <int OCTETS>
   using Tokens = Int8Tokens<OCTETS>;
 
-  static __device__ __forceinline__ u64 m_tile_bytes(u32 columns) { return u64((columns + 255) / 256) * 2880; }
-
   static __device__ __forceinline__ void copy(u8* to, const u8* m_tile, u32 stage, u32 lane, u32, u32) {
-    const u8* k_block = m_tile + stage / 4 * 2880;
-    const u32 part = stage % 4;
-    cp_async_16(to + 16 * lane, k_block + 512 * part + 16 * lane);
-    cp_async_4(to + 512 + 4 * lane, k_block + 2048 + 128 * part + 4 * lane);
-    copy_row_words(to + ROWS_AT, k_block + 2560 + 4 * part, k_block + 2816, lane);
+    const u8* k_block = m_tile + stage / PARTS * BYTES;
+    const u32 part = stage % PARTS;
+    cp_async_16(to + 16 * lane, k_block + PART_LOW * part + 16 * lane);
+    cp_async_4(to + HIGH_AT + 4 * lane, k_block + HIGH + PART_HIGH * part + 4 * lane);
+    copy_row_words(to + ROWS_AT, k_block + SUB_SCALES + 4 * part, k_block + SCALES, lane);
   }
 
   template <int OCTETS>
   static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* m_tile, u32 step, u32 lane,
                                                   const Tokens<OCTETS>& x) {
     const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
-    const u32 fifths = word_at(m_tile + 512 + 4 * lane) >> 4 * step;
+    const u32 fifths = word_at(m_tile + HIGH_AT + 4 * lane) >> 4 * step;
     const u32 a[4] = {
         (codes.x & 0x0f0f0f0f) | (fifths << 4 & 0x10101010), (codes.x >> 4 & 0x0f0f0f0f) | (fifths << 3 & 0x10101010),
         (codes.y & 0x0f0f0f0f) | (fifths << 2 & 0x10101010), (codes.y >> 4 & 0x0f0f0f0f) | (fifths << 1 & 0x10101010)};
@@ -249,25 +249,23 @@ struct SixteenTokens : Int8Tokens<OCTETS> {
   }
 };
 
-struct Weights_k6 {
-  static constexpr u32 M_TILE_BYTES = 864, ROWS_AT = 0, X_BYTES = 64;
+struct Weights_k6 : FragmentStage<k6_fragment> {
+  static constexpr u32 SCALES_AT = ROWS_AT + 4 * M_TILE;  // behind four sub-scales per row
   static constexpr int BLOCKS = 1, TOGETHER = 2;
-  static constexpr bool SCALES = true, SUMS = false;
+  static constexpr bool TOKEN_SCALES = true, TOKEN_SUMS = false;
   static constexpr float FACTOR = 4;
   template <int OCTETS>
   using Tokens = SixteenTokens<OCTETS>;
 
-  static __device__ __forceinline__ u64 m_tile_bytes(u32 columns) { return u64((columns + 255) / 256) * 3360; }
-
   static __device__ __forceinline__ void copy(u8* to, const u8* m_tile, u32 stage, u32 lane, u32, u32) {
-    const u8* k_block = m_tile + stage / 4 * 3360;
-    const u32 part = stage % 4;
-    cp_async_16(to + 16 * lane, k_block + 512 * part + 16 * lane);
+    const u8* k_block = m_tile + stage / PARTS * BYTES;
+    const u32 part = stage % PARTS;
+    cp_async_16(to + 16 * lane, k_block + PART_LOW * part + 16 * lane);
     if (lane < 16) {
-      cp_async_16(to + 512 + 16 * lane, k_block + 2048 + 256 * part + 16 * lane);
-      cp_async_4(to + 768 + 4 * lane, k_block + 3072 + 16 * lane + 4 * part);
+      cp_async_16(to + HIGH_AT + 16 * lane, k_block + HIGH + PART_HIGH * part + 16 * lane);
+      cp_async_4(to + ROWS_AT + 4 * lane, k_block + SUB_SCALES + 16 * lane + 4 * part);
     } else if (lane < 24) {
-      cp_async_4(to + 832 + 4 * (lane - 16), k_block + 3328 + 4 * (lane - 16));
+      cp_async_4(to + SCALES_AT + 4 * (lane - 16), k_block + SCALES + 4 * (lane - 16));
     }
   }
 
@@ -276,11 +274,11 @@ struct Weights_k6 {
                                                   const Tokens<OCTETS>& x) {
     const u32 group = lane / 4;
     const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
-    const u32 pairs = word_at(m_tile + 512 + 8 * lane + 4 * step);
-    const u32 low_scales = word_at(m_tile + 768 + 4 * group) ^ 0x80808080,
-              high_scales = word_at(m_tile + 800 + 4 * group) ^ 0x80808080;
-    const float low_d = f16_to_f32(*(const u16*)(m_tile + 832 + 2 * group));
-    const float high_d = f16_to_f32(*(const u16*)(m_tile + 848 + 2 * group));
+    const u32 pairs = word_at(m_tile + HIGH_AT + 8 * lane + 4 * step);
+    const u32 low_scales = word_at(m_tile + ROWS_AT + 4 * group) ^ 0x80808080,
+              high_scales = word_at(m_tile + ROWS_AT + 32 + 4 * group) ^ 0x80808080;
+    const float low_d = f16_to_f32(*(const u16*)(m_tile + SCALES_AT + 2 * group));
+    const float high_d = f16_to_f32(*(const u16*)(m_tile + SCALES_AT + 16 + 2 * group));
     const int start[4] = {START, START, START, START};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -298,24 +296,24 @@ struct Weights_k6 {
   }
 };
 
-// Halves, rows one after another, as the tensor cores' loads of matrices want them: eight rows meet all banks.
+// F16, row after row, swizzled for ldmatrix: eight rows meet all banks.
 __device__ __forceinline__ u32 f16_chunk(u32 row, u32 chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 
 template <int OCTETS>
 struct F16Tokens {
-  u32 halves[OCTETS][4];
+  u32 pairs[OCTETS][4];
 
   __device__ __forceinline__ void load(const u8* x, const float*, u32, u32 step, u32 lane) {
     const u8* mine = x + f16_chunk(lane % 8, 4 * step + lane / 8);
 #pragma unroll
-    for (int j = 0; j < OCTETS; j++) ldmatrix_x4(halves[j], mine + 1024 * j);
+    for (int j = 0; j < OCTETS; j++) ldmatrix_x4(pairs[j], mine + 1024 * j);
   }
 };
 
 struct Weights_f16 {
-  static constexpr u32 M_TILE_BYTES = 2048, ROWS_AT = 0, X_BYTES = 128;
+  static constexpr u32 M_TILE_BYTES = M_TILE * STAGE_INPUTS * 2, ROWS_AT = 0, X_BYTES = 128;
   static constexpr int BLOCKS = 2, TOGETHER = 1;
-  static constexpr bool SCALES = false, SUMS = false;
+  static constexpr bool TOKEN_SCALES = false, TOKEN_SUMS = false;
   static constexpr float FACTOR = 1;
   template <int OCTETS>
   using Tokens = F16Tokens<OCTETS>;
@@ -340,11 +338,10 @@ struct Weights_f16 {
       u32 a[4];
       ldmatrix_x4(a, m_tile + f16_chunk(lane % 16, 4 * step + 2 * half + lane / 16));
 #pragma unroll
-      for (int j = 0; j < OCTETS; j++) mma_f16(sum[j], a, {x.halves[j][2 * half], x.halves[j][2 * half + 1]});
+      for (int j = 0; j < OCTETS; j++) mma_f16(sum[j], a, {x.pairs[j][2 * half], x.pairs[j][2 * half + 1]});
     }
   }
 };
 
-#define JOIN_NAMES(a, b) a##b
-#define JOIN(a, b) JOIN_NAMES(a, b)
 typedef JOIN(Weights_, WEIGHTS) Weights;
+static_assert(Weights::M_TILE_BYTES == M_TILE_STAGE_BYTES, "src/kernel/linear/gemm.rs differs");

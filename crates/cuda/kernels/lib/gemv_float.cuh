@@ -1,25 +1,25 @@
-// Products of row-major float matrices with float activations for the matrix-vector kernel: a warp, four output rows, 512
-// bytes of each at a time. Products are exact but for the one rounding of each fused multiply-add.
+// Products of row-major float matrices with float activations for gemv.cu: one warp, four output rows, 512 bytes of each at a
+// time. Products are exact but for the one rounding of each fused multiply-add.
 //
-// A lane takes 16 bytes of every row, so its activations are read from shared memory once for four rows; they lie there in
-// an order in which a warp's reads meet no bank twice.
+// A lane takes 16 bytes of every row, so its activations are read from shared memory once for four rows; they lie there permuted,
+// so that a warp's reads have no bank conflicts.
 #pragma once
 #include "lib/gemv_fragment.cuh"
 
 struct f16_element {
-  static constexpr u32 A_LANE = 8;
+  static constexpr u32 LANE_VALUES = 8;
   static __device__ __forceinline__ float low(u32 pair) { return low_f16(pair); }
   static __device__ __forceinline__ float high(u32 pair) { return high_f16(pair); }
 };
 
 struct bf16_element {
-  static constexpr u32 A_LANE = 8;
+  static constexpr u32 LANE_VALUES = 8;
   static __device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
   static __device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 };
 
 struct f32_element {
-  static constexpr u32 A_LANE = 4;
+  static constexpr u32 LANE_VALUES = 4;
 };
 
 template <typename Element>
@@ -36,7 +36,7 @@ __device__ __forceinline__ void decode(float (&out)[4], const uint4& w) {
   for (u32 i = 0; i < 4; i++) out[i] = __uint_as_float(word(w, i));
 }
 
-// The row_refs of a lane among activations.
+// Addresses of the activations that a lane reads.
 struct FloatInput {
   const u8* values;
   u32 stride;
@@ -44,7 +44,7 @@ struct FloatInput {
   __device__ __forceinline__ FloatInput(const Input& in, u32 lane) : values(in.values + 16 * lane), stride(in.stride) {}
 };
 
-// Four outputs of every token, a share of the inputs in each lane.
+// Sums of four outputs of every token, over each lane's share of the inputs.
 template <int ROWS>
 struct FloatSums {
   float c[4 * ROWS] = {};
@@ -78,7 +78,7 @@ struct FloatSums {
 
 template <typename Element>
 struct FloatWeights {
-  static constexpr u32 M_TILE = 4, STAGE_INPUTS = WARP * Element::A_LANE, STAGE_BYTES = 4 * 512;
+  static constexpr u32 M_TILE = 4, STAGE_INPUTS = WARP * Element::LANE_VALUES, STAGE_BYTES = 4 * 512;
   static constexpr u32 STEP = 512;
   static constexpr bool QUANTIZED = false, HAS_MINS = false;
   template <int ROWS>
@@ -98,8 +98,8 @@ struct FloatWeights {
   // Adds a stage whose first input is `first`.
   template <int ROWS>
   static __device__ __forceinline__ void multiply(FloatSums<ROWS>& sums, const u8* slot, const FloatInput& in, u32 first, u32 lane) {
-    constexpr u32 QUARTERS = Element::A_LANE / 4;
-    float w[4][Element::A_LANE];
+    constexpr u32 QUARTERS = Element::LANE_VALUES / 4;
+    float w[4][Element::LANE_VALUES];
 #pragma unroll
     for (u32 o = 0; o < 4; o++) decode<Element>(w[o], *(const uint4*)(slot + 512 * o + 16 * lane));
 #pragma unroll
@@ -120,9 +120,9 @@ struct FloatWeights {
     }
   }
 
-  // Where the four activations from input `4 * four` on lie, in fours: first quarters of all lanes, then second ones.
-  static __device__ __forceinline__ u32 place(u32 four) {
-    if (Element::A_LANE == 4) return four;
+  // Index of the four activations from input `4 * four` on, in fours: first quarters of all lanes, then second ones.
+  static __device__ __forceinline__ u32 permuted(u32 four) {
+    if (Element::LANE_VALUES == 4) return four;
     return four / 64 * 64 + four % 2 * 32 + four / 2 % 32;
   }
 };

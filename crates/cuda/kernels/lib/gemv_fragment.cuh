@@ -1,9 +1,10 @@
-// Products of fragments (src/kernel/fragment.rs) with int8 activations for the matrix-vector kernel: a warp, one M-tile, one K-block at a time.
+// Products of fragments (src/kernel/fragment.rs) with int8 activations for gemv.cu: one warp, one M-tile, one K-block at a time.
 //
 // The M-tile's 16 rows are the rows of the tensor core's A, the tokens the columns of its B; integer sums of a block of 32
 // inputs are exact, and become floats once per block: c += weight scale * activation scale * sum. Columns without a token
 // repeat the last one's activations; nobody reads their sums.
 #pragma once
+#include "lib/fragment.cuh"
 #include "lib/ptx.cuh"
 #include "lib/reduce.cuh"
 
@@ -15,7 +16,7 @@ struct Input {
   u32 stride;     // bytes
 };
 
-// The row_refs of a lane among activations.
+// Addresses of the activations that a lane reads.
 template <int ROWS>
 struct LaneInput {
   const u8* codes;
@@ -36,7 +37,7 @@ struct LaneInput {
   }
 };
 
-// What a warp sums up of an M-tile: rows group and group + 8, columns 2 * quad and the next.
+// Sums of a warp over an M-tile: rows group and group + 8, columns 2 * quad and the next.
 template <int ROWS>
 struct FragmentSums {
   float c[4] = {0, 0, 0, 0};
@@ -73,17 +74,18 @@ struct FragmentSums {
 __device__ __forceinline__ float low_f16(u32 pair) { return f16_to_f32(u16(pair)); }
 __device__ __forceinline__ float high_f16(u32 pair) { return f16_to_f32(u16(pair >> 16)); }
 
-struct q8_k_block {
-  static constexpr u32 INPUTS = 64, BYTES = 1088, K_BLOCKS_PER_STAGE = 2;
+struct q8_mma : q8_fragment {
+  static constexpr u32 K_BLOCKS_PER_STAGE = 2;
   static constexpr bool HAS_MINS = false;
 
   template <int ROWS>
   static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* k_block, const LaneInput<ROWS>& in, u32 first,
                                                   u32 lane) {
-    const u32 low = *(const u32*)(k_block + 1024 + lane / 4 * 4), high = *(const u32*)(k_block + 1056 + lane / 4 * 4);
+    const u8* scales = k_block + SCALES + lane / 4 * 4;
+    const u32 low = *(const u32*)scales, high = *(const u32*)(scales + 32);
 #pragma unroll
     for (u32 step = 0; step < 2; step++) {
-      const uint4 w = *(const uint4*)(k_block + 512 * step + 16 * lane);
+      const uint4 w = *(const uint4*)(k_block + LANES_BYTES * step + 16 * lane);
       const uint2 x = *(const uint2*)(in.codes + first + 32 * step + 8 * (lane % 4));
       const u32 a[4] = {w.x, w.y, w.z, w.w}, b[2] = {x.x, x.y};
       int d[4] = {0, 0, 0, 0};
@@ -94,14 +96,15 @@ struct q8_k_block {
   }
 };
 
-struct q4_k_block {
-  static constexpr u32 INPUTS = 64, BYTES = 576, K_BLOCKS_PER_STAGE = 4;
+struct q4_mma : q4_fragment {
+  static constexpr u32 K_BLOCKS_PER_STAGE = 4;
   static constexpr bool HAS_MINS = false;
 
   template <int ROWS>
   static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* k_block, const LaneInput<ROWS>& in, u32 first,
                                                   u32 lane) {
-    const u32 low = *(const u32*)(k_block + 512 + lane / 4 * 4), high = *(const u32*)(k_block + 544 + lane / 4 * 4);
+    const u8* scales = k_block + SCALES + lane / 4 * 4;
+    const u32 low = *(const u32*)scales, high = *(const u32*)(scales + 32);
     const uint4 codes = *(const uint4*)(k_block + 16 * lane);
 #pragma unroll
     for (u32 step = 0; step < 2; step++) {
@@ -123,23 +126,24 @@ struct q4_k_block {
 __device__ __forceinline__ u32 word(const uint4& v, u32 i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 __device__ __forceinline__ u32 byte_of(const uint4& v, u32 i) { return word(v, i / 4) >> 8 * (i % 4) & 255; }
 
-// Q4_K and Q5_K: FIFTH is where the fifth bits lie, or 0.
-template <u32 FIFTH, u32 SCALES>
-struct k45_k_block {
-  static constexpr u32 INPUTS = 256, BYTES = SCALES + 320, K_BLOCKS_PER_STAGE = 1;
-  static constexpr bool HAS_MINS = true;
+// Q4_K, and Q5_K with its fifth bits.
+template <typename Fragment>
+struct k45_mma : Fragment {
+  static constexpr u32 K_BLOCKS_PER_STAGE = 1;
+  static constexpr bool HAS_MINS = true, FIFTH = Fragment::HIGH_BITS == 1;
 
   template <int ROWS>
   static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* k_block, const LaneInput<ROWS>& in, u32 first,
                                                   u32 lane) {
-    const u8* rows = k_block + SCALES + 16 * (lane / 4);
+    const u8* rows = k_block + Fragment::SUB_SCALES + 16 * (lane / 4);
     const uint4 low = *(const uint4*)rows, high = *(const uint4*)(rows + 128);
-    const u32 low_d = *(const u32*)(k_block + SCALES + 256 + lane / 4 * 4), high_d = *(const u32*)(k_block + SCALES + 288 + lane / 4 * 4);
+    const u8* scales = k_block + Fragment::SCALES + lane / 4 * 4;
+    const u32 low_d = *(const u32*)scales, high_d = *(const u32*)(scales + 32);
     const float d_low = low_f16(low_d), d_high = low_f16(high_d), min_low = high_f16(low_d), min_high = high_f16(high_d);
 #pragma unroll
     for (u32 part = 0; part < 4; part++) {
-      const uint4 codes = *(const uint4*)(k_block + 512 * part + 16 * lane);
-      const u32 fifth = FIFTH ? *(const u32*)(k_block + FIFTH + 128 * part + 4 * lane) : 0;
+      const uint4 codes = *(const uint4*)(k_block + Fragment::PART_LOW * part + 16 * lane);
+      const u32 fifth = FIFTH ? *(const u32*)(k_block + Fragment::HIGH + Fragment::PART_HIGH * part + 4 * lane) : 0;
 #pragma unroll
       for (u32 step = 0; step < 2; step++) {
         const u32 w[2] = {step ? codes.z : codes.x, step ? codes.w : codes.y};
@@ -161,25 +165,23 @@ struct k45_k_block {
     }
   }
 };
-typedef k45_k_block<0, 2048> k4_k_block;
-typedef k45_k_block<2048, 2560> k5_k_block;
 
-struct k6_k_block {
-  static constexpr u32 INPUTS = 256, BYTES = 3360, K_BLOCKS_PER_STAGE = 1;
+struct k6_mma : k6_fragment {
+  static constexpr u32 K_BLOCKS_PER_STAGE = 1;
   static constexpr bool HAS_MINS = false;
 
   template <int ROWS>
   static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* k_block, const LaneInput<ROWS>& in, u32 first,
                                                   u32 lane) {
-    const u8* rows = k_block + 3072 + 16 * (lane / 4);
+    const u8* rows = k_block + SUB_SCALES + 16 * (lane / 4);
     const uint4 low = *(const uint4*)rows, high = *(const uint4*)(rows + 128);
     // The operands are 4 times the codes.
-    const float d_low = 0.25f * f16_to_f32(*(const u16*)(k_block + 3328 + lane / 4 * 2));
-    const float d_high = 0.25f * f16_to_f32(*(const u16*)(k_block + 3344 + lane / 4 * 2));
+    const float d_low = 0.25f * f16_to_f32(*(const u16*)(k_block + SCALES + lane / 4 * 2));
+    const float d_high = 0.25f * f16_to_f32(*(const u16*)(k_block + SCALES + 16 + lane / 4 * 2));
 #pragma unroll
     for (u32 part = 0; part < 4; part++) {
-      const uint4 codes = *(const uint4*)(k_block + 512 * part + 16 * lane);
-      const uint2 pairs = *(const uint2*)(k_block + 2048 + 256 * part + 8 * lane);
+      const uint4 codes = *(const uint4*)(k_block + PART_LOW * part + 16 * lane);
+      const uint2 pairs = *(const uint2*)(k_block + HIGH + PART_HIGH * part + 8 * lane);
 #pragma unroll
       for (u32 block = 0; block < 2; block++) {
         // Two groups of 16 share an activation scale: their sums, times their own scales, join as integers.
@@ -206,12 +208,12 @@ struct k6_k_block {
   }
 };
 
-// A matrix of fragments, streamed stage by stage. What a stage has behind an M-tile's end is zeros.
-template <typename KBlock>
+// A matrix of fragments, streamed stage by stage through shared memory. Behind an M-tile's end a stage is zeros.
+template <typename Mma>
 struct FragmentWeights {
-  static constexpr u32 M_TILE = 16, STAGE_INPUTS = KBlock::INPUTS * KBlock::K_BLOCKS_PER_STAGE, STAGE_BYTES = KBlock::BYTES * KBlock::K_BLOCKS_PER_STAGE;
+  static constexpr u32 M_TILE = ::M_TILE, STAGE_INPUTS = Mma::INPUTS * Mma::K_BLOCKS_PER_STAGE, STAGE_BYTES = Mma::BYTES * Mma::K_BLOCKS_PER_STAGE;
   static constexpr u32 STEP = STAGE_BYTES;  // from one stage of an M-tile to the next
-  static constexpr bool QUANTIZED = true, HAS_MINS = KBlock::HAS_MINS;
+  static constexpr bool QUANTIZED = true, HAS_MINS = Mma::HAS_MINS;
   template <int ROWS>
   using Sums = FragmentSums<ROWS>;
   template <int ROWS>
@@ -230,14 +232,14 @@ struct FragmentWeights {
   template <int ROWS>
   static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* slot, const LaneInput<ROWS>& in, u32 first, u32 lane) {
 #pragma unroll
-    for (u32 k_block = 0; k_block < KBlock::K_BLOCKS_PER_STAGE; k_block++) {
-      KBlock::template multiply<ROWS>(sums, slot + k_block * KBlock::BYTES, in, first + k_block * KBlock::INPUTS, lane);
+    for (u32 k_block = 0; k_block < Mma::K_BLOCKS_PER_STAGE; k_block++) {
+      Mma::template multiply<ROWS>(sums, slot + k_block * Mma::BYTES, in, first + k_block * Mma::INPUTS, lane);
     }
   }
 };
 
-typedef FragmentWeights<q8_k_block> q8_weights;
-typedef FragmentWeights<q4_k_block> q4_weights;
-typedef FragmentWeights<k4_k_block> k4_weights;
-typedef FragmentWeights<k5_k_block> k5_weights;
-typedef FragmentWeights<k6_k_block> k6_weights;
+typedef FragmentWeights<q8_mma> q8_weights;
+typedef FragmentWeights<q4_mma> q4_weights;
+typedef FragmentWeights<k45_mma<k4_fragment>> k4_weights;
+typedef FragmentWeights<k45_mma<k5_fragment>> k5_weights;
+typedef FragmentWeights<k6_mma> k6_weights;

@@ -1,13 +1,13 @@
-// The input of a matrix-vector product, made by every block for itself: norms and sums of the residual stream, then int8
+// The prologue of a matrix-vector product, run by every block for itself: norms and sums of the residual stream, then int8
 // codes in blocks of 32 (or plain floats) in shared memory.
 //
-// All a small product takes is the latency of this, so loads are issued at once and instructions are few. Which columns a
-// thread holds depends on the number of threads alone, so a row's norm does not depend on how many rows there are. Several
-// rows go in pairs.
+// A small product takes little more than the latency of this, so loads are issued at once and instructions are few. Which
+// columns a thread holds depends on the number of threads alone, so a row's norm does not depend on how many rows there are.
+// Several rows go in pairs.
 #pragma once
 #include "lib/gemv_float.cuh"
 
-// What is done to x before the product. Mirrors `Prologue` in src/kernel/linear/gemv.rs.
+// Kinds of prologue. Mirrors `GemvPrologue` in src/kernel/linear/gemv.rs.
 constexpr u32 RESIDUAL = 2, RESIDUAL_NORM = 3;
 
 struct Prologue {
@@ -24,14 +24,14 @@ struct Prologue {
   u32 reserved;
 };
 
-// Eight lanes that stand side by side hold a block of 32: its largest magnitude / 127 is the step of its codes.
+// Eight neighbouring lanes hold a block of 32: its largest magnitude / 127 is the step of its codes.
 template <typename Weights, int ALL_ROWS>
 __device__ __forceinline__ void put_codes(const Input& in, u32 row, u32 four, const float4& v, bool there) {
-  float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+  float largest = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
 #pragma unroll
-  for (int mask = 4; mask > 0; mask /= 2) most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, mask));
+  for (int mask = 4; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, mask));
   // A block of next to nothing is zeros.
-  const float scale = most > 1e-30f ? mul(most, 1.0f / 127) : 0, per = most > 1e-30f ? reciprocal(scale) : 0;
+  const float scale = largest > 1e-30f ? mul(largest, 1.0f / 127) : 0, per = largest > 1e-30f ? reciprocal(scale) : 0;
   // Adding 1.5 * 2^23 rounds to an integer, ties to even, whose low byte is the code.
   const float magic = 12582912.0f;
   const u32 c0 = __float_as_uint(fmaf(v.x, per, magic)), c1 = __float_as_uint(fmaf(v.y, per, magic));
@@ -50,13 +50,13 @@ __device__ __forceinline__ void put_codes(const Input& in, u32 row, u32 four, co
   if (Weights::HAS_MINS) in.sums[four / 8 * ALL_ROWS + row] = mul(scale, float(sum));
 }
 
-// Leaves a four where products find it. Warps come whole; `there` is false behind the padded row.
+// Writes a four to where products read it. Warps come whole; `there` is false behind the padded row.
 template <typename Weights, int ALL_ROWS>
 __device__ __forceinline__ void put_four(const Input& in, u32 row, u32 four, const float4& v, bool there) {
   if constexpr (Weights::QUANTIZED) {
     put_codes<Weights, ALL_ROWS>(in, row, four, v, there);
   } else {
-    if (there) ((float4*)(in.values + row * in.stride))[Weights::place(four)] = v;
+    if (there) ((float4*)(in.values + row * in.stride))[Weights::permuted(four)] = v;
   }
 }
 
@@ -114,8 +114,8 @@ struct PlainInput {
   }
 };
 
-// A norm of x; or what x adds to the residual stream, perhaps normed again. Of several rows, norms' weights are loaded where
-// they are used: registers are short then.
+// A norm of x; or the residual stream with x added, perhaps normed again. Of several rows, norms' weights are loaded where they
+// are used: registers are short then.
 template <int ALL_ROWS>
 struct NormedInput {
   static constexpr u32 ROWS = ALL_ROWS == 1 ? 1 : 2, VALUES = 3;
@@ -207,7 +207,7 @@ struct NormedInput {
   template <typename Weights, typename Fill>
   __device__ __forceinline__ void prepare(const Input& in, const Prologue& p, const float*, u32, u32 columns, u32 padded, u32 count,
                                           Fill fill) {
-    // Two sets in turn: a slow thread may still read the sums of the rows before.
+    // Two sets, used alternately: a slow thread may still read the sums of the rows before.
     __shared__ float4 scratch[2][2][ROWS][4];
     for (u32 i = threadIdx.x; i < 4 * ROWS * 16; i += blockDim.x) {
       if (i % 16 >= blockDim.x / WARP) ((float*)scratch)[i] = 0;

@@ -1,5 +1,5 @@
-// Pages, and keys and values of one slot in half precision, `[page, kv_head, PAGE_TOKENS, head_dim]` each: one head's share of a page
-// is contiguous.
+// The paged KV cache: keys and values of one slot in f16, `[page, kv_head, PAGE_TOKENS, head_dim]` each, so that one head's share
+// of a page is contiguous.
 #pragma once
 #include "lib/batch.cuh"
 
@@ -11,7 +11,7 @@ struct Tables {
   const int* base;
   const u32* pages;
 
-  __device__ __forceinline__ u32 page(u32 run, u32 place) const { return pages[base[run] + int(place)]; }
+  __device__ __forceinline__ u32 page(u32 run, u32 index) const { return pages[base[run] + int(index)]; }
 };
 
 struct Slot {

@@ -1,5 +1,4 @@
-// The RMS norm of one group by one block or one warp, shared by every kernel that norms, so that all of them agree
-// bit for bit.
+// The RMS norm of one group by one block or one warp, shared by every kernel that norms, so that all of them agree bit for bit.
 #pragma once
 #include "lib/reduce.cuh"
 

@@ -37,7 +37,7 @@ __device__ __forceinline__ u16 f32_to_f16(float value) {
 __device__ __forceinline__ u16 load_u16(const u8* at) { return u16(at[0] | at[1] << 8); }
 __device__ __forceinline__ float load_f16(const u8* at) { return f16_to_f32(load_u16(at)); }
 
-// GELU in its tanh form.
+// GELU, tanh approximation.
 __device__ __forceinline__ float gelu(float z) {
   return 0.5f * z * (1.0f + tanhf(0.7978846f * z * (1.0f + 0.044715f * z * z)));
 }

@@ -1,13 +1,13 @@
-// Every instruction that C++ has no word for, as a function: tensor cores, asynchronous copies, packed halves.
+// Every instruction that C++ has no word for, as a function: tensor cores (mma, wgmma, ldmatrix), cp.async, PDL, packed f16.
 //
 // The emulator puts its own versions in place of this file, so nothing else may hold inline PTX.
 //
 // Fragments, with `group = lane / 4` and `quad = lane % 4`:
-//   A of m16n8k32 (bytes):  a[0] row group, k 4*quad..; a[1] row group + 8; a[2], a[3] the same rows, k 16 + 4*quad..
-//   B of m16n8k32 (bytes):  b[0] column group, k 4*quad..; b[1] the same column, k 16 + 4*quad..
-//   A of m16n8k16 (bytes):  a[0] row group, k 4*quad..; a[1] row group + 8.   B: b column group, k 4*quad..
-//   A of m16n8k16 (halves): a[0] row group, k 2*quad..; a[1] row group + 8; a[2], a[3] the same rows, k 8 + 2*quad..
-//   B of m16n8k16 (halves): b[0] column group, k 2*quad..; b[1] the same column, k 8 + 2*quad..
+//   A of m16n8k32 (int8):   a[0] row group, k 4*quad..; a[1] row group + 8; a[2], a[3] the same rows, k 16 + 4*quad..
+//   B of m16n8k32 (int8):   b[0] column group, k 4*quad..; b[1] the same column, k 16 + 4*quad..
+//   A of m16n8k16 (int8):   a[0] row group, k 4*quad..; a[1] row group + 8.   B: b column group, k 4*quad..
+//   A of m16n8k16 (f16):    a[0] row group, k 2*quad..; a[1] row group + 8; a[2], a[3] the same rows, k 8 + 2*quad..
+//   B of m16n8k16 (f16):    b[0] column group, k 2*quad..; b[1] the same column, k 8 + 2*quad..
 //   C of all of them:       c[0], c[1] row group, columns 2*quad, 2*quad + 1; c[2], c[3] row group + 8
 #pragma once
 #include "lib/num.cuh"
@@ -17,14 +17,14 @@
 
 __device__ __forceinline__ u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
 
-// c += a . b, signed bytes.
+// c += a . b, int8.
 __device__ __forceinline__ void mma_s8(int (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// c += a . b, a unsigned bytes, b signed.
+// c += a . b, a unsigned 8-bit, b int8.
 __device__ __forceinline__ void mma_u8s8(int (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
@@ -52,21 +52,21 @@ __device__ __forceinline__ void mma_s8_k16(int (&d)[4], const u32 (&a)[2], u32 b
                : "r"(a[0]), "r"(a[1]), "r"(b), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 
-// c += a . b over 16 signed bytes.
+// c += a . b over 16 int8.
 __device__ __forceinline__ void mma_s8_k16(int (&c)[4], const u32 (&a)[2], u32 b) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
                : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
-// c += a . b, halves into floats.
+// c += a . b, f16 into f32.
 __device__ __forceinline__ void mma_f16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Four 8x8 matrices of halves from shared memory. Lane `l` gives the address of row `l % 8` of matrix `l / 8` and gets, of each
+// Four 8x8 matrices of f16 from shared memory. Lane `l` gives the address of row `l % 8` of matrix `l / 8` and gets, of each
 // matrix, row `l / 4`, columns 2 * (l % 4) and the next.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&d)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -96,35 +96,35 @@ __device__ __forceinline__ void cp_async_4(void* shared, const void* global, boo
                : "memory");
 }
 
-// Closes a group of copies; `cp_async_wait<N>` waits until at most N groups of this thread are under way.
+// Commits a group of copies; `cp_async_wait<N>` waits until at most N groups of this thread are in flight.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int UNDER_WAY>
+template <int IN_FLIGHT>
 __device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(UNDER_WAY) : "memory");
+  asm volatile("cp.async.wait_group %0;" ::"n"(IN_FLIGHT) : "memory");
 }
 
-// 16 bytes that are read once: not kept in the first cache, first to leave the second.
+// 16 bytes that are read once: not kept in L1, first to leave L2.
 __device__ __forceinline__ uint4 load_streamed(const void* at) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
   return v;
 }
 
-// 8 bytes that another block may have written in this launch: past the first cache, which need not know of it.
+// 8 bytes that another block may have written in this launch: past L1, which need not know of it.
 __device__ __forceinline__ uint2 load_written(const void* at) {
   uint2 v;
   asm volatile("ld.global.cg.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at) : "memory");
   return v;
 }
 
-// Two floats as halves, `low` in the lower bits.
+// Two floats as f16, `low` in the lower bits.
 __device__ __forceinline__ u32 pack_f16x2(float low, float high) {
   u32 packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 
-// 2^x to two K-blocks in the last place; 0 for -inf.
+// 2^x to two units in the last place; 0 for -inf.
 __device__ __forceinline__ float exp2_near(float x) {
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
@@ -145,8 +145,8 @@ __device__ __forceinline__ u32 load_acquire(const u32* at) {
   return value;
 }
 
-// Where launches overlap (Hopper; see src/launch.rs): lets the next launch start as soon as it finds room, once all blocks of
-// this one have said so. It may then do what depends on no launch at all, such as fetching weights.
+// Programmatic dependent launch (PDL; Hopper; see src/device/launch.rs): lets the next launch start as soon as it finds room, once
+// all blocks of this one have said so. It may then do what depends on no launch at all, such as fetching weights.
 __device__ __forceinline__ void griddep_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -161,14 +161,15 @@ __device__ __forceinline__ void griddep_wait() {
 #endif
 }
 
-// Adds and gives what was there. All that this thread has seen or written is before it for whoever adds later, and sees it.
+// Adds and returns the old value, with acquire and release: all that this thread has seen or written is visible to whoever adds
+// later.
 __device__ __forceinline__ u32 add_and_order(u32* at, u32 by) {
   u32 was;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(was) : "l"(at), "r"(by) : "memory");
   return was;
 }
 
-// 16 bytes that other blocks wrote during this launch: past the first cache, which may hold what was there before.
+// 16 bytes that other blocks wrote during this launch: past L1, which may hold the old value.
 __device__ __forceinline__ float4 load_from_blocks(const float4* at) {
   float4 v;
   asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
@@ -178,19 +179,18 @@ __device__ __forceinline__ float4 load_from_blocks(const float4* at) {
   return v;
 }
 
-// The lanes whose value is this lane's, as bits. All lanes take part.
+// Mask of the lanes whose value is this lane's. All lanes take part.
 __device__ __forceinline__ u32 lanes_alike(u32 value) {
   u32 lanes;
   asm volatile("match.any.sync.b32 %0, %1, 0xffffffff;" : "=r"(lanes) : "r"(value));
   return lanes;
 }
 
-// ---- Products by warpgroups, on Hopper (sm_90a) alone ----------------------------------------------------------
+// ---- wgmma: products by warpgroups, on Hopper (sm_90a) alone ----------------------------------------------------------
 //
-// A warpgroup multiplies matrices of halves in shared memory: lines of 128 bytes, whose K-blocks of 16 are swizzled by the
-// line's number modulo 8, so matrices start at multiples of 1024 bytes. Warp `w` of four has rows 16 * w ..; a lane's
-// part of the result is, for every 8 columns, that of m16n8k16 above. Products run by themselves until they are waited
-// for.
+// A warpgroup multiplies f16 matrices in shared memory: lines of 128 bytes, whose 16-byte vectors are swizzled by the line's
+// number modulo 8, so matrices start at multiples of 1024 bytes. Warp `w` of four has rows 16 * w ..; a lane's part of the
+// result is, for every 8 columns, that of m16n8k16 above. Products run asynchronously until they are waited for.
 
 struct SmemDescriptor {
   u64 bits;
@@ -212,11 +212,11 @@ __device__ __forceinline__ SmemDescriptor smem_descriptor(const void* start, u32
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Between other uses of results and products.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// Closes a group of products; `wgmma_wait<N>` waits until at most N groups are under way.
+// Commits a group of products; `wgmma_wait<N>` waits until at most N groups are in flight.
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int UNDER_WAY>
+template <int IN_FLIGHT>
 __device__ __forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(UNDER_WAY) : "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(IN_FLIGHT) : "memory");
 }
 // After waiting: keeps the compiler from using results before.
 template <int N>

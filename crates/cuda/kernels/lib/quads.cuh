@@ -29,7 +29,7 @@ __device__ __forceinline__ void add_squares(float4& sum, float4 x) {
   sum.w += x.w * x.w;
 }
 
-// What `rms_scale` makes of the sum of squares.
+// `rms_scale` from the sum of squares.
 __device__ __forceinline__ float scale_of_squares(float squares, u32 group, float eps) {
   return 1.0f / sqrtf(squares / float(group) + eps);
 }

@@ -42,7 +42,7 @@ __device__ __forceinline__ float block_max(float x) {
   return warp_max(threadIdx.x % WARP < warps ? of_warp[threadIdx.x % WARP] : of_warp[0]);
 }
 
-// What `block_sum` gives to COUNT warps whose threads have one value each, from one warp whose lanes hold the values of all
+// The result of `block_sum` for COUNT warps whose threads have one value each, from one warp whose lanes hold the values of all
 // of them: the same tree and the same order, so the same bits. Lanes trade values, so that each adds up only its share.
 template <int COUNT>
 __device__ __forceinline__ float sum_of_warps(float (&x)[COUNT]) {

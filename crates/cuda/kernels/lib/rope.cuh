@@ -1,4 +1,4 @@
-// The turn of one pair, shared by every kernel that turns.
+// RoPE of one pair, shared by every kernel that rotates.
 #pragma once
 #include "lib/num.cuh"
 
@@ -13,14 +13,14 @@ __device__ __forceinline__ Angle angle(u32 position, float frequency) {
   return angle;
 }
 
-// Turns `(a, b)` by an angle that several heads may share.
+// Rotates `(a, b)` by an angle that several heads may share.
 __device__ __forceinline__ void rotate(float& a, float& b, Angle by) {
   float x = sub(mul(a, by.cos), mul(b, by.sin));
   b = add(mul(a, by.sin), mul(b, by.cos));
   a = x;
 }
 
-// Turns `(a, b)` by `position * frequency`.
+// Rotates `(a, b)` by `position * frequency`.
 __device__ __forceinline__ void rotate(float& a, float& b, u32 position, float frequency) {
   rotate(a, b, angle(position, frequency));
 }

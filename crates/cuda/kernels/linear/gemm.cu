@@ -1,25 +1,24 @@
-// out[r, n] = sum over k of x[r, k] * w[n, k] for many rows: integer products of 8-bit activations and fragments, exact
-// within a block of 32 (16 in K6) inputs, scaled in f32; or products of halves (WEIGHTS f16).
+// GEMM: out[r, n] = sum over k of x[r, k] * w[n, k] for many rows. Integer products of int8 activations and fragments, exact
+// within a block of 32 (16 in K6) inputs, scaled in f32; or products of f16 (WEIGHTS f16).
 //
-// A block takes 128 outputs (8 M-tiles) of TOKENS rows; 8 warps share them. Stages of 64 inputs come by asynchronous
-// copies, several under way, one or two between barriers. Weights are the A operand, which fragments hold in the order of
-// its registers, so a lane takes 16 bytes at a time and nothing is rearranged.
+// A block takes 128 outputs (8 M-tiles) of TOKENS rows; 8 warps share them. A cp.async pipeline brings stages of 64 inputs,
+// several in flight, one or two between barriers. Weights are the A operand, which fragments hold in the order of its
+// registers, so a lane takes 16 bytes at a time and nothing is rearranged.
 //
 // Grid: (row tiles, output tiles * splits). Row tiles run fastest: blocks that run together share weights through L2.
-// Where a shape has too few tiles to fill a card its inputs are split: every block leaves its sums in `partials`, and
-// the one that draws a tile's last arrival adds them in the order of the splits. So results depend on the shape and the
+// Split-K: where a shape has too few tiles to fill a card its inputs are split. Every block stores its sums in `partials`, and
+// the one that arrives last at a tile's counter adds them in the order of the splits. So results depend on the shape and the
 // grid alone.
 //
-// TERMS 2: a value is the sum of two bytes with scales of their own (Q16 in lib/activation.cuh). Rows of x are as long as two,
-// and weights go by twice. Requires columns % 64 == 0, so that no stage has both.
+// TERMS 2: a value is the sum of two int8 terms with scales of their own (Int8HiLo in lib/activation.cuh). Rows of x are twice
+// as long, and weights go by twice. Requires columns % 64 == 0, so that no stage has both terms.
 //
-// ROWS `grouped`: row tiles are those of `tiles`, each of one expert, whose rows `sorted` lists
+// ROWS `grouped`: grouped GEMM over experts. Row tiles are those of `tiles`, each of one expert, whose rows `sorted` lists
 // (kernels/moe/permute.cu).
 //
-// EPILOGUE `f32`: out[r, n], `out_stride` apart. `geglu_pair`: M-tiles are gate and up in turn; gelu(gate) * up in the Q8
-// form.
+// EPILOGUE `f32`: out[r, n], `out_stride` apart. `geglu_pair`: M-tiles alternate gate and up; gelu(gate) * up in int8.
 //
-// Bytes: weights once per row tile (from L2 mostly), x once an output tile. Operations: 2 * rows * outputs * columns.
+// Bytes: weights once per row tile (from L2 mostly), x once per output tile. Operations: 2 * rows * outputs * columns.
 // Requires columns % 32 == 0, `arrivals` zero (they are left so), and for geglu_pair whole blocks of 32 products.
 #include "lib/batch.cuh"
 #include "lib/gemm_weights.cuh"
@@ -34,9 +33,9 @@ struct Tile {
 struct Params {
   Rows rows;
   const u8* w;
-  const u8* x;            // codes, or halves
-  const float* x_scales;  // a block; of halves per row, null for ones
-  const float* x_sums;    // a block; K4 and K5
+  const u8* x;            // int8 codes, or f16
+  const float* x_scales;  // per block; of f16 per row, null for ones
+  const float* x_sums;    // per block; K4 and K5
   float* out;
   i8* codes;  // geglu_pair
   float* scales;
@@ -49,17 +48,17 @@ struct Params {
   u32 columns;
   u32 outputs;
   u32 out_stride;
-  u32 x_share;  // grouped: choices that share a row of x
+  u32 x_share;  // grouped: routed experts that share a row of x
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemm.rs differs");
 
 enum { f32, geglu_pair };
 enum { dense, grouped };
 
-constexpr u32 THREADS = 256, M_TILE = 16, TILE_M_TILES = 8;
+constexpr u32 THREADS = 256, TILE_M_TILES = 8;
 constexpr u32 NO_ROW = 0xffffffffu;
 
-// How 8 warps share a tile, and where a stage's parts lie in shared memory.
+// The share of each of 8 warps in a tile, and the offsets of a stage's parts in shared memory.
 template <int TOKENS>
 struct Shape {
   static constexpr int WARP_ROWS = TOKENS == 128 ? 2 : 4;  // of warps, along outputs
@@ -67,23 +66,23 @@ struct Shape {
   static constexpr int OCTETS = TOKENS / (8 / WARP_ROWS) / 8;
   static constexpr u32 X = TILE_M_TILES * Weights::M_TILE_BYTES;
   static constexpr u32 SCALES = X + TOKENS * Weights::X_BYTES;
-  static constexpr u32 STAGE = SCALES + TOKENS * (Weights::SCALES ? Weights::SUMS ? 16 : 8 : 0);
+  static constexpr u32 STAGE = SCALES + TOKENS * (Weights::TOKEN_SCALES ? Weights::TOKEN_SUMS ? 16 : 8 : 0);
 };
 
-// z * sigmoid(2u), which is the tanh form: with fast exponentials it is a few instructions, to 1e-6.
+// GELU, tanh approximation, as z * sigmoid(2u): with fast exponentials it is a few instructions, to 1e-6.
 __device__ __forceinline__ float quick_gelu(float z) {
   return __fdividef(z, 1.0f + __expf(-1.5957691f * z * (1.0f + 0.044715f * z * z)));
 }
 
-// What a thread copies each stage: 16-byte chunks of tokens, a scale (and a sum) of a token, and of its warp's M-tile.
-// Where they come from is a word a copy; in the widest tile these lie in shared memory, because registers are scarcer
-// than loads.
+// A thread's copies of each stage: 16-byte chunks of tokens, a scale (and a sum) of a token, and its part of its warp's M-tile.
+// Their sources are one word per copy; in the largest tile these lie in shared memory, because registers are scarcer than
+// loads.
 template <int TOKENS>
 struct Copies {
   static constexpr u32 CHUNKS = Weights::X_BYTES / 16, ALL = TOKENS * CHUNKS;
   static constexpr u32 EACH = (ALL + THREADS - 1) / THREADS, STRIDE = THREADS / CHUNKS;  // tokens from copy to copy
-  // Bytes of x for each copy, then a scale, the place of the first chunk, the M-tile in 16 bytes, and rows from it on.
-  static constexpr u32 SCALE = EACH, PLACE = EACH + 1, M_TILE_AT = EACH + 2, ROWS_FROM = EACH + 3, WORDS = EACH + 4;
+  // Offset into x for each copy, then into the scales, the target of the first chunk, the M-tile in 16 bytes, and rows from it on.
+  static constexpr u32 SCALE = EACH, X_TO = EACH + 1, M_TILE_AT = EACH + 2, ROWS_FROM = EACH + 3, WORDS = EACH + 4;
   static constexpr bool IN_SHARED = TOKENS == 128;
   u32 own[IN_SHARED ? 1 : WORDS];
   u32* shared;
@@ -97,7 +96,7 @@ struct Copies {
 #pragma unroll
     for (u32 i = 0; i < EACH; i++) word(i) = rows[min(token + i * STRIDE, TOKENS - 1u)] * row_bytes + chunk * 16;
     word(SCALE) = rows[min(threadIdx.x / 2, TOKENS - 1u)] * (TERMS * p.columns / 32) + threadIdx.x % 2;
-    word(PLACE) = Shape<TOKENS>::X + (Weights::SCALES ? int8_chunk(token, chunk) : f16_chunk(token, chunk));
+    word(X_TO) = Shape<TOKENS>::X + (Weights::TOKEN_SCALES ? int8_chunk(token, chunk) : f16_chunk(token, chunk));
     word(M_TILE_AT) = m_tile;
     word(ROWS_FROM) = m_tile_rows;
   }
@@ -105,28 +104,27 @@ struct Copies {
   __device__ __forceinline__ void start(const Params& p, u8* to, u32 stage) {
     const u32 warp = threadIdx.x / WARP, chunk = threadIdx.x % CHUNKS;
     const u8* m_tile = p.w + u64(word(M_TILE_AT)) * 16;
-    const u32 term_stages = p.columns / STAGE_INPUTS, of_weights = TERMS == 2 && stage >= term_stages ? stage - term_stages : stage;
-    Weights::copy(to + warp * Weights::M_TILE_BYTES, m_tile, of_weights, threadIdx.x % WARP, p.columns, word(ROWS_FROM));
+    const u32 term_stages = p.columns / STAGE_INPUTS, w_stage = TERMS == 2 && stage >= term_stages ? stage - term_stages : stage;
+    Weights::copy(to + warp * Weights::M_TILE_BYTES, m_tile, w_stage, threadIdx.x % WARP, p.columns, word(ROWS_FROM));
     // Behind the last input there are zeros.
     const bool inside = stage * STAGE_INPUTS + chunk * (STAGE_INPUTS / CHUNKS) < TERMS * p.columns;
     if (ALL >= THREADS || threadIdx.x < ALL) {
-      u8* x = to + word(PLACE);
+      u8* x = to + word(X_TO);
 #pragma unroll
       for (u32 i = 0; i < EACH; i++)
         cp_async_16(x + i * STRIDE * Weights::X_BYTES, p.x + word(i) + stage * Weights::X_BYTES, inside);
     }
-    if (Weights::SCALES && (TOKENS >= 128 || threadIdx.x < 2 * TOKENS)) {
+    if (Weights::TOKEN_SCALES && (TOKENS >= 128 || threadIdx.x < 2 * TOKENS)) {
       const bool there = 2 * stage + threadIdx.x % 2 < TERMS * p.columns / 32;
       const u32 at = word(SCALE) + 2 * stage;
       float* scale = (float*)(to + Shape<TOKENS>::SCALES) + threadIdx.x % 2 * TOKENS + threadIdx.x / 2;
       cp_async_4(scale, p.x_scales + at, there);
-      if (Weights::SUMS) cp_async_4(scale + 2 * TOKENS, p.x_sums + at, there);
+      if (Weights::TOKEN_SUMS) cp_async_4(scale + 2 * TOKENS, p.x_sums + at, there);
     }
   }
 };
 
-// Adds what the blocks of a tile's splits have left, in their order. True for the block that came last and has the
-// sums.
+// Split-K reduction: adds the partials of a tile's splits, in their order. True for the block that arrived last and has the sums.
 template <int M_TILES, int OCTETS>
 __device__ __forceinline__ bool join_splits(const Params& p, float (&sum)[M_TILES][OCTETS][4], u32 tile, u32 split,
                                             u32 splits) {
@@ -184,7 +182,7 @@ __device__ __forceinline__ void write_floats(const Params& p, const float (&sum)
       const u32 row = rows[token + 8 * j + 2 * quad + t];
       if (row == NO_ROW) continue;
       float factor = 1 / Weights::FACTOR;
-      if (!Weights::SCALES && p.x_scales) factor = p.x_scales[row];
+      if (!Weights::TOKEN_SCALES && p.x_scales) factor = p.x_scales[row];
       float* out = p.out + u64(row) * p.out_stride;
 #pragma unroll
       for (int m = 0; m < M_TILES; m++) {
@@ -196,9 +194,9 @@ __device__ __forceinline__ void write_floats(const Params& p, const float (&sum)
   }
 }
 
-// Products of gates and ups, quantized. 64 outputs (4 M-tiles) are a block of 32 products: a warp's own, or shared by
-// two warps that exchange what they found through `found`. Codes go through shared memory to be written 16 bytes at a
-// time.
+// GeGLU epilogue: products of gates and ups, quantized to int8. 64 outputs (4 M-tiles) are a block of 32 products: a warp's own,
+// or shared by two warps that exchange maxima and sums through shared memory. Codes go through it, too, to be written 16 bytes
+// at a time.
 template <int TOKENS, int M_TILES, int OCTETS>
 __device__ __forceinline__ void write_products(const Params& p, float (&sum)[M_TILES][OCTETS][4], const u32* rows,
                                                u8* shared, u32 tile_output, u32 warp_row, u32 token) {
@@ -269,9 +267,9 @@ __device__ __forceinline__ void write_products(const Params& p, float (&sum)[M_T
       for (int t = 0; t < 2; t++) {
         const u32 at = token + 8 * j + 2 * quad + t, row = rows[at];
         if (row == NO_ROW) continue;
-        const u64 place = u64(row) * (products / 32) + block;
-        p.scales[place] = max[j][t];
-        p.sums[place] = max[j][t] * float(totals[j][t] + (SHARED_BLOCK ? code_sums[other + at] : 0));
+        const u64 out = u64(row) * (products / 32) + block;
+        p.scales[out] = max[j][t];
+        p.sums[out] = max[j][t] * float(totals[j][t] + (SHARED_BLOCK ? code_sums[other + at] : 0));
       }
     }
   }
@@ -310,7 +308,7 @@ __device__ __forceinline__ void gemm(const Params& p) {
   const u32 output_tile = blockIdx.y % output_tiles, split = blockIdx.y / output_tiles,
             splits = gridDim.y / output_tiles;
   const u32 all_stages = (TERMS * p.columns + STAGE_INPUTS - 1) / STAGE_INPUTS, begin = all_stages * split / splits;
-  // What is rarely needed waits in shared memory.
+  // Rarely needed, so kept in shared memory.
   __shared__ u32 output_tile_at, split_at, splits_at, end;
   if (threadIdx.x == 0) {
     output_tile_at = output_tile, split_at = split, splits_at = splits;
@@ -324,9 +322,9 @@ __device__ __forceinline__ void gemm(const Params& p) {
     matrix = tile.expert;
     if (threadIdx.x < TOKENS) {
       const bool there = threadIdx.x < tile.count;
-      const u32 choice = p.sorted[tile.first + (there ? threadIdx.x : 0)];
-      x_rows[threadIdx.x] = choice / p.x_share;
-      out_rows[threadIdx.x] = there ? choice : NO_ROW;
+      const u32 routed = p.sorted[tile.first + (there ? threadIdx.x : 0)];
+      x_rows[threadIdx.x] = routed / p.x_share;
+      out_rows[threadIdx.x] = there ? routed : NO_ROW;
     }
   } else {
     const u32 row = blockIdx.x * TOKENS + threadIdx.x, count = *p.rows.count;
@@ -337,13 +335,13 @@ __device__ __forceinline__ void gemm(const Params& p) {
     }
   }
   __syncthreads();
-  const u32 m_tiles = (p.outputs + M_TILE - 1) / M_TILE, own_strip = min(output_tile * TILE_M_TILES + warp, m_tiles - 1);
+  const u32 m_tiles = (p.outputs + M_TILE - 1) / M_TILE, own_m_tile = min(output_tile * TILE_M_TILES + warp, m_tiles - 1);
   Copies<TOKENS> copies;
   copies.shared = copies_from + threadIdx.x;
-  const u32 m_tile = u32((matrix * m_tiles + own_strip) * (Weights::m_tile_bytes(p.columns) / 16));
-  copies.prepare(p, x_rows, m_tile, p.outputs - own_strip * M_TILE);
+  const u32 m_tile = u32((matrix * m_tiles + own_m_tile) * (Weights::m_tile_bytes(p.columns) / 16));
+  copies.prepare(p, x_rows, m_tile, p.outputs - own_m_tile * M_TILE);
 
-  // Stages go by TOGETHER between barriers: two of the widest tile would need more registers than there are.
+  // TOGETHER stages go between barriers: two of the largest tile would need more registers than there are.
   constexpr u32 TOGETHER = TOKENS == 128 ? 1 : Weights::TOGETHER, SLOTS = STAGES / TOGETHER;
   auto fetch = [&](u32 stage, u32 slot) {
 #pragma unroll
@@ -366,14 +364,14 @@ __device__ __forceinline__ void gemm(const Params& p) {
       for (int i = 0; i < 4; i++) sum[m][j][i] = 0;
     }
   }
-  auto multiply = [&](u32 place) {
-    const u8* here = shared + place * S::STAGE;
+  auto multiply = [&](u32 in_ring) {
+    const u8* here = shared + in_ring * S::STAGE;
     const u8* m_tiles = here + warp_row * S::M_TILES * Weights::M_TILE_BYTES;
     const u8* x = here + S::X + token * Weights::X_BYTES;
     const float* scales = (const float*)(here + S::SCALES) + token;
 #pragma unroll
     for (u32 step = 0; step < 2; step++) {
-      if (Weights::SUMS) {
+      if (Weights::TOKEN_SUMS) {
         const float* sums = scales + (2 + step) * TOKENS;
         subtract_minimums(sum, m_tiles + Weights::ROWS_AT, Weights::M_TILE_BYTES, Weights::FACTOR, sums, step, lane);
       }

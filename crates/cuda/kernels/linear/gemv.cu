@@ -1,15 +1,16 @@
-// out[r] = W . f(x[r]) for up to 8 rows: the product of decoding. f is nothing, a norm, or a branch that rejoins the residual
-// stream and is normed again; what comes out may pass through GELU. WEIGHTS names the matrix's form, INPUT is plain or normed.
+// GEMV: out[r] = W . f(x[r]) for up to 8 rows, the product of decoding. The prologue f is nothing, a norm, or the residual add with
+// the norm that follows; the epilogue may be GELU. WEIGHTS names the matrix's format, INPUT is plain or normed.
 //
 // Grid: (blocks), all of them resident at once; a block owns a run of M-tiles (16 output rows of fragments, 4 of floats) and all
-// their inputs. `split` warps are a team that shares an M-tile, each taking every split-th stage (about 2 KB) of it; sums of a
-// team join in shared memory, in order. Every warp streams its stages through a ring of its own, which is begun before the
-// input is made and filled when it has come, so that the memory is busy from the start and no barrier stops it.
+// their inputs. `split` warps are a team that shares an M-tile, each taking every split-th stage (about 2 KB) of it; a team's
+// sums are reduced in shared memory, in order. Every warp streams its stages through a cp.async ring of its own, RING stages
+// deep, begun before the prologue and filled when its input has come, so that the memory is busy from the start and no barrier
+// stops it.
 // Grid y: rows that do not fit shared memory together, the entry's number of rows at a time.
-// The entry `gemv_chosen` takes the matrix from a route: grid (blocks, rows * top_k), or (blocks, rows) with the choices'
-// products summed by weight; a choice is a row by itself.
+// The entry `gemv_chosen` takes the matrix from a route: grid (blocks, rows * top_k), or (blocks, rows) with the routed experts'
+// products summed by weight; each routed expert is a row by itself.
 //
-// Bytes: the matrix once; the input (4 * columns per row, twice with a norm_add) once per block, from L2.
+// Bytes: the matrix once; the input (4 * columns per row, twice with a residual) once per block, from L2.
 // Sums do not depend on the number of rows, nor on the grid.
 // Small products are as fast as their longest chain of instructions: what the host can compute, it does.
 // Requires columns % 8 == 0; of norms, columns <= 12 * threads; values with room for as many rows as the entry has; no output
@@ -17,15 +18,14 @@
 #include "lib/batch.cuh"
 #include "lib/gemv_input.cuh"
 
-#define JOIN_NAMES(a, b) a##b
-#define JOIN(a, b) JOIN_NAMES(a, b)
 using Weights = JOIN(WEIGHTS, _weights);
+static_assert(Weights::STAGE_BYTES == M_TILE_STAGE_BYTES, "src/kernel/linear/gemv.rs differs");
 template <int ROWS>
 using plain_input = PlainInput<ROWS>;
 template <int ROWS>
 using normed_input = NormedInput<ROWS>;
 
-// Mirrors `Epilogue` in src/kernel/linear/gemv.rs; 0 leaves sums as they are.
+// Kinds of epilogue. Mirrors `GemvEpilogue` in src/kernel/linear/gemv.rs; 0 leaves sums as they are.
 constexpr u32 GEGLU = 1, GELU_MUL_SLICE = 2;
 
 // Output rows `first` on of a joined matrix are a value of their own.
@@ -35,11 +35,11 @@ struct Part {
   u32 rows;
 };
 
-// What is used first stands first: every line of params is fetched once per block.
+// In order of first use: every line of params is fetched once per block.
 struct Params {
   Prologue input;
   const u8* w;
-  const u8* up;     // of float matrices in a pair; fragments of gate and up lie M-tile by M-tile in `w`
+  const u8* up;     // of float matrices in a pair; M-tiles of gate and up alternate in `w`
   u32 a_block[4];   // M-tiles of a block, for 1, 2, 4, 8 rows
   u32 columns;      // of a matrix
   u32 padded;       // columns of the whole input, up to the end of the last stage
@@ -56,7 +56,7 @@ struct Params {
   u32 other_column;
   u32 top_k;
   u32 choices_summed;
-  u32 pdl;        // launched before the launch before is over
+  u32 pdl;          // launched before the launch before is over
   Rows rows;
   Part parts[3];
   const float* other;  // of GELU_MUL_SLICE, in rows of `other_columns`
@@ -67,20 +67,20 @@ static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemv.rs differs
 
 constexpr u32 MAX_WARPS = 16;
 
-// Strips that a team sums up before the block joins what it has.
+// M-tiles that a team sums up before the block reduces them.
 template <int ROWS>
 constexpr u32 BATCH = ROWS <= 2 ? 8 : ROWS == 4 ? 4 : 2;
 
-// The stages of one warp, in the order of their use.
+// The stages of one warp, in order of use.
 template <bool CHOSEN>
 struct Stream {
   const Params& p;
-  const float* choices;
+  const float* routed;
   const u8* next;
   u32 m_tile, end, stage, share, lane;
 
-  __device__ __forceinline__ Stream(const Params& p, const float* choices, u32 m_tile, u32 end, u32 share, u32 lane)
-      : p(p), choices(choices), m_tile(m_tile), end(end), stage(share), share(share), lane(lane) {
+  __device__ __forceinline__ Stream(const Params& p, const float* routed, u32 m_tile, u32 end, u32 share, u32 lane)
+      : p(p), routed(routed), m_tile(m_tile), end(end), stage(share), share(share), lane(lane) {
     next = m_tile_start();
   }
 
@@ -91,7 +91,7 @@ struct Stream {
     return (pair && m_tile % 2 ? p.up : p.w) + u64((pair ? m_tile / 2 : m_tile) * Weights::M_TILE) * p.m_tile_bytes + mine;
   }
 
-  // Starts the next copy, to the lane's own address, and closes it whether there is one or not.
+  // Starts the next copy, to the lane's own address, and commits the group whether there is one or not.
   __device__ __forceinline__ void fetch(u8* to) {
     if (m_tile < end) {
       const u8* from = next;
@@ -99,7 +99,7 @@ struct Stream {
       if (CHOSEN) {
         const u32 segment = stage / p.stages;
         at -= segment * p.stages;
-        from += u64(choices[segment]) * p.matrix_bytes - u64(segment * p.stages * Weights::STEP);
+        from += u64(routed[segment]) * p.matrix_bytes - u64(segment * p.stages * Weights::STEP);
       }
       const u32 row = (p.epilogue == GEGLU ? m_tile / 2 : m_tile) * Weights::M_TILE;
       Weights::fetch(to, from, p.m_tile_bytes - at * Weights::STEP, p.outputs - row, p.m_tile_bytes, lane);
@@ -115,14 +115,14 @@ struct Stream {
   }
 };
 
-// GELU in its tanh form, as z / (1 + e^-2u): a few instructions, within 1e-6.
+// GELU, tanh approximation, as z / (1 + e^-2u): a few instructions, within 1e-6.
 __device__ __forceinline__ float quick_gelu(float z) {
   const float u = 0.7978846f * z * (1.0f + 0.044715f * z * z);
   return __fdividef(z, 1.0f + __expf(-2.0f * u));
 }
 
-// A team's sums, in the order of its warps.
-__device__ __forceinline__ float joined(const float* partial, u32 split, u32 stride) {
+// The sum over a team's warps, in their order.
+__device__ __forceinline__ float team_sum(const float* partial, u32 split, u32 stride) {
   float sum = 0;
 #pragma unroll
   for (u32 i = 0; i < MAX_WARPS; i++) {
@@ -131,23 +131,23 @@ __device__ __forceinline__ float joined(const float* partial, u32 split, u32 str
   return sum;
 }
 
-// Sums of `m_tiles` M-tiles from `first` on become outputs of the rows from `out_row` on.
+// The epilogue: sums of `m_tiles` M-tiles from `first` on become outputs of the rows from `out_row` on.
 template <int ROWS>
 __device__ __forceinline__ void finish(const Params& p, const float* partial, u32 first, u32 m_tiles, u32 out_row, u32 count) {
   constexpr u32 M_TILE = Weights::M_TILE, STRIDE = ROWS * M_TILE;
   const u32 each = p.epilogue == GEGLU ? 2 : 1;
 #pragma unroll 1
   for (u32 e = threadIdx.x; e < m_tiles / each * STRIDE; e += blockDim.x) {
-    const u32 token = e / M_TILE % ROWS, nth = e / STRIDE * each, m_tile = first + nth;
+    const u32 token = e / M_TILE % ROWS, local = e / STRIDE * each, m_tile = first + local;
     if (token >= count) continue;
-    const float* from = partial + nth * p.split * STRIDE + e % STRIDE;
-    float sum = joined(from, p.split, STRIDE);
+    const float* from = partial + local * p.split * STRIDE + e % STRIDE;
+    float sum = team_sum(from, p.split, STRIDE);
     u32 row = m_tile / each * M_TILE + e % M_TILE;
     const Part& part = row >= p.parts[2].first ? p.parts[2] : row >= p.parts[1].first ? p.parts[1] : p.parts[0];
     row -= part.first;
     if (row >= part.rows) continue;
     const u64 out = out_row + token;
-    if (p.epilogue == GEGLU) sum = quick_gelu(sum) * joined(from + p.split * STRIDE, p.split, STRIDE);
+    if (p.epilogue == GEGLU) sum = quick_gelu(sum) * team_sum(from + p.split * STRIDE, p.split, STRIDE);
     if (p.epilogue == GELU_MUL_SLICE) sum = quick_gelu(sum) * p.other[out * p.other_columns + p.other_column + row];
     part.out[out * part.rows + row] = sum;
   }
@@ -162,10 +162,10 @@ __device__ __forceinline__ void gemv(const Params& p) {
   const u32 a_block = p.a_block[BUCKET];
   const u32 begin = blockIdx.x * a_block, end = min(begin + a_block, p.m_tiles);
 
-  // Choices: which matrices, and whose row.
+  // Routed experts: which matrices, and whose row.
   const bool summed = CHOSEN && p.choices_summed;
   const u32 columns = summed ? p.top_k * p.columns : p.columns;
-  const float* choices = nullptr;
+  const float* routed = nullptr;
   Prologue input = p.input;
   // Rows that do not fit shared memory together have blocks of their own.
   const u32 first_row = CHOSEN ? 0 : blockIdx.y * ROWS;
@@ -175,7 +175,7 @@ __device__ __forceinline__ void gemv(const Params& p) {
     griddep_wait();
     const u32 row = summed ? blockIdx.y : blockIdx.y / p.top_k;
     if (!p.rows.has(row)) return;
-    choices = p.route + u64(row) * 2 * p.top_k + (summed ? 0 : blockIdx.y % p.top_k);
+    routed = p.route + u64(row) * 2 * p.top_k + (summed ? 0 : blockIdx.y % p.top_k);
     input.x += u64(row) * columns;
   } else {
     input.x += u64(first_row) * columns;
@@ -183,23 +183,23 @@ __device__ __forceinline__ void gemv(const Params& p) {
     input.sum += u64(first_row) * columns;
   }
 
-  JOIN(INPUT, _input)<ROWS> made;
+  JOIN(INPUT, _input)<ROWS> prologue;
   u8* const ring = shared + warp * RING * Weights::STAGE_BYTES;
-  Stream<CHOSEN> stream(p, choices, begin + team, end, share, lane);
+  Stream<CHOSEN> stream(p, routed, begin + team, end, share, lane);
   u32 filled = 0;
   const auto fill = [&] {
 #pragma unroll 1
     for (; filled < RING; filled++) stream.fetch(ring + filled * Weights::STAGE_BYTES + 16 * lane);
   };
   if (!CHOSEN && p.pdl) {
-    // The launch before is still running: the time to fetch weights, which depend on nothing.
+    // PDL: the launch before is still running. Time to fetch weights, which depend on nothing.
     fill();
     griddep_launch_dependents();
     griddep_wait();
-    made.load_first(input, columns);
+    prologue.load_first(input, columns);
   } else {
-    // One stage at first: a memory that is asked for much more than it can give at once lets the input wait, too.
-    made.load_first(input, columns);
+    // One stage at first: memory that is asked for much more than it can give at once delays the input, too.
+    prologue.load_first(input, columns);
     stream.fetch(ring + 16 * lane);
     filled = 1;
   }
@@ -213,7 +213,7 @@ __device__ __forceinline__ void gemv(const Params& p) {
   in.sums = in.scales + (Weights::QUANTIZED ? p.padded / 32 * ROWS : 0);
   in.values = (u8*)(in.sums + (Weights::HAS_MINS ? p.padded / 32 * ROWS : 0));
   in.stride = Weights::QUANTIZED ? p.padded + 32 : 4 * p.padded;
-  made.template prepare<Weights>(in, input, summed ? choices + p.top_k : nullptr, p.columns, columns, p.padded, count, fill);
+  prologue.template prepare<Weights>(in, input, summed ? routed + p.top_k : nullptr, p.columns, columns, p.padded, count, fill);
   __syncthreads();
 
   const typename Weights::template LaneOf<ROWS> mine(in, lane);

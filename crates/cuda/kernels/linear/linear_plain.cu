@@ -1,8 +1,8 @@
 // out[r, o] = w[o] . x[r], any format, activations and sums in f32: the plain twin of every faster product.
 //
-// Grid: (row tiles, M-tiles of 8 outputs), a warp an output and a tile of rows: 1 row in `linear_plain_1`, 8 in `linear_plain_8`. The
-// warps of a block share the tile's activations through L1; neighbouring blocks share the M-tile's weights through L2.
-// Bytes: the packed weights once per row tile, 4 * columns in and 4 * outputs out a row.
+// Grid: (row tiles, tiles of 8 outputs), one warp per output and tile of rows: 1 row in `linear_plain_1`, 8 in `linear_plain_8`. The
+// warps of a block share the row tile's activations through L1; neighbouring blocks share the output tile's weights through L2.
+// Bytes: the packed weights once per row tile; 4 * columns in and 4 * outputs out per row.
 #include "lib/batch.cuh"
 #include "lib/dot.cuh"
 

@@ -1,4 +1,4 @@
-// Rows of the file in f16 or bf16: matrices that are multiplied as floats.
+// Rows of the file to f16 or bf16: matrices that are multiplied as floats.
 //
 // Grid: (rows, blocks of 256 columns), one thread per value. Bytes: the packed rows in, 2 * columns per row out.
 // F16: any format, rounded to nearest. A value beyond the largest f16 becomes infinite; no weight of a model is.

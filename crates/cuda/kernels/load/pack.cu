@@ -1,12 +1,12 @@
-// Rows as they are in the file to fragments: what happens to a quantized matrix once, when it is loaded.
+// Packs rows of the file into fragments, once, when a quantized matrix is loaded.
 //
-// Grid: (M-tiles, runs of 1024 inputs), 8 warps that take parts of 64 inputs in turn, then all threads the scales. A
-// lane gathers 32 codes byte by byte, which the first cache turns into whole sectors, and writes 16 bytes at a time.
+// Grid: (M-tiles, runs of 1024 inputs), 8 warps that share the parts of 64 inputs, then all threads the scales. A lane
+// gathers 32 codes byte by byte, which L1 turns into whole sectors, and writes 16 bytes at a time.
 // Bytes: the packed rows in, about as many out. Copying the rows to the device takes far longer.
-// Requires a format that has fragments. Strips are written whole, with zeros where there is no row or column. From one
-// M-tile to the next are `m_tile_bytes`, so that M-tiles of several matrices can lie in turn.
+// Requires a format that has fragments. M-tiles are written whole, with zeros where there is no row or column. From one
+// M-tile to the next are `m_tile_bytes`, so that M-tiles of several matrices can be interleaved.
 #include "lib/format.cuh"
-#include "lib/fragment.cuh"
+#include "lib/fragment_value.cuh"
 #include "lib/reduce.cuh"
 
 struct Params {
@@ -20,14 +20,14 @@ struct Params {
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/load/pack.rs differs");
 
 constexpr u32 RUN_INPUTS = 1024;
-constexpr bool SUPER_BLOCKS = Fragment::SUB_SCALES > 0;
+constexpr bool SUPER_BLOCKS = Fragment::HAS_SUB_SCALES;
 
 // Null where there is no such row or column.
 __device__ __forceinline__ const u8* block_at(const Params& p, u32 row, u32 column) {
   return row < p.rows && column < p.columns ? weight_block(p.from + row * p.row_bytes, column) : nullptr;
 }
 
-// 4 codes of a row as bytes, cut to their bits.
+// 4 codes of a row, one per byte, cut to their bits.
 __device__ __forceinline__ u32 four_codes(const Params& p, u32 row, u32 column) {
   const u8* block = block_at(p, row, column);
   if (!block) return 0;
@@ -46,7 +46,7 @@ __device__ __forceinline__ void pack_codes(const Params& p, u32 row, u32 column,
     codes[o] = four_codes(p, row + lane / 4 + 8 * (o % 2), column + operand_input(lane, o));
   }
   const u32 part = column % Fragment::INPUTS / PART_INPUTS;
-  uint4* low = (uint4*)(k_block + 512 * part) + lane;
+  uint4* low = (uint4*)(k_block + Fragment::PART_LOW * part) + lane;
   u32 nibbles[4], high[2] = {0, 0};
 #pragma unroll
   for (u32 j = 0; j < 4; j++) nibbles[j] = (codes[2 * j] & 0x0f0f0f0f) | (codes[2 * j + 1] & 0x0f0f0f0f) << 4;
@@ -75,7 +75,7 @@ __device__ __forceinline__ u32 scale_word(const Params& p, u32 row, u32 column, 
     row += word;
     return u16_or_zero(block_at(p, row, column), 0) | u16_or_zero(block_at(p, row, column + 32), 0) << 16;
   }
-  const u32 sub_words = (Fragment::SCALES - Fragment::SUB_SCALES) / 4;
+  const u32 sub_words = 4 * M_TILE;
   const bool centred = Fragment::HIGH_BITS == 2;  // the one of them that has no minimums
   if (word < sub_words) {
     const u8* block = block_at(p, row + word / 4, column);
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(256) pack(const Params p) {
     u8* k_block = m_tile + u64(column / Fragment::INPUTS) * Fragment::BYTES;
     pack_codes(p, row, column, k_block, threadIdx.x % WARP);
   }
-  constexpr u32 SCALES = SUPER_BLOCKS ? Fragment::SUB_SCALES : Fragment::SCALES, SCALE_WORDS = (Fragment::BYTES - SCALES) / 4;
+  constexpr u32 SCALES = Fragment::SUB_SCALES, SCALE_WORDS = (Fragment::BYTES - SCALES) / 4;
   for (u32 i = threadIdx.x; i < (end - first) / Fragment::INPUTS * SCALE_WORDS; i += blockDim.x) {
     const u32 column = first + i / SCALE_WORDS * Fragment::INPUTS, word = i % SCALE_WORDS;
     u8* k_block = m_tile + u64(column / Fragment::INPUTS) * Fragment::BYTES;

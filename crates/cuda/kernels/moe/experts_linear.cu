@@ -1,8 +1,8 @@
-// out[r, k, o] = w[route[r, k]][o] . x[r] (or . x[r, k] for the second product): products with the matrices each row chose.
-// The plain twin of grouped products.
+// out[r, k, o] = w[route[r, k]][o] . x[r] (or . x[r, k] for the second product): products with each row's routed experts.
+// The plain twin of the grouped GEMM.
 //
-// Grid: (rows * top_k, M-tiles of 8 outputs), a warp an output of one choice.
-// Bytes per choice: the packed matrix once, 4 * columns in, 4 * outputs out.
+// Grid: (rows * top_k, tiles of 8 outputs), one warp per output of one routed expert.
+// Bytes per routed expert: the packed matrix once, 4 * columns in, 4 * outputs out.
 #include "lib/batch.cuh"
 #include "lib/dot.cuh"
 
@@ -17,9 +17,9 @@ struct Params {
   u32 columns;
   u32 outputs;
   u32 top_k;
-  u32 x_choices;  // rows of `x` a batch row: 1, or top_k
+  u32 x_choices;  // rows of `x` per batch row: 1, or top_k
 };
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/experts.rs differs");
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/experts_linear.rs differs");
 
 extern "C" __global__ void __launch_bounds__(256) experts_linear(const Params p) {
   const u32 output = blockIdx.y * (blockDim.x / WARP) + threadIdx.x / WARP;

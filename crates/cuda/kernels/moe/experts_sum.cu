@@ -1,4 +1,5 @@
-// out[r] = sum over k of weight[r, k] * x[r, k]: joins what a row's chosen experts gave, in the order of choice.
+// out[r] = sum over k of weight[r, k] * x[r, k]: the weighted sum over a row's routed experts, in
+// their order.
 //
 // Grid: (rows, blocks of 256 columns), one thread per value.
 // Bytes per row: 4 * columns * top_k in, 4 * columns out.
@@ -12,7 +13,7 @@ struct Params {
   u32 columns;
   u32 top_k;
 };
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/experts.rs differs");
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/experts_sum.rs differs");
 
 extern "C" __global__ void experts_sum(const Params p) {
   const u32 r = blockIdx.x, column = blockIdx.y * blockDim.x + threadIdx.x;

@@ -1,10 +1,10 @@
-// Sorts the choices of all rows by expert and cuts each expert's into tiles, for grouped products (kernels/gemm.cu).
+// Permutes tokens by expert and cuts each expert's into tiles, for the grouped GEMM (kernels/linear/gemm.cu).
 //
-// Choice `r * top_k + k` is what row r chose as its k-th. `sorted` lists choices by expert, each expert's in their own
-// order; `tiles` names expert, first place in `sorted` and count of every tile; `tile_count` says how many there are.
+// Token-expert pair `r * top_k + k` is row r with its k-th routed expert. `sorted` lists pairs by expert, each expert's in their
+// own order; `tiles` names expert, first index in `sorted` and count of every tile; `tile_count` says how many there are.
 //
-// Grid: one block of 32 warps. A warp takes an equal run of choices: it counts the experts among them, learns from the
-// other counts where its own begin, and row_refs them. Tiles have 16, 32, 64 or 128 choices, by entry point.
+// Grid: one block of 32 warps. A warp takes an equal run of pairs: it counts the experts among them, learns from the other
+// warps' counts where its own begin, and writes them there. Tiles have 16, 32, 64 or 128 pairs, by entry point.
 // Bytes per row: 8 * top_k in, 4 * top_k out. Shared memory: 34 words per expert.
 #include "lib/batch.cuh"
 #include "lib/reduce.cuh"
@@ -28,16 +28,16 @@ struct Params {
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/permute.rs differs");
 
 constexpr u32 WARPS = 32;
-// Loads that a lane has under way together.
+// Loads that a lane has in flight together.
 constexpr int TOGETHER = 8;
 constexpr u32 NO_EXPERT = 0xffffffffu;
 
-// Calls `each(choice, expert)` for a warp's choices in order, whole warps at a time; past the end there is no expert.
+// Calls `each(pair, expert)` for a warp's pairs in order, whole warps at a time; past the end there is no expert.
 template <typename Each>
-__device__ __forceinline__ void for_choices(const Params& p, u32 choices, Each each) {
-  const u32 run = (choices + WARPS * WARP - 1) / (WARPS * WARP) * WARP, warp = threadIdx.x / WARP;
-  const u32 end = min((warp + 1) * run, choices), first = warp * run + threadIdx.x % WARP;
-  // Row and number of the next choice, kept up without division.
+__device__ __forceinline__ void for_pairs(const Params& p, u32 pairs, Each each) {
+  const u32 run = (pairs + WARPS * WARP - 1) / (WARPS * WARP) * WARP, warp = threadIdx.x / WARP;
+  const u32 end = min((warp + 1) * run, pairs), first = warp * run + threadIdx.x % WARP;
+  // Row and number of the next pair, kept up without division.
   const u32 more_rows = WARP / p.top_k, more = WARP % p.top_k;
   u32 row = first / p.top_k, k = first % p.top_k;
   for (u32 start = warp * run; start < end; start += TOGETHER * WARP) {
@@ -70,58 +70,57 @@ __device__ __forceinline__ u32 sum_before(u32 value, u32& total) {
 template <u32 TILE>
 __device__ __forceinline__ void permute(const Params& p) {
   DYNAMIC_SHARED(shared);
-  u32* row_refs = (u32*)shared;                // [warp, expert]: counts, then where the next choice goes
-  u32* totals = row_refs + WARPS * p.experts;  // [expert]
-  u32* first_tiles = totals + p.experts;     // [expert]
-  const u32 choices = *p.rows.count * p.top_k, lane = threadIdx.x % WARP;
-  u32* own = row_refs + threadIdx.x / WARP * p.experts;
-  for (u32 i = threadIdx.x; i < WARPS * p.experts; i += blockDim.x) row_refs[i] = 0;
+  u32* offsets = (u32*)shared;                // [warp, expert]: counts, then where the next pair goes
+  u32* totals = offsets + WARPS * p.experts;  // [expert]
+  u32* first_tiles = totals + p.experts;      // [expert]
+  const u32 pairs = *p.rows.count * p.top_k, lane = threadIdx.x % WARP;
+  u32* own = offsets + threadIdx.x / WARP * p.experts;
+  for (u32 i = threadIdx.x; i < WARPS * p.experts; i += blockDim.x) offsets[i] = 0;
   __syncthreads();
-  for_choices(p, choices, [&](u32, u32 expert) {
+  for_pairs(p, pairs, [&](u32, u32 expert) {
     if (expert != NO_EXPERT) atomicAdd(own + expert, 1u);
   });
   __syncthreads();
   for (u32 expert = threadIdx.x; expert < p.experts; expert += blockDim.x) {
     u32 total = 0;
     for (u32 warp = 0; warp < WARPS; warp++) {
-      const u32 count = row_refs[warp * p.experts + expert];
-      row_refs[warp * p.experts + expert] = total;
+      const u32 count = offsets[warp * p.experts + expert];
+      offsets[warp * p.experts + expert] = total;
       total += count;
     }
     totals[expert] = total;
   }
   __syncthreads();
   if (threadIdx.x < WARP) {
-    u32 place = 0, tile = 0;
+    u32 first = 0, tile = 0;
     for (u32 start = 0; start < p.experts; start += WARP) {
       const u32 expert = start + lane, total = expert < p.experts ? totals[expert] : 0;
-      u32 all_places, all_tiles;
-      const u32 before = sum_before(total, all_places), tiles_before = sum_before((total + TILE - 1) / TILE, all_tiles);
+      u32 all_pairs, all_tiles;
+      const u32 before = sum_before(total, all_pairs), tiles_before = sum_before((total + TILE - 1) / TILE, all_tiles);
       if (expert < p.experts) {
-        // The first place takes the total's place; the next expert's gives the total back.
-        totals[expert] = place + before;
+        // The expert's first index replaces its total; the next expert's gives the total back.
+        totals[expert] = first + before;
         first_tiles[expert] = tile + tiles_before;
       }
-      place += all_places;
+      first += all_pairs;
       tile += all_tiles;
     }
     if (lane == 0) *p.tile_count = tile;
   }
   __syncthreads();
   for (u32 expert = threadIdx.x; expert < p.experts; expert += blockDim.x) {
-    const u32 first = totals[expert], end = expert + 1 < p.experts ? totals[expert + 1] : choices;
+    const u32 first = totals[expert], end = expert + 1 < p.experts ? totals[expert + 1] : pairs;
     Tile* tiles = p.tiles + first_tiles[expert];
-    for (u32 place = first, i = 0; place < end; place += TILE, i++)
-      tiles[i] = Tile{expert, place, min(TILE, end - place)};
+    for (u32 at = first, i = 0; at < end; at += TILE, i++) tiles[i] = Tile{expert, at, min(TILE, end - at)};
   }
-  for_choices(p, choices, [&](u32 choice, u32 expert) {
+  for_pairs(p, pairs, [&](u32 pair, u32 expert) {
     const u32 alike = lanes_alike(expert);
     const u32 rank = __popc(alike & ((1u << lane) - 1));
     const bool there = expert != NO_EXPERT;
-    const u32 place = there ? own[expert] : 0;
+    const u32 offset = there ? own[expert] : 0;
     __syncwarp();
-    if (there) p.sorted[totals[expert] + place + rank] = choice;
-    if (there && rank == 0) own[expert] = place + __popc(alike);
+    if (there) p.sorted[totals[expert] + offset + rank] = pair;
+    if (there && rank == 0) own[expert] = offset + __popc(alike);
     __syncwarp();
   });
 }

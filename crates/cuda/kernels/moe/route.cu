@@ -1,4 +1,4 @@
-// From router scores to choices: the softmax over all experts, the `top_k` largest renormalised, times each expert's scale.
+// Top-k routing: the softmax of router scores over all experts, the `top_k` largest renormalised, times each expert's scale.
 // out[r] holds `top_k` expert numbers, then their weights. On ties the lower expert wins.
 //
 // Grid: (rows), one warp per row.
@@ -8,7 +8,7 @@
 #include "lib/reduce.cuh"
 
 constexpr u32 MAX_EXPERTS = 1024;
-// Keeps the renormalisation finite when the chosen share underflows.
+// Keeps the renormalisation finite when the top-k share underflows.
 constexpr float LEAST_SHARE = 6.103515625e-5f;
 
 struct Params {
@@ -19,10 +19,10 @@ struct Params {
   u32 experts;
   u32 top_k;
 };
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/experts.rs differs");
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/route.rs differs");
 
 extern "C" __global__ void route(const Params p) {
-  __shared__ float left[MAX_EXPERTS];  // scores of experts not yet chosen
+  __shared__ float left[MAX_EXPERTS];  // scores of experts not yet taken
   if (!p.rows.has(blockIdx.x)) return;
   const u32 lane = threadIdx.x;
   const float* scores = p.scores + u64(blockIdx.x) * p.experts;
@@ -55,7 +55,7 @@ extern "C" __global__ void route(const Params p) {
         expert = other_expert;
       }
     }
-    expert = min(expert, p.experts - 1);  // scores that are not numbers choose, too
+    expert = min(expert, p.experts - 1);  // rows whose scores are not numbers are routed, too
     if (lane == expert % WARP) left[expert] = -INF;
     const float probability = expf(best - max) / total;
     share += probability;

@@ -1,14 +1,15 @@
-// Norms of many rows, into the form that the next product reads.
+// Norms of large batches, with residual add, into the format that the next product reads.
 //
-//   fused_norm      following = norm(x)
-//   fused_residual_norm  sum = (residual + norm(x)) * scale, perhaps in a second form, too; and perhaps following = norm(sum)
+//   fused_norm           following = norm(x)
+//   fused_residual_norm  sum = (residual + norm(x)) * scale, perhaps as a product's activation, too; and perhaps following = norm(sum)
 //
 // Grid: (rows), one block per row. 128 threads (fewer for rows under 512 columns) hold the row, HOLD fours each, so everything is
-// read once. The bits are those of norm.cu and elementwise.cu: thread t stands for four of theirs (lib/quads.cuh).
-// Bytes per row: 4 * columns for each of x and residual in, for sum out; 2 (F16), 1.25 (Q8) or 2.5 (Q16) * columns for a form.
-// Loads are under way before anybody waits: those of the row before it is known whether there is one, those of weights before
-// the sum they wait for.
-// Requires memory for every row of the grid; columns % 4 == 0 and columns <= 512 * HOLD; for bytes columns % 32 == 0; rows and weights aligned to 16 bytes.
+// read once. The bits are those of rms_norm.cu and pointwise.cu: thread t stands for four of theirs (lib/quads.cuh).
+// Bytes per row: 4 * columns for each of x and residual in, for sum out; 2 (F16), 1.25 (Int8) or 2.5 (Int8HiLo) * columns per
+// activation. Loads are in flight before anybody waits: those of the row before it is known whether there is one, those of
+// weights before the sum they wait for.
+// Requires memory for every row of the grid; columns % 4 == 0 and columns <= 512 * HOLD; for int8 columns % 32 == 0; rows and
+// weights aligned to 16 bytes.
 #include "lib/batch.cuh"
 #include "lib/activation.cuh"
 #include "lib/quads.cuh"
@@ -18,14 +19,14 @@ constexpr u32 MAX_THREADS = 128;
 struct Params {
   Rows rows;
   const float* x;
-  const float* factor;  // what a row of `x` is to be multiplied by, a power of two; may be null
-  const float* weight;  // may be null
-  const float* residual;       // `fused_residual_norm` only, as everything about `sum`
+  const float* factor;    // of a row of `x`, a power of two; may be null
+  const float* weight;    // may be null
+  const float* residual;  // `fused_residual_norm` only, as everything about `sum`
   float* sum;
-  Form sum_form;             // may be none; not Q16
-  const float* following_weight;  // may be null
-  float* following;               // may be null
-  Form following_activation;            // may be none
+  Activation sum_activation;        // may be none; not Int8HiLo
+  const float* following_weight;    // may be null
+  float* following;                 // may be null
+  Activation following_activation;  // may be none
   u32 columns;
   float eps;
   float scale;
@@ -79,13 +80,13 @@ __device__ __forceinline__ void store_following(const Params& p, const Row& row,
   weights.load_weights(weight, p.columns);
   const float scale = row.rms_scale(p.columns, eps);
   // A loop of its own: decided within one, the two would need more registers than there are.
-  if (p.following_activation.rest) {
+  if (p.following_activation.low_offset) {
 #pragma unroll
     for (u32 k = 0; k < HOLD; k++) {
       const u32 column = column_of(k);
       const float4 y = normed_quad(row.quads[k], scale, weight, weights.quads[k]);
       if (p.following && column < p.columns) *(float4*)(p.following + start + column) = y;
-      store_with_rest(p.following_activation, start, column, y, column < p.columns);
+      store_hi_lo(p.following_activation, start, column, y, column < p.columns);
     }
     return;
   }
@@ -95,7 +96,7 @@ __device__ __forceinline__ void store_following(const Params& p, const Row& row,
     const bool inside = column < p.columns;
     const float4 y = normed_quad(row.quads[k], scale, weight, weights.quads[k]);
     if (p.following && inside) *(float4*)(p.following + start + column) = y;
-    if (p.following_activation.any()) store_form(p.following_activation, start, column, y, inside);
+    if (p.following_activation.any()) store_activation(p.following_activation, start, column, y, inside);
   }
 }
 
@@ -128,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_residual_norm(co
                         mul(add(b.w, y.w), p.scale));
       *(float4*)(p.sum + start + column) = sum;
     }
-    if (p.sum_form.any()) store_form(p.sum_form, start, column, sum, inside);
+    if (p.sum_activation.any()) store_activation(p.sum_activation, start, column, sum, inside);
     row.quads[k] = sum;
   }
   if (p.following || p.following_activation.any()) store_following(p, row, start, p.following_weight, p.following_eps);

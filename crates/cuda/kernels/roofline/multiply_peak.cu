@@ -1,7 +1,7 @@
-// Multiplies bytes on tensor cores with nothing else around it: how fast this card's own products could be.
+// Peak of int8 products: multiplies on tensor cores with nothing else around it. The roofline of the native GEMM.
 //
 // Grid: two blocks per multiprocessor of 8 warps; every warp has 8 independent sums, so that none waits for another.
-// Operations: 2 * 16 * 8 * 32 a product; ROUNDS * 8 products a warp. Nothing to speak of is read or written.
+// Operations: 2 * 16 * 8 * 32 per product; `rounds` * 8 products per warp. Nothing to speak of is read or written.
 #include "lib/ptx.cuh"
 
 struct Params {

@@ -1,8 +1,8 @@
-// Reads everything once and adds it up: how fast this card's memory can be read.
+// Peak of memory reads: reads everything once and adds it up.
 //
-// Grid: as many blocks as fill the card, each striding over the whole. 16 bytes a load, eight of them under way in a thread.
+// Grid: as many blocks as fill the card, each striding over the whole. 16 bytes per load, eight of them in flight per thread.
 // Bytes: all of `data`, once; nothing to speak of is written. `fill` puts noise there first: zeros are read faster. As
-// halves it is numbers between 1/8 and 2, of either sign, so it can be multiplied, too.
+// f16 it is numbers between 1/8 and 2, of either sign, so it can be multiplied, too.
 #include "lib/ptx.cuh"
 
 struct Params {

@@ -1,6 +1,7 @@
-// A token for each sampled row: what crates/model/src/sampling.rs defines, on logits that are final (softcap included).
+// Sampling: a token for each sampled row, as crates/model/src/sampling.rs defines it, from logits that are final (softcap
+// included).
 //
-// sample_scan, grid (blocks of 2048 logits, rows), a warp a chunk of 128 logits, two chunks per warp: applies penalties and
+// sample_scan, grid (blocks of 2048 logits, rows), chunks of 128 logits, two chunks per warp: applies penalties and
 // biases to the logits, in place, and leaves the largest logit of each chunk. A row without a temperature ends here: the
 // last of its blocks to arrive takes the largest. Bytes per row: 4 * vocab in, vocab / 32 out.
 //
@@ -28,7 +29,7 @@ constexpr u32 MAX_CHUNKS = MAX_VOCAB / CHUNK;
 constexpr u32 CHUNKS_PER_THREAD = MAX_CHUNKS / PICK_THREADS;
 constexpr u32 MAX_TOP_K = 1024;
 constexpr u32 MAX_CANDIDATES = 2048;
-static_assert(MAX_TOP_K <= PICK_THREADS, "a thread a survivor");
+static_assert(MAX_TOP_K <= PICK_THREADS, "one thread per survivor");
 
 struct Setting {
   float temperature;  // 0: the largest
@@ -38,11 +39,11 @@ struct Setting {
   float repeat_penalty;
   u32 position;
   u64 seed;
-  u32 changes;  // where the row's changes start, in words of the batch
+  u32 changes;  // start of the row's changes, in words of the batch
   u32 change_count;
 };
 
-// Of one logit. They are sorted by token, and those of one token are made in order.
+// A change of one logit. They are sorted by token, and those of one token are applied in order.
 struct Change {
   u32 token;
   u32 seen;  // whether the token was seen recently: then the repeat penalty applies and `by` is subtracted, else added
@@ -59,7 +60,7 @@ struct Params {
   u32* arrived;      // [rows], 0 between launches
   u32* samples;      // [rows]
   u32* results;      // [2, most_rows], in host memory
-  const u32* in_flight;   // which of the two
+  const u32* in_flight;  // which of the two: the batch's slot in flight
   u32 vocab;
   u32 most_rows;
 };
@@ -102,7 +103,7 @@ __device__ __forceinline__ u64 block_best(u64 x) {
   return warp_best(lane < blockDim.x / WARP ? of_warp[lane] : 0);
 }
 
-// Whether this block is the last of `blocks` to arrive; what the others wrote before can then be read past the first cache.
+// Whether this block is the last of `blocks` to arrive; what the others wrote before can then be read past L1.
 __device__ __forceinline__ bool is_last(u32* arrived, u32 blocks) {
   __shared__ u32 others;
   __threadfence();
@@ -131,7 +132,7 @@ struct Row {
         maxima(p.maxima + u64(number) * ((p.vocab + CHUNK - 1) / CHUNK)),
         chunks((p.vocab + CHUNK - 1) / CHUNK) {}
 
-  // The logit at a place of a chunk; behind the vocabulary, no number.
+  // A token's logit as an ordered integer; behind the vocabulary, no number.
   __device__ __forceinline__ u32 key(u32 token) const { return token < p.vocab ? ordered(logits[token]) : 0; }
 
   __device__ __forceinline__ void report(u32 token) const {
@@ -146,13 +147,13 @@ struct Row {
     for (u32 chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x) best = larger(best, scored(__ldcg(maxima + chunk), chunk));
     const u32 chunk = token_of(block_best(best));
     best = 0;
-    // Logits past the first cache, too: another block may have changed them.
+    // Logits past L1, too: another block may have changed them.
     for (u32 token = chunk * CHUNK + threadIdx.x; token < min((chunk + 1) * CHUNK, p.vocab); token += blockDim.x)
       best = larger(best, scored(ordered(__ldcg(logits + token)), token));
     return token_of(block_best(best));
   }
 
-  // Makes the changes that fall into some tokens.
+  // Applies the changes of tokens `first` up to `end`.
   __device__ __forceinline__ void change(u32 first, u32 end) const {
     if (setting.change_count == 0) return;
     const Change* changes = (const Change*)(p.words + setting.changes);
@@ -216,7 +217,7 @@ __device__ __forceinline__ float gumbel(const Setting& setting, u32 token) {
   return float(-log(-log((bits + 0.5) / 16777216.0)));
 }
 
-// A logit's share before it is normalised: what the reference has, rounded from double precision for the same reason.
+// A logit's weight before it is normalised: that of the reference, rounded from double precision for the same reason.
 __device__ __forceinline__ float weight(float tempered) { return float(exp(double(tempered))); }
 
 __device__ __forceinline__ float tempered(u32 key, u32 largest, float temperature) {
@@ -288,7 +289,7 @@ struct Best {
     return max(found, lowest);
   }
 
-  // Calls `each(key, token)` for the logits of the chosen chunks, a warp a chunk.
+  // Calls `each(key, token)` for the logits of the chosen chunks, one warp per chunk.
   template <typename Each>
   __device__ __forceinline__ void for_logits(const u16* chosen, u32 count, Each each) const {
     for (u32 c = threadIdx.x / WARP; c < count; c += PICK_THREADS / WARP) {
@@ -366,9 +367,9 @@ __device__ __forceinline__ void draw_from_best(const Row& row) {
   if (count > MAX_CANDIDATES) {
     // Very many ties, or the best crowd together: find the last of the best exactly. Slow, and no model does this.
     u64 last = 0;
-    for (u32 in_flight = 0; in_flight < 64; in_flight++) {
-      const u64 bit = 1ull << (63 - in_flight);
-      u32* sum = &tally[in_flight % 2];  // the other may still be read
+    for (u32 round = 0; round < 64; round++) {
+      const u64 bit = 1ull << (63 - round);
+      u32* sum = &tally[round % 2];  // the other may still be read
       if (thread == 0) *sum = 0;
       __syncthreads();
       u32 reached = 0;
@@ -392,7 +393,7 @@ __device__ __forceinline__ void draw_from_best(const Row& row) {
 
   const u64* sorted = count <= MAX_COUNTED ? sort_by_counting(list.keys, count) : sort_by_exchange(list.keys, count);
 
-  // A thread a survivor, best first.
+  // One thread per survivor, best first.
   u32 kept = min(count, best.k);
   const u32 largest = u32(sorted[0] >> 32);
   const u64 key = thread < kept ? sorted[thread] : 0;

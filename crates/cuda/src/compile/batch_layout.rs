@@ -1,4 +1,4 @@
-//! Words that describe a batch to kernels, at fixed places of one array, so that launches need not change. Mirrors
+//! Words that describe a batch to kernels, at fixed offsets of one array, so that launches need not change. Mirrors
 //! `lib/batch.cuh`; `run/batch.rs` writes them.
 //!
 //! Counts, tokens, positions, runs, sampled rows and their settings, each run's first row among all and among the sampled, a
@@ -19,10 +19,10 @@ pub(crate) const WORD: usize = 4;
 /// Pages that runs may name beyond those that exist, because sequences share them.
 const SHARED_ENTRIES: usize = 1 << 20;
 
-/// Where each part starts, in words.
+/// Offset of each part, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BatchLayout {
-    /// First, so that what follows can be copied by itself: sampling leaves the tokens of a chained batch here.
+    /// First, so that what follows can be copied by itself: sampling writes the tokens of a lookahead batch here.
     pub(crate) tokens: usize,
     pub(crate) all_count: usize,
     pub(crate) sampled_count: usize,
@@ -30,10 +30,10 @@ pub(crate) struct BatchLayout {
     pub(crate) positions: usize,
     pub(crate) runs: usize,
     pub(crate) sampled: usize,
-    /// One more than there are runs: the last is where the last run ends.
+    /// One more than there are runs: the last is the end of the last run.
     pub(crate) first_rows: usize,
     pub(crate) first_sampled: usize,
-    /// Which of the places for results this batch has.
+    /// The batch's slot in flight, which selects its results.
     pub(crate) in_flight: usize,
     pub(crate) settings: usize,
     pub(crate) bases: PerGroup<usize>,
@@ -78,7 +78,7 @@ impl BatchLayout {
                 full: part(runs),
                 sliding: part(runs),
             },
-            // What happens to logits follows the pages in use.
+            // Changes of logits follow the pages in use.
             pages: part(entries + CHANGE_WORDS),
             page_entries: entries,
             words: part(0),
@@ -93,7 +93,7 @@ impl BatchLayout {
         (self.identity + self.max_rows) * WORD
     }
 
-    /// What is written once: which row the rows of a whole batch are, namely themselves.
+    /// Written once: the index of each row of a whole batch, namely its own number.
     pub(crate) fn constant(&self) -> (usize, Vec<u32>) {
         (self.identity * WORD, (0..self.max_rows as u32).collect())
     }
@@ -128,12 +128,12 @@ impl BatchLayout {
         }
     }
 
-    /// Where the words begin that are not tokens.
+    /// The first word that is no token.
     pub(crate) fn behind_tokens(&self) -> usize {
         self.all_count
     }
 
-    /// What the sampler reads, and where it leaves tokens for a batch that is chained to this one.
+    /// Addresses that the sampler reads, and where it writes tokens for a lookahead batch.
     pub(crate) fn sampler_inputs(&self, start: Address, logits: Address) -> SamplerInputs {
         SamplerInputs {
             rows: self.at(start).sampled,

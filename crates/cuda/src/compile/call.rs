@@ -1,4 +1,5 @@
-//! One launch, not yet bound to a device.
+//! A call: one launch of the lowered program, of a native kernel or of cuBLASLt. Lowering writes calls; binding them to addresses
+//! is `run/program.rs`.
 
 use carat_model::{phase::Origin, plan::Rows};
 
@@ -10,7 +11,7 @@ use crate::{
 /// One launch, not yet bound to a device.
 #[derive(Debug)]
 pub(crate) struct Call {
-    /// Label of the step or steps it computes, such as `L12.attn.q+k+v`; what it does for them where it is one launch of several.
+    /// Label of the step or steps it computes, such as `L12.attn.q+k+v`, with its part in them where it is one launch of several.
     pub(crate) label: String,
     pub(crate) origin: Origin,
     pub(crate) rows: Rows,
@@ -23,12 +24,12 @@ pub(crate) enum Launch {
     CublasLt(CublasLtGemm),
 }
 
-/// `out = alpha * x . w^T` by NVIDIA's library.
+/// `out = alpha * x . w^T` by cuBLASLt.
 #[derive(Clone, Debug)]
 pub(crate) struct CublasLtGemm {
-    /// Halves.
+    /// F16.
     pub(crate) x: Operand,
-    /// Halves, too.
+    /// F16, too.
     pub(crate) w: WeightOperand,
     pub(crate) out: Operand,
     pub(crate) kind: Out,
@@ -37,7 +38,7 @@ pub(crate) struct CublasLtGemm {
     pub(crate) columns: usize,
     /// Columns of a row of `out`.
     pub(crate) stride: usize,
-    /// What comes out must still be multiplied by one factor per row: it is no value of the plan yet.
+    /// The output must still be multiplied by one factor per row: it is no value of the plan yet.
     pub(crate) scaled: bool,
 }
 
@@ -49,7 +50,7 @@ impl Call {
         }
     }
 
-    /// What it reads, except weights and KV.
+    /// Operands it reads, except weights and KV.
     pub(crate) fn reads(&self) -> Vec<Operand> {
         match &self.launch {
             Launch::Kernel(kernel) => kernel.reads(),
@@ -57,7 +58,7 @@ impl Call {
         }
     }
 
-    /// What it writes, except KV.
+    /// Operands it writes, except KV.
     pub(crate) fn writes(&self) -> Vec<Operand> {
         match &self.launch {
             Launch::Kernel(kernel) => kernel.writes(),

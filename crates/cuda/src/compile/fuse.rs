@@ -1,7 +1,7 @@
-//! Runs of steps that belong together: what one kernel does in decode, and a few in prefill.
+//! Fusion: runs of steps that one kernel does in decode, and a few in prefill, become one op.
 //!
-//! Rules look at the head of what is left of the plan, in order; the first that matches takes its steps. A rule is a pattern
-//! and nothing else: it may take a step's output away only if nobody else reads it. Every fused op has a twin in single
+//! Rules look at the head of the steps that are left, in order; the first that matches takes its steps. A rule is a pattern
+//! and nothing else: it may drop a step's output only if nobody else reads it. Every fused op has a twin in single
 //! steps, which is what [`Fusion::Off`] gives, and the two are compared in tests.
 
 use std::ops::Range;
@@ -14,7 +14,7 @@ use carat_model::{
 
 use crate::{config::Fusion, kernel::MAX_GROUP};
 
-/// The most matrices that one product reads its input with: q, k and v.
+/// The most matrices of one product: q, k and v.
 const MAX_PARTS: usize = 3;
 
 /// One or more consecutive steps of a plan, done as one.
@@ -38,7 +38,7 @@ pub(crate) enum Work {
     LayerInputs(LayerInputs),
 }
 
-/// Matrices with one input, what comes before and what comes after.
+/// Matrices with one input, with prologue and epilogue.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Product {
     pub(crate) input: Prologue,
@@ -51,7 +51,7 @@ pub(crate) enum Prologue {
     Value(Value),
     /// Normed, and read by the product alone.
     Norm(RowNorm),
-    /// The sum, or its norm where there is one, which is epilogue read by the product alone.
+    /// The sum, or its norm where there is one, which is then read by the product alone.
     ResidualNorm(ResidualNorm),
 }
 
@@ -81,7 +81,7 @@ pub(crate) enum Epilogue {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ResidualNorm {
     pub(crate) norm: RowNorm,
-    /// What the normed branch is added to.
+    /// The value that the normed branch is added to.
     pub(crate) residual: Value,
     /// Of the sum.
     pub(crate) scale: f32,
@@ -106,7 +106,7 @@ pub(crate) struct StoreKv {
     pub(crate) slot: KvSlot,
 }
 
-/// Queries are normed and rotated, epilogue attend; perhaps to what the same rows store first.
+/// Queries are normed and rotated, then attend; perhaps to keys and values that the same rows store first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Attend {
     pub(crate) store: Option<StoreKv>,
@@ -116,7 +116,7 @@ pub(crate) struct Attend {
     pub(crate) out: Value,
 }
 
-/// What a token and its embedding's projection give to some layers: `(norm(context * scale) + table[token]) * by`.
+/// Per-layer inputs from a token and its embedding's projection: `(norm(context * scale) + table[token]) * by`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LayerInputs {
     pub(crate) context: Value,
@@ -148,14 +148,14 @@ pub(crate) fn fuse(plan: &Plan, fusion: Fusion) -> Vec<Op> {
     let mut ops = Vec::new();
     let mut at = 0;
     while at < plan.steps.len() {
-        let rest = Cursor {
+        let cursor = Cursor {
             plan,
             steps: &plan.steps[at..],
             readers: &readers,
         };
         let (work, taken) = rules
             .iter()
-            .find_map(|rule| rule(&rest))
+            .find_map(|rule| rule(&cursor))
             .unwrap_or_else(|| (Work::Step(plan.steps[at].step.clone()), 1));
         let steps = at..at + taken;
         let within = &plan.steps[steps.clone()];
@@ -197,7 +197,7 @@ pub(crate) fn joined_label<'a>(steps: impl Iterator<Item = &'a Labelled>) -> Str
     joined
 }
 
-/// What is left of a plan, and who reads what.
+/// The steps of a plan that are left, and the readers of each value.
 struct Cursor<'a> {
     plan: &'a Plan,
     steps: &'a [Labelled],
@@ -278,7 +278,7 @@ impl Cursor<'_> {
         Some((found, taken))
     }
 
-    /// A norm of heads and the turn that follows it at step `i`, with what comes out.
+    /// A norm of heads at step `i` and the RoPE that follows it, with its output.
     fn norm_rope(&self, i: usize) -> Option<(RowNorm, RopeId, Value)> {
         let &Step::Rope { x, rope, out } = self.step(i + 1)? else {
             return None;
@@ -288,7 +288,7 @@ impl Cursor<'_> {
         (normed == x && self.readers.count(normed) == 1).then_some((norm, rope, out))
     }
 
-    /// Four steps.
+    /// Key norm, RoPE, value norm and store: four steps.
     fn store(&self) -> Option<StoreKv> {
         let (k, rope, k_out) = self.norm_rope(0)?;
         let head_dim = self.plan.rope(rope).head_dim;
@@ -313,19 +313,19 @@ impl Cursor<'_> {
 type Rule = fn(&Cursor<'_>) -> Option<(Work, usize)>;
 
 /// Matrices that read one value, with the norm before them and the activation after them.
-fn product(rest: &Cursor<'_>) -> Option<(Work, usize)> {
+fn product(cursor: &Cursor<'_>) -> Option<(Work, usize)> {
     let before = || -> Option<(Prologue, Value, usize)> {
-        if let Some((residual_norm, taken)) = rest.residual_norm() {
+        if let Some((residual_norm, taken)) = cursor.residual_norm() {
             let x = residual_norm
                 .following
                 .map_or(residual_norm.sum, |next| next.out);
             return Some((Prologue::ResidualNorm(residual_norm), x, taken));
         }
-        let (norm, out) = rest.whole_row_norm(0)?;
+        let (norm, out) = cursor.whole_row_norm(0)?;
         Some((Prologue::Norm(norm), out, 1))
     };
     let (input, parts, mut taken) = if let Some((input, x, taken)) = before() {
-        let (read, parts) = rest.linears(taken)?;
+        let (read, parts) = cursor.linears(taken)?;
         // A sum is written in any case; a norm only for this product.
         let own = matches!(
             input,
@@ -333,18 +333,18 @@ fn product(rest: &Cursor<'_>) -> Option<(Work, usize)> {
                 following: None,
                 ..
             })
-        ) || rest.readers.count(x) == parts.len() as u32;
+        ) || cursor.readers.count(x) == parts.len() as u32;
         if read != x || !own {
             return None;
         }
         (input, parts, taken)
     } else {
-        let (x, parts) = rest.linears(0)?;
+        let (x, parts) = cursor.linears(0)?;
         (Prologue::Value(x), parts, 0)
     };
     taken += parts.len();
-    let only_here = |part: &LinearPart| rest.readers.count(part.out) == 1;
-    let epilogue = match (rest.step(taken), parts.as_slice()) {
+    let only_here = |part: &LinearPart| cursor.readers.count(part.out) == 1;
+    let epilogue = match (cursor.step(taken), parts.as_slice()) {
         (
             Some(&Step::GeluMul {
                 gate,
@@ -380,17 +380,17 @@ fn product(rest: &Cursor<'_>) -> Option<(Work, usize)> {
     Some((Work::Product(product), taken))
 }
 
-fn attend(rest: &Cursor<'_>) -> Option<(Work, usize)> {
-    let store = rest.store();
+fn attend(cursor: &Cursor<'_>) -> Option<(Work, usize)> {
+    let store = cursor.store();
     let first = if store.is_some() { 4 } else { 0 };
-    let (q, rope, rotated) = rest.norm_rope(first)?;
-    let &Step::Attend { q: read, slot, out } = rest.step(first + 2)? else {
+    let (q, rope, rotated) = cursor.norm_rope(first)?;
+    let &Step::Attend { q: read, slot, out } = cursor.step(first + 2)? else {
         return None;
     };
     let fits = read == rotated
-        && rest.readers.count(rotated) == 1
+        && cursor.readers.count(rotated) == 1
         && store.is_none_or(|s| {
-            (s.slot, s.rope, rest.plan.rows(s.k.x)) == (slot, rope, rest.plan.rows(out))
+            (s.slot, s.rope, cursor.plan.rows(s.k.x)) == (slot, rope, cursor.plan.rows(out))
         });
     let attend = Attend {
         store,
@@ -402,18 +402,18 @@ fn attend(rest: &Cursor<'_>) -> Option<(Work, usize)> {
     fits.then_some((Work::Attend(attend), first + 3))
 }
 
-fn store(rest: &Cursor<'_>) -> Option<(Work, usize)> {
-    rest.store().map(|store| (Work::StoreKv(store), 4))
+fn store(cursor: &Cursor<'_>) -> Option<(Work, usize)> {
+    cursor.store().map(|store| (Work::StoreKv(store), 4))
 }
 
 /// Post-norm, residual add, layer scale, next norm: one read and one write of the stream instead of up to four.
-fn lone_residual_norm(rest: &Cursor<'_>) -> Option<(Work, usize)> {
-    let (residual_norm, taken) = rest.residual_norm()?;
+fn lone_residual_norm(cursor: &Cursor<'_>) -> Option<(Work, usize)> {
+    let (residual_norm, taken) = cursor.residual_norm()?;
     Some((Work::ResidualNorm(residual_norm), taken))
 }
 
-fn ple_inputs(rest: &Cursor<'_>) -> Option<(Work, usize)> {
-    let steps = [0, 1, 2, 3, 4].map(|i| rest.step(i));
+fn ple_inputs(cursor: &Cursor<'_>) -> Option<(Work, usize)> {
+    let steps = [0, 1, 2, 3, 4].map(|i| cursor.step(i));
     let [
         Some(&Step::Scale {
             x: context,
@@ -442,9 +442,9 @@ fn ple_inputs(rest: &Cursor<'_>) -> Option<(Work, usize)> {
     else {
         return None;
     };
-    let chained = (read, a, b, read_sum) == (scaled, normed, embedded, sum);
+    let linked = (read, a, b, read_sum) == (scaled, normed, embedded, sum);
     let within = [scaled, normed, embedded, sum];
-    let alone = within.iter().all(|v| rest.readers.count(*v) == 1);
+    let alone = within.iter().all(|v| cursor.readers.count(*v) == 1);
     let inputs = LayerInputs {
         context,
         context_scale,
@@ -456,10 +456,10 @@ fn ple_inputs(rest: &Cursor<'_>) -> Option<(Work, usize)> {
         by,
         out,
     };
-    (chained && alone && group <= MAX_GROUP).then_some((Work::LayerInputs(inputs), 5))
+    (linked && alone && group <= MAX_GROUP).then_some((Work::LayerInputs(inputs), 5))
 }
 
-/// How many steps read each value; what a plan hands over has a reader outside.
+/// Number of steps that read each value; a plan's outputs have one more reader outside.
 struct Readers(Vec<u32>);
 
 impl Readers {

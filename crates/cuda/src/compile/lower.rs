@@ -1,10 +1,10 @@
-//! Ops to calls: which kernels, on which operands, with which scratch. Pure: the plan, the weights' formats and what kind of
-//! card it is are all it looks at.
+//! Ops to calls: which kernels, on which operands, with which scratch. Pure: plan, weight formats and target are all it looks
+//! at.
 //!
-//! Ops are lowered for a class of batches: [`narrow`] for the few rows of decode, where a product streams its weights once and
-//! everything around it happens inside the same kernel; [`wide`] for the many rows of prompts, where products are matrix
-//! multiplications over activations in the form those want. [`steps`] has the plain kernel of every step: what
-//! [`Fusion::Off`] runs, and what an op falls back to that the fast kernels do not take.
+//! Ops are lowered for a class of batches: [`small_batch`] for the few rows of decode, where a product streams its weights once
+//! and everything around it is its prologue or epilogue; [`large_batch`] for the many rows of prompts, where products are GEMMs
+//! over activations in the format those want. [`plain`] has the plain kernel of every step: what [`Fusion::Off`] runs, and what
+//! an op falls back to that the fast kernels do not take.
 
 mod experts;
 mod large_batch;
@@ -32,7 +32,7 @@ use crate::{
     kernel::{Kernel, Operand, PleInputs},
 };
 
-/// Lowers ops for one class. Scratch is shared by all that are lowered with the same.
+/// Lowers ops for one class. Programs lowered with the same scratch share its buffers.
 pub(crate) fn lower(
     plan: &Plan,
     weights: &Weights,
@@ -70,7 +70,7 @@ struct Lowering<'a> {
     weights: &'a Weights,
     ops: &'a [Op],
     target: Target,
-    /// Of the calls that follow.
+    /// Origin of the calls that follow.
     origin: Origin,
     calls: Vec<Call>,
     scratch: &'a mut Scratch,

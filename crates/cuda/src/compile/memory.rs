@@ -1,4 +1,4 @@
-//! How much memory a plan needs, by purpose, before any is taken.
+//! Memory of a plan, by purpose, before any is taken.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{device::cublaslt::WORKSPACE_BYTES, kernel::sampler_bytes};
 
-/// Where buffers start.
+/// Alignment of buffers.
 const ALIGN: usize = 256;
 
 /// Bytes by purpose. All but `host_tables` are device memory.
@@ -33,9 +33,9 @@ pub struct MemoryPlan {
     pub scratch: usize,
     /// Descriptions of batches: tokens, positions, page tables.
     pub batch: usize,
-    /// What sampling keeps between its launches.
+    /// Sampling's scratch between its launches.
     pub sampling: usize,
-    /// What the library that multiplies may use.
+    /// Workspace of cuBLASLt.
     pub workspace: usize,
 }
 
@@ -67,7 +67,7 @@ impl MemoryPlan {
         }
     }
 
-    /// What the device must have free.
+    /// Bytes that the device must have free.
     pub fn device_bytes(&self) -> u64 {
         let kv = self.kv.full + self.kv.sliding;
         let weights = self.weights + self.expanded_weights;
@@ -80,14 +80,14 @@ impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = [
             ("weights", self.weights),
-            ("weights, expanded to halves", self.expanded_weights),
+            ("weights, dequantized to f16", self.expanded_weights),
             ("keys and values, full attention", self.kv.full),
             ("keys and values, sliding windows", self.kv.sliding),
             ("activations", self.activations),
             ("scratch", self.scratch),
             ("batch", self.batch),
             ("sampling", self.sampling),
-            ("library workspace", self.workspace),
+            ("cuBLASLt workspace", self.workspace),
         ];
         let line = |f: &mut fmt::Formatter<'_>, name: &str, bytes: u64| {
             writeln!(
@@ -125,7 +125,7 @@ impl Arena {
     }
 }
 
-/// Where values, scratch and KV lie within their allocations.
+/// Offsets of values, scratch and KV within their allocations.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
     layout: Layout,
@@ -155,10 +155,10 @@ impl Parts {
             }))
         };
         // A step may have all rows, whichever it has in this plan.
-        let most = padded_rows(options.max_rows.max(options.max_sampled));
+        let rows_held = padded_rows(options.max_rows.max(options.max_sampled));
         Parts {
             activations: Arena::new(layout.buffers.iter().map(values)),
-            scratch: Arena::new(scratch.sizes().map(|s| most * s.per_row + s.fixed)),
+            scratch: Arena::new(scratch.sizes().map(|s| rows_held * s.per_row + s.fixed)),
             kv: PerGroup {
                 full: kv(KvGroup::Full),
                 sliding: kv(KvGroup::Sliding),
@@ -171,7 +171,7 @@ impl Parts {
         self.layout.stores(value)
     }
 
-    /// Where a stored value starts among the activations.
+    /// Offset of a stored value among the activations.
     pub(crate) fn value(&self, value: Value) -> usize {
         self.activations.offsets[self.layout.buffer(value)]
     }
@@ -224,7 +224,7 @@ mod tests {
     fn a_plan_is_printed_by_purpose() {
         expect![[r#"
             weights                                   0.3 MiB
-            weights, expanded to halves               0.0 MiB
+            weights, dequantized to f16               0.0 MiB
             keys and values, full attention           0.5 MiB
             keys and values, sliding windows          0.1 MiB
             activations                               0.8 MiB
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_values_are_halves_of_every_page() {
+    fn keys_and_values_are_f16_in_every_page() {
         let memory = plan(Variant::Dense31b, 32, TablePlace::Device);
         // Two sliding layers of 4 heads of 16, one full layer of 2 heads of 32; keys and values, 2 bytes.
         assert_eq!(memory.kv.sliding, 16 * 32 * 2 * (4 * 16) * 2 * 2);

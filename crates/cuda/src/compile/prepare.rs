@@ -62,15 +62,15 @@ pub(crate) fn prepare(
     }
     let plan = &plan.with_products_gathered();
     let ops = fuse(plan, target.fusion);
-    // Rows end once, so what runs for sampled rows is what comes last.
+    // Unsampled rows end once, so the ops of sampled rows are the last.
     let cut = ops.iter().position(|op| op.rows == Rows::Sampled);
     let (front, tail) = ops.split_at(cut.unwrap_or(ops.len()));
     let mut scratch = Scratch::default();
-    let mut both = |ops: &[Op], most_rows: usize| -> Result<ByClass<Vec<Call>>, BackendError> {
+    let mut both = |ops: &[Op], max_rows: usize| -> Result<ByClass<Vec<Call>>, BackendError> {
         let mut lowered = |class| lower(plan, weights, ops, class, target, &mut scratch);
         Ok(ByClass {
             small: lowered(RowClass::Small)?,
-            large: match RowClass::of(most_rows) {
+            large: match RowClass::of(max_rows) {
                 RowClass::Small => Vec::new(),
                 RowClass::Large => lowered(RowClass::Large)?,
             },
@@ -104,7 +104,7 @@ pub(crate) fn prepare(
     })
 }
 
-/// Which values some call reads or writes, by number.
+/// By a value's number, whether some call reads or writes it.
 fn stored_values(plan: &Plan, programs: [&ByClass<Vec<Call>>; 2]) -> Vec<bool> {
     let mut stored = vec![false; plan.value_count()];
     let calls = programs

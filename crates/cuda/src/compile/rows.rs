@@ -1,11 +1,11 @@
-//! Row counts: classes of batches that run different kernels, and the buckets that launches are made for.
+//! Row counts: classes of batches that run different kernels, and the buckets that grids are sized for.
 
 use carat_model::plan::Rows;
 
-/// The most rows of a narrow batch: the columns of one tensor-core tile.
+/// The most rows of a small batch: the columns of one tensor-core tile.
 pub(crate) const SMALL_ROWS: usize = 8;
 
-/// What kind of batch calls are for.
+/// Class of batches that a program is lowered for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum RowClass {
     /// Up to [`SMALL_ROWS`] rows.
@@ -39,7 +39,7 @@ impl RowCounts {
     }
 }
 
-/// Rows that buffers have padded_rows for when a batch has so many: launches are made for buckets of rows.
+/// Rows of the bucket that holds so many: grids and buffers are sized for it.
 pub(crate) fn padded_rows(rows: usize) -> usize {
     match rows {
         _ if RowClass::of(rows) == RowClass::Small => SMALL_ROWS,
@@ -49,14 +49,14 @@ pub(crate) fn padded_rows(rows: usize) -> usize {
     }
 }
 
-/// All numbers of rows that wide launches are made for, up to the bucket of so many rows.
+/// Buckets of large batches, up to the one that holds so many rows.
 pub(crate) fn buckets(max_rows: usize) -> impl Iterator<Item = usize> {
     let rows = SMALL_ROWS + 1..=max_rows;
     rows.filter(move |&rows| padded_rows(rows) == rows || rows == max_rows)
         .map(padded_rows)
 }
 
-/// One for few rows, one for many.
+/// One for small batches, one for large ones.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ByClass<T> {
     pub(crate) small: T,
@@ -84,11 +84,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rooms_hold_their_rows_and_grow() {
-        let rooms: Vec<usize> = [1, 8, 9, 16, 17, 64, 65, 512, 513, 2048]
+    fn padding_holds_the_rows_and_grows() {
+        let padded: Vec<usize> = [1, 8, 9, 16, 17, 64, 65, 512, 513, 2048]
             .map(padded_rows)
             .into();
-        assert_eq!(rooms, [8, 8, 16, 16, 32, 64, 128, 512, 768, 2048]);
+        assert_eq!(padded, [8, 8, 16, 16, 32, 64, 128, 512, 768, 2048]);
         for rows in 1..3000 {
             let held = padded_rows(rows);
             assert!(held >= rows && padded_rows(held) == held && padded_rows(rows + 1) >= held);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_are_the_rooms_of_wide_batches() {
+    fn buckets_are_the_padded_rows_of_large_batches() {
         for max_rows in [1, 8, 9, 40, 64, 300, 2048, 2050] {
             let mut expected: Vec<usize> = (SMALL_ROWS + 1..=max_rows).map(padded_rows).collect();
             expected.dedup();

@@ -1,4 +1,4 @@
-//! Buffers that kernels of neighbouring ops share, sized by their largest use.
+//! Scratch: buffers that kernels of neighbouring ops share, sized by their largest use.
 
 use crate::kernel::Operand;
 
@@ -8,7 +8,7 @@ pub(crate) struct Scratch {
     buffers: Vec<(&'static str, ScratchBytes)>,
 }
 
-/// How large a scratch buffer must be.
+/// Size of a scratch buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ScratchBytes {
     pub(crate) per_row: usize,

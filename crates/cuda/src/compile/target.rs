@@ -1,16 +1,16 @@
 //! The card as lowering sees it: all that calls depend on besides plan and weights.
 
-use crate::config::Fusion;
+use crate::{config::Fusion, kernel::HOPPER_MULTIPROCESSORS};
 
-/// What lowering must know of the card.
+/// Facts of the card and settings that lowering depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) multiprocessors: usize,
     /// The most shared memory a block may have.
     pub(crate) shared_bytes: usize,
-    /// Whether code is made for Hopper alone.
+    /// Whether code is compiled for `sm_90a`.
     pub(crate) hopper: bool,
-    /// Whether launches may start before those before them are over.
+    /// Whether kernels of small batches are launched with programmatic dependent launch (PDL).
     pub(crate) pdl: bool,
     pub(crate) gemm: GemmImpl,
     /// The most rows of a batch.
@@ -19,10 +19,10 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// A Hopper card of full size whose products are our own.
+    /// A Hopper card of full size that multiplies by the native GEMM.
     pub(crate) fn hopper(fusion: Fusion, max_rows: usize) -> Target {
         Target {
-            multiprocessors: 132,
+            multiprocessors: HOPPER_MULTIPROCESSORS,
             shared_bytes: 227 << 10,
             hopper: true,
             pdl: true,
@@ -33,11 +33,11 @@ impl Target {
     }
 }
 
-/// Who multiplies matrices in wide batches.
+/// Implementation of matrix products in large batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GemmImpl {
-    /// NVIDIA's library, in half precision over expanded weights.
+    /// cuBLASLt, in f16 over dequantized weights.
     CublasLt,
-    /// Our own kernels: bytes over packed weights, or halves.
+    /// `kernels/linear/gemm.cu`: int8 over fragments, or f16.
     Native,
 }

@@ -1,7 +1,7 @@
-//! Weights on the device: what the calls name, each once per form, and where it goes.
+//! The layout of weights on the device: those that calls name, each once per format, with its placement.
 //!
-//! Lowering decides in which form a kernel reads a weight; what no call names is not loaded. Where everything goes is
-//! decided here, purely; [`upload`](crate::upload) then moves the bytes.
+//! Lowering decides in which format a kernel reads a weight; what no call names is not loaded. Placements are decided here,
+//! purely; [`upload`](crate::run::upload) then moves the bytes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -16,19 +16,19 @@ use crate::{
     },
 };
 
-/// Where weights start: what the widest loads and copies want.
+/// Alignment of weights: what the widest loads and copies want.
 const ALIGN: usize = 256;
 
-/// The memory a weight goes to.
+/// Memory that a weight is placed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Memory {
     Device,
-    /// Device memory for what is larger there than in the file.
+    /// Device memory for weights that are larger there than in the file.
     Expanded,
     Host,
 }
 
-/// Where a packed weight goes, and its strides.
+/// Placement of an operand: memory, offset and strides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     pub(crate) memory: Memory,
@@ -38,7 +38,7 @@ pub(crate) struct Placement {
     /// From one matrix of a stack to the next.
     pub(crate) matrix_bytes: usize,
     bytes: usize,
-    /// Where each part starts in a matrix, and its own distance from row to row or M-tile to M-tile.
+    /// Offset of each part in a matrix, and its own stride from row to row or M-tile to M-tile.
     parts: Vec<(usize, usize)>,
 }
 
@@ -49,22 +49,22 @@ impl Placement {
     }
 }
 
-/// A form that a weight's rows are wanted in.
+/// One format that a weight's rows are loaded in, and where to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LoadTarget {
     pub(crate) format: WeightFormat,
     pub(crate) memory: Memory,
-    /// Where the first row, or M-tile, of the first matrix goes.
+    /// Offset of the first row, or M-tile, of the first matrix.
     pub(crate) start: usize,
     /// From row to row, or M-tile to M-tile.
     pub(crate) stride: usize,
     pub(crate) matrix_bytes: usize,
 }
 
-/// Where everything goes that calls name.
+/// Placements of everything that calls name.
 #[derive(Debug, Default)]
 pub(crate) struct WeightLayout {
-    /// What calls name, and what stands for it.
+    /// Operands that calls name, and the one that each shares memory with.
     canonical: BTreeMap<WeightOperand, WeightOperand>,
     placements: BTreeMap<WeightOperand, Placement>,
     pub(crate) device_bytes: usize,
@@ -82,8 +82,8 @@ impl WeightLayout {
             canonical: canonical(weights, named),
             ..WeightLayout::default()
         };
-        for packed in layout.canonical.values().cloned().collect::<BTreeSet<_>>() {
-            let memory = match (packed.format, tables) {
+        for operand in layout.canonical.values().cloned().collect::<BTreeSet<_>>() {
+            let memory = match (operand.format, tables) {
                 (WeightFormat::Table, TablePlace::Host) => Memory::Host,
                 (WeightFormat::F16, _) => Memory::Expanded,
                 _ => Memory::Device,
@@ -93,26 +93,26 @@ impl WeightLayout {
                 Memory::Expanded => &mut layout.expanded_bytes,
                 Memory::Host => &mut layout.host_bytes,
             };
-            let placement = placement(weights, &packed, memory, *end);
+            let placement = placement(weights, &operand, memory, *end);
             *end = (placement.offset + placement.bytes).next_multiple_of(ALIGN);
-            layout.placements.insert(packed, placement);
+            layout.placements.insert(operand, placement);
         }
         layout
     }
 
-    /// What calls name and where it is.
+    /// Operands that calls name, with their placements.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&WeightOperand, &Placement)> {
-        let placement = |(named, stand_in)| (named, &self.placements[stand_in]);
+        let placement = |(named, canonical)| (named, &self.placements[canonical]);
         self.canonical.iter().map(placement)
     }
 
-    /// Every weight to load, with all that its rows become, so that each is read once.
+    /// Every weight to load, with all its targets, so that each is read once.
     pub(crate) fn targets(&self) -> BTreeMap<Weight, Vec<LoadTarget>> {
         let mut targets: BTreeMap<Weight, Vec<LoadTarget>> = BTreeMap::new();
-        for (packed, placement) in &self.placements {
-            for (&weight, &(start, stride)) in packed.parts.iter().zip(&placement.parts) {
+        for (operand, placement) in &self.placements {
+            for (&weight, &(start, stride)) in operand.parts.iter().zip(&placement.parts) {
                 targets.entry(weight).or_default().push(LoadTarget {
-                    format: packed.format,
+                    format: operand.format,
                     memory: placement.memory,
                     start: placement.offset + start,
                     stride,
@@ -138,7 +138,7 @@ impl WeightLayout {
     }
 }
 
-/// The kernel that brings rows into a form; none where copying does.
+/// The kernel that brings rows into a format; none where copying does.
 pub(crate) fn loader(quant: QuantType, format: WeightFormat) -> Option<Specialization> {
     match format {
         WeightFormat::Vector | WeightFormat::Table | WeightFormat::File => None,
@@ -148,7 +148,8 @@ pub(crate) fn loader(quant: QuantType, format: WeightFormat) -> Option<Specializ
     }
 }
 
-/// What stands for each named weight: views of the same bytes become one weight, forms that come to the same one form.
+/// The canonical operand of each named one: views of the same bytes become one weight, formats that hold the same bytes one
+/// format.
 fn canonical(
     weights: &Weights,
     named: &BTreeSet<WeightOperand>,
@@ -161,17 +162,17 @@ fn canonical(
         let view = (start, shape, m.row_stride, m.matrix_stride);
         *views.entry(view).or_insert(weight)
     };
-    let mut with_format = |packed: &WeightOperand| {
+    let mut with_format = |operand: &WeightOperand| {
         let all = |quant| {
-            packed
+            operand
                 .parts
                 .iter()
                 .all(|w| weights.matrix(*w).quant == quant)
         };
         WeightOperand {
-            parts: packed.parts.iter().map(|w| same_view(*w)).collect(),
-            join: packed.join,
-            format: match packed.format {
+            parts: operand.parts.iter().map(|w| same_view(*w)).collect(),
+            join: operand.join,
+            format: match operand.format {
                 WeightFormat::F16 if all(QuantType::F16) => WeightFormat::File,
                 WeightFormat::Bf16 if all(QuantType::BF16) => WeightFormat::File,
                 format => format,
@@ -180,28 +181,28 @@ fn canonical(
     };
     let canonical: Vec<WeightOperand> = named.iter().map(&mut with_format).collect();
     let multiplied: BTreeSet<WeightOperand> = canonical.iter().cloned().collect();
-    let one_place = |packed: WeightOperand| {
+    let merged = |operand: WeightOperand| {
         let file = WeightOperand {
             format: WeightFormat::File,
-            ..packed.clone()
+            ..operand.clone()
         };
-        match packed.format {
+        match operand.format {
             // A table that is multiplied with is more than a table.
             WeightFormat::Table if multiplied.contains(&file) => file,
-            _ => packed,
+            _ => operand,
         }
     };
-    let canonical = canonical.into_iter().map(one_place);
+    let canonical = canonical.into_iter().map(merged);
     named.iter().cloned().zip(canonical).collect()
 }
 
 fn placement(
     weights: &Weights,
-    packed: &WeightOperand,
+    operand: &WeightOperand,
     memory: Memory,
     offset: usize,
 ) -> Placement {
-    let matrices: Vec<&Matrix> = packed.parts.iter().map(|w| weights.matrix(*w)).collect();
+    let matrices: Vec<&Matrix> = operand.parts.iter().map(|w| weights.matrix(*w)).collect();
     let first = matrices[0];
     let alike = |same: &dyn Fn(&Matrix) -> bool| {
         let names = || matrices.iter().map(|m| m.name.as_str()).collect::<Vec<_>>();
@@ -213,9 +214,9 @@ fn placement(
     };
     alike(&|m| (m.columns, m.count) == (first.columns, first.count));
     let mut rows_at_once = 1;
-    let row_bytes = match packed.format {
+    let row_bytes = match operand.format {
         WeightFormat::Vector => {
-            assert_eq!((packed.parts.len(), first.rows, first.count), (1, 1, 1));
+            assert_eq!((operand.parts.len(), first.rows, first.count), (1, 1, 1));
             first.columns * 4
         }
         WeightFormat::Table | WeightFormat::File => {
@@ -235,17 +236,17 @@ fn placement(
     let parts = matrices.iter().enumerate().map(|(i, m)| {
         let start = matrix_bytes;
         matrix_bytes += m.rows.div_ceil(rows_at_once) * row_bytes;
-        match packed.join {
+        match operand.join {
             Join::Stacked => (start, row_bytes),
             Join::Interleaved => (i * row_bytes, matrices.len() * row_bytes),
         }
     });
     let parts = parts.collect();
-    if packed.join == Join::Interleaved {
+    if operand.join == Join::Interleaved {
         assert_eq!(
-            packed.format,
+            operand.format,
             WeightFormat::Fragments,
-            "only m_tiles take turns"
+            "only fragments are interleaved"
         );
         alike(&|m| m.rows.div_ceil(rows_at_once) == first.rows.div_ceil(rows_at_once));
     }
@@ -275,7 +276,7 @@ mod tests {
         Tiny::new(variant, QuantType::Q4_0).model()
     }
 
-    /// What the plain kernels name.
+    /// Operands that the plain kernels name.
     fn named(model: &Model) -> BTreeSet<WeightOperand> {
         let plan = gemma4::plan(model);
         let (ops, target) = (
@@ -293,7 +294,7 @@ mod tests {
         WeightLayout::new(&model.weights, named, tables)
     }
 
-    /// A form of everything and all the ways to join.
+    /// Everything in every format, and all the ways to join.
     fn all_formats(model: &Model) -> BTreeSet<WeightOperand> {
         let mut all = named(model);
         let matrices: Vec<WeightOperand> = all
@@ -301,8 +302,8 @@ mod tests {
             .filter(|p| p.format == WeightFormat::File)
             .cloned()
             .collect();
-        for packed in matrices {
-            let w = packed.parts[0];
+        for operand in matrices {
+            let w = operand.parts[0];
             let m = model.weights.matrix(w);
             all.insert(WeightOperand::one(w, WeightFormat::F16));
             if FragmentFormat::of(m.quant).is_some() {
@@ -346,14 +347,14 @@ mod tests {
         for variant in Variant::ALL {
             let model = model(variant);
             let layout = layout(&model, &all_formats(&model), TablePlace::Device);
-            for (packed, placement) in &layout.placements {
-                let m_tile = if packed.format == WeightFormat::Fragments {
+            for (operand, placement) in &layout.placements {
+                let m_tile = if operand.format == WeightFormat::Fragments {
                     fragment::M_TILE
                 } else {
                     1
                 };
                 let mut starts = Vec::new();
-                for (weight, (start, stride)) in packed.parts.iter().zip(&placement.parts) {
+                for (weight, (start, stride)) in operand.parts.iter().zip(&placement.parts) {
                     let rows = model.weights.matrix(*weight).rows.div_ceil(m_tile);
                     starts.extend((0..rows).map(|r| start + r * stride));
                 }
@@ -361,7 +362,7 @@ mod tests {
                 let expected: Vec<usize> = (0..placement.matrix_bytes)
                     .step_by(placement.row_bytes)
                     .collect();
-                assert_eq!(starts, expected, "{packed:?}");
+                assert_eq!(starts, expected, "{operand:?}");
             }
         }
     }
@@ -400,11 +401,11 @@ mod tests {
         let without = layout(&model, &named, TablePlace::Device);
         assert!(without.device_bytes < all.device_bytes);
         assert!(!without.targets().contains_key(&model.layers[0].q));
-        assert!(without.named().all(|(packed, _)| *packed != q));
+        assert!(without.named().all(|(operand, _)| *operand != q));
     }
 
     #[test]
-    fn a_weight_is_read_once_for_all_its_forms() {
+    fn a_weight_is_read_once_for_all_its_formats() {
         let model = model(Variant::Dense12b);
         let w = model.layers[0].o;
         let named = [
@@ -422,13 +423,13 @@ mod tests {
             .iter()
             .map(ToString::to_string)
             .collect();
-        assert_eq!(kernels, ["pack.q4_0.q4", "dequantize.q4_0.f16"]);
+        assert_eq!(kernels, ["pack.q4_0.q4.576", "dequantize.q4_0.f16"]);
         let (m, expanded) = (model.weights.matrix(w), layout.expanded_bytes);
         assert_eq!(expanded, (m.rows * m.columns * 2).next_multiple_of(ALIGN));
     }
 
     #[test]
-    fn forms_that_come_to_the_same_lie_once() {
+    fn formats_of_the_same_bytes_are_placed_once() {
         let mut tiny = Tiny::new(Variant::Dense12b, QuantType::BF16);
         tiny.formats.embedding = QuantType::F16;
         let model = tiny.model();
@@ -450,11 +451,11 @@ mod tests {
     fn experts_are_joined_matrix_by_matrix() {
         let model = model(Variant::Moe26b);
         let experts = model.layers[0].moe.as_ref().expect("has experts");
-        let packed = WeightOperand::interleaved(&[experts.gate, experts.up]);
-        let layout = layout(&model, &[packed.clone()].into(), TablePlace::Device);
+        let operand = WeightOperand::interleaved(&[experts.gate, experts.up]);
+        let layout = layout(&model, &[operand.clone()].into(), TablePlace::Device);
         let m = model.weights.matrix(experts.gate);
         let format = FragmentFormat::of(m.quant).unwrap();
-        let placement = &layout.placements[&packed];
+        let placement = &layout.placements[&operand];
         assert_eq!(placement.row_bytes, format.m_tile_bytes(m.columns));
         assert_eq!(
             placement.matrix_bytes,
@@ -471,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn only_floats_with_empty_lower_bits_are_exact_bf16() {
+    fn only_floats_with_zero_lower_bits_are_exact_in_bf16() {
         let upper: Vec<u8> = (0..64u32).flat_map(|i| [0, 0, i as u8, 0x40]).collect();
         let mut lower = upper.clone();
         lower[4 * 63] = 1;

@@ -1,4 +1,4 @@
-//! Large products of halves by cuBLASLt, found and called: `out = alpha * x . weights^T`, sums in f32.
+//! GEMM by cuBLASLt, found at run time: `out = alpha * x . weights^T`, f16 operands, sums in f32.
 //!
 //! A [`Gemm`] is one shape with an algorithm chosen once, so that a launch is one call that allocates nothing and can be
 //! captured. Only algorithms that sum in a fixed order are taken: those that add up in place, first come first served, are
@@ -23,7 +23,7 @@ use crate::{
     error::CudaError,
 };
 
-/// Where matrices must start: what the library takes for granted when it chooses.
+/// Alignment of matrices, which the library takes for granted when it chooses an algorithm.
 pub(crate) const ALIGN: usize = 256;
 /// Scratch memory that products may use.
 pub(crate) const WORKSPACE_BYTES: usize = 64 << 20;
@@ -214,7 +214,7 @@ impl Library {
     }
 }
 
-/// What is multiplied: `[rows, columns]` by `[outputs, columns]`, transposed.
+/// Shape of a product: `[rows, columns]` by `[outputs, columns]`, transposed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     pub(crate) rows: usize,
@@ -224,19 +224,19 @@ pub(crate) struct Shape {
     pub(crate) stride: usize,
 }
 
-/// What a result is made of.
+/// Type of a result's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Out {
     F32,
     F16,
 }
 
-/// Where a product's operands are, each aligned to [`ALIGN`].
+/// Addresses of a product's operands, each aligned to [`ALIGN`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operands {
-    /// Halves `[outputs, columns]`.
+    /// F16 `[outputs, columns]`.
     pub(crate) weights: Address,
-    /// Halves `[rows, columns]`.
+    /// F16 `[rows, columns]`.
     pub(crate) x: Address,
     /// `[rows, stride]`, of which the first `outputs` columns are written.
     pub(crate) out: Address,
@@ -256,7 +256,7 @@ pub(crate) struct Gemm {
 }
 
 impl Gemm {
-    /// With the algorithm the library thinks best, of those that need at most `workspace_bytes`.
+    /// Chooses the algorithm that the library ranks first, of those that need at most `workspace_bytes`.
     ///
     /// The first launch of an algorithm loads its code, which a capture does not allow: run it once before.
     pub(crate) fn new(

@@ -27,7 +27,7 @@ use crate::error::CudaError;
 /// The oldest driver whose interface we call, in the driver's own numbering.
 const OLDEST_DRIVER: i32 = 12000;
 
-/// A place in device memory, or in host memory that the device can read. 0 is null.
+/// An address in device memory, or in host memory that the device can read. 0 is null.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Address(pub(crate) u64);
 
@@ -50,7 +50,7 @@ pub(crate) struct Capability {
 pub(crate) struct Device {
     pub(crate) name: String,
     pub(crate) capability: Capability,
-    /// Multiprocessors: what grids of kernels that share out their work by themselves are sized by.
+    /// Multiprocessors, by which grids are sized.
     pub(crate) multiprocessors: usize,
     /// The most shared memory a block may have.
     pub(crate) shared_bytes: usize,
@@ -218,7 +218,7 @@ impl Device {
             "copy past the end"
         );
         self.bind()?;
-        // SAFETY: both ends have padded_rows, asserted above; the caller keeps `from` as it is until it has waited.
+        // SAFETY: both ends are long enough, asserted above; the caller keeps `from` as it is until it has waited.
         unsafe {
             let source = slice::from_raw_parts(from.start.add(part.start), part.len());
             result::memcpy_htod_async(to.address.offset(offset).0, source, self.stream())
@@ -239,7 +239,7 @@ impl Device {
             "copy past the end"
         );
         self.bind()?;
-        // SAFETY: both ends have padded_rows, asserted above; the wait ends before `to` can be used again.
+        // SAFETY: both ends are long enough, asserted above; the wait ends before `to` can be used again.
         unsafe {
             let target = slice::from_raw_parts_mut(to.start, bytes);
             result::memcpy_dtoh_async(target, from.address.offset(offset).0, self.stream())
@@ -284,10 +284,10 @@ impl Device {
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
         // SAFETY: writes one integer; the function belongs to a loaded module.
         unsafe { sys::cuFuncGetAttribute(&raw mut declared, attribute, function) }.result()?;
-        let rest = self.shared_bytes as i32 - declared;
+        let dynamic = self.shared_bytes as i32 - declared;
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: as above.
-        unsafe { result::function::set_function_attribute(function, attribute, rest) }
+        unsafe { result::function::set_function_attribute(function, attribute, dynamic) }
     }
 
     /// An event, to wait for what came before it without waiting for what comes after.
@@ -320,7 +320,7 @@ impl Device {
         Ok(Event(event))
     }
 
-    /// What is held, by purpose.
+    /// Bytes held, by purpose.
     pub(crate) fn held(&self) -> BTreeMap<&'static str, u64> {
         let ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
         ledger.clone()
@@ -414,7 +414,7 @@ pub(crate) struct HostBuffer {
 }
 
 impl HostBuffer {
-    /// Where the device sees it: with unified addressing, which every 64-bit platform has, the same place.
+    /// The address that the device sees: with unified addressing, which every 64-bit platform has, the same.
     pub(crate) fn address(&self) -> Address {
         Address(self.start as u64)
     }
@@ -435,7 +435,7 @@ impl Drop for HostBuffer {
     fn drop(&mut self) {
         let _ = self.device.bind();
         let _ = self.device.stream.synchronize();
-        // SAFETY: allocated by `Device::allocate_host`, freed here alone, and no copy is under way.
+        // SAFETY: allocated by `Device::allocate_host`, freed here alone, and no copy is in flight.
         let _ = unsafe { result::free_host(self.start.cast::<c_void>()) };
     }
 }

@@ -1,4 +1,4 @@
-//! The one unsafe launch.
+//! The one unsafe launch, with or without programmatic dependent launch (PDL).
 #![expect(unsafe_code, reason = "a kernel may write anywhere it was told to")]
 
 use std::{ffi::c_void, ptr};
@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 
 use crate::{device::Module, error::CudaError};
 
-/// How many blocks of how many threads, through which of a kernel's entry points. Depends on the number of rows alone.
+/// Blocks, threads and entry point of a launch. Depends on the number of rows alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grid {
     pub(crate) entry: usize,
@@ -15,7 +15,7 @@ pub(crate) struct Grid {
     pub(crate) threads: usize,
     /// Shared memory beyond what the kernel declares.
     pub(crate) shared_bytes: usize,
-    /// May start before the launch before is over: the kernel waits for that itself.
+    /// Programmatic dependent launch: may start before the launch before is over; the kernel waits for that itself.
     pub(crate) pdl: bool,
 }
 
@@ -58,8 +58,8 @@ pub(crate) fn launch(module: &Module, grid: Grid, params: &[u8]) -> Result<(), C
     // SAFETY: the function belongs to the loaded module. Its single parameter is copied before this returns; it has as many
     // bytes as the kernel's struct, which `PARAMS_BYTES` asserts when the kernel is compiled. The addresses in it are
     // buffers of the program's own, of the sizes its plan gives, or those that weights are loaded to and through, of the
-    // sizes their layout gives, so the kernel's preconditions hold. A kernel that may start pdl waits for the launch before
-    // it by itself.
+    // sizes their layout gives, so the kernel's preconditions hold. A kernel that is launched with PDL waits for the launch
+    // before it by itself.
     unsafe {
         sys::cuLaunchKernelEx(
             &raw const config,

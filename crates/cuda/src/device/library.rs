@@ -1,4 +1,4 @@
-//! Where NVIDIA's libraries lie that are looked up at run time: the compiler and the matrix products.
+//! Lookup of NVIDIA's libraries at run time: NVRTC and cuBLASLt.
 //!
 //! cudarc looks by itself, too, but for older names only, in the loader's path only, and panics when there is none.
 
@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What is looked for.
+/// A library to look for.
 pub(crate) struct Wanted {
     /// File names, the best version first.
     pub(crate) names: &'static [&'static str],
@@ -16,8 +16,8 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// What `load` makes of the first file it takes: in the given folders, then by name in the loader's path, then in the
-    /// usual folders. `load` gets the folder, if there is one, and the file. The error is where it was looked for.
+    /// The result of `load` for the first file it takes: in the given folders, then by name in the loader's path, then in the
+    /// usual folders. `load` gets the folder, if there is one, and the file. The error lists where it was looked for.
     pub(crate) fn find<T>(
         &self,
         given: &[PathBuf],

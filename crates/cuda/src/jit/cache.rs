@@ -1,6 +1,6 @@
-//! Compiled kernels on disk, by content: a folder of files named after what they were made from.
+//! Compiled kernels on disk, by content: a folder of files named by a hash of text and options.
 //!
-//! A file carries the digest of its image, so one that was cut short or damaged is noticed and made again. Writers put a
+//! A file carries the digest of its image, so one that was cut short or damaged is noticed and compiled again. Writers put a
 //! whole file in place by renaming, so readers never see half of one.
 
 use std::{
@@ -16,7 +16,7 @@ const MAGIC: &[u8; 8] = b"caratk1\n";
 const DIGEST: usize = 32;
 const HEAD: usize = MAGIC.len() + DIGEST + 8;
 
-/// A compiled kernel, and the compiler that made it.
+/// A compiled kernel, and the version of the compiler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) image: Vec<u8>,
@@ -24,7 +24,7 @@ pub(crate) struct Entry {
     pub(crate) version: (i32, i32),
 }
 
-/// Where the kernel made of this text with these options is kept. `name` and `arch` are for people.
+/// File name of the kernel of this text and these options. `name` and `arch` are for people.
 pub(crate) fn file_name(name: &str, arch: &str, source: &str, options: &[String]) -> String {
     let mut digest = Sha256::new();
     digest.update((source.len() as u64).to_le_bytes());

@@ -1,7 +1,7 @@
-//! From specializations of kernels to machine code for one architecture.
+//! Specializations of kernels to machine code for one architecture.
 //!
-//! A kernel is looked for among those built ahead, then in the cache, and is compiled if it is in neither; several are
-//! compiled side by side. Nothing here needs a card: [`build_kernels`] compiles everything for machines that have one but
+//! A kernel is looked for among those compiled ahead, then in the cache, and is compiled if it is in neither; several are
+//! compiled in parallel. Nothing here needs a card: [`build_kernels`] compiles everything for machines that have one but
 //! no compiler.
 
 use std::{
@@ -25,7 +25,7 @@ use crate::{
     kernel::{self, Specialization},
 };
 
-/// What code is made for: `sm_80`, `sm_89`, `sm_90a`. The `a` allows what only that one generation has.
+/// Target architecture: `sm_80`, `sm_89`, `sm_90a`. The `a` allows what only that one generation has.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Architecture(String);
 
@@ -99,7 +99,7 @@ impl Compiler {
         }
     }
 
-    /// Machine code for every one of them, in order.
+    /// Machine code of each, in order.
     pub(crate) fn images(&self, wanted: &[&Specialization]) -> Result<Vec<Vec<u8>>, CudaError> {
         in_parallel(wanted, |s| self.image(s))
     }
@@ -200,7 +200,7 @@ pub struct BuiltKernel {
     pub name: String,
     pub architecture: Architecture,
     pub file: PathBuf,
-    /// What the compiler had to say, such as that registers spill; empty if all is well.
+    /// The compiler's remarks, such as that registers spill; empty if all is well.
     pub remarks: String,
 }
 
@@ -211,7 +211,7 @@ pub fn build_kernels(
     library_dirs: &[PathBuf],
 ) -> Result<Vec<BuiltKernel>, CudaError> {
     let nvrtc = Nvrtc::find(library_dirs)?;
-    let (all, hopper) = (kernel::all(), kernel::hopper());
+    let (all, hopper) = (kernel::catalog::all(), kernel::catalog::hopper());
     let pairs = architectures.iter().flat_map(|a| {
         let own = if a.0 == "sm_90a" { &hopper[..] } else { &[] };
         all.iter().chain(own).map(move |s| (a, s))
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn kernels_built_ahead_need_no_compiler() {
         let folder = tempfile::tempdir().unwrap();
-        let wanted = kernel::all().remove(0);
+        let wanted = kernel::catalog::all().remove(0);
         let mut compiler = Compiler {
             architecture: "sm_80".parse().unwrap(),
             nvrtc: Err(vec!["nowhere".to_owned()]),

@@ -1,6 +1,6 @@
-//! NVIDIA's run-time compiler, found and called.
+//! NVRTC, NVIDIA's run-time compiler, found at run time.
 //!
-//! The handful of functions we need, in whatever version there is.
+//! Declares the handful of functions that are called, which are the same in every supported version.
 #![expect(unsafe_code, reason = "a C library that is looked up at run time")]
 
 use std::{
@@ -40,7 +40,7 @@ pub(crate) struct Nvrtc {
     message: unsafe extern "C" fn(Status) -> *const c_char,
 }
 
-/// What a compilation gave: the image and remarks, or a problem and the compiler's log.
+/// Result of a compilation: the image and remarks, or a problem and the compiler's log.
 pub(crate) type Compiled = Result<(Vec<u8>, String), (String, String)>;
 
 impl Nvrtc {
@@ -148,7 +148,7 @@ impl Nvrtc {
     }
 }
 
-/// What a getter has to give.
+/// Reads a getter's bytes.
 fn read(
     program: Program,
     size: unsafe extern "C" fn(Program, *mut usize) -> Status,

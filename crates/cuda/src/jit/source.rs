@@ -1,4 +1,4 @@
-//! Kernel text: what is under `kernels/`, joined into one text per kernel.
+//! Kernel text: the files under `kernels/`, joined into one text per kernel.
 //!
 //! `#line` marks keep file names and line numbers, so the compiler's messages point at the file one edits.
 
@@ -42,6 +42,7 @@ texts![
     "lib/dot.cuh",
     "lib/format.cuh",
     "lib/fragment.cuh",
+    "lib/fragment_value.cuh",
     "lib/gemm_weights.cuh",
     "lib/gemv_float.cuh",
     "lib/gemv_fragment.cuh",

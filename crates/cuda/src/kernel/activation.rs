@@ -1,22 +1,25 @@
-//! Forms of activations that wide products read; mirrors `lib/activation.cuh`.
+//! Formats of activations that the GEMMs of large batches read; mirrors `lib/activation.cuh`.
+//!
+//! A kernel that produces a value writes it in its reader's format, so nothing is converted twice. Small batches need none of
+//! this: their products round activations themselves.
 
 use super::{Addresses, Operand};
 use crate::{device::Address, kernel::params::params};
 
-/// What a product reads, and where.
+/// A value in the format that a product reads, with its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activation {
-    /// Halves `[rows, columns]`.
+    /// `[rows, columns]`.
     F16(Operand),
     Int8(Int8Operands),
-    /// Of each row its Q8, and behind that the Q8 of what it leaves over.
+    /// Two-term int8: of each row its int8 codes, and behind those the codes of the residual that rounding leaves.
     Int8HiLo {
         both: Int8Operands,
         columns: usize,
     },
 }
 
-/// Bytes `[rows, columns]`, with an f32 scale and an f32 sum for each 32 of them: `[rows, columns / 32]` each.
+/// Int8 codes `[rows, columns]`, with an f32 scale and an f32 sum for each 32 of them: `[rows, columns / 32]` each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Int8Operands {
     pub(crate) codes: Operand,
@@ -33,41 +36,41 @@ impl Int8Operands {
 params! {
     /// `Activation` in `lib/activation.cuh`.
     pub(crate) struct ActivationAt {
-        halves: Address,
+        f16: Address,
         codes: Address,
         scales: Address,
         sums: Address,
-        rest: u64,
+        low_offset: u64,
     }
 }
 
 impl Activation {
-    /// No form is one of null addresses.
+    /// Addresses of the operands; all null for `None`.
     pub(crate) fn at(activation: Option<Activation>, at: &Addresses) -> ActivationAt {
         let mut found = ActivationAt {
-            halves: Address::NULL,
+            f16: Address::NULL,
             codes: Address::NULL,
             scales: Address::NULL,
             sums: Address::NULL,
-            rest: 0,
+            low_offset: 0,
         };
-        let (operands, rest) = match activation {
+        let (operands, low_offset) = match activation {
             None => return found,
-            Some(Activation::F16(halves)) => {
-                found.halves = at.operand(halves);
+            Some(Activation::F16(values)) => {
+                found.f16 = at.operand(values);
                 return found;
             }
             Some(Activation::Int8(operands)) => (operands, 0),
             Some(Activation::Int8HiLo { both, columns }) => (both, columns),
         };
         [found.codes, found.scales, found.sums] = operands.all().map(|operand| at.operand(operand));
-        found.rest = rest as u64;
+        found.low_offset = low_offset as u64;
         found
     }
 
     pub(crate) fn operands(&self) -> Vec<Operand> {
         match *self {
-            Activation::F16(halves) => vec![halves],
+            Activation::F16(values) => vec![values],
             Activation::Int8(operands) | Activation::Int8HiLo { both: operands, .. } => {
                 operands.all().to_vec()
             }

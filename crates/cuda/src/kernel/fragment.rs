@@ -1,13 +1,14 @@
-//! Panels: how quantized matrices lie on the device, in the order in which tensor cores take them.
+//! The MMA-fragment-major layout: quantized matrices in the order in which tensor cores take them.
 //!
-//! 16 output rows are an M-tile. An M-tile is cut along its inputs into K-blocks; K-block follows K-block, M-tile follows M-tile. Rows
-//! are padded to an M-tile and inputs to a K-block with zero bytes, which stand for zeros. Within a K-block, a warp's lane
-//! `4 * group + quad` finds its operands side by side: rows `group` and `group + 8`, and of every 32 inputs (16 in K6)
-//! the quarter `quad`. Scales lie behind the codes.
+//! 16 output rows are an M-tile. An M-tile is cut along its inputs into K-blocks; K-block follows K-block, M-tile follows
+//! M-tile. Rows are padded to an M-tile and inputs to a K-block with zero bytes, which stand for zeros. Within a K-block, a
+//! warp's lane `4 * group + quad` finds its operands side by side: rows `group` and `group + 8`, and of every 32 inputs (16 in
+//! K6) the quarter `quad`. Scales lie behind the codes.
 //!
-//! `fragments/plain.rs` is the definition: a plain packer, and the value of every place, bit for bit what `carat-gguf`
-//! makes of the file. `kernels/load/pack.cu` packs on the device, `kernels/lib/fragment.cuh` reads there; both are compared with
-//! it.
+//! Sizes follow from a few numbers per format; `kernels/lib/fragment.cuh` has the same, and kernels are told the results to
+//! compare. `fragment/plain.rs` defines the order within a K-block: a plain packer, and the value at every position, bit for
+//! bit what `carat-gguf` makes of the file. `kernels/load/pack.cu` packs on the device, `kernels/lib/fragment_value.cuh` reads
+//! there; both are compared with it.
 
 use carat_gguf::QuantType;
 
@@ -20,12 +21,15 @@ pub(crate) use plain::pack;
 /// Rows of an M-tile.
 pub(crate) const M_TILE: usize = 16;
 
-/// How codes and scales lie in a K-block.
+/// Inputs of a part: what a lane's 16 bytes of nibbles cover.
+pub(crate) const PART_INPUTS: usize = 64;
+
+/// Order of codes and scales in a K-block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum FragmentFormat {
-    /// Signed bytes, one half scale per 32 inputs: Q8_0, and Q5_0 and IQ4_NL, whose codes fit a byte.
+    /// Signed 8-bit codes, one f16 scale per 32 inputs: Q8_0, and Q5_0 and IQ4_NL, whose codes fit 8 bits.
     Q8,
-    /// Signed nibbles, one half scale per 32 inputs: Q4_0.
+    /// Signed nibbles, one f16 scale per 32 inputs: Q4_0.
     Q4,
     /// Q4_K: nibbles, a scale and one minimum per 32 inputs.
     K4,
@@ -44,7 +48,7 @@ impl FragmentFormat {
         FragmentFormat::K6,
     ];
 
-    /// `None` for formats that have no fragments: floats, and those that become halves.
+    /// `None` for formats that have no fragments: floats, and those that become f16.
     pub(crate) fn of(quant: QuantType) -> Option<FragmentFormat> {
         Some(match quant {
             QuantType::Q8_0 | QuantType::Q5_0 | QuantType::IQ4_NL => FragmentFormat::Q8,
@@ -56,7 +60,7 @@ impl FragmentFormat {
         })
     }
 
-    /// What kernels call it.
+    /// The format's name in kernels.
     pub(crate) fn name(self) -> &'static str {
         match self {
             FragmentFormat::Q8 => "q8",
@@ -74,17 +78,47 @@ impl FragmentFormat {
         }
     }
 
-    pub(crate) fn k_block_bytes(self) -> usize {
+    /// Bits of a code: those that lie together in bytes or nibbles, and those above, in a plane of their own.
+    fn code_bits(self) -> (u32, u32) {
         match self {
-            FragmentFormat::Q8 => 1088,
-            FragmentFormat::Q4 => 576,
-            FragmentFormat::K4 => 2368,
-            FragmentFormat::K5 => 2880,
-            FragmentFormat::K6 => 3360,
+            FragmentFormat::Q8 => (8, 0),
+            FragmentFormat::Q4 | FragmentFormat::K4 => (4, 0),
+            FragmentFormat::K5 => (4, 1),
+            FragmentFormat::K6 => (4, 2),
         }
     }
 
-    /// Units of an M-tile.
+    /// Bytes of a row's scales in a K-block: 8-bit sub-scales (and minimums), then f16.
+    fn scale_bytes(self) -> (usize, usize) {
+        match self {
+            FragmentFormat::Q8 | FragmentFormat::Q4 => (0, 4),
+            FragmentFormat::K4 | FragmentFormat::K5 => (16, 4),
+            FragmentFormat::K6 => (16, 2),
+        }
+    }
+
+    /// Bytes of a part's codes.
+    fn part_code_bytes(self) -> usize {
+        let (low, high) = self.code_bits();
+        M_TILE * PART_INPUTS * (low + high) as usize / 8
+    }
+
+    fn parts(self) -> usize {
+        self.k_block_inputs() / PART_INPUTS
+    }
+
+    /// Bytes of a part by itself: its codes, its share of the sub-scales, and the f16 scales.
+    pub(crate) fn part_bytes(self) -> usize {
+        let (sub_scales, scales) = self.scale_bytes();
+        self.part_code_bytes() + M_TILE * (sub_scales / self.parts() + scales)
+    }
+
+    pub(crate) fn k_block_bytes(self) -> usize {
+        let (sub_scales, scales) = self.scale_bytes();
+        self.parts() * self.part_code_bytes() + M_TILE * (sub_scales + scales)
+    }
+
+    /// K-blocks of an M-tile.
     pub(crate) fn k_blocks(self, columns: usize) -> usize {
         columns.div_ceil(self.k_block_inputs())
     }
@@ -99,4 +133,12 @@ impl FragmentFormat {
     pub(crate) fn fragment_bytes(self, rows: usize, columns: usize) -> usize {
         rows.div_ceil(M_TILE) * self.m_tile_bytes(columns)
     }
+}
+
+/// Constants that choose a layout in `lib/fragment_value.cuh` and let it compare sizes.
+pub(super) fn fragment_constants(format: FragmentFormat) -> [(&'static str, String); 2] {
+    [
+        ("FRAGMENT", format.name().to_owned()),
+        ("K_BLOCK_BYTES", format.k_block_bytes().to_string()),
+    ]
 }

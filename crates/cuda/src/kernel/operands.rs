@@ -1,4 +1,4 @@
-//! Where operands are: symbolic while a plan is lowered, addresses once a program is bound. Mirrors `lib/batch.cuh` and
+//! Operands of kernels: symbolic while a plan is lowered, addresses once a program is bound. Mirrors `lib/batch.cuh` and
 //! `lib/kv.cuh`.
 
 use std::{collections::HashMap, fmt};
@@ -15,7 +15,7 @@ use crate::{
     kernel::weights::{WeightFormat, WeightOperand},
 };
 
-/// What a kernel reads or writes.
+/// A value or buffer that a kernel reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Operand {
     Value(Value),
@@ -99,7 +99,7 @@ pub(crate) struct MatrixAt {
     pub(crate) matrix_bytes: usize,
 }
 
-/// Where the parts of a batch's description are.
+/// Addresses of the parts of a batch's description.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchAt {
     pub(crate) tokens: Address,
@@ -112,7 +112,7 @@ pub(crate) struct BatchAt {
     pub(crate) tables: PerGroup<TablesAt>,
 }
 
-/// Where everything is that calls may name.
+/// Addresses of everything that calls may name.
 pub(crate) struct Addresses {
     pub(crate) plan: Plan,
     pub(crate) values: Vec<Address>,

@@ -5,7 +5,7 @@
 
 use crate::device::Address;
 
-/// What a params struct may hold.
+/// A type that a params struct may hold.
 pub(crate) trait Field {
     const ALIGN: usize;
     fn put(&self, bytes: &mut Vec<u8>);

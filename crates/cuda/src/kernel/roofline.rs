@@ -1,4 +1,5 @@
-//! Twins of `kernels/roofline/read_peak.cu` and `kernels/roofline/multiply_peak.cu`, which measure the card's peaks.
+//! Twins of `kernels/roofline/read_peak.cu` and `kernels/roofline/multiply_peak.cu`, which measure the card's peaks. No steps of
+//! a plan: `crate::run::roofline` launches them.
 
 use crate::{
     device::Address,

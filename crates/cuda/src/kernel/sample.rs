@@ -6,9 +6,9 @@ use crate::{
     kernel::params::{Params, params},
 };
 
-/// Logits whose largest is kept.
+/// Logits of a chunk, whose largest is kept.
 const CHUNK: usize = 128;
-/// Chunks that a block of the scan looks at.
+/// Chunks per block of the scan.
 const SCAN_CHUNKS: usize = 16;
 const SCAN_THREADS: usize = 256;
 const PICK_THREADS: usize = 1024;
@@ -18,7 +18,7 @@ const SHARES: usize = 64;
 pub(crate) const MAX_VOCAB: usize = 262_144;
 pub(crate) const MAX_TOP_K: usize = 1024;
 
-/// Sampled rows that the device takes in a batch at the most.
+/// The most sampled rows per batch that the device takes.
 pub(crate) const MAX_DRAWN_ROWS: usize = 256;
 /// Words for penalties and biases of a batch.
 pub(crate) const CHANGE_WORDS: usize = 16384 * CHANGE;
@@ -42,7 +42,7 @@ params! {
 }
 
 params! {
-    /// How a row is sampled.
+    /// Sampling parameters of a row.
     pub(crate) struct Setting {
         temperature: f32,
         top_k: u32,
@@ -57,7 +57,7 @@ params! {
 }
 
 params! {
-    /// What happens to one logit before anything else.
+    /// A penalty or bias of one logit, applied before anything else.
     pub(crate) struct Change {
         token: u32,
         seen: u32,
@@ -65,20 +65,20 @@ params! {
     }
 }
 
-/// What the sampler shares with the batch.
+/// Addresses that the sampler shares with the batch.
 pub(crate) struct SamplerInputs {
     pub(crate) rows: RowsAt,
     pub(crate) logits: Address,
     pub(crate) settings: Address,
     /// The first word of the batch.
     pub(crate) words: Address,
-    /// The word that says whose in_flight it is.
+    /// The word that holds the batch's slot in flight.
     pub(crate) in_flight: Address,
-    /// Where the tokens go on the device.
+    /// Tokens on the device, where a lookahead batch reads them.
     pub(crate) samples: Address,
 }
 
-/// What the rows of a batch need, by the work it is.
+/// The most work that any row of a batch needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Draw {
     /// The largest logits.

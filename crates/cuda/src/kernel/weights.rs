@@ -1,10 +1,11 @@
-//! Weights as kernels name them: which matrices, joined how, in which form. Where those lie is the compiler's business.
+//! Weights as kernels name them: which matrices, joined how, in which format. Their addresses are the business of
+//! `compile/weights.rs`.
 
 use carat_model::weights::Weight;
 #[cfg(doc)]
 use carat_model::weights::Weights;
 
-/// How values lie.
+/// Format and order of a weight's values on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum WeightFormat {
     /// One row, as f32.
@@ -13,20 +14,20 @@ pub(crate) enum WeightFormat {
     Table,
     /// Rows packed, in the file's format.
     File,
-    /// Strips for tensor cores; of formats that have them. See [`fragments`](super::fragments).
+    /// MMA-fragment-major, of formats that have it. See [`fragment`](super::fragment).
     Fragments,
     /// F16, row-major. Of F16 exact, of all else rounded.
     F16,
-    /// BF16, row-major: weights that are [exact](Weights::is_exact_bf16) in it.
+    /// BF16, row-major: F32 whose lower 16 bits are zero ([`Weights::is_exact_bf16`]).
     Bf16,
 }
 
-/// How the parts of a joined matrix follow one another.
+/// Order of the parts of a joined matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Join {
     /// One after another; in fragments each is padded to whole M-tiles.
     Stacked,
-    /// Strip by M-tile in turn. Panels only, of parts with equally many M-tiles.
+    /// M-tiles of the parts alternate. Fragments only, of parts with equally many M-tiles.
     Interleaved,
 }
 
@@ -52,7 +53,7 @@ impl WeightOperand {
         }
     }
 
-    /// Panels whose M-tiles take turns.
+    /// Fragments whose M-tiles alternate.
     pub(crate) fn interleaved(parts: &[Weight]) -> WeightOperand {
         WeightOperand {
             parts: parts.to_vec(),
@@ -61,7 +62,7 @@ impl WeightOperand {
         }
     }
 
-    /// The vectors that are there.
+    /// Operands of those vectors that there are.
     pub(crate) fn vectors<const N: usize>(weights: [Option<Weight>; N]) -> Vec<WeightOperand> {
         let vector = |w: Weight| WeightOperand::one(w, WeightFormat::Vector);
         weights.into_iter().flatten().map(vector).collect()

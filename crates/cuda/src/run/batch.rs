@@ -1,4 +1,4 @@
-//! A batch as words for kernels, which go to the device in one copy. Only what is used is copied.
+//! A batch as words for kernels, which go to the device in one copy. Only the words in use are copied.
 
 use carat_model::{
     backend::{BackendError, Batch},
@@ -69,8 +69,8 @@ impl BatchLayout {
         Ok(self.pages + entries)
     }
 
-    /// Writes how the rows of a batch are sampled, behind the `used` words of [`BatchLayout::write`]. Returns the work it is and
-    /// how many words are in use then; `None` if it is the host's.
+    /// Writes the sampling settings of a batch's rows, behind the `used` words of [`BatchLayout::write`]. Returns the kind of work
+    /// and how many words are in use then; `None` if it is the host's.
     pub(crate) fn write_sampling(
         &self,
         (plan, batch): (&Plan, &Batch<'_>),

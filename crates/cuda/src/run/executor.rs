@@ -1,8 +1,9 @@
-//! A loaded model: its weights, its KV pages, its program.
+//! The executor: a loaded model with its weights, KV pages and programs.
 //!
 //! A batch goes up in one copy, the program runs over fixed buffers, and tokens of sampled rows come back. `submit` only queues
-//! all that; `collect` waits. What the device does not sample (see [`sample`](crate::sample)) is sampled on the host from copied
-//! logits, and then `submit` waits already.
+//! all that; `collect` waits. Rows that the device does not sample (see [`sample`](crate::run::sample)) are sampled on the host
+//! from copied logits, and then `submit` waits already. A lookahead batch reads its tokens where sampling the batch before it
+//! writes them, without a copy.
 
 use std::{mem, rc::Rc, sync::Arc};
 
@@ -38,7 +39,7 @@ use crate::{
     },
 };
 
-/// Bytes of logits that come back at a time, if a row is not more.
+/// Bytes of logits copied back at a time, if a row is not more.
 const READ_BYTES: usize = 32 << 20;
 
 pub(crate) struct CudaExecutor {
@@ -62,15 +63,15 @@ pub(crate) struct CudaExecutor {
     batches: u64,
 }
 
-/// Batches take in_flight, so that one can be queued while another is under way.
+/// A slot in flight. Batches take slots in turn, so that one can be queued while another runs.
 struct InFlight {
     words: HostBuffer,
-    /// Behind all work of the batch that had this in_flight last.
+    /// Behind all work of the batch that had this slot last.
     done: Option<Event>,
     results: Results,
 }
 
-/// What a submitted batch has for `collect`.
+/// Results of a submitted batch, for `collect`.
 enum Results {
     /// Collected already.
     None,
@@ -79,28 +80,29 @@ enum Results {
     Ready(Outputs),
 }
 
-/// Where a batch's tokens come from.
+/// Origin of a batch's tokens.
 #[derive(Clone, Copy)]
 enum Tokens {
     Given,
-    /// They are where they belong: sampling the batch before leaves them there.
+    /// Lookahead: sampling the batch before writes them where this one reads them.
     Sampled,
 }
 
 /// A batch that is being queued.
 struct Queued {
-    in_flight: usize,
+    /// Index of its slot in flight.
+    slot: usize,
     rows: RowCounts,
     /// How the device samples it; `None` leaves that to the host.
     draw: Option<Draw>,
 }
 
-/// Where an executor's code comes from.
+/// Loaded code of an executor.
 pub(crate) struct Kernels<'a> {
     /// The loaded kernel of a call.
     pub(crate) of: &'a dyn Fn(&dyn Kernel) -> Arc<Module>,
     pub(crate) sampling: Arc<Module>,
-    /// For products that are left to it.
+    /// cuBLASLt, if products are left to it.
     pub(crate) library: Option<Library>,
 }
 
@@ -139,7 +141,7 @@ impl CudaExecutor {
         copy_words(device, &batch, offset, &rows)?;
         let mut workspace = None;
         if kernels.library.is_some() {
-            workspace = Some(device.allocate("library workspace", WORKSPACE_BYTES)?);
+            workspace = Some(device.allocate("cuBLASLt workspace", WORKSPACE_BYTES)?);
         }
         let products = kernels
             .library
@@ -171,7 +173,7 @@ impl CudaExecutor {
             options.max_sampled,
             &inputs,
         )?;
-        let in_flight = || -> Result<InFlight, CudaError> {
+        let slot = || -> Result<InFlight, CudaError> {
             Ok(InFlight {
                 words: device.allocate_host("batch", batch_layout.words * 4)?,
                 done: None,
@@ -181,7 +183,7 @@ impl CudaExecutor {
         let captures = config.graphs == config::Graphs::On && config.checks == Checks::EachBatch;
         let read_bytes = read_bytes(plan, options);
         Ok(CudaExecutor {
-            in_flight: [in_flight()?, in_flight()?],
+            in_flight: [slot()?, slot()?],
             read_host: device.allocate_host("logits", read_bytes)?,
             words: vec![0; batch_layout.words],
             plan: plan.clone(),
@@ -241,23 +243,23 @@ impl CudaExecutor {
 
     /// Writes a checked batch and queues its copy to the device, with its tokens or without.
     fn queue_words(&mut self, batch: &Batch<'_>, tokens: Tokens) -> Result<Queued, BackendError> {
-        let in_flight = self.batches as usize % IN_FLIGHT;
-        if let Some(done) = self.in_flight[in_flight].done.take() {
+        let slot = self.batches as usize % IN_FLIGHT;
+        if let Some(done) = self.in_flight[slot].done.take() {
             done.wait()?;
         }
         let mut used = (self.batch_layout).write(&self.plan, batch, &mut self.words)?;
-        // Changes are made to the logits themselves, so those that somebody wants to see are left alone.
+        // Penalties and biases change the logits in place, so logits that are probed are sampled on the host.
         let drawn = if self.options.probe {
             None
         } else {
             let wanted = (&self.plan, batch);
-            (self.batch_layout).write_sampling(wanted, in_flight, used, &mut self.words)
+            (self.batch_layout).write_sampling(wanted, slot, used, &mut self.words)
         };
         let draw = drawn.map(|(draw, end)| {
             used = end;
             draw
         });
-        let host = &mut self.in_flight[in_flight].words;
+        let host = &mut self.in_flight[slot].words;
         for (to, word) in host
             .bytes_mut()
             .chunks_exact_mut(4)
@@ -275,11 +277,7 @@ impl CudaExecutor {
             all: batch.tokens.len(),
             sampled: batch.runs.iter().map(|r| r.sampled).sum(),
         };
-        Ok(Queued {
-            in_flight,
-            rows,
-            draw,
-        })
+        Ok(Queued { slot, rows, draw })
     }
 
     /// Queues the work of a batch, captured if there is a graph for its number of rows.
@@ -309,7 +307,7 @@ impl CudaExecutor {
         }
     }
 
-    /// Samples on the host what the device was not asked to.
+    /// Samples a batch on the host.
     fn sample(&mut self, batch: &Batch<'_>) -> Result<Outputs, CudaError> {
         let rows: Vec<RowPlace> = batch.sampled_rows().collect();
         let mut outputs = Outputs::default();
@@ -345,9 +343,9 @@ impl CudaExecutor {
         if self.options.probe {
             self.keep_values(queued.rows)?;
         }
-        let in_flight = &mut self.in_flight[queued.in_flight];
-        in_flight.results = results;
-        in_flight.done = Some(self.device.event()?);
+        let slot = &mut self.in_flight[queued.slot];
+        slot.results = results;
+        slot.done = Some(self.device.event()?);
         self.batches += 1;
         Ok(Ticket(self.batches))
     }
@@ -386,12 +384,12 @@ impl Executor for CudaExecutor {
 
     fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
         let index = (ticket.0 as usize - 1) % IN_FLIGHT;
-        let in_flight = &mut self.in_flight[index];
+        let slot = &mut self.in_flight[index];
         // Also where results are there already: a batch without any may have failed, too.
-        if let Some(done) = in_flight.done.take() {
+        if let Some(done) = slot.done.take() {
             done.wait()?;
         }
-        match mem::replace(&mut in_flight.results, Results::None) {
+        match mem::replace(&mut slot.results, Results::None) {
             Results::None => panic!("a ticket is used once, before the next but one is out"),
             Results::Ready(outputs) => *out = outputs,
             Results::Tokens(count) => {
@@ -466,7 +464,7 @@ fn launch_all(
     }
 }
 
-/// Room for what is read back: all logits or some rows of them; when probed, a row of any value.
+/// Bytes of the buffer for reading back: all logits or some rows of them; when probed, a row of any value.
 fn read_bytes(plan: &Plan, options: &CompileOptions) -> usize {
     let row = |value: Value| plan.columns(value) * 4;
     let logits = row(plan.logits);

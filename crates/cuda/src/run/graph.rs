@@ -1,4 +1,4 @@
-//! Launches captured once and replayed: one call for the driver instead of hundreds, and no gaps between kernels.
+//! CUDA graphs: launches captured once and replayed, one call for the driver instead of hundreds, and no gaps between kernels.
 //!
 //! A graph is captured for a bucket of rows and serves every batch of at most as many: kernels read how many rows there are from
 //! device memory. Decoding has one graph per power of two rows; prompts have one per bucket of their chunk.
@@ -22,7 +22,7 @@ const MAX_DECODED: usize = 64;
 /// Graphs to keep; batches of yet other sizes are launched one kernel after another.
 const MAX_GRAPHS: usize = 64;
 
-/// What a graph was captured for.
+/// The batches that a graph is captured for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) rows: RowCounts,
@@ -32,16 +32,16 @@ pub(crate) struct Key {
 /// The row counts to launch for, captured or not: of decoding a power of two, or the most there may be.
 pub(crate) fn bucket(rows: RowCounts, options: &CompileOptions) -> RowCounts {
     if rows.all == rows.sampled && rows.all <= MAX_DECODED {
-        let most = options.max_rows.min(options.max_sampled);
-        let count = rows.all.next_power_of_two().min(most);
+        let max_rows = options.max_rows.min(options.max_sampled);
+        let count = rows.all.next_power_of_two().min(max_rows);
         return RowCounts {
             all: count,
             sampled: count,
         };
     }
-    let of = |count: usize, most: usize| match (count, RowClass::of(count)) {
+    let of = |count: usize, max_rows: usize| match (count, RowClass::of(count)) {
         (0, _) => 0,
-        (_, RowClass::Small) => count.next_power_of_two().min(most),
+        (_, RowClass::Small) => count.next_power_of_two().min(max_rows),
         (_, RowClass::Large) => padded_rows(count),
     };
     RowCounts {
@@ -50,7 +50,7 @@ pub(crate) fn bucket(rows: RowCounts, options: &CompileOptions) -> RowCounts {
     }
 }
 
-/// Launches in one piece.
+/// A captured graph.
 pub(crate) struct Graph(CudaGraph);
 
 impl Graph {
@@ -64,7 +64,7 @@ impl Graph {
             .begin_capture(mode)
             .map_err(CudaError::driver("starting to capture a graph"))?;
         let recorded = record();
-        // Ended whatever became of it: the stream takes no other work while it is captured.
+        // Ended in any case: the stream takes no other work while it is captured.
         let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
         recorded?;
         let graph = graph.map_err(CudaError::driver("capturing a graph"))?;
@@ -83,12 +83,12 @@ impl Graph {
 #[derive(Default)]
 pub(crate) struct Graphs {
     captured: HashMap<Key, Graph>,
-    /// What ran once as it is: first launches load code, which a capture does not allow.
+    /// Keys that ran once uncaptured: first launches load code, which a capture does not allow.
     seen: HashSet<Key>,
 }
 
 impl Graphs {
-    /// Replays what was captured for `key`. The first time `record` just queues it, the second time it is captured.
+    /// Replays the graph of `key`. The first time `record` just queues its launches, the second time they are captured.
     pub(crate) fn run(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_keeps_the_class_and_stays_within_its_room() {
+    fn a_bucket_keeps_the_class_and_stays_within_its_padding() {
         let options = CompileOptions {
             pages: PerGroup::default(),
             kv: KvType::F16,

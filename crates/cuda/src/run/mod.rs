@@ -1,4 +1,5 @@
-//! Calls on a card: weights brought there, calls bound to addresses, batches queued, graphs replayed.
+//! Execution on a card: weights uploaded, calls bound to addresses, batches queued, graphs replayed. Nothing is chosen here;
+//! `compile` has done that.
 
 pub(crate) mod batch;
 pub(crate) mod executor;

@@ -1,7 +1,7 @@
-//! Calls bound to loaded kernels and addresses: a flat list of launches.
+//! A program: calls bound to loaded kernels and addresses, a flat list of launches.
 //!
 //! Nothing in a launch changes from batch to batch but how many blocks it has, and that depends on row counts alone. So a
-//! run can be captured as it is.
+//! run can be captured in a graph as it is.
 
 use std::{
     cell::{Cell, RefCell},
@@ -29,7 +29,7 @@ use crate::{
     kernel::{Addresses, Kernel, Operand},
 };
 
-/// The whole plan: what runs for all rows, then what runs for those that are sampled.
+/// The whole plan: the program of all rows, then that of the sampled ones.
 pub(crate) struct Programs {
     pub(crate) front: ByClass<Program>,
     pub(crate) tail: ByClass<Program>,
@@ -47,7 +47,8 @@ impl Programs {
 
 pub(crate) struct Program {
     steps: Vec<Bound>,
-    /// Values that some call writes as they are: what exists only inside a kernel, or must still be scaled, is not among them.
+    /// Values that some call writes as the plan defines them: those that exist only inside a kernel, or must still be scaled, are
+    /// not among them.
     pub(crate) written: Vec<Value>,
 }
 
@@ -63,7 +64,7 @@ enum Action {
         kernel: Box<dyn Kernel>,
         module: Arc<Module>,
         params: Vec<u8>,
-        /// Of the rows it was last launched with.
+        /// The rows it was last launched with, and their grid.
         grid: Cell<Option<(usize, Grid)>>,
     },
     CublasLt {
@@ -73,11 +74,11 @@ enum Action {
     },
 }
 
-/// The library's products, each made when it is first needed.
+/// Products of cuBLASLt, each set up when it is first needed.
 pub(crate) struct CublasLtGemms {
     library: Library,
     workspace: Address,
-    made: RefCell<HashMap<(Shape, Out, u32), Gemm>>,
+    ready: RefCell<HashMap<(Shape, Out, u32), Gemm>>,
 }
 
 impl CublasLtGemms {
@@ -85,7 +86,7 @@ impl CublasLtGemms {
         CublasLtGemms {
             library,
             workspace,
-            made: RefCell::default(),
+            ready: RefCell::default(),
         }
     }
 
@@ -101,9 +102,9 @@ impl CublasLtGemms {
             columns: product.columns,
             stride: product.stride,
         };
-        let mut made = self.made.borrow_mut();
+        let mut ready = self.ready.borrow_mut();
         let (kind, alpha) = (product.kind, product.alpha);
-        let gemm = match made.entry((shape, kind, alpha.to_bits())) {
+        let gemm = match ready.entry((shape, kind, alpha.to_bits())) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(vacant) => {
                 let gemm = Gemm::new(&self.library, shape, kind, alpha, WORKSPACE_BYTES)?;
@@ -179,7 +180,7 @@ impl Program {
             if rows == 0 {
                 continue;
             }
-            // What a row comes to must not depend on how many others there are, beyond the bucket.
+            // A row's result must not depend on how many others there are, beyond the bucket.
             let rows = match RowClass::of(rows) {
                 RowClass::Small => rows,
                 RowClass::Large => padded_rows(rows),

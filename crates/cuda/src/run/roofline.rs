@@ -1,8 +1,8 @@
-//! What this card can do at the most: the bounds that `bench` sets speeds against.
+//! The card's roofline: the peaks that `bench` sets speeds against.
 //!
-//! The memory's rate is that of one kernel that reads. The tensor cores' is that of whoever multiplies in large batches:
-//! NVIDIA's library with a product of halves large enough to keep the card full, or, where our own kernels multiply, the
-//! bytes they multiply, with nothing else around it.
+//! The memory's rate is that of one kernel that reads. The tensor cores' is that of the GEMM of large batches: cuBLASLt with an
+//! f16 product large enough to keep the card full, or, for the native GEMM, its int8 instructions with nothing else around
+//! them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,7 +26,7 @@ const READ_BYTES: usize = 1 << 30;
 const PASSES: usize = 5;
 const THREADS: usize = 512;
 const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
-/// Pieces that a thread has under way, and the bytes of one.
+/// Pieces that a thread has in flight, and the bytes of one.
 const AT_ONCE: usize = 8;
 const PIECE: usize = 16;
 
@@ -91,7 +91,7 @@ fn round_bytes(device: &Device) -> usize {
     device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR * THREADS * AT_ONCE * PIECE
 }
 
-/// Memory to read, and where sums go.
+/// Memory to read, and to write sums to.
 struct Noise {
     data: Buffer,
     sums: Buffer,
@@ -129,7 +129,7 @@ fn launch_read(
     launch(module, grid, &params.bytes())
 }
 
-/// Multiply-adds per second of the library, with halves.
+/// Multiply-adds per second of cuBLASLt, in f16.
 fn product_rate(
     device: &Arc<Device>,
     module: &Module,
@@ -143,8 +143,8 @@ fn product_rate(
         stride: outputs,
     };
     let round = round_bytes(device);
-    let halves = |rows: usize| noise(device, module, (2 * rows * COLUMNS).next_multiple_of(round));
-    let (weights, x) = (halves(outputs)?, halves(ROWS)?);
+    let f16 = |rows: usize| noise(device, module, (2 * rows * COLUMNS).next_multiple_of(round));
+    let (weights, x) = (f16(outputs)?, f16(ROWS)?);
     let out = device.allocate("measuring", 2 * ROWS * outputs)?;
     let workspace = device.allocate("measuring", WORKSPACE_BYTES)?;
     let operands = Operands {
@@ -158,7 +158,7 @@ fn product_rate(
     Ok((ROWS * outputs * COLUMNS) as f64 / seconds)
 }
 
-/// Multiply-adds per second of the instructions that our own kernels multiply bytes with.
+/// Multiply-adds per second of the int8 instructions of the native GEMM.
 fn multiply_peak(device: &Arc<Device>, module: &Module) -> Result<f64, CudaError> {
     let blocks = device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
     let sums = device.allocate("measuring", blocks * MULTIPLY_THREADS * 4)?;

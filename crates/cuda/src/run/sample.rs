@@ -3,9 +3,9 @@
 //! The device takes a batch whose rows all want a token alone, each either greedily, among at most 1024 best (top-k), or from
 //! the whole vocabulary without a top-p. Left to the host, with the logits copied to it, are batches in which any row wants
 //! log-probabilities or logits, has a top-k above 1024 or a top-p over the whole vocabulary; and batches with more sampled rows
-//! or more penalties and biases than there is padded_rows for.
+//! or more penalties and biases than there is room for.
 //!
-//! A draw is what [`carat_model::sampling`] defines. Its logarithms are taken in double precision on both sides, so a draw can
+//! [`carat_model::sampling`] defines a draw. Its logarithms are taken in double precision on both sides, so a draw can
 //! only differ where two scores are the same to all but the last bit.
 
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::{
     },
 };
 
-/// Batches that may be under way: each writes its results to its own place.
+/// Batches that may be in flight: each slot has results of its own.
 pub(crate) const IN_FLIGHT: usize = 2;
 
 /// A row to be sampled.
@@ -51,16 +51,16 @@ pub(crate) fn rows_to_sample<'a>(batch: &Batch<'a>) -> Option<Vec<RowToSample<'a
     batch.sampled_rows().map(row_to_sample).collect()
 }
 
-/// Where the settings go.
+/// Offsets of the settings among a batch's words.
 pub(crate) struct SettingsAt {
     /// The first word of the rows' settings.
     pub(crate) settings: usize,
     pub(crate) most_rows: usize,
-    /// The first word of what happens to their logits.
+    /// The first word of the changes of their logits.
     pub(crate) changes: usize,
 }
 
-/// Writes how rows are sampled. Returns the kind of work and the end of the words in use; `None` leaves the batch to the host.
+/// Writes the settings of rows. Returns the kind of work and the end of the words in use; `None` leaves the batch to the host.
 pub(crate) fn write(
     rows_to_sample: &[RowToSample<'_>],
     vocab: usize,
@@ -137,7 +137,7 @@ fn changes(row_to_sample: &RowToSample<'_>, vocab: usize) -> Vec<Change> {
     let biases = sampling.logit_bias.iter();
     changes.extend(biases.map(|&(token, by)| Change { token, seen: 0, by }));
     changes.retain(|change| (change.token as usize) < vocab);
-    // Stable: what happens to one token happens in this order.
+    // Stable: changes of one token are applied in this order.
     changes.sort_by_key(|change| change.token);
     changes
 }
@@ -211,7 +211,7 @@ impl Sampler {
         })
     }
 
-    /// The first tokens of a batch that has been waited for.
+    /// The first tokens of the batch in a slot, which has been waited for.
     pub(crate) fn tokens(&self, in_flight: usize, count: usize) -> impl Iterator<Item = TokenId> {
         let words = self.results.bytes().as_chunks().0;
         let start = in_flight * self.most_rows;

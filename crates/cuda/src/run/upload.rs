@@ -1,7 +1,7 @@
-//! Weights to the device. Rows go through page-locked memory, one half filled while the other is on its way: straight to
-//! their place, or in the file's format to a staging buffer, from where kernels bring them into their forms.
+//! Upload of weights. Rows go through two page-locked buffers, one filled while the other is copied: straight to their
+//! placement, or in the file's format to a staging buffer, from where kernels bring them into their formats.
 //!
-//! Each weight is read once for all its forms. While it lasts, this takes 16 MiB of device memory beside the weights, or a
+//! Each weight is read once for all its formats. While it lasts, this takes 16 MiB of device memory beside the weights, or an
 //! M-tile of the widest one.
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// What a half holds of one weight, if an M-tile is not more.
+/// Bytes of one weight that a buffer holds, if an M-tile is not more.
 const PIECE_BYTES: usize = 16 << 20;
 
 /// Weights that kernels can read.
@@ -56,15 +56,15 @@ impl WeightLayout {
             let vectors = widened.map(|_| m.columns * 4);
             vectors.fold(piece_rows(m, piece_bytes) * m.row_bytes(), usize::max)
         };
-        let most = targets.iter().map(piece).max().unwrap_or(0);
+        let largest = targets.iter().map(piece).max().unwrap_or(0);
         let mut upload = Upload {
             device,
             weights,
             loaders,
             piece_bytes,
-            halves: Halves::new(device, most)?,
+            staging_host: DoubleBuffer::new(device, largest)?,
             staging: (!loaders.is_empty())
-                .then(|| device.allocate("staging", most))
+                .then(|| device.allocate("staging", largest))
                 .transpose()?,
             buffers: &mut buffers,
         };
@@ -72,13 +72,13 @@ impl WeightLayout {
             upload.put(*weight, targets)?;
         }
         device.wait("loading weights")?;
-        let at = self.named().map(|(packed, placement)| {
+        let at = self.named().map(|(operand, placement)| {
             let at = MatrixAt {
                 start: buffers.address(placement.memory).offset(placement.offset),
                 row_bytes: placement.row_bytes,
                 matrix_bytes: placement.matrix_bytes,
             };
-            (packed.clone(), at)
+            (operand.clone(), at)
         });
         Ok(ResidentWeights {
             at: at.collect(),
@@ -93,7 +93,7 @@ fn piece_rows(m: &Matrix, bytes: usize) -> usize {
     (m_tiles.max(1) * M_TILE).min(m.rows)
 }
 
-/// The rows of one matrix, packed.
+/// Copies rows of one matrix, packed.
 fn copy_rows(weights: &Weights, weight: Weight, index: usize, rows: Range<usize>, to: &mut [u8]) {
     let m = weights.matrix(weight);
     let row_bytes = m.row_bytes();
@@ -107,7 +107,7 @@ fn copy_rows(weights: &Weights, weight: Weight, index: usize, rows: Range<usize>
     }
 }
 
-/// Where weights stay.
+/// Memory that weights stay in.
 struct Buffers {
     device: Buffer,
     expanded: Option<Buffer>,
@@ -151,25 +151,26 @@ struct Upload<'a> {
     weights: &'a Weights,
     loaders: &'a Loaders,
     piece_bytes: usize,
-    halves: Halves<'a>,
+    staging_host: DoubleBuffer<'a>,
     /// A piece in the file's format; there if kernels take part. Work is queued in order, so one is enough.
     staging: Option<Buffer>,
     buffers: &'a mut Buffers,
 }
 
 impl Upload<'_> {
-    /// Loads a weight in all its forms.
+    /// Loads a weight in all its formats.
     fn put(&mut self, weight: Weight, targets: &[LoadTarget]) -> Result<(), CudaError> {
         let m = self.weights.matrix(weight);
         for target in targets.iter().filter(|t| t.format == WeightFormat::Vector) {
             let values = self.weights.vector(weight);
-            let half = self.halves.next()?.bytes_mut();
-            for (to, value) in half.chunks_exact_mut(4).zip(&values) {
+            let host = self.staging_host.next()?.bytes_mut();
+            for (to, value) in host.chunks_exact_mut(4).zip(&values) {
                 to.copy_from_slice(&value.to_ne_bytes());
             }
             let buffer = self.buffers.on_device(target.memory);
-            self.halves.copy(buffer, target.start, values.len() * 4)?;
-            self.halves.sent()?;
+            self.staging_host
+                .copy(buffer, target.start, values.len() * 4)?;
+            self.staging_host.sent()?;
         }
         for target in targets.iter().filter(|t| t.memory == Memory::Host) {
             let host = self.buffers.host.as_mut().expect("something goes there");
@@ -188,17 +189,17 @@ impl Upload<'_> {
         for index in 0..m.count {
             for first in (0..m.rows).step_by(at_once) {
                 let rows = first..(first + at_once).min(m.rows);
-                let half = self.halves.next()?.bytes_mut();
-                let half = &mut half[..rows.len() * m.row_bytes()];
-                copy_rows(self.weights, weight, index, rows.clone(), half);
+                let host = self.staging_host.next()?.bytes_mut();
+                let host = &mut host[..rows.len() * m.row_bytes()];
+                copy_rows(self.weights, weight, index, rows.clone(), host);
                 self.send(m, index, &rows, &targets)?;
-                self.halves.sent()?;
+                self.staging_host.sent()?;
             }
         }
         Ok(())
     }
 
-    /// Sends the rows that are in the current half on their ways.
+    /// Sends the rows in the current buffer to all their targets.
     fn send(
         &self,
         m: &Matrix,
@@ -208,7 +209,7 @@ impl Upload<'_> {
     ) -> Result<(), CudaError> {
         let bytes = rows.len() * m.row_bytes();
         if targets.iter().any(|t| loader(m.quant, t.format).is_some()) {
-            self.halves.copy(self.staging(), 0, bytes)?;
+            self.staging_host.copy(self.staging(), 0, bytes)?;
         }
         for target in targets {
             let buffer = self.buffers.on_device(target.memory);
@@ -218,7 +219,7 @@ impl Upload<'_> {
             };
             let offset = target.start + index * target.matrix_bytes + steps * target.stride;
             match loader(m.quant, target.format) {
-                None => self.halves.copy(buffer, offset, bytes)?,
+                None => self.staging_host.copy(buffer, offset, bytes)?,
                 Some(kernel) => {
                     let to = buffer.address().offset(offset);
                     self.convert(&kernel, m, rows.len(), target, to)?;
@@ -232,7 +233,7 @@ impl Upload<'_> {
         self.staging.as_ref().expect("there, as kernels are")
     }
 
-    /// Brings the staged rows into a form.
+    /// Brings the staged rows into a format.
     fn convert(
         &self,
         kernel: &Specialization,
@@ -267,27 +268,27 @@ impl Upload<'_> {
     }
 }
 
-/// Page-locked memory in two halves that are used in turn.
-struct Halves<'a> {
+/// Two page-locked buffers that are used alternately.
+struct DoubleBuffer<'a> {
     device: &'a Device,
     buffers: [HostBuffer; 2],
-    /// When the device is done with each.
+    /// Events after which the device is done with each.
     done: [Option<Event>; 2],
     current: usize,
 }
 
-impl<'a> Halves<'a> {
-    fn new(device: &'a Arc<Device>, bytes: usize) -> Result<Halves<'a>, CudaError> {
-        let half = || device.allocate_host("upload", bytes);
-        Ok(Halves {
+impl<'a> DoubleBuffer<'a> {
+    fn new(device: &'a Arc<Device>, bytes: usize) -> Result<DoubleBuffer<'a>, CudaError> {
+        let buffer = || device.allocate_host("upload", bytes);
+        Ok(DoubleBuffer {
             device,
-            buffers: [half()?, half()?],
+            buffers: [buffer()?, buffer()?],
             done: [None, None],
             current: 0,
         })
     }
 
-    /// The other half, once the device is done with it.
+    /// The other buffer, once the device is done with it.
     fn next(&mut self) -> Result<&mut HostBuffer, CudaError> {
         self.current = 1 - self.current;
         if let Some(event) = self.done[self.current].take() {
@@ -296,13 +297,13 @@ impl<'a> Halves<'a> {
         Ok(&mut self.buffers[self.current])
     }
 
-    /// Starts a copy of the current half's beginning.
+    /// Starts a copy of the current buffer's beginning.
     fn copy(&self, to: &Buffer, offset: usize, bytes: usize) -> Result<(), CudaError> {
         self.device
             .copy_in(&self.buffers[self.current], to, offset, bytes)
     }
 
-    /// All copies of the current half have been started.
+    /// All copies of the current buffer have been started.
     fn sent(&mut self) -> Result<(), CudaError> {
         self.done[self.current] = Some(self.device.event()?);
         Ok(())
@@ -345,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_whole_strips() {
+    fn pieces_are_whole_m_tiles() {
         let model = Tiny::new(Variant::E2b, QuantType::Q4_0).model();
         let m = model.weights.matrix(model.embedding);
         assert_eq!((m.rows, m.row_bytes()), (400, 36));
@@ -361,9 +362,9 @@ mod tests {
         bytes
     }
 
-    /// One matrix of a packed weight, as the plain code has it.
-    fn expected(weights: &Weights, packed: &WeightOperand, index: usize) -> Vec<u8> {
-        let parts = packed.parts.iter().map(|&weight| {
+    /// One matrix of an operand, as the plain code has it.
+    fn expected(weights: &Weights, operand: &WeightOperand, index: usize) -> Vec<u8> {
+        let parts = operand.parts.iter().map(|&weight| {
             let m = weights.matrix(weight);
             let row = |r| weights.row(weight, index, r);
             let values = |r| {
@@ -372,7 +373,7 @@ mod tests {
                 values.into_iter()
             };
             let rows = 0..m.rows;
-            match packed.format {
+            match operand.format {
                 WeightFormat::Fragments => pack(m.quant, m.rows, m.columns, row),
                 WeightFormat::Table | WeightFormat::File => {
                     rows.flat_map(|r| row(r).to_vec()).collect()
@@ -386,46 +387,46 @@ mod tests {
             }
         });
         let parts: Vec<Vec<u8>> = parts.collect();
-        if packed.join == Join::Stacked {
+        if operand.join == Join::Stacked {
             return parts.concat();
         }
-        let m = weights.matrix(packed.parts[0]);
+        let m = weights.matrix(operand.parts[0]);
         let m_tile = FragmentFormat::of(m.quant).unwrap().m_tile_bytes(m.columns);
         let m_tiles = (0..parts[0].len()).step_by(m_tile);
-        let turn = |at: usize| parts.iter().flat_map(move |p| p[at..at + m_tile].to_vec());
-        m_tiles.flat_map(turn).collect()
+        let interleaved = |at: usize| parts.iter().flat_map(move |p| p[at..at + m_tile].to_vec());
+        m_tiles.flat_map(interleaved).collect()
     }
 
-    /// Halves that are near the values, to the rounding of a half.
-    fn check_halves(weights: &Weights, packed: &WeightOperand, found: &[u8]) {
-        let mut halves = found.chunks_exact(2).map(|half| {
+    /// F16 that are near the values, to the rounding of f16.
+    fn check_f16(weights: &Weights, operand: &WeightOperand, found: &[u8]) {
+        let mut found = found.chunks_exact(2).map(|bytes| {
             let mut value = [0.0];
-            QuantType::F16.dequantize(half, &mut value);
+            QuantType::F16.dequantize(bytes, &mut value);
             value[0]
         });
-        for &weight in &packed.parts {
+        for &weight in &operand.parts {
             let m = weights.matrix(weight);
             for r in 0..m.rows {
                 let mut values = vec![0.0; m.columns];
                 m.quant.dequantize(weights.row(weight, 0, r), &mut values);
                 for value in values {
-                    let half = halves.next().unwrap();
+                    let rounded = found.next().unwrap();
                     assert!(
-                        (half - value).abs() <= value.abs() / 2048.0 + 1e-7,
+                        (rounded - value).abs() <= value.abs() / 2048.0 + 1e-7,
                         "{}",
                         m.name
                     );
                 }
             }
         }
-        assert_eq!(halves.next(), None);
+        assert_eq!(found.next(), None);
     }
 
     #[test]
     #[ignore = "needs a card"]
-    fn upload_brings_every_form_to_its_place() {
+    fn upload_brings_every_format_to_its_placement() {
         let card = Card::open(Tier::Best);
-        let narrow: Vec<u8> = (0..20 * 96u32)
+        let exact: Vec<u8> = (0..20 * 96u32)
             .flat_map(|i| [0, 0, i as u8, 0x3f])
             .collect();
         let tensor = |name, shape: &[usize], quant, seed| {
@@ -435,15 +436,15 @@ mod tests {
             tensor("q", &[512, 40], QuantType::Q4_K, 1),
             tensor("k", &[512, 20], QuantType::Q4_K, 2),
             tensor("v", &[512, 20], QuantType::Q6_K, 3),
-            // Both are bytes in fragments.
+            // Both are Q8 in fragments.
             tensor("gate", &[96, 35], QuantType::Q8_0, 4),
             tensor("up", &[96, 35], QuantType::Q5_0, 5),
             tensor("experts gate", &[64, 24, 3], QuantType::Q4_0, 6),
             tensor("experts up", &[64, 24, 3], QuantType::Q4_0, 7),
-            ("narrow", vec![96, 20], QuantType::F32, narrow),
+            ("exact in bf16", vec![96, 20], QuantType::F32, exact),
             tensor("norm", &[100], QuantType::F16, 8),
             tensor("table", &[64, 50], QuantType::Q8_0, 9),
-            tensor("halves", &[50, 30], QuantType::F16, 10),
+            tensor("f16", &[50, 30], QuantType::F16, 10),
         ]);
         let of = |name: &str| weights.find(name).unwrap();
         let named = [
@@ -454,10 +455,10 @@ mod tests {
             WeightOperand::interleaved(&[of("gate"), of("up")]),
             WeightOperand::interleaved(&[of("experts gate"), of("experts up")]),
             WeightOperand::one(of("experts up"), WeightFormat::File),
-            WeightOperand::one(of("narrow"), WeightFormat::Bf16),
+            WeightOperand::one(of("exact in bf16"), WeightFormat::Bf16),
             WeightOperand::one(of("norm"), WeightFormat::Vector),
             WeightOperand::one(of("table"), WeightFormat::Table),
-            WeightOperand::one(of("halves"), WeightFormat::F16),
+            WeightOperand::one(of("f16"), WeightFormat::F16),
         ];
         let named: BTreeSet<WeightOperand> = named.into();
         for (tables, piece_bytes) in [(TablePlace::Device, PIECE_BYTES), (TablePlace::Host, 1)] {
@@ -474,23 +475,23 @@ mod tests {
             let expanded: Vec<u8> = card.download(expanded, layout.expanded_bytes);
             let host = buffers.host.as_ref().map(HostBuffer::bytes);
             assert_eq!(host.is_some(), tables == TablePlace::Host);
-            for (packed, placement) in layout.named() {
+            for (operand, placement) in layout.named() {
                 let bytes = match placement.memory {
                     Memory::Device => &device,
                     Memory::Expanded => &expanded,
                     Memory::Host => host.unwrap(),
                 };
-                let count = weights.matrix(packed.parts[0]).count;
+                let count = weights.matrix(operand.parts[0]).count;
                 for index in 0..count {
                     let start = placement.offset + index * placement.matrix_bytes;
                     let found = &bytes[start..start + placement.matrix_bytes];
-                    if packed.format == WeightFormat::F16 {
-                        check_halves(&weights, packed, found);
+                    if operand.format == WeightFormat::F16 {
+                        check_f16(&weights, operand, found);
                     } else {
-                        assert!(found == expected(&weights, packed, index), "{packed:?}");
+                        assert!(found == expected(&weights, operand, index), "{operand:?}");
                     }
                 }
-                let at = resident.at[packed];
+                let at = resident.at[operand];
                 let start = buffers.address(placement.memory).offset(placement.offset);
                 assert_eq!(at.start, start);
                 assert_eq!(
@@ -513,13 +514,13 @@ mod tests {
         let tensors: Vec<_> = names.iter().map(|n| tensor(n.as_str())).collect();
         let weights = weights_of(&tensors);
         let all = || weights.iter().map(|(weight, _)| weight);
-        for forms in [
+        for formats in [
             &[WeightFormat::File][..],
             &[WeightFormat::Fragments],
             &[WeightFormat::Fragments, WeightFormat::F16],
         ] {
             let named = all().flat_map(|w| {
-                forms
+                formats
                     .iter()
                     .map(move |format| WeightOperand::one(w, *format))
             });
@@ -532,7 +533,7 @@ mod tests {
             let time = start.elapsed();
             let bytes = all().map(|w| weights.bytes(w).len()).sum::<usize>();
             let rate = bytes as f64 / time.as_secs_f64() / 1e9;
-            println!("upload {forms:?}: {rate:.1} GB/s of file ({time:?})");
+            println!("upload {formats:?}: {rate:.1} GB/s of file ({time:?})");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Experts of packed weights, which rows choose: a few rows stream the matrices they chose, many are sorted by expert first.
+//! Experts in fragments: small batches stream each row's routed experts (GEMV), large ones permute tokens by expert and run a
+//! grouped GEMM. Experts in other formats are left to plain kernels.
 
 use carat_model::{plan::Step, weights::Weight};
 
@@ -13,9 +14,9 @@ use crate::{
     },
 };
 
-/// A step of experts, all of whose weights are packed.
+/// A step of experts, all of whose weights have fragments.
 #[derive(Clone, Copy)]
-struct Chosen {
+struct PackedExperts {
     x: Operand,
     route: Operand,
     out: Operand,
@@ -32,7 +33,7 @@ struct Chosen {
 }
 
 impl Lowering<'_> {
-    fn chosen(&self, step: &Step) -> Option<Chosen> {
+    fn packed_experts(&self, step: &Step) -> Option<PackedExperts> {
         let Step::Experts {
             x,
             route,
@@ -47,7 +48,7 @@ impl Lowering<'_> {
         let format = |w: Weight| FragmentFormat::of(self.weights.matrix(w).quant);
         let formats = (format(gate)?, format(down)?);
         let matrix = self.weights.matrix(down);
-        (format(up) == Some(formats.0)).then_some(Chosen {
+        (format(up) == Some(formats.0)).then_some(PackedExperts {
             x: Operand::Value(x),
             route: Operand::Value(route),
             out: Operand::Value(out),
@@ -63,10 +64,10 @@ impl Lowering<'_> {
         })
     }
 
-    /// The chosen experts: gate, up and their product in one launch, down and the weighted sum in another.
+    /// Routed experts of a small batch: gate, up and their product in one launch, down and the weighted sum in another.
     pub(super) fn small_experts(&mut self, op: &Op, step: &Step) -> Option<()> {
-        let experts = self.chosen(step)?;
-        let Chosen {
+        let experts = self.packed_experts(step)?;
+        let PackedExperts {
             x,
             route,
             inner,
@@ -78,7 +79,7 @@ impl Lowering<'_> {
         if !inner.is_multiple_of(down_format.k_block_inputs()) {
             return None;
         }
-        let choices = |kind| RoutedExperts { route, top_k, kind };
+        let routed = |kind| RoutedExperts { route, top_k, kind };
         let gated = self.scratch_floats("experts gated", top_k * inner);
         let shape = GemvShape {
             form: GemvWeights::Fragments(gate_format),
@@ -97,7 +98,7 @@ impl Lowering<'_> {
                 out: gated,
                 up: None,
             },
-            choices: Some(choices(RoutedOutput::PerExpert)),
+            choices: Some(routed(RoutedOutput::PerExpert)),
             pdl: self.target.pdl,
         };
         let label = format!("{} gate+up", op.label);
@@ -120,7 +121,7 @@ impl Lowering<'_> {
                 ..shape
             },
             epilogue: GemvEpilogue::Plain(vec![part]),
-            choices: Some(choices(RoutedOutput::Summed)),
+            choices: Some(routed(RoutedOutput::Summed)),
             pdl: self.target.pdl,
         };
         let label = format!("{} down", op.label);
@@ -128,10 +129,10 @@ impl Lowering<'_> {
         Some(())
     }
 
-    /// The chosen experts of many rows: choices are sorted by expert, and each expert multiplies those that chose it.
+    /// Routed experts of a large batch: tokens are permuted by expert, and each expert multiplies its own.
     pub(super) fn large_experts(&mut self, op: &Op, step: &Step) -> Option<()> {
-        let experts = self.chosen(step)?;
-        let Chosen {
+        let experts = self.packed_experts(step)?;
+        let PackedExperts {
             route,
             columns,
             inner,
@@ -181,9 +182,9 @@ impl Lowering<'_> {
         };
         let weights = GemmWeights::Fragments(gate_format);
         let shape = self.gemm_shape(weights, GemmEpilogue::Geglu, experts.gate, 2 * inner);
-        let packed = WeightOperand::interleaved(&[experts.gate, experts.up]);
+        let w = WeightOperand::interleaved(&[experts.gate, experts.up]);
         let products = GemmOutput::Int8(gated);
-        let mut kernel = self.gemm(grouped(shape), GemmInput::Int8(codes), packed, products);
+        let mut kernel = self.gemm(grouped(shape), GemmInput::Int8(codes), w, products);
         kernel.groups = Some((operands, ExpertInput::PerToken));
         self.call(&label("gate+up"), op.rows, kernel);
         let each = self.scratch_floats("experts down", top_k * outputs);
@@ -194,8 +195,8 @@ impl Lowering<'_> {
             column: 0,
             stride: outputs,
         };
-        let packed = WeightOperand::one(experts.down, WeightFormat::Fragments);
-        let mut kernel = self.gemm(grouped(shape), GemmInput::Int8(gated), packed, floats);
+        let w = WeightOperand::one(experts.down, WeightFormat::Fragments);
+        let mut kernel = self.gemm(grouped(shape), GemmInput::Int8(gated), w, floats);
         kernel.groups = Some((operands, ExpertInput::PerExpert));
         self.call(&label("down"), op.rows, kernel);
         let sum = ExpertsSum {
@@ -210,15 +211,15 @@ impl Lowering<'_> {
     }
 
     fn group_operands(&mut self, groups: ExpertGroups) -> PermutationOperands {
-        let most = buckets(self.target.max_rows).map(|rows| groups.most_tiles(rows));
-        let most = most.max().unwrap_or(0);
+        let tiles = buckets(self.target.max_rows).map(|rows| groups.most_tiles(rows));
+        let max_tiles = tiles.max().unwrap_or(0);
         let fixed = |words: usize| ScratchBytes {
             per_row: 0,
             fixed: words * 4,
         };
         PermutationOperands {
             sorted: self.scratch("experts sorted", groups.top_k * 4),
-            tiles: self.scratch.operand("experts tiles", fixed(3 * most)),
+            tiles: self.scratch.operand("experts tiles", fixed(3 * max_tiles)),
             tile_count: self.scratch.operand("experts tile count", fixed(1)),
         }
     }

@@ -1,8 +1,8 @@
-//! Many rows: products are matrix multiplications, and what they read is stored in the form they want.
+//! Large batches: products are GEMMs, and each kernel writes what they read in the format they want.
 //!
-//! A value that only products read exists in their form alone. Raw queries, keys and values lie side by side in one buffer,
-//! as one product writes them. Where NVIDIA's library multiplies, the product of gate and up is stored as halves with a
-//! factor per row, which goes along with what is made of it until a norm takes it in.
+//! A value that only products read is materialized in their format alone. Raw queries, keys and values lie side by side in one
+//! buffer, as one product writes them. Where cuBLASLt multiplies, the product of gate and up is stored in f16 with a factor per
+//! row, which goes along with what is computed from it until a norm takes it in.
 
 use std::collections::{HashMap, HashSet};
 
@@ -29,27 +29,27 @@ use crate::{
     },
 };
 
-/// Gate and up are stored as halves times this, so that none overflows; GELU's kernel multiplies back.
+/// Factor of gate and up in f16, so that none overflows; GELU's kernel divides by it again.
 const GATE_UP_SCALE: f32 = 1.0 / 64.0;
 
-/// What products of wide batches read.
+/// Format that a product of a large batch reads its input in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ActivationFormat {
     F16,
     Int8,
-    /// Bytes, and the rest as bytes again.
+    /// Two-term int8: codes, and the codes of their residual.
     Int8HiLo,
 }
 
-/// What is known of values while wide ops are lowered.
+/// Facts of values, collected while ops of large batches are lowered.
 #[derive(Default)]
 pub(super) struct State {
     /// The ops that read a value, by their number.
     readers: HashMap<Value, Vec<usize>>,
     /// Values that are read behind these ops, too, as they are in the plan.
     kept: HashSet<Value>,
-    /// Values that exist in a product's form.
-    made: HashMap<Value, Materialized>,
+    /// Values that are materialized in a product's format.
+    materialized: HashMap<Value, Materialized>,
     /// Values that are columns of a wider buffer.
     columns: HashMap<Value, Columns>,
     /// Values that must still be multiplied by one factor per row.
@@ -125,19 +125,19 @@ impl Lowering<'_> {
         !self.large.kept.contains(&value) && self.readers(value).all(of_kind)
     }
 
-    /// What a product reads its input as; `None` if it is left to plain kernels.
+    /// Format of a product's input; `None` if it is left to plain kernels.
     fn format(&self, product: &Product) -> Option<ActivationFormat> {
         let matrices = || product.parts.iter().map(|p| self.weights.matrix(p.w));
         let columns = matrices().next()?.columns;
         let single = matrices().all(|m| m.count == 1);
-        let f16_of = columns.is_multiple_of(32) && matrices().all(|m| m.rows.is_multiple_of(8));
+        let fits = columns.is_multiple_of(32) && matrices().all(|m| m.rows.is_multiple_of(8));
         match self.target.gemm {
-            GemmImpl::CublasLt => (single && f16_of).then_some(ActivationFormat::F16),
+            GemmImpl::CublasLt => (single && fits).then_some(ActivationFormat::F16),
             GemmImpl::Native => self.native_format(product).filter(|_| single),
         }
     }
 
-    /// The form of a value that only products read, and all alike.
+    /// The format of a value that only products read, and all alike.
     fn sole_format(&self, value: Value) -> Option<ActivationFormat> {
         let mut formats = self.readers(value).map(|op| match &op.work {
             Work::Product(p) if p.input == Prologue::Value(value) => self.format(p),
@@ -148,16 +148,16 @@ impl Lowering<'_> {
         (alike && !self.large.kept.contains(&value)).then_some(first)
     }
 
-    /// Room for a value of this width in a form, under a name that neighbours do not use.
+    /// Scratch for a value of this width in a format, under names that neighbours do not use.
     fn activation(
         &mut self,
         format: ActivationFormat,
         names: [&'static str; 4],
         columns: usize,
     ) -> Activation {
-        let [f16_of, codes, scales, sums] = names;
+        let [f16, codes, scales, sums] = names;
         match format {
-            ActivationFormat::F16 => Activation::F16(self.scratch(f16_of, 2 * columns)),
+            ActivationFormat::F16 => Activation::F16(self.scratch(f16, 2 * columns)),
             ActivationFormat::Int8 => {
                 Activation::Int8(self.int8_scratch([codes, scales, sums], columns))
             }
@@ -209,7 +209,7 @@ impl Lowering<'_> {
         Some(())
     }
 
-    /// A norm of whole rows by itself, where something must be taken in with it.
+    /// A norm of whole rows by itself, with the row factors that its input may have.
     fn large_norm(&mut self, op: &Op) -> Option<()> {
         let Work::Step(Step::Norm {
             x,
@@ -240,28 +240,23 @@ impl Lowering<'_> {
         Some(())
     }
 
-    /// The input of a product in its form, made by whatever comes before it.
+    /// Materializes the input of a product in its format, by whatever kernel comes before it.
     fn product_input(
         &mut self,
         op: &Op,
         input: &Prologue,
         format: ActivationFormat,
     ) -> Option<Materialized> {
-        const NORMED: [&str; 4] = [
-            "normed f16_of",
-            "normed codes",
-            "normed scales",
-            "normed sums",
-        ];
-        const OTHER: [&str; 4] = ["input f16_of", "input codes", "input scales", "input sums"];
-        let made = |activation| Materialized {
+        const NORMED: [&str; 4] = ["normed f16", "normed codes", "normed scales", "normed sums"];
+        const OTHER: [&str; 4] = ["input f16", "input codes", "input scales", "input sums"];
+        let materialized = |activation| Materialized {
             activation,
             factor: None,
         };
         match *input {
             Prologue::Value(x) => {
-                if let Some(made) = self.large.made.get(&x) {
-                    return Some(*made);
+                if let Some(materialized) = self.large.materialized.get(&x) {
+                    return Some(*materialized);
                 }
                 let columns = self.plan.columns(x);
                 let activation = self.activation(format, OTHER, columns);
@@ -273,12 +268,12 @@ impl Lowering<'_> {
                 };
                 let label = format!("{} convert", op.label);
                 self.call(&label, op.rows, kernel);
-                self.large.made.insert(x, made(activation));
+                self.large.materialized.insert(x, materialized(activation));
                 // The buffer is another value's from the next one on.
                 self.large
-                    .made
+                    .materialized
                     .retain(|v, m| *v == x || m.activation != activation);
-                Some(made(activation))
+                Some(materialized(activation))
             }
             Prologue::Norm(RowNorm { x, weight, eps }) => {
                 let columns = self.plan.columns(x);
@@ -298,7 +293,7 @@ impl Lowering<'_> {
                     },
                 };
                 self.call_for_step(self.first_step(op), op.rows, kernel);
-                Some(made(activation))
+                Some(materialized(activation))
             }
             Prologue::ResidualNorm(residual_norm) => {
                 let activation =
@@ -311,7 +306,7 @@ impl Lowering<'_> {
                 });
                 let sum_activation = following.is_none().then_some(activation);
                 self.residual_norm_call(op, &residual_norm, sum_activation, following)?;
-                Some(made(activation))
+                Some(materialized(activation))
             }
         }
     }
@@ -333,7 +328,7 @@ impl Lowering<'_> {
         Some(())
     }
 
-    /// Whether its parts are queries, keys and values, of wide kernels and nobody else.
+    /// Whether its parts are queries, keys and values that only kernels of large batches read.
     pub(super) fn attended(&self, product: &Product) -> bool {
         let ours = |value: Value| product.parts.iter().any(|p| p.out == value);
         let reads_ours =
@@ -342,7 +337,7 @@ impl Lowering<'_> {
         parts.all(|part| self.only_for(part.out, reads_ours))
     }
 
-    /// Every part to where its readers look for it: side by side if those are queries, keys and values, else a value each.
+    /// Multiplies every part: side by side in one buffer if those are queries, keys and values, else to a value each.
     fn product_parts(&mut self, op: &Op, product: &Product, input: Materialized) {
         if self.attended(product) {
             let widths = product.parts.iter().map(|p| self.plan.columns(p.out));
@@ -377,7 +372,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// `gelu(gate) * up` in the form of its one reader; `false` if that is not possible.
+    /// `gelu(gate) * up` in the format of its one reader; `false` if that is not possible.
     fn geglu_pair(&mut self, op: &Op, product: &Product, out: Value, input: Materialized) -> bool {
         let Some(format) = self.sole_format(out) else {
             return false;
@@ -414,7 +409,7 @@ impl Lowering<'_> {
                 }
                 let both = self.scratch("gate|up", 4 * columns);
                 let call = CublasLtGemm {
-                    x: f16_of(input.activation),
+                    x: f16_operand(input.activation),
                     w: joined(&product.parts, WeightFormat::F16),
                     out: both,
                     kind: Out::F16,
@@ -425,42 +420,42 @@ impl Lowering<'_> {
                     scaled: true,
                 };
                 let label = self.product_label(op, &product.parts);
-                self.library_call(&label, op.rows, call);
-                let (f16_of, factor) = (
-                    self.scratch("gated f16_of", 2 * columns),
+                self.cublaslt_call(&label, op.rows, call);
+                let (f16, factor) = (
+                    self.scratch("gated f16", 2 * columns),
                     self.scratch_floats("gated factor", 1),
                 );
                 let kernel = Geglu {
                     x: both,
                     x_scale: 1.0 / GATE_UP_SCALE,
                     columns,
-                    out: f16_of,
+                    out: f16,
                     factor,
                 };
                 self.call_for_step(self.last_step(op), op.rows, kernel);
-                let made = Materialized {
-                    activation: Activation::F16(f16_of),
+                let materialized = Materialized {
+                    activation: Activation::F16(f16),
                     factor: Some(factor),
                 };
-                self.large.made.insert(out, made);
+                self.large.materialized.insert(out, materialized);
                 true
             }
             (GemmImpl::Native, ActivationFormat::Int8) => {
-                let made = self.native_geglu(op, product, out, input.activation);
-                if let Some(activation) = made {
-                    let made = Materialized {
+                let materialized = self.native_geglu(op, product, out, input.activation);
+                if let Some(activation) = materialized {
+                    let materialized = Materialized {
                         activation,
                         factor: None,
                     };
-                    self.large.made.insert(out, made);
+                    self.large.materialized.insert(out, materialized);
                 }
-                made.is_some()
+                materialized.is_some()
             }
             _ => false,
         }
     }
 
-    /// `gelu(product) * other[column..]`, in the form of its reader.
+    /// `gelu(product) * other[column..]`, in the format of its reader.
     fn gelu_slice(
         &mut self,
         op: &Op,
@@ -468,7 +463,7 @@ impl Lowering<'_> {
         (other, column, out): (Value, usize, Value),
         input: Materialized,
     ) {
-        const GATED: [&str; 4] = ["slice f16_of", "slice codes", "slice scales", "slice sums"];
+        const GATED: [&str; 4] = ["slice f16", "slice codes", "slice scales", "slice sums"];
         let columns = self.plan.columns(out);
         let Some(format) = self.sole_format(out).filter(|_| columns.is_multiple_of(32)) else {
             self.product_parts(op, product, input);
@@ -494,11 +489,11 @@ impl Lowering<'_> {
             out: activation,
         };
         self.call_for_step(self.last_step(op), op.rows, kernel);
-        let made = Materialized {
+        let materialized = Materialized {
             activation,
             factor: None,
         };
-        self.large.made.insert(out, made);
+        self.large.materialized.insert(out, materialized);
     }
 
     /// Parts side by side, as f32.
@@ -508,7 +503,7 @@ impl Lowering<'_> {
             GemmImpl::CublasLt => {
                 let outputs = parts.iter().map(|p| self.weights.matrix(p.w).rows).sum();
                 let call = CublasLtGemm {
-                    x: f16_of(input.activation),
+                    x: f16_operand(input.activation),
                     w: joined(parts, WeightFormat::F16),
                     out: target.operand,
                     kind: Out::F32,
@@ -518,7 +513,7 @@ impl Lowering<'_> {
                     stride: target.stride,
                     scaled: input.factor.is_some(),
                 };
-                self.library_call(&label, op.rows, call);
+                self.cublaslt_call(&label, op.rows, call);
             }
             GemmImpl::Native => {
                 let x = (input.activation, input.factor);
@@ -527,7 +522,7 @@ impl Lowering<'_> {
         }
     }
 
-    fn library_call(&mut self, label: &str, rows: Rows, product: CublasLtGemm) {
+    fn cublaslt_call(&mut self, label: &str, rows: Rows, product: CublasLtGemm) {
         self.calls.push(Call {
             label: label.to_owned(),
             origin: self.origin,
@@ -536,7 +531,7 @@ impl Lowering<'_> {
         });
     }
 
-    /// Whether an op stores or attends by wide kernels, which read their inputs side by side.
+    /// Whether an op stores or attends by the kernels of large batches, which read their inputs side by side.
     fn takes_columns(&self, op: &Op) -> bool {
         match &op.work {
             Work::StoreKv(store) => {
@@ -569,7 +564,7 @@ impl Lowering<'_> {
         FlashPrefill::new(op.rows, (q, out), attend.slot, heads, self.target.hopper)
     }
 
-    /// Norms and turns: queries to halves, keys and values to their pages.
+    /// Norms and RoPE: queries to f16, keys and values to their pages.
     fn large_qkv(
         &mut self,
         op: &Op,
@@ -616,7 +611,7 @@ impl Lowering<'_> {
             slot: s.slot,
         });
         let steps = &self.plan.steps[op.steps.clone()];
-        // What a launch finishes: keys and values in their pages, rotated queries (whose rotation is the op's last).
+        // Steps that a launch finishes: keys and values in their pages, rotated queries (whose RoPE is the op's last).
         let stored = steps
             .iter()
             .find(|s| matches!(s.step, Step::StoreKv { .. }));
@@ -661,7 +656,7 @@ impl Lowering<'_> {
 
     fn large_attend(&mut self, op: &Op, attend: &Attend) -> Option<()> {
         const ATTENDED: [&str; 4] = [
-            "attended f16_of",
+            "attended f16",
             "attended codes",
             "attended scales",
             "attended sums",
@@ -675,9 +670,9 @@ impl Lowering<'_> {
             .map(|format| self.activation(format, ATTENDED, columns));
         let wanted = match activation {
             None => AttentionOut::F32(Operand::Value(attend.out)),
-            Some(Activation::F16(f16_of)) => AttentionOut::F16(f16_of),
+            Some(Activation::F16(f16)) => AttentionOut::F16(f16),
             Some(Activation::Int8(operands)) => AttentionOut::Int8(operands),
-            Some(Activation::Int8HiLo { .. }) => unreachable!("only norms make it"),
+            Some(Activation::Int8HiLo { .. }) => unreachable!("only norms write it"),
         };
         let q = self.scratch("queries", 2 * columns);
         let (kernel, activation) = if let Some(kernel) = self.attend_kernel(op, attend, q, wanted) {
@@ -690,24 +685,24 @@ impl Lowering<'_> {
         self.origin = op.origin;
         self.call(&op.label, op.rows, kernel);
         if let Some(activation) = activation {
-            let made = Materialized {
+            let materialized = Materialized {
                 activation,
                 factor: None,
             };
-            self.large.made.insert(attend.out, made);
+            self.large.materialized.insert(attend.out, materialized);
         }
         Some(())
     }
 }
 
-/// Where a product goes.
+/// Output of a product.
 #[derive(Clone, Copy)]
 pub(super) struct ProductOut {
     pub(super) operand: Operand,
     pub(super) stride: usize,
 }
 
-/// What an op that stores or attends reads.
+/// Raw projections that an op reads which stores or attends.
 fn raw_inputs(op: &Op) -> Vec<Value> {
     let stored = |store: &StoreKv| [store.k.x, store.v.x];
     match &op.work {
@@ -720,17 +715,17 @@ fn raw_inputs(op: &Op) -> Vec<Value> {
     }
 }
 
-/// Where halves are; the library reads nothing else.
-fn f16_of(activation: Activation) -> Operand {
+/// The f16 operand; cuBLASLt reads nothing else.
+fn f16_operand(activation: Activation) -> Operand {
     match activation {
-        Activation::F16(f16_of) => f16_of,
+        Activation::F16(operand) => operand,
         Activation::Int8(_) | Activation::Int8HiLo { .. } => {
             unreachable!("chosen as the product's format")
         }
     }
 }
 
-fn joined(parts: &[LinearPart], activation: WeightFormat) -> WeightOperand {
+fn joined(parts: &[LinearPart], format: WeightFormat) -> WeightOperand {
     let weights: Vec<_> = parts.iter().map(|p| p.w).collect();
-    WeightOperand::stacked(&weights, activation)
+    WeightOperand::stacked(&weights, format)
 }

@@ -1,5 +1,5 @@
-//! Products of large batches by native kernels, which every card since Ampere runs: bytes over packed weights; halves where
-//! weights are floats, or of a format that has no packed form.
+//! Products of large batches by the native GEMM, which every card since Ampere runs: int8 over fragments; f16 where weights are
+//! floats, or of a format that has no fragments.
 
 use carat_model::{plan::Value, weights::Weight};
 
@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl Lowering<'_> {
-    /// What a product reads, if all its matrices agree.
+    /// Format that a product reads its input in, if all its matrices agree.
     pub(super) fn native_format(&self, product: &Product) -> Option<ActivationFormat> {
         let format = |part: &LinearPart| match FragmentFormat::of(self.weights.matrix(part.w).quant)
         {
@@ -31,8 +31,8 @@ impl Lowering<'_> {
         let columns = self.weights.matrix(product.parts[0].w).columns;
         let fits = columns.is_multiple_of(32);
         let alike = product.parts.iter().all(|p| format(p) == first);
-        // Exponentials of scores make much of a small difference: over a whole model, bytes that queries and keys are made
-        // of are the largest error of all.
+        // Exponentials of scores amplify small differences: over a whole model, the int8 rounding of what queries and keys are
+        // computed from is the largest error of all.
         let normed = match &product.input {
             Prologue::Value(_) => false,
             Prologue::Norm(_) => true,
@@ -65,7 +65,7 @@ impl Lowering<'_> {
         let mut column = 0;
         for run in runs {
             let outputs = run.iter().map(&rows).sum();
-            let (weights, weight_form) = match format(&run[0]) {
+            let (weights, weight_format) = match format(&run[0]) {
                 Some(format) => (GemmWeights::Fragments(format), WeightFormat::Fragments),
                 None => (GemmWeights::F16, WeightFormat::F16),
             };
@@ -83,14 +83,14 @@ impl Lowering<'_> {
                 column,
                 stride: target.stride,
             };
-            let packed = WeightOperand::stacked(&matrices, weight_form);
-            let kernel = self.gemm(shape, input(activation, factor), packed, out);
+            let w = WeightOperand::stacked(&matrices, weight_format);
+            let kernel = self.gemm(shape, input(activation, factor), w, out);
             self.call(label, op.rows, kernel);
             column += outputs;
         }
     }
 
-    /// `gelu(gate) * up` as bytes; `None` if it cannot be made so.
+    /// `gelu(gate) * up` in int8, as the epilogue of one GEMM; `None` if that is not possible.
     pub(super) fn native_geglu(
         &mut self,
         op: &Op,
@@ -110,9 +110,9 @@ impl Lowering<'_> {
         let products = self.int8_scratch(["gated codes", "gated scales", "gated sums"], columns);
         let weights = GemmWeights::Fragments(gate_format);
         let shape = self.gemm_shape(weights, GemmEpilogue::Geglu, gate.w, 2 * columns);
-        let packed = WeightOperand::interleaved(&[gate.w, up.w]);
+        let w = WeightOperand::interleaved(&[gate.w, up.w]);
         let out = GemmOutput::Int8(products);
-        let kernel = self.gemm(shape, input(activation, None), packed, out);
+        let kernel = self.gemm(shape, input(activation, None), w, out);
         let label = self.product_label(op, &product.parts);
         self.call(&label, op.rows, kernel);
         Some(Activation::Int8(products))
@@ -161,7 +161,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Room for bytes of this width, with their scales and sums.
+    /// Scratch for int8 codes of this width, with their scales and sums.
     pub(super) fn int8_scratch(
         &mut self,
         [codes, scales, sums]: [&'static str; 3],

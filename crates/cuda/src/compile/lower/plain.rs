@@ -1,4 +1,4 @@
-//! The plain kernel of every step.
+//! The plain kernel of every step, one launch each: the twin that fused ops are compared with.
 
 use carat_model::{
     backend::BackendError,
@@ -16,7 +16,7 @@ use crate::{config::Fusion, kernel::fragment::FragmentFormat};
 impl Lowering<'_> {
     #[expect(
         clippy::too_many_lines,
-        reason = "one arm a step kind: the list of plain kernels"
+        reason = "one arm per step kind: the list of plain kernels"
     )]
     pub(super) fn step(&mut self, labelled: &Labelled) -> Result<(), BackendError> {
         let plan = self.plan;
@@ -41,7 +41,7 @@ impl Lowering<'_> {
             Step::Embed { table, scale, out } => {
                 let kernel = EmbedRows {
                     table,
-                    form: self.table_form(table),
+                    form: self.table_format(table),
                     quant: self.quant(table),
                     columns: columns(out),
                     scale,
@@ -177,8 +177,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// A table that is multiplied with, too, is there already, in the form which that wants.
-    fn table_form(&self, table: Weight) -> TableFormat {
+    /// A table that is multiplied with, too, is there already, in the format which that wants.
+    fn table_format(&self, table: Weight) -> TableFormat {
         let view = |w: Weight| {
             let matrix = self.weights.matrix(w);
             let start = self.weights.bytes(w).as_ptr();

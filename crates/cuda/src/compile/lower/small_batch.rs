@@ -1,4 +1,5 @@
-//! Few rows: every product streams its weights once, and what surrounds it happens inside the same kernel.
+//! Small batches: every product is a GEMV that streams its weights once, with norms and residual adds as its prologue and GELU as
+//! its epilogue; attention is one launch from raw projections to outputs.
 
 use carat_gguf::QuantType;
 use carat_model::{
@@ -24,7 +25,7 @@ use crate::{
     },
 };
 
-/// Where parts of joined float matrices start.
+/// Alignment of parts of joined float matrices, in rows.
 const FLOAT_M_TILE: usize = 4;
 /// Columns of float matrices come in multiples of the values of 16 bytes.
 const FLOAT_COLUMNS: usize = 8;
@@ -48,13 +49,13 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// How a matrix is streamed, and the form in which it lies for that.
-    fn gemv_form(&self, w: Weight) -> Option<(GemvWeights, WeightFormat)> {
+    /// The GEMV that streams a matrix, and the format it wants.
+    fn gemv_format(&self, w: Weight) -> Option<(GemvWeights, WeightFormat)> {
         let matrix = self.weights.matrix(w);
         if let Some(format) = FragmentFormat::of(matrix.quant) {
             return Some((GemvWeights::Fragments(format), WeightFormat::Fragments));
         }
-        let form = match matrix.quant {
+        let format = match matrix.quant {
             QuantType::F16 => (GemvWeights::F16, WeightFormat::File),
             QuantType::BF16 => (GemvWeights::BF16, WeightFormat::File),
             QuantType::F32 if self.weights.is_exact_bf16(w) => {
@@ -63,35 +64,38 @@ impl Lowering<'_> {
             QuantType::F32 => (GemvWeights::F32, WeightFormat::File),
             _ => (GemvWeights::F16, WeightFormat::F16),
         };
-        matrix.columns.is_multiple_of(FLOAT_COLUMNS).then_some(form)
+        matrix
+            .columns
+            .is_multiple_of(FLOAT_COLUMNS)
+            .then_some(format)
     }
 
     fn small_product(&mut self, op: &Op, product: &Product) -> Option<()> {
         // Parts of one format are one product.
         let mut runs: Vec<(GemvWeights, WeightFormat, Vec<LinearPart>)> = Vec::new();
         for part in &product.parts {
-            let (gemv, form) = self.gemv_form(part.w)?;
+            let (gemv, format) = self.gemv_format(part.w)?;
             match runs.last_mut() {
                 Some((last, _, parts)) if *last == gemv => parts.push(*part),
-                _ => runs.push((gemv, form, vec![*part])),
+                _ => runs.push((gemv, format, vec![*part])),
             }
         }
         let prologue = self.prologue(op, product, runs[0].0)?;
         match (product.epilogue, runs.as_slice()) {
             (Epilogue::Nothing, _) => {
-                for (gemv, form, parts) in &runs {
-                    self.gemv_parts(op, prologue, (*gemv, *form), parts);
+                for (gemv, format, parts) in &runs {
+                    self.gemv_parts(op, prologue, (*gemv, *format), parts);
                 }
             }
-            (Epilogue::Geglu { out }, [(gemv, form, parts)]) => {
+            (Epilogue::Geglu { out }, [(gemv, format, parts)]) => {
                 let (gate, up) = (parts[0], parts[1]);
                 let (w, up) = match gemv {
                     GemvWeights::Fragments(_) => {
                         (WeightOperand::interleaved(&[gate.w, up.w]), None)
                     }
                     _ => (
-                        WeightOperand::one(gate.w, *form),
-                        Some(WeightOperand::one(up.w, *form)),
+                        WeightOperand::one(gate.w, *format),
+                        Some(WeightOperand::one(up.w, *format)),
                     ),
                 };
                 let epilogue = GemvEpilogue::Geglu {
@@ -102,13 +106,13 @@ impl Lowering<'_> {
                 self.gemv(op, &parts.clone(), prologue, w, (*gemv, outputs), epilogue);
             }
             (Epilogue::Geglu { .. }, _) => {
-                for (gemv, form, parts) in &runs {
-                    self.gemv_parts(op, prologue, (*gemv, *form), parts);
+                for (gemv, format, parts) in &runs {
+                    self.gemv_parts(op, prologue, (*gemv, *format), parts);
                 }
                 self.step(self.last_step(op)).ok()?;
             }
             (Epilogue::GeluMulSlice { other, column, out }, _) => {
-                let (gemv, form, parts) = runs[0].clone();
+                let (gemv, format, parts) = runs[0].clone();
                 let epilogue = GemvEpilogue::GeluMulSlice {
                     out: Operand::Value(out),
                     other: ColumnSlice {
@@ -117,7 +121,10 @@ impl Lowering<'_> {
                         column,
                     },
                 };
-                let (w, outputs) = (WeightOperand::one(parts[0].w, form), self.plan.columns(out));
+                let (w, outputs) = (
+                    WeightOperand::one(parts[0].w, format),
+                    self.plan.columns(out),
+                );
                 self.gemv(op, &parts, prologue, w, (gemv, outputs), epilogue);
             }
         }
@@ -131,11 +138,11 @@ impl Lowering<'_> {
         }
     }
 
-    /// What comes before a product; rows too wide to be normed within it are normed by a kernel of their own.
-    fn prologue(&mut self, op: &Op, product: &Product, form: GemvWeights) -> Option<GemvPrologue> {
+    /// The prologue of a product; rows too wide to be normed within it are normed by a kernel of their own.
+    fn prologue(&mut self, op: &Op, product: &Product, gemv: GemvWeights) -> Option<GemvPrologue> {
         let at = Operand::Value;
         let shape = GemvShape {
-            form,
+            form: gemv,
             columns: self.weights.matrix(product.parts[0].w).columns,
             outputs: M_TILE,
             pair: false,
@@ -175,7 +182,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// The steps before a product by their plain kernels; what it epilogue reads.
+    /// The steps before a product by their plain kernels; returns what it then reads.
     fn norm_apart(&mut self, op: &Op) -> Option<Operand> {
         let steps = &self.plan.steps[op.steps.clone()];
         let first = steps
@@ -196,7 +203,7 @@ impl Lowering<'_> {
         &mut self,
         op: &Op,
         prologue: GemvPrologue,
-        (gemv, form): (GemvWeights, WeightFormat),
+        (gemv, format): (GemvWeights, WeightFormat),
         parts: &[LinearPart],
     ) {
         let m_tile = match gemv {
@@ -208,7 +215,7 @@ impl Lowering<'_> {
         let floats = !matches!(gemv, GemvWeights::Fragments(_));
         if floats && parts.len() > 1 && !parts[..parts.len() - 1].iter().all(whole) {
             for part in parts {
-                self.gemv_parts(op, prologue, (gemv, form), &[*part]);
+                self.gemv_parts(op, prologue, (gemv, format), &[*part]);
             }
             return;
         }
@@ -226,7 +233,7 @@ impl Lowering<'_> {
             first = end.next_multiple_of(m_tile);
         }
         let weights: Vec<Weight> = parts.iter().map(|p| p.w).collect();
-        let w = WeightOperand::stacked(&weights, form);
+        let w = WeightOperand::stacked(&weights, format);
         self.gemv(
             op,
             parts,
@@ -243,11 +250,11 @@ impl Lowering<'_> {
         parts: &[LinearPart],
         prologue: GemvPrologue,
         w: WeightOperand,
-        (form, outputs): (GemvWeights, usize),
+        (gemv, outputs): (GemvWeights, usize),
         epilogue: GemvEpilogue,
     ) {
         let shape = GemvShape {
-            form,
+            form: gemv,
             columns: self.weights.matrix(parts[0].w).columns,
             outputs,
             pair: matches!(epilogue, GemvEpilogue::Geglu { .. }),

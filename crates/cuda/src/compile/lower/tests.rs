@@ -162,7 +162,7 @@ fn a_layer_of_many_rows_by_our_own_products() {
         L0.attn.norm               all     fused_norm                 %0 -> s0 s1 s2
         L0.attn.q+k+v              all     gemm_128.q4.f32.dense      s0 s1 s2 -> s3
         L0.attn.store_kv+q_rope    all     qkv_norm_rope              s3 -> s9
-        L0.attn.attend             all     flash_prefill.OUT_Q8       s9 -> s6 s7 s8
+        L0.attn.attend             all     flash_prefill.OUT_INT8     s9 -> s6 s7 s8
         L0.attn.o                  all     gemm_128.q4.f32.dense      s6 s7 s8 -> %11
         L0.attn.post_norm          all     fused_residual_norm        %11 %0 -> %13 s0 s1 s2
         L0.ffn.gate+up             all     gemm_128.q4.geglu_pair.dense s0 s1 s2 -> s10 s11 s12
@@ -289,8 +289,8 @@ fn everything_is_written_before_it_is_read() {
 
 #[test]
 fn whatever_is_chosen_is_among_the_kernels_compiled_ahead() {
-    let all: HashSet<_> = kernel::all().into_iter().collect();
-    let hopper: HashSet<_> = kernel::hopper().into_iter().collect();
+    let all: HashSet<_> = kernel::catalog::all().into_iter().collect();
+    let hopper: HashSet<_> = kernel::catalog::hopper().into_iter().collect();
     for variant in Variant::ALL {
         for quant in QuantType::all() {
             let model = Tiny::new(variant, quant).model();
@@ -315,7 +315,7 @@ fn whatever_is_chosen_is_among_the_kernels_compiled_ahead() {
 
 #[test]
 fn attention_of_published_models_is_compiled_ahead() {
-    let all: HashSet<_> = kernel::all().into_iter().collect();
+    let all: HashSet<_> = kernel::catalog::all().into_iter().collect();
     // Query heads, epilogue KV heads of sliding and of full layers, and how large heads are there.
     let demo = (Variant::E4b, 4, [2, 2], [64, 128]);
     for (variant, heads, [sliding, full], sizes) in [

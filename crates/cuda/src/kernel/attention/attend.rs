@@ -1,4 +1,4 @@
-//! Twin of `kernels/attention/attend.cu`.
+//! Twin of `kernels/attention/attend.cu`: attention without tensor cores, for heads that the flash kernels do not take.
 
 use carat_model::plan::KvSlot;
 

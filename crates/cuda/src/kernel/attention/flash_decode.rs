@@ -1,4 +1,7 @@
-//! Twin of `kernels/attention/flash_decode.cu`.
+//! Twin of `kernels/attention/flash_decode.cu`: flash attention of small batches, with norms, RoPE and KV store in its prologue.
+//!
+//! Split-KV: the bucket of rows decides the grid's height, the row's own length how many of those blocks share it. Partials and
+//! arrival counters are scratch that all layers may share, since they run one after another.
 
 use carat_model::{
     kv::PAGE_TOKENS,
@@ -6,7 +9,9 @@ use carat_model::{
     weights::Weight,
 };
 
-use crate::kernel::{Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization};
+use crate::kernel::{
+    Addresses, HOPPER_MULTIPROCESSORS, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization,
+};
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},
@@ -15,17 +20,14 @@ use crate::{
 
 const THREADS: usize = 256;
 const WARPS: usize = 8;
-/// Splits joined at a time where there are many.
+/// Splits merged at a time where there are many.
 const FAN: usize = 8;
-/// The grid's height where nothing bounds what a row sees. Fewer starve the card on long contexts; more are longer to
-/// join.
+/// The grid's height where nothing bounds what a row sees. Fewer starve the card on long contexts; more take longer to merge.
 const MAX_SPLITS: usize = 64;
-
-/// Of a large card; a smaller one takes the blocks in turn.
-const MULTIPROCESSORS: usize = 132;
+/// The least height of a grid of many rows, where a row has that many steps.
 const LEAST_SPLITS: usize = 4;
 
-/// Query heads, KV heads and head size in layers of the models there are.
+/// Query heads, KV heads and head size in layers of the published models.
 pub(crate) const SHAPES: [Heads; 12] = [
     Heads::new(8, 1, 256),
     Heads::new(8, 1, 512),
@@ -39,7 +41,7 @@ pub(crate) const SHAPES: [Heads; 12] = [
     // The demo model.
     Heads::new(4, 2, 64),
     Heads::new(4, 2, 128),
-    // A size that needs filling up.
+    // A size that needs padding.
     Heads::new(4, 2, 48),
 ];
 
@@ -83,14 +85,14 @@ impl Columns {
     }
 }
 
-/// How a head is normed.
+/// The norm of a head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadNorm {
     pub(crate) weight: Option<Weight>,
     pub(crate) eps: f32,
 }
 
-/// Keys and values that the layer makes itself. Both may be the same columns.
+/// Keys and values that the layer computes itself. Both may be the same columns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OwnKv {
     pub(crate) k: Columns,
@@ -179,7 +181,7 @@ pub(crate) struct FlashDecode {
     /// [`FlashDecode::arrival_columns`] wide, 0 before the first launch; launches leave it so.
     pub(crate) arrivals: Operand,
     pub(crate) out: Operand,
-    /// Starts before the launch before is over.
+    /// Launched with PDL.
     pub(crate) pdl: bool,
 }
 
@@ -197,12 +199,12 @@ impl FlashDecode {
             && (1..=16).contains(&heads.group())
     }
 
-    /// Words per row of scratch for what splits leave to be joined.
+    /// Words of split-KV partials per row.
     pub(crate) fn partial_columns(heads: Heads, window: Option<usize>) -> usize {
         heads.kv_count * most_splits(heads, window) * heads.partial_bytes() / 4
     }
 
-    /// Words per row of arrivals.
+    /// Arrival counters per row.
     pub(crate) fn arrival_columns(heads: Heads, window: Option<usize>) -> usize {
         heads.kv_count * (1 + most_splits(heads, window).div_ceil(FAN))
     }
@@ -221,7 +223,7 @@ fn splits(heads: Heads, window: Option<usize>, rows: usize) -> usize {
         (_, ..=8) => 2,
         _ => 1,
     };
-    let share = together * MULTIPROCESSORS / (rows * heads.kv_count);
+    let share = together * HOPPER_MULTIPROCESSORS / (rows * heads.kv_count);
     most_splits(heads, window).min(share.max(LEAST_SPLITS))
 }
 

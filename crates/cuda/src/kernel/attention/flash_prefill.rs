@@ -1,10 +1,11 @@
-//! Twin of `kernels/attention/flash_prefill.cu`, and of `kernels/attention/flash_prefill_sm90.cu`, which does the same on Hopper for heads of real
-//! models.
+//! Twin of `kernels/attention/flash_prefill.cu`, flash attention of large batches on any card, and of
+//! `kernels/attention/flash_prefill_sm90.cu`, which does the same on Hopper for heads of published models.
 
 use carat_model::plan::{KvSlot, Rows};
 
 use crate::kernel::{
-    Addresses, Int8Operands, Kernel, Operand, RowRefsAt, RowsAt, RunsAt, SlotAt, Specialization,
+    Addresses, HOPPER_MULTIPROCESSORS, Int8Operands, Kernel, Operand, RowRefsAt, RowsAt, RunsAt,
+    SlotAt, Specialization,
 };
 use crate::{
     device::{Address, Grid},
@@ -18,10 +19,7 @@ const HEAD_DIMS: [usize; 6] = [16, 32, 64, 128, 256, 512];
 #[cfg(test)]
 const PORTABLE_BYTES: usize = 99 << 10;
 
-/// Multiprocessors of a Hopper card. That some have fewer costs some time, no more.
-const HOPPER_MULTIPROCESSORS: usize = 132;
-
-/// Blocks beyond those that one run needs, so that a batch of some runs need not go round.
+/// Blocks beyond those that one run needs, so that in a batch of some runs each takes one tile.
 const MORE_TILES: usize = 16;
 
 params! {
@@ -39,7 +37,7 @@ params! {
     }
 }
 
-/// What is written, in the form its reader wants.
+/// The output, in the format its reader wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AttentionOut {
     F32(Operand),
@@ -48,20 +46,20 @@ pub(crate) enum AttentionOut {
     Int8(Int8Operands),
 }
 
-/// The forms as the kernel's constant `OUT` names them.
-const FORMS: [&str; 3] = ["OUT_F32", "OUT_F16", "OUT_Q8"];
+/// Output formats as the kernel's constant `OUT` names them.
+const OUT_FORMATS: [&str; 3] = ["OUT_F32", "OUT_F16", "OUT_INT8"];
 
 impl AttentionOut {
-    fn form(self) -> &'static str {
+    fn format(self) -> &'static str {
         match self {
-            AttentionOut::F32(_) => FORMS[0],
-            AttentionOut::F16(_) => FORMS[1],
-            AttentionOut::Int8(_) => FORMS[2],
+            AttentionOut::F32(_) => OUT_FORMATS[0],
+            AttentionOut::F16(_) => OUT_FORMATS[1],
+            AttentionOut::Int8(_) => OUT_FORMATS[2],
         }
     }
 }
 
-/// How a block is built: the constants of `flash_prefill.cu`.
+/// The tiling of a block: the constants of `flash_prefill.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
     head_dim: usize,
@@ -95,7 +93,7 @@ impl Shape {
         }
     }
 
-    /// Q, the ring of chunks, weights, and one number per row and warp; rows padded by 16 bytes.
+    /// Q, the pipeline of chunks, weights, and one number per row and warp; rows padded by 16 bytes.
     fn shared_bytes(&self) -> usize {
         let chunk = (self.keys * (self.k_columns + 8)).max(self.v_keys * (self.head_dim + 8));
         let column_warps = self.warps / (self.rows / (16 * self.row_steps));
@@ -103,7 +101,7 @@ impl Shape {
         2 * (self.rows * a_row + self.slots * chunk)
     }
 
-    fn specialization(&self, form: &str) -> Specialization {
+    fn specialization(&self, format: &str) -> Specialization {
         let numbers = [
             ("HEAD_DIM", self.head_dim),
             ("ROWS", self.rows),
@@ -115,16 +113,16 @@ impl Shape {
             ("SLOTS", self.slots),
             ("SHARED_BYTES", self.shared_bytes()),
         ];
-        specialization("flash_prefill", &["flash_prefill"], form, &numbers)
+        specialization("flash_prefill", &["flash_prefill"], format, &numbers)
     }
 }
 
 /// The blocks of `flash_prefill_sm90.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sm90Block {
-    /// AttentionShape of 256: two warpgroups have rows of their own, or there is but one.
+    /// Heads of 256: two warpgroups have rows of their own, or there is but one.
     Single,
-    /// AttentionShape of 512: two warpgroups share their rows.
+    /// Heads of 512: two warpgroups share their rows.
     Double,
 }
 
@@ -149,50 +147,50 @@ impl Sm90Block {
         2 / self.column_groups()
     }
 
-    /// Q, weights of two tiles and statistics per row; the ring of chunks; what it takes to align them.
+    /// Q, weights of two tiles and statistics per row; the pipeline of chunks; padding that aligns them.
     fn shared_bytes(self, row_groups: usize) -> usize {
         let columns = self.column_groups();
         64 * row_groups * columns * (512 + 2 * 128 + 4) + 4 * (32 << 10) + 1024
     }
 
-    fn specialization(self, form: &str) -> Specialization {
+    fn specialization(self, format: &str) -> Specialization {
         let numbers = [
             ("HEAD_DIM", 256 * self.column_groups()),
             ("SHARED_BYTES", self.shared_bytes(self.most_row_groups())),
             ("FEW_BYTES", self.shared_bytes(1)),
         ];
         let entries = &["flash_prefill_sm90", "flash_prefill_sm90_few"];
-        specialization("flash_prefill_sm90", entries, form, &numbers)
+        specialization("flash_prefill_sm90", entries, format, &numbers)
     }
 }
 
 fn specialization(
     kernel: &'static str,
     entries: &'static [&'static str],
-    form: &str,
+    format: &str,
     numbers: &[(&'static str, usize)],
 ) -> Specialization {
-    let form = [("OUT", form.to_owned())];
+    let out = [("OUT", format.to_owned())];
     let numbers = numbers
         .iter()
         .map(|(name, value)| (*name, value.to_string()));
     Specialization {
         kernel,
         entries,
-        constants: form.into_iter().chain(numbers).collect(),
+        constants: out.into_iter().chain(numbers).collect(),
         params_bytes: FlashPrefillParams::BYTES,
     }
 }
 
-/// All that [`FlashPrefill::new`] may choose on any card.
+/// Specializations that [`FlashPrefill::new`] may choose on any card.
 pub(crate) fn specializations() -> Vec<Specialization> {
-    let each = |head_dim| FORMS.map(|form| Shape::of(head_dim).specialization(form));
+    let each = |head_dim| OUT_FORMATS.map(|format| Shape::of(head_dim).specialization(format));
     HEAD_DIMS.into_iter().flat_map(each).collect()
 }
 
-/// What it may choose on Hopper beside those.
+/// Specializations that it may choose on Hopper besides.
 pub(crate) fn hopper_specializations() -> Vec<Specialization> {
-    let each = |block: Sm90Block| FORMS.map(|form| block.specialization(form));
+    let each = |block: Sm90Block| OUT_FORMATS.map(|format| block.specialization(format));
     [Sm90Block::Single, Sm90Block::Double]
         .into_iter()
         .flat_map(each)
@@ -205,7 +203,7 @@ enum Block {
     Hopper(Sm90Block),
 }
 
-/// What there is to attend with.
+/// Heads and window of an attention step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionShape {
     pub(crate) heads: usize,
@@ -216,9 +214,9 @@ pub(crate) struct AttentionShape {
 
 #[derive(Debug)]
 pub(crate) struct FlashPrefill {
-    /// Whose runs they are.
+    /// The rows whose runs are attended.
     rows: Rows,
-    /// Halves.
+    /// F16.
     q: Operand,
     slot: KvSlot,
     heads: AttentionShape,
@@ -261,10 +259,10 @@ impl FlashPrefill {
 
 impl Kernel for FlashPrefill {
     fn specialization(&self) -> Specialization {
-        let form = self.out.form();
+        let format = self.out.format();
         match self.block {
-            Block::Portable(shape) => shape.specialization(form),
-            Block::Hopper(block) => block.specialization(form),
+            Block::Portable(shape) => shape.specialization(format),
+            Block::Hopper(block) => block.specialization(format),
         }
     }
 

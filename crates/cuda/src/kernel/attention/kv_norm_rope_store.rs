@@ -1,4 +1,4 @@
-//! Twin of `kernels/attention/kv_norm_rope_store.cu`.
+//! Twin of `kernels/attention/kv_norm_rope_store.cu`: the KV store of small batches that attend later.
 
 use carat_model::{
     plan::{KvSlot, RopeId},
@@ -6,7 +6,7 @@ use carat_model::{
 };
 
 use crate::kernel::{
-    Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization, norm_threads,
+    Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization, grid::norm_threads,
 };
 use crate::{
     device::{Address, Grid},

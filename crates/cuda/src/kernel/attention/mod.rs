@@ -1,4 +1,4 @@
-//! AttentionShape and what prepares it: head norms, RoPE, the write to KV pages.
+//! Attention and what prepares it: head norms, RoPE, the write to KV pages.
 
 pub(crate) mod attend;
 pub(crate) mod flash_decode;

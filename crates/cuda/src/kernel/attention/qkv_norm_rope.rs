@@ -1,4 +1,4 @@
-//! Twin of `kernels/attention/qkv_norm_rope.cu`.
+//! Twin of `kernels/attention/qkv_norm_rope.cu`: head norms, RoPE and KV store of large batches, in one launch.
 
 use carat_model::{
     plan::{KvSlot, RopeId},
@@ -12,7 +12,7 @@ use crate::{
     kernel::weights::WeightOperand,
 };
 
-/// Widths of heads that there are kernels for.
+/// Head sizes that are compiled for.
 pub(crate) const HEAD_DIMS: [usize; 6] = [16, 32, 64, 128, 256, 512];
 const THREADS: usize = 128;
 
@@ -50,7 +50,7 @@ pub(crate) struct QkvNormRope {
     pub(crate) keys_values: Option<KeysValues>,
 }
 
-/// `out = rope(norm(x[column..]))`, halves `[rows, heads * head_dim]`.
+/// `out = rope(norm(x[column..]))`, f16 `[rows, heads * head_dim]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queries {
     pub(crate) column: usize,

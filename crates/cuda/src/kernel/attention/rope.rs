@@ -1,9 +1,9 @@
-//! Twin of `kernels/attention/rope.cu`.
+//! Twin of `kernels/attention/rope.cu`: RoPE by itself.
 
 use carat_model::plan::RopeId;
 
 use crate::kernel::{
-    Addresses, Kernel, Operand, RowRefsAt, RowsAt, Specialization, elementwise_grid,
+    Addresses, Kernel, Operand, RowRefsAt, RowsAt, Specialization, grid::elementwise_grid,
 };
 use crate::{
     device::{Address, Grid},

@@ -1,9 +1,9 @@
-//! Twin of `kernels/attention/store_kv.cu`.
+//! Twin of `kernels/attention/store_kv.cu`: keys and values to f16, into their pages.
 
 use carat_model::plan::KvSlot;
 
 use crate::kernel::{
-    Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization, elementwise_grid,
+    Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization, grid::elementwise_grid,
 };
 use crate::{
     device::{Address, Grid},

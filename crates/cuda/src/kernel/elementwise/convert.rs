@@ -1,4 +1,4 @@
-//! Twin of `kernels/elementwise/convert.cu`.
+//! Twin of `kernels/elementwise/convert.cu`: f32 values into the format that a product reads.
 
 use crate::kernel::{
     Addresses, ColumnSlice, Kernel, Operand, RowsAt, Specialization,
@@ -9,7 +9,7 @@ use crate::{
     kernel::params::{Params, params},
 };
 
-/// Fours of columns that a block takes.
+/// Fours of columns per block.
 const BLOCK_QUADS: usize = THREADS * 2;
 const THREADS: usize = 256;
 
@@ -25,7 +25,7 @@ params! {
     }
 }
 
-/// `out = a`, or `out = gelu(a) * b`, in a form. `columns` is a multiple of 32.
+/// `out = a`, or `out = gelu(a) * b`, in a product's format. `columns` is a multiple of 32.
 #[derive(Debug)]
 pub(crate) struct Convert {
     pub(crate) a: Operand,

@@ -1,4 +1,4 @@
-//! Twin of `kernels/elementwise/geglu.cu`.
+//! Twin of `kernels/elementwise/geglu.cu`: `gelu(gate) * up` in f16, between two products of cuBLASLt.
 
 use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization};
 use crate::{
@@ -6,9 +6,9 @@ use crate::{
     kernel::params::{Params, params},
 };
 
-/// Eights a thread holds.
+/// Eights of columns that a thread holds.
 const HOLD: usize = 4;
-/// What a block has padded_rows for.
+/// The widest row that a block's threads hold.
 pub(crate) const MAX_COLUMNS: usize = 768 * HOLD * 8;
 
 params! {
@@ -22,16 +22,16 @@ params! {
     }
 }
 
-/// `out * factor = gelu(gate) * up`, halves in and out.
+/// `out * factor = gelu(gate) * up`, f16 in and out.
 #[derive(Debug)]
 pub(crate) struct Geglu {
-    /// Halves `[rows, 2 * columns]`: gate, then up.
+    /// F16 `[rows, 2 * columns]`: gate, then up.
     pub(crate) x: Operand,
-    /// What halves of `x` are multiplied by.
+    /// Factor of the values of `x`.
     pub(crate) x_scale: f32,
     /// A multiple of 8, at most [`MAX_COLUMNS`].
     pub(crate) columns: usize,
-    /// Halves `[rows, columns]`.
+    /// F16 `[rows, columns]`.
     pub(crate) out: Operand,
     /// `[rows]` powers of two.
     pub(crate) factor: Operand,

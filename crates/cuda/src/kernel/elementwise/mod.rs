@@ -1,4 +1,4 @@
-//! Values one by one: activations, conversions, selection of rows.
+//! Elementwise kernels: activation functions, conversions, selection of rows.
 
 pub(crate) mod convert;
 pub(crate) mod geglu;

@@ -1,6 +1,6 @@
-//! Twin of `kernels/elementwise/pointwise.cu`.
+//! Twin of `kernels/elementwise/pointwise.cu`: add, GELU times a second value, scale, softcap.
 
-use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization, elementwise_grid};
+use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization, grid::elementwise_grid};
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},
@@ -19,7 +19,7 @@ params! {
     }
 }
 
-/// What is done with each value.
+/// The function of each value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Function {
     Add(ColumnSlice),

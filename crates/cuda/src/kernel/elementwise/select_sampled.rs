@@ -1,6 +1,6 @@
-//! Twin of `kernels/elementwise/select_sampled.cu`.
+//! Twin of `kernels/elementwise/select_sampled.cu`: the rows that will be sampled, of a value of all rows.
 
-use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization, elementwise_grid};
+use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization, grid::elementwise_grid};
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},

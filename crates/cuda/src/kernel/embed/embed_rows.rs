@@ -1,10 +1,12 @@
-//! Twin of `kernels/embed/embed_rows.cu` and `kernels/embed/embed_fragments.cu`.
+//! Twin of `kernels/embed/embed_rows.cu` and `kernels/embed/embed_fragments.cu`: embeddings of tokens, from a table as it is in the
+//! file or packed for tensor cores.
 
 use carat_gguf::QuantType;
 use carat_model::weights::Weight;
 
 use crate::kernel::{
-    Addresses, Kernel, Operand, RowsAt, Specialization, elementwise_grid, format, fragment_constant,
+    Addresses, Kernel, Operand, RowsAt, Specialization, fragment::fragment_constants,
+    grid::elementwise_grid, specialization::format_constant,
 };
 use crate::{
     device::{Address, Grid},
@@ -20,7 +22,7 @@ params! {
         rows: RowsAt,
         tokens: Address,
         table: Address,
-        // An M-tile's in fragments.
+        // Of an M-tile in fragments.
         row_bytes: u64,
         out: Address,
         columns: u32,
@@ -31,7 +33,7 @@ params! {
 #[derive(Debug)]
 pub(crate) struct EmbedRows {
     pub(crate) table: Weight,
-    /// Rows of the file, or fragments that a head is multiplied with, too.
+    /// Rows of the file, or the fragments that an output head is multiplied with, too.
     pub(crate) form: TableFormat,
     pub(crate) quant: QuantType,
     pub(crate) columns: usize,
@@ -49,27 +51,27 @@ pub(crate) fn specialization(quant: QuantType) -> Specialization {
     Specialization {
         kernel: "embed_rows",
         entries: &["embed_rows"],
-        constants: vec![format(quant)],
+        constants: vec![format_constant(quant)],
         params_bytes: EmbedRowsParams::BYTES,
     }
 }
 
-pub(crate) fn fragments_specialization(layout: FragmentFormat) -> Specialization {
+pub(crate) fn fragments_specialization(format: FragmentFormat) -> Specialization {
     Specialization {
         kernel: "embed_fragments",
         entries: &["embed_fragments"],
-        constants: vec![fragment_constant(layout)],
+        constants: fragment_constants(format).into(),
         params_bytes: EmbedRowsParams::BYTES,
     }
 }
 
 impl EmbedRows {
     fn packed(&self) -> WeightOperand {
-        let form = match self.form {
+        let format = match self.form {
             TableFormat::Rows => WeightFormat::Table,
             TableFormat::Fragments => WeightFormat::Fragments,
         };
-        WeightOperand::one(self.table, form)
+        WeightOperand::one(self.table, format)
     }
 }
 
@@ -78,9 +80,9 @@ impl Kernel for EmbedRows {
         match self.form {
             TableFormat::Rows => specialization(self.quant),
             TableFormat::Fragments => {
-                let layout =
+                let format =
                     FragmentFormat::of(self.quant).expect("lowering knows which have fragments");
-                fragments_specialization(layout)
+                fragments_specialization(format)
             }
         }
     }

@@ -1,9 +1,12 @@
-//! Twin of `kernels/embed/ple_inputs.cu`.
+//! Twin of `kernels/embed/ple_inputs.cu`: per-layer inputs from a token's table row and its embedding's projection.
 
 use carat_gguf::QuantType;
 use carat_model::weights::Weight;
 
-use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization, format, norm_threads};
+use crate::kernel::{
+    Addresses, Kernel, Operand, RowsAt, Specialization, grid::norm_threads,
+    specialization::format_constant,
+};
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},
@@ -50,7 +53,7 @@ pub(crate) fn specialization(quant: QuantType) -> Specialization {
     Specialization {
         kernel: "ple_inputs",
         entries: &["ple_inputs"],
-        constants: vec![format(quant), ("MAX_GROUP", MAX_GROUP.to_string())],
+        constants: vec![format_constant(quant), ("MAX_GROUP", MAX_GROUP.to_string())],
         params_bytes: PleInputsParams::BYTES,
     }
 }

@@ -1,4 +1,4 @@
-//! Packing and reading fragments, plainly: what faster code is compared with.
+//! Packing and reading fragments one code at a time: the definition that faster code is compared with.
 
 use carat_gguf::{
     QuantType,
@@ -7,39 +7,27 @@ use carat_gguf::{
 
 use super::{FragmentFormat, M_TILE};
 
-/// Where the parts of a K-block start. Codes, or their low four bits, are at 0.
-struct Parts {
-    /// The codes' bits above the fourth; 0 where there are none.
+/// Offsets into a K-block, plane after plane. Codes, or their low four bits, are at 0; an empty plane starts where the next one
+/// does.
+struct Offsets {
+    /// The codes' bits above the fourth.
     high: usize,
-    /// 16 bytes per row: scales, or scales and minimums in turn; 0 where there are none.
+    /// 16 bytes per row: scales, or scales and minimums in turn.
     sub_scales: usize,
-    /// The halves of a row.
+    /// The f16 scales, and minimums' scales, of a row.
     scales: usize,
 }
 
 impl FragmentFormat {
-    fn parts(self) -> Parts {
-        let (high, sub_scales, scales) = match self {
-            FragmentFormat::Q8 => (0, 0, 1024),
-            FragmentFormat::Q4 => (0, 0, 512),
-            FragmentFormat::K4 => (0, 2048, 2304),
-            FragmentFormat::K5 => (2048, 2560, 2816),
-            FragmentFormat::K6 => (2048, 3072, 3328),
-        };
-        Parts {
+    fn offsets(self) -> Offsets {
+        let (low_bits, high_bits) = self.code_bits();
+        let codes = M_TILE * self.k_block_inputs();
+        let high = codes * low_bits as usize / 8;
+        let sub_scales = high + codes * high_bits as usize / 8;
+        Offsets {
             high,
             sub_scales,
-            scales,
-        }
-    }
-
-    /// Bits of a code, low and high.
-    fn code_bits(self) -> (u32, u32) {
-        match self {
-            FragmentFormat::Q8 => (8, 0),
-            FragmentFormat::Q4 | FragmentFormat::K4 => (4, 0),
-            FragmentFormat::K5 => (4, 1),
-            FragmentFormat::K6 => (4, 2),
+            scales: sub_scales + M_TILE * self.scale_bytes().0,
         }
     }
 
@@ -51,7 +39,7 @@ impl FragmentFormat {
             let (group, quad, byte) = (input % 64 / 16, input % 16 / 4, input % 4);
             let lane = 4 * (row % 8) + quad;
             let operand = 2 * group + half;
-            let high = self.parts().high + 256 * part + 8 * lane + operand / 4 * 4 + byte;
+            let high = self.offsets().high + 256 * part + 8 * lane + operand / 4 * 4 + byte;
             return [
                 (512 * part + 16 * lane + 4 * group + byte, 4 * half),
                 (high, 2 * (operand % 4)),
@@ -61,7 +49,7 @@ impl FragmentFormat {
         let lane = 4 * (row % 8) + quad;
         // Which of the four registers of the A operand.
         let register = half + 2 * (input % 8 / 4);
-        let high = self.parts().high + 128 * part + 4 * lane + byte;
+        let high = self.offsets().high + 128 * part + 4 * lane + byte;
         let low = if self == FragmentFormat::Q8 {
             (512 * step + 16 * lane + 4 * register + byte, 0)
         } else {
@@ -92,7 +80,7 @@ impl FragmentFormat {
 
     /// One value of a packed matrix: exactly what dequantizing the file's row gives.
     pub(crate) fn value(self, fragments: &[u8], columns: usize, row: usize, column: usize) -> f32 {
-        let (at, inputs) = (self.parts(), self.k_block_inputs());
+        let (at, inputs) = (self.offsets(), self.k_block_inputs());
         let start =
             row / M_TILE * self.m_tile_bytes(columns) + column / inputs * self.k_block_bytes();
         let k_block = &fragments[start..start + self.k_block_bytes()];
@@ -101,23 +89,23 @@ impl FragmentFormat {
         let sub_scale = |i: usize| k_block[at.sub_scales + 16 * row + i];
         match self {
             FragmentFormat::Q8 => {
-                half(k_block, at.scales + 4 * row + 2 * (input / 32))
+                f16_at(k_block, at.scales + 4 * row + 2 * (input / 32))
                     * f32::from(code.cast_signed())
             }
             FragmentFormat::Q4 => {
                 let code = (code << 4).cast_signed() >> 4;
-                half(k_block, at.scales + 4 * row + 2 * (input / 32)) * f32::from(code)
+                f16_at(k_block, at.scales + 4 * row + 2 * (input / 32)) * f32::from(code)
             }
             FragmentFormat::K4 | FragmentFormat::K5 => {
                 let (scale, min) = (sub_scale(input / 32 * 2), sub_scale(input / 32 * 2 + 1));
-                let d = half(k_block, at.scales + 4 * row);
-                let dmin = half(k_block, at.scales + 4 * row + 2);
+                let d = f16_at(k_block, at.scales + 4 * row);
+                let dmin = f16_at(k_block, at.scales + 4 * row + 2);
                 d * f32::from(scale) * f32::from(code) - dmin * f32::from(min)
             }
             FragmentFormat::K6 => {
                 let code = (code << 2).cast_signed() >> 2;
                 let scale = sub_scale(input / 16).cast_signed();
-                half(k_block, at.scales + 2 * row) * f32::from(scale) * f32::from(code)
+                f16_at(k_block, at.scales + 2 * row) * f32::from(scale) * f32::from(code)
             }
         }
     }
@@ -127,7 +115,7 @@ fn mask(bits: u32) -> u8 {
     0xff >> (8 - bits)
 }
 
-fn half(bytes: &[u8], at: usize) -> f32 {
+fn f16_at(bytes: &[u8], at: usize) -> f32 {
     let mut value = [0.0];
     QuantType::F16.dequantize(&bytes[at..at + 2], &mut value);
     value[0]
@@ -161,22 +149,23 @@ fn pack_block(quant: QuantType, block: &[u8], k_block: &mut [u8], row: usize, fi
     for j in 0..quant.block_len() {
         format.put_code(k_block, row, first + j, file_code(quant, block, j));
     }
-    let at = format.parts();
-    let sub_scales = &mut k_block[at.sub_scales + 16 * row..][..16];
+    let at = format.offsets();
+    let sub_scales = at.sub_scales + 16 * row..at.sub_scales + 16 * (row + 1);
     match format {
         FragmentFormat::Q8 | FragmentFormat::Q4 => {
             let scale = at.scales + 4 * row + 2 * (first / 32);
             k_block[scale..scale + 2].copy_from_slice(&block[..2]);
         }
         FragmentFormat::K4 | FragmentFormat::K5 => {
-            for (j, pair) in sub_scales.chunks_exact_mut(2).enumerate() {
+            let pairs = k_block[sub_scales].chunks_exact_mut(2);
+            for (j, pair) in pairs.enumerate() {
                 let (scale, min) = k_scale_min(&block[4..16], j);
                 pair.copy_from_slice(&[scale, min]);
             }
             k_block[at.scales + 4 * row..][..4].copy_from_slice(&block[..4]);
         }
         FragmentFormat::K6 => {
-            sub_scales.copy_from_slice(&block[192..208]);
+            k_block[sub_scales].copy_from_slice(&block[192..208]);
             k_block[at.scales + 2 * row..][..2].copy_from_slice(&block[208..]);
         }
     }
@@ -273,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_of_a_unit_has_one_use() {
+    fn every_bit_of_a_k_block_has_one_use() {
         for format in FragmentFormat::ALL {
             let (low_bits, high_bits) = format.code_bits();
             let mut bits = HashSet::new();
@@ -293,13 +282,8 @@ mod tests {
                 FragmentFormat::K6 => 16 + 2,
             };
             assert_eq!(bits.len() / 8 + M_TILE * scales, format.k_block_bytes());
-            let at = format.parts();
-            let first_scale = if at.sub_scales > 0 {
-                at.sub_scales
-            } else {
-                at.scales
-            };
-            assert_eq!(bits.iter().max(), Some(&(8 * first_scale - 1)));
+            let at = format.offsets();
+            assert_eq!(bits.iter().max(), Some(&(8 * at.sub_scales - 1)));
         }
     }
 

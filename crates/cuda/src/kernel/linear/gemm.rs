@@ -1,8 +1,8 @@
-//! Twin of `kernels/linear/gemm.cu`: products with many rows on the tensor cores of any card.
+//! Twin of `kernels/linear/gemm.cu`: the native GEMM, products of large batches on the tensor cores of any card.
 //!
-//! A shape and a bucket of rows decide tile, grid and splits; nothing else does, so rows come out the same in every
-//! batch of their bucket. `partials` and `arrivals` are scratch that all products of a program may share, since they run
-//! one after another; arrivals must be zero before the first and are left so.
+//! A shape and a bucket of rows decide tile, grid and split-K; nothing else does, so rows come out the same in every batch of
+//! their bucket. Split-K `partials` and `arrivals` are scratch that all products of a program may share, since they run one
+//! after another; arrivals must be zero before the first and are left so.
 
 #[cfg(test)]
 mod tests;
@@ -14,7 +14,7 @@ use crate::{
     device::{Address, Grid},
     kernel::weights::WeightOperand,
     kernel::{
-        fragment::{FragmentFormat, M_TILE},
+        fragment::{FragmentFormat, M_TILE, PART_INPUTS},
         params::{Params, params},
     },
 };
@@ -22,21 +22,21 @@ use crate::{
 /// Outputs of a block.
 const TILE_OUTPUTS: usize = 128;
 /// Inputs of a stage.
-const STAGE_INPUTS: usize = 64;
+const STAGE_INPUTS: usize = PART_INPUTS;
 const THREADS: usize = 256;
 /// Rows of a tile, by entry point.
 const TILES: [usize; 4] = [16, 32, 64, 128];
 const ENTRIES: &[&str] = &["gemm_16", "gemm_32", "gemm_64", "gemm_128"];
-/// Constants that tell each tile how many stages it has.
+/// Constants that give each tile its number of pipeline stages.
 const STAGES: [&str; 4] = ["STAGES_16", "STAGES_32", "STAGES_64", "STAGES_128"];
-/// The most stages of a tile: narrow ones live on bytes in flight.
+/// The most stages of a tile: small ones live on bytes in flight.
 const MAX_STAGES: [usize; 4] = [8, 8, 4, 4];
-/// Half of what a multiprocessor of the smaller cards has, less what the kernel declares. Two blocks of the widest tile
-/// share one: they hide each other's waits better than more stages of one would.
+/// Half of the shared memory of a multiprocessor of the smaller cards, less what the kernel declares. Two blocks of the largest
+/// tile share one: they hide each other's waits better than more stages of one would.
 const HALF_SHARED_BYTES: usize = (50 << 10) - (9 << 10);
 /// Shared memory that every supported card gives a block, less what the kernel declares.
 const SHARED_BYTES: usize = (99 << 10) - (10 << 10);
-/// The least a split is worth, in stages.
+/// The fewest stages of a split.
 const LEAST_STAGES: usize = 4;
 
 params! {
@@ -62,11 +62,11 @@ params! {
     }
 }
 
-/// How weights lie.
+/// Format of the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum GemmWeights {
     Fragments(FragmentFormat),
-    /// Halves, row after row.
+    /// Row-major.
     F16,
 }
 
@@ -78,27 +78,32 @@ impl GemmWeights {
         }
     }
 
-    /// Bytes of a stage of an M-tile in shared memory, and of a token, its scales and sums included.
-    fn stage_bytes(self) -> (usize, usize) {
+    /// Bytes of a stage of an M-tile in shared memory.
+    fn m_tile_stage_bytes(self) -> usize {
         match self {
-            GemmWeights::Fragments(FragmentFormat::Q8) => (1088, 64 + 8),
-            GemmWeights::Fragments(FragmentFormat::Q4) => (576, 64 + 8),
-            GemmWeights::Fragments(FragmentFormat::K4) => (640, 64 + 16),
-            GemmWeights::Fragments(FragmentFormat::K5) => (768, 64 + 16),
-            GemmWeights::Fragments(FragmentFormat::K6) => (864, 64 + 8),
-            GemmWeights::F16 => (2048, 128),
+            GemmWeights::Fragments(format) => format.part_bytes(),
+            GemmWeights::F16 => M_TILE * STAGE_INPUTS * 2,
         }
     }
 
-    /// Stages that a tile works on or waits for, and their bytes.
+    /// Bytes of a stage of a token in shared memory: its values, and of int8 a scale (and a sum) per 32 of them.
+    fn token_stage_bytes(self) -> usize {
+        match self {
+            GemmWeights::Fragments(FragmentFormat::K4 | FragmentFormat::K5) => STAGE_INPUTS + 16,
+            GemmWeights::Fragments(_) => STAGE_INPUTS + 8,
+            GemmWeights::F16 => STAGE_INPUTS * 2,
+        }
+    }
+
+    /// Stages of a tile's pipeline, and their bytes.
     fn stages(self, entry: usize) -> (usize, usize) {
-        let (m_tile, token) = self.stage_bytes();
-        let stage = TILE_OUTPUTS / M_TILE * m_tile + TILES[entry] * token;
+        let stage = TILE_OUTPUTS / M_TILE * self.m_tile_stage_bytes()
+            + TILES[entry] * self.token_stage_bytes();
         let stages = if TILES[entry] == 128 && self.blocks_together(128) == 2 {
             (HALF_SHARED_BYTES / stage).clamp(2, MAX_STAGES[entry])
         } else {
-            let most = (SHARED_BYTES / stage).min(MAX_STAGES[entry]);
-            most - most % self.together(entry)
+            let fitting = (SHARED_BYTES / stage).min(MAX_STAGES[entry]);
+            fitting - fitting % self.together(entry)
         };
         (stages, stages * stage)
     }
@@ -122,11 +127,11 @@ impl GemmWeights {
     }
 }
 
-/// What becomes of the sums.
+/// Epilogue: what becomes of the sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum GemmEpilogue {
     F32,
-    /// Strips are gates and ups in turn: `gelu(gate) * up` in the Q8 form.
+    /// M-tiles alternate gates and ups: `gelu(gate) * up` in int8.
     Geglu,
 }
 
@@ -136,17 +141,17 @@ pub(crate) struct GemmShape {
     pub(crate) weights: GemmWeights,
     pub(crate) epilogue: GemmEpilogue,
     pub(crate) columns: usize,
-    /// Bytes that a value is the sum of: 1, or 2 in the Q16 form.
+    /// Int8 terms that an activation is the sum of: 1, or 2 in `Int8HiLo`.
     pub(crate) terms: usize,
     /// Rows of the weights: gates and ups together.
     pub(crate) outputs: usize,
-    /// Of the card.
+    /// Of the target.
     pub(crate) multiprocessors: usize,
-    /// For products with the matrices that each row chose.
+    /// For the grouped GEMM over routed experts.
     pub(crate) groups: Option<ExpertGroups>,
 }
 
-/// Experts, stacked one after another, of which every row chose some. Outputs have one row per choice.
+/// Experts, stacked one after another, of which `top_k` are routed per row. Outputs have one row per token-expert pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ExpertGroups {
     pub(crate) experts: usize,
@@ -154,7 +159,7 @@ pub(crate) struct ExpertGroups {
 }
 
 impl ExpertGroups {
-    /// The entry point whose tile suits what an expert has of this many rows.
+    /// The entry point whose tile suits an expert's share of this many rows.
     pub(crate) fn entry(self, rows: usize) -> usize {
         // Experts have unequal shares, and a tile that is not full costs as much as a full one.
         match rows * self.top_k / self.experts {
@@ -165,21 +170,21 @@ impl ExpertGroups {
         }
     }
 
-    /// RoutedExperts of a tile.
+    /// Token-expert pairs of a tile.
     pub(crate) fn tile(self, rows: usize) -> usize {
         TILES[self.entry(rows)]
     }
 
-    /// As many tiles as there can be: every expert's last may have one choice.
+    /// As many tiles as there can be: every expert's last may have one pair.
     pub(crate) fn most_tiles(self, rows: usize) -> usize {
-        let choices = rows * self.top_k;
-        let experts = self.experts.min(choices);
-        experts + (choices - experts) / self.tile(rows)
+        let pairs = rows * self.top_k;
+        let experts = self.experts.min(pairs);
+        experts + (pairs - experts) / self.tile(rows)
     }
 }
 
-/// The tiles of grouped products, which `MoePermute` makes: choices by expert (a word each), tiles (three words each),
-/// and how many there are (a word).
+/// The permutation of tokens by expert, which `MoePermute` writes: token-expert pairs (one word each), tiles (three words each),
+/// and how many there are (one word).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PermutationOperands {
     pub(crate) sorted: Operand,
@@ -221,34 +226,34 @@ impl GemmShape {
         )
     }
 
-    /// How often the inputs are split: what should take least time. Starting and joining cost as much as some stages.
-    /// Narrow tiles wait for memory, which multiprocessors share evenly: the one with most blocks is the last. Wide
+    /// Split-K: how often the inputs are split, for the least estimated time. Starting and reducing cost as much as some
+    /// stages. Small tiles wait for memory, which multiprocessors share evenly: the one with most blocks is the last. Large
     /// ones compute in waves; a wave that leaves every multiprocessor a block at most is the faster for it.
     fn splits(&self, rows: usize) -> usize {
         if self.groups.is_some() {
-            // How many tiles there are is not known here, and there are many.
+            // The number of tiles is not known here, and there are many.
             return 1;
         }
         let tile = TILES[self.entry(rows)];
         let tiles = self.row_tiles(rows) * self.output_tiles();
         let cost = |splits: usize| {
             let (blocks, stages) = (tiles * splits, self.stages().div_ceil(splits) as f64);
-            let joined = if splits > 1 { splits as f64 } else { 0.0 };
+            let partials = if splits > 1 { splits as f64 } else { 0.0 };
             if tile <= 32 {
-                let most = blocks.div_ceil(self.multiprocessors) as f64;
-                return most * (stages + 2.0) + if splits > 1 { 6.0 + joined } else { 0.0 };
+                let busiest = blocks.div_ceil(self.multiprocessors) as f64;
+                return busiest * (stages + 2.0) + if splits > 1 { 6.0 + partials } else { 0.0 };
             }
             let together = self.multiprocessors * self.weights.blocks_together(tile);
-            let rest = match blocks % together {
+            let last_wave = match blocks % together {
                 0 => 0.0,
-                rest if rest <= self.multiprocessors => 0.6,
+                left if left <= self.multiprocessors => 0.6,
                 _ => 1.0,
             };
-            let join = if splits > 1 { 1.5 } else { 0.0 };
-            ((blocks / together) as f64 + rest) * (stages + 1.0 + join + 0.4 * joined)
+            let reduction = if splits > 1 { 1.5 } else { 0.0 };
+            ((blocks / together) as f64 + last_wave) * (stages + 1.0 + reduction + 0.4 * partials)
         };
-        let most = (self.stages() / LEAST_STAGES).clamp(1, 16);
-        (1..=most)
+        let max_splits = (self.stages() / LEAST_STAGES).clamp(1, 16);
+        (1..=max_splits)
             .min_by(|&a, &b| cost(a).total_cmp(&cost(b)))
             .expect("one at least")
     }
@@ -306,6 +311,10 @@ fn specialization(
         ("EPILOGUE", epilogue.to_owned()),
         ("ROWS", rows.to_owned()),
         ("TERMS", terms.to_string()),
+        (
+            "M_TILE_STAGE_BYTES",
+            weights.m_tile_stage_bytes().to_string(),
+        ),
     ];
     for (entry, name) in STAGES.into_iter().enumerate() {
         constants.push((name, weights.stages(entry).0.to_string()));
@@ -318,10 +327,10 @@ fn specialization(
     }
 }
 
-/// Every way of calling it.
+/// Every specialization that lowering may choose.
 pub(crate) fn specializations() -> Vec<Specialization> {
-    let halves = specialization(GemmWeights::F16, GemmEpilogue::F32, "dense", 1);
-    let mut all = vec![halves];
+    let f16 = specialization(GemmWeights::F16, GemmEpilogue::F32, "dense", 1);
+    let mut all = vec![f16];
     for weights in FragmentFormat::ALL.map(GemmWeights::Fragments) {
         for epilogue in [GemmEpilogue::F32, GemmEpilogue::Geglu] {
             all.extend(["dense", "grouped"].map(|rows| specialization(weights, epilogue, rows, 1)));
@@ -331,10 +340,10 @@ pub(crate) fn specializations() -> Vec<Specialization> {
     all
 }
 
-/// What weights are multiplied with: bytes for fragments, halves for halves.
+/// Activations: int8 for fragments, f16 for f16 weights.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GemmInput {
-    /// The Q8 form, or Q16 if the shape has two terms.
+    /// `Int8`, or `Int8HiLo` if the shape has two terms.
     Int8(Int8Operands),
     F16 {
         values: Operand,
@@ -362,7 +371,7 @@ pub(crate) struct Gemm {
     pub(crate) out: GemmOutput,
     pub(crate) partials: Operand,
     pub(crate) arrivals: Operand,
-    /// Where the shape has groups: their tiles, and what rows of `x` there are.
+    /// Where the shape has groups: the permutation, and which rows of `x` there are.
     pub(crate) groups: Option<(PermutationOperands, ExpertInput)>,
 }
 

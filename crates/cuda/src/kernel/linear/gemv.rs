@@ -1,11 +1,14 @@
-//! Twin of `kernels/linear/gemv.cu`: products of up to 8 rows with a matrix that is read once.
+//! Twin of `kernels/linear/gemv.cu`: products of up to 8 rows with a matrix that is read once, with a prologue (norm, residual add)
+//! and an epilogue (GELU) in the same launch.
 //!
-//! How warps share an M-tile's inputs is a function of the shape alone, so sums are the same in every bucket of rows and on
-//! every card. How many blocks there are is free, and chosen so that all are resident and the memory stays busy to the end.
+//! The split of an M-tile's inputs over warps is a function of the shape alone, so sums are the same in every bucket of rows
+//! and on every card. The number of blocks is free, and chosen so that all are resident and the memory stays busy to the end.
 
 use carat_model::weights::Weight;
 
-use crate::kernel::{Addresses, ColumnSlice, Kernel, Operand, RowsAt, Specialization};
+use crate::kernel::{
+    Addresses, ColumnSlice, HOPPER_MULTIPROCESSORS, Kernel, Operand, RowsAt, Specialization,
+};
 use crate::{
     device::{Address, Grid},
     kernel::weights::WeightOperand,
@@ -17,9 +20,9 @@ use crate::{
 
 /// The most rows of a launch.
 pub(crate) const MAX_ROWS: usize = 8;
-/// Stages of a warp that are under way.
+/// Stages of a warp's cp.async ring.
 const RING: usize = 3;
-/// Columns of a norm that a thread holds: `VALUES` fours.
+/// Columns of a normed row that a thread holds: `VALUES` fours.
 const NORM_COLUMNS: usize = 4 * 3;
 /// The most warps of a block.
 const MAX_WARPS: usize = 16;
@@ -85,7 +88,7 @@ params! {
     }
 }
 
-/// How a matrix lies on the device.
+/// Format of the matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum GemvWeights {
     Fragments(FragmentFormat),
@@ -161,7 +164,7 @@ impl GemvWeights {
     }
 }
 
-/// What is done to the input before the product.
+/// Prologue: what is done to the input before the product.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GemvPrologue {
     None {
@@ -191,12 +194,12 @@ pub(crate) struct GemvPrologueNorm {
     pub(crate) eps: f32,
 }
 
-/// What becomes of the product.
+/// Epilogue: what becomes of the product.
 #[derive(Clone, Debug)]
 pub(crate) enum GemvEpilogue {
     /// Written as it is: output rows of a joined matrix in up to three parts, in order.
     Plain(Vec<OutputRows>),
-    /// `gelu(gate) * up`. Panels of the two lie M-tile by M-tile in one matrix; floats are two matrices.
+    /// `gelu(gate) * up`. Fragments of the two alternate M-tile by M-tile in one matrix; floats are two matrices.
     Geglu {
         out: Operand,
         up: Option<WeightOperand>,
@@ -213,7 +216,7 @@ pub(crate) struct OutputRows {
     pub(crate) rows: usize,
 }
 
-/// What a grid depends on.
+/// Everything that a grid depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GemvShape {
     pub(crate) form: GemvWeights,
@@ -221,14 +224,14 @@ pub(crate) struct GemvShape {
     /// Output rows of the joined matrix up to the last part's end; of a pair, of one of the two.
     pub(crate) outputs: usize,
     pub(crate) pair: bool,
-    /// Matrices whose products are summed, each with columns of its own: 1, or a row's choices.
+    /// Matrices whose products are summed, each with columns of its own: 1, or a row's routed experts.
     pub(crate) summed: usize,
-    /// Sets of blocks that a row has of its own: 1, or its choices.
+    /// Sets of blocks that a row has of its own: 1, or its routed experts.
     pub(crate) sets: usize,
     pub(crate) card: GemvDevice,
 }
 
-/// What grids depend on of a card.
+/// Facts of the card that grids depend on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GemvDevice {
     pub(crate) multiprocessors: usize,
@@ -237,7 +240,7 @@ pub(crate) struct GemvDevice {
 }
 
 impl GemvShape {
-    /// Strips that must stay together.
+    /// M-tiles that must stay together.
     fn granule(self) -> usize {
         1 + usize::from(self.pair)
     }
@@ -264,19 +267,24 @@ impl GemvShape {
             warps if warps <= MAX_WARPS => warps,
             _ => 1,
         };
-        if matches!(self.form, GemvWeights::Fragments(_)) || self.m_tiles() < 8 * 132 {
-            let few = stages.min(8);
-            let most = 12.max(least).min(stages);
+        if matches!(self.form, GemvWeights::Fragments(_))
+            || self.m_tiles() < 8 * HOPPER_MULTIPROCESSORS
+        {
+            let min_split = stages.min(8).max(least.min(stages));
+            let max_split = 12.max(least).min(stages);
             // The least idle warps; of equals, the most warps.
-            let split = (few.max(least.min(stages))..=most)
+            let split = (min_split..=max_split)
                 .min_by_key(|&split| (stages.div_ceil(split) * split, usize::MAX - split))
                 .unwrap_or(stages);
             let teams = (8 / split)
-                .min(self.m_tiles().div_ceil(132 * self.granule()))
+                .min(
+                    self.m_tiles()
+                        .div_ceil(HOPPER_MULTIPROCESSORS * self.granule()),
+                )
                 .max(least.div_ceil(split));
             return (split, teams.max(1));
         }
-        // Summing over lanes is dear beside a stage of floats: a warp takes several before.
+        // A reduction over lanes is dear beside a stage of floats: a warp takes several stages before.
         let split = stages.div_ceil(5);
         (split, (10 / split).max(least.div_ceil(split)).max(1))
     }
@@ -291,7 +299,7 @@ impl GemvShape {
         self.columns <= self.warps() * 32 * NORM_COLUMNS
     }
 
-    /// Strips of a block.
+    /// M-tiles of a block.
     fn a_block(self, blocks: usize) -> usize {
         (self.m_tiles() / self.granule()).div_ceil(blocks) * self.granule()
     }
@@ -310,10 +318,10 @@ impl GemvShape {
             + self.form.input_bytes(self.padded(), rows)
     }
 
-    /// Blocks for as many rows as an entry has (of choices, for one row): all resident, and with equal work. `None` if the
+    /// Blocks for as many rows as an entry has (of routed experts, for one row): all resident, and with equal work. `None` if the
     /// input of so many rows does not fit.
     fn blocks(self, rows: usize) -> Option<usize> {
-        // What a block has beyond its own: the driver's share, and what the kernel declares.
+        // Shared memory beyond what the launch asks for: the driver's share, and what the kernel declares.
         const DECLARED: usize = 2048;
         let GemvDevice {
             multiprocessors,
@@ -329,13 +337,13 @@ impl GemvShape {
         // Measured on an H200: the more bytes are in flight the more of the bandwidth is drawn, whichever multiprocessor has
         // them; yet one that has more blocks than others is a little late.
         let cost = |blocks: usize| {
-            let (most, blocks) = (granules.div_ceil(blocks), blocks * self.sets);
+            let (share, blocks) = (granules.div_ceil(blocks), blocks * self.sets);
             let in_flight = (blocks * in_flight) as f64 / (36e3 * multiprocessors as f64);
             let drawn = 1.0 - (-1.2 * in_flight).exp();
-            let latest = most * blocks.div_ceil(multiprocessors) * multiprocessors;
-            0.8 * (most * blocks) as f64 / drawn + 0.2 * latest as f64
+            let latest = share * blocks.div_ceil(multiprocessors) * multiprocessors;
+            0.8 * (share * blocks) as f64 / drawn + 0.2 * latest as f64
         };
-        let even = (1..=granules).map(|most| granules.div_ceil(most));
+        let even = (1..=granules).map(|share| granules.div_ceil(share));
         let some = |b: &usize| (*b * self.sets).min(multiprocessors) <= resident(*b);
         let all = |b: &usize| *b == 1 || *b * self.sets <= resident(*b);
         even.filter(some)
@@ -381,19 +389,19 @@ impl GemvShape {
 #[derive(Debug)]
 pub(crate) struct Gemv {
     pub(crate) prologue: GemvPrologue,
-    /// With choices, a stack of matrices.
+    /// With routed experts, a stack of matrices.
     pub(crate) w: WeightOperand,
     pub(crate) shape: GemvShape,
     pub(crate) epilogue: GemvEpilogue,
     pub(crate) choices: Option<RoutedExperts>,
-    /// Starts before the launch before is over.
+    /// Launched with PDL.
     pub(crate) pdl: bool,
 }
 
-/// Each row is multiplied with the matrices of a stack that it chose. The input has no `ResidualNorm` then.
+/// Each row is multiplied with the matrices of a stack that it is routed to. The prologue is no `ResidualNorm` then.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RoutedExperts {
-    /// `[rows, 2 * top_k]`: numbers of matrices, then their weights.
+    /// `[rows, 2 * top_k]`: indices of experts, then their weights.
     pub(crate) route: Operand,
     pub(crate) top_k: usize,
     pub(crate) kind: RoutedOutput,
@@ -401,13 +409,13 @@ pub(crate) struct RoutedExperts {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RoutedOutput {
-    /// One input for all choices; the output is `[rows, top_k, outputs]`.
+    /// One input for all routed experts; the output is `[rows, top_k, outputs]`.
     PerExpert,
-    /// An input for each choice, `[rows, top_k, columns]`, products summed by weight. Panels of whole K-blocks only.
+    /// One input per routed expert, `[rows, top_k, columns]`, products summed by weight. Fragments of whole K-blocks only.
     Summed,
 }
 
-/// What kernels can do with an input: take it as it is, or norm it in any of three ways.
+/// Kinds of prologue that are compiled apart: the input as it is, or normed in any of three ways.
 const INPUTS: [&str; 2] = ["plain", "normed"];
 
 pub(crate) fn specializations() -> impl Iterator<Item = Specialization> {
@@ -422,6 +430,7 @@ fn specialization(form: GemvWeights, input: &str) -> Specialization {
             ("WEIGHTS", form.name().to_owned()),
             ("RING", RING.to_string()),
             ("INPUT", input.to_owned()),
+            ("M_TILE_STAGE_BYTES", form.stage().1.to_string()),
         ],
         params_bytes: GemvParams::BYTES,
     }

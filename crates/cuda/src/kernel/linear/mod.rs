@@ -1,4 +1,4 @@
-//! Products with weights: streamed for few rows, tiled for many.
+//! Products with weights: GEMV for small batches, GEMM for large ones, and their plain twin.
 
 pub(crate) mod gemm;
 pub(crate) mod gemv;

@@ -1,8 +1,9 @@
-//! Twin of `kernels/load/dequantize.cu`: part of loading, so a job is given addresses and no batch.
+//! Twin of `kernels/load/dequantize.cu`: rows of the file to f16 or bf16. Part of loading, so a job is given addresses and no
+//! batch.
 
 use carat_gguf::QuantType;
 
-use crate::kernel::{Specialization, elementwise_grid, format};
+use crate::kernel::{Specialization, grid::elementwise_grid, specialization::format_constant};
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},
@@ -17,16 +18,16 @@ params! {
     }
 }
 
-/// What values become: 16 bits each.
+/// The 16-bit float that values become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HalfKind {
     /// Rounded.
     F16,
-    /// F32 whose lower halves are zero.
+    /// Exact, of F32 whose lower 16 bits are zero.
     Bf16,
 }
 
-/// Rows of a matrix to halves, row-major.
+/// Rows of a matrix to 16-bit floats, row-major.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dequantize {
     pub(crate) quant: QuantType,
@@ -46,7 +47,7 @@ impl Dequantize {
         Specialization {
             kernel: "dequantize",
             entries: &["dequantize"],
-            constants: vec![format(quant), ("TO", to.to_owned())],
+            constants: vec![format_constant(quant), ("TO", to.to_owned())],
             params_bytes: DequantizeParams::BYTES,
         }
     }

@@ -1,8 +1,10 @@
-//! Twin of `kernels/load/pack.cu`: part of loading, so a job is given addresses and no batch.
+//! Twin of `kernels/load/pack.cu`: rows of the file to fragments. Part of loading, so a job is given addresses and no batch.
 
 use carat_gguf::QuantType;
 
-use crate::kernel::{Specialization, format, fragment_constant};
+use crate::kernel::{
+    Specialization, fragment::fragment_constants, specialization::format_constant,
+};
 use crate::{
     device::{Address, Grid},
     kernel::{
@@ -11,7 +13,7 @@ use crate::{
     },
 };
 
-/// Inputs that a block takes.
+/// Inputs per block.
 const RUN: usize = 1024;
 const THREADS: usize = 256;
 
@@ -36,17 +38,19 @@ pub(crate) struct Pack {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) fragments: Address,
-    /// From one M-tile to the next: more than an M-tile where matrices lie M-tile by M-tile in turn.
+    /// From one M-tile to the next: more than an M-tile where matrices are interleaved.
     pub(crate) m_tile_bytes: usize,
 }
 
 impl Pack {
     pub(crate) fn specialization(quant: QuantType) -> Specialization {
-        let layout = FragmentFormat::of(quant).expect("a format that has fragments");
+        let format = FragmentFormat::of(quant).expect("a format that has fragments");
+        let mut constants = vec![format_constant(quant)];
+        constants.extend(fragment_constants(format));
         Specialization {
             kernel: "pack",
             entries: &["pack"],
-            constants: vec![format(quant), fragment_constant(layout)],
+            constants,
             params_bytes: PackParams::BYTES,
         }
     }

@@ -1,4 +1,7 @@
-//! Mixture of experts: routing, permutation of tokens by expert, products, weighted sum.
+//! Mixture of experts: top-k routing, permutation of tokens by expert, plain products, weighted sum. The fast products are
+//! `linear::gemv` and the grouped GEMM of `linear::gemm`.
 
-pub(crate) mod experts;
+pub(crate) mod experts_linear;
+pub(crate) mod experts_sum;
 pub(crate) mod permute;
+pub(crate) mod route;

@@ -1,4 +1,4 @@
-//! Twin of `kernels/moe/permute.cu`.
+//! Twin of `kernels/moe/permute.cu`: tokens permuted by expert, and the tiles of the grouped GEMM.
 
 use crate::kernel::{
     Addresses, Kernel, Operand, RowsAt, Specialization,
@@ -23,7 +23,7 @@ params! {
     }
 }
 
-/// From each row's choices to the tiles of grouped products.
+/// Each row's routed experts to the tiles of the grouped GEMM.
 #[derive(Debug)]
 pub(crate) struct MoePermute {
     pub(crate) groups: ExpertGroups,
@@ -42,7 +42,7 @@ pub(crate) fn specialization() -> Specialization {
 
 fn grid(groups: ExpertGroups, rows: usize) -> Grid {
     Grid {
-        // Tiles as the products want them.
+        // Tiles as the GEMM wants them.
         entry: groups.entry(rows),
         blocks: (1, 1),
         threads: 32 * WARPS,

@@ -1,11 +1,11 @@
-//! Twin of `kernels/norm/fused_norm.cu`.
+//! Twin of `kernels/norm/fused_norm.cu`: norms of large batches, with residual add, into the format that the next product reads.
 
 use carat_model::weights::Weight;
 
 use crate::kernel::{
     Addresses, Kernel, Operand, RowsAt, Specialization,
     activation::{Activation, ActivationAt},
-    norm_threads,
+    grid::norm_threads,
 };
 use crate::{
     device::{Address, Grid},
@@ -13,7 +13,7 @@ use crate::{
     kernel::weights::WeightOperand,
 };
 
-/// Fours a thread holds, for rows of up to 512 times as many columns.
+/// Fours of columns that a thread holds, for rows of up to 512 times as many columns.
 pub(crate) const HOLDS: [usize; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
 
 /// The widest rows that a block's threads hold.
@@ -38,7 +38,7 @@ params! {
     }
 }
 
-/// Where a norm goes: as f32, in a form, or both.
+/// Output of a norm: f32, a product's activation, or both.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NormOut {
     pub(crate) weight: Option<Weight>,

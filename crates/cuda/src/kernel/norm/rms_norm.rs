@@ -1,8 +1,8 @@
-//! Twin of `kernels/norm/rms_norm.cu`.
+//! Twin of `kernels/norm/rms_norm.cu`: the norm by itself, whose bits every fused norm repeats.
 
 use carat_model::weights::Weight;
 
-use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization, norm_threads};
+use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization, grid::norm_threads};
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},

@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     config::Tier,
     device::{Buffer, Module, launch},
-    kernel::{TablesAt, attention::kv_norm_rope_store, norm_threads},
+    kernel::{TablesAt, attention::kv_norm_rope_store, grid::norm_threads},
     testing::{Card, at, normals, relative_error},
 };
 

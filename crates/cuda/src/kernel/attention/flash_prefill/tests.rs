@@ -347,7 +347,7 @@ fn check(card: &Card, heads: AttentionShape, runs: &[TestRun], forms: &[&str]) {
             let kernel = kernel(heads, block, form);
             let found = attend(card, &kernel, &load(card, &kernel), &batch);
             let error = relative_error(&found, &expected);
-            let bound = if *form == "OUT_Q8" { 8e-3 } else { 1e-3 };
+            let bound = if *form == "OUT_INT8" { 8e-3 } else { 1e-3 };
             assert!(error < bound, "{heads:?} {block:?} {form}: {error}");
         }
     }
@@ -381,7 +381,7 @@ fn shapes_fit_their_cards_and_the_rest_is_refused() {
 
 #[test]
 fn grids_depend_on_rows_alone() {
-    let kernel = kernel(heads(8, 2, 256, 512), blocks(256)[1], FORMS[1]);
+    let kernel = kernel(heads(8, 2, 256, 512), blocks(256)[1], OUT_FORMATS[1]);
     let many = kernel.grid(2048);
     assert_eq!((many.entry, many.threads), (0, 256));
     assert_eq!(many.blocks, (2, 64 + MORE_TILES));
@@ -408,9 +408,9 @@ fn attend_wide_takes_every_head_size_and_form() {
         (16, 1, 512, 100),
     ] {
         let forms = if d % 32 == 0 || d == 16 {
-            &FORMS[..]
+            &OUT_FORMATS[..]
         } else {
-            &FORMS[..2]
+            &OUT_FORMATS[..2]
         };
         check(
             &card,
@@ -439,14 +439,14 @@ fn attend_wide_keeps_runs_apart() {
         whole(5, 64, 64),
         some(6, 96, 33, 1),
     ];
-    check(&card, heads(4, 1, 256, 40), &runs, &FORMS[1..2]);
-    check(&card, heads(8, 1, 512, 0), &runs, &FORMS[1..2]);
-    check(&card, heads(2, 1, 64, 1), &runs, &FORMS[1..2]);
+    check(&card, heads(4, 1, 256, 40), &runs, &OUT_FORMATS[1..2]);
+    check(&card, heads(8, 1, 512, 0), &runs, &OUT_FORMATS[1..2]);
+    check(&card, heads(2, 1, 64, 1), &runs, &OUT_FORMATS[1..2]);
     // More runs than a warp has lanes, and more tiles than the grid has blocks.
     let many: Vec<TestRun> = (0..75)
         .map(|i| whole(i, i as usize % 7, 1 + i as usize % 3))
         .collect();
-    check(&card, heads(2, 1, 32, 5), &many, &FORMS[..1]);
+    check(&card, heads(2, 1, 32, 5), &many, &OUT_FORMATS[..1]);
 }
 
 #[test]

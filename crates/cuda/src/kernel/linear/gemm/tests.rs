@@ -3,7 +3,7 @@ mod timing;
 use carat_gguf::{QuantType, quant::random_blocks};
 
 use super::*;
-use crate::kernel::moe::permute;
+use crate::kernel::{HOPPER_MULTIPROCESSORS, moe::permute};
 use crate::{
     config::Tier,
     device::{Buffer, Module},
@@ -313,7 +313,7 @@ fn shape(
         terms: 1,
         outputs,
         // As many as a large card has, so that small products are split.
-        multiprocessors: 132,
+        multiprocessors: HOPPER_MULTIPROCESSORS,
         groups: None,
     }
 }

@@ -1,0 +1,57 @@
+//! The kernels that are compiled ahead: every specialization that lowering or loading can choose.
+//!
+//! A test of lowering holds the list to what the published models ask for. Shapes of other models may need more; those are
+//! compiled when the model is loaded.
+
+use carat_gguf::QuantType;
+
+use super::{
+    Dequantize, HalfKind, Pack, Specialization, attention, elementwise, embed,
+    fragment::FragmentFormat, linear, moe, norm, roofline, sample,
+};
+
+/// Specializations for every architecture.
+pub(crate) fn all() -> Vec<Specialization> {
+    let mut all = vec![
+        norm::rms_norm::specialization(),
+        attention::kv_norm_rope_store::specialization(),
+        attention::rope::specialization(),
+        attention::store_kv::specialization(),
+        elementwise::pointwise::specialization(),
+        elementwise::select_sampled::specialization(),
+        elementwise::convert::specialization(),
+        elementwise::geglu::specialization(),
+        sample::specialization(),
+        moe::permute::specialization(),
+        moe::route::specialization(),
+        moe::experts_sum::specialization(),
+    ];
+    all.extend(norm::fused_norm::HOLDS.map(norm::fused_norm::specialization));
+    all.extend(attention::qkv_norm_rope::HEAD_DIMS.map(attention::qkv_norm_rope::specialization));
+    all.extend(linear::gemv::specializations());
+    all.extend(linear::gemm::specializations());
+    all.extend(attention::attend::LANE_VALUES.map(attention::attend::specialization));
+    all.extend(attention::flash_prefill::specializations());
+    all.extend(attention::flash_decode::SHAPES.map(attention::flash_decode::specialization));
+    for quant in QuantType::all() {
+        all.push(embed::embed_rows::specialization(quant));
+        all.push(embed::ple_inputs::specialization(quant));
+        all.push(linear::linear_plain::specialization(quant));
+        all.push(moe::experts_linear::specialization(quant));
+        all.push(Dequantize::specialization(quant, HalfKind::F16));
+        if FragmentFormat::of(quant).is_some() {
+            all.push(Pack::specialization(quant));
+        }
+    }
+    for quant in [QuantType::F32, QuantType::BF16] {
+        all.push(Dequantize::specialization(quant, HalfKind::Bf16));
+    }
+    all.extend(FragmentFormat::ALL.map(embed::embed_rows::fragments_specialization));
+    all.extend(roofline::specializations());
+    all
+}
+
+/// Specializations that `sm_90a` has besides.
+pub(crate) fn hopper() -> Vec<Specialization> {
+    attention::flash_prefill::hopper_specializations()
+}

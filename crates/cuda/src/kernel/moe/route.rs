@@ -1,0 +1,77 @@
+//! Twin of `kernels/moe/route.cu`: top-k routing from router scores.
+
+use carat_model::weights::Weight;
+
+use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization};
+use crate::{
+    device::{Address, Grid},
+    kernel::params::{Params, params},
+    kernel::weights::WeightOperand,
+};
+
+/// The router keeps a row's scores in shared memory.
+pub(crate) const MAX_EXPERTS: usize = 1024;
+
+params! {
+    struct RouteParams {
+        rows: RowsAt,
+        scores: Address,
+        expert_scale: Address,
+        out: Address,
+        experts: u32,
+        top_k: u32,
+    }
+}
+
+/// Scores to routed experts and their weights.
+#[derive(Debug)]
+pub(crate) struct Route {
+    pub(crate) scores: Operand,
+    pub(crate) expert_scale: Option<Weight>,
+    pub(crate) experts: usize,
+    pub(crate) top_k: usize,
+    pub(crate) out: Operand,
+}
+
+pub(crate) fn specialization() -> Specialization {
+    Specialization {
+        kernel: "route",
+        entries: &["route"],
+        constants: vec![],
+        params_bytes: RouteParams::BYTES,
+    }
+}
+
+impl Kernel for Route {
+    fn specialization(&self) -> Specialization {
+        specialization()
+    }
+
+    fn grid(&self, rows: usize) -> Grid {
+        Grid::new((rows, 1), 32)
+    }
+
+    fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
+        RouteParams {
+            rows,
+            scores: at.operand(self.scores),
+            expert_scale: at.vector(self.expert_scale),
+            out: at.operand(self.out),
+            experts: self.experts as u32,
+            top_k: self.top_k as u32,
+        }
+        .bytes()
+    }
+
+    fn weights(&self) -> Vec<WeightOperand> {
+        WeightOperand::vectors([self.expert_scale])
+    }
+
+    fn reads(&self) -> Vec<Operand> {
+        vec![self.scores]
+    }
+
+    fn writes(&self) -> Vec<Operand> {
+        vec![self.out]
+    }
+}

@@ -1,0 +1,60 @@
+//! A kernel call before addresses are known, and the compiled code it asks for.
+//!
+//! Lowering makes [`Kernel`] values; calls that agree on kernel and constants share one [`Specialization`], which is compiled
+//! once. Nothing here compiles or launches.
+
+use std::fmt;
+
+use carat_gguf::QuantType;
+
+use super::{Addresses, Operand, RowsAt, WeightOperand};
+use crate::device::Grid;
+
+/// One kernel with everything it needs but addresses.
+pub(crate) trait Kernel: fmt::Debug {
+    /// The compiled kernel it calls.
+    fn specialization(&self) -> Specialization;
+
+    /// The grid for this many rows, at least one.
+    fn grid(&self, rows: usize) -> Grid;
+
+    /// Bytes of its params struct.
+    fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8>;
+
+    /// Weights it reads, in the formats it reads them in.
+    fn weights(&self) -> Vec<WeightOperand> {
+        vec![]
+    }
+
+    /// Operands it reads, except weights and KV.
+    fn reads(&self) -> Vec<Operand>;
+
+    /// Operands it writes, except KV.
+    fn writes(&self) -> Vec<Operand>;
+}
+
+/// A kernel's text with its constants: compiled once and shared by all calls that agree on both.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Specialization {
+    /// `kernels/<family>/<this>.cu`.
+    pub(crate) kernel: &'static str,
+    /// Entry points, which [`Grid::entry`] counts.
+    pub(crate) entries: &'static [&'static str],
+    pub(crate) constants: Vec<(&'static str, String)>,
+    pub(crate) params_bytes: usize,
+}
+
+impl fmt::Display for Specialization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kernel)?;
+        for (_, value) in &self.constants {
+            write!(f, ".{value}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The constant that chooses a format's functions in `lib/format.cuh`.
+pub(super) fn format_constant(quant: QuantType) -> (&'static str, String) {
+    ("FORMAT", quant.name().to_lowercase())
+}
