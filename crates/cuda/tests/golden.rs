@@ -122,11 +122,11 @@ fn main() {
             narrowed(&cards.portable.usual, variant)
         });
         cases.add(format!("batched/narrow/{variant:?}"), move |cards| {
-            batched_narrow(&cards.best.usual, variant)
+            batched_small(&cards.best.usual, variant)
         });
         cases.add(format!("batched/wide/{variant:?}"), move |cards| {
-            batched_wide(&cards.best.usual, variant)?;
-            batched_wide(&cards.portable.usual, variant)
+            batched_large(&cards.best.usual, variant)?;
+            batched_large(&cards.portable.usual, variant)
         });
         cases.add(format!("drawn/{variant:?}"), move |cards| {
             drawn(&cards.best, variant)
@@ -361,7 +361,7 @@ fn last_logits(
 }
 
 /// Three sequences side by side, their pages in disorder and freed behind the window, give what each gives alone.
-fn batched_narrow(card: &CudaBackend, variant: Variant) -> Result<(), String> {
+fn batched_small(card: &CudaBackend, variant: Variant) -> Result<(), String> {
     let tiny = Tiny::new(variant, QuantType::Q8_0);
     let model = tiny.model();
     let prompt = tiny.prompt(42 + 66 + 70);
@@ -375,7 +375,7 @@ fn batched_narrow(card: &CudaBackend, variant: Variant) -> Result<(), String> {
 }
 
 /// A sequence among others gives the same whoever the others are.
-fn batched_wide(card: &CudaBackend, variant: Variant) -> Result<(), String> {
+fn batched_large(card: &CudaBackend, variant: Variant) -> Result<(), String> {
     let tiny = Tiny::new(variant, QuantType::Q8_0);
     let model = tiny.model();
     let prompt = tiny.prompt(70 + 2 * (10 + 90));

@@ -22,15 +22,15 @@ use crate::{
     kernel::{self, WeightFormat, WeightOperand},
 };
 
-/// Rows of a narrow and of a wide batch.
-const NARROW: usize = 4;
-const WIDE: usize = 100;
+/// Rows of a small and of a large batch.
+const SMALL: usize = 4;
+const LARGE: usize = 100;
 
 fn model(variant: Variant) -> Model {
     Tiny::new(variant, QuantType::Q4_0).model()
 }
 
-fn library(rows: usize) -> Target {
+fn cublaslt(rows: usize) -> Target {
     Target {
         gemm: GemmImpl::CublasLt,
         ..Target::hopper(Fusion::On, rows)
@@ -47,11 +47,11 @@ fn portable(rows: usize) -> Target {
 /// Every way to lower a plan.
 fn targets() -> [Target; 5] {
     [
-        Target::hopper(Fusion::Off, WIDE),
-        Target::hopper(Fusion::On, NARROW),
-        Target::hopper(Fusion::On, WIDE),
-        portable(WIDE),
-        library(WIDE),
+        Target::hopper(Fusion::Off, LARGE),
+        Target::hopper(Fusion::On, SMALL),
+        Target::hopper(Fusion::On, LARGE),
+        portable(LARGE),
+        cublaslt(LARGE),
     ]
 }
 
@@ -98,7 +98,7 @@ fn section(model: &Model, target: Target, label: &str) -> String {
 
 #[test]
 fn a_layer_in_plain_steps() {
-    let target = Target::hopper(Fusion::Off, NARROW);
+    let target = Target::hopper(Fusion::Off, SMALL);
     let text = section(&model(Variant::Dense12b), target, "L0");
     expect![[r#"
         L0.attn.norm               all     rms_norm                   %0 -> %1
@@ -128,7 +128,7 @@ fn a_layer_in_plain_steps() {
 
 #[test]
 fn a_layer_of_few_rows() {
-    let target = Target::hopper(Fusion::On, NARROW);
+    let target = Target::hopper(Fusion::On, SMALL);
     let text = section(&model(Variant::Dense12b), target, "L0");
     expect![[r#"
         L0.attn.q+k+v              all     gemv_4.q4.normed           %0 -> %7 %2 %3
@@ -141,7 +141,7 @@ fn a_layer_of_few_rows() {
 
 #[test]
 fn a_layer_of_few_rows_with_per_layer_inputs_and_shared_kv() {
-    let target = Target::hopper(Fusion::On, NARROW);
+    let target = Target::hopper(Fusion::On, SMALL);
     let text = section(&model(Variant::E2b), target, "L5");
     expect![[r#"
         L5.attn.q                  sampled gemv_4.q4.normed           %137 %134 -> %140 %142
@@ -156,8 +156,8 @@ fn a_layer_of_few_rows_with_per_layer_inputs_and_shared_kv() {
 }
 
 #[test]
-fn a_layer_of_many_rows_by_our_own_products() {
-    let text = section(&model(Variant::Dense12b), portable(WIDE), "L0");
+fn a_layer_of_many_rows_by_native_gemm() {
+    let text = section(&model(Variant::Dense12b), portable(LARGE), "L0");
     expect![[r#"
         L0.attn.norm               all     fused_norm                 %0 -> s0 s1 s2
         L0.attn.q+k+v              all     gemm_128.q4.f32.dense      s0 s1 s2 -> s3
@@ -172,8 +172,8 @@ fn a_layer_of_many_rows_by_our_own_products() {
 }
 
 #[test]
-fn a_layer_of_many_rows_by_the_library() {
-    let text = section(&model(Variant::E2b), library(WIDE), "L1");
+fn a_layer_of_many_rows_by_cublaslt() {
+    let text = section(&model(Variant::E2b), cublaslt(LARGE), "L1");
     expect![[r#"
         L1.attn.q+k+v              all     cublaslt                   s1 -> s2
         L1.attn.store_kv+q_rope    all     qkv_norm_rope              s2 -> s4
@@ -194,14 +194,14 @@ fn a_layer_of_many_rows_by_the_library() {
 #[test]
 fn experts_of_few_rows_and_of_many() {
     let model = model(Variant::Moe26b);
-    let narrow = section(&model, Target::hopper(Fusion::On, NARROW), "L0.ffn.experts");
+    let narrow = section(&model, Target::hopper(Fusion::On, SMALL), "L0.ffn.experts");
     expect![[r#"
         L0.ffn.experts_norm        all     rms_norm                   %13 -> %23
         L0.ffn.experts gate+up     all     gemv_chosen.q4.plain       %23 %22 -> s3
         L0.ffn.experts down        all     gemv_chosen.q4.plain       s3 %22 -> %24
         L0.ffn.experts_post_norm   all     fused_residual_norm        %24 %19 -> %26 %27"#]]
     .assert_eq(&narrow);
-    let wide = section(&model, library(WIDE), "L0.ffn.experts");
+    let wide = section(&model, cublaslt(LARGE), "L0.ffn.experts");
     expect![[r#"
         L0.ffn.experts_norm        all     fused_norm                 %13 -> %23
         L0.ffn.experts permute     all     permute_64                 %22 -> s8 s9 s10
@@ -219,7 +219,7 @@ fn a_listed_program_is_what_a_batch_runs() {
     let plan = gemma4::plan(&model);
     let listed = |tier, rows| program(&plan, &model.weights, (tier, Fusion::On), rows).unwrap();
     let decode = listed(Tier::Best, (1, 1));
-    assert_eq!(decode.len(), lowered(&model, library(1)).len());
+    assert_eq!(decode.len(), lowered(&model, cublaslt(1)).len());
     let qkv = decode.iter().find(|l| l.label == "L0.attn.q+k+v").unwrap();
     assert_eq!((qkv.rows, qkv.kernel.as_str()), (1, "gemv_1.q4.normed"));
     assert!(qkv.weight_bytes > 0 && qkv.grid.contains(" x "), "{qkv:?}");
@@ -333,7 +333,7 @@ fn attention_of_published_models_is_compiled_ahead() {
             sliding: sizes[0],
             full: sizes[1],
         };
-        let calls = lowered(&tiny.model(), Target::hopper(Fusion::On, NARROW));
+        let calls = lowered(&tiny.model(), Target::hopper(Fusion::On, SMALL));
         let specializations = calls.iter().filter_map(Call::kernel);
         let chosen: HashSet<_> = specializations
             .map(Kernel::specialization)
@@ -429,14 +429,14 @@ fn no_product_falls_back() {
 
 /// Weights are not loaded twice for the two classes where one form serves both.
 #[test]
-fn our_own_products_share_weights_between_classes() {
+fn native_products_share_weights_between_classes() {
     let model = model(Variant::E4b);
     let forms = |target| -> HashSet<WeightOperand> {
         let calls = lowered(&model, target);
         calls.iter().flat_map(Call::weights).collect()
     };
-    let narrow = forms(Target::hopper(Fusion::On, NARROW));
-    let wide = forms(portable(WIDE));
+    let narrow = forms(Target::hopper(Fusion::On, SMALL));
+    let wide = forms(portable(LARGE));
     let packed = |p: &&WeightOperand| p.format == WeightFormat::Fragments;
     let only_wide: Vec<&WeightOperand> = wide.difference(&narrow).filter(packed).collect();
     assert!(only_wide.is_empty(), "{only_wide:?}");

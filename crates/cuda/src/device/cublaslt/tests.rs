@@ -103,7 +103,7 @@ fn shape(rows: usize, outputs: usize, columns: usize, stride: usize) -> Shape {
 }
 
 #[test]
-fn the_result_of_a_choice_has_the_size_the_library_writes() {
+fn the_result_of_a_choice_has_the_size_cublaslt_writes() {
     assert_eq!(size_of::<Heuristic>(), 96);
 }
 

@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn qkv_wide_has_the_bits_of_the_plain_kernels() {
+    fn qkv_norm_rope_has_the_bits_of_the_plain_kernels() {
         let mut table = Table::new();
         for head_dim in HEAD_DIMS {
             for (q_heads, kv_heads, values_are_keys) in [
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn qkv_wide_timing() {
+    fn qkv_norm_rope_timing() {
         for (head_dim, q_heads, kv_heads) in [(256, 8, 2), (512, 8, 2), (256, 16, 8)] {
             for rows in [512, 2048] {
                 let mut table = Table::new();

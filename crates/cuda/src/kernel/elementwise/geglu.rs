@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn gelu_mul_wide_is_gelu_times_up_at_any_size_of_values() {
+    fn geglu_is_gelu_times_up_at_any_size_of_values() {
         let mut table = Table::new();
         for columns in [8, 72, 2112, 6144, 10240, 21504] {
             let (rows, padded_rows) = (4, 5);
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn gelu_mul_wide_timing() {
+    fn geglu_timing() {
         for (columns, rows) in [(10240, 512), (10240, 2048), (15360, 2048)] {
             let mut table = Table::new();
             let turns = Table::turns(rows * columns * 6);

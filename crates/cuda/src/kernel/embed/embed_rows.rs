@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn embed_panels_gives_the_values_of_the_file_bit_for_bit() {
+    fn embed_fragments_gives_the_values_of_the_file_bit_for_bit() {
         let card = Card::open(Tier::Best);
         let quants = [
             QuantType::Q8_0,

@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_without_panels_are_floats_and_those_that_become_halves() {
+    fn formats_without_fragments_are_floats_and_those_that_become_f16() {
         let without: Vec<&str> = QuantType::all()
             .filter(|&quant| FragmentFormat::of(quant).is_none())
             .map(QuantType::name)

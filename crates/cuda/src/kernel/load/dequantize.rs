@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn expand_gives_the_nearest_half_of_every_format() {
+    fn dequantize_gives_the_nearest_f16_of_every_format() {
         let card = Card::open(Tier::Best);
         for quant in QuantType::all() {
             let module = card.load(&Dequantize::specialization(quant, HalfKind::F16));
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn expand_to_bf16_keeps_the_upper_half() {
+    fn dequantize_to_bf16_keeps_the_upper_half() {
         let card = Card::open(Tier::Best);
         let values: Vec<u32> = (0..700u32)
             .map(|i| i.wrapping_mul(0x9e37_79b9) & 0xffff_0000)
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     #[ignore = "needs a card"]
     #[expect(clippy::print_stdout, reason = "what a timing is for")]
-    fn expand_timing() {
+    fn dequantize_timing() {
         let card = Card::open(Tier::Best);
         for quant in [
             QuantType::Q4_0,

@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn pack_leaves_room_for_strips_in_turn() {
+    fn pack_leaves_room_for_interleaved_m_tiles() {
         let card = Card::open(Tier::Best);
         let (quant, rows, columns) = (QuantType::Q4_K, 40, 512);
         let m_tile_bytes = FragmentFormat::K4.m_tile_bytes(columns);

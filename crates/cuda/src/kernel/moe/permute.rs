@@ -151,7 +151,7 @@ pub(crate) mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn expert_tiles_cover_every_choice_once_and_in_order() {
+    fn permute_cover_every_choice_once_and_in_order() {
         let card = Card::open(Tier::Portable);
         for (experts, top_k, bucket, count) in [
             (128, 8, 9, 9),
@@ -195,7 +195,7 @@ pub(crate) mod tests {
     #[test]
     #[ignore = "needs a card"]
     #[expect(clippy::print_stdout, reason = "timings are for reading")]
-    fn expert_tiles_timing() {
+    fn permute_timing() {
         let card = Card::open(Tier::Portable);
         let module = card.load(&specialization());
         let groups = ExpertGroups {

@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn norm_wide_has_the_bits_of_norm_in_every_form() {
+    fn fused_norm_has_the_bits_of_norm_in_every_format() {
         let mut table = Table::new();
         for columns in SIZES {
             for kind in [None, Some(Kind::F16), Some(Kind::Q8), Some(Kind::Q16)] {
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn residual_norm_wide_has_the_bits_of_single_steps_in_every_form() {
+    fn fused_residual_norm_has_the_bits_of_single_steps_in_every_format() {
         let mut table = Table::new();
         for (n, columns) in SIZES.into_iter().enumerate() {
             let (rows, padded_rows) = (3, 4);
@@ -411,7 +411,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn residual_norm_wide_alone_writes_the_sum_alone() {
+    fn fused_residual_norm_alone_writes_the_sum_alone() {
         let mut table = Table::new();
         let (rows, columns) = (2, 64);
         let (x, a) = (table.put(&normals(1, 128)), table.put(&normals(2, 128)));
@@ -446,7 +446,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn norm_wide_timing() {
+    fn fused_norm_timing() {
         let columns = 2560;
         for rows in [512, 2048] {
             let mut table = Table::new();

@@ -411,7 +411,7 @@ fn lengths(card: &Card, all: &[usize]) -> Vec<usize> {
 
 #[test]
 #[ignore = "needs a card"]
-fn attend_narrow_takes_every_head_size_and_group() {
+fn flash_decode_takes_every_head_size_and_group() {
     // Most of the time goes into compiling, so head sizes go side by side.
     let all_groups = |head_dim: usize| {
         let card = Card::open(Tier::Best);
@@ -438,7 +438,7 @@ fn attend_narrow_takes_every_head_size_and_group() {
 
 #[test]
 #[ignore = "needs a card"]
-fn attend_narrow_takes_every_length() {
+fn flash_decode_takes_every_length() {
     let card = Card::open(Tier::Best);
     for head_dim in [64, 512] {
         for length in lengths(&card, &[1, 31, 32, 33, 64, 65, 129, 600, 3000]) {
@@ -457,7 +457,7 @@ fn attend_narrow_takes_every_length() {
 
 #[test]
 #[ignore = "needs a card"]
-fn attend_narrow_sees_windows() {
+fn flash_decode_sees_windows() {
     let card = Card::open(Tier::Best);
     for (window, head_dim) in [(8, 64), (100, 32), (128, 512), (512, 256)] {
         let around = [window - 1, window, window + 1, window + 40, 600, 3000];
@@ -476,7 +476,7 @@ fn attend_narrow_sees_windows() {
 /// Later rows see keys that the same launch stores, over borders of pages and splits.
 #[test]
 #[ignore = "needs a card"]
-fn attend_narrow_takes_rows_of_same_and_other_runs() {
+fn flash_decode_takes_rows_of_same_and_other_runs() {
     let card = Card::open(Tier::Best);
     let run = |position, rows| RunRows { position, rows };
     for (head_dim, window) in [(32, None), (32, Some(40)), (512, None), (256, Some(64))] {
@@ -505,7 +505,7 @@ fn attend_narrow_takes_rows_of_same_and_other_runs() {
 /// More splits than are joined at once.
 #[test]
 #[ignore = "needs a card"]
-fn attend_narrow_joins_many_splits() {
+fn flash_decode_joins_many_splits() {
     let card = Card::open(Tier::Best);
     for (head_dim, group, length) in [(16, 2, 1200), (512, 1, 600), (16, 3, 4400)] {
         let case = Case {
@@ -549,7 +549,7 @@ fn time(card: &Card, count: usize, mut call: impl FnMut(usize)) -> f64 {
 
 #[test]
 #[ignore = "needs a card"]
-fn attend_narrow_timing() {
+fn flash_decode_timing() {
     let card = Card::open(Tier::Best);
     let layers = [
         ("E4B sliding", heads(4, 2, 256), Some(512)),

@@ -392,7 +392,7 @@ fn grids_depend_on_rows_alone() {
 
 #[test]
 #[ignore = "needs a card"]
-fn attend_wide_takes_every_head_size_and_form() {
+fn flash_prefill_takes_every_head_size_and_format() {
     let card = Card::open(Tier::Best);
     for (h, kv, d, window) in [
         (4, 2, 16, 8),
@@ -423,7 +423,7 @@ fn attend_wide_takes_every_head_size_and_form() {
 
 #[test]
 #[ignore = "needs a card"]
-fn attend_wide_keeps_runs_apart() {
+fn flash_prefill_keeps_runs_apart() {
     let card = Card::open(Tier::Best);
     let some = |seed, prefix, rows, taken| TestRun {
         seed,
@@ -451,7 +451,7 @@ fn attend_wide_keeps_runs_apart() {
 
 #[test]
 #[ignore = "needs a card"]
-fn attend_wide_sees_prompts_in_pieces_as_whole_ones() {
+fn flash_prefill_sees_prompts_in_pieces_as_whole_ones() {
     let card = Card::open(Tier::Best);
     for (of, length) in [
         (heads(4, 1, 256, 100), 260),
@@ -491,7 +491,7 @@ fn attend_wide_sees_prompts_in_pieces_as_whole_ones() {
 #[test]
 #[ignore = "needs a card"]
 #[expect(clippy::print_stdout, reason = "what a timing is for")]
-fn attend_wide_timing() {
+fn flash_prefill_timing() {
     let card = Card::open(Tier::Best);
     let cases = [
         ("E4B sliding", heads(8, 2, 256, 512)),

@@ -440,7 +440,7 @@ fn gemv_gives_a_row_the_same_bits_in_every_bucket_and_grid() {
 
 #[test]
 #[ignore = "needs a card"]
-fn gemv_blocks_take_many_strips_and_long_rows() {
+fn gemv_blocks_take_many_m_tiles_and_long_rows() {
     let card = Card::open(Tier::Best);
     let case = |quant, columns, outputs, epilogue, rows, blocks| Case {
         quant,
