@@ -1,4 +1,4 @@
-// Plays cuBLASLt: plain loops for the one product that src/cublaslt.rs asks for, halves in, halves or floats out.
+// Plays cuBLASLt: plain loops for the one product that src/device/cublaslt.rs asks for, f16 in, f16 or f32 out.
 #include <dlfcn.h>
 #include <immintrin.h>
 
@@ -39,7 +39,7 @@ bool fits(const Desc* desc, const Layout* a, const Layout* b, const Layout* d) {
          uint64_t(b->stride) >= b->rows && uint64_t(d->stride) >= d->rows;
 }
 
-// All that a product needs when its turn comes.
+// Operands of a product, until the stream reaches it.
 struct Product {
   Layout a, b, d;
   float alpha;

@@ -108,7 +108,7 @@ void sync_block() {
 
 unsigned exchange(unsigned word, unsigned from) {
   const unsigned self = current, warp = self / WARP;
-  // Two sets of words in turn: a lane cannot be two exchanges ahead of another.
+  // Two sets of words, used alternately: a lane cannot be two exchanges ahead of another.
   auto& words = warps[warp].words[threads[self].exchanges++ % 2];
   words[self % WARP][0] = word;
   warps[warp].arrived++;

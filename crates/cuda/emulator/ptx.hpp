@@ -1,4 +1,4 @@
-// What `kernels/lib/ptx.cuh` has as instructions, in plain C++. compiler.cpp puts it in that file's place.
+// The instructions of `kernels/lib/ptx.cuh` in plain C++. compiler.cpp substitutes it for that file.
 #pragma once
 
 #define DYNAMIC_SHARED(name) u8* const name = (u8*)emulation->dynamic_shared
@@ -14,11 +14,11 @@ inline AllLanes gather(const u32* words, unsigned count) {
 }
 
 template <typename A, int K>
-inline void emulated_mma_bytes(int (&c)[4], const u32* a, const u32* b) {
-  constexpr int HALVES = K / 16;
+inline void emulated_mma_int8(int (&c)[4], const u32* a, const u32* b) {
+  constexpr int K16S = K / 16;
   u32 own[6];
-  for (int i = 0; i < 2 * HALVES; i++) own[i] = a[i];
-  for (int i = 0; i < HALVES; i++) own[4 + i] = b[i];
+  for (int i = 0; i < 2 * K16S; i++) own[i] = a[i];
+  for (int i = 0; i < K16S; i++) own[4 + i] = b[i];
   const AllLanes all = gather(own, 6);
   const unsigned lane = emulation->thread.x % 32;
   for (int i = 0; i < 4; i++) {
@@ -33,9 +33,9 @@ inline void emulated_mma_bytes(int (&c)[4], const u32* a, const u32* b) {
   }
 }
 
-inline void mma_s8(int (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { emulated_mma_bytes<i8, 32>(c, a, b); }
-inline void mma_u8s8(int (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { emulated_mma_bytes<u8, 32>(c, a, b); }
-inline void mma_s8_k16(int (&c)[4], const u32 (&a)[2], u32 b) { emulated_mma_bytes<i8, 16>(c, a, &b); }
+inline void mma_s8(int (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { emulated_mma_int8<i8, 32>(c, a, b); }
+inline void mma_u8s8(int (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { emulated_mma_int8<u8, 32>(c, a, b); }
+inline void mma_s8_k16(int (&c)[4], const u32 (&a)[2], u32 b) { emulated_mma_int8<i8, 16>(c, a, &b); }
 inline void mma_s8(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2], const int (&c)[4]) {
   std::memcpy(d, c, sizeof d);
   mma_s8(d, a, b);

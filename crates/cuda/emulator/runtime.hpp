@@ -1,4 +1,4 @@
-// What an emulated kernel needs of whoever runs it. The driver fills it in; the kernel's library has a pointer to it.
+// Services that an emulated kernel needs of its driver. The driver fills it in; the kernel's library has a pointer to it.
 #pragma once
 
 struct Emulation {

@@ -152,13 +152,13 @@ pub(crate) fn library_dirs() -> Vec<PathBuf> {
 }
 
 /// Numbers as the bits of f16.
-pub(crate) fn halves(values: &[f32]) -> Vec<u16> {
+pub(crate) fn f16_bits(values: &[f32]) -> Vec<u16> {
     let bits = |v: &f32| half::f16::from_f32(*v).to_bits();
     values.iter().map(bits).collect()
 }
 
 /// The number that the bits of an f16 stand for.
-pub(crate) fn half(bits: u16) -> f32 {
+pub(crate) fn f16_value(bits: u16) -> f32 {
     half::f16::from_bits(bits).to_f32()
 }
 

@@ -34,7 +34,7 @@ fn fast(mut case: Case) -> Option<Case> {
     let (step, rows) = case.name.split_once('/')?;
     let rows: usize = rows.rsplit_once("rows")?.1.parse().ok()?;
     let wanted = ["linear", "experts"].contains(&step) && ![2, 3].contains(&rows);
-    // Matrices of floats are multiplied in half precision then.
+    // Matrices of floats are multiplied in f16 then.
     if rows > 8 && case.bound == Bound::Float {
         case.bound = Bound::HalfKv;
     }

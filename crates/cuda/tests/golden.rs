@@ -3,7 +3,7 @@
 //!
 //! A model runs in three ways: *plain* (one kernel per step, f32 between them), *best* (the fast kernels this card gets) and
 //! *portable* (those that every card gets). Plain is held to the rounding of 16-bit keys and values. The fast kernels round
-//! more: to halves in batches of many rows on Hopper, and to bytes elsewhere, as llama.cpp does, whose own error on a fixture
+//! more: to f16 in large batches on Hopper, and to int8 elsewhere, as llama.cpp does, whose own error on a fixture
 //! bounds ours. How a batch is launched or split must change no bit as long as the same kernels run: batches of up to 8 rows
 //! among themselves, and longer ones within a bucket of rows.
 
@@ -27,15 +27,15 @@ use carat_testkit::{
 };
 use libtest_mimic::{Failed, Trial};
 
-/// Of halves: keys and values, and perhaps what products read. Over a whole model.
-const HALVES: f64 = 5e-3;
+/// Error of f16: keys and values, and perhaps what products read. Over a whole model.
+const F16_ERROR: f64 = 5e-3;
 /// Of bytes, as a multiple of llama.cpp's error on the same file.
-const BYTES: f64 = 1.1;
+const INT8_ERROR: f64 = 1.1;
 const CHUNKS: [usize; 4] = [usize::MAX, 1, 7, 16];
 /// Whole batches of 12 and of 16 rows, which are one bucket.
 const WIDE_TOKENS: usize = 48;
 
-/// The same card with different choices.
+/// The same card with different settings.
 #[derive(Clone)]
 struct Cards {
     plain: Arc<CudaBackend>,
@@ -117,14 +117,14 @@ fn main() {
                 tiny(cards, variant, quant)
             });
         }
-        cases.add(format!("narrowed/{variant:?}"), move |cards| {
-            narrowed(&cards.best.usual, variant)?;
-            narrowed(&cards.portable.usual, variant)
+        cases.add(format!("select_sampled/{variant:?}"), move |cards| {
+            select_sampled(&cards.best.usual, variant)?;
+            select_sampled(&cards.portable.usual, variant)
         });
-        cases.add(format!("batched/narrow/{variant:?}"), move |cards| {
+        cases.add(format!("batched/small/{variant:?}"), move |cards| {
             batched_small(&cards.best.usual, variant)
         });
-        cases.add(format!("batched/wide/{variant:?}"), move |cards| {
+        cases.add(format!("batched/large/{variant:?}"), move |cards| {
             batched_large(&cards.best.usual, variant)?;
             batched_large(&cards.portable.usual, variant)
         });
@@ -203,11 +203,11 @@ fn golden(
     let model = fixture.model();
     let hopper = card.facts().compute_capability.0 == 9;
     // Experts are multiplied as bytes in batches of any size.
-    let wide_halves = hopper && chunk > 8 && model.config.experts.is_none();
+    let large_f16 = hopper && chunk > 8 && model.config.experts.is_none();
     let bound = match kernels {
-        Kernels::Plain => HALVES,
-        Kernels::Best if wide_halves => HALVES,
-        Kernels::Best | Kernels::Portable => HALVES.max(BYTES * fixture.peer_error),
+        Kernels::Plain => F16_ERROR,
+        Kernels::Best if large_f16 => F16_ERROR,
+        Kernels::Best | Kernels::Portable => F16_ERROR.max(INT8_ERROR * fixture.peer_error),
     };
     let found = logits(card, &model, &fixture.tokens(), chunk)?;
     within(&found, &fixture.logits(), bound)
@@ -256,8 +256,8 @@ fn exact(ways: &Ways, fixture: &fixtures::Fixture) -> Result<(), String> {
     let (model, tokens) = (fixture.model(), fixture.tokens());
     let whole_chunks = &tokens[..tokens.len() / WIDE_TOKENS * WIDE_TOKENS];
     let classes = [
-        ("narrow", tokens.as_slice(), 8, [1, 5].as_slice()),
-        ("wide", whole_chunks, 16, &[12]),
+        ("small", tokens.as_slice(), 8, [1, 5].as_slice()),
+        ("large", whole_chunks, 16, &[12]),
     ];
     for (class, tokens, chunk, others) in classes {
         let of = |card: &CudaBackend, chunk| logits(card, &model, tokens, chunk);
@@ -280,7 +280,7 @@ fn exact(ways: &Ways, fixture: &fixtures::Fixture) -> Result<(), String> {
     Ok(())
 }
 
-/// A model of every variant in every format, long enough to leave the window, in three wide batches and a narrow one.
+/// A model of every variant in every format, long enough to leave the window, in three large batches and a small one.
 fn tiny(cards: &Cards, variant: Variant, quant: QuantType) -> Result<(), String> {
     let tiny = Tiny::new(variant, quant);
     let (model, tokens) = (tiny.model(), tiny.prompt(45));
@@ -296,7 +296,7 @@ fn tiny(cards: &Cards, variant: Variant, quant: QuantType) -> Result<(), String>
     };
     check(Kernels::Plain, 2e-3)?;
     check(Kernels::Best, bytes)?;
-    // One of each kind of layout: bytes, nibbles, blocks with minima, floats, and what is expanded to halves.
+    // One of each kind of layout: 8-bit codes, nibbles, blocks with minima, floats, and formats that are dequantized to f16.
     let layouts = [
         QuantType::Q8_0,
         QuantType::Q4_0,
@@ -313,7 +313,7 @@ fn tiny(cards: &Cards, variant: Variant, quant: QuantType) -> Result<(), String>
 
 /// How many rows are sampled changes nothing for the last one, as long as that leaves the rows behind the cut in their class
 /// and bucket.
-fn narrowed(card: &CudaBackend, variant: Variant) -> Result<(), String> {
+fn select_sampled(card: &CudaBackend, variant: Variant) -> Result<(), String> {
     let tiny = Tiny::new(variant, QuantType::Q8_0);
     let model = tiny.model();
     for (rows, few, many) in [(8, 1, 8), (16, 1, 8), (16, 9, 16)] {
@@ -483,10 +483,10 @@ fn drawn(ways: &Ways, variant: Variant) -> Result<(), String> {
             return Err("the device draws other tokens than the host".to_owned());
         }
     }
-    let expected = chained_answers(&ways.usual, &tiny, false)?;
+    let expected = lookahead_answers(&ways.usual, &tiny, false)?;
     profile(&ways.usual, &tiny)?;
-    if chained_answers(&ways.usual, &tiny, true)? != expected {
-        return Err("chained batches give other tokens".to_owned());
+    if lookahead_answers(&ways.usual, &tiny, true)? != expected {
+        return Err("lookahead batches give other tokens".to_owned());
     }
     Ok(())
 }
@@ -526,10 +526,10 @@ fn profile(card: &CudaBackend, tiny: &Tiny) -> Result<(), String> {
 }
 
 /// Tokens that follow two tokens, in batches of a row each.
-fn chained_answers(
+fn lookahead_answers(
     card: &CudaBackend,
     tiny: &Tiny,
-    chained: bool,
+    lookahead: bool,
 ) -> Result<Vec<Vec<TokenId>>, String> {
     let model = tiny.model();
     let settings = [Sampling::greedy(), Sampling::default()];
@@ -580,7 +580,7 @@ fn chained_answers(
             Some(_) => executor.submit_chained(&batch),
         };
         let ticket = submitted.map_err(|e| e.to_string())?;
-        let waiting = if chained {
+        let waiting = if lookahead {
             before.replace(ticket)
         } else {
             Some(ticket)

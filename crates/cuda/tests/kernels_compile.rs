@@ -1,7 +1,7 @@
 //! Every kernel compiles for every supported architecture without a remark, wherever NVRTC is: it needs no card. A spilled
 //! register is a remark.
 //!
-//! NVRTC is looked for in the usual places, in the folder `NVRTC_DIR` names, and in `target/nvrtc`. Where there is none, the
+//! NVRTC is looked for in the usual folders, in the folder `NVRTC_DIR` names, and in `target/nvrtc`. Where there is none, the
 //! cases are listed and marked ignored.
 
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! A hundred thousand tokens: what is captured once must give the same bits each time it is replayed, and memory must not
 //! grow.
 //!
-//! A round decodes one to four sequences side by side, each from its start, in batches that are chained as the engine chains
+//! A round decodes one to four sequences side by side, each from its start, in lookahead batches as the engine submits
 //! them. All rounds must come to what the first did, and to what launches without graphs do. `SOAK_TOKENS` asks for fewer
 //! tokens, for the emulator.
 

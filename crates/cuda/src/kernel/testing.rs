@@ -1,4 +1,4 @@
-//! A table to lay single kernels on: places, weights, pages and rows without a model, and calls through the twins.
+//! A bench for single kernels: operands, weights, pages and rows without a model, and calls through the twins.
 
 use std::cell::RefCell;
 
@@ -19,27 +19,27 @@ use crate::{
     config::Tier,
     device::{Address, Buffer, launch},
     kernel::weights::{self, WeightOperand},
-    testing::{Card, Plain, half, halves, normals, relative_error},
+    testing::{Card, Plain, f16_bits, f16_value, normals, relative_error},
 };
 
 /// Pages of a slot that [`Table::slot`] makes.
 const PAGES: usize = 4;
 const PAGE_TOKENS: usize = 32;
-/// A half that is not a number.
+/// An f16 that is not a number.
 pub(super) const POISON: u16 = 0x7e00;
 
 pub(super) struct Table {
     card: Card,
     at: RefCell<Addresses>,
-    /// What places stand for, in order; a shifted place has none of its own.
+    /// Buffers of operands, in order; a shifted operand has none of its own.
     buffers: RefCell<Vec<Option<Buffer>>>,
-    /// Not places: weights, frequencies, descriptions of the batch.
+    /// No operands: weights, frequencies, descriptions of the batch.
     others: Vec<Buffer>,
     names: Vec<Weight>,
     weights: usize,
     index: Address,
     pages: Vec<Buffer>,
-    page_halves: usize,
+    page_values: usize,
 }
 
 impl Table {
@@ -89,11 +89,11 @@ impl Table {
             weights: 0,
             index: Address::NULL,
             pages: Vec::new(),
-            page_halves: 0,
+            page_values: 0,
         }
     }
 
-    /// Takes everything off.
+    /// Frees everything.
     pub(super) fn clear(&mut self) {
         self.at.borrow_mut().scratch.clear();
         self.buffers.borrow_mut().clear();
@@ -120,13 +120,13 @@ impl Table {
         self.put(&vec![f32::NAN; count])
     }
 
-    /// Many random halves, which make random floats, too.
+    /// Many random f16, whose pairs are random floats, too.
     pub(super) fn big(&mut self, bytes: usize) -> Operand {
         const PIECE: usize = 4 << 20;
         let device = &self.card.device;
         let buffer = device.allocate("test", bytes).expect("memory");
         let mut host = device.allocate_host("test", PIECE).expect("memory");
-        let noise = halves(&normals(9, PIECE / 2));
+        let noise = f16_bits(&normals(9, PIECE / 2));
         for (to, bits) in host.bytes_mut().chunks_exact_mut(2).zip(noise) {
             bits.put(to);
         }
@@ -140,7 +140,7 @@ impl Table {
         self.operand(buffer.address(), Some(buffer))
     }
 
-    /// A place so many bytes behind another.
+    /// An operand so many bytes behind another.
     pub(super) fn shifted(&self, operand: Operand, bytes: usize) -> Operand {
         let address = self.at.borrow().operand(operand).offset(bytes);
         self.operand(address, None)
@@ -181,7 +181,7 @@ impl Table {
         self.at.borrow_mut().ropes[0] = address;
     }
 
-    /// Rows of two runs in turn, one of them far on, both across the border of a page; returns their positions. They stand
+    /// Rows that alternate between two runs, one of them far on, both across the border of a page; returns their positions. They stand
     /// in the batch in reverse.
     pub(super) fn operands(&mut self, rows: usize) -> Vec<u32> {
         assert!(rows <= PAGE_TOKENS);
@@ -191,7 +191,7 @@ impl Table {
         let runs: Vec<u32> = (0..rows as u32).map(|r| r % 2).collect();
         let reversed = |list: &[u32]| list.iter().rev().copied().collect::<Vec<u32>>();
         let index = reversed(&(0..rows as u32).collect::<Vec<_>>());
-        // Run 0 has pages 3 and 1 from place 0 on, run 1 pages 0 and 2 from place 100 on.
+        // Run 0 has pages 3 and 1 from entry 0 on, run 1 pages 0 and 2 from entry 100 on.
         self.describe(
             (&reversed(&positions), &reversed(&runs), &index),
             (&[0, 2 - 100], &[3, 1, 0, 2]),
@@ -200,7 +200,7 @@ impl Table {
     }
 
     /// One run from its start.
-    pub(super) fn places_with_pages(&mut self, rows: usize) {
+    pub(super) fn rows_with_pages(&mut self, rows: usize) {
         let positions: Vec<u32> = (0..rows as u32).collect();
         let pages = &positions[..rows.div_ceil(PAGE_TOKENS)];
         self.describe((&positions, &vec![0; rows], &positions), (&[0], pages));
@@ -240,12 +240,12 @@ impl Table {
             head_dim,
             window: None,
         };
-        self.page_halves = pages * PAGE_TOKENS * kv_heads * head_dim;
+        self.page_values = pages * PAGE_TOKENS * kv_heads * head_dim;
         self.poison_pages();
     }
 
     fn poison_pages(&mut self) {
-        let poison = vec![POISON; self.page_halves];
+        let poison = vec![POISON; self.page_values];
         self.pages = vec![self.card.upload(&poison), self.card.upload(&poison)];
         self.at.borrow_mut().kv[0] = (self.pages[0].address(), self.pages[1].address());
     }
@@ -254,7 +254,7 @@ impl Table {
     pub(super) fn take_pages(&mut self) -> Vec<Vec<u16>> {
         let pages = self.pages.iter();
         let taken = pages
-            .map(|p| self.card.download(p, self.page_halves))
+            .map(|p| self.card.download(p, self.page_values))
             .collect();
         self.poison_pages();
         taken
@@ -272,12 +272,12 @@ impl Table {
         self.card.run(&module, kernel.grid(padded_rows), &params);
     }
 
-    /// How many buffers of so many bytes are to be used in turn so that none is still in the second cache.
-    pub(super) fn turns(bytes: usize) -> usize {
+    /// Number of buffers of so many bytes to rotate through, so that none is still in L2.
+    pub(super) fn rotations(bytes: usize) -> usize {
         (260usize << 20).div_ceil(bytes)
     }
 
-    /// Prints the time and the rate of a kernel that moves so many bytes, calls taken in turn.
+    /// Prints the time and the rate of a kernel that moves so many bytes, rotating through calls.
     #[expect(clippy::print_stdout, reason = "the result")]
     pub(super) fn time<K: Kernel>(&self, name: &str, rows: usize, bytes: usize, calls: &[K]) {
         let count = self.card.upload(&[rows as u32]);
@@ -303,7 +303,7 @@ impl Table {
     }
 }
 
-/// GELU in its tanh form.
+/// GELU, tanh approximation.
 pub(super) fn gelu(z: f64) -> f64 {
     let u = (2.0 / std::f64::consts::PI).sqrt() * (z + 0.044_715 * z.powi(3));
     0.5 * z * (1.0 + u.tanh())
@@ -313,10 +313,10 @@ pub(super) fn gelu(z: f64) -> f64 {
 pub(super) enum Kind {
     F16,
     Q8,
-    Q16,
+    Int8HiLo,
 }
 
-/// Poisoned memory for a form, and what should be in it.
+/// Poisoned memory for an activation, and what should be in it.
 pub(super) struct ActivationBuffers {
     pub(super) activation: Activation,
     padded_rows: usize,
@@ -337,7 +337,7 @@ impl ActivationBuffers {
         };
         let activation = match kind {
             Kind::Q8 => Activation::Int8(bytes(columns)),
-            Kind::Q16 => Activation::Int8HiLo {
+            Kind::Int8HiLo => Activation::Int8HiLo {
                 both: bytes(2 * columns),
                 columns,
             },
@@ -350,17 +350,17 @@ impl ActivationBuffers {
         }
     }
 
-    /// The first rows hold exactly what the definition makes of these values; the rest is untouched.
+    /// The first rows hold exactly these values by definition of the format; the others are untouched.
     pub(super) fn check(&self, table: &Table, values: &[f32], rows: usize) {
         let (count, padded_rows) = (rows * self.columns, self.padded_rows * self.columns);
         assert_eq!(values.len(), count);
         match self.activation {
             Activation::F16(operand) => {
                 let found = table.get::<u16>(operand, padded_rows);
-                assert_eq!(found[..count], halves(values));
+                assert_eq!(found[..count], f16_bits(values));
                 assert!(found[count..].iter().all(|bits| *bits == POISON));
             }
-            Activation::Int8(operands) => check_bytes(table, operands, values, padded_rows),
+            Activation::Int8(operands) => check_int8(table, operands, values, padded_rows),
             Activation::Int8HiLo { both, columns } => {
                 let with_rest = values.chunks_exact(columns).flat_map(|row| {
                     let rest = row.chunks_exact(32).flat_map(|values| {
@@ -371,7 +371,7 @@ impl ActivationBuffers {
                     });
                     row.iter().copied().chain(rest).collect::<Vec<f32>>()
                 });
-                check_bytes(
+                check_int8(
                     table,
                     both,
                     &with_rest.collect::<Vec<f32>>(),
@@ -387,12 +387,13 @@ impl ActivationBuffers {
         match self.activation {
             Activation::F16(operand) => {
                 let found = table.get::<u16>(operand, padded_rows);
-                let decoded: Vec<f32> = found[..count].iter().map(|bits| half(*bits)).collect();
+                let decoded: Vec<f32> =
+                    found[..count].iter().map(|bits| f16_value(*bits)).collect();
                 assert!(relative_error(&decoded, values) < 4e-4);
                 assert!(found[count..].iter().all(|bits| *bits == POISON));
             }
             Activation::Int8HiLo { .. } => {
-                panic!("this activation is nobody's who computes nearly")
+                panic!("no kernel writes this format approximately")
             }
             Activation::Int8(Int8Operands { codes, scales, .. }) => {
                 let codes = table.get::<i8>(codes, padded_rows);
@@ -422,11 +423,11 @@ fn block_codes(values: &[f32]) -> (f32, Vec<i8>) {
     (scale, values.iter().map(code).collect())
 }
 
-/// Room for `padded_rows` bytes begins with those of the values, and the rest is untouched.
-fn check_bytes(table: &Table, operands: Int8Operands, values: &[f32], padded_rows: usize) {
-    let codes = table.get::<i8>(operands.codes, padded_rows);
-    let scales = table.get::<f32>(operands.scales, padded_rows / 32);
-    let sums = table.get::<f32>(operands.sums, padded_rows / 32);
+/// Memory for `capacity` codes begins with those of the values; the others are untouched.
+fn check_int8(table: &Table, operands: Int8Operands, values: &[f32], capacity: usize) {
+    let codes = table.get::<i8>(operands.codes, capacity);
+    let scales = table.get::<f32>(operands.scales, capacity / 32);
+    let sums = table.get::<f32>(operands.sums, capacity / 32);
     for (block, values) in values.chunks_exact(32).enumerate() {
         let (scale, expected) = block_codes(values);
         assert_eq!(codes[32 * block..32 * block + 32], expected);

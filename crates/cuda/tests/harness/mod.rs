@@ -8,7 +8,7 @@ use std::{path::PathBuf, sync::Arc};
 use carat_cuda::{CudaBackend, CudaConfig};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// Opens the card with the given choices.
+/// Opens the card with the given settings.
 pub(crate) fn open(change: impl FnOnce(&mut CudaConfig)) -> Result<Arc<CudaBackend>, String> {
     let mut config = CudaConfig {
         cache_dir: Some(std::env::temp_dir().join("carat-test-kernels")),

@@ -156,7 +156,7 @@ fn a_layer_of_few_rows_with_per_layer_inputs_and_shared_kv() {
 }
 
 #[test]
-fn a_layer_of_many_rows_by_native_gemm() {
+fn a_layer_of_many_rows_by_the_native_gemm() {
     let text = section(&model(Variant::Dense12b), portable(LARGE), "L0");
     expect![[r#"
         L0.attn.norm               all     fused_norm                 %0 -> s0 s1 s2
@@ -194,14 +194,14 @@ fn a_layer_of_many_rows_by_cublaslt() {
 #[test]
 fn experts_of_few_rows_and_of_many() {
     let model = model(Variant::Moe26b);
-    let narrow = section(&model, Target::hopper(Fusion::On, SMALL), "L0.ffn.experts");
+    let small = section(&model, Target::hopper(Fusion::On, SMALL), "L0.ffn.experts");
     expect![[r#"
         L0.ffn.experts_norm        all     rms_norm                   %13 -> %23
         L0.ffn.experts gate+up     all     gemv_chosen.q4.plain       %23 %22 -> s3
         L0.ffn.experts down        all     gemv_chosen.q4.plain       s3 %22 -> %24
         L0.ffn.experts_post_norm   all     fused_residual_norm        %24 %19 -> %26 %27"#]]
-    .assert_eq(&narrow);
-    let wide = section(&model, cublaslt(LARGE), "L0.ffn.experts");
+    .assert_eq(&small);
+    let large = section(&model, cublaslt(LARGE), "L0.ffn.experts");
     expect![[r#"
         L0.ffn.experts_norm        all     fused_norm                 %13 -> %23
         L0.ffn.experts permute     all     permute_64                 %22 -> s8 s9 s10
@@ -209,7 +209,7 @@ fn experts_of_few_rows_and_of_many() {
         L0.ffn.experts gate+up     all     gemm_64.q4.geglu_pair.grouped s11 s12 s13 s8 s9 s10 -> s14 s15 s16
         L0.ffn.experts down        all     gemm_64.q4.f32.grouped     s14 s15 s16 s8 s9 s10 -> s19
         L0.ffn.experts sum         all     experts_sum                s19 %22 -> %24
-        L0.ffn.experts_post_norm   all     fused_residual_norm        %24 %19 -> %26 %27"#]].assert_eq(&wide);
+        L0.ffn.experts_post_norm   all     fused_residual_norm        %24 %19 -> %26 %27"#]].assert_eq(&large);
 }
 
 /// The listing for people runs what a batch of so many rows runs: the front for all rows, the tail for sampled ones.
@@ -248,20 +248,20 @@ fn launches_a_layer() {
             let of_layers = calls.iter().filter(|c| c.origin.layer.is_some());
             of_layers.count() as f64 / layers as f64
         };
-        let [plain, narrow, _, own, library] = targets().map(launches);
+        let [plain, small, _, native, cublaslt] = targets().map(launches);
         let name = format!("{variant:?}");
         writeln!(
             counts,
-            "{name:<8} plain {plain:.1}, narrow {narrow:.1}, wide: own {own:.1}, library {library:.1}"
+            "{name:<8} plain {plain:.1}, small {small:.1}, large: native {native:.1}, cublaslt {cublaslt:.1}"
         )
         .unwrap();
     }
     expect![[r#"
-        E2b      plain 25.3, narrow 8.0, wide: own 13.2, library 14.2
-        E4b      plain 24.3, narrow 8.0, wide: own 13.2, library 14.2
-        Dense12b plain 22.3, narrow 7.0, wide: own 10.3, library 11.3
-        Moe26b   plain 35.3, narrow 17.7, wide: own 24.0, library 25.0
-        Dense31b plain 22.3, narrow 7.0, wide: own 10.3, library 11.3
+        E2b      plain 25.3, small 8.0, large: native 13.2, cublaslt 14.2
+        E4b      plain 24.3, small 8.0, large: native 13.2, cublaslt 14.2
+        Dense12b plain 22.3, small 7.0, large: native 10.3, cublaslt 11.3
+        Moe26b   plain 35.3, small 17.7, large: native 24.0, cublaslt 25.0
+        Dense31b plain 22.3, small 7.0, large: native 10.3, cublaslt 11.3
     "#]]
     .assert_eq(&counts);
 }
@@ -389,7 +389,7 @@ fn launches_and_steps_of_every_variant_are_counted_with_the_same_phases() {
     }
 }
 
-/// Labels tell launches apart, so that a profile or an error names one place.
+/// Labels tell launches apart, so that a profile or an error names one launch.
 #[test]
 fn no_two_launches_have_one_label() {
     for variant in Variant::ALL {
@@ -427,19 +427,19 @@ fn no_product_falls_back() {
     }
 }
 
-/// Weights are not loaded twice for the two classes where one form serves both.
+/// Weights are not loaded twice for the two classes where one format serves both.
 #[test]
-fn native_products_share_weights_between_classes() {
+fn native_gemm_shares_weights_between_classes() {
     let model = model(Variant::E4b);
-    let forms = |target| -> HashSet<WeightOperand> {
+    let operands = |target| -> HashSet<WeightOperand> {
         let calls = lowered(&model, target);
         calls.iter().flat_map(Call::weights).collect()
     };
-    let narrow = forms(Target::hopper(Fusion::On, SMALL));
-    let wide = forms(portable(LARGE));
+    let small = operands(Target::hopper(Fusion::On, SMALL));
+    let large = operands(portable(LARGE));
     let packed = |p: &&WeightOperand| p.format == WeightFormat::Fragments;
-    let only_wide: Vec<&WeightOperand> = wide.difference(&narrow).filter(packed).collect();
-    assert!(only_wide.is_empty(), "{only_wide:?}");
+    let only_large: Vec<&WeightOperand> = large.difference(&small).filter(packed).collect();
+    assert!(only_large.is_empty(), "{only_large:?}");
 }
 
 #[test]

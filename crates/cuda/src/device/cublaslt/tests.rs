@@ -2,7 +2,7 @@ use super::*;
 use crate::{
     config::Tier,
     device::Buffer,
-    testing::{Card, half, halves, library_dirs, normals, relative_error},
+    testing::{Card, f16_bits, f16_value, library_dirs, normals, relative_error},
 };
 
 const WORKSPACE: usize = 64 << 20;
@@ -31,14 +31,14 @@ impl Case {
             columns,
             stride,
         } = shape;
-        let weights = halves(&normals(1, outputs * columns));
-        let x = halves(&normals(2, rows * columns));
+        let weights = f16_bits(&normals(1, outputs * columns));
+        let x = f16_bits(&normals(2, rows * columns));
         let mut expected = Vec::new();
         for r in 0..rows {
             for o in 0..outputs {
                 let pairs = (0..columns).map(|k| (x[r * columns + k], weights[o * columns + k]));
                 let sum: f64 = pairs
-                    .map(|(a, b)| f64::from(half(a)) * f64::from(half(b)))
+                    .map(|(a, b)| f64::from(f16_value(a)) * f64::from(f16_value(b)))
                     .sum();
                 expected.push((f64::from(alpha) * sum) as f32);
             }
@@ -80,7 +80,7 @@ impl Case {
             Out::F16 => card
                 .download(&self.result, count)
                 .into_iter()
-                .map(half)
+                .map(f16_value)
                 .collect(),
         };
         let rows = all.chunks_exact(self.shape.stride);
@@ -103,7 +103,7 @@ fn shape(rows: usize, outputs: usize, columns: usize, stride: usize) -> Shape {
 }
 
 #[test]
-fn the_result_of_a_choice_has_the_size_cublaslt_writes() {
+fn a_heuristic_has_the_size_the_library_writes() {
     assert_eq!(size_of::<Heuristic>(), 96);
 }
 
@@ -179,11 +179,11 @@ fn cublaslt_timing() {
     let allocate = |bytes| card.device.allocate("timing", bytes).expect("memory");
     let workspace = allocate(WORKSPACE);
     let out = allocate(MAX_ROWS * 30720 * 4);
-    // Random halves that repeat after a while: as good as others, and quicker to make.
-    let noise = halves(&normals(3, 1 << 18));
+    // Random f16 that repeat after a while: as good as others, and quicker to make.
+    let noise = f16_bits(&normals(3, 1 << 18));
     let words = noise.chunks_exact(4).map(|four| {
-        let bits = four.iter().rev().map(|half| u64::from(*half));
-        bits.fold(0, |word, half| word << 16 | half)
+        let bits = four.iter().rev().map(|bits| u64::from(*bits));
+        bits.fold(0, |word, bits| word << 16 | bits)
     });
     let words: Vec<u64> = words.collect();
     let words: Vec<u64> = words.iter().cycle().take(POOL / 8).copied().collect();
@@ -213,7 +213,7 @@ fn cublaslt_timing() {
                 workspace: workspace.address(),
             };
             let shape = shape(rows, outputs, columns, outputs);
-            // Gate and up are wanted as halves.
+            // Gate and up are wanted in f16.
             let kind = if outputs >= 20480 { Out::F16 } else { Out::F32 };
             let gemm = Gemm::new(&library, shape, kind, 1.0, WORKSPACE).expect("an algorithm");
             let time = card.time_captured(50, |i| {

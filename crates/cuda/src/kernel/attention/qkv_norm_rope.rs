@@ -143,13 +143,13 @@ mod tests {
             KvNormRopeStore, RmsNorm, Rope,
             testing::{POISON, Table},
         },
-        testing::{half, halves, normals},
+        testing::{f16_bits, f16_value, normals},
     };
 
     const EPS: f32 = 1e-6;
     const ROPE: RopeId = RopeId(0);
     const SLOT: KvSlot = KvSlot(0);
-    /// Of a bucket, and how many there are.
+    /// Rows of a bucket, and how many there are.
     const ROOM: usize = 7;
     const ROWS: usize = 5;
 
@@ -167,7 +167,7 @@ mod tests {
             .collect()
     }
 
-    /// A head normed and turned in f64.
+    /// A head normed and rotated in f64.
     fn exact(head: &[f32], weight: &[f32], frequencies: &[f32], position: u32) -> Vec<f64> {
         let squares = head.iter().map(|v| f64::from(*v).powi(2));
         let mean = squares.sum::<f64>() / head.len() as f64;
@@ -189,7 +189,7 @@ mod tests {
             self.q_heads * self.head_dim
         }
 
-        /// Where keys start, where values start, and how long a row is. There are gaps.
+        /// First column of keys, of values, and the length of a row. There are gaps.
         fn columns(&self) -> (usize, usize, usize) {
             let kv = self.kv_heads * self.head_dim;
             let k = self.q_columns() + 4;
@@ -218,7 +218,7 @@ mod tests {
                     eps: EPS,
                     out: normed,
                 };
-                let turn = Rope {
+                let rope = Rope {
                     x: normed,
                     table: ROPE,
                     columns: q_columns,
@@ -226,7 +226,7 @@ mod tests {
                     out,
                 };
                 table.run(ROWS, ROOM, &norm);
-                table.run(ROWS, ROOM, &turn);
+                table.run(ROWS, ROOM, &rope);
             }
             if self.kv_heads > 0 {
                 let keys_values = KvNormRopeStore {
@@ -245,7 +245,7 @@ mod tests {
             }
         }
 
-        fn run_wide(
+        fn run_fused(
             &self,
             table: &mut Table,
             x: &[f32],
@@ -253,7 +253,7 @@ mod tests {
             out: Operand,
         ) {
             let (k_column, v_column, stride) = self.columns();
-            let wide = QkvNormRope {
+            let fused = QkvNormRope {
                 x: table.put(x),
                 stride,
                 head_dim: self.head_dim,
@@ -275,11 +275,11 @@ mod tests {
                     slot: SLOT,
                 }),
             };
-            table.run(ROWS, ROOM, &wide);
+            table.run(ROWS, ROOM, &fused);
         }
     }
 
-    /// Both ways on the same input: the bits of queries and pages are the same, and the values are right.
+    /// Plain and fused kernels on the same input: the bits of queries and pages are the same, and the values are right.
     fn check(table: &mut Table, case: Case) {
         let (head_dim, q_columns, (_, _, stride)) =
             (case.head_dim, case.q_columns(), case.columns());
@@ -293,15 +293,15 @@ mod tests {
         table.slot(case.kv_heads.max(1), head_dim);
         let weights = (table.weight(&q_weight), table.weight(&k_weight));
         let plain = table.poison(ROOM * q_columns + 1);
-        let wide = table.put(&vec![POISON; ROOM * q_columns + 1]);
+        let fused = table.put(&vec![POISON; ROOM * q_columns + 1]);
         case.run_plain(table, &x, weights, plain);
         let pages = table.take_pages();
-        case.run_wide(table, &x, weights, wide);
+        case.run_fused(table, &x, weights, fused);
         assert!(table.take_pages() == pages, "pages: heads of {head_dim}");
         let plain = table.get::<f32>(plain, ROWS * q_columns);
-        let wide = table.get::<u16>(wide, ROOM * q_columns + 1);
-        let (found, rest) = wide.split_at(ROWS * q_columns);
-        assert_eq!(found, halves(&plain), "heads of {head_dim}");
+        let fused = table.get::<u16>(fused, ROOM * q_columns + 1);
+        let (found, rest) = fused.split_at(ROWS * q_columns);
+        assert_eq!(found, f16_bits(&plain), "heads of {head_dim}");
         assert!(rest.iter().all(|bits| *bits == POISON));
         // Against f64, so that both cannot be wrong together.
         for (i, found) in found.chunks_exact(head_dim).enumerate() {
@@ -309,7 +309,7 @@ mod tests {
             let head = &x[row * stride + h * head_dim..][..head_dim];
             let expected = exact(head, &q_weight, &frequencies, positions[row]);
             for (found, expected) in found.iter().zip(expected) {
-                let error = (f64::from(half(*found)) - expected).abs();
+                let error = (f64::from(f16_value(*found)) - expected).abs();
                 assert!(error < 2e-3 * (1.0 + expected.abs()), "heads of {head_dim}");
             }
         }
@@ -348,18 +348,18 @@ mod tests {
             for rows in [512, 2048] {
                 let mut table = Table::new();
                 let columns = (q_heads + 2 * kv_heads) * head_dim;
-                let turns = Table::turns(rows * columns * 6);
-                table.places_with_pages(rows);
+                let rotations = Table::rotations(rows * columns * 6);
+                table.rows_with_pages(rows);
                 table.rope(&normals(1, head_dim / 2));
                 table.slot_with_pages(kv_heads, head_dim, rows / 32);
                 let (q_w, k_w) = (
                     table.weight(&normals(2, head_dim)),
                     table.weight(&normals(3, head_dim)),
                 );
-                let x = table.big(turns * rows * columns * 4);
-                let out = table.big(turns * rows * q_heads * head_dim * 2);
-                let call = |turn: usize| QkvNormRope {
-                    x: table.shifted(x, turn * rows * columns * 4),
+                let x = table.big(rotations * rows * columns * 4);
+                let out = table.big(rotations * rows * q_heads * head_dim * 2);
+                let call = |rotation: usize| QkvNormRope {
+                    x: table.shifted(x, rotation * rows * columns * 4),
                     stride: columns,
                     head_dim,
                     rope: ROPE,
@@ -368,7 +368,7 @@ mod tests {
                         heads: q_heads,
                         weight: Some(q_w),
                         eps: EPS,
-                        out: table.shifted(out, turn * rows * q_heads * head_dim * 2),
+                        out: table.shifted(out, rotation * rows * q_heads * head_dim * 2),
                     }),
                     keys_values: Some(KeysValues {
                         k_column: q_heads * head_dim,
@@ -380,7 +380,7 @@ mod tests {
                         slot: SLOT,
                     }),
                 };
-                let calls: Vec<QkvNormRope> = (0..turns).map(call).collect();
+                let calls: Vec<QkvNormRope> = (0..rotations).map(call).collect();
                 let name = format!("qkv_norm_rope {q_heads}+2*{kv_heads} heads of {head_dim}");
                 table.time(&name, rows, rows * columns * 6, &calls);
             }

@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn convert_values_keeps_them_to_the_bit_of_the_form() {
+    fn convert_values_keeps_them_to_the_bit_of_the_format() {
         let mut table = Table::new();
         for columns in [32, 96, 2048] {
             for kind in [Kind::F16, Kind::Q8] {
@@ -166,42 +166,42 @@ mod tests {
         for rows in [512, 2048] {
             let mut table = Table::new();
             let (columns, wide) = (2048, 10752);
-            let turns = Table::turns(rows * columns * 6);
-            let a = table.big(turns * rows * columns * 4);
-            let out = table.big(turns * rows * columns * 2);
+            let rotations = Table::rotations(rows * columns * 6);
+            let a = table.big(rotations * rows * columns * 4);
+            let out = table.big(rotations * rows * columns * 2);
             let small = table.big(rows * columns * 4);
-            let convert = |turn: usize| Convert {
-                a: table.shifted(a, turn * rows * columns * 4),
+            let convert = |rotation: usize| Convert {
+                a: table.shifted(a, rotation * rows * columns * 4),
                 gelu_mul: None,
                 columns,
-                out: Activation::F16(table.shifted(out, turn * rows * columns * 2)),
+                out: Activation::F16(table.shifted(out, rotation * rows * columns * 2)),
             };
-            let calls: Vec<Convert> = (0..turns).map(convert).collect();
+            let calls: Vec<Convert> = (0..rotations).map(convert).collect();
             table.time("convert f16 2048", rows, rows * columns * 6, &calls);
-            let convert = |turn: usize| Convert {
+            let convert = |rotation: usize| Convert {
                 out: Activation::Int8(Int8Operands {
-                    codes: table.shifted(out, turn * rows * columns),
+                    codes: table.shifted(out, rotation * rows * columns),
                     scales: small,
                     sums: table.shifted(small, rows * columns / 8),
                 }),
-                ..convert(turn)
+                ..convert(rotation)
             };
-            let calls: Vec<Convert> = (0..turns).map(convert).collect();
+            let calls: Vec<Convert> = (0..rotations).map(convert).collect();
             table.time("convert q8 2048", rows, rows * columns * 21 / 4, &calls);
             let slices = table.big(rows * wide * 4);
-            let gates = Table::turns(rows * 256 * 10);
+            let gates = Table::rotations(rows * 256 * 10);
             let gate = table.big(gates * rows * 256 * 4);
-            let slice = |turn: usize| Convert {
-                a: table.shifted(gate, turn * rows * 256 * 4),
+            let slice = |rotation: usize| Convert {
+                a: table.shifted(gate, rotation * rows * 256 * 4),
                 gelu_mul: Some(ColumnSlice {
                     operand: slices,
                     columns: wide,
-                    column: turn % 42 * 256,
+                    column: rotation % 42 * 256,
                 }),
                 columns: 256,
-                out: Activation::F16(table.shifted(out, turn * rows * 256 * 2)),
+                out: Activation::F16(table.shifted(out, rotation * rows * 256 * 2)),
             };
-            let calls: Vec<Convert> = (0..gates.min(turns * 8)).map(slice).collect();
+            let calls: Vec<Convert> = (0..gates.min(rotations * 8)).map(slice).collect();
             table.time("convert_gelu_mul f16 256", rows, rows * 256 * 10, &calls);
         }
     }

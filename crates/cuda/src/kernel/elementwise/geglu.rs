@@ -87,7 +87,7 @@ mod tests {
     use super::*;
     use crate::{
         kernel::testing::{Table, gelu},
-        testing::{half, halves, normals},
+        testing::{f16_bits, f16_value, normals},
     };
 
     #[test]
@@ -96,12 +96,12 @@ mod tests {
         let mut table = Table::new();
         for columns in [8, 72, 2112, 6144, 10240, 21504] {
             let (rows, padded_rows) = (4, 5);
-            // A row of zeros, an ordinary one, a tiny one, and one whose products leave the range of halves by far.
+            // A row of zeros, an ordinary one, a tiny one, and one whose products leave the range of f16 by far.
             let sizes = [0.0, 1.0, 1e-3, 3e3, 1.0];
             let values = normals(columns as u64, padded_rows * 2 * columns);
             let scaled = |i: usize| values[i] * sizes[i / (2 * columns)] / 64.0;
             let x: Vec<f32> = (0..values.len()).map(scaled).collect();
-            let x = halves(&x);
+            let x = f16_bits(&x);
             let x_at = table.put(&x);
             let out = table.put(&vec![0x7e00u16; padded_rows * columns]);
             let factor = table.poison(padded_rows);
@@ -119,12 +119,12 @@ mod tests {
             let found: Vec<f32> = table
                 .get(out, padded_rows * columns)
                 .into_iter()
-                .map(half)
+                .map(f16_value)
                 .collect();
             let factors = table.get::<f32>(factor, padded_rows);
             assert!(found[rows * columns..].iter().all(|v| v.is_nan()) && factors[rows].is_nan());
             for row in 0..rows {
-                let at = |i: usize| f64::from(half(x[2 * row * columns + i])) * 64.0;
+                let at = |i: usize| f64::from(f16_value(x[2 * row * columns + i])) * 64.0;
                 let expected = (0..columns).map(|i| gelu(at(i)) * at(columns + i));
                 let expected: Vec<f64> = expected.collect();
                 let largest = expected.iter().fold(0f64, |a, b| a.max(b.abs()));
@@ -135,7 +135,7 @@ mod tests {
                 assert!(stored <= 16384.0 && (stored >= 8192.0 || largest == 0.0));
                 for (found, expected) in found.iter().zip(expected) {
                     let error = (f64::from(*found) * f64::from(factor) - expected).abs();
-                    // Half a K-block in the last place of a half, the smallest of which is 2^-24 of the factor.
+                    // Half a unit in the last place of an f16, the smallest of which is 2^-24 of the factor.
                     let bound = expected.abs() * 5.1e-4 + f64::from(factor) * 6e-8;
                     assert!(
                         error <= bound,
@@ -152,18 +152,18 @@ mod tests {
     fn geglu_timing() {
         for (columns, rows) in [(10240, 512), (10240, 2048), (15360, 2048)] {
             let mut table = Table::new();
-            let turns = Table::turns(rows * columns * 6);
-            let x = table.big(turns * rows * columns * 4);
-            let out = table.big(turns * rows * columns * 2);
+            let rotations = Table::rotations(rows * columns * 6);
+            let x = table.big(rotations * rows * columns * 4);
+            let out = table.big(rotations * rows * columns * 2);
             let factor = table.big(rows * 4);
-            let call = |turn| Geglu {
-                x: table.shifted(x, turn * rows * columns * 4),
+            let call = |rotation| Geglu {
+                x: table.shifted(x, rotation * rows * columns * 4),
                 x_scale: 64.0,
                 columns,
-                out: table.shifted(out, turn * rows * columns * 2),
+                out: table.shifted(out, rotation * rows * columns * 2),
                 factor,
             };
-            let calls: Vec<Geglu> = (0..turns).map(call).collect();
+            let calls: Vec<Geglu> = (0..rotations).map(call).collect();
             let name = format!("geglu {columns}");
             table.time(&name, rows, rows * columns * 6, &calls);
         }

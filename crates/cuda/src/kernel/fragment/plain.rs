@@ -12,7 +12,7 @@ use super::{FragmentFormat, M_TILE};
 struct Offsets {
     /// The codes' bits above the fourth.
     high: usize,
-    /// 16 bytes per row: scales, or scales and minimums in turn.
+    /// 16 bytes per row: scales, or scales and minimums alternating.
     sub_scales: usize,
     /// The f16 scales, and minimums' scales, of a row.
     scales: usize,

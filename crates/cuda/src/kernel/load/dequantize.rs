@@ -74,15 +74,15 @@ mod tests {
     use super::*;
     use crate::{config::Tier, testing::Card};
 
-    fn half(bits: u16) -> f32 {
+    fn f16_value(bits: u16) -> f32 {
         let mut value = [0.0];
         QuantType::F16.dequantize(&bits.to_le_bytes(), &mut value);
         value[0]
     }
 
-    /// No half is nearer, and of two that are as near this is the even one.
+    /// No f16 is nearer, and of two that are as near this is the even one.
     fn is_nearest(bits: u16, value: f32) -> bool {
-        let distance = |bits: u16| f64::from(half(bits) - value).abs();
+        let distance = |bits: u16| f64::from(f16_value(bits) - value).abs();
         let others = [bits.wrapping_sub(1), bits + 1];
         others.into_iter().all(|other| {
             let (own, other) = (distance(bits), distance(other));
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn dequantize_to_bf16_keeps_the_upper_half() {
+    fn dequantize_to_bf16_keeps_the_upper_bits() {
         let card = Card::open(Tier::Best);
         let values: Vec<u32> = (0..700u32)
             .map(|i| i.wrapping_mul(0x9e37_79b9) & 0xffff_0000)
@@ -158,9 +158,9 @@ mod tests {
             let mut bytes = vec![0; rows * quant.row_bytes(columns)];
             random_blocks(quant, 8, 0.05, &mut bytes);
             let from = card.upload(&bytes);
-            // Past the second cache.
-            let (count, halves) = (5, rows * columns * 2);
-            let to = card.device.allocate("test", count * halves).unwrap();
+            // More than L2 holds.
+            let (count, bytes) = (5, rows * columns * 2);
+            let to = card.device.allocate("test", count * bytes).unwrap();
             let module = card.load(&Dequantize::specialization(quant, HalfKind::F16));
             let time = card.time(50, |i| {
                 let job = Dequantize {
@@ -168,12 +168,12 @@ mod tests {
                     from: from.address(),
                     rows,
                     columns,
-                    to: to.address().offset(i % count * halves),
+                    to: to.address().offset(i % count * bytes),
                 };
                 crate::device::launch(&module, job.grid(), &job.params()).unwrap();
             });
-            let rate = halves as f64 / time.as_secs_f64() / 1e9;
-            println!("dequantize {quant}: {rate:.0} GB/s of halves ({time:?})");
+            let rate = bytes as f64 / time.as_secs_f64() / 1e9;
+            println!("dequantize {quant}: {rate:.0} GB/s of f16 ({time:?})");
         }
     }
 }

@@ -177,7 +177,7 @@ mod tests {
             let format = FragmentFormat::of(quant).unwrap();
             let m_tile_bytes = format.m_tile_bytes(columns);
             let (from, fragments) = (card.upload(&bytes), m_tile_bytes * rows / M_TILE);
-            // Past the second cache.
+            // More than L2 holds.
             let count = (256 << 20) / fragments;
             let to = card.device.allocate("test", count * fragments).unwrap();
             let module = card.load(&Pack::specialization(quant));

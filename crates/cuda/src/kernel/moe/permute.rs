@@ -91,24 +91,24 @@ pub(crate) mod tests {
         testing::Card,
     };
 
-    /// Experts of every choice, then some weights.
+    /// Routed experts of every row, then some weights.
     pub(in crate::kernel) fn route(rows: usize, groups: ExpertGroups, seed: u64) -> Vec<f32> {
         let mut state = seed | 1;
         let mut out = Vec::new();
         for _ in 0..rows {
-            let mut chosen: Vec<usize> = Vec::new();
-            while chosen.len() < groups.top_k {
+            let mut routed: Vec<usize> = Vec::new();
+            while routed.len() < groups.top_k {
                 state = state
                     .wrapping_mul(6_364_136_223_846_793_005)
                     .wrapping_add(99);
                 // Some experts are far more popular than others.
                 let draw = (state >> 40) as usize;
                 let expert = draw % groups.experts.min(1 + draw % 1000);
-                if !chosen.contains(&expert) {
-                    chosen.push(expert);
+                if !routed.contains(&expert) {
+                    routed.push(expert);
                 }
             }
-            out.extend(chosen.iter().map(|&e| e as f32));
+            out.extend(routed.iter().map(|&e| e as f32));
             out.extend((0..groups.top_k).map(|k| 0.5 / (k + 1) as f32));
         }
         out
@@ -131,7 +131,7 @@ pub(crate) mod tests {
         .bytes()
     }
 
-    /// What the kernel makes of a route, in a bucket of this many rows: choices, tiles, and how many.
+    /// The permutation of a route, in a bucket of this many rows: token-expert pairs, tiles, and how many.
     pub(in crate::kernel) fn sort(
         card: &Card,
         groups: ExpertGroups,
@@ -151,7 +151,7 @@ pub(crate) mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn permute_cover_every_choice_once_and_in_order() {
+    fn permute_covers_every_pair_once_and_in_order() {
         let card = Card::open(Tier::Portable);
         for (experts, top_k, bucket, count) in [
             (128, 8, 9, 9),
@@ -164,9 +164,9 @@ pub(crate) mod tests {
             let (sorted, tiles, tile_count) = sort(&card, groups, bucket, &route_values);
             let bound = groups.most_tiles(bucket);
             let expert_of =
-                |choice: usize| route_values[choice / top_k * 2 * top_k + choice % top_k] as usize;
+                |pair: usize| route_values[pair / top_k * 2 * top_k + pair % top_k] as usize;
             let mut expected: Vec<usize> = (0..count * top_k).collect();
-            expected.sort_by_key(|&choice| (expert_of(choice), choice));
+            expected.sort_by_key(|&pair| (expert_of(pair), pair));
             let found: Vec<u32> = card.download(&sorted, bucket * top_k);
             let (found, beyond) = found.split_at(count * top_k);
             let same = found.iter().zip(&expected).all(|(&a, &b)| a as usize == b);
@@ -183,7 +183,7 @@ pub(crate) mod tests {
                 assert!((1..=groups.tile(bucket)).contains(&tile_rows));
                 next += tile_rows;
                 let own = &expected[first..next];
-                assert!(own.iter().all(|&choice| expert_of(choice) == expert));
+                assert!(own.iter().all(|&pair| expert_of(pair) == expert));
                 // A tile that is not full is its expert's last.
                 let another = expected.get(next).is_some_and(|&c| expert_of(c) == expert);
                 assert!(tile_rows == groups.tile(bucket) || !another);

@@ -227,7 +227,7 @@ mod tests {
             .collect()
     }
 
-    /// A norm, a sum and a scale by a kernel each.
+    /// A norm, a sum and a scale, one kernel each.
     struct SingleSteps {
         x: Operand,
         a: Operand,
@@ -276,10 +276,10 @@ mod tests {
 
     #[test]
     #[ignore = "needs a card"]
-    fn fused_norm_has_the_bits_of_norm_in_every_format() {
+    fn fused_norm_has_the_bits_of_rms_norm_in_every_format() {
         let mut table = Table::new();
         for columns in SIZES {
-            for kind in [None, Some(Kind::F16), Some(Kind::Q8), Some(Kind::Q16)] {
+            for kind in [None, Some(Kind::F16), Some(Kind::Q8), Some(Kind::Int8HiLo)] {
                 let (rows, padded_rows) = (3, 5);
                 let x = normals(1, padded_rows * columns);
                 let weight = normals(2, columns);
@@ -365,7 +365,7 @@ mod tests {
             let (sum_kind, next_kind) = match n % 3 {
                 0 => (Kind::Q8, Kind::F16),
                 1 => (Kind::F16, Kind::Q8),
-                _ => (Kind::Q8, Kind::Q16),
+                _ => (Kind::Q8, Kind::Int8HiLo),
             };
             let sum_activation = ActivationBuffers::new(&mut table, sum_kind, padded_rows, columns);
             let following_activation =
@@ -450,17 +450,19 @@ mod tests {
         let columns = 2560;
         for rows in [512, 2048] {
             let mut table = Table::new();
-            let (turns, all) = (Table::turns(rows * columns * 8), rows * columns);
-            let x = table.big(turns * all * 4);
-            let a = table.big(turns * all * 4);
-            let out = table.big(turns * all * 4);
-            let activation = table.big(turns * all * 2);
+            let (rotations, all) = (Table::rotations(rows * columns * 8), rows * columns);
+            let x = table.big(rotations * all * 4);
+            let a = table.big(rotations * all * 4);
+            let out = table.big(rotations * all * 4);
+            let activation = table.big(rotations * all * 2);
             let w = table.weight(&normals(1, columns));
             let mut norm = Vec::new();
             let mut residual_norm = Vec::new();
-            for turn in 0..turns {
-                let x = table.shifted(x, turn * all * 4);
-                let activation = Some(Activation::F16(table.shifted(activation, turn * all * 2)));
+            for rotation in 0..rotations {
+                let x = table.shifted(x, rotation * all * 4);
+                let activation = Some(Activation::F16(
+                    table.shifted(activation, rotation * all * 2),
+                ));
                 let next = NormOut {
                     weight: Some(w),
                     eps: EPS,
@@ -478,9 +480,9 @@ mod tests {
                     factor: None,
                     weight: Some(w),
                     eps: EPS,
-                    residual: table.shifted(a, turn * all * 4),
+                    residual: table.shifted(a, rotation * all * 4),
                     scale: 1.0,
-                    sum: table.shifted(out, turn * all * 4),
+                    sum: table.shifted(out, rotation * all * 4),
                     sum_activation: None,
                     following: Some(next),
                     columns,

@@ -9,7 +9,7 @@ use crate::{
     testing::{Card, at, normals},
 };
 
-/// A batch's words, with padded_rows for as many rows.
+/// A batch's words, with room for as many rows.
 struct Words {
     words: Vec<u32>,
     draw: Draw,
@@ -122,7 +122,7 @@ fn score(logits: &[f32], wish: &RowToSample<'_>, token: TokenId) -> f64 {
     f64::from((logits[token as usize] - largest) / wish.sampling.temperature) - (-uniform.ln()).ln()
 }
 
-/// Another library's logarithm or exponential may differ in its last bit. So two scores may change places that are that close, and
+/// Another library's logarithm or exponential may differ in its last bit. So two scores that close may change order, and
 /// so may the token at which the sum of probabilities is reached.
 fn is_near_tie(logits: &[f32], wish: &RowToSample<'_>, found: TokenId, expected: TokenId) -> bool {
     let (a, b) = (score(logits, wish, found), score(logits, wish, expected));

@@ -13,7 +13,7 @@ use crate::{
 };
 
 const EPS: f32 = 1e-6;
-/// Not a number, as a half: what must not be read.
+/// An f16 that is not a number: what must not be read.
 const POISON: u16 = 0x7e00;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,7 +55,7 @@ struct Batch {
     frequencies: Vec<f32>,
 }
 
-fn halves(seed: u64, count: usize) -> Vec<u16> {
+fn random_f16(seed: u64, count: usize) -> Vec<u16> {
     let values = normals(seed, count).into_iter();
     values.map(|x| f16::from_f32(x).to_bits()).collect()
 }
@@ -89,8 +89,8 @@ impl Case {
         let mut batch = Batch {
             bases,
             pages: entries,
-            keys: halves(1, cells),
-            values: halves(2, cells),
+            keys: random_f16(1, cells),
+            values: random_f16(2, cells),
             // A row more: the kernel reads those that the grid has.
             raw: normals(3, (rows.len() + 1) * (count + 2 * kv_heads) * head_dim),
             stride: (count + 2 * kv_heads) * head_dim,
@@ -132,7 +132,12 @@ impl Batch {
         row * heads.head_dim
     }
 
-    fn turned(&self, x: &[f32], weight: Option<&[f32]>, position: Option<usize>) -> Vec<f64> {
+    fn normed_rotated(
+        &self,
+        x: &[f32],
+        weight: Option<&[f32]>,
+        position: Option<usize>,
+    ) -> Vec<f64> {
         let mean = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / x.len() as f64;
         let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
         let weight = |j: usize| weight.map_or(1.0, |w| f64::from(w[j]));
@@ -159,9 +164,9 @@ impl Batch {
         let first = case.runs[run].position;
         if case.kv == Kv::Shared || position < first {
             let cell = self.cell(case.heads, run, position, head);
-            let wide = |bits: &u16| f64::from(f16::from_bits(*bits).to_f32());
+            let exact = |bits: &u16| f64::from(f16::from_bits(*bits).to_f32());
             return [&self.keys, &self.values]
-                .map(|cache| cache[cell..][..head_dim].iter().map(wide).collect());
+                .map(|cache| cache[cell..][..head_dim].iter().map(exact).collect());
         }
         let row = self.rows.iter().position(|&at| at == (run, position));
         let start = row.expect("a row of the batch") * self.stride + (count + head) * head_dim;
@@ -170,8 +175,8 @@ impl Batch {
             Kv::OwnSame => k,
             _ => &self.raw[start + kv_heads * head_dim..][..head_dim],
         };
-        let k = self.turned(k, Some(&self.k_weight), Some(position));
-        [k, self.turned(v, None, None)].map(|y| {
+        let k = self.normed_rotated(k, Some(&self.k_weight), Some(position));
+        [k, self.normed_rotated(v, None, None)].map(|y| {
             y.into_iter()
                 .map(|v| f64::from(f16::from_f64(v).to_f32()))
                 .collect()
@@ -193,7 +198,7 @@ impl Batch {
                 for head in 0..count / kv_heads {
                     let start = r * self.stride + (kv_head * (count / kv_heads) + head) * head_dim;
                     let q = &self.raw[start..][..head_dim];
-                    let q = self.turned(q, Some(&self.q_weight), Some(position));
+                    let q = self.normed_rotated(q, Some(&self.q_weight), Some(position));
                     let score = |k: &Vec<f64>| q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>();
                     let scores: Vec<f64> = seen.iter().map(|[k, _]| score(k)).collect();
                     let most = scores.iter().copied().fold(f64::MIN, f64::max);
@@ -333,15 +338,15 @@ fn check(card: &Card, case: &Case) {
     assert!(error < 1e-3, "{error:.1e} for {case:?}");
     assert!(found[rows * columns..].iter().all(|x| x.is_nan()));
     let arrivals = (rows + 1) * FlashDecode::arrival_columns(case.heads, case.window);
-    let tickets_left = || card.download::<u32>(&ready.arrivals, arrivals);
-    assert!(tickets_left().iter().all(|&t| t == 0), "{case:?}");
+    let arrivals_left = || card.download::<u32>(&ready.arrivals, arrivals);
+    assert!(arrivals_left().iter().all(|&t| t == 0), "{case:?}");
     let stored = [&ready.keys, &ready.values].map(|b| card.download::<u16>(b, batch.keys.len()));
 
     card.run(&ready.module, ready.grid, &ready.params.bytes());
     let again: Vec<f32> = card.download(&ready.out, rows * columns);
     let bits = |x: &[f32]| x.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&again), bits(&found[..rows * columns]), "{case:?}");
-    assert!(tickets_left().iter().all(|&t| t == 0), "{case:?}");
+    assert!(arrivals_left().iter().all(|&t| t == 0), "{case:?}");
 
     if case.kv == Kv::Shared {
         assert!(stored == [batch.keys, batch.values], "{case:?}");
@@ -352,7 +357,7 @@ fn check(card: &Card, case: &Case) {
     }
 }
 
-/// What `kv_norm_rope_store` leaves in the pages, row by row.
+/// Pages as `kv_norm_rope_store` writes them, row by row.
 fn plainly_stored(card: &Card, case: &Case, batch: &Batch, ready: &Ready) -> [Vec<u16>; 2] {
     let Heads {
         kv_count: kv_heads,
@@ -502,10 +507,10 @@ fn flash_decode_takes_rows_of_same_and_other_runs() {
     }
 }
 
-/// More splits than are joined at once.
+/// More splits than are merged at once.
 #[test]
 #[ignore = "needs a card"]
-fn flash_decode_joins_many_splits() {
+fn flash_decode_merges_many_splits() {
     let card = Card::open(Tier::Best);
     for (head_dim, group, length) in [(16, 2, 1200), (512, 1, 600), (16, 3, 4400)] {
         let case = Case {
@@ -527,7 +532,7 @@ fn grids_and_scratch_follow_the_window() {
     assert_eq!(splits(sliding, None, 1000), LEAST_SPLITS);
     assert_eq!(FlashDecode::arrival_columns(sliding, Some(512)), 2 * 3);
     assert_eq!(sliding.partial_bytes(), 4 * 256 * 2 + 128);
-    // What a block of an Ada card may have, less what every kernel has.
+    // Shared memory of a block on an Ada card, less what every kernel has.
     assert!(heads(16, 1, 512).shared_bytes() + 256 <= 99 << 10);
     assert!(FlashDecode::takes(heads(16, 1, 512)));
     assert!(!FlashDecode::takes(heads(17, 1, 512)));
@@ -559,7 +564,7 @@ fn flash_decode_timing() {
     ];
     // Keys and values of many layers, so that none is in a cache: 1 GiB, of which each launch takes other pages.
     let cells = 1 << 29;
-    let some = halves(7, 1 << 22);
+    let some = random_f16(7, 1 << 22);
     let cache = card.upload(&some.repeat(cells >> 22));
     for (name, heads, window) in layers {
         for rows in [1, 8] {

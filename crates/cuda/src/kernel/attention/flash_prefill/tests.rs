@@ -51,9 +51,9 @@ impl TestRun {
     }
 }
 
-fn halves(seed: u64, count: usize, scale: f32) -> Vec<u16> {
-    let half = |x: f32| f16::from_f32(x * scale).to_bits();
-    normals(seed, count).into_iter().map(half).collect()
+fn random_f16(seed: u64, count: usize, scale: f32) -> Vec<u16> {
+    let bits = |x: f32| f16::from_f32(x * scale).to_bits();
+    normals(seed, count).into_iter().map(bits).collect()
 }
 
 fn number(bits: u16) -> f64 {
@@ -76,9 +76,9 @@ impl Sequence {
         // Scores as trained models have them: neither flat nor an arg max.
         let scale = 2.0 / (heads.head_dim as f32).sqrt();
         Sequence {
-            q: halves(3 * seed, length * queries, scale),
-            k: halves(3 * seed + 1, length * cells, 1.0),
-            v: halves(3 * seed + 2, length * cells, 1.0),
+            q: random_f16(3 * seed, length * queries, scale),
+            k: random_f16(3 * seed + 1, length * cells, 1.0),
+            v: random_f16(3 * seed + 2, length * cells, 1.0),
         }
     }
 
@@ -132,7 +132,7 @@ struct OnCard {
     q: Buffer,
     keys: Buffer,
     values: Buffer,
-    /// Counts, places, tables.
+    /// Counts, row references, tables.
     words: Vec<Buffer>,
 }
 
@@ -150,11 +150,11 @@ impl OnCard {
         // Pages stand in no order: this many, and the ones in use go through them in steps.
         let pages: usize = runs.iter().map(|r| r.end().div_ceil(PAGE)).sum::<usize>() | 1;
         let step = (pages / 2).max(1);
-        let page_halves = heads.kv_heads * PAGE * d;
+        let page_values = heads.kv_heads * PAGE * d;
         // What was never stored is no number.
         let mut kv = [
-            vec![0x7fffu16; pages * page_halves],
-            vec![0x7fffu16; pages * page_halves],
+            vec![0x7fffu16; pages * page_values],
+            vec![0x7fffu16; pages * page_values],
         ];
         for (r, (run, sequence)) in runs.iter().zip(sequences).enumerate() {
             for i in 0..run.rows {
@@ -178,7 +178,7 @@ impl OnCard {
                 for at in entry * PAGE..run.end().min((entry + 1) * PAGE) {
                     for head in 0..heads.kv_heads {
                         let from = (at * heads.kv_heads + head) * d;
-                        let to = page * page_halves + (head * PAGE + at % PAGE) * d;
+                        let to = page * page_values + (head * PAGE + at % PAGE) * d;
                         kv[0][to..to + d].copy_from_slice(&sequence.k[from..from + d]);
                         kv[1][to..to + d].copy_from_slice(&sequence.v[from..from + d]);
                     }
@@ -250,9 +250,9 @@ fn blocks(head_dim: usize) -> Vec<Block> {
         .collect()
 }
 
-fn kernel(heads: AttentionShape, block: Block, form: &str) -> FlashPrefill {
+fn kernel(heads: AttentionShape, block: Block, format: &str) -> FlashPrefill {
     let operand = Operand::Scratch(0);
-    let out = match form {
+    let out = match format {
         "OUT_F32" => AttentionOut::F32(operand),
         "OUT_F16" => AttentionOut::F16(operand),
         _ => AttentionOut::Int8(Int8Operands {
@@ -335,7 +335,7 @@ fn expected(heads: &AttentionShape, runs: &[TestRun], sequences: &[&Sequence]) -
         .collect()
 }
 
-fn check(card: &Card, heads: AttentionShape, runs: &[TestRun], forms: &[&str]) {
+fn check(card: &Card, heads: AttentionShape, runs: &[TestRun], formats: &[&str]) {
     let sequences: Vec<Sequence> = (runs.iter())
         .map(|run| Sequence::new(&heads, run.seed, run.end()))
         .collect();
@@ -343,18 +343,18 @@ fn check(card: &Card, heads: AttentionShape, runs: &[TestRun], forms: &[&str]) {
     let batch = OnCard::new(card, heads, runs, &sequences);
     let expected = expected(&heads, runs, &sequences);
     for block in blocks(heads.head_dim) {
-        for form in forms {
-            let kernel = kernel(heads, block, form);
+        for format in formats {
+            let kernel = kernel(heads, block, format);
             let found = attend(card, &kernel, &load(card, &kernel), &batch);
             let error = relative_error(&found, &expected);
-            let bound = if *form == "OUT_INT8" { 8e-3 } else { 1e-3 };
-            assert!(error < bound, "{heads:?} {block:?} {form}: {error}");
+            let bound = if *format == "OUT_INT8" { 8e-3 } else { 1e-3 };
+            assert!(error < bound, "{heads:?} {block:?} {format}: {error}");
         }
     }
 }
 
 #[test]
-fn shapes_fit_their_cards_and_the_rest_is_refused() {
+fn shapes_fit_their_cards_and_others_are_refused() {
     for head_dim in (16..=512).step_by(16) {
         assert!(Shape::of(head_dim).shared_bytes() <= PORTABLE_BYTES);
     }
@@ -407,7 +407,7 @@ fn flash_prefill_takes_every_head_size_and_format() {
         (8, 2, 512, 0),
         (16, 1, 512, 100),
     ] {
-        let forms = if d % 32 == 0 || d == 16 {
+        let formats = if d % 32 == 0 || d == 16 {
             &OUT_FORMATS[..]
         } else {
             &OUT_FORMATS[..2]
@@ -416,7 +416,7 @@ fn flash_prefill_takes_every_head_size_and_format() {
             &card,
             heads(h, kv, d, window),
             &[whole(1, 0, 45), whole(2, 50, 20)],
-            forms,
+            formats,
         );
     }
 }

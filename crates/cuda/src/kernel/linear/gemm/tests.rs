@@ -23,7 +23,7 @@ const FORMATS: [QuantType; 5] = [
 const POISON: f32 = -1.5e30;
 const POISON_CODE: i8 = -128;
 
-/// Activations in the Q8 form, and what they stand for.
+/// Int8 activations, and the values they stand for.
 struct Q8 {
     codes: Vec<i8>,
     scales: Vec<f32>,
@@ -50,7 +50,7 @@ fn quantize(x: &[f32]) -> Q8 {
     q8
 }
 
-/// Of each row its Q8, and with two terms the Q8 of the rest behind it.
+/// Each row in int8, and with two terms the int8 of its residual behind it.
 fn quantize_terms(x: &[f32], columns: usize, terms: usize) -> Q8 {
     if terms == 1 {
         return quantize(x);
@@ -80,7 +80,7 @@ impl Matrix {
     fn new(weights: GemmWeights, outputs: usize, columns: usize, seed: u64) -> Matrix {
         let quant = match weights {
             GemmWeights::F16 => QuantType::F16,
-            GemmWeights::Fragments(format) => of_panels(format),
+            GemmWeights::Fragments(format) => quant_of(format),
         };
         let row_bytes = quant.row_bytes(columns);
         let mut file = vec![0; outputs * row_bytes];
@@ -98,7 +98,7 @@ impl Matrix {
     }
 }
 
-fn of_panels(format: FragmentFormat) -> QuantType {
+fn quant_of(format: FragmentFormat) -> QuantType {
     let found = FORMATS
         .into_iter()
         .find(|&q| FragmentFormat::of(q) == Some(format));
@@ -123,8 +123,8 @@ fn gelu(z: f32) -> f32 {
     (0.5 * z * (1.0 + inner.tanh())) as f32
 }
 
-/// Products of gates and ups from sums whose columns are M-tiles in turn.
-fn pairs(sums: &[f32], outputs: usize) -> Vec<f32> {
+/// Products of gates and ups from sums whose M-tiles alternate.
+fn geglu(sums: &[f32], outputs: usize) -> Vec<f32> {
     let mut out = Vec::new();
     for row in sums.chunks_exact(outputs) {
         for pair in row.chunks_exact(2 * M_TILE) {
@@ -135,7 +135,7 @@ fn pairs(sums: &[f32], outputs: usize) -> Vec<f32> {
     out
 }
 
-/// What a product left on the card.
+/// Output of a product on the card.
 enum Out {
     Floats(Vec<f32>),
     GemmImpl(Q8),
@@ -166,19 +166,19 @@ impl Setup<'_> {
         self.launch(x, bucket, x.len() / self.shape.columns, grid, scratch, None)
     }
 
-    /// The same for choices: `most` of them in the bucket.
+    /// The same for token-expert pairs: `most` of them in the bucket.
     fn run_grouped(
         &self,
         x: &[f32],
         most: usize,
-        choices: usize,
+        pairs: usize,
         grouped: &Grouped,
         share: usize,
     ) -> Out {
         let bucket = most / self.shape.groups.expect("has groups").top_k;
         let grid = self.shape.grid(bucket);
         let scratch = self.shape.scratch(bucket);
-        self.launch(x, most, choices, grid, scratch, Some((grouped, share)))
+        self.launch(x, most, pairs, grid, scratch, Some((grouped, share)))
     }
 
     fn launch(
@@ -204,7 +204,7 @@ impl Setup<'_> {
                 card.upload(&q8.sums),
             ],
             GemmWeights::F16 => [
-                card.upload(&halves(x)),
+                card.upload(&f16_bits(x)),
                 card.upload(&factors(x, shape.columns)),
                 card.upload(&[0f32]),
             ],
@@ -269,12 +269,12 @@ impl Setup<'_> {
     }
 }
 
-/// Cut, not rounded: what a half holds exactly is all that a test needs.
-fn halves(x: &[f32]) -> Vec<u16> {
+/// Cut, not rounded: a test only needs values that f16 holds exactly.
+fn f16_bits(x: &[f32]) -> Vec<u16> {
     let bits = |v: &f32| {
         let bits = v.to_bits();
         let exponent = (bits >> 23 & 0xff) as i32 - 127 + 15;
-        assert!(exponent < 31, "too large for a half");
+        assert!(exponent < 31, "too large for f16");
         let size = if exponent > 0 {
             (exponent as u32) << 10 | bits >> 13 & 0x3ff
         } else {
@@ -285,13 +285,13 @@ fn halves(x: &[f32]) -> Vec<u16> {
     x.iter().map(bits).collect()
 }
 
-fn half_values(x: &[f32]) -> Vec<f32> {
+fn f16_values(x: &[f32]) -> Vec<f32> {
     let value = |bits: u16| {
         let mut value = [0.0];
         QuantType::F16.dequantize(&bits.to_le_bytes(), &mut value);
         value[0]
     };
-    halves(x).into_iter().map(value).collect()
+    f16_bits(x).into_iter().map(value).collect()
 }
 
 /// One factor per row, which depends on the row alone.
@@ -344,13 +344,13 @@ fn check_shape(shape: GemmShape, buckets: &[(usize, usize)]) {
         let case = format!("{shape:?}, {count} of {bucket} rows");
         let found = setup.run(&x, bucket);
         let exact = match weights {
-            // Two bytes hold a value to 2^-15 of its block's largest.
+            // Two int8 terms hold a value to 2^-15 of its block's largest.
             GemmWeights::Fragments(_) if terms == 2 => x.clone(),
             GemmWeights::Fragments(_) => quantize(&x).values(),
             GemmWeights::F16 => {
                 let factors = factors(&x, columns);
                 let scaled = |(i, v): (usize, &f32)| v * factors[i / columns];
-                half_values(&x).iter().enumerate().map(scaled).collect()
+                f16_values(&x).iter().enumerate().map(scaled).collect()
             }
         };
         let expected = product(&exact, &w.values, columns);
@@ -365,7 +365,7 @@ fn check_shape(shape: GemmShape, buckets: &[(usize, usize)]) {
                 }
             }
             Out::GemmImpl(found) => {
-                let products = pairs(&expected, outputs);
+                let products = geglu(&expected, outputs);
                 let q8 = quantize(&products);
                 let error = relative_error(&found.scales, &q8.scales);
                 assert!(error < 1e-5, "{case}: scales {error}");
@@ -488,7 +488,7 @@ fn gemm_f16() {
     );
 }
 
-/// What the rows chose, sorted into tiles on the card.
+/// Rows' routed experts, permuted into tiles on the card.
 struct Grouped {
     route: Vec<f32>,
     sorted: Buffer,
@@ -507,7 +507,7 @@ fn group(card: &Card, groups: ExpertGroups, bucket: usize, count: usize, seed: u
     }
 }
 
-/// Both products of a layer of experts against f64, for rows that choose unevenly.
+/// Both products of a layer of experts against f64, for rows that are routed unevenly.
 fn check_grouped(format: FragmentFormat, (dim, width): (usize, usize), groups: ExpertGroups) {
     let card = Card::open(Tier::Portable);
     let weights = GemmWeights::Fragments(format);
@@ -528,19 +528,19 @@ fn check_grouped(format: FragmentFormat, (dim, width): (usize, usize), groups: E
         for (bucket, count) in [(9, 9), (40, 33), (150, 149), (300, 280)] {
             let case = format!("{format:?} {epilogue:?}, {count} of {bucket} rows");
             let grouped = group(&card, groups, bucket, count, (bucket + count) as u64);
-            let choices = count * groups.top_k;
+            let pairs = count * groups.top_k;
             let share = match x_rows {
                 ExpertInput::PerToken => groups.top_k,
                 ExpertInput::PerExpert => 1,
             };
-            let x = normals(count as u64, choices / share * columns);
-            let found = setup.run_grouped(&x, bucket * groups.top_k, choices, &grouped, share);
+            let x = normals(count as u64, pairs / share * columns);
+            let found = setup.run_grouped(&x, bucket * groups.top_k, pairs, &grouped, share);
             let exact = quantize(&x).values();
             let mut expected = Vec::new();
-            for choice in 0..choices {
-                let at = choice / groups.top_k * 2 * groups.top_k + choice % groups.top_k;
+            for pair in 0..pairs {
+                let at = pair / groups.top_k * 2 * groups.top_k + pair % groups.top_k;
                 let expert = &experts[grouped.route[at] as usize];
-                let x = &exact[choice / share * columns..][..columns];
+                let x = &exact[pair / share * columns..][..columns];
                 expected.extend(product(x, &expert.values, columns));
             }
             match found {
@@ -549,7 +549,7 @@ fn check_grouped(format: FragmentFormat, (dim, width): (usize, usize), groups: E
                     assert!(error < 1e-5, "{case}: {error}");
                 }
                 Out::GemmImpl(found) => {
-                    let q8 = quantize(&pairs(&expected, outputs));
+                    let q8 = quantize(&geglu(&expected, outputs));
                     let error = relative_error(&found.scales, &q8.scales);
                     assert!(error < 1e-5, "{case}: scales {error}");
                     let error = relative_error(&found.values(), &q8.values());

@@ -9,7 +9,7 @@ use crate::{
     testing::{Card, normals, relative_error},
 };
 
-/// What one product is tested with.
+/// One product to test.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     quant: QuantType,
@@ -28,7 +28,7 @@ const BY: f32 = 0.7;
 /// Columns of the operand of a slice, and the first it takes.
 const SLICE: (usize, usize) = (3, 2);
 
-fn form(quant: QuantType) -> GemvWeights {
+fn weights(quant: QuantType) -> GemvWeights {
     match quant {
         QuantType::F16 => GemvWeights::F16,
         QuantType::BF16 => GemvWeights::BF16,
@@ -64,7 +64,7 @@ impl Matrix {
 
     /// As it lies on the device.
     fn packed(&self) -> Vec<u8> {
-        match form(self.quant) {
+        match weights(self.quant) {
             GemvWeights::Fragments(_) => {
                 fragment::pack(self.quant, self.rows, self.columns, |r| self.row(r))
             }
@@ -88,7 +88,7 @@ impl Matrix {
     }
 }
 
-/// Strips of two matrices in turn.
+/// M-tiles of two matrices, alternating.
 fn interleaved(gate: &[u8], up: &[u8], m_tile_bytes: usize) -> Vec<u8> {
     let pairs = gate
         .chunks_exact(m_tile_bytes)
@@ -110,7 +110,7 @@ fn normed(x: &[f64], weight: &[f32]) -> Vec<f64> {
         .collect()
 }
 
-/// What int8 codes in blocks of 32 stand for.
+/// Values that int8 codes in blocks of 32 stand for.
 fn quantized(x: &[f64]) -> Vec<f64> {
     let blocks = x.chunks(32).flat_map(|block| {
         let most = block.iter().fold(0f32, |m, &x| m.max((x as f32).abs()));
@@ -154,7 +154,7 @@ impl GemvParams {
 
 impl Case {
     fn shape(&self, card: &Card) -> GemvShape {
-        let form = form(self.quant);
+        let form = weights(self.quant);
         let padded = |rows: usize| match form {
             GemvWeights::Fragments(_) => rows.next_multiple_of(fragment::M_TILE),
             _ => rows,
@@ -215,8 +215,8 @@ impl Case {
             }
         };
         let packed: Vec<Vec<u8>> = matrices.iter().map(Matrix::packed).collect();
-        let is_panel = matches!(shape.form, GemvWeights::Fragments(_));
-        let (w, up) = match (self.epilogue, is_panel) {
+        let is_fragments = matches!(shape.form, GemvWeights::Fragments(_));
+        let (w, up) = match (self.epilogue, is_fragments) {
             (1, true) => (
                 interleaved(&packed[0], &packed[1], shape.form.m_tile_bytes(columns)),
                 vec![],
@@ -271,7 +271,7 @@ impl Case {
                 first: first as u32,
                 rows: self.parts[i] as u32,
             };
-            first += if is_panel {
+            first += if is_fragments {
                 self.parts[i].next_multiple_of(fragment::M_TILE)
             } else {
                 self.parts[i]
@@ -334,7 +334,7 @@ impl Case {
             }
         };
         let plain = expected(&inputs);
-        let exact = if is_panel {
+        let exact = if is_fragments {
             let rows = inputs.chunks_exact(columns);
             expected(&rows.flat_map(quantized).collect::<Vec<f64>>())
         } else {
@@ -472,7 +472,7 @@ fn gemv_blocks_take_many_m_tiles_and_long_rows() {
 #[test]
 #[ignore = "needs a card"]
 #[expect(clippy::too_many_lines, reason = "two products, one after the other")]
-fn gemv_multiplies_with_chosen_matrices() {
+fn gemv_multiplies_with_routed_experts() {
     let card = Card::open(Tier::Best);
     let (experts, top_k, dim, width) = (5, 3, 320, 192);
     for (quant, rows) in [
@@ -480,7 +480,7 @@ fn gemv_multiplies_with_chosen_matrices() {
         (QuantType::Q4_0, 3),
         (QuantType::Q8_0, 8),
     ] {
-        let form = form(quant);
+        let form = weights(quant);
         let shape = |columns: usize, outputs: usize, pair: bool, summed: usize| GemvShape {
             form,
             columns,
@@ -512,7 +512,7 @@ fn gemv_multiplies_with_chosen_matrices() {
             route.extend((0..top_k).map(|k| ((r * 2 + k * 3) % experts) as f32));
             route.extend((0..top_k).map(|k| 0.6 / (k + 1) as f32));
         }
-        // Rows that are not there choose matrices that are not there.
+        // Rows that are not there are routed to matrices that are not there.
         route.extend([1e9; 6]);
         let x = normals(5, rows * dim);
         let [x_at, route_at] = [&x, &route].map(|v| card.upload(v));

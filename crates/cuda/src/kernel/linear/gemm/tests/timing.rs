@@ -1,4 +1,4 @@
-//! How long products take, for a person to read: `--ignored --nocapture gemm_timing`.
+//! Times of products, for a person to read: `--ignored --nocapture gemm_timing`.
 #![expect(clippy::print_stdout, reason = "timings are for reading")]
 
 use super::*;
@@ -52,7 +52,7 @@ impl Timed<'_> {
         } = shape;
         let weights = Matrix::new(shape.weights, 64, columns, 3).bytes;
         let matrix_bytes = weights.len() / 64 * w_rows;
-        // Past four times a large second cache.
+        // More than four times a large L2.
         let matrices = (300usize << 20).div_ceil(matrix_bytes);
         let x = normals(5, 64 * columns);
         let q8 = quantize(&x);
@@ -60,7 +60,7 @@ impl Timed<'_> {
             |values: &[f32]| -> Vec<u8> { values.iter().flat_map(|v| v.to_ne_bytes()).collect() };
         let x: Vec<u8> = match shape.weights {
             GemmWeights::Fragments(_) => q8.codes.iter().map(|&c| c.cast_unsigned()).collect(),
-            GemmWeights::F16 => halves(&x).iter().flat_map(|v| v.to_ne_bytes()).collect(),
+            GemmWeights::F16 => f16_bits(&x).iter().flat_map(|v| v.to_ne_bytes()).collect(),
         };
         let out_bytes = match shape.epilogue {
             GemmEpilogue::F32 => out_rows * outputs * 4,
@@ -232,10 +232,10 @@ fn gemm_timing_others() {
             &[16, 128, 512, 2048],
         );
     }
-    let halves = |sizes| shape(GemmWeights::F16, GemmEpilogue::F32, sizes);
-    time(&card, "f16 ple gate", halves((256, 2560)), &ROWS);
-    time(&card, "f16 ple proj", halves((2560, 256)), &ROWS);
-    time(&card, "f16 ple model", halves((5888, 2560)), &ROWS);
+    let f16 = |sizes| shape(GemmWeights::F16, GemmEpilogue::F32, sizes);
+    time(&card, "f16 ple gate", f16((256, 2560)), &ROWS);
+    time(&card, "f16 ple proj", f16((2560, 256)), &ROWS);
+    time(&card, "f16 ple model", f16((5888, 2560)), &ROWS);
 }
 
 /// Both products of a layer of the 26B-A4B.

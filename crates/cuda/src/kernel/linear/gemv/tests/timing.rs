@@ -4,7 +4,7 @@
 
 use super::*;
 
-/// Measured: what reading alone reaches, bytes per second.
+/// Bytes per second that reading alone reaches, measured.
 const PEAK: f64 = 4.46e12;
 const POOL: usize = 900 << 20;
 
@@ -258,7 +258,7 @@ fn gemv_timing_of_blocks() {
     }
 }
 
-/// 26B-A4B: 8 of 128 experts a row.
+/// 26B-A4B: 8 of 128 experts per row.
 #[test]
 #[ignore = "needs a card"]
 fn gemv_timing_of_experts() {
