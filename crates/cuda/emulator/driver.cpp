@@ -4,7 +4,7 @@
 // shows. A barrier that not all reach, or a shuffle that a lane stays away from, is reported and ends the process. Every
 // allocation ends at a page that may not be touched, so reads and writes behind it are found, too.
 //
-// What a real card would have to be broken for can be asked for in the environment:
+// Failures of a card can be asked for in the environment:
 //   EMULATOR_FAIL_AFTER_LAUNCHES=N   launch N + 1 fails, and from then on everything does, as on a card that fell off the bus
 //   EMULATOR_MEMORY=BYTES            a smaller (or larger) card
 //   EMULATOR_CAPABILITY=75           an older (or newer) one; 0 is none at all
@@ -230,7 +230,7 @@ int capability() {
 constexpr int LAUNCH_FAILED = 719;
 bool lost = false;
 
-// What every call that reaches a card answers first.
+// The first answer of every call that reaches a card.
 int health() { return lost ? LAUNCH_FAILED : 0; }
 
 void count_launch() {
@@ -254,10 +254,10 @@ struct Launch {
   std::vector<char> params;
 };
 
-// What a graph does, one after another.
+// The actions of a graph, in order.
 using Graph = std::vector<std::function<int()>>;
 
-// What is queued while this is set is kept for later.
+// While this is set, queued actions are kept for later.
 Graph* capture = nullptr;
 
 int queue(std::function<int()> work) {

@@ -311,7 +311,7 @@ fn tiny(cards: &Cards, variant: Variant, quant: QuantType) -> Result<(), String>
     Ok(())
 }
 
-/// How many rows are sampled changes nothing for the last one, as long as that leaves the rows behind the cut in their class
+/// The number of sampled rows changes nothing for the last one, as long as that leaves the rows behind the cut in their class
 /// and bucket.
 fn select_sampled(card: &CudaBackend, variant: Variant) -> Result<(), String> {
     let tiny = Tiny::new(variant, QuantType::Q8_0);

@@ -54,7 +54,7 @@ fn tokens() -> usize {
     given.and_then(|n| n.parse().ok()).unwrap_or(TOKENS)
 }
 
-/// What is held, by purpose, and what is free.
+/// Bytes held, by purpose, and bytes free.
 type Held = (Vec<(&'static str, u64)>, u64);
 
 fn held(card: &CudaBackend) -> Result<Held, String> {

@@ -82,7 +82,7 @@ __device__ __forceinline__ void multiply_signed(float (&sum)[OCTETS][4], const u
   for (int j = 0; j < OCTETS; j++) add_scaled(sum[j], whole[j], x.scale[j], low, high);
 }
 
-// What the formats of fragments share.
+// Common part of the fragment formats.
 template <typename Fragment>
 struct FragmentStage : Fragment {
   static constexpr u32 M_TILE_BYTES = Fragment::PART_BYTES, X_BYTES = 64;

@@ -55,7 +55,7 @@ struct Params {
   u32 other_columns;
   u32 other_column;
   u32 top_k;
-  u32 choices_summed;
+  u32 experts_summed;
   u32 pdl;          // launched before the launch before is over
   Rows rows;
   Part parts[3];
@@ -163,14 +163,14 @@ __device__ __forceinline__ void gemv(const Params& p) {
   const u32 begin = blockIdx.x * a_block, end = min(begin + a_block, p.m_tiles);
 
   // Routed experts: which matrices, and whose row.
-  const bool summed = CHOSEN && p.choices_summed;
+  const bool summed = CHOSEN && p.experts_summed;
   const u32 columns = summed ? p.top_k * p.columns : p.columns;
   const float* routed = nullptr;
   Prologue input = p.input;
   // Rows that do not fit shared memory together have blocks of their own.
   const u32 first_row = CHOSEN ? 0 : blockIdx.y * ROWS;
   if (CHOSEN) {
-    // Which weights come is not known before.
+    // Routing decides which weights to fetch, so nothing is fetched before it is known.
     griddep_launch_dependents();
     griddep_wait();
     const u32 row = summed ? blockIdx.y : blockIdx.y / p.top_k;
@@ -245,7 +245,7 @@ __device__ __forceinline__ void gemv(const Params& p) {
     }
     __syncthreads();
     finish<ROWS>(p, partial, first, last - first, CHOSEN ? blockIdx.y : first_row, count);
-    // What was written before the barrier before this one has been read.
+    // The other half of `partial` was read before the last barrier, so it is free.
     partial += other_half;
     other_half = -other_half;
   }

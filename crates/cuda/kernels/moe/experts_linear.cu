@@ -17,7 +17,7 @@ struct Params {
   u32 columns;
   u32 outputs;
   u32 top_k;
-  u32 x_choices;  // rows of `x` per batch row: 1, or top_k
+  u32 x_per_token;  // rows of `x` per batch row: 1, or top_k
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/experts_linear.rs differs");
 
@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(256) experts_linear(const Params p)
   const u32 r = blockIdx.x / p.top_k, k = blockIdx.x % p.top_k;
   if (output >= p.outputs || !p.rows.has(r)) return;
   const u32 expert = u32(p.route[u64(r) * 2 * p.top_k + k]);
-  const u64 x_row = p.x_choices == 1 ? r : u64(r) * p.top_k + k;
+  const u64 x_row = p.x_per_token == 1 ? r : u64(r) * p.top_k + k;
   const float* const x[1] = {p.x + x_row * p.columns};
   float sum[1];
   dot_rows<1>(p.w + expert * p.matrix_bytes + output * p.row_bytes, x, p.columns, sum);

@@ -93,7 +93,7 @@ struct Queued {
     /// Index of its slot in flight.
     slot: usize,
     rows: RowCounts,
-    /// How the device samples it; `None` leaves that to the host.
+    /// The kind of sampling on the device; `None` leaves it to the host.
     draw: Option<Draw>,
 }
 

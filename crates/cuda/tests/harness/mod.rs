@@ -1,4 +1,4 @@
-//! What the device tests share: finding a card, and saying so when there is none.
+//! The harness of the device tests: finds a card, and says so when there is none.
 //!
 //! Without a card every case is listed and marked ignored. `GPU_REQUIRED=1` turns a missing card into a failure, so that a
 //! machine that should have one cannot pass by skipping. `NVRTC_DIR` names a folder with the compiler.

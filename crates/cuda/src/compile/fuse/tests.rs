@@ -36,7 +36,7 @@ fn product_of(ops: &[Op], weights: &[Weight]) -> Product {
     found.expect("these are one product").clone()
 }
 
-/// What a few steps over embedded rows become, without the embedding.
+/// Ops of a few steps over embedded rows, without the embedding.
 fn works(model: &Model, build: impl FnOnce(&Builder<'_>, Value) -> (Value, Value)) -> Vec<Work> {
     let p = Builder::new(&model.weights);
     let x = p.embed("token", model.embedding, 1.0, Rows::All);

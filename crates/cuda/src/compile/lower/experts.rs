@@ -82,7 +82,7 @@ impl Lowering<'_> {
         let routed = |kind| RoutedExperts { route, top_k, kind };
         let gated = self.scratch_floats("experts gated", top_k * inner);
         let shape = GemvShape {
-            form: GemvWeights::Fragments(gate_format),
+            weights: GemvWeights::Fragments(gate_format),
             columns: experts.columns,
             outputs: inner,
             pair: true,
@@ -98,7 +98,7 @@ impl Lowering<'_> {
                 out: gated,
                 up: None,
             },
-            choices: Some(routed(RoutedOutput::PerExpert)),
+            routed: Some(routed(RoutedOutput::PerExpert)),
             pdl: self.target.pdl,
         };
         let label = format!("{} gate+up", op.label);
@@ -112,7 +112,7 @@ impl Lowering<'_> {
             prologue: GemvPrologue::None { x: gated },
             w: WeightOperand::one(experts.down, WeightFormat::Fragments),
             shape: GemvShape {
-                form: GemvWeights::Fragments(down_format),
+                weights: GemvWeights::Fragments(down_format),
                 columns: inner,
                 outputs,
                 pair: false,
@@ -121,7 +121,7 @@ impl Lowering<'_> {
                 ..shape
             },
             epilogue: GemvEpilogue::Plain(vec![part]),
-            choices: Some(routed(RoutedOutput::Summed)),
+            routed: Some(routed(RoutedOutput::Summed)),
             pdl: self.target.pdl,
         };
         let label = format!("{} down", op.label);

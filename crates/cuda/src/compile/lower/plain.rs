@@ -41,7 +41,7 @@ impl Lowering<'_> {
             Step::Embed { table, scale, out } => {
                 let kernel = EmbedRows {
                     table,
-                    form: self.table_format(table),
+                    format: self.table_format(table),
                     quant: self.quant(table),
                     columns: columns(out),
                     scale,

@@ -142,7 +142,7 @@ impl Lowering<'_> {
     fn prologue(&mut self, op: &Op, product: &Product, gemv: GemvWeights) -> Option<GemvPrologue> {
         let at = Operand::Value;
         let shape = GemvShape {
-            form: gemv,
+            weights: gemv,
             columns: self.weights.matrix(product.parts[0].w).columns,
             outputs: M_TILE,
             pair: false,
@@ -254,7 +254,7 @@ impl Lowering<'_> {
         epilogue: GemvEpilogue,
     ) {
         let shape = GemvShape {
-            form: gemv,
+            weights: gemv,
             columns: self.weights.matrix(parts[0].w).columns,
             outputs,
             pair: matches!(epilogue, GemvEpilogue::Geglu { .. }),
@@ -268,7 +268,7 @@ impl Lowering<'_> {
             w,
             shape,
             epilogue,
-            choices: None,
+            routed: None,
             pdl: self.target.pdl,
         };
         self.call(&label, op.rows, kernel);

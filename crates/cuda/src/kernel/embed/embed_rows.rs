@@ -34,7 +34,7 @@ params! {
 pub(crate) struct EmbedRows {
     pub(crate) table: Weight,
     /// Rows of the file, or the fragments that an output head is multiplied with, too.
-    pub(crate) form: TableFormat,
+    pub(crate) format: TableFormat,
     pub(crate) quant: QuantType,
     pub(crate) columns: usize,
     pub(crate) scale: f32,
@@ -67,7 +67,7 @@ pub(crate) fn fragments_specialization(format: FragmentFormat) -> Specialization
 
 impl EmbedRows {
     fn packed(&self) -> WeightOperand {
-        let format = match self.form {
+        let format = match self.format {
             TableFormat::Rows => WeightFormat::Table,
             TableFormat::Fragments => WeightFormat::Fragments,
         };
@@ -77,7 +77,7 @@ impl EmbedRows {
 
 impl Kernel for EmbedRows {
     fn specialization(&self) -> Specialization {
-        match self.form {
+        match self.format {
             TableFormat::Rows => specialization(self.quant),
             TableFormat::Fragments => {
                 let format =

@@ -47,7 +47,7 @@ impl FragmentFormat {
         }
         let (step, quad, byte) = (input % 64 / 32, input % 32 / 8, input % 4);
         let lane = 4 * (row % 8) + quad;
-        // Which of the four registers of the A operand.
+        // Number of the A operand's register, of four.
         let register = half + 2 * (input % 8 / 4);
         let high = self.offsets().high + 128 * part + 4 * lane + byte;
         let low = if self == FragmentFormat::Q8 {

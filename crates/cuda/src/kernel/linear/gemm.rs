@@ -371,7 +371,7 @@ pub(crate) struct Gemm {
     pub(crate) out: GemmOutput,
     pub(crate) partials: Operand,
     pub(crate) arrivals: Operand,
-    /// Where the shape has groups: the permutation, and which rows of `x` there are.
+    /// The permutation, and which rows of `x` there are, if the shape has groups.
     pub(crate) groups: Option<(PermutationOperands, ExpertInput)>,
 }
 

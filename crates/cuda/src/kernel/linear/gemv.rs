@@ -76,7 +76,7 @@ params! {
         other_columns: u32,
         other_column: u32,
         top_k: u32,
-        choices_summed: u32,
+        experts_summed: u32,
         pdl: u32,
         rows: RowsAt,
         part_0: OutputRowsParams,
@@ -219,7 +219,7 @@ pub(crate) struct OutputRows {
 /// Everything that a grid depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GemvShape {
-    pub(crate) form: GemvWeights,
+    pub(crate) weights: GemvWeights,
     pub(crate) columns: usize,
     /// Output rows of the joined matrix up to the last part's end; of a pair, of one of the two.
     pub(crate) outputs: usize,
@@ -246,17 +246,17 @@ impl GemvShape {
     }
 
     fn m_tiles(self) -> usize {
-        self.outputs.div_ceil(self.form.m_tile()) * self.granule()
+        self.outputs.div_ceil(self.weights.m_tile()) * self.granule()
     }
 
     /// Stages of an M-tile.
     fn stages(self) -> usize {
-        self.columns.div_ceil(self.form.stage().0)
+        self.columns.div_ceil(self.weights.stage().0)
     }
 
     /// Columns of the whole input up to the end of its last stage.
     fn padded(self) -> usize {
-        (self.summed - 1) * self.columns + self.stages() * self.form.stage().0
+        (self.summed - 1) * self.columns + self.stages() * self.weights.stage().0
     }
 
     /// Warps that share an M-tile, and how many such teams a block has.
@@ -267,7 +267,7 @@ impl GemvShape {
             warps if warps <= MAX_WARPS => warps,
             _ => 1,
         };
-        if matches!(self.form, GemvWeights::Fragments(_))
+        if matches!(self.weights, GemvWeights::Fragments(_))
             || self.m_tiles() < 8 * HOPPER_MULTIPROCESSORS
         {
             let min_split = stages.min(8).max(least.min(stages));
@@ -312,10 +312,10 @@ impl GemvShape {
             _ => 2,
         };
         let batch = (batch * teams).min(self.a_block(blocks));
-        let partials = 2 * batch * split * rows * self.form.m_tile() * 4;
-        split * teams * RING * self.form.stage().1
+        let partials = 2 * batch * split * rows * self.weights.m_tile() * 4;
+        split * teams * RING * self.weights.stage().1
             + partials
-            + self.form.input_bytes(self.padded(), rows)
+            + self.weights.input_bytes(self.padded(), rows)
     }
 
     /// Blocks for as many rows as an entry has (of routed experts, for one row): all resident, and with equal work. `None` if the
@@ -328,7 +328,7 @@ impl GemvShape {
             shared_bytes,
         } = self.card;
         let granules = self.m_tiles() / self.granule();
-        let in_flight = self.warps() * RING * self.form.stage().1;
+        let in_flight = self.warps() * RING * self.weights.stage().1;
         let resident = |blocks: usize| {
             let by_shared = (shared_bytes + 1024) / (self.shared_bytes(rows, blocks) + DECLARED);
             let by_registers = 65536 / (if rows == 1 { 96 } else { 128 } * 32 * self.warps());
@@ -393,7 +393,7 @@ pub(crate) struct Gemv {
     pub(crate) w: WeightOperand,
     pub(crate) shape: GemvShape,
     pub(crate) epilogue: GemvEpilogue,
-    pub(crate) choices: Option<RoutedExperts>,
+    pub(crate) routed: Option<RoutedExperts>,
     /// Launched with PDL.
     pub(crate) pdl: bool,
 }
@@ -419,18 +419,18 @@ pub(crate) enum RoutedOutput {
 const INPUTS: [&str; 2] = ["plain", "normed"];
 
 pub(crate) fn specializations() -> impl Iterator<Item = Specialization> {
-    GemvWeights::all().flat_map(|form| INPUTS.map(|input| specialization(form, input)))
+    GemvWeights::all().flat_map(|weights| INPUTS.map(|input| specialization(weights, input)))
 }
 
-fn specialization(form: GemvWeights, input: &str) -> Specialization {
+fn specialization(weights: GemvWeights, input: &str) -> Specialization {
     Specialization {
         kernel: "gemv",
         entries: &["gemv_1", "gemv_2", "gemv_4", "gemv_8", "gemv_chosen"],
         constants: vec![
-            ("WEIGHTS", form.name().to_owned()),
+            ("WEIGHTS", weights.name().to_owned()),
             ("RING", RING.to_string()),
             ("INPUT", input.to_owned()),
-            ("M_TILE_STAGE_BYTES", form.stage().1.to_string()),
+            ("M_TILE_STAGE_BYTES", weights.stage().1.to_string()),
         ],
         params_bytes: GemvParams::BYTES,
     }
@@ -539,7 +539,7 @@ impl GemvShape {
             padded: self.padded() as u32,
             outputs: self.outputs as u32,
             m_tiles: self.m_tiles() as u32,
-            m_tile_bytes: self.form.m_tile_bytes(self.columns) as u32,
+            m_tile_bytes: self.weights.m_tile_bytes(self.columns) as u32,
             stages: self.stages() as u32,
             all_stages: (self.stages() * self.summed) as u32,
             split: split as u32,
@@ -553,7 +553,7 @@ impl GemvShape {
             other_columns: 0,
             other_column: 0,
             top_k: 0,
-            choices_summed: 0,
+            experts_summed: 0,
             pdl: 0,
         }
     }
@@ -562,11 +562,11 @@ impl GemvShape {
 impl Kernel for Gemv {
     fn specialization(&self) -> Specialization {
         let input = usize::from(!matches!(self.prologue, GemvPrologue::None { .. }));
-        specialization(self.shape.form, INPUTS[input])
+        specialization(self.shape.weights, INPUTS[input])
     }
 
     fn grid(&self, rows: usize) -> Grid {
-        let grid = match self.choices {
+        let grid = match self.routed {
             None => self.shape.grid(rows),
             Some(_) => self.shape.chosen_grid(rows),
         };
@@ -611,11 +611,11 @@ impl Kernel for Gemv {
                 params.epilogue = 2;
             }
         }
-        if let Some(choices) = self.choices {
-            params.route = at.operand(choices.route);
+        if let Some(routed) = self.routed {
+            params.route = at.operand(routed.route);
             params.matrix_bytes = at.matrix(&self.w).matrix_bytes as u64;
-            params.top_k = choices.top_k as u32;
-            params.choices_summed = u32::from(choices.kind == RoutedOutput::Summed);
+            params.top_k = routed.top_k as u32;
+            params.experts_summed = u32::from(routed.kind == RoutedOutput::Summed);
         }
         params.pdl = u32::from(self.pdl);
         params.bytes()
@@ -632,7 +632,7 @@ impl Kernel for Gemv {
 
     fn reads(&self) -> Vec<Operand> {
         let mut reads = self.prologue.reads();
-        reads.extend(self.choices.map(|choices| choices.route));
+        reads.extend(self.routed.map(|routed| routed.route));
         if let GemvEpilogue::GeluMulSlice { other, .. } = &self.epilogue {
             reads.push(other.operand);
         }

@@ -25,7 +25,7 @@ params! {
         columns: u32,
         outputs: u32,
         top_k: u32,
-        x_choices: u32,
+        x_per_token: u32,
     }
 }
 
@@ -84,7 +84,7 @@ impl Kernel for ExpertsLinear {
             columns: self.columns as u32,
             outputs: self.outputs as u32,
             top_k: self.top_k as u32,
-            x_choices: match self.x_rows {
+            x_per_token: match self.x_rows {
                 ExpertInput::PerToken => 1,
                 ExpertInput::PerExpert => self.top_k as u32,
             },

@@ -19,7 +19,7 @@ const COUNT_AT: usize = 0;
 const IN_FLIGHT_AT: usize = 1;
 const SETTINGS_AT: usize = 4;
 
-/// How often a timed graph samples.
+/// Samplings per timed graph.
 const REPEATS: u32 = 20;
 
 fn words(rows_to_sample: &[RowToSample<'_>], vocab: usize, in_flight: u32) -> Option<Words> {
@@ -114,7 +114,7 @@ fn reference(logits: &[f32], wish: &RowToSample<'_>) -> TokenId {
     sampling::sample(logits, sampling, history, position, scratch)
 }
 
-/// What the draw compares, for a token whose logit nothing changes.
+/// The score that the draw compares, for a token whose logit nothing changes.
 fn score(logits: &[f32], wish: &RowToSample<'_>, token: TokenId) -> f64 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let bits = (random(wish.sampling.seed, wish.position as u64, token) >> 40) as f64;

@@ -151,7 +151,7 @@ impl OnCard {
         let pages: usize = runs.iter().map(|r| r.end().div_ceil(PAGE)).sum::<usize>() | 1;
         let step = (pages / 2).max(1);
         let page_values = heads.kv_heads * PAGE * d;
-        // What was never stored is no number.
+        // Cells that were never stored are no numbers.
         let mut kv = [
             vec![0x7fffu16; pages * page_values],
             vec![0x7fffu16; pages * page_values],

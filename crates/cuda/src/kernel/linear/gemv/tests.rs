@@ -28,7 +28,7 @@ const BY: f32 = 0.7;
 /// Columns of the operand of a slice, and the first it takes.
 const SLICE: (usize, usize) = (3, 2);
 
-fn weights(quant: QuantType) -> GemvWeights {
+fn gemv_weights(quant: QuantType) -> GemvWeights {
     match quant {
         QuantType::F16 => GemvWeights::F16,
         QuantType::BF16 => GemvWeights::BF16,
@@ -64,7 +64,7 @@ impl Matrix {
 
     /// As it lies on the device.
     fn packed(&self) -> Vec<u8> {
-        match weights(self.quant) {
+        match gemv_weights(self.quant) {
             GemvWeights::Fragments(_) => {
                 fragment::pack(self.quant, self.rows, self.columns, |r| self.row(r))
             }
@@ -154,8 +154,8 @@ impl GemvParams {
 
 impl Case {
     fn shape(&self, card: &Card) -> GemvShape {
-        let form = weights(self.quant);
-        let padded = |rows: usize| match form {
+        let weights = gemv_weights(self.quant);
+        let padded = |rows: usize| match weights {
             GemvWeights::Fragments(_) => rows.next_multiple_of(fragment::M_TILE),
             _ => rows,
         };
@@ -164,7 +164,7 @@ impl Case {
             _ => self.parts[0],
         };
         GemvShape {
-            form,
+            weights,
             columns: self.columns,
             outputs,
             pair: self.epilogue == 1,
@@ -215,10 +215,10 @@ impl Case {
             }
         };
         let packed: Vec<Vec<u8>> = matrices.iter().map(Matrix::packed).collect();
-        let is_fragments = matches!(shape.form, GemvWeights::Fragments(_));
+        let is_fragments = matches!(shape.weights, GemvWeights::Fragments(_));
         let (w, up) = match (self.epilogue, is_fragments) {
             (1, true) => (
-                interleaved(&packed[0], &packed[1], shape.form.m_tile_bytes(columns)),
+                interleaved(&packed[0], &packed[1], shape.weights.m_tile_bytes(columns)),
                 vec![],
             ),
             (1, false) => (packed[0].clone(), packed[1].clone()),
@@ -278,7 +278,7 @@ impl Case {
             };
         }
         let module = card.load(&specialization(
-            shape.form,
+            shape.weights,
             INPUTS[self.prologue.min(1) as usize],
         ));
         let mut grid = shape.grid(rows);
@@ -480,9 +480,9 @@ fn gemv_multiplies_with_routed_experts() {
         (QuantType::Q4_0, 3),
         (QuantType::Q8_0, 8),
     ] {
-        let form = weights(quant);
+        let weights = gemv_weights(quant);
         let shape = |columns: usize, outputs: usize, pair: bool, summed: usize| GemvShape {
-            form,
+            weights,
             columns,
             outputs,
             pair,
@@ -500,7 +500,7 @@ fn gemv_multiplies_with_routed_experts() {
             stack(width, dim, 11),
             stack(dim, width, 21),
         );
-        let m_tile_bytes = form.m_tile_bytes(dim);
+        let m_tile_bytes = weights.m_tile_bytes(dim);
         let pairs = gates
             .iter()
             .zip(&ups)
@@ -543,7 +543,7 @@ fn gemv_multiplies_with_routed_experts() {
             first: 0,
             rows: rows as u32,
         };
-        let module = card.load(&specialization(form, "plain"));
+        let module = card.load(&specialization(weights, "plain"));
         let first = shape(dim, width, true, 1);
         let mut params = first.params(at, plain(&x_at), pairs_at.address());
         params.part_0 = part(&middle_at, width);
@@ -558,7 +558,7 @@ fn gemv_multiplies_with_routed_experts() {
         params.route = route_at.address();
         params.matrix_bytes = packed_downs[0].len() as u64;
         params.top_k = top_k as u32;
-        params.choices_summed = 1;
+        params.experts_summed = 1;
         card.run(&module, second.chosen_grid(rows + 1), &params.bytes());
 
         let middle = card.download::<f32>(&middle_at, (rows + 1) * top_k * width);

@@ -20,7 +20,7 @@ struct Bench {
 #[derive(Clone, Copy)]
 struct Timed {
     name: &'static str,
-    form: GemvWeights,
+    weights: GemvWeights,
     outputs: usize,
     columns: usize,
     prologue: u32,
@@ -29,7 +29,7 @@ struct Timed {
 
 impl Timed {
     fn specialization(self) -> Specialization {
-        specialization(self.form, INPUTS[self.prologue.min(1) as usize])
+        specialization(self.weights, INPUTS[self.prologue.min(1) as usize])
     }
 }
 
@@ -69,7 +69,7 @@ impl Bench {
 
     fn shape(&self, t: Timed) -> GemvShape {
         GemvShape {
-            form: t.form,
+            weights: t.weights,
             columns: t.columns,
             outputs: t.outputs,
             pair: t.epilogue == 1,
@@ -121,9 +121,9 @@ impl Bench {
 
     fn bytes(&self, t: Timed) -> usize {
         let shape = self.shape(t);
-        match t.form {
-            GemvWeights::Fragments(_) => shape.m_tiles() * t.form.m_tile_bytes(t.columns),
-            _ => t.outputs * t.form.m_tile_bytes(t.columns),
+        match t.weights {
+            GemvWeights::Fragments(_) => shape.m_tiles() * t.weights.m_tile_bytes(t.columns),
+            _ => t.outputs * t.weights.m_tile_bytes(t.columns),
         }
     }
 
@@ -169,7 +169,7 @@ impl Bench {
             t.name,
             t.outputs,
             t.columns,
-            t.form.name(),
+            t.weights.name(),
             grid.blocks.0,
             grid.threads,
             grid.shared_bytes >> 10,
@@ -186,14 +186,14 @@ const K6: GemvWeights = GemvWeights::Fragments(FragmentFormat::K6);
 
 const fn timed(
     name: &'static str,
-    form: GemvWeights,
+    weights: GemvWeights,
     size: (usize, usize),
     prologue: u32,
     epilogue: u32,
 ) -> Timed {
     Timed {
         name,
-        form,
+        weights,
         outputs: size.0,
         columns: size.1,
         prologue,
@@ -264,14 +264,14 @@ fn gemv_timing_of_blocks() {
 fn gemv_timing_of_experts() {
     let bench = Bench::open();
     let (experts, top_k, dim, width) = (128, 8, 2816, 704);
-    for form in [Q4, Q8] {
-        let module = bench.card.load(&specialization(form, "plain"));
+    for weights in [Q4, Q8] {
+        let module = bench.card.load(&specialization(weights, "plain"));
         for rows in [1, 2, 4, 8] {
             for (name, columns, outputs, summed) in
                 [("gate|up", dim, width, 1), ("down", width, dim, top_k)]
             {
                 let shape = GemvShape {
-                    form,
+                    weights,
                     columns,
                     outputs,
                     pair: summed == 1,
@@ -279,7 +279,7 @@ fn gemv_timing_of_experts() {
                     sets: if summed == 1 { top_k } else { 1 },
                     card: facts(&bench.card),
                 };
-                let matrix_bytes = shape.m_tiles() * form.m_tile_bytes(columns);
+                let matrix_bytes = shape.m_tiles() * weights.m_tile_bytes(columns);
                 let bytes = rows * top_k * matrix_bytes;
                 let routes: Vec<Buffer> = (0..16)
                     .map(|n| {
@@ -294,13 +294,13 @@ fn gemv_timing_of_experts() {
                 let calls: Vec<Vec<u8>> = routes
                     .iter()
                     .map(|route| {
-                        let t = timed(name, form, (outputs, columns), 0, u32::from(shape.pair));
+                        let t = timed(name, weights, (outputs, columns), 0, u32::from(shape.pair));
                         let plain = bench.plain_params(t, shape);
                         let mut params = plain;
                         params.route = route.address();
                         params.matrix_bytes = matrix_bytes as u64;
                         params.top_k = top_k as u32;
-                        params.choices_summed = u32::from(summed > 1);
+                        params.experts_summed = u32::from(summed > 1);
                         params.bytes()
                     })
                     .collect();
@@ -308,7 +308,7 @@ fn gemv_timing_of_experts() {
                 let us = bench.queued(&module, grid, &calls, 100);
                 println!(
                     "experts {name:<8} {:<4} rows {rows} {:>3} x {:<3} blocks {us:>7.2} us {:>6.0} GB/s",
-                    form.name(),
+                    weights.name(),
                     grid.blocks.0,
                     grid.blocks.1,
                     bytes as f64 / us / 1e3
