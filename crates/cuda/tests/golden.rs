@@ -29,7 +29,7 @@ use libtest_mimic::{Failed, Trial};
 
 /// Error of f16: keys and values, and perhaps what products read. Over a whole model.
 const F16_ERROR: f64 = 5e-3;
-/// Of bytes, as a multiple of llama.cpp's error on the same file.
+/// Error of int8, as a multiple of llama.cpp's error on the same file.
 const INT8_ERROR: f64 = 1.1;
 const CHUNKS: [usize; 4] = [usize::MAX, 1, 7, 16];
 /// Whole batches of 12 and of 16 rows, which are one bucket.
@@ -202,7 +202,7 @@ fn golden(
     let card = cards.usual(kernels);
     let model = fixture.model();
     let hopper = card.facts().compute_capability.0 == 9;
-    // Experts are multiplied as bytes in batches of any size.
+    // Experts are multiplied in int8 in batches of any size.
     let large_f16 = hopper && chunk > 8 && model.config.experts.is_none();
     let bound = match kernels {
         Kernels::Plain => F16_ERROR,

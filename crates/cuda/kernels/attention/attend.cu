@@ -2,8 +2,8 @@
 // up to its own, or the last `window` of them. Scale is 1.
 //
 // Grid: (rows, query heads), a block of 8 warps per head of a row. Pages go to warps round-robin, by their index in the
-// sequence, so a row's result does not depend on how its prompt was cut. Each warp keeps a running maximum, sum and output (online softmax
-// in f32); shared memory merges the eight, in order. Lane `l` holds elements l * LANE_VALUES .. of the head.
+// sequence, so a row's result does not depend on how its prompt was cut. Each warp keeps a running maximum, sum and output
+// (online softmax in f32); shared memory merges the eight, in order. Lane `l` holds elements l * LANE_VALUES .. of the head.
 // Bytes per row: 4 * columns in and out, and the seen keys and values once per query head (4 * seen * head_dim).
 // Requires head_dim <= 32 * LANE_VALUES and head_dim % LANE_VALUES == 0.
 #include "lib/kv.cuh"

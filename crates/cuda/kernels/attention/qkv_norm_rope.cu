@@ -1,5 +1,6 @@
 // Head norms, RoPE and KV store of large batches. Raw queries, keys and values lie side by side in a row of `x`: queries are
-// normed, rotated and stored as f16; keys are normed, rotated and stored in their page; values are normed, without a weight, and stored in theirs.
+// normed, rotated and stored as f16; keys are normed, rotated and stored in their page; values are normed, without a weight, and
+// stored in theirs.
 // Queries may be absent, and so may keys and values together; values may be the same columns as keys.
 //
 // Grid: (rows), a block of four warps per row, one warp per head. A lane has HEAD_DIM / 128 fours of columns, 128 apart, so that in

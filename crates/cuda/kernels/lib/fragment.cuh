@@ -3,7 +3,8 @@
 //
 // M-tiles of 16 rows are cut into K-blocks, K-blocks into parts of 64 inputs. Of a part, lane `4 * group + quad` holds 8 operands
 // of 4 codes: operand `o` is row `group + 8 * (o % 2)`, from `operand_input` on (lib/fragment_value.cuh).
-//   q8:      one word per operand, 4 operands of 32 inputs at a time: the lane's 16 bytes at 16 * lane, the next 32 inputs LANES_BYTES on
+//   q8:      one word per operand, 4 operands of 32 inputs at a time: the lane's 16 bytes at 16 * lane, the next 32 inputs
+//            LANES_BYTES on
 //   others:  the lane's 16 bytes at 16 * lane; word o / 2 has the low four bits, even operands in the low nibbles
 //   k5, k6:  the bits above, 1 or 2 per code, from HIGH on: the lane's 4 or 8 bytes
 // Behind them the scales: 16 bytes of sub-scales per row from SUB_SCALES on, the f16 scales of a row from SCALES on.

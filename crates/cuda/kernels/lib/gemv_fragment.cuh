@@ -211,7 +211,8 @@ struct k6_mma : k6_fragment {
 // A matrix of fragments, streamed stage by stage through shared memory. Behind an M-tile's end a stage is zeros.
 template <typename Mma>
 struct FragmentWeights {
-  static constexpr u32 M_TILE = ::M_TILE, STAGE_INPUTS = Mma::INPUTS * Mma::K_BLOCKS_PER_STAGE, STAGE_BYTES = Mma::BYTES * Mma::K_BLOCKS_PER_STAGE;
+  static constexpr u32 M_TILE = ::M_TILE, K_BLOCKS = Mma::K_BLOCKS_PER_STAGE;
+  static constexpr u32 STAGE_INPUTS = Mma::INPUTS * K_BLOCKS, STAGE_BYTES = Mma::BYTES * K_BLOCKS;
   static constexpr u32 STEP = STAGE_BYTES;  // from one stage of an M-tile to the next
   static constexpr bool QUANTIZED = true, HAS_MINS = Mma::HAS_MINS;
   template <int ROWS>
@@ -232,7 +233,7 @@ struct FragmentWeights {
   template <int ROWS>
   static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* slot, const LaneInput<ROWS>& in, u32 first, u32 lane) {
 #pragma unroll
-    for (u32 k_block = 0; k_block < Mma::K_BLOCKS_PER_STAGE; k_block++) {
+    for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {
       Mma::template multiply<ROWS>(sums, slot + k_block * Mma::BYTES, in, first + k_block * Mma::INPUTS, lane);
     }
   }

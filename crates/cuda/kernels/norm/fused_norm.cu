@@ -1,7 +1,7 @@
 // Norms of large batches, with residual add, into the format that the next product reads.
 //
 //   fused_norm           following = norm(x)
-//   fused_residual_norm  sum = (residual + norm(x)) * scale, perhaps as a product's activation, too; and perhaps following = norm(sum)
+//   fused_residual_norm  sum = (residual + norm(x)) * scale, perhaps as a product's activation, too; perhaps following = norm(sum)
 //
 // Grid: (rows), one block per row. 128 threads (fewer for rows under 512 columns) hold the row, HOLD fours each, so everything is
 // read once. The bits are those of rms_norm.cu and pointwise.cu: thread t stands for four of theirs (lib/quads.cuh).

@@ -15,7 +15,7 @@ pub(super) fn elementwise_grid(rows: usize, columns: usize) -> Grid {
     Grid::new((rows, columns.div_ceil(BLOCK_THREADS)), BLOCK_THREADS)
 }
 
-/// Threads of the block that norms a group of this width. A function of the width alone: sums are taken in an order that depends on it.
+/// Threads of the block that norms a group of this width. A function of the width alone: the order of sums depends on it.
 pub(super) fn norm_threads(group: usize) -> usize {
     group.next_multiple_of(32).min(512)
 }

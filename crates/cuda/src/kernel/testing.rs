@@ -181,8 +181,8 @@ impl Table {
         self.at.borrow_mut().ropes[0] = address;
     }
 
-    /// Rows that alternate between two runs, one of them far on, both across the border of a page; returns their positions. They stand
-    /// in the batch in reverse.
+    /// Rows that alternate between two runs, one of them far on, both across the border of a page; returns their positions.
+    /// They stand in the batch in reverse.
     pub(super) fn operands(&mut self, rows: usize) -> Vec<u32> {
         assert!(rows <= PAGE_TOKENS);
         let positions: Vec<u32> = (0..rows as u32)

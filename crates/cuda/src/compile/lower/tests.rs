@@ -298,7 +298,7 @@ fn whatever_is_chosen_is_among_the_kernels_compiled_ahead() {
                 let calls = lowered(&model, target);
                 for kernel in calls.iter().filter_map(Call::kernel) {
                     let chosen = kernel.specialization();
-                    // Made for numbers of heads; those of published models are below.
+                    // Compiled per number of heads; those of published models are below.
                     let ahead = chosen.kernel == "flash_decode"
                         || all.contains(&chosen)
                         || target.hopper && hopper.contains(&chosen);
@@ -316,7 +316,7 @@ fn whatever_is_chosen_is_among_the_kernels_compiled_ahead() {
 #[test]
 fn attention_of_published_models_is_compiled_ahead() {
     let all: HashSet<_> = kernel::catalog::all().into_iter().collect();
-    // Query heads, epilogue KV heads of sliding and of full layers, and how large heads are there.
+    // Query heads, then KV heads of sliding and of full layers, and their head sizes.
     let demo = (Variant::E4b, 4, [2, 2], [64, 128]);
     for (variant, heads, [sliding, full], sizes) in [
         (Variant::E2b, 8, [1, 1], [256, 512]),

@@ -171,7 +171,7 @@ fn cublaslt_launches_can_be_captured() {
 #[ignore = "needs a card"]
 #[expect(clippy::print_stdout, reason = "the result")]
 fn cublaslt_timing() {
-    /// Past four times the second cache, and past the largest matrix.
+    /// More than four times L2, and more than the largest matrix.
     const POOL: usize = 300 << 20;
     const MAX_ROWS: usize = 4096;
     let card = Card::open(Tier::Best);

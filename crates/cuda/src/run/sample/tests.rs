@@ -433,7 +433,7 @@ fn sample_timing() {
         ("whole vocabulary", open),
     ];
     for rows in [1, 8] {
-        // Logits come from a kernel that has just written them, so they lie in the second cache.
+        // Logits come from a kernel that has just written them, so they lie in L2.
         let logits: Vec<f32> = normals(5, vocab * rows).iter().map(|x| 3.0 * x).collect();
         let buffer = bench.card.upload(&logits);
         for (name, sampling) in &cases {
