@@ -334,7 +334,7 @@ pub fn sampled_row(
 ) -> RowResult {
     let run = &batch.runs[place.run];
     let history = batch.history(place);
-    let token = sampling::sample(logits, run.sampling, history, place.position, scratch);
+    let token = sampling::sample(logits, run.sampling, history, None, place.position, scratch);
     let mut result = RowResult {
         token,
         ..RowResult::default()
