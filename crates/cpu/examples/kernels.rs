@@ -19,10 +19,9 @@ use carat_gguf::{
 use carat_model::{
     backend::{
         Backend, Batch, CompileOptions, Executor, KvGroup, KvType, Outputs, PAGE_TOKENS, PageId,
-        PerGroup, RowOutput, Run,
+        PerGroup, Run, token_feeds,
     },
     plan::{Builder, Plan, Rows, SlotSpec, Value},
-    sampling::Sampling,
     weights::{Weight, Weights},
 };
 
@@ -155,6 +154,7 @@ impl Bench {
                 full: pages,
                 sliding: pages,
             },
+            host_pages: PerGroup::default(),
             kv,
             max_rows: rows,
             max_sampled: 1,
@@ -173,7 +173,7 @@ fn run(executor: &mut dyn Executor, rows: usize, position: usize) {
         .map(PageId)
         .collect();
     let batch = Batch {
-        tokens: &tokens,
+        feeds: &token_feeds(&tokens),
         runs: &[Run {
             rows: 0..rows,
             position,
@@ -182,9 +182,7 @@ fn run(executor: &mut dyn Executor, rows: usize, position: usize) {
                 sliding: &pages,
             },
             sampled: 0,
-            sampling: &Sampling::greedy(),
-            history: &[],
-            output: RowOutput::Token,
+            visible_end: None,
         }],
     };
     let ticket = executor.submit(&batch).expect("runs");

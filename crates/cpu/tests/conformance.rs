@@ -1,10 +1,10 @@
 //! Every step, format and shape of the test kit on every level of instructions, against the reference; products of large
-//! batches once more with repacked weights.
+//! batches once more with repacked weights; and what an executor promises beyond steps.
 
 use std::sync::Arc;
 
 use carat_cpu::{CpuBackend, CpuConfig, Isa};
-use carat_testkit::cases;
+use carat_testkit::{cases, contract};
 use libtest_mimic::{Arguments, Trial};
 
 fn main() {
@@ -31,5 +31,17 @@ fn main() {
                 trial.with_ignored_flag(!isa.available())
             })
     });
-    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
+    let promises = contract::ALL.into_iter().flat_map(|promise| {
+        [1, 3].map(|threads| {
+            Trial::test(format!("{}/threads{threads}", promise.name), move || {
+                let backend = CpuBackend::new(&CpuConfig {
+                    threads: Some(threads),
+                    ..CpuConfig::default()
+                });
+                promise.check(&backend).map_err(Into::into)
+            })
+        })
+    });
+    let trials = trials.chain(promises).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

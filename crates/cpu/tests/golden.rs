@@ -4,10 +4,13 @@
 use carat_cpu::{CpuBackend, CpuConfig, Fusion, Isa};
 use carat_model::{
     backend::{
-        Backend, Batch, CompileOptions, Executor, KvType, Outputs, PAGE_TOKENS, PageId, PerGroup,
-        RowOutput, Run,
+        Backend, Batch, CompileOptions, Draw, Executor, KvType, Outputs, PAGE_TOKENS, PageId,
+        PerGroup, Run, token_feeds,
     },
-    evaluate, gemma4,
+    evaluate::{self, Pages},
+    gemma4,
+    kv::first_visible_page,
+    plan::Plan,
     reference::Reference,
     sampling::Sampling,
 };
@@ -27,12 +30,34 @@ fn backend(threads: usize, isa: Option<Isa>) -> CpuBackend {
     })
 }
 
-fn compile(backend: &CpuBackend, fixture: &Fixture, options: &CompileOptions) -> Box<dyn Executor> {
+fn compile(
+    backend: &CpuBackend,
+    fixture: &Fixture,
+    options: &CompileOptions,
+) -> (Plan, Box<dyn Executor>) {
     let model = fixture.model();
     let plan = gemma4::plan(&model);
-    backend
+    let executor = backend
         .compile(&plan, model.weights, options)
-        .expect("tiny models fit")
+        .expect("tiny models fit");
+    (plan, executor)
+}
+
+/// The logits of all sampled rows.
+fn run(executor: &mut dyn Executor, tokens: &[u32], runs: &[Run<'_>]) -> Vec<Vec<f32>> {
+    let batch = Batch {
+        feeds: &token_feeds(tokens),
+        runs,
+    };
+    let sampling = Sampling::greedy();
+    let draws = vec![Draw::logits(&sampling); batch.sampled_count()];
+    let ticket = executor.submit(&batch).expect("runs");
+    if !draws.is_empty() {
+        executor.draw(&ticket, &draws).expect("draws");
+    }
+    let mut outputs = Outputs::default();
+    executor.collect(ticket, &mut outputs).expect("collects");
+    outputs.rows.into_iter().map(|row| row.logits).collect()
 }
 
 fn options(kv: KvType, tokens: usize, chunk: usize) -> CompileOptions {
@@ -53,18 +78,19 @@ fn logits_of(
     tokens: &[u32],
     chunk: usize,
 ) -> Vec<f32> {
-    let mut executor = compile(backend, fixture, &options(kv, tokens.len(), chunk));
-    evaluate::logits(executor.as_mut(), tokens, chunk).expect("runs")
+    let (plan, mut executor) = compile(backend, fixture, &options(kv, tokens.len(), chunk));
+    evaluate::logits(executor.as_mut(), &plan, tokens, chunk).expect("runs")
 }
 
 fn reference_logits(fixture: &Fixture) -> Vec<f32> {
     let model = fixture.model();
     let tokens = fixture.tokens();
     let options = evaluate::options(tokens.len(), usize::MAX);
+    let plan = gemma4::plan(&model);
     let mut reference = Reference
-        .compile(&gemma4::plan(&model), model.weights, &options)
+        .compile(&plan, model.weights, &options)
         .expect("tiny models fit");
-    evaluate::logits(reference.as_mut(), &tokens, usize::MAX).expect("runs")
+    evaluate::logits(reference.as_mut(), &plan, &tokens, usize::MAX).expect("runs")
 }
 
 fn fixtures_and_kv_types() -> impl Iterator<Item = (&'static Fixture, KvType)> {
@@ -243,8 +269,53 @@ fn large_batches_in_tiles_are_nearer_to_the_reference() {
 /// One sequence of a mixed batch: its tokens, its pages, and how many are already fed.
 struct Sequence {
     tokens: Vec<u32>,
-    pages: Vec<PageId>,
+    pages: PerGroup<Vec<PageId>>,
     fed: usize,
+}
+
+impl Sequence {
+    /// The `index`th of `count` that have `each` pages in both groups, whose numbers are nowhere the same.
+    fn new(tokens: &[u32], index: usize, count: usize, each: usize) -> Sequence {
+        let place = |page: usize| count * page + index;
+        Sequence {
+            tokens: tokens.to_vec(),
+            pages: PerGroup {
+                full: (0..each).map(|p| PageId(place(p) as u32)).collect(),
+                sliding: (0..each)
+                    .map(|p| PageId((count * each - place(p)) as u32))
+                    .collect(),
+            },
+            fed: 0,
+        }
+    }
+
+    /// The next tokens as a run of rows from `first` on. Sliding pages behind the window are freed.
+    fn run(&mut self, plan: &Plan, first: usize, count: usize) -> (&[u32], Run<'_>) {
+        let position = self.fed;
+        self.fed += count;
+        if let Some(window) = plan.window() {
+            let seen = first_visible_page(position, window);
+            self.pages.sliding[..seen].fill(PageId::FREED);
+        }
+        let run = Run {
+            rows: first..first + count,
+            position,
+            pages: PerGroup {
+                full: &self.pages.full,
+                sliding: &self.pages.sliding,
+            },
+            sampled: 1,
+            visible_end: None,
+        };
+        (&self.tokens[position..position + count], run)
+    }
+}
+
+/// [`evaluate::options`] for several sequences of so many pages.
+fn shared_options(kv: KvType, rows: usize, sequences: usize, each: usize) -> CompileOptions {
+    let mut options = options(kv, rows, usize::MAX);
+    options.pages = options.pages.map(|_| sequences * each + 1);
+    options
 }
 
 #[test]
@@ -254,62 +325,30 @@ fn company_in_the_batch_changes_nothing() {
         let alone = logits(&backend(2, None), kv, fixture, 16);
         let vocab = alone.len() / tokens.len();
         let each = tokens.len().div_ceil(PAGE_TOKENS);
-        let mut options = options(kv, tokens.len() * 3, usize::MAX);
-        options.pages = options.pages.map(|_| 3 * each);
-        let mut executor = compile(&backend(2, None), fixture, &options);
+        let options = shared_options(kv, tokens.len() * 3, 3, each);
+        let (plan, mut executor) = compile(&backend(2, None), fixture, &options);
         // The same text three times, with pages interleaved, fed 1, 5 and 19 tokens at a time.
         let steps = [1, 5, 19];
-        let mut sequences: Vec<Sequence> = (0..3)
-            .map(|s| Sequence {
-                tokens: tokens.clone(),
-                pages: (0..each).map(|p| PageId((3 * p + s) as u32)).collect(),
-                fed: 0,
-            })
-            .collect();
-        let sampling = Sampling::greedy();
+        let mut sequences: Vec<Sequence> =
+            (0..3).map(|s| Sequence::new(&tokens, s, 3, each)).collect();
         while sequences.iter().any(|s| s.fed < s.tokens.len()) {
             let mut batch_tokens = Vec::new();
             let mut runs = Vec::new();
             let mut expected = Vec::new();
-            for (sequence, step) in sequences.iter().zip(steps) {
-                let end = sequence.tokens.len().min(sequence.fed + step);
-                if sequence.fed == end {
+            for (sequence, step) in sequences.iter_mut().zip(steps) {
+                let count = step.min(sequence.tokens.len() - sequence.fed);
+                if count == 0 {
                     continue;
                 }
-                let start = batch_tokens.len();
-                batch_tokens.extend_from_slice(&sequence.tokens[sequence.fed..end]);
-                let sampled = 1.min(end - sequence.fed);
-                expected.push(end - 1);
-                runs.push(Run {
-                    rows: start..batch_tokens.len(),
-                    position: sequence.fed,
-                    pages: PerGroup {
-                        full: &sequence.pages,
-                        sliding: &sequence.pages,
-                    },
-                    sampled,
-                    sampling: &sampling,
-                    history: &sequence.tokens[..end],
-                    output: RowOutput::Logits,
-                });
+                let (tokens, run) = sequence.run(&plan, batch_tokens.len(), count);
+                batch_tokens.extend_from_slice(tokens);
+                expected.push(run.position + count - 1);
+                runs.push(run);
             }
-            let batch = Batch {
-                tokens: &batch_tokens,
-                runs: &runs,
-            };
-            let ticket = executor.submit(&batch).expect("runs");
-            let mut outputs = Outputs::default();
-            executor.collect(ticket, &mut outputs).expect("collects");
-            for (row, position) in outputs.rows.iter().zip(expected) {
+            let rows = self::run(executor.as_mut(), &batch_tokens, &runs);
+            for (row, position) in rows.iter().zip(expected) {
                 let alone = &alone[position * vocab..][..vocab];
-                assert!(
-                    row.logits == alone,
-                    "{} with {kv:?} at {position}",
-                    fixture.name
-                );
-            }
-            for (sequence, step) in sequences.iter_mut().zip(steps) {
-                sequence.fed = sequence.tokens.len().min(sequence.fed + step);
+                assert!(row == alone, "{} with {kv:?} at {position}", fixture.name);
             }
         }
     }
@@ -319,39 +358,20 @@ fn company_in_the_batch_changes_nothing() {
 fn logits_of_the_first(fixture: &Fixture, prompts: &[&[u32]]) -> Vec<f32> {
     let rows: usize = prompts.iter().map(|prompt| prompt.len()).sum();
     let each = rows.div_ceil(PAGE_TOKENS);
-    let mut options = evaluate::options(rows, usize::MAX);
-    options.pages = options.pages.map(|_| prompts.len() * each);
-    let mut executor = compile(&backend(2, None), fixture, &options);
-    let pages: Vec<PageId> = (0..prompts.len() * each)
-        .map(|p| PageId(p as u32))
+    let options = shared_options(KvType::F16, rows, prompts.len(), each);
+    let (plan, mut executor) = compile(&backend(2, None), fixture, &options);
+    let mut sequences: Vec<Sequence> = (prompts.iter().enumerate())
+        .map(|(i, prompt)| Sequence::new(prompt, i, prompts.len(), each))
         .collect();
-    let sampling = Sampling::greedy();
     let mut tokens = Vec::new();
     let mut runs = Vec::new();
-    for (prompt, pages) in prompts.iter().zip(pages.chunks(each)) {
-        let start = tokens.len();
-        tokens.extend_from_slice(prompt);
-        runs.push(Run {
-            rows: start..tokens.len(),
-            position: 0,
-            pages: PerGroup {
-                full: pages,
-                sliding: pages,
-            },
-            sampled: 1,
-            sampling: &sampling,
-            history: prompt,
-            output: RowOutput::Logits,
-        });
+    for sequence in &mut sequences {
+        let count = sequence.tokens.len();
+        let (fed, run) = sequence.run(&plan, tokens.len(), count);
+        tokens.extend_from_slice(fed);
+        runs.push(run);
     }
-    let batch = Batch {
-        tokens: &tokens,
-        runs: &runs,
-    };
-    let ticket = executor.submit(&batch).expect("runs");
-    let mut outputs = Outputs::default();
-    executor.collect(ticket, &mut outputs).expect("collects");
-    outputs.rows[0].logits.clone()
+    run(executor.as_mut(), &tokens, &runs).swap_remove(0)
 }
 
 #[test]
@@ -374,34 +394,23 @@ fn a_batch_without_sampled_rows_fills_the_cache_only() {
         let tokens = fixture.tokens();
         let whole = logits(&backend(2, None), KvType::F16, fixture, 16);
         let options = evaluate::options(tokens.len(), usize::MAX);
-        let mut executor = compile(&backend(2, None), fixture, &options);
-        let pages: Vec<PageId> = (0..tokens.len().div_ceil(PAGE_TOKENS) as u32)
-            .map(PageId)
-            .collect();
-        let mut outputs = Outputs::default();
+        let (plan, mut executor) = compile(&backend(2, None), fixture, &options);
+        let mut pages = Pages::new(&plan, options.pages);
+        let mut last = Vec::new();
         for start in (0..tokens.len()).step_by(24) {
             let rows = start..tokens.len().min(start + 24);
             let sampled = usize::from(rows.end == tokens.len());
+            pages.advance(start);
             let run = Run {
                 rows: 0..rows.len(),
                 position: rows.start,
-                pages: PerGroup {
-                    full: &pages,
-                    sliding: &pages,
-                },
+                pages: pages.tables(),
                 sampled,
-                sampling: &Sampling::greedy(),
-                history: &tokens[..rows.end],
-                output: RowOutput::Logits,
+                visible_end: None,
             };
-            let batch = Batch {
-                tokens: &tokens[rows],
-                runs: &[run],
-            };
-            let ticket = executor.submit(&batch).expect("runs");
-            executor.collect(ticket, &mut outputs).expect("collects");
-            assert_eq!(outputs.rows.len(), sampled);
+            last = self::run(executor.as_mut(), &tokens[rows], &[run]);
+            assert_eq!(last.len(), sampled);
         }
-        assert!(whole.ends_with(&outputs.rows[0].logits), "{}", fixture.name);
+        assert!(whole.ends_with(&last[0]), "{}", fixture.name);
     }
 }

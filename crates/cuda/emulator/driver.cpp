@@ -359,6 +359,10 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void*) {
   if (lost) return LAUNCH_FAILED;
   return std::memcpy((void*)to, from, bytes), 0;
 }
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void*) {
+  if (lost) return LAUNCH_FAILED;
+  return std::memcpy((void*)to, (const void*)from, bytes), 0;
+}
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void*) {
   if (lost) return LAUNCH_FAILED;
   return std::memcpy(to, (const void*)from, bytes), 0;

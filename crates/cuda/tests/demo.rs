@@ -8,8 +8,9 @@ use carat_cuda::{CudaBackend, Tier};
 use carat_gguf::Gguf;
 use carat_model::{
     Model, TokenId,
-    backend::{Backend, Outputs},
-    evaluate, gemma4,
+    backend::{Backend, Outputs, token_feeds},
+    evaluate::{self, Evaluation},
+    gemma4,
 };
 use libtest_mimic::{Failed, Trial};
 use serde_json::Value;
@@ -69,9 +70,12 @@ fn answers(card: &CudaBackend, case: &Value) -> Result<(), String> {
     let compiled = card.compile(&plan, weights, &options);
     let mut executor = compiled.map_err(|e| e.to_string())?;
     let mut outputs = Outputs::default();
+    let mut evaluation = Evaluation::new(executor.as_mut(), &plan, options.pages);
     let (mut tokens, mut fed, mut found) = (prompt, 0, Vec::new());
     while found.len() < sure {
-        evaluate::feed(executor.as_mut(), &tokens, fed, &mut outputs).map_err(|e| e.to_string())?;
+        let feeds = token_feeds(&tokens[fed..]);
+        let ran = evaluation.feed(&feeds, fed..tokens.len(), None, &mut outputs);
+        ran.map_err(|e| e.to_string())?;
         fed = tokens.len();
         let next = outputs.rows.last().ok_or("no row was sampled")?.token;
         found.push(next);

@@ -15,7 +15,10 @@ use carat_cuda::{CudaBackend, CudaConfig, Fusion, Graphs, Pdl, TablePlace, Tier}
 use carat_gguf::QuantType;
 use carat_model::{
     Model, TokenId,
-    backend::{Backend, Batch, CompileOptions, Executor, Outputs, RowOutput, Run},
+    backend::{
+        Backend, BackendError, Batch, CompileOptions, Draw, Executor, Feed, Outputs, RowOutput,
+        Run, Ticket, token_feeds,
+    },
     evaluate, gemma4,
     kv::{KvType, PageId, PerGroup},
     reference::Reference,
@@ -190,7 +193,7 @@ fn logits(
         .compile(&plan, weights, &options)
         .map_err(|e| e.to_string())?;
     let chunk = chunk.min(tokens.len());
-    evaluate::logits(executor.as_mut(), tokens, chunk).map_err(|e| e.to_string())
+    evaluate::logits(executor.as_mut(), &plan, tokens, chunk).map_err(|e| e.to_string())
 }
 
 fn golden(
@@ -344,20 +347,30 @@ fn last_logits(
             sliding: &pages,
         },
         sampled,
-        sampling: &Sampling::greedy(),
-        history: tokens,
-        output: RowOutput::Logits,
+        visible_end: None,
     };
     let batch = Batch {
-        tokens,
+        feeds: &token_feeds(tokens),
         runs: &[run],
     };
     let mut outputs = Outputs::default();
-    let submitted = executor.submit(&batch);
-    let collected = submitted.and_then(|ticket| executor.collect(ticket, &mut outputs));
-    collected.map_err(|e| e.to_string())?;
+    let sampling = Sampling::greedy();
+    let draws = vec![Draw::logits(&sampling); sampled];
+    compute(executor.as_mut(), &batch, &draws, &mut outputs).map_err(|e| e.to_string())?;
     let last = outputs.rows.pop().ok_or("no rows")?;
     Ok(last.logits)
+}
+
+/// Runs a batch by itself.
+fn compute(
+    executor: &mut dyn Executor,
+    batch: &Batch<'_>,
+    draws: &[Draw<'_>],
+    outputs: &mut Outputs,
+) -> Result<(), BackendError> {
+    let ticket = executor.submit(batch)?;
+    executor.draw(&ticket, draws)?;
+    executor.collect(ticket, outputs)
 }
 
 /// Three sequences side by side, their pages in disorder and freed behind the window, give what each gives alone.
@@ -401,6 +414,7 @@ fn side_by_side(
             full: 12,
             sliding: 12,
         },
+        host_pages: PerGroup::default(),
         kv: KvType::F16,
         max_rows: 40,
         max_sampled: 40,
@@ -433,7 +447,11 @@ fn step(
     let table =
         |s: usize| -> Vec<PageId> { (0..4).map(|i| PageId(11 - (3 * i + s as u32))).collect() };
     let full: Vec<Vec<PageId>> = (0..3).map(table).collect();
-    let mut sliding = full.clone();
+    // The other group has them the other way round.
+    let mut sliding: Vec<Vec<PageId>> = full
+        .iter()
+        .map(|table| table.iter().map(|page| PageId(11 - page.0)).collect())
+        .collect();
     for (s, table) in sliding.iter_mut().enumerate() {
         let freed = (fed[s] + 1).saturating_sub(8) / 32;
         table[..freed].fill(PageId::FREED);
@@ -452,21 +470,17 @@ fn step(
                 sliding: &sliding[s],
             },
             sampled: take[s],
-            sampling: &sampling,
-            history: &sequences[s][..fed[s] + take[s]],
-            output: RowOutput::Logits,
+            visible_end: None,
         });
         owners.extend(std::iter::repeat_n(s, take[s]));
     }
     let batch = Batch {
-        tokens: &tokens,
+        feeds: &token_feeds(&tokens),
         runs: &runs,
     };
-    let ticket = executor.submit(&batch).map_err(|e| e.to_string())?;
     let mut outputs = Outputs::default();
-    executor
-        .collect(ticket, &mut outputs)
-        .map_err(|e| e.to_string())?;
+    let draws = vec![Draw::logits(&sampling); owners.len()];
+    compute(executor, &batch, &draws, &mut outputs).map_err(|e| e.to_string())?;
     for (owner, row) in owners.into_iter().zip(&outputs.rows) {
         found[owner].extend_from_slice(&row.logits);
     }
@@ -474,7 +488,7 @@ fn step(
 }
 
 /// Answers of three requests with different sampling: from the device in graphs and without, and from logits on the host.
-/// Without penalties also with every batch submitted before the one before is collected.
+/// Also with every batch submitted before the one before is collected.
 fn drawn(ways: &Ways, variant: Variant) -> Result<(), String> {
     let tiny = Tiny::new(variant, QuantType::Q8_0);
     let expected = answers(&ways.usual, &tiny, RowOutput::Logits)?;
@@ -483,10 +497,10 @@ fn drawn(ways: &Ways, variant: Variant) -> Result<(), String> {
             return Err("the device draws other tokens than the host".to_owned());
         }
     }
-    let expected = lookahead_answers(&ways.usual, &tiny, false)?;
+    let expected = answers_ahead(&ways.usual, &tiny, false)?;
     profile(&ways.usual, &tiny)?;
-    if lookahead_answers(&ways.usual, &tiny, true)? != expected {
-        return Err("lookahead batches give other tokens".to_owned());
+    if answers_ahead(&ways.usual, &tiny, true)? != expected {
+        return Err("batches fed ahead give other tokens".to_owned());
     }
     Ok(())
 }
@@ -507,15 +521,19 @@ fn profile(card: &CudaBackend, tiny: &Tiny) -> Result<(), String> {
         position: 0,
         pages,
         sampled: 1,
-        sampling: &Sampling::greedy(),
-        history: &[3],
-        output: RowOutput::Token,
+        visible_end: None,
     };
     let batch = Batch {
-        tokens: &[3],
+        feeds: &token_feeds(&[3]),
         runs: &[run],
     };
-    let times = executor.profile(&batch).map_err(|e| e.to_string())?;
+    let sampling = Sampling::greedy();
+    let draw = Draw {
+        output: RowOutput::Token,
+        ..Draw::logits(&sampling)
+    };
+    let times = executor.profile(&batch, &[draw]);
+    let times = times.map_err(|e| e.to_string())?;
     let times = times.ok_or("no times")?;
     let labels: Vec<&str> = times.iter().map(|launch| launch.label.as_str()).collect();
     let all_timed = times.iter().all(|launch| !launch.time.is_zero());
@@ -525,19 +543,25 @@ fn profile(card: &CudaBackend, tiny: &Tiny) -> Result<(), String> {
     Err(format!("{times:?}"))
 }
 
-/// Tokens that follow two tokens, in batches of a row each.
-fn lookahead_answers(
+/// Tokens that follow two tokens, in batches of a row each, which are submitted before the one before is collected if `ahead`.
+fn answers_ahead(
     card: &CudaBackend,
     tiny: &Tiny,
-    lookahead: bool,
+    ahead: bool,
 ) -> Result<Vec<Vec<TokenId>>, String> {
     let model = tiny.model();
-    let settings = [Sampling::greedy(), Sampling::default()];
+    let penalized = Sampling {
+        repeat_penalty: 1.3,
+        seed: 4,
+        ..Sampling::default()
+    };
+    let settings = [Sampling::greedy(), penalized];
     let options = CompileOptions {
         pages: PerGroup {
             full: 2,
             sliding: 2,
         },
+        host_pages: PerGroup::default(),
         kv: KvType::F16,
         max_rows: 4,
         max_sampled: 4,
@@ -548,49 +572,58 @@ fn lookahead_answers(
     let pages = [[PageId(0)], [PageId(1)]];
     let mut sequences = vec![vec![3], vec![7]];
     let mut outputs = Outputs::default();
-    let mut before = None;
+    let mut before: Option<Ticket> = None;
     for position in 0..12 {
-        // What is not known yet is any token.
-        let tokens: Vec<TokenId> = (sequences.iter())
-            .map(|s| s.get(position).copied().unwrap_or(0))
-            .collect();
+        let feed = |s: usize| match before {
+            Some(_) => Feed::Sampled(s as u32),
+            None => Feed::Token(sequences[s][position]),
+        };
+        let feeds = [feed(0), feed(1)];
         let run = |s: usize| Run {
             rows: s..s + 1,
             position,
             pages: PerGroup {
                 full: &pages[s],
-                sliding: &pages[s],
+                sliding: &pages[1 - s],
             },
             sampled: 1,
-            sampling: &settings[s],
-            history: &[],
-            // Now and then the host samples.
-            output: match position {
-                5 => RowOutput::Logprobs { top: 1 },
-                _ => RowOutput::Token,
-            },
+            visible_end: None,
         };
-        let runs = [run(0), run(1)];
         let batch = Batch {
-            tokens: &tokens,
-            runs: &runs,
+            feeds: &feeds,
+            runs: &[run(0), run(1)],
         };
-        let submitted = match before {
-            None => executor.submit(&batch),
-            Some(_) => executor.submit_chained(&batch),
-        };
-        let ticket = submitted.map_err(|e| e.to_string())?;
-        let waiting = if lookahead {
-            before.replace(ticket)
-        } else {
-            Some(ticket)
-        };
-        if let Some(ticket) = waiting {
-            let collected = executor.collect(ticket, &mut outputs);
+        let ticket = executor.submit(&batch).map_err(|e| e.to_string())?;
+        if let Some(before) = before.take() {
+            let collected = executor.collect(before, &mut outputs);
             collected.map_err(|e| e.to_string())?;
             for (sequence, row) in sequences.iter_mut().zip(&outputs.rows) {
                 sequence.push(row.token);
             }
+        }
+        let draw = |s: usize| Draw {
+            sampling: &settings[s],
+            history: &sequences[s],
+            mask: None,
+            // Now and then the host samples one of them.
+            output: match position {
+                5 if s == 1 => RowOutput::Logprobs { top: 1 },
+                _ => RowOutput::Token,
+            },
+        };
+        let drawn = executor.draw(&ticket, &[draw(0), draw(1)]);
+        drawn.map_err(|e| e.to_string())?;
+        if executor.lookahead(&ticket) != (position != 5) {
+            return Err(format!("lookahead at {position}"));
+        }
+        if ahead {
+            before = Some(ticket);
+            continue;
+        }
+        let collected = executor.collect(ticket, &mut outputs);
+        collected.map_err(|e| e.to_string())?;
+        for (sequence, row) in sequences.iter_mut().zip(&outputs.rows) {
+            sequence.push(row.token);
         }
     }
     if let Some(ticket) = before {
@@ -628,6 +661,7 @@ fn answers(
             full: 3,
             sliding: 3,
         },
+        host_pages: PerGroup::default(),
         kv: KvType::F16,
         max_rows: 64,
         max_sampled: 4,
@@ -652,19 +686,24 @@ fn answers(
                     sliding: &pages[s],
                 },
                 sampled: 1,
-                sampling: &settings[s],
-                history: sequence,
-                output,
+                visible_end: None,
             });
             fed[s] = sequence.len();
         }
         let batch = Batch {
-            tokens: &tokens,
+            feeds: &token_feeds(&tokens),
             runs: &runs,
         };
-        let submitted = executor.submit(&batch);
-        let collected = submitted.and_then(|ticket| executor.collect(ticket, &mut outputs));
-        collected.map_err(|e| e.to_string())?;
+        let draw = |(sampling, history)| Draw {
+            sampling,
+            history,
+            mask: None,
+            output,
+        };
+        let histories = sequences.iter().map(Vec::as_slice);
+        let draws: Vec<Draw<'_>> = settings.iter().zip(histories).map(draw).collect();
+        let computed = compute(executor.as_mut(), &batch, &draws, &mut outputs);
+        computed.map_err(|e| e.to_string())?;
         for (sequence, row) in sequences.iter_mut().zip(&outputs.rows) {
             sequence.push(row.token);
         }

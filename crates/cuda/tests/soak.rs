@@ -1,7 +1,7 @@
 //! A hundred thousand tokens: what is captured once must give the same bits each time it is replayed, and memory must not
 //! grow.
 //!
-//! A round decodes one to four sequences side by side, each from its start, in lookahead batches as the engine submits
+//! A round decodes one to four sequences side by side, each from its start, in batches that are fed ahead as the engine feeds
 //! them. All rounds must come to what the first did, and to what launches without graphs do. `SOAK_TOKENS` asks for fewer
 //! tokens, for the emulator.
 
@@ -17,7 +17,8 @@ use carat_gguf::QuantType;
 use carat_model::{
     TokenId,
     backend::{
-        Backend, BackendError, Batch, CompileOptions, Executor, Outputs, RowOutput, Run, Ticket,
+        Backend, BackendError, Batch, CompileOptions, Draw, Executor, Feed, Outputs, RowOutput,
+        Run, Ticket,
     },
     gemma4,
     kv::{KvType, PAGE_TOKENS, PageId, PerGroup},
@@ -97,6 +98,7 @@ fn compile(card: &CudaBackend, length: usize) -> Result<Box<dyn Executor>, Strin
             full: pages,
             sliding: pages,
         },
+        host_pages: PerGroup::default(),
         kv: KvType::F16,
         max_rows: MAX_SEQUENCES,
         max_sampled: MAX_SEQUENCES,
@@ -148,7 +150,7 @@ fn together(
         }
         Ok::<(), BackendError>(())
     };
-    let mut before = None;
+    let mut before: Option<Ticket> = None;
     for position in 0..length {
         let run = |s: usize| Run {
             rows: s..s + 1,
@@ -158,27 +160,35 @@ fn together(
                 sliding: &pages[s],
             },
             sampled: 1,
+            visible_end: None,
+        };
+        let draw = |s: usize| Draw {
             sampling: &settings[s],
             history: &[],
+            mask: None,
             output: if position + 1 == length {
                 RowOutput::Logits
             } else {
                 RowOutput::Token
             },
         };
+        // All but the first are those that the batch before draws.
+        let feed = |s: usize| match before {
+            None => Feed::Token(starts[s]),
+            Some(_) => Feed::Sampled(s as u32),
+        };
         let runs: Vec<Run<'_>> = (0..sequences).map(run).collect();
-        let batch = Batch {
-            // All but the first are those that the batch before draws.
-            tokens: &starts,
+        let feeds: Vec<Feed<'_>> = (0..sequences).map(feed).collect();
+        let ticket = executor.submit(&Batch {
+            feeds: &feeds,
             runs: &runs,
-        };
-        let ticket = match before {
-            None => executor.submit(&batch)?,
-            Some(_) => executor.submit_chained(&batch)?,
-        };
-        if let Some(ticket) = before.replace(ticket) {
-            collect(executor, ticket)?;
+        })?;
+        if let Some(before) = before.take() {
+            collect(executor, before)?;
         }
+        let draws: Vec<Draw<'_>> = (0..sequences).map(draw).collect();
+        executor.draw(&ticket, &draws)?;
+        before = Some(ticket);
     }
     if let Some(ticket) = before {
         collect(executor, ticket)?;

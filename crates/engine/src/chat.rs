@@ -26,20 +26,26 @@ pub struct Chat {
 /// How an answer is generated.
 #[derive(Clone, Debug, Default)]
 pub struct Generation {
+    /// How tokens are drawn.
     pub sampling: Sampling,
     /// `None` goes on until the model stops or the context is full.
     pub max_tokens: Option<usize>,
     /// The answer ends where one of these would appear, without it.
     pub stop: Vec<String>,
+    /// Generate past stop tokens: for benchmarks.
     pub ignore_eos: bool,
+    /// Report log-probabilities of each token, and of this many of the likeliest.
     pub logprobs: Option<usize>,
 }
 
 /// A conversation to continue.
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
+    /// All turns so far.
     pub messages: Vec<Message>,
+    /// Tools the model may call.
     pub tools: Vec<Tool>,
+    /// Whether the model thinks before it answers.
     pub thinking: bool,
     /// Seconds since 1970, for templates that write the date.
     pub unix_time: Option<i64>,
@@ -50,20 +56,29 @@ pub struct Conversation {
 pub enum ChatEvent {
     /// Every generated token, before the parts it brings about.
     Token(Token),
+    /// The next piece of the answer, as text.
     Part(Part),
+    /// Always the last.
     Finished {
+        /// Why it is over.
         reason: ChatFinish,
+        /// What it took.
         usage: Usage,
     },
 }
 
+/// A token of the answer, as it was generated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
+    /// Its id.
     pub id: TokenId,
+    /// Under the model itself; if asked for.
     pub logprob: Option<f32>,
+    /// The likeliest tokens, best first; if asked for.
     pub top: Vec<(TokenId, f32)>,
 }
 
+/// Why an answer is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChatFinish {
     /// The model ended its turn, or a stop string appeared.
@@ -72,20 +87,26 @@ pub enum ChatFinish {
     Length,
     /// The model waits for the results of its tool calls.
     ToolCalls,
+    /// The caller lost interest.
     Cancelled,
 }
 
+/// Why a chat could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatError {
+    /// The conversation could not be rendered or encoded.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// The engine did not accept it.
     #[error(transparent)]
     Rejected(#[from] Rejected),
+    /// The engine gave it up.
     #[error(transparent)]
     Engine(#[from] EngineError),
 }
 
 impl Chat {
+    /// Of a running engine, and of the file its model came from.
     pub fn new(
         engine: EngineHandle,
         tokenizer: Arc<Tokenizer>,
@@ -98,6 +119,7 @@ impl Chat {
         }
     }
 
+    /// As the model's file defines it.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
@@ -225,7 +247,8 @@ impl ChatStream {
                     _ if self.stop.stopped() => ChatFinish::Stop,
                     FinishReason::Cancelled => ChatFinish::Cancelled,
                     _ if self.reading.has_called() => ChatFinish::ToolCalls,
-                    FinishReason::Length => ChatFinish::Length,
+                    // Either way the answer is cut off.
+                    FinishReason::Length | FinishReason::DeadEnd => ChatFinish::Length,
                     FinishReason::Stop { .. } => ChatFinish::Stop,
                 };
                 events.push(ChatEvent::Finished { reason, usage });

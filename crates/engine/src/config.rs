@@ -11,7 +11,7 @@ use carat_model::{
     plan::Plan,
 };
 
-use crate::core::{Rejected, Request};
+use crate::core::{MediaAttention, Rejected, Request};
 
 /// How much runs at a time, and in how many KV pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,13 +27,18 @@ pub struct EngineConfig {
     pub max_unfinished: usize,
     /// KV pages to hold. [`comfortable_pages`] and [`minimum_pages`] tell what is sensible.
     pub pages: PerGroup<usize>,
+    /// The most tokens of a draft that are verified in a step, per request; 0 verifies none.
+    pub max_draft: usize,
+    /// How keys and values are kept.
     pub kv: KvType,
+    /// Whether prompts continue from earlier ones.
     pub prefix_reuse: PrefixReuse,
 }
 
 /// Whether requests may continue from KV that earlier ones computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrefixReuse {
+    /// Pages are kept as long as nobody needs them.
     Enabled,
     /// Every prompt is computed in full: for measurements, and for bisecting.
     Disabled,
@@ -42,7 +47,10 @@ pub enum PrefixReuse {
 /// What scheduling must know of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelShape {
+    /// Entries of the vocabulary.
     pub vocab: usize,
+    /// Columns of an embedding that a prompt may have in place of a token; `None` if the model takes tokens alone.
+    pub width: Option<usize>,
     /// Positions a row of a sliding-window layer sees, itself included; `None` without such layers.
     pub window: Option<usize>,
 }
@@ -51,6 +59,7 @@ impl From<&Plan> for ModelShape {
     fn from(plan: &Plan) -> ModelShape {
         ModelShape {
             vocab: plan.vocab(),
+            width: plan.input_width(),
             window: plan.uses(KvGroup::Sliding).then(|| plan.window()).flatten(),
         }
     }
@@ -59,19 +68,30 @@ impl From<&Plan> for ModelShape {
 /// Why a configuration cannot work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
+    /// A count that must not be 0 is.
     #[error("{setting} is 0; it must be at least 1")]
-    Zero { setting: &'static str },
+    Zero {
+        /// Its name.
+        setting: &'static str,
+    },
+    /// Some requests would be left out of each step.
     #[error(
         "max_rows is {max_rows}, below max_sequences, {max_sequences}: every running request needs a row of each batch"
     )]
     TooFewRows {
+        /// As configured.
         max_rows: usize,
+        /// As configured.
         max_sequences: usize,
     },
+    /// Not even one request could run.
     #[error("{held} pages of the {group:?} group; one request alone needs {needed}")]
     TooFewPages {
+        /// Whose pages.
         group: KvGroup,
+        /// As configured.
         held: usize,
+        /// At the least.
         needed: usize,
     },
 }
@@ -84,6 +104,7 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Checks a configuration.
     pub fn new(config: EngineConfig, shape: ModelShape) -> Result<Limits, ConfigError> {
         let counts = [
             ("context", config.context),
@@ -105,7 +126,11 @@ impl Limits {
                 max_sequences: config.max_sequences,
             });
         }
-        let minimum = minimum_pages(config.context, shape);
+        let drafting = ModelShape {
+            window: shape.window.map(|window| window + config.max_draft),
+            ..shape
+        };
+        let minimum = minimum_pages(config.context, drafting);
         // The full group may be smaller than the context: longer requests are then rejected one by one.
         let needed = PerGroup {
             full: 1,
@@ -124,10 +149,12 @@ impl Limits {
         Ok(Limits { config, shape })
     }
 
+    /// As it was given.
     pub fn config(&self) -> &EngineConfig {
         &self.config
     }
 
+    /// The model it is for.
     pub fn shape(&self) -> ModelShape {
         self.shape
     }
@@ -136,9 +163,11 @@ impl Limits {
     pub fn compile_options(&self) -> CompileOptions {
         CompileOptions {
             pages: self.config.pages,
+            host_pages: PerGroup::default(),
             kv: self.config.kv,
             max_rows: self.config.max_rows,
-            max_sampled: self.config.max_sequences,
+            max_sampled: (self.config.max_sequences * (self.config.max_draft + 1))
+                .min(self.config.max_rows),
             probe: false,
         }
     }
@@ -163,6 +192,7 @@ impl Limits {
         if let Some(complaint) = request.sampling.complaint() {
             return Err(Rejected::BadSampling(complaint));
         }
+        self.check_media(request)?;
         let context = self.config.context;
         let max_tokens = request.max_tokens.unwrap_or(1);
         let total = prompt.saturating_add(max_tokens);
@@ -186,6 +216,52 @@ impl Limits {
             Some(_) => total,
             None => context.min(room),
         })
+    }
+}
+
+impl Limits {
+    fn check_media(&self, request: &Request) -> Result<(), Rejected> {
+        let wrong = |what: String| Err(Rejected::BadMedia(what));
+        let mut end = 0;
+        for media in &request.media {
+            let places = &media.places;
+            if places.is_empty() || places.start < end || places.end > request.prompt.len() {
+                return wrong(format!(
+                    "media at {places:?} of a prompt of {} tokens; they must be in order, apart, and within it",
+                    request.prompt.len()
+                ));
+            }
+            end = places.end;
+            let Some(width) = self.shape.width else {
+                return wrong("this model takes tokens alone".to_owned());
+            };
+            if media.rows.len() != places.len() * width {
+                return wrong(format!(
+                    "media of {} values at {} places; the model takes {width} at each",
+                    media.rows.len(),
+                    places.len()
+                ));
+            }
+            let Some(window) = self.shape.window else {
+                continue;
+            };
+            if media.attention == MediaAttention::Causal {
+                continue;
+            }
+            // All rows at once, beside a row of everybody else.
+            let rows = self.config.max_rows - (self.config.max_sequences - 1);
+            let pages = window_pages(window + places.len() - 1);
+            let pages = pages.min(pages_of(self.config.context));
+            if places.len() > rows || pages > self.config.pages.sliding {
+                return wrong(format!(
+                    "an image of {} rows, which are computed all at once: there is room for {rows} rows in a batch, and \
+                     {} sliding pages of the {pages} it takes",
+                    places.len(),
+                    self.config.pages.sliding
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -236,6 +312,7 @@ impl EngineConfig {
             max_sequences,
             max_unfinished: max_sequences.saturating_mul(16),
             pages: comfortable_pages(context, max_sequences, max_rows, shape),
+            max_draft: 0,
             kv: KvType::default(),
             prefix_reuse: PrefixReuse::Enabled,
         }

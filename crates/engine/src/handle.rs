@@ -31,12 +31,16 @@ use crate::{
 /// Why the engine could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// The configuration cannot work.
     #[error("the engine's settings do not work")]
     Config(#[from] ConfigError),
+    /// The device could not do it.
     #[error("the model could not be prepared")]
     Backend(#[from] BackendError),
+    /// The system refused a thread.
     #[error("the engine's thread could not be started")]
     Thread(#[source] io::Error),
+    /// The thread panicked.
     #[error("the engine's thread ended while preparing the model")]
     Died,
 }
@@ -52,22 +56,32 @@ pub enum EngineError {
     Stopped,
 }
 
+/// What a stream yields.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
+    /// The next token of the answer.
     Token {
+        /// The token.
         id: TokenId,
-        /// Under the model itself, before penalties, temperature and truncation; if asked for.
+        /// Under the model itself, before mask, penalties, temperature and truncation; if asked for, and if the model was asked:
+        /// not for a token that a constraint forced.
         logprob: Option<f32>,
         /// The likeliest tokens, best first; if asked for.
         top: Vec<(TokenId, f32)>,
     },
     /// Always the last.
-    Finished { reason: FinishReason, usage: Usage },
+    Finished {
+        /// Why it is over.
+        reason: FinishReason,
+        /// What it took.
+        usage: Usage,
+    },
 }
 
 /// What a request came to, and what took how long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
+    /// In tokens.
     pub counts: Counts,
     /// From submission until the request was first scheduled.
     pub queue: Duration,
@@ -166,7 +180,7 @@ impl EngineHandle {
         };
         engine
             .commands
-            .send(Command::Submit(submission))
+            .send(Command::Submit(Box::new(submission)))
             .map_err(|_| Rejected::Stopped)?;
         Ok(TokenStream {
             id,
@@ -183,6 +197,7 @@ impl EngineHandle {
         stats.recv().ok()
     }
 
+    /// What a request may ask for.
     pub fn limits(&self) -> &Limits {
         &self.0.limits
     }
@@ -209,6 +224,7 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
+    /// Names it in logs.
     pub fn id(&self) -> RequestId {
         self.id
     }

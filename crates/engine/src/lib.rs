@@ -36,6 +36,8 @@
 //! continues from the KV that was computed then; [`Counts::cached_tokens`] says how much, [`Counts::miss`] why not
 //! more. Dropping a stream cancels its request; dropping the last handle stops the engine.
 
+#![warn(missing_docs)]
+
 pub mod chat;
 mod config;
 pub mod core;
@@ -45,5 +47,8 @@ mod worker;
 pub use config::{
     ConfigError, EngineConfig, Limits, ModelShape, PrefixReuse, comfortable_pages, minimum_pages,
 };
-pub use core::{Counts, FinishReason, MissReason, PageCounts, Rejected, Request, RequestId, Stats};
+pub use core::{
+    Constraint, ConstraintSource, Counts, FinishReason, Media, MediaAttention, MissReason,
+    PageCounts, Rejected, Request, RequestId, Stats,
+};
 pub use handle::{EngineError, EngineHandle, Event, StartError, TokenStream, Usage};

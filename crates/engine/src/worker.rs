@@ -1,8 +1,7 @@
 //! The engine's thread: takes commands, schedules, runs a batch, hands out the tokens.
 //!
-//! One plain loop. Where the executor can chain batches, the next is queued before the last is waited for, so the device always has
-//! work. Commands are taken between batches, all that have come; without requests the thread sleeps on its
-//! inbox. Streams are unbounded, so a slow reader never holds up the others, and text is none of this thread's
+//! One plain loop around [`Pipeline::step`]. Commands are taken between batches, all that have come; without requests the thread
+//! sleeps on its inbox. Streams are unbounded, so a slow reader never holds up the others, and text is none of this thread's
 //! business.
 
 use std::{
@@ -13,19 +12,19 @@ use std::{
     time::Instant,
 };
 
-use carat_model::backend::{BackendError, Executor, Outputs, RowResult, Ticket};
+use carat_model::backend::{BackendError, Executor, RowResult};
 use rustc_hash::FxHashMap;
 
 use crate::{
     config::Limits,
-    core::{Counts, FinishReason, Request, RequestId, Scheduler, Stats, Update},
+    core::{Counts, FinishReason, Pipeline, Request, RequestId, Scheduler, Stats, Update},
     handle::{EngineError, Event, Place, Usage},
 };
 
 type Events = Sender<Result<Event, EngineError>>;
 
 pub(crate) enum Command {
-    Submit(Submission),
+    Submit(Box<Submission>),
     Cancel(RequestId),
     Stats(Sender<Stats>),
     Stop,
@@ -90,10 +89,7 @@ pub(crate) fn run(
         }
     };
     let worker = Worker {
-        scheduler: Scheduler::new(limits),
-        executor,
-        ahead: None,
-        outputs: Outputs::default(),
+        pipeline: Pipeline::new(Scheduler::new(limits), executor),
         clients: FxHashMap::default(),
         inbox,
     };
@@ -103,11 +99,7 @@ pub(crate) fn run(
 }
 
 struct Worker {
-    scheduler: Scheduler,
-    executor: Box<dyn Executor>,
-    /// The batch after the one collected last, if it has been submitted already.
-    ahead: Option<Result<Ticket, BackendError>>,
-    outputs: Outputs,
+    pipeline: Pipeline<Box<dyn Executor>>,
     clients: FxHashMap<RequestId, Client>,
     inbox: Receiver<Command>,
 }
@@ -126,7 +118,7 @@ impl Worker {
 
     /// Takes all commands there are; waits for one if there is nothing else to do.
     fn take_commands(&mut self) -> Next {
-        if self.scheduler.is_idle() && self.ahead.is_none() {
+        if self.pipeline.is_idle() {
             let Ok(command) = self.inbox.recv() else {
                 return Next::Stop;
             };
@@ -144,11 +136,11 @@ impl Worker {
 
     fn obey(&mut self, command: Command) -> Next {
         match command {
-            Command::Submit(submission) => self.accept(submission),
-            Command::Cancel(id) => self.scheduler.cancel(id),
+            Command::Submit(submission) => self.accept(*submission),
+            Command::Cancel(id) => self.pipeline.scheduler().cancel(id),
             Command::Stats(reply) => {
                 // Whoever asked may be gone.
-                let _ = reply.send(self.scheduler.stats());
+                let _ = reply.send(self.pipeline.scheduler().stats());
             }
             Command::Stop => return Next::Stop,
         }
@@ -163,7 +155,8 @@ impl Worker {
             place,
             submitted,
         } = submission;
-        self.scheduler
+        let scheduler = self.pipeline.scheduler();
+        scheduler
             .submit(id, request)
             .expect("the handle has checked the request against the same limits");
         let client = Client {
@@ -176,32 +169,11 @@ impl Worker {
         self.clients.insert(id, client);
     }
 
-    /// Sees one batch to its end, if there is anything to run, and queues the one after it if it can.
+    /// Sees one batch to its end, if there is anything to run.
     fn step(&mut self) -> Next {
         let begun = Instant::now();
-        let submitted = if let Some(submitted) = self.ahead.take() {
-            submitted
-        } else {
-            let Some(work) = self.scheduler.next() else {
-                self.deliver(begun, None);
-                return Next::Continue;
-            };
-            let batch = work.batch();
-            tracing::trace!(rows = batch.tokens.len(), runs = batch.runs.len(), "step");
-            self.executor.submit(&batch)
-        };
-        let ticket = match submitted {
-            Ok(ticket) => ticket,
-            Err(error) => return self.fail(begun, error),
-        };
-        if self.executor.chains()
-            && let Some(work) = self.scheduler.ahead()
-        {
-            self.ahead = Some(self.executor.submit_chained(&work.batch()));
-        }
-        match self.executor.collect(ticket, &mut self.outputs) {
-            Ok(()) => {
-                self.scheduler.apply(&self.outputs);
+        match self.pipeline.step() {
+            Ok(_) => {
                 self.deliver(begun, None);
                 Next::Continue
             }
@@ -217,12 +189,8 @@ impl Worker {
             BackendError::OutOfMemory { .. } | BackendError::Unsupported { .. } => Next::Continue,
             BackendError::Device(_) => Next::Stop,
         };
-        if let Some(Ok(ticket)) = self.ahead.take() {
-            // Of the same requests, so whatever became of it nobody wants it.
-            let _ = self.executor.collect(ticket, &mut self.outputs);
-        }
         let error = Arc::new(error);
-        self.scheduler.abandon();
+        self.pipeline.give_up();
         self.deliver(begun, Some(&error));
         if let Next::Stop = next {
             for (_, client) in self.clients.drain() {
@@ -235,9 +203,11 @@ impl Worker {
     /// Tells the streams what has happened in the step that began then.
     fn deliver(&mut self, begun: Instant, failure: Option<&Arc<BackendError>>) {
         let now = Instant::now();
-        for update in self.scheduler.updates() {
+        let (outputs, updates) = self.pipeline.results();
+        for update in updates {
             let (Update::Started { id }
             | Update::Token { id, .. }
+            | Update::Forced { id, .. }
             | Update::Finished { id, .. }
             | Update::Abandoned { id }) = update;
             let client = self
@@ -248,7 +218,15 @@ impl Worker {
                 Update::Started { .. } => client.started = Some(begun),
                 Update::Token { row, .. } => {
                     client.first_token.get_or_insert(now);
-                    client.send(Ok(token_event(&mut self.outputs.rows[row])));
+                    client.send(Ok(token_event(&mut outputs.rows[row])));
+                }
+                Update::Forced { token, .. } => {
+                    client.first_token.get_or_insert(now);
+                    client.send(Ok(Event::Token {
+                        id: token,
+                        logprob: None,
+                        top: Vec::new(),
+                    }));
                 }
                 Update::Finished { reason, counts, .. } => {
                     let usage = client.usage(counts, now);

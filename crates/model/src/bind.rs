@@ -12,13 +12,19 @@ use crate::{
 
 /// Everything a forward pass names, layer by layer.
 pub struct Model {
+    /// Hyper-parameters.
     pub config: Config,
+    /// All tensors that are bound.
     pub weights: Arc<Weights>,
+    /// Table of token embeddings.
     pub embedding: Weight,
+    /// Norm before the head.
     pub output_norm: Weight,
     /// The head: its own tensor, or the embedding again.
     pub output: Weight,
+    /// Per-layer embeddings, in models that have them.
     pub ple: Option<Ple>,
+    /// In order.
     pub layers: Vec<Layer>,
     /// Divisors of the rotary angles of full-attention layers, one a pair.
     pub rope_divisors: Vec<f32>,
@@ -26,6 +32,7 @@ pub struct Model {
 
 /// Per-layer embeddings, cut where rows that will not be sampled end.
 pub struct Ple {
+    /// Of each layer's slice of the projection.
     pub norm: Weight,
     /// For the layers before the last that writes KV: every row needs them.
     pub front: PleSlices,
@@ -35,55 +42,91 @@ pub struct Ple {
 
 /// The columns of the per-layer table, and the rows of its projection, of some consecutive layers.
 pub struct PleSlices {
+    /// The first of the layers these are for.
     pub first_layer: usize,
+    /// Rows by token.
     pub table: Weight,
+    /// Of the token's embedding.
     pub projection: Weight,
 }
 
+/// Weights of one layer.
 pub struct Layer {
+    /// Before attention.
     pub attn_norm: Weight,
+    /// Queries.
     pub q: Weight,
+    /// Of each query head.
     pub q_norm: Weight,
     /// Present on layers that write keys and values.
     pub own_kv: Option<OwnKv>,
+    /// Back to the width of the stream.
     pub o: Weight,
+    /// Of what attention gives.
     pub attn_post_norm: Weight,
+    /// The dense feed-forward branch.
     pub ffn: DenseFfn,
+    /// Experts beside it, in models that have them.
     pub moe: Option<Moe>,
+    /// Of what the feed-forward branches give.
     pub ffn_post_norm: Weight,
+    /// The layer's own inputs, in models that have them.
     pub ple: Option<LayerPle>,
+    /// Of the stream behind the layer; 1 changes nothing.
     pub out_scale: f32,
 }
 
+/// Keys and values that a layer computes itself.
 pub struct OwnKv {
+    /// Keys.
     pub k: Weight,
+    /// Of each key head.
     pub k_norm: Weight,
     /// Missing where values are the raw output of the key projection.
     pub v: Option<Weight>,
 }
 
+/// A gated feed-forward branch.
 pub struct DenseFfn {
+    /// Before it.
     pub norm: Weight,
+    /// Goes through GELU.
     pub gate: Weight,
+    /// Is multiplied with the gate.
     pub up: Weight,
+    /// Back to the width of the stream.
     pub down: Weight,
 }
 
+/// Experts and their router.
 pub struct Moe {
+    /// Scores of experts.
     pub router: Weight,
+    /// Of the router's own norm.
     pub router_scale: Weight,
+    /// By expert; missing where it is 1.
     pub expert_scale: Option<Weight>,
+    /// Of what the dense branch gives.
     pub dense_post_norm: Weight,
+    /// Before the experts.
     pub norm: Weight,
+    /// By expert: goes through GELU.
     pub gate: Weight,
+    /// By expert: is multiplied with the gate.
     pub up: Weight,
+    /// By expert: back to the width of the stream.
     pub down: Weight,
+    /// Of what the experts give.
     pub post_norm: Weight,
 }
 
+/// How a layer takes its own inputs.
 pub struct LayerPle {
+    /// Of the stream.
     pub gate: Weight,
+    /// Back to the width of the stream.
     pub projection: Weight,
+    /// Of the result.
     pub post_norm: Weight,
 }
 

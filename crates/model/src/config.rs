@@ -9,13 +9,18 @@ use carat_gguf::{Gguf, GgufError, Metadata};
 
 use crate::error::ModelError;
 
+/// Hyper-parameters of a model, every per-layer fact resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
+    /// As the file calls it.
     pub name: String,
+    /// Width of the stream.
     pub dim: usize,
+    /// Tokens there are.
     pub vocab: usize,
     /// Positions the model was trained for.
     pub context: usize,
+    /// Added to mean squares in norms.
     pub eps: f32,
     /// Bound of the final logits; `None` leaves them alone.
     pub softcap: Option<f32>,
@@ -23,29 +28,42 @@ pub struct Config {
     pub window: usize,
     /// Width of the per-layer embedding; `None` where the model has none.
     pub ple: Option<usize>,
+    /// Facts of the experts, in models that have them.
     pub experts: Option<Experts>,
+    /// Of rotary frequencies.
     pub rope_base: RopeBase,
+    /// In order.
     pub layers: Vec<Layer>,
     /// Layers below this one write keys and values; those from it on share them.
     pub kv_layers: usize,
 }
 
+/// Base of rotary frequencies, by kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeBase {
+    /// Of full-attention layers.
     pub full: f32,
+    /// Of sliding-window layers.
     pub sliding: f32,
 }
 
+/// Facts of the experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Experts {
+    /// Per layer.
     pub count: usize,
+    /// Per row.
     pub used: usize,
+    /// Width of an expert's inner values.
     pub ffn: usize,
 }
 
+/// How a layer attends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerKind {
+    /// Within a window.
     Sliding,
+    /// To everything before.
     Full,
 }
 
@@ -58,12 +76,18 @@ impl fmt::Display for LayerKind {
     }
 }
 
+/// Facts of one layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layer {
+    /// How it attends.
     pub kind: LayerKind,
+    /// Query heads.
     pub heads: usize,
+    /// Heads of keys and values.
     pub kv_heads: usize,
+    /// Width of a head.
     pub head_dim: usize,
+    /// Width of the dense branch's inner values.
     pub ffn: usize,
     /// The layer whose keys and values this one reads: itself, or the last of its kind that writes any.
     pub kv_source: usize,
@@ -72,6 +96,7 @@ pub struct Layer {
 const ARCHITECTURE: &str = "gemma4";
 
 impl Config {
+    /// Reads and checks a file's metadata.
     pub fn read(file: &Gguf) -> Result<Config, ModelError> {
         let m = file.metadata();
         match m.str("general.architecture")? {

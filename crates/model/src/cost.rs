@@ -11,23 +11,29 @@ use crate::{
 /// A batch, as far as its cost goes.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchShape {
+    /// Rows of the batch.
     pub rows: usize,
+    /// Of these the sampled ones.
     pub sampled: usize,
     /// Positions already in the cache before the first row.
     pub depth: usize,
+    /// How keys and values are kept.
     pub kv: KvType,
 }
 
+/// Bytes and multiplications, at the least.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
     /// Weights read once, and the embedding rows that are looked up.
     pub weight_bytes: u64,
     /// Keys and values read once, as they are kept.
     pub kv_bytes: u64,
+    /// Of all products together.
     pub multiply_adds: u64,
 }
 
 impl Cost {
+    /// All of them.
     pub fn bytes(&self) -> u64 {
         self.weight_bytes + self.kv_bytes
     }
@@ -138,17 +144,23 @@ impl Roofline {
 /// What something would take if memory or arithmetic alone limited it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
+    /// At the least.
     pub seconds: f64,
+    /// By what it is limited.
     pub by: Limit,
 }
 
+/// What a batch waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
+    /// Reading bytes.
     Memory,
+    /// Multiplying.
     Compute,
 }
 
 impl Limit {
+    /// In a word.
     pub fn name(self) -> &'static str {
         match self {
             Limit::Memory => "memory",

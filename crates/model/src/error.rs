@@ -4,35 +4,61 @@ use carat_gguf::GgufError;
 
 use crate::config::LayerKind;
 
+/// Why a file is no model that runs here.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
+    /// The file itself is damaged.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// It is another kind of model.
     #[error("the model's architecture is `{found}`; Carat runs `gemma4`{hint}")]
-    Architecture { found: String, hint: &'static str },
+    Architecture {
+        /// What the file says.
+        found: String,
+        /// What to do about it; may be empty.
+        hint: &'static str,
+    },
+    /// A setting has a value that cannot be used.
     #[error("metadata key `{key}` is {value}: {problem}")]
     Setting {
+        /// Its key.
         key: String,
+        /// What the file has.
         value: String,
+        /// What is wrong with it.
         problem: String,
     },
+    /// A tensor that the model needs is not there.
     #[error("tensor `{name}` is missing{}", .layer.map(|k| format!(" (needed by a {k} layer)")).unwrap_or_default())]
     MissingTensor {
+        /// Its name.
         name: String,
+        /// The kind of layer that needs it.
         layer: Option<LayerKind>,
     },
+    /// A tensor has another shape than the settings say.
     #[error(
         "tensor `{name}`: shape {found:?} in the file, {expected:?} expected{}",
         .layer.map(|k| format!(" for a {k} layer")).unwrap_or_default()
     )]
     Shape {
+        /// Its name.
         name: String,
+        /// In the file.
         found: Vec<usize>,
+        /// By the settings.
         expected: Vec<usize>,
+        /// The kind of layer it belongs to.
         layer: Option<LayerKind>,
     },
+    /// The tokenizer has tokens that the embedding table has not.
     #[error(
         "the vocabulary has {tokens} tokens, but `token_embd.weight` has {rows} rows; the file is inconsistent"
     )]
-    Vocabulary { tokens: usize, rows: usize },
+    Vocabulary {
+        /// Of the tokenizer.
+        tokens: usize,
+        /// Of the embedding table.
+        rows: usize,
+    },
 }

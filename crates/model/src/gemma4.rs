@@ -11,13 +11,14 @@ use crate::{
     plan::{Builder, KvSlot, Plan, Rope, RopeId, Rows, SlotSpec, Value},
 };
 
+/// Describes the forward pass of a bound model.
 pub fn plan(m: &Model) -> Plan {
     let c = &m.config;
     let p = Builder::new(&m.weights);
     let ropes = rope_tables(&p, m);
     let mut slots: Vec<KvSlot> = Vec::new();
     p.section(Section::Embed(Rows::All));
-    let mut x = p.embed("token", m.embedding, (c.dim as f32).sqrt(), Rows::All);
+    let mut x = p.embed_input("token", m.embedding, (c.dim as f32).sqrt(), Rows::All);
     let mut ple = m
         .ple
         .as_ref()
@@ -45,7 +46,7 @@ pub fn plan(m: &Model) -> Plan {
             ple = m.ple.as_ref().map(|w| {
                 p.section(Section::Embed(Rows::Sampled));
                 let scale = (c.dim as f32).sqrt();
-                let embedded = p.embed("token", m.embedding, scale, Rows::Sampled);
+                let embedded = p.embed_input("token", m.embedding, scale, Rows::Sampled);
                 per_layer_inputs(&p, m, w, &w.tail, embedded)
             });
             p.section(Section::Attention(i));

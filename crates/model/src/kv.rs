@@ -5,24 +5,33 @@
 
 use std::fmt;
 
+use crate::backend::BackendError;
+
 /// Layers page their KV in two groups: full-attention layers keep everything, sliding-window layers the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PerGroup<T> {
+    /// Of full-attention layers.
     pub full: T,
+    /// Of sliding-window layers.
     pub sliding: T,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Layers that page together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum KvGroup {
+    /// Full-attention layers.
     Full,
+    /// Sliding-window layers.
     Sliding,
 }
 
 impl KvGroup {
+    /// Both of them.
     pub const ALL: [KvGroup; 2] = [KvGroup::Full, KvGroup::Sliding];
 }
 
 impl<T> PerGroup<T> {
+    /// A group's own.
     pub fn get(&self, group: KvGroup) -> &T {
         match group {
             KvGroup::Full => &self.full,
@@ -30,6 +39,7 @@ impl<T> PerGroup<T> {
         }
     }
 
+    /// A group's own, to be changed.
     pub fn get_mut(&mut self, group: KvGroup) -> &mut T {
         match group {
             KvGroup::Full => &mut self.full,
@@ -37,6 +47,7 @@ impl<T> PerGroup<T> {
         }
     }
 
+    /// The same of both.
     pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> PerGroup<U> {
         PerGroup {
             full: f(self.full),
@@ -52,6 +63,78 @@ pub struct PageId(pub u32);
 impl PageId {
     /// Stands where a sliding-window page was freed behind the window. Executors never read through it.
     pub const FREED: PageId = PageId(u32::MAX);
+}
+
+/// A place for a page in host memory, per group as page ids are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostPageId(pub u32);
+
+/// The copy of a page to host memory or back. The page it is taken from stays as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageMove {
+    /// From the device.
+    Save {
+        /// Whose pages these are.
+        group: KvGroup,
+        /// On the device.
+        from: PageId,
+        /// In host memory.
+        to: HostPageId,
+    },
+    /// To the device.
+    Load {
+        /// Whose pages these are.
+        group: KvGroup,
+        /// In host memory.
+        from: HostPageId,
+        /// On the device.
+        to: PageId,
+    },
+}
+
+impl PageMove {
+    /// The group, the page on the device and the place in host memory.
+    pub fn places(&self) -> (KvGroup, PageId, HostPageId) {
+        match *self {
+            PageMove::Save { group, from, to } => (group, from, to),
+            PageMove::Load { group, from, to } => (group, to, from),
+        }
+    }
+
+    /// Everything an executor relies on in some moves that belong together.
+    pub fn check(
+        moves: &[PageMove],
+        pages: PerGroup<usize>,
+        host_pages: PerGroup<usize>,
+    ) -> Result<(), BackendError> {
+        let mut device: Vec<(KvGroup, u32)> = Vec::with_capacity(moves.len());
+        let mut host: Vec<(KvGroup, u32)> = Vec::with_capacity(moves.len());
+        for (group, page, place) in moves.iter().map(PageMove::places) {
+            if page.0 as usize >= *pages.get(group) || place.0 as usize >= *host_pages.get(group) {
+                return Err(BackendError::Unsupported {
+                    what: format!(
+                        "{group:?} page {} and place {} in host memory are not both among the {} and {} held",
+                        page.0,
+                        place.0,
+                        pages.get(group),
+                        host_pages.get(group)
+                    ),
+                });
+            }
+            device.push((group, page.0));
+            host.push((group, place.0));
+        }
+        let twice = |places: &mut Vec<(KvGroup, u32)>| {
+            places.sort_unstable();
+            places.windows(2).any(|pair| pair[0] == pair[1])
+        };
+        if twice(&mut device) || twice(&mut host) {
+            return Err(BackendError::Unsupported {
+                what: "two moves of one page".to_owned(),
+            });
+        }
+        Ok(())
+    }
 }
 
 /// Positions a KV page holds.
@@ -80,9 +163,10 @@ pub fn window_pages(window: usize) -> usize {
 /// How a device keeps keys and values. The reference keeps f32 whatever is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvType {
+    /// Two bytes per value.
     #[default]
     F16,
-    /// In groups of [`KvType::GROUP`] values of a head: a signed byte a value, and one F16 that they are multiples of.
+    /// In groups of [`KvType::GROUP`] values of a head: a signed byte per value, and one F16 that they are multiples of.
     Q8_0,
 }
 

@@ -84,6 +84,7 @@ impl Layout {
         buffer
     }
 
+    /// Whether a value has a buffer at all.
     pub fn stores(&self, value: Value) -> bool {
         self.buffer_of[value.index()] != usize::MAX
     }

@@ -10,16 +10,22 @@
 //! - [`cost`]: bytes and multiplications a batch needs at the least
 //! - [`kv`]: KV groups, page ids and page arithmetic
 //! - [`layout`]: which values may share a buffer; bytes of a page
-//! - [`backend`]: the two traits a device implements, and the batch they run
-//! - [`sampling`]: what the sampling parameters mean
+//! - [`backend`]: the two traits a device implements
+//! - [`batch`]: what an executor runs: rows, what they are fed, and whose they are
+//! - [`draw`]: how a sampled row becomes a token, and what is reported of it
+//! - [`sampling`]: what the sampling parameters and masks mean
 //! - [`synthetic`]: files of random values in any shape, for tests and speed runs
 //! - [`evaluate`]: logits of every position of a text, through any backend
 //! - [`mod@reference`]: the scalar interpreter every backend is compared with
 
+#![warn(missing_docs)]
+
 pub mod backend;
+pub mod batch;
 pub mod bind;
 pub mod config;
 pub mod cost;
+pub mod draw;
 mod error;
 pub mod evaluate;
 mod gather;

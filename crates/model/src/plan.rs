@@ -15,7 +15,9 @@ use crate::{
 /// Which batch rows a value has: every token fed in, or only those that will be sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rows {
+    /// Every row of the batch.
     All,
+    /// Those that will be sampled.
     Sampled,
 }
 
@@ -24,6 +26,7 @@ pub enum Rows {
 pub struct Value(u32);
 
 impl Value {
+    /// Counted in the order of writing.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -37,94 +40,147 @@ pub struct KvSlot(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RopeId(pub u32);
 
+/// One operation on whole values.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// `out = scale * table[token]`, for the rows of `out`.
+    /// `out = scale * table[token]`, for the rows of `out`. Where the plan says that the table is its input, a row that is fed an
+    /// embedding has that instead, as it is.
     Embed {
+        /// Rows by token.
         table: Weight,
+        /// Of each row.
         scale: f32,
+        /// Result.
         out: Value,
     },
     /// RMS over each `group` columns, then the weight (of `group` columns) if there is one.
     Norm {
+        /// Input.
         x: Value,
+        /// By column; missing where it is 1.
         weight: Option<Weight>,
+        /// Columns that are normalised together.
         group: usize,
+        /// Added to the mean square.
         eps: f32,
+        /// Result.
         out: Value,
     },
+    /// `out = x * transpose(w)`.
     Linear {
+        /// Input.
         x: Value,
+        /// Matrix.
         w: Weight,
+        /// Result.
         out: Value,
     },
     /// Turns pairs `(j, j + head_dim / 2)` of each head by `position * frequency[j]`.
     Rope {
+        /// Input.
         x: Value,
+        /// Table of frequencies.
         rope: RopeId,
+        /// Result.
         out: Value,
     },
     /// Appends rows to the slot at their positions.
     StoreKv {
+        /// Keys.
         k: Value,
+        /// Values.
         v: Value,
+        /// Where they go.
         slot: KvSlot,
     },
-    /// Causal attention with scale 1 over the slot, within its window.
+    /// Attention with scale 1 over the slot, within its window: causal, but for rows that see ahead in sliding-window layers
+    /// ([`Run::visible_end`](crate::batch::Run)).
     Attend {
+        /// Queries.
         q: Value,
+        /// Keys and values.
         slot: KvSlot,
+        /// Result.
         out: Value,
     },
     /// `gelu(gate) * up[up_column ..]`, with the tanh form of GELU.
     GeluMul {
+        /// Goes through GELU.
         gate: Value,
+        /// Is multiplied with it.
         up: Value,
+        /// The first column that is.
         up_column: usize,
+        /// Result.
         out: Value,
     },
+    /// `out = a + b`.
     Add {
+        /// Input.
         a: Value,
+        /// Input.
         b: Value,
+        /// Result.
         out: Value,
     },
+    /// `out = x * by`.
     Scale {
+        /// Input.
         x: Value,
+        /// Factor.
         by: f32,
+        /// Result.
         out: Value,
     },
     /// Keeps the rows that will be sampled.
     SelectSampled {
+        /// Input, of all rows.
         x: Value,
+        /// Result, of sampled rows.
         out: Value,
     },
     /// Softmax over all experts, the `top_k` largest renormalised, times each expert's scale.
     /// `out` holds `top_k` expert numbers, then their `top_k` weights.
     Route {
+        /// Input.
         x: Value,
+        /// Scores of experts.
         w: Weight,
+        /// By expert; missing where it is 1.
         expert_scale: Option<Weight>,
+        /// Experts per row.
         top_k: usize,
+        /// Result.
         out: Value,
     },
     /// The weighted sum of the chosen experts' feed-forward outputs.
     Experts {
+        /// Input.
         x: Value,
+        /// Experts and weights, as [`Step::Route`] gives them.
         route: Value,
+        /// By expert: goes through GELU.
         gate: Weight,
+        /// By expert: is multiplied with the gate.
         up: Weight,
+        /// By expert: back to the width of `x`.
         down: Weight,
+        /// Result.
         out: Value,
     },
     /// `cap * tanh(x / cap)`.
     Softcap {
+        /// Input.
         x: Value,
+        /// No result is larger.
         cap: f32,
+        /// Result.
         out: Value,
     },
 }
 
 impl Step {
+    /// As labels and listings have it.
     pub fn name(&self) -> &'static str {
         match self {
             Step::Embed { .. } => "embed",
@@ -183,71 +239,94 @@ impl Step {
     }
 }
 
+/// Extent of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
+    /// Rows it has.
     pub rows: Rows,
+    /// Values per row.
     pub columns: usize,
 }
 
+/// Keys and values that one layer stores.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SlotSpec {
+    /// The pages they lie in.
     pub group: KvGroup,
+    /// Heads of keys and values.
     pub kv_heads: usize,
+    /// Width of a head.
     pub head_dim: usize,
     /// Positions a row sees, itself included; `None` sees all.
     pub window: Option<usize>,
 }
 
+/// A rotary table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
+    /// Width of a head.
     pub head_dim: usize,
     /// Radians a position turns pair `j`: `head_dim / 2` entries.
     pub frequencies: Vec<f32>,
 }
 
+/// A step of a plan, and its place in the model.
 #[derive(Clone, Debug)]
 pub struct Labelled {
     /// Such as `L12.attn.q`: unique in its plan, and the same in listings, profiles and errors.
     pub label: String,
     /// `None` in plans that are no model's, such as a test's.
     pub section: Option<Section>,
+    /// The operation.
     pub step: Step,
 }
 
 /// The finished description of a model.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// In order of evaluation.
     pub steps: Vec<Labelled>,
+    /// By [`KvSlot`].
     pub slots: Vec<SlotSpec>,
+    /// By [`RopeId`].
     pub ropes: Vec<Rope>,
     pub(crate) shapes: Vec<Shape>,
     pub(crate) vocab: usize,
+    /// Table of the model's own token embeddings, and its width.
+    pub(crate) input: Option<(Weight, usize)>,
     /// What the last layer hands to the head, normalised: also what a drafter reads.
     pub hidden: Value,
+    /// Of the sampled rows, before they are drawn.
     pub logits: Value,
 }
 
 impl Plan {
+    /// Extent of a value.
     pub fn shape(&self, value: Value) -> Shape {
         self.shapes[value.index()]
     }
 
+    /// Columns of a value.
     pub fn columns(&self, value: Value) -> usize {
         self.shape(value).columns
     }
 
+    /// Rows of a value.
     pub fn rows(&self, value: Value) -> Rows {
         self.shape(value).rows
     }
 
+    /// Values of the plan.
     pub fn value_count(&self) -> usize {
         self.shapes.len()
     }
 
+    /// What a slot stores.
     pub fn slot(&self, slot: KvSlot) -> &SlotSpec {
         &self.slots[slot.0 as usize]
     }
 
+    /// Frequencies of a table.
     pub fn rope(&self, rope: RopeId) -> &Rope {
         &self.ropes[rope.0 as usize]
     }
@@ -255,6 +334,16 @@ impl Plan {
     /// Token ids below this can be embedded.
     pub fn vocab(&self) -> usize {
         self.vocab
+    }
+
+    /// Whether steps that embed from this table take the row of [`Feed::Embedding`](crate::batch::Feed) instead, unscaled.
+    pub fn is_input(&self, table: Weight) -> bool {
+        self.input.is_some_and(|(input, _)| input == table)
+    }
+
+    /// Columns of an embedding that a row may be fed; `None` if this plan takes tokens alone.
+    pub fn input_width(&self) -> Option<usize> {
+        self.input.map(|(_, width)| width)
     }
 
     /// The sliding window of the model's sliding layers.
@@ -310,9 +399,11 @@ struct State {
     ropes: Vec<Rope>,
     /// Rows of the shortest table that is embedded from.
     vocab: Option<usize>,
+    input: Option<(Weight, usize)>,
 }
 
 impl<'a> Builder<'a> {
+    /// Without steps.
     pub fn new(weights: &'a Weights) -> Builder<'a> {
         Builder {
             weights,
@@ -325,12 +416,14 @@ impl<'a> Builder<'a> {
         self.state.borrow_mut().section = Some(section);
     }
 
+    /// Declares keys and values to be stored.
     pub fn slot(&self, spec: SlotSpec) -> KvSlot {
         let mut state = self.state.borrow_mut();
         state.slots.push(spec);
         KvSlot(state.slots.len() as u32 - 1)
     }
 
+    /// Declares a table of frequencies.
     pub fn rope_table(&self, rope: Rope) -> RopeId {
         assert_eq!(
             rope.frequencies.len(),
@@ -382,6 +475,18 @@ impl<'a> Builder<'a> {
         out
     }
 
+    /// Embeds what rows are fed: tokens from this table, or embeddings as they are. A plan has one such table.
+    pub fn embed_input(&self, name: &str, table: Weight, scale: f32, rows: Rows) -> Value {
+        let input = (table, self.weights.matrix(table).columns);
+        let before = self.state.borrow_mut().input.replace(input);
+        assert!(
+            before.is_none_or(|before| before == input),
+            "`{name}`: a second table of input embeddings"
+        );
+        self.embed(name, table, scale, rows)
+    }
+
+    /// Embeds tokens from any table.
     pub fn embed(&self, name: &str, table: Weight, scale: f32, rows: Rows) -> Value {
         let matrix = self.weights.matrix(table);
         let vocab = self.state.borrow().vocab;
@@ -430,6 +535,7 @@ impl<'a> Builder<'a> {
         })
     }
 
+    /// The product with a matrix.
     pub fn linear(&self, name: &str, x: Value, w: Weight) -> Value {
         let Shape { rows, columns } = self.shape(x);
         let matrix = self.weights.matrix(w);
@@ -441,6 +547,7 @@ impl<'a> Builder<'a> {
         self.write(name, rows, matrix.rows, |out| Step::Linear { x, w, out })
     }
 
+    /// Turns heads by their row's position.
     pub fn rope(&self, name: &str, x: Value, rope: RopeId) -> Value {
         let Shape { rows, columns } = self.shape(x);
         let head_dim = self.state.borrow().ropes[rope.0 as usize].head_dim;
@@ -452,6 +559,7 @@ impl<'a> Builder<'a> {
         self.write(name, rows, columns, |out| Step::Rope { x, rope, out })
     }
 
+    /// Stores keys and values of all rows.
     pub fn store_kv(&self, k: Value, v: Value, slot: KvSlot) {
         let (width, all) = {
             let spec = &self.state.borrow().slots[slot.0 as usize];
@@ -471,6 +579,7 @@ impl<'a> Builder<'a> {
         self.record("store_kv", Step::StoreKv { k, v, slot });
     }
 
+    /// Attends to a slot.
     pub fn attend(&self, q: Value, slot: KvSlot) -> Value {
         let Shape { rows, columns } = self.shape(q);
         let (kv_heads, head_dim) = {
@@ -501,6 +610,7 @@ impl<'a> Builder<'a> {
         })
     }
 
+    /// The sum of two values.
     pub fn add(&self, name: &str, a: Value, b: Value) -> Value {
         let shape = self.shape(a);
         assert_eq!(shape, self.shape(b), "add of different shapes");
@@ -511,6 +621,7 @@ impl<'a> Builder<'a> {
         })
     }
 
+    /// A value times a factor.
     pub fn scale(&self, name: &str, x: Value, by: f32) -> Value {
         let Shape { rows, columns } = self.shape(x);
         self.write(name, rows, columns, |out| Step::Scale { x, by, out })
@@ -526,6 +637,7 @@ impl<'a> Builder<'a> {
         })
     }
 
+    /// Chooses experts for each row.
     pub fn route(&self, x: Value, w: Weight, expert_scale: Option<Weight>, top_k: usize) -> Value {
         let Shape { rows, columns } = self.shape(x);
         let matrix = self.weights.matrix(w);
@@ -548,6 +660,7 @@ impl<'a> Builder<'a> {
         })
     }
 
+    /// The weighted sum of chosen experts.
     pub fn experts(&self, x: Value, route: Value, [gate, up, down]: [Weight; 3]) -> Value {
         let Shape { rows, columns } = self.shape(x);
         let (g, u, d) = (
@@ -567,6 +680,7 @@ impl<'a> Builder<'a> {
         })
     }
 
+    /// Squeezes a value below a cap.
     pub fn softcap(&self, x: Value, cap: f32) -> Value {
         let Shape { rows, columns } = self.shape(x);
         self.write("softcap", rows, columns, |out| Step::Softcap {
@@ -576,6 +690,7 @@ impl<'a> Builder<'a> {
         })
     }
 
+    /// Ends the description.
     pub fn finish(self, hidden: Value, logits: Value) -> Plan {
         let State {
             steps,
@@ -583,10 +698,12 @@ impl<'a> Builder<'a> {
             slots,
             ropes,
             vocab,
+            input,
             ..
         } = self.state.into_inner();
         Plan {
             vocab: vocab.unwrap_or(0),
+            input,
             steps,
             slots,
             ropes,

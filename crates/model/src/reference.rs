@@ -4,16 +4,17 @@
 //! cost in exactness is measured from here. Each row is computed by itself, so results do not depend on what else is in the
 //! batch, on chunking, or on narrowing: those comparisons are exact here.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
+    TokenId,
     backend::{
-        Backend, BackendError, Batch, CompileOptions, Executor, Memory, Outputs, RowOutput,
-        RowPlace, RowResult, Ticket,
+        Backend, BackendError, Batch, CompileOptions, Draw, Executor, Feed, Memory, Outputs,
+        RowPlace, Run, Ticket,
     },
-    kv::{PAGE_TOKENS, PageId, PerGroup, first_visible},
+    kv::{PAGE_TOKENS, PageId, PageMove, PerGroup, first_visible},
     plan::{KvSlot, Plan, RopeId, Rows, Step, Value},
-    sampling,
+    sampling::Scratch,
     weights::{Weight, Weights},
 };
 
@@ -39,18 +40,23 @@ impl Backend for Reference {
         weights: Arc<Weights>,
         options: &CompileOptions,
     ) -> Result<Box<dyn Executor>, BackendError> {
-        let kv = |slot: &crate::plan::SlotSpec| {
-            let positions = options.pages.get(slot.group) * PAGE_TOKENS;
-            vec![0.0; positions * slot.kv_heads * slot.head_dim]
+        let cells = |pages: PerGroup<usize>| -> Vec<Vec<f32>> {
+            let of_slot = |slot: &crate::plan::SlotSpec| {
+                let positions = pages.get(slot.group) * PAGE_TOKENS;
+                vec![0.0; positions * slot.kv_heads * slot.head_dim]
+            };
+            plan.slots.iter().map(of_slot).collect()
         };
         Ok(Box::new(Interpreter {
             values: vec![Vec::new(); plan.value_count()],
-            keys: plan.slots.iter().map(kv).collect(),
-            cached_values: plan.slots.iter().map(kv).collect(),
+            keys: cells(options.pages),
+            cached_values: cells(options.pages),
+            saved_keys: cells(options.host_pages),
+            saved_values: cells(options.host_pages),
             plan: plan.clone(),
             weights,
             options: options.clone(),
-            outputs: Outputs::default(),
+            in_flight: VecDeque::new(),
             batches: 0,
         }))
     }
@@ -64,13 +70,38 @@ struct Interpreter {
     /// Per slot: `[position in pages, kv_heads, head_dim]`.
     keys: Vec<Vec<f32>>,
     cached_values: Vec<Vec<f32>>,
-    outputs: Outputs,
+    /// The same in host memory.
+    saved_keys: Vec<Vec<f32>>,
+    saved_values: Vec<Vec<f32>>,
+    in_flight: VecDeque<InFlight>,
     batches: u64,
+}
+
+/// A batch that has been submitted and not collected.
+struct InFlight {
+    ticket: u64,
+    /// Of its sampled rows.
+    positions: Vec<usize>,
+    /// `None` until it is drawn.
+    outputs: Option<Outputs>,
+}
+
+impl InFlight {
+    fn tokens(&self) -> Vec<TokenId> {
+        let rows = self.outputs.iter().flat_map(|outputs| &outputs.rows);
+        rows.map(|row| row.token).collect()
+    }
 }
 
 impl Executor for Interpreter {
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
-        batch.check(&self.plan, &self.options)?;
+        let sampled_before = self.in_flight.back().map_or(Vec::new(), InFlight::tokens);
+        batch.check(&self.plan, &self.options, sampled_before.len())?;
+        let tokens: Vec<TokenId> = batch
+            .feeds
+            .iter()
+            .map(|feed| feed.resolve(&sampled_before))
+            .collect();
         let all: Vec<RowPlace> = batch.all_rows().collect();
         let sampled: Vec<RowPlace> = batch.sampled_rows().collect();
         for i in 0..self.plan.steps.len() {
@@ -79,16 +110,66 @@ impl Executor for Interpreter {
                 Rows::All => &all,
                 Rows::Sampled => &sampled,
             };
-            self.run(&step, batch, rows);
+            self.run(&step, batch, &tokens, rows);
         }
-        self.outputs.rows = self.sample(batch, &sampled);
         self.batches += 1;
+        self.in_flight.push_back(InFlight {
+            ticket: self.batches,
+            positions: sampled.iter().map(|place| place.position).collect(),
+            outputs: None,
+        });
         Ok(Ticket(self.batches))
     }
 
+    /// At once: the logits are there.
+    fn draw(&mut self, ticket: &Ticket, draws: &[Draw<'_>]) -> Result<(), BackendError> {
+        let batch = self.in_flight.back_mut();
+        let batch = batch.filter(|batch| batch.ticket == ticket.0 && batch.outputs.is_none());
+        let batch = batch.expect("the batch submitted last is drawn, once");
+        Draw::check(draws, batch.positions.len(), &self.plan)?;
+        let logits =
+            self.values[self.plan.logits.index()].chunks(self.plan.columns(self.plan.logits));
+        let mut scratch = Scratch::default();
+        let each = draws.iter().zip(&batch.positions).zip(logits);
+        let rows =
+            each.map(|((draw, position), logits)| draw.report(logits, *position, &mut scratch));
+        batch.outputs = Some(Outputs {
+            rows: rows.collect(),
+        });
+        Ok(())
+    }
+
     fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
-        assert_eq!(ticket, Ticket(self.batches), "a ticket is used once");
-        std::mem::swap(out, &mut self.outputs);
+        let batch = self.in_flight.pop_front();
+        let batch = batch.filter(|batch| batch.ticket == ticket.0);
+        let batch = batch.expect("a ticket is used once, in order");
+        *out = batch.outputs.unwrap_or_default();
+        Ok(())
+    }
+
+    fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
+        PageMove::check(moves, self.options.pages, self.options.host_pages)?;
+        for step in moves {
+            let (group, page, place) = step.places();
+            for (slot, spec) in self.plan.slots.iter().enumerate() {
+                if spec.group != group {
+                    continue;
+                }
+                let cells = PAGE_TOKENS * spec.kv_heads * spec.head_dim;
+                let part = |index: u32| index as usize * cells..(index as usize + 1) * cells;
+                for (device, host) in [
+                    (&mut self.keys, &mut self.saved_keys),
+                    (&mut self.cached_values, &mut self.saved_values),
+                ] {
+                    let device = &mut device[slot][part(page.0)];
+                    let host = &mut host[slot][part(place.0)];
+                    match step {
+                        PageMove::Save { .. } => host.copy_from_slice(device),
+                        PageMove::Load { .. } => device.copy_from_slice(host),
+                    }
+                }
+            }
+        }
         Ok(())
     }
 
@@ -104,7 +185,7 @@ impl Interpreter {
         clippy::too_many_lines,
         reason = "one arm a step kind: the list of meanings"
     )]
-    fn run(&mut self, step: &Step, batch: &Batch<'_>, rows: &[RowPlace]) {
+    fn run(&mut self, step: &Step, batch: &Batch<'_>, tokens: &[TokenId], rows: &[RowPlace]) {
         let value = |v: Value| Matrix {
             data: &self.values[v.index()],
             columns: self.plan.columns(v),
@@ -120,9 +201,12 @@ impl Interpreter {
             Step::StoreKv { k, v, slot } => return self.store(batch, rows, k, v, slot),
             Step::Embed { table, scale, .. } => rows
                 .iter()
-                .flat_map(|place| {
-                    let row = self.weight_row(table, 0, batch.tokens[place.row] as usize);
-                    row.iter().map(|y| y * scale).collect::<Vec<_>>()
+                .flat_map(|place| match batch.feeds[place.row] {
+                    Feed::Embedding { row, .. } if self.plan.is_input(table) => row.to_vec(),
+                    _ => {
+                        let row = self.weight_row(table, 0, tokens[place.row] as usize);
+                        row.iter().map(|y| y * scale).collect()
+                    }
                 })
                 .collect(),
             Step::Norm {
@@ -140,7 +224,7 @@ impl Interpreter {
                 each_row(x, &|row, place| self.rope(row, rope, place.position))
             }
             Step::Attend { q, slot, .. } => each_row(q, &|row, place| {
-                self.attend(row, slot, batch.runs[place.run].pages, place.position)
+                self.attend(row, slot, &batch.runs[place.run], place)
             }),
             Step::GeluMul {
                 gate,
@@ -257,19 +341,14 @@ impl Interpreter {
         }
     }
 
-    fn attend(
-        &self,
-        q: &[f32],
-        slot: KvSlot,
-        pages: PerGroup<&[PageId]>,
-        position: usize,
-    ) -> Vec<f32> {
+    fn attend(&self, q: &[f32], slot: KvSlot, run: &Run<'_>, place: &RowPlace) -> Vec<f32> {
         let spec = self.plan.slot(slot);
         let (head_dim, width) = (spec.head_dim, spec.kv_heads * spec.head_dim);
-        let first = spec
-            .window
-            .map_or(0, |window| first_visible(position, window));
-        let pages = pages.get(spec.group);
+        let visible = match spec.window {
+            Some(window) => first_visible(place.position, window)..run.sliding_end(place.row),
+            None => 0..place.position + 1,
+        };
+        let pages = run.pages.get(spec.group);
         let heads = q.len() / head_dim;
         let cached = |cache: &[Vec<f32>], seen: usize, kv_head: usize| -> Vec<f32> {
             let at = cell(pages, seen) * width + kv_head * head_dim;
@@ -278,12 +357,13 @@ impl Interpreter {
         let mut out = vec![0.0; q.len()];
         for (h, (q, out)) in q.chunks(head_dim).zip(out.chunks_mut(head_dim)).enumerate() {
             let kv_head = h / (heads / spec.kv_heads);
-            let scores: Vec<f32> = (first..=position)
+            let scores: Vec<f32> = visible
+                .clone()
                 .map(|seen| dot(q, &cached(&self.keys, seen, kv_head)))
                 .collect();
             let weights = softmax(&scores);
             let mut sum = vec![0.0f64; head_dim];
-            for (seen, weight) in (first..=position).zip(&weights) {
+            for (seen, weight) in visible.clone().zip(&weights) {
                 let value = cached(&self.cached_values, seen, kv_head);
                 for (sum, v) in sum.iter_mut().zip(&value) {
                     *sum += weight * f64::from(*v);
@@ -313,41 +393,6 @@ impl Interpreter {
         }
         out
     }
-
-    fn sample(&self, batch: &Batch<'_>, rows: &[RowPlace]) -> Vec<RowResult> {
-        let logits = &self.values[self.plan.logits.index()];
-        let mut scratch = sampling::Scratch::default();
-        let each = rows
-            .iter()
-            .zip(logits.chunks(self.plan.columns(self.plan.logits)));
-        each.map(|(place, logits)| sampled_row(batch, place, logits, &mut scratch))
-            .collect()
-    }
-}
-
-/// What a sampled row reports, by the definition in [`sampling`]. Any backend that has the logits in memory may use it.
-pub fn sampled_row(
-    batch: &Batch<'_>,
-    place: &RowPlace,
-    logits: &[f32],
-    scratch: &mut sampling::Scratch,
-) -> RowResult {
-    let run = &batch.runs[place.run];
-    let history = batch.history(place);
-    let token = sampling::sample(logits, run.sampling, history, place.position, scratch);
-    let mut result = RowResult {
-        token,
-        ..RowResult::default()
-    };
-    match run.output {
-        RowOutput::Token => {}
-        RowOutput::Logprobs { top } => {
-            let (logprob, top) = sampling::logprobs(logits, token, top);
-            (result.logprob, result.top) = (Some(logprob), top);
-        }
-        RowOutput::Logits => result.logits = logits.to_vec(),
-    }
-    result
 }
 
 #[derive(Clone, Copy)]

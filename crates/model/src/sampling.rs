@@ -1,12 +1,21 @@
 //! What the sampling parameters mean: the definition every backend is checked against.
 //!
-//! Order: penalties and bias on the logits, temperature, then top-k, top-p and min-p on the tempered distribution, then
-//! one draw (the order of the published generation code; at temperature 1 others agree). The draw adds Gumbel noise to
+//! Order: the mask, penalties and bias on the logits, temperature, then top-k, top-p and min-p on the tempered distribution,
+//! then one draw (the order of the published generation code; at temperature 1 others agree). The draw adds Gumbel noise to
 //! each surviving logit and takes the maximum. The noise is a pure function of (seed, position, token), so a draw depends
 //! neither on the batch around it nor on the device.
+//!
+//! A masked token has no logit at all: it takes no place among the top-k and no share of a sum. A logit that is NaN is never
+//! drawn either. Where every token that may be drawn is NaN or negative infinity, the lowest of those at negative infinity is
+//! taken, and if there is none of them, the lowest that may be drawn. A mask without a token is refused before a draw.
+
+mod mask;
 
 use crate::TokenId;
 
+pub use mask::TokenMask;
+
+/// Parameters of a draw; [`sample`] says what they mean.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 takes the likeliest token; no other truncation then matters.
@@ -27,6 +36,7 @@ pub struct Sampling {
     pub penalty_window: usize,
     /// Added to single logits; negative infinity forbids a token.
     pub logit_bias: Vec<(TokenId, f32)>,
+    /// Of the noise: the same seed, position and logits give the same token.
     pub seed: u64,
 }
 
@@ -49,6 +59,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
+    /// The likeliest token, always.
     pub fn greedy() -> Sampling {
         Sampling {
             temperature: 0.0,
@@ -105,36 +116,59 @@ pub struct Scratch {
     kept: Vec<(TokenId, f32)>,
 }
 
-/// Chooses the token that follows `history`, given the logits of the row at `position`.
+/// Chooses the token that follows `history` among those that `mask` allows, given the logits of the row at `position`.
 pub fn sample(
     logits: &[f32],
     sampling: &Sampling,
     history: &[TokenId],
+    mask: Option<&TokenMask>,
     position: usize,
     scratch: &mut Scratch,
 ) -> TokenId {
     let Scratch { adjusted, kept } = scratch;
     // A vocabulary is a megabyte: it is copied only where it changes.
-    let logits = if sampling.changes_logits() {
+    let logits = if mask.is_some() || sampling.changes_logits() {
         adjusted.clear();
         adjusted.extend_from_slice(logits);
+        if let Some(mask) = mask {
+            cover(adjusted, mask);
+        }
         adjust(adjusted, sampling, history);
         adjusted
     } else {
         logits
     };
+    let lowest = mask.and_then(TokenMask::lowest).unwrap_or(0);
+    let likeliest = || largest(logits).unwrap_or(lowest);
     if sampling.temperature == 0.0 {
-        return arg_max(logits);
+        return likeliest();
     }
     survivors(logits, sampling, kept);
     let noisy = kept
         .iter()
         .map(|&(token, logit)| (token, logit + gumbel(sampling.seed, position, token)));
-    best(noisy).unwrap_or_else(|| arg_max(logits))
+    best(noisy).unwrap_or_else(likeliest)
 }
 
-/// The index of the largest logit, the lowest on ties.
+/// Takes away the logits that `mask` forbids, and those it does not know of.
+fn cover(logits: &mut [f32], mask: &TokenMask) {
+    let words = mask.words().iter().copied().chain(std::iter::repeat(0));
+    for (logits, word) in logits.chunks_mut(32).zip(words) {
+        for (bit, logit) in logits.iter_mut().enumerate() {
+            if word >> bit & 1 == 0 {
+                *logit = f32::NAN;
+            }
+        }
+    }
+}
+
+/// The index of the largest logit, the lowest on ties; 0 if all are NaN.
 pub fn arg_max(logits: &[f32]) -> TokenId {
+    largest(logits).unwrap_or(0)
+}
+
+/// The index of the largest logit, the lowest on ties; `None` if all are NaN.
+fn largest(logits: &[f32]) -> Option<TokenId> {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     // Sixteen at a time: the compiler makes vectors of them. No comparison with a NaN holds, so none is chosen.
     let (sixteens, rest) = logits.as_chunks::<16>();
@@ -146,7 +180,8 @@ pub fn arg_max(logits: &[f32]) -> TokenId {
     }
     let all = lanes.iter().chain(rest).copied();
     let largest = all.fold(f32::NEG_INFINITY, larger);
-    logits.iter().position(|x| *x == largest).unwrap_or(0) as TokenId
+    let place = logits.iter().position(|x| *x == largest)?;
+    Some(place as TokenId)
 }
 
 fn best(scored: impl Iterator<Item = (TokenId, f32)>) -> Option<TokenId> {
@@ -292,7 +327,17 @@ mod tests {
     use super::*;
 
     fn draw(logits: &[f32], sampling: &Sampling, position: usize) -> TokenId {
-        sample(logits, sampling, &[], position, &mut Scratch::default())
+        masked(logits, sampling, None, position)
+    }
+
+    fn masked(
+        logits: &[f32],
+        sampling: &Sampling,
+        mask: Option<&TokenMask>,
+        position: usize,
+    ) -> TokenId {
+        let scratch = &mut Scratch::default();
+        sample(logits, sampling, &[], mask, position, scratch)
     }
 
     fn kept(logits: &[f32], sampling: &Sampling) -> Vec<TokenId> {
@@ -465,6 +510,95 @@ mod tests {
             ..s
         };
         assert_eq!(draw(&[0.0, 50.0, 0.0], &greedy, 0), 0);
+    }
+
+    #[test]
+    fn a_mask_comes_before_top_k() {
+        // The three likeliest are forbidden; the two best of the others take their places.
+        let logits = [9.0, 8.0, 1.0, 7.0, 0.5, -30.0];
+        let mask = TokenMask::of(6, [2, 4, 5]);
+        let s = Sampling { top_k: 2, ..open() };
+        let drawn: Vec<_> = (0..400)
+            .map(|p| masked(&logits, &s, Some(&mask), p))
+            .collect();
+        assert!(drawn.contains(&2) && drawn.contains(&4) && !drawn.contains(&5));
+        assert!(drawn.iter().all(|t| mask.allows(*t)));
+    }
+
+    #[test]
+    fn a_mask_comes_before_top_p_and_min_p() {
+        let logits = [50.0, 0.0, 0.0, 0.0];
+        let mask = TokenMask::of(4, [1, 2, 3]);
+        for s in [
+            Sampling {
+                top_p: 0.99,
+                ..open()
+            },
+            Sampling {
+                min_p: 0.5,
+                ..open()
+            },
+        ] {
+            let drawn: Vec<_> = (0..200)
+                .map(|p| masked(&logits, &s, Some(&mask), p))
+                .collect();
+            // Each has a third, not the nothing that is left beside the likeliest.
+            assert!([1, 2, 3].iter().all(|t| drawn.contains(t)));
+        }
+    }
+
+    #[test]
+    fn a_mask_that_allows_everything_changes_no_draw() {
+        let logits: Vec<f32> = (0..77).map(|i| (i as f32 * 0.7).sin()).collect();
+        let mut mask = TokenMask::none(77);
+        mask.allow_all();
+        for s in [Sampling::default(), Sampling::greedy(), open()] {
+            for p in 0..50 {
+                assert_eq!(masked(&logits, &s, Some(&mask), p), draw(&logits, &s, p));
+            }
+        }
+    }
+
+    #[test]
+    fn the_only_token_that_is_allowed_is_drawn_whatever_its_logit() {
+        for logit in [-100.0, f32::NEG_INFINITY, f32::NAN] {
+            let logits = [5.0, f32::NEG_INFINITY, logit, f32::NAN];
+            let mask = TokenMask::of(4, [2]);
+            for s in [Sampling::default(), Sampling::greedy(), open()] {
+                assert_eq!(masked(&logits, &s, Some(&mask), 3), 2, "{logit} by {s:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_number_the_lowest_that_may_be_drawn_is_taken() {
+        let (nan, nothing) = (f32::NAN, f32::NEG_INFINITY);
+        for s in [Sampling::default(), Sampling::greedy(), open()] {
+            let allowed = TokenMask::of(5, [1, 2, 4]);
+            assert_eq!(masked(&[0.0, nan, nan, 0.0, nan], &s, Some(&allowed), 0), 1);
+            // Negative infinity is a number, NaN is none.
+            let logits = [0.0, nan, nothing, 0.0, nothing];
+            assert_eq!(masked(&logits, &s, Some(&allowed), 0), 2);
+            assert_eq!(draw(&[nan, nan], &s, 0), 0);
+            assert_eq!(draw(&[nan, nothing], &s, 0), 1);
+        }
+    }
+
+    #[test]
+    fn a_bias_cannot_bring_a_masked_token_back() {
+        let s = Sampling {
+            logit_bias: vec![(0, 1000.0), (1, f32::NEG_INFINITY)],
+            ..Sampling::greedy()
+        };
+        let mask = TokenMask::of(3, [1, 2]);
+        assert_eq!(masked(&[0.0, 5.0, -5.0], &s, Some(&mask), 0), 2);
+    }
+
+    #[test]
+    fn logits_beyond_the_mask_are_forbidden() {
+        let mask = TokenMask::of(2, [0, 1]);
+        let logits: Vec<f32> = (0..70).map(|i| i as f32).collect();
+        assert_eq!(masked(&logits, &Sampling::greedy(), Some(&mask), 0), 1);
     }
 
     #[test]

@@ -17,6 +17,7 @@ impl Weight {
         Weight(index as u32)
     }
 
+    /// Among all weights.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -25,9 +26,13 @@ impl Weight {
 /// Where a weight lies and what shape it has. A vector is a matrix of one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matrix {
+    /// In the file.
     pub name: String,
+    /// Format of its values.
     pub quant: QuantType,
+    /// Outputs, or entries of a table.
     pub rows: usize,
+    /// Values of a row.
     pub columns: usize,
     /// From one row to the next; more than the row's own bytes in a view of some columns.
     pub row_stride: usize,
@@ -107,6 +112,7 @@ impl Weights {
         })
     }
 
+    /// By the name it has in the file.
     pub fn find(&self, name: &str) -> Option<Weight> {
         self.matrices
             .iter()
@@ -114,22 +120,27 @@ impl Weights {
             .map(Weight::from_index)
     }
 
+    /// The file they are views of.
     pub fn file(&self) -> &Gguf {
         &self.file
     }
 
+    /// Weights there are.
     pub fn len(&self) -> usize {
         self.matrices.len()
     }
 
+    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.matrices.is_empty()
     }
 
+    /// Every weight, in order.
     pub fn iter(&self) -> impl Iterator<Item = (Weight, &Matrix)> {
         (0..).map(Weight).zip(&self.matrices)
     }
 
+    /// What is known of one.
     pub fn matrix(&self, w: Weight) -> &Matrix {
         &self.matrices[w.index()]
     }

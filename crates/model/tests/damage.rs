@@ -45,7 +45,7 @@ fn run(model: Model) {
     let mut executor = Reference
         .compile(&plan, model.weights, &evaluate::options(2, 2))
         .expect("the reference compiles everything");
-    evaluate::logits(executor.as_mut(), &tokens, 2).expect("runs");
+    evaluate::logits(executor.as_mut(), &plan, &tokens, 2).expect("runs");
 }
 
 fn survive(fixture: &Fixture, number: u32) {

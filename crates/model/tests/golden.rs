@@ -1,26 +1,28 @@
 //! The reference interpreter against logits of a published implementation, and against itself fed differently.
 
 use carat_model::{
-    backend::{Backend, Batch, Executor, Outputs, RowOutput, Run},
-    evaluate, gemma4,
-    kv::{PAGE_TOKENS, PageId, PerGroup},
+    backend::{Backend, Batch, Draw, Executor, Outputs, Run, token_feeds},
+    evaluate::{self, Pages},
+    gemma4,
+    plan::Plan,
     reference::Reference,
     sampling::Sampling,
 };
 use carat_testkit::{close, fixtures};
 
-fn executor(fixture: &fixtures::Fixture, tokens: usize, chunk: usize) -> Box<dyn Executor> {
+fn executor(fixture: &fixtures::Fixture, tokens: usize, chunk: usize) -> (Plan, Box<dyn Executor>) {
     let model = fixture.model();
     let plan = gemma4::plan(&model);
-    Reference
+    let executor = Reference
         .compile(&plan, model.weights, &evaluate::options(tokens, chunk))
-        .expect("the reference compiles everything")
+        .expect("the reference compiles everything");
+    (plan, executor)
 }
 
 fn logits(fixture: &fixtures::Fixture, chunk: usize) -> Vec<f32> {
     let tokens = fixture.tokens();
-    let mut executor = executor(fixture, tokens.len(), chunk);
-    evaluate::logits(executor.as_mut(), &tokens, chunk).expect("runs")
+    let (plan, mut executor) = executor(fixture, tokens.len(), chunk);
+    evaluate::logits(executor.as_mut(), &plan, &tokens, chunk).expect("runs")
 }
 
 #[test]
@@ -49,28 +51,24 @@ fn chunks_and_single_tokens_give_the_same_bits() {
 fn rows_that_are_not_sampled_change_nothing() {
     for fixture in &fixtures::ALL {
         let tokens = fixture.tokens();
-        let mut executor = executor(fixture, tokens.len(), usize::MAX);
-        let pages: Vec<PageId> = (0..tokens.len().div_ceil(PAGE_TOKENS) as u32)
-            .map(PageId)
-            .collect();
+        let (plan, mut executor) = executor(fixture, tokens.len(), usize::MAX);
+        let pages = Pages::new(&plan, evaluate::options(tokens.len(), 1).pages);
         let run = Run {
             rows: 0..tokens.len(),
             position: 0,
-            pages: PerGroup {
-                full: &pages,
-                sliding: &pages,
-            },
+            pages: pages.tables(),
             sampled: 1,
-            sampling: &Sampling::greedy(),
-            history: &tokens,
-            output: RowOutput::Logits,
+            visible_end: None,
         };
         let batch = Batch {
-            tokens: &tokens,
+            feeds: &token_feeds(&tokens),
             runs: &[run],
         };
         let mut outputs = Outputs::default();
         let ticket = executor.submit(&batch).expect("runs");
+        let sampling = Sampling::greedy();
+        let draw = Draw::logits(&sampling);
+        executor.draw(&ticket, &[draw]).expect("draws");
         executor.collect(ticket, &mut outputs).expect("collects");
         let narrowed = &outputs.rows[0].logits;
         let whole = logits(fixture, usize::MAX);

@@ -3,16 +3,17 @@
 //! A case embeds random tokens, runs the step under test and hands the rows over. Inputs are table rows, which backends
 //! gather exactly, so an error belongs to the step alone.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use carat_gguf::{
     Gguf, QuantType,
+    quant::SplitMix64,
     writer::{Writer, write_tensor},
 };
 use carat_model::{
     TokenId,
-    backend::{Backend, BackendError, CompileOptions, Outputs},
-    evaluate,
+    backend::{Backend, BackendError, CompileOptions, Feed, Outputs},
+    evaluate::{self, Evaluation},
     kv::{KvGroup, KvType},
     plan::{Builder, Plan, Rope, Rows, SlotSpec, Step, Value},
     reference::Reference,
@@ -70,6 +71,9 @@ pub struct Case {
     weights: Arc<Weights>,
     tokens: Vec<TokenId>,
     chunk: usize,
+    /// Places whose rows see each other both ways, and are fed these embeddings where the plan takes any.
+    spans: Vec<Range<usize>>,
+    embeddings: Vec<f32>,
     kv: KvType,
     checked: Value,
     /// Root mean square that such results have over many draws of the data.
@@ -87,19 +91,73 @@ impl Case {
         let options = CompileOptions {
             kv: self.kv,
             probe: true,
-            ..evaluate::options(self.tokens.len(), self.chunk)
+            ..evaluate::options(self.tokens.len(), self.longest_chunk())
         };
         let mut executor = backend.compile(&self.plan, Arc::clone(&self.weights), &options)?;
+        let mut evaluation = Evaluation::new(executor.as_mut(), &self.plan, options.pages);
         let (mut values, mut outputs) = (Vec::new(), Outputs::default());
-        for start in (0..self.tokens.len()).step_by(self.chunk) {
-            let end = self.tokens.len().min(start + self.chunk);
-            evaluate::feed(executor.as_mut(), &self.tokens[..end], start, &mut outputs)?;
-            let last = executor
-                .probed(self.checked)
-                .expect("compiled to be probed");
-            values.extend_from_slice(last);
+        let feeds = self.feeds();
+        let mut start = 0;
+        while start < self.tokens.len() {
+            let end = self.chunk_end(start);
+            let visible = self.visible_end(start..end);
+            evaluation.feed(
+                &feeds[start..end],
+                start..end,
+                visible.as_deref(),
+                &mut outputs,
+            )?;
+            let last = evaluation.executor().probed(self.checked);
+            values.extend_from_slice(last.expect("compiled to be probed"));
+            start = end;
         }
         Ok(values)
+    }
+
+    fn feeds(&self) -> Vec<Feed<'_>> {
+        let width = self.plan.input_width().unwrap_or(0);
+        let mut rows = self.embeddings.chunks_exact(width.max(1));
+        let feed = |(place, token): (usize, &TokenId)| match self.span_of(place) {
+            Some(_) if width > 0 => Feed::Embedding {
+                row: rows.next().expect("a row for each place in a span"),
+                token: *token,
+            },
+            _ => Feed::Token(*token),
+        };
+        self.tokens.iter().enumerate().map(feed).collect()
+    }
+
+    fn span_of(&self, place: usize) -> Option<&Range<usize>> {
+        self.spans.iter().find(|span| span.contains(&place))
+    }
+
+    fn longest_chunk(&self) -> usize {
+        self.chunk + self.spans.iter().map(Range::len).max().unwrap_or(0)
+    }
+
+    /// A chunk further, or to the end of the span that this would cut.
+    fn chunk_end(&self, start: usize) -> usize {
+        let end = self.tokens.len().min(start + self.chunk);
+        match self.span_of(end) {
+            Some(span) if span.start < end => span.end,
+            _ => end,
+        }
+    }
+
+    /// Rows of a span see each other.
+    fn visible_end(&self, rows: Range<usize>) -> Option<Vec<u32>> {
+        let end = |place: usize| self.span_of(place).map_or(place + 1, |span| span.end) as u32;
+        (!self.spans.is_empty()).then(|| rows.map(end).collect())
+    }
+
+    /// With rows that see each other both ways, fed embeddings where the plan takes any.
+    fn with_spans(mut self, spans: &[Range<usize>]) -> Case {
+        let width = self.plan.input_width().unwrap_or(0);
+        let values = spans.iter().map(Range::len).sum::<usize>() * width;
+        let mut random = SplitMix64::new(5);
+        self.embeddings = (0..values).map(|_| random.gauss()).collect();
+        self.spans = spans.to_vec();
+        self
     }
 
     /// Runs the case on a backend and says how it differs from the reference, if it does.
@@ -181,6 +239,8 @@ impl Bench {
                 .collect(),
             weights: Arc::new(weights),
             chunk,
+            spans: Vec::new(),
+            embeddings: Vec::new(),
             kv: KvType::default(),
             checked,
             typical: None,
@@ -206,6 +266,38 @@ fn embeds() -> impl Iterator<Item = Case> {
             |p, w| p.embed("table", w("table"), 3.0, Rows::All),
         )
     })
+}
+
+/// Rows in place of tokens: as they are where the plan takes its input, and not where it looks something else up.
+fn embeddings() -> impl Iterator<Item = Case> {
+    [QuantType::F32, QuantType::Q8_0]
+        .into_iter()
+        .flat_map(|quant| {
+            let bench = || {
+                Bench::new(2).tensor("table", &[64, VOCAB], quant).tensor(
+                    "other",
+                    &[64, VOCAB],
+                    quant,
+                )
+            };
+            let spans = [1..3, 5..6];
+            let input = bench().case(
+                format!("embed_input/{quant}"),
+                Bound::Exact,
+                (9, 4),
+                |p, w| p.embed_input("table", w("table"), 3.0, Rows::All),
+            );
+            let other = bench().case(
+                format!("embed_input/beside/{quant}"),
+                Bound::Exact,
+                (9, 9),
+                |p, w| {
+                    let input = p.embed_input("table", w("table"), 3.0, Rows::All);
+                    p.add("add", input, p.embed("other", w("other"), 2.0, Rows::All))
+                },
+            );
+            [input, other].map(|case| case.with_spans(&spans))
+        })
 }
 
 fn linears() -> impl Iterator<Item = Case> {
@@ -261,7 +353,6 @@ fn experts() -> impl Iterator<Item = Case> {
 }
 
 fn attention() -> impl Iterator<Item = Case> {
-    // (query heads, KV heads, head size, window, tokens, chunk)
     let shapes = [
         (4, 4, 32, None, 70, 70),
         (4, 2, 64, None, 70, 1),
@@ -276,39 +367,59 @@ fn attention() -> impl Iterator<Item = Case> {
         (8, 1, 64, None, 700, 256),
         (8, 1, 64, None, 600, 1),
     ];
-    shapes
-        .into_iter()
-        .map(|(heads, kv_heads, head_dim, window, tokens, chunk)| {
-            let label = window.map_or("full".to_owned(), |w| format!("window{w}"));
-            Bench::new(head_dim as u64)
-                .tensor("q", &[heads * head_dim, VOCAB], QuantType::F32)
-                .tensor("k", &[kv_heads * head_dim, VOCAB], QuantType::F32)
-                .tensor("v", &[kv_heads * head_dim, VOCAB], QuantType::F32)
-                .case(
-                    format!(
-                        "attend/{heads}h{kv_heads}kv{head_dim}/{label}/tokens{tokens}/chunk{chunk}"
-                    ),
-                    Bound::HalfKv,
-                    (tokens, chunk),
-                    |p, w| {
-                        let slot = p.slot(SlotSpec {
-                            group: if window.is_some() {
-                                KvGroup::Sliding
-                            } else {
-                                KvGroup::Full
-                            },
-                            kv_heads,
-                            head_dim,
-                            window,
-                        });
-                        // Scores of the size a trained model has: the softmax is neither flat nor an arg max.
-                        let scale = 1.5 / (head_dim as f32).sqrt();
-                        let embed = |name| p.embed(name, w(name), 1.0, Rows::All);
-                        p.store_kv(embed("k"), embed("v"), slot);
-                        p.attend(p.embed("q", w("q"), scale, Rows::All), slot)
+    let plain = shapes.into_iter().map(attention_case);
+    // Spans shorter and longer than the window, side by side, across pages; in full-attention layers they change nothing.
+    let both_ways = [
+        (
+            (8, 1, 64, Some(33), 120, 17),
+            vec![3..20, 40..47, 47..50, 60..110],
+        ),
+        ((4, 2, 32, Some(8), 90, 90), vec![1..30, 31..32, 40..75]),
+        ((8, 2, 256, Some(64), 130, 1), vec![5..12, 30..35, 100..110]),
+        ((4, 4, 32, None, 70, 9), vec![10..40]),
+        ((4, 2, 32, Some(200), 300, 64), vec![100..260]),
+    ];
+    let both_ways = both_ways.map(|(shape, spans)| {
+        let case = attention_case(shape).with_spans(&spans);
+        Case {
+            name: case.name.replace("attend/", "attend_both_ways/"),
+            ..case
+        }
+    });
+    plain.chain(both_ways)
+}
+
+/// Query heads, KV heads, head size, window, tokens, chunk.
+type AttentionShape = (usize, usize, usize, Option<usize>, usize, usize);
+
+fn attention_case((heads, kv_heads, head_dim, window, tokens, chunk): AttentionShape) -> Case {
+    let label = window.map_or("full".to_owned(), |w| format!("window{w}"));
+    Bench::new(head_dim as u64)
+        .tensor("q", &[heads * head_dim, VOCAB], QuantType::F32)
+        .tensor("k", &[kv_heads * head_dim, VOCAB], QuantType::F32)
+        .tensor("v", &[kv_heads * head_dim, VOCAB], QuantType::F32)
+        .case(
+            format!("attend/{heads}h{kv_heads}kv{head_dim}/{label}/tokens{tokens}/chunk{chunk}"),
+            Bound::HalfKv,
+            (tokens, chunk),
+            |p, w| {
+                let slot = p.slot(SlotSpec {
+                    group: if window.is_some() {
+                        KvGroup::Sliding
+                    } else {
+                        KvGroup::Full
                     },
-                )
-        })
+                    kv_heads,
+                    head_dim,
+                    window,
+                });
+                // Scores of the size a trained model has: the softmax is neither flat nor an arg max.
+                let scale = 1.5 / (head_dim as f32).sqrt();
+                let embed = |name| p.embed(name, w(name), 1.0, Rows::All);
+                p.store_kv(embed("k"), embed("v"), slot);
+                p.attend(p.embed("q", w("q"), scale, Rows::All), slot)
+            },
+        )
 }
 
 fn elementwise() -> Vec<Case> {
@@ -402,6 +513,7 @@ fn elementwise() -> Vec<Case> {
 /// Every case there is.
 pub fn all() -> Vec<Case> {
     let mut cases: Vec<Case> = embeds().collect();
+    cases.extend(embeddings());
     cases.extend(linears());
     cases.extend(experts());
     cases.extend(attention());
@@ -412,7 +524,7 @@ pub fn all() -> Vec<Case> {
 /// Attention over keys and values in Q8_0, for backends that have them.
 pub fn eight_bit_kv() -> impl Iterator<Item = Case> {
     attention().map(|case| Case {
-        name: case.name.replace("attend/", "attend_q8_0/"),
+        name: case.name.replace("attend", "attend_q8_0"),
         bound: Bound::EightBitKv,
         kv: KvType::Q8_0,
         ..case

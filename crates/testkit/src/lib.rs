@@ -3,9 +3,11 @@
 //! - [`fixtures`]: tiny models of every variant with logits from a published implementation
 //! - [`tiny`]: random models of every variant in any format and size, made on the spot
 //! - [`cases`]: every step as a tiny plan, for conformance
+//! - [`contract`]: what an executor promises beyond the steps of a plan
 //! - [`close`]: how far two results are apart
 
 pub mod cases;
 pub mod close;
+pub mod contract;
 pub mod fixtures;
 pub mod tiny;

@@ -272,7 +272,7 @@ mod tests {
                     .compile(&plan, model.weights, &options)
                     .expect("the reference compiles everything");
                 let logits =
-                    evaluate::logits(executor.as_mut(), &tokens, usize::MAX).expect("runs");
+                    evaluate::logits(executor.as_mut(), &plan, &tokens, usize::MAX).expect("runs");
                 let square: f32 = logits.iter().map(|x| x * x).sum();
                 let rms = (square / logits.len() as f32).sqrt();
                 assert!((0.5..5.0).contains(&rms), "{variant:?} {quant}: rms {rms}");

@@ -145,6 +145,7 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
             full: pages,
             sliding: pages,
         },
+        host_pages: PerGroup::default(),
         kv: loaded.kv,
         max_rows: rows,
         max_sampled: sequences,

@@ -5,8 +5,9 @@ use std::{fs, process::ExitCode};
 use anyhow::{Context, Result, bail};
 use carat_model::{
     TokenId,
-    backend::{CompileOptions, Executor, Outputs},
-    evaluate, sampling,
+    backend::{CompileOptions, Executor, Outputs, RowResult, token_feeds},
+    evaluate::{self, Evaluation},
+    sampling,
 };
 use carat_text::{Specials, Tokenizer};
 use serde::Deserialize;
@@ -46,9 +47,12 @@ pub(crate) fn logits(
     let mut out = WholeFile::create(&args.out)?;
     let interrupt = Interrupt::install()?;
     let mut outputs = Outputs::default();
+    let pages = evaluate::options(tokens.len(), args.chunk).pages;
+    let mut evaluation = Evaluation::new(executor.as_mut(), &loaded.plan, pages);
     for start in (0..tokens.len()).step_by(args.chunk) {
         let end = tokens.len().min(start + args.chunk);
-        evaluate::feed(executor.as_mut(), &tokens[..end], start, &mut outputs)?;
+        let feeds = token_feeds(&tokens[start..end]);
+        evaluation.feed(&feeds, start..end, None, &mut outputs)?;
         for row in &outputs.rows {
             let bytes: Vec<u8> = row.logits.iter().flat_map(|l| l.to_le_bytes()).collect();
             out.write(&bytes)?;
@@ -105,12 +109,14 @@ pub(crate) fn perplexity(
     for part in tokens.chunks(window - 1) {
         let mut windowed = vec![tokenizer.vocab().bos()];
         windowed.extend_from_slice(part);
-        evaluate::for_each_position(executor.as_mut(), &windowed, args.chunk, |position, row| {
+        let each = |position: usize, row: &RowResult| {
             if let Some(&next) = windowed.get(position + 1) {
                 sum -= f64::from(sampling::logprobs(&row.logits, next, 0).0);
                 count += 1;
             }
-        })?;
+        };
+        let (executor, plan) = (executor.as_mut(), &loaded.plan);
+        evaluate::for_each_position(executor, plan, &windowed, args.chunk, each)?;
     }
     let mean = sum / count as f64;
     say(format_args!(

@@ -290,7 +290,8 @@ fn diff(
         let mut executor = backend(name, settings)?
             .compile(&loaded.plan, Arc::clone(&loaded.model.weights), &options)
             .with_context(|| format!("cannot prepare the model on {name:?}"))?;
-        evaluate::for_each_position(executor.as_mut(), &tokens, tokens.len(), |_, _| {})?;
+        let (runner, plan) = (executor.as_mut(), &loaded.plan);
+        evaluate::for_each_position(runner, plan, &tokens, tokens.len(), |_, _| {})?;
         executors.push(executor);
     }
     let mut first = None;

@@ -1,11 +1,11 @@
 //! The executor: the loop that runs a batch through the operations of a compiled model, and sampling.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use carat_model::{
-    backend::{BackendError, Batch, CompileOptions, Executor, Outputs, Ticket},
+    TokenId,
+    backend::{BackendError, Batch, CompileOptions, Draw, Executor, Outputs, PageMove, Ticket},
     plan::{Plan, Rows, Value},
-    reference::sampled_row,
     sampling::Scratch as SamplingScratch,
     weights::Weights,
 };
@@ -22,11 +22,22 @@ pub(crate) struct CpuExecutor {
     program: Program,
     state: State,
     sampling_scratch: SamplingScratch,
-    outputs: Outputs,
+    in_flight: VecDeque<InFlight>,
+    /// Results that were taken, for their memory.
+    spare: Outputs,
     batches: u64,
     /// Rows of the last batch, for [`Executor::probed`].
     last_rows: usize,
     last_sampled: usize,
+}
+
+/// A batch that has been submitted and not collected.
+struct InFlight {
+    ticket: u64,
+    /// Of its sampled rows.
+    positions: Vec<usize>,
+    /// `None` until it is drawn.
+    outputs: Option<Outputs>,
 }
 
 impl CpuExecutor {
@@ -44,7 +55,8 @@ impl CpuExecutor {
             program,
             state,
             sampling_scratch: SamplingScratch::default(),
-            outputs: Outputs::default(),
+            in_flight: VecDeque::new(),
+            spare: Outputs::default(),
             batches: 0,
             last_rows: 0,
             last_sampled: 0,
@@ -55,29 +67,58 @@ impl CpuExecutor {
 impl Executor for CpuExecutor {
     /// Computes here and now: the caller is one of the pool's threads.
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
-        batch.check(&self.plan, &self.options)?;
-        let view = RowView::new(batch, &self.plan);
+        let before = self.in_flight.back();
+        let before = before.and_then(|batch| batch.outputs.as_ref());
+        let drawn: Vec<TokenId> = before
+            .map(|outputs| outputs.rows.iter().map(|row| row.token).collect())
+            .unwrap_or_default();
+        batch.check(&self.plan, &self.options, drawn.len())?;
+        let view = RowView::new(batch, &self.plan, &drawn);
         self.state.fill_angles(&self.plan, &view);
         for LoweredOp { op, .. } in &self.program.ops {
             if !view.of(op.rows()).is_empty() {
                 self.state.run(op, &view);
             }
         }
-        let logits = self.program.logits;
-        let rows = self.state.buffer(logits.buffer).chunks(logits.columns);
-        self.outputs.rows.clear();
-        for (sampled, logits) in view.sampled.iter().zip(rows) {
-            let row = sampled_row(batch, sampled, logits, &mut self.sampling_scratch);
-            self.outputs.rows.push(row);
-        }
         (self.last_rows, self.last_sampled) = (view.all.len(), view.sampled.len());
         self.batches += 1;
+        self.in_flight.push_back(InFlight {
+            ticket: self.batches,
+            positions: view.sampled.iter().map(|row| row.position).collect(),
+            outputs: None,
+        });
         Ok(Ticket(self.batches))
     }
 
+    /// At once: the logits are there.
+    fn draw(&mut self, ticket: &Ticket, draws: &[Draw<'_>]) -> Result<(), BackendError> {
+        let batch = self.in_flight.back_mut();
+        let batch = batch.filter(|batch| batch.ticket == ticket.0 && batch.outputs.is_none());
+        let batch = batch.expect("the batch submitted last is drawn, once");
+        Draw::check(draws, batch.positions.len(), &self.plan)?;
+        let logits = self.program.logits;
+        let rows = self.state.buffer(logits.buffer).chunks(logits.columns);
+        let mut outputs = std::mem::take(&mut self.spare);
+        outputs.rows.clear();
+        for ((draw, position), logits) in draws.iter().zip(&batch.positions).zip(rows) {
+            let row = draw.report(logits, *position, &mut self.sampling_scratch);
+            outputs.rows.push(row);
+        }
+        batch.outputs = Some(outputs);
+        Ok(())
+    }
+
     fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
-        assert_eq!(ticket, Ticket(self.batches), "a ticket is used once");
-        std::mem::swap(out, &mut self.outputs);
+        let batch = self.in_flight.pop_front();
+        let batch = batch.filter(|batch| batch.ticket == ticket.0);
+        let batch = batch.expect("a ticket is used once, in order");
+        self.spare = std::mem::replace(out, batch.outputs.unwrap_or_default());
+        Ok(())
+    }
+
+    fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
+        PageMove::check(moves, self.options.pages, self.options.host_pages)?;
+        self.state.move_pages(moves);
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! A batch, seen from its rows.
 
 use carat_model::{
+    TokenId,
     backend::{Batch, KvGroup, PerGroup, RowPlace},
     plan::{Plan, Rows},
 };
@@ -13,16 +14,20 @@ use crate::op::{
 /// The rows of a batch, and where their keys and values go.
 pub(super) struct RowView<'a> {
     pub(super) batch: &'a Batch<'a>,
+    /// Of all rows, those that were drawn before included.
+    pub(super) tokens: Vec<TokenId>,
     pub(super) all: Vec<RowPlace>,
     pub(super) sampled: Vec<RowPlace>,
     pub(super) writes: PerGroup<KvWrites>,
 }
 
 impl<'a> RowView<'a> {
-    /// Of a batch that fits `plan`.
-    pub(super) fn new(batch: &'a Batch<'a>, plan: &Plan) -> RowView<'a> {
+    /// Of a batch that fits `plan`, where `sampled` is what the batch in flight was given.
+    pub(super) fn new(batch: &'a Batch<'a>, plan: &Plan, sampled: &[TokenId]) -> RowView<'a> {
+        let feeds = batch.feeds.iter();
         RowView {
             batch,
+            tokens: feeds.map(|feed| feed.resolve(sampled)).collect(),
             all: batch.all_rows().collect(),
             sampled: batch.sampled_rows().collect(),
             writes: kv::writes(batch, |group| plan.uses(group)),
@@ -47,10 +52,12 @@ impl<'a> RowView<'a> {
             };
             let first = next;
             next += count;
+            let visible_end = run.visible_end.filter(|_| group == KvGroup::Sliding);
             (count > 0).then(|| QuerySpan {
                 rows: first..next,
                 position: run.position + run.rows.len() - count,
                 pages: run.pages.get(group),
+                visible_end: visible_end.map(|ends| &ends[ends.len() - count..]),
             })
         })
     }

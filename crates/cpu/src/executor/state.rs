@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use carat_model::{
-    backend::{CompileOptions, RowPlace},
+    backend::{CompileOptions, Feed, PageMove, RowPlace},
     plan::{Plan, Rows},
     weights::{Weight, Weights},
 };
@@ -19,7 +19,7 @@ use crate::{
     op::{
         attention::{Attention, SplitKvScratch},
         experts::{self, MoeBuffers},
-        kv::PagedKv,
+        kv::{self, PagedKv},
         linear::{self, ExpertGroup, Input, Product},
         quantize,
         rope::Angles,
@@ -37,6 +37,8 @@ pub(super) struct State {
     quantized: Vec<Activations>,
     /// By slot.
     caches: Vec<PagedKv>,
+    /// Pages of each slot in memory of their own, where they are saved.
+    saved: Vec<Vec<u8>>,
     angles: Vec<Angles>,
     moe: Option<MoeBuffers>,
     router_scores: Vec<f32>,
@@ -75,6 +77,14 @@ impl State {
                 .iter()
                 .map(|spec| PagedKv::new(spec, options.kv, *options.pages.get(spec.group)))
                 .collect(),
+            saved: plan
+                .slots
+                .iter()
+                .map(|spec| {
+                    let pages = *options.host_pages.get(spec.group);
+                    vec![0; pages * kv::page_bytes(spec, options.kv)]
+                })
+                .collect(),
             angles: plan
                 .ropes
                 .iter()
@@ -93,6 +103,24 @@ impl State {
 
     pub(super) fn buffer(&self, index: usize) -> &[f32] {
         &self.buffers[index]
+    }
+
+    /// Copies pages that [`PageMove::check`] has seen.
+    pub(super) fn move_pages(&mut self, moves: &[PageMove]) {
+        for step in moves {
+            let (group, page, place) = step.places();
+            for (cache, saved) in self.caches.iter_mut().zip(&mut self.saved) {
+                if cache.spec.group != group {
+                    continue;
+                }
+                let page = cache.page_mut(page.0 as usize);
+                let host = &mut saved[place.0 as usize * page.len()..][..page.len()];
+                match step {
+                    PageMove::Save { .. } => host.copy_from_slice(page),
+                    PageMove::Load { .. } => page.copy_from_slice(host),
+                }
+            }
+        }
     }
 
     /// Fills the RoPE angles of a batch.
@@ -189,10 +217,22 @@ impl State {
         let value = |x: &Operand| &*buffers[x.buffer];
         let row = |x: &Operand, row: usize| &buffers[x.buffer][row * x.columns..][..x.columns];
         match op {
-            Op::Embed { table, scale, .. } => {
+            Op::Embed {
+                table,
+                scale,
+                is_input,
+                ..
+            } => {
                 let (weights, quant) = (&self.weights, self.weights.matrix(*table).quant);
                 self.workers.each_row(out, operand.columns, |r, out| {
-                    let token = view.batch.tokens[rows[r].row] as usize;
+                    let fed = rows[r].row;
+                    if let Feed::Embedding { row, .. } = view.batch.feeds[fed]
+                        && *is_input
+                    {
+                        out.copy_from_slice(row);
+                        return;
+                    }
+                    let token = view.tokens[fed] as usize;
                     kernels.dequantize(quant, weights.row(*table, 0, token), *scale, out);
                 });
             }

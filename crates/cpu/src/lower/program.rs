@@ -34,6 +34,8 @@ pub(crate) enum Op {
     Embed {
         table: Weight,
         scale: f32,
+        /// Rows that are fed an embedding take it as it is.
+        is_input: bool,
         out: Operand,
     },
     Norm {

@@ -50,6 +50,7 @@ pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout, fusion: Fusi
             Step::Embed { table, scale, out } => Op::Embed {
                 table,
                 scale,
+                is_input: plan.is_input(table),
                 out: operand(out),
             },
             Step::Norm {

@@ -53,6 +53,12 @@ impl PagedKv {
         (PageHead::new(self.kv, keys), PageHead::new(self.kv, values))
     }
 
+    /// All of one page.
+    pub(crate) fn page_mut(&mut self, page: usize) -> &mut [u8] {
+        let bytes = page_bytes(&self.spec, self.kv);
+        &mut self.pages[page * bytes..][..bytes]
+    }
+
     /// Stores rows `[rows, kv_heads * head_dim]` where `writes` says.
     pub(crate) fn store(&mut self, workers: &Workers, writes: &KvWrites, k: &[f32], v: &[f32]) {
         let (kv, head_dim) = (self.kv, self.spec.head_dim);

@@ -22,7 +22,6 @@ const SHARED_ENTRIES: usize = 1 << 20;
 /// Offset of each part, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BatchLayout {
-    /// First, so that what follows can be copied by itself: sampling writes the tokens of a lookahead batch here.
     pub(crate) tokens: usize,
     pub(crate) all_count: usize,
     pub(crate) sampled_count: usize,
@@ -43,6 +42,8 @@ pub(crate) struct BatchLayout {
     pub(crate) words: usize,
     /// Behind it: 0, 1, 2, ..., which never change.
     pub(crate) identity: usize,
+    /// Behind that: the tokens that sampling leaves for the batch after it.
+    pub(crate) samples: usize,
     pub(crate) max_rows: usize,
     /// Rows that may be sampled on the device.
     pub(crate) most_drawn: usize,
@@ -83,14 +84,20 @@ impl BatchLayout {
             page_entries: entries,
             words: part(0),
             identity: part(rows),
+            samples: part(most_drawn),
             max_rows: rows,
             most_drawn,
         }
     }
 
+    /// Words that a draw takes on their way to the device.
+    pub(crate) fn draw_words(&self) -> usize {
+        self.settings - self.in_flight + self.most_drawn * SETTING_WORDS + CHANGE_WORDS
+    }
+
     /// Bytes on the device.
     pub(crate) fn bytes(&self) -> usize {
-        (self.identity + self.max_rows) * WORD
+        (self.samples + self.most_drawn) * WORD
     }
 
     /// Written once: the index of each row of a whole batch, namely its own number.
@@ -128,12 +135,7 @@ impl BatchLayout {
         }
     }
 
-    /// The first word that is no token.
-    pub(crate) fn behind_tokens(&self) -> usize {
-        self.all_count
-    }
-
-    /// Addresses that the sampler reads, and where it writes tokens for a lookahead batch.
+    /// What the sampler reads, and where it leaves tokens for the batch after this one.
     pub(crate) fn sampler_inputs(&self, start: Address, logits: Address) -> SamplerInputs {
         SamplerInputs {
             rows: self.at(start).sampled,
@@ -141,7 +143,7 @@ impl BatchLayout {
             settings: start.offset(self.settings * WORD),
             words: start,
             in_flight: start.offset(self.in_flight * WORD),
-            samples: start.offset(self.tokens * WORD),
+            samples: start.offset(self.samples * WORD),
         }
     }
 }

@@ -62,6 +62,7 @@ pub fn program(
             full: 1,
             sliding: 1,
         },
+        host_pages: PerGroup::default(),
         kv: KvType::F16,
         max_rows: rows,
         max_sampled: sampled.max(1),

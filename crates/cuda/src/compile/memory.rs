@@ -205,6 +205,7 @@ mod tests {
                 full: 64,
                 sliding: 16,
             },
+            host_pages: PerGroup::default(),
             kv: KvType::F16,
             max_rows: rows,
             max_sampled: 8,

@@ -226,6 +226,36 @@ impl Device {
         .map_err(CudaError::driver(format!("copying to {}", to.purpose)))
     }
 
+    /// Copies bytes of a buffer to another place in it, which must not overlap.
+    pub(crate) fn copy_within(
+        &self,
+        buffer: &Buffer,
+        from: Range<usize>,
+        to: usize,
+    ) -> Result<(), CudaError> {
+        let bytes = from.len();
+        assert!(
+            from.end <= buffer.bytes && to + bytes <= buffer.bytes,
+            "copy past the end"
+        );
+        assert!(
+            to + bytes <= from.start || from.end <= to,
+            "copy onto itself"
+        );
+        self.bind()?;
+        let start = buffer.address;
+        // SAFETY: both ends lie in the buffer and apart, asserted above.
+        unsafe {
+            result::memcpy_dtod_async(
+                start.offset(to).0,
+                start.offset(from.start).0,
+                bytes,
+                self.stream(),
+            )
+        }
+        .map_err(CudaError::driver(format!("copying in {}", buffer.purpose)))
+    }
+
     /// Copies from the device and waits for it.
     pub(crate) fn copy_out(
         &self,

@@ -1,13 +1,15 @@
 //! A batch as words for kernels, which go to the device in one copy. Only the words in use are copied.
 
+use std::ops::Range;
+
 use carat_model::{
-    backend::{BackendError, Batch},
+    backend::{BackendError, Batch, Feed},
     kv::{KvGroup, pages_of},
     plan::Plan,
 };
 
-use super::sample::{self, SettingsAt};
-use crate::{compile::batch_layout::BatchLayout, kernel::Draw};
+use super::sample::SettingsAt;
+use crate::compile::batch_layout::BatchLayout;
 
 impl BatchLayout {
     /// Writes a checked batch. Returns how many words are in use, from the start.
@@ -17,8 +19,11 @@ impl BatchLayout {
         batch: &Batch<'_>,
         words: &mut [u32],
     ) -> Result<usize, BackendError> {
-        words[self.all_count] = batch.tokens.len() as u32;
-        words[self.tokens..][..batch.tokens.len()].copy_from_slice(batch.tokens);
+        words[self.all_count] = batch.feeds.len() as u32;
+        for (word, feed) in words[self.tokens..].iter_mut().zip(batch.feeds) {
+            // What is yet to be drawn is copied there on the device.
+            *word = feed.token().unwrap_or(0);
+        }
         for row in batch.all_rows() {
             words[self.positions + row.row] = row.position as u32;
             words[self.runs + row.row] = row.run as u32;
@@ -69,22 +74,31 @@ impl BatchLayout {
         Ok(self.pages + entries)
     }
 
-    /// Writes the sampling settings of a batch's rows, behind the `used` words of [`BatchLayout::write`]. Returns the kind of work
-    /// and how many words are in use then; `None` if it is the host's.
-    pub(crate) fn write_sampling(
-        &self,
-        (plan, batch): (&Plan, &Batch<'_>),
-        in_flight: usize,
-        used: usize,
-        words: &mut [u32],
-    ) -> Option<(Draw, usize)> {
-        let at = SettingsAt {
+    /// Tokens that are yet to be drawn: words of the samples, and where they go among the tokens. Neighbours are one piece.
+    pub(crate) fn sampled_tokens(&self, batch: &Batch<'_>) -> Vec<(Range<usize>, usize)> {
+        let mut pieces: Vec<(Range<usize>, usize)> = Vec::new();
+        for (row, feed) in batch.feeds.iter().enumerate() {
+            let Feed::Sampled(sample) = *feed else {
+                continue;
+            };
+            let (from, to) = (self.samples + sample as usize, self.tokens + row);
+            match pieces.last_mut() {
+                Some((range, first)) if range.end == from && *first + range.len() == to => {
+                    range.end += 1;
+                }
+                _ => pieces.push((from..from + 1, to)),
+            }
+        }
+        pieces
+    }
+
+    /// Where the settings of sampled rows go, with what happens to logits behind the `used` words of [`BatchLayout::write`].
+    pub(crate) fn settings_at(&self, used: usize) -> SettingsAt {
+        SettingsAt {
             settings: self.settings,
             most_rows: self.most_drawn,
             changes: used,
-        };
-        words[self.in_flight] = in_flight as u32;
-        sample::write(&sample::rows_to_sample(batch)?, plan.vocab(), &at, words)
+        }
     }
 }
 
@@ -92,10 +106,9 @@ impl BatchLayout {
 mod tests {
     use carat_gguf::QuantType;
     use carat_model::{
-        backend::{CompileOptions, RowOutput, Run},
+        backend::{CompileOptions, Run, token_feeds},
         gemma4,
         kv::{KvType, PAGE_TOKENS, PageId, PerGroup},
-        sampling::Sampling,
     };
     use carat_testkit::tiny::{Tiny, Variant};
 
@@ -113,6 +126,7 @@ mod tests {
                 full: pages,
                 sliding: pages,
             },
+            host_pages: PerGroup::default(),
             kv: KvType::F16,
             max_rows: 6,
             max_sampled: 3,
@@ -129,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_ragged_batch_is_written_for_kernels() {
-        let (plan, sampling) = (plan(), Sampling::greedy());
+        let plan = plan();
         let options = options(10);
         let pages = |ids: &[u32]| -> Vec<PageId> { ids.iter().copied().map(PageId).collect() };
         let (full, mut sliding) = (pages(&[4, 2, 9, 7]), pages(&[0, 1, 8, 5]));
@@ -140,9 +154,7 @@ mod tests {
             position,
             pages,
             sampled,
-            sampling: &sampling,
-            history: &[],
-            output: RowOutput::Token,
+            visible_end: None,
         };
         let both = PerGroup {
             full: full.as_slice(),
@@ -153,10 +165,10 @@ mod tests {
             sliding: short.as_slice(),
         };
         let batch = Batch {
-            tokens: &[10, 11, 12, 13, 14],
+            feeds: &token_feeds(&[10, 11, 12, 13, 14]),
             runs: &[run(0..3, 95, both, 2), run(3..5, 0, one, 1)],
         };
-        batch.check(&plan, &options).unwrap();
+        batch.check(&plan, &options, 0).unwrap();
         let layout = BatchLayout::new(&options);
         let mut words = vec![0; layout.words];
         let used = layout.write(&plan, &batch, &mut words).unwrap();
@@ -182,6 +194,24 @@ mod tests {
     }
 
     #[test]
+    fn samples_become_tokens_in_as_few_pieces_as_there_are() {
+        let layout = BatchLayout::new(&options(10));
+        let (samples, tokens) = (layout.samples, layout.tokens);
+        let feeds = [4, 5, 6, 0].map(Feed::Sampled);
+        let mixed = [feeds[0], feeds[1], Feed::Token(3), feeds[2], feeds[3]];
+        let pieces = layout.sampled_tokens(&Batch {
+            feeds: &mixed,
+            runs: &[],
+        });
+        let expected = [
+            (samples + 4..samples + 6, tokens),
+            (samples + 6..samples + 7, tokens + 3),
+            (samples..samples + 1, tokens + 4),
+        ];
+        assert_eq!(pieces, expected);
+    }
+
+    #[test]
     fn parts_do_not_meet_and_rows_are_themselves() {
         let layout = BatchLayout::new(&options(10));
         let starts = [
@@ -204,7 +234,8 @@ mod tests {
         assert_eq!(offset, layout.words * WORD);
         // For as many rows as a bucket has.
         assert_eq!(rows, [0, 1, 2, 3, 4, 5, 6, 7]);
-        assert_eq!(layout.bytes(), offset + rows.len() * WORD);
+        assert_eq!(layout.samples * WORD, offset + rows.len() * WORD);
+        assert_eq!(layout.bytes(), (layout.samples + 3) * WORD);
     }
 
     #[test]
@@ -212,7 +243,7 @@ mod tests {
         let plan = plan();
         let mut layout = BatchLayout::new(&options(1));
         layout.page_entries = 1;
-        let (pages, sampling) = ([PageId(0)], Sampling::greedy());
+        let pages = [PageId(0)];
         let pages = PerGroup {
             full: pages.as_slice(),
             sliding: pages.as_slice(),
@@ -222,12 +253,10 @@ mod tests {
             position: 0,
             pages,
             sampled: 0,
-            sampling: &sampling,
-            history: &[],
-            output: RowOutput::Token,
+            visible_end: None,
         };
         let batch = Batch {
-            tokens: &[1],
+            feeds: &token_feeds(&[1]),
             runs: &[run],
         };
         let mut words = vec![0; layout.words];
@@ -245,6 +274,7 @@ mod tests {
                 full: 8192,
                 sliding: 4096,
             },
+            host_pages: PerGroup::default(),
             kv: KvType::F16,
             max_rows: 4096,
             max_sampled: 64,

@@ -1,23 +1,21 @@
 //! The executor: a loaded model with its weights, KV pages and programs.
 //!
-//! A batch goes up in one copy, the program runs over fixed buffers, and tokens of sampled rows come back. `submit` only queues
-//! all that; `collect` waits. Rows that the device does not sample (see [`sample`](crate::run::sample)) are sampled on the host
-//! from copied logits, and then `submit` waits already. A lookahead batch reads its tokens where sampling the batch before it
-//! writes them, without a copy.
+//! A batch goes up in one copy, the program runs over fixed buffers, and tokens of sampled rows come back. `submit` and `draw` only
+//! queue all that; `collect` waits. Rows that the device does not sample (see [`sample`](crate::run::sample)) are sampled on the
+//! host when the batch is collected, from their logits; or before another batch is submitted, which would write over those.
 
-use std::{mem, rc::Rc, sync::Arc};
+use std::{ops::Range, rc::Rc, sync::Arc};
 
 use carat_model::{
     TokenId,
     backend::{
-        BackendError, Batch, CompileOptions, Executor, LaunchTime, Outputs, RowPlace, RowResult,
-        Ticket,
+        self as model, BackendError, Batch, CompileOptions, Executor, Feed, LaunchTime, Outputs,
+        PageMove, RowOutput, RowResult, Ticket,
     },
     kv::PerGroup,
     phase::{Origin, Phase},
     plan::{Plan, Value},
-    reference::sampled_row,
-    sampling::Scratch,
+    sampling::{Sampling, Scratch, TokenMask},
 };
 
 use crate::{
@@ -30,11 +28,11 @@ use crate::{
         cublaslt::{Library, WORKSPACE_BYTES},
     },
     error::CudaError,
-    kernel::{Addresses, Draw, Kernel},
+    kernel::{Addresses, Draw, Kernel, SETTING_WORDS},
     run::{
         graph::{self, Graph, Graphs},
         program::{CublasLtGemms, Program, Programs},
-        sample::{IN_FLIGHT, Sampler},
+        sample::{self, IN_FLIGHT, RowToSample, Sampler},
         upload::ResidentWeights,
     },
 };
@@ -63,38 +61,70 @@ pub(crate) struct CudaExecutor {
     batches: u64,
 }
 
-/// A slot in flight. Batches take slots in turn, so that one can be queued while another runs.
+/// A place for a batch, so that one can be queued while another is under way.
 struct InFlight {
     words: HostBuffer,
-    /// Behind all work of the batch that had this slot last.
+    /// How it is drawn, for the copy to the device.
+    settings: HostBuffer,
+    /// Behind all work of the batch that had this place last.
     done: Option<Event>,
+    batch: Option<Submitted>,
+}
+
+/// A batch that was submitted and not collected.
+struct Submitted {
+    rows: RowCounts,
+    /// Of sampled rows.
+    positions: Vec<usize>,
+    /// Words of the batch that are in use; what happens to logits comes behind them.
+    used: usize,
     results: Results,
 }
 
 /// Results of a submitted batch, for `collect`.
 enum Results {
-    /// Collected already.
-    None,
-    /// So many tokens, once the device is done.
-    Tokens(usize),
+    NotDrawn,
+    /// Tokens of all sampled rows once the device is done, but for those of the host.
+    Drawn {
+        on_host: Vec<HostDraw>,
+    },
     Ready(Outputs),
 }
 
-/// Origin of a batch's tokens.
-#[derive(Clone, Copy)]
-enum Tokens {
-    Given,
-    /// Lookahead: sampling the batch before writes them where this one reads them.
-    Sampled,
+/// A row that the host draws, once its logits are there.
+struct HostDraw {
+    /// Among the sampled ones.
+    row: usize,
+    sampling: Sampling,
+    history: Vec<TokenId>,
+    mask: Option<TokenMask>,
+    output: RowOutput,
 }
 
-/// A batch that is being queued.
-struct Queued {
-    /// Index of its slot in flight.
-    slot: usize,
-    rows: RowCounts,
-    /// The kind of sampling on the device; `None` leaves it to the host.
-    draw: Option<Draw>,
+impl HostDraw {
+    fn new(row: usize, draw: &model::Draw<'_>) -> HostDraw {
+        // Penalties look at no more.
+        let recent = draw
+            .history
+            .len()
+            .saturating_sub(draw.sampling.penalty_window);
+        HostDraw {
+            row,
+            sampling: draw.sampling.clone(),
+            history: draw.history[recent..].to_vec(),
+            mask: draw.mask.cloned(),
+            output: draw.output,
+        }
+    }
+
+    fn draw(&self) -> model::Draw<'_> {
+        model::Draw {
+            sampling: &self.sampling,
+            history: &self.history,
+            mask: self.mask.as_ref(),
+            output: self.output,
+        }
+    }
 }
 
 /// Loaded code of an executor.
@@ -176,8 +206,9 @@ impl CudaExecutor {
         let slot = || -> Result<InFlight, CudaError> {
             Ok(InFlight {
                 words: device.allocate_host("batch", batch_layout.words * 4)?,
+                settings: device.allocate_host("batch", batch_layout.draw_words() * 4)?,
                 done: None,
-                results: Results::None,
+                batch: None,
             })
         };
         let captures = config.graphs == config::Graphs::On && config.checks == Checks::EachBatch;
@@ -209,11 +240,11 @@ impl CudaExecutor {
         })
     }
 
-    /// The first rows of a value as they are on the device now, handed over some at a time.
+    /// Some rows of a value as they are on the device now, handed over some at a time.
     fn read_rows(
         &mut self,
         value: Value,
-        rows: usize,
+        rows: Range<usize>,
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<(), CudaError> {
         let columns = self.plan.columns(value);
@@ -221,8 +252,8 @@ impl CudaExecutor {
         let at_once = (self.read_host.bytes().len() / row_bytes).max(1);
         let start = self.parts.value(value);
         let mut values = vec![0.0f32; columns];
-        for first in (0..rows).step_by(at_once) {
-            let count = at_once.min(rows - first);
+        for first in rows.clone().step_by(at_once) {
+            let count = at_once.min(rows.end - first);
             let offset = start + first * row_bytes;
             self.device.copy_out(
                 &self.buffers.activations,
@@ -241,82 +272,171 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Writes a checked batch and queues its copy to the device, with its tokens or without.
-    fn queue_words(&mut self, batch: &Batch<'_>, tokens: Tokens) -> Result<Queued, BackendError> {
-        let slot = self.batches as usize % IN_FLIGHT;
-        if let Some(done) = self.in_flight[slot].done.take() {
+    /// The place of the batch submitted last.
+    fn last(&self) -> usize {
+        (self.batches as usize + IN_FLIGHT - 1) % IN_FLIGHT
+    }
+
+    /// Writes a checked batch and queues its copy to the device, with the tokens that the batch before has drawn there. Returns its
+    /// place, its rows and the words in use.
+    fn queue_words(
+        &mut self,
+        batch: &Batch<'_>,
+    ) -> Result<(usize, RowCounts, usize), BackendError> {
+        let index = self.batches as usize % IN_FLIGHT;
+        if let Some(done) = self.in_flight[index].done.take() {
             done.wait()?;
         }
-        let mut used = (self.batch_layout).write(&self.plan, batch, &mut self.words)?;
-        // Penalties and biases change the logits in place, so logits that are probed are sampled on the host.
-        let drawn = if self.options.probe {
-            None
-        } else {
-            let wanted = (&self.plan, batch);
-            (self.batch_layout).write_sampling(wanted, slot, used, &mut self.words)
-        };
-        let draw = drawn.map(|(draw, end)| {
-            used = end;
-            draw
-        });
-        let host = &mut self.in_flight[slot].words;
-        for (to, word) in host
-            .bytes_mut()
-            .chunks_exact_mut(4)
-            .zip(&self.words[..used])
-        {
-            to.copy_from_slice(&word.to_ne_bytes());
+        let used = (self.batch_layout).write(&self.plan, batch, &mut self.words)?;
+        let host = &mut self.in_flight[index].words;
+        put_words(host, 0, &self.words[..used]);
+        (self.device).copy_part(host, 0..used * 4, &self.buffers.batch, 0)?;
+        for (from, to) in self.batch_layout.sampled_tokens(batch) {
+            let bytes = from.start * 4..from.end * 4;
+            (self.device).copy_within(&self.buffers.batch, bytes, to * 4)?;
         }
-        let first = match tokens {
-            Tokens::Given => 0,
-            Tokens::Sampled => self.batch_layout.behind_tokens(),
-        };
-        let part = first * 4..used * 4;
-        (self.device).copy_part(host, part, &self.buffers.batch, first * 4)?;
         let rows = RowCounts {
-            all: batch.tokens.len(),
-            sampled: batch.runs.iter().map(|r| r.sampled).sum(),
+            all: batch.feeds.len(),
+            sampled: batch.sampled_count(),
         };
-        Ok(Queued { slot, rows, draw })
+        Ok((index, rows, used))
+    }
+
+    /// Queues the settings of the rows that the device draws. Returns the work it is, if any, and the rows that are the host's.
+    fn queue_settings(
+        &mut self,
+        index: usize,
+        (draws, positions): (&[model::Draw<'_>], &[usize]),
+        used: usize,
+    ) -> Result<(Option<Draw>, Vec<HostDraw>), CudaError> {
+        let greedy = Sampling::greedy();
+        let each = draws.iter().zip(positions);
+        // Changes are made to the logits themselves, so those that somebody wants to see are left alone.
+        let taken: Vec<Option<RowToSample<'_>>> = each
+            .map(|(draw, position)| RowToSample::of(draw, *position))
+            .map(|row| row.filter(|_| !self.options.probe))
+            .collect();
+        let layout = &self.batch_layout;
+        let stand_in = RowToSample {
+            sampling: &greedy,
+            history: &[],
+            position: 0,
+        };
+        let rows: Vec<RowToSample<'_>> = taken.iter().map(|row| row.unwrap_or(stand_in)).collect();
+        let at = layout.settings_at(used);
+        let any = taken.iter().any(Option::is_some);
+        let written = any
+            .then(|| sample::write(&rows, self.plan.vocab(), &at, &mut self.words))
+            .flatten();
+        let on_host = |(row, draw): (usize, &model::Draw<'_>)| {
+            let is_taken = written.is_some() && taken[row].is_some();
+            (!is_taken).then(|| HostDraw::new(row, draw))
+        };
+        let on_host = draws.iter().enumerate().filter_map(on_host).collect();
+        if let Some((_, end)) = written {
+            self.words[layout.in_flight] = index as u32;
+            let settings = layout.in_flight..layout.settings + draws.len() * SETTING_WORDS;
+            let host = &mut self.in_flight[index].settings;
+            let mut start = 0;
+            for part in [settings, used..end].into_iter().filter(|p| !p.is_empty()) {
+                put_words(host, start, &self.words[part.clone()]);
+                let bytes = start * 4..(start + part.len()) * 4;
+                let to = &self.buffers.batch;
+                (self.device).copy_part(host, bytes, to, part.start * 4)?;
+                start += part.len();
+            }
+        }
+        Ok((written.map(|(draw, _)| draw), on_host))
     }
 
     /// Queues the work of a batch, captured if there is a graph for its number of rows.
-    fn queue_work(&mut self, queued: &Queued) -> Result<(), CudaError> {
-        let Queued { rows, draw, .. } = *queued;
-        let (device, programs, sampler) = (&self.device, &self.programs, &self.sampler);
+    fn queue_work(&mut self, rows: RowCounts) -> Result<(), CudaError> {
+        let (device, programs) = (&self.device, &self.programs);
         let launch = |rows: RowCounts, check: Checks| {
             let mut launches = 0;
             let queued = |label: &str, _: Origin| {
                 launches += 1;
-                match check {
-                    Checks::EachBatch => Ok(()),
-                    Checks::EachLaunch => device.wait(&format!("running {label}")),
-                }
+                checked(device, check, label)
             };
-            launch_all(device, (programs, sampler), rows, draw, queued)?;
+            launch_all(device, programs, rows, queued)?;
             Ok(launches)
         };
         let rows = graph::bucket(rows, &self.options);
         match &mut self.graphs {
             Some(graphs) => {
-                let key = graph::Key { rows, draw };
                 let stream = device.captured_stream();
-                graphs.run(stream, key, || launch(rows, Checks::EachBatch))
+                graphs.run(stream, rows, || launch(rows, Checks::EachBatch))
             }
             None => launch(rows, self.checks).map(drop),
         }
     }
 
-    /// Samples a batch on the host.
-    fn sample(&mut self, batch: &Batch<'_>) -> Result<Outputs, CudaError> {
-        let rows: Vec<RowPlace> = batch.sampled_rows().collect();
-        let mut outputs = Outputs::default();
+    /// Waits for a batch and makes its results.
+    fn finish(&mut self, index: usize) -> Result<Outputs, CudaError> {
+        if let Some(done) = self.in_flight[index].done.take() {
+            done.wait()?;
+        }
+        let batch = self.in_flight[index].batch.take();
+        let batch = batch.expect("a ticket is used once, before the next but one is out");
+        let on_host = match batch.results {
+            Results::NotDrawn => return Ok(Outputs::default()),
+            Results::Ready(outputs) => return Ok(outputs),
+            Results::Drawn { on_host } => on_host,
+        };
+        let row = |token| RowResult {
+            token,
+            ..RowResult::default()
+        };
+        let count = batch.rows.sampled;
+        // Without a row of its own the device left nothing there, and may have no room for as many.
+        let rows = if on_host.len() == count {
+            vec![RowResult::default(); count]
+        } else {
+            self.sampler.tokens(index, count).map(row).collect()
+        };
+        let mut outputs = Outputs { rows };
         let mut scratch = Scratch::default();
-        self.read_rows(self.plan.logits, rows.len(), |r, logits| {
-            let row = sampled_row(batch, &rows[r], logits, &mut scratch);
-            outputs.rows.push(row);
-        })?;
+        for host in &on_host {
+            let position = batch.positions[host.row];
+            self.read_rows(self.plan.logits, host.row..host.row + 1, |_, logits| {
+                outputs.rows[host.row] = host.draw().report(logits, position, &mut scratch);
+            })?;
+        }
         Ok(outputs)
+    }
+
+    /// Samples what the host has to of the batch submitted last: the next one writes over its logits.
+    fn settle(&mut self) -> Result<(), CudaError> {
+        let index = self.last();
+        let Some(batch) = &self.in_flight[index].batch else {
+            return Ok(());
+        };
+        let waits = matches!(&batch.results, Results::Drawn { on_host } if !on_host.is_empty());
+        if !waits {
+            return Ok(());
+        }
+        let rows = batch.rows;
+        let results = Results::Ready(self.finish(index)?);
+        self.in_flight[index].batch = Some(Submitted {
+            rows,
+            positions: Vec::new(),
+            used: 0,
+            results,
+        });
+        Ok(())
+    }
+
+    /// Rows of the batch in flight that others may be fed by, and their tokens where the host knows them.
+    fn drawn(&self) -> (usize, Option<Vec<TokenId>>) {
+        let batch = self.in_flight[self.last()].batch.as_ref();
+        match batch.map(|batch| (&batch.results, batch.rows.sampled)) {
+            Some((Results::Drawn { .. }, sampled)) => (sampled, None),
+            Some((Results::Ready(outputs), sampled)) => {
+                let tokens = outputs.rows.iter().map(|row| row.token);
+                (sampled, Some(tokens.collect()))
+            }
+            _ => (0, None),
+        }
     }
 
     fn keep_values(&mut self, rows: RowCounts) -> Result<(), CudaError> {
@@ -326,98 +446,141 @@ impl CudaExecutor {
         for value in written {
             let mut kept = Vec::new();
             let count = rows.get(self.plan.rows(value));
-            self.read_rows(value, count, |_, row| kept.extend_from_slice(row))?;
+            self.read_rows(value, 0..count, |_, row| kept.extend_from_slice(row))?;
             self.probed[value.index()] = Some(kept);
         }
         Ok(())
     }
 
-    /// Queues all of a checked batch. Waits only if the host has to sample it.
-    fn start(&mut self, batch: &Batch<'_>, tokens: Tokens) -> Result<Ticket, BackendError> {
-        let queued = self.queue_words(batch, tokens)?;
-        self.queue_work(&queued)?;
-        let results = match queued.draw {
-            Some(_) => Results::Tokens(queued.rows.sampled),
-            None => Results::Ready(self.sample(batch)?),
-        };
+    /// Queues the forward pass of a checked batch.
+    fn start(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
+        let (index, rows, used) = self.queue_words(batch)?;
+        self.queue_work(rows)?;
         if self.options.probe {
-            self.keep_values(queued.rows)?;
+            self.keep_values(rows)?;
         }
-        let slot = &mut self.in_flight[queued.slot];
-        slot.results = results;
-        slot.done = Some(self.device.event()?);
+        let in_flight = &mut self.in_flight[index];
+        in_flight.done = Some(self.device.event()?);
+        in_flight.batch = Some(Submitted {
+            rows,
+            positions: batch.sampled_rows().map(|row| row.position).collect(),
+            used,
+            results: Results::NotDrawn,
+        });
         self.batches += 1;
         Ok(Ticket(self.batches))
+    }
+
+    /// What the contract has and this backend has not.
+    fn refuse(batch: &Batch<'_>) -> Result<(), BackendError> {
+        let refused = |what: &str| {
+            Err(BackendError::Unsupported {
+                what: format!("CUDA does not take {what}"),
+            })
+        };
+        if (batch.feeds.iter()).any(|feed| matches!(feed, Feed::Embedding { .. })) {
+            return refused("embeddings");
+        }
+        if batch.runs.iter().any(|run| run.visible_end.is_some()) {
+            return refused("rows that see ahead");
+        }
+        Ok(())
     }
 }
 
 impl Executor for CudaExecutor {
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
-        batch.check(&self.plan, &self.options)?;
-        self.start(batch, Tokens::Given)
-    }
-
-    fn chains(&self) -> bool {
-        true
-    }
-
-    fn submit_chained(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
-        batch.check(&self.plan, &self.options)?;
-        let before = (self.batches as usize + IN_FLIGHT - 1) % IN_FLIGHT;
-        match &self.in_flight[before].results {
-            Results::None => panic!("no batch is in flight"),
-            Results::Tokens(count) => {
-                assert_eq!(*count, batch.tokens.len(), "a row for each sampled row");
-                self.start(batch, Tokens::Sampled)
-            }
-            // The host has sampled it, so the tokens are known.
-            Results::Ready(outputs) => {
-                let tokens: Vec<TokenId> = outputs.rows.iter().map(|row| row.token).collect();
-                let batch = Batch {
-                    tokens: &tokens,
+        let (sampled, _) = self.drawn();
+        batch.check(&self.plan, &self.options, sampled)?;
+        CudaExecutor::refuse(batch)?;
+        self.settle()?;
+        match self.drawn() {
+            (_, Some(tokens)) => {
+                let known = |feed: &Feed<'_>| Feed::Token(feed.resolve(&tokens));
+                let feeds: Vec<Feed<'_>> = batch.feeds.iter().map(known).collect();
+                self.start(&Batch {
+                    feeds: &feeds,
                     ..*batch
-                };
-                self.start(&batch, Tokens::Given)
+                })
             }
+            (_, None) => self.start(batch),
+        }
+    }
+
+    fn draw(&mut self, ticket: &Ticket, draws: &[model::Draw<'_>]) -> Result<(), BackendError> {
+        assert_eq!(ticket.0, self.batches, "the batch submitted last is drawn");
+        let index = self.last();
+        let batch = self.in_flight[index].batch.as_ref();
+        let batch = batch.filter(|batch| matches!(batch.results, Results::NotDrawn));
+        let batch = batch.expect("a batch is drawn once, before it is collected");
+        model::Draw::check(draws, batch.rows.sampled, &self.plan)?;
+        let (rows, used, positions) = (batch.rows, batch.used, batch.positions.clone());
+        let (work, on_host) = self.queue_settings(index, (draws, &positions), used)?;
+        if let Some(work) = work {
+            let rows = graph::bucket(rows, &self.options);
+            let queued = || checked(&self.device, self.checks, "sample");
+            self.sampler.run(work, rows.sampled, queued)?;
+        }
+        let in_flight = &mut self.in_flight[index];
+        in_flight.done = Some(self.device.event()?);
+        if let Some(batch) = &mut in_flight.batch {
+            batch.results = Results::Drawn { on_host };
+        }
+        Ok(())
+    }
+
+    fn lookahead(&self, _ticket: &Ticket) -> bool {
+        let batch = self.in_flight[self.last()].batch.as_ref();
+        let results = batch.map(|batch| (&batch.results, batch.rows.sampled));
+        match results {
+            Some((Results::Drawn { on_host }, _)) => on_host.is_empty(),
+            Some((Results::NotDrawn, sampled)) => sampled == 0,
+            Some((Results::Ready(_), _)) | None => true,
         }
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
         let index = (ticket.0 as usize - 1) % IN_FLIGHT;
-        let slot = &mut self.in_flight[index];
-        // Also where results are there already: a batch without any may have failed, too.
-        if let Some(done) = slot.done.take() {
-            done.wait()?;
-        }
-        match mem::replace(&mut slot.results, Results::None) {
-            Results::None => panic!("a ticket is used once, before the next but one is out"),
-            Results::Ready(outputs) => *out = outputs,
-            Results::Tokens(count) => {
-                let row = |token| RowResult {
-                    token,
-                    ..RowResult::default()
-                };
-                out.rows.clear();
-                out.rows.extend(self.sampler.tokens(index, count).map(row));
-            }
-        }
+        *out = self.finish(index)?;
         Ok(())
     }
 
-    fn profile(&mut self, batch: &Batch<'_>) -> Result<Option<Vec<LaunchTime>>, BackendError> {
-        batch.check(&self.plan, &self.options)?;
-        let Queued { rows, draw, .. } = self.queue_words(batch, Tokens::Given)?;
+    fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
+        PageMove::check(moves, self.options.pages, self.options.host_pages)?;
+        if moves.is_empty() {
+            return Ok(());
+        }
+        Err(BackendError::Unsupported {
+            what: "CUDA does not move pages".to_owned(),
+        })
+    }
+
+    fn profile(
+        &mut self,
+        batch: &Batch<'_>,
+        draws: &[model::Draw<'_>],
+    ) -> Result<Option<Vec<LaunchTime>>, BackendError> {
+        batch.check(&self.plan, &self.options, 0)?;
+        model::Draw::check(draws, batch.sampled_count(), &self.plan)?;
+        CudaExecutor::refuse(batch)?;
+        let (index, rows, used) = self.queue_words(batch)?;
+        let positions: Vec<usize> = batch.sampled_rows().map(|row| row.position).collect();
+        let (work, _) = self.queue_settings(index, (draws, &positions), used)?;
         let rows = graph::bucket(rows, &self.options);
         let device = &self.device;
         let mut moments = Vec::new();
         // As one graph, so that times are those of the device, not of launching.
         let graph = Graph::capture(device.captured_stream(), || {
             moments.push((String::new(), SAMPLING, device.captured_moment()?));
-            let work = (&self.programs, &self.sampler);
-            launch_all(device, work, rows, draw, |label, origin| {
+            let mut queued = |label: &str, origin| {
                 moments.push((label.to_owned(), origin, device.captured_moment()?));
                 Ok(())
-            })
+            };
+            launch_all(device, &self.programs, rows, &mut queued)?;
+            match work {
+                Some(work) => (self.sampler).run(work, rows.sampled, || queued("sample", SAMPLING)),
+                None => Ok(()),
+            }
         })?;
         graph.launch()?;
         device.wait("profiling a batch")?;
@@ -447,20 +610,32 @@ const SAMPLING: Origin = Origin {
     phase: Phase::Sample,
 };
 
-/// Queues a batch's launches, and calls `queued` with the label and origin of each.
+/// Queues the launches of a forward pass, and calls `queued` with the label and origin of each.
 fn launch_all(
     device: &Device,
-    (programs, sampler): (&Programs, &Sampler),
+    programs: &Programs,
     rows: RowCounts,
-    draw: Option<Draw>,
     mut queued: impl FnMut(&str, Origin) -> Result<(), CudaError>,
 ) -> Result<(), CudaError> {
     for program in programs.of(rows) {
         program.run(device, rows, &mut queued)?;
     }
-    match draw {
-        Some(draw) => sampler.run(draw, rows.sampled, || queued("sample", SAMPLING)),
-        None => Ok(()),
+    Ok(())
+}
+
+/// Waits for a launch, if each is to be waited for.
+fn checked(device: &Device, checks: Checks, label: &str) -> Result<(), CudaError> {
+    match checks {
+        Checks::EachBatch => Ok(()),
+        Checks::EachLaunch => device.wait(&format!("running {label}")),
+    }
+}
+
+/// Writes words to host memory, from a word on.
+fn put_words(host: &mut HostBuffer, start: usize, words: &[u32]) {
+    let bytes = host.bytes_mut()[start * 4..].chunks_exact_mut(4);
+    for (to, word) in bytes.zip(words) {
+        to.copy_from_slice(&word.to_ne_bytes());
     }
 }
 

@@ -14,20 +14,12 @@ use cudarc::driver::{CudaGraph, CudaStream, sys};
 use crate::{
     compile::rows::{RowClass, RowCounts, padded_rows},
     error::CudaError,
-    kernel::Draw,
 };
 
 /// The most rows that decode together and still take the next power of two.
 const MAX_DECODED: usize = 64;
 /// Graphs to keep; batches of yet other sizes are launched one kernel after another.
 const MAX_GRAPHS: usize = 64;
-
-/// The batches that a graph is captured for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Key {
-    pub(crate) rows: RowCounts,
-    pub(crate) draw: Option<Draw>,
-}
 
 /// The row counts to launch for, captured or not: of decoding a power of two, or the most there may be.
 pub(crate) fn bucket(rows: RowCounts, options: &CompileOptions) -> RowCounts {
@@ -82,24 +74,24 @@ impl Graph {
 /// Graphs captured so far.
 #[derive(Default)]
 pub(crate) struct Graphs {
-    captured: HashMap<Key, Graph>,
-    /// Keys that ran once uncaptured: first launches load code, which a capture does not allow.
-    seen: HashSet<Key>,
+    captured: HashMap<RowCounts, Graph>,
+    /// What ran once as it is: first launches load code, which a capture does not allow.
+    seen: HashSet<RowCounts>,
 }
 
 impl Graphs {
-    /// Replays the graph of `key`. The first time `record` just queues its launches, the second time they are captured.
+    /// Replays what was captured for these rows. The first time `record` just queues it, the second time it is captured.
     pub(crate) fn run(
         &mut self,
         stream: &Arc<CudaStream>,
-        key: Key,
+        rows: RowCounts,
         record: impl FnOnce() -> Result<usize, CudaError>,
     ) -> Result<(), CudaError> {
-        let full = self.captured.len() >= MAX_GRAPHS && !self.captured.contains_key(&key);
-        if full || self.seen.insert(key) {
+        let full = self.captured.len() >= MAX_GRAPHS && !self.captured.contains_key(&rows);
+        if full || self.seen.insert(rows) {
             return record().map(drop);
         }
-        let graph = match self.captured.entry(key) {
+        let graph = match self.captured.entry(rows) {
             Entry::Occupied(captured) => captured.into_mut(),
             Entry::Vacant(vacant) => {
                 let mut launches = 0;
@@ -107,7 +99,12 @@ impl Graphs {
                     launches = record()?;
                     Ok(())
                 })?;
-                tracing::info!(rows = key.rows.all, draw = ?key.draw, launches, "captured a graph");
+                tracing::info!(
+                    rows = rows.all,
+                    sampled = rows.sampled,
+                    launches,
+                    "captured a graph"
+                );
                 vacant.insert(graph)
             }
         };
@@ -125,6 +122,7 @@ mod tests {
     fn buckets_hold_the_rows_and_no_more_than_there_may_be() {
         let options = CompileOptions {
             pages: PerGroup::default(),
+            host_pages: PerGroup::default(),
             kv: KvType::F16,
             max_rows: 100,
             max_sampled: 24,
@@ -146,6 +144,7 @@ mod tests {
     fn a_bucket_keeps_the_class_and_stays_within_its_padding() {
         let options = CompileOptions {
             pages: PerGroup::default(),
+            host_pages: PerGroup::default(),
             kv: KvType::F16,
             max_rows: 300,
             max_sampled: 40,

@@ -1,9 +1,9 @@
 //! Sampling on the device: which rows it takes, their settings as words of a batch, and the launches.
 //!
-//! The device takes a batch whose rows all want a token alone, each either greedily, among at most 1024 best (top-k), or from
-//! the whole vocabulary without a top-p. Left to the host, with the logits copied to it, are batches in which any row wants
-//! log-probabilities or logits, has a top-k above 1024 or a top-p over the whole vocabulary; and batches with more sampled rows
-//! or more penalties and biases than there is room for.
+//! The device takes rows that want a token alone, each either greedily, among at most 1024 best (top-k), or from the whole
+//! vocabulary without a top-p. Left to the host, with their logits copied to it, are rows that have a mask, want
+//! log-probabilities or logits, have a top-k above 1024 or a top-p over the whole vocabulary; and all rows of a batch with more
+//! sampled rows, or more penalties and biases, than there is room for.
 //!
 //! [`carat_model::sampling`] defines a draw. Its logarithms are taken in double precision on both sides, so a draw can
 //! only differ where two scores are the same to all but the last bit.
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use carat_model::{
     TokenId,
-    backend::{Batch, RowOutput, RowPlace},
+    backend::{self as model, RowOutput},
     sampling::Sampling,
 };
 
@@ -38,17 +38,16 @@ pub(crate) struct RowToSample<'a> {
     pub(crate) position: usize,
 }
 
-/// The rows of a batch that the device could sample; `None` if any wants more than a token.
-pub(crate) fn rows_to_sample<'a>(batch: &Batch<'a>) -> Option<Vec<RowToSample<'a>>> {
-    let row_to_sample = |row: RowPlace| {
-        let run = &batch.runs[row.run];
-        (run.output == RowOutput::Token).then(|| RowToSample {
-            sampling: run.sampling,
-            history: batch.history(&row),
-            position: row.position,
+impl<'a> RowToSample<'a> {
+    /// A row as the device could sample it; `None` if it is the host's.
+    pub(crate) fn of(draw: &model::Draw<'a>, position: usize) -> Option<RowToSample<'a>> {
+        let is_taken = draw.output == RowOutput::Token && draw.mask.is_none();
+        (is_taken && kind(draw.sampling).is_some()).then_some(RowToSample {
+            sampling: draw.sampling,
+            history: draw.history,
+            position,
         })
-    };
-    batch.sampled_rows().map(row_to_sample).collect()
+    }
 }
 
 /// Offsets of the settings among a batch's words.

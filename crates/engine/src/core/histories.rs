@@ -1,9 +1,9 @@
 //! Thousands of random serving histories, each checked after every step.
 //!
-//! Requests that share prefixes, repeat or continue each other arrive, are cancelled and fail at random times in
-//! configurations that are mostly too small. After each step every page is accounted for ([`Scheduler::audit`]); in
-//! each step the fake model checks every KV entry that any row sees; in the end every answer is what the request gives
-//! by itself.
+//! Requests that share prefixes, repeat or continue each other, with images, constraints, penalties and drafts, arrive and are
+//! cancelled at random times in configurations that are mostly too small, on executors that look ahead or do not, and that fail in
+//! any of their calls. After each step every page is accounted for ([`Scheduler::audit`](super::Scheduler)); in each step the fake
+//! model checks every KV entry that any row sees; in the end every answer is what the request gives by itself.
 
 use std::{
     collections::BTreeMap,
@@ -13,13 +13,15 @@ use std::{
 use carat_model::{
     TokenId,
     kv::{PAGE_TOKENS, PerGroup},
+    sampling::Sampling,
 };
 
 use super::{
-    Counts, FinishReason, MissReason, Request, RequestId, Update,
-    testing::{Bench, Random, alone},
+    Counts, FinishReason, Media, MediaAttention, MissReason, Pipeline, Request, RequestId,
+    Scheduler, Update,
+    testing::{FakeConstraint, FakeExecutor, Lookahead, Random, alone, image},
 };
-use crate::config::{PrefixReuse, comfortable_pages};
+use crate::config::{Limits, PrefixReuse};
 
 const HISTORIES: u64 = 4000;
 
@@ -28,7 +30,7 @@ struct Record {
     request: Request,
     limit: usize,
     answer: Vec<TokenId>,
-    rows: usize,
+    forced: usize,
     /// How much had been answered when it was cancelled.
     cancelled_after: Option<usize>,
     end: Option<End>,
@@ -42,16 +44,19 @@ enum End {
 #[expect(clippy::struct_excessive_bools, reason = "what may happen in it")]
 struct History {
     random: Random,
-    bench: Bench,
+    limits: Limits,
+    pipeline: Pipeline<FakeExecutor>,
     /// What prompts begin with.
     documents: Vec<Vec<TokenId>>,
     records: BTreeMap<RequestId, Record>,
-    /// Some steps fail.
-    abandons: bool,
+    /// Some calls of the executor fail.
+    fails: bool,
     /// Some requests are cancelled.
     cancels: bool,
-    /// Some batches are submitted before the tokens they are fed are known.
-    goes_ahead: bool,
+    /// Some requests have images.
+    has_media: bool,
+    /// Some requests are constrained.
+    constrains: bool,
     /// Short prompts, and answers as long as they may be, so that sequences outgrow the pages together.
     long_answers: bool,
 }
@@ -69,6 +74,12 @@ struct Totals {
     preemptions: usize,
     cached_tokens: usize,
     sliding_evicted: usize,
+    media_cut: usize,
+    with_media: usize,
+    dead_ends: usize,
+    forced: usize,
+    penalized: usize,
+    drafts: usize,
 }
 
 impl Totals {
@@ -81,7 +92,13 @@ impl Totals {
             self.rejected,
             self.preemptions,
             self.cached_tokens / PAGE_TOKENS,
-            self.sliding_evicted,
+            2 * self.sliding_evicted,
+            self.with_media,
+            self.forced,
+            self.penalized,
+            self.drafts,
+            10 * self.dead_ends,
+            20 * self.media_cut,
         ];
         self.steps > 50 * often
             && self.ahead > 10 * often
@@ -93,7 +110,14 @@ impl Totals {
 impl History {
     fn new(seed: u64) -> History {
         let mut random = Random(seed);
-        let bench = Bench::new(random.config());
+        let (config, shape) = random.config();
+        let limits = Limits::new(config, shape).unwrap();
+        let mut executor = FakeExecutor::new(&limits);
+        executor.lookahead = match random.within(0..=3) {
+            0 => Lookahead::Never,
+            1 => Lookahead::Mostly,
+            _ => Lookahead::Always,
+        };
         let mut documents: Vec<Vec<TokenId>> = (0..3)
             .map(|_| {
                 let length = random.within(1..=200);
@@ -103,25 +127,72 @@ impl History {
         // The same page over and over: only its place tells one from another.
         documents.push(random.tokens(PAGE_TOKENS).repeat(random.within(1..=6)));
         History {
-            abandons: random.one_in(6),
+            fails: random.one_in(6),
             cancels: random.one_in(3),
-            goes_ahead: random.one_in(2),
+            has_media: random.one_in(3),
+            constrains: random.one_in(3),
             long_answers: random.one_in(3),
+            pipeline: Pipeline::new(Scheduler::new(limits.clone()), executor),
+            limits,
             random,
-            bench,
             documents,
             records: BTreeMap::new(),
         }
     }
 
+    /// Puts a few images into a request, of few kinds, and often where others have them.
+    fn illustrate(&mut self, request: &mut Request) {
+        let often = self.random.one_in(2);
+        let mut start = 0;
+        for _ in 0..self.random.within(1..=3) {
+            let random = &mut self.random;
+            // Across the end of the first page, or anywhere.
+            let (before, length, attention) = if often && start == 0 {
+                (20, 30, MediaAttention::BothWays)
+            } else {
+                let length = match random.within(0..=2) {
+                    0 => random.within(1..=4),
+                    _ => random.within(5..=45),
+                };
+                let attention = match random.within(0..=3) {
+                    0 => MediaAttention::Causal,
+                    _ => MediaAttention::BothWays,
+                };
+                let before = random.within(0..=3) * random.within(0..=12);
+                (before, length, attention)
+            };
+            start += before;
+            let picture = Media {
+                attention,
+                ..image(start..start + length, random.within(0..=2) as u64)
+            };
+            let end = start + length;
+            if end > request.prompt.len() {
+                return;
+            }
+            if self.random.one_in(4) {
+                // What follows the image is another's.
+                let behind = end..request.prompt.len().min(end + 3);
+                let other = self.random.tokens(behind.len());
+                request.prompt[behind].copy_from_slice(&other);
+            }
+            // What stands beside an image says nothing of it.
+            request.prompt[picture.places.clone()].fill(0);
+            start = end;
+            request.media.push(picture);
+        }
+    }
+
     fn request(&mut self) -> Request {
         let random = &mut self.random;
+        let mut media = Vec::new();
         let earlier: Vec<&Record> = self.records.values().collect();
         let mut prompt = if !earlier.is_empty() && random.one_in(3) {
             // The next turn of a conversation, perhaps with the end of the answer left out.
             let turn = earlier[random.within(0..=earlier.len() - 1)];
             let left_out = random.within(0..=turn.answer.len()) * random.within(0..=1);
             let kept = turn.answer.len() - left_out;
+            media.clone_from(&turn.request.media);
             [&turn.request.prompt, &turn.answer[..kept]].concat()
         } else {
             let document = &self.documents[random.within(0..=3)];
@@ -134,7 +205,7 @@ impl History {
         };
         let tail = random.within(0..=3) * random.within(0..=12);
         prompt.extend(random.tokens(tail));
-        let context = self.bench.limits.config().context;
+        let context = self.limits.config().context;
         let long = self.long_answers && !random.one_in(4);
         if long {
             prompt.truncate(random.within(1..=50));
@@ -142,9 +213,10 @@ impl History {
         if !random.one_in(10) {
             prompt.truncate(context - 1);
         }
+        media.retain(|m: &Media| m.places.end <= prompt.len());
         let room = context.saturating_sub(prompt.len()).max(1);
         let stops = random.within(0..=2);
-        Request {
+        let mut request = Request {
             max_tokens: match random.within(0..=20) {
                 0 => None,
                 1 => Some(random.within(0..=2 * context)),
@@ -155,22 +227,41 @@ impl History {
             stop_tokens: random.tokens(stops),
             ignore_eos: long || random.one_in(8),
             logprobs: random.one_in(8).then_some(2),
+            drafts: random.one_in(4),
+            media,
+            cache_salt: random.one_in(6).then_some([1; 16]),
+            sampling: Sampling {
+                presence_penalty: f32::from(u8::from(random.one_in(4))),
+                penalty_window: random.within(1..=12),
+                ..Sampling::greedy()
+            },
             ..Request::new(prompt)
+        };
+        if self.constrains && random.one_in(2) {
+            let forces = random.within(0..=1) * random.within(0..=15);
+            let seed = random.next() % 5;
+            request.constraint = Some(FakeConstraint::source(seed, forces as u64));
         }
+        if self.has_media && request.media.is_empty() && self.random.one_in(2) {
+            self.illustrate(&mut request);
+        }
+        request
     }
 
     fn submit(&mut self, totals: &mut Totals) {
         let request = self.request();
-        let Ok(limit) = self.bench.limits.check(&request) else {
+        let Ok(limit) = self.limits.check(&request) else {
             totals.rejected += 1;
             return;
         };
-        let id = self.bench.submit(request.clone());
+        let id = RequestId(self.records.len() as u64 + 1);
+        let scheduler = self.pipeline.scheduler();
+        scheduler.submit(id, request.clone()).unwrap();
         let record = Record {
             request,
             limit,
             answer: Vec::new(),
-            rows: 0,
+            forced: 0,
             cancelled_after: None,
             end: None,
         };
@@ -180,7 +271,7 @@ impl History {
     fn cancel_one(&mut self) {
         if let Some(id) = self.records.keys().copied().max() {
             let id = RequestId(self.random.within(1..=id.0 as usize) as u64);
-            self.bench.scheduler.cancel(id);
+            self.pipeline.scheduler().cancel(id);
             let record = self.records.get_mut(&id).unwrap();
             if record.end.is_none() {
                 record.cancelled_after.get_or_insert(record.answer.len());
@@ -188,47 +279,54 @@ impl History {
         }
     }
 
-    fn has_enough_pages(&self) -> bool {
-        let (config, shape) = (self.bench.limits.config(), self.bench.limits.shape());
-        let (sequences, rows) = (config.max_sequences, config.max_rows);
-        config.pages == comfortable_pages(config.context, sequences, rows, shape)
+    /// Proposes what will come, or something else from some token on.
+    fn propose(&mut self, totals: &mut Totals) {
+        for (id, tokens) in self.pipeline.scheduler().draftable() {
+            let record = &self.records[&id];
+            let (answer, _) = alone(&record.request, record.limit, self.limits.shape().window);
+            let so_far = tokens.len() - record.request.prompt.len();
+            let mut draft = answer[so_far.min(answer.len())..].to_vec();
+            draft.truncate(self.random.within(0..=6) * self.random.within(0..=8));
+            if self.random.one_in(2) && !draft.is_empty() {
+                let wrong = self.random.within(0..=draft.len() - 1);
+                draft[wrong] = self.random.tokens(1)[0];
+            }
+            totals.drafts += usize::from(!draft.is_empty());
+            self.pipeline.scheduler().propose(id, &draft);
+        }
     }
 
-    /// One step, perhaps with a cancellation or a failure in the middle.
-    fn step(&mut self) -> bool {
-        let was_ahead = self.bench.is_ahead();
-        let go_ahead = self.goes_ahead && !self.random.one_in(8);
-        if !self.bench.begin_ahead(go_ahead) {
-            self.bench.scheduler.audit();
-            return false;
+    /// One step, perhaps with a failure in any of its calls.
+    fn step(&mut self, totals: &mut Totals) -> bool {
+        if self.limits.config().max_draft > 0 && !self.random.one_in(4) {
+            self.propose(totals);
         }
-        for (id, rows) in self.bench.scheduler.scheduled() {
-            self.records.get_mut(&id).unwrap().rows += rows;
+        if self.fails && self.random.one_in(15) {
+            // The first call that fails is the second from here on at the earliest.
+            self.pipeline.executor().fails_in = 1 + self.random.within(1..=4) as u64;
         }
-        // One that was cancelled since has no part in a batch submitted ahead.
-        if self.has_enough_pages() && !was_ahead {
-            assert!(
-                self.bench.scheduler.scheduled().all(|(_, rows)| rows > 0),
-                "with enough pages nobody is left out"
-            );
-        }
-        if self.cancels && self.random.one_in(40) {
-            self.cancel_one();
-        }
-        if self.abandons && self.random.one_in(25) {
-            self.bench.forget_ahead();
-            self.bench.scheduler.abandon();
-        } else {
-            self.bench.scheduler.apply(&self.bench.outputs);
-        }
-        self.bench.scheduler.audit();
-        true
+        let worked = match self.pipeline.step() {
+            Ok(worked) => worked,
+            Err(_) => {
+                self.pipeline.give_up();
+                assert_eq!(
+                    self.pipeline.executor().in_flight(),
+                    0,
+                    "a batch is left in flight"
+                );
+                true
+            }
+        };
+        self.pipeline.scheduler().audit();
+        worked
     }
 
     fn take_updates(&mut self) {
-        for update in self.bench.scheduler.updates() {
+        let (outputs, updates) = self.pipeline.results();
+        for update in updates {
             let (Update::Started { id }
             | Update::Token { id, .. }
+            | Update::Forced { id, .. }
             | Update::Finished { id, .. }
             | Update::Abandoned { id }) = update;
             let record = self.records.get_mut(&id).unwrap();
@@ -236,10 +334,14 @@ impl History {
             match update {
                 Update::Started { .. } => assert!(record.answer.is_empty()),
                 Update::Token { row, .. } => {
-                    let result = &self.bench.outputs.rows[row];
+                    let result = &outputs.rows[row];
                     let top = record.request.logprobs.unwrap_or(0);
                     assert_eq!(result.top.len(), top, "the row of another request");
                     record.answer.push(result.token);
+                }
+                Update::Forced { token, .. } => {
+                    record.answer.push(token);
+                    record.forced += 1;
                 }
                 Update::Finished { reason, counts, .. } => {
                     record.end = Some(End::Finished(reason, counts));
@@ -264,24 +366,26 @@ impl History {
             if self.cancels && self.random.one_in(40) {
                 self.cancel_one();
             }
-            let worked = self.step();
-            totals.ahead += usize::from(self.bench.is_ahead());
+            let worked = self.step(totals);
             self.take_updates();
             if !worked && arrivals == 0 {
                 break;
             }
             steps += usize::from(worked);
-            // In each step the oldest request, which never loses what it has, advances by at least a position.
-            let positions: usize = self.records.values().map(|r| r.limit).sum();
-            assert!(steps <= positions, "a step without progress");
+            // In each step the oldest request, which never loses what it has, advances by at least a position; but for batches
+            // of nobody, of which there is at most one after each end, and failures.
+            let positions: usize = self.records.values().map(|r| r.limit + 1).sum();
+            assert!(self.fails || steps <= positions, "a step without progress");
         }
         totals.steps += steps;
+        totals.ahead += self.pipeline.executor().ahead;
         self.check_outcome(totals);
     }
 
-    fn check_outcome(&self, totals: &mut Totals) {
-        let window = self.bench.limits.shape().window;
-        let config = self.bench.limits.config();
+    fn check_outcome(&mut self, totals: &mut Totals) {
+        let window = self.limits.shape().window;
+        let config = self.limits.config();
+        let mut fed = Some(0);
         for (id, record) in &self.records {
             let end = record.end.as_ref().expect("every request ends");
             if let Some(answered) = record.cancelled_after {
@@ -294,10 +398,12 @@ impl History {
             let (answer, reason) = alone(&record.request, record.limit, window);
             match *end {
                 End::Finished(FinishReason::Cancelled, _) => {
+                    fed = None;
                     totals.cancelled += 1;
                     assert!(answer.starts_with(&record.answer), "{id:?} went astray");
                 }
                 End::Abandoned => {
+                    fed = None;
                     totals.abandoned += 1;
                     assert!(answer.starts_with(&record.answer), "{id:?} went astray");
                 }
@@ -308,10 +414,14 @@ impl History {
                     assert_eq!(counts.generated_tokens, generated);
                     assert_eq!(counts.prompt_tokens, record.request.prompt.len());
                     assert!(counts.cached_tokens < counts.prompt_tokens);
-                    if counts.preemptions == 0 {
-                        let fed = counts.prompt_tokens - counts.cached_tokens + generated - 1;
-                        assert_eq!(record.rows, fed, "each token is computed once");
-                    }
+                    // A forced token at the end is not fed either, but there may be more of them.
+                    let exact = counts.preemptions == 0
+                        && record.forced == 0
+                        && finish != FinishReason::DeadEnd
+                        && !record.request.drafts;
+                    let rows =
+                        (counts.prompt_tokens - counts.cached_tokens + generated).checked_sub(1);
+                    fed = fed.zip(rows).filter(|_| exact).map(|(a, b)| a + b);
                     if config.prefix_reuse == PrefixReuse::Disabled {
                         assert_eq!(counts.cached_tokens, 0);
                     }
@@ -319,15 +429,25 @@ impl History {
                     totals.stopped += usize::from(stopped);
                     totals.preemptions += counts.preemptions;
                     totals.cached_tokens += counts.cached_tokens;
+                    totals.forced += record.forced;
+                    totals.dead_ends += usize::from(finish == FinishReason::DeadEnd);
+                    totals.with_media += usize::from(!record.request.media.is_empty());
+                    totals.penalized += usize::from(record.request.sampling.penalizes());
+                    totals.media_cut += usize::from(counts.miss == Some(MissReason::MediaCut));
                     totals.sliding_evicted +=
                         usize::from(counts.miss == Some(MissReason::SlidingEvicted));
                 }
             }
         }
-        let stats = self.bench.scheduler.stats();
+        let executor = self.pipeline.executor();
+        assert_eq!(executor.in_flight(), 0, "a batch is left in flight");
+        if let Some(fed) = fed.filter(|_| executor.lookahead == Lookahead::Never) {
+            assert_eq!(executor.rows, fed, "each token is computed once");
+        }
+        let stats = self.pipeline.scheduler().stats();
         assert_eq!((stats.running, stats.waiting), (0, 0));
         assert_eq!(stats.pages.map(|p| p.held), PerGroup::default(), "a leak");
-        self.bench.scheduler.audit_contents(&self.bench.executor);
+        self.pipeline.audit_contents(self.has_media);
     }
 }
 

@@ -7,18 +7,19 @@
 //! - Only complete pages are shared, and nobody writes a complete page. A sequence writes only pages it holds alone.
 //! - When a sequence completes a block that the index has already, it swaps its own pages for the known ones. So
 //!   whoever holds a block also holds every block before it, and a block is never evicted before those that follow it.
-//! - A prefix can be continued only where all its full pages are cached *and* the sliding pages its next row sees.
+//! - A prefix can be continued only where all its full pages are cached *and* the sliding pages its next row sees, and not
+//!   in the middle of rows that see each other both ways.
+//! - A page belongs to what was computed last of what was handed out. Batches run in order, so pages may be given back while one
+//!   that reads or writes them is under way: whoever gets them next comes after it.
 
 use std::ops::Range;
 
-use carat_model::{
-    TokenId,
-    kv::{PAGE_TOKENS, PageId, PerGroup, first_visible_page, pages_of},
-};
+use carat_model::kv::{PAGE_TOKENS, PageId, PerGroup, first_visible_page, pages_of};
 
 use super::{
+    media::Content,
     pages::{Allocation, PageCounts, Pool, Worth},
-    prefix::{BlockId, PrefixIndex},
+    prefix::{Parent, PrefixIndex},
 };
 use crate::config::{Limits, PrefixReuse};
 
@@ -36,6 +37,8 @@ pub enum MissReason {
     /// More of the prompt is known to the full-attention layers, but the sliding-window layers have lost the window
     /// there.
     SlidingEvicted,
+    /// What is known ends within an image, which is computed as a whole.
+    MediaCut,
 }
 
 /// How much of some tokens is cached.
@@ -59,9 +62,9 @@ pub(crate) struct Table {
     pub(crate) computed: usize,
     /// The first sliding page that is still held.
     first_sliding: usize,
-    /// Complete pages known to the index, and the block of the last of them.
+    /// Complete pages known to the index, and the last of them.
     blocks: usize,
-    last_block: BlockId,
+    last_block: Parent,
     /// Sliding pages worth keeping warm when the window has passed them: where a later prompt is likely to branch off.
     landmarks: [Range<usize>; 2],
 }
@@ -74,9 +77,19 @@ impl Table {
             computed: 0,
             first_sliding: 0,
             blocks: 0,
-            last_block: BlockId::ROOT,
+            last_block: Parent::Root(None),
             landmarks: [0..0, 0..0],
         }
+    }
+
+    /// Sliding pages that it holds.
+    pub(crate) fn held_sliding(&self) -> usize {
+        self.pages.sliding.len() - self.first_sliding
+    }
+
+    /// Positions in the sliding pages it would hold, if they were so many.
+    pub(crate) fn sliding_room(&self, pages: usize) -> usize {
+        (self.first_sliding + pages) * PAGE_TOKENS
     }
 }
 
@@ -110,8 +123,8 @@ impl Kv {
         self.pools.full.available()
     }
 
-    /// The longest cached prefix of `tokens` that a sequence can continue from.
-    pub(crate) fn find(&self, tokens: &[TokenId]) -> Found {
+    /// The longest cached prefix of `content` that a sequence can continue from.
+    pub(crate) fn find(&self, content: Content<'_>) -> Found {
         let mut found = Found {
             reusable: 0,
             matched: 0,
@@ -122,11 +135,15 @@ impl Kv {
             found.miss = Some(MissReason::Disabled);
             return found;
         }
-        let most = tokens.len().saturating_sub(1) / PAGE_TOKENS;
+        let most = content.tokens.len().saturating_sub(1) / PAGE_TOKENS;
+        let prefix = Content {
+            tokens: &content.tokens[..most * PAGE_TOKENS],
+            ..content
+        };
         // Of the blocks walked, those from here on all have a sliding page.
         let mut unbroken = 0;
         let mut unheld = 0;
-        for block in self.index.walk(&tokens[..most * PAGE_TOKENS]) {
+        for block in self.index.walk(prefix) {
             found.matched += 1;
             unheld += usize::from(!self.pools.full.is_held(block.full));
             if block.sliding.is_none() {
@@ -136,7 +153,8 @@ impl Kv {
                 let first = first_visible_page(found.matched * PAGE_TOKENS, window);
                 unbroken <= first
             });
-            if window_cached {
+            let boundary = found.matched * PAGE_TOKENS;
+            if window_cached && content.span_across(boundary).is_none() {
                 (found.reusable, found.unheld) = (found.matched, unheld);
             }
         }
@@ -145,7 +163,11 @@ impl Kv {
         } else if found.matched == 0 {
             Some(MissReason::NoMatch)
         } else if found.reusable < found.matched {
-            Some(MissReason::SlidingEvicted)
+            let boundary = found.matched * PAGE_TOKENS;
+            match content.span_across(boundary) {
+                Some(_) => Some(MissReason::MediaCut),
+                None => Some(MissReason::SlidingEvicted),
+            }
         } else if found.matched < most {
             Some(MissReason::Diverged)
         } else {
@@ -154,20 +176,25 @@ impl Kv {
         found
     }
 
-    /// A table that begins with what was found of `tokens`, the first `prompt` of which are the request's own.
-    pub(crate) fn claim(&mut self, tokens: &[TokenId], found: Found, prompt: usize) -> Table {
+    /// A table that begins with what was found of `content`, the first `prompt` tokens of which are the request's own.
+    pub(crate) fn claim(&mut self, content: Content<'_>, found: Found, prompt: usize) -> Table {
         let mut table = Table::empty();
+        table.last_block = Parent::Root(content.salt);
         table.blocks = found.reusable;
         table.computed = found.reusable * PAGE_TOKENS;
         if let Some(window) = self.window {
             table.first_sliding = first_visible_page(table.computed, window).min(found.reusable);
             table.landmarks = landmarks(found.matched, prompt, window);
         }
-        for block in self.index.walk(&tokens[..table.computed]) {
+        let prefix = Content {
+            tokens: &content.tokens[..table.computed],
+            ..content
+        };
+        for block in self.index.walk(prefix) {
             self.pools.full.hold(block.full);
             let place = table.pages.full.len();
             table.pages.full.push(block.full);
-            table.last_block = block.id;
+            table.last_block = Parent::Block(block.id);
             if self.window.is_some() {
                 table.pages.sliding.push(match block.sliding {
                     Some(page) if place >= table.first_sliding => {
@@ -181,26 +208,22 @@ impl Kv {
         table
     }
 
-    /// The most rows a table can take before it needs more full pages than are available.
-    pub(crate) fn rows_that_fit(&self, table: &Table) -> usize {
-        (table.pages.full.len() + self.available()) * PAGE_TOKENS - table.computed
+    /// Positions that a table has full pages for, those that are available included.
+    pub(crate) fn room(&self, table: &Table) -> usize {
+        (table.pages.full.len() + self.available()) * PAGE_TOKENS
     }
 
-    /// Whether all of these tables can grow by these rows, with the pages of both groups that are available now.
+    /// Whether all of these tables can have so many positions, with the full pages that are available now.
     pub(crate) fn can_grow<'a>(&self, tables: impl Iterator<Item = (&'a Table, usize)>) -> bool {
-        let mut needed = PerGroup::<usize>::default();
-        for (table, rows) in tables {
-            let pages = pages_of(table.computed + rows);
-            needed.full += pages.saturating_sub(table.pages.full.len());
-            needed.sliding += pages.saturating_sub(table.pages.sliding.len());
-        }
-        needed.full <= self.pools.full.available()
-            && (self.window.is_none() || needed.sliding <= self.pools.sliding.available())
+        let more = |(table, positions): (&Table, usize)| {
+            pages_of(positions).saturating_sub(table.pages.full.len())
+        };
+        tables.map(more).sum::<usize>() <= self.available()
     }
 
-    /// Allocates pages for `rows` more positions, which must fit.
-    pub(crate) fn grow(&mut self, table: &mut Table, rows: usize) {
-        let pages = pages_of(table.computed + rows);
+    /// Allocates pages for `positions` in all, which must fit.
+    pub(crate) fn grow(&mut self, table: &mut Table, positions: usize) {
+        let pages = pages_of(positions);
         while table.pages.full.len() < pages {
             let page = self.allocate_full();
             table.pages.full.push(page);
@@ -238,25 +261,25 @@ impl Kv {
         page
     }
 
-    /// The next `rows` positions of `tokens` have been computed into the table's pages.
-    pub(crate) fn commit(&mut self, table: &mut Table, tokens: &[TokenId], rows: usize) {
+    /// The next `rows` positions of `content` have been computed into the table's pages. Rows that were computed beyond them, of
+    /// a draft that was wrong, are forgotten: what is computed next is written over them.
+    pub(crate) fn commit(&mut self, table: &mut Table, content: Content<'_>, rows: usize) {
         table.computed += rows;
         if self.reuse == PrefixReuse::Enabled {
             while (table.blocks + 1) * PAGE_TOKENS <= table.computed {
-                self.register(table, tokens);
+                self.register(table, &content);
             }
         }
         self.release_behind_window(table);
     }
 
     /// Makes the table's next complete page known, or swaps it for the one that is.
-    fn register(&mut self, table: &mut Table, tokens: &[TokenId]) {
+    fn register(&mut self, table: &mut Table, content: &Content<'_>) {
         let place = table.blocks;
-        let tokens = &tokens[place * PAGE_TOKENS..][..PAGE_TOKENS];
         let full = &mut table.pages.full[place];
         // The page was completed just now, so at least its last row was still visible: it is held.
         let sliding = table.pages.sliding.get_mut(place);
-        let block = if let Some(known) = self.index.child(table.last_block, tokens) {
+        let block = if let Some(known) = self.index.child(table.last_block, content, place) {
             swap(&mut self.pools.full, full, known.full);
             match (sliding, known.sliding) {
                 (Some(own), Some(page)) => swap(&mut self.pools.sliding, own, page),
@@ -273,9 +296,10 @@ impl Kv {
             if let Some(page) = sliding {
                 self.pools.sliding.keep(page);
             }
-            self.index.insert(table.last_block, tokens, *full, sliding)
+            let pages = (*full, sliding);
+            self.index.insert(table.last_block, content, place, pages)
         };
-        table.last_block = block.id;
+        table.last_block = Parent::Block(block.id);
         table.blocks += 1;
     }
 

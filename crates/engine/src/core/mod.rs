@@ -2,8 +2,11 @@
 //!
 //! No thread, clock, text, weight or tensor: whole serving histories run in a unit test in microseconds.
 
+mod constraint;
 mod kv;
+mod media;
 mod pages;
+mod pipeline;
 mod prefix;
 mod request;
 mod scheduler;
@@ -14,7 +17,10 @@ mod histories;
 #[cfg(test)]
 pub(crate) mod testing;
 
+pub use constraint::{Constraint, ConstraintSource};
 pub use kv::MissReason;
+pub use media::{Media, MediaAttention};
 pub use pages::PageCounts;
+pub use pipeline::Pipeline;
 pub use request::{Counts, FinishReason, Rejected, Request, RequestId};
 pub use scheduler::{Scheduler, Stats, Update, Work};

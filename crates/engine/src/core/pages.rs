@@ -26,8 +26,11 @@ pub(crate) struct Allocation {
 /// How many pages are in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageCounts {
+    /// Their contents mean nothing.
     pub free: usize,
+    /// Held by nobody, but known to the prefix index.
     pub cached: usize,
+    /// In use by requests that run.
     pub held: usize,
 }
 

@@ -3,7 +3,9 @@
 //! A *block* is a page's worth of tokens after a given block, hence after a given whole prefix: KV depends on
 //! everything before it. Blocks form a tree, kept as one map from (block before, tokens) to the pages that hold the
 //! block's KV. The map compares the tokens themselves, and a block's number is never used again, so a prefix that is
-//! found is the prefix that was asked for; no hash is trusted.
+//! found is the prefix that was asked for; no hash is trusted, but for the digests that media come with. Those stand in the key of
+//! every block that a row of media is in: the tokens beside an image are the same for every image of its size. Each cache salt
+//! has a tree of its own.
 //!
 //! Every block has a page of full-attention KV and lives as long as that page. Its sliding-window page may be evicted
 //! before it, because the two groups run out separately.
@@ -14,13 +16,18 @@ use carat_model::{
 };
 use rustc_hash::FxHashMap;
 
+use super::media::Content;
+
 /// A block's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BlockId(u64);
 
-impl BlockId {
-    /// Stands before the first block.
-    pub(crate) const ROOT: BlockId = BlockId(0);
+/// What stands before a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Parent {
+    /// Nothing: it is a first block, of those with this salt.
+    Root(Option<[u8; 16]>),
+    Block(BlockId),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,17 +37,42 @@ pub(crate) struct Block {
     pub(crate) sliding: Option<PageId>,
 }
 
+/// Media within a block: from which place of the block on, and from which of their own rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Piece {
+    digest: [u8; 16],
+    rows: usize,
+    first_place: usize,
+    first_row: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
-    parent: BlockId,
+    parent: Parent,
     tokens: [TokenId; PAGE_TOKENS],
+    /// Empty, and then without memory of its own, where a block has tokens alone.
+    media: Box<[Piece]>,
 }
 
 impl Key {
-    fn new(parent: BlockId, tokens: &[TokenId]) -> Key {
+    /// Of the block at a place of some content, counted in blocks.
+    fn new(parent: Parent, content: &Content<'_>, place: usize) -> Key {
+        let start = place * PAGE_TOKENS;
+        let tokens = &content.tokens[start..start + PAGE_TOKENS];
+        let within = content
+            .media
+            .iter()
+            .filter(|m| m.places.start < start + PAGE_TOKENS && m.places.end > start);
+        let pieces = within.map(|m| Piece {
+            digest: m.digest,
+            rows: m.places.len(),
+            first_place: m.places.start.saturating_sub(start),
+            first_row: start.saturating_sub(m.places.start),
+        });
         Key {
             parent,
             tokens: tokens.try_into().expect("a block is a page of tokens"),
+            media: pieces.collect(),
         }
     }
 }
@@ -60,21 +92,26 @@ impl PrefixIndex {
             blocks: FxHashMap::default(),
             keys: vec![None; full_pages],
             siblings: vec![None; sliding_pages],
-            last: BlockId::ROOT,
+            last: BlockId(0),
         }
     }
 
-    /// The block of these tokens after `parent`.
-    pub(crate) fn child(&self, parent: BlockId, tokens: &[TokenId]) -> Option<Block> {
-        self.blocks.get(&Key::new(parent, tokens)).copied()
+    /// The block at a place of `content`, after `parent`.
+    pub(crate) fn child(
+        &self,
+        parent: Parent,
+        content: &Content<'_>,
+        place: usize,
+    ) -> Option<Block> {
+        self.blocks.get(&Key::new(parent, content, place)).copied()
     }
 
-    /// The cached blocks that `tokens` begin with, as far as they go. An incomplete page at the end is not looked for.
-    pub(crate) fn walk<'a>(&'a self, tokens: &'a [TokenId]) -> impl Iterator<Item = Block> + 'a {
-        let mut parent = BlockId::ROOT;
-        tokens.chunks_exact(PAGE_TOKENS).map_while(move |page| {
-            let block = self.child(parent, page)?;
-            parent = block.id;
+    /// The cached blocks that `content` begins with, as far as they go. An incomplete page at the end is not looked for.
+    pub(crate) fn walk<'a>(&'a self, content: Content<'a>) -> impl Iterator<Item = Block> + 'a {
+        let mut parent = Parent::Root(content.salt);
+        (0..content.tokens.len() / PAGE_TOKENS).map_while(move |place| {
+            let block = self.child(parent, &content, place)?;
+            parent = Parent::Block(block.id);
             Some(block)
         })
     }
@@ -82,19 +119,20 @@ impl PrefixIndex {
     /// Registers a block that [`PrefixIndex::child`] does not find.
     pub(crate) fn insert(
         &mut self,
-        parent: BlockId,
-        tokens: &[TokenId],
-        full: PageId,
-        sliding: Option<PageId>,
+        parent: Parent,
+        content: &Content<'_>,
+        place: usize,
+        pages: (PageId, Option<PageId>),
     ) -> Block {
-        let key = Key::new(parent, tokens);
+        let key = Key::new(parent, content, place);
+        let (full, sliding) = pages;
         self.last = BlockId(self.last.0 + 1);
         let block = Block {
             id: self.last,
             full,
             sliding,
         };
-        let before = self.blocks.insert(key, block);
+        let before = self.blocks.insert(key.clone(), block);
         debug_assert!(before.is_none(), "a block is registered once");
         self.keys[full.0 as usize] = Some(key);
         if let Some(sliding) = sliding {
@@ -135,9 +173,9 @@ impl PrefixIndex {
     }
 
     fn block_of(&mut self, full: PageId) -> &mut Block {
-        let key = self.keys[full.0 as usize].expect("a kept page holds a block");
+        let key = self.keys[full.0 as usize].as_ref();
         self.blocks
-            .get_mut(&key)
+            .get_mut(key.expect("a kept page holds a block"))
             .expect("a block lives as long as its full page")
     }
 }

@@ -2,15 +2,26 @@
 
 use carat_model::{TokenId, sampling::Sampling};
 
-use super::MissReason;
+use super::{ConstraintSource, Media, MissReason};
 
 /// A prompt to continue.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Request {
+    /// Its tokens; where there are media, the tokens that stand beside them.
     pub prompt: Vec<TokenId>,
+    /// Images and sounds in the prompt, in order.
+    pub media: Vec<Media>,
     /// The most tokens to generate; `None` goes on to the end of the context or of the pages, whichever is nearer.
     pub max_tokens: Option<usize>,
+    /// How tokens are drawn.
     pub sampling: Sampling,
+    /// What the answer must look like.
+    pub constraint: Option<ConstraintSource>,
+    /// Somebody proposes drafts ([`Scheduler::propose`](super::Scheduler)): its next rows depend on more than one token, so no step
+    /// is handed out ahead of those it is in.
+    pub drafts: bool,
+    /// Only requests with the same salt continue from each other's KV: one per tenant or adapter.
+    pub cache_salt: Option<[u8; 16]>,
     /// Tokens that end the answer. The one that did is reported by [`FinishReason::Stop`], not as part of the answer.
     pub stop_tokens: Vec<TokenId>,
     /// Generate past stop tokens as if they were ordinary ones: for benchmarks.
@@ -24,8 +35,12 @@ impl Request {
     pub fn new(prompt: Vec<TokenId>) -> Request {
         Request {
             prompt,
+            media: Vec::new(),
             max_tokens: None,
             sampling: Sampling::default(),
+            constraint: None,
+            drafts: false,
+            cache_salt: None,
             stop_tokens: Vec::new(),
             ignore_eos: false,
             logprobs: None,
@@ -37,12 +52,18 @@ impl Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
+/// Why an answer is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model ended the answer with this stop token.
-    Stop { token: TokenId },
+    /// The model, or what constrains it, ended the answer with this stop token.
+    Stop {
+        /// Not part of the answer.
+        token: TokenId,
+    },
     /// The most tokens asked for were generated.
     Length,
+    /// The constraint allows no token.
+    DeadEnd,
     /// The caller lost interest.
     Cancelled,
 }
@@ -50,12 +71,13 @@ pub enum FinishReason {
 /// What a request came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
+    /// Tokens of the prompt, media included.
     pub prompt_tokens: usize,
     /// Prompt tokens that were not computed because an earlier request had computed them.
     pub cached_tokens: usize,
     /// Why there were not more of them; `None` if all that can be reused was.
     pub miss: Option<MissReason>,
-    /// Tokens sampled, the stop token included.
+    /// Tokens sampled or forced, the stop token included.
     pub generated_tokens: usize,
     /// How often the request lost its pages to older ones and was computed again.
     pub preemptions: usize,
@@ -64,36 +86,61 @@ pub struct Counts {
 /// Why a request was not accepted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Rejected {
+    /// Without a token there is no row to sample from.
     #[error("the prompt is empty; there is nothing to continue")]
     EmptyPrompt,
+    /// An answer has a token at least.
     #[error("0 tokens to generate; ask for at least 1")]
     NothingToGenerate,
+    /// The prompt or a bias names a token that the model has not.
     #[error("token {token} is outside the vocabulary of {vocab}")]
-    OutsideVocabulary { token: TokenId, vocab: usize },
+    OutsideVocabulary {
+        /// The token.
+        token: TokenId,
+        /// Tokens there are.
+        vocab: usize,
+    },
+    /// A sampling parameter is out of its range.
     #[error("{0}")]
     BadSampling(String),
+    /// Media do not fit the prompt, the model or a batch.
+    #[error("{0}")]
+    BadMedia(String),
+    /// It is longer than any request may be.
     #[error(
         "a prompt of {prompt} tokens and {max_tokens} to generate exceed the context of {context}; \
          shorten the prompt, ask for fewer, or give a larger context"
     )]
     OverContext {
+        /// Tokens of the prompt.
         prompt: usize,
+        /// Tokens to generate.
         max_tokens: usize,
+        /// The most of both together.
         context: usize,
     },
+    /// It would not fit even if it ran alone.
     #[error(
         "a prompt of {prompt} tokens and {max_tokens} to generate exceed the {room} tokens that all KV pages together \
          hold; shorten the prompt, ask for fewer, or start with more pages"
     )]
     OverPages {
+        /// Tokens of the prompt.
         prompt: usize,
+        /// Tokens to generate.
         max_tokens: usize,
+        /// The most of both together.
         room: usize,
     },
+    /// The queue is full.
     #[error(
         "{unfinished} requests are running or waiting, as many as are accepted; try again later"
     )]
-    Busy { unfinished: usize },
+    Busy {
+        /// Requests that have not finished.
+        unfinished: usize,
+    },
+    /// Nobody is there to run it.
     #[error("the engine has stopped")]
     Stopped,
 }

@@ -1,27 +1,28 @@
 //! Continuous batching: which rows of which sequences make up the next step.
 //!
 //! Requests are admitted in the order they came and run side by side. A step has one row for each sequence that is
-//! decoding and shares the rest of its rows evenly among the prompts being computed, so neither kind waits for the
-//! other.
+//! decoding, the rows of drafts, and shares the rest evenly among the prompts being computed, so neither kind waits for the
+//! other. Rows of an image that see each other are in one step, all of them.
 //!
 //! Sliding pages are reserved at admission, so they never run out. Full pages are not: how long an answer gets is
 //! unknown. When they run out the youngest sequence is preempted: it gives back its pages and waits, to be computed
 //! again from its tokens so far. The oldest can take from all others, so every step gets something done.
 //!
-//! While all that runs is sampled, the step after the one under way can be handed out before its tokens are known
-//! ([`Scheduler::ahead`]), so that the device does not wait for anybody. A sequence that turns out to have ended has computed a
-//! row for nothing.
+//! A step can be planned while the one before it is under way and its tokens are not known yet: who decodes is fed what that step
+//! will have sampled, prompts go on, and who waits is admitted. Nobody is preempted for it; if pages are short the step waits for
+//! the results. A sequence that turns out to have ended has computed a row for nothing.
 
 use std::collections::VecDeque;
 
 use carat_model::{
     TokenId,
-    backend::{Batch, Outputs, Run},
-    kv::{PAGE_TOKENS, PerGroup, first_visible_page, pages_of, window_pages},
+    backend::{Batch, Draw, Feed, Outputs, RowOutput, Run},
+    kv::{PerGroup, pages_of, window_pages},
+    sampling::{Sampling, TokenMask},
 };
 
 use super::{
-    kv::Kv,
+    kv::{Kv, Table},
     pages::PageCounts,
     request::{Counts, FinishReason, Rejected, Request, RequestId},
     sequence::Sequence,
@@ -32,28 +33,51 @@ use crate::config::Limits;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Update {
     /// It left the queue. Happens once, however often it is preempted afterwards.
-    Started { id: RequestId },
-    /// The next token of its answer is the result of this row of the outputs just applied.
-    Token { id: RequestId, row: usize },
-    Finished {
+    Started {
+        /// Whose update it is.
         id: RequestId,
+    },
+    /// The next token of its answer is the result of this row of the outputs just applied.
+    Token {
+        /// Whose update it is.
+        id: RequestId,
+        /// Into [`Outputs::rows`].
+        row: usize,
+    },
+    /// The next token of its answer is one that its constraint forced.
+    Forced {
+        /// Whose update it is.
+        id: RequestId,
+        /// The token.
+        token: TokenId,
+    },
+    /// It is over.
+    Finished {
+        /// Whose update it is.
+        id: RequestId,
+        /// Why.
         reason: FinishReason,
+        /// What it came to.
         counts: Counts,
     },
     /// It was part of a batch that failed, and is over.
-    Abandoned { id: RequestId },
+    Abandoned {
+        /// Whose update it is.
+        id: RequestId,
+    },
 }
 
 /// A step for an executor.
 pub struct Work<'a> {
-    tokens: &'a [TokenId],
+    feeds: Vec<Feed<'a>>,
     runs: Vec<Run<'a>>,
 }
 
 impl Work<'_> {
+    /// As an executor takes it.
     pub fn batch(&self) -> Batch<'_> {
         Batch {
-            tokens: self.tokens,
+            feeds: &self.feeds,
             runs: &self.runs,
         }
     }
@@ -62,42 +86,56 @@ impl Work<'_> {
 /// How busy the engine is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
+    /// Requests being computed.
     pub running: usize,
+    /// Requests that have not started, or lost their pages.
     pub waiting: usize,
+    /// KV pages by state.
     pub pages: PerGroup<PageCounts>,
+}
+
+/// A step under way.
+struct Step {
+    number: u64,
+    /// Rows that are sampled.
+    sampled: usize,
+    is_drawn: bool,
 }
 
 /// Requests in, batches out; outputs in, updates out.
 ///
-/// [`Scheduler::next`] and then [`Scheduler::apply`] (or [`Scheduler::abandon`]), in turn; requests may come and go at
-/// any time. Where [`Scheduler::ahead`] gave a step in between, [`Scheduler::apply`] comes once more before the next.
+/// [`Scheduler::next`] plans a step, [`Scheduler::draws`] says how it is sampled, [`Scheduler::apply`] takes its results. A second
+/// step may be planned when the first is drawn; it is drawn when the first is applied. [`Scheduler::abandon`] gives up whatever is
+/// under way. Requests may come and go at any time. [`Pipeline`](super::Pipeline) keeps this order.
 pub struct Scheduler {
     limits: Limits,
     kv: Kv,
     /// Oldest first, and all older than those waiting: admission is in order, and preemption takes the last.
     running: Vec<Sequence>,
     waiting: VecDeque<Sequence>,
-    /// A step is under way: pages in it may not change hands.
-    in_step: bool,
-    /// So is the one after it.
-    is_ahead: bool,
-    /// Who is sampled in the steps under way, in the order of their results.
-    sampled: VecDeque<Vec<RequestId>>,
-    /// Tokens of the step's rows.
-    tokens: Vec<TokenId>,
+    /// At most two, the oldest first.
+    steps: VecDeque<Step>,
+    last_step: u64,
+    masks: Vec<TokenMask>,
+    /// Where rows stop to see, of all runs that see ahead.
+    visible_ends: Vec<u32>,
+    /// For rows whose results nobody wants.
+    unwanted: Sampling,
     updates: Vec<Update>,
 }
 
 impl Scheduler {
+    /// Without requests.
     pub fn new(limits: Limits) -> Scheduler {
         Scheduler {
             kv: Kv::new(&limits),
             running: Vec::with_capacity(limits.config().max_sequences),
             waiting: VecDeque::new(),
-            in_step: false,
-            is_ahead: false,
-            sampled: VecDeque::new(),
-            tokens: Vec::with_capacity(limits.config().max_rows),
+            steps: VecDeque::new(),
+            last_step: 0,
+            masks: Vec::new(),
+            visible_ends: Vec::new(),
+            unwanted: Sampling::greedy(),
             updates: Vec::new(),
             limits,
         }
@@ -106,7 +144,9 @@ impl Scheduler {
     /// Queues a request. `id` must be new.
     pub fn submit(&mut self, id: RequestId, request: Request) -> Result<(), Rejected> {
         let limit = self.limits.check(&request)?;
-        self.waiting.push_back(Sequence::new(id, request, limit));
+        let has_sliding = self.limits.shape().window.is_some();
+        let sequence = Sequence::new(id, request, limit, has_sliding);
+        self.waiting.push_back(sequence);
         Ok(())
     }
 
@@ -115,6 +155,18 @@ impl Scheduler {
         let mut all = self.running.iter_mut().chain(&mut self.waiting);
         if let Some(sequence) = all.find(|s| s.id == id) {
             sequence.cancelled = true;
+        }
+    }
+
+    /// Proposes what follows the tokens of a request, to be verified in the next step: those that the model would have drawn in
+    /// any case are kept. Ignored for one that does not draft
+    /// ([`Request::drafts`]), is not running or has rows under way, and forgotten after that step.
+    pub fn propose(&mut self, id: RequestId, draft: &[TokenId]) {
+        let (most, vocab) = (self.limits.config().max_draft, self.limits.shape().vocab);
+        let found = self.running.iter_mut().find(|s| s.id == id);
+        // Who has not said so has no sliding pages reserved for it.
+        if let Some(sequence) = found.filter(|s| s.drafts) {
+            sequence.draft(draft, most, vocab);
         }
     }
 
@@ -128,6 +180,7 @@ impl Scheduler {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
+    /// How busy it is.
     pub fn stats(&self) -> Stats {
         Stats {
             running: self.running.len(),
@@ -136,109 +189,131 @@ impl Scheduler {
         }
     }
 
-    /// The next step; `None` when no request is left.
+    /// The next step. `None` when no request is left, or when results of the step under way are needed first.
     #[expect(
         clippy::should_implement_trait,
         reason = "the step borrows from the scheduler, which an iterator's items cannot"
     )]
     pub fn next(&mut self) -> Option<Work<'_>> {
         assert!(
-            !self.in_step,
-            "the step before was neither applied nor abandoned"
+            self.steps.len() < 2 && self.steps.iter().all(|step| step.is_drawn),
+            "the step before was not drawn, or two are under way"
         );
+        let ahead = !self.steps.is_empty();
+        if ahead && self.running.iter().any(Sequence::is_unsettled) {
+            return None;
+        }
         self.drop_cancelled();
         self.admit();
-        self.share_rows();
+        self.last_step += 1;
+        if ahead && !self.can_decode_ahead() {
+            return None;
+        }
+        self.share_rows(ahead);
+        let number = self.last_step;
+        // Rows are given to who decodes first, but stand in the order of sequences, and so do results.
+        let mut sampled = 0;
+        for sequence in self.running.iter_mut().filter(|s| s.is_in(number)) {
+            let share = sequence.shares.back_mut().expect("it is in the step");
+            share.first_result = sampled;
+            sampled += share.results;
+        }
+        if !self.running.iter().any(|s| s.is_in(number)) {
+            debug_assert!(ahead || self.is_idle(), "the oldest always gets a row");
+            return None;
+        }
+        self.steps.push_back(Step {
+            number,
+            sampled,
+            is_drawn: false,
+        });
 
-        self.tokens.clear();
-        let mut runs = Vec::with_capacity(self.running.len());
-        for sequence in self.running.iter().filter(|s| s.rows > 0) {
-            let start = self.tokens.len();
-            self.tokens.extend_from_slice(sequence.fed());
-            runs.push(sequence.run(start..self.tokens.len()));
+        self.visible_ends.clear();
+        let members = self.running.iter().filter(|s| s.is_in(number));
+        let ends: Vec<_> = members
+            .clone()
+            .map(|s| s.visible_ends(&mut self.visible_ends))
+            .collect();
+        let mut work = Work {
+            feeds: Vec::with_capacity(self.limits.config().max_rows),
+            runs: Vec::with_capacity(ends.len()),
+        };
+        for (sequence, ends) in members.zip(ends) {
+            let start = work.feeds.len();
+            work.feeds.extend(sequence.feeds());
+            let ends = ends.map(|range| &self.visible_ends[range]);
+            work.runs.push(sequence.run(start..work.feeds.len(), ends));
         }
-        self.in_step = !runs.is_empty();
-        if self.in_step {
-            let sampled = self.running.iter().filter(|s| s.rows > 0 && s.samples());
-            self.sampled.push_back(sampled.map(|s| s.id).collect());
-        }
-        debug_assert!(
-            self.in_step || self.is_idle(),
-            "the oldest always gets a row"
+        Some(work)
+    }
+
+    /// How the step planned last is sampled, one draw per sampled row; to be asked once, when all steps before it are applied.
+    pub fn draws(&mut self) -> Vec<Draw<'_>> {
+        assert!(self.steps.len() == 1, "draws follow the results before");
+        let step = &mut self.steps[0];
+        assert!(
+            !std::mem::replace(&mut step.is_drawn, true),
+            "a step is drawn once"
         );
-        self.in_step.then_some(Work {
-            tokens: &self.tokens,
-            runs,
-        })
+        let (number, sampled) = (step.number, step.sampled);
+        let vocab = self.limits.shape().vocab;
+        self.masks.clear();
+        let mut i = 0;
+        while i < self.running.len() {
+            let sequence = &mut self.running[i];
+            if sequence.is_in(number) && !sequence.masks(vocab, &mut self.masks) {
+                self.finish(i, FinishReason::DeadEnd);
+            } else {
+                i += 1;
+            }
+        }
+        // Rows of those that have ended or were cancelled since are drawn as well; nobody looks at them.
+        let mut draws = vec![unwanted(&self.unwanted); sampled];
+        let mut masks = self.masks.iter();
+        let members = self.running.iter().filter(|s| s.is_in(number));
+        for sequence in members.filter(|s| !s.cancelled) {
+            for (result, draw) in sequence.draws(&mut masks) {
+                draws[result] = draw;
+            }
+        }
+        draws
     }
 
-    /// The step after the one under way, if that is certain but for its tokens: row `r` is fed what row `r` of the results to come
-    /// will have. `None` if any sequence may have to be treated otherwise, or if somebody could be admitted.
-    pub fn ahead(&mut self) -> Option<Work<'_>> {
-        assert!(self.in_step, "no step is under way");
-        let is_full = self.running.len() == self.limits.config().max_sequences;
-        // Who has ended since the step was handed out still has a row in it, which then is not the same in the step after.
-        let ids = self.running.iter().map(|s| s.id);
-        if self.is_ahead
-            || self.running.is_empty()
-            || !self.sampled.iter().flatten().copied().eq(ids)
-            || !(is_full || self.waiting.is_empty())
-            || !self.running.iter().all(Sequence::can_go_ahead)
-        {
-            return None;
-        }
-        let tables = self.running.iter().map(|s| (&s.table, s.rows + 1));
-        if !self.kv.can_grow(tables) {
-            return None;
-        }
-        for sequence in &mut self.running {
-            self.kv.grow(&mut sequence.table, sequence.rows + 1);
-        }
-        self.is_ahead = true;
-        let ids = self.running.iter().map(|s| s.id);
-        self.sampled.push_back(ids.collect());
-        self.tokens.clear();
-        self.tokens.resize(self.running.len(), 0);
-        let runs = self.running.iter().enumerate();
-        Some(Work {
-            runs: runs.map(|(row, s)| s.run_ahead(row)).collect(),
-            tokens: &self.tokens,
-        })
-    }
-
-    /// Takes the results of the step: sequences grow, completed pages become findable, finished requests leave.
+    /// Takes the results of the oldest step: sequences grow, completed pages become findable, finished requests leave.
     pub fn apply(&mut self, outputs: &Outputs) {
-        assert!(self.in_step, "no step is under way");
-        let is_ahead = std::mem::take(&mut self.is_ahead);
-        self.in_step = is_ahead;
-        let sampled = self.sampled.pop_front().expect("a list for each step");
-        let mut results = outputs.rows.iter().zip(sampled).enumerate();
+        let step = self.steps.pop_front().expect("a step is under way");
         let mut i = 0;
         while i < self.running.len() {
             let sequence = &mut self.running[i];
             i += 1;
-            let rows = std::mem::take(&mut sequence.rows);
-            if rows == 0 {
+            if sequence
+                .shares
+                .front()
+                .is_none_or(|s| s.step != step.number)
+            {
                 continue;
             }
-            let samples = rows == sequence.pending();
-            self.kv.commit(&mut sequence.table, &sequence.tokens, rows);
-            if !samples {
-                continue;
+            let share = sequence.shares.pop_front().expect("looked at above");
+            let rows = share.first_result..share.first_result + share.results;
+            let (computed, taken, finish) = sequence.take(&share, &outputs.rows[rows]);
+            let mut table = std::mem::replace(&mut sequence.table, Table::empty());
+            self.kv.commit(&mut table, sequence.content(), computed);
+            sequence.table = table;
+            if sequence.shares.is_empty() {
+                sequence.fed = sequence.table.computed;
             }
+            let stopped = matches!(finish, Some(FinishReason::Stop { .. }));
+            let told = taken - usize::from(stopped);
             let id = sequence.id;
-            // Between them are results of those that have ended since.
-            let (row, (result, _)) = results
-                .find(|(_, (_, of))| *of == id)
-                .expect("a result for each sampled row");
-            if sequence.cancelled {
-                continue;
-            }
-            let finish = sequence.push(result.token);
-            sequence.rows = usize::from(is_ahead);
-            if !matches!(finish, Some(FinishReason::Stop { .. })) {
-                self.updates.push(Update::Token { id, row });
-            }
+            let updates = (0..told).map(|n| Update::Token {
+                id,
+                row: share.first_result + n,
+            });
+            self.updates.extend(updates);
+            let finish = finish.or_else(|| {
+                let awaits = taken > 0;
+                awaits.then(|| self.force(i - 1)).flatten()
+            });
             if let Some(reason) = finish {
                 i -= 1;
                 self.finish(i, reason);
@@ -246,17 +321,30 @@ impl Scheduler {
         }
     }
 
-    /// The step failed, or the one after it: their sequences end, and nothing they computed in them is kept.
+    /// The step under way failed, or one after it: their sequences end, and nothing they computed in them is kept.
     pub fn abandon(&mut self) {
-        self.in_step = false;
-        self.is_ahead = false;
-        self.sampled.clear();
+        self.steps.clear();
         for i in (0..self.running.len()).rev() {
-            if self.running[i].rows > 0 {
+            if !self.running[i].shares.is_empty() {
                 let sequence = self.leave(i);
                 self.updates.push(Update::Abandoned { id: sequence.id });
             }
         }
+    }
+
+    /// Takes all tokens that the constraint of a running sequence forces.
+    fn force(&mut self, i: usize) -> Option<FinishReason> {
+        let sequence = &mut self.running[i];
+        while let Some((token, finish)) = sequence.force() {
+            if !matches!(finish, Some(FinishReason::Stop { .. })) {
+                let id = sequence.id;
+                self.updates.push(Update::Forced { id, token });
+            }
+            if finish.is_some() {
+                return finish;
+            }
+        }
+        None
     }
 
     fn finish(&mut self, i: usize, reason: FinishReason) {
@@ -296,7 +384,7 @@ impl Scheduler {
             let Some(head) = self.waiting.front() else {
                 return;
             };
-            let found = self.kv.find(&head.tokens);
+            let found = self.kv.find(head.content());
 
             // Those running must be able to finish their prompts and to go on by a page each, or the newcomer would be
             // preempted at once.
@@ -315,40 +403,83 @@ impl Scheduler {
 
             let mut sequence = self.waiting.pop_front().expect("the head was looked at");
             let prompt = sequence.counts.prompt_tokens;
-            sequence.table = self.kv.claim(&sequence.tokens, found, prompt);
-            if sequence.counts.preemptions == 0 {
+            sequence.table = self.kv.claim(sequence.content(), found, prompt);
+            sequence.fed = sequence.table.computed;
+            let is_first = sequence.counts.preemptions == 0;
+            if is_first {
                 sequence.counts.cached_tokens = sequence.table.computed;
                 sequence.counts.miss = found.miss;
                 self.updates.push(Update::Started { id: sequence.id });
             }
             self.running.push(sequence);
+            let last = self.running.len() - 1;
+            if is_first && let Some(reason) = self.force(last) {
+                self.finish(last, reason);
+            }
         }
     }
 
-    /// Sliding pages that a sequence holds at most between two steps, the place of its next row included.
+    /// Sliding pages that a sequence holds at most between two steps, the places of its next rows included: one, those of a draft
+    /// behind it, or those that see each other.
     fn reservation(&self, sequence: &Sequence) -> usize {
+        let config = self.limits.config();
+        let drafted = if sequence.drafts { config.max_draft } else { 0 };
+        let beyond = drafted.max(sequence.content().longest_span() - 1);
         self.limits.shape().window.map_or(0, |window| {
-            window_pages(window).min(pages_of(sequence.most_positions()))
+            window_pages(window + beyond).min(pages_of(sequence.most_positions()))
         })
     }
 
+    /// Sliding pages that are reserved, or held for a chunk.
     fn reserved_sliding(&self) -> usize {
-        self.running.iter().map(|s| self.reservation(s)).sum()
+        let taken = |s: &Sequence| self.reservation(s).max(s.table.held_sliding());
+        self.running.iter().map(taken).sum()
+    }
+
+    /// Sliding pages that nobody has reserved or holds.
+    fn spare_sliding(&self) -> usize {
+        let pages = self.limits.config().pages.sliding;
+        pages.saturating_sub(self.reserved_sliding())
+    }
+
+    /// Whether everybody who decodes can have a row more without anybody losing pages.
+    fn can_decode_ahead(&self) -> bool {
+        let decoding = || self.running.iter().filter(|s| s.is_decoding());
+        let more = |s: &Sequence| {
+            let pages = pages_of(s.fed + 1);
+            let held = s.table.held_sliding();
+            let after = held + pages.saturating_sub(s.table.pages.sliding.len());
+            after.saturating_sub(self.reservation(s).max(held))
+        };
+        let sliding = self.limits.shape().window.is_none()
+            || decoding().map(more).sum::<usize>() <= self.spare_sliding();
+        sliding && self.kv.can_grow(decoding().map(|s| (&s.table, s.fed + 1)))
     }
 
     /// Decides how many rows each sequence has in the next step, and gets the pages for them.
-    fn share_rows(&mut self) {
+    fn share_rows(&mut self, ahead: bool) {
         let decoding = self.running.iter().filter(|s| s.is_decoding()).count();
+        let prompts = || self.running.iter().filter(|s| s.ready() > 1);
+        let rest = self.limits.config().max_rows - decoding;
+        // Prompts go on by as little as they can, if there are drafts for all other rows.
+        let first = prompts().next().map_or(0, Sequence::least_rows);
+        let others = prompts().count().saturating_sub(1);
+        let mut for_drafts = rest.saturating_sub(first + others);
+        let mut drafted = 0;
         let mut i = 0;
         while i < self.running.len() {
             if self.running[i].is_decoding() {
-                self.schedule(i, 1);
+                self.running[i].cut_draft(for_drafts);
+                let before = self.running[i].drafted();
+                self.schedule(i, 1, ahead);
+                for_drafts -= before;
+                drafted += before;
             }
             i += 1;
         }
 
-        let prompts = self.running.iter().filter(|s| !s.is_decoding());
-        let Some(share) = Share::of(prompts, self.limits.config().max_rows - decoding) else {
+        let prompts = self.running.iter().filter(|s| s.ready() > 1);
+        let Some(share) = Share::of(prompts, rest - drafted) else {
             return;
         };
         let Share {
@@ -357,48 +488,88 @@ impl Scheduler {
             count,
         } = share;
         // A chunk is in the sliding pages as a whole before the window moves on; what nobody reserved is for that.
-        let spare_pages = (self.limits.config().pages.sliding - self.reserved_sliding()) / count;
+        let spare_pages = self.spare_sliding() / count;
+        let mut left = rest - drafted;
+        let mut is_first = true;
         let mut i = 0;
         while i < self.running.len() {
-            let sequence = &self.running[i];
-            if !sequence.is_decoding() {
-                let pending = sequence.pending();
+            let sequence = &mut self.running[i];
+            let pending = sequence.ready();
+            if pending > 1 {
+                sequence.drop_draft();
                 let extra = pending.saturating_sub(rows).min(spare_rows);
                 spare_rows -= extra;
-                let wanted = pending.min(rows) + extra;
-                self.schedule(i, wanted.min(self.sliding_rows(sequence, spare_pages)));
+                let mut wanted = pending.min(rows) + extra;
+                if std::mem::take(&mut is_first) {
+                    // However many share the step, the oldest gets on.
+                    wanted = wanted.max(sequence.least_rows());
+                }
+                let wanted = wanted.min(left).min(self.sliding_rows(i, spare_pages));
+                left -= self.schedule(i, wanted, ahead);
             }
             i += 1;
         }
     }
 
-    /// Rows for which a sequence's reserved sliding pages suffice, with some more.
-    fn sliding_rows(&self, sequence: &Sequence, spare_pages: usize) -> usize {
-        let position = sequence.table.computed;
-        self.limits.shape().window.map_or(usize::MAX, |window| {
-            let pages = self.reservation(sequence) + spare_pages;
-            (first_visible_page(position, window) + pages) * PAGE_TOKENS - position
-        })
+    /// Rows for which a sequence's sliding pages suffice, with some more.
+    fn sliding_rows(&self, i: usize, spare_pages: usize) -> usize {
+        let sequence = &self.running[i];
+        if self.limits.shape().window.is_none() {
+            return usize::MAX;
+        }
+        let held = sequence.table.held_sliding();
+        let pages = self.reservation(sequence).max(held) + spare_pages;
+        sequence
+            .table
+            .sliding_room(pages)
+            .saturating_sub(sequence.fed)
     }
 
-    /// Gives a sequence up to `wanted` rows: as many as there are pages for. Younger sequences are preempted only if
-    /// there is not a single page, so that scarcity makes chunks shorter before it makes work undone.
-    fn schedule(&mut self, i: usize, wanted: usize) {
-        let mut fitting = self.kv.rows_that_fit(&self.running[i].table);
-        while fitting == 0 && self.running.len() > i + 1 {
+    /// Gives a sequence up to `wanted` rows and those of its draft: as many as there are pages for. Younger sequences are
+    /// preempted only if there is not room for the fewest rows that go together, so that scarcity makes chunks shorter before it
+    /// makes work undone, and never for a step ahead. Returns how many rows they are.
+    fn schedule(&mut self, i: usize, wanted: usize, ahead: bool) -> usize {
+        let room = |scheduler: &Scheduler| {
+            let sequence = &scheduler.running[i];
+            let room = scheduler.kv.room(&sequence.table);
+            room.saturating_sub(sequence.fed)
+        };
+        let mut fitting = room(self);
+        let least = self.running[i].least_rows().min(wanted);
+        while !ahead && fitting < least && self.running.len() > i + 1 {
             self.preempt_youngest();
-            fitting = self.kv.rows_that_fit(&self.running[i].table);
+            fitting = room(self);
         }
         let sequence = &mut self.running[i];
-        sequence.rows = wanted.min(fitting);
-        self.kv.grow(&mut sequence.table, sequence.rows);
+        let rows = sequence.uncut(wanted.min(fitting));
+        if rows == 0 {
+            sequence.drop_draft();
+            return 0;
+        }
+        sequence.cut_draft(fitting - rows);
+        sequence.enter(self.last_step, rows);
+        self.kv.grow(&mut sequence.table, sequence.fed);
+        rows
     }
 
     fn preempt_youngest(&mut self) {
         let mut sequence = self.leave(self.running.len() - 1);
-        sequence.rows = 0;
+        // It may have rows already in the step that is being planned, and in no other.
+        sequence.shares.clear();
+        sequence.fed = 0;
+        sequence.drop_draft();
         sequence.counts.preemptions += 1;
         self.waiting.push_front(sequence);
+    }
+}
+
+/// Of a row whose sequence is over.
+fn unwanted(sampling: &Sampling) -> Draw<'_> {
+    Draw {
+        sampling,
+        history: &[],
+        mask: None,
+        output: RowOutput::Token,
     }
 }
 
@@ -415,7 +586,7 @@ impl Share {
     fn of<'a>(prompts: impl Iterator<Item = &'a Sequence> + Clone, total: usize) -> Option<Share> {
         let count = prompts.clone().count();
         let rows = total.checked_div(count)?;
-        let taken: usize = prompts.map(|s| s.pending().min(rows)).sum();
+        let taken: usize = prompts.map(|s| s.ready().min(rows)).sum();
         Some(Share {
             rows,
             spare_rows: total - taken,

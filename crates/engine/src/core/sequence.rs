@@ -1,42 +1,76 @@
 //! One request's life: its tokens so far, the pages they fill, and when it is over.
 //!
-//! Prompt and generated tokens are one list, and a sequence only ever has *pending* tokens to feed: the whole list at
-//! first, one while decoding, the whole list again after a preemption. The step that feeds the last of them samples the
-//! next.
+//! Prompt and generated tokens are one list, and a sequence only ever has tokens to feed that are not fed yet: the whole list at
+//! first, one while decoding, some when a constraint forces them, the whole list again after a preemption. The step that feeds
+//! the last of them samples the next. While that step is under way the next token is *awaited*: a row can be fed whatever it
+//! will be.
 
-use std::ops::Range;
+use std::{collections::VecDeque, ops::Range};
 
 use carat_model::{
     TokenId,
-    backend::{RowOutput, Run},
+    backend::{Draw, Feed, RowOutput, RowResult, Run},
     kv::{PerGroup, pages_of},
-    sampling::Sampling,
+    sampling::{Sampling, TokenMask},
 };
 
 use super::{
+    constraint::Constraint,
     kv::Table,
+    media::{Content, Media},
     request::{Counts, FinishReason, Request, RequestId},
 };
 
+/// What a sequence has in a step under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    /// Number of the step.
+    pub(crate) step: u64,
+    pub(crate) rows: usize,
+    /// Of these the last, which are drafted.
+    pub(crate) drafted: usize,
+    /// Its results: none in mid-prompt, otherwise one and one more per drafted row.
+    pub(crate) results: usize,
+    /// Of these the first that can be taken: all, unless a constraint has nothing to follow a drafted token.
+    pub(crate) usable: usize,
+    /// The first of them, among those of the step.
+    pub(crate) first_result: usize,
+    /// The token that the first of them is, counted from the start of the prompt.
+    pub(crate) at: usize,
+}
+
 pub(crate) struct Sequence {
     pub(crate) id: RequestId,
-    /// The prompt and what was generated.
-    pub(crate) tokens: Vec<TokenId>,
+    /// The prompt, what was generated, and at the end what is merely drafted.
+    tokens: Vec<TokenId>,
+    drafted: usize,
+    media: Vec<Media>,
+    has_sliding: bool,
+    salt: Option<[u8; 16]>,
     pub(crate) table: Table,
-    /// Rows in the step that is being prepared or under way.
-    pub(crate) rows: usize,
+    /// Positions computed or under way.
+    pub(crate) fed: usize,
+    /// Its part in the steps under way, the oldest first.
+    pub(crate) shares: VecDeque<Share>,
     pub(crate) cancelled: bool,
     pub(crate) counts: Counts,
+    pub(crate) drafts: bool,
     /// The most tokens it may come to.
     limit: usize,
     sampling: Sampling,
+    constraint: Option<Box<dyn Constraint>>,
     stop_tokens: Vec<TokenId>,
     output: RowOutput,
 }
 
 impl Sequence {
     /// `limit` is what [`Limits::check`](crate::Limits::check) allows the request.
-    pub(crate) fn new(id: RequestId, request: Request, limit: usize) -> Sequence {
+    pub(crate) fn new(
+        id: RequestId,
+        request: Request,
+        limit: usize,
+        has_sliding: bool,
+    ) -> Sequence {
         Sequence {
             id,
             counts: Counts {
@@ -44,11 +78,18 @@ impl Sequence {
                 ..Counts::default()
             },
             tokens: request.prompt,
+            drafted: 0,
+            media: request.media,
+            has_sliding,
+            salt: request.cache_salt,
             table: Table::empty(),
-            rows: 0,
+            fed: 0,
+            shares: VecDeque::new(),
             cancelled: false,
+            drafts: request.drafts,
             limit,
             sampling: request.sampling,
+            constraint: request.constraint.map(|source| source.start()),
             stop_tokens: if request.ignore_eos {
                 Vec::new()
             } else {
@@ -60,23 +101,54 @@ impl Sequence {
         }
     }
 
-    /// Tokens not yet fed: one while decoding, more while a prompt is being computed.
-    pub(crate) fn pending(&self) -> usize {
-        self.tokens.len() - self.table.computed
+    /// Tokens that are certain.
+    pub(crate) fn known(&self) -> usize {
+        self.tokens.len() - self.drafted
+    }
+
+    pub(crate) fn content(&self) -> Content<'_> {
+        Content {
+            tokens: &self.tokens[..self.known()],
+            media: &self.media,
+            has_sliding: self.has_sliding,
+            salt: self.salt,
+        }
+    }
+
+    /// The result of a step under way that is the token after those known, if that step is the last.
+    fn awaited(&self) -> Option<&Share> {
+        let last = self.shares.back()?;
+        (last.results == 1 && last.at == self.known() && self.fed == last.at).then_some(last)
+    }
+
+    /// Rows that could be fed now: all that is known, or the token that is awaited, unless it will be the last.
+    pub(crate) fn ready(&self) -> usize {
+        if self.fed < self.known() {
+            self.known() - self.fed
+        } else {
+            let goes_on = self.awaited().is_some() && self.known() + 1 < self.limit;
+            usize::from(goes_on)
+        }
     }
 
     pub(crate) fn is_decoding(&self) -> bool {
-        self.pending() == 1
+        self.ready() == 1
     }
 
-    /// Whether the step's rows end with the last token there is, so that another is sampled.
-    pub(crate) fn samples(&self) -> bool {
-        self.rows == self.pending()
+    /// Whether what it feeds next depends on more than one token that is under way.
+    pub(crate) fn is_unsettled(&self) -> bool {
+        let mut shares = self.shares.iter();
+        shares.any(|share| share.results > 1 || (self.drafts && share.results > 0))
+    }
+
+    /// Rows of a draft that follow those that are ready.
+    pub(crate) fn drafted(&self) -> usize {
+        self.drafted
     }
 
     /// Full pages for the tokens there are and the next one.
     pub(crate) fn pages_soon(&self) -> usize {
-        pages_of((self.tokens.len() + 1).min(self.most_positions()))
+        pages_of((self.known() + 1).min(self.most_positions()))
     }
 
     /// Positions it may ever fill. The last token is not fed back.
@@ -84,65 +156,247 @@ impl Sequence {
         self.limit - 1
     }
 
-    /// The tokens of the step's rows.
-    pub(crate) fn fed(&self) -> &[TokenId] {
-        &self.tokens[self.table.computed..][..self.rows]
+    /// The fewest rows from here on that do not end within rows that see each other.
+    pub(crate) fn least_rows(&self) -> usize {
+        let boundary = self.fed + 1;
+        let end = self.content().span_across(boundary);
+        end.map_or(boundary, |span| span.end) - self.fed
     }
 
-    /// The step's rows as the sequence's share of a batch.
-    pub(crate) fn run(&self, rows: Range<usize>) -> Run<'_> {
+    /// As many rows as that, or fewer so as not to end within rows that see each other.
+    pub(crate) fn uncut(&self, rows: usize) -> usize {
+        match self.content().span_across(self.fed + rows) {
+            Some(span) => span.start.saturating_sub(self.fed),
+            None => rows,
+        }
+    }
+
+    /// Takes a draft of what follows, as much of it as may come to be and no more than `most` tokens.
+    pub(crate) fn draft(&mut self, draft: &[TokenId], most: usize, vocab: usize) {
+        self.drop_draft();
+        if !self.shares.is_empty() || self.cancelled {
+            return;
+        }
+        let room = (self.limit - 1).saturating_sub(self.known());
+        let mut constraint = self.constraint.as_ref().map(|c| c.fork());
+        let mut mask = TokenMask::none(vocab);
+        for &token in draft.iter().take(most.min(room)) {
+            if let Some(constraint) = &mut constraint {
+                fill(&mut mask, constraint.as_mut());
+                if !mask.allows(token) {
+                    break;
+                }
+                constraint.accept(token);
+            }
+            if token as usize >= vocab {
+                break;
+            }
+            self.tokens.push(token);
+            self.drafted += 1;
+            if self.stop_tokens.contains(&token) {
+                break;
+            }
+        }
+    }
+
+    pub(crate) fn cut_draft(&mut self, most: usize) {
+        let excess = self.drafted.saturating_sub(most);
+        self.tokens.truncate(self.tokens.len() - excess);
+        self.drafted -= excess;
+    }
+
+    pub(crate) fn drop_draft(&mut self) {
+        self.cut_draft(0);
+    }
+
+    /// Enters rows that are ready, and all that is drafted behind them, in a step. Its place among the step's results is set later.
+    pub(crate) fn enter(&mut self, step: u64, rows: usize) {
+        let end = self.fed + rows;
+        let samples = end >= self.known();
+        if !samples {
+            self.drop_draft();
+        }
+        let results = if samples { 1 + self.drafted } else { 0 };
+        self.shares.push_back(Share {
+            step,
+            rows: rows + self.drafted,
+            drafted: self.drafted,
+            results,
+            usable: results,
+            first_result: 0,
+            at: end,
+        });
+        self.fed = end + self.drafted;
+    }
+
+    /// What the rows of the share entered last are fed.
+    pub(crate) fn feeds(&self) -> impl Iterator<Item = Feed<'_>> {
+        let share = self.shares.back().expect("it entered a step");
+        let before = self.shares.len().checked_sub(2).map(|i| &self.shares[i]);
+        let content = self.content();
+        (self.fed - share.rows..self.fed).map(move |position| {
+            let Some(&token) = self.tokens.get(position) else {
+                let awaited = before.expect("a token that is not known is awaited");
+                return Feed::Sampled(awaited.first_result as u32);
+            };
+            match content.media_at(position) {
+                Some(media) => {
+                    let width = media.rows.len() / media.places.len();
+                    let row = position - media.places.start;
+                    Feed::Embedding {
+                        row: &media.rows[row * width..][..width],
+                        token,
+                    }
+                }
+                None => Feed::Token(token),
+            }
+        })
+    }
+
+    /// Where each row of the share entered last stops to see, if some see ahead.
+    pub(crate) fn visible_ends(&self, ends: &mut Vec<u32>) -> Option<Range<usize>> {
+        let share = self.shares.back().expect("it entered a step");
+        let (start, content) = (self.fed - share.rows, self.content());
+        let mut spans = self.media.iter().filter(|m| content.is_uncut(m));
+        if !spans.any(|m| m.places.start < self.fed && m.places.end > start) {
+            return None;
+        }
+        let first = ends.len();
+        ends.extend((start..self.fed).map(|position| {
+            let media = content.media_at(position).filter(|m| content.is_uncut(m));
+            media.map_or(position + 1, |m| m.places.end) as u32
+        }));
+        Some(first..ends.len())
+    }
+
+    /// The share entered last as a run of a batch.
+    pub(crate) fn run<'a>(&'a self, rows: Range<usize>, visible_end: Option<&'a [u32]>) -> Run<'a> {
+        let share = self.shares.back().expect("it entered a step");
         Run {
             rows,
-            position: self.table.computed,
+            position: self.fed - share.rows,
             pages: PerGroup {
                 full: &self.table.pages.full,
                 sliding: &self.table.pages.sliding,
             },
-            sampled: usize::from(self.samples()),
-            sampling: &self.sampling,
-            history: &self.tokens[..self.table.computed + self.rows],
-            output: self.output,
+            sampled: share.results,
+            visible_end,
         }
     }
 
-    /// Whether the row after the step's can be run before its token is known: the step samples that token, it will not be the
-    /// last by length, and nothing but the token itself depends on it.
-    pub(crate) fn can_go_ahead(&self) -> bool {
-        self.rows > 0
-            && self.samples()
-            && !self.cancelled
-            && self.tokens.len() + 1 < self.limit
-            && self.output == RowOutput::Token
-            && !self.sampling.penalizes()
+    /// Whether results of a share are wanted. Where tokens were forced meanwhile they are known already.
+    fn wants(&self, share: &Share) -> bool {
+        share.results > 0 && share.at == self.known() && !self.cancelled
     }
 
-    /// The row after the step's.
-    pub(crate) fn run_ahead(&self, row: usize) -> Run<'_> {
-        Run {
-            rows: row..row + 1,
-            position: self.tokens.len(),
-            pages: PerGroup {
-                full: &self.table.pages.full,
-                sliding: &self.table.pages.sliding,
-            },
-            sampled: 1,
-            sampling: &self.sampling,
-            history: &self.tokens,
-            output: self.output,
+    /// Appends the masks of the results of the share entered last, if it is constrained. `false` if nothing may follow.
+    pub(crate) fn masks(&mut self, vocab: usize, masks: &mut Vec<TokenMask>) -> bool {
+        let share = *self.shares.back().expect("it entered a step");
+        let wanted = self.wants(&share);
+        let Some(constraint) = self.constraint.as_mut().filter(|_| wanted) else {
+            return true;
+        };
+        let mut mask = TokenMask::none(vocab);
+        constraint.mask(&mut mask);
+        if mask.lowest().is_none() {
+            return false;
+        }
+        masks.push(mask);
+        if share.drafted == 0 {
+            return true;
+        }
+        let mut follower = constraint.fork();
+        let draft = &self.tokens[self.tokens.len() - self.drafted..];
+        for (place, &token) in draft.iter().enumerate() {
+            let mut mask = TokenMask::none(vocab);
+            follower.accept(token);
+            fill(&mut mask, follower.as_mut());
+            if mask.lowest().is_none() {
+                // If the draft is right so far there is nothing to draw here, as the next step will find.
+                let last = self.shares.back_mut().expect("looked at above");
+                last.usable = last.usable.min(place + 1);
+                mask.allow_all();
+            }
+            masks.push(mask);
+        }
+        true
+    }
+
+    /// How the results of the share entered last are drawn, and which of the step's they are. Takes as many masks as
+    /// [`Sequence::masks`] has made.
+    pub(crate) fn draws<'a>(
+        &'a self,
+        masks: &mut impl Iterator<Item = &'a TokenMask>,
+    ) -> impl Iterator<Item = (usize, Draw<'a>)> {
+        let share = self.shares.back().expect("it entered a step");
+        let is_masked = self.constraint.is_some() && self.wants(share);
+        (0..share.results).map(move |index| {
+            let draw = Draw {
+                sampling: &self.sampling,
+                history: &self.tokens[..share.at + index],
+                mask: is_masked.then(|| masks.next()).flatten(),
+                output: self.output,
+            };
+            (share.first_result + index, draw)
+        })
+    }
+
+    /// Whether its last part in a step is in this one.
+    pub(crate) fn is_in(&self, step: u64) -> bool {
+        self.shares.back().is_some_and(|share| share.step == step)
+    }
+
+    /// Takes the results of a share: as many as the draft was right, and one more. Returns how many rows count as computed and how
+    /// many results were taken, and why the answer is over, if it is.
+    pub(crate) fn take(
+        &mut self,
+        share: &Share,
+        results: &[RowResult],
+    ) -> (usize, usize, Option<FinishReason>) {
+        let draft = self.tokens.split_off(self.known());
+        self.drafted = 0;
+        let certain = share.rows - share.drafted;
+        if !self.wants(share) {
+            return (certain, 0, None);
+        }
+        let mut taken = 0;
+        loop {
+            let token = results[taken].token;
+            taken += 1;
+            let finish = self.push(token);
+            let goes_on = draft.get(taken - 1) == Some(&token) && taken < share.usable;
+            if finish.is_some() || !goes_on {
+                return (certain + taken - 1, taken, finish);
+            }
         }
     }
 
-    /// Takes a sampled token; says so if it is the last.
-    pub(crate) fn push(&mut self, token: TokenId) -> Option<FinishReason> {
+    /// The next token that the constraint forces, taken.
+    pub(crate) fn force(&mut self) -> Option<(TokenId, Option<FinishReason>)> {
+        let token = self.constraint.as_ref()?.forced()?;
+        Some((token, self.push(token)))
+    }
+
+    /// Takes a token; says so if it is the last.
+    fn push(&mut self, token: TokenId) -> Option<FinishReason> {
         self.tokens.push(token);
         self.counts.generated_tokens += 1;
         if self.stop_tokens.contains(&token) {
-            Some(FinishReason::Stop { token })
-        } else if self.tokens.len() == self.limit {
-            Some(FinishReason::Length)
-        } else {
-            None
+            return Some(FinishReason::Stop { token });
         }
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(token);
+        }
+        (self.tokens.len() == self.limit).then_some(FinishReason::Length)
+    }
+}
+
+/// What may follow, if a token that is forced must be drawn like any other.
+fn fill(mask: &mut TokenMask, constraint: &mut dyn Constraint) {
+    mask.clear();
+    match constraint.forced() {
+        Some(token) => mask.allow(token),
+        None => constraint.mask(mask),
     }
 }
 

@@ -1,32 +1,41 @@
 //! A fake model whose every output depends on every KV entry it is supposed to read.
 //!
-//! [`FakeExecutor`] keeps real page contents. An entry is a token, its position and a digest of all tokens up to it, as
-//! real KV depends on them. Each row reads its whole history through the full table and its window through the sliding
-//! table; a missing, stale or foreign entry panics, and the next token is a digest of what was read. [`alone`] says
-//! what a request must come to, without pages or batches.
+//! [`FakeExecutor`] keeps real page contents. An entry is a token, its position and a digest of all that was fed up to it, as
+//! real KV depends on them; where rows see each other both ways, on those behind it as well. Each row reads its whole history
+//! through the full table and its window through the sliding table; a missing, stale or foreign entry panics. A draw depends on
+//! what was read, on the history (which must be what the pages hold) and on the mask. [`alone`] says what a request must come
+//! to, without pages or batches.
 
 use std::collections::VecDeque;
 
 use carat_model::{
     TokenId,
     backend::{
-        BackendError, Batch, CompileOptions, Executor, Outputs, RowOutput, RowResult, Run, Ticket,
+        BackendError, Batch, CompileOptions, Draw, Executor, Feed, Outputs, RowOutput, RowResult,
+        Run, Ticket,
     },
-    kv::{KvGroup, PAGE_TOKENS, PageId, PerGroup},
+    kv::{KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup},
     plan::Value,
-    sampling::Sampling,
+    sampling::{Sampling, TokenMask},
 };
 
-use super::{FinishReason, Request, RequestId, Scheduler, Update};
+use super::{
+    Constraint, ConstraintSource, FinishReason, Media, MediaAttention, Request, RequestId,
+    Scheduler, Update,
+};
 use crate::config::{EngineConfig, Limits, ModelShape, PrefixReuse, minimum_pages};
 
 pub(crate) const VOCAB: usize = 50;
+/// Columns of an embedding.
+pub(crate) const WIDTH: usize = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) token: TokenId,
     pub(crate) position: usize,
-    /// Of all tokens up to and including this one.
+    /// Of what was fed here, and of what the row sees ahead.
+    identity: u64,
+    /// Of all up to and including this one.
     pub(crate) digest: u64,
 }
 
@@ -35,17 +44,59 @@ pub(crate) fn mix(state: u64, with: u64) -> u64 {
     (x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
-fn next_token(full: u64, window: u64) -> TokenId {
-    ((mix(full, window) >> 32) % VOCAB as u64) as TokenId
+fn fold(values: impl IntoIterator<Item = u64>) -> u64 {
+    values.into_iter().fold(0, mix)
 }
 
-pub(crate) fn digests(tokens: &[TokenId]) -> Vec<u64> {
+fn fed_identity(token: TokenId, row: Option<&[f32]>) -> u64 {
+    let row = row.map(|row| fold(row.iter().map(|x| u64::from(x.to_bits()))));
+    mix(u64::from(token) + 1, row.unwrap_or(0))
+}
+
+/// What each position of some content adds to the digest.
+fn identities(tokens: &[TokenId], media: &[Media], window: Option<usize>) -> Vec<u64> {
+    let of = |place: usize| {
+        let media = media.iter().find(|m| m.places.contains(&place));
+        let row = media.map(|m| &m.rows[(place - m.places.start) * WIDTH..][..WIDTH]);
+        fed_identity(tokens[place], row)
+    };
+    let plain: Vec<u64> = (0..tokens.len()).map(of).collect();
+    let ahead = |place: usize| {
+        let media = media.iter().find(|m| m.places.contains(&place));
+        let both = media.filter(|m| m.attention == MediaAttention::BothWays && window.is_some());
+        let end = both.map_or(place + 1, |m| m.places.end);
+        fold(plain[place..end].iter().copied())
+    };
+    (0..tokens.len()).map(ahead).collect()
+}
+
+/// The digests of the entries that these tokens make.
+pub(crate) fn digests(tokens: &[TokenId], media: &[Media], window: Option<usize>) -> Vec<u64> {
     let mut digest = 0;
-    let step = |token: &TokenId| {
-        digest = mix(digest, u64::from(*token) + 1);
+    let step = |identity: u64| {
+        digest = mix(digest, identity);
         digest
     };
-    tokens.iter().map(step).collect()
+    let identities = identities(tokens, media, window);
+    identities.into_iter().map(step).collect()
+}
+
+/// The token that follows what was read, under the draw's own terms.
+fn drawn(read: u64, draw: &Draw<'_>) -> TokenId {
+    let recent = if draw.sampling.penalizes() {
+        let window = draw.sampling.penalty_window;
+        &draw.history[draw.history.len().saturating_sub(window)..]
+    } else {
+        &[]
+    };
+    let candidate = |n: u64| ((mix(read, n) >> 32) % VOCAB as u64) as TokenId;
+    let allowed = |t: &TokenId| draw.mask.is_none_or(|mask| mask.allows(*t));
+    let fresh = (0..400)
+        .map(candidate)
+        .find(|t| allowed(t) && !recent.contains(t));
+    let any = fresh.or_else(|| (0..400).map(candidate).find(allowed));
+    let lowest = draw.mask.and_then(TokenMask::lowest).unwrap_or(0);
+    any.unwrap_or(lowest)
 }
 
 /// What the request generates when it runs by itself.
@@ -55,25 +106,114 @@ pub(crate) fn alone(
     window: Option<usize>,
 ) -> (Vec<TokenId>, FinishReason) {
     let mut tokens = request.prompt.clone();
-    let mut entries = digests(&tokens);
-    let mut full = entries.iter().fold(0, |f, d| mix(f, *d));
+    let mut entries = digests(&tokens, &request.media, window);
+    let mut full = fold(entries.iter().copied());
+    let mut constraint = request.constraint.as_ref().map(ConstraintSource::start);
     loop {
         let seen = window.map_or(entries.len(), |w| entries.len().saturating_sub(w));
-        let token = next_token(full, entries[seen..].iter().fold(0, |f, d| mix(f, *d)));
+        let read = mix(full, fold(entries[seen..].iter().copied()));
+        let forced = constraint.as_ref().and_then(|c| c.forced());
+        let mask = constraint.as_mut().map(|c| {
+            let mut mask = TokenMask::none(VOCAB);
+            c.mask(&mut mask);
+            mask
+        });
         let answer = request.prompt.len();
+        let dead = mask.as_ref().is_some_and(|mask| mask.lowest().is_none());
+        if forced.is_none() && dead {
+            return (tokens.split_off(answer), FinishReason::DeadEnd);
+        }
+        let draw = Draw {
+            sampling: &request.sampling,
+            history: &tokens,
+            mask: mask.as_ref(),
+            output: RowOutput::Token,
+        };
+        let token = forced.unwrap_or_else(|| drawn(read, &draw));
         if request.stop_tokens.contains(&token) && !request.ignore_eos {
             return (tokens.split_off(answer), FinishReason::Stop { token });
         }
         tokens.push(token);
+        if let Some(constraint) = &mut constraint {
+            constraint.accept(token);
+        }
         if tokens.len() == limit {
             return (tokens.split_off(answer), FinishReason::Length);
         }
-        entries.push(mix(entries[entries.len() - 1], u64::from(token) + 1));
+        let identity = fold([fed_identity(token, None)]);
+        entries.push(mix(entries[entries.len() - 1], identity));
         full = mix(full, entries[entries.len() - 1]);
     }
 }
 
+/// Allows about half of the tokens, forces some, and rarely allows none; all by what was accepted before.
+#[derive(Clone)]
+pub(crate) struct FakeConstraint {
+    state: u64,
+    /// In how many states a token is forced, of sixteen.
+    forces: u64,
+}
+
+impl FakeConstraint {
+    pub(crate) fn source(seed: u64, forces: u64) -> ConstraintSource {
+        let start = FakeConstraint {
+            state: mix(seed, 11),
+            forces,
+        };
+        ConstraintSource::new(move || Box::new(start.clone()))
+    }
+}
+
+impl Constraint for FakeConstraint {
+    fn accept(&mut self, token: TokenId) {
+        let forced = self.forced();
+        assert!(
+            forced.is_none_or(|forced| forced == token),
+            "a token instead of the one that is forced"
+        );
+        self.state = mix(self.state, u64::from(token));
+    }
+
+    fn mask(&mut self, mask: &mut TokenMask) {
+        if self.state % 211 == 0 {
+            return;
+        }
+        for token in 0..VOCAB as TokenId {
+            if mix(self.state, 1000 + u64::from(token)) >> 63 == 0 {
+                mask.allow(token);
+            }
+        }
+    }
+
+    fn forced(&self) -> Option<TokenId> {
+        let some = (self.state >> 20) % 16 < self.forces;
+        some.then_some(((self.state >> 32) % VOCAB as u64) as TokenId)
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
 type PageContents = [Option<Entry>; PAGE_TOKENS];
+
+/// A batch that was submitted and not collected.
+struct InFlight {
+    ticket: u64,
+    /// Per sampled row: what was read, and the tokens up to it.
+    sampled: Vec<(u64, Vec<TokenId>)>,
+    outputs: Option<Outputs>,
+    /// The host draws it, when it is collected.
+    on_host: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lookahead {
+    Never,
+    Always,
+    /// But for some batches, which the host draws.
+    Mostly,
+}
 
 pub(crate) struct FakeExecutor {
     pub(crate) pages: PerGroup<Vec<PageContents>>,
@@ -82,7 +222,14 @@ pub(crate) struct FakeExecutor {
     window: Option<usize>,
     options: CompileOptions,
     batches: u64,
-    results: VecDeque<(u64, Outputs)>,
+    in_flight: VecDeque<InFlight>,
+    pub(crate) lookahead: Lookahead,
+    /// Calls until one fails; 0 for none.
+    pub(crate) fails_in: u64,
+    /// Rows of all batches.
+    pub(crate) rows: usize,
+    /// Batches that were submitted while another was in flight.
+    pub(crate) ahead: usize,
 }
 
 impl FakeExecutor {
@@ -94,8 +241,26 @@ impl FakeExecutor {
             window: limits.shape().window,
             options,
             batches: 0,
-            results: VecDeque::new(),
+            in_flight: VecDeque::new(),
+            lookahead: Lookahead::Never,
+            fails_in: 0,
+            rows: 0,
+            ahead: 0,
         }
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Fails when it is time to.
+    fn call(&mut self) -> Result<(), BackendError> {
+        self.fails_in = self.fails_in.saturating_sub(1);
+        if self.fails_in == 1 {
+            let what = "as this test wants".to_owned();
+            return Err(BackendError::Unsupported { what });
+        }
+        Ok(())
     }
 
     fn groups(&self) -> &'static [KvGroup] {
@@ -108,19 +273,49 @@ impl FakeExecutor {
     /// What `Batch::check` demands, which needs a plan.
     fn check(&self, batch: &Batch<'_>) {
         assert!(!batch.runs.is_empty(), "an empty batch");
-        assert!(batch.tokens.len() <= self.options.max_rows, "too many rows");
-        let sampled: usize = batch.runs.iter().map(|r| r.sampled).sum();
-        assert!(sampled <= self.options.max_sampled, "too many sampled rows");
+        assert!(batch.feeds.len() <= self.options.max_rows, "too many rows");
+        assert!(
+            batch.sampled_count() <= self.options.max_sampled,
+            "too many sampled rows"
+        );
         let mut next = 0;
         for run in batch.runs {
             assert!(run.rows.start == next && !run.rows.is_empty(), "a gap");
             assert!(run.sampled <= run.rows.len());
             next = run.rows.end;
             let end = run.position + run.rows.len();
-            assert_eq!(run.history.len(), end, "the history ends with the rows");
-            assert_eq!(run.history[run.position..], batch.tokens[run.rows.clone()]);
+            for (place, visible) in run.visible_end.into_iter().flatten().enumerate() {
+                let own = run.position + place + 1;
+                assert!((own..=end).contains(&(*visible as usize)), "sees too far");
+            }
         }
-        assert_eq!(next, batch.tokens.len(), "rows without a run");
+        assert_eq!(next, batch.feeds.len(), "rows without a run");
+    }
+
+    /// The token and identity of every row, with what it sees ahead.
+    fn resolve(&self, batch: &Batch<'_>) -> Vec<(TokenId, u64)> {
+        let before = self.in_flight.back();
+        let token = |feed: &Feed<'_>| match feed {
+            Feed::Token(token) | Feed::Embedding { token, .. } => *token,
+            Feed::Sampled(row) => {
+                let before = before.expect("a batch in flight to be fed by");
+                assert!(!before.on_host, "fed by what the host has yet to draw");
+                let outputs = before.outputs.as_ref().expect("it is drawn");
+                outputs.rows[*row as usize].token
+            }
+        };
+        let plain = |feed: &Feed<'_>| match feed {
+            Feed::Embedding { row, token } => fed_identity(*token, Some(row)),
+            other => fed_identity(token(other), None),
+        };
+        let plain: Vec<u64> = batch.feeds.iter().map(plain).collect();
+        let places = batch.all_rows().map(|place| {
+            let run = &batch.runs[place.run];
+            let ahead = run.sliding_end(place.row) - place.position;
+            let identity = fold(plain[place.row..place.row + ahead].iter().copied());
+            (token(&batch.feeds[place.row]), identity)
+        });
+        places.collect()
     }
 
     fn place(run: &Run<'_>, group: KvGroup, position: usize) -> (PageId, usize) {
@@ -133,17 +328,17 @@ impl FakeExecutor {
         (page, position % PAGE_TOKENS)
     }
 
-    fn write(&mut self, number: usize, run: &Run<'_>) {
+    fn write(&mut self, number: usize, run: &Run<'_>, fed: &[(TokenId, u64)]) {
         let mut digest = match run.position.checked_sub(1) {
             Some(before) => self.read(number, run, KvGroup::Full, before).digest,
             None => 0,
         };
-        for position in run.position..run.history.len() {
-            let token = run.history[position];
-            digest = mix(digest, u64::from(token) + 1);
+        for (position, &(token, identity)) in (run.position..).zip(&fed[run.rows.clone()]) {
+            digest = mix(digest, identity);
             let entry = Entry {
                 token,
                 position,
+                identity,
                 digest,
             };
             for &group in self.groups() {
@@ -173,96 +368,123 @@ impl FakeExecutor {
         let entry = self.pages.get(group)[page.0 as usize][slot]
             .unwrap_or_else(|| panic!("{group:?} {page:?} slot {slot} was never written"));
         assert_eq!(
-            (entry.position, entry.token),
-            (position, run.history[position]),
+            entry.position, position,
             "{group:?} {page:?} slot {slot} is another's"
         );
         entry
     }
 
-    /// Reads all that the rows of a run see; returns the token that follows the last.
-    fn attend(&self, number: usize, run: &Run<'_>) -> TokenId {
-        let end = run.history.len();
-        let mut chain = 0;
-        let mut full = 0;
+    /// Reads all that the rows of a run see; returns what the sampled ones have read, with the tokens up to them.
+    fn attend(&self, number: usize, run: &Run<'_>) -> Vec<(u64, Vec<TokenId>)> {
+        let end = run.position + run.rows.len();
+        let (mut chain, mut full) = (0, 0);
+        let mut tokens = Vec::new();
+        let mut sampled = Vec::new();
+        let mut window_digests = VecDeque::new();
         for position in 0..end {
             let entry = self.read(number, run, KvGroup::Full, position);
-            chain = mix(chain, u64::from(entry.token) + 1);
+            chain = mix(chain, entry.identity);
             assert_eq!(entry.digest, chain, "KV of another prefix at {position}");
             full = mix(full, entry.digest);
-        }
-        let Some(window) = self.window else {
-            return next_token(full, 0);
-        };
-        let mut seen = 0;
-        for position in (run.position + 1).saturating_sub(window)..end {
-            let entry = self.read(number, run, KvGroup::Sliding, position);
-            let twin = self.read(number, run, KvGroup::Full, position);
-            assert_eq!(entry, twin, "sliding KV of another prefix at {position}");
-            if position + window >= end {
-                seen = mix(seen, entry.digest);
+            tokens.push(entry.token);
+            if self
+                .window
+                .is_some_and(|window| position + window > run.position)
+            {
+                let twin = self.read(number, run, KvGroup::Sliding, position);
+                assert_eq!(entry, twin, "sliding KV of another prefix at {position}");
+            }
+            window_digests.push_back(entry.digest);
+            if window_digests.len() > self.window.unwrap_or(0) {
+                window_digests.pop_front();
+            }
+            if position + run.sampled >= end {
+                let read = mix(full, fold(window_digests.iter().copied()));
+                sampled.push((read, tokens.clone()));
             }
         }
-        next_token(full, seen)
+        sampled
     }
 }
 
 impl Executor for FakeExecutor {
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
+        self.call()?;
+        assert!(self.in_flight.len() < 2, "a third batch in flight");
+        if let Some(before) = self.in_flight.back() {
+            assert!(
+                before.outputs.is_some() || before.sampled.is_empty(),
+                "the batch before is not drawn"
+            );
+            self.ahead += 1;
+        }
         self.check(batch);
+        let fed = self.resolve(batch);
         self.batches += 1;
+        self.rows += batch.feeds.len();
         for (number, run) in batch.runs.iter().enumerate() {
-            self.write(number, run);
+            self.write(number, run, &fed);
         }
-        let mut rows = Vec::new();
-        for (number, run) in batch.runs.iter().enumerate() {
-            let token = self.attend(number, run);
-            assert!(run.sampled <= 1);
-            if run.sampled == 1 {
-                let mut result = RowResult {
-                    token,
-                    ..RowResult::default()
-                };
-                if let RowOutput::Logprobs { top } = run.output {
-                    result.logprob = Some(-0.5);
-                    result.top = (0..top as u32).map(|t| (t, -1.0)).collect();
-                }
-                rows.push(result);
-            }
-        }
-        self.results.push_back((self.batches, Outputs { rows }));
+        let runs = batch.runs.iter().enumerate();
+        self.in_flight.push_back(InFlight {
+            ticket: self.batches,
+            sampled: runs.flat_map(|(n, run)| self.attend(n, run)).collect(),
+            outputs: None,
+            on_host: false,
+        });
         Ok(Ticket(self.batches))
     }
 
-    fn chains(&self) -> bool {
-        true
+    fn draw(&mut self, ticket: &Ticket, draws: &[Draw<'_>]) -> Result<(), BackendError> {
+        self.call()?;
+        assert_eq!(self.in_flight.len(), 1, "a draw follows the results before");
+        let batch = &mut self.in_flight[0];
+        assert!(batch.ticket == ticket.0 && batch.outputs.is_none());
+        assert_eq!(draws.len(), batch.sampled.len(), "a draw per sampled row");
+        let row = |(draw, (read, tokens)): (&Draw<'_>, &(u64, Vec<TokenId>))| {
+            // Whoever is over by now has no history, and gets what nobody would take for an answer.
+            let over = draw.history.is_empty();
+            assert!(
+                over || draw.history == tokens,
+                "a history of {} tokens, {} in the pages",
+                draw.history.len(),
+                tokens.len()
+            );
+            assert!(draw.mask.is_none_or(|mask| mask.lowest().is_some()));
+            let token = if over { 0 } else { drawn(*read, draw) };
+            let mut result = RowResult {
+                token,
+                ..RowResult::default()
+            };
+            if let RowOutput::Logprobs { top } = draw.output {
+                result.logprob = Some(-0.5);
+                result.top = (0..top as u32).map(|t| (t, -1.0)).collect();
+            }
+            result
+        };
+        batch.outputs = Some(Outputs {
+            rows: draws.iter().zip(&batch.sampled).map(row).collect(),
+        });
+        batch.on_host = self.lookahead == Lookahead::Mostly && mix(batch.ticket, 5) % 5 == 0;
+        Ok(())
     }
 
-    /// The tokens are there already; a scheduler cannot know.
-    fn submit_chained(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
-        assert_eq!(self.results.len(), 1, "one batch is in flight");
-        let sampled: Vec<TokenId> = self.results[0].1.rows.iter().map(|r| r.token).collect();
-        assert_eq!(sampled.len(), batch.tokens.len(), "a row for each result");
-        let histories: Vec<Vec<TokenId>> = (batch.runs.iter().zip(&sampled))
-            .map(|(run, token)| [run.history, &[*token]].concat())
-            .collect();
-        let runs: Vec<Run<'_>> = (batch.runs.iter().zip(&histories))
-            .map(|(run, history)| Run {
-                history,
-                ..run.clone()
-            })
-            .collect();
-        self.submit(&Batch {
-            tokens: &sampled,
-            runs: &runs,
-        })
+    fn lookahead(&self, ticket: &Ticket) -> bool {
+        let batch = self.in_flight.back().expect("it is in flight");
+        assert_eq!(batch.ticket, ticket.0);
+        self.lookahead != Lookahead::Never && !batch.on_host
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
-        let (number, outputs) = self.results.pop_front().expect("a batch was submitted");
-        assert_eq!(ticket, Ticket(number), "tickets are collected in order");
-        *out = outputs;
-        Ok(())
+        let batch = self.in_flight.pop_front().expect("a batch was submitted");
+        assert_eq!(ticket.0, batch.ticket, "tickets are collected in order");
+        *out = batch.outputs.unwrap_or_default();
+        self.call()
+    }
+
+    fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
+        self.call()?;
+        PageMove::check(moves, self.options.pages, self.options.host_pages)
     }
 
     fn probed(&self, _value: Value) -> Option<&[f32]> {
@@ -286,6 +508,17 @@ pub(crate) fn text(seed: u64, count: usize) -> Vec<TokenId> {
         .collect()
 }
 
+/// An image whose rows are made from `seed`.
+pub(crate) fn image(places: std::ops::Range<usize>, seed: u64) -> Media {
+    let values = 0..(places.len() * WIDTH) as u64;
+    Media {
+        rows: values.map(|i| mix(seed, i) as f32).collect(),
+        digest: u128::from(mix(seed, 3)).to_le_bytes(),
+        attention: MediaAttention::BothWays,
+        places,
+    }
+}
+
 /// Room for four sequences of 256 tokens, in batches of 64 rows.
 pub(crate) fn roomy(window: Option<usize>) -> (EngineConfig, ModelShape) {
     let config = EngineConfig::comfortable(256, 4, 64, shape(window));
@@ -295,6 +528,7 @@ pub(crate) fn roomy(window: Option<usize>) -> (EngineConfig, ModelShape) {
 pub(crate) fn shape(window: Option<usize>) -> ModelShape {
     ModelShape {
         vocab: VOCAB,
+        width: Some(WIDTH),
         window,
     }
 }
@@ -303,11 +537,8 @@ pub(crate) fn shape(window: Option<usize>) -> ModelShape {
 pub(crate) struct Bench {
     pub(crate) scheduler: Scheduler,
     pub(crate) executor: FakeExecutor,
-    pub(crate) limits: Limits,
     pub(crate) outputs: Outputs,
     submitted: u64,
-    /// A batch submitted before the one before it was collected.
-    ahead: Option<Ticket>,
 }
 
 impl Bench {
@@ -316,10 +547,8 @@ impl Bench {
         Bench {
             scheduler: Scheduler::new(limits.clone()),
             executor: FakeExecutor::new(&limits),
-            limits,
             outputs: Outputs::default(),
             submitted: 0,
-            ahead: None,
         }
     }
 
@@ -338,38 +567,6 @@ impl Bench {
         Some(rows)
     }
 
-    /// Whether a batch is under way that was submitted ahead.
-    pub(crate) fn is_ahead(&self) -> bool {
-        self.ahead.is_some()
-    }
-
-    /// Throws away what was submitted ahead.
-    pub(crate) fn forget_ahead(&mut self) {
-        if let Some(ticket) = self.ahead.take() {
-            let mut outputs = Outputs::default();
-            self.executor.collect(ticket, &mut outputs).unwrap();
-        }
-    }
-
-    /// As [`Bench::begin`], for the batch under way if there is one. If `on`, the batch after it is submitted as well, where the
-    /// scheduler knows it.
-    pub(crate) fn begin_ahead(&mut self, on: bool) -> bool {
-        let ticket = if let Some(ticket) = self.ahead.take() {
-            ticket
-        } else {
-            let Some(work) = self.scheduler.next() else {
-                return false;
-            };
-            self.executor.submit(&work.batch()).unwrap()
-        };
-        if on && let Some(work) = self.scheduler.ahead() {
-            let batch = work.batch();
-            self.ahead = Some(self.executor.submit_chained(&batch).unwrap());
-        }
-        self.executor.collect(ticket, &mut self.outputs).unwrap();
-        true
-    }
-
     /// A step's first half: the batch has run, but its results are not applied.
     pub(crate) fn begin(&mut self) -> Option<Vec<usize>> {
         let work = self.scheduler.next()?;
@@ -377,6 +574,11 @@ impl Bench {
         let ticket = self.executor.submit(&batch).unwrap();
         let rows = batch.runs.iter().map(|r| r.rows.len()).collect();
         drop(work);
+        let draws = self.scheduler.draws();
+        if !draws.is_empty() {
+            self.executor.draw(&ticket, &draws).unwrap();
+        }
+        drop(draws);
         self.executor.collect(ticket, &mut self.outputs).unwrap();
         Some(rows)
     }
@@ -458,10 +660,18 @@ impl Random {
         let shape = shape(window);
         let mut config =
             EngineConfig::comfortable(context, max_sequences, max_sequences + more_rows, shape);
-        let minimum = minimum_pages(context, shape);
+        if self.one_in(2) {
+            config.max_draft = self.within(1..=40);
+        }
+        let drafting = ModelShape {
+            window: window.map(|window| window + config.max_draft),
+            ..shape
+        };
+        let minimum = minimum_pages(context, drafting);
         if !self.one_in(4) {
             config.pages.full = self.within(2..=minimum.full + 4);
         }
+        config.pages.sliding = config.pages.sliding.max(minimum.sliding);
         if window.is_some() && !self.one_in(4) {
             config.pages.sliding = match self.within(0..=1) {
                 0 => minimum.sliding + self.within(0..=3),

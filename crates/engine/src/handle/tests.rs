@@ -1,13 +1,13 @@
 //! The engine with its thread, over the fake model. Tests that depend on when something happens hold the executor back
 //! before each batch instead of guessing times.
 
-use carat_model::backend::{Batch, Outputs, Ticket};
+use carat_model::backend::{Batch, Draw, Outputs, PageMove, Ticket};
 use carat_model::plan::Value;
 
 use super::*;
 use crate::core::{
     MissReason,
-    testing::{FakeExecutor, alone, request, roomy, text},
+    testing::{FakeExecutor, Lookahead, alone, request, roomy, text},
 };
 
 /// Asks before each batch whether and how to run it.
@@ -22,8 +22,20 @@ impl<F: FnMut(&Batch<'_>) -> Result<(), BackendError>> Executor for Guarded<F> {
         self.executor.submit(batch)
     }
 
+    fn draw(&mut self, ticket: &Ticket, draws: &[Draw<'_>]) -> Result<(), BackendError> {
+        self.executor.draw(ticket, draws)
+    }
+
+    fn lookahead(&self, ticket: &Ticket) -> bool {
+        self.executor.lookahead(ticket)
+    }
+
     fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
         self.executor.collect(ticket, out)
+    }
+
+    fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
+        self.executor.move_pages(moves)
     }
 
     fn probed(&self, _value: Value) -> Option<&[f32]> {
@@ -105,9 +117,13 @@ fn requests_from_many_threads_get_their_own_answers() {
 }
 
 #[test]
-fn chained_batches_give_the_same_answers_and_end_on_time() {
+fn batches_fed_ahead_give_the_same_answers_and_end_on_time() {
     let config = roomy(WINDOW).0;
-    let make = |limits: &Limits| Ok(Box::new(FakeExecutor::new(limits)) as Box<dyn Executor>);
+    let make = |limits: &Limits| {
+        let mut executor = FakeExecutor::new(limits);
+        executor.lookahead = Lookahead::Always;
+        Ok(Box::new(executor) as Box<dyn Executor>)
+    };
     let engine = EngineHandle::start_with(config, roomy(WINDOW).1, make).unwrap();
     thread::scope(|scope| {
         for n in 0..8 {

@@ -7,16 +7,23 @@ use crate::config::{Experts, LayerKind};
 /// All dimensions of a model, one field a fact, so that a test can change one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
+    /// Written into the file.
     pub name: String,
+    /// By layer.
     pub kinds: Vec<LayerKind>,
+    /// Width of the stream.
     pub dim: usize,
     /// FFN width of each layer.
     pub ffn: Vec<usize>,
+    /// Query heads.
     pub heads: usize,
+    /// Heads of keys and values.
     pub kv_heads: ByKind<usize>,
+    /// Width of a head.
     pub head_dim: ByKind<usize>,
     /// Positions a sliding layer sees, itself included.
     pub window: usize,
+    /// The most positions.
     pub context: usize,
     /// Layers at the end that read the keys and values of earlier ones.
     pub shared_kv_layers: usize,
@@ -24,20 +31,25 @@ pub struct Shape {
     pub ple: usize,
     /// What full-attention layers use as values; sliding ones always project their own.
     pub full_values: FullValues,
+    /// Facts of the experts, if there are any.
     pub experts: Option<Experts>,
     /// Bound of the final logits; 0 for none.
     pub softcap: f32,
+    /// Tokens there are.
     pub vocab: usize,
 }
 
 /// A fact that differs between sliding-window and full-attention layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByKind<T> {
+    /// Of sliding-window layers.
     pub sliding: T,
+    /// Of full-attention layers.
     pub full: T,
 }
 
 impl<T: Copy> ByKind<T> {
+    /// Of layers of this kind.
     pub fn get(self, kind: LayerKind) -> T {
         match kind {
             LayerKind::Sliding => self.sliding,
@@ -46,8 +58,10 @@ impl<T: Copy> ByKind<T> {
     }
 }
 
+/// Where full-attention layers take values from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FullValues {
+    /// A matrix of their own.
     Projected,
     /// The key projection before norm and rotation: there is no tensor for values.
     Keys,
@@ -67,6 +81,7 @@ impl Shape {
             .collect()
     }
 
+    /// Layers there are.
     pub fn layers(&self) -> usize {
         self.kinds.len()
     }

@@ -13,11 +13,13 @@ use super::shape::{FullValues, Shape};
 /// A tensor to write.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorPlan {
+    /// In the file.
     pub name: String,
     /// Fastest dimension first: `[columns, rows, …]`.
     pub shape: Vec<usize>,
     /// 0 for tensors that belong to no layer.
     pub layer: usize,
+    /// What it is for.
     pub role: Role,
     values: Values,
 }
@@ -27,14 +29,19 @@ pub struct TensorPlan {
 pub enum Role {
     /// Norm weights, scales, rotary divisors: F32 everywhere.
     Vector,
+    /// Rows by token.
     TokenEmbedding,
+    /// Per-layer rows by token.
     PleEmbedding,
     /// From the token embedding to all layers' inputs.
     PleProjection,
     /// Into and out of a layer's own small bottleneck.
     PleBottleneck,
+    /// Scores of experts.
     Router,
+    /// Values.
     AttentionV,
+    /// Back to the width of the stream.
     FfnDown,
     /// Any other matrix.
     Matrix,
@@ -51,6 +58,7 @@ enum Values {
 }
 
 impl TensorPlan {
+    /// Values of a row.
     pub fn columns(&self) -> usize {
         self.shape[0]
     }

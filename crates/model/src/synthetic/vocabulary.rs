@@ -54,7 +54,9 @@ const ENDINGS: usize = 500;
 /// Tokens, their types, and merges by rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Vocabulary {
+    /// As text, by id.
     pub tokens: Vec<String>,
+    /// As GGUF numbers them, by id.
     pub types: Vec<i32>,
     /// `left right`.
     pub merges: Vec<String>,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use anyhow::Result;
 use carat_model::{
     TokenId,
-    backend::{Batch, Executor, LaunchTime, Outputs, RowOutput, Run},
+    backend::{Batch, Draw, Executor, LaunchTime, Outputs, RowOutput, Run, token_feeds},
     kv::{PAGE_TOKENS, PageId, PerGroup},
     sampling::Sampling,
 };
@@ -70,7 +70,8 @@ impl<'a> Feeder<'a> {
     ) -> Result<Option<Vec<LaunchTime>>> {
         let position = self.sequences[0].history.len();
         let times = self.run(0..1, tokens, sampled, |executor, _, batch| {
-            Ok(executor.profile(batch)?)
+            let sampling = Sampling::greedy();
+            Ok(executor.profile(batch, &draws(&sampling, batch))?)
         });
         self.rewind(position);
         times
@@ -85,7 +86,7 @@ impl<'a> Feeder<'a> {
         work: impl FnOnce(&mut dyn Executor, &mut Outputs, &Batch<'_>) -> Result<R>,
     ) -> Result<R> {
         let rows = tokens.len() / sequences.len();
-        let sampling = Sampling::greedy();
+        let feeds = token_feeds(tokens);
         let mut runs = Vec::new();
         for (i, (sequence, tokens)) in self.sequences[sequences]
             .iter_mut()
@@ -102,13 +103,11 @@ impl<'a> Feeder<'a> {
                     sliding: sequence.pages.as_slice(),
                 },
                 sampled,
-                sampling: &sampling,
-                history: sequence.history.as_slice(),
-                output: RowOutput::Token,
+                visible_end: None,
             });
         }
         let batch = Batch {
-            tokens,
+            feeds: &feeds,
             runs: &runs,
         };
         work(self.executor, &mut self.outputs, &batch)
@@ -116,6 +115,20 @@ impl<'a> Feeder<'a> {
 }
 
 fn compute(executor: &mut dyn Executor, outputs: &mut Outputs, batch: &Batch<'_>) -> Result<()> {
+    let sampling = Sampling::greedy();
     let ticket = executor.submit(batch)?;
+    let draws = draws(&sampling, batch);
+    if !draws.is_empty() {
+        executor.draw(&ticket, &draws)?;
+    }
     Ok(executor.collect(ticket, outputs)?)
+}
+
+/// The likeliest token of every sampled row.
+fn draws<'a>(sampling: &'a Sampling, batch: &Batch<'_>) -> Vec<Draw<'a>> {
+    let draw = Draw {
+        output: RowOutput::Token,
+        ..Draw::logits(sampling)
+    };
+    vec![draw; batch.sampled_count()]
 }

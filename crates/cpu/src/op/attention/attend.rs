@@ -38,6 +38,8 @@ pub(crate) struct QuerySpan<'a> {
     pub(crate) position: usize,
     /// The sequence's pages in the slot's group.
     pub(crate) pages: &'a [PageId],
+    /// Per row, the position behind the last that it sees; `None` where each sees up to itself.
+    pub(crate) visible_end: Option<&'a [u32]>,
 }
 
 /// Memory for spreading KV splits over threads.
@@ -69,14 +71,16 @@ impl<'a> Attention<'a> {
         let block_rows = (BLOCK_QUERIES / gqa_group).max(1);
         let query_blocks = spans
             .flat_map(|span| {
-                span.rows
-                    .clone()
-                    .step_by(block_rows)
-                    .map(move |first| QuerySpan {
-                        rows: first..span.rows.end.min(first + block_rows),
-                        position: span.position + (first - span.rows.start),
+                span.rows.clone().step_by(block_rows).map(move |first| {
+                    let rows = first..span.rows.end.min(first + block_rows);
+                    let start = first - span.rows.start;
+                    QuerySpan {
+                        position: span.position + start,
                         pages: span.pages,
-                    })
+                        visible_end: span.visible_end.map(|e| &e[start..][..rows.len()]),
+                        rows,
+                    }
+                })
             })
             .collect();
         Attention {
@@ -225,16 +229,18 @@ impl<'a> Attention<'a> {
         self.queries_of(block) * (2 + self.kv.width)
     }
 
-    /// Positions a row sees.
-    fn visible(&self, position: usize) -> Range<usize> {
+    /// Positions that a row of a block sees.
+    fn visible(&self, block: &QuerySpan<'_>, row: usize) -> Range<usize> {
         let window = self.kv.spec.window.unwrap_or(usize::MAX);
-        (position + 1).saturating_sub(window)..position + 1
+        let own = block.position + row + 1;
+        let end = block.visible_end.map_or(own, |ends| ends[row] as usize);
+        own.saturating_sub(window)..end
     }
 
     /// Positions that any row of a block sees.
     fn visible_to_block(&self, block: &QuerySpan<'_>) -> Range<usize> {
-        let last = block.position + block.rows.len() - 1;
-        self.visible(block.position).start..self.visible(last).end
+        let ends = (0..block.rows.len()).map(|row| self.visible(block, row).end);
+        self.visible(block, 0).start..ends.max().unwrap_or(0)
     }
 
     /// KV splits that any row of a block sees.
@@ -288,7 +294,7 @@ impl<'a> Attention<'a> {
         }
 
         for i in 0..queries {
-            let visible = self.visible(block.position + i / self.gqa_group);
+            let visible = self.visible(block, i / self.gqa_group);
             let visible = visible.start.max(first)..visible.end.min(first + length);
             let scores = &mut scores[i * SPLIT_TOKENS..][..length];
             (partial.largest[i], partial.sums[i]) = if visible.is_empty() {

@@ -1,7 +1,6 @@
 use carat_model::{
-    backend::{Batch, KvGroup, KvType, PAGE_TOKENS, PageId, PerGroup, RowOutput, Run},
+    backend::{Batch, KvGroup, KvType, PAGE_TOKENS, PageId, PerGroup, Run},
     plan::SlotSpec,
-    sampling::Sampling,
 };
 
 use half::f16;
@@ -59,12 +58,10 @@ impl Sequence {
             position: positions.start,
             pages,
             sampled: 0,
-            sampling: &Sampling::greedy(),
-            history: &[],
-            output: RowOutput::Token,
+            visible_end: None,
         };
         let batch = Batch {
-            tokens: &[],
+            feeds: &[],
             runs: &[run],
         };
         let writes = kv::writes(&batch, |_| true);
@@ -92,6 +89,7 @@ impl Sequence {
                 rows: 0..end - start,
                 position: start,
                 pages: &self.pages,
+                visible_end: None,
             };
             let range = start * columns..end * columns;
             Attention::new(

@@ -111,7 +111,7 @@ fn reference(logits: &[f32], wish: &RowToSample<'_>) -> TokenId {
         position,
     } = *wish;
     let scratch = &mut sampling::Scratch::default();
-    sampling::sample(logits, sampling, history, position, scratch)
+    sampling::sample(logits, sampling, history, None, position, scratch)
 }
 
 /// The score that the draw compares, for a token whose logit nothing changes.

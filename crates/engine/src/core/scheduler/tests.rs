@@ -8,7 +8,10 @@ impl Scheduler {
     /// Everything the design promises, between steps.
     pub(crate) fn audit(&self) {
         let everyone = || self.running.iter().chain(&self.waiting);
-        assert!(everyone().all(|s| s.rows == 0 || self.in_step));
+        let number = |s: &Sequence| s.shares.iter().map(|share| share.step).collect::<Vec<_>>();
+        let under_way: Vec<u64> = self.steps.iter().map(|step| step.number).collect();
+        assert!(everyone().all(|s| number(s).iter().all(|n| under_way.contains(n))));
+        assert!(everyone().all(|s| !s.shares.is_empty() || s.fed == s.table.computed));
         assert!(
             everyone().is_sorted_by_key(|s| s.id),
             "older requests run first"
@@ -18,19 +21,29 @@ impl Scheduler {
         assert!(self.reserved_sliding() <= self.limits.config().pages.sliding);
         for sequence in &self.running {
             let held = sequence.table.pages.sliding.iter();
-            let held = held.filter(|p| **p != carat_model::kv::PageId::FREED);
-            assert!(held.count() <= self.reservation(sequence));
+            let held = held
+                .filter(|p| **p != carat_model::kv::PageId::FREED)
+                .count();
+            assert_eq!(held, sequence.table.held_sliding());
+            let is_settled = sequence.shares.is_empty();
+            assert!(!is_settled || held <= self.reservation(sequence));
         }
         self.kv.audit(self.running.iter().map(|s| &s.table));
     }
 
-    pub(crate) fn audit_contents(&self, executor: &FakeExecutor) {
-        self.kv.audit_contents(executor);
+    pub(crate) fn audit_contents(&self, executor: &FakeExecutor, has_media: bool) {
+        self.kv.audit_contents(executor, has_media);
     }
 
-    /// The rows of each running sequence in the step under way.
-    pub(crate) fn scheduled(&self) -> impl Iterator<Item = (RequestId, usize)> {
-        self.running.iter().map(|s| (s.id, s.rows))
+    /// Sequences that could be given a draft now, with their tokens.
+    pub(crate) fn draftable(&self) -> Vec<(RequestId, Vec<TokenId>)> {
+        let settled = self
+            .running
+            .iter()
+            .filter(|s| s.drafts && s.shares.is_empty());
+        settled
+            .map(|s| (s.id, s.content().tokens.to_vec()))
+            .collect()
     }
 }
 

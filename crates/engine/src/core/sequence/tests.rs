@@ -3,7 +3,7 @@ use crate::core::testing::{request, text};
 
 fn sequence(request: Request) -> Sequence {
     let limit = request.prompt.len() + request.max_tokens.unwrap();
-    Sequence::new(RequestId(1), request, limit)
+    Sequence::new(RequestId(1), request, limit, true)
 }
 
 #[test]
@@ -29,12 +29,82 @@ fn stop_tokens_are_ordinary_when_ignored() {
     assert_eq!(sequence(asked).push(7), None);
 }
 
+/// Sampled rows, and what the rows are fed.
+fn last_run(sequence: &Sequence) -> (usize, Vec<Feed<'_>>) {
+    let feeds: Vec<Feed<'_>> = sequence.feeds().collect();
+    (sequence.run(0..feeds.len(), None).sampled, feeds)
+}
+
+fn result(token: TokenId) -> RowResult {
+    RowResult {
+        token,
+        ..RowResult::default()
+    }
+}
+
 #[test]
 fn only_the_step_that_feeds_the_last_token_samples() {
     let mut sequence = sequence(request(text(1, 5), 2));
-    sequence.rows = 4;
-    assert_eq!(sequence.run(0..4).sampled, 0);
-    sequence.rows = 5;
-    assert_eq!(sequence.run(3..8).sampled, 1);
-    assert_eq!(sequence.run(3..8).history, text(1, 5));
+    sequence.enter(1, 4);
+    assert_eq!(last_run(&sequence).0, 0);
+    sequence.enter(2, 1);
+    assert_eq!(last_run(&sequence), (1, vec![Feed::Token(text(1, 5)[4])]));
+    let draws: Vec<_> = sequence.draws(&mut [].iter()).collect();
+    assert_eq!(draws[0].1.history, text(1, 5));
+}
+
+#[test]
+fn the_row_after_a_step_is_fed_what_that_samples_unless_it_is_the_last() {
+    let mut sequence = sequence(request(text(1, 5), 2));
+    sequence.enter(1, 5);
+    sequence.shares[0].first_result = 3;
+    assert_eq!(sequence.ready(), 1);
+    sequence.enter(2, 1);
+    assert_eq!(last_run(&sequence), (1, vec![Feed::Sampled(3)]));
+    let share = sequence.shares.pop_front().unwrap();
+    assert_eq!(sequence.take(&share, &[result(7)]), (5, 1, None));
+    // The second token is the last.
+    assert_eq!(sequence.ready(), 0);
+}
+
+#[test]
+fn a_draft_is_kept_as_far_as_it_is_drawn() {
+    let mut asked = request(text(1, 5), 20);
+    asked.drafts = true;
+    for (results, kept) in [
+        ([7, 8, 9, 4], 4),
+        ([7, 8, 1, 9], 3),
+        ([7, 1, 9, 9], 2),
+        ([1, 8, 9, 9], 1),
+    ] {
+        let mut sequence = sequence(asked.clone());
+        sequence.draft(&[7, 8, 9], 8, 50);
+        sequence.enter(1, 5);
+        let (sampled, feeds) = last_run(&sequence);
+        assert_eq!((sampled, feeds.len()), (4, 8));
+        let histories: Vec<usize> = (sequence.draws(&mut [].iter()))
+            .map(|(_, draw)| draw.history.len())
+            .collect();
+        assert_eq!(histories, [5, 6, 7, 8]);
+        let share = sequence.shares.pop_front().unwrap();
+        let taken = sequence.take(&share, &results.map(result));
+        // Each token that was right is computed; the last one taken never is.
+        assert_eq!(taken, (5 + kept - 1, kept, None), "{results:?}");
+        assert_eq!(sequence.known(), 5 + kept);
+    }
+}
+
+#[test]
+fn a_draft_ends_where_it_cannot_come_to_be() {
+    let mut asked = request(text(1, 5), 4);
+    asked.stop_tokens = vec![9];
+    let drafted = |draft: &[TokenId], most: usize| {
+        let mut sequence = sequence(asked.clone());
+        sequence.draft(draft, most, 50);
+        sequence.drafted()
+    };
+    assert_eq!(drafted(&[1, 2, 3, 4, 5], 8), 3, "the limit");
+    assert_eq!(drafted(&[1, 2, 3], 2), 2, "the most that is verified");
+    assert_eq!(drafted(&[1, 9, 3], 8), 2, "a stop token");
+    assert_eq!(drafted(&[1, 50, 3], 8), 1, "no token");
 }

@@ -1,0 +1,113 @@
+//! The order of work between scheduler and executor, for whoever runs them: a thread, or a test.
+//!
+//! Where the executor looks ahead, two batches are in flight: while the device computes the later, the results of the earlier are
+//! applied, the later is drawn with all tokens before it known, and the one after it is submitted, fed by what that draw gives.
+//! Only then does the caller hand results on. So the device never waits for the host, and no token waits for a batch that it is
+//! no part of: where the executor does not look ahead, nothing is submitted until results have been handed on.
+
+use std::collections::VecDeque;
+
+use carat_model::backend::{BackendError, Executor, Outputs, Ticket};
+
+use super::Scheduler;
+
+/// A scheduler and the executor that its steps run on.
+pub struct Pipeline<E> {
+    scheduler: Scheduler,
+    executor: E,
+    /// Of batches in flight, the oldest first: at most two.
+    tickets: VecDeque<Ticket>,
+    outputs: Outputs,
+}
+
+impl<E: Executor> Pipeline<E> {
+    /// With nothing in flight.
+    pub fn new(scheduler: Scheduler, executor: E) -> Pipeline<E> {
+        Pipeline {
+            scheduler,
+            executor,
+            tickets: VecDeque::new(),
+            outputs: Outputs::default(),
+        }
+    }
+
+    /// To submit, cancel and propose, and for updates.
+    pub fn scheduler(&mut self) -> &mut Scheduler {
+        &mut self.scheduler
+    }
+
+    /// What runs the batches.
+    pub fn executor(&mut self) -> &mut E {
+        &mut self.executor
+    }
+
+    /// Results of the step completed last, to which [`Update::Token`](super::Update) refers, and all that has happened.
+    pub fn results(&mut self) -> (&mut Outputs, impl Iterator<Item = super::Update>) {
+        (&mut self.outputs, self.scheduler.updates())
+    }
+
+    /// Whether there is neither a request nor a batch.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_idle() && self.tickets.is_empty()
+    }
+
+    /// Completes one step, and hands the next to the executor where that looks ahead. `false` if there is nothing to do. After an
+    /// error, [`Pipeline::give_up`].
+    pub fn step(&mut self) -> Result<bool, BackendError> {
+        if self.tickets.is_empty() {
+            if !self.submit()? {
+                return Ok(false);
+            }
+            self.draw_and_look_ahead()?;
+        }
+        let Some(ticket) = self.tickets.pop_front() else {
+            return Ok(false);
+        };
+        self.executor.collect(ticket, &mut self.outputs)?;
+        self.scheduler.apply(&self.outputs);
+        if !self.tickets.is_empty() {
+            self.draw_and_look_ahead()?;
+        }
+        Ok(true)
+    }
+
+    /// Ends the requests that have rows in flight, after a failure. What is in flight is waited for, whatever becomes of it: the
+    /// pages it writes are given to others.
+    pub fn give_up(&mut self) {
+        let mut nobodys = Outputs::default();
+        for ticket in self.tickets.drain(..) {
+            // It failed, or belongs to requests that end here.
+            let _ = self.executor.collect(ticket, &mut nobodys);
+        }
+        self.scheduler.abandon();
+    }
+
+    /// Submits the next step, if there is one.
+    fn submit(&mut self) -> Result<bool, BackendError> {
+        let Some(work) = self.scheduler.next() else {
+            return Ok(false);
+        };
+        let batch = work.batch();
+        tracing::trace!(rows = batch.feeds.len(), runs = batch.runs.len(), "step");
+        self.tickets.push_back(self.executor.submit(&batch)?);
+        Ok(true)
+    }
+
+    /// Draws the only batch in flight, and submits the one after it.
+    fn draw_and_look_ahead(&mut self) -> Result<(), BackendError> {
+        let Some(ticket) = self.tickets.back() else {
+            return Ok(());
+        };
+        let draws = self.scheduler.draws();
+        if !draws.is_empty() {
+            self.executor.draw(ticket, &draws)?;
+        }
+        if self.executor.lookahead(ticket) {
+            self.submit()?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,258 @@
+use carat_model::{TokenId, sampling::Sampling};
+
+use super::*;
+use crate::{
+    Limits,
+    core::{
+        FinishReason, Request, RequestId, Update,
+        testing::{FakeConstraint, FakeExecutor, Lookahead, alone, image, request, roomy, text},
+    },
+};
+
+impl Pipeline<FakeExecutor> {
+    pub(crate) fn audit_contents(&self, has_media: bool) {
+        self.scheduler.audit_contents(&self.executor, has_media);
+    }
+}
+
+const WINDOW: Option<usize> = Some(64);
+
+fn pipeline(lookahead: Lookahead) -> Pipeline<FakeExecutor> {
+    let (mut config, shape) = roomy(WINDOW);
+    config.max_draft = 4;
+    let limits = Limits::new(config, shape).unwrap();
+    let mut executor = FakeExecutor::new(&limits);
+    executor.lookahead = lookahead;
+    Pipeline::new(Scheduler::new(limits), executor)
+}
+
+fn submit(pipeline: &mut Pipeline<FakeExecutor>, id: u64, request: &Request) {
+    let scheduler = pipeline.scheduler();
+    scheduler.submit(RequestId(id), request.clone()).unwrap();
+}
+
+/// The tokens that came of one step, and who finished.
+fn step(pipeline: &mut Pipeline<FakeExecutor>) -> (Vec<(u64, TokenId)>, Vec<u64>) {
+    pipeline.step().unwrap();
+    pipeline.scheduler.audit();
+    let (outputs, updates) = pipeline.results();
+    let (mut tokens, mut finished) = (Vec::new(), Vec::new());
+    for update in updates {
+        match update {
+            Update::Token { id, row } => tokens.push((id.0, outputs.rows[row].token)),
+            Update::Forced { id, token } => tokens.push((id.0, token)),
+            Update::Finished { id, .. } => finished.push(id.0),
+            Update::Started { .. } | Update::Abandoned { .. } => {}
+        }
+    }
+    (tokens, finished)
+}
+
+fn answers(pipeline: &mut Pipeline<FakeExecutor>, count: u64) -> Vec<Vec<TokenId>> {
+    let mut answers = vec![Vec::new(); count as usize];
+    while !pipeline.is_idle() {
+        for (id, token) in step(pipeline).0 {
+            answers[id as usize - 1].push(token);
+        }
+    }
+    answers
+}
+
+fn penalized(n: u64) -> Request {
+    let mut asked = request(text(n, 20), 30);
+    asked.sampling = Sampling {
+        presence_penalty: 1.0,
+        penalty_window: 10,
+        ..Sampling::greedy()
+    };
+    asked
+}
+
+#[test]
+fn steps_ahead_are_drawn_with_every_token_before_them_known() {
+    let mut pipeline = pipeline(Lookahead::Always);
+    let mut asked: Vec<Request> = (1..=3).map(penalized).collect();
+    asked[1].logprobs = Some(2);
+    asked[2].constraint = Some(FakeConstraint::source(1, 0));
+    for (id, request) in (1..).zip(&asked) {
+        submit(&mut pipeline, id, request);
+    }
+    let found = answers(&mut pipeline, 3);
+    for (found, asked) in found.iter().zip(&asked) {
+        assert_eq!(found, &alone(asked, 50, WINDOW).0);
+    }
+    // Every step but the first was submitted while another was in flight.
+    assert!(
+        pipeline.executor().ahead >= 29,
+        "{}",
+        pipeline.executor().ahead
+    );
+}
+
+#[test]
+fn who_waits_is_admitted_while_batches_are_fed_ahead() {
+    let mut pipeline = pipeline(Lookahead::Always);
+    submit(&mut pipeline, 1, &request(text(1, 20), 200));
+    for _ in 0..5 {
+        step(&mut pipeline);
+    }
+    submit(&mut pipeline, 2, &request(text(2, 20), 3));
+    // It is in the batch submitted next; the one in flight and its own pass before its first token.
+    let mut tokens = Vec::new();
+    for _ in 0..3 {
+        tokens.extend(step(&mut pipeline).0);
+    }
+    assert!(tokens.iter().any(|(id, _)| *id == 2), "{tokens:?}");
+    assert!(pipeline.executor().ahead >= 7);
+}
+
+#[test]
+fn prompts_go_on_while_batches_are_fed_ahead() {
+    let mut pipeline = pipeline(Lookahead::Always);
+    submit(&mut pipeline, 1, &request(text(1, 20), 60));
+    step(&mut pipeline);
+    submit(&mut pipeline, 2, &request(text(2, 200), 3));
+    let before = pipeline.executor().ahead;
+    for done in 1..=6 {
+        step(&mut pipeline);
+        assert_eq!(pipeline.executor().ahead, before + done);
+    }
+}
+
+#[test]
+fn what_the_host_draws_comes_no_step_later() {
+    for lookahead in [Lookahead::Never, Lookahead::Mostly] {
+        let mut pipeline = pipeline(lookahead);
+        let asked = request(text(1, 20), 40);
+        submit(&mut pipeline, 1, &asked);
+        for done in 1..=40 {
+            let (tokens, _) = step(&mut pipeline);
+            assert_eq!(tokens.len(), 1);
+            // Nothing has been computed that was not collected, unless it was ahead.
+            let ahead = pipeline.executor().in_flight();
+            assert!(lookahead == Lookahead::Mostly || ahead == 0, "step {done}");
+        }
+    }
+}
+
+#[test]
+fn a_failure_leaves_nothing_in_flight_and_others_go_on() {
+    for call in 1..=12 {
+        for lookahead in [Lookahead::Never, Lookahead::Always] {
+            let mut pipeline = pipeline(lookahead);
+            submit(&mut pipeline, 1, &request(text(1, 100), 20));
+            pipeline.executor().fails_in = call + 1;
+            while pipeline.step().is_ok() {}
+            pipeline.give_up();
+            assert_eq!(pipeline.executor().in_flight(), 0, "call {call}");
+            let lost = pipeline.scheduler().updates();
+            let lost = lost.filter(|u| matches!(u, Update::Abandoned { .. }));
+            assert_eq!(lost.count(), 1, "call {call}");
+            pipeline.scheduler.audit();
+            let asked = request(text(1, 100), 20);
+            submit(&mut pipeline, 2, &asked);
+            let found = answers(&mut pipeline, 2);
+            assert_eq!(found[1], alone(&asked, 120, WINDOW).0);
+        }
+    }
+}
+
+#[test]
+fn forced_tokens_are_fed_and_not_sampled() {
+    for lookahead in [Lookahead::Never, Lookahead::Always] {
+        let mut pipeline = pipeline(lookahead);
+        // Half of all states force a token, which is hardly ever the one that would be drawn.
+        let asked: Vec<Request> = (0..4)
+            .map(|n| Request {
+                constraint: Some(FakeConstraint::source(n, 8)),
+                ..request(text(n, 30), 100)
+            })
+            .collect();
+        for (id, request) in (1..).zip(&asked) {
+            submit(&mut pipeline, id, request);
+        }
+        let mut steps = 0;
+        let mut found = vec![Vec::new(); 4];
+        while !pipeline.is_idle() {
+            for (id, token) in step(&mut pipeline).0 {
+                found[id as usize - 1].push(token);
+            }
+            steps += 1;
+        }
+        for (found, asked) in found.iter().zip(&asked) {
+            assert_eq!(found, &alone(asked, 130, WINDOW).0);
+        }
+        let longest = found.iter().map(Vec::len).max().unwrap();
+        assert!(steps < longest, "{steps} steps for {longest} tokens");
+    }
+}
+
+#[test]
+fn a_draft_that_is_right_saves_steps_and_a_wrong_one_changes_nothing() {
+    for (right, most_steps) in [(true, 12), (false, 40)] {
+        let mut pipeline = pipeline(Lookahead::Always);
+        let asked = Request {
+            drafts: true,
+            ..request(text(1, 30), 40)
+        };
+        let (expected, _) = alone(&asked, 70, WINDOW);
+        submit(&mut pipeline, 1, &asked);
+        let (mut found, mut steps) = (Vec::new(), 0);
+        while !pipeline.is_idle() {
+            let next = &expected[found.len()..];
+            let draft: Vec<TokenId> = next
+                .iter()
+                .take(4)
+                .map(|t| if right { *t } else { (t + 1) % 50 })
+                .collect();
+            pipeline.scheduler().propose(RequestId(1), &draft);
+            found.extend(step(&mut pipeline).0.into_iter().map(|(_, t)| t));
+            steps += 1;
+        }
+        assert_eq!(found, expected);
+        assert!(steps <= most_steps, "{steps}");
+    }
+}
+
+#[test]
+fn a_constraint_without_a_way_on_ends_the_request() {
+    let mut pipeline = pipeline(Lookahead::Always);
+    let mut ends = 0;
+    for n in 0..60 {
+        let asked = Request {
+            constraint: Some(FakeConstraint::source(n, 0)),
+            ..request(text(n, 10), 100)
+        };
+        submit(&mut pipeline, n + 1, &asked);
+        let (answer, reason) = alone(&asked, 110, WINDOW);
+        ends += usize::from(reason == FinishReason::DeadEnd);
+        let mut found = Vec::new();
+        while !pipeline.is_idle() {
+            found.extend(step(&mut pipeline).0.into_iter().map(|(_, t)| t));
+        }
+        assert_eq!(found, answer);
+    }
+    assert!(ends > 5, "{ends}");
+}
+
+#[test]
+fn an_image_is_in_one_batch_whatever_stands_around_it() {
+    for lookahead in [Lookahead::Never, Lookahead::Always] {
+        let mut pipeline = pipeline(lookahead);
+        // Chunks of 64 rows, and at times of half of that, would end within them.
+        let asked: Vec<Request> = (1..=3)
+            .map(|n| {
+                let mut asked = request(text(n, 200), 5);
+                asked.media = vec![image(40..90, n), image(91..130, n + 1)];
+                asked
+            })
+            .collect();
+        for (id, request) in (1..).zip(&asked) {
+            submit(&mut pipeline, id, request);
+        }
+        let found = answers(&mut pipeline, 3);
+        for (found, asked) in found.iter().zip(&asked) {
+            assert_eq!(found, &alone(asked, 205, WINDOW).0);
+        }
+    }
+}
