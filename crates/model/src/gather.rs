@@ -8,6 +8,7 @@ use crate::plan::{Labelled, Plan, Step, Value};
 
 impl Plan {
     /// The same plan with every product beside the first one of its input; of several, the one with most outputs first.
+    #[must_use]
     pub fn with_products_gathered(&self) -> Plan {
         let mut steps: Vec<Labelled> = Vec::with_capacity(self.steps.len());
         for step in &self.steps {
