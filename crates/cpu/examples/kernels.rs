@@ -87,7 +87,7 @@ fn best(mut run: impl FnMut()) -> Duration {
     best
 }
 
-/// What a plain loop over memory reaches on the same threads.
+/// The speed of a plain loop over memory on the same threads.
 fn read_bound(threads: usize) {
     let data = vec![3u64; STREAMED_BYTES / 8];
     let time = best(|| {

@@ -1,10 +1,10 @@
-//! How much memory there is: the machine's, or the share its control group allows.
+//! Free memory: the machine's, or the share its control group allows.
 
 use std::fs;
 
 use carat_model::backend::Memory;
 
-/// What this process may use, as far as the system tells.
+/// Memory that this process may use, as far as the system tells.
 pub(crate) fn available() -> Option<Memory> {
     let machine = parse_meminfo(&fs::read_to_string("/proc/meminfo").ok()?)?;
     let group = |name: &str| -> Option<u64> {

@@ -1,4 +1,4 @@
-//! What a roofline is measured with: reads and multiply-adds with nothing else around them.
+//! The bodies a roofline is measured with: reads and multiply-adds with nothing else around them.
 
 use std::hint::black_box;
 

@@ -166,7 +166,7 @@ struct Permutation {
     inverse: Vec<usize>,
     /// The row of each pair in that order.
     rows: Vec<usize>,
-    /// Where the pairs of each group begin, and where the last ends.
+    /// Starts of the pairs of each group, and the end of the last.
     row_bounds: Vec<usize>,
     groups: Vec<ExpertGroup>,
 }

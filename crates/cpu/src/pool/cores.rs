@@ -1,4 +1,4 @@
-//! Which cores this process may run on, and how a worker stays on one.
+//! Cores that this process may run on, and pinning a worker to one.
 #![cfg_attr(
     target_os = "linux",
     expect(unsafe_code, reason = "the system's sets of cores are C structures")

@@ -533,7 +533,7 @@ fn quarter_sums([a, b, c, d]: [__m512i; 4]) -> __m512i {
     })
 }
 
-/// How sixteen F16 that stand a stride apart come together: windows of 64 bytes hold several each, and each window is read
+/// Gathering of sixteen F16 that stand a stride apart: windows of 64 bytes hold several each, and each window is read
 /// one F16 further to the left than the one before, so that all find their own lane in one register.
 struct Order {
     in_window: usize,

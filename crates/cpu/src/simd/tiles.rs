@@ -32,7 +32,7 @@ impl Totals {
 /// Int8 products that may be in flight at once.
 pub(crate) const IN_FLIGHT: usize = 4;
 
-/// What a product adds to.
+/// Initial value of a product's sums.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Accumulate {
     FromZero,
@@ -49,7 +49,7 @@ pub(crate) trait Tiles {
     /// Multiplies `M` by `N` tiles, one or two each, step after step. A right tile meets as many left ones in a row as
     /// there are more of those. `sums` has `16 M` rows of `16 N`.
     ///
-    /// Within a tile, the even and the odd values are summed apart, each with one rounding a value, then added to each
+    /// Within a tile, the even and the odd values are summed apart, each with one rounding per value, then added to each
     /// other and to the sum. Numbers too small to be normal count as zero.
     fn multiply<const M: usize, const N: usize>(
         &mut self,
@@ -89,7 +89,7 @@ pub(crate) trait Tiles {
     fn widen_pair(units: &Line, pair: usize) -> [<Self::Vectors as Simd>::Floats; 2];
 }
 
-/// Where the row of a right line stands among the units of [`Tiles::widen_pair`].
+/// Position of a right line's row among the units of [`Tiles::widen_pair`].
 pub(crate) const fn unit_of_row(row: usize) -> usize {
     row % 8 / 2 * 4 + row / 8 * 2 + row % 2
 }

@@ -100,7 +100,7 @@ pub(crate) trait Simd: Copy + 'static {
     /// Sixty-four bytes, signed or unsigned as the operation says.
     type Bytes: Copy;
 
-    /// What [`Simd::dot_prepared`] adds to each product for every unit of `x`: it may shift codes to be unsigned.
+    /// Excess of [`Simd::dot_prepared`] for every unit of `x`: it may shift codes to be unsigned.
     const SIGNED_OFFSET: i32;
     /// Thirty-two registers of sixteen lanes, so kernels may hold larger tiles.
     const WIDE: bool;

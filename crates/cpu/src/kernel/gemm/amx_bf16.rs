@@ -224,7 +224,7 @@ fn fill<T: Tiles, F: Format>(
     }
 }
 
-/// What unsigned codes exceed the weights' codes by.
+/// Excess of unsigned codes over the weights' codes.
 #[inline(always)]
 fn offset<F: Format>() -> f32 {
     match F::CODING {

@@ -1,5 +1,5 @@
-//! Which kernel multiplies rows of a batch with a weight matrix: one pure function of the weight format, the rows and the
-//! instruction set.
+//! The choice of the kernel that multiplies rows of a batch with a weight matrix: one pure function of the weight format, the
+//! rows and the instruction set.
 //!
 //! All but [`KernelChoice::AmxBf16`] give the same bits, so choosing among them is free. BF16 has results of its own: there
 //! the class of the whole batch decides, and never how many of its rows chose an expert.
@@ -9,7 +9,7 @@ use carat_gguf::QuantType;
 use super::{amx_int8, gemv, gemv_transposed, row_class::RowClass};
 use crate::kernel::isa::Isa;
 
-/// What the choice needs to know about a weight matrix.
+/// Facts about a weight matrix that the choice depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WeightFormat {
     pub(crate) quant: QuantType,

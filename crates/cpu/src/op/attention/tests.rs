@@ -161,7 +161,7 @@ impl Sequence {
     }
 }
 
-/// How far from the definition each type may be. A code of Q8_0 is off by 0.29 steps on average (their root mean square), a
+/// Largest distance of each type from the definition. A code of Q8_0 is off by 0.29 steps on average (their root mean square), a
 /// step is a 127th of the largest of 32 values, and that is 2 to 3 times their own root mean square.
 const BOUNDS: [(KvType, f64); 2] = [(KvType::F16, 1e-3), (KvType::Q8_0, 1e-2)];
 

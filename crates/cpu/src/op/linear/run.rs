@@ -74,7 +74,7 @@ pub(crate) fn run(products: &[Product<'_>], workers: &mut Workers, outs: &mut [&
 struct TiledProduct<'a> {
     product: &'a Product<'a>,
     tiling: Tiling,
-    /// Which arrangement of its rows it meets in int8 tiles.
+    /// Index of the arrangement of its rows that it meets in int8 tiles.
     column_sets: Option<usize>,
 }
 
