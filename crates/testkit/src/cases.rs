@@ -372,14 +372,21 @@ fn attention() -> impl Iterator<Item = Case> {
     let both_ways = [
         (
             (8, 1, 64, Some(33), 120, 17),
-            vec![3..20, 40..47, 47..50, 60..110],
+            vec![(3, 20), (40, 47), (47, 50), (60, 110)],
         ),
-        ((4, 2, 32, Some(8), 90, 90), vec![1..30, 31..32, 40..75]),
-        ((8, 2, 256, Some(64), 130, 1), vec![5..12, 30..35, 100..110]),
-        ((4, 4, 32, None, 70, 9), vec![10..40]),
-        ((4, 2, 32, Some(200), 300, 64), vec![100..260]),
+        (
+            (4, 2, 32, Some(8), 90, 90),
+            vec![(1, 30), (31, 32), (40, 75)],
+        ),
+        (
+            (8, 2, 256, Some(64), 130, 1),
+            vec![(5, 12), (30, 35), (100, 110)],
+        ),
+        ((4, 4, 32, None, 70, 9), vec![(10, 40)]),
+        ((4, 2, 32, Some(200), 300, 64), vec![(100, 260)]),
     ];
     let both_ways = both_ways.map(|(shape, spans)| {
+        let spans: Vec<_> = spans.into_iter().map(|(start, end)| start..end).collect();
         let case = attention_case(shape).with_spans(&spans);
         Case {
             name: case.name.replace("attend/", "attend_both_ways/"),

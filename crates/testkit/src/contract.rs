@@ -77,8 +77,13 @@ struct Session {
     outputs: Outputs,
 }
 
-fn text(error: impl ToString) -> String {
-    error.to_string()
+/// Pages of the `index`th sequence of four.
+fn pages(index: u32) -> PerGroup<Vec<PageId>> {
+    let place = |page: u32| page * 4 + index;
+    PerGroup {
+        full: (0..3).map(|p| PageId(place(p))).collect(),
+        sliding: (0..3).map(|p| PageId(12 - place(p))).collect(),
+    }
 }
 
 impl Session {
@@ -103,7 +108,7 @@ impl Session {
         };
         let executor = backend
             .compile(&plan, Arc::clone(&model.weights), &options)
-            .map_err(text)?;
+            .map_err(|error| error.to_string())?;
         Ok(Session {
             model,
             plan,
@@ -117,15 +122,6 @@ impl Session {
         let mut random = SplitMix64::new(seed);
         let token = |_| random.below(self.plan.vocab()) as TokenId;
         (0..count).map(token).collect()
-    }
-
-    /// Pages of the `index`th sequence of four.
-    fn pages(&self, index: u32) -> PerGroup<Vec<PageId>> {
-        let place = |page: u32| page * 4 + index;
-        PerGroup {
-            full: (0..3).map(|p| PageId(place(p))).collect(),
-            sliding: (0..3).map(|p| PageId(12 - place(p))).collect(),
-        }
     }
 
     /// Runs one sequence's next rows; returns the logits of the last `sampled`.
@@ -149,7 +145,10 @@ impl Session {
             runs: &[run],
         };
         let sampling = Sampling::greedy();
-        let ticket = self.executor.submit(&batch).map_err(text)?;
+        let ticket = self
+            .executor
+            .submit(&batch)
+            .map_err(|error| error.to_string())?;
         let draws = vec![Draw::logits(&sampling); sampled];
         self.draw_and_collect(ticket, &draws)?;
         Ok(self.outputs.rows.iter().map(|r| r.logits.clone()).collect())
@@ -157,10 +156,12 @@ impl Session {
 
     fn draw_and_collect(&mut self, ticket: Ticket, draws: &[Draw<'_>]) -> Checked {
         if !draws.is_empty() {
-            self.executor.draw(&ticket, draws).map_err(text)?;
+            self.executor
+                .draw(&ticket, draws)
+                .map_err(|error| error.to_string())?;
         }
         let collected = self.executor.collect(ticket, &mut self.outputs);
-        collected.map_err(text)
+        collected.map_err(|error| error.to_string())
     }
 
     fn drawn(&self) -> Vec<TokenId> {
@@ -210,7 +211,7 @@ fn fed_by_samples(backend: &dyn Backend) -> Checked {
             let mut session = Session::new(backend, variant)?;
             let prompts: Vec<Vec<TokenId>> =
                 (0..4).map(|n| session.tokens(n, 5 + n as usize)).collect();
-            let pages: Vec<_> = (0..4).map(|n| session.pages(n)).collect();
+            let pages: Vec<_> = (0..4).map(pages).collect();
             let sampling = Sampling {
                 seed: 3,
                 ..Sampling::default()
@@ -237,9 +238,15 @@ fn fed_by_samples(backend: &dyn Backend) -> Checked {
                     run(11..18, 2, 0, 1),
                 ],
             };
-            let before = session.executor.submit(&batch).map_err(text)?;
+            let before = session
+                .executor
+                .submit(&batch)
+                .map_err(|error| error.to_string())?;
             let draws = [0, 1, 2].map(|n| draw(&prompts[n]));
-            session.executor.draw(&before, &draws).map_err(text)?;
+            session
+                .executor
+                .draw(&before, &draws)
+                .map_err(|error| error.to_string())?;
             let mut before = Some(before);
             // The second has left; the third comes before the first, around the fourth's prompt.
             let mut feeds = vec![Feed::Sampled(2)];
@@ -248,7 +255,7 @@ fn fed_by_samples(backend: &dyn Backend) -> Checked {
             if !ahead {
                 let ticket = before.take().expect("put there above");
                 let collected = session.executor.collect(ticket, &mut session.outputs);
-                collected.map_err(text)?;
+                collected.map_err(|error| error.to_string())?;
                 let tokens = session.drawn();
                 for feed in &mut feeds {
                     *feed = Feed::Token(feed.resolve(&tokens));
@@ -263,10 +270,13 @@ fn fed_by_samples(backend: &dyn Backend) -> Checked {
                     run(last..last + 1, 0, 5, 1),
                 ],
             };
-            let after = session.executor.submit(&batch).map_err(text)?;
+            let after = session
+                .executor
+                .submit(&batch)
+                .map_err(|error| error.to_string())?;
             if let Some(before) = before {
                 let collected = session.executor.collect(before, &mut session.outputs);
-                collected.map_err(text)?;
+                collected.map_err(|error| error.to_string())?;
             }
             let tokens = session.drawn();
             let histories = [
@@ -318,7 +328,7 @@ fn masked_draws(backend: &dyn Backend) -> Checked {
     let mut random = SplitMix64::new(9);
     for round in 0..12 {
         let tokens = session.tokens(round, settings.len());
-        let pages = session.pages(0);
+        let pages = pages(0);
         let feeds = token_feeds(&tokens);
         let logits = session.feed(&pages, 0, &feeds, settings.len(), None)?;
         // None, one, a few, half of the tokens, and all but the likeliest.
@@ -369,7 +379,10 @@ fn masked_draws(backend: &dyn Backend) -> Checked {
                 },
             })
             .collect();
-        let ticket = session.executor.submit(&batch).map_err(text)?;
+        let ticket = session
+            .executor
+            .submit(&batch)
+            .map_err(|error| error.to_string())?;
         session.draw_and_collect(ticket, &draws)?;
         let mut scratch = Scratch::default();
         for (r, draw) in draws.iter().enumerate() {
@@ -388,7 +401,7 @@ fn rollback(backend: &dyn Backend) -> Checked {
         let mut session = Session::new(backend, variant)?;
         let tokens = session.tokens(1, 70);
         let wrong = session.tokens(2, 4);
-        let pages = session.pages(1);
+        let pages = pages(1);
         let feeds = token_feeds(&tokens);
         session.feed(&pages, 0, &feeds[..62], 0, None)?;
         let plain = session.feed(&pages, 62, &feeds[62..66], 4, None)?;
@@ -411,8 +424,8 @@ fn saved_pages(backend: &dyn Backend) -> Checked {
         let mut session = Session::new(backend, variant)?;
         let (tokens, other) = (session.tokens(1, 71), session.tokens(2, 90));
         let (feeds, others) = (token_feeds(&tokens), token_feeds(&other));
-        let (pages, elsewhere) = (session.pages(2), session.pages(3));
-        session.feed(&pages, 0, &feeds[..70], 0, None)?;
+        let (table, elsewhere) = (pages(2), pages(3));
+        session.feed(&table, 0, &feeds[..70], 0, None)?;
         let save = |group, table: &[PageId]| {
             let to = [4, 0, 2].map(HostPageId);
             let each = table.iter().zip(to);
@@ -434,19 +447,19 @@ fn saved_pages(backend: &dyn Backend) -> Checked {
         };
         session
             .executor
-            .move_pages(&moves(&save, &pages))
-            .map_err(text)?;
-        let expected = session.feed(&pages, 70, &feeds[70..], 1, None)?;
+            .move_pages(&moves(&save, &table))
+            .map_err(|error| error.to_string())?;
+        let expected = session.feed(&table, 70, &feeds[70..], 1, None)?;
         // Somebody else writes the pages, and those it comes back to.
-        session.feed(&pages, 0, &others, 0, None)?;
+        session.feed(&table, 0, &others, 0, None)?;
         session.feed(&elsewhere, 0, &others, 0, None)?;
         session
             .executor
             .move_pages(&moves(&load, &elsewhere))
-            .map_err(text)?;
+            .map_err(|error| error.to_string())?;
         let found = session.feed(&elsewhere, 70, &feeds[70..], 1, None)?;
         near("after loading", &found[0], &expected[0])?;
-        let lost = session.feed(&pages, 70, &feeds[70..], 1, None)?;
+        let lost = session.feed(&table, 70, &feeds[70..], 1, None)?;
         far("without loading", &lost[0], &expected[0])?;
     }
     Ok(())
@@ -457,7 +470,7 @@ fn embeddings(backend: &dyn Backend) -> Checked {
         let mut session = Session::new(backend, variant)?;
         let tokens = session.tokens(4, 12);
         let feeds = token_feeds(&tokens);
-        let pages = session.pages(0);
+        let pages = pages(0);
         let plain = session.feed(&pages, 0, &feeds, 8, None)?;
         let (weights, table) = (Arc::clone(&session.model.weights), session.model.embedding);
         let width = session
@@ -547,7 +560,7 @@ fn undrawn(backend: &dyn Backend) -> Checked {
     let mut session = Session::new(backend, Variant::E2b)?;
     let tokens = session.tokens(1, 9);
     let feeds = token_feeds(&tokens);
-    let pages = session.pages(0);
+    let pages = pages(0);
     let expected = session.feed(&pages, 0, &feeds, 1, None)?;
     for given_up in 1..3 {
         let run = Run {
@@ -562,7 +575,10 @@ fn undrawn(backend: &dyn Backend) -> Checked {
             runs: &[run],
         };
         for _ in 0..given_up {
-            let ticket = session.executor.submit(&batch).map_err(text)?;
+            let ticket = session
+                .executor
+                .submit(&batch)
+                .map_err(|error| error.to_string())?;
             session.draw_and_collect(ticket, &[])?;
             same("rows of a batch given up", &session.outputs.rows.len(), &0)?;
         }
@@ -576,7 +592,7 @@ fn refusals(backend: &dyn Backend) -> Checked {
     let mut session = Session::new(backend, Variant::Dense12b)?;
     let tokens = session.tokens(1, 9);
     let feeds = token_feeds(&tokens);
-    let pages = session.pages(0);
+    let pages = pages(0);
     let expected = session.feed(&pages, 0, &feeds, 1, None)?;
     let refused = |what: &str, result: Result<(), BackendError>| match result {
         Err(BackendError::Unsupported { .. }) => Ok(()),
@@ -642,7 +658,10 @@ fn refusals(backend: &dyn Backend) -> Checked {
             mask: Some(mask),
             ..Draw::logits(&sampling)
         };
-        let ticket = session.executor.submit(&batch).map_err(text)?;
+        let ticket = session
+            .executor
+            .submit(&batch)
+            .map_err(|error| error.to_string())?;
         refused(what, session.executor.draw(&ticket, &[draw]))?;
         refused("no draw", session.executor.draw(&ticket, &[]))?;
         session.draw_and_collect(ticket, &[])?;

@@ -305,18 +305,12 @@ impl History {
             // The first call that fails is the second from here on at the earliest.
             self.pipeline.executor().fails_in = 1 + self.random.within(1..=4) as u64;
         }
-        let worked = match self.pipeline.step() {
-            Ok(worked) => worked,
-            Err(_) => {
-                self.pipeline.give_up();
-                assert_eq!(
-                    self.pipeline.executor().in_flight(),
-                    0,
-                    "a batch is left in flight"
-                );
-                true
-            }
-        };
+        let worked = self.pipeline.step().unwrap_or_else(|_| {
+            self.pipeline.give_up();
+            let in_flight = self.pipeline.executor().in_flight();
+            assert_eq!(in_flight, 0, "a batch is left in flight");
+            true
+        });
         self.pipeline.scheduler().audit();
         worked
     }

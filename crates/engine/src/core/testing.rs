@@ -175,7 +175,7 @@ impl Constraint for FakeConstraint {
     }
 
     fn mask(&mut self, mask: &mut TokenMask) {
-        if self.state % 211 == 0 {
+        if self.state.is_multiple_of(211) {
             return;
         }
         for token in 0..VOCAB as TokenId {
@@ -465,7 +465,8 @@ impl Executor for FakeExecutor {
         batch.outputs = Some(Outputs {
             rows: draws.iter().zip(&batch.sampled).map(row).collect(),
         });
-        batch.on_host = self.lookahead == Lookahead::Mostly && mix(batch.ticket, 5) % 5 == 0;
+        batch.on_host =
+            self.lookahead == Lookahead::Mostly && mix(batch.ticket, 5).is_multiple_of(5);
         Ok(())
     }
 
