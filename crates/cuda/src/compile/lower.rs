@@ -7,6 +7,7 @@
 //! an op falls back to that the fast kernels do not take.
 
 mod experts;
+mod large_attention;
 mod large_batch;
 mod native_gemm;
 mod plain;
