@@ -366,6 +366,42 @@ fn inspect_shows_dimensions_tensors_and_plan() {
 }
 
 #[test]
+fn inspect_lists_what_a_backend_makes_of_the_plan_without_a_card() {
+    let program = |flags: &[&str]| carat(&[&["inspect", "--program"], flags].concat());
+    let decode = program(&["--backend", "cuda"]).stdout;
+    for part in ["on an H200", "L0.attn.q+k+v", "gemv_1", "flash_decode"] {
+        assert!(decode.contains(part), "{part}: {decode}");
+    }
+    let prompt = program(&["--backend", "cuda", "--tier", "portable", "--rows", "2048"]).stdout;
+    assert!(prompt.contains("gemm_128") && prompt.contains("flash_prefill"));
+    let plain = program(&["--backend", "cuda", "--debug", "no-fusion"]).stdout;
+    assert!(plain.contains("linear_plain") && !plain.contains("gemv"));
+    let cpu = program(&["--backend", "cpu", "--isa", "scalar"]).stdout;
+    assert!(cpu.contains("L0.attn.q") && cpu.contains("gemv"), "{cpu}");
+    let wrong = program(&["--rows", "4,9"]);
+    assert!(
+        wrong.stderr.contains("4 rows with 9 sampled"),
+        "{}",
+        wrong.stderr
+    );
+}
+
+#[test]
+fn what_a_backend_cannot_switch_off_is_refused_by_name() {
+    let answer = |flags: &[&str]| {
+        let asked = ["run", "Hello", "-n", "4", "--temp", "0", "-q"];
+        carat(&[&asked, flags].concat())
+    };
+    let plain = answer(&["--backend", "cpu", "--debug", "no-fusion"]);
+    assert_eq!(plain.stdout, answer(&["--backend", "cpu"]).stdout);
+    let refused = answer(&["--backend", "cpu", "--debug", "no-pdl"]).stderr;
+    assert!(
+        refused.contains("`--debug no-pdl` concerns CUDA"),
+        "{refused}"
+    );
+}
+
+#[test]
 fn inspect_names_the_first_step_that_differs() {
     let model = fixtures::ALL[1].path(".gguf");
     let same = carat(&[

@@ -1,7 +1,7 @@
 //! The executor: a loaded model with its weights, KV pages and programs.
 //!
 //! A batch goes up in one copy, the program runs over fixed buffers, and tokens of sampled rows come back. `submit` and `draw` only
-//! queue all that; `collect` waits. Rows that the device does not sample (see [`sample`](crate::run::sample)) are sampled on the
+//! queue all that; `collect` waits. Rows that the device does not sample (see [`sample`]) are sampled on the
 //! host when the batch is collected, from their logits; or before another batch is submitted, which would write over those.
 
 use std::{ops::Range, rc::Rc, sync::Arc};
