@@ -112,17 +112,17 @@ impl OutputTile<'_> {
         unsafe { self.matrix.part(start + first..start + end) }
     }
 
-    /// Fills this tile's part of a row, in the grid's order of columns.
-    pub(crate) fn store(&mut self, row: usize, values: &[f32]) {
+    /// Fills this tile's part of a row, in the grid's order of columns. The grid is interleaved by `N`, or not at all.
+    pub(crate) fn store<const N: usize>(&mut self, row: usize, values: &[f32]) {
         assert_eq!(values.len(), self.columns.len(), "a value per column");
-        let interleave = self.interleave;
-        if interleave == 1 {
+        if self.interleave == 1 {
             self.row_mut(row).copy_from_slice(values);
             return;
         }
-        for part in 0..interleave {
-            let piece = self.piece_mut(row, part).iter_mut();
-            for (out, values) in piece.zip(values.chunks_exact(interleave)) {
+        assert_eq!(self.interleave, N, "as the grid is interleaved");
+        let (values, _) = values.as_chunks::<N>();
+        for part in 0..N {
+            for (out, values) in self.piece_mut(row, part).iter_mut().zip(values) {
                 *out = values[part];
             }
         }

@@ -137,7 +137,7 @@ fn interleaved_tiles_put_values_where_they_belong() {
         let columns = tile.columns.clone();
         for row in tile.rows.clone() {
             let values: Vec<f32> = columns.clone().map(|i| (100 * row + i) as f32).collect();
-            tile.store(row, &values);
+            tile.store::<4>(row, &values);
         }
     });
     for (i, x) in data.iter().enumerate() {

@@ -8,7 +8,7 @@ use super::Product;
 use crate::{
     kernel::{
         gemm::{
-            WeightRows,
+            READ_STREAMS, WeightRows,
             activations::{Activations, Row},
             amx_int8::ActivationColumns,
             choice::KernelChoice,
@@ -116,6 +116,6 @@ pub(super) fn fill_packed<'a>(
 /// Copies `[rows, tile columns]` to the rows of a tile from `first` on.
 pub(super) fn store_rows(output: &[f32], first: usize, tile: &mut OutputTile<'_>) {
     for (row, values) in output.chunks_exact(tile.columns.len()).enumerate() {
-        tile.store(first + row, values);
+        tile.store::<READ_STREAMS>(first + row, values);
     }
 }
