@@ -92,6 +92,18 @@ pub(crate) fn literal(text: &str) -> String {
     quoted.replace('\u{7f}', "\\u007f")
 }
 
+/// Something that comes a number of times, as an expression. `one` is a name or in brackets.
+pub(crate) fn repeated(one: &str, least: usize, most: Option<usize>) -> String {
+    match (least, most) {
+        (_, Some(0)) => literal(""),
+        (0, None) => format!("{one}*"),
+        (1, None) => format!("{one}+"),
+        (0, Some(1)) => format!("{one}?"),
+        (least, None) => format!("{one}{{{least},}}"),
+        (least, Some(most)) => format!("{one}{{{least},{most}}}"),
+    }
+}
+
 fn check_length(what: &'static str, bytes: usize) -> Result<(), GrammarError> {
     if bytes > LONGEST_BYTES {
         let most = LONGEST_BYTES;

@@ -7,8 +7,8 @@ mod read;
 
 use std::collections::HashMap;
 
-use self::read::{Node, read};
-use super::literal;
+use self::read::{Node, Times, read};
+use super::{literal, repeated};
 
 /// The grammar in Lark, or what is wrong with it.
 pub(super) fn to_lark(text: &str) -> Result<String, String> {
@@ -113,7 +113,7 @@ impl Writer<'_> {
                 let parts: Vec<_> = nodes.iter().map(|node| self.plain(node)).collect();
                 format!("({})", parts.join(" | "))
             }
-            Node::Repeat(node, times) => format!("{}{times}", self.plain(node)),
+            Node::Repeat(node, Times { least, most }) => repeated(&self.plain(node), *least, *most),
         }
     }
 
@@ -139,7 +139,7 @@ impl Writer<'_> {
                 let parts: Vec<_> = nodes.iter().map(|node| self.rule(node)).collect();
                 format!("({})", parts.join(" | "))
             }
-            Node::Repeat(node, times) => format!("{}{times}", self.rule(node)),
+            Node::Repeat(node, Times { least, most }) => repeated(&self.rule(node), *least, *most),
             other => self.plain(other),
         }
     }

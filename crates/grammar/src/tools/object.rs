@@ -6,7 +6,11 @@
 use serde_json::{Map, Value};
 
 use super::{count, value::Writer};
-use crate::{GrammarError, formats::literal, path::Path};
+use crate::{
+    GrammarError,
+    formats::{literal, repeated},
+    path::Path,
+};
 
 /// Bits of the state.
 const MOST_UNORDERED: usize = 64;
@@ -237,14 +241,13 @@ impl Writer<'_> {
 /// Any keys, as many as may be.
 fn free(extra: &Extra, counts: Counts) -> String {
     let pair = &extra.pair;
+    if counts.most == Some(0) {
+        return literal("");
+    }
     let commas = counts.least.saturating_sub(1);
-    let times = match counts.most {
-        Some(0) => return literal(""),
-        Some(most) => format!("{{{commas},{}}}", most.max(commas + 1) - 1),
-        None if commas == 0 => "*".to_owned(),
-        None => format!("{{{commas},}}"),
-    };
-    let all = format!("{pair} (\",\" {pair}){times}");
+    let most = counts.most.map(|most| most.max(commas + 1) - 1);
+    let more = repeated(&format!("(\",\" {pair})"), commas, most);
+    let all = format!("{pair} {more}");
     if counts.least == 0 {
         format!("({all})?")
     } else {

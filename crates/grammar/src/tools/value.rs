@@ -6,7 +6,12 @@ use carat_text::TokenId;
 use serde_json::{Map, Value, json};
 
 use super::{count, is_assertion};
-use crate::{GrammarError, formats::literal, path::Path, schema};
+use crate::{
+    GrammarError,
+    formats::{literal, repeated},
+    path::Path,
+    schema,
+};
 
 /// Deepest nesting of a value whose schema leaves it open. The parser of calls reads 64 levels in all.
 const OPEN_LEVELS: usize = 8;
@@ -509,15 +514,16 @@ fn items(firsts: &[String], rest: Option<&str>, least: usize, most: Option<usize
     let mut body = match rest.filter(|_| room != Some(0)) {
         // A comma stands before each but the very first of the list.
         Some(rest) if firsts.is_empty() => {
-            let times = times(needed.saturating_sub(1), room.map(|room| room - 1));
-            let all = format!("{rest} (\",\" {rest}){times}");
+            let more = format!("(\",\" {rest})");
+            let more = repeated(&more, needed.saturating_sub(1), room.map(|room| room - 1));
+            let all = format!("{rest} {more}");
             return if needed == 0 {
                 format!("({all})?")
             } else {
                 all
             };
         }
-        Some(rest) => format!("(\",\" {rest}){}", times(needed, room)),
+        Some(rest) => repeated(&format!("(\",\" {rest})"), needed, room),
         None => String::new(),
     };
     for (index, first) in firsts.iter().enumerate().rev() {
@@ -528,14 +534,6 @@ fn items(firsts: &[String], rest: Option<&str>, least: usize, most: Option<usize
         }
     }
     body
-}
-
-fn times(least: usize, most: Option<usize>) -> String {
-    match (least, most) {
-        (0, None) => "*".to_owned(),
-        (least, None) => format!("{{{least},}}"),
-        (least, Some(most)) => format!("{{{least},{most}}}"),
-    }
 }
 
 /// The type that keywords speak of where a schema names none.

@@ -4,6 +4,10 @@
     reason = "each test program uses what it needs of what they share"
 )]
 
+pub(crate) mod schemas;
+pub(crate) mod walk;
+pub(crate) mod walks;
+
 use std::{
     io::Cursor,
     path::PathBuf,

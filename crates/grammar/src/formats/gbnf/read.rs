@@ -1,6 +1,6 @@
 //! The notation of GBNF: `name ::= "text" [class] other-name ( … | … )* {2,3}`, one rule per line or group of lines.
 
-use std::{fmt, iter::Peekable, str::CharIndices};
+use std::{iter::Peekable, str::CharIndices};
 
 /// An expression.
 #[derive(Debug, PartialEq)]
@@ -30,27 +30,15 @@ impl Node {
     }
 }
 
-/// How often something comes, in Lark's notation.
+/// How often something comes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Times {
-    least: u32,
-    most: Option<u32>,
-}
-
-impl fmt::Display for Times {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.least, self.most) {
-            (0, None) => f.write_str("*"),
-            (1, None) => f.write_str("+"),
-            (0, Some(1)) => f.write_str("?"),
-            (least, None) => write!(f, "{{{least},}}"),
-            (least, Some(most)) => write!(f, "{{{least},{most}}}"),
-        }
-    }
+    pub(super) least: usize,
+    pub(super) most: Option<usize>,
 }
 
 /// Most repetitions that can be asked for.
-const MOST_TIMES: u32 = 100_000;
+const MOST_TIMES: usize = 100_000;
 
 /// All rules, in order.
 pub(super) fn read(text: &str) -> Result<Vec<(String, Node)>, String> {
@@ -230,7 +218,7 @@ impl Reader<'_> {
     }
 
     /// `{2}`, `{2,}`, `{,3}` or `{2,3}`, up to the closing bracket.
-    fn times(&mut self) -> Result<(u32, Option<u32>), String> {
+    fn times(&mut self) -> Result<(usize, Option<usize>), String> {
         self.next();
         self.skip(Lines::Stay);
         let least = self.number()?;
@@ -250,7 +238,7 @@ impl Reader<'_> {
         Ok((least, most))
     }
 
-    fn number(&mut self) -> Result<Option<u32>, String> {
+    fn number(&mut self) -> Result<Option<usize>, String> {
         let mut digits = String::new();
         while let Some((_, digit)) = self.rest.next_if(|(_, c)| c.is_ascii_digit()) {
             digits.push(digit);
