@@ -179,6 +179,13 @@ impl Limits {
         }
     }
 
+    /// The most tokens that can follow a prompt of so many; 0 if it is too long itself.
+    pub fn room(&self, prompt: usize) -> usize {
+        // The last token is never fed back, so it needs no room in the pages.
+        let pages = self.config.pages.full.saturating_mul(PAGE_TOKENS) + 1;
+        self.config.context.min(pages).saturating_sub(prompt)
+    }
+
     /// The most tokens the request may come to, prompt included, or why it could never run.
     pub fn check(&self, request: &Request) -> Result<usize, Rejected> {
         let prompt = request.prompt.len();
