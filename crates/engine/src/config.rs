@@ -13,6 +13,18 @@ use carat_model::{
 
 use crate::core::{MediaAttention, Rejected, Request};
 
+/// The most of the likeliest tokens that are reported in one place.
+const MOST_LOGPROBS: usize = 20;
+/// The most biases that are numbers: each is looked up for every token. Those that forbid a token come besides, from the model's
+/// own list too.
+const MOST_BIASES: usize = 1024;
+/// The largest bias, either way: logits differ by less.
+const LARGEST_BIAS: f32 = 100.0;
+/// The most tokens that penalties look at: they are counted anew for every token.
+const MOST_PENALIZED: usize = 1 << 16;
+/// The most stop tokens: each token is compared with all of them.
+const MOST_STOP_TOKENS: usize = 256;
+
 /// How much runs at a time, and in how many KV pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
@@ -192,6 +204,7 @@ impl Limits {
         if let Some(complaint) = request.sampling.complaint() {
             return Err(Rejected::BadSampling(complaint));
         }
+        self.check_amounts(request)?;
         self.check_media(request)?;
         let context = self.config.context;
         let max_tokens = request.max_tokens.unwrap_or(1);
@@ -220,6 +233,45 @@ impl Limits {
 }
 
 impl Limits {
+    /// Whatever costs the engine something for every token.
+    fn check_amounts(&self, request: &Request) -> Result<(), Rejected> {
+        let logprobs = request.logprobs.unwrap_or(0);
+        if logprobs > MOST_LOGPROBS {
+            return Err(Rejected::TooManyLogprobs {
+                asked: logprobs,
+                most: MOST_LOGPROBS,
+            });
+        }
+        let sampling = &request.sampling;
+        let biases = &sampling.logit_bias;
+        let numbers = biases.iter().filter(|(_, bias)| bias.is_finite());
+        let odd = numbers.clone().find(|(_, bias)| bias.abs() > LARGEST_BIAS);
+        if let Some(&(token, bias)) = odd {
+            return Err(Rejected::BiasOutOfRange { token, bias });
+        }
+        let numbers = numbers.count();
+        let forbidding = biases.len() - numbers;
+        for (asked, most) in [(numbers, MOST_BIASES), (forbidding, self.shape.vocab)] {
+            if asked > most {
+                return Err(Rejected::TooManyBiases { asked, most });
+            }
+        }
+        if sampling.penalty_window > MOST_PENALIZED {
+            return Err(Rejected::PenaltyWindow {
+                asked: sampling.penalty_window,
+                most: MOST_PENALIZED,
+            });
+        }
+        let stop_tokens = request.stop_tokens.len();
+        if stop_tokens > MOST_STOP_TOKENS {
+            return Err(Rejected::TooManyStopTokens {
+                asked: stop_tokens,
+                most: MOST_STOP_TOKENS,
+            });
+        }
+        Ok(())
+    }
+
     fn check_media(&self, request: &Request) -> Result<(), Rejected> {
         let wrong = |what: String| Err(Rejected::BadMedia(what));
         let mut end = 0;

@@ -78,3 +78,46 @@ fn unusable_requests_are_rejected() {
     hot.sampling.temperature = -1.0;
     assert!(matches!(rejected(hot), Rejected::BadSampling(_)));
 }
+
+#[test]
+fn more_than_is_reported_or_looked_at_is_rejected_with_value_and_limit() {
+    let limits = limits(None);
+    let check = |change: &dyn Fn(&mut Request)| {
+        let mut asked = request([1], 1);
+        change(&mut asked);
+        limits
+            .check(&asked)
+            .map_err(|rejected| rejected.to_string())
+    };
+    let rejected = |change: &dyn Fn(&mut Request)| check(change).unwrap_err();
+    let logprobs =
+        "log-probabilities of 21 tokens in each place; at most 20 are reported, ask for fewer";
+    assert_eq!(rejected(&|r| r.logprobs = Some(21)), logprobs);
+    assert!(check(&|r| r.logprobs = Some(20)).is_ok());
+
+    let numbers = |count| move |r: &mut Request| r.sampling.logit_bias = vec![(1, -100.0); count];
+    let forbidding =
+        |count| move |r: &mut Request| r.sampling.logit_bias = vec![(1, f32::NEG_INFINITY); count];
+    assert_eq!(
+        rejected(&numbers(1025)),
+        "biases of 1025 tokens; at most 1024 are taken, give fewer or a constraint"
+    );
+    assert!(check(&numbers(1024)).is_ok());
+    assert!(check(&forbidding(VOCAB)).is_ok());
+    assert!(check(&forbidding(VOCAB + 1)).is_err());
+    assert_eq!(
+        rejected(&|r| r.sampling.logit_bias = vec![(2, 0.0), (3, 100.5)]),
+        "the bias of token 3 is 100.5; it must be within -100 and 100, or -inf to forbid the token"
+    );
+
+    assert_eq!(
+        rejected(&|r| r.sampling.penalty_window = 65_537),
+        "a penalty window of 65537 tokens; at most 65536 are looked at, give a smaller window"
+    );
+    assert!(check(&|r| r.sampling.penalty_window = 65_536).is_ok());
+    assert_eq!(
+        rejected(&|r| r.stop_tokens = vec![1; 257]),
+        "257 stop tokens; at most 256 are looked for, give fewer"
+    );
+    assert!(check(&|r| r.stop_tokens = vec![1; 256]).is_ok());
+}

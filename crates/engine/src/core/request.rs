@@ -103,6 +103,52 @@ pub enum Rejected {
     /// A sampling parameter is out of its range.
     #[error("{0}")]
     BadSampling(String),
+    /// More log-probabilities than are reported.
+    #[error(
+        "log-probabilities of {asked} tokens in each place; at most {most} are reported, ask for fewer"
+    )]
+    TooManyLogprobs {
+        /// Of the answer or of the prompt, whichever asks for more.
+        asked: usize,
+        /// The most there are.
+        most: usize,
+    },
+    /// More biases than are looked at for every token.
+    #[error("biases of {asked} tokens; at most {most} are taken, give fewer or a constraint")]
+    TooManyBiases {
+        /// Those that are numbers, or those that forbid a token.
+        asked: usize,
+        /// The most of that kind.
+        most: usize,
+    },
+    /// A bias that leaves nothing of the logits.
+    #[error(
+        "the bias of token {token} is {bias}; it must be within -100 and 100, or -inf to forbid the token"
+    )]
+    BiasOutOfRange {
+        /// The token.
+        token: TokenId,
+        /// Its bias.
+        bias: f32,
+    },
+    /// Penalties that would look at too many tokens.
+    #[error(
+        "a penalty window of {asked} tokens; at most {most} are looked at, give a smaller window"
+    )]
+    PenaltyWindow {
+        /// Tokens to look at.
+        asked: usize,
+        /// The most that are.
+        most: usize,
+    },
+    /// More stop tokens than are looked for.
+    #[error("{asked} stop tokens; at most {most} are looked for, give fewer")]
+    TooManyStopTokens {
+        /// As given.
+        asked: usize,
+        /// The most there are.
+        most: usize,
+    },
     /// Media do not fit the prompt, the model or a batch.
     #[error("{0}")]
     BadMedia(String),
