@@ -208,6 +208,7 @@ impl Worker {
             let (Update::Started { id }
             | Update::Token { id, .. }
             | Update::Forced { id, .. }
+            | Update::PromptToken { id, .. }
             | Update::Finished { id, .. }
             | Update::Abandoned { id }) = update;
             let client = self
@@ -228,6 +229,7 @@ impl Worker {
                         top: Vec::new(),
                     }));
                 }
+                Update::PromptToken { .. } => {}
                 Update::Finished { reason, counts, .. } => {
                     let usage = client.usage(counts, now);
                     log_finish(id, reason, &usage);

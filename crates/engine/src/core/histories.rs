@@ -321,6 +321,7 @@ impl History {
             let (Update::Started { id }
             | Update::Token { id, .. }
             | Update::Forced { id, .. }
+            | Update::PromptToken { id, .. }
             | Update::Finished { id, .. }
             | Update::Abandoned { id }) = update;
             let record = self.records.get_mut(&id).unwrap();
@@ -337,6 +338,7 @@ impl History {
                     record.answer.push(token);
                     record.forced += 1;
                 }
+                Update::PromptToken { .. } => {}
                 Update::Finished { reason, counts, .. } => {
                     record.end = Some(End::Finished(reason, counts));
                 }

@@ -1,5 +1,7 @@
 //! What a request asks for and what it comes to, in tokens.
 
+use std::time::Duration;
+
 use carat_model::{TokenId, sampling::Sampling};
 
 use super::{ConstraintSource, Media, MissReason};
@@ -28,6 +30,17 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Report the log-probability of each token, and those of this many of the likeliest.
     pub logprobs: Option<usize>,
+    /// Report the log-probability of each token of the prompt but the first, and those of this many of the likeliest in its
+    /// place. The whole prompt is computed for it.
+    pub prompt_logprobs: Option<usize>,
+    /// Whose turn it takes: lanes are served in turn, requests of one lane in the order they came. `None` is a lane too.
+    pub lane: Option<LaneId>,
+    /// The most time it may take from its submission on. Whoever keeps time ends it with
+    /// [`Scheduler::expire`](super::Scheduler::expire).
+    pub deadline: Option<Duration>,
+    /// A request with the same prompt, submitted before: this one waits until that has its first token or is over, so that the
+    /// prompt is computed once.
+    pub after: Option<RequestId>,
 }
 
 impl Request {
@@ -44,9 +57,17 @@ impl Request {
             stop_tokens: Vec::new(),
             ignore_eos: false,
             logprobs: None,
+            prompt_logprobs: None,
+            lane: None,
+            deadline: None,
+            after: None,
         }
     }
 }
+
+/// Names those whose requests share a turn: a user, or a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LaneId(pub u64);
 
 /// Names a request from its submission to its end; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -66,6 +87,8 @@ pub enum FinishReason {
     DeadEnd,
     /// The caller lost interest.
     Cancelled,
+    /// Its time was up.
+    Deadline,
 }
 
 /// What a request came to.
@@ -79,7 +102,7 @@ pub struct Counts {
     pub miss: Option<MissReason>,
     /// Tokens sampled or forced, the stop token included.
     pub generated_tokens: usize,
-    /// How often the request lost its pages to older ones and was computed again.
+    /// How often the request lost its pages to others and was computed again.
     pub preemptions: usize,
 }
 

@@ -42,7 +42,7 @@ fn step(pipeline: &mut Pipeline<FakeExecutor>) -> (Vec<(u64, TokenId)>, Vec<u64>
             Update::Token { id, row } => tokens.push((id.0, outputs.rows[row].token)),
             Update::Forced { id, token } => tokens.push((id.0, token)),
             Update::Finished { id, .. } => finished.push(id.0),
-            Update::Started { .. } | Update::Abandoned { .. } => {}
+            Update::Started { .. } | Update::PromptToken { .. } | Update::Abandoned { .. } => {}
         }
     }
     (tokens, finished)
@@ -155,6 +155,37 @@ fn a_failure_leaves_nothing_in_flight_and_others_go_on() {
             assert_eq!(found[1], alone(&asked, 120, WINDOW).0);
         }
     }
+}
+
+#[test]
+fn prompts_are_told_of_while_batches_are_fed_ahead() {
+    let mut pipeline = pipeline(Lookahead::Always);
+    submit(&mut pipeline, 1, &request(text(1, 20), 60));
+    let prompt = text(2, 50);
+    let asked = Request {
+        prompt_logprobs: Some(2),
+        ..request(prompt.clone(), 5)
+    };
+    submit(&mut pipeline, 2, &asked);
+    let (mut told, mut answer) = (Vec::new(), Vec::new());
+    while !pipeline.is_idle() {
+        pipeline.step().unwrap();
+        let (outputs, updates) = pipeline.results();
+        for update in updates {
+            match update {
+                Update::PromptToken { id, position, row } => {
+                    assert_eq!((id.0, outputs.rows[row].top.len()), (2, 2));
+                    told.push((position, outputs.rows[row].token));
+                }
+                Update::Token { id, row } if id.0 == 2 => answer.push(outputs.rows[row].token),
+                _ => {}
+            }
+        }
+    }
+    let expected: Vec<_> = (1..50).map(|place| (place, prompt[place])).collect();
+    assert_eq!(told, expected);
+    assert_eq!(answer, alone(&asked, 55, WINDOW).0);
+    assert!(pipeline.executor().ahead > 50);
 }
 
 #[test]
