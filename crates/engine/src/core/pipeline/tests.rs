@@ -137,22 +137,89 @@ fn what_the_host_draws_comes_no_step_later() {
 
 #[test]
 fn a_failure_leaves_nothing_in_flight_and_others_go_on() {
+    let mut unharmed = 0;
     for call in 1..=12 {
         for lookahead in [Lookahead::Never, Lookahead::Always] {
             let mut pipeline = pipeline(lookahead);
-            submit(&mut pipeline, 1, &request(text(1, 100), 20));
+            let asked = request(text(1, 100), 20);
+            submit(&mut pipeline, 1, &asked);
             pipeline.executor().fails_in = call + 1;
-            while pipeline.step().is_ok() {}
-            pipeline.give_up();
+            let mut failed = false;
+            while !failed && !pipeline.is_idle() {
+                failed = pipeline.step().is_err();
+            }
+            if failed {
+                pipeline.give_up();
+            }
             assert_eq!(pipeline.executor().in_flight(), 0, "call {call}");
             let lost = pipeline.scheduler().updates();
             let lost = lost.filter(|u| matches!(u, Update::Abandoned { .. }));
-            assert_eq!(lost.count(), 1, "call {call}");
+            assert_eq!(lost.count(), usize::from(failed), "call {call}");
+            // A batch ahead that is refused is planned again.
+            assert!(failed || pipeline.executor().refused == 1);
+            unharmed += usize::from(!failed);
             pipeline.scheduler.audit();
-            let asked = request(text(1, 100), 20);
             submit(&mut pipeline, 2, &asked);
             let found = answers(&mut pipeline, 2);
             assert_eq!(found[1], alone(&asked, 120, WINDOW).0);
+        }
+    }
+    assert!((1..=6).contains(&unharmed), "{unharmed}");
+}
+
+#[test]
+fn a_refused_batch_is_run_in_parts_and_nobody_is_lost() {
+    for lookahead in [Lookahead::Never, Lookahead::Always] {
+        for most_runs in 1..=3 {
+            let mut pipeline = pipeline(lookahead);
+            pipeline.executor().most_runs = most_runs;
+            let asked: Vec<Request> = (1..=6).map(penalized).collect();
+            for (id, request) in (1..).zip(&asked) {
+                submit(&mut pipeline, id, request);
+            }
+            let found = answers(&mut pipeline, 6);
+            for (found, asked) in found.iter().zip(&asked) {
+                assert_eq!(found, &alone(asked, 50, WINDOW).0);
+            }
+            assert!(pipeline.executor().refused > 20);
+        }
+    }
+}
+
+#[test]
+fn only_who_is_refused_alone_is_abandoned() {
+    for lookahead in [Lookahead::Never, Lookahead::Always] {
+        let mut pipeline = pipeline(lookahead);
+        // The second comes to 70 tokens, the others to 50 at the most.
+        pipeline.executor().refused_from = 60;
+        let asked: Vec<Request> = (1..=4)
+            .map(|n| request(text(n, 20), if n == 2 { 50 } else { 30 }))
+            .collect();
+        for (id, request) in (1..).zip(&asked) {
+            submit(&mut pipeline, id, request);
+        }
+        let mut found = vec![Vec::new(); 4];
+        let mut lost = Vec::new();
+        while !pipeline.is_idle() {
+            if pipeline.step().is_err() {
+                pipeline.give_up();
+            }
+            pipeline.scheduler.audit();
+            let (outputs, updates) = pipeline.results();
+            for update in updates {
+                match update {
+                    Update::Token { id, row } => {
+                        found[id.0 as usize - 1].push(outputs.rows[row].token);
+                    }
+                    Update::Abandoned { id } => lost.push(id.0),
+                    _ => {}
+                }
+            }
+        }
+        assert_eq!(lost, [2]);
+        for (n, (found, asked)) in found.iter().zip(&asked).enumerate() {
+            let (answer, _) = alone(asked, 70, WINDOW);
+            assert_eq!(found[..], answer[..if n == 1 { 41 } else { 30 }]);
         }
     }
 }
