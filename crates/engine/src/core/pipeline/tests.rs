@@ -168,6 +168,21 @@ fn a_failure_leaves_nothing_in_flight_and_others_go_on() {
 }
 
 #[test]
+fn a_row_fed_a_token_that_nobody_took_is_forgotten() {
+    let mut pipeline = pipeline(Lookahead::Always);
+    submit(&mut pipeline, 1, &request(text(1, 30), 20));
+    step(&mut pipeline);
+    // Two batches are in flight; the later completes a page with the token of the earlier.
+    assert_eq!(pipeline.executor().in_flight(), 2);
+    pipeline.scheduler().cancel(RequestId(1));
+    pipeline.executor().lookahead = Lookahead::Never;
+    while !pipeline.is_idle() {
+        step(&mut pipeline);
+    }
+    pipeline.audit_contents(false);
+}
+
+#[test]
 fn a_refused_batch_is_run_in_parts_and_nobody_is_lost() {
     for lookahead in [Lookahead::Never, Lookahead::Always] {
         for most_runs in 1..=3 {
