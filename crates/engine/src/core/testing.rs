@@ -701,6 +701,9 @@ impl Random {
                 _ => self.within(minimum.sliding..=config.pages.sliding),
             };
         }
+        if self.one_in(2) {
+            config.prefill_rows = self.within(1..=60);
+        }
         if self.one_in(8) {
             config.prefix_reuse = PrefixReuse::Disabled;
         }
