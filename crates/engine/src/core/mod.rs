@@ -25,4 +25,4 @@ pub use media::{Media, MediaAttention};
 pub use pages::PageCounts;
 pub use pipeline::Pipeline;
 pub use request::{Counts, FinishReason, LaneId, Rejected, Request, RequestId};
-pub use scheduler::{Scheduler, Stats, Update, Work};
+pub use scheduler::{Draws, Scheduler, Stats, StepMemory, Update, Work};

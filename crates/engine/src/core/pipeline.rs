@@ -106,7 +106,10 @@ impl<E: Executor> Pipeline<E> {
             let batch = work.batch();
             let (rows, runs) = (batch.feeds.len(), batch.runs.len());
             tracing::trace!(rows, runs, "step");
-            let error = match self.executor.submit(&batch) {
+            let submitted = self.executor.submit(&batch);
+            let memory = work.into_memory();
+            self.scheduler.reuse(memory);
+            let error = match submitted {
                 Ok(ticket) => {
                     self.tickets.push_back(ticket);
                     return Ok(true);
@@ -137,6 +140,8 @@ impl<E: Executor> Pipeline<E> {
         if !draws.is_empty() {
             self.executor.draw(ticket, &draws)?;
         }
+        let memory = draws.into_memory();
+        self.scheduler.reuse(memory);
         if self.parts.is_empty() && self.executor.lookahead(ticket) {
             self.submit()?;
         }

@@ -20,7 +20,10 @@
 mod admission;
 mod rows;
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    ops::{Deref, Range},
+};
 
 use carat_model::{
     TokenId,
@@ -30,7 +33,7 @@ use carat_model::{
 };
 
 use super::{
-    kv::{Kv, Table},
+    kv::Kv,
     masks::MaskPool,
     pages::PageCounts,
     queue::Queue,
@@ -101,6 +104,51 @@ impl Work<'_> {
             runs: &self.runs,
         }
     }
+
+    /// What is left of it when the executor has it, for [`Scheduler::reuse`].
+    pub fn into_memory(self) -> StepMemory {
+        StepMemory {
+            feeds: emptied(self.feeds),
+            runs: emptied(self.runs),
+            draws: Vec::new(),
+        }
+    }
+}
+
+/// How the sampled rows of a step are drawn, one draw per row.
+pub struct Draws<'a>(Vec<Draw<'a>>);
+
+impl Draws<'_> {
+    /// What is left of them when the executor has them, for [`Scheduler::reuse`].
+    pub fn into_memory(self) -> StepMemory {
+        StepMemory {
+            draws: emptied(self.0),
+            ..StepMemory::default()
+        }
+    }
+}
+
+impl<'a> Deref for Draws<'a> {
+    type Target = [Draw<'a>];
+
+    fn deref(&self) -> &[Draw<'a>] {
+        &self.0
+    }
+}
+
+/// Memory of steps that are over, empty.
+#[derive(Default)]
+pub struct StepMemory {
+    feeds: Vec<Feed<'static>>,
+    runs: Vec<Run<'static>>,
+    draws: Vec<Draw<'static>>,
+}
+
+/// An empty vector in the memory of another one. Collecting in place keeps it, since the types differ in a lifetime alone.
+fn emptied<T, U>(mut full: Vec<T>) -> Vec<U> {
+    full.clear();
+    let nothing = full.into_iter().map(|_| unreachable!("it is empty"));
+    nothing.collect()
 }
 
 /// How busy the engine is.
@@ -145,6 +193,9 @@ pub struct Scheduler {
     masks: MaskPool,
     /// Where rows stop to see, of all runs that see ahead.
     visible_ends: Vec<u32>,
+    /// Of these, the part of each run of the step.
+    ends: Vec<Option<Range<usize>>>,
+    memory: StepMemory,
     /// Prompt rows of the step being planned by the chunk that they are part of.
     spent: Vec<rows::Spent>,
     /// For rows whose results nobody wants, or that are given.
@@ -166,6 +217,8 @@ impl Scheduler {
             last_step: 0,
             masks: MaskPool::new(limits.shape().vocab),
             visible_ends: Vec::new(),
+            ends: Vec::new(),
+            memory: StepMemory::default(),
             spent: Vec::new(),
             plain: Sampling::greedy(),
             updates: Vec::new(),
@@ -176,12 +229,11 @@ impl Scheduler {
     /// Queues a request. `id` must be new.
     pub fn submit(&mut self, id: RequestId, request: Request) -> Result<(), Rejected> {
         let limit = self.limits.check(&request)?;
-        let has_sliding = self.limits.shape().window.is_some();
         let sibling = request.after.filter(|after| {
             let mut all = self.running.iter().chain(self.waiting.iter());
             all.any(|s| s.id == *after && s.counts.generated_tokens == 0)
         });
-        let sequence = Sequence::new(id, request, limit, has_sliding);
+        let sequence = Sequence::new(id, request, limit, &self.limits);
         self.waiting.push(sequence, sibling);
         self.full_since = None;
         Ok(())
@@ -313,26 +365,41 @@ impl Scheduler {
         });
 
         self.visible_ends.clear();
+        self.ends.clear();
         let members = self.running.iter().filter(|s| s.is_in(number));
-        let ends: Vec<_> = members
-            .clone()
-            .map(|s| s.visible_ends(&mut self.visible_ends))
-            .collect();
+        for sequence in members.clone() {
+            self.ends
+                .push(sequence.visible_ends(&mut self.visible_ends));
+        }
         let mut work = Work {
-            feeds: Vec::with_capacity(self.limits.config().max_rows),
-            runs: Vec::with_capacity(ends.len()),
+            feeds: emptied(std::mem::take(&mut self.memory.feeds)),
+            runs: emptied(std::mem::take(&mut self.memory.runs)),
         };
-        for (sequence, ends) in members.zip(ends) {
+        for (sequence, ends) in members.zip(&self.ends) {
             let start = work.feeds.len();
             work.feeds.extend(sequence.feeds());
-            let ends = ends.map(|range| &self.visible_ends[range]);
+            let ends = ends.clone().map(|range| &self.visible_ends[range]);
             work.runs.push(sequence.run(start..work.feeds.len(), ends));
         }
         Some(work)
     }
 
+    /// Takes back what a step was described in, so that the next needs no memory of its own.
+    pub fn reuse(&mut self, memory: StepMemory) {
+        let larger = |own: usize, other: usize| other > own;
+        if larger(self.memory.feeds.capacity(), memory.feeds.capacity()) {
+            self.memory.feeds = memory.feeds;
+        }
+        if larger(self.memory.runs.capacity(), memory.runs.capacity()) {
+            self.memory.runs = memory.runs;
+        }
+        if larger(self.memory.draws.capacity(), memory.draws.capacity()) {
+            self.memory.draws = memory.draws;
+        }
+    }
+
     /// How the step planned last is sampled, one draw per sampled row; to be asked once, when all steps before it are applied.
-    pub fn draws(&mut self) -> Vec<Draw<'_>> {
+    pub fn draws(&mut self) -> Draws<'_> {
         assert!(self.steps.len() == 1, "draws follow the results before");
         let step = &mut self.steps[0];
         assert!(
@@ -351,7 +418,8 @@ impl Scheduler {
             }
         }
         // Rows of those that have ended or were cancelled since are drawn as well; nobody looks at them.
-        let mut draws = vec![unwanted(&self.plain); sampled];
+        let mut draws = emptied(std::mem::take(&mut self.memory.draws));
+        draws.resize(sampled, unwanted(&self.plain));
         let mut masks = self.masks.iter();
         let members = self.running.iter().filter(|s| s.is_in(number));
         for sequence in members.filter(|s| s.ending.is_none()) {
@@ -359,7 +427,7 @@ impl Scheduler {
                 draws[result] = draw;
             }
         }
-        draws
+        Draws(draws)
     }
 
     /// Takes the results of the oldest step: sequences grow, completed pages become findable, finished requests leave.
@@ -380,9 +448,8 @@ impl Scheduler {
             let first = share.first_result + share.reports;
             let rows = first..first + share.results;
             let (computed, taken, finish) = sequence.take(&share, &outputs.rows[rows]);
-            let mut table = std::mem::replace(&mut sequence.table, Table::empty());
-            self.kv.commit(&mut table, sequence.content(), computed);
-            sequence.table = table;
+            let (table, content) = sequence.table_and_content();
+            self.kv.commit(table, content, computed);
             if sequence.shares.is_empty() {
                 sequence.fed = sequence.table.computed;
             }

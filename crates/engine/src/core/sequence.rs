@@ -10,7 +10,7 @@ use std::{collections::VecDeque, ops::Range};
 use carat_model::{
     TokenId,
     backend::{Draw, Feed, RowOutput, RowResult, Run},
-    kv::{PerGroup, pages_of},
+    kv::{PerGroup, pages_of, window_pages},
     sampling::{Sampling, TokenMask},
 };
 
@@ -21,6 +21,7 @@ use super::{
     media::{Content, Media},
     request::{Counts, FinishReason, LaneId, Request, RequestId},
 };
+use crate::config::Limits;
 
 /// What a sequence has in a step under way.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +76,9 @@ pub(crate) struct Sequence {
     pub(crate) counts: Counts,
     pub(crate) drafts: bool,
     pub(crate) lane: Option<LaneId>,
+    /// Sliding pages that it holds at most between two steps, the places of its next rows included: one, those of a draft behind
+    /// it, or those that see each other.
+    pub(crate) reservation: usize,
     /// Positions that its pages held when it was started last.
     pub(crate) claimed: usize,
     /// How many of the likeliest tokens are reported for each place of the prompt.
@@ -90,14 +94,9 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// `limit` is what [`Limits::check`](crate::Limits::check) allows the request.
-    pub(crate) fn new(
-        id: RequestId,
-        request: Request,
-        limit: usize,
-        has_sliding: bool,
-    ) -> Sequence {
-        Sequence {
+    /// `limit` is what [`Limits::check`] allows the request.
+    pub(crate) fn new(id: RequestId, request: Request, limit: usize, limits: &Limits) -> Sequence {
+        let mut sequence = Sequence {
             id,
             counts: Counts {
                 prompt_tokens: request.prompt.len(),
@@ -106,7 +105,7 @@ impl Sequence {
             tokens: request.prompt,
             drafted: 0,
             media: request.media,
-            has_sliding,
+            has_sliding: limits.shape().window.is_some(),
             salt: request.cache_salt,
             table: Table::empty(),
             fed: 0,
@@ -115,6 +114,7 @@ impl Sequence {
             sits_out: false,
             drafts: request.drafts,
             lane: request.lane,
+            reservation: 0,
             claimed: 0,
             prompt_logprobs: request.prompt_logprobs,
             reported: 1,
@@ -129,7 +129,18 @@ impl Sequence {
             output: request
                 .logprobs
                 .map_or(RowOutput::Token, |top| RowOutput::Logprobs { top }),
+        };
+        if let Some(window) = limits.shape().window {
+            let drafted = if sequence.drafts {
+                limits.config().max_draft
+            } else {
+                0
+            };
+            let beyond = drafted.max(sequence.content().longest_span() - 1);
+            let most = pages_of(sequence.most_positions());
+            sequence.reservation = window_pages(window + beyond).min(most);
         }
+        sequence
     }
 
     /// Tokens that are certain.
@@ -144,6 +155,18 @@ impl Sequence {
             has_sliding: self.has_sliding,
             salt: self.salt,
         }
+    }
+
+    /// Its pages, and what they are filled with.
+    pub(crate) fn table_and_content(&mut self) -> (&mut Table, Content<'_>) {
+        let known = self.known();
+        let content = Content {
+            tokens: &self.tokens[..known],
+            media: &self.media,
+            has_sliding: self.has_sliding,
+            salt: self.salt,
+        };
+        (&mut self.table, content)
     }
 
     /// The result of a step under way that is the token after those known, if that step is the last.

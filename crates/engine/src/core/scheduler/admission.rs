@@ -1,6 +1,6 @@
 //! Who may start: room in pages, and whose turn it is.
 
-use carat_model::kv::{pages_of, window_pages};
+use carat_model::kv::PAGE_TOKENS;
 
 use super::{
     super::{
@@ -70,26 +70,15 @@ impl Scheduler {
             .iter()
             .map(|s| s.pages_soon().saturating_sub(s.table.pages.full.len()) + 1);
         let needed = sequence.pages_soon() - found.reusable + found.unheld;
-        let reserved = self.reserved_sliding() + self.reservation(sequence);
+        let reserved = self.reserved_sliding() + sequence.reservation;
         let fits = promised.sum::<usize>() + needed <= self.kv.available()
             && reserved <= self.limits.config().pages.sliding;
         fits.then_some(found)
     }
 
-    /// Sliding pages that a sequence holds at most between two steps, the places of its next rows included: one, those of a draft
-    /// behind it, or those that see each other.
-    pub(super) fn reservation(&self, sequence: &Sequence) -> usize {
-        let config = self.limits.config();
-        let drafted = if sequence.drafts { config.max_draft } else { 0 };
-        let beyond = drafted.max(sequence.content().longest_span() - 1);
-        self.limits.shape().window.map_or(0, |window| {
-            window_pages(window + beyond).min(pages_of(sequence.most_positions()))
-        })
-    }
-
     /// Sliding pages that are reserved, or held for a chunk.
     pub(super) fn reserved_sliding(&self) -> usize {
-        let taken = |s: &Sequence| self.reservation(s).max(s.table.held_sliding());
+        let taken = |s: &Sequence| s.reservation.max(s.table.held_sliding());
         self.running.iter().map(taken).sum()
     }
 
@@ -110,7 +99,7 @@ fn find(kv: &super::Kv, sequence: &Sequence) -> Found {
 /// Tokens that are to be computed for a sequence, as far as that can be told.
 fn cost(sequence: &Sequence, found: &Found) -> usize {
     let known = sequence.content().tokens.len();
-    let cached = found.reusable * carat_model::kv::PAGE_TOKENS;
+    let cached = found.reusable * PAGE_TOKENS;
     let answer = sequence.most_positions() + 1 - known;
     known - cached + answer.min(ANSWER_COST)
 }

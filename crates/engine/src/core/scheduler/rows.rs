@@ -29,7 +29,7 @@ impl Scheduler {
             let pages = pages_of(s.fed + 1);
             let held = s.table.held_sliding();
             let after = held + pages.saturating_sub(s.table.pages.sliding.len());
-            after.saturating_sub(self.reservation(s).max(held))
+            after.saturating_sub(s.reservation.max(held))
         };
         let sliding = self.limits.shape().window.is_none()
             || decoding().map(more).sum::<usize>() <= self.spare_sliding();
@@ -129,7 +129,7 @@ impl Scheduler {
             return usize::MAX;
         }
         let held = sequence.table.held_sliding();
-        let pages = self.reservation(sequence).max(held) + spare_pages;
+        let pages = sequence.reservation.max(held) + spare_pages;
         sequence
             .table
             .sliding_room(pages)

@@ -23,7 +23,7 @@ impl Scheduler {
                 .count();
             assert_eq!(held, sequence.table.held_sliding());
             let is_settled = sequence.shares.is_empty();
-            assert!(!is_settled || held <= self.reservation(sequence));
+            assert!(!is_settled || held <= sequence.reservation);
         }
         self.kv.audit(self.running.iter().map(|s| &s.table));
     }

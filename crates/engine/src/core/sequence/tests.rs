@@ -1,9 +1,11 @@
 use super::*;
-use crate::core::testing::{request, text};
+use crate::core::testing::{request, roomy, text};
 
 fn sequence(request: Request) -> Sequence {
     let limit = request.prompt.len() + request.max_tokens.unwrap();
-    Sequence::new(RequestId(1), request, limit, true)
+    let (config, shape) = roomy(Some(64));
+    let limits = Limits::new(config, shape).unwrap();
+    Sequence::new(RequestId(1), request, limit, &limits)
 }
 
 #[test]
