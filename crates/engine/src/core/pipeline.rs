@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 use carat_model::backend::{BackendError, Executor, Outputs, Ticket};
 
-use super::{RequestId, Scheduler};
+use super::{RequestId, Scheduler, Stats};
 
 /// A scheduler and the executor that its steps run on.
 pub struct Pipeline<E> {
@@ -40,6 +40,11 @@ impl<E: Executor> Pipeline<E> {
     /// To submit, cancel and propose, and for updates.
     pub fn scheduler(&mut self) -> &mut Scheduler {
         &mut self.scheduler
+    }
+
+    /// How busy the scheduler is.
+    pub fn stats(&self) -> Stats {
+        self.scheduler.stats()
     }
 
     /// What runs the batches.
