@@ -202,6 +202,22 @@ fn a_refused_batch_is_run_in_parts_and_nobody_is_lost() {
 }
 
 #[test]
+fn parts_of_a_refused_batch_take_turns() {
+    let mut pipeline = pipeline(Lookahead::Always);
+    pipeline.executor().most_runs = 1;
+    for n in 1..=4 {
+        submit(&mut pipeline, n, &request(text(n, 20), 40));
+    }
+    let mut tokens = [0; 4];
+    for _ in 0..40 {
+        for (id, _) in step(&mut pipeline).0 {
+            tokens[id as usize - 1] += 1;
+        }
+    }
+    assert_eq!(tokens, [10; 4]);
+}
+
+#[test]
 fn only_who_is_refused_alone_is_abandoned() {
     for lookahead in [Lookahead::Never, Lookahead::Always] {
         let mut pipeline = pipeline(lookahead);

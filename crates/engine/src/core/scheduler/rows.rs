@@ -13,6 +13,15 @@ pub(super) struct Spent {
     chunk: usize,
 }
 
+/// What prompts may have of a step.
+struct ForPrompts {
+    rows: usize,
+    /// Rows that one of them has at the most, as far as depth allows.
+    longest_chunk: usize,
+    /// Rows that tell of tokens of the prompt, besides one per sequence.
+    reports: usize,
+}
+
 /// What became of a sequence that asked for rows.
 enum Outcome {
     /// It has so many.
@@ -58,14 +67,22 @@ impl Scheduler {
             }
             i += 1;
         }
-        self.share_among_prompts(rest - drafted, decoding > 0, drafted, ahead);
+        let config = self.limits.config();
+        let for_prompts = ForPrompts {
+            rows: rest - drafted,
+            longest_chunk: if decoding > 0 {
+                config.prefill_rows
+            } else {
+                max_rows
+            },
+            // Whoever is in the step may sample a row.
+            reports: (self.limits.max_sampled()).saturating_sub(self.running.len() + drafted),
+        };
+        self.share_among_prompts(for_prompts, ahead);
     }
 
-    /// Gives prompts up to `left` rows, in the order they were started.
-    fn share_among_prompts(&mut self, mut left: usize, beside: bool, drafted: usize, ahead: bool) {
-        let most_sampled = self.limits.max_sampled();
-        // Whoever is in the step may sample a row.
-        let mut for_reports = most_sampled.saturating_sub(self.running.len() + drafted);
+    /// Gives rows to prompts, in the order they were started.
+    fn share_among_prompts(&mut self, mut for_prompts: ForPrompts, ahead: bool) {
         self.spent.clear();
         let mut is_first = true;
         let mut i = 0;
@@ -75,43 +92,35 @@ impl Scheduler {
             if pending > 1 {
                 sequence.drop_draft();
             }
-            if pending <= 1 || left == 0 {
+            if pending <= 1 || for_prompts.rows == 0 {
                 i += 1;
                 continue;
             }
             let least = sequence.least_rows();
-            let depth = sequence.fed;
-            let chunk = self.chunk_rows(depth, beside);
+            let chunk = self.limits.chunk_rows(sequence.fed);
+            let chunk = chunk.min(for_prompts.longest_chunk);
             let mut wanted = pending.min(self.unspent(chunk));
             if std::mem::take(&mut is_first) {
                 // However small a chunk is to be, the first gets on.
                 wanted = wanted.max(least);
             }
-            let wanted = self.running[i].reportable(wanted.min(left), 1 + for_reports);
+            let sequence = &self.running[i];
+            let wanted = sequence.reportable(wanted.min(for_prompts.rows), 1 + for_prompts.reports);
             // A chunk is in the sliding pages as a whole before the window moves on; what nobody reserved is for that.
             let wanted = wanted.min(self.sliding_rows(i, self.spare_sliding()));
             let Outcome::Rows(rows) = self.schedule(i, wanted, ahead) else {
                 continue;
             };
             if self.running[i].reports() {
-                for_reports -= rows.saturating_sub(1).min(for_reports);
+                let more = rows.saturating_sub(1);
+                for_prompts.reports = for_prompts.reports.saturating_sub(more);
             }
-            left -= rows;
+            for_prompts.rows -= rows;
             match self.spent.iter_mut().find(|spent| spent.chunk == chunk) {
                 Some(spent) => spent.rows += rows,
                 None => self.spent.push(Spent { rows, chunk }),
             }
             i += 1;
-        }
-    }
-
-    /// Rows of a prompt from some depth on that make a whole step.
-    fn chunk_rows(&self, depth: usize, beside: bool) -> usize {
-        let rows = self.limits.chunk_rows(depth);
-        if beside {
-            rows.min(self.limits.config().prefill_rows)
-        } else {
-            rows
         }
     }
 
