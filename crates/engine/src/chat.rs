@@ -282,7 +282,9 @@ impl AnswerReader {
                     FinishReason::Cancelled => ChatFinish::Cancelled,
                     _ if self.reading.has_called() => ChatFinish::ToolCalls,
                     // Either way the answer is cut off.
-                    FinishReason::Length | FinishReason::DeadEnd => ChatFinish::Length,
+                    FinishReason::Length | FinishReason::DeadEnd | FinishReason::Deadline => {
+                        ChatFinish::Length
+                    }
                     FinishReason::Stop { .. } => ChatFinish::Stop,
                 };
                 events.push(ChatEvent::Finished { reason, usage });

@@ -204,6 +204,7 @@ impl Worker {
                         unwanted.push(id);
                     }
                 }
+                Update::PromptToken { .. } => {}
                 Update::Finished { id, reason, counts } => {
                     {
                         let totals = &mut self.shared.snapshot().totals;
