@@ -9,7 +9,7 @@ use std::{
 };
 
 use carat_engine::{
-    EngineError, Rejected,
+    EngineError, LaneId, Rejected,
     chat::{Chat, Generation, Prepared},
 };
 use carat_grammar::{Answer as Shape, Grammars, Start, Thinking, Tools};
@@ -243,9 +243,9 @@ impl App {
         }
         ask.check()?;
         let its = Arc::clone(served);
-        let tool_grammar = self.config.tool_grammar;
+        let (tool_grammar, deadline) = (self.config.tool_grammar, self.config.request_timeout);
         let (prepared, notes) = self
-            .compute(move || prepare(&its, &ask, tool_grammar))
+            .compute(move || prepare(&its, &ask, tool_grammar, deadline))
             .await??;
         let engine = served.model.chat.engine();
         let started = Answer::start(engine, prepared, &self.metrics, arrived, call_prefix);
@@ -297,6 +297,7 @@ fn prepare(
     served: &Served,
     ask: &Ask,
     tool_grammar: bool,
+    deadline: Option<Duration>,
 ) -> Result<(Vec<Prepared>, Notes), ApiError> {
     let chat = &served.model.chat;
     let sampling = ask.sampling.resolve(&served.model.sampling)?;
@@ -367,6 +368,9 @@ fn prepare(
     }
     for one in &mut prepared {
         one.request.cache_salt = ask.cache_salt.as_deref().map(salt);
+        one.request.prompt_logprobs = ask.prompt_logprobs;
+        one.request.lane = ask.user.as_deref().map(lane);
+        one.request.deadline = deadline;
         limits
             .check(&one.request)
             .map_err(|rejected: Rejected| ApiError::from(rejected))?;
@@ -400,6 +404,12 @@ fn constrain(
         notes.ignored.extend(compiled.ignored);
     }
     Ok(())
+}
+
+/// The lane of somebody's requests.
+fn lane(name: &str) -> LaneId {
+    let [a, b, c, d, e, f, g, h, ..] = salt(name);
+    LaneId(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
 }
 
 /// Sixteen bytes of a tenant's name.

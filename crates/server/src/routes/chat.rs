@@ -603,7 +603,8 @@ pub(super) fn arguments(call: &ToolCall) -> String {
 pub(super) fn finish_reason(finished: &Finished) -> &'static str {
     match finished.reason {
         ChatFinish::Stop | ChatFinish::Cancelled => "stop",
-        ChatFinish::Length => "length",
+        // Cut off either way.
+        ChatFinish::Length | ChatFinish::Deadline => "length",
         ChatFinish::ToolCalls => "tool_calls",
     }
 }
