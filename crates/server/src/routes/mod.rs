@@ -5,6 +5,7 @@ mod completions;
 mod health;
 mod messages;
 mod models;
+mod responses;
 #[cfg(test)]
 mod samples;
 mod text;
@@ -33,6 +34,7 @@ pub(crate) struct Route {
 pub(crate) enum Handler {
     ChatCompletions,
     Completions,
+    Responses,
     Messages,
     CountTokens,
     Models,
@@ -71,6 +73,7 @@ pub(crate) const ROUTES: &[Route] = {
             Handler::ChatCompletions,
         ),
         row(Method::POST, "/v1/completions", Keyed, Handler::Completions),
+        row(Method::POST, "/v1/responses", Keyed, Handler::Responses),
         row(Method::POST, "/v1/messages", Keyed, Handler::Messages),
         row(
             Method::POST,
@@ -132,6 +135,7 @@ pub(crate) async fn dispatch(handler: Handler, call: Call) -> Result<Response<Bo
     match handler {
         Handler::ChatCompletions => chat::completions(call).await,
         Handler::Completions => completions::completions(call).await,
+        Handler::Responses => responses::create(call).await,
         Handler::Messages => messages::create(call).await,
         Handler::CountTokens => messages::count_tokens(call).await,
         Handler::Models => models::list(&call),
