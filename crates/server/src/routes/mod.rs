@@ -5,6 +5,7 @@ mod completions;
 mod health;
 mod messages;
 mod models;
+mod ollama;
 mod responses;
 #[cfg(test)]
 mod samples;
@@ -37,6 +38,12 @@ pub(crate) enum Handler {
     Responses,
     Messages,
     CountTokens,
+    OllamaChat,
+    OllamaGenerate,
+    OllamaTags,
+    OllamaShow,
+    OllamaPs,
+    OllamaVersion,
     Models,
     Model,
     Tokenize,
@@ -81,6 +88,26 @@ pub(crate) const ROUTES: &[Route] = {
             Keyed,
             Handler::CountTokens,
         ),
+        row(Method::POST, "/api/chat", Keyed, Handler::OllamaChat),
+        row(
+            Method::POST,
+            "/api/generate",
+            Keyed,
+            Handler::OllamaGenerate,
+        ),
+        row(Method::GET, "/api/tags", Keyed, Handler::OllamaTags),
+        row(Method::POST, "/api/show", Keyed, Handler::OllamaShow),
+        row(Method::GET, "/api/ps", Keyed, Handler::OllamaPs),
+        row(Method::GET, "/api/version", Keyed, Handler::OllamaVersion),
+        row(Method::POST, "/api/embed", Keyed, Handler::NotBuilt),
+        row(Method::POST, "/api/embeddings", Keyed, Handler::NotBuilt),
+        row(Method::POST, "/api/pull", Keyed, Handler::NotBuilt),
+        row(Method::POST, "/api/push", Keyed, Handler::NotBuilt),
+        row(Method::POST, "/api/create", Keyed, Handler::NotBuilt),
+        row(Method::POST, "/api/copy", Keyed, Handler::NotBuilt),
+        row(Method::DELETE, "/api/delete", Keyed, Handler::NotBuilt),
+        row(Method::POST, "/api/blobs/{id}", Keyed, Handler::NotBuilt),
+        row(Method::HEAD, "/api/blobs/{id}", Keyed, Handler::NotBuilt),
         row(Method::GET, "/v1/models", Keyed, Handler::Models),
         row(Method::GET, "/models", Keyed, Handler::Models),
         row(Method::GET, "/v1/models/{id}", Keyed, Handler::Model),
@@ -138,6 +165,12 @@ pub(crate) async fn dispatch(handler: Handler, call: Call) -> Result<Response<Bo
         Handler::Responses => responses::create(call).await,
         Handler::Messages => messages::create(call).await,
         Handler::CountTokens => messages::count_tokens(call).await,
+        Handler::OllamaChat => ollama::chat(call).await,
+        Handler::OllamaGenerate => ollama::generate(call).await,
+        Handler::OllamaTags => ollama::tags(&call),
+        Handler::OllamaShow => ollama::show(&call),
+        Handler::OllamaPs => ollama::ps(&call),
+        Handler::OllamaVersion => Ok(ollama::version()),
         Handler::Models => models::list(&call),
         Handler::Model => models::one(&call),
         Handler::Tokenize => text::tokenize(call).await,

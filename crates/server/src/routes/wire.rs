@@ -25,7 +25,7 @@ impl OneOrMany {
     }
 }
 
-/// A message as OpenAI's clients write it.
+/// A message as OpenAI's and Ollama's clients write it.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct WireMessage {
     role: String,
@@ -33,7 +33,7 @@ pub(super) struct WireMessage {
     content: Value,
     #[serde(default)]
     reasoning_content: Option<String>,
-    #[serde(default)]
+    #[serde(default, alias = "thinking")]
     reasoning: Option<String>,
     #[serde(default)]
     tool_calls: Option<Vec<WireCall>>,
@@ -41,8 +41,11 @@ pub(super) struct WireMessage {
     function_call: Option<WireFunction>,
     #[serde(default)]
     tool_call_id: Option<String>,
-    #[serde(default)]
+    #[serde(default, alias = "tool_name")]
     name: Option<String>,
+    /// Beside the content, as Ollama's clients send them.
+    #[serde(default)]
+    images: Option<Vec<Value>>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -81,6 +84,12 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError>
                 ));
             }
         };
+        if message.images.is_some_and(|images| !images.is_empty()) {
+            return Err(ApiError::invalid(
+                format!("{path}.images"),
+                "images are not supported here; only text is",
+            ));
+        }
         let content = content(&message.content, &format!("{path}.content"))?;
         let mut calls: Vec<ToolCall> = message
             .tool_calls
