@@ -102,6 +102,8 @@ pub struct App {
     draining: AtomicBool,
     /// Rendering, encoding and compiling of schemas: as many at a time as there are cores.
     permits: Semaphore,
+    /// Prompts that are only counted: few at a time, so that they never crowd out those to be answered.
+    pub(crate) counting: Semaphore,
     /// When tokens last were generated at what rate, for `Retry-After`.
     rate: Mutex<Rate>,
 }
@@ -122,6 +124,7 @@ impl App {
             status: RwLock::new(Status::Loading),
             draining: AtomicBool::new(false),
             permits: Semaphore::new(cores),
+            counting: Semaphore::new(4),
             rate: Mutex::default(),
         })
     }
