@@ -359,7 +359,7 @@ pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> 
     let explain = request.explain.unwrap_or(false);
     let ask = request.ask()?;
     let n = ask.n;
-    let (answer, notes) = call.app.answer(&served, ask, call.arrived, "call_").await?;
+    let (answer, notes) = call.app.answer(&served, ask, &call, "call_").await?;
     let info = &served.model.info;
     let head = Head {
         id: ids::id("chatcmpl-"),

@@ -129,7 +129,7 @@ pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> 
         cache_salt: request.cache_salt,
         ..Ask::new(Prompt::Texts(texts))
     };
-    let (answer, notes) = call.app.answer(&served, ask, call.arrived, "call_").await?;
+    let (answer, notes) = call.app.answer(&served, ask, &call, "call_").await?;
     let info = &served.model.info;
     let head = json!({
         "id": ids::id("cmpl-"),
