@@ -84,6 +84,7 @@ impl Session {
                 stop: args.stop.clone(),
                 ignore_eos: args.ignore_eos,
                 logprobs: None,
+                constraint: None,
             },
             thinking,
             tools,

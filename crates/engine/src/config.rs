@@ -4,6 +4,8 @@
 //! it becomes [`Limits`], which can say of any request whether it could ever run. Nothing here knows the state of the
 //! engine: a request that is merely early is queued, not rejected.
 
+use std::time::Duration;
+
 use carat_model::{
     TokenId,
     backend::CompileOptions,
@@ -33,7 +35,12 @@ pub struct EngineConfig {
     pub kv: KvType,
     /// Whether prompts continue from earlier ones.
     pub prefix_reuse: PrefixReuse,
+    /// The longest that a batch may take; past it the device is taken for dead and everybody is told.
+    pub stall_limit: Duration,
 }
+
+/// Of [`EngineConfig::stall_limit`], where nobody says otherwise: far above the slowest batch of a slow machine.
+const STALL_LIMIT: Duration = Duration::from_mins(10);
 
 /// Whether requests may continue from KV that earlier ones computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,6 +177,13 @@ impl Limits {
                 .min(self.config.max_rows),
             probe: false,
         }
+    }
+
+    /// The most tokens that can follow a prompt of so many; 0 if it is too long itself.
+    pub fn room(&self, prompt: usize) -> usize {
+        // The last token is never fed back, so it needs no room in the pages.
+        let pages = self.config.pages.full.saturating_mul(PAGE_TOKENS) + 1;
+        self.config.context.min(pages).saturating_sub(prompt)
     }
 
     /// The most tokens the request may come to, prompt included, or why it could never run.
@@ -315,6 +329,7 @@ impl EngineConfig {
             max_draft: 0,
             kv: KvType::default(),
             prefix_reuse: PrefixReuse::Enabled,
+            stall_limit: STALL_LIMIT,
         }
     }
 }

@@ -76,6 +76,7 @@ fn conversation(session: &Session, messages: Vec<Message>) -> Conversation {
         tools: session.tools.clone(),
         thinking: session.thinking,
         unix_time: unix_time(),
+        continues: false,
     }
 }
 

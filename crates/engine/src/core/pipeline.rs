@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use carat_model::backend::{BackendError, Executor, Outputs, Ticket};
 
-use super::Scheduler;
+use super::{Scheduler, Stats};
 
 /// A scheduler and the executor that its steps run on.
 pub struct Pipeline<E> {
@@ -34,6 +34,11 @@ impl<E: Executor> Pipeline<E> {
     /// To submit, cancel and propose, and for updates.
     pub fn scheduler(&mut self) -> &mut Scheduler {
         &mut self.scheduler
+    }
+
+    /// How busy the scheduler is.
+    pub fn stats(&self) -> Stats {
+        self.scheduler.stats()
     }
 
     /// What runs the batches.
