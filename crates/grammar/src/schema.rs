@@ -8,7 +8,7 @@ use std::fmt;
 use llguidance::{derivre::RegexBuilder, regex_to_lark};
 use serde_json::{Map, Value, json};
 
-use crate::{GrammarError, path::Path};
+use crate::{GrammarError, formats, path::Path};
 
 /// Longest schema, as text.
 pub(crate) const LONGEST_BYTES: usize = 256 << 10;
@@ -124,6 +124,9 @@ pub(crate) fn check(schema: &Value) -> Result<Checked, GrammarError> {
                 ("$ref", Value::String(target)) if !target.starts_with('#') => {
                     format!("$ref: {target}")
                 }
+                ("pattern", Value::String(pattern)) if !is_regex(pattern) => {
+                    format!("pattern: {pattern}")
+                }
                 (keyword, _) if UNSUPPORTED.contains(&keyword) => keyword.to_owned(),
                 _ => continue,
             };
@@ -203,18 +206,31 @@ pub(crate) enum Mode {
 
 /// The schema with settings for the compiler: one space after `,` and `:` and none elsewhere, so that most separators are forced,
 /// unless the schema has settings of its own.
-pub(crate) fn with_separators(schema: &Value, mode: Mode) -> Value {
+pub(crate) fn with_separators(schema: &Value) -> Value {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
         other => other.clone(),
     };
-    let Value::Object(map) = &mut schema else {
-        return schema;
-    };
-    let settings = map.entry("x-guidance").or_insert_with(
-        || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
-    );
-    if let (Value::Object(settings), Mode::Lenient) = (settings, mode) {
+    if let Value::Object(map) = &mut schema {
+        map.entry("x-guidance").or_insert_with(
+            || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
+        );
+    }
+    schema
+}
+
+/// The schema with settings for the compiler that let it pass over what it cannot enforce.
+pub(crate) fn lenient(schema: &Value, unsupported: &[Unsupported]) -> Value {
+    let mut schema = with_separators(schema);
+    // Patterns are the one thing that it insists on.
+    for Unsupported { keyword, path } in unsupported {
+        if keyword.starts_with("pattern: ")
+            && let Some(Value::Object(map)) = schema.pointer_mut(path.trim_start_matches('#'))
+        {
+            map.remove("pattern");
+        }
+    }
+    if let Some(Value::Object(settings)) = schema.get_mut("x-guidance") {
         settings.insert("lenient".to_owned(), Value::Bool(true));
     }
     schema
@@ -222,15 +238,8 @@ pub(crate) fn with_separators(schema: &Value, mode: Mode) -> Value {
 
 /// The compiler's complaint about a schema, with the place it is about.
 pub(crate) fn locate(schema: &Value, reason: &str) -> GrammarError {
-    let mut bad_pattern = None;
     let mut named = None;
     walk(schema, &Path::Root, &mut |map, path| {
-        if let Some(Value::String(pattern)) = map.get("pattern")
-            && bad_pattern.is_none()
-            && !is_regex(pattern)
-        {
-            bad_pattern = Some((format!("pattern: {pattern}"), path.to_string()));
-        }
         let keyword = map
             .keys()
             .find(|k| COMPLAINED_OF.contains(&k.as_str()) && reason.contains(k.as_str()));
@@ -238,20 +247,20 @@ pub(crate) fn locate(schema: &Value, reason: &str) -> GrammarError {
             named = Some((keyword.clone(), path.to_string()));
         }
     });
-    match (bad_pattern, named) {
-        (Some((keyword, path)), _) => GrammarError::Unsupported { keyword, path },
-        (None, Some((keyword, path))) if keyword == "oneOf" => {
-            GrammarError::Unsupported { keyword, path }
-        }
-        (None, named) => GrammarError::Schema {
+    match named {
+        Some((keyword, path)) if keyword == "oneOf" => GrammarError::Unsupported { keyword, path },
+        named => GrammarError::Schema {
             path: named.map_or_else(|| "#".to_owned(), |(_, path)| path),
             reason: reason.to_owned(),
         },
     }
 }
 
-/// Whether a pattern can be enforced: no look-around, no references back.
+/// Whether a pattern can be enforced: no look-around, no references back, no repetition without measure.
 pub(crate) fn is_regex(pattern: &str) -> bool {
+    if formats::repeats_too_often(pattern) {
+        return false;
+    }
     let pattern = regex_to_lark(pattern, "dw");
     RegexBuilder::new().mk_regex_for_serach(&pattern).is_ok()
 }
@@ -314,11 +323,11 @@ mod tests {
     #[test]
     fn settings_of_the_schema_win() {
         let own = json!({"x-guidance": {"whitespace_flexible": true}});
-        assert_eq!(with_separators(&own, Mode::Exact), own);
-        let lenient = with_separators(&own, Mode::Lenient);
+        assert_eq!(with_separators(&own), own);
+        let lenient = lenient(&own, &[]);
         assert_eq!(lenient["x-guidance"]["lenient"], true);
         assert_eq!(lenient["x-guidance"]["whitespace_flexible"], true);
-        let plain = with_separators(&json!(true), Mode::Exact);
+        let plain = with_separators(&json!(true));
         assert_eq!(plain["x-guidance"]["item_separator"], ", ");
     }
 }
