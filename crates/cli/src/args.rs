@@ -293,6 +293,14 @@ pub(crate) struct ChatArgs {
     pub(crate) generate: GenerateArgs,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LaneBy {
+    /// The key a request comes with
+    Key,
+    /// The user that a request names, else its key
+    User,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// Address to listen on; others than this machine's own want a key
@@ -328,6 +336,18 @@ pub(crate) struct ServeArgs {
     /// Pages of this origin may ask; may be given several times
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) cors_origin: Vec<String>,
+    /// Who takes turns where requests wait: those with a key of their own, or the users that requests name
+    #[arg(long, value_enum, default_value = "key", value_name = "WHO")]
+    pub(crate) lane_by: LaneBy,
+    /// Let those with different keys continue from each other's prompts
+    #[arg(long)]
+    pub(crate) share_prefix: bool,
+    /// Longest time for a request, such as 300; what it has by then is its answer
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) request_timeout: Option<u64>,
+    /// Rows of prompts to compute beside answers under way: fewer make tokens come more evenly, more make prompts faster
+    #[arg(long, value_name = "ROWS", default_value_t = 512, value_parser = rows)]
+    pub(crate) prefill_rows: usize,
     /// Refuse requests that name another model
     #[arg(long)]
     pub(crate) strict_model: bool,
@@ -612,5 +632,12 @@ fn seconds(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(n) if n > 0 => Ok(n),
         _ => Err("give a number of seconds, at least 1".to_owned()),
+    }
+}
+
+fn rows(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err("give a number of rows, at least 1".to_owned()),
     }
 }

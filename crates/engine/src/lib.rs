@@ -54,7 +54,7 @@ pub use config::{
     ConfigError, EngineConfig, Limits, ModelShape, PrefixReuse, comfortable_pages, minimum_pages,
 };
 pub use core::{
-    Constraint, ConstraintSource, Counts, FinishReason, Media, MediaAttention, MissReason,
+    Constraint, ConstraintSource, Counts, FinishReason, LaneId, Media, MediaAttention, MissReason,
     PageCounts, Rejected, Request, RequestId, Stats,
 };
 pub use events::{Cancel, EngineError, Event, Sink, TokenStream, Usage};

@@ -9,7 +9,7 @@ use std::{
 };
 
 use carat_engine::{
-    EngineError, Rejected,
+    EngineError, LaneId, Rejected,
     chat::{Chat, Generation, Prepared},
 };
 use carat_grammar::{Answer as Shape, Grammars, Start, Thinking, Tools};
@@ -20,8 +20,9 @@ use tokio::sync::Semaphore;
 use crate::{
     answer::Answer,
     ask::{Ask, Prompt, Text},
-    config::Config,
+    config::{Config, Lanes},
     error::{ApiError, Kind, too_long},
+    http::Call,
     metrics::Metrics,
 };
 
@@ -234,8 +235,8 @@ impl App {
     pub(crate) async fn answer(
         &self,
         served: &Arc<Served>,
-        ask: Ask,
-        arrived: Instant,
+        mut ask: Ask,
+        call: &Call,
         call_prefix: &'static str,
     ) -> Result<(Answer, Notes), ApiError> {
         if self.is_draining() {
@@ -245,13 +246,26 @@ impl App {
             ));
         }
         ask.check()?;
+        // Whoever has a key of his own shares nothing with others: neither his turn nor what tells of his prompts.
+        let lane = match self.config.lanes {
+            Lanes::Key => call.key.clone(),
+            Lanes::User => ask.user.take().or_else(|| call.key.clone()),
+        };
+        if ask.cache_salt.is_none() && self.config.keys.len() > 1 && !self.config.share_prefixes {
+            ask.cache_salt.clone_from(&call.key);
+        }
         let its = Arc::clone(served);
         let tool_grammar = self.config.tool_grammar;
-        let (prepared, notes) = self
+        let deadline = self.deadline(call)?;
+        let (mut prepared, notes) = self
             .compute(move || prepare(&its, &ask, tool_grammar))
             .await??;
+        for one in &mut prepared {
+            one.request.lane = lane.as_deref().map(lane_id);
+            one.request.deadline = deadline;
+        }
         let engine = served.model.chat.engine();
-        let started = Answer::start(engine, prepared, &self.metrics, arrived, call_prefix);
+        let started = Answer::start(engine, prepared, &self.metrics, call.arrived, call_prefix);
         let answer = started.map_err(|mut error| {
             match error.kind {
                 Kind::QueueFull => {
@@ -264,6 +278,28 @@ impl App {
             error
         })?;
         Ok((answer, notes))
+    }
+
+    /// What the operator allows, or a proxy in front of us, whichever is less.
+    fn deadline(&self, call: &Call) -> Result<Option<Duration>, ApiError> {
+        let most = self.config.request_timeout;
+        let Some(header) = call.parts.headers.get("x-request-timeout") else {
+            return Ok(most);
+        };
+        let seconds = header
+            .to_str()
+            .ok()
+            .and_then(|text| text.parse::<f64>().ok());
+        let asked = seconds
+            .filter(|s| *s > 0.0)
+            .and_then(|s| Duration::try_from_secs_f64(s).ok())
+            .ok_or_else(|| {
+                ApiError::invalid(
+                    "x-request-timeout",
+                    "x-request-timeout is a number of seconds above 0",
+                )
+            })?;
+        Ok(Some(most.map_or(asked, |most| most.min(asked))))
     }
 
     /// How long until there is room: what waits, at the rate tokens have come lately.
@@ -370,6 +406,7 @@ fn prepare(
     }
     for one in &mut prepared {
         one.request.cache_salt = ask.cache_salt.as_deref().map(salt);
+        one.request.prompt_logprobs = ask.prompt_logprobs;
         limits
             .check(&one.request)
             .map_err(|rejected: Rejected| ApiError::from(rejected))?;
@@ -403,6 +440,12 @@ fn constrain(
         notes.ignored.extend(compiled.ignored);
     }
     Ok(())
+}
+
+/// The lane of somebody's requests.
+fn lane_id(name: &str) -> LaneId {
+    let [a, b, c, d, e, f, g, h, ..] = salt(name);
+    LaneId(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
 }
 
 /// Sixteen bytes of a tenant's name.

@@ -27,5 +27,5 @@ mod testing;
 pub use accept::serve;
 pub use app::{App, Model, ModelInfo};
 pub use body::Body;
-pub use config::{Config, Key};
+pub use config::{Config, Key, Lanes};
 pub use http::handle;

@@ -485,6 +485,32 @@ async fn text_is_continued() {
 }
 
 #[tokio::test]
+async fn a_prompt_is_echoed_with_what_the_model_says_of_it() {
+    let app = demo();
+    let ids = json!([2, 861, 365, 894, 697]);
+    let asked = json!({
+        "prompt": [ids], "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": true, "seed": 1234,
+    });
+    let body = post(&app, "/v1/completions", asked).await.json();
+    let lists = &body["choices"][0]["logprobs"];
+    for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        assert_eq!(lists[name].as_array().unwrap().len(), 6, "{name}: {lists}");
+    }
+    assert_eq!(lists["token_logprobs"][0], Value::Null);
+    assert_eq!(lists["top_logprobs"][0], Value::Null);
+    for n in 1..6 {
+        let logprob = lists["token_logprobs"][n].as_f64().unwrap();
+        let top = lists["top_logprobs"][n].as_object().unwrap();
+        let best = top.values().next().unwrap().as_f64().unwrap();
+        assert!(logprob <= best && best <= 0.0);
+        let name = lists["tokens"][n].as_str().unwrap();
+        assert_eq!(top.contains_key(name), logprob == best, "{n}: {lists}");
+    }
+    // The last is the answer, drawn greedily.
+    assert_eq!(lists["top_logprobs"][5].as_object().unwrap().len(), 1);
+}
+
+#[tokio::test]
 async fn tokens_go_there_and_back() {
     let app = demo();
     let text = "Hello, wörld! <|turn>";

@@ -12,13 +12,13 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use carat_engine::{EngineHandle, chat::Chat};
-use carat_server::{App, Config, Key, Model, ModelInfo};
+use carat_server::{App, Config, Key, Lanes, Model, ModelInfo};
 use carat_text::Tokenizer;
 use sha2::{Digest, Sha256};
 use tokio::{net::TcpListener, signal::unix::SignalKind};
 
 use crate::{
-    args::ServeArgs,
+    args::{LaneBy, ServeArgs},
     interrupt::INTERRUPTED,
     load::Loaded,
     session::{self, unix_time},
@@ -195,6 +195,12 @@ fn config(args: &ServeArgs) -> Result<Config> {
         bound: Some(args.host),
         allowed_hosts: args.allow_host.clone(),
         cors_origins: args.cors_origin.clone(),
+        lanes: match args.lane_by {
+            LaneBy::Key => Lanes::Key,
+            LaneBy::User => Lanes::User,
+        },
+        share_prefixes: args.share_prefix,
+        request_timeout: args.request_timeout.map(Duration::from_secs),
         strict_model: args.strict_model,
         tool_grammar: !args.no_tool_grammar,
         metrics_prefix: args.metrics_prefix.clone(),
@@ -215,6 +221,7 @@ fn load(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<Mod
     let template = session::template(args.chat_template.as_deref(), metadata, &tokenizer)?;
     let context = session::choose_context(&loaded, args.parallel, settings.context, terminal)?;
     let mut config = session::engine_config(&loaded, args.parallel, context);
+    config.prefill_rows = args.prefill_rows;
     if let Some(queue) = args.queue {
         config.max_unfinished = args.parallel.saturating_add(queue);
     }

@@ -359,7 +359,7 @@ pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> 
     let explain = request.explain.unwrap_or(false);
     let ask = request.ask()?;
     let n = ask.n;
-    let (answer, notes) = call.app.answer(&served, ask, call.arrived, "call_").await?;
+    let (answer, notes) = call.app.answer(&served, ask, &call, "call_").await?;
     let info = &served.model.info;
     let head = Head {
         id: ids::id("chatcmpl-"),
@@ -603,7 +603,8 @@ pub(super) fn arguments(call: &ToolCall) -> String {
 pub(super) fn finish_reason(finished: &Finished) -> &'static str {
     match finished.reason {
         ChatFinish::Stop | ChatFinish::Cancelled => "stop",
-        ChatFinish::Length => "length",
+        // Cut off either way.
+        ChatFinish::Length | ChatFinish::Deadline => "length",
         ChatFinish::ToolCalls => "tool_calls",
     }
 }

@@ -35,10 +35,7 @@ pub(super) async fn create(call: Call) -> Result<Response<Body>, ApiError> {
     }
     let streams = request.stream.unwrap_or(false);
     let (ask, ignored) = request.ask()?;
-    let (answer, mut notes) = call
-        .app
-        .answer(&served, ask, call.arrived, "toolu_")
-        .await?;
+    let (answer, mut notes) = call.app.answer(&served, ask, &call, "toolu_").await?;
     notes.ignored.extend(ignored);
     let mut encoder = Events {
         id: ids::id("msg_"),
@@ -255,7 +252,7 @@ impl Encoder for Events {
 fn stop_reason(finished: &Finished) -> &'static str {
     match finished.reason {
         ChatFinish::ToolCalls => "tool_use",
-        ChatFinish::Length => "max_tokens",
+        ChatFinish::Length | ChatFinish::Deadline => "max_tokens",
         ChatFinish::Stop | ChatFinish::Cancelled if finished.stop.is_some() => "stop_sequence",
         ChatFinish::Stop | ChatFinish::Cancelled => "end_turn",
     }

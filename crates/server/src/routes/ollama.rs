@@ -57,7 +57,7 @@ async fn answer(
     lines: Lines,
     streams: bool,
 ) -> Result<Response<Body>, ApiError> {
-    let (answer, notes) = call.app.answer(served, ask, call.arrived, "call_").await?;
+    let (answer, notes) = call.app.answer(served, ask, &call, "call_").await?;
     let mut response = if streams {
         stream::stream(&call.app, answer, lines).await?
     } else {
@@ -198,7 +198,7 @@ fn write(out: &mut Vec<u8>, line: &Value) {
 /// Calls have no reason of their own here.
 fn done_reason(finished: &Finished) -> &'static str {
     match finished.reason {
-        ChatFinish::Length => "length",
+        ChatFinish::Length | ChatFinish::Deadline => "length",
         ChatFinish::Stop | ChatFinish::ToolCalls | ChatFinish::Cancelled => "stop",
     }
 }

@@ -31,7 +31,7 @@ pub(super) async fn create(call: Call) -> Result<Response<Body>, ApiError> {
     let served = call.app.model(request.model.as_deref())?;
     let (ask, ignored) = request.ask()?;
     let logprobs = ask.logprobs.is_some();
-    let (answer, mut notes) = call.app.answer(&served, ask, call.arrived, "call_").await?;
+    let (answer, mut notes) = call.app.answer(&served, ask, &call, "call_").await?;
     notes.ignored.extend(ignored);
     let mut encoder = Events {
         tokenizer: logprobs.then(|| Arc::clone(served.model.chat.tokenizer())),
@@ -386,7 +386,7 @@ impl Encoder for Events {
 
 fn status(finished: &Finished) -> &'static str {
     match finished.reason {
-        ChatFinish::Length => "incomplete",
+        ChatFinish::Length | ChatFinish::Deadline => "incomplete",
         ChatFinish::Stop | ChatFinish::ToolCalls | ChatFinish::Cancelled => "completed",
     }
 }

@@ -44,6 +44,7 @@ pub(super) fn finished(reason: ChatFinish) -> Output {
         stop: None,
         usage,
         thinking_tokens: 2,
+        prompt: Vec::new(),
     })
 }
 

@@ -18,10 +18,10 @@ use http_body_util::{BodyExt, Full};
 use serde_json::Value;
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/pip-q8_0.gguf");
-pub const CONTEXT: usize = 1024;
+pub(crate) const CONTEXT: usize = 1024;
 
 /// The demo model, with a change to how much runs at a time.
-pub fn model(change: impl FnOnce(&mut EngineConfig)) -> Model {
+pub(crate) fn model(change: impl FnOnce(&mut EngineConfig)) -> Model {
     let file = Arc::new(Gguf::open(Path::new(DEMO)).unwrap());
     let model = carat_model::Model::load(Arc::clone(&file)).unwrap();
     let plan = gemma4::plan(&model);
@@ -48,31 +48,31 @@ pub fn model(change: impl FnOnce(&mut EngineConfig)) -> Model {
     }
 }
 
-pub fn app(config: Config) -> Arc<App> {
+pub(crate) fn app(config: Config) -> Arc<App> {
     let app = App::new(config);
     app.ready(model(|_| {}));
     app
 }
 
 /// One that tests share: it has no settings, and requests do not change each other's answers.
-pub fn demo() -> Arc<App> {
+pub(crate) fn demo() -> Arc<App> {
     static DEMO: OnceLock<Arc<App>> = OnceLock::new();
     Arc::clone(DEMO.get_or_init(|| app(Config::default())))
 }
 
-pub struct Answer {
-    pub status: StatusCode,
-    pub headers: HeaderMap,
-    pub text: String,
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) text: String,
 }
 
 impl Answer {
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
     }
 
     /// The events of a stream, read by the rules of server-sent events: name and data.
-    pub fn events(&self) -> Vec<(String, String)> {
+    pub(crate) fn events(&self) -> Vec<(String, String)> {
         let mut events = Vec::new();
         let (mut name, mut data) = (String::new(), Vec::new());
         for line in self.text.split('\n') {
@@ -96,7 +96,7 @@ impl Answer {
     }
 
     /// The JSON of each event but a closing `[DONE]`, which must be there or not.
-    pub fn chunks(&self, done: bool) -> Vec<Value> {
+    pub(crate) fn chunks(&self, done: bool) -> Vec<Value> {
         let mut events = self.events();
         if done {
             assert_eq!(events.pop().map(|e| e.1).as_deref(), Some("[DONE]"));
@@ -106,7 +106,7 @@ impl Answer {
     }
 }
 
-pub async fn request(app: &Arc<App>, request: Request<Full<Bytes>>) -> Answer {
+pub(crate) async fn request(app: &Arc<App>, request: Request<Full<Bytes>>) -> Answer {
     let (parts, body) = handle(Arc::clone(app), request).await.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     Answer {
@@ -116,7 +116,7 @@ pub async fn request(app: &Arc<App>, request: Request<Full<Bytes>>) -> Answer {
     }
 }
 
-pub fn plain(method: Method, path: &str, body: &str) -> Request<Full<Bytes>> {
+pub(crate) fn plain(method: Method, path: &str, body: &str) -> Request<Full<Bytes>> {
     Request::builder()
         .method(method)
         .uri(path)
@@ -126,10 +126,10 @@ pub fn plain(method: Method, path: &str, body: &str) -> Request<Full<Bytes>> {
         .unwrap()
 }
 
-pub async fn post(app: &Arc<App>, path: &str, body: Value) -> Answer {
+pub(crate) async fn post(app: &Arc<App>, path: &str, body: Value) -> Answer {
     request(app, plain(Method::POST, path, &body.to_string())).await
 }
 
-pub async fn get(app: &Arc<App>, path: &str) -> Answer {
+pub(crate) async fn get(app: &Arc<App>, path: &str) -> Answer {
     request(app, plain(Method::GET, path, "")).await
 }
