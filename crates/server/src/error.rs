@@ -5,7 +5,7 @@ use std::time::Duration;
 use carat_engine::{EngineError, Rejected, chat::ChatError};
 use carat_text::TextError;
 use http::{HeaderValue, Response, StatusCode, header};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::body::Body;
 
@@ -126,7 +126,7 @@ pub(crate) struct ApiError {
     pub(crate) param: Option<String>,
     pub(crate) retry_after: Option<Duration>,
     /// More fields of OpenAI's object.
-    pub(crate) extra: Map<String, Value>,
+    pub(crate) extra: Vec<(&'static str, Value)>,
 }
 
 impl ApiError {
@@ -140,7 +140,7 @@ impl ApiError {
             message: message.into(),
             param: None,
             retry_after: waits.then(|| Duration::from_secs(1)),
-            extra: Map::new(),
+            extra: Vec::new(),
         }
     }
 
@@ -164,7 +164,8 @@ impl ApiError {
                     "code": code,
                 });
                 if let Value::Object(error) = &mut error {
-                    error.extend(self.extra.clone());
+                    let extra = self.extra.iter().cloned();
+                    error.extend(extra.map(|(key, value)| (key.to_owned(), value)));
                 }
                 json!({ "error": error })
             }
@@ -212,11 +213,11 @@ impl ApiError {
 
 /// A prompt that leaves no room. The words "maximum context length" and "prompt is too long" are what clients look for.
 pub(crate) fn too_long(prompt: usize, context: usize) -> ApiError {
-    let mut extra = Map::new();
-    extra.insert("n_prompt_tokens".to_owned(), prompt.into());
-    extra.insert("n_ctx".to_owned(), context.into());
     ApiError {
-        extra,
+        extra: vec![
+            ("n_prompt_tokens", prompt.into()),
+            ("n_ctx", context.into()),
+        ],
         param: Some("messages".to_owned()),
         ..ApiError::new(
             Kind::ContextLength,
