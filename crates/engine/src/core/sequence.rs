@@ -79,6 +79,8 @@ pub(crate) struct Sequence {
     /// Sliding pages that it holds at most between two steps, the places of its next rows included: one, those of a draft behind
     /// it, or those that see each other.
     pub(crate) reservation: usize,
+    /// Its prompt has been computed.
+    pub(crate) has_begun: bool,
     /// Positions that its pages held when it was started last.
     pub(crate) claimed: usize,
     /// How many of the likeliest tokens are reported for each place of the prompt.
@@ -115,6 +117,7 @@ impl Sequence {
             drafts: request.drafts,
             lane: request.lane,
             reservation: 0,
+            has_begun: false,
             claimed: 0,
             prompt_logprobs: request.prompt_logprobs,
             reported: 1,
