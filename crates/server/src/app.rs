@@ -9,7 +9,7 @@ use std::{
 };
 
 use carat_engine::{
-    EngineError, Rejected,
+    EngineError, LaneId, Rejected,
     chat::{Chat, Generation, Prepared},
 };
 use carat_grammar::{Answer as Shape, Grammars, Start, Thinking, Tools};
@@ -102,6 +102,8 @@ pub struct App {
     draining: AtomicBool,
     /// Rendering, encoding and compiling of schemas: as many at a time as there are cores.
     permits: Semaphore,
+    /// Prompts that are only counted: few at a time, so that they never crowd out those to be answered.
+    pub(crate) counting: Semaphore,
     /// When tokens last were generated at what rate, for `Retry-After`.
     rate: Mutex<Rate>,
 }
@@ -122,6 +124,7 @@ impl App {
             status: RwLock::new(Status::Loading),
             draining: AtomicBool::new(false),
             permits: Semaphore::new(cores),
+            counting: Semaphore::new(4),
             rate: Mutex::default(),
         })
     }
@@ -243,9 +246,9 @@ impl App {
         }
         ask.check()?;
         let its = Arc::clone(served);
-        let tool_grammar = self.config.tool_grammar;
+        let (tool_grammar, deadline) = (self.config.tool_grammar, self.config.request_timeout);
         let (prepared, notes) = self
-            .compute(move || prepare(&its, &ask, tool_grammar))
+            .compute(move || prepare(&its, &ask, tool_grammar, deadline))
             .await??;
         let engine = served.model.chat.engine();
         let started = Answer::start(engine, prepared, &self.metrics, arrived, call_prefix);
@@ -297,6 +300,7 @@ fn prepare(
     served: &Served,
     ask: &Ask,
     tool_grammar: bool,
+    deadline: Option<Duration>,
 ) -> Result<(Vec<Prepared>, Notes), ApiError> {
     let chat = &served.model.chat;
     let sampling = ask.sampling.resolve(&served.model.sampling)?;
@@ -367,6 +371,9 @@ fn prepare(
     }
     for one in &mut prepared {
         one.request.cache_salt = ask.cache_salt.as_deref().map(salt);
+        one.request.prompt_logprobs = ask.prompt_logprobs;
+        one.request.lane = ask.user.as_deref().map(lane);
+        one.request.deadline = deadline;
         limits
             .check(&one.request)
             .map_err(|rejected: Rejected| ApiError::from(rejected))?;
@@ -400,6 +407,12 @@ fn constrain(
         notes.ignored.extend(compiled.ignored);
     }
     Ok(())
+}
+
+/// The lane of somebody's requests.
+fn lane(name: &str) -> LaneId {
+    let [a, b, c, d, e, f, g, h, ..] = salt(name);
+    LaneId(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
 }
 
 /// Sixteen bytes of a tenant's name.

@@ -170,10 +170,23 @@ impl ApiError {
             }
             Dialect::Anthropic => json!({
                 "type": "error",
-                "error": { "type": self.kind.anthropic(), "message": self.message },
+                "error": { "type": self.kind.anthropic(), "message": self.located() },
                 "request_id": request_id,
             }),
-            Dialect::Ollama => json!({ "error": self.message }),
+            Dialect::Ollama => json!({ "error": self.located() }),
+        }
+    }
+
+    /// The message, with the place in the request for dialects that have no field for it.
+    fn located(&self) -> String {
+        match &self.param {
+            Some(param)
+                if matches!(self.kind, Kind::InvalidValue | Kind::UnsupportedSchema)
+                    && !self.message.contains(param.as_str()) =>
+            {
+                format!("{param}: {}", self.message)
+            }
+            _ => self.message.clone(),
         }
     }
 

@@ -21,6 +21,8 @@ mod ids;
 mod metrics;
 mod routes;
 mod stream;
+#[cfg(test)]
+mod testing;
 
 pub use accept::serve;
 pub use app::{App, Model, ModelInfo};

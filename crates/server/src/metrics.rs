@@ -124,7 +124,7 @@ pub(crate) struct Metrics {
     pub(crate) generated_tokens: Histogram,
     finished: Family<6>,
     rejected: Family<4>,
-    missed: Family<6>,
+    missed: Family<7>,
     http: Box<[[AtomicU64; STATUSES.len()]]>,
     pub(crate) streams_open: AtomicI64,
     pub(crate) disconnects: AtomicU64,
@@ -160,6 +160,7 @@ impl Metrics {
                 "no_match",
                 "diverged",
                 "sliding_evicted",
+                "logprobs",
                 "other",
             ]),
             http: (0..=ROUTES.len())
@@ -415,6 +416,7 @@ pub(crate) fn miss_name(miss: MissReason) -> &'static str {
         MissReason::NoMatch => "no_match",
         MissReason::Diverged => "diverged",
         MissReason::SlidingEvicted => "sliding_evicted",
+        MissReason::Logprobs => "logprobs",
         MissReason::MediaCut => "other",
     }
 }

@@ -603,7 +603,8 @@ pub(super) fn arguments(call: &ToolCall) -> String {
 pub(super) fn finish_reason(finished: &Finished) -> &'static str {
     match finished.reason {
         ChatFinish::Stop | ChatFinish::Cancelled => "stop",
-        ChatFinish::Length => "length",
+        // Cut off either way.
+        ChatFinish::Length | ChatFinish::Deadline => "length",
         ChatFinish::ToolCalls => "tool_calls",
     }
 }
@@ -682,6 +683,11 @@ fn carat(extras: &Extras, finished: &Finished, invalid: &[Value]) -> Option<Valu
 }
 
 fn logprobs(tokens: &[Token], tokenizer: &Tokenizer) -> Value {
+    json!({ "content": token_logprobs(tokens, tokenizer), "refusal": null })
+}
+
+/// An entry per token, as both of OpenAI's interfaces have them.
+pub(super) fn token_logprobs(tokens: &[Token], tokenizer: &Tokenizer) -> Vec<Value> {
     let named = |id: u32, logprob: f32| {
         let bytes = tokenizer.vocab().bytes(id);
         let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -694,5 +700,5 @@ fn logprobs(tokens: &[Token], tokenizer: &Tokenizer) -> Value {
         entry["top_logprobs"] = top.collect();
         entry
     });
-    json!({ "content": each.collect::<Vec<_>>(), "refusal": null })
+    each.collect()
 }

@@ -100,19 +100,20 @@ pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> 
     }
     let echo = request.echo.unwrap_or(false);
     let logprobs = ask::top_logprobs("logprobs", request.logprobs)?;
-    if echo && logprobs.is_some() {
+    if echo && logprobs.is_some() && request.stream == Some(true) {
         return Err(ApiError::invalid(
-            "echo",
-            "echo with logprobs is not supported yet; leave one of them out",
+            "stream",
+            "echo with logprobs comes in one piece; leave stream out",
         ));
     }
     let texts = request.prompt.texts();
     let tokenizer = Arc::clone(served.model.chat.tokenizer());
-    let echoed = texts.iter().map(|text| match text {
-        Text::Plain(text) => text.clone(),
-        Text::Tokens(tokens) => tokenizer.decode(tokens),
-    });
-    let echoed: Vec<String> = if echo { echoed.collect() } else { Vec::new() };
+    let echoed: Vec<String> = if echo {
+        texts.iter().map(|text| echo_of(text, &tokenizer)).collect()
+    } else {
+        Vec::new()
+    };
+    let firsts: Vec<Option<TokenId>> = texts.iter().map(|text| first(text, &tokenizer)).collect();
     let format = wire::format(request.response_format.as_ref(), "response_format")?;
     let max_tokens = ask::max_tokens("max_tokens", request.max_tokens)?;
     let ask = Ask {
@@ -121,6 +122,7 @@ pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> 
         max_tokens: max_tokens.or(request.max_tokens.is_none().then_some(USUAL_TOKENS)),
         stop: OneOrMany::into_vec(request.stop),
         logprobs,
+        prompt_logprobs: logprobs.filter(|_| echo),
         ignore_eos: request.ignore_eos.unwrap_or(false),
         format: request.guided.format(format)?,
         user: request.user,
@@ -154,12 +156,24 @@ pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> 
         let choices = stream::collect(answer).await?;
         let each = choices.iter().enumerate().map(|(index, choice)| {
             let mut text = echoed.get(index / n).cloned().unwrap_or_default();
-            let mut offset = text.len();
+            let (mut offset, tokens) = if choice.finished.prompt.is_empty() {
+                (text.len(), choice.tokens.clone())
+            } else {
+                // Nothing stands before the first token, so nothing is said of it.
+                let first = firsts[index / n].map(|id| Token {
+                    id,
+                    logprob: None,
+                    top: Vec::new(),
+                });
+                let prompt = choice.finished.prompt.iter().cloned();
+                let answer = choice.tokens.iter().cloned();
+                (0, first.into_iter().chain(prompt).chain(answer).collect())
+            };
             text.push_str(&choice.text());
             json!({
                 "index": index,
                 "text": text,
-                "logprobs": lists(&choice.tokens, &tokenizer, &mut offset),
+                "logprobs": lists(&tokens, &tokenizer, &mut offset),
                 "finish_reason": chat::finish_reason(&choice.finished),
             })
         });
@@ -173,6 +187,21 @@ pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> 
     };
     chat::note(&mut response, &notes);
     Ok(response)
+}
+
+fn echo_of(text: &Text, tokenizer: &Tokenizer) -> String {
+    match text {
+        Text::Plain(text) => text.clone(),
+        Text::Tokens(tokens) => tokenizer.decode(tokens),
+    }
+}
+
+/// The first token of a prompt.
+fn first(text: &Text, tokenizer: &Tokenizer) -> Option<TokenId> {
+    match text {
+        Text::Plain(_) => Some(tokenizer.vocab().bos()),
+        Text::Tokens(tokens) => tokens.first().copied(),
+    }
 }
 
 /// Of several prompts with `n` answers each.
@@ -285,7 +314,7 @@ fn lists(tokens: &[Token], tokenizer: &Tokenizer, offset: &mut usize) -> Value {
             // Best first: of two tokens with one text the likelier stays.
             top.entry(text(*id)).or_insert_with(|| json!(logprob));
         }
-        tops.push(top);
+        tops.push(token.logprob.map(|_| top));
     }
     json!({
         "tokens": names, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets,
