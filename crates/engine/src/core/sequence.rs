@@ -56,6 +56,10 @@ impl Share {
     }
 }
 
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts that have nothing to do with each other"
+)]
 pub(crate) struct Sequence {
     pub(crate) id: RequestId,
     /// The prompt, what was generated, and at the end what is merely drafted.
