@@ -116,8 +116,8 @@ impl<const N: usize> Family<N> {
 }
 
 /// Statuses that are counted one by one; all others count as 0.
-const STATUSES: [u16; 17] = [
-    0, 200, 204, 304, 400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 501, 503, 529,
+const STATUSES: [u16; 18] = [
+    0, 200, 204, 304, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 501, 503, 529,
 ];
 
 /// Everything that is counted.

@@ -101,7 +101,9 @@ async fn heads_have_limits() {
     let long = "x".repeat(100_000);
     let answer = ask(
         &running,
-        &format!("GET /health HTTP/1.1\r\nHost: localhost\r\nX: {long}\r\n\r\n"),
+        &format!(
+            "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: {long}\r\n\r\n"
+        ),
     )
     .await;
     // The answer is lost where the connection is reset under what was still being sent.
