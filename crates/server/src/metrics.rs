@@ -56,6 +56,14 @@ impl Histogram {
         self.sum.fetch_add(millionths, Ordering::Relaxed);
     }
 
+    /// `None` if nothing was counted.
+    pub(crate) fn mean(&self) -> Option<f64> {
+        let counts = self.counts.iter().map(|c| c.load(Ordering::Relaxed));
+        let count: u64 = counts.sum();
+        let sum = self.sum.load(Ordering::Relaxed) as f64 / 1e6;
+        (count > 0).then(|| sum / count as f64)
+    }
+
     pub(crate) fn time(&self, took: Duration) {
         self.add(took.as_secs_f64());
     }
