@@ -115,7 +115,8 @@ async def stream(port, messages, tokens):
                     times.append(now)
                     text.append(part)
     writer.close()
-    return started, times, "".join(text)
+    # An answer without text has come when it ended.
+    return started, times or [time.monotonic()], "".join(text)
 
 
 async def load(port, streams, tokens, words):
@@ -126,7 +127,7 @@ async def load(port, streams, tokens, words):
     gaps = sorted(b - a for _, times, _ in answers for a, b in zip(times, times[1:]))
     return {
         "tokens/s": sum(len(times) for _, times, _ in answers) / took,
-        "p99 gap ms": 1e3 * gaps[int(len(gaps) * 0.99)],
+        "p99 gap ms": 1e3 * gaps[int(len(gaps) * 0.99)] if gaps else float("nan"),
         "ttft ms": 1e3 * statistics.median(times[0] - asked_at for asked_at, times, _ in answers),
     }
 
@@ -135,7 +136,7 @@ async def second_turn(port, words):
     first = [{"role": "user", "content": prompt(7, words)}]
     _, _, text = await stream(port, first, 8)
     second = first + [{"role": "assistant", "content": text}, {"role": "user", "content": "And then?"}]
-    asked, times, _ = await stream(port, second, 2)
+    asked, times, _ = await stream(port, second, 16)
     return 1e3 * (times[0] - asked)
 
 
@@ -163,7 +164,7 @@ def serve_peer(args):
     params = xllamacpp.CommonParams()
     params.model.path = args.model
     params.port = args.serve_peer
-    params.hostname = "127.0.0.1"
+    params.hostnames = ["127.0.0.1"]
     params.n_parallel = args.slots
     params.n_ctx = args.context * args.slots
     params.cpuparams.n_threads = args.threads
