@@ -2,15 +2,17 @@
 // included).
 //
 // sample_scan, grid (blocks of 2048 logits, rows), chunks of 128 logits, two chunks per warp: applies penalties and
-// biases to the logits, in place, and leaves the largest logit of each chunk. A row without a temperature ends here: the
-// last of its blocks to arrive takes the largest. Bytes per row: 4 * vocab in, vocab / 32 out.
+// biases to the logits, in place, and leaves the largest allowed logit of each chunk. A row without a temperature ends here: the
+// last of its blocks to arrive takes the largest. Bytes per row: 4 * vocab in, vocab / 32 out; vocab / 8 in with a mask.
 //
-// sample_pick, grid (shares, rows): rows with a temperature. With a top-k the first share does it all: the k best logits lie
-// in the k chunks with the best maxima, so it reads those alone, sorts, truncates by top-p and min-p, and draws. Without a
-// top-k each share draws among its part of the vocabulary, and the last to arrive takes the best.
-// Bytes per row: vocab / 32 in and 512 for each of k chunks; 4 * vocab without a top-k.
+// sample_pick, grid (shares, rows): rows with a temperature. With a top-k of at most MAX_TOP_K the first share does it all: the
+// k best logits lie in the k chunks with the best maxima, so it reads those alone, sorts, truncates by top-p and min-p, and
+// draws. Otherwise each share draws among its part of the vocabulary, from the score on that sample_truncate.cu left, and the
+// last to arrive takes the best. Bytes per row: vocab / 32 in and 512 for each of k chunks; up to 4 * vocab without a top-k.
 //
-// Requires vocab <= MAX_VOCAB, top_k <= MAX_TOP_K, and top_p = 1 where top_k = 0 (src/run/sample.rs keeps others away).
+// A mask comes before everything else: a masked token has the key 0, which nothing ever chooses.
+//
+// Requires vocab <= MAX_VOCAB (src/run/sample.rs keeps others away).
 //
 // Scores are compared as integers that are ordered like the numbers, with the complement of the token below them: the
 // largest then is the best score and, on ties, the lowest token. Only integers are added atomically, so nothing depends on
@@ -41,19 +43,24 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS) sample_scan(const Par
   if (is_last(p.arrived + blockIdx.y, gridDim.x)) row.report(row.arg_max());
 }
 
-// A draw without top-k: each share among its tokens, the last share among those.
+// More than the difference of two draws of noise, which are between -2.9 and 17.4.
+constexpr float NOISE_REACH = 21;
+
+// A draw from the vocabulary, or from what sample_truncate left of it: each share among its tokens, the last share among those.
 __device__ __forceinline__ void draw_from_all(const Row& row) {
   const Setting& s = row.setting;
+  const u32 largest = row.largest();
+  // What is further below the largest than the noise reaches cannot be drawn.
+  const float floor = unordered(largest) < INF ? fmaxf(s.floor, -NOISE_REACH) : s.floor;
+  const u64 cut = s.truncates_all() ? row.p.cuts[row.number] : 0;
   u64 best = 0;
-  for (u32 chunk = threadIdx.x; chunk < row.chunks; chunk += blockDim.x) best = larger(best, row.maxima[chunk]);
-  const u32 largest = u32(block_best(best));
-  best = 0;
   const u32 share = (row.p.vocab + gridDim.x - 1) / gridDim.x, first = blockIdx.x * share;
   for (u32 token = first + threadIdx.x; token < min(first + share, row.p.vocab); token += blockDim.x) {
+    if (row.maxima[token / CHUNK] < u32(cut >> 32)) continue;
     const u32 key = row.key(token);
-    if (key <= ORDERED_MINUS_INFINITY) continue;
+    if (key <= ORDERED_MINUS_INFINITY || scored(key, token) < cut) continue;
     const float logit = tempered(key, largest, s.temperature);
-    if (logit >= s.floor) best = larger(best, scored(ordered(add(logit, gumbel(s, token))), token));
+    if (logit >= floor) best = larger(best, scored(ordered(add(logit, gumbel(s, token))), token));
   }
   best = block_best(best);
   u64* bests = row.p.best + u64(row.number) * gridDim.x;
@@ -66,54 +73,15 @@ __device__ __forceinline__ void draw_from_all(const Row& row) {
 }
 
 __device__ __forceinline__ void draw_from_best(const Row& row) {
-  __shared__ u16 chosen[MAX_CHUNKS];
-  __shared__ u32 chosen_count, tally[2];
-  __shared__ List list;
   __shared__ float sums[MAX_TOP_K];
   const Setting& s = row.setting;
-  const u32 thread = threadIdx.x, lane = thread % WARP;
-  const Best best(row);
-  if (thread == 0) chosen_count = list.count = 0;
-  const u32 threshold = best.threshold();  // has barriers
-  for (u32 i = 0; i < CHUNKS_PER_THREAD; i++)
-    if (best.mine[i] >= threshold) chosen[atomicAdd(&chosen_count, 1u)] = (u16)(thread + i * PICK_THREADS);
-  __syncthreads();
-  best.for_logits(chosen, chosen_count, [&](u32 key, u32 token) {
-    if (key >= threshold) list.add(scored(key, token));
-  });
-  __syncthreads();
-  u32 count = list.count;
-  if (count > MAX_CANDIDATES) {
-    // Very many ties, or the best crowd together: find the last of the best exactly. Slow, and no model does this.
-    u64 last = 0;
-    for (u32 round = 0; round < 64; round++) {
-      const u64 bit = 1ull << (63 - round);
-      u32* sum = &tally[round % 2];  // the other may still be read
-      if (thread == 0) *sum = 0;
-      __syncthreads();
-      u32 reached = 0;
-      best.for_logits(chosen, chosen_count, [&](u32 key, u32 token) {
-        reached += key >= threshold && scored(key, token) >= (last | bit);
-      });
-      reached = __reduce_add_sync(ALL_LANES, reached);
-      if (lane == 0) atomicAdd(sum, reached);
-      __syncthreads();
-      if (*sum >= best.k) last |= bit;
-    }
-    if (thread == 0) list.count = 0;
-    __syncthreads();
-    best.for_logits(chosen, chosen_count, [&](u32 key, u32 token) {
-      if (key >= threshold && scored(key, token) >= last) list.add(scored(key, token));
-    });
-    __syncthreads();
-    count = list.count;
-  }
+  const u32 thread = threadIdx.x, lane = thread % WARP, k = min(s.top_k, row.p.vocab);
+  u32 count;
+  const u64* sorted = best_first(row, k, ORDERED_MINUS_INFINITY + 1, count);
   if (count == 0) return row.report(row.arg_max());
 
-  const u64* sorted = count <= MAX_COUNTED ? sort_by_counting(list.keys, count) : sort_by_exchange(list.keys, count);
-
   // One thread per survivor, best first.
-  u32 kept = min(count, best.k);
+  u32 kept = min(count, k);
   const u32 largest = u32(sorted[0] >> 32);
   const u64 key = thread < kept ? sorted[thread] : 0;
   const float logit = thread < kept ? tempered(u32(key >> 32), largest, s.temperature) : -INF;
@@ -148,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(PICK_THREADS, 1) sample_pick(const 
   if (!p.rows.has(blockIdx.y)) return;
   const Row row(p, blockIdx.y);
   if (!(row.setting.temperature > 0)) return;
-  if (row.setting.top_k == 0)
+  if (row.setting.top_k == 0 || row.setting.top_k > MAX_TOP_K)
     draw_from_all(row);
   else if (blockIdx.x == 0)
     draw_from_best(row);

@@ -1,7 +1,8 @@
-//! The card: driver, context, one stream, memory and modules. Absence is an error that says what to do, never a panic.
+//! The card: driver, context, streams, memory and modules. Absence is an error that says what to do, never a panic.
 //!
 //! Memory is plain: allocated once, at addresses that stay, freed when dropped. All work goes through one stream, in order,
-//! so nothing here tracks which buffer is in use; whoever frees one waits first.
+//! so nothing here tracks which buffer is in use; whoever frees one waits first. A side stream has copies that may overlap
+//! with that work; whoever uses it makes the two wait for each other.
 #![expect(
     unsafe_code,
     reason = "the driver's interface: raw addresses and handles end here"
@@ -56,6 +57,8 @@ pub(crate) struct Device {
     pub(crate) shared_bytes: usize,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
+    /// For copies that need not wait for the work before them.
+    side: Arc<CudaStream>,
     /// Bytes to hold at the most.
     limit: Option<u64>,
     /// Bytes held, by purpose.
@@ -89,9 +92,11 @@ impl Device {
         if major < 8 {
             return Err(CudaError::TooOldCard { name, major, minor });
         }
-        let stream = context
-            .new_stream()
-            .map_err(CudaError::driver("making a stream"))?;
+        let new_stream = || {
+            let stream = context.new_stream();
+            stream.map_err(CudaError::driver("making a stream"))
+        };
+        let (stream, side) = (new_stream()?, new_stream()?);
         Ok(Arc::new(Device {
             name,
             capability: Capability { major, minor },
@@ -99,6 +104,7 @@ impl Device {
             shared_bytes: shared_bytes as usize,
             context,
             stream,
+            side,
             limit,
             ledger: Mutex::default(),
             peak: AtomicU64::new(0),
@@ -213,6 +219,30 @@ impl Device {
         to: &Buffer,
         offset: usize,
     ) -> Result<(), CudaError> {
+        self.copy_through(self.stream(), from, part, to, offset)
+    }
+
+    /// The same at once, beside the work under way. What comes later in the main stream waits for it.
+    pub(crate) fn copy_ahead(
+        &self,
+        from: &HostBuffer,
+        part: Range<usize>,
+        to: &Buffer,
+        offset: usize,
+    ) -> Result<(), CudaError> {
+        self.copy_through(self.side.cu_stream(), from, part, to, offset)?;
+        let joined = self.stream.join(&self.side);
+        joined.map_err(CudaError::driver("waiting for a copy"))
+    }
+
+    fn copy_through(
+        &self,
+        stream: sys::CUstream,
+        from: &HostBuffer,
+        part: Range<usize>,
+        to: &Buffer,
+        offset: usize,
+    ) -> Result<(), CudaError> {
         assert!(
             part.end <= from.bytes && offset + part.len() <= to.bytes,
             "copy past the end"
@@ -221,7 +251,7 @@ impl Device {
         // SAFETY: both ends are long enough, asserted above; the caller keeps `from` as it is until it has waited.
         unsafe {
             let source = slice::from_raw_parts(from.start.add(part.start), part.len());
-            result::memcpy_htod_async(to.address.offset(offset).0, source, self.stream())
+            result::memcpy_htod_async(to.address.offset(offset).0, source, stream)
         }
         .map_err(CudaError::driver(format!("copying to {}", to.purpose)))
     }

@@ -69,7 +69,9 @@ texts![
     "norm/rms_norm.cu",
     "roofline/multiply_peak.cu",
     "roofline/read_peak.cu",
+    "sample/logprobs.cu",
     "sample/sample.cu",
+    "sample/sample_truncate.cu",
 ];
 
 fn text(name: &str) -> &'static str {

@@ -21,11 +21,11 @@ pub(crate) fn all() -> Vec<Specialization> {
         elementwise::select_sampled::specialization(),
         elementwise::convert::specialization(),
         elementwise::geglu::specialization(),
-        sample::specialization(),
         moe::permute::specialization(),
         moe::route::specialization(),
         moe::experts_sum::specialization(),
     ];
+    all.extend(sample::specializations());
     all.extend(norm::fused_norm::HOLDS.map(norm::fused_norm::specialization));
     all.extend(attention::qkv_norm_rope::HEAD_DIMS.map(attention::qkv_norm_rope::specialization));
     all.extend(linear::gemv::specializations());

@@ -62,9 +62,9 @@ pub(crate) use operands::{
     Addresses, BatchAt, MatrixAt, Operand, RowRefsAt, RowsAt, RunsAt, SlotAt, TablesAt,
 };
 pub(crate) use sample::{
-    CHANGE, CHANGE_WORDS, Change, Draw, MAX_DRAWN_ROWS, MAX_TOP_K, MAX_VOCAB, SETTING_WORDS,
-    SampleParams, SamplerInputs, Setting, grids, sampler_bytes, scratch_bytes,
-    specialization as sample_specialization,
+    CHANGE, CHANGE_WORDS, Change, Draw, MASK_SETS, MAX_DRAWN_ROWS, MAX_LOGPROBS, MAX_TOP_K,
+    MAX_VOCAB, NONE, REPORT_WORDS, SETTING_WORDS, SampleParams, SamplerInputs, ScratchAt, Setting,
+    grids, mask_words, sampler_bytes, specializations as sample_specializations,
 };
 pub(crate) use specialization::{Kernel, Specialization};
 pub(crate) use weights::{Join, WeightFormat, WeightOperand};

@@ -28,11 +28,11 @@ use crate::{
         cublaslt::{Library, WORKSPACE_BYTES},
     },
     error::CudaError,
-    kernel::{Addresses, Draw, Kernel, SETTING_WORDS},
+    kernel::{Addresses, Kernel, SETTING_WORDS},
     run::{
         graph::{self, Graph, Graphs},
         program::{CublasLtGemms, Program, Programs},
-        sample::{self, IN_FLIGHT, RowToSample, Sampler},
+        sample::{self, IN_FLIGHT, RowToSample, Sampler, Work},
         upload::ResidentWeights,
     },
 };
@@ -84,11 +84,21 @@ struct Submitted {
 /// Results of a submitted batch, for `collect`.
 enum Results {
     NotDrawn,
-    /// Tokens of all sampled rows once the device is done, but for those of the host.
+    /// Those of all sampled rows once the device is done, but for those of the host.
     Drawn {
+        rows: Vec<DeviceRow>,
         on_host: Vec<HostDraw>,
     },
     Ready(Outputs),
+}
+
+/// What the device leaves for a sampled row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DeviceRow {
+    /// Nothing: the host draws it.
+    Nothing,
+    Token,
+    Logprobs,
 }
 
 /// A row that the host draws, once its logits are there.
@@ -131,7 +141,8 @@ impl HostDraw {
 pub(crate) struct Kernels<'a> {
     /// The loaded kernel of a call.
     pub(crate) of: &'a dyn Fn(&dyn Kernel) -> Arc<Module>,
-    pub(crate) sampling: Arc<Module>,
+    /// In the order of `sample_specializations`.
+    pub(crate) sampling: [Arc<Module>; 3],
     /// cuBLASLt, if products are left to it.
     pub(crate) library: Option<Library>,
 }
@@ -302,51 +313,54 @@ impl CudaExecutor {
         Ok((index, rows, used))
     }
 
-    /// Queues the settings of the rows that the device draws. Returns the work it is, if any, and the rows that are the host's.
+    /// Queues the settings of the rows that the device draws. Returns the work it is, if any, and who draws which row.
     fn queue_settings(
         &mut self,
         index: usize,
         (draws, positions): (&[model::Draw<'_>], &[usize]),
         used: usize,
-    ) -> Result<(Option<Draw>, Vec<HostDraw>), CudaError> {
-        let greedy = Sampling::greedy();
-        let each = draws.iter().zip(positions);
+    ) -> Result<(Option<Work>, Results), CudaError> {
         // Changes are made to the logits themselves, so those that somebody wants to see are left alone.
-        let taken: Vec<Option<RowToSample<'_>>> = each
+        let rows_to_sample: Vec<Option<RowToSample<'_>>> = draws
+            .iter()
+            .zip(positions)
             .map(|(draw, position)| RowToSample::of(draw, *position))
             .map(|row| row.filter(|_| !self.options.probe))
             .collect();
         let layout = &self.batch_layout;
-        let stand_in = RowToSample {
-            sampling: &greedy,
-            history: &[],
-            position: 0,
-        };
-        let rows: Vec<RowToSample<'_>> = taken.iter().map(|row| row.unwrap_or(stand_in)).collect();
         let at = layout.settings_at(used);
-        let any = taken.iter().any(Option::is_some);
-        let written = any
-            .then(|| sample::write(&rows, self.plan.vocab(), &at, &mut self.words))
-            .flatten();
-        let on_host = |(row, draw): (usize, &model::Draw<'_>)| {
-            let is_taken = written.is_some() && taken[row].is_some();
-            (!is_taken).then(|| HostDraw::new(row, draw))
+        let vocab = self.plan.vocab();
+        let written = sample::write(&rows_to_sample, vocab, &at, &mut self.words);
+        let row = |(row, draw): (usize, &model::Draw<'_>)| match (&written, draw.output) {
+            (Some(written), RowOutput::Token) if written.taken[row] => DeviceRow::Token,
+            (Some(written), _) if written.taken[row] => DeviceRow::Logprobs,
+            _ => DeviceRow::Nothing,
         };
-        let on_host = draws.iter().enumerate().filter_map(on_host).collect();
-        if let Some((_, end)) = written {
-            self.words[layout.in_flight] = index as u32;
-            let settings = layout.in_flight..layout.settings + draws.len() * SETTING_WORDS;
-            let host = &mut self.in_flight[index].settings;
-            let mut start = 0;
-            for part in [settings, used..end].into_iter().filter(|p| !p.is_empty()) {
-                put_words(host, start, &self.words[part.clone()]);
-                let bytes = start * 4..(start + part.len()) * 4;
-                let to = &self.buffers.batch;
-                (self.device).copy_part(host, bytes, to, part.start * 4)?;
-                start += part.len();
-            }
+        let rows: Vec<DeviceRow> = draws.iter().enumerate().map(row).collect();
+        let each = rows.iter().zip(draws).enumerate();
+        let on_host = each
+            .filter(|(_, (row, _))| **row == DeviceRow::Nothing)
+            .map(|(row, (_, draw))| HostDraw::new(row, draw))
+            .collect();
+        let results = Results::Drawn { rows, on_host };
+        let Some(written) = written else {
+            return Ok((None, results));
+        };
+        (self.sampler).copy_masks(&self.device, index, &written.masks)?;
+        self.words[layout.in_flight] = index as u32;
+        let settings = draws.len().min(layout.most_drawn) * SETTING_WORDS;
+        let settings = layout.in_flight..layout.settings + settings;
+        let changes = used..written.end;
+        let host = &mut self.in_flight[index].settings;
+        let mut start = 0;
+        for part in [settings, changes].into_iter().filter(|p| !p.is_empty()) {
+            put_words(host, start, &self.words[part.clone()]);
+            let bytes = start * 4..(start + part.len()) * 4;
+            let to = &self.buffers.batch;
+            (self.device).copy_part(host, bytes, to, part.start * 4)?;
+            start += part.len();
         }
-        Ok((written.map(|(draw, _)| draw), on_host))
+        Ok((Some(written.work), results))
     }
 
     /// Queues the work of a batch, captured if there is a graph for its number of rows.
@@ -378,23 +392,19 @@ impl CudaExecutor {
         }
         let batch = self.in_flight[index].batch.take();
         let batch = batch.expect("a ticket is used once, before the next but one is out");
-        let on_host = match batch.results {
+        let (rows, on_host) = match batch.results {
             Results::NotDrawn => return Ok(Outputs::default()),
             Results::Ready(outputs) => return Ok(outputs),
-            Results::Drawn { on_host } => on_host,
+            Results::Drawn { rows, on_host } => (rows, on_host),
         };
-        let row = |token| RowResult {
-            token,
-            ..RowResult::default()
+        let result = |(row, left): (usize, &DeviceRow)| match left {
+            DeviceRow::Nothing => RowResult::default(),
+            DeviceRow::Token => self.sampler.result(index, row, false),
+            DeviceRow::Logprobs => self.sampler.result(index, row, true),
         };
-        let count = batch.rows.sampled;
-        // Without a row of its own the device left nothing there, and may have no room for as many.
-        let rows = if on_host.len() == count {
-            vec![RowResult::default(); count]
-        } else {
-            self.sampler.tokens(index, count).map(row).collect()
+        let mut outputs = Outputs {
+            rows: rows.iter().enumerate().map(result).collect(),
         };
-        let mut outputs = Outputs { rows };
         let mut scratch = Scratch::default();
         for host in &on_host {
             let position = batch.positions[host.row];
@@ -411,7 +421,7 @@ impl CudaExecutor {
         let Some(batch) = &self.in_flight[index].batch else {
             return Ok(());
         };
-        let waits = matches!(&batch.results, Results::Drawn { on_host } if !on_host.is_empty());
+        let waits = matches!(&batch.results, Results::Drawn { on_host, .. } if !on_host.is_empty());
         if !waits {
             return Ok(());
         }
@@ -515,7 +525,7 @@ impl Executor for CudaExecutor {
         let batch = batch.expect("a batch is drawn once, before it is collected");
         model::Draw::check(draws, batch.rows.sampled, &self.plan)?;
         let (rows, used, positions) = (batch.rows, batch.used, batch.positions.clone());
-        let (work, on_host) = self.queue_settings(index, (draws, &positions), used)?;
+        let (work, results) = self.queue_settings(index, (draws, &positions), used)?;
         if let Some(work) = work {
             let rows = graph::bucket(rows, &self.options);
             let queued = || checked(&self.device, self.checks, "sample");
@@ -524,7 +534,7 @@ impl Executor for CudaExecutor {
         let in_flight = &mut self.in_flight[index];
         in_flight.done = Some(self.device.event()?);
         if let Some(batch) = &mut in_flight.batch {
-            batch.results = Results::Drawn { on_host };
+            batch.results = results;
         }
         Ok(())
     }
@@ -533,7 +543,7 @@ impl Executor for CudaExecutor {
         let batch = self.in_flight[self.last()].batch.as_ref();
         let results = batch.map(|batch| (&batch.results, batch.rows.sampled));
         match results {
-            Some((Results::Drawn { on_host }, _)) => on_host.is_empty(),
+            Some((Results::Drawn { on_host, .. }, _)) => on_host.is_empty(),
             Some((Results::NotDrawn, sampled)) => sampled == 0,
             Some((Results::Ready(_), _)) | None => true,
         }
