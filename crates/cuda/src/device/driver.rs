@@ -1,8 +1,8 @@
 //! The card: driver, context, streams, memory and modules. Absence is an error that says what to do, never a panic.
 //!
 //! Memory is plain: allocated once, at addresses that stay, freed when dropped. All work goes through one stream, in order,
-//! so nothing here tracks which buffer is in use; whoever frees one waits first. A side stream has copies that may overlap
-//! with that work; whoever uses it makes the two wait for each other.
+//! so nothing here tracks which buffer is in use; whoever frees one waits first. Two more streams have copies, and moves of pages,
+//! that may overlap with that work; whoever uses them makes the streams wait for each other.
 #![expect(
     unsafe_code,
     reason = "the driver's interface: raw addresses and handles end here"
@@ -59,6 +59,8 @@ pub(crate) struct Device {
     stream: Arc<CudaStream>,
     /// For copies that need not wait for the work before them.
     side: Arc<CudaStream>,
+    /// For pages on their way to host memory and back.
+    moving: Arc<CudaStream>,
     /// Bytes to hold at the most.
     limit: Option<u64>,
     /// Bytes held, by purpose.
@@ -96,7 +98,7 @@ impl Device {
             let stream = context.new_stream();
             stream.map_err(CudaError::driver("making a stream"))
         };
-        let (stream, side) = (new_stream()?, new_stream()?);
+        let (stream, side, moving) = (new_stream()?, new_stream()?, new_stream()?);
         Ok(Arc::new(Device {
             name,
             capability: Capability { major, minor },
@@ -105,6 +107,7 @@ impl Device {
             context,
             stream,
             side,
+            moving,
             limit,
             ledger: Mutex::default(),
             peak: AtomicU64::new(0),
@@ -120,6 +123,24 @@ impl Device {
 
     pub(crate) fn stream(&self) -> sys::CUstream {
         self.stream.cu_stream()
+    }
+
+    pub(crate) fn moving_stream(&self) -> sys::CUstream {
+        self.moving.cu_stream()
+    }
+
+    /// What is queued for moving from now on waits for all work so far.
+    pub(crate) fn moves_follow_work(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        let joined = self.moving.join(&self.stream);
+        joined.map_err(CudaError::driver("waiting with a move"))
+    }
+
+    /// Work queued from now on waits for all moves so far.
+    pub(crate) fn work_follows_moves(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        let joined = self.stream.join(&self.moving);
+        joined.map_err(CudaError::driver("waiting for a move"))
     }
 
     /// The stream, to capture what goes through it.
@@ -254,36 +275,6 @@ impl Device {
             result::memcpy_htod_async(to.address.offset(offset).0, source, stream)
         }
         .map_err(CudaError::driver(format!("copying to {}", to.purpose)))
-    }
-
-    /// Copies bytes of a buffer to another place in it, which must not overlap.
-    pub(crate) fn copy_within(
-        &self,
-        buffer: &Buffer,
-        from: Range<usize>,
-        to: usize,
-    ) -> Result<(), CudaError> {
-        let bytes = from.len();
-        assert!(
-            from.end <= buffer.bytes && to + bytes <= buffer.bytes,
-            "copy past the end"
-        );
-        assert!(
-            to + bytes <= from.start || from.end <= to,
-            "copy onto itself"
-        );
-        self.bind()?;
-        let start = buffer.address;
-        // SAFETY: both ends lie in the buffer and apart, asserted above.
-        unsafe {
-            result::memcpy_dtod_async(
-                start.offset(to).0,
-                start.offset(from.start).0,
-                bytes,
-                self.stream(),
-            )
-        }
-        .map_err(CudaError::driver(format!("copying in {}", buffer.purpose)))
     }
 
     /// Copies from the device and waits for it.

@@ -10,7 +10,7 @@ use carat_model::{
     TokenId,
     backend::{
         self as model, BackendError, Batch, CompileOptions, Executor, Feed, LaunchTime, Outputs,
-        PageMove, RowOutput, RowResult, Ticket,
+        PageMove, RowOutput, RowPlace, RowResult, Ticket,
     },
     kv::PerGroup,
     phase::{Origin, Phase},
@@ -20,17 +20,25 @@ use carat_model::{
 
 use crate::{
     compile::{
-        batch_layout::BatchLayout, call::Call, memory::Parts, prepare::Prepared, rows::RowCounts,
+        batch_layout::BatchLayout,
+        call::Call,
+        memory::Parts,
+        prepare::Prepared,
+        rows::{ByClass, RowCounts, SMALL_ROWS},
     },
     config::{self, Checks, CudaConfig},
     device::{
         Address, Buffer, Device, Event, HostBuffer, Module,
         cublaslt::{Library, WORKSPACE_BYTES},
+        launch,
     },
     error::CudaError,
-    kernel::{Addresses, Kernel, SETTING_WORDS},
+    kernel::{
+        Addresses, FeedSamplesParams, Kernel, SETTING_WORDS, feed_samples_grid, params::Params as _,
+    },
     run::{
         graph::{self, Graph, Graphs},
+        pages::PageMover,
         program::{CublasLtGemms, Program, Programs},
         sample::{self, IN_FLIGHT, RowToSample, Sampler, Work},
         upload::ResidentWeights,
@@ -48,7 +56,10 @@ pub(crate) struct CudaExecutor {
     /// `None` if launches are not to be captured.
     graphs: Option<Graphs>,
     programs: Programs,
+    sees_back_only: SeesBackOnly,
+    feed_samples: (Arc<Module>, Vec<u8>),
     sampler: Sampler,
+    pages: PageMover,
     batch_layout: BatchLayout,
     in_flight: [InFlight; IN_FLIGHT],
     read_host: HostBuffer,
@@ -64,6 +75,8 @@ pub(crate) struct CudaExecutor {
 /// A place for a batch, so that one can be queued while another is under way.
 struct InFlight {
     words: HostBuffer,
+    /// Embeddings that rows are fed, read by the device where they are; as large as was needed so far.
+    inputs: Option<HostBuffer>,
     /// How it is drawn, for the copy to the device.
     settings: HostBuffer,
     /// Behind all work of the batch that had this place last.
@@ -143,6 +156,8 @@ pub(crate) struct Kernels<'a> {
     pub(crate) of: &'a dyn Fn(&dyn Kernel) -> Arc<Module>,
     /// In the order of `sample_specializations`.
     pub(crate) sampling: [Arc<Module>; 3],
+    pub(crate) feed_samples: Arc<Module>,
+    pub(crate) move_pages: Arc<Module>,
     /// cuBLASLt, if products are left to it.
     pub(crate) library: Option<Library>,
 }
@@ -200,6 +215,7 @@ impl CudaExecutor {
             kv: kv_addresses(plan, &parts, &kv),
             batch: batch_layout.at(batch.address()),
         };
+        let sees_back_only = SeesBackOnly::new(&front, &tail);
         let bind = |calls: Vec<Call>| Program::bind(calls, kernels.of, products.as_ref(), &at);
         let programs = Programs {
             front: front.map(bind),
@@ -214,9 +230,15 @@ impl CudaExecutor {
             options.max_sampled,
             &inputs,
         )?;
+        let feed_samples = FeedSamplesParams {
+            rows: at.batch.all,
+            tokens: at.batch.tokens,
+            samples: inputs.samples,
+        };
         let slot = || -> Result<InFlight, CudaError> {
             Ok(InFlight {
                 words: device.allocate_host("batch", batch_layout.words * 4)?,
+                inputs: None,
                 settings: device.allocate_host("batch", batch_layout.draw_words() * 4)?,
                 done: None,
                 batch: None,
@@ -233,7 +255,10 @@ impl CudaExecutor {
             checks: config.checks,
             graphs: captures.then(Graphs::default),
             programs,
+            sees_back_only,
+            feed_samples: (kernels.feed_samples, feed_samples.bytes()),
             sampler,
+            pages: PageMover::new(device, kernels.move_pages, plan, options, &at.kv)?,
             batch_layout,
             parts,
             buffers: Buffers {
@@ -299,18 +324,48 @@ impl CudaExecutor {
             done.wait()?;
         }
         let used = (self.batch_layout).write(&self.plan, batch, &mut self.words)?;
+        self.pages.wait_before(&self.device, batch)?;
+        let inputs = self.put_inputs(index, batch)?;
+        (self.batch_layout).write_inputs_at(inputs, &mut self.words);
         let host = &mut self.in_flight[index].words;
         put_words(host, 0, &self.words[..used]);
         (self.device).copy_part(host, 0..used * 4, &self.buffers.batch, 0)?;
-        for (from, to) in self.batch_layout.sampled_tokens(batch) {
-            let bytes = from.start * 4..from.end * 4;
-            (self.device).copy_within(&self.buffers.batch, bytes, to * 4)?;
+        if batch.feeds.iter().any(|f| matches!(f, Feed::Sampled(_))) {
+            let (module, params) = &self.feed_samples;
+            launch(module, feed_samples_grid(batch.feeds.len()), params)?;
         }
         let rows = RowCounts {
             all: batch.feeds.len(),
             sampled: batch.sampled_count(),
         };
         Ok((index, rows, used))
+    }
+
+    /// Leaves the embeddings of a batch where the device reads them, one after another. Null if there are none.
+    fn put_inputs(&mut self, index: usize, batch: &Batch<'_>) -> Result<Address, CudaError> {
+        let rows = || {
+            batch.feeds.iter().filter_map(|feed| match feed {
+                Feed::Embedding { row, .. } => Some(*row),
+                Feed::Token(_) | Feed::Sampled(_) => None,
+            })
+        };
+        let bytes: usize = rows().map(size_of_val).sum();
+        if bytes == 0 {
+            return Ok(Address::NULL);
+        }
+        let held = &mut self.in_flight[index].inputs;
+        let host = match held.take() {
+            Some(host) if host.bytes().len() >= bytes => host,
+            _ => self
+                .device
+                .allocate_host("embeddings", bytes.next_power_of_two())?,
+        };
+        let host = held.insert(host);
+        let values = host.bytes_mut().as_chunks_mut().0.iter_mut();
+        for (to, value) in values.zip(rows().flatten()) {
+            *to = value.to_ne_bytes();
+        }
+        Ok(host.address())
     }
 
     /// Queues the settings of the rows that the device draws. Returns the work it is, if any, and who draws which row.
@@ -449,8 +504,8 @@ impl CudaExecutor {
         }
     }
 
-    fn keep_values(&mut self, rows: RowCounts) -> Result<(), CudaError> {
-        let programs = self.programs.of(rows);
+    fn keep_values(&mut self, rows: RowCounts, launched: RowCounts) -> Result<(), CudaError> {
+        let programs = self.programs.of(launched);
         let written: Vec<Value> = programs.iter().flat_map(|p| p.written.clone()).collect();
         self.probed.fill(None);
         for value in written {
@@ -462,12 +517,12 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Queues the forward pass of a checked batch.
-    fn start(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
+    /// Queues the forward pass of a checked batch, as one of so many rows.
+    fn start(&mut self, batch: &Batch<'_>, launched: RowCounts) -> Result<Ticket, BackendError> {
         let (index, rows, used) = self.queue_words(batch)?;
-        self.queue_work(rows)?;
+        self.queue_work(launched)?;
         if self.options.probe {
-            self.keep_values(rows)?;
+            self.keep_values(rows, launched)?;
         }
         let in_flight = &mut self.in_flight[index];
         in_flight.done = Some(self.device.event()?);
@@ -480,40 +535,28 @@ impl CudaExecutor {
         self.batches += 1;
         Ok(Ticket(self.batches))
     }
-
-    /// What the contract has and this backend has not.
-    fn refuse(batch: &Batch<'_>) -> Result<(), BackendError> {
-        let refused = |what: &str| {
-            Err(BackendError::Unsupported {
-                what: format!("CUDA does not take {what}"),
-            })
-        };
-        if (batch.feeds.iter()).any(|feed| matches!(feed, Feed::Embedding { .. })) {
-            return refused("embeddings");
-        }
-        if batch.runs.iter().any(|run| run.visible_end.is_some()) {
-            return refused("rows that see ahead");
-        }
-        Ok(())
-    }
 }
 
 impl Executor for CudaExecutor {
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
         let (sampled, _) = self.drawn();
         batch.check(&self.plan, &self.options, sampled)?;
-        CudaExecutor::refuse(batch)?;
+        let launched = self.sees_back_only.launched(batch, &self.options)?;
         self.settle()?;
         match self.drawn() {
             (_, Some(tokens)) => {
-                let known = |feed: &Feed<'_>| Feed::Token(feed.resolve(&tokens));
-                let feeds: Vec<Feed<'_>> = batch.feeds.iter().map(known).collect();
-                self.start(&Batch {
+                let feeds = batch.feeds.iter().map(|feed| match *feed {
+                    Feed::Sampled(row) => Feed::Token(tokens[row as usize]),
+                    known => known,
+                });
+                let feeds: Vec<Feed<'_>> = feeds.collect();
+                let batch = Batch {
                     feeds: &feeds,
                     ..*batch
-                })
+                };
+                self.start(&batch, launched)
             }
-            (_, None) => self.start(batch),
+            (_, None) => self.start(batch, launched),
         }
     }
 
@@ -557,12 +600,10 @@ impl Executor for CudaExecutor {
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
         PageMove::check(moves, self.options.pages, self.options.host_pages)?;
-        if moves.is_empty() {
-            return Ok(());
+        if !moves.is_empty() {
+            self.pages.run(&self.device, moves)?;
         }
-        Err(BackendError::Unsupported {
-            what: "CUDA does not move pages".to_owned(),
-        })
+        Ok(())
     }
 
     fn profile(
@@ -572,11 +613,11 @@ impl Executor for CudaExecutor {
     ) -> Result<Option<Vec<LaunchTime>>, BackendError> {
         batch.check(&self.plan, &self.options, 0)?;
         model::Draw::check(draws, batch.sampled_count(), &self.plan)?;
-        CudaExecutor::refuse(batch)?;
-        let (index, rows, used) = self.queue_words(batch)?;
+        let launched = self.sees_back_only.launched(batch, &self.options)?;
+        let (index, _, used) = self.queue_words(batch)?;
         let positions: Vec<usize> = batch.sampled_rows().map(|row| row.position).collect();
         let (work, _) = self.queue_settings(index, (draws, &positions), used)?;
-        let rows = graph::bucket(rows, &self.options);
+        let rows = graph::bucket(launched, &self.options);
         let device = &self.device;
         let mut moments = Vec::new();
         // As one graph, so that times are those of the device, not of launching.
@@ -611,6 +652,56 @@ impl Executor for CudaExecutor {
     /// Values that only exist within a fused kernel are `None`, too.
     fn probed(&self, value: Value) -> Option<&[f32]> {
         self.probed[value.index()].as_deref()
+    }
+}
+
+/// The programs of small batches, of all rows and of the sampled ones, that compute keys and values of a row while it attends:
+/// their rows see none ahead.
+#[derive(Clone, Copy, Debug)]
+struct SeesBackOnly {
+    all: bool,
+    sampled: bool,
+}
+
+impl SeesBackOnly {
+    fn new(front: &ByClass<Vec<Call>>, tail: &ByClass<Vec<Call>>) -> SeesBackOnly {
+        let decodes = |call: &Call| {
+            let kernel = call.kernel();
+            kernel.is_some_and(|kernel| kernel.specialization().kernel == "flash_decode")
+        };
+        SeesBackOnly {
+            all: front.small.iter().any(decodes),
+            sampled: tail.small.iter().any(decodes),
+        }
+    }
+
+    /// The rows that a checked batch is launched as: with rows that see ahead it is a large one.
+    fn launched(
+        self,
+        batch: &Batch<'_>,
+        options: &CompileOptions,
+    ) -> Result<RowCounts, BackendError> {
+        let raised = |count: usize, most: usize, what: &str| match count {
+            _ if count > SMALL_ROWS => Ok(count),
+            _ if most > SMALL_ROWS => Ok(SMALL_ROWS + 1),
+            _ => Err(BackendError::Unsupported {
+                what: format!(
+                    "{what} that see ahead: CUDA takes them where a batch may have more than {SMALL_ROWS}, not {most}"
+                ),
+            }),
+        };
+        let mut rows = RowCounts {
+            all: batch.feeds.len(),
+            sampled: batch.sampled_count(),
+        };
+        let ahead = |row: RowPlace| batch.runs[row.run].sliding_end(row.row) > row.position + 1;
+        if self.all && batch.all_rows().any(ahead) {
+            rows.all = raised(rows.all, options.max_rows, "rows")?;
+        }
+        if self.sampled && batch.sampled_rows().any(ahead) {
+            rows.sampled = raised(rows.sampled, options.max_sampled, "sampled rows")?;
+        }
+        Ok(rows)
     }
 }
 
@@ -712,4 +803,65 @@ fn copy_words(
     }
     device.copy_in(&host, to, offset, words.len() * 4)?;
     device.wait("copying constants")
+}
+
+#[cfg(test)]
+mod tests {
+    use carat_gguf::QuantType;
+    use carat_model::{
+        backend::{Run, token_feeds},
+        gemma4,
+        kv::KvType,
+    };
+    use carat_testkit::tiny::{Tiny, Variant};
+
+    use super::*;
+    use crate::{
+        compile::{prepare::prepare, target::Target},
+        config::{Fusion, TablePlace},
+    };
+
+    fn options(max_rows: usize) -> CompileOptions {
+        CompileOptions {
+            pages: PerGroup {
+                full: 8,
+                sliding: 8,
+            },
+            host_pages: PerGroup::default(),
+            kv: KvType::F16,
+            max_rows,
+            max_sampled: 4,
+            probe: false,
+        }
+    }
+
+    #[test]
+    fn rows_that_see_ahead_are_a_large_batch_unless_kernels_are_plain() {
+        let launched = |fusion, max_rows, ends: Option<&[u32]>| {
+            let model = Tiny::new(Variant::Dense12b, QuantType::Q8_0).model();
+            let (plan, options) = (gemma4::plan(&model), options(max_rows));
+            let target = Target::hopper(fusion, max_rows);
+            let prepared = prepare(&plan, &model.weights, &options, TablePlace::Device, target);
+            let Prepared { front, tail, .. } = prepared.unwrap();
+            let run = Run {
+                rows: 0..3,
+                position: 0,
+                pages: PerGroup::default(),
+                sampled: 1,
+                visible_end: ends,
+            };
+            let batch = Batch {
+                feeds: &token_feeds(&[1, 2, 3]),
+                runs: &[run],
+            };
+            let rows = SeesBackOnly::new(&front, &tail).launched(&batch, &options);
+            rows.map(|rows| (rows.all, rows.sampled)).ok()
+        };
+        let (ahead, back) = (Some([2, 2, 3].as_slice()), Some([1, 2, 3].as_slice()));
+        assert_eq!(launched(Fusion::On, 64, ahead), Some((9, 1)));
+        assert_eq!(launched(Fusion::On, 64, back), Some((3, 1)));
+        assert_eq!(launched(Fusion::On, 64, None), Some((3, 1)));
+        assert_eq!(launched(Fusion::On, 8, ahead), None);
+        assert_eq!(launched(Fusion::Off, 8, ahead), Some((3, 1)));
+    }
 }
