@@ -28,6 +28,11 @@ use crate::error::CudaError;
 /// The oldest driver whose interface we call, in the driver's own numbering.
 const OLDEST_DRIVER: i32 = 12000;
 
+/// Left to the driver, which takes memory for captured graphs and for code that is loaded when it first runs.
+const HEADROOM_BYTES: u64 = 256 << 20;
+/// The most of a card that is left so: a sixteenth.
+const HEADROOM_SHARE: u64 = 16;
+
 /// An address in device memory, or in host memory that the device can read. 0 is null.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Address(pub(crate) u64);
@@ -148,13 +153,14 @@ impl Device {
         &self.stream
     }
 
-    /// Free and total bytes; with a limit, what is left below it.
+    /// Free and total bytes; with a limit, what is left below it. What the driver takes as it goes is not counted as free.
     pub(crate) fn memory(&self) -> Result<(u64, u64), CudaError> {
         let (free, total) = self
             .context
             .mem_get_info()
             .map_err(CudaError::driver("asking for free memory"))?;
         let (free, total) = (free as u64, total as u64);
+        let free = free.saturating_sub(HEADROOM_BYTES.min(total / HEADROOM_SHARE));
         let Some(limit) = self.limit else {
             return Ok((free, total));
         };
