@@ -62,7 +62,9 @@ impl PageMover {
                 }
             }
             let mut bytes = Vec::new();
-            segments.iter().for_each(|segment| segment.put(&mut bytes));
+            for segment in &segments {
+                segment.put(&mut bytes);
+            }
             let mut staged = device.allocate_host("page segments", bytes.len())?;
             staged.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
             let on_device = device.allocate("page segments", bytes.len())?;

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A batch's words, with room for as many rows.
-struct Words<'a> {
+struct Given<'a> {
     words: Vec<u32>,
     work: Work,
     masks: Vec<&'a TokenMask>,
@@ -28,7 +28,7 @@ fn words<'a>(
     rows_to_sample: &[RowToSample<'a>],
     vocab: usize,
     in_flight: u32,
-) -> Option<Words<'a>> {
+) -> Option<Given<'a>> {
     let at = SettingsAt {
         settings: SETTINGS_AT,
         most_rows: rows_to_sample.len(),
@@ -41,7 +41,7 @@ fn words<'a>(
     words[COUNT_AT] = rows_to_sample.len() as u32;
     words[IN_FLIGHT_AT] = in_flight;
     let all = written.taken.iter().all(|taken| *taken);
-    all.then_some(Words {
+    all.then_some(Given {
         words,
         work: written.work,
         masks: written.masks,
