@@ -7,12 +7,13 @@ use std::{sync::Arc, time::Duration};
 
 use carat_model::sampling::Sampling;
 use carat_text::{
-    ChatTemplate, Message, Part, PartsParser, RenderOptions, Specials, StopStrings, TextError,
-    TokenDecoder, TokenId, Tokenizer, Tool, decoder::SpecialText,
+    ChatTemplate, Message, Part, PartsParser, RenderOptions, Rendered, Specials, StopStrings,
+    TextError, TokenDecoder, TokenId, Tokenizer, Tool, decoder::SpecialText,
 };
 
 use crate::{
-    EngineError, EngineHandle, Event, FinishReason, Rejected, Request, TokenStream, Usage,
+    ConstraintSource, EngineError, EngineHandle, Event, FinishReason, Rejected, Request,
+    TokenStream, Usage,
 };
 
 /// A model that can be talked to.
@@ -36,6 +37,8 @@ pub struct Generation {
     pub ignore_eos: bool,
     /// Report log-probabilities of each token, and of this many of the likeliest.
     pub logprobs: Option<usize>,
+    /// What the answer must look like, token by token.
+    pub constraint: Option<ConstraintSource>,
 }
 
 /// A conversation to continue.
@@ -49,11 +52,15 @@ pub struct Conversation {
     pub thinking: bool,
     /// Seconds since 1970, for templates that write the date.
     pub unix_time: Option<i64>,
+    /// The last message is the beginning of the answer, to be gone on with.
+    pub continues: bool,
 }
 
 /// What a stream yields, in order; `Finished` comes last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ChatEvent {
+    /// What the model says of a token of the prompt; if asked for. All of them come first.
+    PromptToken(Token),
     /// Every generated token, before the parts it brings about.
     Token(Token),
     /// The next piece of the answer, as text.
@@ -89,6 +96,8 @@ pub enum ChatFinish {
     ToolCalls,
     /// The caller lost interest.
     Cancelled,
+    /// Its time was up.
+    Deadline,
 }
 
 /// Why a chat could not go on.
@@ -119,22 +128,91 @@ impl Chat {
         }
     }
 
+    /// What runs it.
+    pub fn engine(&self) -> &EngineHandle {
+        &self.engine
+    }
+
     /// As the model's file defines it.
-    pub fn tokenizer(&self) -> &Tokenizer {
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
+    }
+
+    /// The text a conversation becomes.
+    pub fn render(&self, conversation: &Conversation) -> Result<Rendered, TextError> {
+        let options = RenderOptions {
+            thinking: conversation.thinking,
+            unix_time: conversation.unix_time,
+            add_generation_prompt: !conversation.continues,
+        };
+        self.template
+            .render(&conversation.messages, &conversation.tools, &options)
     }
 
     /// The tokens a conversation becomes.
     pub fn prompt(&self, conversation: &Conversation) -> Result<Vec<TokenId>, TextError> {
-        let options = RenderOptions {
-            thinking: conversation.thinking,
-            unix_time: conversation.unix_time,
-            ..RenderOptions::default()
-        };
-        let rendered =
-            self.template
-                .render(&conversation.messages, &conversation.tools, &options)?;
-        Ok(self.tokenizer.encode_rendered(&rendered))
+        let mut prompt = self.tokenizer.encode_rendered(&self.render(conversation)?);
+        if conversation.continues {
+            // The template has closed the turn that is to go on.
+            let stops = self.tokenizer.vocab().stop_tokens();
+            if let Some(end) = prompt.iter().rposition(|id| stops.contains(id)) {
+                prompt.truncate(end);
+            }
+        }
+        Ok(prompt)
+    }
+
+    /// What the engine is asked to answer the conversation, and what reads its answer. `prompt` is [`Chat::prompt`]'s.
+    pub fn prepare(
+        &self,
+        prompt: Vec<TokenId>,
+        conversation: &Conversation,
+        generation: &Generation,
+    ) -> Prepared {
+        if generation.ignore_eos {
+            // What follows the end of an answer has no parts.
+            return self.prepare_text(prompt, generation);
+        }
+        let mut parser = PartsParser::new(Arc::clone(self.tokenizer.vocab()), &conversation.tools);
+        parser.start_after(&prompt);
+        self.prepared(prompt, generation, Reading::Parts(parser))
+    }
+
+    /// The same for tokens that are continued as plain text.
+    pub fn prepare_text(&self, prompt: Vec<TokenId>, generation: &Generation) -> Prepared {
+        let vocab = Arc::clone(self.tokenizer.vocab());
+        let reading = Reading::Plain(TokenDecoder::new(vocab, SpecialText::Hide));
+        self.prepared(prompt, generation, reading)
+    }
+
+    fn prepared(
+        &self,
+        prompt: Vec<TokenId>,
+        generation: &Generation,
+        reading: Reading,
+    ) -> Prepared {
+        let vocab = self.tokenizer.vocab();
+        let mut sampling = generation.sampling.clone();
+        let suppressed = vocab.suppressed_tokens().iter();
+        sampling
+            .logit_bias
+            .extend(suppressed.map(|token| (*token, f32::NEG_INFINITY)));
+        Prepared {
+            request: Request {
+                max_tokens: generation.max_tokens,
+                sampling,
+                stop_tokens: vocab.stop_tokens().to_vec(),
+                ignore_eos: generation.ignore_eos,
+                logprobs: generation.logprobs,
+                constraint: generation.constraint.clone(),
+                ..Request::new(prompt)
+            },
+            reader: AnswerReader {
+                reading,
+                stop: StopStrings::new(&generation.stop),
+                token_count: 0,
+            },
+        }
     }
 
     /// Answers the conversation.
@@ -144,54 +222,30 @@ impl Chat {
         generation: &Generation,
     ) -> Result<ChatStream, ChatError> {
         let prompt = self.prompt(conversation)?;
-        if generation.ignore_eos {
-            // What follows the end of an answer has no parts.
-            return self.start(prompt, generation, self.plain_reading());
-        }
-        let mut parser = PartsParser::new(Arc::clone(self.tokenizer.vocab()), &conversation.tools);
-        parser.start_after(&prompt);
-        self.start(prompt, generation, Reading::Parts(parser))
+        self.start(self.prepare(prompt, conversation, generation))
     }
 
     /// Continues plain text, without a template.
     pub fn complete(&self, text: &str, generation: &Generation) -> Result<ChatStream, ChatError> {
         let prompt = self.tokenizer.encode_prompt(text, Specials::Ignore);
-        self.start(prompt, generation, self.plain_reading())
+        self.start(self.prepare_text(prompt, generation))
     }
 
-    fn plain_reading(&self) -> Reading {
-        let vocab = Arc::clone(self.tokenizer.vocab());
-        Reading::Plain(TokenDecoder::new(vocab, SpecialText::Hide))
-    }
-
-    fn start(
-        &self,
-        prompt: Vec<TokenId>,
-        generation: &Generation,
-        reading: Reading,
-    ) -> Result<ChatStream, ChatError> {
-        let vocab = self.tokenizer.vocab();
-        let mut sampling = generation.sampling.clone();
-        let suppressed = vocab.suppressed_tokens().iter();
-        sampling
-            .logit_bias
-            .extend(suppressed.map(|token| (*token, f32::NEG_INFINITY)));
-        let tokens = self.engine.submit(Request {
-            max_tokens: generation.max_tokens,
-            sampling,
-            stop_tokens: vocab.stop_tokens().to_vec(),
-            ignore_eos: generation.ignore_eos,
-            logprobs: generation.logprobs,
-            ..Request::new(prompt)
-        })?;
+    fn start(&self, prepared: Prepared) -> Result<ChatStream, ChatError> {
         Ok(ChatStream {
-            tokens,
-            reading,
-            stop: StopStrings::new(&generation.stop),
-            token_count: 0,
+            tokens: self.engine.submit(prepared.request)?,
+            reader: prepared.reader,
             ready: Vec::new(),
         })
     }
+}
+
+/// A request for the engine, and what makes text of its events.
+pub struct Prepared {
+    /// To be submitted.
+    pub request: Request,
+    /// Reads its events.
+    pub reader: AnswerReader,
 }
 
 /// How ids become text.
@@ -200,53 +254,41 @@ enum Reading {
     Plain(TokenDecoder),
 }
 
-/// The events of one answer.
-pub struct ChatStream {
-    tokens: TokenStream,
+/// Makes parts of an answer out of its tokens, as they come.
+pub struct AnswerReader {
     reading: Reading,
     stop: StopStrings,
     /// Tokens of the answer so far.
     token_count: usize,
-    /// Events that came about together, last first.
-    ready: Vec<ChatEvent>,
 }
 
-impl ChatStream {
-    /// The next event, if it comes in time; `None` otherwise, and after the end.
-    pub fn wait(&mut self, patience: Duration) -> Option<Result<ChatEvent, ChatError>> {
-        loop {
-            if let Some(event) = self.ready.pop() {
-                return Some(Ok(event));
-            }
-            match self.tokens.wait(patience)? {
-                Ok(event) => self.take(event),
-                Err(error) => return Some(Err(error.into())),
-            }
-        }
-    }
-
-    fn take(&mut self, event: Event) {
-        let mut events = Vec::new();
+impl AnswerReader {
+    /// Appends what an event brings about.
+    pub fn read(&mut self, event: Event, events: &mut Vec<ChatEvent>) {
         match event {
+            Event::PromptToken {
+                id, logprob, top, ..
+            } => events.push(ChatEvent::PromptToken(Token { id, logprob, top })),
             // Tokens that were on their way when the stop string came are not part of the answer.
             Event::Token { .. } if self.stop.stopped() => {}
             Event::Token { id, logprob, top } => {
                 self.token_count += 1;
                 events.push(ChatEvent::Token(Token { id, logprob, top }));
                 let parts = self.reading.push(id);
-                self.emit(parts, &mut events);
+                self.emit(parts, events);
             }
             Event::Finished { reason, mut usage } => {
                 if self.stop.stopped() {
                     usage.counts.generated_tokens = self.token_count;
                 }
                 let parts = self.reading.finish();
-                self.emit(parts, &mut events);
-                self.flush(&mut events);
+                self.emit(parts, events);
+                self.flush(events);
                 let reason = match reason {
                     _ if self.stop.stopped() => ChatFinish::Stop,
                     FinishReason::Cancelled => ChatFinish::Cancelled,
                     _ if self.reading.has_called() => ChatFinish::ToolCalls,
+                    FinishReason::Deadline => ChatFinish::Deadline,
                     // Either way the answer is cut off.
                     FinishReason::Length | FinishReason::DeadEnd => ChatFinish::Length,
                     FinishReason::Stop { .. } => ChatFinish::Stop,
@@ -254,12 +296,17 @@ impl ChatStream {
                 events.push(ChatEvent::Finished { reason, usage });
             }
         }
-        if self.stop.stopped() {
-            // The rest of the answer is not wanted; its usage still is.
-            self.tokens.cancel();
-        }
-        events.reverse();
-        self.ready = events;
+    }
+
+    /// Whether a stop string has come: the rest of the answer is not wanted, and its request should be cancelled. Its end still
+    /// has to be read.
+    pub fn has_stopped(&self) -> bool {
+        self.stop.stopped()
+    }
+
+    /// The stop string that came.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.stop.found()
     }
 
     /// Lets content through as far as no stop string can begin in it.
@@ -290,6 +337,37 @@ impl ChatStream {
         self.stop.finish(&mut held);
         if !held.is_empty() {
             events.push(ChatEvent::Part(Part::Content(held)));
+        }
+    }
+}
+
+/// The events of one answer, for a thread that waits for them.
+pub struct ChatStream {
+    tokens: TokenStream,
+    reader: AnswerReader,
+    /// Events that came about together, last first.
+    ready: Vec<ChatEvent>,
+}
+
+impl ChatStream {
+    /// The next event, if it comes in time; `None` otherwise, and after the end.
+    pub fn wait(&mut self, patience: Duration) -> Option<Result<ChatEvent, ChatError>> {
+        loop {
+            if let Some(event) = self.ready.pop() {
+                return Some(Ok(event));
+            }
+            match self.tokens.wait(patience)? {
+                Ok(event) => self.take(event),
+                Err(error) => return Some(Err(error.into())),
+            }
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        self.reader.read(event, &mut self.ready);
+        self.ready.reverse();
+        if self.reader.has_stopped() {
+            self.tokens.cancel();
         }
     }
 }

@@ -1,13 +1,13 @@
 //! The engine as the rest of the program sees it: submit a request, read its tokens.
 //!
-//! An [`EngineHandle`] is a sender of commands to the worker thread and may be cloned freely. A [`TokenStream`] is a
-//! plain blocking iterator; who lives in an async world reads it on a blocking task. Dropping a stream cancels its
-//! request.
+//! An [`EngineHandle`] is a sender of commands to the worker thread and may be cloned freely. Events are pushed into a [`Sink`]; a
+//! [`TokenStream`] is the one for plain threads, a blocking iterator.
 
 use std::{
     io,
+    ops::ControlFlow,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
         mpsc::{self, Receiver, RecvTimeoutError, Sender},
     },
@@ -16,7 +16,6 @@ use std::{
 };
 
 use carat_model::{
-    TokenId,
     backend::{Backend, BackendError, Executor},
     plan::Plan,
     weights::Weights,
@@ -24,9 +23,15 @@ use carat_model::{
 
 use crate::{
     config::{ConfigError, EngineConfig, Limits, ModelShape},
-    core::{Counts, FinishReason, Rejected, Request, RequestId, Stats},
+    core::{Rejected, Request, RequestId},
+    events::{Cancel, EngineError, Sink, TokenStream},
+    shared::{Client, Permit, Shared, Snapshot},
+    watchdog,
     worker::{self, Command, Submission},
 };
+
+/// The longest that dropping the last handle waits for the batch under way.
+const LAST_BATCH: Duration = Duration::from_secs(10);
 
 /// Why the engine could not start.
 #[derive(Debug, thiserror::Error)]
@@ -45,52 +50,6 @@ pub enum StartError {
     Died,
 }
 
-/// Why an accepted request ended without a [`Event::Finished`].
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum EngineError {
-    /// A batch with this request in it failed.
-    #[error("the request was ended by a failure")]
-    Failed(#[source] Arc<BackendError>),
-    /// The last handle was dropped, or the worker thread died.
-    #[error("the engine has stopped")]
-    Stopped,
-}
-
-/// What a stream yields.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Event {
-    /// The next token of the answer.
-    Token {
-        /// The token.
-        id: TokenId,
-        /// Under the model itself, before mask, penalties, temperature and truncation; if asked for, and if the model was asked:
-        /// not for a token that a constraint forced.
-        logprob: Option<f32>,
-        /// The likeliest tokens, best first; if asked for.
-        top: Vec<(TokenId, f32)>,
-    },
-    /// Always the last.
-    Finished {
-        /// Why it is over.
-        reason: FinishReason,
-        /// What it took.
-        usage: Usage,
-    },
-}
-
-/// What a request came to, and what took how long.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// In tokens.
-    pub counts: Counts,
-    /// From submission until the request was first scheduled.
-    pub queue: Duration,
-    /// From there to the first token.
-    pub prefill: Duration,
-    /// From there to the end.
-    pub decode: Duration,
-}
-
 /// Speaks to a running engine. When the last clone is dropped the engine stops: requests still under way end with
 /// [`EngineError::Stopped`], and the drop returns when the thread has ended.
 #[derive(Clone)]
@@ -100,28 +59,12 @@ struct Engine {
     limits: Limits,
     commands: Sender<Command>,
     last_id: AtomicU64,
-    /// Requests that hold a [`Place`].
+    /// Requests that hold a [`Permit`].
     unfinished: Arc<AtomicUsize>,
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// A request's place among the unfinished ones, given up when dropped.
-pub(crate) struct Place(Arc<AtomicUsize>);
-
-impl Place {
-    fn take(unfinished: &Arc<AtomicUsize>, most: usize) -> Result<Place, Rejected> {
-        let another = |n| (n < most).then_some(n + 1);
-        match unfinished.fetch_update(Ordering::Relaxed, Ordering::Relaxed, another) {
-            Ok(_) => Ok(Place(Arc::clone(unfinished))),
-            Err(unfinished) => Err(Rejected::Busy { unfinished }),
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+    /// Hangs up when the thread ends. Behind a lock because receivers are not shared, though only the last handle asks.
+    ended: Mutex<Receiver<()>>,
 }
 
 impl EngineHandle {
@@ -132,7 +75,7 @@ impl EngineHandle {
         plan: Plan,
         weights: Arc<Weights>,
     ) -> Result<EngineHandle, StartError> {
-        let shape = ModelShape::from(&plan);
+        let shape = ModelShape::with_costs(&plan, &weights);
         EngineHandle::start_with(config, shape, move |limits| {
             let options = limits.compile_options();
             backend.compile(&plan, weights, &options)
@@ -149,52 +92,81 @@ impl EngineHandle {
         let limits = Limits::new(config, shape)?;
         let (commands, inbox) = mpsc::channel();
         let (ready, started) = mpsc::channel();
-        let of_worker = limits.clone();
+        let (alive, ended) = mpsc::channel();
+        let (watched, watchdog_ended) = mpsc::channel();
+        let shared = Arc::<Shared>::default();
+        let (of_worker, its_limits) = (Arc::clone(&shared), limits.clone());
         let thread = thread::Builder::new()
             .name("carat-engine".to_owned())
-            .spawn(move || worker::run(of_worker, make, &ready, inbox))
+            .spawn(move || {
+                worker::run(its_limits, make, ready, inbox, of_worker);
+                drop::<(Sender<()>, Sender<()>)>((alive, watched));
+            })
             .map_err(StartError::Thread)?;
         started.recv().map_err(|_| StartError::Died)??;
+        let (of_watchdog, limit) = (Arc::clone(&shared), limits.config().stall_limit);
+        thread::Builder::new()
+            .name("carat-watchdog".to_owned())
+            .spawn(move || watchdog::run(&of_watchdog, limit, &watchdog_ended))
+            .map_err(StartError::Thread)?;
         Ok(EngineHandle(Arc::new(Engine {
             limits,
             commands,
             last_id: AtomicU64::new(0),
             unfinished: Arc::default(),
+            shared,
             thread: Some(thread),
+            ended: Mutex::new(ended),
         })))
     }
 
-    /// Queues a request; its tokens can be read from the stream.
-    pub fn submit(&self, request: Request) -> Result<TokenStream, Rejected> {
+    /// Queues a request whose events go into `sink`.
+    pub fn submit_to(&self, request: Request, sink: Box<dyn Sink>) -> Result<Cancel, Rejected> {
         let engine = &*self.0;
         engine.limits.check(&request)?;
-        let place = Place::take(&engine.unfinished, engine.limits.config().max_unfinished)?;
+        if engine.shared.failure().is_some() {
+            return Err(Rejected::Stopped);
+        }
+        let permit = Permit::take(&engine.unfinished, engine.limits.config().max_unfinished)?;
         let id = RequestId(engine.last_id.fetch_add(1, Ordering::Relaxed) + 1);
-        let (events, received) = mpsc::channel();
         let submission = Submission {
             id,
             request,
-            events,
-            place,
-            submitted: Instant::now(),
+            client: Client {
+                sink,
+                submitted: Instant::now(),
+                started: None,
+                first_token: None,
+                permit,
+            },
         };
         engine
             .commands
             .send(Command::Submit(Box::new(submission)))
             .map_err(|_| Rejected::Stopped)?;
-        Ok(TokenStream {
+        Ok(Cancel {
             id,
-            events: received,
             commands: engine.commands.clone(),
+        })
+    }
+
+    /// Queues a request; its tokens can be read from the stream.
+    pub fn submit(&self, request: Request) -> Result<TokenStream, Rejected> {
+        let (sender, events) = mpsc::channel();
+        let sink = move |event| match sender.send(event) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        };
+        Ok(TokenStream {
+            cancel: self.submit_to(request, Box::new(sink))?,
+            events,
             ended: false,
         })
     }
 
-    /// How busy the engine is, as of the next break between two batches; `None` if it has stopped.
-    pub fn stats(&self) -> Option<Stats> {
-        let (reply, stats) = mpsc::channel();
-        self.0.commands.send(Command::Stats(reply)).ok()?;
-        stats.recv().ok()
+    /// How the engine stands, as of the last break between two batches; never waits for one.
+    pub fn snapshot(&self) -> Snapshot {
+        self.0.shared.snapshot().clone()
     }
 
     /// What a request may ask for.
@@ -207,69 +179,16 @@ impl Drop for Engine {
     fn drop(&mut self) {
         // Fails only if the thread has ended already.
         let _ = self.commands.send(Command::Stop);
+        // A thread that hangs in its device is left behind; whoever waited for it has been told, or is now.
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(LAST_BATCH) {
+            tracing::warn!("the engine's thread does not end; it is left behind");
+            self.shared.close(&EngineError::Stopped);
+            return;
+        }
         if let Some(thread) = self.thread.take() {
-            // A panic there has been reported there, and to the streams.
+            // A panic there has been reported to the clients.
             let _ = thread.join();
-        }
-    }
-}
-
-/// The answer to a request: tokens, then [`Event::Finished`] or one error. Reading blocks until there is an event.
-/// Dropping it before its end cancels the request at the next step.
-pub struct TokenStream {
-    id: RequestId,
-    events: Receiver<Result<Event, EngineError>>,
-    commands: Sender<Command>,
-    ended: bool,
-}
-
-impl TokenStream {
-    /// Names it in logs.
-    pub fn id(&self) -> RequestId {
-        self.id
-    }
-
-    /// The next event, if it comes in time; `None` otherwise, and after the end.
-    pub fn wait(&mut self, patience: Duration) -> Option<Result<Event, EngineError>> {
-        if self.ended {
-            return None;
-        }
-        match self.events.recv_timeout(patience) {
-            Ok(event) => Some(self.take(event)),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(self.take(Err(EngineError::Stopped))),
-        }
-    }
-
-    /// Wants no more tokens. Those already on their way still come; then the stream ends with
-    /// [`FinishReason::Cancelled`] and the usage so far, unless it has ended before.
-    pub fn cancel(&self) {
-        // A stopped engine has nothing left to cancel.
-        let _ = self.commands.send(Command::Cancel(self.id));
-    }
-
-    fn take(&mut self, event: Result<Event, EngineError>) -> Result<Event, EngineError> {
-        self.ended = !matches!(event, Ok(Event::Token { .. }));
-        event
-    }
-}
-
-impl Iterator for TokenStream {
-    type Item = Result<Event, EngineError>;
-
-    fn next(&mut self) -> Option<Result<Event, EngineError>> {
-        if self.ended {
-            return None;
-        }
-        let event = self.events.recv().unwrap_or(Err(EngineError::Stopped));
-        Some(self.take(event))
-    }
-}
-
-impl Drop for TokenStream {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.cancel();
         }
     }
 }

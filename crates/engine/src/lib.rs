@@ -1,11 +1,12 @@
 //! Tokens in, tokens out: continuous batching over paged KV.
 //!
-//! - [`EngineHandle`] and [`TokenStream`]: start an engine, submit requests, read their tokens
+//! - [`EngineHandle`], [`Sink`] and [`TokenStream`]: start an engine, submit requests, be told or read their tokens
+//! - [`Snapshot`]: how the engine stands, copied without asking it
 //! - [`EngineConfig`]: how much it may hold; [`comfortable_pages`] and [`minimum_pages`] tell how many KV pages are
 //!   sensible
 //! - [`chat`]: messages in, parts of an answer out; what front ends use
 //! - [`core`]: the scheduler, a pure state machine over tokens and pages
-//! - `worker`: the one thread that owns the executor
+//! - `worker`: the one thread that owns the executor; `watchdog` notices when it hangs
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -35,22 +36,27 @@
 //! Requests run side by side. Company never changes a row's result within one class and bucket of rows (the "must agree" tables of
 //! ARCHITECTURE.md), but may choose which those are: the same request alone and among many is within rounding of itself, and its
 //! tokens may part. A request whose prompt begins like an earlier one continues from the KV that was computed then;
-//! [`Counts::cached_tokens`] says how much, [`Counts::miss`] why not more. Dropping a stream cancels its request; dropping the last
-//! handle stops the engine.
+//! [`Counts::cached_tokens`] says how much, [`Counts::miss`] why not more. Dropping a stream cancels its request, and so does a sink that
+//! closes; dropping the last handle stops the engine.
 
 #![warn(missing_docs)]
 
 pub mod chat;
 mod config;
 pub mod core;
+mod events;
 mod handle;
+mod shared;
+mod watchdog;
 mod worker;
 
 pub use config::{
     ConfigError, EngineConfig, Limits, ModelShape, PrefixReuse, comfortable_pages, minimum_pages,
 };
 pub use core::{
-    Constraint, ConstraintSource, Counts, FinishReason, Media, MediaAttention, MissReason,
+    Constraint, ConstraintSource, Counts, FinishReason, LaneId, Media, MediaAttention, MissReason,
     PageCounts, Rejected, Request, RequestId, Stats,
 };
-pub use handle::{EngineError, EngineHandle, Event, StartError, TokenStream, Usage};
+pub use events::{Cancel, EngineError, Event, Sink, TokenStream, Usage};
+pub use handle::{EngineHandle, StartError};
+pub use shared::{Snapshot, Totals};

@@ -1,10 +1,14 @@
 //! The engine's thread: takes commands, schedules, runs a batch, hands out the tokens.
 //!
 //! One plain loop around [`Pipeline::step`]. Commands are taken between batches, all that have come; without requests the thread
-//! sleeps on its inbox. Streams are unbounded, so a slow reader never holds up the others, and text is none of this thread's
-//! business.
+//! sleeps on its inbox. Sinks take what they are given and never hold up the others, and text is none of this thread's business.
 
 use std::{
+    any::Any,
+    cmp::Reverse,
+    collections::BinaryHeap,
+    ops::ControlFlow,
+    panic::{self, AssertUnwindSafe},
     sync::{
         Arc,
         mpsc::{Receiver, Sender},
@@ -13,20 +17,18 @@ use std::{
 };
 
 use carat_model::backend::{BackendError, Executor, RowResult};
-use rustc_hash::FxHashMap;
 
 use crate::{
     config::Limits,
-    core::{Counts, FinishReason, Pipeline, Request, RequestId, Scheduler, Stats, Update},
-    handle::{EngineError, Event, Place, Usage},
+    core::{FinishReason, Pipeline, Request, RequestId, Scheduler, Update},
+    events::{EngineError, Event, Usage},
+    shared::{Client, Shared},
 };
 
-type Events = Sender<Result<Event, EngineError>>;
-
+#[derive(Debug)]
 pub(crate) enum Command {
     Submit(Box<Submission>),
     Cancel(RequestId),
-    Stats(Sender<Stats>),
     Stop,
 }
 
@@ -34,148 +36,143 @@ pub(crate) struct Submission {
     pub(crate) id: RequestId,
     /// Checked against the limits.
     pub(crate) request: Request,
-    pub(crate) events: Events,
-    pub(crate) place: Place,
-    pub(crate) submitted: Instant,
+    pub(crate) client: Client,
 }
 
-/// Where a request's tokens go, and when things happened to it.
-struct Client {
-    events: Events,
-    submitted: Instant,
-    started: Option<Instant>,
-    first_token: Option<Instant>,
-    _place: Place,
-}
-
-impl Client {
-    fn usage(&self, counts: Counts, end: Instant) -> Usage {
-        let started = self.started.unwrap_or(end);
-        let first_token = self.first_token.unwrap_or(end);
-        Usage {
-            counts,
-            queue: started - self.submitted,
-            prefill: first_token - started,
-            decode: end - first_token,
-        }
+impl std::fmt::Debug for Submission {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Submission({:?})", self.id)
     }
-
-    /// A reader that is gone has cancelled; the command is on its way.
-    fn send(&self, event: Result<Event, EngineError>) {
-        let _ = self.events.send(event);
-    }
-}
-
-/// Whether the loop goes on.
-enum Next {
-    Continue,
-    Stop,
 }
 
 /// The thread's whole life. Says on `ready` whether the executor could be made, then serves the inbox until told to
-/// stop, or until the device fails.
+/// stop, or until the device fails. A panic ends the engine, not the program: every client hears its cause.
 pub(crate) fn run(
     limits: Limits,
     make: impl FnOnce(&Limits) -> Result<Box<dyn Executor>, BackendError>,
-    ready: &Sender<Result<(), BackendError>>,
+    ready: Sender<Result<(), BackendError>>,
     inbox: Receiver<Command>,
+    shared: Arc<Shared>,
 ) {
-    let executor = match make(&limits) {
-        Ok(executor) => executor,
-        Err(error) => {
-            // Nobody is left to tell if the handle's side is gone.
-            let _ = ready.send(Err(error));
-            return;
+    let of_panic = Arc::clone(&shared);
+    let serve = AssertUnwindSafe(move || {
+        let executor = match make(&limits) {
+            Ok(executor) => executor,
+            Err(error) => {
+                // Nobody is left to tell if the handle's side is gone.
+                let _ = ready.send(Err(error));
+                return;
+            }
+        };
+        let worker = Worker {
+            pipeline: Pipeline::new(Scheduler::new(limits), executor),
+            shared,
+            inbox,
+            deadlines: BinaryHeap::new(),
+        };
+        worker.observe();
+        if ready.send(Ok(())).is_ok() {
+            worker.serve();
         }
-    };
-    let worker = Worker {
-        pipeline: Pipeline::new(Scheduler::new(limits), executor),
-        clients: FxHashMap::default(),
-        inbox,
-    };
-    if ready.send(Ok(())).is_ok() {
-        worker.serve();
+    });
+    if let Err(payload) = panic::catch_unwind(serve) {
+        of_panic.close(&EngineError::Panicked(cause(&*payload)));
     }
+}
+
+fn cause(payload: &(dyn Any + Send)) -> Arc<str> {
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("without a message").into()
 }
 
 struct Worker {
     pipeline: Pipeline<Box<dyn Executor>>,
-    clients: FxHashMap<RequestId, Client>,
+    shared: Arc<Shared>,
     inbox: Receiver<Command>,
+    /// Of requests whose time is limited, the nearest first. Those that have ended before stay until then.
+    deadlines: BinaryHeap<Reverse<(Instant, RequestId)>>,
 }
 
 impl Worker {
     fn serve(mut self) {
-        while let Next::Continue = self.take_commands() {
-            if let Next::Stop = self.step() {
+        let mut goes_on = ControlFlow::Continue(());
+        while goes_on.is_continue() && self.take_commands().is_continue() {
+            goes_on = self.step();
+            // The watchdog has told everybody that nothing more comes.
+            if self.shared.failure().is_some() {
                 break;
             }
         }
-        for client in self.clients.values() {
-            client.send(Err(EngineError::Stopped));
-        }
+        self.shared.close(&EngineError::Stopped);
     }
 
     /// Takes all commands there are; waits for one if there is nothing else to do.
-    fn take_commands(&mut self) -> Next {
+    fn take_commands(&mut self) -> ControlFlow<()> {
         if self.pipeline.is_idle() {
             let Ok(command) = self.inbox.recv() else {
-                return Next::Stop;
+                return ControlFlow::Break(());
             };
-            if let Next::Stop = self.obey(command) {
-                return Next::Stop;
-            }
+            self.obey(command)?;
         }
         while let Ok(command) = self.inbox.try_recv() {
-            if let Next::Stop = self.obey(command) {
-                return Next::Stop;
-            }
+            self.obey(command)?;
         }
-        Next::Continue
+        self.expire();
+        ControlFlow::Continue(())
     }
 
-    fn obey(&mut self, command: Command) -> Next {
+    /// Ends the requests whose time is up.
+    fn expire(&mut self) {
+        while let Some(Reverse((when, id))) = self.deadlines.peek().copied() {
+            if when > Instant::now() {
+                return;
+            }
+            self.deadlines.pop();
+            self.pipeline.scheduler().expire(id);
+        }
+    }
+
+    fn obey(&mut self, command: Command) -> ControlFlow<()> {
         match command {
             Command::Submit(submission) => self.accept(*submission),
             Command::Cancel(id) => self.pipeline.scheduler().cancel(id),
-            Command::Stats(reply) => {
-                // Whoever asked may be gone.
-                let _ = reply.send(self.pipeline.scheduler().stats());
-            }
-            Command::Stop => return Next::Stop,
+            Command::Stop => return ControlFlow::Break(()),
         }
-        Next::Continue
+        ControlFlow::Continue(())
     }
 
     fn accept(&mut self, submission: Submission) {
         let Submission {
             id,
             request,
-            events,
-            place,
-            submitted,
+            client,
         } = submission;
+        if let Some(limit) = request.deadline {
+            let when = client.submitted + limit;
+            self.deadlines.push(Reverse((when, id)));
+        }
+        self.shared.add(id, client);
         let scheduler = self.pipeline.scheduler();
         scheduler
             .submit(id, request)
             .expect("the handle has checked the request against the same limits");
-        let client = Client {
-            events,
-            submitted,
-            started: None,
-            first_token: None,
-            _place: place,
-        };
-        self.clients.insert(id, client);
     }
 
     /// Sees one batch to its end, if there is anything to run.
-    fn step(&mut self) -> Next {
+    fn step(&mut self) -> ControlFlow<()> {
         let begun = Instant::now();
+        {
+            let stats = self.pipeline.scheduler().stats();
+            let mut snapshot = self.shared.snapshot();
+            snapshot.batch_since = Some(begun);
+            snapshot.stats = stats;
+        }
         match self.pipeline.step() {
-            Ok(_) => {
+            Ok(ran) => {
+                self.shared.snapshot().totals.batches += u64::from(ran);
                 self.deliver(begun, None);
-                Next::Continue
+                ControlFlow::Continue(())
             }
             Err(error) => self.fail(begun, error),
         }
@@ -183,64 +180,98 @@ impl Worker {
 
     /// Ends the requests of a failed batch. A batch that was refused leaves the device as it was; a device that failed
     /// is not to be trusted again, so then all other requests end too.
-    fn fail(&mut self, begun: Instant, error: BackendError) -> Next {
+    fn fail(&mut self, begun: Instant, error: BackendError) -> ControlFlow<()> {
         tracing::debug!(%error, "a batch failed");
-        let next = match error {
-            BackendError::OutOfMemory { .. } | BackendError::Unsupported { .. } => Next::Continue,
-            BackendError::Device(_) => Next::Stop,
+        let is_over = match error {
+            BackendError::OutOfMemory { .. } | BackendError::Unsupported { .. } => false,
+            BackendError::Device(_) => true,
         };
-        let error = Arc::new(error);
+        let error = EngineError::Failed(Arc::new(error));
+        self.shared.snapshot().totals.failed_batches += 1;
         self.pipeline.give_up();
         self.deliver(begun, Some(&error));
-        if let Next::Stop = next {
-            for (_, client) in self.clients.drain() {
-                client.send(Err(EngineError::Failed(Arc::clone(&error))));
-            }
+        if is_over {
+            self.shared.close(&error);
+            return ControlFlow::Break(());
         }
-        next
+        ControlFlow::Continue(())
     }
 
-    /// Tells the streams what has happened in the step that began then.
-    fn deliver(&mut self, begun: Instant, failure: Option<&Arc<BackendError>>) {
+    /// Tells the clients what has happened in the step that began then. The snapshot comes first: whoever hears of an end finds
+    /// it there.
+    fn deliver(&mut self, begun: Instant, failure: Option<&EngineError>) {
         let now = Instant::now();
+        self.observe();
+        let mut unwanted = Vec::new();
         let (outputs, updates) = self.pipeline.results();
         for update in updates {
-            let (Update::Started { id }
-            | Update::Token { id, .. }
-            | Update::Forced { id, .. }
-            | Update::Finished { id, .. }
-            | Update::Abandoned { id }) = update;
-            let client = self
-                .clients
-                .get_mut(&id)
-                .expect("a request has a client until it ends");
             match update {
-                Update::Started { .. } => client.started = Some(begun),
-                Update::Token { row, .. } => {
-                    client.first_token.get_or_insert(now);
-                    client.send(Ok(token_event(&mut outputs.rows[row])));
+                Update::Started { id } => self.shared.started(id, begun),
+                Update::Token { id, row } => {
+                    self.shared.snapshot().totals.generated_tokens += 1;
+                    let event = token_event(&mut outputs.rows[row]);
+                    if self.shared.token(id, event, now).is_break() {
+                        unwanted.push(id);
+                    }
                 }
-                Update::Forced { token, .. } => {
-                    client.first_token.get_or_insert(now);
-                    client.send(Ok(Event::Token {
+                Update::Forced { id, token } => {
+                    self.shared.snapshot().totals.generated_tokens += 1;
+                    let event = Event::Token {
                         id: token,
                         logprob: None,
                         top: Vec::new(),
-                    }));
+                    };
+                    if self.shared.token(id, event, now).is_break() {
+                        unwanted.push(id);
+                    }
                 }
-                Update::Finished { reason, counts, .. } => {
-                    let usage = client.usage(counts, now);
-                    log_finish(id, reason, &usage);
-                    client.send(Ok(Event::Finished { reason, usage }));
-                    self.clients.remove(&id);
+                Update::PromptToken { id, position, row } => {
+                    let RowResult {
+                        token,
+                        logprob,
+                        top,
+                        ..
+                    } = std::mem::take(&mut outputs.rows[row]);
+                    let event = Event::PromptToken {
+                        id: token,
+                        position,
+                        logprob,
+                        top,
+                    };
+                    if self.shared.push(id, event).is_break() {
+                        unwanted.push(id);
+                    }
                 }
-                Update::Abandoned { .. } => {
+                Update::Finished { id, reason, counts } => {
+                    {
+                        let totals = &mut self.shared.snapshot().totals;
+                        totals.requests += 1;
+                        totals.prompt_tokens += counts.prompt_tokens as u64;
+                        totals.cached_tokens += counts.cached_tokens as u64;
+                        totals.preemptions += counts.preemptions as u64;
+                    }
+                    if let Some(usage) = self.shared.finish(id, reason, counts, now) {
+                        log_finish(id, reason, &usage);
+                    }
+                }
+                Update::Abandoned { id } => {
+                    self.shared.snapshot().totals.requests += 1;
                     let error = failure.expect("only a failure abandons a step");
-                    client.send(Err(EngineError::Failed(Arc::clone(error))));
-                    self.clients.remove(&id);
+                    self.shared.fail(id, error.clone());
                 }
             }
         }
+        for id in unwanted {
+            self.pipeline.scheduler().cancel(id);
+        }
+    }
+
+    /// Brings the snapshot up to date, between two batches.
+    fn observe(&self) {
+        let stats = self.pipeline.stats();
+        let mut snapshot = self.shared.snapshot();
+        snapshot.batch_since = None;
+        snapshot.stats = stats;
     }
 }
 

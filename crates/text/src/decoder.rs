@@ -102,7 +102,8 @@ impl CharacterBuffer {
 pub struct StopStrings {
     stops: Vec<Stop>,
     held: String,
-    stopped: bool,
+    /// The one that ended the answer, among `stops`.
+    found: Option<usize>,
 }
 
 /// One string and how much of it the text so far ends with: a Knuth-Morris-Pratt automaton.
@@ -124,14 +125,14 @@ impl StopStrings {
                 .map(|stop| Stop::new(stop.as_ref()))
                 .collect(),
             held: String::new(),
-            stopped: false,
+            found: None,
         }
     }
 
     /// Takes new text and appends to `out` what is certainly before any stop string. Nothing more comes out once
     /// [`StopStrings::stopped`].
     pub fn push(&mut self, text: &str, out: &mut String) {
-        if self.stopped {
+        if self.stopped() {
             return;
         }
         let before = self.held.len();
@@ -140,11 +141,12 @@ impl StopStrings {
             for stop in &mut self.stops {
                 stop.push(byte);
             }
-            let complete = self.stops.iter().filter(|stop| stop.is_complete());
-            if let Some(longest) = complete.map(|stop| stop.text.len()).max() {
-                out.push_str(&self.held[..before + at + 1 - longest]);
+            let complete = (0..self.stops.len()).filter(|&n| self.stops[n].is_complete());
+            if let Some(longest) = complete.max_by_key(|&n| self.stops[n].text.len()) {
+                let length = self.stops[longest].text.len();
+                out.push_str(&self.held[..before + at + 1 - length]);
                 self.held.clear();
-                self.stopped = true;
+                self.found = Some(longest);
                 return;
             }
         }
@@ -169,7 +171,13 @@ impl StopStrings {
 
     /// True once a stop string has ended the answer.
     pub fn stopped(&self) -> bool {
-        self.stopped
+        self.found.is_some()
+    }
+
+    /// The stop string that ended the answer.
+    pub fn found(&self) -> Option<&str> {
+        let stop = &self.stops[self.found?];
+        std::str::from_utf8(&stop.text).ok()
     }
 }
 

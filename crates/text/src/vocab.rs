@@ -212,6 +212,16 @@ impl Vocab {
             .filter_map(|(id, kind)| (*kind == TokenKind::Special).then_some(id))
     }
 
+    /// The bytes a token stands for in a text: those of its characters, or one of an unfinished character. Special tokens stand
+    /// for their names; ids outside the vocabulary for nothing.
+    pub fn bytes(&self, id: TokenId) -> Vec<u8> {
+        match (self.kind(id), self.text(id)) {
+            (Some(TokenKind::Byte(byte)), _) => vec![byte],
+            (Some(TokenKind::Text), Some(text)) => text.replace(SPACE_MARK, " ").into_bytes(),
+            (_, text) => text.unwrap_or_default().as_bytes().to_vec(),
+        }
+    }
+
     /// The token of one byte of a character that has none of its own.
     pub fn byte_token(&self, byte: u8) -> TokenId {
         self.byte_tokens[byte as usize]

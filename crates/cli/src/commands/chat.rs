@@ -45,6 +45,7 @@ pub(crate) fn run(args: &ChatArgs, settings: &Settings, terminal: Terminal) -> R
             tools: session.tools.clone(),
             thinking: session.thinking,
             unix_time: unix_time(),
+            continues: false,
         },
         show: if args.generate.hide_thinking {
             Show::Answer

@@ -76,6 +76,7 @@ fn conversation(session: &Session, messages: Vec<Message>) -> Conversation {
         tools: session.tools.clone(),
         thinking: session.thinking,
         unix_time: unix_time(),
+        continues: false,
     }
 }
 
@@ -140,6 +141,7 @@ fn report(session: &Session, answer: &Answer) -> serde_json::Value {
             ChatFinish::Length => "length",
             ChatFinish::ToolCalls => "tool_calls",
             ChatFinish::Cancelled => "cancelled",
+            ChatFinish::Deadline => "deadline",
         });
     let tokenizer = session.chat.tokenizer();
     let logprobs = session.generation.logprobs.map(|_| {

@@ -1,13 +1,19 @@
 //! The engine with its thread, over the fake model. Tests that depend on when something happens hold the executor back
 //! before each batch instead of guessing times.
 
-use carat_model::backend::{Batch, Draw, Outputs, PageMove, Ticket};
-use carat_model::plan::Value;
+use carat_model::{
+    TokenId,
+    backend::{Batch, Draw, Outputs, PageMove, Ticket},
+    plan::Value,
+};
 
 use super::*;
-use crate::core::{
-    MissReason,
-    testing::{FakeExecutor, Lookahead, alone, request, roomy, text},
+use crate::{
+    Event, Usage,
+    core::{
+        FinishReason, MissReason, Stats,
+        testing::{FakeExecutor, Lookahead, alone, request, roomy, text},
+    },
 };
 
 /// Asks before each batch whether and how to run it.
@@ -140,7 +146,7 @@ fn batches_fed_ahead_give_the_same_answers_and_end_on_time() {
             });
         }
     });
-    assert_eq!(engine.stats().unwrap().pages.full.held, 0);
+    assert_eq!(engine.snapshot().stats.pages.full.held, 0);
 }
 
 #[test]
@@ -148,7 +154,7 @@ fn an_idle_engine_wakes_up_for_the_next_request() {
     let engine = start(|_| Ok(()));
     for _ in 0..3 {
         answer(engine.submit(request(text(1, 40), 3)).unwrap());
-        assert_eq!(engine.stats().unwrap().running, 0);
+        assert_eq!(engine.snapshot().stats.running, 0);
     }
 }
 
@@ -172,9 +178,9 @@ fn a_dropped_stream_frees_its_pages() {
     assert!(matches!(stream.next(), Some(Ok(Event::Token { .. }))));
     drop(stream);
     drop(go);
-    // Stats are answered in order: after the cancellation was heard, but perhaps before the step that heeds it.
+    // Commands are taken in order.
     answer(engine.submit(request(text(2, 20), 1)).unwrap());
-    let stats = engine.stats().unwrap();
+    let stats = engine.snapshot().stats;
     assert_eq!((stats.running, stats.waiting), (0, 0));
     assert_eq!(stats.pages.full.held + stats.pages.sliding.held, 0);
 }
@@ -246,7 +252,10 @@ fn a_failed_device_ends_every_request_and_stops_the_engine() {
     while let Ok(mut stream) = engine.submit(request(text(1, 20), 5)) {
         assert!(stream.next().unwrap().is_err());
     }
-    assert_eq!(engine.stats(), None);
+    assert!(matches!(
+        engine.snapshot().failure,
+        Some(EngineError::Failed(_))
+    ));
     let rejected = engine.submit(request(text(1, 20), 5)).err();
     assert_eq!(rejected, Some(Rejected::Stopped));
 }
@@ -254,8 +263,132 @@ fn a_failed_device_ends_every_request_and_stops_the_engine() {
 #[test]
 fn a_panicking_executor_stops_the_engine_not_the_program() {
     let engine = start(|_| panic!("as this test wants"));
-    let mut stream = engine.submit(request(text(1, 20), 5)).unwrap();
-    assert!(matches!(stream.next(), Some(Err(EngineError::Stopped))));
+    let stream = engine.submit(request(text(1, 20), 5)).unwrap();
+    let waiting = engine.submit(request(text(2, 20), 5));
+    for mut stream in [Ok(stream), waiting].into_iter().flatten() {
+        let error = stream.next().unwrap().unwrap_err();
+        assert!(
+            matches!(&error, EngineError::Panicked(cause) if &**cause == "as this test wants"),
+            "{error:?}"
+        );
+    }
+    let failure = engine.snapshot().failure;
+    assert!(matches!(failure, Some(EngineError::Panicked(_))));
+    assert_eq!(
+        engine.submit(request(text(1, 20), 5)).err(),
+        Some(Rejected::Stopped)
+    );
+    // The process is fit for another engine.
+    drop(engine);
+    let engine = start(|_| Ok(()));
+    let asked = request(text(1, 20), 5);
+    let (tokens, ..) = answer(engine.submit(asked.clone()).unwrap());
+    assert_eq!(tokens, alone(&asked, 25, WINDOW).0);
+}
+
+#[test]
+fn a_device_that_hangs_is_noticed_and_does_not_hang_its_clients() {
+    let mut config = roomy(WINDOW).0;
+    config.max_sequences = 1;
+    config.stall_limit = Duration::from_millis(50);
+    let (go, gate) = mpsc::channel::<()>();
+    let engine = start_config(config, move |_| {
+        let _ = gate.recv();
+        Ok(())
+    });
+    let running = engine.submit(request(text(1, 20), 5)).unwrap();
+    let waiting = engine.submit(request(text(2, 20), 5)).unwrap();
+    let mut streams = [running, waiting];
+    let error = streams[0].next().unwrap().unwrap_err();
+    assert!(matches!(error, EngineError::Stalled(_)), "{error:?}");
+    assert!(matches!(
+        engine.snapshot().failure,
+        Some(EngineError::Stalled(_))
+    ));
+    assert_eq!(
+        engine.submit(request(text(1, 20), 5)).err(),
+        Some(Rejected::Stopped)
+    );
+    // The device answers after all, which changes nothing.
+    drop(go);
+    let error = streams[1].next().unwrap().unwrap_err();
+    let told = matches!(error, EngineError::Stalled(_) | EngineError::Stopped);
+    assert!(told, "{error:?}");
+}
+
+#[test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "what must not happen can only be waited for"
+)]
+fn an_idle_engine_is_not_taken_for_a_hanging_one() {
+    let mut config = roomy(WINDOW).0;
+    config.stall_limit = Duration::from_millis(20);
+    let engine = start_config(config, |_| Ok(()));
+    answer(engine.submit(request(text(1, 20), 3)).unwrap());
+    thread::sleep(Duration::from_millis(100));
+    assert!(engine.snapshot().failure.is_none());
+    answer(engine.submit(request(text(1, 20), 3)).unwrap());
+}
+
+#[test]
+fn a_sink_that_closes_cancels_its_request_alone() {
+    let engine = start(|_| Ok(()));
+    let (heard, events) = mpsc::channel();
+    let sink = move |event: Result<Event, EngineError>| {
+        heard.send(event).unwrap();
+        ControlFlow::Break(())
+    };
+    let asked = request(text(2, 20), 30);
+    let other = engine.submit(asked.clone()).unwrap();
+    engine
+        .submit_to(request(text(1, 20), 200), Box::new(sink))
+        .unwrap();
+    assert!(matches!(events.recv(), Ok(Ok(Event::Token { .. }))));
+    assert_eq!(answer(other).0, alone(&asked, 50, WINDOW).0);
+    // The next answer is there only when the closed one's row is gone from the batches.
+    answer(engine.submit(request(text(3, 20), 2)).unwrap());
+    assert_eq!(engine.snapshot().stats.running, 0);
+}
+
+#[test]
+fn a_stream_is_cancelled_from_another_thread_while_it_is_read() {
+    let (engine, go) = start_held();
+    let stream = engine.submit(request(text(1, 20), 200)).unwrap();
+    let cancel = stream.canceller();
+    let reader = thread::spawn(move || answer(stream));
+    go.send(()).unwrap();
+    cancel.cancel();
+    drop(go);
+    assert_eq!(reader.join().unwrap().1, FinishReason::Cancelled);
+}
+
+#[test]
+fn a_snapshot_does_not_wait_for_the_batch() {
+    let (engine, go) = start_held();
+    let _stream = engine.submit(request(text(1, 20), 5)).unwrap();
+    while engine.snapshot().batch_since.is_none() {
+        thread::yield_now();
+    }
+    let Stats {
+        running, waiting, ..
+    } = engine.snapshot().stats;
+    assert_eq!(running + waiting, 1);
+    drop(go);
+}
+
+#[test]
+fn totals_add_up() {
+    let engine = start(|_| Ok(()));
+    for _ in 0..2 {
+        answer(engine.submit(request(text(1, 100), 20)).unwrap());
+    }
+    let totals = engine.snapshot().totals;
+    assert_eq!(totals.requests, 2);
+    assert_eq!(totals.prompt_tokens, 200);
+    assert_eq!(totals.cached_tokens, 96);
+    assert_eq!(totals.generated_tokens, 40);
+    assert!(totals.batches >= 40);
 }
 
 #[test]
@@ -290,8 +423,6 @@ fn a_full_queue_turns_requests_away_until_one_finishes() {
     for stream in streams {
         answer(stream);
     }
-    // A place is given up just after the last event is sent; the answer to a later command says that it has been.
-    engine.stats().unwrap();
     assert!(engine.submit(request(text(3, 20), 5)).is_ok());
 }
 

@@ -165,3 +165,13 @@ fn a_stop_string_does_not_reach_across_a_break() {
     stops.push("!", &mut out);
     assert_eq!((out.as_str(), stops.stopped()), ("Hello!", false));
 }
+
+#[test]
+fn the_stop_string_that_came_is_known() {
+    let mut stops = StopStrings::new(["zz", "lo w", "o w"]);
+    let mut out = String::new();
+    stops.push("hello", &mut out);
+    assert_eq!(stops.found(), None);
+    stops.push(" world", &mut out);
+    assert_eq!((out.as_str(), stops.found()), ("hel", Some("lo w")));
+}

@@ -1,0 +1,324 @@
+//! JSON schemas before they are compiled: limits, and keywords that cannot be enforced, found with their places.
+//!
+//! The compiler itself says what it does not like, but not where. So schemas are walked here first, and an error of the compiler's
+//! is traced back to the keyword it speaks of.
+
+use std::fmt;
+
+use llguidance::{derivre::RegexBuilder, regex_to_lark};
+use serde_json::{Map, Value, json};
+
+use crate::{GrammarError, path::Path};
+
+/// Longest schema, as text.
+pub(crate) const LONGEST_BYTES: usize = 256 << 10;
+/// Deepest nesting of a schema's own JSON.
+pub(crate) const DEEPEST: usize = 64;
+
+/// Keywords that are standard but not enforced. Unknown ones are annotations, as the standard has it.
+const UNSUPPORTED: [&str; 17] = [
+    "not",
+    "if",
+    "then",
+    "else",
+    "uniqueItems",
+    "contains",
+    "minContains",
+    "maxContains",
+    "propertyNames",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$dynamicRef",
+    "$recursiveRef",
+    "$recursiveAnchor",
+];
+
+/// Formats of strings that are enforced.
+const FORMATS: [&str; 11] = [
+    "date-time",
+    "time",
+    "date",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "uri",
+    "unknown",
+];
+
+/// Keywords whose value is a schema.
+const SCHEMA_KEYWORDS: [&str; 3] = ["items", "additionalProperties", "additionalItems"];
+/// Keywords whose value is a list of schemas.
+const LIST_KEYWORDS: [&str; 5] = ["anyOf", "oneOf", "allOf", "prefixItems", "items"];
+/// Keywords whose value holds schemas by name.
+const MAP_KEYWORDS: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+
+/// Keywords that the compiler names when it has trouble with them.
+const COMPLAINED_OF: [&str; 16] = [
+    "oneOf",
+    "allOf",
+    "$ref",
+    "const",
+    "required",
+    "patternProperties",
+    "minProperties",
+    "maxProperties",
+    "minItems",
+    "maxItems",
+    "minLength",
+    "maxLength",
+    "minimum",
+    "maximum",
+    "multipleOf",
+    "prefixItems",
+];
+
+/// A keyword that cannot be enforced, and the schema it stands in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unsupported {
+    pub(crate) keyword: String,
+    pub(crate) path: String,
+}
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` at `{}`", self.keyword, self.path)
+    }
+}
+
+impl From<Unsupported> for GrammarError {
+    fn from(unsupported: Unsupported) -> GrammarError {
+        let Unsupported { keyword, path } = unsupported;
+        GrammarError::Unsupported { keyword, path }
+    }
+}
+
+/// A schema within the limits.
+pub(crate) struct Checked {
+    pub(crate) unsupported: Vec<Unsupported>,
+}
+
+/// Checks the limits of a schema and looks for what cannot be enforced.
+pub(crate) fn check(schema: &Value) -> Result<Checked, GrammarError> {
+    check_size(schema)?;
+    if !matches!(schema, Value::Object(_) | Value::Bool(_)) {
+        return Err(GrammarError::Schema {
+            path: "#".to_owned(),
+            reason: "a schema is an object, or true or false".to_owned(),
+        });
+    }
+    let mut unsupported = Vec::new();
+    walk(schema, &Path::Root, &mut |map, path| {
+        for (keyword, value) in map {
+            let keyword = match (keyword.as_str(), value) {
+                // Asks for nothing.
+                ("uniqueItems", Value::Bool(false)) => continue,
+                ("format", Value::String(format)) if !FORMATS.contains(&format.as_str()) => {
+                    format!("format: {format}")
+                }
+                ("$ref", Value::String(target)) if !target.starts_with('#') => {
+                    format!("$ref: {target}")
+                }
+                (keyword, _) if UNSUPPORTED.contains(&keyword) => keyword.to_owned(),
+                _ => continue,
+            };
+            let path = path.to_string();
+            unsupported.push(Unsupported { keyword, path });
+        }
+    });
+    let remote = unsupported.iter().find(|u| u.keyword.starts_with("$ref"));
+    if let Some(Unsupported { keyword, path }) = remote {
+        return Err(GrammarError::Schema {
+            path: path.clone(),
+            reason: format!("`{keyword}` points out of the schema, and nothing is fetched"),
+        });
+    }
+    Ok(Checked { unsupported })
+}
+
+/// Checks a schema's size and depth.
+pub(crate) fn check_size(schema: &Value) -> Result<(), GrammarError> {
+    // Depth first: writing out what is nested without end would end the program.
+    let mut open = vec![(schema, 1)];
+    while let Some((value, depth)) = open.pop() {
+        if depth > DEEPEST {
+            return Err(GrammarError::TooDeep {
+                what: "schema",
+                most: DEEPEST,
+            });
+        }
+        match value {
+            Value::Array(list) => open.extend(list.iter().map(|v| (v, depth + 1))),
+            Value::Object(map) => open.extend(map.values().map(|v| (v, depth + 1))),
+            _ => {}
+        }
+    }
+    let bytes = schema.to_string().len();
+    if bytes > LONGEST_BYTES {
+        return Err(GrammarError::TooLong {
+            what: "schema",
+            bytes,
+            most: LONGEST_BYTES,
+        });
+    }
+    Ok(())
+}
+
+/// Visits a schema and all schemas within it.
+fn walk(schema: &Value, path: &Path<'_>, visit: &mut impl FnMut(&Map<String, Value>, &Path<'_>)) {
+    let Value::Object(map) = schema else { return };
+    visit(map, path);
+    for (keyword, value) in map {
+        let keyword = keyword.as_str();
+        let path = path.key(keyword);
+        match value {
+            Value::Object(_) if SCHEMA_KEYWORDS.contains(&keyword) => walk(value, &path, visit),
+            Value::Array(list) if LIST_KEYWORDS.contains(&keyword) => {
+                for (index, schema) in list.iter().enumerate() {
+                    walk(schema, &path.index(index), visit);
+                }
+            }
+            Value::Object(schemas) if MAP_KEYWORDS.contains(&keyword) => {
+                for (name, schema) in schemas {
+                    walk(schema, &path.key(name), visit);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// How strictly a schema is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Exact,
+    /// What cannot be enforced is passed over.
+    Lenient,
+}
+
+/// The schema with settings for the compiler: one space after `,` and `:` and none elsewhere, so that most separators are forced,
+/// unless the schema has settings of its own.
+pub(crate) fn with_separators(schema: &Value, mode: Mode) -> Value {
+    let mut schema = match schema {
+        Value::Bool(true) => json!({}),
+        other => other.clone(),
+    };
+    let Value::Object(map) = &mut schema else {
+        return schema;
+    };
+    let settings = map.entry("x-guidance").or_insert_with(
+        || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
+    );
+    if let (Value::Object(settings), Mode::Lenient) = (settings, mode) {
+        settings.insert("lenient".to_owned(), Value::Bool(true));
+    }
+    schema
+}
+
+/// The compiler's complaint about a schema, with the place it is about.
+pub(crate) fn locate(schema: &Value, reason: &str) -> GrammarError {
+    let mut bad_pattern = None;
+    let mut named = None;
+    walk(schema, &Path::Root, &mut |map, path| {
+        if let Some(Value::String(pattern)) = map.get("pattern")
+            && bad_pattern.is_none()
+            && !is_regex(pattern)
+        {
+            bad_pattern = Some((format!("pattern: {pattern}"), path.to_string()));
+        }
+        let keyword = map
+            .keys()
+            .find(|k| COMPLAINED_OF.contains(&k.as_str()) && reason.contains(k.as_str()));
+        if let (Some(keyword), None) = (keyword, &named) {
+            named = Some((keyword.clone(), path.to_string()));
+        }
+    });
+    match (bad_pattern, named) {
+        (Some((keyword, path)), _) => GrammarError::Unsupported { keyword, path },
+        (None, Some((keyword, path))) if keyword == "oneOf" => {
+            GrammarError::Unsupported { keyword, path }
+        }
+        (None, named) => GrammarError::Schema {
+            path: named.map_or_else(|| "#".to_owned(), |(_, path)| path),
+            reason: reason.to_owned(),
+        },
+    }
+}
+
+/// Whether a pattern can be enforced: no look-around, no references back.
+pub(crate) fn is_regex(pattern: &str) -> bool {
+    let pattern = regex_to_lark(pattern, "dw");
+    RegexBuilder::new().mk_regex_for_serach(&pattern).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unsupported(schema: &Value) -> Vec<String> {
+        let checked = check(schema).unwrap();
+        checked
+            .unsupported
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    #[test]
+    fn keywords_are_found_where_they_stand_and_nowhere_else() {
+        let schema = json!({
+            "properties": {
+                "not": {"type": "string", "format": "color"},
+                "a/b": {"items": {"not": {}}, "uniqueItems": false},
+                "c": {"const": {"not": 1}, "default": {"if": 2}, "x-note": {"not": 3}},
+            },
+            "$defs": {"d": {"anyOf": [{}, {"if": {}, "then": {}}]}},
+        });
+        assert_eq!(
+            unsupported(&schema),
+            [
+                "`format: color` at `#/properties/not`",
+                "`not` at `#/properties/a~1b/items`",
+                "`if` at `#/$defs/d/anyOf/1`",
+                "`then` at `#/$defs/d/anyOf/1`",
+            ]
+        );
+    }
+
+    #[test]
+    fn limits_hold() {
+        let mut deep = json!({"type": "string"});
+        for _ in 0..40 {
+            deep = json!({"properties": {"a": deep}});
+        }
+        assert!(matches!(check(&deep), Err(GrammarError::TooDeep { .. })));
+        let long = json!({"description": "x".repeat(LONGEST_BYTES)});
+        assert!(matches!(check(&long), Err(GrammarError::TooLong { .. })));
+        assert!(matches!(
+            check(&json!([])),
+            Err(GrammarError::Schema { .. })
+        ));
+        let remote = json!({"items": {"$ref": "https://example.org/schema"}});
+        let Err(GrammarError::Schema { path, reason }) = check(&remote) else {
+            panic!("a remote reference is refused")
+        };
+        assert_eq!(path, "#/items");
+        assert!(reason.contains("https://example.org/schema"));
+    }
+
+    #[test]
+    fn settings_of_the_schema_win() {
+        let own = json!({"x-guidance": {"whitespace_flexible": true}});
+        assert_eq!(with_separators(&own, Mode::Exact), own);
+        let lenient = with_separators(&own, Mode::Lenient);
+        assert_eq!(lenient["x-guidance"]["lenient"], true);
+        assert_eq!(lenient["x-guidance"]["whitespace_flexible"], true);
+        let plain = with_separators(&json!(true), Mode::Exact);
+        assert_eq!(plain["x-guidance"]["item_separator"], ", ");
+    }
+}

@@ -1,0 +1,347 @@
+//! The one stream of events that all dialects encode.
+
+use std::{
+    ops::ControlFlow,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use carat_engine::{
+    Cancel, EngineError, EngineHandle, Event, RequestId, Usage,
+    chat::{AnswerReader, ChatEvent, ChatFinish, Prepared, Token},
+};
+use carat_text::{Part, TokenId, ToolCall, parts::InvalidCall};
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    time::timeout,
+};
+
+use crate::{
+    error::{ApiError, Kind},
+    ids,
+    metrics::Metrics,
+};
+
+/// A piece of one choice's answer.
+#[derive(Clone, Debug)]
+pub(crate) enum Output {
+    Content {
+        text: String,
+        /// The tokens it was made of, if their log-probabilities were asked for.
+        tokens: Vec<Token>,
+    },
+    Thinking(String),
+    /// Whole, with an id.
+    Call(ToolCall),
+    InvalidCall(InvalidCall),
+    /// The last.
+    Finished(Finished),
+    /// The last, instead.
+    Failed(ApiError),
+}
+
+/// How an answer ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Finished {
+    pub(crate) reason: ChatFinish,
+    /// The stop string that ended it.
+    pub(crate) stop: Option<String>,
+    pub(crate) usage: Usage,
+    /// Of the generated tokens, those of thoughts.
+    pub(crate) thinking_tokens: usize,
+    /// What the model says of each token of the prompt but the first, if asked for.
+    pub(crate) prompt: Vec<Token>,
+}
+
+type Sent = (usize, Result<Event, EngineError>);
+
+/// The answers to one request, under way. Dropping it cancels what is left.
+pub(crate) struct Answer {
+    events: UnboundedReceiver<Sent>,
+    choices: Vec<Choice>,
+    open: usize,
+    started: Instant,
+    metrics: Arc<Metrics>,
+    /// Seed of the first choice.
+    pub(crate) seed: u64,
+    /// Tokens of each prompt.
+    pub(crate) prompt_tokens: usize,
+    /// How ids of calls begin.
+    call_prefix: &'static str,
+}
+
+struct Choice {
+    reader: AnswerReader,
+    cancel: Cancel,
+    is_open: bool,
+    wants_tokens: bool,
+    /// What the model says of the prompt, if asked for.
+    prompt: Vec<Token>,
+    /// Tokens that have not shown up as text yet.
+    pending: Vec<Token>,
+    pending_count: usize,
+    thinking_tokens: usize,
+    in_thought: bool,
+}
+
+impl Answer {
+    /// Submits all choices. If one is refused, none runs.
+    pub(crate) fn start(
+        engine: &EngineHandle,
+        prepared: Vec<Prepared>,
+        metrics: &Arc<Metrics>,
+        arrived: Instant,
+        call_prefix: &'static str,
+    ) -> Result<Answer, ApiError> {
+        let (sender, events) = unbounded_channel();
+        let mut answer = Answer {
+            events,
+            choices: Vec::with_capacity(prepared.len()),
+            open: 0,
+            started: arrived,
+            metrics: Arc::clone(metrics),
+            seed: prepared.first().map_or(0, |p| p.request.sampling.seed),
+            prompt_tokens: prepared
+                .iter()
+                .map(|p| p.request.prompt.len())
+                .max()
+                .unwrap_or(0),
+            call_prefix,
+        };
+        let mut before: Option<(Arc<[TokenId]>, RequestId)> = None;
+        for (
+            n,
+            Prepared {
+                mut request,
+                reader,
+            },
+        ) in prepared.into_iter().enumerate()
+        {
+            // Several answers to one prompt wait for the first of them to compute it.
+            match &before {
+                Some((prompt, first)) if **prompt == *request.prompt => {
+                    request.after = Some(*first)
+                }
+                _ => before = None,
+            }
+            let prompt: Option<Arc<[TokenId]>> =
+                before.is_none().then(|| request.prompt.as_slice().into());
+            let wants_tokens = request.logprobs.is_some();
+            let sink = sink(n, sender.clone(), Arc::clone(metrics), arrived);
+            let cancel = engine.submit_to(request, Box::new(sink))?;
+            if let Some(prompt) = prompt {
+                before = Some((prompt, cancel.id()));
+            }
+            answer.open += 1;
+            answer.choices.push(Choice {
+                reader,
+                cancel,
+                is_open: true,
+                wants_tokens,
+                prompt: Vec::new(),
+                pending: Vec::new(),
+                pending_count: 0,
+                thinking_tokens: 0,
+                in_thought: false,
+            });
+        }
+        Ok(answer)
+    }
+
+    /// Choices of the request.
+    pub(crate) fn choices(&self) -> usize {
+        self.choices.len()
+    }
+
+    /// Ends the answers early; what they came to is still told.
+    pub(crate) fn cancel(&self) {
+        for choice in self.choices.iter().filter(|c| c.is_open) {
+            choice.cancel.cancel();
+        }
+    }
+
+    /// Everything that has come about since the last call, at least one output; `None` after the end.
+    pub(crate) async fn next(&mut self) -> Option<Vec<(usize, Output)>> {
+        let mut outputs = Vec::new();
+        while outputs.is_empty() {
+            if self.open == 0 {
+                return None;
+            }
+            let Some(event) = self.events.recv().await else {
+                let gone = ApiError::new(Kind::EngineFailed, "the engine has stopped");
+                self.open = 0;
+                return Some(vec![(0, Output::Failed(gone))]);
+            };
+            self.take(event, &mut outputs);
+            while let Ok(event) = self.events.try_recv() {
+                self.take(event, &mut outputs);
+            }
+        }
+        Some(outputs)
+    }
+
+    /// As [`Answer::next`], giving up after a while.
+    pub(crate) async fn wait(&mut self, patience: Duration) -> Wait {
+        match timeout(patience, self.next()).await {
+            Ok(Some(outputs)) => Wait::Outputs(outputs),
+            Ok(None) => Wait::Ended,
+            Err(_) => Wait::Nothing,
+        }
+    }
+
+    fn take(&mut self, (n, event): Sent, outputs: &mut Vec<(usize, Output)>) {
+        let choice = &mut self.choices[n];
+        if !choice.is_open {
+            return;
+        }
+        let event = match event {
+            Ok(event) => event,
+            Err(error) => {
+                choice.is_open = false;
+                self.open -= 1;
+                self.metrics.finished("error");
+                outputs.push((n, Output::Failed(error.into())));
+                return;
+            }
+        };
+        let mut read = Vec::new();
+        choice.reader.read(event, &mut read);
+        for event in read {
+            match event {
+                ChatEvent::PromptToken(token) => choice.prompt.push(token),
+                ChatEvent::Token(token) => choice.token(token),
+                ChatEvent::Part(part) => {
+                    outputs.push((n, choice.part(part, self.call_prefix, &self.metrics)));
+                }
+                ChatEvent::Finished { reason, usage } => {
+                    choice.is_open = false;
+                    self.open -= 1;
+                    let finished = choice.finish(reason, usage);
+                    observe(&self.metrics, &finished, self.started);
+                    let nothing_came = finished.usage.counts.generated_tokens == 0;
+                    outputs.push((
+                        n,
+                        match reason {
+                            ChatFinish::Deadline if nothing_came => {
+                                self.metrics.rejected("timeout");
+                                Output::Failed(ApiError::new(
+                                    Kind::QueueTimeout,
+                                    "the request's time was up before its first token",
+                                ))
+                            }
+                            _ => Output::Finished(finished),
+                        },
+                    ));
+                }
+            }
+        }
+        if choice.is_open && choice.reader.has_stopped() {
+            choice.cancel.cancel();
+        }
+    }
+}
+
+/// What came of waiting.
+pub(crate) enum Wait {
+    Outputs(Vec<(usize, Output)>),
+    Ended,
+    Nothing,
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if self.open > 0 {
+            self.metrics.disconnects.fetch_add(1, Ordering::Relaxed);
+            // A sink is asked with the next token only, and a prompt may be long.
+            self.cancel();
+        }
+    }
+}
+
+impl Choice {
+    fn token(&mut self, token: Token) {
+        self.pending_count += 1;
+        if self.wants_tokens {
+            self.pending.push(token);
+        }
+    }
+
+    fn part(&mut self, part: Part, call_prefix: &str, metrics: &Metrics) -> Output {
+        let tokens = std::mem::take(&mut self.pending);
+        let count = std::mem::take(&mut self.pending_count);
+        self.in_thought = matches!(part, Part::Thinking(_));
+        match part {
+            Part::Content(text) => Output::Content { text, tokens },
+            Part::Thinking(text) => {
+                self.thinking_tokens += count;
+                Output::Thinking(text)
+            }
+            Part::ToolCall(mut call) => {
+                call.id = Some(ids::id(call_prefix));
+                Output::Call(call)
+            }
+            Part::InvalidCall(call) => {
+                metrics.invalid_calls.fetch_add(1, Ordering::Relaxed);
+                Output::InvalidCall(call)
+            }
+        }
+    }
+
+    fn finish(&mut self, reason: ChatFinish, usage: Usage) -> Finished {
+        if self.in_thought {
+            self.thinking_tokens += self.pending_count;
+        }
+        Finished {
+            reason,
+            stop: self.reader.stop_string().map(str::to_owned),
+            usage,
+            thinking_tokens: self.thinking_tokens,
+            prompt: std::mem::take(&mut self.prompt),
+        }
+    }
+}
+
+/// Pushes a choice's events to whoever encodes them, and notes when tokens come.
+fn sink(
+    n: usize,
+    sender: UnboundedSender<Sent>,
+    metrics: Arc<Metrics>,
+    arrived: Instant,
+) -> impl FnMut(Result<Event, EngineError>) -> ControlFlow<()> + Send {
+    let mut last: Option<Instant> = None;
+    move |event| {
+        if let Ok(Event::Token { .. }) = &event {
+            let now = Instant::now();
+            match last.replace(now) {
+                None => metrics.first_token.time(now - arrived),
+                Some(before) => metrics.inter_token.time(now - before),
+            }
+        }
+        match sender.send((n, event)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
+    }
+}
+
+fn observe(metrics: &Metrics, finished: &Finished, started: Instant) {
+    let usage = &finished.usage;
+    metrics.finished(match finished.reason {
+        ChatFinish::Stop => "stop",
+        ChatFinish::Length => "length",
+        ChatFinish::ToolCalls => "tool_calls",
+        ChatFinish::Cancelled => "abort",
+        ChatFinish::Deadline => "deadline",
+    });
+    metrics.request.time(started.elapsed());
+    metrics.queue.time(usage.queue);
+    metrics.prefill.time(usage.prefill);
+    metrics.decode.time(usage.decode);
+    metrics.prompt_tokens.add(usage.counts.prompt_tokens as f64);
+    metrics
+        .generated_tokens
+        .add(usage.counts.generated_tokens as f64);
+    if let Some(miss) = usage.counts.miss {
+        metrics.missed(miss);
+    }
+}

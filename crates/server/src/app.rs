@@ -1,0 +1,458 @@
+//! What all requests share: the model, the limits, the counters; and the way from an [`Ask`] to an [`Answer`].
+
+use std::{
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use carat_engine::{
+    EngineError, LaneId, Rejected,
+    chat::{Chat, Generation, Prepared},
+};
+use carat_grammar::{Answer as Shape, Grammars, Start, Thinking, Tools};
+use carat_model::sampling::Sampling;
+use carat_text::{Specials, TokenId};
+use tokio::sync::Semaphore;
+
+use crate::{
+    answer::Answer,
+    ask::{Ask, Prompt, Text},
+    config::{Config, Lanes},
+    error::{ApiError, Kind, too_long},
+    http::Call,
+    metrics::Metrics,
+};
+
+/// A model that is ready to answer, and what clients are told about it.
+pub struct Model {
+    /// Answers.
+    pub chat: Chat,
+    /// How tokens are drawn where a request does not say.
+    pub sampling: Sampling,
+    /// Facts about it.
+    pub info: ModelInfo,
+}
+
+/// Facts about a model, for those who ask.
+#[derive(Clone, Debug, Default)]
+pub struct ModelInfo {
+    /// By which requests name it.
+    pub name: String,
+    /// The most tokens of a request, prompt and answer.
+    pub context: usize,
+    /// The most tokens it was trained for.
+    pub trained_context: usize,
+    /// Numbers in it.
+    pub parameters: u64,
+    /// Of the file.
+    pub bytes: u64,
+    /// Such as `Q4_K_M`.
+    pub quantization: String,
+    /// What computes it.
+    pub backend: String,
+    /// Source of its chat template.
+    pub template: Option<String>,
+    /// Changes whenever the same request may get another answer: file, backend, KV type, version.
+    pub fingerprint: String,
+    /// Seconds since 1970 when it was loaded.
+    pub loaded: u64,
+}
+
+/// Where the model is.
+enum Status {
+    Loading,
+    Ready(Arc<Served>),
+    Failed(String),
+}
+
+/// A model with what the server keeps beside it.
+pub(crate) struct Served {
+    pub(crate) model: Model,
+    /// Made by the first request that needs one, on a thread that may wait; or ahead, in the background.
+    grammars: OnceLock<Result<Grammars, String>>,
+}
+
+impl Served {
+    /// Reads the vocabulary into the form that grammars need: a second for a real one. Blocks.
+    pub(crate) fn grammars(&self) -> Result<&Grammars, ApiError> {
+        let made = self.grammars.get_or_init(|| {
+            let tokenizer = Arc::clone(self.model.chat.tokenizer());
+            Grammars::new(tokenizer).map_err(|error| error.to_string())
+        });
+        made.as_ref().map_err(|error| {
+            ApiError::new(
+                Kind::NotSupported,
+                format!("this model's vocabulary takes no grammars: {error}"),
+            )
+        })
+    }
+
+    pub(crate) fn grammars_if_made(&self) -> Option<&Grammars> {
+        self.grammars.get()?.as_ref().ok()
+    }
+}
+
+/// Everything that requests share.
+pub struct App {
+    pub(crate) config: Config,
+    pub(crate) metrics: Arc<Metrics>,
+    status: RwLock<Status>,
+    draining: AtomicBool,
+    /// Rendering, encoding and compiling of schemas: as many at a time as there are cores.
+    permits: Semaphore,
+    /// Prompts that are only counted: few at a time, so that they never crowd out those to be answered.
+    pub(crate) counting: Semaphore,
+    /// When tokens last were generated at what rate, for `Retry-After`.
+    rate: Mutex<Rate>,
+}
+
+#[derive(Default)]
+struct Rate {
+    since: Option<(Instant, u64)>,
+    tokens_per_second: f64,
+}
+
+impl App {
+    /// Without a model yet.
+    pub fn new(config: Config) -> Arc<App> {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Arc::new(App {
+            config,
+            metrics: Arc::new(Metrics::new()),
+            status: RwLock::new(Status::Loading),
+            draining: AtomicBool::new(false),
+            permits: Semaphore::new(cores),
+            counting: Semaphore::new(4),
+            rate: Mutex::default(),
+        })
+    }
+
+    /// The model is there.
+    pub fn ready(&self, model: Model) {
+        let served = Served {
+            model,
+            grammars: OnceLock::new(),
+        };
+        self.set(Status::Ready(Arc::new(served)));
+    }
+
+    /// There will be no model.
+    pub fn failed(&self, reason: impl Into<String>) {
+        self.set(Status::Failed(reason.into()));
+    }
+
+    /// Makes ready for grammars now instead of with the first request that has one. Blocks for a second with a real vocabulary.
+    pub fn prepare_grammars(&self) {
+        if let Ok(served) = self.served() {
+            // What cannot be made is told to who asks for it.
+            let _ = served.grammars();
+        }
+    }
+
+    fn set(&self, status: Status) {
+        *self.status.write().unwrap_or_else(PoisonError::into_inner) = status;
+    }
+
+    /// No new requests; those under way end.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the end has begun.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Requests that run or wait.
+    pub fn unfinished(&self) -> usize {
+        self.served().map_or(0, |served| {
+            let stats = served.model.chat.engine().snapshot().stats;
+            stats.running + stats.waiting
+        })
+    }
+
+    /// Why the engine of a model that was ready takes no more requests.
+    pub fn failure(&self) -> Option<EngineError> {
+        let served = self.served().ok()?;
+        served.model.chat.engine().snapshot().failure
+    }
+
+    /// The model, or why there is none.
+    pub(crate) fn served(&self) -> Result<Arc<Served>, ApiError> {
+        match &*self.status.read().unwrap_or_else(PoisonError::into_inner) {
+            Status::Ready(served) => Ok(Arc::clone(served)),
+            Status::Loading => Err(ApiError::new(
+                Kind::Loading,
+                "the model is being loaded; try again in a moment",
+            )),
+            Status::Failed(reason) => Err(ApiError::new(
+                Kind::EngineFailed,
+                format!("the model could not be loaded: {reason}"),
+            )),
+        }
+    }
+
+    /// The model for a request that names one.
+    pub(crate) fn model(&self, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
+        let served = self.served()?;
+        let ours = &served.model.info.name;
+        match name {
+            Some(name)
+                if self.config.strict_model
+                    && name.strip_suffix(":latest").unwrap_or(name) != ours =>
+            {
+                let shown: String = name.chars().take(128).collect();
+                Err(ApiError {
+                    param: Some("model".to_owned()),
+                    ..ApiError::new(
+                        Kind::UnknownModel,
+                        format!("there is no model `{shown}` here; this server has `{ours}`"),
+                    )
+                })
+            }
+            _ => Ok(served),
+        }
+    }
+
+    /// Runs something that takes a core for a while, apart from the threads that serve connections.
+    pub(crate) async fn compute<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let _permit = self.permits.acquire().await;
+        tokio::task::spawn_blocking(work).await.map_err(|_| {
+            ApiError::new(
+                Kind::EngineFailed,
+                "this request ran into a mistake in the server; its log says more",
+            )
+        })
+    }
+
+    /// Begins to answer.
+    pub(crate) async fn answer(
+        &self,
+        served: &Arc<Served>,
+        mut ask: Ask,
+        call: &Call,
+        call_prefix: &'static str,
+    ) -> Result<(Answer, Notes), ApiError> {
+        if self.is_draining() {
+            return Err(ApiError::new(
+                Kind::Draining,
+                "this server is shutting down; ask another",
+            ));
+        }
+        ask.check()?;
+        // Whoever has a key of his own shares nothing with others: neither his turn nor what tells of his prompts.
+        let lane = match self.config.lanes {
+            Lanes::Key => call.key.clone(),
+            Lanes::User => ask.user.take().or_else(|| call.key.clone()),
+        };
+        if ask.cache_salt.is_none() && self.config.keys.len() > 1 && !self.config.share_prefixes {
+            ask.cache_salt.clone_from(&call.key);
+        }
+        let its = Arc::clone(served);
+        let tool_grammar = self.config.tool_grammar;
+        let deadline = self.deadline(call)?;
+        let (mut prepared, notes) = self
+            .compute(move || prepare(&its, &ask, tool_grammar))
+            .await??;
+        for one in &mut prepared {
+            one.request.lane = lane.as_deref().map(lane_id);
+            one.request.deadline = deadline;
+        }
+        let engine = served.model.chat.engine();
+        let started = Answer::start(engine, prepared, &self.metrics, call.arrived, call_prefix);
+        let answer = started.map_err(|mut error| {
+            match error.kind {
+                Kind::QueueFull => {
+                    self.metrics.rejected("queue_full");
+                    error.retry_after = Some(self.wait_estimate(served));
+                }
+                Kind::ContextLength => self.metrics.rejected("too_long"),
+                _ => {}
+            }
+            error
+        })?;
+        Ok((answer, notes))
+    }
+
+    /// What the operator allows, or a proxy in front of us, whichever is less.
+    fn deadline(&self, call: &Call) -> Result<Option<Duration>, ApiError> {
+        let most = self.config.request_timeout;
+        let Some(header) = call.parts.headers.get("x-request-timeout") else {
+            return Ok(most);
+        };
+        let seconds = header
+            .to_str()
+            .ok()
+            .and_then(|text| text.parse::<f64>().ok());
+        let asked = seconds
+            .filter(|s| *s > 0.0)
+            .and_then(|s| Duration::try_from_secs_f64(s).ok())
+            .ok_or_else(|| {
+                ApiError::invalid(
+                    "x-request-timeout",
+                    "x-request-timeout is a number of seconds above 0",
+                )
+            })?;
+        Ok(Some(most.map_or(asked, |most| most.min(asked))))
+    }
+
+    /// How long until there is room: what waits, at the rate tokens have come lately.
+    fn wait_estimate(&self, served: &Served) -> Duration {
+        let snapshot = served.model.chat.engine().snapshot();
+        let mut rate = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
+        let (now, tokens) = (Instant::now(), snapshot.totals.generated_tokens);
+        match rate.since {
+            Some((since, before)) if now - since >= Duration::from_secs(1) => {
+                let seconds = (now - since).as_secs_f64();
+                rate.tokens_per_second = (tokens - before) as f64 / seconds;
+                rate.since = Some((now, tokens));
+            }
+            None => rate.since = Some((now, tokens)),
+            _ => {}
+        }
+        // An answer is taken to be this long where nobody knows.
+        const USUAL_TOKENS: f64 = 128.0;
+        let waiting = snapshot.stats.waiting as f64 * USUAL_TOKENS;
+        let seconds = waiting / rate.tokens_per_second.max(1.0);
+        Duration::from_secs_f64(seconds.clamp(1.0, 60.0))
+    }
+}
+
+/// What a client is told besides the answer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Notes {
+    /// Parts of the request that were passed over.
+    pub(crate) ignored: Vec<String>,
+}
+
+/// Renders, encodes and compiles. Takes a core for a while.
+fn prepare(
+    served: &Served,
+    ask: &Ask,
+    tool_grammar: bool,
+) -> Result<(Vec<Prepared>, Notes), ApiError> {
+    let chat = &served.model.chat;
+    let sampling = ask.sampling.resolve(&served.model.sampling)?;
+    let mut generation = Generation {
+        sampling,
+        max_tokens: None,
+        stop: ask.stop.clone(),
+        ignore_eos: ask.ignore_eos,
+        logprobs: ask.logprobs,
+        constraint: None,
+    };
+    let mut notes = Notes::default();
+    let mut prepared = Vec::new();
+    let seed = generation.sampling.seed;
+    let prompts: Vec<Vec<TokenId>> = match &ask.prompt {
+        Prompt::Chat(conversation) => {
+            let prompt = chat.prompt(conversation)?;
+            let shape = Shape {
+                format: ask.format.clone(),
+                tools: (!conversation.tools.is_empty() && tool_grammar).then(|| Tools {
+                    tools: &conversation.tools,
+                    choice: ask.tool_choice.clone(),
+                    parallel: ask.parallel_calls,
+                }),
+                thinking: if conversation.thinking {
+                    Thinking::Allowed {
+                        budget: ask.thinking_budget,
+                    }
+                } else {
+                    Thinking::Off
+                },
+                start: Start::after(chat.tokenizer(), &prompt),
+            };
+            constrain(served, &shape, &mut generation, &mut notes)?;
+            vec![prompt]
+        }
+        Prompt::Texts(texts) => {
+            let shape = Shape {
+                format: ask.format.clone(),
+                ..Shape::default()
+            };
+            if ask.format.is_some() {
+                constrain(served, &shape, &mut generation, &mut notes)?;
+            }
+            let encode = |text: &Text| match text {
+                Text::Plain(text) => chat.tokenizer().encode_prompt(text, Specials::Ignore),
+                Text::Tokens(tokens) => tokens.clone(),
+            };
+            texts.iter().map(encode).collect()
+        }
+    };
+    let limits = chat.engine().limits();
+    for prompt in prompts {
+        let room = limits.room(prompt.len());
+        if room == 0 {
+            return Err(too_long(prompt.len(), limits.config().context));
+        }
+        generation.max_tokens = Some(ask.max_tokens.unwrap_or(room).min(room));
+        for n in 0..ask.n {
+            generation.sampling.seed = seed.wrapping_add(n as u64);
+            prepared.push(match &ask.prompt {
+                Prompt::Chat(conversation) => {
+                    chat.prepare(prompt.clone(), conversation, &generation)
+                }
+                Prompt::Texts(_) => chat.prepare_text(prompt.clone(), &generation),
+            });
+        }
+    }
+    for one in &mut prepared {
+        one.request.cache_salt = ask.cache_salt.as_deref().map(salt);
+        one.request.prompt_logprobs = ask.prompt_logprobs;
+        limits
+            .check(&one.request)
+            .map_err(|rejected: Rejected| ApiError::from(rejected))?;
+    }
+    Ok((prepared, notes))
+}
+
+fn constrain(
+    served: &Served,
+    shape: &Shape<'_>,
+    generation: &mut Generation,
+    notes: &mut Notes,
+) -> Result<(), ApiError> {
+    let needs_nothing = shape.format.is_none()
+        && shape.tools.is_none()
+        && !matches!(shape.thinking, Thinking::Allowed { budget: Some(_) });
+    if needs_nothing || generation.ignore_eos {
+        return Ok(());
+    }
+    let compiled = served.grammars()?.compile(shape);
+    let compiled = compiled.map_err(|error| ApiError {
+        param: Some(if shape.format.is_some() {
+            "response_format".to_owned()
+        } else {
+            "tools".to_owned()
+        }),
+        ..ApiError::new(Kind::UnsupportedSchema, error.to_string())
+    })?;
+    if let Some(compiled) = compiled {
+        generation.constraint = Some(compiled.source);
+        notes.ignored.extend(compiled.ignored);
+    }
+    Ok(())
+}
+
+/// The lane of somebody's requests.
+fn lane_id(name: &str) -> LaneId {
+    let [a, b, c, d, e, f, g, h, ..] = salt(name);
+    LaneId(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
+}
+
+/// Sixteen bytes of a tenant's name.
+fn salt(name: &str) -> [u8; 16] {
+    use sha2::Digest;
+    let digest = sha2::Sha256::digest(name.as_bytes());
+    let mut salt = [0; 16];
+    salt.copy_from_slice(&digest[..16]);
+    salt
+}

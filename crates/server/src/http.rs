@@ -1,0 +1,282 @@
+//! One request from its head to its response: route, guard, body, answer, log.
+
+use std::{
+    future::Future, panic::AssertUnwindSafe, pin::pin, sync::Arc, task::Poll, time::Instant,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::DeserializeOwned;
+
+use crate::{
+    app::App,
+    body::Body,
+    error::{ApiError, Dialect, Kind},
+    guard::{self, Access},
+    ids,
+    routes::{self, Handler, ROUTES},
+};
+
+/// A request that was let in, with its body.
+pub(crate) struct Call {
+    pub(crate) app: Arc<App>,
+    pub(crate) parts: Parts,
+    pub(crate) body: Bytes,
+    pub(crate) arrived: Instant,
+    pub(crate) request_id: String,
+    /// Name of the key it came with.
+    pub(crate) key: Option<String>,
+}
+
+impl Call {
+    /// The body as JSON. What does not fit is told with its path.
+    pub(crate) fn json<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
+        let mut reader = serde_json::Deserializer::from_slice(&self.body);
+        let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+            let path = error.path().to_string();
+            let message = match path.as_str() {
+                "." => format!(
+                    "the body is not the JSON this route takes: {}",
+                    error.inner()
+                ),
+                path => format!("{path}: {}", error.inner()),
+            };
+            ApiError {
+                param: (path != ".").then_some(path),
+                ..ApiError::new(Kind::InvalidValue, message)
+            }
+        })?;
+        reader.end().map_err(|error| {
+            ApiError::new(
+                Kind::InvalidValue,
+                format!("the body goes on after its JSON: {error}"),
+            )
+        })?;
+        Ok(value)
+    }
+}
+
+/// Answers a request.
+pub async fn handle<B>(app: Arc<App>, request: Request<B>) -> Response<Body>
+where
+    B: http_body::Body<Data = Bytes> + Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let arrived = Instant::now();
+    let (parts, body) = request.into_parts();
+    let request_id = request_id(&parts.headers);
+    let path = parts.uri.path().to_owned();
+    let method = parts.method.clone();
+    let dialect = Dialect::of_path(&path);
+    let origin = parts.headers.get(header::ORIGIN).cloned();
+    let route = routes::find(&method, &path);
+    let number = match &route {
+        Ok(number) => *number,
+        Err(_) => ROUTES.len(),
+    };
+    let respond = respond(&app, parts, body, route, arrived, &request_id);
+    let answered = unwound(respond).await.unwrap_or_else(|| {
+        Err(ApiError::new(
+            Kind::EngineFailed,
+            "this request ran into a mistake in the server; its log says more",
+        ))
+    });
+    let mut response = match answered {
+        Ok(response) => response,
+        Err(error) => {
+            tracing::debug!(request = request_id, error = error.message, "refused");
+            error.response(dialect, &request_id)
+        }
+    };
+    let headers = response.headers_mut();
+    if let Ok(id) = HeaderValue::from_str(&request_id) {
+        headers.insert("x-request-id", id.clone());
+        headers.insert("request-id", id);
+    }
+    headers.insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
+    if let Some(origin) = origin
+        && origin
+            .to_str()
+            .is_ok_and(|origin| guard::allowed_origin(&app.config, origin))
+    {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(header::VARY, HeaderValue::from_static("Origin"));
+        let exposed = "x-request-id, request-id, retry-after, x-carat-ignored";
+        headers.insert(
+            header::ACCESS_CONTROL_EXPOSE_HEADERS,
+            HeaderValue::from_static(exposed),
+        );
+    }
+    app.metrics.answered(number, response.status());
+    tracing::info!(
+        request = request_id,
+        method = %method,
+        route = ROUTES.get(number).map_or("other", |route| route.path),
+        status = response.status().as_u16(),
+        millis = arrived.elapsed().as_millis() as u64,
+        "answered"
+    );
+    response
+}
+
+async fn respond<B>(
+    app: &Arc<App>,
+    parts: Parts,
+    body: B,
+    route: Result<usize, Vec<Method>>,
+    arrived: Instant,
+    request_id: &str,
+) -> Result<Response<Body>, ApiError>
+where
+    B: http_body::Body<Data = Bytes> + Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let access = route.as_ref().map_or(Access::Public, |n| ROUTES[*n].access);
+    let key = guard::check(&app.config, &parts, access)?;
+    if parts.method == Method::OPTIONS {
+        return Ok(preflight());
+    }
+    let route = match route {
+        Ok(number) => &ROUTES[number],
+        Err(others) => return wrong_route(&parts, &others),
+    };
+    let takes_body = parts.method == Method::POST;
+    let body = if takes_body && !matches!(route.handler, Handler::NotBuilt) {
+        media_type(&parts)?;
+        read(app, &parts, body).await?
+    } else {
+        Bytes::new()
+    };
+    let call = Call {
+        app: Arc::clone(app),
+        parts,
+        body,
+        arrived,
+        request_id: request_id.to_owned(),
+        key,
+    };
+    routes::dispatch(route.handler, call).await
+}
+
+fn wrong_route(parts: &Parts, others: &[Method]) -> Result<Response<Body>, ApiError> {
+    let path: String = parts.uri.path().chars().take(128).collect();
+    let path = path.escape_debug();
+    if others.is_empty() {
+        return Err(ApiError::new(
+            Kind::UnknownRoute,
+            format!("there is no `{path}` here; GET /openapi.json lists what there is"),
+        ));
+    }
+    let list: Vec<&str> = others.iter().map(Method::as_str).collect();
+    Err(ApiError::new(
+        Kind::WrongMethod,
+        format!("`{path}` takes {}, not {}", list.join(" or "), parts.method),
+    ))
+}
+
+/// Only pages of allowed origins get this far with an `Origin`; [`handle`] adds which it was.
+fn preflight() -> Response<Body> {
+    let mut response = Response::new(Body::Whole(None));
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let headers = response.headers_mut();
+    let methods = HeaderValue::from_static("GET, POST, OPTIONS");
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
+    let allowed = HeaderValue::from_static(
+        "authorization, content-type, x-api-key, api-key, anthropic-version, anthropic-beta, x-request-id",
+    );
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
+    let seconds = HeaderValue::from_static("600");
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, seconds);
+    response
+}
+
+fn media_type(parts: &Parts) -> Result<(), ApiError> {
+    let Some(given) = parts.headers.get(header::CONTENT_TYPE) else {
+        return Ok(());
+    };
+    let given = given.to_str().unwrap_or("");
+    let kind = given
+        .split(';')
+        .next()
+        .unwrap_or("")
+        .trim()
+        .to_ascii_lowercase();
+    // What `curl -d` says if nobody tells it otherwise; Ollama's own documentation leaves it so.
+    let is_curl = kind == "application/x-www-form-urlencoded"
+        && Dialect::of_path(parts.uri.path()) == Dialect::Ollama;
+    if kind == "application/json" || kind.ends_with("+json") || is_curl {
+        return Ok(());
+    }
+    let shown: String = given.chars().take(80).collect();
+    Err(ApiError::new(
+        Kind::MediaType,
+        format!(
+            "a body of type `{}`; send JSON, with the header `Content-Type: application/json`",
+            shown.escape_debug()
+        ),
+    ))
+}
+
+/// The whole body, if it comes in time and is no larger than allowed.
+async fn read<B>(app: &App, parts: &Parts, body: B) -> Result<Bytes, ApiError>
+where
+    B: http_body::Body<Data = Bytes> + Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let most = app.config.max_body;
+    let too_large = || {
+        ApiError::new(
+            Kind::BodyTooLarge,
+            format!("the body is larger than {most} bytes, the most that is taken (--max-body)"),
+        )
+    };
+    let length = parts.headers.get(header::CONTENT_LENGTH);
+    let length: Option<u64> = length.and_then(|l| l.to_str().ok()?.parse().ok());
+    if length.is_some_and(|length| length > most as u64) {
+        return Err(too_large());
+    }
+    let collected = Limited::new(body, most).collect();
+    match tokio::time::timeout(app.config.body_timeout, collected).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(error)) => Err(ApiError::new(
+            Kind::InvalidValue,
+            format!("the body broke off: {error}"),
+        )),
+        Err(_) => Err(ApiError::new(
+            Kind::InvalidValue,
+            format!(
+                "the body did not arrive within {} s",
+                app.config.body_timeout.as_secs()
+            ),
+        )),
+    }
+}
+
+/// What the client calls the request, or a new name.
+fn request_id(headers: &HeaderMap) -> String {
+    let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
+    let usable =
+        |id: &&str| (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic());
+    given
+        .filter(usable)
+        .map_or_else(|| ids::id("req_"), str::to_owned)
+}
+
+/// Runs a future; `None` if it panics.
+async fn unwound<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    std::future::poll_fn(move |context| {
+        let poll = AssertUnwindSafe(|| future.as_mut().poll(context));
+        match std::panic::catch_unwind(poll) {
+            Ok(Poll::Ready(value)) => Poll::Ready(Some(value)),
+            Ok(Poll::Pending) => Poll::Pending,
+            Err(_) => Poll::Ready(None),
+        }
+    })
+    .await
+}

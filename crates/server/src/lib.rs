@@ -1,0 +1,31 @@
+//! HTTP for Carat: the dialects that clients speak, over one engine.
+//!
+//! - [`App`]: what all requests share; [`handle`] answers one, in process or from a connection
+//! - [`serve`]: accepts connections until told to stop
+//! - `routes`: the table, and a file per dialect; wire types never leave their route
+//! - `ask`, `answer`: what every request comes to, and the one stream of events that all dialects encode
+//! - `stream`, `body`: pieces of a response as they come; `error`: failures as each dialect says them
+//! - `guard`: who may ask; `accept`: connections and their limits; `metrics`: what is counted
+#![warn(missing_docs)]
+
+mod accept;
+mod answer;
+mod app;
+mod ask;
+mod body;
+mod config;
+mod error;
+mod guard;
+mod http;
+mod ids;
+mod metrics;
+mod routes;
+mod stream;
+#[cfg(test)]
+mod testing;
+
+pub use accept::serve;
+pub use app::{App, Model, ModelInfo};
+pub use body::Body;
+pub use config::{Config, Key, Lanes};
+pub use http::handle;

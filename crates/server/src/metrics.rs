@@ -1,0 +1,497 @@
+//! Counters and histograms, and the text that Prometheus reads. Fixed arrays of atomics: no registry, no lock, and no series that
+//! a request could invent.
+
+use std::{
+    fmt::Write as _,
+    sync::atomic::{AtomicI64, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use carat_engine::{MissReason, Snapshot};
+use carat_grammar::{BUCKET_MICROS, Meter};
+use carat_model::kv::KvGroup;
+use http::StatusCode;
+
+use crate::routes::ROUTES;
+
+/// Bounds in seconds, from a millisecond to most of an hour.
+const FIRST_TOKEN: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+];
+/// An inter-token time is mostly below ten milliseconds, where others' first bucket ends.
+const INTER_TOKEN: &[f64] = &[
+    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0,
+];
+const REQUEST: &[f64] = &[
+    0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0,
+    60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+];
+const TOKENS: &[f64] = &[
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0,
+    50000.0, 100000.0, 200000.0,
+];
+/// Counts of values up to each bound, their number and their sum.
+pub(crate) struct Histogram {
+    bounds: &'static [f64],
+    /// One per bound and one above them all.
+    counts: Box<[AtomicU64]>,
+    /// In millionths, so that it is an integer.
+    sum: AtomicU64,
+}
+
+impl Histogram {
+    fn new(bounds: &'static [f64]) -> Histogram {
+        Histogram {
+            bounds,
+            counts: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
+            sum: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn add(&self, value: f64) {
+        let at = self.bounds.partition_point(|bound| *bound < value);
+        self.counts[at].fetch_add(1, Ordering::Relaxed);
+        let millionths = (value * 1e6).round() as u64;
+        self.sum.fetch_add(millionths, Ordering::Relaxed);
+    }
+
+    pub(crate) fn time(&self, took: Duration) {
+        self.add(took.as_secs_f64());
+    }
+
+    fn write(&self, out: &mut Page, name: &str, help: &str) {
+        out.head(name, "histogram", help);
+        let mut below = 0;
+        for (bound, count) in self.bounds.iter().zip(&self.counts) {
+            below += count.load(Ordering::Relaxed);
+            out.line(
+                &format!("{name}_bucket"),
+                &[("le", &bound.to_string())],
+                below,
+            );
+        }
+        below += self.counts[self.bounds.len()].load(Ordering::Relaxed);
+        out.line(&format!("{name}_bucket"), &[("le", "+Inf")], below);
+        let sum = self.sum.load(Ordering::Relaxed) as f64 / 1e6;
+        out.line(&format!("{name}_sum"), &[], sum);
+        out.line(&format!("{name}_count"), &[], below);
+    }
+}
+
+/// A counter per member of a small closed set.
+struct Family<const N: usize> {
+    names: [&'static str; N],
+    counts: [AtomicU64; N],
+}
+
+impl<const N: usize> Family<N> {
+    fn new(names: [&'static str; N]) -> Family<N> {
+        Family {
+            names,
+            counts: [const { AtomicU64::new(0) }; N],
+        }
+    }
+
+    fn add(&self, name: &str) {
+        if let Some(at) = self.names.iter().position(|n| *n == name) {
+            self.counts[at].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn write(&self, out: &mut Page, metric: &str, label: &str, help: &str) {
+        out.head(metric, "counter", help);
+        for (name, count) in self.names.iter().zip(&self.counts) {
+            out.line(metric, &[(label, name)], count.load(Ordering::Relaxed));
+        }
+    }
+}
+
+/// Statuses that are counted one by one; all others count as 0.
+const STATUSES: [u16; 17] = [
+    0, 200, 204, 304, 400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 501, 503, 529,
+];
+
+/// Everything that is counted.
+pub(crate) struct Metrics {
+    pub(crate) first_token: Histogram,
+    pub(crate) inter_token: Histogram,
+    pub(crate) request: Histogram,
+    pub(crate) queue: Histogram,
+    pub(crate) prefill: Histogram,
+    pub(crate) decode: Histogram,
+    pub(crate) prompt_tokens: Histogram,
+    pub(crate) generated_tokens: Histogram,
+    finished: Family<6>,
+    rejected: Family<4>,
+    missed: Family<7>,
+    http: Box<[[AtomicU64; STATUSES.len()]]>,
+    pub(crate) streams_open: AtomicI64,
+    pub(crate) disconnects: AtomicU64,
+    pub(crate) slow_clients: AtomicU64,
+    pub(crate) invalid_calls: AtomicU64,
+}
+
+/// What the page says besides counters.
+pub(crate) struct Facts<'a> {
+    pub(crate) prefix: &'a str,
+    pub(crate) model: &'a str,
+    pub(crate) snapshot: Option<&'a Snapshot>,
+    pub(crate) backend: &'a str,
+    pub(crate) grammars: Option<&'a Meter>,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Metrics {
+        Metrics {
+            first_token: Histogram::new(FIRST_TOKEN),
+            inter_token: Histogram::new(INTER_TOKEN),
+            request: Histogram::new(REQUEST),
+            queue: Histogram::new(FIRST_TOKEN),
+            prefill: Histogram::new(FIRST_TOKEN),
+            decode: Histogram::new(REQUEST),
+            prompt_tokens: Histogram::new(TOKENS),
+            generated_tokens: Histogram::new(TOKENS),
+            finished: Family::new(["stop", "length", "tool_calls", "abort", "error", "deadline"]),
+            rejected: Family::new(["queue_full", "lane_full", "too_long", "timeout"]),
+            missed: Family::new([
+                "disabled",
+                "too_short",
+                "no_match",
+                "diverged",
+                "sliding_evicted",
+                "logprobs",
+                "other",
+            ]),
+            http: (0..=ROUTES.len())
+                .map(|_| [const { AtomicU64::new(0) }; STATUSES.len()])
+                .collect(),
+            streams_open: AtomicI64::new(0),
+            disconnects: AtomicU64::new(0),
+            slow_clients: AtomicU64::new(0),
+            invalid_calls: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn finished(&self, reason: &'static str) {
+        self.finished.add(reason);
+    }
+
+    pub(crate) fn rejected(&self, reason: &'static str) {
+        self.rejected.add(reason);
+    }
+
+    pub(crate) fn missed(&self, miss: MissReason) {
+        self.missed.add(miss_name(miss));
+    }
+
+    /// `route` is an index into the table of routes; past its end for paths that are none.
+    pub(crate) fn answered(&self, route: usize, status: StatusCode) {
+        let at = STATUSES.iter().position(|s| *s == status.as_u16());
+        self.http[route][at.unwrap_or(0)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The page at `/metrics`.
+    pub(crate) fn page(&self, facts: &Facts<'_>) -> String {
+        let mut out = Page {
+            text: String::with_capacity(16 << 10),
+            prefix: facts.prefix.to_owned(),
+            model: facts.model.to_owned(),
+        };
+        if let Some(snapshot) = facts.snapshot {
+            engine(&mut out, snapshot);
+        }
+        self.finished.write(
+            &mut out,
+            "request_success_total",
+            "finished_reason",
+            "Requests by how they ended.",
+        );
+        self.rejected.write(
+            &mut out,
+            "admission_rejections_total",
+            "reason",
+            "Requests that were turned away.",
+        );
+        self.missed.write(
+            &mut out,
+            "prefix_cache_miss_total",
+            "reason",
+            "Requests by why no more of their prompt was cached.",
+        );
+        let histograms: [(&Histogram, &str, &str); 8] = [
+            (
+                &self.first_token,
+                "time_to_first_token_seconds",
+                "From the request's arrival to its first token.",
+            ),
+            (
+                &self.inter_token,
+                "inter_token_latency_seconds",
+                "Between two tokens of a request.",
+            ),
+            (
+                &self.request,
+                "e2e_request_latency_seconds",
+                "From a request's arrival to its end.",
+            ),
+            (
+                &self.queue,
+                "request_queue_time_seconds",
+                "Time spent waiting.",
+            ),
+            (
+                &self.prefill,
+                "request_prefill_time_seconds",
+                "From start to first token.",
+            ),
+            (
+                &self.decode,
+                "request_decode_time_seconds",
+                "From first token to end.",
+            ),
+            (
+                &self.prompt_tokens,
+                "request_prompt_tokens",
+                "Tokens of prompts.",
+            ),
+            (
+                &self.generated_tokens,
+                "request_generation_tokens",
+                "Tokens of answers.",
+            ),
+        ];
+        for (histogram, name, help) in histograms {
+            histogram.write(&mut out, name, help);
+        }
+        out.head("http_requests_total", "counter", "Answers by route.");
+        let names = ROUTES.iter().map(|route| route.path).chain(["other"]);
+        for (name, counts) in names.zip(&self.http) {
+            for (status, count) in STATUSES.iter().zip(counts) {
+                let count = count.load(Ordering::Relaxed);
+                if count > 0 {
+                    let labels = [("route", name), ("status", &status.to_string())];
+                    out.line("http_requests_total", &labels, count);
+                }
+            }
+        }
+        let open = self.streams_open.load(Ordering::Relaxed);
+        out.gauge("http_streams_open", "Answers being streamed.", open);
+        let counters: [(&AtomicU64, &str, &str); 3] = [
+            (
+                &self.disconnects,
+                "client_disconnects_total",
+                "Clients that left before their answer ended.",
+            ),
+            (
+                &self.slow_clients,
+                "slow_clients_total",
+                "Clients that were cut off because they did not read.",
+            ),
+            (
+                &self.invalid_calls,
+                "invalid_tool_calls_total",
+                "Tool calls that could not be read.",
+            ),
+        ];
+        for (counter, name, help) in counters {
+            out.counter(name, help, counter.load(Ordering::Relaxed));
+        }
+        if let Some(meter) = facts.grammars {
+            grammars(&mut out, meter);
+        }
+        out.head("build_info", "gauge", "What runs here.");
+        let labels = [
+            ("version", env!("CARGO_PKG_VERSION")),
+            ("backend", facts.backend),
+        ];
+        out.line("build_info", &labels, 1);
+        out.text
+    }
+}
+
+fn engine(out: &mut Page, snapshot: &Snapshot) {
+    let (stats, totals) = (&snapshot.stats, &snapshot.totals);
+    out.gauge(
+        "num_requests_running",
+        "Requests being computed.",
+        stats.running,
+    );
+    out.gauge("num_requests_waiting", "Requests that wait.", stats.waiting);
+    out.head("kv_pages", "gauge", "KV pages by state.");
+    let mut usage = Vec::new();
+    for (group, name) in [(KvGroup::Full, "full"), (KvGroup::Sliding, "sliding")] {
+        let pages = stats.pages.get(group);
+        for (state, count) in [
+            ("free", pages.free),
+            ("cached", pages.cached),
+            ("held", pages.held),
+        ] {
+            out.line("kv_pages", &[("group", name), ("state", state)], count);
+        }
+        let all = (pages.free + pages.cached + pages.held).max(1);
+        usage.push((name, pages.held as f64 / all as f64));
+    }
+    out.head("kv_cache_usage_perc", "gauge", "Share of pages in use.");
+    for (name, share) in usage {
+        out.line("kv_cache_usage_perc", &[("group", name)], share);
+    }
+    for (name, help, count) in [
+        (
+            "prefix_cache_queries_total",
+            "Prompt tokens that were looked up.",
+            totals.prompt_tokens,
+        ),
+        (
+            "prefix_cache_hits_total",
+            "Prompt tokens that were cached.",
+            totals.cached_tokens,
+        ),
+        (
+            "prompt_tokens_total",
+            "Prompt tokens of finished requests.",
+            totals.prompt_tokens,
+        ),
+        (
+            "generation_tokens_total",
+            "Tokens of answers.",
+            totals.generated_tokens,
+        ),
+        (
+            "num_preemptions_total",
+            "Requests that lost their pages for a while.",
+            totals.preemptions,
+        ),
+        ("batches_total", "Batches run.", totals.batches),
+        (
+            "failed_batches_total",
+            "Batches that failed.",
+            totals.failed_batches,
+        ),
+    ] {
+        out.counter(name, help, count);
+    }
+}
+
+fn grammars(out: &mut Page, meter: &Meter) {
+    for (name, help, histogram) in [
+        (
+            "grammar_compile_seconds",
+            "Compiling a schema or a grammar.",
+            &meter.compile,
+        ),
+        (
+            "grammar_mask_seconds",
+            "Working out which tokens may come next.",
+            &meter.mask,
+        ),
+    ] {
+        out.head(name, "histogram", help);
+        let counts = histogram.counts();
+        let bucket = format!("{name}_bucket");
+        let mut below = 0;
+        for (micros, count) in BUCKET_MICROS.iter().zip(&counts) {
+            below += count;
+            let bound = (*micros as f64 / 1e6).to_string();
+            out.line(&bucket, &[("le", &bound)], below);
+        }
+        below += counts[BUCKET_MICROS.len()];
+        out.line(&bucket, &[("le", "+Inf")], below);
+        let sum = histogram.total().as_secs_f64();
+        out.line(&format!("{name}_sum"), &[], sum);
+        out.line(&format!("{name}_count"), &[], below);
+    }
+    out.counter(
+        "grammar_forced_tokens_total",
+        "Tokens that a grammar left no choice about.",
+        meter.forced_tokens(),
+    );
+}
+
+/// The name a reason has in metrics, headers and answers.
+pub(crate) fn miss_name(miss: MissReason) -> &'static str {
+    match miss {
+        MissReason::Disabled => "disabled",
+        MissReason::TooShort => "too_short",
+        MissReason::NoMatch => "no_match",
+        MissReason::Diverged => "diverged",
+        MissReason::SlidingEvicted => "sliding_evicted",
+        MissReason::Logprobs => "logprobs",
+        MissReason::MediaCut => "other",
+    }
+}
+
+/// Prometheus' text, as it grows.
+struct Page {
+    text: String,
+    prefix: String,
+    model: String,
+}
+
+impl Page {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        let prefix = &self.prefix;
+        let _ = write!(
+            self.text,
+            "# HELP {prefix}{name} {help}\n# TYPE {prefix}{name} {kind}\n"
+        );
+    }
+
+    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        let _ = write!(
+            self.text,
+            "{}{name}{{model_name=\"{}\"",
+            self.prefix,
+            escaped(&self.model)
+        );
+        for (label, of) in labels {
+            let _ = write!(self.text, ",{label}=\"{}\"", escaped(of));
+        }
+        let _ = writeln!(self.text, "}} {value}");
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: impl std::fmt::Display) {
+        self.head(name, "gauge", help);
+        self.line(name, &[], value);
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.head(name, "counter", help);
+        self.line(name, &[], value);
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_counts_in_the_bucket_it_reaches() {
+        let histogram = Histogram::new(FIRST_TOKEN);
+        for value in [0.001, 0.002, 9999.0] {
+            histogram.add(value);
+        }
+        let mut page = Page {
+            text: String::new(),
+            prefix: "carat:".to_owned(),
+            model: "a\"b".to_owned(),
+        };
+        histogram.write(&mut page, "m", "Help.");
+        for line in [
+            "# TYPE carat:m histogram",
+            "carat:m_bucket{model_name=\"a\\\"b\",le=\"0.001\"} 1",
+            "carat:m_bucket{model_name=\"a\\\"b\",le=\"0.005\"} 2",
+            "carat:m_bucket{model_name=\"a\\\"b\",le=\"+Inf\"} 3",
+            "carat:m_count{model_name=\"a\\\"b\"} 3",
+            "carat:m_sum{model_name=\"a\\\"b\"} 9999.003",
+        ] {
+            assert!(page.text.contains(line), "{line} is not in\n{}", page.text);
+        }
+    }
+}
