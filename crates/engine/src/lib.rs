@@ -26,6 +26,7 @@
 //! for event in stream {
 //!     match event? {
 //!         Event::Token { id, .. } => { /* to the detokenizer */ }
+//!         Event::PromptToken { .. } => { /* if asked for */ }
 //!         Event::Finished { reason, usage } => { /* why, and what it took */ }
 //!     }
 //! }

@@ -8,12 +8,15 @@ use crate::GrammarError;
 
 /// Longest grammar or expression, as text.
 const LONGEST_BYTES: usize = 256 << 10;
+/// Most repetitions of one thing. They are unrolled before anything else.
+const MOST_TIMES: usize = 10_000;
 /// Deepest nesting of brackets.
 const DEEPEST: usize = 64;
 
 /// The grammar of a regular expression.
 pub(crate) fn regex(regex: &str) -> Result<String, GrammarError> {
     check("regular expression", regex)?;
+    check_repetitions("regular expression", regex)?;
     if regex.is_empty() {
         return Ok("start: \"\"".to_owned());
     }
@@ -73,6 +76,7 @@ pub(crate) fn choice(choices: &[String]) -> Result<String, GrammarError> {
 /// A grammar that is in Lark already.
 pub(crate) fn lark(grammar: &str) -> Result<String, GrammarError> {
     check("grammar", grammar)?;
+    check_repetitions("grammar", grammar)?;
     Ok(grammar.to_owned())
 }
 
@@ -102,6 +106,28 @@ pub(crate) fn repeated(one: &str, least: usize, most: Option<usize>) -> String {
         (least, None) => format!("{one}{{{least},}}"),
         (least, Some(most)) => format!("{one}{{{least},{most}}}"),
     }
+}
+
+fn check_repetitions(what: &'static str, text: &str) -> Result<(), GrammarError> {
+    if repeats_too_often(text) {
+        return Err(GrammarError::Grammar {
+            what,
+            reason: format!("it repeats something more than {MOST_TIMES} times"),
+        });
+    }
+    Ok(())
+}
+
+/// Whether an expression has something like `{5,1000000}`.
+pub(crate) fn repeats_too_often(regex: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_digit() || matches!(c, ',' | ' ');
+    let is_large = |number: &str| number.parse().map_or(true, |n: usize| n > MOST_TIMES);
+    let ends = regex.split('{').skip(1);
+    ends.filter_map(|rest| rest.split_once('}'))
+        .any(|(times, _)| {
+            let mut numbers = times.split(',').map(str::trim).filter(|n| !n.is_empty());
+            times.chars().all(is_part) && numbers.any(is_large)
+        })
 }
 
 fn check_length(what: &'static str, bytes: usize) -> Result<(), GrammarError> {
@@ -159,6 +185,27 @@ mod tests {
         assert!(matches!(deep, Err(GrammarError::TooDeep { .. })));
         let long = check("grammar", &"a".repeat(LONGEST_BYTES + 1));
         assert!(matches!(long, Err(GrammarError::TooLong { .. })));
+    }
+
+    #[test]
+    fn repetitions_have_a_measure() {
+        for fine in [
+            "a{3}",
+            "a{,10000}",
+            "\\x{10FFFF}",
+            "{\"minimum\": 100000}",
+            "a{5",
+            "{,}",
+        ] {
+            assert!(!repeats_too_often(fine), "{fine}");
+        }
+        for endless in [
+            "a{10001}",
+            "(a{2}){5, 99999999999999999999999}",
+            "x{3}a{1000000,}",
+        ] {
+            assert!(repeats_too_often(endless), "{endless}");
+        }
     }
 
     #[test]

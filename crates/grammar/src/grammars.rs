@@ -218,7 +218,10 @@ impl Grammars {
             return Err(unsupported.clone().into());
         }
         let prepare = |mode| {
-            let schema = schema::with_separators(schema, mode);
+            let schema = match mode {
+                schema::Mode::Exact => schema::with_separators(schema),
+                schema::Mode::Lenient => schema::lenient(schema, &checked.unsupported),
+            };
             let text = format!("%json {schema}");
             let grammar = TopLevelGrammar::from_json_schema(schema);
             self.prepare("schema", text, grammar, None)
@@ -316,15 +319,16 @@ fn build(
     Ok(matcher)
 }
 
-/// The message of an error, without what only its author understands.
+/// The message of an error, without what only the compiler's authors understand.
 fn reason(error: &dyn std::fmt::Display) -> String {
     let text = error.to_string();
-    let text = text.split("\n<").next().unwrap_or_default().trim();
-    let mut reason: String = text.chars().take(LONGEST_REASON).collect();
-    if reason.is_empty() {
-        "no text can match it".clone_into(&mut reason);
+    let line = text.lines().next().unwrap_or_default().trim();
+    let line = line.rsplit("failed to compile JSON schema: ").next();
+    match line.unwrap_or_default() {
+        "" | "NoExtensionBias" => "no text can match it".to_owned(),
+        line if line.starts_with("panic") => "it is more than can be compiled".to_owned(),
+        line => line.chars().take(LONGEST_REASON).collect(),
     }
-    reason
 }
 
 /// The right to compile, given back when dropped.

@@ -8,7 +8,7 @@ use std::fmt;
 use llguidance::{derivre::RegexBuilder, regex_to_lark};
 use serde_json::{Map, Value, json};
 
-use crate::{GrammarError, path::Path};
+use crate::{GrammarError, formats, path::Path};
 
 /// Longest schema, as text.
 pub(crate) const LONGEST_BYTES: usize = 256 << 10;
@@ -124,6 +124,9 @@ pub(crate) fn check(schema: &Value) -> Result<Checked, GrammarError> {
                 ("$ref", Value::String(target)) if !target.starts_with('#') => {
                     format!("$ref: {target}")
                 }
+                ("pattern", Value::String(pattern)) if !is_regex(pattern) => {
+                    format!("pattern: {pattern}")
+                }
                 (keyword, _) if UNSUPPORTED.contains(&keyword) => keyword.to_owned(),
                 _ => continue,
             };
@@ -201,20 +204,79 @@ pub(crate) enum Mode {
     Lenient,
 }
 
+/// Keywords beside which an object's own list of properties is not the whole list.
+const MORE_PROPERTIES: [&str; 7] = [
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+];
+
+/// Objects that list their properties have no others, unless the schema speaks of others: a model that may always add one more
+/// often does, and what it adds is never asked for. Whatever fits the closed schema fits the open one. Schemas that are joined by
+/// `allOf` stay as they are: closed, they would exclude each other.
+fn close(schema: &mut Value) {
+    let mut joins = false;
+    walk(schema, &Path::Root, &mut |map, _| {
+        joins |= map.contains_key("allOf")
+    });
+    if !joins {
+        close_each(schema);
+    }
+}
+
+fn close_each(schema: &mut Value) {
+    let Value::Object(map) = schema else { return };
+    let lists = matches!(map.get("properties"), Some(Value::Object(p)) if !p.is_empty());
+    if lists && !MORE_PROPERTIES.iter().any(|k| map.contains_key(*k)) {
+        map.insert("additionalProperties".to_owned(), Value::Bool(false));
+    }
+    for (keyword, value) in map {
+        let keyword = keyword.as_str();
+        match value {
+            Value::Object(_) if SCHEMA_KEYWORDS.contains(&keyword) => close_each(value),
+            Value::Array(list) if LIST_KEYWORDS.contains(&keyword) => {
+                list.iter_mut().for_each(close_each);
+            }
+            Value::Object(schemas) if MAP_KEYWORDS.contains(&keyword) => {
+                schemas.values_mut().for_each(close_each);
+            }
+            _ => {}
+        }
+    }
+}
+
 /// The schema with settings for the compiler: one space after `,` and `:` and none elsewhere, so that most separators are forced,
 /// unless the schema has settings of its own.
-pub(crate) fn with_separators(schema: &Value, mode: Mode) -> Value {
+pub(crate) fn with_separators(schema: &Value) -> Value {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
         other => other.clone(),
     };
-    let Value::Object(map) = &mut schema else {
-        return schema;
-    };
-    let settings = map.entry("x-guidance").or_insert_with(
-        || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
-    );
-    if let (Value::Object(settings), Mode::Lenient) = (settings, mode) {
+    close(&mut schema);
+    if let Value::Object(map) = &mut schema {
+        map.entry("x-guidance").or_insert_with(
+            || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
+        );
+    }
+    schema
+}
+
+/// The schema with settings for the compiler that let it pass over what it cannot enforce.
+pub(crate) fn lenient(schema: &Value, unsupported: &[Unsupported]) -> Value {
+    let mut schema = with_separators(schema);
+    // Patterns are the one thing that it insists on.
+    for Unsupported { keyword, path } in unsupported {
+        if keyword.starts_with("pattern: ")
+            && let Some(Value::Object(map)) = schema.pointer_mut(path.trim_start_matches('#'))
+        {
+            map.remove("pattern");
+        }
+    }
+    if let Some(Value::Object(settings)) = schema.get_mut("x-guidance") {
         settings.insert("lenient".to_owned(), Value::Bool(true));
     }
     schema
@@ -222,15 +284,8 @@ pub(crate) fn with_separators(schema: &Value, mode: Mode) -> Value {
 
 /// The compiler's complaint about a schema, with the place it is about.
 pub(crate) fn locate(schema: &Value, reason: &str) -> GrammarError {
-    let mut bad_pattern = None;
     let mut named = None;
     walk(schema, &Path::Root, &mut |map, path| {
-        if let Some(Value::String(pattern)) = map.get("pattern")
-            && bad_pattern.is_none()
-            && !is_regex(pattern)
-        {
-            bad_pattern = Some((format!("pattern: {pattern}"), path.to_string()));
-        }
         let keyword = map
             .keys()
             .find(|k| COMPLAINED_OF.contains(&k.as_str()) && reason.contains(k.as_str()));
@@ -238,20 +293,20 @@ pub(crate) fn locate(schema: &Value, reason: &str) -> GrammarError {
             named = Some((keyword.clone(), path.to_string()));
         }
     });
-    match (bad_pattern, named) {
-        (Some((keyword, path)), _) => GrammarError::Unsupported { keyword, path },
-        (None, Some((keyword, path))) if keyword == "oneOf" => {
-            GrammarError::Unsupported { keyword, path }
-        }
-        (None, named) => GrammarError::Schema {
+    match named {
+        Some((keyword, path)) if keyword == "oneOf" => GrammarError::Unsupported { keyword, path },
+        named => GrammarError::Schema {
             path: named.map_or_else(|| "#".to_owned(), |(_, path)| path),
             reason: reason.to_owned(),
         },
     }
 }
 
-/// Whether a pattern can be enforced: no look-around, no references back.
+/// Whether a pattern can be enforced: no look-around, no references back, no repetition without measure.
 pub(crate) fn is_regex(pattern: &str) -> bool {
+    if formats::repeats_too_often(pattern) {
+        return false;
+    }
     let pattern = regex_to_lark(pattern, "dw");
     RegexBuilder::new().mk_regex_for_serach(&pattern).is_ok()
 }
@@ -312,13 +367,50 @@ mod tests {
     }
 
     #[test]
+    fn objects_are_closed_unless_the_schema_speaks_of_more() {
+        let closed = |mut schema: Value| {
+            close(&mut schema);
+            schema
+        };
+        let inner = json!({"type": "object", "properties": {"x": {}}});
+        let schema = closed(json!({
+            "properties": {"a": inner, "b": {"items": inner}, "c": {"type": "object"}},
+            "$defs": {"d": {"anyOf": [inner, {"properties": {"y": {}}, "additionalProperties": true}]}},
+        }));
+        assert_eq!(schema["additionalProperties"], false);
+        for path in ["/properties/a", "/properties/b/items", "/$defs/d/anyOf/0"] {
+            assert_eq!(
+                schema.pointer(path).unwrap()["additionalProperties"],
+                false,
+                "{path}"
+            );
+        }
+        assert!(
+            schema["properties"]["c"]
+                .get("additionalProperties")
+                .is_none()
+        );
+        assert_eq!(
+            schema["$defs"]["d"]["anyOf"][1]["additionalProperties"],
+            true
+        );
+        for open in [
+            json!({"properties": {"x": {}}, "patternProperties": {"^y": {}}}),
+            json!({"allOf": [inner, {"properties": {"z": {}}}]}),
+            json!({"properties": {"x": {}}, "anyOf": [{"required": ["x"]}]}),
+        ] {
+            assert_eq!(closed(open.clone()), open);
+        }
+    }
+
+    #[test]
     fn settings_of_the_schema_win() {
         let own = json!({"x-guidance": {"whitespace_flexible": true}});
-        assert_eq!(with_separators(&own, Mode::Exact), own);
-        let lenient = with_separators(&own, Mode::Lenient);
+        assert_eq!(with_separators(&own), own);
+        let lenient = lenient(&own, &[]);
         assert_eq!(lenient["x-guidance"]["lenient"], true);
         assert_eq!(lenient["x-guidance"]["whitespace_flexible"], true);
-        let plain = with_separators(&json!(true), Mode::Exact);
+        let plain = with_separators(&json!(true));
         assert_eq!(plain["x-guidance"]["item_separator"], ", ");
     }
 }

@@ -3,6 +3,9 @@
 //! The counterpart of `carat_text::parts`: whatever the grammar allows, that parser reads, and what it reads fits the schema of the
 //! tool. Keys may come in any order, each once. Keywords that cannot be enforced are passed over and reported.
 
+mod combined;
+mod list;
+mod number;
 mod object;
 mod text;
 mod value;

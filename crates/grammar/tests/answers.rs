@@ -381,6 +381,12 @@ ws ::= | " " | "\n" [ \t]{0,20}
     ));
     assert!(GEMMA.is_complete(&chess, "1. e4 e5\n2. Nf3 Nc6\n3. O-O-O Qxa7+\n"));
     assert!(GEMMA.is_refused(&chess, "1. e4 e9"));
+    let odd = format(Format::Gbnf(
+        "root ::= ((\"a\"*)? \"b\"{0,0})* \"c\"{2} | \"(\" root \")\"".into(),
+    ));
+    assert!(GEMMA.is_complete(&odd, "((aaacc))"));
+    assert_eq!(GEMMA.follow(&odd, "((aaac"), Followed::Incomplete);
+    assert!(GEMMA.is_refused(&odd, "bcc"));
 }
 
 #[test]
@@ -505,6 +511,8 @@ fn what_cannot_be_had_is_refused_with_its_place() {
     };
     assert_eq!(lenient(not), ["`not` at `#/properties/a/items`"]);
     assert!(lenient(one)[0].contains("oneOf"));
+    let look = json!({"properties": {"a": {"type": "string", "pattern": "(?=a)b"}}});
+    assert_eq!(lenient(look), ["`pattern: (?=a)b` at `#/properties/a`"]);
     assert!(lenient(json!({"type": "string"})).is_empty());
 
     let tools = weather();

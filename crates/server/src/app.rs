@@ -2,10 +2,10 @@
 
 use std::{
     sync::{
-        Arc, Mutex, OnceLock, PoisonError, RwLock,
+        Arc, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use carat_engine::{
@@ -105,14 +105,6 @@ pub struct App {
     permits: Semaphore,
     /// Prompts that are only counted: few at a time, so that they never crowd out those to be answered.
     pub(crate) counting: Semaphore,
-    /// When tokens last were generated at what rate, for `Retry-After`.
-    rate: Mutex<Rate>,
-}
-
-#[derive(Default)]
-struct Rate {
-    since: Option<(Instant, u64)>,
-    tokens_per_second: f64,
 }
 
 impl App {
@@ -126,7 +118,6 @@ impl App {
             draining: AtomicBool::new(false),
             permits: Semaphore::new(cores),
             counting: Semaphore::new(4),
-            rate: Mutex::default(),
         })
     }
 
@@ -302,24 +293,15 @@ impl App {
         Ok(Some(most.map_or(asked, |most| most.min(asked))))
     }
 
-    /// How long until there is room: what waits, at the rate tokens have come lately.
+    /// How long until there is room: what waits, at the pace that tokens have come at.
     fn wait_estimate(&self, served: &Served) -> Duration {
-        let snapshot = served.model.chat.engine().snapshot();
-        let mut rate = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
-        let (now, tokens) = (Instant::now(), snapshot.totals.generated_tokens);
-        match rate.since {
-            Some((since, before)) if now - since >= Duration::from_secs(1) => {
-                let seconds = (now - since).as_secs_f64();
-                rate.tokens_per_second = (tokens - before) as f64 / seconds;
-                rate.since = Some((now, tokens));
-            }
-            None => rate.since = Some((now, tokens)),
-            _ => {}
-        }
         // An answer is taken to be this long where nobody knows.
         const USUAL_TOKENS: f64 = 128.0;
-        let waiting = snapshot.stats.waiting as f64 * USUAL_TOKENS;
-        let seconds = waiting / rate.tokens_per_second.max(1.0);
+        let engine = served.model.chat.engine();
+        let stats = engine.snapshot().stats;
+        let side_by_side = engine.limits().config().max_sequences as f64;
+        let gap = self.metrics.inter_token.mean().unwrap_or(0.0);
+        let seconds = (stats.waiting + 1) as f64 / side_by_side * USUAL_TOKENS * gap;
         Duration::from_secs_f64(seconds.clamp(1.0, 60.0))
     }
 }

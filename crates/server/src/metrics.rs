@@ -56,6 +56,14 @@ impl Histogram {
         self.sum.fetch_add(millionths, Ordering::Relaxed);
     }
 
+    /// `None` if nothing was counted.
+    pub(crate) fn mean(&self) -> Option<f64> {
+        let counts = self.counts.iter().map(|c| c.load(Ordering::Relaxed));
+        let count: u64 = counts.sum();
+        let sum = self.sum.load(Ordering::Relaxed) as f64 / 1e6;
+        (count > 0).then(|| sum / count as f64)
+    }
+
     pub(crate) fn time(&self, took: Duration) {
         self.add(took.as_secs_f64());
     }
@@ -108,8 +116,8 @@ impl<const N: usize> Family<N> {
 }
 
 /// Statuses that are counted one by one; all others count as 0.
-const STATUSES: [u16; 17] = [
-    0, 200, 204, 304, 400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 501, 503, 529,
+const STATUSES: [u16; 18] = [
+    0, 200, 204, 304, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 501, 503, 529,
 ];
 
 /// Everything that is counted.

@@ -113,7 +113,9 @@ impl Writer<'_> {
                 let parts: Vec<_> = nodes.iter().map(|node| self.plain(node)).collect();
                 format!("({})", parts.join(" | "))
             }
-            Node::Repeat(node, Times { least, most }) => repeated(&self.plain(node), *least, *most),
+            Node::Repeat(node, Times { least, most }) => {
+                repeated(&one(node, self.plain(node)), *least, *most)
+            }
         }
     }
 
@@ -139,7 +141,9 @@ impl Writer<'_> {
                 let parts: Vec<_> = nodes.iter().map(|node| self.rule(node)).collect();
                 format!("({})", parts.join(" | "))
             }
-            Node::Repeat(node, Times { least, most }) => repeated(&self.rule(node), *least, *most),
+            Node::Repeat(node, Times { least, most }) => {
+                repeated(&one(node, self.rule(node)), *least, *most)
+            }
             other => self.plain(other),
         }
     }
@@ -157,6 +161,15 @@ impl Writer<'_> {
                 name
             }
         }
+    }
+}
+
+/// The expression of a node, in brackets where an operator cannot follow it.
+fn one(node: &Node, written: String) -> String {
+    if matches!(node, Node::Repeat(..)) {
+        format!("({written})")
+    } else {
+        written
     }
 }
 

@@ -5,7 +5,10 @@
 
 use serde_json::{Map, Value};
 
-use super::{count, value::Writer};
+use super::{
+    count,
+    value::{FREE_KEY, Writer},
+};
 use crate::{
     GrammarError,
     formats::{literal, repeated},
@@ -156,8 +159,7 @@ impl Writer<'_> {
             } else {
                 format!(" & ~/({})/", names.join("|"))
             };
-            self.lines
-                .push(format!("{key}: /[A-Za-z_][A-Za-z0-9_]*/{but}"));
+            self.lines.push(format!("{key}: {FREE_KEY}{but}"));
             key
         };
         Ok(Some(Extra {

@@ -3,15 +3,9 @@
 use std::collections::HashMap;
 
 use carat_text::TokenId;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use super::{count, is_assertion};
-use crate::{
-    GrammarError,
-    formats::{literal, repeated},
-    path::Path,
-    schema,
-};
+use crate::{GrammarError, formats::literal, path::Path};
 
 /// Deepest nesting of a value whose schema leaves it open. The parser of calls reads 64 levels in all.
 const OPEN_LEVELS: usize = 8;
@@ -19,14 +13,15 @@ const OPEN_LEVELS: usize = 8;
 const DEEPEST: usize = 128;
 /// Most schemas within those of one tool.
 const MOST_SCHEMAS: usize = 20_000;
-/// Largest whole number that every reader of JSON keeps exact, and bound of numbers that have none.
-const LARGEST: i64 = (1 << 53) - 1;
+
+/// A key that no schema names, without quotes. Its end is certain, whatever the model would say.
+pub(super) const FREE_KEY: &str = "/[A-Za-z_][A-Za-z0-9_]{0,63}/";
 
 /// Rules that all tools share: open values, level by level.
 pub(super) fn shared_lines(quote: TokenId) -> Vec<String> {
     let mut lines = vec![
         "TEXT: /(.|\\n)*/".to_owned(),
-        "KEY: /[A-Za-z_][A-Za-z0-9_]*/".to_owned(),
+        format!("KEY: {FREE_KEY}"),
         format!("string: <[{quote}]> TEXT <[{quote}]>"),
         format!("key: KEY | <[{quote}]> /(.|\\n)+/ <[{quote}]>"),
         // No longer than what a number of any program can hold.
@@ -46,14 +41,14 @@ pub(super) fn shared_lines(quote: TokenId) -> Vec<String> {
 
 /// Writes the rules of one tool.
 pub(super) struct Writer<'a> {
-    schema: &'a Value,
-    tool: &'a str,
+    pub(super) schema: &'a Value,
+    pub(super) tool: &'a str,
     /// Tells the rules of tools apart.
     index: usize,
     pub(super) quote: TokenId,
     pub(super) lines: Vec<String>,
     /// Rules of schemas that others refer to, by pointer.
-    references: HashMap<String, String>,
+    pub(super) references: HashMap<String, String>,
     names: usize,
     entered: usize,
     pub(super) ignored: Vec<String>,
@@ -103,7 +98,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Counts a schema that is entered. References let a short text stand for a tree without end.
-    fn descend(&mut self, depth: usize) -> Result<(), GrammarError> {
+    pub(super) fn descend(&mut self, depth: usize) -> Result<(), GrammarError> {
         self.entered += 1;
         if depth > DEEPEST {
             let (what, most) = ("schema", DEEPEST);
@@ -189,159 +184,6 @@ impl<'a> Writer<'a> {
         }
     }
 
-    fn target(&self, pointer: &str) -> Option<&'a Value> {
-        self.schema.pointer(pointer.strip_prefix('#')?)
-    }
-
-    fn reference(
-        &mut self,
-        pointer: &str,
-        map: &Map<String, Value>,
-        path: &Path<'_>,
-        depth: usize,
-    ) -> Result<String, GrammarError> {
-        let siblings: Vec<_> = map
-            .keys()
-            .filter(|k| *k != "$ref" && is_assertion(k))
-            .collect();
-        for keyword in siblings {
-            self.ignore(keyword, path);
-        }
-        let Some(target) = self.target(pointer) else {
-            self.ignore(&format!("$ref: {pointer}"), path);
-            return Ok(Writer::open());
-        };
-        if let Some(rule) = self.references.get(pointer) {
-            return Ok(rule.clone());
-        }
-        let name = self.name('d');
-        self.references.insert(pointer.to_owned(), name.clone());
-        let body = self.value(target, path, depth + 1)?;
-        self.lines.push(format!("{name}: {body}"));
-        Ok(name)
-    }
-
-    /// One schema instead of several that all hold, as far as that can be told.
-    fn merged(
-        &mut self,
-        map: &Map<String, Value>,
-        path: &Path<'_>,
-        depth: usize,
-    ) -> Result<Map<String, Value>, GrammarError> {
-        self.descend(depth)?;
-        let mut merged = map.clone();
-        let branches = merged.remove("allOf");
-        let branches = branches.as_ref().and_then(Value::as_array);
-        for (index, branch) in branches.into_iter().flatten().enumerate() {
-            let all_of = path.key("allOf");
-            let path = all_of.index(index);
-            let mut branch = branch;
-            for _ in 0..DEEPEST {
-                let reference = branch.get("$ref").and_then(Value::as_str);
-                let Some(target) = reference.and_then(|r| self.target(r)) else {
-                    break;
-                };
-                branch = target;
-            }
-            let Value::Object(branch) = branch else {
-                continue;
-            };
-            let branch = if branch.contains_key("allOf") {
-                self.merged(branch, &path, depth + 1)?
-            } else {
-                branch.clone()
-            };
-            for (keyword, value) in branch {
-                self.merge(&mut merged, &keyword, value, &path);
-            }
-        }
-        Ok(merged)
-    }
-
-    fn merge(
-        &mut self,
-        merged: &mut Map<String, Value>,
-        keyword: &str,
-        value: Value,
-        path: &Path<'_>,
-    ) {
-        match (keyword, merged.get_mut(keyword), value) {
-            (_, None, value) => {
-                merged.insert(keyword.to_owned(), value);
-            }
-            (_, Some(present), value) if *present == value => {}
-            ("properties", Some(Value::Object(present)), Value::Object(more)) => {
-                for (name, schema) in more {
-                    match present.get(&name) {
-                        Some(other) if *other != schema => self.ignore(&name, &path.key(keyword)),
-                        Some(_) => {}
-                        None => {
-                            present.insert(name, schema);
-                        }
-                    }
-                }
-            }
-            ("required", Some(Value::Array(present)), Value::Array(more)) => {
-                let new: Vec<_> = more.into_iter().filter(|n| !present.contains(n)).collect();
-                present.extend(new);
-            }
-            ("additionalProperties", Some(present), Value::Bool(false)) => {
-                *present = Value::Bool(false);
-            }
-            (keyword, Some(_), _) if is_assertion(keyword) => self.ignore(keyword, path),
-            _ => {}
-        }
-    }
-
-    /// Alternatives; `None` where what stands beside them says more than they do.
-    fn branches(
-        &mut self,
-        keyword: &str,
-        branches: &[Value],
-        map: &Map<String, Value>,
-        path: &Path<'_>,
-        depth: usize,
-    ) -> Result<Option<String>, GrammarError> {
-        let kind = map.get("type").and_then(Value::as_str);
-        let says_more = map
-            .keys()
-            .any(|k| k != keyword && k != "type" && is_assertion(k));
-        if branches.is_empty() || says_more {
-            self.ignore(keyword, path);
-            return Ok(None);
-        }
-        let list = path.key(keyword);
-        let mut values = Vec::new();
-        let mut kinds = Vec::new();
-        for (index, branch) in branches.iter().enumerate() {
-            let mut branch = branch.clone();
-            if let (Value::Object(map), Some(kind)) = (&mut branch, kind) {
-                let own = map.entry("type").or_insert_with(|| json!(kind));
-                if own != kind {
-                    continue;
-                }
-            }
-            kinds.push(
-                branch
-                    .get("type")
-                    .and_then(Value::as_str)
-                    .map(str::to_owned),
-            );
-            values.push(self.value(&branch, &list.index(index), depth + 1)?);
-        }
-        if map.get("nullable") == Some(&Value::Bool(true)) {
-            values.push(literal("null"));
-        }
-        if values.is_empty() {
-            self.ignore(keyword, path);
-            return Ok(None);
-        }
-        if keyword == "oneOf" && !are_disjoint(&kinds) {
-            self.ignore("oneOf (more than one may fit)", path);
-        }
-        Ok(Some(self.rule(&values.join(" | "))))
-    }
-
     /// A value of one of the types that the schema names or implies.
     fn typed(
         &mut self,
@@ -364,7 +206,7 @@ impl<'a> Writer<'a> {
         for kind in kinds {
             values.push(match kind {
                 "string" => self.string(map, path)?,
-                "integer" | "number" => self.number(map, kind, path),
+                "integer" | "number" => self.number(map, kind, path)?,
                 "boolean" => "\"true\" | \"false\"".to_owned(),
                 "null" => literal("null"),
                 "array" => self.list(map, path, depth)?,
@@ -385,16 +227,20 @@ impl<'a> Writer<'a> {
     /// One of these values, as they are.
     fn constants(&mut self, values: &[Value]) -> String {
         let quote = self.quote;
-        let strings: Vec<_> = values
-            .iter()
-            .filter_map(Value::as_str)
-            .map(literal)
-            .collect();
+        let strings: Vec<_> = values.iter().filter_map(Value::as_str).collect();
         let others = values.iter().filter(|value| !value.is_string());
         let mut choices: Vec<_> = others.map(|value| self.constant(value)).collect();
-        if !strings.is_empty() {
-            let strings = strings.join(" | ");
-            choices.push(format!("<[{quote}]> ({strings}) <[{quote}]>"));
+        match strings.as_slice() {
+            [] => {}
+            [string] => choices.push(self.constant(&Value::from(*string))),
+            strings => {
+                // One terminal for all of them: a thousand lexemes would take a second to compile.
+                let terminal = self.name('E');
+                let strings: Vec<_> = strings.iter().map(|string| literal(string)).collect();
+                self.lines
+                    .push(format!("{terminal}: {}", strings.join(" | ")));
+                choices.push(format!("<[{quote}]> {terminal} <[{quote}]>"));
+            }
         }
         self.rule(&choices.join(" | "))
     }
@@ -417,123 +263,6 @@ impl<'a> Writer<'a> {
             plain => literal(&plain.to_string()),
         }
     }
-
-    fn number(&mut self, map: &Map<String, Value>, kind: &str, path: &Path<'_>) -> String {
-        const BOUNDS: [&str; 5] = [
-            "minimum",
-            "exclusiveMinimum",
-            "maximum",
-            "exclusiveMaximum",
-            "multipleOf",
-        ];
-        let mut number = Map::new();
-        for keyword in BOUNDS {
-            if let Some(bound) = map.get(keyword) {
-                let sound = bound.is_number() || keyword.starts_with("exclusive");
-                if sound {
-                    number.insert(keyword.to_owned(), bound.clone());
-                } else {
-                    self.ignore(keyword, path);
-                }
-            }
-        }
-        if number.is_empty() {
-            return if kind == "integer" {
-                "INTEGER"
-            } else {
-                "NUMBER"
-            }
-            .to_owned();
-        }
-        // Digits without end are no number to whoever reads the call.
-        let bound = |keyword: &str| map.get(keyword).and_then(Value::as_f64);
-        let (low, high) = (
-            bound("minimum").or(bound("exclusiveMinimum")),
-            bound("maximum").or(bound("exclusiveMaximum")),
-        );
-        if low.is_none() {
-            let least = high
-                .filter(|high| *high < 0.0)
-                .map_or(-LARGEST as f64, |high| high * 2.0 - LARGEST as f64);
-            number.insert("minimum".to_owned(), json!(least));
-        }
-        if high.is_none() {
-            let most = low
-                .filter(|low| *low > 0.0)
-                .map_or(LARGEST as f64, |low| low * 2.0 + LARGEST as f64);
-            number.insert("maximum".to_owned(), json!(most));
-        }
-        number.insert("type".to_owned(), json!(kind));
-        let number = schema::with_separators(&Value::Object(number), schema::Mode::Exact);
-        self.rule(&format!("%json {number}"))
-    }
-
-    fn list(
-        &mut self,
-        map: &Map<String, Value>,
-        path: &Path<'_>,
-        depth: usize,
-    ) -> Result<String, GrammarError> {
-        let least = count(map, "minItems").unwrap_or(0);
-        let most = count(map, "maxItems");
-        if most.is_some_and(|most| most < least) {
-            return Err(GrammarError::Schema {
-                path: format!("{}{path}", self.tool),
-                reason: "`maxItems` is less than `minItems`".to_owned(),
-            });
-        }
-        // Before 2020, `items` was a list too.
-        let (firsts, rest) = match (map.get("prefixItems"), map.get("items")) {
-            (Some(Value::Array(firsts)), rest) => (firsts.as_slice(), rest),
-            (_, Some(Value::Array(firsts))) => (firsts.as_slice(), map.get("additionalItems")),
-            (_, rest) => (&[][..], rest),
-        };
-        let place = path.key(if map.contains_key("prefixItems") {
-            "prefixItems"
-        } else {
-            "items"
-        });
-        let mut values = Vec::new();
-        for (index, first) in firsts.iter().enumerate().take(most.unwrap_or(usize::MAX)) {
-            values.push(self.value(first, &place.index(index), depth + 1)?);
-        }
-        let rest = match rest {
-            Some(Value::Bool(false)) => None,
-            Some(schema) => Some(self.value(schema, &path.key("items"), depth + 1)?),
-            None => Some(Writer::open()),
-        };
-        let body = items(&values, rest.as_deref(), least, most);
-        Ok(self.rule(&format!("\"[\" {body} \"]\"")))
-    }
-}
-
-/// The items of a list, with commas: the first ones each of its own kind, then any number of one kind.
-fn items(firsts: &[String], rest: Option<&str>, least: usize, most: Option<usize>) -> String {
-    let room = most.map(|most| most.saturating_sub(firsts.len()));
-    let needed = least.saturating_sub(firsts.len());
-    let mut body = match rest.filter(|_| room != Some(0)) {
-        // A comma stands before each but the very first of the list.
-        Some(rest) if firsts.is_empty() => {
-            let more = format!("(\",\" {rest})");
-            let more = repeated(&more, needed.saturating_sub(1), room.map(|room| room - 1));
-            let all = format!("{rest} {more}");
-            return if needed == 0 {
-                format!("({all})?")
-            } else {
-                all
-            };
-        }
-        Some(rest) => repeated(&format!("(\",\" {rest})"), needed, room),
-        None => String::new(),
-    };
-    for (index, first) in firsts.iter().enumerate().rev() {
-        let comma = if index == 0 { "" } else { "\",\" " };
-        body = format!("{comma}{first} {body}");
-        if least <= index {
-            body = format!("({body})?");
-        }
-    }
-    body
 }
 
 /// The type that keywords speak of where a schema names none.
@@ -562,17 +291,4 @@ fn implied_type(map: &Map<String, Value>) -> Option<&'static str> {
     } else {
         None
     }
-}
-
-/// Whether no value can be of two of these types.
-fn are_disjoint(kinds: &[Option<String>]) -> bool {
-    let name = |kind: &Option<String>| match kind.as_deref() {
-        Some("integer") => Some("number".to_owned()),
-        other => other.map(str::to_owned),
-    };
-    let mut names: Vec<_> = kinds.iter().map(name).collect();
-    let is_known = names.iter().all(Option::is_some);
-    names.sort();
-    names.dedup();
-    is_known && names.len() == kinds.len()
 }

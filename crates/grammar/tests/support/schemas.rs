@@ -115,7 +115,7 @@ fn array(random: &mut Random, depth: usize) -> Value {
         array["maxItems"] = json!(least + random.below(4));
     }
     if random.one_in(4) {
-        let firsts: Vec<_> = (0..1 + random.below(2))
+        let firsts: Vec<_> = (0..=random.below(2))
             .map(|_| schema(random, depth - 1))
             .collect();
         array["prefixItems"] = json!(firsts);

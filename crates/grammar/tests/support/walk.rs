@@ -22,41 +22,48 @@ pub(crate) fn walk(
     random: &mut Random,
     most: usize,
 ) -> Walk {
-    let vocab = model.tokenizer.vocab();
     let mut mask = model.mask();
     let mut taken = Vec::new();
-    let closing: Vec<TokenId> = [
-        "\"",
-        "}",
-        "]",
-        "\"}",
-        "\"]",
-        "}}",
-        ",",
-        "0",
-        "<|\"|>",
-        "<channel|>",
-    ]
-    .iter()
-    .filter_map(|text| vocab.find(text))
-    .collect();
     while taken.len() < most {
         allowed(constraint, &mut mask);
-        let Some(token) = choose(&mask, &closing, vocab.stop_tokens(), random, taken.len()) else {
+        if mask.lowest().is_none() {
             return Walk::Stuck(taken);
-        };
-        if vocab.is_stop(token) {
-            return Walk::Finished(taken);
         }
+        let Some(token) = step(model, &mask, random, taken.len()) else {
+            return Walk::Finished(taken);
+        };
         constraint.accept(token);
         taken.push(token);
     }
     Walk::Long
 }
 
+/// A token of the mask; `None` for one that ends the answer, or if there is none.
+pub(crate) fn step(
+    model: &Model,
+    mask: &TokenMask,
+    random: &mut Random,
+    length: usize,
+) -> Option<TokenId> {
+    let vocab = model.tokenizer.vocab();
+    let find = |texts: &[&str]| texts.iter().filter_map(|text| vocab.find(text)).collect();
+    let closing = Closing {
+        marks: find(&["<|\"|>", "<channel|>", "<tool_call|>"]),
+        texts: find(&["\"", "}", "]", "\"}", "\"]", "}}", ",", ":", "\":"]),
+    };
+    let token = choose(mask, &closing, vocab.stop_tokens(), random, length)?;
+    (!vocab.is_stop(token)).then_some(token)
+}
+
+/// Tokens that end things: marks, which end nothing but what they are for, and text that may be part of a longer one.
+struct Closing {
+    marks: Vec<TokenId>,
+    texts: Vec<TokenId>,
+}
+
 fn choose(
     mask: &TokenMask,
-    closing: &[TokenId],
+    closing: &Closing,
     stops: &[TokenId],
     random: &mut Random,
     length: usize,
@@ -69,9 +76,10 @@ fn choose(
     }
     let bias = if length > 60 { 1 } else { 3 };
     if random.one_in(bias) {
-        let start = random.below(closing.len());
-        let order = closing[start..].iter().chain(&closing[..start]);
-        if let Some(token) = order.copied().find(|token| mask.allows(*token)) {
+        let start = random.below(closing.texts.len());
+        let texts = closing.texts[start..].iter().chain(&closing.texts[..start]);
+        let mut order = closing.marks.iter().chain(texts).copied();
+        if let Some(token) = order.find(|token| mask.allows(*token)) {
             return Some(token);
         }
     }

@@ -139,6 +139,7 @@ impl WireSampling {
 
 /// Structured output under the names of other servers.
 #[derive(Debug, Default, Deserialize)]
+#[expect(clippy::struct_field_names, reason = "vLLM's names")]
 pub(super) struct Guided {
     #[serde(default)]
     guided_json: Option<Value>,

@@ -107,11 +107,7 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError>
             arguments: function.arguments,
         }));
         for (c, call) in calls.iter().enumerate() {
-            let sound = match call.parsed_arguments() {
-                Value::Object(_) => true,
-                _ => false,
-            };
-            if !sound {
+            if !call.parsed_arguments().is_object() {
                 return Err(ApiError::invalid(
                     format!("{path}.tool_calls[{c}].function.arguments"),
                     "arguments must be a JSON object, or the text of one",

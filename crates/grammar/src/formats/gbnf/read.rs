@@ -2,6 +2,8 @@
 
 use std::{iter::Peekable, str::CharIndices};
 
+use crate::formats::MOST_TIMES;
+
 /// An expression.
 #[derive(Debug, PartialEq)]
 pub(super) enum Node {
@@ -36,9 +38,6 @@ pub(super) struct Times {
     pub(super) least: usize,
     pub(super) most: Option<usize>,
 }
-
-/// Most repetitions that can be asked for.
-const MOST_TIMES: usize = 100_000;
 
 /// All rules, in order.
 pub(super) fn read(text: &str) -> Result<Vec<(String, Node)>, String> {

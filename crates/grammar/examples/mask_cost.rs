@@ -1,0 +1,151 @@
+//! Cost of masks and of compiling on the published vocabulary, by kind of answer.
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::{
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
+
+use carat_grammar::{Answer, Format, Thinking, ToolChoice, Tools};
+use serde_json::{Value, json};
+use support::{GEMMA, Model, Random, tool};
+
+#[expect(clippy::print_stdout, reason = "a program for people")]
+fn main() {
+    let start = Instant::now();
+    LazyLock::force(&GEMMA);
+    println!("vocabulary, tokenizer and slices: {:.0?}", start.elapsed());
+    println!(
+        "{:<28} compile   first     p50      p99      max      accept   forced",
+        "answer"
+    );
+    let schema = |schema: Value| Answer {
+        format: Some(Format::JsonSchema {
+            schema,
+            strict: true,
+        }),
+        ..Answer::default()
+    };
+    let tools: Vec<_> = (0..8)
+        .map(|n| {
+            let parameters = json!({
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer", "minimum": 1, "maximum": 14},
+                    "unit": {"enum": ["c", "f"]},
+                    "tags": {"type": "array", "items": {"type": "string"}},
+                },
+                "required": ["city", "days"],
+            });
+            tool(&format!("get_thing_{n}"), parameters)
+        })
+        .collect();
+    let wide: serde_json::Map<String, Value> = (0..60)
+        .map(|n| (format!("property_{n}"), json!({"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}, {"type": "null"}]})))
+        .collect();
+    let many = [tool(
+        "f",
+        json!({"type": "object", "properties": wide.clone()}),
+    )];
+    let called = |tools, thinking| Answer {
+        tools: Some(Tools {
+            tools,
+            choice: ToolChoice::Required,
+            parallel: true,
+        }),
+        thinking,
+        ..Answer::default()
+    };
+    let person = json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "tags": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["name", "age", "tags"],
+        "additionalProperties": false,
+    });
+    let regex = |text: &str| Answer {
+        format: Some(Format::Regex(text.to_owned())),
+        ..Answer::default()
+    };
+    let cases = [
+        ("object of three", schema(person)),
+        ("any object", schema(json!({"type": "object"}))),
+        (
+            "short strings",
+            schema(json!({"type": "array", "items": {"type": "string", "maxLength": 20}})),
+        ),
+        (
+            "e-mail",
+            schema(json!({"type": "array", "items": {"type": "string", "format": "email"}})),
+        ),
+        (
+            "60 properties, 4-way anyOf",
+            schema(json!({"type": "object", "properties": wide})),
+        ),
+        ("8 tools", called(&tools, Thinking::Off)),
+        ("tool of 60 properties", called(&many, Thinking::Off)),
+        ("(a|b)*a(a|b){20}", regex("(a|b)*a(a|b){20}")),
+        (".*x.{200}y", regex(".*x.{200}y")),
+    ];
+    for (name, answer) in cases {
+        report(&GEMMA, name, &answer);
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "a program for people")]
+fn report(model: &Model, name: &str, answer: &Answer<'_>) {
+    let start = Instant::now();
+    let compiled = model.grammars.compile(answer).unwrap();
+    let compile = start.elapsed();
+    let source = compiled.expect("the answer is constrained").source;
+    let (mut masks, mut accepts) = (Vec::new(), Vec::new());
+    let mut first = Duration::ZERO;
+    let (mut tokens, mut forced) = (0, 0);
+    let random = &mut Random(1);
+    let mut mask = model.mask();
+    for _ in 0..40 {
+        let mut constraint = source.start();
+        for step in 0..80 {
+            tokens += 1;
+            mask.clear();
+            if let Some(token) = constraint.forced() {
+                forced += 1;
+                mask.allow(token);
+            } else {
+                let start = Instant::now();
+                constraint.mask(&mut mask);
+                masks.push(start.elapsed());
+                if step == 0 {
+                    first = first.max(start.elapsed());
+                }
+            }
+            let Some(token) = support::walk::step(model, &mask, random, step) else {
+                break;
+            };
+            let start = Instant::now();
+            constraint.accept(token);
+            accepts.push(start.elapsed());
+        }
+    }
+    masks.sort_unstable();
+    accepts.sort_unstable();
+    let at = |times: &[Duration], share: f64| {
+        times
+            .get((times.len() as f64 * share) as usize)
+            .copied()
+            .unwrap_or_default()
+    };
+    println!(
+        "{name:<28} {compile:<9.1?} {first:<9.1?} {:<8.1?} {:<8.1?} {:<8.1?} {:<8.1?} {forced} of {tokens}",
+        at(&masks, 0.5),
+        at(&masks, 0.99),
+        masks.last().copied().unwrap_or_default(),
+        at(&accepts, 0.5),
+    );
+}
