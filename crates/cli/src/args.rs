@@ -4,7 +4,7 @@
     reason = "flags are bools; settings.rs turns them into meaning"
 )]
 
-use std::path::PathBuf;
+use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Talk with the model, line by line
     Chat(ChatArgs),
+    /// Answer over HTTP, in the dialects of OpenAI, Anthropic and Ollama
+    Serve(ServeArgs),
     /// Show what a model file holds and how it will be run
     Inspect(InspectArgs),
     /// Turn text into token ids
@@ -318,6 +320,91 @@ pub(crate) struct ChatArgs {
     pub(crate) generate: GenerateArgs,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LaneBy {
+    /// The key a request comes with
+    Key,
+    /// The user that a request names, else its key
+    User,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Address to listen on; others than this machine's own want a key
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "PORT", default_value_t = 8080)]
+    pub(crate) port: u16,
+    /// The name clients know the model by (default: the file's own)
+    #[arg(long, visible_alias = "alias", value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Tokens of context for each request (default: as many as the model knows and memory allows)
+    #[arg(short, long, value_name = "TOKENS")]
+    pub(crate) context: Option<usize>,
+    /// Requests to compute side by side; others wait
+    #[arg(long, visible_alias = "np", value_name = "N", default_value_t = 8, value_parser = parallel)]
+    pub(crate) parallel: usize,
+    /// Requests that may wait; more are turned away with 429 (default: 15 for each that runs)
+    #[arg(long, value_name = "N")]
+    pub(crate) queue: Option<usize>,
+    /// A key that clients must send, as KEY or NAME=KEY; may be given several times
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Vec<String>,
+    /// A file of such keys, one per line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Listen on a public address without a key
+    #[arg(long)]
+    pub(crate) no_auth: bool,
+    /// A further name by which clients reach this server; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub(crate) allow_host: Vec<String>,
+    /// Pages of this origin may ask; may be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    pub(crate) cors_origin: Vec<String>,
+    /// Who takes turns where requests wait: those with a key of their own, or the users that requests name
+    #[arg(long, value_enum, default_value = "key", value_name = "WHO")]
+    pub(crate) lane_by: LaneBy,
+    /// Let those with different keys continue from each other's prompts
+    #[arg(long)]
+    pub(crate) share_prefix: bool,
+    /// Longest time for a request, such as 300; what it has by then is its answer
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) request_timeout: Option<u64>,
+    /// Rows of prompts to compute beside answers under way: fewer make tokens come more evenly, more make prompts faster
+    #[arg(long, value_name = "ROWS", default_value_t = 512, value_parser = rows)]
+    pub(crate) prefill_rows: usize,
+    /// Refuse requests that name another model
+    #[arg(long)]
+    pub(crate) strict_model: bool,
+    /// Let tool calls be written freely instead of holding them to their schemas
+    #[arg(long)]
+    pub(crate) no_tool_grammar: bool,
+    /// How names of metrics begin
+    #[arg(long, value_name = "TEXT", default_value = "carat:")]
+    pub(crate) metrics_prefix: String,
+    /// Show /metrics without a key
+    #[arg(long)]
+    pub(crate) metrics_public: bool,
+    /// Largest request, such as 32MiB
+    #[arg(long, value_name = "SIZE", default_value = "32MiB")]
+    pub(crate) max_body: String,
+    /// Silence after which a stream sends a sign of life
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = seconds)]
+    pub(crate) sse_ping: u64,
+    /// How long requests under way may take when the server is told to stop
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub(crate) drain: u64,
+    /// Use this Jinja chat template instead of the model's
+    #[arg(long, value_name = "FILE")]
+    pub(crate) chat_template: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
     /// The same as -m
@@ -558,4 +645,26 @@ pub(crate) struct SynthArgs {
 pub(crate) struct PullArgs {
     /// hf:OWNER/REPO[:FILE or QUANT]; the hf: may be left out
     pub(crate) model: String,
+}
+
+fn parallel(text: &str) -> Result<usize, String> {
+    let most = 1024;
+    match text.parse() {
+        Ok(n) if (1..=most).contains(&n) => Ok(n),
+        _ => Err(format!("give a number from 1 to {most}")),
+    }
+}
+
+fn seconds(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err("give a number of seconds, at least 1".to_owned()),
+    }
+}
+
+fn rows(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err("give a number of rows, at least 1".to_owned()),
+    }
 }

@@ -67,6 +67,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     let settings = match &arguments.command {
         Command::Run(a) => settings.with_generation(&a.generate)?,
         Command::Chat(a) => settings.with_generation(&a.generate)?,
+        Command::Serve(a) => settings.with_serve(a)?,
         Command::Inspect(a) => {
             let mut settings = settings.with_model(&a.model)?;
             settings.model = a.file.clone().or(settings.model);
@@ -88,6 +89,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.command {
         Command::Run(a) => return commands::run::run(a, &settings, terminal),
         Command::Chat(a) => return commands::chat::run(a, &settings, terminal),
+        Command::Serve(a) => return commands::serve::run(a, &settings, terminal),
         Command::Inspect(a) => commands::inspect::run(a, &settings, terminal)?,
         Command::Tokenize(a) => commands::tokenize::run(a, &settings, terminal)?,
         Command::Bench(a) => commands::bench::run(a, &settings, terminal)?,

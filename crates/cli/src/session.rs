@@ -12,7 +12,12 @@ use carat_engine::{
     EngineConfig, EngineHandle, Limits, ModelShape,
     chat::{Chat, Conversation, Generation},
 };
-use carat_model::{backend::Need, kv::KvGroup, layout};
+use carat_gguf::Metadata;
+use carat_model::{
+    backend::Need,
+    kv::{KvGroup, pages_of},
+    layout,
+};
 use carat_text::{ChatTemplate, Tokenizer, Tool};
 
 use crate::{
@@ -54,13 +59,7 @@ impl Session {
         let tokenizer =
             Tokenizer::from_metadata(metadata).context("cannot use the file's tokenizer")?;
         let tokenizer = Arc::new(tokenizer);
-        let template = match &args.chat_template {
-            Some(path) => ChatTemplate::new(&read(path)?, tokenizer.vocab())
-                .with_context(|| format!("cannot use the chat template `{}`", path.display()))?,
-            None => ChatTemplate::from_metadata(metadata, tokenizer.vocab()).context(
-                "cannot use the file's chat template; --chat-template FILE gives another",
-            )?,
-        };
+        let template = template(args.chat_template.as_deref(), metadata, &tokenizer)?;
         let tools = args
             .tools
             .as_deref()
@@ -68,8 +67,8 @@ impl Session {
             .transpose()?
             .unwrap_or_default();
         let shape = Preparation::begin(&args.format, &tools, &tokenizer)?;
-        let context = choose_context(&loaded, settings.context, terminal)?;
-        let config = engine_config(&loaded, context);
+        let context = choose_context(&loaded, 1, settings.context, terminal)?;
+        let config = engine_config(&loaded, 1, context);
         loaded.warm_up(terminal);
         let model_name = loaded.model.config.name.clone();
         let engine = EngineHandle::start(config, loaded.backend, loaded.plan, loaded.model.weights)
@@ -136,18 +135,42 @@ impl Session {
     }
 }
 
-/// One conversation at a time.
-fn engine_config(loaded: &Loaded, context: usize) -> EngineConfig {
-    let rows = loaded.backend.chunk_rows();
-    EngineConfig {
-        kv: loaded.kv,
-        ..EngineConfig::comfortable(context, 1, rows, ModelShape::from(&loaded.plan))
+/// The file's chat template, or the one that is given instead.
+pub(crate) fn template(
+    path: Option<&Path>,
+    metadata: &Metadata,
+    tokenizer: &Tokenizer,
+) -> Result<ChatTemplate> {
+    match path {
+        Some(path) => ChatTemplate::new(&read(path)?, tokenizer.vocab())
+            .with_context(|| format!("cannot use the chat template `{}`", path.display())),
+        None => ChatTemplate::from_metadata(metadata, tokenizer.vocab())
+            .context("cannot use the file's chat template; --chat-template FILE gives another"),
     }
 }
 
-fn kv_bytes(loaded: &Loaded, context: usize) -> u64 {
+/// The most whole contexts that pages are held for. Requests that run side by side rarely fill theirs, and pages that run out
+/// only make somebody wait.
+const WHOLE_CONTEXTS: usize = 4;
+
+/// For so many requests side by side.
+pub(crate) fn engine_config(loaded: &Loaded, parallel: usize, context: usize) -> EngineConfig {
+    let rows = loaded.backend.chunk_rows();
+    let shape = ModelShape::from(&loaded.plan);
+    let mut config = EngineConfig {
+        kv: loaded.kv,
+        ..EngineConfig::comfortable(context, parallel, rows, shape)
+    };
+    config.pages.full = config
+        .pages
+        .full
+        .min(pages_of(context) * WHOLE_CONTEXTS.min(parallel));
+    config
+}
+
+fn kv_bytes(loaded: &Loaded, parallel: usize, context: usize) -> u64 {
     let (pages, page) = (
-        engine_config(loaded, context).pages,
+        engine_config(loaded, parallel, context).pages,
         layout::page_bytes(&loaded.plan, loaded.kv),
     );
     KvGroup::ALL
@@ -157,7 +180,12 @@ fn kv_bytes(loaded: &Loaded, context: usize) -> u64 {
 }
 
 /// What was asked for, or as much context as the model knows and memory allows.
-fn choose_context(loaded: &Loaded, asked: Option<usize>, terminal: Terminal) -> Result<usize> {
+pub(crate) fn choose_context(
+    loaded: &Loaded,
+    parallel: usize,
+    asked: Option<usize>,
+    terminal: Terminal,
+) -> Result<usize> {
     let trained = loaded.model.config.context;
     if let Some(context) = asked
         && context > trained
@@ -166,7 +194,7 @@ fn choose_context(loaded: &Loaded, asked: Option<usize>, terminal: Terminal) -> 
             "a context of {context} tokens is more than the {trained} this model was trained for; give at most {trained}"
         );
     }
-    let fit = Fit::new(loaded)?;
+    let fit = Fit::new(loaded, parallel)?;
     if let Some(context) = asked {
         if let Some(problem) = fit.problem(context)? {
             bail!("{problem}; give a smaller -c");
@@ -193,7 +221,7 @@ fn choose_context(loaded: &Loaded, asked: Option<usize>, terminal: Terminal) -> 
         "context {} of {} tokens, {} for keys and values{short}",
         thousands(context as u64),
         thousands(trained as u64),
-        bytes(kv_bytes(loaded, context))
+        bytes(kv_bytes(loaded, parallel, context))
     ));
     fit.describe(context, terminal)?;
     Ok(context)
@@ -202,15 +230,17 @@ fn choose_context(loaded: &Loaded, asked: Option<usize>, terminal: Terminal) -> 
 /// What contexts fit.
 struct Fit<'a> {
     loaded: &'a Loaded,
+    parallel: usize,
     free: u64,
     /// The weights are copied to a device's own memory, so everything must fit there.
     on_device: bool,
 }
 
 impl Fit<'_> {
-    fn new(loaded: &Loaded) -> Result<Fit<'_>> {
+    fn new(loaded: &Loaded, parallel: usize) -> Result<Fit<'_>> {
         let mut fit = Fit {
             loaded,
+            parallel,
             free: loaded.backend.memory()?.free_bytes,
             on_device: false,
         };
@@ -220,7 +250,7 @@ impl Fit<'_> {
 
     fn need(&self, context: usize) -> Result<Option<Need>> {
         let loaded = self.loaded;
-        let config = engine_config(loaded, context);
+        let config = engine_config(loaded, self.parallel, context);
         let options = Limits::new(config, ModelShape::from(&loaded.plan))?.compile_options();
         let weights = &loaded.model.weights;
         Ok(loaded.backend.need(&loaded.plan, weights, &options)?)
@@ -236,14 +266,17 @@ impl Fit<'_> {
         }
         let file = self.loaded.file.file_bytes() as u64;
         let budget = self.free.saturating_sub(file).max(self.free / 4) / 2;
-        Ok(kv_bytes(self.loaded, context) <= budget)
+        Ok(kv_bytes(self.loaded, self.parallel, context) <= budget)
     }
 
     /// Why a context does not fit at all.
     fn problem(&self, context: usize) -> Result<Option<String>> {
         let (needed, what) = match self.need(context)? {
             Some(need) => (need.bytes, "of device memory"),
-            None => (kv_bytes(self.loaded, context), "for keys and values"),
+            None => (
+                kv_bytes(self.loaded, self.parallel, context),
+                "for keys and values",
+            ),
         };
         let problem = || {
             format!(
@@ -278,7 +311,7 @@ fn read_tools(path: &Path) -> Result<Vec<Tool>> {
 }
 
 /// Another number each time, from the source of randomness the standard library has.
-fn fresh_seed() -> u64 {
+pub(crate) fn fresh_seed() -> u64 {
     RandomState::new().hash_one(0u8)
 }
 

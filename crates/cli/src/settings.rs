@@ -13,7 +13,8 @@ use carat_model::{kv::KvType, sampling::Sampling};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{
-    BackendName, DebugSwitch, GenerateArgs, IsaName, KvTypeName, ModelArgs, SamplingArgs, TierName,
+    BackendName, DebugSwitch, GenerateArgs, IsaName, KvTypeName, ModelArgs, SamplingArgs,
+    ServeArgs, TierName,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -132,6 +133,16 @@ impl Settings {
         }
     }
 
+    pub(crate) fn with_serve(self, flags: &ServeArgs) -> Result<Settings> {
+        let mut s = self.with_model(&flags.model)?;
+        s.context = flags.context.or(s.context);
+        s.sampling = s.sampling.with(&flags.sampling)?;
+        if s.context == Some(0) {
+            bail!("a context of 0 tokens leaves nothing to write");
+        }
+        Ok(s)
+    }
+
     pub(crate) fn with_generation(self, flags: &GenerateArgs) -> Result<Settings> {
         let mut s = self.with_model(&flags.model)?;
         s.context = flags.context.or(s.context);
@@ -176,7 +187,7 @@ impl Settings {
 }
 
 /// Bytes of a size such as `12GiB`, `8000MB` or a plain number.
-fn memory_size(text: &str) -> Result<u64> {
+pub(crate) fn memory_size(text: &str) -> Result<u64> {
     const UNITS: [(&str, u64); 7] = [
         ("GiB", 1 << 30),
         ("MiB", 1 << 20),

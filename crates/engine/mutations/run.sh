@@ -32,9 +32,9 @@ for patch in crates/engine/mutations/*"${1:-}"*.patch; do
     continue
   fi
   applied=$patch
-  # Splitting into words is meant: the line holds arguments.
+  # Splitting into words is meant: the line holds arguments. A mistake may as well be one that never ends.
   # shellcheck disable=SC2086
-  cargo test -q $test >"$log" 2>&1
+  timeout 900 cargo test -q $test >"$log" 2>&1
   if grep -q '^test result: FAILED' "$log"; then
     echo "caught       $name"
   else

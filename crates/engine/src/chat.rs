@@ -59,6 +59,8 @@ pub struct Conversation {
 /// What a stream yields, in order; `Finished` comes last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ChatEvent {
+    /// What the model says of a token of the prompt; if asked for. All of them come first.
+    PromptToken(Token),
     /// Every generated token, before the parts it brings about.
     Token(Token),
     /// The next piece of the answer, as text.
@@ -94,6 +96,8 @@ pub enum ChatFinish {
     ToolCalls,
     /// The caller lost interest.
     Cancelled,
+    /// Its time was up.
+    Deadline,
 }
 
 /// Why a chat could not go on.
@@ -262,6 +266,9 @@ impl AnswerReader {
     /// Appends what an event brings about.
     pub fn read(&mut self, event: Event, events: &mut Vec<ChatEvent>) {
         match event {
+            Event::PromptToken {
+                id, logprob, top, ..
+            } => events.push(ChatEvent::PromptToken(Token { id, logprob, top })),
             // Tokens that were on their way when the stop string came are not part of the answer.
             Event::Token { .. } if self.stop.stopped() => {}
             Event::Token { id, logprob, top } => {
@@ -281,6 +288,7 @@ impl AnswerReader {
                     _ if self.stop.stopped() => ChatFinish::Stop,
                     FinishReason::Cancelled => ChatFinish::Cancelled,
                     _ if self.reading.has_called() => ChatFinish::ToolCalls,
+                    FinishReason::Deadline => ChatFinish::Deadline,
                     // Either way the answer is cut off.
                     FinishReason::Length | FinishReason::DeadEnd => ChatFinish::Length,
                     FinishReason::Stop { .. } => ChatFinish::Stop,

@@ -9,11 +9,30 @@ use std::time::Duration;
 use carat_model::{
     TokenId,
     backend::CompileOptions,
+    cost::{self, BatchShape},
     kv::{KvGroup, KvType, PAGE_TOKENS, PerGroup, pages_of, window_pages},
     plan::Plan,
+    weights::Weights,
 };
 
 use crate::core::{MediaAttention, Rejected, Request};
+
+/// Lengths that chunks of a prompt can have, apart from the shortest: few, because kernels are chosen by it.
+const CHUNK_LENGTHS: usize = 8;
+/// The fewest rows of a chunk, whatever the depth: with fewer, weights are read too often.
+const SHORTEST_CHUNK: usize = 256;
+
+/// The most of the likeliest tokens that are reported in one place.
+const MOST_LOGPROBS: usize = 20;
+/// The most biases that are numbers: each is looked up for every token. Those that forbid a token come besides, from the model's
+/// own list too.
+const MOST_BIASES: usize = 1024;
+/// The largest bias, either way: logits differ by less.
+const LARGEST_BIAS: f32 = 100.0;
+/// The most tokens that penalties look at: they are counted anew for every token.
+const MOST_PENALIZED: usize = 1 << 16;
+/// The most stop tokens: each token is compared with all of them.
+const MOST_STOP_TOKENS: usize = 256;
 
 /// How much runs at a time, and in how many KV pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +41,9 @@ pub struct EngineConfig {
     pub context: usize,
     /// The most rows of a batch: decode rows of all running requests and chunks of prompts.
     pub max_rows: usize,
+    /// The most rows of prompts in a batch that others decode in: however deep and however many, they keep nobody waiting longer
+    /// than that for a token.
+    pub prefill_rows: usize,
     /// The most requests that run side by side; the others wait. At most `max_rows`, so that none is left out of a
     /// step.
     pub max_sequences: usize,
@@ -60,6 +82,9 @@ pub struct ModelShape {
     pub width: Option<usize>,
     /// Positions a row of a sliding-window layer sees, itself included; `None` without such layers.
     pub window: Option<usize>,
+    /// The depth at which attending to everything before a row costs as much as all else that is computed for it; `None` if chunks
+    /// of prompts are to be equally long at every depth.
+    pub even_depth: Option<usize>,
 }
 
 impl From<&Plan> for ModelShape {
@@ -68,6 +93,34 @@ impl From<&Plan> for ModelShape {
             vocab: plan.vocab(),
             width: plan.input_width(),
             window: plan.uses(KvGroup::Sliding).then(|| plan.window()).flatten(),
+            even_depth: None,
+        }
+    }
+}
+
+impl ModelShape {
+    /// With what its rows cost.
+    pub fn with_costs(plan: &Plan, weights: &Weights) -> ModelShape {
+        // Both beyond every window, so that full attention alone makes the difference.
+        let (shallow, deep) = (1 << 18, 1 << 19);
+        let at = |depth| {
+            let row = BatchShape {
+                rows: 1,
+                sampled: 0,
+                depth,
+                kv: KvType::default(),
+            };
+            u128::from(cost::of(plan, weights, row).multiply_adds)
+        };
+        let (near, far) = (at(shallow), at(deep));
+        let positions = (deep - shallow) as u128;
+        // Of so many positions; all else is what is left of a row without that of the shallow depth.
+        let attention = far.saturating_sub(near);
+        let rest = (near * positions).saturating_sub(attention * shallow as u128);
+        let even_depth = rest.checked_div(attention);
+        ModelShape {
+            even_depth: even_depth.and_then(|depth| usize::try_from(depth).ok()),
+            ..ModelShape::from(plan)
         }
     }
 }
@@ -116,6 +169,7 @@ impl Limits {
         let counts = [
             ("context", config.context),
             ("max_rows", config.max_rows),
+            ("prefill_rows", config.prefill_rows),
             ("max_sequences", config.max_sequences),
             ("max_unfinished", config.max_unfinished),
         ];
@@ -173,10 +227,28 @@ impl Limits {
             host_pages: PerGroup::default(),
             kv: self.config.kv,
             max_rows: self.config.max_rows,
-            max_sampled: (self.config.max_sequences * (self.config.max_draft + 1))
-                .min(self.config.max_rows),
+            max_sampled: self.max_sampled(),
             probe: false,
         }
+    }
+
+    /// The most sampled rows of a batch.
+    pub(crate) fn max_sampled(&self) -> usize {
+        let drafting = self.config.max_sequences * (self.config.max_draft + 1);
+        drafting.min(self.config.max_rows)
+    }
+
+    /// Rows of a prompt to compute at a time from some depth on: fewer where attention takes the most time, so that a step takes
+    /// about as long at every depth. What else there is to compute plays no part, so that company changes as little as possible.
+    pub(crate) fn chunk_rows(&self, depth: usize) -> usize {
+        let most = self.config.max_rows;
+        let Some(even) = self.shape.even_depth else {
+            return most;
+        };
+        let granule = most.div_ceil(CHUNK_LENGTHS);
+        let rows = (most as u128 * even as u128) / (even as u128 + depth as u128).max(1);
+        let rows = (rows as usize + granule / 2) / granule * granule;
+        rows.clamp(SHORTEST_CHUNK.min(most), most)
     }
 
     /// The most tokens that can follow a prompt of so many; 0 if it is too long itself.
@@ -206,6 +278,7 @@ impl Limits {
         if let Some(complaint) = request.sampling.complaint() {
             return Err(Rejected::BadSampling(complaint));
         }
+        self.check_amounts(request)?;
         self.check_media(request)?;
         let context = self.config.context;
         let max_tokens = request.max_tokens.unwrap_or(1);
@@ -234,8 +307,53 @@ impl Limits {
 }
 
 impl Limits {
+    /// Whatever costs the engine something for every token.
+    fn check_amounts(&self, request: &Request) -> Result<(), Rejected> {
+        let logprobs = request.logprobs.max(request.prompt_logprobs).unwrap_or(0);
+        if logprobs > MOST_LOGPROBS {
+            return Err(Rejected::TooManyLogprobs {
+                asked: logprobs,
+                most: MOST_LOGPROBS,
+            });
+        }
+        let sampling = &request.sampling;
+        let biases = &sampling.logit_bias;
+        let numbers = biases.iter().filter(|(_, bias)| bias.is_finite());
+        let odd = numbers.clone().find(|(_, bias)| bias.abs() > LARGEST_BIAS);
+        if let Some(&(token, bias)) = odd {
+            return Err(Rejected::BiasOutOfRange { token, bias });
+        }
+        let numbers = numbers.count();
+        let forbidding = biases.len() - numbers;
+        for (asked, most) in [(numbers, MOST_BIASES), (forbidding, self.shape.vocab)] {
+            if asked > most {
+                return Err(Rejected::TooManyBiases { asked, most });
+            }
+        }
+        if sampling.penalty_window > MOST_PENALIZED {
+            return Err(Rejected::PenaltyWindow {
+                asked: sampling.penalty_window,
+                most: MOST_PENALIZED,
+            });
+        }
+        let stop_tokens = request.stop_tokens.len();
+        if stop_tokens > MOST_STOP_TOKENS {
+            return Err(Rejected::TooManyStopTokens {
+                asked: stop_tokens,
+                most: MOST_STOP_TOKENS,
+            });
+        }
+        Ok(())
+    }
+
     fn check_media(&self, request: &Request) -> Result<(), Rejected> {
         let wrong = |what: String| Err(Rejected::BadMedia(what));
+        if request.prompt_logprobs.is_some() && !request.media.is_empty() {
+            return wrong(
+                "log-probabilities of a prompt with media; ask for those of the answer alone"
+                    .to_owned(),
+            );
+        }
         let mut end = 0;
         for media in &request.media {
             let places = &media.places;
@@ -291,7 +409,7 @@ pub fn minimum_pages(context: usize, shape: ModelShape) -> PerGroup<usize> {
 /// Pages with which nothing is ever taken back from a running request, nor a chunk of a prompt cut short.
 ///
 /// - full: every sequence at the whole context. Conversations rarely fill it, so fewer pages usually do as well: when
-///   they run out, cached prefixes go first, then the youngest request starts over later.
+///   they run out, cached prefixes go first, then a request that has not got far starts over later.
 /// - sliding: every sequence's window; a batch of new rows in front of the windows (a chunk is written before any of
 ///   its rows attends), with a partial page for each sequence; and, to continue conversations that are not running,
 ///   once more as many windows as run.
@@ -323,6 +441,7 @@ impl EngineConfig {
         EngineConfig {
             context,
             max_rows,
+            prefill_rows: 512,
             max_sequences,
             max_unfinished: max_sequences.saturating_mul(16),
             pages: comfortable_pages(context, max_sequences, max_rows, shape),

@@ -36,6 +36,17 @@ pub enum EngineError {
 /// What a request yields.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
+    /// What the model says of a token of the prompt; if asked for. Comes for each but the first, in order, before the answer.
+    PromptToken {
+        /// The token.
+        id: TokenId,
+        /// In the prompt.
+        position: usize,
+        /// Under the model itself.
+        logprob: Option<f32>,
+        /// The likeliest tokens in its place, best first.
+        top: Vec<(TokenId, f32)>,
+    },
     /// The next token of the answer.
     Token {
         /// The token.
@@ -141,7 +152,7 @@ impl TokenStream {
     }
 
     fn take(&mut self, event: Result<Event, EngineError>) -> Result<Event, EngineError> {
-        self.ended = !matches!(event, Ok(Event::Token { .. }));
+        self.ended = !matches!(event, Ok(Event::Token { .. } | Event::PromptToken { .. }));
         event
     }
 }

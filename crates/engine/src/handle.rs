@@ -75,7 +75,7 @@ impl EngineHandle {
         plan: Plan,
         weights: Arc<Weights>,
     ) -> Result<EngineHandle, StartError> {
-        let shape = ModelShape::from(&plan);
+        let shape = ModelShape::with_costs(&plan, &weights);
         EngineHandle::start_with(config, shape, move |limits| {
             let options = limits.compile_options();
             backend.compile(&plan, weights, &options)

@@ -26,6 +26,7 @@
 //! for event in stream {
 //!     match event? {
 //!         Event::Token { id, .. } => { /* to the detokenizer */ }
+//!         Event::PromptToken { .. } => { /* if asked for */ }
 //!         Event::Finished { reason, usage } => { /* why, and what it took */ }
 //!     }
 //! }
@@ -54,7 +55,7 @@ pub use config::{
     ConfigError, EngineConfig, Limits, ModelShape, PrefixReuse, comfortable_pages, minimum_pages,
 };
 pub use core::{
-    Constraint, ConstraintSource, Counts, FinishReason, Media, MediaAttention, MissReason,
+    Constraint, ConstraintSource, Counts, FinishReason, LaneId, Media, MediaAttention, MissReason,
     PageCounts, Rejected, Request, RequestId, Stats,
 };
 pub use events::{Cancel, EngineError, Event, Sink, TokenStream, Usage};

@@ -126,6 +126,14 @@ impl Shared {
         }
     }
 
+    /// Hands on what comes before the answer. `Break` if nobody wants it.
+    pub(crate) fn push(&self, id: RequestId, event: Event) -> ControlFlow<()> {
+        match lock(&self.clients).get_mut(&id) {
+            Some(client) => client.sink.send(Ok(event)),
+            None => ControlFlow::Break(()),
+        }
+    }
+
     /// Hands on a token. `Break` if nobody wants it.
     pub(crate) fn token(&self, id: RequestId, event: Event, now: Instant) -> ControlFlow<()> {
         match lock(&self.clients).get_mut(&id) {

@@ -5,6 +5,8 @@
 
 use std::{
     any::Any,
+    cmp::Reverse,
+    collections::BinaryHeap,
     ops::ControlFlow,
     panic::{self, AssertUnwindSafe},
     sync::{
@@ -66,6 +68,7 @@ pub(crate) fn run(
             pipeline: Pipeline::new(Scheduler::new(limits), executor),
             shared,
             inbox,
+            deadlines: BinaryHeap::new(),
         };
         worker.observe();
         if ready.send(Ok(())).is_ok() {
@@ -87,6 +90,8 @@ struct Worker {
     pipeline: Pipeline<Box<dyn Executor>>,
     shared: Arc<Shared>,
     inbox: Receiver<Command>,
+    /// Of requests whose time is limited, the nearest first. Those that have ended before stay until then.
+    deadlines: BinaryHeap<Reverse<(Instant, RequestId)>>,
 }
 
 impl Worker {
@@ -113,7 +118,19 @@ impl Worker {
         while let Ok(command) = self.inbox.try_recv() {
             self.obey(command)?;
         }
+        self.expire();
         ControlFlow::Continue(())
+    }
+
+    /// Ends the requests whose time is up.
+    fn expire(&mut self) {
+        while let Some(Reverse((when, id))) = self.deadlines.peek().copied() {
+            if when > Instant::now() {
+                return;
+            }
+            self.deadlines.pop();
+            self.pipeline.scheduler().expire(id);
+        }
     }
 
     fn obey(&mut self, command: Command) -> ControlFlow<()> {
@@ -131,6 +148,10 @@ impl Worker {
             request,
             client,
         } = submission;
+        if let Some(limit) = request.deadline {
+            let when = client.submitted + limit;
+            self.deadlines.push(Reverse((when, id)));
+        }
         self.shared.add(id, client);
         let scheduler = self.pipeline.scheduler();
         scheduler
@@ -201,6 +222,23 @@ impl Worker {
                         top: Vec::new(),
                     };
                     if self.shared.token(id, event, now).is_break() {
+                        unwanted.push(id);
+                    }
+                }
+                Update::PromptToken { id, position, row } => {
+                    let RowResult {
+                        token,
+                        logprob,
+                        top,
+                        ..
+                    } = std::mem::take(&mut outputs.rows[row]);
+                    let event = Event::PromptToken {
+                        id: token,
+                        position,
+                        logprob,
+                        top,
+                    };
+                    if self.shared.push(id, event).is_break() {
                         unwanted.push(id);
                     }
                 }

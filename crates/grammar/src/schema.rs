@@ -204,6 +204,51 @@ pub(crate) enum Mode {
     Lenient,
 }
 
+/// Keywords beside which an object's own list of properties is not the whole list.
+const MORE_PROPERTIES: [&str; 7] = [
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+];
+
+/// Objects that list their properties have no others, unless the schema speaks of others: a model that may always add one more
+/// often does, and what it adds is never asked for. Whatever fits the closed schema fits the open one. Schemas that are joined by
+/// `allOf` stay as they are: closed, they would exclude each other.
+fn close(schema: &mut Value) {
+    let mut joins = false;
+    walk(schema, &Path::Root, &mut |map, _| {
+        joins |= map.contains_key("allOf");
+    });
+    if !joins {
+        close_each(schema);
+    }
+}
+
+fn close_each(schema: &mut Value) {
+    let Value::Object(map) = schema else { return };
+    let lists = matches!(map.get("properties"), Some(Value::Object(p)) if !p.is_empty());
+    if lists && !MORE_PROPERTIES.iter().any(|k| map.contains_key(*k)) {
+        map.insert("additionalProperties".to_owned(), Value::Bool(false));
+    }
+    for (keyword, value) in map {
+        let keyword = keyword.as_str();
+        match value {
+            Value::Object(_) if SCHEMA_KEYWORDS.contains(&keyword) => close_each(value),
+            Value::Array(list) if LIST_KEYWORDS.contains(&keyword) => {
+                list.iter_mut().for_each(close_each);
+            }
+            Value::Object(schemas) if MAP_KEYWORDS.contains(&keyword) => {
+                schemas.values_mut().for_each(close_each);
+            }
+            _ => {}
+        }
+    }
+}
+
 /// The schema with settings for the compiler: one space after `,` and `:` and none elsewhere, so that most separators are forced,
 /// unless the schema has settings of its own.
 pub(crate) fn with_separators(schema: &Value) -> Value {
@@ -211,6 +256,7 @@ pub(crate) fn with_separators(schema: &Value) -> Value {
         Value::Bool(true) => json!({}),
         other => other.clone(),
     };
+    close(&mut schema);
     if let Value::Object(map) = &mut schema {
         map.entry("x-guidance").or_insert_with(
             || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
@@ -318,6 +364,43 @@ mod tests {
         };
         assert_eq!(path, "#/items");
         assert!(reason.contains("https://example.org/schema"));
+    }
+
+    #[test]
+    fn objects_are_closed_unless_the_schema_speaks_of_more() {
+        let closed = |mut schema: Value| {
+            close(&mut schema);
+            schema
+        };
+        let inner = json!({"type": "object", "properties": {"x": {}}});
+        let schema = closed(json!({
+            "properties": {"a": inner, "b": {"items": inner}, "c": {"type": "object"}},
+            "$defs": {"d": {"anyOf": [inner, {"properties": {"y": {}}, "additionalProperties": true}]}},
+        }));
+        assert_eq!(schema["additionalProperties"], false);
+        for path in ["/properties/a", "/properties/b/items", "/$defs/d/anyOf/0"] {
+            assert_eq!(
+                schema.pointer(path).unwrap()["additionalProperties"],
+                false,
+                "{path}"
+            );
+        }
+        assert!(
+            schema["properties"]["c"]
+                .get("additionalProperties")
+                .is_none()
+        );
+        assert_eq!(
+            schema["$defs"]["d"]["anyOf"][1]["additionalProperties"],
+            true
+        );
+        for open in [
+            json!({"properties": {"x": {}}, "patternProperties": {"^y": {}}}),
+            json!({"allOf": [inner, {"properties": {"z": {}}}]}),
+            json!({"properties": {"x": {}}, "anyOf": [{"required": ["x"]}]}),
+        ] {
+            assert_eq!(closed(open.clone()), open);
+        }
     }
 
     #[test]

@@ -210,7 +210,7 @@ fn check_run(run: &Run<'_>, plan: &Plan, options: &CompileOptions) -> Result<(),
         };
         let held = *options.pages.get(group);
         let seen = table.get(first..pages);
-        if seen.is_none_or(|seen| seen.iter().any(|p| p.0 as usize >= held)) && first < pages {
+        if first < pages && seen.is_none_or(|seen| !are_held(seen, held)) {
             return wrong(format!(
                 "{group:?} pages {first}..{pages} of a run at position {} are not all among the {held} held",
                 run.position
@@ -218,4 +218,11 @@ fn check_run(run: &Run<'_>, plan: &Plan, options: &CompileOptions) -> Result<(),
         }
     }
     Ok(())
+}
+
+/// Whether all of these are among the pages held. Looks at all of them: a loop without a way out takes several entries at a time.
+fn are_held(pages: &[PageId], held: usize) -> bool {
+    let held = u32::try_from(held).unwrap_or(u32::MAX);
+    let is_beyond = |page: &PageId| u32::from(page.0 >= held);
+    pages.iter().fold(0, |any, page| any | is_beyond(page)) == 0
 }

@@ -7,10 +7,10 @@ use std::{
 };
 
 use carat_engine::{
-    Cancel, EngineError, EngineHandle, Event, Usage,
+    Cancel, EngineError, EngineHandle, Event, RequestId, Usage,
     chat::{AnswerReader, ChatEvent, ChatFinish, Prepared, Token},
 };
-use carat_text::{Part, ToolCall, parts::InvalidCall};
+use carat_text::{Part, TokenId, ToolCall, parts::InvalidCall};
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     time::timeout,
@@ -49,6 +49,8 @@ pub(crate) struct Finished {
     pub(crate) usage: Usage,
     /// Of the generated tokens, those of thoughts.
     pub(crate) thinking_tokens: usize,
+    /// What the model says of each token of the prompt but the first, if asked for.
+    pub(crate) prompt: Vec<Token>,
 }
 
 type Sent = (usize, Result<Event, EngineError>);
@@ -73,6 +75,8 @@ struct Choice {
     cancel: Cancel,
     is_open: bool,
     wants_tokens: bool,
+    /// What the model says of the prompt, if asked for.
+    prompt: Vec<Token>,
     /// Tokens that have not shown up as text yet.
     pending: Vec<Token>,
     pending_count: usize,
@@ -104,16 +108,37 @@ impl Answer {
                 .unwrap_or(0),
             call_prefix,
         };
-        for (n, Prepared { request, reader }) in prepared.into_iter().enumerate() {
+        let mut before: Option<(Arc<[TokenId]>, RequestId)> = None;
+        for (
+            n,
+            Prepared {
+                mut request,
+                reader,
+            },
+        ) in prepared.into_iter().enumerate()
+        {
+            // Several answers to one prompt wait for the first of them to compute it.
+            match &before {
+                Some((prompt, first)) if **prompt == *request.prompt => {
+                    request.after = Some(*first);
+                }
+                _ => before = None,
+            }
+            let prompt: Option<Arc<[TokenId]>> =
+                before.is_none().then(|| request.prompt.as_slice().into());
             let wants_tokens = request.logprobs.is_some();
             let sink = sink(n, sender.clone(), Arc::clone(metrics), arrived);
             let cancel = engine.submit_to(request, Box::new(sink))?;
+            if let Some(prompt) = prompt {
+                before = Some((prompt, cancel.id()));
+            }
             answer.open += 1;
             answer.choices.push(Choice {
                 reader,
                 cancel,
                 is_open: true,
                 wants_tokens,
+                prompt: Vec::new(),
                 pending: Vec::new(),
                 pending_count: 0,
                 thinking_tokens: 0,
@@ -183,6 +208,7 @@ impl Answer {
         choice.reader.read(event, &mut read);
         for event in read {
             match event {
+                ChatEvent::PromptToken(token) => choice.prompt.push(token),
                 ChatEvent::Token(token) => choice.token(token),
                 ChatEvent::Part(part) => {
                     outputs.push((n, choice.part(part, self.call_prefix, &self.metrics)));
@@ -192,7 +218,20 @@ impl Answer {
                     self.open -= 1;
                     let finished = choice.finish(reason, usage);
                     observe(&self.metrics, &finished, self.started);
-                    outputs.push((n, Output::Finished(finished)));
+                    let nothing_came = finished.usage.counts.generated_tokens == 0;
+                    outputs.push((
+                        n,
+                        match reason {
+                            ChatFinish::Deadline if nothing_came => {
+                                self.metrics.rejected("timeout");
+                                Output::Failed(ApiError::new(
+                                    Kind::QueueTimeout,
+                                    "the request's time was up before its first token",
+                                ))
+                            }
+                            _ => Output::Finished(finished),
+                        },
+                    ));
                 }
             }
         }
@@ -257,6 +296,7 @@ impl Choice {
             stop: self.reader.stop_string().map(str::to_owned),
             usage,
             thinking_tokens: self.thinking_tokens,
+            prompt: std::mem::take(&mut self.prompt),
         }
     }
 }
@@ -291,6 +331,7 @@ fn observe(metrics: &Metrics, finished: &Finished, started: Instant) {
         ChatFinish::Length => "length",
         ChatFinish::ToolCalls => "tool_calls",
         ChatFinish::Cancelled => "abort",
+        ChatFinish::Deadline => "deadline",
     });
     metrics.request.time(started.elapsed());
     metrics.queue.time(usage.queue);

@@ -2,14 +2,14 @@
 
 use std::{
     sync::{
-        Arc, Mutex, OnceLock, PoisonError, RwLock,
+        Arc, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use carat_engine::{
-    EngineError, Rejected,
+    EngineError, LaneId, Rejected,
     chat::{Chat, Generation, Prepared},
 };
 use carat_grammar::{Answer as Shape, Grammars, Start, Thinking, Tools};
@@ -20,8 +20,9 @@ use tokio::sync::Semaphore;
 use crate::{
     answer::Answer,
     ask::{Ask, Prompt, Text},
-    config::Config,
+    config::{Config, Lanes},
     error::{ApiError, Kind, too_long},
+    http::Call,
     metrics::Metrics,
 };
 
@@ -102,14 +103,8 @@ pub struct App {
     draining: AtomicBool,
     /// Rendering, encoding and compiling of schemas: as many at a time as there are cores.
     permits: Semaphore,
-    /// When tokens last were generated at what rate, for `Retry-After`.
-    rate: Mutex<Rate>,
-}
-
-#[derive(Default)]
-struct Rate {
-    since: Option<(Instant, u64)>,
-    tokens_per_second: f64,
+    /// Prompts that are only counted: few at a time, so that they never crowd out those to be answered.
+    pub(crate) counting: Semaphore,
 }
 
 impl App {
@@ -122,7 +117,7 @@ impl App {
             status: RwLock::new(Status::Loading),
             draining: AtomicBool::new(false),
             permits: Semaphore::new(cores),
-            rate: Mutex::default(),
+            counting: Semaphore::new(4),
         })
     }
 
@@ -231,8 +226,8 @@ impl App {
     pub(crate) async fn answer(
         &self,
         served: &Arc<Served>,
-        ask: Ask,
-        arrived: Instant,
+        mut ask: Ask,
+        call: &Call,
         call_prefix: &'static str,
     ) -> Result<(Answer, Notes), ApiError> {
         if self.is_draining() {
@@ -242,13 +237,26 @@ impl App {
             ));
         }
         ask.check()?;
+        // Whoever has a key of his own shares nothing with others: neither his turn nor what tells of his prompts.
+        let lane = match self.config.lanes {
+            Lanes::Key => call.key.clone(),
+            Lanes::User => ask.user.take().or_else(|| call.key.clone()),
+        };
+        if ask.cache_salt.is_none() && self.config.keys.len() > 1 && !self.config.share_prefixes {
+            ask.cache_salt.clone_from(&call.key);
+        }
         let its = Arc::clone(served);
         let tool_grammar = self.config.tool_grammar;
-        let (prepared, notes) = self
+        let deadline = self.deadline(call)?;
+        let (mut prepared, notes) = self
             .compute(move || prepare(&its, &ask, tool_grammar))
             .await??;
+        for one in &mut prepared {
+            one.request.lane = lane.as_deref().map(lane_id);
+            one.request.deadline = deadline;
+        }
         let engine = served.model.chat.engine();
-        let started = Answer::start(engine, prepared, &self.metrics, arrived, call_prefix);
+        let started = Answer::start(engine, prepared, &self.metrics, call.arrived, call_prefix);
         let answer = started.map_err(|mut error| {
             match error.kind {
                 Kind::QueueFull => {
@@ -263,24 +271,37 @@ impl App {
         Ok((answer, notes))
     }
 
-    /// How long until there is room: what waits, at the rate tokens have come lately.
+    /// What the operator allows, or a proxy in front of us, whichever is less.
+    fn deadline(&self, call: &Call) -> Result<Option<Duration>, ApiError> {
+        let most = self.config.request_timeout;
+        let Some(header) = call.parts.headers.get("x-request-timeout") else {
+            return Ok(most);
+        };
+        let seconds = header
+            .to_str()
+            .ok()
+            .and_then(|text| text.parse::<f64>().ok());
+        let asked = seconds
+            .filter(|s| *s > 0.0)
+            .and_then(|s| Duration::try_from_secs_f64(s).ok())
+            .ok_or_else(|| {
+                ApiError::invalid(
+                    "x-request-timeout",
+                    "x-request-timeout is a number of seconds above 0",
+                )
+            })?;
+        Ok(Some(most.map_or(asked, |most| most.min(asked))))
+    }
+
+    /// How long until there is room: what waits, at the pace that tokens have come at.
     fn wait_estimate(&self, served: &Served) -> Duration {
-        let snapshot = served.model.chat.engine().snapshot();
-        let mut rate = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
-        let (now, tokens) = (Instant::now(), snapshot.totals.generated_tokens);
-        match rate.since {
-            Some((since, before)) if now - since >= Duration::from_secs(1) => {
-                let seconds = (now - since).as_secs_f64();
-                rate.tokens_per_second = (tokens - before) as f64 / seconds;
-                rate.since = Some((now, tokens));
-            }
-            None => rate.since = Some((now, tokens)),
-            _ => {}
-        }
         // An answer is taken to be this long where nobody knows.
         const USUAL_TOKENS: f64 = 128.0;
-        let waiting = snapshot.stats.waiting as f64 * USUAL_TOKENS;
-        let seconds = waiting / rate.tokens_per_second.max(1.0);
+        let engine = served.model.chat.engine();
+        let stats = engine.snapshot().stats;
+        let side_by_side = engine.limits().config().max_sequences as f64;
+        let gap = self.metrics.inter_token.mean().unwrap_or(0.0);
+        let seconds = (stats.waiting + 1) as f64 / side_by_side * USUAL_TOKENS * gap;
         Duration::from_secs_f64(seconds.clamp(1.0, 60.0))
     }
 }
@@ -367,6 +388,7 @@ fn prepare(
     }
     for one in &mut prepared {
         one.request.cache_salt = ask.cache_salt.as_deref().map(salt);
+        one.request.prompt_logprobs = ask.prompt_logprobs;
         limits
             .check(&one.request)
             .map_err(|rejected: Rejected| ApiError::from(rejected))?;
@@ -400,6 +422,12 @@ fn constrain(
         notes.ignored.extend(compiled.ignored);
     }
     Ok(())
+}
+
+/// The lane of somebody's requests.
+fn lane_id(name: &str) -> LaneId {
+    let [a, b, c, d, e, f, g, h, ..] = salt(name);
+    LaneId(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
 }
 
 /// Sixteen bytes of a tenant's name.

@@ -31,6 +31,8 @@ pub(crate) struct Ask {
     pub(crate) stop: Vec<String>,
     /// Report log-probabilities, and those of this many of the likeliest.
     pub(crate) logprobs: Option<usize>,
+    /// The same of the prompt.
+    pub(crate) prompt_logprobs: Option<usize>,
     pub(crate) ignore_eos: bool,
     pub(crate) format: Option<Format>,
     pub(crate) tool_choice: ToolChoice,
@@ -65,6 +67,7 @@ impl Ask {
             max_tokens: None,
             stop: Vec::new(),
             logprobs: None,
+            prompt_logprobs: None,
             ignore_eos: false,
             format: None,
             tool_choice: ToolChoice::Auto,

@@ -7,6 +7,10 @@ use subtle::ConstantTimeEq;
 
 /// Of a server. [`Config::default`] serves this machine alone, without keys.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "switches of an operator, one flag each"
+)]
 pub struct Config {
     /// Who may ask; everybody who reaches the server where there is none.
     pub keys: Vec<Key>,
@@ -16,6 +20,10 @@ pub struct Config {
     pub allowed_hosts: Vec<String>,
     /// Web pages of other origins that may ask.
     pub cors_origins: Vec<String>,
+    /// Who takes turns.
+    pub lanes: Lanes,
+    /// Whether those with different keys continue from each other's prompts: faster, but timing then tells what others asked.
+    pub share_prefixes: bool,
     /// Whether a request for another model is refused.
     pub strict_model: bool,
     /// Whether tool calls are held to their schemas while they are generated.
@@ -49,6 +57,8 @@ impl Default for Config {
             bound: None,
             allowed_hosts: Vec::new(),
             cors_origins: Vec::new(),
+            lanes: Lanes::Key,
+            share_prefixes: false,
             strict_model: false,
             tool_grammar: true,
             metrics_prefix: "carat:".to_owned(),
@@ -63,6 +73,16 @@ impl Default for Config {
             drain: Duration::from_secs(30),
         }
     }
+}
+
+/// By what requests are sorted into lanes, which are served in turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lanes {
+    /// The key they came with.
+    #[default]
+    Key,
+    /// The user they say they are from, else the key.
+    User,
 }
 
 /// Somebody who may ask. The key itself is not kept.

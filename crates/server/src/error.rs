@@ -5,7 +5,7 @@ use std::time::Duration;
 use carat_engine::{EngineError, Rejected, chat::ChatError};
 use carat_text::TextError;
 use http::{HeaderValue, Response, StatusCode, header};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::body::Body;
 
@@ -41,6 +41,7 @@ pub(crate) enum Kind {
     UnknownRoute,
     UnknownModel,
     WrongMethod,
+    HeadTooLarge,
     BodyTooLarge,
     MediaType,
     QueueFull,
@@ -61,6 +62,7 @@ impl Kind {
             Kind::Forbidden => StatusCode::FORBIDDEN,
             Kind::UnknownRoute | Kind::UnknownModel => StatusCode::NOT_FOUND,
             Kind::WrongMethod => StatusCode::METHOD_NOT_ALLOWED,
+            Kind::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             // Anthropic's own status for it, which its clients retry.
@@ -85,7 +87,7 @@ impl Kind {
             Kind::Forbidden => ("permission_error", None),
             Kind::UnknownRoute => ("not_found_error", None),
             Kind::UnknownModel => ("not_found_error", Some("model_not_found")),
-            Kind::WrongMethod | Kind::MediaType => (invalid, None),
+            Kind::WrongMethod | Kind::MediaType | Kind::HeadTooLarge => (invalid, None),
             Kind::BodyTooLarge => (invalid, Some("body_too_large")),
             Kind::QueueFull => ("rate_limit_error", Some("queue_full")),
             Kind::Loading => ("unavailable_error", Some("model_loading")),
@@ -106,7 +108,7 @@ impl Kind {
             Kind::WrongKey => "authentication_error",
             Kind::Forbidden => "permission_error",
             Kind::UnknownRoute | Kind::UnknownModel => "not_found_error",
-            Kind::BodyTooLarge => "request_too_large",
+            Kind::HeadTooLarge | Kind::BodyTooLarge => "request_too_large",
             Kind::QueueFull => "overloaded_error",
             Kind::Loading
             | Kind::Draining
@@ -126,7 +128,7 @@ pub(crate) struct ApiError {
     pub(crate) param: Option<String>,
     pub(crate) retry_after: Option<Duration>,
     /// More fields of OpenAI's object.
-    pub(crate) extra: Map<String, Value>,
+    pub(crate) extra: Vec<(&'static str, Value)>,
 }
 
 impl ApiError {
@@ -140,7 +142,7 @@ impl ApiError {
             message: message.into(),
             param: None,
             retry_after: waits.then(|| Duration::from_secs(1)),
-            extra: Map::new(),
+            extra: Vec::new(),
         }
     }
 
@@ -164,16 +166,30 @@ impl ApiError {
                     "code": code,
                 });
                 if let Value::Object(error) = &mut error {
-                    error.extend(self.extra.clone());
+                    let extra = self.extra.iter().cloned();
+                    error.extend(extra.map(|(key, value)| (key.to_owned(), value)));
                 }
                 json!({ "error": error })
             }
             Dialect::Anthropic => json!({
                 "type": "error",
-                "error": { "type": self.kind.anthropic(), "message": self.message },
+                "error": { "type": self.kind.anthropic(), "message": self.located() },
                 "request_id": request_id,
             }),
-            Dialect::Ollama => json!({ "error": self.message }),
+            Dialect::Ollama => json!({ "error": self.located() }),
+        }
+    }
+
+    /// The message, with the place in the request for dialects that have no field for it.
+    fn located(&self) -> String {
+        match &self.param {
+            Some(param)
+                if matches!(self.kind, Kind::InvalidValue | Kind::UnsupportedSchema)
+                    && !self.message.contains(param.as_str()) =>
+            {
+                format!("{param}: {}", self.message)
+            }
+            _ => self.message.clone(),
         }
     }
 
@@ -199,11 +215,11 @@ impl ApiError {
 
 /// A prompt that leaves no room. The words "maximum context length" and "prompt is too long" are what clients look for.
 pub(crate) fn too_long(prompt: usize, context: usize) -> ApiError {
-    let mut extra = Map::new();
-    extra.insert("n_prompt_tokens".to_owned(), prompt.into());
-    extra.insert("n_ctx".to_owned(), context.into());
     ApiError {
-        extra,
+        extra: vec![
+            ("n_prompt_tokens", prompt.into()),
+            ("n_ctx", context.into()),
+        ],
         param: Some("messages".to_owned()),
         ..ApiError::new(
             Kind::ContextLength,

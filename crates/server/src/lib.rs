@@ -21,9 +21,11 @@ mod ids;
 mod metrics;
 mod routes;
 mod stream;
+#[cfg(test)]
+mod testing;
 
 pub use accept::serve;
 pub use app::{App, Model, ModelInfo};
 pub use body::Body;
-pub use config::{Config, Key};
+pub use config::{Config, Key, Lanes};
 pub use http::handle;

@@ -56,6 +56,14 @@ impl Histogram {
         self.sum.fetch_add(millionths, Ordering::Relaxed);
     }
 
+    /// `None` if nothing was counted.
+    pub(crate) fn mean(&self) -> Option<f64> {
+        let counts = self.counts.iter().map(|c| c.load(Ordering::Relaxed));
+        let count: u64 = counts.sum();
+        let sum = self.sum.load(Ordering::Relaxed) as f64 / 1e6;
+        (count > 0).then(|| sum / count as f64)
+    }
+
     pub(crate) fn time(&self, took: Duration) {
         self.add(took.as_secs_f64());
     }
@@ -108,8 +116,8 @@ impl<const N: usize> Family<N> {
 }
 
 /// Statuses that are counted one by one; all others count as 0.
-const STATUSES: [u16; 17] = [
-    0, 200, 204, 304, 400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 501, 503, 529,
+const STATUSES: [u16; 18] = [
+    0, 200, 204, 304, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 501, 503, 529,
 ];
 
 /// Everything that is counted.
@@ -124,7 +132,7 @@ pub(crate) struct Metrics {
     pub(crate) generated_tokens: Histogram,
     finished: Family<6>,
     rejected: Family<4>,
-    missed: Family<6>,
+    missed: Family<7>,
     http: Box<[[AtomicU64; STATUSES.len()]]>,
     pub(crate) streams_open: AtomicI64,
     pub(crate) disconnects: AtomicU64,
@@ -160,6 +168,7 @@ impl Metrics {
                 "no_match",
                 "diverged",
                 "sliding_evicted",
+                "logprobs",
                 "other",
             ]),
             http: (0..=ROUTES.len())
@@ -190,34 +199,7 @@ impl Metrics {
         self.http[route][at.unwrap_or(0)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The page at `/metrics`.
-    pub(crate) fn page(&self, facts: &Facts<'_>) -> String {
-        let mut out = Page {
-            text: String::with_capacity(16 << 10),
-            prefix: facts.prefix.to_owned(),
-            model: facts.model.to_owned(),
-        };
-        if let Some(snapshot) = facts.snapshot {
-            engine(&mut out, snapshot);
-        }
-        self.finished.write(
-            &mut out,
-            "request_success_total",
-            "finished_reason",
-            "Requests by how they ended.",
-        );
-        self.rejected.write(
-            &mut out,
-            "admission_rejections_total",
-            "reason",
-            "Requests that were turned away.",
-        );
-        self.missed.write(
-            &mut out,
-            "prefix_cache_miss_total",
-            "reason",
-            "Requests by why no more of their prompt was cached.",
-        );
+    fn histograms(&self, out: &mut Page) {
         let histograms: [(&Histogram, &str, &str); 8] = [
             (
                 &self.first_token,
@@ -261,8 +243,11 @@ impl Metrics {
             ),
         ];
         for (histogram, name, help) in histograms {
-            histogram.write(&mut out, name, help);
+            histogram.write(out, name, help);
         }
+    }
+
+    fn http(&self, out: &mut Page) {
         out.head("http_requests_total", "counter", "Answers by route.");
         let names = ROUTES.iter().map(|route| route.path).chain(["other"]);
         for (name, counts) in names.zip(&self.http) {
@@ -274,6 +259,38 @@ impl Metrics {
                 }
             }
         }
+    }
+
+    /// The page at `/metrics`.
+    pub(crate) fn page(&self, facts: &Facts<'_>) -> String {
+        let mut out = Page {
+            text: String::with_capacity(16 << 10),
+            prefix: facts.prefix.to_owned(),
+            model: facts.model.to_owned(),
+        };
+        if let Some(snapshot) = facts.snapshot {
+            engine(&mut out, snapshot);
+        }
+        self.finished.write(
+            &mut out,
+            "request_success_total",
+            "finished_reason",
+            "Requests by how they ended.",
+        );
+        self.rejected.write(
+            &mut out,
+            "admission_rejections_total",
+            "reason",
+            "Requests that were turned away.",
+        );
+        self.missed.write(
+            &mut out,
+            "prefix_cache_miss_total",
+            "reason",
+            "Requests by why no more of their prompt was cached.",
+        );
+        self.histograms(&mut out);
+        self.http(&mut out);
         let open = self.streams_open.load(Ordering::Relaxed);
         out.gauge("http_streams_open", "Answers being streamed.", open);
         let counters: [(&AtomicU64, &str, &str); 3] = [
@@ -415,6 +432,7 @@ pub(crate) fn miss_name(miss: MissReason) -> &'static str {
         MissReason::NoMatch => "no_match",
         MissReason::Diverged => "diverged",
         MissReason::SlidingEvicted => "sliding_evicted",
+        MissReason::Logprobs => "logprobs",
         MissReason::MediaCut => "other",
     }
 }

@@ -169,6 +169,21 @@ pub(crate) fn comment(out: &mut Vec<u8>) {
     out.extend_from_slice(b": ping\n\n");
 }
 
+/// Waits for the end of an answer that adds up inside its encoder. Nothing of what it writes is kept.
+pub(crate) async fn drive<E: Encoder>(mut answer: Answer, encoder: &mut E) -> Result<(), ApiError> {
+    let mut unread = Vec::new();
+    while let Some(outputs) = answer.next().await {
+        for (choice, output) in outputs {
+            if let Output::Failed(error) = output {
+                return Err(error);
+            }
+            encoder.output(choice, output, &mut unread);
+            unread.clear();
+        }
+    }
+    Ok(())
+}
+
 /// The whole answer of a choice.
 #[derive(Clone, Debug)]
 pub(crate) struct Collected {

@@ -8,5 +8,6 @@ pub(crate) mod kernels;
 pub(crate) mod list;
 pub(crate) mod pull;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod synth;
 pub(crate) mod tokenize;

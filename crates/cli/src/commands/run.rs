@@ -147,6 +147,7 @@ fn report(session: &Session, answer: &Answer) -> serde_json::Value {
             ChatFinish::Length => "length",
             ChatFinish::ToolCalls => "tool_calls",
             ChatFinish::Cancelled => "cancelled",
+            ChatFinish::Deadline => "deadline",
         });
     let tokenizer = session.chat.tokenizer();
     let logprobs = session.generation.logprobs.map(|_| {

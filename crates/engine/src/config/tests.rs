@@ -1,3 +1,7 @@
+use carat_gguf::QuantType;
+use carat_model::gemma4;
+use carat_testkit::tiny::{Tiny, Variant};
+
 use super::*;
 use crate::core::testing::{VOCAB, request, roomy, shape, text};
 
@@ -77,4 +81,94 @@ fn unusable_requests_are_rejected() {
     let mut hot = request([1], 1);
     hot.sampling.temperature = -1.0;
     assert!(matches!(rejected(hot), Rejected::BadSampling(_)));
+}
+
+#[test]
+fn more_than_is_reported_or_looked_at_is_rejected_with_value_and_limit() {
+    let limits = limits(None);
+    let check = |change: &dyn Fn(&mut Request)| {
+        let mut asked = request([1], 1);
+        change(&mut asked);
+        limits
+            .check(&asked)
+            .map_err(|rejected| rejected.to_string())
+    };
+    let rejected = |change: &dyn Fn(&mut Request)| check(change).unwrap_err();
+    let logprobs =
+        "log-probabilities of 21 tokens in each place; at most 20 are reported, ask for fewer";
+    assert_eq!(rejected(&|r| r.logprobs = Some(21)), logprobs);
+    assert_eq!(rejected(&|r| r.prompt_logprobs = Some(21)), logprobs);
+    assert!(check(&|r| (r.logprobs, r.prompt_logprobs) = (Some(20), Some(20))).is_ok());
+
+    let numbers = |count| move |r: &mut Request| r.sampling.logit_bias = vec![(1, -100.0); count];
+    let forbidding =
+        |count| move |r: &mut Request| r.sampling.logit_bias = vec![(1, f32::NEG_INFINITY); count];
+    assert_eq!(
+        rejected(&numbers(1025)),
+        "biases of 1025 tokens; at most 1024 are taken, give fewer or a constraint"
+    );
+    assert!(check(&numbers(1024)).is_ok());
+    assert!(check(&forbidding(VOCAB)).is_ok());
+    assert!(check(&forbidding(VOCAB + 1)).is_err());
+    assert_eq!(
+        rejected(&|r| r.sampling.logit_bias = vec![(2, 0.0), (3, 100.5)]),
+        "the bias of token 3 is 100.5; it must be within -100 and 100, or -inf to forbid the token"
+    );
+
+    assert_eq!(
+        rejected(&|r| r.sampling.penalty_window = 65_537),
+        "a penalty window of 65537 tokens; at most 65536 are looked at, give a smaller window"
+    );
+    assert!(check(&|r| r.sampling.penalty_window = 65_536).is_ok());
+    assert_eq!(
+        rejected(&|r| r.stop_tokens = vec![1; 257]),
+        "257 stop tokens; at most 256 are looked for, give fewer"
+    );
+    assert!(check(&|r| r.stop_tokens = vec![1; 256]).is_ok());
+}
+
+#[test]
+fn chunks_get_shorter_as_attention_takes_over() {
+    let (mut config, mut shape) = roomy(None);
+    // What the 12B model comes to.
+    shape.even_depth = Some(105_000);
+    config.max_rows = 2048;
+    let rows = |depth| {
+        let limits = Limits::new(config.clone(), shape).unwrap();
+        limits.chunk_rows(depth)
+    };
+    assert_eq!(
+        [0, 32_768, 95_000, 262_144].map(rows),
+        [2048, 1536, 1024, 512]
+    );
+    for depth in (0..300_000).step_by(1000) {
+        let time = rows(depth) as f64 * (105_000 + depth) as f64 / (2048.0 * 105_000.0);
+        assert!((0.75..=1.25).contains(&time), "{time} at {depth}");
+    }
+    assert_eq!(rows(10_000_000), 256, "the fewest");
+    config.max_rows = 100;
+    let small = Limits::new(config, shape).unwrap();
+    assert_eq!(small.chunk_rows(1 << 30), 100);
+}
+
+#[test]
+fn attention_costs_as_much_as_the_rest_at_the_even_depth() {
+    let model = Tiny::new(Variant::E2b, QuantType::F32).model();
+    let plan = gemma4::plan(&model);
+    let even = ModelShape::with_costs(&plan, &model.weights).even_depth;
+    let even = even.expect("it attends to everything");
+    let cost = |depth| {
+        let row = BatchShape {
+            rows: 1,
+            sampled: 0,
+            depth,
+            kv: KvType::default(),
+        };
+        cost::of(&plan, &model.weights, row).multiply_adds as f64
+    };
+    let (window, far) = (1 << 16, 1 << 17);
+    let per_position = (cost(far) - cost(window)) / f64::from(far as u32 - window as u32);
+    let rest = cost(window) - per_position * f64::from(window as u32);
+    let ratio = per_position * even as f64 / rest;
+    assert!((0.9..=1.1).contains(&ratio), "{ratio} at {even}");
 }

@@ -1,8 +1,9 @@
 //! Thousands of random serving histories, each checked after every step.
 //!
-//! Requests that share prefixes, repeat or continue each other, with images, constraints, penalties and drafts, arrive and are
-//! cancelled at random times in configurations that are mostly too small, on executors that look ahead or do not, and that fail in
-//! any of their calls. After each step every page is accounted for ([`Scheduler::audit`](super::Scheduler)); in each step the fake
+//! Requests that share prefixes, repeat or continue each other or wait for siblings, in a few lanes, with images, constraints,
+//! penalties, drafts and log-probabilities of their prompts, arrive, are cancelled and run out of time at random in configurations
+//! that are mostly too small, on executors that look ahead or do not, that refuse batches, and that fail in any of their calls.
+//! After each step every page is accounted for ([`Scheduler::audit`](super::Scheduler)); in each step the fake
 //! model checks every KV entry that any row sees; in the end every answer is what the request gives by itself.
 
 use std::{
@@ -17,7 +18,7 @@ use carat_model::{
 };
 
 use super::{
-    Counts, FinishReason, Media, MediaAttention, MissReason, Pipeline, Request, RequestId,
+    Counts, FinishReason, LaneId, Media, MediaAttention, MissReason, Pipeline, Request, RequestId,
     Scheduler, Update,
     testing::{FakeConstraint, FakeExecutor, Lookahead, Random, alone, image},
 };
@@ -31,8 +32,10 @@ struct Record {
     limit: usize,
     answer: Vec<TokenId>,
     forced: usize,
-    /// How much had been answered when it was cancelled.
-    cancelled_after: Option<usize>,
+    /// Tokens of the prompt that were told of, the first included.
+    told: usize,
+    /// How it is to end, and how much had been answered when that was decided.
+    ended_after: Option<(FinishReason, usize)>,
     end: Option<End>,
 }
 
@@ -49,9 +52,13 @@ struct History {
     /// What prompts begin with.
     documents: Vec<Vec<TokenId>>,
     records: BTreeMap<RequestId, Record>,
+    /// The lowest position that a batch was refused for.
+    refused_from: usize,
     /// Some calls of the executor fail.
     fails: bool,
-    /// Some requests are cancelled.
+    /// Some batches are refused, whoever is in them.
+    refuses: bool,
+    /// Some requests are cancelled, or run out of time.
     cancels: bool,
     /// Some requests have images.
     has_media: bool,
@@ -69,7 +76,11 @@ struct Totals {
     finished: usize,
     stopped: usize,
     cancelled: usize,
+    expired: usize,
     abandoned: usize,
+    refused: usize,
+    siblings: usize,
+    told: usize,
     rejected: usize,
     preemptions: usize,
     cached_tokens: usize,
@@ -88,7 +99,11 @@ impl Totals {
         let at_times = [
             self.stopped,
             self.cancelled,
+            2 * self.expired,
             self.abandoned,
+            self.refused / 4,
+            self.siblings,
+            self.told / PAGE_TOKENS,
             self.rejected,
             self.preemptions,
             self.cached_tokens / PAGE_TOKENS,
@@ -98,7 +113,7 @@ impl Totals {
             self.penalized,
             self.drafts,
             10 * self.dead_ends,
-            20 * self.media_cut,
+            40 * self.media_cut,
         ];
         self.steps > 50 * often
             && self.ahead > 10 * often
@@ -128,6 +143,8 @@ impl History {
         documents.push(random.tokens(PAGE_TOKENS).repeat(random.within(1..=6)));
         History {
             fails: random.one_in(6),
+            refuses: random.one_in(5),
+            refused_from: usize::MAX,
             cancels: random.one_in(3),
             has_media: random.one_in(3),
             constrains: random.one_in(3),
@@ -228,6 +245,9 @@ impl History {
             ignore_eos: long || random.one_in(8),
             logprobs: random.one_in(8).then_some(2),
             drafts: random.one_in(4),
+            lane: random
+                .one_in(2)
+                .then(|| LaneId(random.within(0..=2) as u64)),
             media,
             cache_salt: random.one_in(6).then_some([1; 16]),
             sampling: Sampling {
@@ -244,6 +264,18 @@ impl History {
         }
         if self.has_media && request.media.is_empty() && self.random.one_in(2) {
             self.illustrate(&mut request);
+        }
+        if request.media.is_empty() && self.random.one_in(8) {
+            request.prompt_logprobs = Some(self.random.within(0..=3));
+        }
+        if self.random.one_in(6) {
+            // The same once more, or something else that waits all the same; at times for one that never comes.
+            let last = self.records.len() + 1;
+            let id = RequestId(self.random.within(1..=last) as u64);
+            if let Some(record) = self.records.get(&id).filter(|_| self.random.one_in(2)) {
+                request = record.request.clone();
+            }
+            request.after = Some(id);
         }
         request
     }
@@ -262,21 +294,45 @@ impl History {
             limit,
             answer: Vec::new(),
             forced: 0,
-            cancelled_after: None,
+            told: 1,
+            ended_after: None,
             end: None,
         };
         self.records.insert(id, record);
     }
 
-    fn cancel_one(&mut self) {
+    /// Cancels one, or its time is up.
+    fn end_one(&mut self) {
         if let Some(id) = self.records.keys().copied().max() {
             let id = RequestId(self.random.within(1..=id.0 as usize) as u64);
-            self.pipeline.scheduler().cancel(id);
+            let reason = if self.random.one_in(2) {
+                self.pipeline.scheduler().cancel(id);
+                FinishReason::Cancelled
+            } else {
+                self.pipeline.scheduler().expire(id);
+                FinishReason::Deadline
+            };
             let record = self.records.get_mut(&id).unwrap();
             if record.end.is_none() {
-                record.cancelled_after.get_or_insert(record.answer.len());
+                let answered = record.answer.len();
+                record.ended_after.get_or_insert((reason, answered));
             }
         }
+    }
+
+    /// Changes what the executor refuses.
+    fn change_refusals(&mut self) {
+        let executor = self.pipeline.executor();
+        executor.most_runs = match self.random.within(0..=2) {
+            0 => usize::MAX,
+            _ => self.random.within(1..=3),
+        };
+        let deep = self.random.one_in(8);
+        executor.refused_from = if deep {
+            self.random.within(60..=300)
+        } else {
+            usize::MAX
+        };
     }
 
     /// Proposes what will come, or something else from some token on.
@@ -305,7 +361,12 @@ impl History {
             // The first call that fails is the second from here on at the earliest.
             self.pipeline.executor().fails_in = 1 + self.random.within(1..=4) as u64;
         }
+        if self.refuses && self.random.one_in(10) {
+            self.change_refusals();
+        }
+        let refused_from = self.pipeline.executor().refused_from;
         let worked = self.pipeline.step().unwrap_or_else(|_| {
+            self.refused_from = self.refused_from.min(refused_from);
             self.pipeline.give_up();
             let in_flight = self.pipeline.executor().in_flight();
             assert_eq!(in_flight, 0, "a batch is left in flight");
@@ -321,6 +382,7 @@ impl History {
             let (Update::Started { id }
             | Update::Token { id, .. }
             | Update::Forced { id, .. }
+            | Update::PromptToken { id, .. }
             | Update::Finished { id, .. }
             | Update::Abandoned { id }) = update;
             let record = self.records.get_mut(&id).unwrap();
@@ -328,6 +390,9 @@ impl History {
             match update {
                 Update::Started { .. } => assert!(record.answer.is_empty()),
                 Update::Token { row, .. } => {
+                    let asked = record.request.prompt_logprobs.is_some();
+                    let prompt = record.request.prompt.len();
+                    assert!(!asked || record.told == prompt, "told of too late");
                     let result = &outputs.rows[row];
                     let top = record.request.logprobs.unwrap_or(0);
                     assert_eq!(result.top.len(), top, "the row of another request");
@@ -336,6 +401,19 @@ impl History {
                 Update::Forced { token, .. } => {
                     record.answer.push(token);
                     record.forced += 1;
+                }
+                Update::PromptToken { position, row, .. } => {
+                    let Request {
+                        prompt,
+                        prompt_logprobs,
+                        ..
+                    } = &record.request;
+                    let result = &outputs.rows[row];
+                    assert_eq!(position, record.told, "told of once, in order");
+                    assert_eq!(result.token, prompt[position], "another token");
+                    assert_eq!(Some(result.top.len()), *prompt_logprobs);
+                    assert!(result.logprob.is_some());
+                    record.told += 1;
                 }
                 Update::Finished { reason, counts, .. } => {
                     record.end = Some(End::Finished(reason, counts));
@@ -358,7 +436,7 @@ impl History {
                 }
             }
             if self.cancels && self.random.one_in(40) {
-                self.cancel_one();
+                self.end_one();
             }
             let worked = self.step(totals);
             self.take_updates();
@@ -366,10 +444,13 @@ impl History {
                 break;
             }
             steps += usize::from(worked);
-            // In each step the oldest request, which never loses what it has, advances by at least a position; but for batches
-            // of nobody, of which there is at most one after each end, and failures.
+            // In each step the request started first, which never loses what it has, advances by at least a position; but for
+            // batches of nobody, of which there is at most one after each end, and those that fail or are run in parts.
             let positions: usize = self.records.values().map(|r| r.limit + 1).sum();
-            assert!(self.fails || steps <= positions, "a step without progress");
+            assert!(
+                self.fails || self.refuses || steps <= positions,
+                "a step without progress"
+            );
         }
         totals.steps += steps;
         totals.ahead += self.pipeline.executor().ahead;
@@ -382,23 +463,33 @@ impl History {
         let mut fed = Some(0);
         for (id, record) in &self.records {
             let end = record.end.as_ref().expect("every request ends");
-            if let Some(answered) = record.cancelled_after {
-                assert!(matches!(
-                    end,
-                    End::Abandoned | End::Finished(FinishReason::Cancelled, _)
-                ));
+            if let Some((reason, answered)) = record.ended_after {
+                let as_asked = match end {
+                    End::Abandoned => true,
+                    End::Finished(finish, _) => *finish == reason,
+                };
+                assert!(as_asked, "{id:?} ends otherwise");
                 assert_eq!(record.answer.len(), answered, "{id:?} goes on");
             }
+            totals.told += record.told - 1;
+            totals.siblings += usize::from(record.request.after.is_some());
             let (answer, reason) = alone(&record.request, record.limit, window);
             match *end {
-                End::Finished(FinishReason::Cancelled, _) => {
+                End::Finished(reason @ (FinishReason::Cancelled | FinishReason::Deadline), _) => {
                     fed = None;
-                    totals.cancelled += 1;
+                    totals.cancelled += usize::from(reason == FinishReason::Cancelled);
+                    totals.expired += usize::from(reason == FinishReason::Deadline);
                     assert!(answer.starts_with(&record.answer), "{id:?} went astray");
                 }
                 End::Abandoned => {
                     fed = None;
                     totals.abandoned += 1;
+                    let reached =
+                        record.request.prompt.len() + record.answer.len() + config.max_draft;
+                    assert!(
+                        self.fails || reached > self.refused_from,
+                        "{id:?} is lost, and nobody refused it"
+                    );
                     assert!(answer.starts_with(&record.answer), "{id:?} went astray");
                 }
                 End::Finished(finish, counts) => {
@@ -408,9 +499,9 @@ impl History {
                     assert_eq!(counts.generated_tokens, generated);
                     assert_eq!(counts.prompt_tokens, record.request.prompt.len());
                     assert!(counts.cached_tokens < counts.prompt_tokens);
-                    // A forced token at the end is not fed either, but there may be more of them.
+                    // A forced token at the end is not fed either, but there may be more of them, a stop token last.
                     let exact = counts.preemptions == 0
-                        && record.forced == 0
+                        && record.request.constraint.is_none()
                         && finish != FinishReason::DeadEnd
                         && !record.request.drafts;
                     let rows =
@@ -434,6 +525,7 @@ impl History {
             }
         }
         let executor = self.pipeline.executor();
+        totals.refused += executor.refused;
         assert_eq!(executor.in_flight(), 0, "a batch is left in flight");
         if let Some(fed) = fed.filter(|_| executor.lookahead == Lookahead::Never) {
             assert_eq!(executor.rows, fed, "each token is computed once");

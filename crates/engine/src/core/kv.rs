@@ -39,6 +39,8 @@ pub enum MissReason {
     SlidingEvicted,
     /// What is known ends within an image, which is computed as a whole.
     MediaCut,
+    /// Log-probabilities of the prompt are asked for, which takes every row of it.
+    Logprobs,
 }
 
 /// How much of some tokens is cached.
@@ -51,6 +53,18 @@ pub(crate) struct Found {
     /// Reusable full pages that nobody holds yet: taking them makes as many fewer available.
     pub(crate) unheld: usize,
     pub(crate) miss: Option<MissReason>,
+}
+
+impl Found {
+    /// Nothing, because nobody looked.
+    pub(crate) fn nothing(miss: MissReason) -> Found {
+        Found {
+            reusable: 0,
+            matched: 0,
+            unheld: 0,
+            miss: Some(miss),
+        }
+    }
 }
 
 /// The pages of one sequence.
@@ -125,16 +139,15 @@ impl Kv {
 
     /// The longest cached prefix of `content` that a sequence can continue from.
     pub(crate) fn find(&self, content: Content<'_>) -> Found {
+        if self.reuse == PrefixReuse::Disabled {
+            return Found::nothing(MissReason::Disabled);
+        }
         let mut found = Found {
             reusable: 0,
             matched: 0,
             unheld: 0,
             miss: None,
         };
-        if self.reuse == PrefixReuse::Disabled {
-            found.miss = Some(MissReason::Disabled);
-            return found;
-        }
         let most = content.tokens.len().saturating_sub(1) / PAGE_TOKENS;
         let prefix = Content {
             tokens: &content.tokens[..most * PAGE_TOKENS],
@@ -233,6 +246,19 @@ impl Kv {
                 let page = self.allocate_sliding();
                 table.pages.sliding.push(page);
             }
+        }
+    }
+
+    /// Gives back the pages behind `positions`, which nothing has been computed into.
+    pub(crate) fn shrink(&mut self, table: &mut Table, positions: usize) {
+        let pages = pages_of(positions);
+        while table.pages.full.len() > pages {
+            let page = table.pages.full.pop().expect("there are more");
+            self.pools.full.release(page, Worth::Cold);
+        }
+        while table.pages.sliding.len() > pages {
+            let page = table.pages.sliding.pop().expect("there are more");
+            self.pools.sliding.release(page, Worth::Cold);
         }
     }
 

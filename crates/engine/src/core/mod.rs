@@ -4,10 +4,12 @@
 
 mod constraint;
 mod kv;
+mod masks;
 mod media;
 mod pages;
 mod pipeline;
 mod prefix;
+mod queue;
 mod request;
 mod scheduler;
 mod sequence;
@@ -22,5 +24,5 @@ pub use kv::MissReason;
 pub use media::{Media, MediaAttention};
 pub use pages::PageCounts;
 pub use pipeline::Pipeline;
-pub use request::{Counts, FinishReason, Rejected, Request, RequestId};
-pub use scheduler::{Scheduler, Stats, Update, Work};
+pub use request::{Counts, FinishReason, LaneId, Rejected, Request, RequestId};
+pub use scheduler::{Draws, Scheduler, Stats, StepMemory, Update, Work};

@@ -4,12 +4,15 @@
 //! applied, the later is drawn with all tokens before it known, and the one after it is submitted, fed by what that draw gives.
 //! Only then does the caller hand results on. So the device never waits for the host, and no token waits for a batch that it is
 //! no part of: where the executor does not look ahead, nothing is submitted until results have been handed on.
+//!
+//! A batch that is refused has changed nothing. Its sequences are then run in two halves, one after the other, and those again
+//! if need be: only a sequence that is refused alone is given up. A batch ahead that is refused is planned anew when results are in.
 
 use std::collections::VecDeque;
 
 use carat_model::backend::{BackendError, Executor, Outputs, Ticket};
 
-use super::{Scheduler, Stats};
+use super::{RequestId, Scheduler, Stats};
 
 /// A scheduler and the executor that its steps run on.
 pub struct Pipeline<E> {
@@ -17,6 +20,8 @@ pub struct Pipeline<E> {
     executor: E,
     /// Of batches in flight, the oldest first: at most two.
     tickets: VecDeque<Ticket>,
+    /// Of a refused batch, the sequences of each part that is yet to be run; the next is the last.
+    parts: Vec<Vec<RequestId>>,
     outputs: Outputs,
 }
 
@@ -27,6 +32,7 @@ impl<E: Executor> Pipeline<E> {
             scheduler,
             executor,
             tickets: VecDeque::new(),
+            parts: Vec::new(),
             outputs: Outputs::default(),
         }
     }
@@ -87,15 +93,47 @@ impl<E: Executor> Pipeline<E> {
         self.scheduler.abandon();
     }
 
-    /// Submits the next step, if there is one.
+    /// Submits the next step, if there is one: of the next part of a batch that was refused, or of everybody.
     fn submit(&mut self) -> Result<bool, BackendError> {
-        let Some(work) = self.scheduler.next() else {
-            return Ok(false);
-        };
-        let batch = work.batch();
-        tracing::trace!(rows = batch.feeds.len(), runs = batch.runs.len(), "step");
-        self.tickets.push_back(self.executor.submit(&batch)?);
-        Ok(true)
+        loop {
+            let part = self.parts.pop();
+            let work = match &part {
+                Some(part) => self.scheduler.next_of(part),
+                None => self.scheduler.next(),
+            };
+            let Some(work) = work else {
+                if part.is_some() {
+                    // All of them have left meanwhile.
+                    continue;
+                }
+                return Ok(false);
+            };
+            let batch = work.batch();
+            let (rows, runs) = (batch.feeds.len(), batch.runs.len());
+            tracing::trace!(rows, runs, "step");
+            let submitted = self.executor.submit(&batch);
+            let memory = work.into_memory();
+            self.scheduler.reuse(memory);
+            let error = match submitted {
+                Ok(ticket) => {
+                    self.tickets.push_back(ticket);
+                    return Ok(true);
+                }
+                Err(error) => error,
+            };
+            let is_ahead = !self.tickets.is_empty();
+            if matches!(error, BackendError::Device(_)) || (runs == 1 && !is_ahead) {
+                return Err(error);
+            }
+            tracing::debug!(%error, rows, runs, is_ahead, "a batch was refused");
+            let mut members = self.scheduler.take_back();
+            if is_ahead {
+                return Ok(false);
+            }
+            let later = members.split_off(members.len().div_ceil(2));
+            self.parts.push(later);
+            self.parts.push(members);
+        }
     }
 
     /// Draws the only batch in flight, and submits the one after it.
@@ -107,7 +145,9 @@ impl<E: Executor> Pipeline<E> {
         if !draws.is_empty() {
             self.executor.draw(ticket, &draws)?;
         }
-        if self.executor.lookahead(ticket) {
+        let memory = draws.into_memory();
+        self.scheduler.reuse(memory);
+        if self.parts.is_empty() && self.executor.lookahead(ticket) {
             self.submit()?;
         }
         Ok(())

@@ -1,5 +1,7 @@
 //! What a request asks for and what it comes to, in tokens.
 
+use std::time::Duration;
+
 use carat_model::{TokenId, sampling::Sampling};
 
 use super::{ConstraintSource, Media, MissReason};
@@ -28,6 +30,17 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Report the log-probability of each token, and those of this many of the likeliest.
     pub logprobs: Option<usize>,
+    /// Report the log-probability of each token of the prompt but the first, and those of this many of the likeliest in its
+    /// place. The whole prompt is computed for it.
+    pub prompt_logprobs: Option<usize>,
+    /// Whose turn it takes: lanes are served in turn, requests of one lane in the order they came. `None` is a lane too.
+    pub lane: Option<LaneId>,
+    /// The most time it may take from its submission on. Whoever keeps time ends it with
+    /// [`Scheduler::expire`](super::Scheduler::expire).
+    pub deadline: Option<Duration>,
+    /// A request with the same prompt, submitted before: this one waits until that is computed and has its first token, or is
+    /// over.
+    pub after: Option<RequestId>,
 }
 
 impl Request {
@@ -44,9 +57,17 @@ impl Request {
             stop_tokens: Vec::new(),
             ignore_eos: false,
             logprobs: None,
+            prompt_logprobs: None,
+            lane: None,
+            deadline: None,
+            after: None,
         }
     }
 }
+
+/// Names those whose requests share a turn: a user, or a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LaneId(pub u64);
 
 /// Names a request from its submission to its end; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -66,6 +87,8 @@ pub enum FinishReason {
     DeadEnd,
     /// The caller lost interest.
     Cancelled,
+    /// Its time was up.
+    Deadline,
 }
 
 /// What a request came to.
@@ -79,7 +102,7 @@ pub struct Counts {
     pub miss: Option<MissReason>,
     /// Tokens sampled or forced, the stop token included.
     pub generated_tokens: usize,
-    /// How often the request lost its pages to older ones and was computed again.
+    /// How often the request lost its pages to others and was computed again.
     pub preemptions: usize,
 }
 
@@ -103,6 +126,52 @@ pub enum Rejected {
     /// A sampling parameter is out of its range.
     #[error("{0}")]
     BadSampling(String),
+    /// More log-probabilities than are reported.
+    #[error(
+        "log-probabilities of {asked} tokens in each place; at most {most} are reported, ask for fewer"
+    )]
+    TooManyLogprobs {
+        /// Of the answer or of the prompt, whichever asks for more.
+        asked: usize,
+        /// The most there are.
+        most: usize,
+    },
+    /// More biases than are looked at for every token.
+    #[error("biases of {asked} tokens; at most {most} are taken, give fewer or a constraint")]
+    TooManyBiases {
+        /// Those that are numbers, or those that forbid a token.
+        asked: usize,
+        /// The most of that kind.
+        most: usize,
+    },
+    /// A bias that leaves nothing of the logits.
+    #[error(
+        "the bias of token {token} is {bias}; it must be within -100 and 100, or -inf to forbid the token"
+    )]
+    BiasOutOfRange {
+        /// The token.
+        token: TokenId,
+        /// Its bias.
+        bias: f32,
+    },
+    /// Penalties that would look at too many tokens.
+    #[error(
+        "a penalty window of {asked} tokens; at most {most} are looked at, give a smaller window"
+    )]
+    PenaltyWindow {
+        /// Tokens to look at.
+        asked: usize,
+        /// The most that are.
+        most: usize,
+    },
+    /// More stop tokens than are looked for.
+    #[error("{asked} stop tokens; at most {most} are looked for, give fewer")]
+    TooManyStopTokens {
+        /// As given.
+        asked: usize,
+        /// The most there are.
+        most: usize,
+    },
     /// Media do not fit the prompt, the model or a batch.
     #[error("{0}")]
     BadMedia(String),

@@ -1,29 +1,42 @@
 //! Continuous batching: which rows of which sequences make up the next step.
 //!
-//! Requests are admitted in the order they came and run side by side. A step has one row for each sequence that is
-//! decoding, the rows of drafts, and shares the rest evenly among the prompts being computed, so neither kind waits for the
-//! other. Rows of an image that see each other are in one step, all of them.
+//! Requests wait in lanes ([`Queue`]) and run side by side once there is room for them. A step has one row for each sequence that
+//! is decoding, the rows of drafts, and then prompts, first come first served: whoever shares the rows of a step evenly makes all
+//! prompts end last. How many rows a prompt is given depends on its depth alone, and beside those that decode on
+//! [`EngineConfig::prefill_rows`](crate::EngineConfig::prefill_rows), so that nobody waits long for a token. Rows of an image that see
+//! each other are in one step, all of them.
 //!
 //! Sliding pages are reserved at admission, so they never run out. Full pages are not: how long an answer gets is
-//! unknown. When they run out the youngest sequence is preempted: it gives back its pages and waits, to be computed
-//! again from its tokens so far. The oldest can take from all others, so every step gets something done.
+//! unknown. When they run out a sequence is preempted: it gives back its pages and waits, to be computed again from its tokens so
+//! far. Whoever needs a page takes it from those started after it, from the one that loses the least work. The one started
+//! first can take from all others and loses to nobody, so every step gets something done.
 //!
 //! A step can be planned while the one before it is under way and its tokens are not known yet: who decodes is fed what that step
 //! will have sampled, prompts go on, and who waits is admitted. Nobody is preempted for it; if pages are short the step waits for
 //! the results. A sequence that turns out to have ended has computed a row for nothing.
+//!
+//! A step that the executor refuses is taken back, and can be planned again with some of its sequences.
 
-use std::collections::VecDeque;
+mod admission;
+mod rows;
+
+use std::{
+    collections::VecDeque,
+    ops::{Deref, Range},
+};
 
 use carat_model::{
     TokenId,
     backend::{Batch, Draw, Feed, Outputs, RowOutput, Run},
-    kv::{PerGroup, pages_of, window_pages},
-    sampling::{Sampling, TokenMask},
+    kv::PerGroup,
+    sampling::Sampling,
 };
 
 use super::{
-    kv::{Kv, Table},
+    kv::Kv,
+    masks::MaskPool,
     pages::PageCounts,
+    queue::Queue,
     request::{Counts, FinishReason, Rejected, Request, RequestId},
     sequence::Sequence,
 };
@@ -50,6 +63,16 @@ pub enum Update {
         id: RequestId,
         /// The token.
         token: TokenId,
+    },
+    /// What the model says of a token of its prompt is the result of this row of the outputs just applied. Told once of each
+    /// token but the first, in order, if asked for.
+    PromptToken {
+        /// Whose update it is.
+        id: RequestId,
+        /// In the prompt; 1 at the least.
+        position: usize,
+        /// Into [`Outputs::rows`].
+        row: usize,
     },
     /// It is over.
     Finished {
@@ -81,6 +104,51 @@ impl Work<'_> {
             runs: &self.runs,
         }
     }
+
+    /// What is left of it when the executor has it, for [`Scheduler::reuse`].
+    pub fn into_memory(self) -> StepMemory {
+        StepMemory {
+            feeds: emptied(self.feeds),
+            runs: emptied(self.runs),
+            draws: Vec::new(),
+        }
+    }
+}
+
+/// How the sampled rows of a step are drawn, one draw per row.
+pub struct Draws<'a>(Vec<Draw<'a>>);
+
+impl Draws<'_> {
+    /// What is left of them when the executor has them, for [`Scheduler::reuse`].
+    pub fn into_memory(self) -> StepMemory {
+        StepMemory {
+            draws: emptied(self.0),
+            ..StepMemory::default()
+        }
+    }
+}
+
+impl<'a> Deref for Draws<'a> {
+    type Target = [Draw<'a>];
+
+    fn deref(&self) -> &[Draw<'a>] {
+        &self.0
+    }
+}
+
+/// Memory of steps that are over, empty.
+#[derive(Default)]
+pub struct StepMemory {
+    feeds: Vec<Feed<'static>>,
+    runs: Vec<Run<'static>>,
+    draws: Vec<Draw<'static>>,
+}
+
+/// An empty vector in the memory of another one. Collecting in place keeps it, since the types differ in a lifetime alone.
+fn emptied<T, U>(mut full: Vec<T>) -> Vec<U> {
+    full.clear();
+    let nothing = full.into_iter().map(|_| unreachable!("it is empty"));
+    nothing.collect()
 }
 
 /// How busy the engine is.
@@ -110,17 +178,28 @@ struct Step {
 pub struct Scheduler {
     limits: Limits,
     kv: Kv,
-    /// Oldest first, and all older than those waiting: admission is in order, and preemption takes the last.
+    /// In the order they were started, those that lost their pages in the order they were started again.
     running: Vec<Sequence>,
-    waiting: VecDeque<Sequence>,
+    waiting: Queue,
+    /// Counts what may make room for somebody who waits.
+    changes: u64,
+    /// The count when nobody who waits was found to have room.
+    full_since: Option<u64>,
+    /// Somebody is to end before the next step.
+    any_ending: bool,
     /// At most two, the oldest first.
     steps: VecDeque<Step>,
     last_step: u64,
-    masks: Vec<TokenMask>,
+    masks: MaskPool,
     /// Where rows stop to see, of all runs that see ahead.
     visible_ends: Vec<u32>,
-    /// For rows whose results nobody wants.
-    unwanted: Sampling,
+    /// Of these, the part of each run of the step.
+    ends: Vec<Option<Range<usize>>>,
+    memory: StepMemory,
+    /// Prompt rows of the step being planned by the chunk that they are part of.
+    spent: Vec<rows::Spent>,
+    /// For rows whose results nobody wants, or that are given.
+    plain: Sampling,
     updates: Vec<Update>,
 }
 
@@ -130,12 +209,18 @@ impl Scheduler {
         Scheduler {
             kv: Kv::new(&limits),
             running: Vec::with_capacity(limits.config().max_sequences),
-            waiting: VecDeque::new(),
+            waiting: Queue::default(),
+            changes: 0,
+            full_since: None,
+            any_ending: false,
             steps: VecDeque::new(),
             last_step: 0,
-            masks: Vec::new(),
+            masks: MaskPool::new(limits.shape().vocab),
             visible_ends: Vec::new(),
-            unwanted: Sampling::greedy(),
+            ends: Vec::new(),
+            memory: StepMemory::default(),
+            spent: Vec::new(),
+            plain: Sampling::greedy(),
             updates: Vec::new(),
             limits,
         }
@@ -144,17 +229,31 @@ impl Scheduler {
     /// Queues a request. `id` must be new.
     pub fn submit(&mut self, id: RequestId, request: Request) -> Result<(), Rejected> {
         let limit = self.limits.check(&request)?;
-        let has_sliding = self.limits.shape().window.is_some();
-        let sequence = Sequence::new(id, request, limit, has_sliding);
-        self.waiting.push_back(sequence);
+        let sibling = request.after.filter(|after| {
+            let mut all = self.running.iter().chain(self.waiting.iter());
+            all.any(|s| s.id == *after && !s.has_begun)
+        });
+        let sequence = Sequence::new(id, request, limit, &self.limits);
+        self.waiting.push(sequence, sibling);
+        self.full_since = None;
         Ok(())
     }
 
     /// Ends a request before the next step. Unknown and finished ones are ignored.
     pub fn cancel(&mut self, id: RequestId) {
-        let mut all = self.running.iter_mut().chain(&mut self.waiting);
+        self.end(id, FinishReason::Cancelled);
+    }
+
+    /// Ends a request whose time is up ([`Request::deadline`]), before the next step. Unknown and finished ones are ignored.
+    pub fn expire(&mut self, id: RequestId) {
+        self.end(id, FinishReason::Deadline);
+    }
+
+    fn end(&mut self, id: RequestId, reason: FinishReason) {
+        let mut all = self.running.iter_mut().chain(self.waiting.iter_mut());
         if let Some(sequence) = all.find(|s| s.id == id) {
-            sequence.cancelled = true;
+            sequence.ending.get_or_insert(reason);
+            self.any_ending = true;
         }
     }
 
@@ -203,8 +302,41 @@ impl Scheduler {
         if ahead && self.running.iter().any(Sequence::is_unsettled) {
             return None;
         }
-        self.drop_cancelled();
+        for sequence in &mut self.running {
+            sequence.sits_out = false;
+        }
+        self.drop_ending();
         self.admit();
+        self.plan(ahead)
+    }
+
+    /// The next step, of some of the running sequences alone. `None` when none of them is left. Nothing may be under way.
+    pub fn next_of(&mut self, some: &[RequestId]) -> Option<Work<'_>> {
+        assert!(self.steps.is_empty(), "a step is under way");
+        self.drop_ending();
+        for sequence in &mut self.running {
+            sequence.sits_out = !some.contains(&sequence.id);
+        }
+        self.plan(false)
+    }
+
+    /// Takes back the step planned last, which the executor has refused: nothing has been computed, and pages for it are given
+    /// back. Returns who was in it.
+    pub fn take_back(&mut self) -> Vec<RequestId> {
+        let step = self.steps.pop_back().expect("a step is planned");
+        assert!(!step.is_drawn, "the step was accepted");
+        let members = self.running.iter_mut().filter(|s| s.is_in(step.number));
+        let ids = members.map(|sequence| {
+            sequence.take_back();
+            self.kv.shrink(&mut sequence.table, sequence.fed);
+            sequence.id
+        });
+        let ids = ids.collect();
+        self.changes += 1;
+        ids
+    }
+
+    fn plan(&mut self, ahead: bool) -> Option<Work<'_>> {
         self.last_step += 1;
         if ahead && !self.can_decode_ahead() {
             return None;
@@ -216,10 +348,14 @@ impl Scheduler {
         for sequence in self.running.iter_mut().filter(|s| s.is_in(number)) {
             let share = sequence.shares.back_mut().expect("it is in the step");
             share.first_result = sampled;
-            sampled += share.results;
+            sampled += share.sampled();
         }
         if !self.running.iter().any(|s| s.is_in(number)) {
-            debug_assert!(ahead || self.is_idle(), "the oldest always gets a row");
+            let first = self.running.first();
+            debug_assert!(
+                ahead || first.is_none_or(|s| s.sits_out),
+                "the first always gets a row"
+            );
             return None;
         }
         self.steps.push_back(Step {
@@ -229,26 +365,41 @@ impl Scheduler {
         });
 
         self.visible_ends.clear();
+        self.ends.clear();
         let members = self.running.iter().filter(|s| s.is_in(number));
-        let ends: Vec<_> = members
-            .clone()
-            .map(|s| s.visible_ends(&mut self.visible_ends))
-            .collect();
+        for sequence in members.clone() {
+            self.ends
+                .push(sequence.visible_ends(&mut self.visible_ends));
+        }
         let mut work = Work {
-            feeds: Vec::with_capacity(self.limits.config().max_rows),
-            runs: Vec::with_capacity(ends.len()),
+            feeds: emptied(std::mem::take(&mut self.memory.feeds)),
+            runs: emptied(std::mem::take(&mut self.memory.runs)),
         };
-        for (sequence, ends) in members.zip(ends) {
+        for (sequence, ends) in members.zip(&self.ends) {
             let start = work.feeds.len();
             work.feeds.extend(sequence.feeds());
-            let ends = ends.map(|range| &self.visible_ends[range]);
+            let ends = ends.clone().map(|range| &self.visible_ends[range]);
             work.runs.push(sequence.run(start..work.feeds.len(), ends));
         }
         Some(work)
     }
 
+    /// Takes back what a step was described in, so that the next needs no memory of its own.
+    pub fn reuse(&mut self, memory: StepMemory) {
+        let larger = |own: usize, other: usize| other > own;
+        if larger(self.memory.feeds.capacity(), memory.feeds.capacity()) {
+            self.memory.feeds = memory.feeds;
+        }
+        if larger(self.memory.runs.capacity(), memory.runs.capacity()) {
+            self.memory.runs = memory.runs;
+        }
+        if larger(self.memory.draws.capacity(), memory.draws.capacity()) {
+            self.memory.draws = memory.draws;
+        }
+    }
+
     /// How the step planned last is sampled, one draw per sampled row; to be asked once, when all steps before it are applied.
-    pub fn draws(&mut self) -> Vec<Draw<'_>> {
+    pub fn draws(&mut self) -> Draws<'_> {
         assert!(self.steps.len() == 1, "draws follow the results before");
         let step = &mut self.steps[0];
         assert!(
@@ -256,27 +407,27 @@ impl Scheduler {
             "a step is drawn once"
         );
         let (number, sampled) = (step.number, step.sampled);
-        let vocab = self.limits.shape().vocab;
         self.masks.clear();
         let mut i = 0;
         while i < self.running.len() {
             let sequence = &mut self.running[i];
-            if sequence.is_in(number) && !sequence.masks(vocab, &mut self.masks) {
+            if sequence.is_in(number) && !sequence.masks(&mut self.masks) {
                 self.finish(i, FinishReason::DeadEnd);
             } else {
                 i += 1;
             }
         }
         // Rows of those that have ended or were cancelled since are drawn as well; nobody looks at them.
-        let mut draws = vec![unwanted(&self.unwanted); sampled];
+        let mut draws = emptied(std::mem::take(&mut self.memory.draws));
+        draws.resize(sampled, unwanted(&self.plain));
         let mut masks = self.masks.iter();
         let members = self.running.iter().filter(|s| s.is_in(number));
-        for sequence in members.filter(|s| !s.cancelled) {
-            for (result, draw) in sequence.draws(&mut masks) {
+        for sequence in members.filter(|s| s.ending.is_none()) {
+            for (result, draw) in sequence.draws(&self.plain, &mut masks) {
                 draws[result] = draw;
             }
         }
-        draws
+        Draws(draws)
     }
 
     /// Takes the results of the oldest step: sequences grow, completed pages become findable, finished requests leave.
@@ -294,22 +445,34 @@ impl Scheduler {
                 continue;
             }
             let share = sequence.shares.pop_front().expect("looked at above");
-            let rows = share.first_result..share.first_result + share.results;
+            let first = share.first_result + share.reports;
+            let rows = first..first + share.results;
             let (computed, taken, finish) = sequence.take(&share, &outputs.rows[rows]);
-            let mut table = std::mem::replace(&mut sequence.table, Table::empty());
-            self.kv.commit(&mut table, sequence.content(), computed);
-            sequence.table = table;
+            let (table, content) = sequence.table_and_content();
+            self.kv.commit(table, content, computed);
             if sequence.shares.is_empty() {
                 sequence.fed = sequence.table.computed;
             }
             let stopped = matches!(finish, Some(FinishReason::Stop { .. }));
             let told = taken - usize::from(stopped);
             let id = sequence.id;
-            let updates = (0..told).map(|n| Update::Token {
-                id,
-                row: share.first_result + n,
-            });
+            if sequence.ending.is_none() && share.reports > 0 {
+                let reports = (0..share.reports).map(|n| Update::PromptToken {
+                    id,
+                    position: share.first_reported() + n,
+                    row: share.first_result + n,
+                });
+                self.updates.extend(reports);
+                sequence.reported = share.first_reported() + share.reports;
+            }
+            let updates = (0..told).map(|n| Update::Token { id, row: first + n });
             self.updates.extend(updates);
+            if !sequence.has_begun && sequence.table.computed >= sequence.counts.prompt_tokens {
+                // Others may continue from its prompt.
+                sequence.has_begun = true;
+                self.waiting.release(id);
+                self.changes += 1;
+            }
             let finish = finish.or_else(|| {
                 let awaits = taken > 0;
                 awaits.then(|| self.force(i - 1)).flatten()
@@ -326,8 +489,9 @@ impl Scheduler {
         self.steps.clear();
         for i in (0..self.running.len()).rev() {
             if !self.running[i].shares.is_empty() {
-                let sequence = self.leave(i);
-                self.updates.push(Update::Abandoned { id: sequence.id });
+                let id = self.leave(i).id;
+                self.updates.push(Update::Abandoned { id });
+                self.waiting.release(id);
             }
         }
     }
@@ -350,216 +514,41 @@ impl Scheduler {
     fn finish(&mut self, i: usize, reason: FinishReason) {
         let Sequence { id, counts, .. } = self.leave(i);
         self.updates.push(Update::Finished { id, reason, counts });
+        self.waiting.release(id);
     }
 
     /// Takes a sequence out of the running ones and its pages from it.
     fn leave(&mut self, i: usize) -> Sequence {
         let mut sequence = self.running.remove(i);
         self.kv.release(&mut sequence.table);
+        self.changes += 1;
         sequence
     }
 
-    fn drop_cancelled(&mut self) {
-        for i in (0..self.running.len()).rev() {
-            if self.running[i].cancelled {
-                self.finish(i, FinishReason::Cancelled);
-            }
-        }
-        let updates = &mut self.updates;
-        self.waiting.retain(|s| {
-            if s.cancelled {
-                updates.push(Update::Finished {
-                    id: s.id,
-                    reason: FinishReason::Cancelled,
-                    counts: s.counts,
-                });
-            }
-            !s.cancelled
-        });
-    }
-
-    /// Starts waiting sequences, in order, as long as there is room.
-    fn admit(&mut self) {
-        while self.running.len() < self.limits.config().max_sequences {
-            let Some(head) = self.waiting.front() else {
-                return;
-            };
-            let found = self.kv.find(head.content());
-
-            // Those running must be able to finish their prompts and to go on by a page each, or the newcomer would be
-            // preempted at once.
-            let promised: usize = self
-                .running
-                .iter()
-                .map(|s| s.pages_soon().saturating_sub(s.table.pages.full.len()) + 1)
-                .sum();
-            let needed = head.pages_soon() - found.reusable + found.unheld;
-            let reserved = self.reserved_sliding() + self.reservation(head);
-            if promised + needed > self.kv.available()
-                || reserved > self.limits.config().pages.sliding
-            {
-                return;
-            }
-
-            let mut sequence = self.waiting.pop_front().expect("the head was looked at");
-            let prompt = sequence.counts.prompt_tokens;
-            sequence.table = self.kv.claim(sequence.content(), found, prompt);
-            sequence.fed = sequence.table.computed;
-            let is_first = sequence.counts.preemptions == 0;
-            if is_first {
-                sequence.counts.cached_tokens = sequence.table.computed;
-                sequence.counts.miss = found.miss;
-                self.updates.push(Update::Started { id: sequence.id });
-            }
-            self.running.push(sequence);
-            let last = self.running.len() - 1;
-            if is_first && let Some(reason) = self.force(last) {
-                self.finish(last, reason);
-            }
-        }
-    }
-
-    /// Sliding pages that a sequence holds at most between two steps, the places of its next rows included: one, those of a draft
-    /// behind it, or those that see each other.
-    fn reservation(&self, sequence: &Sequence) -> usize {
-        let config = self.limits.config();
-        let drafted = if sequence.drafts { config.max_draft } else { 0 };
-        let beyond = drafted.max(sequence.content().longest_span() - 1);
-        self.limits.shape().window.map_or(0, |window| {
-            window_pages(window + beyond).min(pages_of(sequence.most_positions()))
-        })
-    }
-
-    /// Sliding pages that are reserved, or held for a chunk.
-    fn reserved_sliding(&self) -> usize {
-        let taken = |s: &Sequence| self.reservation(s).max(s.table.held_sliding());
-        self.running.iter().map(taken).sum()
-    }
-
-    /// Sliding pages that nobody has reserved or holds.
-    fn spare_sliding(&self) -> usize {
-        let pages = self.limits.config().pages.sliding;
-        pages.saturating_sub(self.reserved_sliding())
-    }
-
-    /// Whether everybody who decodes can have a row more without anybody losing pages.
-    fn can_decode_ahead(&self) -> bool {
-        let decoding = || self.running.iter().filter(|s| s.is_decoding());
-        let more = |s: &Sequence| {
-            let pages = pages_of(s.fed + 1);
-            let held = s.table.held_sliding();
-            let after = held + pages.saturating_sub(s.table.pages.sliding.len());
-            after.saturating_sub(self.reservation(s).max(held))
-        };
-        let sliding = self.limits.shape().window.is_none()
-            || decoding().map(more).sum::<usize>() <= self.spare_sliding();
-        sliding && self.kv.can_grow(decoding().map(|s| (&s.table, s.fed + 1)))
-    }
-
-    /// Decides how many rows each sequence has in the next step, and gets the pages for them.
-    fn share_rows(&mut self, ahead: bool) {
-        let decoding = self.running.iter().filter(|s| s.is_decoding()).count();
-        let prompts = || self.running.iter().filter(|s| s.ready() > 1);
-        let rest = self.limits.config().max_rows - decoding;
-        // Prompts go on by as little as they can, if there are drafts for all other rows.
-        let first = prompts().next().map_or(0, Sequence::least_rows);
-        let others = prompts().count().saturating_sub(1);
-        let mut for_drafts = rest.saturating_sub(first + others);
-        let mut drafted = 0;
-        let mut i = 0;
-        while i < self.running.len() {
-            if self.running[i].is_decoding() {
-                self.running[i].cut_draft(for_drafts);
-                let before = self.running[i].drafted();
-                self.schedule(i, 1, ahead);
-                for_drafts -= before;
-                drafted += before;
-            }
-            i += 1;
-        }
-
-        let prompts = self.running.iter().filter(|s| s.ready() > 1);
-        let Some(share) = Share::of(prompts, rest - drafted) else {
+    fn drop_ending(&mut self) {
+        if !std::mem::take(&mut self.any_ending) {
             return;
-        };
-        let Share {
-            rows,
-            mut spare_rows,
-            count,
-        } = share;
-        // A chunk is in the sliding pages as a whole before the window moves on; what nobody reserved is for that.
-        let spare_pages = self.spare_sliding() / count;
-        let mut left = rest - drafted;
-        let mut is_first = true;
-        let mut i = 0;
-        while i < self.running.len() {
-            let sequence = &mut self.running[i];
-            let pending = sequence.ready();
-            if pending > 1 {
-                sequence.drop_draft();
-                let extra = pending.saturating_sub(rows).min(spare_rows);
-                spare_rows -= extra;
-                let mut wanted = pending.min(rows) + extra;
-                if std::mem::take(&mut is_first) {
-                    // However many share the step, the oldest gets on.
-                    wanted = wanted.max(sequence.least_rows());
-                }
-                let wanted = wanted.min(left).min(self.sliding_rows(i, spare_pages));
-                left -= self.schedule(i, wanted, ahead);
+        }
+        for i in (0..self.running.len()).rev() {
+            if let Some(reason) = self.running[i].ending {
+                self.finish(i, reason);
             }
-            i += 1;
         }
-    }
-
-    /// Rows for which a sequence's sliding pages suffice, with some more.
-    fn sliding_rows(&self, i: usize, spare_pages: usize) -> usize {
-        let sequence = &self.running[i];
-        if self.limits.shape().window.is_none() {
-            return usize::MAX;
+        let mut over = Vec::new();
+        self.waiting.retain(|s| {
+            if let Some(reason) = s.ending {
+                let (id, counts) = (s.id, s.counts);
+                over.push(Update::Finished { id, reason, counts });
+            }
+            s.ending.is_none()
+        });
+        for update in over {
+            if let Update::Finished { id, .. } = update {
+                self.waiting.release(id);
+            }
+            self.updates.push(update);
         }
-        let held = sequence.table.held_sliding();
-        let pages = self.reservation(sequence).max(held) + spare_pages;
-        sequence
-            .table
-            .sliding_room(pages)
-            .saturating_sub(sequence.fed)
-    }
-
-    /// Gives a sequence up to `wanted` rows and those of its draft: as many as there are pages for. Younger sequences are
-    /// preempted only if there is not room for the fewest rows that go together, so that scarcity makes chunks shorter before it
-    /// makes work undone, and never for a step ahead. Returns how many rows they are.
-    fn schedule(&mut self, i: usize, wanted: usize, ahead: bool) -> usize {
-        let room = |scheduler: &Scheduler| {
-            let sequence = &scheduler.running[i];
-            let room = scheduler.kv.room(&sequence.table);
-            room.saturating_sub(sequence.fed)
-        };
-        let mut fitting = room(self);
-        let least = self.running[i].least_rows().min(wanted);
-        while !ahead && fitting < least && self.running.len() > i + 1 {
-            self.preempt_youngest();
-            fitting = room(self);
-        }
-        let sequence = &mut self.running[i];
-        let rows = sequence.uncut(wanted.min(fitting));
-        if rows == 0 {
-            sequence.drop_draft();
-            return 0;
-        }
-        sequence.cut_draft(fitting - rows);
-        sequence.enter(self.last_step, rows);
-        self.kv.grow(&mut sequence.table, sequence.fed);
-        rows
-    }
-
-    fn preempt_youngest(&mut self) {
-        let mut sequence = self.leave(self.running.len() - 1);
-        // It may have rows already in the step that is being planned, and in no other.
-        sequence.shares.clear();
-        sequence.fed = 0;
-        sequence.drop_draft();
-        sequence.counts.preemptions += 1;
-        self.waiting.push_front(sequence);
+        self.changes += 1;
     }
 }
 
@@ -570,28 +559,6 @@ fn unwanted(sampling: &Sampling) -> Draw<'_> {
         history: &[],
         mask: None,
         output: RowOutput::Token,
-    }
-}
-
-/// An even share of a step's rows for each of some prompts.
-struct Share {
-    rows: usize,
-    /// Rows that shorter prompts leave over.
-    spare_rows: usize,
-    count: usize,
-}
-
-impl Share {
-    /// `None` without prompts. At least a row each, since there are no more sequences than rows.
-    fn of<'a>(prompts: impl Iterator<Item = &'a Sequence> + Clone, total: usize) -> Option<Share> {
-        let count = prompts.clone().count();
-        let rows = total.checked_div(count)?;
-        let taken: usize = prompts.map(|s| s.ready().min(rows)).sum();
-        Some(Share {
-            rows,
-            spare_rows: total - taken,
-            count,
-        })
     }
 }
 

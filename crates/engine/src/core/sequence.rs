@@ -10,16 +10,18 @@ use std::{collections::VecDeque, ops::Range};
 use carat_model::{
     TokenId,
     backend::{Draw, Feed, RowOutput, RowResult, Run},
-    kv::{PerGroup, pages_of},
+    kv::{PerGroup, pages_of, window_pages},
     sampling::{Sampling, TokenMask},
 };
 
 use super::{
     constraint::Constraint,
     kv::Table,
+    masks::MaskPool,
     media::{Content, Media},
-    request::{Counts, FinishReason, Request, RequestId},
+    request::{Counts, FinishReason, LaneId, Request, RequestId},
 };
+use crate::config::Limits;
 
 /// What a sequence has in a step under way.
 #[derive(Clone, Copy, Debug)]
@@ -29,16 +31,35 @@ pub(crate) struct Share {
     pub(crate) rows: usize,
     /// Of these the last, which are drafted.
     pub(crate) drafted: usize,
-    /// Its results: none in mid-prompt, otherwise one and one more per drafted row.
+    /// Results that tell of tokens of the prompt, in front of the others.
+    pub(crate) reports: usize,
+    /// Results that are tokens of the answer: none in mid-prompt, otherwise one and one more per drafted row.
     pub(crate) results: usize,
     /// Of these the first that can be taken: all, unless a constraint has nothing to follow a drafted token.
     pub(crate) usable: usize,
-    /// The first of them, among those of the step.
+    /// The first result of either kind, among those of the step.
     pub(crate) first_result: usize,
-    /// The token that the first of them is, counted from the start of the prompt.
+    /// The token that the first result which is one of the answer is, counted from the start of the prompt.
     pub(crate) at: usize,
 }
 
+impl Share {
+    /// Rows that are sampled, all of them at its end.
+    pub(crate) fn sampled(&self) -> usize {
+        self.reports + self.results
+    }
+
+    /// The first token that is reported, counted from the start of the prompt.
+    pub(crate) fn first_reported(&self) -> usize {
+        let end = self.at + self.drafted;
+        end + 1 - self.sampled()
+    }
+}
+
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts that have nothing to do with each other"
+)]
 pub(crate) struct Sequence {
     pub(crate) id: RequestId,
     /// The prompt, what was generated, and at the end what is merely drafted.
@@ -52,9 +73,24 @@ pub(crate) struct Sequence {
     pub(crate) fed: usize,
     /// Its part in the steps under way, the oldest first.
     pub(crate) shares: VecDeque<Share>,
-    pub(crate) cancelled: bool,
+    /// Why it ends before the next step, whatever that would bring.
+    pub(crate) ending: Option<FinishReason>,
+    /// It has no rows in the step that is being planned, whatever is ready.
+    pub(crate) sits_out: bool,
     pub(crate) counts: Counts,
     pub(crate) drafts: bool,
+    pub(crate) lane: Option<LaneId>,
+    /// Sliding pages that it holds at most between two steps, the places of its next rows included: one, those of a draft behind
+    /// it, or those that see each other.
+    pub(crate) reservation: usize,
+    /// Its prompt has been computed.
+    pub(crate) has_begun: bool,
+    /// Positions that its pages held when it was started last.
+    pub(crate) claimed: usize,
+    /// How many of the likeliest tokens are reported for each place of the prompt.
+    prompt_logprobs: Option<usize>,
+    /// Tokens of the prompt that have been reported, the first included, of which there is nothing to tell.
+    pub(crate) reported: usize,
     /// The most tokens it may come to.
     limit: usize,
     sampling: Sampling,
@@ -64,14 +100,9 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// `limit` is what [`Limits::check`](crate::Limits::check) allows the request.
-    pub(crate) fn new(
-        id: RequestId,
-        request: Request,
-        limit: usize,
-        has_sliding: bool,
-    ) -> Sequence {
-        Sequence {
+    /// `limit` is what [`Limits::check`] allows the request.
+    pub(crate) fn new(id: RequestId, request: Request, limit: usize, limits: &Limits) -> Sequence {
+        let mut sequence = Sequence {
             id,
             counts: Counts {
                 prompt_tokens: request.prompt.len(),
@@ -80,13 +111,20 @@ impl Sequence {
             tokens: request.prompt,
             drafted: 0,
             media: request.media,
-            has_sliding,
+            has_sliding: limits.shape().window.is_some(),
             salt: request.cache_salt,
             table: Table::empty(),
             fed: 0,
             shares: VecDeque::new(),
-            cancelled: false,
+            ending: None,
+            sits_out: false,
             drafts: request.drafts,
+            lane: request.lane,
+            reservation: 0,
+            has_begun: false,
+            claimed: 0,
+            prompt_logprobs: request.prompt_logprobs,
+            reported: 1,
             limit,
             sampling: request.sampling,
             constraint: request.constraint.map(|source| source.start()),
@@ -98,7 +136,18 @@ impl Sequence {
             output: request
                 .logprobs
                 .map_or(RowOutput::Token, |top| RowOutput::Logprobs { top }),
+        };
+        if let Some(window) = limits.shape().window {
+            let drafted = if sequence.drafts {
+                limits.config().max_draft
+            } else {
+                0
+            };
+            let beyond = drafted.max(sequence.content().longest_span() - 1);
+            let most = pages_of(sequence.most_positions());
+            sequence.reservation = window_pages(window + beyond).min(most);
         }
+        sequence
     }
 
     /// Tokens that are certain.
@@ -115,6 +164,18 @@ impl Sequence {
         }
     }
 
+    /// Its pages, and what they are filled with.
+    pub(crate) fn table_and_content(&mut self) -> (&mut Table, Content<'_>) {
+        let known = self.known();
+        let content = Content {
+            tokens: &self.tokens[..known],
+            media: &self.media,
+            has_sliding: self.has_sliding,
+            salt: self.salt,
+        };
+        (&mut self.table, content)
+    }
+
     /// The result of a step under way that is the token after those known, if that step is the last.
     fn awaited(&self) -> Option<&Share> {
         let last = self.shares.back()?;
@@ -123,7 +184,9 @@ impl Sequence {
 
     /// Rows that could be fed now: all that is known, or the token that is awaited, unless it will be the last.
     pub(crate) fn ready(&self) -> usize {
-        if self.fed < self.known() {
+        if self.sits_out {
+            0
+        } else if self.fed < self.known() {
             self.known() - self.fed
         } else {
             let goes_on = self.awaited().is_some() && self.known() + 1 < self.limit;
@@ -139,6 +202,31 @@ impl Sequence {
     pub(crate) fn is_unsettled(&self) -> bool {
         let mut shares = self.shares.iter();
         shares.any(|share| share.results > 1 || (self.drafts && share.results > 0))
+    }
+
+    /// Whether tokens of the prompt are yet to be reported: then all of it is computed.
+    pub(crate) fn reports(&self) -> bool {
+        self.prompt_logprobs.is_some() && self.reported < self.counts.prompt_tokens
+    }
+
+    /// As many rows as that, or fewer so that no more than `most` of them are sampled, and only rows at their end.
+    pub(crate) fn reportable(&self, rows: usize, most: usize) -> usize {
+        let end = self.fed + rows;
+        // Tokens from here on up to the end of the prompt are told of by the rows before them.
+        let first = self.fed.max(self.reported - 1);
+        let last = self.counts.prompt_tokens - 1;
+        if self.prompt_logprobs.is_none() || first >= last {
+            return rows;
+        }
+        // Behind the prompt only the last row is sampled.
+        let goes_on = end > last && self.known() > last + 1;
+        let end = if goes_on { last } else { end };
+        end.min(first + most) - self.fed
+    }
+
+    /// Positions computed that would be lost with its pages.
+    pub(crate) fn work(&self) -> usize {
+        self.table.computed.saturating_sub(self.claimed)
     }
 
     /// Rows of a draft that follow those that are ready.
@@ -174,7 +262,7 @@ impl Sequence {
     /// Takes a draft of what follows, as much of it as may come to be and no more than `most` tokens.
     pub(crate) fn draft(&mut self, draft: &[TokenId], most: usize, vocab: usize) {
         self.drop_draft();
-        if !self.shares.is_empty() || self.cancelled {
+        if !self.shares.is_empty() || self.ending.is_some() {
             return;
         }
         let room = (self.limit - 1).saturating_sub(self.known());
@@ -217,16 +305,30 @@ impl Sequence {
             self.drop_draft();
         }
         let results = if samples { 1 + self.drafted } else { 0 };
+        let reports = if self.prompt_logprobs.is_some() {
+            let last = end.min(self.counts.prompt_tokens - 1);
+            last.saturating_sub(self.fed.max(self.reported - 1))
+        } else {
+            0
+        };
         self.shares.push_back(Share {
             step,
             rows: rows + self.drafted,
             drafted: self.drafted,
+            reports,
             results,
             usable: results,
             first_result: 0,
             at: end,
         });
         self.fed = end + self.drafted;
+    }
+
+    /// Takes back the rows entered last, and their draft.
+    pub(crate) fn take_back(&mut self) {
+        let share = self.shares.pop_back().expect("it entered a step");
+        self.fed -= share.rows;
+        self.drop_draft();
     }
 
     /// What the rows of the share entered last are fed.
@@ -237,7 +339,8 @@ impl Sequence {
         (self.fed - share.rows..self.fed).map(move |position| {
             let Some(&token) = self.tokens.get(position) else {
                 let awaited = before.expect("a token that is not known is awaited");
-                return Feed::Sampled(awaited.first_result as u32);
+                let result = awaited.first_result + awaited.reports;
+                return Feed::Sampled(result as u32);
             };
             match content.media_at(position) {
                 Some(media) => {
@@ -279,63 +382,80 @@ impl Sequence {
                 full: &self.table.pages.full,
                 sliding: &self.table.pages.sliding,
             },
-            sampled: share.results,
+            sampled: share.sampled(),
             visible_end,
         }
     }
 
     /// Whether results of a share are wanted. Where tokens were forced meanwhile they are known already.
     fn wants(&self, share: &Share) -> bool {
-        share.results > 0 && share.at == self.known() && !self.cancelled
+        share.results > 0 && share.at == self.known() && self.ending.is_none()
     }
 
-    /// Appends the masks of the results of the share entered last, if it is constrained. `false` if nothing may follow.
-    pub(crate) fn masks(&mut self, vocab: usize, masks: &mut Vec<TokenMask>) -> bool {
+    /// Makes the masks of the results of the share entered last: those of tokens that are reported allow no other, and those of
+    /// the answer are the constraint's, if it has one. `false` if nothing may follow.
+    pub(crate) fn masks(&mut self, masks: &mut MaskPool) -> bool {
         let share = *self.shares.back().expect("it entered a step");
+        if self.ending.is_some() {
+            return true;
+        }
+        let first = share.first_reported();
+        for token in &self.tokens[first..first + share.reports] {
+            masks.next().allow(*token);
+        }
         let wanted = self.wants(&share);
         let Some(constraint) = self.constraint.as_mut().filter(|_| wanted) else {
             return true;
         };
-        let mut mask = TokenMask::none(vocab);
-        constraint.mask(&mut mask);
+        let mask = masks.next();
+        constraint.mask(mask);
         if mask.lowest().is_none() {
+            masks.give_back(share.reports + 1);
             return false;
         }
-        masks.push(mask);
         if share.drafted == 0 {
             return true;
         }
         let mut follower = constraint.fork();
         let draft = &self.tokens[self.tokens.len() - self.drafted..];
         for (place, &token) in draft.iter().enumerate() {
-            let mut mask = TokenMask::none(vocab);
+            let mask = masks.next();
             follower.accept(token);
-            fill(&mut mask, follower.as_mut());
+            fill(mask, follower.as_mut());
             if mask.lowest().is_none() {
                 // If the draft is right so far there is nothing to draw here, as the next step will find.
                 let last = self.shares.back_mut().expect("looked at above");
                 last.usable = last.usable.min(place + 1);
                 mask.allow_all();
             }
-            masks.push(mask);
         }
         true
     }
 
     /// How the results of the share entered last are drawn, and which of the step's they are. Takes as many masks as
-    /// [`Sequence::masks`] has made.
+    /// [`Sequence::masks`] has made. `plain` draws tokens of the prompt, which are given.
     pub(crate) fn draws<'a>(
         &'a self,
+        plain: &'a Sampling,
         masks: &mut impl Iterator<Item = &'a TokenMask>,
     ) -> impl Iterator<Item = (usize, Draw<'a>)> {
         let share = self.shares.back().expect("it entered a step");
         let is_masked = self.constraint.is_some() && self.wants(share);
-        (0..share.results).map(move |index| {
+        let prompt_output = RowOutput::Logprobs {
+            top: self.prompt_logprobs.unwrap_or(0),
+        };
+        (0..share.sampled()).map(move |index| {
+            let reports = index < share.reports;
+            let (sampling, output) = if reports {
+                (plain, prompt_output)
+            } else {
+                (&self.sampling, self.output)
+            };
             let draw = Draw {
-                sampling: &self.sampling,
-                history: &self.tokens[..share.at + index],
-                mask: is_masked.then(|| masks.next()).flatten(),
-                output: self.output,
+                sampling,
+                history: &self.tokens[..share.first_reported() + index],
+                mask: (reports || is_masked).then(|| masks.next()).flatten(),
+                output,
             };
             (share.first_result + index, draw)
         })
@@ -346,7 +466,7 @@ impl Sequence {
         self.shares.back().is_some_and(|share| share.step == step)
     }
 
-    /// Takes the results of a share: as many as the draft was right, and one more. Returns how many rows count as computed and how
+    /// Takes the results of a share that are tokens of the answer: as many as the draft was right, and one more. Returns how many rows count as computed and how
     /// many results were taken, and why the answer is over, if it is.
     pub(crate) fn take(
         &mut self,
@@ -357,7 +477,9 @@ impl Sequence {
         self.drafted = 0;
         let certain = share.rows - share.drafted;
         if !self.wants(share) {
-            return (certain, 0, None);
+            // One that is about to end takes no token, so a row that was fed the next one counts for nothing.
+            let known = self.known().saturating_sub(self.table.computed);
+            return (certain.min(known), 0, None);
         }
         let mut taken = 0;
         loop {

@@ -226,6 +226,12 @@ pub(crate) struct FakeExecutor {
     pub(crate) lookahead: Lookahead,
     /// Calls until one fails; 0 for none.
     pub(crate) fails_in: u64,
+    /// The most runs of a batch; more are refused.
+    pub(crate) most_runs: usize,
+    /// A batch with a row at this position or behind it is refused.
+    pub(crate) refused_from: usize,
+    /// Batches that were refused.
+    pub(crate) refused: usize,
     /// Rows of all batches.
     pub(crate) rows: usize,
     /// Batches that were submitted while another was in flight.
@@ -244,6 +250,9 @@ impl FakeExecutor {
             in_flight: VecDeque::new(),
             lookahead: Lookahead::Never,
             fails_in: 0,
+            most_runs: usize::MAX,
+            refused_from: usize::MAX,
+            refused: 0,
             rows: 0,
             ahead: 0,
         }
@@ -258,6 +267,17 @@ impl FakeExecutor {
         self.fails_in = self.fails_in.saturating_sub(1);
         if self.fails_in == 1 {
             let what = "as this test wants".to_owned();
+            return Err(BackendError::Unsupported { what });
+        }
+        Ok(())
+    }
+
+    /// Refuses a batch before anything is done.
+    fn refuse(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
+        let deepest = batch.runs.iter().map(|r| r.position + r.rows.len()).max();
+        if batch.runs.len() > self.most_runs || deepest > Some(self.refused_from) {
+            self.refused += 1;
+            let what = "more than this test wants".to_owned();
             return Err(BackendError::Unsupported { what });
         }
         Ok(())
@@ -409,7 +429,8 @@ impl FakeExecutor {
 
 impl Executor for FakeExecutor {
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
-        self.call()?;
+        self.call().inspect_err(|_| self.refused += 1)?;
+        self.refuse(batch)?;
         assert!(self.in_flight.len() < 2, "a third batch in flight");
         if let Some(before) = self.in_flight.back() {
             assert!(
@@ -531,6 +552,7 @@ pub(crate) fn shape(window: Option<usize>) -> ModelShape {
         vocab: VOCAB,
         width: Some(WIDTH),
         window,
+        even_depth: None,
     }
 }
 
@@ -678,6 +700,9 @@ impl Random {
                 0 => minimum.sliding + self.within(0..=3),
                 _ => self.within(minimum.sliding..=config.pages.sliding),
             };
+        }
+        if self.one_in(2) {
+            config.prefill_rows = self.within(1..=60);
         }
         if self.one_in(8) {
             config.prefix_reuse = PrefixReuse::Disabled;

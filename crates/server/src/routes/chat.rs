@@ -139,6 +139,7 @@ impl WireSampling {
 
 /// Structured output under the names of other servers.
 #[derive(Debug, Default, Deserialize)]
+#[expect(clippy::struct_field_names, reason = "vLLM's names")]
 pub(super) struct Guided {
     #[serde(default)]
     guided_json: Option<Value>,
@@ -359,7 +360,7 @@ pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> 
     let explain = request.explain.unwrap_or(false);
     let ask = request.ask()?;
     let n = ask.n;
-    let (answer, notes) = call.app.answer(&served, ask, call.arrived, "call_").await?;
+    let (answer, notes) = call.app.answer(&served, ask, &call, "call_").await?;
     let info = &served.model.info;
     let head = Head {
         id: ids::id("chatcmpl-"),
@@ -603,7 +604,8 @@ pub(super) fn arguments(call: &ToolCall) -> String {
 pub(super) fn finish_reason(finished: &Finished) -> &'static str {
     match finished.reason {
         ChatFinish::Stop | ChatFinish::Cancelled => "stop",
-        ChatFinish::Length => "length",
+        // Cut off either way.
+        ChatFinish::Length | ChatFinish::Deadline => "length",
         ChatFinish::ToolCalls => "tool_calls",
     }
 }
@@ -682,6 +684,11 @@ fn carat(extras: &Extras, finished: &Finished, invalid: &[Value]) -> Option<Valu
 }
 
 fn logprobs(tokens: &[Token], tokenizer: &Tokenizer) -> Value {
+    json!({ "content": token_logprobs(tokens, tokenizer), "refusal": null })
+}
+
+/// An entry per token, as both of OpenAI's interfaces have them.
+pub(super) fn token_logprobs(tokens: &[Token], tokenizer: &Tokenizer) -> Vec<Value> {
     let named = |id: u32, logprob: f32| {
         let bytes = tokenizer.vocab().bytes(id);
         let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -694,5 +701,5 @@ fn logprobs(tokens: &[Token], tokenizer: &Tokenizer) -> Value {
         entry["top_logprobs"] = top.collect();
         entry
     });
-    json!({ "content": each.collect::<Vec<_>>(), "refusal": null })
+    each.collect()
 }

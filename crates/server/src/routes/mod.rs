@@ -3,7 +3,12 @@
 mod chat;
 mod completions;
 mod health;
+mod messages;
 mod models;
+mod ollama;
+mod responses;
+#[cfg(test)]
+mod samples;
 mod text;
 mod wire;
 
@@ -30,6 +35,15 @@ pub(crate) struct Route {
 pub(crate) enum Handler {
     ChatCompletions,
     Completions,
+    Responses,
+    Messages,
+    CountTokens,
+    OllamaChat,
+    OllamaGenerate,
+    OllamaTags,
+    OllamaShow,
+    OllamaPs,
+    OllamaVersion,
     Models,
     Model,
     Tokenize,
@@ -66,6 +80,33 @@ pub(crate) const ROUTES: &[Route] = {
             Handler::ChatCompletions,
         ),
         row(Method::POST, "/v1/completions", Keyed, Handler::Completions),
+        row(Method::POST, "/v1/responses", Keyed, Handler::Responses),
+        row(Method::POST, "/v1/messages", Keyed, Handler::Messages),
+        row(
+            Method::POST,
+            "/v1/messages/count_tokens",
+            Keyed,
+            Handler::CountTokens,
+        ),
+        row(Method::POST, "/api/chat", Keyed, Handler::OllamaChat),
+        row(
+            Method::POST,
+            "/api/generate",
+            Keyed,
+            Handler::OllamaGenerate,
+        ),
+        row(Method::GET, "/api/tags", Keyed, Handler::OllamaTags),
+        row(Method::POST, "/api/show", Keyed, Handler::OllamaShow),
+        row(Method::GET, "/api/ps", Keyed, Handler::OllamaPs),
+        row(Method::GET, "/api/version", Keyed, Handler::OllamaVersion),
+        row(Method::POST, "/api/embed", Keyed, Handler::NotBuilt),
+        row(Method::POST, "/api/embeddings", Keyed, Handler::NotBuilt),
+        row(Method::POST, "/api/pull", Keyed, Handler::NotBuilt),
+        row(Method::POST, "/api/push", Keyed, Handler::NotBuilt),
+        row(Method::POST, "/api/create", Keyed, Handler::NotBuilt),
+        row(Method::POST, "/api/copy", Keyed, Handler::NotBuilt),
+        row(Method::DELETE, "/api/delete", Keyed, Handler::NotBuilt),
+        row(Method::POST, "/api/blobs/{id}", Keyed, Handler::NotBuilt),
         row(Method::GET, "/v1/models", Keyed, Handler::Models),
         row(Method::GET, "/models", Keyed, Handler::Models),
         row(Method::GET, "/v1/models/{id}", Keyed, Handler::Model),
@@ -105,7 +146,9 @@ pub(crate) fn find(method: &Method, path: &str) -> Result<usize, Vec<Method>> {
         if !matches {
             continue;
         }
-        if route.method == *method || (*method == Method::HEAD && route.method == Method::GET) {
+        // Ollama's clients look with it for what they would send.
+        let has_head = route.method == Method::GET || route.handler == Handler::NotBuilt;
+        if route.method == *method || (*method == Method::HEAD && has_head) {
             return Ok(number);
         }
         if *method == Method::OPTIONS {
@@ -120,6 +163,15 @@ pub(crate) async fn dispatch(handler: Handler, call: Call) -> Result<Response<Bo
     match handler {
         Handler::ChatCompletions => chat::completions(call).await,
         Handler::Completions => completions::completions(call).await,
+        Handler::Responses => responses::create(call).await,
+        Handler::Messages => messages::create(call).await,
+        Handler::CountTokens => messages::count_tokens(call).await,
+        Handler::OllamaChat => ollama::chat(call).await,
+        Handler::OllamaGenerate => ollama::generate(call).await,
+        Handler::OllamaTags => ollama::tags(&call),
+        Handler::OllamaShow => ollama::show(&call),
+        Handler::OllamaPs => ollama::ps(&call),
+        Handler::OllamaVersion => Ok(ollama::version()),
         Handler::Models => models::list(&call),
         Handler::Model => models::one(&call),
         Handler::Tokenize => text::tokenize(call).await,
@@ -144,3 +196,37 @@ pub(crate) async fn dispatch(handler: Handler, call: Call) -> Result<Response<Bo
 
 /// Written by hand; a test holds it against the table.
 const OPENAPI: &str = include_str!("openapi.json");
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn the_description_lists_the_routes_and_no_others() {
+        let described: Value = serde_json::from_str(OPENAPI).unwrap();
+        let described: BTreeSet<(String, String)> = described["paths"]
+            .as_object()
+            .unwrap()
+            .iter()
+            .flat_map(|(path, item)| {
+                let methods = item.as_object().unwrap().keys();
+                methods.map(|method| (path.clone(), method.to_uppercase()))
+            })
+            .collect();
+        let routes: BTreeSet<(String, String)> = ROUTES
+            .iter()
+            .map(|route| (route.path.to_owned(), route.method.to_string()))
+            .collect();
+        assert_eq!(described, routes);
+    }
+
+    #[test]
+    fn a_path_has_one_row_since_it_names_a_series_of_the_metrics() {
+        let paths: BTreeSet<&str> = ROUTES.iter().map(|route| route.path).collect();
+        assert_eq!(paths.len(), ROUTES.len());
+    }
+}

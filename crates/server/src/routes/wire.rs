@@ -25,7 +25,7 @@ impl OneOrMany {
     }
 }
 
-/// A message as OpenAI's clients write it.
+/// A message as OpenAI's and Ollama's clients write it.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct WireMessage {
     role: String,
@@ -33,7 +33,7 @@ pub(super) struct WireMessage {
     content: Value,
     #[serde(default)]
     reasoning_content: Option<String>,
-    #[serde(default)]
+    #[serde(default, alias = "thinking")]
     reasoning: Option<String>,
     #[serde(default)]
     tool_calls: Option<Vec<WireCall>>,
@@ -41,8 +41,11 @@ pub(super) struct WireMessage {
     function_call: Option<WireFunction>,
     #[serde(default)]
     tool_call_id: Option<String>,
-    #[serde(default)]
+    #[serde(default, alias = "tool_name")]
     name: Option<String>,
+    /// Beside the content, as Ollama's clients send them.
+    #[serde(default)]
+    images: Option<Vec<Value>>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -81,6 +84,12 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError>
                 ));
             }
         };
+        if message.images.is_some_and(|images| !images.is_empty()) {
+            return Err(ApiError::invalid(
+                format!("{path}.images"),
+                "images are not supported here; only text is",
+            ));
+        }
         let content = content(&message.content, &format!("{path}.content"))?;
         let mut calls: Vec<ToolCall> = message
             .tool_calls
@@ -98,11 +107,7 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError>
             arguments: function.arguments,
         }));
         for (c, call) in calls.iter().enumerate() {
-            let sound = match call.parsed_arguments() {
-                Value::Object(_) => true,
-                _ => false,
-            };
-            if !sound {
+            if !call.parsed_arguments().is_object() {
                 return Err(ApiError::invalid(
                     format!("{path}.tool_calls[{c}].function.arguments"),
                     "arguments must be a JSON object, or the text of one",
@@ -112,20 +117,7 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError>
         if let Some(id) = &message.tool_call_id
             && role == Role::Tool
         {
-            let known = messages
-                .iter()
-                .flat_map(|m| &m.tool_calls)
-                .any(|call| call.id.as_ref() == Some(id));
-            if !known {
-                let shown: String = id.chars().take(80).collect();
-                return Err(ApiError::invalid(
-                    format!("{path}.tool_call_id"),
-                    format!(
-                        "no call before this message has the id `{}`",
-                        shown.escape_debug()
-                    ),
-                ));
-            }
+            called(&messages, id, &format!("{path}.tool_call_id"))?;
         }
         messages.push(Message {
             role,
@@ -142,8 +134,26 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError>
     Ok(messages)
 }
 
+/// A result answers a call that was made.
+pub(super) fn called(messages: &[Message], id: &str, path: &str) -> Result<(), ApiError> {
+    let mut calls = messages.iter().flat_map(|m| &m.tool_calls);
+    if calls.any(|call| call.id.as_deref() == Some(id)) {
+        return Ok(());
+    }
+    Err(ApiError::invalid(
+        path,
+        format!("no call before this has the id `{}`", shown(id)),
+    ))
+}
+
+/// As much of a client's word as an error repeats.
+pub(super) fn shown(word: &str) -> String {
+    let start: String = word.chars().take(80).collect();
+    start.escape_debug().to_string()
+}
+
 /// Text, nothing, or parts of text.
-fn content(content: &Value, path: &str) -> Result<String, ApiError> {
+pub(super) fn content(content: &Value, path: &str) -> Result<String, ApiError> {
     match content {
         Value::Null => Ok(String::new()),
         Value::String(text) => Ok(text.clone()),

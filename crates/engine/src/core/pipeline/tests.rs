@@ -42,7 +42,7 @@ fn step(pipeline: &mut Pipeline<FakeExecutor>) -> (Vec<(u64, TokenId)>, Vec<u64>
             Update::Token { id, row } => tokens.push((id.0, outputs.rows[row].token)),
             Update::Forced { id, token } => tokens.push((id.0, token)),
             Update::Finished { id, .. } => finished.push(id.0),
-            Update::Started { .. } | Update::Abandoned { .. } => {}
+            Update::Started { .. } | Update::PromptToken { .. } | Update::Abandoned { .. } => {}
         }
     }
     (tokens, finished)
@@ -137,24 +137,153 @@ fn what_the_host_draws_comes_no_step_later() {
 
 #[test]
 fn a_failure_leaves_nothing_in_flight_and_others_go_on() {
+    let mut unharmed = 0;
     for call in 1..=12 {
         for lookahead in [Lookahead::Never, Lookahead::Always] {
             let mut pipeline = pipeline(lookahead);
-            submit(&mut pipeline, 1, &request(text(1, 100), 20));
+            let asked = request(text(1, 100), 20);
+            submit(&mut pipeline, 1, &asked);
             pipeline.executor().fails_in = call + 1;
-            while pipeline.step().is_ok() {}
-            pipeline.give_up();
+            let mut failed = false;
+            while !failed && !pipeline.is_idle() {
+                failed = pipeline.step().is_err();
+            }
+            if failed {
+                pipeline.give_up();
+            }
             assert_eq!(pipeline.executor().in_flight(), 0, "call {call}");
             let lost = pipeline.scheduler().updates();
             let lost = lost.filter(|u| matches!(u, Update::Abandoned { .. }));
-            assert_eq!(lost.count(), 1, "call {call}");
+            assert_eq!(lost.count(), usize::from(failed), "call {call}");
+            // A batch ahead that is refused is planned again.
+            assert!(failed || pipeline.executor().refused == 1);
+            unharmed += usize::from(!failed);
             pipeline.scheduler.audit();
-            let asked = request(text(1, 100), 20);
             submit(&mut pipeline, 2, &asked);
             let found = answers(&mut pipeline, 2);
             assert_eq!(found[1], alone(&asked, 120, WINDOW).0);
         }
     }
+    assert!((1..=6).contains(&unharmed), "{unharmed}");
+}
+
+#[test]
+fn a_row_fed_a_token_that_nobody_took_is_forgotten() {
+    let mut pipeline = pipeline(Lookahead::Always);
+    submit(&mut pipeline, 1, &request(text(1, 30), 20));
+    step(&mut pipeline);
+    // Two batches are in flight; the later completes a page with the token of the earlier.
+    assert_eq!(pipeline.executor().in_flight(), 2);
+    pipeline.scheduler().cancel(RequestId(1));
+    pipeline.executor().lookahead = Lookahead::Never;
+    while !pipeline.is_idle() {
+        step(&mut pipeline);
+    }
+    pipeline.audit_contents(false);
+}
+
+#[test]
+fn a_refused_batch_is_run_in_parts_and_nobody_is_lost() {
+    for lookahead in [Lookahead::Never, Lookahead::Always] {
+        for most_runs in 1..=3 {
+            let mut pipeline = pipeline(lookahead);
+            pipeline.executor().most_runs = most_runs;
+            let asked: Vec<Request> = (1..=6).map(penalized).collect();
+            for (id, request) in (1..).zip(&asked) {
+                submit(&mut pipeline, id, request);
+            }
+            let found = answers(&mut pipeline, 6);
+            for (found, asked) in found.iter().zip(&asked) {
+                assert_eq!(found, &alone(asked, 50, WINDOW).0);
+            }
+            assert!(pipeline.executor().refused > 20);
+        }
+    }
+}
+
+#[test]
+fn parts_of_a_refused_batch_take_turns() {
+    let mut pipeline = pipeline(Lookahead::Always);
+    pipeline.executor().most_runs = 1;
+    for n in 1..=4 {
+        submit(&mut pipeline, n, &request(text(n, 20), 40));
+    }
+    let mut tokens = [0; 4];
+    for _ in 0..40 {
+        for (id, _) in step(&mut pipeline).0 {
+            tokens[id as usize - 1] += 1;
+        }
+    }
+    assert_eq!(tokens, [10; 4]);
+}
+
+#[test]
+fn only_who_is_refused_alone_is_abandoned() {
+    for lookahead in [Lookahead::Never, Lookahead::Always] {
+        let mut pipeline = pipeline(lookahead);
+        // The second comes to 70 tokens, the others to 50 at the most.
+        pipeline.executor().refused_from = 60;
+        let asked: Vec<Request> = (1..=4)
+            .map(|n| request(text(n, 20), if n == 2 { 50 } else { 30 }))
+            .collect();
+        for (id, request) in (1..).zip(&asked) {
+            submit(&mut pipeline, id, request);
+        }
+        let mut found = vec![Vec::new(); 4];
+        let mut lost = Vec::new();
+        while !pipeline.is_idle() {
+            if pipeline.step().is_err() {
+                pipeline.give_up();
+            }
+            pipeline.scheduler.audit();
+            let (outputs, updates) = pipeline.results();
+            for update in updates {
+                match update {
+                    Update::Token { id, row } => {
+                        found[id.0 as usize - 1].push(outputs.rows[row].token);
+                    }
+                    Update::Abandoned { id } => lost.push(id.0),
+                    _ => {}
+                }
+            }
+        }
+        assert_eq!(lost, [2]);
+        for (n, (found, asked)) in found.iter().zip(&asked).enumerate() {
+            let (answer, _) = alone(asked, 70, WINDOW);
+            assert_eq!(found[..], answer[..if n == 1 { 41 } else { 30 }]);
+        }
+    }
+}
+
+#[test]
+fn prompts_are_told_of_while_batches_are_fed_ahead() {
+    let mut pipeline = pipeline(Lookahead::Always);
+    submit(&mut pipeline, 1, &request(text(1, 20), 60));
+    let prompt = text(2, 50);
+    let asked = Request {
+        prompt_logprobs: Some(2),
+        ..request(prompt.clone(), 5)
+    };
+    submit(&mut pipeline, 2, &asked);
+    let (mut told, mut answer) = (Vec::new(), Vec::new());
+    while !pipeline.is_idle() {
+        pipeline.step().unwrap();
+        let (outputs, updates) = pipeline.results();
+        for update in updates {
+            match update {
+                Update::PromptToken { id, position, row } => {
+                    assert_eq!((id.0, outputs.rows[row].top.len()), (2, 2));
+                    told.push((position, outputs.rows[row].token));
+                }
+                Update::Token { id, row } if id.0 == 2 => answer.push(outputs.rows[row].token),
+                _ => {}
+            }
+        }
+    }
+    let expected: Vec<_> = (1..50).map(|place| (place, prompt[place])).collect();
+    assert_eq!(told, expected);
+    assert_eq!(answer, alone(&asked, 55, WINDOW).0);
+    assert!(pipeline.executor().ahead > 50);
 }
 
 #[test]

@@ -1,9 +1,11 @@
 use super::*;
-use crate::core::testing::{request, text};
+use crate::core::testing::{request, roomy, text};
 
 fn sequence(request: Request) -> Sequence {
     let limit = request.prompt.len() + request.max_tokens.unwrap();
-    Sequence::new(RequestId(1), request, limit, true)
+    let (config, shape) = roomy(Some(64));
+    let limits = Limits::new(config, shape).unwrap();
+    Sequence::new(RequestId(1), request, limit, &limits)
 }
 
 #[test]
@@ -49,7 +51,8 @@ fn only_the_step_that_feeds_the_last_token_samples() {
     assert_eq!(last_run(&sequence).0, 0);
     sequence.enter(2, 1);
     assert_eq!(last_run(&sequence), (1, vec![Feed::Token(text(1, 5)[4])]));
-    let draws: Vec<_> = sequence.draws(&mut [].iter()).collect();
+    let plain = Sampling::greedy();
+    let draws: Vec<_> = sequence.draws(&plain, &mut [].iter()).collect();
     assert_eq!(draws[0].1.history, text(1, 5));
 }
 
@@ -82,7 +85,7 @@ fn a_draft_is_kept_as_far_as_it_is_drawn() {
         sequence.enter(1, 5);
         let (sampled, feeds) = last_run(&sequence);
         assert_eq!((sampled, feeds.len()), (4, 8));
-        let histories: Vec<usize> = (sequence.draws(&mut [].iter()))
+        let histories: Vec<usize> = (sequence.draws(&Sampling::greedy(), &mut [].iter()))
             .map(|(_, draw)| draw.history.len())
             .collect();
         assert_eq!(histories, [5, 6, 7, 8]);

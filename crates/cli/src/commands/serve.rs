@@ -1,0 +1,293 @@
+//! `serve`: answers over HTTP until told to stop.
+
+use std::{
+    collections::HashMap,
+    fs,
+    future::Future,
+    net::SocketAddr,
+    process::ExitCode,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use carat_engine::{EngineHandle, chat::Chat};
+use carat_server::{App, Config, Key, Lanes, Model, ModelInfo};
+use carat_text::Tokenizer;
+use sha2::{Digest, Sha256};
+use tokio::{net::TcpListener, signal::unix::SignalKind};
+
+use crate::{
+    args::{LaneBy, ServeArgs},
+    interrupt::INTERRUPTED,
+    load::Loaded,
+    session::{self, unix_time},
+    settings::{Settings, memory_size},
+    terminal::{Terminal, bytes, warn},
+};
+
+/// What supervisors take for "start it again": the engine has failed.
+const ENGINE_FAILED: u8 = 70;
+/// Clients hear of the failure before the process ends.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+const HEARTBEAT: Duration = Duration::from_millis(100);
+/// From so many cores up, one is left to the connections.
+const CORES_TO_SPARE: usize = 8;
+
+pub(crate) fn run(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<ExitCode> {
+    let started = Instant::now();
+    let config = config(args)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(io_threads())
+        .thread_name("carat-io")
+        .enable_all()
+        .build()
+        .context("cannot start the threads that serve connections")?;
+    let address = SocketAddr::new(args.host, args.port);
+    let listener = runtime
+        .block_on(TcpListener::bind(address))
+        .with_context(|| {
+            format!(
+                "cannot listen on {address}; --port PORT takes another port, --port 0 a free one"
+            )
+        })?;
+    let address = listener
+        .local_addr()
+        .context("the listener has no address")?;
+    let app = App::new(config);
+    let serving = runtime.spawn(carat_server::serve(
+        Arc::clone(&app),
+        listener,
+        stop(&runtime)?,
+    ));
+    terminal.note(format_args!(
+        "listening on http://{address}, loading the model"
+    ));
+    let mut settings = settings.clone();
+    leave_a_core(&mut settings);
+    match load(args, &settings, terminal) {
+        Ok(model) => {
+            let name = model.info.name.clone();
+            app.ready(model);
+            terminal.note(format_args!(
+                "ready after {:.2} s: `{name}` at http://{address}/v1",
+                started.elapsed().as_secs_f64()
+            ));
+        }
+        Err(error) => {
+            app.failed(format!("{error:#}"));
+            return Err(error);
+        }
+    }
+    let grammars = Arc::clone(&app);
+    runtime.spawn_blocking(move || grammars.prepare_grammars());
+    let code = runtime.block_on(async {
+        tokio::select! {
+            ended = serving => {
+                if ended.is_err() {
+                    warn("the server's own thread failed");
+                    return ExitCode::from(ENGINE_FAILED);
+                }
+                ExitCode::SUCCESS
+            }
+            reason = failure(&app) => {
+                warn(format_args!("{reason}; ending with code {ENGINE_FAILED}"));
+                tokio::time::sleep(LAST_WORDS).await;
+                ExitCode::from(ENGINE_FAILED)
+            }
+        }
+    });
+    // Whatever still runs is not waited for: clients that were to be waited for have been.
+    runtime.shutdown_background();
+    Ok(code)
+}
+
+/// Ends when the engine has failed.
+async fn failure(app: &App) -> String {
+    loop {
+        if let Some(error) = app.failure() {
+            return error.to_string();
+        }
+        tokio::time::sleep(HEARTBEAT).await;
+    }
+}
+
+/// Ends with the first Ctrl-C or SIGTERM. A second one ends the program at once.
+fn stop(runtime: &tokio::runtime::Runtime) -> Result<impl Future<Output = ()> + use<>> {
+    let _inside = runtime.enter();
+    let listen = |kind| tokio::signal::unix::signal(kind).context("cannot listen for signals");
+    let mut terminate = listen(SignalKind::terminate())?;
+    let mut interrupt = listen(SignalKind::interrupt())?;
+    let (first, told) = tokio::sync::oneshot::channel();
+    runtime.spawn(async move {
+        let mut first = Some(first);
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            match first.take() {
+                // Nobody listens where the server has ended by itself.
+                Some(first) => drop(first.send(())),
+                None => {
+                    #[expect(
+                        clippy::exit,
+                        clippy::disallowed_methods,
+                        reason = "the person insists"
+                    )]
+                    std::process::exit(INTERRUPTED.into());
+                }
+            }
+        }
+    });
+    Ok(async move {
+        // The sender lives as long as the runtime.
+        let _ = told.await;
+    })
+}
+
+fn io_threads() -> usize {
+    cores().div_ceil(4).clamp(1, 8)
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// On machines with many, connections get a core that no computing thread is bound to.
+fn leave_a_core(settings: &mut Settings) {
+    if settings.threads.is_none() && cores() >= CORES_TO_SPARE {
+        settings.threads = Some(cores() - 1);
+    }
+}
+
+fn config(args: &ServeArgs) -> Result<Config> {
+    let mut keys = Vec::new();
+    for text in &args.api_key {
+        keys.push(Key::parse(text).map_err(|problem| anyhow::anyhow!("--api-key: {problem}"))?);
+    }
+    if let Some(path) = &args.api_key_file {
+        let text = fs::read_to_string(path)
+            .with_context(|| format!("cannot read the keys in `{}`", path.display()))?;
+        for (n, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let key = Key::parse(line).map_err(|problem| {
+                anyhow::anyhow!("line {} of `{}`: {problem}", n + 1, path.display())
+            })?;
+            keys.push(key);
+        }
+        if keys.is_empty() {
+            bail!("`{}` holds no keys", path.display());
+        }
+    }
+    if !args.host.is_loopback() && keys.is_empty() && !args.no_auth {
+        bail!(
+            "{} can be reached from other machines: give --api-key KEY, or --no-auth if everybody there may ask",
+            args.host
+        );
+    }
+    let max_body = memory_size(&args.max_body).context("--max-body")?;
+    Ok(Config {
+        keys,
+        bound: Some(args.host),
+        allowed_hosts: args.allow_host.clone(),
+        cors_origins: args.cors_origin.clone(),
+        lanes: match args.lane_by {
+            LaneBy::Key => Lanes::Key,
+            LaneBy::User => Lanes::User,
+        },
+        share_prefixes: args.share_prefix,
+        request_timeout: args.request_timeout.map(Duration::from_secs),
+        strict_model: args.strict_model,
+        tool_grammar: !args.no_tool_grammar,
+        metrics_prefix: args.metrics_prefix.clone(),
+        metrics_public: args.metrics_public,
+        max_body: usize::try_from(max_body).unwrap_or(usize::MAX),
+        ping: Duration::from_secs(args.sse_ping),
+        drain: Duration::from_secs(args.drain),
+        ..Config::default()
+    })
+}
+
+fn load(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<Model> {
+    let loaded = Loaded::open(settings, terminal)?;
+    let metadata = loaded.file.metadata();
+    let sampling = settings.sampling.resolve(metadata, session::fresh_seed())?;
+    let tokenizer =
+        Tokenizer::from_metadata(metadata).context("cannot use the file's tokenizer")?;
+    let template = session::template(args.chat_template.as_deref(), metadata, &tokenizer)?;
+    let context = session::choose_context(&loaded, args.parallel, settings.context, terminal)?;
+    let mut config = session::engine_config(&loaded, args.parallel, context);
+    config.prefill_rows = args.prefill_rows;
+    if let Some(queue) = args.queue {
+        config.max_unfinished = args.parallel.saturating_add(queue);
+    }
+    let info = describe(args, &loaded, context);
+    terminal.note(format_args!(
+        "{} requests side by side, up to {} tokens each, {} on {}",
+        args.parallel,
+        context,
+        bytes(info.bytes),
+        info.backend
+    ));
+    loaded.warm_up(terminal);
+    let engine = EngineHandle::start(config, loaded.backend, loaded.plan, loaded.model.weights)
+        .context("cannot start the model")?;
+    Ok(Model {
+        chat: Chat::new(engine, Arc::new(tokenizer), Arc::new(template)),
+        sampling,
+        info,
+    })
+}
+
+fn describe(args: &ServeArgs, loaded: &Loaded, context: usize) -> ModelInfo {
+    let name = args.name.clone().unwrap_or_else(|| {
+        let stem = loaded.file.path().file_stem();
+        stem.map_or_else(
+            || loaded.model.config.name.clone(),
+            |stem| stem.to_string_lossy().into_owned(),
+        )
+    });
+    let mut by_type: HashMap<String, u64> = HashMap::new();
+    for tensor in loaded.file.tensors() {
+        if let Ok(quant) = tensor.quant {
+            *by_type.entry(quant.to_string()).or_default() += tensor.bytes as u64;
+        }
+    }
+    let most = by_type.into_iter().max_by_key(|(_, bytes)| *bytes);
+    let quantization = most.map_or_else(String::new, |(name, _)| name);
+    let metadata = loaded.file.metadata();
+    let template = metadata.str("tokenizer.chat_template").ok().flatten();
+    let backend = loaded.backend.name().to_owned();
+    let bytes = loaded.file.file_bytes() as u64;
+    ModelInfo {
+        fingerprint: fingerprint(&[
+            &name,
+            &bytes.to_string(),
+            &quantization,
+            &backend,
+            &loaded.kv.to_string(),
+            env!("CARGO_PKG_VERSION"),
+        ]),
+        name,
+        context,
+        trained_context: loaded.model.config.context,
+        parameters: loaded.model.parameter_count(),
+        bytes,
+        quantization,
+        backend,
+        template: template.map(str::to_owned),
+        loaded: unix_time().and_then(|t| u64::try_from(t).ok()).unwrap_or(0),
+    }
+}
+
+fn fingerprint(parts: &[&str]) -> String {
+    let digest = Sha256::digest(parts.join("\n").as_bytes());
+    let [a, b, c, d, e, ..] = digest[..] else {
+        unreachable!("a digest has 32 bytes");
+    };
+    format!("fp_{a:02x}{b:02x}{c:02x}{d:02x}{e:02x}")
+}
