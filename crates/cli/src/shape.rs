@@ -90,7 +90,7 @@ impl Shape {
         let Some(grammars) = &self.grammars else {
             return Ok(None);
         };
-        let tools = (self.tools && !asked.tools.is_empty()).then(|| Tools {
+        let tools = (self.tools && !asked.tools.is_empty()).then_some(Tools {
             tools: asked.tools,
             choice: ToolChoice::Auto,
             parallel: true,
