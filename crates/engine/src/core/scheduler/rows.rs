@@ -104,6 +104,10 @@ impl Scheduler {
                 // However small a chunk is to be, the first gets on.
                 wanted = wanted.max(least);
             }
+            if wanted == 0 {
+                i += 1;
+                continue;
+            }
             let sequence = &self.running[i];
             let wanted = sequence.reportable(wanted.min(for_prompts.rows), 1 + for_prompts.reports);
             // A chunk is in the sliding pages as a whole before the window moves on; what nobody reserved is for that.
