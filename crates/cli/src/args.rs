@@ -369,6 +369,9 @@ pub(crate) struct ServeArgs {
     /// Let those with different keys continue from each other's prompts
     #[arg(long)]
     pub(crate) share_prefix: bool,
+    /// Longest time for a request to wait; then it is turned away with 503
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = seconds)]
+    pub(crate) queue_timeout: u64,
     /// Longest time for a request, such as 300; what it has by then is its answer
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) request_timeout: Option<u64>,

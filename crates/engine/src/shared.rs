@@ -126,6 +126,14 @@ impl Shared {
         }
     }
 
+    /// Whether the engine has begun to compute for it; true of one that is over.
+    pub(crate) fn has_started(&self, id: RequestId) -> bool {
+        let clients = lock(&self.clients);
+        clients
+            .get(&id)
+            .is_none_or(|client| client.started.is_some())
+    }
+
     /// Hands on what comes before the answer. `Break` if nobody wants it.
     pub(crate) fn push(&self, id: RequestId, event: Event) -> ControlFlow<()> {
         match lock(&self.clients).get_mut(&id) {

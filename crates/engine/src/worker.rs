@@ -91,7 +91,16 @@ struct Worker {
     shared: Arc<Shared>,
     inbox: Receiver<Command>,
     /// Of requests whose time is limited, the nearest first. Those that have ended before stay until then.
-    deadlines: BinaryHeap<Reverse<(Instant, RequestId)>>,
+    deadlines: BinaryHeap<Reverse<(Instant, RequestId, Limit)>>,
+}
+
+/// What a deadline is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Limit {
+    /// To be started.
+    Queue,
+    /// To end.
+    Request,
 }
 
 impl Worker {
@@ -124,12 +133,14 @@ impl Worker {
 
     /// Ends the requests whose time is up.
     fn expire(&mut self) {
-        while let Some(Reverse((when, id))) = self.deadlines.peek().copied() {
+        while let Some(Reverse((when, id, limit))) = self.deadlines.peek().copied() {
             if when > Instant::now() {
                 return;
             }
             self.deadlines.pop();
-            self.pipeline.scheduler().expire(id);
+            if limit == Limit::Request || !self.shared.has_started(id) {
+                self.pipeline.scheduler().expire(id);
+            }
         }
     }
 
@@ -148,9 +159,15 @@ impl Worker {
             request,
             client,
         } = submission;
-        if let Some(limit) = request.deadline {
-            let when = client.submitted + limit;
-            self.deadlines.push(Reverse((when, id)));
+        let limits = [
+            (request.deadline, Limit::Request),
+            (request.queue_limit, Limit::Queue),
+        ];
+        for (most, limit) in limits {
+            // What is too far away to be told as a time is never reached.
+            if let Some(when) = most.and_then(|most| client.submitted.checked_add(most)) {
+                self.deadlines.push(Reverse((when, id, limit)));
+            }
         }
         self.shared.add(id, client);
         let scheduler = self.pipeline.scheduler();

@@ -226,7 +226,7 @@ impl Answer {
                                 self.metrics.rejected("timeout");
                                 Output::Failed(ApiError::new(
                                     Kind::QueueTimeout,
-                                    "the request's time was up before its first token",
+                                    "the request's time was up before its first token; try again later",
                                 ))
                             }
                             _ => Output::Finished(finished),

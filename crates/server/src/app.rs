@@ -258,6 +258,7 @@ impl App {
             for one in &mut prepared {
                 one.request.lane = lane.as_deref().map(lane_id);
                 one.request.deadline = deadline;
+                one.request.queue_limit = self.config.queue_timeout;
             }
             let answer = Answer::start(engine, prepared, &self.metrics, call.arrived, call_prefix)?;
             Ok((answer, notes))

@@ -44,6 +44,8 @@ pub struct Config {
     pub max_connections: usize,
     /// Silence after which a stream says that it is alive.
     pub ping: Duration,
+    /// The longest a request may wait to be started; `None` lets it.
+    pub queue_timeout: Option<Duration>,
     /// The longest a request may take; `None` lets it.
     pub request_timeout: Option<Duration>,
     /// How long requests under way have at the end.
@@ -69,6 +71,7 @@ impl Default for Config {
             write_timeout: Duration::from_mins(1),
             max_connections: 4096,
             ping: Duration::from_secs(10),
+            queue_timeout: Some(Duration::from_mins(2)),
             request_timeout: None,
             drain: Duration::from_secs(30),
         }

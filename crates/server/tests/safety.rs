@@ -219,6 +219,29 @@ async fn a_full_queue_turns_away_with_a_time_to_come_back() {
 }
 
 #[tokio::test]
+async fn who_waits_too_long_is_told_so() {
+    let app = App::new(Config {
+        queue_timeout: Some(Duration::from_millis(1)),
+        ..Config::default()
+    });
+    app.ready(model(|config| config.max_sequences = 1));
+    let long = json!({
+        "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
+        "max_tokens": 400, "ignore_eos": true, "stream": true,
+    });
+    let first = carat_server::handle(
+        Arc::clone(&app),
+        plain(Method::POST, CHAT, &long.to_string()),
+    )
+    .await;
+    assert_eq!(first.status(), 200);
+    let answer = post(&app, CHAT, hello()).await;
+    assert_eq!(answer.status, 503, "{}", answer.text);
+    assert_eq!(answer.json()["error"]["code"], "queue_timeout");
+    assert!(answer.headers.contains_key("retry-after"));
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_frees_its_place() {
     let app = app(Config::default());
     let long = json!({

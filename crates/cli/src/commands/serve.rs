@@ -200,6 +200,7 @@ fn config(args: &ServeArgs) -> Result<Config> {
             LaneBy::User => Lanes::User,
         },
         share_prefixes: args.share_prefix,
+        queue_timeout: Some(Duration::from_secs(args.queue_timeout)),
         request_timeout: args.request_timeout.map(Duration::from_secs),
         strict_model: args.strict_model,
         tool_grammar: !args.no_tool_grammar,

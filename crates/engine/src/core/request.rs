@@ -38,6 +38,8 @@ pub struct Request {
     /// The most time it may take from its submission on. Whoever keeps time ends it with
     /// [`Scheduler::expire`](super::Scheduler::expire).
     pub deadline: Option<Duration>,
+    /// The most time it may wait to be started; ended in the same way.
+    pub queue_limit: Option<Duration>,
     /// A request with the same prompt, submitted before: this one waits until that is computed and has its first token, or is
     /// over.
     pub after: Option<RequestId>,
@@ -60,6 +62,7 @@ impl Request {
             prompt_logprobs: None,
             lane: None,
             deadline: None,
+            queue_limit: None,
             after: None,
         }
     }

@@ -365,6 +365,47 @@ fn a_stream_is_cancelled_from_another_thread_while_it_is_read() {
 }
 
 #[test]
+fn time_limits_end_requests_that_wait_or_run_too_long() {
+    let mut config = roomy(WINDOW).0;
+    config.max_sequences = 1;
+    let (go, gate) = mpsc::channel();
+    let mut open = false;
+    let engine = start_config(config, move |_| {
+        open = open || gate.recv().is_err();
+        Ok(())
+    });
+    let timed = |n, deadline, queue_limit| Request {
+        deadline,
+        queue_limit,
+        ..request(text(n, 20), 200)
+    };
+    let moment = Some(Duration::from_millis(1));
+    let ample = Some(Duration::MAX);
+    let running = engine.submit(timed(1, ample, moment)).unwrap();
+    go.send(()).unwrap();
+    while engine.snapshot().stats.running == 0 {
+        thread::yield_now();
+    }
+    let waiting = engine.submit(timed(2, ample, moment)).unwrap();
+    let late = engine.submit(timed(3, moment, ample)).unwrap();
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_millis(5) {
+        thread::yield_now();
+    }
+    drop(go);
+    let (tokens, reason, _) = answer(running);
+    assert_eq!(
+        (tokens.len(), reason),
+        (200, FinishReason::Length),
+        "who has started waits no more"
+    );
+    for stream in [waiting, late] {
+        let (tokens, reason, _) = answer(stream);
+        assert_eq!((tokens.len(), reason), (0, FinishReason::Deadline));
+    }
+}
+
+#[test]
 fn a_snapshot_does_not_wait_for_the_batch() {
     let (engine, go) = start_held();
     let _stream = engine.submit(request(text(1, 20), 5)).unwrap();
