@@ -205,6 +205,8 @@ pub(crate) struct GenerateArgs {
     /// Offer the tools described in this JSON file: an array of {name, description, parameters}
     #[arg(long, value_name = "FILE")]
     pub(crate) tools: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) format: FormatArgs,
     /// Use this Jinja chat template instead of the model's
     #[arg(long, value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
@@ -212,10 +214,35 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
     /// Do not stop at the model's end tokens
-    #[arg(long)]
+    #[arg(long, conflicts_with = "format")]
     pub(crate) ignore_eos: bool,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+}
+
+/// Formats of answers; see docs/structured-output.md.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct FormatArgs {
+    /// Answer in JSON that fits the schema in this file
+    #[arg(
+        long,
+        visible_alias = "json-schema-file",
+        value_name = "FILE",
+        group = "format"
+    )]
+    pub(crate) schema: Option<PathBuf>,
+    /// Answer in JSON that fits this schema; {} is any JSON
+    #[arg(short = 'j', long, value_name = "SCHEMA", group = "format")]
+    pub(crate) json_schema: Option<String>,
+    /// Answer in a language of one's own, given as a GBNF grammar
+    #[arg(long, value_name = "GBNF", group = "format")]
+    pub(crate) grammar: Option<String>,
+    /// The same, from a file
+    #[arg(long, value_name = "FILE", group = "format")]
+    pub(crate) grammar_file: Option<PathBuf>,
+    /// Let tool calls come out as the model writes them, whether they fit the tools' schemas or not
+    #[arg(long, requires = "tools")]
+    pub(crate) no_tool_grammar: bool,
 }
 
 #[derive(Clone, Debug, Default, Args)]

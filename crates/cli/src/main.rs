@@ -17,6 +17,7 @@ mod load;
 mod output;
 mod session;
 mod settings;
+mod shape;
 mod synth;
 mod terminal;
 

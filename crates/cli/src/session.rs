@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use carat_engine::{
     EngineConfig, EngineHandle, Limits, ModelShape,
-    chat::{Chat, Generation},
+    chat::{Chat, Conversation, Generation},
 };
 use carat_gguf::Metadata;
 use carat_model::{
@@ -24,6 +24,7 @@ use crate::{
     args::GenerateArgs,
     load::Loaded,
     settings::Settings,
+    shape::{Asked, Preparation, Shape},
     terminal::{Terminal, bytes, thousands},
 };
 
@@ -33,6 +34,7 @@ const SMALLEST_CONTEXT: usize = 2048;
 pub(crate) struct Session {
     pub(crate) chat: Chat,
     pub(crate) generation: Generation,
+    shape: Shape,
     pub(crate) thinking: bool,
     pub(crate) tools: Vec<Tool>,
     pub(crate) context: usize,
@@ -56,6 +58,7 @@ impl Session {
         }
         let tokenizer =
             Tokenizer::from_metadata(metadata).context("cannot use the file's tokenizer")?;
+        let tokenizer = Arc::new(tokenizer);
         let template = template(args.chat_template.as_deref(), metadata, &tokenizer)?;
         let tools = args
             .tools
@@ -63,6 +66,7 @@ impl Session {
             .map(read_tools)
             .transpose()?
             .unwrap_or_default();
+        let shape = Preparation::begin(&args.format, &tools, &tokenizer)?;
         let context = choose_context(&loaded, 1, settings.context, terminal)?;
         let config = engine_config(&loaded, 1, context);
         loaded.warm_up(terminal);
@@ -76,7 +80,8 @@ impl Session {
             );
         }
         Ok(Session {
-            chat: Chat::new(engine, Arc::new(tokenizer), Arc::new(template)),
+            chat: Chat::new(engine, tokenizer, Arc::new(template)),
+            shape: shape.finish()?,
             generation: Generation {
                 sampling,
                 max_tokens: settings.max_tokens,
@@ -90,6 +95,43 @@ impl Session {
             context,
             model_name,
         })
+    }
+
+    /// Settings for the answer to a conversation.
+    pub(crate) fn generation_of(
+        &self,
+        conversation: &Conversation,
+        terminal: Terminal,
+    ) -> Result<Generation> {
+        self.constrained(
+            &Asked {
+                prompt: &self.chat.prompt(conversation)?,
+                tools: &conversation.tools,
+                thinking: conversation.thinking,
+            },
+            terminal,
+        )
+    }
+
+    /// Settings for plain text that is continued.
+    pub(crate) fn generation_of_text(&self, terminal: Terminal) -> Result<Generation> {
+        self.constrained(
+            &Asked {
+                prompt: &[],
+                tools: &[],
+                thinking: false,
+            },
+            terminal,
+        )
+    }
+
+    fn constrained(&self, asked: &Asked<'_>, terminal: Terminal) -> Result<Generation> {
+        let mut generation = self.generation.clone();
+        if !generation.ignore_eos {
+            let tokenizer = self.chat.tokenizer();
+            generation.constraint = self.shape.constraint(asked, tokenizer, terminal)?;
+        }
+        Ok(generation)
     }
 }
 

@@ -607,7 +607,7 @@ fn answers_ahead(
             mask: None,
             // Now and then the host samples one of them.
             output: match position {
-                5 if s == 1 => RowOutput::Logprobs { top: 1 },
+                5 if s == 1 => RowOutput::Logits,
                 _ => RowOutput::Token,
             },
         };

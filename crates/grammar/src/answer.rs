@@ -1,4 +1,4 @@
-//! What an answer has to look like, as front ends say it.
+//! Shapes of answers, as front ends ask for them.
 
 use carat_text::{TokenId, Tokenizer, Tool};
 use serde_json::Value;
@@ -6,17 +6,17 @@ use serde_json::Value;
 /// Shape of an answer: `thought? (content | format)? call*`, with the parts that are asked for. The default asks for nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Answer<'a> {
-    /// What the text after the thought must match; `None` leaves it free.
+    /// Format of the text after the thought; `None` leaves it free.
     pub format: Option<Format>,
     /// Tools that may or must be called; `None` where there are none.
     pub tools: Option<Tools<'a>>,
-    /// Whether a thought may come first.
+    /// Thought before the answer.
     pub thinking: Thinking,
-    /// Where the prompt leaves off.
+    /// Place at which the prompt leaves off.
     pub start: Start,
 }
 
-/// What the text of an answer must match, all of it.
+/// Format that the whole text of an answer has.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Format {
     /// Any JSON object.
@@ -43,13 +43,13 @@ pub enum Format {
 pub struct Tools<'a> {
     /// The tools, as the model was told about them.
     pub tools: &'a [Tool],
-    /// Whether they are called.
+    /// Freedom to call them.
     pub choice: ToolChoice,
-    /// Whether one answer may hold several calls.
+    /// Allows several calls in one answer.
     pub parallel: bool,
 }
 
-/// Whether tools are called.
+/// Freedom to call tools.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
     /// The model decides.
@@ -63,7 +63,7 @@ pub enum ToolChoice {
     Named(String),
 }
 
-/// Whether the model may think before it answers.
+/// Freedom to think before the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Thinking {
     /// No thought may be opened.
@@ -76,7 +76,7 @@ pub enum Thinking {
     },
 }
 
-/// Where a prompt leaves off.
+/// Place at which a prompt leaves off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Start {
     /// At the beginning of an answer.
@@ -89,7 +89,7 @@ pub enum Start {
 }
 
 impl Start {
-    /// Where this prompt leaves off. Templates open the model's thought at times, or close an empty one.
+    /// Place at which this prompt leaves off. Templates open the model's thought at times, or close an empty one.
     pub fn after(tokenizer: &Tokenizer, prompt: &[TokenId]) -> Start {
         let vocab = tokenizer.vocab();
         let marks = vocab.marks();

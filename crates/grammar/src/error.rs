@@ -1,4 +1,4 @@
-//! Why an answer cannot be constrained as asked, in words for whoever asked.
+//! Reasons an answer cannot be constrained as asked, in words for whoever asked.
 
 use std::time::Duration;
 
@@ -38,15 +38,15 @@ pub enum GrammarError {
     Schema {
         /// JSON pointer to the part in question; `#` where that is not known.
         path: String,
-        /// What is wrong.
+        /// Its fault.
         reason: String,
     },
     /// A regular expression, choice or grammar that is wrong.
     #[error("the {what} cannot be used: {reason}")]
     Grammar {
-        /// Which of them.
+        /// Name of its kind.
         what: &'static str,
-        /// What is wrong.
+        /// Its fault.
         reason: String,
     },
     /// More tools than are compiled for one request.
@@ -62,7 +62,7 @@ pub enum GrammarError {
     Tool {
         /// Name of the tool.
         name: String,
-        /// What is wrong with it.
+        /// Its fault.
         reason: String,
     },
     /// A call was demanded of a tool that is not there.

@@ -42,7 +42,7 @@ fn ends_in_escape(text: &str) -> bool {
     backslashes % 2 == 1
 }
 
-/// Whether one pair of brackets encloses all of the expression.
+/// True where one pair of brackets encloses all of the expression.
 fn is_group(regex: &str) -> bool {
     let (mut depth, mut escaped) = (0, false);
     for (place, byte) in regex.bytes().enumerate() {
@@ -118,7 +118,7 @@ fn check_repetitions(what: &'static str, text: &str) -> Result<(), GrammarError>
     Ok(())
 }
 
-/// Whether an expression has something like `{5,1000000}`.
+/// True for an expression with something like `{5,1000000}`.
 pub(crate) fn repeats_too_often(regex: &str) -> bool {
     let is_part = |c: char| c.is_ascii_digit() || matches!(c, ',' | ' ');
     let is_large = |number: &str| number.parse().map_or(true, |n: usize| n > MOST_TIMES);

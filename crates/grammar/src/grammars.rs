@@ -65,7 +65,7 @@ impl Grammar {
     }
 }
 
-/// What an answer is constrained by.
+/// Constraint of an answer.
 #[derive(Clone, Debug)]
 pub struct Compiled {
     /// For [`Request::constraint`](carat_engine::Request).
@@ -345,5 +345,37 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permits_run_out_and_come_back() {
+        let compiling = Arc::default();
+        let mut permits: Vec<_> = (0..MOST_COMPILING)
+            .map(|_| Permit::take(&compiling).expect("one is left"))
+            .collect();
+        assert!(Permit::take(&compiling).is_none());
+        assert!(Permit::take(&compiling).is_none(), "asking costs nothing");
+        permits.pop();
+        assert!(Permit::take(&compiling).is_some());
+    }
+
+    #[test]
+    fn reasons_are_one_line_in_plain_words() {
+        assert_eq!(
+            reason(&"NoExtensionBias\n<non-verbose/>"),
+            "no text can match it"
+        );
+        assert_eq!(
+            reason(&"panic: overflow\n<backtrace>"),
+            "it is more than can be compiled"
+        );
+        let nested = "at 25(7): failed to compile JSON schema: bad thing\n 23 | open8";
+        assert_eq!(reason(&nested), "bad thing");
+        assert_eq!(reason(&"x".repeat(1000)).len(), LONGEST_REASON);
     }
 }

@@ -27,11 +27,11 @@ pub(crate) struct Outline {
     pub(crate) calls: Option<Calls>,
 }
 
-/// What may stand where the text of the answer stands.
+/// Text of the answer, or what stands instead of it.
 pub(crate) enum Content {
     /// Text of any kind, or none.
     Free,
-    /// What this grammar says.
+    /// A text that this grammar accepts.
     Format(Grammar),
     /// Nothing: calls come instead.
     Nothing,
@@ -59,7 +59,7 @@ enum Part {
     },
     /// Free text.
     Text,
-    /// What the format says; by `Guide::format`.
+    /// Text of the format; by `Guide::format`.
     Format,
     /// A call; by `Guide::call`.
     Call,

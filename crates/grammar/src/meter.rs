@@ -1,4 +1,4 @@
-//! What constraining costs, counted for whoever wants to know: plain atomics, read at any time.
+//! Costs of constraining, counted for whoever wants to know: plain atomics, read at any time.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},

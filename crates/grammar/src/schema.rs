@@ -196,11 +196,11 @@ fn walk(schema: &Value, path: &Path<'_>, visit: &mut impl FnMut(&Map<String, Val
     }
 }
 
-/// How strictly a schema is taken.
+/// Strictness towards a schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Exact,
-    /// What cannot be enforced is passed over.
+    /// Passes over what cannot be enforced.
     Lenient,
 }
 
@@ -302,7 +302,7 @@ pub(crate) fn locate(schema: &Value, reason: &str) -> GrammarError {
     }
 }
 
-/// Whether a pattern can be enforced: no look-around, no references back, no repetition without measure.
+/// True for a pattern that can be enforced: no look-around, no references back, no repetition without measure.
 pub(crate) fn is_regex(pattern: &str) -> bool {
     if formats::repeats_too_often(pattern) {
         return false;

@@ -23,7 +23,7 @@ pub(crate) struct Vocabulary {
     stops: Vec<TokenId>,
     /// `<|tool_response>`: ends an answer, but only after a call.
     result_start: Option<TokenId>,
-    /// What opens a thought, after its mark.
+    /// Tokens between the mark that opens a thought and the thought.
     thought_header: Vec<TokenId>,
     newline: Vec<TokenId>,
 }
@@ -145,7 +145,7 @@ fn bytes(vocab: &Vocab, id: TokenId) -> Vec<u8> {
     }
 }
 
-/// Whether a token has no meaning yet, like `<unused7>`: models fall into loops of these.
+/// True for a token that has no meaning yet, like `<unused7>`: models fall into loops of these.
 fn is_reserved(text: &str) -> bool {
     let number = text
         .strip_prefix("<unused")

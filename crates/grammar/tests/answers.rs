@@ -411,6 +411,11 @@ fn a_complete_answer_forces_its_end() {
     allowed(several.as_mut(), &mut mask);
     let ids: Vec<_> = (0..262_144).filter(|id| mask.allows(*id)).collect();
     assert_eq!(ids, [1, 48, 50, 106]);
+    let mut number = GEMMA.start(&schema(json!({"type": "integer"})));
+    number.accept(GEMMA.encode("1")[0]);
+    allowed(number.as_mut(), &mut mask);
+    let stops = [1, 50, 106].map(|stop| mask.allows(stop));
+    assert_eq!(stops, [true, false, true], "no results are waited for");
 }
 
 #[test]

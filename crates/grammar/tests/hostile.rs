@@ -72,7 +72,7 @@ fn required(tools: &[Tool]) -> Answer<'_> {
     }
 }
 
-/// Whether a schema is refused: for answers, and for tools.
+/// Refusals of a schema: for answers, and for tools.
 type Refusals = [bool; 2];
 const BOTH: Refusals = [true, true];
 const NEITHER: Refusals = [false, false];

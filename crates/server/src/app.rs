@@ -242,22 +242,27 @@ impl App {
             Lanes::Key => call.key.clone(),
             Lanes::User => ask.user.take().or_else(|| call.key.clone()),
         };
-        if ask.cache_salt.is_none() && self.config.keys.len() > 1 && !self.config.share_prefixes {
-            ask.cache_salt.clone_from(&call.key);
+        if self.config.keys.len() > 1 && !self.config.share_prefixes {
+            // Beside what the request says, not instead: nobody gets at another's by naming it.
+            let (key, asked) = (call.key.as_deref(), ask.cache_salt.as_deref());
+            ask.cache_salt = Some(format!("{}\0{}", key.unwrap_or(""), asked.unwrap_or("")));
         }
         let its = Arc::clone(served);
         let tool_grammar = self.config.tool_grammar;
         let deadline = self.deadline(call)?;
-        let (mut prepared, notes) = self
+        let prepared = self
             .compute(move || prepare(&its, &ask, tool_grammar))
-            .await??;
-        for one in &mut prepared {
-            one.request.lane = lane.as_deref().map(lane_id);
-            one.request.deadline = deadline;
-        }
+            .await?;
         let engine = served.model.chat.engine();
-        let started = Answer::start(engine, prepared, &self.metrics, call.arrived, call_prefix);
-        let answer = started.map_err(|mut error| {
+        let started = prepared.and_then(|(mut prepared, notes)| {
+            for one in &mut prepared {
+                one.request.lane = lane.as_deref().map(lane_id);
+                one.request.deadline = deadline;
+            }
+            let answer = Answer::start(engine, prepared, &self.metrics, call.arrived, call_prefix)?;
+            Ok((answer, notes))
+        });
+        started.map_err(|mut error| {
             match error.kind {
                 Kind::QueueFull => {
                     self.metrics.rejected("queue_full");
@@ -267,8 +272,7 @@ impl App {
                 _ => {}
             }
             error
-        })?;
-        Ok((answer, notes))
+        })
     }
 
     /// What the operator allows, or a proxy in front of us, whichever is less.

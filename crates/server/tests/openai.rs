@@ -389,6 +389,8 @@ async fn wrong_values_are_named() {
     for (body, param) in [
         (chat("x", json!({"n": 17})), "n"),
         (chat("x", json!({"n": "two"})), "n"),
+        (chat("x", json!({"temperature": "hot"})), "temperature"),
+        (chat("x", json!({"guided_choice": 3})), "guided_choice"),
         (chat("x", json!({"top_logprobs": 3})), "top_logprobs"),
         (
             chat("x", json!({"top_logprobs": 21, "logprobs": true})),

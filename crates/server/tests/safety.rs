@@ -53,6 +53,42 @@ async fn a_key_is_wanted_where_there_are_keys() {
 }
 
 #[tokio::test]
+async fn nobody_continues_from_the_prompt_of_another_key() {
+    let app = app(Config {
+        keys: vec![
+            Key::parse("alice=wonderland").unwrap(),
+            Key::parse("bob=builders1").unwrap(),
+        ],
+        ..Config::default()
+    });
+    let cached = async |key: &str, salt: Option<&str>| {
+        let mut body = hello();
+        body["messages"][0]["content"] = "word ".repeat(100).into();
+        body["max_tokens"] = 1.into();
+        if let Some(salt) = salt {
+            body["cache_salt"] = salt.into();
+        }
+        let mut asked = plain(Method::POST, CHAT, &body.to_string());
+        asked
+            .headers_mut()
+            .insert("x-api-key", key.parse().unwrap());
+        let body = request(&app, asked).await.json();
+        body["usage"]["prompt_tokens_details"]["cached_tokens"]
+            .as_u64()
+            .unwrap()
+    };
+    assert_eq!(cached("wonderland", None).await, 0);
+    assert!(
+        cached("wonderland", None).await > 0,
+        "it is cached for who asked"
+    );
+    assert_eq!(cached("builders1", None).await, 0);
+    for salt in ["alice", "alice\0", "\0alice\0"] {
+        assert_eq!(cached("builders1", Some(salt)).await, 0, "{salt:?}");
+    }
+}
+
+#[tokio::test]
 async fn routes_methods_and_types_are_told_apart() {
     let app = demo();
     assert_eq!(get(&app, "/v1/nothing").await.status, 404);

@@ -104,14 +104,16 @@ impl Talk {
     fn turn(&mut self, lines: &mut Lines) -> Result<bool> {
         loop {
             self.interrupt.clear();
-            let stream = match self
-                .session
-                .chat
-                .answer(&self.conversation, &self.session.generation)
-            {
+            let session = &self.session;
+            let generation = session.generation_of(&self.conversation, self.terminal);
+            let stream = generation.and_then(|generation| {
+                let stream = session.chat.answer(&self.conversation, &generation);
+                stream.map_err(Into::into)
+            });
+            let stream = match stream {
                 Ok(stream) => stream,
                 Err(error) => {
-                    warn(error);
+                    warn(format_args!("{error:#}"));
                     return Ok(false);
                 }
             };

@@ -25,21 +25,27 @@ pub(crate) fn run(args: &RunArgs, settings: &Settings, terminal: Terminal) -> Re
     let mut session = Session::start(&args.generate, settings, terminal)?;
     session.generation.logprobs = args.logprobs;
     let interrupt = Interrupt::install()?;
-    let stream = match input {
-        Input::Text(prompt) if args.raw => session.chat.complete(&prompt, &session.generation),
+    let messages = match input {
+        Input::Text(prompt) if args.raw => Err(prompt),
         Input::Text(prompt) => {
             let system = settings
                 .system
                 .iter()
                 .map(|text| Message::system(text.as_str()));
-            let messages = system.chain([Message::user(prompt)]).collect();
-            session
-                .chat
-                .answer(&conversation(&session, messages), &session.generation)
+            Ok(system.chain([Message::user(prompt)]).collect())
         }
-        Input::Messages(messages) => session
-            .chat
-            .answer(&conversation(&session, messages), &session.generation),
+        Input::Messages(messages) => Ok(messages),
+    };
+    let stream = match messages {
+        Ok(messages) => {
+            let conversation = conversation(&session, messages);
+            let generation = session.generation_of(&conversation, terminal)?;
+            session.chat.answer(&conversation, &generation)
+        }
+        Err(text) => {
+            let generation = session.generation_of_text(terminal)?;
+            session.chat.complete(&text, &generation)
+        }
     }?;
     let show = match (args.json, args.generate.hide_thinking) {
         (true, _) => Show::Nothing,

@@ -163,7 +163,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Whether no value can be of two of these types.
+/// True where no value can be of two of these types.
 fn are_disjoint(kinds: &[Option<String>]) -> bool {
     let name = |kind: &Option<String>| match kind.as_deref() {
         Some("integer") => Some("number".to_owned()),

@@ -1,6 +1,6 @@
 //! Objects in arguments: keys in any order, each at most once, those that are required always.
 //!
-//! Which keys have come is one number in the state of the parser, a bit per key. Past 64 keys they come in the order that templates
+//! The keys that have come are one number in the state of the parser, a bit per key. Past 64 keys they come in the order that templates
 //! write them.
 
 use serde_json::{Map, Value};
@@ -34,7 +34,7 @@ struct Extra {
     pair: String,
 }
 
-/// How many keys there may be.
+/// Bounds of the count of keys.
 #[derive(Clone, Copy)]
 struct Counts {
     least: usize,
@@ -279,7 +279,7 @@ fn is_identifier(name: &str) -> bool {
         && bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_')
 }
 
-/// Whether a key stands in a call without quotes.
+/// True for a key that stands in a call without quotes.
 fn is_bare(name: &str) -> bool {
     is_identifier(&name.replace('-', "_"))
 }

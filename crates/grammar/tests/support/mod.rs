@@ -110,7 +110,7 @@ impl Model {
     }
 }
 
-/// How far a text is an answer.
+/// Reach of a text as an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Followed {
     /// All of it, and it may end there.
@@ -121,7 +121,7 @@ pub(crate) enum Followed {
     Refused(String),
 }
 
-/// What may come next, as the engine asks for it.
+/// Allows what may come next, as the engine asks for it.
 pub(crate) fn allowed(constraint: &mut dyn Constraint, mask: &mut TokenMask) {
     mask.clear();
     match constraint.forced() {

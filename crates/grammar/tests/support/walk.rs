@@ -5,7 +5,7 @@ use carat_model::{TokenId, sampling::TokenMask};
 
 use super::{Model, Random, allowed};
 
-/// How a walk went.
+/// End of a walk.
 pub(crate) enum Walk {
     /// To the end, with these tokens.
     Finished(Vec<TokenId>),

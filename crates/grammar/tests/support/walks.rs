@@ -20,7 +20,7 @@ pub(crate) enum Kind {
     Calls,
 }
 
-/// How many walks went how.
+/// Counts of walks by their end.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) finished: usize,
@@ -156,7 +156,7 @@ fn one(model: &Model, kind: Kind, seed: u64, report: &mut Report) {
     }
 }
 
-/// Whether digits go on past what a float holds exactly.
+/// True where digits go on past what a float holds exactly.
 fn has_long_number(text: &str) -> bool {
     let is_digit = |c: char| c.is_ascii_digit();
     text.split(|c| !is_digit(c)).any(|digits| digits.len() > 15)

@@ -35,7 +35,7 @@ pub(super) struct ChatRequest {
     max_tokens: Option<i64>,
     #[serde(default)]
     max_completion_tokens: Option<i64>,
-    #[serde(flatten)]
+    #[serde(skip)]
     sampling: WireSampling,
     #[serde(default)]
     stop: Option<OneOrMany>,
@@ -47,7 +47,7 @@ pub(super) struct ChatRequest {
     top_logprobs: Option<u64>,
     #[serde(default)]
     response_format: Option<Value>,
-    #[serde(flatten)]
+    #[serde(skip)]
     guided: Guided,
     #[serde(default)]
     tools: Option<Vec<Value>>,
@@ -248,6 +248,15 @@ struct TemplateSettings {
 }
 
 impl ChatRequest {
+    /// The body is read once for each group of fields: what is flattened into another struct loses the path that errors name.
+    pub(super) fn read(call: &Call) -> Result<ChatRequest, ApiError> {
+        Ok(ChatRequest {
+            sampling: call.json()?,
+            guided: call.json()?,
+            ..call.json()?
+        })
+    }
+
     /// An explicit budget wins over an effort, an effort over a switch.
     fn thought(&self) -> Result<Thought, ApiError> {
         let budget = self
@@ -353,7 +362,7 @@ impl ChatRequest {
 }
 
 pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> {
-    let request: ChatRequest = call.json()?;
+    let request = ChatRequest::read(&call)?;
     let served = call.app.model(request.model.as_deref())?;
     let streams = request.stream.unwrap_or(false);
     let options = request.stream_options.unwrap_or_default();

@@ -35,7 +35,7 @@ struct CompletionRequest {
     stream_options: Option<StreamOptions>,
     #[serde(default)]
     max_tokens: Option<i64>,
-    #[serde(flatten)]
+    #[serde(skip)]
     sampling: WireSampling,
     #[serde(default)]
     stop: Option<OneOrMany>,
@@ -49,7 +49,7 @@ struct CompletionRequest {
     echo: Option<bool>,
     #[serde(default)]
     response_format: Option<Value>,
-    #[serde(flatten)]
+    #[serde(skip)]
     guided: Guided,
     #[serde(default)]
     user: Option<String>,
@@ -125,7 +125,11 @@ impl CompletionRequest {
 }
 
 pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> {
-    let request: CompletionRequest = call.json()?;
+    let request = CompletionRequest {
+        sampling: call.json()?,
+        guided: call.json()?,
+        ..call.json()?
+    };
     let served = call.app.model(request.model.as_deref())?;
     let echo = request.echo.unwrap_or(false);
     let streams = request.stream.unwrap_or(false);

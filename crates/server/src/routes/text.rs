@@ -151,7 +151,7 @@ pub(super) fn info(call: &Call) -> Result<Response<Body>, ApiError> {
 }
 
 pub(super) async fn apply_template(call: Call) -> Result<Response<Body>, ApiError> {
-    let request: ChatRequest = call.json()?;
+    let request = ChatRequest::read(&call)?;
     let served = call.app.model(request.model.as_deref())?;
     let ask = request.ask()?;
     ask.check()?;

@@ -32,7 +32,7 @@ impl Node {
     }
 }
 
-/// How often something comes.
+/// Repetitions, at least and at most.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Times {
     pub(super) least: usize,
@@ -70,7 +70,7 @@ pub(super) fn read(text: &str) -> Result<Vec<(String, Node)>, String> {
     Ok(rules)
 }
 
-/// Whether white space reaches over the end of a line.
+/// Reach of white space.
 #[derive(Clone, Copy, PartialEq)]
 enum Lines {
     Cross,
@@ -191,7 +191,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether a name and `::=` come next: a bracket was left open.
+    /// True where a name and `::=` come next: a bracket was left open.
     fn starts_rule(&mut self) -> bool {
         let at = self.rest.peek().map_or(self.text.len(), |(at, _)| *at);
         let rest = self.text[at..]
