@@ -169,6 +169,15 @@ impl EngineHandle {
         self.0.shared.snapshot().clone()
     }
 
+    /// Whether one more request would be taken now, as far as their number goes: cheap to ask before preparing one.
+    pub fn check_room(&self) -> Result<(), Rejected> {
+        let unfinished = self.0.unfinished.load(Ordering::Relaxed);
+        if unfinished < self.0.limits.config().max_unfinished {
+            return Ok(());
+        }
+        Err(Rejected::Busy { unfinished })
+    }
+
     /// What a request may ask for.
     pub fn limits(&self) -> &Limits {
         &self.0.limits

@@ -250,10 +250,15 @@ impl App {
         let its = Arc::clone(served);
         let tool_grammar = self.config.tool_grammar;
         let deadline = self.deadline(call)?;
-        let prepared = self
-            .compute(move || prepare(&its, &ask, tool_grammar))
-            .await?;
         let engine = served.model.chat.engine();
+        // Whoever is to be turned away costs no core before.
+        let prepared = match engine.check_room() {
+            Ok(()) => {
+                self.compute(move || prepare(&its, &ask, tool_grammar))
+                    .await?
+            }
+            Err(busy) => Err(busy.into()),
+        };
         let started = prepared.and_then(|(mut prepared, notes)| {
             for one in &mut prepared {
                 one.request.lane = lane.as_deref().map(lane_id);

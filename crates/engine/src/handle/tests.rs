@@ -461,10 +461,12 @@ fn a_full_queue_turns_requests_away_until_one_finishes() {
     let streams = [1, 2].map(|n| engine.submit(request(text(n, 20), 5)).unwrap());
     let busy = engine.submit(request(text(3, 20), 5)).err();
     assert_eq!(busy, Some(Rejected::Busy { unfinished: 2 }));
+    assert_eq!(engine.check_room().err(), busy);
     drop(go);
     for stream in streams {
         answer(stream);
     }
+    assert_eq!(engine.check_room(), Ok(()));
     assert!(engine.submit(request(text(3, 20), 5)).is_ok());
 }
 
