@@ -3,13 +3,14 @@
 #
 #   crates/cuda/gpu-check.sh pack          here: builds the tests and puts stripped binaries into target/gpu
 #   crates/cuda/gpu-check.sh run [quick]   there, at the root of a copy of the repository that has target/gpu
+#   crates/cuda/gpu-check.sh time          there, too: what sampling takes, by kernels and by whole steps
 #
 # `run` goes through single kernels, conformance, goldens and a hundred thousand tokens, then through some small cases under
 # compute-sanitizer, and prints a table last. `quick` leaves the sanitizer out.
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 folder=$root/target/gpu
-tests="conformance demo golden soak"
+tests="conformance demo golden soak timing"
 
 pack() {
   cd "$root" || exit 1
@@ -81,11 +82,20 @@ run() {
   exit $failed
 }
 
+sampling_times() {
+  cd "$root" || exit 1
+  export GPU_REQUIRED=1
+  chmod +x "$folder"/*
+  "$folder/kernels" --ignored --nocapture --test-threads 1 sample_timing | grep '^sample ' || exit 1
+  "$folder/timing" --nocapture | grep '^step ' || exit 1
+}
+
 case ${1:-} in
 pack) pack ;;
 run) run "${2:-}" ;;
+time) sampling_times ;;
 *)
-  sed -n '2,9p' "$0"
+  sed -n '2,10p' "$0"
   exit 2
   ;;
 esac

@@ -59,9 +59,8 @@ pub(crate) fn follow(
     };
     while answer.end.is_none() && !interrupt.is_set() {
         match stream.wait(PATIENCE) {
-            // Nobody asks for them here.
-            Some(Ok(ChatEvent::PromptToken(_))) => {}
-            None => {}
+            // Nobody asks for what the model says of the prompt here.
+            None | Some(Ok(ChatEvent::PromptToken(_))) => {}
             Some(Err(error)) => {
                 screen.end()?;
                 return Err(error.into());

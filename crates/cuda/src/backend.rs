@@ -24,7 +24,10 @@ use crate::{
     device::{Device, Module, cublaslt::Library},
     error::CudaError,
     jit::compiler::{Architecture, Compiler},
-    kernel::{self, Kernel, Specialization, sample_specialization},
+    kernel::{
+        self, Kernel, Specialization, feed_samples_specialization, move_pages_specialization,
+        sample_specializations,
+    },
     run::{
         executor::{CudaExecutor, Kernels},
         roofline,
@@ -271,10 +274,17 @@ impl Backend for CudaBackend {
         }
         let gemm = prepared.gemm;
         let kernels = prepared.calls().filter_map(Call::kernel);
-        let sampling = sample_specialization();
+        let sampling = sample_specializations();
+        let feed_samples = feed_samples_specialization();
+        let move_pages = move_pages_specialization();
         let loaders = prepared.weights.kernels(&weights);
         let wanted = kernels.map(Kernel::specialization);
-        self.load(wanted.chain([sampling.clone()]).chain(loaders.clone()))?;
+        self.load(
+            wanted
+                .chain(sampling.clone())
+                .chain([feed_samples.clone(), move_pages.clone()])
+                .chain(loaders.clone()),
+        )?;
         let loaders = loaders.into_iter().map(|s| (s.clone(), self.module(&s)));
         let weights = prepared
             .weights
@@ -287,7 +297,9 @@ impl Backend for CudaBackend {
             prepared,
             Kernels {
                 of: &|kernel| self.module(&kernel.specialization()),
-                sampling: self.module(&sampling),
+                sampling: sampling.map(|s| self.module(&s)),
+                feed_samples: self.module(&feed_samples),
+                move_pages: self.module(&move_pages),
                 library: match gemm {
                     GemmImpl::CublasLt => self.library.clone(),
                     GemmImpl::Native => None,

@@ -36,26 +36,14 @@ fn main() {
     harness::run(plain.and(best).and(portable).map(drop), trials);
 }
 
-/// Promises that this backend does not keep yet: it refuses embeddings, rows that see ahead, and moving pages.
-const NOT_KEPT: [&str; 3] = [
-    "pages_come_back_as_they_were_saved",
-    "an_embedding_takes_the_place_of_a_token",
-    "images_see_themselves_in_sliding_layers",
-];
-
 fn promised(how: &str, backend: Option<&Arc<CudaBackend>>, promise: Promise) -> Trial {
     let backend = backend.cloned();
-    let ignored = backend.is_none() || NOT_KEPT.contains(&promise.name);
+    let ignored = backend.is_none();
     Trial::test(format!("{how}/{}", promise.name), move || {
         let backend = backend.ok_or("no card")?;
         promise.check(backend.as_ref()).map_err(Failed::from)
     })
     .with_ignored_flag(ignored)
-}
-
-/// Cases with embeddings or rows that see ahead are refused.
-fn is_refused(case: &Case) -> bool {
-    case.name.starts_with("embed_input") || case.name.starts_with("attend_both_ways")
 }
 
 /// A case as the fast kernels are to pass it, if it is one for them. Rows from one to eight share a kernel, so of these the
@@ -73,7 +61,7 @@ fn fast(mut case: Case) -> Option<Case> {
 
 fn trial(how: &str, backend: Option<&Arc<CudaBackend>>, case: Case) -> Trial {
     let backend = backend.cloned();
-    let ignored = backend.is_none() || is_refused(&case);
+    let ignored = backend.is_none();
     Trial::test(format!("{how}/{}", case.name), move || {
         let backend = backend.ok_or("no card")?;
         case.check(backend.as_ref()).map_err(Failed::from)

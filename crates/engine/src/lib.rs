@@ -26,7 +26,7 @@
 //! for event in stream {
 //!     match event? {
 //!         Event::Token { id, .. } => { /* to the detokenizer */ }
-//!         Event::PromptToken { .. } => { /* if log-probabilities of the prompt were asked for */ }
+//!         Event::PromptToken { .. } => { /* if asked for */ }
 //!         Event::Finished { reason, usage } => { /* why, and what it took */ }
 //!     }
 //! }

@@ -72,7 +72,7 @@ fn read(stream: TokenStream) -> (Answer, Counts) {
     for event in stream {
         match event.unwrap() {
             Event::Finished { reason, usage } => return (Answer { tokens, reason }, usage.counts),
-            token @ Event::Token { .. } => tokens.push(token),
+            token => tokens.push(token),
         }
     }
     panic!("a stream without an end");

@@ -221,7 +221,7 @@ const MORE_PROPERTIES: [&str; 7] = [
 fn close(schema: &mut Value) {
     let mut joins = false;
     walk(schema, &Path::Root, &mut |map, _| {
-        joins |= map.contains_key("allOf")
+        joins |= map.contains_key("allOf");
     });
     if !joins {
         close_each(schema);

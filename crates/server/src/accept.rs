@@ -19,11 +19,14 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use crate::{app::App, http::handle, metrics::Metrics};
+use crate::{
+    app::App,
+    http::{MAX_HEAD_BYTES, handle},
+    metrics::Metrics,
+};
 
 /// Of a request's head.
 const MAX_HEADERS: usize = 100;
-const MAX_HEAD_BYTES: usize = 64 << 10;
 /// A listener that fails (no file descriptors left) is asked again after this.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 

@@ -120,7 +120,7 @@ impl Answer {
             // Several answers to one prompt wait for the first of them to compute it.
             match &before {
                 Some((prompt, first)) if **prompt == *request.prompt => {
-                    request.after = Some(*first)
+                    request.after = Some(*first);
                 }
                 _ => before = None,
             }

@@ -7,6 +7,10 @@ use subtle::ConstantTimeEq;
 
 /// Of a server. [`Config::default`] serves this machine alone, without keys.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "switches of an operator, one flag each"
+)]
 pub struct Config {
     /// Who may ask; everybody who reaches the server where there is none.
     pub keys: Vec<Key>,

@@ -41,6 +41,7 @@ pub(crate) enum Kind {
     UnknownRoute,
     UnknownModel,
     WrongMethod,
+    HeadTooLarge,
     BodyTooLarge,
     MediaType,
     QueueFull,
@@ -61,6 +62,7 @@ impl Kind {
             Kind::Forbidden => StatusCode::FORBIDDEN,
             Kind::UnknownRoute | Kind::UnknownModel => StatusCode::NOT_FOUND,
             Kind::WrongMethod => StatusCode::METHOD_NOT_ALLOWED,
+            Kind::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             // Anthropic's own status for it, which its clients retry.
@@ -85,7 +87,7 @@ impl Kind {
             Kind::Forbidden => ("permission_error", None),
             Kind::UnknownRoute => ("not_found_error", None),
             Kind::UnknownModel => ("not_found_error", Some("model_not_found")),
-            Kind::WrongMethod | Kind::MediaType => (invalid, None),
+            Kind::WrongMethod | Kind::MediaType | Kind::HeadTooLarge => (invalid, None),
             Kind::BodyTooLarge => (invalid, Some("body_too_large")),
             Kind::QueueFull => ("rate_limit_error", Some("queue_full")),
             Kind::Loading => ("unavailable_error", Some("model_loading")),
@@ -106,7 +108,7 @@ impl Kind {
             Kind::WrongKey => "authentication_error",
             Kind::Forbidden => "permission_error",
             Kind::UnknownRoute | Kind::UnknownModel => "not_found_error",
-            Kind::BodyTooLarge => "request_too_large",
+            Kind::HeadTooLarge | Kind::BodyTooLarge => "request_too_large",
             Kind::QueueFull => "overloaded_error",
             Kind::Loading
             | Kind::Draining

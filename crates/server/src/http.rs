@@ -18,6 +18,9 @@ use crate::{
     routes::{self, Handler, ROUTES},
 };
 
+/// Of a request's head.
+pub(crate) const MAX_HEAD_BYTES: usize = 64 << 10;
+
 /// A request that was let in, with its body.
 pub(crate) struct Call {
     pub(crate) app: Arc<App>,
@@ -135,6 +138,7 @@ where
     B: http_body::Body<Data = Bytes> + Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
+    head_size(&parts)?;
     let access = route.as_ref().map_or(Access::Public, |n| ROUTES[*n].access);
     let key = guard::check(&app.config, &parts, access)?;
     if parts.method == Method::OPTIONS {
@@ -160,6 +164,26 @@ where
         key,
     };
     routes::dispatch(route.handler, call).await
+}
+
+/// The reader of heads stops at one buffer more than its limit; this is the limit itself.
+fn head_size(parts: &Parts) -> Result<(), ApiError> {
+    let lines = parts.headers.iter();
+    let headers: usize = lines
+        .map(|(name, value)| name.as_str().len() + value.len() + 4)
+        .sum();
+    let path = parts
+        .uri
+        .path_and_query()
+        .map_or(0, |path| path.as_str().len());
+    let bytes = headers + path;
+    if bytes <= MAX_HEAD_BYTES {
+        return Ok(());
+    }
+    Err(ApiError::new(
+        Kind::HeadTooLarge,
+        format!("the request's head has {bytes} bytes; at most {MAX_HEAD_BYTES} are taken"),
+    ))
 }
 
 fn wrong_route(parts: &Parts, others: &[Method]) -> Result<Response<Body>, ApiError> {

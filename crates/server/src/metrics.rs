@@ -116,8 +116,8 @@ impl<const N: usize> Family<N> {
 }
 
 /// Statuses that are counted one by one; all others count as 0.
-const STATUSES: [u16; 17] = [
-    0, 200, 204, 304, 400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 501, 503, 529,
+const STATUSES: [u16; 18] = [
+    0, 200, 204, 304, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 501, 503, 529,
 ];
 
 /// Everything that is counted.
@@ -199,34 +199,7 @@ impl Metrics {
         self.http[route][at.unwrap_or(0)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The page at `/metrics`.
-    pub(crate) fn page(&self, facts: &Facts<'_>) -> String {
-        let mut out = Page {
-            text: String::with_capacity(16 << 10),
-            prefix: facts.prefix.to_owned(),
-            model: facts.model.to_owned(),
-        };
-        if let Some(snapshot) = facts.snapshot {
-            engine(&mut out, snapshot);
-        }
-        self.finished.write(
-            &mut out,
-            "request_success_total",
-            "finished_reason",
-            "Requests by how they ended.",
-        );
-        self.rejected.write(
-            &mut out,
-            "admission_rejections_total",
-            "reason",
-            "Requests that were turned away.",
-        );
-        self.missed.write(
-            &mut out,
-            "prefix_cache_miss_total",
-            "reason",
-            "Requests by why no more of their prompt was cached.",
-        );
+    fn histograms(&self, out: &mut Page) {
         let histograms: [(&Histogram, &str, &str); 8] = [
             (
                 &self.first_token,
@@ -270,8 +243,11 @@ impl Metrics {
             ),
         ];
         for (histogram, name, help) in histograms {
-            histogram.write(&mut out, name, help);
+            histogram.write(out, name, help);
         }
+    }
+
+    fn http(&self, out: &mut Page) {
         out.head("http_requests_total", "counter", "Answers by route.");
         let names = ROUTES.iter().map(|route| route.path).chain(["other"]);
         for (name, counts) in names.zip(&self.http) {
@@ -283,6 +259,38 @@ impl Metrics {
                 }
             }
         }
+    }
+
+    /// The page at `/metrics`.
+    pub(crate) fn page(&self, facts: &Facts<'_>) -> String {
+        let mut out = Page {
+            text: String::with_capacity(16 << 10),
+            prefix: facts.prefix.to_owned(),
+            model: facts.model.to_owned(),
+        };
+        if let Some(snapshot) = facts.snapshot {
+            engine(&mut out, snapshot);
+        }
+        self.finished.write(
+            &mut out,
+            "request_success_total",
+            "finished_reason",
+            "Requests by how they ended.",
+        );
+        self.rejected.write(
+            &mut out,
+            "admission_rejections_total",
+            "reason",
+            "Requests that were turned away.",
+        );
+        self.missed.write(
+            &mut out,
+            "prefix_cache_miss_total",
+            "reason",
+            "Requests by why no more of their prompt was cached.",
+        );
+        self.histograms(&mut out);
+        self.http(&mut out);
         let open = self.streams_open.load(Ordering::Relaxed);
         out.gauge("http_streams_open", "Answers being streamed.", open);
         let counters: [(&AtomicU64, &str, &str); 3] = [

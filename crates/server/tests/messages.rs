@@ -12,9 +12,9 @@ fn ask(content: &str, more: Value) -> Value {
         "model": "pip", "temperature": 0, "max_tokens": 200,
         "messages": [{"role": "user", "content": content}],
     });
-    body.as_object_mut()
-        .unwrap()
-        .extend(more.as_object().unwrap().clone());
+    if let (Value::Object(body), Value::Object(more)) = (&mut body, more) {
+        body.extend(more);
+    }
     body
 }
 

@@ -13,9 +13,9 @@ fn chat(content: &str, more: Value) -> Value {
         "model": "pip", "options": {"temperature": 0},
         "messages": [{"role": "user", "content": content}],
     });
-    body.as_object_mut()
-        .unwrap()
-        .extend(more.as_object().unwrap().clone());
+    if let (Value::Object(body), Value::Object(more)) = (&mut body, more) {
+        body.extend(more);
+    }
     body
 }
 

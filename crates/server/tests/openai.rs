@@ -17,6 +17,7 @@ fn weather() -> Value {
     }})
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "calls read better")]
 fn chat(content: &str, more: Value) -> Value {
     let mut body = json!({
         "model": "pip", "temperature": 0, "messages": [{"role": "user", "content": content}],
@@ -155,7 +156,7 @@ async fn a_streamed_call_has_its_head_once() {
     let deltas: Vec<Value> = answer
         .chunks(true)
         .iter()
-        .flat_map(|c| c["choices"][0]["delta"]["tool_calls"].as_array().cloned())
+        .filter_map(|c| c["choices"][0]["delta"]["tool_calls"].as_array().cloned())
         .flatten()
         .collect();
     let (head, rest) = deltas.split_first().unwrap();
@@ -293,9 +294,9 @@ async fn several_choices_come_from_seeds_in_a_row() {
 async fn roles_of_all_choices_come_first() {
     let asked = chat("Hello!", json!({"n": 3, "stream": true, "max_tokens": 3}));
     let chunks = post(&demo(), CHAT, asked).await.chunks(true);
-    for n in 0..3 {
-        assert_eq!(chunks[n]["choices"][0]["index"], n);
-        assert_eq!(chunks[n]["choices"][0]["delta"]["role"], "assistant");
+    for (n, chunk) in chunks.iter().take(3).enumerate() {
+        assert_eq!(chunk["choices"][0]["index"], n);
+        assert_eq!(chunk["choices"][0]["delta"]["role"], "assistant");
     }
     let ends = chunks
         .iter()

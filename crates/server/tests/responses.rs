@@ -9,9 +9,9 @@ const RESPONSES: &str = "/v1/responses";
 
 fn ask(input: impl Into<Value>, more: Value) -> Value {
     let mut body = json!({ "model": "pip", "temperature": 0, "input": input.into() });
-    body.as_object_mut()
-        .unwrap()
-        .extend(more.as_object().unwrap().clone());
+    if let (Value::Object(body), Value::Object(more)) = (&mut body, more) {
+        body.extend(more);
+    }
     body
 }
 

@@ -286,6 +286,8 @@ fn describe(args: &ServeArgs, loaded: &Loaded, context: usize) -> ModelInfo {
 
 fn fingerprint(parts: &[&str]) -> String {
     let digest = Sha256::digest(parts.join("\n").as_bytes());
-    let hex: String = digest[..5].iter().map(|b| format!("{b:02x}")).collect();
-    format!("fp_{hex}")
+    let [a, b, c, d, e, ..] = digest[..] else {
+        unreachable!("a digest has 32 bytes");
+    };
+    format!("fp_{a:02x}{b:02x}{c:02x}{d:02x}{e:02x}")
 }

@@ -1,5 +1,5 @@
 // Attention without tensor cores, the plain twin of the flash kernels: out = softmax(q . K) . V over the positions a row sees: all
-// up to its own, or the last `window` of them. Scale is 1.
+// up to its own, or the last `window` of them and those up to its end. Scale is 1.
 //
 // Grid: (rows, query heads), a block of 8 warps per head of a row. Pages go to warps round-robin, by their index in the
 // sequence, so a row's result does not depend on how its prompt was cut. Each warp keeps a running maximum, sum and output
@@ -38,6 +38,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend(const Params p) {
   const u32 row = p.rows.index[blockIdx.x];
   const u32 run = p.row_refs.run[row], position = p.row_refs.position[row];
   const u32 first = p.window && position + 1 > p.window ? position + 1 - p.window : 0;
+  const u32 end_seen = p.row_refs.last_seen(row, p.window) + 1;
 
   const u32 element = lane * LANE_VALUES;
   const bool holds = element < head_dim;
@@ -50,14 +51,13 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend(const Params p) {
   }
   float max = -INF, total = 0;
 
-  const u32 last_page = position / PAGE_TOKENS;
   u32 page_index = first / PAGE_TOKENS;
   page_index += (warp + WARPS - page_index % WARPS) % WARPS;
-  for (; page_index <= last_page; page_index += WARPS) {
+  for (; page_index * PAGE_TOKENS < end_seen; page_index += WARPS) {
     const u64 start = p.slot.page_start(p.slot.tables.page(run, page_index), kv_head) + element;
     const u32 page_first = page_index * PAGE_TOKENS;
     const u32 begin = first > page_first ? first - page_first : 0;
-    const u32 end = min(PAGE_TOKENS, position + 1 - page_first);
+    const u32 end = min(PAGE_TOKENS, end_seen - page_first);
     for (u32 key = begin; key < end; key += KEYS) {
       float score[KEYS];
 #pragma unroll

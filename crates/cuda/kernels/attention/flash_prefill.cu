@@ -1,5 +1,5 @@
 // Flash attention for large batches (prefill), on the tensor cores of any card: out = softmax(q . K) . V over the positions a
-// row sees: all up to its own, or the last `window` of them. Online softmax; scale is 1.
+// row sees: all up to its own, or the last `window` of them and those up to its end. Online softmax; scale is 1.
 //
 // Grid: (KV heads, tiles), blocks of WARPS warps. A tile is up to ROWS / group consecutive tokens of one run, `group`
 // being the query heads of a KV head: all of them share the keys and values that pass through shared memory. Blocks
@@ -86,8 +86,9 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
   const u32 first_position = p.row_refs.position[p.rows.index[tokens.first]];
   const u32 last_position = first_position + tokens.count - 1;
   const u32 first_seen = p.window && first_position + 1 > p.window ? first_position + 1 - p.window : 0;
-  const Seen seen = {p.slot, tokens.run, kv_head, first_seen, last_position};
-  const u32 last_tile = last_position / KEYS;
+  const u32 last_seen = last_seen_by(p, tokens);
+  const Seen seen = {p.slot, tokens.run, kv_head, first_seen, last_seen};
+  const u32 last_tile = last_seen / KEYS;
   u32 tile = first_seen / KEYS;
 
   // Row `token * group + head` of the block is that head of that token.
@@ -128,14 +129,16 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
     return at;
   };
 
-  u32 position[ROW_STEPS][2];
+  u32 position[ROW_STEPS][2], last[ROW_STEPS][2];  // of each row: its own, and the last it sees
   float base[ROW_STEPS][2], total[ROW_STEPS][2];
   float out[ROW_STEPS][COLUMN_STEPS][4];
 #pragma unroll
   for (u32 m = 0; m < ROW_STEPS; m++) {
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
-      position[m][h] = min(first_position + (warp_row + m * 16 + h * 8 + lane / 4) / group, last_position);
+      const u32 token = min((warp_row + m * 16 + h * 8 + lane / 4) / group, tokens.count - 1);
+      position[m][h] = first_position + token;
+      last[m][h] = p.row_refs.last_seen(p.rows.index[tokens.first + token], p.window);
       base[m][h] = -INF;
       total[m][h] = 0;
     }
@@ -190,7 +193,7 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
 #pragma unroll
           for (u32 i = 0; i < 4; i++) {
             const u32 key = tile_first + warp_key + j * 8 + quad * 2 + i % 2, row = position[m][i / 2];
-            if (key > row || (p.window && key + p.window <= row)) score[m][j][i] = -INF;
+            if (key > last[m][i / 2] || (p.window && key + p.window <= row)) score[m][j][i] = -INF;
           }
     }
 

@@ -80,8 +80,9 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
   const u32 first_position = p.row_refs.position[p.rows.index[tokens.first]];
   const u32 last_position = first_position + tokens.count - 1;
   const u32 first_seen = p.window && first_position + 1 > p.window ? first_position + 1 - p.window : 0;
-  const Seen seen = {p.slot, tokens.run, kv_head, first_seen, last_position};
-  const u32 last_tile = last_position / KEYS;
+  const u32 last_seen = last_seen_by(p, tokens);
+  const Seen seen = {p.slot, tokens.run, kv_head, first_seen, last_seen};
+  const u32 last_tile = last_seen / KEYS;
   u32 tile = first_seen / KEYS;  // whose weights are next
 
   // Row `token * group + head` of the block is that head of that token.
@@ -127,11 +128,13 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
     wgmma_wait<1>();
   };
 
-  u32 position[2];
+  u32 position[2], last[2];  // of each row: its own, and the last it sees
   float base[2], total[2];
 #pragma unroll
   for (u32 h = 0; h < 2; h++) {
-    position[h] = min(first_position + (lane_row + h * 8) / group, last_position);
+    const u32 token = min((lane_row + h * 8) / group, tokens.count - 1);
+    position[h] = first_position + token;
+    last[h] = p.row_refs.last_seen(p.rows.index[tokens.first + token], p.window);
     base[h] = -INF;
     total[h] = 0;
   }
@@ -159,7 +162,7 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
 #pragma unroll
       for (u32 i = 0; i < 32; i++) {
         const u32 key = tile_first + column_group * 64 + i / 4 * 8 + quad * 2 + i % 2, row = position[i / 2 % 2];
-        if (key > row || (p.window && key + p.window <= row)) score[i] = -INF;
+        if (key > last[i / 2 % 2] || (p.window && key + p.window <= row)) score[i] = -INF;
       }
     }
 

@@ -61,6 +61,14 @@ __device__ __forceinline__ Tokens find_tile(const Runs& runs, u32 number, u32 ma
   }
 }
 
+// The last position that some row of a tile sees; its rows are fed one after another. By all lanes of a warp.
+__device__ __forceinline__ u32 last_seen_by(const Params& p, const Tokens& tokens) {
+  u32 last = 0;
+  for (u32 i = threadIdx.x % WARP; i < tokens.count; i += WARP)
+    last = max(last, p.row_refs.last_seen(p.rows.index[tokens.first + i], p.window));
+  return __reduce_max_sync(ALL_LANES, last);
+}
+
 // Positions that a block reads: `first ..= last` of one head of a run.
 struct Seen {
   const Slot& slot;

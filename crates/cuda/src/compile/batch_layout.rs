@@ -1,7 +1,7 @@
 //! Words that describe a batch to kernels, at fixed offsets of one array, so that launches need not change. Mirrors
 //! `lib/batch.cuh`; `run/batch.rs` writes them.
 //!
-//! Counts, tokens, positions, runs, sampled rows and their settings, each run's first row among all and among the sampled, a
+//! Counts, tokens, embeddings, positions, runs, ends of what rows see, sampled rows and their settings, each run's first row among all and among the sampled, a
 //! table base per run and group; last, because their number varies, the pages themselves and changes of logits.
 
 use carat_model::{backend::CompileOptions, kv::PerGroup};
@@ -10,7 +10,7 @@ use super::rows::padded_rows;
 use crate::{
     device::Address,
     kernel::{
-        BatchAt, CHANGE_WORDS, MAX_DRAWN_ROWS, RowRefsAt, RowsAt, RunsAt, SETTING_WORDS,
+        BatchAt, CHANGE_WORDS, InputsAt, MAX_DRAWN_ROWS, RowRefsAt, RowsAt, RunsAt, SETTING_WORDS,
         SamplerInputs, TablesAt,
     },
 };
@@ -28,6 +28,10 @@ pub(crate) struct BatchLayout {
     pub(crate) run_count: usize,
     pub(crate) positions: usize,
     pub(crate) runs: usize,
+    pub(crate) sliding_ends: usize,
+    /// Numbers of the embeddings that rows are fed, and their address.
+    pub(crate) inputs: usize,
+    pub(crate) inputs_at: usize,
     pub(crate) sampled: usize,
     /// One more than there are runs: the last is the end of the last run.
     pub(crate) first_rows: usize,
@@ -70,6 +74,9 @@ impl BatchLayout {
             run_count: part(1),
             positions: part(rows),
             runs: part(rows),
+            sliding_ends: part(rows),
+            inputs: part(rows),
+            inputs_at: part(2),
             sampled: part(padded_rows(options.max_sampled)),
             first_rows: part(runs + 1),
             first_sampled: part(runs + 1),
@@ -120,6 +127,11 @@ impl BatchLayout {
             row_refs: RowRefsAt {
                 position: word(self.positions),
                 run: word(self.runs),
+                sliding_end: word(self.sliding_ends),
+            },
+            inputs: InputsAt {
+                index: word(self.inputs),
+                start: word(self.inputs_at),
             },
             all: RowsAt {
                 count: word(self.all_count),

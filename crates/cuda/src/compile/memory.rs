@@ -231,8 +231,8 @@ mod tests {
             activations                               0.8 MiB
             scratch                                   1.4 MiB
             batch                                     0.4 MiB
-            sampling                                  0.0 MiB
-            device memory                             3.5 MiB
+            sampling                                  0.1 MiB
+            device memory                             3.6 MiB
             tables in host memory                     0.1 MiB
         "#]]
         .assert_eq(&plan(Variant::E4b, 512, TablePlace::Host).to_string());

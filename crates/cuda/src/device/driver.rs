@@ -1,7 +1,8 @@
-//! The card: driver, context, one stream, memory and modules. Absence is an error that says what to do, never a panic.
+//! The card: driver, context, streams, memory and modules. Absence is an error that says what to do, never a panic.
 //!
 //! Memory is plain: allocated once, at addresses that stay, freed when dropped. All work goes through one stream, in order,
-//! so nothing here tracks which buffer is in use; whoever frees one waits first.
+//! so nothing here tracks which buffer is in use; whoever frees one waits first. Two more streams have copies, and moves of pages,
+//! that may overlap with that work; whoever uses them makes the streams wait for each other.
 #![expect(
     unsafe_code,
     reason = "the driver's interface: raw addresses and handles end here"
@@ -26,6 +27,11 @@ use crate::error::CudaError;
 
 /// The oldest driver whose interface we call, in the driver's own numbering.
 const OLDEST_DRIVER: i32 = 12000;
+
+/// Left to the driver, which takes memory for captured graphs and for code that is loaded when it first runs.
+const HEADROOM_BYTES: u64 = 256 << 20;
+/// The most of a card that is left so: a sixteenth.
+const HEADROOM_SHARE: u64 = 16;
 
 /// An address in device memory, or in host memory that the device can read. 0 is null.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -56,6 +62,10 @@ pub(crate) struct Device {
     pub(crate) shared_bytes: usize,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
+    /// For copies that need not wait for the work before them.
+    side: Arc<CudaStream>,
+    /// For pages on their way to host memory and back.
+    moving: Arc<CudaStream>,
     /// Bytes to hold at the most.
     limit: Option<u64>,
     /// Bytes held, by purpose.
@@ -89,9 +99,11 @@ impl Device {
         if major < 8 {
             return Err(CudaError::TooOldCard { name, major, minor });
         }
-        let stream = context
-            .new_stream()
-            .map_err(CudaError::driver("making a stream"))?;
+        let new_stream = || {
+            let stream = context.new_stream();
+            stream.map_err(CudaError::driver("making a stream"))
+        };
+        let (stream, side, moving) = (new_stream()?, new_stream()?, new_stream()?);
         Ok(Arc::new(Device {
             name,
             capability: Capability { major, minor },
@@ -99,6 +111,8 @@ impl Device {
             shared_bytes: shared_bytes as usize,
             context,
             stream,
+            side,
+            moving,
             limit,
             ledger: Mutex::default(),
             peak: AtomicU64::new(0),
@@ -116,18 +130,37 @@ impl Device {
         self.stream.cu_stream()
     }
 
+    pub(crate) fn moving_stream(&self) -> sys::CUstream {
+        self.moving.cu_stream()
+    }
+
+    /// What is queued for moving from now on waits for all work so far.
+    pub(crate) fn moves_follow_work(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        let joined = self.moving.join(&self.stream);
+        joined.map_err(CudaError::driver("waiting with a move"))
+    }
+
+    /// Work queued from now on waits for all moves so far.
+    pub(crate) fn work_follows_moves(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        let joined = self.stream.join(&self.moving);
+        joined.map_err(CudaError::driver("waiting for a move"))
+    }
+
     /// The stream, to capture what goes through it.
     pub(crate) fn captured_stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
-    /// Free and total bytes; with a limit, what is left below it.
+    /// Free and total bytes; with a limit, what is left below it. What the driver takes as it goes is not counted as free.
     pub(crate) fn memory(&self) -> Result<(u64, u64), CudaError> {
         let (free, total) = self
             .context
             .mem_get_info()
             .map_err(CudaError::driver("asking for free memory"))?;
         let (free, total) = (free as u64, total as u64);
+        let free = free.saturating_sub(HEADROOM_BYTES.min(total / HEADROOM_SHARE));
         let Some(limit) = self.limit else {
             return Ok((free, total));
         };
@@ -213,6 +246,30 @@ impl Device {
         to: &Buffer,
         offset: usize,
     ) -> Result<(), CudaError> {
+        self.copy_through(self.stream(), from, part, to, offset)
+    }
+
+    /// The same at once, beside the work under way. What comes later in the main stream waits for it.
+    pub(crate) fn copy_ahead(
+        &self,
+        from: &HostBuffer,
+        part: Range<usize>,
+        to: &Buffer,
+        offset: usize,
+    ) -> Result<(), CudaError> {
+        self.copy_through(self.side.cu_stream(), from, part, to, offset)?;
+        let joined = self.stream.join(&self.side);
+        joined.map_err(CudaError::driver("waiting for a copy"))
+    }
+
+    fn copy_through(
+        &self,
+        stream: sys::CUstream,
+        from: &HostBuffer,
+        part: Range<usize>,
+        to: &Buffer,
+        offset: usize,
+    ) -> Result<(), CudaError> {
         assert!(
             part.end <= from.bytes && offset + part.len() <= to.bytes,
             "copy past the end"
@@ -221,39 +278,9 @@ impl Device {
         // SAFETY: both ends are long enough, asserted above; the caller keeps `from` as it is until it has waited.
         unsafe {
             let source = slice::from_raw_parts(from.start.add(part.start), part.len());
-            result::memcpy_htod_async(to.address.offset(offset).0, source, self.stream())
+            result::memcpy_htod_async(to.address.offset(offset).0, source, stream)
         }
         .map_err(CudaError::driver(format!("copying to {}", to.purpose)))
-    }
-
-    /// Copies bytes of a buffer to another place in it, which must not overlap.
-    pub(crate) fn copy_within(
-        &self,
-        buffer: &Buffer,
-        from: Range<usize>,
-        to: usize,
-    ) -> Result<(), CudaError> {
-        let bytes = from.len();
-        assert!(
-            from.end <= buffer.bytes && to + bytes <= buffer.bytes,
-            "copy past the end"
-        );
-        assert!(
-            to + bytes <= from.start || from.end <= to,
-            "copy onto itself"
-        );
-        self.bind()?;
-        let start = buffer.address;
-        // SAFETY: both ends lie in the buffer and apart, asserted above.
-        unsafe {
-            result::memcpy_dtod_async(
-                start.offset(to).0,
-                start.offset(from.start).0,
-                bytes,
-                self.stream(),
-            )
-        }
-        .map_err(CudaError::driver(format!("copying in {}", buffer.purpose)))
     }
 
     /// Copies from the device and waits for it.

@@ -34,6 +34,20 @@ impl Grid {
 /// Queues a kernel behind all earlier work. `params` are the bytes of the struct the kernel takes, with addresses that stay
 /// allocated until the device has been waited for; both are established where programs are bound.
 pub(crate) fn launch(module: &Module, grid: Grid, params: &[u8]) -> Result<(), CudaError> {
+    launch_in(module.device().stream(), module, grid, params)
+}
+
+/// The same in the stream of page moves.
+pub(crate) fn launch_aside(module: &Module, grid: Grid, params: &[u8]) -> Result<(), CudaError> {
+    launch_in(module.device().moving_stream(), module, grid, params)
+}
+
+fn launch_in(
+    stream: sys::CUstream,
+    module: &Module,
+    grid: Grid,
+    params: &[u8],
+) -> Result<(), CudaError> {
     let mut argument = [params.as_ptr().cast_mut().cast::<c_void>()];
     let mut pdl = sys::CUlaunchAttribute {
         id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -50,7 +64,7 @@ pub(crate) fn launch(module: &Module, grid: Grid, params: &[u8]) -> Result<(), C
         blockDimY: 1,
         blockDimZ: 1,
         sharedMemBytes: grid.shared_bytes as u32,
-        hStream: module.device().stream(),
+        hStream: stream,
         attrs: &raw mut pdl,
         numAttrs: u32::from(grid.pdl),
     };

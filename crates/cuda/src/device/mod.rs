@@ -6,4 +6,4 @@ mod launch;
 pub(crate) mod library;
 
 pub(crate) use driver::{Address, Buffer, Capability, Device, Event, HostBuffer, Module};
-pub(crate) use launch::{Grid, launch};
+pub(crate) use launch::{Grid, launch, launch_aside};

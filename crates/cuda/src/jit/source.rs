@@ -17,6 +17,7 @@ texts![
     "attention/flash_prefill.cu",
     "attention/flash_prefill_sm90.cu",
     "attention/kv_norm_rope_store.cu",
+    "attention/move_pages.cu",
     "attention/qkv_norm_rope.cu",
     "attention/rope.cu",
     "attention/store_kv.cu",
@@ -26,10 +27,12 @@ texts![
     "elementwise/select_sampled.cu",
     "embed/embed_fragments.cu",
     "embed/embed_rows.cu",
+    "embed/feed_samples.cu",
     "embed/ple_inputs.cu",
     "lib/activation.cuh",
     "lib/attention.cuh",
     "lib/batch.cuh",
+    "lib/best.cuh",
     "lib/block_float.cuh",
     "lib/block_iq4.cuh",
     "lib/block_legacy.cuh",
@@ -54,6 +57,7 @@ texts![
     "lib/quads.cuh",
     "lib/reduce.cuh",
     "lib/rope.cuh",
+    "lib/sample.cuh",
     "linear/gemm.cu",
     "linear/gemv.cu",
     "linear/linear_plain.cu",
@@ -67,7 +71,9 @@ texts![
     "norm/rms_norm.cu",
     "roofline/multiply_peak.cu",
     "roofline/read_peak.cu",
+    "sample/logprobs.cu",
     "sample/sample.cu",
+    "sample/sample_truncate.cu",
 ];
 
 fn text(name: &str) -> &'static str {

@@ -15,17 +15,19 @@ pub(crate) fn all() -> Vec<Specialization> {
     let mut all = vec![
         norm::rms_norm::specialization(),
         attention::kv_norm_rope_store::specialization(),
+        attention::move_pages::specialization(),
         attention::rope::specialization(),
         attention::store_kv::specialization(),
         elementwise::pointwise::specialization(),
         elementwise::select_sampled::specialization(),
         elementwise::convert::specialization(),
         elementwise::geglu::specialization(),
-        sample::specialization(),
+        embed::feed_samples::specialization(),
         moe::permute::specialization(),
         moe::route::specialization(),
         moe::experts_sum::specialization(),
     ];
+    all.extend(sample::specializations());
     all.extend(norm::fused_norm::HOLDS.map(norm::fused_norm::specialization));
     all.extend(attention::qkv_norm_rope::HEAD_DIMS.map(attention::qkv_norm_rope::specialization));
     all.extend(linear::gemv::specializations());

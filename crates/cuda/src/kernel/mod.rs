@@ -29,6 +29,10 @@ pub(crate) use attention::attend::Attend;
 pub(crate) use attention::flash_decode::{Columns, FlashDecode, HeadNorm, Heads, OwnKv};
 pub(crate) use attention::flash_prefill::{AttentionOut, AttentionShape, FlashPrefill};
 pub(crate) use attention::kv_norm_rope_store::{KvNormRopeStore, MAX_HEAD_DIM};
+pub(crate) use attention::move_pages::{
+    MAX_MOVES, MovePagesParams, PageSegment, grid as move_pages_grid,
+    specialization as move_pages_specialization,
+};
 pub(crate) use attention::qkv_norm_rope::{HEAD_DIMS, KeysValues, QkvNormRope, Queries};
 pub(crate) use attention::rope::Rope;
 pub(crate) use attention::store_kv::StoreKv;
@@ -37,6 +41,10 @@ pub(crate) use elementwise::geglu::{Geglu, MAX_COLUMNS as GELU_MAX_COLUMNS};
 pub(crate) use elementwise::pointwise::{ColumnSlice, Function, Pointwise};
 pub(crate) use elementwise::select_sampled::SelectSampled;
 pub(crate) use embed::embed_rows::{EmbedRows, TableFormat};
+pub(crate) use embed::feed_samples::{
+    FROM_SAMPLE, FeedSamplesParams, grid as feed_samples_grid,
+    specialization as feed_samples_specialization,
+};
 pub(crate) use embed::ple_inputs::{MAX_GROUP, PleInputs};
 pub(crate) use grid::HOPPER_MULTIPROCESSORS;
 pub(crate) use linear::gemm::{
@@ -59,12 +67,12 @@ pub(crate) use norm::fused_norm::{
 };
 pub(crate) use norm::rms_norm::RmsNorm;
 pub(crate) use operands::{
-    Addresses, BatchAt, MatrixAt, Operand, RowRefsAt, RowsAt, RunsAt, SlotAt, TablesAt,
+    Addresses, BatchAt, InputsAt, MatrixAt, Operand, RowRefsAt, RowsAt, RunsAt, SlotAt, TablesAt,
 };
 pub(crate) use sample::{
-    CHANGE, CHANGE_WORDS, Change, Draw, MAX_DRAWN_ROWS, MAX_TOP_K, MAX_VOCAB, SETTING_WORDS,
-    SampleParams, SamplerInputs, Setting, grids, sampler_bytes, scratch_bytes,
-    specialization as sample_specialization,
+    CHANGE, CHANGE_WORDS, Change, Draw, MASK_SETS, MAX_DRAWN_ROWS, MAX_LOGPROBS, MAX_TOP_K,
+    MAX_VOCAB, NONE, REPORT_WORDS, SETTING_WORDS, SampleParams, SamplerInputs, ScratchAt, Setting,
+    grids, mask_words, sampler_bytes, specializations as sample_specializations,
 };
 pub(crate) use specialization::{Kernel, Specialization};
 pub(crate) use weights::{Join, WeightFormat, WeightOperand};

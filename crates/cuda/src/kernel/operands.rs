@@ -45,7 +45,24 @@ params! {
     pub(crate) struct RowRefsAt {
         position: Address,
         run: Address,
+        sliding_end: Address,
     }
+}
+
+params! {
+    /// `Inputs` in `lib/batch.cuh`.
+    pub(crate) struct InputsAt {
+        index: Address,
+        start: Address,
+    }
+}
+
+impl InputsAt {
+    /// For tables that nothing is fed in place of.
+    pub(crate) const NONE: InputsAt = InputsAt {
+        index: Address::NULL,
+        start: Address::NULL,
+    };
 }
 
 params! {
@@ -103,6 +120,7 @@ pub(crate) struct MatrixAt {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchAt {
     pub(crate) tokens: Address,
+    pub(crate) inputs: InputsAt,
     pub(crate) row_refs: RowRefsAt,
     pub(crate) all: RowsAt,
     pub(crate) sampled: RowsAt,

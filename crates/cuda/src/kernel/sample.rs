@@ -1,4 +1,5 @@
-//! Twin of `kernels/sample/sample.cu`. No step of a plan: `crate::run::sample` launches it behind the program.
+//! Twin of the kernels in `kernels/sample`, which share their params. No steps of a plan: `crate::run::sample` launches them behind
+//! the program.
 
 use super::{RowsAt, Specialization};
 use crate::{
@@ -12,11 +13,18 @@ const CHUNK: usize = 128;
 const SCAN_CHUNKS: usize = 16;
 const SCAN_THREADS: usize = 256;
 const PICK_THREADS: usize = 1024;
-/// Blocks that share a row without top-k.
+/// Blocks that share a row where all of its logits are read.
 const SHARES: usize = 64;
+/// Buckets of the histogram that truncates the whole vocabulary.
+const BUCKETS: usize = 1024;
 
 pub(crate) const MAX_VOCAB: usize = 262_144;
+/// The largest top-k whose survivors one block sorts; above it the whole vocabulary is truncated.
 pub(crate) const MAX_TOP_K: usize = 1024;
+/// The most tokens per row that are reported with their log-probabilities.
+pub(crate) const MAX_LOGPROBS: usize = 20;
+/// A row without mask, or without log-probabilities.
+pub(crate) const NONE: u32 = u32::MAX;
 
 /// The most sampled rows per batch that the device takes.
 pub(crate) const MAX_DRAWN_ROWS: usize = 256;
@@ -30,11 +38,18 @@ params! {
         logits: Address,
         settings: Address,
         words: Address,
+        masks: Address,
         maxima: Address,
         best: Address,
+        weights: Address,
+        counts: Address,
+        cuts: Address,
+        sums: Address,
+        norms: Address,
         arrived: Address,
         samples: Address,
         results: Address,
+        reports: Address,
         in_flight: Address,
         vocab: u32,
         most_rows: u32,
@@ -53,6 +68,8 @@ params! {
         seed: u64,
         changes: u32,
         change_count: u32,
+        mask: u32,
+        logprobs: u32,
     }
 }
 
@@ -62,8 +79,13 @@ params! {
         token: u32,
         seen: u32,
         by: f32,
+        // The device's to write.
+        original: f32,
     }
 }
+
+/// Words of a row's log-probabilities: the drawn token's, a count, then as many tokens and log-probabilities as there may be.
+pub(crate) const REPORT_WORDS: usize = 2 + 2 * MAX_LOGPROBS;
 
 /// Addresses that the sampler shares with the batch.
 pub(crate) struct SamplerInputs {
@@ -87,39 +109,106 @@ pub(crate) enum Draw {
     Best,
     /// Draws from the whole vocabulary.
     All,
+    /// Draws from what top-p, or a top-k above [`MAX_TOP_K`], leave of the whole vocabulary.
+    Truncated,
 }
 
-pub(crate) fn specialization() -> Specialization {
-    Specialization {
-        kernel: "sample",
-        entries: &["sample_scan", "sample_pick"],
+/// The kernels, in the order of [`specializations`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SampleKernel {
+    Sample,
+    Truncate,
+    Logprobs,
+}
+
+pub(crate) fn specializations() -> [Specialization; 3] {
+    let of = |kernel, entries| Specialization {
+        kernel,
+        entries,
         constants: vec![],
         params_bytes: SampleParams::BYTES,
+    };
+    [
+        of("sample", &["sample_scan", "sample_pick"]),
+        of("sample_truncate", &["sample_truncate"]),
+        of("logprobs", &["logprobs_scan", "logprobs_pick"]),
+    ]
+}
+
+/// The launches, in order. Log-probabilities come first: they are of the logits before anything changes them.
+pub(crate) fn grids(
+    draw: Draw,
+    logprobs: bool,
+    rows: usize,
+    vocab: usize,
+) -> impl Iterator<Item = (SampleKernel, Grid)> {
+    let scan = Grid::new((vocab.div_ceil(CHUNK * SCAN_CHUNKS), rows), SCAN_THREADS);
+    let shared = |entry, shares| Grid {
+        entry,
+        ..Grid::new((shares, rows), PICK_THREADS)
+    };
+    let pick = match draw {
+        Draw::Greedy => None,
+        Draw::Best => Some(shared(1, 1)),
+        Draw::All | Draw::Truncated => Some(shared(1, SHARES)),
+    };
+    let report = [scan, shared(1, SHARES)].map(|grid| (SampleKernel::Logprobs, grid));
+    let truncate = (SampleKernel::Truncate, shared(0, SHARES));
+    let report = report.into_iter().filter(move |_| logprobs);
+    report
+        .chain([(SampleKernel::Sample, scan)])
+        .chain((draw == Draw::Truncated).then_some(truncate))
+        .chain(pick.map(|grid| (SampleKernel::Sample, grid)))
+}
+
+/// Words of one row's mask.
+pub(crate) fn mask_words(vocab: usize) -> usize {
+    vocab.div_ceil(32)
+}
+
+/// Offsets of the sampler's arrays in its device memory, and the end of them.
+pub(crate) struct ScratchAt {
+    pub(crate) best: usize,
+    pub(crate) sums: usize,
+    pub(crate) weights: usize,
+    pub(crate) cuts: usize,
+    pub(crate) counts: usize,
+    pub(crate) maxima: usize,
+    pub(crate) norms: usize,
+    pub(crate) arrived: usize,
+    /// One set per batch in flight.
+    pub(crate) masks: usize,
+    pub(crate) bytes: usize,
+}
+
+impl ScratchAt {
+    pub(crate) fn new(vocab: usize, most_rows: usize) -> ScratchAt {
+        let rows = most_rows.min(MAX_DRAWN_ROWS);
+        let mut next = 0;
+        let mut part = |bytes: usize| {
+            let start = next;
+            next = (next + bytes).next_multiple_of(16);
+            start
+        };
+        ScratchAt {
+            best: part(rows * SHARES * 8),
+            sums: part(rows * SHARES * 8),
+            weights: part(rows * BUCKETS * 8),
+            cuts: part(rows * 8),
+            counts: part(rows * BUCKETS * 4),
+            maxima: part(rows * vocab.div_ceil(CHUNK) * 4),
+            norms: part(rows * 4),
+            arrived: part(rows * 4),
+            masks: part(MASK_SETS * rows * mask_words(vocab) * 4),
+            bytes: part(0),
+        }
     }
 }
 
-/// The launches, in order.
-pub(crate) fn grids(draw: Draw, rows: usize, vocab: usize) -> impl Iterator<Item = Grid> {
-    let scan = Grid::new((vocab.div_ceil(CHUNK * SCAN_CHUNKS), rows), SCAN_THREADS);
-    let shares = match draw {
-        Draw::Greedy => None,
-        Draw::Best => Some(1),
-        Draw::All => Some(SHARES),
-    };
-    let pick = shares.map(|shares| Grid {
-        entry: 1,
-        ..Grid::new((shares, rows), PICK_THREADS)
-    });
-    std::iter::once(scan).chain(pick)
-}
-
-/// Bytes per row of `maxima` and of `best`.
-pub(crate) fn scratch_bytes(vocab: usize) -> (usize, usize) {
-    (vocab.div_ceil(CHUNK) * 4, SHARES * 8)
-}
+/// Batches that may have masks on the device at a time.
+pub(crate) const MASK_SETS: usize = 2;
 
 /// Bytes of device memory that a sampler takes.
 pub(crate) fn sampler_bytes(vocab: usize, most_rows: usize) -> usize {
-    let (maxima, best) = scratch_bytes(vocab);
-    most_rows.min(MAX_DRAWN_ROWS) * (maxima + best + 4)
+    ScratchAt::new(vocab, most_rows).bytes
 }

@@ -12,7 +12,7 @@ use carat_model::{
 use carat_testkit::tiny::{Tiny, Variant};
 
 use super::{
-    Addresses, BatchAt, Kernel, MatrixAt, Operand, RowRefsAt, RowsAt, RunsAt, TablesAt,
+    Addresses, BatchAt, InputsAt, Kernel, MatrixAt, Operand, RowRefsAt, RowsAt, RunsAt, TablesAt,
     activation::{Activation, Int8Operands},
 };
 use crate::{
@@ -69,7 +69,9 @@ impl Table {
                 row_refs: RowRefsAt {
                     position: Address::NULL,
                     run: Address::NULL,
+                    sliding_end: Address::NULL,
                 },
+                inputs: InputsAt::NONE,
                 all: rows,
                 sampled: rows,
                 all_runs: runs,
@@ -211,9 +213,11 @@ impl Table {
         (positions, runs, index): (&[u32], &[u32], &[u32]),
         (base, pages): (&[i32], &[u32]),
     ) {
+        let ends: Vec<u32> = positions.iter().map(|position| position + 1).collect();
         let operands = RowRefsAt {
             position: self.keep(positions),
             run: self.keep(runs),
+            sliding_end: self.keep(&ends),
         };
         let tables = TablesAt {
             base: self.keep(base),

@@ -1,7 +1,5 @@
 //! A batch as words for kernels, which go to the device in one copy. Only the words in use are copied.
 
-use std::ops::Range;
-
 use carat_model::{
     backend::{BackendError, Batch, Feed},
     kv::{KvGroup, pages_of},
@@ -9,7 +7,11 @@ use carat_model::{
 };
 
 use super::sample::SettingsAt;
-use crate::compile::batch_layout::BatchLayout;
+use crate::{
+    compile::batch_layout::BatchLayout,
+    device::Address,
+    kernel::{FROM_SAMPLE, NONE},
+};
 
 impl BatchLayout {
     /// Writes a checked batch. Returns how many words are in use, from the start.
@@ -21,12 +23,24 @@ impl BatchLayout {
     ) -> Result<usize, BackendError> {
         words[self.all_count] = batch.feeds.len() as u32;
         for (word, feed) in words[self.tokens..].iter_mut().zip(batch.feeds) {
-            // What is yet to be drawn is copied there on the device.
-            *word = feed.token().unwrap_or(0);
+            *word = match *feed {
+                Feed::Token(token) | Feed::Embedding { token, .. } => token,
+                // The device puts the token in its place.
+                Feed::Sampled(sample) => FROM_SAMPLE + sample,
+            };
+        }
+        let mut inputs = 0;
+        for (word, feed) in words[self.inputs..].iter_mut().zip(batch.feeds) {
+            *word = NONE;
+            if matches!(feed, Feed::Embedding { .. }) {
+                *word = inputs;
+                inputs += 1;
+            }
         }
         for row in batch.all_rows() {
             words[self.positions + row.row] = row.position as u32;
             words[self.runs + row.row] = row.run as u32;
+            words[self.sliding_ends + row.row] = batch.runs[row.run].sliding_end(row.row) as u32;
         }
         let mut sampled = 0;
         for row in batch.sampled_rows() {
@@ -74,22 +88,14 @@ impl BatchLayout {
         Ok(self.pages + entries)
     }
 
-    /// Tokens that are yet to be drawn: words of the samples, and where they go among the tokens. Neighbours are one piece.
-    pub(crate) fn sampled_tokens(&self, batch: &Batch<'_>) -> Vec<(Range<usize>, usize)> {
-        let mut pieces: Vec<(Range<usize>, usize)> = Vec::new();
-        for (row, feed) in batch.feeds.iter().enumerate() {
-            let Feed::Sampled(sample) = *feed else {
-                continue;
-            };
-            let (from, to) = (self.samples + sample as usize, self.tokens + row);
-            match pieces.last_mut() {
-                Some((range, first)) if range.end == from && *first + range.len() == to => {
-                    range.end += 1;
-                }
-                _ => pieces.push((from..from + 1, to)),
-            }
+    /// Writes where the embeddings of a batch lie, those of its rows one after another.
+    pub(crate) fn write_inputs_at(&self, inputs: Address, words: &mut [u32]) {
+        for (word, bytes) in words[self.inputs_at..]
+            .iter_mut()
+            .zip(inputs.0.to_ne_bytes().as_chunks().0)
+        {
+            *word = u32::from_ne_bytes(*bytes);
         }
-        pieces
     }
 
     /// Where the settings of sampled rows go, with what happens to logits behind the `used` words of [`BatchLayout::write`].
@@ -178,6 +184,8 @@ mod tests {
         assert_eq!(part(layout.tokens, 5), [10, 11, 12, 13, 14]);
         assert_eq!(part(layout.positions, 5), [95, 96, 97, 0, 1]);
         assert_eq!(part(layout.runs, 5), [0, 0, 0, 1, 1]);
+        assert_eq!(part(layout.sliding_ends, 5), [96, 97, 98, 1, 2]);
+        assert_eq!(part(layout.inputs, 5), [NONE; 5]);
         assert_eq!(part(layout.sampled, 3), [1, 2, 4]);
         assert_eq!(part(layout.run_count, 1), [2]);
         assert_eq!(part(layout.first_rows, 3), [0, 3, 5]);
@@ -194,21 +202,45 @@ mod tests {
     }
 
     #[test]
-    fn samples_become_tokens_in_as_few_pieces_as_there_are() {
+    fn feeds_are_tokens_numbers_of_samples_and_numbers_of_embeddings() {
+        let plan = plan();
         let layout = BatchLayout::new(&options(10));
-        let (samples, tokens) = (layout.samples, layout.tokens);
-        let feeds = [4, 5, 6, 0].map(Feed::Sampled);
-        let mixed = [feeds[0], feeds[1], Feed::Token(3), feeds[2], feeds[3]];
-        let pieces = layout.sampled_tokens(&Batch {
-            feeds: &mixed,
-            runs: &[],
-        });
-        let expected = [
-            (samples + 4..samples + 6, tokens),
-            (samples + 6..samples + 7, tokens + 3),
-            (samples..samples + 1, tokens + 4),
+        let mut words = vec![7; layout.words];
+        let width = plan.input_width().unwrap();
+        let row = vec![0.5; width];
+        let embedding = |token| Feed::Embedding { row: &row, token };
+        let feeds = [
+            Feed::Sampled(4),
+            embedding(9),
+            Feed::Token(3),
+            Feed::Sampled(0),
+            embedding(8),
         ];
-        assert_eq!(pieces, expected);
+        let ends = [3, 4, 4, 4, 5];
+        let pages = [PageId(2)];
+        let run = Run {
+            rows: 0..5,
+            position: 0,
+            pages: PerGroup {
+                full: pages.as_slice(),
+                sliding: pages.as_slice(),
+            },
+            sampled: 1,
+            visible_end: Some(&ends),
+        };
+        let batch = Batch {
+            feeds: &feeds,
+            runs: &[run],
+        };
+        batch.check(&plan, &options(10), 5).unwrap();
+        layout.write(&plan, &batch, &mut words).unwrap();
+        layout.write_inputs_at(Address(0x1234_5678_9abc_def0), &mut words);
+        let part = |start: usize, count: usize| words[start..start + count].to_vec();
+        let tokens = [FROM_SAMPLE + 4, 9, 3, FROM_SAMPLE, 8];
+        assert_eq!(part(layout.tokens, 5), tokens);
+        assert_eq!(part(layout.inputs, 5), [NONE, 0, NONE, NONE, 1]);
+        assert_eq!(part(layout.inputs_at, 2), [0x9abc_def0, 0x1234_5678]);
+        assert_eq!(part(layout.sliding_ends, 5), ends);
     }
 
     #[test]
@@ -220,6 +252,9 @@ mod tests {
             layout.sampled_count,
             layout.positions,
             layout.runs,
+            layout.sliding_ends,
+            layout.inputs,
+            layout.inputs_at,
             layout.sampled,
             layout.in_flight,
             layout.settings,

@@ -10,7 +10,7 @@ use carat_model::{
     TokenId,
     backend::{
         self as model, BackendError, Batch, CompileOptions, Executor, Feed, LaunchTime, Outputs,
-        PageMove, RowOutput, RowResult, Ticket,
+        PageMove, RowOutput, RowPlace, RowResult, Ticket,
     },
     kv::PerGroup,
     phase::{Origin, Phase},
@@ -20,19 +20,27 @@ use carat_model::{
 
 use crate::{
     compile::{
-        batch_layout::BatchLayout, call::Call, memory::Parts, prepare::Prepared, rows::RowCounts,
+        batch_layout::BatchLayout,
+        call::Call,
+        memory::Parts,
+        prepare::Prepared,
+        rows::{ByClass, RowCounts, SMALL_ROWS},
     },
     config::{self, Checks, CudaConfig},
     device::{
         Address, Buffer, Device, Event, HostBuffer, Module,
         cublaslt::{Library, WORKSPACE_BYTES},
+        launch,
     },
     error::CudaError,
-    kernel::{Addresses, Draw, Kernel, SETTING_WORDS},
+    kernel::{
+        Addresses, FeedSamplesParams, Kernel, SETTING_WORDS, feed_samples_grid, params::Params as _,
+    },
     run::{
         graph::{self, Graph, Graphs},
+        pages::PageMover,
         program::{CublasLtGemms, Program, Programs},
-        sample::{self, IN_FLIGHT, RowToSample, Sampler},
+        sample::{self, IN_FLIGHT, RowToSample, Sampler, Work},
         upload::ResidentWeights,
     },
 };
@@ -48,7 +56,10 @@ pub(crate) struct CudaExecutor {
     /// `None` if launches are not to be captured.
     graphs: Option<Graphs>,
     programs: Programs,
+    sees_back_only: SeesBackOnly,
+    feed_samples: (Arc<Module>, Vec<u8>),
     sampler: Sampler,
+    pages: PageMover,
     batch_layout: BatchLayout,
     in_flight: [InFlight; IN_FLIGHT],
     read_host: HostBuffer,
@@ -64,6 +75,8 @@ pub(crate) struct CudaExecutor {
 /// A place for a batch, so that one can be queued while another is under way.
 struct InFlight {
     words: HostBuffer,
+    /// Embeddings that rows are fed, read by the device where they are; as large as was needed so far.
+    inputs: Option<HostBuffer>,
     /// How it is drawn, for the copy to the device.
     settings: HostBuffer,
     /// Behind all work of the batch that had this place last.
@@ -84,11 +97,21 @@ struct Submitted {
 /// Results of a submitted batch, for `collect`.
 enum Results {
     NotDrawn,
-    /// Tokens of all sampled rows once the device is done, but for those of the host.
+    /// Those of all sampled rows once the device is done, but for those of the host.
     Drawn {
+        rows: Vec<DeviceRow>,
         on_host: Vec<HostDraw>,
     },
     Ready(Outputs),
+}
+
+/// What the device leaves for a sampled row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DeviceRow {
+    /// Nothing: the host draws it.
+    Nothing,
+    Token,
+    Logprobs,
 }
 
 /// A row that the host draws, once its logits are there.
@@ -131,7 +154,10 @@ impl HostDraw {
 pub(crate) struct Kernels<'a> {
     /// The loaded kernel of a call.
     pub(crate) of: &'a dyn Fn(&dyn Kernel) -> Arc<Module>,
-    pub(crate) sampling: Arc<Module>,
+    /// In the order of `sample_specializations`.
+    pub(crate) sampling: [Arc<Module>; 3],
+    pub(crate) feed_samples: Arc<Module>,
+    pub(crate) move_pages: Arc<Module>,
     /// cuBLASLt, if products are left to it.
     pub(crate) library: Option<Library>,
 }
@@ -189,6 +215,7 @@ impl CudaExecutor {
             kv: kv_addresses(plan, &parts, &kv),
             batch: batch_layout.at(batch.address()),
         };
+        let sees_back_only = SeesBackOnly::new(&front, &tail);
         let bind = |calls: Vec<Call>| Program::bind(calls, kernels.of, products.as_ref(), &at);
         let programs = Programs {
             front: front.map(bind),
@@ -203,9 +230,15 @@ impl CudaExecutor {
             options.max_sampled,
             &inputs,
         )?;
+        let feed_samples = FeedSamplesParams {
+            rows: at.batch.all,
+            tokens: at.batch.tokens,
+            samples: inputs.samples,
+        };
         let slot = || -> Result<InFlight, CudaError> {
             Ok(InFlight {
                 words: device.allocate_host("batch", batch_layout.words * 4)?,
+                inputs: None,
                 settings: device.allocate_host("batch", batch_layout.draw_words() * 4)?,
                 done: None,
                 batch: None,
@@ -222,7 +255,10 @@ impl CudaExecutor {
             checks: config.checks,
             graphs: captures.then(Graphs::default),
             programs,
+            sees_back_only,
+            feed_samples: (kernels.feed_samples, feed_samples.bytes()),
             sampler,
+            pages: PageMover::new(device, kernels.move_pages, plan, options, &at.kv)?,
             batch_layout,
             parts,
             buffers: Buffers {
@@ -288,12 +324,15 @@ impl CudaExecutor {
             done.wait()?;
         }
         let used = (self.batch_layout).write(&self.plan, batch, &mut self.words)?;
+        self.pages.wait_before(&self.device, batch)?;
+        let inputs = self.put_inputs(index, batch)?;
+        (self.batch_layout).write_inputs_at(inputs, &mut self.words);
         let host = &mut self.in_flight[index].words;
         put_words(host, 0, &self.words[..used]);
         (self.device).copy_part(host, 0..used * 4, &self.buffers.batch, 0)?;
-        for (from, to) in self.batch_layout.sampled_tokens(batch) {
-            let bytes = from.start * 4..from.end * 4;
-            (self.device).copy_within(&self.buffers.batch, bytes, to * 4)?;
+        if batch.feeds.iter().any(|f| matches!(f, Feed::Sampled(_))) {
+            let (module, params) = &self.feed_samples;
+            launch(module, feed_samples_grid(batch.feeds.len()), params)?;
         }
         let rows = RowCounts {
             all: batch.feeds.len(),
@@ -302,51 +341,81 @@ impl CudaExecutor {
         Ok((index, rows, used))
     }
 
-    /// Queues the settings of the rows that the device draws. Returns the work it is, if any, and the rows that are the host's.
+    /// Leaves the embeddings of a batch where the device reads them, one after another. Null if there are none.
+    fn put_inputs(&mut self, index: usize, batch: &Batch<'_>) -> Result<Address, CudaError> {
+        let rows = || {
+            batch.feeds.iter().filter_map(|feed| match feed {
+                Feed::Embedding { row, .. } => Some(*row),
+                Feed::Token(_) | Feed::Sampled(_) => None,
+            })
+        };
+        let bytes: usize = rows().map(size_of_val).sum();
+        if bytes == 0 {
+            return Ok(Address::NULL);
+        }
+        let held = &mut self.in_flight[index].inputs;
+        let host = match held.take() {
+            Some(host) if host.bytes().len() >= bytes => host,
+            _ => self
+                .device
+                .allocate_host("embeddings", bytes.next_power_of_two())?,
+        };
+        let host = held.insert(host);
+        let values = host.bytes_mut().as_chunks_mut().0.iter_mut();
+        for (to, value) in values.zip(rows().flatten()) {
+            *to = value.to_ne_bytes();
+        }
+        Ok(host.address())
+    }
+
+    /// Queues the settings of the rows that the device draws. Returns the work it is, if any, and who draws which row.
     fn queue_settings(
         &mut self,
         index: usize,
         (draws, positions): (&[model::Draw<'_>], &[usize]),
         used: usize,
-    ) -> Result<(Option<Draw>, Vec<HostDraw>), CudaError> {
-        let greedy = Sampling::greedy();
-        let each = draws.iter().zip(positions);
+    ) -> Result<(Option<Work>, Results), CudaError> {
         // Changes are made to the logits themselves, so those that somebody wants to see are left alone.
-        let taken: Vec<Option<RowToSample<'_>>> = each
+        let rows_to_sample: Vec<Option<RowToSample<'_>>> = draws
+            .iter()
+            .zip(positions)
             .map(|(draw, position)| RowToSample::of(draw, *position))
             .map(|row| row.filter(|_| !self.options.probe))
             .collect();
         let layout = &self.batch_layout;
-        let stand_in = RowToSample {
-            sampling: &greedy,
-            history: &[],
-            position: 0,
-        };
-        let rows: Vec<RowToSample<'_>> = taken.iter().map(|row| row.unwrap_or(stand_in)).collect();
         let at = layout.settings_at(used);
-        let any = taken.iter().any(Option::is_some);
-        let written = any
-            .then(|| sample::write(&rows, self.plan.vocab(), &at, &mut self.words))
-            .flatten();
-        let on_host = |(row, draw): (usize, &model::Draw<'_>)| {
-            let is_taken = written.is_some() && taken[row].is_some();
-            (!is_taken).then(|| HostDraw::new(row, draw))
+        let vocab = self.plan.vocab();
+        let written = sample::write(&rows_to_sample, vocab, &at, &mut self.words);
+        let row = |(row, draw): (usize, &model::Draw<'_>)| match (&written, draw.output) {
+            (Some(written), RowOutput::Token) if written.taken[row] => DeviceRow::Token,
+            (Some(written), _) if written.taken[row] => DeviceRow::Logprobs,
+            _ => DeviceRow::Nothing,
         };
-        let on_host = draws.iter().enumerate().filter_map(on_host).collect();
-        if let Some((_, end)) = written {
-            self.words[layout.in_flight] = index as u32;
-            let settings = layout.in_flight..layout.settings + draws.len() * SETTING_WORDS;
-            let host = &mut self.in_flight[index].settings;
-            let mut start = 0;
-            for part in [settings, used..end].into_iter().filter(|p| !p.is_empty()) {
-                put_words(host, start, &self.words[part.clone()]);
-                let bytes = start * 4..(start + part.len()) * 4;
-                let to = &self.buffers.batch;
-                (self.device).copy_part(host, bytes, to, part.start * 4)?;
-                start += part.len();
-            }
+        let rows: Vec<DeviceRow> = draws.iter().enumerate().map(row).collect();
+        let each = rows.iter().zip(draws).enumerate();
+        let on_host = each
+            .filter(|(_, (row, _))| **row == DeviceRow::Nothing)
+            .map(|(row, (_, draw))| HostDraw::new(row, draw))
+            .collect();
+        let results = Results::Drawn { rows, on_host };
+        let Some(written) = written else {
+            return Ok((None, results));
+        };
+        (self.sampler).copy_masks(&self.device, index, &written.masks)?;
+        self.words[layout.in_flight] = index as u32;
+        let settings = draws.len().min(layout.most_drawn) * SETTING_WORDS;
+        let settings = layout.in_flight..layout.settings + settings;
+        let changes = used..written.end;
+        let host = &mut self.in_flight[index].settings;
+        let mut start = 0;
+        for part in [settings, changes].into_iter().filter(|p| !p.is_empty()) {
+            put_words(host, start, &self.words[part.clone()]);
+            let bytes = start * 4..(start + part.len()) * 4;
+            let to = &self.buffers.batch;
+            (self.device).copy_part(host, bytes, to, part.start * 4)?;
+            start += part.len();
         }
-        Ok((written.map(|(draw, _)| draw), on_host))
+        Ok((Some(written.work), results))
     }
 
     /// Queues the work of a batch, captured if there is a graph for its number of rows.
@@ -378,23 +447,19 @@ impl CudaExecutor {
         }
         let batch = self.in_flight[index].batch.take();
         let batch = batch.expect("a ticket is used once, before the next but one is out");
-        let on_host = match batch.results {
+        let (rows, on_host) = match batch.results {
             Results::NotDrawn => return Ok(Outputs::default()),
             Results::Ready(outputs) => return Ok(outputs),
-            Results::Drawn { on_host } => on_host,
+            Results::Drawn { rows, on_host } => (rows, on_host),
         };
-        let row = |token| RowResult {
-            token,
-            ..RowResult::default()
+        let result = |(row, left): (usize, &DeviceRow)| match left {
+            DeviceRow::Nothing => RowResult::default(),
+            DeviceRow::Token => self.sampler.result(index, row, false),
+            DeviceRow::Logprobs => self.sampler.result(index, row, true),
         };
-        let count = batch.rows.sampled;
-        // Without a row of its own the device left nothing there, and may have no room for as many.
-        let rows = if on_host.len() == count {
-            vec![RowResult::default(); count]
-        } else {
-            self.sampler.tokens(index, count).map(row).collect()
+        let mut outputs = Outputs {
+            rows: rows.iter().enumerate().map(result).collect(),
         };
-        let mut outputs = Outputs { rows };
         let mut scratch = Scratch::default();
         for host in &on_host {
             let position = batch.positions[host.row];
@@ -411,7 +476,7 @@ impl CudaExecutor {
         let Some(batch) = &self.in_flight[index].batch else {
             return Ok(());
         };
-        let waits = matches!(&batch.results, Results::Drawn { on_host } if !on_host.is_empty());
+        let waits = matches!(&batch.results, Results::Drawn { on_host, .. } if !on_host.is_empty());
         if !waits {
             return Ok(());
         }
@@ -439,8 +504,8 @@ impl CudaExecutor {
         }
     }
 
-    fn keep_values(&mut self, rows: RowCounts) -> Result<(), CudaError> {
-        let programs = self.programs.of(rows);
+    fn keep_values(&mut self, rows: RowCounts, launched: RowCounts) -> Result<(), CudaError> {
+        let programs = self.programs.of(launched);
         let written: Vec<Value> = programs.iter().flat_map(|p| p.written.clone()).collect();
         self.probed.fill(None);
         for value in written {
@@ -452,12 +517,12 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Queues the forward pass of a checked batch.
-    fn start(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
+    /// Queues the forward pass of a checked batch, as one of so many rows.
+    fn start(&mut self, batch: &Batch<'_>, launched: RowCounts) -> Result<Ticket, BackendError> {
         let (index, rows, used) = self.queue_words(batch)?;
-        self.queue_work(rows)?;
+        self.queue_work(launched)?;
         if self.options.probe {
-            self.keep_values(rows)?;
+            self.keep_values(rows, launched)?;
         }
         let in_flight = &mut self.in_flight[index];
         in_flight.done = Some(self.device.event()?);
@@ -470,40 +535,28 @@ impl CudaExecutor {
         self.batches += 1;
         Ok(Ticket(self.batches))
     }
-
-    /// What the contract has and this backend has not.
-    fn refuse(batch: &Batch<'_>) -> Result<(), BackendError> {
-        let refused = |what: &str| {
-            Err(BackendError::Unsupported {
-                what: format!("CUDA does not take {what}"),
-            })
-        };
-        if (batch.feeds.iter()).any(|feed| matches!(feed, Feed::Embedding { .. })) {
-            return refused("embeddings");
-        }
-        if batch.runs.iter().any(|run| run.visible_end.is_some()) {
-            return refused("rows that see ahead");
-        }
-        Ok(())
-    }
 }
 
 impl Executor for CudaExecutor {
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
         let (sampled, _) = self.drawn();
         batch.check(&self.plan, &self.options, sampled)?;
-        CudaExecutor::refuse(batch)?;
+        let launched = self.sees_back_only.launched(batch, &self.options)?;
         self.settle()?;
         match self.drawn() {
             (_, Some(tokens)) => {
-                let known = |feed: &Feed<'_>| Feed::Token(feed.resolve(&tokens));
-                let feeds: Vec<Feed<'_>> = batch.feeds.iter().map(known).collect();
-                self.start(&Batch {
+                let feeds = batch.feeds.iter().map(|feed| match *feed {
+                    Feed::Sampled(row) => Feed::Token(tokens[row as usize]),
+                    known => known,
+                });
+                let feeds: Vec<Feed<'_>> = feeds.collect();
+                let batch = Batch {
                     feeds: &feeds,
                     ..*batch
-                })
+                };
+                self.start(&batch, launched)
             }
-            (_, None) => self.start(batch),
+            (_, None) => self.start(batch, launched),
         }
     }
 
@@ -515,7 +568,7 @@ impl Executor for CudaExecutor {
         let batch = batch.expect("a batch is drawn once, before it is collected");
         model::Draw::check(draws, batch.rows.sampled, &self.plan)?;
         let (rows, used, positions) = (batch.rows, batch.used, batch.positions.clone());
-        let (work, on_host) = self.queue_settings(index, (draws, &positions), used)?;
+        let (work, results) = self.queue_settings(index, (draws, &positions), used)?;
         if let Some(work) = work {
             let rows = graph::bucket(rows, &self.options);
             let queued = || checked(&self.device, self.checks, "sample");
@@ -524,7 +577,7 @@ impl Executor for CudaExecutor {
         let in_flight = &mut self.in_flight[index];
         in_flight.done = Some(self.device.event()?);
         if let Some(batch) = &mut in_flight.batch {
-            batch.results = Results::Drawn { on_host };
+            batch.results = results;
         }
         Ok(())
     }
@@ -533,7 +586,7 @@ impl Executor for CudaExecutor {
         let batch = self.in_flight[self.last()].batch.as_ref();
         let results = batch.map(|batch| (&batch.results, batch.rows.sampled));
         match results {
-            Some((Results::Drawn { on_host }, _)) => on_host.is_empty(),
+            Some((Results::Drawn { on_host, .. }, _)) => on_host.is_empty(),
             Some((Results::NotDrawn, sampled)) => sampled == 0,
             Some((Results::Ready(_), _)) | None => true,
         }
@@ -547,12 +600,10 @@ impl Executor for CudaExecutor {
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
         PageMove::check(moves, self.options.pages, self.options.host_pages)?;
-        if moves.is_empty() {
-            return Ok(());
+        if !moves.is_empty() {
+            self.pages.run(&self.device, moves)?;
         }
-        Err(BackendError::Unsupported {
-            what: "CUDA does not move pages".to_owned(),
-        })
+        Ok(())
     }
 
     fn profile(
@@ -562,11 +613,11 @@ impl Executor for CudaExecutor {
     ) -> Result<Option<Vec<LaunchTime>>, BackendError> {
         batch.check(&self.plan, &self.options, 0)?;
         model::Draw::check(draws, batch.sampled_count(), &self.plan)?;
-        CudaExecutor::refuse(batch)?;
-        let (index, rows, used) = self.queue_words(batch)?;
+        let launched = self.sees_back_only.launched(batch, &self.options)?;
+        let (index, _, used) = self.queue_words(batch)?;
         let positions: Vec<usize> = batch.sampled_rows().map(|row| row.position).collect();
         let (work, _) = self.queue_settings(index, (draws, &positions), used)?;
-        let rows = graph::bucket(rows, &self.options);
+        let rows = graph::bucket(launched, &self.options);
         let device = &self.device;
         let mut moments = Vec::new();
         // As one graph, so that times are those of the device, not of launching.
@@ -601,6 +652,56 @@ impl Executor for CudaExecutor {
     /// Values that only exist within a fused kernel are `None`, too.
     fn probed(&self, value: Value) -> Option<&[f32]> {
         self.probed[value.index()].as_deref()
+    }
+}
+
+/// The programs of small batches, of all rows and of the sampled ones, that compute keys and values of a row while it attends:
+/// their rows see none ahead.
+#[derive(Clone, Copy, Debug)]
+struct SeesBackOnly {
+    all: bool,
+    sampled: bool,
+}
+
+impl SeesBackOnly {
+    fn new(front: &ByClass<Vec<Call>>, tail: &ByClass<Vec<Call>>) -> SeesBackOnly {
+        let decodes = |call: &Call| {
+            let kernel = call.kernel();
+            kernel.is_some_and(|kernel| kernel.specialization().kernel == "flash_decode")
+        };
+        SeesBackOnly {
+            all: front.small.iter().any(decodes),
+            sampled: tail.small.iter().any(decodes),
+        }
+    }
+
+    /// The rows that a checked batch is launched as: with rows that see ahead it is a large one.
+    fn launched(
+        self,
+        batch: &Batch<'_>,
+        options: &CompileOptions,
+    ) -> Result<RowCounts, BackendError> {
+        let raised = |count: usize, most: usize, what: &str| match count {
+            _ if count > SMALL_ROWS => Ok(count),
+            _ if most > SMALL_ROWS => Ok(SMALL_ROWS + 1),
+            _ => Err(BackendError::Unsupported {
+                what: format!(
+                    "{what} that see ahead: CUDA takes them where a batch may have more than {SMALL_ROWS}, not {most}"
+                ),
+            }),
+        };
+        let mut rows = RowCounts {
+            all: batch.feeds.len(),
+            sampled: batch.sampled_count(),
+        };
+        let ahead = |row: RowPlace| batch.runs[row.run].sliding_end(row.row) > row.position + 1;
+        if self.all && batch.all_rows().any(ahead) {
+            rows.all = raised(rows.all, options.max_rows, "rows")?;
+        }
+        if self.sampled && batch.sampled_rows().any(ahead) {
+            rows.sampled = raised(rows.sampled, options.max_sampled, "sampled rows")?;
+        }
+        Ok(rows)
     }
 }
 
@@ -702,4 +803,65 @@ fn copy_words(
     }
     device.copy_in(&host, to, offset, words.len() * 4)?;
     device.wait("copying constants")
+}
+
+#[cfg(test)]
+mod tests {
+    use carat_gguf::QuantType;
+    use carat_model::{
+        backend::{Run, token_feeds},
+        gemma4,
+        kv::KvType,
+    };
+    use carat_testkit::tiny::{Tiny, Variant};
+
+    use super::*;
+    use crate::{
+        compile::{prepare::prepare, target::Target},
+        config::{Fusion, TablePlace},
+    };
+
+    fn options(max_rows: usize) -> CompileOptions {
+        CompileOptions {
+            pages: PerGroup {
+                full: 8,
+                sliding: 8,
+            },
+            host_pages: PerGroup::default(),
+            kv: KvType::F16,
+            max_rows,
+            max_sampled: 4,
+            probe: false,
+        }
+    }
+
+    #[test]
+    fn rows_that_see_ahead_are_a_large_batch_unless_kernels_are_plain() {
+        let launched = |fusion, max_rows, ends: Option<&[u32]>| {
+            let model = Tiny::new(Variant::Dense12b, QuantType::Q8_0).model();
+            let (plan, options) = (gemma4::plan(&model), options(max_rows));
+            let target = Target::hopper(fusion, max_rows);
+            let prepared = prepare(&plan, &model.weights, &options, TablePlace::Device, target);
+            let Prepared { front, tail, .. } = prepared.unwrap();
+            let run = Run {
+                rows: 0..3,
+                position: 0,
+                pages: PerGroup::default(),
+                sampled: 1,
+                visible_end: ends,
+            };
+            let batch = Batch {
+                feeds: &token_feeds(&[1, 2, 3]),
+                runs: &[run],
+            };
+            let rows = SeesBackOnly::new(&front, &tail).launched(&batch, &options);
+            rows.map(|rows| (rows.all, rows.sampled)).ok()
+        };
+        let (ahead, back) = (Some([2, 2, 3].as_slice()), Some([1, 2, 3].as_slice()));
+        assert_eq!(launched(Fusion::On, 64, ahead), Some((9, 1)));
+        assert_eq!(launched(Fusion::On, 64, back), Some((3, 1)));
+        assert_eq!(launched(Fusion::On, 64, None), Some((3, 1)));
+        assert_eq!(launched(Fusion::On, 8, ahead), None);
+        assert_eq!(launched(Fusion::Off, 8, ahead), Some((3, 1)));
+    }
 }

@@ -4,7 +4,7 @@
 //! device memory. Decoding has one graph per power of two rows; prompts have one per bucket of their chunk.
 
 use std::{
-    collections::{HashMap, HashSet, hash_map::Entry},
+    collections::{HashMap, HashSet},
     sync::Arc,
 };
 
@@ -18,12 +18,12 @@ use crate::{
 
 /// The most rows that decode together and still take the next power of two.
 const MAX_DECODED: usize = 64;
-/// Graphs to keep; batches of yet other sizes are launched one kernel after another.
+/// Graphs to keep.
 const MAX_GRAPHS: usize = 64;
 
 /// The row counts to launch for, captured or not: of decoding a power of two, or the most there may be.
 pub(crate) fn bucket(rows: RowCounts, options: &CompileOptions) -> RowCounts {
-    if rows.all == rows.sampled && rows.all <= MAX_DECODED {
+    if is_decoding(rows) {
         let max_rows = options.max_rows.min(options.max_sampled);
         let count = rows.all.next_power_of_two().min(max_rows);
         return RowCounts {
@@ -74,9 +74,9 @@ impl Graph {
 /// Graphs captured so far.
 #[derive(Default)]
 pub(crate) struct Graphs {
-    captured: HashMap<RowCounts, Graph>,
-    /// What ran once as it is: first launches load code, which a capture does not allow.
-    seen: HashSet<RowCounts>,
+    held: Held<Graph>,
+    /// Captures that failed; their batches are launched one kernel after another.
+    failures: u64,
 }
 
 impl Graphs {
@@ -85,31 +85,108 @@ impl Graphs {
         &mut self,
         stream: &Arc<CudaStream>,
         rows: RowCounts,
-        record: impl FnOnce() -> Result<usize, CudaError>,
+        mut record: impl FnMut() -> Result<usize, CudaError>,
     ) -> Result<(), CudaError> {
-        let full = self.captured.len() >= MAX_GRAPHS && !self.captured.contains_key(&rows);
-        if full || self.seen.insert(rows) {
+        if let Some(graph) = self.held.get(rows) {
+            return graph.launch();
+        }
+        if !self.held.is_due(rows) {
             return record().map(drop);
         }
-        let graph = match self.captured.entry(rows) {
-            Entry::Occupied(captured) => captured.into_mut(),
-            Entry::Vacant(vacant) => {
-                let mut launches = 0;
-                let graph = Graph::capture(stream, || {
-                    launches = record()?;
-                    Ok(())
-                })?;
-                tracing::info!(
+        let mut launches = 0;
+        let captured = Graph::capture(stream, || {
+            launches = record()?;
+            Ok(())
+        });
+        let graph = match captured {
+            Ok(graph) => graph,
+            Err(error) => {
+                self.failures += 1;
+                self.held.give_up(rows);
+                tracing::warn!(
                     rows = rows.all,
                     sampled = rows.sampled,
-                    launches,
-                    "captured a graph"
+                    failures = self.failures,
+                    %error,
+                    "a graph could not be captured; its kernels are launched one by one"
                 );
-                vacant.insert(graph)
+                return record().map(drop);
             }
         };
-        graph.launch()
+        tracing::info!(
+            rows = rows.all,
+            sampled = rows.sampled,
+            launches,
+            "captured a graph"
+        );
+        graph.launch()?;
+        if let Some(evicted) = self.held.insert(rows, graph) {
+            // It may still run.
+            let waited = stream.synchronize();
+            waited.map_err(CudaError::driver("waiting for a graph to be freed"))?;
+            drop(evicted);
+        }
+        Ok(())
     }
+}
+
+/// At most [`MAX_GRAPHS`] graphs: the least recently used makes room for another. Those of decoding stay, because they come back
+/// after any prompt, and there are few of them.
+struct Held<G> {
+    graphs: HashMap<RowCounts, (G, u64)>,
+    /// What ran once as it is: first launches load code, which a capture does not allow.
+    seen: HashSet<RowCounts>,
+    given_up: HashSet<RowCounts>,
+    uses: u64,
+}
+
+impl<G> Default for Held<G> {
+    fn default() -> Held<G> {
+        Held {
+            graphs: HashMap::new(),
+            seen: HashSet::new(),
+            given_up: HashSet::new(),
+            uses: 0,
+        }
+    }
+}
+
+impl<G> Held<G> {
+    fn get(&mut self, rows: RowCounts) -> Option<&G> {
+        self.uses += 1;
+        let (graph, last_use) = self.graphs.get_mut(&rows)?;
+        *last_use = self.uses;
+        Some(graph)
+    }
+
+    /// Whether rows without a graph are to get one: the second time they come.
+    fn is_due(&mut self, rows: RowCounts) -> bool {
+        !self.given_up.contains(&rows) && !self.seen.insert(rows)
+    }
+
+    fn give_up(&mut self, rows: RowCounts) {
+        self.given_up.insert(rows);
+    }
+
+    /// Adds a graph and returns the one that made room for it. Rows that lost theirs start again.
+    fn insert(&mut self, rows: RowCounts, graph: G) -> Option<G> {
+        let mut evicted = None;
+        if self.graphs.len() >= MAX_GRAPHS {
+            let of_prompts = self.graphs.iter().filter(|(rows, _)| !is_decoding(**rows));
+            let oldest = of_prompts.min_by_key(|(_, (_, last_use))| *last_use);
+            let oldest = oldest.map(|(rows, _)| *rows);
+            evicted = oldest.and_then(|rows| {
+                self.seen.remove(&rows);
+                self.graphs.remove(&rows)
+            });
+        }
+        self.graphs.insert(rows, (graph, self.uses));
+        evicted.map(|(graph, _)| graph)
+    }
+}
+
+fn is_decoding(rows: RowCounts) -> bool {
+    rows.all == rows.sampled && rows.all <= MAX_DECODED
 }
 
 #[cfg(test)]
@@ -167,5 +244,38 @@ mod tests {
                 assert!(fit, "{all} rows, {sampled} sampled: {held:?}");
             }
         }
+    }
+
+    #[test]
+    fn the_least_recently_used_makes_room_and_decoding_stays() {
+        let rows = |all, sampled| RowCounts { all, sampled };
+        let mut held = Held::default();
+        let run = |held: &mut Held<usize>, rows: RowCounts| {
+            if held.get(rows).is_some() {
+                return Ok(None);
+            }
+            if held.is_due(rows) {
+                return Ok(held.insert(rows, rows.all));
+            }
+            Err("launched one by one")
+        };
+        let decoding = rows(1, 1);
+        assert!(run(&mut held, decoding).is_err());
+        assert_eq!(run(&mut held, decoding), Ok(None));
+        for all in 1..MAX_GRAPHS {
+            assert!(run(&mut held, rows(100 + all, 1)).is_err());
+            assert_eq!(run(&mut held, rows(100 + all, 1)), Ok(None));
+        }
+        // The first prompt is used again, so the second is the oldest but for decoding.
+        assert_eq!(run(&mut held, rows(101, 1)), Ok(None));
+        assert!(run(&mut held, rows(999, 1)).is_err());
+        assert_eq!(run(&mut held, rows(999, 1)), Ok(Some(102)));
+        assert!(held.get(decoding).is_some() && held.get(rows(101, 1)).is_some());
+        assert_eq!(held.graphs.len(), MAX_GRAPHS);
+        // Rows that lost their graph start again.
+        assert!(run(&mut held, rows(102, 1)).is_err());
+        assert_eq!(run(&mut held, rows(102, 1)), Ok(Some(103)));
+        held.give_up(rows(7, 7));
+        assert!(run(&mut held, rows(7, 7)).is_err() && run(&mut held, rows(7, 7)).is_err());
     }
 }

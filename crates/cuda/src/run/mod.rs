@@ -4,6 +4,7 @@
 pub(crate) mod batch;
 pub(crate) mod executor;
 pub(crate) mod graph;
+pub(crate) mod pages;
 pub(crate) mod program;
 pub(crate) mod roofline;
 pub(crate) mod sample;

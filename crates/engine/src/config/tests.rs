@@ -141,6 +141,10 @@ fn chunks_get_shorter_as_attention_takes_over() {
         [0, 32_768, 95_000, 262_144].map(rows),
         [2048, 1536, 1024, 512]
     );
+    for depth in (0..300_000).step_by(1000) {
+        let time = rows(depth) as f64 * (105_000 + depth) as f64 / (2048.0 * 105_000.0);
+        assert!((0.75..=1.25).contains(&time), "{time} at {depth}");
+    }
     assert_eq!(rows(10_000_000), 256, "the fewest");
     config.max_rows = 100;
     let small = Limits::new(config, shape).unwrap();

@@ -38,8 +38,8 @@ pub struct Request {
     /// The most time it may take from its submission on. Whoever keeps time ends it with
     /// [`Scheduler::expire`](super::Scheduler::expire).
     pub deadline: Option<Duration>,
-    /// A request with the same prompt, submitted before: this one waits until that has its first token or is over, so that the
-    /// prompt is computed once.
+    /// A request with the same prompt, submitted before: this one waits until that is computed and has its first token, or is
+    /// over.
     pub after: Option<RequestId>,
 }
 

@@ -231,7 +231,7 @@ impl Scheduler {
         let limit = self.limits.check(&request)?;
         let sibling = request.after.filter(|after| {
             let mut all = self.running.iter().chain(self.waiting.iter());
-            all.any(|s| s.id == *after && s.counts.generated_tokens == 0)
+            all.any(|s| s.id == *after && !s.has_begun)
         });
         let sequence = Sequence::new(id, request, limit, &self.limits);
         self.waiting.push(sequence, sibling);
@@ -467,8 +467,11 @@ impl Scheduler {
             }
             let updates = (0..told).map(|n| Update::Token { id, row: first + n });
             self.updates.extend(updates);
-            if taken > 0 && sequence.counts.generated_tokens == taken {
-                self.answer_begins(id);
+            if !sequence.has_begun && sequence.table.computed >= sequence.counts.prompt_tokens {
+                // Others may continue from its prompt.
+                sequence.has_begun = true;
+                self.waiting.release(id);
+                self.changes += 1;
             }
             let finish = finish.or_else(|| {
                 let awaits = taken > 0;
@@ -512,12 +515,6 @@ impl Scheduler {
         let Sequence { id, counts, .. } = self.leave(i);
         self.updates.push(Update::Finished { id, reason, counts });
         self.waiting.release(id);
-    }
-
-    /// The prompt of a sequence is computed: others may continue from it.
-    fn answer_begins(&mut self, id: RequestId) {
-        self.waiting.release(id);
-        self.changes += 1;
     }
 
     /// Takes a sequence out of the running ones and its pages from it.

@@ -56,6 +56,10 @@ impl Share {
     }
 }
 
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts that have nothing to do with each other"
+)]
 pub(crate) struct Sequence {
     pub(crate) id: RequestId,
     /// The prompt, what was generated, and at the end what is merely drafted.
@@ -79,6 +83,8 @@ pub(crate) struct Sequence {
     /// Sliding pages that it holds at most between two steps, the places of its next rows included: one, those of a draft behind
     /// it, or those that see each other.
     pub(crate) reservation: usize,
+    /// Its prompt has been computed.
+    pub(crate) has_begun: bool,
     /// Positions that its pages held when it was started last.
     pub(crate) claimed: usize,
     /// How many of the likeliest tokens are reported for each place of the prompt.
@@ -115,6 +121,7 @@ impl Sequence {
             drafts: request.drafts,
             lane: request.lane,
             reservation: 0,
+            has_begun: false,
             claimed: 0,
             prompt_logprobs: request.prompt_logprobs,
             reported: 1,

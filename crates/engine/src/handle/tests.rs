@@ -88,7 +88,7 @@ fn answer(stream: TokenStream) -> (Vec<TokenId>, FinishReason, Usage) {
     for event in stream {
         match event.unwrap() {
             Event::Token { id, .. } => tokens.push(id),
-            Event::PromptToken { .. } => panic!("nobody asked for the prompt"),
+            Event::PromptToken { .. } => panic!("nobody asked for it"),
             Event::Finished { reason, usage } => return (tokens, reason, usage),
         }
     }

@@ -82,53 +82,66 @@ impl WirePrompt {
 /// Tokens where a request does not say, as OpenAI has it.
 const USUAL_TOKENS: usize = 16;
 
+impl CompletionRequest {
+    /// The request as every dialect's.
+    fn ask(self) -> Result<Ask, ApiError> {
+        if self.suffix.as_deref().is_some_and(|s| !s.is_empty()) {
+            return Err(ApiError::invalid(
+                "suffix",
+                "suffix is not supported: this model continues text and does not fill gaps",
+            ));
+        }
+        let n = ask::choices(self.n)?;
+        if self.best_of.is_some_and(|best| best != n as u64) {
+            return Err(ApiError::invalid(
+                "best_of",
+                format!("best_of must equal n, which is {n}: answers are not ranked here"),
+            ));
+        }
+        let echo = self.echo.unwrap_or(false);
+        let logprobs = ask::top_logprobs("logprobs", self.logprobs)?;
+        if echo && logprobs.is_some() && self.stream == Some(true) {
+            return Err(ApiError::invalid(
+                "stream",
+                "echo with logprobs comes in one piece; leave stream out",
+            ));
+        }
+        let format = wire::format(self.response_format.as_ref(), "response_format")?;
+        let max_tokens = ask::max_tokens("max_tokens", self.max_tokens)?;
+        Ok(Ask {
+            n,
+            sampling: self.sampling.ask()?,
+            max_tokens: max_tokens.or(self.max_tokens.is_none().then_some(USUAL_TOKENS)),
+            stop: OneOrMany::into_vec(self.stop),
+            logprobs,
+            prompt_logprobs: logprobs.filter(|_| echo),
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+            format: self.guided.format(format)?,
+            user: self.user,
+            cache_salt: self.cache_salt,
+            ..Ask::new(Prompt::Texts(self.prompt.texts()))
+        })
+    }
+}
+
 pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> {
     let request: CompletionRequest = call.json()?;
     let served = call.app.model(request.model.as_deref())?;
-    if request.suffix.as_deref().is_some_and(|s| !s.is_empty()) {
-        return Err(ApiError::invalid(
-            "suffix",
-            "suffix is not supported: this model continues text and does not fill gaps",
-        ));
-    }
-    let n = ask::choices(request.n)?;
-    if request.best_of.is_some_and(|best| best != n as u64) {
-        return Err(ApiError::invalid(
-            "best_of",
-            format!("best_of must equal n, which is {n}: answers are not ranked here"),
-        ));
-    }
     let echo = request.echo.unwrap_or(false);
-    let logprobs = ask::top_logprobs("logprobs", request.logprobs)?;
-    if echo && logprobs.is_some() && request.stream == Some(true) {
-        return Err(ApiError::invalid(
-            "stream",
-            "echo with logprobs comes in one piece; leave stream out",
-        ));
-    }
-    let texts = request.prompt.texts();
+    let streams = request.stream.unwrap_or(false);
+    let options = request.stream_options.unwrap_or_default();
+    let ask = request.ask()?;
+    let n = ask.n;
     let tokenizer = Arc::clone(served.model.chat.tokenizer());
+    let Prompt::Texts(texts) = &ask.prompt else {
+        unreachable!("a completion continues text");
+    };
     let echoed: Vec<String> = if echo {
         texts.iter().map(|text| echo_of(text, &tokenizer)).collect()
     } else {
         Vec::new()
     };
     let firsts: Vec<Option<TokenId>> = texts.iter().map(|text| first(text, &tokenizer)).collect();
-    let format = wire::format(request.response_format.as_ref(), "response_format")?;
-    let max_tokens = ask::max_tokens("max_tokens", request.max_tokens)?;
-    let ask = Ask {
-        n,
-        sampling: request.sampling.ask()?,
-        max_tokens: max_tokens.or(request.max_tokens.is_none().then_some(USUAL_TOKENS)),
-        stop: OneOrMany::into_vec(request.stop),
-        logprobs,
-        prompt_logprobs: logprobs.filter(|_| echo),
-        ignore_eos: request.ignore_eos.unwrap_or(false),
-        format: request.guided.format(format)?,
-        user: request.user,
-        cache_salt: request.cache_salt,
-        ..Ask::new(Prompt::Texts(texts))
-    };
     let (answer, notes) = call.app.answer(&served, ask, &call, "call_").await?;
     let info = &served.model.info;
     let head = json!({
@@ -138,18 +151,19 @@ pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> 
         "model": info.name,
         "system_fingerprint": info.fingerprint,
     });
-    let mut response = if request.stream.unwrap_or(false) {
+    let mut response = if streams {
         let choices = answer.choices();
         let encoder = Chunks {
             head,
-            options: request.stream_options.unwrap_or_default(),
+            options,
             tokenizer,
             echoed: echoed
                 .into_iter()
                 .flat_map(|text| std::iter::repeat_n(text, n))
                 .collect(),
             offsets: vec![0; choices],
-            finished: Vec::new(),
+            finished: vec![None; choices],
+            n,
         };
         stream::stream(&call.app, answer, encoder).await?
     } else {
@@ -228,7 +242,9 @@ struct Chunks {
     tokenizer: Arc<Tokenizer>,
     echoed: Vec<String>,
     offsets: Vec<usize>,
-    finished: Vec<Finished>,
+    finished: Vec<Option<Finished>>,
+    /// Answers to each prompt.
+    n: usize,
 }
 
 impl Chunks {
@@ -265,7 +281,7 @@ impl Encoder for Chunks {
                     "index": index, "text": "", "logprobs": null,
                     "finish_reason": chat::finish_reason(&finished),
                 });
-                self.finished.push(finished);
+                self.finished[index] = Some(finished);
                 self.send(json!([choice]), out);
             }
             Output::Failed(error) => self.fail(&error, out),
@@ -278,7 +294,7 @@ impl Encoder for Chunks {
         if self.options.include_usage == Some(true) {
             let mut chunk = self.head.clone();
             chunk["choices"] = json!([]);
-            chunk["usage"] = usage(self.finished.iter(), 1);
+            chunk["usage"] = usage(self.finished.iter().flatten(), self.n);
             stream::data(out, &chunk);
         }
         out.extend_from_slice(b"data: [DONE]\n\n");

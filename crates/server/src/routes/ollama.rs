@@ -57,7 +57,7 @@ async fn answer(
     lines: Lines,
     streams: bool,
 ) -> Result<Response<Body>, ApiError> {
-    let (answer, notes) = call.app.answer(served, ask, &call, "call_").await?;
+    let (answer, notes) = call.app.answer(served, ask, call, "call_").await?;
     let mut response = if streams {
         stream::stream(&call.app, answer, lines).await?
     } else {

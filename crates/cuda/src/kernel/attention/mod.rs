@@ -4,6 +4,7 @@ pub(crate) mod attend;
 pub(crate) mod flash_decode;
 pub(crate) mod flash_prefill;
 pub(crate) mod kv_norm_rope_store;
+pub(crate) mod move_pages;
 pub(crate) mod qkv_norm_rope;
 pub(crate) mod rope;
 pub(crate) mod store_kv;

@@ -5,7 +5,7 @@ use carat_gguf::QuantType;
 use carat_model::weights::Weight;
 
 use crate::kernel::{
-    Addresses, Kernel, Operand, RowsAt, Specialization, fragment::fragment_constants,
+    Addresses, InputsAt, Kernel, Operand, RowsAt, Specialization, fragment::fragment_constants,
     grid::elementwise_grid, specialization::format_constant,
 };
 use crate::{
@@ -21,6 +21,7 @@ params! {
     struct EmbedRowsParams {
         rows: RowsAt,
         tokens: Address,
+        inputs: InputsAt,
         table: Address,
         // Of an M-tile in fragments.
         row_bytes: u64,
@@ -96,6 +97,11 @@ impl Kernel for EmbedRows {
         EmbedRowsParams {
             rows,
             tokens: at.batch.tokens,
+            inputs: if at.plan.is_input(self.table) {
+                at.batch.inputs
+            } else {
+                InputsAt::NONE
+            },
             table: table.start,
             row_bytes: table.row_bytes as u64,
             out: at.operand(self.out),
@@ -151,12 +157,21 @@ mod tests {
                 card.upload(&vec![-1.0f32; 4 * columns]),
                 card.upload(&tokens),
             );
+            // The second row is fed an embedding, as it is.
+            let fed: Vec<f32> = (0..2 * columns).map(|i| i as f32).collect();
+            let inputs = card.upload(&fed);
+            let start = card.upload(&[inputs.address().0]);
+            let numbers = card.upload(&[u32::MAX, 1, u32::MAX, u32::MAX]);
             let params = EmbedRowsParams {
                 rows: RowsAt {
                     count: count.address(),
                     index: index.address(),
                 },
                 tokens: given.address(),
+                inputs: InputsAt {
+                    index: numbers.address(),
+                    start: start.address(),
+                },
                 table: table.address(),
                 row_bytes: layout.m_tile_bytes(columns) as u64,
                 out: out.address(),
@@ -166,7 +181,9 @@ mod tests {
             let module = card.load(&fragments_specialization(layout));
             card.run(&module, elementwise_grid(4, columns), &params.bytes());
             let found: Vec<f32> = card.download(&out, 4 * columns);
-            for (found, token) in found.chunks_exact(columns).zip(&tokens[..3]) {
+            assert_eq!(found[columns..2 * columns], fed[columns..]);
+            let each = found.chunks_exact(columns).zip(&tokens[..3]);
+            for (found, token) in each.step_by(2) {
                 let mut values = vec![0.0; columns];
                 quant.dequantize(row(*token as usize), &mut values);
                 let same = |(a, b): (&f32, &f32)| a.to_bits() == (b * scale).to_bits();

@@ -4,15 +4,16 @@ use super::*;
 use crate::{
     config::Tier,
     device::Address,
-    kernel::{RowsAt, sample_specialization},
+    kernel::{RowsAt, sample_specializations},
     run::graph::Graph,
     testing::{Card, at, normals},
 };
 
 /// A batch's words, with room for as many rows.
-struct Words {
+struct Given<'a> {
     words: Vec<u32>,
-    draw: Draw,
+    work: Work,
+    masks: Vec<&'a TokenMask>,
 }
 
 const COUNT_AT: usize = 0;
@@ -22,30 +23,41 @@ const SETTINGS_AT: usize = 4;
 /// Samplings per timed graph.
 const REPEATS: u32 = 20;
 
-fn words(rows_to_sample: &[RowToSample<'_>], vocab: usize, in_flight: u32) -> Option<Words> {
+/// `None` unless the device takes every row.
+fn words<'a>(
+    rows_to_sample: &[RowToSample<'a>],
+    vocab: usize,
+    in_flight: u32,
+) -> Option<Given<'a>> {
     let at = SettingsAt {
         settings: SETTINGS_AT,
         most_rows: rows_to_sample.len(),
         changes: SETTINGS_AT + rows_to_sample.len() * SETTING_WORDS,
     };
     let mut words = vec![0; at.changes + CHANGE_WORDS];
-    let (draw, end) = write(rows_to_sample, vocab, &at, &mut words)?;
-    words.truncate(end);
+    let rows: Vec<Option<RowToSample<'_>>> = rows_to_sample.iter().copied().map(Some).collect();
+    let written = write(&rows, vocab, &at, &mut words)?;
+    words.truncate(written.end);
     words[COUNT_AT] = rows_to_sample.len() as u32;
     words[IN_FLIGHT_AT] = in_flight;
-    Some(Words { words, draw })
+    let all = written.taken.iter().all(|taken| *taken);
+    all.then_some(Given {
+        words,
+        work: written.work,
+        masks: written.masks,
+    })
 }
 
 struct Bench {
     card: Card,
-    module: Arc<Module>,
+    modules: [Arc<Module>; 3],
 }
 
 impl Bench {
     fn open() -> Bench {
         let card = Card::open(Tier::Best);
-        let module = Arc::new(card.load(&sample_specialization()));
-        Bench { card, module }
+        let modules = sample_specializations().map(|s| Arc::new(card.load(&s)));
+        Bench { card, modules }
     }
 
     fn is_emulated(&self) -> bool {
@@ -70,36 +82,44 @@ impl Bench {
             in_flight: at::<u32>(words, IN_FLIGHT_AT),
             samples,
         };
-        let module = Arc::clone(&self.module);
-        Sampler::new(&self.card.device, module, vocab, rows, &inputs).expect("memory")
+        let modules = self.modules.clone();
+        Sampler::new(&self.card.device, modules, vocab, rows, &inputs).expect("memory")
     }
 
-    /// The device's tokens, twice: nothing may be left of the first time.
-    fn tokens(&self, logits: &[f32], rows_to_sample: &[RowToSample<'_>]) -> Vec<TokenId> {
+    /// The device's results, twice: nothing may be left of the first time.
+    fn results(&self, logits: &[f32], rows_to_sample: &[RowToSample<'_>]) -> Vec<RowResult> {
         let (rows, vocab) = (rows_to_sample.len(), logits.len() / rows_to_sample.len());
-        let run = |in_flight: usize| -> Vec<TokenId> {
+        let run = |in_flight: usize| -> Vec<RowResult> {
             let words =
                 words(rows_to_sample, vocab, in_flight as u32).expect("the device takes it");
             let (on_device, buffer) = (self.card.upload(&words.words), self.card.upload(logits));
             let samples = self.card.upload(&vec![7u32; rows + 3]);
-            let sampler = self.sampler(
+            let mut sampler = self.sampler(
                 &on_device,
                 buffer.address(),
                 samples.address(),
                 (vocab, rows + 3),
             );
+            let copied = sampler.copy_masks(&self.card.device, in_flight, &words.masks);
+            copied.expect("copies");
             // As in a graph of a larger bucket: rows that are not there do no harm.
             sampler
-                .run(words.draw, rows + 3, || Ok(()))
+                .run(words.work, rows + 3, || Ok(()))
                 .expect("launches");
             self.card.device.wait("sampling").expect("runs");
-            let tokens: Vec<TokenId> = sampler.tokens(in_flight, rows).collect();
+            let each = rows_to_sample.iter().enumerate();
+            let results: Vec<RowResult> = each
+                .map(|(row, wish)| sampler.result(in_flight, row, wish.logprobs.is_some()))
+                .collect();
+            let tokens: Vec<TokenId> = results.iter().map(|result| result.token).collect();
             let samples = self.card.download::<u32>(&samples, rows + 3);
             assert_eq!(samples, [tokens.as_slice(), &[7; 3]].concat());
-            tokens
+            results
         };
         let found = run(0);
-        assert_eq!(found, run(1));
+        let again = run(1);
+        // As text: what is not a number is the same as itself.
+        assert_eq!(format!("{found:?}"), format!("{again:?}"));
         found
     }
 }
@@ -109,9 +129,11 @@ fn reference(logits: &[f32], wish: &RowToSample<'_>) -> TokenId {
         sampling,
         history,
         position,
+        mask,
+        ..
     } = *wish;
     let scratch = &mut sampling::Scratch::default();
-    sampling::sample(logits, sampling, history, None, position, scratch)
+    sampling::sample(logits, sampling, history, mask, position, scratch)
 }
 
 /// The score that the draw compares, for a token whose logit nothing changes.
@@ -122,13 +144,31 @@ fn score(logits: &[f32], wish: &RowToSample<'_>, token: TokenId) -> f64 {
     f64::from((logits[token as usize] - largest) / wish.sampling.temperature) - (-uniform.ln()).ln()
 }
 
+/// Relative error of the reference's sum of all weights, which are 32-bit floats added one after another.
+fn sum_error(logits: &[f32], temperature: f32) -> f32 {
+    let mut sorted: Vec<f32> = logits.iter().copied().filter(|l| !l.is_nan()).collect();
+    sorted.sort_unstable_by(|a, b| b.total_cmp(a));
+    let weights = || sorted.iter().map(|l| ((l - sorted[0]) / temperature).exp());
+    let (sum, exact) = (
+        weights().sum::<f32>(),
+        weights().map(f64::from).sum::<f64>(),
+    );
+    (f64::from(sum) / exact - 1.0).abs() as f32
+}
+
 /// Another library's logarithm or exponential may differ in its last bit. So two scores that close may change order, and
 /// so may the token at which the sum of probabilities is reached.
 fn is_near_tie(logits: &[f32], wish: &RowToSample<'_>, found: TokenId, expected: TokenId) -> bool {
     let (a, b) = (score(logits, wish, found), score(logits, wish, expected));
-    let other_sum = |factor: f32| {
+    (a - b).abs() <= 1e-6 * a.abs().max(1.0) || is_another_sum(logits, wish, found, 1e-6)
+}
+
+/// Whether the reference draws this token with a top-p that is off by up to `error`.
+fn is_another_sum(logits: &[f32], wish: &RowToSample<'_>, found: TokenId, error: f32) -> bool {
+    const STEPS: i32 = 16;
+    (-STEPS..=STEPS).any(|step| {
         let sampling = Sampling {
-            top_p: wish.sampling.top_p * factor,
+            top_p: wish.sampling.top_p * (1.0 + error * step as f32 / STEPS as f32),
             ..wish.sampling.clone()
         };
         let other = RowToSample {
@@ -136,30 +176,63 @@ fn is_near_tie(logits: &[f32], wish: &RowToSample<'_>, found: TokenId, expected:
             ..*wish
         };
         reference(logits, &other) == found
-    };
-    (a - b).abs() <= 1e-6 * a.abs().max(1.0) || other_sum(1.0 - 1e-6) || other_sum(1.0 + 1e-6)
+    })
 }
 
 fn check(bench: &Bench, logits: &[f32], rows_to_sample: &[RowToSample<'_>]) {
     let vocab = logits.len() / rows_to_sample.len();
-    let found = bench.tokens(logits, rows_to_sample);
+    let found = bench.results(logits, rows_to_sample);
     for (r, (row, wish)) in logits.chunks(vocab).zip(rows_to_sample).enumerate() {
-        let expected = reference(row, wish);
-        let near = || !bench.is_emulated() && is_near_tie(row, wish, found[r], expected);
+        let (token, expected) = (found[r].token, reference(row, wish));
+        let near = || !bench.is_emulated() && is_near_tie(row, wish, token, expected);
+        let another_sum = || {
+            let error = 1e-6 + 2.0 * sum_error(row, wish.sampling.temperature);
+            kind(wish.sampling) == Draw::Truncated && is_another_sum(row, wish, token, error)
+        };
         assert!(
-            found[r] == expected || near(),
-            "row {r} of {vocab} logits: {} where the reference has {expected}: {:?}",
-            found[r],
+            token == expected || near() || another_sum(),
+            "row {r} of {vocab} logits: {token} where the reference has {expected}: {:?}",
             wish.sampling
+        );
+        let Some(top) = wish.logprobs else {
+            continue;
+        };
+        let (logprob, likeliest) = sampling::logprobs(row, token, top);
+        let same = |found: f32, expected: f32| {
+            let exact = found.to_bits() == expected.to_bits();
+            let near = 4e-6 * (1.0 + expected.abs());
+            exact || found.is_nan() && expected.is_nan() || (found - expected).abs() <= near
+        };
+        let all = found[r].top.iter().zip(&likeliest);
+        let is_right = same(found[r].logprob.unwrap(), logprob)
+            && found[r].top.len() == likeliest.len()
+            && { all }.all(|(found, expected)| found.0 == expected.0 && same(found.1, expected.1));
+        assert!(
+            is_right,
+            "row {r} of {vocab} logits: {:?} where the reference has {logprob}, {likeliest:?}",
+            found[r]
         );
     }
 }
 
 fn check_all(bench: &Bench, logits: &[f32], settings: &[Sampling], history: &[TokenId]) {
+    check_masked(bench, logits, settings, history, None);
+}
+
+/// Every other row wants log-probabilities.
+fn check_masked(
+    bench: &Bench,
+    logits: &[f32],
+    settings: &[Sampling],
+    history: &[TokenId],
+    mask: Option<&TokenMask>,
+) {
     let wish = |(position, sampling)| RowToSample {
         sampling,
         history,
         position,
+        mask,
+        logprobs: (position % 2 == 1).then_some(position % (MAX_LOGPROBS + 1)),
     };
     let rows_to_sample: Vec<RowToSample<'_>> = settings.iter().enumerate().map(wish).collect();
     check(bench, logits, &rows_to_sample);
@@ -169,7 +242,7 @@ fn check_all(bench: &Bench, logits: &[f32], settings: &[Sampling], history: &[To
 fn some_sampling(seed: u64, vocab: usize) -> Sampling {
     let pick = |what: u64, of: u64| random(seed, what, 0) % of;
     let part = |what: u64| pick(what, 1000) as f32 / 1000.0;
-    let top_k = [0, 1, 2, 7, 40, 64, 64, 1024][pick(1, 8) as usize];
+    let top_k = [0, 0, 1, 7, 40, 64, 1024, 1500][pick(1, 8) as usize];
     let bias = |i: u64| {
         (
             pick(10 + i, vocab as u64) as TokenId,
@@ -179,7 +252,7 @@ fn some_sampling(seed: u64, vocab: usize) -> Sampling {
     Sampling {
         temperature: [0.0, 0.3, 0.7, 1.0, 1.0, 2.5][pick(2, 6) as usize],
         top_k,
-        top_p: if top_k == 0 || pick(3, 3) == 0 {
+        top_p: if pick(3, 3) == 0 {
             1.0
         } else {
             0.05 + 0.95 * part(4)
@@ -221,7 +294,17 @@ fn sample_random_rows_as_the_reference_does() {
             let history: Vec<TokenId> = (0..200)
                 .map(|i| (random(batch, i, 1) % vocab as u64) as TokenId)
                 .collect();
-            check_all(&bench, &logits, &settings, &history);
+            // None, a few, half of them, and all but one of eight.
+            let mask = (batch % 4 != 0).then(|| {
+                let (of, allowed) =
+                    [(1, 1), (vocab as u64 / 3, 1), (2, 1), (8, 7)][(batch % 4) as usize];
+                let all = 0..vocab as TokenId;
+                let mut mask =
+                    TokenMask::of(vocab, all.filter(|t| random(batch, 77, *t) % of < allowed));
+                mask.allow(vocab as TokenId - 1);
+                mask
+            });
+            check_masked(&bench, &logits, &settings, &history, mask.as_ref());
         }
     }
 }
@@ -251,6 +334,20 @@ fn kinds() -> Vec<Sampling> {
         Sampling {
             min_p: 1.0,
             top_k: 5,
+            ..open.clone()
+        },
+        Sampling {
+            top_p: 0.5,
+            ..open.clone()
+        },
+        Sampling {
+            top_k: 2500,
+            top_p: 0.9,
+            ..open.clone()
+        },
+        Sampling {
+            temperature: 1e-40,
+            top_p: 0.5,
             ..open.clone()
         },
         Sampling {
@@ -299,10 +396,58 @@ fn sample_ties_and_what_is_not_a_number() {
         (0..vocab).map(|i| -(i as f32)).collect(),
         (0..vocab).map(|i| i as f32 * 0.01).collect(),
     ];
+    let mask = TokenMask::of(vocab, (0..vocab as TokenId).filter(|t| t % 7 == 3));
     for row in rows {
         let settings = kinds();
         let logits = row.repeat(settings.len());
         check_all(&bench, &logits, &settings, &[]);
+        check_masked(&bench, &logits, &settings, &[], Some(&mask));
+    }
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn sample_truncated_where_many_tokens_crowd() {
+    let bench = Bench::open();
+    let vocab = 5000;
+    let open = Sampling {
+        top_k: 0,
+        top_p: 0.6,
+        ..Sampling::default()
+    };
+    // More in one bucket than are sorted: split again, or, where all are one number, found bit by bit.
+    let rows: [Vec<f32>; 3] = [
+        normals(1, vocab),
+        vec![1.5; vocab],
+        normals(2, vocab)
+            .iter()
+            .map(|x| (x * 4.0).round())
+            .collect(),
+    ];
+    let settings = [
+        Sampling {
+            temperature: 100.0,
+            ..open.clone()
+        },
+        Sampling {
+            temperature: 1000.0,
+            top_k: 4000,
+            ..open.clone()
+        },
+        Sampling {
+            temperature: 30.0,
+            top_k: 3000,
+            top_p: 1.0,
+            ..open.clone()
+        },
+        Sampling {
+            temperature: 0.01,
+            top_k: 4999,
+            ..open
+        },
+    ];
+    for row in rows {
+        check_all(&bench, &row.repeat(settings.len()), &settings, &[]);
     }
 }
 
@@ -331,42 +476,110 @@ fn sample_forbidden_and_favoured_tokens() {
             repeat_penalty: 1.3,
             ..s
         };
-        let settings: Vec<Sampling> = kinds().into_iter().take(4).map(with_bias).collect();
+        // As many as there is room for all biases of.
+        let kinds = kinds();
+        let some = [0, 1, 2, 3, 7, 8].map(|kind: usize| kinds[kind].clone());
+        let settings = some.map(with_bias);
         let history = [77, 77, 1, 78, 9999, 2499];
         check_all(&bench, &row.repeat(settings.len()), &settings, &history);
     }
 }
 
 #[test]
-fn what_the_device_does_not_take_is_left_to_the_host() {
-    let taken = |sampling: &Sampling, history: &[TokenId]| {
+fn rows_of_every_sampling_are_taken_while_there_is_room() {
+    let work = |sampling: &Sampling| {
         let wish = RowToSample {
             sampling,
-            history,
-            position: 9,
+            ..plain(sampling)
         };
-        words(&[wish], 100, 0).map(|w| w.draw)
+        words(&[wish], 100, 0).map(|w| w.work.draw)
     };
     let base = Sampling::default();
     let greedy = Sampling {
         top_k: 5000,
         ..Sampling::greedy()
     };
-    assert_eq!(taken(&greedy, &[]), Some(Draw::Greedy));
-    assert_eq!(taken(&base, &[]), Some(Draw::Best));
+    assert_eq!(work(&greedy), Some(Draw::Greedy));
+    assert_eq!(work(&base), Some(Draw::Best));
     let top_k = |top_k, top_p| Sampling {
         top_k,
         top_p,
         ..base.clone()
     };
-    assert_eq!(taken(&top_k(0, 1.0), &[]), Some(Draw::All));
-    assert_eq!(taken(&top_k(0, 0.9), &[]), None);
-    assert_eq!(taken(&top_k(1025, 1.0), &[]), None);
+    assert_eq!(work(&top_k(0, 1.0)), Some(Draw::All));
+    assert_eq!(work(&top_k(0, 0.9)), Some(Draw::Truncated));
+    assert_eq!(work(&top_k(1025, 1.0)), Some(Draw::Truncated));
     let bias = Sampling {
         logit_bias: vec![(1, 1.0); 20_000],
         ..base
     };
-    assert_eq!(taken(&bias, &[]), None);
+    assert_eq!(work(&bias), None);
+}
+
+fn plain(sampling: &Sampling) -> RowToSample<'_> {
+    RowToSample {
+        sampling,
+        history: &[],
+        position: 9,
+        mask: None,
+        logprobs: None,
+    }
+}
+
+#[test]
+fn a_row_that_does_not_fit_leaves_the_others_on_the_device() {
+    let (open, crowded) = (
+        Sampling::default(),
+        Sampling {
+            logit_bias: vec![(1, 1.0); CHANGE_WORDS / CHANGE - 2],
+            ..Sampling::default()
+        },
+    );
+    let few = Sampling {
+        logit_bias: vec![(1, 1.0); 3],
+        ..Sampling::default()
+    };
+    let mask = TokenMask::of(100, [5]);
+    let masked = RowToSample {
+        mask: Some(&mask),
+        ..plain(&open)
+    };
+    let each = [
+        Some(plain(&crowded)),
+        Some(masked),
+        Some(plain(&few)),
+        None,
+        Some(masked),
+        Some(masked),
+    ];
+    let at = SettingsAt {
+        settings: 0,
+        most_rows: 5,
+        changes: 5 * SETTING_WORDS,
+    };
+    let mut words = vec![0; at.changes + CHANGE_WORDS];
+    let written = write(&each, 100, &at, &mut words).unwrap();
+    assert_eq!(written.taken, [true, true, false, false, true, false]);
+    assert_eq!(written.masks.len(), 2);
+    assert_eq!(written.end, at.changes + CHANGE_WORDS - 2 * CHANGE);
+    let masks: Vec<u32> = (0..5).map(|r| words[(r + 1) * SETTING_WORDS - 2]).collect();
+    assert_eq!(masks, [NONE, 0, NONE, NONE, 1]);
+}
+
+#[test]
+fn whole_logits_and_many_log_probabilities_are_the_hosts() {
+    let sampling = Sampling::default();
+    let taken = |output| {
+        let draw = model::Draw {
+            output,
+            ..model::Draw::logits(&sampling)
+        };
+        RowToSample::of(&draw, 3).map(|row| row.logprobs)
+    };
+    assert_eq!(taken(RowOutput::Token), Some(None));
+    assert_eq!(taken(RowOutput::Logprobs { top: 20 }), Some(Some(20)));
+    assert_eq!(taken(RowOutput::Logprobs { top: 21 }), None);
+    assert_eq!(taken(RowOutput::Logits), None);
 }
 
 #[test]
@@ -379,9 +592,8 @@ fn changes_are_sorted_by_token_and_in_order() {
         ..Sampling::default()
     };
     let wish = RowToSample {
-        sampling: &sampling,
         history: &[7, 9, 3, 9, 9],
-        position: 5,
+        ..plain(&sampling)
     };
     let found: Vec<(u32, u32, f32)> = changes(&wish, 100)
         .iter()
@@ -412,49 +624,60 @@ fn sample_timing() {
         repeat_penalty: 1.1,
         ..Sampling::default()
     };
+    let truncated = |top_k, top_p| Sampling {
+        top_k,
+        top_p,
+        ..Sampling::default()
+    };
+    let mask = TokenMask::of(vocab, (0..vocab as TokenId).filter(|t| t % 3 == 0));
+    let (whole, masked) = (None, Some(&mask));
     let cases = [
-        ("greedy", Sampling::greedy()),
+        ("greedy", Sampling::greedy(), whole, None),
+        ("greedy, mask", Sampling::greedy(), masked, None),
         (
-            "top-k 64",
-            Sampling {
-                top_p: 1.0,
-                ..Sampling::default()
-            },
+            "greedy, 5 log-probabilities",
+            Sampling::greedy(),
+            whole,
+            Some(5),
         ),
-        ("top-k 64, top-p 0.95", Sampling::default()),
-        ("the same, penalties", penalized),
-        (
-            "top-k 1024, top-p 0.95",
-            Sampling {
-                top_k: 1024,
-                ..Sampling::default()
-            },
-        ),
-        ("whole vocabulary", open),
+        ("top-k 64", truncated(64, 1.0), whole, None),
+        ("top-k 64, top-p 0.95", Sampling::default(), whole, None),
+        ("the same, mask", Sampling::default(), masked, None),
+        ("the same, penalties", penalized, whole, None),
+        ("top-k 1024, top-p 0.95", truncated(1024, 0.95), whole, None),
+        ("top-k 4096, top-p 0.95", truncated(4096, 0.95), whole, None),
+        ("top-p 0.9", truncated(0, 0.9), whole, None),
+        ("top-p 0.9, mask", truncated(0, 0.9), masked, None),
+        ("whole vocabulary", open, whole, None),
     ];
-    for rows in [1, 8] {
+    for rows in [1, 8, 64] {
         // Logits come from a kernel that has just written them, so they lie in L2.
         let logits: Vec<f32> = normals(5, vocab * rows).iter().map(|x| 3.0 * x).collect();
         let buffer = bench.card.upload(&logits);
-        for (name, sampling) in &cases {
+        for (name, sampling, mask, logprobs) in &cases {
             let wish = RowToSample {
                 sampling,
                 history: &[5; 64],
                 position: 3,
+                mask: *mask,
+                logprobs: *logprobs,
             };
             let words = words(&vec![wish; rows], vocab, 0).expect("the device takes it");
             let on_device = bench.card.upload(&words.words);
             let samples = bench.card.upload(&vec![0u32; rows]);
-            let sampler = bench.sampler(
+            let mut sampler = bench.sampler(
                 &on_device,
                 buffer.address(),
                 samples.address(),
                 (vocab, rows),
             );
+            let copied = sampler.copy_masks(&bench.card.device, 0, &words.masks);
+            copied.expect("copies");
+            bench.card.device.wait("copying masks").expect("runs");
             // As in a graph of a whole step: launches do not wait for the host.
             let stream = bench.card.device.captured_stream();
             let graph = Graph::capture(stream, || {
-                (0..REPEATS).try_for_each(|_| sampler.run(words.draw, rows, || Ok(())))
+                (0..REPEATS).try_for_each(|_| sampler.run(words.work, rows, || Ok(())))
             });
             let graph = graph.expect("captures");
             let launch = |_| graph.launch().expect("launches");

@@ -37,13 +37,10 @@ impl Scheduler {
                 sequence.counts.miss = found.miss;
                 self.updates.push(Update::Started { id: sequence.id });
             }
-            let id = sequence.id;
             self.running.push(sequence);
             let last = self.running.len() - 1;
             if is_first && let Some(reason) = self.force(last) {
                 self.finish(last, reason);
-            } else if is_first && self.running[last].counts.generated_tokens > 0 {
-                self.answer_begins(id);
             }
         }
     }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::core::{
     MissReason,
-    testing::{Bench, FakeExecutor, request, roomy, text, with_pages},
+    testing::{Bench, FakeConstraint, FakeExecutor, request, roomy, text, with_pages},
 };
 
 impl Scheduler {
@@ -414,6 +414,26 @@ fn a_sibling_starts_with_the_first_token_and_computes_no_prompt() {
     bench.submit(stranger);
     bench.step();
     assert_eq!(started(&mut bench).len(), 2);
+}
+
+#[test]
+fn a_sibling_waits_for_the_prompt_whatever_is_forced_before() {
+    let mut bench = Bench::new(roomy(None));
+    let forcing = Request {
+        constraint: Some(FakeConstraint::source(2, 14)),
+        ..request(text(1, 100), 50)
+    };
+    let first = bench.submit(forcing.clone());
+    let second = bench.submit(Request {
+        after: Some(first),
+        ..forcing
+    });
+    bench.step();
+    let updates: Vec<Update> = bench.scheduler.updates().collect();
+    assert!(matches!(updates[1], Update::Forced { .. }), "{updates:?}");
+    assert!(!updates.contains(&Update::Started { id: second }));
+    let updates = bench.run();
+    assert_eq!(counts(&updates, second).unwrap().1.cached_tokens, 96);
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn read(bytes: &[u8]) -> Vec<Value> {
             );
             if fields["done"] == true {
                 let total = fields.shift_remove("total_duration").unwrap();
-                assert!(total.as_u64().unwrap() < Duration::from_secs(60).as_nanos() as u64);
+                assert!(total.as_u64().unwrap() < Duration::from_mins(1).as_nanos() as u64);
             }
             line
         })

@@ -280,6 +280,7 @@ impl Ready {
             row_refs: RowRefsAt {
                 position: other(2),
                 run: other(3),
+                sliding_end: Address::NULL,
             },
             slot: SlotAt {
                 keys: keys.address(),

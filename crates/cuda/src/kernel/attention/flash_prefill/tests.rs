@@ -21,6 +21,8 @@ struct TestRun {
     prefix: usize,
     rows: usize,
     taken: usize,
+    /// Positions that see each other both ways in sliding-window layers.
+    span: (usize, usize),
 }
 
 fn whole(seed: u64, prefix: usize, rows: usize) -> TestRun {
@@ -29,6 +31,7 @@ fn whole(seed: u64, prefix: usize, rows: usize) -> TestRun {
         prefix,
         rows,
         taken: rows,
+        span: (0, 0),
     }
 }
 
@@ -48,6 +51,15 @@ impl TestRun {
 
     fn positions(&self) -> std::ops::Range<usize> {
         self.end() - self.taken..self.end()
+    }
+
+    /// Behind the last position that a row sees in sliding-window layers.
+    fn sliding_end(&self, position: usize) -> usize {
+        if (self.span.0..self.span.1).contains(&position) {
+            self.span.1
+        } else {
+            position + 1
+        }
     }
 }
 
@@ -97,8 +109,11 @@ impl Sequence {
         }
     }
 
-    fn attend(&self, heads: &AttentionShape, position: usize) -> Vec<f32> {
+    fn attend(&self, heads: &AttentionShape, run: &TestRun, position: usize) -> Vec<f32> {
         let d = heads.head_dim;
+        let end = heads
+            .window
+            .map_or(position + 1, |_| run.sliding_end(position));
         let first = heads.window.map_or(0, |w| (position + 1).saturating_sub(w));
         let mut out = Vec::new();
         for head in 0..heads.heads {
@@ -109,7 +124,7 @@ impl Sequence {
                 number(of[(at * heads.kv_heads + kv_head) * d + i])
             };
             let score = |at| (0..d).map(|i| q[i] * cell(&self.k, at, i)).sum::<f64>();
-            let scores: Vec<f64> = (first..=position).map(score).collect();
+            let scores: Vec<f64> = (first..end).map(score).collect();
             let most = scores.iter().copied().fold(f64::MIN, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
             let total: f64 = weights.iter().sum();
@@ -145,6 +160,7 @@ impl OnCard {
     ) -> OnCard {
         let d = heads.head_dim;
         let (mut index, mut position, mut run_of) = (vec![], vec![], vec![]);
+        let mut ends = vec![];
         let (mut first, mut base, mut table) = (vec![0u32], vec![], vec![]);
         let mut q = Vec::new();
         // Pages stand in no order: this many, and the ones in use go through them in steps.
@@ -164,6 +180,7 @@ impl OnCard {
                     q.extend_from_slice(&sequence.q[(run.prefix + i) * width..][..width]);
                 }
                 position.push((run.prefix + i) as u32);
+                ends.push(run.sliding_end(run.prefix + i) as u32);
                 run_of.push(r as u32);
             }
             first.push(index.len() as u32);
@@ -194,6 +211,7 @@ impl OnCard {
             card.upload(&first),
             card.upload(&base),
             card.upload(&table),
+            card.upload(&ends),
         ];
         OnCard {
             heads,
@@ -215,6 +233,7 @@ impl OnCard {
             row_refs: RowRefsAt {
                 position: word(2),
                 run: word(3),
+                sliding_end: word(8),
             },
             runs: RunsAt {
                 count: word(4),
@@ -330,8 +349,8 @@ fn attend(card: &Card, kernel: &FlashPrefill, module: &Module, batch: &OnCard) -
 
 fn expected(heads: &AttentionShape, runs: &[TestRun], sequences: &[&Sequence]) -> Vec<f32> {
     let pairs = runs.iter().zip(sequences);
-    let rows = pairs.flat_map(|(run, sequence)| run.positions().map(move |p| (sequence, p)));
-    rows.flat_map(|(sequence, p)| sequence.attend(heads, p))
+    let rows = pairs.flat_map(|(run, sequence)| run.positions().map(move |p| (run, sequence, p)));
+    rows.flat_map(|(run, sequence, p)| sequence.attend(heads, run, p))
         .collect()
 }
 
@@ -430,6 +449,7 @@ fn flash_prefill_keeps_runs_apart() {
         prefix,
         rows,
         taken,
+        span: (0, 0),
     };
     let runs = [
         whole(1, 130, 1),
@@ -447,6 +467,36 @@ fn flash_prefill_keeps_runs_apart() {
         .map(|i| whole(i, i as usize % 7, 1 + i as usize % 3))
         .collect();
     check(&card, heads(2, 1, 32, 5), &many, &OUT_FORMATS[..1]);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn flash_prefill_lets_images_see_themselves_in_sliding_layers() {
+    let card = Card::open(Tier::Best);
+    let image = |seed, prefix, rows, taken, span| TestRun {
+        seed,
+        prefix,
+        rows,
+        taken,
+        span,
+    };
+    // Across tiles of keys and of rows, longer than the window, up to the end of a run, and with but some rows asked for.
+    let runs = [
+        image(1, 20, 200, 200, (30, 190)),
+        whole(2, 0, 33),
+        image(3, 64, 40, 40, (64, 104)),
+        image(4, 0, 90, 30, (10, 80)),
+    ];
+    for of in [
+        heads(4, 1, 256, 40),
+        heads(2, 2, 64, 100),
+        heads(4, 2, 16, 8),
+        heads(8, 2, 512, 70),
+        // Nothing changes without a window.
+        heads(2, 1, 256, 0),
+    ] {
+        check(&card, of, &runs, &OUT_FORMATS[1..2]);
+    }
 }
 
 #[test]

@@ -1,0 +1,154 @@
+// The best k logits of a row, by one block: chunks with the best maxima, the candidates in them, and their sort.
+#pragma once
+#include "lib/sample.cuh"
+
+// Candidates in no order.
+struct List {
+  u32 count;  // may be more than there is room for
+  u64 keys[MAX_CANDIDATES];
+
+  __device__ __forceinline__ void add(u64 key) {
+    const u32 at = atomicAdd(&count, 1u);
+    if (at < MAX_CANDIDATES) keys[at] = key;
+  }
+};
+
+// Calls `each(key, token)` for the logits of the chosen chunks, one warp per chunk.
+template <typename Keys, typename Each>
+__device__ __forceinline__ void for_logits(const Keys& row, const u16* chosen, u32 count, Each each) {
+  for (u32 c = threadIdx.x / WARP; c < count; c += PICK_THREADS / WARP) {
+    const u32 start = chosen[c] * CHUNK + threadIdx.x % WARP;
+    u32 keys[PER_LANE];
+#pragma unroll
+    for (u32 i = 0; i < PER_LANE; i++) keys[i] = row.key(start + i * WARP);
+#pragma unroll
+    for (u32 i = 0; i < PER_LANE; i++) each(keys[i], start + i * WARP);
+  }
+}
+
+// The chunks that the best k keys at or above `lowest` lie in. `Keys` has `maxima`, `chunks` and `key(token)`.
+template <typename Keys>
+struct Best {
+  const Keys& row;
+  u32 k, lowest;
+  u32 mine[CHUNKS_PER_THREAD];  // maxima of this thread's chunks
+
+  __device__ __forceinline__ Best(const Keys& row, u32 k, u32 lowest) : row(row), k(k), lowest(lowest) {
+#pragma unroll
+    for (u32 i = 0; i < CHUNKS_PER_THREAD; i++) {
+      const u32 chunk = threadIdx.x + i * PICK_THREADS;
+      mine[i] = chunk < row.chunks ? row.maxima[chunk] : 0;
+    }
+  }
+
+  // A number that k chunks reach, if that many reach the lowest, and that few more do. Bit by bit from the top, as long as
+  // there are many more.
+  __device__ __forceinline__ u32 threshold() const {
+    u32 found = 0;
+    for (u32 bit = 1u << 31; bit; bit >>= 1) {
+      u32 count = 0;
+#pragma unroll
+      for (u32 i = 0; i < CHUNKS_PER_THREAD; i++) count += __syncthreads_count(mine[i] >= max(found | bit, lowest));
+      if (count < k) continue;
+      found |= bit;
+      if (count <= k + WARP) break;
+    }
+    return max(found, lowest);
+  }
+};
+
+// Best first, by counting who is better. Threads share the counting for one candidate when there are few: the quickest then.
+constexpr u32 MAX_COUNTED = 256;
+__device__ __forceinline__ const u64* sort_by_counting(const u64* keys, u32 count) {
+  __shared__ u32 rank[MAX_COUNTED];
+  __shared__ u64 sorted[MAX_COUNTED];
+  if (threadIdx.x < count) rank[threadIdx.x] = 0;
+  __syncthreads();
+  const u32 wide = (count + WARP - 1) / WARP * WARP, parts = PICK_THREADS / wide, per_part = (count + parts - 1) / parts;
+  const u32 i = threadIdx.x % wide, from = threadIdx.x / wide * per_part;
+  if (i < count) {
+    const u64 key = keys[i];
+    u32 better = 0;
+    for (u32 j = from; j < min(from + per_part, count); j++) better += keys[j] > key;
+    atomicAdd(&rank[i], better);
+  }
+  __syncthreads();
+  if (threadIdx.x < count) sorted[rank[threadIdx.x]] = keys[threadIdx.x];
+  __syncthreads();
+  return sorted;
+}
+
+// Best first, in place, by a bitonic network over the next power of two.
+__device__ __forceinline__ const u64* sort_by_exchange(u64* keys, u32 count) {
+  u32 size = 1;
+  while (size < count) size *= 2;
+  for (u32 i = count + threadIdx.x; i < size; i += PICK_THREADS) keys[i] = 0;
+  for (u32 run = 2; run <= size; run *= 2)
+    for (u32 apart = run / 2; apart > 0; apart /= 2) {
+      __syncthreads();
+      for (u32 pair = threadIdx.x; pair < size / 2; pair += PICK_THREADS) {
+        const u32 i = pair / apart * 2 * apart + pair % apart, j = i + apart;
+        const u64 a = keys[i], b = keys[j];
+        const bool descending = (i & run) == 0;
+        if (descending == (a < b)) {
+          keys[i] = b;
+          keys[j] = a;
+        }
+      }
+    }
+  __syncthreads();
+  return keys;
+}
+
+// Best first, in the quickest way for so many. They may stay where they are, and hold until the next call.
+__device__ __forceinline__ const u64* sorted_best_first(u64* keys, u32 count) {
+  if (count == 0) return keys;
+  return count <= MAX_COUNTED ? sort_by_counting(keys, count) : sort_by_exchange(keys, count);
+}
+
+// The best k keys at or above `lowest`, best first, with their tokens as `scored` joins them. `count` may be more than k. By all
+// threads of a block; what it returns holds until the next call.
+template <typename Keys>
+__device__ __forceinline__ const u64* best_first(const Keys& row, u32 k, u32 lowest, u32& count) {
+  __shared__ u16 chosen[MAX_CHUNKS];
+  __shared__ u32 chosen_count, tally[2];
+  __shared__ List list;
+  const u32 thread = threadIdx.x, lane = thread % WARP;
+  const Best<Keys> best(row, k, lowest);
+  if (thread == 0) chosen_count = list.count = 0;
+  const u32 threshold = best.threshold();  // has barriers
+  for (u32 i = 0; i < CHUNKS_PER_THREAD; i++)
+    if (best.mine[i] >= threshold) chosen[atomicAdd(&chosen_count, 1u)] = (u16)(thread + i * PICK_THREADS);
+  __syncthreads();
+  for_logits(row, chosen, chosen_count, [&](u32 key, u32 token) {
+    if (key >= threshold) list.add(scored(key, token));
+  });
+  __syncthreads();
+  count = list.count;
+  if (count > MAX_CANDIDATES) {
+    // Very many ties, or the best crowd together: find the last of the best exactly. Slow, and no model does this.
+    u64 last = 0;
+    for (u32 round = 0; round < 64; round++) {
+      const u64 bit = 1ull << (63 - round);
+      u32* sum = &tally[round % 2];  // the other may still be read
+      if (thread == 0) *sum = 0;
+      __syncthreads();
+      u32 reached = 0;
+      for_logits(row, chosen, chosen_count, [&](u32 key, u32 token) {
+        reached += key >= threshold && scored(key, token) >= (last | bit);
+      });
+      reached = __reduce_add_sync(ALL_LANES, reached);
+      if (lane == 0) atomicAdd(sum, reached);
+      __syncthreads();
+      if (*sum >= k) last |= bit;
+    }
+    if (thread == 0) list.count = 0;
+    __syncthreads();
+    for_logits(row, chosen, chosen_count, [&](u32 key, u32 token) {
+      if (key >= threshold && scored(key, token) >= last) list.add(scored(key, token));
+    });
+    __syncthreads();
+    count = list.count;
+  }
+  return sorted_best_first(list.keys, count);
+}

@@ -1,0 +1,246 @@
+// Parameters, rows and scores of the sampler, as sample/sample.cu explains them.
+#pragma once
+#include "lib/batch.cuh"
+#include "lib/reduce.cuh"
+
+constexpr u32 CHUNK = 128;
+constexpr u32 PER_LANE = CHUNK / WARP;
+constexpr u32 SCAN_THREADS = 256;
+constexpr u32 CHUNKS_PER_WARP = 2;
+constexpr u32 SCAN_CHUNKS = SCAN_THREADS / WARP * CHUNKS_PER_WARP;  // chunks
+constexpr u32 PICK_THREADS = 1024;
+constexpr u32 MAX_VOCAB = 262144;
+constexpr u32 MAX_CHUNKS = MAX_VOCAB / CHUNK;
+constexpr u32 CHUNKS_PER_THREAD = MAX_CHUNKS / PICK_THREADS;
+constexpr u32 MAX_TOP_K = 1024;  // above it the whole vocabulary is truncated
+constexpr u32 SHARES = 64;  // blocks that share a row where all of its logits are read
+constexpr u32 BUCKETS = PICK_THREADS;  // of the histogram that truncates the whole vocabulary, one per thread
+constexpr u32 MAX_LOGPROBS = 20;
+constexpr u32 NONE = 0xffffffffu;
+constexpr u32 MAX_CANDIDATES = 2048;
+static_assert(MAX_TOP_K <= PICK_THREADS, "one thread per survivor");
+
+struct Setting {
+  float temperature;  // 0: the largest
+  u32 top_k;          // 0: all
+  float top_p;
+  float floor;  // the logarithm of min-p
+  float repeat_penalty;
+  u32 position;
+  u64 seed;
+  u32 changes;  // start of the row's changes, in words of the batch
+  u32 change_count;
+  u32 mask;      // its mask among those of the batch; NONE: every token may be drawn
+  u32 logprobs;  // likeliest tokens to report beside the drawn one; NONE: no log-probabilities
+
+  // Whether top-k and top-p cut the whole vocabulary, not the best MAX_TOP_K.
+  __device__ __forceinline__ bool truncates_all() const {
+    return temperature > 0 && (top_k > MAX_TOP_K || (top_k == 0 && top_p < 1));
+  }
+};
+
+// A change of one logit. They are sorted by token, and those of one token are applied in order.
+struct Change {
+  u32 token;
+  u32 seen;  // whether the token was seen recently: then the repeat penalty applies and `by` is subtracted, else added
+  float by;
+  float original;  // the logit before the first change of its token, kept for log-probabilities
+};
+
+// Log-probabilities of a row under the model itself: before mask, penalties, temperature and truncation.
+struct Report {
+  float logprob;  // of the drawn token
+  u32 count;
+  u32 tokens[MAX_LOGPROBS];  // the likeliest, best first
+  float logprobs[MAX_LOGPROBS];
+};
+
+struct Params {
+  Rows rows;
+  float* logits;
+  const Setting* settings;
+  u32* words;       // of the batch
+  const u32* masks;  // [2, most_rows, words per mask], one bit per token
+  u32* maxima;       // [rows, chunks], as ordered integers
+  u64* best;         // [rows, shares]
+  u64* weights;      // [rows, buckets], 0 between launches
+  u32* counts;       // [rows, buckets], 0 between launches
+  u64* cuts;         // [rows]: the last score of a truncated vocabulary
+  double* sums;      // [rows, shares], of exponentials
+  float* norms;      // [rows], logarithms of those sums
+  u32* arrived;      // [rows], 0 between launches
+  u32* samples;      // [rows]
+  u32* results;      // [2, most_rows], in host memory
+  Report* reports;   // [2, most_rows], in host memory
+  const u32* in_flight;  // which of the two: the batch's slot in flight
+  u32 vocab;
+  u32 most_rows;
+};
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/sample.rs differs");
+
+// Ordered like the numbers; both zeros are one number, and what is not a number is below them all. 0 is left for tokens that
+// are masked.
+__device__ __forceinline__ u32 ordered(float x) {
+  if (x != x) return 1;
+  const u32 bits = __float_as_uint(x + 0.0f);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+constexpr u32 ORDERED_MINUS_INFINITY = 0x007fffffu;
+
+__device__ __forceinline__ float unordered(u32 key) {
+  return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+}
+
+__device__ __forceinline__ u64 scored(u32 score, u32 token) { return u64(score) << 32 | u32(~token); }
+__device__ __forceinline__ u32 token_of(u64 key) { return ~u32(key); }
+
+__device__ __forceinline__ u64 larger(u64 a, u64 b) { return a > b ? a : b; }
+
+__device__ __forceinline__ u64 warp_best(u64 x) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) {
+    const u32 low = __shfl_xor_sync(ALL_LANES, u32(x), mask), high = __shfl_xor_sync(ALL_LANES, u32(x >> 32), mask);
+    x = larger(x, u64(high) << 32 | low);
+  }
+  return x;
+}
+
+// The largest over all threads of a block, in every thread.
+__device__ __forceinline__ u64 block_best(u64 x) {
+  __shared__ u64 of_warp[32];
+  x = warp_best(x);
+  __syncthreads();  // an earlier one may still be read
+  if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = x;
+  __syncthreads();
+  const u32 lane = threadIdx.x % WARP;
+  return warp_best(lane < blockDim.x / WARP ? of_warp[lane] : 0);
+}
+
+// Whether this block is the last of `blocks` to arrive; what the others wrote before can then be read past L1.
+__device__ __forceinline__ bool is_last(u32* arrived, u32 blocks) {
+  __shared__ u32 others;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) others = atomicAdd(arrived, 1u);
+  __syncthreads();
+  __threadfence();
+  if (others + 1 < blocks) return false;
+  if (threadIdx.x == 0) *arrived = 0;
+  return true;
+}
+
+struct Row {
+  const Params& p;
+  const Setting setting;
+  u32 number;
+  float* logits;
+  const u32* mask;  // null: every token may be drawn
+  u32* maxima;
+  u32 chunks;
+
+  __device__ __forceinline__ Row(const Params& p, u32 number)
+      : p(p),
+        setting(p.settings[number]),
+        number(number),
+        logits(p.logits + u64(number) * p.vocab),
+        mask(setting.mask == NONE ? nullptr : p.masks + (u64(*p.in_flight) * p.most_rows + setting.mask) * ((p.vocab + 31) / 32)),
+        maxima(p.maxima + u64(number) * ((p.vocab + CHUNK - 1) / CHUNK)),
+        chunks((p.vocab + CHUNK - 1) / CHUNK) {}
+
+  __device__ __forceinline__ bool is_allowed(u32 token) const {
+    return token < p.vocab && (!mask || mask[token / 32] >> token % 32 & 1);
+  }
+
+  // A token's logit as an ordered integer; 0 behind the vocabulary or where it is masked.
+  __device__ __forceinline__ u32 key(u32 token) const { return is_allowed(token) ? ordered(logits[token]) : 0; }
+
+  // The largest of all keys. By all threads of a block.
+  __device__ __forceinline__ u32 largest() const {
+    u64 best = 0;
+    for (u32 chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x) best = larger(best, maxima[chunk]);
+    return u32(block_best(best));
+  }
+
+  // A token's logit before it was changed.
+  __device__ __forceinline__ float original(u32 token) const {
+    const Change* changes = (const Change*)(p.words + setting.changes);
+    u32 first = 0, end = setting.change_count;
+    while (first < end) {
+      const u32 middle = (first + end) / 2;
+      if (changes[middle].token < token)
+        first = middle + 1;
+      else
+        end = middle;
+    }
+    const bool is_changed = first < setting.change_count && changes[first].token == token;
+    return __ldcg(is_changed ? &changes[first].original : logits + token);
+  }
+
+  __device__ __forceinline__ void report(u32 token) const {
+    if (threadIdx.x != 0) return;
+    const u32 at = *p.in_flight * p.most_rows + number;
+    p.samples[number] = token;
+    p.results[at] = token;
+    if (setting.logprobs != NONE) p.reports[at].logprob = sub(original(token), p.norms[number]);
+  }
+
+  // The largest logit, the lowest token on ties; the lowest that may be drawn if none is a number. By all threads of a block.
+  __device__ __forceinline__ u32 arg_max() const {
+    u64 best = 0;
+    for (u32 chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x) best = larger(best, scored(__ldcg(maxima + chunk), chunk));
+    const u32 chunk = token_of(block_best(best));
+    best = 0;
+    // Logits past L1, too: another block may have changed them.
+    for (u32 token = chunk * CHUNK + threadIdx.x; token < min((chunk + 1) * CHUNK, p.vocab); token += blockDim.x)
+      best = larger(best, scored(is_allowed(token) ? ordered(__ldcg(logits + token)) : 0, token));
+    return token_of(block_best(best));
+  }
+
+  // Applies the changes of tokens `first` up to `end`.
+  __device__ __forceinline__ void change(u32 first, u32 end) const {
+    if (setting.change_count == 0) return;
+    Change* changes = (Change*)(p.words + setting.changes);
+    for (u32 i = threadIdx.x; i < setting.change_count; i += blockDim.x) {
+      const u32 token = changes[i].token;
+      if (token < first || token >= end || (i > 0 && changes[i - 1].token == token)) continue;
+      float logit = logits[token];
+      changes[i].original = logit;
+      for (u32 j = i; j < setting.change_count && changes[j].token == token; j++) {
+        const float by = changes[j].by;
+        if (changes[j].seen) {
+          logit = logit > 0 ? __fdiv_rn(logit, setting.repeat_penalty) : mul(logit, setting.repeat_penalty);
+          logit = sub(logit, by);
+        } else {
+          logit = add(logit, by);
+        }
+      }
+      logits[token] = logit;
+    }
+    __syncthreads();
+  }
+};
+
+// 64 well-mixed bits from (seed, position, token).
+__device__ __forceinline__ u64 mix(u64 z) {
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+  return z ^ z >> 31;
+}
+__device__ __forceinline__ u64 random_bits(u64 seed, u64 position, u32 token) {
+  constexpr u64 GOLDEN = 0x9e3779b97f4a7c15ull;
+  const u64 a = mix(seed + GOLDEN), b = mix(a ^ (position * GOLDEN + GOLDEN));
+  return mix(b ^ (token * GOLDEN + GOLDEN));
+}
+
+// Standard Gumbel noise. In double precision, so that the rounded result hardly ever differs from another library's.
+__device__ __forceinline__ float gumbel(const Setting& setting, u32 token) {
+  const double bits = double(random_bits(setting.seed, setting.position, token) >> 40);
+  return float(-log(-log((bits + 0.5) / 16777216.0)));
+}
+
+// A logit's weight before it is normalised: that of the reference, rounded from double precision for the same reason.
+__device__ __forceinline__ float weight(float tempered) { return float(exp(double(tempered))); }
+
+__device__ __forceinline__ float tempered(u32 key, u32 largest, float temperature) {
+  return __fdiv_rn(sub(unordered(key), unordered(largest)), temperature);
+}
