@@ -205,14 +205,15 @@ fn bytes_in_json(random: &mut Random) -> Broken {
         b"-0.0e-99999999999999999999",
         b"NaN",
     ];
-    let mut body = br#"{"model":"pip","max_tokens":2,"messages":[{"role":"user","content":"#.to_vec();
-    body.extend_from_slice(random.pick(&texts));
+    let mut body =
+        br#"{"model":"pip","max_tokens":2,"messages":[{"role":"user","content":"#.to_vec();
+    body.extend_from_slice(*random.pick(&texts));
     body.extend_from_slice(br#"}],"prompt":"#);
-    body.extend_from_slice(random.pick(&texts));
+    body.extend_from_slice(*random.pick(&texts));
     body.extend_from_slice(br#","input":"#);
-    body.extend_from_slice(random.pick(&texts));
+    body.extend_from_slice(*random.pick(&texts));
     body.push(b'}');
-    posted("bytes", random.pick(&PATHS), &body)
+    posted("bytes", *random.pick(&PATHS), &body)
 }
 
 fn nest(random: &mut Random) -> Broken {
@@ -273,9 +274,10 @@ fn size(random: &mut Random) -> Broken {
 
 /// Schemas and grammars that cannot be held to, or say too much.
 fn schema(random: &mut Random) -> Broken {
-    let deep = (0..40).fold(json!({"type": "string"}), |inner, _| {
-        json!({"type": "object", "properties": {"a": inner}, "required": ["a"]})
-    });
+    let deep = (0..40).fold(
+        json!({"type": "string"}),
+        |inner, _| json!({"type": "object", "properties": {"a": inner}, "required": ["a"]}),
+    );
     let schema = match random.below(14) {
         0 => json!({"type": "nonsense"}),
         1 => json!({"$ref": "#/$defs/missing"}),
@@ -294,16 +296,31 @@ fn schema(random: &mut Random) -> Broken {
     };
     let more = match random.below(9) {
         0 => json!({"guided_json": schema}),
-        1 => json!({"guided_regex": *random.pick(&["(", "[z-a]", "(?=x)y", "a{99999}", "\\p{Nope}"])}),
+        1 => {
+            json!({"guided_regex": *random.pick(&["(", "[z-a]", "(?=x)y", "a{99999}", "\\p{Nope}"])})
+        }
         2 => json!({"guided_choice": *random.pick(&[&[][..], &[""], &["a", "a"]])}),
-        3 => json!({"grammar": *random.pick(&["root ::=", "start: undefined", "%%%", "root ::= root", ""])}),
-        4 => json!({"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}], "tool_choice": "required"}),
+        3 => {
+            json!({"grammar": *random.pick(&["root ::=", "start: undefined", "%%%", "root ::= root", ""])})
+        }
+        4 => {
+            json!({"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}], "tool_choice": "required"})
+        }
         5 => json!({"response_format": {"type": "json_schema"}}),
         6 => json!({"response_format": {"type": "yaml", "schema": schema}}),
-        _ => json!({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}),
+        _ => {
+            json!({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}})
+        }
     };
-    let body = with(chat("x", 2, false), &with(more, &json!({"ignore_eos": false})));
-    posted("schema", "/v1/chat/completions", body.to_string().as_bytes())
+    let body = with(
+        chat("x", 2, false),
+        &with(more, &json!({"ignore_eos": false})),
+    );
+    posted(
+        "schema",
+        "/v1/chat/completions",
+        body.to_string().as_bytes(),
+    )
 }
 
 /// A good request with one value of another type.

@@ -256,11 +256,7 @@ pub(super) async fn read_stream(address: SocketAddr, body: &str) -> Result<Strea
 }
 
 /// A series of `/metrics`, summed over its labels, where they begin with `labels`.
-pub(super) async fn metric(
-    address: SocketAddr,
-    name: &str,
-    labels: &str,
-) -> Result<f64, Failure> {
+pub(super) async fn metric(address: SocketAddr, name: &str, labels: &str) -> Result<f64, Failure> {
     let page = ask(address, "GET", "/metrics", "").await?.text();
     let values = page.lines().filter_map(|line| {
         let (series, value) = line.rsplit_once(' ')?;

@@ -36,7 +36,13 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
     let address = crowded.address;
     // None of those taken ends before the last is turned away.
     let body: &'static str = chat("Hello!", 200, false).to_string().leak();
-    ask(address, "POST", "/v1/chat/completions", &chat("Hello!", 1, false).to_string()).await?;
+    ask(
+        address,
+        "POST",
+        "/v1/chat/completions",
+        &chat("Hello!", 1, false).to_string(),
+    )
+    .await?;
     let mut connections = Vec::with_capacity(count);
     for _ in 0..count {
         connections.push(Connection::open(address).await?);
@@ -110,7 +116,10 @@ async fn until_answered(address: SocketAddr, body: &str) -> Result<Option<usize>
         if answer.head.status == 200 {
             return Ok(Some(attempt));
         }
-        let wait = answer.head.header("retry-after").and_then(|s| s.parse().ok());
+        let wait = answer
+            .head
+            .header("retry-after")
+            .and_then(|s| s.parse().ok());
         tokio::time::sleep(Duration::from_secs(wait.unwrap_or(1))).await;
     }
     Ok(None)

@@ -159,15 +159,36 @@ fn requests() -> Vec<(&'static str, Value)> {
         "required": ["name", "age"], "additionalProperties": false});
     let story = "Tell me a story about a fox.";
     let mut all = vec![
-        ("/v1/completions", json!({"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0})),
-        ("/v1/completions", json!({"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "stream": true})),
-        ("/v1/messages", json!({"messages": user(weather), "max_tokens": 60, "temperature": 0,
-            "tools": [{"name": "get_weather", "description": "Get the weather in a city", "input_schema": parameters}]})),
-        (chat, json!({"messages": user("What is 347 + 285?"), "reasoning_effort": "low", "max_tokens": 200, "temperature": 0})),
-        (chat, json!({"messages": user("Invent a person."), "max_tokens": 60, "temperature": 0,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}})),
-        (chat, json!({"messages": user(weather), "tools": [tool], "tool_choice": "required", "max_tokens": 60, "temperature": 0})),
-        (chat, json!({"messages": user(story), "max_tokens": 40, "temperature": 0, "n": 2, "stop": ["zebra"]})),
+        (
+            "/v1/completions",
+            json!({"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "stream": true}),
+        ),
+        (
+            "/v1/messages",
+            json!({"messages": user(weather), "max_tokens": 60, "temperature": 0,
+            "tools": [{"name": "get_weather", "description": "Get the weather in a city", "input_schema": parameters}]}),
+        ),
+        (
+            chat,
+            json!({"messages": user("What is 347 + 285?"), "reasoning_effort": "low", "max_tokens": 200, "temperature": 0}),
+        ),
+        (
+            chat,
+            json!({"messages": user("Invent a person."), "max_tokens": 60, "temperature": 0,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}}),
+        ),
+        (
+            chat,
+            json!({"messages": user(weather), "tools": [tool], "tool_choice": "required", "max_tokens": 60, "temperature": 0}),
+        ),
+        (
+            chat,
+            json!({"messages": user(story), "max_tokens": 40, "temperature": 0, "n": 2, "stop": ["zebra"]}),
+        ),
     ];
     for content in ["Hello!", story] {
         for stream in [false, true] {
@@ -194,7 +215,12 @@ fn essence(path: &str, text: &str) -> String {
         // The events of this interface repeat the whole at the end; that is enough.
         let value = match path {
             "/v1/responses" if value.get("type").is_some() => match value.get("response") {
-                Some(response) if value["type"] == "response.completed" || value["type"] == "response.incomplete" => response.clone(),
+                Some(response)
+                    if value["type"] == "response.completed"
+                        || value["type"] == "response.incomplete" =>
+                {
+                    response.clone()
+                }
                 _ => continue,
             },
             _ => value,
@@ -205,7 +231,14 @@ fn essence(path: &str, text: &str) -> String {
 }
 
 const TEXTS: [&str; 9] = [
-    "content", "text", "reasoning_content", "thinking", "arguments", "partial_json", "finish_reason", "stop_reason",
+    "content",
+    "text",
+    "reasoning_content",
+    "thinking",
+    "arguments",
+    "partial_json",
+    "finish_reason",
+    "stop_reason",
     "done_reason",
 ];
 

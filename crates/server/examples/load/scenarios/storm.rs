@@ -42,8 +42,8 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
     for round in 0..rounds {
         let crowd: Vec<_> = (0..clients)
             .map(|n| {
-                let stay = (n % 2 == 0)
-                    .then(|| Duration::from_millis(random.below(LONGEST_STAY) as u64));
+                let stay =
+                    (n % 2 == 0).then(|| Duration::from_millis(random.below(LONGEST_STAY) as u64));
                 // Prompts differ, so that pages are computed, kept and thrown out.
                 let content = format!("Hello! {}", random.below(1000));
                 tokio::spawn(client(address, content, stay))
