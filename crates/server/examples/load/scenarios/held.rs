@@ -1,0 +1,82 @@
+//! A thousand streams at 20 tokens per second: even gaps, little memory, no errors.
+
+use std::time::Duration;
+
+use carat_server::Config;
+
+use super::{
+    client::{metric, read_stream},
+    options::{Failure, Options},
+    process::resident_kib,
+    report::{Report, Times},
+    server::{Server, Target},
+    synthetic::Pace,
+    wire::chat,
+};
+
+const STEP: Duration = Duration::from_millis(50);
+/// The largest gap at p99, in steps.
+const STRETCH: f64 = 1.6;
+const KIB_PER_STREAM: f64 = 25.0;
+
+pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Failure> {
+    let streams = options.count(1000, 10);
+    let tokens = (options.time(10).as_millis() / STEP.as_millis()).max(2) as usize;
+    let pace = Pace {
+        step: STEP,
+        ..Pace::default()
+    };
+    let target = Target::new(options, || {
+        let context = tokens + 256;
+        Server::synthetic(streams, context, pace, Config::default(), |_| {})
+    })?;
+    let address = target.address();
+    // One before, so that what is made once is not counted with the streams.
+    let warm = chat("Hello!", 2, true).to_string();
+    read_stream(address, &warm).await?;
+    let before = resident_kib();
+    let body: &'static str = chat("Hello!", tokens, true).to_string().leak();
+    let readers: Vec<_> = (0..streams)
+        .map(|_| tokio::spawn(read_stream(address, body)))
+        .collect();
+    // Memory is that of all of them at once.
+    let mut most_running = 0.0_f64;
+    let mut most_kib = before;
+    while readers.iter().any(|reader| !reader.is_finished()) {
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        let running = metric(address, "num_requests_running", "").await?;
+        if running >= most_running {
+            most_running = running;
+            most_kib = resident_kib().or(most_kib);
+        }
+    }
+    let mut gaps = Times::default();
+    let (mut whole, mut firsts) = (0, Times::default());
+    for reader in readers {
+        if let Ok(streamed) = reader.await? {
+            whole += usize::from(streamed.status == 200 && streamed.whole && !streamed.told);
+            firsts.add(streamed.first);
+            gaps.append(streamed.gaps);
+        }
+    }
+    report.figure("streams, tokens each", format_args!("{streams}, {tokens}"));
+    report.figure("most at once", most_running);
+    report.figure("time to the first token", firsts);
+    report.figure("gap", &gaps);
+    report.must(
+        whole == streams,
+        format_args!("{whole} of {streams} streams without an error"),
+    );
+    let limit = STEP.as_secs_f64() * 1e3 * STRETCH;
+    report.at_most("p99 gap", gaps.percentile(0.99), limit, "ms");
+    if let (true, Some(before), Some(most)) = (target.is_own(), before, most_kib) {
+        let each = (most - before) / streams as f64;
+        report.at_most(
+            "memory per stream, its client's included",
+            each,
+            KIB_PER_STREAM,
+            "KiB",
+        );
+    }
+    Ok(())
+}
