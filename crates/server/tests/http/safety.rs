@@ -1,13 +1,11 @@
 //! What must hold whoever asks: limits, keys, truth about what goes wrong.
 
-mod support;
-
 use std::{sync::Arc, time::Duration};
 
+use crate::support::{app, demo, get, model, plain, post, request};
 use carat_server::{App, Config, Key};
 use http::Method;
 use serde_json::{Value, json};
-use support::{app, demo, get, model, plain, post, request};
 
 const CHAT: &str = "/v1/chat/completions";
 

@@ -1,9 +1,7 @@
 //! OpenAI's dialect, in process, on the demo model. Greedy answers are those of the reference, in `assets` too.
 
-mod support;
-
+use crate::support::{demo, get, post};
 use serde_json::{Value, json};
-use support::{demo, get, post};
 
 fn weather() -> Value {
     json!({"type": "function", "function": {
@@ -374,7 +372,7 @@ async fn more_tokens_than_there_is_room_for_are_fewer() {
     assert_eq!(answer.status, 400);
     let error = &answer.json()["error"];
     assert_eq!(error["code"], "context_length_exceeded");
-    assert_eq!(error["n_ctx"], support::CONTEXT);
+    assert_eq!(error["n_ctx"], crate::support::CONTEXT);
     assert!(
         error["message"]
             .as_str()

@@ -1,9 +1,7 @@
 //! OpenAI's interface of items, in process, on the demo model.
 
-mod support;
-
+use crate::support::{Answer, demo, post};
 use serde_json::{Value, json};
-use support::{Answer, demo, post};
 
 const RESPONSES: &str = "/v1/responses";
 

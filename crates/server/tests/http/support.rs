@@ -1,5 +1,4 @@
 //! The demo model behind the server's own request handler, in process.
-#![allow(dead_code, reason = "each test binary uses its part of this")]
 
 use std::{
     path::Path,

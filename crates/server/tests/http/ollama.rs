@@ -1,10 +1,8 @@
 //! Ollama's dialect, in process, on the demo model.
 
-mod support;
-
+use crate::support::{Answer, demo, get, plain, post, request};
 use http::Method;
 use serde_json::{Value, json};
-use support::{Answer, demo, get, plain, post, request};
 
 const HELLO: &str = "Hello! How can I help you today?";
 
@@ -168,12 +166,12 @@ async fn the_model_is_described_by_either_name() {
     assert_eq!(tags["models"][0]["details"]["family"], "gemma4");
     let ps = get(&app, "/api/ps").await.json();
     assert_eq!(ps["models"][0]["model"], "pip:latest");
-    assert_eq!(ps["models"][0]["context_length"], support::CONTEXT);
+    assert_eq!(ps["models"][0]["context_length"], crate::support::CONTEXT);
     for name in [json!({"name": "pip"}), json!({"model": "pip:latest"})] {
         let shown = post(&app, "/api/show", name).await.json();
         assert_eq!(
             shown["model_info"]["gemma4.context_length"],
-            support::CONTEXT
+            crate::support::CONTEXT
         );
         assert_eq!(
             shown["capabilities"],

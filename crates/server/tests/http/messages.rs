@@ -1,9 +1,7 @@
 //! Anthropic's dialect, in process, on the demo model.
 
-mod support;
-
+use crate::support::{Answer, CONTEXT, demo, post};
 use serde_json::{Value, json};
-use support::{Answer, CONTEXT, demo, post};
 
 const MESSAGES: &str = "/v1/messages";
 

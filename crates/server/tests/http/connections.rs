@@ -1,12 +1,10 @@
 //! What connections are held to, over real sockets.
 
-mod support;
-
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use crate::support::model;
 use carat_server::{App, Config, serve};
 use serde_json::json;
-use support::model;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpSocket, TcpStream},
@@ -200,7 +198,7 @@ async fn a_reader_that_takes_nothing_is_cut_off() {
         .unwrap();
     let end = Instant::now() + Duration::from_secs(30);
     loop {
-        let page = support::get(&running.app, "/metrics").await.text;
+        let page = crate::support::get(&running.app, "/metrics").await.text;
         if page.contains("carat:slow_clients_total{model_name=\"pip\"} 1") {
             break;
         }

@@ -1,0 +1,9 @@
+//! The server with the demo model, request by request: one program, since each takes a minute to build.
+
+mod connections;
+mod messages;
+mod ollama;
+mod openai;
+mod responses;
+mod safety;
+mod support;
