@@ -74,8 +74,8 @@ fn http(random: &mut Random) -> Broken {
     let body = valid(random).1.to_string();
     let length = body.len();
     let host = "host: localhost\r\ncontent-type: application/json\r\n";
-    let path = *random.pick(&PATHS);
-    let noise: Vec<u8> = (0..1 + random.below(400))
+    let path = random.pick(&PATHS);
+    let noise: Vec<u8> = (0..=random.below(400))
         .map(|_| random.next() as u8)
         .collect();
     let text = match random.below(13) {
@@ -120,7 +120,7 @@ fn http(random: &mut Random) -> Broken {
 /// Proper HTTP with a head that is not taken.
 fn head(random: &mut Random) -> Broken {
     let body = valid(random).1.to_string();
-    let path = *random.pick(&PATHS);
+    let path = random.pick(&PATHS);
     let host = "host: localhost";
     let json = "content-type: application/json";
     let length = format!("content-length: {}", body.len());
@@ -180,7 +180,7 @@ fn cut_json(random: &mut Random) -> Broken {
         1 => body.extend_from_slice(b"}]garbage"),
         2 => {
             let place = random.below(body.len());
-            body.insert(place, *random.pick(b"{}[]\",:\\\0-e"));
+            body.insert(place, random.pick(b"{}[]\",:\\\0-e"));
         }
         _ => {
             let place = random.below(body.len());
@@ -207,18 +207,18 @@ fn bytes_in_json(random: &mut Random) -> Broken {
     ];
     let mut body =
         br#"{"model":"pip","max_tokens":2,"messages":[{"role":"user","content":"#.to_vec();
-    body.extend_from_slice(*random.pick(&texts));
+    body.extend_from_slice(random.pick(&texts));
     body.extend_from_slice(br#"}],"prompt":"#);
-    body.extend_from_slice(*random.pick(&texts));
+    body.extend_from_slice(random.pick(&texts));
     body.extend_from_slice(br#","input":"#);
-    body.extend_from_slice(*random.pick(&texts));
+    body.extend_from_slice(random.pick(&texts));
     body.push(b'}');
-    posted("bytes", *random.pick(&PATHS), &body)
+    posted("bytes", random.pick(&PATHS), &body)
 }
 
 fn nest(random: &mut Random) -> Broken {
     let depth = 1 + random.below(3000);
-    let (open, close) = *random.pick(&[("[", "]"), ("{\"a\":", "}"), ("[{\"b\":", "}]")]);
+    let (open, close) = random.pick(&[("[", "]"), ("{\"a\":", "}"), ("[{\"b\":", "}]")]);
     let nest = format!("{}1{}", open.repeat(depth), close.repeat(depth));
     let (path, value) = valid(random);
     let body = match random.below(4) {
@@ -247,7 +247,7 @@ fn size(random: &mut Random) -> Broken {
             let biases = (0..1025).map(|n| (n.to_string(), json!(1)));
             json!({ "logit_bias": biases.collect::<serde_json::Map<_, _>>() })
         }
-        7 => json!({ "temperature": *random.pick(&[-1.0, 1e30, 1e308]) }),
+        7 => json!({ "temperature": random.pick(&[-1.0, 1e30, 1e308]) }),
         8 => {
             let tool = json!({"type": "function", "function": {"name": "f"}});
             json!({ "tools": vec![tool; 257] })
@@ -297,11 +297,11 @@ fn schema(random: &mut Random) -> Broken {
     let more = match random.below(9) {
         0 => json!({"guided_json": schema}),
         1 => {
-            json!({"guided_regex": *random.pick(&["(", "[z-a]", "(?=x)y", "a{99999}", "\\p{Nope}"])})
+            json!({"guided_regex": random.pick(&["(", "[z-a]", "(?=x)y", "a{99999}", "\\p{Nope}"])})
         }
-        2 => json!({"guided_choice": *random.pick(&[&[][..], &[""], &["a", "a"]])}),
+        2 => json!({"guided_choice": random.pick(&[&[][..], &[""], &["a", "a"]])}),
         3 => {
-            json!({"grammar": *random.pick(&["root ::=", "start: undefined", "%%%", "root ::= root", ""])})
+            json!({"grammar": random.pick(&["root ::=", "start: undefined", "%%%", "root ::= root", ""])})
         }
         4 => {
             json!({"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}], "tool_choice": "required"})

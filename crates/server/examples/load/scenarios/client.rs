@@ -221,8 +221,9 @@ pub(super) struct Streamed {
     pub(super) status: u16,
     /// From the request to the first piece.
     pub(super) first: Duration,
-    /// Between pieces with something in them.
+    /// Between pieces with something in them, with the time that each ended at.
     pub(super) gaps: Times,
+    pub(super) gap_ends: Vec<Instant>,
     /// It ended as streams do, without an error.
     pub(super) whole: bool,
     /// It was told of a failure.
@@ -249,7 +250,10 @@ pub(super) async fn read_stream(address: SocketAddr, body: &str) -> Result<Strea
         }
         match last.replace(now) {
             None => streamed.first = now - sent,
-            Some(before) => streamed.gaps.add(now - before),
+            Some(before) => {
+                streamed.gaps.add(now - before);
+                streamed.gap_ends.push(now);
+            }
         }
     }
     Ok(streamed)

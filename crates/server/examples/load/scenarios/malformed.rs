@@ -24,7 +24,7 @@ const CLIENTS: usize = 4;
 /// Of the full count, where nobody says otherwise.
 const USUAL_SHARE: f64 = 0.1;
 /// Longer than any limit of the server that such a request runs into.
-const HUNG: Duration = Duration::from_secs(60);
+const HUNG: Duration = Duration::from_mins(1);
 const REFUSED_MILLIS: f64 = 5.0;
 const GROWTH_MIB: f64 = 10.0;
 

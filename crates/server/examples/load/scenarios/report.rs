@@ -95,6 +95,12 @@ impl Times {
         self.0.extend(other.0);
     }
 
+    /// Those for which `keep` says so of their place.
+    pub(super) fn kept(&self, keep: impl Fn(usize) -> bool) -> Times {
+        let kept = self.0.iter().enumerate().filter(|(place, _)| keep(*place));
+        Times(kept.map(|(_, micros)| *micros).collect())
+    }
+
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }

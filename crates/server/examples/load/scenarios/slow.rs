@@ -19,7 +19,7 @@ const STEP: Duration = Duration::from_millis(50);
 /// In place of a minute.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Until the buffers of a connection are full, and the server has noticed.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// Of the others' p99 gap, over that without slow readers.
 const SLOWER: f64 = 1.1;
 

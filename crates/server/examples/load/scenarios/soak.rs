@@ -114,7 +114,7 @@ async fn client(
     let mut random = Random(seed);
     let mut tally = Tally::default();
     while Instant::now() < end {
-        let one = random.pick(&known);
+        let one = &known[random.below(known.len())];
         if random.below(LEAVES) == 0 {
             let mut connection = Connection::open(address).await?;
             connection

@@ -13,6 +13,7 @@ use carat_model::{
     backend::{BackendError, Batch, Draw, Executor, Outputs, PageMove, Ticket},
     draw::{RowOutput, RowResult},
     plan::Value,
+    sampling::TokenMask,
 };
 
 use super::process::WANTED;
@@ -97,7 +98,7 @@ impl Synthetic {
 
     fn row(&self, draw: &Draw<'_>) -> RowResult {
         let allowed = draw.mask.is_none_or(|mask| mask.allows(self.word));
-        let lowest = draw.mask.and_then(|mask| mask.lowest());
+        let lowest = draw.mask.and_then(TokenMask::lowest);
         let (logprob, top) = match draw.output {
             RowOutput::Logprobs { top } => {
                 let top = (0..top).map(|n| (self.word + n as TokenId, -1.25 - n as f32));
