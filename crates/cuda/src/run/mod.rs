@@ -8,4 +8,5 @@ pub(crate) mod pages;
 pub(crate) mod program;
 pub(crate) mod roofline;
 pub(crate) mod sample;
+pub(crate) mod sees_back;
 pub(crate) mod upload;
