@@ -47,6 +47,7 @@ pub(crate) fn lower(
         weights,
         ops,
         target,
+        class,
         origin: Origin {
             layer: None,
             phase: Phase::Other,
@@ -71,6 +72,7 @@ struct Lowering<'a> {
     weights: &'a Weights,
     ops: &'a [Op],
     target: Target,
+    class: RowClass,
     /// Origin of the calls that follow.
     origin: Origin,
     calls: Vec<Call>,
@@ -121,6 +123,11 @@ impl<'a> Lowering<'a> {
         let linears = fuse::linears_of(&self.plan.steps[op.steps.clone()]);
         let named = linears.filter(|s| parts.iter().any(|part| s.step.out() == Some(part.out)));
         fuse::joined_label(named)
+    }
+
+    /// Whether launches use PDL: where they are short.
+    fn pdl(&self) -> bool {
+        self.target.pdl && self.class == RowClass::Small
     }
 
     fn ple_inputs(&mut self, op: &Op, inputs: &fuse::LayerInputs) {

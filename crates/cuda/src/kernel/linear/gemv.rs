@@ -360,8 +360,15 @@ impl GemvShape {
         }
     }
 
+    /// The grid of a bucket; past [`MAX_ROWS`], so many rows at a time.
     fn grid(self, rows: usize) -> Grid {
-        assert!((1..=MAX_ROWS).contains(&rows), "{rows} rows");
+        if rows > MAX_ROWS {
+            let grid = self.grid(MAX_ROWS);
+            return Grid {
+                blocks: (grid.blocks.0, grid.blocks.1 * rows.div_ceil(MAX_ROWS)),
+                ..grid
+            };
+        }
         let bucket = rows.next_power_of_two();
         let mut entries = [8, 4, 2, 1].into_iter().filter(|&rows| rows <= bucket);
         let (rows, blocks) = entries
