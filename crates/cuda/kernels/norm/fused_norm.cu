@@ -118,8 +118,15 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_norm(const Param
   store_following(p, row, start, p.weight, p.eps);
 }
 
+// Weights of branches are loaded early where there are registers for them.
+constexpr bool EARLY_WEIGHTS = HOLD <= 6;
+
 // row = norm(row) + norm(branch)
-__device__ __forceinline__ void add_branch(const Params& p, Row& row, const Row& branch, const Row& x_weights, const Row& branch_weights) {
+__device__ __forceinline__ void add_branch(const Params& p, Row& row, const Row& branch, Row& x_weights, Row& branch_weights) {
+  if (!EARLY_WEIGHTS) {
+    x_weights.load_weights(p.x_weight, p.columns);
+    branch_weights.load_weights(p.branch_weight, p.columns);
+  }
   const float x_scale = row.rms_scale(p.columns, p.x_eps), branch_scale = branch.rms_scale(p.columns, p.branch_eps);
 #pragma unroll
   for (u32 k = 0; k < HOLD; k++) {
@@ -135,8 +142,8 @@ __device__ __forceinline__ void residual_norm(const Params& p) {
   const u64 start = u64(blockIdx.x) * p.columns;
   Row row, residual, weights, branch, x_weights, branch_weights;
   // Weights depend on no launch.
-  weights.load_weights(p.weight, p.columns);
-  if (BRANCHES) {
+  if (!BRANCHES || EARLY_WEIGHTS) weights.load_weights(p.weight, p.columns);
+  if (BRANCHES && EARLY_WEIGHTS) {
     x_weights.load_weights(p.x_weight, p.columns);
     branch_weights.load_weights(p.branch_weight, p.columns);
   }
@@ -144,10 +151,16 @@ __device__ __forceinline__ void residual_norm(const Params& p) {
   griddep_wait();
   row.load(p.x + start, p.columns);
   if (BRANCHES) branch.load(p.branch + start, p.columns);
-  residual.load(p.residual + start, p.columns);
+  if (!BRANCHES || EARLY_WEIGHTS) residual.load(p.residual + start, p.columns);
   if (!p.rows.has(blockIdx.x)) return;
   if (p.factor) row.multiply(p.factor[blockIdx.x]);
-  if (BRANCHES) add_branch(p, row, branch, x_weights, branch_weights);
+  if (BRANCHES) {
+    add_branch(p, row, branch, x_weights, branch_weights);
+    if (!EARLY_WEIGHTS) {
+      residual.load(p.residual + start, p.columns);
+      weights.load_weights(p.weight, p.columns);
+    }
+  }
   const float scale = row.rms_scale(p.columns, p.eps);
 #pragma unroll
   for (u32 k = 0; k < HOLD; k++) {

@@ -237,6 +237,8 @@ pub(crate) struct GemvDevice {
     pub(crate) multiprocessors: usize,
     /// The most shared memory a block may have; a multiprocessor has hardly more.
     pub(crate) shared_bytes: usize,
+    /// Whether blocks form clusters, in which each prepares one row for all of them.
+    pub(crate) clusters: bool,
 }
 
 impl GemvShape {
@@ -318,6 +320,14 @@ impl GemvShape {
             + self.weights.input_bytes(self.padded(), rows)
     }
 
+    /// Blocks that prepare rows for each other, for as many rows as an entry has.
+    fn cluster(self, rows: usize) -> usize {
+        match self.card.clusters {
+            true => rows,
+            false => 1,
+        }
+    }
+
     /// Blocks for as many rows as an entry has (of routed experts, for one row): all resident, and with equal work. `None` if the
     /// input of so many rows does not fit.
     fn blocks(self, rows: usize) -> Option<usize> {
@@ -326,13 +336,20 @@ impl GemvShape {
         let GemvDevice {
             multiprocessors,
             shared_bytes,
+            ..
         } = self.card;
+        let cluster = self.cluster(rows);
         let granules = self.m_tiles() / self.granule();
         let in_flight = self.warps() * RING * self.weights.stage().1;
         let resident = |blocks: usize| {
             let by_shared = (shared_bytes + 1024) / (self.shared_bytes(rows, blocks) + DECLARED);
             let by_registers = 65536 / (if rows == 1 { 96 } else { 128 } * 32 * self.warps());
-            by_shared.min(by_registers.max(1)) * multiprocessors
+            // A cluster lies within a graphics processing cluster, of 16 multiprocessors or a few more.
+            let usable = match cluster {
+                1 => multiprocessors,
+                _ => multiprocessors / 16 * 16,
+            };
+            by_shared.min(by_registers.max(1)) * usable
         };
         // Measured on an H200: the more bytes are in flight the more of the bandwidth is drawn, whichever multiprocessor has
         // them; yet one that has more blocks than others is a little late.
@@ -343,9 +360,9 @@ impl GemvShape {
             let latest = share * blocks.div_ceil(multiprocessors) * multiprocessors;
             0.8 * (share * blocks) as f64 / drawn + 0.2 * latest as f64
         };
-        let even = (1..=granules).map(|share| granules.div_ceil(share));
-        let some = |b: &usize| (*b * self.sets).min(multiprocessors) <= resident(*b);
-        let all = |b: &usize| *b == 1 || *b * self.sets <= resident(*b);
+        let even = (1..=granules).map(|share| granules.div_ceil(share).next_multiple_of(cluster));
+        let some = |b: &usize| (*b * self.sets).min(multiprocessors) <= resident(*b).max(cluster);
+        let all = |b: &usize| *b == cluster || *b * self.sets <= resident(*b);
         even.filter(some)
             .filter(all)
             .min_by(|&a, &b| cost(a).total_cmp(&cost(b)))
@@ -356,6 +373,7 @@ impl GemvShape {
         Grid {
             entry: rows.trailing_zeros() as usize,
             shared_bytes: self.shared_bytes(rows, blocks),
+            cluster: self.cluster(rows),
             ..Grid::new((blocks, 1), 32 * self.warps())
         }
     }
@@ -425,11 +443,12 @@ pub(crate) enum RoutedOutput {
 /// Kinds of prologue that are compiled apart: the input as it is, or normed in any of three ways.
 const INPUTS: [&str; 2] = ["plain", "normed"];
 
-pub(crate) fn specializations() -> impl Iterator<Item = Specialization> {
-    GemvWeights::all().flat_map(|weights| INPUTS.map(|input| specialization(weights, input)))
+pub(crate) fn specializations(clusters: bool) -> impl Iterator<Item = Specialization> {
+    GemvWeights::all()
+        .flat_map(move |weights| INPUTS.map(|input| specialization(weights, input, clusters)))
 }
 
-fn specialization(weights: GemvWeights, input: &str) -> Specialization {
+fn specialization(weights: GemvWeights, input: &str, clusters: bool) -> Specialization {
     Specialization {
         kernel: "gemv",
         entries: &["gemv_1", "gemv_2", "gemv_4", "gemv_8", "gemv_chosen"],
@@ -437,6 +456,7 @@ fn specialization(weights: GemvWeights, input: &str) -> Specialization {
             ("WEIGHTS", weights.name().to_owned()),
             ("RING", RING.to_string()),
             ("INPUT", input.to_owned()),
+            ("CLUSTER", u32::from(clusters).to_string()),
             ("M_TILE_STAGE_BYTES", weights.stage().1.to_string()),
         ],
         params_bytes: GemvParams::BYTES,
@@ -569,7 +589,7 @@ impl GemvShape {
 impl Kernel for Gemv {
     fn specialization(&self) -> Specialization {
         let input = usize::from(!matches!(self.prologue, GemvPrologue::None { .. }));
-        specialization(self.shape.weights, INPUTS[input])
+        specialization(self.shape.weights, INPUTS[input], self.shape.card.clusters)
     }
 
     fn grid(&self, rows: usize) -> Grid {

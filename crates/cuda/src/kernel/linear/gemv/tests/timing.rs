@@ -28,8 +28,12 @@ struct Timed {
 }
 
 impl Timed {
-    fn specialization(self) -> Specialization {
-        specialization(self.weights, INPUTS[self.prologue.min(1) as usize])
+    fn specialization(self, clusters: bool) -> Specialization {
+        specialization(
+            self.weights,
+            INPUTS[self.prologue.min(1) as usize],
+            clusters,
+        )
     }
 }
 
@@ -61,7 +65,10 @@ impl Bench {
     }
 
     fn compile(&self) {
-        let mut all: Vec<Specialization> = CASES.iter().map(|t| t.specialization()).collect();
+        let mut all: Vec<Specialization> = CASES
+            .iter()
+            .map(|t| t.specialization(facts(&self.card).clusters))
+            .collect();
         all.sort_by_key(ToString::to_string);
         all.dedup();
         self.card.compile(&all);
@@ -146,7 +153,9 @@ impl Bench {
         count: usize,
     ) -> f64 {
         let head = HEAD;
-        let head_module = self.card.load(&head.specialization());
+        let head_module = self
+            .card
+            .load(&head.specialization(facts(&self.card).clusters));
         let head_grid = self.shape(head).grid(1);
         let head_params = self.params(head, 0, head_grid.blocks.0);
         let run =
@@ -230,7 +239,9 @@ fn gemv_timing() {
     let bench = Bench::open();
     bench.compile();
     for t in CASES {
-        let module = bench.card.load(&t.specialization());
+        let module = bench
+            .card
+            .load(&t.specialization(facts(&bench.card).clusters));
         let shape = bench.shape(t);
         for rows in [1, 2, 4, 8] {
             bench.print(t, rows, "", shape.grid(rows), &module);
@@ -245,7 +256,9 @@ fn gemv_timing_of_blocks() {
     let bench = Bench::open();
     bench.compile();
     for t in [0, 1, 2, 3, 4, 5, 7, 8, 10, 11, 16, 17].map(|i| CASES[i]) {
-        let module = bench.card.load(&t.specialization());
+        let module = bench
+            .card
+            .load(&t.specialization(facts(&bench.card).clusters));
         let shape = bench.shape(t);
         let granules = shape.m_tiles() / shape.granule();
         let sms = shape.card.multiprocessors;
@@ -265,7 +278,11 @@ fn gemv_timing_of_experts() {
     let bench = Bench::open();
     let (experts, top_k, dim, width) = (128, 8, 2816, 704);
     for weights in [Q4, Q8] {
-        let module = bench.card.load(&specialization(weights, "plain"));
+        let module = bench.card.load(&specialization(
+            weights,
+            "plain",
+            facts(&bench.card).clusters,
+        ));
         for rows in [1, 2, 4, 8] {
             for (name, columns, outputs, summed) in
                 [("gate|up", dim, width, 1), ("down", width, dim, top_k)]
