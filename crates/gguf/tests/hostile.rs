@@ -12,10 +12,10 @@ use carat_gguf::Gguf;
 
 const FILE_BYTES: usize = 1024;
 /// What a false claim may allocate: the message about it and whatever was read before.
-const MOST_FOR_CLAIMS: usize = 4 * FILE_BYTES;
+const MAX_FOR_CLAIMS: usize = 4 * FILE_BYTES;
 /// What a file full of the smallest entries may allocate while they are collected. An entry of 14 bytes is two strings, a
 /// value and a place in a hash table once read, and growing tables live beside their predecessors.
-const MOST_FOR_ENTRIES: usize = 24 * FILE_BYTES;
+const MAX_FOR_ENTRIES: usize = 24 * FILE_BYTES;
 
 struct Counting;
 
@@ -49,7 +49,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// The most bytes alive at once while `work` ran, over what was alive before.
-fn most_allocated(work: impl FnOnce()) -> usize {
+fn peak_allocated(work: impl FnOnce()) -> usize {
     let before = LIVE.get();
     MOST.set(before);
     work();
@@ -77,7 +77,7 @@ fn read(start: &[u8], filler: &[u8]) -> usize {
     }
     file.resize(FILE_BYTES, 0);
     let mut outcome = None;
-    let most = most_allocated(|| outcome = Some(Gguf::from_bytes("hostile", file)));
+    let most = peak_allocated(|| outcome = Some(Gguf::from_bytes("hostile", file)));
     drop(outcome);
     most
 }
@@ -135,7 +135,7 @@ fn huge_claims_allocate_little() {
         try_file("offset", &offset.concat(), &[0]);
     }
     assert!(
-        worst.0 <= MOST_FOR_CLAIMS,
+        worst.0 <= MAX_FOR_CLAIMS,
         "{} bytes for {}",
         worst.0,
         worst.1
@@ -150,7 +150,7 @@ fn as_many_entries_as_fit_allocate_little() {
         .flatten()
         .collect();
     let most = read(&[&head(0, 70)[..], &entries].concat(), &[0]);
-    assert!(most <= MOST_FOR_ENTRIES, "{most} bytes for 70 entries");
+    assert!(most <= MAX_FOR_ENTRIES, "{most} bytes for 70 entries");
 
     let tensors: Vec<u8> = (0..)
         .map(|n: u8| [&text(&char::from(32 + n).to_string())[..], &tensor_tail(n)].concat())
@@ -158,7 +158,7 @@ fn as_many_entries_as_fit_allocate_little() {
         .flatten()
         .collect();
     let most = read(&[&head(28, 0)[..], &tensors].concat(), &[0]);
-    assert!(most <= MOST_FOR_ENTRIES, "{most} bytes for 28 tensors");
+    assert!(most <= MAX_FOR_ENTRIES, "{most} bytes for 28 tensors");
 }
 
 /// Everything of a tensor after its name: one dimension, a type nobody knows.

@@ -319,7 +319,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        config::{TablePlace, Tier},
+        config::{TableMemory, Tier},
         kernel::{
             Join,
             fragment::{FragmentFormat, pack},
@@ -461,7 +461,7 @@ mod tests {
             WeightOperand::one(of("f16"), WeightFormat::F16),
         ];
         let named: BTreeSet<WeightOperand> = named.into();
-        for (tables, piece_bytes) in [(TablePlace::Device, PIECE_BYTES), (TablePlace::Host, 1)] {
+        for (tables, piece_bytes) in [(TableMemory::Device, PIECE_BYTES), (TableMemory::Host, 1)] {
             let layout = WeightLayout::new(&weights, &named, tables);
             let kernels = layout.kernels(&weights).into_iter();
             let loaders = kernels.map(|k| (k.clone(), Arc::new(card.load(&k))));
@@ -474,7 +474,7 @@ mod tests {
             let expanded = buffers.expanded.as_ref().unwrap();
             let expanded: Vec<u8> = card.download(expanded, layout.expanded_bytes);
             let host = buffers.host.as_ref().map(HostBuffer::bytes);
-            assert_eq!(host.is_some(), tables == TablePlace::Host);
+            assert_eq!(host.is_some(), tables == TableMemory::Host);
             for (operand, placement) in layout.named() {
                 let bytes = match placement.memory {
                     Memory::Device => &device,
@@ -524,7 +524,7 @@ mod tests {
                     .iter()
                     .map(move |format| WeightOperand::one(w, *format))
             });
-            let layout = WeightLayout::new(&weights, &named.collect(), TablePlace::Device);
+            let layout = WeightLayout::new(&weights, &named.collect(), TableMemory::Device);
             let kernels = layout.kernels(&weights).into_iter();
             let loaders = kernels.map(|k| (k.clone(), Arc::new(card.load(&k))));
             let loaders: Loaders = loaders.collect();

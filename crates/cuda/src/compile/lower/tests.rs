@@ -197,8 +197,8 @@ fn experts_of_few_rows_and_of_many() {
     let small = section(&model, Target::hopper(Fusion::On, SMALL), "L0.ffn.experts");
     expect![[r#"
         L0.ffn.experts_norm        all     rms_norm                   %13 -> %23
-        L0.ffn.experts gate+up     all     gemv_chosen.q4.plain       %23 %22 -> s3
-        L0.ffn.experts down        all     gemv_chosen.q4.plain       s3 %22 -> %24
+        L0.ffn.experts gate+up     all     gemv_routed.q4.plain       %23 %22 -> s3
+        L0.ffn.experts down        all     gemv_routed.q4.plain       s3 %22 -> %24
         L0.ffn.experts_post_norm   all     fused_residual_norm        %24 %19 -> %26 %27"#]]
     .assert_eq(&small);
     let large = section(&model, cublaslt(LARGE), "L0.ffn.experts");

@@ -143,7 +143,7 @@ impl Sm90Block {
         }
     }
 
-    fn most_row_groups(self) -> usize {
+    fn max_row_groups(self) -> usize {
         2 / self.column_groups()
     }
 
@@ -156,7 +156,7 @@ impl Sm90Block {
     fn specialization(self, format: &str) -> Specialization {
         let numbers = [
             ("HEAD_DIM", 256 * self.column_groups()),
-            ("SHARED_BYTES", self.shared_bytes(self.most_row_groups())),
+            ("SHARED_BYTES", self.shared_bytes(self.max_row_groups())),
             ("FEW_BYTES", self.shared_bytes(1)),
         ];
         let entries = &["flash_prefill_sm90", "flash_prefill_sm90_few"];
@@ -277,7 +277,7 @@ impl Kernel for FlashPrefill {
             Block::Portable(shape) => (0, tiles_of(shape.rows), shape.warps, shape.shared_bytes()),
             Block::Hopper(block) => {
                 let few = tiles_of(64) * kv_heads <= HOPPER_MULTIPROCESSORS;
-                let row_groups = if few { 1 } else { block.most_row_groups() };
+                let row_groups = if few { 1 } else { block.max_row_groups() };
                 let warps = 4 * row_groups * block.column_groups();
                 let tiles = tiles_of(64 * row_groups);
                 (

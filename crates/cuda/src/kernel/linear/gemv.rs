@@ -374,8 +374,8 @@ impl GemvShape {
         }
     }
 
-    /// The grid of `gemv_chosen`.
-    fn chosen_grid(self, rows: usize) -> Grid {
+    /// The grid of `gemv_routed`.
+    fn routed_grid(self, rows: usize) -> Grid {
         let grid = self.grid_of(1, self.blocks(1).expect("one row fits"));
         Grid {
             entry: 4,
@@ -425,7 +425,7 @@ pub(crate) fn specializations() -> impl Iterator<Item = Specialization> {
 fn specialization(weights: GemvWeights, input: &str) -> Specialization {
     Specialization {
         kernel: "gemv",
-        entries: &["gemv_1", "gemv_2", "gemv_4", "gemv_8", "gemv_chosen"],
+        entries: &["gemv_1", "gemv_2", "gemv_4", "gemv_8", "gemv_routed"],
         constants: vec![
             ("WEIGHTS", weights.name().to_owned()),
             ("RING", RING.to_string()),
@@ -568,7 +568,7 @@ impl Kernel for Gemv {
     fn grid(&self, rows: usize) -> Grid {
         let grid = match self.routed {
             None => self.shape.grid(rows),
-            Some(_) => self.shape.chosen_grid(rows),
+            Some(_) => self.shape.routed_grid(rows),
         };
         Grid {
             pdl: self.pdl,

@@ -142,7 +142,7 @@ pub(crate) mod tests {
         let rows = card.upload(&[(route.len() / 2 / groups.top_k) as u32]);
         let route = card.upload(route);
         let sorted = card.upload(&vec![u32::MAX; bucket * groups.top_k]);
-        let tiles = card.upload(&vec![u32::MAX; 3 * groups.most_tiles(bucket)]);
+        let tiles = card.upload(&vec![u32::MAX; 3 * groups.max_tiles(bucket)]);
         let tile_count = card.upload(&[u32::MAX]);
         let params = params([&rows, &route, &sorted, &tiles, &tile_count], groups);
         card.run(&module, grid(groups, bucket), &params);
@@ -162,7 +162,7 @@ pub(crate) mod tests {
             let groups = ExpertGroups { experts, top_k };
             let route_values = route(count, groups, 5);
             let (sorted, tiles, tile_count) = sort(&card, groups, bucket, &route_values);
-            let bound = groups.most_tiles(bucket);
+            let bound = groups.max_tiles(bucket);
             let expert_of =
                 |pair: usize| route_values[pair / top_k * 2 * top_k + pair % top_k] as usize;
             let mut expected: Vec<usize> = (0..count * top_k).collect();
@@ -206,7 +206,7 @@ pub(crate) mod tests {
             let rows = card.upload(&[count as u32]);
             let route = card.upload(&route(count, groups, 5));
             let sorted = card.upload(&vec![0u32; count * 8]);
-            let tiles = card.upload(&vec![0u32; 3 * groups.most_tiles(count)]);
+            let tiles = card.upload(&vec![0u32; 3 * groups.max_tiles(count)]);
             let tile_count = card.upload(&[0u32]);
             let params = params([&rows, &route, &sorted, &tiles, &tile_count], groups);
             let taken = card.time(50, |_| {

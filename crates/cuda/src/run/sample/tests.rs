@@ -31,7 +31,7 @@ fn words<'a>(
 ) -> Option<Given<'a>> {
     let at = SettingsAt {
         settings: SETTINGS_AT,
-        most_rows: rows_to_sample.len(),
+        max_rows: rows_to_sample.len(),
         changes: SETTINGS_AT + rows_to_sample.len() * SETTING_WORDS,
     };
     let mut words = vec![0; at.changes + CHANGE_WORDS];
@@ -554,7 +554,7 @@ fn a_row_that_does_not_fit_leaves_the_others_on_the_device() {
     ];
     let at = SettingsAt {
         settings: 0,
-        most_rows: 5,
+        max_rows: 5,
         changes: 5 * SETTING_WORDS,
     };
     let mut words = vec![0; at.changes + CHANGE_WORDS];

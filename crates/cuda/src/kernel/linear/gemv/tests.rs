@@ -551,7 +551,7 @@ fn gemv_multiplies_with_routed_experts() {
         params.route = route_at.address();
         params.matrix_bytes = pairs[0].len() as u64;
         params.top_k = top_k as u32;
-        card.run(&module, first.chosen_grid(rows + 1), &params.bytes());
+        card.run(&module, first.routed_grid(rows + 1), &params.bytes());
         let second = shape(width, dim, false, top_k);
         let mut params = second.params(at, plain(&middle_at), downs_at.address());
         params.part_0 = part(&out_at, dim);
@@ -559,7 +559,7 @@ fn gemv_multiplies_with_routed_experts() {
         params.matrix_bytes = packed_downs[0].len() as u64;
         params.top_k = top_k as u32;
         params.experts_summed = 1;
-        card.run(&module, second.chosen_grid(rows + 1), &params.bytes());
+        card.run(&module, second.routed_grid(rows + 1), &params.bytes());
 
         let middle = card.download::<f32>(&middle_at, (rows + 1) * top_k * width);
         let out = card.download::<f32>(&out_at, (rows + 1) * dim);

@@ -304,7 +304,7 @@ fn gemv_timing_of_experts() {
                         params.bytes()
                     })
                     .collect();
-                let grid = shape.chosen_grid(rows);
+                let grid = shape.routed_grid(rows);
                 let us = bench.queued(&module, grid, &calls, 100);
                 println!(
                     "experts {name:<8} {:<4} rows {rows} {:>3} x {:<3} blocks {us:>7.2} us {:>6.0} GB/s",
