@@ -13,7 +13,7 @@ fn open(card: &Card) -> Library {
 
 /// A product of random matrices and what it should be.
 struct Case {
-    shape: Shape,
+    shape: MatmulShape,
     out: Out,
     alpha: f32,
     weights: Buffer,
@@ -24,8 +24,8 @@ struct Case {
 }
 
 impl Case {
-    fn new(card: &Card, shape: Shape, out: Out, alpha: f32) -> Case {
-        let Shape {
+    fn new(card: &Card, shape: MatmulShape, out: Out, alpha: f32) -> Case {
+        let MatmulShape {
             rows,
             outputs,
             columns,
@@ -93,8 +93,8 @@ impl Case {
     }
 }
 
-fn shape(rows: usize, outputs: usize, columns: usize, stride: usize) -> Shape {
-    Shape {
+fn shape(rows: usize, outputs: usize, columns: usize, stride: usize) -> MatmulShape {
+    MatmulShape {
         rows,
         outputs,
         columns,

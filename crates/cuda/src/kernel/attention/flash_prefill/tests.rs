@@ -261,15 +261,15 @@ impl OnCard {
 }
 
 /// The blocks that take heads of this size.
-fn blocks(head_dim: usize) -> Vec<Block> {
-    let hopper = Sm90Block::of(head_dim).map(Block::Hopper);
-    [Block::Portable(Shape::of(head_dim))]
+fn blocks(head_dim: usize) -> Vec<BlockTiling> {
+    let hopper = Sm90Tiling::of(head_dim).map(BlockTiling::Hopper);
+    [BlockTiling::Portable(PortableTiling::of(head_dim))]
         .into_iter()
         .chain(hopper)
         .collect()
 }
 
-fn kernel(heads: AttentionShape, block: Block, format: &str) -> FlashPrefill {
+fn kernel(heads: AttentionShape, block: BlockTiling, format: &str) -> FlashPrefill {
     let operand = Operand::Scratch(0);
     let out = match format {
         "OUT_F32" => AttentionOut::F32(operand),
@@ -375,7 +375,7 @@ fn check(card: &Card, heads: AttentionShape, runs: &[TestRun], formats: &[&str])
 #[test]
 fn shapes_fit_their_cards_and_others_are_refused() {
     for head_dim in (16..=512).step_by(16) {
-        assert!(Shape::of(head_dim).shared_bytes() <= PORTABLE_BYTES);
+        assert!(PortableTiling::of(head_dim).shared_bytes() <= PORTABLE_BYTES);
     }
     let (slot, operand) = (KvSlot(0), Operand::Scratch(0));
     let taken = |of: AttentionShape, out: AttentionOut| {
