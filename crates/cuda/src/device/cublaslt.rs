@@ -422,4 +422,4 @@ fn set<T>(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

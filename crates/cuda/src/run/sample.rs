@@ -331,4 +331,4 @@ fn word(host: &HostBuffer, at: usize) -> u32 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -46,7 +46,7 @@ pub(crate) const SHAPES: [Heads; 12] = [
 ];
 
 params! {
-    struct FlashDecodeParams {
+    pub(crate) struct FlashDecodeParams {
         rows: RowsAt,
         row_refs: RowRefsAt,
         slot: SlotAt,
@@ -217,7 +217,7 @@ fn max_splits(heads: Heads, window: Option<usize>) -> usize {
 }
 
 /// The grid's height for a bucket: many rows fill the card by themselves, and every split has its price.
-fn splits(heads: Heads, window: Option<usize>, rows: usize) -> usize {
+pub(crate) fn splits(heads: Heads, window: Option<usize>, rows: usize) -> usize {
     let together = match (heads.head_dim, heads.group()) {
         (..=256, ..=8) => 3,
         (_, ..=8) => 2,
@@ -303,4 +303,4 @@ impl Kernel for FlashDecode {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

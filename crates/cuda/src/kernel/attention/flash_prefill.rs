@@ -61,7 +61,7 @@ impl AttentionOut {
 
 /// The tiling of a block: the constants of `flash_prefill.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PortableTiling {
+pub(crate) struct PortableTiling {
     head_dim: usize,
     rows: usize,
     keys: usize,
@@ -119,7 +119,7 @@ impl PortableTiling {
 
 /// The blocks of `flash_prefill_sm90.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sm90Tiling {
+pub(crate) enum Sm90Tiling {
     /// Heads of 256: two warpgroups have rows of their own, or there is but one.
     Single,
     /// Heads of 512: two warpgroups share their rows.
@@ -199,7 +199,7 @@ pub(crate) fn hopper_specializations() -> Vec<Specialization> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BlockTiling {
+pub(crate) enum BlockTiling {
     Portable(PortableTiling),
     Hopper(Sm90Tiling),
 }
@@ -343,4 +343,4 @@ impl Kernel for FlashPrefill {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -5,7 +5,7 @@
 //! after another; arrivals must be zero before the first and are left so.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::kernel::{
     Addresses, ExpertInput, Int8Operands, Kernel, Operand, RowsAt, Specialization,
@@ -40,7 +40,7 @@ const SHARED_BYTES: usize = (99 << 10) - (10 << 10);
 const MIN_STAGES: usize = 4;
 
 params! {
-    struct GemmParams {
+    pub(crate) struct GemmParams {
         rows: RowsAt,
         w: Address,
         x: Address,
@@ -229,7 +229,7 @@ impl GemmShape {
     /// Split-K: how often the inputs are split, for the least estimated time. Starting and reducing cost as much as some
     /// stages. Small tiles wait for memory, which multiprocessors share evenly: the one with most blocks is the last. Large
     /// ones compute in waves; a wave that leaves every multiprocessor a block at most is the faster for it.
-    fn splits(&self, rows: usize) -> usize {
+    pub(crate) fn splits(&self, rows: usize) -> usize {
         if self.groups.is_some() {
             // The number of tiles is not known here, and there are many.
             return 1;
@@ -287,7 +287,7 @@ impl GemmShape {
         }
     }
 
-    fn specialization(&self) -> Specialization {
+    pub(crate) fn specialization(&self) -> Specialization {
         let rows = match self.groups {
             Some(_) => "grouped",
             None => "dense",

@@ -204,7 +204,7 @@ impl Kernel for FusedResidualNorm {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{
         kernel::{
@@ -214,7 +214,7 @@ mod tests {
         testing::{normals, relative_error},
     };
 
-    const EPS: f32 = 1e-6;
+    pub(crate) const EPS: f32 = 1e-6;
     const SIZES: [usize; 7] = [32, 96, 512, 544, 1536, 2560, 5376];
 
     fn reference(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
@@ -442,59 +442,5 @@ mod tests {
             },
         );
         assert_eq!(table.get::<f32>(sum, 128), table.get::<f32>(plain, 128));
-    }
-
-    #[test]
-    #[ignore = "needs a card"]
-    fn fused_norm_timing() {
-        let columns = 2560;
-        for rows in [512, 2048] {
-            let mut table = Table::new();
-            let (rotations, all) = (Table::rotations(rows * columns * 8), rows * columns);
-            let x = table.big(rotations * all * 4);
-            let a = table.big(rotations * all * 4);
-            let out = table.big(rotations * all * 4);
-            let activation = table.big(rotations * all * 2);
-            let w = table.weight(&normals(1, columns));
-            let mut norm = Vec::new();
-            let mut residual_norm = Vec::new();
-            for rotation in 0..rotations {
-                let x = table.shifted(x, rotation * all * 4);
-                let activation = Some(Activation::F16(
-                    table.shifted(activation, rotation * all * 2),
-                ));
-                let next = NormOut {
-                    weight: Some(w),
-                    eps: EPS,
-                    values: None,
-                    activation,
-                };
-                norm.push(FusedNorm {
-                    x,
-                    factor: None,
-                    columns,
-                    out: next,
-                });
-                residual_norm.push(FusedResidualNorm {
-                    x,
-                    factor: None,
-                    weight: Some(w),
-                    eps: EPS,
-                    residual: table.shifted(a, rotation * all * 4),
-                    scale: 1.0,
-                    sum: table.shifted(out, rotation * all * 4),
-                    sum_activation: None,
-                    following: Some(next),
-                    columns,
-                });
-            }
-            table.time("fused_norm f16", rows, all * 6, &norm);
-            table.time(
-                "fused_residual_norm, next f16",
-                rows,
-                all * 14,
-                &residual_norm,
-            );
-        }
     }
 }

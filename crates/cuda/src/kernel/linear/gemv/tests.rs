@@ -23,8 +23,8 @@ struct Case {
     blocks: Option<usize>,
 }
 
-const EPS: f32 = 1e-6;
-const BY: f32 = 0.7;
+pub(crate) const EPS: f32 = 1e-6;
+pub(crate) const BY: f32 = 0.7;
 /// Columns of the operand of a slice, and the first it takes.
 const SLICE: (usize, usize) = (3, 2);
 
@@ -133,7 +133,7 @@ fn floats(x: &[f64]) -> Vec<f32> {
     x.iter().map(|&x| x as f32).collect()
 }
 
-fn facts(card: &Card) -> GemvDevice {
+pub(crate) fn facts(card: &Card) -> GemvDevice {
     GemvDevice {
         multiprocessors: card.device.multiprocessors,
         shared_bytes: card.device.shared_bytes,
@@ -145,7 +145,7 @@ fn poisoned(card: &Card, count: usize) -> Buffer {
 }
 
 impl GemvParams {
-    fn force_blocks(&mut self, shape: GemvShape, blocks: usize) {
+    pub(crate) fn force_blocks(&mut self, shape: GemvShape, blocks: usize) {
         let a_block = shape.a_block(blocks) as u32;
         (self.a_block_1, self.a_block_2) = (a_block, a_block);
         (self.a_block_4, self.a_block_8) = (a_block, a_block);
@@ -591,5 +591,3 @@ fn gemv_multiplies_with_routed_experts() {
         assert!(out[rows * dim..].iter().all(|v| v.is_nan()));
     }
 }
-
-mod timing;
