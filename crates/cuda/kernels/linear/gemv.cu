@@ -8,7 +8,7 @@
 // stops it.
 // With CLUSTER, as many blocks as there are rows are a cluster: each prepares one row and sends it to the others.
 // Grid y: rows that do not fit shared memory together, the entry's number of rows at a time.
-// The entry `gemv_chosen` takes the matrix from a route: grid (blocks, rows * top_k), or (blocks, rows) with the routed experts'
+// The entry `gemv_routed` takes the matrix from a route: grid (blocks, rows * top_k), or (blocks, rows) with the routed experts'
 // products summed by weight; each routed expert is a row by itself.
 //
 // Bytes: the matrix once; the input (4 * columns per row, twice with a residual) once per block, from L2.
@@ -61,7 +61,7 @@ struct Params {
   Rows rows;
   Part parts[3];
   const float* other;  // of GELU_MUL_SLICE, in rows of `other_columns`
-  const float* route;  // of `gemv_chosen`
+  const float* route;  // of `gemv_routed`
   u64 matrix_bytes;    // from one matrix of a stack to the next
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemv.rs differs");
@@ -280,4 +280,4 @@ extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_1(const P
 extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_2(const Params p) { gemv<2, false>(p); }
 extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_4(const Params p) { gemv<4, false>(p); }
 extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_8(const Params p) { gemv<8, false>(p); }
-extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_chosen(const Params p) { gemv<1, true>(p); }
+extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_routed(const Params p) { gemv<1, true>(p); }

@@ -10,7 +10,7 @@
 
 constexpr u32 MAX_EXPERTS = 1024;
 // Keeps the renormalisation finite when the top-k share underflows.
-constexpr float LEAST_SHARE = 6.103515625e-5f;
+constexpr float MIN_SHARE = 6.103515625e-5f;
 
 struct Params {
   Rows rows;
@@ -72,7 +72,7 @@ extern "C" __global__ void route(const Params p) {
       out[p.top_k + k] = probability;
     }
   }
-  share = fmaxf(share, LEAST_SHARE);
+  share = fmaxf(share, MIN_SHARE);
   if (lane != 0) return;
   for (u32 k = 0; k < p.top_k; k++) {
     const float weight = out[p.top_k + k] / share;

@@ -271,7 +271,7 @@ impl Lowering<'_> {
     }
 
     fn group_operands(&mut self, groups: ExpertGroups) -> PermutationOperands {
-        let tiles = buckets(self.target.max_rows).map(|rows| groups.most_tiles(rows));
+        let tiles = buckets(self.target.max_rows).map(|rows| groups.max_tiles(rows));
         let max_tiles = tiles.max().unwrap_or(0);
         let fixed = |words: usize| ScratchBytes {
             per_row: 0,

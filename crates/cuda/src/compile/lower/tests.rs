@@ -196,8 +196,8 @@ fn experts_of_few_rows_and_of_many() {
     let model = model(Variant::Moe26b);
     let small = section(&model, Target::hopper(Fusion::On, SMALL), "L0.ffn.experts");
     expect![[r#"
-        L0.ffn.experts gate+up     all     gemv_chosen.q4.normed      %13 %21 -> s3
-        L0.ffn.experts down        all     gemv_chosen.q4.plain       s3 %21 -> %23"#]]
+        L0.ffn.experts gate+up     all     gemv_routed.q4.normed      %13 %21 -> s3
+        L0.ffn.experts down        all     gemv_routed.q4.plain       s3 %21 -> %23"#]]
     .assert_eq(&small);
     let large = section(&model, cublaslt(LARGE), "L0.ffn.experts");
     expect![[r#"

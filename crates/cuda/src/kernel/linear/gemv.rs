@@ -30,7 +30,7 @@ const MAX_WARPS: usize = 16;
 pub(crate) const MAX_PARTS: usize = 3;
 
 params! {
-    struct GemvPrologueParams {
+    pub(crate) struct GemvPrologueParams {
         x: Address,
         weight: Address,
         following_weight: Address,
@@ -46,7 +46,7 @@ params! {
 }
 
 params! {
-    struct OutputRowsParams {
+    pub(crate) struct OutputRowsParams {
         out: Address,
         first: u32,
         rows: u32,
@@ -54,7 +54,7 @@ params! {
 }
 
 params! {
-    struct GemvParams {
+    pub(crate) struct GemvParams {
         input: GemvPrologueParams,
         w: Address,
         up: Address,
@@ -106,7 +106,7 @@ impl GemvWeights {
             .chain(floats)
     }
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             GemvWeights::Fragments(format) => format.name(),
             GemvWeights::F16 => "f16",
@@ -143,7 +143,7 @@ impl GemvWeights {
     }
 
     /// Bytes of an M-tile of fragments, of a row of floats.
-    fn m_tile_bytes(self, columns: usize) -> usize {
+    pub(crate) fn m_tile_bytes(self, columns: usize) -> usize {
         match self {
             GemvWeights::Fragments(format) => format.m_tile_bytes(columns),
             GemvWeights::F16 | GemvWeights::BF16 => 2 * columns,
@@ -243,11 +243,11 @@ pub(crate) struct GemvDevice {
 
 impl GemvShape {
     /// M-tiles that must stay together.
-    fn granule(self) -> usize {
+    pub(crate) fn granule(self) -> usize {
         1 + usize::from(self.pair)
     }
 
-    fn m_tiles(self) -> usize {
+    pub(crate) fn m_tiles(self) -> usize {
         self.outputs.div_ceil(self.weights.m_tile()) * self.granule()
     }
 
@@ -369,7 +369,7 @@ impl GemvShape {
     }
 
     /// The grid of a bucket with a given number of blocks.
-    fn grid_of(self, rows: usize, blocks: usize) -> Grid {
+    pub(crate) fn grid_of(self, rows: usize, blocks: usize) -> Grid {
         Grid {
             entry: rows.trailing_zeros() as usize,
             shared_bytes: self.shared_bytes(rows, blocks),
@@ -379,7 +379,7 @@ impl GemvShape {
     }
 
     /// The grid of a bucket; past [`MAX_ROWS`], so many rows at a time.
-    fn grid(self, rows: usize) -> Grid {
+    pub(crate) fn grid(self, rows: usize) -> Grid {
         if rows > MAX_ROWS {
             let grid = self.grid(MAX_ROWS);
             return Grid {
@@ -399,8 +399,8 @@ impl GemvShape {
         }
     }
 
-    /// The grid of `gemv_chosen`.
-    fn chosen_grid(self, rows: usize) -> Grid {
+    /// The grid of `gemv_routed`.
+    pub(crate) fn routed_grid(self, rows: usize) -> Grid {
         let grid = self.grid_of(1, self.blocks(1).expect("one row fits"));
         Grid {
             entry: 4,
@@ -441,17 +441,17 @@ pub(crate) enum RoutedOutput {
 }
 
 /// Kinds of prologue that are compiled apart: the input as it is, or normed in any of three ways.
-const INPUTS: [&str; 2] = ["plain", "normed"];
+pub(crate) const INPUTS: [&str; 2] = ["plain", "normed"];
 
 pub(crate) fn specializations(clusters: bool) -> impl Iterator<Item = Specialization> {
     GemvWeights::all()
         .flat_map(move |weights| INPUTS.map(|input| specialization(weights, input, clusters)))
 }
 
-fn specialization(weights: GemvWeights, input: &str, clusters: bool) -> Specialization {
+pub(crate) fn specialization(weights: GemvWeights, input: &str, clusters: bool) -> Specialization {
     Specialization {
         kernel: "gemv",
-        entries: &["gemv_1", "gemv_2", "gemv_4", "gemv_8", "gemv_chosen"],
+        entries: &["gemv_1", "gemv_2", "gemv_4", "gemv_8", "gemv_routed"],
         constants: vec![
             ("WEIGHTS", weights.name().to_owned()),
             ("RING", RING.to_string()),
@@ -547,7 +547,7 @@ impl OutputRowsParams {
 
 impl GemvShape {
     /// Params of a plain product without addresses: what follows from the shape.
-    fn params(self, rows: RowsAt, input: GemvPrologueParams, w: Address) -> GemvParams {
+    pub(crate) fn params(self, rows: RowsAt, input: GemvPrologueParams, w: Address) -> GemvParams {
         let (split, teams) = self.teams();
         let a_block =
             |rows: usize| self.blocks(rows).map_or(0, |blocks| self.a_block(blocks)) as u32;
@@ -595,7 +595,7 @@ impl Kernel for Gemv {
     fn grid(&self, rows: usize) -> Grid {
         let grid = match self.routed {
             None => self.shape.grid(rows),
-            Some(_) => self.shape.chosen_grid(rows),
+            Some(_) => self.shape.routed_grid(rows),
         };
         Grid {
             pdl: self.pdl,
@@ -676,4 +676,4 @@ impl Kernel for Gemv {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

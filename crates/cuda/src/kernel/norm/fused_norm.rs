@@ -243,7 +243,7 @@ impl Kernel for FusedResidualNorm {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{
         kernel::{
@@ -253,7 +253,7 @@ mod tests {
         testing::{normals, relative_error},
     };
 
-    const EPS: f32 = 1e-6;
+    pub(crate) const EPS: f32 = 1e-6;
     const SIZES: [usize; 7] = [32, 96, 512, 544, 1536, 2560, 5376];
 
     fn reference(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
@@ -551,63 +551,6 @@ mod tests {
                 table.get::<f32>(found, all),
                 table.get::<f32>(expected, all),
                 "{columns}"
-            );
-        }
-    }
-
-    #[test]
-    #[ignore = "needs a card"]
-    fn fused_norm_timing() {
-        let columns = 2560;
-        for rows in [512, 2048] {
-            let mut table = Table::new();
-            let (rotations, all) = (Table::rotations(rows * columns * 8), rows * columns);
-            let x = table.big(rotations * all * 4);
-            let a = table.big(rotations * all * 4);
-            let out = table.big(rotations * all * 4);
-            let activation = table.big(rotations * all * 2);
-            let w = table.weight(&normals(1, columns));
-            let mut norm = Vec::new();
-            let mut residual_norm = Vec::new();
-            for rotation in 0..rotations {
-                let x = table.shifted(x, rotation * all * 4);
-                let activation = Some(Activation::F16(
-                    table.shifted(activation, rotation * all * 2),
-                ));
-                let next = NormOut {
-                    weight: Some(w),
-                    eps: EPS,
-                    values: None,
-                    activation,
-                };
-                norm.push(FusedNorm {
-                    x,
-                    factor: None,
-                    columns,
-                    out: next,
-                    pdl: false,
-                });
-                residual_norm.push(FusedResidualNorm {
-                    x,
-                    factor: None,
-                    weight: Some(w),
-                    eps: EPS,
-                    residual: table.shifted(a, rotation * all * 4),
-                    scale: 1.0,
-                    sum: table.shifted(out, rotation * all * 4),
-                    sum_activation: None,
-                    following: Some(next),
-                    branch: None,
-                    columns,
-                    pdl: false,
-                });
-            }
-            table.time("fused_norm f16", rows, all * 6, &norm);
-            table.time(
-                "fused_residual_norm, next f16",
-                rows,
-                all * 14,
-                &residual_norm,
             );
         }
     }

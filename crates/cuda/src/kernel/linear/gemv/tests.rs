@@ -23,8 +23,8 @@ struct Case {
     blocks: Option<usize>,
 }
 
-const EPS: f32 = 1e-6;
-const BY: f32 = 0.7;
+pub(crate) const EPS: f32 = 1e-6;
+pub(crate) const BY: f32 = 0.7;
 /// Columns of the operand of a slice, and the first it takes.
 const SLICE: (usize, usize) = (3, 2);
 
@@ -133,7 +133,7 @@ fn floats(x: &[f64]) -> Vec<f32> {
     x.iter().map(|&x| x as f32).collect()
 }
 
-fn facts(card: &Card) -> GemvDevice {
+pub(crate) fn facts(card: &Card) -> GemvDevice {
     GemvDevice {
         multiprocessors: card.device.multiprocessors,
         shared_bytes: card.device.shared_bytes,
@@ -146,7 +146,7 @@ fn poisoned(card: &Card, count: usize) -> Buffer {
 }
 
 impl GemvParams {
-    fn force_blocks(&mut self, shape: GemvShape, blocks: usize) {
+    pub(crate) fn force_blocks(&mut self, shape: GemvShape, blocks: usize) {
         let a_block = shape.a_block(blocks) as u32;
         (self.a_block_1, self.a_block_2) = (a_block, a_block);
         (self.a_block_4, self.a_block_8) = (a_block, a_block);
@@ -554,7 +554,7 @@ fn gemv_multiplies_with_routed_experts() {
         params.route = route_at.address();
         params.matrix_bytes = pairs[0].len() as u64;
         params.top_k = top_k as u32;
-        card.run(&module, first.chosen_grid(rows + 1), &params.bytes());
+        card.run(&module, first.routed_grid(rows + 1), &params.bytes());
         let second = shape(width, dim, false, top_k);
         let mut params = second.params(at, plain(&middle_at), downs_at.address());
         params.part_0 = part(&out_at, dim);
@@ -562,7 +562,7 @@ fn gemv_multiplies_with_routed_experts() {
         params.matrix_bytes = packed_downs[0].len() as u64;
         params.top_k = top_k as u32;
         params.experts_summed = 1;
-        card.run(&module, second.chosen_grid(rows + 1), &params.bytes());
+        card.run(&module, second.routed_grid(rows + 1), &params.bytes());
 
         let middle = card.download::<f32>(&middle_at, (rows + 1) * top_k * width);
         let out = card.download::<f32>(&out_at, (rows + 1) * dim);
@@ -594,5 +594,3 @@ fn gemv_multiplies_with_routed_experts() {
         assert!(out[rows * dim..].iter().all(|v| v.is_nan()));
     }
 }
-
-mod timing;
