@@ -53,7 +53,7 @@ pub(crate) use linear::gemm::{
 };
 pub(crate) use linear::gemv::{
     Gemv, GemvDevice, GemvEpilogue, GemvPrologue, GemvPrologueNorm, GemvShape, GemvWeights,
-    OutputRows, RoutedExperts, RoutedOutput,
+    OutputRows, Overlap, RoutedExperts,
 };
 pub(crate) use linear::linear_plain::LinearPlain;
 pub(crate) use load::dequantize::{Dequantize, HalfKind};
