@@ -18,6 +18,7 @@
 // that is also an input.
 #include "lib/batch.cuh"
 #include "lib/gemv_input.cuh"
+#include "lib/prefetch.cuh"
 
 using Weights = JOIN(WEIGHTS, _weights);
 static_assert(Weights::STAGE_BYTES == M_TILE_STAGE_BYTES, "src/kernel/linear/gemv.rs differs");
@@ -70,6 +71,7 @@ struct Params {
   const float* other;  // of GELU_MUL_SLICE, in rows of `other_columns`
   const float* route;  // of `gemv_routed_*`
   u64 matrix_bytes;    // from one matrix of a stack to the next
+  Prefetch prefetch;
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemv.rs differs");
 
@@ -276,6 +278,7 @@ __device__ __forceinline__ void gemv(const Params& p) {
       if (!(p.pdl & EARLY_INPUT)) griddep_wait();
       if (p.pdl & LATE_TRIGGER) griddep_launch_dependents();
       prologue.load_first(input, p.columns);
+      if (p.prefetch.bytes) prefetch_weights(p.prefetch);
     } else {
       // One stage at first: memory that is asked for much more than it can give at once delays the input, too.
       prologue.load_first(input, p.columns);
