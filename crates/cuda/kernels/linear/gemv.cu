@@ -222,11 +222,10 @@ __device__ __forceinline__ void gemv(const Params& p) {
   // Rows that do not fit shared memory together have blocks of their own.
   const u32 first_row = ROUTED ? 0 : blockIdx.y * ROWS;
   __shared__ u32 slots[ROWS];
-  u32 count = *p.rows.count - min(*p.rows.count, first_row);
+  u32 count = 0;
   if constexpr (ROUTED) {
     const u32 slot = blockIdx.y;
-    const bool there = slot / p.top_k < count;
-    count = 0;  // until the route is known
+    const bool there = p.rows.has(slot / p.top_k);
     const auto prepare = [&](u32 slot, u32 column) {
       Prologue input = p.input;
       input.x += u64(p.input_per_expert ? slot : slot / p.top_k) * p.columns;
@@ -289,6 +288,7 @@ __device__ __forceinline__ void gemv(const Params& p) {
     own.values += rank * in.stride;
     own.scales += rank;
     own.sums += rank;
+    count = *p.rows.count - min(*p.rows.count, first_row);
     const u32 own_count = SHARES ? u32(rank < count) : count;
     prologue.template prepare<Weights>(own, input, p.columns, p.padded, own_count, blockIdx.x / (SHARES ? ROWS : 1) == 0, fill);
     if (p.pdl & EARLY_INPUT) griddep_wait();
@@ -333,9 +333,9 @@ __device__ __forceinline__ void gemv(const Params& p) {
   }
 }
 
-// Mirrors `registers` in src/kernel/linear/gemv.rs: 96 let two blocks of 10 warps share a multiprocessor.
-constexpr int FEW_REGISTERS = 96, REGISTERS = Weights::QUANTIZED && CLUSTER ? 96 : 128;
-constexpr int ROUTED_REGISTERS = Weights::QUANTIZED ? 96 : 128;
+// Mirrors `registers` in src/kernel/linear/gemv.rs: 88 let two blocks of 11 warps share a multiprocessor.
+constexpr int FEW_REGISTERS = Weights::QUANTIZED ? 88 : 96, REGISTERS = Weights::QUANTIZED && CLUSTER ? 88 : 128;
+constexpr int ROUTED_REGISTERS = Weights::QUANTIZED ? (CLUSTER ? 88 : 96) : 128;
 
 extern "C" __global__ void __maxnreg__(FEW_REGISTERS) gemv_1(const Params p) { gemv<1, false>(p); }
 extern "C" __global__ void __maxnreg__(REGISTERS) gemv_2(const Params p) { gemv<2, false>(p); }

@@ -27,6 +27,8 @@ const RING: usize = 3;
 const NORM_COLUMNS: usize = 4 * 3;
 /// The most warps of a block.
 const MAX_WARPS: usize = 16;
+/// Matrices of fewer bytes are multiplied with by one cluster block per multiprocessor.
+const SMALL_BYTES: usize = 20 << 20;
 /// Matrices of fewer bytes leave the memory idle while they are multiplied with.
 const IDLE_BYTES: usize = 4 << 20;
 /// Parts of a joined matrix.
@@ -356,8 +358,12 @@ impl GemvShape {
     /// The most registers of a thread, for as many rows as an entry has. Mirrors the kernel's `__maxnreg__`.
     fn registers(self, rows: usize) -> usize {
         let packed = matches!(self.weights, GemvWeights::Fragments(_));
-        let few = rows == 1 || packed && (self.card.clusters || self.top_k.is_some());
-        if few { 96 } else { 128 }
+        match packed {
+            true if self.card.clusters || rows == 1 && self.top_k.is_none() => 88,
+            true if self.top_k.is_some() => 96,
+            false if rows == 1 => 96,
+            _ => 128,
+        }
     }
 
     /// Blocks for as many rows as an entry has (of routed experts, for one row): all resident, and with equal work. `None` if the
@@ -381,7 +387,13 @@ impl GemvShape {
         let resident = |blocks: usize| {
             let by_shared = (shared_bytes + 1024) / (self.shared_bytes(rows, blocks) + DECLARED);
             let by_registers = 65536 / (self.registers(rows) * 32 * self.warps());
-            by_shared.min(by_registers.max(1)) * usable
+            // Each block of a cluster has rows to send: of a small matrix, the fewer the better.
+            let most = if cluster > 1 && self.bytes() < SMALL_BYTES {
+                1
+            } else {
+                usize::MAX
+            };
+            by_shared.min(by_registers.max(1)).min(most) * usable
         };
         // Measured on an H200: the more bytes are in flight the more of the bandwidth is drawn, whichever multiprocessor has
         // them; yet one that has more blocks than others is a little late.
