@@ -284,7 +284,6 @@ impl Lowering<'_> {
             routed: None,
             pdl: self.target.pdl,
             overlap: Overlap::default(),
-            prefetch: None,
         };
         self.call(&label, op.rows, kernel);
     }
@@ -356,7 +355,6 @@ impl Lowering<'_> {
             arrivals: self.scratch.operand("attention arrivals", arrivals),
             out: Operand::Value(attend.out),
             pdl: self.target.pdl,
-            prefetch: None,
         };
         self.call(&op.label, op.rows, kernel);
         Some(())

@@ -10,8 +10,7 @@ use carat_model::{
 };
 
 use crate::kernel::{
-    Addresses, HOPPER_MULTIPROCESSORS, Kernel, Operand, Prefetch, RowRefsAt, RowsAt, SlotAt,
-    Specialization, prefetch::PrefetchParams,
+    Addresses, HOPPER_MULTIPROCESSORS, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization,
 };
 use crate::{
     device::{Address, Grid},
@@ -67,8 +66,6 @@ params! {
         q_eps: f32,
         k_eps: f32,
         v_eps: f32,
-        reserved: u32,
-        prefetch: PrefetchParams,
     }
 }
 
@@ -186,7 +183,6 @@ pub(crate) struct FlashDecode {
     pub(crate) out: Operand,
     /// Launched with PDL.
     pub(crate) pdl: bool,
-    pub(crate) prefetch: Option<Prefetch>,
 }
 
 impl FlashDecode {
@@ -282,18 +278,8 @@ impl Kernel for FlashDecode {
             q_eps: self.q_norm.eps,
             k_eps: own.map_or(0.0, |kv| kv.k_norm.eps),
             v_eps: own.map_or(0.0, |kv| kv.v_eps),
-            reserved: 0,
-            prefetch: Prefetch::params(self.prefetch.as_ref(), at),
         }
         .bytes()
-    }
-
-    fn idle_memory(&self) -> bool {
-        self.pdl
-    }
-
-    fn set_prefetch(&mut self, prefetch: Prefetch) {
-        self.prefetch = Some(prefetch);
     }
 
     fn weights(&self) -> Vec<WeightOperand> {

@@ -308,8 +308,6 @@ impl Ready {
             q_eps: EPS,
             k_eps: EPS,
             v_eps: EPS,
-            reserved: 0,
-            prefetch: PrefetchParams::NONE,
         };
         let grid = Grid {
             shared_bytes: heads.shared_bytes(),
