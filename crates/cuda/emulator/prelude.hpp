@@ -81,6 +81,7 @@ inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   for (unsigned i = 0; i < 32; i++) most = most < all[i][0] ? all[i][0] : most;
   return most;
 }
+inline unsigned __reduce_min_sync(unsigned mask, unsigned value) { return ~__reduce_max_sync(mask, ~value); }
 inline unsigned __reduce_add_sync(unsigned, unsigned value) {
   unsigned all[32][8], sum = 0;
   emulation->gather(&value, 1, &all[0][0]);

@@ -271,7 +271,7 @@ fn measure<'a>(
 }
 
 /// What the whole test costs at the least: every chunk reads the weights once.
-fn least_cost(loaded: &Loaded, case: Case) -> Cost {
+fn min_cost(loaded: &Loaded, case: Case) -> Cost {
     let mut total = Cost::default();
     let step = if case.prompt > 0 { case.batch } else { 1 };
     for start in (0..case.tokens()).step_by(step) {
@@ -338,7 +338,7 @@ fn report(loaded: &Loaded, case: Case, seconds: Vec<f64>, machine: &Machine) -> 
         samples_seconds: seconds,
         bound: machine
             .roofline
-            .map(|roofline| bound(&least_cost(loaded, case), tokens, median, roofline)),
+            .map(|roofline| bound(&min_cost(loaded, case), tokens, median, roofline)),
         profile: None,
     }
 }

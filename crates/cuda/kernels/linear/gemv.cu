@@ -6,8 +6,9 @@
 // sums are reduced in shared memory, in order. Every warp streams its stages through a cp.async ring of its own, RING stages
 // deep, begun before the prologue and filled when its input has come, so that the memory is busy from the start and no barrier
 // stops it.
+// With CLUSTER, as many blocks as there are rows are a cluster: each prepares one row and sends it to the others.
 // Grid y: rows that do not fit shared memory together, the entry's number of rows at a time.
-// The entry `gemv_chosen` takes the matrix from a route: grid (blocks, rows * top_k), or (blocks, rows) with the routed experts'
+// The entry `gemv_routed` takes the matrix from a route: grid (blocks, rows * top_k), or (blocks, rows) with the routed experts'
 // products summed by weight; each routed expert is a row by itself.
 //
 // Bytes: the matrix once; the input (4 * columns per row, twice with a residual) once per block, from L2.
@@ -20,10 +21,10 @@
 
 using Weights = JOIN(WEIGHTS, _weights);
 static_assert(Weights::STAGE_BYTES == M_TILE_STAGE_BYTES, "src/kernel/linear/gemv.rs differs");
-template <int ROWS>
-using plain_input = PlainInput<ROWS>;
-template <int ROWS>
-using normed_input = NormedInput<ROWS>;
+template <int ROWS, int LAYOUT_ROWS>
+using plain_input = PlainInput<ROWS, LAYOUT_ROWS>;
+template <int ROWS, int LAYOUT_ROWS>
+using normed_input = NormedInput<ROWS, LAYOUT_ROWS>;
 
 // Kinds of epilogue. Mirrors `GemvEpilogue` in src/kernel/linear/gemv.rs; 0 leaves sums as they are.
 constexpr u32 GEGLU = 1, GELU_MUL_SLICE = 2;
@@ -60,7 +61,7 @@ struct Params {
   Rows rows;
   Part parts[3];
   const float* other;  // of GELU_MUL_SLICE, in rows of `other_columns`
-  const float* route;  // of `gemv_chosen`
+  const float* route;  // of `gemv_routed`
   u64 matrix_bytes;    // from one matrix of a stack to the next
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemv.rs differs");
@@ -157,6 +158,15 @@ template <int ROWS, bool CHOSEN>
 __device__ __forceinline__ void gemv(const Params& p) {
   DYNAMIC_SHARED(shared);
   constexpr u32 BUCKET = ROWS == 1 ? 0 : ROWS == 2 ? 1 : ROWS == 4 ? 2 : 3;
+  constexpr bool SHARES = CLUSTER && !CHOSEN && ROWS > 1;
+  constexpr u32 OWN_ROWS = SHARES ? 1 : ROWS;
+#if CLUSTER
+  const u32 rank = SHARES ? cluster_rank() : 0;
+  // Nobody writes into a block that has not begun.
+  if (SHARES) cluster_arrive();
+#else
+  const u32 rank = 0;
+#endif
   const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
   const u32 team = warp * p.team_of >> 16, share = warp - team * p.split;
   const u32 a_block = p.a_block[BUCKET];
@@ -178,12 +188,13 @@ __device__ __forceinline__ void gemv(const Params& p) {
     routed = p.route + u64(row) * 2 * p.top_k + (summed ? 0 : blockIdx.y % p.top_k);
     input.x += u64(row) * columns;
   } else {
-    input.x += u64(first_row) * columns;
-    input.residual += u64(first_row) * columns;
-    input.sum += u64(first_row) * columns;
+    const u64 own = u64(first_row + rank) * columns;
+    input.x += own;
+    input.residual += own;
+    input.sum += own;
   }
 
-  JOIN(INPUT, _input)<ROWS> prologue;
+  JOIN(INPUT, _input)<OWN_ROWS, ROWS> prologue;
   u8* const ring = shared + warp * RING * Weights::STAGE_BYTES;
   Stream<CHOSEN> stream(p, routed, begin + team, end, share, lane);
   u32 filled = 0;
@@ -213,8 +224,22 @@ __device__ __forceinline__ void gemv(const Params& p) {
   in.sums = in.scales + (Weights::QUANTIZED ? p.padded / 32 * ROWS : 0);
   in.values = (u8*)(in.sums + (Weights::HAS_MINS ? p.padded / 32 * ROWS : 0));
   in.stride = Weights::QUANTIZED ? p.padded + 32 : 4 * p.padded;
-  prologue.template prepare<Weights>(in, input, summed ? routed + p.top_k : nullptr, p.columns, columns, p.padded, count, fill);
+  Input own = in;
+  own.values += rank * in.stride;
+  own.scales += rank;
+  own.sums += rank;
+  const u32 own_count = SHARES ? u32(rank < count) : count;
+  prologue.template prepare<Weights>(own, input, summed ? routed + p.top_k : nullptr, p.columns, columns, p.padded, own_count,
+                                     blockIdx.x / (SHARES ? ROWS : 1) == 0, fill);
   __syncthreads();
+#if CLUSTER
+  if (SHARES) {
+    cluster_wait();
+    share_row<Weights, ROWS>(in, rank, p.padded);
+    cluster_arrive();
+    cluster_wait();
+  }
+#endif
 
   const typename Weights::template LaneOf<ROWS> mine(in, lane);
   u8* from = ring;
@@ -255,4 +280,4 @@ extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_1(const P
 extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_2(const Params p) { gemv<2, false>(p); }
 extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_4(const Params p) { gemv<4, false>(p); }
 extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_8(const Params p) { gemv<8, false>(p); }
-extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_chosen(const Params p) { gemv<1, true>(p); }
+extern "C" __global__ void __launch_bounds__(MAX_WARPS * WARP, 1) gemv_routed(const Params p) { gemv<1, true>(p); }

@@ -50,6 +50,7 @@ pub(crate) fn lower(
         ops,
         class,
         target,
+        class,
         origin: Origin {
             layer: None,
             phase: Phase::Other,
@@ -75,6 +76,7 @@ struct Lowering<'a> {
     ops: &'a [Op],
     class: RowClass,
     target: Target,
+    class: RowClass,
     /// Origin of the calls that follow.
     origin: Origin,
     calls: Vec<Call>,
@@ -125,6 +127,11 @@ impl<'a> Lowering<'a> {
         let linears = fuse::linears_of(&self.plan.steps[op.steps.clone()]);
         let named = linears.filter(|s| parts.iter().any(|part| s.step.out() == Some(part.out)));
         fuse::joined_label(named)
+    }
+
+    /// Whether launches use PDL: where they are short.
+    fn pdl(&self) -> bool {
+        self.target.pdl && self.class == RowClass::Small
     }
 
     fn ple_inputs(&mut self, op: &Op, inputs: &fuse::LayerInputs) {

@@ -1,23 +1,27 @@
-//! Experts in fragments: small batches stream each row's routed experts (GEMV), large ones permute tokens by expert and run a
+//! Routers, and experts in fragments: small batches stream each row's routed experts (GEMV), large ones permute tokens by expert and run a
 //! grouped GEMM. Experts in other formats are left to plain kernels.
 
-use carat_model::{plan::Step, weights::Weight};
+use carat_model::weights::Weight;
 
 use super::{Lowering, ScratchBytes};
 use crate::{
-    compile::{fuse::Op, rows::buckets},
+    compile::{
+        fuse::{Experts, Op, Routing, RowNorm},
+        rows::buckets,
+    },
     kernel::{
-        Activation, Convert, ExpertGroups, ExpertInput, ExpertsSum, GemmEpilogue, GemmInput,
+        Activation, ExpertGroups, ExpertInput, ExpertsSum, FusedNorm, GemmEpilogue, GemmInput,
         GemmOutput, GemmShape, GemmWeights, Gemv, GemvEpilogue, GemvPrologue, GemvShape,
-        GemvWeights, MoePermute, Operand, OutputRows, PermutationOperands, RoutedExperts,
-        RoutedOutput, WeightFormat, WeightOperand, fragment::FragmentFormat,
+        GemvWeights, MAX_EXPERTS, MoePermute, NORM_MAX_COLUMNS, NormOut, Operand, OutputRows,
+        PermutationOperands, Route, RoutedExperts, RoutedOutput, WeightFormat, WeightOperand,
+        fragment::FragmentFormat,
     },
 };
 
 /// A step of experts, all of whose weights have fragments.
 #[derive(Clone, Copy)]
 struct PackedExperts {
-    x: Operand,
+    norm: RowNorm,
     route: Operand,
     out: Operand,
     gate: Weight,
@@ -33,23 +37,20 @@ struct PackedExperts {
 }
 
 impl Lowering<'_> {
-    fn packed_experts(&self, step: &Step) -> Option<PackedExperts> {
-        let Step::Experts {
-            x,
+    fn packed_experts(&self, experts: &Experts) -> Option<PackedExperts> {
+        let Experts {
+            norm,
             route,
             gate,
             up,
             down,
             out,
-        } = *step
-        else {
-            return None;
-        };
+        } = *experts;
         let format = |w: Weight| FragmentFormat::of(self.weights.matrix(w).quant);
         let formats = (format(gate)?, format(down)?);
         let matrix = self.weights.matrix(down);
         (format(up) == Some(formats.0)).then_some(PackedExperts {
-            x: Operand::Value(x),
+            norm,
             route: Operand::Value(route),
             out: Operand::Value(out),
             gate,
@@ -58,17 +59,65 @@ impl Lowering<'_> {
             formats,
             count: matrix.count,
             top_k: self.plan.columns(route) / 2,
-            columns: self.plan.columns(x),
+            columns: self.plan.columns(norm.x),
             inner: matrix.columns,
             outputs: matrix.rows,
         })
     }
 
+    /// Scores by a GEMV with the router's norm as its prologue, eight rows at a time, and their top-k.
+    pub(super) fn route(&mut self, op: &Op, routing: &Routing) -> Option<()> {
+        let Routing { norm, w, .. } = *routing;
+        let experts = self.weights.matrix(w).rows;
+        let (gemv, format) = self.gemv_format(w)?;
+        let shape = GemvShape {
+            weights: gemv,
+            columns: self.plan.columns(norm.x),
+            outputs: experts,
+            pair: false,
+            summed: 1,
+            sets: 1,
+            card: self.card(),
+        };
+        if experts > MAX_EXPERTS || !shape.can_norm() {
+            return None;
+        }
+        let scores = self.scratch_floats("router scores", experts);
+        let kernel = Gemv {
+            prologue: GemvPrologue::Norm {
+                x: Operand::Value(norm.x),
+                weight: norm.weight,
+                eps: norm.eps,
+            },
+            w: WeightOperand::one(w, format),
+            shape,
+            epilogue: GemvEpilogue::Plain(vec![OutputRows {
+                out: scores,
+                first: 0,
+                rows: experts,
+            }]),
+            routed: None,
+            pdl: self.pdl(),
+        };
+        self.call(&format!("{} scores", op.label), op.rows, kernel);
+        let kernel = Route {
+            scores,
+            scale: routing.scale,
+            expert_scale: routing.expert_scale,
+            experts,
+            top_k: routing.top_k,
+            out: Operand::Value(routing.out),
+            pdl: self.pdl(),
+        };
+        self.call(&op.label, op.rows, kernel);
+        Some(())
+    }
+
     /// Routed experts of a small batch: gate, up and their product in one launch, down and the weighted sum in another.
-    pub(super) fn small_experts(&mut self, op: &Op, step: &Step) -> Option<()> {
+    pub(super) fn small_experts(&mut self, op: &Op, step: &Experts) -> Option<()> {
         let experts = self.packed_experts(step)?;
         let PackedExperts {
-            x,
+            norm,
             route,
             inner,
             outputs,
@@ -90,8 +139,15 @@ impl Lowering<'_> {
             sets: top_k,
             card: self.card(),
         };
+        if !shape.can_norm() {
+            return None;
+        }
         let kernel = Gemv {
-            prologue: GemvPrologue::None { x },
+            prologue: GemvPrologue::Norm {
+                x: Operand::Value(norm.x),
+                weight: norm.weight,
+                eps: norm.eps,
+            },
             w: WeightOperand::interleaved(&[experts.gate, experts.up]),
             shape,
             epilogue: GemvEpilogue::Geglu {
@@ -99,7 +155,7 @@ impl Lowering<'_> {
                 up: None,
             },
             routed: Some(routed(RoutedOutput::PerExpert)),
-            pdl: self.target.pdl,
+            pdl: self.pdl(),
         };
         let label = format!("{} gate+up", op.label);
         self.call(&label, op.rows, kernel);
@@ -122,7 +178,7 @@ impl Lowering<'_> {
             },
             epilogue: GemvEpilogue::Plain(vec![part]),
             routed: Some(routed(RoutedOutput::Summed)),
-            pdl: self.target.pdl,
+            pdl: self.pdl(),
         };
         let label = format!("{} down", op.label);
         self.call(&label, op.rows, kernel);
@@ -130,7 +186,7 @@ impl Lowering<'_> {
     }
 
     /// Routed experts of a large batch: tokens are permuted by expert, and each expert multiplies its own.
-    pub(super) fn large_experts(&mut self, op: &Op, step: &Step) -> Option<()> {
+    pub(super) fn large_experts(&mut self, op: &Op, step: &Experts) -> Option<()> {
         let experts = self.packed_experts(step)?;
         let PackedExperts {
             route,
@@ -141,7 +197,8 @@ impl Lowering<'_> {
             ..
         } = experts;
         let (gate_format, down_format) = experts.formats;
-        if !columns.is_multiple_of(32) || !inner.is_multiple_of(32) {
+        let whole = columns.is_multiple_of(32) && inner.is_multiple_of(32);
+        if !whole || columns > NORM_MAX_COLUMNS {
             return None;
         }
         let groups = ExpertGroups {
@@ -160,16 +217,19 @@ impl Lowering<'_> {
             },
         );
         let codes = self.int8_scratch(["experts codes", "experts scales", "experts sums"], columns);
-        self.call(
-            &label("convert"),
-            op.rows,
-            Convert {
-                a: experts.x,
-                gelu_mul: None,
-                columns,
-                out: Activation::Int8(codes),
+        let norm = FusedNorm {
+            x: Operand::Value(experts.norm.x),
+            factor: None,
+            columns,
+            out: NormOut {
+                weight: experts.norm.weight,
+                eps: experts.norm.eps,
+                values: None,
+                activation: Some(Activation::Int8(codes)),
             },
-        );
+            pdl: self.pdl(),
+        };
+        self.call_for_step(self.first_step(op), op.rows, norm);
         let names = [
             "experts gated codes",
             "experts gated scales",
@@ -211,7 +271,7 @@ impl Lowering<'_> {
     }
 
     fn group_operands(&mut self, groups: ExpertGroups) -> PermutationOperands {
-        let tiles = buckets(self.target.max_rows).map(|rows| groups.most_tiles(rows));
+        let tiles = buckets(self.target.max_rows).map(|rows| groups.max_tiles(rows));
         let max_tiles = tiles.max().unwrap_or(0);
         let fixed = |words: usize| ScratchBytes {
             per_row: 0,

@@ -12,8 +12,8 @@ use super::{Lowering, ScratchBytes};
 use crate::{
     compile::{
         fuse::{
-            Attend, Epilogue, LinearPart, Op, Product, Prologue, ResidualNorm, RowNorm, StoreKv,
-            Work,
+            Attend, Epilogue, FollowingNorm, LinearPart, Op, Product, Prologue, ResidualNorm,
+            RowNorm, StoreKv, Work,
         },
         rows::SMALL_ROWS,
     },
@@ -40,7 +40,9 @@ impl Lowering<'_> {
                 self.ple_inputs(op, inputs);
                 Some(())
             }
-            Work::Step(step) => self.small_experts(op, step),
+            Work::Route(routing) => self.route(op, routing),
+            Work::Experts(experts) => self.small_experts(op, experts),
+            Work::Step(_) => None,
             Work::StoreKv(store) => self.store_kv(op, store),
         };
         if done.is_none() {
@@ -50,7 +52,7 @@ impl Lowering<'_> {
     }
 
     /// The GEMV that streams a matrix, and the format it wants.
-    fn gemv_format(&self, w: Weight) -> Option<(GemvWeights, WeightFormat)> {
+    pub(super) fn gemv_format(&self, w: Weight) -> Option<(GemvWeights, WeightFormat)> {
         let matrix = self.weights.matrix(w);
         if let Some(format) = FragmentFormat::of(matrix.quant) {
             return Some((GemvWeights::Fragments(format), WeightFormat::Fragments));
@@ -135,6 +137,7 @@ impl Lowering<'_> {
         GemvDevice {
             multiprocessors: self.target.multiprocessors,
             shared_bytes: self.target.shared_bytes,
+            clusters: self.target.hopper,
         }
     }
 
@@ -153,6 +156,17 @@ impl Lowering<'_> {
         let within = shape.can_norm();
         Some(match product.input {
             Prologue::Value(x) => GemvPrologue::None { x: at(x) },
+            // Branches are joined by a kernel of their own, which writes the sum; its norm is left to the product.
+            Prologue::ResidualNorm(joined) if within && joined.branches.is_some() => {
+                self.residual_norm_call(op, &joined, None, None)?;
+                let x = at(joined.sum);
+                match joined.following {
+                    Some(FollowingNorm { weight, eps, .. }) => {
+                        GemvPrologue::Norm { x, weight, eps }
+                    }
+                    None => GemvPrologue::None { x },
+                }
+            }
             Prologue::Norm(RowNorm { x, weight, eps }) if within => GemvPrologue::Norm {
                 x: at(x),
                 weight,
@@ -164,6 +178,7 @@ impl Lowering<'_> {
                 scale,
                 sum,
                 following,
+                branches: _,
             }) if within => GemvPrologue::ResidualNorm {
                 x: at(norm.x),
                 weight: norm.weight,

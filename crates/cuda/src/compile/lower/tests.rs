@@ -243,20 +243,16 @@ fn experts_of_few_rows_and_of_many() {
     let model = model(Variant::Moe26b);
     let small = section(&model, Target::hopper(Fusion::On, SMALL), "L0.ffn.experts");
     expect![[r#"
-        L0.ffn.experts_norm        all     rms_norm                   %13 -> %23
-        L0.ffn.experts gate+up     all     gemv_chosen.q4.plain       %23 %22 -> s3
-        L0.ffn.experts down        all     gemv_chosen.q4.plain       s3 %22 -> %24
-        L0.ffn.experts_post_norm   all     fused_residual_norm        %24 %19 -> %26 %27"#]]
+        L0.ffn.experts gate+up     all     gemv_routed.q4.normed      %13 %21 -> s3
+        L0.ffn.experts down        all     gemv_routed.q4.plain       s3 %21 -> %23"#]]
     .assert_eq(&small);
     let large = section(&model, cublaslt(LARGE), "L0.ffn.experts");
     expect![[r#"
-        L0.ffn.experts_norm        all     fused_norm                 %13 -> %23
-        L0.ffn.experts permute     all     permute_64                 %22 -> s8 s9 s10
-        L0.ffn.experts convert     all     convert_values             %23 -> s11 s12 s13
+        L0.ffn.experts permute     all     permute_64                 %21 -> s8 s9 s10
+        L0.ffn.experts_norm        all     fused_norm                 %13 -> s11 s12 s13
         L0.ffn.experts gate+up     all     gemm_64.q4.geglu_pair.grouped s11 s12 s13 s8 s9 s10 -> s14 s15 s16
         L0.ffn.experts down        all     gemm_64.q4.f32.grouped     s14 s15 s16 s8 s9 s10 -> s19
-        L0.ffn.experts sum         all     experts_sum                s19 %22 -> %24
-        L0.ffn.experts_post_norm   all     fused_residual_norm        %24 %19 -> %26 %27"#]].assert_eq(&large);
+        L0.ffn.experts sum         all     experts_sum                s19 %21 -> %23"#]].assert_eq(&large);
 }
 
 /// The listing for people runs what a batch of so many rows runs: the front for all rows, the tail for sampled ones.

@@ -30,7 +30,7 @@ const MAX_WARPS: usize = 16;
 pub(crate) const MAX_PARTS: usize = 3;
 
 params! {
-    struct GemvPrologueParams {
+    pub(crate) struct GemvPrologueParams {
         x: Address,
         weight: Address,
         following_weight: Address,
@@ -46,7 +46,7 @@ params! {
 }
 
 params! {
-    struct OutputRowsParams {
+    pub(crate) struct OutputRowsParams {
         out: Address,
         first: u32,
         rows: u32,
@@ -54,7 +54,7 @@ params! {
 }
 
 params! {
-    struct GemvParams {
+    pub(crate) struct GemvParams {
         input: GemvPrologueParams,
         w: Address,
         up: Address,
@@ -106,7 +106,7 @@ impl GemvWeights {
             .chain(floats)
     }
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             GemvWeights::Fragments(format) => format.name(),
             GemvWeights::F16 => "f16",
@@ -143,7 +143,7 @@ impl GemvWeights {
     }
 
     /// Bytes of an M-tile of fragments, of a row of floats.
-    fn m_tile_bytes(self, columns: usize) -> usize {
+    pub(crate) fn m_tile_bytes(self, columns: usize) -> usize {
         match self {
             GemvWeights::Fragments(format) => format.m_tile_bytes(columns),
             GemvWeights::F16 | GemvWeights::BF16 => 2 * columns,
@@ -237,15 +237,17 @@ pub(crate) struct GemvDevice {
     pub(crate) multiprocessors: usize,
     /// The most shared memory a block may have; a multiprocessor has hardly more.
     pub(crate) shared_bytes: usize,
+    /// Whether blocks form clusters, in which each prepares one row for all of them.
+    pub(crate) clusters: bool,
 }
 
 impl GemvShape {
     /// M-tiles that must stay together.
-    fn granule(self) -> usize {
+    pub(crate) fn granule(self) -> usize {
         1 + usize::from(self.pair)
     }
 
-    fn m_tiles(self) -> usize {
+    pub(crate) fn m_tiles(self) -> usize {
         self.outputs.div_ceil(self.weights.m_tile()) * self.granule()
     }
 
@@ -318,6 +320,14 @@ impl GemvShape {
             + self.weights.input_bytes(self.padded(), rows)
     }
 
+    /// Blocks that prepare rows for each other, for as many rows as an entry has.
+    fn cluster(self, rows: usize) -> usize {
+        match self.card.clusters {
+            true => rows,
+            false => 1,
+        }
+    }
+
     /// Blocks for as many rows as an entry has (of routed experts, for one row): all resident, and with equal work. `None` if the
     /// input of so many rows does not fit.
     fn blocks(self, rows: usize) -> Option<usize> {
@@ -326,13 +336,20 @@ impl GemvShape {
         let GemvDevice {
             multiprocessors,
             shared_bytes,
+            ..
         } = self.card;
+        let cluster = self.cluster(rows);
         let granules = self.m_tiles() / self.granule();
         let in_flight = self.warps() * RING * self.weights.stage().1;
         let resident = |blocks: usize| {
             let by_shared = (shared_bytes + 1024) / (self.shared_bytes(rows, blocks) + DECLARED);
             let by_registers = 65536 / (if rows == 1 { 96 } else { 128 } * 32 * self.warps());
-            by_shared.min(by_registers.max(1)) * multiprocessors
+            // A cluster lies within a graphics processing cluster, of 16 multiprocessors or a few more.
+            let usable = match cluster {
+                1 => multiprocessors,
+                _ => multiprocessors / 16 * 16,
+            };
+            by_shared.min(by_registers.max(1)) * usable
         };
         // Measured on an H200: the more bytes are in flight the more of the bandwidth is drawn, whichever multiprocessor has
         // them; yet one that has more blocks than others is a little late.
@@ -343,25 +360,33 @@ impl GemvShape {
             let latest = share * blocks.div_ceil(multiprocessors) * multiprocessors;
             0.8 * (share * blocks) as f64 / drawn + 0.2 * latest as f64
         };
-        let even = (1..=granules).map(|share| granules.div_ceil(share));
-        let some = |b: &usize| (*b * self.sets).min(multiprocessors) <= resident(*b);
-        let all = |b: &usize| *b == 1 || *b * self.sets <= resident(*b);
+        let even = (1..=granules).map(|share| granules.div_ceil(share).next_multiple_of(cluster));
+        let some = |b: &usize| (*b * self.sets).min(multiprocessors) <= resident(*b).max(cluster);
+        let all = |b: &usize| *b == cluster || *b * self.sets <= resident(*b);
         even.filter(some)
             .filter(all)
             .min_by(|&a, &b| cost(a).total_cmp(&cost(b)))
     }
 
     /// The grid of a bucket with a given number of blocks.
-    fn grid_of(self, rows: usize, blocks: usize) -> Grid {
+    pub(crate) fn grid_of(self, rows: usize, blocks: usize) -> Grid {
         Grid {
             entry: rows.trailing_zeros() as usize,
             shared_bytes: self.shared_bytes(rows, blocks),
+            cluster: self.cluster(rows),
             ..Grid::new((blocks, 1), 32 * self.warps())
         }
     }
 
-    fn grid(self, rows: usize) -> Grid {
-        assert!((1..=MAX_ROWS).contains(&rows), "{rows} rows");
+    /// The grid of a bucket; past [`MAX_ROWS`], so many rows at a time.
+    pub(crate) fn grid(self, rows: usize) -> Grid {
+        if rows > MAX_ROWS {
+            let grid = self.grid(MAX_ROWS);
+            return Grid {
+                blocks: (grid.blocks.0, grid.blocks.1 * rows.div_ceil(MAX_ROWS)),
+                ..grid
+            };
+        }
         let bucket = rows.next_power_of_two();
         let mut entries = [8, 4, 2, 1].into_iter().filter(|&rows| rows <= bucket);
         let (rows, blocks) = entries
@@ -374,8 +399,8 @@ impl GemvShape {
         }
     }
 
-    /// The grid of `gemv_chosen`.
-    fn chosen_grid(self, rows: usize) -> Grid {
+    /// The grid of `gemv_routed`.
+    pub(crate) fn routed_grid(self, rows: usize) -> Grid {
         let grid = self.grid_of(1, self.blocks(1).expect("one row fits"));
         Grid {
             entry: 4,
@@ -416,20 +441,22 @@ pub(crate) enum RoutedOutput {
 }
 
 /// Kinds of prologue that are compiled apart: the input as it is, or normed in any of three ways.
-const INPUTS: [&str; 2] = ["plain", "normed"];
+pub(crate) const INPUTS: [&str; 2] = ["plain", "normed"];
 
-pub(crate) fn specializations() -> impl Iterator<Item = Specialization> {
-    GemvWeights::all().flat_map(|weights| INPUTS.map(|input| specialization(weights, input)))
+pub(crate) fn specializations(clusters: bool) -> impl Iterator<Item = Specialization> {
+    GemvWeights::all()
+        .flat_map(move |weights| INPUTS.map(|input| specialization(weights, input, clusters)))
 }
 
-fn specialization(weights: GemvWeights, input: &str) -> Specialization {
+pub(crate) fn specialization(weights: GemvWeights, input: &str, clusters: bool) -> Specialization {
     Specialization {
         kernel: "gemv",
-        entries: &["gemv_1", "gemv_2", "gemv_4", "gemv_8", "gemv_chosen"],
+        entries: &["gemv_1", "gemv_2", "gemv_4", "gemv_8", "gemv_routed"],
         constants: vec![
             ("WEIGHTS", weights.name().to_owned()),
             ("RING", RING.to_string()),
             ("INPUT", input.to_owned()),
+            ("CLUSTER", u32::from(clusters).to_string()),
             ("M_TILE_STAGE_BYTES", weights.stage().1.to_string()),
         ],
         params_bytes: GemvParams::BYTES,
@@ -520,7 +547,7 @@ impl OutputRowsParams {
 
 impl GemvShape {
     /// Params of a plain product without addresses: what follows from the shape.
-    fn params(self, rows: RowsAt, input: GemvPrologueParams, w: Address) -> GemvParams {
+    pub(crate) fn params(self, rows: RowsAt, input: GemvPrologueParams, w: Address) -> GemvParams {
         let (split, teams) = self.teams();
         let a_block =
             |rows: usize| self.blocks(rows).map_or(0, |blocks| self.a_block(blocks)) as u32;
@@ -562,13 +589,13 @@ impl GemvShape {
 impl Kernel for Gemv {
     fn specialization(&self) -> Specialization {
         let input = usize::from(!matches!(self.prologue, GemvPrologue::None { .. }));
-        specialization(self.shape.weights, INPUTS[input])
+        specialization(self.shape.weights, INPUTS[input], self.shape.card.clusters)
     }
 
     fn grid(&self, rows: usize) -> Grid {
         let grid = match self.routed {
             None => self.shape.grid(rows),
-            Some(_) => self.shape.chosen_grid(rows),
+            Some(_) => self.shape.routed_grid(rows),
         };
         Grid {
             pdl: self.pdl,
@@ -649,4 +676,4 @@ impl Kernel for Gemv {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

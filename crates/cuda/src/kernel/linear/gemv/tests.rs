@@ -23,8 +23,8 @@ struct Case {
     blocks: Option<usize>,
 }
 
-const EPS: f32 = 1e-6;
-const BY: f32 = 0.7;
+pub(crate) const EPS: f32 = 1e-6;
+pub(crate) const BY: f32 = 0.7;
 /// Columns of the operand of a slice, and the first it takes.
 const SLICE: (usize, usize) = (3, 2);
 
@@ -133,10 +133,11 @@ fn floats(x: &[f64]) -> Vec<f32> {
     x.iter().map(|&x| x as f32).collect()
 }
 
-fn facts(card: &Card) -> GemvDevice {
+pub(crate) fn facts(card: &Card) -> GemvDevice {
     GemvDevice {
         multiprocessors: card.device.multiprocessors,
         shared_bytes: card.device.shared_bytes,
+        clusters: card.device.capability.major == 9,
     }
 }
 
@@ -145,7 +146,7 @@ fn poisoned(card: &Card, count: usize) -> Buffer {
 }
 
 impl GemvParams {
-    fn force_blocks(&mut self, shape: GemvShape, blocks: usize) {
+    pub(crate) fn force_blocks(&mut self, shape: GemvShape, blocks: usize) {
         let a_block = shape.a_block(blocks) as u32;
         (self.a_block_1, self.a_block_2) = (a_block, a_block);
         (self.a_block_4, self.a_block_8) = (a_block, a_block);
@@ -280,9 +281,11 @@ impl Case {
         let module = card.load(&specialization(
             shape.weights,
             INPUTS[self.prologue.min(1) as usize],
+            shape.card.clusters,
         ));
         let mut grid = shape.grid(rows);
         if let Some(blocks) = self.blocks {
+            let blocks = blocks.next_multiple_of(shape.cluster(bucket));
             params.force_blocks(shape, blocks);
             grid = shape.grid_of(bucket, blocks);
         }
@@ -391,7 +394,7 @@ fn odd_columns(quant: QuantType) -> usize {
 #[ignore = "needs a card"]
 fn gemv_is_the_product_with_all_that_surrounds_it() {
     let card = Card::open(Tier::Best);
-    card.compile(&specializations().collect::<Vec<_>>());
+    card.compile(&specializations(facts(&card).clusters).collect::<Vec<_>>());
     let mut rows = [1, 2, 3, 5, 8].into_iter().cycle();
     for quant in QUANTS {
         for (prologue, epilogue) in (0..4).flat_map(|p| (0..3).map(move |e| (p, e))) {
@@ -543,7 +546,7 @@ fn gemv_multiplies_with_routed_experts() {
             first: 0,
             rows: rows as u32,
         };
-        let module = card.load(&specialization(weights, "plain"));
+        let module = card.load(&specialization(weights, "plain", facts(&card).clusters));
         let first = shape(dim, width, true, 1);
         let mut params = first.params(at, plain(&x_at), pairs_at.address());
         params.part_0 = part(&middle_at, width);
@@ -551,7 +554,7 @@ fn gemv_multiplies_with_routed_experts() {
         params.route = route_at.address();
         params.matrix_bytes = pairs[0].len() as u64;
         params.top_k = top_k as u32;
-        card.run(&module, first.chosen_grid(rows + 1), &params.bytes());
+        card.run(&module, first.routed_grid(rows + 1), &params.bytes());
         let second = shape(width, dim, false, top_k);
         let mut params = second.params(at, plain(&middle_at), downs_at.address());
         params.part_0 = part(&out_at, dim);
@@ -559,7 +562,7 @@ fn gemv_multiplies_with_routed_experts() {
         params.matrix_bytes = packed_downs[0].len() as u64;
         params.top_k = top_k as u32;
         params.experts_summed = 1;
-        card.run(&module, second.chosen_grid(rows + 1), &params.bytes());
+        card.run(&module, second.routed_grid(rows + 1), &params.bytes());
 
         let middle = card.download::<f32>(&middle_at, (rows + 1) * top_k * width);
         let out = card.download::<f32>(&out_at, (rows + 1) * dim);
@@ -591,5 +594,3 @@ fn gemv_multiplies_with_routed_experts() {
         assert!(out[rows * dim..].iter().all(|v| v.is_nan()));
     }
 }
-
-mod timing;
