@@ -5,7 +5,7 @@
 //! share, since they run one after another; arrivals must be zero before the first and are left so.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization};
 use crate::{
@@ -40,7 +40,7 @@ const DECLARED_BYTES: usize = 1 << 10;
 const LARGE_SHARED_BYTES: usize = 160 << 10;
 
 params! {
-    struct TilingParams {
+    pub(crate) struct TilingParams {
         run: u32,
         split_stages: u32,
         whole_pairs: u32,
@@ -48,7 +48,7 @@ params! {
 }
 
 params! {
-    struct GemmMediumParams {
+    pub(crate) struct GemmMediumParams {
         rows: RowsAt,
         w: Address,
         x: Address,
@@ -90,15 +90,15 @@ pub(crate) struct GemmMediumShape {
 
 /// Shares of blocks and warps in a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Tiling {
+pub(crate) struct Tiling {
     /// M-tile pairs of a block, and blocks that have one split of the inputs.
-    run: usize,
-    runs: usize,
+    pub(crate) run: usize,
+    pub(crate) runs: usize,
     /// Stages of a split, and splits.
-    split_stages: usize,
-    splits: usize,
+    pub(crate) split_stages: usize,
+    pub(crate) splits: usize,
     /// Whether a warp's piece is whole pairs: nothing to add up, at the price of unequal pieces.
-    whole_pairs: bool,
+    pub(crate) whole_pairs: bool,
 }
 
 /// Scratch that a product needs, in bytes.
@@ -128,12 +128,12 @@ fn token_padding_bytes(format: FragmentFormat) -> usize {
 }
 
 /// Number of the entry point for this many rows.
-fn entry(rows: usize) -> usize {
+pub(crate) fn entry(rows: usize) -> usize {
     rows.clamp(1, MAX_ROWS).div_ceil(ENTRY_ROWS) - 1
 }
 
 impl GemmMediumShape {
-    fn m_tiles(&self) -> usize {
+    pub(crate) fn m_tiles(&self) -> usize {
         match self.epilogue {
             GemmMediumEpilogue::F32 => self.outputs.div_ceil(M_TILE),
             GemmMediumEpilogue::F16Pair => 2 * (self.outputs / 2).div_ceil(M_TILE),
@@ -188,7 +188,7 @@ impl GemmMediumShape {
 
     /// The tiling of least cost whose blocks are all resident at once. Where activations do not fit such, blocks take turns: no
     /// block waits for another.
-    fn tiling(&self, entry: usize) -> Tiling {
+    pub(crate) fn tiling(&self, entry: usize) -> Tiling {
         let turns = [1, 2, 4, 8, 16, 32, 64];
         let found = turns
             .into_iter()
@@ -232,10 +232,9 @@ impl GemmMediumShape {
         let tiling = self.tiling(entry);
         Grid {
             entry,
-            blocks: (tiling.runs, tiling.splits),
-            threads: WARPS * 32,
             shared_bytes: self.shared_bytes(entry, &tiling),
             pdl,
+            ..Grid::new((tiling.runs, tiling.splits), WARPS * 32)
         }
     }
 
@@ -258,7 +257,7 @@ impl GemmMediumShape {
         scratch
     }
 
-    fn tiling_params(&self, entry: usize) -> TilingParams {
+    pub(crate) fn tiling_params(&self, entry: usize) -> TilingParams {
         let tiling = self.tiling(entry);
         TilingParams {
             run: tiling.run as u32,
@@ -267,7 +266,7 @@ impl GemmMediumShape {
         }
     }
 
-    fn specialization(&self) -> Specialization {
+    pub(crate) fn specialization(&self) -> Specialization {
         specialization(self.format, self.epilogue, self.shared_bytes)
     }
 }

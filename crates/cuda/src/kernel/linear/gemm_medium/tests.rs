@@ -1,5 +1,3 @@
-mod timing;
-
 use carat_gguf::{QuantType, quant::random_blocks};
 
 use super::*;
@@ -28,13 +26,13 @@ const FORMATS: [(FragmentFormat, QuantType); 5] = [
 ];
 
 /// A matrix as the kernel takes it, and its values.
-struct Matrix {
-    bytes: Vec<u8>,
+pub(crate) struct Matrix {
+    pub(crate) bytes: Vec<u8>,
     values: Vec<f32>,
 }
 
 impl Matrix {
-    fn new(format: FragmentFormat, outputs: usize, columns: usize, seed: u64) -> Matrix {
+    pub(crate) fn new(format: FragmentFormat, outputs: usize, columns: usize, seed: u64) -> Matrix {
         let found = FORMATS.iter().find(|(f, _)| *f == format);
         let quant = found.expect("one of each").1;
         let row_bytes = quant.row_bytes(columns);
@@ -52,7 +50,11 @@ impl Matrix {
     }
 }
 
-fn shape(format: FragmentFormat, sizes: (usize, usize), multiprocessors: usize) -> GemmMediumShape {
+pub(crate) fn shape(
+    format: FragmentFormat,
+    sizes: (usize, usize),
+    multiprocessors: usize,
+) -> GemmMediumShape {
     GemmMediumShape {
         format,
         epilogue: GemmMediumEpilogue::F32,

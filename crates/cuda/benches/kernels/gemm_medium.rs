@@ -1,15 +1,22 @@
-//! Times of products, for a person to read: `--ignored --nocapture gemm_medium_timing`. Beside each the same shape by cuBLASLt over
-//! f16 weights.
-#![expect(clippy::print_stdout, reason = "timings are for reading")]
+//! GEMM of medium batches over packed weights, by model, format and rows; beside it the same product by cuBLASLt over f16.
 
-use super::*;
 use crate::{
+    config::Tier,
     device::{
-        Buffer,
-        cublaslt::{Gemm, Library, Operands, Out, Shape},
+        Address, Buffer,
+        cublaslt::{Gemm, Library, MatmulShape, Operands, Out},
         launch,
     },
-    testing::library_dirs,
+    kernel::{
+        GemmMediumEpilogue, GemmMediumShape, HOPPER_MULTIPROCESSORS, RowsAt,
+        fragment::FragmentFormat,
+        linear::gemm_medium::{
+            GemmMediumParams, MAX_ROWS, entry,
+            tests::{Matrix, shape},
+        },
+        params::Params,
+    },
+    testing::{Card, f16_bits, library_dirs, normals},
 };
 
 /// More than four times a large L2.
@@ -111,7 +118,7 @@ fn time_f16(card: &Card, name: &str, (outputs, columns): (usize, usize), kind: O
     let matrices = POOL.div_ceil(bytes);
     let pool = noise(card, matrices * bytes);
     for rows in ROWS {
-        let shape = Shape {
+        let shape = MatmulShape {
             rows,
             outputs,
             columns,
@@ -152,7 +159,14 @@ const DENSE_12B: Products = &[
     ("down", (3840, 15360), false),
 ];
 
-fn time(name: &str, products: Products, formats: &[FragmentFormat], with_f16: bool) {
+/// Whether cuBLASLt is timed, too.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum F16 {
+    Beside,
+    No,
+}
+
+fn time(name: &str, products: Products, formats: &[FragmentFormat], f16: F16) {
     let card = Card::open(Tier::Best);
     for &(product, sizes, pair) in products {
         for &format in formats {
@@ -171,42 +185,24 @@ fn time(name: &str, products: Products, formats: &[FragmentFormat], with_f16: bo
                 &shape,
             );
         }
-        if with_f16 {
+        if f16 == F16::Beside {
             let kind = if pair { Out::F16 } else { Out::F32 };
             time_f16(&card, &format!("{name} {product}"), sizes, kind);
         }
     }
 }
 
-#[test]
-#[ignore = "needs a card"]
-fn gemm_medium_timing_e4b() {
-    time(
-        "e4b",
-        E4B,
-        &[FragmentFormat::Q8, FragmentFormat::Q4, FragmentFormat::K4],
-        true,
-    );
+pub(super) fn e4b() {
+    let formats = [FragmentFormat::Q8, FragmentFormat::Q4, FragmentFormat::K4];
+    time("e4b", E4B, &formats, F16::Beside);
 }
 
-#[test]
-#[ignore = "needs a card"]
-fn gemm_medium_timing_12b() {
-    time(
-        "12b",
-        DENSE_12B,
-        &[FragmentFormat::Q4, FragmentFormat::K4, FragmentFormat::Q8],
-        true,
-    );
+pub(super) fn dense_12b() {
+    let formats = [FragmentFormat::Q4, FragmentFormat::K4, FragmentFormat::Q8];
+    time("12b", DENSE_12B, &formats, F16::Beside);
 }
 
-#[test]
-#[ignore = "needs a card"]
-fn gemm_medium_timing_k5_k6() {
-    time(
-        "12b",
-        DENSE_12B,
-        &[FragmentFormat::K5, FragmentFormat::K6],
-        false,
-    );
+pub(super) fn others() {
+    let formats = [FragmentFormat::K5, FragmentFormat::K6];
+    time("12b", DENSE_12B, &formats, F16::No);
 }
