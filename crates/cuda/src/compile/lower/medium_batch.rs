@@ -10,13 +10,13 @@ use super::{
 };
 use crate::{
     compile::{
-        fuse::{LinearPart, Op},
-        rows::{MEDIUM_ROWS, RowClass},
+        fuse::{Attend, LinearPart, Op},
+        rows::{MEDIUM_ROWS, RowClass, buckets},
         target::GemmImpl,
     },
     kernel::{
-        GemmMedium, GemmMediumEpilogue, GemmMediumOut, GemmMediumShape, Operand, WeightFormat,
-        WeightOperand,
+        Activation, Columns, FlashDecode, GemmMedium, GemmMediumEpilogue, GemmMediumOut,
+        GemmMediumShape, HeadNorm, Heads, Operand, WeightFormat, WeightOperand,
         fragment::{FragmentFormat, M_TILE},
     },
 };
@@ -118,6 +118,68 @@ impl Lowering<'_> {
         }
     }
 
+    /// Attention with keys split, over keys and values that are stored before it: a row may see others of its batch. Writes f16 to
+    /// `f16`, or the value; `None` where the kernel does not take such heads.
+    pub(super) fn medium_attend(
+        &mut self,
+        op: &Op,
+        attend: &Attend,
+        f16: Option<Operand>,
+    ) -> Option<()> {
+        let slot = self.plan.slot(attend.slot);
+        let (head_dim, window) = (slot.head_dim, slot.window);
+        let heads = Heads {
+            count: self.plan.columns(attend.out) / head_dim,
+            kv_count: slot.kv_heads,
+            head_dim,
+        };
+        if !FlashDecode::takes(heads) {
+            return None;
+        }
+        if let Some(store) = &attend.store {
+            self.large_qkv(op, None, Some(store))?;
+            self.origin = op.origin;
+        }
+        let (mut partials, mut arrivals) = (0, 0);
+        for rows in buckets(MEDIUM_ROWS) {
+            let needed = FlashDecode::bucket_words(heads, window, rows);
+            partials = partials.max(4 * needed.0);
+            arrivals = arrivals.max(4 * needed.1);
+        }
+        let fixed = |fixed: usize| ScratchBytes { per_row: 0, fixed };
+        let q = self.columns_of(attend.q.x);
+        let kernel = FlashDecode {
+            q: Columns {
+                operand: q.of,
+                first: q.column,
+                stride: q.stride,
+            },
+            q_norm: HeadNorm {
+                weight: attend.q.weight,
+                eps: attend.q.eps,
+            },
+            own_kv: None,
+            rope: attend.rope,
+            slot: attend.slot,
+            heads,
+            window,
+            partials: self.scratch.operand("attention partials", fixed(partials)),
+            arrivals: self.scratch.operand("attention arrivals", fixed(arrivals)),
+            out: f16.unwrap_or(Operand::Value(attend.out)),
+            f16_out: f16.is_some(),
+            pdl: self.pdl(),
+        };
+        self.call(&op.label, op.rows, kernel);
+        if let Some(f16) = f16 {
+            let materialized = Materialized {
+                activation: Activation::F16(f16),
+                factor: None,
+            };
+            self.large.materialized.insert(attend.out, materialized);
+        }
+        Some(())
+    }
+
     fn medium_shape(
         &self,
         format: FragmentFormat,
@@ -157,7 +219,7 @@ impl Lowering<'_> {
                 .scratch
                 .operand("product arrivals", fixed(needed.arrivals)),
             scaled: scaled == Scaled::Yes,
-            pdl: self.target.pdl,
+            pdl: self.pdl(),
         }
     }
 }

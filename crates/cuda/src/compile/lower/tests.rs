@@ -199,18 +199,19 @@ fn a_layer_of_a_medium_batch() {
     let text = section(&model(Variant::E2b), cublaslt(MEDIUM), "L1");
     expect![[r#"
         L1.attn.q+k+v              all     gemm_medium_32.q4.f32      s1 -> s2
-        L1.attn.store_kv+q_rope    all     qkv_norm_rope              s2 -> s6
-        L1.attn.attend             all     flash_prefill.OUT_F16      s6 -> s5
+        L1.attn.store_kv           all     qkv_norm_rope              s2 ->
+        L1.attn.attend             all     flash_decode               s2 -> s6 s7 s5
         L1.attn.o                  all     gemm_medium_32.q4.f32      s5 -> %43
         L1.attn.post_norm          all     fused_residual_norm        %43 %32 -> %45 s1
-        L1.ffn.gate+up             all     gemm_medium_32.q4.f16_pair s1 -> s7
-        L1.ffn.gelu_mul            all     geglu                      s7 -> s8 s9
-        L1.ffn.down                all     gemm_medium_32.q4.f32      s8 -> %50
-        L1.ffn.post_norm           all     fused_residual_norm        %50 %45 s9 -> %52 s1
-        L1.ple.gate                all     cublaslt                   s1 -> s10
-        L1.ple.gelu_mul            all     convert_gelu_mul           s10 %6 -> s11
-        L1.ple.proj                all     cublaslt                   s11 -> %55
-        L1.ple.post_norm           all     fused_residual_norm        %55 %52 -> %58 s1"#]].assert_eq(&text);
+        L1.ffn.gate+up             all     gemm_medium_32.q4.f16_pair s1 -> s8
+        L1.ffn.gelu_mul            all     geglu                      s8 -> s9 s10
+        L1.ffn.down                all     gemm_medium_32.q4.f32      s9 -> %50
+        L1.ffn.post_norm           all     fused_residual_norm        %50 %45 s10 -> %52 s1
+        L1.ple.gate                all     cublaslt                   s1 -> s11
+        L1.ple.gelu_mul            all     convert_gelu_mul           s11 %6 -> s12
+        L1.ple.proj                all     cublaslt                   s12 -> %55
+        L1.ple.post_norm           all     fused_residual_norm        %55 %52 -> %58 s1"#]]
+    .assert_eq(&text);
 }
 
 /// Both tiers multiply packed weights, and read them as small batches do.
@@ -300,11 +301,11 @@ fn launches_a_layer() {
         .unwrap();
     }
     expect![[r#"
-        E2b      plain 25.3, small 8.0, medium 14.2, large: native 13.2, cublaslt 14.2
-        E4b      plain 24.3, small 8.0, medium 14.2, large: native 13.2, cublaslt 14.2
-        Dense12b plain 22.3, small 7.0, medium 11.3, large: native 10.3, cublaslt 11.3
-        Moe26b   plain 35.3, small 17.7, medium 25.0, large: native 24.0, cublaslt 25.0
-        Dense31b plain 22.3, small 7.0, medium 11.3, large: native 10.3, cublaslt 11.3
+        E2b      plain 25.3, small 8.0, medium 13.7, large: native 13.2, cublaslt 14.2
+        E4b      plain 24.3, small 8.0, medium 13.5, large: native 13.2, cublaslt 14.2
+        Dense12b plain 22.3, small 7.0, medium 11.0, large: native 10.3, cublaslt 11.3
+        Moe26b   plain 35.3, small 11.3, medium 18.0, large: native 17.3, cublaslt 18.3
+        Dense31b plain 22.3, small 7.0, medium 11.0, large: native 10.3, cublaslt 11.3
     "#]]
     .assert_eq(&counts);
 }
