@@ -48,7 +48,6 @@ pub(crate) fn lower(
         plan,
         weights,
         ops,
-        class,
         target,
         class,
         origin: Origin {
@@ -74,7 +73,6 @@ struct Lowering<'a> {
     plan: &'a Plan,
     weights: &'a Weights,
     ops: &'a [Op],
-    class: RowClass,
     target: Target,
     class: RowClass,
     /// Origin of the calls that follow.
@@ -131,7 +129,7 @@ impl<'a> Lowering<'a> {
 
     /// Whether launches use PDL: where they are short.
     fn pdl(&self) -> bool {
-        self.target.pdl && self.class == RowClass::Small
+        self.target.pdl && self.class != RowClass::Large
     }
 
     fn ple_inputs(&mut self, op: &Op, inputs: &fuse::LayerInputs) {

@@ -277,6 +277,7 @@ impl Lowering<'_> {
                     gelu_mul: None,
                     columns,
                     out: activation,
+                    pdl: self.pdl(),
                 };
                 let label = format!("{} convert", op.label);
                 self.call(&label, op.rows, kernel);
@@ -458,6 +459,7 @@ impl Lowering<'_> {
                     columns,
                     out: f16,
                     factor,
+                    pdl: self.pdl(),
                 };
                 self.call_for_step(self.last_step(op), op.rows, kernel);
                 let materialized = Materialized {
@@ -514,6 +516,7 @@ impl Lowering<'_> {
             }),
             columns,
             out: activation,
+            pdl: self.pdl(),
         };
         self.call_for_step(self.last_step(op), op.rows, kernel);
         let materialized = Materialized {
