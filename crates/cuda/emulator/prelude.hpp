@@ -15,6 +15,7 @@ Emulation* emulation;
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 // Blocks run one after another, so what a block shares is a variable that all its threads see.
 #define __shared__ static
 #define threadIdx (emulation->thread)

@@ -91,8 +91,7 @@ impl Bench {
             columns: t.columns,
             outputs: t.outputs,
             pair: t.epilogue == 1,
-            summed: 1,
-            sets: 1,
+            top_k: None,
             card: facts(&self.card),
         }
     }
@@ -282,16 +281,15 @@ pub(crate) fn experts() {
             facts(&bench.card).clusters,
         ));
         for rows in [1, 2, 4, 8] {
-            for (name, columns, outputs, summed) in
-                [("gate|up", dim, width, 1), ("down", width, dim, top_k)]
+            for (name, columns, outputs, pair) in
+                [("gate|up", dim, width, true), ("down", width, dim, false)]
             {
                 let shape = GemvShape {
                     weights,
                     columns,
                     outputs,
-                    pair: summed == 1,
-                    summed,
-                    sets: if summed == 1 { top_k } else { 1 },
+                    pair,
+                    top_k: Some(top_k),
                     card: facts(&bench.card),
                 };
                 let matrix_bytes = shape.m_tiles() * weights.m_tile_bytes(columns);
@@ -315,7 +313,7 @@ pub(crate) fn experts() {
                         params.route = route.address();
                         params.matrix_bytes = matrix_bytes as u64;
                         params.top_k = top_k as u32;
-                        params.experts_summed = u32::from(summed > 1);
+                        params.input_per_expert = u32::from(!pair);
                         params.bytes()
                     })
                     .collect();

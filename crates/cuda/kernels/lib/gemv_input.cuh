@@ -68,7 +68,7 @@ __device__ __forceinline__ float4 times(const float4& v, float by) {
   return make_float4(mul(v.x, by), mul(v.y, by), mul(v.z, by), mul(v.w, by));
 }
 
-// An input as it is. `factors` may be null: one for every `columns_each` columns. Of LAYOUT_ROWS rows that shared memory has room
+// An input as it is. Of LAYOUT_ROWS rows that shared memory has room
 // for, ALL_ROWS are this block's to prepare.
 template <int ALL_ROWS, int LAYOUT_ROWS = ALL_ROWS>
 struct PlainInput {
@@ -89,8 +89,7 @@ struct PlainInput {
 
   // Calls `fill` once, when the last loads have come.
   template <typename Weights, typename Fill>
-  __device__ __forceinline__ void prepare(const Input& in, const Prologue& p, const float* factors, u32 columns_each, u32 columns,
-                                          u32 padded, u32, bool, Fill fill) {
+  __device__ __forceinline__ void prepare(const Input& in, const Prologue& p, u32 columns, u32 padded, u32, bool, Fill fill) {
     const u32 span = VALUES * blockDim.x;
 #pragma unroll 1
     for (u32 row = 0; row < ALL_ROWS; row += ROWS) {
@@ -103,9 +102,7 @@ struct PlainInput {
           if (4 * (four - threadIdx.x % WARP) < padded) {
 #pragma unroll
             for (u32 r = 0; r < ROWS; r++) {
-              float4 v = x[r][i];
-              if (factors && 4 * four < columns) v = times(v, factors[4 * four / columns_each]);
-              put_four<Weights, LAYOUT_ROWS>(in, row + r, four, v, 4 * four < padded);
+              put_four<Weights, LAYOUT_ROWS>(in, row + r, four, x[r][i], 4 * four < padded);
             }
           }
           if (i == 0 && row + ROWS >= ALL_ROWS && 4 * (first + span) >= padded) fill();
@@ -206,8 +203,8 @@ struct NormedInput {
 
   // Calls `fill` once, when the last rows have come.
   template <typename Weights, typename Fill>
-  __device__ __forceinline__ void prepare(const Input& in, const Prologue& p, const float*, u32, u32 columns, u32 padded, u32 count,
-                                          bool writes, Fill fill) {
+  __device__ __forceinline__ void prepare(const Input& in, const Prologue& p, u32 columns, u32 padded, u32 count, bool writes,
+                                          Fill fill) {
     // Two sets, used alternately: a slow thread may still read the sums of the rows before.
     __shared__ float4 scratch[2][2][ROWS][4];
     for (u32 i = threadIdx.x; i < 4 * ROWS * 16; i += blockDim.x) {

@@ -32,7 +32,9 @@ __device__ __forceinline__ u32 ordered(float x) {
 __device__ __forceinline__ float unordered(u32 key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 
 extern "C" __global__ void route(const Params p) {
-  __shared__ float left[MAX_EXPERTS];  // scores of experts not yet taken
+  __shared__ float left[MAX_EXPERTS];   // scores of experts not yet taken
+  __shared__ float taken[MAX_EXPERTS];  // of each expert taken, its probability
+  __shared__ u32 order[MAX_EXPERTS];    // experts in the order they were taken
   griddep_launch_dependents();
   griddep_wait();
   if (!p.rows.has(blockIdx.x)) return;
@@ -68,14 +70,16 @@ extern "C" __global__ void route(const Params p) {
     const float probability = expf(unordered(best_of_all) - max) / total;
     share += probability;
     if (lane == 0) {
-      out[k] = float(expert);
-      out[p.top_k + k] = probability;
+      order[k] = expert;
+      taken[k] = probability;
     }
   }
   share = fmaxf(share, MIN_SHARE);
-  if (lane != 0) return;
-  for (u32 k = 0; k < p.top_k; k++) {
-    const float weight = out[p.top_k + k] / share;
-    out[p.top_k + k] = p.expert_scale ? weight * p.expert_scale[u32(out[k])] : weight;
+  __syncwarp();
+  for (u32 k = lane; k < p.top_k; k += WARP) {
+    const u32 expert = order[k];
+    const float weight = taken[k] / share;
+    out[k] = float(expert);
+    out[p.top_k + k] = p.expert_scale ? weight * p.expert_scale[expert] : weight;
   }
 }

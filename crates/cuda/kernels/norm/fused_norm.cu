@@ -2,7 +2,8 @@
 //
 //   fused_norm           following = norm(x)
 //   fused_residual_norm  sum = (residual + norm(x)) * scale, perhaps as a product's activation, too; perhaps following = norm(sum)
-//   fused_branches_norm  the same with norm(x) + norm(branch) in place of x
+//   fused_branches_norm  the same with norm(x) + norm(branch) in place of x; the branch may be the sum of routed experts' outputs by
+//                        weight, [rows, top_k, columns]
 //
 // Grid: (rows), one block per row. 128 threads (fewer for rows under 512 columns) hold the row, HOLD fours each, so everything is
 // read once. The bits are those of rms_norm.cu and pointwise.cu: thread t stands for four of theirs (lib/quads.cuh).
@@ -23,7 +24,8 @@ struct Params {
   const float* x;
   const float* factor;    // of a row of `x`, a power of two; may be null
   const float* weight;    // may be null
-  const float* branch;         // `fused_branches_norm` only, as the next two
+  const float* branch;         // `fused_branches_norm` only, as the next three
+  const float* route;          // of routed experts: [rows, 2 * top_k], weights behind their numbers; may be null
   const float* x_weight;       // of x by itself; may be null, as the next
   const float* branch_weight;
   const float* residual;  // not of `fused_norm`, as everything about `sum`
@@ -38,6 +40,8 @@ struct Params {
   float following_eps;
   float x_eps;
   float branch_eps;
+  u32 top_k;  // of routed experts
+  u32 reserved;
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/norm/fused_norm.rs differs");
 
@@ -51,6 +55,23 @@ struct Row {
 #pragma unroll
     for (u32 k = 0; k < HOLD; k++) {
       quads[k] = column_of(k) < columns ? *(const float4*)(row + column_of(k)) : no_quad();
+    }
+  }
+
+  // The sum of routed experts' rows by weight, in their order, as experts_sum.cu adds them up.
+  __device__ __forceinline__ void load_experts(const float* rows, const float* weights, u32 top_k, u32 columns) {
+#pragma unroll
+    for (u32 k = 0; k < HOLD; k++) quads[k] = no_quad();
+#pragma unroll 2
+    for (u32 expert = 0; expert < top_k; expert++) {
+      const float weight = weights[expert];
+#pragma unroll
+      for (u32 k = 0; k < HOLD; k++) {
+        if (column_of(k) >= columns) continue;
+        const float4 x = *(const float4*)(rows + u64(expert) * columns + column_of(k));
+        float4& sum = quads[k];
+        sum = make_float4(fmaf(weight, x.x, sum.x), fmaf(weight, x.y, sum.y), fmaf(weight, x.z, sum.z), fmaf(weight, x.w, sum.w));
+      }
     }
   }
 
@@ -150,7 +171,12 @@ __device__ __forceinline__ void residual_norm(const Params& p) {
   griddep_launch_dependents();
   griddep_wait();
   row.load(p.x + start, p.columns);
-  if (BRANCHES) branch.load(p.branch + start, p.columns);
+  if (BRANCHES && p.route) {
+    const float* weights = p.route + (2 * u64(blockIdx.x) + 1) * p.top_k;
+    if (p.rows.has(blockIdx.x)) branch.load_experts(p.branch + start * p.top_k, weights, p.top_k, p.columns);
+  } else if (BRANCHES) {
+    branch.load(p.branch + start, p.columns);
+  }
   if (!BRANCHES || EARLY_WEIGHTS) residual.load(p.residual + start, p.columns);
   if (!p.rows.has(blockIdx.x)) return;
   if (p.factor) row.multiply(p.factor[blockIdx.x]);

@@ -54,6 +54,7 @@ texts![
     "lib/kv.cuh",
     "lib/norm.cuh",
     "lib/num.cuh",
+    "lib/prefetch.cuh",
     "lib/ptx.cuh",
     "lib/quads.cuh",
     "lib/reduce.cuh",

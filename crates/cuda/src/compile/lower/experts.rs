@@ -1,29 +1,38 @@
 //! Routers, and experts in fragments: small batches stream each row's routed experts (GEMV), large ones permute tokens by expert and run a
 //! grouped GEMM. Experts in other formats are left to plain kernels.
 
-use carat_model::weights::Weight;
+use carat_model::{plan::Value, weights::Weight};
 
 use super::{Lowering, ScratchBytes};
 use crate::{
     compile::{
-        fuse::{Experts, Op, Routing, RowNorm},
-        rows::buckets,
+        fuse::{Experts, Op, Product, Prologue, Routing, RowNorm, Work},
+        rows::{RowClass, buckets},
     },
     kernel::{
         Activation, ExpertGroups, ExpertInput, ExpertsSum, FusedNorm, GemmEpilogue, GemmInput,
         GemmOutput, GemmShape, GemmWeights, Gemv, GemvEpilogue, GemvPrologue, GemvShape,
         GemvWeights, MAX_EXPERTS, MoePermute, NORM_MAX_COLUMNS, NormOut, Operand, OutputRows,
-        PermutationOperands, Route, RoutedExperts, RoutedOutput, WeightFormat, WeightOperand,
+        Overlap, PermutationOperands, Route, RoutedExperts, WeightFormat, WeightOperand,
         fragment::FragmentFormat,
     },
 };
+
+/// Outputs of each row's routed experts, `[rows, top_k, columns]`.
+#[derive(Clone, Copy)]
+pub(super) struct Unsummed {
+    pub(super) each: Operand,
+    pub(super) route: Operand,
+    pub(super) top_k: usize,
+}
 
 /// A step of experts, all of whose weights have fragments.
 #[derive(Clone, Copy)]
 struct PackedExperts {
     norm: RowNorm,
     route: Operand,
-    out: Operand,
+    /// Of gate and up.
+    gated: GemvShape,
     gate: Weight,
     up: Weight,
     down: Weight,
@@ -37,6 +46,7 @@ struct PackedExperts {
 }
 
 impl Lowering<'_> {
+    /// Experts whose weights have fragments, and whose rows the class's kernels can norm; others are left to plain kernels.
     fn packed_experts(&self, experts: &Experts) -> Option<PackedExperts> {
         let Experts {
             norm,
@@ -44,25 +54,60 @@ impl Lowering<'_> {
             gate,
             up,
             down,
-            out,
+            ..
         } = *experts;
         let format = |w: Weight| FragmentFormat::of(self.weights.matrix(w).quant);
         let formats = (format(gate)?, format(down)?);
         let matrix = self.weights.matrix(down);
-        (format(up) == Some(formats.0)).then_some(PackedExperts {
+        let top_k = self.plan.columns(route) / 2;
+        let columns = self.plan.columns(norm.x);
+        let gated = GemvShape {
+            weights: GemvWeights::Fragments(formats.0),
+            columns,
+            outputs: matrix.columns,
+            pair: true,
+            top_k: Some(top_k),
+            card: self.card(),
+        };
+        let normed = match self.class {
+            RowClass::Small => gated.can_norm(),
+            RowClass::Medium | RowClass::Large => {
+                let whole = columns.is_multiple_of(32) && matrix.columns.is_multiple_of(32);
+                whole && columns <= NORM_MAX_COLUMNS
+            }
+        };
+        (normed && format(up) == Some(formats.0)).then_some(PackedExperts {
             norm,
-            route: Operand::Value(route),
-            out: Operand::Value(out),
+            route: self
+                .routes
+                .get(&route)
+                .copied()
+                .unwrap_or(Operand::Value(route)),
+            gated,
             gate,
             up,
             down,
             formats,
             count: matrix.count,
-            top_k: self.plan.columns(route) / 2,
-            columns: self.plan.columns(norm.x),
+            top_k,
+            columns,
             inner: matrix.columns,
             outputs: matrix.rows,
         })
+    }
+
+    /// Routes go to scratch if they are for packed experts alone: the sum over experts, which may be a later op's, reads them, too.
+    fn route_operand(&mut self, routing: &Routing) -> Operand {
+        let packed = self.only_for(
+            routing.out,
+            |op| matches!(&op.work, Work::Experts(e) if self.packed_experts(e).is_some()),
+        );
+        if !packed {
+            return Operand::Value(routing.out);
+        }
+        let operand = self.scratch_floats("route", 2 * routing.top_k);
+        self.routes.insert(routing.out, operand);
+        operand
     }
 
     /// Scores by a GEMV with the router's norm as its prologue, eight rows at a time, and their top-k.
@@ -75,14 +120,14 @@ impl Lowering<'_> {
             columns: self.plan.columns(norm.x),
             outputs: experts,
             pair: false,
-            summed: 1,
-            sets: 1,
+            top_k: None,
             card: self.card(),
         };
         if experts > MAX_EXPERTS || !shape.can_norm() {
             return None;
         }
         let scores = self.scratch_floats("router scores", experts);
+        let out = self.route_operand(routing);
         let kernel = Gemv {
             prologue: GemvPrologue::Norm {
                 x: Operand::Value(norm.x),
@@ -98,6 +143,11 @@ impl Lowering<'_> {
             }]),
             routed: None,
             pdl: self.pdl(),
+            overlap: Overlap {
+                early_input: self.pdl() && self.settle(norm.x),
+                ..Overlap::default()
+            },
+            prefetch: None,
         };
         self.call(&format!("{} scores", op.label), op.rows, kernel);
         let kernel = Route {
@@ -106,14 +156,14 @@ impl Lowering<'_> {
             expert_scale: routing.expert_scale,
             experts,
             top_k: routing.top_k,
-            out: Operand::Value(routing.out),
+            out,
             pdl: self.pdl(),
         };
         self.call(&op.label, op.rows, kernel);
         Some(())
     }
 
-    /// Routed experts of a small batch: gate, up and their product in one launch, down and the weighted sum in another.
+    /// Routed experts of a small batch: gate, up and their product in one launch, down in another.
     pub(super) fn small_experts(&mut self, op: &Op, step: &Experts) -> Option<()> {
         let experts = self.packed_experts(step)?;
         let PackedExperts {
@@ -124,24 +174,10 @@ impl Lowering<'_> {
             top_k,
             ..
         } = experts;
-        let (gate_format, down_format) = experts.formats;
-        if !inner.is_multiple_of(down_format.k_block_inputs()) {
-            return None;
-        }
-        let routed = |kind| RoutedExperts { route, top_k, kind };
+        let down_format = experts.formats.1;
+        let routed = |input| RoutedExperts { route, input };
         let gated = self.scratch_floats("experts gated", top_k * inner);
-        let shape = GemvShape {
-            weights: GemvWeights::Fragments(gate_format),
-            columns: experts.columns,
-            outputs: inner,
-            pair: true,
-            summed: 1,
-            sets: top_k,
-            card: self.card(),
-        };
-        if !shape.can_norm() {
-            return None;
-        }
+        let shape = experts.gated;
         let kernel = Gemv {
             prologue: GemvPrologue::Norm {
                 x: Operand::Value(norm.x),
@@ -154,13 +190,20 @@ impl Lowering<'_> {
                 out: gated,
                 up: None,
             },
-            routed: Some(routed(RoutedOutput::PerExpert)),
+            routed: Some(routed(ExpertInput::PerToken)),
             pdl: self.pdl(),
+            overlap: Overlap {
+                late_trigger: true,
+                early_input: self.settled == Some(norm.x),
+                early_route: false,
+            },
+            prefetch: None,
         };
         let label = format!("{} gate+up", op.label);
         self.call(&label, op.rows, kernel);
+        let each = self.scratch_floats("experts down", top_k * outputs);
         let part = OutputRows {
-            out: experts.out,
+            out: each,
             first: 0,
             rows: outputs,
         };
@@ -172,17 +215,46 @@ impl Lowering<'_> {
                 columns: inner,
                 outputs,
                 pair: false,
-                summed: top_k,
-                sets: 1,
                 ..shape
             },
             epilogue: GemvEpilogue::Plain(vec![part]),
-            routed: Some(routed(RoutedOutput::Summed)),
+            routed: Some(routed(ExpertInput::PerExpert)),
             pdl: self.pdl(),
+            overlap: Overlap {
+                early_route: true,
+                ..Overlap::default()
+            },
+            prefetch: None,
         };
         let label = format!("{} down", op.label);
         self.call(&label, op.rows, kernel);
+        self.sum_experts(op, step.out, Unsummed { each, route, top_k });
         Some(())
+    }
+
+    /// The weighted sum, by whoever reads it where that can be, else by a kernel of its own.
+    fn sum_experts(&mut self, op: &Op, out: Value, experts: Unsummed) {
+        let reader_sums = self.only_for(out, |op| match &op.work {
+            Work::ResidualNorm(n)
+            | Work::Product(Product {
+                input: Prologue::ResidualNorm(n),
+                ..
+            }) => n.branches.is_some_and(|b| b.second.x == out) && n.residual != out,
+            _ => false,
+        });
+        if reader_sums {
+            self.unsummed.insert(out, experts);
+            return;
+        }
+        let Unsummed { each, route, top_k } = experts;
+        let sum = ExpertsSum {
+            x: each,
+            route,
+            columns: self.plan.columns(out),
+            top_k,
+            out: Operand::Value(out),
+        };
+        self.call(&format!("{} sum", op.label), op.rows, sum);
     }
 
     /// Routed experts of a large batch: tokens are permuted by expert, and each expert multiplies its own.
@@ -197,10 +269,6 @@ impl Lowering<'_> {
             ..
         } = experts;
         let (gate_format, down_format) = experts.formats;
-        let whole = columns.is_multiple_of(32) && inner.is_multiple_of(32);
-        if !whole || columns > NORM_MAX_COLUMNS {
-            return None;
-        }
         let groups = ExpertGroups {
             experts: experts.count,
             top_k,
@@ -259,14 +327,7 @@ impl Lowering<'_> {
         let mut kernel = self.gemm(grouped(shape), GemmInput::Int8(gated), w, floats);
         kernel.groups = Some((operands, ExpertInput::PerExpert));
         self.call(&label("down"), op.rows, kernel);
-        let sum = ExpertsSum {
-            x: each,
-            route,
-            columns: outputs,
-            top_k,
-            out: experts.out,
-        };
-        self.call(&label("sum"), op.rows, sum);
+        self.sum_experts(op, step.out, Unsummed { each, route, top_k });
         Some(())
     }
 

@@ -119,7 +119,7 @@ impl Lowering<'_> {
     }
 
     /// Whether nobody reads a value but ops of this kind.
-    fn only_for(&self, value: Value, of_kind: impl Fn(&Op) -> bool) -> bool {
+    pub(super) fn only_for(&self, value: Value, of_kind: impl Fn(&Op) -> bool) -> bool {
         !self.large.kept.contains(&value) && self.readers(value).all(of_kind)
     }
 
@@ -209,7 +209,9 @@ impl Lowering<'_> {
             branch: branches.map(|b| BranchNorms {
                 x_weight: b.first.weight,
                 x_eps: b.first.eps,
-                branch: Operand::Value(b.second.x),
+                branch: (self.unsummed.get(&b.second.x))
+                    .map_or(Operand::Value(b.second.x), |experts| experts.each),
+                experts: self.unsummed.get(&b.second.x).map(|e| (e.route, e.top_k)),
                 branch_weight: b.second.weight,
                 branch_eps: b.second.eps,
             }),

@@ -20,7 +20,7 @@ use crate::{
     kernel::{
         ColumnSlice, Columns, FlashDecode, Gemv, GemvDevice, GemvEpilogue, GemvPrologue,
         GemvPrologueNorm, GemvShape, GemvWeights, HeadNorm, Heads, KvNormRopeStore, MAX_HEAD_DIM,
-        Operand, OutputRows, OwnKv, WeightFormat, WeightOperand,
+        Operand, OutputRows, Overlap, OwnKv, WeightFormat, WeightOperand,
         fragment::{FragmentFormat, M_TILE},
     },
 };
@@ -149,8 +149,7 @@ impl Lowering<'_> {
             columns: self.weights.matrix(product.parts[0].w).columns,
             outputs: M_TILE,
             pair: false,
-            summed: 1,
-            sets: 1,
+            top_k: None,
             card: self.card(),
         };
         let within = shape.can_norm();
@@ -273,8 +272,7 @@ impl Lowering<'_> {
             columns: self.weights.matrix(parts[0].w).columns,
             outputs,
             pair: matches!(epilogue, GemvEpilogue::Geglu { .. }),
-            summed: 1,
-            sets: 1,
+            top_k: None,
             card: self.card(),
         };
         let label = self.product_label(op, parts);
@@ -285,6 +283,8 @@ impl Lowering<'_> {
             epilogue,
             routed: None,
             pdl: self.target.pdl,
+            overlap: Overlap::default(),
+            prefetch: None,
         };
         self.call(&label, op.rows, kernel);
     }
@@ -357,6 +357,7 @@ impl Lowering<'_> {
             out: Operand::Value(attend.out),
             f16_out: false,
             pdl: self.target.pdl,
+            prefetch: None,
         };
         self.call(&op.label, op.rows, kernel);
         Some(())

@@ -26,6 +26,7 @@ params! {
         factor: Address,
         weight: Address,
         branch: Address,
+        route: Address,
         x_weight: Address,
         branch_weight: Address,
         residual: Address,
@@ -40,6 +41,8 @@ params! {
         following_eps: f32,
         x_eps: f32,
         branch_eps: f32,
+        top_k: u32,
+        reserved: u32,
     }
 }
 
@@ -99,6 +102,8 @@ pub(crate) struct BranchNorms {
     pub(crate) x_weight: Option<Weight>,
     pub(crate) x_eps: f32,
     pub(crate) branch: Operand,
+    /// Routed experts whose outputs the branch is, not yet summed: their route and how many a row has.
+    pub(crate) experts: Option<(Operand, usize)>,
     pub(crate) branch_weight: Option<Weight>,
     pub(crate) branch_eps: f32,
 }
@@ -147,6 +152,7 @@ impl Kernel for FusedNorm {
             factor: self.factor.map_or(Address::NULL, |p| at.operand(p)),
             weight: at.vector(self.out.weight),
             branch: Address::NULL,
+            route: Address::NULL,
             x_weight: Address::NULL,
             branch_weight: Address::NULL,
             residual: Address::NULL,
@@ -161,6 +167,8 @@ impl Kernel for FusedNorm {
             following_eps: 0.0,
             x_eps: 0.0,
             branch_eps: 0.0,
+            top_k: 0,
+            reserved: 0,
         }
         .bytes()
     }
@@ -196,6 +204,7 @@ impl Kernel for FusedResidualNorm {
             factor: operand(self.factor),
             weight: at.vector(self.weight),
             branch: operand(self.branch.map(|b| b.branch)),
+            route: operand(self.branch.and_then(|b| b.experts).map(|e| e.0)),
             x_weight: at.vector(self.branch.and_then(|b| b.x_weight)),
             branch_weight: at.vector(self.branch.and_then(|b| b.branch_weight)),
             residual: at.operand(self.residual),
@@ -210,6 +219,8 @@ impl Kernel for FusedResidualNorm {
             following_eps: self.following.map_or(0.0, |n| n.eps),
             x_eps: self.branch.map_or(0.0, |b| b.x_eps),
             branch_eps: self.branch.map_or(0.0, |b| b.branch_eps),
+            top_k: (self.branch.and_then(|b| b.experts)).map_or(0, |e| e.1 as u32),
+            reserved: 0,
         }
         .bytes()
     }
@@ -228,6 +239,7 @@ impl Kernel for FusedResidualNorm {
             .into_iter()
             .chain(self.factor)
             .chain(self.branch.map(|b| b.branch))
+            .chain(self.branch.and_then(|b| b.experts).map(|e| e.0))
             .collect()
     }
 
@@ -543,6 +555,7 @@ pub(crate) mod tests {
                 x_weight: Some(x_weight),
                 x_eps: EPS,
                 branch,
+                experts: None,
                 branch_weight: Some(branch_weight),
                 branch_eps: EPS,
             };
