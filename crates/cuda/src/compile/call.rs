@@ -66,6 +66,14 @@ impl Call {
         }
     }
 
+    /// Whether its output must still be multiplied by one factor per row: it is no value of the plan yet.
+    pub(crate) fn is_scaled(&self) -> bool {
+        match &self.launch {
+            Launch::Kernel(kernel) => kernel.is_scaled(),
+            Launch::CublasLt(product) => product.scaled,
+        }
+    }
+
     pub(crate) fn weights(&self) -> Vec<WeightOperand> {
         match &self.launch {
             Launch::Kernel(kernel) => kernel.weights(),

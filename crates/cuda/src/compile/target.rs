@@ -10,7 +10,7 @@ pub(crate) struct Target {
     pub(crate) shared_bytes: usize,
     /// Whether code is compiled for `sm_90a`.
     pub(crate) hopper: bool,
-    /// Whether kernels of small batches are launched with programmatic dependent launch (PDL).
+    /// Whether kernels of small and medium batches are launched with programmatic dependent launch (PDL).
     pub(crate) pdl: bool,
     pub(crate) gemm: GemmImpl,
     /// The most rows of a batch.
