@@ -284,12 +284,12 @@ __device__ __forceinline__ void gemv(const Params& p) {
       stream.fetch(ring + 16 * lane);
       filled = 1;
     }
+    lay_out();
     Input own = in;
     own.values += rank * in.stride;
     own.scales += rank;
     own.sums += rank;
     count = *p.rows.count - min(*p.rows.count, first_row);
-    lay_out();
     const u32 own_count = SHARES ? u32(rank < count) : count;
     prologue.template prepare<Weights>(own, input, p.columns, p.padded, own_count, blockIdx.x / (SHARES ? ROWS : 1) == 0, fill);
     if (p.pdl & EARLY_INPUT) griddep_wait();
