@@ -26,7 +26,7 @@ use carat_model::{
 };
 
 use super::{
-    call::{Call, Launch},
+    call::{Buckets, Call, Launch},
     fuse::{self, LinearPart, Op},
     rows::RowClass,
     scratch::{Scratch, ScratchBytes},
@@ -56,6 +56,7 @@ pub(crate) fn lower(
             layer: None,
             phase: Phase::Other,
         },
+        buckets: Buckets::ALL,
         calls: Vec::new(),
         scratch,
         large: large_batch::State::of(plan, ops),
@@ -82,6 +83,8 @@ struct Lowering<'a> {
     class: RowClass,
     /// Origin of the calls that follow.
     origin: Origin,
+    /// Buckets that the calls that follow are launched for.
+    buckets: Buckets,
     calls: Vec<Call>,
     scratch: &'a mut Scratch,
     large: large_batch::State,
@@ -110,6 +113,7 @@ impl<'a> Lowering<'a> {
             label: label.to_owned(),
             origin: self.origin,
             rows,
+            buckets: self.buckets,
             launch: Launch::Kernel(Box::new(kernel)),
         });
     }

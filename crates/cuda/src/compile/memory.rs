@@ -229,10 +229,10 @@ mod tests {
             keys and values, full attention           0.5 MiB
             keys and values, sliding windows          0.1 MiB
             activations                               0.8 MiB
-            scratch                                   1.6 MiB
+            scratch                                   1.4 MiB
             batch                                     0.4 MiB
             sampling                                  0.1 MiB
-            device memory                             3.9 MiB
+            device memory                             3.6 MiB
             tables in host memory                     0.1 MiB
         "#]]
         .assert_eq(&plan(Variant::E4b, 512, TableMemory::Host).to_string());

@@ -17,7 +17,7 @@ use carat_model::{
 
 use crate::{
     compile::{
-        call::{Call, CublasLtGemm, Launch},
+        call::{Buckets, Call, CublasLtGemm, Launch},
         rows::{ByClass, RowClass, RowCounts, padded_rows},
     },
     device::{
@@ -56,6 +56,7 @@ struct Bound {
     label: String,
     origin: Origin,
     rows: Rows,
+    buckets: Buckets,
     action: Action,
 }
 
@@ -158,6 +159,7 @@ impl Program {
                 label: call.label,
                 origin: call.origin,
                 rows: call.rows,
+                buckets: call.buckets,
                 action,
             }
         });
@@ -185,6 +187,9 @@ impl Program {
                 RowClass::Small => rows,
                 RowClass::Medium | RowClass::Large => padded_rows(rows),
             };
+            if !step.buckets.hold(rows) {
+                continue;
+            }
             step.action.run(rows)?;
             queued(&step.label, step.origin)?;
         }

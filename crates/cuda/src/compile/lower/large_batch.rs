@@ -14,7 +14,7 @@ use carat_model::{
 use super::{Lowering, large_attention::raw_inputs};
 use crate::{
     compile::{
-        call::{Call, CublasLtGemm, Launch},
+        call::{Buckets, Call, CublasLtGemm, Launch},
         fuse::{Epilogue, LinearPart, Op, Product, Prologue, ResidualNorm, RowNorm, Work},
         target::GemmImpl,
     },
@@ -436,8 +436,12 @@ impl Lowering<'_> {
                 if let Some(format) = packed {
                     let kernel =
                         self.packed_gate_up(format, &product.parts, x, both, GATE_UP_SCALE);
+                    self.buckets = self.packed_buckets();
                     self.call(&label, op.rows, kernel);
-                } else {
+                    self.buckets = Buckets::ALL;
+                }
+                if let Some(buckets) = self.f16_buckets(packed.is_some()) {
+                    self.buckets = buckets;
                     let call = CublasLtGemm {
                         x,
                         w: joined(&product.parts, WeightFormat::F16),
@@ -450,6 +454,7 @@ impl Lowering<'_> {
                         scaled: true,
                     };
                     self.cublaslt_call(&label, op.rows, call);
+                    self.buckets = Buckets::ALL;
                 }
                 let (f16, factor) = (
                     self.scratch("gated f16", 2 * columns),
@@ -537,10 +542,15 @@ impl Lowering<'_> {
         target: ProductOut,
     ) -> Option<Operand> {
         let label = self.product_label(op, parts);
-        if self.reads_packed(parts) {
+        let packed = self.reads_packed(parts);
+        if packed {
+            self.buckets = self.packed_buckets();
             self.packed_products(&label, op, parts, input, target);
-            return input.factor;
+            self.buckets = Buckets::ALL;
         }
+        let Some(buckets) = self.f16_buckets(packed) else {
+            return input.factor;
+        };
         match self.target.gemm {
             GemmImpl::CublasLt => {
                 let outputs = parts.iter().map(|p| self.weights.matrix(p.w).rows).sum();
@@ -555,7 +565,9 @@ impl Lowering<'_> {
                     stride: target.stride,
                     scaled: input.factor.is_some(),
                 };
+                self.buckets = buckets;
                 self.cublaslt_call(&label, op.rows, call);
+                self.buckets = Buckets::ALL;
                 input.factor
             }
             GemmImpl::Native => {
@@ -571,6 +583,7 @@ impl Lowering<'_> {
             label: label.to_owned(),
             origin: self.origin,
             rows,
+            buckets: self.buckets,
             launch: Launch::CublasLt(product),
         });
     }
