@@ -32,7 +32,6 @@
 // grid; arrivals of 0; at most FAN * ONE_MERGE splits.
 #include "lib/kv.cuh"
 #include "lib/norm.cuh"
-#include "lib/prefetch.cuh"
 #include "lib/ptx.cuh"
 #include "lib/rope.cuh"
 
@@ -57,7 +56,6 @@ struct Params {
   float k_eps;
   float v_eps;
   u32 f16_out;
-  Prefetch prefetch;
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attention/flash_decode.rs differs");
 
@@ -425,7 +423,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   griddep_wait();
   Head head;
   if (warp < (p.k ? GROUP + 2 : GROUP)) load(head, raw_head(p, work, warp));
-  if (p.prefetch.bytes) prefetch_weights(p.prefetch);
   if (work.r >= count) return;
   work.run = uniform(work.run);
   work.position = uniform(work.position);

@@ -18,7 +18,6 @@
 // that is also an input.
 #include "lib/batch.cuh"
 #include "lib/gemv_input.cuh"
-#include "lib/prefetch.cuh"
 
 using Weights = JOIN(WEIGHTS, _weights);
 static_assert(Weights::STAGE_BYTES == M_TILE_STAGE_BYTES, "src/kernel/linear/gemv.rs differs");
@@ -71,7 +70,6 @@ struct Params {
   const float* other;  // of GELU_MUL_SLICE, in rows of `other_columns`
   const float* route;  // of `gemv_routed_*`
   u64 matrix_bytes;    // from one matrix of a stack to the next
-  Prefetch prefetch;
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemv.rs differs");
 
@@ -202,15 +200,6 @@ __device__ __forceinline__ void gemv(const Params& p) {
   const u32 a_block = p.a_block[BUCKET];
   const u32 begin = blockIdx.x * a_block, end = min(begin + a_block, p.m_tiles);
 
-  const u32 batch = min(BATCH<ROWS> * p.teams, a_block);
-  const u32 half = batch * p.split * ROWS * Weights::M_TILE;
-  float* partial = (float*)(shared + warps * RING * Weights::STAGE_BYTES);
-  Input in;
-  in.scales = partial + 2 * half;
-  in.sums = in.scales + (Weights::QUANTIZED ? p.padded / 32 * ROWS : 0);
-  in.values = (u8*)(in.sums + (Weights::HAS_MINS ? p.padded / 32 * ROWS : 0));
-  in.stride = Weights::QUANTIZED ? p.padded + 32 : 4 * p.padded;
-
   JOIN(INPUT, _input)<OWN_ROWS, ROWS> prologue;
   u8* const ring = shared + warp * RING * Weights::STAGE_BYTES;
   Stream stream(p, begin + team, end, share, lane);
@@ -219,14 +208,25 @@ __device__ __forceinline__ void gemv(const Params& p) {
 #pragma unroll 1
     for (; filled < RING; filled++) stream.fetch(ring + filled * Weights::STAGE_BYTES + 16 * lane);
   };
+  // After what starts the memory: little is computed before that.
+  const u32 batch = min(BATCH<ROWS> * p.teams, a_block);
+  const u32 half = batch * p.split * ROWS * Weights::M_TILE;
+  float* partial = (float*)(shared + warps * RING * Weights::STAGE_BYTES);
+  Input in;
+  const auto lay_out = [&] {
+    in.scales = partial + 2 * half;
+    in.sums = in.scales + (Weights::QUANTIZED ? p.padded / 32 * ROWS : 0);
+    in.values = (u8*)(in.sums + (Weights::HAS_MINS ? p.padded / 32 * ROWS : 0));
+    in.stride = Weights::QUANTIZED ? p.padded + 32 : 4 * p.padded;
+  };
   // Rows that do not fit shared memory together have blocks of their own.
   const u32 first_row = ROUTED ? 0 : blockIdx.y * ROWS;
   __shared__ u32 slots[ROWS];
-  u32 count = *p.rows.count - min(*p.rows.count, first_row);
+  u32 count = 0;
   if constexpr (ROUTED) {
     const u32 slot = blockIdx.y;
-    const bool there = slot / p.top_k < count;
-    count = 0;  // until the route is known
+    const bool there = p.rows.has(slot / p.top_k);
+    lay_out();
     const auto prepare = [&](u32 slot, u32 column) {
       Prologue input = p.input;
       input.x += u64(p.input_per_expert ? slot : slot / p.top_k) * p.columns;
@@ -278,7 +278,6 @@ __device__ __forceinline__ void gemv(const Params& p) {
       if (!(p.pdl & EARLY_INPUT)) griddep_wait();
       if (p.pdl & LATE_TRIGGER) griddep_launch_dependents();
       prologue.load_first(input, p.columns);
-      if (p.prefetch.bytes) prefetch_weights(p.prefetch);
     } else {
       // One stage at first: memory that is asked for much more than it can give at once delays the input, too.
       prologue.load_first(input, p.columns);
@@ -289,6 +288,8 @@ __device__ __forceinline__ void gemv(const Params& p) {
     own.values += rank * in.stride;
     own.scales += rank;
     own.sums += rank;
+    count = *p.rows.count - min(*p.rows.count, first_row);
+    lay_out();
     const u32 own_count = SHARES ? u32(rank < count) : count;
     prologue.template prepare<Weights>(own, input, p.columns, p.padded, own_count, blockIdx.x / (SHARES ? ROWS : 1) == 0, fill);
     if (p.pdl & EARLY_INPUT) griddep_wait();

@@ -71,41 +71,7 @@ pub(crate) fn lower(
             (Fusion::On, RowClass::Medium | RowClass::Large) => lowering.large_batch(op)?,
         }
     }
-    if lowering.pdl() {
-        prefetch_weights(&mut lowering.calls);
-    }
     Ok(lowering.calls)
-}
-
-/// Has launches that leave the memory idle ask for weights of the next large matrix, which then come from the L2 cache.
-fn prefetch_weights(calls: &mut [Call]) {
-    /// Of one launch: what the memory gives in the few microseconds it takes.
-    const EACH: usize = 12 << 20;
-    /// Of one matrix: the L2 cache holds more, but not much more.
-    const ALL: usize = 24 << 20;
-    /// Matrices of fewer bytes are fetched by their own blocks before their input is there.
-    const LARGE: usize = 20 << 20;
-    /// Launches ahead: what is asked for sooner is driven out again.
-    const AHEAD: usize = 6;
-    let mut asked = 0;
-    for i in 0..calls.len() {
-        let streams = |call: &Call| call.kernel().and_then(Kernel::streams);
-        if streams(&calls[i]).is_some_and(|s| s.bytes() >= LARGE) {
-            asked = 0;
-        }
-        if !calls[i].kernel().is_some_and(Kernel::idle_memory) {
-            continue;
-        }
-        let mut ahead = calls[i + 1..].iter().take(AHEAD).filter_map(streams);
-        let Some(next) = ahead.find(|s| s.bytes() >= LARGE) else {
-            continue;
-        };
-        let part = next.part(asked, EACH.min(ALL - asked));
-        if let (Some(part), Launch::Kernel(kernel)) = (part, &mut calls[i].launch) {
-            asked += part.bytes();
-            kernel.set_prefetch(part);
-        }
-    }
 }
 
 struct Lowering<'a> {

@@ -54,7 +54,6 @@ texts![
     "lib/kv.cuh",
     "lib/norm.cuh",
     "lib/num.cuh",
-    "lib/prefetch.cuh",
     "lib/ptx.cuh",
     "lib/quads.cuh",
     "lib/reduce.cuh",

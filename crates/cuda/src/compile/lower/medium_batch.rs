@@ -168,7 +168,6 @@ impl Lowering<'_> {
             out: f16.unwrap_or(Operand::Value(attend.out)),
             f16_out: f16.is_some(),
             pdl: self.pdl(),
-            prefetch: None,
         };
         self.call(&op.label, op.rows, kernel);
         if let Some(f16) = f16 {

@@ -10,8 +10,7 @@ use carat_model::{
 };
 
 use crate::kernel::{
-    Addresses, HOPPER_MULTIPROCESSORS, Kernel, Operand, Prefetch, RowRefsAt, RowsAt, SlotAt,
-    Specialization, prefetch::PrefetchParams,
+    Addresses, HOPPER_MULTIPROCESSORS, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization,
 };
 use crate::{
     device::{Address, Grid},
@@ -68,7 +67,6 @@ params! {
         k_eps: f32,
         v_eps: f32,
         f16_out: u32,
-        prefetch: PrefetchParams,
     }
 }
 
@@ -188,7 +186,6 @@ pub(crate) struct FlashDecode {
     pub(crate) f16_out: bool,
     /// Launched with PDL.
     pub(crate) pdl: bool,
-    pub(crate) prefetch: Option<Prefetch>,
 }
 
 impl FlashDecode {
@@ -295,17 +292,8 @@ impl Kernel for FlashDecode {
             k_eps: own.map_or(0.0, |kv| kv.k_norm.eps),
             v_eps: own.map_or(0.0, |kv| kv.v_eps),
             f16_out: u32::from(self.f16_out),
-            prefetch: Prefetch::params(self.prefetch.as_ref(), at),
         }
         .bytes()
-    }
-
-    fn idle_memory(&self) -> bool {
-        self.pdl
-    }
-
-    fn set_prefetch(&mut self, prefetch: Prefetch) {
-        self.prefetch = Some(prefetch);
     }
 
     fn weights(&self) -> Vec<WeightOperand> {

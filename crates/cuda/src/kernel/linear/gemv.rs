@@ -7,8 +7,8 @@
 use carat_model::weights::Weight;
 
 use crate::kernel::{
-    Addresses, ColumnSlice, ExpertInput, HOPPER_MULTIPROCESSORS, Kernel, Operand, Prefetch, RowsAt,
-    Specialization, Streamed, prefetch::PrefetchParams,
+    Addresses, ColumnSlice, ExpertInput, HOPPER_MULTIPROCESSORS, Kernel, Operand, RowsAt,
+    Specialization,
 };
 use crate::{
     device::{Address, Grid},
@@ -27,8 +27,6 @@ const RING: usize = 3;
 const NORM_COLUMNS: usize = 4 * 3;
 /// The most warps of a block.
 const MAX_WARPS: usize = 16;
-/// Matrices of fewer bytes leave the memory idle while they are multiplied with.
-const IDLE_BYTES: usize = 4 << 20;
 /// Parts of a joined matrix.
 pub(crate) const MAX_PARTS: usize = 3;
 
@@ -88,7 +86,6 @@ params! {
         other: Address,
         route: Address,
         matrix_bytes: u64,
-        prefetch: PrefetchParams,
     }
 }
 
@@ -152,14 +149,6 @@ impl GemvWeights {
             GemvWeights::Fragments(format) => format.m_tile_bytes(columns),
             GemvWeights::F16 | GemvWeights::BF16 => 2 * columns,
             GemvWeights::F32 => 4 * columns,
-        }
-    }
-
-    /// Rows of `m_tile_bytes` that an M-tile has.
-    fn m_tile_rows(self) -> usize {
-        match self {
-            GemvWeights::Fragments(_) => 1,
-            _ => self.m_tile(),
         }
     }
 
@@ -259,11 +248,6 @@ impl GemvShape {
 
     pub(crate) fn m_tiles(self) -> usize {
         self.outputs.div_ceil(self.weights.m_tile()) * self.granule()
-    }
-
-    /// Bytes of the matrix.
-    fn bytes(self) -> usize {
-        self.m_tiles() * self.weights.m_tile_rows() * self.weights.m_tile_bytes(self.columns)
     }
 
     /// Stages of an M-tile.
@@ -457,7 +441,6 @@ pub(crate) struct Gemv {
     /// Launched with PDL.
     pub(crate) pdl: bool,
     pub(crate) overlap: Overlap,
-    pub(crate) prefetch: Option<Prefetch>,
 }
 
 /// How a launch with PDL overlaps those around it, beyond fetching weights. Mirrored by the kernel.
@@ -622,7 +605,6 @@ impl GemvShape {
             other: Address::NULL,
             route: Address::NULL,
             matrix_bytes: 0,
-            prefetch: PrefetchParams::NONE,
             columns: self.columns as u32,
             padded: self.padded() as u32,
             outputs: self.outputs as u32,
@@ -706,7 +688,6 @@ impl Kernel for Gemv {
             params.input_per_expert = u32::from(routed.input == ExpertInput::PerExpert);
         }
         params.pdl = self.overlap.flags(self.pdl);
-        params.prefetch = Prefetch::params(self.prefetch.as_ref(), at);
         params.bytes()
     }
 
@@ -722,27 +703,6 @@ impl Kernel for Gemv {
     fn delay_trigger(&mut self) -> bool {
         self.overlap.late_trigger = true;
         self.pdl
-    }
-
-    fn streams(&self) -> Option<Streamed> {
-        let packed = matches!(self.shape.weights, GemvWeights::Fragments(_));
-        if !packed || self.routed.is_some() {
-            return None;
-        }
-        let a_block = self.shape.a_block(self.shape.blocks(1)?);
-        Some(Streamed {
-            w: self.w.clone(),
-            chunks: self.shape.m_tiles().div_ceil(a_block),
-            chunk_bytes: a_block * self.shape.weights.m_tile_bytes(self.shape.columns),
-        })
-    }
-
-    fn idle_memory(&self) -> bool {
-        self.pdl && self.routed.is_none() && self.shape.bytes() < IDLE_BYTES
-    }
-
-    fn set_prefetch(&mut self, prefetch: Prefetch) {
-        self.prefetch = Some(prefetch);
     }
 
     fn reads(&self) -> Vec<Operand> {

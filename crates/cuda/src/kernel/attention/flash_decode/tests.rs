@@ -329,7 +329,6 @@ impl Ready {
             k_eps: EPS,
             v_eps: EPS,
             f16_out: 0,
-            prefetch: PrefetchParams::NONE,
         };
         let grid = Grid {
             shared_bytes: heads.shared_bytes(),
