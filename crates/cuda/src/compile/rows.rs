@@ -20,10 +20,12 @@ pub(crate) enum RowClass {
 
 impl RowClass {
     pub(crate) fn of(rows: usize) -> RowClass {
-        match rows {
-            ..=SMALL_ROWS => RowClass::Small,
-            ..=MEDIUM_ROWS => RowClass::Medium,
-            _ => RowClass::Large,
+        if rows <= SMALL_ROWS {
+            RowClass::Small
+        } else if rows <= MEDIUM_ROWS {
+            RowClass::Medium
+        } else {
+            RowClass::Large
         }
     }
 }
@@ -46,11 +48,11 @@ impl RowCounts {
 
 /// Rows of the bucket that holds so many: grids and buffers are sized for it.
 pub(crate) fn padded_rows(rows: usize) -> usize {
-    match rows {
-        _ if RowClass::of(rows) == RowClass::Small => SMALL_ROWS,
-        ..=MEDIUM_ROWS => rows.next_multiple_of(16),
-        ..=512 => rows.next_multiple_of(64),
-        _ => rows.next_multiple_of(256),
+    match RowClass::of(rows) {
+        RowClass::Small => SMALL_ROWS,
+        RowClass::Medium => rows.next_multiple_of(16),
+        RowClass::Large if rows <= 512 => rows.next_multiple_of(64),
+        RowClass::Large => rows.next_multiple_of(256),
     }
 }
 

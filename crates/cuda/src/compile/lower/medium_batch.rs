@@ -27,7 +27,7 @@ use crate::{
 const PACKED_ROWS: usize = 16;
 
 impl Lowering<'_> {
-    fn fragment_format(&self, part: &LinearPart) -> Option<FragmentFormat> {
+    fn fragment_format(&self, part: LinearPart) -> Option<FragmentFormat> {
         FragmentFormat::of(self.weights.matrix(part.w).quant)
     }
 
@@ -36,7 +36,7 @@ impl Lowering<'_> {
         let packed = |part: &LinearPart| {
             let matrix = self.weights.matrix(part.w);
             let fits = matrix.count == 1 && matrix.columns.is_multiple_of(32);
-            fits && self.fragment_format(part).is_some()
+            fits && self.fragment_format(*part).is_some()
         };
         let weights: usize = (parts.iter())
             .map(|part| self.weights.matrix(part.w))
@@ -66,8 +66,8 @@ impl Lowering<'_> {
         let [gate, up] = parts else {
             return None;
         };
-        let format = self.fragment_format(gate)?;
-        let alike = self.fragment_format(up) == Some(format)
+        let format = self.fragment_format(*gate)?;
+        let alike = self.fragment_format(*up) == Some(format)
             && self.weights.matrix(gate.w).rows == self.weights.matrix(up.w).rows;
         (alike && self.reads_packed(parts)).then_some(format)
     }
@@ -101,7 +101,7 @@ impl Lowering<'_> {
         let rows = |part: &LinearPart| self.weights.matrix(part.w).rows;
         // Padding between parts would be columns of the result.
         let joins = |a: &LinearPart, b: &LinearPart| {
-            self.fragment_format(a) == self.fragment_format(b) && rows(a).is_multiple_of(M_TILE)
+            self.fragment_format(*a) == self.fragment_format(*b) && rows(a).is_multiple_of(M_TILE)
         };
         let runs: Vec<Vec<LinearPart>> =
             parts.chunk_by(joins).map(<[LinearPart]>::to_vec).collect();
@@ -115,7 +115,7 @@ impl Lowering<'_> {
                 .iter()
                 .map(|part| self.weights.matrix(part.w).rows)
                 .sum();
-            let format = self.fragment_format(&run[0]).expect("all parts are packed");
+            let format = self.fragment_format(run[0]).expect("all parts are packed");
             let matrices: Vec<Weight> = run.iter().map(|p| p.w).collect();
             let shape = self.medium_shape(format, GemmMediumEpilogue::F32, matrices[0], outputs);
             let out = GemmMediumOut::F32 {

@@ -86,8 +86,8 @@ fn blocks_of_published_sizes_are_resident_and_miss_little() {
     for (format, _) in FORMATS {
         for sizes in SIZES {
             let shape = shape(format, sizes, HOPPER_MULTIPROCESSORS);
-            for entry in 0..ENTRIES.len() {
-                let case = format!("{format:?} {sizes:?} {}", ENTRIES[entry]);
+            for (entry, name) in ENTRIES.iter().enumerate() {
+                let case = format!("{format:?} {sizes:?} {name}");
                 let tiling = shape.tiling(entry);
                 assert!(
                     tiling.runs * tiling.splits <= shape.multiprocessors,
