@@ -113,6 +113,30 @@ class Engine:
             self.process.terminate()
 
 
+async def joined(first, rest):
+    yield first
+    async for piece in rest:
+        yield piece
+
+
+def opening(body):
+    """How a conversation begins, which all its turns have in common; what the client calls it, if it says so."""
+    try:
+        asked = json.loads(body)
+    except ValueError:
+        return b""
+    if not isinstance(asked, dict):
+        return b""
+    messages = asked.get("messages")
+    if isinstance(messages, list) and messages:
+        # A system prompt alone would send everybody to one engine, so the first question counts too.
+        leads = isinstance(messages[0], dict) and messages[0].get("role") in ("system", "developer")
+        messages = messages[: 2 if leads else 1]
+    key = asked.get("prompt_cache_key") or messages or asked.get("prompt") or asked.get("input")
+    return json.dumps(key).encode() if key else b""
+
+
+# Above the class: `serve.ingress` packs it up with what it can see at that moment.
 web = FastAPI()
 
 
@@ -152,29 +176,6 @@ class Gateway:
             return Response(first + rest, head["status"], head["headers"])
         message = f"all engines failed: {last[:300]}"
         return JSONResponse({"error": {"message": message, "type": "unavailable_error", "param": None, "code": None}}, 503, {"Retry-After": "2"})
-
-
-async def joined(first, rest):
-    yield first
-    async for piece in rest:
-        yield piece
-
-
-def opening(body):
-    """How a conversation begins, which all its turns have in common; what the client calls it, if it says so."""
-    try:
-        asked = json.loads(body)
-    except ValueError:
-        return b""
-    if not isinstance(asked, dict):
-        return b""
-    messages = asked.get("messages")
-    if isinstance(messages, list) and messages:
-        # A system prompt alone would send everybody to one engine, so the first question counts too.
-        leads = isinstance(messages[0], dict) and messages[0].get("role") in ("system", "developer")
-        messages = messages[: 2 if leads else 1]
-    key = asked.get("prompt_cache_key") or messages or asked.get("prompt") or asked.get("input")
-    return json.dumps(key).encode() if key else b""
 
 
 def app(args):
