@@ -20,7 +20,7 @@ use crate::{
         prepare::{Prepared, prepare},
         target::{GemmImpl, Target},
     },
-    config::{CudaConfig, Pdl, TablePlace, Tier},
+    config::{CudaConfig, Pdl, TableMemory, Tier},
     device::{Device, Module, cublaslt::Library},
     error::CudaError,
     jit::compiler::{Architecture, Compiler},
@@ -161,7 +161,7 @@ impl CudaBackend {
         let tables = self.config.tables;
         let mut choices = vec![
             (GemmImpl::Native, tables),
-            (GemmImpl::Native, TablePlace::Host),
+            (GemmImpl::Native, TableMemory::Host),
         ];
         if self.library.is_some() {
             choices.insert(0, (GemmImpl::CublasLt, tables));

@@ -5,7 +5,9 @@
 //! - [`cases`]: every step as a tiny plan, for conformance
 //! - [`contract`]: what an executor promises beyond the steps of a plan
 //! - [`close`]: how far two results are apart
+//! - [`allocation`]: how much memory something took
 
+pub mod allocation;
 pub mod cases;
 pub mod close;
 pub mod contract;

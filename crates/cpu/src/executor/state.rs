@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use carat_model::{
-    backend::{CompileOptions, Feed, PageMove, RowPlace},
+    backend::{CompileOptions, Feed, PageMove, RowRef},
     plan::{Plan, Rows},
     weights::{Weight, Weights},
 };
@@ -209,7 +209,7 @@ impl State {
         op: &Op,
         operand: Operand,
         view: &RowView<'_>,
-        rows: &[RowPlace],
+        rows: &[RowRef],
         out: &mut [f32],
     ) {
         let kernels = self.workers.kernels;
