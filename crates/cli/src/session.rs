@@ -89,6 +89,7 @@ impl Session {
                 ignore_eos: args.ignore_eos,
                 logprobs: None,
                 constraint: None,
+                without_drafts: false,
             },
             thinking,
             tools,

@@ -338,6 +338,7 @@ fn prepare(
         ignore_eos: ask.ignore_eos,
         logprobs: ask.logprobs,
         constraint: None,
+        without_drafts: false,
     };
     let mut notes = Notes::default();
     let mut prepared = Vec::new();
