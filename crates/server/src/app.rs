@@ -338,7 +338,7 @@ fn prepare(
         ignore_eos: ask.ignore_eos,
         logprobs: ask.logprobs,
         constraint: None,
-        without_drafts: false,
+        without_drafts: !ask.draft,
     };
     let mut notes = Notes::default();
     let mut prepared = Vec::new();
