@@ -3,14 +3,15 @@
 #
 #   crates/cuda/gpu-check.sh pack          here: builds the tests and puts stripped binaries into target/gpu
 #   crates/cuda/gpu-check.sh run [quick]   there, at the root of a copy of the repository that has target/gpu
-#   crates/cuda/gpu-check.sh time          there, too: what sampling takes, by kernels and by whole steps
+#   crates/cuda/gpu-check.sh time [NAME]   there, too: times of kernels whose name holds this; of all, and of whole steps
 #
 # `run` goes through single kernels, conformance, goldens and a hundred thousand tokens, then through some small cases under
 # compute-sanitizer, and prints a table last. `quick` leaves the sanitizer out.
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 folder=$root/target/gpu
-tests="conformance demo golden soak timing"
+tests="conformance demo golden soak"
+benches="kernels steps"
 
 pack() {
   cd "$root" || exit 1
@@ -20,6 +21,12 @@ pack() {
       sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1)
     [ -n "$binary" ] || exit 1
     strip -o "$folder/$test" "$binary" || exit 1
+  done
+  for bench in $benches; do
+    binary=$(cargo bench -q -p carat-cuda --no-run --bench "$bench" --message-format=json |
+      sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1)
+    [ -n "$binary" ] || exit 1
+    strip -o "$folder/bench-$bench" "$binary" || exit 1
   done
   binary=$(cargo test -q -p carat-cuda --release --no-run --lib --message-format=json |
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1)
@@ -59,7 +66,7 @@ run() {
   cd "$root" || exit 1
   export GPU_REQUIRED=1
   chmod +x "$folder"/*
-  check "kernels" 240 "$folder/kernels" --ignored --skip timing --test-threads 1
+  check "kernels" 240 "$folder/kernels" --ignored --test-threads 1
   check "conformance" 240 "$folder/conformance"
   check "goldens" 240 "$folder/golden"
   check "demo model" 120 "$folder/demo"
@@ -82,18 +89,21 @@ run() {
   exit $failed
 }
 
-sampling_times() {
+time_kernels() {
   cd "$root" || exit 1
   export GPU_REQUIRED=1
   chmod +x "$folder"/*
-  "$folder/kernels" --ignored --nocapture --test-threads 1 sample_timing | grep '^sample ' || exit 1
-  "$folder/timing" --nocapture | grep '^step ' || exit 1
+  "$folder/bench-kernels" "$@" || exit 1
+  [ $# -gt 0 ] || "$folder/bench-steps"
 }
 
 case ${1:-} in
 pack) pack ;;
 run) run "${2:-}" ;;
-time) sampling_times ;;
+time)
+  shift
+  time_kernels "$@"
+  ;;
 *)
   sed -n '2,10p' "$0"
   exit 2

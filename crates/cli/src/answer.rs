@@ -170,7 +170,7 @@ pub(crate) fn drafts(counts: &DraftCounts) -> String {
     let places = counts.accepted_at.iter().zip(&counts.drafted_at);
     let places = places.take_while(|(_, drafted)| **drafted > 0);
     let places: Vec<String> = places
-        .map(|(accepted, drafted)| format!("{:.0}", percent(*accepted, *drafted)))
+        .map(|(accepted, drafted)| format!("{:.0}", percent((*accepted).into(), (*drafted).into())))
         .collect();
     format!(
         "{:.2} tokens a pass, {:.0} % of {} right (by place: {} %)",

@@ -528,7 +528,6 @@ pub(crate) struct BenchArgs {
         default_value = "1",
         value_name = "N",
         value_parser = positive,
-        conflicts_with = "profile"
     )]
     pub(crate) sequences: Vec<usize>,
     /// Repetitions of each test
@@ -616,7 +615,7 @@ fn backend_pair(text: &str) -> Result<[BackendName; 2], String> {
 /// Rows of a batch and how many of them are sampled.
 fn batch_rows(text: &str) -> Result<(usize, usize), String> {
     // Decoding samples every row; a prompt's last chunk one.
-    const MOST_DECODED: usize = 64;
+    const MAX_DECODED: usize = 64;
     let (rows, sampled) = match text.split_once(',') {
         Some((rows, sampled)) => {
             let sampled = sampled.trim().parse::<usize>();
@@ -625,7 +624,7 @@ fn batch_rows(text: &str) -> Result<(usize, usize), String> {
         None => (text, None),
     };
     let rows = positive(rows.trim())?;
-    let sampled = sampled.unwrap_or(if rows <= MOST_DECODED { rows } else { 1 });
+    let sampled = sampled.unwrap_or(if rows <= MAX_DECODED { rows } else { 1 });
     if rows > 1 << 20 || sampled > rows {
         return Err(format!(
             "a batch of {rows} rows with {sampled} sampled cannot be; give up to {} rows and no more sampled ones, such as \

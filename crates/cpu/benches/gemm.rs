@@ -174,8 +174,8 @@ fn bf16_tiles(kernels: &TileKernels, quant: QuantType, columns: usize) -> (f64, 
 
 /// As many rows as a call takes times as many panels: GOPS, and ns per weight of packing.
 fn packed_panels(kernels: &Kernels, quant: QuantType, columns: usize) -> (f64, f64) {
-    let weight_rows = packed_int8::ROWS * packed_int8::MOST_PANELS;
-    let rows = packed_int8::MOST_ROWS;
+    let weight_rows = packed_int8::ROWS * packed_int8::MAX_PANELS;
+    let rows = packed_int8::MAX_ROWS;
     let problem = Problem::new(quant, weight_rows, columns, rows);
     let activations = problem.activations(kernels);
     let x: Vec<Row<'_>> = (0..rows).map(|row| activations.row(row)).collect();
@@ -198,7 +198,7 @@ fn pack_panels(kernels: &Kernels, problem: &Problem, panels: &mut [Panel]) {
 
 /// `x4 0.123/0.456/...`: ns per weight of each kernel that takes the format.
 fn small_batch(kernels: &Kernels, quant: QuantType, rows: usize) -> String {
-    let (weight_rows, columns) = (packed_int8::ROWS * packed_int8::MOST_PANELS, 1536);
+    let (weight_rows, columns) = (packed_int8::ROWS * packed_int8::MAX_PANELS, 1536);
     let problem = Problem::new(quant, weight_rows, columns, rows);
     let activations = problem.activations(kernels);
     let x: Vec<Row<'_>> = (0..rows).map(|row| activations.row(row)).collect();
@@ -210,7 +210,7 @@ fn small_batch(kernels: &Kernels, quant: QuantType, rows: usize) -> String {
     let mut sums = packed_int8::Accumulators::default();
     let packed = shortest(|| {
         pack_panels(kernels, &problem, &mut panels);
-        for x in x.chunks(packed_int8::MOST_ROWS) {
+        for x in x.chunks(packed_int8::MAX_ROWS) {
             kernels.gemm_packed_int8(&panels, x, &mut sums);
         }
     });
@@ -221,7 +221,7 @@ fn small_batch(kernels: &Kernels, quant: QuantType, rows: usize) -> String {
     );
     if gemv_transposed::takes(quant) {
         let mut sums = gemv_transposed::Accumulators::default();
-        let most = gemv_transposed::MOST_ROWS;
+        let most = gemv_transposed::MAX_ROWS;
         let transposed = shortest(|| {
             for (x, out) in x.chunks(most).zip(out.chunks_mut(most * weight_rows)) {
                 kernels.gemv_transposed(quant, problem.rows(), x, &mut sums, out);
@@ -245,7 +245,7 @@ fn small_batch(kernels: &Kernels, quant: QuantType, rows: usize) -> String {
 }
 
 fn floats(kernels: &Kernels, quant: QuantType) -> String {
-    let (weight_rows, columns, rows) = (32, 1536, float::MOST_ROWS);
+    let (weight_rows, columns, rows) = (32, 1536, float::MAX_ROWS);
     let problem = Problem::new(quant, weight_rows, columns, rows);
     let mut values = Aligned::new(problem.x.len());
     values.copy_from_slice(&problem.x);

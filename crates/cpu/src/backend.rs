@@ -129,7 +129,7 @@ impl Backend for CpuBackend {
         } else {
             Layout::shared(plan)
         };
-        let repack_bytes = self.repack_bytes.min(repack::most_bytes(&weights));
+        let repack_bytes = self.repack_bytes.min(repack::max_bytes(&weights));
         let needed_bytes = buffer_bytes(&layout, options) + kv_bytes(plan, options) + repack_bytes;
         if let Some(Memory { free_bytes, .. }) = memory::available()
             && needed_bytes > free_bytes

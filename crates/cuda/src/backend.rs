@@ -21,7 +21,7 @@ use crate::{
         rows::SMALL_ROWS,
         target::{GemmImpl, Target},
     },
-    config::{CudaConfig, Pdl, TablePlace, Tier},
+    config::{CudaConfig, Pdl, TableMemory, Tier},
     device::{Device, Module, cublaslt::Library},
     error::CudaError,
     jit::compiler::{Architecture, Compiler},
@@ -162,7 +162,7 @@ impl CudaBackend {
         let tables = self.config.tables;
         let mut choices = vec![
             (GemmImpl::Native, tables),
-            (GemmImpl::Native, TablePlace::Host),
+            (GemmImpl::Native, TableMemory::Host),
         ];
         if self.library.is_some() {
             choices.insert(0, (GemmImpl::CublasLt, tables));

@@ -8,7 +8,7 @@ pub struct CudaConfig {
     pub device: usize,
     pub tier: Tier,
     pub fusion: Fusion,
-    pub tables: TablePlace,
+    pub tables: TableMemory,
     pub graphs: Graphs,
     pub pdl: Pdl,
     pub checks: Checks,
@@ -28,7 +28,7 @@ impl Default for CudaConfig {
             device: 0,
             tier: Tier::Best,
             fusion: Fusion::On,
-            tables: TablePlace::Device,
+            tables: TableMemory::Device,
             graphs: Graphs::On,
             pdl: Pdl::On,
             checks: Checks::EachBatch,
@@ -60,7 +60,7 @@ pub enum Fusion {
 
 /// Memory of tables that are only looked up, such as the per-layer embeddings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TablePlace {
+pub enum TableMemory {
     #[default]
     Device,
     /// In host memory that the device reads through the bus: a few kilobytes per token.

@@ -31,6 +31,6 @@ mod testing;
 pub use backend::{CudaBackend, DeviceFacts};
 pub use compile::listing::{ProgramLaunch, program};
 pub use compile::memory::MemoryPlan;
-pub use config::{Checks, CudaConfig, Fusion, Graphs, Pdl, TablePlace, Tier};
+pub use config::{Checks, CudaConfig, Fusion, Graphs, Pdl, TableMemory, Tier};
 pub use error::CudaError;
 pub use jit::compiler::{Architecture, BuiltKernel, build_kernels};

@@ -120,6 +120,7 @@ impl Card {
     }
 
     /// As [`Card::time`], but captured: the host's own time does not count, which is longer than that of short kernels.
+    #[allow(dead_code, reason = "called by the timing programs")]
     pub(crate) fn time_captured(&self, count: usize, mut call: impl FnMut(usize)) -> Duration {
         let graph = self.captured(|| (0..count).for_each(&mut call));
         graph.launch().expect("launches");
@@ -140,6 +141,13 @@ impl Card {
         self.device.wait("timing").expect("runs");
         start.until(&end).expect("times") / count as u32
     }
+}
+
+/// Says that a machine without a card is to fail.
+#[expect(clippy::disallowed_methods, reason = "a setting of the test harness")]
+#[allow(dead_code, reason = "called by the timing programs")]
+pub(crate) fn is_card_required() -> bool {
+    env::var_os("GPU_REQUIRED").is_some_and(|v| v == "1")
 }
 
 /// Folders with NVIDIA's libraries that a person named.

@@ -11,7 +11,7 @@ mod harness;
 
 use std::sync::Arc;
 
-use carat_cuda::{CudaBackend, CudaConfig, Fusion, Graphs, Pdl, TablePlace, Tier};
+use carat_cuda::{CudaBackend, CudaConfig, Fusion, Graphs, Pdl, TableMemory, Tier};
 use carat_gguf::QuantType;
 use carat_model::{
     Model, TokenId,
@@ -149,7 +149,7 @@ fn open() -> Result<Cards, String> {
         Ok(Ways {
             usual: open(|_| {})?,
             eager: open(|config| config.graphs = Graphs::Off)?,
-            host_tables: open(|config| config.tables = TablePlace::Host)?,
+            host_tables: open(|config| config.tables = TableMemory::Host)?,
             one_by_one: open(|config| config.pdl = Pdl::Off)?,
         })
     };

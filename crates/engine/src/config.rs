@@ -23,16 +23,16 @@ const CHUNK_LENGTHS: usize = 8;
 const SHORTEST_CHUNK: usize = 256;
 
 /// The most of the likeliest tokens that are reported in one place.
-const MOST_LOGPROBS: usize = 20;
+const MAX_LOGPROBS: usize = 20;
 /// The most biases that are numbers: each is looked up for every token. Those that forbid a token come besides, from the model's
 /// own list too.
-const MOST_BIASES: usize = 1024;
+const MAX_BIASES: usize = 1024;
 /// The largest bias, either way: logits differ by less.
 const LARGEST_BIAS: f32 = 100.0;
 /// The most tokens that penalties look at: they are counted anew for every token.
-const MOST_PENALIZED: usize = 1 << 16;
+const MAX_PENALIZED: usize = 1 << 16;
 /// The most stop tokens: each token is compared with all of them.
-const MOST_STOP_TOKENS: usize = 256;
+const MAX_STOP_TOKENS: usize = 256;
 
 /// How much runs at a time, and in how many KV pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,6 +122,7 @@ impl ModelShape {
             let row = BatchShape {
                 rows: 1,
                 sampled: 0,
+                sequences: 1,
                 depth,
                 kv: KvType::default(),
             };
@@ -330,10 +331,10 @@ impl Limits {
     /// Whatever costs the engine something for every token.
     fn check_amounts(&self, request: &Request) -> Result<(), Rejected> {
         let logprobs = request.logprobs.max(request.prompt_logprobs).unwrap_or(0);
-        if logprobs > MOST_LOGPROBS {
+        if logprobs > MAX_LOGPROBS {
             return Err(Rejected::TooManyLogprobs {
                 asked: logprobs,
-                most: MOST_LOGPROBS,
+                most: MAX_LOGPROBS,
             });
         }
         let sampling = &request.sampling;
@@ -345,22 +346,22 @@ impl Limits {
         }
         let numbers = numbers.count();
         let forbidding = biases.len() - numbers;
-        for (asked, most) in [(numbers, MOST_BIASES), (forbidding, self.shape.vocab)] {
+        for (asked, most) in [(numbers, MAX_BIASES), (forbidding, self.shape.vocab)] {
             if asked > most {
                 return Err(Rejected::TooManyBiases { asked, most });
             }
         }
-        if sampling.penalty_window > MOST_PENALIZED {
+        if sampling.penalty_window > MAX_PENALIZED {
             return Err(Rejected::PenaltyWindow {
                 asked: sampling.penalty_window,
-                most: MOST_PENALIZED,
+                most: MAX_PENALIZED,
             });
         }
         let stop_tokens = request.stop_tokens.len();
-        if stop_tokens > MOST_STOP_TOKENS {
+        if stop_tokens > MAX_STOP_TOKENS {
             return Err(Rejected::TooManyStopTokens {
                 asked: stop_tokens,
-                most: MOST_STOP_TOKENS,
+                most: MAX_STOP_TOKENS,
             });
         }
         Ok(())

@@ -16,12 +16,10 @@ use crate::{config::Limits, core::StepCosts};
 const ROWS: [usize; 9] = [1, 8, 4, 2, 16, 32, 3, 6, 64];
 /// Of these, those that are timed however long they take: without them there is nothing to go by.
 const LEAST: usize = 2;
-/// Each is run so often, unless it takes long; the shortest time counts.
-const REPETITIONS: usize = 3;
-/// A batch that takes this long is run once.
-const LONG: Duration = Duration::from_millis(50);
-/// Once so much time has passed, no other batches are timed: the rest lies on the line between, or beyond in proportion.
-const BUDGET: Duration = Duration::from_millis(300);
+/// Each is run so often at the most; the shortest time counts.
+const REPETITIONS: usize = 8;
+/// Once so much time has passed, nothing else is timed: the rest lies on the line between, or beyond in proportion.
+const BUDGET: Duration = Duration::from_millis(200);
 
 /// The costs that lengths of drafts follow from; `None` where they are given, or nobody drafts, or the device does not do it.
 pub(crate) fn costs_for_drafts(executor: &mut dyn Executor, limits: &Limits) -> Option<StepCosts> {
@@ -48,44 +46,51 @@ fn measure(
     let fitting = options.max_rows.min(options.max_sampled);
     let context = limits.config().context;
     let fitting = fitting.min(context);
+    let held = limits.config().pages;
+    let has_pages = |rows: usize| {
+        let pages = pages_of(rows);
+        pages <= held.full && (limits.shape().window.is_none() || pages <= held.sliding)
+    };
+    let rows: Vec<usize> = ROWS
+        .into_iter()
+        .filter(|rows| *rows <= fitting && has_pages(*rows))
+        .collect();
+    let most_pages = pages_of(rows.iter().copied().max().unwrap_or(0));
+    let table: Vec<PageId> = (0..most_pages as u32).map(PageId).collect();
     let mut costs = StepCosts {
         target: Vec::new(),
         drafter: Vec::new(),
     };
     let begun = Instant::now();
-    for rows in ROWS.into_iter().filter(|rows| *rows <= fitting) {
-        if costs.target.len() >= LEAST && begun.elapsed() > BUDGET {
+    // All of them again and again, rather than each many times: what slows a machine down comes and goes.
+    for turn in 0..REPETITIONS * rows.len() {
+        if turn >= LEAST && begun.elapsed() > BUDGET {
             break;
         }
-        let pages = pages_of(rows);
-        let held = limits.config().pages;
-        if pages > held.full || (limits.shape().window.is_some() && pages > held.sliding) {
-            continue;
-        }
-        let table: Vec<PageId> = (0..pages as u32).map(PageId).collect();
+        let rows = rows[turn % rows.len()];
+        let table = &table[..pages_of(rows)];
         let pages = PerGroup {
-            full: table.as_slice(),
-            sliding: table.as_slice(),
+            full: table,
+            sliding: table,
         };
-        let drafts = has_model && rows <= limits.config().max_sequences;
-        let (mut target, mut drafter) = (Duration::MAX, Duration::MAX);
-        for _ in 0..REPETITIONS {
-            target = target.min(time_batch(executor, rows, pages)?);
-            if drafts {
-                drafter = drafter.min(time_drafts(executor, rows, pages)?);
-            }
-            if target > LONG {
-                break;
-            }
-        }
-        costs.target.push((rows, target));
-        if drafts {
-            costs.drafter.push((rows, drafter));
+        let time = time_batch(executor, rows, pages)?;
+        take(&mut costs.target, rows, time);
+        if has_model && rows <= limits.config().max_sequences {
+            let time = time_drafts(executor, rows, pages)?;
+            take(&mut costs.drafter, rows, time);
         }
     }
     costs.target.sort_unstable();
     costs.drafter.sort_unstable();
     Ok(costs)
+}
+
+/// Keeps the shortest time of so many rows.
+fn take(table: &mut Vec<(usize, Duration)>, rows: usize, time: Duration) {
+    match table.iter_mut().find(|(known, _)| *known == rows) {
+        Some((_, shortest)) => *shortest = time.min(*shortest),
+        None => table.push((rows, time)),
+    }
 }
 
 /// A batch whose rows are all sampled, as those of a draft are.

@@ -146,7 +146,7 @@ fn answers_are_the_same_with_drafts_and_without() {
         while left > 0 {
             let (company, engine) = &engines[random.below(3)];
             let mut under_way: VecDeque<(Request, TokenStream)> = VecDeque::new();
-            for _ in 0..1 + random.below(2 * company) {
+            for _ in 0..=random.below(2 * company) {
                 let request = Request {
                     drafts: !random.one_in(5),
                     ..random.request()

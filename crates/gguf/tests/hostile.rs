@@ -1,60 +1,19 @@
 //! A small file that claims to be huge costs memory in proportion to what it is, not to what it says.
 //!
 //! The allocator of this test counts; a count in a file that reached `with_capacity` would show at once.
-#![expect(unsafe_code, reason = "a global allocator is unsafe by nature")]
-
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    cell::Cell,
-};
 
 use carat_gguf::Gguf;
+use carat_testkit::allocation::{Counting, peak};
 
 const FILE_BYTES: usize = 1024;
 /// What a false claim may allocate: the message about it and whatever was read before.
-const MOST_FOR_CLAIMS: usize = 4 * FILE_BYTES;
+const MAX_FOR_CLAIMS: usize = 4 * FILE_BYTES;
 /// What a file full of the smallest entries may allocate while they are collected. An entry of 14 bytes is two strings, a
 /// value and a place in a hash table once read, and growing tables live beside their predecessors.
-const MOST_FOR_ENTRIES: usize = 24 * FILE_BYTES;
-
-struct Counting;
-
-thread_local! {
-    static LIVE: Cell<usize> = const { Cell::new(0) };
-    static MOST: Cell<usize> = const { Cell::new(0) };
-}
-
-fn count(live: usize) {
-    LIVE.set(live);
-    MOST.set(MOST.get().max(live));
-}
-
-// SAFETY: Every call goes to the system's allocator unchanged; the counters are plain cells without destructors.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(LIVE.get().saturating_add(layout.size()));
-        // SAFETY: The caller's promise, passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // What another thread allocated may be freed here.
-        count(LIVE.get().saturating_sub(layout.size()));
-        // SAFETY: The caller's promise, passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+const MAX_FOR_ENTRIES: usize = 24 * FILE_BYTES;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-/// The most bytes alive at once while `work` ran, over what was alive before.
-fn most_allocated(work: impl FnOnce()) -> usize {
-    let before = LIVE.get();
-    MOST.set(before);
-    work();
-    MOST.get() - before
-}
 
 fn head(tensors: u64, entries: u64) -> Vec<u8> {
     [
@@ -76,10 +35,10 @@ fn read(start: &[u8], filler: &[u8]) -> usize {
         file.extend(filler);
     }
     file.resize(FILE_BYTES, 0);
-    let mut outcome = None;
-    let most = most_allocated(|| outcome = Some(Gguf::from_bytes("hostile", file)));
-    drop(outcome);
-    most
+    // The result is part of it.
+    let (result, bytes) = peak(|| Gguf::from_bytes("hostile", file));
+    drop(result);
+    bytes
 }
 
 /// Counts and lengths worth trying: at the edges of what 32 and 64 bits and the file itself can hold.
@@ -135,7 +94,7 @@ fn huge_claims_allocate_little() {
         try_file("offset", &offset.concat(), &[0]);
     }
     assert!(
-        worst.0 <= MOST_FOR_CLAIMS,
+        worst.0 <= MAX_FOR_CLAIMS,
         "{} bytes for {}",
         worst.0,
         worst.1
@@ -150,7 +109,7 @@ fn as_many_entries_as_fit_allocate_little() {
         .flatten()
         .collect();
     let most = read(&[&head(0, 70)[..], &entries].concat(), &[0]);
-    assert!(most <= MOST_FOR_ENTRIES, "{most} bytes for 70 entries");
+    assert!(most <= MAX_FOR_ENTRIES, "{most} bytes for 70 entries");
 
     let tensors: Vec<u8> = (0..)
         .map(|n: u8| [&text(&char::from(32 + n).to_string())[..], &tensor_tail(n)].concat())
@@ -158,7 +117,7 @@ fn as_many_entries_as_fit_allocate_little() {
         .flatten()
         .collect();
     let most = read(&[&head(28, 0)[..], &tensors].concat(), &[0]);
-    assert!(most <= MOST_FOR_ENTRIES, "{most} bytes for 28 tensors");
+    assert!(most <= MAX_FOR_ENTRIES, "{most} bytes for 28 tensors");
 }
 
 /// Everything of a tensor after its name: one dimension, a type nobody knows.

@@ -9,7 +9,7 @@ use crate::GrammarError;
 /// Longest grammar or expression, as text.
 const LONGEST_BYTES: usize = 256 << 10;
 /// Most repetitions of one thing. They are unrolled before anything else.
-const MOST_TIMES: usize = 10_000;
+const MAX_TIMES: usize = 10_000;
 /// Deepest nesting of brackets.
 const DEEPEST: usize = 64;
 
@@ -112,7 +112,7 @@ fn check_repetitions(what: &'static str, text: &str) -> Result<(), GrammarError>
     if repeats_too_often(text) {
         return Err(GrammarError::Grammar {
             what,
-            reason: format!("it repeats something more than {MOST_TIMES} times"),
+            reason: format!("it repeats something more than {MAX_TIMES} times"),
         });
     }
     Ok(())
@@ -121,7 +121,7 @@ fn check_repetitions(what: &'static str, text: &str) -> Result<(), GrammarError>
 /// True for an expression with something like `{5,1000000}`.
 pub(crate) fn repeats_too_often(regex: &str) -> bool {
     let is_part = |c: char| c.is_ascii_digit() || matches!(c, ',' | ' ');
-    let is_large = |number: &str| number.parse().map_or(true, |n: usize| n > MOST_TIMES);
+    let is_large = |number: &str| number.parse().map_or(true, |n: usize| n > MAX_TIMES);
     let ends = regex.split('{').skip(1);
     ends.filter_map(|rest| rest.split_once('}'))
         .any(|(times, _)| {

@@ -31,11 +31,11 @@ use crate::{
 /// Time that one grammar may take to compile.
 const COMPILE_LIMIT: Duration = Duration::from_secs(2);
 /// Grammars that compile at the same time, those that were given up included.
-const MOST_COMPILING: usize = 16;
+const MAX_COMPILING: usize = 16;
 /// Schemas refer to each other in chains as long as their text allows; compiling follows them by recursion.
 const COMPILE_STACK_BYTES: usize = 256 << 20;
 /// One to two kilobytes each.
-const MOST_LEXER_STATES: usize = 50_000;
+const MAX_LEXER_STATES: usize = 50_000;
 /// Longest reason that is passed on, in characters.
 const LONGEST_REASON: usize = 300;
 
@@ -92,7 +92,7 @@ impl Grammars {
             ParserFactory::new(&env, capabilities, &slices).map_err(|error| unusable(&error))?;
         factory.quiet();
         let limits = factory.limits_mut();
-        limits.max_lexer_states = MOST_LEXER_STATES;
+        limits.max_lexer_states = MAX_LEXER_STATES;
         limits.verbose_errors = false;
         Ok(Grammars {
             shared: Arc::new(Shared {
@@ -338,7 +338,7 @@ impl Permit {
     fn take(compiling: &Arc<AtomicUsize>) -> Option<Permit> {
         let permit = Permit(Arc::clone(compiling));
         // Dropping it gives back what was taken, also if it was too much.
-        (compiling.fetch_add(1, Relaxed) < MOST_COMPILING).then_some(permit)
+        (compiling.fetch_add(1, Relaxed) < MAX_COMPILING).then_some(permit)
     }
 }
 
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn permits_run_out_and_come_back() {
         let compiling = Arc::default();
-        let mut permits: Vec<_> = (0..MOST_COMPILING)
+        let mut permits: Vec<_> = (0..MAX_COMPILING)
             .map(|_| Permit::take(&compiling).expect("one is left"))
             .collect();
         assert!(Permit::take(&compiling).is_none());

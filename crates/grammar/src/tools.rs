@@ -17,7 +17,7 @@ use self::value::Writer;
 use crate::{GrammarError, formats::literal, schema};
 
 /// Most tools of one request.
-const MOST_TOOLS: usize = 256;
+const MAX_TOOLS: usize = 256;
 /// Longest grammar that is made of tools.
 const LONGEST_BYTES: usize = 4 << 20;
 
@@ -50,8 +50,8 @@ pub(crate) struct CallGrammar {
 
 /// The grammar of a call, both marks included.
 pub(crate) fn grammar(tools: &[&Tool], marks: &CallMarks) -> Result<CallGrammar, GrammarError> {
-    if tools.len() > MOST_TOOLS {
-        let (count, most) = (tools.len(), MOST_TOOLS);
+    if tools.len() > MAX_TOOLS {
+        let (count, most) = (tools.len(), MAX_TOOLS);
         return Err(GrammarError::ToolCount { count, most });
     }
     let mut ignored = Vec::new();

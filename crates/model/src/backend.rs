@@ -18,7 +18,7 @@ use crate::{
 };
 
 pub use crate::{
-    batch::{Batch, Feed, RowPlace, Run, token_feeds},
+    batch::{Batch, Feed, RowRef, Run, token_feeds},
     draft::DraftRun,
     draw::{Draw, Outputs, RowOutput, RowResult},
     kv::{HostPageId, KvGroup, KvType, PAGE_TOKENS, PageId, PageMove, PerGroup},

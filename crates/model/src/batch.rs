@@ -55,7 +55,7 @@ pub struct Run<'a> {
 
 /// A row of a batch: the run it belongs to and its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowPlace {
+pub struct RowRef {
     /// Into [`Batch::runs`].
     pub run: usize,
     /// Into [`Batch::feeds`].
@@ -104,9 +104,9 @@ impl Batch<'_> {
     }
 
     /// Every row, in order.
-    pub fn all_rows(&self) -> impl Iterator<Item = RowPlace> {
+    pub fn all_rows(&self) -> impl Iterator<Item = RowRef> {
         self.runs.iter().enumerate().flat_map(|(run, r)| {
-            r.rows.clone().map(move |row| RowPlace {
+            r.rows.clone().map(move |row| RowRef {
                 run,
                 row,
                 position: r.position + (row - r.rows.start),
@@ -115,7 +115,7 @@ impl Batch<'_> {
     }
 
     /// The rows that get logits, in order.
-    pub fn sampled_rows(&self) -> impl Iterator<Item = RowPlace> {
+    pub fn sampled_rows(&self) -> impl Iterator<Item = RowRef> {
         self.all_rows().filter(|place| {
             place.row + self.runs[place.run].sampled >= self.runs[place.run].rows.end
         })

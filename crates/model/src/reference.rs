@@ -10,7 +10,7 @@ use crate::{
     TokenId,
     backend::{
         Backend, BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, Feed, Memory,
-        Outputs, RowPlace, Run, Ticket,
+        Outputs, RowRef, Run, Ticket,
     },
     draft::{self, DraftStep},
     kv::{PAGE_TOKENS, PageId, PageMove, PerGroup, first_visible},
@@ -114,11 +114,11 @@ impl Executor for Interpreter {
             .map(|feed| feed.resolve(&sampled_before))
             .collect();
         self.run_all(batch, &tokens);
-        let sampled: Vec<RowPlace> = batch.sampled_rows().collect();
+        let sampled: Vec<RowRef> = batch.sampled_rows().collect();
         self.batches += 1;
         self.in_flight.push_back(InFlight {
             ticket: self.batches,
-            positions: sampled.iter().map(|place| place.position).collect(),
+            positions: sampled.iter().map(|row| row.position).collect(),
             outputs: None,
         });
         Ok(Ticket(self.batches))
@@ -247,8 +247,8 @@ impl Executor for Interpreter {
 impl Interpreter {
     /// Every step of a batch, whose rows are fed these tokens.
     fn run_all(&mut self, batch: &Batch<'_>, tokens: &[TokenId]) {
-        let all: Vec<RowPlace> = batch.all_rows().collect();
-        let sampled: Vec<RowPlace> = batch.sampled_rows().collect();
+        let all: Vec<RowRef> = batch.all_rows().collect();
+        let sampled: Vec<RowRef> = batch.sampled_rows().collect();
         for i in 0..self.plan.steps.len() {
             let step = self.plan.steps[i].step.clone();
             let rows = match self.plan.step_rows(&step) {
@@ -270,26 +270,26 @@ impl Interpreter {
         clippy::too_many_lines,
         reason = "one arm a step kind: the list of meanings"
     )]
-    fn run(&mut self, step: &Step, batch: &Batch<'_>, tokens: &[TokenId], rows: &[RowPlace]) {
+    fn run(&mut self, step: &Step, batch: &Batch<'_>, tokens: &[TokenId], rows: &[RowRef]) {
         let value = |v: Value| Matrix {
             data: &self.values[v.index()],
             columns: self.plan.columns(v),
         };
-        let each_row = |x: Value, f: &dyn Fn(&[f32], &RowPlace) -> Vec<f32>| -> Vec<f32> {
+        let each_row = |x: Value, f: &dyn Fn(&[f32], &RowRef) -> Vec<f32>| -> Vec<f32> {
             let x = value(x);
             rows.iter()
                 .enumerate()
-                .flat_map(|(r, place)| f(x.row(r), place))
+                .flat_map(|(r, of)| f(x.row(r), of))
                 .collect()
         };
         let out = match *step {
             Step::StoreKv { k, v, slot } => return self.store(batch, rows, k, v, slot),
             Step::Embed { table, scale, .. } => rows
                 .iter()
-                .flat_map(|place| match batch.feeds[place.row] {
+                .flat_map(|at| match batch.feeds[at.row] {
                     Feed::Embedding { row, .. } if self.plan.is_input(table) => row.to_vec(),
                     _ => {
-                        let row = self.weight_row(table, 0, tokens[place.row] as usize);
+                        let row = self.weight_row(table, 0, tokens[at.row] as usize);
                         row.iter().map(|y| y * scale).collect()
                     }
                 })
@@ -306,11 +306,9 @@ impl Interpreter {
                 each_row(x, &|row, _| rms_norm(row, weight.as_deref(), group, eps))
             }
             Step::Linear { x, w, .. } => self.linear(value(x), rows.len(), w),
-            Step::Rope { x, rope, .. } => {
-                each_row(x, &|row, place| self.rope(row, rope, place.position))
-            }
-            Step::Attend { q, slot, .. } => each_row(q, &|row, place| {
-                self.attend(row, slot, &batch.runs[place.run], place)
+            Step::Rope { x, rope, .. } => each_row(x, &|row, at| self.rope(row, rope, at.position)),
+            Step::Attend { q, slot, .. } => each_row(q, &|row, at| {
+                self.attend(row, slot, &batch.runs[at.run], at)
             }),
             Step::GeluMul {
                 gate,
@@ -337,9 +335,7 @@ impl Interpreter {
             Step::Scale { x, by, .. } => value(x).data.iter().map(|x| x * by).collect(),
             Step::SelectSampled { x, .. } => {
                 let x = value(x);
-                rows.iter()
-                    .flat_map(|place| x.row(place.row).to_vec())
-                    .collect()
+                rows.iter().flat_map(|at| x.row(at.row).to_vec()).collect()
             }
             Step::Route {
                 x,
@@ -438,12 +434,12 @@ impl Interpreter {
         out
     }
 
-    fn store(&mut self, batch: &Batch<'_>, rows: &[RowPlace], k: Value, v: Value, slot: KvSlot) {
+    fn store(&mut self, batch: &Batch<'_>, rows: &[RowRef], k: Value, v: Value, slot: KvSlot) {
         let spec = self.plan.slot(slot);
         let width = spec.kv_heads * spec.head_dim;
-        for (r, place) in rows.iter().enumerate() {
-            let pages = batch.runs[place.run].pages.get(spec.group);
-            let at = cell(pages, place.position) * width;
+        for (r, row_ref) in rows.iter().enumerate() {
+            let pages = batch.runs[row_ref.run].pages.get(spec.group);
+            let at = cell(pages, row_ref.position) * width;
             for (cache, value) in [(&mut self.keys, k), (&mut self.cached_values, v)] {
                 let row = &self.values[value.index()][r * width..(r + 1) * width];
                 cache[slot.0 as usize][at..at + width].copy_from_slice(row);
@@ -451,12 +447,12 @@ impl Interpreter {
         }
     }
 
-    fn attend(&self, q: &[f32], slot: KvSlot, run: &Run<'_>, place: &RowPlace) -> Vec<f32> {
+    fn attend(&self, q: &[f32], slot: KvSlot, run: &Run<'_>, row: &RowRef) -> Vec<f32> {
         let spec = self.plan.slot(slot);
         let (head_dim, width) = (spec.head_dim, spec.kv_heads * spec.head_dim);
         let visible = match spec.window {
-            Some(window) => first_visible(place.position, window)..run.sliding_end(place.row),
-            None => 0..place.position + 1,
+            Some(window) => first_visible(row.position, window)..run.sliding_end(row.row),
+            None => 0..row.position + 1,
         };
         let slot = spec.borrowed.unwrap_or(slot);
         let pages = run.pages.get(spec.group);
@@ -560,7 +556,7 @@ fn softmax(scores: &[f32]) -> Vec<f64> {
 /// The chosen experts, then their weights.
 fn route(scores: &[f32], scale: Option<&[f32]>, top_k: usize) -> Vec<f32> {
     /// Keeps the renormalisation finite when the chosen share underflows.
-    const LEAST_SHARE: f64 = 6.103_515_625e-5;
+    const MIN_SHARE: f64 = 6.103_515_625e-5;
     let probabilities = softmax(scores);
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| {
@@ -571,7 +567,7 @@ fn route(scores: &[f32], scale: Option<&[f32]>, top_k: usize) -> Vec<f32> {
     order.truncate(top_k);
     let share: f64 = order.iter().map(|&e| probabilities[e]).sum();
     let weights = order.iter().map(|&e| {
-        let weight = probabilities[e] / share.max(LEAST_SHARE);
+        let weight = probabilities[e] / share.max(MIN_SHARE);
         weight as f32 * scale.map_or(1.0, |s| s[e])
     });
     order.iter().map(|&e| e as f32).chain(weights).collect()

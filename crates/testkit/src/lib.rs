@@ -6,7 +6,9 @@
 //! - [`contract`]: what an executor promises beyond the steps of a plan
 //! - [`pairs`]: targets with their drafters, and what a published implementation drafts; [`drafting`]: the same on any backend
 //! - [`close`]: how far two results are apart
+//! - [`allocation`]: how much memory something took
 
+pub mod allocation;
 pub mod cases;
 pub mod close;
 pub mod contract;

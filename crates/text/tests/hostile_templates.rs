@@ -2,51 +2,21 @@
 //! memory and with a sentence: never with an aborted process.
 //!
 //! The allocator of this test counts, per thread.
-#![expect(unsafe_code, reason = "a global allocator is unsafe by nature")]
 
 use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    cell::Cell,
     path::Path,
     sync::{Arc, LazyLock},
     time::{Duration, Instant},
 };
 
 use carat_gguf::Gguf;
+use carat_testkit::allocation::{Counting, peak};
 use carat_text::{ChatTemplate, Message, RenderOptions, TextError, Tokenizer, Vocab};
 
 /// Most memory alive at once in any attack. The bytes that are counted, at most three times over: a text grows into
 /// memory of up to twice its size, and is copied once more when it becomes a value.
-const MOST_BYTES: usize = 3 * (65 << 20);
-const MOST_TIME: Duration = Duration::from_secs(2);
-
-struct Counting;
-
-thread_local! {
-    static LIVE: Cell<usize> = const { Cell::new(0) };
-    static MOST: Cell<usize> = const { Cell::new(0) };
-}
-
-fn count(live: usize) {
-    LIVE.set(live);
-    MOST.set(MOST.get().max(live));
-}
-
-// SAFETY: Every call goes to the system's allocator unchanged; the counters are plain cells without destructors.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(LIVE.get().saturating_add(layout.size()));
-        // SAFETY: The caller's promise, passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // What another thread allocated may be freed here.
-        count(LIVE.get().saturating_sub(layout.size()));
-        // SAFETY: The caller's promise, passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+const MAX_BYTES: usize = 3 * (65 << 20);
+const MAX_TIME: Duration = Duration::from_secs(2);
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -72,13 +42,13 @@ fn worked() -> Duration {
 fn render(source: &str, messages: &[Message]) -> (Result<String, TextError>, usize, Duration) {
     LazyLock::force(&VOCAB);
     let start = worked();
-    let before = LIVE.get();
-    MOST.set(before);
-    let rendered = ChatTemplate::new(source, &VOCAB)
-        .and_then(|template| template.render(messages, &[], &RenderOptions::default()))
-        .map(|rendered| rendered.text().into_owned());
+    let (rendered, bytes) = peak(|| {
+        ChatTemplate::new(source, &VOCAB)
+            .and_then(|template| template.render(messages, &[], &RenderOptions::default()))
+            .map(|rendered| rendered.text().into_owned())
+    });
     let time = worked().saturating_sub(start);
-    (rendered, MOST.get() - before, time)
+    (rendered, bytes, time)
 }
 
 /// Runs attacks, each of which must end in an error that has one of `words` in it.
@@ -102,8 +72,8 @@ fn refused(words: &[&str], attacks: &[&str]) {
                 );
             }
         }
-        assert!(bytes <= MOST_BYTES, "{bytes} bytes for {shown}");
-        assert!(time <= MOST_TIME, "{time:?} for {shown}");
+        assert!(bytes <= MAX_BYTES, "{bytes} bytes for {shown}");
+        assert!(time <= MAX_TIME, "{time:?} for {shown}");
     }
 }
 
@@ -253,7 +223,7 @@ fn deep_values_are_stopped() {
         let source = repeated("[1]", step).replace("range(100)", "range(50000)") + "{{ ns.x }}";
         let (rendered, bytes, _) = render(&source, &[]);
         assert_eq!(rendered.unwrap(), "[1]", "{step}");
-        assert!(bytes <= MOST_BYTES, "{bytes} bytes for {step}");
+        assert!(bytes <= MAX_BYTES, "{bytes} bytes for {step}");
     }
 }
 
@@ -355,7 +325,7 @@ fn endless_templates_end() {
         ],
     );
     let (rendered, _, time) = render("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", &[]);
-    assert!(rendered.is_err() && time < MOST_TIME);
+    assert!(rendered.is_err() && time < MAX_TIME);
 }
 
 #[test]
@@ -386,7 +356,7 @@ fn templates_that_the_compiler_cannot_bear_are_refused() {
         format!("{{% if x %}}{}{{% endif %}}", "{% elif x %}".repeat(499)),
     ] {
         let (_, _, time) = render(&chain, &[]);
-        assert!(time < MOST_TIME, "{time:?}");
+        assert!(time < MAX_TIME, "{time:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use carat_model::{
     TokenId,
-    backend::{Batch, KvGroup, PerGroup, RowPlace},
+    backend::{Batch, KvGroup, PerGroup, RowRef},
     plan::{Plan, Rows},
 };
 
@@ -16,8 +16,8 @@ pub(super) struct RowView<'a> {
     pub(super) batch: &'a Batch<'a>,
     /// Of all rows, those that were drawn before included.
     pub(super) tokens: Vec<TokenId>,
-    pub(super) all: Vec<RowPlace>,
-    pub(super) sampled: Vec<RowPlace>,
+    pub(super) all: Vec<RowRef>,
+    pub(super) sampled: Vec<RowRef>,
     pub(super) writes: PerGroup<KvWrites>,
     /// `[rows, width]`, for a drafter's plan.
     pub(super) states: &'a [f32],
@@ -50,7 +50,7 @@ impl<'a> RowView<'a> {
     }
 
     /// The rows that an operation works on.
-    pub(super) fn of(&self, rows: Rows) -> &[RowPlace] {
+    pub(super) fn of(&self, rows: Rows) -> &[RowRef] {
         match rows {
             Rows::All => &self.all,
             Rows::Sampled => &self.sampled,

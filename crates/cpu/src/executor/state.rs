@@ -227,6 +227,7 @@ impl State {
     }
 
     /// Computes the rows of an operation that writes a value.
+    #[expect(clippy::too_many_lines, reason = "one arm per kind of operation")]
     fn compute(
         &mut self,
         on: &mut Shared,

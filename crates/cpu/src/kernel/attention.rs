@@ -13,7 +13,7 @@ use super::kv_page::{GROUP, PageHead, PageRow, Q8Block};
 use crate::simd::{Floats, LANES, Simd, array, exp};
 
 /// Queries that one call of [`scores`] or [`accumulate_values`] may take.
-pub(crate) const MOST_QUERIES: usize = 8;
+pub(crate) const MAX_QUERIES: usize = 8;
 
 /// Scores of one page.
 pub(crate) type PageScores = [f32; PAGE_TOKENS];
@@ -21,7 +21,7 @@ pub(crate) type PageScores = [f32; PAGE_TOKENS];
 /// Vectors of scores of a page.
 const VECTORS: usize = PAGE_TOKENS / LANES;
 
-/// `out[i][t]` = query `i` times key `t`. At most [`MOST_QUERIES`] queries.
+/// `out[i][t]` = query `i` times key `t`. At most [`MAX_QUERIES`] queries.
 #[inline(always)]
 pub(crate) fn scores<S: Simd>(queries: &[&[f32]], keys: PageHead<'_>, out: &mut [&mut PageScores]) {
     let mut done = 0;
@@ -148,7 +148,7 @@ pub(crate) fn partial_softmax<S: Simd>(
     (largest, sum.sum())
 }
 
-/// `out[i] += weights[i] * values`, with `out` `[weights.len(), width]`. At most [`MOST_QUERIES`] rows of weights.
+/// `out[i] += weights[i] * values`, with `out` `[weights.len(), width]`. At most [`MAX_QUERIES`] rows of weights.
 #[inline(always)]
 pub(crate) fn accumulate_values<S: Simd>(
     weights: &[&PageScores],

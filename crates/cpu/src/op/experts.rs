@@ -20,7 +20,7 @@ use crate::kernel::{
 };
 
 /// Keeps the renormalisation finite when the chosen share underflows.
-const LEAST_SHARE: f64 = 6.103_515_625e-5;
+const MIN_SHARE: f64 = 6.103_515_625e-5;
 
 /// The `top_k` experts of one row, then their weights. Ties go to the lower number.
 pub(crate) fn route(scores: &[f32], expert_scale: Option<&[f32]>, out: &mut [f32]) {
@@ -40,7 +40,7 @@ pub(crate) fn route(scores: &[f32], expert_scale: Option<&[f32]>, out: &mut [f32
     }
     for (weight, expert) in weights.iter_mut().zip(experts) {
         let expert = *expert as usize;
-        let renormalised = share(expert) / all / chosen.max(LEAST_SHARE);
+        let renormalised = share(expert) / all / chosen.max(MIN_SHARE);
         *weight = renormalised as f32 * expert_scale.map_or(1.0, |scale| scale[expert]);
     }
 }

@@ -38,7 +38,7 @@ impl Repacked {
 }
 
 /// Bytes of all matrices that could be kept.
-pub(crate) fn most_bytes(weights: &Weights) -> u64 {
+pub(crate) fn max_bytes(weights: &Weights) -> u64 {
     let matrices = weights.iter().map(|(_, matrix)| matrix);
     let single = matrices.filter(|matrix| matrix.count == 1 && !matrix.quant.is_float());
     let tiles = single

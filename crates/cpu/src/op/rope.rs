@@ -1,6 +1,6 @@
 //! RoPE angles: sines and cosines of every row's position, made once per batch and used by all layers.
 
-use carat_model::{backend::RowPlace, plan::Rope};
+use carat_model::{backend::RowRef, plan::Rope};
 
 use super::workers::Workers;
 
@@ -20,7 +20,7 @@ impl Angles {
     }
 
     /// Angles in f32, as the model defines them; their sines in f64, because positions go far beyond one rotation.
-    pub(crate) fn fill(&mut self, workers: &Workers, rope: &Rope, rows: &[RowPlace]) {
+    pub(crate) fn fill(&mut self, workers: &Workers, rope: &Rope, rows: &[RowRef]) {
         let half = self.half;
         let table = &mut self.table[..rows.len() * 2 * half];
         workers.each_row(table, 2 * half, |row, angles| {

@@ -33,7 +33,7 @@ pub(crate) struct Workers {
 /// Memory of one thread, grown on first use to what the model needs.
 #[derive(Default)]
 pub(crate) struct ThreadScratch {
-    pub(crate) panels: [Panel; packed_int8::MOST_PANELS],
+    pub(crate) panels: [Panel; packed_int8::MAX_PANELS],
     pub(crate) packed_int8: packed_int8::Accumulators,
     pub(crate) gemv_transposed: gemv_transposed::Accumulators,
     pub(crate) amx_int8: amx_int8::Scratch,

@@ -31,6 +31,7 @@
 // grid; arrivals of 0; at most FAN * ONE_MERGE splits.
 #include "lib/kv.cuh"
 #include "lib/norm.cuh"
+#include "lib/prefetch.cuh"
 #include "lib/ptx.cuh"
 #include "lib/rope.cuh"
 
@@ -54,6 +55,8 @@ struct Params {
   float q_eps;
   float k_eps;
   float v_eps;
+  u32 reserved;
+  Prefetch prefetch;
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attention/flash_decode.rs differs");
 
@@ -413,6 +416,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   griddep_wait();
   Head head;
   if (warp < (p.k ? GROUP + 2 : GROUP)) load(head, raw_head(p, work, warp));
+  if (p.prefetch.bytes) prefetch_weights(p.prefetch);
   if (work.r >= count) return;
   work.run = uniform(work.run);
   work.position = uniform(work.position);

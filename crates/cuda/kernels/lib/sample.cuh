@@ -60,7 +60,7 @@ struct Params {
   float* logits;
   const Setting* settings;
   u32* words;       // of the batch
-  const u32* masks;  // [2, most_rows, words per mask], one bit per token
+  const u32* masks;  // [2, max_rows, words per mask], one bit per token
   u32* maxima;       // [rows, chunks], as ordered integers
   u64* best;         // [rows, shares]
   u64* weights;      // [rows, buckets], 0 between launches
@@ -70,11 +70,11 @@ struct Params {
   float* norms;      // [rows], logarithms of those sums
   u32* arrived;      // [rows], 0 between launches
   u32* samples;      // [rows]
-  u32* results;      // [2, most_rows], in host memory
-  Report* reports;   // [2, most_rows], in host memory
+  u32* results;      // [2, max_rows], in host memory
+  Report* reports;   // [2, max_rows], in host memory
   const u32* in_flight;  // which of the two: the batch's slot in flight
   u32 vocab;
-  u32 most_rows;
+  u32 max_rows;
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/sample.rs differs");
 
@@ -143,7 +143,7 @@ struct Row {
         setting(p.settings[number]),
         number(number),
         logits(p.logits + u64(number) * p.vocab),
-        mask(setting.mask == NONE ? nullptr : p.masks + (u64(*p.in_flight) * p.most_rows + setting.mask) * ((p.vocab + 31) / 32)),
+        mask(setting.mask == NONE ? nullptr : p.masks + (u64(*p.in_flight) * p.max_rows + setting.mask) * ((p.vocab + 31) / 32)),
         maxima(p.maxima + u64(number) * ((p.vocab + CHUNK - 1) / CHUNK)),
         chunks((p.vocab + CHUNK - 1) / CHUNK) {}
 
@@ -178,7 +178,7 @@ struct Row {
 
   __device__ __forceinline__ void report(u32 token) const {
     if (threadIdx.x != 0) return;
-    const u32 at = *p.in_flight * p.most_rows + number;
+    const u32 at = *p.in_flight * p.max_rows + number;
     p.samples[number] = token;
     p.results[at] = token;
     if (setting.logprobs != NONE) p.reports[at].logprob = sub(original(token), p.norms[number]);

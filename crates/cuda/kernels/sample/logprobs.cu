@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(PICK_THREADS, 1) logprobs_pick(cons
   sum = 0;
   for (u32 i = 0; i < gridDim.x; i++) sum += __ldcg(sums + i);
   const float norm = add(largest, float(log(sum)));
-  Report& report = p.reports[*p.in_flight * p.most_rows + row.number];
+  Report& report = p.reports[*p.in_flight * p.max_rows + row.number];
   const u32 wanted = min(row.setting.logprobs, p.vocab);
   u32 count = 0;
   if (wanted > 0) {

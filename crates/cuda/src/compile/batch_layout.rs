@@ -50,7 +50,7 @@ pub(crate) struct BatchLayout {
     pub(crate) samples: usize,
     pub(crate) max_rows: usize,
     /// Rows that may be sampled on the device.
-    pub(crate) most_drawn: usize,
+    pub(crate) max_drawn: usize,
 }
 
 impl BatchLayout {
@@ -66,7 +66,7 @@ impl BatchLayout {
         let (rows, runs) = (padded_rows(options.max_rows), options.max_rows);
         let held = options.pages.full + options.pages.sliding;
         let entries = (runs * held).min(held + SHARED_ENTRIES);
-        let most_drawn = options.max_sampled.min(MAX_DRAWN_ROWS);
+        let max_drawn = options.max_sampled.min(MAX_DRAWN_ROWS);
         BatchLayout {
             tokens: part(rows),
             all_count: part(1),
@@ -81,7 +81,7 @@ impl BatchLayout {
             first_rows: part(runs + 1),
             first_sampled: part(runs + 1),
             in_flight: part(1),
-            settings: part(most_drawn * SETTING_WORDS),
+            settings: part(max_drawn * SETTING_WORDS),
             bases: PerGroup {
                 full: part(runs),
                 sliding: part(runs),
@@ -91,20 +91,20 @@ impl BatchLayout {
             page_entries: entries,
             words: part(0),
             identity: part(rows),
-            samples: part(most_drawn),
+            samples: part(max_drawn),
             max_rows: rows,
-            most_drawn,
+            max_drawn,
         }
     }
 
     /// Words that a draw takes on their way to the device.
     pub(crate) fn draw_words(&self) -> usize {
-        self.settings - self.in_flight + self.most_drawn * SETTING_WORDS + CHANGE_WORDS
+        self.settings - self.in_flight + self.max_drawn * SETTING_WORDS + CHANGE_WORDS
     }
 
     /// Bytes on the device.
     pub(crate) fn bytes(&self) -> usize {
-        (self.samples + self.most_drawn) * WORD
+        (self.samples + self.max_drawn) * WORD
     }
 
     /// Written once: the index of each row of a whole batch, namely its own number.

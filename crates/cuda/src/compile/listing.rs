@@ -17,7 +17,7 @@ use super::{
     target::{GemmImpl, Target},
 };
 use crate::{
-    config::{Fusion, TablePlace, Tier},
+    config::{Fusion, TableMemory, Tier},
     kernel::{Operand, WeightFormat},
 };
 
@@ -68,7 +68,7 @@ pub fn program(
         max_sampled: sampled.max(1),
         probe: false,
     };
-    let prepared = prepare(plan, weights, &options, TablePlace::Device, target)?;
+    let prepared = prepare(plan, weights, &options, TableMemory::Device, target)?;
     let bytes: HashMap<_, _> = (prepared.weights.named())
         .map(|(operand, placement)| (operand.clone(), placement.bytes()))
         .collect();

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
     use crate::{
         compile::{prepare::prepare, target::Target},
-        config::{Fusion, TablePlace},
+        config::{Fusion, TableMemory},
         kernel::Operand,
     };
 
@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    fn plan(variant: Variant, rows: usize, tables: TablePlace) -> MemoryPlan {
+    fn plan(variant: Variant, rows: usize, tables: TableMemory) -> MemoryPlan {
         let model = Tiny::new(variant, QuantType::Q8_0).model();
         let plan = gemma4::plan(&model);
         let target = Target::hopper(Fusion::On, rows);
@@ -235,12 +235,12 @@ mod tests {
             device memory                             3.6 MiB
             tables in host memory                     0.1 MiB
         "#]]
-        .assert_eq(&plan(Variant::E4b, 512, TablePlace::Host).to_string());
+        .assert_eq(&plan(Variant::E4b, 512, TableMemory::Host).to_string());
     }
 
     #[test]
     fn keys_and_values_are_f16_in_every_page() {
-        let memory = plan(Variant::Dense31b, 32, TablePlace::Device);
+        let memory = plan(Variant::Dense31b, 32, TableMemory::Device);
         // Two sliding layers of 4 heads of 16, one full layer of 2 heads of 32; keys and values, 2 bytes.
         assert_eq!(memory.kv.sliding, 16 * 32 * 2 * (4 * 16) * 2 * 2);
         assert_eq!(memory.kv.full, 64 * 32 * (2 * 32) * 2 * 2);
@@ -257,7 +257,7 @@ mod tests {
             &gemma4::plan(&model),
             &model.weights,
             &options,
-            TablePlace::Device,
+            TableMemory::Device,
             Target::hopper(Fusion::On, 16),
         );
         let problem = refused.err().expect("not supported").to_string();
@@ -269,8 +269,8 @@ mod tests {
     #[test]
     fn activations_grow_with_rows_and_weights_do_not() {
         let (small, large) = (
-            plan(Variant::Moe26b, 16, TablePlace::Device),
-            plan(Variant::Moe26b, 256, TablePlace::Device),
+            plan(Variant::Moe26b, 16, TableMemory::Device),
+            plan(Variant::Moe26b, 256, TableMemory::Device),
         );
         assert_eq!(small.weights, large.weights);
         assert!(large.activations > 4 * small.activations);
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn scratch_grows_with_buckets_of_rows() {
-        let of = |rows| plan(Variant::Dense12b, rows, TablePlace::Device).scratch;
+        let of = |rows| plan(Variant::Dense12b, rows, TableMemory::Device).scratch;
         assert_eq!(of(17), of(32));
         assert!(of(33) > of(32));
     }
@@ -298,7 +298,7 @@ mod tests {
                     &plan,
                     &model.weights,
                     &options(16),
-                    TablePlace::Device,
+                    TableMemory::Device,
                     target,
                 );
                 let prepared = prepared.unwrap();

@@ -21,7 +21,7 @@ use super::{
     weights::WeightLayout,
 };
 use crate::{
-    config::TablePlace,
+    config::TableMemory,
     kernel::{Operand, WeightOperand},
 };
 
@@ -50,7 +50,7 @@ pub(crate) fn prepare(
     plan: &Plan,
     weights: &Weights,
     options: &CompileOptions,
-    tables: TablePlace,
+    tables: TableMemory,
     target: Target,
 ) -> Result<Prepared, BackendError> {
     if options.kv != KvType::F16 {

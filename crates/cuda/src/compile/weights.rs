@@ -9,7 +9,7 @@ use carat_gguf::QuantType;
 use carat_model::weights::{Matrix, Weight, Weights};
 
 use crate::{
-    config::TablePlace,
+    config::TableMemory,
     kernel::{
         Dequantize, HalfKind, Join, Pack, Specialization, WeightFormat, WeightOperand,
         fragment::{self, FragmentFormat},
@@ -76,7 +76,7 @@ impl WeightLayout {
     pub(crate) fn new(
         weights: &Weights,
         named: &BTreeSet<WeightOperand>,
-        tables: TablePlace,
+        tables: TableMemory,
     ) -> WeightLayout {
         let mut layout = WeightLayout {
             canonical: canonical(weights, named),
@@ -84,7 +84,7 @@ impl WeightLayout {
         };
         for operand in layout.canonical.values().cloned().collect::<BTreeSet<_>>() {
             let memory = match (operand.format, tables) {
-                (WeightFormat::Table, TablePlace::Host) => Memory::Host,
+                (WeightFormat::Table, TableMemory::Host) => Memory::Host,
                 (WeightFormat::F16, _) => Memory::Expanded,
                 _ => Memory::Device,
             };
@@ -290,7 +290,7 @@ mod tests {
         calls.iter().flat_map(Call::weights).collect()
     }
 
-    fn layout(model: &Model, named: &BTreeSet<WeightOperand>, tables: TablePlace) -> WeightLayout {
+    fn layout(model: &Model, named: &BTreeSet<WeightOperand>, tables: TableMemory) -> WeightLayout {
         WeightLayout::new(&model.weights, named, tables)
     }
 
@@ -325,7 +325,7 @@ mod tests {
     fn weights_do_not_overlap_and_are_aligned() {
         for variant in Variant::ALL {
             let model = model(variant);
-            let layout = layout(&model, &all_formats(&model), TablePlace::Device);
+            let layout = layout(&model, &all_formats(&model), TableMemory::Device);
             for (memory, bytes) in [
                 (Memory::Device, layout.device_bytes),
                 (Memory::Expanded, layout.expanded_bytes),
@@ -346,7 +346,7 @@ mod tests {
     fn parts_of_a_join_fill_it_without_overlap() {
         for variant in Variant::ALL {
             let model = model(variant);
-            let layout = layout(&model, &all_formats(&model), TablePlace::Device);
+            let layout = layout(&model, &all_formats(&model), TableMemory::Device);
             for (operand, placement) in &layout.placements {
                 let m_tile = if operand.format == WeightFormat::Fragments {
                     fragment::M_TILE
@@ -371,8 +371,8 @@ mod tests {
     fn tables_move_to_the_host_unless_they_are_multiplied_with() {
         let model = model(Variant::E4b);
         let named = named(&model);
-        let here = layout(&model, &named, TablePlace::Device);
-        let there = layout(&model, &named, TablePlace::Host);
+        let here = layout(&model, &named, TableMemory::Device);
+        let there = layout(&model, &named, TableMemory::Host);
         let names = |layout: &WeightLayout| -> Vec<String> {
             let placements = layout
                 .placements
@@ -395,10 +395,10 @@ mod tests {
     fn what_no_call_names_is_not_loaded() {
         let model = model(Variant::E4b);
         let mut named = named(&model);
-        let all = layout(&model, &named, TablePlace::Device);
+        let all = layout(&model, &named, TableMemory::Device);
         let q = WeightOperand::one(model.layers[0].q, WeightFormat::File);
         assert!(named.remove(&q));
-        let without = layout(&model, &named, TablePlace::Device);
+        let without = layout(&model, &named, TableMemory::Device);
         assert!(without.device_bytes < all.device_bytes);
         assert!(!without.targets().contains_key(&model.layers[0].q));
         assert!(without.named().all(|(operand, _)| *operand != q));
@@ -414,7 +414,7 @@ mod tests {
             WeightFormat::F16,
         ]
         .map(|format| WeightOperand::one(w, format));
-        let layout = layout(&model, &named.into(), TablePlace::Device);
+        let layout = layout(&model, &named.into(), TableMemory::Device);
         let targets = layout.targets();
         assert_eq!(targets.len(), 1);
         assert_eq!(targets[&w].len(), 3);
@@ -440,7 +440,7 @@ mod tests {
             WeightOperand::one(o, WeightFormat::File),
             WeightOperand::one(o, WeightFormat::Bf16),
         ];
-        let layout = layout(&model, &named.clone().into(), TablePlace::Host);
+        let layout = layout(&model, &named.clone().into(), TableMemory::Host);
         assert_eq!(layout.placements.len(), 2);
         assert_eq!((layout.expanded_bytes, layout.host_bytes), (0, 0));
         assert_eq!(layout.named().count(), named.len());
@@ -452,7 +452,7 @@ mod tests {
         let model = model(Variant::Moe26b);
         let experts = model.layers[0].moe.as_ref().expect("has experts");
         let operand = WeightOperand::interleaved(&[experts.gate, experts.up]);
-        let layout = layout(&model, &[operand.clone()].into(), TablePlace::Device);
+        let layout = layout(&model, &[operand.clone()].into(), TableMemory::Device);
         let m = model.weights.matrix(experts.gate);
         let format = FragmentFormat::of(m.quant).unwrap();
         let placement = &layout.placements[&operand];

@@ -214,9 +214,9 @@ impl Library {
     }
 }
 
-/// Shape of a product: `[rows, columns]` by `[outputs, columns]`, transposed.
+/// MatmulShape of a product: `[rows, columns]` by `[outputs, columns]`, transposed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Shape {
+pub(crate) struct MatmulShape {
     pub(crate) rows: usize,
     pub(crate) outputs: usize,
     pub(crate) columns: usize,
@@ -261,14 +261,14 @@ impl Gemm {
     /// The first launch of an algorithm loads its code, which a capture does not allow: run it once before.
     pub(crate) fn new(
         library: &Library,
-        shape: Shape,
+        shape: MatmulShape,
         out: Out,
         alpha: f32,
         workspace_bytes: usize,
     ) -> Result<Gemm, CudaError> {
         library.0.device.bind()?;
         let functions = &library.0.functions;
-        let Shape {
+        let MatmulShape {
             rows,
             outputs,
             columns,
@@ -422,4 +422,4 @@ fn set<T>(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

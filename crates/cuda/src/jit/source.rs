@@ -53,6 +53,7 @@ texts![
     "lib/kv.cuh",
     "lib/norm.cuh",
     "lib/num.cuh",
+    "lib/prefetch.cuh",
     "lib/ptx.cuh",
     "lib/quads.cuh",
     "lib/reduce.cuh",

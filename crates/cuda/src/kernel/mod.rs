@@ -5,23 +5,24 @@
 //! batch: any launch can be captured and replayed.
 
 mod activation;
-mod attention;
+pub(crate) mod attention;
 pub(crate) mod catalog;
-mod elementwise;
+pub(crate) mod elementwise;
 mod embed;
 pub(crate) mod fragment;
 mod grid;
-mod linear;
-mod load;
-mod moe;
-mod norm;
+pub(crate) mod linear;
+pub(crate) mod load;
+pub(crate) mod moe;
+pub(crate) mod norm;
 mod operands;
 pub(crate) mod params;
+pub(crate) mod prefetch;
 pub(crate) mod roofline;
 mod sample;
 mod specialization;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub(crate) mod weights;
 
 pub(crate) use activation::{Activation, Int8Operands};
@@ -53,7 +54,7 @@ pub(crate) use linear::gemm::{
 };
 pub(crate) use linear::gemv::{
     Gemv, GemvDevice, GemvEpilogue, GemvPrologue, GemvPrologueNorm, GemvShape, GemvWeights,
-    OutputRows, RoutedExperts, RoutedOutput,
+    OutputRows, Overlap, RoutedExperts,
 };
 pub(crate) use linear::linear_plain::LinearPlain;
 pub(crate) use load::dequantize::{Dequantize, HalfKind};
@@ -63,12 +64,13 @@ pub(crate) use moe::experts_sum::ExpertsSum;
 pub(crate) use moe::permute::MoePermute;
 pub(crate) use moe::route::{MAX_EXPERTS, Route};
 pub(crate) use norm::fused_norm::{
-    FusedNorm, FusedResidualNorm, MAX_COLUMNS as NORM_MAX_COLUMNS, NormOut,
+    BranchNorms, FusedNorm, FusedResidualNorm, MAX_COLUMNS as NORM_MAX_COLUMNS, NormOut,
 };
 pub(crate) use norm::rms_norm::RmsNorm;
 pub(crate) use operands::{
     Addresses, BatchAt, InputsAt, MatrixAt, Operand, RowRefsAt, RowsAt, RunsAt, SlotAt, TablesAt,
 };
+pub(crate) use prefetch::{Prefetch, Streamed};
 pub(crate) use sample::{
     CHANGE, CHANGE_WORDS, Change, Draw, MASK_SETS, MAX_DRAWN_ROWS, MAX_LOGPROBS, MAX_TOP_K,
     MAX_VOCAB, NONE, REPORT_WORDS, SETTING_WORDS, SampleParams, SamplerInputs, ScratchAt, Setting,

@@ -52,7 +52,7 @@ params! {
         reports: Address,
         in_flight: Address,
         vocab: u32,
-        most_rows: u32,
+        max_rows: u32,
     }
 }
 
@@ -182,8 +182,8 @@ pub(crate) struct ScratchAt {
 }
 
 impl ScratchAt {
-    pub(crate) fn new(vocab: usize, most_rows: usize) -> ScratchAt {
-        let rows = most_rows.min(MAX_DRAWN_ROWS);
+    pub(crate) fn new(vocab: usize, max_rows: usize) -> ScratchAt {
+        let rows = max_rows.min(MAX_DRAWN_ROWS);
         let mut next = 0;
         let mut part = |bytes: usize| {
             let start = next;
@@ -209,6 +209,6 @@ impl ScratchAt {
 pub(crate) const MASK_SETS: usize = 2;
 
 /// Bytes of device memory that a sampler takes.
-pub(crate) fn sampler_bytes(vocab: usize, most_rows: usize) -> usize {
-    ScratchAt::new(vocab, most_rows).bytes
+pub(crate) fn sampler_bytes(vocab: usize, max_rows: usize) -> usize {
+    ScratchAt::new(vocab, max_rows).bytes
 }

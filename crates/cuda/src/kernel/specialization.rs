@@ -3,6 +3,7 @@
 //! Lowering makes [`Kernel`] values; calls that agree on kernel and constants share one [`Specialization`], which is compiled
 //! once. Nothing here compiles or launches.
 
+use crate::kernel::{Prefetch, Streamed};
 use std::fmt;
 
 use carat_gguf::QuantType;
@@ -20,6 +21,25 @@ pub(crate) trait Kernel: fmt::Debug {
 
     /// Bytes of its params struct.
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8>;
+
+    /// Lets the launch behind it start only when the launch before it is over, so that what that wrote is there from the start;
+    /// false if it cannot.
+    fn delay_trigger(&mut self) -> bool {
+        false
+    }
+
+    /// The matrix it streams, if each block streams a run of it.
+    fn streams(&self) -> Option<Streamed> {
+        None
+    }
+
+    /// Whether the memory has little to do while it runs, so that it may prefetch for a later launch.
+    fn idle_memory(&self) -> bool {
+        false
+    }
+
+    /// Has it prefetch; only where the memory is idle.
+    fn set_prefetch(&mut self, _: Prefetch) {}
 
     /// Weights it reads, in the formats it reads them in.
     fn weights(&self) -> Vec<WeightOperand> {

@@ -26,9 +26,9 @@ use crate::{
 const PAGES: usize = 4;
 const PAGE_TOKENS: usize = 32;
 /// An f16 that is not a number.
-pub(super) const POISON: u16 = 0x7e00;
+pub(crate) const POISON: u16 = 0x7e00;
 
-pub(super) struct Table {
+pub(crate) struct Table {
     card: Card,
     at: RefCell<Addresses>,
     /// Buffers of operands, in order; a shifted operand has none of its own.
@@ -43,7 +43,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn new() -> Table {
+    pub(crate) fn new() -> Table {
         let model = Tiny::new(Variant::E4b, QuantType::Q8_0).model();
         let tables = TablesAt {
             base: Address::NULL,
@@ -96,7 +96,7 @@ impl Table {
     }
 
     /// Frees everything.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.at.borrow_mut().scratch.clear();
         self.buffers.borrow_mut().clear();
         self.others.clear();
@@ -112,18 +112,19 @@ impl Table {
         Operand::Scratch(scratch.len() - 1)
     }
 
-    pub(super) fn put<T: Plain>(&mut self, values: &[T]) -> Operand {
+    pub(crate) fn put<T: Plain>(&mut self, values: &[T]) -> Operand {
         let buffer = self.card.upload(values);
         self.operand(buffer.address(), Some(buffer))
     }
 
     /// Values that are not numbers.
-    pub(super) fn poison(&mut self, count: usize) -> Operand {
+    pub(crate) fn poison(&mut self, count: usize) -> Operand {
         self.put(&vec![f32::NAN; count])
     }
 
     /// Many random f16, whose pairs are random floats, too.
-    pub(super) fn big(&mut self, bytes: usize) -> Operand {
+    #[allow(dead_code, reason = "called by the timing programs")]
+    pub(crate) fn big(&mut self, bytes: usize) -> Operand {
         const PIECE: usize = 4 << 20;
         let device = &self.card.device;
         let buffer = device.allocate("test", bytes).expect("memory");
@@ -143,12 +144,13 @@ impl Table {
     }
 
     /// An operand so many bytes behind another.
-    pub(super) fn shifted(&self, operand: Operand, bytes: usize) -> Operand {
+    #[allow(dead_code, reason = "called by the timing programs")]
+    pub(crate) fn shifted(&self, operand: Operand, bytes: usize) -> Operand {
         let address = self.at.borrow().operand(operand).offset(bytes);
         self.operand(address, None)
     }
 
-    pub(super) fn get<T: Plain>(&self, operand: Operand, count: usize) -> Vec<T> {
+    pub(crate) fn get<T: Plain>(&self, operand: Operand, count: usize) -> Vec<T> {
         let Operand::Scratch(i) = operand else {
             panic!("not on the table");
         };
@@ -162,7 +164,7 @@ impl Table {
         self.others.last().expect("just put there").address()
     }
 
-    pub(super) fn weight(&mut self, values: &[f32]) -> Weight {
+    pub(crate) fn weight(&mut self, values: &[f32]) -> Weight {
         let start = self.keep(values);
         let name = self.names[self.weights];
         self.weights += 1;
@@ -178,14 +180,14 @@ impl Table {
         name
     }
 
-    pub(super) fn rope(&mut self, frequencies: &[f32]) {
+    pub(crate) fn rope(&mut self, frequencies: &[f32]) {
         let address = self.keep(frequencies);
         self.at.borrow_mut().ropes[0] = address;
     }
 
     /// Rows that alternate between two runs, one of them far on, both across the border of a page; returns their positions.
     /// They stand in the batch in reverse.
-    pub(super) fn operands(&mut self, rows: usize) -> Vec<u32> {
+    pub(crate) fn operands(&mut self, rows: usize) -> Vec<u32> {
         assert!(rows <= PAGE_TOKENS);
         let positions: Vec<u32> = (0..rows as u32)
             .map(|r| if r % 2 == 0 { 29 + r } else { 3228 + r })
@@ -202,7 +204,8 @@ impl Table {
     }
 
     /// One run from its start.
-    pub(super) fn rows_with_pages(&mut self, rows: usize) {
+    #[allow(dead_code, reason = "called by the timing programs")]
+    pub(crate) fn rows_with_pages(&mut self, rows: usize) {
         let positions: Vec<u32> = (0..rows as u32).collect();
         let pages = &positions[..rows.div_ceil(PAGE_TOKENS)];
         self.describe((&positions, &vec![0; rows], &positions), (&[0], pages));
@@ -233,11 +236,11 @@ impl Table {
     }
 
     /// Slot 0 with [`PAGES`] pages, poisoned.
-    pub(super) fn slot(&mut self, kv_heads: usize, head_dim: usize) {
+    pub(crate) fn slot(&mut self, kv_heads: usize, head_dim: usize) {
         self.slot_with_pages(kv_heads, head_dim, PAGES);
     }
 
-    pub(super) fn slot_with_pages(&mut self, kv_heads: usize, head_dim: usize, pages: usize) {
+    pub(crate) fn slot_with_pages(&mut self, kv_heads: usize, head_dim: usize, pages: usize) {
         self.at.borrow_mut().plan.slots[0] = SlotSpec {
             group: KvGroup::Full,
             kv_heads,
@@ -256,7 +259,7 @@ impl Table {
     }
 
     /// Keys and values as they are; poisoned again after that.
-    pub(super) fn take_pages(&mut self) -> Vec<Vec<u16>> {
+    pub(crate) fn take_pages(&mut self) -> Vec<Vec<u16>> {
         let pages = self.pages.iter();
         let taken = pages
             .map(|p| self.card.download(p, self.page_values))
@@ -266,7 +269,7 @@ impl Table {
     }
 
     /// Runs a kernel as a bucket of `padded_rows` rows would, `rows` of which there are.
-    pub(super) fn run(&self, rows: usize, padded_rows: usize, kernel: &dyn Kernel) {
+    pub(crate) fn run(&self, rows: usize, padded_rows: usize, kernel: &dyn Kernel) {
         let count = self.card.upload(&[rows as u32]);
         let rows = RowsAt {
             count: count.address(),
@@ -278,13 +281,15 @@ impl Table {
     }
 
     /// Number of buffers of so many bytes to rotate through, so that none is still in L2.
-    pub(super) fn rotations(bytes: usize) -> usize {
+    #[allow(dead_code, reason = "called by the timing programs")]
+    pub(crate) fn rotations(bytes: usize) -> usize {
         (260usize << 20).div_ceil(bytes)
     }
 
     /// Prints the time and the rate of a kernel that moves so many bytes, rotating through calls.
+    #[allow(dead_code, reason = "called by the timing programs")]
     #[expect(clippy::print_stdout, reason = "the result")]
-    pub(super) fn time<K: Kernel>(&self, name: &str, rows: usize, bytes: usize, calls: &[K]) {
+    pub(crate) fn time<K: Kernel>(&self, name: &str, rows: usize, bytes: usize, calls: &[K]) {
         let count = self.card.upload(&[rows as u32]);
         let at = RowsAt {
             count: count.address(),
@@ -309,27 +314,27 @@ impl Table {
 }
 
 /// GELU, tanh approximation.
-pub(super) fn gelu(z: f64) -> f64 {
+pub(crate) fn gelu(z: f64) -> f64 {
     let u = (2.0 / std::f64::consts::PI).sqrt() * (z + 0.044_715 * z.powi(3));
     0.5 * z * (1.0 + u.tanh())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     F16,
     Q8,
     Int8HiLo,
 }
 
 /// Poisoned memory for an activation, and what should be in it.
-pub(super) struct ActivationBuffers {
-    pub(super) activation: Activation,
+pub(crate) struct ActivationBuffers {
+    pub(crate) activation: Activation,
     padded_rows: usize,
     columns: usize,
 }
 
 impl ActivationBuffers {
-    pub(super) fn new(
+    pub(crate) fn new(
         table: &mut Table,
         kind: Kind,
         padded_rows: usize,
@@ -356,7 +361,7 @@ impl ActivationBuffers {
     }
 
     /// The first rows hold exactly these values by definition of the format; the others are untouched.
-    pub(super) fn check(&self, table: &Table, values: &[f32], rows: usize) {
+    pub(crate) fn check(&self, table: &Table, values: &[f32], rows: usize) {
         let (count, padded_rows) = (rows * self.columns, self.padded_rows * self.columns);
         assert_eq!(values.len(), count);
         match self.activation {
@@ -387,7 +392,7 @@ impl ActivationBuffers {
     }
 
     /// The first rows hold these values as nearly as the activation can.
-    pub(super) fn check_nearly(&self, table: &Table, values: &[f32], rows: usize) {
+    pub(crate) fn check_nearly(&self, table: &Table, values: &[f32], rows: usize) {
         let (count, padded_rows) = (rows * self.columns, self.padded_rows * self.columns);
         match self.activation {
             Activation::F16(operand) => {

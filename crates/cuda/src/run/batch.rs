@@ -102,7 +102,7 @@ impl BatchLayout {
     pub(crate) fn settings_at(&self, used: usize) -> SettingsAt {
         SettingsAt {
             settings: self.settings,
-            most_rows: self.most_drawn,
+            max_rows: self.max_drawn,
             changes: used,
         }
     }

@@ -400,7 +400,7 @@ impl CudaExecutor {
         };
         (self.sampler).copy_masks(&self.device, index, &written.masks)?;
         self.words[layout.in_flight] = index as u32;
-        let settings = draws.len().min(layout.most_drawn) * SETTING_WORDS;
+        let settings = draws.len().min(layout.max_drawn) * SETTING_WORDS;
         let settings = layout.in_flight..layout.settings + settings;
         let changes = used..written.end;
         let host = &mut self.in_flight[index].settings;

@@ -22,7 +22,7 @@ use crate::{
     },
     device::{
         Address, Device, Grid, Module,
-        cublaslt::{Gemm, Library, Operands, Out, Shape, WORKSPACE_BYTES},
+        cublaslt::{Gemm, Library, MatmulShape, Operands, Out, WORKSPACE_BYTES},
         launch,
     },
     error::CudaError,
@@ -78,7 +78,7 @@ enum Action {
 pub(crate) struct CublasLtGemms {
     library: Library,
     workspace: Address,
-    ready: RefCell<HashMap<(Shape, Out, u32), Gemm>>,
+    ready: RefCell<HashMap<(MatmulShape, Out, u32), Gemm>>,
 }
 
 impl CublasLtGemms {
@@ -96,7 +96,7 @@ impl CublasLtGemms {
         rows: usize,
         operands: Operands,
     ) -> Result<(), CudaError> {
-        let shape = Shape {
+        let shape = MatmulShape {
             rows,
             outputs: product.outputs,
             columns: product.columns,

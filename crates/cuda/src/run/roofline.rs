@@ -11,7 +11,7 @@ use carat_model::cost::Roofline;
 use crate::{
     device::{
         Buffer, Device, Grid, Module,
-        cublaslt::{Gemm, Library, Operands, Out, Shape, WORKSPACE_BYTES},
+        cublaslt::{Gemm, Library, MatmulShape, Operands, Out, WORKSPACE_BYTES},
         launch,
     },
     error::CudaError,
@@ -136,7 +136,7 @@ fn product_rate(
     library: &Library,
 ) -> Result<f64, CudaError> {
     let outputs = OUTPUTS_PER_MULTIPROCESSOR * device.multiprocessors;
-    let shape = Shape {
+    let shape = MatmulShape {
         rows: ROWS,
         outputs,
         columns: COLUMNS,

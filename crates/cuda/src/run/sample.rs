@@ -63,7 +63,7 @@ impl<'a> RowToSample<'a> {
 pub(crate) struct SettingsAt {
     /// The first word of the rows' settings.
     pub(crate) settings: usize,
-    pub(crate) most_rows: usize,
+    pub(crate) max_rows: usize,
     /// The first word of the changes of their logits.
     pub(crate) changes: usize,
 }
@@ -114,7 +114,7 @@ pub(crate) fn write<'a>(
         taken: vec![false; rows_to_sample.len()],
         masks: Vec::new(),
     };
-    for (r, row) in rows_to_sample.iter().take(at.most_rows).enumerate() {
+    for (r, row) in rows_to_sample.iter().take(at.max_rows).enumerate() {
         let fitting = row.as_ref().and_then(|row| {
             let changes = changes(row, vocab);
             let end = written.end + changes.len() * CHANGE;
@@ -210,7 +210,7 @@ pub(crate) struct Sampler {
     modules: [Arc<Module>; 3],
     params: Vec<u8>,
     vocab: usize,
-    most_rows: usize,
+    max_rows: usize,
     results: HostBuffer,
     reports: HostBuffer,
     /// Masks on their way to the device, per slot in flight.
@@ -224,16 +224,16 @@ impl Sampler {
         device: &Arc<Device>,
         modules: [Arc<Module>; 3],
         vocab: usize,
-        most_rows: usize,
+        max_rows: usize,
         inputs: &SamplerInputs,
     ) -> Result<Sampler, CudaError> {
-        let most_rows = most_rows.min(MAX_DRAWN_ROWS);
-        let at = ScratchAt::new(vocab, most_rows);
+        let max_rows = max_rows.min(MAX_DRAWN_ROWS);
+        let at = ScratchAt::new(vocab, max_rows);
         let scratch = device.allocate("sampling", at.bytes)?;
         let on_host = |words: usize| device.allocate_host("samples", words * 4);
-        let results = on_host(IN_FLIGHT * most_rows)?;
-        let reports = on_host(IN_FLIGHT * most_rows * REPORT_WORDS)?;
-        let mask_set = most_rows * mask_words(vocab);
+        let results = on_host(IN_FLIGHT * max_rows)?;
+        let reports = on_host(IN_FLIGHT * max_rows * REPORT_WORDS)?;
+        let mask_set = max_rows * mask_words(vocab);
         let part = |offset: usize| -> Address { scratch.address().offset(offset) };
         let params = SampleParams {
             rows: inputs.rows,
@@ -254,13 +254,13 @@ impl Sampler {
             reports: reports.address(),
             in_flight: inputs.in_flight,
             vocab: vocab as u32,
-            most_rows: most_rows as u32,
+            max_rows: max_rows as u32,
         };
         Ok(Sampler {
             modules,
             params: params.bytes(),
             vocab,
-            most_rows,
+            max_rows,
             results,
             reports,
             masks: [on_host(mask_set)?, on_host(mask_set)?],
@@ -286,7 +286,7 @@ impl Sampler {
                 *to = word.to_ne_bytes();
             }
         }
-        let to = self.masks_at + in_flight * self.most_rows * mask_bytes;
+        let to = self.masks_at + in_flight * self.max_rows * mask_bytes;
         device.copy_ahead(host, 0..masks.len() * mask_bytes, &self.scratch, to)
     }
 
@@ -297,7 +297,7 @@ impl Sampler {
         rows: usize,
         mut queued: impl FnMut() -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
-        let rows = rows.min(self.most_rows);
+        let rows = rows.min(self.max_rows);
         let mut grids = grids(work.draw, work.logprobs, rows, self.vocab);
         grids.try_for_each(|(kernel, grid)| {
             launch(&self.modules[kernel as usize], grid, &self.params)?;
@@ -307,7 +307,7 @@ impl Sampler {
 
     /// What a row of the batch in a slot, which has been waited for, was given; with log-probabilities if it wanted them.
     pub(crate) fn result(&self, in_flight: usize, row: usize, logprobs: bool) -> RowResult {
-        let at = in_flight * self.most_rows + row;
+        let at = in_flight * self.max_rows + row;
         let mut result = RowResult {
             token: word(&self.results, at),
             ..RowResult::default()
@@ -331,4 +331,4 @@ fn word(host: &HostBuffer, at: usize) -> u32 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

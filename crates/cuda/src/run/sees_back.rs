@@ -1,6 +1,6 @@
 //! Rows that a batch is launched as, where some of them see ahead of themselves.
 
-use carat_model::backend::{BackendError, Batch, CompileOptions, RowPlace};
+use carat_model::backend::{BackendError, Batch, CompileOptions, RowRef};
 
 use crate::compile::{
     call::Call,
@@ -46,7 +46,7 @@ impl SeesBackOnly {
             all: batch.feeds.len(),
             sampled: batch.sampled_count(),
         };
-        let ahead = |row: RowPlace| batch.runs[row.run].sliding_end(row.row) > row.position + 1;
+        let ahead = |row: RowRef| batch.runs[row.run].sliding_end(row.row) > row.position + 1;
         if self.all && batch.all_rows().any(ahead) {
             rows.all = raised(rows.all, options.max_rows, "rows")?;
         }
@@ -73,7 +73,7 @@ mod tests {
             prepare::{Prepared, prepare},
             target::Target,
         },
-        config::{Fusion, TablePlace},
+        config::{Fusion, TableMemory},
     };
 
     fn options(max_rows: usize) -> CompileOptions {
@@ -96,7 +96,7 @@ mod tests {
             let model = Tiny::new(Variant::Dense12b, QuantType::Q8_0).model();
             let (plan, options) = (gemma4::plan(&model), options(max_rows));
             let target = Target::hopper(fusion, max_rows);
-            let prepared = prepare(&plan, &model.weights, &options, TablePlace::Device, target);
+            let prepared = prepare(&plan, &model.weights, &options, TableMemory::Device, target);
             let Prepared { front, tail, .. } = prepared.unwrap();
             let run = Run {
                 rows: 0..3,

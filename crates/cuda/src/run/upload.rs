@@ -311,7 +311,7 @@ impl<'a> DoubleBuffer<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::BTreeSet;
 
     use carat_gguf::{QuantType, quant::random_blocks};
@@ -319,7 +319,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        config::{TablePlace, Tier},
+        config::{TableMemory, Tier},
         kernel::{
             Join,
             fragment::{FragmentFormat, pack},
@@ -356,7 +356,7 @@ mod tests {
         assert_eq!(piece_rows(vector, 1), 1);
     }
 
-    fn random(quant: QuantType, shape: &[usize], seed: u64) -> Vec<u8> {
+    pub(crate) fn random(quant: QuantType, shape: &[usize], seed: u64) -> Vec<u8> {
         let mut bytes = vec![0; quant.row_bytes(shape[0]) * shape[1..].iter().product::<usize>()];
         random_blocks(quant, seed, 0.1, &mut bytes);
         bytes
@@ -461,7 +461,7 @@ mod tests {
             WeightOperand::one(of("f16"), WeightFormat::F16),
         ];
         let named: BTreeSet<WeightOperand> = named.into();
-        for (tables, piece_bytes) in [(TablePlace::Device, PIECE_BYTES), (TablePlace::Host, 1)] {
+        for (tables, piece_bytes) in [(TableMemory::Device, PIECE_BYTES), (TableMemory::Host, 1)] {
             let layout = WeightLayout::new(&weights, &named, tables);
             let kernels = layout.kernels(&weights).into_iter();
             let loaders = kernels.map(|k| (k.clone(), Arc::new(card.load(&k))));
@@ -474,7 +474,7 @@ mod tests {
             let expanded = buffers.expanded.as_ref().unwrap();
             let expanded: Vec<u8> = card.download(expanded, layout.expanded_bytes);
             let host = buffers.host.as_ref().map(HostBuffer::bytes);
-            assert_eq!(host.is_some(), tables == TablePlace::Host);
+            assert_eq!(host.is_some(), tables == TableMemory::Host);
             for (operand, placement) in layout.named() {
                 let bytes = match placement.memory {
                     Memory::Device => &device,
@@ -499,41 +499,6 @@ mod tests {
                     (placement.row_bytes, placement.matrix_bytes)
                 );
             }
-        }
-    }
-
-    #[test]
-    #[ignore = "needs a card"]
-    #[expect(clippy::print_stdout, reason = "what a timing is for")]
-    fn upload_timing() {
-        let card = Card::open(Tier::Best);
-        let quant = QuantType::Q4_0;
-        let shape = [2560, 40960];
-        let names: Vec<String> = (0..8).map(|i| format!("w{i}")).collect();
-        let tensor = |name| (name, shape.to_vec(), quant, random(quant, &shape, 1));
-        let tensors: Vec<_> = names.iter().map(|n| tensor(n.as_str())).collect();
-        let weights = weights_of(&tensors);
-        let all = || weights.iter().map(|(weight, _)| weight);
-        for formats in [
-            &[WeightFormat::File][..],
-            &[WeightFormat::Fragments],
-            &[WeightFormat::Fragments, WeightFormat::F16],
-        ] {
-            let named = all().flat_map(|w| {
-                formats
-                    .iter()
-                    .map(move |format| WeightOperand::one(w, *format))
-            });
-            let layout = WeightLayout::new(&weights, &named.collect(), TablePlace::Device);
-            let kernels = layout.kernels(&weights).into_iter();
-            let loaders = kernels.map(|k| (k.clone(), Arc::new(card.load(&k))));
-            let loaders: Loaders = loaders.collect();
-            let start = std::time::Instant::now();
-            layout.upload(&card.device, &weights, &loaders).unwrap();
-            let time = start.elapsed();
-            let bytes = all().map(|w| weights.bytes(w).len()).sum::<usize>();
-            let rate = bytes as f64 / time.as_secs_f64() / 1e9;
-            println!("upload {formats:?}: {rate:.1} GB/s of file ({time:?})");
         }
     }
 }

@@ -47,7 +47,7 @@ pub(crate) fn run(opened: Result<(), String>, mut trials: Vec<Trial>) {
     clippy::disallowed_methods,
     reason = "settings of the test harness, not of the program"
 )]
-fn required() -> bool {
+pub(crate) fn required() -> bool {
     std::env::var_os("GPU_REQUIRED").is_some_and(|v| v == "1")
 }
 

@@ -328,7 +328,7 @@ impl History {
     /// Changes what the executor refuses.
     fn change_refusals(&mut self) {
         let executor = self.pipeline.executor();
-        executor.most_runs = match self.random.within(0..=2) {
+        executor.max_runs = match self.random.within(0..=2) {
             0 => usize::MAX,
             _ => self.random.within(1..=3),
         };

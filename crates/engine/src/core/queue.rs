@@ -5,7 +5,7 @@
 //! before all lanes. A request that waits for a sibling stands aside until that has its first token, then takes the place in its
 //! lane that it came for.
 //!
-//! Where there is no room for the one whose turn it is, others may pass it, but only so many ([`MOST_PASSING`]): small requests do
+//! Where there is no room for the one whose turn it is, others may pass it, but only so many ([`MAX_PASSING`]): small requests do
 //! not wait for a large one, and a large one does not wait for ever. Nobody passes one that lost its pages.
 
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use super::{
 /// Tokens that a lane may spend in a turn.
 const QUANTUM: i64 = 512;
 /// Requests that may be started before the one whose turn it is.
-const MOST_PASSING: usize = 32;
+const MAX_PASSING: usize = 32;
 
 struct Waiting {
     sequence: Sequence,
@@ -45,9 +45,9 @@ impl Lane {
     }
 }
 
-/// Where somebody waits.
+/// Index of a sequence that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum QueueIndex {
     /// First of those that lost their pages.
     Preempted,
     /// Of a lane, counted from the one whose turn it is, and within it.
@@ -141,9 +141,9 @@ impl Queue {
     }
 
     /// Whoever is next, by what each would cost in tokens.
-    pub(crate) fn head(&mut self, cost: impl Fn(&Sequence) -> usize) -> Option<Place> {
+    pub(crate) fn head(&mut self, cost: impl Fn(&Sequence) -> usize) -> Option<QueueIndex> {
         if !self.preempted.is_empty() {
-            return Some(Place::Preempted);
+            return Some(QueueIndex::Preempted);
         }
         if self.lanes.len() > 1 {
             for lane in &mut self.lanes {
@@ -152,7 +152,7 @@ impl Queue {
             }
             self.take_turns();
         }
-        (!self.lanes.is_empty()).then_some(Place::Lane(0, 0))
+        (!self.lanes.is_empty()).then_some(QueueIndex::Lane(0, 0))
     }
 
     /// Gives turns until the lane whose turn it is can pay for its first.
@@ -170,37 +170,39 @@ impl Queue {
     }
 
     /// Those behind the one whose turn it is, if they may pass it: the first of each lane, then the second of each.
-    pub(crate) fn behind(&self, head: Place) -> impl Iterator<Item = Place> {
+    pub(crate) fn behind(&self, head: QueueIndex) -> impl Iterator<Item = QueueIndex> {
         let may_pass = match head {
-            Place::Preempted => false,
-            Place::Lane(lane, place) => self.lanes[lane].waiting[place].passed_by < MOST_PASSING,
+            QueueIndex::Preempted => false,
+            QueueIndex::Lane(lane, index) => {
+                self.lanes[lane].waiting[index].passed_by < MAX_PASSING
+            }
         };
         let lanes = || self.lanes.iter().enumerate();
         let deepest = lanes().map(|(_, lane)| lane.waiting.len()).max();
-        let places = (0..deepest.filter(|_| may_pass).unwrap_or(0)).flat_map(move |place| {
-            let deep = lanes().filter(move |(_, lane)| place < lane.waiting.len());
-            deep.map(move |(lane, _)| Place::Lane(lane, place))
+        let behind = (0..deepest.filter(|_| may_pass).unwrap_or(0)).flat_map(move |index| {
+            let deep = lanes().filter(move |(_, lane)| index < lane.waiting.len());
+            deep.map(move |(lane, _)| QueueIndex::Lane(lane, index))
         });
-        places.filter(move |place| *place != head)
+        behind.filter(move |at| *at != head)
     }
 
-    pub(crate) fn get(&self, place: Place) -> &Sequence {
-        match place {
-            Place::Preempted => &self.preempted[0],
-            Place::Lane(lane, place) => &self.lanes[lane].waiting[place].sequence,
+    pub(crate) fn get(&self, at: QueueIndex) -> &Sequence {
+        match at {
+            QueueIndex::Preempted => &self.preempted[0],
+            QueueIndex::Lane(lane, index) => &self.lanes[lane].waiting[index].sequence,
         }
     }
 
     /// Takes out whoever waits there, at the expense of its lane. `head` is whose turn it is.
-    pub(crate) fn take(&mut self, place: Place, head: Place, cost: usize) -> Sequence {
-        if place != head
-            && let Place::Lane(lane, first) = head
+    pub(crate) fn take(&mut self, at: QueueIndex, head: QueueIndex, cost: usize) -> Sequence {
+        if at != head
+            && let QueueIndex::Lane(lane, first) = head
         {
             self.lanes[lane].waiting[first].passed_by += 1;
         }
-        let (lane, place) = match place {
-            Place::Preempted => return self.preempted.pop_front().expect("it was looked at"),
-            Place::Lane(lane, place) => (lane, place),
+        let (lane, index) = match at {
+            QueueIndex::Preempted => return self.preempted.pop_front().expect("it was looked at"),
+            QueueIndex::Lane(lane, index) => (lane, index),
         };
         // One lane alone has nobody to be fair to.
         let shares = self.lanes.len() > 1;
@@ -208,10 +210,10 @@ impl Queue {
         if shares {
             from.deficit -= as_deficit(cost);
         }
-        if place == 0 {
+        if index == 0 {
             from.cost = None;
         }
-        let taken = from.waiting.remove(place).expect("it was looked at");
+        let taken = from.waiting.remove(index).expect("it was looked at");
         self.drop_empty_lanes();
         taken.sequence
     }

@@ -124,9 +124,9 @@ pub struct DraftCounts {
     /// Tokens that were proposed and are part of the answer.
     pub accepted: u64,
     /// By place in a draft, the last for all behind it: tokens that were proposed.
-    pub drafted_at: [u64; DraftCounts::PLACES],
+    pub drafted_at: [u32; DraftCounts::PLACES],
     /// By place in a draft: tokens that are part of the answer.
-    pub accepted_at: [u64; DraftCounts::PLACES],
+    pub accepted_at: [u32; DraftCounts::PLACES],
 }
 
 impl DraftCounts {
@@ -142,19 +142,23 @@ impl DraftCounts {
         for place in 0..drafted {
             let entry = place.min(DraftCounts::PLACES - 1);
             self.drafted_at[entry] += 1;
-            self.accepted_at[entry] += u64::from(place < accepted);
+            self.accepted_at[entry] += u32::from(place < accepted);
         }
     }
 
-    /// Counts those of another as well.
+    /// Counts those of another as well. What is counted by place starts anew after four thousand millions.
     pub fn add(&mut self, other: &DraftCounts) {
         self.passes += other.passes;
         self.drafted_passes += other.drafted_passes;
         self.drafted += other.drafted;
         self.accepted += other.accepted;
         for place in 0..DraftCounts::PLACES {
-            self.drafted_at[place] += other.drafted_at[place];
-            self.accepted_at[place] += other.accepted_at[place];
+            for (sum, more) in [
+                (&mut self.drafted_at, &other.drafted_at),
+                (&mut self.accepted_at, &other.accepted_at),
+            ] {
+                sum[place] = sum[place].wrapping_add(more[place]);
+            }
         }
     }
 

@@ -154,7 +154,7 @@ impl Sequence {
                 0
             };
             let beyond = drafted.max(sequence.content().longest_span() - 1);
-            let most = pages_of(sequence.most_positions());
+            let most = pages_of(sequence.max_positions());
             sequence.reservation = window_pages(window + beyond).min(most);
         }
         sequence
@@ -294,16 +294,16 @@ impl Sequence {
 
     /// Full pages for the tokens there are and the next one.
     pub(crate) fn pages_soon(&self) -> usize {
-        pages_of((self.known() + 1).min(self.most_positions()))
+        pages_of((self.known() + 1).min(self.max_positions()))
     }
 
     /// Positions it may ever fill. The last token is not fed back.
-    pub(crate) fn most_positions(&self) -> usize {
+    pub(crate) fn max_positions(&self) -> usize {
         self.limit - 1
     }
 
     /// The fewest rows from here on that do not end within rows that see each other.
-    pub(crate) fn least_rows(&self) -> usize {
+    pub(crate) fn min_rows(&self) -> usize {
         let boundary = self.fed + 1;
         let end = self.content().span_across(boundary);
         end.map_or(boundary, |span| span.end) - self.fed

@@ -231,7 +231,7 @@ pub(crate) struct FakeExecutor {
     /// Calls until one fails; 0 for none.
     pub(crate) fails_in: u64,
     /// The most runs of a batch; more are refused.
-    pub(crate) most_runs: usize,
+    pub(crate) max_runs: usize,
     /// A batch with a row at this position or behind it is refused.
     pub(crate) refused_from: usize,
     /// Batches that were refused.
@@ -256,7 +256,7 @@ impl FakeExecutor {
             drafts: 0,
             lookahead: Lookahead::Never,
             fails_in: 0,
-            most_runs: usize::MAX,
+            max_runs: usize::MAX,
             refused_from: usize::MAX,
             refused: 0,
             rows: 0,
@@ -281,7 +281,7 @@ impl FakeExecutor {
     /// Refuses a batch before anything is done.
     fn refuse(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
         let deepest = batch.runs.iter().map(|r| r.position + r.rows.len()).max();
-        if batch.runs.len() > self.most_runs || deepest > Some(self.refused_from) {
+        if batch.runs.len() > self.max_runs || deepest > Some(self.refused_from) {
             self.refused += 1;
             let what = "more than this test wants".to_owned();
             return Err(BackendError::Unsupported { what });

@@ -16,9 +16,9 @@ use crate::{
 };
 
 /// Bits of the state.
-const MOST_UNORDERED: usize = 64;
+const MAX_UNORDERED: usize = 64;
 /// Most keys of an object; beyond them any keys are allowed.
-const MOST_KEYS: usize = 500;
+const MAX_KEYS: usize = 500;
 
 /// Key and value of an object.
 struct Property<'a> {
@@ -53,12 +53,12 @@ impl Writer<'_> {
             most: count(map, "maxProperties"),
         };
         let mut properties = self.properties(map, path, depth)?;
-        if properties.len() > MOST_KEYS {
+        if properties.len() > MAX_KEYS {
             self.ignore("properties", path);
             properties.clear();
         }
         let extra = self.extra(map, &properties, path, depth)?;
-        if (properties.len() > MOST_UNORDERED || extra.is_some() && !properties.is_empty())
+        if (properties.len() > MAX_UNORDERED || extra.is_some() && !properties.is_empty())
             && (counts.least > 0 || counts.most.is_some())
         {
             self.ignore("minProperties or maxProperties", path);
@@ -66,7 +66,7 @@ impl Writer<'_> {
         let body = match extra {
             None if properties.is_empty() => literal(""),
             Some(extra) if properties.is_empty() => free(&extra, counts),
-            extra if properties.len() <= MOST_UNORDERED => {
+            extra if properties.len() <= MAX_UNORDERED => {
                 self.unordered(&properties, extra.as_ref(), counts)
             }
             _ => self.ordered(properties),

@@ -12,7 +12,7 @@ const OPEN_LEVELS: usize = 8;
 /// Deepest nesting of schemas, with those that others refer to.
 const DEEPEST: usize = 128;
 /// Most schemas within those of one tool.
-const MOST_SCHEMAS: usize = 20_000;
+const MAX_SCHEMAS: usize = 20_000;
 
 /// A key that no schema names, without quotes. Its end is certain, whatever the model would say.
 pub(super) const FREE_KEY: &str = "/[A-Za-z_][A-Za-z0-9_]{0,63}/";
@@ -104,10 +104,10 @@ impl<'a> Writer<'a> {
             let (what, most) = ("schema", DEEPEST);
             return Err(GrammarError::TooDeep { what, most });
         }
-        if self.entered > MOST_SCHEMAS {
+        if self.entered > MAX_SCHEMAS {
             return Err(GrammarError::Tool {
                 name: self.tool.to_owned(),
-                reason: format!("its parameters consist of more than {MOST_SCHEMAS} schemas"),
+                reason: format!("its parameters consist of more than {MAX_SCHEMAS} schemas"),
             });
         }
         Ok(())

@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Longest walk, in tokens.
-const MOST_TOKENS: usize = 400;
+const MAX_TOKENS: usize = 400;
 
 /// Kind of answers.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -98,7 +98,7 @@ fn one(model: &Model, kind: Kind, seed: u64, report: &mut Report) {
         }
     };
     let mut constraint = compiled.source.start();
-    let ids = match walk(model, constraint.as_mut(), random, MOST_TOKENS) {
+    let ids = match walk(model, constraint.as_mut(), random, MAX_TOKENS) {
         Walk::Finished(ids) => ids,
         Walk::Long => {
             report.long += 1;

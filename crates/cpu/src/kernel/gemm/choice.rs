@@ -68,14 +68,14 @@ pub(crate) fn choose(
     let transposes = gemv_transposed::takes(quant);
     match class {
         RowClass::Large => KernelChoice::AmxBf16,
-        RowClass::Small if isa.has_tiles() && rows >= amx_int8::LEAST_ROWS => KernelChoice::AmxInt8,
-        RowClass::Small if transposes && rows > gemv_transposed::MOST_ROWS => {
+        RowClass::Small if isa.has_tiles() && rows >= amx_int8::MIN_ROWS => KernelChoice::AmxInt8,
+        RowClass::Small if transposes && rows > gemv_transposed::MAX_ROWS => {
             KernelChoice::PackedInt8
         }
-        RowClass::Small if transposes && rows >= gemv_transposed::LEAST_ROWS => {
+        RowClass::Small if transposes && rows >= gemv_transposed::MIN_ROWS => {
             KernelChoice::GemvTransposed
         }
-        RowClass::Small if !transposes && rows > gemv::MOST_ROWS => KernelChoice::PackedInt8,
+        RowClass::Small if !transposes && rows > gemv::MAX_ROWS => KernelChoice::PackedInt8,
         RowClass::Small => KernelChoice::Gemv,
     }
 }

@@ -9,7 +9,7 @@ use super::{PREFETCH_BYTES, WeightRows};
 use crate::simd::{Floats, LANES, Simd, array};
 
 /// Activation rows that one call of [`gemm_float`] is given; from more on, shorter floats are worth widening first.
-pub(crate) const MOST_ROWS: usize = 24;
+pub(crate) const MAX_ROWS: usize = 24;
 
 /// Fills `out`, `[x.len(), weights.len()]`.
 #[inline(always)]

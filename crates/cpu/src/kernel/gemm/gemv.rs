@@ -16,7 +16,7 @@ use super::{
 use crate::simd::{Floats, LANES, Simd, array};
 
 /// Above this many activation rows [`super::packed_int8`] is faster.
-pub(crate) const MOST_ROWS: usize = 7;
+pub(crate) const MAX_ROWS: usize = 7;
 
 /// Fills `out`, `[x.len(), weights.len()]`.
 #[inline(always)]

@@ -21,12 +21,12 @@ use crate::simd::{Floats, LANES, Simd, array};
 pub(crate) const ROWS: usize = LANES;
 
 /// Activation rows from which on this is faster than [`super::gemv`], which shares unpacked weights among four.
-pub(crate) const LEAST_ROWS: usize = 5;
+pub(crate) const MIN_ROWS: usize = 5;
 /// Activation rows that one call of [`gemv_transposed`] may take.
-pub(crate) const MOST_ROWS: usize = 8;
+pub(crate) const MAX_ROWS: usize = 8;
 
 /// Partial sums of a call, `[lane][row]`, a vector of outputs each.
-pub(crate) struct Accumulators(Box<[[Column; MOST_ROWS]; LANES]>);
+pub(crate) struct Accumulators(Box<[[Column; MAX_ROWS]; LANES]>);
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
@@ -34,7 +34,7 @@ struct Column([f32; ROWS]);
 
 impl Default for Accumulators {
     fn default() -> Accumulators {
-        Accumulators(Box::new([[Column([0.0; ROWS]); MOST_ROWS]; LANES]))
+        Accumulators(Box::new([[Column([0.0; ROWS]); MAX_ROWS]; LANES]))
     }
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn gemv_transposed<S: Simd>(
     out: &mut [f32],
 ) {
     assert_eq!(out.len(), x.len() * weights.len(), "an output per pair");
-    assert!(x.len() <= MOST_ROWS, "{} rows are too many", x.len());
+    assert!(x.len() <= MAX_ROWS, "{} rows are too many", x.len());
     with_format(
         quant,
         GemvTransposed::<S> {

@@ -120,16 +120,16 @@ fn transpose_columns(rows: &[[f32; LANES]; ROWS], columns: &mut [Column]) {
 }
 
 /// Activation rows and panels that one call of [`gemm_packed_int8`] may take.
-pub(crate) const MOST_ROWS: usize = 8;
-pub(crate) const MOST_PANELS: usize = 2;
+pub(crate) const MAX_ROWS: usize = 8;
+pub(crate) const MAX_PANELS: usize = 2;
 
 /// Partial sums of a call, `[lane][row][panel]`. After it, lane 0 holds the sixteen outputs of each row and panel.
-pub(crate) struct Accumulators(Box<[[[Column; MOST_PANELS]; MOST_ROWS]; LANES]>);
+pub(crate) struct Accumulators(Box<[[[Column; MAX_PANELS]; MAX_ROWS]; LANES]>);
 
 impl Default for Accumulators {
     fn default() -> Accumulators {
         Accumulators(Box::new(
-            [[[Column([0.0; ROWS]); MOST_PANELS]; MOST_ROWS]; LANES],
+            [[[Column([0.0; ROWS]); MAX_PANELS]; MAX_ROWS]; LANES],
         ))
     }
 }
@@ -143,11 +143,11 @@ impl Accumulators {
     }
 }
 
-/// Multiplies one or two panels of one format and width with up to [`MOST_ROWS`] rows.
+/// Multiplies one or two panels of one format and width with up to [`MAX_ROWS`] rows.
 #[inline(always)]
 pub(crate) fn gemm_packed_int8<S: Simd>(panels: &[Panel], x: &[Row<'_>], sums: &mut Accumulators) {
     assert!(
-        x.len() <= MOST_ROWS && panels.len() <= MOST_PANELS,
+        x.len() <= MAX_ROWS && panels.len() <= MAX_PANELS,
         "{} rows and {} panels are too many",
         x.len(),
         panels.len()

@@ -136,7 +136,7 @@ impl Problem {
             .map(|row| activations.row(row))
             .collect();
         let mut out = vec![f32::NAN; rows.len() * self.weight_rows];
-        let width = packed_int8::ROWS * packed_int8::MOST_PANELS;
+        let width = packed_int8::ROWS * packed_int8::MAX_PANELS;
         // One for all, as a worker has: what a call leaves behind must not matter to the next.
         let mut sums = packed_int8::Accumulators::default();
         for first in (0..self.weight_rows).step_by(width) {
@@ -149,10 +149,10 @@ impl Problem {
                 let rows = p * packed_int8::ROWS..weights.len().min((p + 1) * packed_int8::ROWS);
                 kernels.pack_int8(self.quant, weights.slice(rows), panel);
             }
-            for (block, rows) in rows.chunks(packed_int8::MOST_ROWS).enumerate() {
+            for (block, rows) in rows.chunks(packed_int8::MAX_ROWS).enumerate() {
                 kernels.gemm_packed_int8(&panels[..count], rows, &mut sums);
                 for r in 0..rows.len() {
-                    let start = (block * packed_int8::MOST_ROWS + r) * self.weight_rows + first;
+                    let start = (block * packed_int8::MAX_ROWS + r) * self.weight_rows + first;
                     sums.copy_row(r, &mut out[start..start + weights.len()]);
                 }
             }
@@ -315,7 +315,7 @@ fn a_row_has_the_same_bits_alone_in_company_and_in_packed_panels() {
             for kernels in Kernels::all() {
                 let problem = Problem::new(quant, 37, columns, 11);
                 let alone = problem.by_gemv(kernels, 1);
-                for together in 2..=gemv::MOST_ROWS {
+                for together in 2..=gemv::MAX_ROWS {
                     assert_eq!(bits(&problem.by_gemv(kernels, together)), bits(&alone));
                 }
                 assert_eq!(
@@ -324,7 +324,7 @@ fn a_row_has_the_same_bits_alone_in_company_and_in_packed_panels() {
                     "{quant} {columns} {:?}",
                     kernels.isa()
                 );
-                for together in (1..=3).chain([gemv_transposed::MOST_ROWS]) {
+                for together in (1..=3).chain([gemv_transposed::MAX_ROWS]) {
                     assert!(
                         !gemv_transposed::takes(quant)
                             || bits(&problem.by_gemv_transposed(kernels, together)) == bits(&alone),

@@ -13,7 +13,7 @@ use carat_model::backend::{PAGE_TOKENS, PageId};
 use super::partial::SplitPartial;
 use crate::{
     kernel::{
-        attention::{MOST_QUERIES, PageScores},
+        attention::{MAX_QUERIES, PageScores},
         table::Kernels,
     },
     op::{
@@ -281,16 +281,16 @@ impl<'a> Attention<'a> {
         };
         for (page_index, index) in pages.clone().enumerate() {
             let (keys, _) = page(index);
-            for (block, scores) in scores.chunks_mut(MOST_QUERIES * SPLIT_TOKENS).enumerate() {
+            for (block, scores) in scores.chunks_mut(MAX_QUERIES * SPLIT_TOKENS).enumerate() {
                 let count = scores.len() / SPLIT_TOKENS;
-                let of_block: [&[f32]; MOST_QUERIES] =
-                    std::array::from_fn(|i| query(block * MOST_QUERIES + i.min(count - 1)));
+                let of_block: [&[f32]; MAX_QUERIES] =
+                    std::array::from_fn(|i| query(block * MAX_QUERIES + i.min(count - 1)));
                 let mut out = scores
                     .chunks_mut(SPLIT_TOKENS)
                     .map(|row| &mut row.as_chunks_mut().0[page_index]);
-                let mut spare: [PageScores; MOST_QUERIES] = [[0.0; PAGE_TOKENS]; MOST_QUERIES];
+                let mut spare: [PageScores; MAX_QUERIES] = [[0.0; PAGE_TOKENS]; MAX_QUERIES];
                 let mut spares = spare.iter_mut();
-                let mut out: [&mut PageScores; MOST_QUERIES] = std::array::from_fn(|_| {
+                let mut out: [&mut PageScores; MAX_QUERIES] = std::array::from_fn(|_| {
                     out.next().or_else(|| spares.next()).expect("eight in all")
                 });
                 kernels.scores(&of_block[..count], keys, &mut out[..count]);
@@ -313,11 +313,11 @@ impl<'a> Attention<'a> {
         for (page_index, index) in pages.enumerate() {
             let (_, values) = page(index);
             for (scores, out) in scores
-                .chunks(MOST_QUERIES * SPLIT_TOKENS)
-                .zip(partial.values.chunks_mut(MOST_QUERIES * self.kv.width))
+                .chunks(MAX_QUERIES * SPLIT_TOKENS)
+                .zip(partial.values.chunks_mut(MAX_QUERIES * self.kv.width))
             {
                 let count = scores.len() / SPLIT_TOKENS;
-                let weights: [&PageScores; MOST_QUERIES] = std::array::from_fn(|i| {
+                let weights: [&PageScores; MAX_QUERIES] = std::array::from_fn(|i| {
                     let row = &scores[i.min(count - 1) * SPLIT_TOKENS..][..SPLIT_TOKENS];
                     &row.as_chunks().0[page_index]
                 });

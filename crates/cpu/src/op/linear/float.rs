@@ -23,17 +23,17 @@ pub(super) fn fill<'a>(
     let ThreadScratch {
         output, widened, ..
     } = scratch;
-    if tile.rows.len() > float::MOST_ROWS && quant != QuantType::F32 {
+    if tile.rows.len() > float::MAX_ROWS && quant != QuantType::F32 {
         let row_bytes = size_of_val(x(tile.rows.start));
         widened.reserve_exactly(weights.len() * row_bytes);
         kernels.widen(quant, weights, widened);
         weights = WeightRows::new(widened, row_bytes, row_bytes, weights.len());
         quant = QuantType::F32;
     }
-    let mut rows: [&[f32]; float::MOST_ROWS] = [&[]; float::MOST_ROWS];
+    let mut rows: [&[f32]; float::MAX_ROWS] = [&[]; float::MAX_ROWS];
     let mut first = tile.rows.start;
     while first < tile.rows.end {
-        let block = first..tile.rows.end.min(first + float::MOST_ROWS);
+        let block = first..tile.rows.end.min(first + float::MAX_ROWS);
         for (to, row) in rows.iter_mut().zip(block.clone()) {
             *to = x(row);
         }

@@ -65,7 +65,7 @@ pub(super) fn fill_gemv<'a>(
         gemv_transposed,
         ..
     } = scratch;
-    let mut rows: [Row<'_>; gemv_transposed::MOST_ROWS] = [&[]; gemv_transposed::MOST_ROWS];
+    let mut rows: [Row<'_>; gemv_transposed::MAX_ROWS] = [&[]; gemv_transposed::MAX_ROWS];
     for (to, row) in rows.iter_mut().zip(tile.rows.clone()) {
         *to = x(row);
     }
@@ -98,10 +98,10 @@ pub(super) fn fill_packed<'a>(
         let rows = p * packed_int8::ROWS..weights.len().min((p + 1) * packed_int8::ROWS);
         kernels.pack_int8(quant, weights.slice(rows), panel);
     }
-    let mut rows: [Row<'_>; packed_int8::MOST_ROWS] = [&[]; packed_int8::MOST_ROWS];
+    let mut rows: [Row<'_>; packed_int8::MAX_ROWS] = [&[]; packed_int8::MAX_ROWS];
     let mut first = tile.rows.start;
     while first < tile.rows.end {
-        let block = first..tile.rows.end.min(first + packed_int8::MOST_ROWS);
+        let block = first..tile.rows.end.min(first + packed_int8::MAX_ROWS);
         for (to, row) in rows.iter_mut().zip(block.clone()) {
             *to = x(row);
         }

@@ -57,7 +57,7 @@ impl Product<'_> {
     }
 
     /// Rows of the largest group.
-    pub(super) fn most_rows(&self) -> usize {
+    pub(super) fn max_rows(&self) -> usize {
         let rows = self.row_bounds.windows(2).map(|w| w[1] - w[0]);
         rows.max().unwrap_or(0)
     }

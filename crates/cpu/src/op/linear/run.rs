@@ -27,7 +27,7 @@ pub(crate) fn run(products: &[Product<'_>], workers: &mut Workers, outs: &mut [&
     // Formats with groups of one length read the same arrangement.
     let mut arranged: Vec<(usize, Vec<Range<usize>>)> = Vec::new();
     for (product, out) in products.iter().zip(outs) {
-        let rows = product.most_rows();
+        let rows = product.max_rows();
         let kernel = product.kernel(isa, rows);
         if kernel == KernelChoice::AmxBf16 {
             bf16::run(product, workers, out);

@@ -8,7 +8,7 @@ use crate::kernel::gemm::{
 /// Weight bytes of a tile whose weights are read as they lie: long enough for the prefetcher, short enough to share out.
 const STREAM_BYTES: usize = 96 * 1024;
 /// Weight rows of a tile whose weights are unpacked into panels.
-const PANEL_COLUMNS: usize = packed_int8::ROWS * packed_int8::MOST_PANELS;
+const PANEL_COLUMNS: usize = packed_int8::ROWS * packed_int8::MAX_PANELS;
 
 /// Output columns (weight rows) of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,9 +30,9 @@ impl Tiling {
         // Whether weights come straight from memory, and whether the kernel takes them in any order.
         let (streamed, any_order) = match kernel {
             KernelChoice::AmxInt8 => (true, true),
-            KernelChoice::Gemv => (true, rows < gemv_transposed::LEAST_ROWS),
+            KernelChoice::Gemv => (true, rows < gemv_transposed::MIN_ROWS),
             KernelChoice::GemvTransposed => (true, false),
-            KernelChoice::Float => (rows <= float::MOST_ROWS, rows <= float::MOST_ROWS),
+            KernelChoice::Float => (rows <= float::MAX_ROWS, rows <= float::MAX_ROWS),
             KernelChoice::PackedInt8 | KernelChoice::AmxBf16 => (false, false),
         };
         Tiling {

@@ -10,7 +10,8 @@ use carat_model::{
 };
 
 use crate::kernel::{
-    Addresses, HOPPER_MULTIPROCESSORS, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization,
+    Addresses, HOPPER_MULTIPROCESSORS, Kernel, Operand, Prefetch, RowRefsAt, RowsAt, SlotAt,
+    Specialization, prefetch::PrefetchParams,
 };
 use crate::{
     device::{Address, Grid},
@@ -25,7 +26,7 @@ const FAN: usize = 8;
 /// The grid's height where nothing bounds what a row sees. Fewer starve the card on long contexts; more take longer to merge.
 const MAX_SPLITS: usize = 64;
 /// The least height of a grid of many rows, where a row has that many steps.
-const LEAST_SPLITS: usize = 4;
+const MIN_SPLITS: usize = 4;
 
 /// Query heads, KV heads and head size in layers of the published models.
 pub(crate) const SHAPES: [Heads; 12] = [
@@ -46,7 +47,7 @@ pub(crate) const SHAPES: [Heads; 12] = [
 ];
 
 params! {
-    struct FlashDecodeParams {
+    pub(crate) struct FlashDecodeParams {
         rows: RowsAt,
         row_refs: RowRefsAt,
         slot: SlotAt,
@@ -66,6 +67,8 @@ params! {
         q_eps: f32,
         k_eps: f32,
         v_eps: f32,
+        reserved: u32,
+        prefetch: PrefetchParams,
     }
 }
 
@@ -183,6 +186,7 @@ pub(crate) struct FlashDecode {
     pub(crate) out: Operand,
     /// Launched with PDL.
     pub(crate) pdl: bool,
+    pub(crate) prefetch: Option<Prefetch>,
 }
 
 impl FlashDecode {
@@ -201,30 +205,30 @@ impl FlashDecode {
 
     /// Words of split-KV partials per row.
     pub(crate) fn partial_columns(heads: Heads, window: Option<usize>) -> usize {
-        heads.kv_count * most_splits(heads, window) * heads.partial_bytes() / 4
+        heads.kv_count * max_splits(heads, window) * heads.partial_bytes() / 4
     }
 
     /// Arrival counters per row.
     pub(crate) fn arrival_columns(heads: Heads, window: Option<usize>) -> usize {
-        heads.kv_count * (1 + most_splits(heads, window).div_ceil(FAN))
+        heads.kv_count * (1 + max_splits(heads, window).div_ceil(FAN))
     }
 }
 
 /// The grid's height for one row: all steps that a window can touch, wherever it begins in a page.
-fn most_splits(heads: Heads, window: Option<usize>) -> usize {
+fn max_splits(heads: Heads, window: Option<usize>) -> usize {
     let steps = |window: usize| (window + PAGE_TOKENS - 1).div_ceil(heads.step());
     window.map_or(MAX_SPLITS, |w| steps(w).min(MAX_SPLITS))
 }
 
 /// The grid's height for a bucket: many rows fill the card by themselves, and every split has its price.
-fn splits(heads: Heads, window: Option<usize>, rows: usize) -> usize {
+pub(crate) fn splits(heads: Heads, window: Option<usize>, rows: usize) -> usize {
     let together = match (heads.head_dim, heads.group()) {
         (..=256, ..=8) => 3,
         (_, ..=8) => 2,
         _ => 1,
     };
     let share = together * HOPPER_MULTIPROCESSORS / (rows * heads.kv_count);
-    most_splits(heads, window).min(share.max(LEAST_SPLITS))
+    max_splits(heads, window).min(share.max(MIN_SPLITS))
 }
 
 pub(crate) fn specialization(heads: Heads) -> Specialization {
@@ -278,8 +282,18 @@ impl Kernel for FlashDecode {
             q_eps: self.q_norm.eps,
             k_eps: own.map_or(0.0, |kv| kv.k_norm.eps),
             v_eps: own.map_or(0.0, |kv| kv.v_eps),
+            reserved: 0,
+            prefetch: Prefetch::params(self.prefetch.as_ref(), at),
         }
         .bytes()
+    }
+
+    fn idle_memory(&self) -> bool {
+        self.pdl
+    }
+
+    fn set_prefetch(&mut self, prefetch: Prefetch) {
+        self.prefetch = Some(prefetch);
     }
 
     fn weights(&self) -> Vec<WeightOperand> {
@@ -303,4 +317,4 @@ impl Kernel for FlashDecode {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -61,7 +61,7 @@ impl AttentionOut {
 
 /// The tiling of a block: the constants of `flash_prefill.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
+pub(crate) struct PortableTiling {
     head_dim: usize,
     rows: usize,
     keys: usize,
@@ -72,8 +72,8 @@ struct Shape {
     slots: usize,
 }
 
-impl Shape {
-    fn of(head_dim: usize) -> Shape {
+impl PortableTiling {
+    fn of(head_dim: usize) -> PortableTiling {
         let (rows, keys, warps, row_steps, columns, v_keys, slots) = match head_dim {
             ..=128 => (64, 64, 4, 1, 128, 64, 3),
             129..=256 => (64, 64, 8, 2, 128, 32, 3),
@@ -81,7 +81,7 @@ impl Shape {
         };
         let fits = |c: &usize| head_dim.is_multiple_of(*c);
         let k_columns = (16..=columns).rev().step_by(16).find(fits);
-        Shape {
+        PortableTiling {
             head_dim,
             rows,
             keys,
@@ -119,18 +119,18 @@ impl Shape {
 
 /// The blocks of `flash_prefill_sm90.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sm90Block {
+pub(crate) enum Sm90Tiling {
     /// Heads of 256: two warpgroups have rows of their own, or there is but one.
     Single,
     /// Heads of 512: two warpgroups share their rows.
     Double,
 }
 
-impl Sm90Block {
-    fn of(head_dim: usize) -> Option<Sm90Block> {
+impl Sm90Tiling {
+    fn of(head_dim: usize) -> Option<Sm90Tiling> {
         match head_dim {
-            256 => Some(Sm90Block::Single),
-            512 => Some(Sm90Block::Double),
+            256 => Some(Sm90Tiling::Single),
+            512 => Some(Sm90Tiling::Double),
             _ => None,
         }
     }
@@ -138,12 +138,12 @@ impl Sm90Block {
     /// Warpgroups that share rows.
     fn column_groups(self) -> usize {
         match self {
-            Sm90Block::Single => 1,
-            Sm90Block::Double => 2,
+            Sm90Tiling::Single => 1,
+            Sm90Tiling::Double => 2,
         }
     }
 
-    fn most_row_groups(self) -> usize {
+    fn max_row_groups(self) -> usize {
         2 / self.column_groups()
     }
 
@@ -156,7 +156,7 @@ impl Sm90Block {
     fn specialization(self, format: &str) -> Specialization {
         let numbers = [
             ("HEAD_DIM", 256 * self.column_groups()),
-            ("SHARED_BYTES", self.shared_bytes(self.most_row_groups())),
+            ("SHARED_BYTES", self.shared_bytes(self.max_row_groups())),
             ("FEW_BYTES", self.shared_bytes(1)),
         ];
         let entries = &["flash_prefill_sm90", "flash_prefill_sm90_few"];
@@ -184,23 +184,24 @@ fn specialization(
 
 /// Specializations that [`FlashPrefill::new`] may choose on any card.
 pub(crate) fn specializations() -> Vec<Specialization> {
-    let each = |head_dim| OUT_FORMATS.map(|format| Shape::of(head_dim).specialization(format));
+    let each =
+        |head_dim| OUT_FORMATS.map(|format| PortableTiling::of(head_dim).specialization(format));
     HEAD_DIMS.into_iter().flat_map(each).collect()
 }
 
 /// Specializations that it may choose on Hopper besides.
 pub(crate) fn hopper_specializations() -> Vec<Specialization> {
-    let each = |block: Sm90Block| OUT_FORMATS.map(|format| block.specialization(format));
-    [Sm90Block::Single, Sm90Block::Double]
+    let each = |block: Sm90Tiling| OUT_FORMATS.map(|format| block.specialization(format));
+    [Sm90Tiling::Single, Sm90Tiling::Double]
         .into_iter()
         .flat_map(each)
         .collect()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Block {
-    Portable(Shape),
-    Hopper(Sm90Block),
+pub(crate) enum BlockTiling {
+    Portable(PortableTiling),
+    Hopper(Sm90Tiling),
 }
 
 /// Heads and window of an attention step.
@@ -220,7 +221,7 @@ pub(crate) struct FlashPrefill {
     q: Operand,
     slot: KvSlot,
     heads: AttentionShape,
-    block: Block,
+    block: BlockTiling,
     out: AttentionOut,
 }
 
@@ -235,14 +236,18 @@ impl FlashPrefill {
     ) -> Option<FlashPrefill> {
         let head_dim = heads.head_dim;
         let group = heads.heads / heads.kv_heads;
-        let portable = || HEAD_DIMS.contains(&head_dim).then(|| Shape::of(head_dim));
-        let block = match Sm90Block::of(head_dim) {
-            Some(block) if hopper => Block::Hopper(block),
-            _ => Block::Portable(portable()?),
+        let portable = || {
+            HEAD_DIMS
+                .contains(&head_dim)
+                .then(|| PortableTiling::of(head_dim))
+        };
+        let block = match Sm90Tiling::of(head_dim) {
+            Some(block) if hopper => BlockTiling::Hopper(block),
+            _ => BlockTiling::Portable(portable()?),
         };
         let most = match block {
-            Block::Portable(shape) => shape.rows,
-            Block::Hopper(_) => 64,
+            BlockTiling::Portable(shape) => shape.rows,
+            BlockTiling::Hopper(_) => 64,
         };
         let blocks_of_32 = head_dim >= 32 || group.is_multiple_of(2);
         let writes = !matches!(out, AttentionOut::Int8(_)) || blocks_of_32;
@@ -261,8 +266,8 @@ impl Kernel for FlashPrefill {
     fn specialization(&self) -> Specialization {
         let format = self.out.format();
         match self.block {
-            Block::Portable(shape) => shape.specialization(format),
-            Block::Hopper(block) => block.specialization(format),
+            BlockTiling::Portable(shape) => shape.specialization(format),
+            BlockTiling::Hopper(block) => block.specialization(format),
         }
     }
 
@@ -274,10 +279,12 @@ impl Kernel for FlashPrefill {
             rows.div_ceil(tokens)
         };
         let (entry, tiles, warps, shared_bytes) = match self.block {
-            Block::Portable(shape) => (0, tiles_of(shape.rows), shape.warps, shape.shared_bytes()),
-            Block::Hopper(block) => {
+            BlockTiling::Portable(shape) => {
+                (0, tiles_of(shape.rows), shape.warps, shape.shared_bytes())
+            }
+            BlockTiling::Hopper(block) => {
                 let few = tiles_of(64) * kv_heads <= HOPPER_MULTIPROCESSORS;
-                let row_groups = if few { 1 } else { block.most_row_groups() };
+                let row_groups = if few { 1 } else { block.max_row_groups() };
                 let warps = 4 * row_groups * block.column_groups();
                 let tiles = tiles_of(64 * row_groups);
                 (
@@ -290,6 +297,7 @@ impl Kernel for FlashPrefill {
         };
         Grid {
             pdl: false,
+            cluster: 1,
             entry,
             blocks: (kv_heads, rows.min(tiles + MORE_TILES)),
             threads: warps * 32,
@@ -336,4 +344,4 @@ impl Kernel for FlashPrefill {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -85,10 +85,7 @@ impl Kernel for Convert {
 mod tests {
     use super::*;
     use crate::{
-        kernel::{
-            Int8Operands,
-            testing::{ActivationBuffers, Kind, Table, gelu},
-        },
+        kernel::testing::{ActivationBuffers, Kind, Table, gelu},
         testing::normals,
     };
 
@@ -157,52 +154,6 @@ mod tests {
             });
             activation.check_nearly(&table, &expected.collect::<Vec<f32>>(), rows);
             table.clear();
-        }
-    }
-
-    #[test]
-    #[ignore = "needs a card"]
-    fn convert_timing() {
-        for rows in [512, 2048] {
-            let mut table = Table::new();
-            let (columns, wide) = (2048, 10752);
-            let rotations = Table::rotations(rows * columns * 6);
-            let a = table.big(rotations * rows * columns * 4);
-            let out = table.big(rotations * rows * columns * 2);
-            let small = table.big(rows * columns * 4);
-            let convert = |rotation: usize| Convert {
-                a: table.shifted(a, rotation * rows * columns * 4),
-                gelu_mul: None,
-                columns,
-                out: Activation::F16(table.shifted(out, rotation * rows * columns * 2)),
-            };
-            let calls: Vec<Convert> = (0..rotations).map(convert).collect();
-            table.time("convert f16 2048", rows, rows * columns * 6, &calls);
-            let convert = |rotation: usize| Convert {
-                out: Activation::Int8(Int8Operands {
-                    codes: table.shifted(out, rotation * rows * columns),
-                    scales: small,
-                    sums: table.shifted(small, rows * columns / 8),
-                }),
-                ..convert(rotation)
-            };
-            let calls: Vec<Convert> = (0..rotations).map(convert).collect();
-            table.time("convert q8 2048", rows, rows * columns * 21 / 4, &calls);
-            let slices = table.big(rows * wide * 4);
-            let gates = Table::rotations(rows * 256 * 10);
-            let gate = table.big(gates * rows * 256 * 4);
-            let slice = |rotation: usize| Convert {
-                a: table.shifted(gate, rotation * rows * 256 * 4),
-                gelu_mul: Some(ColumnSlice {
-                    operand: slices,
-                    columns: wide,
-                    column: rotation % 42 * 256,
-                }),
-                columns: 256,
-                out: Activation::F16(table.shifted(out, rotation * rows * 256 * 2)),
-            };
-            let calls: Vec<Convert> = (0..gates.min(rotations * 8)).map(slice).collect();
-            table.time("convert_gelu_mul f16 256", rows, rows * 256 * 10, &calls);
         }
     }
 }

@@ -146,26 +146,4 @@ mod tests {
             table.clear();
         }
     }
-
-    #[test]
-    #[ignore = "needs a card"]
-    fn geglu_timing() {
-        for (columns, rows) in [(10240, 512), (10240, 2048), (15360, 2048)] {
-            let mut table = Table::new();
-            let rotations = Table::rotations(rows * columns * 6);
-            let x = table.big(rotations * rows * columns * 4);
-            let out = table.big(rotations * rows * columns * 2);
-            let factor = table.big(rows * 4);
-            let call = |rotation| Geglu {
-                x: table.shifted(x, rotation * rows * columns * 4),
-                x_scale: 64.0,
-                columns,
-                out: table.shifted(out, rotation * rows * columns * 2),
-                factor,
-            };
-            let calls: Vec<Geglu> = (0..rotations).map(call).collect();
-            let name = format!("geglu {columns}");
-            table.time(&name, rows, rows * columns * 6, &calls);
-        }
-    }
 }

@@ -5,7 +5,7 @@
 //! after another; arrivals must be zero before the first and are left so.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::kernel::{
     Addresses, ExpertInput, Int8Operands, Kernel, Operand, RowsAt, Specialization,
@@ -37,10 +37,10 @@ const HALF_SHARED_BYTES: usize = (50 << 10) - (9 << 10);
 /// Shared memory that every supported card gives a block, less what the kernel declares.
 const SHARED_BYTES: usize = (99 << 10) - (10 << 10);
 /// The fewest stages of a split.
-const LEAST_STAGES: usize = 4;
+const MIN_STAGES: usize = 4;
 
 params! {
-    struct GemmParams {
+    pub(crate) struct GemmParams {
         rows: RowsAt,
         w: Address,
         x: Address,
@@ -176,7 +176,7 @@ impl ExpertGroups {
     }
 
     /// As many tiles as there can be: every expert's last may have one pair.
-    pub(crate) fn most_tiles(self, rows: usize) -> usize {
+    pub(crate) fn max_tiles(self, rows: usize) -> usize {
         let pairs = rows * self.top_k;
         let experts = self.experts.min(pairs);
         experts + (pairs - experts) / self.tile(rows)
@@ -222,14 +222,14 @@ impl GemmShape {
     fn row_tiles(&self, rows: usize) -> usize {
         self.groups.map_or_else(
             || rows.div_ceil(TILES[entry(rows)]),
-            |groups| groups.most_tiles(rows),
+            |groups| groups.max_tiles(rows),
         )
     }
 
     /// Split-K: how often the inputs are split, for the least estimated time. Starting and reducing cost as much as some
     /// stages. Small tiles wait for memory, which multiprocessors share evenly: the one with most blocks is the last. Large
     /// ones compute in waves; a wave that leaves every multiprocessor a block at most is the faster for it.
-    fn splits(&self, rows: usize) -> usize {
+    pub(crate) fn splits(&self, rows: usize) -> usize {
         if self.groups.is_some() {
             // The number of tiles is not known here, and there are many.
             return 1;
@@ -252,7 +252,7 @@ impl GemmShape {
             let reduction = if splits > 1 { 1.5 } else { 0.0 };
             ((blocks / together) as f64 + last_wave) * (stages + 1.0 + reduction + 0.4 * partials)
         };
-        let max_splits = (self.stages() / LEAST_STAGES).clamp(1, 16);
+        let max_splits = (self.stages() / MIN_STAGES).clamp(1, 16);
         (1..=max_splits)
             .min_by(|&a, &b| cost(a).total_cmp(&cost(b)))
             .expect("one at least")
@@ -269,6 +269,7 @@ impl GemmShape {
             threads: THREADS,
             shared_bytes: self.weights.stages(entry).1,
             pdl: false,
+            cluster: 1,
         }
     }
 
@@ -287,7 +288,7 @@ impl GemmShape {
         }
     }
 
-    fn specialization(&self) -> Specialization {
+    pub(crate) fn specialization(&self) -> Specialization {
         let rows = match self.groups {
             Some(_) => "grouped",
             None => "dense",

@@ -141,39 +141,4 @@ mod tests {
         let expected: Vec<u16> = values.iter().map(|v| (v >> 16) as u16).collect();
         assert_eq!(card.download::<u16>(&to, values.len()), expected);
     }
-
-    #[test]
-    #[ignore = "needs a card"]
-    #[expect(clippy::print_stdout, reason = "what a timing is for")]
-    fn dequantize_timing() {
-        let card = Card::open(Tier::Best);
-        for quant in [
-            QuantType::Q4_0,
-            QuantType::Q8_0,
-            QuantType::Q4_K,
-            QuantType::Q6_K,
-            QuantType::F32,
-        ] {
-            let (rows, columns) = (10240, 2560);
-            let mut bytes = vec![0; rows * quant.row_bytes(columns)];
-            random_blocks(quant, 8, 0.05, &mut bytes);
-            let from = card.upload(&bytes);
-            // More than L2 holds.
-            let (count, bytes) = (5, rows * columns * 2);
-            let to = card.device.allocate("test", count * bytes).unwrap();
-            let module = card.load(&Dequantize::specialization(quant, HalfKind::F16));
-            let time = card.time(50, |i| {
-                let job = Dequantize {
-                    quant,
-                    from: from.address(),
-                    rows,
-                    columns,
-                    to: to.address().offset(i % count * bytes),
-                };
-                crate::device::launch(&module, job.grid(), &job.params()).unwrap();
-            });
-            let rate = bytes as f64 / time.as_secs_f64() / 1e9;
-            println!("dequantize {quant}: {rate:.0} GB/s of f16 ({time:?})");
-        }
-    }
 }

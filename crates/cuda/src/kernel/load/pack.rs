@@ -77,7 +77,7 @@ impl Pack {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use carat_gguf::quant::random_blocks;
 
     use super::*;
@@ -87,7 +87,7 @@ mod tests {
         testing::{Card, at},
     };
 
-    const PACKED: [QuantType; 7] = [
+    pub(crate) const PACKED: [QuantType; 7] = [
         QuantType::Q8_0,
         QuantType::Q5_0,
         QuantType::IQ4_NL,
@@ -97,7 +97,7 @@ mod tests {
         QuantType::Q6_K,
     ];
 
-    fn random(quant: QuantType, rows: usize, columns: usize) -> Vec<u8> {
+    pub(crate) fn random(quant: QuantType, rows: usize, columns: usize) -> Vec<u8> {
         let mut bytes = vec![0; rows * quant.row_bytes(columns)];
         random_blocks(quant, 3, 0.1, &mut bytes);
         bytes
@@ -163,37 +163,6 @@ mod tests {
         for (m_tiles, expected) in m_tiles.zip(expected.chunks_exact(m_tile_bytes)) {
             assert!(m_tiles[..m_tile_bytes].iter().all(|b| *b == 0xa5));
             assert!(m_tiles[m_tile_bytes..] == *expected);
-        }
-    }
-
-    #[test]
-    #[ignore = "needs a card"]
-    #[expect(clippy::print_stdout, reason = "what a timing is for")]
-    fn pack_timing() {
-        let card = Card::open(Tier::Best);
-        for quant in PACKED {
-            let (rows, columns) = (10240, 2560);
-            let bytes = random(quant, rows, columns);
-            let format = FragmentFormat::of(quant).unwrap();
-            let m_tile_bytes = format.m_tile_bytes(columns);
-            let (from, fragments) = (card.upload(&bytes), m_tile_bytes * rows / M_TILE);
-            // More than L2 holds.
-            let count = (256 << 20) / fragments;
-            let to = card.device.allocate("test", count * fragments).unwrap();
-            let module = card.load(&Pack::specialization(quant));
-            let time = card.time(50, |i| {
-                let job = Pack {
-                    quant,
-                    from: from.address(),
-                    rows,
-                    columns,
-                    fragments: at::<u8>(&to, i % count * fragments),
-                    m_tile_bytes,
-                };
-                crate::device::launch(&module, job.grid(), &job.params()).unwrap();
-            });
-            let rate = bytes.len() as f64 / time.as_secs_f64() / 1e9;
-            println!("pack {quant}: {rate:.0} GB/s of file ({time:?})");
         }
     }
 }

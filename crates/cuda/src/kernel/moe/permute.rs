@@ -40,7 +40,7 @@ pub(crate) fn specialization() -> Specialization {
     }
 }
 
-fn grid(groups: ExpertGroups, rows: usize) -> Grid {
+pub(crate) fn grid(groups: ExpertGroups, rows: usize) -> Grid {
     Grid {
         // Tiles as the GEMM wants them.
         entry: groups.entry(rows),
@@ -48,6 +48,7 @@ fn grid(groups: ExpertGroups, rows: usize) -> Grid {
         threads: 32 * WARPS,
         shared_bytes: (WARPS + 2) * groups.experts * 4,
         pdl: false,
+        cluster: 1,
     }
 }
 
@@ -85,14 +86,10 @@ impl Kernel for MoePermute {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::{
-        config::Tier,
-        device::{Buffer, launch},
-        testing::Card,
-    };
+    use crate::{config::Tier, device::Buffer, testing::Card};
 
     /// Routed experts of every row, then some weights.
-    pub(in crate::kernel) fn route(rows: usize, groups: ExpertGroups, seed: u64) -> Vec<f32> {
+    pub(crate) fn route(rows: usize, groups: ExpertGroups, seed: u64) -> Vec<f32> {
         let mut state = seed | 1;
         let mut out = Vec::new();
         for _ in 0..rows {
@@ -114,7 +111,7 @@ pub(crate) mod tests {
         out
     }
 
-    fn params(at: [&Buffer; 5], groups: ExpertGroups) -> Vec<u8> {
+    pub(crate) fn params(at: [&Buffer; 5], groups: ExpertGroups) -> Vec<u8> {
         let [rows, route, sorted, tiles, tile_count] = at.map(Buffer::address);
         MoePermuteParams {
             rows: RowsAt {
@@ -132,7 +129,7 @@ pub(crate) mod tests {
     }
 
     /// The permutation of a route, in a bucket of this many rows: token-expert pairs, tiles, and how many.
-    pub(in crate::kernel) fn sort(
+    pub(crate) fn sort(
         card: &Card,
         groups: ExpertGroups,
         bucket: usize,
@@ -142,7 +139,7 @@ pub(crate) mod tests {
         let rows = card.upload(&[(route.len() / 2 / groups.top_k) as u32]);
         let route = card.upload(route);
         let sorted = card.upload(&vec![u32::MAX; bucket * groups.top_k]);
-        let tiles = card.upload(&vec![u32::MAX; 3 * groups.most_tiles(bucket)]);
+        let tiles = card.upload(&vec![u32::MAX; 3 * groups.max_tiles(bucket)]);
         let tile_count = card.upload(&[u32::MAX]);
         let params = params([&rows, &route, &sorted, &tiles, &tile_count], groups);
         card.run(&module, grid(groups, bucket), &params);
@@ -162,7 +159,7 @@ pub(crate) mod tests {
             let groups = ExpertGroups { experts, top_k };
             let route_values = route(count, groups, 5);
             let (sorted, tiles, tile_count) = sort(&card, groups, bucket, &route_values);
-            let bound = groups.most_tiles(bucket);
+            let bound = groups.max_tiles(bucket);
             let expert_of =
                 |pair: usize| route_values[pair / top_k * 2 * top_k + pair % top_k] as usize;
             let mut expected: Vec<usize> = (0..count * top_k).collect();
@@ -189,30 +186,6 @@ pub(crate) mod tests {
                 assert!(tile_rows == groups.tile(bucket) || !another);
             }
             assert_eq!(next, count * top_k);
-        }
-    }
-
-    #[test]
-    #[ignore = "needs a card"]
-    #[expect(clippy::print_stdout, reason = "timings are for reading")]
-    fn permute_timing() {
-        let card = Card::open(Tier::Portable);
-        let module = card.load(&specialization());
-        let groups = ExpertGroups {
-            experts: 128,
-            top_k: 8,
-        };
-        for count in [64, 512, 2048, 4096] {
-            let rows = card.upload(&[count as u32]);
-            let route = card.upload(&route(count, groups, 5));
-            let sorted = card.upload(&vec![0u32; count * 8]);
-            let tiles = card.upload(&vec![0u32; 3 * groups.most_tiles(count)]);
-            let tile_count = card.upload(&[0u32]);
-            let params = params([&rows, &route, &sorted, &tiles, &tile_count], groups);
-            let taken = card.time(50, |_| {
-                launch(&module, grid(groups, count), &params).expect("launches");
-            });
-            println!("permute {count} rows: {:.1} us", taken.as_secs_f64() * 1e6);
         }
     }
 }

@@ -4,6 +4,8 @@ use super::{acceptance::Acceptance, costs::StepCosts, suffix::Match};
 
 /// What drafts must be expected to gain, or the plain path is taken: estimates are no better than that.
 const LEAST_GAIN: f64 = 1.03;
+/// Share of the acceptance at one place that is expected at the next, before anything is known of that.
+const NEXT_PLACE: f32 = 0.97;
 /// What an estimate of all requests together forgets per round.
 const OVERALL_DECAY: f32 = 0.99;
 
@@ -114,10 +116,14 @@ impl DraftPolicy {
         let overall = &self.overall[source.index()];
         let (mut best, mut best_gain) = (0, LEAST_GAIN);
         let (mut right, mut tokens) = (1.0, 1.0);
+        let mut expected = source.prior();
         for length in 1..=self.room(load) {
             let position = length - 1;
-            let prior = overall.rate(position, source.prior());
-            right *= f64::from(own.rate(position, prior));
+            // What is not known of a place is taken to be a little worse than the one before it.
+            let prior = overall.rate(position, expected);
+            let rate = own.rate(position, prior);
+            expected = rate * NEXT_PLACE;
+            right *= f64::from(rate);
             tokens += right;
             let rows = load.others + drafting * (1 + length);
             let time = self.costs.target(rows) + length as f64 * step;

@@ -185,9 +185,9 @@ fn a_row_fed_a_token_that_nobody_took_is_forgotten() {
 #[test]
 fn a_refused_batch_is_run_in_parts_and_nobody_is_lost() {
     for lookahead in [Lookahead::Never, Lookahead::Always] {
-        for most_runs in 1..=3 {
+        for max_runs in 1..=3 {
             let mut pipeline = pipeline(lookahead);
-            pipeline.executor().most_runs = most_runs;
+            pipeline.executor().max_runs = max_runs;
             let asked: Vec<Request> = (1..=6).map(penalized).collect();
             for (id, request) in (1..).zip(&asked) {
                 submit(&mut pipeline, id, request);
@@ -204,7 +204,7 @@ fn a_refused_batch_is_run_in_parts_and_nobody_is_lost() {
 #[test]
 fn parts_of_a_refused_batch_take_turns() {
     let mut pipeline = pipeline(Lookahead::Always);
-    pipeline.executor().most_runs = 1;
+    pipeline.executor().max_runs = 1;
     for n in 1..=4 {
         submit(&mut pipeline, n, &request(text(n, 20), 40));
     }
@@ -318,7 +318,7 @@ fn forced_tokens_are_fed_and_not_sampled() {
 
 #[test]
 fn a_draft_that_is_right_saves_steps_and_a_wrong_one_changes_nothing() {
-    for (right, most_steps) in [(true, 12), (false, 40)] {
+    for (right, max_steps) in [(true, 12), (false, 40)] {
         let mut pipeline = pipeline(Lookahead::Always);
         let asked = Request {
             drafts: true,
@@ -339,7 +339,7 @@ fn a_draft_that_is_right_saves_steps_and_a_wrong_one_changes_nothing() {
             steps += 1;
         }
         assert_eq!(found, expected);
-        assert!(steps <= most_steps, "{steps}");
+        assert!(steps <= max_steps, "{steps}");
     }
 }
 

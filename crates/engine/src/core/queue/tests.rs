@@ -16,7 +16,7 @@ impl Queue {
             assert!(!lane.waiting.is_empty(), "an empty lane");
             assert!(lane.waiting.iter().is_sorted_by_key(|w| w.arrival));
             assert!(lane.waiting.iter().all(|w| w.sequence.lane == lane.id));
-            assert!(lane.waiting.iter().all(|w| w.passed_by <= MOST_PASSING));
+            assert!(lane.waiting.iter().all(|w| w.passed_by <= MAX_PASSING));
             let mut others = self.lanes.iter().skip(n + 1);
             assert!(others.all(|other| other.id != lane.id), "two of a lane");
         }

@@ -13,7 +13,7 @@ use super::{
 /// Tokens of an answer that count when turns are given: how long answers get is unknown.
 const ANSWER_COST: usize = 512;
 /// Requests that are tried when there is no room for the one whose turn it is.
-const MOST_TRIED: usize = 16;
+const MAX_TRIED: usize = 16;
 
 impl Scheduler {
     /// Starts waiting sequences, in turn, as long as there is room.
@@ -49,7 +49,7 @@ impl Scheduler {
     fn take_next(&mut self) -> Option<(Sequence, Found)> {
         let kv = &self.kv;
         let head = self.waiting.head(|s| cost(s, &find(kv, s)))?;
-        let tried = self.waiting.behind(head).take(MOST_TRIED);
+        let tried = self.waiting.behind(head).take(MAX_TRIED);
         let (place, found) = std::iter::once(head)
             .chain(tried)
             .find_map(|place| Some((place, self.room_for(self.waiting.get(place))?)))?;
@@ -97,6 +97,6 @@ fn find(kv: &super::Kv, sequence: &Sequence) -> Found {
 fn cost(sequence: &Sequence, found: &Found) -> usize {
     let known = sequence.content().tokens.len();
     let cached = found.reusable * PAGE_TOKENS;
-    let answer = sequence.most_positions() + 1 - known;
+    let answer = sequence.max_positions() + 1 - known;
     known - cached + answer.min(ANSWER_COST)
 }

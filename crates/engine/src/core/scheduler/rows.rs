@@ -5,7 +5,7 @@ use carat_model::kv::pages_of;
 use super::{super::sequence::Sequence, Scheduler};
 
 /// Who has lost its pages so often is the last to lose them again.
-const MOST_PREEMPTIONS: usize = 3;
+const MAX_PREEMPTIONS: usize = 3;
 
 /// Rows of prompts in a step that are part of chunks of the same length.
 pub(super) struct Spent {
@@ -52,7 +52,7 @@ impl Scheduler {
         let rest = max_rows - decoding;
         // The first prompt goes on by as little as it can, if there are drafts for all other rows.
         let first = self.running.iter().find(|s| s.ready() > 1);
-        let for_drafts = rest.saturating_sub(first.map_or(0, Sequence::least_rows));
+        let for_drafts = rest.saturating_sub(first.map_or(0, Sequence::min_rows));
         let mut for_drafts = for_drafts.min(self.draft_rows(decoding));
         let mut drafted = 0;
         let mut i = 0;
@@ -97,7 +97,7 @@ impl Scheduler {
                 i += 1;
                 continue;
             }
-            let least = sequence.least_rows();
+            let least = sequence.min_rows();
             let chunk = self.limits.chunk_rows(sequence.fed);
             let chunk = chunk.min(for_prompts.longest_chunk);
             let mut wanted = pending.min(self.unspent(chunk));
@@ -160,7 +160,7 @@ impl Scheduler {
             room.saturating_sub(sequence.fed)
         };
         let mut fitting = room(self);
-        let least = self.running[i].least_rows().min(wanted);
+        let least = self.running[i].min_rows().min(wanted);
         while !ahead && fitting < least {
             let Some(victim) = self.victim(i) else { break };
             self.preempt(victim);
@@ -187,7 +187,7 @@ impl Scheduler {
     pub(super) fn victim(&self, i: usize) -> Option<usize> {
         let loss = |v: usize| {
             let sequence = &self.running[v];
-            let is_spared = sequence.counts.preemptions >= MOST_PREEMPTIONS;
+            let is_spared = sequence.counts.preemptions >= MAX_PREEMPTIONS;
             (is_spared, sequence.work(), std::cmp::Reverse(v))
         };
         let least = (i + 1..self.running.len()).min_by_key(|v| loss(*v))?;

@@ -2,7 +2,7 @@
 
 use std::{iter::Peekable, str::CharIndices};
 
-use crate::formats::MOST_TIMES;
+use crate::formats::MAX_TIMES;
 
 /// An expression.
 #[derive(Debug, PartialEq)]
@@ -245,7 +245,7 @@ impl Reader<'_> {
         if digits.is_empty() {
             return Ok(None);
         }
-        let number = digits.parse().ok().filter(|n| *n <= MOST_TIMES);
+        let number = digits.parse().ok().filter(|n| *n <= MAX_TIMES);
         let number = number.ok_or_else(|| format!("{digits} repetitions are too many"))?;
         Ok(Some(number))
     }

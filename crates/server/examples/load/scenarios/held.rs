@@ -41,15 +41,15 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
         .map(|_| tokio::spawn(read_stream(address, body)))
         .collect();
     // Memory is that of all of them at once.
-    let mut most_running = 0.0_f64;
-    let mut most_kib = before;
+    let mut max_running = 0.0_f64;
+    let mut max_kib = before;
     let mut all_begun = None;
     while readers.iter().any(|reader| !reader.is_finished()) {
         tokio::time::sleep(Duration::from_millis(250)).await;
         let running = metric(address, "num_requests_running", "").await?;
-        if running >= most_running {
-            most_running = running;
-            most_kib = resident_kib().or(most_kib);
+        if running >= max_running {
+            max_running = running;
+            max_kib = resident_kib().or(max_kib);
             if running >= streams as f64 {
                 all_begun.get_or_insert_with(|| Instant::now() + STEP);
             }
@@ -68,7 +68,7 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
         }
     }
     report.figure("streams, tokens each", format_args!("{streams}, {tokens}"));
-    report.figure("most at once", most_running);
+    report.figure("most at once", max_running);
     report.figure("time to the first token", firsts);
     report.figure("gap, while they arrive too", &gaps);
     report.figure("gap, once all are there", &held);
@@ -78,7 +78,7 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
     );
     let limit = STEP.as_secs_f64() * 1e3 * STRETCH;
     report.at_most("p99 gap", held.percentile(0.99), limit, "ms");
-    if let (true, Some(before), Some(most)) = (target.is_own(), before, most_kib) {
+    if let (true, Some(before), Some(most)) = (target.is_own(), before, max_kib) {
         let each = (most - before) / streams as f64;
         report.at_most(
             "memory per stream, its client's included",

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Activation rows that one set of columns may hold.
-const MOST_ROWS: usize = LANES;
+const MAX_ROWS: usize = LANES;
 /// Codes in a row of a tile.
 const TILE_CODES: usize = 64;
 
@@ -31,7 +31,7 @@ pub(super) struct ColumnLayout {
 
 impl ColumnLayout {
     fn new(group: usize, rows: usize) -> ColumnLayout {
-        assert!((1..=MOST_ROWS).contains(&rows), "{rows} rows side by side");
+        assert!((1..=MAX_ROWS).contains(&rows), "{rows} rows side by side");
         ColumnLayout {
             group,
             // Fewer rows leave columns empty: the tiles of more groups would wait for each other in one product.
@@ -99,7 +99,7 @@ impl ActivationColumns {
         let group = group_of(quant);
         let first = self.sets.len();
         let rows: Vec<Row<'_>> = rows.collect();
-        for rows in rows.chunks(MOST_ROWS) {
+        for rows in rows.chunks(MAX_ROWS) {
             self.add_set(ColumnLayout::new(group, rows.len()), columns, rows);
         }
         first..self.sets.len()

@@ -12,4 +12,4 @@ pub(crate) use columns::{ActivationColumns, group_of};
     expect(unused_imports, reason = "no other processor has such tiles yet")
 )]
 pub(crate) use product::gemm_int8;
-pub(crate) use product::{LEAST_ROWS, Scratch};
+pub(crate) use product::{MIN_ROWS, Scratch};

@@ -24,10 +24,10 @@ use crate::{
 /// Weight rows at a time.
 const ROWS: usize = LANES;
 /// Sets of columns that share unpacked weights.
-const MOST_SETS: usize = 2;
+const MAX_SETS: usize = 2;
 
 /// Activation rows from which on this is faster than [`crate::kernel::gemm::gemv`]: two would leave half of the columns empty.
-pub(crate) const LEAST_ROWS: usize = 3;
+pub(crate) const MIN_ROWS: usize = 3;
 
 /// One number for every column.
 #[derive(Clone, Copy)]
@@ -57,7 +57,7 @@ impl Default for Scratch {
             scales: ZEROS,
             mins: ZEROS,
             totals: [Totals::ZERO; IN_FLIGHT],
-            sums: vec![[ZEROS; LANES]; MOST_SETS],
+            sums: vec![[ZEROS; LANES]; MAX_SETS],
         }))
     }
 }
@@ -72,7 +72,7 @@ pub(crate) fn gemm_int8<T: Tiles>(
     scratch: &mut Scratch,
     out: &mut [f32],
 ) {
-    assert!(sets.len() <= MOST_SETS, "{} sets are too many", sets.len());
+    assert!(sets.len() <= MAX_SETS, "{} sets are too many", sets.len());
     with_format(
         quant,
         GemmInt8::<T> {

@@ -7,7 +7,7 @@ use half::f16;
 use super::*;
 use crate::{
     config::Tier,
-    device::{Buffer, Module, launch},
+    device::{Buffer, Module},
     kernel::{TablesAt, attention::kv_norm_rope_store, grid::norm_threads},
     testing::{Card, at, normals, relative_error},
 };
@@ -17,7 +17,7 @@ const EPS: f32 = 1e-6;
 const POISON: u16 = 0x7e00;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kv {
+pub(crate) enum Kv {
     Shared,
     Own,
     /// Values are the raw keys.
@@ -26,42 +26,42 @@ enum Kv {
 
 /// Rows of a run: positions from the first on.
 #[derive(Clone, Copy, Debug)]
-struct RunRows {
+pub(crate) struct RunRows {
     position: usize,
     rows: usize,
 }
 
 #[derive(Debug)]
-struct Case {
-    heads: Heads,
-    window: Option<usize>,
-    kv: Kv,
-    runs: Vec<RunRows>,
+pub(crate) struct Case {
+    pub(crate) heads: Heads,
+    pub(crate) window: Option<usize>,
+    pub(crate) kv: Kv,
+    pub(crate) runs: Vec<RunRows>,
 }
 
 /// A batch on the host, with everything that the kernel reads.
-struct Batch {
+pub(crate) struct Batch {
     /// Run and position of each row.
-    rows: Vec<(usize, usize)>,
-    bases: Vec<i32>,
-    pages: Vec<u32>,
-    keys: Vec<u16>,
-    values: Vec<u16>,
+    pub(crate) rows: Vec<(usize, usize)>,
+    pub(crate) bases: Vec<i32>,
+    pub(crate) pages: Vec<u32>,
+    pub(crate) keys: Vec<u16>,
+    pub(crate) values: Vec<u16>,
     /// q | k | v.
-    raw: Vec<f32>,
-    stride: usize,
-    q_weight: Vec<f32>,
-    k_weight: Vec<f32>,
-    frequencies: Vec<f32>,
+    pub(crate) raw: Vec<f32>,
+    pub(crate) stride: usize,
+    pub(crate) q_weight: Vec<f32>,
+    pub(crate) k_weight: Vec<f32>,
+    pub(crate) frequencies: Vec<f32>,
 }
 
-fn random_f16(seed: u64, count: usize) -> Vec<u16> {
+pub(crate) fn random_f16(seed: u64, count: usize) -> Vec<u16> {
     let values = normals(seed, count).into_iter();
     values.map(|x| f16::from_f32(x).to_bits()).collect()
 }
 
 impl Case {
-    fn batch(&self) -> Batch {
+    pub(crate) fn batch(&self) -> Batch {
         let Heads {
             count,
             kv_count: kv_heads,
@@ -119,7 +119,7 @@ impl Case {
         batch
     }
 
-    fn first_seen(&self, position: usize) -> usize {
+    pub(crate) fn first_seen(&self, position: usize) -> usize {
         self.window.map_or(0, |w| (position + 1).saturating_sub(w))
     }
 }
@@ -219,20 +219,20 @@ impl Batch {
 }
 
 /// A batch on the card, ready to be launched.
-struct Ready {
-    module: Module,
-    grid: Grid,
-    params: FlashDecodeParams,
-    keys: Buffer,
-    values: Buffer,
-    arrivals: Buffer,
-    out: Buffer,
-    _others: Vec<Buffer>,
+pub(crate) struct Ready {
+    pub(crate) module: Module,
+    pub(crate) grid: Grid,
+    pub(crate) params: FlashDecodeParams,
+    pub(crate) keys: Buffer,
+    pub(crate) values: Buffer,
+    pub(crate) arrivals: Buffer,
+    pub(crate) out: Buffer,
+    pub(crate) _others: Vec<Buffer>,
 }
 
 impl Ready {
     /// The grid has one row more than the batch.
-    fn new(card: &Card, case: &Case, batch: &Batch) -> Ready {
+    pub(crate) fn new(card: &Card, case: &Case, batch: &Batch) -> Ready {
         let Heads {
             count,
             kv_count: kv_heads,
@@ -308,6 +308,8 @@ impl Ready {
             q_eps: EPS,
             k_eps: EPS,
             v_eps: EPS,
+            reserved: 0,
+            prefetch: PrefetchParams::NONE,
         };
         let grid = Grid {
             shared_bytes: heads.shared_bytes(),
@@ -397,11 +399,11 @@ fn plainly_stored(card: &Card, case: &Case, batch: &Batch, ready: &Ready) -> [Ve
     [keys, values].map(|b| card.download(&b, batch.keys.len()))
 }
 
-fn heads(group: usize, kv_heads: usize, head_dim: usize) -> Heads {
+pub(crate) fn heads(group: usize, kv_heads: usize, head_dim: usize) -> Heads {
     Heads::new(group * kv_heads, kv_heads, head_dim)
 }
 
-fn lone(position: usize) -> RunRows {
+pub(crate) fn lone(position: usize) -> RunRows {
     RunRows { position, rows: 1 }
 }
 
@@ -530,7 +532,7 @@ fn grids_and_scratch_follow_the_window() {
     assert_eq!(splits(sliding, Some(512), 1), 9);
     assert_eq!(splits(sliding, None, 1), MAX_SPLITS);
     assert_eq!(splits(sliding, None, 8), 24);
-    assert_eq!(splits(sliding, None, 1000), LEAST_SPLITS);
+    assert_eq!(splits(sliding, None, 1000), MIN_SPLITS);
     assert_eq!(FlashDecode::arrival_columns(sliding, Some(512)), 2 * 3);
     assert_eq!(sliding.partial_bytes(), 4 * 256 * 2 + 128);
     // Shared memory of a block on an Ada card, less what every kernel has.
@@ -539,106 +541,4 @@ fn grids_and_scratch_follow_the_window() {
     assert!(!FlashDecode::takes(heads(17, 1, 512)));
     assert!(!FlashDecode::takes(heads(1, 1, 520)));
     assert!(!FlashDecode::takes(heads(1, 1, 24)));
-}
-
-/// The time of a launch, the mean of many that are queued behind a long clearing of memory: the host is not in the way.
-fn time(card: &Card, count: usize, mut call: impl FnMut(usize)) -> f64 {
-    (0..5).for_each(&mut call);
-    let delay = card.device.allocate("delay", 12 << 30).expect("memory");
-    let start = card.device.moment().expect("an event");
-    (0..count).for_each(&mut call);
-    let end = card.device.moment().expect("an event");
-    card.device.wait("timing").expect("runs");
-    drop(delay);
-    start.until(&end).expect("times").as_secs_f64() * 1e6 / count as f64
-}
-
-#[test]
-#[ignore = "needs a card"]
-fn flash_decode_timing() {
-    let card = Card::open(Tier::Best);
-    let layers = [
-        ("E4B sliding", heads(4, 2, 256), Some(512)),
-        ("E4B global", heads(4, 2, 512), None),
-        ("12B sliding", heads(2, 8, 256), Some(1024)),
-        ("12B global", heads(16, 1, 512), None),
-    ];
-    // Keys and values of many layers, so that none is in a cache: 1 GiB, of which each launch takes other pages.
-    let cells = 1 << 29;
-    let some = random_f16(7, 1 << 22);
-    let cache = card.upload(&some.repeat(cells >> 22));
-    for (name, heads, window) in layers {
-        for rows in [1, 8] {
-            for depth in [0, 512, 2048, 8192, 32768] {
-                timing(&card, &cache, cells, (name, heads, window), (rows, depth));
-            }
-        }
-    }
-}
-
-#[expect(clippy::print_stdout, reason = "timings are for the reader")]
-fn timing(
-    card: &Card,
-    cache: &Buffer,
-    cells: usize,
-    (name, heads, window): (&str, Heads, Option<usize>),
-    (rows, depth): (usize, usize),
-) {
-    let page_cells = heads.kv_count * PAGE_TOKENS * heads.head_dim;
-    let case = Case {
-        heads,
-        window,
-        kv: Kv::Own,
-        runs: vec![lone(0); rows],
-    };
-    let mut batch = case.batch();
-    // Runs of the depth asked for, on pages of their own in disorder; the tables are those of the deepest row.
-    let first = case.first_seen(depth) / PAGE_TOKENS;
-    let run_pages = depth / PAGE_TOKENS + 1 - first;
-    batch.rows = (0..rows).map(|r| (r, depth)).collect();
-    batch.bases = (0..rows)
-        .map(|r| (r * run_pages) as i32 - first as i32)
-        .collect();
-    let total = rows * run_pages;
-    let stride = [61, 59, 53, 1]
-        .into_iter()
-        .find(|s| !total.is_multiple_of(*s))
-        .unwrap();
-    batch.pages = (0..total).map(|i| (i * stride % total) as u32).collect();
-    let ready = Ready::new(card, &case, &batch);
-    let set = total * page_cells;
-    let sets = (cells / 2 / set).min(512);
-    if sets == 0 {
-        return;
-    }
-    let params: Vec<Vec<u8>> = (0..sets)
-        .map(|i| {
-            let mut params = ready.params;
-            params.slot.keys = at::<u16>(cache, i * set);
-            params.slot.values = at::<u16>(cache, cells / 2 + i * set);
-            params.bytes()
-        })
-        .collect();
-    let grid = Grid {
-        blocks: (rows * heads.kv_count, splits(heads, window, rows)),
-        ..ready.grid
-    };
-    let us = time(card, 200, |i| {
-        launch(&ready.module, grid, &params[i % sets]).expect("launches");
-    });
-    if depth == 0 {
-        let mut nothing = ready.params;
-        let zero = card.upload(&[0u32]);
-        nothing.rows.count = zero.address();
-        let us = time(card, 200, |_| {
-            launch(&ready.module, grid, &nothing.bytes()).expect("launches");
-        });
-        println!("flash_decode {name}, no rows in a grid of {rows}: {us:.2} us");
-    }
-    let seen = depth + 1 - case.first_seen(depth);
-    let bytes = rows * seen * heads.kv_count * heads.head_dim * 4;
-    println!(
-        "flash_decode {name}, {rows} rows, depth {depth}: {us:.2} us, {:.0} GB/s",
-        bytes as f64 / us / 1e3
-    );
 }

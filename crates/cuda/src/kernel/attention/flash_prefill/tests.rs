@@ -5,7 +5,7 @@ use half::f16;
 use super::*;
 use crate::{
     config::Tier,
-    device::{Buffer, Module, launch},
+    device::{Buffer, Module},
     testing::{Card, normals, relative_error},
 };
 
@@ -15,7 +15,7 @@ const UNTOUCHED: u8 = 0xa5;
 
 /// Rows of one sequence: `rows` behind `prefix` stored positions, the last `taken` of which are asked for.
 #[derive(Clone, Copy)]
-struct TestRun {
+pub(crate) struct TestRun {
     /// Runs of one seed are pieces of the same sequence.
     seed: u64,
     prefix: usize,
@@ -25,7 +25,7 @@ struct TestRun {
     span: (usize, usize),
 }
 
-fn whole(seed: u64, prefix: usize, rows: usize) -> TestRun {
+pub(crate) fn whole(seed: u64, prefix: usize, rows: usize) -> TestRun {
     TestRun {
         seed,
         prefix,
@@ -35,7 +35,12 @@ fn whole(seed: u64, prefix: usize, rows: usize) -> TestRun {
     }
 }
 
-fn heads(heads: usize, kv_heads: usize, head_dim: usize, window: usize) -> AttentionShape {
+pub(crate) fn heads(
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    window: usize,
+) -> AttentionShape {
     AttentionShape {
         heads,
         kv_heads,
@@ -73,7 +78,7 @@ fn number(bits: u16) -> f64 {
 }
 
 /// Queries, keys and values of a sequence: `[position, head, element]`.
-struct Sequence {
+pub(crate) struct Sequence {
     q: Vec<u16>,
     k: Vec<u16>,
     v: Vec<u16>,
@@ -95,7 +100,8 @@ impl Sequence {
     }
 
     /// For timings: as large, from few numbers.
-    fn repeating(heads: &AttentionShape, length: usize) -> Sequence {
+    #[allow(dead_code, reason = "called by the timing programs")]
+    pub(crate) fn repeating(heads: &AttentionShape, length: usize) -> Sequence {
         let few = 1009;
         let Sequence { q, k, v } = Sequence::new(heads, 1, few);
         let cycle = |of: &[u16]| {
@@ -141,7 +147,7 @@ impl Sequence {
 }
 
 /// A batch on the card.
-struct OnCard {
+pub(crate) struct OnCard {
     heads: AttentionShape,
     rows: usize,
     q: Buffer,
@@ -152,7 +158,7 @@ struct OnCard {
 }
 
 impl OnCard {
-    fn new(
+    pub(crate) fn new(
         card: &Card,
         heads: AttentionShape,
         runs: &[TestRun],
@@ -223,7 +229,7 @@ impl OnCard {
         }
     }
 
-    fn params(&self, [out, scales, sums]: [Address; 3]) -> Vec<u8> {
+    pub(crate) fn params(&self, [out, scales, sums]: [Address; 3]) -> Vec<u8> {
         let word = |i: usize| self.words[i].address();
         FlashPrefillParams {
             rows: RowsAt {
@@ -261,15 +267,15 @@ impl OnCard {
 }
 
 /// The blocks that take heads of this size.
-fn blocks(head_dim: usize) -> Vec<Block> {
-    let hopper = Sm90Block::of(head_dim).map(Block::Hopper);
-    [Block::Portable(Shape::of(head_dim))]
+pub(crate) fn blocks(head_dim: usize) -> Vec<BlockTiling> {
+    let hopper = Sm90Tiling::of(head_dim).map(BlockTiling::Hopper);
+    [BlockTiling::Portable(PortableTiling::of(head_dim))]
         .into_iter()
         .chain(hopper)
         .collect()
 }
 
-fn kernel(heads: AttentionShape, block: Block, format: &str) -> FlashPrefill {
+pub(crate) fn kernel(heads: AttentionShape, block: BlockTiling, format: &str) -> FlashPrefill {
     let operand = Operand::Scratch(0);
     let out = match format {
         "OUT_F32" => AttentionOut::F32(operand),
@@ -290,7 +296,7 @@ fn kernel(heads: AttentionShape, block: Block, format: &str) -> FlashPrefill {
     }
 }
 
-fn load(card: &Card, kernel: &FlashPrefill) -> Module {
+pub(crate) fn load(card: &Card, kernel: &FlashPrefill) -> Module {
     card.load(&kernel.specialization())
 }
 
@@ -375,7 +381,7 @@ fn check(card: &Card, heads: AttentionShape, runs: &[TestRun], formats: &[&str])
 #[test]
 fn shapes_fit_their_cards_and_others_are_refused() {
     for head_dim in (16..=512).step_by(16) {
-        assert!(Shape::of(head_dim).shared_bytes() <= PORTABLE_BYTES);
+        assert!(PortableTiling::of(head_dim).shared_bytes() <= PORTABLE_BYTES);
     }
     let (slot, operand) = (KvSlot(0), Operand::Scratch(0));
     let taken = |of: AttentionShape, out: AttentionOut| {
@@ -533,43 +539,6 @@ fn flash_prefill_sees_prompts_in_pieces_as_whole_ones() {
                     .flat_map(|p| bits(p, piece.min(length - p)))
                     .collect();
                 assert!(found == expected, "{of:?} in pieces of {piece}");
-            }
-        }
-    }
-}
-
-#[test]
-#[ignore = "needs a card"]
-#[expect(clippy::print_stdout, reason = "what a timing is for")]
-fn flash_prefill_timing() {
-    let card = Card::open(Tier::Best);
-    let cases = [
-        ("E4B sliding", heads(8, 2, 256, 512)),
-        ("E4B global", heads(8, 2, 512, 0)),
-        ("12B sliding", heads(16, 8, 256, 1024)),
-        ("12B global", heads(16, 1, 512, 0)),
-    ];
-    for (name, of) in cases {
-        for (prefix, rows) in [(0, 512), (0, 2048), (0, 8192), (8192, 2048)] {
-            let sequence = Sequence::repeating(&of, prefix + rows);
-            let batch = OnCard::new(&card, of, &[whole(1, prefix, rows)], &[&sequence]);
-            let columns = of.heads * of.head_dim;
-            let out = card.upload(&vec![0u16; rows * columns]);
-            for block in blocks(of.head_dim) {
-                let kernel = kernel(of, block, "OUT_F16");
-                let module = load(&card, &kernel);
-                let params = batch.params([out.address(), Address::NULL, Address::NULL]);
-                let grid = kernel.grid(rows);
-                let time = card.time(50, |_| launch(&module, grid, &params).expect("launches"));
-                let seen = |p: usize| of.window.map_or(p + 1, |w| w.min(p + 1));
-                let seen: usize = (prefix..prefix + rows).map(seen).sum();
-                let flops = 4.0 * seen as f64 * columns as f64;
-                println!(
-                    "flash_prefill {name:<12} {rows:5} new at {prefix:5}, {:<13}: {:8.1} us {:6.1} TFLOPS",
-                    kernel.specialization().entries[grid.entry],
-                    time.as_secs_f64() * 1e6,
-                    flops / time.as_secs_f64() / 1e12
-                );
             }
         }
     }

@@ -1,5 +1,3 @@
-mod timing;
-
 use carat_gguf::{QuantType, quant::random_blocks};
 
 use super::*;
@@ -24,13 +22,13 @@ const POISON: f32 = -1.5e30;
 const POISON_CODE: i8 = -128;
 
 /// Int8 activations, and the values they stand for.
-struct Q8 {
-    codes: Vec<i8>,
-    scales: Vec<f32>,
-    sums: Vec<f32>,
+pub(crate) struct Q8 {
+    pub(crate) codes: Vec<i8>,
+    pub(crate) scales: Vec<f32>,
+    pub(crate) sums: Vec<f32>,
 }
 
-fn quantize(x: &[f32]) -> Q8 {
+pub(crate) fn quantize(x: &[f32]) -> Q8 {
     let mut q8 = Q8 {
         codes: Vec::new(),
         scales: Vec::new(),
@@ -71,13 +69,13 @@ impl Q8 {
 }
 
 /// A matrix as the kernel takes it, and its values.
-struct Matrix {
-    bytes: Vec<u8>,
-    values: Vec<f32>,
+pub(crate) struct Matrix {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) values: Vec<f32>,
 }
 
 impl Matrix {
-    fn new(weights: GemmWeights, outputs: usize, columns: usize, seed: u64) -> Matrix {
+    pub(crate) fn new(weights: GemmWeights, outputs: usize, columns: usize, seed: u64) -> Matrix {
         let quant = match weights {
             GemmWeights::F16 => QuantType::F16,
             GemmWeights::Fragments(format) => quant_of(format),
@@ -270,7 +268,7 @@ impl Setup<'_> {
 }
 
 /// Cut, not rounded: a test only needs values that f16 holds exactly.
-fn f16_bits(x: &[f32]) -> Vec<u16> {
+pub(crate) fn f16_bits(x: &[f32]) -> Vec<u16> {
     let bits = |v: &f32| {
         let bits = v.to_bits();
         let exponent = (bits >> 23 & 0xff) as i32 - 127 + 15;
@@ -301,7 +299,7 @@ fn factors(x: &[f32], columns: usize) -> Vec<f32> {
         .collect()
 }
 
-fn shape(
+pub(crate) fn shape(
     weights: GemmWeights,
     epilogue: GemmEpilogue,
     (outputs, columns): (usize, usize),
@@ -489,14 +487,20 @@ fn gemm_f16() {
 }
 
 /// Rows' routed experts, permuted into tiles on the card.
-struct Grouped {
-    route: Vec<f32>,
-    sorted: Buffer,
-    tiles: Buffer,
-    tile_count: Buffer,
+pub(crate) struct Grouped {
+    pub(crate) route: Vec<f32>,
+    pub(crate) sorted: Buffer,
+    pub(crate) tiles: Buffer,
+    pub(crate) tile_count: Buffer,
 }
 
-fn group(card: &Card, groups: ExpertGroups, bucket: usize, count: usize, seed: u64) -> Grouped {
+pub(crate) fn group(
+    card: &Card,
+    groups: ExpertGroups,
+    bucket: usize,
+    count: usize,
+    seed: u64,
+) -> Grouped {
     let route = permute::tests::route(count, groups, seed);
     let (sorted, tiles, tile_count) = permute::tests::sort(card, groups, bucket, &route);
     Grouped {

@@ -1,8 +1,19 @@
-//! Times of the shapes that decoding has. Launches are queued behind a long one, so that none waits for this processor.
+//! GEMV in the shapes that decoding has. Launches are queued behind a long one, so that none waits for this processor.
 
-#![expect(clippy::print_stdout, reason = "timings are read by people")]
-
-use super::*;
+use crate::{
+    config::Tier,
+    device::{Address, Buffer, Grid, Module, launch},
+    kernel::{
+        GemvShape, GemvWeights, RowsAt, Specialization,
+        fragment::FragmentFormat,
+        linear::gemv::{
+            GemvParams, GemvPrologueParams, INPUTS, OutputRowsParams, specialization,
+            tests::{BY, EPS, facts},
+        },
+        params::Params,
+    },
+    testing::{Card, normals},
+};
 
 /// Bytes per second that reading alone reaches, measured.
 const PEAK: f64 = 4.46e12;
@@ -28,8 +39,12 @@ struct Timed {
 }
 
 impl Timed {
-    fn specialization(self) -> Specialization {
-        specialization(self.weights, INPUTS[self.prologue.min(1) as usize])
+    fn specialization(self, clusters: bool) -> Specialization {
+        specialization(
+            self.weights,
+            INPUTS[self.prologue.min(1) as usize],
+            clusters,
+        )
     }
 }
 
@@ -61,7 +76,10 @@ impl Bench {
     }
 
     fn compile(&self) {
-        let mut all: Vec<Specialization> = CASES.iter().map(|t| t.specialization()).collect();
+        let mut all: Vec<Specialization> = CASES
+            .iter()
+            .map(|t| t.specialization(facts(&self.card).clusters))
+            .collect();
         all.sort_by_key(ToString::to_string);
         all.dedup();
         self.card.compile(&all);
@@ -73,8 +91,7 @@ impl Bench {
             columns: t.columns,
             outputs: t.outputs,
             pair: t.epilogue == 1,
-            summed: 1,
-            sets: 1,
+            top_k: None,
             card: facts(&self.card),
         }
     }
@@ -128,7 +145,7 @@ impl Bench {
     }
 
     /// Microseconds of one launch of `grid`.
-    fn time(&self, t: Timed, grid: Grid, module: &crate::device::Module) -> f64 {
+    fn time(&self, t: Timed, grid: Grid, module: &Module) -> f64 {
         let bytes = self.bytes(t).next_multiple_of(256);
         let params: Vec<Vec<u8>> = (0..(POOL / bytes).min(200))
             .map(|i| self.params(t, i * bytes, grid.blocks.0))
@@ -138,19 +155,14 @@ impl Bench {
     }
 
     /// Microseconds of one of `count` launches in a row, behind others that keep the card busy meanwhile.
-    fn queued(
-        &self,
-        module: &crate::device::Module,
-        grid: Grid,
-        params: &[Vec<u8>],
-        count: usize,
-    ) -> f64 {
+    fn queued(&self, module: &Module, grid: Grid, params: &[Vec<u8>], count: usize) -> f64 {
         let head = HEAD;
-        let head_module = self.card.load(&head.specialization());
+        let head_module = self
+            .card
+            .load(&head.specialization(facts(&self.card).clusters));
         let head_grid = self.shape(head).grid(1);
         let head_params = self.params(head, 0, head_grid.blocks.0);
-        let run =
-            |module, grid, params: &[u8]| crate::device::launch(module, grid, params).unwrap();
+        let run = |module, grid, params: &[u8]| launch(module, grid, params).unwrap();
         self.card.device.bind().unwrap();
         (0..3).for_each(|i| run(module, grid, &params[i % params.len()]));
         (0..8).for_each(|_| run(&head_module, head_grid, &head_params));
@@ -161,7 +173,7 @@ impl Bench {
         start.until(&end).unwrap().as_secs_f64() * 1e6 / count as f64
     }
 
-    fn print(&self, t: Timed, rows: usize, note: &str, grid: Grid, module: &crate::device::Module) {
+    fn print(&self, t: Timed, rows: usize, note: &str, grid: Grid, module: &Module) {
         let us = self.time(t, grid, module);
         let rate = self.bytes(t) as f64 / us * 1e6;
         println!(
@@ -224,13 +236,13 @@ const CASES: [Timed; 19] = [
     timed("12B K6 head", K6, (262_144, 3840), 1, 0),
 ];
 
-#[test]
-#[ignore = "needs a card"]
-fn gemv_timing() {
+pub(crate) fn shapes() {
     let bench = Bench::open();
     bench.compile();
     for t in CASES {
-        let module = bench.card.load(&t.specialization());
+        let module = bench
+            .card
+            .load(&t.specialization(facts(&bench.card).clusters));
         let shape = bench.shape(t);
         for rows in [1, 2, 4, 8] {
             bench.print(t, rows, "", shape.grid(rows), &module);
@@ -239,13 +251,13 @@ fn gemv_timing() {
 }
 
 /// Other numbers of blocks, to choose by.
-#[test]
-#[ignore = "needs a card"]
-fn gemv_timing_of_blocks() {
+pub(crate) fn blocks() {
     let bench = Bench::open();
     bench.compile();
     for t in [0, 1, 2, 3, 4, 5, 7, 8, 10, 11, 16, 17].map(|i| CASES[i]) {
-        let module = bench.card.load(&t.specialization());
+        let module = bench
+            .card
+            .load(&t.specialization(facts(&bench.card).clusters));
         let shape = bench.shape(t);
         let granules = shape.m_tiles() / shape.granule();
         let sms = shape.card.multiprocessors;
@@ -259,24 +271,25 @@ fn gemv_timing_of_blocks() {
 }
 
 /// 26B-A4B: 8 of 128 experts per row.
-#[test]
-#[ignore = "needs a card"]
-fn gemv_timing_of_experts() {
+pub(crate) fn experts() {
     let bench = Bench::open();
     let (experts, top_k, dim, width) = (128, 8, 2816, 704);
     for weights in [Q4, Q8] {
-        let module = bench.card.load(&specialization(weights, "plain"));
+        let module = bench.card.load(&specialization(
+            weights,
+            "plain",
+            facts(&bench.card).clusters,
+        ));
         for rows in [1, 2, 4, 8] {
-            for (name, columns, outputs, summed) in
-                [("gate|up", dim, width, 1), ("down", width, dim, top_k)]
+            for (name, columns, outputs, pair) in
+                [("gate|up", dim, width, true), ("down", width, dim, false)]
             {
                 let shape = GemvShape {
                     weights,
                     columns,
                     outputs,
-                    pair: summed == 1,
-                    summed,
-                    sets: if summed == 1 { top_k } else { 1 },
+                    pair,
+                    top_k: Some(top_k),
                     card: facts(&bench.card),
                 };
                 let matrix_bytes = shape.m_tiles() * weights.m_tile_bytes(columns);
@@ -300,11 +313,11 @@ fn gemv_timing_of_experts() {
                         params.route = route.address();
                         params.matrix_bytes = matrix_bytes as u64;
                         params.top_k = top_k as u32;
-                        params.experts_summed = u32::from(summed > 1);
+                        params.input_per_expert = u32::from(!pair);
                         params.bytes()
                     })
                     .collect();
-                let grid = shape.chosen_grid(rows);
+                let grid = shape.routed_grid(rows);
                 let us = bench.queued(&module, grid, &calls, 100);
                 println!(
                     "experts {name:<8} {:<4} rows {rows} {:>3} x {:<3} blocks {us:>7.2} us {:>6.0} GB/s",

@@ -1,8 +1,19 @@
-//! Times of products, for a person to read: `--ignored --nocapture gemm_timing`.
-#![expect(clippy::print_stdout, reason = "timings are for reading")]
+//! Native GEMM, by model, format and rows.
 
-use super::*;
-use crate::device::launch;
+use crate::{
+    config::Tier,
+    device::{Address, Buffer, Module, launch},
+    kernel::{
+        ExpertGroups, GemmEpilogue, GemmShape, GemmWeights, RowsAt,
+        fragment::FragmentFormat,
+        linear::gemm::{
+            GemmParams,
+            tests::{Matrix, f16_bits, group, quantize, shape},
+        },
+        params::Params,
+    },
+    testing::{Card, normals},
+};
 
 /// A buffer of `bytes` that repeats `part`.
 fn repeated(card: &Card, part: &[u8], bytes: usize) -> Buffer {
@@ -151,9 +162,7 @@ fn time(card: &Card, name: &str, shape: GemmShape, rows: &[usize]) {
 
 const ROWS: [usize; 5] = [16, 64, 128, 512, 2048];
 
-#[test]
-#[ignore = "needs a card"]
-fn gemm_timing_e4b_q8() {
+pub(crate) fn e4b_q8() {
     let card = Card::open(Tier::Portable);
     let weights = GemmWeights::Fragments(FragmentFormat::Q8);
     let of = |epilogue, sizes| shape(weights, epilogue, sizes);
@@ -183,9 +192,7 @@ fn gemm_timing_e4b_q8() {
     );
 }
 
-#[test]
-#[ignore = "needs a card"]
-fn gemm_timing_12b_q4() {
+pub(crate) fn dense_12b_q4() {
     let card = Card::open(Tier::Portable);
     let weights = GemmWeights::Fragments(FragmentFormat::Q4);
     let of = |epilogue, sizes| shape(weights, epilogue, sizes);
@@ -215,9 +222,7 @@ fn gemm_timing_12b_q4() {
     );
 }
 
-#[test]
-#[ignore = "needs a card"]
-fn gemm_timing_others() {
+pub(crate) fn others() {
     let card = Card::open(Tier::Portable);
     for format in [FragmentFormat::K4, FragmentFormat::K5, FragmentFormat::K6] {
         let shape = shape(
@@ -239,9 +244,7 @@ fn gemm_timing_others() {
 }
 
 /// Both products of a layer of the 26B-A4B.
-#[test]
-#[ignore = "needs a card"]
-fn gemm_timing_grouped() {
+pub(crate) fn grouped() {
     let card = Card::open(Tier::Portable);
     let groups = ExpertGroups {
         experts: 128,

@@ -1,5 +1,8 @@
 //! The program as a person runs it: what it answers, and what it says when something is wrong.
 
+mod bench;
+mod inspect;
+
 use std::{
     fs,
     io::{Read, Write},
@@ -345,48 +348,6 @@ fn logits_are_written_for_every_backend_and_chunk() {
 }
 
 #[test]
-fn inspect_shows_dimensions_tensors_and_plan() {
-    let model = fixtures::ALL[4].path(".gguf");
-    let summary = carat(&["inspect", "-m", text(&model)]).stdout;
-    assert!(summary.contains("2 of 8, 64 wide"), "{summary}");
-    assert!(
-        summary.contains("gemma4.attention.sliding_window"),
-        "{summary}"
-    );
-    assert!(
-        carat(&["inspect", "--tensors", "-m", text(&model)])
-            .stdout
-            .contains("blk.0.ffn_gate_up_exps.weight")
-    );
-    assert!(
-        carat(&["inspect", "--plan", "-m", text(&model)])
-            .stdout
-            .contains("experts")
-    );
-}
-
-#[test]
-fn inspect_lists_what_a_backend_makes_of_the_plan_without_a_card() {
-    let program = |flags: &[&str]| carat(&[&["inspect", "--program"], flags].concat());
-    let decode = program(&["--backend", "cuda"]).stdout;
-    for part in ["on an H200", "L0.attn.q+k+v", "gemv_1", "flash_decode"] {
-        assert!(decode.contains(part), "{part}: {decode}");
-    }
-    let prompt = program(&["--backend", "cuda", "--tier", "portable", "--rows", "2048"]).stdout;
-    assert!(prompt.contains("gemm_128") && prompt.contains("flash_prefill"));
-    let plain = program(&["--backend", "cuda", "--debug", "no-fusion"]).stdout;
-    assert!(plain.contains("linear_plain") && !plain.contains("gemv"));
-    let cpu = program(&["--backend", "cpu", "--isa", "scalar"]).stdout;
-    assert!(cpu.contains("L0.attn.q") && cpu.contains("gemv"), "{cpu}");
-    let wrong = program(&["--rows", "4,9"]);
-    assert!(
-        wrong.stderr.contains("4 rows with 9 sampled"),
-        "{}",
-        wrong.stderr
-    );
-}
-
-#[test]
 fn what_a_backend_cannot_switch_off_is_refused_by_name() {
     let answer = |flags: &[&str]| {
         let asked = ["run", "Hello", "-n", "4", "--temp", "0", "-q"];
@@ -398,41 +359,6 @@ fn what_a_backend_cannot_switch_off_is_refused_by_name() {
     assert!(
         refused.contains("`--debug no-pdl` concerns CUDA"),
         "{refused}"
-    );
-}
-
-#[test]
-fn inspect_names_the_first_step_that_differs() {
-    let model = fixtures::ALL[1].path(".gguf");
-    let same = carat(&[
-        "inspect",
-        "--diff",
-        "reference,cpu",
-        "--tolerance",
-        "0.5",
-        "-m",
-        text(&model),
-    ]);
-    assert!(
-        same.stdout.contains("no step differs"),
-        "{}{}",
-        same.stdout,
-        same.stderr
-    );
-    let strict = carat(&[
-        "inspect",
-        "--diff",
-        "reference,cpu",
-        "--tolerance",
-        "1e-9",
-        "-m",
-        text(&model),
-    ]);
-    assert!(
-        strict.stdout.contains("first differ at step"),
-        "{}{}",
-        strict.stdout,
-        strict.stderr
     );
 }
 
@@ -450,115 +376,6 @@ fn tokens_go_there_and_back() {
     );
     let back = carat(&["tokenize", "--decode", ids.trim()]).stdout;
     assert!(back.trim_end().ends_with("Hello <turn|> world"), "{back}");
-}
-
-fn json_lines(text: &str) -> Vec<Value> {
-    let lines = text.lines();
-    lines.map(|l| serde_json::from_str(l).unwrap()).collect()
-}
-
-#[test]
-fn bench_prints_the_fields_that_tools_read() {
-    let output = carat(&[
-        "bench", "-p", "8", "-n", "4", "-d", "0,16", "-r", "2", "-b", "8", "-o", "json", "-t", "2",
-    ]);
-    let reports = json_lines(&output.stdout);
-    let tests: Vec<_> = reports
-        .iter()
-        .map(|r| r["test"].as_str().unwrap())
-        .collect();
-    assert_eq!(tests, ["pp8", "tg4", "pp8 @ d16", "tg4 @ d16"]);
-    for report in &reports {
-        assert_eq!(report["backend"], "cpu");
-        assert_eq!(report["threads"], 2);
-        assert_eq!(
-            report["samples_tokens_per_second"]
-                .as_array()
-                .unwrap()
-                .len(),
-            2
-        );
-        assert!(report["tokens_per_second_median"].as_f64().unwrap() > 0.0);
-        assert!(report["bound"]["percent"].as_f64().unwrap() > 0.0);
-    }
-    assert!(
-        carat(&["bench", "-p", "8", "-n", "0", "-r", "1"])
-            .stdout
-            .starts_with("| model |")
-    );
-}
-
-#[test]
-fn a_paced_bench_runs_one_repetition_for_each_line() {
-    let arguments = [
-        "bench", "-p", "8", "-n", "0", "-r", "9", "-o", "json", "--paced",
-    ];
-    let output = carat_with(b"\n\n", &arguments);
-    let lines: Vec<Value> = output
-        .stdout
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
-    let [wait, first, again, second, last_wait, report] = lines.as_slice() else {
-        panic!("{}", output.stdout);
-    };
-    for wait in [wait, again, last_wait] {
-        assert_eq!(wait["waiting"], "pp8");
-    }
-    for turn in [first, second] {
-        assert!(turn["measured_read_bytes_per_second"].as_f64().unwrap() > 0.0);
-    }
-    assert_eq!(report["samples_seconds"][0], first["seconds"]);
-    assert_eq!(report["samples_seconds"][1], second["seconds"]);
-    assert_eq!(report["samples_seconds"].as_array().unwrap().len(), 2);
-    assert!(refusal(&arguments).contains("pp8 had its turn"));
-    assert!(refusal(&["bench", "--paced"]).contains("-o json"));
-}
-
-#[test]
-fn bench_times_sequences_that_generate_together() {
-    let output = carat(&[
-        "bench",
-        "-p",
-        "8",
-        "-n",
-        "4",
-        "-d",
-        "0,40",
-        "-r",
-        "1",
-        "--sequences",
-        "1,3",
-        "-o",
-        "json",
-        "--isa",
-        "scalar",
-    ]);
-    let reports = json_lines(&output.stdout);
-    let tests: Vec<_> = reports
-        .iter()
-        .map(|r| {
-            (
-                r["test"].as_str().unwrap(),
-                r["n_sequences"].as_u64().unwrap(),
-            )
-        })
-        .collect();
-    assert_eq!(
-        tests,
-        [
-            ("pp8", 1),
-            ("tg4", 1),
-            ("tg4 x3", 3),
-            ("pp8 @ d40", 1),
-            ("tg4 @ d40", 1),
-            ("tg4 x3 @ d40", 3)
-        ]
-    );
-    // Twelve tokens in the time of one sample.
-    let seconds = reports[2]["samples_seconds"][0].as_f64().unwrap();
-    let speed = reports[2]["tokens_per_second_median"].as_f64().unwrap();
-    assert!((speed * seconds - 12.0).abs() < 1e-6);
 }
 
 #[test]

@@ -1,11 +1,13 @@
-//! Times of whole steps, 64 sequences decoding side by side, by how they are sampled: what masks, truncation of the whole
-//! vocabulary and log-probabilities add to a step. The model is tiny but for its vocabulary, so that the rest does not hide it.
+//! Times of whole steps on a card, 64 sequences decoding side by side, by how they are sampled: what masks, truncation of the
+//! whole vocabulary and log-probabilities add to a step. `cargo bench -p carat-cuda --bench steps`. The model is tiny but for its vocabulary, so that the rest does not hide it.
 //!
 //! Steps go as the engine's do: a batch is submitted ahead, fed by the one before it, where the executor says that it can be.
 
+#[path = "../tests/harness/mod.rs"]
+#[allow(dead_code, reason = "cases are for the tests")]
 mod harness;
 
-use std::{sync::Arc, time::Instant};
+use std::{process::ExitCode, sync::Arc, time::Instant};
 
 use carat_cuda::CudaBackend;
 use carat_gguf::QuantType;
@@ -20,7 +22,6 @@ use carat_model::{
     sampling::{Sampling, TokenMask},
 };
 use carat_testkit::tiny::{Tiny, Variant};
-use libtest_mimic::{Failed, Trial};
 
 const STREAMS: usize = 64;
 const VOCAB: usize = 262_144;
@@ -28,14 +29,19 @@ const STEPS: usize = 300;
 /// Steps before the clock starts: graphs are captured in them.
 const WARM: usize = 20;
 
-fn main() {
-    let card = harness::open(|_| ());
-    let opened = card.as_ref().ok().cloned();
-    let ignored = opened.is_none();
-    let trial = Trial::test("steps of 64 sequences", move || {
-        table(&*opened.ok_or("no card")?).map_err(Failed::from)
-    });
-    harness::run(card.map(drop), vec![trial.with_ignored_flag(ignored)]);
+#[expect(clippy::print_stderr, reason = "why there is no table")]
+fn main() -> ExitCode {
+    let (problem, fails) = match harness::open(|_| ()).map(|card| table(&card)) {
+        Ok(Ok(())) => return ExitCode::SUCCESS,
+        Ok(Err(problem)) => (problem, true),
+        Err(problem) => (format!("no CUDA: {problem}"), harness::required()),
+    };
+    eprintln!("{problem}");
+    if fails {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
 }
 
 #[expect(clippy::print_stdout, reason = "a table of times")]

@@ -1,0 +1,114 @@
+//! `carat bench`: the fields that tools read, pacing, sequences together.
+
+use serde_json::Value;
+
+use crate::{carat, carat_with, refusal};
+
+fn json_lines(text: &str) -> Vec<Value> {
+    let lines = text.lines();
+    lines.map(|l| serde_json::from_str(l).unwrap()).collect()
+}
+
+#[test]
+fn bench_prints_the_fields_that_tools_read() {
+    let output = carat(&[
+        "bench", "-p", "8", "-n", "4", "-d", "0,16", "-r", "2", "-b", "8", "-o", "json", "-t", "2",
+    ]);
+    let reports = json_lines(&output.stdout);
+    let tests: Vec<_> = reports
+        .iter()
+        .map(|r| r["test"].as_str().unwrap())
+        .collect();
+    assert_eq!(tests, ["pp8", "tg4", "pp8 @ d16", "tg4 @ d16"]);
+    for report in &reports {
+        assert_eq!(report["backend"], "cpu");
+        assert_eq!(report["threads"], 2);
+        assert_eq!(
+            report["samples_tokens_per_second"]
+                .as_array()
+                .unwrap()
+                .len(),
+            2
+        );
+        assert!(report["tokens_per_second_median"].as_f64().unwrap() > 0.0);
+        assert!(report["bound"]["percent"].as_f64().unwrap() > 0.0);
+    }
+    assert!(
+        carat(&["bench", "-p", "8", "-n", "0", "-r", "1"])
+            .stdout
+            .starts_with("| model |")
+    );
+}
+
+#[test]
+fn a_paced_bench_runs_one_repetition_for_each_line() {
+    let arguments = [
+        "bench", "-p", "8", "-n", "0", "-r", "9", "-o", "json", "--paced",
+    ];
+    let output = carat_with(b"\n\n", &arguments);
+    let lines: Vec<Value> = output
+        .stdout
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
+    let [wait, first, again, second, last_wait, report] = lines.as_slice() else {
+        panic!("{}", output.stdout);
+    };
+    for wait in [wait, again, last_wait] {
+        assert_eq!(wait["waiting"], "pp8");
+    }
+    for turn in [first, second] {
+        assert!(turn["measured_read_bytes_per_second"].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!(report["samples_seconds"][0], first["seconds"]);
+    assert_eq!(report["samples_seconds"][1], second["seconds"]);
+    assert_eq!(report["samples_seconds"].as_array().unwrap().len(), 2);
+    assert!(refusal(&arguments).contains("pp8 had its turn"));
+    assert!(refusal(&["bench", "--paced"]).contains("-o json"));
+}
+
+#[test]
+fn bench_times_sequences_that_generate_together() {
+    let output = carat(&[
+        "bench",
+        "-p",
+        "8",
+        "-n",
+        "4",
+        "-d",
+        "0,40",
+        "-r",
+        "1",
+        "--sequences",
+        "1,3",
+        "-o",
+        "json",
+        "--isa",
+        "scalar",
+    ]);
+    let reports = json_lines(&output.stdout);
+    let tests: Vec<_> = reports
+        .iter()
+        .map(|r| {
+            (
+                r["test"].as_str().unwrap(),
+                r["n_sequences"].as_u64().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        tests,
+        [
+            ("pp8", 1),
+            ("tg4", 1),
+            ("tg4 x3", 3),
+            ("pp8 @ d40", 1),
+            ("tg4 @ d40", 1),
+            ("tg4 x3 @ d40", 3)
+        ]
+    );
+    // Twelve tokens in the time of one sample.
+    let seconds = reports[2]["samples_seconds"][0].as_f64().unwrap();
+    let speed = reports[2]["tokens_per_second_median"].as_f64().unwrap();
+    assert!((speed * seconds - 12.0).abs() < 1e-6);
+}

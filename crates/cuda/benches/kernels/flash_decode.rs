@@ -1,0 +1,116 @@
+//! Attention of single rows, by layer kind and depth.
+
+use carat_model::kv::PAGE_TOKENS;
+
+use crate::{
+    config::Tier,
+    device::{Buffer, Grid, launch},
+    kernel::{
+        Heads,
+        attention::flash_decode::{
+            splits,
+            tests::{Case, Kv, Ready, heads, lone, random_f16},
+        },
+        params::Params,
+    },
+    testing::{Card, at},
+};
+
+/// The time of a launch, the mean of many that are queued behind a long clearing of memory: the host is not in the way.
+fn time(card: &Card, count: usize, mut call: impl FnMut(usize)) -> f64 {
+    (0..5).for_each(&mut call);
+    let delay = card.device.allocate("delay", 12 << 30).expect("memory");
+    let start = card.device.moment().expect("an event");
+    (0..count).for_each(&mut call);
+    let end = card.device.moment().expect("an event");
+    card.device.wait("timing").expect("runs");
+    drop(delay);
+    start.until(&end).expect("times").as_secs_f64() * 1e6 / count as f64
+}
+
+pub(crate) fn all() {
+    let card = Card::open(Tier::Best);
+    let layers = [
+        ("E4B sliding", heads(4, 2, 256), Some(512)),
+        ("E4B global", heads(4, 2, 512), None),
+        ("12B sliding", heads(2, 8, 256), Some(1024)),
+        ("12B global", heads(16, 1, 512), None),
+    ];
+    // Keys and values of many layers, so that none is in a cache: 1 GiB, of which each launch takes other pages.
+    let cells = 1 << 29;
+    let some = random_f16(7, 1 << 22);
+    let cache = card.upload(&some.repeat(cells >> 22));
+    for (name, heads, window) in layers {
+        for rows in [1, 8] {
+            for depth in [0, 512, 2048, 8192, 32768] {
+                timing(&card, &cache, cells, (name, heads, window), (rows, depth));
+            }
+        }
+    }
+}
+
+fn timing(
+    card: &Card,
+    cache: &Buffer,
+    cells: usize,
+    (name, heads, window): (&str, Heads, Option<usize>),
+    (rows, depth): (usize, usize),
+) {
+    let page_cells = heads.kv_count * PAGE_TOKENS * heads.head_dim;
+    let case = Case {
+        heads,
+        window,
+        kv: Kv::Own,
+        runs: vec![lone(0); rows],
+    };
+    let mut batch = case.batch();
+    // Runs of the depth asked for, on pages of their own in disorder; the tables are those of the deepest row.
+    let first = case.first_seen(depth) / PAGE_TOKENS;
+    let run_pages = depth / PAGE_TOKENS + 1 - first;
+    batch.rows = (0..rows).map(|r| (r, depth)).collect();
+    batch.bases = (0..rows)
+        .map(|r| (r * run_pages) as i32 - first as i32)
+        .collect();
+    let total = rows * run_pages;
+    let stride = [61, 59, 53, 1]
+        .into_iter()
+        .find(|s| !total.is_multiple_of(*s))
+        .unwrap();
+    batch.pages = (0..total).map(|i| (i * stride % total) as u32).collect();
+    let ready = Ready::new(card, &case, &batch);
+    let set = total * page_cells;
+    let sets = (cells / 2 / set).min(512);
+    if sets == 0 {
+        return;
+    }
+    let params: Vec<Vec<u8>> = (0..sets)
+        .map(|i| {
+            let mut params = ready.params;
+            params.slot.keys = at::<u16>(cache, i * set);
+            params.slot.values = at::<u16>(cache, cells / 2 + i * set);
+            params.bytes()
+        })
+        .collect();
+    let grid = Grid {
+        blocks: (rows * heads.kv_count, splits(heads, window, rows)),
+        ..ready.grid
+    };
+    let us = time(card, 200, |i| {
+        launch(&ready.module, grid, &params[i % sets]).expect("launches");
+    });
+    if depth == 0 {
+        let mut nothing = ready.params;
+        let zero = card.upload(&[0u32]);
+        nothing.rows.count = zero.address();
+        let us = time(card, 200, |_| {
+            launch(&ready.module, grid, &nothing.bytes()).expect("launches");
+        });
+        println!("flash_decode {name}, no rows in a grid of {rows}: {us:.2} us");
+    }
+    let seen = depth + 1 - case.first_seen(depth);
+    let bytes = rows * seen * heads.kv_count * heads.head_dim * 4;
+    println!(
+        "flash_decode {name}, {rows} rows, depth {depth}: {us:.2} us, {:.0} GB/s",
+        bytes as f64 / us / 1e3
+    );
+}
