@@ -129,7 +129,7 @@ fn find(settings: &Settings, model: &Model, terminal: Terminal) -> Result<Option
         match Drafter::load(Arc::new(file), model) {
             Ok(drafter) => return Ok(Some(drafter)),
             Err(error) => {
-                terminal.note(format_args!("`{}` is passed over: {error}", path.display()))
+                terminal.note(format_args!("`{}` is passed over: {error}", path.display()));
             }
         }
     }
@@ -139,9 +139,11 @@ fn find(settings: &Settings, model: &Model, terminal: Terminal) -> Result<Option
 /// Files in the model's folder that are called like drafters, by name.
 fn beside(model: &Path) -> Vec<PathBuf> {
     let is_named_so = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
         let name = name.to_lowercase();
-        name.ends_with(".gguf") && USUAL_NAMES.iter().any(|usual| name.contains(usual))
+        let extension = path.extension().unwrap_or_default();
+        extension.eq_ignore_ascii_case("gguf")
+            && USUAL_NAMES.iter().any(|usual| name.contains(usual))
     };
     let folder = model.parent().map(std::fs::read_dir);
     let entries = folder.and_then(Result::ok).into_iter().flatten();
