@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Result;
 use carat_engine::{
-    Usage,
+    DraftCounts, Usage,
     chat::{ChatEvent, ChatFinish, ChatStream, Token},
 };
 use carat_text::{Part, Reply};
@@ -158,5 +158,25 @@ pub(crate) fn summary(usage: &Usage) -> String {
     if decoded > 0 {
         text += &format!("; decode {decoded} tokens, {}", rate(decoded, usage.decode));
     }
+    if counts.drafts.drafted > 0 {
+        text += &format!("; drafts: {}", drafts(&counts.drafts));
+    }
     text
+}
+
+/// Such as `3.61 tokens a pass, 87 % of 120 right (by place: 95 90 84 %)`.
+pub(crate) fn drafts(counts: &DraftCounts) -> String {
+    let percent = |accepted: u64, drafted: u64| 100.0 * accepted as f64 / drafted.max(1) as f64;
+    let places = counts.accepted_at.iter().zip(&counts.drafted_at);
+    let places = places.take_while(|(_, drafted)| **drafted > 0);
+    let places: Vec<String> = places
+        .map(|(accepted, drafted)| format!("{:.0}", percent((*accepted).into(), (*drafted).into())))
+        .collect();
+    format!(
+        "{:.2} tokens a pass, {:.0} % of {} right (by place: {} %)",
+        counts.tokens_per_pass(),
+        percent(counts.accepted, counts.drafted),
+        thousands(counts.drafted),
+        places.join(" ")
+    )
 }

@@ -207,6 +207,8 @@ pub(crate) struct GenerateArgs {
     pub(crate) tools: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) format: FormatArgs,
+    #[command(flatten)]
+    pub(crate) draft: DraftArgs,
     /// Use this Jinja chat template instead of the model's
     #[arg(long, value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
@@ -218,6 +220,18 @@ pub(crate) struct GenerateArgs {
     pub(crate) ignore_eos: bool,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+}
+
+/// Drafts: tokens that are proposed and verified, several at a time. The answer is the same with and without.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct DraftArgs {
+    /// Who proposes tokens to be verified several at a time: auto (the drafter beside the model, if there is one, and what the text
+    /// repeats), ngram (what the text repeats), off, or a drafter's GGUF file or hf:OWNER/REPO[:FILE or QUANT] (default: auto)
+    #[arg(long, value_name = "auto|ngram|off|MODEL")]
+    pub(crate) draft: Option<String>,
+    /// Tokens of a draft at the most; how many of them are worth it is found out (default: 7)
+    #[arg(long, value_name = "K", value_parser = draft_length)]
+    pub(crate) draft_max: Option<usize>,
 }
 
 /// Formats of answers; see docs/structured-output.md.
@@ -405,6 +419,8 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
+    pub(crate) draft: DraftArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }
 
@@ -528,6 +544,15 @@ pub(crate) struct BenchArgs {
     /// Also show where the time of a prompt's last batch, or of one generated token, goes (needs --backend cuda)
     #[arg(long)]
     pub(crate) profile: bool,
+    /// Compare answers with drafts and without, in place of the grid: speed, gain and acceptance
+    #[arg(long, value_name = "auto|ngram|MODEL", num_args = 0..=1, default_missing_value = "auto", conflicts_with = "profile")]
+    pub(crate) draft: Option<String>,
+    /// With --draft: tokens of a draft at the most (default: 7)
+    #[arg(long, value_name = "K", value_parser = draft_length, requires = "draft")]
+    pub(crate) draft_max: Option<usize>,
+    /// With --draft: a token of a draft is right with this probability, whatever the model says. For models of random weights
+    #[arg(long, value_name = "P", value_parser = probability, requires = "draft", hide = true)]
+    pub(crate) draft_accept: Option<f64>,
     /// With --profile: write every launch to this file, as a trace for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE", requires = "profile")]
     pub(crate) trace: Option<PathBuf>,
@@ -657,10 +682,25 @@ fn parallel(text: &str) -> Result<usize, String> {
     }
 }
 
+fn draft_length(text: &str) -> Result<usize, String> {
+    let most = 63;
+    match text.parse() {
+        Ok(n) if n <= most => Ok(n),
+        _ => Err(format!("give a number up to {most}; 0 makes no drafts")),
+    }
+}
+
 fn seconds(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(n) if n > 0 => Ok(n),
         _ => Err("give a number of seconds, at least 1".to_owned()),
+    }
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(p) if (0.0..=1.0).contains(&p) => Ok(p),
+        _ => Err("give a probability from 0 to 1".to_owned()),
     }
 }
 

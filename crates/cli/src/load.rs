@@ -21,6 +21,7 @@ use clap::{ValueEnum, builder::PossibleValue};
 
 use crate::{
     args::{BackendName, DebugSwitch, IsaName, TierName},
+    draft::Drafts,
     fetch,
     settings::Settings,
     terminal::{Terminal, bytes, warn},
@@ -33,6 +34,9 @@ struct Aligned<T: ?Sized>(T);
 /// The model that answers where none is named; it ships inside the program.
 static DEMO: &Aligned<[u8]> = &Aligned(*include_bytes!("../../../assets/pip-q8_0.gguf"));
 const DEMO_NAME: &str = "demo";
+/// Its drafter.
+static DEMO_DRAFTER: &Aligned<[u8]> =
+    &Aligned(*include_bytes!("../../../assets/pip-drafter-q8_0.gguf"));
 
 /// Loading that is over before this needs no bar.
 const SHOW_AFTER: Duration = Duration::from_millis(300);
@@ -50,6 +54,14 @@ pub(crate) fn open(settings: &Settings, terminal: Terminal) -> Result<Arc<Gguf>>
     Ok(Arc::new(file))
 }
 
+/// The demo model's drafter.
+pub(crate) fn demo_drafter() -> Result<Arc<Gguf>> {
+    let drafter = Gguf::from_bytes("demo drafter", &DEMO_DRAFTER.0);
+    Ok(Arc::new(
+        drafter.context("the demo model's drafter is damaged")?,
+    ))
+}
+
 /// A model file, checked and described, the device that will run it, and how that will keep keys and values.
 pub(crate) struct Loaded {
     pub(crate) file: Arc<Gguf>,
@@ -57,6 +69,8 @@ pub(crate) struct Loaded {
     pub(crate) plan: Plan,
     pub(crate) backend: Box<dyn Backend>,
     pub(crate) kv: KvType,
+    /// Nobody, unless the command asks for drafts.
+    pub(crate) drafts: Drafts,
 }
 
 impl Loaded {
@@ -71,9 +85,18 @@ impl Loaded {
                 None => best_backend(settings, terminal)?,
             },
             kv: settings.kv(),
+            drafts: Drafts::default(),
             model,
             file,
         })
+    }
+
+    /// The same with whoever drafts for it.
+    pub(crate) fn open_with_drafts(settings: &Settings, terminal: Terminal) -> Result<Loaded> {
+        let mut loaded = Loaded::open(settings, terminal)?;
+        let backend = loaded.backend.as_ref();
+        loaded.drafts = Drafts::open(settings, &loaded.model, backend, terminal)?;
+        Ok(loaded)
     }
 
     pub(crate) fn compile(&self, options: &CompileOptions) -> Result<Box<dyn Executor>> {

@@ -10,6 +10,7 @@
 mod answer;
 mod args;
 mod commands;
+mod draft;
 mod fetch;
 mod hub;
 mod interrupt;

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use carat_engine::{
-    EngineConfig, EngineHandle, Limits, ModelShape,
+    EngineConfig, Limits, ModelShape,
     chat::{Chat, Conversation, Generation},
 };
 use carat_gguf::Metadata;
@@ -22,6 +22,7 @@ use carat_text::{ChatTemplate, Tokenizer, Tool};
 
 use crate::{
     args::GenerateArgs,
+    draft,
     load::Loaded,
     settings::Settings,
     shape::{Asked, Preparation, Shape},
@@ -47,7 +48,7 @@ impl Session {
         settings: &Settings,
         terminal: Terminal,
     ) -> Result<Session> {
-        let loaded = Loaded::open(settings, terminal)?;
+        let loaded = Loaded::open_with_drafts(settings, terminal)?;
         let metadata = loaded.file.metadata();
         let sampling = settings.sampling.resolve(metadata, fresh_seed())?;
         for note in settings.sampling.overrides(metadata)? {
@@ -71,8 +72,7 @@ impl Session {
         let config = engine_config(&loaded, 1, context);
         loaded.warm_up(terminal);
         let model_name = loaded.model.config.name.clone();
-        let engine = EngineHandle::start(config, loaded.backend, loaded.plan, loaded.model.weights)
-            .context("cannot start the model")?;
+        let engine = draft::start(loaded, config).context("cannot start the model")?;
         let thinking = settings.think.unwrap_or(false);
         if thinking {
             terminal.note(
@@ -89,6 +89,7 @@ impl Session {
                 ignore_eos: args.ignore_eos,
                 logprobs: None,
                 constraint: None,
+                without_drafts: false,
             },
             thinking,
             tools,
@@ -157,10 +158,16 @@ const WHOLE_CONTEXTS: usize = 4;
 pub(crate) fn engine_config(loaded: &Loaded, parallel: usize, context: usize) -> EngineConfig {
     let rows = loaded.backend.chunk_rows();
     let shape = ModelShape::from(&loaded.plan);
+    // Drafts reach beyond the window.
+    let reaching = ModelShape {
+        window: shape.window.map(|window| window + loaded.drafts.most),
+        ..shape
+    };
     let mut config = EngineConfig {
         kv: loaded.kv,
-        ..EngineConfig::comfortable(context, parallel, rows, shape)
+        ..EngineConfig::comfortable(context, parallel, rows, reaching)
     };
+    loaded.drafts.configure(&mut config);
     config.pages.full = config
         .pages
         .full

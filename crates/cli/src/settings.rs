@@ -13,8 +13,8 @@ use carat_model::{kv::KvType, sampling::Sampling};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{
-    BackendName, DebugSwitch, GenerateArgs, IsaName, KvTypeName, ModelArgs, SamplingArgs,
-    ServeArgs, TierName,
+    BackendName, DebugSwitch, DraftArgs, GenerateArgs, IsaName, KvTypeName, ModelArgs,
+    SamplingArgs, ServeArgs, TierName,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -49,6 +49,12 @@ pub(crate) struct Settings {
     /// Memory for weights that stay unpacked, such as `4GiB`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) repack: Option<String>,
+    /// Who drafts: `auto`, `ngram`, `off`, or a drafter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) draft: Option<String>,
+    /// Tokens of a draft at the most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) draft_max: Option<usize>,
     /// For finding faults, so from flags alone.
     #[serde(skip)]
     pub(crate) debug: Vec<DebugSwitch>,
@@ -133,8 +139,14 @@ impl Settings {
         }
     }
 
+    fn with_drafts(mut self, flags: &DraftArgs) -> Settings {
+        self.draft = flags.draft.clone().or(self.draft);
+        self.draft_max = flags.draft_max.or(self.draft_max);
+        self
+    }
+
     pub(crate) fn with_serve(self, flags: &ServeArgs) -> Result<Settings> {
-        let mut s = self.with_model(&flags.model)?;
+        let mut s = self.with_model(&flags.model)?.with_drafts(&flags.draft);
         s.context = flags.context.or(s.context);
         s.sampling = s.sampling.with(&flags.sampling)?;
         if s.context == Some(0) {
@@ -144,7 +156,7 @@ impl Settings {
     }
 
     pub(crate) fn with_generation(self, flags: &GenerateArgs) -> Result<Settings> {
-        let mut s = self.with_model(&flags.model)?;
+        let mut s = self.with_model(&flags.model)?.with_drafts(&flags.draft);
         s.context = flags.context.or(s.context);
         s.max_tokens = flags.max_tokens.or(s.max_tokens);
         s.system = flags.system.clone().or(s.system);

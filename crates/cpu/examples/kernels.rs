@@ -239,6 +239,7 @@ fn attend(backend: &CpuBackend, kv: KvType, rows: usize, depth: usize, head_dim:
                 kv_heads: 2,
                 head_dim,
                 window: None,
+                borrowed: None,
             });
             let embed = |name| p.embed(name, w(name), 0.05, Rows::All);
             p.store_kv(embed("k"), embed("v"), slot);

@@ -12,7 +12,7 @@ use carat_model::{
 
 use crate::{
     executor::CpuExecutor,
-    kernel::{isa::Isa, table::Kernels},
+    kernel::{gemm::row_class::SMALL_ROWS, isa::Isa, table::Kernels},
     lower::{BatchRows, Fusion, ProgramOp, list, lower},
     memory,
     op::{
@@ -95,6 +95,15 @@ impl Backend for CpuBackend {
         })
     }
 
+    fn drafts(&self) -> bool {
+        true
+    }
+
+    fn exact_rows(&self) -> usize {
+        // Tiles make another class of large batches.
+        self.kernels.tiles().map_or(usize::MAX, |_| SMALL_ROWS)
+    }
+
     fn chunk_rows(&self) -> usize {
         // Tiles multiply so fast that unpacking the weights, once per batch, is a fifth of the time with 512 rows.
         if self.kernels.tiles().is_some() {
@@ -140,6 +149,7 @@ impl Backend for CpuBackend {
             needed_bytes,
             "compiled for the cpu"
         );
+        let program = (program, self.fusion);
         Ok(Box::new(CpuExecutor::new(
             plan, weights, options, program, workers,
         )))

@@ -18,6 +18,7 @@ use crate::{
         call::Call,
         memory::MemoryPlan,
         prepare::{Prepared, prepare},
+        rows::SMALL_ROWS,
         target::{GemmImpl, Target},
     },
     config::{CudaConfig, Pdl, TableMemory, Tier},
@@ -218,6 +219,10 @@ fn matrix_bytes(plan: &Plan, weights: &Weights) -> usize {
 impl Backend for CudaBackend {
     fn name(&self) -> &'static str {
         "cuda"
+    }
+
+    fn exact_rows(&self) -> usize {
+        SMALL_ROWS
     }
 
     fn memory(&self) -> Result<Memory, BackendError> {

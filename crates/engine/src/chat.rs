@@ -39,6 +39,8 @@ pub struct Generation {
     pub logprobs: Option<usize>,
     /// What the answer must look like, token by token.
     pub constraint: Option<ConstraintSource>,
+    /// Make no drafts for it, whatever the engine could: the answer is the same, perhaps later.
+    pub without_drafts: bool,
 }
 
 /// A conversation to continue.
@@ -205,6 +207,7 @@ impl Chat {
                 ignore_eos: generation.ignore_eos,
                 logprobs: generation.logprobs,
                 constraint: generation.constraint.clone(),
+                drafts: !generation.without_drafts,
                 ..Request::new(prompt)
             },
             reader: AnswerReader {

@@ -15,7 +15,7 @@ use carat_model::{
     weights::Weights,
 };
 
-use crate::core::{MediaAttention, Rejected, Request};
+use crate::core::{MediaAttention, Rejected, Request, StepCosts};
 
 /// Lengths that chunks of a prompt can have, apart from the shortest: few, because kernels are chosen by it.
 const CHUNK_LENGTHS: usize = 8;
@@ -53,12 +53,27 @@ pub struct EngineConfig {
     pub pages: PerGroup<usize>,
     /// The most tokens of a draft that are verified in a step, per request; 0 verifies none.
     pub max_draft: usize,
+    /// Who drafts; `None` leaves it to callers of the scheduler.
+    pub drafts: Option<DraftConfig>,
     /// How keys and values are kept.
     pub kv: KvType,
     /// Whether prompts continue from earlier ones.
     pub prefix_reuse: PrefixReuse,
     /// The longest that a batch may take; past it the device is taken for dead and everybody is told.
     pub stall_limit: Duration,
+}
+
+/// Who drafts, and what is known of the cost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DraftConfig {
+    /// The executor has a draft model.
+    pub model: bool,
+    /// Sequences are looked up in themselves.
+    pub lookup: bool,
+    /// Rows that drafts may bring a step to: those up to which a batch gives a row the same result, whatever else is in it.
+    pub rows: usize,
+    /// What rows cost; `None` measures it at start.
+    pub costs: Option<StepCosts>,
 }
 
 /// Of [`EngineConfig::stall_limit`], where nobody says otherwise: far above the slowest batch of a slow machine.
@@ -236,7 +251,12 @@ impl Limits {
     /// The most sampled rows of a batch.
     pub(crate) fn max_sampled(&self) -> usize {
         let drafting = self.config.max_sequences * (self.config.max_draft + 1);
-        drafting.min(self.config.max_rows)
+        // Drafts keep to their rows; those whose prompts end in the same step come besides.
+        let drafts = self.config.drafts.as_ref();
+        let most = drafts.map_or(drafting, |drafts| {
+            drafts.rows.saturating_add(self.config.max_sequences)
+        });
+        drafting.min(most).min(self.config.max_rows)
     }
 
     /// Rows of a prompt to compute at a time from some depth on: fewer where attention takes the most time, so that a step takes
@@ -447,6 +467,7 @@ impl EngineConfig {
             max_unfinished: max_sequences.saturating_mul(16),
             pages: comfortable_pages(context, max_sequences, max_rows, shape),
             max_draft: 0,
+            drafts: None,
             kv: KvType::default(),
             prefix_reuse: PrefixReuse::Enabled,
             stall_limit: STALL_LIMIT,

@@ -82,6 +82,23 @@ impl EngineHandle {
         })
     }
 
+    /// Like [`EngineHandle::start`], with a draft model beside the plan ([`DraftConfig::model`](crate::DraftConfig)).
+    pub fn start_with_drafter(
+        config: EngineConfig,
+        backend: Box<dyn Backend>,
+        (plan, weights): (Plan, Arc<Weights>),
+        drafter: (Plan, Arc<Weights>),
+    ) -> Result<EngineHandle, StartError> {
+        let shape = ModelShape::with_costs(&plan, &weights);
+        EngineHandle::start_with(config, shape, move |limits| {
+            let options = limits.compile_options();
+            let mut executor = backend.compile(&plan, weights, &options)?;
+            let (plan, weights) = drafter;
+            executor.attach_drafter(&plan, weights, limits.config().max_sequences)?;
+            Ok(executor)
+        })
+    }
+
     /// Like [`EngineHandle::start`], with any executor. `make` runs on the engine's thread, which the executor never
     /// leaves; it must be able to run whatever the limits allow.
     pub fn start_with(

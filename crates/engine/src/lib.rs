@@ -6,6 +6,7 @@
 //!   sensible
 //! - [`chat`]: messages in, parts of an answer out; what front ends use
 //! - [`core`]: the scheduler, a pure state machine over tokens and pages
+//! - `measure`: what rows cost on a device, for the lengths of drafts
 //! - `worker`: the one thread that owns the executor; `watchdog` notices when it hangs
 //!
 //! ```no_run
@@ -47,16 +48,18 @@ mod config;
 pub mod core;
 mod events;
 mod handle;
+mod measure;
 mod shared;
 mod watchdog;
 mod worker;
 
 pub use config::{
-    ConfigError, EngineConfig, Limits, ModelShape, PrefixReuse, comfortable_pages, minimum_pages,
+    ConfigError, DraftConfig, EngineConfig, Limits, ModelShape, PrefixReuse, comfortable_pages,
+    minimum_pages,
 };
 pub use core::{
-    Constraint, ConstraintSource, Counts, FinishReason, LaneId, Media, MediaAttention, MissReason,
-    PageCounts, Rejected, Request, RequestId, Stats,
+    Constraint, ConstraintSource, Counts, DraftCounts, FinishReason, LaneId, Media, MediaAttention,
+    MissReason, PageCounts, Rejected, Request, RequestId, Stats, StepCosts,
 };
 pub use events::{Cancel, EngineError, Event, Sink, TokenStream, Usage};
 pub use handle::{EngineHandle, StartError};

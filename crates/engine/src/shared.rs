@@ -12,7 +12,7 @@ use std::{
 use rustc_hash::FxHashMap;
 
 use crate::{
-    core::{Counts, FinishReason, Rejected, RequestId, Stats},
+    core::{Counts, DraftCounts, FinishReason, Rejected, RequestId, Stats},
     events::{EngineError, Event, Sink, Usage},
 };
 
@@ -46,6 +46,8 @@ pub struct Totals {
     pub generated_tokens: u64,
     /// How often those lost their pages.
     pub preemptions: u64,
+    /// How the drafts of those that ended went.
+    pub drafts: DraftCounts,
 }
 
 /// A request's permit to be unfinished, given back when dropped.

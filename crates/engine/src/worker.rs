@@ -22,6 +22,7 @@ use crate::{
     config::Limits,
     core::{FinishReason, Pipeline, Request, RequestId, Scheduler, Update},
     events::{EngineError, Event, Usage},
+    measure,
     shared::{Client, Shared},
 };
 
@@ -56,7 +57,7 @@ pub(crate) fn run(
 ) {
     let of_panic = Arc::clone(&shared);
     let serve = AssertUnwindSafe(move || {
-        let executor = match make(&limits) {
+        let mut executor = match make(&limits) {
             Ok(executor) => executor,
             Err(error) => {
                 // Nobody is left to tell if the handle's side is gone.
@@ -64,8 +65,14 @@ pub(crate) fn run(
                 return;
             }
         };
+        let costs = measure::costs_for_drafts(executor.as_mut(), &limits);
+        let mut scheduler = Scheduler::new(limits);
+        if let Some(costs) = costs {
+            tracing::debug!(?costs, "measured for drafts");
+            scheduler.set_costs(costs);
+        }
         let worker = Worker {
-            pipeline: Pipeline::new(Scheduler::new(limits), executor),
+            pipeline: Pipeline::new(scheduler, executor),
             shared,
             inbox,
             deadlines: BinaryHeap::new(),
@@ -266,6 +273,7 @@ impl Worker {
                         totals.prompt_tokens += counts.prompt_tokens as u64;
                         totals.cached_tokens += counts.cached_tokens as u64;
                         totals.preemptions += counts.preemptions as u64;
+                        totals.drafts.add(&counts.drafts);
                     }
                     if let Some(usage) = self.shared.finish(id, reason, counts, now) {
                         log_finish(id, reason, &usage);
@@ -310,6 +318,8 @@ fn log_finish(id: RequestId, reason: FinishReason, usage: &Usage) {
         miss = ?counts.miss,
         generated = counts.generated_tokens,
         preemptions = counts.preemptions,
+        drafted = counts.drafts.drafted,
+        accepted = counts.drafts.accepted,
         queue = ?usage.queue,
         prefill = ?usage.prefill,
         decode = ?usage.decode,

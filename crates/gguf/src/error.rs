@@ -150,6 +150,12 @@ pub enum GgufError {
         /// ggml's number of the format.
         id: u32,
     },
+    /// A table of integers that is none.
+    #[error("tensor `{name}` is expected to be a table of integers, I32 or I64")]
+    NotIntegers {
+        /// Tensor name, as in the file.
+        name: String,
+    },
     /// Rows that end inside a block.
     #[error(
         "tensor `{name}`: rows of {columns} values do not divide into {quant} blocks of {block}"

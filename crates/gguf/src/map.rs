@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::{GgufError, Header, Metadata, QuantType, TensorInfo};
+use crate::{GgufError, Header, Metadata, QuantType, TensorInfo, reader::integer_bytes};
 
 /// A file's bytes, mapped or in memory.
 pub struct FileBytes(Source);
@@ -201,6 +201,35 @@ impl Gguf {
             quant,
             bytes: self.tensor_bytes(index),
         }))
+    }
+}
+
+impl Gguf {
+    /// The entries of a table of integers (I32 or I64), `None` if the file has none of that name, an error if it is no such table.
+    pub fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, GgufError> {
+        let Some(&index) = self.by_name.get(name) else {
+            return Ok(None);
+        };
+        let bytes = self.tensor_bytes(index);
+        let type_id = match self.tensors[index].0.quant {
+            Ok(quant) => quant.id(),
+            Err(id) => id,
+        };
+        match integer_bytes(type_id) {
+            Some(4) => {
+                let entries = bytes.as_chunks().0.iter();
+                let entries = entries.map(|entry| i64::from(i32::from_le_bytes(*entry)));
+                Ok(Some(entries.collect()))
+            }
+            Some(_) => {
+                let entries = bytes.as_chunks().0.iter();
+                let entries = entries.map(|entry| i64::from_le_bytes(*entry));
+                Ok(Some(entries.collect()))
+            }
+            None => Err(GgufError::NotIntegers {
+                name: name.to_owned(),
+            }),
+        }
     }
 }
 

@@ -43,7 +43,7 @@ pub struct TensorInfo {
     pub quant: Result<QuantType, u32>,
     /// First byte in the file.
     pub start: usize,
-    /// Bytes of data; 0 where the format is unknown.
+    /// Bytes of data; 0 where the format is unknown, unless it is that of integers.
     pub bytes: usize,
 }
 
@@ -175,7 +175,7 @@ impl Entry {
                 });
             }
             Ok(q) => (elements / q.block_len()).checked_mul(q.block_bytes()),
-            Err(_) => Some(0),
+            Err(id) => elements.checked_mul(integer_bytes(id).unwrap_or(0)),
         };
         let Some(bytes) = bytes else {
             return Err(GgufError::Shape { name, shape: sizes });
@@ -197,6 +197,15 @@ impl Entry {
             start: usize::try_from(start).expect("inside the file"),
             bytes,
         })
+    }
+}
+
+/// Bytes of an integer in tensors of ggml's I32 and I64, which are tables and no weights.
+pub(crate) fn integer_bytes(type_id: u32) -> Option<usize> {
+    match type_id {
+        26 => Some(size_of::<i32>()),
+        27 => Some(size_of::<i64>()),
+        _ => None,
     }
 }
 

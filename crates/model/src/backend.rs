@@ -10,6 +10,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
+    TokenId,
     cost::Roofline,
     phase::Origin,
     plan::{Plan, Value},
@@ -18,6 +19,7 @@ use crate::{
 
 pub use crate::{
     batch::{Batch, Feed, RowRef, Run, token_feeds},
+    draft::DraftRun,
     draw::{Draw, Outputs, RowOutput, RowResult},
     kv::{HostPageId, KvGroup, KvType, PAGE_TOKENS, PageId, PageMove, PerGroup},
 };
@@ -43,6 +45,16 @@ pub trait Backend: Send {
         _options: &CompileOptions,
     ) -> Result<Option<Need>, BackendError> {
         Ok(None)
+    }
+
+    /// Whether its executors take a drafter ([`Executor::attach_drafter`]).
+    fn drafts(&self) -> bool {
+        false
+    }
+
+    /// Rows up to which a batch gives each of them the same result, whatever else is in it; drafts are verified within them.
+    fn exact_rows(&self) -> usize {
+        usize::MAX
     }
 
     /// The most device memory held at a time, where that is counted.
@@ -95,6 +107,36 @@ pub trait Executor {
     /// A value of the last batch, `[rows, columns]`; `None` unless compiled with [`CompileOptions::probe`].
     fn probed(&self, value: Value) -> Option<&[f32]>;
 
+    /// Takes a drafter's plan, for up to `max_drafts` drafts at a time. It reads the keys and values of the plan that this was
+    /// compiled for.
+    fn attach_drafter(
+        &mut self,
+        plan: &Plan,
+        weights: Arc<Weights>,
+        max_drafts: usize,
+    ) -> Result<(), BackendError> {
+        let _ = (plan, weights, max_drafts);
+        Err(BackendError::Unsupported {
+            what: "this backend runs no draft model".to_owned(),
+        })
+    }
+
+    /// Drafts what follows some sampled rows of the batch collected last, when none is in flight. One list of tokens per draft, as
+    /// long as asked for.
+    fn draft(&mut self, drafts: &[DraftRun<'_>]) -> Result<Vec<Vec<TokenId>>, BackendError> {
+        let _ = drafts;
+        Err(BackendError::Unsupported {
+            what: "no draft model is attached".to_owned(),
+        })
+    }
+
+    /// A value of the drafter's plan in the last step of the last drafts, `[rows, columns]`; `None` unless compiled with
+    /// [`CompileOptions::probe`].
+    fn probed_draft(&self, value: Value) -> Option<&[f32]> {
+        let _ = value;
+        None
+    }
+
     /// Runs a batch and its draws once and times every launch, in order. Its tokens are not reported. `None` where times are
     /// not told apart.
     fn profile(
@@ -130,6 +172,23 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn probed(&self, value: Value) -> Option<&[f32]> {
         (**self).probed(value)
+    }
+
+    fn attach_drafter(
+        &mut self,
+        plan: &Plan,
+        weights: Arc<Weights>,
+        max_drafts: usize,
+    ) -> Result<(), BackendError> {
+        (**self).attach_drafter(plan, weights, max_drafts)
+    }
+
+    fn draft(&mut self, drafts: &[DraftRun<'_>]) -> Result<Vec<Vec<TokenId>>, BackendError> {
+        (**self).draft(drafts)
+    }
+
+    fn probed_draft(&self, value: Value) -> Option<&[f32]> {
+        (**self).probed_draft(value)
     }
 
     fn profile(

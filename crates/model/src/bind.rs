@@ -134,11 +134,7 @@ impl Model {
     /// Reads the configuration and finds every tensor it asks for.
     pub fn load(file: Arc<Gguf>) -> Result<Model, ModelError> {
         let config = Config::read(&file)?;
-        let mut b = Binder {
-            file: &file,
-            matrices: Vec::new(),
-            layer: None,
-        };
+        let mut b = Binder::new(&file);
         let embedding = b.matrix("token_embd.weight", config.dim, config.vocab.max(1))?;
         let output = b
             .optional("output.weight", &[config.dim, config.vocab])?
@@ -177,23 +173,33 @@ impl Model {
 }
 
 /// Looks tensors up by name and checks their shapes.
-struct Binder<'a> {
+pub(crate) struct Binder<'a> {
     file: &'a Gguf,
-    matrices: Vec<Matrix>,
+    pub(crate) matrices: Vec<Matrix>,
     layer: Option<LayerKind>,
 }
 
+impl<'a> Binder<'a> {
+    pub(crate) fn new(file: &'a Gguf) -> Binder<'a> {
+        Binder {
+            file,
+            matrices: Vec::new(),
+            layer: None,
+        }
+    }
+}
+
 impl Binder<'_> {
-    fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         matches!(self.file.tensor(name), Ok(Some(_)) | Err(_))
     }
 
-    fn push(&mut self, matrix: Matrix) -> Weight {
+    pub(crate) fn push(&mut self, matrix: Matrix) -> Weight {
         self.matrices.push(matrix);
         Weight::from_index(self.matrices.len() - 1)
     }
 
-    fn tensor(&self, name: &str, expected: &[usize]) -> Result<Matrix, ModelError> {
+    pub(crate) fn tensor(&self, name: &str, expected: &[usize]) -> Result<Matrix, ModelError> {
         let Some(tensor) = self.file.tensor(name)? else {
             return Err(ModelError::MissingTensor {
                 name: name.to_owned(),
@@ -225,15 +231,21 @@ impl Binder<'_> {
             matrix_stride: rows * row_stride,
             start: 0,
             tensor: tensor.index,
+            file: 0,
         })
     }
 
-    fn vector(&mut self, name: &str, length: usize) -> Result<Weight, ModelError> {
+    pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<Weight, ModelError> {
         let vector = self.tensor(name, &[length])?;
         Ok(self.push(vector))
     }
 
-    fn matrix(&mut self, name: &str, columns: usize, rows: usize) -> Result<Weight, ModelError> {
+    pub(crate) fn matrix(
+        &mut self,
+        name: &str,
+        columns: usize,
+        rows: usize,
+    ) -> Result<Weight, ModelError> {
         let matrix = self.tensor(name, &[columns, rows])?;
         Ok(self.push(matrix))
     }
@@ -257,7 +269,7 @@ impl Binder<'_> {
     }
 
     /// Some columns of a tensor, which must begin and end with whole blocks.
-    fn columns(&mut self, whole: &Matrix, columns: Range<usize>) -> Weight {
+    pub(crate) fn columns(&mut self, whole: &Matrix, columns: Range<usize>) -> Weight {
         self.push(Matrix {
             name: format!("{}[:, {}..{}]", whole.name, columns.start, columns.end),
             columns: columns.len(),
@@ -287,7 +299,7 @@ impl Binder<'_> {
         Ok(Ple { norm, front, tail })
     }
 
-    fn layer(&mut self, config: &Config, i: usize) -> Result<Layer, ModelError> {
+    pub(crate) fn layer(&mut self, config: &Config, i: usize) -> Result<Layer, ModelError> {
         let l = &config.layers[i];
         let dim = config.dim;
         self.layer = Some(l.kind);
@@ -340,7 +352,7 @@ impl Binder<'_> {
     /// Query, key and value projections; keys and values of layers that share are left alone even where a file has them.
     fn qkv(&mut self, config: &Config, i: usize) -> Result<[Option<Weight>; 3], ModelError> {
         let l = &config.layers[i];
-        let writes = l.kv_source == i;
+        let writes = i < config.kv_layers;
         let (q_rows, kv_rows) = (l.heads * l.head_dim, l.kv_heads * l.head_dim);
         let joined = format!("blk.{i}.attn_qkv.weight");
         if self.has(&joined) {

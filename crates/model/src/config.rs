@@ -93,7 +93,7 @@ pub struct Layer {
     pub kv_source: usize,
 }
 
-const ARCHITECTURE: &str = "gemma4";
+pub(crate) const ARCHITECTURE: &str = "gemma4";
 
 impl Config {
     /// Reads and checks a file's metadata.
@@ -101,10 +101,10 @@ impl Config {
         let m = file.metadata();
         match m.str("general.architecture")? {
             Some(ARCHITECTURE) => {}
-            Some("gemma4-assistant") => {
+            Some(found) if crate::drafter::ARCHITECTURES.contains(&found) => {
                 return Err(ModelError::Architecture {
-                    found: "gemma4-assistant".to_owned(),
-                    hint: "; this file is a draft model and runs only beside its target",
+                    found: found.to_owned(),
+                    hint: "; this file is a draft model and runs only beside its target: give it with --draft",
                 });
             }
             found => {
@@ -114,18 +114,21 @@ impl Config {
                 });
             }
         }
-        let keys = Keys { metadata: m };
+        let keys = Keys {
+            metadata: m,
+            architecture: ARCHITECTURE,
+        };
         let layer_count = keys.count("block_count")?;
         // Each layer brings several tensors, so a damaged count shows here before anything is sized by it.
         if layer_count > file.tensors().len() {
-            return Err(complain(
+            return Err(keys.complain(
                 "block_count",
                 layer_count,
                 "more layers than the file has tensors",
             ));
         }
-        let layers = Config::layers(&keys, layer_count)?;
         let kv_layers = layer_count - keys.shared(layer_count)?;
+        let layers = Config::layers(&keys, layer_count, kv_layers)?;
         let experts = match keys.optional_count("expert_count")? {
             None | Some(0) => None,
             Some(count) => Some(Experts {
@@ -135,29 +138,19 @@ impl Config {
             }),
         };
         if let Some(e) = experts.filter(|e| e.used > e.count) {
-            return Err(complain(
+            return Err(keys.complain(
                 "expert_used_count",
                 e.used,
                 "more experts than the model has",
             ));
         }
-        let tokens = m
-            .array("tokenizer.ggml.tokens")?
-            .map(carat_gguf::Array::len);
-        let rows = file
-            .tensor("token_embd.weight")?
-            .and_then(|t| t.info.shape.get(1).copied())
-            .unwrap_or(0);
-        if let Some(tokens) = tokens.filter(|tokens| *tokens != rows && rows > 0) {
-            return Err(ModelError::Vocabulary { tokens, rows });
-        }
         Ok(Config {
             name: printable(m.str("general.name")?.unwrap_or("unnamed")),
             dim: keys.count("embedding_length")?,
-            vocab: rows,
+            vocab: Config::vocab(file)?,
             context: keys.count("context_length")?,
             eps: keys.positive("attention.layer_norm_rms_epsilon")?,
-            softcap: match keys.metadata.f32(&name("final_logit_softcapping"))? {
+            softcap: match keys.metadata.f32(&keys.name("final_logit_softcapping"))? {
                 Some(0.0) => None,
                 _ => keys.optional_positive("final_logit_softcapping")?,
             },
@@ -175,8 +168,27 @@ impl Config {
         })
     }
 
-    fn layers(keys: &Keys<'_>, count: usize) -> Result<Vec<Layer>, ModelError> {
-        let pattern = name("attention.sliding_window_pattern");
+    /// Rows of the embedding table, which must be as many as the tokenizer has tokens.
+    pub(crate) fn vocab(file: &Gguf) -> Result<usize, ModelError> {
+        let tokens = file.metadata().array("tokenizer.ggml.tokens")?;
+        let tokens = tokens.map(carat_gguf::Array::len);
+        let rows = file
+            .tensor("token_embd.weight")?
+            .and_then(|t| t.info.shape.get(1).copied())
+            .unwrap_or(0);
+        match tokens.filter(|tokens| *tokens != rows && rows > 0) {
+            Some(tokens) => Err(ModelError::Vocabulary { tokens, rows }),
+            None => Ok(rows),
+        }
+    }
+
+    /// Layers of which the first `kv_layers` write keys and values.
+    pub(crate) fn layers(
+        keys: &Keys<'_>,
+        count: usize,
+        kv_layers: usize,
+    ) -> Result<Vec<Layer>, ModelError> {
+        let pattern = keys.name("attention.sliding_window_pattern");
         let sliding = keys
             .metadata
             .array(&pattern)?
@@ -184,7 +196,7 @@ impl Config {
             .bools()
             .filter(|bools| bools.len() == count)
             .ok_or_else(|| {
-                complain(
+                keys.complain(
                     "attention.sliding_window_pattern",
                     "of another form",
                     "an array of one bool a layer is expected",
@@ -203,14 +215,13 @@ impl Config {
             ("rope.dimension_count_swa", sliding_dim),
         ] {
             if let Some(turned) = keys.optional_count(key)?.filter(|turned| *turned != dim) {
-                return Err(complain(
+                return Err(keys.complain(
                     key,
                     turned,
                     &format!("it must equal the head size {dim}"),
                 ));
             }
         }
-        let kv_layers = count - keys.shared(count)?;
         (0..count)
             .map(|i| {
                 let kv_source = if i < kv_layers {
@@ -219,7 +230,7 @@ impl Config {
                     (0..kv_layers).rfind(|&source| sliding[source] == sliding[i])
                 };
                 let kv_source = kv_source.ok_or_else(|| {
-                    complain(
+                    keys.complain(
                         "attention.shared_kv_layers",
                         count - kv_layers,
                         &format!("layer {i} has no earlier layer of its kind to share with"),
@@ -230,7 +241,7 @@ impl Config {
                         "{} query heads of layer {i} cannot share it evenly",
                         heads[i]
                     );
-                    return Err(complain(
+                    return Err(keys.complain(
                         "attention.head_count_kv",
                         kv_heads[kv_source],
                         &problem,
@@ -254,95 +265,101 @@ impl Config {
 }
 
 /// A file's text without what would move a terminal's cursor or break a table.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect()
 }
 
-/// A key with the architecture's prefix.
-fn name(key: &str) -> String {
-    format!("{ARCHITECTURE}.{key}")
-}
-
-fn complain(key: &str, value: impl fmt::Display, problem: &str) -> ModelError {
-    ModelError::Setting {
-        key: name(key),
-        value: value.to_string(),
-        problem: problem.to_owned(),
-    }
-}
-
 /// Metadata under the architecture's prefix, as counts that are not zero.
-struct Keys<'a> {
-    metadata: &'a Metadata,
+pub(crate) struct Keys<'a> {
+    pub(crate) metadata: &'a Metadata,
+    pub(crate) architecture: &'a str,
 }
 
 /// No dimension of a real model comes near; a damaged one must not overflow sizes computed from it.
 const LARGEST: u32 = 1 << 24;
 
 impl Keys<'_> {
-    fn sized(key: &str, value: u32) -> Result<usize, ModelError> {
+    /// A key with the architecture's prefix.
+    pub(crate) fn name(&self, key: &str) -> String {
+        format!("{}.{key}", self.architecture)
+    }
+
+    pub(crate) fn complain(
+        &self,
+        key: &str,
+        value: impl fmt::Display,
+        problem: &str,
+    ) -> ModelError {
+        ModelError::Setting {
+            key: self.name(key),
+            value: value.to_string(),
+            problem: problem.to_owned(),
+        }
+    }
+
+    fn sized(&self, key: &str, value: u32) -> Result<usize, ModelError> {
         match value {
-            0 => Err(complain(key, 0, "it must be above 0")),
+            0 => Err(self.complain(key, 0, "it must be above 0")),
             1..=LARGEST => Ok(value as usize),
-            _ => Err(complain(key, value, "no Gemma 4 model is that large")),
+            _ => Err(self.complain(key, value, "no Gemma 4 model is that large")),
         }
     }
 
     /// May be missing or zero.
-    fn optional_count(&self, key: &str) -> Result<Option<usize>, ModelError> {
-        match self.metadata.u32(&name(key))? {
+    pub(crate) fn optional_count(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        match self.metadata.u32(&self.name(key))? {
             None => Ok(None),
             Some(0) => Ok(Some(0)),
-            Some(value) => Keys::sized(key, value).map(Some),
+            Some(value) => self.sized(key, value).map(Some),
         }
     }
 
-    fn count(&self, key: &str) -> Result<usize, ModelError> {
+    pub(crate) fn count(&self, key: &str) -> Result<usize, ModelError> {
         let value = self
             .metadata
-            .u32(&name(key))?
-            .ok_or_else(|| GgufError::MissingKey(name(key)))?;
-        Keys::sized(key, value)
+            .u32(&self.name(key))?
+            .ok_or_else(|| GgufError::MissingKey(self.name(key)))?;
+        self.sized(key, value)
     }
 
     fn optional_each(&self, key: &str, count: usize) -> Result<Option<Vec<usize>>, ModelError> {
-        let Some(values) = self.metadata.u32_each(&name(key), count)? else {
+        let Some(values) = self.metadata.u32_each(&self.name(key), count)? else {
             return Ok(None);
         };
-        let sized: Result<_, _> = values.into_iter().map(|v| Keys::sized(key, v)).collect();
+        let sized: Result<_, _> = values.into_iter().map(|v| self.sized(key, v)).collect();
         sized.map(Some)
     }
 
     fn each(&self, key: &str, count: usize) -> Result<Vec<usize>, ModelError> {
         self.optional_each(key, count)?
-            .ok_or_else(|| GgufError::MissingKey(name(key)).into())
+            .ok_or_else(|| GgufError::MissingKey(self.name(key)).into())
     }
 
     /// A count that may be written per layer but must be the same for all.
     fn uniform(&self, key: &str, count: usize) -> Result<usize, ModelError> {
         let values = self.each(key, count)?;
         match values.iter().find(|v| **v != values[0]) {
-            Some(other) => Err(complain(key, other, "it must be the same for every layer")),
+            Some(other) => Err(self.complain(key, other, "it must be the same for every layer")),
             None => Ok(values[0]),
         }
     }
 
-    fn optional_positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
-        let given = self.metadata.f32(&name(key))?.is_some();
+    pub(crate) fn optional_positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        let given = self.metadata.f32(&self.name(key))?.is_some();
         given.then(|| self.positive(key)).transpose()
     }
 
-    fn positive(&self, key: &str) -> Result<f32, ModelError> {
+    pub(crate) fn positive(&self, key: &str) -> Result<f32, ModelError> {
         let value = self
             .metadata
-            .f32(&name(key))?
-            .ok_or_else(|| GgufError::MissingKey(name(key)))?;
+            .f32(&self.name(key))?
+            .ok_or_else(|| GgufError::MissingKey(self.name(key)))?;
         if value > 0.0 && value.is_finite() {
             Ok(value)
         } else {
-            Err(complain(key, value, "it must be above 0"))
+            Err(self.complain(key, value, "it must be above 0"))
         }
     }
 
@@ -350,11 +367,7 @@ impl Keys<'_> {
         let key = "attention.shared_kv_layers";
         match self.optional_count(key)?.unwrap_or(0) {
             shared if shared < layer_count => Ok(shared),
-            shared => Err(complain(
-                key,
-                shared,
-                "at least one layer must keep its own",
-            )),
+            shared => Err(self.complain(key, shared, "at least one layer must keep its own")),
         }
     }
 
@@ -373,10 +386,10 @@ impl Keys<'_> {
         };
         let v = self.optional_count(&value)?.filter(|v| *v > 0).unwrap_or(k);
         if k != v {
-            return Err(complain(&value, v, &format!("it must equal {key}, {k}")));
+            return Err(self.complain(&value, v, &format!("it must equal {key}, {k}")));
         }
         if k % 2 != 0 {
-            return Err(complain(&key, k, "it must be even, for rotary pairs"));
+            return Err(self.complain(&key, k, "it must be even, for rotary pairs"));
         }
         Ok(k)
     }

@@ -82,6 +82,14 @@ pub fn of_step(plan: &Plan, weights: &Weights, step: &Step, batch: BatchShape) -
         Step::Embed { table, .. } => {
             cost.weight_bytes = (rows * weights.matrix(table).row_bytes()) as u64;
         }
+        Step::ClusterLogits {
+            centroids, w, top, ..
+        } => {
+            let (near, head) = (weights.matrix(centroids), weights.matrix(w));
+            let tokens = head.rows / near.rows * top;
+            cost.weight_bytes = (near.bytes() + rows * tokens * head.row_bytes()) as u64;
+            cost.multiply_adds = rows as u64 * (size(centroids) + (tokens * head.columns) as u64);
+        }
         Step::Linear { w, .. } | Step::Route { w, .. } => {
             cost.weight_bytes = weights.matrix(w).bytes() as u64;
             cost.multiply_adds = rows as u64 * size(w);

@@ -51,6 +51,19 @@ pub enum ModelError {
         /// The kind of layer it belongs to.
         layer: Option<LayerKind>,
     },
+    /// A drafter is not this model's.
+    #[error(
+        "the drafter does not belong to this model: {what} is {found} in the drafter's file and {expected} in the model's; \
+         give the drafter of this model with --draft, or --draft off"
+    )]
+    Mismatch {
+        /// What should agree.
+        what: String,
+        /// Of the drafter.
+        found: usize,
+        /// Of its target.
+        expected: usize,
+    },
     /// The tokenizer has tokens that the embedding table has not.
     #[error(
         "the vocabulary has {tokens} tokens, but `token_embd.weight` has {rows} rows; the file is inconsistent"

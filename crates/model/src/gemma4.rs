@@ -15,7 +15,7 @@ use crate::{
 pub fn plan(m: &Model) -> Plan {
     let c = &m.config;
     let p = Builder::new(&m.weights);
-    let ropes = rope_tables(&p, m);
+    let ropes = rope_tables(&p, c, &m.rope_divisors, 0);
     let mut slots: Vec<KvSlot> = Vec::new();
     p.section(Section::Embed(Rows::All));
     let mut x = p.embed_input("token", m.embedding, (c.dim as f32).sqrt(), Rows::All);
@@ -79,7 +79,7 @@ pub fn plan(m: &Model) -> Plan {
     p.finish(hidden, logits)
 }
 
-fn dense_ffn(p: &Builder<'_>, w: &DenseFfn, x: Value, eps: f32) -> Value {
+pub(crate) fn dense_ffn(p: &Builder<'_>, w: &DenseFfn, x: Value, eps: f32) -> Value {
     let h = p.norm("norm", x, w.norm, eps);
     let (gate, up) = (p.linear("gate", h, w.gate), p.linear("up", h, w.up));
     p.linear("down", p.gelu_mul("gelu_mul", gate, up, 0), w.down)
@@ -153,12 +153,17 @@ fn slot_spec(c: &Config, i: usize) -> SlotSpec {
         kv_heads: l.kv_heads,
         head_dim: l.head_dim,
         window,
+        borrowed: None,
     }
 }
 
 /// One table per kind of layer. Frequencies are computed in f64, so that far positions rotate by the right angle.
-fn rope_tables(p: &Builder<'_>, m: &Model) -> impl Fn(LayerKind) -> RopeId + use<> {
-    let c = &m.config;
+pub(crate) fn rope_tables(
+    p: &Builder<'_>,
+    c: &Config,
+    divisors: &[f32],
+    shift: usize,
+) -> impl Fn(LayerKind) -> RopeId + use<> {
     let table = |kind: LayerKind, base: f32, divisors: &[f32]| {
         let head_dim = c.layers.iter().find(|l| l.kind == kind)?.head_dim;
         let frequencies = (0..head_dim / 2)
@@ -170,9 +175,10 @@ fn rope_tables(p: &Builder<'_>, m: &Model) -> impl Fn(LayerKind) -> RopeId + use
         Some(p.rope_table(Rope {
             head_dim,
             frequencies,
+            shift,
         }))
     };
-    let full = table(LayerKind::Full, c.rope_base.full, &m.rope_divisors);
+    let full = table(LayerKind::Full, c.rope_base.full, divisors);
     let sliding = table(LayerKind::Sliding, c.rope_base.sliding, &[]);
     move |kind| {
         match kind {

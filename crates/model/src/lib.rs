@@ -6,12 +6,14 @@
 //! - [`phase`]: sections of a plan, and the phases that time is counted with
 //! - [`plan`]: steps, values and the shape-checked builder
 //! - [`gemma4`]: the forward pass, as a plan
+//! - [`drafter`]: a draft model, bound beside its target; [`gemma4_assistant`]: its forward pass
 //! - `gather`: products of one input brought together, for backends
 //! - [`cost`]: bytes and multiplications a batch needs at the least
 //! - [`kv`]: KV groups, page ids and page arithmetic
 //! - [`layout`]: which values may share a buffer; bytes of a page
 //! - [`backend`]: the two traits a device implements
 //! - [`batch`]: what an executor runs: rows, what they are fed, and whose they are
+//! - [`draft`]: what a drafter is asked for
 //! - [`draw`]: how a sampled row becomes a token, and what is reported of it
 //! - [`sampling`]: what the sampling parameters and masks mean
 //! - [`synthetic`]: files of random values in any shape, for tests and speed runs
@@ -25,11 +27,14 @@ pub mod batch;
 pub mod bind;
 pub mod config;
 pub mod cost;
+pub mod draft;
+pub mod drafter;
 pub mod draw;
 mod error;
 pub mod evaluate;
 mod gather;
 pub mod gemma4;
+pub mod gemma4_assistant;
 pub mod kv;
 pub mod layout;
 pub mod phase;
@@ -40,6 +45,7 @@ pub mod synthetic;
 pub mod weights;
 
 pub use bind::Model;
+pub use drafter::Drafter;
 pub use error::ModelError;
 
 /// An index into the vocabulary.

@@ -7,6 +7,7 @@
 use std::{cell::RefCell, collections::HashSet, fmt};
 
 use crate::{
+    TokenId,
     kv::{self, KvGroup},
     phase::{Origin, Phase, Section},
     weights::{Weight, Weights},
@@ -40,6 +41,10 @@ pub struct KvSlot(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RopeId(pub u32);
 
+/// A table that lists all tokens, cluster by cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ClusterId(pub u32);
+
 /// One operation on whole values.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
@@ -50,6 +55,11 @@ pub enum Step {
         table: Weight,
         /// Of each row.
         scale: f32,
+        /// Result.
+        out: Value,
+    },
+    /// A vector per row that comes with the batch: the state that a drafter goes on from.
+    State {
         /// Result.
         out: Value,
     },
@@ -168,6 +178,22 @@ pub enum Step {
         /// Result.
         out: Value,
     },
+    /// Logits of the tokens in the `top` clusters whose centroids `x` is nearest to, as a dense head would give them; negative
+    /// infinity for all others.
+    ClusterLogits {
+        /// Input.
+        x: Value,
+        /// A row per cluster.
+        centroids: Weight,
+        /// The dense head.
+        w: Weight,
+        /// The tokens of each cluster.
+        clusters: ClusterId,
+        /// Clusters per row.
+        top: usize,
+        /// Result.
+        out: Value,
+    },
     /// `cap * tanh(x / cap)`.
     Softcap {
         /// Input.
@@ -184,6 +210,7 @@ impl Step {
     pub fn name(&self) -> &'static str {
         match self {
             Step::Embed { .. } => "embed",
+            Step::State { .. } => "state",
             Step::Norm { .. } => "norm",
             Step::Linear { .. } => "linear",
             Step::Rope { .. } => "rope",
@@ -195,6 +222,7 @@ impl Step {
             Step::SelectSampled { .. } => "select_sampled",
             Step::Route { .. } => "route",
             Step::Experts { .. } => "experts",
+            Step::ClusterLogits { .. } => "cluster_logits",
             Step::Softcap { .. } => "softcap",
         }
     }
@@ -204,6 +232,7 @@ impl Step {
         match *self {
             Step::StoreKv { .. } => None,
             Step::Embed { out, .. }
+            | Step::State { out }
             | Step::Norm { out, .. }
             | Step::Linear { out, .. }
             | Step::Rope { out, .. }
@@ -214,6 +243,7 @@ impl Step {
             | Step::SelectSampled { out, .. }
             | Step::Route { out, .. }
             | Step::Experts { out, .. }
+            | Step::ClusterLogits { out, .. }
             | Step::Softcap { out, .. } => Some(out),
         }
     }
@@ -221,7 +251,7 @@ impl Step {
     /// The values this step reads.
     pub fn inputs(&self) -> impl Iterator<Item = Value> {
         let (first, second) = match *self {
-            Step::Embed { .. } => (None, None),
+            Step::Embed { .. } | Step::State { .. } => (None, None),
             Step::Norm { x, .. }
             | Step::Linear { x, .. }
             | Step::Rope { x, .. }
@@ -229,6 +259,7 @@ impl Step {
             | Step::Scale { x, .. }
             | Step::SelectSampled { x, .. }
             | Step::Route { x, .. }
+            | Step::ClusterLogits { x, .. }
             | Step::Softcap { x, .. } => (Some(x), None),
             Step::StoreKv { k: a, v: b, .. }
             | Step::GeluMul { gate: a, up: b, .. }
@@ -259,6 +290,8 @@ pub struct SlotSpec {
     pub head_dim: usize,
     /// Positions a row sees, itself included; `None` sees all.
     pub window: Option<usize>,
+    /// Slot of the target that a drafter reads through this one; `None` for keys and values of the plan's own.
+    pub borrowed: Option<KvSlot>,
 }
 
 /// A rotary table.
@@ -268,6 +301,8 @@ pub struct Rope {
     pub head_dim: usize,
     /// Radians a position turns pair `j`: `head_dim / 2` entries.
     pub frequencies: Vec<f32>,
+    /// Added to the position of a row. A drafter's rows stand at the last position that is cached, and turn as the next.
+    pub shift: usize,
 }
 
 /// A step of a plan, and its place in the model.
@@ -290,11 +325,14 @@ pub struct Plan {
     pub slots: Vec<SlotSpec>,
     /// By [`RopeId`].
     pub ropes: Vec<Rope>,
+    /// By [`ClusterId`]: all tokens, those of the first cluster first.
+    pub clusters: Vec<Vec<TokenId>>,
     pub(crate) shapes: Vec<Shape>,
     pub(crate) vocab: usize,
     /// Table of the model's own token embeddings, and its width.
     pub(crate) input: Option<(Weight, usize)>,
-    /// What the last layer hands to the head, normalised: also what a drafter reads.
+    /// What the last layer hands to the head, normalised: also what a drafter reads. In a drafter's own plan, what its next step
+    /// reads.
     pub hidden: Value,
     /// Of the sampled rows, before they are drawn.
     pub logits: Value,
@@ -397,6 +435,7 @@ struct State {
     shapes: Vec<Shape>,
     slots: Vec<SlotSpec>,
     ropes: Vec<Rope>,
+    clusters: Vec<Vec<TokenId>>,
     /// Rows of the shortest table that is embedded from.
     vocab: Option<usize>,
     input: Option<(Weight, usize)>,
@@ -433,6 +472,13 @@ impl<'a> Builder<'a> {
         let mut state = self.state.borrow_mut();
         state.ropes.push(rope);
         RopeId(state.ropes.len() as u32 - 1)
+    }
+
+    /// Declares the tokens of clusters.
+    pub fn cluster_table(&self, tokens: Vec<TokenId>) -> ClusterId {
+        let mut state = self.state.borrow_mut();
+        state.clusters.push(tokens);
+        ClusterId(state.clusters.len() as u32 - 1)
     }
 
     fn shape(&self, value: Value) -> Shape {
@@ -501,6 +547,11 @@ impl<'a> Builder<'a> {
     /// Embeds the same tokens as `like`, from another table.
     pub fn embed_like(&self, name: &str, table: Weight, scale: f32, like: Value) -> Value {
         self.embed(name, table, scale, self.shape(like).rows)
+    }
+
+    /// A vector per row that comes with the batch.
+    pub fn state(&self, name: &str, columns: usize) -> Value {
+        self.write(name, Rows::All, columns, |out| Step::State { out })
     }
 
     /// RMS norm over whole rows.
@@ -680,6 +731,33 @@ impl<'a> Builder<'a> {
         })
     }
 
+    /// Logits of the tokens in the nearest clusters.
+    pub fn cluster_logits(
+        &self,
+        x: Value,
+        [centroids, w]: [Weight; 2],
+        clusters: ClusterId,
+        top: usize,
+    ) -> Value {
+        let Shape { rows, columns } = self.shape(x);
+        let (near, head) = (self.weights.matrix(centroids), self.weights.matrix(w));
+        assert_eq!((columns, columns), (near.columns, head.columns));
+        let tokens = self.state.borrow().clusters[clusters.0 as usize].len();
+        assert_eq!(tokens, head.rows, "every token is in one cluster");
+        assert_eq!(tokens % near.rows, 0, "clusters of one size");
+        assert!((1..=near.rows).contains(&top), "top {top} of {}", near.rows);
+        self.write("cluster_logits", rows, head.rows, |out| {
+            Step::ClusterLogits {
+                x,
+                centroids,
+                w,
+                clusters,
+                top,
+                out,
+            }
+        })
+    }
+
     /// Squeezes a value below a cap.
     pub fn softcap(&self, x: Value, cap: f32) -> Value {
         let Shape { rows, columns } = self.shape(x);
@@ -697,6 +775,7 @@ impl<'a> Builder<'a> {
             shapes,
             slots,
             ropes,
+            clusters,
             vocab,
             input,
             ..
@@ -707,6 +786,7 @@ impl<'a> Builder<'a> {
             steps,
             slots,
             ropes,
+            clusters,
             shapes,
             hidden,
             logits,
@@ -766,8 +846,14 @@ impl fmt::Display for Listing<'_> {
                         write!(f, " {}", matrix(*w))?;
                     }
                 }
+                Step::ClusterLogits {
+                    centroids, w, top, ..
+                } => write!(f, " {} top {top} {}", matrix(*centroids), matrix(*w))?,
                 Step::Softcap { cap, .. } => write!(f, " {cap}")?,
-                Step::GeluMul { .. } | Step::Add { .. } | Step::SelectSampled { .. } => {}
+                Step::State { .. }
+                | Step::GeluMul { .. }
+                | Step::Add { .. }
+                | Step::SelectSampled { .. } => {}
             }
             writeln!(f)?;
         }

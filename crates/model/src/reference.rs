@@ -9,9 +9,10 @@ use std::{collections::VecDeque, sync::Arc};
 use crate::{
     TokenId,
     backend::{
-        Backend, BackendError, Batch, CompileOptions, Draw, Executor, Feed, Memory, Outputs,
-        RowRef, Run, Ticket,
+        Backend, BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, Feed, Memory,
+        Outputs, RowRef, Run, Ticket,
     },
+    draft::{self, DraftStep},
     kv::{PAGE_TOKENS, PageId, PageMove, PerGroup, first_visible},
     plan::{KvSlot, Plan, RopeId, Rows, Step, Value},
     sampling::Scratch,
@@ -24,6 +25,10 @@ pub struct Reference;
 impl Backend for Reference {
     fn name(&self) -> &'static str {
         "reference"
+    }
+
+    fn drafts(&self) -> bool {
+        true
     }
 
     fn memory(&self) -> Result<Memory, BackendError> {
@@ -58,6 +63,8 @@ impl Backend for Reference {
             options: options.clone(),
             in_flight: VecDeque::new(),
             batches: 0,
+            states: Vec::new(),
+            drafter: None,
         }))
     }
 }
@@ -75,6 +82,10 @@ struct Interpreter {
     saved_values: Vec<Vec<f32>>,
     in_flight: VecDeque<InFlight>,
     batches: u64,
+    /// What [`Step::State`] gives.
+    states: Vec<f32>,
+    /// Has the keys and values for as long as it drafts.
+    drafter: Option<Box<Interpreter>>,
 }
 
 /// A batch that has been submitted and not collected.
@@ -102,16 +113,8 @@ impl Executor for Interpreter {
             .iter()
             .map(|feed| feed.resolve(&sampled_before))
             .collect();
-        let all: Vec<RowRef> = batch.all_rows().collect();
+        self.run_all(batch, &tokens);
         let sampled: Vec<RowRef> = batch.sampled_rows().collect();
-        for i in 0..self.plan.steps.len() {
-            let step = self.plan.steps[i].step.clone();
-            let rows = match self.plan.step_rows(&step) {
-                Rows::All => &all,
-                Rows::Sampled => &sampled,
-            };
-            self.run(&step, batch, &tokens, rows);
-        }
         self.batches += 1;
         self.in_flight.push_back(InFlight {
             ticket: self.batches,
@@ -145,6 +148,67 @@ impl Executor for Interpreter {
         let batch = batch.expect("a ticket is used once, in order");
         *out = batch.outputs.unwrap_or_default();
         Ok(())
+    }
+
+    fn attach_drafter(
+        &mut self,
+        plan: &Plan,
+        weights: Arc<Weights>,
+        _max_drafts: usize,
+    ) -> Result<(), BackendError> {
+        self.drafter = Some(Box::new(Interpreter {
+            values: vec![Vec::new(); plan.value_count()],
+            keys: Vec::new(),
+            cached_values: Vec::new(),
+            saved_keys: Vec::new(),
+            saved_values: Vec::new(),
+            plan: plan.clone(),
+            weights,
+            options: self.options.clone(),
+            in_flight: VecDeque::new(),
+            batches: 0,
+            states: Vec::new(),
+            drafter: None,
+        }));
+        Ok(())
+    }
+
+    fn draft(&mut self, drafts: &[DraftRun<'_>]) -> Result<Vec<Vec<TokenId>>, BackendError> {
+        let Some(mut drafter) = self.drafter.take() else {
+            return Err(BackendError::Unsupported {
+                what: "no draft model is attached".to_owned(),
+            });
+        };
+        let hidden = self.value(self.plan.hidden);
+        let sampled = hidden.data.len() / hidden.columns;
+        let checked = DraftRun::check(drafts, &drafter.plan, &self.options, sampled);
+        let states = drafts.iter().filter(|draft| draft.row < sampled);
+        let states: Vec<f32> = states
+            .flat_map(|draft| hidden.row(draft.row).to_vec())
+            .collect();
+        let drafted = checked.map(|()| {
+            std::mem::swap(&mut self.keys, &mut drafter.keys);
+            std::mem::swap(&mut self.cached_values, &mut drafter.cached_values);
+            let drafted = draft::run(drafts, states, |batch, states| {
+                drafter.states = states.to_vec();
+                let tokens: Vec<TokenId> = batch.feeds.iter().map(|f| f.resolve(&[])).collect();
+                drafter.run_all(batch, &tokens);
+                DraftStep {
+                    logits: drafter.values[drafter.plan.logits.index()].clone(),
+                    states: drafter.values[drafter.plan.hidden.index()].clone(),
+                }
+            });
+            std::mem::swap(&mut self.keys, &mut drafter.keys);
+            std::mem::swap(&mut self.cached_values, &mut drafter.cached_values);
+            drafted
+        });
+        self.drafter = Some(drafter);
+        drafted
+    }
+
+    fn probed_draft(&self, value: Value) -> Option<&[f32]> {
+        let drafter = self.drafter.as_ref().filter(|_| self.options.probe)?;
+        Some(&drafter.values[value.index()])
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
@@ -181,6 +245,27 @@ impl Executor for Interpreter {
 }
 
 impl Interpreter {
+    /// Every step of a batch, whose rows are fed these tokens.
+    fn run_all(&mut self, batch: &Batch<'_>, tokens: &[TokenId]) {
+        let all: Vec<RowRef> = batch.all_rows().collect();
+        let sampled: Vec<RowRef> = batch.sampled_rows().collect();
+        for i in 0..self.plan.steps.len() {
+            let step = self.plan.steps[i].step.clone();
+            let rows = match self.plan.step_rows(&step) {
+                Rows::All => &all,
+                Rows::Sampled => &sampled,
+            };
+            self.run(&step, batch, tokens, rows);
+        }
+    }
+
+    fn value(&self, value: Value) -> Matrix<'_> {
+        Matrix {
+            data: &self.values[value.index()],
+            columns: self.plan.columns(value),
+        }
+    }
+
     #[expect(
         clippy::too_many_lines,
         reason = "one arm a step kind: the list of meanings"
@@ -209,6 +294,7 @@ impl Interpreter {
                     }
                 })
                 .collect(),
+            Step::State { .. } => self.states.clone(),
             Step::Norm {
                 x,
                 weight,
@@ -279,6 +365,29 @@ impl Interpreter {
                     .flat_map(|r| self.experts(x.row(r), route.row(r), [gate, up, down]))
                     .collect()
             }
+            Step::ClusterLogits {
+                x,
+                centroids,
+                w,
+                clusters,
+                top,
+                ..
+            } => {
+                let near = self.linear(value(x), rows.len(), centroids);
+                let count = self.weights.matrix(centroids).rows;
+                let tokens = &self.plan.clusters[clusters.0 as usize];
+                near.chunks(count)
+                    .enumerate()
+                    .flat_map(|(r, near)| {
+                        let mut logits = vec![f32::NEG_INFINITY; tokens.len()];
+                        for token in crate::draft::nearest(near, tokens, top) {
+                            let row = self.weight_row(w, 0, token as usize);
+                            logits[token as usize] = dot(&row, value(x).row(r));
+                        }
+                        logits
+                    })
+                    .collect()
+            }
             Step::Softcap { x, cap, .. } => value(x)
                 .data
                 .iter()
@@ -315,7 +424,8 @@ impl Interpreter {
         let mut out = row.to_vec();
         for (head, y) in row.chunks(rope.head_dim).zip(out.chunks_mut(rope.head_dim)) {
             for (j, frequency) in rope.frequencies.iter().enumerate() {
-                let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
+                let turned = (position + rope.shift) as f32;
+                let (sin, cos) = f64::from(turned * frequency).sin_cos();
                 let (sin, cos) = (sin as f32, cos as f32);
                 y[j] = head[j] * cos - head[j + half] * sin;
                 y[j + half] = head[j] * sin + head[j + half] * cos;
@@ -344,6 +454,7 @@ impl Interpreter {
             Some(window) => first_visible(row.position, window)..run.sliding_end(row.row),
             None => 0..row.position + 1,
         };
+        let slot = spec.borrowed.unwrap_or(slot);
         let pages = run.pages.get(spec.group);
         let heads = q.len() / head_dim;
         let cached = |cache: &[Vec<f32>], seen: usize, kv_head: usize| -> Vec<f32> {

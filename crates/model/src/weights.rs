@@ -1,5 +1,7 @@
 //! Weights as views of a file's tensors.
 //!
+//! Most models are one file. A drafter reads the embeddings of its target as well, so weights may be views of several.
+//!
 //! A [`Matrix`] is a view of a tensor: a run of rows (one of q, k, v in a joined tensor), a run of whole blocks of every
 //! row (some layers' slices of the per-layer table), or a stack of equal matrices (experts). Views only move the start and
 //! the strides, so no byte is copied.
@@ -42,8 +44,10 @@ pub struct Matrix {
     pub matrix_stride: usize,
     /// First byte of the view in its tensor.
     pub(crate) start: usize,
-    /// Place of the tensor in the file's directory.
+    /// Place of the tensor in its file's directory.
     pub(crate) tensor: usize,
+    /// Which of the files it is in.
+    pub(crate) file: usize,
 }
 
 impl Matrix {
@@ -58,9 +62,10 @@ impl Matrix {
     }
 }
 
-/// The file and every view of it that a plan names.
+/// The files and every view of them that a plan names.
 pub struct Weights {
-    file: Arc<Gguf>,
+    /// The model's own first.
+    files: Vec<Arc<Gguf>>,
     matrices: Vec<Matrix>,
     /// Of each view, once asked.
     is_exact_bf16: Vec<OnceLock<bool>>,
@@ -68,9 +73,13 @@ pub struct Weights {
 
 impl Weights {
     pub(crate) fn new(file: Arc<Gguf>, matrices: Vec<Matrix>) -> Weights {
+        Weights::of_files(vec![file], matrices)
+    }
+
+    pub(crate) fn of_files(files: Vec<Arc<Gguf>>, matrices: Vec<Matrix>) -> Weights {
         Weights {
             is_exact_bf16: vec![OnceLock::new(); matrices.len()],
-            file,
+            files,
             matrices,
         }
     }
@@ -91,6 +100,7 @@ impl Weights {
                 matrix_stride: size(1) * row_stride,
                 start: 0,
                 tensor: index,
+                file: 0,
             })
         };
         let matrices = file.tensors().enumerate().filter_map(whole).collect();
@@ -120,9 +130,13 @@ impl Weights {
             .map(Weight::from_index)
     }
 
-    /// The file they are views of.
+    /// The model's own file.
     pub fn file(&self) -> &Gguf {
-        &self.file
+        &self.files[0]
+    }
+
+    pub(crate) fn shared_file(&self) -> Arc<Gguf> {
+        Arc::clone(&self.files[0])
     }
 
     /// Weights there are.
@@ -149,7 +163,7 @@ impl Weights {
     pub fn bytes(&self, w: Weight) -> &[u8] {
         let m = self.matrix(w);
         let length = (m.count - 1) * m.matrix_stride + (m.rows - 1) * m.row_stride + m.row_bytes();
-        &self.file.tensor_bytes(m.tensor)[m.start..m.start + length]
+        &self.files[m.file].tensor_bytes(m.tensor)[m.start..m.start + length]
     }
 
     /// The bytes of one row of one matrix of the stack.

@@ -352,6 +352,7 @@ fn prepare(
         ignore_eos: ask.ignore_eos,
         logprobs: ask.logprobs,
         constraint: None,
+        without_drafts: !ask.draft,
     };
     let mut notes = Notes::default();
     let mut prepared = Vec::new();

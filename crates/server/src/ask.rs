@@ -34,6 +34,8 @@ pub(crate) struct Ask {
     /// The same of the prompt.
     pub(crate) prompt_logprobs: Option<usize>,
     pub(crate) ignore_eos: bool,
+    /// Drafts may be made for it.
+    pub(crate) draft: bool,
     pub(crate) format: Option<Format>,
     pub(crate) tool_choice: ToolChoice,
     pub(crate) parallel_calls: bool,
@@ -69,6 +71,7 @@ impl Ask {
             logprobs: None,
             prompt_logprobs: None,
             ignore_eos: false,
+            draft: true,
             format: None,
             tool_choice: ToolChoice::Auto,
             parallel_calls: true,

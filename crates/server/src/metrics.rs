@@ -403,6 +403,21 @@ fn engine(out: &mut Page, snapshot: &Snapshot) {
             totals.generated_tokens,
         ),
         (
+            "spec_decode_num_drafts_total",
+            "Drafts that were verified, of finished requests.",
+            totals.drafts.drafted_passes,
+        ),
+        (
+            "spec_decode_num_draft_tokens_total",
+            "Tokens that were drafted.",
+            totals.drafts.drafted,
+        ),
+        (
+            "spec_decode_num_accepted_tokens_total",
+            "Tokens that were drafted and are part of an answer.",
+            totals.drafts.accepted,
+        ),
+        (
             "num_preemptions_total",
             "Requests that lost their pages for a while.",
             totals.preemptions,
@@ -415,6 +430,11 @@ fn engine(out: &mut Page, snapshot: &Snapshot) {
         ),
     ] {
         out.counter(name, help, count);
+    }
+    let name = "spec_decode_num_accepted_tokens_per_pos_total";
+    out.head(name, "counter", "Accepted tokens by place in a draft.");
+    for (place, count) in totals.drafts.accepted_at.iter().enumerate() {
+        out.line(name, &[("position", place.to_string().as_str())], count);
     }
 }
 

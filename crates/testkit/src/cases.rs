@@ -419,6 +419,7 @@ fn attention_case((heads, kv_heads, head_dim, window, tokens, chunk): AttentionS
                     kv_heads,
                     head_dim,
                     window,
+                    borrowed: None,
                 });
                 // Scores of the size a trained model has: the softmax is neither flat nor an arg max.
                 let scale = 1.5 / (head_dim as f32).sqrt();
@@ -467,6 +468,7 @@ fn elementwise() -> Vec<Case> {
                 let rope = p.rope_table(Rope {
                     head_dim: 64,
                     frequencies,
+                    shift: 0,
                 });
                 p.rope("rope", p.embed("table", w("table"), 1.0, Rows::All), rope)
             }),
@@ -538,7 +540,8 @@ pub fn eight_bit_kv() -> impl Iterator<Item = Case> {
     })
 }
 
-/// Step kinds the cases cover, for a test that none is forgotten.
+/// Step kinds the cases cover, for a test that none is forgotten. Those of drafters alone, `state` and `cluster_logits`, are checked
+/// by [`crate::drafting`]: a plain batch has no states.
 pub fn covered_steps() -> Vec<&'static str> {
     let mut names: Vec<&str> = all()
         .iter()

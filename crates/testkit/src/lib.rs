@@ -4,6 +4,7 @@
 //! - [`tiny`]: random models of every variant in any format and size, made on the spot
 //! - [`cases`]: every step as a tiny plan, for conformance
 //! - [`contract`]: what an executor promises beyond the steps of a plan
+//! - [`pairs`]: targets with their drafters, and what a published implementation drafts; [`drafting`]: the same on any backend
 //! - [`close`]: how far two results are apart
 //! - [`allocation`]: how much memory something took
 
@@ -11,5 +12,7 @@ pub mod allocation;
 pub mod cases;
 pub mod close;
 pub mod contract;
+pub mod drafting;
 pub mod fixtures;
+pub mod pairs;
 pub mod tiny;

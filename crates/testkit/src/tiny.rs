@@ -78,6 +78,7 @@ impl Variant {
             experts: None,
             softcap: 30.0,
             vocab: 400,
+            target_dim: 0,
         };
         let small = Shape {
             full_values: FullValues::Projected,

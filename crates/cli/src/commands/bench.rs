@@ -3,6 +3,8 @@
 //! Times cover the forward pass and the last token's logits; token choice is greedy and tokenizing is outside. Token ids are
 //! drawn from the whole vocabulary, so that embedding rows do not stay in a cache.
 
+mod acceptance;
+mod draft;
 mod feeder;
 mod pace;
 mod profile;
@@ -115,6 +117,9 @@ struct Bound {
 }
 
 pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> Result<()> {
+    if args.draft.is_some() {
+        return draft::run(args, settings, terminal);
+    }
     let pace = Pace::new(args)?;
     let loaded = Loaded::open(settings, terminal)?;
     let batches = match args.batch.as_slice() {

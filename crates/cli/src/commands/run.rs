@@ -164,6 +164,9 @@ fn report(session: &Session, answer: &Answer) -> serde_json::Value {
             "prompt_tokens": usage.counts.prompt_tokens,
             "cached_tokens": usage.counts.cached_tokens,
             "completion_tokens": usage.counts.generated_tokens,
+            "drafted_tokens": usage.counts.drafts.drafted,
+            "accepted_tokens": usage.counts.drafts.accepted,
+            "passes": usage.counts.drafts.passes,
             "prefill_seconds": usage.prefill.as_secs_f64(),
             "decode_seconds": usage.decode.as_secs_f64(),
         })

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use carat_engine::{EngineHandle, chat::Chat};
+use carat_engine::chat::Chat;
 use carat_server::{App, Config, Key, Lanes, Model, ModelInfo};
 use carat_text::Tokenizer;
 use sha2::{Digest, Sha256};
@@ -19,6 +19,7 @@ use tokio::{net::TcpListener, signal::unix::SignalKind};
 
 use crate::{
     args::{LaneBy, ServeArgs},
+    draft,
     interrupt::INTERRUPTED,
     load::Loaded,
     session::{self, unix_time},
@@ -214,7 +215,7 @@ fn config(args: &ServeArgs) -> Result<Config> {
 }
 
 fn load(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<Model> {
-    let loaded = Loaded::open(settings, terminal)?;
+    let loaded = Loaded::open_with_drafts(settings, terminal)?;
     let metadata = loaded.file.metadata();
     let sampling = settings.sampling.resolve(metadata, session::fresh_seed())?;
     let tokenizer =
@@ -235,8 +236,7 @@ fn load(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<Mod
         info.backend
     ));
     loaded.warm_up(terminal);
-    let engine = EngineHandle::start(config, loaded.backend, loaded.plan, loaded.model.weights)
-        .context("cannot start the model")?;
+    let engine = draft::start(loaded, config).context("cannot start the model")?;
     Ok(Model {
         chat: Chat::new(engine, Arc::new(tokenizer), Arc::new(template)),
         sampling,

@@ -15,6 +15,14 @@ pub(crate) enum Preset {
     B26A4b,
     #[value(name = "31b")]
     B31,
+    E2bDrafter,
+    E4bDrafter,
+    #[value(name = "12b-drafter")]
+    B12Drafter,
+    #[value(name = "26b-a4b-drafter")]
+    B26A4bDrafter,
+    #[value(name = "31b-drafter")]
+    B31Drafter,
 }
 
 impl Preset {
@@ -66,6 +74,11 @@ impl Preset {
                 kv_heads: by_kind(16, 4),
                 ..large()
             },
+            Preset::E2bDrafter => drafter(Preset::E2b, (256, 2048, 4)),
+            Preset::E4bDrafter => drafter(Preset::E4b, (256, 2048, 4)),
+            Preset::B12Drafter => drafter(Preset::B12, (1024, 8192, 16)),
+            Preset::B26A4bDrafter => drafter(Preset::B26A4b, (1024, 8192, 16)),
+            Preset::B31Drafter => drafter(Preset::B31, (1024, 8192, 32)),
         };
         Shape {
             name: format!("synthetic Gemma 4 {}", self.name()),
@@ -80,7 +93,29 @@ impl Preset {
             Preset::B12 => "12B",
             Preset::B26A4b => "26B-A4B",
             Preset::B31 => "31B",
+            Preset::E2bDrafter => "E2B drafter",
+            Preset::E4bDrafter => "E4B drafter",
+            Preset::B12Drafter => "12B drafter",
+            Preset::B26A4bDrafter => "26B-A4B drafter",
+            Preset::B31Drafter => "31B drafter",
         }
+    }
+}
+
+/// Four layers that read the keys and values of their target, as wide as the published drafters.
+fn drafter(target: Preset, (dim, ffn, heads): (usize, usize, usize)) -> Shape {
+    let of = target.shape();
+    Shape {
+        kinds: Shape::pattern(4, 4),
+        dim,
+        ffn: vec![ffn; 4],
+        heads,
+        shared_kv_layers: 4,
+        ple: 0,
+        experts: None,
+        softcap: 0.0,
+        target_dim: of.dim,
+        ..of
     }
 }
 
@@ -102,6 +137,7 @@ fn large() -> Shape {
         experts: None,
         softcap: 30.0,
         vocab: Vocabulary::PUBLISHED,
+        target_dim: 0,
     }
 }
 

@@ -4,15 +4,22 @@ use std::{collections::VecDeque, sync::Arc};
 
 use carat_model::{
     TokenId,
-    backend::{BackendError, Batch, CompileOptions, Draw, Executor, Outputs, PageMove, Ticket},
+    backend::{
+        BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, Outputs, PageMove, Ticket,
+    },
+    layout::Layout,
     plan::{Plan, Rows, Value},
     sampling::Scratch as SamplingScratch,
     weights::Weights,
 };
 
-use super::{row_view::RowView, state::State};
+use super::{
+    draft_model::DraftModel,
+    row_view::RowView,
+    state::{Shared, State},
+};
 use crate::{
-    lower::{LoweredOp, Program},
+    lower::{Fusion, LoweredOp, Program, lower},
     op::workers::Workers,
 };
 
@@ -20,7 +27,10 @@ pub(crate) struct CpuExecutor {
     plan: Plan,
     options: CompileOptions,
     program: Program,
+    fusion: Fusion,
+    shared: Shared,
     state: State,
+    drafter: Option<DraftModel>,
     sampling_scratch: SamplingScratch,
     in_flight: VecDeque<InFlight>,
     /// Results that were taken, for their memory.
@@ -45,11 +55,15 @@ impl CpuExecutor {
         plan: &Plan,
         weights: Arc<Weights>,
         options: &CompileOptions,
-        program: Program,
+        (program, fusion): (Program, Fusion),
         workers: Workers,
     ) -> CpuExecutor {
-        let state = State::new(plan, weights, options, &program, workers);
+        let most = (options.max_rows, options.max_sampled);
+        let state = State::new(plan, weights, most, &program, workers.kernels.isa());
         CpuExecutor {
+            fusion,
+            shared: Shared::new(plan, options, workers),
+            drafter: None,
             plan: plan.clone(),
             options: options.clone(),
             program,
@@ -74,10 +88,11 @@ impl Executor for CpuExecutor {
             .unwrap_or_default();
         batch.check(&self.plan, &self.options, drawn.len())?;
         let view = RowView::new(batch, &self.plan, &drawn);
-        self.state.fill_angles(&self.plan, &view);
+        let shared = &mut self.shared;
+        self.state.fill_angles(shared, &self.plan, &view);
         for LoweredOp { op, .. } in &self.program.ops {
             if !view.of(op.rows()).is_empty() {
-                self.state.run(op, &view);
+                self.state.run(shared, op, &view);
             }
         }
         (self.last_rows, self.last_sampled) = (view.all.len(), view.sampled.len());
@@ -118,8 +133,44 @@ impl Executor for CpuExecutor {
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
         PageMove::check(moves, self.options.pages, self.options.host_pages)?;
-        self.state.move_pages(moves);
+        self.shared.move_pages(moves);
         Ok(())
+    }
+
+    fn attach_drafter(
+        &mut self,
+        plan: &Plan,
+        weights: Arc<Weights>,
+        max_drafts: usize,
+    ) -> Result<(), BackendError> {
+        let plan = plan.with_products_gathered();
+        let layout = if self.options.probe {
+            Layout::separate(&plan)
+        } else {
+            Layout::shared(&plan)
+        };
+        let program = lower(&plan, &weights, layout, self.fusion);
+        let isa = self.shared.workers.kernels.isa();
+        self.drafter = Some(DraftModel::new(plan, weights, program, max_drafts, isa));
+        Ok(())
+    }
+
+    fn draft(&mut self, drafts: &[DraftRun<'_>]) -> Result<Vec<Vec<TokenId>>, BackendError> {
+        let Some(drafter) = &mut self.drafter else {
+            return Err(BackendError::Unsupported {
+                what: "no draft model is attached".to_owned(),
+            });
+        };
+        DraftRun::check(drafts, drafter.plan(), &self.options, self.last_sampled)?;
+        let hidden = self.program.hidden;
+        let rows = self.state.buffer(hidden.buffer);
+        let row = |draft: &DraftRun<'_>| &rows[draft.row * hidden.columns..][..hidden.columns];
+        Ok(drafter.run(&mut self.shared, drafts, row))
+    }
+
+    fn probed_draft(&self, value: Value) -> Option<&[f32]> {
+        let drafter = self.drafter.as_ref().filter(|_| self.options.probe)?;
+        Some(drafter.value(value))
     }
 
     fn probed(&self, value: Value) -> Option<&[f32]> {

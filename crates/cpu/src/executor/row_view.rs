@@ -19,6 +19,8 @@ pub(super) struct RowView<'a> {
     pub(super) all: Vec<RowRef>,
     pub(super) sampled: Vec<RowRef>,
     pub(super) writes: PerGroup<KvWrites>,
+    /// `[rows, width]`, for a drafter's plan.
+    pub(super) states: &'a [f32],
 }
 
 impl<'a> RowView<'a> {
@@ -31,6 +33,19 @@ impl<'a> RowView<'a> {
             all: batch.all_rows().collect(),
             sampled: batch.sampled_rows().collect(),
             writes: kv::writes(batch, |group| plan.uses(group)),
+            states: &[],
+        }
+    }
+
+    /// Of a batch of drafts that go on from these states. Nothing is written.
+    pub(super) fn of_drafts(batch: &'a Batch<'a>, states: &'a [f32]) -> RowView<'a> {
+        RowView {
+            batch,
+            tokens: batch.feeds.iter().map(|feed| feed.resolve(&[])).collect(),
+            all: batch.all_rows().collect(),
+            sampled: batch.sampled_rows().collect(),
+            writes: PerGroup::default(),
+            states,
         }
     }
 

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use carat_model::{
-    backend::{CompileOptions, Feed, PageMove, RowRef},
+    TokenId,
+    backend::{CompileOptions, Feed, PageMove},
+    draft,
     plan::{Plan, Rows},
     weights::{Weight, Weights},
 };
@@ -11,9 +13,12 @@ use carat_model::{
 use super::row_view::RowView;
 use crate::{
     aligned::Aligned,
-    kernel::gemm::{
-        activations::{ActivationRows, Activations},
-        row_class::RowClass,
+    kernel::{
+        gemm::{
+            activations::{ActivationRows, Activations},
+            row_class::RowClass,
+        },
+        isa::Isa,
     },
     lower::{Op, Operand, ProductInput, Program},
     op::{
@@ -27,82 +32,30 @@ use crate::{
     },
 };
 
-/// All that operations read and change.
-pub(super) struct State {
-    workers: Workers,
-    weights: Arc<Weights>,
-    /// Weights that are read as f32, in the order of the program.
-    vectors: Vec<Vec<f32>>,
-    buffers: Vec<Aligned<f32>>,
-    quantized: Vec<Activations>,
-    /// By slot.
+/// Threads and KV pages: what a model and its drafter use together.
+pub(super) struct Shared {
+    pub(super) workers: Workers,
+    /// By slot of the model.
     caches: Vec<PagedKv>,
     /// Pages of each slot in memory of their own, where they are saved.
     saved: Vec<Vec<u8>>,
-    angles: Vec<Angles>,
-    moe: Option<MoeBuffers>,
-    router_scores: Vec<f32>,
-    split_kv: SplitKvScratch,
 }
 
-impl State {
-    pub(super) fn new(
-        plan: &Plan,
-        weights: Arc<Weights>,
-        options: &CompileOptions,
-        program: &Program,
-        workers: Workers,
-    ) -> State {
-        let count = |rows: Rows| match rows {
-            Rows::All => options.max_rows,
-            Rows::Sampled => options.max_sampled,
-        };
-        let buffers = program.layout.buffers.iter();
-        let vectors = program.vectors.iter();
-        let quantized = program.quantized.iter();
-        State {
-            buffers: buffers
-                .map(|shape| Aligned::new(count(shape.rows) * shape.columns))
-                .collect(),
-            quantized: quantized
-                .map(|shape| {
-                    let isa = workers.kernels.isa();
-                    let rows = ActivationRows::for_batches(isa, count(shape.rows), 1);
-                    Activations::new(rows, shape.columns)
-                })
-                .collect(),
-            vectors: vectors.map(|weight| weights.vector(*weight)).collect(),
-            caches: plan
-                .slots
-                .iter()
-                .map(|spec| PagedKv::new(spec, options.kv, *options.pages.get(spec.group)))
-                .collect(),
-            saved: plan
-                .slots
-                .iter()
-                .map(|spec| {
-                    let pages = *options.host_pages.get(spec.group);
-                    vec![0; pages * kv::page_bytes(spec, options.kv)]
-                })
-                .collect(),
-            angles: plan
-                .ropes
-                .iter()
-                .map(|rope| Angles::new(rope, options.max_rows))
-                .collect(),
-            moe: program.experts.map(|(experts, top_k)| {
-                let rows = options.max_rows.max(options.max_sampled);
-                MoeBuffers::new(workers.kernels.isa(), &weights, experts, (rows, top_k))
-            }),
-            router_scores: Vec::new(),
-            split_kv: SplitKvScratch::default(),
+impl Shared {
+    pub(super) fn new(plan: &Plan, options: &CompileOptions, workers: Workers) -> Shared {
+        let slots = plan.slots.iter();
+        let caches =
+            slots.map(|spec| PagedKv::new(spec, options.kv, *options.pages.get(spec.group)));
+        let slots = plan.slots.iter();
+        let saved = slots.map(|spec| {
+            let pages = *options.host_pages.get(spec.group);
+            vec![0; pages * kv::page_bytes(spec, options.kv)]
+        });
+        Shared {
             workers,
-            weights,
+            caches: caches.collect(),
+            saved: saved.collect(),
         }
-    }
-
-    pub(super) fn buffer(&self, index: usize) -> &[f32] {
-        &self.buffers[index]
     }
 
     /// Copies pages that [`PageMove::check`] has seen.
@@ -122,35 +75,97 @@ impl State {
             }
         }
     }
+}
+
+/// All else that operations of one plan read and change.
+pub(super) struct State {
+    weights: Arc<Weights>,
+    /// Weights that are read as f32, in the order of the program.
+    vectors: Vec<Vec<f32>>,
+    buffers: Vec<Aligned<f32>>,
+    quantized: Vec<Activations>,
+    /// By cluster table: all tokens, cluster by cluster.
+    clusters: Vec<Vec<TokenId>>,
+    angles: Vec<Angles>,
+    moe: Option<MoeBuffers>,
+    router_scores: Vec<f32>,
+    split_kv: SplitKvScratch,
+}
+
+impl State {
+    pub(super) fn new(
+        plan: &Plan,
+        weights: Arc<Weights>,
+        (max_rows, max_sampled): (usize, usize),
+        program: &Program,
+        isa: Isa,
+    ) -> State {
+        let count = |rows: Rows| match rows {
+            Rows::All => max_rows,
+            Rows::Sampled => max_sampled,
+        };
+        let buffers = program.layout.buffers.iter();
+        let vectors = program.vectors.iter();
+        let quantized = program.quantized.iter();
+        State {
+            buffers: buffers
+                .map(|shape| Aligned::new(count(shape.rows) * shape.columns))
+                .collect(),
+            quantized: quantized
+                .map(|shape| {
+                    let rows = ActivationRows::for_batches(isa, count(shape.rows), 1);
+                    Activations::new(rows, shape.columns)
+                })
+                .collect(),
+            vectors: vectors.map(|weight| weights.vector(*weight)).collect(),
+            clusters: plan.clusters.clone(),
+            angles: plan
+                .ropes
+                .iter()
+                .map(|rope| Angles::new(rope, max_rows))
+                .collect(),
+            moe: program.experts.map(|(experts, top_k)| {
+                let rows = max_rows.max(max_sampled);
+                MoeBuffers::new(isa, &weights, experts, (rows, top_k))
+            }),
+            router_scores: Vec::new(),
+            split_kv: SplitKvScratch::default(),
+            weights,
+        }
+    }
+
+    pub(super) fn buffer(&self, index: usize) -> &[f32] {
+        &self.buffers[index]
+    }
 
     /// Fills the RoPE angles of a batch.
-    pub(super) fn fill_angles(&mut self, plan: &Plan, view: &RowView<'_>) {
+    pub(super) fn fill_angles(&mut self, on: &Shared, plan: &Plan, view: &RowView<'_>) {
         for (angles, rope) in self.angles.iter_mut().zip(&plan.ropes) {
-            angles.fill(&self.workers, rope, &view.all);
+            angles.fill(&on.workers, rope, &view.all);
         }
     }
 
     /// Runs one operation on the rows of a batch.
-    pub(super) fn run(&mut self, op: &Op, view: &RowView<'_>) {
+    pub(super) fn run(&mut self, on: &mut Shared, op: &Op, view: &RowView<'_>) {
         let rows = view.of(op.rows());
         match op {
             Op::Quantize { x, quantized } => {
                 let data = &mut self.buffers[x.buffer][..rows.len() * x.columns];
                 let data = (data, x.columns);
                 each_row(
-                    &self.workers,
+                    &on.workers,
                     &mut self.quantized,
                     Some(*quantized),
                     data,
                     |_, _| {},
                 );
             }
-            Op::Linear { x, products } => self.multiply(*x, products, rows.len()),
+            Op::Linear { x, products } => self.multiply(on, *x, products, rows.len()),
             Op::StoreKv { k, v, slot } => {
-                let cache = &mut self.caches[slot.0 as usize];
+                let cache = &mut on.caches[slot.0 as usize];
                 let writes = view.writes.get(cache.spec.group);
                 let (k, v) = (&self.buffers[k.buffer], &self.buffers[v.buffer]);
-                cache.store(&self.workers, writes, k, v);
+                cache.store(&on.workers, writes, k, v);
             }
             Op::Embed { out, .. }
             | Op::Norm { out, .. }
@@ -162,18 +177,26 @@ impl State {
             | Op::SelectSampled { out, .. }
             | Op::Route { out, .. }
             | Op::Experts { out, .. }
+            | Op::State { out }
+            | Op::ClusterLogits { out, .. }
             | Op::Softcap { out, .. } => {
                 // The layout never gives a step's output the buffer of an input, so it may leave the list meanwhile.
                 let mut buffer = std::mem::take(&mut self.buffers[out.buffer]);
                 let data = &mut buffer[..rows.len() * out.columns];
-                self.compute(op, *out, view, rows, data);
+                self.compute(on, op, *out, view, data);
                 self.buffers[out.buffer] = buffer;
             }
         }
     }
 
     /// Computes products of one value with some matrices.
-    fn multiply(&mut self, x: ProductInput, products: &[(Weight, Operand)], rows: usize) {
+    fn multiply(
+        &mut self,
+        on: &mut Shared,
+        x: ProductInput,
+        products: &[(Weight, Operand)],
+        rows: usize,
+    ) {
         // As in `run`: no output has the buffer of an input.
         let mut buffers: Vec<Aligned<f32>> = products
             .iter()
@@ -188,7 +211,7 @@ impl State {
         let all: Vec<Product<'_>> = products
             .iter()
             .map(|(weight, _)| Product {
-                class: RowClass::of(self.workers.kernels.isa(), rows),
+                class: RowClass::of(on.workers.kernels.isa(), rows),
                 weights: &self.weights,
                 weight: *weight,
                 input: input(x, &self.buffers, &self.quantized),
@@ -197,22 +220,24 @@ impl State {
                 groups: &[ExpertGroup { matrix: 0 }],
             })
             .collect();
-        linear::run(&all, &mut self.workers, &mut outs);
+        linear::run(&all, &mut on.workers, &mut outs);
         for (buffer, (_, out)) in buffers.into_iter().zip(products) {
             self.buffers[out.buffer] = buffer;
         }
     }
 
     /// Computes the rows of an operation that writes a value.
+    #[expect(clippy::too_many_lines, reason = "one arm per kind of operation")]
     fn compute(
         &mut self,
+        on: &mut Shared,
         op: &Op,
         operand: Operand,
         view: &RowView<'_>,
-        rows: &[RowRef],
         out: &mut [f32],
     ) {
-        let kernels = self.workers.kernels;
+        let rows = view.of(operand.rows);
+        let kernels = on.workers.kernels;
         let buffers = &self.buffers;
         let value = |x: &Operand| &*buffers[x.buffer];
         let row = |x: &Operand, row: usize| &buffers[x.buffer][row * x.columns..][..x.columns];
@@ -224,7 +249,7 @@ impl State {
                 ..
             } => {
                 let (weights, quant) = (&self.weights, self.weights.matrix(*table).quant);
-                self.workers.each_row(out, operand.columns, |r, out| {
+                on.workers.each_row(out, operand.columns, |r, out| {
                     let fed = rows[r].row;
                     if let Feed::Embedding { row, .. } = view.batch.feeds[fed]
                         && *is_input
@@ -236,6 +261,7 @@ impl State {
                     kernels.dequantize(quant, weights.row(*table, 0, token), *scale, out);
                 });
             }
+            Op::State { .. } => out.copy_from_slice(view.states),
             Op::Norm {
                 x,
                 weight,
@@ -247,7 +273,7 @@ impl State {
                 let weight = weight.map(|id| self.vectors[id.0].as_slice());
                 let out = (out, operand.columns);
                 each_row(
-                    &self.workers,
+                    &on.workers,
                     &mut self.quantized,
                     *quantized,
                     out,
@@ -261,7 +287,7 @@ impl State {
             }
             Op::Rope { x, rope, .. } => {
                 let angles = &self.angles[rope.0 as usize];
-                self.workers.each_row(out, operand.columns, |r, out| {
+                on.workers.each_row(out, operand.columns, |r, out| {
                     let (cos, sin) = angles.row(rows[r].row);
                     let head_dim = 2 * cos.len();
                     let heads = row(x, r).chunks(head_dim).zip(out.chunks_mut(head_dim));
@@ -279,7 +305,7 @@ impl State {
             } => {
                 let out = (out, operand.columns);
                 each_row(
-                    &self.workers,
+                    &on.workers,
                     &mut self.quantized,
                     *quantized,
                     out,
@@ -289,21 +315,24 @@ impl State {
                     },
                 );
             }
-            Op::Add { a, b, .. } => self.workers.each_part(out, |start, out| {
+            Op::Add { a, b, .. } => on.workers.each_part(out, |start, out| {
                 let range = start..start + out.len();
                 kernels.add(&value(a)[range.clone()], &value(b)[range], out);
             }),
-            Op::Scale { x, by, .. } => self.workers.each_part(out, |start, out| {
+            Op::Scale { x, by, .. } => on.workers.each_part(out, |start, out| {
                 kernels.scale(&value(x)[start..start + out.len()], *by, out);
             }),
-            Op::Softcap { x, cap, .. } => self.workers.each_part(out, |start, out| {
+            Op::Softcap { x, cap, .. } => on.workers.each_part(out, |start, out| {
                 kernels.softcap(&value(x)[start..start + out.len()], *cap, out);
             }),
-            Op::SelectSampled { x, .. } => self.workers.each_row(out, operand.columns, |r, out| {
+            Op::SelectSampled { x, .. } => on.workers.each_row(out, operand.columns, |r, out| {
                 out.copy_from_slice(row(x, rows[r].row));
             }),
-            Op::Route { .. } | Op::Experts { .. } | Op::Attend { .. } => {
-                self.compute_product(op, operand, view, out);
+            Op::Route { .. }
+            | Op::Experts { .. }
+            | Op::ClusterLogits { .. }
+            | Op::Attend { .. } => {
+                self.compute_product(on, op, operand, view, out);
             }
             Op::Linear { .. } | Op::Quantize { .. } | Op::StoreKv { .. } => {
                 unreachable!("these write no value, or several")
@@ -312,14 +341,23 @@ impl State {
     }
 
     /// Computes the rows of an operation that multiplies with weights or with the cache.
-    fn compute_product(&mut self, op: &Op, operand: Operand, view: &RowView<'_>, out: &mut [f32]) {
+    fn compute_product(
+        &mut self,
+        on: &mut Shared,
+        op: &Op,
+        operand: Operand,
+        view: &RowView<'_>,
+        out: &mut [f32],
+    ) {
         let rows = view.of(operand.rows);
         match op {
-            Op::Attend { q, slot, .. } => {
-                let cache = &self.caches[slot.0 as usize];
+            Op::Attend {
+                q, slot, window, ..
+            } => {
+                let cache = &on.caches[slot.0 as usize];
                 let spans = view.spans(operand.rows, cache.spec.group);
-                Attention::new(cache, &self.buffers[q.buffer], q.columns, spans).run(
-                    &mut self.workers,
+                Attention::new(cache, *window, &self.buffers[q.buffer], q.columns, spans).run(
+                    &mut on.workers,
                     &mut self.split_kv,
                     out,
                 );
@@ -334,7 +372,7 @@ impl State {
                 self.router_scores.resize(rows.len() * experts, 0.0);
                 let row_bounds = [0, rows.len()];
                 let product = Product {
-                    class: RowClass::of(self.workers.kernels.isa(), rows.len()),
+                    class: RowClass::of(on.workers.kernels.isa(), rows.len()),
                     weights: &self.weights,
                     weight: *weight,
                     input: input(*x, &self.buffers, &self.quantized),
@@ -342,14 +380,10 @@ impl State {
                     row_bounds: &row_bounds,
                     groups: &[ExpertGroup { matrix: 0 }],
                 };
-                linear::run(
-                    &[product],
-                    &mut self.workers,
-                    &mut [&mut self.router_scores],
-                );
+                linear::run(&[product], &mut on.workers, &mut [&mut self.router_scores]);
                 let scores = &self.router_scores;
                 let expert_scale = expert_scale.map(|id| self.vectors[id.0].as_slice());
-                self.workers.each_row(out, operand.columns, |r, out| {
+                on.workers.each_row(out, operand.columns, |r, out| {
                     let scores = &scores[r * experts..][..experts];
                     experts::route(scores, expert_scale, out);
                 });
@@ -359,7 +393,7 @@ impl State {
             } => {
                 let moe = self.moe.as_mut().expect("made where a plan has experts");
                 moe.run(
-                    &mut self.workers,
+                    &mut on.workers,
                     &self.weights,
                     *experts,
                     input(*x, &self.buffers, &self.quantized),
@@ -369,6 +403,41 @@ impl State {
                     ),
                     out,
                 );
+            }
+            Op::ClusterLogits {
+                x,
+                weight,
+                near,
+                centroids,
+                clusters,
+                top,
+                ..
+            } => {
+                let count = self.weights.matrix(*centroids).rows;
+                self.router_scores.resize(rows.len() * count, 0.0);
+                let row_bounds = [0, rows.len()];
+                let product = Product {
+                    class: RowClass::of(on.workers.kernels.isa(), rows.len()),
+                    weights: &self.weights,
+                    weight: *centroids,
+                    input: input(*near, &self.buffers, &self.quantized),
+                    gather: None,
+                    row_bounds: &row_bounds,
+                    groups: &[ExpertGroup { matrix: 0 }],
+                };
+                linear::run(&[product], &mut on.workers, &mut [&mut self.router_scores]);
+                let scores = &self.router_scores;
+                let tokens = &self.clusters[clusters.0 as usize];
+                let x = input(*x, &self.buffers, &self.quantized);
+                let (weights, kernels) = (&self.weights, on.workers.kernels);
+                on.workers.each_row(out, operand.columns, |r, out| {
+                    out.fill(f32::NEG_INFINITY);
+                    let scores = &scores[r * count..][..count];
+                    for token in draft::nearest(scores, tokens, *top) {
+                        let token = token as usize;
+                        linear::logit(kernels, weights, (*weight, token), x, r, &mut out[token]);
+                    }
+                });
             }
             _ => unreachable!("not a product"),
         }

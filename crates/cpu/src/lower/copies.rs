@@ -22,13 +22,16 @@ impl QuantizedCopies {
     pub(super) fn new(plan: &Plan, weights: &Weights) -> QuantizedCopies {
         let mut last_reader = vec![None; plan.value_count()];
         for (i, labelled) in plan.steps.iter().enumerate() {
-            let (Step::Linear { x, w, .. }
-            | Step::Route { x, w, .. }
-            | Step::Experts { x, gate: w, .. }) = labelled.step
-            else {
-                continue;
+            let (x, read) = match labelled.step {
+                Step::Linear { x, w, .. }
+                | Step::Route { x, w, .. }
+                | Step::Experts { x, gate: w, .. } => (x, [w, w]),
+                Step::ClusterLogits {
+                    x, centroids, w, ..
+                } => (x, [centroids, w]),
+                _ => continue,
             };
-            if !weights.matrix(w).quant.is_float() {
+            if read.iter().any(|w| !weights.matrix(*w).quant.is_float()) {
                 debug_assert!(
                     plan.columns(x).is_multiple_of(GROUP),
                     "blocks are 32 or more"

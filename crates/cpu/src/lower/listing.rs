@@ -121,6 +121,18 @@ pub(crate) fn list(
                 };
                 (format!("experts+{products}"), bytes.iter().sum())
             }
+            Op::State { .. } => ("copy".to_owned(), 0),
+            Op::ClusterLogits {
+                weight,
+                centroids,
+                top,
+                ..
+            } => {
+                let (head, near) = (weights.matrix(*weight), weights.matrix(*centroids));
+                let tokens = rows * head.rows / near.rows * top;
+                let bytes = near.bytes() + tokens.min(head.rows) * head.row_bytes();
+                (format!("{}+gemv", product(*centroids, rows)), bytes)
+            }
             Op::Softcap { .. } => ("softcap".to_owned(), 0),
         };
         ProgramOp {

@@ -2,7 +2,7 @@
 
 use carat_model::{
     layout::Layout,
-    plan::{KvSlot, RopeId, Rows},
+    plan::{ClusterId, KvSlot, RopeId, Rows},
     weights::Weight,
 };
 
@@ -38,6 +38,10 @@ pub(crate) enum Op {
         is_input: bool,
         out: Operand,
     },
+    /// Takes the states that come with a batch.
+    State {
+        out: Operand,
+    },
     Norm {
         x: Operand,
         weight: Option<VectorId>,
@@ -68,7 +72,10 @@ pub(crate) enum Op {
     },
     Attend {
         q: Operand,
+        /// A drafter's is one of its target.
         slot: KvSlot,
+        /// Positions a row sees, itself included; may be fewer than the slot keeps.
+        window: Option<usize>,
         out: Operand,
     },
     GeluMul {
@@ -104,6 +111,16 @@ pub(crate) enum Op {
         experts: ExpertWeights,
         out: Operand,
     },
+    ClusterLogits {
+        x: ProductInput,
+        weight: Weight,
+        /// The same value, as the centroids read it.
+        near: ProductInput,
+        centroids: Weight,
+        clusters: ClusterId,
+        top: usize,
+        out: Operand,
+    },
     Softcap {
         x: Operand,
         cap: f32,
@@ -116,6 +133,7 @@ impl Op {
     pub(crate) fn rows(&self) -> Rows {
         match self {
             Op::Embed { out, .. }
+            | Op::State { out }
             | Op::Norm { out, .. }
             | Op::Rope { out, .. }
             | Op::Attend { out, .. }
@@ -125,6 +143,7 @@ impl Op {
             | Op::SelectSampled { out, .. }
             | Op::Route { out, .. }
             | Op::Experts { out, .. }
+            | Op::ClusterLogits { out, .. }
             | Op::Softcap { out, .. } => out.rows,
             Op::Linear { products, .. } => products[0].1.rows,
             Op::Quantize { x, .. } | Op::StoreKv { k: x, .. } => x.rows,
@@ -155,6 +174,7 @@ pub(crate) struct Program {
     /// Weights that operations read as f32: those of norms, and scales of experts.
     pub(crate) vectors: Vec<Weight>,
     pub(crate) layout: Layout,
+    pub(crate) hidden: Operand,
     pub(crate) logits: Operand,
     /// The experts of a layer, and how many of them a row chooses, if there are any.
     pub(crate) experts: Option<(ExpertWeights, usize)>,

@@ -53,6 +53,7 @@ pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout, fusion: Fusi
                 is_input: plan.is_input(table),
                 out: operand(out),
             },
+            Step::State { out } => Op::State { out: operand(out) },
             Step::Norm {
                 x,
                 weight,
@@ -81,11 +82,15 @@ pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout, fusion: Fusi
                 v: operand(v),
                 slot,
             },
-            Step::Attend { q, slot, out } => Op::Attend {
-                q: operand(q),
-                slot,
-                out: operand(out),
-            },
+            Step::Attend { q, slot, out } => {
+                let spec = plan.slot(slot);
+                Op::Attend {
+                    q: operand(q),
+                    slot: spec.borrowed.unwrap_or(slot),
+                    window: spec.window,
+                    out: operand(out),
+                }
+            }
             Step::GeluMul {
                 gate,
                 up,
@@ -141,6 +146,22 @@ pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout, fusion: Fusi
                     out: operand(out),
                 }
             }
+            Step::ClusterLogits {
+                x,
+                centroids,
+                w,
+                clusters,
+                top,
+                out,
+            } => Op::ClusterLogits {
+                x: input(&quantized, x, w),
+                weight: w,
+                near: input(&quantized, x, centroids),
+                centroids,
+                clusters,
+                top,
+                out: operand(out),
+            },
             Step::Softcap { x, cap, out } => Op::Softcap {
                 x: operand(x),
                 cap,
@@ -166,6 +187,7 @@ pub(crate) fn lower(plan: &Plan, weights: &Weights, layout: Layout, fusion: Fusi
         },
         quantized: quantized.shapes,
         vectors,
+        hidden: operand(plan.hidden),
         logits: operand(plan.logits),
         experts,
         layout,

@@ -24,7 +24,7 @@ impl Angles {
         let half = self.half;
         let table = &mut self.table[..rows.len() * 2 * half];
         workers.each_row(table, 2 * half, |row, angles| {
-            let position = rows[row].position as f32;
+            let position = (rows[row].position + rope.shift) as f32;
             let (cos, sin) = angles.split_at_mut(half);
             for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&rope.frequencies) {
                 let angle = position * frequency;

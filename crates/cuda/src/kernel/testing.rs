@@ -246,6 +246,7 @@ impl Table {
             kv_heads,
             head_dim,
             window: None,
+            borrowed: None,
         };
         self.page_values = pages * PAGE_TOKENS * kv_heads * head_dim;
         self.poison_pages();

@@ -91,6 +91,9 @@ struct Totals {
     forced: usize,
     penalized: usize,
     drafts: usize,
+    /// Tokens that a drafter or a lookup proposed, and those of them that were right.
+    drafted: usize,
+    accepted: usize,
 }
 
 impl Totals {
@@ -112,6 +115,8 @@ impl Totals {
             self.forced,
             self.penalized,
             self.drafts,
+            self.drafted / 2,
+            self.accepted,
             10 * self.dead_ends,
             40 * self.media_cut,
         ];
@@ -514,6 +519,12 @@ impl History {
                     totals.stopped += usize::from(stopped);
                     totals.preemptions += counts.preemptions;
                     totals.cached_tokens += counts.cached_tokens;
+                    totals.drafted += counts.drafts.drafted as usize;
+                    totals.accepted += counts.drafts.accepted as usize;
+                    let passes = counts.drafts.passes + counts.drafts.accepted;
+                    let all = counts.generated_tokens as u64;
+                    // A draft that ends the answer leaves nothing to be drawn behind it.
+                    assert!(passes <= all + 1, "{counts:?}");
                     totals.forced += record.forced;
                     totals.dead_ends += usize::from(finish == FinishReason::DeadEnd);
                     totals.with_media += usize::from(!record.request.media.is_empty());

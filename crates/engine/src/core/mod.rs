@@ -3,6 +3,7 @@
 //! No thread, clock, text, weight or tensor: whole serving histories run in a unit test in microseconds.
 
 mod constraint;
+mod draft;
 mod kv;
 mod masks;
 mod media;
@@ -20,9 +21,10 @@ mod histories;
 pub(crate) mod testing;
 
 pub use constraint::{Constraint, ConstraintSource};
+pub use draft::StepCosts;
 pub use kv::MissReason;
 pub use media::{Media, MediaAttention};
 pub use pages::PageCounts;
 pub use pipeline::Pipeline;
-pub use request::{Counts, FinishReason, LaneId, Rejected, Request, RequestId};
+pub use request::{Counts, DraftCounts, FinishReason, LaneId, Rejected, Request, RequestId};
 pub use scheduler::{Draws, Scheduler, Stats, StepMemory, Update, Work};

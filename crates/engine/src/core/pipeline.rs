@@ -66,6 +66,7 @@ impl<E: Executor> Pipeline<E> {
     /// error, [`Pipeline::give_up`].
     pub fn step(&mut self) -> Result<bool, BackendError> {
         if self.tickets.is_empty() {
+            self.draft()?;
             if !self.submit()? {
                 return Ok(false);
             }
@@ -91,6 +92,22 @@ impl<E: Executor> Pipeline<E> {
             let _ = self.executor.collect(ticket, &mut nobodys);
         }
         self.scheduler.abandon();
+    }
+
+    /// Has drafts made for the next step. A drafter that is refused is not asked again: answers are the same without.
+    fn draft(&mut self) -> Result<(), BackendError> {
+        if !self.parts.is_empty() || !self.scheduler.plan_drafts() {
+            return Ok(());
+        }
+        match self.executor.draft(&self.scheduler.draft_runs()) {
+            Ok(drafts) => self.scheduler.take_drafts(&drafts),
+            Err(error @ BackendError::Device(_)) => return Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "the draft model is switched off");
+                self.scheduler.drop_draft_model();
+            }
+        }
+        Ok(())
     }
 
     /// Submits the next step, if there is one: of the next part of a batch that was refused, or of everybody.

@@ -19,8 +19,9 @@ pub struct Request {
     pub sampling: Sampling,
     /// What the answer must look like.
     pub constraint: Option<ConstraintSource>,
-    /// Somebody proposes drafts ([`Scheduler::propose`](super::Scheduler)): its next rows depend on more than one token, so no step
-    /// is handed out ahead of those it is in.
+    /// Drafts may be made for it ([`EngineConfig::drafts`](crate::EngineConfig)), or proposed
+    /// ([`Scheduler::propose`](super::Scheduler)). Where one may be behind its next row, that depends on more than one token, so no
+    /// step is handed out ahead of those it is in. The answer is the same with drafts and without.
     pub drafts: bool,
     /// Only requests with the same salt continue from each other's KV: one per tenant or adapter.
     pub cache_salt: Option<[u8; 16]>,
@@ -107,6 +108,67 @@ pub struct Counts {
     pub generated_tokens: usize,
     /// How often the request lost its pages to others and was computed again.
     pub preemptions: usize,
+    /// How its drafts went.
+    pub drafts: DraftCounts,
+}
+
+/// How the drafts of a request went, or of many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DraftCounts {
+    /// Passes of the model that gave a token or more.
+    pub passes: u64,
+    /// Of these, those that verified a draft.
+    pub drafted_passes: u64,
+    /// Tokens that were proposed.
+    pub drafted: u64,
+    /// Tokens that were proposed and are part of the answer.
+    pub accepted: u64,
+    /// By place in a draft, the last for all behind it: tokens that were proposed.
+    pub drafted_at: [u32; DraftCounts::PLACES],
+    /// By place in a draft: tokens that are part of the answer.
+    pub accepted_at: [u32; DraftCounts::PLACES],
+}
+
+impl DraftCounts {
+    /// Places of a draft that are counted apart.
+    pub const PLACES: usize = 8;
+
+    /// Counts a pass of the model that verified a draft of so many tokens, perhaps none.
+    pub(crate) fn count(&mut self, drafted: usize, accepted: usize) {
+        self.passes += 1;
+        self.drafted_passes += u64::from(drafted > 0);
+        self.drafted += drafted as u64;
+        self.accepted += accepted as u64;
+        for place in 0..drafted {
+            let entry = place.min(DraftCounts::PLACES - 1);
+            self.drafted_at[entry] += 1;
+            self.accepted_at[entry] += u32::from(place < accepted);
+        }
+    }
+
+    /// Counts those of another as well. What is counted by place starts anew after four thousand millions.
+    pub fn add(&mut self, other: &DraftCounts) {
+        self.passes += other.passes;
+        self.drafted_passes += other.drafted_passes;
+        self.drafted += other.drafted;
+        self.accepted += other.accepted;
+        for place in 0..DraftCounts::PLACES {
+            for (sum, more) in [
+                (&mut self.drafted_at, &other.drafted_at),
+                (&mut self.accepted_at, &other.accepted_at),
+            ] {
+                sum[place] = sum[place].wrapping_add(more[place]);
+            }
+        }
+    }
+
+    /// Tokens that a pass of the model gave; 1 without drafts.
+    pub fn tokens_per_pass(&self) -> f64 {
+        match self.passes {
+            0 => 1.0,
+            passes => (passes + self.accepted) as f64 / passes as f64,
+        }
+    }
 }
 
 /// Why a request was not accepted.

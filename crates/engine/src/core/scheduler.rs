@@ -18,6 +18,7 @@
 //! A step that the executor refuses is taken back, and can be planned again with some of its sequences.
 
 mod admission;
+mod drafts;
 mod rows;
 
 use std::{
@@ -33,6 +34,7 @@ use carat_model::{
 };
 
 use super::{
+    draft::{DraftPolicy, Drafting},
     kv::Kv,
     masks::MaskPool,
     pages::PageCounts,
@@ -190,6 +192,12 @@ pub struct Scheduler {
     /// At most two, the oldest first.
     steps: VecDeque<Step>,
     last_step: u64,
+    /// The step applied last.
+    last_applied: u64,
+    /// `None` if only callers propose drafts.
+    draft_policy: Option<DraftPolicy>,
+    /// Drafts that the model is asked for.
+    wanted: Vec<drafts::Wanted>,
     masks: MaskPool,
     /// Where rows stop to see, of all runs that see ahead.
     visible_ends: Vec<u32>,
@@ -215,6 +223,9 @@ impl Scheduler {
             any_ending: false,
             steps: VecDeque::new(),
             last_step: 0,
+            last_applied: 0,
+            draft_policy: drafts::policy(&limits),
+            wanted: Vec::new(),
             masks: MaskPool::new(limits.shape().vocab),
             visible_ends: Vec::new(),
             ends: Vec::new(),
@@ -233,7 +244,10 @@ impl Scheduler {
             let mut all = self.running.iter().chain(self.waiting.iter());
             all.any(|s| s.id == *after && !s.has_begun)
         });
-        let sequence = Sequence::new(id, request, limit, &self.limits);
+        let mut sequence = Sequence::new(id, request, limit, &self.limits);
+        if sequence.drafts && self.draft_policy.is_some() {
+            sequence.drafting = Some(Box::new(Drafting::new()));
+        }
         self.waiting.push(sequence, sibling);
         self.full_since = None;
         Ok(())
@@ -433,6 +447,7 @@ impl Scheduler {
     /// Takes the results of the oldest step: sequences grow, completed pages become findable, finished requests leave.
     pub fn apply(&mut self, outputs: &Outputs) {
         let step = self.steps.pop_front().expect("a step is under way");
+        self.last_applied = step.number;
         let mut i = 0;
         while i < self.running.len() {
             let sequence = &mut self.running[i];
@@ -448,6 +463,13 @@ impl Scheduler {
             let first = share.first_result + share.reports;
             let rows = first..first + share.results;
             let (computed, taken, finish) = sequence.take(&share, &outputs.rows[rows]);
+            sequence.last_result = taken.checked_sub(1).map(|last| (step.number, first + last));
+            let verified = sequence.verified.take();
+            if let (Some(policy), Some((source, offered, accepted))) =
+                (&mut self.draft_policy, verified)
+            {
+                policy.observe(source, offered, accepted);
+            }
             let (table, content) = sequence.table_and_content();
             self.kv.commit(table, content, computed);
             if sequence.shares.is_empty() {
@@ -482,6 +504,7 @@ impl Scheduler {
                 self.finish(i, reason);
             }
         }
+        self.decide_drafts();
     }
 
     /// The step under way failed, or one after it: their sequences end, and nothing they computed in them is kept.

@@ -16,6 +16,7 @@ use carat_model::{
 
 use super::{
     constraint::Constraint,
+    draft::{Decision, DraftPolicy, Drafting, Load, Source},
     kv::Table,
     masks::MaskPool,
     media::{Content, Media},
@@ -79,6 +80,12 @@ pub(crate) struct Sequence {
     pub(crate) sits_out: bool,
     pub(crate) counts: Counts,
     pub(crate) drafts: bool,
+    /// What it knows of its drafts; `None` if only callers propose some, or nobody does.
+    pub(crate) drafting: Option<Box<Drafting>>,
+    /// The step that its last token was drawn in, and the result that it was.
+    pub(crate) last_result: Option<(u64, usize)>,
+    /// Of the draft that was verified last: whose it was, how much of it was looked at, and how much was right.
+    pub(crate) verified: Option<(Source, usize, usize)>,
     pub(crate) lane: Option<LaneId>,
     /// Sliding pages that it holds at most between two steps, the places of its next rows included: one, those of a draft behind
     /// it, or those that see each other.
@@ -119,6 +126,9 @@ impl Sequence {
             ending: None,
             sits_out: false,
             drafts: request.drafts,
+            drafting: None,
+            last_result: None,
+            verified: None,
             lane: request.lane,
             reservation: 0,
             has_begun: false,
@@ -201,7 +211,55 @@ impl Sequence {
     /// Whether what it feeds next depends on more than one token that is under way.
     pub(crate) fn is_unsettled(&self) -> bool {
         let mut shares = self.shares.iter();
-        shares.any(|share| share.results > 1 || (self.drafts && share.results > 0))
+        shares.any(|share| share.results > 1 || (self.may_draft_next() && share.results > 0))
+    }
+
+    /// Whether a draft may be behind its next row. One that has decided for the plain path has none.
+    fn may_draft_next(&self) -> bool {
+        let decided = self.drafting.as_ref().map(|drafting| drafting.decision());
+        self.drafts && decided.is_none_or(|decision| decision.is_some())
+    }
+
+    /// The draft to be made now, if it is one row that comes next.
+    pub(crate) fn draftable(&self) -> Option<Decision> {
+        let is_settled = self.shares.is_empty() && self.ending.is_none();
+        let decision = self.drafting.as_ref()?.decision()?;
+        (is_settled && self.known() == self.table.computed + 1).then_some(decision)
+    }
+
+    /// What followed before where the end was the same.
+    pub(crate) fn look_up(&self, length: usize) -> Vec<TokenId> {
+        let drafting = self.drafting.as_ref();
+        drafting.map_or(Vec::new(), |d| {
+            d.look_up(&self.tokens[..self.known()], length)
+        })
+    }
+
+    pub(crate) fn decide_draft(&mut self, policy: &DraftPolicy, load: Load) {
+        let known = self.known();
+        if let Some(drafting) = &mut self.drafting {
+            drafting.decide(&self.tokens[..known], policy, load);
+        }
+    }
+
+    pub(crate) fn forget_decision(&mut self) {
+        if self.drafting.is_some() {
+            self.drafting = Some(Box::new(Drafting::new()));
+        }
+    }
+
+    /// Counts how a draft went. Results that were taken tell of as many of its tokens.
+    fn count_draft(&mut self, draft: &[TokenId], taken: &[RowResult]) {
+        let right = |(token, result): &(&TokenId, &RowResult)| **token == result.token;
+        let accepted = draft.iter().zip(taken).take_while(right).count();
+        self.counts.drafts.count(draft.len(), accepted);
+        if draft.is_empty() {
+            return;
+        }
+        let offered = draft.len().min(taken.len());
+        let drafting = self.drafting.as_mut();
+        let source = drafting.and_then(|drafting| drafting.observe(offered, accepted));
+        self.verified = source.map(|source| (source, offered, accepted));
     }
 
     /// Whether tokens of the prompt are yet to be reported: then all of it is computed.
@@ -488,6 +546,7 @@ impl Sequence {
             let finish = self.push(token);
             let goes_on = draft.get(taken - 1) == Some(&token) && taken < share.usable;
             if finish.is_some() || !goes_on {
+                self.count_draft(&draft, &results[..taken]);
                 return (certain + taken - 1, taken, finish);
             }
         }

@@ -11,8 +11,8 @@ use std::collections::VecDeque;
 use carat_model::{
     TokenId,
     backend::{
-        BackendError, Batch, CompileOptions, Draw, Executor, Feed, Outputs, RowOutput, RowResult,
-        Run, Ticket,
+        BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, Feed, Outputs, RowOutput,
+        RowResult, Run, Ticket,
     },
     kv::{KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup},
     plan::Value,
@@ -21,9 +21,9 @@ use carat_model::{
 
 use super::{
     Constraint, ConstraintSource, FinishReason, Media, MediaAttention, Request, RequestId,
-    Scheduler, Update,
+    Scheduler, StepCosts, Update,
 };
-use crate::config::{EngineConfig, Limits, ModelShape, PrefixReuse, minimum_pages};
+use crate::config::{DraftConfig, EngineConfig, Limits, ModelShape, PrefixReuse, minimum_pages};
 
 pub(crate) const VOCAB: usize = 50;
 /// Columns of an embedding.
@@ -223,6 +223,10 @@ pub(crate) struct FakeExecutor {
     options: CompileOptions,
     batches: u64,
     in_flight: VecDeque<InFlight>,
+    /// Of the batch collected last: the tokens up to each of its sampled rows.
+    last_sampled: Vec<Vec<TokenId>>,
+    /// Drafts that were made.
+    pub(crate) drafts: usize,
     pub(crate) lookahead: Lookahead,
     /// Calls until one fails; 0 for none.
     pub(crate) fails_in: u64,
@@ -248,6 +252,8 @@ impl FakeExecutor {
             options,
             batches: 0,
             in_flight: VecDeque::new(),
+            last_sampled: Vec::new(),
+            drafts: 0,
             lookahead: Lookahead::Never,
             fails_in: 0,
             max_runs: usize::MAX,
@@ -427,6 +433,56 @@ impl FakeExecutor {
     }
 }
 
+impl FakeExecutor {
+    /// What follows, as long as neither a penalty nor a constraint has a say in it, and at times something else. Reads all that a
+    /// drafter would.
+    fn foresee(&self, draft: &DraftRun<'_>) -> Vec<TokenId> {
+        let history = &self.last_sampled[draft.row];
+        assert_eq!(history.len(), draft.position, "another row's state");
+        let run = Run {
+            rows: 0..1,
+            position: draft.position,
+            pages: draft.pages,
+            sampled: 1,
+            visible_end: None,
+        };
+        let entries = (0..draft.position).map(|position| {
+            let (page, slot) = FakeExecutor::place(&run, KvGroup::Full, position);
+            let entry = self.pages.full[page.0 as usize][slot].expect("it was written");
+            assert_eq!(entry.token, history[position], "KV of another prefix");
+            let seen = self.window.is_some_and(|w| position + w > draft.position);
+            if seen {
+                let (page, slot) = FakeExecutor::place(&run, KvGroup::Sliding, position);
+                let twin = self.pages.sliding[page.0 as usize][slot];
+                assert_eq!(twin, Some(entry), "sliding KV of another prefix");
+            }
+            entry.digest
+        });
+        let mut entries: Vec<u64> = entries.collect();
+        let mut full = fold(entries.iter().copied());
+        let mut tokens = vec![draft.token];
+        while tokens.len() <= draft.length {
+            let identity = fold([fed_identity(tokens[tokens.len() - 1], None)]);
+            entries.push(mix(entries[entries.len() - 1], identity));
+            full = mix(full, entries[entries.len() - 1]);
+            let seen = self
+                .window
+                .map_or(entries.len(), |w| entries.len().saturating_sub(w));
+            let read = mix(full, fold(entries[seen..].iter().copied()));
+            let plain = Draw {
+                sampling: &Sampling::greedy(),
+                history: &[],
+                mask: None,
+                output: RowOutput::Token,
+            };
+            let right = drawn(read, &plain);
+            let wrong = mix(read, 77).is_multiple_of(4);
+            tokens.push((right + u32::from(wrong)) % VOCAB as u32);
+        }
+        tokens.split_off(1)
+    }
+}
+
 impl Executor for FakeExecutor {
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
         self.call().inspect_err(|_| self.refused += 1)?;
@@ -500,8 +556,20 @@ impl Executor for FakeExecutor {
     fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
         let batch = self.in_flight.pop_front().expect("a batch was submitted");
         assert_eq!(ticket.0, batch.ticket, "tickets are collected in order");
+        self.last_sampled = batch
+            .sampled
+            .into_iter()
+            .map(|(_, tokens)| tokens)
+            .collect();
         *out = batch.outputs.unwrap_or_default();
         self.call()
+    }
+
+    fn draft(&mut self, drafts: &[DraftRun<'_>]) -> Result<Vec<Vec<TokenId>>, BackendError> {
+        self.call()?;
+        assert!(self.in_flight.is_empty(), "a draft beside a batch");
+        self.drafts += drafts.len();
+        Ok(drafts.iter().map(|draft| self.foresee(draft)).collect())
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
@@ -685,6 +753,14 @@ impl Random {
             EngineConfig::comfortable(context, max_sequences, max_sequences + more_rows, shape);
         if self.one_in(2) {
             config.max_draft = self.within(1..=40);
+            if self.one_in(2) {
+                config.drafts = Some(DraftConfig {
+                    model: !self.one_in(3),
+                    lookup: !self.one_in(3),
+                    rows: self.within(1..=80),
+                    costs: Some(StepCosts::assumed()),
+                });
+            }
         }
         let drafting = ModelShape {
             window: window.map(|window| window + config.max_draft),

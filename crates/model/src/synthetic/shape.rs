@@ -37,6 +37,8 @@ pub struct Shape {
     pub softcap: f32,
     /// Tokens there are.
     pub vocab: usize,
+    /// Width of the target's stream, where this is the shape of a drafter; 0 for a model.
+    pub target_dim: usize,
 }
 
 /// A fact that differs between sliding-window and full-attention layers.
@@ -91,12 +93,27 @@ impl Shape {
         self.layers() - self.shared_kv_layers
     }
 
+    /// As the file says it.
+    fn architecture(&self) -> &'static str {
+        if self.target_dim > 0 {
+            crate::drafter::ARCHITECTURES[0]
+        } else {
+            crate::config::ARCHITECTURE
+        }
+    }
+
     /// The metadata of the architecture, without the vocabulary.
     pub fn write_metadata(&self, writer: &mut Writer) {
         let count = |n: usize| u32::try_from(n).expect("dimensions fit 32 bits");
-        writer.field("general.architecture", &Field::Str("gemma4"));
+        let architecture = self.architecture();
+        writer.field("general.architecture", &Field::Str(architecture));
         writer.field("general.name", &Field::Str(&self.name));
-        let mut put = |key: &str, field: Field<'_>| writer.field(&format!("gemma4.{key}"), &field);
+        let mut put =
+            |key: &str, field: Field<'_>| writer.field(&format!("{architecture}.{key}"), &field);
+        if self.target_dim > 0 {
+            put("embedding_length_out", Field::U32(count(self.target_dim)));
+            put("nextn_predict_layers", Field::U32(count(self.layers())));
+        }
         put("block_count", Field::U32(count(self.layers())));
         put("context_length", Field::U32(count(self.context)));
         put("embedding_length", Field::U32(count(self.dim)));
@@ -129,7 +146,9 @@ impl Shape {
         put("attention.layer_norm_rms_epsilon", Field::F32(1e-6));
         put("rope.freq_base", Field::F32(1e6));
         put("rope.freq_base_swa", Field::F32(1e4));
-        put("final_logit_softcapping", Field::F32(self.softcap));
+        if self.softcap > 0.0 || self.target_dim == 0 {
+            put("final_logit_softcapping", Field::F32(self.softcap));
+        }
         if let Some(experts) = self.experts {
             put("expert_count", Field::U32(count(experts.count)));
             put("expert_used_count", Field::U32(count(experts.used)));

@@ -108,6 +108,15 @@ impl Shape {
             Role::Vector,
             Values::RotaryDivisors,
         );
+        if self.target_dim > 0 {
+            let target = self.target_dim;
+            let (pre, post) = (
+                "nextn.pre_projection.weight",
+                "nextn.post_projection.weight",
+            );
+            list.matrix(pre, &[2 * target, dim], Role::Matrix);
+            list.matrix(post, &[dim, target], Role::Matrix);
+        }
         if self.ple > 0 {
             let all = self.ple * self.layers();
             list.spread(

@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`, as OpenAI's clients speak it.
 
 use carat_engine::{
-    Usage,
+    DraftCounts, Usage,
     chat::{ChatFinish, Conversation, Token},
 };
 use carat_text::{Tokenizer, ToolCall};
@@ -79,6 +79,8 @@ pub(super) struct ChatRequest {
     prompt_cache_key: Option<String>,
     #[serde(default)]
     ignore_eos: Option<bool>,
+    #[serde(default)]
+    draft: Option<bool>,
     #[serde(default)]
     cache_salt: Option<String>,
     #[serde(default)]
@@ -347,6 +349,7 @@ impl ChatRequest {
             stop: OneOrMany::into_vec(self.stop),
             logprobs,
             ignore_eos: self.ignore_eos.unwrap_or(false),
+            draft: self.draft.unwrap_or(true),
             format: self.guided.format(format)?,
             tool_choice,
             parallel_calls: self.parallel_tool_calls.unwrap_or(true),
@@ -622,6 +625,7 @@ pub(super) fn finish_reason(finished: &Finished) -> &'static str {
 /// What was computed for all choices; they share the prompt.
 pub(super) fn usage<'a>(finished: impl Iterator<Item = &'a Finished>) -> Value {
     let (mut prompt, mut cached, mut generated, mut thinking) = (0, 0, 0, 0);
+    let mut drafts = DraftCounts::default();
     for (n, one) in finished.enumerate() {
         let counts = &one.usage.counts;
         if n == 0 {
@@ -629,6 +633,7 @@ pub(super) fn usage<'a>(finished: impl Iterator<Item = &'a Finished>) -> Value {
         }
         generated += counts.generated_tokens;
         thinking += one.thinking_tokens;
+        drafts.add(&counts.drafts);
     }
     json!({
         "prompt_tokens": prompt,
@@ -637,8 +642,8 @@ pub(super) fn usage<'a>(finished: impl Iterator<Item = &'a Finished>) -> Value {
         "prompt_tokens_details": { "cached_tokens": cached },
         "completion_tokens_details": {
             "reasoning_tokens": thinking,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": drafts.accepted,
+            "rejected_prediction_tokens": drafts.drafted - drafts.accepted,
         },
     })
 }
@@ -656,7 +661,7 @@ pub(super) fn timings(usage: &Usage) -> Value {
             0.0
         }
     };
-    json!({
+    let mut timings = json!({
         "cache_n": counts.cached_tokens,
         "prompt_n": computed,
         "prompt_ms": millis(usage.prefill),
@@ -664,7 +669,13 @@ pub(super) fn timings(usage: &Usage) -> Value {
         "predicted_n": counts.generated_tokens,
         "predicted_ms": millis(usage.decode),
         "predicted_per_second": rate(counts.generated_tokens.saturating_sub(1), usage.decode),
-    })
+    });
+    if counts.drafts.drafted > 0 {
+        timings["draft_n"] = counts.drafts.drafted.into();
+        timings["draft_n_accepted"] = counts.drafts.accepted.into();
+        timings["predicted_per_pass"] = counts.drafts.tokens_per_pass().into();
+    }
+    timings
 }
 
 /// What only this server says: if asked, and where something would be lost otherwise.

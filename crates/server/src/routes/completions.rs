@@ -56,6 +56,8 @@ struct CompletionRequest {
     #[serde(default)]
     ignore_eos: Option<bool>,
     #[serde(default)]
+    draft: Option<bool>,
+    #[serde(default)]
     cache_salt: Option<String>,
 }
 
@@ -116,6 +118,7 @@ impl CompletionRequest {
             logprobs,
             prompt_logprobs: logprobs.filter(|_| echo),
             ignore_eos: self.ignore_eos.unwrap_or(false),
+            draft: self.draft.unwrap_or(true),
             format: self.guided.format(format)?,
             user: self.user,
             cache_salt: self.cache_salt,

@@ -52,6 +52,8 @@ pub(crate) struct SplitKvScratch {
 /// One attention step: queries, and the keys they look at.
 pub(crate) struct Attention<'a> {
     kv: &'a PagedKv,
+    /// Positions a row sees, itself included.
+    window: Option<usize>,
     /// `[rows, heads * head_dim]`.
     queries: &'a [f32],
     columns: usize,
@@ -63,6 +65,7 @@ pub(crate) struct Attention<'a> {
 impl<'a> Attention<'a> {
     pub(crate) fn new(
         kv: &'a PagedKv,
+        window: Option<usize>,
         queries: &'a [f32],
         columns: usize,
         spans: impl Iterator<Item = QuerySpan<'a>>,
@@ -85,6 +88,7 @@ impl<'a> Attention<'a> {
             .collect();
         Attention {
             kv,
+            window,
             queries,
             columns,
             gqa_group,
@@ -231,7 +235,7 @@ impl<'a> Attention<'a> {
 
     /// Positions that a row of a block sees.
     fn visible(&self, block: &QuerySpan<'_>, row: usize) -> Range<usize> {
-        let window = self.kv.spec.window.unwrap_or(usize::MAX);
+        let window = self.window.unwrap_or(usize::MAX);
         let own = block.position + row + 1;
         let end = block.visible_end.map_or(own, |ends| ends[row] as usize);
         own.saturating_sub(window)..end

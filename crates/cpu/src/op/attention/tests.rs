@@ -94,6 +94,7 @@ impl Sequence {
             let range = start * columns..end * columns;
             Attention::new(
                 &cache,
+                self.spec.window,
                 &self.queries[range.clone()],
                 columns,
                 std::iter::once(span),
@@ -171,6 +172,7 @@ fn spec(kv_heads: usize, head_dim: usize, window: Option<usize>) -> SlotSpec {
         kv_heads,
         head_dim,
         window,
+        borrowed: None,
     }
 }
 

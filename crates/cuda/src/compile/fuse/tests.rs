@@ -290,6 +290,7 @@ fn heads_of_another_size_than_their_rope_are_not_fused() {
         let rope = p.rope_table(Rope {
             head_dim: half,
             frequencies: vec![0.1; half / 2],
+            shift: 0,
         });
         let rotated = p.rope("rope", p.norm("norm", x, model.output_norm, 1e-6), rope);
         (rotated, rotated)

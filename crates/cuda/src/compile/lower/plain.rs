@@ -119,6 +119,11 @@ impl Lowering<'_> {
             Step::Scale { x, by, out } => {
                 self.call(label, rows, elementwise(Function::Scale { by }, x, out));
             }
+            Step::State { .. } | Step::ClusterLogits { .. } => {
+                return Err(BackendError::Unsupported {
+                    what: format!("{label}: draft models do not run on CUDA yet"),
+                });
+            }
             Step::Softcap { x, cap, out } => {
                 self.call(label, rows, elementwise(Function::Softcap { cap }, x, out));
             }

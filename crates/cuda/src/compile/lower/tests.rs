@@ -495,6 +495,7 @@ fn head_sizes_no_kernel_takes_are_refused_by_name() {
         kv_heads: 1,
         head_dim: model.config.dim,
         window: None,
+        borrowed: None,
     });
     let q = p.embed("token", model.embedding, 1.0, Rows::All);
     let out = p.attend(q, slot);

@@ -52,7 +52,8 @@ impl Scheduler {
         let rest = max_rows - decoding;
         // The first prompt goes on by as little as it can, if there are drafts for all other rows.
         let first = self.running.iter().find(|s| s.ready() > 1);
-        let mut for_drafts = rest.saturating_sub(first.map_or(0, Sequence::min_rows));
+        let for_drafts = rest.saturating_sub(first.map_or(0, Sequence::min_rows));
+        let mut for_drafts = for_drafts.min(self.draft_rows(decoding));
         let mut drafted = 0;
         let mut i = 0;
         while i < self.running.len() {

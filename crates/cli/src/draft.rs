@@ -1,0 +1,181 @@
+//! From `--draft` to a drafter: the one that is named, the one beside the model, or the demo model's own.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use anyhow::{Context, Result, bail};
+use carat_engine::{DraftConfig, EngineConfig, EngineHandle, StartError};
+use carat_gguf::Gguf;
+use carat_model::{
+    Drafter, Model,
+    backend::Backend,
+    gemma4_assistant::{self, Head},
+};
+
+use crate::{
+    fetch,
+    load::{self, Loaded},
+    settings::Settings,
+    terminal::{Terminal, bytes},
+};
+
+/// Tokens of a draft at the most, where nobody says otherwise: with the token before them, as many rows as the fastest products of
+/// every device take.
+const USUAL_MOST: usize = 7;
+/// Rows that drafts may bring a step to on devices where more would make no difference to results.
+const MOST_ROWS: usize = 32;
+/// What the names of drafters contain, as people publish them.
+const USUAL_NAMES: [&str; 4] = ["assistant", "drafter", "draft", "mtp"];
+
+/// Who drafts for a model.
+#[derive(Default)]
+pub(crate) struct Drafts {
+    pub(crate) drafter: Option<Drafter>,
+    /// The text is looked up in itself.
+    pub(crate) lookup: bool,
+    pub(crate) most: usize,
+    rows: usize,
+}
+
+impl Drafts {
+    /// What the settings ask for, said in a line.
+    pub(crate) fn open(
+        settings: &Settings,
+        model: &Model,
+        backend: &dyn Backend,
+        terminal: Terminal,
+    ) -> Result<Drafts> {
+        let most = settings.draft_max.unwrap_or(USUAL_MOST);
+        let asked = settings.draft.as_deref().unwrap_or("auto");
+        if asked == "off" || most == 0 {
+            return Ok(Drafts::default());
+        }
+        if asked == "auto" && !backend.drafts() {
+            // Where n-grams have not been measured to gain, they are for those who ask for them.
+            return Ok(Drafts::default());
+        }
+        let mut drafts = Drafts {
+            drafter: None,
+            lookup: true,
+            most,
+            rows: backend.exact_rows().min(MOST_ROWS),
+        };
+        drafts.drafter = match asked {
+            "ngram" => None,
+            "auto" => find(settings, model, terminal)?,
+            name => {
+                if !backend.drafts() {
+                    bail!(
+                        "draft models do not run on `{}` yet; leave --draft out, or give --draft ngram or --backend cpu",
+                        backend.name()
+                    );
+                }
+                let path = fetch::resolve(name, settings, terminal)
+                    .with_context(|| format!("cannot load the drafter `{name}`"))?;
+                Some(open(&path, model)?)
+            }
+        };
+        drafts.tell(terminal);
+        Ok(drafts)
+    }
+
+    fn tell(&self, terminal: Terminal) {
+        match &self.drafter {
+            Some(drafter) => {
+                let file = drafter.weights.file();
+                terminal.note(format_args!(
+                    "drafting with {} ({}), up to {} tokens a pass; --draft off does without",
+                    drafter.config.name,
+                    bytes(file.file_bytes() as u64),
+                    self.most
+                ));
+            }
+            None => terminal.note(
+                "drafting what the text repeats (n-grams); --draft FILE drafts with a model, --draft off not at all",
+            ),
+        }
+    }
+
+    /// What the engine is told of it.
+    pub(crate) fn configure(&self, config: &mut EngineConfig) {
+        if self.most > 0 {
+            config.max_draft = self.most;
+            config.drafts = Some(DraftConfig {
+                model: self.drafter.is_some(),
+                lookup: self.lookup,
+                rows: self.rows,
+                costs: None,
+            });
+        }
+    }
+}
+
+/// The demo model's own drafter, or one beside the model's file.
+fn find(settings: &Settings, model: &Model, terminal: Terminal) -> Result<Option<Drafter>> {
+    if settings.model.is_none() {
+        let demo = load::demo_drafter()?;
+        let drafter = Drafter::load(demo, model).context("the demo model's drafter is damaged")?;
+        return Ok(Some(drafter));
+    }
+    for path in beside(model.weights.file().path()) {
+        let Ok(file) = Gguf::open(&path) else {
+            continue;
+        };
+        if !Drafter::is_one(&file) {
+            continue;
+        }
+        match Drafter::load(Arc::new(file), model) {
+            Ok(drafter) => return Ok(Some(drafter)),
+            Err(error) => {
+                terminal.note(format_args!("`{}` is passed over: {error}", path.display()));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Files in the model's folder that are called like drafters, by name.
+fn beside(model: &Path) -> Vec<PathBuf> {
+    let is_named_so = |path: &PathBuf| {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let name = name.to_lowercase();
+        let extension = path.extension().unwrap_or_default();
+        extension.eq_ignore_ascii_case("gguf")
+            && USUAL_NAMES.iter().any(|usual| name.contains(usual))
+    };
+    let folder = model.parent().map(std::fs::read_dir);
+    let entries = folder.and_then(Result::ok).into_iter().flatten();
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut found: Vec<PathBuf> = paths
+        .filter(|path| is_named_so(path) && path != model)
+        .collect();
+    found.sort();
+    found
+}
+
+fn open(path: &Path, model: &Model) -> Result<Drafter> {
+    let cannot = || format!("cannot load the drafter `{}`", path.display());
+    let file = Gguf::open(path).with_context(cannot)?;
+    Drafter::load(Arc::new(file), model).with_context(cannot)
+}
+
+/// Starts the engine of a loaded model, with its drafter where there is one.
+pub(crate) fn start(loaded: Loaded, config: EngineConfig) -> Result<EngineHandle, StartError> {
+    let Loaded {
+        model,
+        plan,
+        backend,
+        drafts,
+        ..
+    } = loaded;
+    match drafts.drafter {
+        Some(drafter) => {
+            let draft_plan = gemma4_assistant::plan(&drafter, Head::Clusters);
+            let target = (plan, model.weights);
+            EngineHandle::start_with_drafter(config, backend, target, (draft_plan, drafter.weights))
+        }
+        None => EngineHandle::start(config, backend, plan, model.weights),
+    }
+}

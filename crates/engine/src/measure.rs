@@ -1,0 +1,146 @@
+//! What rows cost on a device: short batches, timed once before the first request.
+//!
+//! Nobody has pages yet, so whatever these batches write is written over before anybody reads it.
+
+use std::time::{Duration, Instant};
+
+use carat_model::{
+    backend::{BackendError, Batch, DraftRun, Draw, Executor, Feed, Outputs, Run},
+    kv::{PageId, PerGroup, pages_of},
+    sampling::Sampling,
+};
+
+use crate::{config::Limits, core::StepCosts};
+
+/// Rows of the batches that are timed, what matters most first.
+const ROWS: [usize; 9] = [1, 8, 4, 2, 16, 32, 3, 6, 64];
+/// Of these, those that are timed however long they take: without them there is nothing to go by.
+const LEAST: usize = 2;
+/// Each is run so often at the most; the shortest time counts.
+const REPETITIONS: usize = 8;
+/// Once so much time has passed, nothing else is timed: the rest lies on the line between, or beyond in proportion.
+const BUDGET: Duration = Duration::from_millis(200);
+
+/// The costs that lengths of drafts follow from; `None` where they are given, or nobody drafts, or the device does not do it.
+pub(crate) fn costs_for_drafts(executor: &mut dyn Executor, limits: &Limits) -> Option<StepCosts> {
+    let config = limits.config();
+    let drafts = config.drafts.as_ref().filter(|_| config.max_draft > 0)?;
+    if drafts.costs.is_some() {
+        return None;
+    }
+    match measure(executor, limits, drafts.model) {
+        Ok(costs) => Some(costs),
+        Err(error) => {
+            tracing::warn!(%error, "the cost of rows could not be measured; it is assumed");
+            None
+        }
+    }
+}
+
+fn measure(
+    executor: &mut dyn Executor,
+    limits: &Limits,
+    has_model: bool,
+) -> Result<StepCosts, BackendError> {
+    let options = limits.compile_options();
+    let fitting = options.max_rows.min(options.max_sampled);
+    let context = limits.config().context;
+    let fitting = fitting.min(context);
+    let held = limits.config().pages;
+    let has_pages = |rows: usize| {
+        let pages = pages_of(rows);
+        pages <= held.full && (limits.shape().window.is_none() || pages <= held.sliding)
+    };
+    let rows: Vec<usize> = ROWS
+        .into_iter()
+        .filter(|rows| *rows <= fitting && has_pages(*rows))
+        .collect();
+    let most_pages = pages_of(rows.iter().copied().max().unwrap_or(0));
+    let table: Vec<PageId> = (0..most_pages as u32).map(PageId).collect();
+    let mut costs = StepCosts {
+        target: Vec::new(),
+        drafter: Vec::new(),
+    };
+    let begun = Instant::now();
+    // All of them again and again, rather than each many times: what slows a machine down comes and goes.
+    for turn in 0..REPETITIONS * rows.len() {
+        if turn >= LEAST && begun.elapsed() > BUDGET {
+            break;
+        }
+        let rows = rows[turn % rows.len()];
+        let table = &table[..pages_of(rows)];
+        let pages = PerGroup {
+            full: table,
+            sliding: table,
+        };
+        let time = time_batch(executor, rows, pages)?;
+        take(&mut costs.target, rows, time);
+        if has_model && rows <= limits.config().max_sequences {
+            let time = time_drafts(executor, rows, pages)?;
+            take(&mut costs.drafter, rows, time);
+        }
+    }
+    costs.target.sort_unstable();
+    costs.drafter.sort_unstable();
+    Ok(costs)
+}
+
+/// Keeps the shortest time of so many rows.
+fn take(table: &mut Vec<(usize, Duration)>, rows: usize, time: Duration) {
+    match table.iter_mut().find(|(known, _)| *known == rows) {
+        Some((_, shortest)) => *shortest = time.min(*shortest),
+        None => table.push((rows, time)),
+    }
+}
+
+/// A batch whose rows are all sampled, as those of a draft are.
+fn time_batch(
+    executor: &mut dyn Executor,
+    rows: usize,
+    pages: PerGroup<&[PageId]>,
+) -> Result<Duration, BackendError> {
+    let started = Instant::now();
+    let feeds = vec![Feed::Token(0); rows];
+    let run = Run {
+        rows: 0..rows,
+        position: 0,
+        pages,
+        sampled: rows,
+        visible_end: None,
+    };
+    let batch = Batch {
+        feeds: &feeds,
+        runs: &[run],
+    };
+    let sampling = Sampling::greedy();
+    let draw = Draw {
+        sampling: &sampling,
+        history: &[],
+        mask: None,
+        output: carat_model::backend::RowOutput::Token,
+    };
+    let ticket = executor.submit(&batch)?;
+    let drawn = executor.draw(&ticket, &vec![draw; rows]);
+    executor.collect(ticket, &mut Outputs::default())?;
+    drawn?;
+    Ok(started.elapsed())
+}
+
+/// A step of drafts behind each row of the batch before.
+fn time_drafts(
+    executor: &mut dyn Executor,
+    rows: usize,
+    pages: PerGroup<&[PageId]>,
+) -> Result<Duration, BackendError> {
+    let draft = |row: usize| DraftRun {
+        row,
+        token: 0,
+        position: row + 1,
+        pages,
+        length: 1,
+    };
+    let drafts: Vec<DraftRun<'_>> = (0..rows).map(draft).collect();
+    let started = Instant::now();
+    executor.draft(&drafts)?;
+    Ok(started.elapsed())
+}

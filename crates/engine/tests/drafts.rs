@@ -1,0 +1,188 @@
+//! Drafts change no answer: random requests with a drafter and with lookups, in random company, give the tokens, log-probabilities
+//! and ends that they give without. Batches stay within the small class, in which a row has the same bits in any company.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use carat_cpu::{CpuBackend, CpuConfig};
+use carat_engine::{
+    Constraint, ConstraintSource, DraftConfig, DraftCounts, EngineConfig, EngineHandle, Event,
+    FinishReason, ModelShape, Request, StepCosts, TokenStream,
+};
+use carat_model::{
+    TokenId, gemma4,
+    gemma4_assistant::{self, Head},
+    sampling::{Sampling, TokenMask},
+};
+use carat_testkit::pairs::Pair;
+
+/// A tenth of what has been run by hand.
+const GENERATIONS: usize = 1000;
+const CONTEXT: usize = 128;
+/// Rows of the small class.
+const ROWS: usize = 32;
+const VOCAB: u64 = 448;
+
+fn start(pair: &Pair, sequences: usize, most: usize) -> EngineHandle {
+    let plan = gemma4::plan(&pair.target);
+    let shape = ModelShape::from(&plan);
+    let reaching = ModelShape {
+        window: shape.window.map(|window| window + most),
+        ..shape
+    };
+    let mut config = EngineConfig::comfortable(CONTEXT, sequences, ROWS, reaching);
+    config.max_unfinished = 64;
+    config.max_draft = most;
+    config.drafts = Some(DraftConfig {
+        model: true,
+        lookup: true,
+        rows: ROWS,
+        costs: Some(StepCosts::assumed()),
+    });
+    let drafter = gemma4_assistant::plan(&pair.drafter, Head::Clusters);
+    let backend = Box::new(CpuBackend::new(&CpuConfig::default()));
+    let target = (plan, Arc::clone(&pair.target.weights));
+    let drafter = (drafter, Arc::clone(&pair.drafter.weights));
+    EngineHandle::start_with_drafter(config, backend, target, drafter).unwrap()
+}
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 += 1;
+        carat_model::sampling::random(3, self.0, 0)
+    }
+
+    fn below(&mut self, most: usize) -> usize {
+        (self.next() % most as u64) as usize
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.next().is_multiple_of(n)
+    }
+
+    fn tokens(&mut self, count: usize) -> Vec<TokenId> {
+        (0..count).map(|_| (self.next() % VOCAB) as u32).collect()
+    }
+
+    fn request(&mut self) -> Request {
+        let length = 1 + self.below(40);
+        let mut prompt = self.tokens(length);
+        if self.one_in(3) {
+            // Something to look up.
+            let again = prompt.clone();
+            prompt.extend(again);
+        }
+        let stops = self.below(4);
+        Request {
+            max_tokens: Some(1 + self.below(24)),
+            sampling: Sampling {
+                temperature: self.below(2) as f32,
+                repeat_penalty: if self.one_in(4) { 1.3 } else { 1.0 },
+                presence_penalty: if self.one_in(4) { 0.5 } else { 0.0 },
+                penalty_window: 1 + self.below(30),
+                seed: self.next(),
+                ..Sampling::default()
+            },
+            stop_tokens: self.tokens(stops),
+            logprobs: self.one_in(3).then_some(2),
+            constraint: self.one_in(4).then(|| grammar(self.next())),
+            ..Request::new(prompt)
+        }
+    }
+}
+
+/// Allows two thirds of the tokens, others after each.
+#[derive(Clone)]
+struct Grammar(u64);
+
+fn grammar(seed: u64) -> ConstraintSource {
+    ConstraintSource::new(move || Box::new(Grammar(seed)))
+}
+
+impl Constraint for Grammar {
+    fn accept(&mut self, token: TokenId) {
+        self.0 = self.0.rotate_left(5) ^ u64::from(token);
+    }
+
+    fn mask(&mut self, mask: &mut TokenMask) {
+        for token in 0..VOCAB {
+            if !(token ^ self.0).is_multiple_of(3) {
+                mask.allow(token as u32);
+            }
+        }
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// Tokens with the bits of what is said of them, why it ended, and how the drafts went.
+type Answer = (Vec<(TokenId, Option<u32>)>, FinishReason);
+
+fn read(stream: TokenStream) -> (Answer, DraftCounts) {
+    let mut tokens = Vec::new();
+    for event in stream {
+        match event.unwrap() {
+            Event::Token { id, logprob, .. } => tokens.push((id, logprob.map(f32::to_bits))),
+            Event::PromptToken { .. } => panic!("nobody asked for it"),
+            Event::Finished { reason, usage } => return ((tokens, reason), usage.counts.drafts),
+        }
+    }
+    panic!("a stream without an end");
+}
+
+#[test]
+fn answers_are_the_same_with_drafts_and_without() {
+    let mut random = Random(0);
+    let mut total = DraftCounts::default();
+    let names = ["e-series", "e-series-centroids", "12b-like", "moe-like"];
+    for name in names {
+        let pair = Pair::load(name);
+        let plain = start(&pair, 1, 1);
+        let engines = [(1, 7), (4, 3), (16, 1)].map(|(n, most)| (n, start(&pair, n, most)));
+        let mut left = GENERATIONS / names.len();
+        while left > 0 {
+            let (company, engine) = &engines[random.below(3)];
+            let mut under_way: VecDeque<(Request, TokenStream)> = VecDeque::new();
+            for _ in 0..=random.below(2 * company) {
+                let request = Request {
+                    drafts: !random.one_in(5),
+                    ..random.request()
+                };
+                let stream = engine.submit(request.clone()).unwrap();
+                under_way.push_back((request, stream));
+                if random.one_in(8) {
+                    // Dropping it cancels it.
+                    under_way.swap_remove_back(random.below(under_way.len()));
+                }
+            }
+            for (request, stream) in under_way {
+                let (answer, drafts) = read(stream);
+                total.add(&drafts);
+                let (alone, without) = read(
+                    plain
+                        .submit(Request {
+                            drafts: false,
+                            ..request
+                        })
+                        .unwrap(),
+                );
+                assert_eq!(answer, alone, "{name}");
+                assert_eq!(without.drafted, 0);
+                left = left.saturating_sub(1);
+            }
+        }
+        for (_, engine) in &engines {
+            // Whoever was cancelled has left when the next is answered.
+            read(engine.submit(random.request()).unwrap());
+            let stats = engine.snapshot().stats;
+            let held = stats.pages.map(|pages| pages.held);
+            assert_eq!((held.full, held.sliding), (0, 0), "a leak");
+        }
+    }
+    // Drafts were made, and of both kinds.
+    assert!(total.accepted > GENERATIONS as u64 / 4, "{total:?}");
+    assert!(total.drafted > total.accepted, "{total:?}");
+}
