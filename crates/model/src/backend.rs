@@ -24,10 +24,10 @@ pub use crate::{
 
 /// Compiles plans for one device.
 pub trait Backend: Send {
-    /// What `--backend` calls it.
+    /// Name that `--backend` takes.
     fn name(&self) -> &'static str;
 
-    /// What the device has, and what of it is free.
+    /// Memory of the device, and what of it is free.
     fn memory(&self) -> Result<Memory, BackendError>;
 
     /// Rows of a prompt to feed at a time: enough to keep the device busy, few enough to stay responsive.
@@ -35,7 +35,7 @@ pub trait Backend: Send {
         512
     }
 
-    /// What compiling would take of [`Backend::memory`], where that can be told: on devices that copy the weights.
+    /// Part of [`Backend::memory`] that compiling would take, where that can be told: on devices that copy the weights.
     fn need(
         &self,
         _plan: &Plan,
@@ -50,7 +50,7 @@ pub trait Backend: Send {
         None
     }
 
-    /// What the device can do at the most, measured now, in about a second; `None` where nobody would ask.
+    /// Peak rates of the device, measured now, in about a second; `None` where nobody would ask.
     fn roofline(&self) -> Result<Option<Roofline>, BackendError> {
         Ok(None)
     }
@@ -157,7 +157,7 @@ pub struct LaunchTime {
 pub struct Memory {
     /// All there is.
     pub total_bytes: u64,
-    /// What nobody has taken.
+    /// Bytes that nobody has taken.
     pub free_bytes: u64,
 }
 
@@ -170,14 +170,14 @@ pub struct Need {
     pub parts: String,
 }
 
-/// What a plan is compiled for.
+/// Limits and formats that a plan is compiled for.
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
     /// KV pages to hold, per group.
     pub pages: PerGroup<usize>,
     /// Pages in host memory that [`Executor::move_pages`] saves to and loads from, per group.
     pub host_pages: PerGroup<usize>,
-    /// How keys and values are kept.
+    /// Format of keys and values.
     pub kv: KvType,
     /// The most rows a batch will have.
     pub max_rows: usize,
@@ -192,21 +192,21 @@ pub struct CompileOptions {
 #[must_use = "a submitted batch must be collected"]
 pub struct Ticket(pub u64);
 
-/// Why a device could not do it: the three cases callers act on.
+/// Why a device could not do it: the four cases callers act on.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// The device has too little memory.
     #[error("not enough memory: {} needed, {} free", mib(*.needed_bytes), mib(*.free_bytes))]
     OutOfMemory {
-        /// What it would take.
+        /// Bytes it would take.
         needed_bytes: u64,
-        /// What there is.
+        /// Bytes there are.
         free_bytes: u64,
     },
     /// It was refused before anything was done.
     #[error("{what}")]
     Unsupported {
-        /// What was asked for, as a sentence.
+        /// The wish, as a sentence.
         what: String,
     },
     /// What the device has to say.

@@ -9,7 +9,7 @@ use crate::{
     plan::Plan,
 };
 
-/// What a row is fed.
+/// Input of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Feed<'a> {
     /// A token.

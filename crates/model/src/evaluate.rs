@@ -13,7 +13,7 @@ use crate::{
     sampling::Sampling,
 };
 
-/// What to compile with for a text of `tokens`, fed `chunk` at a time.
+/// Options to compile with for a text of `tokens`, fed `chunk` at a time.
 pub fn options(tokens: usize, chunk: usize) -> CompileOptions {
     let pages = pages_of(tokens).max(1);
     let chunk = chunk.clamp(1, tokens.max(1));

@@ -12,7 +12,7 @@ use crate::{
         Backend, BackendError, Batch, CompileOptions, Draw, Executor, Feed, Memory, Outputs,
         RowRef, Run, Ticket,
     },
-    kv::{PAGE_TOKENS, PageId, PageMove, PerGroup, first_visible},
+    kv::{KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup, first_visible},
     plan::{KvSlot, Plan, RopeId, Rows, Step, Value},
     sampling::Scratch,
     weights::{Weight, Weights},
@@ -403,7 +403,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Where a position lies among all cells of a slot.
+/// Index of a position among all cells of a slot.
 fn cell(pages: &[PageId], position: usize) -> usize {
     pages[position / PAGE_TOKENS].0 as usize * PAGE_TOKENS + position % PAGE_TOKENS
 }

@@ -23,7 +23,7 @@ impl Weight {
     }
 }
 
-/// Where a weight lies and what shape it has. A vector is a matrix of one row.
+/// Place and shape of a weight. A vector is a matrix of one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matrix {
     /// In the file.
@@ -140,7 +140,7 @@ impl Weights {
         (0..).map(Weight).zip(&self.matrices)
     }
 
-    /// What is known of one.
+    /// Facts about one.
     pub fn matrix(&self, w: Weight) -> &Matrix {
         &self.matrices[w.index()]
     }

@@ -98,7 +98,7 @@ impl BatchLayout {
         }
     }
 
-    /// Where the settings of sampled rows go, with what happens to logits behind the `used` words of [`BatchLayout::write`].
+    /// Addresses of the settings of sampled rows, with what happens to logits behind the `used` words of [`BatchLayout::write`].
     pub(crate) fn settings_at(&self, used: usize) -> SettingsAt {
         SettingsAt {
             settings: self.settings,

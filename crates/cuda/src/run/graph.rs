@@ -134,7 +134,7 @@ impl Graphs {
 /// after any prompt, and there are few of them.
 struct Held<G> {
     graphs: HashMap<RowCounts, (G, u64)>,
-    /// What ran once as it is: first launches load code, which a capture does not allow.
+    /// Keys of what ran once as it is: first launches load code, which a capture does not allow.
     seen: HashSet<RowCounts>,
     given_up: HashSet<RowCounts>,
     uses: u64,
