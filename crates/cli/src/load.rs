@@ -11,7 +11,7 @@ use carat_cuda::{Checks, CudaBackend, CudaConfig, CudaError, Fusion, Graphs, Pdl
 use carat_gguf::Gguf;
 use carat_model::{
     Model,
-    backend::{Backend, BackendError, CompileOptions, Executor},
+    backend::{Backend, BackendError, Batching, CompileOptions, Executor},
     gemma4,
     kv::KvType,
     plan::{Plan, Step},
@@ -57,6 +57,7 @@ pub(crate) struct Loaded {
     pub(crate) plan: Plan,
     pub(crate) backend: Box<dyn Backend>,
     pub(crate) kv: KvType,
+    pub(crate) batching: Batching,
 }
 
 impl Loaded {
@@ -71,6 +72,7 @@ impl Loaded {
                 None => best_backend(settings, terminal)?,
             },
             kv: settings.kv(),
+            batching: settings.batching(),
             model,
             file,
         })

@@ -159,6 +159,7 @@ pub(crate) fn engine_config(loaded: &Loaded, parallel: usize, context: usize) ->
     let shape = ModelShape::from(&loaded.plan);
     let mut config = EngineConfig {
         kv: loaded.kv,
+        batching: loaded.batching,
         ..EngineConfig::comfortable(context, parallel, rows, shape)
     };
     config.pages.full = config

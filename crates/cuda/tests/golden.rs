@@ -16,8 +16,8 @@ use carat_gguf::QuantType;
 use carat_model::{
     Model, TokenId,
     backend::{
-        Backend, BackendError, Batch, CompileOptions, Draw, Executor, Feed, Outputs, RowOutput,
-        Run, Ticket, token_feeds,
+        Backend, BackendError, Batch, Batching, CompileOptions, Draw, Executor, Feed, Outputs,
+        RowOutput, Run, Ticket, token_feeds,
     },
     evaluate, gemma4,
     kv::{KvType, PageId, PerGroup},
@@ -419,6 +419,7 @@ fn side_by_side(
         max_rows: 40,
         max_sampled: 40,
         probe: false,
+        batching: Batching::Fast,
     };
     let compiled = card.compile(&gemma4::plan(model), Arc::clone(&model.weights), &options);
     let mut executor = compiled.map_err(|e| e.to_string())?;
@@ -566,6 +567,7 @@ fn answers_ahead(
         max_rows: 4,
         max_sampled: 4,
         probe: false,
+        batching: Batching::Fast,
     };
     let compiled = card.compile(&gemma4::plan(&model), Arc::clone(&model.weights), &options);
     let mut executor = compiled.map_err(|e| e.to_string())?;
@@ -666,6 +668,7 @@ fn answers(
         max_rows: 64,
         max_sampled: 4,
         probe: false,
+        batching: Batching::Fast,
     };
     let compiled = card.compile(&gemma4::plan(&model), Arc::clone(&model.weights), &options);
     let mut executor = compiled.map_err(|e| e.to_string())?;

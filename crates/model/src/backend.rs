@@ -185,6 +185,19 @@ pub struct CompileOptions {
     pub max_sampled: usize,
     /// Keep every value of the last batch for [`Executor::probed`].
     pub probe: bool,
+    /// The company that a row's bits may depend on.
+    pub batching: Batching,
+}
+
+/// Freedom of kernels with the rows of a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Batching {
+    /// The fastest kernels for as many rows as a batch has. Results of a row differ between classes of batches in their last
+    /// bits, so that a near tie may be decided by the company.
+    #[default]
+    Fast,
+    /// A row has the same bits whatever else is in its batch, and however its prompt is cut.
+    Invariant,
 }
 
 /// Proof that a batch was submitted.

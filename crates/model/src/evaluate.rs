@@ -5,8 +5,8 @@ use std::ops::Range;
 use crate::{
     TokenId,
     backend::{
-        BackendError, Batch, CompileOptions, Draw, Executor, Feed, Outputs, RowResult, Run,
-        token_feeds,
+        BackendError, Batch, Batching, CompileOptions, Draw, Executor, Feed, Outputs, RowResult,
+        Run, token_feeds,
     },
     kv::{KvType, PageId, PerGroup, first_visible_page, pages_of},
     plan::Plan,
@@ -28,6 +28,7 @@ pub fn options(tokens: usize, chunk: usize) -> CompileOptions {
         max_rows: chunk,
         max_sampled: chunk,
         probe: false,
+        batching: Batching::Fast,
     }
 }
 

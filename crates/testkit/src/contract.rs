@@ -9,8 +9,8 @@ use carat_gguf::{QuantType, quant::SplitMix64};
 use carat_model::{
     Model, TokenId,
     backend::{
-        Backend, BackendError, Batch, CompileOptions, Draw, Executor, Feed, Outputs, RowOutput,
-        Run, Ticket, token_feeds,
+        Backend, BackendError, Batch, Batching, CompileOptions, Draw, Executor, Feed, Outputs,
+        RowOutput, Run, Ticket, token_feeds,
     },
     evaluate::Pages,
     gemma4,
@@ -105,6 +105,7 @@ impl Session {
             max_rows: 128,
             max_sampled: 8,
             probe: false,
+            batching: Batching::Fast,
         };
         let executor = backend
             .compile(&plan, Arc::clone(&model.weights), &options)

@@ -11,10 +11,7 @@ use carat_model::{
 use super::row_view::RowView;
 use crate::{
     aligned::Aligned,
-    kernel::gemm::{
-        activations::{ActivationRows, Activations},
-        row_class::RowClass,
-    },
+    kernel::gemm::activations::{ActivationRows, Activations},
     lower::{Op, Operand, ProductInput, Program},
     op::{
         attention::{Attention, SplitKvScratch},
@@ -66,8 +63,7 @@ impl State {
                 .collect(),
             quantized: quantized
                 .map(|shape| {
-                    let isa = workers.kernels.isa();
-                    let rows = ActivationRows::for_batches(isa, count(shape.rows), 1);
+                    let rows = ActivationRows::for_batches(workers.classes, count(shape.rows), 1);
                     Activations::new(rows, shape.columns)
                 })
                 .collect(),
@@ -92,7 +88,7 @@ impl State {
                 .collect(),
             moe: program.experts.map(|(experts, top_k)| {
                 let rows = options.max_rows.max(options.max_sampled);
-                MoeBuffers::new(workers.kernels.isa(), &weights, experts, (rows, top_k))
+                MoeBuffers::new(workers.classes, &weights, experts, (rows, top_k))
             }),
             router_scores: Vec::new(),
             split_kv: SplitKvScratch::default(),
@@ -188,7 +184,7 @@ impl State {
         let all: Vec<Product<'_>> = products
             .iter()
             .map(|(weight, _)| Product {
-                class: RowClass::of(self.workers.kernels.isa(), rows),
+                class: self.workers.classes.of(rows),
                 weights: &self.weights,
                 weight: *weight,
                 input: input(x, &self.buffers, &self.quantized),
@@ -334,7 +330,7 @@ impl State {
                 self.router_scores.resize(rows.len() * experts, 0.0);
                 let row_bounds = [0, rows.len()];
                 let product = Product {
-                    class: RowClass::of(self.workers.kernels.isa(), rows.len()),
+                    class: self.workers.classes.of(rows.len()),
                     weights: &self.weights,
                     weight: *weight,
                     input: input(*x, &self.buffers, &self.quantized),
@@ -386,7 +382,7 @@ fn each_row(
     match quantized {
         None => workers.each_row(out, columns, f),
         Some(quantized) => {
-            let class = RowClass::of(workers.kernels.isa(), out.len() / columns);
+            let class = workers.classes.of(out.len() / columns);
             quantize::each_row(
                 workers,
                 class,

@@ -112,7 +112,7 @@ impl BatchLayout {
 mod tests {
     use carat_gguf::QuantType;
     use carat_model::{
-        backend::{CompileOptions, Run, token_feeds},
+        backend::{Batching, CompileOptions, Run, token_feeds},
         gemma4,
         kv::{KvType, PAGE_TOKENS, PageId, PerGroup},
     };
@@ -137,6 +137,7 @@ mod tests {
             max_rows: 6,
             max_sampled: 3,
             probe: false,
+            batching: Batching::Fast,
         }
     }
 
@@ -314,6 +315,7 @@ mod tests {
             max_rows: 4096,
             max_sampled: 64,
             probe: false,
+            batching: Batching::Fast,
         };
         let bytes = BatchLayout::new(&options).bytes();
         assert!(bytes < 8 << 20, "{bytes}");

@@ -87,6 +87,7 @@ mod tests {
             max_rows,
             max_sampled: 4,
             probe: false,
+            batching: carat_model::backend::Batching::Fast,
         }
     }
 
