@@ -184,6 +184,7 @@ fn run(executor: &mut dyn Executor, rows: usize, position: usize) {
             },
             sampled: 0,
             visible_end: None,
+            table: None,
         }],
     };
     let ticket = executor.submit(&batch).expect("runs");

@@ -133,6 +133,7 @@ fn steps(executor: &mut dyn Executor, draw: &Draw<'_>) -> Result<f64, BackendErr
             },
             sampled: 1,
             visible_end: None,
+            table: None,
         };
         let runs: Vec<Run<'_>> = (0..STREAMS).map(run).collect();
         // What the host draws is there before anything can be fed by it.

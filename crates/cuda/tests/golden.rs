@@ -348,6 +348,7 @@ fn last_logits(
         },
         sampled,
         visible_end: None,
+        table: None,
     };
     let batch = Batch {
         feeds: &token_feeds(tokens),
@@ -472,6 +473,7 @@ fn step(
             },
             sampled: take[s],
             visible_end: None,
+            table: None,
         });
         owners.extend(std::iter::repeat_n(s, take[s]));
     }
@@ -523,6 +525,7 @@ fn profile(card: &CudaBackend, tiny: &Tiny) -> Result<(), String> {
         pages,
         sampled: 1,
         visible_end: None,
+        table: None,
     };
     let batch = Batch {
         feeds: &token_feeds(&[3]),
@@ -590,6 +593,7 @@ fn answers_ahead(
             },
             sampled: 1,
             visible_end: None,
+            table: None,
         };
         let batch = Batch {
             feeds: &feeds,
@@ -690,6 +694,7 @@ fn answers(
                 },
                 sampled: 1,
                 visible_end: None,
+                table: None,
             });
             fed[s] = sequence.len();
         }

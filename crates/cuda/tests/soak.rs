@@ -162,6 +162,7 @@ fn together(
             },
             sampled: 1,
             visible_end: None,
+            table: None,
         };
         let draw = |s: usize| Draw {
             sampling: &settings[s],

@@ -17,7 +17,7 @@ use crate::{
 };
 
 pub use crate::{
-    batch::{Batch, Feed, RowRef, Run, token_feeds},
+    batch::{Batch, Feed, RowRef, Run, TableRef, token_feeds},
     draw::{Draw, Outputs, RowOutput, RowResult},
     kv::{HostPageId, KvGroup, KvType, PAGE_TOKENS, PageId, PageMove, PerGroup},
 };

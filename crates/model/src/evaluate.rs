@@ -105,6 +105,7 @@ impl<'a> Evaluation<'a> {
             pages: self.pages.tables(),
             sampled: positions.len(),
             visible_end,
+            table: None,
         };
         let batch = Batch {
             feeds,

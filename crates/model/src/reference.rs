@@ -4,13 +4,16 @@
 //! cost in exactness is measured from here. Each row is computed by itself, so results do not depend on what else is in the
 //! batch, on chunking, or on narrowing: those comparisons are exact here.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
 use crate::{
     TokenId,
     backend::{
         Backend, BackendError, Batch, CompileOptions, Draw, Executor, Feed, Memory, Outputs,
-        RowRef, Run, Ticket,
+        RowRef, Run, TableRef, Ticket,
     },
     kv::{KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup, first_visible},
     plan::{KvSlot, Plan, RopeId, Rows, Step, Value},
@@ -56,6 +59,7 @@ impl Backend for Reference {
             plan: plan.clone(),
             weights,
             options: options.clone(),
+            tables: HashMap::new(),
             in_flight: VecDeque::new(),
             batches: 0,
         }))
@@ -73,6 +77,8 @@ struct Interpreter {
     /// The same in host memory.
     saved_keys: Vec<Vec<f32>>,
     saved_values: Vec<Vec<f32>>,
+    /// Page tables by their names, as they were in the last batch that had them.
+    tables: HashMap<u32, PerGroup<Vec<PageId>>>,
     in_flight: VecDeque<InFlight>,
     batches: u64,
 }
@@ -97,6 +103,9 @@ impl Executor for Interpreter {
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
         let sampled_before = self.in_flight.back().map_or(Vec::new(), InFlight::tokens);
         batch.check(&self.plan, &self.options, sampled_before.len())?;
+        for run in batch.runs {
+            self.check_unchanged(run)?;
+        }
         let tokens: Vec<TokenId> = batch
             .feeds
             .iter()
@@ -111,6 +120,12 @@ impl Executor for Interpreter {
                 Rows::Sampled => &sampled,
             };
             self.run(&step, batch, &tokens, rows);
+        }
+        for run in batch.runs {
+            if let Some(table) = run.table {
+                self.tables
+                    .insert(table.id, run.pages.map(<[PageId]>::to_vec));
+            }
         }
         self.batches += 1;
         self.in_flight.push_back(InFlight {
@@ -181,6 +196,31 @@ impl Executor for Interpreter {
 }
 
 impl Interpreter {
+    /// Looks whether entries are what they are said to be, which faster executors rely on.
+    fn check_unchanged(&self, run: &Run<'_>) -> Result<(), BackendError> {
+        let Some(TableRef { id, unchanged }) = run.table else {
+            return Ok(());
+        };
+        let none = PerGroup::default();
+        let before = self.tables.get(&id).unwrap_or(&none);
+        for group in KvGroup::ALL {
+            let (count, now) = (*unchanged.get(group), run.pages.get(group));
+            let entries = before.get(group).get(..count).zip(now.get(..count));
+            let same = |(before, now): (&[PageId], &[PageId])| {
+                let mut pairs = before.iter().zip(now);
+                pairs.all(|(before, now)| now == before || *now == PageId::FREED)
+            };
+            if !entries.is_some_and(same) {
+                return Err(BackendError::Unsupported {
+                    what: format!(
+                        "the first {count} {group:?} entries of page table {id} are said to be unchanged and are not"
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
     #[expect(
         clippy::too_many_lines,
         reason = "one arm a step kind: the list of meanings"

@@ -162,6 +162,7 @@ mod tests {
             pages,
             sampled,
             visible_end: None,
+            table: None,
         };
         let both = PerGroup {
             full: full.as_slice(),
@@ -228,6 +229,7 @@ mod tests {
             },
             sampled: 1,
             visible_end: Some(&ends),
+            table: None,
         };
         let batch = Batch {
             feeds: &feeds,
@@ -290,6 +292,7 @@ mod tests {
             pages,
             sampled: 0,
             visible_end: None,
+            table: None,
         };
         let batch = Batch {
             feeds: &token_feeds(&[1]),

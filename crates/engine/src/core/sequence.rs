@@ -384,6 +384,7 @@ impl Sequence {
             },
             sampled: share.sampled(),
             visible_end,
+            table: self.table.table_ref(),
         }
     }
 

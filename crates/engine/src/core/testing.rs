@@ -6,13 +6,13 @@
 //! what was read, on the history (which must be what the pages hold) and on the mask. [`alone`] says what a request must come
 //! to, without pages or batches.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use carat_model::{
     TokenId,
     backend::{
         BackendError, Batch, CompileOptions, Draw, Executor, Feed, Outputs, RowOutput, RowResult,
-        Run, Ticket,
+        Run, TableRef, Ticket,
     },
     kv::{KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup},
     plan::Value,
@@ -221,6 +221,8 @@ pub(crate) struct FakeExecutor {
     writers: PerGroup<Vec<(u64, usize)>>,
     window: Option<usize>,
     options: CompileOptions,
+    /// Page tables by their names, as they were last.
+    tables: HashMap<u32, PerGroup<Vec<PageId>>>,
     batches: u64,
     in_flight: VecDeque<InFlight>,
     pub(crate) lookahead: Lookahead,
@@ -246,6 +248,7 @@ impl FakeExecutor {
             writers: options.pages.map(|n| vec![(0, 0); n]),
             window: limits.shape().window,
             options,
+            tables: HashMap::new(),
             batches: 0,
             in_flight: VecDeque::new(),
             lookahead: Lookahead::Never,
@@ -281,6 +284,25 @@ impl FakeExecutor {
             return Err(BackendError::Unsupported { what });
         }
         Ok(())
+    }
+
+    /// Whatever is said to be unchanged is, and the tables are remembered.
+    fn remember(&mut self, batch: &Batch<'_>) {
+        let mut named = HashSet::new();
+        for run in batch.runs {
+            let TableRef { id, unchanged } = run.table.expect("the engine names its tables");
+            assert!(named.insert(id), "two tables of one name");
+            let before = self.tables.entry(id).or_default();
+            for group in KvGroup::ALL {
+                let (before, now) = (before.get_mut(group), run.pages.get(group));
+                for i in 0..*unchanged.get(group) {
+                    let same = now[i] == before[i] || now[i] == PageId::FREED;
+                    assert!(same, "{group:?} entry {i} of table {id} has changed");
+                }
+                before.clear();
+                before.extend_from_slice(now);
+            }
+        }
     }
 
     fn groups(&self) -> &'static [KvGroup] {
@@ -440,6 +462,7 @@ impl Executor for FakeExecutor {
             self.ahead += 1;
         }
         self.check(batch);
+        self.remember(batch);
         let fed = self.resolve(batch);
         self.batches += 1;
         self.rows += batch.feeds.len();

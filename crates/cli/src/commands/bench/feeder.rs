@@ -104,6 +104,7 @@ impl<'a> Feeder<'a> {
                 },
                 sampled,
                 visible_end: None,
+                table: None,
             });
         }
         let batch = Batch {

@@ -59,6 +59,7 @@ impl Sequence {
             pages,
             sampled: 0,
             visible_end: None,
+            table: None,
         };
         let batch = Batch {
             feeds: &[],
