@@ -7,7 +7,13 @@
 //! tokens, and [`Executor::collect`] waits for them. Because the draw comes late, the next batch can be under way before the host
 //! knows what it is fed ([`Feed::Sampled`]), and still be drawn with every token before it known: histories, masks.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use crate::{
     cost::Roofline,
@@ -69,7 +75,8 @@ pub trait Backend: Send {
 /// Work is done in the order of the calls: a batch sees the pages as the batches and moves before it left them. At most two
 /// batches are in flight, that is submitted and not collected, and the earlier of them is drawn before the later is submitted.
 pub trait Executor {
-    /// Starts one forward pass. May return before the device is done.
+    /// Starts one forward pass. May return before the device is done. An executor that computes here and now gives up with
+    /// [`BackendError::Interrupted`] soon after its [`Interrupt`] is raised: nothing of the batch counts, as if it had not come.
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError>;
 
     /// Says how the sampled rows of the batch submitted last become tokens, one draw per row in order; at most once per batch,
@@ -91,6 +98,11 @@ pub trait Executor {
     /// Copies pages to host memory and back, in order with the batches. Each page is named by one move at the most, and so is
     /// each place in host memory.
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError>;
+
+    /// Watches this from now on, if batches are computed in [`Executor::submit`]; those that only queue there have no need to.
+    fn interrupt_by(&mut self, interrupt: Interrupt) {
+        let _ = interrupt;
+    }
 
     /// A value of the last batch, `[rows, columns]`; `None` unless compiled with [`CompileOptions::probe`].
     fn probed(&self, value: Value) -> Option<&[f32]>;
@@ -126,6 +138,10 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
         (**self).move_pages(moves)
+    }
+
+    fn interrupt_by(&mut self, interrupt: Interrupt) {
+        (**self).interrupt_by(interrupt);
     }
 
     fn probed(&self, value: Value) -> Option<&[f32]> {
@@ -200,6 +216,38 @@ pub enum Batching {
     Invariant,
 }
 
+/// A wish, from any thread, that the batch being computed is given up.
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt(Arc<InterruptState>);
+
+#[derive(Debug, Default)]
+struct InterruptState {
+    is_raised: AtomicBool,
+    is_ignored: AtomicBool,
+}
+
+impl Interrupt {
+    /// Wishes it.
+    pub fn raise(&self) {
+        self.0.is_raised.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes the wish back.
+    pub fn clear(&self) {
+        self.0.is_raised.store(false, Ordering::Relaxed);
+    }
+
+    /// Lets wishes wait, or not any more: a batch that is to be seen through whatever is wished.
+    pub fn ignore(&self, is_ignored: bool) {
+        self.0.is_ignored.store(is_ignored, Ordering::Relaxed);
+    }
+
+    /// To be looked at between operations. The flag carries nothing but itself, so no order of memory is asked for.
+    pub fn is_raised(&self) -> bool {
+        self.0.is_raised.load(Ordering::Relaxed) && !self.0.is_ignored.load(Ordering::Relaxed)
+    }
+}
+
 /// Proof that a batch was submitted.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a submitted batch must be collected"]
@@ -222,7 +270,10 @@ pub enum BackendError {
         /// The wish, as a sentence.
         what: String,
     },
-    /// What the device has to say.
+    /// It was given up because somebody wished so, and nothing of it counts.
+    #[error("the batch was interrupted")]
+    Interrupted,
+    /// Failure of the device, in its own words.
     #[error(transparent)]
     Device(Box<dyn std::error::Error + Send + Sync>),
 }

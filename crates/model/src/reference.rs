@@ -12,8 +12,8 @@ use std::{
 use crate::{
     TokenId,
     backend::{
-        Backend, BackendError, Batch, CompileOptions, Draw, Executor, Feed, Memory, Outputs,
-        RowRef, Run, TableRef, Ticket,
+        Backend, BackendError, Batch, CompileOptions, Draw, Executor, Feed, Interrupt, Memory,
+        Outputs, RowRef, Run, TableRef, Ticket,
     },
     kv::{KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup, first_visible},
     plan::{KvSlot, Plan, RopeId, Rows, Step, Value},
@@ -60,6 +60,7 @@ impl Backend for Reference {
             weights,
             options: options.clone(),
             tables: HashMap::new(),
+            interrupt: Interrupt::default(),
             in_flight: VecDeque::new(),
             batches: 0,
         }))
@@ -79,6 +80,7 @@ struct Interpreter {
     saved_values: Vec<Vec<f32>>,
     /// Page tables by their names, as they were in the last batch that had them.
     tables: HashMap<u32, PerGroup<Vec<PageId>>>,
+    interrupt: Interrupt,
     in_flight: VecDeque<InFlight>,
     batches: u64,
 }
@@ -114,6 +116,9 @@ impl Executor for Interpreter {
         let all: Vec<RowRef> = batch.all_rows().collect();
         let sampled: Vec<RowRef> = batch.sampled_rows().collect();
         for i in 0..self.plan.steps.len() {
+            if self.interrupt.is_raised() {
+                return Err(BackendError::Interrupted);
+            }
             let step = self.plan.steps[i].step.clone();
             let rows = match self.plan.step_rows(&step) {
                 Rows::All => &all,
@@ -160,6 +165,10 @@ impl Executor for Interpreter {
         let batch = batch.expect("a ticket is used once, in order");
         *out = batch.outputs.unwrap_or_default();
         Ok(())
+    }
+
+    fn interrupt_by(&mut self, interrupt: Interrupt) {
+        self.interrupt = interrupt;
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {

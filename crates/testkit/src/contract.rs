@@ -45,7 +45,7 @@ impl Promise {
 }
 
 /// Every promise there is.
-pub const ALL: [Promise; 9] = [
+pub const ALL: [Promise; 10] = [
     promise(
         "rows_are_fed_what_the_batch_in_flight_samples",
         fed_by_samples,
@@ -56,6 +56,10 @@ pub const ALL: [Promise; 9] = [
     promise("an_embedding_takes_the_place_of_a_token", embeddings),
     promise("images_see_themselves_in_sliding_layers", spans),
     promise("a_batch_that_is_not_drawn_has_no_results", undrawn),
+    promise(
+        "an_interrupted_batch_counts_for_nothing",
+        continuity::interrupted,
+    ),
     promise(
         "page_tables_are_known_from_batch_to_batch",
         continuity::known_tables,

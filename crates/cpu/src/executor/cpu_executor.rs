@@ -4,7 +4,9 @@ use std::{collections::VecDeque, sync::Arc};
 
 use carat_model::{
     TokenId,
-    backend::{BackendError, Batch, CompileOptions, Draw, Executor, Outputs, PageMove, Ticket},
+    backend::{
+        BackendError, Batch, CompileOptions, Draw, Executor, Interrupt, Outputs, PageMove, Ticket,
+    },
     plan::{Plan, Rows, Value},
     sampling::Scratch as SamplingScratch,
     weights::Weights,
@@ -22,6 +24,7 @@ pub(crate) struct CpuExecutor {
     program: Program,
     state: State,
     sampling_scratch: SamplingScratch,
+    interrupt: Interrupt,
     in_flight: VecDeque<InFlight>,
     /// Results that were taken, for their memory.
     spare: Outputs,
@@ -55,6 +58,7 @@ impl CpuExecutor {
             program,
             state,
             sampling_scratch: SamplingScratch::default(),
+            interrupt: Interrupt::default(),
             in_flight: VecDeque::new(),
             spare: Outputs::default(),
             batches: 0,
@@ -65,7 +69,8 @@ impl CpuExecutor {
 }
 
 impl Executor for CpuExecutor {
-    /// Computes here and now: the caller is one of the pool's threads.
+    /// Computes here and now: the caller is one of the pool's threads. A wish to stop is heard between operations; keys and values
+    /// that were stored until then lie behind everything that counts as computed, and are written again.
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
         let before = self.in_flight.back();
         let before = before.and_then(|batch| batch.outputs.as_ref());
@@ -76,6 +81,9 @@ impl Executor for CpuExecutor {
         let view = RowView::new(batch, &self.plan, &drawn);
         self.state.fill_angles(&self.plan, &view);
         for LoweredOp { op, .. } in &self.program.ops {
+            if self.interrupt.is_raised() {
+                return Err(BackendError::Interrupted);
+            }
             if !view.of(op.rows()).is_empty() {
                 self.state.run(op, &view);
             }
@@ -120,6 +128,10 @@ impl Executor for CpuExecutor {
         PageMove::check(moves, self.options.pages, self.options.host_pages)?;
         self.state.move_pages(moves);
         Ok(())
+    }
+
+    fn interrupt_by(&mut self, interrupt: Interrupt) {
+        self.interrupt = interrupt;
     }
 
     fn probed(&self, value: Value) -> Option<&[f32]> {

@@ -11,8 +11,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use carat_model::{
     TokenId,
     backend::{
-        BackendError, Batch, CompileOptions, Draw, Executor, Feed, Outputs, RowOutput, RowResult,
-        Run, TableRef, Ticket,
+        BackendError, Batch, CompileOptions, Draw, Executor, Feed, Interrupt, Outputs, RowOutput,
+        RowResult, Run, TableRef, Ticket,
     },
     kv::{KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup},
     plan::Value,
@@ -226,6 +226,9 @@ pub(crate) struct FakeExecutor {
     batches: u64,
     in_flight: VecDeque<InFlight>,
     pub(crate) lookahead: Lookahead,
+    interrupt: Interrupt,
+    /// Batches that were interrupted.
+    pub(crate) interrupted: usize,
     /// Calls until one fails; 0 for none.
     pub(crate) fails_in: u64,
     /// The most runs of a batch; more are refused.
@@ -252,6 +255,8 @@ impl FakeExecutor {
             batches: 0,
             in_flight: VecDeque::new(),
             lookahead: Lookahead::Never,
+            interrupt: Interrupt::default(),
+            interrupted: 0,
             fails_in: 0,
             max_runs: usize::MAX,
             refused_from: usize::MAX,
@@ -453,6 +458,10 @@ impl Executor for FakeExecutor {
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
         self.call().inspect_err(|_| self.refused += 1)?;
         self.refuse(batch)?;
+        if self.interrupt.is_raised() {
+            self.interrupted += 1;
+            return Err(BackendError::Interrupted);
+        }
         assert!(self.in_flight.len() < 2, "a third batch in flight");
         if let Some(before) = self.in_flight.back() {
             assert!(
@@ -525,6 +534,10 @@ impl Executor for FakeExecutor {
         assert_eq!(ticket.0, batch.ticket, "tickets are collected in order");
         *out = batch.outputs.unwrap_or_default();
         self.call()
+    }
+
+    fn interrupt_by(&mut self, interrupt: Interrupt) {
+        self.interrupt = interrupt;
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {

@@ -1,12 +1,50 @@
-//! What holds from one batch to the next: page tables are known again.
+//! What holds from one batch to the next: a batch that was interrupted leaves nothing behind, and page tables are known again.
 
 use carat_model::{
-    backend::{Backend, Batch, Draw, Run, TableRef, token_feeds},
+    backend::{Backend, BackendError, Batch, Draw, Interrupt, Run, TableRef, token_feeds},
     kv::{PageId, PerGroup},
     sampling::Sampling,
 };
 
-use super::{Checked, Session, VARIANTS, pages, same, tables};
+use super::{Checked, Session, VARIANTS, Variant, near, pages, same, tables};
+
+/// The wish is there before the batch, so that it is heard by whoever listens at all.
+pub(super) fn interrupted(backend: &dyn Backend) -> Checked {
+    let mut session = Session::new(backend, Variant::E2b)?;
+    let interrupt = Interrupt::default();
+    session.executor.interrupt_by(interrupt.clone());
+    let tokens = session.tokens(1, 50);
+    let feeds = token_feeds(&tokens);
+    let pages = pages(0);
+    let expected = session.feed(&pages, 0, &feeds, 1, None)?;
+    session.feed(&pages, 0, &feeds[..41], 0, None)?;
+    let others = token_feeds(&tokens[..9]);
+    let run = Run {
+        rows: 0..9,
+        position: 41,
+        pages: tables(&pages),
+        sampled: 1,
+        visible_end: None,
+        table: None,
+    };
+    let batch = Batch {
+        feeds: &others,
+        runs: &[run],
+    };
+    interrupt.raise();
+    match session.executor.submit(&batch) {
+        Err(BackendError::Interrupted) => {}
+        Err(error) => return Err(error.to_string()),
+        // It queues, and would not have been waited for.
+        Ok(ticket) => session.draw_and_collect(ticket, &[])?,
+    }
+    interrupt.ignore(true);
+    session.feed(&pages, 41, &others, 1, None)?;
+    interrupt.ignore(false);
+    interrupt.clear();
+    let found = session.feed(&pages, 41, &feeds[41..], 1, None)?;
+    near("after an interrupted batch", &found[0], &expected[0])
+}
 
 /// Two sequences take turns; then one has its pages elsewhere, and at last the names change hands.
 pub(super) fn known_tables(backend: &dyn Backend) -> Checked {
