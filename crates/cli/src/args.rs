@@ -516,7 +516,6 @@ pub(crate) struct BenchArgs {
         default_value = "1",
         value_name = "N",
         value_parser = positive,
-        conflicts_with = "profile"
     )]
     pub(crate) sequences: Vec<usize>,
     /// Repetitions of each test

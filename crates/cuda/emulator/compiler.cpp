@@ -35,7 +35,7 @@ static std::string translate(const std::string& source) {
     const size_t end = text.find("#line", body);
     text.replace(body, end - body, "#include \"ptx.hpp\"\n");
   }
-  std::regex kernel("__global__ void (?:__launch_bounds__\\([^)]*\\) )?(\\w+)\\(const (\\w+) p\\)");
+  std::regex kernel("__global__ void (?:__(?:launch_bounds|maxnreg)__\\([^)]*\\) )?(\\w+)\\(const (\\w+) p\\)");
   std::ostringstream entries;
   for (std::sregex_iterator i(text.begin(), text.end(), kernel), end; i != end; ++i)
     entries << "extern \"C\" void emulated_" << (*i)[1] << "(const void* params) { " << (*i)[1] << "(*(const "

@@ -15,6 +15,7 @@ Emulation* emulation;
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 // Blocks run one after another, so what a block shares is a variable that all its threads see.
 #define __shared__ static
 #define threadIdx (emulation->thread)
@@ -81,6 +82,7 @@ inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   for (unsigned i = 0; i < 32; i++) most = most < all[i][0] ? all[i][0] : most;
   return most;
 }
+inline unsigned __reduce_min_sync(unsigned mask, unsigned value) { return ~__reduce_max_sync(mask, ~value); }
 inline unsigned __reduce_add_sync(unsigned, unsigned value) {
   unsigned all[32][8], sum = 0;
   emulation->gather(&value, 1, &all[0][0]);

@@ -109,6 +109,7 @@ impl ModelShape {
             let row = BatchShape {
                 rows: 1,
                 sampled: 0,
+                sequences: 1,
                 depth,
                 kv: KvType::default(),
             };

@@ -15,6 +15,8 @@ pub struct BatchShape {
     pub rows: usize,
     /// Of these the sampled ones.
     pub sampled: usize,
+    /// Sequences that share the rows equally, each at this depth.
+    pub sequences: usize,
     /// Positions already in the cache before the first row.
     pub depth: usize,
     /// Format of keys and values.
@@ -56,7 +58,7 @@ impl Sum for Cost {
     }
 }
 
-/// The least that one batch of a single sequence costs, whatever runs it.
+/// The least that one batch costs, whatever runs it.
 pub fn of(plan: &Plan, weights: &Weights, batch: BatchShape) -> Cost {
     let steps = plan.steps.iter();
     steps.map(|s| of_step(plan, weights, &s.step, batch)).sum()
@@ -94,26 +96,31 @@ pub fn of_step(plan: &Plan, weights: &Weights, step: &Step, batch: BatchShape) -
             let used = plan.columns(route) / 2;
             for w in [gate, up, down] {
                 let m = weights.matrix(w);
-                // Each row picks its own; all of them may be distinct until there are no more.
-                let touched = m.count.min(used * rows);
-                cost.weight_bytes += (m.row_bytes() * m.rows * touched) as u64;
+                let touched = expected_experts(m.count, used, rows);
+                cost.weight_bytes += ((m.row_bytes() * m.rows) as f64 * touched).round() as u64;
                 cost.multiply_adds += (rows * used) as u64 * size(w);
             }
         }
         Step::Attend { q, slot, .. } => {
             let spec = plan.slot(slot);
             let seen = |position: usize| spec.window.map_or(position + 1, |w| w.min(position + 1));
-            let last = batch.depth + batch.rows;
-            let first = last - rows;
+            let last = batch.depth + batch.rows / batch.sequences;
+            let first = last - rows / batch.sequences;
             let pairs: usize = (first..last).map(seen).sum();
-            cost.multiply_adds = 2 * (pairs * plan.columns(q)) as u64;
+            cost.multiply_adds = 2 * (batch.sequences * pairs * plan.columns(q)) as u64;
             let cells = (last - first + seen(first) - 1).min(last);
             let head_bytes = batch.kv.head_bytes(spec.head_dim);
-            cost.kv_bytes = (2 * cells * spec.kv_heads * head_bytes) as u64;
+            cost.kv_bytes = (2 * batch.sequences * cells * spec.kv_heads * head_bytes) as u64;
         }
         _ => {}
     }
     cost
+}
+
+/// Distinct experts that rows touch on average, where each row is routed to `used` of `count` and rows know nothing of each other.
+fn expected_experts(count: usize, used: usize, rows: usize) -> f64 {
+    let untouched_by_one = 1.0 - used as f64 / count as f64;
+    count as f64 * (1.0 - untouched_by_one.powi(rows as i32))
 }
 
 /// Peak rates of a device: the bounds that speeds are set against.
@@ -166,5 +173,18 @@ impl Limit {
             Limit::Memory => "memory",
             Limit::Compute => "compute",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_share_experts_more_the_more_there_are() {
+        assert_eq!(expected_experts(128, 8, 1), 8.0);
+        let rounded = [8, 32, 1000].map(|rows| expected_experts(128, 8, rows).round());
+        assert_eq!(rounded, [52.0, 112.0, 128.0]);
+        assert_eq!(expected_experts(4, 4, 3), 4.0);
     }
 }

@@ -89,13 +89,13 @@ fn dense_ffn(p: &Builder<'_>, w: &DenseFfn, x: Value, eps: f32) -> Value {
 /// through a norm of its own.
 fn with_experts(p: &Builder<'_>, c: &Config, w: &Moe, x: Value, f: Value) -> Value {
     let eps = c.eps;
-    let dense = p.norm("dense_post_norm", f, w.dense_post_norm, eps);
     let routed = p.norm("router_norm", x, w.router_scale, eps);
     let routed = p.scale("router_scale", routed, 1.0 / (c.dim as f32).sqrt());
     let top_k = c.experts.map_or(1, |e| e.used);
     let route = p.route(routed, w.router, w.expert_scale, top_k);
     let h = p.norm("experts_norm", x, w.norm, eps);
     let experts = p.experts(h, route, [w.gate, w.up, w.down]);
+    let dense = p.norm("dense_post_norm", f, w.dense_post_norm, eps);
     let experts = p.norm("experts_post_norm", experts, w.post_norm, eps);
     p.add("experts_add", dense, experts)
 }

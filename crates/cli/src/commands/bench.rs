@@ -276,21 +276,20 @@ fn min_cost(loaded: &Loaded, case: Case) -> Cost {
     let mut total = Cost::default();
     let step = if case.prompt > 0 { case.batch } else { 1 };
     for start in (0..case.tokens()).step_by(step) {
-        let rows = step.min(case.tokens() - start);
+        let rows = step.min(case.tokens() - start) * case.sequences;
         let last = start + rows == case.tokens();
+        let sampled = match case.prompt {
+            0 => case.sequences,
+            _ => usize::from(last),
+        };
         let batch = BatchShape {
             rows,
-            sampled: usize::from(case.prompt == 0 || last),
+            sampled,
+            sequences: case.sequences,
             depth: case.depth + start,
             kv: loaded.kv,
         };
-        let cost = cost::of(&loaded.plan, &loaded.model.weights, batch);
-        // Sequences share the weights and nothing else. (Each looks up an own row of the embeddings, which is next to nothing.)
-        total += Cost {
-            weight_bytes: cost.weight_bytes,
-            kv_bytes: cost.kv_bytes * case.sequences as u64,
-            multiply_adds: cost.multiply_adds * case.sequences as u64,
-        };
+        total += cost::of(&loaded.plan, &loaded.model.weights, batch);
     }
     total
 }

@@ -125,6 +125,7 @@ fn summary(loaded: &Loaded) -> Result<String> {
     let decode = BatchShape {
         rows: 1,
         sampled: 1,
+        sequences: 1,
         depth: 0,
         kv: loaded.kv,
     };

@@ -36,6 +36,7 @@ pub(crate) fn all() {
                 factor: None,
                 columns,
                 out: next,
+                pdl: false,
             });
             residual_norm.push(FusedResidualNorm {
                 x,
@@ -47,7 +48,9 @@ pub(crate) fn all() {
                 sum: table.shifted(out, rotation * all * 4),
                 sum_activation: None,
                 following: Some(next),
+                branch: None,
                 columns,
+                pdl: false,
             });
         }
         table.time("fused_norm f16", rows, all * 6, &norm);

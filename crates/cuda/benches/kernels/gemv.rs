@@ -39,8 +39,12 @@ struct Timed {
 }
 
 impl Timed {
-    fn specialization(self) -> Specialization {
-        specialization(self.weights, INPUTS[self.prologue.min(1) as usize])
+    fn specialization(self, clusters: bool) -> Specialization {
+        specialization(
+            self.weights,
+            INPUTS[self.prologue.min(1) as usize],
+            clusters,
+        )
     }
 }
 
@@ -72,7 +76,10 @@ impl Bench {
     }
 
     fn compile(&self) {
-        let mut all: Vec<Specialization> = CASES.iter().map(|t| t.specialization()).collect();
+        let mut all: Vec<Specialization> = CASES
+            .iter()
+            .map(|t| t.specialization(facts(&self.card).clusters))
+            .collect();
         all.sort_by_key(ToString::to_string);
         all.dedup();
         self.card.compile(&all);
@@ -84,8 +91,7 @@ impl Bench {
             columns: t.columns,
             outputs: t.outputs,
             pair: t.epilogue == 1,
-            summed: 1,
-            sets: 1,
+            top_k: None,
             card: facts(&self.card),
         }
     }
@@ -151,7 +157,9 @@ impl Bench {
     /// Microseconds of one of `count` launches in a row, behind others that keep the card busy meanwhile.
     fn queued(&self, module: &Module, grid: Grid, params: &[Vec<u8>], count: usize) -> f64 {
         let head = HEAD;
-        let head_module = self.card.load(&head.specialization());
+        let head_module = self
+            .card
+            .load(&head.specialization(facts(&self.card).clusters));
         let head_grid = self.shape(head).grid(1);
         let head_params = self.params(head, 0, head_grid.blocks.0);
         let run = |module, grid, params: &[u8]| launch(module, grid, params).unwrap();
@@ -232,7 +240,9 @@ pub(crate) fn shapes() {
     let bench = Bench::open();
     bench.compile();
     for t in CASES {
-        let module = bench.card.load(&t.specialization());
+        let module = bench
+            .card
+            .load(&t.specialization(facts(&bench.card).clusters));
         let shape = bench.shape(t);
         for rows in [1, 2, 4, 8] {
             bench.print(t, rows, "", shape.grid(rows), &module);
@@ -245,7 +255,9 @@ pub(crate) fn blocks() {
     let bench = Bench::open();
     bench.compile();
     for t in [0, 1, 2, 3, 4, 5, 7, 8, 10, 11, 16, 17].map(|i| CASES[i]) {
-        let module = bench.card.load(&t.specialization());
+        let module = bench
+            .card
+            .load(&t.specialization(facts(&bench.card).clusters));
         let shape = bench.shape(t);
         let granules = shape.m_tiles() / shape.granule();
         let sms = shape.card.multiprocessors;
@@ -263,18 +275,21 @@ pub(crate) fn experts() {
     let bench = Bench::open();
     let (experts, top_k, dim, width) = (128, 8, 2816, 704);
     for weights in [Q4, Q8] {
-        let module = bench.card.load(&specialization(weights, "plain"));
+        let module = bench.card.load(&specialization(
+            weights,
+            "plain",
+            facts(&bench.card).clusters,
+        ));
         for rows in [1, 2, 4, 8] {
-            for (name, columns, outputs, summed) in
-                [("gate|up", dim, width, 1), ("down", width, dim, top_k)]
+            for (name, columns, outputs, pair) in
+                [("gate|up", dim, width, true), ("down", width, dim, false)]
             {
                 let shape = GemvShape {
                     weights,
                     columns,
                     outputs,
-                    pair: summed == 1,
-                    summed,
-                    sets: if summed == 1 { top_k } else { 1 },
+                    pair,
+                    top_k: Some(top_k),
                     card: facts(&bench.card),
                 };
                 let matrix_bytes = shape.m_tiles() * weights.m_tile_bytes(columns);
@@ -298,7 +313,7 @@ pub(crate) fn experts() {
                         params.route = route.address();
                         params.matrix_bytes = matrix_bytes as u64;
                         params.top_k = top_k as u32;
-                        params.experts_summed = u32::from(summed > 1);
+                        params.input_per_expert = u32::from(!pair);
                         params.bytes()
                     })
                     .collect();

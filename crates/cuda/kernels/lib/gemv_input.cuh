@@ -25,7 +25,7 @@ struct Prologue {
 };
 
 // Eight neighbouring lanes hold a block of 32: its largest magnitude / 127 is the step of its codes.
-template <typename Weights, int ALL_ROWS>
+template <typename Weights, int LAYOUT_ROWS>
 __device__ __forceinline__ void put_codes(const Input& in, u32 row, u32 four, const float4& v, bool there) {
   float largest = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
 #pragma unroll
@@ -46,15 +46,15 @@ __device__ __forceinline__ void put_codes(const Input& in, u32 row, u32 four, co
   if (!there) return;
   *(u32*)(in.values + row * in.stride + 4 * four) = codes;
   if (four % 8 != 0) return;
-  in.scales[four / 8 * ALL_ROWS + row] = scale;
-  if (Weights::HAS_MINS) in.sums[four / 8 * ALL_ROWS + row] = mul(scale, float(sum));
+  in.scales[four / 8 * LAYOUT_ROWS + row] = scale;
+  if (Weights::HAS_MINS) in.sums[four / 8 * LAYOUT_ROWS + row] = mul(scale, float(sum));
 }
 
 // Writes a four to where products read it. Warps come whole; `there` is false behind the padded row.
-template <typename Weights, int ALL_ROWS>
+template <typename Weights, int LAYOUT_ROWS>
 __device__ __forceinline__ void put_four(const Input& in, u32 row, u32 four, const float4& v, bool there) {
   if constexpr (Weights::QUANTIZED) {
-    put_codes<Weights, ALL_ROWS>(in, row, four, v, there);
+    put_codes<Weights, LAYOUT_ROWS>(in, row, four, v, there);
   } else {
     if (there) ((float4*)(in.values + row * in.stride))[Weights::permuted(four)] = v;
   }
@@ -68,8 +68,9 @@ __device__ __forceinline__ float4 times(const float4& v, float by) {
   return make_float4(mul(v.x, by), mul(v.y, by), mul(v.z, by), mul(v.w, by));
 }
 
-// An input as it is. `factors` may be null: one for every `columns_each` columns.
-template <int ALL_ROWS>
+// An input as it is. Of LAYOUT_ROWS rows that shared memory has room
+// for, ALL_ROWS are this block's to prepare.
+template <int ALL_ROWS, int LAYOUT_ROWS = ALL_ROWS>
 struct PlainInput {
   static constexpr u32 ROWS = ALL_ROWS == 1 ? 1 : 2, VALUES = 8 / ROWS;
   float4 x[ROWS][VALUES];
@@ -88,8 +89,7 @@ struct PlainInput {
 
   // Calls `fill` once, when the last loads have come.
   template <typename Weights, typename Fill>
-  __device__ __forceinline__ void prepare(const Input& in, const Prologue& p, const float* factors, u32 columns_each, u32 columns,
-                                          u32 padded, u32, Fill fill) {
+  __device__ __forceinline__ void prepare(const Input& in, const Prologue& p, u32 columns, u32 padded, u32, bool, Fill fill) {
     const u32 span = VALUES * blockDim.x;
 #pragma unroll 1
     for (u32 row = 0; row < ALL_ROWS; row += ROWS) {
@@ -102,9 +102,7 @@ struct PlainInput {
           if (4 * (four - threadIdx.x % WARP) < padded) {
 #pragma unroll
             for (u32 r = 0; r < ROWS; r++) {
-              float4 v = x[r][i];
-              if (factors && 4 * four < columns) v = times(v, factors[4 * four / columns_each]);
-              put_four<Weights, ALL_ROWS>(in, row + r, four, v, 4 * four < padded);
+              put_four<Weights, LAYOUT_ROWS>(in, row + r, four, x[r][i], 4 * four < padded);
             }
           }
           if (i == 0 && row + ROWS >= ALL_ROWS && 4 * (first + span) >= padded) fill();
@@ -116,7 +114,7 @@ struct PlainInput {
 
 // A norm of x; or the residual stream with x added, perhaps normed again. Of several rows, norms' weights are loaded where they
 // are used: registers are short then.
-template <int ALL_ROWS>
+template <int ALL_ROWS, int LAYOUT_ROWS = ALL_ROWS>
 struct NormedInput {
   static constexpr u32 ROWS = ALL_ROWS == 1 ? 1 : 2, VALUES = 3;
   float4 x[ROWS][VALUES], residual[ROWS][VALUES], weight[VALUES], following_weight[VALUES];
@@ -183,8 +181,8 @@ struct NormedInput {
     }
   }
 
-  // x becomes the sum; the first block writes it, for those who come after this kernel.
-  __device__ __forceinline__ void add_to_stream(const Prologue& p, u32 row, u32 columns, u32 count) {
+  // x becomes the sum; one block writes it, for those who come after this kernel.
+  __device__ __forceinline__ void add_to_stream(const Prologue& p, u32 row, u32 columns, u32 count, bool writes) {
 #pragma unroll
     for (u32 r = 0; r < ROWS; r++) {
 #pragma unroll
@@ -193,7 +191,7 @@ struct NormedInput {
         x[r][i] = times(make_float4(add(with.x, v.x), add(with.y, v.y), add(with.z, v.z), add(with.w, v.w)), p.scale);
       }
     }
-    if (blockIdx.x != 0) return;
+    if (!writes) return;
 #pragma unroll
     for (u32 r = 0; r < ROWS; r++) {
 #pragma unroll
@@ -205,7 +203,7 @@ struct NormedInput {
 
   // Calls `fill` once, when the last rows have come.
   template <typename Weights, typename Fill>
-  __device__ __forceinline__ void prepare(const Input& in, const Prologue& p, const float*, u32, u32 columns, u32 padded, u32 count,
+  __device__ __forceinline__ void prepare(const Input& in, const Prologue& p, u32 columns, u32 padded, u32 count, bool writes,
                                           Fill fill) {
     // Two sets, used alternately: a slow thread may still read the sums of the rows before.
     __shared__ float4 scratch[2][2][ROWS][4];
@@ -221,7 +219,7 @@ struct NormedInput {
       if (ROWS > 1) load_weight(weight, p.weight, columns);
       norm(scale, weight);
       if (p.kind >= RESIDUAL) {
-        add_to_stream(p, row, columns, count);
+        add_to_stream(p, row, columns, count, writes);
         if (p.kind == RESIDUAL_NORM) {
           rms_scales(scale, p.per_column, p.following_eps, scratch[row / ROWS % 2][1]);
           if (ROWS > 1) load_weight(following_weight, p.following_weight, columns);
@@ -232,8 +230,34 @@ struct NormedInput {
       for (u32 i = 0; i < VALUES; i++) {
         if (4 * (four(i) - threadIdx.x % WARP) >= padded) break;
 #pragma unroll
-        for (u32 r = 0; r < ROWS; r++) put_four<Weights, ALL_ROWS>(in, row + r, four(i), x[r][i], 4 * four(i) < padded);
+        for (u32 r = 0; r < ROWS; r++) put_four<Weights, LAYOUT_ROWS>(in, row + r, four(i), x[r][i], 4 * four(i) < padded);
       }
     }
   }
 };
+
+#if CLUSTER
+// Sends the row that this block prepared, of number `rank`, to the ROWS blocks of its cluster.
+template <typename Weights, int ROWS>
+__device__ __forceinline__ void share_row(const Input& in, u32 rank, u32 padded) {
+  const uint4* row = (const uint4*)(in.values + rank * in.stride);
+  const u32 pieces = padded * (Weights::QUANTIZED ? 1 : 4) / 16;
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < pieces; i += blockDim.x) {
+    const uint4 piece = row[i];
+#pragma unroll
+    for (u32 peer = 1; peer < ROWS; peer++) cluster_store(cluster_address(row + i, (rank + peer) % ROWS), piece);
+  }
+  if constexpr (Weights::QUANTIZED) {
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < padded / 32; i += blockDim.x) {
+      const u32 at = i * ROWS + rank;
+#pragma unroll
+      for (u32 peer = 1; peer < ROWS; peer++) {
+        cluster_store(cluster_address(in.scales + at, (rank + peer) % ROWS), in.scales[at]);
+        if (Weights::HAS_MINS) cluster_store(cluster_address(in.sums + at, (rank + peer) % ROWS), in.sums[at]);
+      }
+    }
+  }
+}
+#endif

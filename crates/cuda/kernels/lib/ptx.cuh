@@ -161,6 +161,32 @@ __device__ __forceinline__ void griddep_wait() {
 #endif
 }
 
+// Clusters: blocks that run at the same time and reach each other's shared memory (Hopper).
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ u32 cluster_rank() {
+  u32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All that was written before, in whichever block's shared memory, is seen by whoever has waited.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// The address that a shared address of this block is in another block of the cluster.
+__device__ __forceinline__ u32 cluster_address(const void* shared, u32 rank) {
+  u32 there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(u32(__cvta_generic_to_shared(shared))), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ void cluster_store(u32 to, const uint4& v) {
+  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+__device__ __forceinline__ void cluster_store(u32 to, float v) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
+}
+#endif
+
 // Adds and returns the old value, with acquire and release: all that this thread has seen or written is visible to whoever adds
 // later.
 __device__ __forceinline__ u32 add_and_order(u32* at, u32 by) {

@@ -2,6 +2,8 @@
 //
 //   fused_norm           following = norm(x)
 //   fused_residual_norm  sum = (residual + norm(x)) * scale, perhaps as a product's activation, too; perhaps following = norm(sum)
+//   fused_branches_norm  the same with norm(x) + norm(branch) in place of x; the branch may be the sum of routed experts' outputs by
+//                        weight, [rows, top_k, columns]
 //
 // Grid: (rows), one block per row. 128 threads (fewer for rows under 512 columns) hold the row, HOLD fours each, so everything is
 // read once. The bits are those of rms_norm.cu and pointwise.cu: thread t stands for four of theirs (lib/quads.cuh).
@@ -12,6 +14,7 @@
 // weights aligned to 16 bytes.
 #include "lib/batch.cuh"
 #include "lib/activation.cuh"
+#include "lib/ptx.cuh"
 #include "lib/quads.cuh"
 
 constexpr u32 MAX_THREADS = 128;
@@ -21,7 +24,11 @@ struct Params {
   const float* x;
   const float* factor;    // of a row of `x`, a power of two; may be null
   const float* weight;    // may be null
-  const float* residual;  // `fused_residual_norm` only, as everything about `sum`
+  const float* branch;         // `fused_branches_norm` only, as the next three
+  const float* route;          // of routed experts: [rows, 2 * top_k], weights behind their numbers; may be null
+  const float* x_weight;       // of x by itself; may be null, as the next
+  const float* branch_weight;
+  const float* residual;  // not of `fused_norm`, as everything about `sum`
   float* sum;
   Activation sum_activation;        // may be none; not Int8HiLo
   const float* following_weight;    // may be null
@@ -31,6 +38,10 @@ struct Params {
   float eps;
   float scale;
   float following_eps;
+  float x_eps;
+  float branch_eps;
+  u32 top_k;  // of routed experts
+  u32 reserved;
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/norm/fused_norm.rs differs");
 
@@ -44,6 +55,23 @@ struct Row {
 #pragma unroll
     for (u32 k = 0; k < HOLD; k++) {
       quads[k] = column_of(k) < columns ? *(const float4*)(row + column_of(k)) : no_quad();
+    }
+  }
+
+  // The sum of routed experts' rows by weight, in their order, as experts_sum.cu adds them up.
+  __device__ __forceinline__ void load_experts(const float* rows, const float* weights, u32 top_k, u32 columns) {
+#pragma unroll
+    for (u32 k = 0; k < HOLD; k++) quads[k] = no_quad();
+#pragma unroll 2
+    for (u32 expert = 0; expert < top_k; expert++) {
+      const float weight = weights[expert];
+#pragma unroll
+      for (u32 k = 0; k < HOLD; k++) {
+        if (column_of(k) >= columns) continue;
+        const float4 x = *(const float4*)(rows + u64(expert) * columns + column_of(k));
+        float4& sum = quads[k];
+        sum = make_float4(fmaf(weight, x.x, sum.x), fmaf(weight, x.y, sum.y), fmaf(weight, x.z, sum.z), fmaf(weight, x.w, sum.w));
+      }
     }
   }
 
@@ -101,6 +129,8 @@ __device__ __forceinline__ void store_following(const Params& p, const Row& row,
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_norm(const Params p) {
+  griddep_launch_dependents();
+  griddep_wait();
   const u64 start = u64(blockIdx.x) * p.columns;
   Row row;
   row.load(p.x + start, p.columns);
@@ -109,14 +139,54 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_norm(const Param
   store_following(p, row, start, p.weight, p.eps);
 }
 
-extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_residual_norm(const Params p) {
+// Weights of branches are loaded early where there are registers for them.
+constexpr bool EARLY_WEIGHTS = HOLD <= 6;
+
+// row = norm(row) + norm(branch)
+__device__ __forceinline__ void add_branch(const Params& p, Row& row, const Row& branch, Row& x_weights, Row& branch_weights) {
+  if (!EARLY_WEIGHTS) {
+    x_weights.load_weights(p.x_weight, p.columns);
+    branch_weights.load_weights(p.branch_weight, p.columns);
+  }
+  const float x_scale = row.rms_scale(p.columns, p.x_eps), branch_scale = branch.rms_scale(p.columns, p.branch_eps);
+#pragma unroll
+  for (u32 k = 0; k < HOLD; k++) {
+    const float4 a = normed_quad(row.quads[k], x_scale, p.x_weight, x_weights.quads[k]);
+    const float4 b = normed_quad(branch.quads[k], branch_scale, p.branch_weight, branch_weights.quads[k]);
+    row.quads[k] = make_float4(add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w));
+    if (column_of(k) >= p.columns) row.quads[k] = no_quad();
+  }
+}
+
+template <bool BRANCHES>
+__device__ __forceinline__ void residual_norm(const Params& p) {
   const u64 start = u64(blockIdx.x) * p.columns;
-  Row row, residual, weights;
+  Row row, residual, weights, branch, x_weights, branch_weights;
+  // Weights depend on no launch.
+  if (!BRANCHES || EARLY_WEIGHTS) weights.load_weights(p.weight, p.columns);
+  if (BRANCHES && EARLY_WEIGHTS) {
+    x_weights.load_weights(p.x_weight, p.columns);
+    branch_weights.load_weights(p.branch_weight, p.columns);
+  }
+  griddep_launch_dependents();
+  griddep_wait();
   row.load(p.x + start, p.columns);
-  residual.load(p.residual + start, p.columns);
-  weights.load_weights(p.weight, p.columns);
+  if (BRANCHES && p.route) {
+    const float* weights = p.route + (2 * u64(blockIdx.x) + 1) * p.top_k;
+    if (p.rows.has(blockIdx.x)) branch.load_experts(p.branch + start * p.top_k, weights, p.top_k, p.columns);
+  } else if (BRANCHES) {
+    branch.load(p.branch + start, p.columns);
+  }
+  if (!BRANCHES || EARLY_WEIGHTS) residual.load(p.residual + start, p.columns);
   if (!p.rows.has(blockIdx.x)) return;
   if (p.factor) row.multiply(p.factor[blockIdx.x]);
+  if (BRANCHES) {
+    add_branch(p, row, branch, x_weights, branch_weights);
+    if (!EARLY_WEIGHTS) {
+      residual.load(p.residual + start, p.columns);
+      weights.load_weights(p.weight, p.columns);
+    }
+  }
   const float scale = row.rms_scale(p.columns, p.eps);
 #pragma unroll
   for (u32 k = 0; k < HOLD; k++) {
@@ -134,3 +204,6 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_residual_norm(co
   }
   if (p.following || p.following_activation.any()) store_following(p, row, start, p.following_weight, p.following_eps);
 }
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_residual_norm(const Params p) { residual_norm<false>(p); }
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_branches_norm(const Params p) { residual_norm<true>(p); }

@@ -36,6 +36,8 @@ pub(crate) enum Work {
     StoreKv(StoreKv),
     Attend(Attend),
     LayerInputs(LayerInputs),
+    Route(Routing),
+    Experts(Experts),
 }
 
 /// Matrices with one input, with prologue and epilogue.
@@ -81,12 +83,21 @@ pub(crate) enum Epilogue {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ResidualNorm {
     pub(crate) norm: RowNorm,
+    /// The two branches that `norm.x` is the sum of, where it exists nowhere else.
+    pub(crate) branches: Option<Branches>,
     /// The value that the normed branch is added to.
     pub(crate) residual: Value,
     /// Of the sum.
     pub(crate) scale: f32,
     pub(crate) sum: Value,
     pub(crate) following: Option<FollowingNorm>,
+}
+
+/// Two branches of a layer, each under a norm of its own, summed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Branches {
+    pub(crate) first: RowNorm,
+    pub(crate) second: RowNorm,
 }
 
 /// A norm of the sum.
@@ -130,6 +141,28 @@ pub(crate) struct LayerInputs {
     pub(crate) out: Value,
 }
 
+/// A router's norm, its scores times `scale`, and the top-k of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Routing {
+    pub(crate) norm: RowNorm,
+    pub(crate) scale: f32,
+    pub(crate) w: Weight,
+    pub(crate) expert_scale: Option<Weight>,
+    pub(crate) top_k: usize,
+    pub(crate) out: Value,
+}
+
+/// Routed experts of a value that is normed for them alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Experts {
+    pub(crate) norm: RowNorm,
+    pub(crate) route: Value,
+    pub(crate) gate: Weight,
+    pub(crate) up: Weight,
+    pub(crate) down: Weight,
+    pub(crate) out: Value,
+}
+
 /// A norm without its output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct RowNorm {
@@ -142,7 +175,15 @@ pub(crate) struct RowNorm {
 pub(crate) fn fuse(plan: &Plan, fusion: Fusion) -> Vec<Op> {
     let readers = Readers::of(plan);
     let rules: &[Rule] = match fusion {
-        Fusion::On => &[product, attend, store, lone_residual_norm, ple_inputs],
+        Fusion::On => &[
+            product,
+            attend,
+            store,
+            lone_residual_norm,
+            ple_inputs,
+            route,
+            experts,
+        ],
         Fusion::Off => &[],
     };
     let mut ops = Vec::new();
@@ -240,10 +281,40 @@ impl Cursor<'_> {
         input.map(|x| (x, parts))
     }
 
-    /// Post-norm, add, scale and next norm from the first step on, and how many steps they are.
+    /// Two norms and their sum, which is their only reader: three steps.
+    fn branches(&self) -> Option<(Branches, Value)> {
+        let (first, first_out) = self.whole_row_norm(0)?;
+        let (second, second_out) = self.whole_row_norm(1)?;
+        let &Step::Add { a, b, out } = self.step(2)? else {
+            return None;
+        };
+        let alone = |v: Value| self.readers.count(v) == 1;
+        let summed = (a, b) == (first_out, second_out) || (b, a) == (first_out, second_out);
+        let apart = second.x != first_out;
+        (summed && apart && alone(first_out) && alone(second_out))
+            .then_some((Branches { first, second }, out))
+    }
+
+    /// Post-norm (of two summed branches perhaps), add, scale and next norm from the first step on, and how many steps they are.
     fn residual_norm(&self) -> Option<(ResidualNorm, usize)> {
-        let (norm, normed) = self.whole_row_norm(0)?;
-        let &Step::Add { a, b, out } = self.step(1)? else {
+        self.residual_norm_of_branches()
+            .or_else(|| self.residual_norm_from(0, None))
+    }
+
+    fn residual_norm_of_branches(&self) -> Option<(ResidualNorm, usize)> {
+        let (branches, summed) = self.branches()?;
+        let (found, taken) = self.residual_norm_from(3, Some(branches))?;
+        let own = found.norm.x == summed && self.readers.count(summed) == 1;
+        own.then_some((found, taken))
+    }
+
+    fn residual_norm_from(
+        &self,
+        first: usize,
+        branches: Option<Branches>,
+    ) -> Option<(ResidualNorm, usize)> {
+        let (norm, normed) = self.whole_row_norm(first)?;
+        let &Step::Add { a, b, out } = self.step(first + 1)? else {
             return None;
         };
         let residual = match (a == normed, b == normed) {
@@ -254,7 +325,7 @@ impl Cursor<'_> {
         if self.readers.count(normed) != 1 {
             return None;
         }
-        let (mut sum, mut scale, mut taken) = (out, 1.0, 2);
+        let (mut sum, mut scale, mut taken) = (out, 1.0, first + 2);
         if let Some(&Step::Scale { x, by, out }) = self.step(taken)
             && x == sum
             && self.readers.count(sum) == 1
@@ -270,6 +341,7 @@ impl Cursor<'_> {
         });
         let found = ResidualNorm {
             norm,
+            branches,
             residual,
             scale,
             sum,
@@ -410,6 +482,62 @@ fn store(cursor: &Cursor<'_>) -> Option<(Work, usize)> {
 fn lone_residual_norm(cursor: &Cursor<'_>) -> Option<(Work, usize)> {
     let (residual_norm, taken) = cursor.residual_norm()?;
     Some((Work::ResidualNorm(residual_norm), taken))
+}
+
+/// The router's norm and scale, scores and top-k.
+fn route(cursor: &Cursor<'_>) -> Option<(Work, usize)> {
+    let (norm, mut normed) = cursor.whole_row_norm(0)?;
+    let (mut scale, mut taken) = (1.0, 1);
+    if let Some(&Step::Scale { x, by, out }) = cursor.step(1)
+        && x == normed
+        && cursor.readers.count(normed) == 1
+    {
+        (scale, normed, taken) = (by, out, 2);
+    }
+    let &Step::Route {
+        x,
+        w,
+        expert_scale,
+        top_k,
+        out,
+    } = cursor.step(taken)?
+    else {
+        return None;
+    };
+    let routing = Routing {
+        norm,
+        scale,
+        w,
+        expert_scale,
+        top_k,
+        out,
+    };
+    (x == normed && cursor.readers.count(normed) == 1).then_some((Work::Route(routing), taken + 1))
+}
+
+/// Experts and the norm that only they read.
+fn experts(cursor: &Cursor<'_>) -> Option<(Work, usize)> {
+    let (norm, normed) = cursor.whole_row_norm(0)?;
+    let &Step::Experts {
+        x,
+        route,
+        gate,
+        up,
+        down,
+        out,
+    } = cursor.step(1)?
+    else {
+        return None;
+    };
+    let experts = Experts {
+        norm,
+        route,
+        gate,
+        up,
+        down,
+        out,
+    };
+    (x == normed && cursor.readers.count(normed) == 1).then_some((Work::Experts(experts), 2))
 }
 
 fn ple_inputs(cursor: &Cursor<'_>) -> Option<(Work, usize)> {

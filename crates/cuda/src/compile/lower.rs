@@ -13,11 +13,13 @@ mod native_gemm;
 mod plain;
 mod small_batch;
 
+use std::collections::HashMap;
+
 use carat_gguf::QuantType;
 use carat_model::{
     backend::BackendError,
     phase::{Origin, Phase},
-    plan::{Labelled, Plan, Rows},
+    plan::{Labelled, Plan, Rows, Value},
     weights::{Weight, Weights},
 };
 
@@ -47,6 +49,7 @@ pub(crate) fn lower(
         weights,
         ops,
         target,
+        class,
         origin: Origin {
             layer: None,
             phase: Phase::Other,
@@ -54,6 +57,9 @@ pub(crate) fn lower(
         calls: Vec::new(),
         scratch,
         large: large_batch::State::of(plan, ops),
+        routes: HashMap::new(),
+        unsummed: HashMap::new(),
+        settled: None,
     };
     for op in ops {
         lowering.origin = op.origin;
@@ -71,11 +77,18 @@ struct Lowering<'a> {
     weights: &'a Weights,
     ops: &'a [Op],
     target: Target,
+    class: RowClass,
     /// Origin of the calls that follow.
     origin: Origin,
     calls: Vec<Call>,
     scratch: &'a mut Scratch,
     large: large_batch::State,
+    /// Routes that are in scratch.
+    routes: HashMap<Value, Operand>,
+    /// Experts' outputs that their reader sums up itself.
+    unsummed: HashMap<Value, experts::Unsummed>,
+    /// A value that is complete before the launches behind the last one start.
+    settled: Option<Value>,
 }
 
 impl<'a> Lowering<'a> {
@@ -121,6 +134,26 @@ impl<'a> Lowering<'a> {
         let linears = fuse::linears_of(&self.plan.steps[op.steps.clone()]);
         let named = linears.filter(|s| parts.iter().any(|part| s.step.out() == Some(part.out)));
         fuse::joined_label(named)
+    }
+
+    /// Has the last launch hold back the next one until a value, which an earlier launch writes, is complete. False if the last
+    /// launch writes it itself, or does not hold back others.
+    fn settle(&mut self, value: Value) -> bool {
+        let writes = |call: &Call| call.writes().contains(&Operand::Value(value));
+        let settled = match self.calls.last_mut() {
+            Some(call) if !writes(call) => match &mut call.launch {
+                Launch::Kernel(kernel) => kernel.delay_trigger(),
+                Launch::CublasLt(_) => false,
+            },
+            _ => false,
+        };
+        self.settled = settled.then_some(value);
+        settled
+    }
+
+    /// Whether launches use PDL: where they are short.
+    fn pdl(&self) -> bool {
+        self.target.pdl && self.class == RowClass::Small
     }
 
     fn ple_inputs(&mut self, op: &Op, inputs: &fuse::LayerInputs) {

@@ -17,6 +17,8 @@ pub(crate) struct Grid {
     pub(crate) shared_bytes: usize,
     /// Programmatic dependent launch: may start before the launch before is over; the kernel waits for that itself.
     pub(crate) pdl: bool,
+    /// Neighbouring blocks, along the first dimension, that run at the same time and reach each other's shared memory.
+    pub(crate) cluster: usize,
 }
 
 impl Grid {
@@ -27,6 +29,7 @@ impl Grid {
             threads,
             shared_bytes: 0,
             pdl: false,
+            cluster: 1,
         }
     }
 }
@@ -49,13 +52,32 @@ fn launch_in(
     params: &[u8],
 ) -> Result<(), CudaError> {
     let mut argument = [params.as_ptr().cast_mut().cast::<c_void>()];
-    let mut pdl = sys::CUlaunchAttribute {
-        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+    let attribute = |id, value| sys::CUlaunchAttribute {
+        id,
         pad: [0; 4],
-        value: sys::CUlaunchAttributeValue {
-            programmaticStreamSerializationAllowed: 1,
-        },
+        value,
     };
+    let mut attributes = Vec::with_capacity(2);
+    if grid.pdl {
+        attributes.push(attribute(
+            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: 1,
+            },
+        ));
+    }
+    if grid.cluster > 1 {
+        attributes.push(attribute(
+            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            sys::CUlaunchAttributeValue {
+                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+                    x: grid.cluster as u32,
+                    y: 1,
+                    z: 1,
+                },
+            },
+        ));
+    }
     let config = sys::CUlaunchConfig {
         gridDimX: grid.blocks.0 as u32,
         gridDimY: grid.blocks.1 as u32,
@@ -65,8 +87,8 @@ fn launch_in(
         blockDimZ: 1,
         sharedMemBytes: grid.shared_bytes as u32,
         hStream: stream,
-        attrs: &raw mut pdl,
-        numAttrs: u32::from(grid.pdl),
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: attributes.len() as u32,
     };
     let function = module.function(grid.entry);
     // SAFETY: the function belongs to the loaded module. Its single parameter is copied before this returns; it has as many

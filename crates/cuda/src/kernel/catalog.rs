@@ -30,7 +30,7 @@ pub(crate) fn all() -> Vec<Specialization> {
     all.extend(sample::specializations());
     all.extend(norm::fused_norm::HOLDS.map(norm::fused_norm::specialization));
     all.extend(attention::qkv_norm_rope::HEAD_DIMS.map(attention::qkv_norm_rope::specialization));
-    all.extend(linear::gemv::specializations());
+    all.extend(linear::gemv::specializations(false));
     all.extend(linear::gemm::specializations());
     all.extend(attention::attend::LANE_VALUES.map(attention::attend::specialization));
     all.extend(attention::flash_prefill::specializations());
@@ -55,5 +55,7 @@ pub(crate) fn all() -> Vec<Specialization> {
 
 /// Specializations that `sm_90a` has besides.
 pub(crate) fn hopper() -> Vec<Specialization> {
-    attention::flash_prefill::hopper_specializations()
+    let mut all = attention::flash_prefill::hopper_specializations();
+    all.extend(linear::gemv::specializations(true));
+    all
 }

@@ -53,7 +53,7 @@ pub(crate) use linear::gemm::{
 };
 pub(crate) use linear::gemv::{
     Gemv, GemvDevice, GemvEpilogue, GemvPrologue, GemvPrologueNorm, GemvShape, GemvWeights,
-    OutputRows, RoutedExperts, RoutedOutput,
+    OutputRows, Overlap, RoutedExperts,
 };
 pub(crate) use linear::linear_plain::LinearPlain;
 pub(crate) use load::dequantize::{Dequantize, HalfKind};
@@ -63,7 +63,7 @@ pub(crate) use moe::experts_sum::ExpertsSum;
 pub(crate) use moe::permute::MoePermute;
 pub(crate) use moe::route::{MAX_EXPERTS, Route};
 pub(crate) use norm::fused_norm::{
-    FusedNorm, FusedResidualNorm, MAX_COLUMNS as NORM_MAX_COLUMNS, NormOut,
+    BranchNorms, FusedNorm, FusedResidualNorm, MAX_COLUMNS as NORM_MAX_COLUMNS, NormOut,
 };
 pub(crate) use norm::rms_norm::RmsNorm;
 pub(crate) use operands::{

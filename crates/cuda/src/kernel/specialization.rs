@@ -21,6 +21,12 @@ pub(crate) trait Kernel: fmt::Debug {
     /// Bytes of its params struct.
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8>;
 
+    /// Lets the launch behind it start only when the launch before it is over, so that what that wrote is there from the start;
+    /// false if it cannot.
+    fn delay_trigger(&mut self) -> bool {
+        false
+    }
+
     /// Weights it reads, in the formats it reads them in.
     fn weights(&self) -> Vec<WeightOperand> {
         vec![]

@@ -161,6 +161,7 @@ fn attention_costs_as_much_as_the_rest_at_the_even_depth() {
         let row = BatchShape {
             rows: 1,
             sampled: 0,
+            sequences: 1,
             depth,
             kv: KvType::default(),
         };

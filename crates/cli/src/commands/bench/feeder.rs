@@ -62,14 +62,12 @@ impl<'a> Feeder<'a> {
         self.run(0..self.sequences.len(), tokens, 1, compute)
     }
 
-    /// The time of each launch that feeding these to the first sequence would take; nothing is fed.
-    pub(super) fn profile(
-        &mut self,
-        tokens: &[TokenId],
-        sampled: usize,
-    ) -> Result<Option<Vec<LaunchTime>>> {
+    /// The time of each launch that feeding each sequence its share of these would take, the last of each share sampled; nothing
+    /// is fed.
+    pub(super) fn profile(&mut self, tokens: &[TokenId]) -> Result<Option<Vec<LaunchTime>>> {
         let position = self.sequences[0].history.len();
-        let times = self.run(0..1, tokens, sampled, |executor, _, batch| {
+        let all = 0..self.sequences.len();
+        let times = self.run(all, tokens, 1, |executor, _, batch| {
             let sampling = Sampling::greedy();
             Ok(executor.profile(batch, &draws(&sampling, batch))?)
         });

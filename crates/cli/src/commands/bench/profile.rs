@@ -29,13 +29,13 @@ pub(super) struct Profile {
 }
 
 impl Profile {
-    /// Of the last batch of a prompt, or of the first token that is generated.
+    /// Of the last batch of a prompt, or of the first token that is generated, one of each sequence.
     pub(super) fn measure(mut feeder: Feeder<'_>, loaded: &Loaded, case: Case) -> Result<Profile> {
         let (rows, start) = if case.prompt > 0 {
             let start = (case.prompt - 1) / case.batch * case.batch;
             (case.prompt - start, start)
         } else {
-            (1, 0)
+            (case.sequences, 0)
         };
         let depth = case.depth + start;
         feeder.rewind(depth);
@@ -43,7 +43,7 @@ impl Profile {
         let tokens: Vec<TokenId> = (0..rows).map(|i| (i * 7919 % vocab) as TokenId).collect();
         let mut passes = Vec::new();
         for _ in 0..PASSES {
-            let times = feeder.profile(&tokens, 1)?;
+            let times = feeder.profile(&tokens)?;
             passes.push(times.context("the backend told its times before, and now it does not")?);
         }
         let median = |(i, launch): (usize, &LaunchTime)| {
@@ -58,7 +58,8 @@ impl Profile {
             launches: passes[0].iter().enumerate().map(median).collect(),
             batch: BatchShape {
                 rows,
-                sampled: 1,
+                sampled: case.sequences,
+                sequences: case.sequences,
                 depth,
                 kv: loaded.kv,
             },
@@ -222,7 +223,7 @@ impl Profiles {
         if args.output == BenchFormat::Csv {
             bail!("--profile has no csv form; -o md and -o json do");
         }
-        if Feeder::new(executor, 1, 1).profile(&[0], 1)?.is_none() {
+        if Feeder::new(executor, 1, 1).profile(&[0])?.is_none() {
             bail!(
                 "the backend `{}` cannot time its launches one by one, so --profile has nothing to show; --backend cuda can",
                 loaded.backend.name()
@@ -272,6 +273,7 @@ mod tests {
             batch: BatchShape {
                 rows: 1,
                 sampled: 1,
+                sequences: 1,
                 depth: 0,
                 kv: KvType::F16,
             },

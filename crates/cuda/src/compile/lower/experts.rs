@@ -1,25 +1,38 @@
-//! Experts in fragments: small batches stream each row's routed experts (GEMV), large ones permute tokens by expert and run a
+//! Routers, and experts in fragments: small batches stream each row's routed experts (GEMV), large ones permute tokens by expert and run a
 //! grouped GEMM. Experts in other formats are left to plain kernels.
 
-use carat_model::{plan::Step, weights::Weight};
+use carat_model::{plan::Value, weights::Weight};
 
 use super::{Lowering, ScratchBytes};
 use crate::{
-    compile::{fuse::Op, rows::buckets},
+    compile::{
+        fuse::{Experts, Op, Product, Prologue, Routing, RowNorm, Work},
+        rows::{RowClass, buckets},
+    },
     kernel::{
-        Activation, Convert, ExpertGroups, ExpertInput, ExpertsSum, GemmEpilogue, GemmInput,
+        Activation, ExpertGroups, ExpertInput, ExpertsSum, FusedNorm, GemmEpilogue, GemmInput,
         GemmOutput, GemmShape, GemmWeights, Gemv, GemvEpilogue, GemvPrologue, GemvShape,
-        GemvWeights, MoePermute, Operand, OutputRows, PermutationOperands, RoutedExperts,
-        RoutedOutput, WeightFormat, WeightOperand, fragment::FragmentFormat,
+        GemvWeights, MAX_EXPERTS, MoePermute, NORM_MAX_COLUMNS, NormOut, Operand, OutputRows,
+        Overlap, PermutationOperands, Route, RoutedExperts, WeightFormat, WeightOperand,
+        fragment::FragmentFormat,
     },
 };
+
+/// Outputs of each row's routed experts, `[rows, top_k, columns]`.
+#[derive(Clone, Copy)]
+pub(super) struct Unsummed {
+    pub(super) each: Operand,
+    pub(super) route: Operand,
+    pub(super) top_k: usize,
+}
 
 /// A step of experts, all of whose weights have fragments.
 #[derive(Clone, Copy)]
 struct PackedExperts {
-    x: Operand,
+    norm: RowNorm,
     route: Operand,
-    out: Operand,
+    /// Of gate and up.
+    gated: GemvShape,
     gate: Weight,
     up: Weight,
     down: Weight,
@@ -33,78 +46,162 @@ struct PackedExperts {
 }
 
 impl Lowering<'_> {
-    fn packed_experts(&self, step: &Step) -> Option<PackedExperts> {
-        let Step::Experts {
-            x,
+    /// Experts whose weights have fragments, and whose rows the class's kernels can norm; others are left to plain kernels.
+    fn packed_experts(&self, experts: &Experts) -> Option<PackedExperts> {
+        let Experts {
+            norm,
             route,
             gate,
             up,
             down,
-            out,
-        } = *step
-        else {
-            return None;
-        };
+            ..
+        } = *experts;
         let format = |w: Weight| FragmentFormat::of(self.weights.matrix(w).quant);
         let formats = (format(gate)?, format(down)?);
         let matrix = self.weights.matrix(down);
-        (format(up) == Some(formats.0)).then_some(PackedExperts {
-            x: Operand::Value(x),
-            route: Operand::Value(route),
-            out: Operand::Value(out),
+        let top_k = self.plan.columns(route) / 2;
+        let columns = self.plan.columns(norm.x);
+        let gated = GemvShape {
+            weights: GemvWeights::Fragments(formats.0),
+            columns,
+            outputs: matrix.columns,
+            pair: true,
+            top_k: Some(top_k),
+            card: self.card(),
+        };
+        let normed = match self.class {
+            RowClass::Small => gated.can_norm(),
+            RowClass::Large => {
+                let whole = columns.is_multiple_of(32) && matrix.columns.is_multiple_of(32);
+                whole && columns <= NORM_MAX_COLUMNS
+            }
+        };
+        (normed && format(up) == Some(formats.0)).then_some(PackedExperts {
+            norm,
+            route: self
+                .routes
+                .get(&route)
+                .copied()
+                .unwrap_or(Operand::Value(route)),
+            gated,
             gate,
             up,
             down,
             formats,
             count: matrix.count,
-            top_k: self.plan.columns(route) / 2,
-            columns: self.plan.columns(x),
+            top_k,
+            columns,
             inner: matrix.columns,
             outputs: matrix.rows,
         })
     }
 
-    /// Routed experts of a small batch: gate, up and their product in one launch, down and the weighted sum in another.
-    pub(super) fn small_experts(&mut self, op: &Op, step: &Step) -> Option<()> {
+    /// Routes go to scratch if they are for packed experts alone: the sum over experts, which may be a later op's, reads them, too.
+    fn route_operand(&mut self, routing: &Routing) -> Operand {
+        let packed = self.only_for(
+            routing.out,
+            |op| matches!(&op.work, Work::Experts(e) if self.packed_experts(e).is_some()),
+        );
+        if !packed {
+            return Operand::Value(routing.out);
+        }
+        let operand = self.scratch_floats("route", 2 * routing.top_k);
+        self.routes.insert(routing.out, operand);
+        operand
+    }
+
+    /// Scores by a GEMV with the router's norm as its prologue, eight rows at a time, and their top-k.
+    pub(super) fn route(&mut self, op: &Op, routing: &Routing) -> Option<()> {
+        let Routing { norm, w, .. } = *routing;
+        let experts = self.weights.matrix(w).rows;
+        let (gemv, format) = self.gemv_format(w)?;
+        let shape = GemvShape {
+            weights: gemv,
+            columns: self.plan.columns(norm.x),
+            outputs: experts,
+            pair: false,
+            top_k: None,
+            card: self.card(),
+        };
+        if experts > MAX_EXPERTS || !shape.can_norm() {
+            return None;
+        }
+        let scores = self.scratch_floats("router scores", experts);
+        let out = self.route_operand(routing);
+        let kernel = Gemv {
+            prologue: GemvPrologue::Norm {
+                x: Operand::Value(norm.x),
+                weight: norm.weight,
+                eps: norm.eps,
+            },
+            w: WeightOperand::one(w, format),
+            shape,
+            epilogue: GemvEpilogue::Plain(vec![OutputRows {
+                out: scores,
+                first: 0,
+                rows: experts,
+            }]),
+            routed: None,
+            pdl: self.pdl(),
+            overlap: Overlap {
+                early_input: self.pdl() && self.settle(norm.x),
+                ..Overlap::default()
+            },
+        };
+        self.call(&format!("{} scores", op.label), op.rows, kernel);
+        let kernel = Route {
+            scores,
+            scale: routing.scale,
+            expert_scale: routing.expert_scale,
+            experts,
+            top_k: routing.top_k,
+            out,
+            pdl: self.pdl(),
+        };
+        self.call(&op.label, op.rows, kernel);
+        Some(())
+    }
+
+    /// Routed experts of a small batch: gate, up and their product in one launch, down in another.
+    pub(super) fn small_experts(&mut self, op: &Op, step: &Experts) -> Option<()> {
         let experts = self.packed_experts(step)?;
         let PackedExperts {
-            x,
+            norm,
             route,
             inner,
             outputs,
             top_k,
             ..
         } = experts;
-        let (gate_format, down_format) = experts.formats;
-        if !inner.is_multiple_of(down_format.k_block_inputs()) {
-            return None;
-        }
-        let routed = |kind| RoutedExperts { route, top_k, kind };
+        let down_format = experts.formats.1;
+        let routed = |input| RoutedExperts { route, input };
         let gated = self.scratch_floats("experts gated", top_k * inner);
-        let shape = GemvShape {
-            weights: GemvWeights::Fragments(gate_format),
-            columns: experts.columns,
-            outputs: inner,
-            pair: true,
-            summed: 1,
-            sets: top_k,
-            card: self.card(),
-        };
+        let shape = experts.gated;
         let kernel = Gemv {
-            prologue: GemvPrologue::None { x },
+            prologue: GemvPrologue::Norm {
+                x: Operand::Value(norm.x),
+                weight: norm.weight,
+                eps: norm.eps,
+            },
             w: WeightOperand::interleaved(&[experts.gate, experts.up]),
             shape,
             epilogue: GemvEpilogue::Geglu {
                 out: gated,
                 up: None,
             },
-            routed: Some(routed(RoutedOutput::PerExpert)),
-            pdl: self.target.pdl,
+            routed: Some(routed(ExpertInput::PerToken)),
+            pdl: self.pdl(),
+            overlap: Overlap {
+                late_trigger: true,
+                early_input: self.settled == Some(norm.x),
+                early_route: false,
+            },
         };
         let label = format!("{} gate+up", op.label);
         self.call(&label, op.rows, kernel);
+        let each = self.scratch_floats("experts down", top_k * outputs);
         let part = OutputRows {
-            out: experts.out,
+            out: each,
             first: 0,
             rows: outputs,
         };
@@ -116,21 +213,49 @@ impl Lowering<'_> {
                 columns: inner,
                 outputs,
                 pair: false,
-                summed: top_k,
-                sets: 1,
                 ..shape
             },
             epilogue: GemvEpilogue::Plain(vec![part]),
-            routed: Some(routed(RoutedOutput::Summed)),
-            pdl: self.target.pdl,
+            routed: Some(routed(ExpertInput::PerExpert)),
+            pdl: self.pdl(),
+            overlap: Overlap {
+                early_route: true,
+                ..Overlap::default()
+            },
         };
         let label = format!("{} down", op.label);
         self.call(&label, op.rows, kernel);
+        self.sum_experts(op, step.out, Unsummed { each, route, top_k });
         Some(())
     }
 
+    /// The weighted sum, by whoever reads it where that can be, else by a kernel of its own.
+    fn sum_experts(&mut self, op: &Op, out: Value, experts: Unsummed) {
+        let reader_sums = self.only_for(out, |op| match &op.work {
+            Work::ResidualNorm(n)
+            | Work::Product(Product {
+                input: Prologue::ResidualNorm(n),
+                ..
+            }) => n.branches.is_some_and(|b| b.second.x == out) && n.residual != out,
+            _ => false,
+        });
+        if reader_sums {
+            self.unsummed.insert(out, experts);
+            return;
+        }
+        let Unsummed { each, route, top_k } = experts;
+        let sum = ExpertsSum {
+            x: each,
+            route,
+            columns: self.plan.columns(out),
+            top_k,
+            out: Operand::Value(out),
+        };
+        self.call(&format!("{} sum", op.label), op.rows, sum);
+    }
+
     /// Routed experts of a large batch: tokens are permuted by expert, and each expert multiplies its own.
-    pub(super) fn large_experts(&mut self, op: &Op, step: &Step) -> Option<()> {
+    pub(super) fn large_experts(&mut self, op: &Op, step: &Experts) -> Option<()> {
         let experts = self.packed_experts(step)?;
         let PackedExperts {
             route,
@@ -141,9 +266,6 @@ impl Lowering<'_> {
             ..
         } = experts;
         let (gate_format, down_format) = experts.formats;
-        if !columns.is_multiple_of(32) || !inner.is_multiple_of(32) {
-            return None;
-        }
         let groups = ExpertGroups {
             experts: experts.count,
             top_k,
@@ -160,16 +282,19 @@ impl Lowering<'_> {
             },
         );
         let codes = self.int8_scratch(["experts codes", "experts scales", "experts sums"], columns);
-        self.call(
-            &label("convert"),
-            op.rows,
-            Convert {
-                a: experts.x,
-                gelu_mul: None,
-                columns,
-                out: Activation::Int8(codes),
+        let norm = FusedNorm {
+            x: Operand::Value(experts.norm.x),
+            factor: None,
+            columns,
+            out: NormOut {
+                weight: experts.norm.weight,
+                eps: experts.norm.eps,
+                values: None,
+                activation: Some(Activation::Int8(codes)),
             },
-        );
+            pdl: self.pdl(),
+        };
+        self.call_for_step(self.first_step(op), op.rows, norm);
         let names = [
             "experts gated codes",
             "experts gated scales",
@@ -199,14 +324,7 @@ impl Lowering<'_> {
         let mut kernel = self.gemm(grouped(shape), GemmInput::Int8(gated), w, floats);
         kernel.groups = Some((operands, ExpertInput::PerExpert));
         self.call(&label("down"), op.rows, kernel);
-        let sum = ExpertsSum {
-            x: each,
-            route,
-            columns: outputs,
-            top_k,
-            out: experts.out,
-        };
-        self.call(&label("sum"), op.rows, sum);
+        self.sum_experts(op, step.out, Unsummed { each, route, top_k });
         Some(())
     }
 

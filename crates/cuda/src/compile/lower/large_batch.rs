@@ -20,8 +20,8 @@ use crate::{
     },
     device::cublaslt::Out,
     kernel::{
-        Activation, ColumnSlice, Convert, FusedNorm, FusedResidualNorm, GELU_MAX_COLUMNS, Geglu,
-        NORM_MAX_COLUMNS, NormOut, Operand, WeightFormat, WeightOperand,
+        Activation, BranchNorms, ColumnSlice, Convert, FusedNorm, FusedResidualNorm,
+        GELU_MAX_COLUMNS, Geglu, NORM_MAX_COLUMNS, NormOut, Operand, WeightFormat, WeightOperand,
     },
 };
 
@@ -102,8 +102,10 @@ impl Lowering<'_> {
                 self.ple_inputs(op, inputs);
                 Some(())
             }
+            Work::Route(routing) => self.route(op, routing),
+            Work::Experts(experts) => self.large_experts(op, experts),
             Work::Step(Step::Norm { .. }) => self.large_norm(op),
-            Work::Step(step) => self.large_experts(op, step),
+            Work::Step(_) => None,
         };
         if done.is_none() {
             self.plainly(op)?;
@@ -117,7 +119,7 @@ impl Lowering<'_> {
     }
 
     /// Whether nobody reads a value but ops of this kind.
-    fn only_for(&self, value: Value, of_kind: impl Fn(&Op) -> bool) -> bool {
+    pub(super) fn only_for(&self, value: Value, of_kind: impl Fn(&Op) -> bool) -> bool {
         !self.large.kept.contains(&value) && self.readers(value).all(of_kind)
     }
 
@@ -178,7 +180,7 @@ impl Lowering<'_> {
         self.residual_norm_call(op, residual_norm, None, following)
     }
 
-    fn residual_norm_call(
+    pub(super) fn residual_norm_call(
         &mut self,
         op: &Op,
         residual_norm: &ResidualNorm,
@@ -189,9 +191,11 @@ impl Lowering<'_> {
         if columns > NORM_MAX_COLUMNS || !columns.is_multiple_of(4) {
             return None;
         }
+        let branches = residual_norm.branches;
+        let x = branches.map_or(residual_norm.norm.x, |b| b.first.x);
         let kernel = FusedResidualNorm {
-            x: Operand::Value(residual_norm.norm.x),
-            factor: self.large.factors.get(&residual_norm.norm.x).copied(),
+            x: Operand::Value(x),
+            factor: self.large.factors.get(&x).copied(),
             weight: residual_norm.norm.weight,
             eps: residual_norm.norm.eps,
             residual: Operand::Value(residual_norm.residual),
@@ -199,7 +203,17 @@ impl Lowering<'_> {
             sum: Operand::Value(residual_norm.sum),
             sum_activation,
             following,
+            branch: branches.map(|b| BranchNorms {
+                x_weight: b.first.weight,
+                x_eps: b.first.eps,
+                branch: (self.unsummed.get(&b.second.x))
+                    .map_or(Operand::Value(b.second.x), |experts| experts.each),
+                experts: self.unsummed.get(&b.second.x).map(|e| (e.route, e.top_k)),
+                branch_weight: b.second.weight,
+                branch_eps: b.second.eps,
+            }),
             columns,
+            pdl: self.pdl(),
         };
         self.call_for_step(self.first_step(op), op.rows, kernel);
         Some(())
@@ -231,6 +245,7 @@ impl Lowering<'_> {
                 values: Some(Operand::Value(out)),
                 activation: None,
             },
+            pdl: self.pdl(),
         };
         self.call(&op.label, op.rows, kernel);
         Some(())
@@ -287,6 +302,7 @@ impl Lowering<'_> {
                         values: None,
                         activation: Some(activation),
                     },
+                    pdl: self.pdl(),
                 };
                 self.call_for_step(self.first_step(op), op.rows, kernel);
                 Some(materialized(activation))
@@ -382,7 +398,12 @@ impl Lowering<'_> {
                         | Work::Product(Product {
                             input: Prologue::ResidualNorm(n),
                             ..
-                        }) => n.norm.x == value && n.residual != value,
+                        }) => {
+                            let branches = n.branches.as_ref();
+                            let x = branches.map_or(n.norm.x, |b| b.first.x);
+                            let second = branches.map(|b| b.second.x);
+                            x == value && n.residual != value && second != Some(value)
+                        }
                         Work::Product(Product {
                             input: Prologue::Norm(n),
                             ..

@@ -148,10 +148,12 @@ impl Lowering<'_> {
                 self.call(&format!("{label} scores"), rows, linear);
                 let kernel = Route {
                     scores,
+                    scale: 1.0,
                     expert_scale,
                     experts,
                     top_k,
                     out: at(out),
+                    pdl: false,
                 };
                 self.call(label, rows, kernel);
             }

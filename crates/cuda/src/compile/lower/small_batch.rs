@@ -12,15 +12,15 @@ use super::{Lowering, ScratchBytes};
 use crate::{
     compile::{
         fuse::{
-            Attend, Epilogue, LinearPart, Op, Product, Prologue, ResidualNorm, RowNorm, StoreKv,
-            Work,
+            Attend, Epilogue, FollowingNorm, LinearPart, Op, Product, Prologue, ResidualNorm,
+            RowNorm, StoreKv, Work,
         },
         rows::SMALL_ROWS,
     },
     kernel::{
         ColumnSlice, Columns, FlashDecode, Gemv, GemvDevice, GemvEpilogue, GemvPrologue,
         GemvPrologueNorm, GemvShape, GemvWeights, HeadNorm, Heads, KvNormRopeStore, MAX_HEAD_DIM,
-        Operand, OutputRows, OwnKv, WeightFormat, WeightOperand,
+        Operand, OutputRows, Overlap, OwnKv, WeightFormat, WeightOperand,
         fragment::{FragmentFormat, M_TILE},
     },
 };
@@ -40,7 +40,9 @@ impl Lowering<'_> {
                 self.ple_inputs(op, inputs);
                 Some(())
             }
-            Work::Step(step) => self.small_experts(op, step),
+            Work::Route(routing) => self.route(op, routing),
+            Work::Experts(experts) => self.small_experts(op, experts),
+            Work::Step(_) => None,
             Work::StoreKv(store) => self.store_kv(op, store),
         };
         if done.is_none() {
@@ -50,7 +52,7 @@ impl Lowering<'_> {
     }
 
     /// The GEMV that streams a matrix, and the format it wants.
-    fn gemv_format(&self, w: Weight) -> Option<(GemvWeights, WeightFormat)> {
+    pub(super) fn gemv_format(&self, w: Weight) -> Option<(GemvWeights, WeightFormat)> {
         let matrix = self.weights.matrix(w);
         if let Some(format) = FragmentFormat::of(matrix.quant) {
             return Some((GemvWeights::Fragments(format), WeightFormat::Fragments));
@@ -135,6 +137,7 @@ impl Lowering<'_> {
         GemvDevice {
             multiprocessors: self.target.multiprocessors,
             shared_bytes: self.target.shared_bytes,
+            clusters: self.target.hopper,
         }
     }
 
@@ -146,13 +149,23 @@ impl Lowering<'_> {
             columns: self.weights.matrix(product.parts[0].w).columns,
             outputs: M_TILE,
             pair: false,
-            summed: 1,
-            sets: 1,
+            top_k: None,
             card: self.card(),
         };
         let within = shape.can_norm();
         Some(match product.input {
             Prologue::Value(x) => GemvPrologue::None { x: at(x) },
+            // Branches are joined by a kernel of their own, which writes the sum; its norm is left to the product.
+            Prologue::ResidualNorm(joined) if within && joined.branches.is_some() => {
+                self.residual_norm_call(op, &joined, None, None)?;
+                let x = at(joined.sum);
+                match joined.following {
+                    Some(FollowingNorm { weight, eps, .. }) => {
+                        GemvPrologue::Norm { x, weight, eps }
+                    }
+                    None => GemvPrologue::None { x },
+                }
+            }
             Prologue::Norm(RowNorm { x, weight, eps }) if within => GemvPrologue::Norm {
                 x: at(x),
                 weight,
@@ -164,6 +177,7 @@ impl Lowering<'_> {
                 scale,
                 sum,
                 following,
+                branches: _,
             }) if within => GemvPrologue::ResidualNorm {
                 x: at(norm.x),
                 weight: norm.weight,
@@ -258,8 +272,7 @@ impl Lowering<'_> {
             columns: self.weights.matrix(parts[0].w).columns,
             outputs,
             pair: matches!(epilogue, GemvEpilogue::Geglu { .. }),
-            summed: 1,
-            sets: 1,
+            top_k: None,
             card: self.card(),
         };
         let label = self.product_label(op, parts);
@@ -270,6 +283,7 @@ impl Lowering<'_> {
             epilogue,
             routed: None,
             pdl: self.target.pdl,
+            overlap: Overlap::default(),
         };
         self.call(&label, op.rows, kernel);
     }

@@ -196,20 +196,15 @@ fn experts_of_few_rows_and_of_many() {
     let model = model(Variant::Moe26b);
     let small = section(&model, Target::hopper(Fusion::On, SMALL), "L0.ffn.experts");
     expect![[r#"
-        L0.ffn.experts_norm        all     rms_norm                   %13 -> %23
-        L0.ffn.experts gate+up     all     gemv_routed.q4.plain       %23 %22 -> s3
-        L0.ffn.experts down        all     gemv_routed.q4.plain       s3 %22 -> %24
-        L0.ffn.experts_post_norm   all     fused_residual_norm        %24 %19 -> %26 %27"#]]
+        L0.ffn.experts gate+up     all     gemv_routed_4.q4.normed    %13 s3 -> s4
+        L0.ffn.experts down        all     gemv_routed_4.q4.plain     s4 s3 -> s5"#]]
     .assert_eq(&small);
     let large = section(&model, cublaslt(LARGE), "L0.ffn.experts");
     expect![[r#"
-        L0.ffn.experts_norm        all     fused_norm                 %13 -> %23
-        L0.ffn.experts permute     all     permute_64                 %22 -> s8 s9 s10
-        L0.ffn.experts convert     all     convert_values             %23 -> s11 s12 s13
-        L0.ffn.experts gate+up     all     gemm_64.q4.geglu_pair.grouped s11 s12 s13 s8 s9 s10 -> s14 s15 s16
-        L0.ffn.experts down        all     gemm_64.q4.f32.grouped     s14 s15 s16 s8 s9 s10 -> s19
-        L0.ffn.experts sum         all     experts_sum                s19 %22 -> %24
-        L0.ffn.experts_post_norm   all     fused_residual_norm        %24 %19 -> %26 %27"#]].assert_eq(&large);
+        L0.ffn.experts permute     all     permute_64                 s8 -> s9 s10 s11
+        L0.ffn.experts_norm        all     fused_norm                 %13 -> s12 s13 s14
+        L0.ffn.experts gate+up     all     gemm_64.q4.geglu_pair.grouped s12 s13 s14 s9 s10 s11 -> s15 s16 s17
+        L0.ffn.experts down        all     gemm_64.q4.f32.grouped     s15 s16 s17 s9 s10 s11 -> s20"#]].assert_eq(&large);
 }
 
 /// The listing for people runs what a batch of so many rows runs: the front for all rows, the tail for sampled ones.
@@ -260,7 +255,7 @@ fn launches_a_layer() {
         E2b      plain 25.3, small 8.0, large: native 13.2, cublaslt 14.2
         E4b      plain 24.3, small 8.0, large: native 13.2, cublaslt 14.2
         Dense12b plain 22.3, small 7.0, large: native 10.3, cublaslt 11.3
-        Moe26b   plain 35.3, small 17.7, large: native 24.0, cublaslt 25.0
+        Moe26b   plain 35.3, small 11.3, large: native 16.3, cublaslt 17.3
         Dense31b plain 22.3, small 7.0, large: native 10.3, cublaslt 11.3
     "#]]
     .assert_eq(&counts);

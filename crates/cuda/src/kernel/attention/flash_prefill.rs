@@ -297,6 +297,7 @@ impl Kernel for FlashPrefill {
         };
         Grid {
             pdl: false,
+            cluster: 1,
             entry,
             blocks: (kv_heads, rows.min(tiles + MORE_TILES)),
             threads: warps * 32,

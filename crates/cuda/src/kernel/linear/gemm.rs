@@ -269,6 +269,7 @@ impl GemmShape {
             threads: THREADS,
             shared_bytes: self.weights.stages(entry).1,
             pdl: false,
+            cluster: 1,
         }
     }
 

@@ -7,7 +7,8 @@
 use carat_model::weights::Weight;
 
 use crate::kernel::{
-    Addresses, ColumnSlice, HOPPER_MULTIPROCESSORS, Kernel, Operand, RowsAt, Specialization,
+    Addresses, ColumnSlice, ExpertInput, HOPPER_MULTIPROCESSORS, Kernel, Operand, RowsAt,
+    Specialization,
 };
 use crate::{
     device::{Address, Grid},
@@ -70,14 +71,14 @@ params! {
         m_tiles: u32,
         m_tile_bytes: u32,
         stages: u32,
-        all_stages: u32,
         outputs: u32,
         epilogue: u32,
         other_columns: u32,
         other_column: u32,
         top_k: u32,
-        experts_summed: u32,
+        input_per_expert: u32,
         pdl: u32,
+        reserved: u32,
         rows: RowsAt,
         part_0: OutputRowsParams,
         part_1: OutputRowsParams,
@@ -224,10 +225,8 @@ pub(crate) struct GemvShape {
     /// Output rows of the joined matrix up to the last part's end; of a pair, of one of the two.
     pub(crate) outputs: usize,
     pub(crate) pair: bool,
-    /// Matrices whose products are summed, each with columns of its own: 1, or a row's routed experts.
-    pub(crate) summed: usize,
-    /// Sets of blocks that a row has of its own: 1, or its routed experts.
-    pub(crate) sets: usize,
+    /// Of a stack of experts, how many a row is routed to.
+    pub(crate) top_k: Option<usize>,
     pub(crate) card: GemvDevice,
 }
 
@@ -237,6 +236,8 @@ pub(crate) struct GemvDevice {
     pub(crate) multiprocessors: usize,
     /// The most shared memory a block may have; a multiprocessor has hardly more.
     pub(crate) shared_bytes: usize,
+    /// Whether blocks form clusters, in which each prepares one row for all of them.
+    pub(crate) clusters: bool,
 }
 
 impl GemvShape {
@@ -256,12 +257,12 @@ impl GemvShape {
 
     /// Columns of the whole input up to the end of its last stage.
     fn padded(self) -> usize {
-        (self.summed - 1) * self.columns + self.stages() * self.weights.stage().0
+        self.stages() * self.weights.stage().0
     }
 
     /// Warps that share an M-tile, and how many such teams a block has.
     fn teams(self) -> (usize, usize) {
-        let stages = self.stages() * self.summed;
+        let stages = self.stages();
         // A norm's row is held by the block's threads.
         let least = match self.columns.div_ceil(32 * NORM_COLUMNS) {
             warps if warps <= MAX_WARPS => warps,
@@ -318,6 +319,31 @@ impl GemvShape {
             + self.weights.input_bytes(self.padded(), rows)
     }
 
+    /// Blocks that prepare rows for each other, for as many rows as an entry has.
+    pub(crate) fn cluster(self, rows: usize) -> usize {
+        if self.card.clusters && self.top_k.is_none() {
+            rows
+        } else {
+            1
+        }
+    }
+
+    /// Matrices that so many rows multiply with: of experts, about as many as are distinct among those rows are routed to.
+    fn matrices(self, rows: usize) -> usize {
+        match (self.top_k, rows) {
+            (None, _) => 1,
+            (Some(top_k), 1) => top_k,
+            (Some(top_k), _) => (rows * top_k * 13).div_ceil(16),
+        }
+    }
+
+    /// The most registers of a thread, for as many rows as an entry has. Mirrors the kernel's `__maxnreg__`.
+    fn registers(self, rows: usize) -> usize {
+        let packed = matches!(self.weights, GemvWeights::Fragments(_));
+        let few = rows == 1 || packed && (self.card.clusters || self.top_k.is_some());
+        if few { 96 } else { 128 }
+    }
+
     /// Blocks for as many rows as an entry has (of routed experts, for one row): all resident, and with equal work. `None` if the
     /// input of so many rows does not fit.
     fn blocks(self, rows: usize) -> Option<usize> {
@@ -326,26 +352,34 @@ impl GemvShape {
         let GemvDevice {
             multiprocessors,
             shared_bytes,
+            ..
         } = self.card;
+        let cluster = self.cluster(rows);
+        // A cluster lies within a graphics processing cluster, of 16 multiprocessors or a few more.
+        let usable = match cluster {
+            1 => multiprocessors,
+            _ => (multiprocessors / 16 * 16).max(cluster),
+        };
         let granules = self.m_tiles() / self.granule();
         let in_flight = self.warps() * RING * self.weights.stage().1;
         let resident = |blocks: usize| {
             let by_shared = (shared_bytes + 1024) / (self.shared_bytes(rows, blocks) + DECLARED);
-            let by_registers = 65536 / (if rows == 1 { 96 } else { 128 } * 32 * self.warps());
-            by_shared.min(by_registers.max(1)) * multiprocessors
+            let by_registers = 65536 / (self.registers(rows) * 32 * self.warps());
+            by_shared.min(by_registers.max(1)) * usable
         };
         // Measured on an H200: the more bytes are in flight the more of the bandwidth is drawn, whichever multiprocessor has
         // them; yet one that has more blocks than others is a little late.
+        let matrices = self.matrices(rows);
         let cost = |blocks: usize| {
-            let (share, blocks) = (granules.div_ceil(blocks), blocks * self.sets);
+            let (share, blocks) = (granules.div_ceil(blocks), blocks * matrices);
             let in_flight = (blocks * in_flight) as f64 / (36e3 * multiprocessors as f64);
             let drawn = 1.0 - (-1.2 * in_flight).exp();
             let latest = share * blocks.div_ceil(multiprocessors) * multiprocessors;
             0.8 * (share * blocks) as f64 / drawn + 0.2 * latest as f64
         };
-        let even = (1..=granules).map(|share| granules.div_ceil(share));
-        let some = |b: &usize| (*b * self.sets).min(multiprocessors) <= resident(*b);
-        let all = |b: &usize| *b == 1 || *b * self.sets <= resident(*b);
+        let even = (1..=granules).map(|share| granules.div_ceil(share).next_multiple_of(cluster));
+        let some = |b: &usize| (*b * matrices).min(usable) <= resident(*b);
+        let all = |b: &usize| *b == cluster || *b * matrices <= resident(*b);
         even.filter(some)
             .filter(all)
             .min_by(|&a, &b| cost(a).total_cmp(&cost(b)))
@@ -356,12 +390,20 @@ impl GemvShape {
         Grid {
             entry: rows.trailing_zeros() as usize,
             shared_bytes: self.shared_bytes(rows, blocks),
+            cluster: self.cluster(rows),
             ..Grid::new((blocks, 1), 32 * self.warps())
         }
     }
 
+    /// The grid of a bucket; past [`MAX_ROWS`], so many rows at a time.
     pub(crate) fn grid(self, rows: usize) -> Grid {
-        assert!((1..=MAX_ROWS).contains(&rows), "{rows} rows");
+        if rows > MAX_ROWS {
+            let grid = self.grid(MAX_ROWS);
+            return Grid {
+                blocks: (grid.blocks.0, grid.blocks.1 * rows.div_ceil(MAX_ROWS)),
+                ..grid
+            };
+        }
         let bucket = rows.next_power_of_two();
         let mut entries = [8, 4, 2, 1].into_iter().filter(|&rows| rows <= bucket);
         let (rows, blocks) = entries
@@ -374,12 +416,14 @@ impl GemvShape {
         }
     }
 
-    /// The grid of `gemv_routed`.
+    /// The grid of `gemv_routed_*`.
     pub(crate) fn routed_grid(self, rows: usize) -> Grid {
-        let grid = self.grid_of(1, self.blocks(1).expect("one row fits"));
+        let bucket = rows.next_power_of_two();
+        let blocks = self.blocks(bucket).expect("rows of experts fit");
+        let grid = self.grid_of(bucket, blocks);
         Grid {
-            entry: 4,
-            blocks: (grid.blocks.0, rows * self.sets),
+            entry: 4 + grid.entry,
+            blocks: (blocks, rows * self.top_k.unwrap_or(1)),
             ..grid
         }
     }
@@ -396,6 +440,29 @@ pub(crate) struct Gemv {
     pub(crate) routed: Option<RoutedExperts>,
     /// Launched with PDL.
     pub(crate) pdl: bool,
+    pub(crate) overlap: Overlap,
+}
+
+/// How a launch with PDL overlaps those around it, beyond fetching weights. Mirrored by the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Overlap {
+    /// The launch behind it starts when the launch before it is over, not sooner.
+    pub(crate) late_trigger: bool,
+    /// Its input was there before the launch before it started, so it need not wait to prepare it.
+    pub(crate) early_input: bool,
+    /// Its route was, so it need not wait to fetch weights.
+    pub(crate) early_route: bool,
+}
+
+impl Overlap {
+    fn flags(self, pdl: bool) -> u32 {
+        let flags = [self.late_trigger, self.early_input, self.early_route];
+        let bits = flags
+            .iter()
+            .zip([2, 4, 8])
+            .map(|(&on, bit)| u32::from(on) * bit);
+        if pdl { bits.sum::<u32>() + 1 } else { 0 }
+    }
 }
 
 /// Each row is multiplied with the matrices of a stack that it is routed to. The prologue is no `ResidualNorm` then.
@@ -403,33 +470,36 @@ pub(crate) struct Gemv {
 pub(crate) struct RoutedExperts {
     /// `[rows, 2 * top_k]`: indices of experts, then their weights.
     pub(crate) route: Operand,
-    pub(crate) top_k: usize,
-    pub(crate) kind: RoutedOutput,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RoutedOutput {
-    /// One input for all routed experts; the output is `[rows, top_k, outputs]`.
-    PerExpert,
-    /// One input per routed expert, `[rows, top_k, columns]`, products summed by weight. Fragments of whole K-blocks only.
-    Summed,
+    /// Outputs are `[rows, top_k, outputs]`.
+    pub(crate) input: ExpertInput,
 }
 
 /// Kinds of prologue that are compiled apart: the input as it is, or normed in any of three ways.
 pub(crate) const INPUTS: [&str; 2] = ["plain", "normed"];
 
-pub(crate) fn specializations() -> impl Iterator<Item = Specialization> {
-    GemvWeights::all().flat_map(|weights| INPUTS.map(|input| specialization(weights, input)))
+pub(crate) fn specializations(clusters: bool) -> impl Iterator<Item = Specialization> {
+    GemvWeights::all()
+        .flat_map(move |weights| INPUTS.map(|input| specialization(weights, input, clusters)))
 }
 
-pub(crate) fn specialization(weights: GemvWeights, input: &str) -> Specialization {
+pub(crate) fn specialization(weights: GemvWeights, input: &str, clusters: bool) -> Specialization {
     Specialization {
         kernel: "gemv",
-        entries: &["gemv_1", "gemv_2", "gemv_4", "gemv_8", "gemv_routed"],
+        entries: &[
+            "gemv_1",
+            "gemv_2",
+            "gemv_4",
+            "gemv_8",
+            "gemv_routed_1",
+            "gemv_routed_2",
+            "gemv_routed_4",
+            "gemv_routed_8",
+        ],
         constants: vec![
             ("WEIGHTS", weights.name().to_owned()),
             ("RING", RING.to_string()),
             ("INPUT", input.to_owned()),
+            ("CLUSTER", u32::from(clusters).to_string()),
             ("M_TILE_STAGE_BYTES", weights.stage().1.to_string()),
         ],
         params_bytes: GemvParams::BYTES,
@@ -541,7 +611,6 @@ impl GemvShape {
             m_tiles: self.m_tiles() as u32,
             m_tile_bytes: self.weights.m_tile_bytes(self.columns) as u32,
             stages: self.stages() as u32,
-            all_stages: (self.stages() * self.summed) as u32,
             split: split as u32,
             team_of: (65536 / split + 1) as u32,
             teams: teams as u32,
@@ -553,8 +622,9 @@ impl GemvShape {
             other_columns: 0,
             other_column: 0,
             top_k: 0,
-            experts_summed: 0,
+            input_per_expert: 0,
             pdl: 0,
+            reserved: 0,
         }
     }
 }
@@ -562,7 +632,7 @@ impl GemvShape {
 impl Kernel for Gemv {
     fn specialization(&self) -> Specialization {
         let input = usize::from(!matches!(self.prologue, GemvPrologue::None { .. }));
-        specialization(self.shape.weights, INPUTS[input])
+        specialization(self.shape.weights, INPUTS[input], self.shape.card.clusters)
     }
 
     fn grid(&self, rows: usize) -> Grid {
@@ -614,10 +684,10 @@ impl Kernel for Gemv {
         if let Some(routed) = self.routed {
             params.route = at.operand(routed.route);
             params.matrix_bytes = at.matrix(&self.w).matrix_bytes as u64;
-            params.top_k = routed.top_k as u32;
-            params.experts_summed = u32::from(routed.kind == RoutedOutput::Summed);
+            params.top_k = self.shape.top_k.unwrap_or(1) as u32;
+            params.input_per_expert = u32::from(routed.input == ExpertInput::PerExpert);
         }
-        params.pdl = u32::from(self.pdl);
+        params.pdl = self.overlap.flags(self.pdl);
         params.bytes()
     }
 
@@ -628,6 +698,11 @@ impl Kernel for Gemv {
             weights.push(up.clone());
         }
         weights
+    }
+
+    fn delay_trigger(&mut self) -> bool {
+        self.overlap.late_trigger = true;
+        self.pdl
     }
 
     fn reads(&self) -> Vec<Operand> {

@@ -48,6 +48,7 @@ pub(crate) fn grid(groups: ExpertGroups, rows: usize) -> Grid {
         threads: 32 * WARPS,
         shared_bytes: (WARPS + 2) * groups.experts * 4,
         pdl: false,
+        cluster: 1,
     }
 }
 

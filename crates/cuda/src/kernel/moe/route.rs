@@ -20,6 +20,8 @@ params! {
         out: Address,
         experts: u32,
         top_k: u32,
+        scale: f32,
+        reserved: u32,
     }
 }
 
@@ -27,10 +29,14 @@ params! {
 #[derive(Debug)]
 pub(crate) struct Route {
     pub(crate) scores: Operand,
+    /// Factor of scores.
+    pub(crate) scale: f32,
     pub(crate) expert_scale: Option<Weight>,
     pub(crate) experts: usize,
     pub(crate) top_k: usize,
     pub(crate) out: Operand,
+    /// Launched with PDL.
+    pub(crate) pdl: bool,
 }
 
 pub(crate) fn specialization() -> Specialization {
@@ -48,7 +54,10 @@ impl Kernel for Route {
     }
 
     fn grid(&self, rows: usize) -> Grid {
-        Grid::new((rows, 1), 32)
+        Grid {
+            pdl: self.pdl,
+            ..Grid::new((rows, 1), 32)
+        }
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
@@ -59,6 +68,8 @@ impl Kernel for Route {
             out: at.operand(self.out),
             experts: self.experts as u32,
             top_k: self.top_k as u32,
+            scale: self.scale,
+            reserved: 0,
         }
         .bytes()
     }

@@ -25,6 +25,10 @@ params! {
         x: Address,
         factor: Address,
         weight: Address,
+        branch: Address,
+        route: Address,
+        x_weight: Address,
+        branch_weight: Address,
         residual: Address,
         sum: Address,
         sum_activation: ActivationAt,
@@ -35,6 +39,10 @@ params! {
         eps: f32,
         scale: f32,
         following_eps: f32,
+        x_eps: f32,
+        branch_eps: f32,
+        top_k: u32,
+        reserved: u32,
     }
 }
 
@@ -64,6 +72,8 @@ pub(crate) struct FusedNorm {
     pub(crate) factor: Option<Operand>,
     pub(crate) columns: usize,
     pub(crate) out: NormOut,
+    /// Launched with PDL.
+    pub(crate) pdl: bool,
 }
 
 /// `sum = (residual + norm(x * factor)) * scale`, and the norm of that for whoever comes next; rows of at most [`MAX_COLUMNS`].
@@ -79,13 +89,29 @@ pub(crate) struct FusedResidualNorm {
     pub(crate) sum: Operand,
     pub(crate) sum_activation: Option<Activation>,
     pub(crate) following: Option<NormOut>,
+    /// A second branch: what is normed is then `norm(x * factor) + norm(branch)`.
+    pub(crate) branch: Option<BranchNorms>,
     pub(crate) columns: usize,
+    /// Launched with PDL.
+    pub(crate) pdl: bool,
+}
+
+/// A second branch, and the norms of both.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BranchNorms {
+    pub(crate) x_weight: Option<Weight>,
+    pub(crate) x_eps: f32,
+    pub(crate) branch: Operand,
+    /// Routed experts whose outputs the branch is, not yet summed: their route and how many a row has.
+    pub(crate) experts: Option<(Operand, usize)>,
+    pub(crate) branch_weight: Option<Weight>,
+    pub(crate) branch_eps: f32,
 }
 
 pub(crate) fn specialization(hold: usize) -> Specialization {
     Specialization {
         kernel: "fused_norm",
-        entries: &["fused_norm", "fused_residual_norm"],
+        entries: &["fused_norm", "fused_residual_norm", "fused_branches_norm"],
         constants: vec![("HOLD", hold.to_string())],
         params_bytes: FusedNormParams::BYTES,
     }
@@ -101,10 +127,11 @@ fn specialization_for(columns: usize) -> Specialization {
 }
 
 /// A thread for four of the plain norm's, in whole warps.
-fn grid(entry: usize, rows: usize, columns: usize) -> Grid {
+fn grid(entry: usize, rows: usize, columns: usize, pdl: bool) -> Grid {
     let threads = norm_threads(columns) / 4;
     Grid {
         entry,
+        pdl,
         ..Grid::new((rows, 1), threads.next_multiple_of(32))
     }
 }
@@ -115,7 +142,7 @@ impl Kernel for FusedNorm {
     }
 
     fn grid(&self, rows: usize) -> Grid {
-        grid(0, rows, self.columns)
+        grid(0, rows, self.columns, self.pdl)
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
@@ -124,6 +151,10 @@ impl Kernel for FusedNorm {
             x: at.operand(self.x),
             factor: self.factor.map_or(Address::NULL, |p| at.operand(p)),
             weight: at.vector(self.out.weight),
+            branch: Address::NULL,
+            route: Address::NULL,
+            x_weight: Address::NULL,
+            branch_weight: Address::NULL,
             residual: Address::NULL,
             sum: Address::NULL,
             sum_activation: Activation::at(None, at),
@@ -134,6 +165,10 @@ impl Kernel for FusedNorm {
             eps: self.out.eps,
             scale: 1.0,
             following_eps: 0.0,
+            x_eps: 0.0,
+            branch_eps: 0.0,
+            top_k: 0,
+            reserved: 0,
         }
         .bytes()
     }
@@ -157,7 +192,8 @@ impl Kernel for FusedResidualNorm {
     }
 
     fn grid(&self, rows: usize) -> Grid {
-        grid(1, rows, self.columns)
+        let entry = 1 + usize::from(self.branch.is_some());
+        grid(entry, rows, self.columns, self.pdl)
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
@@ -167,6 +203,10 @@ impl Kernel for FusedResidualNorm {
             x: at.operand(self.x),
             factor: operand(self.factor),
             weight: at.vector(self.weight),
+            branch: operand(self.branch.map(|b| b.branch)),
+            route: operand(self.branch.and_then(|b| b.experts).map(|e| e.0)),
+            x_weight: at.vector(self.branch.and_then(|b| b.x_weight)),
+            branch_weight: at.vector(self.branch.and_then(|b| b.branch_weight)),
             residual: at.operand(self.residual),
             sum: at.operand(self.sum),
             sum_activation: Activation::at(self.sum_activation, at),
@@ -177,18 +217,29 @@ impl Kernel for FusedResidualNorm {
             eps: self.eps,
             scale: self.scale,
             following_eps: self.following.map_or(0.0, |n| n.eps),
+            x_eps: self.branch.map_or(0.0, |b| b.x_eps),
+            branch_eps: self.branch.map_or(0.0, |b| b.branch_eps),
+            top_k: (self.branch.and_then(|b| b.experts)).map_or(0, |e| e.1 as u32),
+            reserved: 0,
         }
         .bytes()
     }
 
     fn weights(&self) -> Vec<WeightOperand> {
-        WeightOperand::vectors([self.weight, self.following.and_then(|n| n.weight)])
+        WeightOperand::vectors([
+            self.weight,
+            self.following.and_then(|n| n.weight),
+            self.branch.and_then(|b| b.x_weight),
+            self.branch.and_then(|b| b.branch_weight),
+        ])
     }
 
     fn reads(&self) -> Vec<Operand> {
         [self.x, self.residual]
             .into_iter()
             .chain(self.factor)
+            .chain(self.branch.map(|b| b.branch))
+            .chain(self.branch.and_then(|b| b.experts).map(|e| e.0))
             .collect()
     }
 
@@ -316,6 +367,7 @@ pub(crate) mod tests {
                             values: Some(values),
                             activation: activation.as_ref().map(|f| f.activation),
                         },
+                        pdl: false,
                     },
                 );
                 let plain = table.get::<f32>(plain, padded_rows * columns);
@@ -388,7 +440,9 @@ pub(crate) mod tests {
                         values: Some(next),
                         activation: Some(following_activation.activation),
                     }),
+                    branch: None,
                     columns,
+                    pdl: false,
                 },
             );
             for (plain, fused, activation) in [
@@ -438,9 +492,79 @@ pub(crate) mod tests {
                 sum,
                 sum_activation: None,
                 following: None,
+                branch: None,
                 columns,
+                pdl: false,
             },
         );
         assert_eq!(table.get::<f32>(sum, 128), table.get::<f32>(plain, 128));
+    }
+
+    #[test]
+    #[ignore = "needs a card"]
+    fn branches_are_normed_and_summed_before() {
+        for (n, columns) in SIZES.into_iter().enumerate() {
+            let mut table = Table::new();
+            let (rows, all) = (3, 3 * columns);
+            let seed = 10 * n as u64;
+            let mut put = |i| table.put(&normals(seed + i, all));
+            let (x, branch, residual) = (put(1), put(2), put(3));
+            let mut weight = |i| table.weight(&normals(seed + i, columns));
+            let (x_weight, branch_weight, weight) = (weight(4), weight(5), weight(6));
+            let mut poison = || table.poison(all);
+            let (a, b, both, expected, found) = (poison(), poison(), poison(), poison(), poison());
+            for (x, weight, out) in [(x, x_weight, a), (branch, branch_weight, b)] {
+                let norm = RmsNorm {
+                    x,
+                    weight: Some(weight),
+                    columns,
+                    group: columns,
+                    eps: EPS,
+                    out,
+                };
+                table.run(rows, rows, &norm);
+            }
+            let b = ColumnSlice {
+                operand: b,
+                columns,
+                column: 0,
+            };
+            let sum = Pointwise {
+                function: Function::Add(b),
+                a,
+                columns,
+                out: both,
+            };
+            table.run(rows, rows, &sum);
+            let joined = |x, sum, branch| FusedResidualNorm {
+                x,
+                factor: None,
+                weight: Some(weight),
+                eps: EPS,
+                residual,
+                scale: 0.7,
+                sum,
+                sum_activation: None,
+                following: None,
+                branch,
+                columns,
+                pdl: false,
+            };
+            table.run(rows, rows, &joined(both, expected, None));
+            let norms = BranchNorms {
+                x_weight: Some(x_weight),
+                x_eps: EPS,
+                branch,
+                experts: None,
+                branch_weight: Some(branch_weight),
+                branch_eps: EPS,
+            };
+            table.run(rows, rows, &joined(x, found, Some(norms)));
+            assert_eq!(
+                table.get::<f32>(found, all),
+                table.get::<f32>(expected, all),
+                "{columns}"
+            );
+        }
     }
 }
