@@ -19,7 +19,7 @@ use std::{
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{
     Constraint, ConstraintSource, EngineConfig, EngineHandle, Event, FinishReason, LaneId,
-    ModelShape, Request, TokenStream,
+    ModelShape, Rejected, Request, TokenStream,
 };
 use carat_gguf::{Gguf, quant::SplitMix64};
 use carat_model::{
@@ -187,6 +187,19 @@ fn process() -> Result<(f64, usize), Box<dyn Error>> {
     Ok((number("VmRSS:")? as f64 * 1024.0, number("Threads:")?))
 }
 
+/// Threads of this process once there are no more than `expected`, or after five seconds: the last one to end is nobody's to wait
+/// for.
+fn settled_threads(expected: usize) -> Result<usize, Box<dyn Error>> {
+    let begun = Instant::now();
+    loop {
+        let (_, threads) = process()?;
+        if threads <= expected || begun.elapsed() > Duration::from_secs(5) {
+            return Ok(threads);
+        }
+        std::thread::yield_now();
+    }
+}
+
 /// A stream under way, and what has come of it.
 struct Open {
     kind: usize,
@@ -220,13 +233,18 @@ fn main() -> Result<(), Box<dyn Error>> {
             if random.below(20) == 0 {
                 asked.deadline = Some(Duration::from_millis(random.below(400) as u64));
             }
-            let stream = engine.submit(asked)?;
-            let tokens = Vec::new();
-            open.push(Open {
-                kind,
-                stream,
-                tokens,
-            });
+            // Those that have left count until the engine has heard of it.
+            match engine.submit(asked) {
+                Ok(stream) => open.push(Open {
+                    kind,
+                    stream,
+                    tokens: Vec::new(),
+                }),
+                Err(Rejected::Busy { .. }) => {
+                    *ends.entry("turned away".to_owned()).or_default() += 1
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
         if !open.is_empty() && random.below(60) == 0 {
             let left = random.below(open.len());
@@ -274,7 +292,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let totals = engine.snapshot().totals;
     drop(engine);
-    let (_, threads_after) = process()?;
+    let threads_after = settled_threads(threads_before)?;
     println!("{ends:?}");
     println!("{totals:?}");
     println!("slowest cancellation {slowest:?}");
