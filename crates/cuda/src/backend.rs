@@ -193,6 +193,7 @@ impl CudaBackend {
             hopper: self.hopper(),
             pdl: self.hopper() && short_launches && self.config.pdl == Pdl::On,
             gemm,
+            min_packed_weights: self.config.min_packed_weights,
             max_rows: options.max_rows.max(options.max_sampled),
             fusion: self.config.fusion,
         }

@@ -3,12 +3,14 @@
 //!
 //! Ops are lowered for a class of batches: [`small_batch`] for the few rows of decode, where a product streams its weights once
 //! and everything around it is its prologue or epilogue; [`large_batch`] for the many rows of prompts, where products are GEMMs
-//! over activations in the format those want. [`plain`] has the plain kernel of every step: what [`Fusion::Off`] runs, and what
+//! over activations in the format those want. Medium batches are lowered as large ones, but for what [`medium_batch`] has: products
+//! that read packed weights, and attention that splits keys. [`plain`] has the plain kernel of every step: what [`Fusion::Off`] runs, and what
 //! an op falls back to that the fast kernels do not take.
 
 mod experts;
 mod large_attention;
 mod large_batch;
+mod medium_batch;
 mod native_gemm;
 mod plain;
 mod small_batch;
@@ -24,7 +26,7 @@ use carat_model::{
 };
 
 use super::{
-    call::{Call, Launch},
+    call::{Buckets, Call, Launch},
     fuse::{self, LinearPart, Op},
     rows::RowClass,
     scratch::{Scratch, ScratchBytes},
@@ -54,6 +56,7 @@ pub(crate) fn lower(
             layer: None,
             phase: Phase::Other,
         },
+        buckets: Buckets::ALL,
         calls: Vec::new(),
         scratch,
         large: large_batch::State::of(plan, ops),
@@ -66,7 +69,7 @@ pub(crate) fn lower(
         match (target.fusion, class) {
             (Fusion::Off, _) => lowering.plainly(op)?,
             (Fusion::On, RowClass::Small) => lowering.small_batch(op)?,
-            (Fusion::On, RowClass::Large) => lowering.large_batch(op)?,
+            (Fusion::On, RowClass::Medium | RowClass::Large) => lowering.large_batch(op)?,
         }
     }
     Ok(lowering.calls)
@@ -80,6 +83,8 @@ struct Lowering<'a> {
     class: RowClass,
     /// Origin of the calls that follow.
     origin: Origin,
+    /// Buckets that the calls that follow are launched for.
+    buckets: Buckets,
     calls: Vec<Call>,
     scratch: &'a mut Scratch,
     large: large_batch::State,
@@ -108,6 +113,7 @@ impl<'a> Lowering<'a> {
             label: label.to_owned(),
             origin: self.origin,
             rows,
+            buckets: self.buckets,
             launch: Launch::Kernel(Box::new(kernel)),
         });
     }
@@ -153,7 +159,7 @@ impl<'a> Lowering<'a> {
 
     /// Whether launches use PDL: where they are short.
     fn pdl(&self) -> bool {
-        self.target.pdl && self.class == RowClass::Small
+        self.target.pdl && self.class != RowClass::Large
     }
 
     fn ple_inputs(&mut self, op: &Op, inputs: &fuse::LayerInputs) {

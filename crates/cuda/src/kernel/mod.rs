@@ -51,6 +51,9 @@ pub(crate) use linear::gemm::{
     ExpertGroups, Gemm, GemmEpilogue, GemmInput, GemmOutput, GemmShape, GemmWeights,
     PermutationOperands,
 };
+pub(crate) use linear::gemm_medium::{
+    GemmMedium, GemmMediumEpilogue, GemmMediumOut, GemmMediumShape,
+};
 pub(crate) use linear::gemv::{
     Gemv, GemvDevice, GemvEpilogue, GemvPrologue, GemvPrologueNorm, GemvShape, GemvWeights,
     OutputRows, Overlap, RoutedExperts,

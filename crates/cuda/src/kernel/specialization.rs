@@ -37,6 +37,11 @@ pub(crate) trait Kernel: fmt::Debug {
 
     /// Operands it writes, except KV.
     fn writes(&self) -> Vec<Operand>;
+
+    /// Whether what it writes must still be multiplied by one factor per row: it is no value of the plan yet.
+    fn is_scaled(&self) -> bool {
+        false
+    }
 }
 
 /// A kernel's text with its constants: compiled once and shared by all calls that agree on both.

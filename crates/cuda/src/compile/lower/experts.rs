@@ -71,7 +71,7 @@ impl Lowering<'_> {
         };
         let normed = match self.class {
             RowClass::Small => gated.can_norm(),
-            RowClass::Large => {
+            RowClass::Medium | RowClass::Large => {
                 let whole = columns.is_multiple_of(32) && matrix.columns.is_multiple_of(32);
                 whole && columns <= NORM_MAX_COLUMNS
             }

@@ -354,6 +354,7 @@ impl Lowering<'_> {
             partials: self.scratch.operand("attention partials", partials),
             arrivals: self.scratch.operand("attention arrivals", arrivals),
             out: Operand::Value(attend.out),
+            f16_out: false,
             pdl: self.target.pdl,
         };
         self.call(&op.label, op.rows, kernel);
