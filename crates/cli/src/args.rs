@@ -171,6 +171,10 @@ pub(crate) struct ModelArgs {
     /// How to keep the keys and values of the context (default: f16)
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(crate) kv_type: Option<KvTypeName>,
+    /// The same tokens alone and in any company, however many requests run side by side (CPU only; prompts are read slower on CPUs
+    /// with AMX)
+    #[arg(long)]
+    pub(crate) invariant: bool,
     /// Memory for weights that stay unpacked after their first use, such as 4GiB: short prompts are read faster (CPUs with AMX
     /// only; default: none)
     #[arg(long, value_name = "SIZE")]

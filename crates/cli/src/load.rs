@@ -11,7 +11,7 @@ use carat_cuda::{Checks, CudaBackend, CudaConfig, CudaError, Fusion, Graphs, Pdl
 use carat_gguf::Gguf;
 use carat_model::{
     Model,
-    backend::{Backend, BackendError, CompileOptions, Executor},
+    backend::{Backend, BackendError, Batching, CompileOptions, Executor},
     gemma4,
     kv::KvType,
     plan::{Plan, Step},
@@ -71,6 +71,7 @@ pub(crate) struct Loaded {
     pub(crate) kv: KvType,
     /// Nobody, unless the command asks for drafts.
     pub(crate) drafts: Drafts,
+    pub(crate) batching: Batching,
 }
 
 impl Loaded {
@@ -86,6 +87,7 @@ impl Loaded {
             },
             kv: settings.kv(),
             drafts: Drafts::default(),
+            batching: settings.batching(),
             model,
             file,
         })

@@ -165,6 +165,7 @@ pub(crate) fn engine_config(loaded: &Loaded, parallel: usize, context: usize) ->
     };
     let mut config = EngineConfig {
         kv: loaded.kv,
+        batching: loaded.batching,
         ..EngineConfig::comfortable(context, parallel, rows, reaching)
     };
     loaded.drafts.configure(&mut config);

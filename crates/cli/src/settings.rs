@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 use carat_gguf::Metadata;
-use carat_model::{kv::KvType, sampling::Sampling};
+use carat_model::{backend::Batching, kv::KvType, sampling::Sampling};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{
@@ -46,6 +46,9 @@ pub(crate) struct Settings {
     /// How keys and values are kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kv_type: Option<KvTypeName>,
+    /// The same tokens in any company.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) invariant: Option<bool>,
     /// Memory for weights that stay unpacked, such as `4GiB`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) repack: Option<String>,
@@ -127,6 +130,7 @@ impl Settings {
         self.threads = flags.threads.or(self.threads);
         self.isa = flags.isa.or(self.isa);
         self.kv_type = flags.kv_type.or(self.kv_type);
+        self.invariant = flags.invariant.then_some(true).or(self.invariant);
         self.repack = flags.repack.clone().or(self.repack);
         self.repack_bytes()?;
         self.debug.clone_from(&flags.debug);
@@ -176,6 +180,13 @@ impl Settings {
         match self.kv_type {
             Some(KvTypeName::F16) | None => KvType::F16,
             Some(KvTypeName::Q8_0) => KvType::Q8_0,
+        }
+    }
+
+    pub(crate) fn batching(&self) -> Batching {
+        match self.invariant {
+            Some(true) => Batching::Invariant,
+            Some(false) | None => Batching::Fast,
         }
     }
 

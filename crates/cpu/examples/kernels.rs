@@ -18,8 +18,8 @@ use carat_gguf::{
 };
 use carat_model::{
     backend::{
-        Backend, Batch, CompileOptions, Executor, KvGroup, KvType, Outputs, PAGE_TOKENS, PageId,
-        PerGroup, Run, token_feeds,
+        Backend, Batch, Batching, CompileOptions, Executor, KvGroup, KvType, Outputs, PAGE_TOKENS,
+        PageId, PerGroup, Run, token_feeds,
     },
     plan::{Builder, Plan, Rows, SlotSpec, Value},
     weights::{Weight, Weights},
@@ -159,6 +159,7 @@ impl Bench {
             max_rows: rows,
             max_sampled: 1,
             probe: false,
+            batching: Batching::Fast,
         };
         backend
             .compile(&self.plan, Arc::clone(&self.weights), &options)
@@ -183,6 +184,7 @@ fn run(executor: &mut dyn Executor, rows: usize, position: usize) {
             },
             sampled: 0,
             visible_end: None,
+            table: None,
         }],
     };
     let ticket = executor.submit(&batch).expect("runs");

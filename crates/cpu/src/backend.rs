@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use carat_model::{
-    backend::{Backend, BackendError, CompileOptions, Executor, Memory},
+    backend::{Backend, BackendError, Batching, CompileOptions, Executor, Memory},
     cost::Roofline,
     layout::Layout,
     plan::{Plan, Rows},
@@ -12,7 +12,11 @@ use carat_model::{
 
 use crate::{
     executor::CpuExecutor,
-    kernel::{gemm::row_class::SMALL_ROWS, isa::Isa, table::Kernels},
+    kernel::{
+        gemm::row_class::{RowClasses, SMALL_ROWS},
+        isa::Isa,
+        table::Kernels,
+    },
     lower::{BatchRows, Fusion, ProgramOp, list, lower},
     memory,
     op::{
@@ -129,7 +133,11 @@ impl Backend for CpuBackend {
         } else {
             Layout::shared(plan)
         };
-        let repack_bytes = self.repack_bytes.min(repack::max_bytes(&weights));
+        // Kept for products in BF16 tiles, which one class for all batches does without.
+        let repack_bytes = match options.batching {
+            Batching::Fast => self.repack_bytes.min(repack::max_bytes(&weights)),
+            Batching::Invariant => 0,
+        };
         let needed_bytes = buffer_bytes(&layout, options) + kv_bytes(plan, options) + repack_bytes;
         if let Some(Memory { free_bytes, .. }) = memory::available()
             && needed_bytes > free_bytes
@@ -142,7 +150,8 @@ impl Backend for CpuBackend {
         let program = lower(plan, &weights, layout, self.fusion);
         let pool =
             Pool::new(self.threads).map_err(|error| BackendError::Device(Box::new(error)))?;
-        let workers = Workers::new(pool, self.kernels, Repacked::new(repack_bytes));
+        let classes = RowClasses::new(self.kernels.isa(), options.batching);
+        let workers = Workers::new(pool, self.kernels, classes, Repacked::new(repack_bytes));
         tracing::debug!(
             isa = ?self.kernels.isa(),
             threads = self.threads,

@@ -10,7 +10,7 @@
 //! - [`pool`]: worker threads and output tiles; [`simd`]: vectors and tiles of each instruction set
 //! - [`matrix`], [`aligned`], [`memory`]: rectangles of a matrix, aligned memory, and how much of it there is
 //!
-//! Weights stay where the file is mapped. Within a class of batches (up to 32 rows, or more), a row's results have the same
+//! Weights stay where the file is mapped. Within a class of batches (up to 32 rows, or more; in batch-invariant mode there is one), a row's results have the same
 //! bits whatever else is in its batch, however a prompt is cut, and on any number of threads; those of small batches at every
 //! level of instructions, too.
 

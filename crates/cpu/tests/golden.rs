@@ -304,6 +304,7 @@ impl Sequence {
             },
             sampled: 1,
             visible_end: None,
+            table: None,
         };
         (&self.tokens[position..position + count], run)
     }
@@ -405,6 +406,7 @@ fn a_batch_without_sampled_rows_fills_the_cache_only() {
                 pages: pages.tables(),
                 sampled,
                 visible_end: None,
+                table: None,
             };
             last = self::run(executor.as_mut(), &tokens[rows], &[run]);
             assert_eq!(last.len(), sampled);

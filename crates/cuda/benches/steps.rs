@@ -14,8 +14,8 @@ use carat_gguf::QuantType;
 use carat_model::{
     TokenId,
     backend::{
-        Backend, BackendError, Batch, CompileOptions, Draw, Executor, Feed, Outputs, RowOutput,
-        Run, Ticket,
+        Backend, BackendError, Batch, Batching, CompileOptions, Draw, Executor, Feed, Outputs,
+        RowOutput, Run, Ticket,
     },
     gemma4,
     kv::{KvType, PAGE_TOKENS, PageId, PerGroup},
@@ -61,6 +61,7 @@ fn table(card: &CudaBackend) -> Result<(), String> {
         max_rows: STREAMS,
         max_sampled: STREAMS,
         probe: false,
+        batching: Batching::Fast,
     };
     let plan = gemma4::plan(&model);
     let compiled = card.compile(&plan, Arc::clone(&model.weights), &options);
@@ -132,6 +133,7 @@ fn steps(executor: &mut dyn Executor, draw: &Draw<'_>) -> Result<f64, BackendErr
             },
             sampled: 1,
             visible_end: None,
+            table: None,
         };
         let runs: Vec<Run<'_>> = (0..STREAMS).map(run).collect();
         // What the host draws is there before anything can be fed by it.

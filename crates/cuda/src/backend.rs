@@ -7,7 +7,7 @@ use std::{
 };
 
 use carat_model::{
-    backend::{Backend, BackendError, CompileOptions, Executor, Memory, Need},
+    backend::{Backend, BackendError, Batching, CompileOptions, Executor, Memory, Need},
     cost::Roofline,
     plan::{Plan, Step},
     weights::Weights,
@@ -268,6 +268,12 @@ impl Backend for CudaBackend {
         weights: Arc<Weights>,
         options: &CompileOptions,
     ) -> Result<Box<dyn Executor>, BackendError> {
+        if options.batching == Batching::Invariant {
+            return Err(BackendError::Unsupported {
+                what: "batch-invariant results are not there on CUDA yet; `--backend cpu` has them"
+                    .to_owned(),
+            });
+        }
         let prepared = self.prepare(plan, &weights, options)?;
         let (free_bytes, _) = self.device.memory()?;
         let needed_bytes = prepared.memory.device_bytes();

@@ -16,8 +16,8 @@ use carat_gguf::QuantType;
 use carat_model::{
     Model, TokenId,
     backend::{
-        Backend, BackendError, Batch, CompileOptions, Draw, Executor, Feed, Outputs, RowOutput,
-        Run, Ticket, token_feeds,
+        Backend, BackendError, Batch, Batching, CompileOptions, Draw, Executor, Feed, Outputs,
+        RowOutput, Run, Ticket, token_feeds,
     },
     evaluate, gemma4,
     kv::{KvType, PageId, PerGroup},
@@ -348,6 +348,7 @@ fn last_logits(
         },
         sampled,
         visible_end: None,
+        table: None,
     };
     let batch = Batch {
         feeds: &token_feeds(tokens),
@@ -419,6 +420,7 @@ fn side_by_side(
         max_rows: 40,
         max_sampled: 40,
         probe: false,
+        batching: Batching::Fast,
     };
     let compiled = card.compile(&gemma4::plan(model), Arc::clone(&model.weights), &options);
     let mut executor = compiled.map_err(|e| e.to_string())?;
@@ -471,6 +473,7 @@ fn step(
             },
             sampled: take[s],
             visible_end: None,
+            table: None,
         });
         owners.extend(std::iter::repeat_n(s, take[s]));
     }
@@ -522,6 +525,7 @@ fn profile(card: &CudaBackend, tiny: &Tiny) -> Result<(), String> {
         pages,
         sampled: 1,
         visible_end: None,
+        table: None,
     };
     let batch = Batch {
         feeds: &token_feeds(&[3]),
@@ -566,6 +570,7 @@ fn answers_ahead(
         max_rows: 4,
         max_sampled: 4,
         probe: false,
+        batching: Batching::Fast,
     };
     let compiled = card.compile(&gemma4::plan(&model), Arc::clone(&model.weights), &options);
     let mut executor = compiled.map_err(|e| e.to_string())?;
@@ -588,6 +593,7 @@ fn answers_ahead(
             },
             sampled: 1,
             visible_end: None,
+            table: None,
         };
         let batch = Batch {
             feeds: &feeds,
@@ -666,6 +672,7 @@ fn answers(
         max_rows: 64,
         max_sampled: 4,
         probe: false,
+        batching: Batching::Fast,
     };
     let compiled = card.compile(&gemma4::plan(&model), Arc::clone(&model.weights), &options);
     let mut executor = compiled.map_err(|e| e.to_string())?;
@@ -687,6 +694,7 @@ fn answers(
                 },
                 sampled: 1,
                 visible_end: None,
+                table: None,
             });
             fed[s] = sequence.len();
         }

@@ -17,8 +17,8 @@ use carat_gguf::QuantType;
 use carat_model::{
     TokenId,
     backend::{
-        Backend, BackendError, Batch, CompileOptions, Draw, Executor, Feed, Outputs, RowOutput,
-        Run, Ticket,
+        Backend, BackendError, Batch, Batching, CompileOptions, Draw, Executor, Feed, Outputs,
+        RowOutput, Run, Ticket,
     },
     gemma4,
     kv::{KvType, PAGE_TOKENS, PageId, PerGroup},
@@ -103,6 +103,7 @@ fn compile(card: &CudaBackend, length: usize) -> Result<Box<dyn Executor>, Strin
         max_rows: MAX_SEQUENCES,
         max_sampled: MAX_SEQUENCES,
         probe: false,
+        batching: Batching::Fast,
     };
     card.compile(&gemma4::plan(&model), Arc::clone(&model.weights), &options)
         .map_err(|e| e.to_string())
@@ -161,6 +162,7 @@ fn together(
             },
             sampled: 1,
             visible_end: None,
+            table: None,
         };
         let draw = |s: usize| Draw {
             sampling: &settings[s],

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use carat_model::{
     TokenId,
-    backend::CompileOptions,
+    backend::{Batching, CompileOptions},
     cost::{self, BatchShape},
     kv::{KvGroup, KvType, PAGE_TOKENS, PerGroup, pages_of, window_pages},
     plan::Plan,
@@ -59,6 +59,8 @@ pub struct EngineConfig {
     pub kv: KvType,
     /// Whether prompts continue from earlier ones.
     pub prefix_reuse: PrefixReuse,
+    /// Whether a request's tokens may depend on its company, at near ties.
+    pub batching: Batching,
     /// The longest that a batch may take; past it the device is taken for dead and everybody is told.
     pub stall_limit: Duration,
 }
@@ -245,6 +247,7 @@ impl Limits {
             max_rows: self.config.max_rows,
             max_sampled: self.max_sampled(),
             probe: false,
+            batching: self.config.batching,
         }
     }
 
@@ -470,6 +473,7 @@ impl EngineConfig {
             drafts: None,
             kv: KvType::default(),
             prefix_reuse: PrefixReuse::Enabled,
+            batching: Batching::Fast,
             stall_limit: STALL_LIMIT,
         }
     }

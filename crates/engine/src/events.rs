@@ -13,6 +13,7 @@ use carat_model::{TokenId, backend::BackendError};
 
 use crate::{
     core::{Counts, FinishReason, RequestId},
+    shared::Shared,
     worker::Command,
 };
 
@@ -95,10 +96,17 @@ impl<F: FnMut(Result<Event, EngineError>) -> ControlFlow<()> + Send> Sink for F 
 }
 
 /// Ends a request early, from any thread. Dropping it does nothing.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Cancel {
     pub(crate) id: RequestId,
     pub(crate) commands: Sender<Command>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Cancel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Cancel({:?})", self.id)
+    }
 }
 
 impl Cancel {
@@ -108,10 +116,13 @@ impl Cancel {
     }
 
     /// Wants no more tokens. Those already on their way still come; then the request ends with
-    /// [`FinishReason::Cancelled`] and the usage so far, unless it has ended before.
+    /// [`FinishReason::Cancelled`] and the usage so far, unless it has ended before. A batch that is computed on
+    /// the engine's thread does not hold it up: it is interrupted, and done again without the request.
     pub fn cancel(&self) {
         // A stopped engine has nothing left to cancel.
-        let _ = self.commands.send(Command::Cancel(self.id));
+        if self.commands.send(Command::Cancel(self.id)).is_ok() {
+            self.shared.interrupt();
+        }
     }
 }
 

@@ -164,6 +164,7 @@ impl EngineHandle {
         Ok(Cancel {
             id,
             commands: engine.commands.clone(),
+            shared: Arc::clone(&engine.shared),
         })
     }
 
@@ -205,6 +206,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         // Fails only if the thread has ended already.
         let _ = self.commands.send(Command::Stop);
+        self.shared.interrupt();
         // A thread that hangs in its device is left behind; whoever waited for it has been told, or is now.
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(LAST_BATCH) {

@@ -106,6 +106,7 @@ fn time_batch(
         position: 0,
         pages,
         sampled: rows,
+        table: None,
         visible_end: None,
     };
     let batch = Batch {

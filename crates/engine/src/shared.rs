@@ -3,12 +3,13 @@
 use std::{
     ops::ControlFlow,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::Instant,
 };
 
+use carat_model::backend::Interrupt;
 use rustc_hash::FxHashMap;
 
 use crate::{
@@ -106,6 +107,8 @@ impl Client {
 pub(crate) struct Shared {
     snapshot: Mutex<Snapshot>,
     clients: Mutex<FxHashMap<RequestId, Client>>,
+    /// Stops the batch under way, where the executor computes on the engine's thread.
+    interrupt: OnceLock<Interrupt>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -115,6 +118,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     pub(crate) fn snapshot(&self) -> MutexGuard<'_, Snapshot> {
         lock(&self.snapshot)
+    }
+
+    /// Says how the batch under way is stopped; once.
+    pub(crate) fn interrupt_by(&self, interrupt: Interrupt) {
+        // The worker says so once, before it is ready.
+        let _ = self.interrupt.set(interrupt);
+    }
+
+    /// Stops the batch under way, so that a command is taken now.
+    pub(crate) fn interrupt(&self) {
+        if let Some(interrupt) = self.interrupt.get() {
+            interrupt.raise();
+        }
     }
 
     pub(crate) fn add(&self, id: RequestId, client: Client) {

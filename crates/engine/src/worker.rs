@@ -1,6 +1,7 @@
 //! The engine's thread: takes commands, schedules, runs a batch, hands out the tokens.
 //!
-//! One plain loop around [`Pipeline::step`]. Commands are taken between batches, all that have come; without requests the thread
+//! One plain loop around [`Pipeline::step`]. Commands are taken between batches, all that have come; one that ends a request
+//! interrupts the batch under way where it is computed on this thread; without requests the thread
 //! sleeps on its inbox. Sinks take what they are given and never hold up the others, and text is none of this thread's business.
 
 use std::{
@@ -77,6 +78,9 @@ pub(crate) fn run(
             inbox,
             deadlines: BinaryHeap::new(),
         };
+        worker
+            .shared
+            .interrupt_by(worker.pipeline.interrupt().clone());
         worker.observe();
         if ready.send(Ok(())).is_ok() {
             worker.serve();
@@ -131,6 +135,8 @@ impl Worker {
             };
             self.obey(command)?;
         }
+        // Whatever it was raised for is in the inbox by now.
+        self.pipeline.interrupt().clear();
         while let Ok(command) = self.inbox.try_recv() {
             self.obey(command)?;
         }
@@ -207,7 +213,9 @@ impl Worker {
     fn fail(&mut self, begun: Instant, error: BackendError) -> ControlFlow<()> {
         tracing::debug!(%error, "a batch failed");
         let is_over = match error {
-            BackendError::OutOfMemory { .. } | BackendError::Unsupported { .. } => false,
+            BackendError::OutOfMemory { .. }
+            | BackendError::Unsupported { .. }
+            | BackendError::Interrupted => false,
             BackendError::Device(_) => true,
         };
         let error = EngineError::Failed(Arc::new(error));

@@ -7,7 +7,13 @@
 //! tokens, and [`Executor::collect`] waits for them. Because the draw comes late, the next batch can be under way before the host
 //! knows what it is fed ([`Feed::Sampled`]), and still be drawn with every token before it known: histories, masks.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use crate::{
     TokenId,
@@ -18,7 +24,7 @@ use crate::{
 };
 
 pub use crate::{
-    batch::{Batch, Feed, RowRef, Run, token_feeds},
+    batch::{Batch, Feed, RowRef, Run, TableRef, token_feeds},
     draft::DraftRun,
     draw::{Draw, Outputs, RowOutput, RowResult},
     kv::{HostPageId, KvGroup, KvType, PAGE_TOKENS, PageId, PageMove, PerGroup},
@@ -26,10 +32,10 @@ pub use crate::{
 
 /// Compiles plans for one device.
 pub trait Backend: Send {
-    /// What `--backend` calls it.
+    /// Name that `--backend` takes.
     fn name(&self) -> &'static str;
 
-    /// What the device has, and what of it is free.
+    /// Memory of the device, and what of it is free.
     fn memory(&self) -> Result<Memory, BackendError>;
 
     /// Rows of a prompt to feed at a time: enough to keep the device busy, few enough to stay responsive.
@@ -37,7 +43,7 @@ pub trait Backend: Send {
         512
     }
 
-    /// What compiling would take of [`Backend::memory`], where that can be told: on devices that copy the weights.
+    /// Part of [`Backend::memory`] that compiling would take, where that can be told: on devices that copy the weights.
     fn need(
         &self,
         _plan: &Plan,
@@ -62,7 +68,7 @@ pub trait Backend: Send {
         None
     }
 
-    /// What the device can do at the most, measured now, in about a second; `None` where nobody would ask.
+    /// Peak rates of the device, measured now, in about a second; `None` where nobody would ask.
     fn roofline(&self) -> Result<Option<Roofline>, BackendError> {
         Ok(None)
     }
@@ -81,7 +87,8 @@ pub trait Backend: Send {
 /// Work is done in the order of the calls: a batch sees the pages as the batches and moves before it left them. At most two
 /// batches are in flight, that is submitted and not collected, and the earlier of them is drawn before the later is submitted.
 pub trait Executor {
-    /// Starts one forward pass. May return before the device is done.
+    /// Starts one forward pass. May return before the device is done. An executor that computes here and now gives up with
+    /// [`BackendError::Interrupted`] soon after its [`Interrupt`] is raised: nothing of the batch counts, as if it had not come.
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError>;
 
     /// Says how the sampled rows of the batch submitted last become tokens, one draw per row in order; at most once per batch,
@@ -103,6 +110,11 @@ pub trait Executor {
     /// Copies pages to host memory and back, in order with the batches. Each page is named by one move at the most, and so is
     /// each place in host memory.
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError>;
+
+    /// Watches this from now on, if batches are computed in [`Executor::submit`]; those that only queue there have no need to.
+    fn interrupt_by(&mut self, interrupt: Interrupt) {
+        let _ = interrupt;
+    }
 
     /// A value of the last batch, `[rows, columns]`; `None` unless compiled with [`CompileOptions::probe`].
     fn probed(&self, value: Value) -> Option<&[f32]>;
@@ -170,6 +182,10 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
         (**self).move_pages(moves)
     }
 
+    fn interrupt_by(&mut self, interrupt: Interrupt) {
+        (**self).interrupt_by(interrupt);
+    }
+
     fn probed(&self, value: Value) -> Option<&[f32]> {
         (**self).probed(value)
     }
@@ -216,7 +232,7 @@ pub struct LaunchTime {
 pub struct Memory {
     /// All there is.
     pub total_bytes: u64,
-    /// What nobody has taken.
+    /// Bytes that nobody has taken.
     pub free_bytes: u64,
 }
 
@@ -229,14 +245,14 @@ pub struct Need {
     pub parts: String,
 }
 
-/// What a plan is compiled for.
+/// Limits and formats that a plan is compiled for.
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
     /// KV pages to hold, per group.
     pub pages: PerGroup<usize>,
     /// Pages in host memory that [`Executor::move_pages`] saves to and loads from, per group.
     pub host_pages: PerGroup<usize>,
-    /// How keys and values are kept.
+    /// Format of keys and values.
     pub kv: KvType,
     /// The most rows a batch will have.
     pub max_rows: usize,
@@ -244,6 +260,51 @@ pub struct CompileOptions {
     pub max_sampled: usize,
     /// Keep every value of the last batch for [`Executor::probed`].
     pub probe: bool,
+    /// The company that a row's bits may depend on.
+    pub batching: Batching,
+}
+
+/// Freedom of kernels with the rows of a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Batching {
+    /// The fastest kernels for as many rows as a batch has. Results of a row differ between classes of batches in their last
+    /// bits, so that a near tie may be decided by the company.
+    #[default]
+    Fast,
+    /// A row has the same bits whatever else is in its batch, and however its prompt is cut.
+    Invariant,
+}
+
+/// A wish, from any thread, that the batch being computed is given up.
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt(Arc<InterruptState>);
+
+#[derive(Debug, Default)]
+struct InterruptState {
+    is_raised: AtomicBool,
+    is_ignored: AtomicBool,
+}
+
+impl Interrupt {
+    /// Wishes it.
+    pub fn raise(&self) {
+        self.0.is_raised.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes the wish back.
+    pub fn clear(&self) {
+        self.0.is_raised.store(false, Ordering::Relaxed);
+    }
+
+    /// Lets wishes wait, or not any more: a batch that is to be seen through whatever is wished.
+    pub fn ignore(&self, is_ignored: bool) {
+        self.0.is_ignored.store(is_ignored, Ordering::Relaxed);
+    }
+
+    /// To be looked at between operations. The flag carries nothing but itself, so no order of memory is asked for.
+    pub fn is_raised(&self) -> bool {
+        self.0.is_raised.load(Ordering::Relaxed) && !self.0.is_ignored.load(Ordering::Relaxed)
+    }
 }
 
 /// Proof that a batch was submitted.
@@ -251,24 +312,27 @@ pub struct CompileOptions {
 #[must_use = "a submitted batch must be collected"]
 pub struct Ticket(pub u64);
 
-/// Why a device could not do it: the three cases callers act on.
+/// Why a device could not do it: the four cases callers act on.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// The device has too little memory.
     #[error("not enough memory: {} needed, {} free", mib(*.needed_bytes), mib(*.free_bytes))]
     OutOfMemory {
-        /// What it would take.
+        /// Bytes it would take.
         needed_bytes: u64,
-        /// What there is.
+        /// Bytes there are.
         free_bytes: u64,
     },
     /// It was refused before anything was done.
     #[error("{what}")]
     Unsupported {
-        /// What was asked for, as a sentence.
+        /// The wish, as a sentence.
         what: String,
     },
-    /// What the device has to say.
+    /// It was given up because somebody wished so, and nothing of it counts.
+    #[error("the batch was interrupted")]
+    Interrupted,
+    /// Failure of the device, in its own words.
     #[error(transparent)]
     Device(Box<dyn std::error::Error + Send + Sync>),
 }

@@ -9,7 +9,7 @@ use crate::{
     plan::Plan,
 };
 
-/// What a row is fed.
+/// Input of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Feed<'a> {
     /// A token.
@@ -51,6 +51,19 @@ pub struct Run<'a> {
     /// as it does in full-attention layers in any case. For images, whose rows see each other both ways: the end lies within
     /// the run, rotation keeps the row's own position, and the window still ends what is seen behind.
     pub visible_end: Option<&'a [u32]>,
+    /// Name of the tables, and what of them is known from earlier batches, so that not all of them need be read again; `None` for nothing.
+    pub table: Option<TableRef>,
+}
+
+/// Page tables that go on from batch to batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableRef {
+    /// Names them. Below the most sequences that run side by side, and another for each run of a batch; a name may be given to
+    /// another sequence later, of whose tables then nothing is known.
+    pub id: u32,
+    /// Entries from the first on that are as they were in the last batch that was taken with this name, but for those that have
+    /// become [`PageId::FREED`]. They are not checked again.
+    pub unchanged: PerGroup<usize>,
 }
 
 /// A row of a batch: the run it belongs to and its position.
@@ -209,7 +222,8 @@ fn check_run(run: &Run<'_>, plan: &Plan, options: &CompileOptions) -> Result<(),
             pages
         };
         let held = *options.pages.get(group);
-        let seen = table.get(first..pages);
+        let unchanged = run.table.map_or(0, |table| *table.unchanged.get(group));
+        let seen = table.get(first.max(unchanged.min(pages))..pages);
         if first < pages && seen.is_none_or(|seen| !are_held(seen, held)) {
             return wrong(format!(
                 "{group:?} pages {first}..{pages} of a run at position {} are not all among the {held} held",

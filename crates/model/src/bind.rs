@@ -120,7 +120,7 @@ pub struct Moe {
     pub post_norm: Weight,
 }
 
-/// How a layer takes its own inputs.
+/// Weights with which a layer takes its own inputs.
 pub struct LayerPle {
     /// Of the stream.
     pub gate: Weight,

@@ -58,7 +58,7 @@ pub struct Experts {
     pub ffn: usize,
 }
 
-/// How a layer attends.
+/// Kind of a layer's attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerKind {
     /// Within a window.
@@ -79,7 +79,7 @@ impl fmt::Display for LayerKind {
 /// Facts of one layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layer {
-    /// How it attends.
+    /// Kind of its attention.
     pub kind: LayerKind,
     /// Query heads.
     pub heads: usize,

@@ -1,4 +1,4 @@
-//! What a batch must move and multiply at the least: the bounds that speeds are measured against.
+//! Bytes and products that a batch cannot do without: the bounds that speeds are measured against.
 
 use std::{iter::Sum, ops::AddAssign};
 
@@ -19,7 +19,7 @@ pub struct BatchShape {
     pub sequences: usize,
     /// Positions already in the cache before the first row.
     pub depth: usize,
-    /// How keys and values are kept.
+    /// Format of keys and values.
     pub kv: KvType,
 }
 
@@ -131,7 +131,7 @@ fn expected_experts(count: usize, used: usize, rows: usize) -> f64 {
     count as f64 * (1.0 - untouched_by_one.powi(rows as i32))
 }
 
-/// What a device can do at the most: the bounds that speeds are set against.
+/// Peak rates of a device: the bounds that speeds are set against.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Roofline {
     /// Sequential reads of memory.
@@ -156,7 +156,7 @@ impl Roofline {
     }
 }
 
-/// What something would take if memory or arithmetic alone limited it.
+/// Time that something would take if memory or arithmetic alone limited it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
     /// At the least.
@@ -165,7 +165,7 @@ pub struct Bound {
     pub by: Limit,
 }
 
-/// What a batch waits for.
+/// Resource that a batch waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// Reading bytes.

@@ -69,6 +69,7 @@ fn rows<'a>(
             position: draft.position - 1,
             pages: draft.pages,
             sampled: 1,
+            table: None,
             visible_end: None,
         };
         (Feed::Token(token), run)

@@ -1,4 +1,4 @@
-//! How a sampled row becomes a token, and what is reported of it.
+//! Draws: from the logits of a sampled row to a token, and the report of it.
 
 use crate::{
     TokenId,
@@ -7,7 +7,7 @@ use crate::{
     sampling::{self, Sampling, Scratch, TokenMask},
 };
 
-/// How one sampled row is drawn.
+/// Settings that one sampled row is drawn by.
 #[derive(Clone, Copy, Debug)]
 pub struct Draw<'a> {
     /// Parameters, defined in [`sampling`].
@@ -16,18 +16,18 @@ pub struct Draw<'a> {
     pub history: &'a [TokenId],
     /// Tokens it may be given; `None` allows all. At least one is allowed.
     pub mask: Option<&'a TokenMask>,
-    /// What is reported.
+    /// Extent of the report.
     pub output: RowOutput,
 }
 
-/// What a sampled row reports.
+/// Report of a sampled row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowOutput {
     /// The token.
     Token,
     /// The token, its log-probability and those of the `top` likeliest tokens.
     Logprobs {
-        /// How many, at most the vocabulary.
+        /// Count, at most the vocabulary.
         top: usize,
     },
     /// The token and the whole row of logits.
@@ -41,7 +41,7 @@ pub struct Outputs {
     pub rows: Vec<RowResult>,
 }
 
-/// What a sampled row was given.
+/// Result of a sampled row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RowResult {
     /// The token that follows the row.
@@ -65,7 +65,7 @@ impl<'a> Draw<'a> {
         }
     }
 
-    /// What a row with these logits at this position reports, by the definition in [`sampling`]. Any backend that has the
+    /// Report of a row with these logits at this position, by the definition in [`sampling`]. Any backend that has the
     /// logits in memory may use it.
     pub fn report(&self, logits: &[f32], position: usize, scratch: &mut Scratch) -> RowResult {
         let Draw {

@@ -1,4 +1,4 @@
-//! What keeps a file from being a Gemma 4 model we can run.
+//! Reasons that keep a file from being a Gemma 4 model we can run.
 
 use carat_gguf::GgufError;
 
@@ -13,9 +13,9 @@ pub enum ModelError {
     /// It is another kind of model.
     #[error("the model's architecture is `{found}`; Carat runs `gemma4`{hint}")]
     Architecture {
-        /// What the file says.
+        /// Value in the file.
         found: String,
-        /// What to do about it; may be empty.
+        /// Way out; may be empty.
         hint: &'static str,
     },
     /// A setting has a value that cannot be used.
@@ -23,9 +23,9 @@ pub enum ModelError {
     Setting {
         /// Its key.
         key: String,
-        /// What the file has.
+        /// Found in the file.
         value: String,
-        /// What is wrong with it.
+        /// Fault, as part of a sentence.
         problem: String,
     },
     /// A tensor that the model needs is not there.

@@ -5,15 +5,15 @@ use std::ops::Range;
 use crate::{
     TokenId,
     backend::{
-        BackendError, Batch, CompileOptions, Draw, Executor, Feed, Outputs, RowResult, Run,
-        token_feeds,
+        BackendError, Batch, Batching, CompileOptions, Draw, Executor, Feed, Outputs, RowResult,
+        Run, token_feeds,
     },
     kv::{KvType, PageId, PerGroup, first_visible_page, pages_of},
     plan::Plan,
     sampling::Sampling,
 };
 
-/// What to compile with for a text of `tokens`, fed `chunk` at a time.
+/// Options to compile with for a text of `tokens`, fed `chunk` at a time.
 pub fn options(tokens: usize, chunk: usize) -> CompileOptions {
     let pages = pages_of(tokens).max(1);
     let chunk = chunk.clamp(1, tokens.max(1));
@@ -28,6 +28,7 @@ pub fn options(tokens: usize, chunk: usize) -> CompileOptions {
         max_rows: chunk,
         max_sampled: chunk,
         probe: false,
+        batching: Batching::Fast,
     }
 }
 
@@ -104,6 +105,7 @@ impl<'a> Evaluation<'a> {
             pages: self.pages.tables(),
             sampled: positions.len(),
             visible_end,
+            table: None,
         };
         let batch = Batch {
             feeds,

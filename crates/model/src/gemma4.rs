@@ -100,7 +100,7 @@ fn with_experts(p: &Builder<'_>, c: &Config, w: &Moe, x: Value, f: Value) -> Val
     p.add("experts_add", dense, experts)
 }
 
-/// What the token itself, and its embedding through a projection, give to some consecutive layers.
+/// Inputs of some consecutive layers: what the token itself, and its embedding through a projection, give to them.
 fn per_layer_inputs(
     p: &Builder<'_>,
     m: &Model,

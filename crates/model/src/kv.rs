@@ -160,7 +160,7 @@ pub fn window_pages(window: usize) -> usize {
     (window + PAGE_TOKENS - 2) / PAGE_TOKENS + 1
 }
 
-/// How a device keeps keys and values. The reference keeps f32 whatever is asked for.
+/// Format that a device keeps keys and values in. The reference keeps f32 whatever is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvType {
     /// Two bytes per value.

@@ -1,4 +1,4 @@
-//! Which values may share a buffer, and how large KV pages are.
+//! Buffers that values share, and bytes of KV pages.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::{
 /// A buffer for every value; values whose lifetimes do not meet may have the same one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
-    /// What each buffer must hold.
+    /// Extent of each buffer.
     pub buffers: Vec<Shape>,
     buffer_of: Vec<usize>,
 }
@@ -77,7 +77,7 @@ impl Layout {
         Layout { buffers, buffer_of }
     }
 
-    /// Which buffer a stored value has.
+    /// Buffer of a stored value.
     pub fn buffer(&self, value: Value) -> usize {
         let buffer = self.buffer_of[value.index()];
         assert_ne!(buffer, usize::MAX, "{value:?} is not stored");

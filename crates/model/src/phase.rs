@@ -78,7 +78,7 @@ pub enum Phase {
     Other,
 }
 
-/// Where a launch comes from: what is counted of it, whatever its label says.
+/// Layer and phase that a launch comes from: what is counted of it, whatever its label says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// Index of the layer, for work of layers.

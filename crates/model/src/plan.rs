@@ -13,7 +13,7 @@ use crate::{
     weights::{Weight, Weights},
 };
 
-/// Which batch rows a value has: every token fed in, or only those that will be sampled.
+/// Batch rows that a value has: every token fed in, or only those that will be sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rows {
     /// Every row of the batch.
@@ -100,7 +100,7 @@ pub enum Step {
         k: Value,
         /// Values.
         v: Value,
-        /// Where they go.
+        /// Slot they go to.
         slot: KvSlot,
     },
     /// Attention with scale 1 over the slot, within its window: causal, but for rows that see ahead in sliding-window layers
@@ -331,7 +331,7 @@ pub struct Plan {
     pub(crate) vocab: usize,
     /// Table of the model's own token embeddings, and its width.
     pub(crate) input: Option<(Weight, usize)>,
-    /// What the last layer hands to the head, normalised: also what a drafter reads. In a drafter's own plan, what its next step
+    /// Output of the last layer for the head, normalised: also what a drafter reads. In a drafter's own plan, what its next step
     /// reads.
     pub hidden: Value,
     /// Of the sampled rows, before they are drawn.
@@ -359,7 +359,7 @@ impl Plan {
         self.shapes.len()
     }
 
-    /// What a slot stores.
+    /// Extent of a slot.
     pub fn slot(&self, slot: KvSlot) -> &SlotSpec {
         &self.slots[slot.0 as usize]
     }

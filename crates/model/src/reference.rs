@@ -4,16 +4,19 @@
 //! cost in exactness is measured from here. Each row is computed by itself, so results do not depend on what else is in the
 //! batch, on chunking, or on narrowing: those comparisons are exact here.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
 use crate::{
     TokenId,
     backend::{
-        Backend, BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, Feed, Memory,
-        Outputs, RowRef, Run, Ticket,
+        Backend, BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, Feed, Interrupt,
+        Memory, Outputs, RowRef, Run, TableRef, Ticket,
     },
     draft::{self, DraftStep},
-    kv::{PAGE_TOKENS, PageId, PageMove, PerGroup, first_visible},
+    kv::{KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup, first_visible},
     plan::{KvSlot, Plan, RopeId, Rows, Step, Value},
     sampling::Scratch,
     weights::{Weight, Weights},
@@ -61,6 +64,8 @@ impl Backend for Reference {
             plan: plan.clone(),
             weights,
             options: options.clone(),
+            tables: HashMap::new(),
+            interrupt: Interrupt::default(),
             in_flight: VecDeque::new(),
             batches: 0,
             states: Vec::new(),
@@ -80,6 +85,9 @@ struct Interpreter {
     /// The same in host memory.
     saved_keys: Vec<Vec<f32>>,
     saved_values: Vec<Vec<f32>>,
+    /// Page tables by their names, as they were in the last batch that had them.
+    tables: HashMap<u32, PerGroup<Vec<PageId>>>,
+    interrupt: Interrupt,
     in_flight: VecDeque<InFlight>,
     batches: u64,
     /// What [`Step::State`] gives.
@@ -108,13 +116,22 @@ impl Executor for Interpreter {
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
         let sampled_before = self.in_flight.back().map_or(Vec::new(), InFlight::tokens);
         batch.check(&self.plan, &self.options, sampled_before.len())?;
+        for run in batch.runs {
+            self.check_unchanged(run)?;
+        }
         let tokens: Vec<TokenId> = batch
             .feeds
             .iter()
             .map(|feed| feed.resolve(&sampled_before))
             .collect();
-        self.run_all(batch, &tokens);
+        self.run_all(batch, &tokens)?;
         let sampled: Vec<RowRef> = batch.sampled_rows().collect();
+        for run in batch.runs {
+            if let Some(table) = run.table {
+                self.tables
+                    .insert(table.id, run.pages.map(<[PageId]>::to_vec));
+            }
+        }
         self.batches += 1;
         self.in_flight.push_back(InFlight {
             ticket: self.batches,
@@ -165,6 +182,8 @@ impl Executor for Interpreter {
             plan: plan.clone(),
             weights,
             options: self.options.clone(),
+            tables: HashMap::new(),
+            interrupt: Interrupt::default(),
             in_flight: VecDeque::new(),
             batches: 0,
             states: Vec::new(),
@@ -192,7 +211,9 @@ impl Executor for Interpreter {
             let drafted = draft::run(drafts, states, |batch, states| {
                 drafter.states = states.to_vec();
                 let tokens: Vec<TokenId> = batch.feeds.iter().map(|f| f.resolve(&[])).collect();
-                drafter.run_all(batch, &tokens);
+                drafter
+                    .run_all(batch, &tokens)
+                    .expect("nobody interrupts a drafter");
                 DraftStep {
                     logits: drafter.values[drafter.plan.logits.index()].clone(),
                     states: drafter.values[drafter.plan.hidden.index()].clone(),
@@ -209,6 +230,10 @@ impl Executor for Interpreter {
     fn probed_draft(&self, value: Value) -> Option<&[f32]> {
         let drafter = self.drafter.as_ref().filter(|_| self.options.probe)?;
         Some(&drafter.values[value.index()])
+    }
+
+    fn interrupt_by(&mut self, interrupt: Interrupt) {
+        self.interrupt = interrupt;
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
@@ -246,10 +271,13 @@ impl Executor for Interpreter {
 
 impl Interpreter {
     /// Every step of a batch, whose rows are fed these tokens.
-    fn run_all(&mut self, batch: &Batch<'_>, tokens: &[TokenId]) {
+    fn run_all(&mut self, batch: &Batch<'_>, tokens: &[TokenId]) -> Result<(), BackendError> {
         let all: Vec<RowRef> = batch.all_rows().collect();
         let sampled: Vec<RowRef> = batch.sampled_rows().collect();
         for i in 0..self.plan.steps.len() {
+            if self.interrupt.is_raised() {
+                return Err(BackendError::Interrupted);
+            }
             let step = self.plan.steps[i].step.clone();
             let rows = match self.plan.step_rows(&step) {
                 Rows::All => &all,
@@ -257,6 +285,7 @@ impl Interpreter {
             };
             self.run(&step, batch, tokens, rows);
         }
+        Ok(())
     }
 
     fn value(&self, value: Value) -> Matrix<'_> {
@@ -264,6 +293,31 @@ impl Interpreter {
             data: &self.values[value.index()],
             columns: self.plan.columns(value),
         }
+    }
+
+    /// Looks whether entries are what they are said to be, which faster executors rely on.
+    fn check_unchanged(&self, run: &Run<'_>) -> Result<(), BackendError> {
+        let Some(TableRef { id, unchanged }) = run.table else {
+            return Ok(());
+        };
+        let none = PerGroup::default();
+        let before = self.tables.get(&id).unwrap_or(&none);
+        for group in KvGroup::ALL {
+            let (count, now) = (*unchanged.get(group), run.pages.get(group));
+            let entries = before.get(group).get(..count).zip(now.get(..count));
+            let same = |(before, now): (&[PageId], &[PageId])| {
+                let mut pairs = before.iter().zip(now);
+                pairs.all(|(before, now)| now == before || *now == PageId::FREED)
+            };
+            if !entries.is_some_and(same) {
+                return Err(BackendError::Unsupported {
+                    what: format!(
+                        "the first {count} {group:?} entries of page table {id} are said to be unchanged and are not"
+                    ),
+                });
+            }
+        }
+        Ok(())
     }
 
     #[expect(
@@ -514,7 +568,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Where a position lies among all cells of a slot.
+/// Index of a position among all cells of a slot.
 fn cell(pages: &[PageId], position: usize) -> usize {
     pages[position / PAGE_TOKENS].0 as usize * PAGE_TOKENS + position % PAGE_TOKENS
 }

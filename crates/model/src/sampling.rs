@@ -1,4 +1,4 @@
-//! What the sampling parameters mean: the definition every backend is checked against.
+//! Meaning of the sampling parameters: the definition every backend is checked against.
 //!
 //! Order: the mask, penalties and bias on the logits, temperature, then top-k, top-p and min-p on the tempered distribution,
 //! then one draw (the order of the published generation code; at temperature 1 others agree). The draw adds Gumbel noise to
@@ -32,7 +32,7 @@ pub struct Sampling {
     pub presence_penalty: f32,
     /// Subtracted from the logits of tokens seen recently, once an occurrence.
     pub frequency_penalty: f32,
-    /// How many of the latest tokens the penalties look at.
+    /// Latest tokens that the penalties look at.
     pub penalty_window: usize,
     /// Added to single logits; negative infinity forbids a token.
     pub logit_bias: Vec<(TokenId, f32)>,

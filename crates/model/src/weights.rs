@@ -25,7 +25,7 @@ impl Weight {
     }
 }
 
-/// Where a weight lies and what shape it has. A vector is a matrix of one row.
+/// Place and shape of a weight. A vector is a matrix of one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matrix {
     /// In the file.
@@ -154,7 +154,7 @@ impl Weights {
         (0..).map(Weight).zip(&self.matrices)
     }
 
-    /// What is known of one.
+    /// Facts about one.
     pub fn matrix(&self, w: Weight) -> &Matrix {
         &self.matrices[w.index()]
     }

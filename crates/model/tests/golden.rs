@@ -59,6 +59,7 @@ fn rows_that_are_not_sampled_change_nothing() {
             pages: pages.tables(),
             sampled: 1,
             visible_end: None,
+            table: None,
         };
         let batch = Batch {
             feeds: &token_feeds(&tokens),

@@ -12,7 +12,7 @@ use carat_gguf::{
 };
 use carat_model::{
     TokenId,
-    backend::{Backend, BackendError, CompileOptions, Feed, Outputs},
+    backend::{Backend, BackendError, Batching, CompileOptions, Feed, Outputs},
     evaluate::{self, Evaluation},
     kv::{KvGroup, KvType},
     plan::{Builder, Plan, Rope, Rows, SlotSpec, Step, Value},
@@ -91,6 +91,7 @@ impl Case {
         let options = CompileOptions {
             kv: self.kv,
             probe: true,
+            batching: Batching::Fast,
             ..evaluate::options(self.tokens.len(), self.longest_chunk())
         };
         let mut executor = backend.compile(&self.plan, Arc::clone(&self.weights), &options)?;

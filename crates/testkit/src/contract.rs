@@ -3,14 +3,16 @@
 //! Each check runs tiny models on a backend and compares with the same backend fed in the plainest way, or with the reference
 //! where only that says what is right.
 
+mod continuity;
+
 use std::sync::Arc;
 
 use carat_gguf::{QuantType, quant::SplitMix64};
 use carat_model::{
     Model, TokenId,
     backend::{
-        Backend, BackendError, Batch, CompileOptions, Draw, Executor, Feed, Outputs, RowOutput,
-        Run, Ticket, token_feeds,
+        Backend, BackendError, Batch, Batching, CompileOptions, Draw, Executor, Feed, Outputs,
+        RowOutput, Run, Ticket, token_feeds,
     },
     evaluate::Pages,
     gemma4,
@@ -43,7 +45,7 @@ impl Promise {
 }
 
 /// Every promise there is.
-pub const ALL: [Promise; 8] = [
+pub const ALL: [Promise; 10] = [
     promise(
         "rows_are_fed_what_the_batch_in_flight_samples",
         fed_by_samples,
@@ -54,6 +56,14 @@ pub const ALL: [Promise; 8] = [
     promise("an_embedding_takes_the_place_of_a_token", embeddings),
     promise("images_see_themselves_in_sliding_layers", spans),
     promise("a_batch_that_is_not_drawn_has_no_results", undrawn),
+    promise(
+        "an_interrupted_batch_counts_for_nothing",
+        continuity::interrupted,
+    ),
+    promise(
+        "page_tables_are_known_from_batch_to_batch",
+        continuity::known_tables,
+    ),
     promise(
         "what_cannot_be_run_is_refused_and_changes_nothing",
         refusals,
@@ -105,6 +115,7 @@ impl Session {
             max_rows: 128,
             max_sampled: 8,
             probe: false,
+            batching: Batching::Fast,
         };
         let executor = backend
             .compile(&plan, Arc::clone(&model.weights), &options)
@@ -139,6 +150,7 @@ impl Session {
             pages: tables(pages),
             sampled,
             visible_end,
+            table: None,
         };
         let batch = Batch {
             feeds,
@@ -228,6 +240,7 @@ fn fed_by_samples(backend: &dyn Backend) -> Checked {
                 pages: tables(&pages[sequence]),
                 sampled,
                 visible_end: None,
+                table: None,
             };
             let first: Vec<TokenId> = prompts[..3].concat();
             let batch = Batch {
@@ -360,6 +373,7 @@ fn masked_draws(backend: &dyn Backend) -> Checked {
             pages: tables(&pages),
             sampled: settings.len(),
             visible_end: None,
+            table: None,
         };
         let batch = Batch {
             feeds: &feeds,
@@ -574,6 +588,7 @@ fn undrawn(backend: &dyn Backend) -> Checked {
             pages: tables(&pages),
             sampled: 2,
             visible_end: None,
+            table: None,
         };
         let batch = Batch {
             feeds: &feeds[..6],
@@ -622,6 +637,7 @@ fn refusals(backend: &dyn Backend) -> Checked {
         pages: tables(&pages),
         sampled,
         visible_end,
+        table: None,
     };
     for (what, feed) in odd {
         let batch = Batch {
@@ -682,6 +698,7 @@ fn refusals(backend: &dyn Backend) -> Checked {
         pages: tables(&freed),
         sampled: 1,
         visible_end: None,
+        table: None,
     };
     let batch = Batch {
         feeds: &feeds[..1],
@@ -693,6 +710,8 @@ fn refusals(backend: &dyn Backend) -> Checked {
 
 #[cfg(test)]
 mod tests {
+    use carat_model::backend::TableRef;
+
     use super::*;
 
     #[test]
@@ -700,5 +719,39 @@ mod tests {
         for promise in ALL {
             assert_eq!(promise.check(&Reference), Ok(()), "{}", promise.name);
         }
+    }
+
+    #[test]
+    fn the_reference_refuses_tables_that_are_not_what_is_known_of_them() {
+        let mut session = Session::new(&Reference, Variant::E2b).unwrap();
+        let feeds = token_feeds(&[1, 2]);
+        let mut submit = |pages: &PerGroup<Vec<PageId>>, unchanged: usize| {
+            let unchanged = PerGroup {
+                full: unchanged,
+                sliding: unchanged,
+            };
+            let run = Run {
+                rows: 0..2,
+                position: 0,
+                pages: tables(pages),
+                sampled: 0,
+                visible_end: None,
+                table: Some(TableRef { id: 4, unchanged }),
+            };
+            let batch = Batch {
+                feeds: &feeds,
+                runs: &[run],
+            };
+            session.executor.submit(&batch).map(drop)
+        };
+        let (own, others) = (pages(0), pages(1));
+        assert!(submit(&own, 1).is_err(), "nothing was known");
+        submit(&own, 0).unwrap();
+        assert!(submit(&others, 1).is_err(), "another page");
+        submit(&own, 3).unwrap();
+        let mut freed = own.clone();
+        freed.sliding[2] = PageId::FREED;
+        submit(&freed, 3).unwrap();
+        assert!(submit(&own, 4).is_err(), "more than there are");
     }
 }

@@ -70,6 +70,7 @@ impl Drafting {
             position,
             pages: self.pages.tables(),
             sampled,
+            table: None,
             visible_end: None,
         };
         let batch = Batch {

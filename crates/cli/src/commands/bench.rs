@@ -155,6 +155,7 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
         max_rows: rows,
         max_sampled: sequences,
         probe: false,
+        batching: loaded.batching,
     })?;
     let mut profiles = Profiles::start(args, &loaded, executor.as_mut())?;
     let machine = machine(&loaded, settings, terminal)?;

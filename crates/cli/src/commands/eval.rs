@@ -143,6 +143,7 @@ fn executor(loaded: &Loaded, tokens: &[TokenId], chunk: usize) -> Result<Box<dyn
 fn options(loaded: &Loaded, tokens: usize, chunk: usize) -> CompileOptions {
     CompileOptions {
         kv: loaded.kv,
+        batching: loaded.batching,
         ..evaluate::options(tokens, chunk)
     }
 }

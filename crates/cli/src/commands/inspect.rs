@@ -284,6 +284,7 @@ fn diff(
     let options = CompileOptions {
         kv: loaded.kv,
         probe: true,
+        batching: loaded.batching,
         ..evaluate::options(tokens.len(), tokens.len())
     };
     let mut executors = Vec::new();

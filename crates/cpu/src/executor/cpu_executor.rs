@@ -5,7 +5,8 @@ use std::{collections::VecDeque, sync::Arc};
 use carat_model::{
     TokenId,
     backend::{
-        BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, Outputs, PageMove, Ticket,
+        BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, Interrupt, Outputs,
+        PageMove, Ticket,
     },
     layout::Layout,
     plan::{Plan, Rows, Value},
@@ -32,6 +33,7 @@ pub(crate) struct CpuExecutor {
     state: State,
     drafter: Option<DraftModel>,
     sampling_scratch: SamplingScratch,
+    interrupt: Interrupt,
     in_flight: VecDeque<InFlight>,
     /// Results that were taken, for their memory.
     spare: Outputs,
@@ -59,7 +61,7 @@ impl CpuExecutor {
         workers: Workers,
     ) -> CpuExecutor {
         let most = (options.max_rows, options.max_sampled);
-        let state = State::new(plan, weights, most, &program, workers.kernels.isa());
+        let state = State::new(plan, weights, most, &program, workers.classes);
         CpuExecutor {
             fusion,
             shared: Shared::new(plan, options, workers),
@@ -69,6 +71,7 @@ impl CpuExecutor {
             program,
             state,
             sampling_scratch: SamplingScratch::default(),
+            interrupt: Interrupt::default(),
             in_flight: VecDeque::new(),
             spare: Outputs::default(),
             batches: 0,
@@ -79,7 +82,8 @@ impl CpuExecutor {
 }
 
 impl Executor for CpuExecutor {
-    /// Computes here and now: the caller is one of the pool's threads.
+    /// Computes here and now: the caller is one of the pool's threads. A wish to stop is heard between operations; keys and values
+    /// that were stored until then lie behind everything that counts as computed, and are written again.
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
         let before = self.in_flight.back();
         let before = before.and_then(|batch| batch.outputs.as_ref());
@@ -91,6 +95,9 @@ impl Executor for CpuExecutor {
         let shared = &mut self.shared;
         self.state.fill_angles(shared, &self.plan, &view);
         for LoweredOp { op, .. } in &self.program.ops {
+            if self.interrupt.is_raised() {
+                return Err(BackendError::Interrupted);
+            }
             if !view.of(op.rows()).is_empty() {
                 self.state.run(shared, op, &view);
             }
@@ -150,8 +157,8 @@ impl Executor for CpuExecutor {
             Layout::shared(&plan)
         };
         let program = lower(&plan, &weights, layout, self.fusion);
-        let isa = self.shared.workers.kernels.isa();
-        self.drafter = Some(DraftModel::new(plan, weights, program, max_drafts, isa));
+        let classes = self.shared.workers.classes;
+        self.drafter = Some(DraftModel::new(plan, weights, program, max_drafts, classes));
         Ok(())
     }
 
@@ -171,6 +178,10 @@ impl Executor for CpuExecutor {
     fn probed_draft(&self, value: Value) -> Option<&[f32]> {
         let drafter = self.drafter.as_ref().filter(|_| self.options.probe)?;
         Some(drafter.value(value))
+    }
+
+    fn interrupt_by(&mut self, interrupt: Interrupt) {
+        self.interrupt = interrupt;
     }
 
     fn probed(&self, value: Value) -> Option<&[f32]> {

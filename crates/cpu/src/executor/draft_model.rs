@@ -15,7 +15,7 @@ use super::{
     state::{Shared, State},
 };
 use crate::{
-    kernel::isa::Isa,
+    kernel::gemm::row_class::RowClasses,
     lower::{LoweredOp, Program},
 };
 
@@ -36,11 +36,11 @@ impl DraftModel {
         weights: Arc<Weights>,
         program: Program,
         max_drafts: usize,
-        isa: Isa,
+        classes: RowClasses,
     ) -> DraftModel {
         let most = max_drafts.clamp(1, MOST_TOGETHER);
         DraftModel {
-            state: State::new(&plan, weights, (most, most), &program, isa),
+            state: State::new(&plan, weights, (most, most), &program, classes),
             plan,
             program,
             last_rows: 0,

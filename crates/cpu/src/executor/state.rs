@@ -13,12 +13,9 @@ use carat_model::{
 use super::row_view::RowView;
 use crate::{
     aligned::Aligned,
-    kernel::{
-        gemm::{
-            activations::{ActivationRows, Activations},
-            row_class::RowClass,
-        },
-        isa::Isa,
+    kernel::gemm::{
+        activations::{ActivationRows, Activations},
+        row_class::RowClasses,
     },
     lower::{Op, Operand, ProductInput, Program},
     op::{
@@ -98,7 +95,7 @@ impl State {
         weights: Arc<Weights>,
         (max_rows, max_sampled): (usize, usize),
         program: &Program,
-        isa: Isa,
+        classes: RowClasses,
     ) -> State {
         let count = |rows: Rows| match rows {
             Rows::All => max_rows,
@@ -113,7 +110,7 @@ impl State {
                 .collect(),
             quantized: quantized
                 .map(|shape| {
-                    let rows = ActivationRows::for_batches(isa, count(shape.rows), 1);
+                    let rows = ActivationRows::for_batches(classes, count(shape.rows), 1);
                     Activations::new(rows, shape.columns)
                 })
                 .collect(),
@@ -126,7 +123,7 @@ impl State {
                 .collect(),
             moe: program.experts.map(|(experts, top_k)| {
                 let rows = max_rows.max(max_sampled);
-                MoeBuffers::new(isa, &weights, experts, (rows, top_k))
+                MoeBuffers::new(classes, &weights, experts, (rows, top_k))
             }),
             router_scores: Vec::new(),
             split_kv: SplitKvScratch::default(),
@@ -211,7 +208,7 @@ impl State {
         let all: Vec<Product<'_>> = products
             .iter()
             .map(|(weight, _)| Product {
-                class: RowClass::of(on.workers.kernels.isa(), rows),
+                class: on.workers.classes.of(rows),
                 weights: &self.weights,
                 weight: *weight,
                 input: input(x, &self.buffers, &self.quantized),
@@ -372,7 +369,7 @@ impl State {
                 self.router_scores.resize(rows.len() * experts, 0.0);
                 let row_bounds = [0, rows.len()];
                 let product = Product {
-                    class: RowClass::of(on.workers.kernels.isa(), rows.len()),
+                    class: on.workers.classes.of(rows.len()),
                     weights: &self.weights,
                     weight: *weight,
                     input: input(*x, &self.buffers, &self.quantized),
@@ -417,7 +414,7 @@ impl State {
                 self.router_scores.resize(rows.len() * count, 0.0);
                 let row_bounds = [0, rows.len()];
                 let product = Product {
-                    class: RowClass::of(on.workers.kernels.isa(), rows.len()),
+                    class: on.workers.classes.of(rows.len()),
                     weights: &self.weights,
                     weight: *centroids,
                     input: input(*near, &self.buffers, &self.quantized),
@@ -455,7 +452,7 @@ fn each_row(
     match quantized {
         None => workers.each_row(out, columns, f),
         Some(quantized) => {
-            let class = RowClass::of(workers.kernels.isa(), out.len() / columns);
+            let class = workers.classes.of(out.len() / columns);
             quantize::each_row(
                 workers,
                 class,

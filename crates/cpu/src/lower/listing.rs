@@ -2,6 +2,7 @@
 
 use carat_gguf::QuantType;
 use carat_model::{
+    backend::Batching,
     layout::Layout,
     plan::{Plan, Rows},
     weights::{Weight, Weights},
@@ -11,7 +12,7 @@ use super::{Fusion, Op, lower, program::VectorId};
 use crate::kernel::{
     gemm::{
         choice::{WeightFormat, choose},
-        row_class::RowClass,
+        row_class::{RowClass, RowClasses},
     },
     isa::Isa,
 };
@@ -61,7 +62,7 @@ pub(crate) fn list(
         |id: Option<VectorId>| id.map_or(0, |id| weights.matrix(program.vectors[id.0]).bytes());
     let listed = program.ops.iter().map(|lowered| {
         let rows = batch.of(lowered.op.rows());
-        let class = RowClass::of(isa, rows);
+        let class = RowClasses::new(isa, Batching::Fast).of(rows);
         let product = |weight: Weight, rows: usize| {
             product_kernel(weights.matrix(weight).quant, class, rows, isa)
         };

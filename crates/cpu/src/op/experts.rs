@@ -11,12 +11,9 @@ use super::{
     quantize,
     workers::Workers,
 };
-use crate::kernel::{
-    gemm::{
-        activations::{ActivationRows, Activations},
-        row_class::RowClass,
-    },
-    isa::Isa,
+use crate::kernel::gemm::{
+    activations::{ActivationRows, Activations},
+    row_class::RowClasses,
 };
 
 /// Keeps the renormalisation finite when the chosen share underflows.
@@ -67,7 +64,7 @@ pub(crate) struct MoeBuffers {
 impl MoeBuffers {
     /// Memory for `rows` with `top_k` choices each; one set serves all layers of a plan, whose experts are alike.
     pub(crate) fn new(
-        isa: Isa,
+        classes: RowClasses,
         weights: &Weights,
         experts: ExpertWeights,
         (rows, top_k): (usize, usize),
@@ -76,7 +73,7 @@ impl MoeBuffers {
         let (gate, down) = (weights.matrix(experts.gate), weights.matrix(experts.down));
         let inner = pairs * gate.rows;
         let quantized = || {
-            let rows = ActivationRows::for_batches(isa, rows, top_k);
+            let rows = ActivationRows::for_batches(classes, rows, top_k);
             Activations::new(rows, down.columns)
         };
         MoeBuffers {
@@ -102,7 +99,7 @@ impl MoeBuffers {
         let permutation = &mut self.permutation;
         permutation.sort(route, top_k);
         let pairs = permutation.order.len();
-        let class = RowClass::of(workers.kernels.isa(), pairs / top_k);
+        let class = workers.classes.of(pairs / top_k);
         let (inner, dim) = (
             weights.matrix(experts.gate).rows,
             weights.matrix(experts.down).rows,

@@ -8,6 +8,7 @@ use crate::{
             amx_int8::{self, ActivationColumns},
             gemv_transposed,
             packed_int8::{self, Panel},
+            row_class::RowClasses,
         },
         table::Kernels,
     },
@@ -21,6 +22,7 @@ pub(crate) const GRAIN: usize = 16 * 1024;
 pub(crate) struct Workers {
     pub(crate) pool: Pool,
     pub(crate) kernels: &'static Kernels,
+    pub(crate) classes: RowClasses,
     /// One per thread.
     pub(crate) scratch: Vec<ThreadScratch>,
     /// The input of a BF16 product, where its value has no tiles or not in the product's order.
@@ -57,8 +59,14 @@ pub(crate) struct AttentionScratch {
 }
 
 impl Workers {
-    pub(crate) fn new(pool: Pool, kernels: &'static Kernels, repacked: Repacked) -> Workers {
+    pub(crate) fn new(
+        pool: Pool,
+        kernels: &'static Kernels,
+        classes: RowClasses,
+        repacked: Repacked,
+    ) -> Workers {
         Workers {
+            classes,
             scratch: (0..pool.threads())
                 .map(|_| ThreadScratch::default())
                 .collect(),

@@ -147,7 +147,7 @@ impl BatchLayout {
         }
     }
 
-    /// What the sampler reads, and where it leaves tokens for the batch after this one.
+    /// Addresses that the sampler reads, and where it leaves tokens for the batch after this one.
     pub(crate) fn sampler_inputs(&self, start: Address, logits: Address) -> SamplerInputs {
         SamplerInputs {
             rows: self.at(start).sampled,

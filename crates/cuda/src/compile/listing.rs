@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use carat_model::{
-    backend::{BackendError, CompileOptions},
+    backend::{BackendError, Batching, CompileOptions},
     kv::{KvType, PerGroup},
     phase::Phase,
     plan::Plan,
@@ -67,6 +67,7 @@ pub fn program(
         max_rows: rows,
         max_sampled: sampled.max(1),
         probe: false,
+        batching: Batching::Fast,
     };
     let prepared = prepare(plan, weights, &options, TableMemory::Device, target)?;
     let bytes: HashMap<_, _> = (prepared.weights.named())

@@ -210,6 +210,7 @@ mod tests {
             max_rows: rows,
             max_sampled: 8,
             probe: false,
+            batching: carat_model::backend::Batching::Fast,
         }
     }
 

@@ -134,7 +134,7 @@ impl Device {
         self.moving.cu_stream()
     }
 
-    /// What is queued for moving from now on waits for all work so far.
+    /// Makes what is queued for moving from now on wait for all work so far.
     pub(crate) fn moves_follow_work(&self) -> Result<(), CudaError> {
         self.bind()?;
         let joined = self.moving.join(&self.stream);

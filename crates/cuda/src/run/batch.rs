@@ -98,7 +98,7 @@ impl BatchLayout {
         }
     }
 
-    /// Where the settings of sampled rows go, with what happens to logits behind the `used` words of [`BatchLayout::write`].
+    /// Addresses of the settings of sampled rows, with what happens to logits behind the `used` words of [`BatchLayout::write`].
     pub(crate) fn settings_at(&self, used: usize) -> SettingsAt {
         SettingsAt {
             settings: self.settings,
@@ -112,7 +112,7 @@ impl BatchLayout {
 mod tests {
     use carat_gguf::QuantType;
     use carat_model::{
-        backend::{CompileOptions, Run, token_feeds},
+        backend::{Batching, CompileOptions, Run, token_feeds},
         gemma4,
         kv::{KvType, PAGE_TOKENS, PageId, PerGroup},
     };
@@ -137,6 +137,7 @@ mod tests {
             max_rows: 6,
             max_sampled: 3,
             probe: false,
+            batching: Batching::Fast,
         }
     }
 
@@ -161,6 +162,7 @@ mod tests {
             pages,
             sampled,
             visible_end: None,
+            table: None,
         };
         let both = PerGroup {
             full: full.as_slice(),
@@ -227,6 +229,7 @@ mod tests {
             },
             sampled: 1,
             visible_end: Some(&ends),
+            table: None,
         };
         let batch = Batch {
             feeds: &feeds,
@@ -289,6 +292,7 @@ mod tests {
             pages,
             sampled: 0,
             visible_end: None,
+            table: None,
         };
         let batch = Batch {
             feeds: &token_feeds(&[1]),
@@ -314,6 +318,7 @@ mod tests {
             max_rows: 4096,
             max_sampled: 64,
             probe: false,
+            batching: Batching::Fast,
         };
         let bytes = BatchLayout::new(&options).bytes();
         assert!(bytes < 8 << 20, "{bytes}");

@@ -74,7 +74,7 @@ struct InFlight {
     words: HostBuffer,
     /// Embeddings that rows are fed, read by the device where they are; as large as was needed so far.
     inputs: Option<HostBuffer>,
-    /// How it is drawn, for the copy to the device.
+    /// Its draw, for the copy to the device.
     settings: HostBuffer,
     /// Behind all work of the batch that had this place last.
     done: Option<Event>,
@@ -102,7 +102,7 @@ enum Results {
     Ready(Outputs),
 }
 
-/// What the device leaves for a sampled row.
+/// Results that the device leaves for a sampled row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DeviceRow {
     /// Nothing: the host draws it.

@@ -134,7 +134,7 @@ impl Graphs {
 /// after any prompt, and there are few of them.
 struct Held<G> {
     graphs: HashMap<RowCounts, (G, u64)>,
-    /// What ran once as it is: first launches load code, which a capture does not allow.
+    /// Keys of what ran once as it is: first launches load code, which a capture does not allow.
     seen: HashSet<RowCounts>,
     given_up: HashSet<RowCounts>,
     uses: u64,
@@ -204,6 +204,7 @@ mod tests {
             max_rows: 100,
             max_sampled: 24,
             probe: false,
+            batching: carat_model::backend::Batching::Fast,
         };
         let of = |all, sampled| {
             let rows = bucket(RowCounts { all, sampled }, &options);
@@ -226,6 +227,7 @@ mod tests {
             max_rows: 300,
             max_sampled: 40,
             probe: false,
+            batching: carat_model::backend::Batching::Fast,
         };
         for all in 1..=options.max_rows {
             for sampled in [0, 1, 5, 8, 9, 33, 40, all] {

@@ -207,6 +207,7 @@ mod tests {
                 },
                 sampled: 0,
                 visible_end: None,
+                table: None,
             };
             pending.concerns(&Batch {
                 feeds: &token_feeds(&vec![1; rows]),

@@ -305,7 +305,7 @@ impl Sampler {
         })
     }
 
-    /// What a row of the batch in a slot, which has been waited for, was given; with log-probabilities if it wanted them.
+    /// Result of a row of the batch in a slot, which has been waited for; with log-probabilities if it wanted them.
     pub(crate) fn result(&self, in_flight: usize, row: usize, logprobs: bool) -> RowResult {
         let at = in_flight * self.max_rows + row;
         let mut result = RowResult {

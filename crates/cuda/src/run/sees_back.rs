@@ -87,6 +87,7 @@ mod tests {
             max_rows,
             max_sampled: 4,
             probe: false,
+            batching: carat_model::backend::Batching::Fast,
         }
     }
 
@@ -104,6 +105,7 @@ mod tests {
                 pages: PerGroup::default(),
                 sampled: 1,
                 visible_end: ends,
+                table: None,
             };
             let batch = Batch {
                 feeds: &token_feeds(&[1, 2, 3]),

@@ -369,7 +369,14 @@ impl History {
         if self.refuses && self.random.one_in(10) {
             self.change_refusals();
         }
+        // Somebody is in a hurry, and perhaps still is at the next step.
+        match self.random.within(0..=29) {
+            0 => self.pipeline.interrupt().raise(),
+            1..=15 => self.pipeline.interrupt().clear(),
+            _ => {}
+        }
         let refused_from = self.pipeline.executor().refused_from;
+        let interrupted = self.pipeline.executor().interrupted;
         let worked = self.pipeline.step().unwrap_or_else(|_| {
             self.refused_from = self.refused_from.min(refused_from);
             self.pipeline.give_up();
@@ -378,7 +385,7 @@ impl History {
             true
         });
         self.pipeline.scheduler().audit();
-        worked
+        worked || self.pipeline.executor().interrupted > interrupted
     }
 
     fn take_updates(&mut self) {
@@ -450,10 +457,12 @@ impl History {
             }
             steps += usize::from(worked);
             // In each step the request started first, which never loses what it has, advances by at least a position; but for
-            // batches of nobody, of which there is at most one after each end, and those that fail or are run in parts.
+            // batches of nobody, of which there is at most one after each end, those that fail or are run in parts, and those that
+            // are interrupted.
             let positions: usize = self.records.values().map(|r| r.limit + 1).sum();
+            let interrupted = self.pipeline.executor().interrupted;
             assert!(
-                self.fails || self.refuses || steps <= positions,
+                self.fails || self.refuses || steps <= positions + interrupted,
                 "a step without progress"
             );
         }

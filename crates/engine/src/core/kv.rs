@@ -14,7 +14,10 @@
 
 use std::ops::Range;
 
-use carat_model::kv::{PAGE_TOKENS, PageId, PerGroup, first_visible_page, pages_of};
+use carat_model::{
+    backend::TableRef,
+    kv::{PAGE_TOKENS, PageId, PerGroup, first_visible_page, pages_of},
+};
 
 use super::{
     media::Content,
@@ -81,6 +84,11 @@ pub(crate) struct Table {
     last_block: Parent,
     /// Sliding pages worth keeping warm when the window has passed them: where a later prompt is likely to branch off.
     landmarks: [Range<usize>; 2],
+    /// The name that executors know it by; `None` of a sequence that is not running.
+    id: Option<u32>,
+    /// Entries that the executor had before the step planned last, and will have if it takes that step.
+    known: PerGroup<usize>,
+    offered: PerGroup<usize>,
 }
 
 impl Table {
@@ -93,7 +101,37 @@ impl Table {
             blocks: 0,
             last_block: Parent::Root(None),
             landmarks: [0..0, 0..0],
+            id: None,
+            known: PerGroup::default(),
+            offered: PerGroup::default(),
         }
+    }
+
+    /// It is part of a step that is planned now; the one before was taken.
+    pub(crate) fn offer(&mut self) {
+        self.known = self.offered;
+        self.offered = PerGroup {
+            full: self.pages.full.len(),
+            sliding: self.pages.sliding.len(),
+        };
+    }
+
+    /// The step planned last was not taken.
+    fn withdraw(&mut self) {
+        self.offered = self.known;
+    }
+
+    /// An entry is another page now.
+    fn changed(&mut self, place: usize) {
+        for entries in [&mut self.known, &mut self.offered] {
+            *entries = entries.map(|entries| entries.min(place));
+        }
+    }
+
+    /// As executors are told of it.
+    pub(crate) fn table_ref(&self) -> Option<TableRef> {
+        let unchanged = self.known;
+        self.id.map(|id| TableRef { id, unchanged })
     }
 
     /// Sliding pages that it holds.
@@ -112,6 +150,9 @@ pub(crate) struct Kv {
     index: PrefixIndex,
     window: Option<usize>,
     reuse: PrefixReuse,
+    /// Names of tables that nobody has, and how many there are in all.
+    free_ids: Vec<u32>,
+    ids: u32,
 }
 
 impl Kv {
@@ -122,6 +163,8 @@ impl Kv {
             index: PrefixIndex::new(pages.full, pages.sliding),
             window: limits.shape().window,
             reuse: limits.config().prefix_reuse,
+            free_ids: Vec::new(),
+            ids: 0,
         }
     }
 
@@ -192,6 +235,10 @@ impl Kv {
     /// A table that begins with what was found of `content`, the first `prompt` tokens of which are the request's own.
     pub(crate) fn claim(&mut self, content: Content<'_>, found: Found, prompt: usize) -> Table {
         let mut table = Table::empty();
+        table.id = self.free_ids.pop().or_else(|| {
+            self.ids += 1;
+            Some(self.ids - 1)
+        });
         table.last_block = Parent::Root(content.salt);
         table.blocks = found.reusable;
         table.computed = found.reusable * PAGE_TOKENS;
@@ -249,9 +296,12 @@ impl Kv {
         }
     }
 
-    /// Gives back the pages behind `positions`, which nothing has been computed into.
+    /// Takes a table back to what it was before a step that was not taken: gives back the pages behind `positions`, which nothing
+    /// has been computed into.
     pub(crate) fn shrink(&mut self, table: &mut Table, positions: usize) {
         let pages = pages_of(positions);
+        table.withdraw();
+        table.changed(pages);
         while table.pages.full.len() > pages {
             let page = table.pages.full.pop().expect("there are more");
             self.pools.full.release(page, Worth::Cold);
@@ -306,14 +356,17 @@ impl Kv {
         // The page was completed just now, so at least its last row was still visible: it is held.
         let sliding = table.pages.sliding.get_mut(place);
         let block = if let Some(known) = self.index.child(table.last_block, content, place) {
-            swap(&mut self.pools.full, full, known.full);
+            let mut swapped = swap(&mut self.pools.full, full, known.full);
             match (sliding, known.sliding) {
-                (Some(own), Some(page)) => swap(&mut self.pools.sliding, own, page),
+                (Some(own), Some(page)) => swapped |= swap(&mut self.pools.sliding, own, page),
                 (Some(own), None) => {
                     self.index.complete(known, *own);
                     self.pools.sliding.keep(*own);
                 }
                 (None, _) => {}
+            }
+            if swapped {
+                table.changed(place);
             }
             known
         } else {
@@ -349,8 +402,10 @@ impl Kv {
         let Table {
             pages,
             first_sliding,
+            id,
             ..
         } = std::mem::replace(table, Table::empty());
+        self.free_ids.extend(id);
         // The deepest first: it is evicted first, and the blocks before it are of use without it.
         for page in pages.full.into_iter().rev() {
             self.pools.full.release(page, Worth::Warm);
@@ -361,13 +416,16 @@ impl Kv {
     }
 }
 
-fn swap(pool: &mut Pool, own: &mut PageId, known: PageId) {
-    if *own != known {
-        pool.hold(known);
-        // Nobody knows it, so it becomes free whatever it is worth.
-        pool.release(*own, Worth::Cold);
-        *own = known;
+/// Takes the known page instead of the own one. `false` if they are the same.
+fn swap(pool: &mut Pool, own: &mut PageId, known: PageId) -> bool {
+    if *own == known {
+        return false;
     }
+    pool.hold(known);
+    // Nobody knows it, so it becomes free whatever it is worth.
+    pool.release(*own, Worth::Cold);
+    *own = known;
+    true
 }
 
 /// Where a later prompt is likely to branch off from this one, as the sliding pages it would need there.

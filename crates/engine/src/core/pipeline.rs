@@ -7,10 +7,13 @@
 //!
 //! A batch that is refused has changed nothing. Its sequences are then run in two halves, one after the other, and those again
 //! if need be: only a sequence that is refused alone is given up. A batch ahead that is refused is planned anew when results are in.
+//!
+//! A batch that is computed in `submit` may take a second, and a cancelled request is not to wait for its end: [`Interrupt`] stops it.
+//! Its step is taken back, and the next is seen through whatever is wished, so that cancellations without end stop nobody's work.
 
 use std::collections::VecDeque;
 
-use carat_model::backend::{BackendError, Executor, Outputs, Ticket};
+use carat_model::backend::{BackendError, Executor, Interrupt, Outputs, Ticket};
 
 use super::{RequestId, Scheduler, Stats};
 
@@ -22,13 +25,17 @@ pub struct Pipeline<E> {
     tickets: VecDeque<Ticket>,
     /// Of a refused batch, the sequences of each part that is yet to be run; the next is the last.
     parts: Vec<Vec<RequestId>>,
+    interrupt: Interrupt,
     outputs: Outputs,
 }
 
 impl<E: Executor> Pipeline<E> {
     /// With nothing in flight.
-    pub fn new(scheduler: Scheduler, executor: E) -> Pipeline<E> {
+    pub fn new(scheduler: Scheduler, mut executor: E) -> Pipeline<E> {
+        let interrupt = Interrupt::default();
+        executor.interrupt_by(interrupt.clone());
         Pipeline {
+            interrupt,
             scheduler,
             executor,
             tickets: VecDeque::new(),
@@ -47,6 +54,12 @@ impl<E: Executor> Pipeline<E> {
         self.scheduler.stats()
     }
 
+    /// To stop the batch that is being computed, from any thread. [`Pipeline::step`] then returns `false` with nothing done; whoever
+    /// calls it takes the wish back before the next step.
+    pub fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
+    }
+
     /// What runs the batches.
     pub fn executor(&mut self) -> &mut E {
         &mut self.executor
@@ -62,7 +75,8 @@ impl<E: Executor> Pipeline<E> {
         self.scheduler.is_idle() && self.tickets.is_empty()
     }
 
-    /// Completes one step, and hands the next to the executor where that looks ahead. `false` if there is nothing to do. After an
+    /// Completes one step, and hands the next to the executor where that looks ahead. `false` if there is nothing to do, or if it
+    /// was interrupted. After an
     /// error, [`Pipeline::give_up`].
     pub fn step(&mut self) -> Result<bool, BackendError> {
         if self.tickets.is_empty() {
@@ -133,12 +147,19 @@ impl<E: Executor> Pipeline<E> {
             self.scheduler.reuse(memory);
             let error = match submitted {
                 Ok(ticket) => {
+                    self.interrupt.ignore(false);
                     self.tickets.push_back(ticket);
                     return Ok(true);
                 }
                 Err(error) => error,
             };
             let is_ahead = !self.tickets.is_empty();
+            if matches!(error, BackendError::Interrupted) {
+                self.scheduler.take_back();
+                self.parts.extend(part);
+                self.interrupt.ignore(true);
+                return Ok(false);
+            }
             if matches!(error, BackendError::Device(_)) || (runs == 1 && !is_ahead) {
                 return Err(error);
             }

@@ -363,6 +363,7 @@ impl Scheduler {
             let share = sequence.shares.back_mut().expect("it is in the step");
             share.first_result = sampled;
             sampled += share.sampled();
+            sequence.table.offer();
         }
         if !self.running.iter().any(|s| s.is_in(number)) {
             let first = self.running.first();

@@ -442,6 +442,7 @@ impl Sequence {
             },
             sampled: share.sampled(),
             visible_end,
+            table: self.table.table_ref(),
         }
     }
 

@@ -6,13 +6,13 @@
 //! what was read, on the history (which must be what the pages hold) and on the mask. [`alone`] says what a request must come
 //! to, without pages or batches.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use carat_model::{
     TokenId,
     backend::{
-        BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, Feed, Outputs, RowOutput,
-        RowResult, Run, Ticket,
+        BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, Feed, Interrupt, Outputs,
+        RowOutput, RowResult, Run, TableRef, Ticket,
     },
     kv::{KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup},
     plan::Value,
@@ -221,6 +221,8 @@ pub(crate) struct FakeExecutor {
     writers: PerGroup<Vec<(u64, usize)>>,
     window: Option<usize>,
     options: CompileOptions,
+    /// Page tables by their names, as they were last.
+    tables: HashMap<u32, PerGroup<Vec<PageId>>>,
     batches: u64,
     in_flight: VecDeque<InFlight>,
     /// Of the batch collected last: the tokens up to each of its sampled rows.
@@ -228,6 +230,9 @@ pub(crate) struct FakeExecutor {
     /// Drafts that were made.
     pub(crate) drafts: usize,
     pub(crate) lookahead: Lookahead,
+    interrupt: Interrupt,
+    /// Batches that were interrupted.
+    pub(crate) interrupted: usize,
     /// Calls until one fails; 0 for none.
     pub(crate) fails_in: u64,
     /// The most runs of a batch; more are refused.
@@ -250,11 +255,14 @@ impl FakeExecutor {
             writers: options.pages.map(|n| vec![(0, 0); n]),
             window: limits.shape().window,
             options,
+            tables: HashMap::new(),
             batches: 0,
             in_flight: VecDeque::new(),
             last_sampled: Vec::new(),
             drafts: 0,
             lookahead: Lookahead::Never,
+            interrupt: Interrupt::default(),
+            interrupted: 0,
             fails_in: 0,
             max_runs: usize::MAX,
             refused_from: usize::MAX,
@@ -287,6 +295,25 @@ impl FakeExecutor {
             return Err(BackendError::Unsupported { what });
         }
         Ok(())
+    }
+
+    /// Whatever is said to be unchanged is, and the tables are remembered.
+    fn remember(&mut self, batch: &Batch<'_>) {
+        let mut named = HashSet::new();
+        for run in batch.runs {
+            let TableRef { id, unchanged } = run.table.expect("the engine names its tables");
+            assert!(named.insert(id), "two tables of one name");
+            let before = self.tables.entry(id).or_default();
+            for group in KvGroup::ALL {
+                let (before, now) = (before.get_mut(group), run.pages.get(group));
+                for i in 0..*unchanged.get(group) {
+                    let same = now[i] == before[i] || now[i] == PageId::FREED;
+                    assert!(same, "{group:?} entry {i} of table {id} has changed");
+                }
+                before.clear();
+                before.extend_from_slice(now);
+            }
+        }
     }
 
     fn groups(&self) -> &'static [KvGroup] {
@@ -444,6 +471,7 @@ impl FakeExecutor {
             position: draft.position,
             pages: draft.pages,
             sampled: 1,
+            table: None,
             visible_end: None,
         };
         let entries = (0..draft.position).map(|position| {
@@ -487,6 +515,10 @@ impl Executor for FakeExecutor {
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
         self.call().inspect_err(|_| self.refused += 1)?;
         self.refuse(batch)?;
+        if self.interrupt.is_raised() {
+            self.interrupted += 1;
+            return Err(BackendError::Interrupted);
+        }
         assert!(self.in_flight.len() < 2, "a third batch in flight");
         if let Some(before) = self.in_flight.back() {
             assert!(
@@ -496,6 +528,7 @@ impl Executor for FakeExecutor {
             self.ahead += 1;
         }
         self.check(batch);
+        self.remember(batch);
         let fed = self.resolve(batch);
         self.batches += 1;
         self.rows += batch.feeds.len();
@@ -570,6 +603,10 @@ impl Executor for FakeExecutor {
         assert!(self.in_flight.is_empty(), "a draft beside a batch");
         self.drafts += drafts.len();
         Ok(drafts.iter().map(|draft| self.foresee(draft)).collect())
+    }
+
+    fn interrupt_by(&mut self, interrupt: Interrupt) {
+        self.interrupt = interrupt;
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {

@@ -3,7 +3,7 @@
 
 use carat_model::{
     TokenId,
-    backend::{Batch, Draw, Outputs, PageMove, Ticket},
+    backend::{Batch, Draw, Interrupt, Outputs, PageMove, Ticket},
     plan::Value,
 };
 
@@ -42,6 +42,10 @@ impl<F: FnMut(&Batch<'_>) -> Result<(), BackendError>> Executor for Guarded<F> {
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
         self.executor.move_pages(moves)
+    }
+
+    fn interrupt_by(&mut self, interrupt: Interrupt) {
+        self.executor.interrupt_by(interrupt);
     }
 
     fn probed(&self, _value: Value) -> Option<&[f32]> {

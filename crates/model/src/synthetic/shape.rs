@@ -29,7 +29,7 @@ pub struct Shape {
     pub shared_kv_layers: usize,
     /// Width of the per-layer embedding; 0 for none.
     pub ple: usize,
-    /// What full-attention layers use as values; sliding ones always project their own.
+    /// Values of full-attention layers; sliding ones always project their own.
     pub full_values: FullValues,
     /// Facts of the experts, if there are any.
     pub experts: Option<Experts>,
@@ -60,7 +60,7 @@ impl<T: Copy> ByKind<T> {
     }
 }
 
-/// Where full-attention layers take values from.
+/// Source of the values of full-attention layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FullValues {
     /// A matrix of their own.

@@ -19,12 +19,12 @@ pub struct TensorPlan {
     pub shape: Vec<usize>,
     /// 0 for tensors that belong to no layer.
     pub layer: usize,
-    /// What it is for.
+    /// Its purpose.
     pub role: Role,
     values: Values,
 }
 
-/// What a tensor is for, as far as published files choose its format by it.
+/// Purpose of a tensor, as far as published files choose its format by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Norm weights, scales, rotary divisors: F32 everywhere.

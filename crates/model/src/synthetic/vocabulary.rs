@@ -42,7 +42,7 @@ const SPECIALS: [(usize, i32, &str); 24] = [
     (258884, CONTROL, "<|video|>"),
 ];
 
-/// Where the published vocabulary has its newline runs and byte tokens.
+/// Ids of newline runs and byte tokens in the published vocabulary.
 const FIRST_NEWLINES: usize = 107;
 const LONGEST_NEWLINES: usize = 31;
 const FIRST_BYTE: usize = 238;
@@ -151,7 +151,7 @@ struct Draft {
     tokens: Vec<Option<(String, i32)>>,
     /// Tokens so far.
     used: usize,
-    /// Where to look for the next free id.
+    /// Lowest id that may be free.
     next: usize,
     merges: Vec<String>,
 }

@@ -102,6 +102,7 @@ impl<'a> Feeder<'a> {
                 },
                 sampled,
                 visible_end: None,
+                table: None,
             });
         }
         let batch = Batch {

@@ -7,9 +7,8 @@
 
 use super::{
     amx_bf16,
-    row_class::{RowClass, SMALL_ROWS},
+    row_class::{RowClass, RowClasses, SMALL_ROWS},
 };
-use crate::kernel::isa::Isa;
 use crate::simd::{Floats, LANES, Simd, Tile};
 
 /// Values that share a scale.
@@ -54,8 +53,8 @@ pub(crate) struct ActivationRows {
 
 impl ActivationRows {
     /// For steps on up to `rows` rows of a batch that become `each` rows: smaller batches are int8 everywhere.
-    pub(crate) fn for_batches(isa: Isa, rows: usize, each: usize) -> ActivationRows {
-        match RowClass::of(isa, rows) {
+    pub(crate) fn for_batches(classes: RowClasses, rows: usize, each: usize) -> ActivationRows {
+        match classes.of(rows) {
             RowClass::Small => ActivationRows {
                 int8: rows * each,
                 bf16: 0,

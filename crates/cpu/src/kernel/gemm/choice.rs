@@ -6,7 +6,10 @@
 
 use carat_gguf::QuantType;
 
-use super::{amx_int8, gemv, gemv_transposed, row_class::RowClass};
+use super::{
+    amx_int8, gemv, gemv_transposed,
+    row_class::{RowClass, SMALL_ROWS},
+};
 use crate::kernel::isa::Isa;
 
 /// Facts about a weight matrix that the choice depends on.
@@ -68,7 +71,9 @@ pub(crate) fn choose(
     let transposes = gemv_transposed::takes(quant);
     match class {
         RowClass::Large => KernelChoice::AmxBf16,
-        RowClass::Small if isa.has_tiles() && rows >= amx_int8::MIN_ROWS => KernelChoice::AmxInt8,
+        RowClass::Small if isa.has_tiles() && (amx_int8::MIN_ROWS..=SMALL_ROWS).contains(&rows) => {
+            KernelChoice::AmxInt8
+        }
         RowClass::Small if transposes && rows > gemv_transposed::MAX_ROWS => {
             KernelChoice::PackedInt8
         }
@@ -82,10 +87,13 @@ pub(crate) fn choose(
 
 #[cfg(test)]
 mod tests {
+    use carat_model::backend::Batching;
+
     use super::{
         KernelChoice::{AmxBf16, AmxInt8, Float, Gemv, GemvTransposed, PackedInt8},
         *,
     };
+    use crate::kernel::gemm::row_class::RowClasses;
 
     /// The choice for a whole batch of so many rows.
     fn for_batch(quant: QuantType, is_exact_bf16: bool, rows: usize, isa: Isa) -> KernelChoice {
@@ -93,7 +101,8 @@ mod tests {
             quant,
             is_exact_bf16,
         };
-        choose(weights, RowClass::of(isa, rows), rows, isa)
+        let classes = RowClasses::new(isa, Batching::Fast);
+        choose(weights, classes.of(rows), rows, isa)
     }
 
     #[test]
@@ -152,6 +161,26 @@ mod tests {
                 let many = if isa == Isa::Amx { AmxBf16 } else { Float };
                 assert_eq!(for_batch(quant, true, 33, isa), many);
                 assert_eq!(for_batch(quant, false, 33, isa), Float);
+            }
+        }
+    }
+
+    /// No batch is multiplied in BF16 where the company must not matter: that has bits of its own.
+    #[test]
+    fn invariant_batches_of_every_size_are_of_one_class() {
+        for quant in QuantType::all() {
+            for isa in Isa::ALL {
+                for rows in [1, 3, 32, 33, 512, 4096] {
+                    let class = RowClasses::new(isa, Batching::Invariant).of(rows);
+                    let weights = WeightFormat {
+                        quant,
+                        is_exact_bf16: true,
+                    };
+                    let chosen = choose(weights, class, rows, isa);
+                    assert_ne!(chosen, AmxBf16, "{quant} {isa:?} {rows}");
+                    // Int8 tiles take two sets of sixteen rows, no more.
+                    assert!(chosen != AmxInt8 || rows <= 32, "{quant} {rows}");
+                }
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Classes of batches by their rows.
 
+use carat_model::backend::Batching;
+
 use crate::kernel::isa::Isa;
 
 /// Rows of a small batch, at most.
@@ -8,16 +10,29 @@ pub(crate) const SMALL_ROWS: usize = 32;
 /// Classes of batches. Within one, a row has the same bits in any company.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowClass {
-    /// Up to [`SMALL_ROWS`] rows, and any number where there are no tiles: the same bits at every instruction set.
+    /// Up to [`SMALL_ROWS`] rows, and any number where there are no tiles or the company must not matter: the same bits at every
+    /// instruction set.
     Small,
     /// Multiplied in tiles of BF16.
     Large,
 }
 
-impl RowClass {
+/// Rows that make a class: one fact of a compiled model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowClasses {
+    has_large: bool,
+}
+
+impl RowClasses {
+    pub(crate) fn new(isa: Isa, batching: Batching) -> RowClasses {
+        RowClasses {
+            has_large: isa.has_tiles() && batching == Batching::Fast,
+        }
+    }
+
     /// The class of a step on so many rows of a batch.
-    pub(crate) fn of(isa: Isa, rows: usize) -> RowClass {
-        if isa.has_tiles() && rows > SMALL_ROWS {
+    pub(crate) fn of(self, rows: usize) -> RowClass {
+        if self.has_large && rows > SMALL_ROWS {
             RowClass::Large
         } else {
             RowClass::Small

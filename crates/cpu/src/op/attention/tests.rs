@@ -1,5 +1,5 @@
 use carat_model::{
-    backend::{Batch, KvGroup, KvType, PAGE_TOKENS, PageId, PerGroup, Run},
+    backend::{Batch, Batching, KvGroup, KvType, PAGE_TOKENS, PageId, PerGroup, Run},
     plan::SlotSpec,
 };
 
@@ -7,7 +7,7 @@ use half::f16;
 
 use super::{Attention, QuerySpan, SplitKvScratch, attend::SPLIT_TOKENS};
 use crate::{
-    kernel::table::Kernels,
+    kernel::{gemm::row_class::RowClasses, table::Kernels},
     op::{
         kv::{self, PagedKv},
         repack::Repacked,
@@ -59,6 +59,7 @@ impl Sequence {
             pages,
             sampled: 0,
             visible_end: None,
+            table: None,
         };
         let batch = Batch {
             feeds: &[],
@@ -77,7 +78,12 @@ impl Sequence {
 
     /// Feeds the sequence in chunks: keys and values first, then their queries.
     fn run(&self, kv: KvType, kernels: &'static Kernels, threads: usize, chunk: usize) -> Vec<f32> {
-        let mut workers = Workers::new(Pool::new(threads).unwrap(), kernels, Repacked::new(0));
+        let mut workers = Workers::new(
+            Pool::new(threads).unwrap(),
+            kernels,
+            RowClasses::new(kernels.isa(), Batching::Fast),
+            Repacked::new(0),
+        );
         let mut cache = PagedKv::new(&self.spec, kv, self.pages.len());
         let columns = self.queries.len() / self.tokens;
         let mut out = vec![f32::NAN; self.queries.len()];

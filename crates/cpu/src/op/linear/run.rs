@@ -107,7 +107,8 @@ impl TiledProduct<'_> {
                     (KernelChoice::Gemv | KernelChoice::GemvTransposed, ..) => {
                         int8::fill_gemv(kernels, kernel, weights, row, tile, scratch);
                     }
-                    (KernelChoice::PackedInt8, ..) => {
+                    // Rows of an expert that would fit int8 tiles, where another has too many for them: the same bits.
+                    (KernelChoice::PackedInt8, ..) | (KernelChoice::AmxInt8, _, None) => {
                         int8::fill_packed(kernels, weights, row, tile, scratch);
                     }
                     _ => unreachable!("{kernel:?} is not for a tile of a quantized product"),

@@ -202,6 +202,27 @@ fn a_refused_batch_is_run_in_parts_and_nobody_is_lost() {
 }
 
 #[test]
+fn an_interrupted_step_is_done_again_and_the_next_is_seen_through() {
+    for lookahead in [Lookahead::Never, Lookahead::Always] {
+        let mut pipeline = pipeline(lookahead);
+        let asked: Vec<Request> = (1..=3).map(penalized).collect();
+        for (id, request) in (1..).zip(&asked) {
+            submit(&mut pipeline, id, request);
+        }
+        // Nobody ever takes the wish back: every other batch is computed all the same.
+        pipeline.interrupt().raise();
+        assert!(!pipeline.step().unwrap(), "nothing was computed");
+        assert_eq!(pipeline.executor().in_flight(), 0);
+        let found = answers(&mut pipeline, 3);
+        for (found, asked) in found.iter().zip(&asked) {
+            assert_eq!(found, &alone(asked, 50, WINDOW).0);
+        }
+        let executor = pipeline.executor();
+        assert!(executor.interrupted > 10, "{}", executor.interrupted);
+    }
+}
+
+#[test]
 fn parts_of_a_refused_batch_take_turns() {
     let mut pipeline = pipeline(Lookahead::Always);
     pipeline.executor().max_runs = 1;
