@@ -98,6 +98,20 @@ inline uint2 load_written(const void* at) { return *(const uint2*)at; }
 inline u32 pack_f16x2(float low, float high) {
   return emulated_float_to_half(low) | u32(emulated_float_to_half(high)) << 16;
 }
+template <typename F>
+inline u32 of_each_half(F f) {
+  return emulated_float_to_half(f(0)) | u32(emulated_float_to_half(f(16))) << 16;
+}
+inline float emulated_half_of(u32 pair, int shift) { return emulated_half_to_float(u16(pair >> shift)); }
+inline u32 sub_f16x2(u32 a, u32 b) {
+  return of_each_half([=](int i) { return emulated_half_of(a, i) - emulated_half_of(b, i); });
+}
+inline u32 mul_f16x2(u32 a, u32 b) {
+  return of_each_half([=](int i) { return emulated_half_of(a, i) * emulated_half_of(b, i); });
+}
+inline u32 fma_f16x2(u32 a, u32 b, u32 c) {
+  return of_each_half([=](int i) { return emulated_half_of(a, i) * emulated_half_of(b, i) + emulated_half_of(c, i); });
+}
 inline float exp2_near(float x) { return std::exp2(x); }
 inline float reciprocal(float x) { return 1.0f / x; }
 inline u32 load_acquire(const u32* at) { return *at; }

@@ -194,6 +194,7 @@ impl CudaBackend {
             hopper: self.hopper(),
             pdl: self.hopper() && short_launches && self.config.pdl == Pdl::On,
             gemm,
+            min_packed_weights: self.config.min_packed_weights,
             max_rows: options.max_rows.max(options.max_sampled),
             fusion: self.config.fusion,
         }
@@ -201,8 +202,8 @@ impl CudaBackend {
 }
 
 /// Bytes of a matrix, on average, up to which decoding gains from PDL. On an H200
-/// decoding gains 11 % in E4B Q8_0 (13 MB), nothing in 12B Q4_0 (20 MB), and loses 7 % in 31B Q4_0 (41 MB).
-const MAX_BYTES_FOR_PDL: usize = 24 << 20;
+/// decoding gains 11 % in E4B Q8_0 (13 MB), and loses 3 % in 12B Q4_0 (20 MB), 7 % in 31B Q4_0 (41 MB).
+const MAX_BYTES_FOR_PDL: usize = 16 << 20;
 
 /// Bytes of the matrices that every row is multiplied with, on average.
 fn matrix_bytes(plan: &Plan, weights: &Weights) -> usize {

@@ -2,7 +2,10 @@
 
 use std::{
     ops::ControlFlow,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -20,6 +23,7 @@ use crate::{
     error::{ApiError, Kind},
     ids,
     metrics::Metrics,
+    watch::{Entry, Listed, Watch},
 };
 
 /// A piece of one choice's answer.
@@ -68,6 +72,10 @@ pub(crate) struct Answer {
     pub(crate) prompt_tokens: usize,
     /// How ids of calls begin.
     call_prefix: &'static str,
+    /// Tokens of all choices so far.
+    generated: Arc<AtomicUsize>,
+    /// On the list of requests under way.
+    listed: Option<Listed>,
 }
 
 struct Choice {
@@ -107,6 +115,8 @@ impl Answer {
                 .max()
                 .unwrap_or(0),
             call_prefix,
+            generated: Arc::default(),
+            listed: None,
         };
         let mut before: Option<(Arc<[TokenId]>, RequestId)> = None;
         for (
@@ -127,7 +137,8 @@ impl Answer {
             let prompt: Option<Arc<[TokenId]>> =
                 before.is_none().then(|| request.prompt.as_slice().into());
             let wants_tokens = request.logprobs.is_some();
-            let sink = sink(n, sender.clone(), Arc::clone(metrics), arrived);
+            let generated = Arc::clone(&answer.generated);
+            let sink = sink(n, sender.clone(), Arc::clone(metrics), generated, arrived);
             let cancel = engine.submit_to(request, Box::new(sink))?;
             if let Some(prompt) = prompt {
                 before = Some((prompt, cancel.id()));
@@ -146,6 +157,21 @@ impl Answer {
             });
         }
         Ok(answer)
+    }
+
+    /// Lists the request among those under way, as long as it is.
+    pub(crate) fn show(
+        &mut self,
+        watch: &Arc<Watch>,
+        entry: impl FnOnce(usize, Arc<AtomicUsize>, Vec<Cancel>) -> Entry,
+    ) {
+        let cancels = self.choices.iter().map(|choice| choice.cancel.clone());
+        let entry = entry(
+            self.prompt_tokens,
+            Arc::clone(&self.generated),
+            cancels.collect(),
+        );
+        self.listed = Some(watch.list(entry));
     }
 
     /// Choices of the request.
@@ -200,6 +226,9 @@ impl Answer {
                 choice.is_open = false;
                 self.open -= 1;
                 self.metrics.finished("error");
+                if let Some(listed) = &self.listed {
+                    listed.fault(&error.to_string());
+                }
                 outputs.push((n, Output::Failed(error.into())));
                 return;
             }
@@ -306,11 +335,13 @@ fn sink(
     n: usize,
     sender: UnboundedSender<Sent>,
     metrics: Arc<Metrics>,
+    generated: Arc<AtomicUsize>,
     arrived: Instant,
 ) -> impl FnMut(Result<Event, EngineError>) -> ControlFlow<()> + Send {
     let mut last: Option<Instant> = None;
     move |event| {
         if let Ok(Event::Token { .. }) = &event {
+            generated.fetch_add(1, Ordering::Relaxed);
             let now = Instant::now();
             match last.replace(now) {
                 None => metrics.first_token.time(now - arrived),

@@ -24,6 +24,7 @@ use crate::{
     error::{ApiError, Kind, too_long},
     http::Call,
     metrics::Metrics,
+    watch::{Entry, Watch},
 };
 
 /// A model that is ready to answer, and what clients are told about it.
@@ -99,6 +100,7 @@ impl Served {
 pub struct App {
     pub(crate) config: Config,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) watch: Arc<Watch>,
     status: RwLock<Status>,
     draining: AtomicBool,
     /// Rendering, encoding and compiling of schemas: as many at a time as there are cores.
@@ -114,6 +116,7 @@ impl App {
         Arc::new(App {
             config,
             metrics: Arc::new(Metrics::new()),
+            watch: Arc::default(),
             status: RwLock::new(Status::Loading),
             draining: AtomicBool::new(false),
             permits: Semaphore::new(cores),
@@ -265,7 +268,18 @@ impl App {
                 one.request.deadline = deadline;
                 one.request.queue_limit = self.config.queue_timeout;
             }
-            let answer = Answer::start(engine, prepared, &self.metrics, call.arrived, call_prefix)?;
+            let mut answer =
+                Answer::start(engine, prepared, &self.metrics, call.arrived, call_prefix)?;
+            answer.show(&self.watch, |prompt_tokens, generated, cancels| Entry {
+                request_id: call.request_id.clone(),
+                lane: lane.clone(),
+                key: call.key.clone(),
+                route: call.route,
+                arrived: call.arrived,
+                prompt_tokens,
+                generated,
+                cancels,
+            });
             Ok((answer, notes))
         });
         started.map_err(|mut error| {

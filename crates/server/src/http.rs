@@ -30,6 +30,8 @@ pub(crate) struct Call {
     pub(crate) request_id: String,
     /// Name of the key it came with.
     pub(crate) key: Option<String>,
+    /// Its path in the table of routes.
+    pub(crate) route: &'static str,
 }
 
 impl Call {
@@ -89,6 +91,9 @@ where
         Ok(response) => response,
         Err(error) => {
             tracing::debug!(request = request_id, error = error.message, "refused");
+            if matches!(error.kind, Kind::EngineFailed) {
+                app.watch.fault(&error.message);
+            }
             error.response(dialect, &request_id)
         }
     };
@@ -162,6 +167,7 @@ where
         arrived,
         request_id: request_id.to_owned(),
         key,
+        route: route.path,
     };
     routes::dispatch(route.handler, call).await
 }

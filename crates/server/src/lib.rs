@@ -5,7 +5,8 @@
 //! - `routes`: the table, and a file per dialect; wire types never leave their route
 //! - `ask`, `answer`: what every request comes to, and the one stream of events that all dialects encode
 //! - `stream`, `body`: pieces of a response as they come; `error`: failures as each dialect says them
-//! - `guard`: who may ask; `accept`: connections and their limits; `metrics`: what is counted
+//! - `guard`: who may ask; `accept`: connections and their limits; `metrics`: what is counted; `watch`: what runs now
+//! - `web/` beside `src/`: the chat page and the dashboard, embedded by `routes::web`
 #![warn(missing_docs)]
 
 mod accept;
@@ -23,6 +24,7 @@ mod routes;
 mod stream;
 #[cfg(test)]
 mod testing;
+mod watch;
 
 pub use accept::serve;
 pub use app::{App, Model, ModelInfo};

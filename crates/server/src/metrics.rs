@@ -11,6 +11,7 @@ use carat_engine::{MissReason, Snapshot};
 use carat_grammar::{BUCKET_MICROS, Meter};
 use carat_model::kv::KvGroup;
 use http::StatusCode;
+use serde_json::{Map, Value, json};
 
 use crate::routes::ROUTES;
 
@@ -68,6 +69,12 @@ impl Histogram {
         self.add(took.as_secs_f64());
     }
 
+    /// Bounds, and how many values lie up to each and above them all.
+    pub(crate) fn shares(&self) -> Value {
+        let counts = self.counts.iter().map(|c| c.load(Ordering::Relaxed));
+        json!({ "bounds": self.bounds, "counts": counts.collect::<Vec<_>>() })
+    }
+
     fn write(&self, out: &mut Page, name: &str, help: &str) {
         out.head(name, "histogram", help);
         let mut below = 0;
@@ -105,6 +112,13 @@ impl<const N: usize> Family<N> {
         if let Some(at) = self.names.iter().position(|n| *n == name) {
             self.counts[at].fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    fn counts(&self) -> Value {
+        let each = self.names.iter().zip(&self.counts);
+        each.map(|(name, count)| ((*name).to_owned(), count.load(Ordering::Relaxed).into()))
+            .collect::<Map<String, Value>>()
+            .into()
     }
 
     fn write(&self, out: &mut Page, metric: &str, label: &str, help: &str) {
@@ -191,6 +205,21 @@ impl Metrics {
 
     pub(crate) fn missed(&self, miss: MissReason) {
         self.missed.add(miss_name(miss));
+    }
+
+    /// Requests by how they ended.
+    pub(crate) fn finished_counts(&self) -> Value {
+        self.finished.counts()
+    }
+
+    /// Requests that were turned away, by reason.
+    pub(crate) fn rejected_counts(&self) -> Value {
+        self.rejected.counts()
+    }
+
+    /// Requests by why no more of their prompt was cached.
+    pub(crate) fn miss_counts(&self) -> Value {
+        self.missed.counts()
     }
 
     /// `route` is an index into the table of routes; past its end for paths that are none.

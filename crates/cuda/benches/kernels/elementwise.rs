@@ -15,6 +15,7 @@ pub(crate) fn geglu() {
             columns,
             out: table.shifted(out, rotation * rows * columns * 2),
             factor,
+            pdl: false,
         };
         let calls: Vec<Geglu> = (0..rotations).map(call).collect();
         let name = format!("geglu {columns}");
@@ -35,6 +36,7 @@ pub(crate) fn convert() {
             gelu_mul: None,
             columns,
             out: Activation::F16(table.shifted(out, rotation * rows * columns * 2)),
+            pdl: false,
         };
         let calls: Vec<Convert> = (0..rotations).map(convert).collect();
         table.time("convert f16 2048", rows, rows * columns * 6, &calls);
@@ -60,6 +62,7 @@ pub(crate) fn convert() {
             }),
             columns: 256,
             out: Activation::F16(table.shifted(out, rotation * rows * 256 * 2)),
+            pdl: false,
         };
         let calls: Vec<Convert> = (0..gates.min(rotations * 8)).map(slice).collect();
         table.time("convert_gelu_mul f16 256", rows, rows * 256 * 10, &calls);

@@ -40,6 +40,7 @@ mod flash_decode;
 mod flash_prefill;
 mod fused_norm;
 mod gemm;
+mod gemm_medium;
 mod gemv;
 mod load;
 mod permute;
@@ -48,7 +49,7 @@ mod sample;
 
 use std::process::ExitCode;
 
-const TABLES: [(&str, fn()); 19] = [
+const TABLES: [(&str, fn()); 22] = [
     ("gemv.shapes", gemv::shapes),
     ("gemv.blocks", gemv::blocks),
     ("gemv.experts", gemv::experts),
@@ -56,6 +57,9 @@ const TABLES: [(&str, fn()); 19] = [
     ("gemm.12b_q4", gemm::dense_12b_q4),
     ("gemm.others", gemm::others),
     ("gemm.grouped", gemm::grouped),
+    ("gemm_medium.e4b", gemm_medium::e4b),
+    ("gemm_medium.12b", gemm_medium::dense_12b),
+    ("gemm_medium.others", gemm_medium::others),
     ("cublaslt", cublaslt::all),
     ("flash_decode", flash_decode::all),
     ("flash_prefill", flash_prefill::all),

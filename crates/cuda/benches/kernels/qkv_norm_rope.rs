@@ -29,6 +29,7 @@ pub(crate) fn all() {
                 stride: columns,
                 head_dim,
                 rope: ROPE,
+                pdl: false,
                 queries: Some(Queries {
                     column: 0,
                     heads: q_heads,

@@ -1,7 +1,8 @@
-// Flash attention for small batches (split-KV), one launch from raw projections to outputs. For each row:
+// Flash attention for small and medium batches (split-KV), one launch from raw projections to outputs. For each row:
 //   q = rope(norm(q)), head by head; k = rope(norm(k)), v = norm(v) without weight, as f16 into their page cell,
 //   unless the slot's keys and values come from an earlier layer; out = softmax(q . K) . V over the positions the row
-//   sees: all up to its own, or the last `window` of them. Scale is 1.
+//   sees: all up to its own, or the last `window` of them and, where the slot holds the keys of all rows already, those ahead that
+//   the batch lets it see. Scale is 1.
 //
 // Grid: (rows * kv heads, splits), a block of 8 warps for all GROUP query heads of a KV head, so keys and values are
 // read once. The positions a row sees are cut into splits of whole steps (STEP positions); how many steps a split has follows
@@ -31,7 +32,6 @@
 // grid; arrivals of 0; at most FAN * ONE_MERGE splits.
 #include "lib/kv.cuh"
 #include "lib/norm.cuh"
-#include "lib/prefetch.cuh"
 #include "lib/ptx.cuh"
 #include "lib/rope.cuh"
 
@@ -47,7 +47,7 @@ struct Params {
   const float* frequencies;
   u8* partials;   // [rows, kv heads, splits, PARTIAL_BYTES]
   u32* arrivals;  // [rows, kv heads, 1 + splits / FAN, rounded up]
-  float* out;
+  void* out;     // f32, or f16
   u32 q_stride;  // from row to row, in elements
   u32 k_stride;
   u32 v_stride;
@@ -55,8 +55,7 @@ struct Params {
   float q_eps;
   float k_eps;
   float v_eps;
-  u32 reserved;
-  Prefetch prefetch;
+  u32 f16_out;
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attention/flash_decode.rs differs");
 
@@ -206,6 +205,7 @@ __device__ __forceinline__ void put_cached(const Head& head, u16* tile, u32 row,
 struct Work {
   u32 r;  // row of values; `row` is that of the batch
   u32 row, run, position, kv_head;
+  u32 last;     // the last position seen: the row's own where it is computed here
   u32 first;    // the first position seen
   u32 fresh;    // positions from here on are computed here; those before are in pages
   u32 start;    // of all steps: a page's first position
@@ -221,7 +221,7 @@ __device__ __forceinline__ Ids page_ids(const Work& work, u32 step) {
 #pragma unroll
   for (u32 i = 0; i < STEP_PAGES; i++) {
     const u32 entry = step * STEP_PAGES + i;
-    ids.page[i] = work.start + entry * PAGE_TOKENS <= work.position ? work.table[entry] : 0;
+    ids.page[i] = work.start + entry * PAGE_TOKENS <= work.last ? work.table[entry] : 0;
   }
   return ids;
 }
@@ -244,10 +244,10 @@ __device__ __forceinline__ void copy_step(const Work& work, const u16* from, u16
   cp_async_commit();
 }
 
-// Values behind the row's own have weight 0 and must be numbers.
-__device__ __forceinline__ void clear_behind(u16* values, u32 own_row) {
+// Values behind the last seen have weight 0 and must be numbers.
+__device__ __forceinline__ void clear_behind(u16* values, u32 last_row) {
 #pragma unroll 1
-  for (u32 piece = (own_row + 1) * (HEAD_DIM / 8) + threadIdx.x; piece < STEP * (HEAD_DIM / 8); piece += THREADS)
+  for (u32 piece = (last_row + 1) * (HEAD_DIM / 8) + threadIdx.x; piece < STEP * (HEAD_DIM / 8); piece += THREADS)
     *(uint4*)(values + cell(piece / (HEAD_DIM / 8), piece % (HEAD_DIM / 8) * 8)) = make_uint4(0, 0, 0, 0);
 }
 
@@ -377,7 +377,7 @@ __device__ __forceinline__ void merge(u8* partials, u32 stride, u32 members, con
 
 __device__ __forceinline__ void put_out(const Params& p, const Outputs& out) {
   const u32 warp = threadIdx.x / WARP, group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
-  float* to = p.out + u64(blockIdx.x) * (GROUP * HEAD_DIM);
+  const u64 start = u64(blockIdx.x) * (GROUP * HEAD_DIM);
 #pragma unroll
   for (int i = 0; i < OUT_SHARE; i++) {
     const u32 out_tile = warp * OUT_SHARE + i;
@@ -387,7 +387,13 @@ __device__ __forceinline__ void put_out(const Params& p, const Outputs& out) {
 #pragma unroll
       for (int c = 0; c < 4; c++) {
         const u32 head = 8 * tile + 2 * quad + c % 2;
-        if (head < GROUP) to[head * HEAD_DIM + 16 * out_tile + group + c / 2 * 8] = out[i][tile][c];
+        const u64 at = start + head * HEAD_DIM + 16 * out_tile + group + c / 2 * 8;
+        if (head >= GROUP) continue;
+        if (p.f16_out) {
+          ((u16*)p.out)[at] = f32_to_f16(out[i][tile][c]);
+        } else {
+          ((float*)p.out)[at] = out[i][tile][c];
+        }
       }
   }
 }
@@ -410,19 +416,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   work.row = p.k ? work.r : p.rows.index[work.r];
   work.run = p.row_refs.run[work.row];
   work.position = p.row_refs.position[work.row];
+  work.last = p.k ? work.position : p.row_refs.last_seen(work.row, p.window);
   const u32 count = *p.rows.count;
   const float frequency = p.frequencies[threadIdx.x % HALF];
   griddep_launch_dependents();
   griddep_wait();
   Head head;
   if (warp < (p.k ? GROUP + 2 : GROUP)) load(head, raw_head(p, work, warp));
-  if (p.prefetch.bytes) prefetch_weights(p.prefetch);
   if (work.r >= count) return;
   work.run = uniform(work.run);
   work.position = uniform(work.position);
+  work.last = uniform(work.last);
   work.first = p.window && work.position + 1 > p.window ? work.position + 1 - p.window : 0;
   work.start = work.first / PAGE_TOKENS * PAGE_TOKENS;
-  const u32 all_steps = (work.position - work.start) / STEP + 1;
+  const u32 all_steps = (work.last - work.start) / STEP + 1;
   u32 steps = 1, splits = all_steps;
   if (all_steps > gridDim.y) {
     steps = (all_steps + gridDim.y - 1) / gridDim.y;
@@ -431,7 +438,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   const u32 split = blockIdx.y, begin = split * steps, end = min(begin + steps, all_steps);
   if (split >= splits) return;
   work.table = p.slot.tables.pages + p.slot.tables.base[work.run] + int(work.start / PAGE_TOKENS);
-  work.fresh = work.position + 1;
+  work.fresh = work.last + 1;
   if (p.k) {
     // Rows of the same run before this one: usually none.
     u32 earlier = 0, found = WARP;
@@ -452,8 +459,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   if (ONE_EACH && warp < own_heads) norm(head, raw_head(p, work, warp));
   copy_step(work, p.slot.keys, shared.k, ids, step);
   copy_step(work, p.slot.values, shared.v, ids, step);
-  const u32 own_row = work.position - work.start - step * STEP;
-  if (split == splits - 1) clear_behind(shared.v, own_row);
+  const u32 last_row = work.last - work.start - step * STEP;  // the row's own, if it is computed here
+  if (split == splits - 1) clear_behind(shared.v, last_row);
   if (step > begin) ids = page_ids(work, step - 1);
   __syncthreads();
 #pragma unroll 1
@@ -464,7 +471,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
       put_query(head, shared.q, h);
     } else {
       const u64 to = p.slot.cell(work.run, work.position, work.kv_head);
-      put_cached(head, h == GROUP ? shared.k : shared.v, own_row, (h == GROUP ? p.slot.keys : p.slot.values) + to);
+      put_cached(head, h == GROUP ? shared.k : shared.v, last_row, (h == GROUP ? p.slot.keys : p.slot.values) + to);
     }
     if (h + WARPS < own_heads) load(head, raw_head(p, work, h + WARPS));
   }
@@ -557,7 +564,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
 #pragma unroll
         for (int part = 0; part < PARTS; part++)
           sum += shared.scores[(part * TILES * 8 + column) * SCORE_PITCH + key];
-        seen[i] = at >= work.first && at <= work.position ? sum : -INF;
+        seen[i] = at >= work.first && at <= work.last ? sum : -INF;
         max = fmaxf(max, seen[i]);
       }
       max = warp_max(max);  // a number: every step has a key that is seen

@@ -111,6 +111,8 @@ __device__ __forceinline__ void store(const Head& head, u16* to) {
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) qkv_norm_rope(const Params p) {
+  griddep_launch_dependents();
+  griddep_wait();
   __shared__ float4 sines[HALF / 4], cosines[HALF / 4];
   const float* x = p.x + u64(blockIdx.x) * p.stride;
   const u32 rotated = p.q_heads + p.kv_heads, heads = rotated + p.kv_heads;

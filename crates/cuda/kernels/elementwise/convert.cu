@@ -25,6 +25,8 @@ static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/elementwise/convert.rs
 
 template <typename Function>
 __device__ __forceinline__ void each_quad(const Params& p, Function function) {
+  griddep_launch_dependents();
+  griddep_wait();
   const u32 row_quads = p.columns / 4, quads = *p.rows.count * row_quads;
   float4 a[PER_THREAD], b[PER_THREAD];
 #pragma unroll

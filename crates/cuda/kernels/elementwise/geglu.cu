@@ -37,6 +37,8 @@ __device__ __forceinline__ void gelu_mul_f16x2(float* out, u32 gate, u32 up, flo
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) geglu(const Params p) {
+  griddep_launch_dependents();
+  griddep_wait();
   const u16* gate = p.x + u64(blockIdx.x) * 2 * p.columns;
   const u16* up = gate + p.columns;
   uint4 gates[HOLD], ups[HOLD];

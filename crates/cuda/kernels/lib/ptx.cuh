@@ -124,6 +124,23 @@ __device__ __forceinline__ u32 pack_f16x2(float low, float high) {
   return packed;
 }
 
+// a - b, a * b and a * b + c of two f16 each, rounded once.
+__device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
+  u32 d;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+__device__ __forceinline__ u32 mul_f16x2(u32 a, u32 b) {
+  u32 d;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+__device__ __forceinline__ u32 fma_f16x2(u32 a, u32 b, u32 c) {
+  u32 d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
 // 2^x to two units in the last place; 0 for -inf.
 __device__ __forceinline__ float exp2_near(float x) {
   float power;

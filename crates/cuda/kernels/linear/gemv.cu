@@ -18,7 +18,6 @@
 // that is also an input.
 #include "lib/batch.cuh"
 #include "lib/gemv_input.cuh"
-#include "lib/prefetch.cuh"
 
 using Weights = JOIN(WEIGHTS, _weights);
 static_assert(Weights::STAGE_BYTES == M_TILE_STAGE_BYTES, "src/kernel/linear/gemv.rs differs");
@@ -71,7 +70,6 @@ struct Params {
   const float* other;  // of GELU_MUL_SLICE, in rows of `other_columns`
   const float* route;  // of `gemv_routed_*`
   u64 matrix_bytes;    // from one matrix of a stack to the next
-  Prefetch prefetch;
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemv.rs differs");
 
@@ -87,9 +85,9 @@ struct Stream {
   const u8 *matrix, *next;
   u32 m_tile, end, stage, share, lane;
 
-  __device__ __forceinline__ Stream(const Params& p, u32 m_tile, u32 end, u32 share, u32 lane)
+  __device__ __forceinline__ Stream(const Params& p, u64 offset, u32 m_tile, u32 end, u32 share, u32 lane)
       : p(p), m_tile(m_tile), end(end), stage(share), share(share), lane(lane) {
-    start(0);
+    start(offset);
   }
 
   // Begins at another matrix of a stack.
@@ -184,146 +182,77 @@ __device__ __forceinline__ void finish(const Params& p, const float* partial, u3
   }
 }
 
-template <int ROWS, bool ROUTED>
-__device__ __forceinline__ void gemv(const Params& p) {
-  DYNAMIC_SHARED(shared);
-  constexpr u32 BUCKET = ROWS == 1 ? 0 : ROWS == 2 ? 1 : ROWS == 4 ? 2 : 3;
-  constexpr bool SHARES = CLUSTER && !ROUTED && ROWS > 1;
-  constexpr u32 OWN_ROWS = SHARES || ROUTED ? 1 : ROWS;
-#if CLUSTER
-  const u32 rank = SHARES ? cluster_rank() : 0;
-  // Nobody writes into a block that has not begun.
-  if (SHARES) cluster_arrive();
-#else
-  const u32 rank = 0;
-#endif
-  const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
-  const u32 team = warp * p.team_of >> 16, share = warp - team * p.split;
-  const u32 a_block = p.a_block[BUCKET];
-  const u32 begin = blockIdx.x * a_block, end = min(begin + a_block, p.m_tiles);
+// A block's share of the work: warps in teams, and a run of M-tiles.
+struct Share {
+  u32 lane, warp, team, of_team, a_block, begin, end;
 
-  const u32 batch = min(BATCH<ROWS> * p.teams, a_block);
-  const u32 half = batch * p.split * ROWS * Weights::M_TILE;
-  float* partial = (float*)(shared + warps * RING * Weights::STAGE_BYTES);
+  __device__ __forceinline__ Share(const Params& p, u32 bucket) {
+    lane = threadIdx.x % WARP;
+    warp = threadIdx.x / WARP;
+    team = warp * p.team_of >> 16;
+    of_team = warp - team * p.split;
+    a_block = p.a_block[bucket];
+    begin = blockIdx.x * a_block;
+    end = min(begin + a_block, p.m_tiles);
+  }
+};
+
+template <int ROWS>
+constexpr u32 BUCKET = ROWS == 1 ? 0 : ROWS == 2 ? 1 : ROWS == 4 ? 2 : 3;
+
+// Shared memory behind the rings: partial sums, then the input.
+template <int ROWS>
+struct Layout {
+  u32 batch, half;
+  float* partial;
   Input in;
-  in.scales = partial + 2 * half;
-  in.sums = in.scales + (Weights::QUANTIZED ? p.padded / 32 * ROWS : 0);
-  in.values = (u8*)(in.sums + (Weights::HAS_MINS ? p.padded / 32 * ROWS : 0));
-  in.stride = Weights::QUANTIZED ? p.padded + 32 : 4 * p.padded;
 
-  JOIN(INPUT, _input)<OWN_ROWS, ROWS> prologue;
-  u8* const ring = shared + warp * RING * Weights::STAGE_BYTES;
-  Stream stream(p, begin + team, end, share, lane);
-  u32 filled = 0;
-  const auto fill = [&] {
-#pragma unroll 1
-    for (; filled < RING; filled++) stream.fetch(ring + filled * Weights::STAGE_BYTES + 16 * lane);
-  };
-  // Rows that do not fit shared memory together have blocks of their own.
-  const u32 first_row = ROUTED ? 0 : blockIdx.y * ROWS;
-  __shared__ u32 slots[ROWS];
-  u32 count = 0;
-  if constexpr (ROUTED) {
-    const u32 slot = blockIdx.y;
-    const bool there = p.rows.has(slot / p.top_k);
-    const auto prepare = [&](u32 slot, u32 column) {
-      Prologue input = p.input;
-      input.x += u64(p.input_per_expert ? slot : slot / p.top_k) * p.columns;
-      Input own = in;
-      own.values += column * in.stride;
-      own.scales += column;
-      own.sums += column;
-      prologue.load_first(input, p.columns);
-      // The input was asked for first: memory that has much to give delays it.
-      if (filled < RING && count) fill();
-      prologue.template prepare<Weights>(own, input, p.columns, p.padded, 1, false, [] {});
-    };
-    const auto find = [&] {
-      count = there ? gather<ROWS>(p, slot, lane, slots) : 0;
-      if (count == 0) return;
-      stream.start(u64(p.route[u64(slot / p.top_k) * 2 * p.top_k + slot % p.top_k]) * p.matrix_bytes);
-    };
-    const u32 early = p.pdl & (EARLY_INPUT | EARLY_ROUTE);
-    if (early == EARLY_INPUT && there) prepare(slot, 0);
-    if (early == EARLY_ROUTE) {
-      find();
-      if (count) fill();
-    }
-    if (!(p.pdl & LATE_TRIGGER)) griddep_launch_dependents();
-    griddep_wait();
-    if (p.pdl & LATE_TRIGGER) griddep_launch_dependents();
-    if (early != EARLY_ROUTE) find();
-    if (count == 0) return;
-    if (early == EARLY_INPUT) {
-      fill();
-    } else {
-      prepare(slot, 0);
-    }
-#pragma unroll 1
-    for (u32 m = 1; ROWS > 1 && m < count; m++) {
-      __syncthreads();  // slots are known; sums of the row before may still be read
-      prepare(slots[m], m);
-    }
-  } else {
-    Prologue input = p.input;
-    const u64 own_row = u64(first_row + rank) * p.columns;
-    input.x += own_row;
-    input.residual += own_row;
-    input.sum += own_row;
-    if (p.pdl & PDL) {
-      // The launch before is still running. Time to fetch weights, which depend on nothing.
-      fill();
-      if (!(p.pdl & LATE_TRIGGER)) griddep_launch_dependents();
-      if (!(p.pdl & EARLY_INPUT)) griddep_wait();
-      if (p.pdl & LATE_TRIGGER) griddep_launch_dependents();
-      prologue.load_first(input, p.columns);
-      if (p.prefetch.bytes) prefetch_weights(p.prefetch);
-    } else {
-      // One stage at first: memory that is asked for much more than it can give at once delays the input, too.
-      prologue.load_first(input, p.columns);
-      stream.fetch(ring + 16 * lane);
-      filled = 1;
-    }
+  __device__ __forceinline__ Layout(const Params& p, const Share& share, u8* shared) {
+    batch = min(BATCH<ROWS> * p.teams, share.a_block);
+    half = batch * p.split * ROWS * Weights::M_TILE;
+    partial = (float*)(shared + blockDim.x / WARP * RING * Weights::STAGE_BYTES);
+    in.scales = partial + 2 * half;
+    in.sums = in.scales + (Weights::QUANTIZED ? p.padded / 32 * ROWS : 0);
+    in.values = (u8*)(in.sums + (Weights::HAS_MINS ? p.padded / 32 * ROWS : 0));
+    in.stride = Weights::QUANTIZED ? p.padded + 32 : 4 * p.padded;
+  }
+
+  // The input from a column on.
+  __device__ __forceinline__ Input column(u32 column) const {
     Input own = in;
-    own.values += rank * in.stride;
-    own.scales += rank;
-    own.sums += rank;
-    count = *p.rows.count - min(*p.rows.count, first_row);
-    const u32 own_count = SHARES ? u32(rank < count) : count;
-    prologue.template prepare<Weights>(own, input, p.columns, p.padded, own_count, blockIdx.x / (SHARES ? ROWS : 1) == 0, fill);
-    if (p.pdl & EARLY_INPUT) griddep_wait();
+    own.values += column * in.stride;
+    own.scales += column;
+    own.sums += column;
+    return own;
   }
-  __syncthreads();
-#if CLUSTER
-  if (SHARES) {
-    cluster_wait();
-    share_row<Weights, ROWS>(in, rank, p.padded);
-    cluster_arrive();
-    cluster_wait();
-  }
-#endif
+};
 
-  const typename Weights::template LaneOf<ROWS> mine(in, lane);
+// Multiplies all M-tiles of a block with the input that all its warps have prepared.
+template <int ROWS, bool ROUTED>
+__device__ __forceinline__ void multiply(const Params& p, const Share& share, const Layout<ROWS>& layout, Stream& stream, u8* ring,
+                                         u32 first_row, const u32* slots, u32 count) {
+  const typename Weights::template LaneOf<ROWS> mine(layout.in, share.lane);
+  float* partial = layout.partial;
   u8* from = ring;
   u8* const ring_end = ring + RING * Weights::STAGE_BYTES;
-  int other_half = int(half);
+  int other_half = int(layout.half);
 #pragma unroll 1
-  for (u32 first = begin; first < end; first += batch) {
-    const u32 last = min(first + batch, end);
+  for (u32 first = share.begin; first < share.end; first += layout.batch) {
+    const u32 last = min(first + layout.batch, share.end);
 #pragma unroll 1
-    for (u32 m_tile = first + team; m_tile < last; m_tile += p.teams) {
+    for (u32 m_tile = first + share.team; m_tile < last; m_tile += p.teams) {
       typename Weights::template Sums<ROWS> sums;
 #pragma unroll 1
-      for (u32 stage = share; stage < p.stages; stage += p.split) {
+      for (u32 stage = share.of_team; stage < p.stages; stage += p.split) {
         cp_async_wait<RING - 1>();
         __syncwarp();
-        Weights::template multiply<ROWS>(sums, from, mine, stage * Weights::STAGE_INPUTS, lane);
+        Weights::template multiply<ROWS>(sums, from, mine, stage * Weights::STAGE_INPUTS, share.lane);
         __syncwarp();
-        stream.fetch(from + 16 * lane);
+        stream.fetch(from + 16 * share.lane);
         from += Weights::STAGE_BYTES;
         if (from == ring_end) from = ring;
       }
-      sums.store(partial + ((m_tile - first) * p.split + share) * ROWS * Weights::M_TILE, lane);
+      sums.store(partial + ((m_tile - first) * p.split + share.of_team) * ROWS * Weights::M_TILE, share.lane);
     }
     __syncthreads();
     finish<ROWS, ROUTED>(p, partial, first, last - first, first_row, slots, count);
@@ -333,15 +262,135 @@ __device__ __forceinline__ void gemv(const Params& p) {
   }
 }
 
-// Mirrors `registers` in src/kernel/linear/gemv.rs: 88 let two blocks of 11 warps share a multiprocessor.
-constexpr int FEW_REGISTERS = Weights::QUANTIZED ? 88 : 96, REGISTERS = Weights::QUANTIZED && CLUSTER ? 88 : 128;
-constexpr int ROUTED_REGISTERS = Weights::QUANTIZED ? (CLUSTER ? 88 : 96) : 128;
+template <int ROWS>
+__device__ __forceinline__ void gemv(const Params& p) {
+  DYNAMIC_SHARED(shared);
+  constexpr bool SHARES = CLUSTER && ROWS > 1;
+  constexpr u32 OWN_ROWS = SHARES ? 1 : ROWS;
+#if CLUSTER
+  const u32 rank = SHARES ? cluster_rank() : 0;
+  // Nobody writes into a block that has not begun.
+  if (SHARES) cluster_arrive();
+#else
+  const u32 rank = 0;
+#endif
+  const Share share(p, BUCKET<ROWS>);
+  Prologue input = p.input;
+  // Rows that do not fit shared memory together have blocks of their own.
+  const u32 first_row = blockIdx.y * ROWS;
+  const u64 own_row = u64(first_row + rank) * p.columns;
+  input.x += own_row;
+  input.residual += own_row;
+  input.sum += own_row;
 
-extern "C" __global__ void __maxnreg__(FEW_REGISTERS) gemv_1(const Params p) { gemv<1, false>(p); }
-extern "C" __global__ void __maxnreg__(REGISTERS) gemv_2(const Params p) { gemv<2, false>(p); }
-extern "C" __global__ void __maxnreg__(REGISTERS) gemv_4(const Params p) { gemv<4, false>(p); }
-extern "C" __global__ void __maxnreg__(REGISTERS) gemv_8(const Params p) { gemv<8, false>(p); }
-extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_1(const Params p) { gemv<1, true>(p); }
-extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_2(const Params p) { gemv<2, true>(p); }
-extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_4(const Params p) { gemv<4, true>(p); }
-extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_8(const Params p) { gemv<8, true>(p); }
+  JOIN(INPUT, _input)<OWN_ROWS, ROWS> prologue;
+  u8* const ring = shared + share.warp * RING * Weights::STAGE_BYTES;
+  Stream stream(p, 0, share.begin + share.team, share.end, share.of_team, share.lane);
+  u32 filled = 0;
+  const auto fill = [&] {
+#pragma unroll 1
+    for (; filled < RING; filled++) stream.fetch(ring + filled * Weights::STAGE_BYTES + 16 * share.lane);
+  };
+  if (p.pdl & PDL) {
+    // The launch before is still running. Time to fetch weights, which depend on nothing.
+    fill();
+    if (!(p.pdl & LATE_TRIGGER)) griddep_launch_dependents();
+    if (!(p.pdl & EARLY_INPUT)) griddep_wait();
+    if (p.pdl & LATE_TRIGGER) griddep_launch_dependents();
+    prologue.load_first(input, p.columns);
+  } else {
+    // One stage at first: memory that is asked for much more than it can give at once delays the input, too.
+    prologue.load_first(input, p.columns);
+    stream.fetch(ring + 16 * share.lane);
+    filled = 1;
+  }
+  const u32 count = *p.rows.count - min(*p.rows.count, first_row);
+  const Layout<ROWS> layout(p, share, shared);
+  const u32 own_count = SHARES ? u32(rank < count) : count;
+  const bool writes_sum = blockIdx.x / (SHARES ? ROWS : 1) == 0;
+  prologue.template prepare<Weights>(layout.column(rank), input, p.columns, p.padded, own_count, writes_sum, fill);
+  if (p.pdl & EARLY_INPUT) griddep_wait();
+  __syncthreads();
+#if CLUSTER
+  if (SHARES) {
+    cluster_wait();
+    share_row<Weights, ROWS>(layout.in, rank, p.padded);
+    cluster_arrive();
+    cluster_wait();
+  }
+#endif
+  multiply<ROWS, false>(p, share, layout, stream, ring, first_row, nullptr, count);
+}
+
+template <int ROWS>
+__device__ __forceinline__ void routed_gemv(const Params& p) {
+  DYNAMIC_SHARED(shared);
+  __shared__ u32 slots[ROWS];
+  const Share share(p, BUCKET<ROWS>);
+  const Layout<ROWS> layout(p, share, shared);
+  const u32 slot = blockIdx.y;
+  const bool there = p.rows.has(slot / p.top_k);
+
+  JOIN(INPUT, _input)<1, ROWS> prologue;
+  u8* const ring = shared + share.warp * RING * Weights::STAGE_BYTES;
+  Stream stream(p, 0, share.begin + share.team, share.end, share.of_team, share.lane);
+  u32 filled = 0, count = 0;
+  const auto fill = [&] {
+#pragma unroll 1
+    for (; filled < RING; filled++) stream.fetch(ring + filled * Weights::STAGE_BYTES + 16 * share.lane);
+  };
+  // Prepares a slot's input as a column of the product.
+  const auto prepare = [&](u32 slot, u32 column) {
+    Prologue input = p.input;
+    input.x += u64(p.input_per_expert ? slot : slot / p.top_k) * p.columns;
+    prologue.load_first(input, p.columns);
+    // The input was asked for first: memory that has much to give delays it.
+    if (count) fill();
+    prologue.template prepare<Weights>(layout.column(column), input, p.columns, p.padded, 1, false, [] {});
+  };
+  const u32 early = p.pdl & (EARLY_INPUT | EARLY_ROUTE);
+  // Waits for the launch before, and finds the matrix and the rows to multiply it with: before that or after.
+  const auto settle = [&] {
+#pragma unroll 1
+    for (u32 pass = 0; pass < 2; pass++) {
+      if (there && pass == (early == EARLY_ROUTE ? 0 : 1)) {
+        count = gather<ROWS>(p, slot, share.lane, slots);
+        stream.start(u64(p.route[u64(slot / p.top_k) * 2 * p.top_k + slot % p.top_k]) * p.matrix_bytes);
+        if (count && early) fill();
+      }
+      if (pass == 1) break;
+      if (!(p.pdl & LATE_TRIGGER)) griddep_launch_dependents();
+      griddep_wait();
+      if (p.pdl & LATE_TRIGGER) griddep_launch_dependents();
+    }
+  };
+  // Rows one after another, the first of them before the route is known where its input is there. One loop: code is fetched
+  // from a cold cache.
+  bool settled = false;
+#pragma unroll 1
+  for (u32 m = 0;; m++) {
+    if (!settled && (m > 0 || !there || early != EARLY_INPUT)) {
+      settle();
+      settled = true;
+      if (count == 0) return;
+    }
+    if (settled && m >= count) break;
+    __syncthreads();  // slots are known; sums of the row before may still be read
+    prepare(m == 0 ? slot : slots[m], m);
+  }
+  __syncthreads();
+  multiply<ROWS, true>(p, share, layout, stream, ring, 0, slots, count);
+}
+
+// Mirrors `registers` in src/kernel/linear/gemv.rs: 96 let two blocks of 10 warps share a multiprocessor.
+constexpr int FEW_REGISTERS = 96, REGISTERS = Weights::QUANTIZED && CLUSTER ? 96 : 128;
+constexpr int ROUTED_REGISTERS = Weights::QUANTIZED ? 96 : 128;
+
+extern "C" __global__ void __maxnreg__(FEW_REGISTERS) gemv_1(const Params p) { gemv<1>(p); }
+extern "C" __global__ void __maxnreg__(REGISTERS) gemv_2(const Params p) { gemv<2>(p); }
+extern "C" __global__ void __maxnreg__(REGISTERS) gemv_4(const Params p) { gemv<4>(p); }
+extern "C" __global__ void __maxnreg__(REGISTERS) gemv_8(const Params p) { gemv<8>(p); }
+extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_1(const Params p) { routed_gemv<1>(p); }
+extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_2(const Params p) { routed_gemv<2>(p); }
+extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_4(const Params p) { routed_gemv<4>(p); }
+extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_8(const Params p) { routed_gemv<8>(p); }

@@ -15,7 +15,38 @@ pub(crate) struct Call {
     pub(crate) label: String,
     pub(crate) origin: Origin,
     pub(crate) rows: Rows,
+    /// Buckets it is launched for; others have another call in its place.
+    pub(crate) buckets: Buckets,
     pub(crate) launch: Launch,
+}
+
+/// Buckets of rows, from the least to the largest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Buckets {
+    min: usize,
+    max: usize,
+}
+
+impl Buckets {
+    pub(crate) const ALL: Buckets = Buckets {
+        min: 0,
+        max: usize::MAX,
+    };
+
+    pub(crate) fn up_to(max: usize) -> Buckets {
+        Buckets { min: 0, max }
+    }
+
+    pub(crate) fn above(rows: usize) -> Buckets {
+        Buckets {
+            min: rows + 1,
+            max: usize::MAX,
+        }
+    }
+
+    pub(crate) fn hold(self, rows: usize) -> bool {
+        (self.min..=self.max).contains(&rows)
+    }
 }
 
 #[derive(Debug)]
@@ -63,6 +94,14 @@ impl Call {
         match &self.launch {
             Launch::Kernel(kernel) => kernel.writes(),
             Launch::CublasLt(product) => vec![product.out],
+        }
+    }
+
+    /// Whether its output must still be multiplied by one factor per row: it is no value of the plan yet.
+    pub(crate) fn is_scaled(&self) -> bool {
+        match &self.launch {
+            Launch::Kernel(kernel) => kernel.is_scaled(),
+            Launch::CublasLt(product) => product.scaled,
         }
     }
 

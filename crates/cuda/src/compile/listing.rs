@@ -82,6 +82,9 @@ pub fn program(
             rows if RowClass::of(rows) == RowClass::Small => rows,
             rows => padded_rows(rows),
         };
+        if !call.buckets.hold(rows) {
+            return None;
+        }
         let read = call.weights().into_iter();
         let looked_up = call.origin.phase == Phase::Embed;
         let matrices = read.filter(|w| w.format != WeightFormat::Table && !looked_up);

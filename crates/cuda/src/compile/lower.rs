@@ -3,12 +3,14 @@
 //!
 //! Ops are lowered for a class of batches: [`small_batch`] for the few rows of decode, where a product streams its weights once
 //! and everything around it is its prologue or epilogue; [`large_batch`] for the many rows of prompts, where products are GEMMs
-//! over activations in the format those want. [`plain`] has the plain kernel of every step: what [`Fusion::Off`] runs, and what
+//! over activations in the format those want. Medium batches are lowered as large ones, but for what [`medium_batch`] has: products
+//! that read packed weights, and attention that splits keys. [`plain`] has the plain kernel of every step: what [`Fusion::Off`] runs, and what
 //! an op falls back to that the fast kernels do not take.
 
 mod experts;
 mod large_attention;
 mod large_batch;
+mod medium_batch;
 mod native_gemm;
 mod plain;
 mod small_batch;
@@ -24,7 +26,7 @@ use carat_model::{
 };
 
 use super::{
-    call::{Call, Launch},
+    call::{Buckets, Call, Launch},
     fuse::{self, LinearPart, Op},
     rows::RowClass,
     scratch::{Scratch, ScratchBytes},
@@ -54,6 +56,7 @@ pub(crate) fn lower(
             layer: None,
             phase: Phase::Other,
         },
+        buckets: Buckets::ALL,
         calls: Vec::new(),
         scratch,
         large: large_batch::State::of(plan, ops),
@@ -66,44 +69,10 @@ pub(crate) fn lower(
         match (target.fusion, class) {
             (Fusion::Off, _) => lowering.plainly(op)?,
             (Fusion::On, RowClass::Small) => lowering.small_batch(op)?,
-            (Fusion::On, RowClass::Large) => lowering.large_batch(op)?,
+            (Fusion::On, RowClass::Medium | RowClass::Large) => lowering.large_batch(op)?,
         }
-    }
-    if lowering.pdl() {
-        prefetch_weights(&mut lowering.calls);
     }
     Ok(lowering.calls)
-}
-
-/// Has launches that leave the memory idle ask for weights of the next large matrix, which then come from the L2 cache.
-fn prefetch_weights(calls: &mut [Call]) {
-    /// Of one launch: what the memory gives in the few microseconds it takes.
-    const EACH: usize = 12 << 20;
-    /// Of one matrix: the L2 cache holds more, but not much more.
-    const ALL: usize = 24 << 20;
-    /// Matrices of fewer bytes are fetched by their own blocks before their input is there.
-    const LARGE: usize = 20 << 20;
-    /// Launches ahead: what is asked for sooner is driven out again.
-    const AHEAD: usize = 6;
-    let mut asked = 0;
-    for i in 0..calls.len() {
-        let streams = |call: &Call| call.kernel().and_then(Kernel::streams);
-        if streams(&calls[i]).is_some_and(|s| s.bytes() >= LARGE) {
-            asked = 0;
-        }
-        if !calls[i].kernel().is_some_and(Kernel::idle_memory) {
-            continue;
-        }
-        let mut ahead = calls[i + 1..].iter().take(AHEAD).filter_map(streams);
-        let Some(next) = ahead.find(|s| s.bytes() >= LARGE) else {
-            continue;
-        };
-        let part = next.part(asked, EACH.min(ALL - asked));
-        if let (Some(part), Launch::Kernel(kernel)) = (part, &mut calls[i].launch) {
-            asked += part.bytes();
-            kernel.set_prefetch(part);
-        }
-    }
 }
 
 struct Lowering<'a> {
@@ -114,6 +83,8 @@ struct Lowering<'a> {
     class: RowClass,
     /// Origin of the calls that follow.
     origin: Origin,
+    /// Buckets that the calls that follow are launched for.
+    buckets: Buckets,
     calls: Vec<Call>,
     scratch: &'a mut Scratch,
     large: large_batch::State,
@@ -142,6 +113,7 @@ impl<'a> Lowering<'a> {
             label: label.to_owned(),
             origin: self.origin,
             rows,
+            buckets: self.buckets,
             launch: Launch::Kernel(Box::new(kernel)),
         });
     }
@@ -187,7 +159,7 @@ impl<'a> Lowering<'a> {
 
     /// Whether launches use PDL: where they are short.
     fn pdl(&self) -> bool {
-        self.target.pdl && self.class == RowClass::Small
+        self.target.pdl && self.class != RowClass::Large
     }
 
     fn ple_inputs(&mut self, op: &Op, inputs: &fuse::LayerInputs) {

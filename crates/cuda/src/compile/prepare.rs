@@ -15,7 +15,7 @@ use super::{
     fuse::{Op, fuse},
     lower::lower,
     memory::{MemoryPlan, Parts},
-    rows::{ByClass, RowClass},
+    rows::{ByClass, MEDIUM_ROWS, RowClass, SMALL_ROWS},
     scratch::Scratch,
     target::{GemmImpl, Target},
     weights::WeightLayout,
@@ -38,10 +38,8 @@ pub(crate) struct Prepared {
 
 impl Prepared {
     pub(crate) fn calls(&self) -> impl Iterator<Item = &Call> {
-        let (front, tail) = (&self.front, &self.tail);
-        [&front.small, &front.large, &tail.small, &tail.large]
-            .into_iter()
-            .flatten()
+        let programs = [self.front.all(), self.tail.all()];
+        programs.into_iter().flatten().flatten()
     }
 }
 
@@ -66,19 +64,20 @@ pub(crate) fn prepare(
     let cut = ops.iter().position(|op| op.rows == Rows::Sampled);
     let (front, tail) = ops.split_at(cut.unwrap_or(ops.len()));
     let mut scratch = Scratch::default();
-    let mut both = |ops: &[Op], max_rows: usize| -> Result<ByClass<Vec<Call>>, BackendError> {
-        let mut lowered = |class| lower(plan, weights, ops, class, target, &mut scratch);
+    let mut by_class = |ops: &[Op], max_rows: usize| -> Result<ByClass<Vec<Call>>, BackendError> {
+        let mut lowered = |class, least_rows: usize| match max_rows {
+            _ if max_rows < least_rows => Ok(Vec::new()),
+            _ => lower(plan, weights, ops, class, target, &mut scratch),
+        };
         Ok(ByClass {
-            small: lowered(RowClass::Small)?,
-            large: match RowClass::of(max_rows) {
-                RowClass::Small => Vec::new(),
-                RowClass::Large => lowered(RowClass::Large)?,
-            },
+            small: lowered(RowClass::Small, 0)?,
+            medium: lowered(RowClass::Medium, SMALL_ROWS + 1)?,
+            large: lowered(RowClass::Large, MEDIUM_ROWS + 1)?,
         })
     };
     let (front, tail) = (
-        both(front, options.max_rows)?,
-        both(tail, options.max_sampled)?,
+        by_class(front, options.max_rows)?,
+        by_class(tail, options.max_sampled)?,
     );
     let layout = if options.probe {
         Layout::separate(plan)
@@ -88,11 +87,11 @@ pub(crate) fn prepare(
         Layout::grouped(plan, &groups, |value| stored[value.index()])
     };
     let parts = Parts::new(plan, options, layout, &scratch);
-    let both = |p: &ByClass<Vec<Call>>| -> BTreeSet<WeightOperand> {
-        let calls = p.small.iter().chain(&p.large);
+    let named_by = |p: &ByClass<Vec<Call>>| -> BTreeSet<WeightOperand> {
+        let calls = p.all().into_iter().flatten();
         calls.flat_map(Call::weights).collect()
     };
-    let named = &both(&front) | &both(&tail);
+    let named = &named_by(&front) | &named_by(&tail);
     let weights = WeightLayout::new(weights, &named, tables);
     Ok(Prepared {
         memory: MemoryPlan::new(plan, options, &weights, &parts, target.gemm),
@@ -107,9 +106,7 @@ pub(crate) fn prepare(
 /// By a value's number, whether some call reads or writes it.
 fn stored_values(plan: &Plan, programs: [&ByClass<Vec<Call>>; 2]) -> Vec<bool> {
     let mut stored = vec![false; plan.value_count()];
-    let calls = programs
-        .into_iter()
-        .flat_map(|p| p.small.iter().chain(&p.large));
+    let calls = programs.into_iter().flat_map(ByClass::all).flatten();
     let operands = calls.flat_map(|call| [call.reads(), call.writes()].concat());
     for operand in operands {
         if let Operand::Value(value) = operand {

@@ -5,11 +5,16 @@ use carat_model::plan::Rows;
 /// The most rows of a small batch: the columns of one tensor-core tile.
 pub(crate) const SMALL_ROWS: usize = 8;
 
+/// The most rows of a medium batch: as many as share weights that are dequantized in registers.
+pub(crate) const MEDIUM_ROWS: usize = 64;
+
 /// Class of batches that a program is lowered for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum RowClass {
     /// Up to [`SMALL_ROWS`] rows.
     Small,
+    /// Up to [`MEDIUM_ROWS`] rows.
+    Medium,
     Large,
 }
 
@@ -17,6 +22,8 @@ impl RowClass {
     pub(crate) fn of(rows: usize) -> RowClass {
         if rows <= SMALL_ROWS {
             RowClass::Small
+        } else if rows <= MEDIUM_ROWS {
+            RowClass::Medium
         } else {
             RowClass::Large
         }
@@ -41,25 +48,26 @@ impl RowCounts {
 
 /// Rows of the bucket that holds so many: grids and buffers are sized for it.
 pub(crate) fn padded_rows(rows: usize) -> usize {
-    match rows {
-        _ if RowClass::of(rows) == RowClass::Small => SMALL_ROWS,
-        ..=64 => rows.next_multiple_of(16),
-        65..=512 => rows.next_multiple_of(64),
-        _ => rows.next_multiple_of(256),
+    match RowClass::of(rows) {
+        RowClass::Small => SMALL_ROWS,
+        RowClass::Medium => rows.next_multiple_of(16),
+        RowClass::Large if rows <= 512 => rows.next_multiple_of(64),
+        RowClass::Large => rows.next_multiple_of(256),
     }
 }
 
-/// Buckets of large batches, up to the one that holds so many rows.
+/// Buckets of medium and large batches, up to the one that holds so many rows.
 pub(crate) fn buckets(max_rows: usize) -> impl Iterator<Item = usize> {
     let rows = SMALL_ROWS + 1..=max_rows;
     rows.filter(move |&rows| padded_rows(rows) == rows || rows == max_rows)
         .map(padded_rows)
 }
 
-/// One for small batches, one for large ones.
+/// One for each class of batches.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ByClass<T> {
     pub(crate) small: T,
+    pub(crate) medium: T,
     pub(crate) large: T,
 }
 
@@ -67,13 +75,19 @@ impl<T> ByClass<T> {
     pub(crate) fn get(&self, class: RowClass) -> &T {
         match class {
             RowClass::Small => &self.small,
+            RowClass::Medium => &self.medium,
             RowClass::Large => &self.large,
         }
+    }
+
+    pub(crate) fn all(&self) -> [&T; 3] {
+        [&self.small, &self.medium, &self.large]
     }
 
     pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> ByClass<U> {
         ByClass {
             small: f(self.small),
+            medium: f(self.medium),
             large: f(self.large),
         }
     }
@@ -96,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_are_the_padded_rows_of_large_batches() {
+    fn buckets_are_the_padded_rows_of_medium_and_large_batches() {
         for max_rows in [1, 8, 9, 40, 64, 300, 2048, 2050] {
             let mut expected: Vec<usize> = (SMALL_ROWS + 1..=max_rows).map(padded_rows).collect();
             expected.dedup();

@@ -10,9 +10,11 @@ pub(crate) struct Target {
     pub(crate) shared_bytes: usize,
     /// Whether code is compiled for `sm_90a`.
     pub(crate) hopper: bool,
-    /// Whether kernels of small batches are launched with programmatic dependent launch (PDL).
+    /// Whether kernels of small and medium batches are launched with programmatic dependent launch (PDL).
     pub(crate) pdl: bool,
     pub(crate) gemm: GemmImpl,
+    /// Weights of a product from which on medium batches multiply them as they are packed.
+    pub(crate) min_packed_weights: usize,
     /// The most rows of a batch.
     pub(crate) max_rows: usize,
     pub(crate) fusion: Fusion,
@@ -27,6 +29,7 @@ impl Target {
             hopper: true,
             pdl: true,
             gemm: GemmImpl::Native,
+            min_packed_weights: 0,
             max_rows,
             fusion,
         }

@@ -32,6 +32,7 @@ pub(crate) fn all() -> Vec<Specialization> {
     all.extend(attention::qkv_norm_rope::HEAD_DIMS.map(attention::qkv_norm_rope::specialization));
     all.extend(linear::gemv::specializations(false));
     all.extend(linear::gemm::specializations());
+    all.extend(linear::gemm_medium::specializations());
     all.extend(attention::attend::LANE_VALUES.map(attention::attend::specialization));
     all.extend(attention::flash_prefill::specializations());
     all.extend(attention::flash_decode::SHAPES.map(attention::flash_decode::specialization));

@@ -17,7 +17,6 @@ pub(crate) mod moe;
 pub(crate) mod norm;
 mod operands;
 pub(crate) mod params;
-pub(crate) mod prefetch;
 pub(crate) mod roofline;
 mod sample;
 mod specialization;
@@ -52,6 +51,9 @@ pub(crate) use linear::gemm::{
     ExpertGroups, Gemm, GemmEpilogue, GemmInput, GemmOutput, GemmShape, GemmWeights,
     PermutationOperands,
 };
+pub(crate) use linear::gemm_medium::{
+    GemmMedium, GemmMediumEpilogue, GemmMediumOut, GemmMediumShape,
+};
 pub(crate) use linear::gemv::{
     Gemv, GemvDevice, GemvEpilogue, GemvPrologue, GemvPrologueNorm, GemvShape, GemvWeights,
     OutputRows, Overlap, RoutedExperts,
@@ -70,7 +72,6 @@ pub(crate) use norm::rms_norm::RmsNorm;
 pub(crate) use operands::{
     Addresses, BatchAt, InputsAt, MatrixAt, Operand, RowRefsAt, RowsAt, RunsAt, SlotAt, TablesAt,
 };
-pub(crate) use prefetch::{Prefetch, Streamed};
 pub(crate) use sample::{
     CHANGE, CHANGE_WORDS, Change, Draw, MASK_SETS, MAX_DRAWN_ROWS, MAX_LOGPROBS, MAX_TOP_K,
     MAX_VOCAB, NONE, REPORT_WORDS, SETTING_WORDS, SampleParams, SamplerInputs, ScratchAt, Setting,

@@ -3,7 +3,6 @@
 //! Lowering makes [`Kernel`] values; calls that agree on kernel and constants share one [`Specialization`], which is compiled
 //! once. Nothing here compiles or launches.
 
-use crate::kernel::{Prefetch, Streamed};
 use std::fmt;
 
 use carat_gguf::QuantType;
@@ -28,19 +27,6 @@ pub(crate) trait Kernel: fmt::Debug {
         false
     }
 
-    /// The matrix it streams, if each block streams a run of it.
-    fn streams(&self) -> Option<Streamed> {
-        None
-    }
-
-    /// Whether the memory has little to do while it runs, so that it may prefetch for a later launch.
-    fn idle_memory(&self) -> bool {
-        false
-    }
-
-    /// Has it prefetch; only where the memory is idle.
-    fn set_prefetch(&mut self, _: Prefetch) {}
-
     /// Weights it reads, in the formats it reads them in.
     fn weights(&self) -> Vec<WeightOperand> {
         vec![]
@@ -51,6 +37,11 @@ pub(crate) trait Kernel: fmt::Debug {
 
     /// Operands it writes, except KV.
     fn writes(&self) -> Vec<Operand>;
+
+    /// Whether what it writes must still be multiplied by one factor per row: it is no value of the plan yet.
+    fn is_scaled(&self) -> bool {
+        false
+    }
 }
 
 /// A kernel's text with its constants: compiled once and shared by all calls that agree on both.

@@ -34,7 +34,7 @@ pub(crate) fn bucket(rows: RowCounts, options: &CompileOptions) -> RowCounts {
     let of = |count: usize, max_rows: usize| match (count, RowClass::of(count)) {
         (0, _) => 0,
         (_, RowClass::Small) => count.next_power_of_two().min(max_rows),
-        (_, RowClass::Large) => padded_rows(count),
+        (_, RowClass::Medium | RowClass::Large) => padded_rows(count),
     };
     RowCounts {
         all: of(rows.all, options.max_rows),

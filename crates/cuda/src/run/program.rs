@@ -17,7 +17,7 @@ use carat_model::{
 
 use crate::{
     compile::{
-        call::{Call, CublasLtGemm, Launch},
+        call::{Buckets, Call, CublasLtGemm, Launch},
         rows::{ByClass, RowClass, RowCounts, padded_rows},
     },
     device::{
@@ -56,6 +56,7 @@ struct Bound {
     label: String,
     origin: Origin,
     rows: Rows,
+    buckets: Buckets,
     action: Action,
 }
 
@@ -158,6 +159,7 @@ impl Program {
                 label: call.label,
                 origin: call.origin,
                 rows: call.rows,
+                buckets: call.buckets,
                 action,
             }
         });
@@ -183,8 +185,11 @@ impl Program {
             // A row's result must not depend on how many others there are, beyond the bucket.
             let rows = match RowClass::of(rows) {
                 RowClass::Small => rows,
-                RowClass::Large => padded_rows(rows),
+                RowClass::Medium | RowClass::Large => padded_rows(rows),
             };
+            if !step.buckets.hold(rows) {
+                continue;
+            }
             step.action.run(rows)?;
             queued(&step.label, step.origin)?;
         }
@@ -218,7 +223,7 @@ impl Action {
 }
 
 fn written_values(calls: &[Call]) -> Vec<Value> {
-    let finished = |call: &&Call| !matches!(&call.launch, Launch::CublasLt(p) if p.scaled);
+    let finished = |call: &&Call| !call.is_scaled();
     let operands = calls.iter().filter(finished).flat_map(Call::writes);
     let values = operands.filter_map(|operand| match operand {
         Operand::Value(v) => Some(v),
@@ -237,17 +242,21 @@ mod tests {
             steps: Vec::new(),
             written: Vec::new(),
         };
-        let both = || ByClass {
+        let by_class = || ByClass {
             small: empty(),
+            medium: empty(),
             large: empty(),
         };
         let programs = Programs {
-            front: both(),
-            tail: both(),
+            front: by_class(),
+            tail: by_class(),
         };
-        let rows = RowCounts { all: 9, sampled: 8 };
-        let [front, tail] = programs.of(rows);
-        assert!(std::ptr::eq(front, &raw const programs.front.large));
+        let rows = |all, sampled| RowCounts { all, sampled };
+        let [front, tail] = programs.of(rows(9, 8));
+        assert!(std::ptr::eq(front, &raw const programs.front.medium));
         assert!(std::ptr::eq(tail, &raw const programs.tail.small));
+        let [front, tail] = programs.of(rows(65, 64));
+        assert!(std::ptr::eq(front, &raw const programs.front.large));
+        assert!(std::ptr::eq(tail, &raw const programs.tail.medium));
     }
 }

@@ -13,6 +13,7 @@ pub(crate) fn open(change: impl FnOnce(&mut CudaConfig)) -> Result<Arc<CudaBacke
     let mut config = CudaConfig {
         cache_dir: Some(std::env::temp_dir().join("carat-test-kernels")),
         library_dirs: library_dirs(),
+        min_packed_weights: 0,
         ..CudaConfig::default()
     };
     change(&mut config);

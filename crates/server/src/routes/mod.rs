@@ -9,7 +9,9 @@ mod ollama;
 mod responses;
 #[cfg(test)]
 mod samples;
+mod stats;
 mod text;
+mod web;
 mod wire;
 
 use http::{Method, Response};
@@ -56,6 +58,11 @@ pub(crate) enum Handler {
     Ready,
     Metrics,
     OpenApi,
+    Page,
+    PageFile,
+    Stats,
+    Requests,
+    CancelRequest,
     /// Known to clients, and not built.
     NotBuilt,
 }
@@ -132,6 +139,17 @@ pub(crate) const ROUTES: &[Route] = {
         row(Method::GET, "/ready", Public, Handler::Ready),
         row(Method::GET, "/metrics", Metrics, Handler::Metrics),
         row(Method::GET, "/openapi.json", Public, Handler::OpenApi),
+        row(Method::GET, "/", Public, Handler::Page),
+        row(Method::GET, "/dashboard", Public, Handler::Page),
+        row(Method::GET, "/web/{id}", Public, Handler::PageFile),
+        row(Method::GET, "/internal/stats", Keyed, Handler::Stats),
+        row(Method::GET, "/internal/requests", Keyed, Handler::Requests),
+        row(
+            Method::DELETE,
+            "/internal/requests/{id}",
+            Keyed,
+            Handler::CancelRequest,
+        ),
     ]
 };
 
@@ -184,6 +202,11 @@ pub(crate) async fn dispatch(handler: Handler, call: Call) -> Result<Response<Bo
         Handler::Ready => health::ready(&call),
         Handler::Metrics => Ok(health::metrics(&call)),
         Handler::OpenApi => Ok(Body::whole("application/json", OPENAPI)),
+        Handler::Page => web::page(&call),
+        Handler::PageFile => web::named(&call),
+        Handler::Stats => Ok(stats::stats(&call)),
+        Handler::Requests => Ok(stats::requests(&call)),
+        Handler::CancelRequest => stats::cancel(&call),
         Handler::NotBuilt => Err(ApiError::new(
             Kind::NotSupported,
             format!(

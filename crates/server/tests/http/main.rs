@@ -4,6 +4,7 @@ mod connections;
 mod messages;
 mod ollama;
 mod openai;
+mod page;
 mod responses;
 mod safety;
 mod support;

@@ -71,7 +71,7 @@ impl Lowering<'_> {
         };
         let normed = match self.class {
             RowClass::Small => gated.can_norm(),
-            RowClass::Large => {
+            RowClass::Medium | RowClass::Large => {
                 let whole = columns.is_multiple_of(32) && matrix.columns.is_multiple_of(32);
                 whole && columns <= NORM_MAX_COLUMNS
             }
@@ -147,7 +147,6 @@ impl Lowering<'_> {
                 early_input: self.pdl() && self.settle(norm.x),
                 ..Overlap::default()
             },
-            prefetch: None,
         };
         self.call(&format!("{} scores", op.label), op.rows, kernel);
         let kernel = Route {
@@ -197,7 +196,6 @@ impl Lowering<'_> {
                 early_input: self.settled == Some(norm.x),
                 early_route: false,
             },
-            prefetch: None,
         };
         let label = format!("{} gate+up", op.label);
         self.call(&label, op.rows, kernel);
@@ -224,7 +222,6 @@ impl Lowering<'_> {
                 early_route: true,
                 ..Overlap::default()
             },
-            prefetch: None,
         };
         let label = format!("{} down", op.label);
         self.call(&label, op.rows, kernel);

@@ -1,4 +1,5 @@
-//! Attention of large batches: head norms and RoPE of queries, keys and values in one launch, then flash attention.
+//! Attention of large batches: head norms and RoPE of queries, keys and values in one launch, then flash attention. Of medium ones
+//! that launch has keys and values alone: queries are normed and rotated where they attend, with keys split.
 //!
 //! Raw queries, keys and values are columns of one buffer where one product made them.
 
@@ -9,7 +10,10 @@ use super::{
     large_batch::{Columns, Materialized},
 };
 use crate::{
-    compile::fuse::{Attend, Op, StoreKv, Work, joined_label},
+    compile::{
+        fuse::{Attend, Op, StoreKv, Work, joined_label},
+        rows::RowClass,
+    },
     kernel::{
         Activation, AttentionOut, AttentionShape, FlashPrefill, HEAD_DIMS, KeysValues, Operand,
         QkvNormRope, Queries,
@@ -50,6 +54,17 @@ impl Lowering<'_> {
         FlashPrefill::new(op.rows, (q, out), attend.slot, heads, self.target.hopper)
     }
 
+    /// The buffer and columns that a value lies in.
+    pub(super) fn columns_of(&self, value: Value) -> Columns {
+        let contiguous = Columns {
+            of: Operand::Value(value),
+            stride: self.plan.columns(value),
+            column: 0,
+        };
+        let wider = self.large.columns.get(&value).copied();
+        wider.unwrap_or(contiguous)
+    }
+
     /// Norms and RoPE: queries to f16, keys and values to their pages.
     pub(super) fn large_qkv(
         &mut self,
@@ -60,26 +75,14 @@ impl Lowering<'_> {
         if !self.takes_columns(op) {
             return None;
         }
-        let columns_of = |this: &Self, value: Value| {
-            let contiguous = Columns {
-                of: Operand::Value(value),
-                stride: this.plan.columns(value),
-                column: 0,
-            };
-            this.large
-                .columns
-                .get(&value)
-                .copied()
-                .unwrap_or(contiguous)
-        };
         let (q, rope) = match (attend, store) {
             (Some((a, out)), _) => (Some((a.q, out)), a.rope),
             (None, Some(s)) => (None, s.rope),
             (None, None) => return None,
         };
         let head_dim = self.plan.rope(rope).head_dim;
-        let q_at = q.map(|(q, out)| (columns_of(self, q.x), q, out));
-        let kv_at = store.map(|s| (columns_of(self, s.k.x), columns_of(self, s.v.x), s));
+        let q_at = q.map(|(q, out)| (self.columns_of(q.x), q, out));
+        let kv_at = store.map(|s| (self.columns_of(s.k.x), self.columns_of(s.v.x), s));
         let queries = q_at.map(|(at, q, out)| Queries {
             column: at.column,
             heads: self.plan.columns(q.x) / head_dim,
@@ -118,6 +121,7 @@ impl Lowering<'_> {
                 rope,
                 queries,
                 keys_values,
+                pdl: self.pdl(),
             };
             self.call(&label, op.rows, kernel);
         };
@@ -160,6 +164,15 @@ impl Lowering<'_> {
             Some(Activation::Int8(operands)) => AttentionOut::Int8(operands),
             Some(Activation::Int8HiLo { .. }) => unreachable!("only norms write it"),
         };
+        if self.class == RowClass::Medium {
+            let f16 = match activation {
+                Some(Activation::F16(f16)) => Some(f16),
+                _ => None,
+            };
+            if self.medium_attend(op, attend, f16).is_some() {
+                return Some(());
+            }
+        }
         let q = self.scratch("queries", 2 * columns);
         let (kernel, activation) = if let Some(kernel) = self.attend_kernel(op, attend, q, wanted) {
             (kernel, activation)

@@ -1,4 +1,4 @@
-//! Large batches: products are GEMMs, and each kernel writes what they read in the format they want.
+//! Large and medium batches: products are GEMMs, and each kernel writes what they read in the format they want.
 //!
 //! A value that only products read is materialized in their format alone. Raw queries, keys and values lie side by side in one
 //! buffer, as one product writes them. Where cuBLASLt multiplies, the product of gate and up is stored in f16 with a factor per
@@ -14,7 +14,7 @@ use carat_model::{
 use super::{Lowering, large_attention::raw_inputs};
 use crate::{
     compile::{
-        call::{Call, CublasLtGemm, Launch},
+        call::{Buckets, Call, CublasLtGemm, Launch},
         fuse::{Epilogue, LinearPart, Op, Product, Prologue, ResidualNorm, RowNorm, Work},
         target::GemmImpl,
     },
@@ -129,6 +129,9 @@ impl Lowering<'_> {
         let columns = matrices().next()?.columns;
         let single = matrices().all(|m| m.count == 1);
         let fits = columns.is_multiple_of(32) && matrices().all(|m| m.rows.is_multiple_of(8));
+        if self.reads_packed(&product.parts) {
+            return Some(ActivationFormat::F16);
+        }
         match self.target.gemm {
             GemmImpl::CublasLt => (single && fits).then_some(ActivationFormat::F16),
             GemmImpl::Native => self.native_format(product).filter(|_| single),
@@ -276,6 +279,7 @@ impl Lowering<'_> {
                     gelu_mul: None,
                     columns,
                     out: activation,
+                    pdl: self.pdl(),
                 };
                 let label = format!("{} convert", op.label);
                 self.call(&label, op.rows, kernel);
@@ -377,8 +381,7 @@ impl Lowering<'_> {
                 operand: Operand::Value(part.out),
                 stride: self.plan.columns(part.out),
             };
-            self.multiply(op, &[*part], input, target);
-            if let Some(factor) = input.factor {
+            if let Some(factor) = self.multiply(op, &[*part], input, target) {
                 self.large.factors.insert(part.out, factor);
             }
         }
@@ -390,8 +393,9 @@ impl Lowering<'_> {
             return false;
         };
         let columns = self.plan.columns(out);
+        let packed = self.packed_pair(&product.parts);
         match (self.target.gemm, format) {
-            (GemmImpl::CublasLt, ActivationFormat::F16) => {
+            (gemm, ActivationFormat::F16) if packed.is_some() || gemm == GemmImpl::CublasLt => {
                 let takes_factor = |value: Value| {
                     self.only_for(value, |op| match &op.work {
                         Work::ResidualNorm(n)
@@ -425,19 +429,33 @@ impl Lowering<'_> {
                     return false;
                 }
                 let both = self.scratch("gate|up", 4 * columns);
-                let call = CublasLtGemm {
-                    x: f16_operand(input.activation),
-                    w: joined(&product.parts, WeightFormat::F16),
-                    out: both,
-                    kind: Out::F16,
-                    alpha: GATE_UP_SCALE,
-                    outputs: 2 * columns,
-                    columns: self.weights.matrix(product.parts[0].w).columns,
-                    stride: 2 * columns,
-                    scaled: true,
-                };
-                let label = self.product_label(op, &product.parts);
-                self.cublaslt_call(&label, op.rows, call);
+                let (x, label) = (
+                    f16_operand(input.activation),
+                    self.product_label(op, &product.parts),
+                );
+                if let Some(format) = packed {
+                    let kernel =
+                        self.packed_gate_up(format, &product.parts, x, both, GATE_UP_SCALE);
+                    self.buckets = self.packed_buckets();
+                    self.call(&label, op.rows, kernel);
+                    self.buckets = Buckets::ALL;
+                }
+                if let Some(buckets) = self.f16_buckets(packed.is_some()) {
+                    self.buckets = buckets;
+                    let call = CublasLtGemm {
+                        x,
+                        w: joined(&product.parts, WeightFormat::F16),
+                        out: both,
+                        kind: Out::F16,
+                        alpha: GATE_UP_SCALE,
+                        outputs: 2 * columns,
+                        columns: self.weights.matrix(product.parts[0].w).columns,
+                        stride: 2 * columns,
+                        scaled: true,
+                    };
+                    self.cublaslt_call(&label, op.rows, call);
+                    self.buckets = Buckets::ALL;
+                }
                 let (f16, factor) = (
                     self.scratch("gated f16", 2 * columns),
                     self.scratch_floats("gated factor", 1),
@@ -448,6 +466,7 @@ impl Lowering<'_> {
                     columns,
                     out: f16,
                     factor,
+                    pdl: self.pdl(),
                 };
                 self.call_for_step(self.last_step(op), op.rows, kernel);
                 let materialized = Materialized {
@@ -504,6 +523,7 @@ impl Lowering<'_> {
             }),
             columns,
             out: activation,
+            pdl: self.pdl(),
         };
         self.call_for_step(self.last_step(op), op.rows, kernel);
         let materialized = Materialized {
@@ -513,9 +533,24 @@ impl Lowering<'_> {
         self.large.materialized.insert(out, materialized);
     }
 
-    /// Parts side by side, as f32.
-    fn multiply(&mut self, op: &Op, parts: &[LinearPart], input: Materialized, target: ProductOut) {
+    /// Parts side by side, as f32. Returns the factor per row that they must still be multiplied by.
+    fn multiply(
+        &mut self,
+        op: &Op,
+        parts: &[LinearPart],
+        input: Materialized,
+        target: ProductOut,
+    ) -> Option<Operand> {
         let label = self.product_label(op, parts);
+        let packed = self.reads_packed(parts);
+        if packed {
+            self.buckets = self.packed_buckets();
+            self.packed_products(&label, op, parts, input, target);
+            self.buckets = Buckets::ALL;
+        }
+        let Some(buckets) = self.f16_buckets(packed) else {
+            return input.factor;
+        };
         match self.target.gemm {
             GemmImpl::CublasLt => {
                 let outputs = parts.iter().map(|p| self.weights.matrix(p.w).rows).sum();
@@ -530,11 +565,15 @@ impl Lowering<'_> {
                     stride: target.stride,
                     scaled: input.factor.is_some(),
                 };
+                self.buckets = buckets;
                 self.cublaslt_call(&label, op.rows, call);
+                self.buckets = Buckets::ALL;
+                input.factor
             }
             GemmImpl::Native => {
                 let x = (input.activation, input.factor);
                 self.native_products(&label, op, parts, x, target);
+                None
             }
         }
     }
@@ -544,6 +583,7 @@ impl Lowering<'_> {
             label: label.to_owned(),
             origin: self.origin,
             rows,
+            buckets: self.buckets,
             launch: Launch::CublasLt(product),
         });
     }
@@ -556,8 +596,8 @@ pub(super) struct ProductOut {
     pub(super) stride: usize,
 }
 
-/// The f16 operand; cuBLASLt reads nothing else.
-fn f16_operand(activation: Activation) -> Operand {
+/// The f16 operand; cuBLASLt and products of packed weights read nothing else.
+pub(super) fn f16_operand(activation: Activation) -> Operand {
     match activation {
         Activation::F16(operand) => operand,
         Activation::Int8(_) | Activation::Int8HiLo { .. } => {

@@ -284,7 +284,6 @@ impl Lowering<'_> {
             routed: None,
             pdl: self.target.pdl,
             overlap: Overlap::default(),
-            prefetch: None,
         };
         self.call(&label, op.rows, kernel);
     }
@@ -355,8 +354,8 @@ impl Lowering<'_> {
             partials: self.scratch.operand("attention partials", partials),
             arrivals: self.scratch.operand("attention arrivals", arrivals),
             out: Operand::Value(attend.out),
+            f16_out: false,
             pdl: self.target.pdl,
-            prefetch: None,
         };
         self.call(&op.label, op.rows, kernel);
         Some(())

@@ -22,8 +22,9 @@ use crate::{
     kernel::{self, WeightFormat, WeightOperand},
 };
 
-/// Rows of a small and of a large batch.
+/// Rows of a small, of a medium and of a large batch.
 const SMALL: usize = 4;
+const MEDIUM: usize = 15;
 const LARGE: usize = 100;
 
 fn model(variant: Variant) -> Model {
@@ -45,13 +46,15 @@ fn portable(rows: usize) -> Target {
 }
 
 /// Every way to lower a plan.
-fn targets() -> [Target; 5] {
+fn targets() -> [Target; 7] {
     [
         Target::hopper(Fusion::Off, LARGE),
         Target::hopper(Fusion::On, SMALL),
         Target::hopper(Fusion::On, LARGE),
         portable(LARGE),
         cublaslt(LARGE),
+        portable(MEDIUM),
+        cublaslt(MEDIUM),
     ]
 }
 
@@ -192,6 +195,51 @@ fn a_layer_of_many_rows_by_cublaslt() {
 }
 
 #[test]
+fn a_layer_of_a_medium_batch() {
+    let text = section(&model(Variant::E2b), cublaslt(MEDIUM), "L1");
+    expect![[r#"
+        L1.attn.q+k+v              all     gemm_medium_16.q4.f32      s1 -> s2
+        L1.attn.store_kv           all     qkv_norm_rope              s2 ->
+        L1.attn.attend             all     flash_decode               s2 -> s6 s7 s5
+        L1.attn.o                  all     gemm_medium_16.q4.f32      s5 -> %43
+        L1.attn.post_norm          all     fused_residual_norm        %43 %32 -> %45 s1
+        L1.ffn.gate+up             all     gemm_medium_16.q4.f16_pair s1 -> s8
+        L1.ffn.gelu_mul            all     geglu                      s8 -> s9 s10
+        L1.ffn.down                all     gemm_medium_16.q4.f32      s9 -> %50
+        L1.ffn.post_norm           all     fused_residual_norm        %50 %45 s10 -> %52 s1
+        L1.ple.gate                all     cublaslt                   s1 -> s11
+        L1.ple.gelu_mul            all     convert_gelu_mul           s11 %6 -> s12
+        L1.ple.proj                all     cublaslt                   s12 -> %55
+        L1.ple.post_norm           all     fused_residual_norm        %55 %52 -> %58 s1"#]]
+    .assert_eq(&text);
+}
+
+/// Both tiers multiply packed weights, and read them as small batches do.
+#[test]
+fn a_medium_batch_reads_the_weights_of_small_ones() {
+    for variant in Variant::ALL {
+        let model = model(variant);
+        let matrices = |target| -> HashSet<WeightOperand> {
+            let calls = lowered(&model, target);
+            let weights = calls.iter().flat_map(Call::weights);
+            weights
+                .filter(|w| {
+                    w.parts
+                        .iter()
+                        .all(|w| model.weights.matrix(*w).quant == QuantType::Q4_0)
+                })
+                .collect()
+        };
+        let small = matrices(Target::hopper(Fusion::On, SMALL));
+        for target in [cublaslt(MEDIUM)] {
+            let medium = matrices(target);
+            let others: Vec<_> = medium.difference(&small).collect();
+            assert!(others.is_empty(), "{variant:?}: {others:?}");
+        }
+    }
+}
+
+#[test]
 fn experts_of_few_rows_and_of_many() {
     let model = model(Variant::Moe26b);
     let small = section(&model, Target::hopper(Fusion::On, SMALL), "L0.ffn.experts");
@@ -243,20 +291,20 @@ fn launches_a_layer() {
             let of_layers = calls.iter().filter(|c| c.origin.layer.is_some());
             of_layers.count() as f64 / layers as f64
         };
-        let [plain, small, _, native, cublaslt] = targets().map(launches);
+        let [plain, small, _, native, cublaslt, medium, _] = targets().map(launches);
         let name = format!("{variant:?}");
         writeln!(
             counts,
-            "{name:<8} plain {plain:.1}, small {small:.1}, large: native {native:.1}, cublaslt {cublaslt:.1}"
+            "{name:<8} plain {plain:.1}, small {small:.1}, medium {medium:.1}, large: native {native:.1}, cublaslt {cublaslt:.1}"
         )
         .unwrap();
     }
     expect![[r#"
-        E2b      plain 25.3, small 8.0, large: native 13.2, cublaslt 14.2
-        E4b      plain 24.3, small 8.0, large: native 13.2, cublaslt 14.2
-        Dense12b plain 22.3, small 7.0, large: native 10.3, cublaslt 11.3
-        Moe26b   plain 35.3, small 11.3, large: native 16.3, cublaslt 17.3
-        Dense31b plain 22.3, small 7.0, large: native 10.3, cublaslt 11.3
+        E2b      plain 25.3, small 8.0, medium 13.7, large: native 13.2, cublaslt 14.2
+        E4b      plain 24.3, small 8.0, medium 13.5, large: native 13.2, cublaslt 14.2
+        Dense12b plain 22.3, small 7.0, medium 11.0, large: native 10.3, cublaslt 11.3
+        Moe26b   plain 35.3, small 11.3, medium 17.0, large: native 16.3, cublaslt 17.3
+        Dense31b plain 22.3, small 7.0, medium 11.0, large: native 10.3, cublaslt 11.3
     "#]]
     .assert_eq(&counts);
 }

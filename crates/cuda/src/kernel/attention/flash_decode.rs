@@ -1,4 +1,4 @@
-//! Twin of `kernels/attention/flash_decode.cu`: flash attention of small batches, with norms, RoPE and KV store in its prologue.
+//! Twin of `kernels/attention/flash_decode.cu`: flash attention of small and medium batches, with norms, RoPE and KV store in its prologue.
 //!
 //! Split-KV: the bucket of rows decides the grid's height, the row's own length how many of those blocks share it. Partials and
 //! arrival counters are scratch that all layers may share, since they run one after another.
@@ -10,8 +10,7 @@ use carat_model::{
 };
 
 use crate::kernel::{
-    Addresses, HOPPER_MULTIPROCESSORS, Kernel, Operand, Prefetch, RowRefsAt, RowsAt, SlotAt,
-    Specialization, prefetch::PrefetchParams,
+    Addresses, HOPPER_MULTIPROCESSORS, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization,
 };
 use crate::{
     device::{Address, Grid},
@@ -67,8 +66,7 @@ params! {
         q_eps: f32,
         k_eps: f32,
         v_eps: f32,
-        reserved: u32,
-        prefetch: PrefetchParams,
+        f16_out: u32,
     }
 }
 
@@ -184,9 +182,10 @@ pub(crate) struct FlashDecode {
     /// [`FlashDecode::arrival_columns`] wide, 0 before the first launch; launches leave it so.
     pub(crate) arrivals: Operand,
     pub(crate) out: Operand,
+    /// `out` is f16, not f32.
+    pub(crate) f16_out: bool,
     /// Launched with PDL.
     pub(crate) pdl: bool,
-    pub(crate) prefetch: Option<Prefetch>,
 }
 
 impl FlashDecode {
@@ -201,6 +200,16 @@ impl FlashDecode {
             && (16..=512).contains(&head_dim)
             && count.is_multiple_of(kv_count)
             && (1..=16).contains(&heads.group())
+    }
+
+    /// Words of split-KV partials, and arrival counters, of batches of so many rows and no fewer.
+    pub(crate) fn bucket_words(heads: Heads, window: Option<usize>, rows: usize) -> (usize, usize) {
+        let splits = splits(heads, window, rows);
+        let blocks = rows * heads.kv_count;
+        (
+            blocks * splits * heads.partial_bytes() / 4,
+            blocks * (1 + splits.div_ceil(FAN)),
+        )
     }
 
     /// Words of split-KV partials per row.
@@ -282,18 +291,9 @@ impl Kernel for FlashDecode {
             q_eps: self.q_norm.eps,
             k_eps: own.map_or(0.0, |kv| kv.k_norm.eps),
             v_eps: own.map_or(0.0, |kv| kv.v_eps),
-            reserved: 0,
-            prefetch: Prefetch::params(self.prefetch.as_ref(), at),
+            f16_out: u32::from(self.f16_out),
         }
         .bytes()
-    }
-
-    fn idle_memory(&self) -> bool {
-        self.pdl
-    }
-
-    fn set_prefetch(&mut self, prefetch: Prefetch) {
-        self.prefetch = Some(prefetch);
     }
 
     fn weights(&self) -> Vec<WeightOperand> {

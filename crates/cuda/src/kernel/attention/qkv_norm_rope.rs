@@ -48,6 +48,8 @@ pub(crate) struct QkvNormRope {
     pub(crate) rope: RopeId,
     pub(crate) queries: Option<Queries>,
     pub(crate) keys_values: Option<KeysValues>,
+    /// Launched with PDL.
+    pub(crate) pdl: bool,
 }
 
 /// `out = rope(norm(x[column..]))`, f16 `[rows, heads * head_dim]`.
@@ -92,7 +94,10 @@ impl Kernel for QkvNormRope {
     }
 
     fn grid(&self, rows: usize) -> Grid {
-        Grid::new((rows, 1), THREADS)
+        Grid {
+            pdl: self.pdl,
+            ..Grid::new((rows, 1), THREADS)
+        }
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
@@ -258,6 +263,7 @@ pub(crate) mod tests {
                 stride,
                 head_dim: self.head_dim,
                 rope: ROPE,
+                pdl: false,
                 queries: (self.q_heads > 0).then_some(Queries {
                     column: 0,
                     heads: self.q_heads,

@@ -32,6 +32,8 @@ pub(crate) struct Convert {
     pub(crate) gelu_mul: Option<ColumnSlice>,
     pub(crate) columns: usize,
     pub(crate) out: Activation,
+    /// Launched with PDL.
+    pub(crate) pdl: bool,
 }
 
 pub(crate) fn specialization() -> Specialization {
@@ -53,6 +55,7 @@ impl Kernel for Convert {
         let blocks = (rows * self.columns / 4).div_ceil(BLOCK_QUADS);
         Grid {
             entry: usize::from(self.gelu_mul.is_some()),
+            pdl: self.pdl,
             ..Grid::new((blocks, 1), THREADS)
         }
     }
@@ -112,6 +115,7 @@ mod tests {
                         gelu_mul: None,
                         columns,
                         out: activation.activation,
+                        pdl: false,
                     },
                 );
                 activation.check(&table, &values[..rows * columns], rows);
@@ -146,6 +150,7 @@ mod tests {
                     }),
                     columns,
                     out: activation.activation,
+                    pdl: false,
                 },
             );
             let expected = (0..rows * columns).map(|i| {

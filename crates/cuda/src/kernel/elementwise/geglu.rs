@@ -35,6 +35,8 @@ pub(crate) struct Geglu {
     pub(crate) out: Operand,
     /// `[rows]` powers of two.
     pub(crate) factor: Operand,
+    /// Launched with PDL.
+    pub(crate) pdl: bool,
 }
 
 pub(crate) fn specialization() -> Specialization {
@@ -58,7 +60,10 @@ impl Kernel for Geglu {
 
     fn grid(&self, rows: usize) -> Grid {
         let threads = self.columns.div_ceil(8 * HOLD).next_multiple_of(32);
-        Grid::new((rows, 1), threads)
+        Grid {
+            pdl: self.pdl,
+            ..Grid::new((rows, 1), threads)
+        }
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
@@ -114,6 +119,7 @@ mod tests {
                     columns,
                     out,
                     factor,
+                    pdl: false,
                 },
             );
             let found: Vec<f32> = table

@@ -7,8 +7,8 @@
 use carat_model::weights::Weight;
 
 use crate::kernel::{
-    Addresses, ColumnSlice, ExpertInput, HOPPER_MULTIPROCESSORS, Kernel, Operand, Prefetch, RowsAt,
-    Specialization, Streamed, prefetch::PrefetchParams,
+    Addresses, ColumnSlice, ExpertInput, HOPPER_MULTIPROCESSORS, Kernel, Operand, RowsAt,
+    Specialization,
 };
 use crate::{
     device::{Address, Grid},
@@ -27,10 +27,6 @@ const RING: usize = 3;
 const NORM_COLUMNS: usize = 4 * 3;
 /// The most warps of a block.
 const MAX_WARPS: usize = 16;
-/// Matrices of fewer bytes are multiplied with by one cluster block per multiprocessor.
-const SMALL_BYTES: usize = 20 << 20;
-/// Matrices of fewer bytes leave the memory idle while they are multiplied with.
-const IDLE_BYTES: usize = 4 << 20;
 /// Parts of a joined matrix.
 pub(crate) const MAX_PARTS: usize = 3;
 
@@ -90,7 +86,6 @@ params! {
         other: Address,
         route: Address,
         matrix_bytes: u64,
-        prefetch: PrefetchParams,
     }
 }
 
@@ -154,14 +149,6 @@ impl GemvWeights {
             GemvWeights::Fragments(format) => format.m_tile_bytes(columns),
             GemvWeights::F16 | GemvWeights::BF16 => 2 * columns,
             GemvWeights::F32 => 4 * columns,
-        }
-    }
-
-    /// Rows of `m_tile_bytes` that an M-tile has.
-    fn m_tile_rows(self) -> usize {
-        match self {
-            GemvWeights::Fragments(_) => 1,
-            _ => self.m_tile(),
         }
     }
 
@@ -263,11 +250,6 @@ impl GemvShape {
         self.outputs.div_ceil(self.weights.m_tile()) * self.granule()
     }
 
-    /// Bytes of the matrix.
-    fn bytes(self) -> usize {
-        self.m_tiles() * self.weights.m_tile_rows() * self.weights.m_tile_bytes(self.columns)
-    }
-
     /// Stages of an M-tile.
     fn stages(self) -> usize {
         self.columns.div_ceil(self.weights.stage().0)
@@ -358,12 +340,8 @@ impl GemvShape {
     /// The most registers of a thread, for as many rows as an entry has. Mirrors the kernel's `__maxnreg__`.
     fn registers(self, rows: usize) -> usize {
         let packed = matches!(self.weights, GemvWeights::Fragments(_));
-        match packed {
-            true if self.card.clusters || rows == 1 && self.top_k.is_none() => 88,
-            true if self.top_k.is_some() => 96,
-            false if rows == 1 => 96,
-            _ => 128,
-        }
+        let few = rows == 1 || packed && (self.card.clusters || self.top_k.is_some());
+        if few { 96 } else { 128 }
     }
 
     /// Blocks for as many rows as an entry has (of routed experts, for one row): all resident, and with equal work. `None` if the
@@ -387,13 +365,7 @@ impl GemvShape {
         let resident = |blocks: usize| {
             let by_shared = (shared_bytes + 1024) / (self.shared_bytes(rows, blocks) + DECLARED);
             let by_registers = 65536 / (self.registers(rows) * 32 * self.warps());
-            // Each block of a cluster has rows to send: of a small matrix, the fewer the better.
-            let most = if cluster > 1 && self.bytes() < SMALL_BYTES {
-                1
-            } else {
-                usize::MAX
-            };
-            by_shared.min(by_registers.max(1)).min(most) * usable
+            by_shared.min(by_registers.max(1)) * usable
         };
         // Measured on an H200: the more bytes are in flight the more of the bandwidth is drawn, whichever multiprocessor has
         // them; yet one that has more blocks than others is a little late.
@@ -469,7 +441,6 @@ pub(crate) struct Gemv {
     /// Launched with PDL.
     pub(crate) pdl: bool,
     pub(crate) overlap: Overlap,
-    pub(crate) prefetch: Option<Prefetch>,
 }
 
 /// How a launch with PDL overlaps those around it, beyond fetching weights. Mirrored by the kernel.
@@ -634,7 +605,6 @@ impl GemvShape {
             other: Address::NULL,
             route: Address::NULL,
             matrix_bytes: 0,
-            prefetch: PrefetchParams::NONE,
             columns: self.columns as u32,
             padded: self.padded() as u32,
             outputs: self.outputs as u32,
@@ -718,7 +688,6 @@ impl Kernel for Gemv {
             params.input_per_expert = u32::from(routed.input == ExpertInput::PerExpert);
         }
         params.pdl = self.overlap.flags(self.pdl);
-        params.prefetch = Prefetch::params(self.prefetch.as_ref(), at);
         params.bytes()
     }
 
@@ -734,27 +703,6 @@ impl Kernel for Gemv {
     fn delay_trigger(&mut self) -> bool {
         self.overlap.late_trigger = true;
         self.pdl
-    }
-
-    fn streams(&self) -> Option<Streamed> {
-        let packed = matches!(self.shape.weights, GemvWeights::Fragments(_));
-        if !packed || self.routed.is_some() {
-            return None;
-        }
-        let a_block = self.shape.a_block(self.shape.blocks(1)?);
-        Some(Streamed {
-            w: self.w.clone(),
-            chunks: self.shape.m_tiles().div_ceil(a_block),
-            chunk_bytes: a_block * self.shape.weights.m_tile_bytes(self.shape.columns),
-        })
-    }
-
-    fn idle_memory(&self) -> bool {
-        self.pdl && self.routed.is_none() && self.shape.bytes() < IDLE_BYTES
-    }
-
-    fn set_prefetch(&mut self, prefetch: Prefetch) {
-        self.prefetch = Some(prefetch);
     }
 
     fn reads(&self) -> Vec<Operand> {

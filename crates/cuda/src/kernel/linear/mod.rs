@@ -1,5 +1,7 @@
-//! Products with weights: GEMV for small batches, GEMM for large ones, and their plain twin.
+//! Products with weights: GEMV for small batches, GEMM over packed weights for medium ones, GEMM for large ones, and their plain
+//! twin.
 
 pub(crate) mod gemm;
+pub(crate) mod gemm_medium;
 pub(crate) mod gemv;
 pub(crate) mod linear_plain;

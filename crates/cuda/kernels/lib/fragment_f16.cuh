@@ -1,0 +1,144 @@
+// Fragments to A operands of m16n8k16 in f16: a stage (64 inputs) of an M-tile as `Weights::copy` of lib/gemm_weights.cuh leaves it
+// in shared memory.
+//
+// `f16_operands` has a step of 32 inputs in two products of 16. Inputs are permuted so that a lane's own codes are what it
+// multiplies: product `s` takes inputs 8 * quad + 4 * s .. of the step (of k6: 16 * s + 4 * quad ..), as the tokens' side must, too.
+//
+// A code becomes f16 by its place behind 1024's exponent (0x6400 | code is 1024 + code, exactly), less what centres it; then one
+// rounding by the scale. Q8 and Q4 are so the f16 nearest to the value, what dequantized weights are. The scale of K formats is
+// rounded first; their minimum goes along as the value at the codes' centre, which is small, so that little of it is lost.
+#pragma once
+#include "lib/gemm_weights.cuh"
+
+// Four codes, one per byte, as f16, less `centre` (1024 included) in both halves.
+__device__ __forceinline__ void f16_codes(u32 (&pairs)[2], u32 codes, u32 centre) {
+  pairs[0] = sub_f16x2(__byte_perm(codes, 0x64646464u, 0x4140), centre);
+  pairs[1] = sub_f16x2(__byte_perm(codes, 0x64646464u, 0x4342), centre);
+}
+
+// Operands of rows `group` (low) and `group + 8` (high), from their codes.
+__device__ __forceinline__ void scaled_operands(u32 (&a)[4], u32 low, u32 high, u32 centre, u32 low_scale, u32 high_scale) {
+  u32 pairs[2];
+  f16_codes(pairs, low, centre);
+  a[0] = mul_f16x2(pairs[0], low_scale);
+  a[2] = mul_f16x2(pairs[1], low_scale);
+  f16_codes(pairs, high, centre);
+  a[1] = mul_f16x2(pairs[0], high_scale);
+  a[3] = mul_f16x2(pairs[1], high_scale);
+}
+
+// The same plus the value at the centre.
+__device__ __forceinline__ void shifted_operands(u32 (&a)[4], u32 low, u32 high, u32 centre, const u32 (&low_row)[2],
+                                                 const u32 (&high_row)[2]) {
+  u32 pairs[2];
+  f16_codes(pairs, low, centre);
+  a[0] = fma_f16x2(pairs[0], low_row[0], low_row[1]);
+  a[2] = fma_f16x2(pairs[1], low_row[0], low_row[1]);
+  f16_codes(pairs, high, centre);
+  a[1] = fma_f16x2(pairs[0], high_row[0], high_row[1]);
+  a[3] = fma_f16x2(pairs[1], high_row[0], high_row[1]);
+}
+
+// Q8 and Q4: the f16 scale of a step, twice; a row's word has those of both steps.
+__device__ __forceinline__ u32 step_scale(const u8* rows, u32 row, u32 step) {
+  return __byte_perm(word_at(rows + 4 * row), 0, step ? 0x3232 : 0x1010);
+}
+
+// K4 and K5: a row's scale of a step and its value where the code is CENTRE, each twice.
+template <u32 CENTRE>
+__device__ __forceinline__ void scale_and_centre(u32 (&row)[2], const u8* words, u32 step) {
+  const uint2 held = *(const uint2*)words;
+  const float scale = f16_to_f32(u16(held.y)) * byte_value(held.x, 2 * step);
+  const float least = f16_to_f32(u16(held.y >> 16)) * byte_value(held.x, 2 * step + 1);
+  const float at_centre = fmaf(float(CENTRE), scale, -least);
+  row[0] = pack_f16x2(scale, scale);
+  row[1] = pack_f16x2(at_centre, at_centre);
+}
+
+// Operands of a step of 32 inputs.
+__device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_q8) {
+  const u32 group = lane / 4;
+  const uint4 codes = *(const uint4*)(m_tile + LANES_BYTES * step + 16 * lane);
+  const u32 low = step_scale(m_tile + Weights_q8::ROWS_AT, group, step),
+            high = step_scale(m_tile + Weights_q8::ROWS_AT, group + 8, step);
+  // Bytes of the other sign bit are codes + 128.
+  constexpr u32 SIGNS = 0x80808080u, CENTRE = 0x64806480u;
+  scaled_operands(a[0], codes.x ^ SIGNS, codes.y ^ SIGNS, CENTRE, low, high);
+  scaled_operands(a[1], codes.z ^ SIGNS, codes.w ^ SIGNS, CENTRE, low, high);
+}
+
+__device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_q4) {
+  const u32 group = lane / 4;
+  const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+  const u32 low = step_scale(m_tile + Weights_q4::ROWS_AT, group, step),
+            high = step_scale(m_tile + Weights_q4::ROWS_AT, group + 8, step);
+  // Nibbles of the other sign bit are codes + 8.
+  constexpr u32 NIBBLES = 0x0f0f0f0fu, SIGNS = 0x08080808u, CENTRE = 0x64086408u;
+  scaled_operands(a[0], (codes.x & NIBBLES) ^ SIGNS, (codes.x >> 4 & NIBBLES) ^ SIGNS, CENTRE, low, high);
+  scaled_operands(a[1], (codes.y & NIBBLES) ^ SIGNS, (codes.y >> 4 & NIBBLES) ^ SIGNS, CENTRE, low, high);
+}
+
+__device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_k4) {
+  const u32 group = lane / 4;
+  const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+  u32 low[2], high[2];
+  scale_and_centre<8>(low, m_tile + Weights_k4::ROWS_AT + 8 * group, step);
+  scale_and_centre<8>(high, m_tile + Weights_k4::ROWS_AT + 8 * group + 64, step);
+  constexpr u32 NIBBLES = 0x0f0f0f0fu, CENTRE = 0x64086408u;
+  shifted_operands(a[0], codes.x & NIBBLES, codes.x >> 4 & NIBBLES, CENTRE, low, high);
+  shifted_operands(a[1], codes.y & NIBBLES, codes.y >> 4 & NIBBLES, CENTRE, low, high);
+}
+
+__device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_k5) {
+  const u32 group = lane / 4;
+  const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+  const u32 fifths = word_at(m_tile + Weights_k5::HIGH_AT + 4 * lane) >> 4 * step;
+  u32 low[2], high[2];
+  scale_and_centre<16>(low, m_tile + Weights_k5::ROWS_AT + 8 * group, step);
+  scale_and_centre<16>(high, m_tile + Weights_k5::ROWS_AT + 8 * group + 64, step);
+  constexpr u32 NIBBLES = 0x0f0f0f0fu, FIFTHS = 0x10101010u, CENTRE = 0x64106410u;
+  shifted_operands(a[0], (codes.x & NIBBLES) | (fifths << 4 & FIFTHS), (codes.x >> 4 & NIBBLES) | (fifths << 3 & FIFTHS),
+                   CENTRE, low, high);
+  shifted_operands(a[1], (codes.y & NIBBLES) | (fifths << 2 & FIFTHS), (codes.y >> 4 & NIBBLES) | (fifths << 1 & FIFTHS),
+                   CENTRE, low, high);
+}
+
+// K6 has a scale per 16 inputs, so each product its own.
+__device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_k6) {
+  const u32 group = lane / 4;
+  const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+  const u32 tops = word_at(m_tile + Weights_k6::HIGH_AT + 8 * lane + 4 * step);
+  const u8* rows = m_tile + Weights_k6::ROWS_AT + 4 * group;
+  const u8* scales = m_tile + Weights_k6::SCALES_AT + 2 * group;
+  const u32 low_scales = word_at(rows) ^ 0x80808080u, high_scales = word_at(rows + 32) ^ 0x80808080u;
+  const float low_d = f16_to_f32(*(const u16*)scales), high_d = f16_to_f32(*(const u16*)(scales + 16));
+  // Codes of the other sign bit are codes + 32.
+  constexpr u32 NIBBLES = 0x0f0f0f0fu, TOPS = 0x30303030u, SIGNS = 0x20202020u, CENTRE = 0x64206420u;
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    const u32 nibbles = half ? codes.y : codes.x, top = tops >> 4 * half;
+    const float low = low_d * signed_byte_value(low_scales, 2 * step + half);
+    const float high = high_d * signed_byte_value(high_scales, 2 * step + half);
+    scaled_operands(a[half], ((nibbles & NIBBLES) | (top << 4 & TOPS)) ^ SIGNS,
+                    ((nibbles >> 4 & NIBBLES) | (top << 2 & TOPS)) ^ SIGNS, CENTRE, pack_f16x2(low, low), pack_f16x2(high, high));
+  }
+}
+
+// B operands of the same inputs, of the token whose row in shared memory this is: one vector, or two halves of one where products
+// are of 16 neighbours. Rows lie so that neighbours meet all banks: TOKEN_PADDING bytes behind a multiple of 128.
+template <typename Format>
+struct TokenOperands {
+  static constexpr u32 TOKEN_PADDING = 64;
+  static __device__ __forceinline__ void load(u32 (&b)[4], const u8* inputs, u32 quad) {
+    const uint4 held = *(const uint4*)(inputs + 16 * quad);
+    b[0] = held.x, b[1] = held.y, b[2] = held.z, b[3] = held.w;
+  }
+};
+template <>
+struct TokenOperands<Weights_k6> {
+  static constexpr u32 TOKEN_PADDING = 32;
+  static __device__ __forceinline__ void load(u32 (&b)[4], const u8* inputs, u32 quad) {
+    const uint2 first = *(const uint2*)(inputs + 8 * quad), second = *(const uint2*)(inputs + 32 + 8 * quad);
+    b[0] = first.x, b[1] = first.y, b[2] = second.x, b[3] = second.y;
+  }
+};

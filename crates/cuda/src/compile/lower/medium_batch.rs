@@ -1,0 +1,249 @@
+//! Medium batches: few enough rows that weights cost more than arithmetic, too many for a GEMV. Products of up to 16
+//! rows with large matrices read packed weights and f16 activations, each weight once; attention splits keys, since a row that
+//! decodes is no tile of queries. All else is lowered as for large batches.
+
+use carat_model::weights::Weight;
+
+use super::{
+    Lowering, ScratchBytes,
+    large_batch::{Materialized, ProductOut, f16_operand},
+};
+use crate::{
+    compile::{
+        call::Buckets,
+        fuse::{Attend, LinearPart, Op},
+        rows::{MEDIUM_ROWS, RowClass, buckets},
+        target::GemmImpl,
+    },
+    kernel::{
+        Activation, Columns, FlashDecode, GemmMedium, GemmMediumEpilogue, GemmMediumOut,
+        GemmMediumShape, HeadNorm, Heads, Operand, WeightFormat, WeightOperand,
+        fragment::{FragmentFormat, M_TILE},
+    },
+};
+
+/// The largest bucket of which packed weights are multiplied as they are, where cuBLASLt is there to multiply f16 copies. Measured
+/// on an H200 beside its time for large matrices: 0.6 to 0.85 at 16 rows, 1.1 at 32, 1.6 to 1.9 at 64.
+const PACKED_ROWS: usize = 16;
+
+impl Lowering<'_> {
+    fn fragment_format(&self, part: LinearPart) -> Option<FragmentFormat> {
+        FragmentFormat::of(self.weights.matrix(part.w).quant)
+    }
+
+    /// Whether these matrices are multiplied as they are packed.
+    pub(super) fn reads_packed(&self, parts: &[LinearPart]) -> bool {
+        let packed = |part: &LinearPart| {
+            let matrix = self.weights.matrix(part.w);
+            let fits = matrix.count == 1 && matrix.columns.is_multiple_of(32);
+            fits && self.fragment_format(*part).is_some()
+        };
+        let weights: usize = (parts.iter())
+            .map(|part| self.weights.matrix(part.w))
+            .map(|matrix| matrix.rows * matrix.columns)
+            .sum();
+        // The native GEMM has no f16 copies to leave aside, and reads packed weights itself.
+        let target = self.class == RowClass::Medium && self.target.gemm == GemmImpl::CublasLt;
+        target && weights >= self.target.min_packed_weights && parts.iter().all(packed)
+    }
+
+    /// Buckets that multiply packed weights.
+    pub(super) fn packed_buckets(&self) -> Buckets {
+        Buckets::up_to(PACKED_ROWS)
+    }
+
+    /// Buckets that multiply the copies, beside those that multiply packed weights; none if there are no larger ones.
+    pub(super) fn f16_buckets(&self, packed: bool) -> Option<Buckets> {
+        match packed {
+            false => Some(Buckets::ALL),
+            true if self.target.max_rows > PACKED_ROWS => Some(Buckets::above(PACKED_ROWS)),
+            true => None,
+        }
+    }
+
+    /// The one format of gate and up, if both are multiplied as they are packed, by one product.
+    pub(super) fn packed_pair(&self, parts: &[LinearPart]) -> Option<FragmentFormat> {
+        let [gate, up] = parts else {
+            return None;
+        };
+        let format = self.fragment_format(*gate)?;
+        let alike = self.fragment_format(*up) == Some(format)
+            && self.weights.matrix(gate.w).rows == self.weights.matrix(up.w).rows;
+        (alike && self.reads_packed(parts)).then_some(format)
+    }
+
+    /// Gates and ups in f16, `scale` times their values.
+    pub(super) fn packed_gate_up(
+        &mut self,
+        format: FragmentFormat,
+        parts: &[LinearPart],
+        x: Operand,
+        out: Operand,
+        scale: f32,
+    ) -> GemmMedium {
+        let matrices: Vec<Weight> = parts.iter().map(|p| p.w).collect();
+        let outputs = matrices.iter().map(|w| self.weights.matrix(*w).rows).sum();
+        let shape = self.medium_shape(format, GemmMediumEpilogue::F16Pair, matrices[0], outputs);
+        let w = WeightOperand::interleaved(&matrices);
+        let out = GemmMediumOut::F16Pair { out, scale };
+        self.gemm_medium(shape, x, w, out, Scaled::Yes)
+    }
+
+    /// Parts side by side, as f32; neighbours of one format in one launch.
+    pub(super) fn packed_products(
+        &mut self,
+        label: &str,
+        op: &Op,
+        parts: &[LinearPart],
+        input: Materialized,
+        target: ProductOut,
+    ) {
+        let rows = |part: &LinearPart| self.weights.matrix(part.w).rows;
+        // Padding between parts would be columns of the result.
+        let joins = |a: &LinearPart, b: &LinearPart| {
+            self.fragment_format(*a) == self.fragment_format(*b) && rows(a).is_multiple_of(M_TILE)
+        };
+        let runs: Vec<Vec<LinearPart>> =
+            parts.chunk_by(joins).map(<[LinearPart]>::to_vec).collect();
+        let scaled = match input.factor {
+            Some(_) => Scaled::Yes,
+            None => Scaled::No,
+        };
+        let mut column = 0;
+        for run in &runs {
+            let outputs: usize = run
+                .iter()
+                .map(|part| self.weights.matrix(part.w).rows)
+                .sum();
+            let format = self.fragment_format(run[0]).expect("all parts are packed");
+            let matrices: Vec<Weight> = run.iter().map(|p| p.w).collect();
+            let shape = self.medium_shape(format, GemmMediumEpilogue::F32, matrices[0], outputs);
+            let out = GemmMediumOut::F32 {
+                out: target.operand,
+                column,
+                stride: target.stride,
+            };
+            let w = WeightOperand::stacked(&matrices, WeightFormat::Fragments);
+            let kernel = self.gemm_medium(shape, f16_operand(input.activation), w, out, scaled);
+            let named = if runs.len() > 1 {
+                self.product_label(op, run)
+            } else {
+                label.to_owned()
+            };
+            self.call(&named, op.rows, kernel);
+            column += outputs;
+        }
+    }
+
+    /// Attention with keys split, over keys and values that are stored before it: a row may see others of its batch. Writes f16 to
+    /// `f16`, or the value; `None` where the kernel does not take such heads.
+    pub(super) fn medium_attend(
+        &mut self,
+        op: &Op,
+        attend: &Attend,
+        f16: Option<Operand>,
+    ) -> Option<()> {
+        let slot = self.plan.slot(attend.slot);
+        let (head_dim, window) = (slot.head_dim, slot.window);
+        let heads = Heads {
+            count: self.plan.columns(attend.out) / head_dim,
+            kv_count: slot.kv_heads,
+            head_dim,
+        };
+        if !FlashDecode::takes(heads) {
+            return None;
+        }
+        if let Some(store) = &attend.store {
+            self.large_qkv(op, None, Some(store))?;
+            self.origin = op.origin;
+        }
+        let (mut partials, mut arrivals) = (0, 0);
+        for rows in buckets(MEDIUM_ROWS) {
+            let needed = FlashDecode::bucket_words(heads, window, rows);
+            partials = partials.max(4 * needed.0);
+            arrivals = arrivals.max(4 * needed.1);
+        }
+        let fixed = |fixed: usize| ScratchBytes { per_row: 0, fixed };
+        let q = self.columns_of(attend.q.x);
+        let kernel = FlashDecode {
+            q: Columns {
+                operand: q.of,
+                first: q.column,
+                stride: q.stride,
+            },
+            q_norm: HeadNorm {
+                weight: attend.q.weight,
+                eps: attend.q.eps,
+            },
+            own_kv: None,
+            rope: attend.rope,
+            slot: attend.slot,
+            heads,
+            window,
+            partials: self.scratch.operand("attention partials", fixed(partials)),
+            arrivals: self.scratch.operand("attention arrivals", fixed(arrivals)),
+            out: f16.unwrap_or(Operand::Value(attend.out)),
+            f16_out: f16.is_some(),
+            pdl: self.pdl(),
+        };
+        self.call(&op.label, op.rows, kernel);
+        if let Some(f16) = f16 {
+            let materialized = Materialized {
+                activation: Activation::F16(f16),
+                factor: None,
+            };
+            self.large.materialized.insert(attend.out, materialized);
+        }
+        Some(())
+    }
+
+    fn medium_shape(
+        &self,
+        format: FragmentFormat,
+        epilogue: GemmMediumEpilogue,
+        w: Weight,
+        outputs: usize,
+    ) -> GemmMediumShape {
+        GemmMediumShape {
+            format,
+            epilogue,
+            columns: self.weights.matrix(w).columns,
+            outputs,
+            multiprocessors: self.target.multiprocessors,
+            shared_bytes: self.target.shared_bytes,
+        }
+    }
+
+    fn gemm_medium(
+        &mut self,
+        shape: GemmMediumShape,
+        x: Operand,
+        w: WeightOperand,
+        out: GemmMediumOut,
+        scaled: Scaled,
+    ) -> GemmMedium {
+        let needed = shape.scratch(self.target.max_rows.min(MEDIUM_ROWS));
+        let fixed = |fixed: usize| ScratchBytes { per_row: 0, fixed };
+        GemmMedium {
+            shape,
+            x,
+            w,
+            out,
+            partials: self
+                .scratch
+                .operand("product partials", fixed(needed.partials)),
+            arrivals: self
+                .scratch
+                .operand("product arrivals", fixed(needed.arrivals)),
+            scaled: scaled == Scaled::Yes,
+            pdl: self.pdl(),
+        }
+    }
+}
+
+/// Whether one factor per row is still missing from a product.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scaled {
+    Yes,
+    No,
+}

@@ -1,0 +1,398 @@
+//! Twin of `kernels/linear/gemm_medium.cu`: products of 9 to 64 rows, weights packed, activations in f16.
+//!
+//! A shape and a bucket of rows decide how M-tiles and inputs are shared among blocks and warps; nothing else does, so rows come
+//! out the same in every batch of their bucket. Split-K `partials` and `arrivals` are scratch that all products of a program may
+//! share, since they run one after another; arrivals must be zero before the first and are left so.
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization};
+use crate::{
+    device::{Address, Grid},
+    kernel::weights::WeightOperand,
+    kernel::{
+        fragment::{FragmentFormat, M_TILE, PART_INPUTS},
+        params::{Params, params},
+    },
+};
+
+/// The most rows of a launch.
+pub(crate) const MAX_ROWS: usize = 64;
+/// Inputs of a stage.
+const STAGE_INPUTS: usize = PART_INPUTS;
+const WARPS: usize = 8;
+/// Rows of an M-tile pair, which a warp multiplies at a time.
+const PAIR_ROWS: usize = 2 * M_TILE;
+const ENTRIES: &[&str] = &[
+    "gemm_medium_16",
+    "gemm_medium_32",
+    "gemm_medium_48",
+    "gemm_medium_64",
+];
+/// Rows of the first entry point, and from each to the next.
+const ENTRY_ROWS: usize = 16;
+/// Bytes of a token in a slot of sums: a pair's rows and a gap, so that a warp's stores meet all banks.
+const SLOT_TOKEN_BYTES: usize = 4 * (PAIR_ROWS + 4);
+/// Shared memory that the kernel declares, with room for its alignment.
+const DECLARED_BYTES: usize = 1 << 10;
+/// Blocks with this much shared memory have deep rings.
+const LARGE_SHARED_BYTES: usize = 160 << 10;
+
+params! {
+    pub(crate) struct TilingParams {
+        run: u32,
+        split_stages: u32,
+        whole_pairs: u32,
+    }
+}
+
+params! {
+    pub(crate) struct GemmMediumParams {
+        rows: RowsAt,
+        w: Address,
+        x: Address,
+        out: Address,
+        partials: Address,
+        arrivals: Address,
+        columns: u32,
+        outputs: u32,
+        out_stride: u32,
+        m_tiles: u32,
+        scale: f32,
+        of_16_rows: TilingParams,
+        of_32_rows: TilingParams,
+        of_48_rows: TilingParams,
+        of_64_rows: TilingParams,
+    }
+}
+
+/// Epilogue: what becomes of the sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum GemmMediumEpilogue {
+    F32,
+    /// M-tiles alternate gates and ups: either in f16, all gates of a row before its ups.
+    F16Pair,
+}
+
+/// Everything that grids and scratch depend on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GemmMediumShape {
+    pub(crate) format: FragmentFormat,
+    pub(crate) epilogue: GemmMediumEpilogue,
+    pub(crate) columns: usize,
+    /// Rows of the weights: gates and ups together.
+    pub(crate) outputs: usize,
+    /// Of the target, as the shared memory of a block.
+    pub(crate) multiprocessors: usize,
+    pub(crate) shared_bytes: usize,
+}
+
+/// Shares of blocks and warps in a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tiling {
+    /// M-tile pairs of a block, and blocks that have one split of the inputs.
+    pub(crate) run: usize,
+    pub(crate) runs: usize,
+    /// Stages of a split, and splits.
+    pub(crate) split_stages: usize,
+    pub(crate) splits: usize,
+    /// Whether a warp's piece is whole pairs: nothing to add up, at the price of unequal pieces.
+    pub(crate) whole_pairs: bool,
+}
+
+/// Scratch that a product needs, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GemmMediumScratch {
+    pub(crate) partials: usize,
+    pub(crate) arrivals: usize,
+}
+
+/// Stages of a warp's cp.async ring: as many as keep the memory busy, or as small cards have room for.
+fn ring(format: FragmentFormat, shared_bytes: usize) -> usize {
+    match (format, shared_bytes >= LARGE_SHARED_BYTES) {
+        (FragmentFormat::Q8, true) => 4,
+        (FragmentFormat::K5 | FragmentFormat::K6, true) => 5,
+        (FragmentFormat::Q4 | FragmentFormat::K4, true) => 6,
+        (FragmentFormat::Q8, false) => 2,
+        (_, false) => 3,
+    }
+}
+
+/// Bytes behind each token's activations in shared memory, so that neighbours' operands meet all banks.
+fn token_padding_bytes(format: FragmentFormat) -> usize {
+    match format {
+        FragmentFormat::K6 => 32,
+        _ => 64,
+    }
+}
+
+/// Number of the entry point for this many rows.
+pub(crate) fn entry(rows: usize) -> usize {
+    rows.clamp(1, MAX_ROWS).div_ceil(ENTRY_ROWS) - 1
+}
+
+impl GemmMediumShape {
+    pub(crate) fn m_tiles(&self) -> usize {
+        match self.epilogue {
+            GemmMediumEpilogue::F32 => self.outputs.div_ceil(M_TILE),
+            GemmMediumEpilogue::F16Pair => 2 * (self.outputs / 2).div_ceil(M_TILE),
+        }
+    }
+
+    fn stages(&self) -> usize {
+        self.columns.div_ceil(STAGE_INPUTS)
+    }
+
+    fn ring_bytes(&self) -> usize {
+        WARPS * ring(self.format, self.shared_bytes) * 2 * self.format.part_bytes()
+    }
+
+    /// Dynamic shared memory: rings, sums of warps that go on to another pair, and activations, in whose place all warps' last
+    /// sums lie in the end.
+    fn shared_bytes(&self, entry: usize, tiling: &Tiling) -> usize {
+        let rows = (entry + 1) * ENTRY_ROWS;
+        let token = 2 * STAGE_INPUTS * tiling.split_stages + token_padding_bytes(self.format);
+        let slot = rows * SLOT_TOKEN_BYTES;
+        let (crossing, last) = if tiling.whole_pairs {
+            (0, 0)
+        } else {
+            ((tiling.run - 1).min(WARPS), WARPS)
+        };
+        self.ring_bytes() + crossing * slot + (rows * token).max(last * slot)
+    }
+
+    /// Estimated time of the slowest block, in bytes of weights. What comes from L2, activations and partials, is about two and
+    /// a half times as fast; meeting at a counter takes as long as some stages.
+    fn cost(&self, entry: usize, tiling: &Tiling) -> f64 {
+        const L2: f64 = 0.4;
+        const MEETING: f64 = 20_000.0;
+        let rows = (entry + 1) * ENTRY_ROWS;
+        let units = tiling.run * tiling.split_stages;
+        let unit_bytes = 2 * self.format.part_bytes();
+        let slowest = if tiling.whole_pairs {
+            tiling.run.div_ceil(WARPS) * tiling.split_stages
+        } else {
+            units.div_ceil(WARPS)
+        };
+        let weights = (slowest * WARPS * unit_bytes) as f64;
+        let activations = (rows * tiling.split_stages * STAGE_INPUTS * 2) as f64;
+        let reduction = if tiling.splits > 1 {
+            let sums = (tiling.run * PAIR_ROWS * rows * 4) as f64;
+            MEETING + L2 * sums * (1.0 + tiling.splits as f64)
+        } else {
+            0.0
+        };
+        weights + L2 * activations + reduction
+    }
+
+    /// The tiling of least cost whose blocks are all resident at once. Where activations do not fit such, blocks take turns: no
+    /// block waits for another.
+    pub(crate) fn tiling(&self, entry: usize) -> Tiling {
+        let turns = [1, 2, 4, 8, 16, 32, 64];
+        let found = turns
+            .into_iter()
+            .find_map(|turns| self.tiling_in(turns, entry));
+        found.expect("a split of one stage fits")
+    }
+
+    fn tiling_in(&self, turns: usize, entry: usize) -> Option<Tiling> {
+        let (pairs, stages) = (self.m_tiles().div_ceil(2), self.stages());
+        let available = self.shared_bytes - DECLARED_BYTES;
+        let mut best: Option<(f64, Tiling)> = None;
+        for wanted_runs in 1..=pairs.min(self.multiprocessors) {
+            let run = pairs.div_ceil(wanted_runs);
+            let runs = pairs.div_ceil(run);
+            for wanted_splits in 1..=(turns * self.multiprocessors / runs).min(stages) {
+                let split_stages = stages.div_ceil(wanted_splits);
+                let splits = stages.div_ceil(split_stages);
+                for whole_pairs in [false, true] {
+                    let tiling = Tiling {
+                        run,
+                        runs,
+                        split_stages,
+                        splits,
+                        whole_pairs,
+                    };
+                    if self.shared_bytes(entry, &tiling) > available {
+                        continue;
+                    }
+                    let cost = self.cost(entry, &tiling);
+                    if best.is_none_or(|(least, _)| cost < least) {
+                        best = Some((cost, tiling));
+                    }
+                }
+            }
+        }
+        best.map(|(_, tiling)| tiling)
+    }
+
+    pub(crate) fn grid(&self, rows: usize, pdl: bool) -> Grid {
+        let entry = entry(rows);
+        let tiling = self.tiling(entry);
+        Grid {
+            entry,
+            shared_bytes: self.shared_bytes(entry, &tiling),
+            pdl,
+            ..Grid::new((tiling.runs, tiling.splits), WARPS * 32)
+        }
+    }
+
+    /// Enough for every bucket of up to this many rows.
+    pub(crate) fn scratch(&self, max_rows: usize) -> GemmMediumScratch {
+        let mut scratch = GemmMediumScratch {
+            partials: 0,
+            arrivals: 0,
+        };
+        for entry in 0..=entry(max_rows) {
+            let tiling = self.tiling(entry);
+            if tiling.splits > 1 {
+                let rows = (entry + 1) * ENTRY_ROWS;
+                let partials =
+                    tiling.runs * tiling.splits * tiling.run * PAIR_ROWS * rows * size_of::<f32>();
+                scratch.partials = scratch.partials.max(partials);
+                scratch.arrivals = scratch.arrivals.max(tiling.runs * size_of::<u32>());
+            }
+        }
+        scratch
+    }
+
+    pub(crate) fn tiling_params(&self, entry: usize) -> TilingParams {
+        let tiling = self.tiling(entry);
+        TilingParams {
+            run: tiling.run as u32,
+            split_stages: tiling.split_stages as u32,
+            whole_pairs: u32::from(tiling.whole_pairs),
+        }
+    }
+
+    pub(crate) fn specialization(&self) -> Specialization {
+        specialization(self.format, self.epilogue, self.shared_bytes)
+    }
+}
+
+fn specialization(
+    format: FragmentFormat,
+    epilogue: GemmMediumEpilogue,
+    shared_bytes: usize,
+) -> Specialization {
+    let epilogue = match epilogue {
+        GemmMediumEpilogue::F32 => "f32",
+        GemmMediumEpilogue::F16Pair => "f16_pair",
+    };
+    let constants = vec![
+        ("WEIGHTS", format.name().to_owned()),
+        ("EPILOGUE", epilogue.to_owned()),
+        ("RING", ring(format, shared_bytes).to_string()),
+        ("M_TILE_STAGE_BYTES", format.part_bytes().to_string()),
+        ("SLOT_TOKEN_BYTES", SLOT_TOKEN_BYTES.to_string()),
+        (
+            "TOKEN_PADDING_BYTES",
+            token_padding_bytes(format).to_string(),
+        ),
+    ];
+    Specialization {
+        kernel: "gemm_medium",
+        entries: ENTRIES,
+        constants,
+        params_bytes: GemmMediumParams::BYTES,
+    }
+}
+
+/// Every specialization that lowering may choose.
+pub(crate) fn specializations() -> Vec<Specialization> {
+    let mut all = Vec::new();
+    for format in FragmentFormat::ALL {
+        for epilogue in [GemmMediumEpilogue::F32, GemmMediumEpilogue::F16Pair] {
+            all.extend(
+                [0, LARGE_SHARED_BYTES].map(|shared| specialization(format, epilogue, shared)),
+            );
+        }
+    }
+    all
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum GemmMediumOut {
+    /// From `column` on, `stride` floats from row to row.
+    F32 {
+        out: Operand,
+        column: usize,
+        stride: usize,
+    },
+    /// `scale` times gates and ups, rows of as many f16 as the shape has outputs.
+    F16Pair { out: Operand, scale: f32 },
+}
+
+#[derive(Debug)]
+pub(crate) struct GemmMedium {
+    pub(crate) shape: GemmMediumShape,
+    /// F16 `[rows, columns]`.
+    pub(crate) x: Operand,
+    pub(crate) w: WeightOperand,
+    pub(crate) out: GemmMediumOut,
+    pub(crate) partials: Operand,
+    pub(crate) arrivals: Operand,
+    /// `x` has one factor per row that is still missing, hence the output, too.
+    pub(crate) scaled: bool,
+    /// Launched with PDL.
+    pub(crate) pdl: bool,
+}
+
+impl Kernel for GemmMedium {
+    fn specialization(&self) -> Specialization {
+        self.shape.specialization()
+    }
+
+    fn grid(&self, rows: usize) -> Grid {
+        self.shape.grid(rows, self.pdl)
+    }
+
+    fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
+        let shape = &self.shape;
+        let (out, out_stride, scale) = match self.out {
+            GemmMediumOut::F32 {
+                out,
+                column,
+                stride,
+            } => (at.operand(out).offset(4 * column), stride, 1.0),
+            GemmMediumOut::F16Pair { out, scale } => (at.operand(out), shape.outputs, scale),
+        };
+        GemmMediumParams {
+            rows,
+            w: at.matrix(&self.w).start,
+            x: at.operand(self.x),
+            out,
+            partials: at.operand(self.partials),
+            arrivals: at.operand(self.arrivals),
+            columns: shape.columns as u32,
+            outputs: shape.outputs as u32,
+            out_stride: out_stride as u32,
+            m_tiles: shape.m_tiles() as u32,
+            scale,
+            of_16_rows: shape.tiling_params(0),
+            of_32_rows: shape.tiling_params(1),
+            of_48_rows: shape.tiling_params(2),
+            of_64_rows: shape.tiling_params(3),
+        }
+        .bytes()
+    }
+
+    fn weights(&self) -> Vec<WeightOperand> {
+        vec![self.w.clone()]
+    }
+
+    fn reads(&self) -> Vec<Operand> {
+        vec![self.x]
+    }
+
+    fn writes(&self) -> Vec<Operand> {
+        match self.out {
+            GemmMediumOut::F32 { out, .. } | GemmMediumOut::F16Pair { out, .. } => vec![out],
+        }
+    }
+
+    fn is_scaled(&self) -> bool {
+        self.scaled
+    }
+}

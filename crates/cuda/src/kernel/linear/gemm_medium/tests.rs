@@ -1,0 +1,331 @@
+use carat_gguf::{QuantType, quant::random_blocks};
+
+use super::*;
+use crate::kernel::HOPPER_MULTIPROCESSORS;
+use crate::{
+    config::Tier,
+    kernel::fragment::pack,
+    testing::{Card, f16_bits, f16_value, normals, relative_error},
+};
+
+/// Shared memory of a block on Hopper, and on the smallest supported cards.
+const HOPPER_SHARED: usize = 227 << 10;
+const SMALL_SHARED: usize = 99 << 10;
+
+/// A value that no result has.
+const POISON: f32 = -1.5e30;
+const POISON_F16: u16 = 0x7e5a;
+const PAIR_SCALE: f32 = 0.25;
+
+const FORMATS: [(FragmentFormat, QuantType); 5] = [
+    (FragmentFormat::Q8, QuantType::Q8_0),
+    (FragmentFormat::Q4, QuantType::Q4_0),
+    (FragmentFormat::K4, QuantType::Q4_K),
+    (FragmentFormat::K5, QuantType::Q5_K),
+    (FragmentFormat::K6, QuantType::Q6_K),
+];
+
+/// A matrix as the kernel takes it, and its values.
+pub(crate) struct Matrix {
+    pub(crate) bytes: Vec<u8>,
+    values: Vec<f32>,
+}
+
+impl Matrix {
+    pub(crate) fn new(format: FragmentFormat, outputs: usize, columns: usize, seed: u64) -> Matrix {
+        let found = FORMATS.iter().find(|(f, _)| *f == format);
+        let quant = found.expect("one of each").1;
+        let row_bytes = quant.row_bytes(columns);
+        let mut file = vec![0; outputs * row_bytes];
+        random_blocks(quant, seed, 0.1, &mut file);
+        let row = |r: usize| &file[r * row_bytes..(r + 1) * row_bytes];
+        let mut values = vec![0.0; outputs * columns];
+        for (r, values) in values.chunks_exact_mut(columns).enumerate() {
+            quant.dequantize(row(r), values);
+        }
+        Matrix {
+            bytes: pack(quant, outputs, columns, row),
+            values,
+        }
+    }
+}
+
+pub(crate) fn shape(
+    format: FragmentFormat,
+    sizes: (usize, usize),
+    multiprocessors: usize,
+) -> GemmMediumShape {
+    GemmMediumShape {
+        format,
+        epilogue: GemmMediumEpilogue::F32,
+        columns: sizes.1,
+        outputs: sizes.0,
+        multiprocessors,
+        shared_bytes: HOPPER_SHARED,
+    }
+}
+
+/// Products of the published sizes: outputs and inputs.
+const SIZES: [(usize, usize); 12] = [
+    (3072, 2560),
+    (2560, 2048),
+    (20480, 2560),
+    (2560, 10240),
+    (262_144, 2560),
+    (8192, 3840),
+    (3840, 4096),
+    (30720, 3840),
+    (3840, 15360),
+    (262_144, 3840),
+    (43008, 5376),
+    (5376, 21504),
+];
+
+#[test]
+fn blocks_of_published_sizes_are_resident_and_miss_little() {
+    for (format, _) in FORMATS {
+        for sizes in SIZES {
+            let shape = shape(format, sizes, HOPPER_MULTIPROCESSORS);
+            for (entry, name) in ENTRIES.iter().enumerate() {
+                let case = format!("{format:?} {sizes:?} {name}");
+                let tiling = shape.tiling(entry);
+                assert!(
+                    tiling.runs * tiling.splits <= shape.multiprocessors,
+                    "{case}"
+                );
+                assert!(
+                    tiling.run * tiling.runs >= sizes.0.div_ceil(PAIR_ROWS),
+                    "{case}"
+                );
+                let stages = sizes.1.div_ceil(STAGE_INPUTS);
+                assert!(tiling.split_stages * tiling.splits >= stages, "{case}");
+                assert!(tiling.split_stages * (tiling.splits - 1) < stages, "{case}");
+                let bytes = shape.shared_bytes(entry, &tiling);
+                assert!(bytes + DECLARED_BYTES <= HOPPER_SHARED, "{case}: {bytes}");
+                if sizes.0 * sizes.1 < 20_000_000 {
+                    continue; // over before more blocks could meet
+                }
+                let busiest = tiling.run * tiling.split_stages * shape.multiprocessors;
+                let equal = (sizes.0.div_ceil(PAIR_ROWS) * stages) as f64;
+                assert!(busiest as f64 / equal < 1.35, "{case}: {tiling:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_card_has_room_for_a_tiling() {
+    for (format, _) in FORMATS {
+        for sizes in SIZES {
+            let shape = GemmMediumShape {
+                shared_bytes: SMALL_SHARED,
+                ..shape(format, sizes, 46)
+            };
+            for entry in 0..ENTRIES.len() {
+                let tiling = shape.tiling(entry);
+                let bytes = shape.shared_bytes(entry, &tiling);
+                assert!(
+                    bytes + DECLARED_BYTES <= SMALL_SHARED,
+                    "{format:?} {sizes:?}"
+                );
+            }
+        }
+    }
+}
+
+/// `x . w^T` in f64.
+fn product(x: &[f32], w: &[f32], columns: usize) -> Vec<f32> {
+    let mut out = Vec::new();
+    for x in x.chunks_exact(columns) {
+        for w in w.chunks_exact(columns) {
+            let terms = x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w));
+            out.push(terms.sum::<f64>() as f32);
+        }
+    }
+    out
+}
+
+/// Runs a product as in a bucket of `bucket` rows, of which `x` are there. Pairs come back as rows of gates, then ups, unscaled.
+fn run(card: &Card, shape: &GemmMediumShape, w: &[u8], x: &[f32], bucket: usize) -> Vec<f32> {
+    let module = card.load(&shape.specialization());
+    let count = x.len() / shape.columns;
+    let stride = match shape.epilogue {
+        GemmMediumEpilogue::F32 => shape.outputs + 3,
+        GemmMediumEpilogue::F16Pair => shape.outputs,
+    };
+    let scratch = shape.scratch(bucket);
+    let rows = card.upload(&[count as u32]);
+    let partials = card.upload(&vec![POISON; scratch.partials / 4]);
+    let arrivals = card.upload(&vec![0u32; scratch.arrivals / 4]);
+    // What lies behind the rows that there are is not read.
+    let mut x = f16_bits(x);
+    x.resize(bucket * shape.columns, POISON_F16);
+    let (w, x) = (card.upload(w), card.upload(&x));
+    let out = match shape.epilogue {
+        GemmMediumEpilogue::F32 => card.upload(&vec![POISON; bucket * stride]),
+        GemmMediumEpilogue::F16Pair => card.upload(&vec![POISON_F16; bucket * stride]),
+    };
+    let params = GemmMediumParams {
+        rows: RowsAt {
+            count: rows.address(),
+            index: Address::NULL,
+        },
+        w: w.address(),
+        x: x.address(),
+        out: out.address(),
+        partials: partials.address(),
+        arrivals: arrivals.address(),
+        columns: shape.columns as u32,
+        outputs: shape.outputs as u32,
+        out_stride: stride as u32,
+        m_tiles: shape.m_tiles() as u32,
+        scale: PAIR_SCALE,
+        of_16_rows: shape.tiling_params(0),
+        of_32_rows: shape.tiling_params(1),
+        of_48_rows: shape.tiling_params(2),
+        of_64_rows: shape.tiling_params(3),
+    };
+    // Twice, because the first run must leave the arrivals as it found them.
+    for _ in 0..2 {
+        card.run(&module, shape.grid(bucket, false), &params.bytes());
+    }
+    match shape.epilogue {
+        GemmMediumEpilogue::F32 => {
+            let all: Vec<f32> = card.download(&out, bucket * stride);
+            for (r, row) in all.chunks_exact(stride).enumerate() {
+                let written = if r < count { shape.outputs } else { 0 };
+                assert!(row[written..].iter().all(|&v| v == POISON), "past the end");
+            }
+            let rows = all.chunks_exact(stride).take(count);
+            rows.flat_map(|r| r[..shape.outputs].to_vec()).collect()
+        }
+        GemmMediumEpilogue::F16Pair => {
+            let all: Vec<u16> = card.download(&out, bucket * stride);
+            let (written, beyond) = all.split_at(count * stride);
+            assert!(beyond.iter().all(|&v| v == POISON_F16), "past the end");
+            let value = |bits: &u16| f16_value(*bits) / PAIR_SCALE;
+            written.iter().map(value).collect()
+        }
+    }
+}
+
+/// Whole buckets and others.
+const BUCKETS: [(usize, usize); 4] = [(16, 9), (32, 31), (48, 48), (64, 50)];
+
+/// Against f64 of the same f16 activations, rows in company and alone.
+fn check(shape: &GemmMediumShape, seed: u64) {
+    let card = Card::open(Tier::Portable);
+    let GemmMediumShape {
+        format,
+        columns,
+        outputs,
+        ..
+    } = *shape;
+    let w = Matrix::new(format, outputs, columns, seed);
+    let (bytes, values) = match shape.epilogue {
+        GemmMediumEpilogue::F32 => (w.bytes, w.values),
+        GemmMediumEpilogue::F16Pair => {
+            // M-tiles of two matrices alternate.
+            let up = Matrix::new(format, outputs / 2, columns, seed + 1);
+            let gate = Matrix::new(format, outputs / 2, columns, seed + 2);
+            let tile = format.m_tile_bytes(columns);
+            let tiles = gate
+                .bytes
+                .chunks_exact(tile)
+                .zip(up.bytes.chunks_exact(tile));
+            let bytes = tiles.flat_map(|(gate, up)| [gate, up].concat()).collect();
+            (bytes, [gate.values, up.values].concat())
+        }
+    };
+    for (bucket, count) in BUCKETS {
+        let case = format!("{shape:?}, {count} of {bucket} rows");
+        let x: Vec<f32> = f16_bits(&normals((bucket * count) as u64, count * columns))
+            .into_iter()
+            .map(f16_value)
+            .collect();
+        let found = run(&card, shape, &bytes, &x, bucket);
+        let error = relative_error(&found, &product(&x, &values, columns));
+        assert!(error < 5e-4, "{case}: {error}");
+        let alone = run(&card, shape, &bytes, &x[(count - 1) * columns..], bucket);
+        assert!(
+            found[(count - 1) * outputs..] == alone[..],
+            "{case}: a row alone"
+        );
+    }
+}
+
+/// Cards of several sizes, so that warps share pairs, cross from one to the next, have whole ones, and inputs are split.
+fn cases(format: FragmentFormat) -> Vec<GemmMediumShape> {
+    let (columns, small) = match format {
+        FragmentFormat::Q8 | FragmentFormat::Q4 => (320, 352),
+        _ => (256, 256),
+    };
+    vec![
+        shape(format, (200, small), 1),
+        shape(format, (1032, small), 1),
+        shape(format, (37, 3 * columns), 8),
+        GemmMediumShape {
+            epilogue: GemmMediumEpilogue::F16Pair,
+            ..shape(format, (2 * 72, small), 3)
+        },
+        GemmMediumShape {
+            shared_bytes: SMALL_SHARED,
+            ..shape(format, (200, 2 * columns), 5)
+        },
+    ]
+}
+
+#[test]
+fn cases_have_every_kind_of_tiling() {
+    for (format, _) in FORMATS {
+        let tilings: Vec<Tiling> = cases(format)
+            .iter()
+            .flat_map(|shape| (0..ENTRIES.len()).map(|entry| shape.tiling(entry)))
+            .collect();
+        let has = |kind: &dyn Fn(&Tiling) -> bool| tilings.iter().any(kind);
+        assert!(has(&|t| t.splits > 1), "{format:?}");
+        assert!(has(&|t| t.splits == 1), "{format:?}");
+        assert!(has(&|t| t.whole_pairs), "{format:?}");
+        assert!(
+            has(&|t| !t.whole_pairs && t.run > 1 && t.run <= WARPS),
+            "{format:?}"
+        );
+        assert!(has(&|t| !t.whole_pairs && t.run > WARPS), "{format:?}");
+    }
+}
+
+fn check_format(format: FragmentFormat) {
+    for (i, shape) in cases(format).iter().enumerate() {
+        check(shape, 7 + 10 * i as u64);
+    }
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_q8() {
+    check_format(FragmentFormat::Q8);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_q4() {
+    check_format(FragmentFormat::Q4);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_k4() {
+    check_format(FragmentFormat::K4);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_k5() {
+    check_format(FragmentFormat::K5);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_k6() {
+    check_format(FragmentFormat::K6);
+}

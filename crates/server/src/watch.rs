@@ -1,0 +1,123 @@
+//! What those who watch the server see of single requests: which are under way, and what went wrong lately. No text of anybody.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+use carat_engine::Cancel;
+
+use crate::ids;
+
+/// Faults that are remembered.
+const FAULTS: usize = 20;
+
+/// Requests under way and the latest faults.
+#[derive(Default)]
+pub(crate) struct Watch {
+    requests: Mutex<Requests>,
+    faults: Mutex<VecDeque<Fault>>,
+}
+
+#[derive(Default)]
+struct Requests {
+    last: u64,
+    /// By number, which is the order they came in.
+    open: BTreeMap<u64, Entry>,
+}
+
+/// A request as it is shown.
+#[derive(Clone)]
+pub(crate) struct Entry {
+    /// As its client and the log name it.
+    pub(crate) request_id: String,
+    /// Whose turn it takes.
+    pub(crate) lane: Option<String>,
+    /// Name of the key it came with.
+    pub(crate) key: Option<String>,
+    pub(crate) route: &'static str,
+    pub(crate) arrived: Instant,
+    pub(crate) prompt_tokens: usize,
+    /// Of all its answers, so far.
+    pub(crate) generated: Arc<AtomicUsize>,
+    pub(crate) cancels: Vec<Cancel>,
+}
+
+impl Entry {
+    pub(crate) fn generated(&self) -> usize {
+        self.generated.load(Ordering::Relaxed)
+    }
+}
+
+/// Something that went wrong on this side.
+#[derive(Clone, Debug)]
+pub(crate) struct Fault {
+    /// Seconds since 1970.
+    pub(crate) time: u64,
+    pub(crate) message: String,
+}
+
+/// Takes a request off the list when dropped.
+pub(crate) struct Listed {
+    watch: Arc<Watch>,
+    number: u64,
+}
+
+impl Watch {
+    /// Shows a request until the result is dropped.
+    pub(crate) fn list(self: &Arc<Watch>, entry: Entry) -> Listed {
+        let mut requests = locked(&self.requests);
+        requests.last += 1;
+        let number = requests.last;
+        requests.open.insert(number, entry);
+        Listed {
+            watch: Arc::clone(self),
+            number,
+        }
+    }
+
+    /// Requests under way with their numbers, oldest first.
+    pub(crate) fn requests(&self) -> Vec<(u64, Entry)> {
+        let requests = locked(&self.requests);
+        let each = requests.open.iter();
+        each.map(|(number, entry)| (*number, entry.clone()))
+            .collect()
+    }
+
+    pub(crate) fn fault(&self, message: &str) {
+        let mut faults = locked(&self.faults);
+        faults.push_back(Fault {
+            time: ids::unix_time(),
+            message: message.chars().take(300).collect(),
+        });
+        if faults.len() > FAULTS {
+            faults.pop_front();
+        }
+    }
+
+    /// Oldest first.
+    pub(crate) fn faults(&self) -> Vec<Fault> {
+        locked(&self.faults).iter().cloned().collect()
+    }
+}
+
+impl Listed {
+    /// It came to nothing after it had begun.
+    pub(crate) fn fault(&self, message: &str) {
+        self.watch.fault(message);
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        locked(&self.watch.requests).open.remove(&self.number);
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
