@@ -1,7 +1,7 @@
 //! Drafts change no answer: random requests with a drafter and with lookups, in random company, give the tokens, log-probabilities
 //! and ends that they give without. Batches stay within the small class, in which a row has the same bits in any company.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{
@@ -22,6 +22,15 @@ const CONTEXT: usize = 128;
 const ROWS: usize = 32;
 const VOCAB: u64 = 448;
 
+/// Costs that make drafts pay however seldom they are right, so that many are verified.
+fn free_rows() -> StepCosts {
+    let pass = Duration::from_millis(1);
+    StepCosts {
+        target: vec![(1, pass), (64, pass)],
+        drafter: vec![(1, Duration::from_nanos(1))],
+    }
+}
+
 fn start(pair: &Pair, sequences: usize, most: usize) -> EngineHandle {
     let plan = gemma4::plan(&pair.target);
     let shape = ModelShape::from(&plan);
@@ -36,7 +45,7 @@ fn start(pair: &Pair, sequences: usize, most: usize) -> EngineHandle {
         model: true,
         lookup: true,
         rows: ROWS,
-        costs: Some(StepCosts::assumed()),
+        costs: Some(free_rows()),
     });
     let drafter = gemma4_assistant::plan(&pair.drafter, Head::Clusters);
     let backend = Box::new(CpuBackend::new(&CpuConfig::default()));
@@ -182,7 +191,7 @@ fn answers_are_the_same_with_drafts_and_without() {
             assert_eq!((held.full, held.sliding), (0, 0), "a leak");
         }
     }
-    // Drafts were made, and of both kinds.
-    assert!(total.accepted > GENERATIONS as u64 / 4, "{total:?}");
+    // Drafts were made, and some were right.
+    assert!(total.accepted > GENERATIONS as u64 / 20, "{total:?}");
     assert!(total.drafted > total.accepted, "{total:?}");
 }
