@@ -605,7 +605,7 @@ fn a_file_that_is_no_model_is_named_with_what_is_wrong() {
     let whole = fs::read(fixtures::ALL[0].path(".gguf")).unwrap();
     let cut = file(&folder, "cut.gguf", &whole[..whole.len() / 2]);
     assert!(refusal(&["run", "x", "-m", text(&cut)]).contains("truncated or damaged"));
-    assert!(refusal(&["run", "x", "-m", text(folder.path())]).contains("directory"));
+    assert!(refusal(&["run", "x", "-m", text(folder.path())]).contains("is a folder"));
     assert!(refusal(&["run", "x", "-m", "no/such/model.gguf"]).contains("no/such/model.gguf"));
     assert!(refusal(&["--offline", "run", "x", "-m", "hf:owner/repo"]).contains("--offline"));
 }
