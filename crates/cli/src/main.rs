@@ -5,7 +5,8 @@
 //! - `session`: a model ready to talk; `answer`: an answer on the screen as it comes
 //! - `commands/<name>`: one file a command
 //! - `synth`: random models of real shape
-//! - `terminal`, `output`, `interrupt`: notes and progress, files that appear whole, Ctrl-C
+//! - `terminal`, `output`: notes and progress, files that appear whole
+//! - `interrupt`, `typeahead`: signals; what is typed while nobody reads
 
 mod answer;
 mod args;
@@ -20,6 +21,7 @@ mod settings;
 mod shape;
 mod synth;
 mod terminal;
+mod typeahead;
 
 use std::{
     io::{self, IsTerminal},

@@ -4,9 +4,24 @@ use std::{
     fs::{self, File},
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use anyhow::{Context, Result, bail};
+
+/// Temporary names of files that are being written, for whoever ends the program without unwinding.
+static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Removes the files that have not got their names.
+pub(crate) fn discard_unfinished() {
+    for path in UNFINISHED
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .drain(..)
+    {
+        let _ = fs::remove_file(path);
+    }
+}
 
 /// A file under a temporary name beside its place; [`WholeFile::commit`] gives it its name, dropping it removes it.
 /// Devices and pipes are written as they are, and what a link points at is replaced, not the link.
@@ -32,7 +47,11 @@ impl WholeFile {
             path.with_file_name(temporary)
         });
         let file = match &temporary {
-            Some(temporary) => File::create(temporary),
+            Some(temporary) => {
+                let mut unfinished = UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner);
+                unfinished.push(temporary.clone());
+                File::create(temporary)
+            }
             None => File::options().write(true).open(&path),
         };
         let file = file.with_context(|| {
@@ -81,6 +100,8 @@ impl Drop for WholeFile {
         if let Some(temporary) = &self.temporary {
             // After a commit there is nothing under this name, and that is fine.
             let _ = fs::remove_file(temporary);
+            let mut unfinished = UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner);
+            unfinished.retain(|path| path != temporary);
         }
     }
 }

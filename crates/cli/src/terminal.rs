@@ -10,6 +10,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub(crate) struct Terminal {
     quiet: bool,
     style: bool,
+    /// Shows plain text and nothing else.
+    dumb: bool,
 }
 
 impl Terminal {
@@ -19,10 +21,21 @@ impl Terminal {
             reason = "NO_COLOR is the one convention for terminals that we follow"
         )]
         let plain = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the terminal says by TERM what it can do"
+        )]
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         Terminal {
             quiet,
-            style: !plain,
+            style: !plain && !dumb,
+            dumb,
         }
+    }
+
+    /// Whether lines can be edited at a prompt, key by key.
+    pub(crate) fn edits_lines(self) -> bool {
+        !self.dumb && io::stdin().is_terminal()
     }
 
     /// One line for the person, unless they asked for quiet.
@@ -52,7 +65,7 @@ impl Terminal {
 
     /// A bar over bytes; invisible when quiet or when stderr is no terminal.
     pub(crate) fn byte_bar(self, total: u64, label: &str) -> ProgressBar {
-        if self.quiet {
+        if self.quiet || self.dumb {
             return ProgressBar::hidden();
         }
         let style = ProgressStyle::with_template(

@@ -20,6 +20,7 @@ use crate::{
     session::{Session, unix_time},
     settings::Settings,
     terminal::{Terminal, say, warn},
+    typeahead::TypeAhead,
 };
 
 const HELP: &str = "\
@@ -33,8 +34,11 @@ Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
 
 pub(crate) fn run(args: &ChatArgs, settings: &Settings, terminal: Terminal) -> Result<ExitCode> {
     let loaded = args.load.as_deref().map(load).transpose()?;
-    let session = Session::start(&args.generate, settings, terminal)?;
+    // Before anything changes the terminal, as this is how it is left.
     let interrupt = Interrupt::install()?;
+    interrupt.end_at_once();
+    let _held = terminal.edits_lines().then(TypeAhead::hold);
+    let session = Session::start(&args.generate, settings, terminal)?;
     let mut talk = Talk {
         conversation: Conversation {
             messages: settings
