@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, BufWriter, Write},
+    os::fd::AsFd,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
@@ -24,7 +25,7 @@ pub(crate) fn discard_unfinished() {
 }
 
 /// A file under a temporary name beside its place; [`WholeFile::commit`] gives it its name, dropping it removes it.
-/// Devices and pipes are written as they are, and what a link points at is replaced, not the link.
+/// `-` is standard output. Devices and pipes are written as they are, and what a link points at is replaced, not the link.
 pub(crate) struct WholeFile {
     writer: BufWriter<File>,
     /// `None` where the content goes straight to its place.
@@ -34,6 +35,15 @@ pub(crate) struct WholeFile {
 
 impl WholeFile {
     pub(crate) fn create(path: &Path) -> Result<WholeFile> {
+        if path.as_os_str() == "-" {
+            let stdout = io::stdout().as_fd().try_clone_to_owned();
+            let stdout = stdout.context("cannot write to stdout")?;
+            return Ok(WholeFile {
+                writer: BufWriter::with_capacity(1 << 20, File::from(stdout)),
+                temporary: None,
+                path: PathBuf::from("stdout"),
+            });
+        }
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         if path.is_dir() {
             bail!("`{}` is a folder; name a file in it", path.display());

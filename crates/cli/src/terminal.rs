@@ -5,6 +5,8 @@ use std::io::{self, IsTerminal, Write};
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::visible::Visible;
+
 /// Where notes go and whether they are styled. Made once, in `main`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terminal {
@@ -49,7 +51,13 @@ impl Terminal {
 
     /// Running text beside the answer, dim at a terminal.
     pub(crate) fn dim_text(self, text: &str) -> io::Result<()> {
-        let (on, off) = self.dim(io::stderr().is_terminal());
+        let terminal = io::stderr().is_terminal();
+        let (on, off) = self.dim(terminal);
+        let text = if terminal {
+            Visible::default().show(text)
+        } else {
+            text.into()
+        };
         let mut err = io::stderr().lock();
         write!(err, "{on}{text}{off}")?;
         err.flush()

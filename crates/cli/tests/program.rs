@@ -669,9 +669,6 @@ fn bad_input_is_one_sentence() {
         output.stderr
     );
     assert!(refusal(&["run", ""]).contains("nothing to answer"));
-    assert!(refusal(&["run", "x", "--top-p", "1.5"]).contains("top-p is 1.5"));
-    assert!(refusal(&["run", "x", "--logit-bias", "soup"]).contains("ID=BIAS"));
-    assert!(refusal(&["run", "x", "-t", "0"]).contains("0 threads"));
     let foreign = if cfg!(target_arch = "x86_64") {
         "neon"
     } else {
@@ -686,10 +683,7 @@ fn bad_input_is_one_sentence() {
     assert!(
         refusal(&["bench", "-p", "8", "-d", "18446744073709551615"]).contains("context of 2048")
     );
-    assert!(refusal(&["run", "x", "--temp", "-1"]).contains("temperature is -1"));
     assert!(refusal(&["run", "x", "--logit-bias", "99999=1"]).contains("vocabulary of 4096"));
-    assert!(refusal(&["run", "x", "--stop", ""]).contains("--stop"));
-    assert_eq!(carat(&["run", "--no-such-flag"]).code, Some(2));
 }
 
 #[test]
@@ -743,6 +737,7 @@ fn a_template_that_fails_names_its_line() {
 fn ctrl_c_stops_an_answer_and_keeps_what_was_written() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_carat"))
         .args(["run", "Tell me a story.", "--ignore-eos", "-n", "1900"])
+        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

@@ -41,6 +41,33 @@ fn what_is_typed_during_an_answer_waits_for_the_prompt() {
 }
 
 #[test]
+fn escape_sequences_of_a_model_are_shown_and_not_obeyed() {
+    // The template makes the model's answer begin with an escape: what is written is the model's own text.
+    let ask = [
+        "run",
+        "-q",
+        "--backend",
+        "cpu",
+        "--temp",
+        "0",
+        "-n",
+        "3",
+        "--grammar",
+        "root ::= \"\\x1b[31mred\"",
+        "Hi",
+    ];
+    let mut run = Pty::start(&ask);
+    run.wait_for("^[[31mred");
+    assert_eq!(run.end().code(), Some(0), "{}", run.screen());
+    assert!(!run.screen().contains("\x1b[31m"), "{}", run.screen());
+    let piped = std::process::Command::new(env!("CARGO_BIN_EXE_carat"))
+        .args(ask)
+        .output()
+        .expect("it starts");
+    assert_eq!(piped.stdout, b"\x1b[31mred\n");
+}
+
+#[test]
 fn a_dumb_terminal_gets_plain_text() {
     let mut run = Pty::start_as(std::process::Command::new("env").args([
         "TERM=dumb",
