@@ -116,7 +116,11 @@ fn message_values(messages: &[Message], habits: Habits) -> Vec<Map<String, Value
 /// Text, or its parts where there are several and the template goes through them.
 fn content(message: &Message, role: Role, habits: Habits) -> Value {
     let own = |text: &str| match role {
-        Role::Assistant => without_thoughts(text),
+        Role::Assistant => match without_thoughts(text) {
+            // Templates ask whether there is content before they strip it, and close the turn by that.
+            stripped if stripped.is_empty() && !text.is_empty() => " ".to_owned(),
+            stripped => stripped,
+        },
         _ => text.to_owned(),
     };
     // The first system message is written as it is, and a tool's parts are joined by every template.

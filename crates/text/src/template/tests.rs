@@ -330,7 +330,7 @@ fn random_conversations_render_as_jinja2_does() {
     let compressed = include_bytes!("../../tests/data/renders.json.xz");
     lzma_rs::xz_decompress(&mut std::io::Cursor::new(compressed), &mut renders).unwrap();
     let cases: Vec<Value> = serde_json::from_slice(&renders).unwrap();
-    assert!(cases.len() >= 200);
+    let mut compared = 0;
     for (name, source) in [
         ("31b", GEMMA_31B),
         ("31b-interleaved", GEMMA_31B_INTERLEAVED),
@@ -345,7 +345,10 @@ fn random_conversations_render_as_jinja2_does() {
                 unix_time: None,
             };
             let rendered = template.render(&messages, &tools, &options).unwrap();
-            let expected = case["renders"][name].as_str().unwrap();
+            let Some(expected) = case["renders"][name].as_str() else {
+                continue;
+            };
+            compared += 1;
             assert_eq!(
                 rendered.text(),
                 expected,
@@ -353,6 +356,7 @@ fn random_conversations_render_as_jinja2_does() {
             );
         }
     }
+    assert!(compared > 280, "{compared}");
 }
 
 #[test]

@@ -4,8 +4,9 @@ Usage: python3 render_templates.py            (writes beside itself; jinja2 3.1 
 
 The same seed gives the same file. Conversations use all that the templates read: rules, tools with nested schemas and
 declared results, content in parts, thoughts, calls with arguments of every kind, results as messages and on the message that
-asked, text that looks like control tokens. Two things are left out because the program means to differ from the templates
-there: arguments as JSON text, which are parsed first, and lists of types in schemas, which templates cannot write.
+asked, text that looks like control tokens. Three things are left out because the program means to differ from the templates
+there: arguments as JSON text, which are parsed first; lists of types in schemas, which templates cannot write; and results as
+messages in a template that does not know them, which are moved to the message that asked.
 """
 
 import json
@@ -155,6 +156,8 @@ def environment():
 
 
 def rendered(template, source, case):
+    if "tool_call_id" not in source and any(message["role"] == "tool" for message in case["messages"]):
+        return None
     made = template.render(
         messages=case["messages"], tools=case["tools"] or None, bos_token="<bos>", eos_token="<eos>",
         enable_thinking=case["thinking"], add_generation_prompt=case["generation_prompt"],
