@@ -251,26 +251,6 @@ fn a_limit_on_address_space_ends_in_a_sentence() {
             ][..],
         ),
         (
-            140 * mib,
-            &[
-                "bench",
-                "--backend",
-                "cpu",
-                "-t",
-                "1",
-                "-d",
-                "1500",
-                "-p",
-                "512",
-                "-n",
-                "0",
-                "-b",
-                "2000",
-                "-r",
-                "1",
-            ],
-        ),
-        (
             150 * mib,
             &[
                 "eval",

@@ -114,7 +114,7 @@ fn a_dash_is_stdin_or_stdout_wherever_a_file_is_taken() {
     );
     assert_eq!(logits.stdout.len(), 3 * 4096 * 4, "{}", told(&logits));
     let twice = piped(
-        "[]",
+        messages,
         &[&ask[..], &["--messages", "-", "--tools", "-"]].concat(),
     );
     assert_eq!(twice.status.code(), Some(1));

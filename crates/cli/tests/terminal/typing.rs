@@ -42,7 +42,7 @@ fn what_is_typed_during_an_answer_waits_for_the_prompt() {
 
 #[test]
 fn escape_sequences_of_a_model_are_shown_and_not_obeyed() {
-    // The template makes the model's answer begin with an escape: what is written is the model's own text.
+    // The grammar leaves the model nothing else to write.
     let ask = [
         "run",
         "-q",
@@ -51,7 +51,7 @@ fn escape_sequences_of_a_model_are_shown_and_not_obeyed() {
         "--temp",
         "0",
         "-n",
-        "3",
+        "40",
         "--grammar",
         "root ::= \"\\x1b[31mred\"",
         "Hi",
