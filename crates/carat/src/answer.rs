@@ -203,21 +203,23 @@ impl Events {
         })
     }
 
-    /// The next piece that is there already: none, the end, or a piece.
-    fn next_ready(&mut self) -> Option<Option<Result<Part, Error>>> {
+    /// The next piece or the end, if it is there already.
+    fn next_ready(&mut self) -> Poll<Option<Result<Part, Error>>> {
         loop {
             if let Some(part) = self.ready.pop_front() {
-                return Some(Some(Ok(part)));
+                return Poll::Ready(Some(Ok(part)));
             }
             if self.is_over {
-                return Some(None);
+                return Poll::Ready(None);
             }
-            let event = self.queue.lock().events.pop_front()?;
+            let Some(event) = self.queue.lock().events.pop_front() else {
+                return Poll::Pending;
+            };
             match event {
                 Ok(event) => self.read(event),
                 Err(error) => {
                     self.is_over = true;
-                    return Some(Some(Err(error.into())));
+                    return Poll::Ready(Some(Err(error.into())));
                 }
             }
         }
@@ -243,7 +245,7 @@ impl Events {
 
     fn wait(&mut self) -> Option<Result<Part, Error>> {
         loop {
-            if let Some(next) = self.next_ready() {
+            if let Poll::Ready(next) = self.next_ready() {
                 return next;
             }
             let waiting = self.queue.lock();
@@ -257,7 +259,7 @@ impl Events {
 
     fn poll(&mut self, task: &mut Context<'_>) -> Poll<Option<Result<Part, Error>>> {
         loop {
-            if let Some(next) = self.next_ready() {
+            if let Poll::Ready(next) = self.next_ready() {
                 return Poll::Ready(next);
             }
             let mut waiting = self.queue.lock();

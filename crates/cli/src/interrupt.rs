@@ -94,7 +94,7 @@ async fn next(signal: &mut Option<Signal>) {
     {
         return;
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// One bit per signal, the lowest for signal 1; none where the system does not tell.
@@ -110,6 +110,7 @@ fn ignored_signals() -> u64 {
 /// Ends the program with the code that a shell gives a signal.
 #[expect(
     clippy::disallowed_methods,
+    clippy::exit,
     reason = "whoever sent the signal does not want to wait for other threads, which may be in a long step"
 )]
 fn leave(kind: SignalKind, found: Option<&Termios>) -> ! {

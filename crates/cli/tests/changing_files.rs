@@ -85,7 +85,7 @@ fn what_is_no_file_is_named_at_once() {
             let _ = sender.send(output.expect("the program starts"));
         });
         let output = ended
-            .recv_timeout(Duration::from_secs(60))
+            .recv_timeout(Duration::from_mins(1))
             .expect("it does not wait for a writer");
         let told = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{told}");

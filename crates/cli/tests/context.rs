@@ -51,7 +51,8 @@ fn a_most_beyond_the_context_is_answered() {
 /// Twelve turns in a context that holds a few of them.
 #[test]
 fn a_chat_whose_context_is_full_goes_on() {
-    let turns: String = (0..12).map(|n| format!("What is {n} + 1?\n")).collect();
+    let turns: Vec<String> = (0..12).map(|n| format!("What is {n} + 1?\n")).collect();
+    let turns = turns.concat();
     let output = carat(
         &turns,
         &[

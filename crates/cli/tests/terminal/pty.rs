@@ -5,7 +5,7 @@ use std::{
     io::{Read, Write},
     os::{fd::OwnedFd, unix::fs::OpenOptionsExt},
     process::{Child, Command, ExitStatus},
-    sync::mpsc::{self, Receiver},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
@@ -18,7 +18,7 @@ use rustix::{
 };
 
 /// Longer than any answer of the demo model takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 pub(crate) struct Pty {
     child: Child,
@@ -93,7 +93,9 @@ impl Pty {
             let left = until.saturating_duration_since(Instant::now());
             match self.screen.recv_timeout(left) {
                 Ok(bytes) => self.seen.extend(bytes),
-                Err(_) => panic!("`{text}` never came; the screen:\n{}", self.screen()),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    panic!("`{text}` never came; the screen:\n{}", self.screen())
+                }
             }
         }
     }
@@ -118,7 +120,7 @@ impl Pty {
         let pid = Pid::from_child(&self.child);
         let watchdog = thread::spawn(move || {
             let result = ended.recv_timeout(PATIENCE);
-            if let Err(mpsc::RecvTimeoutError::Timeout) = result {
+            if let Err(RecvTimeoutError::Timeout) = result {
                 let _ = kill_process(pid, Signal::KILL);
             }
         });
