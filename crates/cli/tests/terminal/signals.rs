@@ -77,23 +77,6 @@ fn an_answer_ends_at_once() {
 }
 
 #[test]
-fn two_interrupts_at_the_prompt_leave_a_terminal_that_works() {
-    let mut chat = Pty::start(&["chat", "--no-history", "--backend", "cpu"]);
-    let found = chat.modes();
-    chat.wait_for("> ");
-    chat.type_text("x");
-    chat.wait_for("x");
-    // The line editor takes both; Ctrl-D leaves.
-    chat.signal(Signal::INT);
-    chat.wait_for("> ");
-    chat.signal(Signal::INT);
-    chat.wait_for("> ");
-    chat.type_text("\x04");
-    assert_eq!(chat.end().code(), Some(0), "{}", chat.screen());
-    assert_restored(&found, &chat.modes());
-}
-
-#[test]
 fn what_was_ignored_from_the_start_stays_so() {
     let mut run = Pty::start_as(std::process::Command::new("sh").args([
         "-c",
