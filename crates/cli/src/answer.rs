@@ -1,7 +1,7 @@
 //! Shows an answer while it is generated, the same way in `run` and `chat`.
 
 use std::{
-    io::{self, Write},
+    io::{self, IsTerminal, Write},
     time::Duration,
 };
 
@@ -15,6 +15,7 @@ use carat_text::{Part, Reply};
 use crate::{
     interrupt::Interrupt,
     terminal::{Terminal, thousands},
+    visible::Visible,
 };
 
 /// How often Ctrl-C is looked at.
@@ -54,6 +55,7 @@ pub(crate) fn follow(
     let mut screen = Screen {
         show,
         terminal,
+        visible: io::stdout().is_terminal().then(Visible::default),
         thinking: false,
         open_line: true,
     };
@@ -80,6 +82,8 @@ pub(crate) fn follow(
 struct Screen {
     show: Show,
     terminal: Terminal,
+    /// On a terminal; elsewhere text stays as it is.
+    visible: Option<Visible>,
     thinking: bool,
     /// Whether the answer's last line still wants its end.
     open_line: bool,
@@ -98,18 +102,23 @@ impl Screen {
             Part::Thinking(_) => Ok(()),
             other => {
                 self.leave_thinking()?;
+                let mut shown = |text: &str| match &mut self.visible {
+                    Some(visible) => visible.show(text).into_owned(),
+                    None => text.to_owned(),
+                };
                 let mut out = io::stdout().lock();
                 match other {
                     Part::Content(text) => {
+                        write!(out, "{}", shown(text))?;
                         self.open_line = !text.ends_with('\n');
-                        write!(out, "{text}")?;
                     }
                     Part::ToolCall(call) => {
                         let call =
                             serde_json::json!({ "name": call.name, "arguments": call.arguments });
-                        writeln!(out, "{}", serde_json::json!({ "tool_call": call }))?;
+                        let line = serde_json::json!({ "tool_call": call }).to_string();
+                        writeln!(out, "{}", shown(&line))?;
                     }
-                    Part::InvalidCall(call) => writeln!(out, "{}", call.raw)?,
+                    Part::InvalidCall(call) => writeln!(out, "{}", shown(&call.raw))?,
                     Part::Thinking(_) => {}
                 }
                 out.flush()

@@ -8,6 +8,14 @@ use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+mod values;
+
+pub(crate) use values::{MaxTokens, Seed};
+use values::{
+    backend_pair, batch_rows, bias, draft_length, max_tokens, min_p, parallel, positive,
+    probability, rows, seconds, seed, size, stop, temperature, threads, tolerance, top_k, top_p,
+};
+
 use crate::synth::{Mix, Preset};
 
 /// Runs Gemma 4 models. Without -m, a small demo model that ships with the source answers.
@@ -154,7 +162,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "N")]
     pub(crate) device: Option<usize>,
     /// Device memory to use at the most, such as 12GiB (default: all that is free)
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) vram: Option<String>,
     /// Which of our kernels an NVIDIA card gets
     #[arg(long, value_enum)]
@@ -163,8 +171,11 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) kernels: Option<PathBuf>,
     /// Threads to compute with (default: all cores this process may use)
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
+    /// 0 computes on the CPU; any other number changes nothing, as layers are not split between card and CPU
+    #[arg(long, hide = true, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) n_gpu_layers: Option<String>,
     /// The best instructions the CPU may use (default: all it has)
     #[arg(long, value_enum)]
     pub(crate) isa: Option<IsaName>,
@@ -177,7 +188,7 @@ pub(crate) struct ModelArgs {
     pub(crate) invariant: bool,
     /// Memory for weights that stay unpacked after their first use, such as 4GiB: short prompts are read faster (CPUs with AMX
     /// only; default: none)
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) repack: Option<String>,
     /// Switch parts of a backend off, to find where a fault comes from (see docs/debugging.md)
     #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
@@ -189,11 +200,18 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// Tokens of context to keep (default: as many as the model knows and memory allows)
-    #[arg(short, long, value_name = "TOKENS")]
+    #[arg(short, long, visible_alias = "ctx-size", value_name = "TOKENS", value_parser = positive)]
     pub(crate) context: Option<usize>,
-    /// Most tokens to generate (default: until the model stops or the context is full)
-    #[arg(short = 'n', long, value_name = "TOKENS")]
-    pub(crate) max_tokens: Option<usize>,
+    /// Most tokens to generate; -1, the default, goes on until the model stops or the context is full
+    #[arg(
+        short = 'n',
+        long,
+        visible_alias = "n-predict",
+        value_name = "TOKENS",
+        value_parser = max_tokens,
+        allow_negative_numbers = true
+    )]
+    pub(crate) max_tokens: Option<MaxTokens>,
     /// System prompt
     #[arg(long, visible_alias = "sys", value_name = "TEXT")]
     pub(crate) system: Option<String>,
@@ -217,7 +235,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
     /// Stop where this text would appear; may be given several times
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = stop)]
     pub(crate) stop: Vec<String>,
     /// Do not stop at the model's end tokens
     #[arg(long, conflicts_with = "format")]
@@ -271,17 +289,18 @@ pub(crate) struct SamplingArgs {
         long,
         visible_alias = "temp",
         value_name = "T",
+        value_parser = temperature,
         allow_negative_numbers = true
     )]
     pub(crate) temperature: Option<f32>,
-    /// Keep the K likeliest tokens; 0 keeps all
-    #[arg(long, value_name = "K")]
+    /// Keep the K likeliest tokens; 0 and -1 keep all
+    #[arg(long, value_name = "K", value_parser = top_k, allow_negative_numbers = true)]
     pub(crate) top_k: Option<usize>,
     /// Keep the likeliest tokens that together reach this probability
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = top_p, allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
     /// Keep tokens at least P times as likely as the likeliest
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = min_p, allow_negative_numbers = true)]
     pub(crate) min_p: Option<f32>,
     /// Make tokens seen recently less likely; 1 does nothing
     #[arg(long, value_name = "F", allow_negative_numbers = true)]
@@ -296,23 +315,44 @@ pub(crate) struct SamplingArgs {
     #[arg(long, visible_alias = "repeat-last-n", value_name = "N")]
     pub(crate) penalty_window: Option<usize>,
     /// Add BIAS to a token's logit, as ID=BIAS; may be given several times
-    #[arg(long, value_name = "ID=BIAS", allow_hyphen_values = true)]
-    pub(crate) logit_bias: Vec<String>,
-    /// Same seed, same text (default: another each time)
-    #[arg(short, long, value_name = "N")]
-    pub(crate) seed: Option<u64>,
+    #[arg(long, value_name = "ID=BIAS", value_parser = bias, allow_hyphen_values = true)]
+    pub(crate) logit_bias: Vec<(u32, f32)>,
+    /// Same seed, same text; -1, the default, takes another each time
+    #[arg(short, long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
+    pub(crate) seed: Option<Seed>,
+}
+
+/// What becomes of a conversation that is too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OverflowName {
+    /// End with an error that names both lengths
+    Refuse,
+    /// Leave out its oldest turns
+    DropOldest,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// The prompt; `-`, or nothing with input piped in, reads it from stdin
+    /// The prompt; what is piped in is added to it. `-`, or nothing with input piped in, reads it from stdin
     pub(crate) prompt: Option<String>,
-    /// Read the prompt from a file
+    /// Do not read what is piped in beside the prompt
+    #[arg(long)]
+    pub(crate) no_stdin: bool,
+    /// Read the prompt from a file; `-` is stdin, here and for every file that is read
     #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
     pub(crate) file: Option<PathBuf>,
     /// Answer a conversation: a JSON array of messages with `role` and `content`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file", "raw", "system"])]
     pub(crate) messages: Option<PathBuf>,
+    /// What to do with a conversation that is longer than the context
+    #[arg(
+        long,
+        value_enum,
+        default_value = "refuse",
+        value_name = "WHAT",
+        requires = "messages"
+    )]
+    pub(crate) overflow: OverflowName,
     /// Continue the prompt as plain text, without a chat template
     #[arg(long, conflicts_with_all = ["system", "think", "tools", "chat_template"])]
     pub(crate) raw: bool,
@@ -358,7 +398,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, visible_alias = "alias", value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// Tokens of context for each request (default: as many as the model knows and memory allows)
-    #[arg(short, long, value_name = "TOKENS")]
+    #[arg(short, long, visible_alias = "ctx-size", value_name = "TOKENS", value_parser = positive)]
     pub(crate) context: Option<usize>,
     /// Requests to compute side by side; others wait
     #[arg(long, visible_alias = "np", value_name = "N", default_value_t = 8, value_parser = parallel)]
@@ -409,7 +449,7 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) metrics_public: bool,
     /// Largest request, such as 32MiB
-    #[arg(long, value_name = "SIZE", default_value = "32MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = size)]
     pub(crate) max_body: String,
     /// Silence after which a stream sends a sign of life
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = seconds)]
@@ -606,55 +646,6 @@ pub(crate) struct PerplexityArgs {
     pub(crate) chunk: usize,
 }
 
-fn backend_pair(text: &str) -> Result<[BackendName; 2], String> {
-    let name = |name: &str| BackendName::from_str(name.trim(), true);
-    match text.split_once(',') {
-        Some((a, b)) => Ok([name(a)?, name(b)?]),
-        None => {
-            Err("two names with a comma between are expected, such as reference,cpu".to_owned())
-        }
-    }
-}
-
-/// Rows of a batch and how many of them are sampled.
-fn batch_rows(text: &str) -> Result<(usize, usize), String> {
-    // Decoding samples every row; a prompt's last chunk one.
-    const MAX_DECODED: usize = 64;
-    let (rows, sampled) = match text.split_once(',') {
-        Some((rows, sampled)) => {
-            let sampled = sampled.trim().parse::<usize>();
-            (rows, Some(sampled.map_err(|e| e.to_string())?))
-        }
-        None => (text, None),
-    };
-    let rows = positive(rows.trim())?;
-    let sampled = sampled.unwrap_or(if rows <= MAX_DECODED { rows } else { 1 });
-    if rows > 1 << 20 || sampled > rows {
-        return Err(format!(
-            "a batch of {rows} rows with {sampled} sampled cannot be; give up to {} rows and no more sampled ones, such as \
-             2048,1",
-            1 << 20
-        ));
-    }
-    Ok((rows, sampled))
-}
-
-fn tolerance(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(x) if x > 0.0 => Ok(x),
-        Ok(_) => Err("it must be above 0".to_owned()),
-        Err(e) => Err(format!("{e}")),
-    }
-}
-
-fn positive(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("it must be above 0".to_owned()),
-        Ok(n) => Ok(n),
-        Err(e) => Err(format!("{e}")),
-    }
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct SynthArgs {
     /// Whose shape
@@ -676,41 +667,4 @@ pub(crate) struct SynthArgs {
 pub(crate) struct PullArgs {
     /// hf:OWNER/REPO[:FILE or QUANT]; the hf: may be left out
     pub(crate) model: String,
-}
-
-fn parallel(text: &str) -> Result<usize, String> {
-    let most = 1024;
-    match text.parse() {
-        Ok(n) if (1..=most).contains(&n) => Ok(n),
-        _ => Err(format!("give a number from 1 to {most}")),
-    }
-}
-
-fn draft_length(text: &str) -> Result<usize, String> {
-    let most = 63;
-    match text.parse() {
-        Ok(n) if n <= most => Ok(n),
-        _ => Err(format!("give a number up to {most}; 0 makes no drafts")),
-    }
-}
-
-fn seconds(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(n) if n > 0 => Ok(n),
-        _ => Err("give a number of seconds, at least 1".to_owned()),
-    }
-}
-
-fn probability(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(p) if (0.0..=1.0).contains(&p) => Ok(p),
-        _ => Err("give a probability from 0 to 1".to_owned()),
-    }
-}
-
-fn rows(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(n) if n > 0 => Ok(n),
-        _ => Err("give a number of rows, at least 1".to_owned()),
-    }
 }

@@ -6,17 +6,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use carat_engine::{DraftConfig, EngineConfig, EngineHandle, StartError};
+use carat::{Drafts, Loaded};
 use carat_gguf::Gguf;
-use carat_model::{
-    Drafter, Model,
-    backend::Backend,
-    gemma4_assistant::{self, Head},
-};
+use carat_model::{Drafter, Model, backend::Backend};
 
 use crate::{
-    fetch,
-    load::{self, Loaded},
+    fetch, load,
     settings::Settings,
     terminal::{Terminal, bytes},
 };
@@ -29,87 +24,69 @@ const MOST_ROWS: usize = 32;
 /// What the names of drafters contain, as people publish them.
 const USUAL_NAMES: [&str; 4] = ["assistant", "drafter", "draft", "mtp"];
 
-/// Who drafts for a model.
-#[derive(Default)]
-pub(crate) struct Drafts {
-    pub(crate) drafter: Option<Drafter>,
-    /// The text is looked up in itself.
-    pub(crate) lookup: bool,
-    pub(crate) most: usize,
-    rows: usize,
+/// Opens the model with whoever drafts for it.
+pub(crate) fn open_model(settings: &Settings, terminal: Terminal) -> Result<Loaded> {
+    let mut loaded = load::open_model(settings, terminal)?;
+    loaded.drafts = drafts(settings, &loaded.model, loaded.backend.as_ref(), terminal)?;
+    Ok(loaded)
 }
 
-impl Drafts {
-    /// What the settings ask for, said in a line.
-    pub(crate) fn open(
-        settings: &Settings,
-        model: &Model,
-        backend: &dyn Backend,
-        terminal: Terminal,
-    ) -> Result<Drafts> {
-        let most = settings.draft_max.unwrap_or(USUAL_MOST);
-        let asked = settings.draft.as_deref().unwrap_or("auto");
-        if asked == "off" || most == 0 {
-            return Ok(Drafts::default());
-        }
-        if asked == "auto" && !backend.drafts() {
-            // Where n-grams have not been measured to gain, they are for those who ask for them.
-            return Ok(Drafts::default());
-        }
-        let mut drafts = Drafts {
-            drafter: None,
-            lookup: true,
-            most,
-            rows: backend.exact_rows().min(MOST_ROWS),
-        };
-        drafts.drafter = match asked {
-            "ngram" => None,
-            "auto" => find(settings, model, terminal)?,
-            name => {
-                if !backend.drafts() {
-                    bail!(
-                        "draft models do not run on `{}` yet; leave --draft out, or give --draft ngram or --backend cpu",
-                        backend.name()
-                    );
-                }
-                let path = fetch::resolve(name, settings, terminal)
-                    .with_context(|| format!("cannot load the drafter `{name}`"))?;
-                Some(open(&path, model)?)
-            }
-        };
-        drafts.tell(terminal);
-        Ok(drafts)
+/// What the settings ask for, said in a line.
+fn drafts(
+    settings: &Settings,
+    model: &Model,
+    backend: &dyn Backend,
+    terminal: Terminal,
+) -> Result<Drafts> {
+    let most = settings.draft_max.unwrap_or(USUAL_MOST);
+    let asked = settings.draft.as_deref().unwrap_or("auto");
+    if asked == "off" || most == 0 {
+        return Ok(Drafts::default());
     }
+    if asked == "auto" && !backend.drafts() {
+        // Where n-grams have not been measured to gain, they are for those who ask for them.
+        return Ok(Drafts::default());
+    }
+    let mut drafts = Drafts {
+        drafter: None,
+        lookup: true,
+        max_tokens: most,
+        rows: backend.exact_rows().min(MOST_ROWS),
+    };
+    drafts.drafter = match asked {
+        "ngram" => None,
+        "auto" => find(settings, model, terminal)?,
+        name => {
+            if !backend.drafts() {
+                bail!(
+                    "draft models do not run on `{}` yet; leave --draft out, or give --draft ngram or --backend cpu",
+                    backend.name()
+                );
+            }
+            let path = fetch::resolve(name, settings, terminal)
+                .with_context(|| format!("cannot load the drafter `{name}`"))?;
+            Some(open(&path, model)?)
+        }
+    };
+    tell(&drafts, terminal);
+    Ok(drafts)
+}
 
-    fn tell(&self, terminal: Terminal) {
-        match &self.drafter {
+fn tell(drafts: &Drafts, terminal: Terminal) {
+    match &drafts.drafter {
             Some(drafter) => {
                 let file = drafter.weights.file();
                 terminal.note(format_args!(
                     "drafting with {} ({}), up to {} tokens a pass; --draft off does without",
                     drafter.config.name,
                     bytes(file.file_bytes() as u64),
-                    self.most
+                    drafts.max_tokens
                 ));
             }
             None => terminal.note(
                 "drafting what the text repeats (n-grams); --draft FILE drafts with a model, --draft off not at all",
             ),
         }
-    }
-
-    /// What the engine is told of it.
-    pub(crate) fn configure(&self, config: &mut EngineConfig) {
-        if self.most > 0 {
-            config.max_draft = self.most;
-            config.drafts = Some(DraftConfig {
-                model: self.drafter.is_some(),
-                lookup: self.lookup,
-                rows: self.rows,
-                costs: None,
-            });
-        }
-    }
 }
 
 /// The demo model's own drafter, or one beside the model's file.
@@ -159,23 +136,4 @@ fn open(path: &Path, model: &Model) -> Result<Drafter> {
     let cannot = || format!("cannot load the drafter `{}`", path.display());
     let file = Gguf::open(path).with_context(cannot)?;
     Drafter::load(Arc::new(file), model).with_context(cannot)
-}
-
-/// Starts the engine of a loaded model, with its drafter where there is one.
-pub(crate) fn start(loaded: Loaded, config: EngineConfig) -> Result<EngineHandle, StartError> {
-    let Loaded {
-        model,
-        plan,
-        backend,
-        drafts,
-        ..
-    } = loaded;
-    match drafts.drafter {
-        Some(drafter) => {
-            let draft_plan = gemma4_assistant::plan(&drafter, Head::Clusters);
-            let target = (plan, model.weights);
-            EngineHandle::start_with_drafter(config, backend, target, (draft_plan, drafter.weights))
-        }
-        None => EngineHandle::start(config, backend, plan, model.weights),
-    }
 }

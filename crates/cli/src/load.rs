@@ -6,22 +6,15 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use carat::{Device, Loaded, open_device};
 use carat_cpu::{CpuBackend, CpuConfig, Isa};
-use carat_cuda::{Checks, CudaBackend, CudaConfig, CudaError, Fusion, Graphs, Pdl, Tier};
+use carat_cuda::{Checks, CudaConfig, CudaError, Fusion, Graphs, Pdl, Tier};
 use carat_gguf::Gguf;
-use carat_model::{
-    Model,
-    backend::{Backend, BackendError, Batching, CompileOptions, Executor},
-    gemma4,
-    kv::KvType,
-    plan::{Plan, Step},
-    reference::Reference,
-};
+use carat_model::backend::{Backend, BackendError, CompileOptions, Executor};
 use clap::{ValueEnum, builder::PossibleValue};
 
 use crate::{
     args::{BackendName, DebugSwitch, IsaName, TierName},
-    draft::Drafts,
     fetch,
     settings::Settings,
     terminal::{Terminal, bytes, warn},
@@ -62,157 +55,117 @@ pub(crate) fn demo_drafter() -> Result<Arc<Gguf>> {
     ))
 }
 
-/// A model file, checked and described, the device that will run it, and how that will keep keys and values.
-pub(crate) struct Loaded {
-    pub(crate) file: Arc<Gguf>,
-    pub(crate) model: Model,
-    pub(crate) plan: Plan,
-    pub(crate) backend: Box<dyn Backend>,
-    pub(crate) kv: KvType,
-    /// Nobody, unless the command asks for drafts.
-    pub(crate) drafts: Drafts,
-    pub(crate) batching: Batching,
+/// Opens the model on the device that the settings name.
+pub(crate) fn open_model(settings: &Settings, terminal: Terminal) -> Result<Loaded> {
+    let file = open(settings, terminal)?;
+    let backend = match settings.backend {
+        Some(name) => backend(name, settings)?,
+        None => best_backend(settings, terminal)?,
+    };
+    let mut loaded = Loaded::new(Arc::clone(&file), backend, settings.kv())
+        .with_context(|| format!("cannot load `{}`", file.path().display()))?;
+    loaded.batching = settings.batching();
+    Ok(loaded)
 }
 
-impl Loaded {
-    pub(crate) fn open(settings: &Settings, terminal: Terminal) -> Result<Loaded> {
-        let file = open(settings, terminal)?;
-        let model = Model::load(Arc::clone(&file))
-            .with_context(|| format!("cannot load `{}`", file.path().display()))?;
-        Ok(Loaded {
-            plan: gemma4::plan(&model),
-            backend: match settings.backend {
-                Some(name) => backend(name, settings)?,
-                None => best_backend(settings, terminal)?,
-            },
-            kv: settings.kv(),
-            drafts: Drafts::default(),
-            batching: settings.batching(),
-            model,
-            file,
-        })
-    }
+/// Prepares the model for batches; where memory is short, says what may help.
+pub(crate) fn compile(loaded: &Loaded, options: &CompileOptions) -> Result<Box<dyn Executor>> {
+    let weights = Arc::clone(&loaded.model.weights);
+    let compiled = loaded.backend.compile(&loaded.plan, weights, options);
+    let short = matches!(compiled, Err(BackendError::OutOfMemory { .. }));
+    let way_out = if short {
+        "; fewer tokens, a smaller quantization or another --backend may do"
+    } else {
+        ""
+    };
+    let name = loaded.backend.name();
+    compiled.with_context(|| format!("cannot prepare the model on `{name}`{way_out}"))
+}
 
-    /// The same with whoever drafts for it.
-    pub(crate) fn open_with_drafts(settings: &Settings, terminal: Terminal) -> Result<Loaded> {
-        let mut loaded = Loaded::open(settings, terminal)?;
-        let backend = loaded.backend.as_ref();
-        loaded.drafts = Drafts::open(settings, &loaded.model, backend, terminal)?;
-        Ok(loaded)
-    }
-
-    pub(crate) fn compile(&self, options: &CompileOptions) -> Result<Box<dyn Executor>> {
-        let weights = Arc::clone(&self.model.weights);
-        let compiled = self.backend.compile(&self.plan, weights, options);
-        let short = matches!(compiled, Err(BackendError::OutOfMemory { .. }));
-        let way_out = if short {
-            "; fewer tokens, a smaller quantization or another --backend may do"
-        } else {
-            ""
-        };
-        let name = self.backend.name();
-        compiled.with_context(|| format!("cannot prepare the model on `{name}`{way_out}"))
-    }
-
-    /// Brings the weights that every token reads into memory, with a bar if that takes a while: a file that was not read
-    /// lately would otherwise make the first token slow without a word. Tables that are looked up row by row stay out.
-    pub(crate) fn warm_up(&self, terminal: Terminal) {
-        const PAGE: usize = 4096;
-        const CHUNK: usize = 16 << 20;
-        let weights = &self.model.weights;
-        let used = |step: &Step| match *step {
-            Step::Linear { w, .. } | Step::Route { w, .. } => vec![w],
-            Step::Experts { gate, up, down, .. } => vec![gate, up, down],
-            _ => Vec::new(),
-        };
-        let steps = self.plan.steps.iter();
-        let read: Vec<&[u8]> = steps
-            .flat_map(|s| used(&s.step))
-            .map(|w| weights.bytes(w))
-            .collect();
-        let total: usize = read.iter().map(|b| b.len()).sum();
-        let start = Instant::now();
-        let mut bar = None;
-        let mut done = 0;
-        let mut sum = 0u8;
-        for chunk in read.iter().flat_map(|b| b.chunks(CHUNK)) {
-            sum = chunk
-                .iter()
-                .step_by(PAGE)
-                .fold(sum, |s, b| s.wrapping_add(*b));
-            done += chunk.len() as u64;
-            if start.elapsed() > SHOW_AFTER {
-                let bar =
-                    bar.get_or_insert_with(|| terminal.byte_bar(total as u64, "reading the model"));
-                bar.set_position(done);
-            }
+/// Reads the weights, with a bar if that takes a while.
+pub(crate) fn warm_up(loaded: &Loaded, terminal: Terminal) {
+    let start = Instant::now();
+    let mut bar = None;
+    loaded.warm_up(|done, total| {
+        if start.elapsed() > SHOW_AFTER {
+            bar.get_or_insert_with(|| terminal.byte_bar(total, "reading the model"))
+                .set_position(done);
         }
-        std::hint::black_box(sum);
-        if let Some(bar) = bar {
-            bar.finish_and_clear();
-        }
+    });
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
     }
+}
 
-    /// Such as `demo (11.02 MiB)`.
-    pub(crate) fn describe(&self) -> String {
-        format!(
-            "{} ({})",
-            self.model.config.name,
-            bytes(self.file.file_bytes() as u64)
-        )
-    }
+/// Such as `demo (11.02 MiB)`.
+pub(crate) fn describe(loaded: &Loaded) -> String {
+    format!(
+        "{} ({})",
+        loaded.model.config.name,
+        bytes(loaded.file.file_bytes() as u64)
+    )
 }
 
 /// The device that computes, or why it cannot and what can instead.
 pub(crate) fn backend(name: BackendName, settings: &Settings) -> Result<Box<dyn Backend>> {
-    Ok(match name {
+    let device = match name {
         BackendName::Reference if !settings.debug.is_empty() => {
             bail!("the reference has nothing to switch off; leave --debug out")
         }
-        BackendName::Reference => Box::new(Reference),
-        BackendName::Cpu => Box::new(cpu_backend(settings)?),
-        BackendName::Cuda => {
-            let backend = CudaBackend::new(cuda_config(settings)?)
-                .context("cannot compute with CUDA (--backend cpu runs on this machine's cores)")?;
-            if let Some(degraded_reason) = backend.degraded_reason() {
-                warn(degraded_reason);
-            }
-            Box::new(backend)
-        }
-    })
+        BackendName::Reference => Device::Reference,
+        BackendName::Cpu => Device::Cpu(cpu_config(settings)?),
+        BackendName::Cuda => Device::Cuda(cuda_config(settings)?),
+    };
+    let opened = open_device(&device);
+    let opened = if name == BackendName::Cuda {
+        opened.context("cannot compute with CUDA (--backend cpu runs on this machine's cores)")?
+    } else {
+        opened?
+    };
+    if let Some(degraded_reason) = opened.degraded_reason {
+        warn(degraded_reason);
+    }
+    Ok(opened.backend)
 }
 
 /// An NVIDIA card if there is one, else this machine's cores. A card that is there but cannot be used is mentioned.
 fn best_backend(settings: &Settings, terminal: Terminal) -> Result<Box<dyn Backend>> {
-    let usable = CudaBackend::new(cuda_config(settings)?).and_then(|cuda| {
-        cuda.ready()?;
-        Ok(cuda)
-    });
-    match usable {
-        Ok(cuda) => {
-            let card = cuda.facts().name;
+    let cuda = cuda_config(settings)?;
+    // What concerns CUDA alone is no reason to refuse the card; the cores are asked for in full only if they compute.
+    let on_cores = cpu_config(settings);
+    let device = match &on_cores {
+        Ok(cpu) => Device::Best {
+            cuda,
+            cpu: cpu.clone(),
+        },
+        Err(_) => Device::Cuda(cuda),
+    };
+    let opened = match (open_device(&device), on_cores) {
+        (Ok(opened), _) => opened,
+        (Err(_), Err(problem)) => return Err(problem),
+        (Err(problem), Ok(_)) => return Err(problem.into()),
+    };
+    if let Some(card) = &opened.card {
+        terminal.note(format_args!(
+            "computing on the {card}; --backend cpu uses this machine's cores instead"
+        ));
+    }
+    if let Some(degraded_reason) = opened.degraded_reason {
+        warn(degraded_reason);
+    }
+    if let Some(problem) = opened.not_cuda {
+        let asked = settings.device.is_some() || settings.vram.is_some();
+        let absent = matches!(
+            problem,
+            CudaError::NoDriver { .. } | CudaError::NoDevice { count: 0, .. }
+        );
+        if asked || !absent {
             terminal.note(format_args!(
-                "computing on the {card}; --backend cpu uses this machine's cores instead"
+                "computing on this machine's cores, not with CUDA: {problem}"
             ));
-            if let Some(degraded_reason) = cuda.degraded_reason() {
-                warn(degraded_reason);
-            }
-            Ok(Box::new(cuda))
-        }
-        Err(problem) => {
-            let asked = settings.device.is_some() || settings.vram.is_some();
-            let absent = matches!(
-                problem,
-                CudaError::NoDriver { .. } | CudaError::NoDevice { count: 0, .. }
-            );
-            if asked || !absent {
-                terminal.note(format_args!(
-                    "computing on this machine's cores, not with CUDA: {problem}"
-                ));
-            }
-            Ok(Box::new(cpu_backend(settings)?))
         }
     }
+    Ok(opened.backend)
 }
 
 pub(crate) fn cuda_config(settings: &Settings) -> Result<CudaConfig> {
@@ -249,8 +202,13 @@ pub(crate) fn cuda_config(settings: &Settings) -> Result<CudaConfig> {
     })
 }
 
-/// This machine's cores. Instructions that the processor does not have are refused rather than replaced.
+/// This machine's cores, as the settings have them.
 pub(crate) fn cpu_backend(settings: &Settings) -> Result<CpuBackend> {
+    Ok(CpuBackend::new(&cpu_config(settings)?))
+}
+
+/// Instructions that the processor does not have are refused rather than replaced.
+fn cpu_config(settings: &Settings) -> Result<CpuConfig> {
     let level = |name: IsaName| match name {
         IsaName::Scalar => Isa::Scalar,
         IsaName::Neon => Isa::Neon,
@@ -282,7 +240,7 @@ pub(crate) fn cpu_backend(settings: &Settings) -> Result<CpuBackend> {
             names(&|name| level(name).available())
         );
     }
-    let backend = CpuBackend::new(&CpuConfig {
+    let config = CpuConfig {
         threads: settings.threads,
         isa,
         repack_bytes: settings.repack_bytes()?.unwrap_or(0),
@@ -291,7 +249,8 @@ pub(crate) fn cpu_backend(settings: &Settings) -> Result<CpuBackend> {
         } else {
             carat_cpu::Fusion::On
         },
-    });
+    };
+    let backend = CpuBackend::new(&config);
     if let Some(size) = settings.repack.as_deref() {
         if !backend.repacks() {
             bail!(
@@ -302,5 +261,5 @@ pub(crate) fn cpu_backend(settings: &Settings) -> Result<CpuBackend> {
             bail!("--repack {size} is all the memory that is free, or more; give less");
         }
     }
-    Ok(backend)
+    Ok(config)
 }

@@ -1,18 +1,24 @@
 //! `carat`: load a Gemma 4 model and use it.
 //!
-//! - `args`: what can be typed; `settings`: what it means
+//! - `args`: what can be typed; `foreign`: what others call it; `settings`: what it means
 //! - `load`: from `-m` to a model ready to run; `hub`, `fetch`: models from Hugging Face
 //! - `session`: a model ready to talk; `answer`: an answer on the screen as it comes
 //! - `commands/<name>`: one file a command
 //! - `synth`: random models of real shape
-//! - `terminal`, `output`, `interrupt`: notes and progress, files that appear whole, Ctrl-C
+//! - `terminal`, `output`, `input`: notes and progress, files that appear whole, files and stdin
+//! - `words`: what is wrong with a JSON or TOML text
+//! - `visible`, `closed`: text of a model on a terminal; a stdout that is not there
+//! - `interrupt`, `typeahead`: signals; what is typed while nobody reads
 
 mod answer;
 mod args;
+mod closed;
 mod commands;
 mod draft;
 mod fetch;
+mod foreign;
 mod hub;
+mod input;
 mod interrupt;
 mod load;
 mod output;
@@ -21,6 +27,9 @@ mod settings;
 mod shape;
 mod synth;
 mod terminal;
+mod typeahead;
+mod visible;
+mod words;
 
 use std::{
     io::{self, IsTerminal},
@@ -35,7 +44,23 @@ use settings::Settings;
 use terminal::{Terminal, say, warn};
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let typed = foreign::understood(std::env::args_os());
+    let arguments = match Arguments::try_parse_from(typed) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            if let Some(answer) = foreign::answer(&error) {
+                warn(answer);
+            } else {
+                // Nowhere to say it is no reason to panic.
+                let _ = error.print();
+            }
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    if closed::stdout_was_closed() && !matches!(arguments.command, Command::Serve(_)) {
+        warn("stdout is closed, so there is nowhere to write to");
+        return ExitCode::FAILURE;
+    }
     // `RUST_LOG` decides; without it, errors.
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
@@ -91,7 +116,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Run(a) => return commands::run::run(a, &settings, terminal),
         Command::Chat(a) => return commands::chat::run(a, &settings, terminal),
         Command::Serve(a) => return commands::serve::run(a, &settings, terminal),
-        Command::Inspect(a) => commands::inspect::run(a, &settings, terminal)?,
+        Command::Inspect(a) => return commands::inspect::run(a, &settings, terminal),
         Command::Tokenize(a) => commands::tokenize::run(a, &settings, terminal)?,
         Command::Bench(a) => commands::bench::run(a, &settings, terminal)?,
         Command::Eval(EvalCommand::Logits(a)) => {

@@ -3,13 +3,29 @@
 use std::{
     fs::{self, File},
     io::{self, BufWriter, Write},
+    os::fd::AsFd,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use anyhow::{Context, Result, bail};
 
+/// Temporary names of files that are being written, for whoever ends the program without unwinding.
+static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Removes the files that have not got their names.
+pub(crate) fn discard_unfinished() {
+    for path in UNFINISHED
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .drain(..)
+    {
+        let _ = fs::remove_file(path);
+    }
+}
+
 /// A file under a temporary name beside its place; [`WholeFile::commit`] gives it its name, dropping it removes it.
-/// Devices and pipes are written as they are, and what a link points at is replaced, not the link.
+/// `-` is standard output. Devices and pipes are written as they are, and what a link points at is replaced, not the link.
 pub(crate) struct WholeFile {
     writer: BufWriter<File>,
     /// `None` where the content goes straight to its place.
@@ -19,6 +35,15 @@ pub(crate) struct WholeFile {
 
 impl WholeFile {
     pub(crate) fn create(path: &Path) -> Result<WholeFile> {
+        if path.as_os_str() == "-" {
+            let stdout = io::stdout().as_fd().try_clone_to_owned();
+            let stdout = stdout.context("cannot write to stdout")?;
+            return Ok(WholeFile {
+                writer: BufWriter::with_capacity(1 << 20, File::from(stdout)),
+                temporary: None,
+                path: PathBuf::from("stdout"),
+            });
+        }
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         if path.is_dir() {
             bail!("`{}` is a folder; name a file in it", path.display());
@@ -32,7 +57,11 @@ impl WholeFile {
             path.with_file_name(temporary)
         });
         let file = match &temporary {
-            Some(temporary) => File::create(temporary),
+            Some(temporary) => {
+                let mut unfinished = UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner);
+                unfinished.push(temporary.clone());
+                File::create(temporary)
+            }
             None => File::options().write(true).open(&path),
         };
         let file = file.with_context(|| {
@@ -81,6 +110,8 @@ impl Drop for WholeFile {
         if let Some(temporary) = &self.temporary {
             // After a commit there is nothing under this name, and that is fine.
             let _ = fs::remove_file(temporary);
+            let mut unfinished = UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner);
+            unfinished.retain(|path| path != temporary);
         }
     }
 }

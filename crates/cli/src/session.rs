@@ -1,36 +1,21 @@
 //! A model that is ready to talk: loaded, sized to memory, with an engine running.
 
-use std::{
-    fs,
-    hash::{BuildHasher, RandomState},
-    path::Path,
-    sync::Arc,
-};
+use std::{path::Path, sync::Arc};
 
 use anyhow::{Context, Result, bail};
-use carat_engine::{
-    EngineConfig, Limits, ModelShape,
-    chat::{Chat, Conversation, Generation},
-};
+use carat::{Error, Loaded, context, fresh_seed};
+use carat_engine::chat::{Chat, Conversation, Generation};
 use carat_gguf::Metadata;
-use carat_model::{
-    backend::Need,
-    kv::{KvGroup, pages_of},
-    layout,
-};
-use carat_text::{ChatTemplate, Tokenizer, Tool};
+use carat_text::{ChatTemplate, TokenId, Tokenizer, Tool};
 
 use crate::{
     args::GenerateArgs,
-    draft,
-    load::Loaded,
+    draft, input, load,
     settings::Settings,
     shape::{Asked, Preparation, Shape},
     terminal::{Terminal, bytes, thousands},
+    words,
 };
-
-/// A conversation needs this much, however short memory is.
-const SMALLEST_CONTEXT: usize = 2048;
 
 pub(crate) struct Session {
     pub(crate) chat: Chat,
@@ -39,6 +24,8 @@ pub(crate) struct Session {
     pub(crate) thinking: bool,
     pub(crate) tools: Vec<Tool>,
     pub(crate) context: usize,
+    /// The most context this model knows.
+    pub(crate) trained_context: usize,
     pub(crate) model_name: String,
 }
 
@@ -48,31 +35,34 @@ impl Session {
         settings: &Settings,
         terminal: Terminal,
     ) -> Result<Session> {
-        let loaded = Loaded::open_with_drafts(settings, terminal)?;
+        let loaded = draft::open_model(settings, terminal)?;
         let metadata = loaded.file.metadata();
         let sampling = settings.sampling.resolve(metadata, fresh_seed())?;
         for note in settings.sampling.overrides(metadata)? {
             terminal.note(note);
         }
-        if args.stop.iter().any(String::is_empty) {
-            bail!("--stop with an empty text would stop every answer before it begins");
-        }
         let tokenizer =
             Tokenizer::from_metadata(metadata).context("cannot use the file's tokenizer")?;
         let tokenizer = Arc::new(tokenizer);
-        let template = template(args.chat_template.as_deref(), metadata, &tokenizer)?;
+        let template = template(
+            args.chat_template.as_deref(),
+            metadata,
+            &tokenizer,
+            terminal,
+        )?;
         let tools = args
             .tools
             .as_deref()
-            .map(read_tools)
+            .map(|path| read_tools(path, terminal))
             .transpose()?
             .unwrap_or_default();
-        let shape = Preparation::begin(&args.format, &tools, &tokenizer)?;
+        let shape = Preparation::begin(&args.format, &tools, &tokenizer, terminal)?;
         let context = choose_context(&loaded, 1, settings.context, terminal)?;
-        let config = engine_config(&loaded, 1, context);
-        loaded.warm_up(terminal);
+        let config = loaded.engine_config(1, context);
+        load::warm_up(&loaded, terminal);
         let model_name = loaded.model.config.name.clone();
-        let engine = draft::start(loaded, config).context("cannot start the model")?;
+        let trained_context = loaded.model.config.context;
+        let engine = loaded.start(config).context("cannot start the model")?;
         let thinking = settings.think.unwrap_or(false);
         if thinking {
             terminal.note(
@@ -84,7 +74,7 @@ impl Session {
             shape: shape.finish()?,
             generation: Generation {
                 sampling,
-                max_tokens: settings.max_tokens,
+                max_tokens: settings.token_limit()?,
                 stop: args.stop.clone(),
                 ignore_eos: args.ignore_eos,
                 logprobs: None,
@@ -94,8 +84,32 @@ impl Session {
             thinking,
             tools,
             context,
+            trained_context,
             model_name,
         })
+    }
+
+    /// An error in words of this program if a prompt fills the context: what would help is said, and nothing else.
+    pub(crate) fn check_room(&self, prompt: &[TokenId]) -> Result<()> {
+        if prompt.len() < self.context {
+            return Ok(());
+        }
+        bail!(
+            "a prompt of {} tokens fills the context of {}; shorten it{}",
+            prompt.len(),
+            self.context,
+            self.more_context(" or give ")
+        );
+    }
+
+    /// Advice that there is more context, where there is; nothing elsewhere.
+    pub(crate) fn more_context(&self, words_before: &str) -> String {
+        if self.context < self.trained_context {
+            let most = self.trained_context;
+            format!("{words_before}-c N, up to {most}, if memory allows")
+        } else {
+            String::new()
+        }
     }
 
     /// Settings for the answer to a conversation.
@@ -104,9 +118,11 @@ impl Session {
         conversation: &Conversation,
         terminal: Terminal,
     ) -> Result<Generation> {
+        let prompt = self.chat.prompt(conversation)?;
+        self.check_room(&prompt)?;
         self.constrained(
             &Asked {
-                prompt: &self.chat.prompt(conversation)?,
+                prompt: &prompt,
                 tools: &conversation.tools,
                 thinking: conversation.thinking,
             },
@@ -141,186 +157,60 @@ pub(crate) fn template(
     path: Option<&Path>,
     metadata: &Metadata,
     tokenizer: &Tokenizer,
+    terminal: Terminal,
 ) -> Result<ChatTemplate> {
     match path {
-        Some(path) => ChatTemplate::new(&read(path)?, tokenizer.vocab())
+        Some(path) => ChatTemplate::new(&input::text(path, terminal)?, tokenizer.vocab())
             .with_context(|| format!("cannot use the chat template `{}`", path.display())),
         None => ChatTemplate::from_metadata(metadata, tokenizer.vocab())
             .context("cannot use the file's chat template; --chat-template FILE gives another"),
     }
 }
 
-/// The most whole contexts that pages are held for. Requests that run side by side rarely fill theirs, and pages that run out
-/// only make somebody wait.
-const WHOLE_CONTEXTS: usize = 4;
-
-/// For so many requests side by side.
-pub(crate) fn engine_config(loaded: &Loaded, parallel: usize, context: usize) -> EngineConfig {
-    let rows = loaded.backend.chunk_rows();
-    let shape = ModelShape::from(&loaded.plan);
-    // Drafts reach beyond the window.
-    let reaching = ModelShape {
-        window: shape.window.map(|window| window + loaded.drafts.most),
-        ..shape
-    };
-    let mut config = EngineConfig {
-        kv: loaded.kv,
-        batching: loaded.batching,
-        ..EngineConfig::comfortable(context, parallel, rows, reaching)
-    };
-    loaded.drafts.configure(&mut config);
-    config.pages.full = config
-        .pages
-        .full
-        .min(pages_of(context) * WHOLE_CONTEXTS.min(parallel));
-    config
-}
-
-fn kv_bytes(loaded: &Loaded, parallel: usize, context: usize) -> u64 {
-    let (pages, page) = (
-        engine_config(loaded, parallel, context).pages,
-        layout::page_bytes(&loaded.plan, loaded.kv),
-    );
-    KvGroup::ALL
-        .iter()
-        .map(|g| (pages.get(*g) * page.get(*g)) as u64)
-        .sum()
-}
-
-/// What was asked for, or as much context as the model knows and memory allows.
+/// What was asked for, or as much context as the model knows and memory allows; says which.
 pub(crate) fn choose_context(
     loaded: &Loaded,
     parallel: usize,
     asked: Option<usize>,
     terminal: Terminal,
 ) -> Result<usize> {
-    let trained = loaded.model.config.context;
-    if let Some(context) = asked
-        && context > trained
-    {
-        bail!(
-            "a context of {context} tokens is more than the {trained} this model was trained for; give at most {trained}"
-        );
-    }
-    let fit = Fit::new(loaded, parallel)?;
-    if let Some(context) = asked {
-        if let Some(problem) = fit.problem(context)? {
-            bail!("{problem}; give a smaller -c");
+    let chosen = match context::choose(loaded, parallel, asked) {
+        Err(Error::ContextTooLarge { problem, was_asked }) => {
+            let way_out = if was_asked {
+                "give a smaller -c"
+            } else {
+                "a smaller quantization, or --backend cpu where a card computes, may do"
+            };
+            bail!("{problem}; {way_out}");
         }
-        fit.describe(context, terminal)?;
-        return Ok(context);
-    }
-    let least = trained.min(SMALLEST_CONTEXT);
-    let mut context = trained;
-    while context > least && !fit.comfortable(context)? {
-        context = (context / 2).max(least);
-    }
-    if fit.on_device
-        && let Some(problem) = fit.problem(context)?
-    {
-        bail!("{problem}; a smaller quantization or --backend cpu may do");
-    }
-    let short = if context < trained {
-        "; -c asks for more"
-    } else {
-        ""
+        chosen => chosen?,
     };
-    terminal.note(format_args!(
-        "context {} of {} tokens, {} for keys and values{short}",
-        thousands(context as u64),
-        thousands(trained as u64),
-        bytes(kv_bytes(loaded, parallel, context))
-    ));
-    fit.describe(context, terminal)?;
-    Ok(context)
-}
-
-/// What contexts fit.
-struct Fit<'a> {
-    loaded: &'a Loaded,
-    parallel: usize,
-    free: u64,
-    /// The weights are copied to a device's own memory, so everything must fit there.
-    on_device: bool,
-}
-
-impl Fit<'_> {
-    fn new(loaded: &Loaded, parallel: usize) -> Result<Fit<'_>> {
-        let mut fit = Fit {
-            loaded,
-            parallel,
-            free: loaded.backend.memory()?.free_bytes,
-            on_device: false,
+    if asked.is_none() {
+        let more = if chosen.more_fits {
+            "; -c asks for more"
+        } else {
+            ""
         };
-        fit.on_device = fit.need(1)?.is_some();
-        Ok(fit)
+        terminal.note(format_args!(
+            "context {} of {} tokens, {} for keys and values{more}",
+            thousands(chosen.tokens as u64),
+            thousands(loaded.model.config.context as u64),
+            bytes(chosen.kv_bytes)
+        ));
     }
-
-    fn need(&self, context: usize) -> Result<Option<Need>> {
-        let loaded = self.loaded;
-        let config = engine_config(loaded, self.parallel, context);
-        let options = Limits::new(config, ModelShape::from(&loaded.plan))?.compile_options();
-        let weights = &loaded.model.weights;
-        Ok(loaded.backend.need(&loaded.plan, weights, &options)?)
+    if let Some(placement) = chosen.placement {
+        terminal.note(placement);
     }
-
-    /// Whether a context fits without being asked for.
-    ///
-    /// On the CPU the model's file can leave memory and come back, keys and values cannot: so they get half of what is free
-    /// beside the file, and at least an eighth of what is free at all.
-    fn comfortable(&self, context: usize) -> Result<bool> {
-        if self.on_device {
-            return Ok(self.problem(context)?.is_none());
-        }
-        let file = self.loaded.file.file_bytes() as u64;
-        let budget = self.free.saturating_sub(file).max(self.free / 4) / 2;
-        Ok(kv_bytes(self.loaded, self.parallel, context) <= budget)
-    }
-
-    /// Why a context does not fit at all.
-    fn problem(&self, context: usize) -> Result<Option<String>> {
-        let (needed, what) = match self.need(context)? {
-            Some(need) => (need.bytes, "of device memory"),
-            None => (
-                kv_bytes(self.loaded, self.parallel, context),
-                "for keys and values",
-            ),
-        };
-        let problem = || {
-            format!(
-                "a context of {context} tokens needs {} {what}, {} are free",
-                bytes(needed),
-                bytes(self.free)
-            )
-        };
-        Ok((needed > self.free).then(problem))
-    }
-
-    /// What goes where, on devices that have their own memory.
-    fn describe(&self, context: usize, terminal: Terminal) -> Result<()> {
-        if let Some(need) = self.need(context)? {
-            terminal.note(need.parts.trim_end());
-        }
-        Ok(())
-    }
+    Ok(chosen.tokens)
 }
 
-fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))
-}
-
-fn read_tools(path: &Path) -> Result<Vec<Tool>> {
-    serde_json::from_str(&read(path)?).with_context(|| {
+fn read_tools(path: &Path, terminal: Terminal) -> Result<Vec<Tool>> {
+    words::from_json(&input::text(path, terminal)?).with_context(|| {
         format!(
             "`{}` is not a list of tools; an array of objects with `name`, `description` and `parameters` is expected",
             path.display()
         )
     })
-}
-
-/// Another number each time, from the source of randomness the standard library has.
-pub(crate) fn fresh_seed() -> u64 {
-    RandomState::new().hash_one(0u8)
 }
 
 /// Now, for templates that write the date.

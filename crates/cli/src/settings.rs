@@ -13,9 +13,10 @@ use carat_model::{backend::Batching, kv::KvType, sampling::Sampling};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{
-    BackendName, DebugSwitch, DraftArgs, GenerateArgs, IsaName, KvTypeName, ModelArgs,
-    SamplingArgs, ServeArgs, TierName,
+    BackendName, DebugSwitch, DraftArgs, GenerateArgs, IsaName, KvTypeName, MaxTokens, ModelArgs,
+    SamplingArgs, Seed, ServeArgs, TierName,
 };
+use crate::words;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -64,7 +65,8 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) context: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) max_tokens: Option<usize>,
+    /// -1 is no limit.
+    pub(crate) max_tokens: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) system: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,7 +113,7 @@ impl Settings {
                 .get(..start)
                 .map_or(0, |before| before.matches('\n').count())
                 + 1;
-            let problem = error.message().replace('\n', " ");
+            let problem = words::plain(&error.message().replace('\n', " "));
             anyhow!(
                 "line {line} of `{}` is no setting: {problem} (docs/settings.md lists the keys)",
                 path.display()
@@ -122,6 +124,9 @@ impl Settings {
     pub(crate) fn with_model(mut self, flags: &ModelArgs) -> Result<Settings> {
         self.model = flags.model.clone().or(self.model);
         self.backend = flags.backend.or(self.backend);
+        if flags.n_gpu_layers.as_deref() == Some("0") && flags.backend.is_none() {
+            self.backend = Some(BackendName::Cpu);
+        }
         self.device = flags.device.or(self.device);
         self.vram = flags.vram.clone().or(self.vram);
         self.tier = flags.tier.or(self.tier);
@@ -152,7 +157,7 @@ impl Settings {
     pub(crate) fn with_serve(self, flags: &ServeArgs) -> Result<Settings> {
         let mut s = self.with_model(&flags.model)?.with_drafts(&flags.draft);
         s.context = flags.context.or(s.context);
-        s.sampling = s.sampling.with(&flags.sampling)?;
+        s.sampling = s.sampling.with(&flags.sampling);
         if s.context == Some(0) {
             bail!("a context of 0 tokens leaves nothing to write");
         }
@@ -162,18 +167,33 @@ impl Settings {
     pub(crate) fn with_generation(self, flags: &GenerateArgs) -> Result<Settings> {
         let mut s = self.with_model(&flags.model)?.with_drafts(&flags.draft);
         s.context = flags.context.or(s.context);
-        s.max_tokens = flags.max_tokens.or(s.max_tokens);
+        s.max_tokens = match flags.max_tokens {
+            Some(MaxTokens(most)) => most.map_or(-1, |n| n as i64).into(),
+            None => s.max_tokens,
+        };
         s.system = flags.system.clone().or(s.system);
         s.think = match (flags.think, flags.no_think) {
             (true, _) => Some(true),
             (_, true) => Some(false),
             _ => s.think,
         };
-        s.sampling = s.sampling.with(&flags.sampling)?;
-        if s.context == Some(0) || s.max_tokens == Some(0) {
-            bail!("a context or a number of tokens of 0 leaves nothing to write");
+        s.sampling = s.sampling.with(&flags.sampling);
+        if s.context == Some(0) {
+            bail!("a context of 0 tokens leaves nothing to write");
         }
+        s.token_limit()?;
         Ok(s)
+    }
+
+    /// The most tokens to generate, if there is a limit.
+    pub(crate) fn token_limit(&self) -> Result<Option<usize>> {
+        match self.max_tokens {
+            None | Some(-1) => Ok(None),
+            Some(n) => match usize::try_from(n) {
+                Ok(n) if n > 0 => Ok(Some(n)),
+                _ => bail!("max_tokens is {n}; a number above 0 is expected, or -1 for no limit"),
+            },
+        }
     }
 
     pub(crate) fn kv(&self) -> KvType {
@@ -238,7 +258,7 @@ pub(crate) fn memory_size(text: &str) -> Result<u64> {
 }
 
 impl SamplingSettings {
-    fn with(mut self, flags: &SamplingArgs) -> Result<SamplingSettings> {
+    fn with(mut self, flags: &SamplingArgs) -> SamplingSettings {
         self.temperature = flags.temperature.or(self.temperature);
         self.top_k = flags.top_k.or(self.top_k);
         self.top_p = flags.top_p.or(self.top_p);
@@ -247,11 +267,11 @@ impl SamplingSettings {
         self.presence_penalty = flags.presence_penalty.or(self.presence_penalty);
         self.frequency_penalty = flags.frequency_penalty.or(self.frequency_penalty);
         self.penalty_window = flags.penalty_window.or(self.penalty_window);
-        self.seed = flags.seed.or(self.seed);
-        for text in &flags.logit_bias {
-            self.logit_bias.push(bias(text)?);
+        if let Some(Seed(seed)) = flags.seed {
+            self.seed = seed;
         }
-        Ok(self)
+        self.logit_bias.extend(&flags.logit_bias);
+        self
     }
 
     /// A sentence for each setting that replaces one of the model's own by another.
@@ -321,15 +341,6 @@ impl SamplingSettings {
     }
 }
 
-/// `ID=BIAS`, where the bias may be `-inf`.
-fn bias(text: &str) -> Result<(u32, f32)> {
-    text.split_once('=')
-        .and_then(|(id, bias)| Some((id.trim().parse().ok()?, bias.trim().parse().ok()?)))
-        .with_context(|| {
-            format!("`--logit-bias {text}` is not of the form ID=BIAS, such as 106=-inf")
-        })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -354,7 +365,7 @@ mod tests {
             top_k: Some(9),
             ..SamplingArgs::default()
         };
-        let merged = file.sampling.with(&flags).unwrap();
+        let merged = file.sampling.with(&flags);
         assert_eq!((merged.top_k, merged.top_p), (Some(9), Some(0.5)));
     }
 
@@ -364,12 +375,6 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("unknown field `thread`"), "{error}");
-    }
-
-    #[test]
-    fn a_bias_may_forbid() {
-        assert_eq!(bias("106=-inf").unwrap(), (106, f32::NEG_INFINITY));
-        assert!(bias("106").is_err());
     }
 
     #[test]

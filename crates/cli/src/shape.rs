@@ -2,8 +2,6 @@
 
 use std::{
     cell::Cell,
-    fs,
-    path::Path,
     sync::Arc,
     thread::{self, JoinHandle},
 };
@@ -13,7 +11,7 @@ use carat_engine::ConstraintSource;
 use carat_grammar::{Answer, Format, GrammarError, Grammars, Start, Thinking, ToolChoice, Tools};
 use carat_text::{TokenId, Tokenizer, Tool};
 
-use crate::{args::FormatArgs, terminal::Terminal};
+use crate::{args::FormatArgs, input, terminal::Terminal};
 
 /// Grammars that are being prepared while the model loads.
 pub(crate) struct Preparation {
@@ -28,8 +26,9 @@ impl Preparation {
         args: &FormatArgs,
         tools: &[Tool],
         tokenizer: &Arc<Tokenizer>,
+        terminal: Terminal,
     ) -> Result<Preparation> {
-        let format = format(args)?;
+        let format = format(args, terminal)?;
         let tools = !tools.is_empty() && !args.no_tool_grammar;
         let grammars = (format.is_some() || tools).then(|| {
             let tokenizer = Arc::clone(tokenizer);
@@ -118,7 +117,7 @@ impl Shape {
     }
 }
 
-fn format(args: &FormatArgs) -> Result<Option<Format>> {
+fn format(args: &FormatArgs, terminal: Terminal) -> Result<Option<Format>> {
     let schema = |text: &str, origin: &str| -> Result<Format> {
         let schema = serde_json::from_str(text);
         Ok(Format::JsonSchema {
@@ -127,16 +126,15 @@ fn format(args: &FormatArgs) -> Result<Option<Format>> {
         })
     };
     Ok(if let Some(path) = &args.schema {
-        Some(schema(&read(path)?, &format!("`{}`", path.display()))?)
+        Some(schema(
+            &input::text(path, terminal)?,
+            &format!("`{}`", path.display()),
+        )?)
     } else if let Some(text) = &args.json_schema {
         Some(schema(text, "the schema")?)
     } else if let Some(path) = &args.grammar_file {
-        Some(Format::Gbnf(read(path)?))
+        Some(Format::Gbnf(input::text(path, terminal)?))
     } else {
         args.grammar.clone().map(Format::Gbnf)
     })
-}
-
-fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))
 }

@@ -5,11 +5,15 @@ use std::io::{self, IsTerminal, Write};
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::visible::Visible;
+
 /// Where notes go and whether they are styled. Made once, in `main`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terminal {
     quiet: bool,
     style: bool,
+    /// Shows plain text and nothing else.
+    dumb: bool,
 }
 
 impl Terminal {
@@ -19,10 +23,21 @@ impl Terminal {
             reason = "NO_COLOR is the one convention for terminals that we follow"
         )]
         let plain = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the terminal says by TERM what it can do"
+        )]
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         Terminal {
             quiet,
-            style: !plain,
+            style: !plain && !dumb,
+            dumb,
         }
+    }
+
+    /// Whether lines can be edited at a prompt, key by key.
+    pub(crate) fn edits_lines(self) -> bool {
+        !self.dumb && io::stdin().is_terminal()
     }
 
     /// One line for the person, unless they asked for quiet.
@@ -36,7 +51,13 @@ impl Terminal {
 
     /// Running text beside the answer, dim at a terminal.
     pub(crate) fn dim_text(self, text: &str) -> io::Result<()> {
-        let (on, off) = self.dim(io::stderr().is_terminal());
+        let terminal = io::stderr().is_terminal();
+        let (on, off) = self.dim(terminal);
+        let text = if terminal {
+            Visible::default().show(text)
+        } else {
+            text.into()
+        };
         let mut err = io::stderr().lock();
         write!(err, "{on}{text}{off}")?;
         err.flush()
@@ -52,7 +73,7 @@ impl Terminal {
 
     /// A bar over bytes; invisible when quiet or when stderr is no terminal.
     pub(crate) fn byte_bar(self, total: u64, label: &str) -> ProgressBar {
-        if self.quiet {
+        if self.quiet || self.dumb {
             return ProgressBar::hidden();
         }
         let style = ProgressStyle::with_template(

@@ -199,7 +199,7 @@ fn weights_that_stay_unpacked_change_no_answer() {
 
 #[test]
 fn what_repack_cannot_be_used_with_is_named() {
-    let wrong = complaint(&["run", "--repack", "plenty", "Hi"], 1);
+    let wrong = complaint(&["run", "--repack", "plenty", "Hi"], 2);
     assert!(
         wrong.contains("plenty") && wrong.contains("12GiB"),
         "{wrong}"
@@ -211,4 +211,87 @@ fn what_repack_cannot_be_used_with_is_named() {
         let named = wrong.contains(&format!("--repack {size}")) || wrong.contains("--isa");
         assert!(named, "{wrong}");
     }
+}
+
+/// Runs with a limit on address space, in KiB.
+fn limited(kilobytes: u64, arguments: &[&str]) -> Output {
+    let script = format!("ulimit -v {kilobytes}; exec \"$0\" \"$@\"");
+    Command::new("sh")
+        .args(["-c", &script, env!("CARGO_BIN_EXE_carat")])
+        .args(arguments)
+        .output()
+        .expect("a shell")
+}
+
+/// What a limit on address space leaves is what there is: a smaller context is taken, or a sentence says what is missing.
+#[test]
+fn a_limit_on_address_space_ends_in_a_sentence() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tokens = folder.path().join("tokens.json");
+    let ids: Vec<u32> = (0..2000).map(|n| n % 4000).collect();
+    fs::write(&tokens, serde_json::to_string(&ids).expect("JSON")).expect("written");
+    let mib = 1024;
+    for (kilobytes, arguments) in [
+        (
+            400 * mib,
+            &[
+                "bench",
+                "--backend",
+                "cpu",
+                "-t",
+                "1",
+                "--sequences",
+                "4000",
+                "-p",
+                "0",
+                "-n",
+                "16",
+                "-r",
+                "1",
+            ][..],
+        ),
+        (
+            150 * mib,
+            &[
+                "eval",
+                "logits",
+                "--backend",
+                "cpu",
+                "-t",
+                "1",
+                "--chunk",
+                "2000",
+                "--out",
+                "/dev/null",
+                "--tokens",
+                text(&tokens),
+            ],
+        ),
+    ] {
+        let output = limited(kilobytes, arguments);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {told}");
+        assert!(told.contains("not enough memory"), "{arguments:?}: {told}");
+    }
+    // With room to spare the same limit is no hindrance.
+    let output = limited(
+        2048 * mib,
+        &[
+            "run",
+            "-q",
+            "--backend",
+            "cpu",
+            "-t",
+            "1",
+            "--temp",
+            "0",
+            "What is 1 + 1?",
+        ],
+    );
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "1 + 1 = 2.\n",
+        "{told}"
+    );
 }

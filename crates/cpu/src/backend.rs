@@ -147,6 +147,7 @@ impl Backend for CpuBackend {
                 free_bytes,
             });
         }
+        promise(needed_bytes)?;
         let program = lower(plan, &weights, layout, self.fusion);
         let pool =
             Pool::new(self.threads).map_err(|error| BackendError::Device(Box::new(error)))?;
@@ -163,6 +164,17 @@ impl Backend for CpuBackend {
             plan, weights, options, program, workers,
         )))
     }
+}
+
+/// An error if the system would not give so much address space. Vectors of this size are made in many places and abort where
+/// they get nothing; asking once, for all of them, is the one place that can fail.
+fn promise(needed_bytes: u64) -> Result<(), BackendError> {
+    let bytes = usize::try_from(needed_bytes).unwrap_or(usize::MAX);
+    let refused = |_| BackendError::OutOfMemory {
+        needed_bytes,
+        free_bytes: memory::available().map_or(0, |memory| memory.free_bytes),
+    };
+    Vec::<u8>::new().try_reserve_exact(bytes).map_err(refused)
 }
 
 fn buffer_bytes(layout: &Layout, options: &CompileOptions) -> u64 {

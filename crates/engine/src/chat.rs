@@ -29,7 +29,8 @@ pub struct Chat {
 pub struct Generation {
     /// How tokens are drawn.
     pub sampling: Sampling,
-    /// `None` goes on until the model stops or the context is full.
+    /// The most tokens of the answer, or as many as there is room for if that is less; `None` goes on until the model stops or
+    /// the context is full.
     pub max_tokens: Option<usize>,
     /// The answer ends where one of these would appear, without it.
     pub stop: Vec<String>,
@@ -194,6 +195,9 @@ impl Chat {
         reading: Reading,
     ) -> Prepared {
         let vocab = self.tokenizer.vocab();
+        // A most is no reservation: the answer ends at the latest where the context does. A prompt that leaves no room at all is
+        // refused as it is.
+        let room = self.engine.limits().room(prompt.len()).max(1);
         let mut sampling = generation.sampling.clone();
         let suppressed = vocab.suppressed_tokens().iter();
         sampling
@@ -201,7 +205,7 @@ impl Chat {
             .extend(suppressed.map(|token| (*token, f32::NEG_INFINITY)));
         Prepared {
             request: Request {
-                max_tokens: generation.max_tokens,
+                max_tokens: generation.max_tokens.map(|most| most.min(room)),
                 sampling,
                 stop_tokens: vocab.stop_tokens().to_vec(),
                 ignore_eos: generation.ignore_eos,

@@ -14,6 +14,23 @@ pub enum GgufError {
         /// Answer of the operating system.
         source: std::io::Error,
     },
+    /// The path leads to something that holds no model.
+    #[error("`{}` is {kind}; a model is a GGUF file", path.display())]
+    NotAFile {
+        /// Path that was to be opened.
+        path: PathBuf,
+        /// Kind of thing that is there.
+        kind: &'static str,
+    },
+    /// The file is not the one that was opened any more.
+    #[error(
+        "`{}` was changed while it was in use; what was computed with it is worthless, start again with a file that stays as it is",
+        path.display()
+    )]
+    Changed {
+        /// File of the model, or the part of it that changed.
+        path: PathBuf,
+    },
     /// The file is of another format.
     #[error("not a GGUF file: its first bytes are {found:02x?}, expected \"GGUF\"")]
     NotGguf {

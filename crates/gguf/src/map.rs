@@ -1,53 +1,155 @@
 //! A memory-mapped model: one GGUF file, or all parts of a split one, as a single directory of tensors.
 
+mod guard;
+
 use std::{
     collections::HashMap,
-    fs::File,
+    fs::{self, File},
     path::{Path, PathBuf},
     sync::Arc,
+    time::SystemTime,
 };
 
+use self::guard::Guard;
 use crate::{GgufError, Header, Metadata, QuantType, TensorInfo, reader::integer_bytes};
 
 /// A file's bytes, mapped or in memory.
 pub struct FileBytes(Source);
 
 enum Source {
-    Mapped(memmap2::Mmap),
+    Mapped(Mapped),
     Owned(Vec<u8>),
     Static(&'static [u8]),
 }
 
+/// A mapped file, and what tells whether it is still what was mapped.
+struct Mapped {
+    // Dropped in this order: a guard must not outlive its mapping.
+    guard: Guard,
+    map: memmap2::Mmap,
+    file: File,
+    stamp: Stamp,
+    path: PathBuf,
+}
+
+/// Changes whenever somebody writes to a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    bytes: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Stamp {
+    fn of(metadata: &fs::Metadata) -> Stamp {
+        Stamp {
+            bytes: metadata.len(),
+            modified: metadata.modified().ok(),
+        }
+    }
+}
+
 impl FileBytes {
-    /// Maps a file, privately and read-only. A directory is an error; an empty file has no bytes.
+    /// Maps a file, privately and read-only. What is no file is an error at once; an empty file has no bytes.
     pub fn open(path: &Path) -> Result<FileBytes, GgufError> {
         let io = |source| GgufError::Io {
             path: path.to_owned(),
             source,
         };
-        let file = File::open(path).map_err(io)?;
-        if file.metadata().map_err(io)?.is_dir() {
-            return Err(io(std::io::ErrorKind::IsADirectory.into()));
+        // Opening a pipe would wait for somebody to write to it.
+        if let Some(kind) = kind_of_other(&fs::metadata(path).map_err(io)?) {
+            return Err(GgufError::NotAFile {
+                path: path.to_owned(),
+                kind,
+            });
         }
-        if file.metadata().map_err(io)?.len() == 0 {
+        let file = File::open(path).map_err(io)?;
+        let stamp = Stamp::of(&file.metadata().map_err(io)?);
+        if stamp.bytes == 0 {
             // An empty file cannot be mapped; let the reader say what is wrong with it.
             return Ok(FileBytes(Source::Owned(Vec::new())));
         }
         #[expect(unsafe_code, reason = "mapping a file is unsafe by nature")]
-        // SAFETY: The mapping is private and read-only. A file that another process truncates while it is mapped
-        // raises SIGBUS on access, as in every program that maps its models; nothing in this process writes to it.
+        // SAFETY: The mapping is private and read-only, and nothing in this process writes to the file. Where another process
+        // shortens it, the guard puts zeros in the place of what is gone.
         let map = unsafe { memmap2::MmapOptions::new().map(&file) }.map_err(io)?;
-        Ok(FileBytes(Source::Mapped(map)))
+        Ok(FileBytes(Source::Mapped(Mapped {
+            guard: Guard::over(&map),
+            map,
+            file,
+            stamp,
+            path: path.to_owned(),
+        })))
     }
 
     /// All bytes, from the start of the file.
     pub fn as_slice(&self) -> &[u8] {
         match &self.0 {
-            Source::Mapped(map) => map,
+            Source::Mapped(mapped) => &mapped.map,
             Source::Owned(bytes) => bytes,
             Source::Static(bytes) => bytes,
         }
     }
+
+    fn header(self: &Arc<FileBytes>) -> Result<Header, GgufError> {
+        let header = Header::parse(self);
+        // What is wrong with a file that is being replaced is that it is being replaced.
+        self.check_read()?;
+        header
+    }
+
+    /// An error if bytes that were read had gone from the file.
+    fn check_read(&self) -> Result<(), GgufError> {
+        match &self.0 {
+            Source::Mapped(mapped) if mapped.guard.is_lost() => Err(mapped.changed()),
+            _ => Ok(()),
+        }
+    }
+
+    /// An error if the file was written to since it was opened.
+    fn check_unchanged(&self) -> Result<(), GgufError> {
+        self.check_read()?;
+        match &self.0 {
+            Source::Mapped(mapped)
+                if mapped.file.metadata().ok().as_ref().map(Stamp::of) != Some(mapped.stamp) =>
+            {
+                Err(mapped.changed())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Mapped {
+    fn changed(&self) -> GgufError {
+        GgufError::Changed {
+            path: self.path.clone(),
+        }
+    }
+}
+
+/// Words for what is no plain file.
+fn kind_of_other(metadata: &fs::Metadata) -> Option<&'static str> {
+    let kind = metadata.file_type();
+    if kind.is_file() {
+        return None;
+    }
+    if kind.is_dir() {
+        return Some("a folder");
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if kind.is_fifo() {
+            return Some("a pipe");
+        }
+        if kind.is_socket() {
+            return Some("a socket");
+        }
+        if kind.is_char_device() || kind.is_block_device() {
+            return Some("a device");
+        }
+    }
+    Some("no plain file")
 }
 
 impl From<Vec<u8>> for FileBytes {
@@ -88,7 +190,7 @@ impl Gguf {
     /// Opens a model; a path that ends in `-00001-of-000NN.gguf` brings its other parts.
     pub fn open(path: &Path) -> Result<Gguf, GgufError> {
         let first = Arc::new(FileBytes::open(path)?);
-        let header = Header::parse(&first)?;
+        let header = first.header()?;
         let part_count = header.metadata.u64("split.count")?.unwrap_or(1).max(1);
         let part = header.metadata.u64("split.no")?.unwrap_or(0);
         if part != 0 {
@@ -103,7 +205,7 @@ impl Gguf {
         for part in 2..=part_count {
             let sibling = sibling(path, part, part_count)?;
             let bytes = Arc::new(FileBytes::open(&sibling)?);
-            let header = Header::parse(&bytes)?;
+            let header = bytes.header()?;
             let found = header.metadata.u64("split.no")?.unwrap_or(0);
             if found != part - 1 {
                 return Err(GgufError::SplitOrder {
@@ -129,7 +231,7 @@ impl Gguf {
     /// A model from bytes in memory, under a name for messages.
     pub fn from_bytes(name: &str, bytes: impl Into<FileBytes>) -> Result<Gguf, GgufError> {
         let bytes = Arc::new(bytes.into());
-        let header = Header::parse(&bytes)?;
+        let header = bytes.header()?;
         Ok(Gguf::from_header(Path::new(name), header, bytes))
     }
 
@@ -172,6 +274,17 @@ impl Gguf {
     /// Bytes of all parts together.
     pub fn file_bytes(&self) -> usize {
         self.parts.iter().map(|p| p.as_slice().len()).sum()
+    }
+
+    /// An error if the file was written to, or shortened, since it was opened: what was computed with its bytes is worthless.
+    pub fn check_unchanged(&self) -> Result<(), GgufError> {
+        self.parts.iter().try_for_each(|p| p.check_unchanged())
+    }
+
+    /// An error if bytes were read that had gone from the file. Says nothing about bytes that were read before they changed:
+    /// for those who have copied all they need.
+    pub fn check_read(&self) -> Result<(), GgufError> {
+        self.parts.iter().try_for_each(|p| p.check_read())
     }
 
     /// The directory, in file order.

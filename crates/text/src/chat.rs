@@ -3,7 +3,9 @@
 //! The shapes follow what chat clients send, so that saved conversations and tool files can be written by hand or taken
 //! from a request log: tools and calls may stand in OpenAI's `{"type": "function", "function": {…}}` wrapping or bare.
 
-use serde::{Deserialize, Deserializer, Serialize};
+mod wire;
+
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// Speaker of a message.
@@ -38,34 +40,43 @@ impl Role {
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "wire::MessageForm")]
 pub struct Message {
     /// Speaker.
     pub role: Role,
     /// Text of the message; empty where a model only called tools.
-    #[serde(default, deserialize_with = "content_text")]
     pub content: String,
+    /// The pieces that `content` came in, where there were several. Templates trim them one by one. Whoever changes the content
+    /// leaves this empty.
+    #[serde(skip_serializing)]
+    pub content_parts: Vec<String>,
     /// Thoughts of the model before it answered; empty where there are none.
-    #[serde(
-        default,
-        alias = "reasoning_content",
-        alias = "reasoning",
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "String::is_empty"
-    )]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub thinking: String,
     /// Calls the model made, in its order.
-    #[serde(
-        default,
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
+    /// Results on the message that asked for them, as Gemma's own format has it; otherwise they are messages of their own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_responses: Vec<ToolResponse>,
     /// For a tool's result: the call it answers. Without one, results answer the calls before them in order.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
     /// For a tool's result: the tool, where the call does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// The result of a call, on the message that made it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(expecting = "an object with `name` and `response`")]
+pub struct ToolResponse {
+    /// Tool that was called.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// An object, or anything else, which is then the result's one value.
+    #[serde(default)]
+    pub response: Value,
 }
 
 impl Message {
@@ -74,8 +85,10 @@ impl Message {
         Message {
             role,
             content: content.into(),
+            content_parts: Vec::new(),
             thinking: String::new(),
             tool_calls: Vec::new(),
+            tool_responses: Vec::new(),
             tool_call_id: None,
             name: None,
         }
@@ -104,7 +117,7 @@ impl Message {
 
 /// A call the model made.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(from = "ToolCallForm")]
+#[serde(try_from = "Value")]
 pub struct ToolCall {
     /// Name by which a result refers to this call.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -132,7 +145,7 @@ impl ToolCall {
 
 /// A function the model may call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(from = "ToolForm")]
+#[serde(try_from = "Value")]
 pub struct Tool {
     /// Name the model calls it by.
     pub name: String,
@@ -140,106 +153,21 @@ pub struct Tool {
     pub description: String,
     /// A JSON schema of type object; null where the tool takes nothing.
     pub parameters: Value,
+    /// A JSON schema of what it returns; null where nothing is said of that.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub response: Value,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum ToolForm {
-    Wrapped { function: Function },
-    Bare(Function),
-}
-
-#[derive(Deserialize)]
-struct Function {
-    name: String,
-    #[serde(default, deserialize_with = "null_as_default")]
-    description: String,
-    #[serde(default)]
-    parameters: Value,
-}
-
-impl From<ToolForm> for Tool {
-    fn from(form: ToolForm) -> Tool {
-        let (ToolForm::Wrapped { function } | ToolForm::Bare(function)) = form;
+impl Tool {
+    /// A tool of which nothing is said about its results.
+    pub fn new(name: impl Into<String>, description: impl Into<String>, parameters: Value) -> Tool {
         Tool {
-            name: function.name,
-            description: function.description,
-            parameters: function.parameters,
+            name: name.into(),
+            description: description.into(),
+            parameters,
+            response: Value::Null,
         }
     }
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum ToolCallForm {
-    Wrapped {
-        #[serde(default)]
-        id: Option<String>,
-        function: CalledFunction,
-    },
-    Bare {
-        #[serde(default)]
-        id: Option<String>,
-        #[serde(flatten)]
-        function: CalledFunction,
-    },
-}
-
-#[derive(Deserialize)]
-struct CalledFunction {
-    name: String,
-    #[serde(default)]
-    arguments: Value,
-}
-
-impl From<ToolCallForm> for ToolCall {
-    fn from(form: ToolCallForm) -> ToolCall {
-        let (ToolCallForm::Wrapped { id, function } | ToolCallForm::Bare { id, function }) = form;
-        ToolCall {
-            id,
-            name: function.name,
-            arguments: function.arguments,
-        }
-    }
-}
-
-/// Clients write `null` where they mean "nothing".
-fn null_as_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
-where
-    T: Deserialize<'de> + Default,
-    D: Deserializer<'de>,
-{
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
-}
-
-/// Content as plain text, or as the list of parts some clients write, whose texts are joined.
-fn content_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Content {
-        Text(String),
-        Parts(Vec<ContentPart>),
-    }
-    #[derive(Deserialize)]
-    struct ContentPart {
-        #[serde(rename = "type")]
-        kind: String,
-        #[serde(default)]
-        text: String,
-    }
-    let parts = match Option::deserialize(deserializer)? {
-        None => return Ok(String::new()),
-        Some(Content::Text(text)) => return Ok(text),
-        Some(Content::Parts(parts)) => parts,
-    };
-    if let Some(part) = parts.iter().find(|part| part.kind != "text") {
-        let problem = format!(
-            "content of type `{}` is not supported; only text is",
-            part.kind
-        );
-        return Err(serde::de::Error::custom(problem));
-    }
-    Ok(parts.into_iter().map(|part| part.text).collect())
 }
 
 #[cfg(test)]
@@ -281,6 +209,66 @@ mod tests {
     }
 
     #[test]
+    fn thoughts_may_go_by_several_names_at_once() {
+        for (reasoning, content) in [("\"hm\"", "\"hm\""), ("null", "\"hm\""), ("\"hm\"", "null")] {
+            let text = format!(
+                r#"{{"role": "assistant", "content": "x", "reasoning": {reasoning}, "reasoning_content": {content}}}"#
+            );
+            assert_eq!(
+                serde_json::from_str::<Message>(&text).unwrap().thinking,
+                "hm"
+            );
+        }
+    }
+
+    #[test]
+    fn results_and_their_schemas_are_kept() {
+        let message = json!({"role": "assistant", "content": "", "tool_responses": [{"name": "f", "response": {"t": 1}}]});
+        let read: Message = serde_json::from_value(message.clone()).unwrap();
+        assert_eq!(read.tool_responses[0].response, json!({"t": 1}));
+        assert_eq!(serde_json::to_value(read).unwrap(), message);
+        let tool = json!({"function": {"name": "f", "response": {"type": "object"}}});
+        let read: Tool = serde_json::from_value(tool).unwrap();
+        assert_eq!(read.response, json!({"type": "object"}));
+    }
+
+    #[test]
+    fn numbers_keep_their_last_digit() {
+        let text = r#"{"name": "f", "arguments": {"x": 2.9393722140683574}}"#;
+        let call: ToolCall = serde_json::from_str(text).unwrap();
+        assert_eq!(call.arguments.to_string(), r#"{"x":2.9393722140683574}"#);
+    }
+
+    #[test]
+    fn what_was_expected_is_said() {
+        let said = |text: &str| {
+            serde_json::from_str::<Message>(text)
+                .unwrap_err()
+                .to_string()
+        };
+        let content = said(r#"{"role": "tool", "content": {"t": 15}}"#);
+        assert!(
+            content.contains("`content` is an object; a text is expected"),
+            "{content}"
+        );
+        let tool = |text: &str| serde_json::from_str::<Tool>(text).unwrap_err().to_string();
+        let required = tool(r#"{"name": "f", "parameters": {"type": "object", "required": "ab"}}"#);
+        assert!(
+            required.contains("`required` is a text; a list of names"),
+            "{required}"
+        );
+        let nested = tool(
+            r#"{"name": "f", "parameters": {"properties": {"x": {"properties": {"y": {"required": 1}}}}}}"#,
+        );
+        assert!(
+            nested.contains("in `x`, in `y`, `required` is a number"),
+            "{nested}"
+        );
+        assert!(tool("{}").contains("no `name`"), "{}", tool("{}"));
+        assert!(tool("3").contains("a tool is a number"), "{}", tool("3"));
+    }
+
+    #[test]
     fn tools_may_be_wrapped_or_bare() {
         let bare = json!({"name": "f", "description": "does f", "parameters": {"type": "object"}});
         let wrapped = json!({"type": "function", "function": bare.clone()});
@@ -307,6 +295,7 @@ mod tests {
         let parts = json!({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});
         let message: Message = serde_json::from_value(parts).unwrap();
         assert_eq!(message.content, "ab");
+        assert_eq!(message.content_parts, ["a", "b"]);
         let image = json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]});
         let error = serde_json::from_value::<Message>(image)
             .unwrap_err()

@@ -167,6 +167,7 @@ impl PartsParser {
         } else if self.vocab.is_special(id) {
             // A mark ends the text before it; bytes that wait for more will not get them.
             self.flush_text(parts);
+            self.leave_header(parts);
             self.mark(id, parts);
         } else {
             let mut text = String::new();
@@ -178,6 +179,7 @@ impl PartsParser {
     /// Ends the answer: what is still held back comes out. A call without its end mark counts if it is whole.
     pub fn finish(&mut self, parts: &mut Vec<Part>) {
         self.flush_text(parts);
+        self.leave_header(parts);
         if let State::Call(segments) = mem::replace(&mut self.state, State::Ended) {
             self.call(&segments, "", parts);
         }
@@ -244,6 +246,18 @@ impl PartsParser {
                 .into_iter()
                 .for_each(|last| last.push_str(text)),
             State::Ended => {}
+        }
+    }
+
+    /// A header that another mark or the end cuts short is none: as much of its word as has come is text.
+    fn leave_header(&mut self, parts: &mut Vec<Part>) {
+        if let State::Header(header, read) = &mut self.state {
+            let whole = header.word().trim_end() == read.as_str();
+            let read = mem::take(read);
+            self.state = State::Content;
+            if !whole {
+                self.text(&read, parts);
+            }
         }
     }
 

@@ -43,6 +43,8 @@ use crate::{Message, TextError, Tool, Vocab};
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 const EOS_TEXT: &str = "<eos>";
 const NAME: &str = "chat_template";
+/// A thought that is over before it began.
+const EMPTY_THOUGHT: &str = "<|channel>thought\n<channel|>";
 
 /// Used where a file brings no template.
 const FALLBACK: &str = include_str!("template/fallback.jinja");
@@ -125,6 +127,7 @@ impl ChatTemplate {
         let guard = Guard::for_strings_of(&context)?;
         if let Some(guard) = &guard {
             guard.apply(&mut context);
+            context.insert(python::GUARD.to_owned(), guard.characters().into());
         }
         context.insert("bos_token".to_owned(), self.bos_text.clone().into());
         context.insert("eos_token".to_owned(), EOS_TEXT.into());
@@ -146,9 +149,13 @@ impl ChatTemplate {
             });
         }
         // Some templates leave the turn closed, for instance after a tool's result; the model would then answer as
-        // nobody. A message cannot fake this end: its brackets are guarded.
+        // nobody. A message cannot fake this end: its brackets are guarded. The model's turn begins as the template begins it
+        // elsewhere: models whose prompts end in an empty thought were trained on that.
         if options.add_generation_prompt && text.ends_with("<turn|>\n") {
             text.push_str("<|turn>model\n");
+            if self.habits.empty_thought && !options.thinking {
+                text.push_str(EMPTY_THOUGHT);
+            }
         }
         Ok(Rendered::new(text, guard))
     }

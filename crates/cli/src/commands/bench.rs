@@ -12,6 +12,7 @@ mod profile;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use carat::Loaded;
 use carat_model::{
     TokenId,
     backend::{CompileOptions, Executor},
@@ -23,7 +24,7 @@ use serde::Serialize;
 
 use crate::{
     args::{BenchArgs, BenchFormat},
-    load::{Loaded, cpu_backend},
+    load::{self, cpu_backend},
     settings::Settings,
     terminal::{Terminal, bytes, say},
 };
@@ -121,7 +122,7 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
         return draft::run(args, settings, terminal);
     }
     let pace = Pace::new(args)?;
-    let loaded = Loaded::open(settings, terminal)?;
+    let loaded = load::open_model(settings, terminal)?;
     let batches = match args.batch.as_slice() {
         [] => &[loaded.backend.chunk_rows()],
         given => given,
@@ -145,18 +146,21 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
         .map(|c| c.sequences.saturating_mul(c.length().div_ceil(PAGE_TOKENS)))
         .max()
         .unwrap_or(0);
-    let mut executor = loaded.compile(&CompileOptions {
-        pages: PerGroup {
-            full: pages,
-            sliding: pages,
+    let mut executor = load::compile(
+        &loaded,
+        &CompileOptions {
+            pages: PerGroup {
+                full: pages,
+                sliding: pages,
+            },
+            host_pages: PerGroup::default(),
+            kv: loaded.kv,
+            max_rows: rows,
+            max_sampled: sequences,
+            probe: false,
+            batching: loaded.batching,
         },
-        host_pages: PerGroup::default(),
-        kv: loaded.kv,
-        max_rows: rows,
-        max_sampled: sequences,
-        probe: false,
-        batching: loaded.batching,
-    })?;
+    )?;
     let mut profiles = Profiles::start(args, &loaded, executor.as_mut())?;
     let machine = machine(&loaded, settings, terminal)?;
     let mut reports = Vec::new();

@@ -1,25 +1,31 @@
 //! `chat`: a conversation, line by line. Each turn reuses the keys and values of the turns before it.
 
 use std::{
-    fs,
     io::IsTerminal,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
-use anyhow::{Context, Result};
-use carat_engine::chat::{ChatFinish, Conversation};
+use anyhow::{Context, Result, bail};
+use carat::window::Window;
+use carat_engine::{
+    Rejected,
+    chat::{ChatError, ChatFinish, ChatStream, Conversation},
+};
 use carat_text::{Message, Role};
 use rustyline::{DefaultEditor, error::ReadlineError};
 
 use crate::{
     answer::{self, Show},
     args::ChatArgs,
+    input,
     interrupt::Interrupt,
     output::WholeFile,
     session::{Session, unix_time},
     settings::Settings,
     terminal::{Terminal, say, warn},
+    typeahead::TypeAhead,
+    words,
 };
 
 const HELP: &str = "\
@@ -32,9 +38,16 @@ const HELP: &str = "\
 Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
 
 pub(crate) fn run(args: &ChatArgs, settings: &Settings, terminal: Terminal) -> Result<ExitCode> {
-    let loaded = args.load.as_deref().map(load).transpose()?;
-    let session = Session::start(&args.generate, settings, terminal)?;
+    let loaded = args
+        .load
+        .as_deref()
+        .map(|path| load(path, terminal))
+        .transpose()?;
+    // Before anything changes the terminal, as this is how it is left.
     let interrupt = Interrupt::install()?;
+    interrupt.end_at_once();
+    let _held = terminal.edits_lines().then(TypeAhead::hold);
+    let session = Session::start(&args.generate, settings, terminal)?;
     let mut talk = Talk {
         conversation: Conversation {
             messages: settings
@@ -55,6 +68,8 @@ pub(crate) fn run(args: &ChatArgs, settings: &Settings, terminal: Terminal) -> R
         session,
         terminal,
         interrupt,
+        window: Window::default(),
+        told_of_window: false,
     };
     if let Some(messages) = loaded {
         talk.conversation.messages = messages;
@@ -97,6 +112,9 @@ struct Talk {
     show: Show,
     terminal: Terminal,
     interrupt: Interrupt,
+    window: Window,
+    /// Set once it is said that turns leave.
+    told_of_window: bool,
 }
 
 impl Talk {
@@ -104,13 +122,7 @@ impl Talk {
     fn turn(&mut self, lines: &mut Lines) -> Result<bool> {
         loop {
             self.interrupt.clear();
-            let session = &self.session;
-            let generation = session.generation_of(&self.conversation, self.terminal);
-            let stream = generation.and_then(|generation| {
-                let stream = session.chat.answer(&self.conversation, &generation);
-                stream.map_err(Into::into)
-            });
-            let stream = match stream {
+            let stream = match self.ask() {
                 Ok(stream) => stream,
                 Err(error) => {
                     warn(format_args!("{error:#}"));
@@ -132,9 +144,10 @@ impl Talk {
                 return Ok(true);
             };
             self.terminal.note(answer::summary(&usage));
-            if reason == ChatFinish::Length && self.session.generation.max_tokens.is_none() {
+            let total = usage.counts.prompt_tokens + usage.counts.generated_tokens;
+            if reason == ChatFinish::Length && total >= self.session.context {
                 warn(format_args!(
-                    "the context of {} tokens is full; /reset starts over",
+                    "the answer was cut off where the context of {} tokens is full; the oldest turns leave next",
                     self.session.context
                 ));
             }
@@ -142,6 +155,31 @@ impl Talk {
                 return Ok(true);
             }
         }
+    }
+
+    /// Sends as much of the conversation as fits.
+    fn ask(&mut self) -> Result<ChatStream> {
+        let session = &self.session;
+        let most = session.generation.max_tokens;
+        let fitted = self.window.fit(&session.chat, &self.conversation, most);
+        let fitted = match fitted {
+            // In words that say what would help.
+            Err(ChatError::Rejected(Rejected::OverContext { prompt, .. })) => bail!(
+                "this turn alone takes {prompt} tokens, and the context is {}; shorten it{}",
+                session.context,
+                session.more_context(" or start with ")
+            ),
+            fitted => fitted?,
+        };
+        if fitted.newly_left_out > 0 && !self.told_of_window {
+            self.told_of_window = true;
+            self.terminal.note(format_args!(
+                "the context of {} tokens is full: the oldest turns are left out from here on",
+                session.context
+            ));
+        }
+        let generation = session.generation_of(&fitted.conversation, self.terminal)?;
+        Ok(session.chat.answer(&fitted.conversation, &generation)?)
     }
 
     /// Asks for the result of each call; `false` if the person has none to give.
@@ -176,6 +214,7 @@ impl Talk {
                 self.conversation
                     .messages
                     .retain(|m| m.role == Role::System);
+                self.window.reset();
                 self.terminal.note("the conversation starts over");
             }
             ("system", "") => {
@@ -188,6 +227,7 @@ impl Talk {
             }
             ("system", text) => {
                 self.conversation.messages = vec![Message::system(text)];
+                self.window.reset();
                 self.terminal
                     .note("system prompt set; the conversation starts over");
             }
@@ -215,10 +255,8 @@ impl Talk {
     }
 }
 
-fn load(path: &Path) -> Result<Vec<Message>> {
-    let text =
-        fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))?;
-    serde_json::from_str(&text).with_context(|| {
+fn load(path: &Path, terminal: Terminal) -> Result<Vec<Message>> {
+    words::from_json(&input::text(path, terminal)?).with_context(|| {
         format!(
             "`{}` is not a conversation written by /save",
             path.display()

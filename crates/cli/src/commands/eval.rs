@@ -1,8 +1,9 @@
 //! `eval`: logits of given tokens into a file, perplexity of a text.
 
-use std::{fs, process::ExitCode};
+use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
+use carat::Loaded;
 use carat_model::{
     TokenId,
     backend::{CompileOptions, Executor, Outputs, RowResult, token_feeds},
@@ -14,8 +15,9 @@ use serde::Deserialize;
 
 use crate::{
     args::{LogitsArgs, PerplexityArgs},
+    input,
     interrupt::{INTERRUPTED, Interrupt},
-    load::Loaded,
+    load,
     output::WholeFile,
     settings::Settings,
     terminal::{Terminal, say, thousands},
@@ -34,7 +36,7 @@ pub(crate) fn logits(
     terminal: Terminal,
 ) -> Result<ExitCode> {
     let path = args.tokens.display();
-    let text = fs::read_to_string(&args.tokens).with_context(|| format!("cannot read `{path}`"))?;
+    let text = input::text(&args.tokens, terminal)?;
     let Ok(TokenFile::Ids(tokens) | TokenFile::Object { tokens }) = serde_json::from_str(&text)
     else {
         bail!("`{path}` holds neither an array of token ids nor an object with one under `tokens`");
@@ -42,7 +44,7 @@ pub(crate) fn logits(
     if tokens.is_empty() {
         bail!("`{path}` holds no tokens");
     }
-    let loaded = Loaded::open(settings, terminal)?;
+    let loaded = load::open_model(settings, terminal)?;
     let mut executor = executor(&loaded, &tokens, args.chunk)?;
     let mut out = WholeFile::create(&args.out)?;
     let interrupt = Interrupt::install()?;
@@ -78,9 +80,8 @@ pub(crate) fn perplexity(
     terminal: Terminal,
 ) -> Result<()> {
     let path = args.file.display();
-    let text = fs::read(&args.file).with_context(|| format!("cannot read `{path}`"))?;
-    let text = String::from_utf8(text).with_context(|| format!("`{path}` is not UTF-8 text"))?;
-    let loaded = Loaded::open(settings, terminal)?;
+    let text = input::text(&args.file, terminal)?;
+    let loaded = load::open_model(settings, terminal)?;
     let tokenizer = Tokenizer::from_metadata(loaded.file.metadata())?;
     // The text is the evaluator's own, and documents in it are often set apart by <eos>.
     let specials = if args.plain {
@@ -105,7 +106,7 @@ pub(crate) fn perplexity(
     let (mut sum, mut count) = (0.0f64, 0usize);
     // One cache for all windows: each begins at its start and writes every position before reading it.
     let longest = tokens.len().min(window - 1) + 1;
-    let mut executor = loaded.compile(&options(&loaded, longest, args.chunk))?;
+    let mut executor = load::compile(&loaded, &options(&loaded, longest, args.chunk))?;
     for part in tokens.chunks(window - 1) {
         let mut windowed = vec![tokenizer.vocab().bos()];
         windowed.extend_from_slice(part);
@@ -137,7 +138,7 @@ fn executor(loaded: &Loaded, tokens: &[TokenId], chunk: usize) -> Result<Box<dyn
             loaded.model.config.context
         );
     }
-    loaded.compile(&options(loaded, tokens.len(), chunk))
+    load::compile(loaded, &options(loaded, tokens.len(), chunk))
 }
 
 fn options(loaded: &Loaded, tokens: usize, chunk: usize) -> CompileOptions {

@@ -1,8 +1,9 @@
 //! `inspect`: what a file holds, how it will be run, and where two backends part.
 
-use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
+use std::{collections::BTreeMap, fmt::Write as _, process::ExitCode, sync::Arc};
 
 use anyhow::{Context, Result, bail};
+use carat::Loaded;
 use carat_cpu::BatchRows;
 use carat_cuda::Tier;
 use carat_gguf::{Value, ValueType};
@@ -20,12 +21,12 @@ use carat_text::{Specials, Tokenizer};
 
 use crate::{
     args::{BackendName, InspectArgs},
-    load::{Loaded, backend, cpu_backend, cuda_config},
+    load::{self, backend, cpu_backend, cuda_config},
     settings::Settings,
     terminal::{Terminal, bytes, say, thousands},
 };
 
-pub(crate) fn run(args: &InspectArgs, settings: &Settings, terminal: Terminal) -> Result<()> {
+pub(crate) fn run(args: &InspectArgs, settings: &Settings, terminal: Terminal) -> Result<ExitCode> {
     // A look at a file needs no card, whichever backend's program it is.
     let on_cores = Settings {
         backend: settings.backend.or(Some(BackendName::Cpu)),
@@ -40,7 +41,7 @@ pub(crate) fn run(args: &InspectArgs, settings: &Settings, terminal: Terminal) -
     } else {
         on_cores.clone()
     };
-    let loaded = Loaded::open(&opened_with, terminal)?;
+    let loaded = load::open_model(&opened_with, terminal)?;
     if let Some(pair) = args.diff {
         return diff(&loaded, pair, args, settings);
     }
@@ -54,7 +55,7 @@ pub(crate) fn run(args: &InspectArgs, settings: &Settings, terminal: Terminal) -
         program(&loaded, args.rows, &on_cores)?;
     }
     if args.tensors || args.plan || args.program {
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     say(summary(&loaded)?)?;
     say("metadata")?;
@@ -64,7 +65,7 @@ pub(crate) fn run(args: &InspectArgs, settings: &Settings, terminal: Terminal) -
             metadata_text(value, args.full)
         ))?;
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The facts a person asks first.
@@ -73,7 +74,7 @@ fn summary(loaded: &Loaded) -> Result<String> {
     let mut s = String::new();
     let (full, sliding): (Vec<_>, Vec<_>) =
         c.layers.iter().partition(|l| l.kind == LayerKind::Full);
-    writeln!(s, "{}", loaded.describe())?;
+    writeln!(s, "{}", load::describe(loaded))?;
     writeln!(
         s,
         "  parameters   {}",
@@ -270,13 +271,14 @@ fn metadata_text(value: &Value, full: bool) -> String {
     format!("{start}…")
 }
 
-/// Runs one batch through both backends, keeping every value, and compares them in the plan's order.
+/// Runs one batch through both backends, keeping every value, and compares them in the plan's order. A difference is a failure,
+/// for scripts to act on.
 fn diff(
     loaded: &Loaded,
     names: [BackendName; 2],
     args: &InspectArgs,
     settings: &Settings,
-) -> Result<()> {
+) -> Result<ExitCode> {
     let tokenizer = Tokenizer::from_metadata(loaded.file.metadata())?;
     let mut tokens: Vec<TokenId> = vec![tokenizer.vocab().bos()];
     tokens.extend(tokenizer.encode(&args.text, Specials::Ignore));
@@ -322,7 +324,11 @@ fn diff(
             tokens.len()
         ))?,
     }
-    say(format_args!("relative error of the logits: {last:.2e}"))
+    say(format_args!("relative error of the logits: {last:.2e}"))?;
+    Ok(match first {
+        None => ExitCode::SUCCESS,
+        Some(_) => ExitCode::FAILURE,
+    })
 }
 
 fn relative_l2(a: &[f32], b: &[f32]) -> f64 {

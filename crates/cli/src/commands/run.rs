@@ -1,27 +1,29 @@
 //! `run`: one prompt, one answer.
 
 use std::{
-    fs,
-    io::{self, IsTerminal, Read},
+    io::{self, IsTerminal},
     process::ExitCode,
 };
 
 use anyhow::{Context, Result, bail};
+use carat::window::Window;
 use carat_engine::chat::{ChatFinish, Conversation};
 use carat_text::Message;
 use serde_json::json;
 
 use crate::{
     answer::{self, Answer, Show},
-    args::RunArgs,
+    args::{OverflowName, RunArgs},
+    input,
     interrupt::{INTERRUPTED, Interrupt},
     session::{Session, unix_time},
     settings::Settings,
     terminal::{Terminal, say},
+    words,
 };
 
 pub(crate) fn run(args: &RunArgs, settings: &Settings, terminal: Terminal) -> Result<ExitCode> {
-    let input = Input::read(args)?;
+    let input = Input::read(args, terminal)?;
     let mut session = Session::start(&args.generate, settings, terminal)?;
     session.generation.logprobs = args.logprobs;
     let interrupt = Interrupt::install()?;
@@ -38,7 +40,18 @@ pub(crate) fn run(args: &RunArgs, settings: &Settings, terminal: Terminal) -> Re
     };
     let stream = match messages {
         Ok(messages) => {
-            let conversation = conversation(&session, messages);
+            let mut conversation = conversation(&session, messages);
+            if args.overflow == OverflowName::DropOldest {
+                let most = session.generation.max_tokens;
+                let fitted = Window::default().fit(&session.chat, &conversation, most)?;
+                if fitted.newly_left_out > 0 {
+                    terminal.note(format_args!(
+                        "the conversation is longer than the context of {} tokens: its {} oldest turns are left out",
+                        session.context, fitted.newly_left_out
+                    ));
+                }
+                conversation = fitted.conversation;
+            }
             let generation = session.generation_of(&conversation, terminal)?;
             session.chat.answer(&conversation, &generation)
         }
@@ -67,10 +80,12 @@ pub(crate) fn run(args: &RunArgs, settings: &Settings, terminal: Terminal) -> Re
         return Ok(ExitCode::from(INTERRUPTED));
     };
     terminal.note(answer::summary(usage));
-    if *reason == ChatFinish::Length && session.generation.max_tokens.is_none() {
+    let total = usage.counts.prompt_tokens + usage.counts.generated_tokens;
+    if *reason == ChatFinish::Length && total >= session.context {
         terminal.note(format_args!(
-            "the context of {} tokens is full; -c gives more",
-            session.context
+            "the context of {} tokens is full{}",
+            session.context,
+            session.more_context("; give ")
         ));
     }
     Ok(ExitCode::SUCCESS)
@@ -93,11 +108,10 @@ enum Input {
 
 impl Input {
     /// The prompt from the argument, a file, or stdin; or a whole conversation.
-    fn read(args: &RunArgs) -> Result<Input> {
+    fn read(args: &RunArgs, terminal: Terminal) -> Result<Input> {
         if let Some(path) = &args.messages {
-            let text = fs::read_to_string(path)
-                .with_context(|| format!("cannot read `{}`", path.display()))?;
-            let messages: Vec<Message> = serde_json::from_str(&text).with_context(|| {
+            let text = input::text(path, terminal)?;
+            let messages: Vec<Message> = words::from_json(&text).with_context(|| {
                 format!(
                     "`{}` is not a list of messages with `role` and `content`",
                     path.display()
@@ -110,27 +124,28 @@ impl Input {
         }
         let (text, origin) = match (&args.prompt, &args.file) {
             (Some(prompt), _) if prompt != "-" => {
-                (prompt.clone().into_bytes(), "the prompt".to_owned())
+                let piped = if args.no_stdin {
+                    None
+                } else {
+                    input::piped_text(terminal)?
+                };
+                let text = match piped {
+                    Some(piped) => format!("{prompt}\n\n{piped}"),
+                    None => prompt.clone(),
+                };
+                (text, "the prompt".to_owned())
             }
-            (_, Some(path)) => {
-                let text =
-                    fs::read(path).with_context(|| format!("cannot read `{}`", path.display()))?;
-                (text, format!("`{}`", path.display()))
-            }
+            (_, Some(path)) => (
+                input::text(path, terminal)?,
+                format!("`{}`", path.display()),
+            ),
             (prompt, None) => {
-                if prompt.is_none() && io::stdin().is_terminal() {
+                if prompt.is_none() && (args.no_stdin || io::stdin().is_terminal()) {
                     bail!("no prompt: give one as an argument, with -f FILE, or piped into stdin");
                 }
-                let mut text = Vec::new();
-                io::stdin()
-                    .read_to_end(&mut text)
-                    .context("cannot read stdin")?;
-                (text, "stdin".to_owned())
+                (input::stdin_text(terminal)?, "stdin".to_owned())
             }
         };
-        let text = String::from_utf8(text)
-            .map_err(|e| e.utf8_error())
-            .with_context(|| format!("{origin} is not UTF-8 text"))?;
         if text.trim().is_empty() && !args.raw {
             bail!("{origin} is empty; there is nothing to answer");
         }

@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use carat::Loaded;
 use carat_engine::chat::Chat;
 use carat_server::{App, Config, Key, Lanes, Model, ModelInfo};
 use carat_text::Tokenizer;
@@ -21,7 +22,7 @@ use crate::{
     args::{LaneBy, ServeArgs},
     draft,
     interrupt::INTERRUPTED,
-    load::Loaded,
+    load,
     session::{self, unix_time},
     settings::{Settings, memory_size},
     terminal::{Terminal, bytes, warn},
@@ -215,14 +216,19 @@ fn config(args: &ServeArgs) -> Result<Config> {
 }
 
 fn load(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<Model> {
-    let loaded = Loaded::open_with_drafts(settings, terminal)?;
+    let loaded = draft::open_model(settings, terminal)?;
     let metadata = loaded.file.metadata();
-    let sampling = settings.sampling.resolve(metadata, session::fresh_seed())?;
+    let sampling = settings.sampling.resolve(metadata, carat::fresh_seed())?;
     let tokenizer =
         Tokenizer::from_metadata(metadata).context("cannot use the file's tokenizer")?;
-    let template = session::template(args.chat_template.as_deref(), metadata, &tokenizer)?;
+    let template = session::template(
+        args.chat_template.as_deref(),
+        metadata,
+        &tokenizer,
+        terminal,
+    )?;
     let context = session::choose_context(&loaded, args.parallel, settings.context, terminal)?;
-    let mut config = session::engine_config(&loaded, args.parallel, context);
+    let mut config = loaded.engine_config(args.parallel, context);
     config.prefill_rows = args.prefill_rows;
     if let Some(queue) = args.queue {
         config.max_unfinished = args.parallel.saturating_add(queue);
@@ -235,8 +241,8 @@ fn load(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<Mod
         bytes(info.bytes),
         info.backend
     ));
-    loaded.warm_up(terminal);
-    let engine = draft::start(loaded, config).context("cannot start the model")?;
+    load::warm_up(&loaded, terminal);
+    let engine = loaded.start(config).context("cannot start the model")?;
     Ok(Model {
         chat: Chat::new(engine, Arc::new(tokenizer), Arc::new(template)),
         sampling,

@@ -1,13 +1,11 @@
 //! `tokenize`: text to token ids and back.
 
-use std::io::Read;
-
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use carat_text::{Specials, TokenId, Tokenizer};
 
 use crate::{
     args::TokenizeArgs,
-    load,
+    input, load,
     settings::Settings,
     terminal::{Terminal, say},
 };
@@ -18,13 +16,7 @@ pub(crate) fn run(args: &TokenizeArgs, settings: &Settings, terminal: Terminal) 
     let text = if let Some(text) = args.text.as_ref().filter(|t| *t != "-") {
         text.clone()
     } else {
-        let mut bytes = Vec::new();
-        std::io::stdin()
-            .read_to_end(&mut bytes)
-            .context("cannot read stdin")?;
-        String::from_utf8(bytes)
-            .map_err(|e| e.utf8_error())
-            .context("stdin is not UTF-8 text")?
+        input::stdin_text(terminal)?
     };
     if args.decode {
         return say(tokenizer.decode(&parse_ids(&text, tokenizer.vocab().len())?));

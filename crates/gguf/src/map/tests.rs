@@ -108,7 +108,7 @@ fn what_is_no_file_at_all() {
     );
     assert!(matches!(
         Gguf::open(folder.path()),
-        Err(GgufError::Io { .. })
+        Err(GgufError::NotAFile { .. })
     ));
     let empty = folder.path().join("empty");
     fs::write(&empty, "").unwrap();
@@ -148,4 +148,56 @@ fn split_fields_must_be_numbers() {
         message(Gguf::open(&path), folder.path()),
         "metadata key `split.count`: expected an integer, found string"
     );
+}
+
+#[test]
+fn a_file_that_is_cut_short_reads_as_zeros_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let names: Vec<String> = (0..2000).map(|n| format!("t{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    fs::write(&path, file(&[], &names, 1.0)).unwrap();
+    let gguf = Gguf::open(&path).unwrap();
+    let last = gguf.tensor("t1999").unwrap().unwrap().bytes;
+    assert_eq!(last, 1f32.to_le_bytes().repeat(4));
+    assert!(gguf.check_unchanged().is_ok());
+
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(100).unwrap();
+    // Nobody has met what is gone yet.
+    assert!(gguf.check_read().is_ok());
+    assert_eq!(last, [0; 16]);
+    let error = gguf.check_read().unwrap_err().to_string();
+    assert!(error.contains("model.gguf` was changed"), "{error}");
+    assert!(gguf.check_unchanged().is_err());
+}
+
+#[test]
+fn a_file_that_is_written_to_is_another_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    fs::write(&path, file(&[], &["a"], 1.0)).unwrap();
+    let gguf = Gguf::open(&path).unwrap();
+    assert!(gguf.check_unchanged().is_ok());
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
+    file.set_modified(later).unwrap();
+    assert!(gguf.check_unchanged().is_err());
+    assert!(gguf.check_read().is_ok());
+}
+
+#[test]
+fn what_is_no_file_is_named_without_waiting() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    for (path, kind) in [
+        (pipe.as_path(), "a pipe"),
+        (Path::new("/dev/null"), "a device"),
+        (folder.path(), "a folder"),
+    ] {
+        let error = Gguf::open(path).err().unwrap().to_string();
+        assert!(error.contains(kind), "{error}");
+    }
 }

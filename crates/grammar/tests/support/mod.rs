@@ -177,9 +177,5 @@ impl Random {
 
 /// A tool with these parameters.
 pub(crate) fn tool(name: &str, parameters: serde_json::Value) -> Tool {
-    Tool {
-        name: name.to_owned(),
-        description: String::new(),
-        parameters,
-    }
+    Tool::new(name, "", parameters)
 }

@@ -120,8 +120,6 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError>
             called(&messages, id, &format!("{path}.tool_call_id"))?;
         }
         messages.push(Message {
-            role,
-            content,
             thinking: message
                 .reasoning_content
                 .or(message.reasoning)
@@ -129,6 +127,7 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError>
             tool_calls: calls,
             tool_call_id: message.tool_call_id,
             name: message.name,
+            ..Message::new(role, content)
         });
     }
     Ok(messages)

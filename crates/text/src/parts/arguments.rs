@@ -249,9 +249,10 @@ impl<'a> Reader<'a> {
     fn literal(&mut self) -> Result<Value, CallError> {
         let text = self.word(|c| !c.is_ascii_alphanumeric() && !matches!(c, '-' | '+' | '.'));
         match text {
-            "true" => Ok(Value::Bool(true)),
-            "false" => Ok(Value::Bool(false)),
-            "null" => Ok(Value::Null),
+            // Templates are Python, and write what they have of these in its spelling.
+            "true" | "True" => Ok(Value::Bool(true)),
+            "false" | "False" => Ok(Value::Bool(false)),
+            "null" | "None" => Ok(Value::Null),
             _ => serde_json::from_str::<Number>(text)
                 .map(Value::Number)
                 .map_err(|_| CallError::Word {

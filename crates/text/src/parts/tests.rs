@@ -106,6 +106,25 @@ fn a_repeated_turn_header_is_skipped() {
 }
 
 #[test]
+fn a_header_that_is_cut_short_is_text() {
+    assert_eq!(reply("a<|turn>mo"), content("amo"));
+    assert_eq!(
+        reply("<|turn>mo<|channel>thought\nhm<channel|>b"),
+        thought("hm", "mob")
+    );
+    assert_eq!(reply("<|channel>tho<channel|>b"), content("thob"));
+    assert_eq!(reply("<|channel>tho"), content("tho"));
+}
+
+#[test]
+fn values_in_pythons_spelling_are_read() {
+    assert_eq!(
+        arguments("{a:None,b:True,c:[False,null],d:2.9393722140683574}"),
+        json!({"a": null, "b": true, "c": [false, null], "d": 2.9393722140683574})
+    );
+}
+
+#[test]
 fn unknown_channels_are_shown() {
     assert_eq!(
         reply("<|channel>final\nHi<channel|> there"),
@@ -123,7 +142,7 @@ fn nothing_is_read_past_a_stop_token() {
 #[test]
 fn truncated_answers_end_cleanly() {
     assert_eq!(reply("<|channel>thought\nhm, "), thought("hm,", ""));
-    assert_eq!(reply("<|channel>thou"), content(""));
+    assert_eq!(reply("<|channel>thou"), content("thou"));
     assert_eq!(reply("<|channel>"), content(""));
     let cut = read(
         parser(),

@@ -12,6 +12,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use super::{
     meter::{self, Range},
     price::Price,
+    python,
 };
 
 /// Most numbers in a range, as in the engine.
@@ -33,7 +34,10 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
             all.reverse();
         }
         price.pay(meter::meter(state)?, &all)?;
-        let made = unknown_method_callback(state, value, method, args)?;
+        let made = match python::stripped(value, method, args) {
+            Some(stripped) => stripped,
+            None => unknown_method_callback(state, value, method, args)?,
+        };
         price.receive(meter::meter(state)?, made)
     });
 }
@@ -54,7 +58,6 @@ fn add_filters(environment: &mut Environment<'static>) {
     }
     add_all! {
         Price::Read => length abs int float round first last attr bool default;
-        Price::Text(1) => trim;
         // Some characters become three in the other case.
         Price::Text(3) => lower upper title capitalize;
         // And one becomes `&quot;`.
@@ -62,7 +65,7 @@ fn add_filters(environment: &mut Environment<'static>) {
         Price::Print => string pprint safe;
         Price::Items => list reverse chain;
         Price::List => sort unique min max;
-        Price::Nest => dictsort items zip groupby;
+        Price::Nest => items zip groupby;
         Price::Each => select selectattr reject rejectattr map;
         Price::Sum => sum;
         Price::Replace => replace;
@@ -72,6 +75,12 @@ fn add_filters(environment: &mut Environment<'static>) {
         Price::Format => format;
         Price::Batch => batch slice;
     }
+    add("trim", Price::Text(1), Value::from_function(python::trim));
+    add(
+        "dictsort",
+        Price::Nest,
+        Value::from_function(python::dict_sort),
+    );
     add("e", Price::Text(6), Value::from_function(filters::escape));
     add("count", Price::Read, Value::from_function(filters::length));
     add("d", Price::Read, Value::from_function(filters::default));

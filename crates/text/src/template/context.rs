@@ -6,15 +6,23 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::{Message, Role, Tool, ToolCall};
+use crate::{Message, Role, Tool, ToolCall, ToolResponse};
 
 /// Forms of a conversation that a template understands.
 #[derive(Clone, Copy, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "habits have nothing to do with each other"
+)]
 pub(super) struct Habits {
     /// Reads results from `tool_responses` of the assistant's message and has no notion of tool messages.
     folded_results: bool,
     /// Knows the developer role; others get it as system.
     developer_role: bool,
+    /// Reads content that comes in parts; others get it joined.
+    content_parts: bool,
+    /// Ends the prompt in an empty thought where the model is not to think.
+    pub(super) empty_thought: bool,
 }
 
 impl Habits {
@@ -23,6 +31,9 @@ impl Habits {
             // A template that reads tool messages has to connect them with their calls.
             folded_results: source.contains("tool_responses") && !source.contains("tool_call_id"),
             developer_role: source.contains("developer"),
+            content_parts: source.contains("['content'] is sequence")
+                || source.contains("content is sequence"),
+            empty_thought: source.contains(r"'<|channel>thought\n<channel|>'"),
         }
     }
 }
@@ -58,13 +69,9 @@ fn message_values(messages: &[Message], habits: Habits) -> Vec<Map<String, Value
             };
             let mut value = Map::new();
             value.insert("role".to_owned(), role.name().into());
-            value.insert("content".to_owned(), message.content.clone().into());
+            value.insert("content".to_owned(), content(message, role, habits));
             match role {
                 Role::Assistant => {
-                    value.insert(
-                        "content".to_owned(),
-                        without_thoughts(&message.content).into(),
-                    );
                     if !message.thinking.is_empty() {
                         value.insert("reasoning".to_owned(), message.thinking.clone().into());
                         value.insert(
@@ -77,6 +84,13 @@ fn message_values(messages: &[Message], habits: Habits) -> Vec<Map<String, Value
                         value.insert(
                             "tool_calls".to_owned(),
                             open_calls.values(&message.tool_calls),
+                        );
+                    }
+                    if !message.tool_responses.is_empty() {
+                        let responses = message.tool_responses.iter();
+                        value.insert(
+                            "tool_responses".to_owned(),
+                            responses.map(response_value).collect(),
                         );
                     }
                 }
@@ -97,6 +111,37 @@ fn message_values(messages: &[Message], habits: Habits) -> Vec<Map<String, Value
             value
         })
         .collect()
+}
+
+/// Text, or its parts where there are several and the template goes through them.
+fn content(message: &Message, role: Role, habits: Habits) -> Value {
+    let own = |text: &str| match role {
+        Role::Assistant => match without_thoughts(text) {
+            // Templates ask whether there is content before they strip it, and close the turn by that.
+            stripped if stripped.is_empty() && !text.is_empty() => " ".to_owned(),
+            stripped => stripped,
+        },
+        _ => text.to_owned(),
+    };
+    // The first system message is written as it is, and a tool's parts are joined by every template.
+    let in_parts = matches!(role, Role::User | Role::Assistant) && habits.content_parts;
+    if in_parts && message.content_parts.len() > 1 {
+        let part = |text: &String| json!({"type": "text", "text": own(text)});
+        return message.content_parts.iter().map(part).collect();
+    }
+    own(&message.content).into()
+}
+
+fn response_value(response: &ToolResponse) -> Value {
+    let mut value = Map::new();
+    value.extend(
+        response
+            .name
+            .clone()
+            .map(|name| ("name".to_owned(), name.into())),
+    );
+    value.insert("response".to_owned(), response.response.clone());
+    Value::Object(value)
 }
 
 /// The calls of the latest assistant message, with an id each: templates compare ids, and two absent ones are equal.
@@ -201,14 +246,15 @@ fn without_thoughts(text: &str) -> String {
 fn tool_value(tool: &Tool) -> Value {
     let mut parameters = tool.parameters.clone();
     single_types(&mut parameters);
-    json!({
-        "type": "function",
-        "function": {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": parameters,
-        },
-    })
+    let mut function = json!({
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": parameters,
+    });
+    if !tool.response.is_null() {
+        function["response"] = tool.response.clone();
+    }
+    json!({"type": "function", "function": function})
 }
 
 /// JSON schema allows `"type": ["string", "null"]`; templates know one type and `nullable`.

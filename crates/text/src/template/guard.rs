@@ -49,6 +49,11 @@ impl Guard {
         }
     }
 
+    /// What stands for `<`, then what stands for `>`.
+    pub(crate) fn characters(self) -> String {
+        [self.open, self.close].into_iter().collect()
+    }
+
     /// Replaces the brackets in every string and key.
     pub(crate) fn apply(self, context: &mut Map<String, Value>) {
         context.values_mut().for_each(|value| self.apply_to(value));

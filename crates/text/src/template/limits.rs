@@ -64,15 +64,20 @@ pub fn conversation_bytes(messages: &[Message], tools: &[Tool]) -> usize {
         let calls = message.tool_calls.iter().map(|call| {
             optional_bytes(call.id.as_ref()) + call.name.len() + json_bytes(&call.arguments)
         });
+        let responses = message.tool_responses.iter();
+        let responses =
+            responses.map(|r| optional_bytes(r.name.as_ref()) + json_bytes(&r.response));
         message.content.len()
             + message.thinking.len()
             + optional_bytes(message.tool_call_id.as_ref())
             + optional_bytes(message.name.as_ref())
             + calls.sum::<usize>()
+            + responses.sum::<usize>()
     });
-    let tools = tools
-        .iter()
-        .map(|tool| tool.name.len() + tool.description.len() + json_bytes(&tool.parameters));
+    let tools = tools.iter().map(|tool| {
+        let schemas = json_bytes(&tool.parameters) + json_bytes(&tool.response);
+        tool.name.len() + tool.description.len() + schemas
+    });
     messages.sum::<usize>() + tools.sum::<usize>()
 }
 

@@ -1,7 +1,11 @@
 //! Python for chat templates: methods of strings and dicts, and the functions Hugging Face adds.
+//!
+//! Where the engine's own differ from Python's in what they take for white space or in how they order keys, there is one here.
+
+use std::borrow::Cow;
 
 use minijinja::{
-    AutoEscape, Environment, Error, ErrorKind, Output, State, Value,
+    AutoEscape, Environment, Error, ErrorKind, Output, State, Value, filters,
     value::{Kwargs, Serde, ValueKind},
 };
 use serde::Serialize;
@@ -10,6 +14,9 @@ use super::{date, meter};
 
 /// The variable that carries the time to `strftime_now`.
 pub(super) const UNIX_TIME: &str = "unix_time";
+
+/// The variable that carries the two characters that stand for `<` and `>`, where there are such.
+pub(super) const GUARD: &str = "guard_characters";
 
 /// Words of a template that refuses a conversation.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +57,74 @@ fn write_value(out: &mut Output, state: &mut State, value: &Value) -> Result<(),
         None => ('+', exponent),
     };
     write!(out, "{digits}e{sign}{exponent:0>2}").map_err(Error::from)
+}
+
+/// What Python strips: also the four separators of ASCII, which Unicode does not count as white space.
+fn is_space(character: char) -> bool {
+    character.is_whitespace() || matches!(character, '\u{1c}'..='\u{1f}')
+}
+
+/// Python's `strip`, as a filter.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "template filters take text by value where any value may stand for one"
+)]
+pub(super) fn trim(text: Cow<'_, str>, characters: Option<Cow<'_, str>>) -> String {
+    let stripped = match characters {
+        Some(characters) => text.trim_matches(|c| characters.contains(c)),
+        None => text.trim_matches(is_space),
+    };
+    stripped.to_owned()
+}
+
+/// What a method that strips white space returns; `None` for other methods.
+pub(super) fn stripped(value: &Value, method: &str, args: &[Value]) -> Option<Value> {
+    let text = value.as_str().filter(|_| args.is_empty())?;
+    let stripped = match method {
+        "strip" => text.trim_matches(is_space),
+        "lstrip" => text.trim_start_matches(is_space),
+        "rstrip" => text.trim_end_matches(is_space),
+        _ => return None,
+    };
+    Some(stripped.into())
+}
+
+/// Pairs of a mapping, ordered by their keys as Python orders them: all letters folded, `<` and `>` in their own places.
+pub(super) fn dict_sort(state: &mut State, map: &Value, options: Kwargs) -> Result<Value, Error> {
+    let by_value = options.get::<Option<&str>>("by")? == Some("value");
+    let keys = if map.kind() == ValueKind::Map && !by_value {
+        map.try_iter()?.collect::<Vec<_>>()
+    } else {
+        Vec::new()
+    };
+    if keys.is_empty() || keys.iter().any(|key| key.as_str().is_none()) {
+        return filters::dictsort(map, options);
+    }
+    let folds = !options
+        .get::<Option<bool>>("case_sensitive")?
+        .unwrap_or(false);
+    let reverse = options.get::<Option<bool>>("reverse")?.unwrap_or(false);
+    options.assert_all_used()?;
+    let guard = state.lookup(GUARD);
+    let mut guard = guard.as_ref().and_then(Value::as_str).unwrap_or("").chars();
+    let (open, close) = (guard.next(), guard.next());
+    let written = |key: &Value| -> String {
+        let own = |c| match Some(c) {
+            c if c == open => '<',
+            c if c == close => '>',
+            _ => c,
+        };
+        let text: String = key.as_str().unwrap_or_default().chars().map(own).collect();
+        if folds { text.to_lowercase() } else { text }
+    };
+    let mut pairs: Vec<_> = keys.into_iter().map(|key| (written(&key), key)).collect();
+    // Stable both ways, as Python's is: keys that are equal when folded stay in their order.
+    pairs.sort_by(|(a, _), (b, _)| if reverse { b.cmp(a) } else { a.cmp(b) });
+    let pair = |(_, key): (String, Value)| -> Result<Value, Error> {
+        let value = map.get_item(&key)?;
+        Ok(Value::from(vec![key, value]))
+    };
+    pairs.into_iter().map(pair).collect()
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {

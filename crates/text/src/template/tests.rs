@@ -296,6 +296,87 @@ fn a_closed_turn_is_followed_by_the_models() {
 }
 
 #[test]
+fn a_closed_turn_is_followed_by_an_empty_thought_where_the_template_has_one() {
+    let responses = vec![crate::ToolResponse {
+        name: Some("f".to_owned()),
+        response: json!({"ok": true}),
+    }];
+    let done = Message {
+        tool_responses: responses,
+        ..with_calls("Done.", vec![call("f", json!({}))])
+    };
+    let official = template(GEMMA_31B);
+    let mut options = RenderOptions::default();
+    let end = |options: &RenderOptions| {
+        let messages = [Message::user("x"), done.clone()];
+        let rendered = official.render(&messages, &[], options).unwrap();
+        let text = rendered.text().into_owned();
+        let (_, end) = text.split_once("<tool_call|>").unwrap();
+        end.to_owned()
+    };
+    let closed = "<|tool_response>response:f{ok:true}<tool_response|>Done.<turn|>\n<|turn>model\n";
+    assert_eq!(
+        end(&options),
+        format!("{closed}<|channel>thought\n<channel|>")
+    );
+    options.thinking = true;
+    assert_eq!(end(&options), closed);
+}
+
+/// Renders of a published implementation: see `tests/data/render_templates.py`.
+#[test]
+fn random_conversations_render_as_jinja2_does() {
+    let mut renders = Vec::new();
+    let compressed = include_bytes!("../../tests/data/renders.json.xz");
+    lzma_rs::xz_decompress(&mut std::io::Cursor::new(compressed), &mut renders).unwrap();
+    let cases: Vec<Value> = serde_json::from_slice(&renders).unwrap();
+    let mut compared = 0;
+    for (name, source) in [
+        ("31b", GEMMA_31B),
+        ("31b-interleaved", GEMMA_31B_INTERLEAVED),
+    ] {
+        let template = template(source);
+        for (number, case) in cases.iter().enumerate() {
+            let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
+            let tools: Vec<Tool> = serde_json::from_value(case["tools"].clone()).unwrap();
+            let options = RenderOptions {
+                thinking: case["thinking"] == true,
+                add_generation_prompt: case["generation_prompt"] == true,
+                unix_time: None,
+            };
+            let rendered = template.render(&messages, &tools, &options).unwrap();
+            let Some(expected) = case["renders"][name].as_str() else {
+                continue;
+            };
+            compared += 1;
+            assert_eq!(
+                rendered.text(),
+                expected,
+                "{name}, conversation {number}: {case:#}"
+            );
+        }
+    }
+    assert!(compared > 280, "{compared}");
+}
+
+#[test]
+fn keys_are_ordered_and_white_space_is_stripped_as_python_does() {
+    let source = "{% for k, v in messages[0].tool_calls[0].function.arguments | dictsort %}{{ k }} {% endfor %}\
+                  {{ messages[0].content | trim }}|{{ messages[0].content.strip() }}|{{ messages[0].content.lstrip() }}";
+    let keys = |keys: &[&str]| -> Value {
+        let map: serde_json::Map<_, _> = keys.iter().map(|k| ((*k).to_owned(), json!(1))).collect();
+        Value::Object(map)
+    };
+    let shown = |order: &[&str]| {
+        let message = with_calls("\u{1c}a\u{1f}", vec![call("f", keys(order))]);
+        let rendered = template(source).render(&[message], &[], &RenderOptions::default());
+        rendered.unwrap().text().into_owned()
+    };
+    assert_eq!(shown(&["É", "ß", "z", "Я", "ж"]), "z ß É ж Я a|a|a\u{1f}");
+    assert_eq!(shown(&["a<b", "aZ", "a0"]), "a0 a<b aZ a|a|a\u{1f}");
+}
+
+#[test]
 fn python_values_and_functions_are_there() {
     let source = "{{ none }} {{ true }} {{ 2.0 }} {{ 1e22 }} {{ -1.5e-7 }} {{ 0.0 }} {{ fromjson('[1, 2]')[1] }}
 {%- set d = {'a': ['<', none]} %} {{ d | tojson }} {{ d.get('b', 'no') }} {{ ' x '.strip() }} {{ 'a,b'.split(',')[1] }}
@@ -402,11 +483,11 @@ fn marks_of(template: &ChatTemplate, texts: &[&str; 6]) -> (Vec<TokenId>, Vec<To
             vec![call(name, json!({key: value, "list": [value]}))],
         )
     };
-    let tool = Tool {
-        name: name.to_owned(),
-        description: value.to_owned(),
-        parameters: json!({"type": "object", "properties": {key: {"type": "string", "description": value}}}),
-    };
+    let tool = Tool::new(
+        name,
+        value,
+        json!({"type": "object", "properties": {key: {"type": "string", "description": value}}}),
+    );
     let messages = [
         Message::system(content),
         Message::user(content),

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use carat::Loaded;
 use carat_engine::{DraftCounts, EngineHandle, Event, ModelShape, Request, TokenStream, Usage};
 use carat_model::{
     TokenId,
@@ -19,9 +20,7 @@ use super::acceptance::SetAcceptance;
 use crate::{
     answer,
     args::{BenchArgs, BenchFormat},
-    draft,
-    load::Loaded,
-    session,
+    draft, load, session,
     settings::Settings,
     terminal::{Terminal, say},
 };
@@ -56,23 +55,23 @@ pub(super) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
     let mut settings = settings.clone();
     settings.draft.clone_from(&args.draft);
     settings.draft_max = args.draft_max.or(settings.draft_max);
-    let loaded = Loaded::open_with_drafts(&settings, terminal)?;
-    if loaded.drafts.most == 0 {
+    let loaded = draft::open_model(&settings, terminal)?;
+    if loaded.drafts.max_tokens == 0 {
         bail!("nothing is drafted: --draft off, or --draft-max 0; leave them out");
     }
-    let (name, backend) = (loaded.describe(), loaded.backend.name());
+    let (name, backend) = (load::describe(&loaded), loaded.backend.name());
     let generate = args.generate.iter().copied().max().unwrap_or(0).max(2);
     let prompts = match args.draft_accept {
         Some(_) => noise(loaded.plan.vocab()),
-        None => rendered(&loaded)?,
+        None => rendered(&loaded, terminal)?,
     };
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(1);
     let sequences = args.sequences.first().copied().unwrap_or(1);
-    let context = (longest + generate + loaded.drafts.most).min(loaded.model.config.context);
-    let config = session::engine_config(&loaded, sequences, context);
-    loaded.warm_up(terminal);
+    let context = (longest + generate + loaded.drafts.max_tokens).min(loaded.model.config.context);
+    let config = loaded.engine_config(sequences, context);
+    load::warm_up(&loaded, terminal);
     let engine = match args.draft_accept {
-        None => draft::start(loaded, config),
+        None => loaded.start(config),
         Some(probability) => {
             let Loaded {
                 model,
@@ -151,11 +150,11 @@ fn finish(stream: TokenStream) -> Result<Usage> {
     bail!("an answer ended without a word")
 }
 
-fn rendered(loaded: &Loaded) -> Result<Vec<Vec<TokenId>>> {
+fn rendered(loaded: &Loaded, terminal: Terminal) -> Result<Vec<Vec<TokenId>>> {
     let metadata = loaded.file.metadata();
     let tokenizer =
         Tokenizer::from_metadata(metadata).context("cannot use the file's tokenizer")?;
-    let template = session::template(None, metadata, &tokenizer)?;
+    let template = session::template(None, metadata, &tokenizer, terminal)?;
     let options = RenderOptions {
         thinking: false,
         unix_time: None,

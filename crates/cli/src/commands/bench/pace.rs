@@ -7,12 +7,12 @@
 use std::io::BufRead;
 
 use anyhow::{Result, bail};
+use carat::Loaded;
 use carat_model::cost::Roofline;
 use serde_json::json;
 
 use crate::{
     args::{BenchArgs, BenchFormat},
-    load::Loaded,
     terminal::say,
 };
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use carat::Loaded;
 use carat_model::{
     TokenId,
     backend::{Executor, LaunchTime},
@@ -15,7 +16,6 @@ use serde_json::json;
 use super::{Case, feeder::Feeder};
 use crate::{
     args::{BenchArgs, BenchFormat},
-    load::Loaded,
     output::WholeFile,
 };
 

@@ -26,6 +26,11 @@ use crate::{
 /// on an H200 beside its time for large matrices: 0.6 to 0.85 at 16 rows, 1.1 at 32, 1.6 to 1.9 at 64.
 const PACKED_ROWS: usize = 16;
 
+/// Buckets that multiply packed weights.
+pub(super) fn packed_buckets() -> Buckets {
+    Buckets::up_to(PACKED_ROWS)
+}
+
 impl Lowering<'_> {
     fn fragment_format(&self, part: LinearPart) -> Option<FragmentFormat> {
         FragmentFormat::of(self.weights.matrix(part.w).quant)
@@ -45,11 +50,6 @@ impl Lowering<'_> {
         // The native GEMM has no f16 copies to leave aside, and reads packed weights itself.
         let target = self.class == RowClass::Medium && self.target.gemm == GemmImpl::CublasLt;
         target && weights >= self.target.min_packed_weights && parts.iter().all(packed)
-    }
-
-    /// Buckets that multiply packed weights.
-    pub(super) fn packed_buckets(&self) -> Buckets {
-        Buckets::up_to(PACKED_ROWS)
     }
 
     /// Buckets that multiply the copies, beside those that multiply packed weights; none if there are no larger ones.

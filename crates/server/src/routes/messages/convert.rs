@@ -285,11 +285,11 @@ fn tools(wire: &[Value]) -> Result<(Vec<Tool>, Vec<String>), ApiError> {
                 format!("tools[{n}] is no tool, which has a `name` and an `input_schema`: {error}"),
             )
         })?;
-        tools.push(Tool {
-            name: tool.name,
-            description: tool.description.unwrap_or_default(),
-            parameters: tool.input_schema,
-        });
+        tools.push(Tool::new(
+            tool.name,
+            tool.description.unwrap_or_default(),
+            tool.input_schema,
+        ));
     }
     Ok((tools, ignored))
 }

@@ -1,0 +1,105 @@
+//! A model file, checked and described, on the device that will run it.
+
+use std::sync::Arc;
+
+use carat_engine::{EngineConfig, ModelShape};
+use carat_gguf::Gguf;
+use carat_model::{
+    Model,
+    backend::{Backend, Batching},
+    gemma4,
+    kv::{KvType, pages_of},
+    plan::{Plan, Step},
+};
+
+use crate::{Drafts, Error, intact::Intact};
+
+/// The most whole contexts that pages are held for. Requests that run side by side rarely fill theirs, and pages that run out
+/// only make somebody wait.
+const WHOLE_CONTEXTS: usize = 4;
+
+/// A model before it runs.
+pub struct Loaded {
+    /// Open, and mapped.
+    pub file: Arc<Gguf>,
+    /// Configuration and weights.
+    pub model: Model,
+    /// The forward pass.
+    pub plan: Plan,
+    /// Will compute it, and fails if the file changes.
+    pub backend: Box<dyn Backend>,
+    /// How keys and values will be kept.
+    pub kv: KvType,
+    /// Whether tokens may depend on the company of a request.
+    pub batching: Batching,
+    /// Who drafts; nobody at first.
+    pub drafts: Drafts,
+}
+
+impl Loaded {
+    /// Checks that the file is a model that can be run.
+    pub fn new(file: Arc<Gguf>, backend: Box<dyn Backend>, kv: KvType) -> Result<Loaded, Error> {
+        let model = Model::load(Arc::clone(&file))?;
+        Ok(Loaded {
+            plan: gemma4::plan(&model),
+            backend: Box::new(Intact::new(backend, Arc::clone(&file))),
+            kv,
+            batching: Batching::default(),
+            drafts: Drafts::default(),
+            model,
+            file,
+        })
+    }
+
+    /// Settings of an engine for so many requests side by side.
+    pub fn engine_config(&self, parallel: usize, context: usize) -> EngineConfig {
+        let rows = self.backend.chunk_rows();
+        let shape = ModelShape::from(&self.plan);
+        // Drafts reach beyond the window.
+        let reaching = ModelShape {
+            window: shape.window.map(|window| window + self.drafts.max_tokens),
+            ..shape
+        };
+        let mut config = EngineConfig {
+            kv: self.kv,
+            batching: self.batching,
+            ..EngineConfig::comfortable(context, parallel, rows, reaching)
+        };
+        self.drafts.configure(&mut config);
+        config.pages.full = config
+            .pages
+            .full
+            .min(pages_of(context) * WHOLE_CONTEXTS.min(parallel));
+        config
+    }
+
+    /// Brings the weights that every token reads into memory, and tells how many bytes of how many are there: a file that was
+    /// not read lately would otherwise make the first token slow without a word. Tables that are looked up row by row stay out.
+    pub fn warm_up(&self, mut progress: impl FnMut(u64, u64)) {
+        const PAGE: usize = 4096;
+        const CHUNK: usize = 16 << 20;
+        let weights = &self.model.weights;
+        let used = |step: &Step| match *step {
+            Step::Linear { w, .. } | Step::Route { w, .. } => vec![w],
+            Step::Experts { gate, up, down, .. } => vec![gate, up, down],
+            _ => Vec::new(),
+        };
+        let steps = self.plan.steps.iter();
+        let read: Vec<&[u8]> = steps
+            .flat_map(|s| used(&s.step))
+            .map(|w| weights.bytes(w))
+            .collect();
+        let total: usize = read.iter().map(|b| b.len()).sum();
+        let mut done = 0;
+        let mut sum = 0u8;
+        for chunk in read.iter().flat_map(|b| b.chunks(CHUNK)) {
+            sum = chunk
+                .iter()
+                .step_by(PAGE)
+                .fold(sum, |s, b| s.wrapping_add(*b));
+            done += chunk.len() as u64;
+            progress(done, total as u64);
+        }
+        std::hint::black_box(sum);
+    }
+}

@@ -1,0 +1,94 @@
+//! Model files that change while they are in use, and paths that lead to something else.
+
+use std::{
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+fn copy_of_the_demo(folder: &Path) -> PathBuf {
+    let path = folder.join("model.gguf");
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/pip-q8_0.gguf");
+    fs::copy(demo, &path).expect("copied");
+    path
+}
+
+/// Starts an answer that takes long, changes the file in its middle, and returns the exit code and what was said.
+fn changed_during_an_answer(backend: &str, change: impl FnOnce(&Path)) -> (Option<i32>, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = copy_of_the_demo(folder.path());
+    let mut child = Command::new(env!("CARGO_BIN_EXE_carat"))
+        .args(["run", "--backend", backend, "--ignore-eos", "-n", "1900"])
+        .args(["-m", model.to_str().expect("text"), "Tell me a story."])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut stdout = child.stdout.take().expect("piped");
+    let mut first = [0; 4];
+    stdout.read_exact(&mut first).expect("an answer");
+    change(&model);
+    let rest = thread::spawn(move || {
+        let mut rest = Vec::new();
+        let _ = stdout.read_to_end(&mut rest);
+    });
+    let output = child.wait_with_output().expect("it ends");
+    rest.join().expect("no panic");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), told)
+}
+
+#[test]
+fn a_file_that_is_cut_short_ends_in_a_sentence() {
+    for backend in ["cpu", "reference"] {
+        let (code, told) = changed_during_an_answer(backend, |path| {
+            let file = fs::File::options().write(true).open(path).expect("open");
+            file.set_len(4096).expect("shortened");
+        });
+        assert_eq!(code, Some(1), "{told}");
+        assert!(told.contains("model.gguf` was changed"), "{told}");
+    }
+}
+
+#[test]
+fn a_file_that_is_overwritten_ends_in_a_sentence() {
+    let (code, told) = changed_during_an_answer("cpu", |path| {
+        let other = fs::read(path).expect("read");
+        fs::write(path, other).expect("written");
+    });
+    assert_eq!(code, Some(1), "{told}");
+    assert!(told.contains("model.gguf` was changed"), "{told}");
+}
+
+#[test]
+fn what_is_no_file_is_named_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pipe = folder.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.expect("mkfifo is there").success());
+    for (path, kind) in [
+        (pipe.as_path(), "a pipe"),
+        (Path::new("/dev/zero"), "a device"),
+        (folder.path(), "a folder"),
+    ] {
+        let path = path.to_str().expect("text").to_owned();
+        let (sender, ended) = mpsc::channel();
+        thread::spawn(move || {
+            let output = Command::new(env!("CARGO_BIN_EXE_carat"))
+                .args(["run", "-m", &path, "Hi"])
+                .output();
+            let _ = sender.send(output.expect("the program starts"));
+        });
+        let output = ended
+            .recv_timeout(Duration::from_mins(1))
+            .expect("it does not wait for a writer");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains(kind), "{told}");
+    }
+}
