@@ -241,7 +241,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     tokens: Vec::new(),
                 }),
                 Err(Rejected::Busy { .. }) => {
-                    *ends.entry("turned away".to_owned()).or_default() += 1
+                    *ends.entry("turned away".to_owned()).or_default() += 1;
                 }
                 Err(error) => return Err(error.into()),
             }
