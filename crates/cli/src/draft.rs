@@ -49,7 +49,8 @@ fn drafts(
     }
     let mut drafts = Drafts {
         drafter: None,
-        lookup: true,
+        // N-grams are for those who ask for them, or name a drafter: no gain has been measured where nobody does.
+        lookup: asked != "auto",
         max_tokens: most,
         rows: backend.exact_rows().min(MOST_ROWS),
     };
@@ -68,6 +69,9 @@ fn drafts(
             Some(open(&path, model)?)
         }
     };
+    if drafts.drafter.is_none() && !drafts.lookup {
+        return Ok(Drafts::default());
+    }
     tell(&drafts, terminal);
     Ok(drafts)
 }

@@ -385,15 +385,18 @@ fn time_limits_end_requests_that_wait_or_run_too_long() {
     };
     let moment = Some(Duration::from_millis(1));
     let ample = Some(Duration::MAX);
-    let running = engine.submit(timed(1, ample, moment)).unwrap();
+    // Ample for a start on a busy machine, and over before the answer is.
+    let start = Duration::from_millis(500);
+    let since = Instant::now();
+    let running = engine.submit(timed(1, ample, Some(start))).unwrap();
     go.send(()).unwrap();
     while engine.snapshot().stats.running == 0 {
+        assert!(since.elapsed() < start, "it did not start in time");
         thread::yield_now();
     }
     let waiting = engine.submit(timed(2, ample, moment)).unwrap();
     let late = engine.submit(timed(3, moment, ample)).unwrap();
-    let since = Instant::now();
-    while since.elapsed() < Duration::from_millis(5) {
+    while since.elapsed() < start + Duration::from_millis(5) {
         thread::yield_now();
     }
     drop(go);

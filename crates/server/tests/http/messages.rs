@@ -180,6 +180,20 @@ async fn words_put_into_the_model_s_mouth_are_continued() {
 }
 
 #[tokio::test]
+async fn instructions_may_come_in_the_middle() {
+    let app = demo();
+    let plain = post(&app, MESSAGES, ask("Hello!", json!({}))).await.json();
+    let between = json!({"messages": [
+        {"role": "user", "content": "Hello!"},
+        {"role": "system", "content": [{"type": "text", "text": "Answer in one word."}]},
+    ]});
+    let answer = post(&app, MESSAGES, ask("", between)).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let (with, without) = (answer.json(), plain);
+    assert!(prompt_tokens(&with["usage"]) > prompt_tokens(&without["usage"]) + 4);
+}
+
+#[tokio::test]
 async fn a_schema_shapes_the_answer() {
     let schema = json!({
         "type": "object",

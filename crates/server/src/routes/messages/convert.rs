@@ -176,10 +176,18 @@ fn messages(system: &Value, wire: &[WireMessage]) -> Result<Vec<Message>, ApiErr
         match message.role.as_str() {
             "user" => user(content, &format!("{path}.content"), &mut messages)?,
             "assistant" => messages.push(assistant(content, &format!("{path}.content"))?),
+            // Agents add instructions in the middle of a conversation.
+            "system" => {
+                let content = wire::content(content, &format!("{path}.content"))?;
+                messages.push(Message::system(content));
+            }
             other => {
                 return Err(ApiError::invalid(
                     format!("{path}.role"),
-                    format!("`{}` is no role; use user or assistant", shown(other)),
+                    format!(
+                        "`{}` is no role; use user, assistant or system",
+                        shown(other)
+                    ),
                 ));
             }
         }
