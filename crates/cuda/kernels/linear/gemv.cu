@@ -34,7 +34,7 @@ constexpr u32 GEGLU = 1, GELU_MUL_SLICE = 2;
 //   LATE_TRIGGER   the launch behind it starts when the launch before it is over, not sooner
 //   EARLY_INPUT    its input was there before the launch before it started
 //   EARLY_ROUTE    so was its route
-constexpr u32 PDL = 1, LATE_TRIGGER = 2, EARLY_INPUT = 4, EARLY_ROUTE = 8;
+enum : u32 { PDL = 1, LATE_TRIGGER = 2, EARLY_INPUT = 4, EARLY_ROUTE = 8 };
 
 // Output rows `first` on of a joined matrix are a value of their own.
 struct Part {
@@ -382,6 +382,12 @@ __device__ __forceinline__ void routed_gemv(const Params& p) {
   multiply<ROWS, true>(p, share, layout, stream, ring, 0, slots, count);
 }
 
+// Experts are packed; a module of floats has no code for them.
+template <int ROWS>
+__device__ __forceinline__ void routed(const Params& p) {
+  if constexpr (Weights::QUANTIZED) routed_gemv<ROWS>(p);
+}
+
 // Mirrors `registers` in src/kernel/linear/gemv.rs: 96 let two blocks of 10 warps share a multiprocessor.
 constexpr int FEW_REGISTERS = 96, REGISTERS = Weights::QUANTIZED && CLUSTER ? 96 : 128;
 constexpr int ROUTED_REGISTERS = Weights::QUANTIZED ? 96 : 128;
@@ -390,7 +396,7 @@ extern "C" __global__ void __maxnreg__(FEW_REGISTERS) gemv_1(const Params p) { g
 extern "C" __global__ void __maxnreg__(REGISTERS) gemv_2(const Params p) { gemv<2>(p); }
 extern "C" __global__ void __maxnreg__(REGISTERS) gemv_4(const Params p) { gemv<4>(p); }
 extern "C" __global__ void __maxnreg__(REGISTERS) gemv_8(const Params p) { gemv<8>(p); }
-extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_1(const Params p) { routed_gemv<1>(p); }
-extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_2(const Params p) { routed_gemv<2>(p); }
-extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_4(const Params p) { routed_gemv<4>(p); }
-extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_8(const Params p) { routed_gemv<8>(p); }
+extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_1(const Params p) { routed<1>(p); }
+extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_2(const Params p) { routed<2>(p); }
+extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_4(const Params p) { routed<4>(p); }
+extern "C" __global__ void __maxnreg__(ROUTED_REGISTERS) gemv_routed_8(const Params p) { routed<8>(p); }
