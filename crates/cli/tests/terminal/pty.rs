@@ -32,7 +32,9 @@ pub(crate) struct Pty {
 
 impl Pty {
     pub(crate) fn start(arguments: &[&str]) -> Pty {
-        Pty::start_as(Command::new(env!("CARGO_BIN_EXE_carat")).args(arguments))
+        // Whoever runs the tests may ignore these, as jobs in the background do.
+        let program = ["--default-signal=INT,HUP,TERM", env!("CARGO_BIN_EXE_carat")];
+        Pty::start_as(Command::new("env").args(program).args(arguments))
     }
 
     /// Runs any command on the terminal.
