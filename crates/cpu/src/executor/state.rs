@@ -337,6 +337,28 @@ impl State {
         }
     }
 
+    /// Scores every row of a small matrix, a router's or centroids, for each of some rows; returns how many that has.
+    fn score(
+        &mut self,
+        on: &mut Shared,
+        (x, weight): (ProductInput, Weight),
+        rows: usize,
+    ) -> usize {
+        let count = self.weights.matrix(weight).rows;
+        self.router_scores.resize(rows * count, 0.0);
+        let product = Product {
+            class: on.workers.classes.of(rows),
+            weights: &self.weights,
+            weight,
+            input: input(x, &self.buffers, &self.quantized),
+            gather: None,
+            row_bounds: &[0, rows],
+            groups: &[ExpertGroup { matrix: 0 }],
+        };
+        linear::run(&[product], &mut on.workers, &mut [&mut self.router_scores]);
+        count
+    }
+
     /// Computes the rows of an operation that multiplies with weights or with the cache.
     fn compute_product(
         &mut self,
@@ -365,19 +387,7 @@ impl State {
                 expert_scale,
                 ..
             } => {
-                let experts = self.weights.matrix(*weight).rows;
-                self.router_scores.resize(rows.len() * experts, 0.0);
-                let row_bounds = [0, rows.len()];
-                let product = Product {
-                    class: on.workers.classes.of(rows.len()),
-                    weights: &self.weights,
-                    weight: *weight,
-                    input: input(*x, &self.buffers, &self.quantized),
-                    gather: None,
-                    row_bounds: &row_bounds,
-                    groups: &[ExpertGroup { matrix: 0 }],
-                };
-                linear::run(&[product], &mut on.workers, &mut [&mut self.router_scores]);
+                let experts = self.score(on, (*x, *weight), rows.len());
                 let scores = &self.router_scores;
                 let expert_scale = expert_scale.map(|id| self.vectors[id.0].as_slice());
                 on.workers.each_row(out, operand.columns, |r, out| {
@@ -410,19 +420,7 @@ impl State {
                 top,
                 ..
             } => {
-                let count = self.weights.matrix(*centroids).rows;
-                self.router_scores.resize(rows.len() * count, 0.0);
-                let row_bounds = [0, rows.len()];
-                let product = Product {
-                    class: on.workers.classes.of(rows.len()),
-                    weights: &self.weights,
-                    weight: *centroids,
-                    input: input(*near, &self.buffers, &self.quantized),
-                    gather: None,
-                    row_bounds: &row_bounds,
-                    groups: &[ExpertGroup { matrix: 0 }],
-                };
-                linear::run(&[product], &mut on.workers, &mut [&mut self.router_scores]);
+                let count = self.score(on, (*near, *centroids), rows.len());
                 let scores = &self.router_scores;
                 let tokens = &self.clusters[clusters.0 as usize];
                 let x = input(*x, &self.buffers, &self.quantized);
