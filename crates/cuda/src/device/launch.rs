@@ -57,27 +57,27 @@ fn launch_in(
         pad: [0; 4],
         value,
     };
-    let mut attributes = Vec::with_capacity(2);
-    if grid.pdl {
-        attributes.push(attribute(
-            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            sys::CUlaunchAttributeValue {
-                programmaticStreamSerializationAllowed: 1,
+    let pdl = attribute(
+        sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        sys::CUlaunchAttributeValue {
+            programmaticStreamSerializationAllowed: i32::from(grid.pdl),
+        },
+    );
+    let cluster = attribute(
+        sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        sys::CUlaunchAttributeValue {
+            clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+                x: grid.cluster as u32,
+                y: 1,
+                z: 1,
             },
-        ));
-    }
-    if grid.cluster > 1 {
-        attributes.push(attribute(
-            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-            sys::CUlaunchAttributeValue {
-                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
-                    x: grid.cluster as u32,
-                    y: 1,
-                    z: 1,
-                },
-            },
-        ));
-    }
+        },
+    );
+    // Those that are asked for stand first.
+    let (mut attributes, count) = match (grid.pdl, grid.cluster > 1) {
+        (_, true) => ([cluster, pdl], 1 + usize::from(grid.pdl)),
+        (asked, false) => ([pdl, cluster], usize::from(asked)),
+    };
     let config = sys::CUlaunchConfig {
         gridDimX: grid.blocks.0 as u32,
         gridDimY: grid.blocks.1 as u32,
@@ -88,7 +88,7 @@ fn launch_in(
         sharedMemBytes: grid.shared_bytes as u32,
         hStream: stream,
         attrs: attributes.as_mut_ptr(),
-        numAttrs: attributes.len() as u32,
+        numAttrs: count as u32,
     };
     let function = module.function(grid.entry);
     // SAFETY: the function belongs to the loaded module. Its single parameter is copied before this returns; it has as many
