@@ -1,8 +1,8 @@
 """The load of deploy/failover_test.py against Ray Serve, with one engine killed in the middle. Not part of CI: Ray takes half a minute
 to start and a gigabyte of memory.
 
-    python -m venv /tmp/ray && /tmp/ray/bin/pip install "ray[serve]==2.60.0" aiohttp
-    /tmp/ray/bin/python deploy/ray/failover_ray_test.py [CARAT]
+    python -m venv target/ray && target/ray/bin/pip install "ray[serve]==2.60.0" aiohttp
+    target/ray/bin/python deploy/ray/failover_ray_test.py [CARAT]
 """
 
 import os
