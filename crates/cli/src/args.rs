@@ -50,6 +50,10 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Turn text into token ids
     Tokenize(TokenizeArgs),
+    /// Show what this machine is, what the models on it would do, and what would help
+    Doctor(DoctorArgs),
+    /// Check that this machine computes a model as the reference does
+    Check(CheckArgs),
     /// Measure prefill and decode speed
     Bench(BenchArgs),
     /// Compare a model's numbers: logits or perplexity
@@ -504,6 +508,24 @@ pub(crate) struct InspectArgs {
     /// With --diff: relative error from which a step counts as different
     #[arg(long, requires = "diff", default_value_t = 0.1, value_parser = tolerance)]
     pub(crate) tolerance: f64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// The same as -m
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    pub(crate) file: Option<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
 #[derive(Debug, Args)]

@@ -5,6 +5,7 @@
 //! - `session`: a model ready to talk; `answer`: an answer on the screen as it comes
 //! - `commands/<name>`: one file a command
 //! - `synth`: random models of real shape
+//! - `parity`, `roofline`: where two backends part; how fast a device could be
 //! - `terminal`, `output`, `input`: notes and progress, files that appear whole, files and stdin
 //! - `words`: what is wrong with a JSON or TOML text
 //! - `visible`, `closed`: text of a model on a terminal; a stdout that is not there
@@ -22,6 +23,8 @@ mod input;
 mod interrupt;
 mod load;
 mod output;
+mod parity;
+mod roofline;
 mod session;
 mod settings;
 mod shape;
@@ -100,6 +103,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             settings
         }
         Command::Bench(a) => settings.with_model(&a.model)?,
+        Command::Doctor(a) => settings.with_model(&a.model)?,
+        Command::Check(a) => a.applied(settings)?,
         Command::Eval(EvalCommand::Logits(a)) => settings.with_model(&a.model)?,
         Command::Eval(EvalCommand::Perplexity(a)) => settings.with_model(&a.model)?,
         Command::Tokenize(a) => Settings {
@@ -118,6 +123,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Serve(a) => return commands::serve::run(a, &settings, terminal),
         Command::Inspect(a) => return commands::inspect::run(a, &settings, terminal),
         Command::Tokenize(a) => commands::tokenize::run(a, &settings, terminal)?,
+        Command::Doctor(a) => commands::doctor::run(a, &settings, terminal)?,
+        Command::Check(_) => return commands::check::run(&settings, terminal),
         Command::Bench(a) => commands::bench::run(a, &settings, terminal)?,
         Command::Eval(EvalCommand::Logits(a)) => {
             return commands::eval::logits(a, &settings, terminal);

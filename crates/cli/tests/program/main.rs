@@ -1,6 +1,7 @@
 //! The program as a person runs it: what it answers, and what it says when something is wrong.
 
 mod bench;
+mod check;
 mod inspect;
 
 use std::{
