@@ -24,10 +24,10 @@ use crate::synth::{Mix, Preset};
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// Read settings from this TOML file; flags win over it
+    /// Read settings from this TOML file instead of carat/config.toml in the folder for settings; flags win over it
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Print the settings that the file and the flags come to, and stop
+    /// Print every setting that the file and the flags come to, with where it comes from, and stop
     #[arg(long, global = true)]
     pub(crate) print_config: bool,
     /// Use only models that are already on this machine
@@ -194,7 +194,7 @@ pub(crate) struct ModelArgs {
     /// only; default: none)
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) repack: Option<String>,
-    /// Switch parts of a backend off, to find where a fault comes from (see docs/debugging.md)
+    /// Switch parts of a backend off, to find where a fault comes from
     #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
     pub(crate) debug: Vec<DebugSwitch>,
 }
@@ -260,7 +260,7 @@ pub(crate) struct DraftArgs {
     pub(crate) draft_max: Option<usize>,
 }
 
-/// Formats of answers; see docs/structured-output.md.
+/// Formats of answers.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct FormatArgs {
     /// Answer in JSON that fits the schema in this file

@@ -43,7 +43,7 @@ use anyhow::Result;
 use clap::Parser;
 
 use args::{Arguments, Command, EvalCommand, KernelsCommand};
-use settings::Settings;
+use settings::{Layer, Settings, SettingsFile, merged};
 use terminal::{Terminal, say, warn};
 
 fn main() -> ExitCode {
@@ -87,13 +87,12 @@ fn reader_went_away(error: &anyhow::Error) -> bool {
     io.is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
-fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let terminal = Terminal::new(arguments.quiet);
-    let mut settings = Settings::read(arguments.config.as_deref())?;
+/// The settings with what was typed laid over them.
+fn with_flags(mut settings: Settings, arguments: &Arguments) -> Result<Settings> {
     if arguments.offline {
         settings.offline = Some(true);
     }
-    let settings = match &arguments.command {
+    Ok(match &arguments.command {
         Command::Run(a) => settings.with_generation(&a.generate)?,
         Command::Chat(a) => settings.with_generation(&a.generate)?,
         Command::Serve(a) => settings.with_serve(a)?,
@@ -112,9 +111,29 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             ..settings
         },
         Command::Synth(_) | Command::Pull(_) | Command::List | Command::Kernels(_) => settings,
+    })
+}
+
+fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let terminal = Terminal::new(arguments.quiet);
+    let mut typed = with_flags(Settings::default(), arguments)?;
+    let mut layers = match SettingsFile::read(arguments.config.as_deref())? {
+        Some(file) => file.layers(typed.model.as_deref())?,
+        None => Vec::new(),
     };
+    let mut settings = with_flags(merged(&layers)?, arguments)?;
+    // A section may say which file its name stands for.
+    let section = layers.get(1);
+    if let Some(model) = section.and_then(|section| section.settings.model.clone()) {
+        settings.model = Some(model);
+        typed.model = None;
+    }
     if arguments.print_config {
-        say(settings.to_toml()?.trim_end())?;
+        layers.push(Layer {
+            origin: "flag".to_owned(),
+            settings: typed,
+        });
+        say(settings.with_origins(&layers)?.trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
     match &arguments.command {

@@ -3,6 +3,7 @@
 mod bench;
 mod check;
 mod inspect;
+mod settings;
 
 use std::{
     fs,
