@@ -65,6 +65,8 @@ pub(crate) enum Command {
     Pull(PullArgs),
     /// List the models in the Hugging Face cache
     List,
+    /// Take a model out of the Hugging Face cache
+    Rm(RmArgs),
     /// The kernels of the CUDA backend
     #[command(subcommand)]
     Kernels(KernelsCommand),
@@ -532,7 +534,7 @@ pub(crate) struct CheckArgs {
 pub(crate) struct TokenizeArgs {
     /// The text; `-` or nothing reads it from stdin
     pub(crate) text: Option<String>,
-    /// A GGUF file or hf:OWNER/REPO[:FILE or QUANT]
+    /// A GGUF file, a short name such as gemma4:e4b, or hf:OWNER/REPO[:FILE or QUANT]
     #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
     /// Print ids only, separated by spaces
@@ -687,6 +689,12 @@ pub(crate) struct SynthArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct PullArgs {
-    /// hf:OWNER/REPO[:FILE or QUANT]; the hf: may be left out
+    /// hf:OWNER/REPO[:FILE or QUANT], the hf: may be left out; or a short name such as gemma4:e4b
+    pub(crate) model: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RmArgs {
+    /// The model, as `list` shows it, or its short name
     pub(crate) model: String,
 }

@@ -9,6 +9,7 @@ pub(crate) mod inspect;
 pub(crate) mod kernels;
 pub(crate) mod list;
 pub(crate) mod pull;
+pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod synth;
