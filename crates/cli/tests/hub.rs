@@ -17,18 +17,20 @@ const COMMIT: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 const REPO: &str = "google/gemma-4-12B-it-qat-q4_0-gguf";
 const FILE: &str = "gemma-4-12b-it-qat-q4_0.gguf";
 
+/// First lines of requests, each with its `Authorization`.
+type Log = Mutex<Vec<(String, Option<String>)>>;
+
 /// A hub with one repository, whose file is the demo model.
 struct Hub {
     address: SocketAddr,
-    /// First lines and the `Authorization` of requests.
-    requests: Arc<Mutex<Vec<(String, Option<String>)>>>,
+    requests: Arc<Log>,
 }
 
 impl Hub {
     fn start() -> Hub {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("bound");
-        let requests = Arc::<Mutex<Vec<_>>>::default();
+        let requests = Arc::<Log>::default();
         let log = Arc::clone(&requests);
         // Ends with the test's process.
         thread::spawn(move || {
@@ -51,10 +53,7 @@ fn demo() -> Vec<u8> {
     fs::read(path).expect("the demo is part of the source")
 }
 
-fn answer(
-    mut stream: TcpStream,
-    log: &Mutex<Vec<(String, Option<String>)>>,
-) -> std::io::Result<()> {
+fn answer(mut stream: TcpStream, log: &Log) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let first = lines.next().transpose()?.unwrap_or_default();
     let mut token = None;
@@ -83,7 +82,8 @@ fn answer(
         (404, Vec::new())
     };
     let digest = Sha256::digest(&body);
-    let etag: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: Vec<String> = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let etag = hex.concat();
     write!(
         stream,
         "HTTP/1.1 {status} Stand-in\r\nConnection: close\r\nETag: \"{etag}\"\r\nContent-Length: {}\r\n\r\n",
