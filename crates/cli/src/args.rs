@@ -386,6 +386,26 @@ pub(crate) enum LaneBy {
     User,
 }
 
+/// Where prefixes are kept beyond the device.
+#[derive(Debug, Args)]
+pub(crate) struct PrefixArgs {
+    /// Memory of the machine for prompts that the device has no more room for, such as 4GiB; of use with a GPU alone
+    #[arg(long = "prefix-ram", value_name = "SIZE", value_parser = size)]
+    pub(crate) ram: Option<String>,
+    /// A folder that conversations are kept in, so that they go on at once after other work or a restart; their text lies there in
+    /// clear
+    #[arg(long = "prefix-disk", value_name = "FOLDER")]
+    pub(crate) disk: Option<PathBuf>,
+    /// The most that the folder may hold
+    #[arg(
+        long = "prefix-disk-size",
+        value_name = "SIZE",
+        default_value = "16GiB",
+        value_parser = size
+    )]
+    pub(crate) disk_size: String,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// Address to listen on; others than this machine's own want a key
@@ -427,6 +447,8 @@ pub(crate) struct ServeArgs {
     /// Let those with different keys continue from each other's prompts
     #[arg(long)]
     pub(crate) share_prefix: bool,
+    #[command(flatten)]
+    pub(crate) prefix: PrefixArgs,
     /// Longest time for a request to wait; then it is turned away with 503
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = seconds)]
     pub(crate) queue_timeout: u64,
