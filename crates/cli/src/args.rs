@@ -16,11 +16,14 @@ use values::{
     probability, rows, seconds, seed, size, stop, temperature, threads, tolerance, top_k, top_p,
 };
 
-use crate::synth::{Mix, Preset};
+use crate::{
+    synth::{Mix, Preset},
+    version,
+};
 
 /// Runs Gemma 4 models. Without -m, a small demo model that ships with the source answers.
 #[derive(Debug, Parser)]
-#[command(name = "carat", version, max_term_width = 100)]
+#[command(name = "carat", version = version::text(), max_term_width = 100)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -6,6 +6,7 @@
 //! - `commands/<name>`: one file a command
 //! - `synth`: random models of real shape
 //! - `terminal`, `output`, `input`: notes and progress, files that appear whole, files and stdin
+//! - `version`: what `--version` says
 //! - `words`: what is wrong with a JSON or TOML text
 //! - `visible`, `closed`: text of a model on a terminal; a stdout that is not there
 //! - `interrupt`, `typeahead`: signals; what is typed while nobody reads
@@ -28,6 +29,7 @@ mod shape;
 mod synth;
 mod terminal;
 mod typeahead;
+mod version;
 mod visible;
 mod words;
 
