@@ -6,7 +6,8 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap_complete::Shell;
 
 mod values;
 
@@ -67,6 +68,27 @@ pub(crate) enum Command {
     /// The kernels of the CUDA backend
     #[command(subcommand)]
     Kernels(KernelsCommand),
+    /// Print what a shell needs to complete commands and flags
+    Completions(CompletionsArgs),
+    /// Print the manual page
+    Man(ManArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell to complete in
+    #[arg(value_enum)]
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// The command to print the page of, such as `run` or `eval logits` (default: the program)
+    #[arg(conflicts_with = "out")]
+    pub(crate) command: Vec<String>,
+    /// Write the pages of all commands into this folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -156,7 +178,7 @@ pub(crate) enum DebugSwitch {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModelArgs {
     /// A GGUF file, or hf:OWNER/REPO[:FILE or QUANT] from the Hugging Face cache or hub
-    #[arg(short, long, value_name = "MODEL")]
+    #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::FilePath)]
     pub(crate) model: Option<String>,
     /// What computes (default: an NVIDIA card if there is one, else the CPU)
     #[arg(long, value_enum)]
@@ -514,7 +536,7 @@ pub(crate) struct TokenizeArgs {
     /// The text; `-` or nothing reads it from stdin
     pub(crate) text: Option<String>,
     /// A GGUF file or hf:OWNER/REPO[:FILE or QUANT]
-    #[arg(short, long, value_name = "MODEL")]
+    #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::FilePath)]
     pub(crate) model: Option<String>,
     /// Print ids only, separated by spaces
     #[arg(long)]

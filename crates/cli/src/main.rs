@@ -88,7 +88,11 @@ fn reader_went_away(error: &anyhow::Error) -> bool {
 
 fn run(arguments: &Arguments) -> Result<ExitCode> {
     let terminal = Terminal::new(arguments.quiet);
-    let mut settings = Settings::read(arguments.config.as_deref())?;
+    let mut settings = match &arguments.command {
+        // About the program itself, whatever the settings are.
+        Command::Completions(_) | Command::Man(_) => Settings::default(),
+        _ => Settings::read(arguments.config.as_deref())?,
+    };
     if arguments.offline {
         settings.offline = Some(true);
     }
@@ -108,7 +112,12 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             model: a.model.clone().or(settings.model),
             ..settings
         },
-        Command::Synth(_) | Command::Pull(_) | Command::List | Command::Kernels(_) => settings,
+        Command::Synth(_)
+        | Command::Pull(_)
+        | Command::List
+        | Command::Kernels(_)
+        | Command::Completions(_)
+        | Command::Man(_) => settings,
     };
     if arguments.print_config {
         say(settings.to_toml()?.trim_end())?;
@@ -131,6 +140,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Pull(a) => commands::pull::run(a, &settings, terminal)?,
         Command::List => commands::list::run(&settings, terminal)?,
         Command::Kernels(KernelsCommand::Build(a)) => commands::kernels::build(a, terminal)?,
+        Command::Completions(a) => commands::completions::run(a)?,
+        Command::Man(a) => commands::man::run(a)?,
     }
     Ok(ExitCode::SUCCESS)
 }
