@@ -1,10 +1,8 @@
 //! `chat`: a conversation, line by line. Each turn reuses the keys and values of the turns before it.
 
-use std::{
-    io::IsTerminal,
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+mod lines;
+
+use std::{path::Path, process::ExitCode};
 
 use anyhow::{Context, Result, bail};
 use carat::window::Window;
@@ -13,7 +11,8 @@ use carat_engine::{
     chat::{ChatError, ChatFinish, ChatStream, Conversation},
 };
 use carat_text::{Message, Role};
-use rustyline::{DefaultEditor, error::ReadlineError};
+
+use lines::Lines;
 
 use crate::{
     answer::{self, Show},
@@ -262,60 +261,4 @@ fn load(path: &Path, terminal: Terminal) -> Result<Vec<Message>> {
             path.display()
         )
     })
-}
-
-/// Lines as they are typed, with editing and history at a terminal.
-struct Lines {
-    editor: DefaultEditor,
-    history: Option<PathBuf>,
-}
-
-impl Lines {
-    fn open(no_history: bool) -> Result<Lines> {
-        let mut editor = DefaultEditor::new().context("cannot read from this terminal")?;
-        let keep = !no_history && std::io::stdin().is_terminal();
-        let history = if keep {
-            std::env::home_dir().map(|home| home.join(".carat_history"))
-        } else {
-            None
-        };
-        if let Some(path) = &history {
-            // A first session has none.
-            let _ = editor.load_history(path);
-        }
-        Ok(Lines { editor, history })
-    }
-
-    /// The next line, joined with those it goes on in; `None` at the end of input.
-    fn next(&mut self, prompt: &str) -> Result<Option<String>> {
-        let mut text = String::new();
-        loop {
-            match self
-                .editor
-                .readline(if text.is_empty() { prompt } else { ". " })
-            {
-                Ok(line) => {
-                    let _ = self.editor.add_history_entry(&line);
-                    match line.strip_suffix('\\') {
-                        Some(start) => {
-                            text += start;
-                            text.push('\n');
-                        }
-                        None => return Ok(Some(text + &line)),
-                    }
-                }
-                // Ctrl-C drops what was typed so far.
-                Err(ReadlineError::Interrupted) => text.clear(),
-                Err(ReadlineError::Eof) => return Ok((!text.is_empty()).then_some(text)),
-                Err(error) => return Err(error).context("cannot read the next line"),
-            }
-        }
-    }
-
-    fn close(mut self) {
-        if let Some(path) = &self.history {
-            // Losing history is no reason to fail a conversation that has ended.
-            let _ = self.editor.save_history(path);
-        }
-    }
 }
