@@ -306,6 +306,16 @@ pub(crate) struct FormatArgs {
     pub(crate) no_tool_grammar: bool,
 }
 
+impl FormatArgs {
+    /// Whether answers are held to a schema or a grammar.
+    pub(crate) fn is_given(&self) -> bool {
+        self.schema.is_some()
+            || self.json_schema.is_some()
+            || self.grammar.is_some()
+            || self.grammar_file.is_some()
+    }
+}
+
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Sampling (defaults are the model's own)")]
 pub(crate) struct SamplingArgs {

@@ -8,7 +8,7 @@
 //! - `terminal`, `output`, `input`: notes and progress, files that appear whole, files and stdin
 //! - `version`: what `--version` says
 //! - `words`: what is wrong with a JSON or TOML text
-//! - `visible`, `closed`: text of a model on a terminal; a stdout that is not there
+//! - `visible`, `wrap`, `closed`: text of a model on a terminal; its lines; a stdout that is not there
 //! - `interrupt`, `typeahead`: signals; what is typed while nobody reads
 
 mod answer;
@@ -32,6 +32,7 @@ mod typeahead;
 mod version;
 mod visible;
 mod words;
+mod wrap;
 
 use std::{
     io::{self, IsTerminal},

@@ -15,7 +15,7 @@ use carat_text::{Message, Role};
 use lines::Lines;
 
 use crate::{
-    answer::{self, Show},
+    answer::{self, LineBreaks, Show},
     args::ChatArgs,
     input,
     interrupt::Interrupt,
@@ -64,6 +64,12 @@ pub(crate) fn run(args: &ChatArgs, settings: &Settings, terminal: Terminal) -> R
         } else {
             Show::All
         },
+        // What is held to a format is for programs, which want it as it is.
+        breaks: if terminal.is_dumb() || args.generate.format.is_given() {
+            LineBreaks::Unchanged
+        } else {
+            LineBreaks::AtWords
+        },
         session,
         terminal,
         interrupt,
@@ -109,6 +115,7 @@ struct Talk {
     session: Session,
     conversation: Conversation,
     show: Show,
+    breaks: LineBreaks,
     terminal: Terminal,
     interrupt: Interrupt,
     window: Window,
@@ -128,7 +135,13 @@ impl Talk {
                     return Ok(false);
                 }
             };
-            let answer = answer::follow(stream, self.show, self.terminal, &self.interrupt)?;
+            let answer = answer::follow(
+                stream,
+                self.show,
+                self.breaks,
+                self.terminal,
+                &self.interrupt,
+            )?;
             self.conversation
                 .messages
                 .push(Message::from(answer.reply.clone()));
