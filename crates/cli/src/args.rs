@@ -11,10 +11,10 @@ use clap_complete::Shell;
 
 mod values;
 
-pub(crate) use values::{MaxTokens, Seed};
+pub(crate) use values::{MaxTokens, Seed, max_tokens, seed, top_k};
 use values::{
-    backend_pair, batch_rows, bias, draft_length, max_tokens, min_p, parallel, positive,
-    probability, rows, seconds, seed, size, stop, temperature, threads, tolerance, top_k, top_p,
+    backend_pair, batch_rows, bias, draft_length, min_p, parallel, positive, probability, rows,
+    seconds, size, stop, temperature, threads, tolerance, top_p,
 };
 
 use crate::{

@@ -1,6 +1,6 @@
-//! The chat at a terminal: lines that break at words.
+//! The chat at a terminal: lines that break at words, Tab, and questions before something is lost.
 
-use std::process::Command;
+use std::{fs, process::Command};
 
 use crate::pty::Pty;
 
@@ -85,4 +85,56 @@ fn a_pipe_gets_the_lines_of_the_model() {
     assert_eq!(chat.end().code(), Some(0), "{}", chat.screen());
     let longest = chat.screen().lines().map(str::len).max();
     assert!(longest.is_some_and(|n| n > 60), "{}", chat.screen());
+}
+
+#[test]
+fn tab_completes_commands_settings_and_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("a talk.json");
+    fs::write(
+        &saved,
+        r#"[{"role": "user", "content": "My name is Rosa."}]"#,
+    )
+    .unwrap();
+    let mut chat = Pty::start(&CHAT);
+    chat.wait_for("> ");
+    chat.type_text("/he\t\r");
+    chat.wait_for("/regenerate");
+    chat.type_text("/set tempe\t0.5\r");
+    chat.wait_for("temperature is 0.5");
+    chat.type_text(&format!("/load {}/a\t\r", folder.path().display()));
+    chat.wait_for("going on after 1 messages");
+    // Elsewhere it is text.
+    chat.type_text("one\ttwo\r");
+    chat.wait_for("tok/s");
+    chat.type_text(&format!("/save! {}\r", saved.display()));
+    chat.wait_for("saved to");
+    chat.type_text("/exit\r");
+    assert_eq!(chat.end().code(), Some(0), "{}", chat.screen());
+    let saved = fs::read_to_string(saved).unwrap();
+    assert!(saved.contains(r"one\ttwo"), "{saved}");
+}
+
+#[test]
+fn a_file_is_overwritten_when_the_person_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("talk.json");
+    fs::write(&file, "mine").unwrap();
+    let save = format!("/save {}\r", file.display());
+    let mut chat = Pty::start(&[&CHAT[..], &["--system", "Be brief."]].concat());
+    chat.wait_for("> ");
+    for no in ["n\r", "\r", "\x04"] {
+        chat.type_text(&save);
+        chat.wait_for("overwrite it?");
+        chat.type_text(no);
+        chat.wait_for("not saved");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+    }
+    chat.type_text(&save);
+    chat.wait_for("overwrite it?");
+    chat.type_text("y\r");
+    chat.wait_for("saved to");
+    assert!(fs::read_to_string(&file).unwrap().contains("Be brief."));
+    chat.type_text("/exit\r");
+    assert_eq!(chat.end().code(), Some(0), "{}", chat.screen());
 }

@@ -3,17 +3,24 @@
 use std::{io::IsTerminal, path::PathBuf};
 
 use anyhow::{Context, Result};
-use rustyline::{DefaultEditor, error::ReadlineError};
+use rustyline::{CompletionType, Config, Editor, error::ReadlineError, history::DefaultHistory};
+
+use super::complete::Completion;
 
 /// Lines as they are typed, with editing and history at a terminal.
 pub(super) struct Lines {
-    editor: DefaultEditor,
+    editor: Editor<Completion, DefaultHistory>,
     history: Option<PathBuf>,
 }
 
 impl Lines {
     pub(super) fn open(no_history: bool) -> Result<Lines> {
-        let mut editor = DefaultEditor::new().context("cannot read from this terminal")?;
+        // As shells do it: what is common to all, then the list.
+        let config = Config::builder()
+            .completion_type(CompletionType::List)
+            .build();
+        let mut editor = Editor::with_config(config).context("cannot read from this terminal")?;
+        editor.set_helper(Some(Completion));
         let keep = !no_history && std::io::stdin().is_terminal();
         let history = if keep {
             std::env::home_dir().map(|home| home.join(".carat_history"))
@@ -50,6 +57,21 @@ impl Lines {
                 Err(ReadlineError::Eof) => return Ok((!text.is_empty()).then_some(text)),
                 Err(error) => return Err(error).context("cannot read the next line"),
             }
+        }
+    }
+
+    /// Whether the person says yes; no where there is nobody to ask.
+    pub(super) fn confirm(&mut self, question: &str) -> Result<bool> {
+        if !std::io::stdin().is_terminal() {
+            return Ok(false);
+        }
+        match self.editor.readline(&format!("{question} [y/N] ")) {
+            Ok(answer) => Ok(matches!(
+                answer.trim().to_ascii_lowercase().as_str(),
+                "y" | "yes"
+            )),
+            Err(ReadlineError::Interrupted | ReadlineError::Eof) => Ok(false),
+            Err(error) => Err(error).context("cannot read the answer"),
         }
     }
 
