@@ -51,6 +51,9 @@ pub struct EngineConfig {
     pub max_unfinished: usize,
     /// KV pages to hold. [`comfortable_pages`] and [`minimum_pages`] tell what is sensible.
     pub pages: PerGroup<usize>,
+    /// Pages that host memory has room for: those that are given away on the device are kept there. None on a device that computes in
+    /// host memory anyway.
+    pub host_pages: PerGroup<usize>,
     /// The most tokens of a draft that are verified in a step, per request; 0 verifies none.
     pub max_draft: usize,
     /// Who drafts; `None` leaves it to callers of the scheduler.
@@ -242,7 +245,7 @@ impl Limits {
     pub fn compile_options(&self) -> CompileOptions {
         CompileOptions {
             pages: self.config.pages,
-            host_pages: PerGroup::default(),
+            host_pages: self.config.host_pages,
             kv: self.config.kv,
             max_rows: self.config.max_rows,
             max_sampled: self.max_sampled(),
@@ -469,6 +472,7 @@ impl EngineConfig {
             max_sequences,
             max_unfinished: max_sequences.saturating_mul(16),
             pages: comfortable_pages(context, max_sequences, max_rows, shape),
+            host_pages: PerGroup::default(),
             max_draft: 0,
             drafts: None,
             kv: KvType::default(),

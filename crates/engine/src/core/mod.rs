@@ -7,6 +7,7 @@ mod draft;
 mod kv;
 mod masks;
 mod media;
+mod moves;
 mod pages;
 mod pipeline;
 mod prefix;

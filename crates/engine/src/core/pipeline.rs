@@ -142,6 +142,10 @@ impl<E: Executor> Pipeline<E> {
             let batch = work.batch();
             let (rows, runs) = (batch.feeds.len(), batch.runs.len());
             tracing::trace!(rows, runs, "step");
+            // A copy that fails leaves pages in doubt, whoever's they are.
+            for call in work.moves() {
+                self.executor.move_pages(call).map_err(in_doubt)?;
+            }
             let submitted = self.executor.submit(&batch);
             let memory = work.into_memory();
             self.scheduler.reuse(memory);
@@ -189,6 +193,13 @@ impl<E: Executor> Pipeline<E> {
             self.submit()?;
         }
         Ok(())
+    }
+}
+
+fn in_doubt(error: BackendError) -> BackendError {
+    match error {
+        BackendError::Device(_) => error,
+        other => BackendError::Device(other.to_string().into()),
     }
 }
 

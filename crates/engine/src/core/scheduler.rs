@@ -28,7 +28,7 @@ use std::{
 
 use carat_model::{
     TokenId,
-    backend::{Batch, Draw, Feed, Outputs, RowOutput, Run},
+    backend::{Batch, Draw, Feed, Outputs, PageMove, RowOutput, Run},
     kv::PerGroup,
     sampling::Sampling,
 };
@@ -96,6 +96,7 @@ pub enum Update {
 pub struct Work<'a> {
     feeds: Vec<Feed<'a>>,
     runs: Vec<Run<'a>>,
+    moves: Vec<Vec<PageMove>>,
 }
 
 impl Work<'_> {
@@ -105,6 +106,11 @@ impl Work<'_> {
             feeds: &self.feeds,
             runs: &self.runs,
         }
+    }
+
+    /// Copies of pages to be made before it, a call of the executor each.
+    pub fn moves(&self) -> &[Vec<PageMove>] {
+        &self.moves
     }
 
     /// What is left of it when the executor has it, for [`Scheduler::reuse`].
@@ -162,6 +168,8 @@ pub struct Stats {
     pub waiting: usize,
     /// KV pages by state.
     pub pages: PerGroup<PageCounts>,
+    /// Pages in host memory by state.
+    pub host_pages: PerGroup<PageCounts>,
 }
 
 /// A step under way.
@@ -299,6 +307,7 @@ impl Scheduler {
             running: self.running.len(),
             waiting: self.waiting.len(),
             pages: self.kv.counts(),
+            host_pages: self.kv.host_counts(),
         }
     }
 
@@ -389,6 +398,7 @@ impl Scheduler {
         let mut work = Work {
             feeds: emptied(std::mem::take(&mut self.memory.feeds)),
             runs: emptied(std::mem::take(&mut self.memory.runs)),
+            moves: self.kv.take_moves(),
         };
         for (sequence, ends) in members.zip(&self.ends) {
             let start = work.feeds.len();

@@ -34,6 +34,7 @@ impl Scheduler {
             let is_first = sequence.counts.preemptions == 0;
             if is_first {
                 sequence.counts.cached_tokens = sequence.table.computed;
+                sequence.counts.cached_in_host = found.in_host * PAGE_TOKENS;
                 sequence.counts.miss = found.miss;
                 self.updates.push(Update::Started { id: sequence.id });
             }

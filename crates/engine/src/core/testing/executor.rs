@@ -22,6 +22,9 @@ pub(crate) enum Lookahead {
 
 pub(crate) struct FakeExecutor {
     pub(crate) pages: PerGroup<Vec<PageContents>>,
+    pub(crate) host_pages: PerGroup<Vec<PageContents>>,
+    /// Pages that were copied back.
+    pub(crate) loads: usize,
     /// By page: the batch and the run that wrote it last.
     writers: PerGroup<Vec<(u64, usize)>>,
     window: Option<usize>,
@@ -57,6 +60,8 @@ impl FakeExecutor {
         let options = limits.compile_options();
         FakeExecutor {
             pages: options.pages.map(|n| vec![[None; PAGE_TOKENS]; n]),
+            host_pages: options.host_pages.map(|n| vec![[None; PAGE_TOKENS]; n]),
+            loads: 0,
             writers: options.pages.map(|n| vec![(0, 0); n]),
             window: limits.shape().window,
             options,
@@ -415,8 +420,20 @@ impl Executor for FakeExecutor {
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
-        self.call()?;
-        PageMove::check(moves, self.options.pages, self.options.host_pages)
+        PageMove::check(moves, self.options.pages, self.options.host_pages)?;
+        for step in moves {
+            let (group, page, place) = step.places();
+            let page = &mut self.pages.get_mut(group)[page.0 as usize];
+            let host = &mut self.host_pages.get_mut(group)[place.0 as usize];
+            match step {
+                PageMove::Save { .. } => *host = *page,
+                PageMove::Load { .. } => {
+                    *page = *host;
+                    self.loads += 1;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn probed(&self, _value: Value) -> Option<&[f32]> {
