@@ -6,21 +6,25 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap_complete::Shell;
 
 mod values;
 
-pub(crate) use values::{MaxTokens, Seed};
+pub(crate) use values::{MaxTokens, Seed, max_tokens, seed, top_k};
 use values::{
-    backend_pair, batch_rows, bias, draft_length, max_tokens, min_p, parallel, positive,
-    probability, rows, seconds, seed, size, stop, temperature, threads, tolerance, top_k, top_p,
+    backend_pair, batch_rows, bias, draft_length, min_p, parallel, positive, probability, rows,
+    seconds, size, stop, temperature, threads, tolerance, top_p,
 };
 
-use crate::synth::{Mix, Preset};
+use crate::{
+    synth::{Mix, Preset},
+    version,
+};
 
 /// Runs Gemma 4 models. Without -m, a small demo model that ships with the source answers.
 #[derive(Debug, Parser)]
-#[command(name = "carat", version, max_term_width = 100)]
+#[command(name = "carat", version = version::text(), max_term_width = 100)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -64,6 +68,27 @@ pub(crate) enum Command {
     /// The kernels of the CUDA backend
     #[command(subcommand)]
     Kernels(KernelsCommand),
+    /// Print what a shell needs to complete commands and flags
+    Completions(CompletionsArgs),
+    /// Print the manual page
+    Man(ManArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell to complete in
+    #[arg(value_enum)]
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// The command to print the page of, such as `run` or `eval logits` (default: the program)
+    #[arg(conflicts_with = "out")]
+    pub(crate) command: Vec<String>,
+    /// Write the pages of all commands into this folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -153,7 +178,7 @@ pub(crate) enum DebugSwitch {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModelArgs {
     /// A GGUF file, or hf:OWNER/REPO[:FILE or QUANT] from the Hugging Face cache or hub
-    #[arg(short, long, value_name = "MODEL")]
+    #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::FilePath)]
     pub(crate) model: Option<String>,
     /// What computes (default: an NVIDIA card if there is one, else the CPU)
     #[arg(long, value_enum)]
@@ -279,6 +304,16 @@ pub(crate) struct FormatArgs {
     /// Let tool calls come out as the model writes them, whether they fit the tools' schemas or not
     #[arg(long, requires = "tools")]
     pub(crate) no_tool_grammar: bool,
+}
+
+impl FormatArgs {
+    /// Whether answers are held to a schema or a grammar.
+    pub(crate) fn is_given(&self) -> bool {
+        self.schema.is_some()
+            || self.json_schema.is_some()
+            || self.grammar.is_some()
+            || self.grammar_file.is_some()
+    }
 }
 
 #[derive(Clone, Debug, Default, Args)]
@@ -533,7 +568,7 @@ pub(crate) struct TokenizeArgs {
     /// The text; `-` or nothing reads it from stdin
     pub(crate) text: Option<String>,
     /// A GGUF file or hf:OWNER/REPO[:FILE or QUANT]
-    #[arg(short, long, value_name = "MODEL")]
+    #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::FilePath)]
     pub(crate) model: Option<String>,
     /// Print ids only, separated by spaces
     #[arg(long)]

@@ -207,9 +207,9 @@ pub(crate) fn cpu_backend(settings: &Settings) -> Result<CpuBackend> {
     Ok(CpuBackend::new(&cpu_config(settings)?))
 }
 
-/// Instructions that the processor does not have are refused rather than replaced.
-fn cpu_config(settings: &Settings) -> Result<CpuConfig> {
-    let level = |name: IsaName| match name {
+/// The level of instructions behind its name.
+pub(crate) fn isa_level(name: IsaName) -> Isa {
+    match name {
         IsaName::Scalar => Isa::Scalar,
         IsaName::Neon => Isa::Neon,
         IsaName::I8mm => Isa::I8mm,
@@ -217,7 +217,11 @@ fn cpu_config(settings: &Settings) -> Result<CpuConfig> {
         IsaName::AvxVnni => Isa::AvxVnni,
         IsaName::Avx512 => Isa::Avx512Vnni,
         IsaName::Amx => Isa::Amx,
-    };
+    }
+}
+
+/// Instructions that the processor does not have are refused rather than replaced.
+fn cpu_config(settings: &Settings) -> Result<CpuConfig> {
     let of_cuda = |switch: &&DebugSwitch| **switch != DebugSwitch::NoFusion;
     if let Some(switch) = settings.debug.iter().find(of_cuda) {
         let name = switch.to_possible_value();
@@ -226,7 +230,7 @@ fn cpu_config(settings: &Settings) -> Result<CpuConfig> {
             name.as_ref().map_or("", PossibleValue::get_name)
         );
     }
-    let isa = settings.isa.map(level);
+    let isa = settings.isa.map(isa_level);
     if !isa.is_none_or(Isa::available) {
         let names = |wanted: &dyn Fn(IsaName) -> bool| {
             let found = IsaName::value_variants().iter().filter(|n| wanted(**n));
@@ -237,7 +241,7 @@ fn cpu_config(settings: &Settings) -> Result<CpuConfig> {
         bail!(
             "this processor does not have `{}`, which --isa names; it has {}, and uses the best of them without --isa",
             names(&|name| Some(name) == settings.isa),
-            names(&|name| level(name).available())
+            names(&|name| isa_level(name).available())
         );
     }
     let config = CpuConfig {

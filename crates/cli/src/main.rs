@@ -6,8 +6,9 @@
 //! - `commands/<name>`: one file a command
 //! - `synth`: random models of real shape
 //! - `terminal`, `output`, `input`: notes and progress, files that appear whole, files and stdin
+//! - `version`: what `--version` says
 //! - `words`: what is wrong with a JSON or TOML text
-//! - `visible`, `closed`: text of a model on a terminal; a stdout that is not there
+//! - `visible`, `wrap`, `closed`: text of a model on a terminal; its lines; a stdout that is not there
 //! - `interrupt`, `typeahead`: signals; what is typed while nobody reads
 
 mod answer;
@@ -28,8 +29,10 @@ mod shape;
 mod synth;
 mod terminal;
 mod typeahead;
+mod version;
 mod visible;
 mod words;
+mod wrap;
 
 use std::{
     io::{self, IsTerminal},
@@ -86,7 +89,11 @@ fn reader_went_away(error: &anyhow::Error) -> bool {
 
 fn run(arguments: &Arguments) -> Result<ExitCode> {
     let terminal = Terminal::new(arguments.quiet);
-    let mut settings = Settings::read(arguments.config.as_deref())?;
+    let mut settings = match &arguments.command {
+        // About the program itself, whatever the settings are.
+        Command::Completions(_) | Command::Man(_) => Settings::default(),
+        _ => Settings::read(arguments.config.as_deref())?,
+    };
     if arguments.offline {
         settings.offline = Some(true);
     }
@@ -106,7 +113,12 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             model: a.model.clone().or(settings.model),
             ..settings
         },
-        Command::Synth(_) | Command::Pull(_) | Command::List | Command::Kernels(_) => settings,
+        Command::Synth(_)
+        | Command::Pull(_)
+        | Command::List
+        | Command::Kernels(_)
+        | Command::Completions(_)
+        | Command::Man(_) => settings,
     };
     if arguments.print_config {
         say(settings.to_toml()?.trim_end())?;
@@ -129,6 +141,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Pull(a) => commands::pull::run(a, &settings, terminal)?,
         Command::List => commands::list::run(&settings, terminal)?,
         Command::Kernels(KernelsCommand::Build(a)) => commands::kernels::build(a, terminal)?,
+        Command::Completions(a) => commands::completions::run(a)?,
+        Command::Man(a) => commands::man::run(a)?,
     }
     Ok(ExitCode::SUCCESS)
 }
