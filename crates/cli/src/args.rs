@@ -28,10 +28,10 @@ use crate::{
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// Read settings from this TOML file; flags win over it
+    /// Read settings from this TOML file instead of carat/config.toml in the folder for settings; flags win over it
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Print the settings that the file and the flags come to, and stop
+    /// Print every setting that the file and the flags come to, with where it comes from, and stop
     #[arg(long, global = true)]
     pub(crate) print_config: bool,
     /// Use only models that are already on this machine
@@ -54,6 +54,10 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Turn text into token ids
     Tokenize(TokenizeArgs),
+    /// Show what this machine is, what the models on it would do, and what would help
+    Doctor(DoctorArgs),
+    /// Check that this machine computes a model as the reference does
+    Check(CheckArgs),
     /// Measure prefill and decode speed
     Bench(BenchArgs),
     /// Compare a model's numbers: logits or perplexity
@@ -215,7 +219,7 @@ pub(crate) struct ModelArgs {
     /// only; default: none)
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) repack: Option<String>,
-    /// Switch parts of a backend off, to find where a fault comes from (see docs/debugging.md)
+    /// Switch parts of a backend off, to find where a fault comes from
     #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
     pub(crate) debug: Vec<DebugSwitch>,
 }
@@ -281,7 +285,7 @@ pub(crate) struct DraftArgs {
     pub(crate) draft_max: Option<usize>,
 }
 
-/// Formats of answers; see docs/structured-output.md.
+/// Formats of answers.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct FormatArgs {
     /// Answer in JSON that fits the schema in this file
@@ -561,6 +565,24 @@ pub(crate) struct InspectArgs {
     /// With --diff: relative error from which a step counts as different
     #[arg(long, requires = "diff", default_value_t = 0.1, value_parser = tolerance)]
     pub(crate) tolerance: f64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// The same as -m
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    pub(crate) file: Option<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
 #[derive(Debug, Args)]

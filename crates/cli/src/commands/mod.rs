@@ -2,7 +2,9 @@
 
 pub(crate) mod bench;
 pub(crate) mod chat;
+pub(crate) mod check;
 pub(crate) mod completions;
+pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod inspect;
 pub(crate) mod kernels;
