@@ -6,23 +6,27 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap_complete::Shell;
 
 #[cfg(test)]
 mod reference;
 mod values;
 
-pub(crate) use values::{MaxTokens, Seed};
+pub(crate) use values::{MaxTokens, Seed, max_tokens, seed, top_k};
 use values::{
-    backend_pair, batch_rows, bias, draft_length, max_tokens, min_p, parallel, positive,
-    probability, rows, seconds, seed, size, stop, temperature, threads, tolerance, top_k, top_p,
+    backend_pair, batch_rows, bias, draft_length, min_p, parallel, positive, probability, rows,
+    seconds, size, stop, temperature, threads, tolerance, top_p,
 };
 
-use crate::synth::{Mix, Preset};
+use crate::{
+    synth::{Mix, Preset},
+    version,
+};
 
 /// Runs Gemma 4 models. Without -m, a small demo model that ships with the source answers.
 #[derive(Debug, Parser)]
-#[command(name = "carat", version, max_term_width = 100)]
+#[command(name = "carat", version = version::text(), max_term_width = 100)]
 #[command(next_help_heading = "Everywhere")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -73,6 +77,27 @@ pub(crate) enum Command {
     /// The kernels of the CUDA backend
     #[command(subcommand)]
     Kernels(KernelsCommand),
+    /// Print what a shell needs to complete commands and flags
+    Completions(CompletionsArgs),
+    /// Print the manual page
+    Man(ManArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell to complete in
+    #[arg(value_enum)]
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// The command to print the page of, such as `run` or `eval logits` (default: the program)
+    #[arg(conflicts_with = "out")]
+    pub(crate) command: Vec<String>,
+    /// Write the pages of all commands into this folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -163,7 +188,7 @@ pub(crate) enum DebugSwitch {
 #[command(next_help_heading = "Model and device")]
 pub(crate) struct ModelArgs {
     /// A GGUF file, or hf:OWNER/REPO[:FILE or QUANT] from the Hugging Face cache or hub
-    #[arg(short, long, value_name = "MODEL")]
+    #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::FilePath)]
     pub(crate) model: Option<String>,
     /// What computes (default: an NVIDIA card if there is one, else the CPU)
     #[arg(long, value_enum)]
@@ -294,6 +319,16 @@ pub(crate) struct FormatArgs {
     pub(crate) no_tool_grammar: bool,
 }
 
+impl FormatArgs {
+    /// Whether answers are held to a schema or a grammar.
+    pub(crate) fn is_given(&self) -> bool {
+        self.schema.is_some()
+            || self.json_schema.is_some()
+            || self.grammar.is_some()
+            || self.grammar_file.is_some()
+    }
+}
+
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Sampling (defaults are the model's own)")]
 pub(crate) struct SamplingArgs {
@@ -399,6 +434,26 @@ pub(crate) enum LaneBy {
     User,
 }
 
+/// Where prefixes are kept beyond the device.
+#[derive(Debug, Args)]
+pub(crate) struct PrefixArgs {
+    /// Memory of the machine for prompts that the device has no more room for, such as 4GiB; of use with a GPU alone
+    #[arg(long = "prefix-ram", value_name = "SIZE", value_parser = size)]
+    pub(crate) ram: Option<String>,
+    /// A folder that conversations are kept in, so that they go on at once after other work or a restart; their text lies there in
+    /// clear
+    #[arg(long = "prefix-disk", value_name = "FOLDER")]
+    pub(crate) disk: Option<PathBuf>,
+    /// The most that the folder may hold
+    #[arg(
+        long = "prefix-disk-size",
+        value_name = "SIZE",
+        default_value = "16GiB",
+        value_parser = size
+    )]
+    pub(crate) disk_size: String,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// Address to listen on; others than this machine's own want a key
@@ -440,6 +495,8 @@ pub(crate) struct ServeArgs {
     /// Let those with different keys continue from each other's prompts
     #[arg(long)]
     pub(crate) share_prefix: bool,
+    #[command(flatten)]
+    pub(crate) prefix: PrefixArgs,
     /// Longest time for a request to wait; then it is turned away with 503
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = seconds)]
     pub(crate) queue_timeout: u64,
@@ -543,7 +600,7 @@ pub(crate) struct TokenizeArgs {
     /// The text; `-` or nothing reads it from stdin
     pub(crate) text: Option<String>,
     /// A GGUF file, a short name such as gemma4:e4b, or hf:OWNER/REPO[:FILE or QUANT]
-    #[arg(short, long, value_name = "MODEL")]
+    #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::FilePath)]
     pub(crate) model: Option<String>,
     /// Print ids only, separated by spaces
     #[arg(long)]

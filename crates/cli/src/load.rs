@@ -215,13 +215,14 @@ pub(crate) fn cpu_backend(settings: &Settings) -> Result<CpuBackend> {
 /// Name of a level of instructions, as `--isa` takes it.
 pub(crate) fn isa_name(isa: Isa) -> String {
     let names = IsaName::value_variants().iter();
-    let found = names.filter(|name| level(**name) == isa);
+    let found = names.filter(|name| isa_level(**name) == isa);
     let mut values = found.filter_map(IsaName::to_possible_value);
     let value = values.next();
     value.map_or(String::new(), |value| value.get_name().to_owned())
 }
 
-fn level(name: IsaName) -> Isa {
+/// The level of instructions behind its name.
+pub(crate) fn isa_level(name: IsaName) -> Isa {
     match name {
         IsaName::Scalar => Isa::Scalar,
         IsaName::Neon => Isa::Neon,
@@ -243,7 +244,7 @@ pub(crate) fn cpu_config(settings: &Settings) -> Result<CpuConfig> {
             name.as_ref().map_or("", PossibleValue::get_name)
         );
     }
-    let isa = settings.isa.map(level);
+    let isa = settings.isa.map(isa_level);
     if !isa.is_none_or(Isa::available) {
         let names = |wanted: &dyn Fn(IsaName) -> bool| {
             let found = IsaName::value_variants().iter().filter(|n| wanted(**n));
@@ -254,7 +255,7 @@ pub(crate) fn cpu_config(settings: &Settings) -> Result<CpuConfig> {
         bail!(
             "this processor does not have `{}`, which --isa names; it has {}, and uses the best of them without --isa",
             names(&|name| Some(name) == settings.isa),
-            names(&|name| level(name).available())
+            names(&|name| isa_level(name).available())
         );
     }
     let config = CpuConfig {

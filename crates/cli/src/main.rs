@@ -7,8 +7,9 @@
 //! - `synth`: random models of real shape
 //! - `parity`, `roofline`: where two backends part; how fast a device could be
 //! - `terminal`, `output`, `input`: notes and progress, files that appear whole, files and stdin
+//! - `version`: what `--version` says
 //! - `words`: what is wrong with a JSON or TOML text
-//! - `visible`, `closed`: text of a model on a terminal; a stdout that is not there
+//! - `visible`, `wrap`, `closed`: text of a model on a terminal; its lines; a stdout that is not there
 //! - `interrupt`, `typeahead`: signals; what is typed while nobody reads
 
 mod answer;
@@ -31,8 +32,10 @@ mod shape;
 mod synth;
 mod terminal;
 mod typeahead;
+mod version;
 mod visible;
 mod words;
+mod wrap;
 
 use std::{
     io::{self, IsTerminal},
@@ -115,14 +118,21 @@ fn with_flags(mut settings: Settings, arguments: &Arguments) -> Result<Settings>
         | Command::Pull(_)
         | Command::List
         | Command::Rm(_)
-        | Command::Kernels(_) => settings,
+        | Command::Kernels(_)
+        | Command::Completions(_)
+        | Command::Man(_) => settings,
     })
 }
 
 fn run(arguments: &Arguments) -> Result<ExitCode> {
     let terminal = Terminal::new(arguments.quiet);
     let mut typed = with_flags(Settings::default(), arguments)?;
-    let mut layers = match SettingsFile::read(arguments.config.as_deref())? {
+    let file = match &arguments.command {
+        // About the program itself, whatever the settings are.
+        Command::Completions(_) | Command::Man(_) => None,
+        _ => SettingsFile::read(arguments.config.as_deref())?,
+    };
+    let mut layers = match file {
         Some(file) => file.layers(typed.model.as_deref())?,
         None => Vec::new(),
     };
@@ -171,6 +181,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::List => commands::list::run(&settings, terminal)?,
         Command::Rm(a) => commands::rm::run(a, &settings, terminal)?,
         Command::Kernels(KernelsCommand::Build(a)) => commands::kernels::build(a, terminal)?,
+        Command::Completions(a) => commands::completions::run(a)?,
+        Command::Man(a) => commands::man::run(a)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use carat::Loaded;
+use carat::{Loaded, PrefixCache, PrefixDisk};
 use carat_engine::chat::Chat;
 use carat_server::{App, Config, Key, Lanes, Model, ModelInfo};
 use carat_text::Tokenizer;
@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use tokio::{net::TcpListener, signal::unix::SignalKind};
 
 use crate::{
-    args::{LaneBy, ServeArgs},
+    args::{LaneBy, PrefixArgs, ServeArgs},
     draft,
     interrupt::INTERRUPTED,
     load,
@@ -216,7 +216,8 @@ fn config(args: &ServeArgs) -> Result<Config> {
 }
 
 fn load(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<Model> {
-    let loaded = draft::open_model(settings, terminal)?;
+    let mut loaded = draft::open_model(settings, terminal)?;
+    loaded.prefix = prefix_cache(&args.prefix)?;
     let metadata = loaded.file.metadata();
     let sampling = settings.sampling.resolve(metadata, carat::fresh_seed())?;
     let tokenizer =
@@ -247,6 +248,21 @@ fn load(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<Mod
         chat: Chat::new(engine, Arc::new(tokenizer), Arc::new(template)),
         sampling,
         info,
+    })
+}
+
+fn prefix_cache(args: &PrefixArgs) -> Result<PrefixCache> {
+    let ram = args.ram.as_deref().map(memory_size).transpose();
+    let disk = args.disk.as_ref().map(|folder| {
+        let max_bytes = memory_size(&args.disk_size).context("--prefix-disk-size")?;
+        Ok::<_, anyhow::Error>(PrefixDisk {
+            folder: folder.clone(),
+            max_bytes,
+        })
+    });
+    Ok(PrefixCache {
+        ram_bytes: ram.context("--prefix-ram")?.unwrap_or(0),
+        disk: disk.transpose()?,
     })
 }
 

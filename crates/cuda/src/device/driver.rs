@@ -151,6 +151,13 @@ impl Device {
         joined.map_err(CudaError::driver("waiting for a move"))
     }
 
+    /// Waits until all moves so far are over.
+    pub(crate) fn wait_for_moves(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        let waited = self.moving.synchronize();
+        waited.map_err(CudaError::driver("waiting for moves"))
+    }
+
     /// The stream, to capture what goes through it.
     pub(crate) fn captured_stream(&self) -> &Arc<CudaStream> {
         &self.stream

@@ -13,7 +13,9 @@
 //! - A page belongs to what was computed last of what was handed out. Batches run in order, so pages may be given back while one
 //!   that reads or writes them is under way: whoever gets them next comes after it.
 
-use std::ops::Range;
+mod stored;
+
+use std::{collections::VecDeque, ops::Range};
 
 use carat_model::{
     backend::{PageMove, TableRef},
@@ -46,6 +48,10 @@ pub enum MissReason {
     MediaCut,
     /// Log-probabilities of the prompt are asked for, which takes every row of it.
     Logprobs,
+    /// More of the prompt is on disk, but computing it is faster than reading it.
+    NotWorth,
+    /// More of the prompt was on disk, but could not be read, or was not what it should have been.
+    RestoreFailed,
 }
 
 /// How much of some tokens is cached.
@@ -159,6 +165,9 @@ pub(crate) struct Kv {
     index: PrefixIndex,
     window: Option<usize>,
     reuse: PrefixReuse,
+    /// What ended requests have left behind that a store may lack, the oldest first.
+    ended: VecDeque<stored::Ended>,
+    keeps_ended: bool,
     /// Names of tables that nobody has, and how many there are in all.
     free_ids: Vec<u32>,
     ids: u32,
@@ -174,6 +183,8 @@ impl Kv {
             index: PrefixIndex::new(pages, host_pages),
             window: limits.shape().window,
             reuse: limits.config().prefix_reuse,
+            ended: VecDeque::new(),
+            keeps_ended: false,
             free_ids: Vec::new(),
             ids: 0,
         }
@@ -217,10 +228,7 @@ impl Kv {
             miss: None,
         };
         let most = content.tokens.len().saturating_sub(1) / PAGE_TOKENS;
-        let prefix = Content {
-            tokens: &content.tokens[..most * PAGE_TOKENS],
-            ..content
-        };
+        let prefix = content.first(most);
         // Of the blocks walked, those from here on all have a sliding page.
         let mut unbroken = 0;
         let (mut unheld, mut in_host) = (0, 0);
@@ -274,10 +282,7 @@ impl Kv {
             table.first_sliding = first_visible_page(table.computed, window).min(found.reusable);
             table.landmarks = landmarks(found.matched, prompt, window);
         }
-        let prefix = Content {
-            tokens: &content.tokens[..table.computed],
-            ..content
-        };
+        let prefix = content.first(found.reusable);
         let blocks: Vec<Block> = self.index.walk(prefix).collect();
         if let Some(last) = blocks.last() {
             table.last_block = Parent::Block(last.id);
@@ -333,7 +338,7 @@ impl Kv {
             return page;
         }
         let page = self.allocate(group);
-        self.index.put_on_device(block.slot, group, page);
+        self.index.put_on_device(block.id.slot, group, page);
         self.pools.get_mut(group).keep(page);
         let from = places.host.expect("it was found somewhere");
         self.moves.push(PageMove::Load {
@@ -395,7 +400,7 @@ impl Kv {
         if let Some(worth) = evicted {
             let block = self.index.take_from_device(group, page);
             self.save(&block, group, page, worth);
-            self.forget_if_lost(block.slot);
+            self.forget_if_lost(block.id.slot);
         }
         page
     }
@@ -421,9 +426,9 @@ impl Kv {
         let to = HostPageId(page.0);
         if evicted.is_some() {
             let lost = self.index.take_from_host(group, to);
-            self.forget_if_lost(lost.slot);
+            self.forget_if_lost(lost.id.slot);
         }
-        self.index.put_in_host(block.slot, group, to);
+        self.index.put_in_host(block.id.slot, group, to);
         self.moves.push(PageMove::Save { group, from, to });
     }
 
@@ -477,7 +482,7 @@ impl Kv {
                 }
             } else {
                 pool.keep(*own);
-                self.index.put_on_device(block.slot, group, *own);
+                self.index.put_on_device(block.id.slot, group, *own);
             }
         }
         table.last_block = Parent::Block(block.id);
@@ -501,6 +506,7 @@ impl Kv {
 
     /// Gives back every page. What the index knows stays cached.
     pub(crate) fn release(&mut self, table: &mut Table) {
+        self.note_ended(table);
         let Table {
             pages,
             first_sliding,

@@ -72,6 +72,11 @@ impl Pool {
         }
     }
 
+    /// All pages.
+    pub(crate) fn len(&self) -> usize {
+        self.ends()
+    }
+
     fn ends(&self) -> usize {
         self.pages.len() - 1
     }

@@ -10,17 +10,20 @@
 //! A block's KV is in *places*, on the device and in host memory, of each group of layers. It lives as long as its KV of full attention
 //! is in one of them. Its sliding-window KV may be lost before, because the groups run out separately.
 
-use carat_model::{
-    TokenId,
-    kv::{HostPageId, KvGroup, PAGE_TOKENS, PageId, PerGroup},
-};
+use carat_model::kv::{HostPageId, KvGroup, PAGE_TOKENS, PageId, PerGroup};
 use rustc_hash::FxHashMap;
 
-use super::media::Content;
+use super::{
+    chain::{BlockContents, ChainKey},
+    media::Content,
+};
 
-/// A block's number.
+/// A block's number, and where the index keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct BlockId(u64);
+pub(crate) struct BlockId {
+    number: u64,
+    pub(crate) slot: Slot,
+}
 
 /// What stands before a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,57 +49,41 @@ impl Places {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     pub(crate) id: BlockId,
-    pub(crate) slot: Slot,
     pub(crate) places: PerGroup<Places>,
 }
 
 /// Where the index keeps a block. Taken by another when the block is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Slot(u32);
-
-/// Media within a block: from which place of the block on, and from which of their own rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Piece {
-    digest: [u8; 16],
-    rows: usize,
-    first_place: usize,
-    first_row: usize,
-}
+pub(crate) struct Slot(u32);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     parent: Parent,
-    tokens: [TokenId; PAGE_TOKENS],
-    /// Empty, and then without memory of its own, where a block has tokens alone.
-    media: Box<[Piece]>,
+    contents: BlockContents,
 }
 
 impl Key {
     /// Of the block at a place of some content, counted in blocks.
     fn new(parent: Parent, content: &Content<'_>, place: usize) -> Key {
-        let start = place * PAGE_TOKENS;
-        let tokens = &content.tokens[start..start + PAGE_TOKENS];
-        let within = content
-            .media
-            .iter()
-            .filter(|m| m.places.start < start + PAGE_TOKENS && m.places.end > start);
-        let pieces = within.map(|m| Piece {
-            digest: m.digest,
-            rows: m.places.len(),
-            first_place: m.places.start.saturating_sub(start),
-            first_row: start.saturating_sub(m.places.start),
-        });
         Key {
             parent,
-            tokens: tokens.try_into().expect("a block is a page of tokens"),
-            media: pieces.collect(),
+            contents: BlockContents::new(content, place),
         }
     }
 }
 
 struct Node {
     key: Key,
+    chain: ChainKey,
     block: Block,
+}
+
+/// A block as one of those that a prefix is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    pub(crate) contents: BlockContents,
+    pub(crate) chain: ChainKey,
+    pub(crate) places: PerGroup<Places>,
 }
 
 pub(crate) struct PrefixIndex {
@@ -106,7 +93,7 @@ pub(crate) struct PrefixIndex {
     /// By page: the block whose KV it holds.
     on_device: PerGroup<Vec<Option<Slot>>>,
     in_host: PerGroup<Vec<Option<Slot>>>,
-    last: BlockId,
+    last: u64,
 }
 
 impl PrefixIndex {
@@ -117,7 +104,7 @@ impl PrefixIndex {
             free: Vec::new(),
             on_device: pages.map(|count| vec![None; count]),
             in_host: host_pages.map(|count| vec![None; count]),
-            last: BlockId(0),
+            last: 0,
         }
     }
 
@@ -145,19 +132,22 @@ impl PrefixIndex {
     /// Registers a block that [`PrefixIndex::child`] does not find. It is given places next.
     pub(crate) fn insert(&mut self, parent: Parent, content: &Content<'_>, place: usize) -> Block {
         let key = Key::new(parent, content, place);
-        self.last = BlockId(self.last.0 + 1);
+        self.last += 1;
+        let chain = self.chain_of(parent).then(&key.contents);
         let slot = self.free.pop().unwrap_or_else(|| {
             self.nodes.push(None);
             Slot(self.nodes.len() as u32 - 1)
         });
         let block = Block {
-            id: self.last,
-            slot,
+            id: BlockId {
+                number: self.last,
+                slot,
+            },
             places: PerGroup::default(),
         };
         let before = self.slots.insert(key.clone(), slot);
         debug_assert!(before.is_none(), "a block is registered once");
-        self.nodes[slot.0 as usize] = Some(Node { key, block });
+        self.nodes[slot.0 as usize] = Some(Node { key, chain, block });
         block
     }
 
@@ -203,6 +193,41 @@ impl PrefixIndex {
         debug_assert!(places.full.is_nowhere() && places.sliding.is_nowhere());
         self.slots.remove(&node.key);
         self.free.push(slot);
+    }
+
+    /// The digest of everything up to the end of what stands before a block.
+    fn chain_of(&self, parent: Parent) -> ChainKey {
+        match parent {
+            Parent::Root(salt) => ChainKey::root(salt),
+            Parent::Block(id) => self.node(id.slot).chain,
+        }
+    }
+
+    /// The digest that the first block before this one follows.
+    pub(crate) fn root_of(&self, last: Parent) -> ChainKey {
+        let mut at = last;
+        while let Parent::Block(id) = at {
+            at = self.node(id.slot).key.parent;
+        }
+        self.chain_of(at)
+    }
+
+    /// All blocks up to this one, from the first; `None` if one of them is gone.
+    pub(crate) fn lineage(&self, last: Parent) -> Option<Vec<Link>> {
+        let mut links = Vec::new();
+        let mut at = last;
+        while let Parent::Block(id) = at {
+            let node = self.nodes[id.slot.0 as usize].as_ref();
+            let node = node.filter(|node| node.block.id == id)?;
+            links.push(Link {
+                contents: node.key.contents.clone(),
+                chain: node.chain,
+                places: node.block.places,
+            });
+            at = node.key.parent;
+        }
+        links.reverse();
+        Some(links)
     }
 
     /// Where the KV of a block is.

@@ -35,12 +35,14 @@ use carat_model::{
 
 use super::{
     draft::{DraftPolicy, Drafting},
-    kv::Kv,
+    kv::{Kv, MissReason},
     masks::MaskPool,
+    media::Content,
     pages::PageCounts,
     queue::Queue,
     request::{Counts, FinishReason, Rejected, Request, RequestId},
     sequence::Sequence,
+    store::StoreStats,
 };
 use crate::config::Limits;
 
@@ -170,6 +172,8 @@ pub struct Stats {
     pub pages: PerGroup<PageCounts>,
     /// Pages in host memory by state.
     pub host_pages: PerGroup<PageCounts>,
+    /// Of the store behind them, if there is one.
+    pub store: Option<StoreStats>,
 }
 
 /// A step under way.
@@ -247,6 +251,16 @@ impl Scheduler {
 
     /// Queues a request. `id` must be new.
     pub fn submit(&mut self, id: RequestId, request: Request) -> Result<(), Rejected> {
+        self.submit_held(id, request, |_, _| false)
+    }
+
+    /// Queues a request that stands aside until [`Scheduler::release_held`], if `is_held` says so of what it is made from.
+    pub(crate) fn submit_held(
+        &mut self,
+        id: RequestId,
+        request: Request,
+        is_held: impl FnOnce(&Kv, Content<'_>) -> bool,
+    ) -> Result<(), Rejected> {
         let limit = self.limits.check(&request)?;
         let sibling = request.after.filter(|after| {
             let mut all = self.running.iter().chain(self.waiting.iter());
@@ -256,9 +270,43 @@ impl Scheduler {
         if sequence.drafts && self.draft_policy.is_some() {
             sequence.drafting = Some(Box::new(Drafting::new()));
         }
-        self.waiting.push(sequence, sibling);
+        // One that waits for a sibling will find what that has computed.
+        let may_hold = sibling.is_none() && !sequence.reports();
+        let held = may_hold && is_held(&self.kv, sequence.content());
+        // It waits for itself, so to speak.
+        self.waiting.push(sequence, sibling.or(held.then_some(id)));
         self.full_since = None;
         Ok(())
+    }
+
+    /// Lets a request that stood aside take its place; so many tokens of its prompt were restored. If not all that it waited for has come its miss says so.
+    pub(crate) fn release_held(&mut self, id: RequestId, is_whole: bool, restored: usize) {
+        if !is_whole {
+            self.explain(id, MissReason::RestoreFailed);
+        }
+        if let Some(sequence) = self.waiting.iter_mut().find(|s| s.id == id) {
+            sequence.counts.cached_on_disk = restored;
+        }
+        self.waiting.release(id);
+        self.changes += 1;
+        self.full_since = None;
+    }
+
+    /// Says why a request that waits will find no more.
+    pub(crate) fn explain(&mut self, id: RequestId, miss: MissReason) {
+        if let Some(sequence) = self.waiting.iter_mut().find(|s| s.id == id) {
+            sequence.store_miss = Some(miss);
+        }
+    }
+
+    /// Remembers from now on what ended requests leave behind.
+    pub(crate) fn keep_ended(&mut self) {
+        self.kv.keep_ended();
+    }
+
+    /// The pages.
+    pub(crate) fn kv(&mut self) -> &mut Kv {
+        &mut self.kv
     }
 
     /// Ends a request before the next step. Unknown and finished ones are ignored.
@@ -308,6 +356,7 @@ impl Scheduler {
             waiting: self.waiting.len(),
             pages: self.kv.counts(),
             host_pages: self.kv.host_counts(),
+            store: None,
         }
     }
 

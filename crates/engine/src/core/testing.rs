@@ -16,7 +16,7 @@ use carat_model::{
         BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, Feed, Interrupt, Outputs,
         RowOutput, RowResult, Run, TableRef, Ticket,
     },
-    kv::{KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup},
+    kv::{HostPageId, KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup},
     plan::Value,
     sampling::{Sampling, TokenMask},
 };

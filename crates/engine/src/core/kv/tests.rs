@@ -77,8 +77,8 @@ impl Kv {
             let start = tokens.len() - PAGE_TOKENS;
             let contents = KvGroup::ALL.iter().flat_map(|&group| {
                 let places = block.places.get(group);
-                let page = |page: PageId| &executor.pages.get(group)[page.0 as usize];
-                let host = |page: HostPageId| &executor.host_pages.get(group)[page.0 as usize];
+                let page = |page: PageId| executor.pages.get(group)[page.0 as usize];
+                let host = |page: HostPageId| executor.saved(group, page);
                 [places.device.map(page), places.host.map(host)]
             });
             for contents in contents.flatten() {

@@ -1,5 +1,7 @@
 use std::sync::Arc;
 
+use carat_model::TokenId;
+
 use super::*;
 use crate::core::{Media, MediaAttention};
 
@@ -12,7 +14,7 @@ impl PrefixIndex {
         assert_eq!(self.nodes.len(), self.slots.len() + self.free.len());
         for node in nodes() {
             let block = node.block;
-            assert_eq!(self.slots.get(&node.key), Some(&block.slot));
+            assert_eq!(self.slots.get(&node.key), Some(&block.id.slot));
             assert!(!block.places.full.is_nowhere(), "a block that is nowhere");
             if let Parent::Block(parent) = node.key.parent
                 && block.places.full.device.is_some()
@@ -32,7 +34,7 @@ impl PrefixIndex {
             assert_eq!(places(|p| p.device.is_some()), taken(on_device));
             assert_eq!(places(|p| p.host.is_some()), taken(in_host));
             for node in nodes() {
-                let (slot, places) = (Some(node.block.slot), node.block.places.get(group));
+                let (slot, places) = (Some(node.block.id.slot), node.block.places.get(group));
                 assert!(
                     places
                         .device
@@ -54,7 +56,7 @@ impl PrefixIndex {
             while let Parent::Block(id) = at {
                 // What followed a block that host memory has lost is found by nobody.
                 let key = keys.get(&id)?;
-                pages.push(key.tokens);
+                pages.push(key.contents.tokens);
                 at = key.parent;
             }
             pages.reverse();
@@ -98,9 +100,9 @@ fn insert(
     sliding: Option<u32>,
 ) -> Block {
     let block = index.insert(parent, &content(tokens), 0);
-    index.put_on_device(block.slot, KvGroup::Full, PageId(page));
+    index.put_on_device(block.id.slot, KvGroup::Full, PageId(page));
     if let Some(page) = sliding {
-        index.put_on_device(block.slot, KvGroup::Sliding, PageId(page));
+        index.put_on_device(block.id.slot, KvGroup::Sliding, PageId(page));
     }
     block
 }
@@ -143,7 +145,7 @@ fn what_followed_an_evicted_block_does_not_follow_its_successor() {
     let a = insert(&mut index, ROOT, &A, 0, None);
     insert(&mut index, after(a), &B, 1, None);
     let gone = index.take_from_device(KvGroup::Full, PageId(0));
-    index.remove(gone.slot);
+    index.remove(gone.id.slot);
     insert(&mut index, ROOT, &A, 0, None);
     assert_eq!(pages(&index, &[A, B].concat()), [0]);
 }
@@ -155,11 +157,11 @@ fn a_sliding_page_is_lost_alone_or_with_its_block() {
     let without = index.take_from_device(KvGroup::Sliding, PageId(1));
     assert_eq!(without.places.sliding, Places::default());
     assert_eq!(index.child(ROOT, &content(&A), 0), Some(without));
-    index.put_on_device(a.slot, KvGroup::Sliding, PageId(0));
+    index.put_on_device(a.id.slot, KvGroup::Sliding, PageId(0));
     index.take_from_device(KvGroup::Sliding, PageId(0));
     let lost = index.take_from_device(KvGroup::Full, PageId(0));
     assert!(lost.places.full.is_nowhere());
-    index.remove(lost.slot);
+    index.remove(lost.id.slot);
     assert_eq!(index.audit().count(), 0);
 }
 
@@ -177,7 +179,7 @@ fn a_block_that_host_memory_has_is_found_without_a_page() {
         host_pages,
     );
     let a = insert(&mut index, ROOT, &A, 0, None);
-    index.put_in_host(a.slot, KvGroup::Full, HostPageId(0));
+    index.put_in_host(a.id.slot, KvGroup::Full, HostPageId(0));
     index.take_from_device(KvGroup::Full, PageId(0));
     let found = index.child(ROOT, &content(&A), 0).unwrap();
     assert_eq!(found.places.full.host, Some(HostPageId(0)));
@@ -195,7 +197,7 @@ fn each_salt_has_blocks_of_its_own() {
     for (page, salt) in (0..).zip(&salts[..2]) {
         let parent = Parent::Root(*salt);
         let block = index.insert(parent, &salted(*salt), 0);
-        index.put_on_device(block.slot, KvGroup::Full, PageId(page));
+        index.put_on_device(block.id.slot, KvGroup::Full, PageId(page));
     }
     let found = salts.map(|salt| index.walk(salted(salt)).next().map(page_of));
     assert_eq!(found, [Some(0), Some(1), None]);
@@ -221,7 +223,7 @@ fn the_same_tokens_beside_other_media_are_another_block() {
         let mut parent = ROOT;
         for place in 0..3 {
             let block = index.insert(parent, &known, place);
-            index.put_on_device(block.slot, KvGroup::Full, PageId(place as u32));
+            index.put_on_device(block.id.slot, KvGroup::Full, PageId(place as u32));
             parent = after(block);
         }
         let asked = Content {

@@ -28,10 +28,6 @@ impl Scheduler {
         self.kv.audit(self.running.iter().map(|s| &s.table));
     }
 
-    pub(crate) fn take_moves(&mut self) -> Vec<Vec<PageMove>> {
-        self.kv.take_moves()
-    }
-
     pub(crate) fn audit_contents(&self, executor: &FakeExecutor, has_media: bool) {
         self.kv.audit_contents(executor, has_media);
     }
