@@ -222,7 +222,7 @@ pub(crate) fn isa_name(isa: Isa) -> String {
 }
 
 /// The level of instructions behind its name.
-pub(crate) fn isa_level(name: IsaName) -> Isa {
+fn isa_level(name: IsaName) -> Isa {
     match name {
         IsaName::Scalar => Isa::Scalar,
         IsaName::Neon => Isa::Neon,
