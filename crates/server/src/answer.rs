@@ -237,6 +237,7 @@ impl Answer {
         choice.reader.read(event, &mut read);
         for event in read {
             match event {
+                ChatEvent::Started(_) => {}
                 ChatEvent::PromptToken(token) => choice.prompt.push(token),
                 ChatEvent::Token(token) => choice.token(token),
                 ChatEvent::Part(part) => {
