@@ -10,6 +10,7 @@
 //! - `visible`, `closed`: text of a model on a terminal; a stdout that is not there
 //! - `interrupt`, `typeahead`: signals; what is typed while nobody reads
 
+mod allocator;
 mod answer;
 mod args;
 mod closed;
