@@ -1,7 +1,7 @@
 // Has a message answered: asks, shows what comes, runs the tools that the model calls, and asks again.
 
 import * as api from "./api.js";
-import { askKey, atEnd, countContext, keepEnd, save, showMessages, toEnd, views } from "./app.js";
+import { askKey, atEnd, connect, countContext, keepEnd, save, showMessages, toEnd, views } from "./app.js";
 import { $, h } from "./dom.js";
 import { showList } from "./list.js";
 import * as settings from "./settings.js";
@@ -23,6 +23,7 @@ export async function answer(node, change = {}, continues = false) {
 	state.running = mine;
 	showMessages();
 	toEnd();
+	connect();
 	const id = `web-${tree.newId()}`;
 	const waits = watchQueue(id, abort.signal, node);
 	const started = performance.now();
@@ -33,7 +34,7 @@ export async function answer(node, change = {}, continues = false) {
 	const says = speaker();
 	try {
 		const messages = tree.wire(conversation, continues ? [...earlier, node] : earlier);
-		const body = { messages, ...settings.request(conversation.settings), ...change, ...(continues && { add_generation_prompt: false }) };
+		const body = { model: state.model?.name, messages, ...settings.request(conversation.settings), ...change, ...(continues && { add_generation_prompt: false }) };
 		if (continues) delete body.reasoning_effort;
 		for await (const chunk of api.chat(body, abort.signal, id)) {
 			const delta = chunk.choices[0]?.delta ?? {};
@@ -138,7 +139,8 @@ function watchQueue(id, signal, node) {
 		const listed = await api.get("/internal/requests").catch(() => null);
 		const place = listed?.waiting?.indexOf(id) ?? -1;
 		if (over) return;
-		if (line.lastChild) line.lastChild.textContent = place >= 0 ? (place ? `${place} before this one` : "next in the queue") : "reading";
+		const reading = state.model?.loaded === false ? "loading the model" : "reading";
+		if (line.lastChild) line.lastChild.textContent = place >= 0 ? (place ? `${place} before this one` : "next in the queue") : reading;
 		timer = setTimeout(ask, 1000);
 	};
 	let timer = setTimeout(ask, 1000);

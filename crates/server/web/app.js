@@ -23,28 +23,42 @@ function showState(kind, text) {
 	$("state-text").textContent = text;
 }
 
-async function connect() {
+let next;
+
+const again = (ms) => {
+	clearTimeout(next);
+	next = setTimeout(connect, ms);
+};
+
+export async function connect() {
 	try {
 		const health = await fetch("/health").then((r) => r.json()).catch(() => null);
 		if (!health) throw new api.Failure("offline", 0);
 		if (health.status !== "ok") {
 			const percent = Number.isFinite(health.progress) ? ` ${Math.round(health.progress * 100)} %` : "";
 			showState("loading", health.status === "loading" ? `loading${percent}` : `failed: ${health.reason ?? "see the server's log"}`);
-			setTimeout(connect, 1000);
+			again(1000);
 			return;
 		}
-		if (!state.model) {
-			const [listed, props] = await Promise.all([api.get("/v1/models"), api.get("/props")]);
-			const first = listed.data[0];
-			state.model = { name: first.id, context: first.max_model_len, defaults: props.default_generation_settings.params };
+		const { data: models } = await api.get("/v1/models");
+		const { id: name, max_model_len: context, status } = models.find(({ id }) => id === state.current.settings.model) ?? models[0];
+		const loaded = status.value === "loaded";
+		if (state.model?.name !== name || state.model.loaded !== loaded) {
+			const props = await api.get(`/props?model=${encodeURIComponent(name)}`);
+			state.model = { name, context, loaded, defaults: props.default_generation_settings.params };
 			countContext();
 		}
-		showState("ready", state.model.name);
-		setTimeout(connect, 15000);
+		const moves = status.value.endsWith("ing");
+		const several = models.length > 1;
+		$("model").hidden = !several;
+		if ($("model").length !== models.length) $("model").replaceChildren(...models.map(({ id }) => h("option", null, id)));
+		$("model").value = name;
+		showState(moves ? "loading" : status.failure ? "off" : "ready", several ? (status.failure ?? status.value) : name);
+		again(moves || (several && state.running) ? 1000 : 15000);
 	} catch (error) {
 		if (error instanceof api.Failure && error.status === 401) return askKey(error.message);
 		showState("off", "not reachable");
-		setTimeout(connect, 2000);
+		again(2000);
 	}
 }
 
@@ -56,7 +70,8 @@ export function askKey(why) {
 
 export async function begin() {
 	stop();
-	state.current = tree.create(structuredClone(settings.page.defaults));
+	const { model } = state.current.settings;
+	state.current = tree.create({ ...structuredClone(settings.page.defaults), ...(model && { model }) });
 	show();
 	$("input").focus();
 }
@@ -69,6 +84,7 @@ export async function openConversation(id) {
 	stop();
 	state.current = body;
 	show();
+	connect();
 	toEnd();
 }
 
@@ -269,8 +285,9 @@ export async function countContext(stats) {
 	if (!used) {
 		used = 0;
 		const shown = tree.path(state.current).filter((node) => node.text || node.calls?.length);
-		if (shown.length) {
-			const counted = await api.post("/tokenize", { messages: tree.wire(state.current, shown) }).catch(() => null);
+		// Counting is not worth loading a model for.
+		if (shown.length && state.model.loaded) {
+			const counted = await api.post("/tokenize", { model: state.model.name, messages: tree.wire(state.current, shown) }).catch(() => null);
 			used = counted?.count ?? 0;
 		}
 	}
@@ -320,6 +337,11 @@ $("messages").addEventListener("click", codeButtons);
 $("think").addEventListener("change", () => {
 	state.current.settings.thinking = $("think").value;
 	if (Object.keys(state.current.nodes).length) save();
+});
+$("model").addEventListener("change", () => {
+	state.current.settings.model = $("model").value;
+	if (Object.keys(state.current.nodes).length) save();
+	connect();
 });
 for (const close of document.querySelectorAll("[data-close]")) close.addEventListener("click", () => close.closest("dialog")?.close());
 for (const dialog of document.querySelectorAll("dialog")) {

@@ -82,6 +82,11 @@ function show(now) {
 	const rows = (counts, words = {}) => Object.entries(counts).filter(([, count]) => count).map(([name, count]) => [words[name] ?? name.replaceAll("_", " "), count]);
 	table("misses", ["why not more", "requests"], rows(now.misses, MISSES), "No misses yet.");
 	list("server", [["memory", now.resident_bytes ? bytes(now.resident_bytes) : "–"], ["model file", bytes(now.model.bytes)], ["backend", now.model.backend], ["format", now.model.quantization], ["preemptions", now.totals.preemptions]]);
+	if (now.models) {
+		$("models-card").hidden = false;
+		list("budget", [["in memory", bytes(now.models_held)], ["at most", bytes(now.models_memory)]]);
+		table("models", ["model", "state", "memory", "runs", "waits", "loads"], now.models.map((one) => [one.name, one.state, bytes(one.memory_bytes), one.running, one.waiting, one.loads]));
+	}
 	table("ends", ["ended or refused by", "requests"], [...rows(now.finished), ...rows(now.rejected)], "No requests yet.");
 	table("lanes", ["lane", "answering", "before the first token"], Object.entries(now.lanes).map(([name, [runs, waits]]) => [name || "everybody", runs, waits]), "Nobody asks at the moment.");
 	table("requests", ["request", "route", "lane", "since", "prompt", "generated", "end it"], now.requests.map((one) => [one.id, one.route, one.lane ?? "–", duration(one.seconds * 1000), one.prompt_tokens, one.generated_tokens,

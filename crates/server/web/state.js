@@ -10,6 +10,6 @@ export const state = {
 	editing: null,
 	/** Attached to the next message. */
 	files: [],
-	/** Its name, its context and how it draws tokens, once the server has told. */
+	/** Its name, its context, whether it is in memory and how it draws tokens, once the server has told. */
 	model: null,
 };
