@@ -10,8 +10,8 @@ use carat_gguf::Gguf;
 use carat_model::{
     TokenId,
     backend::{
-        Backend, BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, Interrupt,
-        LaunchTime, Memory, Need, Outputs, PageMove, Ticket,
+        Backend, BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, HostPageId,
+        Interrupt, KvGroup, LaunchTime, Memory, Need, Outputs, PageMove, Ticket,
     },
     cost::Roofline,
     plan::{Plan, Value},
@@ -136,6 +136,10 @@ impl Executor for Watched {
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
         self.executor.move_pages(moves)
+    }
+
+    fn host_page(&mut self, group: KvGroup, place: HostPageId) -> Result<&mut [u8], BackendError> {
+        self.executor.host_page(group, place)
     }
 
     fn interrupt_by(&mut self, interrupt: Interrupt) {

@@ -34,6 +34,7 @@ pub mod footprint;
 pub mod intact;
 mod loaded;
 mod model;
+mod prefix;
 mod sampling;
 pub mod window;
 
@@ -51,5 +52,6 @@ pub use drafts::Drafts;
 pub use error::Error;
 pub use loaded::Loaded;
 pub use model::{LoadOptions, Model};
+pub use prefix::{PrefixCache, PrefixDisk};
 pub use sampling::{file_sampling, fresh_seed};
 pub use window::Overflow;

@@ -12,7 +12,7 @@ use carat_model::{
     plan::{Plan, Step},
 };
 
-use crate::{Drafts, Error, intact::Intact};
+use crate::{Drafts, Error, PrefixCache, intact::Intact};
 
 /// The most whole contexts that pages are held for. Requests that run side by side rarely fill theirs, and pages that run out
 /// only make somebody wait.
@@ -34,6 +34,8 @@ pub struct Loaded {
     pub batching: Batching,
     /// Who drafts; nobody at first.
     pub drafts: Drafts,
+    /// Where prefixes are kept beyond the device; nowhere at first.
+    pub prefix: PrefixCache,
 }
 
 impl Loaded {
@@ -46,6 +48,7 @@ impl Loaded {
             kv,
             batching: Batching::default(),
             drafts: Drafts::default(),
+            prefix: PrefixCache::default(),
             model,
             file,
         })
@@ -70,6 +73,7 @@ impl Loaded {
             .pages
             .full
             .min(pages_of(context) * WHOLE_CONTEXTS.min(parallel));
+        self.prefix.configure(self, &mut config);
         config
     }
 

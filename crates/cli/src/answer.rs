@@ -11,11 +11,13 @@ use carat_engine::{
     chat::{ChatEvent, ChatFinish, ChatStream, Token},
 };
 use carat_text::{Part, Reply};
+use rustix::{fd::AsFd, termios::tcgetwinsize};
 
 use crate::{
     interrupt::Interrupt,
     terminal::{Terminal, thousands},
     visible::Visible,
+    wrap::Wrap,
 };
 
 /// How often Ctrl-C is looked at.
@@ -32,6 +34,15 @@ pub(crate) enum Show {
     Nothing,
 }
 
+/// Where lines of running text end on a terminal. In a pipe or a file they always stay as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LineBreaks {
+    /// Where the model ends them; the terminal cuts what is too long.
+    Unchanged,
+    /// Also between words, before the terminal's edge.
+    AtWords,
+}
+
 /// A finished answer.
 pub(crate) struct Answer {
     pub(crate) reply: Reply,
@@ -44,6 +55,7 @@ pub(crate) struct Answer {
 pub(crate) fn follow(
     mut stream: ChatStream,
     show: Show,
+    breaks: LineBreaks,
     terminal: Terminal,
     interrupt: &Interrupt,
 ) -> Result<Answer> {
@@ -52,10 +64,16 @@ pub(crate) fn follow(
         tokens: Vec::new(),
         end: None,
     };
+    let wrap = |is_terminal: bool| {
+        let wraps = is_terminal && breaks == LineBreaks::AtWords;
+        wraps.then(Wrap::default)
+    };
     let mut screen = Screen {
         show,
         terminal,
         visible: io::stdout().is_terminal().then(Visible::default),
+        wrap: wrap(io::stdout().is_terminal()),
+        thinking_wrap: wrap(io::stderr().is_terminal()),
         thinking: false,
         open_line: true,
     };
@@ -84,6 +102,8 @@ struct Screen {
     terminal: Terminal,
     /// On a terminal; elsewhere text stays as it is.
     visible: Option<Visible>,
+    wrap: Option<Wrap>,
+    thinking_wrap: Option<Wrap>,
     thinking: bool,
     /// Whether the answer's last line still wants its end.
     open_line: bool,
@@ -97,52 +117,77 @@ impl Screen {
         match part {
             Part::Thinking(text) if self.show == Show::All => {
                 self.thinking = true;
-                self.terminal.dim_text(text)
+                match &mut self.thinking_wrap {
+                    Some(wrap) => {
+                        let text = Visible::default().show(text).into_owned();
+                        self.terminal
+                            .dim_text(&wrap.add(&text, width(io::stderr())))
+                    }
+                    None => self.terminal.dim_text(text),
+                }
             }
             Part::Thinking(_) => Ok(()),
-            other => {
+            Part::Content(text) => {
                 self.leave_thinking()?;
-                let mut shown = |text: &str| match &mut self.visible {
-                    Some(visible) => visible.show(text).into_owned(),
-                    None => text.to_owned(),
-                };
-                let mut out = io::stdout().lock();
-                match other {
-                    Part::Content(text) => {
-                        write!(out, "{}", shown(text))?;
-                        self.open_line = !text.ends_with('\n');
-                    }
-                    Part::ToolCall(call) => {
-                        let call =
-                            serde_json::json!({ "name": call.name, "arguments": call.arguments });
-                        let line = serde_json::json!({ "tool_call": call }).to_string();
-                        writeln!(out, "{}", shown(&line))?;
-                    }
-                    Part::InvalidCall(call) => writeln!(out, "{}", shown(&call.raw))?,
-                    Part::Thinking(_) => {}
+                let mut shown = self.shown(text);
+                if let Some(wrap) = &mut self.wrap {
+                    shown = wrap.add(&shown, width(io::stdout()));
                 }
-                out.flush()
+                self.open_line = !text.ends_with('\n');
+                write(&shown)
             }
+            Part::ToolCall(call) => {
+                let call = serde_json::json!({ "name": call.name, "arguments": call.arguments });
+                self.line(&serde_json::json!({ "tool_call": call }).to_string())
+            }
+            Part::InvalidCall(call) => self.line(&call.raw),
+        }
+    }
+
+    /// A line that is no running text.
+    fn line(&mut self, text: &str) -> io::Result<()> {
+        self.leave_thinking()?;
+        let held = self.wrap.as_mut().map(Wrap::finish).unwrap_or_default();
+        let shown = self.shown(text);
+        write(&format!("{held}{shown}\n"))
+    }
+
+    fn shown(&mut self, text: &str) -> String {
+        match &mut self.visible {
+            Some(visible) => visible.show(text).into_owned(),
+            None => text.to_owned(),
         }
     }
 
     /// Thinking and answer stand apart.
     fn leave_thinking(&mut self) -> io::Result<()> {
         if std::mem::take(&mut self.thinking) {
-            self.terminal.dim_text("\n")?;
+            let held = self.thinking_wrap.as_mut().map(Wrap::finish);
+            self.terminal
+                .dim_text(&format!("{}\n", held.unwrap_or_default()))?;
         }
         Ok(())
     }
 
     fn end(&mut self) -> io::Result<()> {
         self.leave_thinking()?;
+        let mut held = self.wrap.as_mut().map(Wrap::finish).unwrap_or_default();
         if self.show != Show::Nothing && self.open_line {
-            let mut out = io::stdout().lock();
-            writeln!(out)?;
-            out.flush()?;
+            held.push('\n');
         }
-        Ok(())
+        write(&held)
     }
+}
+
+fn write(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Columns of a terminal at this moment; 0 where they are not known.
+fn width(terminal: impl AsFd) -> usize {
+    tcgetwinsize(terminal).map_or(0, |size| size.ws_col.into())
 }
 
 /// Such as `prefill 17 tokens, 2,310 tok/s; decode 96 tokens, 612 tok/s`.

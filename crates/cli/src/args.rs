@@ -6,28 +6,32 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap_complete::Shell;
 
 mod values;
 
-pub(crate) use values::{MaxTokens, Seed};
+pub(crate) use values::{MaxTokens, Seed, max_tokens, seed, top_k};
 use values::{
-    backend_pair, batch_rows, bias, draft_length, max_tokens, min_p, parallel, positive,
-    probability, rows, seconds, seed, size, stop, temperature, threads, tolerance, top_k, top_p,
+    backend_pair, batch_rows, bias, draft_length, min_p, parallel, positive, probability, rows,
+    seconds, size, stop, temperature, threads, tolerance, top_p,
 };
 
-use crate::synth::{Mix, Preset};
+use crate::{
+    synth::{Mix, Preset},
+    version,
+};
 
 /// Runs Gemma 4 models. Without -m, a small demo model that ships with the source answers.
 #[derive(Debug, Parser)]
-#[command(name = "carat", version, max_term_width = 100)]
+#[command(name = "carat", version = version::text(), max_term_width = 100)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// Read settings from this TOML file; flags win over it
+    /// Read settings from this TOML file instead of carat/config.toml in the folder for settings; flags win over it
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Print the settings that the file and the flags come to, and stop
+    /// Print every setting that the file and the flags come to, with where it comes from, and stop
     #[arg(long, global = true)]
     pub(crate) print_config: bool,
     /// Use only models that are already on this machine
@@ -50,6 +54,10 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Turn text into token ids
     Tokenize(TokenizeArgs),
+    /// Show what this machine is, what the models on it would do, and what would help
+    Doctor(DoctorArgs),
+    /// Check that this machine computes a model as the reference does
+    Check(CheckArgs),
     /// Measure prefill and decode speed
     Bench(BenchArgs),
     /// Compare a model's numbers: logits or perplexity
@@ -64,6 +72,27 @@ pub(crate) enum Command {
     /// The kernels of the CUDA backend
     #[command(subcommand)]
     Kernels(KernelsCommand),
+    /// Print what a shell needs to complete commands and flags
+    Completions(CompletionsArgs),
+    /// Print the manual page
+    Man(ManArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell to complete in
+    #[arg(value_enum)]
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// The command to print the page of, such as `run` or `eval logits` (default: the program)
+    #[arg(conflicts_with = "out")]
+    pub(crate) command: Vec<String>,
+    /// Write the pages of all commands into this folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -153,7 +182,7 @@ pub(crate) enum DebugSwitch {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModelArgs {
     /// A GGUF file, or hf:OWNER/REPO[:FILE or QUANT] from the Hugging Face cache or hub; `serve` takes several, as NAME=MODEL
-    #[arg(short, long, value_name = "MODEL")]
+    #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::FilePath)]
     pub(crate) model: Vec<String>,
     /// What computes (default: an NVIDIA card if there is one, else the CPU)
     #[arg(long, value_enum)]
@@ -190,7 +219,7 @@ pub(crate) struct ModelArgs {
     /// only; default: none)
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) repack: Option<String>,
-    /// Switch parts of a backend off, to find where a fault comes from (see docs/debugging.md)
+    /// Switch parts of a backend off, to find where a fault comes from
     #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
     pub(crate) debug: Vec<DebugSwitch>,
 }
@@ -256,7 +285,7 @@ pub(crate) struct DraftArgs {
     pub(crate) draft_max: Option<usize>,
 }
 
-/// Formats of answers; see docs/structured-output.md.
+/// Formats of answers.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct FormatArgs {
     /// Answer in JSON that fits the schema in this file
@@ -279,6 +308,16 @@ pub(crate) struct FormatArgs {
     /// Let tool calls come out as the model writes them, whether they fit the tools' schemas or not
     #[arg(long, requires = "tools")]
     pub(crate) no_tool_grammar: bool,
+}
+
+impl FormatArgs {
+    /// Whether answers are held to a schema or a grammar.
+    pub(crate) fn is_given(&self) -> bool {
+        self.schema.is_some()
+            || self.json_schema.is_some()
+            || self.grammar.is_some()
+            || self.grammar_file.is_some()
+    }
 }
 
 #[derive(Clone, Debug, Default, Args)]
@@ -386,6 +425,26 @@ pub(crate) enum LaneBy {
     User,
 }
 
+/// Where prefixes are kept beyond the device.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PrefixArgs {
+    /// Memory of the machine for prompts that the device has no more room for, such as 4GiB; of use with a GPU alone
+    #[arg(long = "prefix-ram", value_name = "SIZE", value_parser = size)]
+    pub(crate) ram: Option<String>,
+    /// A folder that conversations are kept in, so that they go on at once after other work or a restart; their text lies there in
+    /// clear
+    #[arg(long = "prefix-disk", value_name = "FOLDER")]
+    pub(crate) disk: Option<PathBuf>,
+    /// The most that the folder may hold
+    #[arg(
+        long = "prefix-disk-size",
+        value_name = "SIZE",
+        default_value = "16GiB",
+        value_parser = size
+    )]
+    pub(crate) disk_size: String,
+}
+
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ServeArgs {
     /// Address to listen on; others than this machine's own want a key
@@ -434,6 +493,8 @@ pub(crate) struct ServeArgs {
     /// Let those with different keys continue from each other's prompts
     #[arg(long)]
     pub(crate) share_prefix: bool,
+    #[command(flatten)]
+    pub(crate) prefix: PrefixArgs,
     /// Longest time for a request to wait; then it is turned away with 503
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = seconds)]
     pub(crate) queue_timeout: u64,
@@ -514,11 +575,29 @@ pub(crate) struct InspectArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// The same as -m
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    pub(crate) file: Option<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct TokenizeArgs {
     /// The text; `-` or nothing reads it from stdin
     pub(crate) text: Option<String>,
     /// A GGUF file or hf:OWNER/REPO[:FILE or QUANT]
-    #[arg(short, long, value_name = "MODEL")]
+    #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::FilePath)]
     pub(crate) model: Option<String>,
     /// Print ids only, separated by spaces
     #[arg(long)]

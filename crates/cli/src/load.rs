@@ -38,13 +38,18 @@ const SHOW_AFTER: Duration = Duration::from_millis(300);
 pub(crate) fn open(settings: &Settings, terminal: Terminal) -> Result<Arc<Gguf>> {
     let Some(name) = &settings.model else {
         terminal.note("no -m given: using the demo model, Pip (10.7 M parameters, simple English)");
-        let demo = Gguf::from_bytes(DEMO_NAME, &DEMO.0).context("the demo model is damaged")?;
-        return Ok(Arc::new(demo));
+        return demo();
     };
     let path = fetch::resolve(name, settings, terminal)
         .with_context(|| format!("cannot load `{name}`"))?;
     let file = Gguf::open(&path).with_context(|| format!("cannot load `{}`", path.display()))?;
     Ok(Arc::new(file))
+}
+
+/// The model that ships inside the program.
+pub(crate) fn demo() -> Result<Arc<Gguf>> {
+    let demo = Gguf::from_bytes(DEMO_NAME, &DEMO.0).context("the demo model is damaged")?;
+    Ok(Arc::new(demo))
 }
 
 /// The demo model's drafter.
@@ -207,9 +212,18 @@ pub(crate) fn cpu_backend(settings: &Settings) -> Result<CpuBackend> {
     Ok(CpuBackend::new(&cpu_config(settings)?))
 }
 
-/// Instructions that the processor does not have are refused rather than replaced.
-fn cpu_config(settings: &Settings) -> Result<CpuConfig> {
-    let level = |name: IsaName| match name {
+/// Name of a level of instructions, as `--isa` takes it.
+pub(crate) fn isa_name(isa: Isa) -> String {
+    let names = IsaName::value_variants().iter();
+    let found = names.filter(|name| isa_level(**name) == isa);
+    let mut values = found.filter_map(IsaName::to_possible_value);
+    let value = values.next();
+    value.map_or(String::new(), |value| value.get_name().to_owned())
+}
+
+/// The level of instructions behind its name.
+pub(crate) fn isa_level(name: IsaName) -> Isa {
+    match name {
         IsaName::Scalar => Isa::Scalar,
         IsaName::Neon => Isa::Neon,
         IsaName::I8mm => Isa::I8mm,
@@ -217,7 +231,11 @@ fn cpu_config(settings: &Settings) -> Result<CpuConfig> {
         IsaName::AvxVnni => Isa::AvxVnni,
         IsaName::Avx512 => Isa::Avx512Vnni,
         IsaName::Amx => Isa::Amx,
-    };
+    }
+}
+
+/// Instructions that the processor does not have are refused rather than replaced.
+pub(crate) fn cpu_config(settings: &Settings) -> Result<CpuConfig> {
     let of_cuda = |switch: &&DebugSwitch| **switch != DebugSwitch::NoFusion;
     if let Some(switch) = settings.debug.iter().find(of_cuda) {
         let name = switch.to_possible_value();
@@ -226,7 +244,7 @@ fn cpu_config(settings: &Settings) -> Result<CpuConfig> {
             name.as_ref().map_or("", PossibleValue::get_name)
         );
     }
-    let isa = settings.isa.map(level);
+    let isa = settings.isa.map(isa_level);
     if !isa.is_none_or(Isa::available) {
         let names = |wanted: &dyn Fn(IsaName) -> bool| {
             let found = IsaName::value_variants().iter().filter(|n| wanted(**n));
@@ -237,7 +255,7 @@ fn cpu_config(settings: &Settings) -> Result<CpuConfig> {
         bail!(
             "this processor does not have `{}`, which --isa names; it has {}, and uses the best of them without --isa",
             names(&|name| Some(name) == settings.isa),
-            names(&|name| level(name).available())
+            names(&|name| isa_level(name).available())
         );
     }
     let config = CpuConfig {

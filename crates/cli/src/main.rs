@@ -5,9 +5,11 @@
 //! - `session`: a model ready to talk; `answer`: an answer on the screen as it comes
 //! - `commands/<name>`: one file a command
 //! - `synth`: random models of real shape
+//! - `parity`, `roofline`: where two backends part; how fast a device could be
 //! - `terminal`, `output`, `input`: notes and progress, files that appear whole, files and stdin
+//! - `version`: what `--version` says
 //! - `words`: what is wrong with a JSON or TOML text
-//! - `visible`, `closed`: text of a model on a terminal; a stdout that is not there
+//! - `visible`, `wrap`, `closed`: text of a model on a terminal; its lines; a stdout that is not there
 //! - `interrupt`, `typeahead`: signals; what is typed while nobody reads
 
 mod allocator;
@@ -23,14 +25,18 @@ mod input;
 mod interrupt;
 mod load;
 mod output;
+mod parity;
+mod roofline;
 mod session;
 mod settings;
 mod shape;
 mod synth;
 mod terminal;
 mod typeahead;
+mod version;
 mod visible;
 mod words;
+mod wrap;
 
 use std::{
     io::{self, IsTerminal},
@@ -41,7 +47,7 @@ use anyhow::Result;
 use clap::Parser;
 
 use args::{Arguments, Command, EvalCommand, KernelsCommand};
-use settings::Settings;
+use settings::{Layer, Settings, SettingsFile, merged};
 use terminal::{Terminal, say, warn};
 
 fn main() -> ExitCode {
@@ -85,13 +91,12 @@ fn reader_went_away(error: &anyhow::Error) -> bool {
     io.is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
-fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let terminal = Terminal::new(arguments.quiet);
-    let mut settings = Settings::read(arguments.config.as_deref())?;
+/// The settings with what was typed laid over them.
+fn with_flags(mut settings: Settings, arguments: &Arguments) -> Result<Settings> {
     if arguments.offline {
         settings.offline = Some(true);
     }
-    let settings = match &arguments.command {
+    Ok(match &arguments.command {
         Command::Run(a) => settings.with_generation(&a.generate)?,
         Command::Chat(a) => settings.with_generation(&a.generate)?,
         Command::Serve(a) => settings.with_serve(a)?,
@@ -101,16 +106,48 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             settings
         }
         Command::Bench(a) => settings.with_model(&a.model)?,
+        Command::Doctor(a) => settings.with_model(&a.model)?,
+        Command::Check(a) => a.applied(settings)?,
         Command::Eval(EvalCommand::Logits(a)) => settings.with_model(&a.model)?,
         Command::Eval(EvalCommand::Perplexity(a)) => settings.with_model(&a.model)?,
         Command::Tokenize(a) => Settings {
             model: a.model.clone().or(settings.model),
             ..settings
         },
-        Command::Synth(_) | Command::Pull(_) | Command::List | Command::Kernels(_) => settings,
+        Command::Synth(_)
+        | Command::Pull(_)
+        | Command::List
+        | Command::Kernels(_)
+        | Command::Completions(_)
+        | Command::Man(_) => settings,
+    })
+}
+
+fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let terminal = Terminal::new(arguments.quiet);
+    let mut typed = with_flags(Settings::default(), arguments)?;
+    let file = match &arguments.command {
+        // About the program itself, whatever the settings are.
+        Command::Completions(_) | Command::Man(_) => None,
+        _ => SettingsFile::read(arguments.config.as_deref())?,
     };
+    let mut layers = match file {
+        Some(file) => file.layers(typed.model.as_deref())?,
+        None => Vec::new(),
+    };
+    let mut settings = with_flags(merged(&layers)?, arguments)?;
+    // A section may say which file its name stands for.
+    let section = layers.get(1);
+    if let Some(model) = section.and_then(|section| section.settings.model.clone()) {
+        settings.model = Some(model);
+        typed.model = None;
+    }
     if arguments.print_config {
-        say(settings.to_toml()?.trim_end())?;
+        layers.push(Layer {
+            origin: "flag".to_owned(),
+            settings: typed,
+        });
+        say(settings.with_origins(&layers)?.trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
     match &arguments.command {
@@ -119,6 +156,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Serve(a) => return commands::serve::run(a, &settings, terminal),
         Command::Inspect(a) => return commands::inspect::run(a, &settings, terminal),
         Command::Tokenize(a) => commands::tokenize::run(a, &settings, terminal)?,
+        Command::Doctor(a) => commands::doctor::run(a, &settings, terminal)?,
+        Command::Check(_) => return commands::check::run(&settings, terminal),
         Command::Bench(a) => commands::bench::run(a, &settings, terminal)?,
         Command::Eval(EvalCommand::Logits(a)) => {
             return commands::eval::logits(a, &settings, terminal);
@@ -130,6 +169,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Pull(a) => commands::pull::run(a, &settings, terminal)?,
         Command::List => commands::list::run(&settings, terminal)?,
         Command::Kernels(KernelsCommand::Build(a)) => commands::kernels::build(a, terminal)?,
+        Command::Completions(a) => commands::completions::run(a)?,
+        Command::Man(a) => commands::man::run(a)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,13 +1,13 @@
-//! What was asked for: the settings file under the flags, as one value.
+//! What was asked for: the settings file under the flags, as one value. `file` reads the one, `print` shows where each came from.
 //!
 //! Everything here is optional; what stays unset is decided by the model (sampling) or the machine (threads, context).
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+mod file;
+mod print;
 
-use anyhow::{Context, Result, anyhow, bail};
+use std::{collections::BTreeMap, path::PathBuf};
+
+use anyhow::{Result, bail};
 use carat_gguf::Metadata;
 use carat_model::{backend::Batching, kv::KvType, sampling::Sampling};
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use crate::args::{
     BackendName, DebugSwitch, DraftArgs, GenerateArgs, IsaName, KvTypeName, MaxTokens, ModelArgs,
     SamplingArgs, Seed, ServeArgs, TierName,
 };
-use crate::words;
+pub(crate) use file::{Layer, SettingsFile, merged};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -72,6 +72,9 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) think: Option<bool>,
     pub(crate) sampling: SamplingSettings,
+    /// Settings of single models, by the names that `-m` takes for them.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) models: BTreeMap<String, Settings>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -100,27 +103,6 @@ pub(crate) struct SamplingSettings {
 }
 
 impl Settings {
-    /// The settings file, or nothing.
-    pub(crate) fn read(path: Option<&Path>) -> Result<Settings> {
-        let Some(path) = path else {
-            return Ok(Settings::default());
-        };
-        let text = fs::read_to_string(path)
-            .with_context(|| format!("cannot read the settings file `{}`", path.display()))?;
-        toml::from_str(&text).map_err(|error| {
-            let start = error.span().map_or(0, |span| span.start.min(text.len()));
-            let line = text
-                .get(..start)
-                .map_or(0, |before| before.matches('\n').count())
-                + 1;
-            let problem = words::plain(&error.message().replace('\n', " "));
-            anyhow!(
-                "line {line} of `{}` is no setting: {problem} (docs/settings.md lists the keys)",
-                path.display()
-            )
-        })
-    }
-
     pub(crate) fn with_model(mut self, flags: &ModelArgs) -> Result<Settings> {
         if let [first, second, ..] = &flags.model[..] {
             bail!("-m names `{first}` and `{second}`; only `serve` takes several models, give one");
@@ -234,10 +216,6 @@ impl Settings {
     /// Memory for weights that stay unpacked, if any is set.
     pub(crate) fn repack_bytes(&self) -> Result<Option<u64>> {
         self.repack.as_deref().map(memory_size).transpose()
-    }
-
-    pub(crate) fn to_toml(&self) -> Result<String> {
-        toml::to_string(self).context("cannot print the settings")
     }
 }
 
@@ -379,24 +357,5 @@ mod tests {
         };
         let merged = file.sampling.with(&flags);
         assert_eq!((merged.top_k, merged.top_p), (Some(9), Some(0.5)));
-    }
-
-    #[test]
-    fn an_unknown_setting_is_named() {
-        let error = toml::from_str::<Settings>("thread = 3")
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("unknown field `thread`"), "{error}");
-    }
-
-    #[test]
-    fn printed_settings_read_back() {
-        let settings = Settings {
-            threads: Some(2),
-            think: Some(true),
-            ..Settings::default()
-        };
-        let again: Settings = toml::from_str(&settings.to_toml().unwrap()).unwrap();
-        assert_eq!(again, settings);
     }
 }

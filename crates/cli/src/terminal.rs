@@ -40,6 +40,11 @@ impl Terminal {
         !self.dumb && io::stdin().is_terminal()
     }
 
+    /// Whether it shows plain text and nothing else.
+    pub(crate) fn is_dumb(self) -> bool {
+        self.dumb
+    }
+
     /// One line for the person, unless they asked for quiet.
     pub(crate) fn note(self, text: impl std::fmt::Display) {
         if !self.quiet {
@@ -51,6 +56,9 @@ impl Terminal {
 
     /// Running text beside the answer, dim at a terminal.
     pub(crate) fn dim_text(self, text: &str) -> io::Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
         let terminal = io::stderr().is_terminal();
         let (on, off) = self.dim(terminal);
         let text = if terminal {

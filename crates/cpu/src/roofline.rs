@@ -11,6 +11,7 @@ use crate::{
         table::{Kernels, TileKernels},
     },
     matrix::MatrixMut,
+    memory,
     pool::Pool,
     simd::{Accumulate, K_STEP, Tile},
 };
@@ -24,7 +25,7 @@ const ROUNDS: usize = 2_000_000;
 pub(crate) fn peak_rates(kernels: &Kernels, threads: usize) -> Result<Roofline, BackendError> {
     let pool = Pool::new(threads).map_err(|error| BackendError::Device(Box::new(error)))?;
     Ok(Roofline {
-        read_bytes_per_second: peak_read_bytes(kernels, &pool),
+        read_bytes_per_second: peak_read_bytes(kernels, &pool)?,
         multiply_adds_per_second: kernels.tiles().map_or_else(
             || peak_multiply_adds(kernels, &pool),
             |kernels| peak_tile_multiply_adds(kernels, &pool),
@@ -32,10 +33,21 @@ pub(crate) fn peak_rates(kernels: &Kernels, threads: usize) -> Result<Roofline, 
     })
 }
 
-/// Bytes per second of reading memory.
-fn peak_read_bytes(kernels: &Kernels, pool: &Pool) -> f64 {
+/// Bytes per second of reading memory; an error where there is too little of it to tell.
+fn peak_read_bytes(kernels: &Kernels, pool: &Pool) -> Result<f64, BackendError> {
     const CHUNK: usize = 4 << 20;
-    let mut data = vec![1u8; READ_BYTES];
+    let needed_bytes = READ_BYTES as u64;
+    let free_bytes = memory::available().map(|memory| memory.free_bytes);
+    let mut data = Vec::new();
+    // The system promises more than there is, so its word alone is not enough.
+    let is_short = free_bytes.is_some_and(|free_bytes| free_bytes < needed_bytes);
+    if is_short || data.try_reserve_exact(READ_BYTES).is_err() {
+        return Err(BackendError::OutOfMemory {
+            needed_bytes,
+            free_bytes: free_bytes.unwrap_or(0),
+        });
+    }
+    data.resize(READ_BYTES, 1u8);
     let mut best = f64::INFINITY;
     for _ in 0..PASSES {
         let start = Instant::now();
@@ -44,7 +56,7 @@ fn peak_read_bytes(kernels: &Kernels, pool: &Pool) -> f64 {
         });
         best = best.min(start.elapsed().as_secs_f64());
     }
-    READ_BYTES as f64 / best
+    Ok(READ_BYTES as f64 / best)
 }
 
 /// Multiply-adds per second of int8 vectors.

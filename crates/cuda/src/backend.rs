@@ -47,13 +47,19 @@ pub struct CudaBackend {
     degraded_reason: Option<String>,
 }
 
-/// The card: name, capability, architecture.
+/// The card, and the libraries that it is used with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
     pub name: String,
     /// Major and minor.
     pub compute_capability: (i32, i32),
     pub architecture: Architecture,
+    /// The newest CUDA that the driver supports: major and minor.
+    pub driver: (i32, i32),
+    /// Version of the compiler of kernels, where one is found.
+    pub nvrtc: Option<(i32, i32)>,
+    /// That cuBLASLt multiplies prompts where memory allows.
+    pub cublaslt: bool,
 }
 
 impl CudaBackend {
@@ -95,6 +101,12 @@ impl CudaBackend {
             name: self.device.name.clone(),
             compute_capability: (capability.major, capability.minor),
             architecture: Architecture::of(capability, self.config.tier),
+            driver: {
+                let version = self.device.driver_version;
+                (version / 1000, version % 1000 / 10)
+            },
+            nvrtc: self.compiler.nvrtc_version(),
+            cublaslt: self.library.is_some(),
         }
     }
 

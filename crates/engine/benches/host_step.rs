@@ -19,7 +19,7 @@ use carat_gguf::QuantType;
 use carat_model::{
     backend::{BackendError, Batch, CompileOptions, Draw, Executor, Outputs, RowResult, Ticket},
     gemma4,
-    kv::PageMove,
+    kv::{HostPageId, KvGroup, PageMove},
     plan::{Plan, Value},
     sampling::Sampling,
 };
@@ -66,6 +66,10 @@ impl Executor for Nothing {
 
     fn move_pages(&mut self, _: &[PageMove]) -> Result<(), BackendError> {
         Ok(())
+    }
+
+    fn host_page(&mut self, _: KvGroup, _: HostPageId) -> Result<&mut [u8], BackendError> {
+        Ok(&mut [])
     }
 
     fn probed(&self, _: Value) -> Option<&[f32]> {

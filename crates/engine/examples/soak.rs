@@ -25,8 +25,8 @@ use carat_gguf::{Gguf, quant::SplitMix64};
 use carat_model::{
     Model, TokenId,
     backend::{
-        Backend, BackendError, Batch, Batching, Draw, Executor, Interrupt, Outputs, PageMove,
-        Ticket,
+        Backend, BackendError, Batch, Batching, Draw, Executor, HostPageId, Interrupt, KvGroup,
+        Outputs, PageMove, Ticket,
     },
     gemma4,
     plan::{Plan, Value},
@@ -100,6 +100,10 @@ impl Executor for Faulty {
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
         self.executor.move_pages(moves)
+    }
+
+    fn host_page(&mut self, group: KvGroup, place: HostPageId) -> Result<&mut [u8], BackendError> {
+        self.executor.host_page(group, place)
     }
 
     fn interrupt_by(&mut self, interrupt: Interrupt) {

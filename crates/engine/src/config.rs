@@ -4,7 +4,7 @@
 //! it becomes [`Limits`], which can say of any request whether it could ever run. Nothing here knows the state of the
 //! engine: a request that is merely early is queued, not rejected.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use carat_model::{
     TokenId,
@@ -15,7 +15,10 @@ use carat_model::{
     weights::Weights,
 };
 
-use crate::core::{MediaAttention, Rejected, Request, StepCosts};
+use crate::{
+    core::{MediaAttention, Rejected, Request, StepCosts},
+    disk::Namespace,
+};
 
 /// Lengths that chunks of a prompt can have, apart from the shortest: few, because kernels are chosen by it.
 const CHUNK_LENGTHS: usize = 8;
@@ -51,6 +54,13 @@ pub struct EngineConfig {
     pub max_unfinished: usize,
     /// KV pages to hold. [`comfortable_pages`] and [`minimum_pages`] tell what is sensible.
     pub pages: PerGroup<usize>,
+    /// Pages that host memory has room for: those that are given away on the device are kept there. None on a device that computes in
+    /// host memory anyway.
+    pub host_pages: PerGroup<usize>,
+    /// Places in host memory that pages pass through on their way to a store and back, per group; 0 without one.
+    pub staging_pages: usize,
+    /// Where prefixes are kept beyond memory; [`EngineConfig::keep_on_disk`].
+    pub disk: Option<DiskConfig>,
     /// The most tokens of a draft that are verified in a step, per request; 0 verifies none.
     pub max_draft: usize,
     /// Who drafts; `None` leaves it to callers of the scheduler.
@@ -64,6 +74,20 @@ pub struct EngineConfig {
     /// The longest that a batch may take; past it the device is taken for dead and everybody is told.
     pub stall_limit: Duration,
 }
+
+/// A prefix cache on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskConfig {
+    /// Prompts and answers lie in it in clear.
+    pub folder: PathBuf,
+    /// What pages depend on apart from tokens.
+    pub namespace: Namespace,
+    /// The most that it may hold.
+    pub max_bytes: u64,
+}
+
+/// Places that pages pass through on their way to the disk and back.
+const STAGING_PAGES: usize = 16;
 
 /// Who drafts, and what is known of the cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -242,12 +266,22 @@ impl Limits {
     pub fn compile_options(&self) -> CompileOptions {
         CompileOptions {
             pages: self.config.pages,
-            host_pages: PerGroup::default(),
+            host_pages: self.all_host_pages(),
             kv: self.config.kv,
             max_rows: self.config.max_rows,
             max_sampled: self.max_sampled(),
             probe: false,
             batching: self.config.batching,
+        }
+    }
+
+    /// Places in host memory, those that pages only pass through included.
+    fn all_host_pages(&self) -> PerGroup<usize> {
+        let staging = self.config.staging_pages;
+        let sliding = self.shape.window.map_or(0, |_| staging);
+        PerGroup {
+            full: self.config.host_pages.full + staging,
+            sliding: self.config.host_pages.sliding + sliding,
         }
     }
 
@@ -454,6 +488,12 @@ pub fn comfortable_pages(
 }
 
 impl EngineConfig {
+    /// Keeps prefixes on disk, too.
+    pub fn keep_on_disk(&mut self, disk: DiskConfig) {
+        self.staging_pages = STAGING_PAGES;
+        self.disk = Some(disk);
+    }
+
     /// With [`comfortable_pages`], and a queue of some requests for each that runs.
     pub fn comfortable(
         context: usize,
@@ -469,6 +509,9 @@ impl EngineConfig {
             max_sequences,
             max_unfinished: max_sequences.saturating_mul(16),
             pages: comfortable_pages(context, max_sequences, max_rows, shape),
+            host_pages: PerGroup::default(),
+            staging_pages: 0,
+            disk: None,
             max_draft: 0,
             drafts: None,
             kv: KvType::default(),

@@ -24,6 +24,7 @@ use carat_model::{
 use crate::{
     config::{ConfigError, EngineConfig, Limits, ModelShape},
     core::{Rejected, Request, RequestId},
+    disk::DiskError,
     events::{Cancel, EngineError, Sink, TokenStream},
     shared::{Client, Permit, Shared, Snapshot},
     watchdog,
@@ -42,6 +43,9 @@ pub enum StartError {
     /// The device could not do it.
     #[error("the model could not be prepared")]
     Backend(#[from] BackendError),
+    /// The prefix cache on disk cannot be used.
+    #[error("the prefix cache on disk cannot be used")]
+    Disk(#[from] DiskError),
     /// The system refused a thread.
     #[error("the engine's thread could not be started")]
     Thread(#[source] io::Error),

@@ -47,6 +47,7 @@
 pub mod chat;
 mod config;
 pub mod core;
+mod disk;
 mod events;
 mod handle;
 mod measure;
@@ -55,13 +56,14 @@ mod watchdog;
 mod worker;
 
 pub use config::{
-    ConfigError, DraftConfig, EngineConfig, Limits, ModelShape, PrefixReuse, comfortable_pages,
-    minimum_pages,
+    ConfigError, DiskConfig, DraftConfig, EngineConfig, Limits, ModelShape, PrefixReuse,
+    comfortable_pages, minimum_pages,
 };
 pub use core::{
     Constraint, ConstraintSource, Counts, DraftCounts, FinishReason, LaneId, Media, MediaAttention,
-    MissReason, PageCounts, Rejected, Request, RequestId, Stats, StepCosts,
+    MissReason, PageCounts, Rejected, Request, RequestId, Stats, StepCosts, StoreStats,
 };
+pub use disk::{DiskError, Namespace};
 pub use events::{Cancel, EngineError, Event, Sink, TokenStream, Usage};
 pub use handle::{EngineHandle, StartError};
 pub use shared::{Snapshot, Totals};

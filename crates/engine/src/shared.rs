@@ -43,6 +43,10 @@ pub struct Totals {
     pub prompt_tokens: u64,
     /// Prompt tokens of those that an earlier request had computed.
     pub cached_tokens: u64,
+    /// Of these, those that were copied from host memory.
+    pub cached_in_host: u64,
+    /// Of these, those that were read from disk.
+    pub cached_on_disk: u64,
     /// Tokens of all answers, those under way included.
     pub generated_tokens: u64,
     /// How often those lost their pages.

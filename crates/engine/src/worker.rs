@@ -12,9 +12,9 @@ use std::{
     panic::{self, AssertUnwindSafe},
     sync::{
         Arc,
-        mpsc::{Receiver, Sender},
+        mpsc::{Receiver, Sender, TryRecvError},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use carat_model::backend::{BackendError, Executor, RowResult};
@@ -22,10 +22,19 @@ use carat_model::backend::{BackendError, Executor, RowResult};
 use crate::{
     config::Limits,
     core::{FinishReason, Pipeline, Request, RequestId, Scheduler, Update},
+    disk::DiskStore,
     events::{EngineError, Event, Usage},
+    handle::StartError,
     measure,
     shared::{Client, Shared},
 };
+
+/// Rows of prompts in a step that tell how fast prompts are computed.
+const TELLING_ROWS: usize = 64;
+/// How long a store that has enough to do is left alone.
+const STORE_WAIT: Duration = Duration::from_millis(10);
+/// How long a thread that ends goes on writing.
+const LAST_WRITES: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) enum Command {
@@ -52,7 +61,7 @@ impl std::fmt::Debug for Submission {
 pub(crate) fn run(
     limits: Limits,
     make: impl FnOnce(&Limits) -> Result<Box<dyn Executor>, BackendError>,
-    ready: Sender<Result<(), BackendError>>,
+    ready: Sender<Result<(), StartError>>,
     inbox: Receiver<Command>,
     shared: Arc<Shared>,
 ) {
@@ -62,18 +71,25 @@ pub(crate) fn run(
             Ok(executor) => executor,
             Err(error) => {
                 // Nobody is left to tell if the handle's side is gone.
-                let _ = ready.send(Err(error));
+                let _ = ready.send(Err(error.into()));
                 return;
             }
         };
         let costs = measure::costs_for_drafts(executor.as_mut(), &limits);
-        let mut scheduler = Scheduler::new(limits);
+        let mut scheduler = Scheduler::new(limits.clone());
         if let Some(costs) = costs {
             tracing::debug!(?costs, "measured for drafts");
             scheduler.set_costs(costs);
         }
+        let pipeline = match with_disk(Pipeline::new(scheduler, executor), &limits) {
+            Ok(pipeline) => pipeline,
+            Err(error) => {
+                let _ = ready.send(Err(error));
+                return;
+            }
+        };
         let worker = Worker {
-            pipeline: Pipeline::new(scheduler, executor),
+            pipeline,
             shared,
             inbox,
             deadlines: BinaryHeap::new(),
@@ -89,6 +105,20 @@ pub(crate) fn run(
     if let Err(payload) = panic::catch_unwind(serve) {
         of_panic.close(&EngineError::Panicked(cause(&*payload)));
     }
+}
+
+/// With the prefix cache on disk, if there is one.
+fn with_disk<E: Executor>(
+    pipeline: Pipeline<E>,
+    limits: &Limits,
+) -> Result<Pipeline<E>, StartError> {
+    let Some(disk) = &limits.config().disk else {
+        return Ok(pipeline);
+    };
+    pipeline.with_store(limits, |page_bytes| {
+        let store = DiskStore::open(&disk.folder, disk.namespace, page_bytes, disk.max_bytes)?;
+        Ok(Box::new(store))
+    })
 }
 
 fn cause(payload: &(dyn Any + Send)) -> Arc<str> {
@@ -124,15 +154,29 @@ impl Worker {
                 break;
             }
         }
+        let is_sound = self.shared.failure().is_none();
         self.shared.close(&EngineError::Stopped);
+        if is_sound {
+            self.flush();
+        }
+    }
+
+    /// Leaves what was said behind for the next start.
+    fn flush(&mut self) {
+        let until = Instant::now() + LAST_WRITES;
+        while self.pipeline.has_unsaved() && Instant::now() < until {
+            match self.pipeline.persist() {
+                Ok(true) => {}
+                Ok(false) => self.pipeline.await_store(STORE_WAIT),
+                Err(_) => return,
+            }
+        }
     }
 
     /// Takes all commands there are; waits for one if there is nothing else to do.
     fn take_commands(&mut self) -> ControlFlow<()> {
         if self.pipeline.is_idle() {
-            let Ok(command) = self.inbox.recv() else {
-                return ControlFlow::Break(());
-            };
+            let command = self.await_command()?;
             self.obey(command)?;
         }
         // Whatever it was raised for is in the inbox by now.
@@ -142,6 +186,32 @@ impl Worker {
         }
         self.expire();
         ControlFlow::Continue(())
+    }
+
+    /// The next command. Until it comes, what was computed is handed to the store.
+    fn await_command(&mut self) -> ControlFlow<(), Command> {
+        loop {
+            match self.inbox.try_recv() {
+                Ok(command) => return ControlFlow::Continue(command),
+                Err(TryRecvError::Disconnected) => return ControlFlow::Break(()),
+                Err(TryRecvError::Empty) => {}
+            }
+            match self.pipeline.persist() {
+                Ok(true) => self.observe(),
+                Ok(false) if self.pipeline.has_unsaved() => {
+                    if let Ok(command) = self.inbox.recv_timeout(STORE_WAIT) {
+                        return ControlFlow::Continue(command);
+                    }
+                }
+                Ok(false) => {
+                    return match self.inbox.recv() {
+                        Ok(command) => ControlFlow::Continue(command),
+                        Err(_) => ControlFlow::Break(()),
+                    };
+                }
+                Err(error) => self.fail(Instant::now(), error)?,
+            }
+        }
     }
 
     /// Ends the requests whose time is up.
@@ -183,8 +253,7 @@ impl Worker {
             }
         }
         self.shared.add(id, client);
-        let scheduler = self.pipeline.scheduler();
-        scheduler
+        self.pipeline
             .submit(id, request)
             .expect("the handle has checked the request against the same limits");
     }
@@ -193,13 +262,18 @@ impl Worker {
     fn step(&mut self) -> ControlFlow<()> {
         let begun = Instant::now();
         {
-            let stats = self.pipeline.scheduler().stats();
+            let stats = self.pipeline.stats();
             let mut snapshot = self.shared.snapshot();
             snapshot.batch_since = Some(begun);
             snapshot.stats = stats;
         }
+        let before = self.pipeline.prompt_rows();
         match self.pipeline.step() {
             Ok(ran) => {
+                let rows = self.pipeline.prompt_rows() - before;
+                if rows >= TELLING_ROWS {
+                    self.pipeline.observe_prefill(rows, begun.elapsed());
+                }
                 self.shared.snapshot().totals.batches += u64::from(ran);
                 self.deliver(begun, None);
                 ControlFlow::Continue(())
@@ -280,6 +354,8 @@ impl Worker {
                         totals.requests += 1;
                         totals.prompt_tokens += counts.prompt_tokens as u64;
                         totals.cached_tokens += counts.cached_tokens as u64;
+                        totals.cached_in_host += counts.cached_in_host as u64;
+                        totals.cached_on_disk += counts.cached_on_disk as u64;
                         totals.preemptions += counts.preemptions as u64;
                         totals.drafts.add(&counts.drafts);
                     }

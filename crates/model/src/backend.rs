@@ -111,6 +111,10 @@ pub trait Executor {
     /// each place in host memory.
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError>;
 
+    /// The bytes of a place in host memory, when all copies to and from it are over. They mean something to an executor that was
+    /// compiled alike, and to nobody else.
+    fn host_page(&mut self, group: KvGroup, place: HostPageId) -> Result<&mut [u8], BackendError>;
+
     /// Watches this from now on, if batches are computed in [`Executor::submit`]; those that only queue there have no need to.
     fn interrupt_by(&mut self, interrupt: Interrupt) {
         let _ = interrupt;
@@ -180,6 +184,10 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
         (**self).move_pages(moves)
+    }
+
+    fn host_page(&mut self, group: KvGroup, place: HostPageId) -> Result<&mut [u8], BackendError> {
+        (**self).host_page(group, place)
     }
 
     fn interrupt_by(&mut self, interrupt: Interrupt) {

@@ -93,6 +93,21 @@ pub enum PageMove {
 }
 
 impl PageMove {
+    /// A place in host memory that is not there.
+    pub fn check_place(
+        group: KvGroup,
+        place: HostPageId,
+        host_pages: PerGroup<usize>,
+    ) -> Result<(), BackendError> {
+        let held = *host_pages.get(group);
+        if place.0 as usize >= held {
+            return Err(BackendError::Unsupported {
+                what: format!("place {} of {held} {group:?} ones in host memory", place.0),
+            });
+        }
+        Ok(())
+    }
+
     /// The group, the page on the device and the place in host memory.
     pub fn places(&self) -> (KvGroup, PageId, HostPageId) {
         match *self {

@@ -16,7 +16,7 @@ use crate::{
         Memory, Outputs, RowRef, Run, TableRef, Ticket,
     },
     draft::{self, DraftStep},
-    kv::{KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup, first_visible},
+    kv::{HostPageId, KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup, first_visible},
     plan::{KvSlot, Plan, RopeId, Rows, Step, Value},
     sampling::Scratch,
     weights::{Weight, Weights},
@@ -59,8 +59,7 @@ impl Backend for Reference {
             values: vec![Vec::new(); plan.value_count()],
             keys: cells(options.pages),
             cached_values: cells(options.pages),
-            saved_keys: cells(options.host_pages),
-            saved_values: cells(options.host_pages),
+            saved: saved(plan, options.host_pages),
             plan: plan.clone(),
             weights,
             options: options.clone(),
@@ -82,9 +81,8 @@ struct Interpreter {
     /// Per slot: `[position in pages, kv_heads, head_dim]`.
     keys: Vec<Vec<f32>>,
     cached_values: Vec<Vec<f32>>,
-    /// The same in host memory.
-    saved_keys: Vec<Vec<f32>>,
-    saved_values: Vec<Vec<f32>>,
+    /// Pages in host memory: keys, then values of each slot of the group in turn.
+    saved: PerGroup<Vec<Vec<u8>>>,
     /// Page tables by their names, as they were in the last batch that had them.
     tables: HashMap<u32, PerGroup<Vec<PageId>>>,
     interrupt: Interrupt,
@@ -177,8 +175,7 @@ impl Executor for Interpreter {
             values: vec![Vec::new(); plan.value_count()],
             keys: Vec::new(),
             cached_values: Vec::new(),
-            saved_keys: Vec::new(),
-            saved_values: Vec::new(),
+            saved: PerGroup::default(),
             plan: plan.clone(),
             weights,
             options: self.options.clone(),
@@ -240,32 +237,52 @@ impl Executor for Interpreter {
         PageMove::check(moves, self.options.pages, self.options.host_pages)?;
         for step in moves {
             let (group, page, place) = step.places();
+            let mut host = self.saved.get_mut(group)[place.0 as usize].as_mut_slice();
             for (slot, spec) in self.plan.slots.iter().enumerate() {
                 if spec.group != group {
                     continue;
                 }
                 let cells = PAGE_TOKENS * spec.kv_heads * spec.head_dim;
-                let part = |index: u32| index as usize * cells..(index as usize + 1) * cells;
-                for (device, host) in [
-                    (&mut self.keys, &mut self.saved_keys),
-                    (&mut self.cached_values, &mut self.saved_values),
-                ] {
-                    let device = &mut device[slot][part(page.0)];
-                    let host = &mut host[slot][part(place.0)];
-                    match step {
-                        PageMove::Save { .. } => host.copy_from_slice(device),
-                        PageMove::Load { .. } => device.copy_from_slice(host),
+                for device in [&mut self.keys[slot], &mut self.cached_values[slot]] {
+                    let device = &mut device[page.0 as usize * cells..][..cells];
+                    let (bytes, rest) = host.split_at_mut(size_of_val(device));
+                    let each = device.iter_mut().zip(bytes.as_chunks_mut().0);
+                    for (value, bytes) in each {
+                        match step {
+                            PageMove::Save { .. } => *bytes = value.to_le_bytes(),
+                            PageMove::Load { .. } => *value = f32::from_le_bytes(*bytes),
+                        }
                     }
+                    host = rest;
                 }
             }
         }
         Ok(())
     }
 
+    fn host_page(&mut self, group: KvGroup, place: HostPageId) -> Result<&mut [u8], BackendError> {
+        PageMove::check_place(group, place, self.options.host_pages)?;
+        Ok(&mut self.saved.get_mut(group)[place.0 as usize])
+    }
+
     fn probed(&self, value: Value) -> Option<&[f32]> {
         self.options
             .probe
             .then(|| self.values[value.index()].as_slice())
+    }
+}
+
+/// Pages in host memory, empty.
+fn saved(plan: &Plan, pages: PerGroup<usize>) -> PerGroup<Vec<Vec<u8>>> {
+    let of = |group: KvGroup| {
+        let slots = plan.slots.iter().filter(|spec| spec.group == group);
+        let values = slots.map(|spec| 2 * PAGE_TOKENS * spec.kv_heads * spec.head_dim);
+        let bytes = values.sum::<usize>() * size_of::<f32>();
+        vec![vec![0; bytes]; *pages.get(group)]
+    };
+    PerGroup {
+        full: of(KvGroup::Full),
+        sliding: of(KvGroup::Sliding),
     }
 }
 

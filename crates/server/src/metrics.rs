@@ -149,7 +149,7 @@ pub(crate) struct Metrics {
     pub(crate) generated_tokens: Histogram,
     finished: Counters<6>,
     rejected: Counters<4>,
-    missed: Counters<7>,
+    missed: Counters<9>,
     http: Box<[[AtomicU64; STATUSES.len()]]>,
     pub(crate) streams_open: AtomicI64,
     pub(crate) disconnects: AtomicU64,
@@ -185,6 +185,8 @@ impl Metrics {
                 "diverged",
                 "sliding_evicted",
                 "logprobs",
+                "not_worth",
+                "restore_failed",
                 "other",
             ]),
             http: (0..=ROUTES.len())
@@ -378,6 +380,53 @@ impl Metrics {
     }
 }
 
+/// Where prefixes were found, and what the tiers behind the device hold.
+fn tiers(out: &mut Page, snapshot: &Snapshot) {
+    let (stats, totals) = (&snapshot.stats, &snapshot.totals);
+    let name = "prefix_cache_tier_hits_total";
+    out.head(name, "counter", "Prompt tokens that were cached, by where.");
+    let elsewhere = totals.cached_in_host + totals.cached_on_disk;
+    for (tier, tokens) in [
+        ("device", totals.cached_tokens.saturating_sub(elsewhere)),
+        ("host", totals.cached_in_host),
+        ("disk", totals.cached_on_disk),
+    ] {
+        out.line(name, &[("tier", tier)], tokens);
+    }
+    let host = stats.host_pages;
+    if host.full.free + host.full.cached > 0 {
+        let name = "kv_host_pages";
+        out.head(name, "gauge", "KV pages in host memory by state.");
+        for (group, pages) in [("full", host.full), ("sliding", host.sliding)] {
+            for (state, count) in [("free", pages.free), ("cached", pages.cached)] {
+                out.line(name, &[("group", group), ("state", state)], count);
+            }
+        }
+    }
+    if let Some(disk) = stats.store {
+        out.gauge("prefix_disk_bytes", "Prefixes on disk.", disk.bytes);
+        for (name, help, count) in [
+            (
+                "prefix_disk_pages_read_total",
+                "Pages read from disk.",
+                disk.pages_read,
+            ),
+            (
+                "prefix_disk_pages_written_total",
+                "Pages written to disk.",
+                disk.pages_written,
+            ),
+            (
+                "prefix_disk_refused_total",
+                "Files on disk that were refused.",
+                disk.refused,
+            ),
+        ] {
+            out.counter(name, help, count);
+        }
+    }
+}
+
 fn engine(out: &mut Page, snapshot: &Snapshot) {
     let (stats, totals) = (&snapshot.stats, &snapshot.totals);
     out.gauge(
@@ -404,6 +453,7 @@ fn engine(out: &mut Page, snapshot: &Snapshot) {
     for (name, share) in usage {
         out.line("kv_cache_usage_perc", &[("group", name)], share);
     }
+    tiers(out, snapshot);
     for (name, help, count) in [
         (
             "prefix_cache_queries_total",
@@ -543,6 +593,8 @@ pub(crate) fn miss_name(miss: MissReason) -> &'static str {
         MissReason::Diverged => "diverged",
         MissReason::SlidingEvicted => "sliding_evicted",
         MissReason::Logprobs => "logprobs",
+        MissReason::NotWorth => "not_worth",
+        MissReason::RestoreFailed => "restore_failed",
         MissReason::MediaCut => "other",
     }
 }

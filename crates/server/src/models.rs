@@ -532,6 +532,8 @@ fn sum(a: &Totals, b: &Totals) -> Totals {
     sum.requests += b.requests;
     sum.prompt_tokens += b.prompt_tokens;
     sum.cached_tokens += b.cached_tokens;
+    sum.cached_in_host += b.cached_in_host;
+    sum.cached_on_disk += b.cached_on_disk;
     sum.generated_tokens += b.generated_tokens;
     sum.preemptions += b.preemptions;
     sum.drafts.add(&b.drafts);

@@ -447,7 +447,7 @@ fn saved_pages(backend: &dyn Backend) -> Checked {
                 .collect::<Vec<_>>()
         };
         let load = |group, table: &[PageId]| {
-            let from = [4, 0, 2].map(HostPageId);
+            let from = [5, 1, 3].map(HostPageId);
             let each = table.iter().zip(from);
             each.map(|(&to, from)| PageMove::Load { group, from, to })
                 .collect::<Vec<_>>()
@@ -463,6 +463,19 @@ fn saved_pages(backend: &dyn Backend) -> Checked {
             .executor
             .move_pages(&moves(&save, &table))
             .map_err(|error| error.to_string())?;
+        // They are bytes, wherever they are kept meanwhile.
+        for group in KvGroup::ALL {
+            for (from, to) in [(4, 5), (0, 1), (2, 3)] {
+                let place = |place| HostPageId(place);
+                let page = session.executor.host_page(group, place(from));
+                let page = page.map_err(|error| error.to_string())?;
+                let bytes = page.to_vec();
+                page.fill(0);
+                let page = session.executor.host_page(group, place(to));
+                let page = page.map_err(|error| error.to_string())?;
+                page.copy_from_slice(&bytes);
+            }
+        }
         let expected = session.feed(&table, 70, &feeds[70..], 1, None)?;
         // Somebody else writes the pages, and those it comes back to.
         session.feed(&table, 0, &others, 0, None)?;
@@ -664,6 +677,8 @@ fn refusals(backend: &dyn Backend) -> Checked {
     }];
     let moved = session.executor.move_pages(&moves);
     refused("a place in host memory that is not there", moved)?;
+    let page = session.executor.host_page(KvGroup::Full, HostPageId(6));
+    refused("the bytes of a place that is not there", page.map(drop))?;
     let batch = Batch {
         feeds: &feeds[7..],
         runs: &[run(None, 1)],

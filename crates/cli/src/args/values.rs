@@ -19,7 +19,7 @@ pub(crate) struct Seed(pub(crate) Option<u64>);
 
 const WHOLE: &str = "a whole number is expected";
 
-pub(super) fn max_tokens(text: &str) -> Result<MaxTokens, String> {
+pub(crate) fn max_tokens(text: &str) -> Result<MaxTokens, String> {
     match text.parse::<i64>() {
         Ok(-1) => Ok(MaxTokens(None)),
         Ok(n) if n > 0 => usize::try_from(n)
@@ -29,7 +29,7 @@ pub(super) fn max_tokens(text: &str) -> Result<MaxTokens, String> {
     }
 }
 
-pub(super) fn seed(text: &str) -> Result<Seed, String> {
+pub(crate) fn seed(text: &str) -> Result<Seed, String> {
     match text {
         "-1" => Ok(Seed(None)),
         _ => match text.parse() {
@@ -42,7 +42,7 @@ pub(super) fn seed(text: &str) -> Result<Seed, String> {
     }
 }
 
-pub(super) fn top_k(text: &str) -> Result<usize, String> {
+pub(crate) fn top_k(text: &str) -> Result<usize, String> {
     match text {
         "-1" => Ok(0),
         _ => text

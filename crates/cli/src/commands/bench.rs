@@ -25,6 +25,7 @@ use serde::Serialize;
 use crate::{
     args::{BenchArgs, BenchFormat},
     load::{self, cpu_backend},
+    roofline,
     settings::Settings,
     terminal::{Terminal, bytes, say},
 };
@@ -97,7 +98,7 @@ struct Report {
     tokens_per_second_max: f64,
     samples_tokens_per_second: Vec<f64>,
     samples_seconds: Vec<f64>,
-    /// None for the reference, which is not meant to be fast.
+    /// None for the reference, which is not meant to be fast, and where there is too little memory to measure rates.
     bound: Option<Bound>,
     /// With `--profile`: where the time goes.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
@@ -317,7 +318,7 @@ fn machine(loaded: &Loaded, settings: &Settings, terminal: Terminal) -> Result<M
     terminal.note("measuring what this machine can read and multiply");
     Ok(Machine {
         threads,
-        roofline: loaded.backend.roofline()?,
+        roofline: roofline::measured(loaded.backend.as_ref(), terminal)?,
     })
 }
 

@@ -1,10 +1,11 @@
 //! `chat`: a conversation, line by line. Each turn reuses the keys and values of the turns before it.
 
-use std::{
-    io::IsTerminal,
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+mod command;
+mod complete;
+mod lines;
+mod set;
+
+use std::{path::Path, process::ExitCode};
 
 use anyhow::{Context, Result, bail};
 use carat::window::Window;
@@ -13,29 +14,23 @@ use carat_engine::{
     chat::{ChatError, ChatFinish, ChatStream, Conversation},
 };
 use carat_text::{Message, Role};
-use rustyline::{DefaultEditor, error::ReadlineError};
+
+use command::{Command, Overwrite};
+use lines::Lines;
+use set::Setting;
 
 use crate::{
-    answer::{self, Show},
+    answer::{self, LineBreaks, Show},
     args::ChatArgs,
     input,
     interrupt::Interrupt,
     output::WholeFile,
     session::{Session, unix_time},
     settings::Settings,
-    terminal::{Terminal, say, warn},
+    terminal::{Terminal, say, thousands, warn},
     typeahead::TypeAhead,
     words,
 };
-
-const HELP: &str = "\
-/help            this list
-/reset           forget the conversation, keep the system prompt
-/system [TEXT]   set the system prompt and start over; without TEXT, show it
-/think on|off    let the model think before it answers
-/save FILE       write the conversation as JSON; `carat chat --load FILE` goes on with it
-/exit            leave; Ctrl-D does too
-Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
 
 pub(crate) fn run(args: &ChatArgs, settings: &Settings, terminal: Terminal) -> Result<ExitCode> {
     let loaded = args
@@ -65,6 +60,12 @@ pub(crate) fn run(args: &ChatArgs, settings: &Settings, terminal: Terminal) -> R
         } else {
             Show::All
         },
+        // What is held to a format is for programs, which want it as it is.
+        breaks: if terminal.is_dumb() || args.generate.format.is_given() {
+            LineBreaks::Unchanged
+        } else {
+            LineBreaks::AtWords
+        },
         session,
         terminal,
         interrupt,
@@ -85,7 +86,7 @@ pub(crate) fn run(args: &ChatArgs, settings: &Settings, terminal: Terminal) -> R
             continue;
         }
         if let Some(command) = line.strip_prefix('/') {
-            match talk.command(command)? {
+            match talk.command(command, &mut lines)? {
                 Next::Line => continue,
                 Next::Leave => break,
             }
@@ -110,6 +111,7 @@ struct Talk {
     session: Session,
     conversation: Conversation,
     show: Show,
+    breaks: LineBreaks,
     terminal: Terminal,
     interrupt: Interrupt,
     window: Window,
@@ -129,7 +131,13 @@ impl Talk {
                     return Ok(false);
                 }
             };
-            let answer = answer::follow(stream, self.show, self.terminal, &self.interrupt)?;
+            let answer = answer::follow(
+                stream,
+                self.show,
+                self.breaks,
+                self.terminal,
+                &self.interrupt,
+            )?;
             self.conversation
                 .messages
                 .push(Message::from(answer.reply.clone()));
@@ -143,8 +151,12 @@ impl Talk {
                 self.terminal.note("stopped");
                 return Ok(true);
             };
-            self.terminal.note(answer::summary(&usage));
             let total = usage.counts.prompt_tokens + usage.counts.generated_tokens;
+            self.terminal.note(format_args!(
+                "{}; {}",
+                answer::summary(&usage),
+                meter(total, self.session.context)
+            ));
             if reason == ChatFinish::Length && total >= self.session.context {
                 warn(format_args!(
                     "the answer was cut off where the context of {} tokens is full; the oldest turns leave next",
@@ -202,57 +214,148 @@ impl Talk {
         Ok(true)
     }
 
-    fn command(&mut self, command: &str) -> Result<Next> {
-        let (name, rest) = command
-            .split_once(char::is_whitespace)
-            .unwrap_or((command, ""));
-        let rest = rest.trim();
-        match (name, rest) {
-            ("help" | "?", _) => say(HELP)?,
-            ("exit" | "quit" | "bye", _) => return Ok(Next::Leave),
-            ("reset" | "clear", _) => {
+    fn command(&mut self, typed: &str, lines: &mut Lines) -> Result<Next> {
+        let command = match Command::read(typed) {
+            Ok(command) => command,
+            Err(problem) => {
+                warn(problem);
+                return Ok(Next::Line);
+            }
+        };
+        match command {
+            Command::Help => say(command::help())?,
+            Command::Exit => return Ok(Next::Leave),
+            Command::Regenerate => self.regenerate(lines)?,
+            Command::Undo => match self.last_question() {
+                Some(at) => {
+                    self.conversation.messages.truncate(at);
+                    self.terminal.note("the last question is forgotten");
+                }
+                None => warn("there is no question to undo"),
+            },
+            Command::Reset => {
                 self.conversation
                     .messages
                     .retain(|m| m.role == Role::System);
                 self.window.reset();
                 self.terminal.note("the conversation starts over");
             }
-            ("system", "") => {
-                let system = self
-                    .conversation
-                    .messages
-                    .iter()
-                    .find(|m| m.role == Role::System);
+            Command::ShowSystem => {
+                let mut messages = self.conversation.messages.iter();
+                let system = messages.find(|m| m.role == Role::System);
                 say(system.map_or("no system prompt", |m| m.content.as_str()))?;
             }
-            ("system", text) => {
+            Command::System(text) => {
                 self.conversation.messages = vec![Message::system(text)];
                 self.window.reset();
                 self.terminal
                     .note("system prompt set; the conversation starts over");
             }
-            ("think", "on" | "off") => {
-                self.conversation.thinking = rest == "on";
-                self.terminal.note(format_args!("thinking is {rest}"));
+            Command::Think(on) => {
+                self.conversation.thinking = on;
+                let state = if on { "on" } else { "off" };
+                self.terminal.note(format_args!("thinking is {state}"));
             }
-            ("think", _) => warn("/think takes on or off"),
-            ("save", "") => warn("/save needs a file name"),
-            ("save", path) => match self.save(Path::new(path)) {
-                Ok(()) => self.terminal.note(format_args!("saved to `{path}`")),
-                Err(error) => warn(format_args!("{error:#}")),
-            },
-            _ => warn(format_args!("`/{command}` is no command; /help lists them")),
+            Command::ShowSettings => {
+                for setting in Setting::ALL {
+                    let value = setting.value(&self.session.generation, self.breaks);
+                    say(format_args!("{:<18} {value}", setting.name()))?;
+                }
+            }
+            Command::Set(setting, value) => {
+                let generation = &mut self.session.generation;
+                match setting.change(value, generation, &mut self.breaks) {
+                    Ok(()) => self.terminal.note(format_args!(
+                        "{} is {}",
+                        setting.name(),
+                        setting.value(generation, self.breaks)
+                    )),
+                    Err(problem) => warn(problem),
+                }
+            }
+            Command::Save { path, overwrite } => self.save(&path, overwrite, lines)?,
+            Command::Load(path) => self.load(&path),
+            Command::Image => warn("images cannot be seen yet; this version reads text alone"),
         }
         Ok(Next::Line)
     }
 
-    fn save(&self, path: &Path) -> Result<()> {
+    /// The place of what was asked last.
+    fn last_question(&self) -> Option<usize> {
+        let messages = &self.conversation.messages;
+        messages.iter().rposition(|m| m.role == Role::User)
+    }
+
+    /// Answers the last question again, with noise of its own.
+    fn regenerate(&mut self, lines: &mut Lines) -> Result<()> {
+        let Some(question) = self.last_question() else {
+            warn("there is no question to answer again");
+            return Ok(());
+        };
+        let sampling = &mut self.session.generation.sampling;
+        if sampling.temperature == 0.0 {
+            self.terminal
+                .note("at temperature 0 the answer stays the same; /set temperature 1 varies it");
+        }
+        // The next seed, so that a session with a given one can be repeated.
+        sampling.seed = sampling.seed.wrapping_add(1);
+        let before = self.conversation.messages.split_off(question + 1);
+        if !self.turn(lines)? {
+            self.conversation.messages.truncate(question + 1);
+            self.conversation.messages.extend(before);
+        }
+        Ok(())
+    }
+
+    fn save(&self, path: &Path, overwrite: Overwrite, lines: &mut Lines) -> Result<()> {
+        let shown = path.display();
+        let taken = path.is_file() && overwrite == Overwrite::Ask;
+        if taken && !lines.confirm(&format!("`{shown}` is there; overwrite it?"))? {
+            warn(format_args!(
+                "not saved, as `{shown}` is there; /save! overwrites without asking"
+            ));
+            return Ok(());
+        }
+        match self.write(path) {
+            Ok(()) => self.terminal.note(format_args!("saved to `{shown}`")),
+            Err(error) => warn(format_args!("{error:#}")),
+        }
+        Ok(())
+    }
+
+    fn write(&self, path: &Path) -> Result<()> {
         let mut file = WholeFile::create(path)?;
         file.write(serde_json::to_string_pretty(&self.conversation.messages)?.as_bytes())?;
         file.write(b"\n")?;
         file.commit()?;
         Ok(())
     }
+
+    /// Goes on with a conversation that was saved; one that cannot be read leaves this one as it is.
+    fn load(&mut self, path: &Path) {
+        match load(path, self.terminal) {
+            Ok(messages) => {
+                self.terminal.note(format_args!(
+                    "going on after {} messages from `{}`",
+                    messages.len(),
+                    path.display()
+                ));
+                self.conversation.messages = messages;
+                self.window.reset();
+            }
+            Err(error) => warn(format_args!("{error:#}")),
+        }
+    }
+}
+
+/// How full the context is, such as `context 512 of 2,048 tokens (25 %)`.
+fn meter(tokens: usize, context: usize) -> String {
+    format!(
+        "context {} of {} tokens ({:.0} %)",
+        thousands(tokens as u64),
+        thousands(context as u64),
+        100.0 * tokens as f64 / context.max(1) as f64
+    )
 }
 
 fn load(path: &Path, terminal: Terminal) -> Result<Vec<Message>> {
@@ -262,60 +365,4 @@ fn load(path: &Path, terminal: Terminal) -> Result<Vec<Message>> {
             path.display()
         )
     })
-}
-
-/// Lines as they are typed, with editing and history at a terminal.
-struct Lines {
-    editor: DefaultEditor,
-    history: Option<PathBuf>,
-}
-
-impl Lines {
-    fn open(no_history: bool) -> Result<Lines> {
-        let mut editor = DefaultEditor::new().context("cannot read from this terminal")?;
-        let keep = !no_history && std::io::stdin().is_terminal();
-        let history = if keep {
-            std::env::home_dir().map(|home| home.join(".carat_history"))
-        } else {
-            None
-        };
-        if let Some(path) = &history {
-            // A first session has none.
-            let _ = editor.load_history(path);
-        }
-        Ok(Lines { editor, history })
-    }
-
-    /// The next line, joined with those it goes on in; `None` at the end of input.
-    fn next(&mut self, prompt: &str) -> Result<Option<String>> {
-        let mut text = String::new();
-        loop {
-            match self
-                .editor
-                .readline(if text.is_empty() { prompt } else { ". " })
-            {
-                Ok(line) => {
-                    let _ = self.editor.add_history_entry(&line);
-                    match line.strip_suffix('\\') {
-                        Some(start) => {
-                            text += start;
-                            text.push('\n');
-                        }
-                        None => return Ok(Some(text + &line)),
-                    }
-                }
-                // Ctrl-C drops what was typed so far.
-                Err(ReadlineError::Interrupted) => text.clear(),
-                Err(ReadlineError::Eof) => return Ok((!text.is_empty()).then_some(text)),
-                Err(error) => return Err(error).context("cannot read the next line"),
-            }
-        }
-    }
-
-    fn close(mut self) {
-        if let Some(path) = &self.history {
-            // Losing history is no reason to fail a conversation that has ended.
-            let _ = self.editor.save_history(path);
-        }
-    }
 }

@@ -1,27 +1,26 @@
 //! `inspect`: what a file holds, how it will be run, and where two backends part.
 
-use std::{collections::BTreeMap, fmt::Write as _, process::ExitCode, sync::Arc};
+use std::{collections::BTreeMap, fmt::Write as _, process::ExitCode};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use carat::Loaded;
 use carat_cpu::BatchRows;
 use carat_cuda::Tier;
 use carat_gguf::{Value, ValueType};
 use carat_model::{
     TokenId,
-    backend::CompileOptions,
     config::LayerKind,
     cost::{self, BatchShape},
-    evaluate,
     kv::KvGroup,
     layout,
-    plan::{Labelled, Listing},
+    plan::Listing,
 };
 use carat_text::{Specials, Tokenizer};
 
 use crate::{
     args::{BackendName, InspectArgs},
     load::{self, backend, cpu_backend, cuda_config},
+    parity::{self, Difference},
     settings::Settings,
     terminal::{Terminal, bytes, say, thousands},
 };
@@ -271,8 +270,7 @@ fn metadata_text(value: &Value, full: bool) -> String {
     format!("{start}…")
 }
 
-/// Runs one batch through both backends, keeping every value, and compares them in the plan's order. A difference is a failure,
-/// for scripts to act on.
+/// A difference is a failure, for scripts to act on.
 fn diff(
     loaded: &Loaded,
     names: [BackendName; 2],
@@ -283,60 +281,37 @@ fn diff(
     let mut tokens: Vec<TokenId> = vec![tokenizer.vocab().bos()];
     tokens.extend(tokenizer.encode(&args.text, Specials::Ignore));
     tokens.truncate(loaded.model.config.context);
-    let options = CompileOptions {
-        kv: loaded.kv,
-        probe: true,
-        batching: loaded.batching,
-        ..evaluate::options(tokens.len(), tokens.len())
-    };
-    let mut executors = Vec::new();
-    for name in names {
-        let mut executor = backend(name, settings)?
-            .compile(&loaded.plan, Arc::clone(&loaded.model.weights), &options)
-            .with_context(|| format!("cannot prepare the model on {name:?}"))?;
-        let (runner, plan) = (executor.as_mut(), &loaded.plan);
-        evaluate::for_each_position(runner, plan, &tokens, tokens.len(), |_, _| {})?;
-        executors.push(executor);
-    }
-    let mut first = None;
-    let mut last = 0.0;
-    for (index, Labelled { label, step, .. }) in loaded.plan.steps.iter().enumerate() {
-        let Some(out) = step.out() else { continue };
-        let (Some(a), Some(b)) = (executors[0].probed(out), executors[1].probed(out)) else {
-            // It exists only inside a kernel that does several steps; the next value that is kept shows a difference too.
-            continue;
-        };
-        let error = relative_l2(a, b);
-        last = error;
-        if first.is_none() && (error > args.tolerance || error.is_nan()) {
-            first = Some((index, label, error));
-        }
-    }
+    let backends = [backend(names[0], settings)?, backend(names[1], settings)?];
+    let compared = parity::compare(loaded, &backends, &tokens, args.tolerance, None)?;
     let [a, b] = names.map(|n| format!("{n:?}").to_lowercase());
-    match first {
+    let count = tokens.len();
+    match &compared.first {
         None => say(format_args!(
-            "{a} and {b} agree on {} tokens: no step differs by more than {}",
-            tokens.len(),
+            "{a} and {b} agree on {count} tokens: no step differs by more than {}",
             args.tolerance
         ))?,
-        Some((index, label, error)) => say(format_args!(
-            "{a} and {b} first differ at step {index}, {label}: relative error {error:.2e} over {} tokens",
-            tokens.len()
+        Some(Difference {
+            index,
+            label,
+            error,
+        }) => say(format_args!(
+            "{a} and {b} first differ at step {index}, {label}: relative error {error:.2e} over {count} tokens"
         ))?,
     }
-    say(format_args!("relative error of the logits: {last:.2e}"))?;
-    Ok(match first {
+    if compared.rows < count {
+        say(format_args!(
+            "experts were a near tie in token {}, so it and those behind it were left out",
+            compared.rows
+        ))?;
+    }
+    if compared.end == loaded.plan.steps.len() {
+        say(format_args!(
+            "relative error of the logits: {:.2e}",
+            compared.last_error
+        ))?;
+    }
+    Ok(match compared.first {
         None => ExitCode::SUCCESS,
         Some(_) => ExitCode::FAILURE,
     })
-}
-
-fn relative_l2(a: &[f32], b: &[f32]) -> f64 {
-    let difference: f64 = a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum();
-    let norm: f64 = a.iter().map(|a| f64::from(*a).powi(2)).sum();
-    if difference == 0.0 {
-        0.0
-    } else {
-        (difference / norm).sqrt()
-    }
 }

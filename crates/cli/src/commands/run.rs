@@ -12,7 +12,7 @@ use carat_text::Message;
 use serde_json::json;
 
 use crate::{
-    answer::{self, Answer, Show},
+    answer::{self, Answer, LineBreaks, Show},
     args::{OverflowName, RunArgs},
     input,
     interrupt::{INTERRUPTED, Interrupt},
@@ -65,7 +65,14 @@ pub(crate) fn run(args: &RunArgs, settings: &Settings, terminal: Terminal) -> Re
         (_, true) => Show::Answer,
         _ => Show::All,
     };
-    let answer = answer::follow(stream, show, terminal, &interrupt)?;
+    let answer = answer::follow(
+        stream,
+        show,
+        // An answer to one prompt is often copied, whole.
+        LineBreaks::Unchanged,
+        terminal,
+        &interrupt,
+    )?;
     if args.json {
         say(report(&session, &answer))?;
     }

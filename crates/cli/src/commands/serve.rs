@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use carat::Loaded;
+use carat::{Loaded, PrefixCache, PrefixDisk};
 use carat_engine::{EngineConfig, chat::Chat};
 use carat_server::{App, Config, Key, Lanes, Model, ModelInfo};
 use carat_text::Tokenizer;
@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 use tokio::{net::TcpListener, signal::unix::SignalKind};
 
 use crate::{
-    args::{LaneBy, ServeArgs},
+    args::{LaneBy, PrefixArgs, ServeArgs},
     draft,
     interrupt::INTERRUPTED,
     load,
@@ -224,8 +224,15 @@ fn config(args: &ServeArgs) -> Result<Config> {
 }
 
 fn load(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<Model> {
-    let loaded = draft::open_model(settings, terminal)?;
+    let loaded = open(args, settings, terminal)?;
     start(args, settings, loaded, args.name.clone(), terminal)
+}
+
+/// A model that is ready to start, with all that it will use.
+fn open(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<Loaded> {
+    let mut loaded = draft::open_model(settings, terminal)?;
+    loaded.prefix = prefix_cache(&args.prefix)?;
+    Ok(loaded)
 }
 
 /// A model that answers, from one that is open.
@@ -272,6 +279,21 @@ fn engine_config(args: &ServeArgs, loaded: &Loaded, context: usize) -> EngineCon
         config.max_unfinished = args.parallel.saturating_add(queue);
     }
     config
+}
+
+fn prefix_cache(args: &PrefixArgs) -> Result<PrefixCache> {
+    let ram = args.ram.as_deref().map(memory_size).transpose();
+    let disk = args.disk.as_ref().map(|folder| {
+        let max_bytes = memory_size(&args.disk_size).context("--prefix-disk-size")?;
+        Ok::<_, anyhow::Error>(PrefixDisk {
+            folder: folder.clone(),
+            max_bytes,
+        })
+    });
+    Ok(PrefixCache {
+        ram_bytes: ram.context("--prefix-ram")?.unwrap_or(0),
+        disk: disk.transpose()?,
+    })
 }
 
 fn describe(name: Option<String>, loaded: &Loaded, context: usize) -> ModelInfo {

@@ -1,7 +1,9 @@
 //! The program as a person runs it: what it answers, and what it says when something is wrong.
 
 mod bench;
+mod check;
 mod inspect;
+mod settings;
 
 use std::{
     fs,

@@ -14,7 +14,7 @@ use rustix::{
     fs::OFlags,
     process::{Pid, Signal, kill_process},
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
-    termios::{Termios, tcgetattr},
+    termios::{Termios, Winsize, tcgetattr, tcsetwinsize},
 };
 
 /// Longer than any answer of the demo model takes on a busy machine.
@@ -76,6 +76,17 @@ impl Pty {
             read: 0,
             terminal,
         }
+    }
+
+    /// Gives the terminal this many columns, from now on.
+    pub(crate) fn resize(&self, columns: u16) {
+        let size = Winsize {
+            ws_row: 24,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&self.terminal, size).expect("it is a terminal");
     }
 
     pub(crate) fn type_text(&mut self, text: &str) {

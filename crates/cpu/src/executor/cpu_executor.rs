@@ -5,8 +5,8 @@ use std::{collections::VecDeque, sync::Arc};
 use carat_model::{
     TokenId,
     backend::{
-        BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, Interrupt, Outputs,
-        PageMove, Ticket,
+        BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, HostPageId, Interrupt,
+        KvGroup, Outputs, PageMove, Ticket,
     },
     layout::Layout,
     plan::{Plan, Rows, Value},
@@ -142,6 +142,11 @@ impl Executor for CpuExecutor {
         PageMove::check(moves, self.options.pages, self.options.host_pages)?;
         self.shared.move_pages(moves);
         Ok(())
+    }
+
+    fn host_page(&mut self, group: KvGroup, place: HostPageId) -> Result<&mut [u8], BackendError> {
+        PageMove::check_place(group, place, self.options.host_pages)?;
+        Ok(self.shared.saved_page(group, place))
     }
 
     fn attach_drafter(

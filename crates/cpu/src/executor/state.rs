@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use carat_model::{
     TokenId,
-    backend::{CompileOptions, Feed, PageMove},
+    backend::{CompileOptions, Feed, HostPageId, KvGroup, PageMove, PerGroup},
     draft,
     plan::{Plan, Rows},
     weights::{Weight, Weights},
@@ -34,8 +34,9 @@ pub(super) struct Shared {
     pub(super) workers: Workers,
     /// By slot of the model.
     caches: Vec<PagedKv>,
-    /// Pages of each slot in memory of their own, where they are saved.
-    saved: Vec<Vec<u8>>,
+    /// Pages in memory of their own, where they are saved: of each slot of the group in turn.
+    saved: PerGroup<Vec<u8>>,
+    saved_page_bytes: PerGroup<usize>,
 }
 
 impl Shared {
@@ -43,15 +44,23 @@ impl Shared {
         let slots = plan.slots.iter();
         let caches =
             slots.map(|spec| PagedKv::new(spec, options.kv, *options.pages.get(spec.group)));
-        let slots = plan.slots.iter();
-        let saved = slots.map(|spec| {
-            let pages = *options.host_pages.get(spec.group);
-            vec![0; pages * kv::page_bytes(spec, options.kv)]
-        });
+        let page_bytes = |group: KvGroup| -> usize {
+            let slots = plan.slots.iter().filter(|spec| spec.group == group);
+            slots.map(|spec| kv::page_bytes(spec, options.kv)).sum()
+        };
+        let saved_page_bytes = PerGroup {
+            full: page_bytes(KvGroup::Full),
+            sliding: page_bytes(KvGroup::Sliding),
+        };
+        let saved = |group| vec![0; options.host_pages.get(group) * saved_page_bytes.get(group)];
         Shared {
             workers,
             caches: caches.collect(),
-            saved: saved.collect(),
+            saved: PerGroup {
+                full: saved(KvGroup::Full),
+                sliding: saved(KvGroup::Sliding),
+            },
+            saved_page_bytes,
         }
     }
 
@@ -59,18 +68,24 @@ impl Shared {
     pub(super) fn move_pages(&mut self, moves: &[PageMove]) {
         for step in moves {
             let (group, page, place) = step.places();
-            for (cache, saved) in self.caches.iter_mut().zip(&mut self.saved) {
-                if cache.spec.group != group {
-                    continue;
-                }
+            let bytes = *self.saved_page_bytes.get(group);
+            let mut saved = &mut self.saved.get_mut(group)[place.0 as usize * bytes..][..bytes];
+            for cache in self.caches.iter_mut().filter(|c| c.spec.group == group) {
                 let page = cache.page_mut(page.0 as usize);
-                let host = &mut saved[place.0 as usize * page.len()..][..page.len()];
+                let (host, rest) = saved.split_at_mut(page.len());
                 match step {
                     PageMove::Save { .. } => host.copy_from_slice(page),
                     PageMove::Load { .. } => page.copy_from_slice(host),
                 }
+                saved = rest;
             }
         }
+    }
+
+    /// A page where it is saved, which [`PageMove::check_place`] has seen.
+    pub(super) fn saved_page(&mut self, group: KvGroup, place: HostPageId) -> &mut [u8] {
+        let bytes = *self.saved_page_bytes.get(group);
+        &mut self.saved.get_mut(group)[place.0 as usize * bytes..][..bytes]
     }
 }
 

@@ -55,6 +55,8 @@ pub(crate) struct Capability {
 /// An open card.
 pub(crate) struct Device {
     pub(crate) name: String,
+    /// The newest CUDA that the driver supports, in its own number: 12080 is 12.8.
+    pub(crate) driver_version: i32,
     pub(crate) capability: Capability,
     /// Multiprocessors, by which grids are sized.
     pub(crate) multiprocessors: usize,
@@ -76,7 +78,7 @@ pub(crate) struct Device {
 
 impl Device {
     pub(crate) fn open(index: usize, limit: Option<u64>) -> Result<Arc<Device>, CudaError> {
-        require_driver()?;
+        let driver_version = require_driver()?;
         let count = result::device::get_count().map_err(CudaError::DriverFailed)? as usize;
         if index >= count {
             return Err(CudaError::NoDevice { index, count });
@@ -106,6 +108,7 @@ impl Device {
         let (stream, side, moving) = (new_stream()?, new_stream()?, new_stream()?);
         Ok(Arc::new(Device {
             name,
+            driver_version,
             capability: Capability { major, minor },
             multiprocessors: multiprocessors as usize,
             shared_bytes: shared_bytes as usize,
@@ -146,6 +149,13 @@ impl Device {
         self.bind()?;
         let joined = self.stream.join(&self.moving);
         joined.map_err(CudaError::driver("waiting for a move"))
+    }
+
+    /// Waits until all moves so far are over.
+    pub(crate) fn wait_for_moves(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        let waited = self.moving.synchronize();
+        waited.map_err(CudaError::driver("waiting for moves"))
     }
 
     /// The stream, to capture what goes through it.
@@ -407,8 +417,8 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Finds and starts the driver; cudarc would panic where it is missing.
-fn require_driver() -> Result<(), CudaError> {
+/// Finds and starts the driver, and tells its version; cudarc would panic where it is missing.
+fn require_driver() -> Result<i32, CudaError> {
     // SAFETY: loading the driver's library runs its initialisers, which is what it is for.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::NoDriver {
@@ -433,7 +443,7 @@ fn require_driver() -> Result<(), CudaError> {
         Err(result::DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
             Err(CudaError::NoDevice { index: 0, count: 0 })
         }
-        other => other.map_err(CudaError::DriverFailed),
+        other => other.map_err(CudaError::DriverFailed).map(|()| found),
     }
 }
 

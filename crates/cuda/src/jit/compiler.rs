@@ -99,6 +99,11 @@ impl Compiler {
         }
     }
 
+    /// Version of the compiler, where there is one.
+    pub(crate) fn nvrtc_version(&self) -> Option<(i32, i32)> {
+        self.nvrtc.as_ref().ok().map(|nvrtc| nvrtc.version)
+    }
+
     /// Machine code of each, in order.
     pub(crate) fn images(&self, wanted: &[&Specialization]) -> Result<Vec<Vec<u8>>, CudaError> {
         in_parallel(wanted, |s| self.image(s))

@@ -9,8 +9,8 @@ use std::{ops::Range, rc::Rc, sync::Arc};
 use carat_model::{
     TokenId,
     backend::{
-        self as model, BackendError, Batch, CompileOptions, Executor, Feed, LaunchTime, Outputs,
-        PageMove, RowOutput, RowResult, Ticket,
+        self as model, BackendError, Batch, CompileOptions, Executor, Feed, HostPageId, KvGroup,
+        LaunchTime, Outputs, PageMove, RowOutput, RowResult, Ticket,
     },
     kv::PerGroup,
     phase::{Origin, Phase},
@@ -601,6 +601,11 @@ impl Executor for CudaExecutor {
             self.pages.run(&self.device, moves)?;
         }
         Ok(())
+    }
+
+    fn host_page(&mut self, group: KvGroup, place: HostPageId) -> Result<&mut [u8], BackendError> {
+        PageMove::check_place(group, place, self.options.host_pages)?;
+        Ok(self.pages.host_page(&self.device, group, place)?)
     }
 
     fn profile(

@@ -7,7 +7,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use carat_model::{
     backend::{Batch, CompileOptions},
-    kv::{KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup, pages_of},
+    kv::{HostPageId, KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup, pages_of},
     plan::Plan,
 };
 
@@ -28,7 +28,7 @@ struct Group {
     /// Without moves.
     params: MovePagesParams,
     _segments: Buffer,
-    _host: HostBuffer,
+    host: HostBuffer,
 }
 
 impl PageMover {
@@ -82,7 +82,7 @@ impl PageMover {
                     padding: 0,
                 },
                 _segments: on_device,
-                _host: host,
+                host,
             }))
         };
         Ok(PageMover {
@@ -122,6 +122,21 @@ impl PageMover {
             }
         }
         Ok(())
+    }
+
+    /// The bytes of a place that exists, when moves to and from it are over.
+    pub(crate) fn host_page(
+        &mut self,
+        device: &Device,
+        group: KvGroup,
+        place: HostPageId,
+    ) -> Result<&mut [u8], CudaError> {
+        device.wait_for_moves()?;
+        let Some(held) = self.groups.get_mut(group) else {
+            return Ok(&mut []);
+        };
+        let bytes = held.params.page_bytes as usize;
+        Ok(&mut held.host.bytes_mut()[place.0 as usize * bytes..][..bytes])
     }
 
     /// Lets a batch that is queued next wait for the moves that it depends on.
@@ -187,10 +202,7 @@ impl Pending {
 
 #[cfg(test)]
 mod tests {
-    use carat_model::{
-        backend::{Run, token_feeds},
-        kv::HostPageId,
-    };
+    use carat_model::backend::{Run, token_feeds};
 
     use super::*;
 

@@ -84,6 +84,9 @@ struct Totals {
     rejected: usize,
     preemptions: usize,
     cached_tokens: usize,
+    /// Of these, those that came from host memory, and pages of both groups that did.
+    host_tokens: usize,
+    loads: usize,
     sliding_evicted: usize,
     media_cut: usize,
     with_media: usize,
@@ -110,6 +113,8 @@ impl Totals {
             self.rejected,
             self.preemptions,
             self.cached_tokens / PAGE_TOKENS,
+            2 * self.host_tokens / PAGE_TOKENS,
+            self.loads / 2,
             2 * self.sliding_evicted,
             self.with_media,
             self.forced,
@@ -528,6 +533,8 @@ impl History {
                     totals.stopped += usize::from(stopped);
                     totals.preemptions += counts.preemptions;
                     totals.cached_tokens += counts.cached_tokens;
+                    totals.host_tokens += counts.cached_in_host;
+                    assert!(counts.cached_in_host <= counts.cached_tokens);
                     totals.drafted += counts.drafts.drafted as usize;
                     totals.accepted += counts.drafts.accepted as usize;
                     let passes = counts.drafts.passes + counts.drafts.accepted;
@@ -546,6 +553,7 @@ impl History {
         }
         let executor = self.pipeline.executor();
         totals.refused += executor.refused;
+        totals.loads += executor.loads;
         assert_eq!(executor.in_flight(), 0, "a batch is left in flight");
         if let Some(fed) = fed.filter(|_| executor.lookahead == Lookahead::Never) {
             assert_eq!(executor.rows, fed, "each token is computed once");

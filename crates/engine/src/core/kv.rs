@@ -9,20 +9,24 @@
 //!   whoever holds a block also holds every block before it, and a block is never evicted before those that follow it.
 //! - A prefix can be continued only where all its full pages are cached *and* the sliding pages its next row sees, and not
 //!   in the middle of rows that see each other both ways.
+//! - A page that is given away is copied to host memory first if there is room for it, and copied back by whoever finds it there.
 //! - A page belongs to what was computed last of what was handed out. Batches run in order, so pages may be given back while one
 //!   that reads or writes them is under way: whoever gets them next comes after it.
 
-use std::ops::Range;
+mod stored;
+
+use std::{collections::VecDeque, ops::Range};
 
 use carat_model::{
-    backend::TableRef,
-    kv::{PAGE_TOKENS, PageId, PerGroup, first_visible_page, pages_of},
+    backend::{PageMove, TableRef},
+    kv::{HostPageId, KvGroup, PAGE_TOKENS, PageId, PerGroup, first_visible_page, pages_of},
 };
 
 use super::{
     media::Content,
+    moves::Moves,
     pages::{Allocation, PageCounts, Pool, Worth},
-    prefix::{Parent, PrefixIndex},
+    prefix::{Block, Parent, PrefixIndex, Slot},
 };
 use crate::config::{Limits, PrefixReuse};
 
@@ -44,6 +48,10 @@ pub enum MissReason {
     MediaCut,
     /// Log-probabilities of the prompt are asked for, which takes every row of it.
     Logprobs,
+    /// More of the prompt is on disk, but computing it is faster than reading it.
+    NotWorth,
+    /// More of the prompt was on disk, but could not be read, or was not what it should have been.
+    RestoreFailed,
 }
 
 /// How much of some tokens is cached.
@@ -53,8 +61,10 @@ pub(crate) struct Found {
     pub(crate) reusable: usize,
     /// Blocks the full group has; beyond `reusable` the sliding group lacks the window.
     pub(crate) matched: usize,
-    /// Reusable full pages that nobody holds yet: taking them makes as many fewer available.
+    /// Reusable blocks whose full page nobody holds yet, or that have none: taking them makes as many fewer available.
     pub(crate) unheld: usize,
+    /// Reusable blocks that are in host memory alone.
+    pub(crate) in_host: usize,
     pub(crate) miss: Option<MissReason>,
 }
 
@@ -65,6 +75,7 @@ impl Found {
             reusable: 0,
             matched: 0,
             unheld: 0,
+            in_host: 0,
             miss: Some(miss),
         }
     }
@@ -147,9 +158,16 @@ impl Table {
 
 pub(crate) struct Kv {
     pools: PerGroup<Pool>,
+    /// Places in host memory: held while they are read, otherwise free or cached.
+    host: PerGroup<Pool>,
+    /// Copies that are due before the next batch.
+    moves: Moves,
     index: PrefixIndex,
     window: Option<usize>,
     reuse: PrefixReuse,
+    /// What ended requests have left behind that a store may lack, the oldest first.
+    ended: VecDeque<stored::Ended>,
+    keeps_ended: bool,
     /// Names of tables that nobody has, and how many there are in all.
     free_ids: Vec<u32>,
     ids: u32,
@@ -157,12 +175,16 @@ pub(crate) struct Kv {
 
 impl Kv {
     pub(crate) fn new(limits: &Limits) -> Kv {
-        let pages = limits.config().pages;
+        let (pages, host_pages) = (limits.config().pages, limits.config().host_pages);
         Kv {
             pools: pages.map(Pool::new),
-            index: PrefixIndex::new(pages.full, pages.sliding),
+            host: host_pages.map(Pool::new),
+            moves: Moves::default(),
+            index: PrefixIndex::new(pages, host_pages),
             window: limits.shape().window,
             reuse: limits.config().prefix_reuse,
+            ended: VecDeque::new(),
+            keeps_ended: false,
             free_ids: Vec::new(),
             ids: 0,
         }
@@ -173,6 +195,19 @@ impl Kv {
             full: self.pools.full.counts(),
             sliding: self.pools.sliding.counts(),
         }
+    }
+
+    /// Places in host memory by state.
+    pub(crate) fn host_counts(&self) -> PerGroup<PageCounts> {
+        PerGroup {
+            full: self.host.full.counts(),
+            sliding: self.host.sliding.counts(),
+        }
+    }
+
+    /// Copies to be made before the next batch, a call of the executor each.
+    pub(crate) fn take_moves(&mut self) -> Vec<Vec<PageMove>> {
+        self.moves.take()
     }
 
     /// Full pages that can be allocated. Sliding pages need no such question: the scheduler reserves them.
@@ -189,20 +224,20 @@ impl Kv {
             reusable: 0,
             matched: 0,
             unheld: 0,
+            in_host: 0,
             miss: None,
         };
         let most = content.tokens.len().saturating_sub(1) / PAGE_TOKENS;
-        let prefix = Content {
-            tokens: &content.tokens[..most * PAGE_TOKENS],
-            ..content
-        };
+        let prefix = content.first(most);
         // Of the blocks walked, those from here on all have a sliding page.
         let mut unbroken = 0;
-        let mut unheld = 0;
+        let (mut unheld, mut in_host) = (0, 0);
         for block in self.index.walk(prefix) {
             found.matched += 1;
-            unheld += usize::from(!self.pools.full.is_held(block.full));
-            if block.sliding.is_none() {
+            let page = block.places.full.device;
+            unheld += usize::from(page.is_none_or(|page| !self.pools.full.is_held(page)));
+            in_host += usize::from(page.is_none());
+            if block.places.sliding.is_nowhere() {
                 unbroken = found.matched;
             }
             let window_cached = self.window.is_none_or(|window| {
@@ -211,7 +246,8 @@ impl Kv {
             });
             let boundary = found.matched * PAGE_TOKENS;
             if window_cached && content.span_across(boundary).is_none() {
-                (found.reusable, found.unheld) = (found.matched, unheld);
+                found.reusable = found.matched;
+                (found.unheld, found.in_host) = (unheld, in_host);
             }
         }
         found.miss = if most == 0 {
@@ -246,26 +282,71 @@ impl Kv {
             table.first_sliding = first_visible_page(table.computed, window).min(found.reusable);
             table.landmarks = landmarks(found.matched, prompt, window);
         }
-        let prefix = Content {
-            tokens: &content.tokens[..table.computed],
-            ..content
-        };
-        for block in self.index.walk(prefix) {
-            self.pools.full.hold(block.full);
-            let place = table.pages.full.len();
-            table.pages.full.push(block.full);
-            table.last_block = Parent::Block(block.id);
+        let prefix = content.first(found.reusable);
+        let blocks: Vec<Block> = self.index.walk(prefix).collect();
+        if let Some(last) = blocks.last() {
+            table.last_block = Parent::Block(last.id);
+        }
+        // Nothing of it may be given away to make room for the rest of it.
+        let held = self.hold(&table, &blocks);
+        for (place, block) in blocks.iter().enumerate() {
+            let page = self.on_device(block, KvGroup::Full);
+            table.pages.full.push(page);
             if self.window.is_some() {
-                table.pages.sliding.push(match block.sliding {
-                    Some(page) if place >= table.first_sliding => {
-                        self.pools.sliding.hold(page);
-                        page
-                    }
-                    _ => PageId::FREED,
-                });
+                let page = if place >= table.first_sliding {
+                    self.on_device(block, KvGroup::Sliding)
+                } else {
+                    PageId::FREED
+                };
+                table.pages.sliding.push(page);
             }
         }
+        // The deepest first, as on the device.
+        for (group, page) in held.into_iter().rev() {
+            self.host.get_mut(group).release(page, Worth::Warm);
+        }
         table
+    }
+
+    /// Holds the pages of blocks that a table is to begin with. Returns the places in host memory that are held with them, for those
+    /// that are not on the device.
+    fn hold(&mut self, table: &Table, blocks: &[Block]) -> Vec<(KvGroup, PageId)> {
+        let mut held = Vec::new();
+        for (place, block) in blocks.iter().enumerate() {
+            for group in KvGroup::ALL {
+                let is_wanted = match group {
+                    KvGroup::Full => true,
+                    KvGroup::Sliding => self.window.is_some() && place >= table.first_sliding,
+                };
+                let places = block.places.get(group);
+                if let Some(page) = places.device.filter(|_| is_wanted) {
+                    self.pools.get_mut(group).hold(page);
+                } else if let Some(host) = places.host.filter(|_| is_wanted) {
+                    let page = PageId(host.0);
+                    self.host.get_mut(group).hold(page);
+                    held.push((group, page));
+                }
+            }
+        }
+        held
+    }
+
+    /// The page of a block that was found and is held, which it is copied to if it is in host memory alone.
+    fn on_device(&mut self, block: &Block, group: KvGroup) -> PageId {
+        let places = *block.places.get(group);
+        if let Some(page) = places.device {
+            return page;
+        }
+        let page = self.allocate(group);
+        self.index.put_on_device(block.id.slot, group, page);
+        self.pools.get_mut(group).keep(page);
+        let from = places.host.expect("it was found somewhere");
+        self.moves.push(PageMove::Load {
+            group,
+            from,
+            to: page,
+        });
+        page
     }
 
     /// Positions that a table has full pages for, those that are available included.
@@ -285,12 +366,12 @@ impl Kv {
     pub(crate) fn grow(&mut self, table: &mut Table, positions: usize) {
         let pages = pages_of(positions);
         while table.pages.full.len() < pages {
-            let page = self.allocate_full();
+            let page = self.allocate(KvGroup::Full);
             table.pages.full.push(page);
         }
         if self.window.is_some() {
             while table.pages.sliding.len() < pages {
-                let page = self.allocate_sliding();
+                let page = self.allocate(KvGroup::Sliding);
                 table.pages.sliding.push(page);
             }
         }
@@ -312,29 +393,61 @@ impl Kv {
         }
     }
 
-    fn allocate_full(&mut self) -> PageId {
-        let Allocation { page, evicted } = self
-            .pools
-            .full
-            .allocate()
-            .expect("rows were limited to those that fit");
-        if evicted && let Some(sliding) = self.index.evict_full(page) {
-            // Whoever held it would hold the full page of the same block.
-            self.pools.sliding.forget(sliding);
+    /// A page for one holder. There is one: rows are limited to the full pages that fit, and sliding pages are reserved at admission.
+    fn allocate(&mut self, group: KvGroup) -> PageId {
+        let allocation = self.pools.get_mut(group).allocate();
+        let Allocation { page, evicted } = allocation.expect("rows were limited to those that fit");
+        if let Some(worth) = evicted {
+            let block = self.index.take_from_device(group, page);
+            self.save(&block, group, page, worth);
+            self.forget_if_lost(block.id.slot);
         }
         page
     }
 
-    fn allocate_sliding(&mut self) -> PageId {
-        let Allocation { page, evicted } = self
-            .pools
-            .sliding
-            .allocate()
-            .expect("sliding pages were reserved at admission");
-        if evicted {
-            self.index.evict_sliding(page);
+    /// Has the page of a block copied to host memory before somebody else writes to it. Sliding pages that no prefix is likely to
+    /// end behind are not worth it.
+    fn save(&mut self, block: &Block, group: KvGroup, from: PageId, worth: Worth) {
+        let pool = self.host.get_mut(group);
+        if let Some(host) = block.places.get(group).host {
+            if !pool.is_held(PageId(host.0)) {
+                pool.touch(PageId(host.0));
+            }
+            return;
         }
-        page
+        if worth == Worth::Cold {
+            return;
+        }
+        let Some(Allocation { page, evicted }) = pool.allocate() else {
+            return;
+        };
+        pool.keep(page);
+        pool.release(page, Worth::Warm);
+        let to = HostPageId(page.0);
+        if evicted.is_some() {
+            let lost = self.index.take_from_host(group, to);
+            self.forget_if_lost(lost.id.slot);
+        }
+        self.index.put_in_host(block.id.slot, group, to);
+        self.moves.push(PageMove::Save { group, from, to });
+    }
+
+    /// Forgets a block if its KV of full attention is nowhere any more. Whoever held its sliding page would hold the full page too.
+    fn forget_if_lost(&mut self, slot: Slot) {
+        let places = self.index.places(slot);
+        if !places.full.is_nowhere() {
+            return;
+        }
+        let group = KvGroup::Sliding;
+        if let Some(page) = places.sliding.device {
+            self.index.take_from_device(group, page);
+            self.pools.sliding.forget(page);
+        }
+        if let Some(host) = places.sliding.host {
+            self.index.take_from_host(group, host);
+            self.host.sliding.forget(PageId(host.0));
+        }
+        self.index.remove(slot);
     }
 
     /// The next `rows` positions of `content` have been computed into the table's pages. Rows that were computed beyond them, of
@@ -352,32 +465,26 @@ impl Kv {
     /// Makes the table's next complete page known, or swaps it for the one that is.
     fn register(&mut self, table: &mut Table, content: &Content<'_>) {
         let place = table.blocks;
-        let full = &mut table.pages.full[place];
-        // The page was completed just now, so at least its last row was still visible: it is held.
-        let sliding = table.pages.sliding.get_mut(place);
-        let block = if let Some(known) = self.index.child(table.last_block, content, place) {
-            let mut swapped = swap(&mut self.pools.full, full, known.full);
-            match (sliding, known.sliding) {
-                (Some(own), Some(page)) => swapped |= swap(&mut self.pools.sliding, own, page),
-                (Some(own), None) => {
-                    self.index.complete(known, *own);
-                    self.pools.sliding.keep(*own);
-                }
-                (None, _) => {}
-            }
-            if swapped {
-                table.changed(place);
-            }
-            known
-        } else {
-            self.pools.full.keep(*full);
-            let sliding = sliding.copied();
-            if let Some(page) = sliding {
-                self.pools.sliding.keep(page);
-            }
-            let pages = (*full, sliding);
-            self.index.insert(table.last_block, content, place, pages)
+        let known = self.index.child(table.last_block, content, place);
+        let block = match known {
+            Some(block) => block,
+            None => self.index.insert(table.last_block, content, place),
         };
+        for group in KvGroup::ALL {
+            // The page was completed just now, so at least its last row was still visible: it is held.
+            let Some(own) = table.pages.get_mut(group).get_mut(place) else {
+                continue;
+            };
+            let pool = self.pools.get_mut(group);
+            if let Some(known) = block.places.get(group).device {
+                if swap(pool, own, known) {
+                    table.changed(place);
+                }
+            } else {
+                pool.keep(*own);
+                self.index.put_on_device(block.id.slot, group, *own);
+            }
+        }
         table.last_block = Parent::Block(block.id);
         table.blocks += 1;
     }
@@ -399,6 +506,7 @@ impl Kv {
 
     /// Gives back every page. What the index knows stays cached.
     pub(crate) fn release(&mut self, table: &mut Table) {
+        self.note_ended(table);
         let Table {
             pages,
             first_sliding,

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use carat_model::TokenId;
+use carat_model::{TokenId, kv::PAGE_TOKENS};
 
 /// An image or a sound in a prompt: rows that an encoder made take the place of token embeddings.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +39,14 @@ pub(crate) struct Content<'a> {
 }
 
 impl<'a> Content<'a> {
+    /// So many blocks of it, from its start.
+    pub(crate) fn first(self, blocks: usize) -> Content<'a> {
+        Content {
+            tokens: &self.tokens[..blocks * PAGE_TOKENS],
+            ..self
+        }
+    }
+
     /// The span around a boundary between two positions that may not be cut there.
     pub(crate) fn span_across(&self, boundary: usize) -> Option<Range<usize>> {
         let mut uncut = self.media.iter().filter(|m| self.is_uncut(m));

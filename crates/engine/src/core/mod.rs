@@ -2,11 +2,13 @@
 //!
 //! No thread, clock, text, weight or tensor: whole serving histories run in a unit test in microseconds.
 
+mod chain;
 mod constraint;
 mod draft;
 mod kv;
 mod masks;
 mod media;
+mod moves;
 mod pages;
 mod pipeline;
 mod prefix;
@@ -14,12 +16,14 @@ mod queue;
 mod request;
 mod scheduler;
 mod sequence;
+mod store;
 
 #[cfg(test)]
 mod histories;
 #[cfg(test)]
 pub(crate) mod testing;
 
+pub use chain::{BlockContents, ChainKey, Piece};
 pub use constraint::{Constraint, ConstraintSource};
 pub use draft::StepCosts;
 pub use kv::MissReason;
@@ -28,3 +32,4 @@ pub use pages::PageCounts;
 pub use pipeline::Pipeline;
 pub use request::{Counts, DraftCounts, FinishReason, LaneId, Rejected, Request, RequestId};
 pub use scheduler::{Draws, Scheduler, Stats, StepMemory, Update, Work};
+pub use store::{PageBytes, PageStore, ReadPages, Segment, StoreStats, StoredBlock, WantedPage};

@@ -19,8 +19,8 @@ pub(crate) enum Worth {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allocation {
     pub(crate) page: PageId,
-    /// It was cached until now: what the index says of it no longer holds.
-    pub(crate) evicted: bool,
+    /// It was cached until now, and worth that: what the index says of it no longer holds.
+    pub(crate) evicted: Option<Worth>,
 }
 
 /// How many pages are in each state.
@@ -39,6 +39,8 @@ struct Page {
     holders: u32,
     /// Registered in the prefix index.
     kept: bool,
+    /// Of a cached page.
+    worth: Worth,
     /// Neighbours in the ring of cached pages.
     colder: u32,
     warmer: u32,
@@ -58,6 +60,7 @@ impl Pool {
         let alone = Page {
             holders: 0,
             kept: false,
+            worth: Worth::Cold,
             colder: ends,
             warmer: ends,
         };
@@ -67,6 +70,11 @@ impl Pool {
             free: (0..ends).rev().map(PageId).collect(),
             cached: 0,
         }
+    }
+
+    /// All pages.
+    pub(crate) fn len(&self) -> usize {
+        self.ends()
     }
 
     fn ends(&self) -> usize {
@@ -86,6 +94,12 @@ impl Pool {
         self.free.len() + self.cached
     }
 
+    /// Makes a cached page the last to be given away.
+    pub(crate) fn touch(&mut self, page: PageId) {
+        self.hold(page);
+        self.release(page, Worth::Warm);
+    }
+
     pub(crate) fn is_held(&self, page: PageId) -> bool {
         self.pages[page.0 as usize].holders > 0
     }
@@ -93,12 +107,13 @@ impl Pool {
     /// A page with one holder; `None` if every page is held.
     pub(crate) fn allocate(&mut self) -> Option<Allocation> {
         let (page, evicted) = if let Some(page) = self.free.pop() {
-            (page, false)
+            (page, None)
         } else if self.cached > 0 {
             let coldest = PageId(self.pages[self.ends()].warmer);
             self.unlink(coldest);
-            self.pages[coldest.0 as usize].kept = false;
-            (coldest, true)
+            let entry = &mut self.pages[coldest.0 as usize];
+            entry.kept = false;
+            (coldest, Some(entry.worth))
         } else {
             return None;
         };
@@ -155,6 +170,7 @@ impl Pool {
         };
         let entry = &mut self.pages[page.0 as usize];
         (entry.colder, entry.warmer) = (colder, warmer);
+        entry.worth = worth;
         self.pages[colder as usize].warmer = page.0;
         self.pages[warmer as usize].colder = page.0;
         self.cached += 1;

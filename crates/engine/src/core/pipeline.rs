@@ -11,6 +11,8 @@
 //! A batch that is computed in `submit` may take a second, and a cancelled request is not to wait for its end: [`Interrupt`] stops it.
 //! Its step is taken back, and the next is seen through whatever is wished, so that cancellations without end stop nobody's work.
 
+mod store;
+
 use std::collections::VecDeque;
 
 use carat_model::backend::{BackendError, Executor, Interrupt, Outputs, Ticket};
@@ -27,6 +29,10 @@ pub struct Pipeline<E> {
     parts: Vec<Vec<RequestId>>,
     interrupt: Interrupt,
     outputs: Outputs,
+    /// Pages beyond memory.
+    tier: Option<store::Tier>,
+    /// Rows of prompts that have been submitted.
+    prompt_rows: usize,
 }
 
 impl<E: Executor> Pipeline<E> {
@@ -41,6 +47,8 @@ impl<E: Executor> Pipeline<E> {
             tickets: VecDeque::new(),
             parts: Vec::new(),
             outputs: Outputs::default(),
+            tier: None,
+            prompt_rows: 0,
         }
     }
 
@@ -51,7 +59,15 @@ impl<E: Executor> Pipeline<E> {
 
     /// How busy the scheduler is.
     pub fn stats(&self) -> Stats {
-        self.scheduler.stats()
+        Stats {
+            store: self.tier.as_ref().map(store::Tier::stats),
+            ..self.scheduler.stats()
+        }
+    }
+
+    /// Rows of prompts that have been submitted so far.
+    pub fn prompt_rows(&self) -> usize {
+        self.prompt_rows
     }
 
     /// To stop the batch that is being computed, from any thread. [`Pipeline::step`] then returns `false` with nothing done; whoever
@@ -79,9 +95,13 @@ impl<E: Executor> Pipeline<E> {
     /// was interrupted. After an
     /// error, [`Pipeline::give_up`].
     pub fn step(&mut self) -> Result<bool, BackendError> {
+        self.restore()?;
         if self.tickets.is_empty() {
             self.draft()?;
-            if !self.submit()? {
+            if !self.submit_next()? {
+                if self.is_restoring() {
+                    self.await_restore()?;
+                }
                 return Ok(false);
             }
             self.draw_and_look_ahead()?;
@@ -125,7 +145,7 @@ impl<E: Executor> Pipeline<E> {
     }
 
     /// Submits the next step, if there is one: of the next part of a batch that was refused, or of everybody.
-    fn submit(&mut self) -> Result<bool, BackendError> {
+    fn submit_next(&mut self) -> Result<bool, BackendError> {
         loop {
             let part = self.parts.pop();
             let work = match &part {
@@ -141,13 +161,20 @@ impl<E: Executor> Pipeline<E> {
             };
             let batch = work.batch();
             let (rows, runs) = (batch.feeds.len(), batch.runs.len());
+            let prompts = batch.runs.iter().map(|run| run.rows.len());
+            let prompt_rows: usize = prompts.filter(|rows| *rows > 1).sum();
             tracing::trace!(rows, runs, "step");
+            // A copy that fails leaves pages in doubt, whoever's they are.
+            for call in work.moves() {
+                self.executor.move_pages(call).map_err(in_doubt)?;
+            }
             let submitted = self.executor.submit(&batch);
             let memory = work.into_memory();
             self.scheduler.reuse(memory);
             let error = match submitted {
                 Ok(ticket) => {
                     self.interrupt.ignore(false);
+                    self.prompt_rows += prompt_rows;
                     self.tickets.push_back(ticket);
                     return Ok(true);
                 }
@@ -186,9 +213,16 @@ impl<E: Executor> Pipeline<E> {
         let memory = draws.into_memory();
         self.scheduler.reuse(memory);
         if self.parts.is_empty() && self.executor.lookahead(ticket) {
-            self.submit()?;
+            self.submit_next()?;
         }
         Ok(())
+    }
+}
+
+fn in_doubt(error: BackendError) -> BackendError {
+    match error {
+        BackendError::Device(_) => error,
+        other => BackendError::Device(other.to_string().into()),
     }
 }
 

@@ -7,20 +7,23 @@
 //! every block that a row of media is in: the tokens beside an image are the same for every image of its size. Each cache salt
 //! has a tree of its own.
 //!
-//! Every block has a page of full-attention KV and lives as long as that page. Its sliding-window page may be evicted
-//! before it, because the two groups run out separately.
+//! A block's KV is in *places*, on the device and in host memory, of each group of layers. It lives as long as its KV of full attention
+//! is in one of them. Its sliding-window KV may be lost before, because the groups run out separately.
 
-use carat_model::{
-    TokenId,
-    kv::{PAGE_TOKENS, PageId},
-};
+use carat_model::kv::{HostPageId, KvGroup, PAGE_TOKENS, PageId, PerGroup};
 use rustc_hash::FxHashMap;
 
-use super::media::Content;
+use super::{
+    chain::{BlockContents, ChainKey},
+    media::Content,
+};
 
-/// A block's number.
+/// A block's number, and where the index keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct BlockId(u64);
+pub(crate) struct BlockId {
+    number: u64,
+    pub(crate) slot: Slot,
+}
 
 /// What stands before a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,69 +33,78 @@ pub(crate) enum Parent {
     Block(BlockId),
 }
 
+/// Where the KV that one group has of a block is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Places {
+    pub(crate) device: Option<PageId>,
+    pub(crate) host: Option<HostPageId>,
+}
+
+impl Places {
+    pub(crate) fn is_nowhere(self) -> bool {
+        self.device.is_none() && self.host.is_none()
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     pub(crate) id: BlockId,
-    pub(crate) full: PageId,
-    pub(crate) sliding: Option<PageId>,
+    pub(crate) places: PerGroup<Places>,
 }
 
-/// Media within a block: from which place of the block on, and from which of their own rows.
+/// Where the index keeps a block. Taken by another when the block is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Piece {
-    digest: [u8; 16],
-    rows: usize,
-    first_place: usize,
-    first_row: usize,
-}
+pub(crate) struct Slot(u32);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     parent: Parent,
-    tokens: [TokenId; PAGE_TOKENS],
-    /// Empty, and then without memory of its own, where a block has tokens alone.
-    media: Box<[Piece]>,
+    contents: BlockContents,
 }
 
 impl Key {
     /// Of the block at a place of some content, counted in blocks.
     fn new(parent: Parent, content: &Content<'_>, place: usize) -> Key {
-        let start = place * PAGE_TOKENS;
-        let tokens = &content.tokens[start..start + PAGE_TOKENS];
-        let within = content
-            .media
-            .iter()
-            .filter(|m| m.places.start < start + PAGE_TOKENS && m.places.end > start);
-        let pieces = within.map(|m| Piece {
-            digest: m.digest,
-            rows: m.places.len(),
-            first_place: m.places.start.saturating_sub(start),
-            first_row: start.saturating_sub(m.places.start),
-        });
         Key {
             parent,
-            tokens: tokens.try_into().expect("a block is a page of tokens"),
-            media: pieces.collect(),
+            contents: BlockContents::new(content, place),
         }
     }
 }
 
+struct Node {
+    key: Key,
+    chain: ChainKey,
+    block: Block,
+}
+
+/// A block as one of those that a prefix is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    pub(crate) contents: BlockContents,
+    pub(crate) chain: ChainKey,
+    pub(crate) places: PerGroup<Places>,
+}
+
 pub(crate) struct PrefixIndex {
-    blocks: FxHashMap<Key, Block>,
-    /// By full page: the key of the block it holds.
-    keys: Vec<Option<Key>>,
-    /// By sliding page: the full page of its block.
-    siblings: Vec<Option<PageId>>,
-    last: BlockId,
+    slots: FxHashMap<Key, Slot>,
+    nodes: Vec<Option<Node>>,
+    free: Vec<Slot>,
+    /// By page: the block whose KV it holds.
+    on_device: PerGroup<Vec<Option<Slot>>>,
+    in_host: PerGroup<Vec<Option<Slot>>>,
+    last: u64,
 }
 
 impl PrefixIndex {
-    pub(crate) fn new(full_pages: usize, sliding_pages: usize) -> PrefixIndex {
+    pub(crate) fn new(pages: PerGroup<usize>, host_pages: PerGroup<usize>) -> PrefixIndex {
         PrefixIndex {
-            blocks: FxHashMap::default(),
-            keys: vec![None; full_pages],
-            siblings: vec![None; sliding_pages],
-            last: BlockId(0),
+            slots: FxHashMap::default(),
+            nodes: Vec::new(),
+            free: Vec::new(),
+            on_device: pages.map(|count| vec![None; count]),
+            in_host: host_pages.map(|count| vec![None; count]),
+            last: 0,
         }
     }
 
@@ -103,7 +115,8 @@ impl PrefixIndex {
         content: &Content<'_>,
         place: usize,
     ) -> Option<Block> {
-        self.blocks.get(&Key::new(parent, content, place)).copied()
+        let slot = self.slots.get(&Key::new(parent, content, place))?;
+        Some(self.node(*slot).block)
     }
 
     /// The cached blocks that `content` begins with, as far as they go. An incomplete page at the end is not looked for.
@@ -116,67 +129,122 @@ impl PrefixIndex {
         })
     }
 
-    /// Registers a block that [`PrefixIndex::child`] does not find.
-    pub(crate) fn insert(
-        &mut self,
-        parent: Parent,
-        content: &Content<'_>,
-        place: usize,
-        pages: (PageId, Option<PageId>),
-    ) -> Block {
+    /// Registers a block that [`PrefixIndex::child`] does not find. It is given places next.
+    pub(crate) fn insert(&mut self, parent: Parent, content: &Content<'_>, place: usize) -> Block {
         let key = Key::new(parent, content, place);
-        let (full, sliding) = pages;
-        self.last = BlockId(self.last.0 + 1);
+        self.last += 1;
+        let chain = self.chain_of(parent).then(&key.contents);
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.nodes.push(None);
+            Slot(self.nodes.len() as u32 - 1)
+        });
         let block = Block {
-            id: self.last,
-            full,
-            sliding,
+            id: BlockId {
+                number: self.last,
+                slot,
+            },
+            places: PerGroup::default(),
         };
-        let before = self.blocks.insert(key.clone(), block);
+        let before = self.slots.insert(key.clone(), slot);
         debug_assert!(before.is_none(), "a block is registered once");
-        self.keys[full.0 as usize] = Some(key);
-        if let Some(sliding) = sliding {
-            self.siblings[sliding.0 as usize] = Some(full);
-        }
+        self.nodes[slot.0 as usize] = Some(Node { key, chain, block });
         block
     }
 
-    /// Gives a block that lost its sliding page a new one.
-    pub(crate) fn complete(&mut self, block: Block, sliding: PageId) {
-        let known = self.block_of(block.full);
-        debug_assert!(known.sliding.is_none(), "the block has a sliding page");
-        known.sliding = Some(sliding);
-        self.siblings[sliding.0 as usize] = Some(block.full);
+    /// A block's KV is in this page, too.
+    pub(crate) fn put_on_device(&mut self, slot: Slot, group: KvGroup, page: PageId) {
+        let places = self.places_mut(slot, group);
+        debug_assert!(places.device.is_none(), "it is on the device");
+        places.device = Some(page);
+        self.on_device.get_mut(group)[page.0 as usize] = Some(slot);
     }
 
-    /// The full page was given away: its block is no more. Returns the sliding page that has lost its use with it.
-    pub(crate) fn evict_full(&mut self, page: PageId) -> Option<PageId> {
-        let key = self.keys[page.0 as usize]
+    /// A block's KV is in this place of host memory, too.
+    pub(crate) fn put_in_host(&mut self, slot: Slot, group: KvGroup, page: HostPageId) {
+        let places = self.places_mut(slot, group);
+        debug_assert!(places.host.is_none(), "it is in host memory");
+        places.host = Some(page);
+        self.in_host.get_mut(group)[page.0 as usize] = Some(slot);
+    }
+
+    /// The page was given away. Returns the block whose KV it held, as it is without.
+    pub(crate) fn take_from_device(&mut self, group: KvGroup, page: PageId) -> Block {
+        let slot = self.on_device.get_mut(group)[page.0 as usize]
             .take()
             .expect("a kept page holds a block");
-        let block = self
-            .blocks
-            .remove(&key)
-            .expect("a block lives as long as its full page");
-        if let Some(sliding) = block.sliding {
-            self.siblings[sliding.0 as usize] = None;
-        }
-        block.sliding
+        self.places_mut(slot, group).device = None;
+        self.node(slot).block
     }
 
-    /// The sliding page was given away: its block stays, but a prefix can end there no more.
-    pub(crate) fn evict_sliding(&mut self, page: PageId) {
-        let full = self.siblings[page.0 as usize]
+    /// The place in host memory was given away. Returns the block whose KV it held, as it is without.
+    pub(crate) fn take_from_host(&mut self, group: KvGroup, page: HostPageId) -> Block {
+        let slot = self.in_host.get_mut(group)[page.0 as usize]
             .take()
-            .expect("a kept page belongs to a block");
-        self.block_of(full).sliding = None;
+            .expect("a kept page holds a block");
+        self.places_mut(slot, group).host = None;
+        self.node(slot).block
     }
 
-    fn block_of(&mut self, full: PageId) -> &mut Block {
-        let key = self.keys[full.0 as usize].as_ref();
-        self.blocks
-            .get_mut(key.expect("a kept page holds a block"))
-            .expect("a block lives as long as its full page")
+    /// Forgets a block whose KV of full attention is lost. Its sliding pages are taken from it before.
+    pub(crate) fn remove(&mut self, slot: Slot) {
+        let node = self.nodes[slot.0 as usize].take();
+        let node = node.expect("a block is removed once");
+        let places = node.block.places;
+        debug_assert!(places.full.is_nowhere() && places.sliding.is_nowhere());
+        self.slots.remove(&node.key);
+        self.free.push(slot);
+    }
+
+    /// The digest of everything up to the end of what stands before a block.
+    fn chain_of(&self, parent: Parent) -> ChainKey {
+        match parent {
+            Parent::Root(salt) => ChainKey::root(salt),
+            Parent::Block(id) => self.node(id.slot).chain,
+        }
+    }
+
+    /// The digest that the first block before this one follows.
+    pub(crate) fn root_of(&self, last: Parent) -> ChainKey {
+        let mut at = last;
+        while let Parent::Block(id) = at {
+            at = self.node(id.slot).key.parent;
+        }
+        self.chain_of(at)
+    }
+
+    /// All blocks up to this one, from the first; `None` if one of them is gone.
+    pub(crate) fn lineage(&self, last: Parent) -> Option<Vec<Link>> {
+        let mut links = Vec::new();
+        let mut at = last;
+        while let Parent::Block(id) = at {
+            let node = self.nodes[id.slot.0 as usize].as_ref();
+            let node = node.filter(|node| node.block.id == id)?;
+            links.push(Link {
+                contents: node.key.contents.clone(),
+                chain: node.chain,
+                places: node.block.places,
+            });
+            at = node.key.parent;
+        }
+        links.reverse();
+        Some(links)
+    }
+
+    /// Where the KV of a block is.
+    pub(crate) fn places(&self, slot: Slot) -> PerGroup<Places> {
+        self.node(slot).block.places
+    }
+
+    fn node(&self, slot: Slot) -> &Node {
+        self.nodes[slot.0 as usize]
+            .as_ref()
+            .expect("a slot is known as long as its block")
+    }
+
+    fn places_mut(&mut self, slot: Slot, group: KvGroup) -> &mut Places {
+        let node = self.nodes[slot.0 as usize].as_mut();
+        let node = node.expect("a slot is known as long as its block");
+        node.block.places.get_mut(group)
     }
 }
 

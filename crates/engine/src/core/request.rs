@@ -102,6 +102,10 @@ pub struct Counts {
     pub prompt_tokens: usize,
     /// Prompt tokens that were not computed because an earlier request had computed them.
     pub cached_tokens: usize,
+    /// Of these, those whose keys and values had to be copied from host memory to the device.
+    pub cached_in_host: usize,
+    /// Of these, those that were read from disk.
+    pub cached_on_disk: usize,
     /// Why there were not more of them; `None` if all that can be reused was.
     pub miss: Option<MissReason>,
     /// Tokens sampled or forced, the stop token included.

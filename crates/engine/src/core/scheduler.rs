@@ -28,19 +28,21 @@ use std::{
 
 use carat_model::{
     TokenId,
-    backend::{Batch, Draw, Feed, Outputs, RowOutput, Run},
+    backend::{Batch, Draw, Feed, Outputs, PageMove, RowOutput, Run},
     kv::PerGroup,
     sampling::Sampling,
 };
 
 use super::{
     draft::{DraftPolicy, Drafting},
-    kv::Kv,
+    kv::{Kv, MissReason},
     masks::MaskPool,
+    media::Content,
     pages::PageCounts,
     queue::Queue,
     request::{Counts, FinishReason, Rejected, Request, RequestId},
     sequence::Sequence,
+    store::StoreStats,
 };
 use crate::config::Limits;
 
@@ -96,6 +98,7 @@ pub enum Update {
 pub struct Work<'a> {
     feeds: Vec<Feed<'a>>,
     runs: Vec<Run<'a>>,
+    moves: Vec<Vec<PageMove>>,
 }
 
 impl Work<'_> {
@@ -105,6 +108,11 @@ impl Work<'_> {
             feeds: &self.feeds,
             runs: &self.runs,
         }
+    }
+
+    /// Copies of pages to be made before it, a call of the executor each.
+    pub fn moves(&self) -> &[Vec<PageMove>] {
+        &self.moves
     }
 
     /// What is left of it when the executor has it, for [`Scheduler::reuse`].
@@ -162,6 +170,10 @@ pub struct Stats {
     pub waiting: usize,
     /// KV pages by state.
     pub pages: PerGroup<PageCounts>,
+    /// Pages in host memory by state.
+    pub host_pages: PerGroup<PageCounts>,
+    /// Of the store behind them, if there is one.
+    pub store: Option<StoreStats>,
 }
 
 /// A step under way.
@@ -239,6 +251,16 @@ impl Scheduler {
 
     /// Queues a request. `id` must be new.
     pub fn submit(&mut self, id: RequestId, request: Request) -> Result<(), Rejected> {
+        self.submit_held(id, request, |_, _| false)
+    }
+
+    /// Queues a request that stands aside until [`Scheduler::release_held`], if `is_held` says so of what it is made from.
+    pub(crate) fn submit_held(
+        &mut self,
+        id: RequestId,
+        request: Request,
+        is_held: impl FnOnce(&Kv, Content<'_>) -> bool,
+    ) -> Result<(), Rejected> {
         let limit = self.limits.check(&request)?;
         let sibling = request.after.filter(|after| {
             let mut all = self.running.iter().chain(self.waiting.iter());
@@ -248,9 +270,43 @@ impl Scheduler {
         if sequence.drafts && self.draft_policy.is_some() {
             sequence.drafting = Some(Box::new(Drafting::new()));
         }
-        self.waiting.push(sequence, sibling);
+        // One that waits for a sibling will find what that has computed.
+        let may_hold = sibling.is_none() && !sequence.reports();
+        let held = may_hold && is_held(&self.kv, sequence.content());
+        // It waits for itself, so to speak.
+        self.waiting.push(sequence, sibling.or(held.then_some(id)));
         self.full_since = None;
         Ok(())
+    }
+
+    /// Lets a request that stood aside take its place; so many tokens of its prompt were restored. If not all that it waited for has come its miss says so.
+    pub(crate) fn release_held(&mut self, id: RequestId, is_whole: bool, restored: usize) {
+        if !is_whole {
+            self.explain(id, MissReason::RestoreFailed);
+        }
+        if let Some(sequence) = self.waiting.iter_mut().find(|s| s.id == id) {
+            sequence.counts.cached_on_disk = restored;
+        }
+        self.waiting.release(id);
+        self.changes += 1;
+        self.full_since = None;
+    }
+
+    /// Says why a request that waits will find no more.
+    pub(crate) fn explain(&mut self, id: RequestId, miss: MissReason) {
+        if let Some(sequence) = self.waiting.iter_mut().find(|s| s.id == id) {
+            sequence.store_miss = Some(miss);
+        }
+    }
+
+    /// Remembers from now on what ended requests leave behind.
+    pub(crate) fn keep_ended(&mut self) {
+        self.kv.keep_ended();
+    }
+
+    /// The pages.
+    pub(crate) fn kv(&mut self) -> &mut Kv {
+        &mut self.kv
     }
 
     /// Ends a request before the next step. Unknown and finished ones are ignored.
@@ -299,6 +355,8 @@ impl Scheduler {
             running: self.running.len(),
             waiting: self.waiting.len(),
             pages: self.kv.counts(),
+            host_pages: self.kv.host_counts(),
+            store: None,
         }
     }
 
@@ -389,6 +447,7 @@ impl Scheduler {
         let mut work = Work {
             feeds: emptied(std::mem::take(&mut self.memory.feeds)),
             runs: emptied(std::mem::take(&mut self.memory.runs)),
+            moves: self.kv.take_moves(),
         };
         for (sequence, ends) in members.zip(&self.ends) {
             let start = work.feeds.len();

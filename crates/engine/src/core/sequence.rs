@@ -17,7 +17,7 @@ use carat_model::{
 use super::{
     constraint::Constraint,
     draft::{Decision, DraftPolicy, Drafting, Load, Source},
-    kv::Table,
+    kv::{MissReason, Table},
     masks::MaskPool,
     media::{Content, Media},
     request::{Counts, FinishReason, LaneId, Request, RequestId},
@@ -90,6 +90,8 @@ pub(crate) struct Sequence {
     /// Sliding pages that it holds at most between two steps, the places of its next rows included: one, those of a draft behind
     /// it, or those that see each other.
     pub(crate) reservation: usize,
+    /// Why a store had no more of its prompt, if that was looked for.
+    pub(crate) store_miss: Option<MissReason>,
     /// Its prompt has been computed.
     pub(crate) has_begun: bool,
     /// Positions that its pages held when it was started last.
@@ -131,6 +133,7 @@ impl Sequence {
             verified: None,
             lane: request.lane,
             reservation: 0,
+            store_miss: None,
             has_begun: false,
             claimed: 0,
             prompt_logprobs: request.prompt_logprobs,

@@ -16,7 +16,7 @@ use carat_model::{
         BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, Feed, Interrupt, Outputs,
         RowOutput, RowResult, Run, TableRef, Ticket,
     },
-    kv::{KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup},
+    kv::{HostPageId, KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup},
     plan::Value,
     sampling::{Sampling, TokenMask},
 };
@@ -281,6 +281,9 @@ impl Bench {
     pub(crate) fn begin(&mut self) -> Option<Vec<usize>> {
         let work = self.scheduler.next()?;
         let batch = work.batch();
+        for call in work.moves() {
+            self.executor.move_pages(call).unwrap();
+        }
         let ticket = self.executor.submit(&batch).unwrap();
         let rows = batch.runs.iter().map(|r| r.rows.len()).collect();
         drop(work);
@@ -395,6 +398,13 @@ impl Random {
                 0 => minimum.sliding + self.within(0..=3),
                 _ => self.within(minimum.sliding..=config.pages.sliding),
             };
+        }
+        if self.one_in(2) {
+            let more = |most: usize, random: &mut Self| random.within(0..=2 * most);
+            config.host_pages.full = more(config.pages.full, self);
+            if window.is_some() {
+                config.host_pages.sliding = more(config.pages.sliding, self);
+            }
         }
         if self.one_in(2) {
             config.prefill_rows = self.within(1..=60);

@@ -3,7 +3,7 @@
 
 use carat_model::{
     TokenId,
-    backend::{Batch, Draw, Interrupt, Outputs, PageMove, Ticket},
+    backend::{Batch, Draw, HostPageId, Interrupt, KvGroup, Outputs, PageMove, Ticket},
     plan::Value,
 };
 
@@ -42,6 +42,10 @@ impl<F: FnMut(&Batch<'_>) -> Result<(), BackendError>> Executor for Guarded<F> {
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
         self.executor.move_pages(moves)
+    }
+
+    fn host_page(&mut self, group: KvGroup, place: HostPageId) -> Result<&mut [u8], BackendError> {
+        self.executor.host_page(group, place)
     }
 
     fn interrupt_by(&mut self, interrupt: Interrupt) {

@@ -696,6 +696,12 @@ fn carat(extras: &Extras, finished: &Finished, invalid: &[Value]) -> Option<Valu
                 "cached": counts.cached_tokens,
                 "prompt": counts.prompt_tokens,
                 "miss": counts.miss.map(crate::metrics::miss_name),
+                "from": {
+                    "device": counts.cached_tokens
+                        .saturating_sub(counts.cached_in_host + counts.cached_on_disk),
+                    "host": counts.cached_in_host,
+                    "disk": counts.cached_on_disk,
+                },
             }),
         );
         more.insert(

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use carat_model::{
     TokenId,
-    backend::{BackendError, Batch, DraftRun, Draw, Executor, Feed, Outputs, PageMove, Ticket},
+    backend::{
+        BackendError, Batch, DraftRun, Draw, Executor, Feed, HostPageId, KvGroup, Outputs,
+        PageMove, Ticket,
+    },
     plan::{Plan, Value},
     sampling,
     weights::Weights,
@@ -69,6 +72,10 @@ impl Executor for SetAcceptance {
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
         self.inner.move_pages(moves)
+    }
+
+    fn host_page(&mut self, group: KvGroup, place: HostPageId) -> Result<&mut [u8], BackendError> {
+        self.inner.host_page(group, place)
     }
 
     fn probed(&self, value: Value) -> Option<&[f32]> {

@@ -12,11 +12,10 @@ use carat::{
 };
 use carat_server::{App, Load, Offer, Residency};
 
-use super::{describe, engine_config, start};
+use super::{describe, engine_config, open, start};
 use crate::{
     allocator,
     args::ServeArgs,
-    draft,
     settings::{Settings, memory_size},
     terminal::{Terminal, bytes, thousands, warn},
 };
@@ -119,7 +118,7 @@ pub(super) fn offer(
         } else {
             Terminal::new(true)
         };
-        let loaded = draft::open_model(&settings, words)?;
+        let loaded = open(args, &settings, words)?;
         opened.push(Opened {
             settings,
             name,
@@ -226,7 +225,7 @@ fn offer_one(args: &ServeArgs, opened: Opened, context: usize) -> Result<Offer> 
         // All there is to say was said at the start.
         let quiet = Terminal::new(true);
         let load = || {
-            let loaded = draft::open_model(&settings, quiet)?;
+            let loaded = open(&args, &settings, quiet)?;
             let needed = taken(&settings, &loaded, &args, context)?;
             if needed > memory_bytes {
                 bail!(

@@ -35,15 +35,26 @@ impl Kv {
         for table in tables {
             self.audit_table(table);
         }
+        for group in KvGroup::ALL {
+            let pool = self.host.get(group);
+            let counts = pool.counts();
+            pool.audit(&vec![0; counts.free + counts.cached]);
+        }
         for block in self.index.audit() {
-            assert!(self.pools.full.is_kept(block.full));
-            if let Some(sliding) = block.sliding {
-                assert!(self.pools.sliding.is_kept(sliding));
-                assert!(
-                    !self.pools.sliding.is_held(sliding) || self.pools.full.is_held(block.full),
-                    "who holds a sliding page holds the full page of its block"
-                );
+            for group in KvGroup::ALL {
+                let places = block.places.get(group);
+                let on_device = |page: PageId| self.pools.get(group).is_kept(page);
+                let in_host = |page: HostPageId| self.host.get(group).is_kept(PageId(page.0));
+                assert!(places.device.is_none_or(on_device) && places.host.is_none_or(in_host));
             }
+            let is_held = |group: KvGroup| {
+                let page = block.places.get(group).device;
+                page.is_some_and(|page| self.pools.get(group).is_held(page))
+            };
+            assert!(
+                !is_held(KvGroup::Sliding) || is_held(KvGroup::Full),
+                "who holds a sliding page holds the full page of its block"
+            );
         }
     }
 
@@ -64,9 +75,13 @@ impl Kv {
         for (tokens, block) in self.index.prefixes() {
             let digests = digests(&tokens, &[], self.window);
             let start = tokens.len() - PAGE_TOKENS;
-            let full = &executor.pages.full[block.full.0 as usize];
-            let sliding = block.sliding.map(|p| &executor.pages.sliding[p.0 as usize]);
-            for contents in [Some(full), sliding].into_iter().flatten() {
+            let contents = KvGroup::ALL.iter().flat_map(|&group| {
+                let places = block.places.get(group);
+                let page = |page: PageId| executor.pages.get(group)[page.0 as usize];
+                let host = |page: HostPageId| executor.saved(group, page);
+                [places.device.map(page), places.host.map(host)]
+            });
+            for contents in contents.flatten() {
                 for (slot, entry) in contents.iter().enumerate() {
                     let entry = entry.expect("a known page is complete");
                     let at = start + slot;
@@ -177,8 +192,8 @@ fn a_prefix_without_its_window_is_found_where_the_window_is_whole() {
     compute_and_release(&mut kv, &text(1, 129));
     assert_eq!(found(&kv, &text(1, 129)), (128, None));
     let block = kv.index.walk(content(&text(1, 128))).nth(3).unwrap();
-    let page = block.sliding.unwrap();
-    kv.index.evict_sliding(page);
+    let page = block.places.sliding.device.unwrap();
+    kv.index.take_from_device(KvGroup::Sliding, page);
     kv.pools.sliding.forget(page);
     // The row at 128 would see page 3; the row at 96 sees page 2, which is there.
     let miss = Some(MissReason::SlidingEvicted);
@@ -309,6 +324,52 @@ fn requests_of_another_salt_find_nothing() {
     assert_eq!(bench.finish(prompt(2)).cached_tokens, 96);
     assert_eq!(bench.finish(request(text(1, 100), 3)).cached_tokens, 0);
     assert_eq!(bench.finish(prompt(3)).cached_tokens, 0);
+}
+
+fn with_host(full: usize, sliding: usize) -> (crate::EngineConfig, crate::ModelShape) {
+    let (mut config, shape) = with_pages(roomy(Some(40)), 8, 8);
+    config.host_pages = PerGroup { full, sliding };
+    (config, shape)
+}
+
+#[test]
+fn what_the_device_gave_away_comes_back_from_host_memory() {
+    let mut bench = Bench::new(with_host(20, 10));
+    bench.finish(request(text(1, 200), 1));
+    // Somebody else needs every page.
+    bench.finish(request(text(2, 255), 1));
+    let counts = bench.finish(request(text(1, 200), 1));
+    assert_eq!((counts.cached_tokens, counts.cached_in_host), (192, 192));
+    // Its window alone is on the device, of what can be found.
+    assert_eq!(counts.miss, None);
+    let again = bench.finish(request(text(1, 200), 1));
+    assert_eq!((again.cached_tokens, again.cached_in_host), (192, 0));
+}
+
+#[test]
+fn host_memory_keeps_what_was_used_last() {
+    let mut bench = Bench::new(with_host(6, 10));
+    for n in 1..=3 {
+        bench.finish(request(text(n, 200), 1));
+        bench.finish(request(text(10 + n, 255), 1));
+    }
+    let counts = bench.finish(request(text(1, 200), 1));
+    assert_eq!(
+        (counts.cached_tokens, counts.miss),
+        (0, Some(MissReason::NoMatch))
+    );
+}
+
+#[test]
+fn without_its_window_a_prefix_in_host_memory_is_of_no_use() {
+    let (mut config, shape) = with_host(20, 0);
+    config.pages.sliding = 5;
+    let mut bench = Bench::new((config, shape));
+    bench.finish(request(text(1, 200), 1));
+    bench.finish(request(text(2, 255), 1));
+    let counts = bench.finish(request(text(1, 200), 1));
+    assert_eq!(counts.miss, Some(MissReason::SlidingEvicted));
+    assert_eq!(counts.cached_tokens, 0);
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn three_cached() -> Pool {
 fn evicted(page: u32) -> Allocation {
     Allocation {
         page: PageId(page),
-        evicted: true,
+        evicted: Some(Worth::Warm),
     }
 }
 
@@ -84,8 +84,8 @@ fn free_pages_are_given_away_before_cached_ones() {
     let page = pool.allocate().unwrap().page;
     pool.keep(page);
     pool.release(page, Worth::Warm);
-    assert!(!pool.allocate().unwrap().evicted);
-    assert!(pool.allocate().unwrap().evicted);
+    assert_eq!(pool.allocate().unwrap().evicted, None);
+    assert_eq!(pool.allocate().unwrap().evicted, Some(Worth::Warm));
 }
 
 #[test]
@@ -104,7 +104,11 @@ fn cold_pages_are_evicted_before_all_others() {
     let mut pool = three_cached();
     pool.hold(PageId(2));
     pool.release(PageId(2), Worth::Cold);
-    assert_eq!(pool.allocate(), Some(evicted(2)));
+    let cold = Allocation {
+        evicted: Some(Worth::Cold),
+        ..evicted(2)
+    };
+    assert_eq!(pool.allocate(), Some(cold));
     assert_eq!(pool.allocate(), Some(evicted(0)));
 }
 

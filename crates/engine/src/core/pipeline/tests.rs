@@ -10,7 +10,11 @@ use crate::{
 };
 
 impl Pipeline<FakeExecutor> {
-    pub(crate) fn audit_contents(&self, has_media: bool) {
+    pub(crate) fn audit_contents(&mut self, has_media: bool) {
+        // Those of a step that came to nothing are made before the next.
+        for call in self.scheduler.kv().take_moves() {
+            self.executor.move_pages(&call).unwrap();
+        }
         self.scheduler.audit_contents(&self.executor, has_media);
     }
 }

@@ -34,7 +34,10 @@ impl Scheduler {
             let is_first = sequence.counts.preemptions == 0;
             if is_first {
                 sequence.counts.cached_tokens = sequence.table.computed;
-                sequence.counts.miss = found.miss;
+                let on_disk = &mut sequence.counts.cached_on_disk;
+                *on_disk = (*on_disk).min(sequence.table.computed);
+                sequence.counts.cached_in_host = found.in_host * PAGE_TOKENS;
+                sequence.counts.miss = found.miss.map(|miss| sequence.store_miss.unwrap_or(miss));
                 self.updates.push(Update::Started { id: sequence.id });
             }
             self.running.push(sequence);

@@ -22,6 +22,9 @@ pub(crate) enum Lookahead {
 
 pub(crate) struct FakeExecutor {
     pub(crate) pages: PerGroup<Vec<PageContents>>,
+    host_pages: PerGroup<Vec<HostPage>>,
+    /// Pages that were copied back.
+    pub(crate) loads: usize,
     /// By page: the batch and the run that wrote it last.
     writers: PerGroup<Vec<(u64, usize)>>,
     window: Option<usize>,
@@ -57,6 +60,8 @@ impl FakeExecutor {
         let options = limits.compile_options();
         FakeExecutor {
             pages: options.pages.map(|n| vec![[None; PAGE_TOKENS]; n]),
+            host_pages: options.host_pages.map(|n| vec![[0; HOST_PAGE_BYTES]; n]),
+            loads: 0,
             writers: options.pages.map(|n| vec![(0, 0); n]),
             window: limits.shape().window,
             options,
@@ -75,6 +80,11 @@ impl FakeExecutor {
             rows: 0,
             ahead: 0,
         }
+    }
+
+    /// What a place in host memory holds.
+    pub(crate) fn saved(&self, group: KvGroup, place: HostPageId) -> PageContents {
+        from_bytes(&self.host_pages.get(group)[place.0 as usize])
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -415,11 +425,65 @@ impl Executor for FakeExecutor {
     }
 
     fn move_pages(&mut self, moves: &[PageMove]) -> Result<(), BackendError> {
-        self.call()?;
-        PageMove::check(moves, self.options.pages, self.options.host_pages)
+        PageMove::check(moves, self.options.pages, self.options.host_pages)?;
+        for step in moves {
+            let (group, page, place) = step.places();
+            let page = &mut self.pages.get_mut(group)[page.0 as usize];
+            let host = &mut self.host_pages.get_mut(group)[place.0 as usize];
+            match step {
+                PageMove::Save { .. } => *host = to_bytes(page),
+                PageMove::Load { .. } => {
+                    *page = from_bytes(host);
+                    self.loads += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn host_page(&mut self, group: KvGroup, place: HostPageId) -> Result<&mut [u8], BackendError> {
+        PageMove::check_place(group, place, self.options.host_pages)?;
+        Ok(&mut self.host_pages.get_mut(group)[place.0 as usize])
     }
 
     fn probed(&self, _value: Value) -> Option<&[f32]> {
         None
     }
+}
+
+/// Words of an entry: whether there is one, and its fields.
+const ENTRY_WORDS: usize = 5;
+const HOST_PAGE_BYTES: usize = PAGE_TOKENS * ENTRY_WORDS * 8;
+type HostPage = [u8; HOST_PAGE_BYTES];
+
+fn to_bytes(page: &PageContents) -> HostPage {
+    let mut bytes = [0; HOST_PAGE_BYTES];
+    let words = page.iter().flat_map(|entry| match entry {
+        None => [0; ENTRY_WORDS],
+        Some(e) => [
+            1,
+            u64::from(e.token),
+            e.position as u64,
+            e.identity,
+            e.digest,
+        ],
+    });
+    for (bytes, word) in bytes.as_chunks_mut().0.iter_mut().zip(words) {
+        *bytes = word.to_le_bytes();
+    }
+    bytes
+}
+
+fn from_bytes(bytes: &HostPage) -> PageContents {
+    let mut page = [None; PAGE_TOKENS];
+    for (entry, bytes) in page.iter_mut().zip(bytes.chunks(ENTRY_WORDS * 8)) {
+        let word = |n: usize| u64::from_le_bytes(bytes[8 * n..][..8].try_into().unwrap());
+        *entry = (word(0) == 1).then(|| Entry {
+            token: word(1) as TokenId,
+            position: word(2) as usize,
+            identity: word(3),
+            digest: word(4),
+        });
+    }
+    page
 }

@@ -10,7 +10,9 @@ use std::{
 
 use carat_model::{
     TokenId,
-    backend::{BackendError, Batch, Draw, Executor, Outputs, PageMove, Ticket},
+    backend::{
+        BackendError, Batch, Draw, Executor, HostPageId, KvGroup, Outputs, PageMove, Ticket,
+    },
     draw::{RowOutput, RowResult},
     plan::Value,
     sampling::TokenMask,
@@ -151,6 +153,10 @@ impl Executor for Synthetic {
 
     fn move_pages(&mut self, _moves: &[PageMove]) -> Result<(), BackendError> {
         Ok(())
+    }
+
+    fn host_page(&mut self, _: KvGroup, _: HostPageId) -> Result<&mut [u8], BackendError> {
+        Ok(&mut [])
     }
 
     fn probed(&self, _value: Value) -> Option<&[f32]> {

@@ -1,0 +1,96 @@
+//! The settings file at its usual place, its sections, and what `--print-config` says of each setting.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+};
+
+use crate::asset;
+
+/// Runs `carat` with this folder for settings.
+fn carat_at(place: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_carat"))
+        .args(arguments)
+        .env("XDG_CONFIG_HOME", place)
+        .output()
+        .unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A folder with settings, and a model beside them.
+fn place(settings: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let carat = folder.path().join("carat");
+    fs::create_dir_all(carat.join("models")).unwrap();
+    fs::copy(asset("pip-q8_0.gguf"), carat.join("models/pip.gguf")).unwrap();
+    fs::write(carat.join("config.toml"), settings).unwrap();
+    folder
+}
+
+#[test]
+fn the_usual_place_is_read_and_its_paths_start_there() {
+    let place = place(
+        "max_tokens = 3\nmodel = 'models/pip.gguf'\n[models.p]\nmodel = 'models/pip.gguf'\nmax_tokens = 2\n",
+    );
+    for (model, expected) in [(&[][..], 3), (&["-m", "p"], 2)] {
+        let arguments = [&["run", "Hello!", "--json", "-q"][..], model].concat();
+        let answer = stdout(&carat_at(place.path(), &arguments));
+        let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!(answer["usage"]["completion_tokens"], expected);
+    }
+    let elsewhere = tempfile::tempdir().unwrap();
+    let named = elsewhere.path().join("other.toml");
+    fs::write(&named, "max_tokens = 1\n").unwrap();
+    let flags = ["--config", named.to_str().unwrap()];
+    let answer = carat_at(
+        place.path(),
+        &[&flags[..], &["run", "Hello!", "--json"]].concat(),
+    );
+    assert!(stdout(&answer).contains("\"completion_tokens\":1"));
+}
+
+#[test]
+fn every_setting_is_printed_with_its_source() {
+    let place = place("threads = 1\n[models.p]\nmodel = 'models/pip.gguf'\ncontext = 512\n");
+    let printed = stdout(&carat_at(
+        place.path(),
+        &["--print-config", "run", "x", "-m", "p", "--top-k", "5"],
+    ));
+    let line = |start: &str| {
+        let line = printed.lines().find(|line| line.starts_with(start));
+        line.unwrap_or_else(|| panic!("{start}: {printed}"))
+            .to_owned()
+    };
+    assert!(line("threads = 1 ").ends_with("config.toml"));
+    assert!(line("context = 512 ").contains("section `p` of "));
+    assert!(line("model = ").contains("models/pip.gguf"));
+    assert!(line("model = ").contains("section `p` of "));
+    assert!(line("top_k = 5 ").ends_with("# flag"));
+    assert!(line("# vram ").contains("default: "));
+}
+
+#[test]
+fn a_wrong_file_at_the_usual_place_is_named() {
+    let place = place("thread = 1\n");
+    let output = carat_at(place.path(), &["run", "x"]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(
+        told.contains("carat/config.toml") && told.contains("line 1"),
+        "{told}"
+    );
+    assert!(
+        told.contains("`threads`") && !told.contains(".md"),
+        "{told}"
+    );
+    assert!(
+        !told.contains("usize") && !told.contains("BTreeMap"),
+        "{told}"
+    );
+}
