@@ -10,7 +10,7 @@ use std::{
 };
 
 use carat_engine::{
-    Cancel, EngineError, EngineHandle, Event, RequestId, Usage,
+    Cancel, EngineError, Event, RequestId, Usage,
     chat::{AnswerReader, ChatEvent, ChatFinish, Prepared, Token},
 };
 use carat_text::{Part, TokenId, ToolCall, parts::InvalidCall};
@@ -23,6 +23,7 @@ use crate::{
     error::{ApiError, Kind},
     ids,
     metrics::Metrics,
+    models::Use,
     watch::{Entry, Listed, Watch},
 };
 
@@ -76,6 +77,8 @@ pub(crate) struct Answer {
     generated: Arc<AtomicUsize>,
     /// On the list of requests under way.
     listed: Option<Listed>,
+    /// The model stays in memory until the answer has ended.
+    _served: Use,
 }
 
 struct Choice {
@@ -95,7 +98,7 @@ struct Choice {
 impl Answer {
     /// Submits all choices. If one is refused, none runs.
     pub(crate) fn start(
-        engine: &EngineHandle,
+        served: &Use,
         prepared: Vec<Prepared>,
         metrics: &Arc<Metrics>,
         arrived: Instant,
@@ -117,6 +120,7 @@ impl Answer {
             call_prefix,
             generated: Arc::default(),
             listed: None,
+            _served: served.clone(),
         };
         let mut before: Option<(Arc<[TokenId]>, RequestId)> = None;
         for (
@@ -139,7 +143,11 @@ impl Answer {
             let wants_tokens = request.logprobs.is_some();
             let generated = Arc::clone(&answer.generated);
             let sink = sink(n, sender.clone(), Arc::clone(metrics), generated, arrived);
-            let cancel = engine.submit_to(request, Box::new(sink))?;
+            let cancel = served
+                .model
+                .chat
+                .engine()
+                .submit_to(request, Box::new(sink))?;
             if let Some(prompt) = prompt {
                 before = Some((prompt, cancel.id()));
             }

@@ -15,6 +15,7 @@ use crate::{
     answer::{Finished, Output},
     app::Notes,
     ask::{self, Ask, Prompt, SamplingAsk},
+    attend::Sign,
     body::Body,
     error::{ApiError, Dialect},
     http::Call,
@@ -366,12 +367,14 @@ impl ChatRequest {
 
 pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> {
     let request = ChatRequest::read(&call)?;
-    let served = call.app.model(request.model.as_deref())?;
     let streams = request.stream.unwrap_or(false);
     let options = request.stream_options.unwrap_or_default();
     let explain = request.explain.unwrap_or(false);
+    let named = request.model.clone();
     let ask = request.ask()?;
     let n = ask.n;
+    let sign = streams.then_some(Sign::Comment);
+    let served = call.model(named.as_deref(), sign).await?;
     let (answer, notes) = call.app.answer(&served, ask, &call, "call_").await?;
     let info = &served.model.info;
     let head = Head {
