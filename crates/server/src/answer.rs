@@ -20,6 +20,7 @@ use tokio::{
 };
 
 use crate::{
+    cache::{self, CacheNote},
     error::{ApiError, Kind},
     ids,
     metrics::Metrics,
@@ -77,6 +78,9 @@ pub(crate) struct Answer {
     generated: Arc<AtomicUsize>,
     /// On the list of requests under way.
     listed: Option<Listed>,
+    cache: CacheNote,
+    /// Where turns of the prompt begin, until that has been told.
+    turns: Vec<usize>,
     /// The model stays in memory until the answer has ended.
     _served: Use,
 }
@@ -103,7 +107,10 @@ impl Answer {
         metrics: &Arc<Metrics>,
         arrived: Instant,
         call_prefix: &'static str,
+        cache: &CacheNote,
     ) -> Result<Answer, ApiError> {
+        let marks = served.model.chat.tokenizer().vocab().marks();
+        let first = prepared.first().map(|p| p.request.prompt.as_slice());
         let (sender, events) = unbounded_channel();
         let mut answer = Answer {
             events,
@@ -120,6 +127,8 @@ impl Answer {
             call_prefix,
             generated: Arc::default(),
             listed: None,
+            cache: cache.clone(),
+            turns: cache::turns(first.unwrap_or_default(), marks.turn_start),
             _served: served.clone(),
         };
         let mut before: Option<(Arc<[TokenId]>, RequestId)> = None;
@@ -245,7 +254,7 @@ impl Answer {
         choice.reader.read(event, &mut read);
         for event in read {
             match event {
-                ChatEvent::Started(_) => {}
+                ChatEvent::Started(counts) => self.cache.tell(counts, &self.turns),
                 ChatEvent::PromptToken(token) => choice.prompt.push(token),
                 ChatEvent::Token(token) => choice.token(token),
                 ChatEvent::Part(part) => {

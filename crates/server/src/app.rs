@@ -291,8 +291,14 @@ impl App {
                 one.request.deadline = deadline;
                 one.request.queue_limit = self.config.queue_timeout;
             }
-            let mut answer =
-                Answer::start(served, prepared, &self.metrics, call.arrived, call_prefix)?;
+            let mut answer = Answer::start(
+                served,
+                prepared,
+                &self.metrics,
+                call.arrived,
+                call_prefix,
+                &call.cache,
+            )?;
             answer.show(&self.watch, |prompt_tokens, generated, cancels| Entry {
                 request_id: call.request_id.clone(),
                 lane: lane.clone(),

@@ -18,6 +18,7 @@ use crate::{
     app::App,
     attend::{Sign, Waits, attend},
     body::Body,
+    cache::CacheNote,
     error::{ApiError, Dialect, Kind},
     guard::{self, Access},
     ids,
@@ -39,6 +40,8 @@ pub(crate) struct Call {
     pub(crate) key: Option<String>,
     /// Its path in the table of routes.
     pub(crate) route: &'static str,
+    /// For the head of the response.
+    pub(crate) cache: CacheNote,
     waits: Waits,
 }
 
@@ -109,7 +112,9 @@ where
         Ok(number) => *number,
         Err(_) => ROUTES.len(),
     };
-    let respond = pin!(respond(&app, parts, body, route, arrived, &request_id));
+    let cache = CacheNote::default();
+    let its = (request_id.as_str(), cache.clone());
+    let respond = pin!(respond(&app, parts, body, route, arrived, its));
     let answered = Unwound(respond).await.unwrap_or_else(|| Err(mistake()));
     let mut response = match answered {
         Ok(response) => response,
@@ -124,6 +129,9 @@ where
         headers.insert("x-request-id", id.clone());
         headers.insert("request-id", id);
     }
+    if let Some(cache) = cache.header() {
+        headers.insert("x-carat-cache", cache);
+    }
     headers.insert(
         header::X_CONTENT_TYPE_OPTIONS,
         HeaderValue::from_static("nosniff"),
@@ -135,7 +143,7 @@ where
     {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(header::VARY, HeaderValue::from_static("Origin"));
-        let exposed = "x-request-id, request-id, retry-after, x-carat-ignored";
+        let exposed = "x-request-id, request-id, retry-after, x-carat-ignored, x-carat-cache";
         headers.insert(
             header::ACCESS_CONTROL_EXPOSE_HEADERS,
             HeaderValue::from_static(exposed),
@@ -159,7 +167,7 @@ async fn respond<B>(
     body: B,
     route: Result<usize, Vec<Method>>,
     arrived: Instant,
-    request_id: &str,
+    (request_id, cache): (&str, CacheNote),
 ) -> Result<Response<Body>, ApiError>
 where
     B: http_body::Body<Data = Bytes> + Send,
@@ -193,6 +201,7 @@ where
         request_id: request_id.to_owned(),
         key,
         route: route.path,
+        cache,
     };
     let work = Box::pin(routes::dispatch(route.handler, call));
     attend(app, dialect, waiting, work).await

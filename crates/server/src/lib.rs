@@ -16,6 +16,7 @@ mod app;
 mod ask;
 mod attend;
 mod body;
+mod cache;
 mod config;
 mod error;
 mod guard;

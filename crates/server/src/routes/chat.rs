@@ -690,20 +690,7 @@ fn carat(extras: &Extras, finished: &Finished, invalid: &[Value]) -> Option<Valu
     if extras.explain {
         let counts = &finished.usage.counts;
         more.insert("seed".to_owned(), extras.seed.into());
-        more.insert(
-            "cache".to_owned(),
-            json!({
-                "cached": counts.cached_tokens,
-                "prompt": counts.prompt_tokens,
-                "miss": counts.miss.map(crate::metrics::miss_name),
-                "from": {
-                    "device": counts.cached_tokens
-                        .saturating_sub(counts.cached_in_host + counts.cached_on_disk),
-                    "host": counts.cached_in_host,
-                    "disk": counts.cached_on_disk,
-                },
-            }),
-        );
+        more.insert("cache".to_owned(), crate::cache::explained(counts));
         more.insert(
             "queue_ms".to_owned(),
             (finished.usage.queue.as_secs_f64() * 1e3).into(),
