@@ -78,7 +78,7 @@ function show(now) {
 		return [h("b", null, group === "full" ? "Full attention" : "Sliding windows"), h("div", { className: "split" }, part("held", held), part("cached", cached)),
 			h("p", { className: "key" }, h("span", { className: "held" }, `${held} in use`), h("span", { className: "cached" }, `${cached} cached`), h("span", null, `${free} free`))];
 	}));
-	list("cache", [["of prompt tokens cached", percent(now.totals.cached_tokens / now.totals.prompt_tokens)], ["tokens saved", short(now.totals.cached_tokens)]]);
+	list("cache", [["of prompt tokens cached", percent(now.totals.cached_tokens / now.totals.prompt_tokens)], ["tokens saved", short(now.totals.cached_tokens)], ["from disk", short(now.totals.cached_on_disk)]]);
 	const rows = (counts, words = {}) => Object.entries(counts).filter(([, count]) => count).map(([name, count]) => [words[name] ?? name.replaceAll("_", " "), count]);
 	table("misses", ["why not more", "requests"], rows(now.misses, MISSES), "No misses yet.");
 	list("server", [["memory", now.resident_bytes ? bytes(now.resident_bytes) : "–"], ["model file", bytes(now.model.bytes)], ["backend", now.model.backend], ["format", now.model.quantization], ["preemptions", now.totals.preemptions]]);

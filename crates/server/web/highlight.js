@@ -1,4 +1,4 @@
-// Colours of code: comments, strings, numbers, keywords and called names, line by line. A line that is done is never looked at again.
+// Colours of code: comments, strings, numbers, keywords and called names, line by line.
 
 const CURLY =
 	"abstract any as async auto await bool boolean break case catch char class const continue crate default defer delete do double dyn else enum export extends extern false final finally float fn for from func function go if impl implements import in inline instanceof int interface is let long loop match mod move mut namespace new nil null nullptr NULL of operator override package private protected pub public range ref return self Self short sizeof static string struct super switch template this throw trait true try type typedef typeof undefined union unsafe unsigned use using val var virtual void when where while yield #include #define #if #ifdef #ifndef #endif #else";

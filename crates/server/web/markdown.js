@@ -2,7 +2,7 @@
 //
 // Lines open blocks as soon as their beginning leaves no doubt, and a block that is closed is never touched again: a token costs the
 // paragraph it lands in, at most. Nodes are made by createElement and text nodes alone; nothing here takes markup, so whatever an
-// answer spells stays text. The result depends on the text only, not on the pieces it came in.
+// answer spells stays text.
 
 import { Highlighter } from "./highlight.js";
 import { inline, make, visible } from "./inline.js";

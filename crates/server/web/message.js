@@ -11,6 +11,8 @@ export const MISSES = {
 	diverged: "it differs after that",
 	sliding_evicted: "its last window was given away",
 	logprobs: "log-probabilities need it all",
+	not_worth: "computing is faster",
+	restore_failed: "its file was damaged",
 };
 
 const round = (value) => (value >= 100 ? Math.round(value).toLocaleString("en") : value.toPrecision(3));

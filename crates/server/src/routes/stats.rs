@@ -161,6 +161,7 @@ fn figures(app: &App, key: Option<&str>) -> Value {
         "batches": totals.batches, "failed_batches": totals.failed_batches,
         "requests": totals.requests, "preemptions": totals.preemptions,
         "prompt_tokens": totals.prompt_tokens, "cached_tokens": totals.cached_tokens,
+        "cached_in_host": totals.cached_in_host, "cached_on_disk": totals.cached_on_disk,
         "generated_tokens": totals.generated_tokens,
     });
     figures
