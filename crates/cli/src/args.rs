@@ -9,6 +9,8 @@ use std::{net::IpAddr, path::PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 
+#[cfg(test)]
+mod reference;
 mod values;
 
 pub(crate) use values::{MaxTokens, Seed, max_tokens, seed, top_k};
@@ -25,6 +27,7 @@ use crate::{
 /// Runs Gemma 4 models. Without -m, a small demo model that ships with the source answers.
 #[derive(Debug, Parser)]
 #[command(name = "carat", version = version::text(), max_term_width = 100)]
+#[command(next_help_heading = "Everywhere")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -69,6 +72,8 @@ pub(crate) enum Command {
     Pull(PullArgs),
     /// List the models in the Hugging Face cache
     List,
+    /// Take a model out of the Hugging Face cache
+    Rm(RmArgs),
     /// The kernels of the CUDA backend
     #[command(subcommand)]
     Kernels(KernelsCommand),
@@ -180,6 +185,7 @@ pub(crate) enum DebugSwitch {
 }
 
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model and device")]
 pub(crate) struct ModelArgs {
     /// A GGUF file, or hf:OWNER/REPO[:FILE or QUANT] from the Hugging Face cache or hub; `serve` takes several, as NAME=MODEL
     #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::FilePath)]
@@ -225,9 +231,8 @@ pub(crate) struct ModelArgs {
 }
 
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Answers")]
 pub(crate) struct GenerateArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
     /// Tokens of context to keep (default: as many as the model knows and memory allows)
     #[arg(short, long, visible_alias = "ctx-size", value_name = "TOKENS", value_parser = positive)]
     pub(crate) context: Option<usize>,
@@ -256,10 +261,6 @@ pub(crate) struct GenerateArgs {
     /// Offer the tools described in this JSON file: an array of {name, description, parameters}
     #[arg(long, value_name = "FILE")]
     pub(crate) tools: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) format: FormatArgs,
-    #[command(flatten)]
-    pub(crate) draft: DraftArgs,
     /// Use this Jinja chat template instead of the model's
     #[arg(long, value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
@@ -270,11 +271,18 @@ pub(crate) struct GenerateArgs {
     #[arg(long, conflicts_with = "format")]
     pub(crate) ignore_eos: bool,
     #[command(flatten)]
+    pub(crate) format: FormatArgs,
+    #[command(flatten)]
+    pub(crate) draft: DraftArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
 /// Drafts: tokens that are proposed and verified, several at a time. The answer is the same with and without.
 #[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Drafts")]
 pub(crate) struct DraftArgs {
     /// Who proposes tokens to be verified several at a time: auto (the drafter beside the model, if there is one, and what the text
     /// repeats), ngram (what the text repeats), off, or a drafter's GGUF file or hf:OWNER/REPO[:FILE or QUANT] (default: auto)
@@ -287,6 +295,7 @@ pub(crate) struct DraftArgs {
 
 /// Formats of answers.
 #[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Format of answers")]
 pub(crate) struct FormatArgs {
     /// Answer in JSON that fits the schema in this file
     #[arg(
@@ -529,11 +538,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    #[command(flatten)]
     pub(crate) draft: DraftArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
 #[derive(Debug, Args)]
@@ -541,8 +550,6 @@ pub(crate) struct InspectArgs {
     /// The same as -m
     #[arg(value_name = "MODEL", conflicts_with = "model")]
     pub(crate) file: Option<String>,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
     /// List every tensor
     #[arg(long)]
     pub(crate) tensors: bool,
@@ -553,7 +560,8 @@ pub(crate) struct InspectArgs {
     /// needs no card
     #[arg(long, conflicts_with = "diff")]
     pub(crate) program: bool,
-    /// With --program: rows of the batch, and how many of them are sampled (default: all of up to 64, one of more)
+    /// With --program: rows of the batch, and how many of them are sampled (where not given, all of up to 64, one of
+    /// more)
     #[arg(long, requires = "program", default_value = "1", value_name = "ROWS[,SAMPLED]", value_parser = batch_rows)]
     pub(crate) rows: (usize, usize),
     /// Print long metadata values in full
@@ -572,6 +580,8 @@ pub(crate) struct InspectArgs {
     /// With --diff: relative error from which a step counts as different
     #[arg(long, requires = "diff", default_value_t = 0.1, value_parser = tolerance)]
     pub(crate) tolerance: f64,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
 #[derive(Debug, Args)]
@@ -596,7 +606,7 @@ pub(crate) struct CheckArgs {
 pub(crate) struct TokenizeArgs {
     /// The text; `-` or nothing reads it from stdin
     pub(crate) text: Option<String>,
-    /// A GGUF file or hf:OWNER/REPO[:FILE or QUANT]
+    /// A GGUF file, a short name such as gemma4:e4b, or hf:OWNER/REPO[:FILE or QUANT]
     #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::FilePath)]
     pub(crate) model: Option<String>,
     /// Print ids only, separated by spaces
@@ -622,8 +632,6 @@ pub(crate) enum BenchFormat {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
     /// Prompt lengths to time; 0 for none
     #[arg(
         short = 'p',
@@ -666,7 +674,14 @@ pub(crate) struct BenchArgs {
     /// Rows of a prompt to run at once (default: what the backend likes, 512 to 2048)
     #[arg(short = 'b', long, value_delimiter = ',', value_name = "ROWS")]
     pub(crate) batch: Vec<usize>,
-    #[arg(short = 'o', long, value_enum, default_value = "md")]
+    /// Form of the results
+    #[arg(
+        short = 'o',
+        long,
+        value_enum,
+        default_value = "md",
+        value_name = "FORMAT"
+    )]
     pub(crate) output: BenchFormat,
     /// With -o json: wait for a line on stdin before each repetition and print its time, to take turns with another program
     #[arg(long)]
@@ -686,6 +701,8 @@ pub(crate) struct BenchArgs {
     /// With --profile: write every launch to this file, as a trace for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE", requires = "profile")]
     pub(crate) trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -698,8 +715,6 @@ pub(crate) enum EvalCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct LogitsArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
     /// JSON: an array of token ids, or an object with them under `tokens`
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: PathBuf,
@@ -709,12 +724,12 @@ pub(crate) struct LogitsArgs {
     /// Rows to run at once
     #[arg(long, default_value_t = 128, value_name = "ROWS", value_parser = positive)]
     pub(crate) chunk: usize,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct PerplexityArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
     /// The text
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: PathBuf,
@@ -730,6 +745,8 @@ pub(crate) struct PerplexityArgs {
     /// Rows to run at once
     #[arg(long, default_value_t = 128, value_name = "ROWS", value_parser = positive)]
     pub(crate) chunk: usize,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
 #[derive(Debug, Args)]
@@ -745,12 +762,19 @@ pub(crate) struct SynthArgs {
     /// Take the vocabulary of this GGUF file instead of a synthetic one
     #[arg(long, value_name = "FILE")]
     pub(crate) vocab: Option<PathBuf>,
+    /// Same seed, same file
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct PullArgs {
-    /// hf:OWNER/REPO[:FILE or QUANT]; the hf: may be left out
+    /// hf:OWNER/REPO[:FILE or QUANT], the hf: may be left out; or a short name such as gemma4:e4b
+    pub(crate) model: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RmArgs {
+    /// The model, as `list` shows it, or its short name
     pub(crate) model: String,
 }

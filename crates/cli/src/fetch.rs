@@ -2,11 +2,11 @@
 
 use std::{ops::ControlFlow, path::PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 
 use crate::{
-    hub::{Environment, Hub, HubConfig, ModelRef, Network, Progress, Watch},
+    hub::{Endpoint, Environment, Hub, HubConfig, HubRef, ModelRef, Network, Progress, Watch},
     settings::Settings,
     terminal::Terminal,
 };
@@ -17,20 +17,36 @@ pub(crate) fn hub(settings: &Settings) -> Result<Hub> {
     } else {
         Network::Allowed
     };
-    let config = HubConfig {
+    let mut config = HubConfig {
         network,
         ..HubConfig::default()
     };
-    Hub::new(&Environment::capture(), config)
+    let environment = Environment::capture();
+    if let Some(address) = &environment.endpoint {
+        config.endpoint = Endpoint::new(address)
+            .with_context(|| format!("HF_ENDPOINT is `{address}`, which cannot be used"))?;
+    }
+    Hub::new(&environment, config)
+}
+
+/// A model of the hub: by its short name, or its repository with or without `hf:`.
+pub(crate) fn on_hub(name: &str) -> Result<HubRef> {
+    match name.parse()? {
+        ModelRef::Hub(model) => Ok(model),
+        ModelRef::Path(_) => name.parse(),
+    }
 }
 
 /// The file that `-m` names, fetched first if it must be.
 pub(crate) fn resolve(model: &str, settings: &Settings, terminal: Terminal) -> Result<PathBuf> {
-    let model: ModelRef = model.parse()?;
-    if let ModelRef::Path(path) = &model
-        && path.exists()
-    {
-        return Ok(path.clone());
+    let name = model;
+    let model: ModelRef = name.parse()?;
+    match &model {
+        ModelRef::Path(path) if path.exists() => return Ok(path.clone()),
+        ModelRef::Hub(model) if !name.starts_with("hf:") => {
+            terminal.note(format_args!("{name} is {model}"));
+        }
+        ModelRef::Path(_) | ModelRef::Hub(_) => {}
     }
     let hub = hub(settings)?;
     with_bar(terminal, |watch| hub.resolve(&model, watch))

@@ -1,7 +1,7 @@
 //! Models from the Hugging Face hub, kept in the cache all its tools share.
 //!
 //! [`Hub::resolve`] turns what the user typed into a path to open and needs no network for what is already there;
-//! [`Hub::pull`] asks the hub for the newest revision. Parts, from the user inward: `model_ref` (what `-m` accepts),
+//! [`Hub::pull`] asks the hub for the newest revision. Parts, from the user inward: `model_ref` (what `-m` accepts), `short_names`,
 //! `environment` (where the cache is), `choose` (which files of a repository), `cache` (the layout on disk),
 //! `endpoint`, `request` and `client` (the hub), `transfer` (one file's content), `progress` (reports to the caller).
 //! Uploads, datasets and branches other than `main` are left to the official tools.
@@ -15,6 +15,7 @@ mod model_ref;
 mod names;
 mod progress;
 mod request;
+mod short_names;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -27,6 +28,7 @@ use self::{
     cache::{Cache, RepoCache},
     choose::{FileSet, choose},
     client::{Client, Source},
+    model_ref::Choice,
     transfer::{Transfer, ensure_space},
 };
 pub(crate) use self::{
@@ -80,6 +82,14 @@ pub(crate) struct Pulled {
     pub(crate) commit: Commit,
     /// Zero when the cache was up to date.
     pub(crate) received_bytes: u64,
+}
+
+/// Files that [`Hub::remove`] took out of the cache.
+#[derive(Debug, Default)]
+pub(crate) struct Removed {
+    pub(crate) names: Vec<String>,
+    /// Bytes of content that is gone.
+    pub(crate) freed_bytes: u64,
 }
 
 /// A model in the cache, whole.
@@ -146,7 +156,7 @@ impl Hub {
     pub(crate) fn pull(&self, model: &HubRef, watch: &mut Watch<'_>) -> Result<Pulled> {
         ensure!(
             self.network == Network::Allowed,
-            "{model} is not in the cache, and the network was ruled out by --offline"
+            "{model} is not in the cache, and the network was ruled out by --offline or HF_HUB_OFFLINE"
         );
         let repo = &model.repo;
         let listing = self.client.list(repo, watch)?;
@@ -192,6 +202,36 @@ impl Hub {
             commit: listing.commit,
             received_bytes,
         })
+    }
+
+    /// Takes a model out of the cache, in every revision, with the content that nothing else shows.
+    pub(crate) fn remove(&self, model: &HubRef) -> Result<Removed> {
+        let cache = self.cache.repo(&model.repo);
+        let mut removed = Removed::default();
+        for commit in cache.revisions()? {
+            let sets = whole_sets(&cache, &commit)?;
+            let has_choice = !sets.is_empty();
+            let set = match choose(model, &sets) {
+                Ok(set) => set,
+                // Several to choose from, and none that is usual.
+                Err(problem) if has_choice && matches!(model.choice, Choice::Usual) => {
+                    return Err(problem);
+                }
+                Err(_) => continue,
+            };
+            for file in set.files() {
+                removed.freed_bytes += cache.remove(&commit, file)?;
+                let name = file.to_string();
+                if !removed.names.contains(&name) {
+                    removed.names.push(name);
+                }
+            }
+        }
+        ensure!(
+            !removed.names.is_empty(),
+            "{model} is not in the cache; `carat list` shows what is"
+        );
+        Ok(removed)
     }
 
     /// The models in the cache, of one repository or of all. Of a file in several revisions, the latest.

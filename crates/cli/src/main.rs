@@ -47,6 +47,7 @@ use anyhow::Result;
 use clap::Parser;
 
 use args::{Arguments, Command, EvalCommand, KernelsCommand};
+use hub::Environment;
 use settings::{Layer, Settings, SettingsFile, merged};
 use terminal::{Terminal, say, warn};
 
@@ -117,6 +118,7 @@ fn with_flags(mut settings: Settings, arguments: &Arguments) -> Result<Settings>
         Command::Synth(_)
         | Command::Pull(_)
         | Command::List
+        | Command::Rm(_)
         | Command::Kernels(_)
         | Command::Completions(_)
         | Command::Man(_) => settings,
@@ -135,10 +137,20 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Some(file) => file.layers(typed.model.as_deref())?,
         None => Vec::new(),
     };
+    let section = layers.get(1);
+    let section_model = section.and_then(|section| section.settings.model.clone());
+    if Environment::capture().offline {
+        layers.push(Layer {
+            origin: "HF_HUB_OFFLINE".to_owned(),
+            settings: Settings {
+                offline: Some(true),
+                ..Settings::default()
+            },
+        });
+    }
     let mut settings = with_flags(merged(&layers)?, arguments)?;
     // A section may say which file its name stands for.
-    let section = layers.get(1);
-    if let Some(model) = section.and_then(|section| section.settings.model.clone()) {
+    if let Some(model) = section_model {
         settings.model = Some(model);
         typed.model = None;
     }
@@ -168,6 +180,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Synth(a) => return commands::synth::run(a, terminal),
         Command::Pull(a) => commands::pull::run(a, &settings, terminal)?,
         Command::List => commands::list::run(&settings, terminal)?,
+        Command::Rm(a) => commands::rm::run(a, &settings, terminal)?,
         Command::Kernels(KernelsCommand::Build(a)) => commands::kernels::build(a, terminal)?,
         Command::Completions(a) => commands::completions::run(a)?,
         Command::Man(a) => commands::man::run(a)?,

@@ -17,6 +17,7 @@ use crate::{
     roofline,
     settings::Settings,
     terminal::{Terminal, say, thousands},
+    version,
 };
 
 /// All that is found out; `--json` prints it as it is.
@@ -38,7 +39,7 @@ pub(crate) fn run(args: &DoctorArgs, settings: &Settings, terminal: Terminal) ->
     let (card, card_device) = Card::look(settings, terminal)?;
     let device = card_device.unwrap_or(models::Device::cpu(rates));
     let mut report = Report {
-        version: format!("carat {}", env!("CARGO_PKG_VERSION")),
+        version: format!("carat {}", version::text()),
         processor: Processor::look(&cpu),
         memory: Memory::look(&cpu, rates)?,
         card,

@@ -11,6 +11,7 @@ pub(crate) mod kernels;
 pub(crate) mod list;
 pub(crate) mod man;
 pub(crate) mod pull;
+pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod synth;

@@ -127,6 +127,41 @@ impl RepoCache {
         Ok(path)
     }
 
+    /// Takes a name out of a revision, and its content if no other name shows it. Returns the bytes that are free again.
+    pub(super) fn remove(&self, commit: &Commit, file: &RepoFile) -> Result<u64> {
+        let snapshot = self.snapshot(commit);
+        let path = snapshot.join(file.as_str());
+        let cannot = |path: &Path| format!("cannot remove {}", path.display());
+        let entry = path.symlink_metadata().with_context(|| cannot(&path))?;
+        // Other tools copy where links are not to be had.
+        let shown = entry.is_symlink().then(|| path.canonicalize().ok());
+        fs::remove_file(&path).with_context(|| cannot(&path))?;
+        for folder in path.ancestors().skip(1) {
+            // Only an empty one goes.
+            if !folder.starts_with(&snapshot) || fs::remove_dir(folder).is_err() {
+                break;
+            }
+        }
+        let Some(blob) = shown else {
+            return Ok(entry.len());
+        };
+        let blobs = self.blobs().canonicalize().ok();
+        let Some(blob) = blob.filter(|blob| blob.parent() == blobs.as_deref()) else {
+            return Ok(0);
+        };
+        for other in self.revisions()? {
+            for file in self.files(&other)? {
+                let shown = self.snapshot(&other).join(file.as_str()).canonicalize();
+                if shown.is_ok_and(|shown| shown == blob) {
+                    return Ok(0);
+                }
+            }
+        }
+        let bytes = blob.metadata().map_or(0, |meta| meta.len());
+        fs::remove_file(&blob).with_context(|| cannot(&blob))?;
+        Ok(bytes)
+    }
+
     /// Remembers `commit` as what the branch points to.
     pub(super) fn set_current(&self, commit: &Commit) -> Result<()> {
         replace(&self.folder.join("refs").join(BRANCH), |temporary| {

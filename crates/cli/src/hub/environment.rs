@@ -22,6 +22,18 @@ pub(crate) struct Environment {
     pub(crate) home: Option<PathBuf>,
     /// `HF_TOKEN`
     pub(crate) token: Option<String>,
+    /// `HF_ENDPOINT`: another hub than the public one.
+    pub(crate) endpoint: Option<String>,
+    /// `HF_HUB_OFFLINE`: the hub may not be asked.
+    pub(crate) offline: bool,
+}
+
+/// Whether the official tools take a value for "yes".
+fn is_yes(value: &str) -> bool {
+    let words = ["1", "on", "yes", "true"];
+    words
+        .iter()
+        .any(|word| value.trim().eq_ignore_ascii_case(word))
 }
 
 impl Environment {
@@ -42,6 +54,10 @@ impl Environment {
             xdg_cache_home: path("XDG_CACHE_HOME"),
             home: path("HOME"),
             token: std::env::var("HF_TOKEN").ok(),
+            endpoint: std::env::var("HF_ENDPOINT")
+                .ok()
+                .filter(|address| !address.is_empty()),
+            offline: std::env::var("HF_HUB_OFFLINE").is_ok_and(|value| is_yes(&value)),
         }
     }
 
@@ -94,8 +110,14 @@ mod tests {
             hf_home: Some("/c".into()),
             xdg_cache_home: Some("/d".into()),
             home: Some("/e".into()),
-            token: None,
+            ..Environment::default()
         }
+    }
+
+    #[test]
+    fn offline_is_said_as_the_official_tools_say_it() {
+        assert!(["1", "TRUE", " yes", "On"].into_iter().all(is_yes));
+        assert!(!["", "0", "false", "no"].into_iter().any(is_yes));
     }
 
     #[test]

@@ -1,10 +1,14 @@
-//! What `-m` accepts: a path, or `hf:owner/repo` with an optional file or quant name behind a colon.
+//! What `-m` accepts: a path, a short name such as `gemma4:e4b`, or `hf:owner/repo` with an optional file or quant name behind a
+//! colon.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use anyhow::{Context, Error, Result, bail, ensure};
 
-use super::names::{RepoFile, RepoId, has_gguf_suffix};
+use super::{
+    names::{RepoFile, RepoId, has_gguf_suffix},
+    short_names,
+};
 
 /// A model as the user names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,10 +43,13 @@ impl FromStr for ModelRef {
             !text.is_empty(),
             "the model is empty: give a path, or hf:owner/repo"
         );
-        match text.strip_prefix("hf:") {
-            Some(reference) => Ok(ModelRef::Hub(reference.parse()?)),
-            None => Ok(ModelRef::Path(text.into())),
+        if let Some(reference) = text.strip_prefix("hf:") {
+            return Ok(ModelRef::Hub(reference.parse()?));
         }
+        Ok(match short_names::model(text)? {
+            Some(model) => ModelRef::Hub(model),
+            None => ModelRef::Path(text.into()),
+        })
     }
 }
 

@@ -273,3 +273,54 @@ fn a_pull_waits_for_another_process_and_can_be_stopped_meanwhile() {
     assert!(error.unwrap_err().to_string().contains("was stopped"));
     assert!(setup.blobs().is_empty());
 }
+
+#[test]
+fn what_is_removed_leaves_content_that_another_name_shows() {
+    let body = content(1);
+    let repository = Repository::new(&[("g-Q4_0.gguf", &body), ("h-Q8_0.gguf", &body)]);
+    let server = Server::start(move |request| repository.answer(request));
+    let setup = Setup::new(&server.base());
+    let kept = setup.pull("o/r:Q8_0").unwrap().path;
+    setup.pull("o/r:Q4_0").unwrap();
+    assert_eq!(setup.blobs().len(), 1, "same content");
+
+    let removed = setup.hub().remove(&"o/r:Q4_0".parse().unwrap()).unwrap();
+    assert_eq!((removed.names.len(), removed.freed_bytes), (1, 0));
+    assert_eq!(fs::read(&kept).unwrap(), body);
+
+    let removed = setup.hub().remove(&"o/r:Q8_0".parse().unwrap()).unwrap();
+    assert_eq!(removed.freed_bytes, body.len() as u64);
+    assert!(setup.blobs().is_empty() && !kept.exists());
+    assert!(setup.hub().cached(None).unwrap().is_empty());
+    assert!(setup.hub().remove(&"o/r:Q8_0".parse().unwrap()).is_err());
+}
+
+#[test]
+fn nothing_is_removed_where_it_is_not_clear_what() {
+    let (one, other) = (content(1), content(2));
+    let repository = Repository::new(&[("g-Q6_K.gguf", &one), ("g-Q5_K.gguf", &other)]);
+    let server = Server::start(move |request| repository.answer(request));
+    let setup = Setup::new(&server.base());
+    setup.pull("o/r:Q6_K").unwrap();
+    setup.pull("o/r:Q5_K").unwrap();
+    let error = setup.hub().remove(&"o/r".parse().unwrap()).unwrap_err();
+    assert!(error.to_string().contains("Q6_K"), "{error}");
+    assert_eq!(setup.blobs().len(), 2);
+}
+
+/// A link that leads out of the cache, by whoever's hand, is taken away and what it shows is not.
+#[test]
+fn what_lies_outside_the_cache_is_left_alone() {
+    let body = content(1);
+    let repository = Repository::new(&[("g-Q4_0.gguf", &body)]);
+    let server = Server::start(move |request| repository.answer(request));
+    let setup = Setup::new(&server.base());
+    let path = setup.pull("o/r").unwrap().path;
+    let outside = setup.root.path().join("mine.gguf");
+    fs::write(&outside, &body).unwrap();
+    fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink(&outside, &path).unwrap();
+    let removed = setup.hub().remove(&"o/r".parse().unwrap()).unwrap();
+    assert_eq!(removed.freed_bytes, 0);
+    assert!(outside.exists() && !path.exists());
+}
