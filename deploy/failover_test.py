@@ -3,7 +3,8 @@
     deploy/failover_test.py [CARAT]        CARAT: the program to test (default: target/release/carat)
 
 Asserted for each way of going: a request without a first byte is never lost, none is answered twice, an answer that breaks off is
-seen to break off, conversations keep their replica, and a replica that comes back is used again. Needs `haproxy`.
+seen to break off, conversations keep their replica, and a replica that comes back is used again, and finds on disk what it said before
+it was killed. Needs `haproxy`.
 """
 
 import http.client
@@ -60,11 +61,11 @@ def answers(port, path="/ready"):
 class Replica:
     def __init__(self, carat, folder, name):
         self.carat, self.name, self.port = carat, name, free_port()
-        self.log = folder / f"{name}.log"
+        self.log, self.cache = folder / f"{name}.log", folder / f"{name}.cache"
         self.process = None
 
     def start(self):
-        flags = ["serve", "--port", str(self.port), "-t", "1", "--sse-ping", str(PING_SECONDS), "--drain", "20"]
+        flags = ["serve", "--port", str(self.port), "-t", "1", "--sse-ping", str(PING_SECONDS), "--drain", "20", "--prefix-disk", str(self.cache)]
         env = {**os.environ, "RUST_LOG": "carat_server=info", "NO_COLOR": "1"}
         with self.log.open("a") as log:
             self.process = subprocess.Popen([self.carat, *flags], stderr=log, stdout=log, env=env)
@@ -127,6 +128,7 @@ class Load:
     def __init__(self, port, label):
         self.port, self.label = port, label
         self.outcomes, self.lock = [], threading.Lock()
+        self.asked = {}
         self.todo = list(range(CONVERSATIONS))
         self.threads = [threading.Thread(target=self.work) for _ in range(CLIENTS)]
 
@@ -151,6 +153,7 @@ class Load:
                 outcome = ask(self.port, messages, f"{self.label}-{n}-{turn}")
                 with self.lock:
                     self.outcomes.append((n, turn, outcome))
+                    self.asked[outcome.id] = list(messages)
                 if outcome.error:
                     break
                 messages += [{"role": "assistant", "content": outcome.text}, {"role": "user", "content": f"And then, what did the {topic} do?"}]
@@ -217,6 +220,16 @@ def scenario(name, act, replicas, port):
     return load
 
 
+def remembers(load, port):
+    """A replica that was killed goes on with its conversations from disk."""
+    whole = [o for _, turn, o in load.outcomes if o.replica == "b" and o.done and turn > 0]
+    again = [ask(port, load.asked[o.id], f"again-{o.id}") for o in whole[:5]]
+    at_home = [o for o in again if o.replica == "b"]
+    cached = sum(o.cached > 0 for o in at_home)
+    print(f"  {cached} of {len(at_home)} conversations go on from disk", flush=True)
+    assert at_home and cached >= 0.75 * len(at_home), (cached, len(at_home))
+
+
 def main():
     carat = str(Path(sys.argv[1] if len(sys.argv) > 1 else "target/release/carat").resolve())
     if not shutil.which("haproxy"):
@@ -240,9 +253,10 @@ def main():
             print(f"  back in use {time.monotonic() - began:.1f} s after its start", flush=True)
 
         scenario("calm", lambda _: None, replicas, port)
-        scenario("kill", lambda one: one.process.send_signal(signal.SIGKILL), replicas, port)
+        load = scenario("kill", lambda one: one.process.send_signal(signal.SIGKILL), replicas, port)
         victim.stop()
         back()
+        remembers(load, port)
         scenario("drain", lambda one: one.process.send_signal(signal.SIGTERM), replicas, port)
         victim.stop()
         back()

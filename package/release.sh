@@ -99,6 +99,7 @@ make_debian_package() {
   local architecture=$1 binary=$2
   local debian
   case $architecture in x86_64) debian=amd64 ;; aarch64) debian=arm64 ;; esac
+  local maintainer="The Carat project <carat@users.noreply.invalid>"
   local root=$work/deb-$debian
   rm -rf "$root"
   install -D -m 755 "$binary" "$root/usr/bin/carat"
@@ -114,6 +115,13 @@ make_debian_package() {
   } > "$doc/copyright"
   rm "$doc"/LICENSE-* "$doc/WORDNET-LICENSE.txt"
   gzip --best --no-name --stdout CHANGELOG.md > "$doc/changelog.gz"
+  gzip --best --no-name > "$doc/changelog.Debian.gz" <<CHANGES
+carat ($version-1) unstable; urgency=medium
+
+  * Release $version.
+
+ -- $maintainer  $(date --utc --rfc-email --date="@$SOURCE_DATE_EPOCH")
+CHANGES
   chmod 644 "$doc"/*
   gzip --best --no-name "$root"/usr/share/man/man1/*.1
   # The newest symbols that the program asks of the C library.
@@ -122,9 +130,9 @@ make_debian_package() {
   mkdir "$root/DEBIAN"
   cat > "$root/DEBIAN/control" <<CONTROL
 Package: carat
-Version: $version
+Version: $version-1
 Architecture: $debian
-Maintainer: The Carat project <carat@localhost>
+Maintainer: $maintainer
 Installed-Size: $(du --apparent-size -sk "$root/usr" | cut -f 1)
 Depends: libc6 (>= ${libc#GLIBC_}), libgcc-s1
 Section: science
@@ -136,7 +144,7 @@ Description: runs Gemma 4 language models on this machine
  model is part of the program.
 CONTROL
   date_as_commit "$root"
-  dpkg-deb --root-owner-group -Zxz --threads-max=1 --build "$root" "$dist/carat_${version}_$debian.deb"
+  dpkg-deb --root-owner-group -Zxz --threads-max=1 --build "$root" "$dist/carat_$version-1_$debian.deb"
 }
 
 for architecture in "${architectures[@]}"; do

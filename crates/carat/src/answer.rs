@@ -235,7 +235,7 @@ impl Events {
                     self.end = Some((reason, usage));
                     self.is_over = true;
                 }
-                ChatEvent::Token(_) | ChatEvent::PromptToken(_) => {}
+                ChatEvent::Started(_) | ChatEvent::Token(_) | ChatEvent::PromptToken(_) => {}
             }
         }
         if self.reader.has_stopped() && !self.is_over {

@@ -3,10 +3,7 @@
 use carat_engine::{Limits, ModelShape};
 use carat_model::{backend::Need, kv::KvGroup, layout};
 
-use crate::{Error, Loaded};
-
-/// A conversation needs this much, however short memory is.
-const SMALLEST_CONTEXT: usize = 2048;
+use crate::{Error, Loaded, footprint::smallest_context};
 
 /// A context that fits.
 #[derive(Clone, Debug)]
@@ -30,7 +27,7 @@ pub fn choose(loaded: &Loaded, parallel: usize, asked: Option<usize>) -> Result<
     let fit = Fit::new(loaded, parallel)?;
     let mut tokens = asked.unwrap_or(trained);
     if asked.is_none() {
-        let least = trained.min(SMALLEST_CONTEXT);
+        let least = smallest_context(loaded);
         while tokens > least && !fit.comfortable(tokens)? {
             tokens = (tokens / 2).max(least);
         }

@@ -17,6 +17,7 @@
 //! - [`Chat`], [`Answer`]: a conversation and its answers, as an iterator or a `Stream`; [`Answer::cancel`] keeps the usage
 //! - [`Device`]: what computes; the one place that names the backends
 //! - [`Loaded`], [`context`]: a model before it runs, and how much context fits
+//! - [`footprint`]: memory that a model will take, for several within a budget
 //! - [`window`]: conversations longer than the context
 //! - [`intact`]: a model file that changes while it is in use ends in an error, not in a wrong answer
 //!
@@ -29,6 +30,7 @@ pub mod context;
 mod device;
 mod drafts;
 mod error;
+pub mod footprint;
 pub mod intact;
 mod loaded;
 mod model;

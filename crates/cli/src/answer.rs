@@ -80,7 +80,7 @@ pub(crate) fn follow(
     while answer.end.is_none() && !interrupt.is_set() {
         match stream.wait(PATIENCE) {
             // Nobody asks for what the model says of the prompt here.
-            None | Some(Ok(ChatEvent::PromptToken(_))) => {}
+            None | Some(Ok(ChatEvent::Started(_) | ChatEvent::PromptToken(_))) => {}
             Some(Err(error)) => {
                 screen.end()?;
                 return Err(error.into());

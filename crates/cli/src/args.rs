@@ -187,9 +187,9 @@ pub(crate) enum DebugSwitch {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model and device")]
 pub(crate) struct ModelArgs {
-    /// A GGUF file, or hf:OWNER/REPO[:FILE or QUANT] from the Hugging Face cache or hub
+    /// A GGUF file, or hf:OWNER/REPO[:FILE or QUANT] from the Hugging Face cache or hub; `serve` takes several, as NAME=MODEL
     #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::FilePath)]
-    pub(crate) model: Option<String>,
+    pub(crate) model: Vec<String>,
     /// What computes (default: an NVIDIA card if there is one, else the CPU)
     #[arg(long, value_enum)]
     pub(crate) backend: Option<BackendName>,
@@ -435,7 +435,7 @@ pub(crate) enum LaneBy {
 }
 
 /// Where prefixes are kept beyond the device.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct PrefixArgs {
     /// Memory of the machine for prompts that the device has no more room for, such as 4GiB; of use with a GPU alone
     #[arg(long = "prefix-ram", value_name = "SIZE", value_parser = size)]
@@ -454,7 +454,7 @@ pub(crate) struct PrefixArgs {
     pub(crate) disk_size: String,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct ServeArgs {
     /// Address to listen on; others than this machine's own want a key
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
@@ -465,6 +465,13 @@ pub(crate) struct ServeArgs {
     /// The name clients know the model by (default: the file's own)
     #[arg(long, visible_alias = "alias", value_name = "NAME")]
     pub(crate) name: Option<String>,
+    /// Memory for all loaded models together, such as 24GiB: models are then loaded when they are asked for (default with several -m:
+    /// what is free at the start)
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) models_memory: Option<String>,
+    /// Time without a request after which a model is unloaded (default: when its room is needed)
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) idle_unload: Option<u64>,
     /// Tokens of context for each request (default: as many as the model knows and memory allows)
     #[arg(short, long, visible_alias = "ctx-size", value_name = "TOKENS", value_parser = positive)]
     pub(crate) context: Option<usize>,

@@ -104,7 +104,14 @@ pub(crate) struct SamplingSettings {
 
 impl Settings {
     pub(crate) fn with_model(mut self, flags: &ModelArgs) -> Result<Settings> {
-        self.model = flags.model.clone().or(self.model);
+        if let [first, second, ..] = &flags.model[..] {
+            bail!("-m names `{first}` and `{second}`; only `serve` takes several models, give one");
+        }
+        self.model = flags.model.first().cloned().or(self.model);
+        self.with_device(flags)
+    }
+
+    fn with_device(mut self, flags: &ModelArgs) -> Result<Settings> {
         self.backend = flags.backend.or(self.backend);
         if flags.n_gpu_layers.as_deref() == Some("0") && flags.backend.is_none() {
             self.backend = Some(BackendName::Cpu);
@@ -137,7 +144,12 @@ impl Settings {
     }
 
     pub(crate) fn with_serve(self, flags: &ServeArgs) -> Result<Settings> {
-        let mut s = self.with_model(&flags.model)?.with_drafts(&flags.draft);
+        // Several are no setting of one model: the command reads them.
+        let s = match &flags.model.model[..] {
+            [_, _, ..] => self.with_device(&flags.model)?,
+            _ => self.with_model(&flags.model)?,
+        };
+        let mut s = s.with_drafts(&flags.draft);
         s.context = flags.context.or(s.context);
         s.sampling = s.sampling.with(&flags.sampling);
         if s.context == Some(0) {

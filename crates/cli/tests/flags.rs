@@ -32,6 +32,8 @@ fn wrong_flags_and_values_exit_with_2() {
         (&["run", "x", "--vram", "plenty"], "12GiB"),
         (&["run", "x", "--repack", "plenty"], "12GiB"),
         (&["serve", "--max-body", "plenty"], "12GiB"),
+        (&["serve", "--models-memory", "plenty"], "12GiB"),
+        (&["serve", "--idle-unload", "0"], "at least 1"),
         (&["bench", "--sequences", "0"], "above 0"),
         (&["nonsense"], "nonsense"),
     ] {
@@ -47,6 +49,39 @@ fn wrong_flags_and_values_exit_with_2() {
             "{arguments:?}: {}",
             told(&output)
         );
+    }
+}
+
+#[test]
+fn several_models_are_for_serve_and_need_names_of_their_own() {
+    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/pip-q8_0.gguf");
+    let named = |name: &str| format!("{name}={demo}");
+    let (a, b) = (named("a"), named("b"));
+    for (arguments, word) in [
+        (
+            &["run", "x", "-m", "a.gguf", "-m", "b.gguf"][..],
+            "only `serve`",
+        ),
+        (&["serve", "-m", &a, "-m", &a], "two models are called `a`"),
+        (
+            &["serve", "-m", &a, "-m", &b, "--name", "c"],
+            "-m NAME=FILE",
+        ),
+        (
+            &["serve", "-m", &a, "-m", &b, "--draft", "d.gguf"],
+            "--draft auto",
+        ),
+        (&["serve", "-m", &a, "-m", "b=none.gguf"], "none.gguf"),
+    ] {
+        let serves = if arguments[0] == "serve" {
+            &["--port", "0", "--backend", "cpu"][..]
+        } else {
+            &[]
+        };
+        let output = carat(&[arguments, serves].concat());
+        let told = told(&output);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {told}");
+        assert!(told.contains(word), "{arguments:?}: {told}");
     }
 }
 

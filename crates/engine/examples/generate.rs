@@ -53,7 +53,10 @@ fn main() -> Result<(), Box<dyn Error>> {
                 ChatEvent::Finished { usage, .. } => {
                     answer += &format!("   ({} tokens)", usage.counts.generated_tokens);
                 }
-                ChatEvent::Part(_) | ChatEvent::Token(_) | ChatEvent::PromptToken(_) => {}
+                ChatEvent::Started(_)
+                | ChatEvent::Part(_)
+                | ChatEvent::Token(_)
+                | ChatEvent::PromptToken(_) => {}
             }
         }
         #[expect(clippy::print_stdout, reason = "an example shows its result")]

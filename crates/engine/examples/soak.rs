@@ -267,6 +267,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             while let Some(event) = one.stream.wait(Duration::from_micros(50)) {
                 match event {
                     Ok(Event::Token { id, .. }) => one.tokens.push(id),
+                    Ok(Event::Started { .. }) => {}
                     Ok(Event::PromptToken { .. }) => return Err("nobody asked for it".into()),
                     Ok(Event::Finished { reason, .. }) => end = Some(Ok(reason)),
                     Err(error) => end = Some(Err(error)),

@@ -12,7 +12,7 @@ use carat_text::{
 };
 
 use crate::{
-    ConstraintSource, EngineError, EngineHandle, Event, FinishReason, Rejected, Request,
+    ConstraintSource, Counts, EngineError, EngineHandle, Event, FinishReason, Rejected, Request,
     TokenStream, Usage,
 };
 
@@ -62,6 +62,8 @@ pub struct Conversation {
 /// What a stream yields, in order; `Finished` comes last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ChatEvent {
+    /// Always the first: of the prompt, what was cached and why not more.
+    Started(Counts),
     /// What the model says of a token of the prompt; if asked for. All of them come first.
     PromptToken(Token),
     /// Every generated token, before the parts it brings about.
@@ -273,6 +275,7 @@ impl AnswerReader {
     /// Appends what an event brings about.
     pub fn read(&mut self, event: Event, events: &mut Vec<ChatEvent>) {
         match event {
+            Event::Started { counts } => events.push(ChatEvent::Started(counts)),
             Event::PromptToken {
                 id, logprob, top, ..
             } => events.push(ChatEvent::PromptToken(Token { id, logprob, top })),

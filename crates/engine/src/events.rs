@@ -37,6 +37,11 @@ pub enum EngineError {
 /// What a request yields.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
+    /// Always the first, and once, with the first batch that computes some of it. A request that ends before has none.
+    Started {
+        /// Of the prompt: what was cached, and why not more.
+        counts: Counts,
+    },
     /// What the model says of a token of the prompt; if asked for. Comes for each but the first, in order, before the answer.
     PromptToken {
         /// The token.
@@ -80,7 +85,7 @@ pub struct Usage {
     pub decode: Duration,
 }
 
-/// Takes the events of one request, in order: any number of tokens, then [`Event::Finished`] or one error.
+/// Takes the events of one request, in order: [`Event::Started`], any number of tokens, then [`Event::Finished`] or one error.
 ///
 /// Called on the engine's thread, between batches, so it must neither block nor compute: push and return. Any such closure is a
 /// sink.
@@ -126,7 +131,7 @@ impl Cancel {
     }
 }
 
-/// The answer to a request: tokens, then [`Event::Finished`] or one error. Reading blocks until there is an event.
+/// The answer to a request: [`Event::Started`], tokens, then [`Event::Finished`] or one error. Reading blocks until there is an event.
 /// Dropping it before its end cancels the request at the next step.
 pub struct TokenStream {
     pub(crate) cancel: Cancel,
@@ -163,7 +168,7 @@ impl TokenStream {
     }
 
     fn take(&mut self, event: Result<Event, EngineError>) -> Result<Event, EngineError> {
-        self.ended = !matches!(event, Ok(Event::Token { .. } | Event::PromptToken { .. }));
+        self.ended = matches!(event, Err(_) | Ok(Event::Finished { .. }));
         event
     }
 }

@@ -27,6 +27,7 @@
 //! for event in stream {
 //!     match event? {
 //!         Event::Token { id, .. } => { /* to the detokenizer */ }
+//!         Event::Started { .. } => { /* how much of the prompt was cached */ }
 //!         Event::PromptToken { .. } => { /* if asked for */ }
 //!         Event::Finished { reason, usage } => { /* why, and what it took */ }
 //!     }

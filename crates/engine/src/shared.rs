@@ -142,9 +142,13 @@ impl Shared {
     }
 
     /// The engine has begun to compute for it.
-    pub(crate) fn started(&self, id: RequestId, when: Instant) {
-        if let Some(client) = lock(&self.clients).get_mut(&id) {
-            client.started.get_or_insert(when);
+    pub(crate) fn started(&self, id: RequestId, counts: Counts, when: Instant) -> ControlFlow<()> {
+        match lock(&self.clients).get_mut(&id) {
+            Some(client) => {
+                client.started.get_or_insert(when);
+                client.sink.send(Ok(Event::Started { counts }))
+            }
+            None => ControlFlow::Break(()),
         }
     }
 

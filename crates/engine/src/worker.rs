@@ -312,7 +312,11 @@ impl Worker {
         let (outputs, updates) = self.pipeline.results();
         for update in updates {
             match update {
-                Update::Started { id } => self.shared.started(id, begun),
+                Update::Started { id, counts } => {
+                    if self.shared.started(id, counts, begun).is_break() {
+                        unwanted.push(id);
+                    }
+                }
                 Update::Token { id, row } => {
                     self.shared.snapshot().totals.generated_tokens += 1;
                     let event = token_event(&mut outputs.rows[row]);

@@ -57,7 +57,10 @@ fn a_long_chunk_does_not_hold_up_a_cancellation() {
     }
     let cancelled = Instant::now();
     stream.cancel();
-    let end = stream.wait(Duration::from_mins(10)).unwrap().unwrap();
+    let mut end = stream.wait(Duration::from_mins(10)).unwrap().unwrap();
+    if matches!(end, Event::Started { .. }) {
+        end = stream.wait(Duration::from_mins(10)).unwrap().unwrap();
+    }
     let waited = cancelled.elapsed();
     let Event::Finished { reason, .. } = end else {
         panic!("{end:?}");

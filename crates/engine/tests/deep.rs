@@ -51,6 +51,7 @@ fn read(stream: TokenStream) -> (Vec<(TokenId, u32)>, Counts) {
     for event in stream {
         match event.unwrap() {
             Event::Token { id, logprob, .. } => tokens.push((id, logprob.unwrap().to_bits())),
+            Event::Started { .. } => {}
             Event::PromptToken { .. } => panic!("nobody asked for it"),
             Event::Finished { usage, .. } => return (tokens, usage.counts),
         }

@@ -135,6 +135,7 @@ fn read(stream: TokenStream) -> (Answer, DraftCounts) {
     for event in stream {
         match event.unwrap() {
             Event::Token { id, logprob, .. } => tokens.push((id, logprob.map(f32::to_bits))),
+            Event::Started { .. } => {}
             Event::PromptToken { .. } => panic!("nobody asked for it"),
             Event::Finished { reason, usage } => return ((tokens, reason), usage.counts.drafts),
         }

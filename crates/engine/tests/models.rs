@@ -72,6 +72,7 @@ fn read(stream: TokenStream) -> (Answer, Counts) {
     for event in stream {
         match event.unwrap() {
             Event::Finished { reason, usage } => return (Answer { tokens, reason }, usage.counts),
+            Event::Started { .. } => {}
             token => tokens.push(token),
         }
     }

@@ -47,6 +47,7 @@ fn ask(engine: &EngineHandle, prompt: &[TokenId]) -> (Vec<TokenId>, Counts) {
     for event in engine.submit(request).unwrap() {
         match event.unwrap() {
             Event::Token { id, .. } => tokens.push(id),
+            Event::Started { .. } => {}
             Event::PromptToken { .. } => panic!("nobody asked for it"),
             Event::Finished { usage, .. } => return (tokens, usage.counts),
         }

@@ -54,6 +54,7 @@ fn answers(
         for event in stream {
             match event {
                 Ok(Event::Token { id, .. }) => ids.push(id),
+                Ok(Event::Started { .. }) => {}
                 Ok(Event::PromptToken { .. }) => panic!("nobody asked for the prompt"),
                 Ok(Event::Finished { reason, .. }) => return (ids, reason),
                 Err(error) => panic!("{error}"),

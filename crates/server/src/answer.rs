@@ -10,7 +10,7 @@ use std::{
 };
 
 use carat_engine::{
-    Cancel, EngineError, EngineHandle, Event, RequestId, Usage,
+    Cancel, EngineError, Event, RequestId, Usage,
     chat::{AnswerReader, ChatEvent, ChatFinish, Prepared, Token},
 };
 use carat_text::{Part, TokenId, ToolCall, parts::InvalidCall};
@@ -20,9 +20,11 @@ use tokio::{
 };
 
 use crate::{
+    cache::{self, CacheNote},
     error::{ApiError, Kind},
     ids,
     metrics::Metrics,
+    models::Use,
     watch::{Entry, Listed, Watch},
 };
 
@@ -76,6 +78,11 @@ pub(crate) struct Answer {
     generated: Arc<AtomicUsize>,
     /// On the list of requests under way.
     listed: Option<Listed>,
+    cache: CacheNote,
+    /// Where turns of the prompt begin, until that has been told.
+    turns: Vec<usize>,
+    /// The model stays in memory until the answer has ended.
+    _served: Use,
 }
 
 struct Choice {
@@ -95,12 +102,15 @@ struct Choice {
 impl Answer {
     /// Submits all choices. If one is refused, none runs.
     pub(crate) fn start(
-        engine: &EngineHandle,
+        served: &Use,
         prepared: Vec<Prepared>,
         metrics: &Arc<Metrics>,
         arrived: Instant,
         call_prefix: &'static str,
+        cache: &CacheNote,
     ) -> Result<Answer, ApiError> {
+        let marks = served.model.chat.tokenizer().vocab().marks();
+        let first = prepared.first().map(|p| p.request.prompt.as_slice());
         let (sender, events) = unbounded_channel();
         let mut answer = Answer {
             events,
@@ -117,6 +127,9 @@ impl Answer {
             call_prefix,
             generated: Arc::default(),
             listed: None,
+            cache: cache.clone(),
+            turns: cache::turns(first.unwrap_or_default(), marks.turn_start),
+            _served: served.clone(),
         };
         let mut before: Option<(Arc<[TokenId]>, RequestId)> = None;
         for (
@@ -139,7 +152,11 @@ impl Answer {
             let wants_tokens = request.logprobs.is_some();
             let generated = Arc::clone(&answer.generated);
             let sink = sink(n, sender.clone(), Arc::clone(metrics), generated, arrived);
-            let cancel = engine.submit_to(request, Box::new(sink))?;
+            let cancel = served
+                .model
+                .chat
+                .engine()
+                .submit_to(request, Box::new(sink))?;
             if let Some(prompt) = prompt {
                 before = Some((prompt, cancel.id()));
             }
@@ -237,6 +254,7 @@ impl Answer {
         choice.reader.read(event, &mut read);
         for event in read {
             match event {
+                ChatEvent::Started(counts) => self.cache.tell(counts, &self.turns),
                 ChatEvent::PromptToken(token) => choice.prompt.push(token),
                 ChatEvent::Token(token) => choice.token(token),
                 ChatEvent::Part(part) => {

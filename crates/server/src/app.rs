@@ -1,8 +1,8 @@
-//! What all requests share: the model, the limits, the counters; and the way from an [`Ask`] to an [`Answer`].
+//! What all requests share: the models, the limits, the counters; and the way from an [`Ask`] to an [`Answer`].
 
 use std::{
     sync::{
-        Arc, OnceLock, PoisonError, RwLock,
+        Arc, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -12,7 +12,7 @@ use carat_engine::{
     EngineError, LaneId, Rejected,
     chat::{Chat, Generation, Prepared},
 };
-use carat_grammar::{Answer as Shape, Grammars, Start, Thinking, Tools};
+use carat_grammar::{Answer as Shape, Start, Thinking, Tools};
 use carat_model::sampling::Sampling;
 use carat_text::{Specials, TokenId};
 use tokio::sync::Semaphore;
@@ -24,6 +24,7 @@ use crate::{
     error::{ApiError, Kind, too_long},
     http::Call,
     metrics::Metrics,
+    models::{self, Asked, Models, Offer, Residency, Served, Use},
     watch::{Entry, Watch},
 };
 
@@ -62,38 +63,11 @@ pub struct ModelInfo {
     pub loaded: u64,
 }
 
-/// Where the model is.
+/// Where the models are.
 enum Status {
     Loading,
-    Ready(Arc<Served>),
+    Ready(Arc<Models>),
     Failed(String),
-}
-
-/// A model with what the server keeps beside it.
-pub(crate) struct Served {
-    pub(crate) model: Model,
-    /// Made by the first request that needs one, on a thread that may wait; or ahead, in the background.
-    grammars: OnceLock<Result<Grammars, String>>,
-}
-
-impl Served {
-    /// Reads the vocabulary into the form that grammars need: a second for a real one. Blocks.
-    pub(crate) fn grammars(&self) -> Result<&Grammars, ApiError> {
-        let made = self.grammars.get_or_init(|| {
-            let tokenizer = Arc::clone(self.model.chat.tokenizer());
-            Grammars::new(tokenizer).map_err(|error| error.to_string())
-        });
-        made.as_ref().map_err(|error| {
-            ApiError::new(
-                Kind::NotSupported,
-                format!("this model's vocabulary takes no grammars: {error}"),
-            )
-        })
-    }
-
-    pub(crate) fn grammars_if_made(&self) -> Option<&Grammars> {
-        self.grammars.get()?.as_ref().ok()
-    }
 }
 
 /// Everything that requests share.
@@ -124,13 +98,16 @@ impl App {
         })
     }
 
-    /// The model is there.
+    /// The model is there: the only one, and it stays.
     pub fn ready(&self, model: Model) {
-        let served = Served {
-            model,
-            grammars: OnceLock::new(),
-        };
-        self.set(Status::Ready(Arc::new(served)));
+        self.set(Status::Ready(Arc::new(Models::one(model))));
+    }
+
+    /// Models that are loaded when they are asked for. A request that names none gets the first.
+    pub fn offer(&self, offers: Vec<Offer>, residency: Residency) -> std::io::Result<()> {
+        let models = Models::offered(offers, residency)?;
+        self.set(Status::Ready(Arc::new(models)));
+        Ok(())
     }
 
     /// There will be no model.
@@ -138,9 +115,12 @@ impl App {
         self.set(Status::Failed(reason.into()));
     }
 
-    /// Makes ready for grammars now instead of with the first request that has one. Blocks for a second with a real vocabulary.
+    /// Makes ready for grammars now instead of with the first request that has one, for models in memory. Blocks for a second
+    /// with a real vocabulary.
     pub fn prepare_grammars(&self) {
-        if let Ok(served) = self.served() {
+        let models = self.models().ok();
+        let statuses = models.map_or_else(Vec::new, |models| models.statuses());
+        for served in statuses.into_iter().filter_map(|one| one.look) {
             // What cannot be made is told to who asks for it.
             let _ = served.grammars();
         }
@@ -160,24 +140,22 @@ impl App {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Requests that run or wait.
+    /// Requests that run or wait, for models that are being loaded as well.
     pub fn unfinished(&self) -> usize {
-        self.served().map_or(0, |served| {
-            let stats = served.model.chat.engine().snapshot().stats;
-            stats.running + stats.waiting
-        })
+        let models = self.models().ok();
+        let statuses = models.map_or_else(Vec::new, |models| models.statuses());
+        statuses.iter().map(unfinished).sum()
     }
 
     /// Why the engine of a model that was ready takes no more requests.
     pub fn failure(&self) -> Option<EngineError> {
-        let served = self.served().ok()?;
-        served.model.chat.engine().snapshot().failure
+        self.models().ok()?.failure()
     }
 
-    /// The model, or why there is none.
-    pub(crate) fn served(&self) -> Result<Arc<Served>, ApiError> {
+    /// The models, or why there are none.
+    pub(crate) fn models(&self) -> Result<Arc<Models>, ApiError> {
         match &*self.status.read().unwrap_or_else(PoisonError::into_inner) {
-            Status::Ready(served) => Ok(Arc::clone(served)),
+            Status::Ready(models) => Ok(Arc::clone(models)),
             Status::Loading => Err(ApiError::new(
                 Kind::Loading,
                 "the model is being loaded; try again in a moment",
@@ -189,26 +167,74 @@ impl App {
         }
     }
 
-    /// The model for a request that names one.
-    pub(crate) fn model(&self, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
-        let served = self.served()?;
-        let ours = &served.model.info.name;
-        match name {
-            Some(name)
-                if self.config.strict_model
-                    && name.strip_suffix(":latest").unwrap_or(name) != ours =>
-            {
-                let shown: String = name.chars().take(128).collect();
-                Err(ApiError {
-                    param: Some("model".to_owned()),
-                    ..ApiError::new(
-                        Kind::UnknownModel,
-                        format!("there is no model `{shown}` here; this server has `{ours}`"),
-                    )
-                })
-            }
-            _ => Ok(served),
+    /// Number of the model for a request that names one, or none. A model that is alone answers to any name, unless the operator
+    /// is strict.
+    pub(crate) fn choose(&self, models: &Models, name: Option<&str>) -> Result<usize, ApiError> {
+        let Some(name) = name.filter(|name| !name.is_empty()) else {
+            return Ok(0);
+        };
+        if let Some(number) = models.position(name) {
+            return Ok(number);
         }
+        let names = models.names();
+        if names.len() == 1 && !self.config.strict_model {
+            return Ok(0);
+        }
+        let shown: String = name.chars().take(128).collect();
+        Err(ApiError {
+            param: Some("model".to_owned()),
+            ..ApiError::new(
+                Kind::UnknownModel,
+                format!(
+                    "there is no model `{}` here; this server has `{}`",
+                    shown.escape_debug(),
+                    names.join("`, `")
+                ),
+            )
+        })
+    }
+
+    /// The facts about a model, loaded or not.
+    pub(crate) fn told(&self, name: Option<&str>) -> Result<models::Status, ApiError> {
+        let models = self.models()?;
+        let number = self.choose(&models, name)?;
+        Ok(models.statuses().swap_remove(number))
+    }
+
+    /// The model for a request, in memory: at once, or when it has been loaded. `later` is called where it has to be waited for.
+    pub(crate) async fn model(
+        &self,
+        name: Option<&str>,
+        later: impl FnOnce(),
+    ) -> Result<Use, ApiError> {
+        let models = self.models()?;
+        let number = self.choose(&models, name)?;
+        let mut pending = match models.ask(number) {
+            Ok(Asked::Now(served)) => return Ok(served),
+            Ok(Asked::Later(_)) | Err(_) if self.is_draining() => return Err(draining()),
+            Ok(Asked::Later(pending)) => pending,
+            Err(error) => {
+                if error.kind == Kind::QueueFull {
+                    self.metrics.rejected("queue_full");
+                }
+                return Err(error);
+            }
+        };
+        later();
+        let Some(most) = self.config.queue_timeout else {
+            return pending.wait().await;
+        };
+        let told = tokio::time::timeout(most, pending.wait()).await;
+        told.unwrap_or_else(|_| {
+            self.metrics.rejected("timeout");
+            Err(ApiError::new(
+                Kind::QueueTimeout,
+                format!(
+                    "the request's model was not in memory within {} s; try again later",
+                    most.as_secs()
+                ),
+            ))
+        })
     }
 
     /// Runs something that takes a core for a while, apart from the threads that serve connections.
@@ -228,16 +254,13 @@ impl App {
     /// Begins to answer.
     pub(crate) async fn answer(
         &self,
-        served: &Arc<Served>,
+        served: &Use,
         mut ask: Ask,
         call: &Call,
         call_prefix: &'static str,
     ) -> Result<(Answer, Notes), ApiError> {
         if self.is_draining() {
-            return Err(ApiError::new(
-                Kind::Draining,
-                "this server is shutting down; ask another",
-            ));
+            return Err(draining());
         }
         ask.check()?;
         // Whoever has a key of his own shares nothing with others: neither his turn nor what tells of his prompts.
@@ -250,7 +273,7 @@ impl App {
             let (key, asked) = (call.key.as_deref(), ask.cache_salt.as_deref());
             ask.cache_salt = Some(format!("{}\0{}", key.unwrap_or(""), asked.unwrap_or("")));
         }
-        let its = Arc::clone(served);
+        let its = served.clone();
         let tool_grammar = self.config.tool_grammar;
         let deadline = self.deadline(call)?;
         let engine = served.model.chat.engine();
@@ -268,8 +291,14 @@ impl App {
                 one.request.deadline = deadline;
                 one.request.queue_limit = self.config.queue_timeout;
             }
-            let mut answer =
-                Answer::start(engine, prepared, &self.metrics, call.arrived, call_prefix)?;
+            let mut answer = Answer::start(
+                served,
+                prepared,
+                &self.metrics,
+                call.arrived,
+                call_prefix,
+                &call.cache,
+            )?;
             answer.show(&self.watch, |prompt_tokens, generated, cancels| Entry {
                 request_id: call.request_id.clone(),
                 lane: lane.clone(),
@@ -328,6 +357,16 @@ impl App {
         let seconds = (stats.waiting + 1) as f64 / side_by_side * USUAL_TOKENS * gap;
         Duration::from_secs_f64(seconds.clamp(1.0, 60.0))
     }
+}
+
+/// Requests of a model that run or wait.
+pub(crate) fn unfinished(status: &models::Status) -> usize {
+    let stats = &status.snapshot.stats;
+    stats.running + stats.waiting + status.waiting
+}
+
+fn draining() -> ApiError {
+    ApiError::new(Kind::Draining, "this server is shutting down; ask another")
 }
 
 /// What a client is told besides the answer.

@@ -7,7 +7,7 @@ use carat_text::TextError;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
-use crate::body::Body;
+use crate::{app::App, body::Body};
 
 /// The family of clients a route is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +46,8 @@ pub(crate) enum Kind {
     MediaType,
     QueueFull,
     Loading,
+    LoadFailed,
+    OverBudget,
     Draining,
     QueueTimeout,
     EngineFailed,
@@ -70,7 +72,11 @@ impl Kind {
                 StatusCode::from_u16(529).unwrap_or(StatusCode::SERVICE_UNAVAILABLE)
             }
             Kind::QueueFull => StatusCode::TOO_MANY_REQUESTS,
-            Kind::Loading | Kind::Draining | Kind::QueueTimeout => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::Loading
+            | Kind::LoadFailed
+            | Kind::OverBudget
+            | Kind::Draining
+            | Kind::QueueTimeout => StatusCode::SERVICE_UNAVAILABLE,
             Kind::EngineFailed => StatusCode::INTERNAL_SERVER_ERROR,
             Kind::NotSupported => StatusCode::NOT_IMPLEMENTED,
         }
@@ -91,6 +97,8 @@ impl Kind {
             Kind::BodyTooLarge => (invalid, Some("body_too_large")),
             Kind::QueueFull => ("rate_limit_error", Some("queue_full")),
             Kind::Loading => ("unavailable_error", Some("model_loading")),
+            Kind::LoadFailed => ("unavailable_error", Some("model_load_failed")),
+            Kind::OverBudget => ("unavailable_error", Some("model_over_budget")),
             Kind::Draining => ("unavailable_error", Some("draining")),
             Kind::QueueTimeout => ("unavailable_error", Some("queue_timeout")),
             Kind::EngineFailed => ("server_error", Some("engine_failed")),
@@ -111,6 +119,8 @@ impl Kind {
             Kind::HeadTooLarge | Kind::BodyTooLarge => "request_too_large",
             Kind::QueueFull => "overloaded_error",
             Kind::Loading
+            | Kind::LoadFailed
+            | Kind::OverBudget
             | Kind::Draining
             | Kind::QueueTimeout
             | Kind::EngineFailed
@@ -151,6 +161,13 @@ impl ApiError {
         ApiError {
             param: Some(param.into()),
             ..ApiError::new(Kind::InvalidValue, message)
+        }
+    }
+
+    /// Remembers it where it is this side's fault.
+    pub(crate) fn note(&self, app: &App) {
+        if matches!(self.kind, Kind::EngineFailed | Kind::LoadFailed) {
+            app.watch.fault(&self.message);
         }
     }
 
@@ -202,7 +219,7 @@ impl ApiError {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
             headers.insert("retry-after-ms", HeaderValue::from(seconds * 1000));
         }
-        if self.kind == Kind::EngineFailed {
+        if matches!(self.kind, Kind::EngineFailed | Kind::OverBudget) {
             headers.insert("x-should-retry", HeaderValue::from_static("false"));
         }
         if self.kind == Kind::WrongKey {

@@ -1,7 +1,12 @@
 //! One request from its head to its response: route, guard, body, answer, log.
 
 use std::{
-    future::Future, panic::AssertUnwindSafe, pin::pin, sync::Arc, task::Poll, time::Instant,
+    future::Future,
+    panic::AssertUnwindSafe,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll},
+    time::Instant,
 };
 
 use bytes::Bytes;
@@ -11,10 +16,13 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     app::App,
+    attend::{Sign, Waits, attend},
     body::Body,
+    cache::CacheNote,
     error::{ApiError, Dialect, Kind},
     guard::{self, Access},
     ids,
+    models::Use,
     routes::{self, Handler, ROUTES},
 };
 
@@ -32,9 +40,33 @@ pub(crate) struct Call {
     pub(crate) key: Option<String>,
     /// Its path in the table of routes.
     pub(crate) route: &'static str,
+    /// For the head of the response.
+    pub(crate) cache: CacheNote,
+    waits: Waits,
 }
 
 impl Call {
+    /// The model that the request names, in memory. It may have to be loaded first; a stream gives signs of life meanwhile.
+    pub(crate) async fn model(
+        &self,
+        name: Option<&str>,
+        sign: Option<Sign>,
+    ) -> Result<Use, ApiError> {
+        let later = || {
+            if let Some(sign) = sign {
+                self.waits.begin(sign);
+            }
+        };
+        self.app.model(name, later).await
+    }
+
+    /// The value of a parameter after the `?`.
+    pub(crate) fn query(&self, name: &str) -> Option<String> {
+        let mut pairs = self.parts.uri.query()?.split('&');
+        let value = pairs.find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
+        Some(unescaped(value))
+    }
+
     /// The body as JSON. What does not fit is told with its path.
     pub(crate) fn json<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
         let mut reader = serde_json::Deserializer::from_slice(&self.body);
@@ -80,20 +112,15 @@ where
         Ok(number) => *number,
         Err(_) => ROUTES.len(),
     };
-    let respond = respond(&app, parts, body, route, arrived, &request_id);
-    let answered = unwound(respond).await.unwrap_or_else(|| {
-        Err(ApiError::new(
-            Kind::EngineFailed,
-            "this request ran into a mistake in the server; its log says more",
-        ))
-    });
+    let cache = CacheNote::default();
+    let its = (request_id.as_str(), cache.clone());
+    let respond = pin!(respond(&app, parts, body, route, arrived, its));
+    let answered = Unwound(respond).await.unwrap_or_else(|| Err(mistake()));
     let mut response = match answered {
         Ok(response) => response,
         Err(error) => {
             tracing::debug!(request = request_id, error = error.message, "refused");
-            if matches!(error.kind, Kind::EngineFailed) {
-                app.watch.fault(&error.message);
-            }
+            error.note(&app);
             error.response(dialect, &request_id)
         }
     };
@@ -101,6 +128,9 @@ where
     if let Ok(id) = HeaderValue::from_str(&request_id) {
         headers.insert("x-request-id", id.clone());
         headers.insert("request-id", id);
+    }
+    if let Some(cache) = cache.header() {
+        headers.insert("x-carat-cache", cache);
     }
     headers.insert(
         header::X_CONTENT_TYPE_OPTIONS,
@@ -113,7 +143,7 @@ where
     {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(header::VARY, HeaderValue::from_static("Origin"));
-        let exposed = "x-request-id, request-id, retry-after, x-carat-ignored";
+        let exposed = "x-request-id, request-id, retry-after, x-carat-ignored, x-carat-cache";
         headers.insert(
             header::ACCESS_CONTROL_EXPOSE_HEADERS,
             HeaderValue::from_static(exposed),
@@ -137,7 +167,7 @@ async fn respond<B>(
     body: B,
     route: Result<usize, Vec<Method>>,
     arrived: Instant,
-    request_id: &str,
+    (request_id, cache): (&str, CacheNote),
 ) -> Result<Response<Body>, ApiError>
 where
     B: http_body::Body<Data = Bytes> + Send,
@@ -160,16 +190,21 @@ where
     } else {
         Bytes::new()
     };
+    let (waits, waiting) = Waits::new();
+    let dialect = Dialect::of_path(parts.uri.path());
     let call = Call {
         app: Arc::clone(app),
+        waits,
         parts,
         body,
         arrived,
         request_id: request_id.to_owned(),
         key,
         route: route.path,
+        cache,
     };
-    routes::dispatch(route.handler, call).await
+    let work = Box::pin(routes::dispatch(route.handler, call));
+    attend(app, dialect, waiting, work).await
 }
 
 /// The reader of heads stops at one buffer more than its limit; this is the limit itself.
@@ -297,16 +332,60 @@ fn request_id(headers: &HeaderMap) -> String {
         .map_or_else(|| ids::id("req_"), str::to_owned)
 }
 
-/// Runs a future; `None` if it panics.
-async fn unwound<T>(future: impl Future<Output = T>) -> Option<T> {
-    let mut future = pin!(future);
-    std::future::poll_fn(move |context| {
-        let poll = AssertUnwindSafe(|| future.as_mut().poll(context));
-        match std::panic::catch_unwind(poll) {
+/// Text with its `%20`s read; what is no such escape stays as it is.
+pub(crate) fn unescaped(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let digits = text.get(at + 1..at + 3).filter(|digits| {
+            bytes[at] == b'%' && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
+        });
+        let escaped = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        out.push(escaped.unwrap_or(bytes[at]));
+        at += if escaped.is_some() { 3 } else { 1 };
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// A future that gives `None` if it panics.
+pub(crate) struct Unwound<F>(pub(crate) F);
+
+impl<F: Future + Unpin> Future for Unwound<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let future = &mut self.0;
+        match std::panic::catch_unwind(AssertUnwindSafe(|| Pin::new(future).poll(context))) {
             Ok(Poll::Ready(value)) => Poll::Ready(Some(value)),
             Ok(Poll::Pending) => Poll::Pending,
             Err(_) => Poll::Ready(None),
         }
-    })
-    .await
+    }
+}
+
+/// What a client hears of a panic.
+pub(crate) fn mistake() -> ApiError {
+    ApiError::new(
+        Kind::EngineFailed,
+        "this request ran into a mistake in the server; its log says more",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_are_read_and_nothing_else() {
+        for (text, read) in [
+            ("a%20b%3Dc", "a b=c"),
+            ("%c3%a9", "\u{e9}"),
+            ("100%", "100%"),
+            ("%zz%+1%2", "%zz%+1%2"),
+            ("\u{e9}%", "\u{e9}%"),
+        ] {
+            assert_eq!(unescaped(text), read);
+        }
+    }
 }

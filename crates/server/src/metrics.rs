@@ -13,7 +13,10 @@ use carat_model::kv::KvGroup;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
-use crate::routes::ROUTES;
+use crate::{
+    models::{self, Residency, State, Status},
+    routes::ROUTES,
+};
 
 /// Bounds in seconds, from a millisecond to most of an hour.
 const FIRST_TOKEN: &[f64] = &[
@@ -95,14 +98,14 @@ impl Histogram {
 }
 
 /// A counter per member of a small closed set.
-struct Family<const N: usize> {
+struct Counters<const N: usize> {
     names: [&'static str; N],
     counts: [AtomicU64; N],
 }
 
-impl<const N: usize> Family<N> {
-    fn new(names: [&'static str; N]) -> Family<N> {
-        Family {
+impl<const N: usize> Counters<N> {
+    fn new(names: [&'static str; N]) -> Counters<N> {
+        Counters {
             names,
             counts: [const { AtomicU64::new(0) }; N],
         }
@@ -144,9 +147,9 @@ pub(crate) struct Metrics {
     pub(crate) decode: Histogram,
     pub(crate) prompt_tokens: Histogram,
     pub(crate) generated_tokens: Histogram,
-    finished: Family<6>,
-    rejected: Family<4>,
-    missed: Family<9>,
+    finished: Counters<6>,
+    rejected: Counters<4>,
+    missed: Counters<9>,
     http: Box<[[AtomicU64; STATUSES.len()]]>,
     pub(crate) streams_open: AtomicI64,
     pub(crate) disconnects: AtomicU64,
@@ -157,10 +160,9 @@ pub(crate) struct Metrics {
 /// What the page says besides counters.
 pub(crate) struct Facts<'a> {
     pub(crate) prefix: &'a str,
-    pub(crate) model: &'a str,
-    pub(crate) snapshot: Option<&'a Snapshot>,
-    pub(crate) backend: &'a str,
-    pub(crate) grammars: Option<&'a Meter>,
+    pub(crate) models: &'a [Status],
+    /// Where models come and go.
+    pub(crate) residency: Option<&'a Residency>,
 }
 
 impl Metrics {
@@ -174,9 +176,9 @@ impl Metrics {
             decode: Histogram::new(REQUEST),
             prompt_tokens: Histogram::new(TOKENS),
             generated_tokens: Histogram::new(TOKENS),
-            finished: Family::new(["stop", "length", "tool_calls", "abort", "error", "deadline"]),
-            rejected: Family::new(["queue_full", "lane_full", "too_long", "timeout"]),
-            missed: Family::new([
+            finished: Counters::new(["stop", "length", "tool_calls", "abort", "error", "deadline"]),
+            rejected: Counters::new(["queue_full", "lane_full", "too_long", "timeout"]),
+            missed: Counters::new([
                 "disabled",
                 "too_short",
                 "no_match",
@@ -294,13 +296,29 @@ impl Metrics {
 
     /// The page at `/metrics`.
     pub(crate) fn page(&self, facts: &Facts<'_>) -> String {
-        let mut out = Page {
-            text: String::with_capacity(16 << 10),
-            prefix: facts.prefix.to_owned(),
-            model: facts.model.to_owned(),
-        };
-        if let Some(snapshot) = facts.snapshot {
-            engine(&mut out, snapshot);
+        let mut out = Page::new(facts.prefix);
+        for model in facts.models {
+            out.model.clone_from(&model.info.name);
+            engine(&mut out, &model.snapshot);
+            if facts.residency.is_some() {
+                residence(&mut out, model);
+            }
+        }
+        // What is counted for all models together is no single one's.
+        if facts.models.len() != 1 {
+            out.model.clear();
+        }
+        if let Some(residency) = facts.residency {
+            out.gauge(
+                "models_memory_bytes",
+                "Memory of all loaded models.",
+                models::held_bytes(facts.models),
+            );
+            out.gauge(
+                "models_memory_limit_bytes",
+                "Memory that loaded models may take.",
+                residency.memory_bytes,
+            );
         }
         self.finished.write(
             &mut out,
@@ -344,16 +362,21 @@ impl Metrics {
         for (counter, name, help) in counters {
             out.counter(name, help, counter.load(Ordering::Relaxed));
         }
-        if let Some(meter) = facts.grammars {
-            grammars(&mut out, meter);
+        for model in facts.models {
+            let served = model.look.as_ref();
+            if let Some(made) = served.and_then(|served| served.grammars_if_made()) {
+                out.model.clone_from(&model.info.name);
+                grammars(&mut out, made.meter());
+            }
         }
+        if facts.models.len() != 1 {
+            out.model.clear();
+        }
+        let backend = facts.models.first().map_or("", |m| &m.info.backend);
         out.head("build_info", "gauge", "What runs here.");
-        let labels = [
-            ("version", env!("CARGO_PKG_VERSION")),
-            ("backend", facts.backend),
-        ];
+        let labels = [("version", env!("CARGO_PKG_VERSION")), ("backend", backend)];
         out.line("build_info", &labels, 1);
-        out.text
+        out.text()
     }
 }
 
@@ -488,6 +511,44 @@ fn engine(out: &mut Page, snapshot: &Snapshot) {
     }
 }
 
+/// How a model that comes and goes stands.
+fn residence(out: &mut Page, model: &Status) {
+    out.head("model_state", "gauge", "1 for the state a model is in.");
+    for state in State::ALL {
+        let is = u8::from(state == model.state);
+        out.line("model_state", &[("state", state.name())], is);
+    }
+    out.gauge(
+        "model_memory_bytes",
+        "Memory that the model takes while it is loaded.",
+        model.memory_bytes,
+    );
+    out.gauge(
+        "model_requests_waiting",
+        "Requests that wait for the model to be loaded.",
+        model.waiting,
+    );
+    let counts = &model.counts;
+    for (name, help, count) in [
+        ("model_loads_total", "Loads of the model.", counts.loads),
+        (
+            "model_load_failures_total",
+            "Loads of the model that failed.",
+            counts.failures,
+        ),
+        (
+            "model_unloads_total",
+            "Times that the model was unloaded.",
+            counts.unloads,
+        ),
+    ] {
+        out.counter(name, help, count);
+    }
+    let name = "model_load_seconds_total";
+    out.head(name, "counter", "Time that loading the model has taken.");
+    out.line(name, &[], counts.load_time.as_secs_f64());
+}
+
 fn grammars(out: &mut Page, meter: &Meter) {
     for (name, help, histogram) in [
         (
@@ -538,33 +599,60 @@ pub(crate) fn miss_name(miss: MissReason) -> &'static str {
     }
 }
 
-/// Prometheus' text, as it grows.
+/// Prometheus' text, as it grows. Lines of a metric stand together, however many models they come from.
 struct Page {
-    text: String,
+    families: Vec<Family>,
+    /// The one that lines are for.
+    current: usize,
     prefix: String,
     model: String,
 }
 
+struct Family {
+    name: String,
+    text: String,
+}
+
 impl Page {
+    fn new(prefix: &str) -> Page {
+        Page {
+            families: Vec::new(),
+            current: 0,
+            prefix: prefix.to_owned(),
+            model: String::new(),
+        }
+    }
+
+    fn text(self) -> String {
+        self.families.into_iter().map(|f| f.text).collect()
+    }
+
+    /// Begins a metric, or goes on with it.
     fn head(&mut self, name: &str, kind: &str, help: &str) {
+        if let Some(known) = self.families.iter().position(|f| f.name == name) {
+            self.current = known;
+            return;
+        }
         let prefix = &self.prefix;
-        let _ = write!(
-            self.text,
-            "# HELP {prefix}{name} {help}\n# TYPE {prefix}{name} {kind}\n"
-        );
+        self.current = self.families.len();
+        self.families.push(Family {
+            name: name.to_owned(),
+            text: format!("# HELP {prefix}{name} {help}\n# TYPE {prefix}{name} {kind}\n"),
+        });
     }
 
     fn line(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        let text = &mut self.families[self.current].text;
         let _ = write!(
-            self.text,
+            text,
             "{}{name}{{model_name=\"{}\"",
             self.prefix,
             escaped(&self.model)
         );
         for (label, of) in labels {
-            let _ = write!(self.text, ",{label}=\"{}\"", escaped(of));
+            let _ = write!(text, ",{label}=\"{}\"", escaped(of));
         }
-        let _ = writeln!(self.text, "}} {value}");
+        let _ = writeln!(text, "}} {value}");
     }
 
     fn gauge(&mut self, name: &str, help: &str, value: impl std::fmt::Display) {
@@ -594,12 +682,10 @@ mod tests {
         for value in [0.001, 0.002, 9999.0] {
             histogram.add(value);
         }
-        let mut page = Page {
-            text: String::new(),
-            prefix: "carat:".to_owned(),
-            model: "a\"b".to_owned(),
-        };
+        let mut page = Page::new("carat:");
+        page.model = "a\"b".to_owned();
         histogram.write(&mut page, "m", "Help.");
+        let text = page.text();
         for line in [
             "# TYPE carat:m histogram",
             "carat:m_bucket{model_name=\"a\\\"b\",le=\"0.001\"} 1",
@@ -608,7 +694,7 @@ mod tests {
             "carat:m_count{model_name=\"a\\\"b\"} 3",
             "carat:m_sum{model_name=\"a\\\"b\"} 9999.003",
         ] {
-            assert!(page.text.contains(line), "{line} is not in\n{}", page.text);
+            assert!(text.contains(line), "{line} is not in\n{text}");
         }
     }
 }

@@ -43,9 +43,10 @@ pub(crate) trait Encoder: Send + 'static {
 }
 
 pub(crate) const SSE: &str = "text/event-stream; charset=utf-8";
+pub(crate) const NDJSON: &str = "application/x-ndjson";
 
 /// Pieces that may wait for a slow reader, beyond which it is not asked for more.
-const AHEAD: usize = 16;
+pub(crate) const AHEAD: usize = 16;
 
 /// Streams an answer. Nothing is sent, the status included, before there is something to say or a ping is due: until then a
 /// failure has a status of its own, and a router may ask somebody else.
@@ -62,7 +63,8 @@ pub(crate) async fn stream<E: Encoder>(
             }
             encoder.begin(&mut first);
             if !encode(&mut encoder, outputs, &mut first) {
-                return Ok(response::<E>(Body::Whole(Some(first.into()))));
+                let whole = Body::Whole(Some(first.into()));
+                return Ok(response(E::CONTENT_TYPE, whole));
             }
         }
         Wait::Nothing => {
@@ -100,7 +102,7 @@ pub(crate) async fn stream<E: Encoder>(
             }
         }
     });
-    Ok(response::<E>(Body::Pieces(Box::pin(Pieces(pieces)))))
+    Ok(response(E::CONTENT_TYPE, self::pieces(pieces)))
 }
 
 /// `false` after a failure, which is the last that is written.
@@ -115,12 +117,17 @@ fn encode(encoder: &mut impl Encoder, outputs: Vec<(usize, Output)>, out: &mut V
     true
 }
 
-fn response<E: Encoder>(body: Body) -> Response<Body> {
-    let mut response = Body::response(E::CONTENT_TYPE, body);
+pub(crate) fn response(content_type: &'static str, body: Body) -> Response<Body> {
+    let mut response = Body::response(content_type, body);
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
+}
+
+/// A body of pieces that somebody sends.
+pub(crate) fn pieces(receiver: Receiver<Bytes>) -> Body {
+    Body::Pieces(Box::pin(Pieces(receiver)))
 }
 
 struct Pieces(Receiver<Bytes>);
@@ -162,6 +169,12 @@ pub(crate) fn event(out: &mut Vec<u8>, name: &str, json: &impl serde::Serialize)
     out.extend_from_slice(name.as_bytes());
     out.push(b'\n');
     data(out, json);
+}
+
+/// One line of JSON.
+pub(crate) fn line(out: &mut Vec<u8>, json: &impl serde::Serialize) {
+    serde_json::to_writer(&mut *out, json).expect("values made here have JSON");
+    out.push(b'\n');
 }
 
 /// A comment, which clients pass over.

@@ -1,5 +1,7 @@
 //! `serve`: answers over HTTP until told to stop.
 
+mod several;
+
 use std::{
     collections::HashMap,
     fs,
@@ -12,7 +14,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use carat::{Loaded, PrefixCache, PrefixDisk};
-use carat_engine::chat::Chat;
+use carat_engine::{EngineConfig, chat::Chat};
 use carat_server::{App, Config, Key, Lanes, Model, ModelInfo};
 use carat_text::Tokenizer;
 use sha2::{Digest, Sha256};
@@ -62,20 +64,26 @@ pub(crate) fn run(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> 
         listener,
         stop(&runtime)?,
     ));
-    terminal.note(format_args!(
-        "listening on http://{address}, loading the model"
-    ));
     let mut settings = settings.clone();
     leave_a_core(&mut settings);
-    match load(args, &settings, terminal) {
-        Ok(model) => {
+    let several = several::named(args, &settings)?;
+    let what = several.as_ref().map_or("model", |_| "models");
+    terminal.note(format_args!(
+        "listening on http://{address}, loading the {what}"
+    ));
+    let ready = match several {
+        None => load(args, &settings, terminal).map(|model| {
             let name = model.info.name.clone();
             app.ready(model);
-            terminal.note(format_args!(
-                "ready after {:.2} s: `{name}` at http://{address}/v1",
-                started.elapsed().as_secs_f64()
-            ));
-        }
+            format!("`{name}`")
+        }),
+        Some(models) => several::offer(&app, models, args, &settings, terminal),
+    };
+    match ready {
+        Ok(ready) => terminal.note(format_args!(
+            "ready after {:.2} s: {ready} at http://{address}/v1",
+            started.elapsed().as_secs_f64()
+        )),
         Err(error) => {
             app.failed(format!("{error:#}"));
             return Err(error);
@@ -216,8 +224,25 @@ fn config(args: &ServeArgs) -> Result<Config> {
 }
 
 fn load(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<Model> {
+    let loaded = open(args, settings, terminal)?;
+    start(args, settings, loaded, args.name.clone(), terminal)
+}
+
+/// A model that is ready to start, with all that it will use.
+fn open(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<Loaded> {
     let mut loaded = draft::open_model(settings, terminal)?;
     loaded.prefix = prefix_cache(&args.prefix)?;
+    Ok(loaded)
+}
+
+/// A model that answers, from one that is open.
+fn start(
+    args: &ServeArgs,
+    settings: &Settings,
+    loaded: Loaded,
+    name: Option<String>,
+    terminal: Terminal,
+) -> Result<Model> {
     let metadata = loaded.file.metadata();
     let sampling = settings.sampling.resolve(metadata, carat::fresh_seed())?;
     let tokenizer =
@@ -229,12 +254,8 @@ fn load(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<Mod
         terminal,
     )?;
     let context = session::choose_context(&loaded, args.parallel, settings.context, terminal)?;
-    let mut config = loaded.engine_config(args.parallel, context);
-    config.prefill_rows = args.prefill_rows;
-    if let Some(queue) = args.queue {
-        config.max_unfinished = args.parallel.saturating_add(queue);
-    }
-    let info = describe(args, &loaded, context);
+    let config = engine_config(args, &loaded, context);
+    let info = describe(name, &loaded, context);
     terminal.note(format_args!(
         "{} requests side by side, up to {} tokens each, {} on {}",
         args.parallel,
@@ -249,6 +270,15 @@ fn load(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<Mod
         sampling,
         info,
     })
+}
+
+fn engine_config(args: &ServeArgs, loaded: &Loaded, context: usize) -> EngineConfig {
+    let mut config = loaded.engine_config(args.parallel, context);
+    config.prefill_rows = args.prefill_rows;
+    if let Some(queue) = args.queue {
+        config.max_unfinished = args.parallel.saturating_add(queue);
+    }
+    config
 }
 
 fn prefix_cache(args: &PrefixArgs) -> Result<PrefixCache> {
@@ -266,8 +296,8 @@ fn prefix_cache(args: &PrefixArgs) -> Result<PrefixCache> {
     })
 }
 
-fn describe(args: &ServeArgs, loaded: &Loaded, context: usize) -> ModelInfo {
-    let name = args.name.clone().unwrap_or_else(|| {
+fn describe(name: Option<String>, loaded: &Loaded, context: usize) -> ModelInfo {
+    let name = name.unwrap_or_else(|| {
         let stem = loaded.file.path().file_stem();
         stem.map_or_else(
             || loaded.model.config.name.clone(),

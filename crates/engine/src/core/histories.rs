@@ -396,7 +396,7 @@ impl History {
     fn take_updates(&mut self) {
         let (outputs, updates) = self.pipeline.results();
         for update in updates {
-            let (Update::Started { id }
+            let (Update::Started { id, .. }
             | Update::Token { id, .. }
             | Update::Forced { id, .. }
             | Update::PromptToken { id, .. }

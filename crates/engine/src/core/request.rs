@@ -106,6 +106,9 @@ pub struct Counts {
     pub cached_in_host: usize,
     /// Of these, those that were read from disk.
     pub cached_on_disk: usize,
+    /// Tokens from its start that some cached prompt has in common with it, in whole pages. What was cached is less where a window
+    /// is lost.
+    pub known_tokens: usize,
     /// Why there were not more of them; `None` if all that can be reused was.
     pub miss: Option<MissReason>,
     /// Tokens sampled or forced, the stop token included.

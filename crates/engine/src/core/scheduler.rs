@@ -53,6 +53,8 @@ pub enum Update {
     Started {
         /// Whose update it is.
         id: RequestId,
+        /// Of its prompt: what was found, and why not more.
+        counts: Counts,
     },
     /// The next token of its answer is the result of this row of the outputs just applied.
     Token {

@@ -96,6 +96,7 @@ fn answer(stream: TokenStream) -> (Vec<TokenId>, FinishReason, Usage) {
     for event in stream {
         match event.unwrap() {
             Event::Token { id, .. } => tokens.push(id),
+            Event::Started { .. } => {}
             Event::PromptToken { .. } => panic!("nobody asked for it"),
             Event::Finished { reason, usage } => return (tokens, reason, usage),
         }
@@ -167,12 +168,24 @@ fn an_idle_engine_wakes_up_for_the_next_request() {
     }
 }
 
+/// What follows the first event, which tells of the prompt.
+fn after_start(stream: &mut TokenStream) -> Option<Result<Event, EngineError>> {
+    let first = stream.next();
+    assert!(
+        matches!(first, Some(Ok(Event::Started { .. }))),
+        "{first:?}"
+    );
+    stream.next()
+}
+
 #[test]
 fn logprobs_come_with_the_tokens_if_asked_for() {
     let engine = start(|_| Ok(()));
     let mut asked = request(text(1, 10), 1);
     asked.logprobs = Some(3);
-    let first = engine.submit(asked).unwrap().next().unwrap().unwrap();
+    let first = after_start(&mut engine.submit(asked).unwrap())
+        .unwrap()
+        .unwrap();
     let Event::Token { logprob, top, .. } = first else {
         panic!("{first:?}")
     };
@@ -184,7 +197,10 @@ fn a_dropped_stream_frees_its_pages() {
     let (engine, go) = start_held();
     let mut stream = engine.submit(request(text(1, 20), 200)).unwrap();
     go.send(()).unwrap();
-    assert!(matches!(stream.next(), Some(Ok(Event::Token { .. }))));
+    assert!(matches!(
+        after_start(&mut stream),
+        Some(Ok(Event::Token { .. }))
+    ));
     drop(stream);
     drop(go);
     // Commands are taken in order.
@@ -211,7 +227,10 @@ fn waiting_for_an_event_is_given_up_in_time() {
     let mut stream = engine.submit(request(text(1, 20), 1)).unwrap();
     assert!(stream.wait(Duration::ZERO).is_none());
     drop(go);
-    assert!(matches!(stream.next(), Some(Ok(Event::Token { .. }))));
+    assert!(matches!(
+        after_start(&mut stream),
+        Some(Ok(Event::Token { .. }))
+    ));
     assert!(matches!(stream.next(), Some(Ok(Event::Finished { .. }))));
     assert!(
         stream.wait(Duration::MAX).is_none(),
@@ -232,7 +251,7 @@ fn a_refused_batch_ends_its_requests_and_the_engine_goes_on() {
         }
     });
     let mut stream = engine.submit(request(text(1, 20), 5)).unwrap();
-    let error = stream.next().unwrap().unwrap_err();
+    let error = after_start(&mut stream).unwrap().unwrap_err();
     assert_eq!(error.to_string(), "the request was ended by a failure");
     assert!(stream.next().is_none());
     let asked = request(text(1, 20), 5);
@@ -253,8 +272,8 @@ fn a_failed_device_ends_every_request_and_stops_the_engine() {
     let waiting = engine.submit(request(text(2, 20), 5)).unwrap();
     drop(go);
     for mut stream in [running, waiting] {
-        let event = stream.next().unwrap();
-        assert!(event.is_err(), "{event:?}");
+        let event = stream.find(|event| !matches!(event, Ok(Event::Started { .. })));
+        assert!(matches!(event, Some(Err(_))), "{event:?}");
         assert!(stream.next().is_none());
     }
     // Whichever the second heard, the engine is gone as soon as its thread is.
@@ -353,7 +372,7 @@ fn a_sink_that_closes_cancels_its_request_alone() {
     engine
         .submit_to(request(text(1, 20), 200), Box::new(sink))
         .unwrap();
-    assert!(matches!(events.recv(), Ok(Ok(Event::Token { .. }))));
+    assert!(matches!(events.recv(), Ok(Ok(Event::Started { .. }))));
     assert_eq!(answer(other).0, alone(&asked, 50, WINDOW).0);
     // The next answer is there only when the closed one's row is gone from the batches.
     answer(engine.submit(request(text(3, 20), 2)).unwrap());

@@ -15,6 +15,7 @@ use crate::{
     answer::{Finished, Output},
     app::Notes,
     ask::{self, Ask, Prompt, SamplingAsk},
+    attend::Sign,
     body::Body,
     error::{ApiError, Dialect},
     http::Call,
@@ -366,12 +367,14 @@ impl ChatRequest {
 
 pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> {
     let request = ChatRequest::read(&call)?;
-    let served = call.app.model(request.model.as_deref())?;
     let streams = request.stream.unwrap_or(false);
     let options = request.stream_options.unwrap_or_default();
     let explain = request.explain.unwrap_or(false);
+    let named = request.model.clone();
     let ask = request.ask()?;
     let n = ask.n;
+    let sign = streams.then_some(Sign::Comment);
+    let served = call.model(named.as_deref(), sign).await?;
     let (answer, notes) = call.app.answer(&served, ask, &call, "call_").await?;
     let info = &served.model.info;
     let head = Head {
@@ -687,20 +690,7 @@ fn carat(extras: &Extras, finished: &Finished, invalid: &[Value]) -> Option<Valu
     if extras.explain {
         let counts = &finished.usage.counts;
         more.insert("seed".to_owned(), extras.seed.into());
-        more.insert(
-            "cache".to_owned(),
-            json!({
-                "cached": counts.cached_tokens,
-                "prompt": counts.prompt_tokens,
-                "miss": counts.miss.map(crate::metrics::miss_name),
-                "from": {
-                    "device": counts.cached_tokens
-                        .saturating_sub(counts.cached_in_host + counts.cached_on_disk),
-                    "host": counts.cached_in_host,
-                    "disk": counts.cached_on_disk,
-                },
-            }),
-        );
+        more.insert("cache".to_owned(), crate::cache::explained(counts));
         more.insert(
             "queue_ms".to_owned(),
             (finished.usage.queue.as_secs_f64() * 1e3).into(),

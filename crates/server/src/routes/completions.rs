@@ -15,6 +15,7 @@ use super::{
 use crate::{
     answer::{Finished, Output},
     ask::{self, Ask, Prompt, Text},
+    attend::Sign,
     body::Body,
     error::{ApiError, Dialect},
     http::Call,
@@ -133,12 +134,14 @@ pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> 
         guided: call.json()?,
         ..call.json()?
     };
-    let served = call.app.model(request.model.as_deref())?;
     let echo = request.echo.unwrap_or(false);
     let streams = request.stream.unwrap_or(false);
     let options = request.stream_options.unwrap_or_default();
+    let named = request.model.clone();
     let ask = request.ask()?;
     let n = ask.n;
+    let sign = streams.then_some(Sign::Comment);
+    let served = call.model(named.as_deref(), sign).await?;
     let tokenizer = Arc::clone(served.model.chat.tokenizer());
     let Prompt::Texts(texts) = &ask.prompt else {
         unreachable!("a completion continues text");

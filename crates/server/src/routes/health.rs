@@ -1,31 +1,56 @@
 //! Whether the server lives, whether it takes requests, what it has counted.
 
 use http::{Response, StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
+    app::unfinished,
     body::Body,
     error::{ApiError, Kind},
     http::Call,
     metrics::Facts,
+    models::Status,
 };
 
-/// 200 while the process and its engine live.
+/// 200 while the process and its engines live. Where models come and go, it says how each stands.
 pub(super) fn health(call: &Call) -> Response<Body> {
-    let state = match call.app.served() {
-        Ok(_) => match call.app.failure() {
-            None => return Body::json(&json!({ "status": "ok" })),
-            Some(error) => json!({ "status": "failed", "reason": error.to_string() }),
-        },
-        Err(error) if error.kind == Kind::Loading => json!({ "status": "loading" }),
-        Err(error) => json!({ "status": "failed", "reason": error.message }),
+    let models = match call.app.models() {
+        Ok(models) => models,
+        Err(error) if error.kind == Kind::Loading => {
+            return unavailable(&json!({ "status": "loading" }));
+        }
+        Err(error) => return failed(&error.message),
     };
-    let mut response = Body::json(&state);
+    if let Some(error) = call.app.failure() {
+        return failed(&error.to_string());
+    }
+    let mut state = json!({ "status": "ok" });
+    if models.residency().is_some() {
+        let each = models.statuses().into_iter();
+        let each = each.map(|model| {
+            json!({
+                "name": model.info.name,
+                "state": model.state.name(),
+                "waiting": model.waiting,
+                "failure": model.failure,
+            })
+        });
+        state["models"] = each.collect();
+    }
+    Body::json(&state)
+}
+
+fn failed(reason: &str) -> Response<Body> {
+    unavailable(&json!({ "status": "failed", "reason": reason }))
+}
+
+fn unavailable(state: &Value) -> Response<Body> {
+    let mut response = Body::json(state);
     *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     response
 }
 
-/// 200 only if a request sent now would be taken: routers ask for it.
+/// 200 only if a request sent now would be taken, by one model at least: routers ask for it.
 pub(super) fn ready(call: &Call) -> Result<Response<Body>, ApiError> {
     if call.app.is_draining() {
         return Err(ApiError::new(
@@ -33,13 +58,13 @@ pub(super) fn ready(call: &Call) -> Result<Response<Body>, ApiError> {
             "this server is shutting down",
         ));
     }
-    let served = call.app.served()?;
+    let models = call.app.models()?.statuses();
     if let Some(error) = call.app.failure() {
         return Err(ApiError::new(Kind::Draining, error.to_string()));
     }
-    let engine = served.model.chat.engine();
-    let most = engine.limits().config().max_unfinished;
-    if call.app.unfinished() >= most {
+    let has_room = |model: &Status| unfinished(model) < model.max_unfinished;
+    if !models.iter().any(has_room) {
+        let most: usize = models.iter().map(|model| model.max_unfinished).sum();
         return Err(ApiError::new(
             Kind::Draining,
             format!("the queue of {most} requests is full"),
@@ -49,20 +74,12 @@ pub(super) fn ready(call: &Call) -> Result<Response<Body>, ApiError> {
 }
 
 pub(super) fn metrics(call: &Call) -> Response<Body> {
-    let served = call.app.served().ok();
-    let snapshot = served
-        .as_ref()
-        .map(|served| served.model.chat.engine().snapshot());
-    let info = served.as_ref().map(|served| &served.model.info);
+    let models = call.app.models().ok();
+    let statuses = models.as_ref().map_or_else(Vec::new, |m| m.statuses());
     let page = call.app.metrics.page(&Facts {
         prefix: &call.app.config.metrics_prefix,
-        model: info.map_or("", |info| &info.name),
-        snapshot: snapshot.as_ref(),
-        backend: info.map_or("", |info| &info.backend),
-        grammars: served
-            .as_ref()
-            .and_then(|served| served.grammars_if_made())
-            .map(carat_grammar::Grammars::meter),
+        models: &statuses,
+        residency: models.as_ref().and_then(|models| models.residency()),
     });
     Body::whole("text/plain; version=0.0.4; charset=utf-8", page)
 }

@@ -17,6 +17,7 @@ use super::chat;
 use crate::{
     answer::{Finished, Output},
     ask::Prompt,
+    attend::Sign,
     body::Body,
     error::{ApiError, Dialect},
     http::Call,
@@ -26,7 +27,6 @@ use crate::{
 
 pub(super) async fn create(call: Call) -> Result<Response<Body>, ApiError> {
     let request: MessagesRequest = call.json()?;
-    let served = call.app.model(request.model.as_deref())?;
     if request.max_tokens.is_none() {
         return Err(ApiError::invalid(
             "max_tokens",
@@ -34,7 +34,11 @@ pub(super) async fn create(call: Call) -> Result<Response<Body>, ApiError> {
         ));
     }
     let streams = request.stream.unwrap_or(false);
+    let named = request.model.clone();
     let (ask, ignored) = request.ask()?;
+    // Not its own kind of ping, which has its place after the first event.
+    let sign = streams.then_some(Sign::Comment);
+    let served = call.model(named.as_deref(), sign).await?;
     let (answer, mut notes) = call.app.answer(&served, ask, &call, "toolu_").await?;
     notes.ignored.extend(ignored);
     let mut encoder = Events {
@@ -59,9 +63,10 @@ pub(super) async fn create(call: Call) -> Result<Response<Body>, ApiError> {
 /// Counts the tokens of the very prompt that would be answered.
 pub(super) async fn count_tokens(call: Call) -> Result<Response<Body>, ApiError> {
     let request: MessagesRequest = call.json()?;
-    let served = call.app.model(request.model.as_deref())?;
+    let named = request.model.clone();
     let (ask, _) = request.ask()?;
     ask.check()?;
+    let served = call.model(named.as_deref(), None).await?;
     let Prompt::Chat(conversation) = ask.prompt else {
         unreachable!("messages are a conversation");
     };

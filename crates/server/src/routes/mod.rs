@@ -194,7 +194,7 @@ pub(crate) async fn dispatch(handler: Handler, call: Call) -> Result<Response<Bo
         Handler::Model => models::one(&call),
         Handler::Tokenize => text::tokenize(call).await,
         Handler::Detokenize => text::detokenize(call).await,
-        Handler::TokenizerInfo => text::info(&call),
+        Handler::TokenizerInfo => text::info(call).await,
         Handler::ApplyTemplate => text::apply_template(call).await,
         Handler::Props => models::props(&call),
         Handler::Slots => models::slots(&call),

@@ -4,14 +4,15 @@ use http::Response;
 use serde_json::{Value, json};
 
 use crate::{
-    app::ModelInfo,
     body::Body,
     error::{ApiError, Kind},
-    http::Call,
+    http::{Call, unescaped},
+    models::Status,
 };
 
-/// The union of what OpenAI's and Anthropic's clients read.
-fn describe(info: &ModelInfo) -> Value {
+/// The union of what OpenAI's and Anthropic's clients read. The status is as llama.cpp's server tells it.
+fn describe(model: &Status) -> Value {
+    let info = &model.info;
     json!({
         "id": info.name,
         "object": "model",
@@ -21,6 +22,7 @@ fn describe(info: &ModelInfo) -> Value {
         "display_name": info.name,
         "created_at": rfc3339(info.loaded),
         "max_model_len": info.context,
+        "status": { "value": model.state.name(), "failure": model.failure },
         "meta": {
             "n_ctx": info.context,
             "n_ctx_train": info.trained_context,
@@ -32,48 +34,35 @@ fn describe(info: &ModelInfo) -> Value {
     })
 }
 
-/// Answers while the model is being loaded, too, with an empty list: clients ask for it first of all.
+/// Answers while the only model is being loaded, too, with an empty list: clients ask for it first of all.
 pub(super) fn list(call: &Call) -> Result<Response<Body>, ApiError> {
-    let data: Vec<Value> = match call.app.served() {
-        Ok(served) => vec![describe(&served.model.info)],
+    let data: Vec<Value> = match call.app.models() {
+        Ok(models) => models.statuses().iter().map(describe).collect(),
         Err(error) if error.kind == Kind::Loading => Vec::new(),
         Err(error) => return Err(error),
     };
-    let id = data.first().map(|model| model["id"].clone());
+    let id = |model: Option<&Value>| model.map(|model| model["id"].clone());
     Ok(Body::json(&json!({
         "object": "list",
-        "data": data,
         "has_more": false,
-        "first_id": id,
-        "last_id": id,
+        "first_id": id(data.first()),
+        "last_id": id(data.last()),
+        "data": data,
     })))
 }
 
 pub(super) fn one(call: &Call) -> Result<Response<Body>, ApiError> {
-    let asked = call.parts.uri.path().rsplit('/').next().unwrap_or("");
-    let served = call.app.served()?;
-    let info = &served.model.info;
-    if asked != info.name && call.app.config.strict_model {
-        let shown: String = asked.chars().take(128).collect();
-        return Err(ApiError::new(
-            Kind::UnknownModel,
-            format!(
-                "there is no model `{}` here; this server has `{}`",
-                shown.escape_debug(),
-                info.name
-            ),
-        ));
-    }
-    Ok(Body::json(&describe(info)))
+    let last = call.parts.uri.path().rsplit('/').next();
+    let asked = last.map(unescaped);
+    Ok(Body::json(&describe(&call.app.told(asked.as_deref())?)))
 }
 
 pub(super) fn props(call: &Call) -> Result<Response<Body>, ApiError> {
-    let served = call.app.served()?;
-    let (model, limits) = (&served.model, served.model.chat.engine().limits());
-    let sampling = &model.sampling;
+    let model = call.app.told(call.query("model").as_deref())?;
+    let (info, sampling) = (&model.info, &model.sampling);
     Ok(Body::json(&json!({
         "default_generation_settings": {
-            "n_ctx": model.info.context,
+            "n_ctx": info.context,
             "params": {
                 "temperature": sampling.temperature,
                 "top_k": sampling.top_k,
@@ -84,23 +73,22 @@ pub(super) fn props(call: &Call) -> Result<Response<Body>, ApiError> {
                 "frequency_penalty": sampling.frequency_penalty,
             },
         },
-        "total_slots": limits.config().max_sequences,
-        "model_path": model.info.name,
-        "model_alias": model.info.name,
-        "chat_template": model.info.template,
+        "total_slots": model.parallel,
+        "model_path": info.name,
+        "model_alias": info.name,
+        "chat_template": info.template,
         "build_info": format!("carat {}", env!("CARGO_PKG_VERSION")),
-        "backend": model.info.backend,
-        "fingerprint": model.info.fingerprint,
+        "backend": info.backend,
+        "fingerprint": info.fingerprint,
+        "status": model.state.name(),
     })))
 }
 
 pub(super) fn slots(call: &Call) -> Result<Response<Body>, ApiError> {
-    let served = call.app.served()?;
-    let engine = served.model.chat.engine();
-    let stats = engine.snapshot().stats;
-    let slots = (0..engine.limits().config().max_sequences).map(|id| {
-        json!({ "id": id, "n_ctx": served.model.info.context, "is_processing": id < stats.running })
-    });
+    let model = call.app.told(call.query("model").as_deref())?;
+    let running = model.snapshot.stats.running;
+    let slots = (0..model.parallel)
+        .map(|id| json!({ "id": id, "n_ctx": model.info.context, "is_processing": id < running }));
     Ok(Body::json(&slots.collect::<Vec<_>>()))
 }
 

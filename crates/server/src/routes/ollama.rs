@@ -5,7 +5,7 @@ mod models;
 #[cfg(test)]
 mod tests;
 
-use std::{sync::Arc, time::Instant};
+use std::time::Instant;
 
 use carat_engine::chat::ChatFinish;
 use carat_text::ToolCall;
@@ -17,19 +17,22 @@ pub(super) use self::models::{ps, show, tags, version};
 use super::{chat as openai, models::rfc3339};
 use crate::{
     answer::{Finished, Output},
-    app::Served,
     ask::Ask,
+    attend::Sign,
     body::Body,
     error::{ApiError, Dialect},
     http::Call,
     ids,
+    models::{Served, Use},
     stream::{self, Collected, Encoder},
 };
 
 pub(super) async fn chat(call: Call) -> Result<Response<Body>, ApiError> {
     let request: ChatRequest = call.json()?;
-    let served = call.app.model(request.model.as_deref())?;
     let streams = request.stream.unwrap_or(true);
+    let named = request.model.as_deref();
+    let sign = streams.then(|| Shape::Chat.sign(named.unwrap_or("")));
+    let served = call.model(named, sign).await?;
     let lines = Lines::new(Shape::Chat, &served, call.arrived);
     request.note(&call.request_id);
     if request.messages.is_empty() {
@@ -40,8 +43,10 @@ pub(super) async fn chat(call: Call) -> Result<Response<Body>, ApiError> {
 
 pub(super) async fn generate(call: Call) -> Result<Response<Body>, ApiError> {
     let request: GenerateRequest = call.json()?;
-    let served = call.app.model(request.model.as_deref())?;
     let streams = request.stream.unwrap_or(true);
+    let named = request.model.as_deref();
+    let sign = streams.then(|| Shape::Generate.sign(named.unwrap_or("")));
+    let served = call.model(named, sign).await?;
     let lines = Lines::new(Shape::Generate, &served, call.arrived);
     request.note(&call.request_id);
     if request.is_empty() {
@@ -52,7 +57,7 @@ pub(super) async fn generate(call: Call) -> Result<Response<Body>, ApiError> {
 
 async fn answer(
     call: &Call,
-    served: &Arc<Served>,
+    served: &Use,
     ask: Ask,
     lines: Lines,
     streams: bool,
@@ -74,6 +79,21 @@ async fn answer(
 enum Shape {
     Chat,
     Generate,
+}
+
+impl Shape {
+    /// What a stream says while its model is loaded.
+    fn sign(self, model: &str) -> Sign {
+        let model: String = model.chars().take(128).collect();
+        let lines = Lines {
+            shape: self,
+            model: models::tagged(&model),
+            arrived: Instant::now(),
+        };
+        let mut line = Vec::new();
+        lines.write("", "", &[], &mut line);
+        Sign::Line(line)
+    }
 }
 
 /// Streams by lines.
@@ -125,7 +145,7 @@ impl Lines {
     }
 
     fn write(&self, content: &str, thinking: &str, calls: &[ToolCall], out: &mut Vec<u8>) {
-        write(out, &self.line(content, thinking, calls));
+        stream::line(out, &self.line(content, thinking, calls));
     }
 
     /// Makes a line the last, with what it all took.
@@ -158,7 +178,7 @@ impl Lines {
 }
 
 impl Encoder for Lines {
-    const CONTENT_TYPE: &'static str = "application/x-ndjson";
+    const CONTENT_TYPE: &'static str = stream::NDJSON;
 
     fn begin(&mut self, _out: &mut Vec<u8>) {}
 
@@ -172,7 +192,7 @@ impl Encoder for Lines {
             Output::Finished(finished) => {
                 let mut line = self.line("", "", &[]);
                 self.finish(&mut line, &finished);
-                write(out, &line);
+                stream::line(out, &line);
             }
             Output::Failed(error) => self.fail(&error, out),
         }
@@ -181,18 +201,13 @@ impl Encoder for Lines {
     fn end(&mut self, _out: &mut Vec<u8>) {}
 
     fn fail(&mut self, error: &ApiError, out: &mut Vec<u8>) {
-        write(out, &error.body(Dialect::Ollama, ""));
+        stream::line(out, &error.body(Dialect::Ollama, ""));
     }
 
     /// A line that says nothing: there are no comments, and clients take every line for JSON.
     fn ping(&mut self, out: &mut Vec<u8>) {
         self.write("", "", &[], out);
     }
-}
-
-fn write(out: &mut Vec<u8>, line: &Value) {
-    serde_json::to_writer(&mut *out, line).expect("values made here have JSON");
-    out.push(b'\n');
 }
 
 /// Calls have no reason of their own here.

@@ -18,18 +18,20 @@ use self::convert::ResponsesRequest;
 use super::chat;
 use crate::{
     answer::{Finished, Output},
-    app::Served,
+    attend::Sign,
     body::Body,
     error::ApiError,
     http::Call,
     ids,
+    models::Served,
     stream::{self, Encoder},
 };
 
 pub(super) async fn create(call: Call) -> Result<Response<Body>, ApiError> {
     let request: ResponsesRequest = call.json()?;
-    let served = call.app.model(request.model.as_deref())?;
     let (ask, ignored) = request.ask()?;
+    let sign = request.stream.unwrap_or(false).then_some(Sign::Comment);
+    let served = call.model(request.model.as_deref(), sign).await?;
     let logprobs = ask.logprobs.is_some();
     let (answer, mut notes) = call.app.answer(&served, ask, &call, "call_").await?;
     notes.ignored.extend(ignored);

@@ -2,25 +2,21 @@
 //!
 //! With several keys everybody sees the figures of all and the requests of his own key only.
 
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use carat_engine::PageCounts;
 use carat_model::kv::KvGroup;
-use futures_core::Stream;
-use http::{HeaderValue, Response, header};
+use http::Response;
 use serde_json::{Map, Value, json};
-use tokio::sync::mpsc::{self, Receiver};
+use tokio::sync::mpsc;
 
 use crate::{
     app::App,
     body::Body,
     error::{ApiError, Kind},
     http::Call,
+    models::{self, Status},
     stream,
     watch::Entry,
 };
@@ -43,30 +39,14 @@ pub(super) fn stats(call: &Call) -> Response<Body> {
             }
         }
     });
-    let mut response = Body::response(stream::SSE, Body::Pieces(Box::pin(Ticks(receiver))));
-    let headers = response.headers_mut();
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
-}
-
-struct Ticks(Receiver<Bytes>);
-
-impl Stream for Ticks {
-    type Item = Bytes;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        self.0.poll_recv(context)
-    }
+    stream::response(stream::SSE, stream::pieces(receiver))
 }
 
 /// Requests under way, oldest first, and the names of those that wait.
 pub(super) fn requests(call: &Call) -> Response<Body> {
     let listed = visible(&call.app, call.key.as_deref());
-    let waits = call.app.served().is_ok_and(|served| {
-        let stats = served.model.chat.engine().snapshot().stats;
-        stats.waiting > 0
-    });
+    let statuses = statuses(&call.app);
+    let waits = statuses.iter().any(|model| waiting(model) > 0);
     let waiting: Vec<&str> = listed
         .iter()
         .filter(|(_, entry)| waits && entry.generated() == 0)
@@ -144,32 +124,69 @@ fn figures(app: &App, key: Option<&str>) -> Value {
         "inter_token": metrics.inter_token.shares(),
         "resident_bytes": resident_bytes(),
     });
-    let Ok(served) = app.served() else {
+    let Ok(models) = app.models() else {
         return figures;
     };
-    let engine = served.model.chat.engine();
-    let (info, snapshot) = (&served.model.info, engine.snapshot());
-    let (stats, totals) = (&snapshot.stats, &snapshot.totals);
-    let pages = |group| {
-        let pages = stats.pages.get(group);
-        json!({ "free": pages.free, "cached": pages.cached, "held": pages.held })
+    let statuses = models.statuses();
+    if let Some(residency) = models.residency() {
+        figures["models"] = statuses.iter().map(describe_model).collect();
+        figures["models_memory"] = residency.memory_bytes.into();
+        figures["models_held"] = models::held_bytes(&statuses).into();
+    }
+    // Where there are several, what is told of one is told of the latest in use.
+    let latest = statuses.iter().min_by_key(|m| (m.look.is_none(), m.idle));
+    let Some(Status { info, .. }) = latest else {
+        return figures;
     };
+    let sum = |of: fn(&Status) -> usize| statuses.iter().map(of).sum::<usize>();
     figures["model"] = json!({
         "name": info.name, "backend": info.backend, "quantization": info.quantization,
         "context": info.context, "bytes": info.bytes,
-        "most_running": engine.limits().config().max_sequences,
-        "most_unfinished": engine.limits().config().max_unfinished,
+        "most_running": sum(|m| m.parallel),
+        "most_unfinished": sum(|m| m.max_unfinished),
     });
-    figures["running"] = stats.running.into();
-    figures["waiting"] = stats.waiting.into();
+    let pages = |group| {
+        let of = |count: fn(&PageCounts) -> usize| {
+            let each = statuses.iter();
+            each.map(|m| count(m.snapshot.stats.pages.get(group)))
+                .sum::<usize>()
+        };
+        json!({ "free": of(|p| p.free), "cached": of(|p| p.cached), "held": of(|p| p.held) })
+    };
+    figures["running"] = sum(|m| m.snapshot.stats.running).into();
+    figures["waiting"] = sum(waiting).into();
     figures["pages"] = json!({ "full": pages(KvGroup::Full), "sliding": pages(KvGroup::Sliding) });
+    let totals = models::totals(&statuses);
     figures["totals"] = json!({
         "batches": totals.batches, "failed_batches": totals.failed_batches,
         "requests": totals.requests, "preemptions": totals.preemptions,
         "prompt_tokens": totals.prompt_tokens, "cached_tokens": totals.cached_tokens,
+        "cached_in_host": totals.cached_in_host, "cached_on_disk": totals.cached_on_disk,
         "generated_tokens": totals.generated_tokens,
     });
     figures
+}
+
+/// A model that comes and goes.
+fn describe_model(model: &Status) -> Value {
+    json!({
+        "name": model.info.name,
+        "state": model.state.name(),
+        "memory_bytes": model.memory_bytes,
+        "running": model.snapshot.stats.running,
+        "waiting": waiting(model),
+        "loads": model.counts.loads,
+    })
+}
+
+/// Requests that have not started: in the engine, or in the line for a model that is not in memory.
+fn waiting(model: &Status) -> usize {
+    model.snapshot.stats.waiting + model.waiting
+}
+
+fn statuses(app: &App) -> Vec<Status> {
+    app.models()
+        .map_or_else(|_| Vec::new(), |models| models.statuses())
 }
 
 /// Memory of the process, where the system tells.

@@ -14,6 +14,8 @@ use crate::{ask::Prompt, body::Body, error::ApiError, http::Call};
 
 #[derive(Debug, Deserialize)]
 struct TokenizeRequest {
+    #[serde(default)]
+    model: Option<String>,
     /// As llama.cpp names it.
     #[serde(default)]
     content: Option<String>,
@@ -36,7 +38,7 @@ struct TokenizeRequest {
 
 pub(super) async fn tokenize(call: Call) -> Result<Response<Body>, ApiError> {
     let request: TokenizeRequest = call.json()?;
-    let served = call.app.served()?;
+    let served = call.model(request.model.as_deref(), None).await?;
     let context = served.model.info.context;
     let with_pieces = request.with_pieces.unwrap_or(false);
     let tokens = call
@@ -105,12 +107,14 @@ pub(super) async fn tokenize(call: Call) -> Result<Response<Body>, ApiError> {
 
 #[derive(Debug, Deserialize)]
 struct DetokenizeRequest {
+    #[serde(default)]
+    model: Option<String>,
     tokens: Vec<TokenId>,
 }
 
 pub(super) async fn detokenize(call: Call) -> Result<Response<Body>, ApiError> {
     let request: DetokenizeRequest = call.json()?;
-    let served = call.app.served()?;
+    let served = call.model(request.model.as_deref(), None).await?;
     let text = call
         .app
         .compute(move || {
@@ -136,8 +140,8 @@ pub(super) async fn detokenize(call: Call) -> Result<Response<Body>, ApiError> {
     Ok(Body::json(&json!({ "content": text, "prompt": text })))
 }
 
-pub(super) fn info(call: &Call) -> Result<Response<Body>, ApiError> {
-    let served = call.app.served()?;
+pub(super) async fn info(call: Call) -> Result<Response<Body>, ApiError> {
+    let served = call.model(call.query("model").as_deref(), None).await?;
     let vocab = served.model.chat.tokenizer().vocab();
     let text = |id: TokenId| vocab.text(id).unwrap_or_default();
     let eos = vocab.stop_tokens().first().copied();
@@ -152,9 +156,10 @@ pub(super) fn info(call: &Call) -> Result<Response<Body>, ApiError> {
 
 pub(super) async fn apply_template(call: Call) -> Result<Response<Body>, ApiError> {
     let request = ChatRequest::read(&call)?;
-    let served = call.app.model(request.model.as_deref())?;
+    let named = request.model.clone();
     let ask = request.ask()?;
     ask.check()?;
+    let served = call.model(named.as_deref(), None).await?;
     let Prompt::Chat(conversation) = ask.prompt else {
         unreachable!("a chat request has a conversation");
     };

@@ -2,6 +2,7 @@
 
 mod connections;
 mod messages;
+mod models;
 mod ollama;
 mod openai;
 mod page;

@@ -1,6 +1,7 @@
 //! OpenAI's dialect, in process, on the demo model. Greedy answers are those of the reference, in `assets` too.
 
-use crate::support::{demo, get, post};
+use crate::support::{app, demo, get, post};
+use carat_server::Config;
 use serde_json::{Value, json};
 
 fn weather() -> Value {
@@ -48,6 +49,33 @@ async fn a_whole_answer_is_the_reference_s() {
     assert_eq!(body["usage"]["completion_tokens"], 10);
     assert_eq!(body["usage"]["total_tokens"], 21);
     assert!(answer.headers.contains_key("x-request-id"));
+}
+
+#[tokio::test]
+async fn the_head_says_what_was_cached_of_the_prompt_and_why_not_more() {
+    let app = app(Config::default());
+    let long = |end: &str| "The red fox likes the wood. ".repeat(20) + end;
+    let first = post(&app, CHAT, chat(&long("Why?"), json!({"max_tokens": 1}))).await;
+    let prompt = first.json()["usage"]["prompt_tokens"].as_u64().unwrap();
+    let told = first.headers["x-carat-cache"].to_str().unwrap();
+    assert_eq!(told, format!("0/{prompt}; miss=no_match; at=0; turn=0"));
+    // A stream's head comes with its first token, and knows.
+    let owl = "The red fox likes the wood. ".repeat(10) + &"The blue owl sleeps. ".repeat(20);
+    let other = chat(&owl, json!({"max_tokens": 1, "stream": true}));
+    let second = post(&app, CHAT, other).await;
+    let told = second.headers["x-carat-cache"].to_str().unwrap().to_owned();
+    let (cached, rest) = told.split_once('/').unwrap();
+    let cached: u64 = cached.parse().unwrap();
+    assert!(cached >= 32 && cached < prompt, "{told}");
+    assert!(
+        rest.contains(&format!("miss=diverged; at={cached}; turn=0")),
+        "{told}"
+    );
+    let again = chat(&long("Why?"), json!({"max_tokens": 1, "explain": true}));
+    let again = post(&app, CHAT, again).await.json();
+    let cache = &again["carat"]["cache"];
+    assert_eq!((&cache["miss"], &cache["at"]), (&Value::Null, &Value::Null));
+    assert_eq!(cache["from"]["device"], cache["cached"]);
 }
 
 #[tokio::test]

@@ -2,14 +2,14 @@
 
 use std::{
     path::Path,
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, Weak},
 };
 
 use bytes::Bytes;
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{EngineConfig, EngineHandle, ModelShape, chat::Chat};
 use carat_gguf::Gguf;
-use carat_model::{gemma4, sampling::Sampling};
+use carat_model::{gemma4, sampling::Sampling, weights::Weights};
 use carat_server::{App, Config, Model, ModelInfo, handle};
 use carat_text::{ChatTemplate, Tokenizer};
 use http::{HeaderMap, Method, Request, StatusCode};
@@ -21,6 +21,14 @@ pub(crate) const CONTEXT: usize = 1024;
 
 /// The demo model, with a change to how much runs at a time.
 pub(crate) fn model(change: impl FnOnce(&mut EngineConfig)) -> Model {
+    tracked("pip", change).0
+}
+
+/// The same under a name, with its weights: they are there as long as its engine is.
+pub(crate) fn tracked(
+    name: &str,
+    change: impl FnOnce(&mut EngineConfig),
+) -> (Model, Weak<Weights>) {
     let file = Arc::new(Gguf::open(Path::new(DEMO)).unwrap());
     let model = carat_model::Model::load(Arc::clone(&file)).unwrap();
     let plan = gemma4::plan(&model);
@@ -31,19 +39,25 @@ pub(crate) fn model(change: impl FnOnce(&mut EngineConfig)) -> Model {
         ..CpuConfig::default()
     });
     let weights = Arc::clone(&model.weights);
+    let watched = Arc::downgrade(&weights);
     let engine = EngineHandle::start(config, Box::new(backend), plan, weights).unwrap();
     let tokenizer = Tokenizer::from_metadata(file.metadata()).unwrap();
     let template = ChatTemplate::from_metadata(file.metadata(), tokenizer.vocab()).unwrap();
-    Model {
+    let model = Model {
         chat: Chat::new(engine, Arc::new(tokenizer), Arc::new(template)),
         sampling: Sampling::default(),
-        info: ModelInfo {
-            name: "pip".to_owned(),
-            context: CONTEXT,
-            trained_context: CONTEXT,
-            fingerprint: "fp_test".to_owned(),
-            ..ModelInfo::default()
-        },
+        info: info(name),
+    };
+    (model, watched)
+}
+
+pub(crate) fn info(name: &str) -> ModelInfo {
+    ModelInfo {
+        name: name.to_owned(),
+        context: CONTEXT,
+        trained_context: CONTEXT,
+        fingerprint: "fp_test".to_owned(),
+        ..ModelInfo::default()
     }
 }
 

@@ -37,8 +37,10 @@ impl Scheduler {
                 let on_disk = &mut sequence.counts.cached_on_disk;
                 *on_disk = (*on_disk).min(sequence.table.computed);
                 sequence.counts.cached_in_host = found.in_host * PAGE_TOKENS;
+                sequence.counts.known_tokens = found.matched * PAGE_TOKENS;
                 sequence.counts.miss = found.miss.map(|miss| sequence.store_miss.unwrap_or(miss));
-                self.updates.push(Update::Started { id: sequence.id });
+                let (id, counts) = (sequence.id, sequence.counts);
+                self.updates.push(Update::Started { id, counts });
             }
             self.running.push(sequence);
             let last = self.running.len() - 1;

@@ -1,4 +1,4 @@
-//! What Ollama's clients want to know before they ask: the one model that is here, and how it may be used.
+//! What Ollama's clients want to know before they ask: the models that are here, and how they may be used.
 
 use http::Response;
 use serde::Deserialize;
@@ -6,10 +6,12 @@ use serde_json::{Value, json};
 
 use super::super::models::rfc3339;
 use crate::{
-    app::{ModelInfo, Served},
+    app::ModelInfo,
     body::Body,
     error::{ApiError, Kind},
     http::Call,
+    ids,
+    models::{Residency, Status},
 };
 
 /// Of Ollama's interface, as far as it is spoken here. VS Code asks for at least this.
@@ -36,7 +38,8 @@ fn details(info: &ModelInfo) -> Value {
     })
 }
 
-fn describe(info: &ModelInfo) -> Value {
+fn describe(model: &Status) -> Value {
+    let info = &model.info;
     let name = tagged(&info.name);
     json!({
         "name": name,
@@ -45,6 +48,7 @@ fn describe(info: &ModelInfo) -> Value {
         "size": info.bytes,
         "digest": info.fingerprint,
         "details": details(info),
+        "state": model.state.name(),
     })
 }
 
@@ -58,31 +62,45 @@ fn size(parameters: u64) -> String {
     }
 }
 
-/// What there is; nothing while it is being loaded.
-fn list(call: &Call, describe: impl Fn(&Served) -> Value) -> Result<Response<Body>, ApiError> {
-    let models: Vec<Value> = match call.app.served() {
-        Ok(served) => vec![describe(&served)],
-        Err(error) if error.kind == Kind::Loading => Vec::new(),
-        Err(error) => return Err(error),
-    };
-    Ok(Body::json(&json!({ "models": models })))
+/// What there is; nothing while the only model is being loaded.
+fn all(call: &Call) -> Result<(Option<Residency>, Vec<Status>), ApiError> {
+    match call.app.models() {
+        Ok(models) => Ok((models.residency().copied(), models.statuses())),
+        Err(error) if error.kind == Kind::Loading => Ok((None, Vec::new())),
+        Err(error) => Err(error),
+    }
 }
 
 pub(in super::super) fn tags(call: &Call) -> Result<Response<Body>, ApiError> {
-    list(call, |served| describe(&served.model.info))
+    let (_, models) = all(call)?;
+    let models: Vec<Value> = models.iter().map(describe).collect();
+    Ok(Body::json(&json!({ "models": models })))
 }
 
+/// Those that take memory.
 pub(in super::super) fn ps(call: &Call) -> Result<Response<Body>, ApiError> {
-    list(call, |served| {
-        let info = &served.model.info;
+    let (residency, models) = all(call)?;
+    let idle = residency.and_then(|residency| residency.idle);
+    let in_memory = models.iter().filter(|model| model.takes_memory());
+    let models = in_memory.map(|model| {
+        let info = &model.info;
         let on_device = info.backend.to_ascii_lowercase().starts_with("cuda");
-        let mut model = describe(info);
-        model["size_vram"] = if on_device { info.bytes } else { 0 }.into();
-        model["context_length"] = info.context.into();
-        // It stays as long as the server does; clients want a date.
-        model["expires_at"] = "9999-12-31T23:59:59Z".into();
-        model
-    })
+        let mut told = describe(model);
+        told["size"] = model.memory_bytes.into();
+        told["size_vram"] = if on_device { model.memory_bytes } else { 0 }.into();
+        told["context_length"] = info.context.into();
+        told["expires_at"] = match idle {
+            Some(idle) => {
+                let left = idle.saturating_sub(model.idle);
+                rfc3339(ids::unix_time() + left.as_secs()).into()
+            }
+            // It stays as long as the server does, or until its room is needed; clients want a date.
+            None => "9999-12-31T23:59:59Z".into(),
+        };
+        told
+    });
+    let models: Vec<Value> = models.collect();
+    Ok(Body::json(&json!({ "models": models })))
 }
 
 /// By either name: clients disagree.
@@ -96,12 +114,12 @@ struct ShowRequest {
 
 pub(in super::super) fn show(call: &Call) -> Result<Response<Body>, ApiError> {
     let request: ShowRequest = call.json()?;
-    let served = call.app.model(request.model.or(request.name).as_deref())?;
-    Ok(Body::json(&shown(&served)))
+    let model = call.app.told(request.model.or(request.name).as_deref())?;
+    Ok(Body::json(&shown(&model)))
 }
 
-fn shown(served: &Served) -> Value {
-    let (info, sampling) = (&served.model.info, &served.model.sampling);
+fn shown(model: &Status) -> Value {
+    let (info, sampling) = (&model.info, &model.sampling);
     let parameters = [
         format!("num_ctx {}", info.context),
         format!("temperature {}", sampling.temperature),
@@ -121,6 +139,7 @@ fn shown(served: &Served) -> Value {
         },
         "capabilities": ["completion", "tools", "thinking"],
         "modified_at": rfc3339(info.loaded),
+        "state": model.state.name(),
     })
 }
 

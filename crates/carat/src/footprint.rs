@@ -1,0 +1,61 @@
+//! Memory that a model takes while it runs, told before it does: for programs that keep several within a budget.
+
+use carat_engine::{EngineConfig, Limits, ModelShape};
+use carat_model::{
+    kv::KvGroup,
+    layout::{self, Layout},
+    plan::Rows,
+};
+
+use crate::{Error, Loaded};
+
+/// Memory per token of a vocabulary: its text, its place in the tokenizer, and what grammars keep of it. With the 262,144
+/// tokens of Gemma 4 the tokenizer was seen to take 45 MiB, and grammars 115 MiB.
+const BYTES_PER_TOKEN: u64 = 640;
+/// Whatever else an engine takes: its threads' stacks, tables, queues.
+const ENGINE_BYTES: u64 = 32 << 20;
+/// A conversation needs this much, however short memory is.
+const SMALLEST_CONTEXT: usize = 2048;
+
+/// Bytes that an engine with these settings takes: of the device's memory where it has its own, else of the machine's, with the whole
+/// file.
+pub fn footprint(loaded: &Loaded, config: &EngineConfig) -> Result<u64, Error> {
+    let limits = Limits::new(config.clone(), ModelShape::from(&loaded.plan))?;
+    let options = limits.compile_options();
+    let weights = &loaded.model.weights;
+    if let Some(need) = loaded.backend.need(&loaded.plan, weights, &options)? {
+        return Ok(need.bytes);
+    }
+    let drafter = loaded.drafts.drafter.as_ref();
+    let files = loaded.file.file_bytes() + drafter.map_or(0, |d| d.weights.file().file_bytes());
+    let page = layout::page_bytes(&loaded.plan, options.kv);
+    let groups = KvGroup::ALL.iter();
+    let kv = groups.map(|g| (options.pages.get(*g) + options.host_pages.get(*g)) * page.get(*g));
+    let shared = Layout::shared(&loaded.plan.with_products_gathered());
+    let workspace = shared.buffers.iter().map(|shape| {
+        let rows = match shape.rows {
+            Rows::All => options.max_rows,
+            Rows::Sampled => options.max_sampled,
+        };
+        shape.columns * rows * size_of::<f32>()
+    });
+    let computed = kv.sum::<usize>() + workspace.sum::<usize>();
+    let text = loaded.model.config.vocab as u64 * BYTES_PER_TOKEN;
+    Ok(files as u64 + computed as u64 + text + ENGINE_BYTES)
+}
+
+/// The smallest context that is chosen for a model.
+pub fn smallest_context(loaded: &Loaded) -> usize {
+    loaded.model.config.context.min(SMALLEST_CONTEXT)
+}
+
+/// The largest context, by halves of what the model was trained for, with which an engine takes at most so many bytes; the smallest
+/// there is where none does.
+pub fn largest_context(loaded: &Loaded, parallel: usize, bytes: u64) -> Result<usize, Error> {
+    let least = smallest_context(loaded);
+    let mut tokens = loaded.model.config.context;
+    while tokens > least && footprint(loaded, &loaded.engine_config(parallel, tokens))? > bytes {
+        tokens = (tokens / 2).max(least);
+    }
+    Ok(tokens)
+}
