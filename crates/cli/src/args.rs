@@ -187,7 +187,8 @@ pub(crate) enum DebugSwitch {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model and device")]
 pub(crate) struct ModelArgs {
-    /// A GGUF file, or hf:OWNER/REPO[:FILE or QUANT] from the Hugging Face cache or hub; `serve` takes several, as NAME=MODEL
+    /// A GGUF file, hf:OWNER/REPO[:FILE or QUANT] from the Hugging Face cache or hub, or a short name such as gemma4:e4b; `serve` takes
+    /// several, as NAME=MODEL
     #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::FilePath)]
     pub(crate) model: Vec<String>,
     /// What computes (default: an NVIDIA card if there is one, else the CPU)
