@@ -3,9 +3,9 @@
     target/release/carat synth e2b q4_0 a.gguf && target/release/carat synth e2b q4_k_m b.gguf --seed 2
     python3 bench/serve/models.py a=a.gguf b=b.gguf --memory 4GiB [--carat CARAT] [--seconds N] [--clients N] [-c TOKENS]
 
-Clients ask all models in turn, half of them by streams, while the process's resident memory (anonymous and mapped files alike) is
-sampled. Then nobody asks, and the models must leave. Exit code 1 where a request failed, the budget was exceeded, no model was swapped,
-or one stayed. The memory of a device is not seen here.
+Clients ask all models in turn, half of them by streams, while memory is sampled: on the CPU what the process has resident, anonymous and
+mapped files alike; with --backend cuda what the first card has in use beyond what it had when no model was loaded. Then nobody asks, and the
+models must leave. Exit code 1 where a request failed, the budget was exceeded, no model was swapped, or one stayed.
 """
 
 import argparse
@@ -55,6 +55,12 @@ def resident(pid):
     return 0
 
 
+def in_use():
+    """Bytes of the first card in use, by whomever."""
+    query = ["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return int(subprocess.check_output(query)) << 20
+
+
 def states(port):
     return {one["id"]: one["status"]["value"] for one in json.loads(ask(port, "GET", "/v1/models")[1])["data"]}
 
@@ -94,9 +100,10 @@ def main():
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("-c", "--context", default="2048")
+    parser.add_argument("--backend", choices=["cpu", "cuda"], default="cpu")
     args = parser.parse_args()
     budget, port = size(args.memory), free_port()
-    command = [args.carat, "serve", "--port", str(port), "--backend", "cpu", "-c", args.context, "--parallel", "4"]
+    command = [args.carat, "serve", "--port", str(port), "--backend", args.backend, "-c", args.context, "--parallel", "4"]
     command += ["--models-memory", args.memory, "--idle-unload", str(IDLE), "--queue-timeout", "600", "--metrics-public"]
     for model in args.models:
         command += ["-m", model]
@@ -106,6 +113,13 @@ def main():
     finally:
         server.terminate()
         server.wait()
+
+
+def leave(port):
+    """Waits for all models to be unloaded."""
+    began = time.monotonic()
+    while any(state != "unloaded" for state in states(port).values()) and time.monotonic() - began < 10 * IDLE:
+        time.sleep(0.1)
 
 
 def run(args, server, port, budget):
@@ -118,7 +132,15 @@ def run(args, server, port, budget):
         if server.poll() is not None:
             sys.exit("the server ended")
         time.sleep(0.1)
-    empty = resident(server.pid)
+    if args.backend == "cpu":
+        taken = lambda: resident(server.pid)
+    else:
+        # The driver's own share stays as long as the process: it is there once a model has been.
+        ask(port, "POST", "/api/generate", {"model": next(iter(states(port)))})
+        leave(port)
+        base = in_use()
+        taken = lambda: in_use() - base
+    empty = taken()
     names = list(states(port))
     until = time.monotonic() + args.seconds
     clients = [Client(n, args, port, names, until) for n in range(args.clients)]
@@ -126,15 +148,13 @@ def run(args, server, port, budget):
         client.start()
     most, by_state = empty, collections.Counter()
     while any(client.is_alive() for client in clients):
-        now = resident(server.pid)
+        now = taken()
         most = max(most, now)
         here = ", ".join(sorted(f"{name} {state}" for name, state in states(port).items() if state != "unloaded")) or "none"
         by_state[here] = max(by_state[here], now)
         time.sleep(0.05)
-    began = time.monotonic()
-    while any(state != "unloaded" for state in states(port).values()) and time.monotonic() - began < 10 * IDLE:
-        time.sleep(0.1)
-    after = resident(server.pid)
+    leave(port)
+    after = taken()
     metrics = ask(port, "GET", "/metrics")[1]
     loads = {n: int(v) for n, v in re.findall(r'carat:model_loads_total\{model_name="([^"]*)"\} (\d+)', metrics)}
     told = {n: int(v) for n, v in re.findall(r'carat:model_memory_bytes\{model_name="([^"]*)"\} (\d+)', metrics)}
@@ -145,7 +165,7 @@ def run(args, server, port, budget):
     print(f"{len(times)} requests, {len(failures)} failed; median {times[len(times) // 2]:.1f} s, longest {times[-1]:.1f} s")
     for name in names:
         print(f"{name}: accounted {mib(told[name])}, {loads[name]} loads, {seconds[name] / max(1, loads[name]):.2f} s each")
-    print(f"resident: {mib(empty)} empty, {mib(most)} at most of {mib(budget)}, {mib(after)} when all had left")
+    print(f"memory: {mib(empty)} empty, {mib(most)} at most of {mib(budget)}, {mib(after)} when all had left")
     for here, peak in sorted(by_state.items()):
         print(f"  {here}: {mib(peak)}")
     for failure in failures[:5]:

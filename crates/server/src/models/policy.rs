@@ -59,23 +59,28 @@ pub(super) fn decide(places: &[Place], residency: &Residency, now: Instant) -> D
         }
         let mut victims: Vec<usize> = loaded(places).collect();
         victims.sort_by_key(|n| (places[*n].users > 0, places[*n].used));
+        let mut rests = None;
         for n in victims {
             let victim = &places[n];
-            if victim.users == 0 {
-                return Decision {
-                    act: Act::Unload(n),
-                    closed,
-                };
-            }
-            if victim.stays_until > now {
+            if victim.users > 0 && victim.stays_until > now {
                 until(victim.stays_until);
             } else {
+                // One that rests as well: whoever waits for it has come later.
                 closed.push(n);
+            }
+            if victim.users == 0 {
+                rests = rests.or(Some(n));
             }
             missing = missing.saturating_sub(victim.bytes);
             if missing == 0 {
                 break;
             }
+        }
+        if let Some(n) = rests {
+            return Decision {
+                act: Act::Unload(n),
+                closed,
+            };
         }
     }
     if let Some(idle) = residency.idle {
@@ -168,6 +173,7 @@ mod tests {
         let places = [used, rests, place(State::Loaded, now), wanted(1, now)];
         let decision = decide(&places, &residency(180, None), now);
         assert_eq!(decision.act, Act::Unload(1));
+        assert_eq!(decision.closed, [1]);
     }
 
     #[test]

@@ -245,6 +245,31 @@ async fn an_answer_under_way_is_not_cut_off_by_another_model() {
     assert_eq!(shelf.most.load(Ordering::Relaxed), 1);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_is_always_asked_for_does_not_keep_others_out() {
+    let shelf = Arc::<Shelf>::default();
+    let app = pair(&shelf, residency(ONE));
+    let ended = Arc::new(AtomicBool::new(false));
+    let busy = (0..4).map(|_| {
+        let (app, ended) = (Arc::clone(&app), Arc::clone(&ended));
+        tokio::spawn(async move {
+            while !ended.load(Ordering::Relaxed) {
+                assert_eq!(chat(&app, "a").await.status, StatusCode::OK);
+            }
+        })
+    });
+    let busy: Vec<_> = busy.collect();
+    until(&app, "a", "loaded").await;
+    for _ in 0..3 {
+        let other = tokio::time::timeout(Duration::from_secs(20), chat(&app, "b")).await;
+        assert_eq!(other.expect("`b` had its turn").status, StatusCode::OK);
+    }
+    ended.store(true, Ordering::Relaxed);
+    for client in busy {
+        client.await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn idle_models_are_let_go_and_come_back() {
     let shelf = Arc::<Shelf>::default();
