@@ -4,8 +4,8 @@ use std::{path::PathBuf, time::UNIX_EPOCH};
 
 use carat_engine::{DiskConfig, EngineConfig, Namespace};
 use carat_model::{
-    backend::{KvGroup, PAGE_TOKENS, PerGroup},
-    kv::{pages_of, window_pages},
+    kv::{PerGroup, pages_of, window_pages},
+    layout,
     plan::Listing,
 };
 
@@ -54,7 +54,7 @@ impl PrefixCache {
 
     /// Pages in host memory, as many of both groups as conversations need of them.
     fn host_pages(&self, loaded: &Loaded) -> PerGroup<usize> {
-        let bytes = page_bytes(loaded);
+        let bytes = layout::page_bytes(&loaded.plan, loaded.kv);
         let windows = loaded
             .plan
             .window()
@@ -69,19 +69,6 @@ impl PrefixCache {
             full: fits(pages_of(CONVERSATION)),
             sliding: fits(windows),
         }
-    }
-}
-
-/// Bytes of a page, per group.
-fn page_bytes(loaded: &Loaded) -> PerGroup<usize> {
-    let of = |group: KvGroup| {
-        let slots = loaded.plan.slots.iter().filter(|slot| slot.group == group);
-        let bytes = slots.map(|s| 2 * PAGE_TOKENS * s.kv_heads * loaded.kv.head_bytes(s.head_dim));
-        bytes.sum()
-    };
-    PerGroup {
-        full: of(KvGroup::Full),
-        sliding: of(KvGroup::Sliding),
     }
 }
 
