@@ -9,7 +9,7 @@ use bytes::Bytes;
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{EngineConfig, EngineHandle, ModelShape, chat::Chat};
 use carat_gguf::Gguf;
-use carat_model::{gemma4, sampling::Sampling, weights::Weights};
+use carat_model::{backend::Batching, gemma4, sampling::Sampling, weights::Weights};
 use carat_server::{App, Config, Model, ModelInfo, handle};
 use carat_text::{ChatTemplate, Tokenizer};
 use http::{HeaderMap, Method, Request, StatusCode};
@@ -63,7 +63,8 @@ pub(crate) fn info(name: &str) -> ModelInfo {
 
 pub(crate) fn app(config: Config) -> Arc<App> {
     let app = App::new(config);
-    app.ready(model(|_| {}));
+    // Whatever else the tests of this program ask at the same time, an answer is the same.
+    app.ready(model(|config| config.batching = Batching::Invariant));
     app
 }
 
