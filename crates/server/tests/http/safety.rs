@@ -219,13 +219,14 @@ async fn a_full_queue_turns_away_with_a_time_to_come_back() {
 #[tokio::test]
 async fn who_waits_too_long_is_told_so() {
     let app = App::new(Config {
-        queue_timeout: Some(Duration::from_millis(1)),
+        // Long enough for the first to start on a busy machine, far shorter than its answer takes.
+        queue_timeout: Some(Duration::from_millis(150)),
         ..Config::default()
     });
     app.ready(model(|config| config.max_sequences = 1));
     let long = json!({
         "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
-        "max_tokens": 400, "ignore_eos": true, "stream": true,
+        "max_tokens": 900, "ignore_eos": true, "stream": true,
     });
     let first = carat_server::handle(
         Arc::clone(&app),
