@@ -9,9 +9,11 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use carat_model::kv::KvGroup;
+
 use super::{
     folder::Files,
-    segment::{self, Namespace, PREAMBLE},
+    segment::{self, Kind, Namespace, PREAMBLE},
 };
 use crate::core::{PageBytes, Segment, StoredBlock};
 
@@ -42,6 +44,7 @@ pub(super) enum Job {
 pub(super) struct FileRead {
     pub(super) file: u64,
     pub(super) name: String,
+    pub(super) group: KvGroup,
     /// Each with its place in the file, and in what was asked for.
     pub(super) wanted: Vec<(usize, usize, StoredBlock)>,
 }
@@ -63,12 +66,7 @@ pub(super) enum Done {
 }
 
 /// The thread's whole life.
-pub(super) fn run(
-    mut files: impl Files,
-    namespace: &Namespace,
-    jobs: Receiver<Job>,
-    done: &Sender<Done>,
-) {
+pub(super) fn run(mut files: impl Files, kind: &Kind, jobs: Receiver<Job>, done: &Sender<Done>) {
     for job in jobs {
         let result = match job {
             Job::Write {
@@ -77,7 +75,7 @@ pub(super) fn run(
                 segment,
             } => {
                 let bytes = segment.pages.len();
-                let error = write(&mut files, namespace, &name, &segment).err();
+                let error = write(&mut files, &kind.namespace, &name, &segment).err();
                 Done::Written { file, bytes, error }
             }
             Job::Read {
@@ -88,7 +86,7 @@ pub(super) fn run(
                 let begun = Instant::now();
                 let (mut pages, mut refused, mut bytes) = (vec![None; count], Vec::new(), 0);
                 for (index, one) in wanted.iter().enumerate() {
-                    match read(&mut files, namespace, one) {
+                    match read(&mut files, kind, one) {
                         Ok(read) => {
                             for (place, page) in read {
                                 bytes += page.range.len() as u64;
@@ -145,7 +143,7 @@ fn write(
 /// Pages of a file with their places in what was asked for, all of them right.
 fn read(
     files: &mut impl Files,
-    namespace: &Namespace,
+    kind: &Kind,
     wanted: &FileRead,
 ) -> Result<Vec<(usize, PageBytes)>, String> {
     let name = &wanted.name;
@@ -153,10 +151,10 @@ fn read(
     let preamble = files.read(name, 0, PREAMBLE).map_err(io)?;
     let length = segment::header_length(&preamble).map_err(|e| e.to_string())?;
     let header = files.read(name, 0, length).map_err(io)?;
-    let header = segment::decode(&header, namespace).map_err(|e| e.to_string())?;
+    let header = segment::decode(&header, kind).map_err(|e| e.to_string())?;
     for (place, _, block) in &wanted.wanted {
-        if header.blocks.get(*place) != Some(block) {
-            return Err("it holds other tokens than its name says".to_owned());
+        if header.group != wanted.group || header.blocks.get(*place) != Some(block) {
+            return Err("it holds other pages than its name says".to_owned());
         }
     }
     let places = || wanted.wanted.iter().map(|(place, ..)| *place);

@@ -9,7 +9,7 @@
 
 use carat_model::{
     TokenId,
-    kv::{KvGroup, PAGE_TOKENS},
+    kv::{KvGroup, PAGE_TOKENS, PerGroup},
 };
 
 use crate::core::{BlockContents, ChainKey, Piece, Segment, StoredBlock};
@@ -148,8 +148,15 @@ pub(super) fn header_length(preamble: &[u8]) -> Result<usize, Refused> {
     Ok(length)
 }
 
-/// A header, from as many bytes as it has.
-pub(super) fn decode(bytes: &[u8], namespace: &Namespace) -> Result<Header, Refused> {
+/// What a file must be of to be believed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kind {
+    pub(super) namespace: Namespace,
+    pub(super) page_bytes: PerGroup<usize>,
+}
+
+/// A header, from as many bytes as it has. Numbers that are not ours are refused before anything is worked out from them.
+pub(super) fn decode(bytes: &[u8], kind: &Kind) -> Result<Header, Refused> {
     let length = header_length(bytes)?;
     let (body, digest) = bytes
         .get(..length)
@@ -159,7 +166,7 @@ pub(super) fn decode(bytes: &[u8], namespace: &Namespace) -> Result<Header, Refu
         return Err(Refused::Damaged);
     }
     let mut reader = Reader(&body[PREAMBLE..]);
-    if reader.take(DIGEST)? != namespace.0 {
+    if reader.take(DIGEST)? != kind.namespace.0 {
         return Err(Refused::Foreign);
     }
     let group = match reader.take(1)?[0] {
@@ -168,6 +175,9 @@ pub(super) fn decode(bytes: &[u8], namespace: &Namespace) -> Result<Header, Refu
         _ => return Err(Refused::Malformed),
     };
     let page_bytes = reader.usize()?;
+    if page_bytes != *kind.page_bytes.get(group) {
+        return Err(Refused::Foreign);
+    }
     let mut chain = ChainKey(reader.array()?);
     let count = reader.u32()? as usize;
     let (mut blocks, mut digests) = (Vec::new(), Vec::new());

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     path::Path,
-    sync::mpsc::{Receiver, Sender, channel},
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 use super::{
     folder::{DiskError, Files, Folder},
     io::{Done, FileRead, Job, is_unfinished, run},
-    segment::{self, MAX_HEADER, Namespace, PREAMBLE},
+    segment::{self, Kind, MAX_HEADER, Namespace, PREAMBLE},
 };
 use crate::core::{ChainKey, PageStore, ReadPages, Segment, StoreStats, WantedPage};
 
@@ -44,7 +44,8 @@ pub(crate) struct DiskStore {
     files: BTreeMap<u64, FileInfo>,
     /// By block: the file that has its page, and where.
     pages: PerGroup<FxHashMap<ChainKey, (u64, usize)>>,
-    page_bytes: PerGroup<usize>,
+    /// What is being read: its name, and pages.
+    outstanding: VecDeque<(u64, usize)>,
     writes: bool,
     waiting: usize,
     uses: u64,
@@ -88,6 +89,10 @@ impl DiskStore {
         max_bytes: u64,
         writes: bool,
     ) -> std::io::Result<DiskStore> {
+        let kind = Kind {
+            namespace,
+            page_bytes,
+        };
         let mut listed = files.list()?;
         listed.sort_by(|a, b| (a.used, &a.name).cmp(&(b.used, &b.name)));
         let (jobs, inbox) = channel();
@@ -99,7 +104,7 @@ impl DiskStore {
             thread: None,
             files: BTreeMap::new(),
             pages: PerGroup::default(),
-            page_bytes,
+            outstanding: VecDeque::new(),
             writes,
             waiting: 0,
             uses: 0,
@@ -112,7 +117,7 @@ impl DiskStore {
             },
         };
         for file in listed {
-            match store.header_of(&mut files, &namespace, &file.name, file.bytes) {
+            match header_of(&mut files, &kind, &file.name, file.bytes) {
                 Some(header) => {
                     let blocks = header.blocks.iter().map(|block| block.chain).collect();
                     store.add(file.name, header.group, blocks, file.bytes);
@@ -128,30 +133,10 @@ impl DiskStore {
         store.thread = Some(
             thread::Builder::new()
                 .name("carat-disk".to_owned())
-                .spawn(move || run(files, &namespace, inbox, &outbox))?,
+                .spawn(move || run(files, &kind, inbox, &outbox))?,
         );
         store.make_room(0);
         Ok(store)
-    }
-
-    /// The header of a file that was found, if it can be believed.
-    fn header_of(
-        &self,
-        files: &mut impl Files,
-        namespace: &Namespace,
-        name: &str,
-        bytes: u64,
-    ) -> Option<segment::Header> {
-        if is_unfinished(name) {
-            return None;
-        }
-        let preamble = files.read(name, 0, PREAMBLE).ok()?;
-        let length = segment::header_length(&preamble).ok()?;
-        let header = files.read(name, 0, length.min(MAX_HEADER)).ok()?;
-        let header = segment::decode(&header, namespace).ok()?;
-        let fits =
-            header.file_bytes() == bytes && header.page_bytes == *self.page_bytes.get(header.group);
-        fits.then_some(header)
     }
 
     fn add(&mut self, name: String, group: KvGroup, blocks: Vec<ChainKey>, bytes: u64) -> u64 {
@@ -230,6 +215,7 @@ impl DiskStore {
                 bytes,
                 took,
             } => {
+                self.outstanding.pop_front();
                 self.stats.refused += refused.len() as u64;
                 for file in refused {
                     self.remove(file);
@@ -243,6 +229,23 @@ impl DiskStore {
             }
         }
     }
+}
+
+/// The header of a file that was found, if it can be believed.
+fn header_of(
+    files: &mut impl Files,
+    kind: &Kind,
+    name: &str,
+    bytes: u64,
+) -> Option<segment::Header> {
+    if is_unfinished(name) {
+        return None;
+    }
+    let preamble = files.read(name, 0, PREAMBLE).ok()?;
+    let length = segment::header_length(&preamble).ok()?;
+    let header = files.read(name, 0, length.min(MAX_HEADER)).ok()?;
+    let header = segment::decode(&header, kind).ok()?;
+    (header.file_bytes() == bytes).then_some(header)
 }
 
 impl PageStore for DiskStore {
@@ -276,6 +279,7 @@ impl PageStore for DiskStore {
                 files.push(FileRead {
                     file,
                     name: self.files[&file].name.clone(),
+                    group,
                     wanted: Vec::new(),
                 });
                 files.len() - 1
@@ -288,6 +292,7 @@ impl PageStore for DiskStore {
             let info = self.files.get_mut(&read.file);
             info.expect("it was found").used = self.uses;
         }
+        self.outstanding.push_back((id, pages));
         self.send(Job::Read { id, pages, files });
         id
     }
@@ -297,13 +302,22 @@ impl PageStore for DiskStore {
             return Some(read);
         }
         loop {
-            let done = if patience.is_zero() {
-                self.done.try_recv().ok()?
-            } else {
-                self.done.recv_timeout(patience).ok()?
-            };
-            if let Some(read) = self.take(done) {
-                return Some(read);
+            // With no patience it takes what is there.
+            match self.done.recv_timeout(patience) {
+                Ok(done) => {
+                    if let Some(read) = self.take(done) {
+                        return Some(read);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => return None,
+                Err(RecvTimeoutError::Disconnected) => {
+                    // The thread is gone. Nobody waits for it: what was to be read is missing, and computed.
+                    self.writes = false;
+                    self.pages = PerGroup::default();
+                    let (id, pages) = self.outstanding.pop_front()?;
+                    let pages = vec![None; pages];
+                    return Some(ReadPages { id, pages });
+                }
             }
         }
     }

@@ -14,6 +14,8 @@ pub(super) struct Disk {
     pub(super) files: BTreeMap<String, (Vec<u8>, Option<SystemTime>)>,
     /// Calls until the machine stops; what is being written then is cut short. `None` if it goes on.
     pub(super) calls_left: Option<usize>,
+    /// The next call is a mistake in the program.
+    pub(super) panics: bool,
     /// There is no room for more bytes than that.
     pub(super) room: Option<usize>,
 }
@@ -29,6 +31,7 @@ impl FakeFiles {
 
     /// Fails if the machine has stopped.
     fn call<T>(&self, act: impl FnOnce(&mut Disk, bool) -> io::Result<T>) -> io::Result<T> {
+        assert!(!self.with(|disk| disk.panics), "as this test wants");
         self.with(|disk| {
             let stopped = || io::Error::other("the machine has stopped");
             match &mut disk.calls_left {

@@ -4,6 +4,18 @@ pub(in crate::disk) fn namespace(n: u8) -> Namespace {
     Namespace::new([[n].as_slice()])
 }
 
+const PAGE: usize = 10;
+
+fn kind(n: u8, bytes: usize) -> Kind {
+    Kind {
+        namespace: namespace(n),
+        page_bytes: PerGroup {
+            full: bytes,
+            sliding: bytes,
+        },
+    }
+}
+
 /// Blocks that follow each other, the first with a piece of an image, and their pages.
 pub(in crate::disk) fn segment(seed: u32, blocks: usize, page_bytes: usize) -> Segment {
     let parent = ChainKey::root(None);
@@ -38,11 +50,11 @@ pub(in crate::disk) fn segment(seed: u32, blocks: usize, page_bytes: usize) -> S
 
 #[test]
 fn a_file_says_what_was_written() {
-    let segment = segment(5, 3, 100);
+    let segment = segment(5, 3, PAGE);
     let file = encode(&namespace(1), &segment);
     assert_eq!(file.len() as u64, file_bytes(&segment));
-    let header = decode(&file, &namespace(1)).unwrap();
-    assert_eq!((header.group, header.page_bytes), (KvGroup::Full, 100));
+    let header = decode(&file, &kind(1, PAGE)).unwrap();
+    assert_eq!((header.group, header.page_bytes), (KvGroup::Full, PAGE));
     assert_eq!(header.blocks, segment.blocks);
     assert_eq!(header.file_bytes(), file.len() as u64);
     assert_eq!(file[header.length..], segment.pages);
@@ -50,40 +62,53 @@ fn a_file_says_what_was_written() {
 
 #[test]
 fn a_header_with_any_byte_changed_is_refused() {
-    let file = encode(&namespace(1), &segment(5, 2, 10));
+    let file = encode(&namespace(1), &segment(5, 2, PAGE));
     let length = header_length(&file).unwrap();
     for place in 0..length {
         for bit in 0..8 {
             let mut damaged = file.clone();
             damaged[place] ^= 1 << bit;
-            assert!(decode(&damaged, &namespace(1)).is_err(), "byte {place}");
+            assert!(decode(&damaged, &kind(1, PAGE)).is_err(), "byte {place}");
         }
     }
 }
 
 #[test]
 fn a_header_that_is_cut_short_is_refused() {
-    let file = encode(&namespace(1), &segment(5, 2, 10));
+    let file = encode(&namespace(1), &segment(5, 2, PAGE));
     let length = header_length(&file).unwrap();
     for bytes in 0..length {
-        assert!(decode(&file[..bytes], &namespace(1)).is_err());
+        assert!(decode(&file[..bytes], &kind(1, PAGE)).is_err());
     }
 }
 
 #[test]
 fn another_models_file_is_refused() {
-    let file = encode(&namespace(1), &segment(5, 2, 10));
-    assert_eq!(decode(&file, &namespace(2)), Err(Refused::Foreign));
+    let file = encode(&namespace(1), &segment(5, 2, PAGE));
+    assert_eq!(decode(&file, &kind(2, PAGE)), Err(Refused::Foreign));
 }
 
 #[test]
 fn a_header_that_claims_too_much_is_refused() {
     // Its digest is right, so nothing but the numbers themselves tells.
-    let mut file = encode(&namespace(1), &segment(5, 1, 10));
+    let mut file = encode(&namespace(1), &segment(5, 1, PAGE));
     let length = header_length(&file).unwrap();
     let count = PREAMBLE + DIGEST + 1 + 8 + DIGEST;
     file[count..count + 4].copy_from_slice(&u32::MAX.to_le_bytes());
     let digest = *blake3::hash(&file[..length - DIGEST]).as_bytes();
     file[length - DIGEST..length].copy_from_slice(&digest);
-    assert_eq!(decode(&file, &namespace(1)), Err(Refused::Malformed));
+    assert_eq!(decode(&file, &kind(1, PAGE)), Err(Refused::Malformed));
+}
+
+#[test]
+fn pages_of_another_size_are_refused_before_anything_is_read() {
+    let mut file = encode(&namespace(1), &segment(5, 1, PAGE));
+    assert_eq!(decode(&file, &kind(1, PAGE + 1)), Err(Refused::Foreign));
+    // One that would take all memory, with a digest that is right.
+    let length = header_length(&file).unwrap();
+    let size = PREAMBLE + DIGEST + 1;
+    file[size..size + 8].copy_from_slice(&u64::MAX.to_le_bytes());
+    let digest = *blake3::hash(&file[..length - DIGEST]).as_bytes();
+    file[length - DIGEST..length].copy_from_slice(&digest);
+    assert_eq!(decode(&file, &kind(1, PAGE)), Err(Refused::Foreign));
 }

@@ -224,3 +224,35 @@ fn a_folder_is_one_processes_to_write_and_everybodys_to_read() {
         }
     }
 }
+
+#[test]
+fn a_page_of_the_other_group_is_not_taken_for_one_of_this() {
+    let files = FakeFiles::default();
+    let full = segment(1, 2, PAGE);
+    let sliding = Segment {
+        group: KvGroup::Sliding,
+        ..full.clone()
+    };
+    written(&files, &[full.clone(), sliding]);
+    let mut store = open(&files, 1 << 20);
+    files.with(|disk| {
+        let names: Vec<String> = disk.files.keys().cloned().collect();
+        let [full, sliding] = names.as_slice() else {
+            panic!("{names:?}")
+        };
+        let contents = disk.files[sliding].clone();
+        disk.files.insert(full.clone(), contents);
+    });
+    assert_eq!(read(&mut store, &full.blocks), [None, None]);
+}
+
+#[test]
+fn nobody_waits_for_a_thread_that_is_gone() {
+    let files = FakeFiles::default();
+    let one = segment(1, 2, PAGE);
+    let mut store = open(&files, 1 << 20);
+    store.write(one.clone());
+    files.with(|disk| disk.panics = true);
+    assert_eq!(read(&mut store, &one.blocks), [None, None]);
+    assert!(!store.writes() && !store.has(KvGroup::Full, &one.blocks[0].chain));
+}
