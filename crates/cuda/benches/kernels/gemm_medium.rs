@@ -8,7 +8,7 @@ use crate::{
         launch,
     },
     kernel::{
-        GemmMediumEpilogue, GemmMediumShape, HOPPER_MULTIPROCESSORS, RowsAt,
+        GemmMediumEpilogue, GemmMediumKernel, GemmMediumShape, HOPPER_MULTIPROCESSORS, RowsAt,
         fragment::FragmentFormat,
         linear::gemm_medium::{
             GemmMediumParams, MAX_ROWS, entry,
@@ -98,14 +98,14 @@ fn time_packed(card: &Card, name: &str, shape: &GemmMediumShape) {
         let tiling = shape.tiling(entry(rows));
         println!(
             "gemm_medium {name:<14} {outputs:>6} x {columns:>5}, {rows:>2} rows: {alone:>6.1} us {:>5.0} GB/s, with PDL {pdl:>6.1} us \
-             {:>5.0} GB/s  {}x{} blocks, {} pairs, {} stages{}",
+             {:>5.0} GB/s  {}x{} blocks, {} tiles, {} stages{}",
             rate(alone),
             rate(pdl),
             tiling.runs,
             tiling.splits,
             tiling.run,
             tiling.split_stages,
-            if tiling.whole_pairs { ", whole" } else { "" },
+            if tiling.whole_tiles { ", whole" } else { "" },
         );
     }
 }
@@ -168,6 +168,10 @@ enum F16 {
 
 fn time(name: &str, products: Products, formats: &[FragmentFormat], f16: F16) {
     let card = Card::open(Tier::Best);
+    let kernel = match card.device.capability.major {
+        9 => GemmMediumKernel::Warpgroups,
+        _ => GemmMediumKernel::Warps,
+    };
     for &(product, sizes, pair) in products {
         for &format in formats {
             let epilogue = if pair {
@@ -177,7 +181,7 @@ fn time(name: &str, products: Products, formats: &[FragmentFormat], f16: F16) {
             };
             let shape = GemmMediumShape {
                 epilogue,
-                ..shape(format, sizes, HOPPER_MULTIPROCESSORS)
+                ..shape(kernel, format, sizes, HOPPER_MULTIPROCESSORS)
             };
             time_packed(
                 &card,

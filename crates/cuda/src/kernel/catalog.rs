@@ -32,7 +32,7 @@ pub(crate) fn all() -> Vec<Specialization> {
     all.extend(attention::qkv_norm_rope::HEAD_DIMS.map(attention::qkv_norm_rope::specialization));
     all.extend(linear::gemv::specializations(false));
     all.extend(linear::gemm::specializations());
-    all.extend(linear::gemm_medium::specializations());
+    all.extend(linear::gemm_medium::specializations(false));
     all.extend(attention::attend::LANE_VALUES.map(attention::attend::specialization));
     all.extend(attention::flash_prefill::specializations());
     all.extend(attention::flash_decode::SHAPES.map(attention::flash_decode::specialization));
@@ -58,5 +58,6 @@ pub(crate) fn all() -> Vec<Specialization> {
 pub(crate) fn hopper() -> Vec<Specialization> {
     let mut all = attention::flash_prefill::hopper_specializations();
     all.extend(linear::gemv::specializations(true));
+    all.extend(linear::gemm_medium::specializations(true));
     all
 }

@@ -52,7 +52,7 @@ pub(crate) use linear::gemm::{
     PermutationOperands,
 };
 pub(crate) use linear::gemm_medium::{
-    GemmMedium, GemmMediumEpilogue, GemmMediumOut, GemmMediumShape,
+    GemmMedium, GemmMediumEpilogue, GemmMediumKernel, GemmMediumOut, GemmMediumShape,
 };
 pub(crate) use linear::gemv::{
     Gemv, GemvDevice, GemvEpilogue, GemvPrologue, GemvPrologueNorm, GemvShape, GemvWeights,

@@ -11,7 +11,7 @@ use carat_model::{
     plan::{Plan, Rows, Step, Value},
 };
 
-use super::{Lowering, large_attention::raw_inputs, medium_batch::packed_buckets};
+use super::{Lowering, large_attention::raw_inputs};
 use crate::{
     compile::{
         call::{Buckets, Call, CublasLtGemm, Launch},
@@ -436,7 +436,7 @@ impl Lowering<'_> {
                 if let Some(format) = packed {
                     let kernel =
                         self.packed_gate_up(format, &product.parts, x, both, GATE_UP_SCALE);
-                    self.buckets = packed_buckets();
+                    self.buckets = self.packed_buckets();
                     self.call(&label, op.rows, kernel);
                     self.buckets = Buckets::ALL;
                 }
@@ -544,7 +544,7 @@ impl Lowering<'_> {
         let label = self.product_label(op, parts);
         let packed = self.reads_packed(parts);
         if packed {
-            self.buckets = packed_buckets();
+            self.buckets = self.packed_buckets();
             self.packed_products(&label, op, parts, input, target);
             self.buckets = Buckets::ALL;
         }

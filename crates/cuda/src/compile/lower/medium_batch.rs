@@ -16,8 +16,8 @@ use crate::{
         target::GemmImpl,
     },
     kernel::{
-        Activation, Columns, FlashDecode, GemmMedium, GemmMediumEpilogue, GemmMediumOut,
-        GemmMediumShape, HeadNorm, Heads, Operand, WeightFormat, WeightOperand,
+        Activation, Columns, FlashDecode, GemmMedium, GemmMediumEpilogue, GemmMediumKernel,
+        GemmMediumOut, GemmMediumShape, HeadNorm, Heads, Operand, WeightFormat, WeightOperand,
         fragment::{FragmentFormat, M_TILE},
     },
 };
@@ -26,12 +26,20 @@ use crate::{
 /// on an H200 beside its time for large matrices: 0.6 to 0.85 at 16 rows, 1.1 at 32, 1.6 to 1.9 at 64.
 const PACKED_ROWS: usize = 16;
 
-/// Buckets that multiply packed weights.
-pub(super) fn packed_buckets() -> Buckets {
-    Buckets::up_to(PACKED_ROWS)
-}
-
 impl Lowering<'_> {
+    fn packed_rows(&self) -> usize {
+        if self.target.hopper {
+            MEDIUM_ROWS
+        } else {
+            PACKED_ROWS
+        }
+    }
+
+    /// Buckets that multiply packed weights.
+    pub(super) fn packed_buckets(&self) -> Buckets {
+        Buckets::up_to(self.packed_rows())
+    }
+
     fn fragment_format(&self, part: LinearPart) -> Option<FragmentFormat> {
         FragmentFormat::of(self.weights.matrix(part.w).quant)
     }
@@ -56,7 +64,9 @@ impl Lowering<'_> {
     pub(super) fn f16_buckets(&self, packed: bool) -> Option<Buckets> {
         match packed {
             false => Some(Buckets::ALL),
-            true if self.target.max_rows > PACKED_ROWS => Some(Buckets::above(PACKED_ROWS)),
+            true if self.target.max_rows.min(MEDIUM_ROWS) > self.packed_rows() => {
+                Some(Buckets::above(self.packed_rows()))
+            }
             true => None,
         }
     }
@@ -211,6 +221,10 @@ impl Lowering<'_> {
             outputs,
             multiprocessors: self.target.multiprocessors,
             shared_bytes: self.target.shared_bytes,
+            kernel: match self.target.hopper {
+                true => GemmMediumKernel::Warpgroups,
+                false => GemmMediumKernel::Warps,
+            },
         }
     }
 

@@ -198,14 +198,14 @@ fn a_layer_of_many_rows_by_cublaslt() {
 fn a_layer_of_a_medium_batch() {
     let text = section(&model(Variant::E2b), cublaslt(MEDIUM), "L1");
     expect![[r#"
-        L1.attn.q+k+v              all     gemm_medium_16.q4.f32      s1 -> s2
+        L1.attn.q+k+v              all     gemm_medium_sm90_16.q4.f32 s1 -> s2
         L1.attn.store_kv           all     qkv_norm_rope              s2 ->
         L1.attn.attend             all     flash_decode               s2 -> s6 s7 s5
-        L1.attn.o                  all     gemm_medium_16.q4.f32      s5 -> %43
+        L1.attn.o                  all     gemm_medium_sm90_16.q4.f32 s5 -> %43
         L1.attn.post_norm          all     fused_residual_norm        %43 %32 -> %45 s1
-        L1.ffn.gate+up             all     gemm_medium_16.q4.f16_pair s1 -> s8
+        L1.ffn.gate+up             all     gemm_medium_sm90_16.q4.f16_pair s1 -> s8
         L1.ffn.gelu_mul            all     geglu                      s8 -> s9 s10
-        L1.ffn.down                all     gemm_medium_16.q4.f32      s9 -> %50
+        L1.ffn.down                all     gemm_medium_sm90_16.q4.f32 s9 -> %50
         L1.ffn.post_norm           all     fused_residual_norm        %50 %45 s10 -> %52 s1
         L1.ple.gate                all     cublaslt                   s1 -> s11
         L1.ple.gelu_mul            all     convert_gelu_mul           s11 %6 -> s12

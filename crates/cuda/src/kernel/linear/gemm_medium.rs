@@ -1,4 +1,5 @@
-//! Twin of `kernels/linear/gemm_medium.cu`: products of 9 to 64 rows, weights packed, activations in f16.
+//! Twin of `kernels/linear/gemm_medium.cu` and, on Hopper, `gemm_medium_sm90.cu`: products of 9 to 64 rows, weights packed,
+//! activations in f16. A worker is a warp with pairs of M-tiles there, a warpgroup with slabs of four here; either is a tile.
 //!
 //! A shape and a bucket of rows decide how M-tiles and inputs are shared among blocks and warps; nothing else does, so rows come
 //! out the same in every batch of their bucket. Split-K `partials` and `arrivals` are scratch that all products of a program may
@@ -21,19 +22,20 @@ use crate::{
 pub(crate) const MAX_ROWS: usize = 64;
 /// Inputs of a stage.
 const STAGE_INPUTS: usize = PART_INPUTS;
-const WARPS: usize = 8;
-/// Rows of an M-tile pair, which a warp multiplies at a time.
-const PAIR_ROWS: usize = 2 * M_TILE;
 const ENTRIES: &[&str] = &[
     "gemm_medium_16",
     "gemm_medium_32",
     "gemm_medium_48",
     "gemm_medium_64",
 ];
+const HOPPER_ENTRIES: &[&str] = &[
+    "gemm_medium_sm90_16",
+    "gemm_medium_sm90_32",
+    "gemm_medium_sm90_48",
+    "gemm_medium_sm90_64",
+];
 /// Rows of the first entry point, and from each to the next.
 const ENTRY_ROWS: usize = 16;
-/// Bytes of a token in a slot of sums: a pair's rows and a gap, so that a warp's stores meet all banks.
-const SLOT_TOKEN_BYTES: usize = 4 * (PAIR_ROWS + 4);
 /// Shared memory that the kernel declares, with room for its alignment.
 const DECLARED_BYTES: usize = 1 << 10;
 /// Blocks with this much shared memory have deep rings.
@@ -43,7 +45,7 @@ params! {
     pub(crate) struct TilingParams {
         run: u32,
         split_stages: u32,
-        whole_pairs: u32,
+        whole_tiles: u32,
     }
 }
 
@@ -86,19 +88,81 @@ pub(crate) struct GemmMediumShape {
     /// Of the target, as the shared memory of a block.
     pub(crate) multiprocessors: usize,
     pub(crate) shared_bytes: usize,
+    pub(crate) kernel: GemmMediumKernel,
+}
+
+/// Kernel that multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum GemmMediumKernel {
+    /// `gemm_medium.cu`: a warp multiplies pairs of M-tiles.
+    Warps,
+    /// `gemm_medium_sm90.cu`: a warpgroup multiplies slabs of four M-tiles, by wgmma.
+    Warpgroups,
+}
+
+impl GemmMediumKernel {
+    /// M-tiles of a tile, which a worker multiplies at a time.
+    fn m_tiles(self) -> usize {
+        match self {
+            GemmMediumKernel::Warps => 2,
+            GemmMediumKernel::Warpgroups => 4,
+        }
+    }
+
+    fn tile_rows(self) -> usize {
+        self.m_tiles() * M_TILE
+    }
+
+    /// Workers of a block, each with equally many stages.
+    fn workers(self) -> usize {
+        match self {
+            GemmMediumKernel::Warps => 8,
+            GemmMediumKernel::Warpgroups => 4,
+        }
+    }
+
+    fn threads(self) -> usize {
+        match self {
+            GemmMediumKernel::Warps => 8 * 32,
+            GemmMediumKernel::Warpgroups => 4 * 128,
+        }
+    }
+
+    /// Bytes of a token in a slot of sums: a tile's rows and a gap, so that a warp's stores meet all banks.
+    fn slot_token_bytes(self) -> usize {
+        4 * (self.tile_rows() + 4)
+    }
+
+    /// Bytes behind each token's activations in shared memory, so that neighbours' operands meet all banks; wgmma takes lines of
+    /// a stage that are swizzled.
+    fn token_padding_bytes(self, format: FragmentFormat) -> usize {
+        match (self, format) {
+            (GemmMediumKernel::Warpgroups, _) => 0,
+            (GemmMediumKernel::Warps, FragmentFormat::K6) => 32,
+            (GemmMediumKernel::Warps, _) => 64,
+        }
+    }
+
+    /// What it takes for activations to start where the kernel wants them.
+    fn alignment_bytes(self) -> usize {
+        match self {
+            GemmMediumKernel::Warps => 0,
+            GemmMediumKernel::Warpgroups => 1 << 10,
+        }
+    }
 }
 
 /// Shares of blocks and warps in a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tiling {
-    /// M-tile pairs of a block, and blocks that have one split of the inputs.
+    /// Tiles of a block, and blocks that have one split of the inputs.
     pub(crate) run: usize,
     pub(crate) runs: usize,
     /// Stages of a split, and splits.
     pub(crate) split_stages: usize,
     pub(crate) splits: usize,
-    /// Whether a warp's piece is whole pairs: nothing to add up, at the price of unequal pieces.
-    pub(crate) whole_pairs: bool,
+    /// Whether a worker's piece is whole tiles: nothing to add up, at the price of unequal pieces.
+    pub(crate) whole_tiles: bool,
 }
 
 /// Scratch that a product needs, in bytes.
@@ -108,22 +172,19 @@ pub(crate) struct GemmMediumScratch {
     pub(crate) arrivals: usize,
 }
 
-/// Stages of a warp's cp.async ring: as many as keep the memory busy, or as small cards have room for.
-fn ring(format: FragmentFormat, shared_bytes: usize) -> usize {
-    match (format, shared_bytes >= LARGE_SHARED_BYTES) {
-        (FragmentFormat::Q8, true) => 4,
-        (FragmentFormat::K5 | FragmentFormat::K6, true) => 5,
-        (FragmentFormat::Q4 | FragmentFormat::K4, true) => 6,
-        (FragmentFormat::Q8, false) => 2,
-        (_, false) => 3,
-    }
-}
-
-/// Bytes behind each token's activations in shared memory, so that neighbours' operands meet all banks.
-fn token_padding_bytes(format: FragmentFormat) -> usize {
-    match format {
-        FragmentFormat::K6 => 32,
-        _ => 64,
+/// Stages of a warp's cp.async ring: as many as keep the memory busy, or as small cards have room for. Sixteen warps need fewer
+/// each than eight, and leave more room for activations.
+fn ring(kernel: GemmMediumKernel, format: FragmentFormat, shared_bytes: usize) -> usize {
+    use FragmentFormat::{K4, K5, K6, Q4, Q8};
+    match (kernel, format, shared_bytes >= LARGE_SHARED_BYTES) {
+        (GemmMediumKernel::Warpgroups, Q8, _) => 3,
+        (GemmMediumKernel::Warpgroups, K5 | K6, _) => 4,
+        (GemmMediumKernel::Warpgroups, Q4 | K4, _) => 5,
+        (GemmMediumKernel::Warps, Q8, true) => 4,
+        (GemmMediumKernel::Warps, K5 | K6, true) => 5,
+        (GemmMediumKernel::Warps, Q4 | K4, true) => 6,
+        (GemmMediumKernel::Warps, Q8, false) => 2,
+        (GemmMediumKernel::Warps, _, false) => 3,
     }
 }
 
@@ -145,40 +206,53 @@ impl GemmMediumShape {
     }
 
     fn ring_bytes(&self) -> usize {
-        WARPS * ring(self.format, self.shared_bytes) * 2 * self.format.part_bytes()
+        let stages = ring(self.kernel, self.format, self.shared_bytes);
+        self.kernel.workers() * stages * self.unit_bytes()
     }
 
-    /// Dynamic shared memory: rings, sums of warps that go on to another pair, and activations, in whose place all warps' last
-    /// sums lie in the end.
+    /// Bytes of weights of a stage of a tile.
+    fn unit_bytes(&self) -> usize {
+        self.kernel.m_tiles() * self.format.part_bytes()
+    }
+
+    fn tiles(&self) -> usize {
+        self.m_tiles().div_ceil(self.kernel.m_tiles())
+    }
+
+    /// Dynamic shared memory: rings, sums of workers that go on to another tile, and activations, in whose place all workers'
+    /// last sums lie in the end.
     fn shared_bytes(&self, entry: usize, tiling: &Tiling) -> usize {
         let rows = (entry + 1) * ENTRY_ROWS;
-        let token = 2 * STAGE_INPUTS * tiling.split_stages + token_padding_bytes(self.format);
-        let slot = rows * SLOT_TOKEN_BYTES;
-        let (crossing, last) = if tiling.whole_pairs {
+        let padding = self.kernel.token_padding_bytes(self.format);
+        let token = 2 * STAGE_INPUTS * tiling.split_stages + padding;
+        let slot = rows * self.kernel.slot_token_bytes();
+        let workers = self.kernel.workers();
+        let (crossing, last) = if tiling.whole_tiles {
             (0, 0)
         } else {
-            ((tiling.run - 1).min(WARPS), WARPS)
+            ((tiling.run - 1).min(workers), workers)
         };
-        self.ring_bytes() + crossing * slot + (rows * token).max(last * slot)
+        let sums = crossing * slot + (rows * token).max(last * slot);
+        self.ring_bytes() + sums + self.kernel.alignment_bytes()
     }
 
     /// Estimated time of the slowest block, in bytes of weights. What comes from L2, activations and partials, is about two and
     /// a half times as fast; meeting at a counter takes as long as some stages.
     fn cost(&self, entry: usize, tiling: &Tiling) -> f64 {
         const L2: f64 = 0.4;
-        const MEETING: f64 = 20_000.0;
+        const MEETING: f64 = 50_000.0;
         let rows = (entry + 1) * ENTRY_ROWS;
         let units = tiling.run * tiling.split_stages;
-        let unit_bytes = 2 * self.format.part_bytes();
-        let slowest = if tiling.whole_pairs {
-            tiling.run.div_ceil(WARPS) * tiling.split_stages
+        let workers = self.kernel.workers();
+        let slowest = if tiling.whole_tiles {
+            tiling.run.div_ceil(workers) * tiling.split_stages
         } else {
-            units.div_ceil(WARPS)
+            units.div_ceil(workers)
         };
-        let weights = (slowest * WARPS * unit_bytes) as f64;
+        let weights = (slowest * workers * self.unit_bytes()) as f64;
         let activations = (rows * tiling.split_stages * STAGE_INPUTS * 2) as f64;
         let reduction = if tiling.splits > 1 {
-            let sums = (tiling.run * PAIR_ROWS * rows * 4) as f64;
+            let sums = (tiling.run * self.kernel.tile_rows() * rows * 4) as f64;
             MEETING + L2 * sums * (1.0 + tiling.splits as f64)
         } else {
             0.0
@@ -197,22 +271,22 @@ impl GemmMediumShape {
     }
 
     fn tiling_in(&self, turns: usize, entry: usize) -> Option<Tiling> {
-        let (pairs, stages) = (self.m_tiles().div_ceil(2), self.stages());
+        let (tiles, stages) = (self.tiles(), self.stages());
         let available = self.shared_bytes - DECLARED_BYTES;
         let mut best: Option<(f64, Tiling)> = None;
-        for wanted_runs in 1..=pairs.min(self.multiprocessors) {
-            let run = pairs.div_ceil(wanted_runs);
-            let runs = pairs.div_ceil(run);
+        for wanted_runs in 1..=tiles.min(self.multiprocessors) {
+            let run = tiles.div_ceil(wanted_runs);
+            let runs = tiles.div_ceil(run);
             for wanted_splits in 1..=(turns * self.multiprocessors / runs).min(stages) {
                 let split_stages = stages.div_ceil(wanted_splits);
                 let splits = stages.div_ceil(split_stages);
-                for whole_pairs in [false, true] {
+                for whole_tiles in [true, false] {
                     let tiling = Tiling {
                         run,
                         runs,
                         split_stages,
                         splits,
-                        whole_pairs,
+                        whole_tiles,
                     };
                     if self.shared_bytes(entry, &tiling) > available {
                         continue;
@@ -234,7 +308,7 @@ impl GemmMediumShape {
             entry,
             shared_bytes: self.shared_bytes(entry, &tiling),
             pdl,
-            ..Grid::new((tiling.runs, tiling.splits), WARPS * 32)
+            ..Grid::new((tiling.runs, tiling.splits), self.kernel.threads())
         }
     }
 
@@ -248,8 +322,8 @@ impl GemmMediumShape {
             let tiling = self.tiling(entry);
             if tiling.splits > 1 {
                 let rows = (entry + 1) * ENTRY_ROWS;
-                let partials =
-                    tiling.runs * tiling.splits * tiling.run * PAIR_ROWS * rows * size_of::<f32>();
+                let tile = self.kernel.tile_rows() * rows * size_of::<f32>();
+                let partials = tiling.runs * tiling.splits * tiling.run * tile;
                 scratch.partials = scratch.partials.max(partials);
                 scratch.arrivals = scratch.arrivals.max(tiling.runs * size_of::<u32>());
             }
@@ -262,16 +336,17 @@ impl GemmMediumShape {
         TilingParams {
             run: tiling.run as u32,
             split_stages: tiling.split_stages as u32,
-            whole_pairs: u32::from(tiling.whole_pairs),
+            whole_tiles: u32::from(tiling.whole_tiles),
         }
     }
 
     pub(crate) fn specialization(&self) -> Specialization {
-        specialization(self.format, self.epilogue, self.shared_bytes)
+        specialization(self.kernel, self.format, self.epilogue, self.shared_bytes)
     }
 }
 
 fn specialization(
+    kernel: GemmMediumKernel,
     format: FragmentFormat,
     epilogue: GemmMediumEpilogue,
     shared_bytes: usize,
@@ -280,32 +355,40 @@ fn specialization(
         GemmMediumEpilogue::F32 => "f32",
         GemmMediumEpilogue::F16Pair => "f16_pair",
     };
-    let constants = vec![
+    let mut constants = vec![
         ("WEIGHTS", format.name().to_owned()),
         ("EPILOGUE", epilogue.to_owned()),
-        ("RING", ring(format, shared_bytes).to_string()),
+        ("RING", ring(kernel, format, shared_bytes).to_string()),
         ("M_TILE_STAGE_BYTES", format.part_bytes().to_string()),
-        ("SLOT_TOKEN_BYTES", SLOT_TOKEN_BYTES.to_string()),
-        (
-            "TOKEN_PADDING_BYTES",
-            token_padding_bytes(format).to_string(),
-        ),
+        ("SLOT_TOKEN_BYTES", kernel.slot_token_bytes().to_string()),
     ];
+    let (kernel, entries) = match kernel {
+        GemmMediumKernel::Warps => {
+            let padding = kernel.token_padding_bytes(format);
+            constants.push(("TOKEN_PADDING_BYTES", padding.to_string()));
+            ("gemm_medium", ENTRIES)
+        }
+        GemmMediumKernel::Warpgroups => ("gemm_medium_sm90", HOPPER_ENTRIES),
+    };
     Specialization {
-        kernel: "gemm_medium",
-        entries: ENTRIES,
+        kernel,
+        entries,
         constants,
         params_bytes: GemmMediumParams::BYTES,
     }
 }
 
-/// Every specialization that lowering may choose.
-pub(crate) fn specializations() -> Vec<Specialization> {
+/// Every specialization that lowering may choose, on Hopper or not.
+pub(crate) fn specializations(hopper: bool) -> Vec<Specialization> {
+    let (kernel, shared) = match hopper {
+        false => (GemmMediumKernel::Warps, &[0, LARGE_SHARED_BYTES][..]),
+        true => (GemmMediumKernel::Warpgroups, &[LARGE_SHARED_BYTES][..]),
+    };
     let mut all = Vec::new();
     for format in FragmentFormat::ALL {
         for epilogue in [GemmMediumEpilogue::F32, GemmMediumEpilogue::F16Pair] {
             all.extend(
-                [0, LARGE_SHARED_BYTES].map(|shared| specialization(format, epilogue, shared)),
+                (shared.iter()).map(|&shared| specialization(kernel, format, epilogue, shared)),
             );
         }
     }

@@ -50,7 +50,10 @@ impl Matrix {
     }
 }
 
+const KERNELS: [GemmMediumKernel; 2] = [GemmMediumKernel::Warps, GemmMediumKernel::Warpgroups];
+
 pub(crate) fn shape(
+    kernel: GemmMediumKernel,
     format: FragmentFormat,
     sizes: (usize, usize),
     multiprocessors: usize,
@@ -62,7 +65,14 @@ pub(crate) fn shape(
         outputs: sizes.0,
         multiprocessors,
         shared_bytes: HOPPER_SHARED,
+        kernel,
     }
+}
+
+/// Every kernel with every format.
+fn kernels() -> impl Iterator<Item = (GemmMediumKernel, FragmentFormat)> {
+    let formats = FORMATS.map(|(format, _)| format);
+    (KERNELS.into_iter()).flat_map(move |kernel| formats.map(|format| (kernel, format)))
 }
 
 /// Products of the published sizes: outputs and inputs.
@@ -83,18 +93,19 @@ const SIZES: [(usize, usize); 12] = [
 
 #[test]
 fn blocks_of_published_sizes_are_resident_and_miss_little() {
-    for (format, _) in FORMATS {
+    for (kernel, format) in kernels() {
+        let tile_rows = kernel.tile_rows();
         for sizes in SIZES {
-            let shape = shape(format, sizes, HOPPER_MULTIPROCESSORS);
+            let shape = shape(kernel, format, sizes, HOPPER_MULTIPROCESSORS);
             for (entry, name) in ENTRIES.iter().enumerate() {
-                let case = format!("{format:?} {sizes:?} {name}");
+                let case = format!("{kernel:?} {format:?} {sizes:?} {name}");
                 let tiling = shape.tiling(entry);
                 assert!(
                     tiling.runs * tiling.splits <= shape.multiprocessors,
                     "{case}"
                 );
                 assert!(
-                    tiling.run * tiling.runs >= sizes.0.div_ceil(PAIR_ROWS),
+                    tiling.run * tiling.runs >= sizes.0.div_ceil(tile_rows),
                     "{case}"
                 );
                 let stages = sizes.1.div_ceil(STAGE_INPUTS);
@@ -106,7 +117,7 @@ fn blocks_of_published_sizes_are_resident_and_miss_little() {
                     continue; // over before more blocks could meet
                 }
                 let busiest = tiling.run * tiling.split_stages * shape.multiprocessors;
-                let equal = (sizes.0.div_ceil(PAIR_ROWS) * stages) as f64;
+                let equal = (sizes.0.div_ceil(tile_rows) * stages) as f64;
                 assert!(busiest as f64 / equal < 1.35, "{case}: {tiling:?}");
             }
         }
@@ -119,7 +130,7 @@ fn every_card_has_room_for_a_tiling() {
         for sizes in SIZES {
             let shape = GemmMediumShape {
                 shared_bytes: SMALL_SHARED,
-                ..shape(format, sizes, 46)
+                ..shape(GemmMediumKernel::Warps, format, sizes, 46)
             };
             for entry in 0..ENTRIES.len() {
                 let tiling = shape.tiling(entry);
@@ -214,7 +225,10 @@ const BUCKETS: [(usize, usize); 4] = [(16, 9), (32, 31), (48, 48), (64, 50)];
 
 /// Against f64 of the same f16 activations, rows in company and alone.
 fn check(shape: &GemmMediumShape, seed: u64) {
-    let card = Card::open(Tier::Portable);
+    let card = Card::open(match shape.kernel {
+        GemmMediumKernel::Warps => Tier::Portable,
+        GemmMediumKernel::Warpgroups => Tier::Best,
+    });
     let GemmMediumShape {
         format,
         columns,
@@ -254,48 +268,55 @@ fn check(shape: &GemmMediumShape, seed: u64) {
     }
 }
 
-/// Cards of several sizes, so that warps share pairs, cross from one to the next, have whole ones, and inputs are split.
-fn cases(format: FragmentFormat) -> Vec<GemmMediumShape> {
+/// Cards of several sizes, so that workers share tiles, cross from one to the next, have whole ones, and inputs are split.
+fn cases(kernel: GemmMediumKernel, format: FragmentFormat) -> Vec<GemmMediumShape> {
+    let shape = |sizes, multiprocessors| shape(kernel, format, sizes, multiprocessors);
+    let smaller = match kernel {
+        GemmMediumKernel::Warps => SMALL_SHARED,
+        GemmMediumKernel::Warpgroups => LARGE_SHARED_BYTES,
+    };
     let (columns, small) = match format {
         FragmentFormat::Q8 | FragmentFormat::Q4 => (320, 352),
         _ => (256, 256),
     };
     vec![
-        shape(format, (200, small), 1),
-        shape(format, (1032, small), 1),
-        shape(format, (37, 3 * columns), 8),
+        shape((136, small), 1),
+        shape((200, small), 1),
+        shape((1032, small), 1),
+        shape((37, 12 * columns), 8),
         GemmMediumShape {
             epilogue: GemmMediumEpilogue::F16Pair,
-            ..shape(format, (2 * 72, small), 3)
+            ..shape((2 * 72, small), 3)
         },
         GemmMediumShape {
-            shared_bytes: SMALL_SHARED,
-            ..shape(format, (200, 2 * columns), 5)
+            shared_bytes: smaller,
+            ..shape((200, 2 * columns), 5)
         },
     ]
 }
 
 #[test]
 fn cases_have_every_kind_of_tiling() {
-    for (format, _) in FORMATS {
-        let tilings: Vec<Tiling> = cases(format)
+    for (kernel, format) in kernels() {
+        let workers = kernel.workers();
+        let tilings: Vec<Tiling> = cases(kernel, format)
             .iter()
             .flat_map(|shape| (0..ENTRIES.len()).map(|entry| shape.tiling(entry)))
             .collect();
         let has = |kind: &dyn Fn(&Tiling) -> bool| tilings.iter().any(kind);
-        assert!(has(&|t| t.splits > 1), "{format:?}");
+        assert!(has(&|t| t.splits > 1), "{kernel:?} {format:?}");
         assert!(has(&|t| t.splits == 1), "{format:?}");
-        assert!(has(&|t| t.whole_pairs), "{format:?}");
+        assert!(has(&|t| t.whole_tiles), "{format:?}");
         assert!(
-            has(&|t| !t.whole_pairs && t.run > 1 && t.run <= WARPS),
+            has(&|t| !t.whole_tiles && t.run > 1 && t.run <= workers),
             "{format:?}"
         );
-        assert!(has(&|t| !t.whole_pairs && t.run > WARPS), "{format:?}");
+        assert!(has(&|t| !t.whole_tiles && t.run > workers), "{format:?}");
     }
 }
 
-fn check_format(format: FragmentFormat) {
-    for (i, shape) in cases(format).iter().enumerate() {
+fn check_format(kernel: GemmMediumKernel, format: FragmentFormat) {
+    for (i, shape) in cases(kernel, format).iter().enumerate() {
         check(shape, 7 + 10 * i as u64);
     }
 }
@@ -303,29 +324,59 @@ fn check_format(format: FragmentFormat) {
 #[test]
 #[ignore = "needs a card"]
 fn gemm_medium_q8() {
-    check_format(FragmentFormat::Q8);
+    check_format(GemmMediumKernel::Warps, FragmentFormat::Q8);
 }
 
 #[test]
 #[ignore = "needs a card"]
 fn gemm_medium_q4() {
-    check_format(FragmentFormat::Q4);
+    check_format(GemmMediumKernel::Warps, FragmentFormat::Q4);
 }
 
 #[test]
 #[ignore = "needs a card"]
 fn gemm_medium_k4() {
-    check_format(FragmentFormat::K4);
+    check_format(GemmMediumKernel::Warps, FragmentFormat::K4);
 }
 
 #[test]
 #[ignore = "needs a card"]
 fn gemm_medium_k5() {
-    check_format(FragmentFormat::K5);
+    check_format(GemmMediumKernel::Warps, FragmentFormat::K5);
 }
 
 #[test]
 #[ignore = "needs a card"]
 fn gemm_medium_k6() {
-    check_format(FragmentFormat::K6);
+    check_format(GemmMediumKernel::Warps, FragmentFormat::K6);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_sm90_q8() {
+    check_format(GemmMediumKernel::Warpgroups, FragmentFormat::Q8);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_sm90_q4() {
+    check_format(GemmMediumKernel::Warpgroups, FragmentFormat::Q4);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_sm90_k4() {
+    check_format(GemmMediumKernel::Warpgroups, FragmentFormat::K4);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_sm90_k5() {
+    check_format(GemmMediumKernel::Warpgroups, FragmentFormat::K5);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_sm90_k6() {
+    check_format(GemmMediumKernel::Warpgroups, FragmentFormat::K6);
 }

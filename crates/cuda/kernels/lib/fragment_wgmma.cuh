@@ -1,0 +1,141 @@
+// Fragments to A operands of wgmma in f16: as lib/fragment_f16.cuh, with fewer instructions. Of every four codes, one per byte of a
+// word, the first and third are a pair, then the second and fourth: they lie 16 bits apart as they are, and one instruction puts
+// both behind 1024's exponent. The tokens' side must have its inputs in the same order: `paired_inputs`.
+#pragma once
+#include "lib/fragment_f16.cuh"
+
+// Four inputs, of f16, in the order of the codes.
+__device__ __forceinline__ void paired_inputs(u32& first, u32& second) {
+  const u32 even = __byte_perm(first, second, 0x5410), odd = __byte_perm(first, second, 0x7632);
+  first = even, second = odd;
+}
+
+// (word & MASK) ^ EXPONENT, in one instruction.
+template <u32 MASK, u32 EXPONENT>
+__device__ __forceinline__ u32 masked(u32 word) {
+  u32 found;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(found) : "r"(word), "n"(MASK), "r"(EXPONENT));
+  return found;
+}
+
+// Codes of 8 bits whose centre is CENTRE (of both halves, 1024 included).
+template <u32 CENTRE>
+__device__ __forceinline__ void byte_pairs(u32& even, u32& odd, u32 codes) {
+  even = sub_f16x2(masked<0x00ff00ffu, CENTRE>(codes), CENTRE);
+  odd = sub_f16x2(masked<0x00ff00ffu, CENTRE>(codes >> 8), CENTRE);
+}
+
+// Codes of 4 bits, in the low nibbles and in the high ones, with SIGN times 8 added and taken away again: signed nibbles, or those
+// that are less by 8. High ones are 16 times as much until a multiplication, which is exact.
+template <u32 SIGN>
+__device__ __forceinline__ void nibble_pairs(u32 (&low)[2], u32 (&high)[2], u32 codes) {
+  constexpr u32 LOW = 0x64006400u | SIGN * 0x00080008u, HIGH = 0x64006400u | SIGN * 0x00800080u;
+  constexpr u32 SIXTEENTH = 0x2c002c00u, MINUS_72 = 0xd480d480u;
+#pragma unroll
+  for (u32 i = 0; i < 2; i++) {
+    const u32 word = i ? codes >> 8 : codes;
+    low[i] = sub_f16x2(masked<0x000f000fu, LOW>(word), 0x64086408u);
+    high[i] = fma_f16x2(masked<0x00f000f0u, HIGH>(word), SIXTEENTH, MINUS_72);
+  }
+}
+
+// Operands of a step of 32 inputs: two products of 16.
+__device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_q8) {
+  const u32 group = lane / 4;
+  const uint4 codes = *(const uint4*)(m_tile + LANES_BYTES * step + 16 * lane);
+  const u32 low = step_scale(m_tile + Weights_q8::ROWS_AT, group, step),
+            high = step_scale(m_tile + Weights_q8::ROWS_AT, group + 8, step);
+  // Bytes of the other sign bit are codes + 128.
+  constexpr u32 CENTRE = 0x64806480u;
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    u32 pairs[4];
+    byte_pairs<CENTRE>(pairs[0], pairs[2], half ? codes.z : codes.x);
+    byte_pairs<CENTRE>(pairs[1], pairs[3], half ? codes.w : codes.y);
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) a[half][i] = mul_f16x2(pairs[i], i % 2 ? high : low);
+  }
+}
+
+__device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_q4) {
+  const u32 group = lane / 4;
+  const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+  const u32 low_scale = step_scale(m_tile + Weights_q4::ROWS_AT, group, step),
+            high_scale = step_scale(m_tile + Weights_q4::ROWS_AT, group + 8, step);
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    u32 low[2], high[2];
+    nibble_pairs<1>(low, high, half ? codes.y : codes.x);
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+      a[half][2 * i] = mul_f16x2(low[i], low_scale);
+      a[half][2 * i + 1] = mul_f16x2(high[i], high_scale);
+    }
+  }
+}
+
+__device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_k4) {
+  const u32 group = lane / 4;
+  const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+  u32 low_row[2], high_row[2];
+  scale_and_centre<8>(low_row, m_tile + Weights_k4::ROWS_AT + 8 * group, step);
+  scale_and_centre<8>(high_row, m_tile + Weights_k4::ROWS_AT + 8 * group + 64, step);
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    u32 low[2], high[2];
+    nibble_pairs<0>(low, high, half ? codes.y : codes.x);
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+      a[half][2 * i] = fma_f16x2(low[i], low_row[0], low_row[1]);
+      a[half][2 * i + 1] = fma_f16x2(high[i], high_row[0], high_row[1]);
+    }
+  }
+}
+
+__device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_k5) {
+  const u32 group = lane / 4;
+  const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+  const u32 fifths = word_at(m_tile + Weights_k5::HIGH_AT + 4 * lane) >> 4 * step;
+  u32 low_row[2], high_row[2];
+  scale_and_centre<16>(low_row, m_tile + Weights_k5::ROWS_AT + 8 * group, step);
+  scale_and_centre<16>(high_row, m_tile + Weights_k5::ROWS_AT + 8 * group + 64, step);
+  constexpr u32 NIBBLES = 0x0f0f0f0fu, FIFTHS = 0x10101010u;
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    const u32 nibbles = half ? codes.y : codes.x;
+#pragma unroll
+    for (u32 row = 0; row < 2; row++) {
+      const u32 fives = (nibbles >> 4 * row & NIBBLES) | (fifths << (4 - 2 * half - row) & FIFTHS);
+      // Less by 16, with no sign to turn.
+      const u32 even = sub_f16x2(masked<0x00ff00ffu, 0x64006400u>(fives), 0x64106410u),
+                odd = sub_f16x2(masked<0x00ff00ffu, 0x64006400u>(fives >> 8), 0x64106410u);
+      a[half][row] = fma_f16x2(even, row ? high_row[0] : low_row[0], row ? high_row[1] : low_row[1]);
+      a[half][row + 2] = fma_f16x2(odd, row ? high_row[0] : low_row[0], row ? high_row[1] : low_row[1]);
+    }
+  }
+}
+
+// K6 has a scale per 16 inputs, so each product its own.
+__device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_k6) {
+  const u32 group = lane / 4;
+  const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+  const u32 tops = word_at(m_tile + Weights_k6::HIGH_AT + 8 * lane + 4 * step);
+  const u8* rows = m_tile + Weights_k6::ROWS_AT + 4 * group;
+  const u8* scales = m_tile + Weights_k6::SCALES_AT + 2 * group;
+  const u32 low_scales = word_at(rows) ^ 0x80808080u, high_scales = word_at(rows + 32) ^ 0x80808080u;
+  const float low_d = f16_to_f32(*(const u16*)scales), high_d = f16_to_f32(*(const u16*)(scales + 16));
+  // Codes of the other sign bit are codes + 32.
+  constexpr u32 NIBBLES = 0x0f0f0f0fu, TOPS = 0x30303030u, CENTRE = 0x64206420u;
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    const u32 nibbles = half ? codes.y : codes.x, top = tops >> 4 * half;
+    const float low = low_d * signed_byte_value(low_scales, 2 * step + half);
+    const float high = high_d * signed_byte_value(high_scales, 2 * step + half);
+    const u32 low_scale = pack_f16x2(low, low), high_scale = pack_f16x2(high, high);
+    u32 pairs[4];
+    byte_pairs<CENTRE>(pairs[0], pairs[2], (nibbles & NIBBLES) | (top << 4 & TOPS));
+    byte_pairs<CENTRE>(pairs[1], pairs[3], (nibbles >> 4 & NIBBLES) | (top << 2 & TOPS));
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) a[half][i] = mul_f16x2(pairs[i], i % 2 ? high_scale : low_scale);
+  }
+}
