@@ -199,12 +199,12 @@ impl CudaBackend {
         options: &CompileOptions,
         gemm: GemmImpl,
     ) -> Target {
-        let short_launches = matrix_bytes(plan, weights) <= MAX_BYTES_FOR_PDL;
         Target {
             multiprocessors: self.device.multiprocessors,
             shared_bytes: self.device.shared_bytes,
             hopper: self.hopper(),
-            pdl: self.hopper() && short_launches && self.config.pdl == Pdl::On,
+            pdl: self.hopper() && self.config.pdl == Pdl::On,
+            short_launches: matrix_bytes(plan, weights) <= MAX_BYTES_FOR_PDL,
             gemm,
             min_packed_weights: self.config.min_packed_weights,
             max_rows: options.max_rows.max(options.max_sampled),

@@ -14,6 +14,7 @@ pub(crate) fn geglu() {
             x_scale: 64.0,
             columns,
             out: table.shifted(out, rotation * rows * columns * 2),
+            tiles: false,
             factor,
             pdl: false,
         };

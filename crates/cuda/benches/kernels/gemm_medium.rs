@@ -9,6 +9,7 @@ use crate::{
     },
     kernel::{
         GemmMediumEpilogue, GemmMediumKernel, GemmMediumShape, HOPPER_MULTIPROCESSORS, RowsAt,
+        activation::tile_bytes,
         fragment::FragmentFormat,
         linear::gemm_medium::{
             GemmMediumParams, MAX_ROWS, entry,
@@ -57,7 +58,7 @@ fn time_packed(card: &Card, name: &str, shape: &GemmMediumShape) {
     let matrix_bytes = part.len() / 64 * outputs;
     let matrices = POOL.div_ceil(matrix_bytes);
     let w = repeated(card, &part, matrices * matrix_bytes);
-    let x = noise(card, MAX_ROWS * columns * 2);
+    let x = noise(card, tile_bytes(columns));
     let allocate = |bytes| card.device.allocate("test", bytes).expect("memory");
     let out = allocate(MAX_ROWS * outputs * 4);
     let scratch = shape.scratch(MAX_ROWS);

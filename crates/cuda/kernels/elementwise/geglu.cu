@@ -8,6 +8,7 @@
 #include "lib/batch.cuh"
 #include "lib/ptx.cuh"
 #include "lib/reduce.cuh"
+#include "lib/token_tiles.cuh"
 
 constexpr u32 HOLD = 4;
 constexpr u32 MAX_THREADS = 768;
@@ -15,10 +16,12 @@ constexpr u32 MAX_THREADS = 768;
 struct Params {
   Rows rows;
   const u16* x;   // `[rows, 2 * columns]`: gate, then up
-  u16* out;       // `[rows, columns]`
+  u16* out;       // `[rows, columns]`, or token tiles
   float* factor;  // `[rows]`: a value is its f16 times this
   u32 columns;
   float x_scale;  // a value of `x` is its f16 times this
+  u32 tiles;      // `out` is token tiles
+  u32 reserved;
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/elementwise/geglu.rs differs");
 
@@ -68,9 +71,15 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) geglu(const Params p) 
     const u32 column = 8 * (threadIdx.x + k * blockDim.x);
     if (column >= p.columns) break;
     const float* v = products[k];
-    *(uint4*)(out + column) =
+    const uint4 packed =
         make_uint4(pack_f16x2(v[0] * inverse, v[1] * inverse), pack_f16x2(v[2] * inverse, v[3] * inverse),
                    pack_f16x2(v[4] * inverse, v[5] * inverse), pack_f16x2(v[6] * inverse, v[7] * inverse));
+    if (p.tiles) {
+      store_in_tiles(p.out, blockIdx.x, column, make_uint2(packed.x, packed.y));
+      store_in_tiles(p.out, blockIdx.x, column + 4, make_uint2(packed.z, packed.w));
+    } else {
+      *(uint4*)(out + column) = packed;
+    }
   }
   if (threadIdx.x == 0) p.factor[blockIdx.x] = factor;
 }

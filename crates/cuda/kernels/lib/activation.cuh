@@ -1,11 +1,12 @@
 // Formats of activations that matrix products read, written four columns at a time.
 //
-//   F16       f16 `[rows, columns]`
+//   F16       f16 `[rows, columns]`, or in token tiles
 //   Int8      codes `[rows, columns]`, and for each 32 columns a scale (largest magnitude / 127) and the sum of the codes times it
 //   Int8HiLo  two-term int8: a row's Int8, and behind it the Int8 of the residual that rounding leaves; rows are twice as long
 #pragma once
 #include "lib/ptx.cuh"
 #include "lib/reduce.cuh"
+#include "lib/token_tiles.cuh"
 
 struct Activation {
   u16* f16;   // F16, else null
@@ -13,6 +14,7 @@ struct Activation {
   float* scales;
   float* sums;
   u64 low_offset;  // Int8HiLo: the columns, which is how far behind a code its low term lies; else 0
+  u64 tiles;       // F16 in token tiles
 
   __device__ __forceinline__ bool any() const { return f16 || codes; }
 };
@@ -63,18 +65,20 @@ __device__ __forceinline__ float4 store_codes(const Activation& to, u64 at, floa
                      fmaf(-scale, float(codes[2]), v.z), fmaf(-scale, float(codes[3]), v.w));
 }
 
-// Writes four columns, from `column` on, of a row whose first element is number `start` of all rows. Whole warps call it,
-// eight threads side by side with the 32 columns of a block; threads without columns say so by `inside`.
+// Writes four columns of a row, from `column` on. Whole warps call it, eight threads side by side with the 32 columns of a block; threads without columns say so by `inside`.
 // Requires for int8 that rows have whole blocks, for F16 that they have whole fours. Not for Int8HiLo.
-__device__ __forceinline__ void store_activation(const Activation& to, u64 start, u32 column, float4 v, bool inside) {
+__device__ __forceinline__ void store_activation(const Activation& to, u32 row, u32 columns, u32 column, float4 v, bool inside) {
+  const u64 at = u64(row) * columns + column;
   if (!to.f16) {
-    store_codes(to, start + column, v, inside);
+    store_codes(to, at, v, inside);
+  } else if (inside && to.tiles) {
+    store_in_tiles(to.f16, row, column, as_f16x4(v));
   } else if (inside) {
-    *(uint2*)(to.f16 + start + column) = as_f16x4(v);
+    *(uint2*)(to.f16 + at) = as_f16x4(v);
   }
 }
 
-// The same for Int8HiLo: codes of the value, then codes of their residual.
+// The same for Int8HiLo, of a row whose first element is number `start` of all: codes of the value, then of their residual.
 __device__ __forceinline__ void store_hi_lo(const Activation& to, u64 start, u32 column, float4 v, bool inside) {
   const u64 at = 2 * start + column;
   const float4 residual = store_codes(to, at, v, inside);

@@ -1,14 +1,8 @@
 // Fragments to A operands of wgmma in f16: as lib/fragment_f16.cuh, with fewer instructions. Of every four codes, one per byte of a
 // word, the first and third are a pair, then the second and fourth: they lie 16 bits apart as they are, and one instruction puts
-// both behind 1024's exponent. The tokens' side must have its inputs in the same order: `paired_inputs`.
+// both behind 1024's exponent. lib/token_tiles.cuh has the tokens' inputs in the same order.
 #pragma once
 #include "lib/fragment_f16.cuh"
-
-// Four inputs, of f16, in the order of the codes.
-__device__ __forceinline__ void paired_inputs(u32& first, u32& second) {
-  const u32 even = __byte_perm(first, second, 0x5410), odd = __byte_perm(first, second, 0x7632);
-  first = even, second = odd;
-}
 
 // (word & MASK) ^ EXPONENT, in one instruction.
 template <u32 MASK, u32 EXPONENT>
@@ -115,23 +109,22 @@ __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile,
   }
 }
 
-// K6 has a scale per 16 inputs, so each product its own.
+// Fragments of K6 have 16 neighbours together, not 32: a lane reads the codes that are its own in the others' order. Of its step's two
+// scales it needs one.
 __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_k6) {
-  const u32 group = lane / 4;
-  const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
-  const u32 tops = word_at(m_tile + Weights_k6::HIGH_AT + 8 * lane + 4 * step);
+  const u32 group = lane / 4, quad = lane % 4, block = quad / 2;
   const u8* rows = m_tile + Weights_k6::ROWS_AT + 4 * group;
   const u8* scales = m_tile + Weights_k6::SCALES_AT + 2 * group;
-  const u32 low_scales = word_at(rows) ^ 0x80808080u, high_scales = word_at(rows + 32) ^ 0x80808080u;
-  const float low_d = f16_to_f32(*(const u16*)scales), high_d = f16_to_f32(*(const u16*)(scales + 16));
+  const float low = f16_to_f32(*(const u16*)scales) * float(i8(rows[2 * step + block]));
+  const float high = f16_to_f32(*(const u16*)(scales + 16)) * float(i8(rows[32 + 2 * step + block]));
+  const u32 low_scale = pack_f16x2(low, low), high_scale = pack_f16x2(high, high);
   // Codes of the other sign bit are codes + 32.
   constexpr u32 NIBBLES = 0x0f0f0f0fu, TOPS = 0x30303030u, CENTRE = 0x64206420u;
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
-    const u32 nibbles = half ? codes.y : codes.x, top = tops >> 4 * half;
-    const float low = low_d * signed_byte_value(low_scales, 2 * step + half);
-    const float high = high_d * signed_byte_value(high_scales, 2 * step + half);
-    const u32 low_scale = pack_f16x2(low, low), high_scale = pack_f16x2(high, high);
+    const u32 owner = 4 * group + (2 * quad + half) % 4;
+    const u32 nibbles = word_at(m_tile + 16 * owner + 8 * step + 4 * block);
+    const u32 top = word_at(m_tile + Weights_k6::HIGH_AT + 8 * owner + 4 * step) >> 4 * block;
     u32 pairs[4];
     byte_pairs<CENTRE>(pairs[0], pairs[2], (nibbles & NIBBLES) | (top << 4 & TOPS));
     byte_pairs<CENTRE>(pairs[1], pairs[3], (nibbles >> 4 & NIBBLES) | (top << 2 & TOPS));

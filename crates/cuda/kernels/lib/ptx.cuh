@@ -204,6 +204,36 @@ __device__ __forceinline__ void cluster_store(u32 to, float v) {
 }
 #endif
 
+// Bulk copies (Hopper) are made by the memory system alone, and announced at a barrier in shared memory.
+#if __CUDA_ARCH__ >= 900
+// A barrier that one thread arrives at; before anybody uses it, `fence_barriers` and a barrier of the block.
+__device__ __forceinline__ void barrier_init(u64* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// Arrives, and tells how many bytes are to come.
+__device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+// Waits until all of a barrier's first bytes are there.
+__device__ __forceinline__ void barrier_wait(u64* barrier) {
+  u32 done;
+  do {
+    asm volatile("{.reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [%1], 0; selp.u32 %0, 1, 0, done;}"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier))
+                 : "memory");
+  } while (!done);
+}
+// Starts a copy; both ends and the size are multiples of 16.
+__device__ __forceinline__ void bulk_copy(void* shared, const void* global, u32 bytes, u64* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+#endif
+
 // Adds and returns the old value, with acquire and release: all that this thread has seen or written is visible to whoever adds
 // later.
 __device__ __forceinline__ u32 add_and_order(u32* at, u32 by) {

@@ -2,7 +2,7 @@
 // registers to f16, the A operand; activations lie in shared memory, the B operand. WEIGHTS names the weights' format.
 //
 // Grid: (runs, splits), all blocks resident at once. A block owns a run of slabs (four M-tiles: 64 outputs) and a split of the
-// inputs, whose activations it holds in shared memory, loaded once. Its work is a line of units, slab after slab, a unit a stage
+// inputs, whose activations it holds in shared memory, copied once, some stages at a time, while it multiplies. Its work is a line of units, slab after slab, a unit a stage
 // (64 inputs) of a slab; each of four warpgroups takes an equal piece of the line (stream-K), a warp an M-tile of every slab.
 // Warps have cp.async rings of their own that are filled before the launch before is over, so no barrier stops the weights.
 //
@@ -10,10 +10,11 @@
 // and they are added in the order of the warpgroups. Split-K and epilogues are those of gemm_medium.cu.
 //
 // Bytes: weights once; x once per run (from L2), partials written and read once. Operations: 2 * rows * outputs * columns.
-// Requires columns % 32 == 0, x aligned to 16 bytes, `arrivals` zero (they are left so).
+// Requires columns % 64 == 0, x in token tiles, at most MAX_CHUNKS * CHUNK stages of a split, `arrivals` zero (they are left so).
 #include "lib/batch.cuh"
 #include "lib/fragment_wgmma.cuh"
 #include "lib/reduce.cuh"
+#include "lib/token_tiles.cuh"
 
 struct Tiling {
   u32 run;           // slabs of a block
@@ -24,7 +25,7 @@ struct Tiling {
 struct Params {
   Rows rows;
   const u8* w;
-  const u16* x;
+  const u8* x;
   void* out;
   float* partials;
   u32* arrivals;
@@ -41,7 +42,9 @@ enum { f32, f16_pair };
 
 constexpr u32 GROUPS = 4, GROUP_WARPS = 4, WARPS = GROUPS * GROUP_WARPS, THREADS = WARPS * WARP, SLAB_ROWS = GROUP_WARPS * M_TILE;
 constexpr u32 RING_BYTES = RING * Weights::M_TILE_BYTES;  // of a warp
-constexpr u32 LINE = 128;                                 // bytes of a token's stage
+// Stages of activations that arrive together, and how many times those.
+constexpr u32 CHUNK = 4, MAX_CHUNKS = 32;
+static_assert(STAGE_INPUTS == TILE_INPUTS, "a stage is a tile");
 // Of sums in shared memory, in floats from token to token: four pairs of tokens meet all banks.
 constexpr u32 SLOT_STRIDE = SLAB_ROWS + 4;
 static_assert(SLOT_STRIDE * 4 == SLOT_TOKEN_BYTES, "src/kernel/linear/gemm_medium.rs differs");
@@ -67,53 +70,6 @@ struct Stream {
     cp_async_commit();
   }
 };
-
-// Where word `i` of a lane's 16 bytes of activations goes, in the order in which fragments have their inputs: the 16-byte chunk of
-// a step (32 inputs), and the word of the chunk. `quad` is the lane's place in the step.
-template <typename Format>
-struct TokenOrder {
-  static __device__ __forceinline__ u32 chunk(u32 i, u32) { return i; }
-  static __device__ __forceinline__ u32 word(u32, u32 quad) { return quad; }
-};
-template <>
-struct TokenOrder<Weights_k6> {
-  static __device__ __forceinline__ u32 chunk(u32 i, u32 quad) { return 2 * (quad / 2) + i % 2; }
-  static __device__ __forceinline__ u32 word(u32 i, u32 quad) { return 2 * (quad % 2) + i / 2; }
-};
-
-// Loads the split's activations: stage after stage, a line per token, chunks swizzled as wgmma wants them; zeros where there is no
-// token or input. Rows that are padding are read, so that nobody waits for their number. A warp takes 8 tokens and a step at a time, whose words meet all banks.
-template <int ROWS>
-__device__ __forceinline__ void load_tokens(const Params& p, u8* x, u32 first_stage, u32 stages, u32 count, u32 warp, u32 lane) {
-  constexpr u32 OCTETS = ROWS / 8, TOGETHER = 6;
-  const u32 group = lane / 4, quad = lane % 4, pieces = OCTETS * 2 * stages;
-#pragma unroll 1
-  for (u32 first = warp; first < pieces; first += TOGETHER * WARPS) {
-    uint4 held[TOGETHER];
-#pragma unroll
-    for (u32 t = 0; t < TOGETHER; t++) {
-      const u32 piece = first + t * WARPS, token = 8 * (piece % OCTETS) + group;
-      const u32 input = first_stage * STAGE_INPUTS + 32 * (piece / OCTETS) + 8 * quad;
-      held[t] = make_uint4(0, 0, 0, 0);
-      if (piece < pieces && input < p.columns) held[t] = *(const uint4*)(p.x + u64(token) * p.columns + input);
-    }
-#pragma unroll
-    for (u32 t = 0; t < TOGETHER; t++) {
-      const u32 piece = first + t * WARPS, step = piece / OCTETS;
-      if (piece >= pieces) break;
-      u8* line = x + (step / 2 * ROWS + 8 * (piece % OCTETS) + group) * LINE;
-      const bool there = 8 * (piece % OCTETS) + group < count;
-      u32 words[4] = {there ? held[t].x : 0, there ? held[t].y : 0, there ? held[t].z : 0, there ? held[t].w : 0};
-      paired_inputs(words[0], words[1]);
-      paired_inputs(words[2], words[3]);
-#pragma unroll
-      for (u32 i = 0; i < 4; i++) {
-        const u32 chunk = step % 2 * 4 + TokenOrder<Weights>::chunk(i, quad);
-        *(u32*)(line + ((chunk ^ group) << 4) + 4 * TokenOrder<Weights>::word(i, quad)) = words[i];
-      }
-    }
-  }
-}
 
 // Calls `f(row of the slab, token, sum)` for the lane's sums.
 template <int SUMS, typename F>
@@ -148,6 +104,7 @@ __device__ __forceinline__ void gemm_medium(const Params& p) {
   constexpr u32 SLOT = ROWS * SLOT_STRIDE, SLAB_SUMS = ROWS * SLAB_ROWS;
   DYNAMIC_SHARED(unaligned);
   __shared__ u32 arrival;
+  __shared__ u64 arrived[MAX_CHUNKS];  // chunks of activations
   const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = warp / GROUP_WARPS, of_group = warp % GROUP_WARPS;
   const Tiling& tiling = p.tilings[ROWS / 16 - 1];
   const u32 run = tiling.run, split_stages = tiling.split_stages, whole = tiling.whole;
@@ -163,7 +120,7 @@ __device__ __forceinline__ void gemm_medium(const Params& p) {
   // slab, then rings.
   u8* const x = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
   float* const last = (float*)x;
-  const u32 x_bytes = max(ROWS * LINE * split_stages, whole ? 0 : GROUPS * SLOT * 4), crossings = whole ? 0 : min(run - 1, GROUPS);
+  const u32 x_bytes = max(ROWS * TILE_LINE * split_stages, whole ? 0 : GROUPS * SLOT * 4), crossings = whole ? 0 : min(run - 1, GROUPS);
   float* const crossing = (float*)(x + x_bytes);
   u8* const ring = x + x_bytes + crossings * SLOT * 4 + warp * RING_BYTES;
 
@@ -175,15 +132,24 @@ __device__ __forceinline__ void gemm_medium(const Params& p) {
   stream.m_tile = p.w + u64(min(GROUP_WARPS * (first_slab + slab) + of_group, p.m_tiles - 1)) * m_tile_bytes;
   stream.begin = first_stage, stream.end = first_stage + stages, stream.stage = first_stage + stage;
   stream.left = end - begin;
+  if (threadIdx.x < MAX_CHUNKS) barrier_init(arrived + threadIdx.x);
+  fence_barriers();
 #pragma unroll 1
   for (u32 i = 0; i < RING; i++) stream.fetch(ring + i * Weights::M_TILE_BYTES, lane);
+  __syncthreads();
   griddep_launch_dependents();
   griddep_wait();
 
+  // Lines behind the last token have whatever they have: nobody reads their sums.
+  if (warp == 0 && lane * CHUNK < stages) {
+    const u32 begin = lane * CHUNK, end = min(begin + CHUNK, stages);
+    barrier_expect(arrived + lane, (end - begin) * ROWS * TILE_LINE);
+#pragma unroll 1
+    for (u32 s = begin; s < end; s++)
+      bulk_copy(x + s * ROWS * TILE_LINE, p.x + u64(first_stage + s) * TILE_BYTES, ROWS * TILE_LINE, arrived + lane);
+  }
+  __syncwarp();
   const u32 count = *p.rows.count;
-  load_tokens<ROWS>(p, x, first_stage, stages, count, warp, lane);
-  fence_proxy_async();
-  __syncthreads();
 
   // Where a sum goes once all of the block's inputs are in it.
   float* const partials = p.partials + u64(blockIdx.x) * splits * run * SLAB_SUMS;
@@ -208,9 +174,10 @@ __device__ __forceinline__ void gemm_medium(const Params& p) {
     each_sum(sum, of_group, lane, [&](u32 row, u32 token, float value) { slot[token * SLOT_STRIDE + row] = value; });
   };
   u32 from = 0;  // in the ring
-  SmemDescriptor b = smem_descriptor(x + stage * ROWS * LINE, 0, 8 * LINE);
+  SmemDescriptor b = smem_descriptor(x + stage * ROWS * TILE_LINE, 0, 8 * TILE_LINE);
   // A stage into `sum`, by way of registers that the product before the last has read.
-  const auto multiply = [&](u32 (&a)[2][2][4]) {
+  const auto multiply = [&](u32 (&a)[2][2][4], u32 stage) {
+    if (stage % CHUNK == 0) barrier_wait(arrived + stage / CHUNK);
     cp_async_wait<RING - 1>();
     wgmma_wait<1>();
     __syncwarp();
@@ -224,7 +191,7 @@ __device__ __forceinline__ void gemm_medium(const Params& p) {
 #pragma unroll
     for (u32 product = 0; product < 4; product++) wgmma_packed(sum, a[product / 2][product % 2], b.at(32 * product));
     wgmma_commit();
-    b = b.at(ROWS * LINE);
+    b = b.at(ROWS * TILE_LINE);
   };
   u32 unit = begin;
   bool left = begin == end;  // a piece of a slab that is to be added to others, of zeros where there is nothing to add
@@ -233,12 +200,13 @@ __device__ __forceinline__ void gemm_medium(const Params& p) {
     const u32 here = min(stages - stage, end - unit);
     clear();
     u32 even[2][2][4], odd[2][2][4];
+    if (stage % CHUNK) barrier_wait(arrived + stage / CHUNK);
 #pragma unroll 1
     for (u32 i = 1; i < here; i += 2) {
-      multiply(even);
-      multiply(odd);
+      multiply(even, stage + i - 1);
+      multiply(odd, stage + i);
     }
-    if (here % 2) multiply(even);
+    if (here % 2) multiply(even, stage + here - 1);
     wgmma_wait<0>();
     wgmma_results(sum);
     const bool from_start = stage == 0, to_end = stage + here == stages;
@@ -253,7 +221,7 @@ __device__ __forceinline__ void gemm_medium(const Params& p) {
     }
     slab++;
     stage = 0;
-    b = smem_descriptor(x, 0, 8 * LINE);
+    b = smem_descriptor(x, 0, 8 * TILE_LINE);
   }
   if (begin == end) clear();
 

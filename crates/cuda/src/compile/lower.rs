@@ -157,9 +157,14 @@ impl<'a> Lowering<'a> {
         settled
     }
 
-    /// Whether launches use PDL: where they are short.
+    /// Whether launches use PDL: where they are short, as medium batches' are between their products.
     fn pdl(&self) -> bool {
-        self.target.pdl && self.class != RowClass::Large
+        self.target.pdl
+            && match self.class {
+                RowClass::Small => self.target.short_launches,
+                RowClass::Medium => true,
+                RowClass::Large => false,
+            }
     }
 
     fn ple_inputs(&mut self, op: &Op, inputs: &fuse::LayerInputs) {

@@ -60,6 +60,7 @@ texts![
     "lib/reduce.cuh",
     "lib/rope.cuh",
     "lib/sample.cuh",
+    "lib/token_tiles.cuh",
     "linear/gemm.cu",
     "linear/gemm_medium.cu",
     "linear/gemm_medium_sm90.cu",

@@ -11,12 +11,22 @@ use crate::{device::Address, kernel::params::params};
 pub(crate) enum Activation {
     /// `[rows, columns]`.
     F16(Operand),
+    /// F16 of at most [`TILE_TOKENS`] rows in token tiles (`lib/token_tiles.cuh`): as products by wgmma hold them.
+    F16Tiles(Operand),
     Int8(Int8Operands),
     /// Two-term int8: of each row its int8 codes, and behind those the codes of the residual that rounding leaves.
     Int8HiLo {
         both: Int8Operands,
         columns: usize,
     },
+}
+
+/// Rows of token tiles, whether there are as many or not.
+pub(crate) const TILE_TOKENS: usize = 64;
+
+/// Bytes of token tiles, of columns that are a multiple of a tile's 64.
+pub(crate) fn tile_bytes(columns: usize) -> usize {
+    TILE_TOKENS * columns * 2
 }
 
 /// Int8 codes `[rows, columns]`, with an f32 scale and an f32 sum for each 32 of them: `[rows, columns / 32]` each.
@@ -33,6 +43,14 @@ impl Int8Operands {
     }
 }
 
+/// Number of a row's column in token tiles, as their definition has it.
+#[cfg(test)]
+pub(crate) fn tile_index(row: usize, column: usize) -> usize {
+    let chunk = column / 32 % 2 * 4 + column / 4 % 2 * 2 + column % 2;
+    let line = column / 64 * TILE_TOKENS + row;
+    line * 64 + (chunk ^ (row % 8)) * 8 + column / 8 % 4 * 2 + column / 2 % 2
+}
+
 params! {
     /// `Activation` in `lib/activation.cuh`.
     pub(crate) struct ActivationAt {
@@ -41,6 +59,7 @@ params! {
         scales: Address,
         sums: Address,
         low_offset: u64,
+        tiles: u64,
     }
 }
 
@@ -53,11 +72,17 @@ impl Activation {
             scales: Address::NULL,
             sums: Address::NULL,
             low_offset: 0,
+            tiles: 0,
         };
         let (operands, low_offset) = match activation {
             None => return found,
             Some(Activation::F16(values)) => {
                 found.f16 = at.operand(values);
+                return found;
+            }
+            Some(Activation::F16Tiles(tiles)) => {
+                found.f16 = at.operand(tiles);
+                found.tiles = 1;
                 return found;
             }
             Some(Activation::Int8(operands)) => (operands, 0),
@@ -70,7 +95,7 @@ impl Activation {
 
     pub(crate) fn operands(&self) -> Vec<Operand> {
         match *self {
-            Activation::F16(values) => vec![values],
+            Activation::F16(values) | Activation::F16Tiles(values) => vec![values],
             Activation::Int8(operands) | Activation::Int8HiLo { both: operands, .. } => {
                 operands.all().to_vec()
             }

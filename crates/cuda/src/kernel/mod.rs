@@ -4,7 +4,7 @@
 //! are known, so lowering needs no device. Grids depend on row counts alone and params on nothing that changes from batch to
 //! batch: any launch can be captured and replayed.
 
-mod activation;
+pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod catalog;
 pub(crate) mod elementwise;

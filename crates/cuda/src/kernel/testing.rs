@@ -13,7 +13,7 @@ use carat_testkit::tiny::{Tiny, Variant};
 
 use super::{
     Addresses, BatchAt, InputsAt, Kernel, MatrixAt, Operand, RowRefsAt, RowsAt, RunsAt, TablesAt,
-    activation::{Activation, Int8Operands},
+    activation::{Activation, Int8Operands, tile_bytes, tile_index},
 };
 use crate::{
     config::Tier,
@@ -322,6 +322,7 @@ pub(crate) fn gelu(z: f64) -> f64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     F16,
+    F16Tiles,
     Q8,
     Int8HiLo,
 }
@@ -352,6 +353,11 @@ impl ActivationBuffers {
                 columns,
             },
             Kind::F16 => Activation::F16(table.put(&vec![POISON; padded_rows * columns])),
+            // Columns that are no whole tiles have room for them.
+            Kind::F16Tiles => {
+                let columns = columns.next_multiple_of(64);
+                Activation::F16Tiles(table.put(&vec![POISON; tile_bytes(columns) / 2]))
+            }
         };
         ActivationBuffers {
             activation,
@@ -360,13 +366,28 @@ impl ActivationBuffers {
         }
     }
 
+    /// Rows of f16, whichever way they lie; those behind `padded_rows` in tiles are untouched.
+    fn f16_rows(&self, table: &Table, operand: Operand) -> Vec<u16> {
+        let count = self.padded_rows * self.columns;
+        if !matches!(self.activation, Activation::F16Tiles(_)) {
+            return table.get(operand, count);
+        }
+        let columns = self.columns.next_multiple_of(64);
+        let mut tiles: Vec<u16> = table.get(operand, tile_bytes(columns) / 2);
+        let index = |i: usize| tile_index(i / self.columns, i % self.columns);
+        let take = |i: usize| std::mem::replace(&mut tiles[index(i)], POISON);
+        let rows = (0..count).map(take).collect();
+        assert!(tiles.iter().all(|bits| *bits == POISON));
+        rows
+    }
+
     /// The first rows hold exactly these values by definition of the format; the others are untouched.
     pub(crate) fn check(&self, table: &Table, values: &[f32], rows: usize) {
         let (count, padded_rows) = (rows * self.columns, self.padded_rows * self.columns);
         assert_eq!(values.len(), count);
         match self.activation {
-            Activation::F16(operand) => {
-                let found = table.get::<u16>(operand, padded_rows);
+            Activation::F16(operand) | Activation::F16Tiles(operand) => {
+                let found = self.f16_rows(table, operand);
                 assert_eq!(found[..count], f16_bits(values));
                 assert!(found[count..].iter().all(|bits| *bits == POISON));
             }
@@ -395,8 +416,8 @@ impl ActivationBuffers {
     pub(crate) fn check_nearly(&self, table: &Table, values: &[f32], rows: usize) {
         let (count, padded_rows) = (rows * self.columns, self.padded_rows * self.columns);
         match self.activation {
-            Activation::F16(operand) => {
-                let found = table.get::<u16>(operand, padded_rows);
+            Activation::F16(operand) | Activation::F16Tiles(operand) => {
+                let found = self.f16_rows(table, operand);
                 let decoded: Vec<f32> =
                     found[..count].iter().map(|bits| f16_value(*bits)).collect();
                 assert!(relative_error(&decoded, values) < 4e-4);

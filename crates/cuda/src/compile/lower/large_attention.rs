@@ -7,7 +7,7 @@ use carat_model::plan::{Step, Value};
 
 use super::{
     Lowering,
-    large_batch::{Columns, Materialized},
+    large_batch::{ActivationFormat, Columns, Materialized},
 };
 use crate::{
     compile::{
@@ -157,12 +157,16 @@ impl Lowering<'_> {
         let columns = self.plan.columns(attend.out);
         let activation = self
             .sole_format(attend.out)
+            // Attention writes no tiles: its output is converted.
+            .filter(|format| *format != ActivationFormat::F16Tiles)
             .map(|format| self.activation(format, ATTENDED, columns));
         let wanted = match activation {
             None => AttentionOut::F32(Operand::Value(attend.out)),
             Some(Activation::F16(f16)) => AttentionOut::F16(f16),
             Some(Activation::Int8(operands)) => AttentionOut::Int8(operands),
-            Some(Activation::Int8HiLo { .. }) => unreachable!("only norms write it"),
+            Some(Activation::Int8HiLo { .. } | Activation::F16Tiles(_)) => {
+                unreachable!("attention writes neither")
+            }
         };
         if self.class == RowClass::Medium {
             let f16 = match activation {

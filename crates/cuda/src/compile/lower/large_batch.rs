@@ -21,7 +21,8 @@ use crate::{
     device::cublaslt::Out,
     kernel::{
         Activation, BranchNorms, ColumnSlice, Convert, FusedNorm, FusedResidualNorm,
-        GELU_MAX_COLUMNS, Geglu, NORM_MAX_COLUMNS, NormOut, Operand, WeightFormat, WeightOperand,
+        GELU_MAX_COLUMNS, Geglu, GemmMediumKernel, NORM_MAX_COLUMNS, NormOut, Operand,
+        WeightFormat, WeightOperand,
     },
 };
 
@@ -32,9 +33,22 @@ const GATE_UP_SCALE: f32 = 1.0 / 64.0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ActivationFormat {
     F16,
+    /// F16 in token tiles.
+    F16Tiles,
     Int8,
     /// Two-term int8: codes, and the codes of their residual.
     Int8HiLo,
+}
+
+impl ActivationFormat {
+    fn is_of(self, activation: &Activation) -> bool {
+        match activation {
+            Activation::F16(_) => self == ActivationFormat::F16,
+            Activation::F16Tiles(_) => self == ActivationFormat::F16Tiles,
+            Activation::Int8(_) => self == ActivationFormat::Int8,
+            Activation::Int8HiLo { .. } => self == ActivationFormat::Int8HiLo,
+        }
+    }
 }
 
 /// Facts of values, collected while ops of large batches are lowered.
@@ -130,7 +144,10 @@ impl Lowering<'_> {
         let single = matrices().all(|m| m.count == 1);
         let fits = columns.is_multiple_of(32) && matrices().all(|m| m.rows.is_multiple_of(8));
         if self.reads_packed(&product.parts) {
-            return Some(ActivationFormat::F16);
+            return Some(match self.medium_kernel() {
+                GemmMediumKernel::Warps => ActivationFormat::F16,
+                GemmMediumKernel::Warpgroups => ActivationFormat::F16Tiles,
+            });
         }
         match self.target.gemm {
             GemmImpl::CublasLt => (single && fits).then_some(ActivationFormat::F16),
@@ -159,6 +176,7 @@ impl Lowering<'_> {
         let [f16, codes, scales, sums] = names;
         match format {
             ActivationFormat::F16 => Activation::F16(self.scratch(f16, 2 * columns)),
+            ActivationFormat::F16Tiles => Activation::F16Tiles(self.tile_scratch(f16, columns)),
             ActivationFormat::Int8 => {
                 Activation::Int8(self.int8_scratch([codes, scales, sums], columns))
             }
@@ -269,7 +287,8 @@ impl Lowering<'_> {
         };
         match *input {
             Prologue::Value(x) => {
-                if let Some(materialized) = self.large.materialized.get(&x) {
+                let held = self.large.materialized.get(&x);
+                if let Some(materialized) = held.filter(|m| format.is_of(&m.activation)) {
                     return Some(*materialized);
                 }
                 let columns = self.plan.columns(x);
@@ -392,10 +411,13 @@ impl Lowering<'_> {
         let Some(format) = self.sole_format(out) else {
             return false;
         };
+        const GATED: [&str; 4] = ["gated f16", "gated codes", "gated scales", "gated sums"];
         let columns = self.plan.columns(out);
         let packed = self.packed_pair(&product.parts);
         match (self.target.gemm, format) {
-            (gemm, ActivationFormat::F16) if packed.is_some() || gemm == GemmImpl::CublasLt => {
+            (gemm, ActivationFormat::F16 | ActivationFormat::F16Tiles)
+                if packed.is_some() || gemm == GemmImpl::CublasLt =>
+            {
                 let takes_factor = |value: Value| {
                     self.only_for(value, |op| match &op.work {
                         Work::ResidualNorm(n)
@@ -428,6 +450,10 @@ impl Lowering<'_> {
                 if !reader_takes || columns > GELU_MAX_COLUMNS || input.factor.is_some() {
                     return false;
                 }
+                let tiles = matches!(input.activation, Activation::F16Tiles(_));
+                if tiles && packed.is_none() {
+                    return false; // cuBLASLt reads rows
+                }
                 let both = self.scratch("gate|up", 4 * columns);
                 let (x, label) = (
                     f16_operand(input.activation),
@@ -456,21 +482,20 @@ impl Lowering<'_> {
                     self.cublaslt_call(&label, op.rows, call);
                     self.buckets = Buckets::ALL;
                 }
-                let (f16, factor) = (
-                    self.scratch("gated f16", 2 * columns),
-                    self.scratch_floats("gated factor", 1),
-                );
+                let activation = self.activation(format, GATED, columns);
+                let factor = self.scratch_floats("gated factor", 1);
                 let kernel = Geglu {
                     x: both,
                     x_scale: 1.0 / GATE_UP_SCALE,
                     columns,
-                    out: f16,
+                    out: f16_operand(activation),
+                    tiles: format == ActivationFormat::F16Tiles,
                     factor,
                     pdl: self.pdl(),
                 };
                 self.call_for_step(self.last_step(op), op.rows, kernel);
                 let materialized = Materialized {
-                    activation: Activation::F16(f16),
+                    activation,
                     factor: Some(factor),
                 };
                 self.large.materialized.insert(out, materialized);
@@ -599,7 +624,7 @@ pub(super) struct ProductOut {
 /// The f16 operand; cuBLASLt and products of packed weights read nothing else.
 pub(super) fn f16_operand(activation: Activation) -> Operand {
     match activation {
-        Activation::F16(operand) => operand,
+        Activation::F16(operand) | Activation::F16Tiles(operand) => operand,
         Activation::Int8(_) | Activation::Int8HiLo { .. } => {
             unreachable!("chosen as the product's format")
         }

@@ -18,6 +18,7 @@ use crate::{
     kernel::{
         Activation, Columns, FlashDecode, GemmMedium, GemmMediumEpilogue, GemmMediumKernel,
         GemmMediumOut, GemmMediumShape, HeadNorm, Heads, Operand, WeightFormat, WeightOperand,
+        activation::tile_bytes,
         fragment::{FragmentFormat, M_TILE},
     },
 };
@@ -35,6 +36,21 @@ impl Lowering<'_> {
         }
     }
 
+    pub(super) fn medium_kernel(&self) -> GemmMediumKernel {
+        if self.target.hopper {
+            GemmMediumKernel::Warpgroups
+        } else {
+            GemmMediumKernel::Warps
+        }
+    }
+
+    /// Scratch for token tiles.
+    pub(super) fn tile_scratch(&mut self, name: &'static str, columns: usize) -> Operand {
+        let fixed = tile_bytes(columns);
+        let bytes = ScratchBytes { per_row: 0, fixed };
+        self.scratch.operand(name, bytes)
+    }
+
     /// Buckets that multiply packed weights.
     pub(super) fn packed_buckets(&self) -> Buckets {
         Buckets::up_to(self.packed_rows())
@@ -48,7 +64,11 @@ impl Lowering<'_> {
     pub(super) fn reads_packed(&self, parts: &[LinearPart]) -> bool {
         let packed = |part: &LinearPart| {
             let matrix = self.weights.matrix(part.w);
-            let fits = matrix.count == 1 && matrix.columns.is_multiple_of(32);
+            let inputs = match self.medium_kernel() {
+                GemmMediumKernel::Warps => 32,
+                GemmMediumKernel::Warpgroups => 64,
+            };
+            let fits = matrix.count == 1 && matrix.columns.is_multiple_of(inputs);
             fits && self.fragment_format(*part).is_some()
         };
         let weights: usize = (parts.iter())
@@ -221,10 +241,7 @@ impl Lowering<'_> {
             outputs,
             multiprocessors: self.target.multiprocessors,
             shared_bytes: self.target.shared_bytes,
-            kernel: match self.target.hopper {
-                true => GemmMediumKernel::Warpgroups,
-                false => GemmMediumKernel::Warps,
-            },
+            kernel: self.medium_kernel(),
         }
     }
 

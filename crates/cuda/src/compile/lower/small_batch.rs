@@ -282,7 +282,7 @@ impl Lowering<'_> {
             shape,
             epilogue,
             routed: None,
-            pdl: self.target.pdl,
+            pdl: self.pdl(),
             overlap: Overlap::default(),
         };
         self.call(&label, op.rows, kernel);
@@ -355,7 +355,7 @@ impl Lowering<'_> {
             arrivals: self.scratch.operand("attention arrivals", arrivals),
             out: Operand::Value(attend.out),
             f16_out: false,
-            pdl: self.target.pdl,
+            pdl: self.pdl(),
         };
         self.call(&op.label, op.rows, kernel);
         Some(())

@@ -200,16 +200,17 @@ fn a_layer_of_a_medium_batch() {
     expect![[r#"
         L1.attn.q+k+v              all     gemm_medium_sm90_16.q4.f32 s1 -> s2
         L1.attn.store_kv           all     qkv_norm_rope              s2 ->
-        L1.attn.attend             all     flash_decode               s2 -> s6 s7 s5
-        L1.attn.o                  all     gemm_medium_sm90_16.q4.f32 s5 -> %43
+        L1.attn.attend             all     flash_decode               s2 -> s5 s6 %42
+        L1.attn.o convert          all     convert_values             %42 -> s0
+        L1.attn.o                  all     gemm_medium_sm90_16.q4.f32 s0 -> %43
         L1.attn.post_norm          all     fused_residual_norm        %43 %32 -> %45 s1
-        L1.ffn.gate+up             all     gemm_medium_sm90_16.q4.f16_pair s1 -> s8
-        L1.ffn.gelu_mul            all     geglu                      s8 -> s9 s10
-        L1.ffn.down                all     gemm_medium_sm90_16.q4.f32 s9 -> %50
-        L1.ffn.post_norm           all     fused_residual_norm        %50 %45 s10 -> %52 s1
-        L1.ple.gate                all     cublaslt                   s1 -> s11
-        L1.ple.gelu_mul            all     convert_gelu_mul           s11 %6 -> s12
-        L1.ple.proj                all     cublaslt                   s12 -> %55
+        L1.ffn.gate+up             all     gemm_medium_sm90_16.q4.f16_pair s1 -> s7
+        L1.ffn.gelu_mul            all     geglu                      s7 -> s8 s9
+        L1.ffn.down                all     gemm_medium_sm90_16.q4.f32 s8 -> %50
+        L1.ffn.post_norm           all     fused_residual_norm        %50 %45 s9 -> %52 s1
+        L1.ple.gate                all     cublaslt                   s1 -> s10
+        L1.ple.gelu_mul            all     convert_gelu_mul           s10 %6 -> s11
+        L1.ple.proj                all     cublaslt                   s11 -> %55
         L1.ple.post_norm           all     fused_residual_norm        %55 %52 -> %58 s1"#]]
     .assert_eq(&text);
 }

@@ -97,7 +97,7 @@ mod tests {
     fn convert_values_keeps_them_to_the_bit_of_the_format() {
         let mut table = Table::new();
         for columns in [32, 96, 2048] {
-            for kind in [Kind::F16, Kind::Q8] {
+            for kind in [Kind::F16, Kind::F16Tiles, Kind::Q8] {
                 let (rows, padded_rows) = (7, 9);
                 let mut values = normals(1, padded_rows * columns);
                 // A block of zeros, one of a single value, one of hardly anything.
@@ -129,7 +129,7 @@ mod tests {
     fn convert_gelu_mul_takes_a_slice() {
         let mut table = Table::new();
         let (columns, wide, column) = (64, 200, 68);
-        for kind in [Kind::F16, Kind::Q8] {
+        for kind in [Kind::F16, Kind::F16Tiles, Kind::Q8] {
             let (rows, padded_rows) = (9, 10);
             let gate: Vec<f32> = normals(1, padded_rows * columns)
                 .iter()

@@ -19,6 +19,8 @@ params! {
         factor: Address,
         columns: u32,
         x_scale: f32,
+        tiles: u32,
+        reserved: u32,
     }
 }
 
@@ -31,8 +33,9 @@ pub(crate) struct Geglu {
     pub(crate) x_scale: f32,
     /// A multiple of 8, at most [`MAX_COLUMNS`].
     pub(crate) columns: usize,
-    /// F16 `[rows, columns]`.
+    /// F16 `[rows, columns]`, or token tiles.
     pub(crate) out: Operand,
+    pub(crate) tiles: bool,
     /// `[rows]` powers of two.
     pub(crate) factor: Operand,
     /// Launched with PDL.
@@ -74,6 +77,8 @@ impl Kernel for Geglu {
             factor: at.operand(self.factor),
             columns: self.columns as u32,
             x_scale: self.x_scale,
+            tiles: u32::from(self.tiles),
+            reserved: 0,
         }
         .bytes()
     }
@@ -91,6 +96,7 @@ impl Kernel for Geglu {
 mod tests {
     use super::*;
     use crate::{
+        kernel::activation::{tile_bytes, tile_index},
         kernel::testing::{Table, gelu},
         testing::{f16_bits, f16_value, normals},
     };
@@ -99,7 +105,8 @@ mod tests {
     #[ignore = "needs a card"]
     fn geglu_is_gelu_times_up_at_any_size_of_values() {
         let mut table = Table::new();
-        for columns in [8, 72, 2112, 6144, 10240, 21504] {
+        let sizes = [8, 72, 2112, 6144, 10240, 21504].map(|columns| (columns, false));
+        for (columns, tiles) in sizes.into_iter().chain([(64, true), (10240, true)]) {
             let (rows, padded_rows) = (4, 5);
             // A row of zeros, an ordinary one, a tiny one, and one whose products leave the range of f16 by far.
             let sizes = [0.0, 1.0, 1e-3, 3e3, 1.0];
@@ -108,7 +115,12 @@ mod tests {
             let x: Vec<f32> = (0..values.len()).map(scaled).collect();
             let x = f16_bits(&x);
             let x_at = table.put(&x);
-            let out = table.put(&vec![0x7e00u16; padded_rows * columns]);
+            let held = if tiles {
+                tile_bytes(columns) / 2
+            } else {
+                padded_rows * columns
+            };
+            let out = table.put(&vec![0x7e00u16; held]);
             let factor = table.poison(padded_rows);
             table.run(
                 rows,
@@ -118,14 +130,18 @@ mod tests {
                     x_scale: 64.0,
                     columns,
                     out,
+                    tiles,
                     factor,
                     pdl: false,
                 },
             );
-            let found: Vec<f32> = table
-                .get(out, padded_rows * columns)
-                .into_iter()
-                .map(f16_value)
+            let held: Vec<u16> = table.get(out, held);
+            let index = |i: usize| match tiles {
+                true => tile_index(i / columns, i % columns),
+                false => i,
+            };
+            let found: Vec<f32> = (0..padded_rows * columns)
+                .map(|i| f16_value(held[index(i)]))
                 .collect();
             let factors = table.get::<f32>(factor, padded_rows);
             assert!(found[rows * columns..].iter().all(|v| v.is_nan()) && factors[rows].is_nan());

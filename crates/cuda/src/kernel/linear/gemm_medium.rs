@@ -77,6 +77,9 @@ pub(crate) enum GemmMediumEpilogue {
     F16Pair,
 }
 
+/// The most stages of a split that warpgroups take.
+const MAX_SPLIT_STAGES: usize = 128;
+
 /// Everything that grids and scratch depend on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GemmMediumShape {
@@ -288,7 +291,9 @@ impl GemmMediumShape {
                         splits,
                         whole_tiles,
                     };
-                    if self.shared_bytes(entry, &tiling) > available {
+                    if self.shared_bytes(entry, &tiling) > available
+                        || split_stages > MAX_SPLIT_STAGES
+                    {
                         continue;
                     }
                     let cost = self.cost(entry, &tiling);
@@ -410,7 +415,7 @@ pub(crate) enum GemmMediumOut {
 #[derive(Debug)]
 pub(crate) struct GemmMedium {
     pub(crate) shape: GemmMediumShape,
-    /// F16 `[rows, columns]`.
+    /// F16 `[rows, columns]`; token tiles for warpgroups.
     pub(crate) x: Operand,
     pub(crate) w: WeightOperand,
     pub(crate) out: GemmMediumOut,

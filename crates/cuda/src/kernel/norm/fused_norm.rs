@@ -330,7 +330,8 @@ pub(crate) mod tests {
     fn fused_norm_has_the_bits_of_rms_norm_in_every_format() {
         let mut table = Table::new();
         for columns in SIZES {
-            for kind in [None, Some(Kind::F16), Some(Kind::Q8), Some(Kind::Int8HiLo)] {
+            let kinds = [Kind::F16, Kind::F16Tiles, Kind::Q8, Kind::Int8HiLo].map(Some);
+            for kind in kinds.into_iter().chain([None]) {
                 let (rows, padded_rows) = (3, 5);
                 let x = normals(1, padded_rows * columns);
                 let weight = normals(2, columns);
@@ -414,8 +415,9 @@ pub(crate) mod tests {
             steps.run(&mut table, (rows, padded_rows), plain_sum);
             let norm = steps.norm(plain_sum, Some(next_w), plain_next);
             table.run(rows, padded_rows, &norm);
-            let (sum_kind, next_kind) = match n % 3 {
+            let (sum_kind, next_kind) = match n % 4 {
                 0 => (Kind::Q8, Kind::F16),
+                3 => (Kind::F16Tiles, Kind::F16Tiles),
                 1 => (Kind::F16, Kind::Q8),
                 _ => (Kind::Q8, Kind::Int8HiLo),
             };

@@ -4,7 +4,10 @@ use super::*;
 use crate::kernel::HOPPER_MULTIPROCESSORS;
 use crate::{
     config::Tier,
-    kernel::fragment::pack,
+    kernel::{
+        activation::{tile_bytes, tile_index},
+        fragment::pack,
+    },
     testing::{Card, f16_bits, f16_value, normals, relative_error},
 };
 
@@ -156,6 +159,15 @@ fn product(x: &[f32], w: &[f32], columns: usize) -> Vec<f32> {
     out
 }
 
+/// Rows of f16 in token tiles.
+fn in_tiles(rows: &[u16], columns: usize) -> Vec<u16> {
+    let mut tiles = vec![POISON_F16; tile_bytes(columns) / 2];
+    for (i, &value) in rows.iter().enumerate() {
+        tiles[tile_index(i / columns, i % columns)] = value;
+    }
+    tiles
+}
+
 /// Runs a product as in a bucket of `bucket` rows, of which `x` are there. Pairs come back as rows of gates, then ups, unscaled.
 fn run(card: &Card, shape: &GemmMediumShape, w: &[u8], x: &[f32], bucket: usize) -> Vec<f32> {
     let module = card.load(&shape.specialization());
@@ -168,9 +180,12 @@ fn run(card: &Card, shape: &GemmMediumShape, w: &[u8], x: &[f32], bucket: usize)
     let rows = card.upload(&[count as u32]);
     let partials = card.upload(&vec![POISON; scratch.partials / 4]);
     let arrivals = card.upload(&vec![0u32; scratch.arrivals / 4]);
-    // What lies behind the rows that there are is not read.
+    // What lies behind the rows that there are does not matter.
     let mut x = f16_bits(x);
     x.resize(bucket * shape.columns, POISON_F16);
+    if shape.kernel == GemmMediumKernel::Warpgroups {
+        x = in_tiles(&x, shape.columns);
+    }
     let (w, x) = (card.upload(w), card.upload(&x));
     let out = match shape.epilogue {
         GemmMediumEpilogue::F32 => card.upload(&vec![POISON; bucket * stride]),
@@ -276,7 +291,8 @@ fn cases(kernel: GemmMediumKernel, format: FragmentFormat) -> Vec<GemmMediumShap
         GemmMediumKernel::Warpgroups => LARGE_SHARED_BYTES,
     };
     let (columns, small) = match format {
-        FragmentFormat::Q8 | FragmentFormat::Q4 => (320, 352),
+        FragmentFormat::Q8 | FragmentFormat::Q4 if kernel == GemmMediumKernel::Warps => (320, 352),
+        FragmentFormat::Q8 | FragmentFormat::Q4 => (320, 384),
         _ => (256, 256),
     };
     vec![
