@@ -166,7 +166,7 @@ pub(crate) enum IsaName {
 pub(crate) enum KvTypeName {
     /// 16 bits a value
     F16,
-    /// 8.5 bits a value, in groups of 32 that share a scale: about half the memory, at some cost in exactness (CPU only)
+    /// 8.5 bits a value, in groups of 32 that share a scale: about half the memory, at some cost in exactness
     #[value(name = "q8_0")]
     Q8_0,
 }

@@ -144,20 +144,6 @@ fn without_a_compiler_every_way_to_kernels_is_named() {
     );
 }
 
-#[test]
-#[ignore = "needs the CUDA emulator"]
-fn keys_and_values_of_eight_bits_are_refused_by_the_flag_that_asks_for_them() {
-    let home = tempfile::tempdir().unwrap();
-    for command in [&["run", "Hello!"][..], &["bench", "-p", "8", "-n", "2"]] {
-        let arguments = [command, &["--kv-type", "q8_0"]].concat();
-        let output = carat(&emulator(), home.path(), None, &arguments);
-        let complaint = refusal(&output);
-        for part in ["--kv-type q8_0", "--backend cpu"] {
-            assert!(complaint.contains(part), "{complaint}");
-        }
-    }
-}
-
 /// Who did not ask for a card gets an answer all the same.
 #[test]
 #[ignore = "needs the CUDA emulator"]

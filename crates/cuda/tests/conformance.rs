@@ -20,7 +20,7 @@ fn main() {
     let best = harness::open(|config| config.tier = Tier::Best);
     let portable = harness::open(|config| config.tier = Tier::Portable);
     let mut trials = Vec::new();
-    for case in cases::all() {
+    for case in cases::all().into_iter().chain(cases::eight_bit_kv()) {
         trials.push(trial("plain", plain.as_ref().ok(), case));
     }
     for (name, backend) in [("best", &best), ("portable", &portable)] {

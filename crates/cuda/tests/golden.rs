@@ -2,7 +2,8 @@
 //! what must agree bit for bit.
 //!
 //! A model runs in three ways: *plain* (one kernel per step, f32 between them), *best* (the fast kernels this card gets) and
-//! *portable* (those that every card gets). Plain is held to the rounding of 16-bit keys and values. The fast kernels round
+//! *portable* (those that every card gets). Plain is held to the rounding of 16-bit keys and values, and all of
+//! them to that of 8-bit ones where these are asked for. The fast kernels round
 //! more: to f16 in large batches on Hopper, and to int8 elsewhere, as llama.cpp does, whose own error on a fixture
 //! bounds ours. How a batch is launched or split must change no bit as long as the same kernels run: batches of up to 8 rows
 //! among themselves, and longer ones within a bucket of rows.
@@ -32,6 +33,8 @@ use libtest_mimic::{Failed, Trial};
 
 /// Error of f16: keys and values, and perhaps what products read. Over a whole model.
 const F16_ERROR: f64 = 5e-3;
+/// Error of keys and values in Q8_0, over a whole model; it adds to that of the rest as independent errors do.
+const Q8_0_KV_ERROR: f64 = 5e-2;
 /// Error of int8, as a multiple of llama.cpp's error on the same file.
 const INT8_ERROR: f64 = 1.1;
 const CHUNKS: [usize; 4] = [usize::MAX, 1, 7, 16];
@@ -104,15 +107,27 @@ fn main() {
                 });
             }
         }
-        cases.add(format!("exact/{name}/plain"), |cards| {
-            exact_plain(&cards.plain, fixture)
-        });
-        cases.add(format!("exact/{name}/best"), |cards| {
-            exact(&cards.best, fixture)
-        });
-        cases.add(format!("exact/{name}/portable"), |cards| {
-            exact(&cards.portable, fixture)
-        });
+        for kernels in Kernels::ALL {
+            for chunk in [usize::MAX, 7] {
+                let how = kernels.name();
+                let label = if chunk == 7 { "7" } else { "whole" };
+                cases.add(
+                    format!("fixture_kv_q8_0/{name}/{how}/{label}"),
+                    move |cards| golden_q8_0(cards, kernels, fixture, chunk),
+                );
+            }
+        }
+        for (label, kv) in [("exact", KvType::F16), ("exact_kv_q8_0", KvType::Q8_0)] {
+            cases.add(format!("{label}/{name}/plain"), move |cards| {
+                exact_plain(&cards.plain, fixture, kv)
+            });
+            cases.add(format!("{label}/{name}/best"), move |cards| {
+                exact(&cards.best, fixture, kv)
+            });
+            cases.add(format!("{label}/{name}/portable"), move |cards| {
+                exact(&cards.portable, fixture, kv)
+            });
+        }
     }
     for variant in Variant::ALL {
         for quant in QuantType::all() {
@@ -186,8 +201,21 @@ fn logits(
     tokens: &[TokenId],
     chunk: usize,
 ) -> Result<Vec<f32>, String> {
+    logits_with(backend, KvType::F16, model, tokens, chunk)
+}
+
+fn logits_with(
+    backend: &dyn Backend,
+    kv: KvType,
+    model: &Model,
+    tokens: &[TokenId],
+    chunk: usize,
+) -> Result<Vec<f32>, String> {
     let plan = gemma4::plan(model);
-    let options = evaluate::options(tokens.len(), chunk);
+    let options = CompileOptions {
+        kv,
+        ..evaluate::options(tokens.len(), chunk)
+    };
     let weights = Arc::clone(&model.weights);
     let mut executor = backend
         .compile(&plan, weights, &options)
@@ -214,6 +242,23 @@ fn golden(
     };
     let found = logits(card, &model, &fixture.tokens(), chunk)?;
     within(&found, &fixture.logits(), bound)
+}
+
+/// Keys and values in Q8_0 add their own error to the one that the same kernels have without, and no more.
+fn golden_q8_0(
+    cards: &Cards,
+    kernels: Kernels,
+    fixture: &fixtures::Fixture,
+    chunk: usize,
+) -> Result<(), String> {
+    let (card, model, expected) = (cards.usual(kernels), fixture.model(), fixture.logits());
+    let found = |kv| logits_with(card, kv, &model, &fixture.tokens(), chunk);
+    let (f16, q8_0) = (found(KvType::F16)?, found(KvType::Q8_0)?);
+    if f16 == q8_0 {
+        return Err("the same logits whatever keys and values are kept in".to_owned());
+    }
+    let rest = INT8_ERROR * close::relative_l2(&f16, &expected);
+    within(&q8_0, &expected, rest.hypot(Q8_0_KV_ERROR))
 }
 
 fn within(found: &[f32], expected: &[f32], bound: f64) -> Result<(), String> {
@@ -243,11 +288,11 @@ fn same_bits(what: &str, a: &[f32], b: &[f32]) -> Result<(), String> {
 }
 
 /// Plain kernels take rows one by one: any chunks give the same bits.
-fn exact_plain(card: &CudaBackend, fixture: &fixtures::Fixture) -> Result<(), String> {
+fn exact_plain(card: &CudaBackend, fixture: &fixtures::Fixture, kv: KvType) -> Result<(), String> {
     let (model, tokens) = (fixture.model(), fixture.tokens());
-    let expected = logits(card, &model, &tokens, usize::MAX)?;
+    let expected = logits_with(card, kv, &model, &tokens, usize::MAX)?;
     for chunk in &CHUNKS[1..] {
-        let chunked = logits(card, &model, &tokens, *chunk)?;
+        let chunked = logits_with(card, kv, &model, &tokens, *chunk)?;
         same_bits(&format!("chunks of {chunk}"), &expected, &chunked)?;
     }
     Ok(())
@@ -255,7 +300,7 @@ fn exact_plain(card: &CudaBackend, fixture: &fixtures::Fixture) -> Result<(), St
 
 /// In chunks of one class and bucket, launched one by one or as a graph, tables on either side of the bus, once more: the
 /// same bits.
-fn exact(ways: &Ways, fixture: &fixtures::Fixture) -> Result<(), String> {
+fn exact(ways: &Ways, fixture: &fixtures::Fixture, kv: KvType) -> Result<(), String> {
     let (model, tokens) = (fixture.model(), fixture.tokens());
     let whole_chunks = &tokens[..tokens.len() / WIDE_TOKENS * WIDE_TOKENS];
     let classes = [
@@ -263,7 +308,7 @@ fn exact(ways: &Ways, fixture: &fixtures::Fixture) -> Result<(), String> {
         ("large", whole_chunks, 16, &[12]),
     ];
     for (class, tokens, chunk, others) in classes {
-        let of = |card: &CudaBackend, chunk| logits(card, &model, tokens, chunk);
+        let of = |card: &CudaBackend, chunk| logits_with(card, kv, &model, tokens, chunk);
         let check = |what: &str, expected: &[f32], found: &[f32]| {
             same_bits(&format!("{class}, {what}"), expected, found)
         };

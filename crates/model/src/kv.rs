@@ -47,6 +47,17 @@ impl<T> PerGroup<T> {
         }
     }
 
+    /// One value for both.
+    pub fn both(value: T) -> PerGroup<T>
+    where
+        T: Clone,
+    {
+        PerGroup {
+            full: value.clone(),
+            sliding: value,
+        }
+    }
+
     /// The same of both.
     pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> PerGroup<U> {
         PerGroup {

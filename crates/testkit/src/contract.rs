@@ -98,6 +98,10 @@ fn pages(index: u32) -> PerGroup<Vec<PageId>> {
 
 impl Session {
     fn new(backend: &dyn Backend, variant: Variant) -> Result<Session, String> {
+        Session::with_kv(backend, variant, KvType::default())
+    }
+
+    fn with_kv(backend: &dyn Backend, variant: Variant, kv: KvType) -> Result<Session, String> {
         let mut tiny = Tiny::new(variant, QuantType::F32);
         tiny.shape.window = WINDOW;
         let model = tiny.model();
@@ -111,7 +115,7 @@ impl Session {
                 full: 6,
                 sliding: 7,
             },
-            kv: KvType::default(),
+            kv,
             max_rows: 128,
             max_sampled: 8,
             probe: false,
@@ -434,8 +438,9 @@ fn rollback(backend: &dyn Backend) -> Checked {
 }
 
 fn saved_pages(backend: &dyn Backend) -> Checked {
-    for variant in VARIANTS {
-        let mut session = Session::new(backend, variant)?;
+    let of_both_types = VARIANTS.map(|variant| [(variant, KvType::F16), (variant, KvType::Q8_0)]);
+    for (variant, kv) in of_both_types.into_iter().flatten() {
+        let mut session = Session::with_kv(backend, variant, kv)?;
         let (tokens, other) = (session.tokens(1, 71), session.tokens(2, 90));
         let (feeds, others) = (token_feeds(&tokens), token_feeds(&other));
         let (table, elsewhere) = (pages(2), pages(3));

@@ -78,13 +78,8 @@ fn advice(report: &Report) -> Vec<String> {
         if let (Some(context), Some(trained)) = (model.context, model.trained_context)
             && context < trained
         {
-            let smaller = if model.backend == "cpu" {
-                "--kv-type q8_0 or "
-            } else {
-                ""
-            };
             advice.push(format!(
-                "{name}: {} of the model's {} tokens of context fit; {smaller}more free memory makes room for more",
+                "{name}: {} of the model's {} tokens of context fit; --kv-type q8_0 or more free memory makes room for more",
                 thousands(context as u64),
                 thousands(trained as u64)
             ));

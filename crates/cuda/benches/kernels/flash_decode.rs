@@ -1,6 +1,6 @@
 //! Attention of single rows, by layer kind and depth.
 
-use carat_model::kv::PAGE_TOKENS;
+use carat_model::kv::{KvType, PAGE_TOKENS};
 
 use crate::{
     config::Tier,
@@ -37,13 +37,16 @@ pub(crate) fn all() {
         ("12B global", heads(16, 1, 512), None),
     ];
     // Keys and values of many layers, so that none is in a cache: 1 GiB, of which each launch takes other pages.
-    let cells = 1 << 29;
+    let bytes = 1 << 30;
     let some = random_f16(7, 1 << 22);
-    let cache = card.upload(&some.repeat(cells >> 22));
+    let cache = card.upload(&some.repeat(bytes >> 23));
     for (name, heads, window) in layers {
-        for rows in [1, 8] {
-            for depth in [0, 512, 2048, 8192, 32768] {
-                timing(&card, &cache, cells, (name, heads, window), (rows, depth));
+        for kv in [KvType::F16, KvType::Q8_0] {
+            let heads = heads.with_kv(kv);
+            for rows in [1, 8] {
+                for depth in [0, 512, 2048, 8192, 32768, 131_072] {
+                    timing(&card, (&cache, bytes), (name, heads, window), (rows, depth));
+                }
             }
         }
     }
@@ -51,12 +54,12 @@ pub(crate) fn all() {
 
 fn timing(
     card: &Card,
-    cache: &Buffer,
-    cells: usize,
+    (cache, cache_bytes): (&Buffer, usize),
     (name, heads, window): (&str, Heads, Option<usize>),
     (rows, depth): (usize, usize),
 ) {
-    let page_cells = heads.kv_count * PAGE_TOKENS * heads.head_dim;
+    let head_bytes = heads.kv.head_bytes(heads.head_dim);
+    let page_bytes = heads.kv_count * PAGE_TOKENS * head_bytes;
     let case = Case {
         heads,
         window,
@@ -78,16 +81,16 @@ fn timing(
         .unwrap();
     batch.pages = (0..total).map(|i| (i * stride % total) as u32).collect();
     let ready = Ready::new(card, &case, &batch);
-    let set = total * page_cells;
-    let sets = (cells / 2 / set).min(512);
+    let set = total * page_bytes;
+    let sets = (cache_bytes / 2 / set).min(512);
     if sets == 0 {
         return;
     }
     let params: Vec<Vec<u8>> = (0..sets)
         .map(|i| {
             let mut params = ready.params;
-            params.slot.keys = at::<u16>(cache, i * set);
-            params.slot.values = at::<u16>(cache, cells / 2 + i * set);
+            params.slot.keys = at::<u8>(cache, i * set);
+            params.slot.values = at::<u8>(cache, cache_bytes / 2 + i * set);
             params.bytes()
         })
         .collect();
@@ -108,9 +111,10 @@ fn timing(
         println!("flash_decode {name}, no rows in a grid of {rows}: {us:.2} us");
     }
     let seen = depth + 1 - case.first_seen(depth);
-    let bytes = rows * seen * heads.kv_count * heads.head_dim * 4;
+    let bytes = rows * seen * heads.kv_count * head_bytes * 2;
     println!(
-        "flash_decode {name}, {rows} rows, depth {depth}: {us:.2} us, {:.0} GB/s",
+        "flash_decode {name} {}, {rows} rows, depth {depth}: {us:.2} us, {:.0} GB/s",
+        heads.kv,
         bytes as f64 / us / 1e3
     );
 }

@@ -5,7 +5,9 @@ use crate::{
     device::{Address, launch},
     kernel::{
         Kernel,
-        attention::flash_prefill::tests::{OnCard, Sequence, blocks, heads, kernel, load, whole},
+        attention::flash_prefill::tests::{
+            OnCard, Sequence, blocks, heads, in_q8_0, kernel, load, whole,
+        },
     },
     testing::Card,
 };
@@ -18,7 +20,10 @@ pub(crate) fn all() {
         ("12B sliding", heads(16, 8, 256, 1024)),
         ("12B global", heads(16, 1, 512, 0)),
     ];
-    for (name, of) in cases {
+    for (name, of) in cases
+        .into_iter()
+        .flat_map(|(name, of)| [(name, of), (name, in_q8_0(of))])
+    {
         for (prefix, rows) in [(0, 512), (0, 2048), (0, 8192), (8192, 2048)] {
             let sequence = Sequence::repeating(&of, prefix + rows);
             let batch = OnCard::new(&card, of, &[whole(1, prefix, rows)], &[&sequence]);
@@ -34,7 +39,8 @@ pub(crate) fn all() {
                 let seen: usize = (prefix..prefix + rows).map(seen).sum();
                 let flops = 4.0 * seen as f64 * columns as f64;
                 println!(
-                    "flash_prefill {name:<12} {rows:5} new at {prefix:5}, {:<13}: {:8.1} us {:6.1} TFLOPS",
+                    "flash_prefill {name:<12} {} {rows:5} new at {prefix:5}, {:<13}: {:8.1} us {:6.1} TFLOPS",
+                    of.kv,
                     kernel.specialization().entries[grid.entry],
                     time.as_secs_f64() * 1e6,
                     flops / time.as_secs_f64() / 1e12

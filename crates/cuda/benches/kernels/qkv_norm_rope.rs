@@ -1,5 +1,7 @@
 //! Head norms, RoPE and the store to KV pages in one kernel.
 
+use carat_model::kv::KvType;
+
 use crate::{
     kernel::{
         KeysValues, QkvNormRope, Queries,
@@ -17,7 +19,7 @@ pub(crate) fn all() {
             let rotations = Table::rotations(rows * columns * 6);
             table.rows_with_pages(rows);
             table.rope(&normals(1, head_dim / 2));
-            table.slot_with_pages(kv_heads, head_dim, rows / 32);
+            table.slot_with_pages(kv_heads, head_dim, KvType::F16, rows / 32);
             let (q_w, k_w) = (
                 table.weight(&normals(2, head_dim)),
                 table.weight(&normals(3, head_dim)),
@@ -45,6 +47,7 @@ pub(crate) fn all() {
                     v_eps: EPS,
                     heads: kv_heads,
                     slot: SLOT,
+                    kv: KvType::F16,
                 }),
             };
             let calls: Vec<QkvNormRope> = (0..rotations).map(call).collect();

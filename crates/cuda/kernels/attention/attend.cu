@@ -4,7 +4,7 @@
 // Grid: (rows, query heads), a block of 8 warps per head of a row. Pages go to warps round-robin, by their index in the
 // sequence, so a row's result does not depend on how its prompt was cut. Each warp keeps a running maximum, sum and output
 // (online softmax in f32); shared memory merges the eight, in order. Lane `l` holds elements l * LANE_VALUES .. of the head.
-// Bytes per row: 4 * columns in and out, and the seen keys and values once per query head (4 * seen * head_dim).
+// Bytes per row: 4 * columns in and out, and the seen keys and values once per query head (4 * seen * head_dim in f16).
 // Requires head_dim <= 32 * LANE_VALUES and head_dim % LANE_VALUES == 0.
 #include "lib/kv.cuh"
 #include "lib/reduce.cuh"
@@ -25,12 +25,29 @@ constexpr u32 WARPS = 8;
 constexpr int KEYS = 4;
 
 // A lane's elements of one cached row, in the widest loads they allow.
-struct alignas(LANE_VALUES * 2 < 16 ? LANE_VALUES * 2 : 16) Elements {
-  u16 bits[LANE_VALUES];
+struct alignas(LANE_VALUES * sizeof(KvUnit) < 16 ? LANE_VALUES * sizeof(KvUnit) : 16) Elements {
+  KvUnit bits[LANE_VALUES];
 };
 
-// Four blocks per multiprocessor: left alone, the compiler aims at eight and spills.
-extern "C" __global__ void __launch_bounds__(256, 4) attend(const Params p) {
+// The same as numbers. In Q8_0 they have one scale: lanes hold parts of blocks.
+__device__ __forceinline__ void load(float (&x)[LANE_VALUES], const Slot& slot, KvUnit* page, u32 row, u32 element) {
+#if KV_TYPE == KV_Q8_0
+  const Q8Page of = {page, kv_blocks(slot.head_dim)};
+  const Elements loaded = *(const Elements*)(of.codes(row) + element);
+  const float scale = f16_to_f32(of.scales(row)[element / KV_BLOCK]);
+#pragma unroll
+  for (int i = 0; i < LANE_VALUES; i++) x[i] = mul(float(i8(loaded.bits[i])), scale);
+#else
+  const Elements loaded = *(const Elements*)(page + u64(row) * slot.head_dim + element);
+#pragma unroll
+  for (int i = 0; i < LANE_VALUES; i++) x[i] = f16_to_f32(loaded.bits[i]);
+#endif
+}
+
+// Four blocks per multiprocessor: left alone, the compiler aims at eight and spills. Q8_0 takes some registers more.
+constexpr int BLOCKS = KV_TYPE == KV_Q8_0 ? 3 : 4;
+
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) attend(const Params p) {
   __shared__ float max_of[WARPS], total_of[WARPS], out_of[WARPS][WARP * LANE_VALUES];
   if (!p.rows.has(blockIdx.x)) return;
   const u32 head = blockIdx.y, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -54,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend(const Params p) {
   u32 page_index = first / PAGE_TOKENS;
   page_index += (warp + WARPS - page_index % WARPS) % WARPS;
   for (; page_index * PAGE_TOKENS < end_seen; page_index += WARPS) {
-    const u64 start = p.slot.page_start(p.slot.tables.page(run, page_index), kv_head) + element;
+    const u64 start = p.slot.page_start(p.slot.tables.page(run, page_index), kv_head);
     const u32 page_first = page_index * PAGE_TOKENS;
     const u32 begin = first > page_first ? first - page_first : 0;
     const u32 end = min(PAGE_TOKENS, end_seen - page_first);
@@ -64,9 +81,10 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend(const Params p) {
       for (int k = 0; k < KEYS; k++) {
         score[k] = 0;
         if (holds && key + k < end) {
-          const Elements keys = *(const Elements*)(p.slot.keys + start + u64(key + k) * head_dim);
+          float keys[LANE_VALUES];
+          load(keys, p.slot, p.slot.keys + start, key + k, element);
 #pragma unroll
-          for (int i = 0; i < LANE_VALUES; i++) score[k] += q[i] * f16_to_f32(keys.bits[i]);
+          for (int i = 0; i < LANE_VALUES; i++) score[k] += q[i] * keys[i];
         }
       }
       float best = max;
@@ -85,9 +103,10 @@ extern "C" __global__ void __launch_bounds__(256, 4) attend(const Params p) {
           const float weight = expf(score[k] - best);
           total += weight;
           if (holds) {
-            const Elements values = *(const Elements*)(p.slot.values + start + u64(key + k) * head_dim);
+            float values[LANE_VALUES];
+            load(values, p.slot, p.slot.values + start, key + k, element);
 #pragma unroll
-            for (int i = 0; i < LANE_VALUES; i++) out[i] += weight * f16_to_f32(values.bits[i]);
+            for (int i = 0; i < LANE_VALUES; i++) out[i] += weight * values[i];
           }
         }
       }

@@ -1,5 +1,5 @@
 // Flash attention for small and medium batches (split-KV), one launch from raw projections to outputs. For each row:
-//   q = rope(norm(q)), head by head; k = rope(norm(k)), v = norm(v) without weight, as f16 into their page cell,
+//   q = rope(norm(q)), head by head; k = rope(norm(k)), v = norm(v) without weight, in the KV type into their page cell,
 //   unless the slot's keys and values come from an earlier layer; out = softmax(q . K) . V over the positions the row
 //   sees: all up to its own, or the last `window` of them and, where the slot holds the keys of all rows already, those ahead that
 //   the batch lets it see. Scale is 1.
@@ -24,13 +24,13 @@
 // whoever needs them computes them again from the raw rows; norms add up in the order of kv_norm_rope_store.cu, whose bits
 // they are.
 //
-// Bytes per row: keys and values seen once per KV head (4 * seen * HEAD_DIM), PARTIAL_BYTES out and in per split.
+// Bytes per row: keys and values seen once per KV head (4 * seen * HEAD_DIM in f16), PARTIAL_BYTES out and in per split.
 // Code is kept small: in decode each launch runs most of it once, from a cold instruction cache.
 //
 // Requires HEAD_DIM % 16 == 0, HEAD_DIM <= 512, GROUP <= 16; keys and values aligned to 16; for its own k and v that
 // the rows are the whole batch in order, rows of a run one after another; q, k, v and row_refs for all rows of the
 // grid; arrivals of 0; at most FAN * ONE_MERGE splits.
-#include "lib/kv.cuh"
+#include "lib/kv_tile.cuh"
 #include "lib/norm.cuh"
 #include "lib/ptx.cuh"
 #include "lib/rope.cuh"
@@ -74,8 +74,8 @@ constexpr u32 LOW_COLUMN = PACKED ? 4 : 8 * TILES;
 constexpr int KEY_TILES = STEP / 16, PARTS = WARPS / KEY_TILES;
 constexpr int K_STEPS = HEAD_DIM / 16, K_SHARE = (K_STEPS + PARTS - 1) / PARTS;
 constexpr int OUT_TILES = HEAD_DIM / 16, OUT_SHARE = (OUT_TILES + WARPS - 1) / WARPS;
-constexpr u32 HALF = HEAD_DIM / 2;  // no more than threads
-constexpr int PAIRS = (HALF + WARP - 1) / WARP, CHUNKS = (HEAD_DIM + WARP - 1) / WARP;
+constexpr int CHUNKS = (HEAD_DIM + WARP - 1) / WARP;
+static_assert(HALF <= THREADS, "an angle per thread");
 
 // A partial: outputs of a split in f16, as threads hold them; then maximum and total per head.
 constexpr u32 QUADS = TILES > 1 ? 4 : (GROUP + 1) / 2;
@@ -84,13 +84,7 @@ constexpr u32 TILE_BYTES = THREADS / 4 * QUADS * 8, STATE_START = OUT_SHARE * TI
 constexpr u32 FAN = 8, ONE_MERGE = STATE_START > 4096 ? 16 : 32;
 static_assert(STATE_START + 16 * 8 == PARTIAL_BYTES, "src/kernel/attention/flash_decode.rs differs");
 
-// Tiles have rows of HEAD_DIM f16. 16-byte pieces are swizzled, or rows have one to spare, so that 8 rows of a column lie in
-// different banks.
-constexpr u32 PITCH = HEAD_DIM % 64 ? HEAD_DIM + 8 : HEAD_DIM;
-__device__ __forceinline__ u32 cell(u32 row, u32 element) {
-  return row * PITCH + (HEAD_DIM % 64 ? element : ((element / 8 ^ row % 8) * 8 + element % 8));
-}
-constexpr u32 KV_BYTES = STEP * PITCH * 2, Q_BYTES = 8 * Q_TILES * PITCH * 2;
+constexpr u32 KV_BYTES = STEP * TILE_ROW_BYTES, Q_BYTES = 8 * Q_TILES * PITCH * 2;
 constexpr u32 SCORE_PITCH = STEP + 8, SCORE_BYTES = PARTS * TILES * 8 * SCORE_PITCH * 4;
 // Weights: a row of f16 per head, on different banks.
 constexpr u32 WEIGHT_PITCH = STEP + 8, WEIGHT_BYTES = TILES * 8 * WEIGHT_PITCH * 2;
@@ -100,8 +94,8 @@ constexpr u32 COMMON_BYTES = larger(larger(Q_BYTES, SCORE_BYTES + WEIGHT_BYTES),
 static_assert(2 * KV_BYTES + HALF * 8 + COMMON_BYTES + STATES_BYTES == SHARED_BYTES, "src/kernel/attention/flash_decode.rs differs");
 
 struct Shared {
-  u16* k;
-  u16* v;
+  KvTile k;
+  KvTile v;
   Angle* angles;
   // One after another: queries until they are in registers; scores `[part, head, key]` and weights; shares of partials
   // `[partial, head]`.
@@ -113,6 +107,9 @@ struct Shared {
   float* shrinks;
   float* maxima;
   float* totals;
+
+  // Of keys or values. Not a choice between the two: their addresses would be taken, and they would live in memory.
+  __device__ __forceinline__ KvTile tile(bool keys) const { return KvTile(k.start() + (keys ? 0 : KV_BYTES), STEP); }
 };
 
 // ---- Heads: norm and RoPE, one warp per head ------------------------------------------------------------------
@@ -123,12 +120,10 @@ struct Raw {
   float eps;
 };
 
-// Pair `i` of a lane is elements j = 32 * i + lane and j + HALF.
+// By pairs of a lane.
 struct Head {
   float low[PAIRS], high[PAIRS], low_weight[PAIRS], high_weight[PAIRS];
 };
-__device__ __forceinline__ u32 pair(int i) { return i * WARP + threadIdx.x % WARP; }
-__device__ __forceinline__ bool holds(u32 pair) { return HEAD_DIM % 64 == 0 || pair < HALF; }
 
 __device__ __forceinline__ void load(Head& head, Raw raw) {
 #pragma unroll
@@ -172,8 +167,8 @@ __device__ __forceinline__ void rotate_all(Head& head, const Angle* angles) {
 __device__ __forceinline__ void put_query(const Head& head, u16* q, u32 column) {
   auto put = [&](u32 element, float value) {
     const u16 rounded = f32_to_f16(value);
-    q[cell(column, element)] = rounded;
-    q[cell(column + LOW_COLUMN, element)] = f32_to_f16(value - f16_to_f32(rounded));
+    q[cell(column, query_column(element))] = rounded;
+    q[cell(column + LOW_COLUMN, query_column(element))] = f32_to_f16(value - f16_to_f32(rounded));
   };
 #pragma unroll
   for (int i = 0; i < PAIRS; i++) {
@@ -185,19 +180,9 @@ __device__ __forceinline__ void put_query(const Head& head, u16* q, u32 column) 
 }
 
 // A key or value into its tile and its page.
-__device__ __forceinline__ void put_cached(const Head& head, u16* tile, u32 row, u16* page) {
-  auto put = [&](u32 element, float value) {
-    const u16 rounded = f32_to_f16(value);
-    tile[cell(row, element)] = rounded;
-    page[element] = rounded;
-  };
+__device__ __forceinline__ void put_cached(const Head& head, const KvTile& tile, u32 row, const KvCell& to) {
 #pragma unroll
-  for (int i = 0; i < PAIRS; i++) {
-    if (holds(pair(i))) {
-      put(pair(i), head.low[i]);
-      put(pair(i) + HALF, head.high[i]);
-    }
-  }
+  for (int i = 0; i < PAIRS; i++) put_pair(tile, row, i, head.low[i], head.high[i], &to);
 }
 
 // ---- A block's work --------------------------------------------------------------------------------
@@ -228,27 +213,15 @@ __device__ __forceinline__ Ids page_ids(const Work& work, u32 step) {
 
 // Starts copies of a step's keys or values, as far as they are in pages. Rows before the first seen one are copied,
 // too: they are numbers, and their weight is 0.
-__device__ __forceinline__ void copy_step(const Work& work, const u16* from, u16* to, Ids ids, u32 step) {
-  // All threads take some whole rows at once. A loop: unrolled, this is most of the kernel's code.
-  constexpr u32 ROW_PIECES = HEAD_DIM / 8, AT_ONCE = THREADS / ROW_PIECES;
-  const u32 first = threadIdx.x / ROW_PIECES, element = threadIdx.x % ROW_PIECES * 8;
+__device__ __forceinline__ void copy_step(const Work& work, const KvUnit* from, const KvTile& to, Ids ids, u32 step) {
   const u32 rows = work.fresh - min(work.start + step * STEP, work.fresh);
 #pragma unroll
   for (u32 i = 0; i < STEP_PAGES; i++) {
     const u32 page_first = i * PAGE_TOKENS, end = min(rows - min(rows, page_first), PAGE_TOKENS);
-    const u16* page = from + (u64(ids.page[i]) * KV_HEADS + work.kv_head) * (PAGE_TOKENS * HEAD_DIM) + element;
-#pragma unroll 1
-    for (u32 row = first; row < end; row += AT_ONCE)
-      cp_async_16(to + cell(page_first + row, element), page + row * HEAD_DIM);
+    const KvUnit* page = from + (u64(ids.page[i]) * KV_HEADS + work.kv_head) * PAGE_UNITS;
+    copy_rows<THREADS>(to, page_first, page, end);
   }
   cp_async_commit();
-}
-
-// Values behind the last seen have weight 0 and must be numbers.
-__device__ __forceinline__ void clear_behind(u16* values, u32 last_row) {
-#pragma unroll 1
-  for (u32 piece = (last_row + 1) * (HEAD_DIM / 8) + threadIdx.x; piece < STEP * (HEAD_DIM / 8); piece += THREADS)
-    *(uint4*)(values + cell(piece / (HEAD_DIM / 8), piece % (HEAD_DIM / 8) * 8)) = make_uint4(0, 0, 0, 0);
 }
 
 // Heads that the block prepares for itself: its queries; where `GROUP` is, the row's own key; and its value.
@@ -275,13 +248,16 @@ __device__ __forceinline__ void make_earlier(const Params& p, const Work& work, 
 #pragma unroll 1
     for (u32 j = lane; j < CHUNKS * WARP; j += WARP) squares += warp_sum(j < HEAD_DIM ? mul(x[j], x[j]) : 0);
     const float scale = rms_scale_of(squares, HEAD_DIM, is_key ? p.k_eps : p.v_eps);
-    u16* tile = is_key ? shared.k : shared.v;
+    const KvTile tile = shared.tile(is_key);
 #pragma unroll 1
-    for (u32 j = lane; j < HALF; j += WARP) {
-      float a = normed(x, j, scale, weight), b = normed(x, j + HALF, scale, weight);
-      if (is_key) rotate(a, b, at, p.frequencies[j]);
-      tile[cell(at - begin, j)] = f32_to_f16(a);
-      tile[cell(at - begin, j + HALF)] = f32_to_f16(b);
+    for (int i = 0; i < PAIRS; i++) {
+      const u32 j = pair(i);
+      float a = 0, b = 0;
+      if (holds(j)) {
+        a = normed(x, j, scale, weight), b = normed(x, j + HALF, scale, weight);
+        if (is_key) rotate(a, b, at, p.frequencies[j]);
+      }
+      put_pair(tile, at - begin, i, a, b, nullptr);
     }
   }
 }
@@ -325,7 +301,7 @@ __device__ __forceinline__ bool comes_last(u32* arrival, u32 members) {
 // Merges up to 32 partials, `stride` bytes apart. They go through the tiles, so that all are loaded at once by little code.
 __device__ __forceinline__ void merge(u8* partials, u32 stride, u32 members, const Shared& shared, Outputs& out) {
   constexpr u32 PIECES = STATE_START / 16, AT_ONCE = 2 * KV_BYTES / STATE_START;
-  u8* const tiles = (u8*)shared.k;
+  u8* const tiles = shared.k.start();
   const u32 lane = threadIdx.x % WARP, quad = lane % 4;
 #pragma unroll
   for (int i = 0; i < OUT_SHARE * TILES; i++)
@@ -387,7 +363,7 @@ __device__ __forceinline__ void put_out(const Params& p, const Outputs& out) {
 #pragma unroll
       for (int c = 0; c < 4; c++) {
         const u32 head = 8 * tile + 2 * quad + c % 2;
-        const u64 at = start + head * HEAD_DIM + 16 * out_tile + group + c / 2 * 8;
+        const u64 at = start + head * HEAD_DIM + 16 * out_tile + output_element(group, c / 2);
         if (head >= GROUP) continue;
         if (p.f16_out) {
           ((u16*)p.out)[at] = f32_to_f16(out[i][tile][c]);
@@ -404,9 +380,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   DYNAMIC_SHARED(memory);
   u8* const common = memory + 2 * KV_BYTES + HALF * 8;
   float* const states = (float*)(common + COMMON_BYTES);
-  const Shared shared = {(u16*)memory,   (u16*)(memory + KV_BYTES),      (Angle*)(memory + 2 * KV_BYTES), (u16*)common,
-                         (float*)common, (u16*)(common + SCORE_BYTES), (float*)common,                  states,
-                         states + 16,    states + 32};
+  const Shared shared = {KvTile(memory, STEP),
+                         KvTile(memory + KV_BYTES, STEP),
+                         (Angle*)(memory + 2 * KV_BYTES),
+                         (u16*)common,
+                         (float*)common,
+                         (u16*)(common + SCORE_BYTES),
+                         (float*)common,
+                         states,
+                         states + 16,
+                         states + 32};
   const u32 warp = own_warp(), lane = threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
 
   Work work;
@@ -460,7 +443,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   copy_step(work, p.slot.keys, shared.k, ids, step);
   copy_step(work, p.slot.values, shared.v, ids, step);
   const u32 last_row = work.last - work.start - step * STEP;  // the row's own, if it is computed here
-  if (split == splits - 1) clear_behind(shared.v, last_row);
+  if (split == splits - 1) clear_behind<THREADS, STEP>(shared.v, last_row);
   if (step > begin) ids = page_ids(work, step - 1);
   __syncthreads();
 #pragma unroll 1
@@ -470,8 +453,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
     if (h < GROUP) {
       put_query(head, shared.q, h);
     } else {
-      const u64 to = p.slot.cell(work.run, work.position, work.kv_head);
-      put_cached(head, h == GROUP ? shared.k : shared.v, last_row, (h == GROUP ? p.slot.keys : p.slot.values) + to);
+      const KvCell to(p.slot, h == GROUP ? p.slot.keys : p.slot.values, work.run, work.position, work.kv_head);
+      put_cached(head, shared.tile(h == GROUP), last_row, to);
     }
     if (h + WARPS < own_heads) load(head, raw_head(p, work, h + WARPS));
   }
@@ -524,18 +507,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
     }
 
     float score[2][TILES][4] = {};
-#pragma unroll
-    for (int i = 0; i < K_SHARE; i++) {
-      const u32 k_step = part * K_SHARE + i;
-      if (K_STEPS % PARTS && k_step >= K_STEPS) break;
-      u32 keys[4];
-      ldmatrix_x4(keys, shared.k + cell(16 * key_tile + lane % 16, 16 * k_step + lane / 16 * 8));
-#pragma unroll
-      for (int tile = 0; tile < TILES; tile++) {
-        mma_f16(score[PACKED ? i % 2 : 0][tile], keys, query[i][tile]);
-        if (!PACKED) mma_f16(score[1][tile], keys, query[i][Q_TILES - TILES + tile]);
-      }
-    }
+    if (K_STEPS % PARTS == 0 || part * K_SHARE < K_STEPS)
+      add_scores<PACKED>(score, shared.k, 16 * key_tile, part * K_SHARE, query);
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
@@ -599,10 +572,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
         weights[tile][k + 1][0] = both[2], weights[tile][k + 1][1] = both[3];
       }
     }
+    ValueFragments<KEY_TILES> value_fragments;
 #pragma unroll
     for (int i = 0; i < OUT_SHARE; i++) {
       const u32 out_tile = warp * OUT_SHARE + i;
       if (OUT_TILES % WARPS && out_tile >= OUT_TILES) break;
+      if (i % 2 == 0 || OUT_SHARE % 2) value_fragments.load_scales(shared.v, out_tile);
 #pragma unroll
       for (int tile = 0; tile < TILES; tile++)
 #pragma unroll
@@ -610,8 +585,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
 #pragma unroll
       for (int k = 0; k < KEY_TILES; k++) {
         u32 values[4];
-        ldmatrix_x4_trans(
-            values, shared.v + cell(16 * k + lane % 8 + lane / 16 * 8, 16 * out_tile + lane / 8 % 2 * 8));
+        value_fragments.load(values, shared.v, k, out_tile);
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) mma_f16(out[i][tile], values, weights[tile][k]);
       }

@@ -12,7 +12,8 @@
 // Warps stand in ROW_WARPS x COLUMN_WARPS. For the scores a warp has 16 * ROW_STEPS rows and its share of the tile's
 // keys; for the output the same rows and its share of the head's columns. Warps of a row exchange maxima and weights
 // through shared memory. Keys and values come in chunks through a cp.async pipeline of SLOTS stages: K_COLUMNS columns of all
-// keys of a tile, then V_KEYS whole values.
+// keys of a tile, then V_KEYS whole values. In Q8_0 a chunk comes through registers instead, where it becomes f16: it is loaded
+// before the products of the chunk worked on and stored after them.
 //
 // Work: 4 * seen * head_dim flops per row and head. Bytes: q and out once, the seen keys and values once per tile of tokens
 // (from L2). Shared memory: SHARED_BYTES, given by the launch. Requires: rows of a run have consecutive positions; keys
@@ -40,6 +41,68 @@ static_assert(WARP_KEYS % 16 == 0 && KEYS % PAGE_TOKENS == 0 && V_KEYS % 16 == 0
 static_assert(K_CHUNKS * K_COLUMNS == HEAD_DIM && V_CHUNKS * V_KEYS == KEYS, "whole chunks");
 static_assert((V_KEYS < PAGE_TOKENS ? PAGE_TOKENS % V_KEYS : V_KEYS % PAGE_TOKENS) == 0, "pages and chunks that fit");
 
+#if KV_TYPE == KV_Q8_0
+// A thread's share of a chunk: eights of values, page by page.
+constexpr u32 PAGE_ROWS = V_KEYS < PAGE_TOKENS ? V_KEYS : PAGE_TOKENS;  // of a page in a chunk of values
+__device__ __forceinline__ constexpr u32 share(u32 rows, u32 columns) { return (rows * (columns / 8) + THREADS - 1) / THREADS; }
+constexpr u32 K_SHARE = share(PAGE_TOKENS, K_COLUMNS), V_SHARE = share(PAGE_ROWS, HEAD_DIM);
+constexpr u32 V_PARTS = V_KEYS / PAGE_ROWS;
+
+struct Chunk {
+  Q8Eight keys[PAGES][K_SHARE], values[V_PARTS][V_SHARE];
+};
+
+// Loads a share of ROW_COUNT rows of a page, the table's entry `index`, from `row`; `COLUMNS` of each from `column`.
+template <u32 ROW_COUNT, u32 COLUMNS, u32 SHARE>
+__device__ __forceinline__ void load(Q8Eight (&eights)[SHARE], const Seen& seen, u8* from, u32 page, u32 index, u32 row,
+                                     u32 column) {
+  constexpr u32 VECTORS = COLUMNS / 8;
+  const u32 rows = min(seen.rows_from(index * PAGE_TOKENS + row, page), ROW_COUNT);
+  const Q8Page at = seen.q8_page(from, page);
+#pragma unroll
+  for (u32 n = 0; n < SHARE; n++) {
+    const u32 i = threadIdx.x + n * THREADS, r = i / VECTORS;
+    eights[n].load(at, row + r, column + i % VECTORS * 8, r < rows);
+  }
+}
+
+template <u32 ROW_COUNT, u32 COLUMNS, u32 STRIDE, u32 SHARE>
+__device__ __forceinline__ void store(const Q8Eight (&eights)[SHARE], u16* to) {
+  constexpr u32 VECTORS = COLUMNS / 8;
+#pragma unroll
+  for (u32 n = 0; n < SHARE; n++) {
+    const u32 i = threadIdx.x + n * THREADS, r = i / VECTORS;
+    if (ROW_COUNT * VECTORS % THREADS == 0 || r < ROW_COUNT)
+      *(uint4*)(to + r * STRIDE + i % VECTORS * 8) = eights[n].as_f16();
+  }
+}
+
+// Loads chunk `chunk` of a tile.
+__device__ __forceinline__ void load_chunk(Chunk& into, const Seen& seen, u32 chunk, u32 tile, const u32 (&pages)[PAGES]) {
+  if (chunk < K_CHUNKS) {
+#pragma unroll
+    for (u32 i = 0; i < PAGES; i++)
+      load<PAGE_TOKENS, K_COLUMNS>(into.keys[i], seen, seen.slot.keys, pages[i], tile * PAGES + i, 0, chunk * K_COLUMNS);
+  } else {
+#pragma unroll
+    for (u32 part = 0; part < V_PARTS; part++) {
+      const u32 in_tile = (chunk - K_CHUNKS) * V_KEYS + part * PAGE_ROWS, i = in_tile / PAGE_TOKENS;
+      load<PAGE_ROWS, HEAD_DIM>(into.values[part], seen, seen.slot.values, pages[i], tile * PAGES + i, in_tile % PAGE_TOKENS, 0);
+    }
+  }
+}
+
+__device__ __forceinline__ void store_chunk(const Chunk& from, u16* to, u32 chunk) {
+  if (chunk < K_CHUNKS) {
+#pragma unroll
+    for (u32 i = 0; i < PAGES; i++) store<PAGE_TOKENS, K_COLUMNS, K_STRIDE>(from.keys[i], to + i * PAGE_TOKENS * K_STRIDE);
+  } else {
+#pragma unroll
+    for (u32 part = 0; part < V_PARTS; part++)
+      store<PAGE_ROWS, HEAD_DIM, V_STRIDE>(from.values[part], to + part * PAGE_ROWS * V_STRIDE);
+  }
+}
+#else
 // Starts copying ROW_COUNT rows of a page, the table's entry `index`, from `row`; `COLUMNS` of each from `column`.
 template <u32 ROW_COUNT, u32 COLUMNS, u32 STRIDE>
 __device__ __forceinline__ void copy(const Seen& seen, u16* to, const u16* from, u32 page, u32 index, u32 row,
@@ -71,6 +134,7 @@ __device__ __forceinline__ void copy_chunk(const Seen& seen, u16* to, u32 chunk,
     }
   }
 }
+#endif
 
 __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const Tokens& tokens, u32 kv_head,
                                               u32 group) {
@@ -112,13 +176,29 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
   // The slot of the chunk worked on. The one before it is the next to be filled: everyone is done with it after the
   // barrier.
   u32 slot = 0;
+#if KV_TYPE == KV_Q8_0
+  Chunk on_its_way;
+  const auto start_copies = [&](u32 chunk, u32) {
+    if (tile + chunk / CHUNKS <= last_tile)
+      load_chunk(on_its_way, seen, chunk % CHUNKS, tile + chunk / CHUNKS, pages[chunk / CHUNKS]);
+    cp_async_commit();
+  };
+  const auto end_copies = [&](u32 chunk, u32 to) {
+    if (tile + chunk / CHUNKS <= last_tile) store_chunk(on_its_way, slots + to * SLOT, chunk % CHUNKS);
+  };
+#else
   const auto start_copies = [&](u32 chunk, u32 to) {
     if (tile + chunk / CHUNKS <= last_tile)
       copy_chunk(seen, slots + to * SLOT, chunk % CHUNKS, tile + chunk / CHUNKS, pages[chunk / CHUNKS]);
     cp_async_commit();
   };
+  const auto end_copies = [&](u32, u32) {};
+#endif
 #pragma unroll
-  for (u32 chunk = 0; chunk < AHEAD; chunk++) start_copies(chunk, chunk);
+  for (u32 chunk = 0; chunk < AHEAD; chunk++) {
+    start_copies(chunk, chunk);
+    end_copies(chunk, chunk);
+  }
   // Chunk `chunk` of the tile, when it is there.
   const auto next_chunk = [&](u32 chunk) {
     cp_async_wait<AHEAD - 1>();
@@ -128,6 +208,8 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
     slot = slot == SLOTS - 1 ? 0 : slot + 1;
     return at;
   };
+  // After the products of chunk `chunk`, when `slot` is the one behind it.
+  const auto end_chunk = [&](u32 chunk) { end_copies(chunk + AHEAD, slot < 2 ? slot + SLOTS - 2 : slot - 2); };
 
   u32 position[ROW_STEPS][2], last[ROW_STEPS][2];  // of each row: its own, and the last it sees
   float base[ROW_STEPS][2], total[ROW_STEPS][2];
@@ -181,6 +263,7 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
           }
         }
       }
+      end_chunk(chunk);
     }
 
     // Only tiles at an edge have keys that some row does not see.
@@ -267,6 +350,7 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
           }
         }
       }
+      end_chunk(K_CHUNKS + chunk);
     }
 
 #pragma unroll

@@ -8,7 +8,8 @@
 // they exchange maxima and weights through shared memory. Keys and values come in chunks of 32 KiB through a cp.async
 // pipeline of SLOTS stages: 256 columns of 64 keys or 128 columns of 128, then as many whole values. A tile's values are
 // multiplied after the next tile's keys, so softmax weights are computed while the tensor cores work on values. Two chunks are
-// in flight while one is worked on.
+// in flight while one is worked on. In Q8_0 a chunk comes through registers instead, where it becomes f16, while the tensor cores
+// work.
 //
 // Work, bytes and requirements are those of flash_prefill.cu; 64 rows per block (heads of 512) do 64 flops per byte from L2.
 // Shared memory: SHARED_BYTES or FEW_BYTES. Matrices lie in swizzle atoms of 64 columns: lines of 128 bytes, whose 16-byte
@@ -37,15 +38,35 @@ __device__ __forceinline__ u32 swizzled_at(u32 rows, u32 row, u32 vector) {
 // Starts copying COLUMNS of the page of the table's entry `index`, from `column`, to rows `to_row ..` of swizzle atoms of
 // ATOM_ROWS rows.
 template <u32 THREADS, u32 COLUMNS, u32 ATOM_ROWS>
-__device__ __forceinline__ void copy(const Seen& seen, u8* to, u32 to_row, const u16* from, u32 index, u32 column) {
+__device__ __forceinline__ void copy(const Seen& seen, u8* to, u32 to_row, KvUnit* from, u32 index, u32 column) {
   constexpr u32 VECTORS = COLUMNS / 8;
   const u32 page = seen.page(index), rows = seen.rows_from(index * PAGE_TOKENS, page);
+#if KV_TYPE == KV_Q8_0
+  // Loads of all, or of as many as registers hold, before the first is needed.
+  constexpr u32 SHARE = PAGE_TOKENS * VECTORS / THREADS, AT_ONCE = SHARE < 8 ? SHARE : 8;
+  const Q8Page at = seen.q8_page(from, page);
+#pragma unroll 1
+  for (u32 first = threadIdx.x; first < PAGE_TOKENS * VECTORS; first += AT_ONCE * THREADS) {
+    Q8Eight eights[AT_ONCE];
+#pragma unroll
+    for (u32 n = 0; n < AT_ONCE; n++) {
+      const u32 i = first + n * THREADS, row = i / VECTORS;
+      eights[n].load(at, row, column + i % VECTORS * 8, row < rows);
+    }
+#pragma unroll
+    for (u32 n = 0; n < AT_ONCE; n++) {
+      const u32 i = first + n * THREADS;
+      *(uint4*)(to + swizzled_at(ATOM_ROWS, to_row + i / VECTORS, i % VECTORS)) = eights[n].as_f16();
+    }
+  }
+#else
   from += seen.page_start(page) + column;
 #pragma unroll
   for (u32 i = threadIdx.x; i < PAGE_TOKENS * VECTORS; i += THREADS) {
     const u32 row = i / VECTORS, vector = i % VECTORS;
     cp_async_16(to + swizzled_at(ATOM_ROWS, to_row + row, vector), from + row * HEAD_DIM + vector * 8, row < rows);
   }
+#endif
 }
 
 template <u32 THREADS>

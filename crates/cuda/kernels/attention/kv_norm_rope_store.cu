@@ -2,7 +2,7 @@
 //
 // Grid: (rows, KV heads), one block per head; its threads are a function of head_dim alone, as in rms_norm.cu,
 // whose bits it repeats.
-// Bytes per row: 8 * columns in, 4 * columns out.
+// Bytes per row: 8 * columns in, and out what the KV type takes.
 // Requires head_dim <= MAX_HEAD_DIM, and what store_kv.cu requires.
 #include "lib/kv.cuh"
 #include "lib/norm.cuh"
@@ -41,9 +41,29 @@ extern "C" __global__ void kv_norm_rope_store(const Params p) {
   __syncthreads();
   const float* v = p.v + start;
   const float v_scale = rms_scale(v, p.head_dim, p.v_eps);
+#if KV_TYPE == KV_Q8_0
+  const Q8Page keys = p.slot.page_of(p.slot.keys, p.row_refs.run[row], position, blockIdx.y);
+  const Q8Page values = p.slot.page_of(p.slot.values, p.row_refs.run[row], position, blockIdx.y);
+  const u32 cell = position % PAGE_TOKENS;
+  // Whole warps, and a warp has a block.
+  for (u32 j = threadIdx.x; j < keys.blocks * KV_BLOCK; j += blockDim.x) {
+    const bool there = j < p.head_dim;
+    const float key = there ? head[j] : 0, value = there ? normed(v, j, v_scale, p.v_weight) : 0;
+    const Q8Scale key_scale(warp_max(fabsf(key))), value_scale(warp_max(fabsf(value)));
+    if (there) {
+      keys.codes(cell)[j] = i8(key_scale.code(key));
+      values.codes(cell)[j] = i8(value_scale.code(value));
+    }
+    if (j % KV_BLOCK == 0) {
+      keys.scales(cell)[j / KV_BLOCK] = key_scale.bits;
+      values.scales(cell)[j / KV_BLOCK] = value_scale.bits;
+    }
+  }
+#else
   const u64 to = p.slot.cell(p.row_refs.run[row], position, blockIdx.y);
   for (u32 j = threadIdx.x; j < p.head_dim; j += blockDim.x) {
     p.slot.keys[to + j] = f32_to_f16(head[j]);
     p.slot.values[to + j] = f32_to_f16(normed(v, j, v_scale, p.v_weight));
   }
+#endif
 }

@@ -6,7 +6,7 @@
 // Grid: (rows), a block of four warps per row, one warp per head. A lane has HEAD_DIM / 128 fours of columns, 128 apart, so that in
 // heads of 256 and more both members of a pair are its own; in smaller ones the partner is another lane. The angles are computed
 // once per row. The bits are those of rms_norm.cu and rope.cu: a lane stands for four of their threads (lib/quads.cuh).
-// Bytes per row: 4 * columns in, 2 * columns out.
+// Bytes per row: 4 * columns in, 2 * columns out; in Q8_0 keys and values are about half of that.
 // Requires memory for every row of the grid; HEAD_DIM a power of two from 8 to 512; columns, stride % 4 == 0; rows and weights
 // aligned to 16 bytes; for the store, what store_kv.cu requires.
 #include "lib/activation.cuh"
@@ -110,6 +110,36 @@ __device__ __forceinline__ void store(const Head& head, u16* to) {
   }
 }
 
+#if KV_TYPE == KV_Q8_0
+// Into a page's row. A block of 32 is eight lanes' quads.
+__device__ __forceinline__ void store(const Head& head, const Q8Page& page, u32 row) {
+#pragma unroll
+  for (u32 k = 0; k < QUADS; k++) {
+    const float4 x = head.quads[k];
+    float largest = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+#pragma unroll
+    for (int mask = 1; mask < 8; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, mask));
+    const Q8Scale scale(largest);
+    const u32 codes = u32(scale.code(x.x) & 255) | u32(scale.code(x.y) & 255) << 8 | u32(scale.code(x.z) & 255) << 16 |
+                      u32(scale.code(x.w)) << 24;
+    if (lane() < LANES) {
+      *(u32*)(page.codes(row) + 4 * lane() + 128 * k) = codes;
+      if (lane() % 8 == 0) page.scales(row)[lane() / 8 + 4 * k] = scale.bits;
+    }
+  }
+}
+#endif
+
+// Into the page of a position, of the slot's keys or values.
+__device__ __forceinline__ void store_cached(const Head& head, const Slot& slot, KvUnit* of, u32 run, u32 position,
+                                             u32 kv_head) {
+#if KV_TYPE == KV_Q8_0
+  store(head, slot.page_of(of, run, position, kv_head), position % PAGE_TOKENS);
+#else
+  store(head, of + slot.cell(run, position, kv_head));
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(WARPS * 32) qkv_norm_rope(const Params p) {
   griddep_launch_dependents();
   griddep_wait();
@@ -152,10 +182,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) qkv_norm_rope(const Par
     } else if (h < rotated) {
       norm(head, p.k_eps, p.k_weight);
       rotate_head(head, sines, cosines);
-      store(head, p.slot.keys + p.slot.cell(p.row_refs.run[row], position, h - p.q_heads));
+      store_cached(head, p.slot, p.slot.keys, p.row_refs.run[row], position, h - p.q_heads);
     } else {
       norm(head, p.v_eps, nullptr);
-      store(head, p.slot.values + p.slot.cell(p.row_refs.run[row], position, h - rotated));
+      store_cached(head, p.slot, p.slot.values, p.row_refs.run[row], position, h - rotated);
     }
   }
 }

@@ -1,9 +1,15 @@
-// The paged KV cache: keys and values of one slot in f16, `[page, kv_head, PAGE_TOKENS, head_dim]` each, so that one head's share
-// of a page is contiguous.
+// The paged KV cache of one slot, in the format KV_TYPE names, or in f16. One head's share of a page is contiguous:
+//   KV_F16    keys and values are f16, `[page, kv_head, PAGE_TOKENS, head_dim]` each.
+//   KV_Q8_0   keys and values are `[page, kv_head]` each of a Q8Page: int8 codes of all its positions, then their scales.
 #pragma once
 #include "lib/batch.cuh"
+#include "lib/kv_q8_0.cuh"
 
-constexpr u32 PAGE_TOKENS = 32;
+#define KV_F16 0
+#define KV_Q8_0 1
+#ifndef KV_TYPE
+#define KV_TYPE KV_F16
+#endif
 
 // One KV group's page tables: entry `base[run] + position / PAGE_TOKENS` of `pages` holds the page of a position.
 // A base may be below the table's start: entries behind the window are not stored.
@@ -14,21 +20,38 @@ struct Tables {
   __device__ __forceinline__ u32 page(u32 run, u32 index) const { return pages[base[run] + int(index)]; }
 };
 
+#if KV_TYPE == KV_Q8_0
+typedef u8 KvUnit;
+#else
+typedef u16 KvUnit;
+#endif
+
 struct Slot {
-  u16* keys;
-  u16* values;
+  KvUnit* keys;
+  KvUnit* values;
   Tables tables;
   u32 kv_heads;
   u32 head_dim;
 
-  // First element of one head's page.
+  // First unit of one head's page.
   __device__ __forceinline__ u64 page_start(u32 page, u32 head) const {
+#if KV_TYPE == KV_Q8_0
+    return (u64(page) * kv_heads + head) * Q8Page::bytes(kv_blocks(head_dim));
+#else
     return (u64(page) * kv_heads + head) * PAGE_TOKENS * head_dim;
+#endif
   }
 
+#if KV_TYPE == KV_Q8_0
+  // One head's page of a position, of `keys` or `values`.
+  __device__ __forceinline__ Q8Page page_of(u8* of, u32 run, u32 position, u32 head) const {
+    return {of + page_start(tables.page(run, position / PAGE_TOKENS), head), kv_blocks(head_dim)};
+  }
+#else
   // First element of one head's cell of a position.
   __device__ __forceinline__ u64 cell(u32 run, u32 position, u32 head) const {
     u32 page = tables.page(run, position / PAGE_TOKENS);
     return page_start(page, head) + position % PAGE_TOKENS * head_dim;
   }
+#endif
 };

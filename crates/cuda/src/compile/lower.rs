@@ -20,8 +20,9 @@ use std::collections::HashMap;
 use carat_gguf::QuantType;
 use carat_model::{
     backend::BackendError,
+    kv::KvType,
     phase::{Origin, Phase},
-    plan::{Labelled, Plan, Rows, Value},
+    plan::{KvSlot, Labelled, Plan, Rows, Value},
     weights::{Weight, Weights},
 };
 
@@ -190,6 +191,11 @@ impl<'a> Lowering<'a> {
             self.step(labelled)?;
         }
         Ok(())
+    }
+
+    /// The type of a slot's keys and values.
+    fn kv(&self, slot: KvSlot) -> KvType {
+        *self.target.kv.get(self.plan.slot(slot).group)
     }
 
     fn quant(&self, w: Weight) -> QuantType {

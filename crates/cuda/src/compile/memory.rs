@@ -240,31 +240,32 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_values_are_f16_in_every_page() {
+    fn pages_hold_keys_and_values_in_their_type() {
         let memory = plan(Variant::Dense31b, 32, TableMemory::Device);
         // Two sliding layers of 4 heads of 16, one full layer of 2 heads of 32; keys and values, 2 bytes.
         assert_eq!(memory.kv.sliding, 16 * 32 * 2 * (4 * 16) * 2 * 2);
         assert_eq!(memory.kv.full, 64 * 32 * (2 * 32) * 2 * 2);
-    }
 
-    #[test]
-    fn keys_and_values_of_eight_bits_are_refused_with_a_way_out() {
-        let model = Tiny::new(Variant::Dense12b, QuantType::Q8_0).model();
+        let model = Tiny::new(Variant::Dense31b, QuantType::Q8_0).model();
         let options = CompileOptions {
             kv: KvType::Q8_0,
-            ..options(16)
+            ..options(32)
         };
-        let refused = prepare(
+        let target = Target {
+            kv: PerGroup::both(KvType::Q8_0),
+            ..Target::hopper(Fusion::On, 32)
+        };
+        let prepared = prepare(
             &gemma4::plan(&model),
             &model.weights,
             &options,
             TableMemory::Device,
-            Target::hopper(Fusion::On, 16),
+            target,
         );
-        let problem = refused.err().expect("not supported").to_string();
-        for part in ["--kv-type", "--backend cpu"] {
-            assert!(problem.contains(part), "{problem}");
-        }
+        let memory = prepared.expect("compiles").memory;
+        // A block of 32 values is 34 bytes; heads of 16 take one, too.
+        assert_eq!(memory.kv.sliding, 16 * 32 * 2 * (4 * 34) * 2);
+        assert_eq!(memory.kv.full, 64 * 32 * (2 * 34) * 2);
     }
 
     #[test]

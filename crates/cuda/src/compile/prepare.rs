@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use carat_model::{
     backend::{BackendError, CompileOptions},
-    kv::KvType,
     layout::Layout,
     plan::{Plan, Rows},
     weights::Weights,
@@ -51,13 +50,6 @@ pub(crate) fn prepare(
     tables: TableMemory,
     target: Target,
 ) -> Result<Prepared, BackendError> {
-    if options.kv != KvType::F16 {
-        return Err(BackendError::Unsupported {
-            what: "keys and values in Q8_0 (--kv-type q8_0) are computed on the CPU alone so far: leave --kv-type out, or add \
-                   --backend cpu"
-                .to_owned(),
-        });
-    }
     let plan = &plan.with_products_gathered();
     let ops = fuse(plan, target.fusion);
     // Unsampled rows end once, so the ops of sampled rows are the last.

@@ -1,5 +1,7 @@
 //! The card as lowering sees it: all that calls depend on besides plan and weights.
 
+use carat_model::kv::{KvType, PerGroup};
+
 use crate::{config::Fusion, kernel::HOPPER_MULTIPROCESSORS};
 
 /// Facts of the card and settings that lowering depends on.
@@ -20,6 +22,8 @@ pub(crate) struct Target {
     /// The most rows of a batch.
     pub(crate) max_rows: usize,
     pub(crate) fusion: Fusion,
+    /// Types of keys and values.
+    pub(crate) kv: PerGroup<KvType>,
 }
 
 impl Target {
@@ -35,6 +39,7 @@ impl Target {
             min_packed_weights: 0,
             max_rows,
             fusion,
+            kv: PerGroup::default(),
         }
     }
 }

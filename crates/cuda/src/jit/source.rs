@@ -53,6 +53,8 @@ texts![
     "lib/gemv_fragment.cuh",
     "lib/gemv_input.cuh",
     "lib/kv.cuh",
+    "lib/kv_q8_0.cuh",
+    "lib/kv_tile.cuh",
     "lib/norm.cuh",
     "lib/num.cuh",
     "lib/ptx.cuh",

@@ -4,9 +4,10 @@
 //! compiled when the model is loaded.
 
 use carat_gguf::QuantType;
+use carat_model::kv::KvType;
 
 use super::{
-    Dequantize, HalfKind, Pack, Specialization, attention, elementwise, embed,
+    Dequantize, FlashDecode, HalfKind, Pack, Specialization, attention, elementwise, embed,
     fragment::FragmentFormat, linear, moe, norm, roofline, sample,
 };
 
@@ -14,10 +15,8 @@ use super::{
 pub(crate) fn all() -> Vec<Specialization> {
     let mut all = vec![
         norm::rms_norm::specialization(),
-        attention::kv_norm_rope_store::specialization(),
         attention::move_pages::specialization(),
         attention::rope::specialization(),
-        attention::store_kv::specialization(),
         elementwise::pointwise::specialization(),
         elementwise::select_sampled::specialization(),
         elementwise::convert::specialization(),
@@ -29,13 +28,23 @@ pub(crate) fn all() -> Vec<Specialization> {
     ];
     all.extend(sample::specializations());
     all.extend(norm::fused_norm::HOLDS.map(norm::fused_norm::specialization));
-    all.extend(attention::qkv_norm_rope::HEAD_DIMS.map(attention::qkv_norm_rope::specialization));
     all.extend(linear::gemv::specializations(false));
     all.extend(linear::gemm::specializations());
     all.extend(linear::gemm_medium::specializations(false));
-    all.extend(attention::attend::LANE_VALUES.map(attention::attend::specialization));
-    all.extend(attention::flash_prefill::specializations());
-    all.extend(attention::flash_decode::SHAPES.map(attention::flash_decode::specialization));
+    for kv in [KvType::F16, KvType::Q8_0] {
+        all.push(attention::store_kv::specialization(kv));
+        all.push(attention::kv_norm_rope_store::specialization(kv));
+        let qkv = |head_dim| attention::qkv_norm_rope::specialization(head_dim, kv);
+        all.extend(attention::qkv_norm_rope::HEAD_DIMS.map(qkv));
+        let attend = |values| attention::attend::specialization(values, kv);
+        all.extend(attention::attend::LANE_VALUES.map(attend));
+        all.extend(attention::flash_prefill::specializations(kv));
+        let shapes = attention::flash_decode::SHAPES.map(|heads| heads.with_kv(kv));
+        let taken = shapes
+            .into_iter()
+            .filter(|heads| FlashDecode::takes(*heads));
+        all.extend(taken.map(attention::flash_decode::specialization));
+    }
     for quant in QuantType::all() {
         all.push(embed::embed_rows::specialization(quant));
         all.push(embed::ple_inputs::specialization(quant));
@@ -56,7 +65,10 @@ pub(crate) fn all() -> Vec<Specialization> {
 
 /// Specializations that `sm_90a` has besides.
 pub(crate) fn hopper() -> Vec<Specialization> {
-    let mut all = attention::flash_prefill::hopper_specializations();
+    let kv_types = [KvType::F16, KvType::Q8_0].into_iter();
+    let mut all: Vec<_> = kv_types
+        .flat_map(attention::flash_prefill::hopper_specializations)
+        .collect();
     all.extend(linear::gemv::specializations(true));
     all.extend(linear::gemm_medium::specializations(true));
     all

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use carat_gguf::QuantType;
+use carat_model::kv::KvType;
 
 use super::{Addresses, Operand, RowsAt, WeightOperand};
 use crate::device::Grid;
@@ -62,6 +63,14 @@ impl fmt::Display for Specialization {
             write!(f, ".{value}")?;
         }
         Ok(())
+    }
+}
+
+/// The constant that chooses how `lib/kv.cuh` keeps keys and values, if not in f16.
+pub(super) fn kv_constant(kv: KvType) -> Option<(&'static str, String)> {
+    match kv {
+        KvType::F16 => None,
+        KvType::Q8_0 => Some(("KV_TYPE", "KV_Q8_0".to_owned())),
     }
 }
 

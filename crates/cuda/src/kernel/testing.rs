@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use carat_gguf::QuantType;
 use carat_model::{
     gemma4,
-    kv::{KvGroup, PerGroup},
+    kv::{KvGroup, KvType, PerGroup},
     plan::SlotSpec,
     weights::Weight,
 };
@@ -39,6 +39,7 @@ pub(crate) struct Table {
     weights: usize,
     index: Address,
     pages: Vec<Buffer>,
+    /// Of two bytes.
     page_values: usize,
 }
 
@@ -236,11 +237,17 @@ impl Table {
     }
 
     /// Slot 0 with [`PAGES`] pages, poisoned.
-    pub(crate) fn slot(&mut self, kv_heads: usize, head_dim: usize) {
-        self.slot_with_pages(kv_heads, head_dim, PAGES);
+    pub(crate) fn slot(&mut self, kv_heads: usize, head_dim: usize, kv: KvType) {
+        self.slot_with_pages(kv_heads, head_dim, kv, PAGES);
     }
 
-    pub(crate) fn slot_with_pages(&mut self, kv_heads: usize, head_dim: usize, pages: usize) {
+    pub(crate) fn slot_with_pages(
+        &mut self,
+        kv_heads: usize,
+        head_dim: usize,
+        kv: KvType,
+        pages: usize,
+    ) {
         self.at.borrow_mut().plan.slots[0] = SlotSpec {
             group: KvGroup::Full,
             kv_heads,
@@ -248,7 +255,7 @@ impl Table {
             window: None,
             borrowed: None,
         };
-        self.page_values = pages * PAGE_TOKENS * kv_heads * head_dim;
+        self.page_values = pages * PAGE_TOKENS * kv_heads * kv.head_bytes(head_dim) / 2;
         self.poison_pages();
     }
 

@@ -50,6 +50,7 @@ impl Lowering<'_> {
             kv_heads: slot.kv_heads,
             head_dim: slot.head_dim,
             window: slot.window,
+            kv: self.kv(attend.slot),
         };
         FlashPrefill::new(op.rows, (q, out), attend.slot, heads, self.target.hopper)
     }
@@ -98,6 +99,7 @@ impl Lowering<'_> {
             v_eps: s.v.eps,
             heads: self.plan.slot(s.slot).kv_heads,
             slot: s.slot,
+            kv: self.kv(s.slot),
         });
         let steps = &self.plan.steps[op.steps.clone()];
         // Steps that a launch finishes: keys and values in their pages, rotated queries (whose RoPE is the op's last).

@@ -179,6 +179,7 @@ impl Lowering<'_> {
             count: self.plan.columns(attend.out) / head_dim,
             kv_count: slot.kv_heads,
             head_dim,
+            kv: self.kv(attend.slot),
         };
         if !FlashDecode::takes(heads) {
             return None;

@@ -81,18 +81,22 @@ impl Lowering<'_> {
                 self.call(label, rows, kernel);
             }
             Step::StoreKv { k, v, slot } => {
+                let spec = plan.slot(slot);
                 let kernel = StoreKv {
                     k: at(k),
                     v: at(v),
                     slot,
-                    columns: columns(k),
+                    kv: self.kv(slot),
+                    kv_heads: spec.kv_heads,
+                    head_dim: spec.head_dim,
                 };
                 self.call(label, rows, kernel);
             }
             Step::Attend { q, slot, out } => {
                 let spec = plan.slot(slot);
                 let heads = (columns(q) / spec.head_dim, spec.head_dim);
-                let kernel = Attend::new((at(q), at(out)), slot, heads, spec.window);
+                let kernel =
+                    Attend::new((at(q), at(out)), (slot, self.kv(slot)), heads, spec.window);
                 let Some(kernel) = kernel else {
                     return Err(BackendError::Unsupported {
                         what: format!(

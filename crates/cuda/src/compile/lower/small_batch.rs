@@ -303,6 +303,7 @@ impl Lowering<'_> {
             v_eps: store.v.eps,
             rope: store.rope,
             slot: store.slot,
+            kv: self.kv(store.slot),
             kv_heads: slot.kv_heads,
             head_dim: slot.head_dim,
         };
@@ -316,6 +317,7 @@ impl Lowering<'_> {
             count: self.plan.columns(attend.out) / slot.head_dim,
             kv_count: slot.kv_heads,
             head_dim: slot.head_dim,
+            kv: self.kv(attend.slot),
         };
         let window = slot.window;
         if !FlashDecode::takes(heads) {

@@ -1,8 +1,11 @@
 //! Twin of `kernels/attention/attend.cu`: attention without tensor cores, for heads that the flash kernels do not take.
 
-use carat_model::plan::KvSlot;
+use carat_model::{kv::KvType, plan::KvSlot};
 
-use crate::kernel::{Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization};
+use crate::kernel::{
+    Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization,
+    specialization::kv_constant,
+};
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},
@@ -27,6 +30,7 @@ params! {
 pub(crate) struct Attend {
     pub(crate) q: Operand,
     pub(crate) slot: KvSlot,
+    kv: KvType,
     pub(crate) heads: usize,
     pub(crate) window: Option<usize>,
     lane_values: usize,
@@ -37,7 +41,7 @@ impl Attend {
     /// `None` for head sizes the kernel does not take.
     pub(crate) fn new(
         (q, out): (Operand, Operand),
-        slot: KvSlot,
+        (slot, kv): (KvSlot, KvType),
         (heads, head_dim): (usize, usize),
         window: Option<usize>,
     ) -> Option<Attend> {
@@ -45,6 +49,7 @@ impl Attend {
         Some(Attend {
             q,
             slot,
+            kv,
             heads,
             window,
             lane_values: LANE_VALUES.into_iter().find(fits)?,
@@ -53,18 +58,21 @@ impl Attend {
     }
 }
 
-pub(crate) fn specialization(lane_values: usize) -> Specialization {
+pub(crate) fn specialization(lane_values: usize, kv: KvType) -> Specialization {
     Specialization {
         kernel: "attend",
         entries: &["attend"],
-        constants: vec![("LANE_VALUES", lane_values.to_string())],
+        constants: [("LANE_VALUES", lane_values.to_string())]
+            .into_iter()
+            .chain(kv_constant(kv))
+            .collect(),
         params_bytes: AttendParams::BYTES,
     }
 }
 
 impl Kernel for Attend {
     fn specialization(&self) -> Specialization {
-        specialization(self.lane_values)
+        specialization(self.lane_values, self.kv)
     }
 
     fn grid(&self, rows: usize) -> Grid {
@@ -101,7 +109,12 @@ mod tests {
     fn lanes_hold_as_little_as_the_head_allows() {
         let lane_values = |head_dim| {
             let operand = Operand::Scratch(0);
-            let attend = Attend::new((operand, operand), KvSlot(0), (1, head_dim), None);
+            let attend = Attend::new(
+                (operand, operand),
+                (KvSlot(0), KvType::F16),
+                (1, head_dim),
+                None,
+            );
             attend.map(|a| a.lane_values)
         };
         assert_eq!(lane_values(16), Some(1));

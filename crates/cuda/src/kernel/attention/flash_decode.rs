@@ -4,13 +4,14 @@
 //! arrival counters are scratch that all layers may share, since they run one after another.
 
 use carat_model::{
-    kv::PAGE_TOKENS,
+    kv::{KvType, PAGE_TOKENS},
     plan::{KvSlot, RopeId},
     weights::Weight,
 };
 
 use crate::kernel::{
     Addresses, HOPPER_MULTIPROCESSORS, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization,
+    specialization::kv_constant,
 };
 use crate::{
     device::{Address, Grid},
@@ -109,6 +110,8 @@ pub(crate) struct Heads {
     pub(crate) count: usize,
     pub(crate) kv_count: usize,
     pub(crate) head_dim: usize,
+    /// Type of the keys and values.
+    pub(crate) kv: KvType,
 }
 
 impl Heads {
@@ -117,7 +120,13 @@ impl Heads {
             count,
             kv_count,
             head_dim,
+            kv: KvType::F16,
         }
+    }
+
+    /// The same heads with keys and values of this type.
+    pub(crate) const fn with_kv(self, kv: KvType) -> Heads {
+        Heads { kv, ..self }
     }
 
     fn group(self) -> usize {
@@ -161,7 +170,12 @@ impl Heads {
         let common = (8 * q_tiles * pitch * 2)
             .max(scores + weights)
             .max(32 * 16 * 4);
-        2 * self.step() * pitch * 2 + self.head_dim / 2 * 8 + common + 3 * 16 * 4
+        let tile_row = match (self.kv, self.head_dim % 128) {
+            (KvType::F16, _) => 2 * pitch,
+            (KvType::Q8_0, 0) => self.kv.head_bytes(self.head_dim),
+            (KvType::Q8_0, _) => self.head_dim + 16 + 2 * self.head_dim.div_ceil(KvType::GROUP),
+        };
+        2 * self.step() * tile_row + self.head_dim / 2 * 8 + common + 3 * 16 * 4
     }
 }
 
@@ -195,8 +209,12 @@ impl FlashDecode {
             count,
             kv_count,
             head_dim,
+            kv,
         } = heads;
+        // In Q8_0 a warp's pairs of elements must fall into whole blocks.
+        let whole_blocks = head_dim.is_multiple_of(2 * KvType::GROUP) || head_dim <= KvType::GROUP;
         head_dim.is_multiple_of(16)
+            && (kv == KvType::F16 || whole_blocks)
             && (16..=512).contains(&head_dim)
             && count.is_multiple_of(kv_count)
             && (1..=16).contains(&heads.group())
@@ -244,13 +262,16 @@ pub(crate) fn specialization(heads: Heads) -> Specialization {
     Specialization {
         kernel: "flash_decode",
         entries: &["flash_decode"],
-        constants: vec![
+        constants: [
             ("HEAD_DIM", heads.head_dim.to_string()),
             ("KV_HEADS", heads.kv_count.to_string()),
             ("GROUP", heads.group().to_string()),
             ("PARTIAL_BYTES", heads.partial_bytes().to_string()),
             ("SHARED_BYTES", heads.shared_bytes().to_string()),
-        ],
+        ]
+        .into_iter()
+        .chain(kv_constant(heads.kv))
+        .collect(),
         params_bytes: FlashDecodeParams::BYTES,
     }
 }

@@ -1,11 +1,14 @@
 //! Twin of `kernels/attention/flash_prefill.cu`, flash attention of large batches on any card, and of
 //! `kernels/attention/flash_prefill_sm90.cu`, which does the same on Hopper for heads of published models.
 
-use carat_model::plan::{KvSlot, Rows};
+use carat_model::{
+    kv::KvType,
+    plan::{KvSlot, Rows},
+};
 
 use crate::kernel::{
     Addresses, HOPPER_MULTIPROCESSORS, Int8Operands, Kernel, Operand, RowRefsAt, RowsAt, RunsAt,
-    SlotAt, Specialization,
+    SlotAt, Specialization, specialization::kv_constant,
 };
 use crate::{
     device::{Address, Grid},
@@ -101,7 +104,7 @@ impl PortableTiling {
         2 * (self.rows * a_row + self.slots * chunk)
     }
 
-    fn specialization(&self, format: &str) -> Specialization {
+    fn specialization(&self, format: &str, kv: KvType) -> Specialization {
         let numbers = [
             ("HEAD_DIM", self.head_dim),
             ("ROWS", self.rows),
@@ -113,7 +116,7 @@ impl PortableTiling {
             ("SLOTS", self.slots),
             ("SHARED_BYTES", self.shared_bytes()),
         ];
-        specialization("flash_prefill", &["flash_prefill"], format, &numbers)
+        specialization("flash_prefill", &["flash_prefill"], (format, kv), &numbers)
     }
 }
 
@@ -153,21 +156,21 @@ impl Sm90Tiling {
         64 * row_groups * columns * (512 + 2 * 128 + 4) + 4 * (32 << 10) + 1024
     }
 
-    fn specialization(self, format: &str) -> Specialization {
+    fn specialization(self, format: &str, kv: KvType) -> Specialization {
         let numbers = [
             ("HEAD_DIM", 256 * self.column_groups()),
             ("SHARED_BYTES", self.shared_bytes(self.max_row_groups())),
             ("FEW_BYTES", self.shared_bytes(1)),
         ];
         let entries = &["flash_prefill_sm90", "flash_prefill_sm90_few"];
-        specialization("flash_prefill_sm90", entries, format, &numbers)
+        specialization("flash_prefill_sm90", entries, (format, kv), &numbers)
     }
 }
 
 fn specialization(
     kernel: &'static str,
     entries: &'static [&'static str],
-    format: &str,
+    (format, kv): (&str, KvType),
     numbers: &[(&'static str, usize)],
 ) -> Specialization {
     let out = [("OUT", format.to_owned())];
@@ -177,21 +180,26 @@ fn specialization(
     Specialization {
         kernel,
         entries,
-        constants: out.into_iter().chain(numbers).collect(),
+        constants: out
+            .into_iter()
+            .chain(numbers)
+            .chain(kv_constant(kv))
+            .collect(),
         params_bytes: FlashPrefillParams::BYTES,
     }
 }
 
 /// Specializations that [`FlashPrefill::new`] may choose on any card.
-pub(crate) fn specializations() -> Vec<Specialization> {
-    let each =
-        |head_dim| OUT_FORMATS.map(|format| PortableTiling::of(head_dim).specialization(format));
+pub(crate) fn specializations(kv: KvType) -> Vec<Specialization> {
+    let each = |head_dim| {
+        OUT_FORMATS.map(|format| PortableTiling::of(head_dim).specialization(format, kv))
+    };
     HEAD_DIMS.into_iter().flat_map(each).collect()
 }
 
 /// Specializations that it may choose on Hopper besides.
-pub(crate) fn hopper_specializations() -> Vec<Specialization> {
-    let each = |block: Sm90Tiling| OUT_FORMATS.map(|format| block.specialization(format));
+pub(crate) fn hopper_specializations(kv: KvType) -> Vec<Specialization> {
+    let each = |block: Sm90Tiling| OUT_FORMATS.map(|format| block.specialization(format, kv));
     [Sm90Tiling::Single, Sm90Tiling::Double]
         .into_iter()
         .flat_map(each)
@@ -204,13 +212,14 @@ pub(crate) enum BlockTiling {
     Hopper(Sm90Tiling),
 }
 
-/// Heads and window of an attention step.
+/// Heads and window of an attention step, and the type of its keys and values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionShape {
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
     pub(crate) window: Option<usize>,
+    pub(crate) kv: KvType,
 }
 
 #[derive(Debug)]
@@ -264,10 +273,10 @@ impl FlashPrefill {
 
 impl Kernel for FlashPrefill {
     fn specialization(&self) -> Specialization {
-        let format = self.out.format();
+        let (format, kv) = (self.out.format(), self.heads.kv);
         match self.block {
-            BlockTiling::Portable(shape) => shape.specialization(format),
-            BlockTiling::Hopper(block) => block.specialization(format),
+            BlockTiling::Portable(shape) => shape.specialization(format, kv),
+            BlockTiling::Hopper(block) => block.specialization(format, kv),
         }
     }
 

@@ -1,12 +1,14 @@
 //! Twin of `kernels/attention/kv_norm_rope_store.cu`: the KV store of small batches that attend later.
 
 use carat_model::{
+    kv::KvType,
     plan::{KvSlot, RopeId},
     weights::Weight,
 };
 
 use crate::kernel::{
     Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization, grid::norm_threads,
+    specialization::kv_constant,
 };
 use crate::{
     device::{Address, Grid},
@@ -34,11 +36,11 @@ params! {
     }
 }
 
-pub(crate) fn specialization() -> Specialization {
+pub(crate) fn specialization(kv: KvType) -> Specialization {
     Specialization {
         kernel: "kv_norm_rope_store",
         entries: &["kv_norm_rope_store"],
-        constants: vec![],
+        constants: kv_constant(kv).into_iter().collect(),
         params_bytes: KvNormRopeStoreParams::BYTES,
     }
 }
@@ -54,13 +56,14 @@ pub(crate) struct KvNormRopeStore {
     pub(crate) v_eps: f32,
     pub(crate) rope: RopeId,
     pub(crate) slot: KvSlot,
+    pub(crate) kv: KvType,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
 }
 
 impl Kernel for KvNormRopeStore {
     fn specialization(&self) -> Specialization {
-        specialization()
+        specialization(self.kv)
     }
 
     fn grid(&self, rows: usize) -> Grid {

@@ -1,11 +1,15 @@
 //! Twin of `kernels/attention/qkv_norm_rope.cu`: head norms, RoPE and KV store of large batches, in one launch.
 
 use carat_model::{
+    kv::KvType,
     plan::{KvSlot, RopeId},
     weights::Weight,
 };
 
-use crate::kernel::{Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization};
+use crate::kernel::{
+    Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization,
+    specialization::kv_constant,
+};
 use crate::{
     device::{Address, Grid},
     kernel::params::{Params, params},
@@ -72,13 +76,17 @@ pub(crate) struct KeysValues {
     pub(crate) v_eps: f32,
     pub(crate) heads: usize,
     pub(crate) slot: KvSlot,
+    pub(crate) kv: KvType,
 }
 
-pub(crate) fn specialization(head_dim: usize) -> Specialization {
+pub(crate) fn specialization(head_dim: usize, kv: KvType) -> Specialization {
     Specialization {
         kernel: "qkv_norm_rope",
         entries: &["qkv_norm_rope"],
-        constants: vec![("HEAD_DIM", head_dim.to_string())],
+        constants: [("HEAD_DIM", head_dim.to_string())]
+            .into_iter()
+            .chain(kv_constant(kv))
+            .collect(),
         params_bytes: QkvNormRopeParams::BYTES,
     }
 }
@@ -90,7 +98,8 @@ impl Kernel for QkvNormRope {
             "heads of {}",
             self.head_dim
         );
-        specialization(self.head_dim)
+        let kv = self.keys_values.map_or_else(KvType::default, |kv| kv.kv);
+        specialization(self.head_dim, kv)
     }
 
     fn grid(&self, rows: usize) -> Grid {
@@ -164,6 +173,7 @@ pub(crate) mod tests {
         q_heads: usize,
         kv_heads: usize,
         values_are_keys: bool,
+        kv: KvType,
     }
 
     fn cut(x: &[f32], stride: usize, column: usize, columns: usize) -> Vec<f32> {
@@ -243,6 +253,7 @@ pub(crate) mod tests {
                     v_eps: EPS,
                     rope: ROPE,
                     slot: SLOT,
+                    kv: self.kv,
                     kv_heads: self.kv_heads,
                     head_dim: self.head_dim,
                 };
@@ -279,6 +290,7 @@ pub(crate) mod tests {
                     v_eps: EPS,
                     heads: self.kv_heads,
                     slot: SLOT,
+                    kv: self.kv,
                 }),
             };
             table.run(ROWS, ROOM, &fused);
@@ -296,7 +308,7 @@ pub(crate) mod tests {
             .collect();
         let positions = table.operands(ROOM);
         table.rope(&frequencies);
-        table.slot(case.kv_heads.max(1), head_dim);
+        table.slot(case.kv_heads.max(1), head_dim, case.kv);
         let weights = (table.weight(&q_weight), table.weight(&k_weight));
         let plain = table.poison(ROOM * q_columns + 1);
         let fused = table.put(&vec![POISON; ROOM * q_columns + 1]);
@@ -334,15 +346,16 @@ pub(crate) mod tests {
                 (2, 0, false),
                 (0, 3, false),
             ] {
-                check(
-                    &mut table,
-                    Case {
+                for kv in [KvType::F16, KvType::Q8_0] {
+                    let case = Case {
                         head_dim,
                         q_heads,
                         kv_heads,
                         values_are_keys,
-                    },
-                );
+                        kv,
+                    };
+                    check(&mut table, case);
+                }
             }
         }
     }

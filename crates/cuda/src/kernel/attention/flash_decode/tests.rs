@@ -8,13 +8,19 @@ use super::*;
 use crate::{
     config::Tier,
     device::{Buffer, Module},
-    kernel::{TablesAt, attention::kv_norm_rope_store, grid::norm_threads},
+    kernel::{
+        TablesAt,
+        attention::{
+            host_pages::{HostPages, rounded},
+            kv_norm_rope_store,
+        },
+        grid::norm_threads,
+    },
     testing::{Card, at, normals, relative_error},
 };
 
 const EPS: f32 = 1e-6;
-/// An f16 that is not a number: what must not be read.
-const POISON: u16 = 0x7e00;
+const KV_TYPES: [KvType; 2] = [KvType::F16, KvType::Q8_0];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kv {
@@ -53,8 +59,8 @@ pub(crate) struct Batch {
     pub(crate) rows: Vec<(usize, usize)>,
     pub(crate) bases: Vec<i32>,
     pub(crate) pages: Vec<u32>,
-    pub(crate) keys: Vec<u16>,
-    pub(crate) values: Vec<u16>,
+    pub(crate) keys: HostPages,
+    pub(crate) values: HostPages,
     /// q | k | v.
     pub(crate) raw: Vec<f32>,
     pub(crate) stride: usize,
@@ -63,6 +69,7 @@ pub(crate) struct Batch {
     pub(crate) frequencies: Vec<f32>,
 }
 
+#[allow(dead_code, reason = "called by the timing programs")]
 pub(crate) fn random_f16(seed: u64, count: usize) -> Vec<u16> {
     let values = normals(seed, count).into_iter();
     values.map(|x| f16::from_f32(x).to_bits()).collect()
@@ -74,6 +81,7 @@ impl Case {
             count,
             kv_count: kv_heads,
             head_dim,
+            kv,
         } = self.heads;
         let rows: Vec<_> = (self.runs.iter().enumerate())
             .flat_map(|(r, run)| (0..run.rows).map(move |i| (r, run.position + i)))
@@ -93,12 +101,20 @@ impl Case {
         for (i, page) in entries.iter_mut().enumerate() {
             *page = ((i * stride.unwrap_or(1) + 1) % total) as u32;
         }
-        let cells = total * kv_heads * PAGE_TOKENS * head_dim;
+        let random = |seed: u64| {
+            let mut pages = HostPages::poisoned(kv, total, kv_heads, head_dim);
+            let values = normals(seed, total * kv_heads * PAGE_TOKENS * head_dim);
+            for (i, values) in values.chunks_exact(head_dim).enumerate() {
+                let head = i / PAGE_TOKENS;
+                pages.put((head / kv_heads, head % kv_heads, i % PAGE_TOKENS), values);
+            }
+            pages
+        };
         let mut batch = Batch {
             bases,
             pages: entries,
-            keys: random_f16(1, cells),
-            values: random_f16(2, cells),
+            keys: random(1),
+            values: random(2),
             // A row more: the kernel reads those that the grid has.
             raw: normals(3, (rows.len() + 1) * (count + 2 * kv_heads) * head_dim),
             stride: (count + 2 * kv_heads) * head_dim,
@@ -118,9 +134,9 @@ impl Case {
             };
             for position in stored..end.next_multiple_of(PAGE_TOKENS) {
                 for head in 0..kv_heads {
-                    let cell = batch.cell(self.heads, r, position, head);
-                    batch.keys[cell..][..head_dim].fill(POISON);
-                    batch.values[cell..][..head_dim].fill(POISON);
+                    let cell = batch.cell(r, position, head);
+                    batch.keys.poison(cell);
+                    batch.values.poison(cell);
                 }
             }
         }
@@ -140,11 +156,11 @@ impl Case {
 }
 
 impl Batch {
-    fn cell(&self, heads: Heads, run: usize, position: usize, head: usize) -> usize {
+    /// Page, head and row of a position.
+    fn cell(&self, run: usize, position: usize, head: usize) -> (usize, usize, usize) {
         let entry = self.bases[run] + (position / PAGE_TOKENS) as i32;
         let page = self.pages[entry as usize] as usize;
-        let row = (page * heads.kv_count + head) * PAGE_TOKENS + position % PAGE_TOKENS;
-        row * heads.head_dim
+        (page, head, position % PAGE_TOKENS)
     }
 
     fn normed_rotated(
@@ -175,13 +191,12 @@ impl Batch {
             count,
             kv_count: kv_heads,
             head_dim,
+            kv,
         } = case.heads;
         let first = case.runs[run].position;
         if case.kv.is_shared() || position < first {
-            let cell = self.cell(case.heads, run, position, head);
-            let exact = |bits: &u16| f64::from(f16::from_bits(*bits).to_f32());
-            return [&self.keys, &self.values]
-                .map(|cache| cache[cell..][..head_dim].iter().map(exact).collect());
+            let cell = self.cell(run, position, head);
+            return [self.keys.get(cell), self.values.get(cell)];
         }
         let row = self.rows.iter().position(|&at| at == (run, position));
         let start = row.expect("a row of the batch") * self.stride + (count + head) * head_dim;
@@ -191,11 +206,7 @@ impl Batch {
             _ => &self.raw[start + kv_heads * head_dim..][..head_dim],
         };
         let k = self.normed_rotated(k, Some(&self.k_weight), Some(position));
-        [k, self.normed_rotated(v, None, None)].map(|y| {
-            y.into_iter()
-                .map(|v| f64::from(f16::from_f64(v).to_f32()))
-                .collect()
-        })
+        [k, self.normed_rotated(v, None, None)].map(|y| rounded(kv, &y))
     }
 
     fn expected(&self, case: &Case) -> Vec<f32> {
@@ -203,6 +214,7 @@ impl Batch {
             count,
             kv_count: kv_heads,
             head_dim,
+            ..
         } = case.heads;
         let mut out = Vec::new();
         for (r, &(run, position)) in self.rows.iter().enumerate() {
@@ -252,6 +264,7 @@ impl Ready {
             count,
             kv_count: kv_heads,
             head_dim,
+            ..
         } = case.heads;
         let (heads, rows) = (case.heads, batch.rows.len());
         let mut positions: Vec<u32> = batch.rows.iter().map(|r| r.1 as u32).collect();
@@ -265,7 +278,10 @@ impl Ready {
         let index: Vec<u32> = (0..=rows as u32).collect();
         let partials = (rows + 1) * FlashDecode::partial_columns(heads, case.window);
         let arrivals = (rows + 1) * FlashDecode::arrival_columns(heads, case.window);
-        let (keys, values) = (card.upload(&batch.keys), card.upload(&batch.values));
+        let (keys, values) = (
+            card.upload(&batch.keys.bytes),
+            card.upload(&batch.values.bytes),
+        );
         let arrivals = card.upload(&vec![0u32; arrivals]);
         let out = card.upload(&vec![f32::NAN; (rows + 1) * count * head_dim]);
         let raw = card.upload(&batch.raw);
@@ -362,7 +378,8 @@ fn check(card: &Card, case: &Case) {
     let arrivals = (rows + 1) * FlashDecode::arrival_columns(case.heads, case.window);
     let arrivals_left = || card.download::<u32>(&ready.arrivals, arrivals);
     assert!(arrivals_left().iter().all(|&t| t == 0), "{case:?}");
-    let stored = [&ready.keys, &ready.values].map(|b| card.download::<u16>(b, batch.keys.len()));
+    let stored =
+        [&ready.keys, &ready.values].map(|b| card.download::<u8>(b, batch.keys.bytes.len()));
 
     card.run(&ready.module, ready.grid, &ready.params.bytes());
     let again: Vec<f32> = card.download(&ready.out, rows * columns);
@@ -382,7 +399,7 @@ fn check(card: &Card, case: &Case) {
     assert!(nearest.eq(rounded), "in f16: {case:?}");
 
     if case.kv.is_shared() {
-        assert!(stored == [batch.keys, batch.values], "{case:?}");
+        assert!(stored == [batch.keys.bytes, batch.values.bytes], "{case:?}");
     } else if batch.rows.len() == case.runs.len() {
         // Rows lie apart there, so the store's columns are those of one row after another.
         let expected = plainly_stored(card, case, &batch, &ready);
@@ -391,14 +408,18 @@ fn check(card: &Card, case: &Case) {
 }
 
 /// Pages as `kv_norm_rope_store` writes them, row by row.
-fn plainly_stored(card: &Card, case: &Case, batch: &Batch, ready: &Ready) -> [Vec<u16>; 2] {
+fn plainly_stored(card: &Card, case: &Case, batch: &Batch, ready: &Ready) -> [Vec<u8>; 2] {
     let Heads {
         kv_count: kv_heads,
         head_dim,
+        kv,
         ..
     } = case.heads;
-    let (keys, values) = (card.upload(&batch.keys), card.upload(&batch.values));
-    let module = card.load(&kv_norm_rope_store::specialization());
+    let (keys, values) = (
+        card.upload(&batch.keys.bytes),
+        card.upload(&batch.values.bytes),
+    );
+    let module = card.load(&kv_norm_rope_store::specialization(kv));
     let grid = Grid::new((1, kv_heads), norm_threads(head_dim));
     for r in 0..batch.rows.len() {
         let one = card.upload(&[1u32, r as u32]);
@@ -426,7 +447,7 @@ fn plainly_stored(card: &Card, case: &Case, batch: &Batch, ready: &Ready) -> [Ve
         };
         card.run(&module, grid, &params.bytes());
     }
-    [keys, values].map(|b| card.download(&b, batch.keys.len()))
+    [keys, values].map(|b| card.download(&b, batch.keys.bytes.len()))
 }
 
 pub(crate) fn heads(group: usize, kv_heads: usize, head_dim: usize) -> Heads {
@@ -458,13 +479,18 @@ fn flash_decode_takes_every_head_size_and_group() {
                 continue;
             }
             let kv = [Kv::Own, Kv::OwnSame, Kv::Shared][(head_dim / 16 + group) % 3];
-            let case = Case {
-                heads: heads(group, 2, head_dim),
-                window: None,
-                kv,
-                runs: vec![lone(99)],
-            };
-            check(&card, &case);
+            for kv_type in KV_TYPES {
+                let heads = heads(group, 2, head_dim).with_kv(kv_type);
+                let case = Case {
+                    heads,
+                    window: None,
+                    kv,
+                    runs: vec![lone(99)],
+                };
+                if FlashDecode::takes(heads) {
+                    check(&card, &case);
+                }
+            }
         }
     };
     thread::scope(|scope| {
@@ -481,13 +507,15 @@ fn flash_decode_takes_every_length() {
     for head_dim in [64, 512] {
         for length in lengths(&card, &[1, 31, 32, 33, 64, 65, 129, 600, 3000]) {
             for kv in [Kv::Shared, Kv::OwnSame] {
-                let case = Case {
-                    heads: heads(2, 1, head_dim),
-                    window: None,
-                    kv,
-                    runs: vec![lone(length - 1)],
-                };
-                check(&card, &case);
+                for kv_type in KV_TYPES {
+                    let case = Case {
+                        heads: heads(2, 1, head_dim).with_kv(kv_type),
+                        window: None,
+                        kv,
+                        runs: vec![lone(length - 1)],
+                    };
+                    check(&card, &case);
+                }
             }
         }
     }
@@ -498,13 +526,15 @@ fn flash_decode_takes_every_length() {
 fn flash_decode_sees_ahead_of_rows_whose_keys_are_stored() {
     let card = Card::open(Tier::Best);
     for (window, position, rows) in [(Some(8), 3, 40), (Some(100), 90, 35), (None, 30, 5)] {
-        let case = Case {
-            heads: heads(4, 2, 64),
-            window,
-            kv: Kv::SharedAhead,
-            runs: vec![RunRows { position, rows }, lone(17)],
-        };
-        check(&card, &case);
+        for kv_type in KV_TYPES {
+            let case = Case {
+                heads: heads(4, 2, 64).with_kv(kv_type),
+                window,
+                kv: Kv::SharedAhead,
+                runs: vec![RunRows { position, rows }, lone(17)],
+            };
+            check(&card, &case);
+        }
     }
 }
 
@@ -515,13 +545,15 @@ fn flash_decode_sees_windows() {
     for (window, head_dim) in [(8, 64), (100, 32), (128, 512), (512, 256)] {
         let around = [window - 1, window, window + 1, window + 40, 600, 3000];
         for length in lengths(&card, &around) {
-            let case = Case {
-                heads: heads(4, 2, head_dim),
-                window: Some(window),
-                kv: Kv::Own,
-                runs: vec![lone(length - 1)],
-            };
-            check(&card, &case);
+            for kv_type in KV_TYPES {
+                let case = Case {
+                    heads: heads(4, 2, head_dim).with_kv(kv_type),
+                    window: Some(window),
+                    kv: Kv::Own,
+                    runs: vec![lone(length - 1)],
+                };
+                check(&card, &case);
+            }
         }
     }
 }
@@ -534,24 +566,28 @@ fn flash_decode_takes_rows_of_same_and_other_runs() {
     let run = |position, rows| RunRows { position, rows };
     for (head_dim, window) in [(32, None), (32, Some(40)), (512, None), (256, Some(64))] {
         for kv in [Kv::Own, Kv::Shared] {
-            let case = Case {
-                heads: heads(2, 2, head_dim),
-                window,
-                kv,
-                runs: vec![run(61, 5), lone(0), run(0, 3), lone(130)],
-            };
-            check(&card, &case);
+            for kv_type in KV_TYPES {
+                let case = Case {
+                    heads: heads(2, 2, head_dim).with_kv(kv_type),
+                    window,
+                    kv,
+                    runs: vec![run(61, 5), lone(0), run(0, 3), lone(130)],
+                };
+                check(&card, &case);
+            }
         }
     }
     // Past 64 splits, whose second step from the end has fresh rows, too.
     if card.device.name != "emulated card" {
-        let case = Case {
-            heads: heads(4, 2, 512),
-            window: None,
-            kv: Kv::Own,
-            runs: vec![run(6140, 8), run(300, 40)],
-        };
-        check(&card, &case);
+        for kv_type in KV_TYPES {
+            let case = Case {
+                heads: heads(4, 2, 512).with_kv(kv_type),
+                window: None,
+                kv: Kv::Own,
+                runs: vec![run(6140, 8), run(300, 40)],
+            };
+            check(&card, &case);
+        }
     }
 }
 
@@ -561,13 +597,15 @@ fn flash_decode_takes_rows_of_same_and_other_runs() {
 fn flash_decode_merges_many_splits() {
     let card = Card::open(Tier::Best);
     for (head_dim, group, length) in [(16, 2, 1200), (512, 1, 600), (16, 3, 4400)] {
-        let case = Case {
-            heads: heads(group, 1, head_dim),
-            window: None,
-            kv: Kv::Own,
-            runs: vec![lone(length - 1), lone(40)],
-        };
-        check(&card, &case);
+        for kv_type in KV_TYPES {
+            let case = Case {
+                heads: heads(group, 1, head_dim).with_kv(kv_type),
+                window: None,
+                kv: Kv::Own,
+                runs: vec![lone(length - 1), lone(40)],
+            };
+            check(&card, &case);
+        }
     }
 }
 
@@ -586,4 +624,6 @@ fn grids_and_scratch_follow_the_window() {
     assert!(!FlashDecode::takes(heads(17, 1, 512)));
     assert!(!FlashDecode::takes(heads(1, 1, 520)));
     assert!(!FlashDecode::takes(heads(1, 1, 24)));
+    assert!(FlashDecode::takes(heads(1, 1, 48)));
+    assert!(!FlashDecode::takes(heads(1, 1, 48).with_kv(KvType::Q8_0)));
 }

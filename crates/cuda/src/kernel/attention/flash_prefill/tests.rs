@@ -6,6 +6,7 @@ use super::*;
 use crate::{
     config::Tier,
     device::{Buffer, Module},
+    kernel::attention::host_pages::{HostPages, rounded},
     testing::{Card, normals, relative_error},
 };
 
@@ -46,6 +47,7 @@ pub(crate) fn heads(
         kv_heads,
         head_dim,
         window: (window > 0).then_some(window),
+        kv: KvType::F16,
     }
 }
 
@@ -68,6 +70,14 @@ impl TestRun {
     }
 }
 
+/// The same with keys and values in Q8_0.
+pub(crate) fn in_q8_0(heads: AttentionShape) -> AttentionShape {
+    AttentionShape {
+        kv: KvType::Q8_0,
+        ..heads
+    }
+}
+
 fn random_f16(seed: u64, count: usize, scale: f32) -> Vec<u16> {
     let bits = |x: f32| f16::from_f32(x * scale).to_bits();
     normals(seed, count).into_iter().map(bits).collect()
@@ -77,11 +87,17 @@ fn number(bits: u16) -> f64 {
     f16::from_bits(bits).to_f64()
 }
 
-/// Queries, keys and values of a sequence: `[position, head, element]`.
+/// The values of `length` positions, from those of fewer.
+fn repeated<T: Copy>(of: &[T], positions: usize, length: usize) -> Vec<T> {
+    let count = length * (of.len() / positions);
+    of.iter().copied().cycle().take(count).collect()
+}
+
+/// Queries, keys and values of a sequence: `[position, head, element]`. Keys and values are numbers of the KV type.
 pub(crate) struct Sequence {
     q: Vec<u16>,
-    k: Vec<u16>,
-    v: Vec<u16>,
+    k: Vec<f32>,
+    v: Vec<f32>,
 }
 
 impl Sequence {
@@ -92,26 +108,33 @@ impl Sequence {
         );
         // Scores as trained models have them: neither flat nor an arg max.
         let scale = 2.0 / (heads.head_dim as f32).sqrt();
+        let cached = |seed: u64| -> Vec<f32> {
+            let exact: Vec<f64> = normals(seed, length * cells)
+                .iter()
+                .map(|&x| f64::from(x))
+                .collect();
+            let cells = exact.chunks_exact(heads.head_dim);
+            cells
+                .flat_map(|cell| rounded(heads.kv, cell))
+                .map(|x| x as f32)
+                .collect()
+        };
         Sequence {
             q: random_f16(3 * seed, length * queries, scale),
-            k: random_f16(3 * seed + 1, length * cells, 1.0),
-            v: random_f16(3 * seed + 2, length * cells, 1.0),
+            k: cached(3 * seed + 1),
+            v: cached(3 * seed + 2),
         }
     }
 
     /// For timings: as large, from few numbers.
     #[allow(dead_code, reason = "called by the timing programs")]
     pub(crate) fn repeating(heads: &AttentionShape, length: usize) -> Sequence {
-        let few = 1009;
-        let Sequence { q, k, v } = Sequence::new(heads, 1, few);
-        let cycle = |of: &[u16]| {
-            let count = length * (of.len() / few);
-            of.iter().copied().cycle().take(count).collect()
-        };
+        const FEW: usize = 1009;
+        let Sequence { q, k, v } = Sequence::new(heads, 1, FEW);
         Sequence {
-            q: cycle(&q),
-            k: cycle(&k),
-            v: cycle(&v),
+            q: repeated(&q, FEW, length),
+            k: repeated(&k, FEW, length),
+            v: repeated(&v, FEW, length),
         }
     }
 
@@ -126,8 +149,8 @@ impl Sequence {
             let kv_head = head / (heads.heads / heads.kv_heads);
             let q = &self.q[(position * heads.heads + head) * d..][..d];
             let q: Vec<f64> = q.iter().map(|&x| number(x)).collect();
-            let cell = |of: &[u16], at: usize, i: usize| {
-                number(of[(at * heads.kv_heads + kv_head) * d + i])
+            let cell = |of: &[f32], at: usize, i: usize| {
+                f64::from(of[(at * heads.kv_heads + kv_head) * d + i])
             };
             let score = |at| (0..d).map(|i| q[i] * cell(&self.k, at, i)).sum::<f64>();
             let scores: Vec<f64> = (first..end).map(score).collect();
@@ -172,12 +195,9 @@ impl OnCard {
         // Pages stand in no order: this many, and the ones in use go through them in steps.
         let pages: usize = runs.iter().map(|r| r.end().div_ceil(PAGE)).sum::<usize>() | 1;
         let step = (pages / 2).max(1);
-        let page_values = heads.kv_heads * PAGE * d;
         // Cells that were never stored are no numbers.
-        let mut kv = [
-            vec![0x7fffu16; pages * page_values],
-            vec![0x7fffu16; pages * page_values],
-        ];
+        let poisoned = || HostPages::poisoned(heads.kv, pages, heads.kv_heads, d);
+        let (mut keys, mut values) = (poisoned(), poisoned());
         for (r, (run, sequence)) in runs.iter().zip(sequences).enumerate() {
             for i in 0..run.rows {
                 if i >= run.rows - run.taken {
@@ -201,9 +221,9 @@ impl OnCard {
                 for at in entry * PAGE..run.end().min((entry + 1) * PAGE) {
                     for head in 0..heads.kv_heads {
                         let from = (at * heads.kv_heads + head) * d;
-                        let to = page * page_values + (head * PAGE + at % PAGE) * d;
-                        kv[0][to..to + d].copy_from_slice(&sequence.k[from..from + d]);
-                        kv[1][to..to + d].copy_from_slice(&sequence.v[from..from + d]);
+                        let to = (page, head, at % PAGE);
+                        keys.put(to, &sequence.k[from..from + d]);
+                        values.put(to, &sequence.v[from..from + d]);
                     }
                 }
             }
@@ -223,8 +243,8 @@ impl OnCard {
             heads,
             rows: index.len(),
             q: card.upload(&q),
-            keys: card.upload(&kv[0]),
-            values: card.upload(&kv[1]),
+            keys: card.upload(&keys.bytes),
+            values: card.upload(&values.bytes),
             words,
         }
     }
@@ -360,7 +380,15 @@ fn expected(heads: &AttentionShape, runs: &[TestRun], sequences: &[&Sequence]) -
         .collect()
 }
 
+/// With keys and values of every type.
 fn check(card: &Card, heads: AttentionShape, runs: &[TestRun], formats: &[&str]) {
+    check_type(card, heads, runs, formats);
+    if heads.head_dim.is_multiple_of(32) || heads.head_dim == 16 {
+        check_type(card, in_q8_0(heads), runs, formats);
+    }
+}
+
+fn check_type(card: &Card, heads: AttentionShape, runs: &[TestRun], formats: &[&str]) {
     let sequences: Vec<Sequence> = (runs.iter())
         .map(|run| Sequence::new(&heads, run.seed, run.end()))
         .collect();
@@ -515,6 +543,8 @@ fn flash_prefill_sees_prompts_in_pieces_as_whole_ones() {
         (heads(16, 8, 256, 50), 600),
         (heads(4, 2, 512, 0), 200),
         (heads(2, 1, 32, 0), 300),
+        (in_q8_0(heads(4, 1, 256, 100)), 260),
+        (in_q8_0(heads(4, 2, 512, 0)), 200),
     ] {
         let sequence = Sequence::new(&of, 9, length);
         for block in blocks(of.head_dim) {

@@ -1,0 +1,264 @@
+// Tiles of keys or values in shared memory as flash_decode.cu multiplies them: rows of positions, in the KV type. Copies from pages,
+// rows that a block computes itself, and fragments for m16n8k16.
+//
+// In Q8_0 a tile has codes and scales as a page does, and fragments become f16 on their way to registers. ldmatrix moves pairs of
+// bytes, so a lane gets neighbours that f16 fragments have apart. Products do not mind if both sides agree: elements of a query are
+// put in the keys' order (`query_column`), and rows of an output are the elements that `output_element` tells.
+#pragma once
+#include "lib/kv.cuh"
+#include "lib/ptx.cuh"
+#include "lib/reduce.cuh"
+
+// Matrices of f16 have rows of HEAD_DIM. 16-byte pieces are swizzled, or rows have one to spare, so that 8 rows of a column lie
+// in different banks.
+constexpr u32 PITCH = HEAD_DIM % 64 ? HEAD_DIM + 8 : HEAD_DIM;
+__device__ __forceinline__ u32 cell(u32 row, u32 element) {
+  return row * PITCH + (HEAD_DIM % 64 ? element : ((element / 8 ^ row % 8) * 8 + element % 8));
+}
+
+// A lane of the warp that has a head holds pairs of its elements: pair `i` is j = 32 * i + lane and j + HALF.
+constexpr u32 HALF = HEAD_DIM / 2;
+constexpr int PAIRS = (HALF + WARP - 1) / WARP;
+__device__ __forceinline__ u32 pair(int i) { return i * WARP + threadIdx.x % WARP; }
+__device__ __forceinline__ bool holds(u32 pair) { return HEAD_DIM % 64 == 0 || pair < HALF; }
+
+#if KV_TYPE == KV_Q8_0
+
+static_assert(HEAD_DIM % 64 == 0 || HEAD_DIM == 16 || HEAD_DIM == 32, "blocks that pairs fall into");
+constexpr u32 KV_BLOCKS = kv_blocks(HEAD_DIM), PAGE_UNITS = Q8Page::bytes(KV_BLOCKS);
+constexpr u32 CODE_PITCH = HEAD_DIM % 128 ? HEAD_DIM + 16 : HEAD_DIM, TILE_ROW_BYTES = CODE_PITCH + KV_BLOCKS * 2;
+__device__ __forceinline__ u32 code_cell(u32 row, u32 element) {
+  return row * CODE_PITCH + (HEAD_DIM % 128 ? element : ((element / 16 ^ row % 8) * 16 + element % 16));
+}
+
+struct KvTile {
+  u8* codes;
+  u16* scales;
+
+  __device__ __forceinline__ KvTile(u8* start, u32 rows) : codes(start), scales((u16*)(start + rows * CODE_PITCH)) {}
+  __device__ __forceinline__ u8* start() const { return codes; }
+};
+
+// Starts copies of the first `rows` rows of a page to rows `to_row` and on.
+template <u32 THREADS>
+__device__ __forceinline__ void copy_rows(const KvTile& to, u32 to_row, const u8* page, u32 rows) {
+  // All threads take some whole rows at once. A loop: unrolled, this is most of the kernel's code.
+  constexpr u32 ROW_PIECES = HEAD_DIM / 16, AT_ONCE = THREADS / ROW_PIECES;
+  const u32 first = threadIdx.x / ROW_PIECES, element = threadIdx.x % ROW_PIECES * 16;
+#pragma unroll 1
+  for (u32 row = first; row < rows; row += AT_ONCE)
+    cp_async_16(to.codes + code_cell(to_row + row, element), page + row * (KV_BLOCKS * KV_BLOCK) + element);
+  // Scales of rows are contiguous on both sides.
+  const u8* const scales = page + PAGE_TOKENS * KV_BLOCKS * KV_BLOCK;
+  u8* const to_scales = (u8*)(to.scales + to_row * KV_BLOCKS);
+  constexpr u32 ROW_BYTES = KV_BLOCKS * 2, PIECE = ROW_BYTES % 16 == 0 ? 16 : ROW_BYTES % 4 == 0 ? 4 : 2;
+#pragma unroll 1
+  for (u32 at = threadIdx.x * PIECE; at < rows * ROW_BYTES; at += THREADS * PIECE) {
+    if (PIECE == 16) cp_async_16(to_scales + at, scales + at);
+    if (PIECE == 4) cp_async_4(to_scales + at, scales + at);
+    if (PIECE == 2) *(u16*)(to_scales + at) = *(const u16*)(scales + at);
+  }
+}
+
+// Values behind the last seen have weight 0 and must be numbers.
+template <u32 THREADS, u32 ROWS>
+__device__ __forceinline__ void clear_behind(const KvTile& values, u32 last_row) {
+#pragma unroll 1
+  for (u32 i = (last_row + 1) * KV_BLOCKS + threadIdx.x; i < ROWS * KV_BLOCKS; i += THREADS) values.scales[i] = 0;
+}
+
+// A cell of a page that a key or value goes to.
+struct KvCell {
+  i8* codes;
+  u16* scales;
+
+  __device__ __forceinline__ KvCell(const Slot& slot, u8* of, u32 run, u32 position, u32 head) {
+    const Q8Page page = slot.page_of(of, run, position, head);
+    codes = page.codes(position % PAGE_TOKENS), scales = page.scales(position % PAGE_TOKENS);
+  }
+};
+
+// Pair `i` of a key or value into its tile and, if it has one, its cell. By all lanes of a warp, as two blocks or one.
+__device__ __forceinline__ void put_pair(const KvTile& tile, u32 row, int i, float low, float high, const KvCell* to) {
+  const u32 j = pair(i);
+  const auto put = [&](u32 element, float value, const Q8Scale& scale) {
+    const int code = scale.code(value);
+    tile.codes[code_cell(row, element)] = u8(code);
+    if (to) to->codes[element] = i8(code);
+    if (element % KV_BLOCK == 0) {
+      tile.scales[row * KV_BLOCKS + element / KV_BLOCK] = scale.bits;
+      if (to) to->scales[element / KV_BLOCK] = scale.bits;
+    }
+  };
+  if (HEAD_DIM % 64 == 0) {
+    put(j, low, Q8Scale(warp_max(fabsf(low))));
+    put(j + HALF, high, Q8Scale(warp_max(fabsf(high))));
+  } else {
+    const Q8Scale scale(warp_max(holds(j) ? fmaxf(fabsf(low), fabsf(high)) : 0));
+    if (holds(j)) {
+      put(j, low, scale);
+      put(j + HALF, high, scale);
+    }
+  }
+}
+
+// The column that an element of a query has in its matrix.
+__device__ __forceinline__ u32 query_column(u32 element) {
+  return element / 16 * 16 + element / 2 % 2 * 8 + element / 4 % 4 * 2 + element % 2;
+}
+// The element, of 16, that a fragment of values has in row `group`, or in row `group + 8`.
+__device__ __forceinline__ u32 output_element(u32 group, u32 lower) { return 2 * group + lower; }
+
+// Scores of 16 keys, from row `first_row` on, with queries of which STEPS steps of 16 elements are held, the first being `k_step`:
+// added to `score`, which has a part per term of queries or, if they share a tile (PACKED), per parity of steps. Codes are multiplied
+// as they are, and scales applied to sums over blocks: exactly, as far as f32 goes.
+template <bool PACKED, int STEPS, int Q_TILES, int TILES>
+__device__ __forceinline__ void add_scores(float (&score)[2][TILES][4], const KvTile& tile, u32 first_row, u32 k_step,
+                                           const u32 (&query)[STEPS][Q_TILES][2]) {
+  const u32 lane = threadIdx.x % WARP;
+  const u16* const scales = tile.scales + (first_row + lane / 4) * KV_BLOCKS;
+  // Two steps at once, a block; where there is one in all, so the second is not there.
+#pragma unroll
+  for (int i = 0; i < STEPS; i += 2) {
+    if (HEAD_DIM / 16 % STEPS && k_step + i >= HEAD_DIM / 16) break;
+    const u32 column = min(k_step + i + lane / 16, u32(HEAD_DIM / 16 - 1)), block = (k_step + i) / 2;
+    u32 codes[4];
+    ldmatrix_x4(codes, tile.codes + code_cell(first_row + lane % 16, 16 * column));
+    float sums[TILES][4] = {};
+#pragma unroll
+    for (int j = 0; j < 2 && i + j < STEPS; j++) {
+      u32 keys[4];
+#pragma unroll
+      for (int k = 0; k < 4; k++) keys[k] = codes_as_f16(codes[2 * j + k % 2] ^ 0x80808080u, k < 2 ? 0x4140 : 0x4342);
+#pragma unroll
+      for (int t = 0; t < TILES; t++) {
+        mma_f16(sums[t], keys, query[i + j][t]);
+        if (!PACKED) mma_f16(sums[t], keys, query[i + j][Q_TILES - TILES + t]);
+      }
+    }
+    const float by[2] = {f16_to_f32(scales[block]), f16_to_f32(scales[8 * KV_BLOCKS + block])};
+#pragma unroll
+    for (int t = 0; t < TILES; t++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) score[0][t][c] += by[c / 2] * sums[t][c];
+  }
+}
+
+// Fragments of 16 elements for one step of 16 keys after another.
+template <int KEY_STEPS>
+struct ValueFragments {
+  u32 codes[4];
+  u32 scales[KEY_STEPS][2];
+
+  // Before fragments of other elements; neighbours of even and odd `out_tile` share scales.
+  __device__ __forceinline__ void load_scales(const KvTile& tile, u32 out_tile) {
+    const u16* const at = tile.scales + threadIdx.x % 4 * 2 * KV_BLOCKS + out_tile / 2;
+#pragma unroll
+    for (int k = 0; k < KEY_STEPS; k++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const u32 key = 16 * k + 8 * h;
+        scales[k][h] = at[key * KV_BLOCKS] | u32(at[(key + 1) * KV_BLOCKS]) << 16;
+      }
+  }
+
+  __device__ __forceinline__ void load(u32 (&values)[4], const KvTile& tile, int k, u32 out_tile) {
+    if (k % 2 == 0) {
+      ldmatrix_x4_trans(codes, tile.codes + code_cell(16 * k + threadIdx.x % WARP, 16 * out_tile));
+#pragma unroll
+      for (int j = 0; j < 4; j++) codes[j] ^= 0x80808080u;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+      values[j] = dequantized(codes[k % 2 * 2 + j / 2], j % 2 ? 0x4341 : 0x4240, scales[k][j / 2]);
+  }
+};
+
+#else
+
+constexpr u32 PAGE_UNITS = PAGE_TOKENS * HEAD_DIM, TILE_ROW_BYTES = PITCH * 2;
+
+struct KvTile {
+  u16* cells;
+
+  __device__ __forceinline__ KvTile(u8* start, u32) : cells((u16*)start) {}
+  __device__ __forceinline__ u8* start() const { return (u8*)cells; }
+};
+
+// Starts copies of the first `rows` rows of a page to rows `to_row` and on.
+template <u32 THREADS>
+__device__ __forceinline__ void copy_rows(const KvTile& to, u32 to_row, const u16* page, u32 rows) {
+  // All threads take some whole rows at once. A loop: unrolled, this is most of the kernel's code.
+  constexpr u32 ROW_PIECES = HEAD_DIM / 8, AT_ONCE = THREADS / ROW_PIECES;
+  const u32 first = threadIdx.x / ROW_PIECES, element = threadIdx.x % ROW_PIECES * 8;
+  page += element;
+#pragma unroll 1
+  for (u32 row = first; row < rows; row += AT_ONCE)
+    cp_async_16(to.cells + cell(to_row + row, element), page + row * HEAD_DIM);
+}
+
+// Values behind the last seen have weight 0 and must be numbers.
+template <u32 THREADS, u32 ROWS>
+__device__ __forceinline__ void clear_behind(const KvTile& values, u32 last_row) {
+#pragma unroll 1
+  for (u32 piece = (last_row + 1) * (HEAD_DIM / 8) + threadIdx.x; piece < ROWS * (HEAD_DIM / 8); piece += THREADS)
+    *(uint4*)(values.cells + cell(piece / (HEAD_DIM / 8), piece % (HEAD_DIM / 8) * 8)) = make_uint4(0, 0, 0, 0);
+}
+
+// A cell of a page that a key or value goes to.
+struct KvCell {
+  u16* start;
+
+  __device__ __forceinline__ KvCell(const Slot& slot, u16* of, u32 run, u32 position, u32 head)
+      : start(of + slot.cell(run, position, head)) {}
+};
+
+// Pair `i` of a key or value into its tile and, if it has one, its cell.
+__device__ __forceinline__ void put_pair(const KvTile& tile, u32 row, int i, float low, float high, const KvCell* to) {
+  const auto put = [&](u32 element, float value) {
+    const u16 rounded = f32_to_f16(value);
+    tile.cells[cell(row, element)] = rounded;
+    if (to) to->start[element] = rounded;
+  };
+  if (holds(pair(i))) {
+    put(pair(i), low);
+    put(pair(i) + HALF, high);
+  }
+}
+
+// The column that an element of a query has in its matrix.
+__device__ __forceinline__ u32 query_column(u32 element) { return element; }
+// The element, of 16, that a fragment of values has in row `group`, or in row `group + 8`.
+__device__ __forceinline__ u32 output_element(u32 group, u32 lower) { return group + lower * 8; }
+
+// Scores of 16 keys, from row `first_row` on, with queries of which STEPS steps of 16 elements are held, the first being `k_step`:
+// added to `score`, which has a part per term of queries or, if they share a tile (PACKED), per parity of steps.
+template <bool PACKED, int STEPS, int Q_TILES, int TILES>
+__device__ __forceinline__ void add_scores(float (&score)[2][TILES][4], const KvTile& tile, u32 first_row, u32 k_step,
+                                           const u32 (&query)[STEPS][Q_TILES][2]) {
+  const u32 lane = threadIdx.x % WARP;
+#pragma unroll
+  for (int i = 0; i < STEPS; i++) {
+    if (HEAD_DIM / 16 % STEPS && k_step + i >= HEAD_DIM / 16) break;
+    u32 keys[4];
+    ldmatrix_x4(keys, tile.cells + cell(first_row + lane % 16, 16 * (k_step + i) + lane / 16 * 8));
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+      mma_f16(score[PACKED ? i % 2 : 0][t], keys, query[i][t]);
+      if (!PACKED) mma_f16(score[1][t], keys, query[i][Q_TILES - TILES + t]);
+    }
+  }
+}
+
+// Fragments of 16 elements for one step of 16 keys after another.
+template <int KEY_STEPS>
+struct ValueFragments {
+  __device__ __forceinline__ void load_scales(const KvTile&, u32) {}
+
+  __device__ __forceinline__ void load(u32 (&values)[4], const KvTile& tile, int k, u32 out_tile) {
+    const u32 lane = threadIdx.x % WARP;
+    ldmatrix_x4_trans(values, tile.cells + cell(16 * k + lane % 8 + lane / 16 * 8, 16 * out_tile + lane / 8 % 2 * 8));
+  }
+};
+
+#endif
