@@ -1,15 +1,12 @@
 //! The backend: an open card that compiles plans into executors. It chooses the GEMM implementation by what fits into memory, and
 //! keeps loaded kernels for the plans that come after.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::sync::Arc;
 
 use carat_model::{
     backend::{Backend, BackendError, Batching, CompileOptions, Executor, Memory, Need},
     cost::Roofline,
-    plan::{Plan, Step},
+    plan::Plan,
     weights::Weights,
 };
 
@@ -19,28 +16,27 @@ use crate::{
         memory::MemoryPlan,
         prepare::{Prepared, prepare},
         rows::SMALL_ROWS,
-        target::{GemmImpl, Target},
+        target::{GemmImpl, Target, gains_from_pdl},
     },
     config::{CudaConfig, Pdl, TableMemory, Tier},
-    device::{Device, Module, cublaslt::Library},
+    device::{Device, cublaslt::Library},
     error::CudaError,
     jit::compiler::{Architecture, Compiler},
     kernel::{
-        self, Kernel, Specialization, feed_samples_specialization, move_pages_specialization,
+        self, Kernel, feed_samples_specialization, move_pages_specialization,
         sample_specializations,
     },
     run::{
         executor::{CudaExecutor, Kernels},
+        modules::Modules,
         roofline,
     },
 };
 
 pub struct CudaBackend {
     device: Arc<Device>,
-    compiler: Compiler,
     config: CudaConfig,
-    /// Kernels already loaded, for the plans that come after.
-    modules: Mutex<HashMap<Specialization, Arc<Module>>>,
+    modules: Arc<Modules>,
     /// cuBLASLt, where f16 products are the fastest.
     library: Option<Library>,
     /// Why the card is slower than it could be, and what to do about it.
@@ -75,11 +71,11 @@ impl CudaBackend {
             Some(Err(error)) => (None, Some(error.to_string())),
             None => (None, None),
         };
+        let compiler = Compiler::new(architecture, &config);
         Ok(CudaBackend {
-            compiler: Compiler::new(architecture, &config),
+            modules: Arc::new(Modules::new(&device, compiler)),
             device,
             config,
-            modules: Mutex::default(),
             library,
             degraded_reason,
         })
@@ -87,7 +83,7 @@ impl CudaBackend {
 
     /// Why this card cannot compute although it is there: its kernels cannot be had.
     pub fn ready(&self) -> Result<(), CudaError> {
-        self.compiler.ready()
+        self.modules.compiler.ready()
     }
 
     /// Why this card is slower than it could be, and what to do about it, in a sentence for a person.
@@ -105,7 +101,7 @@ impl CudaBackend {
                 let version = self.device.driver_version;
                 (version / 1000, version % 1000 / 10)
             },
-            nvrtc: self.compiler.nvrtc_version(),
+            nvrtc: self.modules.compiler.nvrtc_version(),
             cublaslt: self.library.is_some(),
         }
     }
@@ -131,30 +127,6 @@ impl CudaBackend {
         options: &CompileOptions,
     ) -> Result<MemoryPlan, BackendError> {
         Ok(self.prepare(plan, weights, options)?.memory)
-    }
-
-    /// Loads kernels; those not seen before are compiled in parallel.
-    fn load(&self, wanted: impl IntoIterator<Item = Specialization>) -> Result<(), CudaError> {
-        let mut loaded = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut missing: Vec<Specialization> = Vec::new();
-        for wanted in wanted {
-            if !loaded.contains_key(&wanted) && !missing.contains(&wanted) {
-                missing.push(wanted);
-            }
-        }
-        let images = self.compiler.images(&missing.iter().collect::<Vec<_>>())?;
-        for (specialization, image) in missing.into_iter().zip(images) {
-            let name = specialization.to_string();
-            let module = self.device.load(&name, &image, specialization.entries)?;
-            loaded.insert(specialization, Arc::new(module));
-        }
-        Ok(())
-    }
-
-    /// A kernel that was loaded.
-    fn module(&self, wanted: &Specialization) -> Arc<Module> {
-        let loaded = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(&loaded[wanted])
     }
 
     /// Whether code is compiled for `sm_90a`.
@@ -199,38 +171,27 @@ impl CudaBackend {
         options: &CompileOptions,
         gemm: GemmImpl,
     ) -> Target {
-        let short_launches = matrix_bytes(plan, weights) <= MAX_BYTES_FOR_PDL;
         Target {
             multiprocessors: self.device.multiprocessors,
             shared_bytes: self.device.shared_bytes,
             hopper: self.hopper(),
-            pdl: self.hopper() && short_launches && self.config.pdl == Pdl::On,
+            pdl: self.hopper() && gains_from_pdl(plan, weights) && self.config.pdl == Pdl::On,
             gemm,
             min_packed_weights: self.config.min_packed_weights,
             max_rows: options.max_rows.max(options.max_sampled),
             fusion: self.config.fusion,
+            borrowed_table: None,
         }
     }
-}
-
-/// Bytes of a matrix, on average, up to which decoding gains from PDL. On an H200
-/// decoding gains 11 % in E4B Q8_0 (13 MB), and loses 3 % in 12B Q4_0 (20 MB), 7 % in 31B Q4_0 (41 MB).
-const MAX_BYTES_FOR_PDL: usize = 16 << 20;
-
-/// Bytes of the matrices that every row is multiplied with, on average.
-fn matrix_bytes(plan: &Plan, weights: &Weights) -> usize {
-    let steps = plan.steps.iter();
-    let sizes = steps.filter_map(|labelled| match labelled.step {
-        Step::Linear { w, .. } => Some(weights.bytes(w).len()),
-        _ => None,
-    });
-    let (count, sum) = sizes.fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes));
-    sum / count.max(1)
 }
 
 impl Backend for CudaBackend {
     fn name(&self) -> &'static str {
         "cuda"
+    }
+
+    fn drafts(&self) -> bool {
+        true
     }
 
     fn exact_rows(&self) -> usize {
@@ -268,8 +229,8 @@ impl Backend for CudaBackend {
 
     fn roofline(&self) -> Result<Option<Roofline>, BackendError> {
         let wanted = kernel::roofline::specializations();
-        self.load(wanted.clone())?;
-        let modules = wanted.map(|s| self.module(&s));
+        self.modules.load(wanted.clone())?;
+        let modules = wanted.map(|s| self.modules.get(&s));
         let roofline = roofline::measure(&self.device, &modules, self.library.as_ref())?;
         Ok(Some(roofline))
     }
@@ -296,34 +257,35 @@ impl Backend for CudaBackend {
                 free_bytes,
             });
         }
-        let gemm = prepared.gemm;
+        let gemm = prepared.target.gemm;
         let kernels = prepared.calls().filter_map(Call::kernel);
         let sampling = sample_specializations();
         let feed_samples = feed_samples_specialization();
         let move_pages = move_pages_specialization();
         let loaders = prepared.weights.kernels(&weights);
         let wanted = kernels.map(Kernel::specialization);
-        self.load(
+        self.modules.load(
             wanted
                 .chain(sampling.clone())
                 .chain([feed_samples.clone(), move_pages.clone()])
                 .chain(loaders.clone()),
         )?;
-        let loaders = loaders.into_iter().map(|s| (s.clone(), self.module(&s)));
-        let weights = prepared
+        let modules = &self.modules;
+        let loaders = loaders.into_iter().map(|s| (s.clone(), modules.get(&s)));
+        let resident = prepared
             .weights
             .upload(&self.device, &weights, &loaders.collect())?;
         let executor = CudaExecutor::new(
             &self.device,
             plan,
-            weights,
+            (weights, resident),
             options,
             prepared,
             Kernels {
-                of: &|kernel| self.module(&kernel.specialization()),
-                sampling: sampling.map(|s| self.module(&s)),
-                feed_samples: self.module(&feed_samples),
-                move_pages: self.module(&move_pages),
+                modules: Arc::clone(modules),
+                sampling: sampling.map(|s| modules.get(&s)),
+                feed_samples: modules.get(&feed_samples),
+                move_pages: modules.get(&move_pages),
                 library: match gemm {
                     GemmImpl::CublasLt => self.library.clone(),
                     GemmImpl::Native => None,

@@ -6,7 +6,7 @@
 use carat_gguf::QuantType;
 
 use super::{
-    Dequantize, HalfKind, Pack, Specialization, attention, elementwise, embed,
+    Dequantize, HalfKind, Pack, Specialization, attention, draft, elementwise, embed,
     fragment::FragmentFormat, linear, moe, norm, roofline, sample,
 };
 
@@ -18,6 +18,8 @@ pub(crate) fn all() -> Vec<Specialization> {
         attention::move_pages::specialization(),
         attention::rope::specialization(),
         attention::store_kv::specialization(),
+        draft::draft_next::specialization(),
+        draft::nearest_clusters::specialization(draft::nearest_clusters::PUBLISHED),
         elementwise::pointwise::specialization(),
         elementwise::select_sampled::specialization(),
         elementwise::convert::specialization(),
@@ -37,6 +39,7 @@ pub(crate) fn all() -> Vec<Specialization> {
     all.extend(attention::flash_prefill::specializations());
     all.extend(attention::flash_decode::SHAPES.map(attention::flash_decode::specialization));
     for quant in QuantType::all() {
+        all.push(draft::cluster_logits::specialization(quant));
         all.push(embed::embed_rows::specialization(quant));
         all.push(embed::ple_inputs::specialization(quant));
         all.push(linear::linear_plain::specialization(quant));

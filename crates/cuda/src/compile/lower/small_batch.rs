@@ -317,7 +317,7 @@ impl Lowering<'_> {
             kv_count: slot.kv_heads,
             head_dim: slot.head_dim,
         };
-        let window = slot.window;
+        let window = self.window(slot);
         if !FlashDecode::takes(heads) {
             return None;
         }
