@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use carat_model::{
-    backend::{Backend, BackendError, Batching, CompileOptions, Executor, Memory, Need},
+    backend::{Backend, BackendError, Batching, CompileOptions, DraftPlan, Executor, Memory, Need},
     cost::Roofline,
     plan::Plan,
     weights::Weights,
@@ -13,6 +13,7 @@ use carat_model::{
 use crate::{
     compile::{
         call::Call,
+        drafter::prepare_drafter,
         memory::MemoryPlan,
         prepare::{Prepared, prepare},
         rows::SMALL_ROWS,
@@ -21,9 +22,12 @@ use crate::{
     config::{CudaConfig, Pdl, TableMemory, Tier},
     device::{Device, cublaslt::Library},
     error::CudaError,
-    jit::compiler::{Architecture, Compiler},
+    jit::{
+        compiler::{Architecture, Compiler},
+        source,
+    },
     kernel::{
-        self, Kernel, feed_samples_specialization, move_pages_specialization,
+        self, Kernel, TableFormat, feed_samples_specialization, move_pages_specialization,
         sample_specializations,
     },
     run::{
@@ -126,7 +130,7 @@ impl CudaBackend {
         weights: &Weights,
         options: &CompileOptions,
     ) -> Result<MemoryPlan, BackendError> {
-        Ok(self.prepare(plan, weights, options)?.memory)
+        Ok(self.prepare(plan, weights, options, 0)?.memory)
     }
 
     /// Whether code is compiled for `sm_90a`.
@@ -134,13 +138,14 @@ impl CudaBackend {
         self.config.tier == Tier::Best && self.device.capability.major == 9
     }
 
-    /// The fastest choice that fits: f16 weights for cuBLASLt where there is room, fragments alone where there is not, tables in
+    /// The fastest choice that fits and leaves some bytes: f16 weights for cuBLASLt where there is room, fragments alone where there is not, tables in
     /// host memory where even those are too much. The last is returned whether it fits or not.
     fn prepare(
         &self,
         plan: &Plan,
         weights: &Weights,
         options: &CompileOptions,
+        left_bytes: u64,
     ) -> Result<Prepared, BackendError> {
         let (free_bytes, _) = self.device.memory()?;
         let tables = self.config.tables;
@@ -155,7 +160,7 @@ impl CudaBackend {
         for (gemm, tables) in choices {
             let target = self.target(plan, weights, options, gemm);
             let next = prepare(plan, weights, options, tables, target)?;
-            let fits = next.memory.device_bytes() <= free_bytes;
+            let fits = next.memory.device_bytes() + left_bytes <= free_bytes;
             prepared = Some(next);
             if fits {
                 break;
@@ -210,6 +215,20 @@ impl Backend for CudaBackend {
         2048
     }
 
+    fn timing_identity(&self) -> Option<String> {
+        let CudaConfig {
+            fusion,
+            tables,
+            graphs,
+            pdl,
+            checks,
+            ..
+        } = self.config;
+        let settings = (fusion, tables, graphs, pdl, checks);
+        let kernels = source::digest();
+        Some(format!("{:?} {settings:?} {kernels}", self.facts()))
+    }
+
     fn peak_bytes(&self) -> Option<u64> {
         Some(self.device.peak())
     }
@@ -227,6 +246,30 @@ impl Backend for CudaBackend {
         }))
     }
 
+    fn drafter_need(
+        &self,
+        drafter: &DraftPlan,
+        options: &CompileOptions,
+    ) -> Result<Option<Need>, BackendError> {
+        let DraftPlan {
+            plan,
+            weights,
+            max_drafts,
+        } = drafter;
+        let plan = plan.with_products_gathered();
+        let target = Target {
+            // The target has it, in whichever format.
+            borrowed_table: Some(TableFormat::Rows),
+            ..self.target(&plan, weights, options, GemmImpl::Native)
+        };
+        let options = (options, *max_drafts);
+        let prepared = prepare_drafter(&plan, weights, options, self.config.tables, target)?;
+        Ok(Some(Need {
+            bytes: prepared.memory.device_bytes(),
+            parts: prepared.memory.to_string(),
+        }))
+    }
+
     fn roofline(&self) -> Result<Option<Roofline>, BackendError> {
         let wanted = kernel::roofline::specializations();
         self.modules.load(wanted.clone())?;
@@ -241,15 +284,47 @@ impl Backend for CudaBackend {
         weights: Arc<Weights>,
         options: &CompileOptions,
     ) -> Result<Box<dyn Executor>, BackendError> {
+        Ok(Box::new(self.compile_leaving(plan, weights, options, 0)?))
+    }
+
+    fn compile_with_drafter(
+        &self,
+        plan: &Plan,
+        weights: Arc<Weights>,
+        options: &CompileOptions,
+        drafter: DraftPlan,
+    ) -> Result<Box<dyn Executor>, BackendError> {
+        let need = self.drafter_need(&drafter, options)?;
+        let left_bytes = need.map_or(0, |need| need.bytes);
+        let mut executor = self.compile_leaving(plan, weights, options, left_bytes)?;
+        executor.attach_drafter(&drafter.plan, drafter.weights, drafter.max_drafts)?;
+        Ok(Box::new(executor))
+    }
+}
+
+impl CudaBackend {
+    /// Compiles a plan so that some bytes of memory are left.
+    fn compile_leaving(
+        &self,
+        plan: &Plan,
+        weights: Arc<Weights>,
+        options: &CompileOptions,
+        left_bytes: u64,
+    ) -> Result<CudaExecutor, BackendError> {
         if options.batching == Batching::Invariant {
             return Err(BackendError::Unsupported {
                 what: "batch-invariant results are not there on CUDA yet; `--backend cpu` has them"
                     .to_owned(),
             });
         }
-        let prepared = self.prepare(plan, &weights, options)?;
+        if plan.slots.iter().any(|slot| slot.borrowed.is_some()) {
+            return Err(BackendError::Unsupported {
+                what: "a draft model runs beside its model alone: name the model, and this one with --draft".to_owned(),
+            });
+        }
+        let prepared = self.prepare(plan, &weights, options, left_bytes)?;
         let (free_bytes, _) = self.device.memory()?;
-        let needed_bytes = prepared.memory.device_bytes();
+        let needed_bytes = prepared.memory.device_bytes() + left_bytes;
         tracing::info!(needed_bytes, free_bytes, "memory plan\n{}", prepared.memory);
         if needed_bytes > free_bytes {
             return Err(BackendError::OutOfMemory {
@@ -293,6 +368,6 @@ impl Backend for CudaBackend {
             },
             &self.config,
         )?;
-        Ok(Box::new(executor))
+        Ok(executor)
     }
 }

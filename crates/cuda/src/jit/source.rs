@@ -4,6 +4,8 @@
 
 use std::fmt::Write;
 
+use sha2::{Digest, Sha256};
+
 macro_rules! texts {
     ($($name:literal),* $(,)?) => {
         /// Every file under `kernels/`, by its path there.
@@ -81,6 +83,22 @@ texts![
     "sample/sample.cu",
     "sample/sample_truncate.cu",
 ];
+
+/// Digest of all kernel text.
+pub(crate) fn digest() -> String {
+    let mut digest = Sha256::new();
+    for (name, text) in TEXTS {
+        for part in [name, text] {
+            digest.update((part.len() as u64).to_le_bytes());
+            digest.update(part);
+        }
+    }
+    let mut hex = String::new();
+    for byte in &digest.finalize()[..12] {
+        write!(hex, "{byte:02x}").expect("strings take all writes");
+    }
+    hex
+}
 
 fn text(name: &str) -> &'static str {
     let found = TEXTS.iter().find(|(path, _)| *path == name);
