@@ -10,7 +10,7 @@
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 folder=$root/target/gpu
-tests="conformance demo golden soak"
+tests="conformance demo drafter golden soak"
 benches="kernels steps"
 
 pack() {
@@ -70,6 +70,7 @@ run() {
   check "conformance" 240 "$folder/conformance"
   check "goldens" 240 "$folder/golden"
   check "demo model" 120 "$folder/demo"
+  check "drafters" 240 "$folder/drafter"
   check "soak" 90 "$folder/soak"
   if [ "${1:-}" != quick ]; then
     if command -v compute-sanitizer >/dev/null; then

@@ -83,8 +83,7 @@ impl Fit<'_> {
         let loaded = self.loaded;
         let config = loaded.engine_config(self.parallel, context);
         let options = Limits::new(config, ModelShape::from(&loaded.plan))?.compile_options();
-        let weights = &loaded.model.weights;
-        Ok(loaded.backend.need(&loaded.plan, weights, &options)?)
+        loaded.need(&options)
     }
 
     /// Whether a context fits without being asked for.

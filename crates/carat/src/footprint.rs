@@ -22,8 +22,7 @@ const SMALLEST_CONTEXT: usize = 2048;
 pub fn footprint(loaded: &Loaded, config: &EngineConfig) -> Result<u64, Error> {
     let limits = Limits::new(config.clone(), ModelShape::from(&loaded.plan))?;
     let options = limits.compile_options();
-    let weights = &loaded.model.weights;
-    if let Some(need) = loaded.backend.need(&loaded.plan, weights, &options)? {
+    if let Some(need) = loaded.need(&options)? {
         return Ok(need.bytes);
     }
     let drafter = loaded.drafts.drafter.as_ref();

@@ -10,8 +10,8 @@ use carat_gguf::Gguf;
 use carat_model::{
     TokenId,
     backend::{
-        Backend, BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, HostPageId,
-        Interrupt, KvGroup, LaunchTime, Memory, Need, Outputs, PageMove, Ticket,
+        Backend, BackendError, Batch, CompileOptions, DraftPlan, DraftRun, Draw, Executor,
+        HostPageId, Interrupt, KvGroup, LaunchTime, Memory, Need, Outputs, PageMove, Ticket,
     },
     cost::Roofline,
     plan::{Plan, Value},
@@ -53,12 +53,24 @@ impl Backend for Intact {
         self.backend.need(plan, weights, options)
     }
 
+    fn drafter_need(
+        &self,
+        drafter: &DraftPlan,
+        options: &CompileOptions,
+    ) -> Result<Option<Need>, BackendError> {
+        self.backend.drafter_need(drafter, options)
+    }
+
     fn drafts(&self) -> bool {
         self.backend.drafts()
     }
 
     fn exact_rows(&self) -> usize {
         self.backend.exact_rows()
+    }
+
+    fn timing_identity(&self) -> Option<String> {
+        self.backend.timing_identity()
     }
 
     fn peak_bytes(&self) -> Option<u64> {
@@ -76,18 +88,36 @@ impl Backend for Intact {
         options: &CompileOptions,
     ) -> Result<Box<dyn Executor>, BackendError> {
         let copies = self.backend.need(plan, &weights, options)?.is_some();
-        let executor = self.backend.compile(plan, weights, options);
-        let watched = Watched {
-            file: Arc::clone(&self.file),
-            copies,
-            // What went wrong with a file that changed is that it changed.
-            executor: self.checked(executor)?,
-        };
-        Ok(Box::new(watched))
+        self.watched(copies, self.backend.compile(plan, weights, options))
+    }
+
+    fn compile_with_drafter(
+        &self,
+        plan: &Plan,
+        weights: Arc<Weights>,
+        options: &CompileOptions,
+        drafter: DraftPlan,
+    ) -> Result<Box<dyn Executor>, BackendError> {
+        let copies = self.backend.need(plan, &weights, options)?.is_some();
+        let compiled = (self.backend).compile_with_drafter(plan, weights, options, drafter);
+        self.watched(copies, compiled)
     }
 }
 
 impl Intact {
+    /// What was compiled, unless the file changed meanwhile: what went wrong then is that it changed.
+    fn watched(
+        &self,
+        copies: bool,
+        compiled: Result<Box<dyn Executor>, BackendError>,
+    ) -> Result<Box<dyn Executor>, BackendError> {
+        Ok(Box::new(Watched {
+            file: Arc::clone(&self.file),
+            copies,
+            executor: self.checked(compiled)?,
+        }))
+    }
+
     fn checked<T>(&self, result: Result<T, BackendError>) -> Result<T, BackendError> {
         self.file.check_unchanged().map_err(changed)?;
         result

@@ -6,7 +6,7 @@ use carat_engine::{EngineConfig, ModelShape};
 use carat_gguf::Gguf;
 use carat_model::{
     Model,
-    backend::{Backend, Batching},
+    backend::{Backend, Batching, CompileOptions, Need},
     gemma4,
     kv::{KvType, pages_of},
     plan::{Plan, Step},
@@ -68,13 +68,30 @@ impl Loaded {
             batching: self.batching,
             ..EngineConfig::comfortable(context, parallel, rows, reaching)
         };
-        self.drafts.configure(&mut config);
+        self.drafts.configure(self, &mut config);
         config.pages.full = config
             .pages
             .full
             .min(pages_of(context) * WHOLE_CONTEXTS.min(parallel));
         self.prefix.configure(self, &mut config);
         config
+    }
+
+    /// Device memory that it takes with its drafter, where that can be told.
+    pub(crate) fn need(&self, options: &CompileOptions) -> Result<Option<Need>, Error> {
+        let weights = &self.model.weights;
+        let Some(mut need) = self.backend.need(&self.plan, weights, options)? else {
+            return Ok(None);
+        };
+        // As many as there are requests; a drafter's memory hardly depends on it.
+        if let Some(drafter) = self.drafts.plan(options.max_sampled)
+            && let Some(beside) = self.backend.drafter_need(&drafter, options)?
+        {
+            need.bytes += beside.bytes;
+            need.parts.push_str("drafter:\n");
+            need.parts.push_str(&beside.parts);
+        }
+        Ok(Some(need))
     }
 
     /// Brings the weights that every token reads into memory, and tells how many bytes of how many are there: a file that was

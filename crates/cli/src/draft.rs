@@ -53,6 +53,7 @@ fn drafts(
         lookup: asked != "auto",
         max_tokens: most,
         rows: backend.exact_rows().min(MOST_ROWS),
+        costs_folder: load::kernel_cache(),
     };
     drafts.drafter = match asked {
         "ngram" => None,

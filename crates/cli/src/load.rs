@@ -1,6 +1,7 @@
 //! From `-m` to a model that is ready to compile.
 
 use std::{
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -173,6 +174,11 @@ fn best_backend(settings: &Settings, terminal: Terminal) -> Result<Box<dyn Backe
     Ok(opened.backend)
 }
 
+/// Folder of compiled kernels, and of what was measured with them.
+pub(crate) fn kernel_cache() -> Option<PathBuf> {
+    std::env::home_dir().map(|home| home.join(".cache/carat/kernels"))
+}
+
 pub(crate) fn cuda_config(settings: &Settings) -> Result<CudaConfig> {
     Ok(CudaConfig {
         device: settings.device.unwrap_or(0),
@@ -181,7 +187,7 @@ pub(crate) fn cuda_config(settings: &Settings) -> Result<CudaConfig> {
             Some(TierName::Best) | None => Tier::Best,
         },
         memory_limit: settings.vram_bytes()?,
-        cache_dir: std::env::home_dir().map(|home| home.join(".cache/carat/kernels")),
+        cache_dir: kernel_cache(),
         kernels_dir: settings.kernels.clone(),
         fusion: if settings.debugs(DebugSwitch::NoFusion) {
             Fusion::Off

@@ -1,47 +1,47 @@
 //! The backend: an open card that compiles plans into executors. It chooses the GEMM implementation by what fits into memory, and
 //! keeps loaded kernels for the plans that come after.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::sync::Arc;
 
 use carat_model::{
-    backend::{Backend, BackendError, Batching, CompileOptions, Executor, Memory, Need},
+    backend::{Backend, BackendError, Batching, CompileOptions, DraftPlan, Executor, Memory, Need},
     cost::Roofline,
     kv::PerGroup,
-    plan::{Plan, Step},
+    plan::Plan,
     weights::Weights,
 };
 
 use crate::{
     compile::{
         call::Call,
+        drafter::prepare_drafter,
         memory::MemoryPlan,
         prepare::{Prepared, prepare},
         rows::SMALL_ROWS,
-        target::{GemmImpl, Target},
+        target::{GemmImpl, Target, gains_from_pdl},
     },
     config::{CudaConfig, Pdl, TableMemory, Tier},
-    device::{Device, Module, cublaslt::Library},
+    device::{Device, cublaslt::Library},
     error::CudaError,
-    jit::compiler::{Architecture, Compiler},
+    jit::{
+        compiler::{Architecture, Compiler},
+        source,
+    },
     kernel::{
-        self, Kernel, Specialization, feed_samples_specialization, move_pages_specialization,
+        self, Kernel, TableFormat, feed_samples_specialization, move_pages_specialization,
         sample_specializations,
     },
     run::{
         executor::{CudaExecutor, Kernels},
+        modules::Modules,
         roofline,
     },
 };
 
 pub struct CudaBackend {
     device: Arc<Device>,
-    compiler: Compiler,
     config: CudaConfig,
-    /// Kernels already loaded, for the plans that come after.
-    modules: Mutex<HashMap<Specialization, Arc<Module>>>,
+    modules: Arc<Modules>,
     /// cuBLASLt, where f16 products are the fastest.
     library: Option<Library>,
     /// Why the card is slower than it could be, and what to do about it.
@@ -76,11 +76,11 @@ impl CudaBackend {
             Some(Err(error)) => (None, Some(error.to_string())),
             None => (None, None),
         };
+        let compiler = Compiler::new(architecture, &config);
         Ok(CudaBackend {
-            compiler: Compiler::new(architecture, &config),
+            modules: Arc::new(Modules::new(&device, compiler)),
             device,
             config,
-            modules: Mutex::default(),
             library,
             degraded_reason,
         })
@@ -88,7 +88,7 @@ impl CudaBackend {
 
     /// Why this card cannot compute although it is there: its kernels cannot be had.
     pub fn ready(&self) -> Result<(), CudaError> {
-        self.compiler.ready()
+        self.modules.compiler.ready()
     }
 
     /// Why this card is slower than it could be, and what to do about it, in a sentence for a person.
@@ -106,7 +106,7 @@ impl CudaBackend {
                 let version = self.device.driver_version;
                 (version / 1000, version % 1000 / 10)
             },
-            nvrtc: self.compiler.nvrtc_version(),
+            nvrtc: self.modules.compiler.nvrtc_version(),
             cublaslt: self.library.is_some(),
         }
     }
@@ -131,31 +131,7 @@ impl CudaBackend {
         weights: &Weights,
         options: &CompileOptions,
     ) -> Result<MemoryPlan, BackendError> {
-        Ok(self.prepare(plan, weights, options)?.memory)
-    }
-
-    /// Loads kernels; those not seen before are compiled in parallel.
-    fn load(&self, wanted: impl IntoIterator<Item = Specialization>) -> Result<(), CudaError> {
-        let mut loaded = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut missing: Vec<Specialization> = Vec::new();
-        for wanted in wanted {
-            if !loaded.contains_key(&wanted) && !missing.contains(&wanted) {
-                missing.push(wanted);
-            }
-        }
-        let images = self.compiler.images(&missing.iter().collect::<Vec<_>>())?;
-        for (specialization, image) in missing.into_iter().zip(images) {
-            let name = specialization.to_string();
-            let module = self.device.load(&name, &image, specialization.entries)?;
-            loaded.insert(specialization, Arc::new(module));
-        }
-        Ok(())
-    }
-
-    /// A kernel that was loaded.
-    fn module(&self, wanted: &Specialization) -> Arc<Module> {
-        let loaded = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(&loaded[wanted])
+        Ok(self.prepare(plan, weights, options, 0)?.memory)
     }
 
     /// Whether code is compiled for `sm_90a`.
@@ -163,13 +139,14 @@ impl CudaBackend {
         self.config.tier == Tier::Best && self.device.capability.major == 9
     }
 
-    /// The fastest choice that fits: f16 weights for cuBLASLt where there is room, fragments alone where there is not, tables in
+    /// The fastest choice that fits and leaves some bytes: f16 weights for cuBLASLt where there is room, fragments alone where there is not, tables in
     /// host memory where even those are too much. The last is returned whether it fits or not.
     fn prepare(
         &self,
         plan: &Plan,
         weights: &Weights,
         options: &CompileOptions,
+        left_bytes: u64,
     ) -> Result<Prepared, BackendError> {
         let (free_bytes, _) = self.device.memory()?;
         let tables = self.config.tables;
@@ -184,7 +161,7 @@ impl CudaBackend {
         for (gemm, tables) in choices {
             let target = self.target(plan, weights, options, gemm);
             let next = prepare(plan, weights, options, tables, target)?;
-            let fits = next.memory.device_bytes() <= free_bytes;
+            let fits = next.memory.device_bytes() + left_bytes <= free_bytes;
             prepared = Some(next);
             if fits {
                 break;
@@ -205,34 +182,24 @@ impl CudaBackend {
             shared_bytes: self.device.shared_bytes,
             hopper: self.hopper(),
             pdl: self.hopper() && self.config.pdl == Pdl::On,
-            short_launches: matrix_bytes(plan, weights) <= MAX_BYTES_FOR_PDL,
+            short_launches: gains_from_pdl(plan, weights),
             gemm,
             min_packed_weights: self.config.min_packed_weights,
             max_rows: options.max_rows.max(options.max_sampled),
             fusion: self.config.fusion,
             kv: PerGroup::both(options.kv),
+            borrowed_table: None,
         }
     }
-}
-
-/// Bytes of a matrix, on average, up to which decoding gains from PDL. On an H200
-/// decoding gains 11 % in E4B Q8_0 (13 MB), and loses 3 % in 12B Q4_0 (20 MB), 7 % in 31B Q4_0 (41 MB).
-const MAX_BYTES_FOR_PDL: usize = 16 << 20;
-
-/// Bytes of the matrices that every row is multiplied with, on average.
-fn matrix_bytes(plan: &Plan, weights: &Weights) -> usize {
-    let steps = plan.steps.iter();
-    let sizes = steps.filter_map(|labelled| match labelled.step {
-        Step::Linear { w, .. } => Some(weights.bytes(w).len()),
-        _ => None,
-    });
-    let (count, sum) = sizes.fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes));
-    sum / count.max(1)
 }
 
 impl Backend for CudaBackend {
     fn name(&self) -> &'static str {
         "cuda"
+    }
+
+    fn drafts(&self) -> bool {
+        true
     }
 
     fn exact_rows(&self) -> usize {
@@ -249,6 +216,20 @@ impl Backend for CudaBackend {
 
     fn chunk_rows(&self) -> usize {
         2048
+    }
+
+    fn timing_identity(&self) -> Option<String> {
+        let CudaConfig {
+            fusion,
+            tables,
+            graphs,
+            pdl,
+            checks,
+            ..
+        } = self.config;
+        let settings = (fusion, tables, graphs, pdl, checks);
+        let kernels = source::digest();
+        Some(format!("{:?} {settings:?} {kernels}", self.facts()))
     }
 
     fn peak_bytes(&self) -> Option<u64> {
@@ -268,10 +249,34 @@ impl Backend for CudaBackend {
         }))
     }
 
+    fn drafter_need(
+        &self,
+        drafter: &DraftPlan,
+        options: &CompileOptions,
+    ) -> Result<Option<Need>, BackendError> {
+        let DraftPlan {
+            plan,
+            weights,
+            max_drafts,
+        } = drafter;
+        let plan = plan.with_products_gathered();
+        let target = Target {
+            // The target has it, in whichever format.
+            borrowed_table: Some(TableFormat::Rows),
+            ..self.target(&plan, weights, options, GemmImpl::Native)
+        };
+        let options = (options, *max_drafts);
+        let prepared = prepare_drafter(&plan, weights, options, self.config.tables, target)?;
+        Ok(Some(Need {
+            bytes: prepared.memory.device_bytes(),
+            parts: prepared.memory.to_string(),
+        }))
+    }
+
     fn roofline(&self) -> Result<Option<Roofline>, BackendError> {
         let wanted = kernel::roofline::specializations();
-        self.load(wanted.clone())?;
-        let modules = wanted.map(|s| self.module(&s));
+        self.modules.load(wanted.clone())?;
+        let modules = wanted.map(|s| self.modules.get(&s));
         let roofline = roofline::measure(&self.device, &modules, self.library.as_ref())?;
         Ok(Some(roofline))
     }
@@ -282,15 +287,47 @@ impl Backend for CudaBackend {
         weights: Arc<Weights>,
         options: &CompileOptions,
     ) -> Result<Box<dyn Executor>, BackendError> {
+        Ok(Box::new(self.compile_leaving(plan, weights, options, 0)?))
+    }
+
+    fn compile_with_drafter(
+        &self,
+        plan: &Plan,
+        weights: Arc<Weights>,
+        options: &CompileOptions,
+        drafter: DraftPlan,
+    ) -> Result<Box<dyn Executor>, BackendError> {
+        let need = self.drafter_need(&drafter, options)?;
+        let left_bytes = need.map_or(0, |need| need.bytes);
+        let mut executor = self.compile_leaving(plan, weights, options, left_bytes)?;
+        executor.attach_drafter(&drafter.plan, drafter.weights, drafter.max_drafts)?;
+        Ok(Box::new(executor))
+    }
+}
+
+impl CudaBackend {
+    /// Compiles a plan so that some bytes of memory are left.
+    fn compile_leaving(
+        &self,
+        plan: &Plan,
+        weights: Arc<Weights>,
+        options: &CompileOptions,
+        left_bytes: u64,
+    ) -> Result<CudaExecutor, BackendError> {
         if options.batching == Batching::Invariant {
             return Err(BackendError::Unsupported {
                 what: "batch-invariant results are not there on CUDA yet; `--backend cpu` has them"
                     .to_owned(),
             });
         }
-        let prepared = self.prepare(plan, &weights, options)?;
+        if plan.slots.iter().any(|slot| slot.borrowed.is_some()) {
+            return Err(BackendError::Unsupported {
+                what: "a draft model runs beside its model alone: name the model, and this one with --draft".to_owned(),
+            });
+        }
+        let prepared = self.prepare(plan, &weights, options, left_bytes)?;
         let (free_bytes, _) = self.device.memory()?;
-        let needed_bytes = prepared.memory.device_bytes();
+        let needed_bytes = prepared.memory.device_bytes() + left_bytes;
         tracing::info!(needed_bytes, free_bytes, "memory plan\n{}", prepared.memory);
         if needed_bytes > free_bytes {
             return Err(BackendError::OutOfMemory {
@@ -298,34 +335,35 @@ impl Backend for CudaBackend {
                 free_bytes,
             });
         }
-        let gemm = prepared.gemm;
+        let gemm = prepared.target.gemm;
         let kernels = prepared.calls().filter_map(Call::kernel);
         let sampling = sample_specializations();
         let feed_samples = feed_samples_specialization();
         let move_pages = move_pages_specialization();
         let loaders = prepared.weights.kernels(&weights);
         let wanted = kernels.map(Kernel::specialization);
-        self.load(
+        self.modules.load(
             wanted
                 .chain(sampling.clone())
                 .chain([feed_samples.clone(), move_pages.clone()])
                 .chain(loaders.clone()),
         )?;
-        let loaders = loaders.into_iter().map(|s| (s.clone(), self.module(&s)));
-        let weights = prepared
+        let modules = &self.modules;
+        let loaders = loaders.into_iter().map(|s| (s.clone(), modules.get(&s)));
+        let resident = prepared
             .weights
             .upload(&self.device, &weights, &loaders.collect())?;
         let executor = CudaExecutor::new(
             &self.device,
             plan,
-            weights,
+            (weights, resident),
             options,
             prepared,
             Kernels {
-                of: &|kernel| self.module(&kernel.specialization()),
-                sampling: sampling.map(|s| self.module(&s)),
-                feed_samples: self.module(&feed_samples),
-                move_pages: self.module(&move_pages),
+                modules: Arc::clone(modules),
+                sampling: sampling.map(|s| modules.get(&s)),
+                feed_samples: modules.get(&feed_samples),
+                move_pages: modules.get(&move_pages),
                 library: match gemm {
                     GemmImpl::CublasLt => self.library.clone(),
                     GemmImpl::Native => None,
@@ -333,6 +371,6 @@ impl Backend for CudaBackend {
             },
             &self.config,
         )?;
-        Ok(Box::new(executor))
+        Ok(executor)
     }
 }

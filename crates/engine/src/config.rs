@@ -18,6 +18,7 @@ use carat_model::{
 use crate::{
     core::{MediaAttention, Rejected, Request, StepCosts},
     disk::Namespace,
+    kept_costs::KeptCosts,
 };
 
 /// Lengths that chunks of a prompt can have, apart from the shortest: few, because kernels are chosen by it.
@@ -100,6 +101,8 @@ pub struct DraftConfig {
     pub rows: usize,
     /// What rows cost; `None` measures it at start.
     pub costs: Option<StepCosts>,
+    /// Where measured costs are kept for later starts; `None` measures at each.
+    pub kept_costs: Option<KeptCosts>,
 }
 
 /// Of [`EngineConfig::stall_limit`], where nobody says otherwise: far above the slowest batch of a slow machine.

@@ -16,7 +16,7 @@ use std::{
 };
 
 use carat_model::{
-    backend::{Backend, BackendError, Executor},
+    backend::{Backend, BackendError, DraftPlan, Executor},
     plan::Plan,
     weights::Weights,
 };
@@ -91,15 +91,12 @@ impl EngineHandle {
         config: EngineConfig,
         backend: Box<dyn Backend>,
         (plan, weights): (Plan, Arc<Weights>),
-        drafter: (Plan, Arc<Weights>),
+        drafter: DraftPlan,
     ) -> Result<EngineHandle, StartError> {
         let shape = ModelShape::with_costs(&plan, &weights);
         EngineHandle::start_with(config, shape, move |limits| {
             let options = limits.compile_options();
-            let mut executor = backend.compile(&plan, weights, &options)?;
-            let (plan, weights) = drafter;
-            executor.attach_drafter(&plan, weights, limits.config().max_sequences)?;
-            Ok(executor)
+            backend.compile_with_drafter(&plan, weights, &options, drafter)
         })
     }
 

@@ -6,7 +6,7 @@
 //!   sensible
 //! - [`chat`]: messages in, parts of an answer out; what front ends use
 //! - [`core`]: the scheduler, a pure state machine over tokens and pages
-//! - `measure`: what rows cost on a device, for the lengths of drafts
+//! - `measure`: what rows cost on a device, for the lengths of drafts; [`KeptCosts`] has it between runs
 //! - `worker`: the one thread that owns the executor; `watchdog` notices when it hangs
 //!
 //! ```no_run
@@ -51,6 +51,7 @@ pub mod core;
 mod disk;
 mod events;
 mod handle;
+mod kept_costs;
 mod measure;
 mod shared;
 mod watchdog;
@@ -67,4 +68,5 @@ pub use core::{
 pub use disk::{DiskError, Namespace};
 pub use events::{Cancel, EngineError, Event, Sink, TokenStream, Usage};
 pub use handle::{EngineHandle, StartError};
+pub use kept_costs::KeptCosts;
 pub use shared::{Snapshot, Totals};

@@ -20,6 +20,10 @@ const LEAST: usize = 2;
 const REPETITIONS: usize = 8;
 /// Once so much time has passed, nothing else is timed: the rest lies on the line between, or beyond in proportion.
 const BUDGET: Duration = Duration::from_millis(200);
+/// The same where the costs are kept for later starts. Devices that capture what they run need it: they are slow at first.
+const BUDGET_OF_KEPT: Duration = Duration::from_secs(1);
+/// Steps of the drafts that are timed, so that what a draft costs beside its steps is shared as it will be.
+const DRAFT_STEPS: usize = 3;
 
 /// The costs that lengths of drafts follow from; `None` where they are given, or nobody drafts, or the device does not do it.
 pub(crate) fn costs_for_drafts(executor: &mut dyn Executor, limits: &Limits) -> Option<StepCosts> {
@@ -28,8 +32,28 @@ pub(crate) fn costs_for_drafts(executor: &mut dyn Executor, limits: &Limits) -> 
     if drafts.costs.is_some() {
         return None;
     }
-    match measure(executor, limits, drafts.model) {
-        Ok(costs) => Some(costs),
+    // Pages are left out: there may be more or fewer at each start.
+    let of_limits = format!(
+        "{} sequences, {} rows, {} sampled, {:?}, {:?}, draft model: {}",
+        config.max_sequences,
+        config.max_rows,
+        limits.max_sampled(),
+        config.kv,
+        config.batching,
+        drafts.model
+    );
+    let kept = drafts.kept_costs.as_ref();
+    if let Some(costs) = kept.and_then(|kept| kept.read(&of_limits)) {
+        return Some(costs);
+    }
+    let budget = kept.map_or(BUDGET, |_| BUDGET_OF_KEPT);
+    match measure(executor, limits, drafts.model, budget) {
+        Ok(costs) => {
+            if let Some(kept) = kept {
+                kept.write(&of_limits, &costs);
+            }
+            Some(costs)
+        }
         Err(error) => {
             tracing::warn!(%error, "the cost of rows could not be measured; it is assumed");
             None
@@ -41,6 +65,7 @@ fn measure(
     executor: &mut dyn Executor,
     limits: &Limits,
     has_model: bool,
+    budget: Duration,
 ) -> Result<StepCosts, BackendError> {
     let options = limits.compile_options();
     let fitting = options.max_rows.min(options.max_sampled);
@@ -64,7 +89,7 @@ fn measure(
     let begun = Instant::now();
     // All of them again and again, rather than each many times: what slows a machine down comes and goes.
     for turn in 0..REPETITIONS * rows.len() {
-        if turn >= LEAST && begun.elapsed() > BUDGET {
+        if turn >= LEAST && begun.elapsed() > budget {
             break;
         }
         let rows = rows[turn % rows.len()];
@@ -127,7 +152,7 @@ fn time_batch(
     Ok(started.elapsed())
 }
 
-/// A step of drafts behind each row of the batch before.
+/// A step of drafts behind each row of the batch before, on average.
 fn time_drafts(
     executor: &mut dyn Executor,
     rows: usize,
@@ -138,10 +163,10 @@ fn time_drafts(
         token: 0,
         position: row + 1,
         pages,
-        length: 1,
+        length: DRAFT_STEPS,
     };
     let drafts: Vec<DraftRun<'_>> = (0..rows).map(draft).collect();
     let started = Instant::now();
     executor.draft(&drafts)?;
-    Ok(started.elapsed())
+    Ok(started.elapsed() / DRAFT_STEPS as u32)
 }

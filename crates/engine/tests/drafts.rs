@@ -6,10 +6,12 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{
     Constraint, ConstraintSource, DraftConfig, DraftCounts, EngineConfig, EngineHandle, Event,
-    FinishReason, ModelShape, Request, StepCosts, TokenStream,
+    FinishReason, KeptCosts, ModelShape, Request, StepCosts, TokenStream,
 };
 use carat_model::{
-    TokenId, gemma4,
+    TokenId,
+    backend::DraftPlan,
+    gemma4,
     gemma4_assistant::{self, Head},
     sampling::{Sampling, TokenMask},
 };
@@ -32,6 +34,15 @@ fn free_rows() -> StepCosts {
 }
 
 fn start(pair: &Pair, sequences: usize, most: usize) -> EngineHandle {
+    start_by(pair, sequences, most, |_| {})
+}
+
+fn start_by(
+    pair: &Pair,
+    sequences: usize,
+    most: usize,
+    change: impl FnOnce(&mut DraftConfig),
+) -> EngineHandle {
     let plan = gemma4::plan(&pair.target);
     let shape = ModelShape::from(&plan);
     let reaching = ModelShape {
@@ -41,17 +52,54 @@ fn start(pair: &Pair, sequences: usize, most: usize) -> EngineHandle {
     let mut config = EngineConfig::comfortable(CONTEXT, sequences, ROWS, reaching);
     config.max_unfinished = 64;
     config.max_draft = most;
-    config.drafts = Some(DraftConfig {
+    let mut drafts = DraftConfig {
         model: true,
         lookup: true,
         rows: ROWS,
         costs: Some(free_rows()),
-    });
+        kept_costs: None,
+    };
+    change(&mut drafts);
+    config.drafts = Some(drafts);
     let drafter = gemma4_assistant::plan(&pair.drafter, Head::Clusters);
     let backend = Box::new(CpuBackend::new(&CpuConfig::default()));
     let target = (plan, Arc::clone(&pair.target.weights));
-    let drafter = (drafter, Arc::clone(&pair.drafter.weights));
+    let drafter = DraftPlan {
+        plan: drafter,
+        weights: Arc::clone(&pair.drafter.weights),
+        max_drafts: sequences,
+    };
     EngineHandle::start_with_drafter(config, backend, target, drafter).unwrap()
+}
+
+#[test]
+fn costs_are_measured_once_and_kept() {
+    let pair = Pair::load("e-series");
+    let folder = tempfile::tempdir().unwrap();
+    let start_measured = || {
+        start_by(&pair, 2, 3, |drafts| {
+            drafts.costs = None;
+            drafts.kept_costs = Some(KeptCosts {
+                folder: folder.path().to_owned(),
+                holds_for: "this machine".to_owned(),
+            });
+        })
+    };
+    let kept = || {
+        let entries = std::fs::read_dir(folder.path()).unwrap();
+        let paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(paths.len(), 1, "{paths:?}");
+        std::fs::read_to_string(&paths[0]).unwrap()
+    };
+    drop(start_measured());
+    let measured = kept();
+    assert!(
+        measured.contains("target 1 ") && measured.contains("drafter 1 "),
+        "{measured}"
+    );
+    // Nanoseconds never come out the same twice.
+    drop(start_measured());
+    assert_eq!(kept(), measured);
 }
 
 struct Random(u64);

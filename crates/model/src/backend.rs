@@ -53,6 +53,15 @@ pub trait Backend: Send {
         Ok(None)
     }
 
+    /// The same of a drafter, beside a plan that is compiled with `options`.
+    fn drafter_need(
+        &self,
+        _drafter: &DraftPlan,
+        _options: &CompileOptions,
+    ) -> Result<Option<Need>, BackendError> {
+        Ok(None)
+    }
+
     /// Whether its executors take a drafter ([`Executor::attach_drafter`]).
     fn drafts(&self) -> bool {
         false
@@ -61,6 +70,11 @@ pub trait Backend: Send {
     /// Rows up to which a batch gives each of them the same result, whatever else is in it; drafts are verified within them.
     fn exact_rows(&self) -> usize {
         usize::MAX
+    }
+
+    /// Everything about device and kernels that times depend on, if times may be kept between runs.
+    fn timing_identity(&self) -> Option<String> {
+        None
     }
 
     /// The most device memory held at a time, where that is counted.
@@ -80,6 +94,30 @@ pub trait Backend: Send {
         weights: Arc<Weights>,
         options: &CompileOptions,
     ) -> Result<Box<dyn Executor>, BackendError>;
+
+    /// The same with a drafter attached, for which memory is left.
+    fn compile_with_drafter(
+        &self,
+        plan: &Plan,
+        weights: Arc<Weights>,
+        options: &CompileOptions,
+        drafter: DraftPlan,
+    ) -> Result<Box<dyn Executor>, BackendError> {
+        let mut executor = self.compile(plan, weights, options)?;
+        executor.attach_drafter(&drafter.plan, drafter.weights, drafter.max_drafts)?;
+        Ok(executor)
+    }
+}
+
+/// A drafter that is to run beside a plan.
+#[derive(Clone)]
+pub struct DraftPlan {
+    /// One step.
+    pub plan: Plan,
+    /// The drafter's own, and those it borrows.
+    pub weights: Arc<Weights>,
+    /// The most drafts at a time.
+    pub max_drafts: usize,
 }
 
 /// A loaded model and its KV pages. Made on the engine's thread and never leaving it, hence not `Send`.

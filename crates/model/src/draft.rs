@@ -60,7 +60,7 @@ impl DraftRun<'_> {
 }
 
 /// One row per draft, at the last position that is cached.
-fn rows<'a>(
+pub fn rows<'a>(
     drafts: impl Iterator<Item = (&'a DraftRun<'a>, TokenId)>,
 ) -> (Vec<Feed<'a>>, Vec<Run<'a>>) {
     let row = |(i, (draft, token)): (usize, (&'a DraftRun<'a>, TokenId))| {

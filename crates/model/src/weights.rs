@@ -154,6 +154,11 @@ impl Weights {
         (0..).map(Weight).zip(&self.matrices)
     }
 
+    /// Whether it is in another model's file: the target's, in a drafter's weights.
+    pub fn is_borrowed(&self, w: Weight) -> bool {
+        self.matrix(w).file != 0
+    }
+
     /// Facts about one.
     pub fn matrix(&self, w: Weight) -> &Matrix {
         &self.matrices[w.index()]

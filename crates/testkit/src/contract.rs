@@ -4,6 +4,7 @@
 //! where only that says what is right.
 
 mod continuity;
+mod drafts;
 
 use std::sync::Arc;
 
@@ -45,13 +46,17 @@ impl Promise {
 }
 
 /// Every promise there is.
-pub const ALL: [Promise; 10] = [
+pub const ALL: [Promise; 11] = [
     promise(
         "rows_are_fed_what_the_batch_in_flight_samples",
         fed_by_samples,
     ),
     promise("draws_are_those_of_the_reference_under_masks", masked_draws),
     promise("rows_of_a_draft_are_forgotten_by_going_back", rollback),
+    promise(
+        "drafts_depend_on_their_own_text_alone",
+        drafts::own_text_alone,
+    ),
     promise("pages_come_back_as_they_were_saved", saved_pages),
     promise("an_embedding_takes_the_place_of_a_token", embeddings),
     promise("images_see_themselves_in_sliding_layers", spans),

@@ -106,6 +106,12 @@ impl Drafting {
         drafted.swap_remove(0)
     }
 
+    /// Logits of the last step of the last draft.
+    pub fn draft_logits(&self) -> &[f32] {
+        let logits = self.executor.probed_draft(self.drafter.logits);
+        logits.expect("probed")
+    }
+
     /// Largest errors of the draft steps that follow a prompt.
     pub fn errors(&mut self, case: &Case, steps: &[DraftStep]) -> Errors {
         let mut errors = Errors::default();
@@ -114,8 +120,7 @@ impl Drafting {
         errors.hidden = close::relative_l2(hidden, &case.hidden);
         for (i, expected) in steps.iter().enumerate() {
             let drafted = self.draft(0, case.next, case.prompt.len(), i + 1);
-            let logits = self.executor.probed_draft(self.drafter.logits);
-            let logits = logits.expect("probed");
+            let logits = self.draft_logits();
             let has_logit = |(x, _): &(&f32, &f32)| x.is_finite();
             let pairs = logits.iter().zip(&expected.logits).filter(has_logit);
             let (found, wanted): (Vec<f32>, Vec<f32>) = pairs.unzip();

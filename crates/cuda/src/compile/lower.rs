@@ -7,6 +7,7 @@
 //! that read packed weights, and attention that splits keys. [`plain`] has the plain kernel of every step: what [`Fusion::Off`] runs, and what
 //! an op falls back to that the fast kernels do not take.
 
+mod cluster_head;
 mod experts;
 mod large_attention;
 mod large_batch;
@@ -22,7 +23,7 @@ use carat_model::{
     backend::BackendError,
     kv::KvType,
     phase::{Origin, Phase},
-    plan::{KvSlot, Labelled, Plan, Rows, Value},
+    plan::{KvSlot, Labelled, Plan, Rows, SlotSpec, Value},
     weights::{Weight, Weights},
 };
 
@@ -75,6 +76,9 @@ pub(crate) fn lower(
     }
     Ok(lowering.calls)
 }
+
+/// Window of a layer that sees everything up to the end that is written for a row.
+const UNBOUNDED: usize = 1 << 30;
 
 struct Lowering<'a> {
     plan: &'a Plan,
@@ -196,6 +200,20 @@ impl<'a> Lowering<'a> {
     /// The type of a slot's keys and values.
     fn kv(&self, slot: KvSlot) -> KvType {
         *self.target.kv.get(self.plan.slot(slot).group)
+    }
+
+    /// Window of a slot, for kernels: they see up to a row's position or, within a window, up to the end that is written for the
+    /// row. A drafter's rows stand at the position they turn as, behind all that is cached, so they see up to their end in every
+    /// layer, from as far back as their window reaches from there.
+    fn window(&self, slot: &SlotSpec) -> Option<usize> {
+        let shift = self.plan.ropes.iter().map(|rope| rope.shift).max();
+        match slot.borrowed {
+            None => slot.window,
+            Some(_) => Some(
+                slot.window
+                    .map_or(UNBOUNDED, |window| window + shift.unwrap_or(0)),
+            ),
+        }
     }
 
     fn quant(&self, w: Weight) -> QuantType {

@@ -148,7 +148,8 @@ impl Parts {
         };
         let values = |shape: &Shape| rows(shape.rows) * shape.columns * 4;
         let kv = |group: KvGroup| {
-            let slots = plan.slots.iter().filter(move |s| s.group == group);
+            let own = plan.slots.iter().filter(|s| s.borrowed.is_none());
+            let slots = own.filter(move |s| s.group == group);
             let pages = *options.pages.get(group);
             Arena::new(slots.flat_map(move |s| {
                 [pages * PAGE_TOKENS * s.kv_heads * options.kv.head_bytes(s.head_dim); 2]

@@ -5,6 +5,7 @@
 
 pub(crate) mod batch_layout;
 pub(crate) mod call;
+pub(crate) mod drafter;
 pub(crate) mod fuse;
 pub(crate) mod listing;
 mod lower;

@@ -16,7 +16,7 @@ use super::{
     memory::{MemoryPlan, Parts},
     rows::{ByClass, MEDIUM_ROWS, RowClass, SMALL_ROWS},
     scratch::Scratch,
-    target::{GemmImpl, Target},
+    target::Target,
     weights::WeightLayout,
 };
 use crate::{
@@ -32,7 +32,7 @@ pub(crate) struct Prepared {
     pub(crate) weights: WeightLayout,
     pub(crate) parts: Parts,
     pub(crate) memory: MemoryPlan,
-    pub(crate) gemm: GemmImpl,
+    pub(crate) target: Target,
 }
 
 impl Prepared {
@@ -83,7 +83,10 @@ pub(crate) fn prepare(
         let calls = p.all().into_iter().flatten();
         calls.flat_map(Call::weights).collect()
     };
-    let named = &named_by(&front) | &named_by(&tail);
+    let mut named = &named_by(&front) | &named_by(&tail);
+    if target.borrowed_table.is_some() {
+        named.retain(|operand| !operand.parts.iter().all(|w| weights.is_borrowed(*w)));
+    }
     let weights = WeightLayout::new(weights, &named, tables);
     Ok(Prepared {
         memory: MemoryPlan::new(plan, options, &weights, &parts, target.gemm),
@@ -91,7 +94,7 @@ pub(crate) fn prepare(
         tail,
         weights,
         parts,
-        gemm: target.gemm,
+        target,
     })
 }
 

@@ -4,6 +4,8 @@
 
 use std::fmt::Write;
 
+use sha2::{Digest, Sha256};
+
 macro_rules! texts {
     ($($name:literal),* $(,)?) => {
         /// Every file under `kernels/`, by its path there.
@@ -21,6 +23,9 @@ texts![
     "attention/qkv_norm_rope.cu",
     "attention/rope.cu",
     "attention/store_kv.cu",
+    "draft/cluster_logits.cu",
+    "draft/draft_next.cu",
+    "draft/nearest_clusters.cu",
     "elementwise/convert.cu",
     "elementwise/geglu.cu",
     "elementwise/pointwise.cu",
@@ -62,6 +67,7 @@ texts![
     "lib/reduce.cuh",
     "lib/rope.cuh",
     "lib/sample.cuh",
+    "lib/scored.cuh",
     "lib/token_tiles.cuh",
     "linear/gemm.cu",
     "linear/gemm_medium.cu",
@@ -82,6 +88,22 @@ texts![
     "sample/sample.cu",
     "sample/sample_truncate.cu",
 ];
+
+/// Digest of all kernel text.
+pub(crate) fn digest() -> String {
+    let mut digest = Sha256::new();
+    for (name, text) in TEXTS {
+        for part in [name, text] {
+            digest.update((part.len() as u64).to_le_bytes());
+            digest.update(part);
+        }
+    }
+    let mut hex = String::new();
+    for byte in &digest.finalize()[..12] {
+        write!(hex, "{byte:02x}").expect("strings take all writes");
+    }
+    hex
+}
 
 fn text(name: &str) -> &'static str {
     let found = TEXTS.iter().find(|(path, _)| *path == name);

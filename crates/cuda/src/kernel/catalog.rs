@@ -7,7 +7,7 @@ use carat_gguf::QuantType;
 use carat_model::kv::KvType;
 
 use super::{
-    Dequantize, FlashDecode, HalfKind, Pack, Specialization, attention, elementwise, embed,
+    Dequantize, FlashDecode, HalfKind, Pack, Specialization, attention, draft, elementwise, embed,
     fragment::FragmentFormat, linear, moe, norm, roofline, sample,
 };
 
@@ -17,6 +17,8 @@ pub(crate) fn all() -> Vec<Specialization> {
         norm::rms_norm::specialization(),
         attention::move_pages::specialization(),
         attention::rope::specialization(),
+        draft::draft_next::specialization(),
+        draft::nearest_clusters::specialization(draft::nearest_clusters::PUBLISHED),
         elementwise::pointwise::specialization(),
         elementwise::select_sampled::specialization(),
         elementwise::convert::specialization(),
@@ -46,6 +48,7 @@ pub(crate) fn all() -> Vec<Specialization> {
         all.extend(taken.map(attention::flash_decode::specialization));
     }
     for quant in QuantType::all() {
+        all.push(draft::cluster_logits::specialization(quant));
         all.push(embed::embed_rows::specialization(quant));
         all.push(embed::ple_inputs::specialization(quant));
         all.push(linear::linear_plain::specialization(quant));

@@ -7,6 +7,7 @@
 pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod catalog;
+pub(crate) mod draft;
 pub(crate) mod elementwise;
 mod embed;
 pub(crate) mod fragment;
@@ -36,10 +37,19 @@ pub(crate) use attention::move_pages::{
 pub(crate) use attention::qkv_norm_rope::{HEAD_DIMS, KeysValues, QkvNormRope, Queries};
 pub(crate) use attention::rope::Rope;
 pub(crate) use attention::store_kv::StoreKv;
+pub(crate) use draft::cluster_logits::ClusterLogits;
+pub(crate) use draft::draft_next::{
+    BEST_BYTES as DRAFT_BEST_BYTES, DraftNextParams, grid as draft_next_grid,
+    specialization as draft_next_specialization,
+};
+pub(crate) use draft::nearest_clusters::{MAX_CLUSTERS, NearestClusters, chosen_words};
 pub(crate) use elementwise::convert::Convert;
 pub(crate) use elementwise::geglu::{Geglu, MAX_COLUMNS as GELU_MAX_COLUMNS};
 pub(crate) use elementwise::pointwise::{ColumnSlice, Function, Pointwise};
-pub(crate) use elementwise::select_sampled::SelectSampled;
+pub(crate) use elementwise::select_sampled::{
+    SelectSampled, SelectSampledParams, grid as select_sampled_grid,
+    specialization as select_sampled_specialization,
+};
 pub(crate) use embed::embed_rows::{EmbedRows, TableFormat};
 pub(crate) use embed::feed_samples::{
     FROM_SAMPLE, FeedSamplesParams, grid as feed_samples_grid,

@@ -5,7 +5,7 @@ use std::{collections::HashMap, fmt};
 
 use carat_model::{
     kv::PerGroup,
-    plan::{KvSlot, Plan, RopeId, Rows, Value},
+    plan::{ClusterId, KvSlot, Plan, RopeId, Rows, Value},
     weights::Weight,
 };
 
@@ -137,6 +137,8 @@ pub(crate) struct Addresses {
     pub(crate) scratch: Vec<Address>,
     pub(crate) weights: HashMap<WeightOperand, MatrixAt>,
     pub(crate) ropes: Vec<Address>,
+    /// The cluster of each token, per table.
+    pub(crate) clusters: Vec<Address>,
     /// Keys and values of each slot.
     pub(crate) kv: Vec<(Address, Address)>,
     pub(crate) batch: BatchAt,
@@ -167,6 +169,10 @@ impl Addresses {
 
     pub(crate) fn rope(&self, rope: RopeId) -> Address {
         self.ropes[rope.0 as usize]
+    }
+
+    pub(crate) fn clusters(&self, table: ClusterId) -> Address {
+        self.clusters[table.0 as usize]
     }
 
     pub(crate) fn slot(&self, slot: KvSlot) -> SlotAt {

@@ -64,6 +64,7 @@ impl Table {
             scratch: vec![],
             weights: [].into(),
             ropes: vec![Address::NULL],
+            clusters: vec![],
             kv: vec![(Address::NULL, Address::NULL)],
             batch: BatchAt {
                 tokens: Address::NULL,

@@ -9,18 +9,20 @@ use std::{ops::Range, rc::Rc, sync::Arc};
 use carat_model::{
     TokenId,
     backend::{
-        self as model, BackendError, Batch, CompileOptions, Executor, Feed, HostPageId, KvGroup,
-        LaunchTime, Outputs, PageMove, RowOutput, RowResult, Ticket,
+        self as model, BackendError, Batch, CompileOptions, DraftRun, Executor, Feed, HostPageId,
+        KvGroup, LaunchTime, Outputs, PageMove, RowOutput, RowResult, Ticket,
     },
     kv::PerGroup,
     phase::{Origin, Phase},
     plan::{Plan, Value},
     sampling::{Sampling, Scratch, TokenMask},
+    weights::Weights,
 };
 
 use crate::{
     compile::{
         batch_layout::BatchLayout, call::Call, memory::Parts, prepare::Prepared, rows::RowCounts,
+        target::Target,
     },
     config::{self, Checks, CudaConfig},
     device::{
@@ -33,7 +35,9 @@ use crate::{
         Addresses, FeedSamplesParams, Kernel, SETTING_WORDS, feed_samples_grid, params::Params as _,
     },
     run::{
+        draft_model::{DraftModel, DraftTarget},
         graph::{self, Graph, Graphs},
+        modules::Modules,
         pages::PageMover,
         program::{CublasLtGemms, Program, Programs},
         sample::{self, IN_FLIGHT, RowToSample, Sampler, Work},
@@ -48,10 +52,13 @@ const READ_BYTES: usize = 32 << 20;
 pub(crate) struct CudaExecutor {
     plan: Plan,
     options: CompileOptions,
-    checks: Checks,
+    config: CudaConfig,
+    compiled_for: Target,
+    modules: Arc<Modules>,
     // In the order they are dropped: whoever names an address before whoever holds it.
+    drafter: Option<DraftModel>,
     /// `None` if launches are not to be captured.
-    graphs: Option<Graphs>,
+    graphs: Option<Graphs<RowCounts>>,
     programs: Programs,
     sees_back_only: SeesBackOnly,
     feed_samples: (Arc<Module>, Vec<u8>),
@@ -62,11 +69,19 @@ pub(crate) struct CudaExecutor {
     read_host: HostBuffer,
     parts: Parts,
     buffers: Buffers,
-    _weights: ResidentWeights,
+    /// Keys and values of each slot.
+    kv: Vec<(Address, Address)>,
+    /// Hidden states of sampled rows.
+    hidden: Address,
+    /// The weights as they were given, and as they lie on the device.
+    source: Arc<Weights>,
+    weights: ResidentWeights,
     device: Arc<Device>,
     probed: Vec<Option<Vec<f32>>>,
     words: Vec<u32>,
     batches: u64,
+    /// Sampled rows of the batch submitted last.
+    last_sampled: usize,
 }
 
 /// A place for a batch, so that one can be queued while another is under way.
@@ -79,6 +94,18 @@ struct InFlight {
     /// Behind all work of the batch that had this place last.
     done: Option<Event>,
     batch: Option<Submitted>,
+}
+
+impl InFlight {
+    fn new(device: &Arc<Device>, layout: &BatchLayout) -> Result<InFlight, CudaError> {
+        Ok(InFlight {
+            words: device.allocate_host("batch", layout.words * 4)?,
+            inputs: None,
+            settings: device.allocate_host("batch", layout.draw_words() * 4)?,
+            done: None,
+            batch: None,
+        })
+    }
 }
 
 /// A batch that was submitted and not collected.
@@ -148,9 +175,9 @@ impl HostDraw {
 }
 
 /// Loaded code of an executor.
-pub(crate) struct Kernels<'a> {
-    /// The loaded kernel of a call.
-    pub(crate) of: &'a dyn Fn(&dyn Kernel) -> Arc<Module>,
+pub(crate) struct Kernels {
+    /// Those of all calls, and whatever a drafter will need.
+    pub(crate) modules: Arc<Modules>,
     /// In the order of `sample_specializations`.
     pub(crate) sampling: [Arc<Module>; 3],
     pub(crate) feed_samples: Arc<Module>,
@@ -173,14 +200,18 @@ impl CudaExecutor {
     pub(crate) fn new(
         device: &Arc<Device>,
         plan: &Plan,
-        weights: ResidentWeights,
+        (source, weights): (Arc<Weights>, ResidentWeights),
         options: &CompileOptions,
         prepared: Prepared,
-        kernels: Kernels<'_>,
+        kernels: Kernels,
         config: &CudaConfig,
     ) -> Result<CudaExecutor, CudaError> {
         let Prepared {
-            front, tail, parts, ..
+            front,
+            tail,
+            parts,
+            target,
+            ..
         } = prepared;
         let batch_layout = BatchLayout::new(options);
         let activations = device.allocate("activations", parts.activation_bytes())?;
@@ -209,11 +240,14 @@ impl CudaExecutor {
                 .collect(),
             weights: weights.at.clone(),
             ropes,
+            clusters: Vec::new(),
             kv: kv_addresses(plan, &parts, &kv),
             batch: batch_layout.at(batch.address()),
         };
         let sees_back_only = SeesBackOnly::new(&front, &tail);
-        let bind = |calls: Vec<Call>| Program::bind(calls, kernels.of, products.as_ref(), &at);
+        let modules = kernels.modules;
+        let module = |kernel: &dyn Kernel| modules.get(&kernel.specialization());
+        let bind = |calls: Vec<Call>| Program::bind(calls, module, products.as_ref(), &at);
         let programs = Programs {
             front: front.map(bind),
             tail: tail.map(bind),
@@ -232,15 +266,7 @@ impl CudaExecutor {
             tokens: at.batch.tokens,
             samples: inputs.samples,
         };
-        let slot = || -> Result<InFlight, CudaError> {
-            Ok(InFlight {
-                words: device.allocate_host("batch", batch_layout.words * 4)?,
-                inputs: None,
-                settings: device.allocate_host("batch", batch_layout.draw_words() * 4)?,
-                done: None,
-                batch: None,
-            })
-        };
+        let slot = || InFlight::new(device, &batch_layout);
         let captures = config.graphs == config::Graphs::On && config.checks == Checks::EachBatch;
         let read_bytes = read_bytes(plan, options);
         Ok(CudaExecutor {
@@ -249,7 +275,9 @@ impl CudaExecutor {
             words: vec![0; batch_layout.words],
             plan: plan.clone(),
             options: options.clone(),
-            checks: config.checks,
+            config: config.clone(),
+            compiled_for: target,
+            drafter: None,
             graphs: captures.then(Graphs::default),
             programs,
             sees_back_only,
@@ -266,10 +294,15 @@ impl CudaExecutor {
                 _workspace: workspace,
                 batch,
             },
-            _weights: weights,
+            hidden: at.values[plan.hidden.index()],
+            kv: at.kv,
+            modules,
+            source,
+            weights,
             device: Arc::clone(device),
             probed: vec![None; plan.value_count()],
             batches: 0,
+            last_sampled: 0,
         })
     }
 
@@ -433,7 +466,7 @@ impl CudaExecutor {
                 let stream = device.captured_stream();
                 graphs.run(stream, rows, || launch(rows, Checks::EachBatch))
             }
-            None => launch(rows, self.checks).map(drop),
+            None => launch(rows, self.config.checks).map(drop),
         }
     }
 
@@ -530,6 +563,7 @@ impl CudaExecutor {
             results: Results::NotDrawn,
         });
         self.batches += 1;
+        self.last_sampled = rows.sampled;
         Ok(Ticket(self.batches))
     }
 }
@@ -568,7 +602,7 @@ impl Executor for CudaExecutor {
         let (work, results) = self.queue_settings(index, (draws, &positions), used)?;
         if let Some(work) = work {
             let rows = graph::bucket(rows, &self.options);
-            let queued = || checked(&self.device, self.checks, "sample");
+            let queued = || checked(&self.device, self.config.checks, "sample");
             self.sampler.run(work, rows.sampled, queued)?;
         }
         let in_flight = &mut self.in_flight[index];
@@ -606,6 +640,41 @@ impl Executor for CudaExecutor {
     fn host_page(&mut self, group: KvGroup, place: HostPageId) -> Result<&mut [u8], BackendError> {
         PageMove::check_place(group, place, self.options.host_pages)?;
         Ok(self.pages.host_page(&self.device, group, place)?)
+    }
+
+    fn attach_drafter(
+        &mut self,
+        plan: &Plan,
+        weights: Arc<Weights>,
+        max_drafts: usize,
+    ) -> Result<(), BackendError> {
+        let target = DraftTarget {
+            device: &self.device,
+            modules: &self.modules,
+            config: &self.config,
+            plan: &self.plan,
+            options: &self.options,
+            compiled_for: self.compiled_for,
+            kv: &self.kv,
+            hidden: self.hidden,
+            weights: (&self.source, &self.weights),
+        };
+        self.drafter = Some(DraftModel::new(&target, plan, &weights, max_drafts)?);
+        Ok(())
+    }
+
+    fn draft(&mut self, drafts: &[DraftRun<'_>]) -> Result<Vec<Vec<TokenId>>, BackendError> {
+        let Some(drafter) = &mut self.drafter else {
+            return Err(BackendError::Unsupported {
+                what: "no draft model is attached".to_owned(),
+            });
+        };
+        DraftRun::check(drafts, drafter.plan(), &self.options, self.last_sampled)?;
+        drafter.run(&self.device, &mut self.pages, drafts)
+    }
+
+    fn probed_draft(&self, value: Value) -> Option<&[f32]> {
+        self.drafter.as_ref()?.probed(value)
     }
 
     fn profile(
@@ -677,7 +746,7 @@ fn launch_all(
 }
 
 /// Waits for a launch, if each is to be waited for.
-fn checked(device: &Device, checks: Checks, label: &str) -> Result<(), CudaError> {
+pub(super) fn checked(device: &Device, checks: Checks, label: &str) -> Result<(), CudaError> {
     match checks {
         Checks::EachBatch => Ok(()),
         Checks::EachLaunch => device.wait(&format!("running {label}")),
@@ -685,7 +754,7 @@ fn checked(device: &Device, checks: Checks, label: &str) -> Result<(), CudaError
 }
 
 /// Writes words to host memory, from a word on.
-fn put_words(host: &mut HostBuffer, start: usize, words: &[u32]) {
+pub(super) fn put_words(host: &mut HostBuffer, start: usize, words: &[u32]) {
     let bytes = host.bytes_mut()[start * 4..].chunks_exact_mut(4);
     for (to, word) in bytes.zip(words) {
         to.copy_from_slice(&word.to_ne_bytes());
@@ -702,7 +771,7 @@ fn read_bytes(plan: &Plan, options: &CompileOptions) -> usize {
     enough.max(if options.probe { widest } else { 0 })
 }
 
-fn value_addresses(plan: &Plan, parts: &Parts, activations: &Buffer) -> Vec<Address> {
+pub(super) fn value_addresses(plan: &Plan, parts: &Parts, activations: &Buffer) -> Vec<Address> {
     let mut at = vec![Address::NULL; plan.value_count()];
     let values = plan.steps.iter().filter_map(|s| s.step.out());
     for value in values.filter(|v| parts.stores(*v)) {
@@ -728,7 +797,10 @@ fn kv_addresses(plan: &Plan, parts: &Parts, kv: &PerGroup<Buffer>) -> Vec<(Addre
     slots.collect()
 }
 
-fn upload_ropes(device: &Arc<Device>, plan: &Plan) -> Result<(Buffer, Vec<Address>), CudaError> {
+pub(super) fn upload_ropes(
+    device: &Arc<Device>,
+    plan: &Plan,
+) -> Result<(Buffer, Vec<Address>), CudaError> {
     let mut words = Vec::new();
     let mut offsets = Vec::new();
     for rope in &plan.ropes {
@@ -743,7 +815,7 @@ fn upload_ropes(device: &Arc<Device>, plan: &Plan) -> Result<(Buffer, Vec<Addres
 }
 
 /// Copies something small and waits for it.
-fn copy_words(
+pub(super) fn copy_words(
     device: &Arc<Device>,
     to: &Buffer,
     offset: usize,

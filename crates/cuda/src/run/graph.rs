@@ -5,6 +5,8 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    fmt::Debug,
+    hash::Hash,
     sync::Arc,
 };
 
@@ -71,26 +73,47 @@ impl Graph {
     }
 }
 
+/// Everything that launches depend on.
+pub(crate) trait GraphKey: Copy + Debug + Eq + Hash {
+    /// Whether its graph is kept whatever others come.
+    fn stays(self) -> bool;
+}
+
+impl GraphKey for RowCounts {
+    /// Decoding comes back after any prompt, and has few graphs.
+    fn stays(self) -> bool {
+        is_decoding(self)
+    }
+}
+
 /// Graphs captured so far.
-#[derive(Default)]
-pub(crate) struct Graphs {
-    held: Held<Graph>,
+pub(crate) struct Graphs<K> {
+    held: Held<K, Graph>,
     /// Captures that failed; their batches are launched one kernel after another.
     failures: u64,
 }
 
-impl Graphs {
-    /// Replays what was captured for these rows. The first time `record` just queues it, the second time it is captured.
+impl<K> Default for Graphs<K> {
+    fn default() -> Graphs<K> {
+        Graphs {
+            held: Held::default(),
+            failures: 0,
+        }
+    }
+}
+
+impl<K: GraphKey> Graphs<K> {
+    /// Replays what was captured for a key. The first time `record` just queues it, the second time it is captured.
     pub(crate) fn run(
         &mut self,
         stream: &Arc<CudaStream>,
-        rows: RowCounts,
+        key: K,
         mut record: impl FnMut() -> Result<usize, CudaError>,
     ) -> Result<(), CudaError> {
-        if let Some(graph) = self.held.get(rows) {
+        if let Some(graph) = self.held.get(key) {
             return graph.launch();
         }
-        if !self.held.is_due(rows) {
+        if !self.held.is_due(key) {
             return record().map(drop);
         }
         let mut launches = 0;
@@ -102,10 +125,9 @@ impl Graphs {
             Ok(graph) => graph,
             Err(error) => {
                 self.failures += 1;
-                self.held.give_up(rows);
+                self.held.give_up(key);
                 tracing::warn!(
-                    rows = rows.all,
-                    sampled = rows.sampled,
+                    ?key,
                     failures = self.failures,
                     %error,
                     "a graph could not be captured; its kernels are launched one by one"
@@ -113,14 +135,9 @@ impl Graphs {
                 return record().map(drop);
             }
         };
-        tracing::info!(
-            rows = rows.all,
-            sampled = rows.sampled,
-            launches,
-            "captured a graph"
-        );
+        tracing::info!(?key, launches, "captured a graph");
         graph.launch()?;
-        if let Some(evicted) = self.held.insert(rows, graph) {
+        if let Some(evicted) = self.held.insert(key, graph) {
             // It may still run.
             let waited = stream.synchronize();
             waited.map_err(CudaError::driver("waiting for a graph to be freed"))?;
@@ -130,18 +147,17 @@ impl Graphs {
     }
 }
 
-/// At most [`MAX_GRAPHS`] graphs: the least recently used makes room for another. Those of decoding stay, because they come back
-/// after any prompt, and there are few of them.
-struct Held<G> {
-    graphs: HashMap<RowCounts, (G, u64)>,
+/// At most [`MAX_GRAPHS`] graphs: the least recently used of those that do not stay makes room for another.
+struct Held<K, G> {
+    graphs: HashMap<K, (G, u64)>,
     /// Keys of what ran once as it is: first launches load code, which a capture does not allow.
-    seen: HashSet<RowCounts>,
-    given_up: HashSet<RowCounts>,
+    seen: HashSet<K>,
+    given_up: HashSet<K>,
     uses: u64,
 }
 
-impl<G> Default for Held<G> {
-    fn default() -> Held<G> {
+impl<K, G> Default for Held<K, G> {
+    fn default() -> Held<K, G> {
         Held {
             graphs: HashMap::new(),
             seen: HashSet::new(),
@@ -151,36 +167,36 @@ impl<G> Default for Held<G> {
     }
 }
 
-impl<G> Held<G> {
-    fn get(&mut self, rows: RowCounts) -> Option<&G> {
+impl<K: GraphKey, G> Held<K, G> {
+    fn get(&mut self, key: K) -> Option<&G> {
         self.uses += 1;
-        let (graph, last_use) = self.graphs.get_mut(&rows)?;
+        let (graph, last_use) = self.graphs.get_mut(&key)?;
         *last_use = self.uses;
         Some(graph)
     }
 
-    /// Whether rows without a graph are to get one: the second time they come.
-    fn is_due(&mut self, rows: RowCounts) -> bool {
-        !self.given_up.contains(&rows) && !self.seen.insert(rows)
+    /// Whether a key without a graph is to get one: the second time it comes.
+    fn is_due(&mut self, key: K) -> bool {
+        !self.given_up.contains(&key) && !self.seen.insert(key)
     }
 
-    fn give_up(&mut self, rows: RowCounts) {
-        self.given_up.insert(rows);
+    fn give_up(&mut self, key: K) {
+        self.given_up.insert(key);
     }
 
-    /// Adds a graph and returns the one that made room for it. Rows that lost theirs start again.
-    fn insert(&mut self, rows: RowCounts, graph: G) -> Option<G> {
+    /// Adds a graph and returns the one that made room for it. A key that lost its own starts again.
+    fn insert(&mut self, key: K, graph: G) -> Option<G> {
         let mut evicted = None;
         if self.graphs.len() >= MAX_GRAPHS {
-            let of_prompts = self.graphs.iter().filter(|(rows, _)| !is_decoding(**rows));
-            let oldest = of_prompts.min_by_key(|(_, (_, last_use))| *last_use);
-            let oldest = oldest.map(|(rows, _)| *rows);
-            evicted = oldest.and_then(|rows| {
-                self.seen.remove(&rows);
-                self.graphs.remove(&rows)
+            let passing = self.graphs.iter().filter(|(key, _)| !key.stays());
+            let oldest = passing.min_by_key(|(_, (_, last_use))| *last_use);
+            let oldest = oldest.map(|(key, _)| *key);
+            evicted = oldest.and_then(|key| {
+                self.seen.remove(&key);
+                self.graphs.remove(&key)
             });
         }
-        self.graphs.insert(rows, (graph, self.uses));
+        self.graphs.insert(key, (graph, self.uses));
         evicted.map(|(graph, _)| graph)
     }
 }
@@ -252,7 +268,7 @@ mod tests {
     fn the_least_recently_used_makes_room_and_decoding_stays() {
         let rows = |all, sampled| RowCounts { all, sampled };
         let mut held = Held::default();
-        let run = |held: &mut Held<usize>, rows: RowCounts| {
+        let run = |held: &mut Held<RowCounts, usize>, rows: RowCounts| {
             if held.get(rows).is_some() {
                 return Ok(None);
             }

@@ -2,8 +2,10 @@
 //! `compile` has done that.
 
 pub(crate) mod batch;
+pub(crate) mod draft_model;
 pub(crate) mod executor;
 pub(crate) mod graph;
+pub(crate) mod modules;
 pub(crate) mod pages;
 pub(crate) mod program;
 pub(crate) mod roofline;

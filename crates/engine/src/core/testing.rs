@@ -381,6 +381,7 @@ impl Random {
                     lookup: !self.one_in(3),
                     rows: self.within(1..=80),
                     costs: Some(StepCosts::assumed()),
+                    kept_costs: None,
                 });
             }
         }

@@ -10,7 +10,6 @@ use carat::Loaded;
 use carat_engine::{DraftCounts, EngineHandle, Event, ModelShape, Request, TokenStream, Usage};
 use carat_model::{
     TokenId,
-    gemma4_assistant::{self, Head},
     sampling::{self, Sampling},
 };
 use carat_text::{Message, RenderOptions, Tokenizer};
@@ -83,11 +82,12 @@ pub(super) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
             let shape = ModelShape::with_costs(&plan, &model.weights);
             EngineHandle::start_with(config, shape, move |limits| {
                 let options = limits.compile_options();
-                let mut executor = backend.compile(&plan, model.weights, &options)?;
-                if let Some(drafter) = drafts.drafter {
-                    let plan = gemma4_assistant::plan(&drafter, Head::Clusters);
-                    executor.attach_drafter(&plan, drafter.weights, sequences)?;
-                }
+                let executor = match drafts.plan(sequences) {
+                    Some(drafter) => {
+                        backend.compile_with_drafter(&plan, model.weights, &options, drafter)?
+                    }
+                    None => backend.compile(&plan, model.weights, &options)?,
+                };
                 Ok(Box::new(SetAcceptance::new(executor, probability)))
             })
         }

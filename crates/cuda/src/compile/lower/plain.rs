@@ -95,8 +95,8 @@ impl Lowering<'_> {
             Step::Attend { q, slot, out } => {
                 let spec = plan.slot(slot);
                 let heads = (columns(q) / spec.head_dim, spec.head_dim);
-                let kernel =
-                    Attend::new((at(q), at(out)), (slot, self.kv(slot)), heads, spec.window);
+                let kv = (slot, self.kv(slot));
+                let kernel = Attend::new((at(q), at(out)), kv, heads, self.window(spec));
                 let Some(kernel) = kernel else {
                     return Err(BackendError::Unsupported {
                         what: format!(
@@ -123,11 +123,9 @@ impl Lowering<'_> {
             Step::Scale { x, by, out } => {
                 self.call(label, rows, elementwise(Function::Scale { by }, x, out));
             }
-            Step::State { .. } | Step::ClusterLogits { .. } => {
-                return Err(BackendError::Unsupported {
-                    what: format!("{label}: draft models do not run on CUDA yet"),
-                });
-            }
+            // Written before the program runs, by the target or by the step before.
+            Step::State { .. } => {}
+            Step::ClusterLogits { .. } => self.cluster_logits(labelled)?,
             Step::Softcap { x, cap, out } => {
                 self.call(label, rows, elementwise(Function::Softcap { cap }, x, out));
             }
@@ -190,6 +188,11 @@ impl Lowering<'_> {
 
     /// A table that is multiplied with, too, is there already, in the format which that wants.
     fn table_format(&self, table: Weight) -> TableFormat {
+        if let Some(format) = self.target.borrowed_table
+            && self.weights.is_borrowed(table)
+        {
+            return format;
+        }
         let view = |w: Weight| {
             let matrix = self.weights.matrix(w);
             let start = self.weights.bytes(w).as_ptr();
@@ -275,7 +278,7 @@ impl Lowering<'_> {
         self.call(&named("sum"), rows, sum);
     }
 
-    fn linear(&self, x: Operand, w: Weight, out: Operand) -> LinearPlain {
+    pub(super) fn linear(&self, x: Operand, w: Weight, out: Operand) -> LinearPlain {
         let matrix = self.weights.matrix(w);
         LinearPlain {
             x,

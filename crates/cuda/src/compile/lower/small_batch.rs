@@ -319,7 +319,7 @@ impl Lowering<'_> {
             head_dim: slot.head_dim,
             kv: self.kv(attend.slot),
         };
-        let window = slot.window;
+        let window = self.window(slot);
         if !FlashDecode::takes(heads) {
             return None;
         }

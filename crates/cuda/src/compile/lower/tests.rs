@@ -3,12 +3,16 @@ use std::{collections::HashSet, fmt::Write};
 use carat_gguf::QuantType;
 use carat_model::{
     Model, gemma4,
+    gemma4_assistant::{self, Head},
     kv::KvGroup,
     phase::{Origin, Phase},
     plan::{Builder, SlotSpec},
     synthetic::ByKind,
 };
-use carat_testkit::tiny::{Tiny, Variant};
+use carat_testkit::{
+    pairs::Pair,
+    tiny::{Tiny, Variant},
+};
 use expect_test::expect;
 
 use super::*;
@@ -19,7 +23,7 @@ use crate::{
         target::GemmImpl,
     },
     config::Tier,
-    kernel::{self, WeightFormat, WeightOperand},
+    kernel::{self, TableFormat, WeightFormat, WeightOperand},
 };
 
 /// Rows of a small, of a medium and of a large batch.
@@ -352,6 +356,98 @@ fn whatever_is_chosen_is_among_the_kernels_compiled_ahead() {
                 }
             }
         }
+    }
+}
+
+/// The target's table is there already, in fragments.
+fn draft_step(name: &'static str, head: Head, target: Target) -> String {
+    let pair = Pair::load(name);
+    let plan = gemma4_assistant::plan(&pair.drafter, head).with_products_gathered();
+    let target = Target {
+        borrowed_table: Some(TableFormat::Fragments),
+        ..target
+    };
+    list(&plan, &pair.drafter.weights, target).unwrap()
+}
+
+#[test]
+fn a_draft_step_is_five_launches_per_layer_between_its_ends() {
+    let target = Target::hopper(Fusion::On, SMALL);
+    let text = draft_step("12b-like", Head::Dense, target);
+    let of_a_layer = text.lines().filter(|line| line.starts_with("L1.")).count();
+    assert_eq!(of_a_layer, 5, "{text}");
+    expect![[r#"
+        embed.token                all     embed_fragments.q8          -> %0
+        embed.pre_token            all     gemv_4.q8.plain            %0 -> %2
+        embed.pre_state            all     gemv_4.q8.plain            %1 -> %3
+        embed.pre_add              all     add_values                 %2 %3 -> %4
+        head.output+post           all     gemv_4.q8.normed           %65 %60 -> %68 %71 %70"#]]
+    .assert_eq(&ends(&text));
+}
+
+#[test]
+fn the_head_by_clusters_is_three_launches() {
+    let target = Target::hopper(Fusion::On, SMALL);
+    let text = draft_step("e-series-centroids", Head::Clusters, target);
+    expect![[r#"
+        embed.token                all     embed_fragments.q8          -> %0
+        embed.pre_token            all     gemv_4.f16.plain           %0 -> %2
+        embed.pre_state            all     gemv_4.f16.plain           %1 -> %3
+        embed.pre_add              all     add_values                 %2 %3 -> %4
+        head.post                  all     gemv_4.f16.plain           %69 -> %70
+        head.cluster_logits scores all     gemv_4.f16.plain           %69 -> s2
+        head.cluster_logits nearest all     nearest_clusters.1u        s2 -> s3
+        head.cluster_logits        all     cluster_logits.f16         %69 s3 -> %71"#]]
+    .assert_eq(&ends(&text));
+}
+
+/// The lines that belong to no layer.
+fn ends(text: &str) -> String {
+    let outside = text.lines().filter(|line| !line.starts_with('L'));
+    outside.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn attention_of_drafters_is_compiled_ahead_and_sees_up_to_the_end_that_is_written() {
+    let all: HashSet<_> = kernel::catalog::all().into_iter().collect();
+    for (heads, kv_heads) in [
+        (4, [1, 1]),
+        (4, [2, 2]),
+        (16, [8, 1]),
+        (16, [8, 2]),
+        (32, [16, 4]),
+    ] {
+        for (kv_heads, head_dim) in kv_heads.into_iter().zip([256, 512]) {
+            let heads = kernel::Heads::new(heads, kv_heads, head_dim);
+            let chosen = kernel::attention::flash_decode::specialization(heads);
+            assert!(all.contains(&chosen), "{chosen}");
+        }
+    }
+    let pair = Pair::load("12b-like");
+    let plan = gemma4_assistant::plan(&pair.drafter, Head::Dense);
+    for target in [
+        Target::hopper(Fusion::On, SMALL),
+        Target::hopper(Fusion::Off, SMALL),
+    ] {
+        let ops = fuse(&plan, target.fusion);
+        let (mut scratch, weights) = (Scratch::default(), &pair.drafter.weights);
+        let calls = lower(&plan, weights, &ops, RowClass::Small, target, &mut scratch).unwrap();
+        let kernels = calls.iter().filter_map(Call::kernel);
+        let windows: HashSet<String> = kernels
+            .map(|kernel| format!("{kernel:?}"))
+            .filter_map(|text| {
+                Some(
+                    text.split_once("window: Some(")?
+                        .1
+                        .split_once(')')?
+                        .0
+                        .to_owned(),
+                )
+            })
+            .collect();
+        // The window, as seen from the position behind, and everything.
+        let window = pair.target.config.window.to_string();
+        assert_eq!(windows, HashSet::from([window, UNBOUNDED.to_string()]));
     }
 }
 

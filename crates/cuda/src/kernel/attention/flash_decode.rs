@@ -29,7 +29,7 @@ const MAX_SPLITS: usize = 64;
 const MIN_SPLITS: usize = 4;
 
 /// Query heads, KV heads and head size in layers of the published models.
-pub(crate) const SHAPES: [Heads; 12] = [
+pub(crate) const SHAPES: [Heads; 16] = [
     Heads::new(8, 1, 256),
     Heads::new(8, 1, 512),
     Heads::new(8, 2, 256),
@@ -39,6 +39,11 @@ pub(crate) const SHAPES: [Heads; 12] = [
     Heads::new(16, 2, 512),
     Heads::new(32, 16, 256),
     Heads::new(32, 4, 512),
+    // Drafters of E2B and E4B; those of larger models are shaped like their targets.
+    Heads::new(4, 1, 256),
+    Heads::new(4, 1, 512),
+    Heads::new(4, 2, 256),
+    Heads::new(4, 2, 512),
     // The demo model.
     Heads::new(4, 2, 64),
     Heads::new(4, 2, 128),

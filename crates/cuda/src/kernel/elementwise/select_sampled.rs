@@ -7,7 +7,7 @@ use crate::{
 };
 
 params! {
-    struct SelectSampledParams {
+    pub(crate) struct SelectSampledParams {
         rows: RowsAt,
         x: Address,
         out: Address,
@@ -31,13 +31,17 @@ pub(crate) fn specialization() -> Specialization {
     }
 }
 
+pub(crate) fn grid(rows: usize, columns: usize) -> Grid {
+    elementwise_grid(rows, columns)
+}
+
 impl Kernel for SelectSampled {
     fn specialization(&self) -> Specialization {
         specialization()
     }
 
     fn grid(&self, rows: usize) -> Grid {
-        elementwise_grid(rows, self.columns)
+        grid(rows, self.columns)
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
