@@ -64,7 +64,10 @@ fn time_packed(card: &Card, name: &str, shape: &GemmMediumShape) {
     let scratch = shape.scratch(MAX_ROWS);
     let partials = allocate(scratch.partials.max(4));
     let arrivals = card.upload(&vec![0u32; scratch.arrivals / 4 + 1]);
-    for rows in ROWS {
+    for rows in ROWS
+        .into_iter()
+        .filter(|rows| *rows <= shape.kernel.max_rows())
+    {
         let count = card.upload(&[rows as u32]);
         let mut params = GemmMediumParams {
             rows: RowsAt {

@@ -42,7 +42,7 @@ __device__ __forceinline__ void each_quad(const Params& p, Function function) {
 #pragma unroll
   for (u32 i = 0; i < PER_THREAD; i++) {
     const u32 quad = (blockIdx.x * PER_THREAD + i) * THREADS + threadIdx.x;
-    store_activation(p.out, quad / row_quads, p.columns, quad % row_quads * 4, function(a[i], b[i]), quad < quads);
+    store_activation(p.out, *p.rows.count, quad / row_quads, p.columns, quad % row_quads * 4, function(a[i], b[i]), quad < quads);
   }
 }
 

@@ -16,11 +16,11 @@ constexpr u32 MAX_THREADS = 768;
 struct Params {
   Rows rows;
   const u16* x;   // `[rows, 2 * columns]`: gate, then up
-  u16* out;       // `[rows, columns]`, or token tiles
+  u16* out;       // `[rows, columns]`; token tiles of few rows, if `tiles`
   float* factor;  // `[rows]`: a value is its f16 times this
   u32 columns;
   float x_scale;  // a value of `x` is its f16 times this
-  u32 tiles;      // `out` is token tiles
+  u32 tiles;
   u32 reserved;
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/elementwise/geglu.rs differs");
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) geglu(const Params p) 
     const uint4 packed =
         make_uint4(pack_f16x2(v[0] * inverse, v[1] * inverse), pack_f16x2(v[2] * inverse, v[3] * inverse),
                    pack_f16x2(v[4] * inverse, v[5] * inverse), pack_f16x2(v[6] * inverse, v[7] * inverse));
-    if (p.tiles) {
+    if (p.tiles && *p.rows.count <= TILE_TOKENS) {
       store_in_tiles(p.out, blockIdx.x, column, make_uint2(packed.x, packed.y));
       store_in_tiles(p.out, blockIdx.x, column + 4, make_uint2(packed.z, packed.w));
     } else {

@@ -1,6 +1,6 @@
 // Formats of activations that matrix products read, written four columns at a time.
 //
-//   F16       f16 `[rows, columns]`, or in token tiles
+//   F16       f16 `[rows, columns]`; in token tiles where there are few rows and `tiles` says so
 //   Int8      codes `[rows, columns]`, and for each 32 columns a scale (largest magnitude / 127) and the sum of the codes times it
 //   Int8HiLo  two-term int8: a row's Int8, and behind it the Int8 of the residual that rounding leaves; rows are twice as long
 #pragma once
@@ -14,7 +14,7 @@ struct Activation {
   float* scales;
   float* sums;
   u64 low_offset;  // Int8HiLo: the columns, which is how far behind a code its low term lies; else 0
-  u64 tiles;       // F16 in token tiles
+  u64 tiles;       // F16 in token tiles, if there are no more rows than those have
 
   __device__ __forceinline__ bool any() const { return f16 || codes; }
 };
@@ -65,13 +65,13 @@ __device__ __forceinline__ float4 store_codes(const Activation& to, u64 at, floa
                      fmaf(-scale, float(codes[2]), v.z), fmaf(-scale, float(codes[3]), v.w));
 }
 
-// Writes four columns of a row, from `column` on. Whole warps call it, eight threads side by side with the 32 columns of a block; threads without columns say so by `inside`.
+// Writes four columns of one of `rows` rows, from `column` on. Whole warps call it, eight threads side by side with the 32 columns of a block; threads without columns say so by `inside`.
 // Requires for int8 that rows have whole blocks, for F16 that they have whole fours. Not for Int8HiLo.
-__device__ __forceinline__ void store_activation(const Activation& to, u32 row, u32 columns, u32 column, float4 v, bool inside) {
+__device__ __forceinline__ void store_activation(const Activation& to, u32 rows, u32 row, u32 columns, u32 column, float4 v, bool inside) {
   const u64 at = u64(row) * columns + column;
   if (!to.f16) {
     store_codes(to, at, v, inside);
-  } else if (inside && to.tiles) {
+  } else if (inside && to.tiles && rows <= TILE_TOKENS) {
     store_in_tiles(to.f16, row, column, as_f16x4(v));
   } else if (inside) {
     *(uint2*)(to.f16 + at) = as_f16x4(v);

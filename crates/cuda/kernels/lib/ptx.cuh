@@ -351,7 +351,7 @@ __device__ __forceinline__ void wgmma_m64n256k16(float (&c)[128], SmemDescriptor
       : "memory");
 }
 
-// c += a . b; 64 rows, 16 to 64 columns, 16 deep. A warp has its 16 rows of `a` in registers, as m16n8k16 takes them; lines of b run
+// c += a . b; 64 rows, 16 or 32 columns, 16 deep. A warp has its 16 rows of `a` in registers, as m16n8k16 takes them; lines of b run
 // along k. The registers of `a` are read until the product is waited for.
 __device__ __forceinline__ void wgmma_packed(float (&c)[8], const u32 (&a)[4], SmemDescriptor b) {
   asm volatile(
@@ -371,33 +371,6 @@ __device__ __forceinline__ void wgmma_packed(float (&c)[16], const u32 (&a)[4], 
       :
         "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
         "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits)
-      : "memory");
-}
-__device__ __forceinline__ void wgmma_packed(float (&c)[24], const u32 (&a)[4], SmemDescriptor b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23"
-      "}, {%24, %25, %26, %27}, %28, 1, 1, 1, 0;"
-      :
-        "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-        "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-        "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits)
-      : "memory");
-}
-__device__ __forceinline__ void wgmma_packed(float (&c)[32], const u32 (&a)[4], SmemDescriptor b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
-      :
-        "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-        "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-        "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits)
       : "memory");
 }

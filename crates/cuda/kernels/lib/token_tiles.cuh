@@ -1,13 +1,13 @@
-// Token tiles: f16 activations of a medium batch in the order in which gemm_medium_sm90.cu has them in shared memory, so that they are
+// Token tiles: f16 activations of up to 32 rows in the order in which gemm_medium_sm90.cu has them in shared memory, so that they are
 // copied there as they are. src/kernel/activation.rs knows their size.
 //
-// A tile is 64 tokens by 64 inputs: a line of 128 bytes per token. Tiles follow each other along the inputs. A line has 8 chunks of
+// A tile is 32 tokens by 64 inputs: a line of 128 bytes per token. Tiles follow each other along the inputs. A line has 8 chunks of
 // 16 bytes, swizzled by the token as wgmma wants them. Of 32 inputs, chunk `c` has inputs 8 * i + 4 * (c / 2) + {0, 2} + c % 2, for
 // i of 0 to 3: a lane multiplies what lies in its own registers (lib/fragment_wgmma.cuh).
 #pragma once
 #include "lib/num.cuh"
 
-constexpr u32 TILE_TOKENS = 64, TILE_INPUTS = 64, TILE_LINE = 128, TILE_BYTES = TILE_TOKENS * TILE_LINE;
+constexpr u32 TILE_TOKENS = 32, TILE_INPUTS = 64, TILE_LINE = 128, TILE_BYTES = TILE_TOKENS * TILE_LINE;
 
 // Bytes to a token's input.
 __device__ __forceinline__ u32 token_tile_at(u32 token, u32 input) {

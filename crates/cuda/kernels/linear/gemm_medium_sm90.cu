@@ -34,7 +34,7 @@ struct Params {
   u32 out_stride;
   u32 m_tiles;
   float scale;  // f16_pair
-  Tiling tilings[4];  // for 16, 32, 48, 64 rows
+  Tiling tilings[4];  // for 16 and 32 rows
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemm_medium.rs differs");
 
@@ -253,26 +253,38 @@ __device__ __forceinline__ void gemm_medium(const Params& p) {
   if (arrival != splits - 1) return;
   if (threadIdx.x == 0) p.arrivals[blockIdx.x] = 0;
   __threadfence();
-  const u32 split_sums = run * SLAB_SUMS / 4;
-  const float4* parts = (const float4*)partials;
+  // Several sums at a time: it is the way to L2 and back that takes long.
+  constexpr u32 TOGETHER = 4;
+  const u32 quads = slabs * SLAB_SUMS / 4;
 #pragma unroll 1
-  for (u32 e = threadIdx.x; e < slabs * SLAB_SUMS / 4; e += THREADS) {
-    const u32 slab = e / (SLAB_SUMS / 4), token = e / (SLAB_ROWS / 4) % ROWS, row = e % (SLAB_ROWS / 4) * 4;
-    if (token >= count) continue;
-    float4 total = make_float4(0, 0, 0, 0);
-#pragma unroll 4
+  for (u32 first = threadIdx.x; first < quads; first += TOGETHER * THREADS) {
+    float4 total[TOGETHER];
+#pragma unroll
+    for (u32 i = 0; i < TOGETHER; i++) total[i] = make_float4(0, 0, 0, 0);
+#pragma unroll 2
     for (u32 split = 0; split < splits; split++) {
-      const float4 part = load_from_blocks(parts + split * split_sums + e);
-      total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
+      float4 part[TOGETHER];
+#pragma unroll
+      for (u32 i = 0; i < TOGETHER; i++) {
+        const u32 quad = min(first + i * THREADS, quads - 1);
+        part[i] = load_from_blocks((const float4*)partials + split * (run * SLAB_SUMS / 4) + quad);
+      }
+#pragma unroll
+      for (u32 i = 0; i < TOGETHER; i++)
+        total[i].x += part[i].x, total[i].y += part[i].y, total[i].z += part[i].z, total[i].w += part[i].w;
     }
-    write(p, first_slab + slab, row, token, total.x);
-    write(p, first_slab + slab, row + 1, token, total.y);
-    write(p, first_slab + slab, row + 2, token, total.z);
-    write(p, first_slab + slab, row + 3, token, total.w);
+#pragma unroll
+    for (u32 i = 0; i < TOGETHER; i++) {
+      const u32 quad = first + i * THREADS, slab = quad / (SLAB_SUMS / 4), token = quad / (SLAB_ROWS / 4) % ROWS,
+                row = quad % (SLAB_ROWS / 4) * 4;
+      if (quad >= quads || token >= count) continue;
+      write(p, first_slab + slab, row, token, total[i].x);
+      write(p, first_slab + slab, row + 1, token, total[i].y);
+      write(p, first_slab + slab, row + 2, token, total[i].z);
+      write(p, first_slab + slab, row + 3, token, total[i].w);
+    }
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_medium_sm90_16(const Params p) { gemm_medium<16>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_medium_sm90_32(const Params p) { gemm_medium<32>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_medium_sm90_48(const Params p) { gemm_medium<48>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_medium_sm90_64(const Params p) { gemm_medium<64>(p); }

@@ -124,7 +124,7 @@ __device__ __forceinline__ void store_following(const Params& p, const Row& row,
     const bool inside = column < p.columns;
     const float4 y = normed_quad(row.quads[k], scale, weight, weights.quads[k]);
     if (p.following && inside) *(float4*)(p.following + start + column) = y;
-    if (p.following_activation.any()) store_activation(p.following_activation, blockIdx.x, p.columns, column, y, inside);
+    if (p.following_activation.any()) store_activation(p.following_activation, *p.rows.count, blockIdx.x, p.columns, column, y, inside);
   }
 }
 
@@ -199,7 +199,7 @@ __device__ __forceinline__ void residual_norm(const Params& p) {
                         mul(add(b.w, y.w), p.scale));
       *(float4*)(p.sum + start + column) = sum;
     }
-    if (p.sum_activation.any()) store_activation(p.sum_activation, blockIdx.x, p.columns, column, sum, inside);
+    if (p.sum_activation.any()) store_activation(p.sum_activation, *p.rows.count, blockIdx.x, p.columns, column, sum, inside);
     row.quads[k] = sum;
   }
   if (p.following || p.following_activation.any()) store_following(p, row, start, p.following_weight, p.following_eps);

@@ -162,14 +162,9 @@ impl<'a> Lowering<'a> {
         settled
     }
 
-    /// Whether launches use PDL: where they are short, as medium batches' are between their products.
+    /// Whether launches use PDL: where they are short.
     fn pdl(&self) -> bool {
-        self.target.pdl
-            && match self.class {
-                RowClass::Small => self.target.short_launches,
-                RowClass::Medium => true,
-                RowClass::Large => false,
-            }
+        self.target.pdl && self.class != RowClass::Large
     }
 
     fn ple_inputs(&mut self, op: &Op, inputs: &fuse::LayerInputs) {

@@ -19,10 +19,8 @@ pub(crate) struct Target {
     pub(crate) shared_bytes: usize,
     /// Whether code is compiled for `sm_90a`.
     pub(crate) hopper: bool,
-    /// Whether kernels of medium batches are launched with programmatic dependent launch (PDL), and those of small batches where
-    /// launches are short.
+    /// Whether kernels of small and medium batches are launched with programmatic dependent launch (PDL).
     pub(crate) pdl: bool,
-    pub(crate) short_launches: bool,
     pub(crate) gemm: GemmImpl,
     /// Weights of a product from which on medium batches multiply them as they are packed.
     pub(crate) min_packed_weights: usize,
@@ -43,7 +41,6 @@ impl Target {
             shared_bytes: 227 << 10,
             hopper: true,
             pdl: true,
-            short_launches: true,
             gemm: GemmImpl::Native,
             min_packed_weights: 0,
             max_rows,

@@ -11,7 +11,8 @@ use crate::{device::Address, kernel::params::params};
 pub(crate) enum Activation {
     /// `[rows, columns]`.
     F16(Operand),
-    /// F16 of at most [`TILE_TOKENS`] rows in token tiles (`lib/token_tiles.cuh`): as products by wgmma hold them.
+    /// F16, of up to [`TILE_TOKENS`] rows in token tiles (`lib/token_tiles.cuh`), as products by wgmma hold them; of more
+    /// `[rows, columns]`.
     F16Tiles(Operand),
     Int8(Int8Operands),
     /// Two-term int8: of each row its int8 codes, and behind those the codes of the residual that rounding leaves.
@@ -22,7 +23,7 @@ pub(crate) enum Activation {
 }
 
 /// Rows of token tiles, whether there are as many or not.
-pub(crate) const TILE_TOKENS: usize = 64;
+pub(crate) const TILE_TOKENS: usize = 32;
 
 /// Bytes of token tiles, of columns that are a multiple of a tile's 64.
 pub(crate) fn tile_bytes(columns: usize) -> usize {

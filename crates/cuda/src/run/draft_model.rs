@@ -37,7 +37,7 @@ use crate::{
         rows::{RowCounts, SMALL_ROWS},
         target::{Target, gains_from_pdl},
     },
-    config::{self, Checks, CudaConfig},
+    config::{self, Checks, CudaConfig, Pdl},
     device::{Address, Buffer, Device, HostBuffer, Module, launch},
     error::CudaError,
     kernel::{
@@ -128,8 +128,9 @@ impl DraftModel {
         let plan = plan.with_products_gathered();
         let state = check(&plan, target)?;
         let table = borrowed_table(&plan, weights, target.weights);
+        let hopper = target.compiled_for.hopper;
         let compiled_for = Target {
-            short_launches: gains_from_pdl(&plan, weights),
+            pdl: hopper && gains_from_pdl(&plan, weights) && target.config.pdl == Pdl::On,
             borrowed_table: table.as_ref().map(|(_, format, _)| *format),
             ..target.compiled_for
         };

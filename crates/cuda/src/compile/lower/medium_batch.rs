@@ -1,5 +1,5 @@
 //! Medium batches: few enough rows that weights cost more than arithmetic, too many for a GEMV. Products of up to 16
-//! rows with large matrices read packed weights and f16 activations, each weight once; attention splits keys, since a row that
+//! rows, or 32, with large matrices read packed weights and f16 activations, each weight once; attention splits keys, since a row that
 //! decodes is no tile of queries. All else is lowered as for large batches.
 
 use carat_model::weights::Weight;
@@ -18,21 +18,20 @@ use crate::{
     kernel::{
         Activation, Columns, FlashDecode, GemmMedium, GemmMediumEpilogue, GemmMediumKernel,
         GemmMediumOut, GemmMediumShape, HeadNorm, Heads, Operand, WeightFormat, WeightOperand,
-        activation::tile_bytes,
+        activation::{TILE_TOKENS, tile_bytes},
         fragment::{FragmentFormat, M_TILE},
     },
 };
 
-/// The largest bucket of which packed weights are multiplied as they are, where cuBLASLt is there to multiply f16 copies. Measured
-/// on an H200 beside its time for large matrices: 0.6 to 0.85 at 16 rows, 1.1 at 32, 1.6 to 1.9 at 64.
+/// The largest bucket of which `gemm_medium` multiplies packed weights as they are, where cuBLASLt is there to multiply f16 copies.
+/// Measured on an H200 beside its time for large matrices: 0.6 to 0.85 at 16 rows, 1.1 at 32, 1.6 to 1.9 at 64.
 const PACKED_ROWS: usize = 16;
 
 impl Lowering<'_> {
     fn packed_rows(&self) -> usize {
-        if self.target.hopper {
-            MEDIUM_ROWS
-        } else {
-            PACKED_ROWS
+        match self.medium_kernel() {
+            GemmMediumKernel::Warps => PACKED_ROWS,
+            GemmMediumKernel::Warpgroups => TILE_TOKENS,
         }
     }
 
@@ -44,10 +43,12 @@ impl Lowering<'_> {
         }
     }
 
-    /// Scratch for token tiles.
+    /// Scratch for token tiles, or as many rows as there may be.
     pub(super) fn tile_scratch(&mut self, name: &'static str, columns: usize) -> Operand {
-        let fixed = tile_bytes(columns);
-        let bytes = ScratchBytes { per_row: 0, fixed };
+        let bytes = ScratchBytes {
+            per_row: 2 * columns,
+            fixed: tile_bytes(columns),
+        };
         self.scratch.operand(name, bytes)
     }
 
@@ -84,7 +85,7 @@ impl Lowering<'_> {
     pub(super) fn f16_buckets(&self, packed: bool) -> Option<Buckets> {
         match packed {
             false => Some(Buckets::ALL),
-            true if self.target.max_rows.min(MEDIUM_ROWS) > self.packed_rows() => {
+            true if self.target.max_rows > self.packed_rows() => {
                 Some(Buckets::above(self.packed_rows()))
             }
             true => None,

@@ -1,5 +1,5 @@
-//! Twin of `kernels/linear/gemm_medium.cu` and, on Hopper, `gemm_medium_sm90.cu`: products of 9 to 64 rows, weights packed,
-//! activations in f16. A worker is a warp with pairs of M-tiles there, a warpgroup with slabs of four here; either is a tile.
+//! Twin of `kernels/linear/gemm_medium.cu` and, on Hopper, `gemm_medium_sm90.cu`: products of 9 to 64 rows (there to 32), weights
+//! packed, activations in f16. A worker is a warp with pairs of M-tiles there, a warpgroup with slabs of four here; either is a tile.
 //!
 //! A shape and a bucket of rows decide how M-tiles and inputs are shared among blocks and warps; nothing else does, so rows come
 //! out the same in every batch of their bucket. Split-K `partials` and `arrivals` are scratch that all products of a program may
@@ -11,7 +11,7 @@ pub(crate) mod tests;
 use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization};
 use crate::{
     device::{Address, Grid},
-    kernel::weights::WeightOperand,
+    kernel::{activation::TILE_TOKENS, weights::WeightOperand},
     kernel::{
         fragment::{FragmentFormat, M_TILE, PART_INPUTS},
         params::{Params, params},
@@ -28,12 +28,7 @@ const ENTRIES: &[&str] = &[
     "gemm_medium_48",
     "gemm_medium_64",
 ];
-const HOPPER_ENTRIES: &[&str] = &[
-    "gemm_medium_sm90_16",
-    "gemm_medium_sm90_32",
-    "gemm_medium_sm90_48",
-    "gemm_medium_sm90_64",
-];
+const HOPPER_ENTRIES: &[&str] = &["gemm_medium_sm90_16", "gemm_medium_sm90_32"];
 /// Rows of the first entry point, and from each to the next.
 const ENTRY_ROWS: usize = 16;
 /// Shared memory that the kernel declares, with room for its alignment.
@@ -114,6 +109,14 @@ impl GemmMediumKernel {
 
     fn tile_rows(self) -> usize {
         self.m_tiles() * M_TILE
+    }
+
+    /// The most rows of a launch.
+    pub(crate) fn max_rows(self) -> usize {
+        match self {
+            GemmMediumKernel::Warps => MAX_ROWS,
+            GemmMediumKernel::Warpgroups => TILE_TOKENS,
+        }
     }
 
     /// Workers of a block, each with equally many stages.
@@ -243,7 +246,7 @@ impl GemmMediumShape {
     /// a half times as fast; meeting at a counter takes as long as some stages.
     fn cost(&self, entry: usize, tiling: &Tiling) -> f64 {
         const L2: f64 = 0.4;
-        const MEETING: f64 = 50_000.0;
+        const MEETING: f64 = 60_000.0;
         let rows = (entry + 1) * ENTRY_ROWS;
         let units = tiling.run * tiling.split_stages;
         let workers = self.kernel.workers();
@@ -323,7 +326,7 @@ impl GemmMediumShape {
             partials: 0,
             arrivals: 0,
         };
-        for entry in 0..=entry(max_rows) {
+        for entry in 0..=entry(max_rows.min(self.kernel.max_rows())) {
             let tiling = self.tiling(entry);
             if tiling.splits > 1 {
                 let rows = (entry + 1) * ENTRY_ROWS;
@@ -336,8 +339,9 @@ impl GemmMediumShape {
         scratch
     }
 
-    pub(crate) fn tiling_params(&self, entry: usize) -> TilingParams {
-        let tiling = self.tiling(entry);
+    /// Of an entry point; of the last where the kernel has no such.
+    pub(crate) fn tiling_params(&self, number: usize) -> TilingParams {
+        let tiling = self.tiling(number.min(entry(self.kernel.max_rows())));
         TilingParams {
             run: tiling.run as u32,
             split_stages: tiling.split_stages as u32,
