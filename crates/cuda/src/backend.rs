@@ -9,7 +9,6 @@ use std::{
 use carat_model::{
     backend::{Backend, BackendError, Batching, CompileOptions, Executor, Memory, Need},
     cost::Roofline,
-    kv::PerGroup,
     plan::{Plan, Step},
     weights::Weights,
 };
@@ -210,7 +209,7 @@ impl CudaBackend {
             min_packed_weights: self.config.min_packed_weights,
             max_rows: options.max_rows.max(options.max_sampled),
             fusion: self.config.fusion,
-            kv: PerGroup::both(options.kv),
+            kv: options.kv,
         }
     }
 }

@@ -213,7 +213,7 @@ fn logits_with(
 ) -> Result<Vec<f32>, String> {
     let plan = gemma4::plan(model);
     let options = CompileOptions {
-        kv,
+        kv: kv.into(),
         ..evaluate::options(tokens.len(), chunk)
     };
     let weights = Arc::clone(&model.weights);
@@ -461,7 +461,7 @@ fn side_by_side(
             sliding: 12,
         },
         host_pages: PerGroup::default(),
-        kv: KvType::F16,
+        kv: PerGroup::default(),
         max_rows: 40,
         max_sampled: 40,
         probe: false,
@@ -611,7 +611,7 @@ fn answers_ahead(
             sliding: 2,
         },
         host_pages: PerGroup::default(),
-        kv: KvType::F16,
+        kv: PerGroup::default(),
         max_rows: 4,
         max_sampled: 4,
         probe: false,
@@ -713,7 +713,7 @@ fn answers(
             sliding: 3,
         },
         host_pages: PerGroup::default(),
-        kv: KvType::F16,
+        kv: PerGroup::default(),
         max_rows: 64,
         max_sampled: 4,
         probe: false,

@@ -149,9 +149,9 @@ impl Parts {
         let values = |shape: &Shape| rows(shape.rows) * shape.columns * 4;
         let kv = |group: KvGroup| {
             let slots = plan.slots.iter().filter(move |s| s.group == group);
-            let pages = *options.pages.get(group);
+            let (pages, kv) = (*options.pages.get(group), *options.kv.get(group));
             Arena::new(slots.flat_map(move |s| {
-                [pages * PAGE_TOKENS * s.kv_heads * options.kv.head_bytes(s.head_dim); 2]
+                [pages * PAGE_TOKENS * s.kv_heads * kv.head_bytes(s.head_dim); 2]
             }))
         };
         // A step may have all rows, whichever it has in this plan.
@@ -206,7 +206,7 @@ mod tests {
                 sliding: 16,
             },
             host_pages: PerGroup::default(),
-            kv: KvType::F16,
+            kv: PerGroup::default(),
             max_rows: rows,
             max_sampled: 8,
             probe: false,
@@ -248,11 +248,14 @@ mod tests {
 
         let model = Tiny::new(Variant::Dense31b, QuantType::Q8_0).model();
         let options = CompileOptions {
-            kv: KvType::Q8_0,
+            kv: PerGroup {
+                full: KvType::Q8_0,
+                sliding: KvType::F16,
+            },
             ..options(32)
         };
         let target = Target {
-            kv: PerGroup::both(KvType::Q8_0),
+            kv: options.kv,
             ..Target::hopper(Fusion::On, 32)
         };
         let prepared = prepare(
@@ -263,8 +266,8 @@ mod tests {
             target,
         );
         let memory = prepared.expect("compiles").memory;
-        // A block of 32 values is 34 bytes; heads of 16 take one, too.
-        assert_eq!(memory.kv.sliding, 16 * 32 * 2 * (4 * 34) * 2);
+        // A block of 32 values is 34 bytes.
+        assert_eq!(memory.kv.sliding, 16 * 32 * 2 * (4 * 16) * 2 * 2);
         assert_eq!(memory.kv.full, 64 * 32 * (2 * 34) * 2);
     }
 
