@@ -37,6 +37,8 @@ pub struct MemoryPlan {
     pub sampling: usize,
     /// Workspace of cuBLASLt.
     pub workspace: usize,
+    /// What was done without for want of memory, and what that costs, in lines for a person.
+    pub given_up: Vec<String>,
 }
 
 impl MemoryPlan {
@@ -64,6 +66,7 @@ impl MemoryPlan {
                 GemmImpl::CublasLt => WORKSPACE_BYTES,
                 GemmImpl::Native => 0,
             },
+            given_up: Vec::new(),
         }
     }
 
@@ -102,6 +105,9 @@ impl fmt::Display for MemoryPlan {
         line(f, "device memory", self.device_bytes())?;
         if self.host_tables > 0 {
             line(f, "tables in host memory", self.host_tables as u64)?;
+        }
+        for line in &self.given_up {
+            writeln!(f, "{line}")?;
         }
         Ok(())
     }
