@@ -146,6 +146,9 @@ fn main() {
             batched_large(&cards.best.usual, variant)?;
             batched_large(&cards.portable.usual, variant)
         });
+        cases.add(format!("short_of_memory/{variant:?}"), move |cards| {
+            short_of_memory(&cards.best.usual, variant)
+        });
         cases.add(format!("drawn/{variant:?}"), move |cards| {
             drawn(&cards.best, variant)
         });
@@ -355,6 +358,45 @@ fn tiny(cards: &Cards, variant: Variant, quant: QuantType) -> Result<(), String>
     ];
     if layouts.contains(&quant) {
         check(Kernels::Portable, bytes)?;
+    }
+    Ok(())
+}
+
+/// Whatever is given up for want of memory, logits stay within the bound of int8, and memory within the limit.
+fn short_of_memory(card: &CudaBackend, variant: Variant) -> Result<(), String> {
+    let tiny = Tiny::new(variant, QuantType::Q8_0);
+    let (model, tokens) = (tiny.model(), tiny.prompt(45));
+    let expected = logits(&Reference, &model, &tokens, 45)?;
+    let options = evaluate::options(tokens.len(), 13);
+    let plan = gemma4::plan(&model);
+    let all = card
+        .memory_plan(&plan, &model.weights, &options)
+        .map_err(|e| e.to_string())?;
+    let copies = all.expanded_weights as u64;
+    // A byte too few, half of the copies, and more than there are of them.
+    for missing in [1, copies / 2 + 1, copies + 1] {
+        let limit = all.device_bytes() - missing.min(all.device_bytes() / 2);
+        let less = harness::open(|config| config.memory_limit = Some(limit))?;
+        let planned = less
+            .memory_plan(&plan, &model.weights, &options)
+            .map_err(|e| e.to_string())?;
+        if planned.given_up.is_empty() {
+            return Err(format!("nothing was given up for {missing} bytes"));
+        }
+        if planned.device_bytes() > limit {
+            continue; // no smaller form is there: refused, which `backend` checks
+        }
+        let found = logits(less.as_ref(), &model, &tokens, 13)?;
+        // A rounded score may choose another expert.
+        let bound = match variant {
+            Variant::Moe26b => 1.2e-1,
+            _ => 5e-2,
+        };
+        within(&found, &expected, bound)
+            .map_err(|e| format!("{missing} bytes too few: {e}; {:?}", planned.given_up))?;
+        if less.peak_bytes() > limit {
+            return Err(format!("{} of {limit} bytes held", less.peak_bytes()));
+        }
     }
     Ok(())
 }
