@@ -44,7 +44,10 @@ pub use carat_engine::{
     chat::{ChatFinish, Generation},
 };
 pub use carat_grammar as grammar;
-pub use carat_model::{kv::KvType, sampling::Sampling};
+pub use carat_model::{
+    kv::{KvType, PerGroup},
+    sampling::Sampling,
+};
 pub use carat_text::{Message, Part, Reply, Role, TokenId, Tokenizer, Tool, ToolCall};
 pub use chat::Chat;
 pub use device::{Device, OpenedDevice, open_device};

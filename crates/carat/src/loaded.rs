@@ -8,7 +8,7 @@ use carat_model::{
     Model,
     backend::{Backend, Batching, CompileOptions, Need},
     gemma4,
-    kv::{KvType, pages_of},
+    kv::{KvType, PerGroup, pages_of},
     plan::{Plan, Step},
 };
 
@@ -29,7 +29,7 @@ pub struct Loaded {
     /// Will compute it, and fails if the file changes.
     pub backend: Box<dyn Backend>,
     /// How keys and values will be kept.
-    pub kv: KvType,
+    pub kv: PerGroup<KvType>,
     /// Whether tokens may depend on the company of a request.
     pub batching: Batching,
     /// Who drafts; nobody at first.
@@ -40,7 +40,11 @@ pub struct Loaded {
 
 impl Loaded {
     /// Checks that the file is a model that can be run.
-    pub fn new(file: Arc<Gguf>, backend: Box<dyn Backend>, kv: KvType) -> Result<Loaded, Error> {
+    pub fn new(
+        file: Arc<Gguf>,
+        backend: Box<dyn Backend>,
+        kv: PerGroup<KvType>,
+    ) -> Result<Loaded, Error> {
         let model = Model::load(Arc::clone(&file))?;
         Ok(Loaded {
             plan: gemma4::plan(&model),

@@ -4,7 +4,10 @@ use std::{path::Path, sync::Arc};
 
 use carat_engine::chat::{Chat as EngineChat, Generation};
 use carat_gguf::Gguf;
-use carat_model::{kv::KvType, sampling::Sampling};
+use carat_model::{
+    kv::{KvType, PerGroup},
+    sampling::Sampling,
+};
 use carat_text::{ChatTemplate, Tokenizer};
 
 use crate::{
@@ -32,7 +35,7 @@ pub struct LoadOptions {
     /// Answers to compute side by side; others wait.
     pub parallel: usize,
     /// How keys and values are kept.
-    pub kv: KvType,
+    pub kv: PerGroup<KvType>,
     /// A Jinja chat template instead of the file's own.
     pub chat_template: Option<String>,
 }
@@ -43,7 +46,7 @@ impl Default for LoadOptions {
             device: Device::default(),
             context: None,
             parallel: 4,
-            kv: KvType::default(),
+            kv: PerGroup::default(),
             chat_template: None,
         }
     }

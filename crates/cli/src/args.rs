@@ -9,10 +9,12 @@ use std::{net::IpAddr, path::PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 
+mod kv_types;
 #[cfg(test)]
 mod reference;
 mod values;
 
+pub(crate) use kv_types::KvTypes;
 pub(crate) use values::{MaxTokens, Seed, max_tokens, seed, top_k};
 use values::{
     backend_pair, batch_rows, bias, draft_length, min_p, parallel, positive, probability, rows,
@@ -160,17 +162,6 @@ pub(crate) enum IsaName {
     Amx,
 }
 
-/// How keys and values are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum KvTypeName {
-    /// 16 bits a value
-    F16,
-    /// 8.5 bits a value, in groups of 32 that share a scale: about half the memory, at some cost in exactness
-    #[value(name = "q8_0")]
-    Q8_0,
-}
-
 /// What can be switched off, or checked more often, to find a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DebugSwitch {
@@ -215,9 +206,10 @@ pub(crate) struct ModelArgs {
     /// The best instructions the CPU may use (default: all it has)
     #[arg(long, value_enum)]
     pub(crate) isa: Option<IsaName>,
-    /// How to keep the keys and values of the context (default: f16)
-    #[arg(long, value_enum, value_name = "TYPE")]
-    pub(crate) kv_type: Option<KvTypeName>,
+    /// How to keep the keys and values of the context: f16, q8_0 (about half the memory, at some cost in exactness), or by kind of layer
+    /// as in full=q8_0,sliding=f16 (default: f16)
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) kv_type: Option<KvTypes>,
     /// The same tokens alone and in any company, however many requests run side by side (CPU only; prompts are read slower on CPUs
     /// with AMX)
     #[arg(long)]

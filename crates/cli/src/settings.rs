@@ -9,11 +9,15 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::{Result, bail};
 use carat_gguf::Metadata;
-use carat_model::{backend::Batching, kv::KvType, sampling::Sampling};
+use carat_model::{
+    backend::Batching,
+    kv::{KvType, PerGroup},
+    sampling::Sampling,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{
-    BackendName, DebugSwitch, DraftArgs, GenerateArgs, IsaName, KvTypeName, MaxTokens, ModelArgs,
+    BackendName, DebugSwitch, DraftArgs, GenerateArgs, IsaName, KvTypes, MaxTokens, ModelArgs,
     SamplingArgs, Seed, ServeArgs, TierName,
 };
 pub(crate) use file::{Layer, SettingsFile, merged};
@@ -46,7 +50,7 @@ pub(crate) struct Settings {
     pub(crate) isa: Option<IsaName>,
     /// How keys and values are kept.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) kv_type: Option<KvTypeName>,
+    pub(crate) kv_type: Option<KvTypes>,
     /// The same tokens in any company.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) invariant: Option<bool>,
@@ -190,11 +194,8 @@ impl Settings {
         }
     }
 
-    pub(crate) fn kv(&self) -> KvType {
-        match self.kv_type {
-            Some(KvTypeName::F16) | None => KvType::F16,
-            Some(KvTypeName::Q8_0) => KvType::Q8_0,
-        }
+    pub(crate) fn kv(&self) -> PerGroup<KvType> {
+        self.kv_type.map(|types| types.0).unwrap_or_default()
     }
 
     pub(crate) fn batching(&self) -> Batching {

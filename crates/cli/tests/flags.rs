@@ -167,7 +167,7 @@ fn names_a_type(message: &str) -> Option<&str> {
         "Settings",
         "SamplingSettings",
         "BackendName",
-        "KvTypeName",
+        "KvTypes",
         "TierName",
         "IsaName",
         "ParseIntError",

@@ -155,7 +155,7 @@ impl Bench {
                 sliding: pages,
             },
             host_pages: PerGroup::default(),
-            kv,
+            kv: kv.into(),
             max_rows: rows,
             max_sampled: 1,
             probe: false,

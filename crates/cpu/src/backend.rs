@@ -190,6 +190,8 @@ fn buffer_bytes(layout: &Layout, options: &CompileOptions) -> u64 {
 
 fn kv_bytes(plan: &Plan, options: &CompileOptions) -> u64 {
     let slots = plan.slots.iter();
-    let bytes = slots.map(|spec| options.pages.get(spec.group) * kv::page_bytes(spec, options.kv));
+    let bytes = slots.map(|spec| {
+        options.pages.get(spec.group) * kv::page_bytes(spec, *options.kv.get(spec.group))
+    });
     bytes.sum::<usize>() as u64
 }

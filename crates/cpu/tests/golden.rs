@@ -62,7 +62,7 @@ fn run(executor: &mut dyn Executor, tokens: &[u32], runs: &[Run<'_>]) -> Vec<Vec
 
 fn options(kv: KvType, tokens: usize, chunk: usize) -> CompileOptions {
     CompileOptions {
-        kv,
+        kv: kv.into(),
         ..evaluate::options(tokens, chunk)
     }
 }

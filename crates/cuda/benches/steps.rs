@@ -18,7 +18,7 @@ use carat_model::{
         RowOutput, Run, Ticket,
     },
     gemma4,
-    kv::{KvType, PAGE_TOKENS, PageId, PerGroup},
+    kv::{PAGE_TOKENS, PageId, PerGroup},
     sampling::{Sampling, TokenMask},
 };
 use carat_testkit::tiny::{Tiny, Variant};
@@ -57,7 +57,7 @@ fn table(card: &CudaBackend) -> Result<(), String> {
             sliding: pages,
         },
         host_pages: PerGroup::default(),
-        kv: KvType::F16,
+        kv: PerGroup::default(),
         max_rows: STREAMS,
         max_sampled: STREAMS,
         probe: false,

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use carat_model::{
     backend::{Backend, BackendError, Batching, CompileOptions, DraftPlan, Executor, Memory, Need},
     cost::Roofline,
-    kv::PerGroup,
     plan::Plan,
     weights::Weights,
 };
@@ -15,12 +14,13 @@ use crate::{
     compile::{
         call::Call,
         drafter::prepare_drafter,
+        fit::fitting,
         memory::MemoryPlan,
-        prepare::{Prepared, prepare},
+        prepare::Prepared,
         rows::SMALL_ROWS,
         target::{GemmImpl, Target, gains_from_pdl},
     },
-    config::{CudaConfig, Pdl, TableMemory, Tier},
+    config::{CudaConfig, Pdl, Tier},
     device::{Device, cublaslt::Library},
     error::CudaError,
     jit::{
@@ -139,8 +139,7 @@ impl CudaBackend {
         self.config.tier == Tier::Best && self.device.capability.major == 9
     }
 
-    /// The fastest choice that fits and leaves some bytes: f16 weights for cuBLASLt where there is room, fragments alone where there is not, tables in
-    /// host memory where even those are too much. The last is returned whether it fits or not.
+    /// The fastest choice that fits and leaves some bytes, or the smallest where none does.
     fn prepare(
         &self,
         plan: &Plan,
@@ -149,25 +148,19 @@ impl CudaBackend {
         left_bytes: u64,
     ) -> Result<Prepared, BackendError> {
         let (free_bytes, _) = self.device.memory()?;
-        let tables = self.config.tables;
-        let mut choices = vec![
-            (GemmImpl::Native, tables),
-            (GemmImpl::Native, TableMemory::Host),
-        ];
-        if self.library.is_some() {
-            choices.insert(0, (GemmImpl::CublasLt, tables));
-        }
-        let mut prepared = None;
-        for (gemm, tables) in choices {
-            let target = self.target(plan, weights, options, gemm);
-            let next = prepare(plan, weights, options, tables, target)?;
-            let fits = next.memory.device_bytes() + left_bytes <= free_bytes;
-            prepared = Some(next);
-            if fits {
-                break;
-            }
-        }
-        Ok(prepared.expect("there is one choice at least"))
+        let gemm = match self.library {
+            Some(_) => GemmImpl::CublasLt,
+            None => GemmImpl::Native,
+        };
+        let target = self.target(plan, weights, options, gemm);
+        let choice = (target, self.config.tables);
+        fitting(
+            plan,
+            weights,
+            options,
+            choice,
+            free_bytes.saturating_sub(left_bytes),
+        )
     }
 
     fn target(
@@ -183,10 +176,11 @@ impl CudaBackend {
             hopper: self.hopper(),
             pdl: self.hopper() && gains_from_pdl(plan, weights) && self.config.pdl == Pdl::On,
             gemm,
+            first_uncopied_layer: None,
             min_packed_weights: self.config.min_packed_weights,
             max_rows: options.max_rows.max(options.max_sampled),
             fusion: self.config.fusion,
-            kv: PerGroup::both(options.kv),
+            kv: options.kv,
             borrowed_table: None,
         }
     }

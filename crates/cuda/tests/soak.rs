@@ -21,7 +21,7 @@ use carat_model::{
         RowOutput, Run, Ticket,
     },
     gemma4,
-    kv::{KvType, PAGE_TOKENS, PageId, PerGroup},
+    kv::{PAGE_TOKENS, PageId, PerGroup},
     sampling::Sampling,
 };
 use carat_testkit::tiny::{Tiny, Variant};
@@ -99,7 +99,7 @@ fn compile(card: &CudaBackend, length: usize) -> Result<Box<dyn Executor>, Strin
             sliding: pages,
         },
         host_pages: PerGroup::default(),
-        kv: KvType::F16,
+        kv: PerGroup::default(),
         max_rows: MAX_SEQUENCES,
         max_sampled: MAX_SEQUENCES,
         probe: false,

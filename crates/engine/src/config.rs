@@ -67,7 +67,7 @@ pub struct EngineConfig {
     /// Who drafts; `None` leaves it to callers of the scheduler.
     pub drafts: Option<DraftConfig>,
     /// How keys and values are kept.
-    pub kv: KvType,
+    pub kv: PerGroup<KvType>,
     /// Whether prompts continue from earlier ones.
     pub prefix_reuse: PrefixReuse,
     /// Whether a request's tokens may depend on its company, at near ties.
@@ -153,7 +153,7 @@ impl ModelShape {
                 sampled: 0,
                 sequences: 1,
                 depth,
-                kv: KvType::default(),
+                kv: PerGroup::default(),
             };
             u128::from(cost::of(plan, weights, row).multiply_adds)
         };
@@ -517,7 +517,7 @@ impl EngineConfig {
             disk: None,
             max_draft: 0,
             drafts: None,
-            kv: KvType::default(),
+            kv: PerGroup::default(),
             prefix_reuse: PrefixReuse::Enabled,
             batching: Batching::Fast,
             stall_limit: STALL_LIMIT,

@@ -299,7 +299,7 @@ pub struct CompileOptions {
     /// Pages in host memory that [`Executor::move_pages`] saves to and loads from, per group.
     pub host_pages: PerGroup<usize>,
     /// Format of keys and values.
-    pub kv: KvType,
+    pub kv: PerGroup<KvType>,
     /// The most rows a batch will have.
     pub max_rows: usize,
     /// The most sampled rows a batch will have.

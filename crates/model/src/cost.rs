@@ -3,7 +3,7 @@
 use std::{iter::Sum, ops::AddAssign};
 
 use crate::{
-    kv::KvType,
+    kv::{KvType, PerGroup},
     plan::{Plan, Rows, Step},
     weights::{Weight, Weights},
 };
@@ -20,7 +20,7 @@ pub struct BatchShape {
     /// Positions already in the cache before the first row.
     pub depth: usize,
     /// Format of keys and values.
-    pub kv: KvType,
+    pub kv: PerGroup<KvType>,
 }
 
 /// Bytes and multiplications, at the least.
@@ -117,7 +117,7 @@ pub fn of_step(plan: &Plan, weights: &Weights, step: &Step, batch: BatchShape) -
             let pairs: usize = (first..last).map(seen).sum();
             cost.multiply_adds = 2 * (batch.sequences * pairs * plan.columns(q)) as u64;
             let cells = (last - first + seen(first) - 1).min(last);
-            let head_bytes = batch.kv.head_bytes(spec.head_dim);
+            let head_bytes = batch.kv.get(spec.group).head_bytes(spec.head_dim);
             cost.kv_bytes = (2 * batch.sequences * cells * spec.kv_heads * head_bytes) as u64;
         }
         _ => {}

@@ -8,7 +8,7 @@ use crate::{
         BackendError, Batch, Batching, CompileOptions, Draw, Executor, Feed, Outputs, RowResult,
         Run, token_feeds,
     },
-    kv::{KvType, PageId, PerGroup, first_visible_page, pages_of},
+    kv::{PageId, PerGroup, first_visible_page, pages_of},
     plan::Plan,
     sampling::Sampling,
 };
@@ -24,7 +24,7 @@ pub fn options(tokens: usize, chunk: usize) -> CompileOptions {
             sliding: pages + 1,
         },
         host_pages: PerGroup::default(),
-        kv: KvType::default(),
+        kv: PerGroup::default(),
         max_rows: chunk,
         max_sampled: chunk,
         probe: false,

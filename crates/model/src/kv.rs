@@ -218,6 +218,24 @@ impl fmt::Display for KvType {
     }
 }
 
+impl From<KvType> for PerGroup<KvType> {
+    fn from(kv: KvType) -> PerGroup<KvType> {
+        PerGroup::both(kv)
+    }
+}
+
+/// One name if both groups agree.
+impl fmt::Display for PerGroup<KvType> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PerGroup { full, sliding } = self;
+        if full == sliding {
+            full.fmt(f)
+        } else {
+            write!(f, "full={full},sliding={sliding}")
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

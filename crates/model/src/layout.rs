@@ -107,12 +107,12 @@ impl Layout {
 }
 
 /// Bytes of one page in each group, keys and values of all slots of the plan's own together.
-pub fn page_bytes(plan: &Plan, kv: KvType) -> PerGroup<usize> {
+pub fn page_bytes(plan: &Plan, kv: PerGroup<KvType>) -> PerGroup<usize> {
     let mut bytes = PerGroup::default();
     for group in KvGroup::ALL {
         let own = plan.slots.iter().filter(|s| s.borrowed.is_none());
         let values = own.filter(|s| s.group == group);
-        let per_token = values.map(|s| 2 * s.kv_heads * kv.head_bytes(s.head_dim));
+        let per_token = values.map(|s| 2 * s.kv_heads * kv.get(group).head_bytes(s.head_dim));
         *bytes.get_mut(group) = per_token.sum::<usize>() * PAGE_TOKENS;
     }
     bytes

@@ -56,8 +56,8 @@ fn pages_have_the_bytes_of_the_type_they_are_of() {
         (tiny.shape.head_dim.sliding, tiny.shape.head_dim.full) = (64, 128);
         let plan = gemma4::plan(&tiny.model());
         let (halves, codes) = (
-            layout::page_bytes(&plan, KvType::F16),
-            layout::page_bytes(&plan, KvType::Q8_0),
+            layout::page_bytes(&plan, KvType::F16.into()),
+            layout::page_bytes(&plan, KvType::Q8_0.into()),
         );
         let full = plan.slots.iter().filter(|slot| slot.head_dim == 128);
         let values: usize = full.map(|slot| 2 * slot.kv_heads * slot.head_dim).sum();

@@ -89,7 +89,7 @@ impl Case {
     /// The checked value after every batch, one after another.
     pub fn values(&self, backend: &dyn Backend) -> Result<Vec<f32>, BackendError> {
         let options = CompileOptions {
-            kv: self.kv,
+            kv: self.kv.into(),
             probe: true,
             batching: Batching::Fast,
             ..evaluate::options(self.tokens.len(), self.longest_chunk())

@@ -120,7 +120,7 @@ impl Session {
                 full: 6,
                 sliding: 7,
             },
-            kv,
+            kv: kv.into(),
             max_rows: 128,
             max_sampled: 8,
             probe: false,

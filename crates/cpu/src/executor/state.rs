@@ -42,11 +42,18 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(plan: &Plan, options: &CompileOptions, workers: Workers) -> Shared {
         let slots = plan.slots.iter();
-        let caches =
-            slots.map(|spec| PagedKv::new(spec, options.kv, *options.pages.get(spec.group)));
+        let caches = slots.map(|spec| {
+            PagedKv::new(
+                spec,
+                *options.kv.get(spec.group),
+                *options.pages.get(spec.group),
+            )
+        });
         let page_bytes = |group: KvGroup| -> usize {
             let slots = plan.slots.iter().filter(|spec| spec.group == group);
-            slots.map(|spec| kv::page_bytes(spec, options.kv)).sum()
+            slots
+                .map(|spec| kv::page_bytes(spec, *options.kv.get(spec.group)))
+                .sum()
         };
         let saved_page_bytes = PerGroup {
             full: page_bytes(KvGroup::Full),

@@ -179,12 +179,6 @@ __device__ __forceinline__ void put_query(const Head& head, u16* q, u32 column) 
   }
 }
 
-// A key or value into its tile and its page.
-__device__ __forceinline__ void put_cached(const Head& head, const KvTile& tile, u32 row, const KvCell& to) {
-#pragma unroll
-  for (int i = 0; i < PAIRS; i++) put_pair(tile, row, i, head.low[i], head.high[i], &to);
-}
-
 // ---- A block's work --------------------------------------------------------------------------------
 
 struct Work {
@@ -257,7 +251,7 @@ __device__ __forceinline__ void make_earlier(const Params& p, const Work& work, 
         a = normed(x, j, scale, weight), b = normed(x, j + HALF, scale, weight);
         if (is_key) rotate(a, b, at, p.frequencies[j]);
       }
-      put_pair(tile, at - begin, i, a, b, nullptr);
+      put_pair(tile, at - begin, i, a, b);
     }
   }
 }
@@ -454,7 +448,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
       put_query(head, shared.q, h);
     } else {
       const KvCell to(p.slot, h == GROUP ? p.slot.keys : p.slot.values, work.run, work.position, work.kv_head);
-      put_cached(head, shared.tile(h == GROUP), last_row, to);
+      put_head(shared.tile(h == GROUP), last_row, head.low, head.high, to);
     }
     if (h + WARPS < own_heads) load(head, raw_head(p, work, h + WARPS));
   }

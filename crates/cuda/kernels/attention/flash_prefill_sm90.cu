@@ -35,38 +35,82 @@ __device__ __forceinline__ u32 swizzled_at(u32 rows, u32 row, u32 vector) {
   return (vector / 8 * rows + row) * LINE + (vector % 8 ^ row % 8) * 16;
 }
 
+#if KV_TYPE == KV_Q8_0
+// A thread's share of some pages of a chunk on its way through registers: as much as there are registers for.
+constexpr u32 MAX_SHARE = 4, MAX_PAGES = 2;
+struct Share {
+  Q8Sixteen sixteens[MAX_SHARE];
+};
+
+// A chunk of COLUMNS columns of ROWS_OF_ALL keys or values, which THREADS threads take in PARTS parts of PAGES pages.
+template <u32 THREADS, u32 ROWS_OF_ALL, u32 COLUMNS>
+struct ChunkShape {
+  static constexpr u32 VECTORS = COLUMNS / 16, PAGE_SHARE = PAGE_TOKENS * VECTORS / THREADS;
+  static constexpr u32 ALL_PAGES = ROWS_OF_ALL / PAGE_TOKENS;
+  static constexpr u32 PAGES = ALL_PAGES > 1 && PAGE_SHARE * MAX_PAGES <= MAX_SHARE ? MAX_PAGES : 1;
+  static constexpr u32 PARTS = ALL_PAGES / PAGES, SHARE = PAGES * PAGE_SHARE;
+  static_assert(PAGE_SHARE > 0 && SHARE <= MAX_SHARE, "registers for a page");
+
+  // Loads part `part`; keys or values begin at the table's entry `index`.
+  __device__ __forceinline__ static void load(Share& share, const Seen& seen, u8* from, u32 part, u32 index, u32 column) {
+#pragma unroll
+    for (u32 i = 0; i < PAGES; i++) {
+      const u32 entry = index + part * PAGES + i;
+      const u32 page = seen.page(entry), rows = seen.rows_from(entry * PAGE_TOKENS, page);
+      const Q8Page at = seen.q8_page(from, page);
+#pragma unroll
+      for (u32 n = 0; n < PAGE_SHARE; n++) {
+        const u32 vector = threadIdx.x + n * THREADS, row = vector / VECTORS;
+        share.sixteens[i * PAGE_SHARE + n].load(at, row, column + vector % VECTORS * 16, row < rows);
+      }
+    }
+  }
+
+  // Stores it as f16.
+  __device__ __forceinline__ static void store(const Share& share, u8* to, u32 part) {
+#pragma unroll
+    for (u32 i = 0; i < SHARE; i++) {
+      const u32 vector = threadIdx.x + i % PAGE_SHARE * THREADS;
+      const u32 row = (part * PAGES + i / PAGE_SHARE) * PAGE_TOKENS + vector / VECTORS;
+#pragma unroll
+      for (u32 h = 0; h < 2; h++)
+        *(uint4*)(to + swizzled_at(ROWS_OF_ALL, row, vector % VECTORS * 2 + h)) = share.sixteens[i].as_f16(h);
+    }
+  }
+};
+
+template <typename Shape>
+__device__ __forceinline__ void copy_parts(const Seen& seen, u8* to, u8* from, u32 index, u32 column) {
+#pragma unroll 1
+  for (u32 part = 0; part < Shape::PARTS; part++) {
+    Share share;
+    Shape::load(share, seen, from, part, index, column);
+    Shape::store(share, to, part);
+  }
+}
+
+template <u32 THREADS>
+__device__ __forceinline__ void copy_chunk(const Seen& seen, u8* to, u32 chunk, u32 tile) {
+  if (chunk < K_CHUNKS) {
+    copy_parts<ChunkShape<THREADS, KEYS, K_COLUMNS>>(seen, to, seen.slot.keys, tile * KEYS / PAGE_TOKENS, chunk * K_COLUMNS);
+  } else {
+    const u32 key = tile * KEYS + (chunk - K_CHUNKS) * V_KEYS;
+    copy_parts<ChunkShape<THREADS, V_KEYS, HEAD_DIM>>(seen, to, seen.slot.values, key / PAGE_TOKENS, 0);
+  }
+}
+#else
 // Starts copying COLUMNS of the page of the table's entry `index`, from `column`, to rows `to_row ..` of swizzle atoms of
 // ATOM_ROWS rows.
 template <u32 THREADS, u32 COLUMNS, u32 ATOM_ROWS>
-__device__ __forceinline__ void copy(const Seen& seen, u8* to, u32 to_row, KvUnit* from, u32 index, u32 column) {
+__device__ __forceinline__ void copy(const Seen& seen, u8* to, u32 to_row, const u16* from, u32 index, u32 column) {
   constexpr u32 VECTORS = COLUMNS / 8;
   const u32 page = seen.page(index), rows = seen.rows_from(index * PAGE_TOKENS, page);
-#if KV_TYPE == KV_Q8_0
-  // Loads of all, or of as many as registers hold, before the first is needed.
-  constexpr u32 SHARE = PAGE_TOKENS * VECTORS / THREADS, AT_ONCE = SHARE < 8 ? SHARE : 8;
-  const Q8Page at = seen.q8_page(from, page);
-#pragma unroll 1
-  for (u32 first = threadIdx.x; first < PAGE_TOKENS * VECTORS; first += AT_ONCE * THREADS) {
-    Q8Eight eights[AT_ONCE];
-#pragma unroll
-    for (u32 n = 0; n < AT_ONCE; n++) {
-      const u32 i = first + n * THREADS, row = i / VECTORS;
-      eights[n].load(at, row, column + i % VECTORS * 8, row < rows);
-    }
-#pragma unroll
-    for (u32 n = 0; n < AT_ONCE; n++) {
-      const u32 i = first + n * THREADS;
-      *(uint4*)(to + swizzled_at(ATOM_ROWS, to_row + i / VECTORS, i % VECTORS)) = eights[n].as_f16();
-    }
-  }
-#else
   from += seen.page_start(page) + column;
 #pragma unroll
   for (u32 i = threadIdx.x; i < PAGE_TOKENS * VECTORS; i += THREADS) {
     const u32 row = i / VECTORS, vector = i % VECTORS;
     cp_async_16(to + swizzled_at(ATOM_ROWS, to_row + row, vector), from + row * HEAD_DIM + vector * 8, row < rows);
   }
-#endif
 }
 
 template <u32 THREADS>
@@ -85,6 +129,7 @@ __device__ __forceinline__ void copy_chunk(const Seen& seen, u8* to, u32 chunk, 
     }
   }
 }
+#endif
 
 template <u32 ROW_GROUPS>
 __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const Tokens& tokens, u32 kv_head,

@@ -47,6 +47,12 @@ __device__ __forceinline__ u32 dequantized(u32 codes, u32 selector, u32 scales) 
   return mul_f16x2(codes_as_f16(codes, selector), scales);
 }
 
+__device__ __forceinline__ uint4 eight_as_f16(u32 first, u32 second, u32 scale) {
+  const u32 low = first ^ 0x80808080u, high = second ^ 0x80808080u, scales = scale | scale << 16;
+  return make_uint4(dequantized(low, 0x4140, scales), dequantized(low, 0x4342, scales),  //
+                    dequantized(high, 0x4140, scales), dequantized(high, 0x4342, scales));
+}
+
 // Eight values of a page's row.
 struct Q8Eight {
   uint2 codes;
@@ -57,9 +63,21 @@ struct Q8Eight {
     codes = there ? *(const uint2*)(page.codes(row) + column) : make_uint2(0, 0);
     scale = there ? page.scales(row)[column / KV_BLOCK] : 0;
   }
-  __device__ __forceinline__ uint4 as_f16() const {
-    const u32 low = codes.x ^ 0x80808080u, high = codes.y ^ 0x80808080u, scales = scale | scale << 16;
-    return make_uint4(dequantized(low, 0x4140, scales), dequantized(low, 0x4342, scales),  //
-                      dequantized(high, 0x4140, scales), dequantized(high, 0x4342, scales));
+  __device__ __forceinline__ uint4 as_f16() const { return eight_as_f16(codes.x, codes.y, scale); }
+};
+
+// Sixteen of them.
+struct Q8Sixteen {
+  uint4 codes;
+  u32 scale;
+
+  // Zeros unless they are there.
+  __device__ __forceinline__ void load(const Q8Page& page, u32 row, u32 column, bool there) {
+    codes = there ? *(const uint4*)(page.codes(row) + column) : make_uint4(0, 0, 0, 0);
+    scale = there ? page.scales(row)[column / KV_BLOCK] : 0;
+  }
+  // The first or the second half.
+  __device__ __forceinline__ uint4 as_f16(u32 half) const {
+    return eight_as_f16(half ? codes.z : codes.x, half ? codes.w : codes.y, scale);
   }
 };

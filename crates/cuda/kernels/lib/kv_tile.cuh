@@ -78,17 +78,12 @@ struct KvCell {
   }
 };
 
-// Pair `i` of a key or value into its tile and, if it has one, its cell. By all lanes of a warp, as two blocks or one.
-__device__ __forceinline__ void put_pair(const KvTile& tile, u32 row, int i, float low, float high, const KvCell* to) {
+// Pair `i` of a key or value into its tile. By all lanes of a warp, as two blocks or one.
+__device__ __forceinline__ void put_pair(const KvTile& tile, u32 row, int i, float low, float high) {
   const u32 j = pair(i);
   const auto put = [&](u32 element, float value, const Q8Scale& scale) {
-    const int code = scale.code(value);
-    tile.codes[code_cell(row, element)] = u8(code);
-    if (to) to->codes[element] = i8(code);
-    if (element % KV_BLOCK == 0) {
-      tile.scales[row * KV_BLOCKS + element / KV_BLOCK] = scale.bits;
-      if (to) to->scales[element / KV_BLOCK] = scale.bits;
-    }
+    tile.codes[code_cell(row, element)] = u8(scale.code(value));
+    if (element % KV_BLOCK == 0) tile.scales[row * KV_BLOCKS + element / KV_BLOCK] = scale.bits;
   };
   if (HEAD_DIM % 64 == 0) {
     put(j, low, Q8Scale(warp_max(fabsf(low))));
@@ -100,6 +95,56 @@ __device__ __forceinline__ void put_pair(const KvTile& tile, u32 row, int i, flo
       put(j + HALF, high, scale);
     }
   }
+}
+
+// All pairs of a key or value into its tile and its cell: the same values with less code. Lanes trade maxima, so that each has that of
+// one block and divides once.
+__device__ __forceinline__ void put_head(const KvTile& tile, u32 row, const float (&low)[PAIRS], const float (&high)[PAIRS],
+                                         const KvCell& to) {
+  const u32 lane = threadIdx.x % WARP;
+  constexpr int LANES = WARP / KV_BLOCKS;  // of a block
+  float maxima[KV_BLOCKS];
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++) {
+    if (HEAD_DIM % 64) {
+      maxima[0] = holds(pair(i)) ? fmaxf(fabsf(low[i]), fabsf(high[i])) : 0;
+    } else {
+      maxima[i] = fabsf(low[i]);
+      maxima[(i + PAIRS) % KV_BLOCKS] = fabsf(high[i]);
+    }
+  }
+#pragma unroll
+  for (int held = KV_BLOCKS / 2; held > 0; held /= 2) {
+    const int mask = LANES * held;
+    const bool upper = lane & mask;
+#pragma unroll
+    for (int i = 0; i < held; i++) {
+      const float sent = upper ? maxima[i] : maxima[i + held], kept = upper ? maxima[i + held] : maxima[i];
+      maxima[i] = fmaxf(kept, __shfl_xor_sync(ALL_LANES, sent, mask));
+    }
+  }
+#pragma unroll
+  for (int mask = LANES / 2; mask > 0; mask /= 2)
+    maxima[0] = fmaxf(maxima[0], __shfl_xor_sync(ALL_LANES, maxima[0], mask));
+  Q8Scale scale(maxima[0]);
+  if (lane % LANES == 0) {
+    tile.scales[row * KV_BLOCKS + lane / LANES] = scale.bits;
+    to.scales[lane / LANES] = scale.bits;
+  }
+  const float inverse = scale.inverse;
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int block = HEAD_DIM % 64 ? 0 : i + h * PAIRS;
+      scale.inverse = __shfl_sync(ALL_LANES, inverse, block * LANES);
+      if (holds(pair(i))) {
+        const u32 element = pair(i) + h * HALF;
+        const int code = scale.code(h ? high[i] : low[i]);
+        tile.codes[code_cell(row, element)] = u8(code);
+        to.codes[element] = i8(code);
+      }
+    }
 }
 
 // The column that an element of a query has in its matrix.
@@ -213,16 +258,28 @@ struct KvCell {
       : start(of + slot.cell(run, position, head)) {}
 };
 
-// Pair `i` of a key or value into its tile and, if it has one, its cell.
-__device__ __forceinline__ void put_pair(const KvTile& tile, u32 row, int i, float low, float high, const KvCell* to) {
+// Pair `i` of a key or value into its tile.
+__device__ __forceinline__ void put_pair(const KvTile& tile, u32 row, int i, float low, float high) {
+  if (holds(pair(i))) {
+    tile.cells[cell(row, pair(i))] = f32_to_f16(low);
+    tile.cells[cell(row, pair(i) + HALF)] = f32_to_f16(high);
+  }
+}
+
+// All pairs of a key or value into its tile and its cell.
+__device__ __forceinline__ void put_head(const KvTile& tile, u32 row, const float (&low)[PAIRS], const float (&high)[PAIRS],
+                                         const KvCell& to) {
   const auto put = [&](u32 element, float value) {
     const u16 rounded = f32_to_f16(value);
     tile.cells[cell(row, element)] = rounded;
-    if (to) to->start[element] = rounded;
+    to.start[element] = rounded;
   };
-  if (holds(pair(i))) {
-    put(pair(i), low);
-    put(pair(i) + HALF, high);
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++) {
+    if (holds(pair(i))) {
+      put(pair(i), low[i]);
+      put(pair(i) + HALF, high[i]);
+    }
   }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use carat_model::{
     backend::{BackendError, Batching, CompileOptions},
-    kv::{KvType, PerGroup},
+    kv::PerGroup,
     phase::Phase,
     plan::Plan,
     weights::Weights,
@@ -63,7 +63,7 @@ pub fn program(
             sliding: 1,
         },
         host_pages: PerGroup::default(),
-        kv: KvType::F16,
+        kv: PerGroup::default(),
         max_rows: rows,
         max_sampled: sampled.max(1),
         probe: false,

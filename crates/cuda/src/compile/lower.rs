@@ -27,6 +27,8 @@ use carat_model::{
     weights::{Weight, Weights},
 };
 
+pub(crate) use large_batch::weights_from_layer;
+
 use super::{
     call::{Buckets, Call, Launch},
     fuse::{self, LinearPart, Op},
@@ -61,7 +63,7 @@ pub(crate) fn lower(
         buckets: Buckets::ALL,
         calls: Vec::new(),
         scratch,
-        large: large_batch::State::of(plan, ops),
+        large: large_batch::State::of(plan, ops, target),
         routes: HashMap::new(),
         unsummed: HashMap::new(),
         settled: None,

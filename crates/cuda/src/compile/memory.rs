@@ -37,6 +37,8 @@ pub struct MemoryPlan {
     pub sampling: usize,
     /// Workspace of cuBLASLt.
     pub workspace: usize,
+    /// What was done without for want of memory, and what that costs, in lines for a person.
+    pub given_up: Vec<String>,
 }
 
 impl MemoryPlan {
@@ -64,6 +66,7 @@ impl MemoryPlan {
                 GemmImpl::CublasLt => WORKSPACE_BYTES,
                 GemmImpl::Native => 0,
             },
+            given_up: Vec::new(),
         }
     }
 
@@ -102,6 +105,9 @@ impl fmt::Display for MemoryPlan {
         line(f, "device memory", self.device_bytes())?;
         if self.host_tables > 0 {
             line(f, "tables in host memory", self.host_tables as u64)?;
+        }
+        for line in &self.given_up {
+            writeln!(f, "{line}")?;
         }
         Ok(())
     }
@@ -150,9 +156,9 @@ impl Parts {
         let kv = |group: KvGroup| {
             let own = plan.slots.iter().filter(|s| s.borrowed.is_none());
             let slots = own.filter(move |s| s.group == group);
-            let pages = *options.pages.get(group);
+            let (pages, kv) = (*options.pages.get(group), *options.kv.get(group));
             Arena::new(slots.flat_map(move |s| {
-                [pages * PAGE_TOKENS * s.kv_heads * options.kv.head_bytes(s.head_dim); 2]
+                [pages * PAGE_TOKENS * s.kv_heads * kv.head_bytes(s.head_dim); 2]
             }))
         };
         // A step may have all rows, whichever it has in this plan.
@@ -207,7 +213,7 @@ mod tests {
                 sliding: 16,
             },
             host_pages: PerGroup::default(),
-            kv: KvType::F16,
+            kv: PerGroup::default(),
             max_rows: rows,
             max_sampled: 8,
             probe: false,
@@ -249,11 +255,14 @@ mod tests {
 
         let model = Tiny::new(Variant::Dense31b, QuantType::Q8_0).model();
         let options = CompileOptions {
-            kv: KvType::Q8_0,
+            kv: PerGroup {
+                full: KvType::Q8_0,
+                sliding: KvType::F16,
+            },
             ..options(32)
         };
         let target = Target {
-            kv: PerGroup::both(KvType::Q8_0),
+            kv: options.kv,
             ..Target::hopper(Fusion::On, 32)
         };
         let prepared = prepare(
@@ -264,8 +273,8 @@ mod tests {
             target,
         );
         let memory = prepared.expect("compiles").memory;
-        // A block of 32 values is 34 bytes; heads of 16 take one, too.
-        assert_eq!(memory.kv.sliding, 16 * 32 * 2 * (4 * 34) * 2);
+        // A block of 32 values is 34 bytes.
+        assert_eq!(memory.kv.sliding, 16 * 32 * 2 * (4 * 16) * 2 * 2);
         assert_eq!(memory.kv.full, 64 * 32 * (2 * 34) * 2);
     }
 

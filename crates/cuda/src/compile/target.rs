@@ -22,6 +22,9 @@ pub(crate) struct Target {
     /// Whether kernels of small and medium batches are launched with programmatic dependent launch (PDL).
     pub(crate) pdl: bool,
     pub(crate) gemm: GemmImpl,
+    /// With cuBLASLt, the first layer whose products have no f16 copies of their weights: it and those behind it are multiplied by
+    /// the native GEMM. Not the first ones: where layers share keys and values, rows of a prompt end before the last layers.
+    pub(crate) first_uncopied_layer: Option<usize>,
     /// Weights of a product from which on medium batches multiply them as they are packed.
     pub(crate) min_packed_weights: usize,
     /// The most rows of a batch.
@@ -42,6 +45,7 @@ impl Target {
             hopper: true,
             pdl: true,
             gemm: GemmImpl::Native,
+            first_uncopied_layer: None,
             min_packed_weights: 0,
             max_rows,
             fusion,

@@ -3,7 +3,7 @@
 //! Lowering decides in which format a kernel reads a weight; what no call names is not loaded. Placements are decided here,
 //! purely; [`upload`](crate::run::upload) then moves the bytes.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use carat_gguf::QuantType;
 use carat_model::weights::{Matrix, Weight, Weights};
@@ -104,6 +104,15 @@ impl WeightLayout {
     pub(crate) fn named(&self) -> impl Iterator<Item = (&WeightOperand, &Placement)> {
         let placement = |(named, canonical)| (named, &self.placements[canonical]);
         self.canonical.iter().map(placement)
+    }
+
+    /// Bytes of f16 copies of these weights.
+    pub(crate) fn copies_of(&self, weights: &HashSet<Weight>) -> usize {
+        let copies = self.placements.iter();
+        let copies = copies.filter(|(operand, p)| {
+            p.memory == Memory::Expanded && operand.parts.iter().any(|w| weights.contains(w))
+        });
+        copies.map(|(_, p)| p.bytes).sum()
     }
 
     /// Every weight to load, with all its targets, so that each is read once.

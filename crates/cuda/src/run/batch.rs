@@ -114,7 +114,7 @@ mod tests {
     use carat_model::{
         backend::{Batching, CompileOptions, Run, token_feeds},
         gemma4,
-        kv::{KvType, PAGE_TOKENS, PageId, PerGroup},
+        kv::{PAGE_TOKENS, PageId, PerGroup},
     };
     use carat_testkit::tiny::{Tiny, Variant};
 
@@ -133,7 +133,7 @@ mod tests {
                 sliding: pages,
             },
             host_pages: PerGroup::default(),
-            kv: KvType::F16,
+            kv: PerGroup::default(),
             max_rows: 6,
             max_sampled: 3,
             probe: false,
@@ -314,7 +314,7 @@ mod tests {
                 sliding: 4096,
             },
             host_pages: PerGroup::default(),
-            kv: KvType::F16,
+            kv: PerGroup::default(),
             max_rows: 4096,
             max_sampled: 64,
             probe: false,

@@ -207,7 +207,7 @@ fn is_decoding(rows: RowCounts) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use carat_model::kv::{KvType, PerGroup};
+    use carat_model::kv::PerGroup;
 
     use super::*;
 
@@ -216,7 +216,7 @@ mod tests {
         let options = CompileOptions {
             pages: PerGroup::default(),
             host_pages: PerGroup::default(),
-            kv: KvType::F16,
+            kv: PerGroup::default(),
             max_rows: 100,
             max_sampled: 24,
             probe: false,
@@ -239,7 +239,7 @@ mod tests {
         let options = CompileOptions {
             pages: PerGroup::default(),
             host_pages: PerGroup::default(),
-            kv: KvType::F16,
+            kv: PerGroup::default(),
             max_rows: 300,
             max_sampled: 40,
             probe: false,

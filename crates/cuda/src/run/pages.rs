@@ -50,7 +50,7 @@ impl PageMover {
                 if slot.group != group {
                     continue;
                 }
-                let head_bytes = options.kv.head_bytes(slot.head_dim);
+                let head_bytes = options.kv.get(group).head_bytes(slot.head_dim);
                 let bytes = (PAGE_TOKENS * slot.kv_heads * head_bytes) as u64;
                 for pages in [*keys, *values] {
                     segments.push(PageSegment {

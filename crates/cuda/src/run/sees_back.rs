@@ -63,7 +63,7 @@ mod tests {
     use carat_model::{
         backend::{Run, token_feeds},
         gemma4,
-        kv::{KvType, PerGroup},
+        kv::PerGroup,
     };
     use carat_testkit::tiny::{Tiny, Variant};
 
@@ -83,7 +83,7 @@ mod tests {
                 sliding: 8,
             },
             host_pages: PerGroup::default(),
-            kv: KvType::F16,
+            kv: PerGroup::default(),
             max_rows,
             max_sampled: 4,
             probe: false,

@@ -163,7 +163,7 @@ fn attention_costs_as_much_as_the_rest_at_the_even_depth() {
             sampled: 0,
             sequences: 1,
             depth,
-            kv: KvType::default(),
+            kv: PerGroup::default(),
         };
         cost::of(&plan, &model.weights, row).multiply_adds as f64
     };

@@ -8,7 +8,7 @@ use carat_model::{
     },
     gemma4,
     gemma4_assistant::{self, Head},
-    kv::{KvType, PageId, PerGroup, pages_of},
+    kv::{PageId, PerGroup, pages_of},
     sampling::Sampling,
 };
 
@@ -35,7 +35,7 @@ pub(super) fn own_text_alone(backend: &dyn Backend) -> Checked {
                 sliding: TEXTS * pages_each + 1,
             },
             host_pages: PerGroup::default(),
-            kv: KvType::default(),
+            kv: PerGroup::default(),
             max_rows: 64,
             max_sampled: TEXTS,
             probe: false,

@@ -254,7 +254,7 @@ impl Profiles {
 
 #[cfg(test)]
 mod tests {
-    use carat_model::{kv::KvType, phase::Origin};
+    use carat_model::{kv::PerGroup, phase::Origin};
 
     use super::*;
 
@@ -275,7 +275,7 @@ mod tests {
                 sampled: 1,
                 sequences: 1,
                 depth: 0,
-                kv: KvType::F16,
+                kv: PerGroup::default(),
             },
         }
     }

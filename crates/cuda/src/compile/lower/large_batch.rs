@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use carat_model::{
     backend::BackendError,
     plan::{Plan, Rows, Step, Value},
+    weights::Weight,
 };
 
 use super::{Lowering, large_attention::raw_inputs};
@@ -16,7 +17,7 @@ use crate::{
     compile::{
         call::{Buckets, Call, CublasLtGemm, Launch},
         fuse::{Epilogue, LinearPart, Op, Product, Prologue, ResidualNorm, RowNorm, Work},
-        target::GemmImpl,
+        target::{GemmImpl, Target},
     },
     device::cublaslt::Out,
     kernel::{
@@ -64,10 +65,12 @@ pub(super) struct State {
     pub(super) columns: HashMap<Value, Columns>,
     /// Values that must still be multiplied by one factor per row.
     factors: HashMap<Value, Operand>,
+    /// Weights that have no f16 copies for cuBLASLt.
+    uncopied: HashSet<Weight>,
 }
 
 impl State {
-    pub(super) fn of(plan: &Plan, ops: &[Op]) -> State {
+    pub(super) fn of(plan: &Plan, ops: &[Op], target: Target) -> State {
         let steps = match ops {
             [first, .., last] => first.steps.start..last.steps.end,
             [only] => only.steps.clone(),
@@ -77,6 +80,10 @@ impl State {
         let kept = behind.flat_map(|s| s.step.inputs());
         let mut state = State {
             kept: kept.chain([plan.hidden, plan.logits]).collect(),
+            uncopied: match target.first_uncopied_layer {
+                Some(first) => weights_from_layer(plan, first).collect(),
+                None => HashSet::new(),
+            },
             ..State::default()
         };
         for (i, op) in ops.iter().enumerate() {
@@ -90,6 +97,16 @@ impl State {
         }
         state
     }
+}
+
+/// Weights of products in a layer and those behind it.
+pub(crate) fn weights_from_layer(plan: &Plan, first: usize) -> impl Iterator<Item = Weight> {
+    let steps = plan.steps.iter();
+    let behind = steps.filter(move |s| plan.origin(s).layer.is_some_and(|layer| layer >= first));
+    behind.filter_map(|s| match s.step {
+        Step::Linear { w, .. } => Some(w),
+        _ => None,
+    })
 }
 
 #[derive(Clone, Copy)]
@@ -137,6 +154,15 @@ impl Lowering<'_> {
         !self.large.kept.contains(&value) && self.readers(value).all(of_kind)
     }
 
+    /// What multiplies these matrices in large batches.
+    pub(super) fn gemm_impl(&self, parts: &[LinearPart]) -> GemmImpl {
+        let uncopied = |part: &LinearPart| self.large.uncopied.contains(&part.w);
+        match self.target.gemm {
+            GemmImpl::CublasLt if parts.iter().any(uncopied) => GemmImpl::Native,
+            gemm => gemm,
+        }
+    }
+
     /// Format of a product's input; `None` if it is left to plain kernels.
     fn format(&self, product: &Product) -> Option<ActivationFormat> {
         let matrices = || product.parts.iter().map(|p| self.weights.matrix(p.w));
@@ -149,7 +175,7 @@ impl Lowering<'_> {
                 GemmMediumKernel::Warpgroups => ActivationFormat::F16Tiles,
             });
         }
-        match self.target.gemm {
+        match self.gemm_impl(&product.parts) {
             GemmImpl::CublasLt => (single && fits).then_some(ActivationFormat::F16),
             GemmImpl::Native => self.native_format(product).filter(|_| single),
         }
@@ -414,7 +440,7 @@ impl Lowering<'_> {
         const GATED: [&str; 4] = ["gated f16", "gated codes", "gated scales", "gated sums"];
         let columns = self.plan.columns(out);
         let packed = self.packed_pair(&product.parts);
-        match (self.target.gemm, format) {
+        match (self.gemm_impl(&product.parts), format) {
             (gemm, ActivationFormat::F16 | ActivationFormat::F16Tiles)
                 if packed.is_some() || gemm == GemmImpl::CublasLt =>
             {
@@ -576,7 +602,7 @@ impl Lowering<'_> {
         let Some(buckets) = self.f16_buckets(packed) else {
             return input.factor;
         };
-        match self.target.gemm {
+        match self.gemm_impl(parts) {
             GemmImpl::CublasLt => {
                 let outputs = parts.iter().map(|p| self.weights.matrix(p.w).rows).sum();
                 let call = CublasLtGemm {

@@ -77,7 +77,7 @@ impl Lowering<'_> {
             .map(|matrix| matrix.rows * matrix.columns)
             .sum();
         // The native GEMM has no f16 copies to leave aside, and reads packed weights itself.
-        let target = self.class == RowClass::Medium && self.target.gemm == GemmImpl::CublasLt;
+        let target = self.class == RowClass::Medium && self.gemm_impl(parts) == GemmImpl::CublasLt;
         target && weights >= self.target.min_packed_weights && parts.iter().all(packed)
     }
 

@@ -25,6 +25,8 @@ const WARPS: usize = 8;
 const FAN: usize = 8;
 /// The grid's height where nothing bounds what a row sees. Fewer starve the card on long contexts; more take longer to merge.
 const MAX_SPLITS: usize = 64;
+/// The same for keys and values in Q8_0: a step has half the bytes, so it takes twice the blocks to keep as many in flight.
+const MAX_Q8_0_SPLITS: usize = 128;
 /// The least height of a grid of many rows, where a row has that many steps.
 const MIN_SPLITS: usize = 4;
 
@@ -249,7 +251,11 @@ impl FlashDecode {
 /// The grid's height for one row: all steps that a window can touch, wherever it begins in a page.
 fn max_splits(heads: Heads, window: Option<usize>) -> usize {
     let steps = |window: usize| (window + PAGE_TOKENS - 1).div_ceil(heads.step());
-    window.map_or(MAX_SPLITS, |w| steps(w).min(MAX_SPLITS))
+    let most = match heads.kv {
+        KvType::F16 => MAX_SPLITS,
+        KvType::Q8_0 => MAX_Q8_0_SPLITS,
+    };
+    window.map_or(most, |w| steps(w).min(most))
 }
 
 /// The grid's height for a bucket: many rows fill the card by themselves, and every split has its price.

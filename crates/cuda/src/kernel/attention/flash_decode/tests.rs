@@ -615,6 +615,9 @@ fn grids_and_scratch_follow_the_window() {
     assert_eq!(splits(sliding, Some(512), 1), 9);
     assert_eq!(splits(sliding, None, 1), MAX_SPLITS);
     assert_eq!(splits(sliding, None, 8), 24);
+    let codes = sliding.with_kv(KvType::Q8_0);
+    assert_eq!(splits(codes, Some(512), 1), 9);
+    assert_eq!(splits(codes, None, 1), MAX_Q8_0_SPLITS);
     assert_eq!(splits(sliding, None, 1000), MIN_SPLITS);
     assert_eq!(FlashDecode::arrival_columns(sliding, Some(512)), 2 * 3);
     assert_eq!(sliding.partial_bytes(), 4 * 256 * 2 + 128);
