@@ -71,3 +71,57 @@ fn bytes_beside_plan(plan: &Plan) -> usize {
     let ends = DRAFTED_BYTES + SMALL_ROWS * (DRAFT_BEST_BYTES + WORD);
     states.chain(clusters).sum::<usize>() + ends
 }
+
+#[cfg(test)]
+mod tests {
+    use carat_model::{
+        gemma4_assistant::{self, Head},
+        kv::PAGE_TOKENS,
+    };
+    use carat_testkit::pairs::{self, Pair};
+
+    use super::*;
+    use crate::{
+        config::Fusion,
+        kernel::{TableFormat, WeightFormat},
+    };
+
+    #[test]
+    fn nothing_of_the_target_is_taken_again() {
+        for name in pairs::ALL {
+            let pair = Pair::load(name);
+            let (plan, weights) = (
+                gemma4_assistant::plan(&pair.drafter, Head::Clusters),
+                &pair.drafter.weights,
+            );
+            let options = carat_model::evaluate::options(4 * PAGE_TOKENS, 64);
+            let prepared = |borrowed_table| {
+                let target = Target {
+                    borrowed_table,
+                    ..Target::hopper(Fusion::On, 64)
+                };
+                prepare_drafter(&plan, weights, (&options, 100), TableMemory::Device, target)
+                    .unwrap()
+            };
+            let beside = prepared(Some(TableFormat::Fragments));
+            assert_eq!(beside.memory.kv, PerGroup::default(), "{name}");
+            let borrowed = |(operand, _): (&crate::kernel::WeightOperand, _)| {
+                operand.parts.iter().any(|w| weights.is_borrowed(*w))
+            };
+            assert!(!beside.weights.named().any(borrowed), "{name}");
+            // Where the target's is not found, it is loaded.
+            let alone = prepared(None);
+            let table = weights.matrix(pair.drafter.embedding);
+            let more = alone.memory.weights - beside.memory.weights;
+            assert!(
+                (table.bytes()..table.bytes() + 256).contains(&more),
+                "{name}: {more}"
+            );
+            let loaded: Vec<WeightFormat> = (alone.weights.named())
+                .filter(|it| borrowed(*it))
+                .map(|(operand, _)| operand.format)
+                .collect();
+            assert_eq!(loaded, [WeightFormat::Table], "{name}");
+        }
+    }
+}
