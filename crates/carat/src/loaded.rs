@@ -28,13 +28,13 @@ pub struct Loaded {
     pub plan: Plan,
     /// Will compute it, and fails if the file changes.
     pub backend: Box<dyn Backend>,
-    /// How keys and values will be kept.
+    /// Number format that keys and values will have.
     pub kv: KvType,
-    /// Whether tokens may depend on the company of a request.
+    /// Independence of a request's tokens from its company.
     pub batching: Batching,
-    /// Who drafts; nobody at first.
+    /// Source of drafts; none at first.
     pub drafts: Drafts,
-    /// Where prefixes are kept beyond the device; nowhere at first.
+    /// Stores of prefixes beyond the device; none at first.
     pub prefix: PrefixCache,
 }
 

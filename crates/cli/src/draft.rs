@@ -21,7 +21,7 @@ use crate::{
 const USUAL_MOST: usize = 7;
 /// Rows that drafts may bring a step to on devices where more would make no difference to results.
 const MOST_ROWS: usize = 32;
-/// What the names of drafters contain, as people publish them.
+/// Parts of the names that people publish drafters under.
 const USUAL_NAMES: [&str; 4] = ["assistant", "drafter", "draft", "mtp"];
 
 /// Opens the model with whoever drafts for it.
@@ -31,7 +31,7 @@ pub(crate) fn open_model(settings: &Settings, terminal: Terminal) -> Result<Load
     Ok(loaded)
 }
 
-/// What the settings ask for, said in a line.
+/// The drafts that the settings ask for, said in a line.
 fn drafts(
     settings: &Settings,
     model: &Model,

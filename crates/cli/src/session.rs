@@ -167,7 +167,7 @@ pub(crate) fn template(
     }
 }
 
-/// What was asked for, or as much context as the model knows and memory allows; says which.
+/// The context asked for, or as much as the model knows and memory allows; says which.
 pub(crate) fn choose_context(
     loaded: &Loaded,
     parallel: usize,

@@ -1,4 +1,4 @@
-//! What was asked for: the settings file under the flags, as one value. `file` reads the one, `print` shows where each came from.
+//! Settings: the settings file under the flags, as one value. `file` reads the one, `print` shows where each came from.
 //!
 //! Everything here is optional; what stays unset is decided by the model (sampling) or the machine (threads, context).
 
@@ -27,13 +27,13 @@ pub(crate) struct Settings {
     pub(crate) offline: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) backend: Option<BackendName>,
-    /// Which NVIDIA card.
+    /// Number of the NVIDIA card.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<usize>,
     /// Device memory to use at the most, such as `12GiB`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) vram: Option<String>,
-    /// Which kernels a card gets.
+    /// Set of kernels that a card gets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tier: Option<TierName>,
     /// Kernels that were compiled ahead.
@@ -44,7 +44,7 @@ pub(crate) struct Settings {
     /// The best instructions the CPU may use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) isa: Option<IsaName>,
-    /// How keys and values are kept.
+    /// Number format of keys and values.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kv_type: Option<KvTypeName>,
     /// The same tokens in any company.
@@ -53,7 +53,7 @@ pub(crate) struct Settings {
     /// Memory for weights that stay unpacked, such as `4GiB`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) repack: Option<String>,
-    /// Who drafts: `auto`, `ngram`, `off`, or a drafter.
+    /// Source of drafts: `auto`, `ngram`, `off`, or a drafter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) draft: Option<String>,
     /// Tokens of a draft at the most.

@@ -44,7 +44,7 @@ pub(crate) struct Options {
     /// Take the vocabulary from this file instead of making one up.
     pub(crate) vocabulary: Option<PathBuf>,
     pub(crate) threads: usize,
-    /// Told the bytes written so far and in all, a few times a second at the least.
+    /// Told the bytes written so far and in all, a few times per second at the least.
     pub(crate) progress: Box<Progress>,
 }
 
@@ -59,7 +59,7 @@ impl Default for Options {
     }
 }
 
-/// What was written.
+/// Sizes of the written file.
 #[derive(Debug)]
 pub(crate) struct Summary {
     pub(crate) bytes: u64,
@@ -104,7 +104,7 @@ fn write_shape(mut shape: Shape, mix: Mix, out: &Path, mut options: Options) -> 
     })
 }
 
-/// Where a model's tokens come from.
+/// Origin of a model's tokens.
 enum Tokens {
     Made(Vocabulary),
     Copied(Gguf),

@@ -1,4 +1,4 @@
-//! What the program says of itself: its version, its completions, its manual.
+//! The program's words about itself: its version, its completions, its manual.
 
 use std::{
     fs,

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-/// What a chat says to these lines: stdout and stderr.
+/// The output of a chat for these lines: stdout and stderr.
 fn chat(lines: &str, arguments: &[&str]) -> (String, String) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_carat"))
         .args(["chat", "--backend", "cpu"])

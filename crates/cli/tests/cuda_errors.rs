@@ -1,4 +1,4 @@
-//! What `carat` says when CUDA cannot be used: under the emulator, which plays cards and drivers that are at fault.
+//! Messages of `carat` when CUDA cannot be used: under the emulator, which plays cards and drivers that are at fault.
 //!
 //!     crates/cuda/emulator/build.sh
 //!     EMULATOR_DIR=$PWD/target/emulator cargo test -p carat-cli --test cuda_errors -- --ignored
@@ -158,7 +158,7 @@ fn keys_and_values_of_eight_bits_are_refused_by_the_flag_that_asks_for_them() {
     }
 }
 
-/// Who did not ask for a card gets an answer all the same.
+/// A person who did not ask for a card gets an answer all the same.
 #[test]
 #[ignore = "needs the CUDA emulator"]
 fn a_card_without_a_compiler_is_not_the_default() {

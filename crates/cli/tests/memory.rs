@@ -1,4 +1,4 @@
-//! What memory is spent on. `--kv-type` reaches every command that computes, memory is planned with its bytes, and wrong ones
+//! Use of memory. `--kv-type` reaches every command that computes, memory is planned with its bytes, and wrong ones
 //! are refused. With `--repack` answers stay the same, and sizes and processors that it cannot be used with are named.
 
 use std::{
@@ -223,7 +223,7 @@ fn limited(kilobytes: u64, arguments: &[&str]) -> Output {
         .expect("a shell")
 }
 
-/// What a limit on address space leaves is what there is: a smaller context is taken, or a sentence says what is missing.
+/// The room that a limit on address space leaves is all there is: a smaller context is taken, or a sentence says what is missing.
 #[test]
 fn a_limit_on_address_space_ends_in_a_sentence() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,4 @@
-//! What the host does for a step of many sequences that decode, on a device that takes no time.
+//! Time the host spends on a step of many sequences that decode, on a device that takes no time.
 //!
 //! ```text
 //! cargo bench -p carat-engine --bench host_step

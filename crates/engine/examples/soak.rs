@@ -315,7 +315,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What every kind of request comes to when nothing else runs.
+/// The answers to every kind of request when nothing else runs.
 fn answers_alone(
     plan: &Plan,
     model: &Model,

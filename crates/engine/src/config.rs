@@ -1,4 +1,4 @@
-//! What the engine may hold, decided once, and what follows from it for a request.
+//! Limits of the engine, decided once, and what follows from them for a request.
 //!
 //! [`EngineConfig`] is plain data. Joined with what the scheduler must know of the model ([`ModelShape`]) and checked
 //! it becomes [`Limits`], which can say of any request whether it could ever run. Nothing here knows the state of the
@@ -37,7 +37,7 @@ const MAX_PENALIZED: usize = 1 << 16;
 /// The most stop tokens: each token is compared with all of them.
 const MAX_STOP_TOKENS: usize = 256;
 
-/// How much runs at a time, and in how many KV pages.
+/// Limits of what runs at a time, and the KV pages it runs in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
     /// The most tokens a request may have, prompt and generated together.
@@ -59,17 +59,17 @@ pub struct EngineConfig {
     pub host_pages: PerGroup<usize>,
     /// Places in host memory that pages pass through on their way to a store and back, per group; 0 without one.
     pub staging_pages: usize,
-    /// Where prefixes are kept beyond memory; [`EngineConfig::keep_on_disk`].
+    /// Store of prefixes beyond memory; [`EngineConfig::keep_on_disk`].
     pub disk: Option<DiskConfig>,
     /// The most tokens of a draft that are verified in a step, per request; 0 verifies none.
     pub max_draft: usize,
-    /// Who drafts; `None` leaves it to callers of the scheduler.
+    /// Source of drafts; `None` leaves it to callers of the scheduler.
     pub drafts: Option<DraftConfig>,
-    /// How keys and values are kept.
+    /// Number format of keys and values.
     pub kv: KvType,
-    /// Whether prompts continue from earlier ones.
+    /// Reuse of the prompts of earlier requests.
     pub prefix_reuse: PrefixReuse,
-    /// Whether a request's tokens may depend on its company, at near ties.
+    /// Independence of a request's tokens from its company, at near ties.
     pub batching: Batching,
     /// The longest that a batch may take; past it the device is taken for dead and everybody is told.
     pub stall_limit: Duration,
@@ -80,7 +80,7 @@ pub struct EngineConfig {
 pub struct DiskConfig {
     /// Prompts and answers lie in it in clear.
     pub folder: PathBuf,
-    /// What pages depend on apart from tokens.
+    /// Everything that pages depend on apart from tokens.
     pub namespace: Namespace,
     /// The most that it may hold.
     pub max_bytes: u64,
@@ -89,7 +89,7 @@ pub struct DiskConfig {
 /// Places that pages pass through on their way to the disk and back.
 const STAGING_PAGES: usize = 16;
 
-/// Who drafts, and what is known of the cost.
+/// Source of drafts, and the known cost of verifying them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DraftConfig {
     /// The executor has a draft model.
@@ -98,14 +98,14 @@ pub struct DraftConfig {
     pub lookup: bool,
     /// Rows that drafts may bring a step to: those up to which a batch gives a row the same result, whatever else is in it.
     pub rows: usize,
-    /// What rows cost; `None` measures it at start.
+    /// Cost of rows; `None` measures it at start.
     pub costs: Option<StepCosts>,
 }
 
 /// Of [`EngineConfig::stall_limit`], where nobody says otherwise: far above the slowest batch of a slow machine.
 const STALL_LIMIT: Duration = Duration::from_mins(10);
 
-/// Whether requests may continue from KV that earlier ones computed.
+/// Reuse of KV that earlier requests computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrefixReuse {
     /// Pages are kept as long as nobody needs them.
@@ -114,7 +114,7 @@ pub enum PrefixReuse {
     Disabled,
 }
 
-/// What scheduling must know of a model.
+/// Facts of a model that scheduling needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelShape {
     /// Entries of the vocabulary.
@@ -167,7 +167,7 @@ impl ModelShape {
     }
 }
 
-/// Why a configuration cannot work.
+/// Reason a configuration cannot work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// A count that must not be 0 is.
@@ -189,7 +189,7 @@ pub enum ConfigError {
     /// Not even one request could run.
     #[error("{held} pages of the {group:?} group; one request alone needs {needed}")]
     TooFewPages {
-        /// Whose pages.
+        /// Group of layers that the pages belong to.
         group: KvGroup,
         /// As configured.
         held: usize,
@@ -262,7 +262,7 @@ impl Limits {
         self.shape
     }
 
-    /// What to compile a plan with, so that its executor can run every batch scheduled under these limits.
+    /// Options to compile a plan with, so that its executor can run every batch scheduled under these limits.
     pub fn compile_options(&self) -> CompileOptions {
         CompileOptions {
             pages: self.config.pages,

@@ -34,7 +34,7 @@ use crate::{
 /// The longest that dropping the last handle waits for the batch under way.
 const LAST_BATCH: Duration = Duration::from_secs(10);
 
-/// Why the engine could not start.
+/// Reason the engine could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The configuration cannot work.
@@ -186,12 +186,12 @@ impl EngineHandle {
         })
     }
 
-    /// How the engine stands, as of the last break between two batches; never waits for one.
+    /// State of the engine, as of the last break between two batches; never waits for one.
     pub fn snapshot(&self) -> Snapshot {
         self.0.shared.snapshot().clone()
     }
 
-    /// Whether one more request would be taken now, as far as their number goes: cheap to ask before preparing one.
+    /// Checks that one more request would be taken now, as far as their number goes: cheap to ask before preparing one.
     pub fn check_room(&self) -> Result<(), Rejected> {
         let unfinished = self.0.unfinished.load(Ordering::Relaxed);
         if unfinished < self.0.limits.config().max_unfinished {
@@ -200,7 +200,7 @@ impl EngineHandle {
         Err(Rejected::Busy { unfinished })
     }
 
-    /// What a request may ask for.
+    /// Limits on what a request may ask for.
     pub fn limits(&self) -> &Limits {
         &self.0.limits
     }

@@ -1,4 +1,4 @@
-//! What rows cost on a device: short batches, timed once before the first request.
+//! Cost of rows on a device: short batches, timed once before the first request.
 //!
 //! Nobody has pages yet, so whatever these batches write is written over before anybody reads it.
 

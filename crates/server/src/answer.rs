@@ -46,7 +46,7 @@ pub(crate) enum Output {
     Failed(ApiError),
 }
 
-/// How an answer ended.
+/// End of an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Finished {
     pub(crate) reason: ChatFinish,
@@ -55,7 +55,7 @@ pub(crate) struct Finished {
     pub(crate) usage: Usage,
     /// Of the generated tokens, those of thoughts.
     pub(crate) thinking_tokens: usize,
-    /// What the model says of each token of the prompt but the first, if asked for.
+    /// Log probability of each token of the prompt but the first, if asked for.
     pub(crate) prompt: Vec<Token>,
 }
 
@@ -72,14 +72,14 @@ pub(crate) struct Answer {
     pub(crate) seed: u64,
     /// Tokens of each prompt.
     pub(crate) prompt_tokens: usize,
-    /// How ids of calls begin.
+    /// Prefix of the ids of calls.
     call_prefix: &'static str,
     /// Tokens of all choices so far.
     generated: Arc<AtomicUsize>,
     /// On the list of requests under way.
     listed: Option<Listed>,
     cache: CacheNote,
-    /// Where turns of the prompt begin, until that has been told.
+    /// Positions at which turns of the prompt begin, until that has been told.
     turns: Vec<usize>,
     /// The model stays in memory until the answer has ended.
     _served: Use,
@@ -90,7 +90,7 @@ struct Choice {
     cancel: Cancel,
     is_open: bool,
     wants_tokens: bool,
-    /// What the model says of the prompt, if asked for.
+    /// Log probabilities of the prompt, if asked for.
     prompt: Vec<Token>,
     /// Tokens that have not shown up as text yet.
     pending: Vec<Token>,
@@ -288,7 +288,7 @@ impl Answer {
     }
 }
 
-/// What came of waiting.
+/// Result of waiting.
 pub(crate) enum Wait {
     Outputs(Vec<(usize, Output)>),
     Ended,

@@ -1,4 +1,4 @@
-//! What all requests share: the models, the limits, the counters; and the way from an [`Ask`] to an [`Answer`].
+//! State that all requests share: the models, the limits, the counters; and the way from an [`Ask`] to an [`Answer`].
 
 use std::{
     sync::{
@@ -32,7 +32,7 @@ use crate::{
 pub struct Model {
     /// Answers.
     pub chat: Chat,
-    /// How tokens are drawn where a request does not say.
+    /// Sampling for requests that do not say.
     pub sampling: Sampling,
     /// Facts about it.
     pub info: ModelInfo,
@@ -53,7 +53,7 @@ pub struct ModelInfo {
     pub bytes: u64,
     /// Such as `Q4_K_M`.
     pub quantization: String,
-    /// What computes it.
+    /// Backend that computes it.
     pub backend: String,
     /// Source of its chat template.
     pub template: Option<String>,
@@ -63,7 +63,7 @@ pub struct ModelInfo {
     pub loaded: u64,
 }
 
-/// Where the models are.
+/// Progress of the models: loading, ready, failed.
 enum Status {
     Loading,
     Ready(Arc<Models>),
@@ -147,7 +147,7 @@ impl App {
         statuses.iter().map(unfinished).sum()
     }
 
-    /// Why the engine of a model that was ready takes no more requests.
+    /// Reason the engine of a model that was ready takes no more requests.
     pub fn failure(&self) -> Option<EngineError> {
         self.models().ok()?.failure()
     }
@@ -324,7 +324,7 @@ impl App {
         })
     }
 
-    /// What the operator allows, or a proxy in front of us, whichever is less.
+    /// The time the operator allows, or a proxy in front of us, whichever is less.
     fn deadline(&self, call: &Call) -> Result<Option<Duration>, ApiError> {
         let most = self.config.request_timeout;
         let Some(header) = call.parts.headers.get("x-request-timeout") else {
@@ -346,7 +346,7 @@ impl App {
         Ok(Some(most.map_or(asked, |most| most.min(asked))))
     }
 
-    /// How long until there is room: what waits, at the pace that tokens have come at.
+    /// Time until there is room: what waits, at the pace that tokens have come at.
     fn wait_estimate(&self, served: &Served) -> Duration {
         // An answer is taken to be this long where nobody knows.
         const USUAL_TOKENS: f64 = 128.0;
@@ -369,7 +369,7 @@ fn draining() -> ApiError {
     ApiError::new(Kind::Draining, "this server is shutting down; ask another")
 }
 
-/// What a client is told besides the answer.
+/// Remarks for a client besides the answer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notes {
     /// Parts of the request that were passed over.

@@ -21,7 +21,7 @@ use crate::{
     metrics::Metrics,
 };
 
-/// How a dialect writes a stream. Everything is appended to `out`, which is one write.
+/// A dialect's way to write a stream. Everything is appended to `out`, which is one write.
 pub(crate) trait Encoder: Send + 'static {
     /// Of the response.
     const CONTENT_TYPE: &'static str;

@@ -1,4 +1,4 @@
-//! What an executor promises beyond the steps of a plan: how batches are fed, drawn, collected and moved.
+//! Promises of an executor beyond the steps of a plan: how batches are fed, drawn, collected and moved.
 //!
 //! Each check runs tiny models on a backend and compares with the same backend fed in the plainest way, or with the reference
 //! where only that says what is right.
@@ -30,7 +30,7 @@ use crate::{
 /// A promise, and the check that it is kept.
 #[derive(Clone, Copy)]
 pub struct Promise {
-    /// What is promised.
+    /// The promise.
     pub name: &'static str,
     check: fn(&dyn Backend) -> Checked,
 }

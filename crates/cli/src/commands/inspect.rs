@@ -162,7 +162,7 @@ fn summary(loaded: &Loaded) -> Result<String> {
     Ok(s)
 }
 
-/// What a backend makes of the plan for a batch of some rows.
+/// Launches that a backend makes of the plan for a batch of some rows.
 fn program(loaded: &Loaded, (rows, sampled): (usize, usize), settings: &Settings) -> Result<()> {
     let (plan, weights) = (&loaded.plan, &loaded.model.weights);
     match settings.backend {

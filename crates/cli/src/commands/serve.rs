@@ -30,7 +30,7 @@ use crate::{
     terminal::{Terminal, bytes, warn},
 };
 
-/// What supervisors take for "start it again": the engine has failed.
+/// Exit code that supervisors take for "start it again": the engine has failed.
 const ENGINE_FAILED: u8 = 70;
 /// Clients hear of the failure before the process ends.
 const LAST_WORDS: Duration = Duration::from_secs(1);

@@ -44,7 +44,7 @@ impl SettingsFile {
         Ok(Some(SettingsFile { path, settings }))
     }
 
-    /// What the file says of a model: everything at the top, then the section of the model's name.
+    /// The file's settings for a model: everything at the top, then the section of the model's name.
     pub(crate) fn layers(mut self, model: Option<&str>) -> Result<Vec<Layer>> {
         let path = self.path.display().to_string();
         let mut sections = std::mem::take(&mut self.settings.models);
@@ -72,7 +72,7 @@ impl SettingsFile {
     }
 }
 
-/// Where settings are kept without a word: `$XDG_CONFIG_HOME/carat/config.toml`, else below `.config` in the home folder.
+/// Place of the settings that are read unasked: `$XDG_CONFIG_HOME/carat/config.toml`, else below `.config` in the home folder.
 fn usual_place() -> Option<PathBuf> {
     #[expect(
         clippy::disallowed_methods,
@@ -127,7 +127,7 @@ impl Settings {
         }
     }
 
-    /// What is set here, as a table.
+    /// The settings made here, as a table.
     pub(super) fn table(&self) -> Result<Table> {
         // Through text: a number such as 0.7 keeps its digits.
         let text = toml::to_string(self).context("cannot write the settings down")?;

@@ -119,7 +119,7 @@ fn drafter(target: Preset, (dim, ffn, heads): (usize, usize, usize)) -> Shape {
     }
 }
 
-/// What 12B, 26B-A4B and 31B have in common; the rest is empty.
+/// The common part of 12B, 26B-A4B and 31B; the rest is empty.
 fn large() -> Shape {
     Shape {
         name: String::new(),
@@ -141,7 +141,7 @@ fn large() -> Shape {
     }
 }
 
-/// What E2B and E4B have in common.
+/// The common part of E2B and E4B.
 fn small() -> Shape {
     Shape {
         heads: 8,

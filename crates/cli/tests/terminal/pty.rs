@@ -25,7 +25,7 @@ pub(crate) struct Pty {
     keyboard: File,
     screen: Receiver<Vec<u8>>,
     seen: Vec<u8>,
-    /// Where in `seen` the next thing is looked for.
+    /// Position in `seen` from which the next thing is looked for.
     read: usize,
     terminal: File,
 }

@@ -1,4 +1,4 @@
-//! What is typed and pasted reaches the chat, all of it and in its place.
+//! Typed and pasted text reaches the chat, all of it and in its place.
 
 use crate::pty::Pty;
 

@@ -26,7 +26,7 @@ use crate::config::{Limits, PrefixReuse};
 
 const HISTORIES: u64 = 4000;
 
-/// What has been seen of a request.
+/// Everything seen of a request.
 struct Record {
     request: Request,
     limit: usize,
@@ -34,7 +34,7 @@ struct Record {
     forced: usize,
     /// Tokens of the prompt that were told of, the first included.
     told: usize,
-    /// How it is to end, and how much had been answered when that was decided.
+    /// The end it is to have, and how much had been answered when that was decided.
     ended_after: Option<(FinishReason, usize)>,
     end: Option<End>,
 }
@@ -49,7 +49,7 @@ struct History {
     random: Random,
     limits: Limits,
     pipeline: Pipeline<FakeExecutor>,
-    /// What prompts begin with.
+    /// Beginnings of prompts.
     documents: Vec<Vec<TokenId>>,
     records: BTreeMap<RequestId, Record>,
     /// The lowest position that a batch was refused for.
@@ -68,7 +68,7 @@ struct History {
     long_answers: bool,
 }
 
-/// What all histories together came to, to be sure that they exercise what they are meant to.
+/// Sums over all histories, to be sure that they exercise what they are meant to.
 #[derive(Debug, Default)]
 struct Totals {
     steps: usize,

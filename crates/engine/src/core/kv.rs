@@ -30,7 +30,7 @@ use super::{
 };
 use crate::config::{Limits, PrefixReuse};
 
-/// Why no more of a prompt was found in the cache.
+/// Reason no more of a prompt was found in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MissReason {
     /// Reuse is switched off.
@@ -44,7 +44,7 @@ pub enum MissReason {
     /// More of the prompt is known to the full-attention layers, but the sliding-window layers have lost the window
     /// there.
     SlidingEvicted,
-    /// What is known ends within an image, which is computed as a whole.
+    /// The known part ends within an image, which is computed as a whole.
     MediaCut,
     /// Log-probabilities of the prompt are asked for, which takes every row of it.
     Logprobs,
@@ -54,7 +54,7 @@ pub enum MissReason {
     RestoreFailed,
 }
 
-/// How much of some tokens is cached.
+/// Cached part of some tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     /// Blocks to continue from.
@@ -165,7 +165,7 @@ pub(crate) struct Kv {
     index: PrefixIndex,
     window: Option<usize>,
     reuse: PrefixReuse,
-    /// What ended requests have left behind that a store may lack, the oldest first.
+    /// Pages of ended requests that a store may lack, the oldest first.
     ended: VecDeque<stored::Ended>,
     keeps_ended: bool,
     /// Names of tables that nobody has, and how many there are in all.
@@ -536,7 +536,7 @@ fn swap(pool: &mut Pool, own: &mut PageId, known: PageId) -> bool {
     true
 }
 
-/// Where a later prompt is likely to branch off from this one, as the sliding pages it would need there.
+/// Positions where a later prompt is likely to branch off from this one, as the sliding pages it would need there.
 ///
 /// One place is where this prompt branched off itself. The other is its end: the next turn of a chat repeats it, but
 /// then has the answer without its thoughts. The end of a prompt is itself often rewritten in the next turn, by a few

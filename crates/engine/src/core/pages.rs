@@ -6,7 +6,7 @@
 
 use carat_model::kv::PageId;
 
-/// Where a page that nobody holds any more joins the cached ones.
+/// Position among the cached pages that a page takes when nobody holds it any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Worth {
     /// Behind all others: given away last.
@@ -23,7 +23,7 @@ pub(crate) struct Allocation {
     pub(crate) evicted: Option<Worth>,
 }
 
-/// How many pages are in each state.
+/// Number of pages in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageCounts {
     /// Their contents mean nothing.

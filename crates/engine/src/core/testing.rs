@@ -57,7 +57,7 @@ fn fed_identity(token: TokenId, row: Option<&[f32]>) -> u64 {
     mix(u64::from(token) + 1, row.unwrap_or(0))
 }
 
-/// What each position of some content adds to the digest.
+/// Digests that the positions of some content add, one each.
 fn identities(tokens: &[TokenId], media: &[Media], window: Option<usize>) -> Vec<u64> {
     let of = |place: usize| {
         let media = media.iter().find(|m| m.places.contains(&place));
@@ -103,7 +103,7 @@ fn drawn(read: u64, draw: &Draw<'_>) -> TokenId {
     any.unwrap_or(lowest)
 }
 
-/// What the request generates when it runs by itself.
+/// Tokens that the request generates when it runs by itself.
 pub(crate) fn alone(
     request: &Request,
     limit: usize,

@@ -168,7 +168,7 @@ fn an_idle_engine_wakes_up_for_the_next_request() {
     }
 }
 
-/// What follows the first event, which tells of the prompt.
+/// The event after the first, which tells of the prompt.
 fn after_start(stream: &mut TokenStream) -> Option<Result<Event, EngineError>> {
     let first = stream.next();
     assert!(

@@ -410,7 +410,7 @@ pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> 
     Ok(response)
 }
 
-/// What was passed over.
+/// Adds the headers that tell what was passed over.
 pub(super) fn note(response: &mut Response<Body>, notes: &Notes) {
     if notes.ignored.is_empty() {
         return;
@@ -421,7 +421,7 @@ pub(super) fn note(response: &mut Response<Body>, notes: &Notes) {
     }
 }
 
-/// What all chunks of an answer have in common.
+/// The common part of all chunks of an answer.
 struct Head {
     id: String,
     created: u64,
@@ -625,7 +625,7 @@ pub(super) fn finish_reason(finished: &Finished) -> &'static str {
     }
 }
 
-/// What was computed for all choices; they share the prompt.
+/// Tokens computed for all choices; they share the prompt.
 pub(super) fn usage<'a>(finished: impl Iterator<Item = &'a Finished>) -> Value {
     let (mut prompt, mut cached, mut generated, mut thinking) = (0, 0, 0, 0);
     let mut drafts = DraftCounts::default();
@@ -681,7 +681,7 @@ pub(super) fn timings(usage: &Usage) -> Value {
     timings
 }
 
-/// What only this server says: if asked, and where something would be lost otherwise.
+/// Fields that only this server has: if asked, and where something would be lost otherwise.
 fn carat(extras: &Extras, finished: &Finished, invalid: &[Value]) -> Option<Value> {
     let mut more = Map::new();
     if !invalid.is_empty() {

@@ -82,7 +82,7 @@ enum Shape {
 }
 
 impl Shape {
-    /// What a stream says while its model is loaded.
+    /// Sign of life of a stream while its model is loaded.
     fn sign(self, model: &str) -> Sign {
         let model: String = model.chars().take(128).collect();
         let lines = Lines {

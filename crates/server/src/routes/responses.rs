@@ -294,7 +294,7 @@ impl Events {
     }
 }
 
-/// What the events of an item with text are called.
+/// Names of the events of an item with text.
 struct Names {
     prefix: &'static str,
     part: &'static str,

@@ -25,7 +25,7 @@ use crate::{
     terminal::{Terminal, say},
 };
 
-/// What is asked.
+/// Prompts of the test.
 const PROMPTS: [&str; 6] = [
     "Tell me a story about a fox.",
     "Tell me a story about a girl and her boat.",
@@ -37,7 +37,7 @@ const PROMPTS: [&str; 6] = [
 /// Tokens of a prompt of noise.
 const NOISE: usize = 64;
 
-/// What some answers took together.
+/// Sums over some answers.
 #[derive(Default)]
 struct Sum {
     tokens: usize,

@@ -13,7 +13,7 @@ const MOST_COMPARED: usize = 32;
 /// Earlier places of every few tokens in a row.
 #[derive(Default)]
 pub(crate) struct SuffixIndex {
-    /// Where these tokens ended last: the position behind them.
+    /// Position behind the latest occurrence of these tokens.
     latest: FxHashMap<[TokenId; GRAM], u32>,
     /// Per position behind some tokens: where the same ended before that; 0 for nowhere.
     before: Vec<u32>,
@@ -22,7 +22,7 @@ pub(crate) struct SuffixIndex {
 /// A place that a sequence's end repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Match {
-    /// What followed there begins here.
+    /// Position of the tokens that followed there.
     pub(crate) start: usize,
     /// Tokens that are the same, as far as was compared.
     pub(crate) length: usize,
@@ -64,7 +64,7 @@ impl SuffixIndex {
 }
 
 impl Match {
-    /// What followed, as if it went on in the same way where it reaches the end.
+    /// The tokens that followed, as if they went on in the same way where they reach the end.
     pub(crate) fn draft(&self, tokens: &[TokenId], length: usize) -> Vec<TokenId> {
         let mut draft: Vec<TokenId> = Vec::with_capacity(length);
         for i in self.start..self.start + length {

@@ -125,7 +125,7 @@ impl Scheduler {
     }
 }
 
-/// What a configuration says of drafts; `None` if only callers propose some.
+/// Policy that a configuration asks for; `None` if only callers propose drafts.
 pub(super) fn policy(limits: &crate::config::Limits) -> Option<DraftPolicy> {
     let config = limits.config();
     let drafts = config.drafts.as_ref().filter(|_| config.max_draft > 0)?;
