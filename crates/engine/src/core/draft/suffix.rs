@@ -6,9 +6,9 @@ use rustc_hash::FxHashMap;
 /// Tokens that must be the same before anything is proposed.
 const GRAM: usize = 3;
 /// Earlier places that are compared, the latest first.
-const MOST_CANDIDATES: usize = 8;
+const MAX_CANDIDATES: usize = 8;
 /// Tokens that are compared at each.
-const MOST_COMPARED: usize = 32;
+const MAX_COMPARED: usize = 32;
 
 /// Earlier places of every few tokens in a row.
 #[derive(Default)]
@@ -44,12 +44,12 @@ impl SuffixIndex {
     pub(crate) fn find(&self, tokens: &[TokenId]) -> Option<Match> {
         let mut best: Option<Match> = None;
         let mut place = *self.before.get(tokens.len())? as usize;
-        for _ in 0..MOST_CANDIDATES {
+        for _ in 0..MAX_CANDIDATES {
             if place == 0 {
                 break;
             }
             let ends = tokens[..place].iter().rev().zip(tokens.iter().rev());
-            let same = ends.take(MOST_COMPARED).take_while(|(a, b)| a == b);
+            let same = ends.take(MAX_COMPARED).take_while(|(a, b)| a == b);
             let length = same.count();
             if best.is_none_or(|best| length > best.length) {
                 best = Some(Match {
