@@ -1,6 +1,6 @@
 //! Choice of the context: what was asked for, or as much as the model knows and memory allows.
 
-use carat_engine::{Limits, ModelShape};
+use carat_engine::{Limits, ModelFacts};
 use carat_model::{backend::Need, kv::KvGroup, layout};
 
 use crate::{Error, Loaded, footprint::smallest_context};
@@ -82,7 +82,7 @@ impl Fit<'_> {
     fn need(&self, context: usize) -> Result<Option<Need>, Error> {
         let loaded = self.loaded;
         let config = loaded.engine_config(self.parallel, context);
-        let options = Limits::new(config, ModelShape::from(&loaded.plan))?.compile_options();
+        let options = Limits::new(config, ModelFacts::from(&loaded.plan))?.compile_options();
         let weights = &loaded.model.weights;
         Ok(loaded.backend.need(&loaded.plan, weights, &options)?)
     }

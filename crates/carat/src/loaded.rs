@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use carat_engine::{EngineConfig, ModelShape};
+use carat_engine::{EngineConfig, ModelFacts};
 use carat_gguf::Gguf;
 use carat_model::{
     Model,
@@ -57,11 +57,11 @@ impl Loaded {
     /// Settings of an engine for so many requests side by side.
     pub fn engine_config(&self, parallel: usize, context: usize) -> EngineConfig {
         let rows = self.backend.chunk_rows();
-        let shape = ModelShape::from(&self.plan);
+        let facts = ModelFacts::from(&self.plan);
         // Drafts reach beyond the window.
-        let reaching = ModelShape {
-            window: shape.window.map(|window| window + self.drafts.max_tokens),
-            ..shape
+        let reaching = ModelFacts {
+            window: facts.window.map(|window| window + self.drafts.max_tokens),
+            ..facts
         };
         let mut config = EngineConfig {
             kv: self.kv,

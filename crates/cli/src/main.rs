@@ -29,7 +29,7 @@ mod parity;
 mod roofline;
 mod session;
 mod settings;
-mod shape;
+mod structured;
 mod synth;
 mod terminal;
 mod typeahead;

@@ -1,6 +1,6 @@
 //! Limits of the engine, decided once, and what follows from them for a request.
 //!
-//! [`EngineConfig`] is plain data. Joined with what the scheduler must know of the model ([`ModelShape`]) and checked
+//! [`EngineConfig`] is plain data. Joined with what the scheduler must know of the model ([`ModelFacts`]) and checked
 //! it becomes [`Limits`], which can say of any request whether it could ever run. Nothing here knows the state of the
 //! engine: a request that is merely early is queued, not rejected.
 
@@ -116,7 +116,7 @@ pub enum PrefixReuse {
 
 /// Facts of a model that scheduling needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ModelShape {
+pub struct ModelFacts {
     /// Entries of the vocabulary.
     pub vocab: usize,
     /// Columns of an embedding that a prompt may have in place of a token; `None` if the model takes tokens alone.
@@ -128,9 +128,9 @@ pub struct ModelShape {
     pub even_depth: Option<usize>,
 }
 
-impl From<&Plan> for ModelShape {
-    fn from(plan: &Plan) -> ModelShape {
-        ModelShape {
+impl From<&Plan> for ModelFacts {
+    fn from(plan: &Plan) -> ModelFacts {
+        ModelFacts {
             vocab: plan.vocab(),
             width: plan.input_width(),
             window: plan.uses(KvGroup::Sliding).then(|| plan.window()).flatten(),
@@ -139,9 +139,9 @@ impl From<&Plan> for ModelShape {
     }
 }
 
-impl ModelShape {
+impl ModelFacts {
     /// With what its rows cost.
-    pub fn with_costs(plan: &Plan, weights: &Weights) -> ModelShape {
+    pub fn with_costs(plan: &Plan, weights: &Weights) -> ModelFacts {
         // Both beyond every window, so that full attention alone makes the difference.
         let (shallow, deep) = (1 << 18, 1 << 19);
         let at = |depth| {
@@ -160,9 +160,9 @@ impl ModelShape {
         let attention = far.saturating_sub(near);
         let rest = (near * positions).saturating_sub(attention * shallow as u128);
         let even_depth = rest.checked_div(attention);
-        ModelShape {
+        ModelFacts {
             even_depth: even_depth.and_then(|depth| usize::try_from(depth).ok()),
-            ..ModelShape::from(plan)
+            ..ModelFacts::from(plan)
         }
     }
 }
@@ -202,12 +202,12 @@ pub enum ConfigError {
 #[derive(Clone, Debug)]
 pub struct Limits {
     config: EngineConfig,
-    shape: ModelShape,
+    model: ModelFacts,
 }
 
 impl Limits {
     /// Checks a configuration.
-    pub fn new(config: EngineConfig, shape: ModelShape) -> Result<Limits, ConfigError> {
+    pub fn new(config: EngineConfig, facts: ModelFacts) -> Result<Limits, ConfigError> {
         let counts = [
             ("context", config.context),
             ("max_rows", config.max_rows),
@@ -218,7 +218,7 @@ impl Limits {
         if let Some(&(setting, _)) = counts.iter().find(|(_, count)| *count == 0) {
             return Err(ConfigError::Zero { setting });
         }
-        if shape.window == Some(0) {
+        if facts.window == Some(0) {
             return Err(ConfigError::Zero {
                 setting: "the model's window",
             });
@@ -229,9 +229,9 @@ impl Limits {
                 max_sequences: config.max_sequences,
             });
         }
-        let drafting = ModelShape {
-            window: shape.window.map(|window| window + config.max_draft),
-            ..shape
+        let drafting = ModelFacts {
+            window: facts.window.map(|window| window + config.max_draft),
+            ..facts
         };
         let minimum = minimum_pages(config.context, drafting);
         // The full group may be smaller than the context: longer requests are then rejected one by one.
@@ -249,7 +249,10 @@ impl Limits {
                 });
             }
         }
-        Ok(Limits { config, shape })
+        Ok(Limits {
+            config,
+            model: facts,
+        })
     }
 
     /// As it was given.
@@ -258,8 +261,8 @@ impl Limits {
     }
 
     /// The model it is for.
-    pub fn shape(&self) -> ModelShape {
-        self.shape
+    pub fn model(&self) -> ModelFacts {
+        self.model
     }
 
     /// Options to compile a plan with, so that its executor can run every batch scheduled under these limits.
@@ -278,7 +281,7 @@ impl Limits {
     /// Places in host memory, those that pages only pass through included.
     fn all_host_pages(&self) -> PerGroup<usize> {
         let staging = self.config.staging_pages;
-        let sliding = self.shape.window.map_or(0, |_| staging);
+        let sliding = self.model.window.map_or(0, |_| staging);
         PerGroup {
             full: self.config.host_pages.full + staging,
             sliding: self.config.host_pages.sliding + sliding,
@@ -300,7 +303,7 @@ impl Limits {
     /// about as long at every depth. What else there is to compute plays no part, so that company changes as little as possible.
     pub(crate) fn chunk_rows(&self, depth: usize) -> usize {
         let most = self.config.max_rows;
-        let Some(even) = self.shape.even_depth else {
+        let Some(even) = self.model.even_depth else {
             return most;
         };
         let granule = most.div_ceil(CHUNK_LENGTHS);
@@ -325,12 +328,12 @@ impl Limits {
         if request.max_tokens == Some(0) {
             return Err(Rejected::NothingToGenerate);
         }
-        let outside = |token: &&TokenId| **token as usize >= self.shape.vocab;
+        let outside = |token: &&TokenId| **token as usize >= self.model.vocab;
         let biased = request.sampling.logit_bias.iter().map(|(token, _)| token);
         if let Some(&token) = request.prompt.iter().chain(biased).find(outside) {
             return Err(Rejected::OutsideVocabulary {
                 token,
-                vocab: self.shape.vocab,
+                vocab: self.model.vocab,
             });
         }
         if let Some(complaint) = request.sampling.complaint() {
@@ -383,7 +386,7 @@ impl Limits {
         }
         let numbers = numbers.count();
         let forbidding = biases.len() - numbers;
-        for (asked, most) in [(numbers, MAX_BIASES), (forbidding, self.shape.vocab)] {
+        for (asked, most) in [(numbers, MAX_BIASES), (forbidding, self.model.vocab)] {
             if asked > most {
                 return Err(Rejected::TooManyBiases { asked, most });
             }
@@ -422,7 +425,7 @@ impl Limits {
                 ));
             }
             end = places.end;
-            let Some(width) = self.shape.width else {
+            let Some(width) = self.model.width else {
                 return wrong("this model takes tokens alone".to_owned());
             };
             if media.rows.len() != places.len() * width {
@@ -432,7 +435,7 @@ impl Limits {
                     places.len()
                 ));
             }
-            let Some(window) = self.shape.window else {
+            let Some(window) = self.model.window else {
                 continue;
             };
             if media.attention == MediaAttention::Causal {
@@ -456,11 +459,11 @@ impl Limits {
 }
 
 /// The fewest pages with which one request of the full context runs. It runs alone, its prompt in short chunks.
-pub fn minimum_pages(context: usize, shape: ModelShape) -> PerGroup<usize> {
+pub fn minimum_pages(context: usize, facts: ModelFacts) -> PerGroup<usize> {
     let full = pages_of(context);
     PerGroup {
         full,
-        sliding: shape.window.map_or(0, |w| window_pages(w).min(full)),
+        sliding: facts.window.map_or(0, |w| window_pages(w).min(full)),
     }
 }
 
@@ -475,13 +478,13 @@ pub fn comfortable_pages(
     context: usize,
     max_sequences: usize,
     max_rows: usize,
-    shape: ModelShape,
+    facts: ModelFacts,
 ) -> PerGroup<usize> {
-    let one = minimum_pages(context, shape);
+    let one = minimum_pages(context, facts);
     let chunks = pages_of(max_rows) + max_sequences;
     PerGroup {
         full: one.full * max_sequences,
-        sliding: shape
+        sliding: facts
             .window
             .map_or(0, |_| 2 * one.sliding * max_sequences + chunks),
     }
@@ -499,7 +502,7 @@ impl EngineConfig {
         context: usize,
         max_sequences: usize,
         max_rows: usize,
-        shape: ModelShape,
+        facts: ModelFacts,
     ) -> EngineConfig {
         let max_rows = max_rows.max(max_sequences);
         EngineConfig {
@@ -508,7 +511,7 @@ impl EngineConfig {
             prefill_rows: 512,
             max_sequences,
             max_unfinished: max_sequences.saturating_mul(16),
-            pages: comfortable_pages(context, max_sequences, max_rows, shape),
+            pages: comfortable_pages(context, max_sequences, max_rows, facts),
             host_pages: PerGroup::default(),
             staging_pages: 0,
             disk: None,

@@ -22,7 +22,7 @@ use carat_model::{
 };
 
 use crate::{
-    config::{ConfigError, EngineConfig, Limits, ModelShape},
+    config::{ConfigError, EngineConfig, Limits, ModelFacts},
     core::{Rejected, Request, RequestId},
     disk::DiskError,
     events::{Cancel, EngineError, Sink, TokenStream},
@@ -79,8 +79,8 @@ impl EngineHandle {
         plan: Plan,
         weights: Arc<Weights>,
     ) -> Result<EngineHandle, StartError> {
-        let shape = ModelShape::with_costs(&plan, &weights);
-        EngineHandle::start_with(config, shape, move |limits| {
+        let facts = ModelFacts::with_costs(&plan, &weights);
+        EngineHandle::start_with(config, facts, move |limits| {
             let options = limits.compile_options();
             backend.compile(&plan, weights, &options)
         })
@@ -93,8 +93,8 @@ impl EngineHandle {
         (plan, weights): (Plan, Arc<Weights>),
         drafter: (Plan, Arc<Weights>),
     ) -> Result<EngineHandle, StartError> {
-        let shape = ModelShape::with_costs(&plan, &weights);
-        EngineHandle::start_with(config, shape, move |limits| {
+        let facts = ModelFacts::with_costs(&plan, &weights);
+        EngineHandle::start_with(config, facts, move |limits| {
             let options = limits.compile_options();
             let mut executor = backend.compile(&plan, weights, &options)?;
             let (plan, weights) = drafter;
@@ -107,10 +107,10 @@ impl EngineHandle {
     /// leaves; it must be able to run whatever the limits allow.
     pub fn start_with(
         config: EngineConfig,
-        shape: ModelShape,
+        facts: ModelFacts,
         make: impl FnOnce(&Limits) -> Result<Box<dyn Executor>, BackendError> + Send + 'static,
     ) -> Result<EngineHandle, StartError> {
-        let limits = Limits::new(config, shape)?;
+        let limits = Limits::new(config, facts)?;
         let (commands, inbox) = mpsc::channel();
         let (ready, started) = mpsc::channel();
         let (alive, ended) = mpsc::channel();

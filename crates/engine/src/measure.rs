@@ -49,7 +49,7 @@ fn measure(
     let held = limits.config().pages;
     let has_pages = |rows: usize| {
         let pages = pages_of(rows);
-        pages <= held.full && (limits.shape().window.is_none() || pages <= held.sliding)
+        pages <= held.full && (limits.model().window.is_none() || pages <= held.sliding)
     };
     let rows: Vec<usize> = ROWS
         .into_iter()

@@ -6,7 +6,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{
     Constraint, ConstraintSource, DraftConfig, DraftCounts, EngineConfig, EngineHandle, Event,
-    FinishReason, ModelShape, Request, StepCosts, TokenStream,
+    FinishReason, ModelFacts, Request, StepCosts, TokenStream,
 };
 use carat_model::{
     TokenId, gemma4,
@@ -33,10 +33,10 @@ fn free_rows() -> StepCosts {
 
 fn start(pair: &Pair, sequences: usize, most: usize) -> EngineHandle {
     let plan = gemma4::plan(&pair.target);
-    let shape = ModelShape::from(&plan);
-    let reaching = ModelShape {
-        window: shape.window.map(|window| window + most),
-        ..shape
+    let facts = ModelFacts::from(&plan);
+    let reaching = ModelFacts {
+        window: facts.window.map(|window| window + most),
+        ..facts
     };
     let mut config = EngineConfig::comfortable(CONTEXT, sequences, ROWS, reaching);
     config.max_unfinished = 64;

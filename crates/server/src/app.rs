@@ -12,7 +12,7 @@ use carat_engine::{
     EngineError, LaneId, Rejected,
     chat::{Chat, Generation, Prepared},
 };
-use carat_grammar::{Answer as Shape, Start, Thinking, Tools};
+use carat_grammar::{Answer as AnswerSyntax, Start, Thinking, Tools};
 use carat_model::sampling::Sampling;
 use carat_text::{Specials, TokenId};
 use tokio::sync::Semaphore;
@@ -399,7 +399,7 @@ fn prepare(
     let prompts: Vec<Vec<TokenId>> = match &ask.prompt {
         Prompt::Chat(conversation) => {
             let prompt = chat.prompt(conversation)?;
-            let shape = Shape {
+            let syntax = AnswerSyntax {
                 format: ask.format.clone(),
                 tools: (!conversation.tools.is_empty() && tool_grammar).then(|| Tools {
                     tools: &conversation.tools,
@@ -415,16 +415,16 @@ fn prepare(
                 },
                 start: Start::after(chat.tokenizer(), &prompt),
             };
-            constrain(served, &shape, &mut generation, &mut notes)?;
+            constrain(served, &syntax, &mut generation, &mut notes)?;
             vec![prompt]
         }
         Prompt::Texts(texts) => {
-            let shape = Shape {
+            let syntax = AnswerSyntax {
                 format: ask.format.clone(),
-                ..Shape::default()
+                ..AnswerSyntax::default()
             };
             if ask.format.is_some() {
-                constrain(served, &shape, &mut generation, &mut notes)?;
+                constrain(served, &syntax, &mut generation, &mut notes)?;
             }
             let encode = |text: &Text| match text {
                 Text::Plain(text) => chat.tokenizer().encode_prompt(text, Specials::Ignore),
@@ -462,19 +462,19 @@ fn prepare(
 
 fn constrain(
     served: &Served,
-    shape: &Shape<'_>,
+    syntax: &AnswerSyntax<'_>,
     generation: &mut Generation,
     notes: &mut Notes,
 ) -> Result<(), ApiError> {
-    let needs_nothing = shape.format.is_none()
-        && shape.tools.is_none()
-        && !matches!(shape.thinking, Thinking::Allowed { budget: Some(_) });
+    let needs_nothing = syntax.format.is_none()
+        && syntax.tools.is_none()
+        && !matches!(syntax.thinking, Thinking::Allowed { budget: Some(_) });
     if needs_nothing || generation.ignore_eos {
         return Ok(());
     }
-    let compiled = served.grammars()?.compile(shape);
+    let compiled = served.grammars()?.compile(syntax);
     let compiled = compiled.map_err(|error| ApiError {
-        param: Some(if shape.format.is_some() {
+        param: Some(if syntax.format.is_some() {
             "response_format".to_owned()
         } else {
             "tools".to_owned()

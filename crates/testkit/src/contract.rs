@@ -99,7 +99,7 @@ fn pages(index: u32) -> PerGroup<Vec<PageId>> {
 impl Session {
     fn new(backend: &dyn Backend, variant: Variant) -> Result<Session, String> {
         let mut tiny = Tiny::new(variant, QuantType::F32);
-        tiny.shape.window = WINDOW;
+        tiny.dimensions.window = WINDOW;
         let model = tiny.model();
         let plan = gemma4::plan(&model);
         let options = CompileOptions {

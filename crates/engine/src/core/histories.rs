@@ -135,8 +135,8 @@ impl Totals {
 impl History {
     fn new(seed: u64) -> History {
         let mut random = Random(seed);
-        let (config, shape) = random.config();
-        let limits = Limits::new(config, shape).unwrap();
+        let (config, facts) = random.config();
+        let limits = Limits::new(config, facts).unwrap();
         let mut executor = FakeExecutor::new(&limits);
         executor.lookahead = match random.within(0..=3) {
             0 => Lookahead::Never,
@@ -349,7 +349,7 @@ impl History {
     fn propose(&mut self, totals: &mut Totals) {
         for (id, tokens) in self.pipeline.scheduler().draftable() {
             let record = &self.records[&id];
-            let (answer, _) = alone(&record.request, record.limit, self.limits.shape().window);
+            let (answer, _) = alone(&record.request, record.limit, self.limits.model().window);
             let so_far = tokens.len() - record.request.prompt.len();
             let mut draft = answer[so_far.min(answer.len())..].to_vec();
             draft.truncate(self.random.within(0..=6) * self.random.within(0..=8));
@@ -477,7 +477,7 @@ impl History {
     }
 
     fn check_outcome(&mut self, totals: &mut Totals) {
-        let window = self.limits.shape().window;
+        let window = self.limits.model().window;
         let config = self.limits.config();
         let mut fed = Some(0);
         for (id, record) in &self.records {

@@ -181,7 +181,7 @@ impl Kv {
             host: host_pages.map(Pool::new),
             moves: Moves::default(),
             index: PrefixIndex::new(pages, host_pages),
-            window: limits.shape().window,
+            window: limits.model().window,
             reuse: limits.config().prefix_reuse,
             ended: VecDeque::new(),
             keeps_ended: false,

@@ -240,7 +240,7 @@ impl Scheduler {
             last_applied: 0,
             draft_policy: drafts::policy(&limits),
             wanted: Vec::new(),
-            masks: MaskPool::new(limits.shape().vocab),
+            masks: MaskPool::new(limits.model().vocab),
             visible_ends: Vec::new(),
             ends: Vec::new(),
             memory: StepMemory::default(),
@@ -333,7 +333,7 @@ impl Scheduler {
     /// any case are kept. Ignored for one that does not draft
     /// ([`Request::drafts`]), is not running or has rows under way, and forgotten after that step.
     pub fn propose(&mut self, id: RequestId, draft: &[TokenId]) {
-        let (most, vocab) = (self.limits.config().max_draft, self.limits.shape().vocab);
+        let (most, vocab) = (self.limits.config().max_draft, self.limits.model().vocab);
         let found = self.running.iter_mut().find(|s| s.id == id);
         // Who has not said so has no sliding pages reserved for it.
         if let Some(sequence) = found.filter(|s| s.drafts) {

@@ -120,7 +120,7 @@ impl Sequence {
             tokens: request.prompt,
             drafted: 0,
             media: request.media,
-            has_sliding: limits.shape().window.is_some(),
+            has_sliding: limits.model().window.is_some(),
             salt: request.cache_salt,
             table: Table::empty(),
             fed: 0,
@@ -150,7 +150,7 @@ impl Sequence {
                 .logprobs
                 .map_or(RowOutput::Token, |top| RowOutput::Logprobs { top }),
         };
-        if let Some(window) = limits.shape().window {
+        if let Some(window) = limits.model().window {
             let drafted = if sequence.drafts {
                 limits.config().max_draft
             } else {

@@ -502,14 +502,14 @@ fn a_full_queue_turns_requests_away_until_one_finishes() {
 
 #[test]
 fn a_model_that_cannot_be_prepared_is_an_error_at_the_start() {
-    let (config, shape) = roomy(WINDOW);
-    let started = EngineHandle::start_with(config.clone(), shape, |_| {
+    let (config, facts) = roomy(WINDOW);
+    let started = EngineHandle::start_with(config.clone(), facts, |_| {
         Err(BackendError::OutOfMemory {
             needed_bytes: 2,
             free_bytes: 1,
         })
     });
     assert!(matches!(started, Err(StartError::Backend(_))));
-    let dead = EngineHandle::start_with(config, shape, |_| panic!("as this test wants"));
+    let dead = EngineHandle::start_with(config, facts, |_| panic!("as this test wants"));
     assert!(matches!(dead, Err(StartError::Died)));
 }

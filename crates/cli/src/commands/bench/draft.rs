@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use carat::Loaded;
-use carat_engine::{DraftCounts, EngineHandle, Event, ModelShape, Request, TokenStream, Usage};
+use carat_engine::{DraftCounts, EngineHandle, Event, ModelFacts, Request, TokenStream, Usage};
 use carat_model::{
     TokenId,
     gemma4_assistant::{self, Head},
@@ -80,8 +80,8 @@ pub(super) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
                 drafts,
                 ..
             } = loaded;
-            let shape = ModelShape::with_costs(&plan, &model.weights);
-            EngineHandle::start_with(config, shape, move |limits| {
+            let facts = ModelFacts::with_costs(&plan, &model.weights);
+            EngineHandle::start_with(config, facts, move |limits| {
                 let options = limits.compile_options();
                 let mut executor = backend.compile(&plan, model.weights, &options)?;
                 if let Some(drafter) = drafts.drafter {

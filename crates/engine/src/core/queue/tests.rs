@@ -24,8 +24,8 @@ impl Queue {
 }
 
 fn waiting(id: u64, lane: Option<u64>) -> Sequence {
-    let (config, shape) = roomy(None);
-    let limits = Limits::new(config, shape).unwrap();
+    let (config, facts) = roomy(None);
+    let limits = Limits::new(config, facts).unwrap();
     let asked = Request {
         lane: lane.map(LaneId),
         ..request(text(id, 10), 10)

@@ -43,7 +43,7 @@ impl Scheduler {
         if self.draft_policy.is_none() || !self.steps.is_empty() {
             return false;
         }
-        let (most, vocab) = (self.limits.config().max_draft, self.limits.shape().vocab);
+        let (most, vocab) = (self.limits.config().max_draft, self.limits.model().vocab);
         for (index, sequence) in self.running.iter_mut().enumerate() {
             let Some(decision) = sequence.draftable() else {
                 continue;
@@ -89,7 +89,7 @@ impl Scheduler {
 
     /// Takes the model's drafts, in the order they were asked for.
     pub fn take_drafts(&mut self, drafts: &[Vec<TokenId>]) {
-        let (most, vocab) = (self.limits.config().max_draft, self.limits.shape().vocab);
+        let (most, vocab) = (self.limits.config().max_draft, self.limits.model().vocab);
         for (wanted, draft) in self.wanted.drain(..).zip(drafts) {
             self.running[wanted.index].draft(draft, most, vocab);
         }

@@ -40,7 +40,7 @@ impl Scheduler {
             let after = held + pages.saturating_sub(s.table.pages.sliding.len());
             after.saturating_sub(s.reservation.max(held))
         };
-        let sliding = self.limits.shape().window.is_none()
+        let sliding = self.limits.model().window.is_none()
             || decoding().map(more).sum::<usize>() <= self.spare_sliding();
         sliding && self.kv.can_grow(decoding().map(|s| (&s.table, s.fed + 1)))
     }
@@ -139,7 +139,7 @@ impl Scheduler {
     /// Rows for which a sequence's sliding pages suffice, with some more.
     fn sliding_rows(&self, i: usize, spare_pages: usize) -> usize {
         let sequence = &self.running[i];
-        if self.limits.shape().window.is_none() {
+        if self.limits.model().window.is_none() {
             return usize::MAX;
         }
         let held = sequence.table.held_sliding();

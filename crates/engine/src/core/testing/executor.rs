@@ -63,7 +63,7 @@ impl FakeExecutor {
             host_pages: options.host_pages.map(|n| vec![[0; HOST_PAGE_BYTES]; n]),
             loads: 0,
             writers: options.pages.map(|n| vec![(0, 0); n]),
-            window: limits.shape().window,
+            window: limits.model().window,
             options,
             tables: HashMap::new(),
             batches: 0,
