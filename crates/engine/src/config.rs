@@ -146,11 +146,8 @@ impl ModelFacts {
         let (shallow, deep) = (1 << 18, 1 << 19);
         let at = |depth| {
             let row = BatchShape {
-                rows: 1,
                 sampled: 0,
-                sequences: 1,
-                depth,
-                kv: KvType::default(),
+                ..BatchShape::decode(depth, KvType::default())
             };
             u128::from(cost::of(plan, weights, row).multiply_adds)
         };

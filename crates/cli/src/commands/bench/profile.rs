@@ -270,13 +270,7 @@ mod tests {
                 launch("L0.ffn.down", Some(0), Phase::Ffn, 5),
                 launch("sample", None, Phase::Sample, 3),
             ],
-            batch: BatchShape {
-                rows: 1,
-                sampled: 1,
-                sequences: 1,
-                depth: 0,
-                kv: KvType::F16,
-            },
+            batch: BatchShape::decode(0, KvType::F16),
         }
     }
 
