@@ -1,9 +1,20 @@
 //! The program as a person runs it: what it answers, and what it says when something is wrong.
 
+mod about;
 mod bench;
+mod changing_files;
+mod chat;
 mod check;
+mod context;
+mod cuda_errors;
+mod flags;
+mod hub;
 mod inspect;
+mod memory;
 mod settings;
+mod streams;
+mod structured;
+mod terminal;
 
 use std::{
     fs,

@@ -1,6 +1,6 @@
 //! Typed and pasted text reaches the chat, all of it and in its place.
 
-use crate::pty::Pty;
+use super::pty::Pty;
 
 const CHAT: [&str; 6] = ["chat", "--no-history", "--backend", "cpu", "--temp", "0"];
 

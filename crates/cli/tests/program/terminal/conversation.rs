@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-use crate::pty::Pty;
+use super::pty::Pty;
 
 const CHAT: [&str; 6] = ["chat", "--no-history", "--backend", "cpu", "--temp", "0"];
 const STORY: &str = "Tell me a story about a fox.";

@@ -1,6 +1,6 @@
 //! Signals end the program at once, wherever it is, and the terminal stays usable.
 
-use crate::pty::Pty;
+use super::pty::Pty;
 use rustix::{
     process::Signal,
     termios::{LocalModes, Termios},

@@ -1,7 +1,7 @@
 //! Messages of `carat` when CUDA cannot be used: under the emulator, which plays cards and drivers that are at fault.
 //!
 //!     crates/cuda/emulator/build.sh
-//!     EMULATOR_DIR=$PWD/target/emulator cargo test -p carat-cli --test cuda_errors -- --ignored
+//!     EMULATOR_DIR=$PWD/target/emulator cargo test -p carat-cli --test program cuda_errors -- --ignored
 
 use std::{
     fs,
