@@ -6,14 +6,9 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
-struct Output {
-    code: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
+use crate::start::{Output, end_of, program};
 
 #[expect(clippy::disallowed_methods, reason = "a setting of the test harness")]
 fn emulator() -> PathBuf {
@@ -34,18 +29,9 @@ fn carat_by_default(
     fault: Option<(&str, &str)>,
     arguments: &[&str],
 ) -> Output {
-    let output = Command::new(env!("CARGO_BIN_EXE_carat"))
-        .args(arguments)
-        .env("LD_LIBRARY_PATH", libraries)
-        .env("HOME", home)
-        .envs(fault)
-        .output()
-        .expect("the program starts");
-    Output {
-        code: output.status.code(),
-        stdout: String::from_utf8(output.stdout).expect("text"),
-        stderr: String::from_utf8(output.stderr).expect("text"),
-    }
+    let mut command = program(arguments);
+    command.env("LD_LIBRARY_PATH", libraries).env("HOME", home);
+    end_of(command.envs(fault))
 }
 
 /// The one line that it ends with.

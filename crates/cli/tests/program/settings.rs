@@ -1,26 +1,17 @@
 //! The settings file at its usual place, its sections, and what `--print-config` says of each setting.
 
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Output},
-};
+use std::{fs, path::Path};
 
-use crate::asset;
+use crate::start::{Output, asset, end_of, program};
 
 /// Runs `carat` with this folder for settings.
 fn carat_at(place: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_carat"))
-        .args(arguments)
-        .env("XDG_CONFIG_HOME", place)
-        .output()
-        .unwrap()
+    end_of(program(arguments).env("XDG_CONFIG_HOME", place))
 }
 
-fn stdout(output: &Output) -> String {
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
+fn stdout(output: Output) -> String {
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    output.stdout
 }
 
 /// A folder with settings, and a model beside them.
@@ -40,7 +31,7 @@ fn the_usual_place_is_read_and_its_paths_start_there() {
     );
     for (model, expected) in [(&[][..], 3), (&["-m", "p"], 2)] {
         let arguments = [&["run", "Hello!", "--json", "-q"][..], model].concat();
-        let answer = stdout(&carat_at(place.path(), &arguments));
+        let answer = stdout(carat_at(place.path(), &arguments));
         let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
         assert_eq!(answer["usage"]["completion_tokens"], expected);
     }
@@ -52,13 +43,13 @@ fn the_usual_place_is_read_and_its_paths_start_there() {
         place.path(),
         &[&flags[..], &["run", "Hello!", "--json"]].concat(),
     );
-    assert!(stdout(&answer).contains("\"completion_tokens\":1"));
+    assert!(stdout(answer).contains("\"completion_tokens\":1"));
 }
 
 #[test]
 fn every_setting_is_printed_with_its_source() {
     let place = place("threads = 1\n[models.p]\nmodel = 'models/pip.gguf'\ncontext = 512\n");
-    let printed = stdout(&carat_at(
+    let printed = stdout(carat_at(
         place.path(),
         &["--print-config", "run", "x", "-m", "p", "--top-k", "5"],
     ));
@@ -79,8 +70,8 @@ fn every_setting_is_printed_with_its_source() {
 fn a_wrong_file_at_the_usual_place_is_named() {
     let place = place("thread = 1\n");
     let output = carat_at(place.path(), &["run", "x"]);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{told}");
+    let told = output.stderr;
+    assert_eq!(output.code, Some(1), "{told}");
     assert!(
         told.contains("carat/config.toml") && told.contains("line 1"),
         "{told}"
