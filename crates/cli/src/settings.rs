@@ -1,9 +1,11 @@
-//! Settings: the settings file under the flags, as one value. `file` reads the one, `print` shows where each came from.
+//! Settings: the settings file under the flags, as one value. `file` reads the one, `sources`
+//! joins them for a model, `print` shows where each came from.
 //!
 //! Everything here is optional; what stays unset is decided by the model (sampling) or the machine (threads, context).
 
 mod file;
 mod print;
+mod sources;
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -16,7 +18,7 @@ use crate::args::{
     BackendName, DebugSwitch, DraftArgs, GenerateArgs, IsaName, KvTypeName, MaxTokens, ModelArgs,
     SamplingArgs, Seed, ServeArgs, TierName,
 };
-pub(crate) use file::{Layer, SettingsFile, merged};
+pub(crate) use sources::Sources;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -1,8 +1,12 @@
 //! The settings file at its usual place, its sections, and what `--print-config` says of each setting.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::Path,
+};
 
-use crate::start::{Output, asset, end_of, program};
+use crate::start::{Output, asset, end_of, program, spawn};
 
 /// Runs `carat` with this folder for settings.
 fn carat_at(place: &Path, arguments: &[&str]) -> Output {
@@ -44,6 +48,58 @@ fn the_usual_place_is_read_and_its_paths_start_there() {
         &[&flags[..], &["run", "Hello!", "--json"]].concat(),
     );
     assert!(stdout(answer).contains("\"completion_tokens\":1"));
+}
+
+/// One by the section of its name, one by a section that names its file, one without.
+#[test]
+fn a_server_of_several_models_reads_the_section_of_each() {
+    let place = place(
+        "context = 300\n[models.a]\ncontext = 400\n[models.b]\nmodel = 'models/pip.gguf'\ncontext = 500\n",
+    );
+    let demo = asset("pip-q8_0.gguf");
+    let [a, c] = ["a", "c"].map(|name| format!("{name}={}", demo.display()));
+    let serve = [
+        "serve",
+        "--port",
+        "0",
+        "--backend",
+        "cpu",
+        "-m",
+        &a,
+        "-m",
+        "b",
+        "-m",
+        &c,
+    ];
+    let mut child = spawn(program(&serve).env("XDG_CONFIG_HOME", place.path()));
+    let mut told = String::new();
+    let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
+    while !told.contains("ready after") {
+        let length = stderr.read_line(&mut told).expect("text");
+        assert!(length > 0, "{told}");
+    }
+    child.kill().expect("it runs");
+    child.wait().expect("it ends");
+    for (name, context) in [("a", 400), ("b", 500), ("c", 300)] {
+        let line = told
+            .lines()
+            .find(|line| line.starts_with(&format!("`{name}`: ")));
+        let line = line.unwrap_or_else(|| panic!("{name}: {told}"));
+        assert!(
+            line.ends_with(&format!(" {context} tokens of context")),
+            "{line}"
+        );
+    }
+
+    let place = self::place("[models.a]\n[models.b]\nbackend = 'reference'\n");
+    let b = format!("b={}", demo.display());
+    let output = carat_at(place.path(), &["serve", "--port", "0", "-m", &a, "-m", &b]);
+    assert_eq!(output.code, Some(1), "{}", output.stderr);
+    assert!(
+        output.stderr.contains("`b` name another device"),
+        "{}",
+        output.stderr
+    );
 }
 
 #[test]
