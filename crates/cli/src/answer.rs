@@ -126,7 +126,8 @@ impl Screen {
                     None => self.terminal.dim_text(text),
                 }
             }
-            Part::Thinking(_) => Ok(()),
+            // Calls are shown whole.
+            Part::Thinking(_) | Part::CallStarted(_) | Part::CallArguments(_) => Ok(()),
             Part::Content(text) => {
                 self.leave_thinking()?;
                 let mut shown = self.shown(text);

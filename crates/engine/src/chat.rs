@@ -272,6 +272,13 @@ pub struct AnswerReader {
 }
 
 impl AnswerReader {
+    /// Gives the pieces of each call before the call itself ([`PartsParser::stream_calls`]).
+    pub fn stream_calls(&mut self) {
+        if let Reading::Parts(parser) = &mut self.reading {
+            parser.stream_calls();
+        }
+    }
+
     /// Appends what an event brings about.
     pub fn read(&mut self, event: Event, events: &mut Vec<ChatEvent>) {
         match event {

@@ -37,8 +37,16 @@ pub(crate) enum Output {
         tokens: Vec<Token>,
     },
     Thinking(String),
-    /// Whole, with an id.
+    /// A call has begun; with [`Answer::stream_calls`].
+    CallStarted {
+        id: String,
+        name: String,
+    },
+    /// The next piece of its arguments, as JSON text.
+    CallArguments(String),
+    /// Whole, with the id that its beginning had.
     Call(ToolCall),
+    /// If one has begun, its pieces break off here.
     InvalidCall(InvalidCall),
     /// The last.
     Finished(Finished),
@@ -85,11 +93,23 @@ pub(crate) struct Answer {
     _served: Use,
 }
 
+/// Soundness of a call that is being written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Calls {
+    /// A grammar holds it: what has been written stays sound.
+    Constrained,
+    /// Known at its end.
+    Free,
+}
+
 struct Choice {
     reader: AnswerReader,
     cancel: Cancel,
     is_open: bool,
     wants_tokens: bool,
+    calls: Calls,
+    /// Id of the call that has begun.
+    call_id: Option<String>,
     /// Log probabilities of the prompt, if asked for.
     prompt: Vec<Token>,
     /// Tokens that have not shown up as text yet.
@@ -150,6 +170,10 @@ impl Answer {
             let prompt: Option<Arc<[TokenId]>> =
                 before.is_none().then(|| request.prompt.as_slice().into());
             let wants_tokens = request.logprobs.is_some();
+            let calls = match request.constraint {
+                Some(_) => Calls::Constrained,
+                None => Calls::Free,
+            };
             let generated = Arc::clone(&answer.generated);
             let sink = sink(n, sender.clone(), Arc::clone(metrics), generated, arrived);
             let cancel = served
@@ -166,6 +190,8 @@ impl Answer {
                 cancel,
                 is_open: true,
                 wants_tokens,
+                calls,
+                call_id: None,
                 prompt: Vec::new(),
                 pending: Vec::new(),
                 pending_count: 0,
@@ -189,6 +215,15 @@ impl Answer {
             cancels.collect(),
         );
         self.listed = Some(watch.list(entry));
+    }
+
+    /// Gives calls piece by piece, where a grammar holds them to their notation: others come whole, when they are known to be sound.
+    pub(crate) fn stream_calls(&mut self) {
+        for choice in &mut self.choices {
+            if choice.calls == Calls::Constrained {
+                choice.reader.stream_calls();
+            }
+        }
     }
 
     /// Choices of the request.
@@ -323,11 +358,19 @@ impl Choice {
                 self.thinking_tokens += count;
                 Output::Thinking(text)
             }
+            Part::CallStarted(name) => {
+                let id = ids::id(call_prefix);
+                self.call_id = Some(id.clone());
+                Output::CallStarted { id, name }
+            }
+            Part::CallArguments(json) => Output::CallArguments(json),
             Part::ToolCall(mut call) => {
-                call.id = Some(ids::id(call_prefix));
+                let begun = self.call_id.take();
+                call.id = Some(begun.unwrap_or_else(|| ids::id(call_prefix)));
                 Output::Call(call)
             }
             Part::InvalidCall(call) => {
+                self.call_id = None;
                 metrics.invalid_calls.fetch_add(1, Ordering::Relaxed);
                 Output::InvalidCall(call)
             }

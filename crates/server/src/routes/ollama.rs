@@ -186,6 +186,8 @@ impl Encoder for Lines {
         match output {
             Output::Content { text, .. } => self.write(&text, "", &[], out),
             Output::Thinking(text) => self.write("", &text, &[], out),
+            // The dialect has whole calls only.
+            Output::CallStarted { .. } | Output::CallArguments(_) => {}
             Output::Call(call) => self.write("", "", &[call], out),
             // As the model wrote it, so that nothing is lost.
             Output::InvalidCall(call) => self.write(&call.raw, "", &[], out),
