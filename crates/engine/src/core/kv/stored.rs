@@ -8,7 +8,7 @@ use super::{
     super::{
         chain::{BlockContents, ChainKey},
         media::Content,
-        pages::Worth,
+        pages::Eviction,
         prefix::{Block, Link, Parent, Places},
         store::StoredBlock,
     },
@@ -183,7 +183,7 @@ impl Kv {
         // The deepest first: it is given away first, and the blocks before it are of use without it.
         held.sort_unstable_by_key(|(place, ..)| std::cmp::Reverse(*place));
         for (_, group, page) in held {
-            self.pools.get_mut(group).release(page, Worth::Warm);
+            self.pools.get_mut(group).release(page, Eviction::Last);
         }
         pages
     }
