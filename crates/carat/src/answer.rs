@@ -30,9 +30,9 @@ pub struct Answer<'a> {
 pub struct Completion {
     /// All pieces together.
     pub reply: Reply,
-    /// Why it is over.
+    /// Reason of the end.
     pub reason: ChatFinish,
-    /// What it took, also where it was cancelled.
+    /// Counts and times of the request, also where it was cancelled.
     pub usage: Usage,
 }
 
@@ -67,7 +67,7 @@ impl<'a> Answer<'a> {
         Canceller(self.events.cancel.clone())
     }
 
-    /// Why it is over and what it took, once it is.
+    /// Reason of the end, with counts and times, once it is over.
     pub fn end(&self) -> Option<(ChatFinish, Usage)> {
         self.events.end
     }

@@ -7,7 +7,7 @@ use carat_text::{Message, Tool};
 
 use crate::{Answer, Error, Model, Overflow, answer::Events, window::Window};
 
-/// What was said so far, and how answers are generated.
+/// A conversation so far, and the settings of its answers.
 pub struct Chat {
     model: Model,
     conversation: Conversation,
@@ -74,7 +74,7 @@ impl Chat {
         self
     }
 
-    /// What is done when the conversation is longer than the context.
+    /// Sets the treatment of a conversation that is longer than the context.
     #[must_use]
     pub fn overflow(mut self, overflow: Overflow) -> Chat {
         self.overflow = overflow;

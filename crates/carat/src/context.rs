@@ -1,6 +1,6 @@
-//! How much context fits: what was asked for, or as much as the model knows and memory allows.
+//! Choice of the context: what was asked for, or as much as the model knows and memory allows.
 
-use carat_engine::{Limits, ModelShape};
+use carat_engine::{Limits, ModelFacts};
 use carat_model::{backend::Need, kv::KvGroup, layout};
 
 use crate::{Error, Loaded, footprint::smallest_context};
@@ -14,7 +14,7 @@ pub struct Chosen {
     pub kv_bytes: u64,
     /// True where more would fit if it were asked for.
     pub more_fits: bool,
-    /// What goes where, on devices that have their own memory; in lines for a person.
+    /// Placement of weights, keys and values on devices that have their own memory; in lines for a person.
     pub placement: Option<String>,
 }
 
@@ -47,7 +47,7 @@ pub fn choose(loaded: &Loaded, parallel: usize, asked: Option<usize>) -> Result<
     })
 }
 
-/// What contexts fit.
+/// Search for the contexts that fit.
 struct Fit<'a> {
     loaded: &'a Loaded,
     parallel: usize,
@@ -82,7 +82,7 @@ impl Fit<'_> {
     fn need(&self, context: usize) -> Result<Option<Need>, Error> {
         let loaded = self.loaded;
         let config = loaded.engine_config(self.parallel, context);
-        let options = Limits::new(config, ModelShape::from(&loaded.plan))?.compile_options();
+        let options = Limits::new(config, ModelFacts::from(&loaded.plan))?.compile_options();
         loaded.need(&options)
     }
 
@@ -99,7 +99,7 @@ impl Fit<'_> {
         Ok(self.kv_bytes(context) <= budget)
     }
 
-    /// Why a context does not fit at all.
+    /// Reason a context does not fit at all.
     fn problem(&self, context: usize) -> Result<Option<String>, Error> {
         let (needed, what) = match self.need(context)? {
             Some(need) => (need.bytes, "of device memory"),

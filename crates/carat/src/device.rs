@@ -1,4 +1,4 @@
-//! What computes: the one place that names the backends.
+//! Devices that compute: the one place that names the backends.
 
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_cuda::{CudaBackend, CudaConfig, CudaError};

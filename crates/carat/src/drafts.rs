@@ -12,7 +12,7 @@ use carat_model::{
 
 use crate::Loaded;
 
-/// Who drafts for a model; nobody by default.
+/// Source of drafts for a model; none by default.
 #[derive(Default)]
 pub struct Drafts {
     /// A draft model, made for the model it drafts for.

@@ -37,7 +37,7 @@ pub enum Error {
     /// The context does not fit into memory.
     #[error("{problem}")]
     ContextTooLarge {
-        /// What it would take, and what there is.
+        /// Memory it would take, and memory there is.
         problem: String,
         /// True where a smaller context was possible and another was asked for.
         was_asked: bool,

@@ -1,6 +1,6 @@
 //! Memory that a model takes while it runs, told before it does: for programs that keep several within a budget.
 
-use carat_engine::{EngineConfig, Limits, ModelShape};
+use carat_engine::{EngineConfig, Limits, ModelFacts};
 use carat_model::{
     kv::KvGroup,
     layout::{self, Layout},
@@ -20,7 +20,7 @@ const SMALLEST_CONTEXT: usize = 2048;
 /// Bytes that an engine with these settings takes: of the device's memory where it has its own, else of the machine's, with the whole
 /// file.
 pub fn footprint(loaded: &Loaded, config: &EngineConfig) -> Result<u64, Error> {
-    let limits = Limits::new(config.clone(), ModelShape::from(&loaded.plan))?;
+    let limits = Limits::new(config.clone(), ModelFacts::from(&loaded.plan))?;
     let options = limits.compile_options();
     if let Some(need) = loaded.need(&options)? {
         return Ok(need.bytes);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use carat_engine::{EngineConfig, ModelShape};
+use carat_engine::{EngineConfig, ModelFacts};
 use carat_gguf::Gguf;
 use carat_model::{
     Model,
@@ -28,13 +28,13 @@ pub struct Loaded {
     pub plan: Plan,
     /// Will compute it, and fails if the file changes.
     pub backend: Box<dyn Backend>,
-    /// How keys and values will be kept.
+    /// Number format that keys and values will have, per group of layers.
     pub kv: PerGroup<KvType>,
-    /// Whether tokens may depend on the company of a request.
+    /// Independence of a request's tokens from its company.
     pub batching: Batching,
-    /// Who drafts; nobody at first.
+    /// Source of drafts; none at first.
     pub drafts: Drafts,
-    /// Where prefixes are kept beyond the device; nowhere at first.
+    /// Stores of prefixes beyond the device; none at first.
     pub prefix: PrefixCache,
 }
 
@@ -61,11 +61,11 @@ impl Loaded {
     /// Settings of an engine for so many requests side by side.
     pub fn engine_config(&self, parallel: usize, context: usize) -> EngineConfig {
         let rows = self.backend.chunk_rows();
-        let shape = ModelShape::from(&self.plan);
+        let facts = ModelFacts::from(&self.plan);
         // Drafts reach beyond the window.
-        let reaching = ModelShape {
-            window: shape.window.map(|window| window + self.drafts.max_tokens),
-            ..shape
+        let reaching = ModelFacts {
+            window: facts.window.map(|window| window + self.drafts.max_tokens),
+            ..facts
         };
         let mut config = EngineConfig {
             kv: self.kv,

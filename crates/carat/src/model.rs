@@ -25,16 +25,16 @@ pub struct Model {
     name: Arc<str>,
 }
 
-/// How a model is loaded; `default()` suits the machine.
+/// Options of loading a model; `default()` suits the machine.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// What computes.
+    /// Device that computes.
     pub device: Device,
     /// Tokens of context per conversation; `None` takes as many as the model knows and memory allows.
     pub context: Option<usize>,
     /// Answers to compute side by side; others wait.
     pub parallel: usize,
-    /// How keys and values are kept.
+    /// Number format of keys and values, per group of layers.
     pub kv: PerGroup<KvType>,
     /// A Jinja chat template instead of the file's own.
     pub chat_template: Option<String>,

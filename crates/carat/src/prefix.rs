@@ -1,4 +1,4 @@
-//! Where prefixes of prompts are kept beyond the pages of the device.
+//! Stores of prefixes of prompts beyond the pages of the device.
 
 use std::{path::PathBuf, time::UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! How tokens are drawn where nobody says otherwise: as the model's file says, with another seed each time.
+//! Default sampling: as the model's file says, with another seed each time.
 
 use std::hash::{BuildHasher, RandomState};
 

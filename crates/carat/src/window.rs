@@ -11,7 +11,7 @@ use carat_engine::{
 };
 use carat_text::{Message, Role};
 
-/// What is done with a conversation that is too long for the context.
+/// Treatment of a conversation that is too long for the context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overflow {
     /// It is refused with both lengths.
@@ -106,7 +106,7 @@ fn first_that_holds(
     Ok(high)
 }
 
-/// Where each turn begins. What stands before the first user's message, the rules apart, belongs to the first turn.
+/// Starts of the turns. What stands before the first user's message, the rules apart, belongs to the first turn.
 fn turn_starts(messages: &[Message]) -> Vec<usize> {
     let rules = rules(messages);
     let mut starts: Vec<usize> = (rules..messages.len())

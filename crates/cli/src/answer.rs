@@ -20,10 +20,10 @@ use crate::{
     wrap::Wrap,
 };
 
-/// How often Ctrl-C is looked at.
+/// Interval at which Ctrl-C is looked at.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// What is written where.
+/// Parts of an answer that are shown, and the streams they go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Show {
     /// The answer on stdout as it comes, thinking on stderr.
@@ -34,10 +34,10 @@ pub(crate) enum Show {
     Nothing,
 }
 
-/// Where lines of running text end on a terminal. In a pipe or a file they always stay as they are.
+/// Ends of lines of running text on a terminal. In a pipe or a file they always stay as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LineBreaks {
-    /// Where the model ends them; the terminal cuts what is too long.
+    /// As the model ends them; the terminal cuts what is too long.
     Unchanged,
     /// Also between words, before the terminal's edge.
     AtWords,
@@ -126,7 +126,8 @@ impl Screen {
                     None => self.terminal.dim_text(text),
                 }
             }
-            Part::Thinking(_) => Ok(()),
+            // Calls are shown whole.
+            Part::Thinking(_) | Part::CallStarted(_) | Part::CallArguments(_) => Ok(()),
             Part::Content(text) => {
                 self.leave_thinking()?;
                 let mut shown = self.shown(text);

@@ -1,4 +1,4 @@
-//! What can be typed. `settings.rs` says what it means.
+//! The arguments as typed. `settings.rs` says what they mean.
 #![expect(
     clippy::struct_excessive_bools,
     reason = "flags are bools; settings.rs turns them into meaning"
@@ -116,7 +116,7 @@ pub(crate) struct KernelsBuildArgs {
     /// The folder to write to
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
-    /// Where to look for NVRTC, before the usual places
+    /// Folder to look for NVRTC in, before the usual places
     #[arg(long, value_name = "DIR")]
     pub(crate) library_dir: Vec<PathBuf>,
 }
@@ -137,7 +137,7 @@ pub(crate) enum BackendName {
 pub(crate) enum TierName {
     /// The best the card can run
     Best,
-    /// What every card since Ampere runs
+    /// Kernels that every card since Ampere runs
     Portable,
 }
 
@@ -162,7 +162,7 @@ pub(crate) enum IsaName {
     Amx,
 }
 
-/// What can be switched off, or checked more often, to find a fault.
+/// Features that can be switched off, or checked more often, to find a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DebugSwitch {
     /// Every step by a plain kernel or operation of its own
@@ -182,16 +182,16 @@ pub(crate) struct ModelArgs {
     /// several, as NAME=MODEL
     #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::FilePath)]
     pub(crate) model: Vec<String>,
-    /// What computes (default: an NVIDIA card if there is one, else the CPU)
+    /// Device that computes (default: an NVIDIA card if there is one, else the CPU)
     #[arg(long, value_enum)]
     pub(crate) backend: Option<BackendName>,
-    /// Which NVIDIA card, in the driver's order
+    /// Number of the NVIDIA card, in the driver's order
     #[arg(long, value_name = "N")]
     pub(crate) device: Option<usize>,
     /// Device memory to use at the most, such as 12GiB (default: all that is free)
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) vram: Option<String>,
-    /// Which of our kernels an NVIDIA card gets
+    /// Set of our kernels that an NVIDIA card gets
     #[arg(long, value_enum)]
     pub(crate) tier: Option<TierName>,
     /// Kernels that `carat kernels build` compiled ahead
@@ -206,8 +206,8 @@ pub(crate) struct ModelArgs {
     /// The best instructions the CPU may use (default: all it has)
     #[arg(long, value_enum)]
     pub(crate) isa: Option<IsaName>,
-    /// How to keep the keys and values of the context: f16, q8_0 (about half the memory, at some cost in exactness), or by kind of layer
-    /// as in full=q8_0,sliding=f16 (default: f16)
+    /// Number format of the keys and values of the context: f16, q8_0 (about half the memory, at some cost in exactness), or by kind
+    /// of layer as in full=q8_0,sliding=f16 (default: f16)
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv_type: Option<KvTypes>,
     /// The same tokens alone and in any company, however many requests run side by side (CPU only; prompts are read slower on CPUs
@@ -277,7 +277,7 @@ pub(crate) struct GenerateArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Drafts")]
 pub(crate) struct DraftArgs {
-    /// Who proposes tokens to be verified several at a time: auto (the drafter beside the model, if there is one, and what the text
+    /// Source of tokens to be verified several at a time: auto (the drafter beside the model, if there is one, and what the text
     /// repeats), ngram (what the text repeats), off, or a drafter's GGUF file or hf:OWNER/REPO[:FILE or QUANT] (default: auto)
     #[arg(long, value_name = "auto|ngram|off|MODEL")]
     pub(crate) draft: Option<String>,
@@ -352,7 +352,7 @@ pub(crate) struct SamplingArgs {
     /// Subtract from the logits of tokens seen recently, once an occurrence
     #[arg(long, value_name = "F", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
-    /// How many of the latest tokens the penalties look at
+    /// Number of latest tokens that the penalties look at
     #[arg(long, visible_alias = "repeat-last-n", value_name = "N")]
     pub(crate) penalty_window: Option<usize>,
     /// Add BIAS to a token's logit, as ID=BIAS; may be given several times
@@ -363,7 +363,7 @@ pub(crate) struct SamplingArgs {
     pub(crate) seed: Option<Seed>,
 }
 
-/// What becomes of a conversation that is too long.
+/// Treatment of a conversation that is too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OverflowName {
     /// End with an error that names both lengths
@@ -385,7 +385,7 @@ pub(crate) struct RunArgs {
     /// Answer a conversation: a JSON array of messages with `role` and `content`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file", "raw", "system"])]
     pub(crate) messages: Option<PathBuf>,
-    /// What to do with a conversation that is longer than the context
+    /// Treatment of a conversation that is longer than the context
     #[arg(
         long,
         value_enum,
@@ -427,7 +427,7 @@ pub(crate) enum LaneBy {
     User,
 }
 
-/// Where prefixes are kept beyond the device.
+/// Stores of prefixes beyond the device.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PrefixArgs {
     /// Memory of the machine for prompts that the device has no more room for, such as 4GiB; of use with a GPU alone
@@ -489,7 +489,7 @@ pub(crate) struct ServeArgs {
     /// Pages of this origin may ask; may be given several times
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) cors_origin: Vec<String>,
-    /// Who takes turns where requests wait: those with a key of their own, or the users that requests name
+    /// Parties that take turns where requests wait: those with a key of their own, or the users that requests name
     #[arg(long, value_enum, default_value = "key", value_name = "WHO")]
     pub(crate) lane_by: LaneBy,
     /// Let those with different keys continue from each other's prompts
@@ -512,7 +512,7 @@ pub(crate) struct ServeArgs {
     /// Let tool calls be written freely instead of holding them to their schemas
     #[arg(long)]
     pub(crate) no_tool_grammar: bool,
-    /// How names of metrics begin
+    /// Prefix of the names of metrics
     #[arg(long, value_name = "TEXT", default_value = "carat:")]
     pub(crate) metrics_prefix: String,
     /// Show /metrics without a key
@@ -524,7 +524,7 @@ pub(crate) struct ServeArgs {
     /// Silence after which a stream sends a sign of life
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = seconds)]
     pub(crate) sse_ping: u64,
-    /// How long requests under way may take when the server is told to stop
+    /// Time that requests under way may take when the server is told to stop
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain: u64,
     /// Use this Jinja chat template instead of the model's
@@ -711,7 +711,7 @@ pub(crate) struct LogitsArgs {
     /// JSON: an array of token ids, or an object with them under `tokens`
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: PathBuf,
-    /// Where to write
+    /// File to write
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
     /// Rows to run at once
@@ -744,10 +744,10 @@ pub(crate) struct PerplexityArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct SynthArgs {
-    /// Whose shape
+    /// Model whose shape it has
     #[arg(value_enum)]
     pub(crate) preset: Preset,
-    /// Which mix of formats
+    /// Mix of formats
     #[arg(value_enum)]
     pub(crate) quant: Mix,
     /// The file to write

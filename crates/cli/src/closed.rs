@@ -1,4 +1,4 @@
-//! Whether the program was started with its standard output closed (`carat … >&-`).
+//! Detection of a standard output that was closed when the program was started (`carat … >&-`).
 //!
 //! The runtime opens /dev/null in the place of closed streams before `main` runs, so that an answer would be written, and lost,
 //! without a word. So this looks before the runtime does.

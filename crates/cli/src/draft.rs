@@ -18,10 +18,10 @@ use crate::{
 
 /// Tokens of a draft at the most, where nobody says otherwise: with the token before them, as many rows as the fastest products of
 /// every device take.
-const USUAL_MOST: usize = 7;
+const DEFAULT_MAX_TOKENS: usize = 7;
 /// Rows that drafts may bring a step to on devices where more would make no difference to results.
-const MOST_ROWS: usize = 32;
-/// What the names of drafters contain, as people publish them.
+const MAX_ROWS: usize = 32;
+/// Parts of the names that people publish drafters under.
 const USUAL_NAMES: [&str; 4] = ["assistant", "drafter", "draft", "mtp"];
 
 /// Opens the model with whoever drafts for it.
@@ -31,14 +31,14 @@ pub(crate) fn open_model(settings: &Settings, terminal: Terminal) -> Result<Load
     Ok(loaded)
 }
 
-/// What the settings ask for, said in a line.
+/// The drafts that the settings ask for, said in a line.
 fn drafts(
     settings: &Settings,
     model: &Model,
     backend: &dyn Backend,
     terminal: Terminal,
 ) -> Result<Drafts> {
-    let most = settings.draft_max.unwrap_or(USUAL_MOST);
+    let most = settings.draft_max.unwrap_or(DEFAULT_MAX_TOKENS);
     let asked = settings.draft.as_deref().unwrap_or("auto");
     if asked == "off" || most == 0 {
         return Ok(Drafts::default());
@@ -52,7 +52,7 @@ fn drafts(
         // N-grams are for those who ask for them, or name a drafter: no gain has been measured where nobody does.
         lookup: asked != "auto",
         max_tokens: most,
-        rows: backend.exact_rows().min(MOST_ROWS),
+        rows: backend.exact_rows().min(MAX_ROWS),
         costs_folder: load::kernel_cache(),
     };
     drafts.drafter = match asked {

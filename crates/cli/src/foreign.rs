@@ -73,7 +73,7 @@ const ANSWERS: [(&str, &str); 19] = [
     ),
 ];
 
-/// What was typed, in the spelling of this program.
+/// The arguments typed, in the spelling of this program.
 pub(crate) fn understood(typed: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut all = Vec::new();
     let mut typed = typed;

@@ -41,7 +41,7 @@ pub(crate) use self::{
     request::Retry,
 };
 
-/// Whether the hub may be asked.
+/// Permission to ask the hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
     Allowed,
@@ -49,7 +49,7 @@ pub(crate) enum Network {
     Forbidden,
 }
 
-/// How to reach the hub.
+/// Address of the hub, and the manner of asking it.
 #[derive(Clone, Debug)]
 pub(crate) struct HubConfig {
     pub(crate) endpoint: Endpoint,

@@ -1,4 +1,4 @@
-//! What is read: files, `-` for standard input, and what is piped in beside a prompt.
+//! Input: files, `-` for standard input, and text piped in beside a prompt.
 
 use std::{
     fs::File,
@@ -43,7 +43,7 @@ pub(crate) fn stdin_text(terminal: Terminal) -> Result<String> {
     utf8(stdin(terminal)?, "stdin")
 }
 
-/// What is piped in beside a prompt: nothing where stdin is a terminal, a socket or a device, which may never end and hold
+/// Text piped in beside a prompt: nothing where stdin is a terminal, a socket or a device, which may never end and hold
 /// nothing that was meant.
 pub(crate) fn piped_text(terminal: Terminal) -> Result<Option<String>> {
     let Ok(status) = rustix::fs::fstat(io::stdin()) else {

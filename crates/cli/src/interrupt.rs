@@ -25,7 +25,7 @@ use crate::output;
 #[derive(Clone)]
 pub(crate) struct Interrupt(Arc<AtomicU32>);
 
-/// What a shell expects of a program that ended by Ctrl-C.
+/// Exit code that a shell expects of a program that ended by Ctrl-C.
 pub(crate) const INTERRUPTED: u8 = 130;
 
 impl Interrupt {

@@ -29,7 +29,7 @@ mod parity;
 mod roofline;
 mod session;
 mod settings;
-mod shape;
+mod structured;
 mod synth;
 mod terminal;
 mod typeahead;
@@ -47,8 +47,7 @@ use anyhow::Result;
 use clap::Parser;
 
 use args::{Arguments, Command, EvalCommand, KernelsCommand};
-use hub::Environment;
-use settings::{Layer, Settings, SettingsFile, merged};
+use settings::Sources;
 use terminal::{Terminal, say, warn};
 
 fn main() -> ExitCode {
@@ -92,80 +91,19 @@ fn reader_went_away(error: &anyhow::Error) -> bool {
     io.is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// The settings with what was typed laid over them.
-fn with_flags(mut settings: Settings, arguments: &Arguments) -> Result<Settings> {
-    if arguments.offline {
-        settings.offline = Some(true);
-    }
-    Ok(match &arguments.command {
-        Command::Run(a) => settings.with_generation(&a.generate)?,
-        Command::Chat(a) => settings.with_generation(&a.generate)?,
-        Command::Serve(a) => settings.with_serve(a)?,
-        Command::Inspect(a) => {
-            let mut settings = settings.with_model(&a.model)?;
-            settings.model = a.file.clone().or(settings.model);
-            settings
-        }
-        Command::Bench(a) => settings.with_model(&a.model)?,
-        Command::Doctor(a) => settings.with_model(&a.model)?,
-        Command::Check(a) => a.applied(settings)?,
-        Command::Eval(EvalCommand::Logits(a)) => settings.with_model(&a.model)?,
-        Command::Eval(EvalCommand::Perplexity(a)) => settings.with_model(&a.model)?,
-        Command::Tokenize(a) => Settings {
-            model: a.model.clone().or(settings.model),
-            ..settings
-        },
-        Command::Synth(_)
-        | Command::Pull(_)
-        | Command::List
-        | Command::Rm(_)
-        | Command::Kernels(_)
-        | Command::Completions(_)
-        | Command::Man(_) => settings,
-    })
-}
-
 fn run(arguments: &Arguments) -> Result<ExitCode> {
     let terminal = Terminal::new(arguments.quiet);
-    let mut typed = with_flags(Settings::default(), arguments)?;
-    let file = match &arguments.command {
-        // About the program itself, whatever the settings are.
-        Command::Completions(_) | Command::Man(_) => None,
-        _ => SettingsFile::read(arguments.config.as_deref())?,
-    };
-    let mut layers = match file {
-        Some(file) => file.layers(typed.model.as_deref())?,
-        None => Vec::new(),
-    };
-    let section = layers.get(1);
-    let section_model = section.and_then(|section| section.settings.model.clone());
-    if Environment::capture().offline {
-        layers.push(Layer {
-            origin: "HF_HUB_OFFLINE".to_owned(),
-            settings: Settings {
-                offline: Some(true),
-                ..Settings::default()
-            },
-        });
-    }
-    let mut settings = with_flags(merged(&layers)?, arguments)?;
-    // A section may say which file its name stands for.
-    if let Some(model) = section_model {
-        settings.model = Some(model);
-        typed.model = None;
-    }
+    let sources = Sources::read(arguments)?;
+    let resolved = sources.resolve()?;
     if arguments.print_config {
-        layers.push(Layer {
-            origin: "flag".to_owned(),
-            settings: typed,
-        });
-        say(settings.with_origins(&layers)?.trim_end())?;
+        say(resolved.with_origins()?.trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
+    let settings = resolved.settings;
     match &arguments.command {
         Command::Run(a) => return commands::run::run(a, &settings, terminal),
         Command::Chat(a) => return commands::chat::run(a, &settings, terminal),
-        Command::Serve(a) => return commands::serve::run(a, &settings, terminal),
+        Command::Serve(a) => return commands::serve::run(a, &settings, &sources, terminal),
         Command::Inspect(a) => return commands::inspect::run(a, &settings, terminal),
         Command::Tokenize(a) => commands::tokenize::run(a, &settings, terminal)?,
         Command::Doctor(a) => commands::doctor::run(a, &settings, terminal)?,

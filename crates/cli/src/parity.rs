@@ -1,4 +1,4 @@
-//! Where two backends part: one text through both, every value kept, compared in the plan's order.
+//! First step at which two backends differ: one text through both, every value kept, compared in the plan's order.
 //!
 //! Two right answers can differ by much at a router: a near tie between experts goes either way. A row whose experts differ
 //! that little, and those behind it, which attend to it, are left out from there on; experts that differ more are a difference.
@@ -21,7 +21,7 @@ use carat_model::{
 /// Experts of a row, of all that are used, that a near tie may decide: one of so many, and one at the least.
 const TIED_SHARE: usize = 4;
 
-/// How two backends compare.
+/// Comparison of two backends.
 pub(crate) struct Compared {
     /// First step whose values differ by more than the tolerance.
     pub(crate) first: Option<Difference>,

@@ -12,7 +12,7 @@ use crate::{
     args::GenerateArgs,
     draft, input, load,
     settings::Settings,
-    shape::{Asked, Preparation, Shape},
+    structured::{Asked, Preparation, StructuredOutput},
     terminal::{Terminal, bytes, thousands},
     words,
 };
@@ -20,7 +20,7 @@ use crate::{
 pub(crate) struct Session {
     pub(crate) chat: Chat,
     pub(crate) generation: Generation,
-    shape: Shape,
+    structure: StructuredOutput,
     pub(crate) thinking: bool,
     pub(crate) tools: Vec<Tool>,
     pub(crate) context: usize,
@@ -56,7 +56,7 @@ impl Session {
             .map(|path| read_tools(path, terminal))
             .transpose()?
             .unwrap_or_default();
-        let shape = Preparation::begin(&args.format, &tools, &tokenizer, terminal)?;
+        let preparation = Preparation::begin(&args.format, &tools, &tokenizer, terminal)?;
         let context = choose_context(&loaded, 1, settings.context, terminal)?;
         let config = loaded.engine_config(1, context);
         load::warm_up(&loaded, terminal);
@@ -71,7 +71,7 @@ impl Session {
         }
         Ok(Session {
             chat: Chat::new(engine, tokenizer, Arc::new(template)),
-            shape: shape.finish()?,
+            structure: preparation.finish()?,
             generation: Generation {
                 sampling,
                 max_tokens: settings.token_limit()?,
@@ -146,7 +146,7 @@ impl Session {
         let mut generation = self.generation.clone();
         if !generation.ignore_eos {
             let tokenizer = self.chat.tokenizer();
-            generation.constraint = self.shape.constraint(asked, tokenizer, terminal)?;
+            generation.constraint = self.structure.constraint(asked, tokenizer, terminal)?;
         }
         Ok(generation)
     }
@@ -167,7 +167,7 @@ pub(crate) fn template(
     }
 }
 
-/// What was asked for, or as much context as the model knows and memory allows; says which.
+/// The context asked for, or as much as the model knows and memory allows; says which.
 pub(crate) fn choose_context(
     loaded: &Loaded,
     parallel: usize,

@@ -1,9 +1,11 @@
-//! What was asked for: the settings file under the flags, as one value. `file` reads the one, `print` shows where each came from.
+//! Settings: the settings file under the flags, as one value. `file` reads the one, `sources`
+//! joins them for a model, `print` shows where each came from.
 //!
 //! Everything here is optional; what stays unset is decided by the model (sampling) or the machine (threads, context).
 
 mod file;
 mod print;
+mod sources;
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -20,7 +22,7 @@ use crate::args::{
     BackendName, DebugSwitch, DraftArgs, GenerateArgs, IsaName, KvTypes, MaxTokens, ModelArgs,
     SamplingArgs, Seed, ServeArgs, TierName,
 };
-pub(crate) use file::{Layer, SettingsFile, merged};
+pub(crate) use sources::Sources;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -31,13 +33,13 @@ pub(crate) struct Settings {
     pub(crate) offline: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) backend: Option<BackendName>,
-    /// Which NVIDIA card.
+    /// Number of the NVIDIA card.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<usize>,
     /// Device memory to use at the most, such as `12GiB`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) vram: Option<String>,
-    /// Which kernels a card gets.
+    /// Set of kernels that a card gets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tier: Option<TierName>,
     /// Kernels that were compiled ahead.
@@ -48,7 +50,7 @@ pub(crate) struct Settings {
     /// The best instructions the CPU may use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) isa: Option<IsaName>,
-    /// How keys and values are kept.
+    /// Number format of keys and values.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kv_type: Option<KvTypes>,
     /// The same tokens in any company.
@@ -57,7 +59,7 @@ pub(crate) struct Settings {
     /// Memory for weights that stay unpacked, such as `4GiB`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) repack: Option<String>,
-    /// Who drafts: `auto`, `ngram`, `off`, or a drafter.
+    /// Source of drafts: `auto`, `ngram`, `off`, or a drafter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) draft: Option<String>,
     /// Tokens of a draft at the most.

@@ -24,7 +24,7 @@ use carat_gguf::{
     quant::SplitMix64,
     writer::{Field, Writer, pad},
 };
-use carat_model::synthetic::{Role, Shape, TensorPlan, Vocabulary};
+use carat_model::synthetic::{Dimensions, Role, TensorPlan, Vocabulary};
 
 use crate::output::WholeFile;
 
@@ -44,7 +44,7 @@ pub(crate) struct Options {
     /// Take the vocabulary from this file instead of making one up.
     pub(crate) vocabulary: Option<PathBuf>,
     pub(crate) threads: usize,
-    /// Told the bytes written so far and in all, a few times a second at the least.
+    /// Told the bytes written so far and in all, a few times per second at the least.
     pub(crate) progress: Box<Progress>,
 }
 
@@ -59,7 +59,7 @@ impl Default for Options {
     }
 }
 
-/// What was written.
+/// Sizes of the written file.
 #[derive(Debug)]
 pub(crate) struct Summary {
     pub(crate) bytes: u64,
@@ -69,10 +69,15 @@ pub(crate) struct Summary {
 
 /// Writes the model to `out`, which appears only once it is complete.
 pub(crate) fn write(preset: Preset, mix: Mix, out: &Path, options: Options) -> Result<Summary> {
-    write_shape(preset.shape(), mix, out, options)
+    write_model(preset.dimensions(), mix, out, options)
 }
 
-fn write_shape(mut shape: Shape, mix: Mix, out: &Path, mut options: Options) -> Result<Summary> {
+fn write_model(
+    mut dimensions: Dimensions,
+    mix: Mix,
+    out: &Path,
+    mut options: Options,
+) -> Result<Summary> {
     let start = Instant::now();
     let mut head = Writer::default();
     let vocabulary = match &options.vocabulary {
@@ -81,16 +86,16 @@ fn write_shape(mut shape: Shape, mix: Mix, out: &Path, mut options: Options) -> 
                 .with_context(|| format!("cannot take the vocabulary of `{}`", path.display()))?;
             Tokens::Copied(file)
         }
-        None if shape.vocab == Vocabulary::PUBLISHED => Tokens::Made(Vocabulary::published()),
-        None => Tokens::Made(Vocabulary::packed(shape.vocab)),
+        None if dimensions.vocab == Vocabulary::PUBLISHED => Tokens::Made(Vocabulary::published()),
+        None => Tokens::Made(Vocabulary::packed(dimensions.vocab)),
     };
-    shape.vocab = vocabulary.count()?;
-    shape.write_metadata(&mut head);
+    dimensions.vocab = vocabulary.count()?;
+    dimensions.write_metadata(&mut head);
     head.field("general.file_type", &Field::U32(mix.file_type()));
     head.field("general.quantization_version", &Field::U32(2));
     vocabulary.write_metadata(&mut head);
 
-    let jobs = Jobs::plan(&shape, mix, options.seed, &mut head);
+    let jobs = Jobs::plan(&dimensions, mix, options.seed, &mut head);
     let mut file = WholeFile::create(out)?;
     file.fill(|file| {
         head.write_head(file)?;
@@ -104,7 +109,7 @@ fn write_shape(mut shape: Shape, mix: Mix, out: &Path, mut options: Options) -> 
     })
 }
 
-/// Where a model's tokens come from.
+/// Origin of a model's tokens.
 enum Tokens {
     Made(Vocabulary),
     Copied(Gguf),
@@ -151,15 +156,15 @@ struct Piece {
 }
 
 impl Jobs {
-    fn plan(shape: &Shape, mix: Mix, seed: u64, head: &mut Writer) -> Jobs {
+    fn plan(dimensions: &Dimensions, mix: Mix, seed: u64, head: &mut Writer) -> Jobs {
         let mut jobs = Jobs {
             tensors: Vec::new(),
             pieces: Vec::new(),
             seed,
             total_bytes: 0,
         };
-        for (tensor, plan) in shape.tensors().into_iter().enumerate() {
-            let quant = mix.format(&plan, shape.layers());
+        for (tensor, plan) in dimensions.tensors().into_iter().enumerate() {
+            let quant = mix.format(&plan, dimensions.layers());
             let size = head.tensor(&plan.name, &plan.shape, quant);
             let most = PIECE_BYTES / quant.block_bytes() * quant.block_bytes();
             for at in (0..size).step_by(most) {

@@ -1,4 +1,4 @@
-//! What a person sees beside the answer: notes on stderr, dim text, progress bars.
+//! Output beside the answer: notes on stderr, dim text, progress bars.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::visible::Visible;
 
-/// Where notes go and whether they are styled. Made once, in `main`.
+/// Destination of notes, and their style. Made once, in `main`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terminal {
     quiet: bool,

@@ -1,4 +1,4 @@
-//! What is typed while nobody reads: kept by the terminal for the next prompt, and not shown in the middle of an answer.
+//! Typeahead: input while nobody reads, kept by the terminal for the next prompt, and not shown in the middle of an answer.
 //!
 //! The terminal hands over bytes instead of lines, without echo, as long as this is held: the line editor finds this state
 //! and leaves this state, so that there is no moment in which a long paste could meet the kernel's limit on lines.

@@ -1,4 +1,4 @@
-//! What `carat --version` says: the version, the commit it was built from, and the level of instructions that this machine's
+//! Text of `carat --version`: the version, the commit it was built from, and the level of instructions that this machine's
 //! processor allows. The last is why it is made at run time.
 
 use std::sync::LazyLock;

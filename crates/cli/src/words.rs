@@ -1,4 +1,4 @@
-//! What is wrong with a JSON or TOML text, in words that do not name this program's types.
+//! Faults of a JSON or TOML text, in words that do not name this program's types.
 
 use anyhow::{Result, anyhow};
 use serde::de::DeserializeOwned;

@@ -70,7 +70,7 @@ impl Wrap {
         shown
     }
 
-    /// What is still held.
+    /// The text that is still held.
     pub(crate) fn finish(&mut self) -> String {
         let mut shown = String::new();
         self.write_word(&mut shown);

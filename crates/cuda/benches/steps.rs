@@ -47,8 +47,8 @@ fn main() -> ExitCode {
 #[expect(clippy::print_stdout, reason = "a table of times")]
 fn table(card: &CudaBackend) -> Result<(), String> {
     let mut tiny = Tiny::new(Variant::E2b, QuantType::Q8_0);
-    tiny.shape.vocab = VOCAB;
-    tiny.shape.context = WARM + STEPS;
+    tiny.dimensions.vocab = VOCAB;
+    tiny.dimensions.context = WARM + STEPS;
     let model = tiny.model();
     let pages = STREAMS * (WARM + STEPS).div_ceil(PAGE_TOKENS);
     let options = CompileOptions {

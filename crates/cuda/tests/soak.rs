@@ -90,7 +90,7 @@ fn soak(captured: &CudaBackend, eager: &CudaBackend, length: usize) -> Result<()
 
 fn compile(card: &CudaBackend, length: usize) -> Result<Box<dyn Executor>, String> {
     let mut tiny = Tiny::new(Variant::E4b, QuantType::Q8_0);
-    tiny.shape.context = length.max(tiny.shape.context);
+    tiny.dimensions.context = length.max(tiny.dimensions.context);
     let model = tiny.model();
     let pages = MAX_SEQUENCES * length.div_ceil(PAGE_TOKENS);
     let options = CompileOptions {

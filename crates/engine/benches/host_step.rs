@@ -1,4 +1,4 @@
-//! What the host does for a step of many sequences that decode, on a device that takes no time.
+//! Time the host spends on a step of many sequences that decode, on a device that takes no time.
 //!
 //! ```text
 //! cargo bench -p carat-engine --bench host_step
@@ -12,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 use carat_engine::{
-    EngineConfig, Limits, ModelShape, Request, RequestId,
+    EngineConfig, Limits, ModelFacts, Request, RequestId,
     core::{Pipeline, Scheduler, Update},
 };
 use carat_gguf::QuantType;
@@ -79,14 +79,14 @@ impl Executor for Nothing {
 
 fn measure(sequences: usize, depth: usize) {
     let mut tiny = Tiny::new(Variant::Dense12b, QuantType::F32);
-    tiny.shape.window = 1024;
+    tiny.dimensions.window = 1024;
     let plan = gemma4::plan(&tiny.model());
-    let shape = ModelShape::from(&plan);
+    let facts = ModelFacts::from(&plan);
     // The first decodes until the last has computed its prompt.
     let context = depth + STEPS + 4000;
-    let mut config = EngineConfig::comfortable(context, sequences, 4096, shape);
+    let mut config = EngineConfig::comfortable(context, sequences, 4096, facts);
     config.prefill_rows = config.max_rows;
-    let limits = Limits::new(config, shape).expect("it is roomy");
+    let limits = Limits::new(config, facts).expect("it is roomy");
     let executor = Nothing {
         plan,
         options: limits.compile_options(),

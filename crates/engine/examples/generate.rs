@@ -6,7 +6,7 @@ use std::{error::Error, path::Path, sync::Arc};
 
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{
-    EngineConfig, EngineHandle, ModelShape,
+    EngineConfig, EngineHandle, ModelFacts,
     chat::{Chat, ChatEvent, Conversation, Generation},
 };
 use carat_gguf::Gguf;
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let plan = gemma4::plan(&model);
 
     // An engine with room for two conversations of 1024 tokens, batches of 256 rows.
-    let config = EngineConfig::comfortable(1024, 2, 256, ModelShape::from(&plan));
+    let config = EngineConfig::comfortable(1024, 2, 256, ModelFacts::from(&plan));
     let backend = Box::new(CpuBackend::new(&CpuConfig::default()));
     let engine = EngineHandle::start(config, backend, plan, model.weights)?;
     let chat = Chat::new(engine, Arc::new(tokenizer), Arc::new(template));

@@ -19,7 +19,7 @@ use std::{
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{
     Constraint, ConstraintSource, EngineConfig, EngineHandle, Event, FinishReason, LaneId,
-    ModelShape, Rejected, Request, TokenStream,
+    ModelFacts, Rejected, Request, TokenStream,
 };
 use carat_gguf::{Gguf, quant::SplitMix64};
 use carat_model::{
@@ -154,8 +154,8 @@ fn start(
 ) -> Result<EngineHandle, Box<dyn Error>> {
     let is_soak = engine == Kind::Soak;
     let side_by_side = if is_soak { SIDE_BY_SIDE } else { 1 };
-    let shape = ModelShape::from(plan);
-    let mut config = EngineConfig::comfortable(CONTEXT, side_by_side, 256, shape);
+    let facts = ModelFacts::from(plan);
+    let mut config = EngineConfig::comfortable(CONTEXT, side_by_side, 256, facts);
     config.batching = Batching::Invariant;
     if is_soak {
         config.max_unfinished = OPEN;
@@ -168,7 +168,7 @@ fn start(
         ..CpuConfig::default()
     });
     let (plan, weights) = (plan.clone(), Arc::clone(&model.weights));
-    let engine = EngineHandle::start_with(config, shape, move |limits| {
+    let engine = EngineHandle::start_with(config, facts, move |limits| {
         let executor = backend.compile(&plan, weights, &limits.compile_options())?;
         Ok(if is_soak {
             let random = SplitMix64::new(11);
@@ -315,7 +315,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What every kind of request comes to when nothing else runs.
+/// The answers to every kind of request when nothing else runs.
 fn answers_alone(
     plan: &Plan,
     model: &Model,

@@ -24,10 +24,10 @@ pub struct Chat {
     template: Arc<ChatTemplate>,
 }
 
-/// How an answer is generated.
+/// Settings of one answer's generation.
 #[derive(Clone, Debug, Default)]
 pub struct Generation {
-    /// How tokens are drawn.
+    /// Parameters by which tokens are drawn.
     pub sampling: Sampling,
     /// The most tokens of the answer, or as many as there is room for if that is less; `None` goes on until the model stops or
     /// the context is full.
@@ -38,7 +38,7 @@ pub struct Generation {
     pub ignore_eos: bool,
     /// Report log-probabilities of each token, and of this many of the likeliest.
     pub logprobs: Option<usize>,
-    /// What the answer must look like, token by token.
+    /// Constraint that the answer must satisfy, token by token.
     pub constraint: Option<ConstraintSource>,
     /// Make no drafts for it, whatever the engine could: the answer is the same, perhaps later.
     pub without_drafts: bool,
@@ -59,12 +59,12 @@ pub struct Conversation {
     pub continues: bool,
 }
 
-/// What a stream yields, in order; `Finished` comes last.
+/// Events of a stream, in order; `Finished` comes last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ChatEvent {
     /// Always the first: of the prompt, what was cached and why not more.
     Started(Counts),
-    /// What the model says of a token of the prompt; if asked for. All of them come first.
+    /// Log probability of a token of the prompt; if asked for. All of them come first.
     PromptToken(Token),
     /// Every generated token, before the parts it brings about.
     Token(Token),
@@ -72,9 +72,9 @@ pub enum ChatEvent {
     Part(Part),
     /// Always the last.
     Finished {
-        /// Why it is over.
+        /// Reason of the end.
         reason: ChatFinish,
-        /// What it took.
+        /// Counts and times of the request.
         usage: Usage,
     },
 }
@@ -90,7 +90,7 @@ pub struct Token {
     pub top: Vec<(TokenId, f32)>,
 }
 
-/// Why an answer is over.
+/// Reason an answer is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChatFinish {
     /// The model ended its turn, or a stop string appeared.
@@ -105,7 +105,7 @@ pub enum ChatFinish {
     Deadline,
 }
 
-/// Why a chat could not go on.
+/// Reason a chat could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatError {
     /// The conversation could not be rendered or encoded.
@@ -133,7 +133,7 @@ impl Chat {
         }
     }
 
-    /// What runs it.
+    /// The engine that runs it.
     pub fn engine(&self) -> &EngineHandle {
         &self.engine
     }
@@ -167,7 +167,7 @@ impl Chat {
         Ok(prompt)
     }
 
-    /// What the engine is asked to answer the conversation, and what reads its answer. `prompt` is [`Chat::prompt`]'s.
+    /// The engine's request for an answer to the conversation, and the reader of that answer. `prompt` is [`Chat::prompt`]'s.
     pub fn prepare(
         &self,
         prompt: Vec<TokenId>,
@@ -257,7 +257,7 @@ pub struct Prepared {
     pub reader: AnswerReader,
 }
 
-/// How ids become text.
+/// Conversion of ids to text: raw, or read as a chat answer.
 enum Reading {
     Parts(PartsParser),
     Plain(TokenDecoder),
@@ -272,6 +272,13 @@ pub struct AnswerReader {
 }
 
 impl AnswerReader {
+    /// Gives the pieces of each call before the call itself ([`PartsParser::stream_calls`]).
+    pub fn stream_calls(&mut self) {
+        if let Reading::Parts(parser) = &mut self.reading {
+            parser.stream_calls();
+        }
+    }
+
     /// Appends what an event brings about.
     pub fn read(&mut self, event: Event, events: &mut Vec<ChatEvent>) {
         match event {

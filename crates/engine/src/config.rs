@@ -1,6 +1,6 @@
-//! What the engine may hold, decided once, and what follows from it for a request.
+//! Limits of the engine, decided once, and what follows from them for a request.
 //!
-//! [`EngineConfig`] is plain data. Joined with what the scheduler must know of the model ([`ModelShape`]) and checked
+//! [`EngineConfig`] is plain data. Joined with what the scheduler must know of the model ([`ModelFacts`]) and checked
 //! it becomes [`Limits`], which can say of any request whether it could ever run. Nothing here knows the state of the
 //! engine: a request that is merely early is queued, not rejected.
 
@@ -38,7 +38,7 @@ const MAX_PENALIZED: usize = 1 << 16;
 /// The most stop tokens: each token is compared with all of them.
 const MAX_STOP_TOKENS: usize = 256;
 
-/// How much runs at a time, and in how many KV pages.
+/// Limits of what runs at a time, and the KV pages it runs in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
     /// The most tokens a request may have, prompt and generated together.
@@ -60,17 +60,17 @@ pub struct EngineConfig {
     pub host_pages: PerGroup<usize>,
     /// Places in host memory that pages pass through on their way to a store and back, per group; 0 without one.
     pub staging_pages: usize,
-    /// Where prefixes are kept beyond memory; [`EngineConfig::keep_on_disk`].
+    /// Store of prefixes beyond memory; [`EngineConfig::keep_on_disk`].
     pub disk: Option<DiskConfig>,
     /// The most tokens of a draft that are verified in a step, per request; 0 verifies none.
     pub max_draft: usize,
-    /// Who drafts; `None` leaves it to callers of the scheduler.
+    /// Source of drafts; `None` leaves it to callers of the scheduler.
     pub drafts: Option<DraftConfig>,
-    /// How keys and values are kept.
+    /// Number format of keys and values, per group of layers.
     pub kv: PerGroup<KvType>,
-    /// Whether prompts continue from earlier ones.
+    /// Reuse of the prompts of earlier requests.
     pub prefix_reuse: PrefixReuse,
-    /// Whether a request's tokens may depend on its company, at near ties.
+    /// Independence of a request's tokens from its company, at near ties.
     pub batching: Batching,
     /// The longest that a batch may take; past it the device is taken for dead and everybody is told.
     pub stall_limit: Duration,
@@ -81,7 +81,7 @@ pub struct EngineConfig {
 pub struct DiskConfig {
     /// Prompts and answers lie in it in clear.
     pub folder: PathBuf,
-    /// What pages depend on apart from tokens.
+    /// Everything that pages depend on apart from tokens.
     pub namespace: Namespace,
     /// The most that it may hold.
     pub max_bytes: u64,
@@ -90,7 +90,7 @@ pub struct DiskConfig {
 /// Places that pages pass through on their way to the disk and back.
 const STAGING_PAGES: usize = 16;
 
-/// Who drafts, and what is known of the cost.
+/// Source of drafts, and the known cost of verifying them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DraftConfig {
     /// The executor has a draft model.
@@ -99,7 +99,7 @@ pub struct DraftConfig {
     pub lookup: bool,
     /// Rows that drafts may bring a step to: those up to which a batch gives a row the same result, whatever else is in it.
     pub rows: usize,
-    /// What rows cost; `None` measures it at start.
+    /// Cost of rows; `None` measures it at start.
     pub costs: Option<StepCosts>,
     /// Where measured costs are kept for later starts; `None` measures at each.
     pub kept_costs: Option<KeptCosts>,
@@ -108,7 +108,7 @@ pub struct DraftConfig {
 /// Of [`EngineConfig::stall_limit`], where nobody says otherwise: far above the slowest batch of a slow machine.
 const STALL_LIMIT: Duration = Duration::from_mins(10);
 
-/// Whether requests may continue from KV that earlier ones computed.
+/// Reuse of KV that earlier requests computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrefixReuse {
     /// Pages are kept as long as nobody needs them.
@@ -117,9 +117,9 @@ pub enum PrefixReuse {
     Disabled,
 }
 
-/// What scheduling must know of a model.
+/// Facts of a model that scheduling needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ModelShape {
+pub struct ModelFacts {
     /// Entries of the vocabulary.
     pub vocab: usize,
     /// Columns of an embedding that a prompt may have in place of a token; `None` if the model takes tokens alone.
@@ -131,9 +131,9 @@ pub struct ModelShape {
     pub even_depth: Option<usize>,
 }
 
-impl From<&Plan> for ModelShape {
-    fn from(plan: &Plan) -> ModelShape {
-        ModelShape {
+impl From<&Plan> for ModelFacts {
+    fn from(plan: &Plan) -> ModelFacts {
+        ModelFacts {
             vocab: plan.vocab(),
             width: plan.input_width(),
             window: plan.uses(KvGroup::Sliding).then(|| plan.window()).flatten(),
@@ -142,18 +142,15 @@ impl From<&Plan> for ModelShape {
     }
 }
 
-impl ModelShape {
+impl ModelFacts {
     /// With what its rows cost.
-    pub fn with_costs(plan: &Plan, weights: &Weights) -> ModelShape {
+    pub fn with_costs(plan: &Plan, weights: &Weights) -> ModelFacts {
         // Both beyond every window, so that full attention alone makes the difference.
         let (shallow, deep) = (1 << 18, 1 << 19);
         let at = |depth| {
             let row = BatchShape {
-                rows: 1,
                 sampled: 0,
-                sequences: 1,
-                depth,
-                kv: PerGroup::default(),
+                ..BatchShape::decode(depth, PerGroup::default())
             };
             u128::from(cost::of(plan, weights, row).multiply_adds)
         };
@@ -163,14 +160,14 @@ impl ModelShape {
         let attention = far.saturating_sub(near);
         let rest = (near * positions).saturating_sub(attention * shallow as u128);
         let even_depth = rest.checked_div(attention);
-        ModelShape {
+        ModelFacts {
             even_depth: even_depth.and_then(|depth| usize::try_from(depth).ok()),
-            ..ModelShape::from(plan)
+            ..ModelFacts::from(plan)
         }
     }
 }
 
-/// Why a configuration cannot work.
+/// Reason a configuration cannot work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// A count that must not be 0 is.
@@ -192,7 +189,7 @@ pub enum ConfigError {
     /// Not even one request could run.
     #[error("{held} pages of the {group:?} group; one request alone needs {needed}")]
     TooFewPages {
-        /// Whose pages.
+        /// Group of layers that the pages belong to.
         group: KvGroup,
         /// As configured.
         held: usize,
@@ -205,12 +202,12 @@ pub enum ConfigError {
 #[derive(Clone, Debug)]
 pub struct Limits {
     config: EngineConfig,
-    shape: ModelShape,
+    model: ModelFacts,
 }
 
 impl Limits {
     /// Checks a configuration.
-    pub fn new(config: EngineConfig, shape: ModelShape) -> Result<Limits, ConfigError> {
+    pub fn new(config: EngineConfig, facts: ModelFacts) -> Result<Limits, ConfigError> {
         let counts = [
             ("context", config.context),
             ("max_rows", config.max_rows),
@@ -221,7 +218,7 @@ impl Limits {
         if let Some(&(setting, _)) = counts.iter().find(|(_, count)| *count == 0) {
             return Err(ConfigError::Zero { setting });
         }
-        if shape.window == Some(0) {
+        if facts.window == Some(0) {
             return Err(ConfigError::Zero {
                 setting: "the model's window",
             });
@@ -232,9 +229,9 @@ impl Limits {
                 max_sequences: config.max_sequences,
             });
         }
-        let drafting = ModelShape {
-            window: shape.window.map(|window| window + config.max_draft),
-            ..shape
+        let drafting = ModelFacts {
+            window: facts.window.map(|window| window + config.max_draft),
+            ..facts
         };
         let minimum = minimum_pages(config.context, drafting);
         // The full group may be smaller than the context: longer requests are then rejected one by one.
@@ -252,7 +249,10 @@ impl Limits {
                 });
             }
         }
-        Ok(Limits { config, shape })
+        Ok(Limits {
+            config,
+            model: facts,
+        })
     }
 
     /// As it was given.
@@ -261,11 +261,11 @@ impl Limits {
     }
 
     /// The model it is for.
-    pub fn shape(&self) -> ModelShape {
-        self.shape
+    pub fn model(&self) -> ModelFacts {
+        self.model
     }
 
-    /// What to compile a plan with, so that its executor can run every batch scheduled under these limits.
+    /// Options to compile a plan with, so that its executor can run every batch scheduled under these limits.
     pub fn compile_options(&self) -> CompileOptions {
         CompileOptions {
             pages: self.config.pages,
@@ -281,7 +281,7 @@ impl Limits {
     /// Places in host memory, those that pages only pass through included.
     fn all_host_pages(&self) -> PerGroup<usize> {
         let staging = self.config.staging_pages;
-        let sliding = self.shape.window.map_or(0, |_| staging);
+        let sliding = self.model.window.map_or(0, |_| staging);
         PerGroup {
             full: self.config.host_pages.full + staging,
             sliding: self.config.host_pages.sliding + sliding,
@@ -303,7 +303,7 @@ impl Limits {
     /// about as long at every depth. What else there is to compute plays no part, so that company changes as little as possible.
     pub(crate) fn chunk_rows(&self, depth: usize) -> usize {
         let most = self.config.max_rows;
-        let Some(even) = self.shape.even_depth else {
+        let Some(even) = self.model.even_depth else {
             return most;
         };
         let granule = most.div_ceil(CHUNK_LENGTHS);
@@ -328,12 +328,12 @@ impl Limits {
         if request.max_tokens == Some(0) {
             return Err(Rejected::NothingToGenerate);
         }
-        let outside = |token: &&TokenId| **token as usize >= self.shape.vocab;
+        let outside = |token: &&TokenId| **token as usize >= self.model.vocab;
         let biased = request.sampling.logit_bias.iter().map(|(token, _)| token);
         if let Some(&token) = request.prompt.iter().chain(biased).find(outside) {
             return Err(Rejected::OutsideVocabulary {
                 token,
-                vocab: self.shape.vocab,
+                vocab: self.model.vocab,
             });
         }
         if let Some(complaint) = request.sampling.complaint() {
@@ -386,7 +386,7 @@ impl Limits {
         }
         let numbers = numbers.count();
         let forbidding = biases.len() - numbers;
-        for (asked, most) in [(numbers, MAX_BIASES), (forbidding, self.shape.vocab)] {
+        for (asked, most) in [(numbers, MAX_BIASES), (forbidding, self.model.vocab)] {
             if asked > most {
                 return Err(Rejected::TooManyBiases { asked, most });
             }
@@ -425,7 +425,7 @@ impl Limits {
                 ));
             }
             end = places.end;
-            let Some(width) = self.shape.width else {
+            let Some(width) = self.model.width else {
                 return wrong("this model takes tokens alone".to_owned());
             };
             if media.rows.len() != places.len() * width {
@@ -435,7 +435,7 @@ impl Limits {
                     places.len()
                 ));
             }
-            let Some(window) = self.shape.window else {
+            let Some(window) = self.model.window else {
                 continue;
             };
             if media.attention == MediaAttention::Causal {
@@ -459,11 +459,11 @@ impl Limits {
 }
 
 /// The fewest pages with which one request of the full context runs. It runs alone, its prompt in short chunks.
-pub fn minimum_pages(context: usize, shape: ModelShape) -> PerGroup<usize> {
+pub fn minimum_pages(context: usize, facts: ModelFacts) -> PerGroup<usize> {
     let full = pages_of(context);
     PerGroup {
         full,
-        sliding: shape.window.map_or(0, |w| window_pages(w).min(full)),
+        sliding: facts.window.map_or(0, |w| window_pages(w).min(full)),
     }
 }
 
@@ -478,13 +478,13 @@ pub fn comfortable_pages(
     context: usize,
     max_sequences: usize,
     max_rows: usize,
-    shape: ModelShape,
+    facts: ModelFacts,
 ) -> PerGroup<usize> {
-    let one = minimum_pages(context, shape);
+    let one = minimum_pages(context, facts);
     let chunks = pages_of(max_rows) + max_sequences;
     PerGroup {
         full: one.full * max_sequences,
-        sliding: shape
+        sliding: facts
             .window
             .map_or(0, |_| 2 * one.sliding * max_sequences + chunks),
     }
@@ -502,7 +502,7 @@ impl EngineConfig {
         context: usize,
         max_sequences: usize,
         max_rows: usize,
-        shape: ModelShape,
+        facts: ModelFacts,
     ) -> EngineConfig {
         let max_rows = max_rows.max(max_sequences);
         EngineConfig {
@@ -511,7 +511,7 @@ impl EngineConfig {
             prefill_rows: 512,
             max_sequences,
             max_unfinished: max_sequences.saturating_mul(16),
-            pages: comfortable_pages(context, max_sequences, max_rows, shape),
+            pages: comfortable_pages(context, max_sequences, max_rows, facts),
             host_pages: PerGroup::default(),
             staging_pages: 0,
             disk: None,

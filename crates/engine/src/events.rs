@@ -1,4 +1,4 @@
-//! What an answer is made of, and where it goes: sinks are pushed to, a [`TokenStream`] is read.
+//! Events of an answer, and where they go: sinks are pushed to, a [`TokenStream`] is read.
 
 use std::{
     ops::ControlFlow,
@@ -17,7 +17,7 @@ use crate::{
     worker::Command,
 };
 
-/// Why an accepted request ended without an [`Event::Finished`].
+/// Reason an accepted request ended without an [`Event::Finished`].
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum EngineError {
     /// A batch with this request in it failed.
@@ -34,7 +34,7 @@ pub enum EngineError {
     Stopped,
 }
 
-/// What a request yields.
+/// Event of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// Always the first, and once, with the first batch that computes some of it. A request that ends before has none.
@@ -42,7 +42,7 @@ pub enum Event {
         /// Of the prompt: what was cached, and why not more.
         counts: Counts,
     },
-    /// What the model says of a token of the prompt; if asked for. Comes for each but the first, in order, before the answer.
+    /// Log probability of a token of the prompt; if asked for. Comes for each but the first, in order, before the answer.
     PromptToken {
         /// The token.
         id: TokenId,
@@ -65,14 +65,14 @@ pub enum Event {
     },
     /// Always the last.
     Finished {
-        /// Why it is over.
+        /// Reason of the end.
         reason: FinishReason,
-        /// What it took.
+        /// Counts and times of the request.
         usage: Usage,
     },
 }
 
-/// What a request came to, and what took how long.
+/// Counts and times of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// In tokens.

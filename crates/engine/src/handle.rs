@@ -22,7 +22,7 @@ use carat_model::{
 };
 
 use crate::{
-    config::{ConfigError, EngineConfig, Limits, ModelShape},
+    config::{ConfigError, EngineConfig, Limits, ModelFacts},
     core::{Rejected, Request, RequestId},
     disk::DiskError,
     events::{Cancel, EngineError, Sink, TokenStream},
@@ -34,7 +34,7 @@ use crate::{
 /// The longest that dropping the last handle waits for the batch under way.
 const LAST_BATCH: Duration = Duration::from_secs(10);
 
-/// Why the engine could not start.
+/// Reason the engine could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The configuration cannot work.
@@ -79,8 +79,8 @@ impl EngineHandle {
         plan: Plan,
         weights: Arc<Weights>,
     ) -> Result<EngineHandle, StartError> {
-        let shape = ModelShape::with_costs(&plan, &weights);
-        EngineHandle::start_with(config, shape, move |limits| {
+        let facts = ModelFacts::with_costs(&plan, &weights);
+        EngineHandle::start_with(config, facts, move |limits| {
             let options = limits.compile_options();
             backend.compile(&plan, weights, &options)
         })
@@ -93,8 +93,8 @@ impl EngineHandle {
         (plan, weights): (Plan, Arc<Weights>),
         drafter: DraftPlan,
     ) -> Result<EngineHandle, StartError> {
-        let shape = ModelShape::with_costs(&plan, &weights);
-        EngineHandle::start_with(config, shape, move |limits| {
+        let facts = ModelFacts::with_costs(&plan, &weights);
+        EngineHandle::start_with(config, facts, move |limits| {
             let options = limits.compile_options();
             backend.compile_with_drafter(&plan, weights, &options, drafter)
         })
@@ -104,10 +104,10 @@ impl EngineHandle {
     /// leaves; it must be able to run whatever the limits allow.
     pub fn start_with(
         config: EngineConfig,
-        shape: ModelShape,
+        facts: ModelFacts,
         make: impl FnOnce(&Limits) -> Result<Box<dyn Executor>, BackendError> + Send + 'static,
     ) -> Result<EngineHandle, StartError> {
-        let limits = Limits::new(config, shape)?;
+        let limits = Limits::new(config, facts)?;
         let (commands, inbox) = mpsc::channel();
         let (ready, started) = mpsc::channel();
         let (alive, ended) = mpsc::channel();
@@ -183,12 +183,12 @@ impl EngineHandle {
         })
     }
 
-    /// How the engine stands, as of the last break between two batches; never waits for one.
+    /// State of the engine, as of the last break between two batches; never waits for one.
     pub fn snapshot(&self) -> Snapshot {
         self.0.shared.snapshot().clone()
     }
 
-    /// Whether one more request would be taken now, as far as their number goes: cheap to ask before preparing one.
+    /// Checks that one more request would be taken now, as far as their number goes: cheap to ask before preparing one.
     pub fn check_room(&self) -> Result<(), Rejected> {
         let unfinished = self.0.unfinished.load(Ordering::Relaxed);
         if unfinished < self.0.limits.config().max_unfinished {
@@ -197,7 +197,7 @@ impl EngineHandle {
         Err(Rejected::Busy { unfinished })
     }
 
-    /// What a request may ask for.
+    /// Limits on what a request may ask for.
     pub fn limits(&self) -> &Limits {
         &self.0.limits
     }

@@ -11,12 +11,12 @@
 //!
 //! ```no_run
 //! use std::sync::Arc;
-//! use carat_engine::{EngineConfig, EngineHandle, Event, ModelShape, Request};
+//! use carat_engine::{EngineConfig, EngineHandle, Event, ModelFacts, Request};
 //! # use carat_model::{backend::Backend, plan::Plan, weights::Weights};
 //! # fn example(backend: Box<dyn Backend>, plan: Plan, weights: Arc<Weights>, prompt: Vec<u32>)
 //! # -> Result<(), Box<dyn std::error::Error>> {
 //! // Contexts of 8192 tokens, four requests side by side, batches of 512 rows.
-//! let config = EngineConfig::comfortable(8192, 4, 512, ModelShape::from(&plan));
+//! let config = EngineConfig::comfortable(8192, 4, 512, ModelFacts::from(&plan));
 //! let engine = EngineHandle::start(config, backend, plan, weights)?;
 //!
 //! let stream = engine.submit(Request {
@@ -58,7 +58,7 @@ mod watchdog;
 mod worker;
 
 pub use config::{
-    ConfigError, DiskConfig, DraftConfig, EngineConfig, Limits, ModelShape, PrefixReuse,
+    ConfigError, DiskConfig, DraftConfig, EngineConfig, Limits, ModelFacts, PrefixReuse,
     comfortable_pages, minimum_pages,
 };
 pub use core::{

@@ -1,4 +1,4 @@
-//! What rows cost on a device: short batches, timed once before the first request.
+//! Cost of rows on a device: short batches, timed once before the first request.
 //!
 //! Nobody has pages yet, so whatever these batches write is written over before anybody reads it.
 
@@ -77,7 +77,7 @@ fn measure(
     let held = limits.config().pages;
     let has_pages = |rows: usize| {
         let pages = pages_of(rows);
-        pages <= held.full && (limits.shape().window.is_none() || pages <= held.sliding)
+        pages <= held.full && (limits.model().window.is_none() || pages <= held.sliding)
     };
     let rows: Vec<usize> = ROWS
         .into_iter()
@@ -101,7 +101,7 @@ fn measure(
             full: table,
             sliding: table,
         };
-        let time = time_batch(executor, rows, pages, limits.shape().vocab)?;
+        let time = time_batch(executor, rows, pages, limits.model().vocab)?;
         take(&mut costs.target, rows, time);
         if has_model && rows <= limits.config().max_sequences {
             let time = time_drafts(executor, rows, pages)?;

@@ -1,4 +1,4 @@
-//! What the engine's thread, its watchdog and its handles see together: the clients, and a picture of how things stand.
+//! State that the engine's thread, its watchdog and its handles share: the clients, and a snapshot of the engine.
 
 use std::{
     ops::ControlFlow,
@@ -17,16 +17,16 @@ use crate::{
     events::{EngineError, Event, Sink, Usage},
 };
 
-/// How an engine stands, as of the last break between two batches. Copied without asking the engine's thread.
+/// State of an engine, as of the last break between two batches. Copied without asking the engine's thread.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// How busy it is.
+    /// Its load.
     pub stats: Stats,
     /// All it has done since its start.
     pub totals: Totals,
     /// Since when it works on a batch; `None` between two.
     pub batch_since: Option<Instant>,
-    /// Why it takes no more requests.
+    /// Reason it takes no more requests.
     pub failure: Option<EngineError>,
 }
 
@@ -49,9 +49,9 @@ pub struct Totals {
     pub cached_on_disk: u64,
     /// Tokens of all answers, those under way included.
     pub generated_tokens: u64,
-    /// How often those lost their pages.
+    /// Times that those lost their pages.
     pub preemptions: u64,
-    /// How the drafts of those that ended went.
+    /// Outcome of the drafts of those that ended.
     pub drafts: DraftCounts,
 }
 
@@ -74,7 +74,7 @@ impl Drop for Permit {
     }
 }
 
-/// Where a request's events go, and when things happened to it.
+/// Receiver of a request's events, and the times at which things happened to it.
 pub(crate) struct Client {
     pub(crate) sink: Box<dyn Sink>,
     pub(crate) submitted: Instant,

@@ -31,9 +31,9 @@ use crate::{
 
 /// Rows of prompts in a step that tell how fast prompts are computed.
 const TELLING_ROWS: usize = 64;
-/// How long a store that has enough to do is left alone.
+/// Time for which a store that has enough to do is left alone.
 const STORE_WAIT: Duration = Duration::from_millis(10);
-/// How long a thread that ends goes on writing.
+/// Time for which a thread that ends goes on writing.
 const LAST_WRITES: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -135,7 +135,7 @@ struct Worker {
     deadlines: BinaryHeap<Reverse<(Instant, RequestId, Limit)>>,
 }
 
-/// What a deadline is for.
+/// Purpose of a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Limit {
     /// To be started.

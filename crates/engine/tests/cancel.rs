@@ -6,7 +6,7 @@ use std::{
 };
 
 use carat_cpu::{CpuBackend, CpuConfig, Isa};
-use carat_engine::{EngineConfig, EngineHandle, Event, FinishReason, ModelShape, Request};
+use carat_engine::{EngineConfig, EngineHandle, Event, FinishReason, ModelFacts, Request};
 use carat_gguf::QuantType;
 use carat_model::{TokenId, gemma4, sampling::Sampling};
 use carat_testkit::tiny::{Tiny, Variant};
@@ -29,7 +29,7 @@ fn a_long_chunk_does_not_hold_up_a_cancellation() {
     let tiny = Tiny::new(Variant::Dense12b, QuantType::Q8_0);
     let model = tiny.model();
     let plan = gemma4::plan(&model);
-    let mut config = EngineConfig::comfortable(4096, 2, ROWS, ModelShape::from(&plan));
+    let mut config = EngineConfig::comfortable(4096, 2, ROWS, ModelFacts::from(&plan));
     config.prefill_rows = ROWS;
     let backend = Box::new(CpuBackend::new(&CpuConfig {
         threads: Some(1),

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{
-    Counts, EngineConfig, EngineHandle, Event, LaneId, ModelShape, PrefixReuse, Request,
+    Counts, EngineConfig, EngineHandle, Event, LaneId, ModelFacts, PrefixReuse, Request,
     TokenStream,
 };
 use carat_gguf::QuantType;
@@ -19,7 +19,7 @@ const ROWS: usize = 32;
 fn start(tiny: &Tiny, change: impl FnOnce(&mut EngineConfig)) -> EngineHandle {
     let model = tiny.model();
     let plan = gemma4::plan(&model);
-    let mut config = EngineConfig::comfortable(CONTEXT, 1, ROWS, ModelShape::from(&plan));
+    let mut config = EngineConfig::comfortable(CONTEXT, 1, ROWS, ModelFacts::from(&plan));
     change(&mut config);
     let backend = Box::new(CpuBackend::new(&CpuConfig::default()));
     EngineHandle::start(config, backend, plan, Arc::clone(&model.weights)).unwrap()
@@ -64,7 +64,7 @@ fn company_changes_no_token_behind_position_4096() {
     // One whose layers share keys and values, and one whose rows pick experts.
     for variant in [Variant::E2b, Variant::Moe26b] {
         let mut tiny = Tiny::new(variant, QuantType::Q8_0);
-        tiny.shape.window = 40;
+        tiny.dimensions.window = 40;
         let requests = requests(&tiny);
         let solo = start(&tiny, |config| config.prefix_reuse = PrefixReuse::Disabled);
         let alone: Vec<_> = (requests.iter())

@@ -6,7 +6,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{
     Constraint, ConstraintSource, DraftConfig, DraftCounts, EngineConfig, EngineHandle, Event,
-    FinishReason, KeptCosts, ModelShape, Request, StepCosts, TokenStream,
+    FinishReason, KeptCosts, ModelFacts, Request, StepCosts, TokenStream,
 };
 use carat_model::{
     TokenId,
@@ -44,10 +44,10 @@ fn start_by(
     change: impl FnOnce(&mut DraftConfig),
 ) -> EngineHandle {
     let plan = gemma4::plan(&pair.target);
-    let shape = ModelShape::from(&plan);
-    let reaching = ModelShape {
-        window: shape.window.map(|window| window + most),
-        ..shape
+    let facts = ModelFacts::from(&plan);
+    let reaching = ModelFacts {
+        window: facts.window.map(|window| window + most),
+        ..facts
     };
     let mut config = EngineConfig::comfortable(CONTEXT, sequences, ROWS, reaching);
     config.max_unfinished = 64;

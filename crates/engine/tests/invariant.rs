@@ -6,7 +6,7 @@ use std::{path::Path, sync::Arc};
 
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{
-    EngineConfig, EngineHandle, Event, ModelShape, PrefixReuse, Request, TokenStream,
+    EngineConfig, EngineHandle, Event, ModelFacts, PrefixReuse, Request, TokenStream,
 };
 use carat_gguf::Gguf;
 use carat_model::{Model, TokenId, backend::Batching, gemma4, sampling::Sampling};
@@ -18,8 +18,8 @@ fn start(side_by_side: usize, change: impl FnOnce(&mut EngineConfig)) -> EngineH
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/pip-q8_0.gguf");
     let model = Model::load(Arc::new(Gguf::open(&path).unwrap())).unwrap();
     let plan = gemma4::plan(&model);
-    let shape = ModelShape::from(&plan);
-    let mut config = EngineConfig::comfortable(CONTEXT, side_by_side, 512, shape);
+    let facts = ModelFacts::from(&plan);
+    let mut config = EngineConfig::comfortable(CONTEXT, side_by_side, 512, facts);
     config.batching = Batching::Invariant;
     change(&mut config);
     let backend = Box::new(CpuBackend::new(&CpuConfig::default()));

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use carat_engine::{
-    Counts, EngineConfig, EngineHandle, Event, FinishReason, ModelShape, PrefixReuse, Request,
+    Counts, EngineConfig, EngineHandle, Event, FinishReason, ModelFacts, PrefixReuse, Request,
     TokenStream,
 };
 use carat_gguf::QuantType;
@@ -18,14 +18,14 @@ const CONTEXT: usize = 160;
 
 fn tiny(variant: Variant) -> Tiny {
     let mut tiny = Tiny::new(variant, QuantType::F32);
-    tiny.shape.window = WINDOW;
+    tiny.dimensions.window = WINDOW;
     tiny
 }
 
 fn start(tiny: &Tiny, change: impl FnOnce(&mut EngineConfig)) -> EngineHandle {
     let model = tiny.model();
     let plan = gemma4::plan(&model);
-    let mut config = EngineConfig::comfortable(CONTEXT, 1, 64, ModelShape::from(&plan));
+    let mut config = EngineConfig::comfortable(CONTEXT, 1, 64, ModelFacts::from(&plan));
     change(&mut config);
     EngineHandle::start(
         config,
@@ -120,6 +120,6 @@ fn a_crowded_engine_answers_as_an_idle_one_does() {
 fn a_token_outside_the_vocabulary_is_rejected_before_it_reaches_a_batch() {
     let tiny = tiny(Variant::Dense12b);
     let engine = start(&tiny, |_| {});
-    let outside = Request::new(vec![tiny.shape.vocab as TokenId]);
+    let outside = Request::new(vec![tiny.dimensions.vocab as TokenId]);
     assert!(engine.submit(outside).is_err());
 }

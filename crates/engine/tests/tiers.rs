@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{
-    Counts, DiskConfig, EngineConfig, EngineHandle, Event, ModelShape, Namespace, Request,
+    Counts, DiskConfig, EngineConfig, EngineHandle, Event, ModelFacts, Namespace, Request,
 };
 use carat_gguf::QuantType;
 use carat_model::{
@@ -23,7 +23,7 @@ fn start(tiny: &Tiny, host_pages: PerGroup<usize>, disk: Option<&Path>) -> Engin
     let model = tiny.model();
     let plan = gemma4::plan(&model);
     // Room for one conversation.
-    let mut config = EngineConfig::comfortable(CONTEXT, 1, 512, ModelShape::from(&plan));
+    let mut config = EngineConfig::comfortable(CONTEXT, 1, 512, ModelFacts::from(&plan));
     config.host_pages = host_pages;
     if let Some(folder) = disk {
         config.keep_on_disk(DiskConfig {

@@ -1,9 +1,9 @@
-//! Shapes of answers, as front ends ask for them.
+//! Syntax of answers, as front ends ask for them.
 
 use carat_text::{TokenId, Tokenizer, Tool};
 use serde_json::Value;
 
-/// Shape of an answer: `thought? (content | format)? call*`, with the parts that are asked for. The default asks for nothing.
+/// Syntax of an answer: `thought? (content | format)? call*`, with the parts that are asked for. The default asks for nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Answer<'a> {
     /// Format of the text after the thought; `None` leaves it free.

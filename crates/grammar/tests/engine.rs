@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{
-    ConstraintSource, EngineConfig, EngineHandle, Event, FinishReason, ModelShape, Request,
+    ConstraintSource, EngineConfig, EngineHandle, Event, FinishReason, ModelFacts, Request,
 };
 use carat_grammar::{Answer, Format, Start, Thinking, ToolChoice, Tools};
 use carat_model::{Model, TokenId, gemma4, sampling::Sampling};
@@ -17,7 +17,7 @@ use support::{DEMO, demo_gguf, tool};
 fn engine() -> EngineHandle {
     let model = Model::load(Arc::new(demo_gguf())).unwrap();
     let plan = gemma4::plan(&model);
-    let config = EngineConfig::comfortable(512, 8, 64, ModelShape::from(&plan));
+    let config = EngineConfig::comfortable(512, 8, 64, ModelFacts::from(&plan));
     let backend = Box::new(CpuBackend::new(&CpuConfig {
         threads: Some(1),
         ..CpuConfig::default()

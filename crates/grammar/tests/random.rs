@@ -1,6 +1,7 @@
 //! Random schemas, random walks through their masks: every answer that comes to its end parses and fits.
 //!
-//! A thousand of each kind here; `cargo run --release --example walks` takes as many as it is told.
+//! A thousand of each kind through the demo model's vocabulary; ten thousand, and those through the published vocabulary, for whoever
+//! asks for the ignored ones.
 
 mod support;
 
@@ -16,4 +17,20 @@ fn json_answers_fit_their_schemas() {
 fn arguments_of_calls_fit_the_schemas_of_their_tools() {
     let report = run(&support::DEMO, Kind::Calls, 0..1000);
     report.check();
+}
+
+#[test]
+#[ignore = "takes minutes: cargo test --release -p carat-grammar --test random -- --ignored"]
+fn ten_thousand_of_each_fit() {
+    for kind in [Kind::Json, Kind::Calls] {
+        run(&support::DEMO, kind, 0..10_000).check();
+    }
+}
+
+#[test]
+#[ignore = "takes minutes: cargo test --release -p carat-grammar --test random -- --ignored"]
+fn ten_thousand_of_each_fit_in_the_published_vocabulary() {
+    for kind in [Kind::Json, Kind::Calls] {
+        run(&support::GEMMA, kind, 0..10_000).check();
+    }
 }

@@ -358,7 +358,7 @@ impl Interrupt {
 #[must_use = "a submitted batch must be collected"]
 pub struct Ticket(pub u64);
 
-/// Why a device could not do it: the four cases callers act on.
+/// Failure of a device: the four cases callers act on.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// The device has too little memory.

@@ -26,7 +26,7 @@ pub struct Model {
     pub ple: Option<Ple>,
     /// In order.
     pub layers: Vec<Layer>,
-    /// Divisors of the rotary angles of full-attention layers, one a pair.
+    /// Divisors of the rotary angles of full-attention layers, one per pair.
     pub rope_divisors: Vec<f32>,
 }
 

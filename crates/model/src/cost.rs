@@ -23,6 +23,19 @@ pub struct BatchShape {
     pub kv: PerGroup<KvType>,
 }
 
+impl BatchShape {
+    /// One sequence that decodes one token at a depth.
+    pub fn decode(depth: usize, kv: PerGroup<KvType>) -> BatchShape {
+        BatchShape {
+            rows: 1,
+            sampled: 1,
+            sequences: 1,
+            depth,
+            kv,
+        }
+    }
+}
+
 /// Bytes and multiplications, at the least.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {

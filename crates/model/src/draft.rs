@@ -129,7 +129,7 @@ pub fn nearest<'a>(
         .flat_map(move |cluster| tokens[cluster * size..][..size].iter().copied())
 }
 
-/// What one step of some drafts gives.
+/// Result of one step of some drafts.
 pub struct DraftStep {
     /// `[rows, vocab]`.
     pub logits: Vec<f32>,

@@ -4,7 +4,7 @@ use carat_gguf::GgufError;
 
 use crate::config::LayerKind;
 
-/// Why a file is no model that runs here.
+/// Reason a file is no model that runs here.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// The file itself is damaged.
@@ -57,7 +57,7 @@ pub enum ModelError {
          give the drafter of this model with --draft, or --draft off"
     )]
     Mismatch {
-        /// What should agree.
+        /// Name of the quantities that should agree.
         what: String,
         /// Of the drafter.
         found: usize,

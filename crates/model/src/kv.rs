@@ -85,7 +85,7 @@ pub struct HostPageId(pub u32);
 pub enum PageMove {
     /// From the device.
     Save {
-        /// Whose pages these are.
+        /// Group of layers that the pages belong to.
         group: KvGroup,
         /// On the device.
         from: PageId,
@@ -94,7 +94,7 @@ pub enum PageMove {
     },
     /// To the device.
     Load {
-        /// Whose pages these are.
+        /// Group of layers that the pages belong to.
         group: KvGroup,
         /// In host memory.
         from: HostPageId,

@@ -88,7 +88,7 @@ struct Interpreter {
     interrupt: Interrupt,
     in_flight: VecDeque<InFlight>,
     batches: u64,
-    /// What [`Step::State`] gives.
+    /// Result of [`Step::State`].
     states: Vec<f32>,
     /// Has the keys and values for as long as it drafts.
     drafter: Option<Box<Interpreter>>,

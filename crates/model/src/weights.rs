@@ -46,7 +46,7 @@ pub struct Matrix {
     pub(crate) start: usize,
     /// Place of the tensor in its file's directory.
     pub(crate) tensor: usize,
-    /// Which of the files it is in.
+    /// Index of the file it is in.
     pub(crate) file: usize,
 }
 

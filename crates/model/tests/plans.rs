@@ -53,7 +53,10 @@ fn plan_of_31b() {
 fn pages_have_the_bytes_of_the_type_they_are_of() {
     for variant in Variant::ALL {
         let mut tiny = Tiny::new(variant, QuantType::F32);
-        (tiny.shape.head_dim.sliding, tiny.shape.head_dim.full) = (64, 128);
+        (
+            tiny.dimensions.head_dim.sliding,
+            tiny.dimensions.head_dim.full,
+        ) = (64, 128);
         let plan = gemma4::plan(&tiny.model());
         let (halves, codes) = (
             layout::page_bytes(&plan, KvType::F16.into()),
@@ -233,7 +236,7 @@ fn a_missing_setting_is_named() {
 fn a_wrong_shape_gives_both_shapes() {
     let mut tiny = Tiny::new(Variant::Dense12b, QuantType::F32);
     let narrow = tiny.model();
-    tiny.shape.dim *= 2;
+    tiny.dimensions.dim *= 2;
     let wide = tiny.bytes();
     // The wide model's data under the narrow model's width.
     let key = b"gemma4.embedding_length";
@@ -277,10 +280,10 @@ fn keys_and_values_of_sharing_layers_are_not_bound() {
 #[test]
 fn heads_of_a_sharing_layer_must_divide_by_those_of_its_source() {
     let mut tiny = Tiny::new(Variant::E4b, QuantType::F32);
-    tiny.shape.kv_heads.sliding = 2;
-    tiny.shape.kv_heads.full = 2;
+    tiny.dimensions.kv_heads.sliding = 2;
+    tiny.dimensions.kv_heads.full = 2;
     let file = tiny.file();
-    let layers = tiny.shape.kinds.len();
+    let layers = tiny.dimensions.kinds.len();
     // The last layer has one KV head by its own account, and shares a layer that has two.
     let (mut heads, mut kv_heads) = (vec![4; layers], vec![2; layers]);
     (heads[layers - 1], kv_heads[layers - 1]) = (3, 1);

@@ -37,8 +37,16 @@ pub(crate) enum Output {
         tokens: Vec<Token>,
     },
     Thinking(String),
-    /// Whole, with an id.
+    /// A call has begun; with [`Answer::stream_calls`].
+    CallStarted {
+        id: String,
+        name: String,
+    },
+    /// The next piece of its arguments, as JSON text.
+    CallArguments(String),
+    /// Whole, with the id that its beginning had.
     Call(ToolCall),
+    /// If one has begun, its pieces break off here.
     InvalidCall(InvalidCall),
     /// The last.
     Finished(Finished),
@@ -46,7 +54,7 @@ pub(crate) enum Output {
     Failed(ApiError),
 }
 
-/// How an answer ended.
+/// End of an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Finished {
     pub(crate) reason: ChatFinish,
@@ -55,7 +63,7 @@ pub(crate) struct Finished {
     pub(crate) usage: Usage,
     /// Of the generated tokens, those of thoughts.
     pub(crate) thinking_tokens: usize,
-    /// What the model says of each token of the prompt but the first, if asked for.
+    /// Log probability of each token of the prompt but the first, if asked for.
     pub(crate) prompt: Vec<Token>,
 }
 
@@ -72,17 +80,26 @@ pub(crate) struct Answer {
     pub(crate) seed: u64,
     /// Tokens of each prompt.
     pub(crate) prompt_tokens: usize,
-    /// How ids of calls begin.
+    /// Prefix of the ids of calls.
     call_prefix: &'static str,
     /// Tokens of all choices so far.
     generated: Arc<AtomicUsize>,
     /// On the list of requests under way.
     listed: Option<Listed>,
     cache: CacheNote,
-    /// Where turns of the prompt begin, until that has been told.
+    /// Positions at which turns of the prompt begin, until that has been told.
     turns: Vec<usize>,
     /// The model stays in memory until the answer has ended.
     _served: Use,
+}
+
+/// Soundness of a call that is being written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Calls {
+    /// A grammar holds it: what has been written stays sound.
+    Constrained,
+    /// Known at its end.
+    Free,
 }
 
 struct Choice {
@@ -90,7 +107,10 @@ struct Choice {
     cancel: Cancel,
     is_open: bool,
     wants_tokens: bool,
-    /// What the model says of the prompt, if asked for.
+    calls: Calls,
+    /// Id of the call that has begun.
+    call_id: Option<String>,
+    /// Log probabilities of the prompt, if asked for.
     prompt: Vec<Token>,
     /// Tokens that have not shown up as text yet.
     pending: Vec<Token>,
@@ -150,6 +170,10 @@ impl Answer {
             let prompt: Option<Arc<[TokenId]>> =
                 before.is_none().then(|| request.prompt.as_slice().into());
             let wants_tokens = request.logprobs.is_some();
+            let calls = match request.constraint {
+                Some(_) => Calls::Constrained,
+                None => Calls::Free,
+            };
             let generated = Arc::clone(&answer.generated);
             let sink = sink(n, sender.clone(), Arc::clone(metrics), generated, arrived);
             let cancel = served
@@ -166,6 +190,8 @@ impl Answer {
                 cancel,
                 is_open: true,
                 wants_tokens,
+                calls,
+                call_id: None,
                 prompt: Vec::new(),
                 pending: Vec::new(),
                 pending_count: 0,
@@ -189,6 +215,15 @@ impl Answer {
             cancels.collect(),
         );
         self.listed = Some(watch.list(entry));
+    }
+
+    /// Gives calls piece by piece, where a grammar holds them to their notation: others come whole, when they are known to be sound.
+    pub(crate) fn stream_calls(&mut self) {
+        for choice in &mut self.choices {
+            if choice.calls == Calls::Constrained {
+                choice.reader.stream_calls();
+            }
+        }
     }
 
     /// Choices of the request.
@@ -288,7 +323,7 @@ impl Answer {
     }
 }
 
-/// What came of waiting.
+/// Result of waiting.
 pub(crate) enum Wait {
     Outputs(Vec<(usize, Output)>),
     Ended,
@@ -323,11 +358,19 @@ impl Choice {
                 self.thinking_tokens += count;
                 Output::Thinking(text)
             }
+            Part::CallStarted(name) => {
+                let id = ids::id(call_prefix);
+                self.call_id = Some(id.clone());
+                Output::CallStarted { id, name }
+            }
+            Part::CallArguments(json) => Output::CallArguments(json),
             Part::ToolCall(mut call) => {
-                call.id = Some(ids::id(call_prefix));
+                let begun = self.call_id.take();
+                call.id = Some(begun.unwrap_or_else(|| ids::id(call_prefix)));
                 Output::Call(call)
             }
             Part::InvalidCall(call) => {
+                self.call_id = None;
                 metrics.invalid_calls.fetch_add(1, Ordering::Relaxed);
                 Output::InvalidCall(call)
             }

@@ -1,4 +1,4 @@
-//! What all requests share: the models, the limits, the counters; and the way from an [`Ask`] to an [`Answer`].
+//! State that all requests share: the models, the limits, the counters; and the way from an [`Ask`] to an [`Answer`].
 
 use std::{
     sync::{
@@ -12,7 +12,7 @@ use carat_engine::{
     EngineError, LaneId, Rejected,
     chat::{Chat, Generation, Prepared},
 };
-use carat_grammar::{Answer as Shape, Start, Thinking, Tools};
+use carat_grammar::{Answer as AnswerSyntax, Start, Thinking, Tools};
 use carat_model::sampling::Sampling;
 use carat_text::{Specials, TokenId};
 use tokio::sync::Semaphore;
@@ -32,7 +32,7 @@ use crate::{
 pub struct Model {
     /// Answers.
     pub chat: Chat,
-    /// How tokens are drawn where a request does not say.
+    /// Sampling for requests that do not say.
     pub sampling: Sampling,
     /// Facts about it.
     pub info: ModelInfo,
@@ -53,7 +53,7 @@ pub struct ModelInfo {
     pub bytes: u64,
     /// Such as `Q4_K_M`.
     pub quantization: String,
-    /// What computes it.
+    /// Backend that computes it.
     pub backend: String,
     /// Source of its chat template.
     pub template: Option<String>,
@@ -63,7 +63,7 @@ pub struct ModelInfo {
     pub loaded: u64,
 }
 
-/// Where the models are.
+/// Progress of the models: loading, ready, failed.
 enum Status {
     Loading,
     Ready(Arc<Models>),
@@ -147,7 +147,7 @@ impl App {
         statuses.iter().map(unfinished).sum()
     }
 
-    /// Why the engine of a model that was ready takes no more requests.
+    /// Reason the engine of a model that was ready takes no more requests.
     pub fn failure(&self) -> Option<EngineError> {
         self.models().ok()?.failure()
     }
@@ -324,7 +324,7 @@ impl App {
         })
     }
 
-    /// What the operator allows, or a proxy in front of us, whichever is less.
+    /// The time the operator allows, or a proxy in front of us, whichever is less.
     fn deadline(&self, call: &Call) -> Result<Option<Duration>, ApiError> {
         let most = self.config.request_timeout;
         let Some(header) = call.parts.headers.get("x-request-timeout") else {
@@ -346,7 +346,7 @@ impl App {
         Ok(Some(most.map_or(asked, |most| most.min(asked))))
     }
 
-    /// How long until there is room: what waits, at the pace that tokens have come at.
+    /// Time until there is room: what waits, at the pace that tokens have come at.
     fn wait_estimate(&self, served: &Served) -> Duration {
         // An answer is taken to be this long where nobody knows.
         const USUAL_TOKENS: f64 = 128.0;
@@ -369,7 +369,7 @@ fn draining() -> ApiError {
     ApiError::new(Kind::Draining, "this server is shutting down; ask another")
 }
 
-/// What a client is told besides the answer.
+/// Remarks for a client besides the answer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notes {
     /// Parts of the request that were passed over.
@@ -399,7 +399,7 @@ fn prepare(
     let prompts: Vec<Vec<TokenId>> = match &ask.prompt {
         Prompt::Chat(conversation) => {
             let prompt = chat.prompt(conversation)?;
-            let shape = Shape {
+            let syntax = AnswerSyntax {
                 format: ask.format.clone(),
                 tools: (!conversation.tools.is_empty() && tool_grammar).then(|| Tools {
                     tools: &conversation.tools,
@@ -415,16 +415,16 @@ fn prepare(
                 },
                 start: Start::after(chat.tokenizer(), &prompt),
             };
-            constrain(served, &shape, &mut generation, &mut notes)?;
+            constrain(served, &syntax, &mut generation, &mut notes)?;
             vec![prompt]
         }
         Prompt::Texts(texts) => {
-            let shape = Shape {
+            let syntax = AnswerSyntax {
                 format: ask.format.clone(),
-                ..Shape::default()
+                ..AnswerSyntax::default()
             };
             if ask.format.is_some() {
-                constrain(served, &shape, &mut generation, &mut notes)?;
+                constrain(served, &syntax, &mut generation, &mut notes)?;
             }
             let encode = |text: &Text| match text {
                 Text::Plain(text) => chat.tokenizer().encode_prompt(text, Specials::Ignore),
@@ -462,19 +462,19 @@ fn prepare(
 
 fn constrain(
     served: &Served,
-    shape: &Shape<'_>,
+    syntax: &AnswerSyntax<'_>,
     generation: &mut Generation,
     notes: &mut Notes,
 ) -> Result<(), ApiError> {
-    let needs_nothing = shape.format.is_none()
-        && shape.tools.is_none()
-        && !matches!(shape.thinking, Thinking::Allowed { budget: Some(_) });
+    let needs_nothing = syntax.format.is_none()
+        && syntax.tools.is_none()
+        && !matches!(syntax.thinking, Thinking::Allowed { budget: Some(_) });
     if needs_nothing || generation.ignore_eos {
         return Ok(());
     }
-    let compiled = served.grammars()?.compile(shape);
+    let compiled = served.grammars()?.compile(syntax);
     let compiled = compiled.map_err(|error| ApiError {
-        param: Some(if shape.format.is_some() {
+        param: Some(if syntax.format.is_some() {
             "response_format".to_owned()
         } else {
             "tools".to_owned()

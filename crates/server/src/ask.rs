@@ -1,4 +1,4 @@
-//! What every dialect's request comes to: one conversation or some prompts, and how to answer.
+//! The request behind every dialect: one conversation or some prompts, and how to answer.
 
 use carat_engine::chat::Conversation;
 use carat_grammar::{Format, ToolChoice};
@@ -41,12 +41,12 @@ pub(crate) struct Ask {
     pub(crate) parallel_calls: bool,
     /// Tokens of thought after which an answer is forced.
     pub(crate) thinking_budget: Option<usize>,
-    /// Whose request it is, as far as it says so itself.
+    /// User of the request, as far as it says so itself.
     pub(crate) user: Option<String>,
     pub(crate) cache_salt: Option<String>,
 }
 
-/// What is answered.
+/// The thing that is answered.
 #[derive(Clone, Debug)]
 pub(crate) enum Prompt {
     Chat(Conversation),
@@ -81,7 +81,7 @@ impl Ask {
         }
     }
 
-    /// What is out of range, before anything is allocated for it.
+    /// Refuses values out of range, before anything is allocated for them.
     pub(crate) fn check(&self) -> Result<(), ApiError> {
         match &self.prompt {
             Prompt::Chat(conversation) => {
@@ -195,7 +195,7 @@ pub(crate) fn max_tokens(param: &str, value: Option<i64>) -> Result<Option<usize
     }
 }
 
-/// How tokens are drawn, where the request says so; the model's own settings elsewhere.
+/// Sampling that a request asks for; the model's own settings elsewhere.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SamplingAsk {
     pub(crate) temperature: Option<f32>,

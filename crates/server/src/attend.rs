@@ -27,7 +27,7 @@ use crate::{
     stream,
 };
 
-/// How a stream that has not begun says that it is alive.
+/// Sign of life of a stream that has not begun.
 pub(crate) enum Sign {
     /// A comment among server-sent events.
     Comment,

@@ -1,4 +1,4 @@
-//! What responses are made of: bytes that are there, or pieces as they come.
+//! Bodies of responses: bytes that are there, or pieces as they come.
 
 use std::{
     convert::Infallible,

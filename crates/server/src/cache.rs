@@ -1,4 +1,4 @@
-//! What a response says of the prefix cache: how much of its prompt was cached, and where and why that ended.
+//! A response's account of the prefix cache: how much of its prompt was cached, and where and why that ended.
 
 use std::sync::{Arc, OnceLock};
 
@@ -21,7 +21,7 @@ struct Found {
 }
 
 impl CacheNote {
-    /// What was found of a prompt, whose turns begin at these tokens. The first prompt of a request counts.
+    /// Records the cached part of a prompt, whose turns begin at these tokens. The first prompt of a request counts.
     pub(crate) fn tell(&self, counts: Counts, turns: &[usize]) {
         let before = turns.iter().filter(|start| **start <= counts.known_tokens);
         // What stands before the first turn is counted with it.

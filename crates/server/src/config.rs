@@ -1,4 +1,4 @@
-//! What an operator can set.
+//! Settings of an operator.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -12,7 +12,7 @@ use subtle::ConstantTimeEq;
     reason = "switches of an operator, one flag each"
 )]
 pub struct Config {
-    /// Who may ask; everybody who reaches the server where there is none.
+    /// Keys that may ask; everybody who reaches the server where there is none.
     pub keys: Vec<Key>,
     /// Addresses the server is bound to: their names in `Host` are right.
     pub bound: Option<IpAddr>,
@@ -20,7 +20,7 @@ pub struct Config {
     pub allowed_hosts: Vec<String>,
     /// Web pages of other origins that may ask.
     pub cors_origins: Vec<String>,
-    /// Who takes turns.
+    /// Parties that take turns.
     pub lanes: Lanes,
     /// Whether those with different keys continue from each other's prompts: faster, but timing then tells what others asked.
     pub share_prefixes: bool,
@@ -28,7 +28,7 @@ pub struct Config {
     pub strict_model: bool,
     /// Whether tool calls are held to their schemas while they are generated.
     pub tool_grammar: bool,
-    /// How names of metrics begin.
+    /// Prefix of the names of metrics.
     pub metrics_prefix: String,
     /// Whether `/metrics` is shown without a key.
     pub metrics_public: bool,
@@ -48,7 +48,7 @@ pub struct Config {
     pub queue_timeout: Option<Duration>,
     /// The longest a request may take; `None` lets it.
     pub request_timeout: Option<Duration>,
-    /// How long requests under way have at the end.
+    /// Time that requests under way have at the end.
     pub drain: Duration,
 }
 
@@ -122,13 +122,13 @@ impl Key {
         })
     }
 
-    /// Whose it is.
+    /// Name of its owner.
     pub fn name(&self) -> &str {
         &self.name
     }
 }
 
-/// Whose key this is. Takes as long for a wrong one as for a right one.
+/// Finds the key that was given. Takes as long for a wrong one as for a right one.
 pub(crate) fn find<'a>(keys: &'a [Key], given: &str) -> Option<&'a Key> {
     let digest: [u8; 32] = Sha256::digest(given.as_bytes()).into();
     let mut found = None;

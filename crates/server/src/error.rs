@@ -1,4 +1,4 @@
-//! What goes wrong, as each dialect says it: a status, a type, a sentence that names the value and the way out.
+//! Errors, as each dialect says them: a status, a type, a sentence that names the value and the way out.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl Dialect {
     }
 }
 
-/// What kind of failure it is. Decides the status and the types that clients look at.
+/// Kind of failure. Decides the status and the types that clients look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     InvalidValue,
@@ -134,7 +134,7 @@ impl Kind {
 pub(crate) struct ApiError {
     pub(crate) kind: Kind,
     pub(crate) message: String,
-    /// Where in the request: a JSON path.
+    /// Place in the request: a JSON path.
     pub(crate) param: Option<String>,
     pub(crate) retry_after: Option<Duration>,
     /// More fields of OpenAI's object.

@@ -1,4 +1,4 @@
-//! Who may ask: by name of the host, by origin of the page, by key.
+//! Access checks: by name of the host, by origin of the page, by key.
 //!
 //! The host is checked on every request, so that no web page reaches a local server by a name it made point here. The origin is
 //! checked on every method, because a form's POST needs no preflight.
@@ -10,7 +10,7 @@ use crate::{
     error::{ApiError, Kind},
 };
 
-/// What a route asks of its clients.
+/// Access that a route asks of its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Anybody who passes the host check.

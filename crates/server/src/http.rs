@@ -322,7 +322,7 @@ where
     }
 }
 
-/// What the client calls the request, or a new name.
+/// The client's name for the request, or a new one.
 fn request_id(headers: &HeaderMap) -> String {
     let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
     let usable =
@@ -364,7 +364,7 @@ impl<F: Future + Unpin> Future for Unwound<F> {
     }
 }
 
-/// What a client hears of a panic.
+/// The error that a client hears of a panic.
 pub(crate) fn mistake() -> ApiError {
     ApiError::new(
         Kind::EngineFailed,

@@ -157,11 +157,11 @@ pub(crate) struct Metrics {
     pub(crate) invalid_calls: AtomicU64,
 }
 
-/// What the page says besides counters.
+/// Facts on the page besides counters.
 pub(crate) struct Facts<'a> {
     pub(crate) prefix: &'a str,
     pub(crate) models: &'a [Status],
-    /// Where models come and go.
+    /// Set if models come and go.
     pub(crate) residency: Option<&'a Residency>,
 }
 
@@ -380,7 +380,7 @@ impl Metrics {
     }
 }
 
-/// Where prefixes were found, and what the tiers behind the device hold.
+/// Prefixes found by tier, and the contents of the tiers behind the device.
 fn tiers(out: &mut Page, snapshot: &Snapshot) {
     let (stats, totals) = (&snapshot.stats, &snapshot.totals);
     let name = "prefix_cache_tier_hits_total";
@@ -511,7 +511,7 @@ fn engine(out: &mut Page, snapshot: &Snapshot) {
     }
 }
 
-/// How a model that comes and goes stands.
+/// State of a model that comes and goes.
 fn residence(out: &mut Page, model: &Status) {
     out.head("model_state", "gauge", "1 for the state a model is in.");
     for state in State::ALL {

@@ -32,7 +32,7 @@ pub type Load = Arc<dyn Fn() -> Result<Model, String> + Send + Sync>;
 pub struct Offer {
     /// Facts that are known before it is loaded.
     pub info: ModelInfo,
-    /// How tokens are drawn where a request does not say.
+    /// Sampling for requests that do not say.
     pub sampling: Sampling,
     /// Requests that are computed side by side.
     pub parallel: usize,
@@ -44,7 +44,7 @@ pub struct Offer {
     pub load: Load,
 }
 
-/// How long models stay, and in how much memory.
+/// Time that models stay, and the memory they may take together.
 #[derive(Clone, Copy, Debug)]
 pub struct Residency {
     /// Memory for all loaded models together.
@@ -57,7 +57,7 @@ pub struct Residency {
     pub unloaded: fn(),
 }
 
-/// How a model stands.
+/// State of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Unloaded,
@@ -146,7 +146,7 @@ struct Release {
     counts: Counts,
 }
 
-/// Whether a use is one that a model stays in memory for.
+/// Uses that a model stays in memory for, and those that it does not.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Counts {
     AsUse,
@@ -174,7 +174,7 @@ pub(crate) struct Status {
     pub(crate) parallel: usize,
     pub(crate) max_unfinished: usize,
     pub(crate) state: State,
-    /// Why it could not be loaded.
+    /// Reason it could not be loaded.
     pub(crate) failure: Option<String>,
     pub(crate) memory_bytes: u64,
     /// Requests that wait for it to be loaded.
@@ -223,10 +223,10 @@ struct Slot {
     waiters: Vec<Waiter>,
     used: Instant,
     stays_until: Instant,
-    /// Why the latest load failed, and when it may be tried again.
+    /// Reason the latest load failed, and the time from which it may be tried again.
     failure: Option<(String, Instant)>,
     counts: LoadCounts,
-    /// What the engines of earlier loads did.
+    /// Totals of the engines of earlier loads.
     past: Totals,
 }
 
@@ -255,7 +255,7 @@ impl Shared {
     }
 }
 
-/// What a request for a model comes to.
+/// Result of a request for a model.
 pub(crate) enum Asked {
     /// It is in memory.
     Now(Use),
@@ -420,7 +420,7 @@ impl Models {
         }))
     }
 
-    /// Why an engine takes no more requests.
+    /// Reason an engine takes no more requests.
     pub(crate) fn failure(&self) -> Option<EngineError> {
         let slots = self.shared.lock();
         let mut loaded = slots.list.iter().filter_map(|slot| slot.served.as_ref());

@@ -21,10 +21,12 @@ use crate::{
     metrics::Metrics,
 };
 
-/// How a dialect writes a stream. Everything is appended to `out`, which is one write.
+/// A dialect's way to write a stream. Everything is appended to `out`, which is one write.
 pub(crate) trait Encoder: Send + 'static {
     /// Of the response.
     const CONTENT_TYPE: &'static str;
+    /// The dialect has words for pieces of a call.
+    const STREAMS_CALLS: bool = false;
 
     /// Before the first output.
     fn begin(&mut self, out: &mut Vec<u8>);
@@ -55,6 +57,9 @@ pub(crate) async fn stream<E: Encoder>(
     mut answer: Answer,
     mut encoder: E,
 ) -> Result<Response<Body>, ApiError> {
+    if E::STREAMS_CALLS {
+        answer.stream_calls();
+    }
     let mut first = Vec::new();
     match answer.wait(app.config.ping).await {
         Wait::Outputs(outputs) => {
@@ -239,6 +244,7 @@ pub(crate) async fn collect(mut answer: Answer) -> Result<Vec<Collected>, ApiErr
                     choice.1.extend(tokens);
                 }
                 Output::Thinking(text) => choice.2.push_str(&text),
+                Output::CallStarted { .. } | Output::CallArguments(_) => {}
                 Output::Call(call) => choice.3.push(call),
                 Output::InvalidCall(call) => choice.4.push(call),
                 Output::Finished(finished) => choice.5 = Some(finished),

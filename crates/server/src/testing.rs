@@ -1,4 +1,4 @@
-//! What tests read answers with: a decoder of server-sent events, written after the WHATWG specification (9.2.6) and not after the
+//! Reader of answers for tests: a decoder of server-sent events, written after the WHATWG specification (9.2.6) and not after the
 //! encoder. It uses nothing of this crate, so that integration tests can include the file.
 
 /// One event of a stream.

@@ -1,4 +1,4 @@
-//! What those who watch the server see of single requests: which are under way, and what went wrong lately. No text of anybody.
+//! Single requests as those who watch the server see them: which are under way, and what went wrong lately. No text of anybody.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -35,7 +35,7 @@ struct Requests {
 pub(crate) struct Entry {
     /// As its client and the log name it.
     pub(crate) request_id: String,
-    /// Whose turn it takes.
+    /// Lane whose turn it takes.
     pub(crate) lane: Option<String>,
     /// Name of the key it came with.
     pub(crate) key: Option<String>,

@@ -38,11 +38,11 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What `work` returns, and the most bytes alive at once while it ran on this thread, over what was alive before.
+/// Result of `work`, and the most bytes alive at once while it ran on this thread, over what was alive before.
 ///
 /// # Panics
 ///
-/// Where the program does not use [`Counting`]: nothing would be counted, and every bound would hold.
+/// If the program does not use [`Counting`]: nothing would be counted, and every bound would hold.
 pub fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = LIVE.get();
     PEAK.set(before);

@@ -23,7 +23,7 @@ use carat_model::{
 
 use crate::close;
 
-/// How far a step may be from the reference, as relative L2 error.
+/// Largest distance of a step from the reference, as relative L2 error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
     /// Gathers, copies, sums: no rounding to differ in.
@@ -249,7 +249,7 @@ impl Bench {
     }
 }
 
-/// How exactly a product with weights of this format can be reproduced.
+/// Exactness to which a product with weights of this format can be reproduced.
 fn product_bound(quant: QuantType) -> Bound {
     if quant.is_float() {
         Bound::Float

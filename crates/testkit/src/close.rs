@@ -1,4 +1,4 @@
-//! How far two results are apart.
+//! Distances between two results.
 
 use std::fmt::Display;
 

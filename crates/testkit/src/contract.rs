@@ -1,4 +1,4 @@
-//! What an executor promises beyond the steps of a plan: how batches are fed, drawn, collected and moved.
+//! Promises of an executor beyond the steps of a plan: how batches are fed, drawn, collected and moved.
 //!
 //! Each check runs tiny models on a backend and compares with the same backend fed in the plainest way, or with the reference
 //! where only that says what is right.
@@ -31,7 +31,7 @@ use crate::{
 /// A promise, and the check that it is kept.
 #[derive(Clone, Copy)]
 pub struct Promise {
-    /// What is promised.
+    /// The promise.
     pub name: &'static str,
     check: fn(&dyn Backend) -> Checked,
 }
@@ -108,7 +108,7 @@ impl Session {
 
     fn with_kv(backend: &dyn Backend, variant: Variant, kv: KvType) -> Result<Session, String> {
         let mut tiny = Tiny::new(variant, QuantType::F32);
-        tiny.shape.window = WINDOW;
+        tiny.dimensions.window = WINDOW;
         let model = tiny.model();
         let plan = gemma4::plan(&model);
         let options = CompileOptions {

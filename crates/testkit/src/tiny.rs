@@ -5,7 +5,7 @@
 //! use carat_testkit::tiny::{Tiny, Variant};
 //!
 //! let mut tiny = Tiny::new(Variant::E2b, QuantType::Q4_0);
-//! tiny.shape.window = 4;
+//! tiny.dimensions.window = 4;
 //! let model = tiny.model();
 //! assert_eq!(model.config.window, 4);
 //! ```
@@ -20,7 +20,7 @@ use carat_gguf::{
 use carat_model::{
     Model, TokenId,
     config::Experts,
-    synthetic::{ByKind, Role, Shape, TensorPlan, Vocabulary, shape::FullValues},
+    synthetic::{ByKind, Dimensions, Role, TensorPlan, Vocabulary, dimensions::FullValues},
 };
 
 /// The published models that differ in more than size.
@@ -47,8 +47,8 @@ impl Variant {
         Variant::Dense31b,
     ];
 
-    /// A small shape of the variant whose rows are whole blocks of `block` values.
-    pub fn shape(self, block: usize) -> Shape {
+    /// Small dimensions of the variant whose rows are whole blocks of `block` values.
+    pub fn dimensions(self, block: usize) -> Dimensions {
         // Heads of 16 and 32 at the least.
         let unit = block.max(64);
         let (layers, period) = match self {
@@ -56,9 +56,9 @@ impl Variant {
             Variant::E4b => (6, 3),
             Variant::Dense12b | Variant::Moe26b | Variant::Dense31b => (3, 3),
         };
-        let dense = Shape {
+        let dense = Dimensions {
             name: format!("tiny {self:?}"),
-            kinds: Shape::pattern(layers, period),
+            kinds: Dimensions::pattern(layers, period),
             dim: unit,
             ffn: vec![unit; layers],
             heads: 4,
@@ -80,13 +80,13 @@ impl Variant {
             vocab: 400,
             target_dim: 0,
         };
-        let small = Shape {
+        let small = Dimensions {
             full_values: FullValues::Projected,
             ple: block.max(32),
             ..dense.clone()
         };
         match self {
-            Variant::E2b => Shape {
+            Variant::E2b => Dimensions {
                 kv_heads: ByKind {
                     sliding: 1,
                     full: 1,
@@ -95,7 +95,7 @@ impl Variant {
                 ffn: [vec![unit; 4], vec![2 * unit; 2]].concat(),
                 ..small
             },
-            Variant::E4b => Shape {
+            Variant::E4b => Dimensions {
                 kv_heads: ByKind {
                     sliding: 2,
                     full: 2,
@@ -104,7 +104,7 @@ impl Variant {
                 ..small
             },
             Variant::Dense12b => dense,
-            Variant::Moe26b => Shape {
+            Variant::Moe26b => Dimensions {
                 experts: Some(Experts {
                     count: 6,
                     used: 2,
@@ -112,7 +112,7 @@ impl Variant {
                 }),
                 ..dense
             },
-            Variant::Dense31b => Shape {
+            Variant::Dense31b => Dimensions {
                 heads: 8,
                 kv_heads: ByKind {
                     sliding: 4,
@@ -150,7 +150,7 @@ impl Formats {
 /// A model to be made. Change what a test is about, then call [`Tiny::model`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tiny {
-    pub shape: Shape,
+    pub dimensions: Dimensions,
     pub formats: Formats,
     pub seed: u64,
 }
@@ -159,7 +159,7 @@ impl Tiny {
     /// A model in one format, but for the tensors that published files keep as floats.
     pub fn new(variant: Variant, quant: QuantType) -> Tiny {
         Tiny {
-            shape: variant.shape(quant.block_len()),
+            dimensions: variant.dimensions(quant.block_len()),
             formats: Formats {
                 matrices: quant,
                 embedding: quant,
@@ -174,9 +174,9 @@ impl Tiny {
     /// The file's bytes.
     pub fn bytes(&self) -> Vec<u8> {
         let mut writer = Writer::default();
-        self.shape.write_metadata(&mut writer);
-        Vocabulary::packed(self.shape.vocab).write_metadata(&mut writer);
-        let tensors = self.shape.tensors();
+        self.dimensions.write_metadata(&mut writer);
+        Vocabulary::packed(self.dimensions.vocab).write_metadata(&mut writer);
+        let tensors = self.dimensions.tensors();
         let sizes: Vec<usize> = tensors
             .iter()
             .map(|t| writer.tensor(&t.name, &t.shape, self.formats.of(t)))
@@ -195,7 +195,7 @@ impl Tiny {
     }
 
     pub fn file(&self) -> Gguf {
-        Gguf::from_bytes(&self.shape.name, self.bytes()).expect("tiny files are valid")
+        Gguf::from_bytes(&self.dimensions.name, self.bytes()).expect("tiny files are valid")
     }
 
     pub fn model(&self) -> Model {
@@ -205,7 +205,7 @@ impl Tiny {
     /// `<bos>` and then random ordinary tokens.
     pub fn prompt(&self, length: usize) -> Vec<TokenId> {
         let mut rng = SplitMix64::part(self.seed, u64::MAX);
-        let ordinary = 24..self.shape.vocab;
+        let ordinary = 24..self.dimensions.vocab;
         let random = |_| (ordinary.start + rng.below(ordinary.len())) as TokenId;
         [2].into_iter()
             .chain((1..length).map(random))
@@ -228,15 +228,20 @@ mod tests {
             for quant in QuantType::all() {
                 let tiny = Tiny::new(variant, quant);
                 let model = tiny.model();
-                let (config, shape) = (&model.config, &tiny.shape);
-                assert_eq!(config.vocab, shape.vocab);
-                assert_eq!(config.kv_layers, shape.kv_layers());
-                assert_eq!(config.ple.unwrap_or(0), shape.ple);
-                assert_eq!(config.experts, shape.experts);
-                for ((layer, kind), ffn) in config.layers.iter().zip(&shape.kinds).zip(&shape.ffn) {
+                let (config, dimensions) = (&model.config, &tiny.dimensions);
+                assert_eq!(config.vocab, dimensions.vocab);
+                assert_eq!(config.kv_layers, dimensions.kv_layers());
+                assert_eq!(config.ple.unwrap_or(0), dimensions.ple);
+                assert_eq!(config.experts, dimensions.experts);
+                for ((layer, kind), ffn) in config
+                    .layers
+                    .iter()
+                    .zip(&dimensions.kinds)
+                    .zip(&dimensions.ffn)
+                {
                     assert_eq!((layer.kind, layer.ffn), (*kind, *ffn), "{variant:?}");
-                    assert_eq!(layer.kv_heads, shape.kv_heads.get(*kind));
-                    assert_eq!(layer.head_dim, shape.head_dim.get(*kind));
+                    assert_eq!(layer.kv_heads, dimensions.kv_heads.get(*kind));
+                    assert_eq!(layer.head_dim, dimensions.head_dim.get(*kind));
                 }
             }
         }
@@ -284,10 +289,10 @@ mod tests {
     #[test]
     fn shared_tails_have_a_source_of_each_kind() {
         for variant in [Variant::E2b, Variant::E4b] {
-            let shape = variant.shape(32);
-            let own = &shape.kinds[..shape.kv_layers()];
+            let dimensions = variant.dimensions(32);
+            let own = &dimensions.kinds[..dimensions.kv_layers()];
             assert!(own.contains(&LayerKind::Sliding) && own.contains(&LayerKind::Full));
-            let tail = &shape.kinds[shape.kv_layers()..];
+            let tail = &dimensions.kinds[dimensions.kv_layers()..];
             assert!(tail.contains(&LayerKind::Sliding) && tail.contains(&LayerKind::Full));
         }
     }

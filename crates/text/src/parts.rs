@@ -1,14 +1,17 @@
 //! Splits what a model generates into content, thinking and tool calls.
 //!
 //! Works on token ids: the marks are single tokens, so text that only looks like a mark stays text, and there is nothing
-//! to hold back. A call comes out whole, once its arguments are known to be sound: half a call helps nobody. One that
-//! cannot be understood comes out as it was written, with the reason. No text is ever lost.
+//! to hold back. A call comes out whole, once its arguments are known to be sound. One that cannot be understood comes out
+//! as it was written, with the reason. No text is ever lost. Whoever wants to see a call while it is being written asks for
+//! its pieces, which come before it.
 
 mod arguments;
+mod pieces;
 
 use std::{mem, sync::Arc};
 
 pub use self::arguments::CallError;
+use self::pieces::CallPieces;
 use crate::{Message, Role, TokenDecoder, TokenId, Tool, ToolCall, Vocab, decoder::SpecialText};
 
 /// A piece of an answer. Pieces of one kind belong together, in order.
@@ -18,6 +21,10 @@ pub enum Part {
     Content(String),
     /// Without the white space around it.
     Thinking(String),
+    /// A call of this tool has begun; with [`PartsParser::stream_calls`].
+    CallStarted(String),
+    /// The next piece of the arguments of the call that has begun, as JSON text.
+    CallArguments(String),
     /// A call of one of the tools, whole.
     ToolCall(ToolCall),
     /// Something that was to be a call.
@@ -52,6 +59,8 @@ impl Reply {
         match part {
             Part::Content(text) => self.content.push_str(&text),
             Part::Thinking(text) => self.thinking.push_str(&text),
+            // The whole call follows.
+            Part::CallStarted(_) | Part::CallArguments(_) => {}
             Part::ToolCall(call) => self.tool_calls.push(call),
             Part::InvalidCall(call) => self.invalid_calls.push(call),
         }
@@ -120,6 +129,9 @@ pub struct PartsParser {
     decoder: TokenDecoder,
     /// Names of the tools the model may call; with none, the marks of a call are text.
     tools: Vec<String>,
+    streams_calls: bool,
+    /// The call under way, if its pieces are wanted.
+    pieces: Option<CallPieces>,
     state: State,
     /// White space that belongs to a thought only if more of the thought follows.
     held: String,
@@ -134,11 +146,19 @@ impl PartsParser {
             decoder: TokenDecoder::new(Arc::clone(&vocab), SpecialText::Hide),
             vocab,
             tools: tools.iter().map(|tool| tool.name.clone()).collect(),
+            streams_calls: false,
+            pieces: None,
             state: State::Content,
             held: String::new(),
             has_thought: false,
             has_called: false,
         }
+    }
+
+    /// Gives the pieces of each call before the call itself. They add up to its arguments, unless it turns out to be none: then they
+    /// break off.
+    pub fn stream_calls(&mut self) {
+        self.streams_calls = true;
     }
 
     /// Takes up the state the prompt leaves off in: some templates begin the model's thought, or finish an empty one.
@@ -202,12 +222,21 @@ impl PartsParser {
         let id = Some(id);
         let is_call_mark = [marks.call_start, marks.call_end, marks.quote].contains(&id);
         let new_call = || State::Call(vec![String::new()]);
+        let new_pieces = self.streams_calls.then(CallPieces::new);
         match &mut self.state {
-            State::Call(segments) if id == marks.quote => segments.push(String::new()),
+            State::Call(segments) if id == marks.quote => {
+                segments.push(String::new());
+                let mut json = String::new();
+                if let Some(pieces) = &mut self.pieces {
+                    pieces.quote(&mut json);
+                }
+                parts.extend(call_arguments(json));
+            }
             State::Call(segments) if id == marks.call_end || id == marks.call_start => {
                 let (segments, ended) = (mem::take(segments), id == marks.call_end);
                 self.state = if ended { State::Content } else { new_call() };
                 self.call(&segments, if ended { &text } else { "" }, parts);
+                self.pieces = new_pieces;
             }
             // No call has other marks in it; as text they will show in what is wrong with it.
             State::Call(_) => self.text(&text, parts),
@@ -218,7 +247,10 @@ impl PartsParser {
             State::Thought { .. } if is_call_mark => self.text(&text, parts),
             State::Thought { .. } => {}
             _ if id == marks.turn_start => self.enter(State::Header(Header::Turn, String::new())),
-            _ if id == marks.call_start && !self.tools.is_empty() => self.enter(new_call()),
+            _ if id == marks.call_start && !self.tools.is_empty() => {
+                self.enter(new_call());
+                self.pieces = new_pieces;
+            }
             _ if is_call_mark => {
                 self.enter(State::Content);
                 self.text(&text, parts);
@@ -241,12 +273,29 @@ impl PartsParser {
             State::Content => parts.push(Part::Content(text.to_owned())),
             State::Header(..) => self.header(text, parts),
             State::Thought { .. } => self.thought(text, parts),
-            State::Call(segments) => segments
-                .last_mut()
-                .into_iter()
-                .for_each(|last| last.push_str(text)),
+            State::Call(segments) => {
+                if let Some(last) = segments.last_mut() {
+                    last.push_str(text);
+                }
+                self.call_text(text, parts);
+            }
             State::Ended => {}
         }
+    }
+
+    fn call_text(&mut self, text: &str, parts: &mut Vec<Part>) {
+        let Some(pieces) = &mut self.pieces else {
+            return;
+        };
+        let mut json = String::new();
+        if let Some(name) = pieces.text(text, &mut json) {
+            if !self.tools.contains(&name) {
+                self.pieces = None;
+                return;
+            }
+            parts.push(Part::CallStarted(name));
+        }
+        parts.extend(call_arguments(json));
     }
 
     /// A header that another mark or the end cuts short is none: as much of its word as has come is text.
@@ -329,6 +378,11 @@ impl PartsParser {
             }),
         });
     }
+}
+
+/// A part, if there is anything in it.
+fn call_arguments(json: String) -> Option<Part> {
+    (!json.is_empty()).then_some(Part::CallArguments(json))
 }
 
 #[cfg(test)]

@@ -105,7 +105,7 @@ struct Report {
     profile: Option<profile::Report>,
 }
 
-/// What the test would take if memory or arithmetic alone limited it, at the rates measured in this run.
+/// Time of the test if memory or arithmetic alone limited it, at the rates measured in this run.
 #[derive(Debug, Serialize)]
 struct Bound {
     /// The larger of the two times below decides.
@@ -281,7 +281,7 @@ fn measure<'a>(
     Ok((seconds, feeder))
 }
 
-/// What the whole test costs at the least: every chunk reads the weights once.
+/// Least cost of the whole test: every chunk reads the weights once.
 fn min_cost(loaded: &Loaded, case: Case) -> Cost {
     let mut total = Cost::default();
     let step = if case.prompt > 0 { case.batch } else { 1 };
@@ -304,7 +304,7 @@ fn min_cost(loaded: &Loaded, case: Case) -> Cost {
     total
 }
 
-/// What runs the test, and how fast it could at the most.
+/// Threads that run the test, and the machine's peak rates.
 struct Machine {
     threads: usize,
     roofline: Option<Roofline>,

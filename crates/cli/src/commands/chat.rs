@@ -348,7 +348,7 @@ impl Talk {
     }
 }
 
-/// How full the context is, such as `context 512 of 2,048 tokens (25 %)`.
+/// Fill of the context, such as `context 512 of 2,048 tokens (25 %)`.
 fn meter(tokens: usize, context: usize) -> String {
     format!(
         "context {} of {} tokens ({:.0} %)",

@@ -178,9 +178,7 @@ fn affordable_tokens(loaded: &Loaded) -> usize {
         let batch = BatchShape {
             rows,
             sampled: rows,
-            sequences: 1,
-            depth: 0,
-            kv: loaded.kv,
+            ..BatchShape::decode(0, loaded.kv)
         };
         let cost = cost::of(&loaded.plan, &loaded.model.weights, batch);
         cost.multiply_adds <= REFERENCE_MULTIPLY_ADDS

@@ -53,7 +53,7 @@ pub(crate) fn run(args: &DoctorArgs, settings: &Settings, terminal: Terminal) ->
     say(page::text(&report).trim_end())
 }
 
-/// What would make things better, the most helpful first.
+/// Advice that would make things better, the most helpful first.
 fn advice(report: &Report) -> Vec<String> {
     let mut advice = Vec::new();
     let card = &report.card;

@@ -122,13 +122,7 @@ fn summary(loaded: &Loaded) -> Result<String> {
         bytes(per_token(KvGroup::Sliding)),
         loaded.kv
     )?;
-    let decode = BatchShape {
-        rows: 1,
-        sampled: 1,
-        sequences: 1,
-        depth: 0,
-        kv: loaded.kv,
-    };
+    let decode = BatchShape::decode(0, loaded.kv);
     let prefill = BatchShape {
         rows: 512,
         ..decode
@@ -162,7 +156,7 @@ fn summary(loaded: &Loaded) -> Result<String> {
     Ok(s)
 }
 
-/// What a backend makes of the plan for a batch of some rows.
+/// Launches that a backend makes of the plan for a batch of some rows.
 fn program(loaded: &Loaded, (rows, sampled): (usize, usize), settings: &Settings) -> Result<()> {
     let (plan, weights) = (&loaded.plan, &loaded.model.weights);
     match settings.backend {

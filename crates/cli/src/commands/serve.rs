@@ -26,11 +26,11 @@ use crate::{
     interrupt::INTERRUPTED,
     load,
     session::{self, unix_time},
-    settings::{Settings, memory_size},
+    settings::{Settings, Sources, memory_size},
     terminal::{Terminal, bytes, warn},
 };
 
-/// What supervisors take for "start it again": the engine has failed.
+/// Exit code that supervisors take for "start it again": the engine has failed.
 const ENGINE_FAILED: u8 = 70;
 /// Clients hear of the failure before the process ends.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -38,7 +38,12 @@ const HEARTBEAT: Duration = Duration::from_millis(100);
 /// From so many cores up, one is left to the connections.
 const CORES_TO_SPARE: usize = 8;
 
-pub(crate) fn run(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<ExitCode> {
+pub(crate) fn run(
+    args: &ServeArgs,
+    settings: &Settings,
+    sources: &Sources<'_>,
+    terminal: Terminal,
+) -> Result<ExitCode> {
     let started = Instant::now();
     let config = config(args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -66,7 +71,7 @@ pub(crate) fn run(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> 
     ));
     let mut settings = settings.clone();
     leave_a_core(&mut settings);
-    let several = several::named(args, &settings)?;
+    let several = several::models(args, &settings, sources)?;
     let what = several.as_ref().map_or("model", |_| "models");
     terminal.note(format_args!(
         "listening on http://{address}, loading the {what}"
@@ -77,7 +82,7 @@ pub(crate) fn run(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> 
             app.ready(model);
             format!("`{name}`")
         }),
-        Some(models) => several::offer(&app, models, args, &settings, terminal),
+        Some(models) => several::offer(&app, models, args, terminal),
     };
     match ready {
         Ok(ready) => terminal.note(format_args!(

@@ -19,7 +19,7 @@ const USUAL_QUANTS: [&str; 3] = ["Q4_K_M", "Q4_0", "Q8_0"];
 /// An error lists at most this many choices.
 const MAX_LISTED: usize = 24;
 
-/// What a file seems to be for, by its name alone; its metadata decides once it is open.
+/// Purpose of a file by its name alone; its metadata decides once it is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Model,
@@ -35,7 +35,7 @@ pub(crate) enum Role {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FileSet {
     parts: BTreeMap<u32, RepoFile>,
-    /// How many parts the names announce.
+    /// Number of parts that the names announce.
     part_count: u32,
 }
 
@@ -106,7 +106,7 @@ fn split_name(file: &str) -> Option<(&str, u32, u32)> {
     (1..=count).contains(&part).then_some((stem, part, count))
 }
 
-/// How clearly a path names a quant. Larger is clearer.
+/// Clarity with which a path names a quant. Larger is clearer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Match {
     /// Somewhere on the path, like the folder of `BF16/gemma.gguf`.

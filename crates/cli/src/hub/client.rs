@@ -1,4 +1,4 @@
-//! What the hub is asked: a repository's files, a file's description, a file's content.
+//! Questions to the hub: a repository's files, a file's description, a file's content.
 //!
 //! Answers are checked before they are believed, and refusals are put in the user's terms.
 
@@ -26,7 +26,7 @@ pub(super) struct Client {
     sender: Sender,
 }
 
-/// Where a file's content comes from.
+/// Origin of a file's content.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
     pub(super) repo: &'a RepoId,

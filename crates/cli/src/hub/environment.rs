@@ -7,7 +7,7 @@ use std::{fs, io, path::PathBuf};
 
 use anyhow::{Context, Result};
 
-/// What the user's environment says about the hub. Empty variables count as unset.
+/// Variables of the user's environment that concern the hub. Empty ones count as unset.
 #[derive(Clone, Default)]
 pub(crate) struct Environment {
     /// `HF_HUB_CACHE`

@@ -1,4 +1,4 @@
-//! What `-m` accepts: a path, a short name such as `gemma4:e4b`, or `hf:owner/repo` with an optional file or quant name behind a
+//! The values of `-m`: a path, a short name such as `gemma4:e4b`, or `hf:owner/repo` with an optional file or quant name behind a
 //! colon.
 
 use std::{fmt, path::PathBuf, str::FromStr};
@@ -24,7 +24,7 @@ pub(crate) struct HubRef {
     pub(crate) choice: Choice,
 }
 
-/// Which of a repository's models is meant.
+/// Choice among a repository's models.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
     /// The usual one: Q4_K_M, then Q4_0, then Q8_0, then the only one there is.

@@ -102,7 +102,7 @@ impl fmt::Display for RepoFile {
     }
 }
 
-/// What identifies a file's content, and names its blob: SHA-256 for large files, git's SHA-1 for small ones.
+/// Identity of a file's content, which names its blob: SHA-256 for large files, git's SHA-1 for small ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Etag(String);
 

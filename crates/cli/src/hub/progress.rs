@@ -1,4 +1,4 @@
-//! What a download tells its caller, and how the caller stops it.
+//! Progress of a download for its caller, and the caller's way to stop it.
 
 use std::{ops::ControlFlow, sync::mpsc, time::Duration};
 
@@ -24,7 +24,7 @@ pub(crate) enum Progress<'a> {
     Retrying { reason: &'a str, wait: Duration },
 }
 
-/// Called at least a few times a second, also while waiting. `Break` ends the download, which stays resumable.
+/// Called at least a few times per second, also while waiting. `Break` ends the download, which stays resumable.
 pub(crate) type Watch<'a> = dyn FnMut(Progress<'_>) -> ControlFlow<()> + 'a;
 
 /// Longest time between two calls of a [`Watch`] while nothing happens.

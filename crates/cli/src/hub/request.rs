@@ -25,7 +25,7 @@ const MAX_WAIT: Duration = Duration::from_mins(1);
 /// Identifies a large file's content, on the redirect that leads to it.
 pub(super) const LINKED_ETAG: &str = "x-linked-etag";
 
-/// How often a request is sent before giving up, and how long the first pause is; each further one doubles.
+/// Number of times a request is sent before giving up, and the first pause; each further one doubles.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Retry {
     pub(crate) attempts: u32,
@@ -67,7 +67,7 @@ pub(super) struct Query<'a> {
     pub(super) from: u64,
 }
 
-/// Why a request has no answer.
+/// Reason a request has no answer.
 enum Unanswered {
     Transport { origin: String, error: ureq::Error },
     BadRedirect(anyhow::Error),

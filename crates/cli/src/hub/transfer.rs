@@ -36,7 +36,7 @@ pub(super) struct Transfer<'a> {
     pub(super) wanted: &'a Description,
 }
 
-/// Why content stopped arriving.
+/// Reason content stopped arriving.
 enum Interruption {
     /// The connection broke; what arrived is good.
     Cut(io::Error),

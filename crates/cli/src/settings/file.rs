@@ -44,17 +44,23 @@ impl SettingsFile {
         Ok(Some(SettingsFile { path, settings }))
     }
 
-    /// What the file says of a model: everything at the top, then the section of the model's name.
-    pub(crate) fn layers(mut self, model: Option<&str>) -> Result<Vec<Layer>> {
+    /// Whether there is a section of this name.
+    pub(crate) fn has_section(&self, name: &str) -> bool {
+        self.settings.models.contains_key(name)
+    }
+
+    /// The file's settings for a model: everything at the top, then the section of the model's name.
+    pub(crate) fn layers(&self, model: Option<&str>) -> Result<Vec<Layer>> {
         let path = self.path.display().to_string();
-        let mut sections = std::mem::take(&mut self.settings.models);
-        let model = model.or(self.settings.model.as_deref());
+        let mut settings = self.settings.clone();
+        let mut sections = std::mem::take(&mut settings.models);
+        let model = model.or(settings.model.as_deref());
         let section = model.and_then(|name| sections.remove_entry(name));
         let folder = self.path.parent().unwrap_or(Path::new(""));
-        self.settings.resolve_paths(folder);
+        settings.resolve_paths(folder);
         let mut layers = vec![Layer {
             origin: path.clone(),
-            settings: self.settings,
+            settings,
         }];
         if let Some((name, mut settings)) = section {
             if !settings.models.is_empty() {
@@ -72,7 +78,7 @@ impl SettingsFile {
     }
 }
 
-/// Where settings are kept without a word: `$XDG_CONFIG_HOME/carat/config.toml`, else below `.config` in the home folder.
+/// Place of the settings that are read unasked: `$XDG_CONFIG_HOME/carat/config.toml`, else below `.config` in the home folder.
 fn usual_place() -> Option<PathBuf> {
     #[expect(
         clippy::disallowed_methods,
@@ -127,7 +133,7 @@ impl Settings {
         }
     }
 
-    /// What is set here, as a table.
+    /// The settings made here, as a table.
     pub(super) fn table(&self) -> Result<Table> {
         // Through text: a number such as 0.7 keeps its digits.
         let text = toml::to_string(self).context("cannot write the settings down")?;

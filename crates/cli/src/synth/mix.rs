@@ -1,4 +1,4 @@
-//! Which format each tensor has in published files of a kind.
+//! Format of each tensor in published files of a kind.
 
 use carat_gguf::QuantType;
 use carat_model::synthetic::{Role, TensorPlan};
@@ -53,7 +53,7 @@ fn has_more_bits(layer: usize, layers: usize) -> bool {
     layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2
 }
 
-/// What the reference quantizer takes where rows do not divide into blocks of 256.
+/// Format that the reference quantizer takes where rows do not divide into blocks of 256.
 fn fitting(wanted: QuantType, columns: usize) -> QuantType {
     match wanted {
         _ if columns.is_multiple_of(wanted.block_len()) => wanted,

@@ -2,7 +2,7 @@
 
 use carat_model::{
     config::Experts,
-    synthetic::{ByKind, Shape, Vocabulary, shape::FullValues},
+    synthetic::{ByKind, Dimensions, Vocabulary, dimensions::FullValues},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -26,36 +26,36 @@ pub(crate) enum Preset {
 }
 
 impl Preset {
-    pub(crate) fn shape(self) -> Shape {
-        let shape = match self {
-            Preset::E2b => Shape {
+    pub(crate) fn dimensions(self) -> Dimensions {
+        let dimensions = match self {
+            Preset::E2b => Dimensions {
                 // Layers that share KV are twice as wide.
                 ffn: [vec![6144; 15], vec![12288; 20]].concat(),
-                kinds: Shape::pattern(35, 5),
+                kinds: Dimensions::pattern(35, 5),
                 dim: 1536,
                 kv_heads: by_kind(1, 1),
                 shared_kv_layers: 20,
                 ..small()
             },
-            Preset::E4b => Shape {
+            Preset::E4b => Dimensions {
                 ffn: vec![10240; 42],
-                kinds: Shape::pattern(42, 6),
+                kinds: Dimensions::pattern(42, 6),
                 dim: 2560,
                 kv_heads: by_kind(2, 2),
                 shared_kv_layers: 18,
                 ..small()
             },
-            Preset::B12 => Shape {
+            Preset::B12 => Dimensions {
                 ffn: vec![15360; 48],
-                kinds: Shape::pattern(48, 6),
+                kinds: Dimensions::pattern(48, 6),
                 dim: 3840,
                 heads: 16,
                 kv_heads: by_kind(8, 1),
                 ..large()
             },
-            Preset::B26A4b => Shape {
+            Preset::B26A4b => Dimensions {
                 ffn: vec![2112; 30],
-                kinds: Shape::pattern(30, 6),
+                kinds: Dimensions::pattern(30, 6),
                 dim: 2816,
                 heads: 16,
                 kv_heads: by_kind(8, 2),
@@ -66,9 +66,9 @@ impl Preset {
                 }),
                 ..large()
             },
-            Preset::B31 => Shape {
+            Preset::B31 => Dimensions {
                 ffn: vec![21504; 60],
-                kinds: Shape::pattern(60, 6),
+                kinds: Dimensions::pattern(60, 6),
                 dim: 5376,
                 heads: 32,
                 kv_heads: by_kind(16, 4),
@@ -80,9 +80,9 @@ impl Preset {
             Preset::B26A4bDrafter => drafter(Preset::B26A4b, (1024, 8192, 16)),
             Preset::B31Drafter => drafter(Preset::B31, (1024, 8192, 32)),
         };
-        Shape {
+        Dimensions {
             name: format!("synthetic Gemma 4 {}", self.name()),
-            ..shape
+            ..dimensions
         }
     }
 
@@ -103,10 +103,10 @@ impl Preset {
 }
 
 /// Four layers that read the keys and values of their target, as wide as the published drafters.
-fn drafter(target: Preset, (dim, ffn, heads): (usize, usize, usize)) -> Shape {
-    let of = target.shape();
-    Shape {
-        kinds: Shape::pattern(4, 4),
+fn drafter(target: Preset, (dim, ffn, heads): (usize, usize, usize)) -> Dimensions {
+    let of = target.dimensions();
+    Dimensions {
+        kinds: Dimensions::pattern(4, 4),
         dim,
         ffn: vec![ffn; 4],
         heads,
@@ -119,9 +119,9 @@ fn drafter(target: Preset, (dim, ffn, heads): (usize, usize, usize)) -> Shape {
     }
 }
 
-/// What 12B, 26B-A4B and 31B have in common; the rest is empty.
-fn large() -> Shape {
-    Shape {
+/// The common part of 12B, 26B-A4B and 31B; the rest is empty.
+fn large() -> Dimensions {
+    Dimensions {
         name: String::new(),
         kinds: Vec::new(),
         dim: 0,
@@ -141,9 +141,9 @@ fn large() -> Shape {
     }
 }
 
-/// What E2B and E4B have in common.
-fn small() -> Shape {
-    Shape {
+/// The common part of E2B and E4B.
+fn small() -> Dimensions {
+    Dimensions {
         heads: 8,
         window: 512,
         context: 131072,

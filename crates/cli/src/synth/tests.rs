@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs};
 
 use carat_gguf::quant::random_blocks;
-use carat_model::{Model, synthetic::shape::FullValues};
+use carat_model::{Model, synthetic::dimensions::FullValues};
 use carat_testkit::tiny::Variant;
 
 use super::*;
@@ -21,12 +21,12 @@ fn small_models_of_every_variant_and_mix_load_and_are_finite() {
     let out = folder.path().join("m.gguf");
     for variant in Variant::ALL {
         for mix in [Mix::Q8_0, Mix::Q4_0, Mix::Q4_K_M] {
-            let shape = variant.shape(256);
-            let summary = write_shape(shape.clone(), mix, &out, options()).unwrap();
+            let dimensions = variant.dimensions(256);
+            let summary = write_model(dimensions.clone(), mix, &out, options()).unwrap();
             assert_eq!(summary.bytes, fs::metadata(&out).unwrap().len());
             let file = Gguf::open(&out).unwrap();
             assert_eq!(summary.tensors, file.tensors().len());
-            for (plan, info) in shape.tensors().iter().zip(file.tensors()) {
+            for (plan, info) in dimensions.tensors().iter().zip(file.tensors()) {
                 assert_eq!((&plan.name, &plan.shape), (&info.name, &info.shape));
                 let tensor = file.tensor(&info.name).unwrap().unwrap();
                 let mut values = vec![0.0; info.shape.iter().product()];
@@ -42,9 +42,9 @@ fn small_models_of_every_variant_and_mix_load_and_are_finite() {
 fn threads_do_not_change_the_file() {
     let folder = tempfile::tempdir().unwrap();
     // Wide enough that the embedding takes several pieces.
-    let shape = Shape {
+    let dimensions = Dimensions {
         vocab: 20_000,
-        ..Variant::Dense12b.shape(256)
+        ..Variant::Dense12b.dimensions(256)
     };
     let files = [1, 3].map(|threads| {
         let out = folder.path().join(format!("{threads}.gguf"));
@@ -52,7 +52,7 @@ fn threads_do_not_change_the_file() {
             threads,
             ..options()
         };
-        write_shape(shape.clone(), Mix::Q8_0, &out, options).unwrap();
+        write_model(dimensions.clone(), Mix::Q8_0, &out, options).unwrap();
         fs::read(out).unwrap()
     });
     assert!(files[0] == files[1]);
@@ -63,16 +63,22 @@ fn threads_do_not_change_the_file() {
 fn vocabulary_of_another_file_is_copied() {
     let folder = tempfile::tempdir().unwrap();
     let (donor, out) = (folder.path().join("v.gguf"), folder.path().join("m.gguf"));
-    let shape = Shape {
+    let dimensions = Dimensions {
         vocab: 450,
-        ..Variant::Dense12b.shape(32)
+        ..Variant::Dense12b.dimensions(32)
     };
-    write_shape(shape, Mix::Q4_0, &donor, options()).unwrap();
+    write_model(dimensions, Mix::Q4_0, &donor, options()).unwrap();
     let with_vocabulary = Options {
         vocabulary: Some(donor),
         ..options()
     };
-    write_shape(Variant::E2b.shape(256), Mix::Q4_0, &out, with_vocabulary).unwrap();
+    write_model(
+        Variant::E2b.dimensions(256),
+        Mix::Q4_0,
+        &out,
+        with_vocabulary,
+    )
+    .unwrap();
     let file = Gguf::open(&out).unwrap();
     let tokens = file.metadata().array("tokenizer.ggml.tokens").unwrap();
     let expected = Vocabulary::packed(450).tokens;
@@ -89,7 +95,7 @@ fn stopping_leaves_nothing_behind() {
         progress: Box::new(|_, _| ControlFlow::Break(())),
         ..Options::default()
     };
-    assert!(write_shape(Variant::Dense12b.shape(32), Mix::Q8_0, &out, stopped).is_err());
+    assert!(write_model(Variant::Dense12b.dimensions(32), Mix::Q8_0, &out, stopped).is_err());
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
@@ -105,7 +111,13 @@ fn progress_ends_at_the_total() {
         ..options()
     };
     let out = folder.path().join("m.gguf");
-    write_shape(Variant::Dense12b.shape(32), Mix::Q8_0, &out, with_progress).unwrap();
+    write_model(
+        Variant::Dense12b.dimensions(32),
+        Mix::Q8_0,
+        &out,
+        with_progress,
+    )
+    .unwrap();
     let reports: Vec<(u64, u64)> = receiver.iter().collect();
     assert!(reports.is_sorted());
     let (done, total) = reports.last().unwrap();
@@ -116,7 +128,8 @@ fn progress_ends_at_the_total() {
 fn places_that_cannot_be_written_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let message = |out: &Path| {
-        let error = write_shape(Variant::E2b.shape(32), Mix::Q8_0, out, options()).unwrap_err();
+        let error =
+            write_model(Variant::E2b.dimensions(32), Mix::Q8_0, out, options()).unwrap_err();
         format!("{error:#}").replace(folder.path().to_str().unwrap(), "FOLDER")
     };
     assert_eq!(
@@ -131,7 +144,7 @@ fn places_that_cannot_be_written_are_named() {
 
 /// Formats of a preset's tensors, counted.
 fn formats(preset: Preset, mix: Mix) -> (BTreeMap<&'static str, usize>, u64) {
-    let jobs = Jobs::plan(&preset.shape(), mix, 1, &mut Writer::default());
+    let jobs = Jobs::plan(&preset.dimensions(), mix, 1, &mut Writer::default());
     let mut counts = BTreeMap::new();
     for (_, quant) in &jobs.tensors {
         *counts.entry(quant.name()).or_default() += 1;
@@ -149,14 +162,14 @@ fn presets_have_the_published_number_of_tensors() {
         (Preset::B26A4b, 658),
         (Preset::B31, 833),
     ] {
-        assert_eq!(preset.shape().tensors().len(), published, "{preset:?}");
+        assert_eq!(preset.dimensions().tensors().len(), published, "{preset:?}");
     }
 }
 
 #[test]
 fn presets_differ_in_what_full_layers_use_as_values() {
-    assert_eq!(Preset::E4b.shape().full_values, FullValues::Projected);
-    assert_eq!(Preset::B31.shape().full_values, FullValues::Keys);
+    assert_eq!(Preset::E4b.dimensions().full_values, FullValues::Projected);
+    assert_eq!(Preset::B31.dimensions().full_values, FullValues::Keys);
 }
 
 #[test]

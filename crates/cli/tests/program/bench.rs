@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::{carat, carat_with, refusal};
+use crate::start::{carat, carat_with, refusal};
 
 fn json_lines(text: &str) -> Vec<Value> {
     let lines = text.lines();

@@ -1,10 +1,10 @@
 //! `carat check` and `carat doctor`: verdicts about a model, and about this machine.
 
-use std::{fs, process::Command};
+use std::fs;
 
 use carat_testkit::fixtures;
 
-use crate::{asset, carat, file, json, text};
+use crate::start::{self, PROGRAM, asset, carat, end_of, file, json, text};
 
 #[test]
 fn the_demo_passes_every_check() {
@@ -91,14 +91,10 @@ fn doctor_tells_of_the_machine_and_of_each_model() {
 #[test]
 fn a_small_machine_is_told_that_rates_are_not_measured() {
     for arguments in ["bench -p 0 -n 2 -r 1 --backend cpu -t 1", "doctor -t 1"] {
-        let output = Command::new("sh")
-            .arg("-c")
-            .arg(format!("ulimit -v 400000; exec \"$0\" {arguments}"))
-            .arg(env!("CARGO_BIN_EXE_carat"))
-            .output()
-            .unwrap();
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{arguments}: {told}");
+        let script = format!("ulimit -v 400000; exec \"$0\" {arguments}");
+        let output = end_of(start::command("sh").args(["-c", &script, PROGRAM]));
+        let told = output.stderr;
+        assert_eq!(output.code, Some(0), "{arguments}: {told}");
         assert!(
             told.contains("512.00 MiB") && told.contains("are free"),
             "{arguments}: {told}"

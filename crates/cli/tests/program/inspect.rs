@@ -2,7 +2,7 @@
 
 use carat_testkit::fixtures;
 
-use crate::{carat, text};
+use crate::start::{carat, text};
 
 #[test]
 fn inspect_shows_dimensions_tensors_and_plan() {

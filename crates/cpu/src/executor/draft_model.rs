@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// The most drafts that go together: a small batch at every level of instructions, so that a draft does not depend on others.
-const MOST_TOGETHER: usize = 32;
+const MAX_DRAFTS_PER_BATCH: usize = 32;
 
 pub(super) struct DraftModel {
     plan: Plan,
@@ -38,7 +38,7 @@ impl DraftModel {
         max_drafts: usize,
         classes: RowClasses,
     ) -> DraftModel {
-        let most = max_drafts.clamp(1, MOST_TOGETHER);
+        let most = max_drafts.clamp(1, MAX_DRAFTS_PER_BATCH);
         DraftModel {
             state: State::new(&plan, weights, (most, most), &program, classes),
             plan,
@@ -58,7 +58,7 @@ impl DraftModel {
         drafts: &[DraftRun<'_>],
         hidden: impl Fn(&DraftRun<'_>) -> &'a [f32],
     ) -> Vec<Vec<TokenId>> {
-        let together = drafts.chunks(MOST_TOGETHER);
+        let together = drafts.chunks(MAX_DRAFTS_PER_BATCH);
         let drafted = together.flat_map(|drafts| {
             let states = drafts
                 .iter()

@@ -3,23 +3,23 @@ use carat_model::gemma4;
 use carat_testkit::tiny::{Tiny, Variant};
 
 use super::*;
-use crate::core::testing::{VOCAB, request, roomy, shape, text};
+use crate::core::testing::{VOCAB, facts, request, roomy, text};
 
 fn limits(window: Option<usize>) -> Limits {
-    let (config, shape) = roomy(window);
-    Limits::new(config, shape).unwrap()
+    let (config, facts) = roomy(window);
+    Limits::new(config, facts).unwrap()
 }
 
 #[test]
 fn a_short_context_needs_no_more_sliding_pages_than_full_ones() {
-    let pages = minimum_pages(100, shape(Some(1024)));
+    let pages = minimum_pages(100, facts(Some(1024)));
     assert_eq!((pages.full, pages.sliding), (4, 4));
-    assert_eq!(minimum_pages(100, shape(None)).sliding, 0);
+    assert_eq!(minimum_pages(100, facts(None)).sliding, 0);
 }
 
 #[test]
 fn comfortable_pages_hold_windows_twice_and_a_batch() {
-    let config = EngineConfig::comfortable(4096, 4, 512, shape(Some(1024)));
+    let config = EngineConfig::comfortable(4096, 4, 512, facts(Some(1024)));
     // 33 pages a window, 16 pages of rows, a partial one for each sequence.
     assert_eq!(config.pages.sliding, 2 * 4 * 33 + 16 + 4);
     assert_eq!(config.pages.full, 4 * 128);
@@ -27,9 +27,9 @@ fn comfortable_pages_hold_windows_twice_and_a_batch() {
 
 #[test]
 fn a_configuration_without_room_for_one_window_is_refused() {
-    let (mut config, shape) = roomy(Some(64));
+    let (mut config, facts) = roomy(Some(64));
     config.pages.sliding = 2;
-    let error = Limits::new(config, shape).unwrap_err();
+    let error = Limits::new(config, facts).unwrap_err();
     assert_eq!(
         error.to_string(),
         "2 pages of the Sliding group; one request alone needs 3"
@@ -38,10 +38,10 @@ fn a_configuration_without_room_for_one_window_is_refused() {
 
 #[test]
 fn fewer_rows_than_sequences_are_refused() {
-    let (mut config, shape) = roomy(None);
+    let (mut config, facts) = roomy(None);
     config.max_rows = 3;
     assert!(matches!(
-        Limits::new(config, shape),
+        Limits::new(config, facts),
         Err(ConfigError::TooFewRows { .. })
     ));
 }
@@ -129,12 +129,12 @@ fn more_than_is_reported_or_looked_at_is_rejected_with_value_and_limit() {
 
 #[test]
 fn chunks_get_shorter_as_attention_takes_over() {
-    let (mut config, mut shape) = roomy(None);
+    let (mut config, mut facts) = roomy(None);
     // What the 12B model comes to.
-    shape.even_depth = Some(105_000);
+    facts.even_depth = Some(105_000);
     config.max_rows = 2048;
     let rows = |depth| {
-        let limits = Limits::new(config.clone(), shape).unwrap();
+        let limits = Limits::new(config.clone(), facts).unwrap();
         limits.chunk_rows(depth)
     };
     assert_eq!(
@@ -147,7 +147,7 @@ fn chunks_get_shorter_as_attention_takes_over() {
     }
     assert_eq!(rows(10_000_000), 256, "the fewest");
     config.max_rows = 100;
-    let small = Limits::new(config, shape).unwrap();
+    let small = Limits::new(config, facts).unwrap();
     assert_eq!(small.chunk_rows(1 << 30), 100);
 }
 
@@ -155,7 +155,7 @@ fn chunks_get_shorter_as_attention_takes_over() {
 fn attention_costs_as_much_as_the_rest_at_the_even_depth() {
     let model = Tiny::new(Variant::E2b, QuantType::F32).model();
     let plan = gemma4::plan(&model);
-    let even = ModelShape::with_costs(&plan, &model.weights).even_depth;
+    let even = ModelFacts::with_costs(&plan, &model.weights).even_depth;
     let even = even.expect("it attends to everything");
     let cost = |depth| {
         let row = BatchShape {

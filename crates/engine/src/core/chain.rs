@@ -1,4 +1,4 @@
-//! What a page is known by outside of this process: a digest of everything before it and in it.
+//! Name of a page outside of this process: a digest of everything before it and in it.
 
 use carat_model::{TokenId, kv::PAGE_TOKENS};
 
@@ -49,7 +49,7 @@ pub struct Piece {
     pub first_row: usize,
 }
 
-/// What a block is made of.
+/// Contents of a block: everything its KV depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BlockContents {
     /// All of its tokens.

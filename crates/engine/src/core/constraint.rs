@@ -1,4 +1,4 @@
-//! What an answer must look like, token by token: grammars and schemas, seen from the scheduler.
+//! Constraints on an answer, token by token: grammars and schemas, seen from the scheduler.
 
 use std::{fmt, sync::Arc};
 

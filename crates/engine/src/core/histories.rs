@@ -26,7 +26,7 @@ use crate::config::{Limits, PrefixReuse};
 
 const HISTORIES: u64 = 4000;
 
-/// What has been seen of a request.
+/// Everything seen of a request.
 struct Record {
     request: Request,
     limit: usize,
@@ -34,7 +34,7 @@ struct Record {
     forced: usize,
     /// Tokens of the prompt that were told of, the first included.
     told: usize,
-    /// How it is to end, and how much had been answered when that was decided.
+    /// The end it is to have, and how much had been answered when that was decided.
     ended_after: Option<(FinishReason, usize)>,
     end: Option<End>,
 }
@@ -49,7 +49,7 @@ struct History {
     random: Random,
     limits: Limits,
     pipeline: Pipeline<FakeExecutor>,
-    /// What prompts begin with.
+    /// Beginnings of prompts.
     documents: Vec<Vec<TokenId>>,
     records: BTreeMap<RequestId, Record>,
     /// The lowest position that a batch was refused for.
@@ -68,7 +68,7 @@ struct History {
     long_answers: bool,
 }
 
-/// What all histories together came to, to be sure that they exercise what they are meant to.
+/// Sums over all histories, to be sure that they exercise what they are meant to.
 #[derive(Debug, Default)]
 struct Totals {
     steps: usize,
@@ -135,8 +135,8 @@ impl Totals {
 impl History {
     fn new(seed: u64) -> History {
         let mut random = Random(seed);
-        let (config, shape) = random.config();
-        let limits = Limits::new(config, shape).unwrap();
+        let (config, facts) = random.config();
+        let limits = Limits::new(config, facts).unwrap();
         let mut executor = FakeExecutor::new(&limits);
         executor.lookahead = match random.within(0..=3) {
             0 => Lookahead::Never,
@@ -349,7 +349,7 @@ impl History {
     fn propose(&mut self, totals: &mut Totals) {
         for (id, tokens) in self.pipeline.scheduler().draftable() {
             let record = &self.records[&id];
-            let (answer, _) = alone(&record.request, record.limit, self.limits.shape().window);
+            let (answer, _) = alone(&record.request, record.limit, self.limits.model().window);
             let so_far = tokens.len() - record.request.prompt.len();
             let mut draft = answer[so_far.min(answer.len())..].to_vec();
             draft.truncate(self.random.within(0..=6) * self.random.within(0..=8));
@@ -477,7 +477,7 @@ impl History {
     }
 
     fn check_outcome(&mut self, totals: &mut Totals) {
-        let window = self.limits.shape().window;
+        let window = self.limits.model().window;
         let config = self.limits.config();
         let mut fed = Some(0);
         for (id, record) in &self.records {

@@ -25,12 +25,12 @@ use carat_model::{
 use super::{
     media::Content,
     moves::Moves,
-    pages::{Allocation, PageCounts, Pool, Worth},
+    pages::{Allocation, Eviction, PageCounts, Pool},
     prefix::{Block, Parent, PrefixIndex, Slot},
 };
 use crate::config::{Limits, PrefixReuse};
 
-/// Why no more of a prompt was found in the cache.
+/// Reason no more of a prompt was found in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MissReason {
     /// Reuse is switched off.
@@ -44,7 +44,7 @@ pub enum MissReason {
     /// More of the prompt is known to the full-attention layers, but the sliding-window layers have lost the window
     /// there.
     SlidingEvicted,
-    /// What is known ends within an image, which is computed as a whole.
+    /// The known part ends within an image, which is computed as a whole.
     MediaCut,
     /// Log-probabilities of the prompt are asked for, which takes every row of it.
     Logprobs,
@@ -54,7 +54,7 @@ pub enum MissReason {
     RestoreFailed,
 }
 
-/// How much of some tokens is cached.
+/// Cached part of some tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     /// Blocks to continue from.
@@ -165,7 +165,7 @@ pub(crate) struct Kv {
     index: PrefixIndex,
     window: Option<usize>,
     reuse: PrefixReuse,
-    /// What ended requests have left behind that a store may lack, the oldest first.
+    /// Pages of ended requests that a store may lack, the oldest first.
     ended: VecDeque<stored::Ended>,
     keeps_ended: bool,
     /// Names of tables that nobody has, and how many there are in all.
@@ -181,7 +181,7 @@ impl Kv {
             host: host_pages.map(Pool::new),
             moves: Moves::default(),
             index: PrefixIndex::new(pages, host_pages),
-            window: limits.shape().window,
+            window: limits.model().window,
             reuse: limits.config().prefix_reuse,
             ended: VecDeque::new(),
             keeps_ended: false,
@@ -303,7 +303,7 @@ impl Kv {
         }
         // The deepest first, as on the device.
         for (group, page) in held.into_iter().rev() {
-            self.host.get_mut(group).release(page, Worth::Warm);
+            self.host.get_mut(group).release(page, Eviction::Last);
         }
         table
     }
@@ -385,11 +385,11 @@ impl Kv {
         table.changed(pages);
         while table.pages.full.len() > pages {
             let page = table.pages.full.pop().expect("there are more");
-            self.pools.full.release(page, Worth::Cold);
+            self.pools.full.release(page, Eviction::First);
         }
         while table.pages.sliding.len() > pages {
             let page = table.pages.sliding.pop().expect("there are more");
-            self.pools.sliding.release(page, Worth::Cold);
+            self.pools.sliding.release(page, Eviction::First);
         }
     }
 
@@ -397,9 +397,9 @@ impl Kv {
     fn allocate(&mut self, group: KvGroup) -> PageId {
         let allocation = self.pools.get_mut(group).allocate();
         let Allocation { page, evicted } = allocation.expect("rows were limited to those that fit");
-        if let Some(worth) = evicted {
+        if let Some(eviction) = evicted {
             let block = self.index.take_from_device(group, page);
-            self.save(&block, group, page, worth);
+            self.save(&block, group, page, eviction);
             self.forget_if_lost(block.id.slot);
         }
         page
@@ -407,7 +407,7 @@ impl Kv {
 
     /// Has the page of a block copied to host memory before somebody else writes to it. Sliding pages that no prefix is likely to
     /// end behind are not worth it.
-    fn save(&mut self, block: &Block, group: KvGroup, from: PageId, worth: Worth) {
+    fn save(&mut self, block: &Block, group: KvGroup, from: PageId, eviction: Eviction) {
         let pool = self.host.get_mut(group);
         if let Some(host) = block.places.get(group).host {
             if !pool.is_held(PageId(host.0)) {
@@ -415,14 +415,14 @@ impl Kv {
             }
             return;
         }
-        if worth == Worth::Cold {
+        if eviction == Eviction::First {
             return;
         }
         let Some(Allocation { page, evicted }) = pool.allocate() else {
             return;
         };
         pool.keep(page);
-        pool.release(page, Worth::Warm);
+        pool.release(page, Eviction::Last);
         let to = HostPageId(page.0);
         if evicted.is_some() {
             let lost = self.index.take_from_host(group, to);
@@ -494,12 +494,12 @@ impl Kv {
         let first = first_visible_page(table.computed, window).min(table.pages.sliding.len());
         for place in table.first_sliding..first {
             let page = std::mem::replace(&mut table.pages.sliding[place], PageId::FREED);
-            let worth = if table.landmarks.iter().any(|l| l.contains(&place)) {
-                Worth::Warm
+            let eviction = if table.landmarks.iter().any(|l| l.contains(&place)) {
+                Eviction::Last
             } else {
-                Worth::Cold
+                Eviction::First
             };
-            self.pools.sliding.release(page, worth);
+            self.pools.sliding.release(page, eviction);
         }
         table.first_sliding = table.first_sliding.max(first);
     }
@@ -516,10 +516,10 @@ impl Kv {
         self.free_ids.extend(id);
         // The deepest first: it is evicted first, and the blocks before it are of use without it.
         for page in pages.full.into_iter().rev() {
-            self.pools.full.release(page, Worth::Warm);
+            self.pools.full.release(page, Eviction::Last);
         }
         for page in pages.sliding.into_iter().skip(first_sliding).rev() {
-            self.pools.sliding.release(page, Worth::Warm);
+            self.pools.sliding.release(page, Eviction::Last);
         }
     }
 }
@@ -530,13 +530,13 @@ fn swap(pool: &mut Pool, own: &mut PageId, known: PageId) -> bool {
         return false;
     }
     pool.hold(known);
-    // Nobody knows it, so it becomes free whatever it is worth.
-    pool.release(*own, Worth::Cold);
+    // Nobody knows it, so it becomes free wherever it would stand.
+    pool.release(*own, Eviction::First);
     *own = known;
     true
 }
 
-/// Where a later prompt is likely to branch off from this one, as the sliding pages it would need there.
+/// Positions where a later prompt is likely to branch off from this one, as the sliding pages it would need there.
 ///
 /// One place is where this prompt branched off itself. The other is its end: the next turn of a chat repeats it, but
 /// then has the answer without its thoughts. The end of a prompt is itself often rewritten in the next turn, by a few

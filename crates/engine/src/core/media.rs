@@ -18,7 +18,7 @@ pub struct Media {
     pub attention: MediaAttention,
 }
 
-/// How the rows of one image or sound attend to each other in sliding-window layers.
+/// Attention among the rows of one image or sound in sliding-window layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediaAttention {
     /// Each sees those before it.
@@ -27,7 +27,7 @@ pub enum MediaAttention {
     BothWays,
 }
 
-/// What a sequence's KV is made from: its tokens, what stands in place of some of them, and whose it is.
+/// Source of a sequence's KV: its tokens, what stands in place of some of them, and whose it is.
 #[derive(Clone, Copy)]
 pub(crate) struct Content<'a> {
     pub(crate) tokens: &'a [TokenId],

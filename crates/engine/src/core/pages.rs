@@ -6,24 +6,24 @@
 
 use carat_model::kv::PageId;
 
-/// Where a page that nobody holds any more joins the cached ones.
+/// Position among the cached pages that a page takes when nobody holds it any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Worth {
+pub(crate) enum Eviction {
     /// Behind all others: given away last.
-    Warm,
+    Last,
     /// Before all others: unlikely to be asked for again, so it must not push out what is likelier.
-    Cold,
+    First,
 }
 
 /// A page for its only holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allocation {
     pub(crate) page: PageId,
-    /// It was cached until now, and worth that: what the index says of it no longer holds.
-    pub(crate) evicted: Option<Worth>,
+    /// It was cached until now, in this place of the order: what the index says of it no longer holds.
+    pub(crate) evicted: Option<Eviction>,
 }
 
-/// How many pages are in each state.
+/// Number of pages in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageCounts {
     /// Their contents mean nothing.
@@ -40,7 +40,7 @@ struct Page {
     /// Registered in the prefix index.
     kept: bool,
     /// Of a cached page.
-    worth: Worth,
+    eviction: Eviction,
     /// Neighbours in the ring of cached pages.
     colder: u32,
     warmer: u32,
@@ -60,7 +60,7 @@ impl Pool {
         let alone = Page {
             holders: 0,
             kept: false,
-            worth: Worth::Cold,
+            eviction: Eviction::First,
             colder: ends,
             warmer: ends,
         };
@@ -97,7 +97,7 @@ impl Pool {
     /// Makes a cached page the last to be given away.
     pub(crate) fn touch(&mut self, page: PageId) {
         self.hold(page);
-        self.release(page, Worth::Warm);
+        self.release(page, Eviction::Last);
     }
 
     pub(crate) fn is_held(&self, page: PageId) -> bool {
@@ -113,7 +113,7 @@ impl Pool {
             self.unlink(coldest);
             let entry = &mut self.pages[coldest.0 as usize];
             entry.kept = false;
-            (coldest, Some(entry.worth))
+            (coldest, Some(entry.eviction))
         } else {
             return None;
         };
@@ -141,14 +141,14 @@ impl Pool {
     }
 
     /// One holder fewer.
-    pub(crate) fn release(&mut self, page: PageId, worth: Worth) {
+    pub(crate) fn release(&mut self, page: PageId, eviction: Eviction) {
         let entry = &mut self.pages[page.0 as usize];
         entry.holders = entry
             .holders
             .checked_sub(1)
             .expect("a page is released once by each of its holders");
         match (entry.holders, entry.kept) {
-            (0, true) => self.link(page, worth),
+            (0, true) => self.link(page, eviction),
             (0, false) => self.free.push(page),
             _ => {}
         }
@@ -162,15 +162,15 @@ impl Pool {
         self.free.push(page);
     }
 
-    fn link(&mut self, page: PageId, worth: Worth) {
+    fn link(&mut self, page: PageId, eviction: Eviction) {
         let ends = self.ends();
-        let (colder, warmer) = match worth {
-            Worth::Warm => (self.pages[ends].colder, ends as u32),
-            Worth::Cold => (ends as u32, self.pages[ends].warmer),
+        let (colder, warmer) = match eviction {
+            Eviction::Last => (self.pages[ends].colder, ends as u32),
+            Eviction::First => (ends as u32, self.pages[ends].warmer),
         };
         let entry = &mut self.pages[page.0 as usize];
         (entry.colder, entry.warmer) = (colder, warmer);
-        entry.worth = worth;
+        entry.eviction = eviction;
         self.pages[colder as usize].warmer = page.0;
         self.pages[warmer as usize].colder = page.0;
         self.cached += 1;

@@ -1,6 +1,6 @@
 //! The order of work between scheduler and executor, for whoever runs them: a thread, or a test.
 //!
-//! Where the executor looks ahead, two batches are in flight: while the device computes the later, the results of the earlier are
+//! With an executor that looks ahead, two batches are in flight: while the device computes the later, the results of the earlier are
 //! applied, the later is drawn with all tokens before it known, and the one after it is submitted, fed by what that draw gives.
 //! Only then does the caller hand results on. So the device never waits for the host, and no token waits for a batch that it is
 //! no part of: where the executor does not look ahead, nothing is submitted until results have been handed on.
@@ -57,7 +57,7 @@ impl<E: Executor> Pipeline<E> {
         &mut self.scheduler
     }
 
-    /// How busy the scheduler is.
+    /// Load of the scheduler.
     pub fn stats(&self) -> Stats {
         Stats {
             store: self.tier.as_ref().map(store::Tier::stats),
@@ -76,7 +76,7 @@ impl<E: Executor> Pipeline<E> {
         &self.interrupt
     }
 
-    /// What runs the batches.
+    /// The executor that runs the batches.
     pub fn executor(&mut self) -> &mut E {
         &mut self.executor
     }

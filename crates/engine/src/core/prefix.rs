@@ -1,4 +1,4 @@
-//! What complete pages contain, so that a prompt finds the pages an earlier one has filled.
+//! Index of complete pages by content, so that a prompt finds the pages an earlier one has filled.
 //!
 //! A *block* is a page's worth of tokens after a given block, hence after a given whole prefix: KV depends on
 //! everything before it. Blocks form a tree, kept as one map from (block before, tokens) to the pages that hold the
@@ -25,7 +25,7 @@ pub(crate) struct BlockId {
     pub(crate) slot: Slot,
 }
 
-/// What stands before a block.
+/// Predecessor of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Parent {
     /// Nothing: it is a first block, of those with this salt.
@@ -33,7 +33,7 @@ pub(crate) enum Parent {
     Block(BlockId),
 }
 
-/// Where the KV that one group has of a block is.
+/// Copies of the KV that one group has of a block: on the device, in host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Places {
     pub(crate) device: Option<PageId>,
@@ -52,7 +52,7 @@ pub(crate) struct Block {
     pub(crate) places: PerGroup<Places>,
 }
 
-/// Where the index keeps a block. Taken by another when the block is gone.
+/// Index of a block's entry. Taken by another when the block is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Slot(u32);
 
@@ -230,7 +230,7 @@ impl PrefixIndex {
         Some(links)
     }
 
-    /// Where the KV of a block is.
+    /// Copies of the KV of a block.
     pub(crate) fn places(&self, slot: Slot) -> PerGroup<Places> {
         self.node(slot).block.places
     }

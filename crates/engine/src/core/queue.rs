@@ -1,11 +1,11 @@
-//! Who waits, and whose turn it is.
+//! Waiting requests, and the order in which they are served.
 //!
 //! Lanes are served by deficit round robin: in its turn a lane may spend a quantum of tokens and what it has left over from the
 //! turns before. Within a lane requests are served in the order they came. Those who have run already and lost their pages come
 //! before all lanes. A request that waits for a sibling stands aside until that has its first token, then takes the place in its
 //! lane that it came for.
 //!
-//! Where there is no room for the one whose turn it is, others may pass it, but only so many ([`MAX_PASSING`]): small requests do
+//! If there is no room for the one whose turn it is, others may pass it, but only so many ([`MAX_PASSING`]): small requests do
 //! not wait for a large one, and a large one does not wait for ever. Nobody passes one that lost its pages.
 
 use std::collections::VecDeque;
@@ -60,7 +60,7 @@ pub(crate) struct Queue {
     preempted: VecDeque<Sequence>,
     /// Those with somebody waiting; the turn is the first one's.
     lanes: VecDeque<Lane>,
-    /// Who waits for a sibling.
+    /// Requests that wait for a sibling.
     aside: Vec<(RequestId, Waiting)>,
     arrivals: u64,
 }

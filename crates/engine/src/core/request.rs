@@ -1,4 +1,4 @@
-//! What a request asks for and what it comes to, in tokens.
+//! Requests and their results, in tokens.
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ pub struct Request {
     pub media: Vec<Media>,
     /// The most tokens to generate; `None` goes on to the end of the context or of the pages, whichever is nearer.
     pub max_tokens: Option<usize>,
-    /// How tokens are drawn.
+    /// Parameters by which tokens are drawn.
     pub sampling: Sampling,
-    /// What the answer must look like.
+    /// Constraint that the answer must satisfy.
     pub constraint: Option<ConstraintSource>,
     /// Drafts may be made for it ([`EngineConfig::drafts`](crate::EngineConfig)), or proposed
     /// ([`Scheduler::propose`](super::Scheduler)). Where one may be behind its next row, that depends on more than one token, so no
@@ -34,7 +34,7 @@ pub struct Request {
     /// Report the log-probability of each token of the prompt but the first, and those of this many of the likeliest in its
     /// place. The whole prompt is computed for it.
     pub prompt_logprobs: Option<usize>,
-    /// Whose turn it takes: lanes are served in turn, requests of one lane in the order they came. `None` is a lane too.
+    /// Lane whose turn it takes: lanes are served in turn, requests of one lane in the order they came. `None` is a lane too.
     pub lane: Option<LaneId>,
     /// The most time it may take from its submission on. Whoever keeps time ends it with
     /// [`Scheduler::expire`](super::Scheduler::expire).
@@ -77,7 +77,7 @@ pub struct LaneId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// Why an answer is over.
+/// Reason an answer is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
     /// The model, or what constrains it, ended the answer with this stop token.
@@ -95,7 +95,7 @@ pub enum FinishReason {
     Deadline,
 }
 
-/// What a request came to.
+/// Tokens and rows that a request came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Tokens of the prompt, media included.
@@ -109,17 +109,17 @@ pub struct Counts {
     /// Tokens from its start that some cached prompt has in common with it, in whole pages. What was cached is less where a window
     /// is lost.
     pub known_tokens: usize,
-    /// Why there were not more of them; `None` if all that can be reused was.
+    /// Reason there were not more of them; `None` if all that can be reused was.
     pub miss: Option<MissReason>,
     /// Tokens sampled or forced, the stop token included.
     pub generated_tokens: usize,
-    /// How often the request lost its pages to others and was computed again.
+    /// Times the request lost its pages to others and was computed again.
     pub preemptions: usize,
-    /// How its drafts went.
+    /// Outcome of its drafts.
     pub drafts: DraftCounts,
 }
 
-/// How the drafts of a request went, or of many.
+/// Outcome of the drafts of a request, or of many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftCounts {
     /// Passes of the model that gave a token or more.
@@ -178,7 +178,7 @@ impl DraftCounts {
     }
 }
 
-/// Why a request was not accepted.
+/// Reason a request was not accepted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Rejected {
     /// Without a token there is no row to sample from.

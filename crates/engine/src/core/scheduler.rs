@@ -46,34 +46,34 @@ use super::{
 };
 use crate::config::Limits;
 
-/// What happened to a request.
+/// Event in the life of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Update {
     /// It left the queue. Happens once, however often it is preempted afterwards.
     Started {
-        /// Whose update it is.
+        /// The request it is about.
         id: RequestId,
         /// Of its prompt: what was found, and why not more.
         counts: Counts,
     },
     /// The next token of its answer is the result of this row of the outputs just applied.
     Token {
-        /// Whose update it is.
+        /// The request it is about.
         id: RequestId,
         /// Into [`Outputs::rows`].
         row: usize,
     },
     /// The next token of its answer is one that its constraint forced.
     Forced {
-        /// Whose update it is.
+        /// The request it is about.
         id: RequestId,
         /// The token.
         token: TokenId,
     },
-    /// What the model says of a token of its prompt is the result of this row of the outputs just applied. Told once of each
+    /// Log probability of a token of the prompt: the result of this row of the outputs just applied. Told once of each
     /// token but the first, in order, if asked for.
     PromptToken {
-        /// Whose update it is.
+        /// The request it is about.
         id: RequestId,
         /// In the prompt; 1 at the least.
         position: usize,
@@ -82,16 +82,16 @@ pub enum Update {
     },
     /// It is over.
     Finished {
-        /// Whose update it is.
+        /// The request it is about.
         id: RequestId,
-        /// Why.
+        /// Reason of the end.
         reason: FinishReason,
-        /// What it came to.
+        /// Tokens and rows it came to.
         counts: Counts,
     },
     /// It was part of a batch that failed, and is over.
     Abandoned {
-        /// Whose update it is.
+        /// The request it is about.
         id: RequestId,
     },
 }
@@ -117,7 +117,7 @@ impl Work<'_> {
         &self.moves
     }
 
-    /// What is left of it when the executor has it, for [`Scheduler::reuse`].
+    /// Memory left of it when the executor has it, for [`Scheduler::reuse`].
     pub fn into_memory(self) -> StepMemory {
         StepMemory {
             feeds: emptied(self.feeds),
@@ -127,11 +127,11 @@ impl Work<'_> {
     }
 }
 
-/// How the sampled rows of a step are drawn, one draw per row.
+/// Draws of the sampled rows of a step, one per row.
 pub struct Draws<'a>(Vec<Draw<'a>>);
 
 impl Draws<'_> {
-    /// What is left of them when the executor has them, for [`Scheduler::reuse`].
+    /// Memory left of them when the executor has them, for [`Scheduler::reuse`].
     pub fn into_memory(self) -> StepMemory {
         StepMemory {
             draws: emptied(self.0),
@@ -163,7 +163,7 @@ fn emptied<T, U>(mut full: Vec<T>) -> Vec<U> {
     nothing.collect()
 }
 
-/// How busy the engine is.
+/// Load of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Requests being computed.
@@ -213,7 +213,7 @@ pub struct Scheduler {
     /// Drafts that the model is asked for.
     wanted: Vec<drafts::Wanted>,
     masks: MaskPool,
-    /// Where rows stop to see, of all runs that see ahead.
+    /// Last visible position of each row, of all runs that see ahead.
     visible_ends: Vec<u32>,
     /// Of these, the part of each run of the step.
     ends: Vec<Option<Range<usize>>>,
@@ -240,7 +240,7 @@ impl Scheduler {
             last_applied: 0,
             draft_policy: drafts::policy(&limits),
             wanted: Vec::new(),
-            masks: MaskPool::new(limits.shape().vocab),
+            masks: MaskPool::new(limits.model().vocab),
             visible_ends: Vec::new(),
             ends: Vec::new(),
             memory: StepMemory::default(),
@@ -333,7 +333,7 @@ impl Scheduler {
     /// any case are kept. Ignored for one that does not draft
     /// ([`Request::drafts`]), is not running or has rows under way, and forgotten after that step.
     pub fn propose(&mut self, id: RequestId, draft: &[TokenId]) {
-        let (most, vocab) = (self.limits.config().max_draft, self.limits.shape().vocab);
+        let (most, vocab) = (self.limits.config().max_draft, self.limits.model().vocab);
         let found = self.running.iter_mut().find(|s| s.id == id);
         // Who has not said so has no sliding pages reserved for it.
         if let Some(sequence) = found.filter(|s| s.drafts) {
@@ -341,7 +341,7 @@ impl Scheduler {
         }
     }
 
-    /// What has happened since the last call, in order.
+    /// Everything that has happened since the last call, in order.
     pub fn updates(&mut self) -> impl Iterator<Item = Update> {
         self.updates.drain(..)
     }
@@ -351,7 +351,7 @@ impl Scheduler {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// How busy it is.
+    /// Load of the scheduler.
     pub fn stats(&self) -> Stats {
         Stats {
             running: self.running.len(),
@@ -474,7 +474,7 @@ impl Scheduler {
         }
     }
 
-    /// How the step planned last is sampled, one draw per sampled row; to be asked once, when all steps before it are applied.
+    /// Draws of the step planned last, one per sampled row; to be asked once, when all steps before it are applied.
     pub fn draws(&mut self) -> Draws<'_> {
         assert!(self.steps.len() == 1, "draws follow the results before");
         let step = &mut self.steps[0];

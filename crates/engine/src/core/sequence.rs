@@ -24,7 +24,7 @@ use super::{
 };
 use crate::config::Limits;
 
-/// What a sequence has in a step under way.
+/// Rows of a sequence in a step under way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
     /// Number of the step.
@@ -74,13 +74,13 @@ pub(crate) struct Sequence {
     pub(crate) fed: usize,
     /// Its part in the steps under way, the oldest first.
     pub(crate) shares: VecDeque<Share>,
-    /// Why it ends before the next step, whatever that would bring.
+    /// Reason it ends before the next step, whatever that would bring.
     pub(crate) ending: Option<FinishReason>,
     /// It has no rows in the step that is being planned, whatever is ready.
     pub(crate) sits_out: bool,
     pub(crate) counts: Counts,
     pub(crate) drafts: bool,
-    /// What it knows of its drafts; `None` if only callers propose some, or nobody does.
+    /// State of its drafts; `None` if only callers propose some, or nobody does.
     pub(crate) drafting: Option<Box<Drafting>>,
     /// The step that its last token was drawn in, and the result that it was.
     pub(crate) last_result: Option<(u64, usize)>,
@@ -90,13 +90,13 @@ pub(crate) struct Sequence {
     /// Sliding pages that it holds at most between two steps, the places of its next rows included: one, those of a draft behind
     /// it, or those that see each other.
     pub(crate) reservation: usize,
-    /// Why a store had no more of its prompt, if that was looked for.
+    /// Reason a store had no more of its prompt, if that was looked for.
     pub(crate) store_miss: Option<MissReason>,
     /// Its prompt has been computed.
     pub(crate) has_begun: bool,
     /// Positions that its pages held when it was started last.
     pub(crate) claimed: usize,
-    /// How many of the likeliest tokens are reported for each place of the prompt.
+    /// Number of the likeliest tokens that are reported for each position of the prompt.
     prompt_logprobs: Option<usize>,
     /// Tokens of the prompt that have been reported, the first included, of which there is nothing to tell.
     pub(crate) reported: usize,
@@ -120,7 +120,7 @@ impl Sequence {
             tokens: request.prompt,
             drafted: 0,
             media: request.media,
-            has_sliding: limits.shape().window.is_some(),
+            has_sliding: limits.model().window.is_some(),
             salt: request.cache_salt,
             table: Table::empty(),
             fed: 0,
@@ -150,7 +150,7 @@ impl Sequence {
                 .logprobs
                 .map_or(RowOutput::Token, |top| RowOutput::Logprobs { top }),
         };
-        if let Some(window) = limits.shape().window {
+        if let Some(window) = limits.model().window {
             let drafted = if sequence.drafts {
                 limits.config().max_draft
             } else {
@@ -230,7 +230,7 @@ impl Sequence {
         (is_settled && self.known() == self.table.computed + 1).then_some(decision)
     }
 
-    /// What followed before where the end was the same.
+    /// The tokens that followed where the end was the same before.
     pub(crate) fn look_up(&self, length: usize) -> Vec<TokenId> {
         let drafting = self.drafting.as_ref();
         drafting.map_or(Vec::new(), |d| {
@@ -392,7 +392,7 @@ impl Sequence {
         self.drop_draft();
     }
 
-    /// What the rows of the share entered last are fed.
+    /// Feeds of the rows of the share entered last.
     pub(crate) fn feeds(&self) -> impl Iterator<Item = Feed<'_>> {
         let share = self.shares.back().expect("it entered a step");
         let before = self.shares.len().checked_sub(2).map(|i| &self.shares[i]);
@@ -417,7 +417,7 @@ impl Sequence {
         })
     }
 
-    /// Where each row of the share entered last stops to see, if some see ahead.
+    /// Last visible position of each row of the share entered last, if some see ahead.
     pub(crate) fn visible_ends(&self, ends: &mut Vec<u32>) -> Option<Range<usize>> {
         let share = self.shares.back().expect("it entered a step");
         let (start, content) = (self.fed - share.rows, self.content());
@@ -494,7 +494,7 @@ impl Sequence {
         true
     }
 
-    /// How the results of the share entered last are drawn, and which of the step's they are. Takes as many masks as
+    /// Draws of the share entered last, and which of the step's results they are. Takes as many masks as
     /// [`Sequence::masks`] has made. `plain` draws tokens of the prompt, which are given.
     pub(crate) fn draws<'a>(
         &'a self,
@@ -576,7 +576,7 @@ impl Sequence {
     }
 }
 
-/// What may follow, if a token that is forced must be drawn like any other.
+/// Allows the tokens that may follow: the forced one alone, where that must be drawn like any other.
 fn fill(mask: &mut TokenMask, constraint: &mut dyn Constraint) {
     mask.clear();
     match constraint.forced() {

@@ -11,14 +11,14 @@ use super::chain::{BlockContents, ChainKey};
 pub struct StoredBlock {
     /// Of everything up to its end.
     pub chain: ChainKey,
-    /// What it is made of, by which a page is compared before it is believed.
+    /// Contents of the block, by which a page is compared before it is believed.
     pub contents: BlockContents,
 }
 
 /// Pages of one group of blocks that follow each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Whose pages these are.
+    /// Group of layers that the pages belong to.
     pub group: KvGroup,
     /// Of everything before the first block.
     pub parent: ChainKey,
@@ -31,7 +31,7 @@ pub struct Segment {
 /// A page that is to be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedPage {
-    /// Whose page it is.
+    /// Group of layers that the page belongs to.
     pub group: KvGroup,
     /// The block that it holds.
     pub block: StoredBlock,
@@ -52,7 +52,7 @@ impl PageBytes {
     }
 }
 
-/// What became of a [`PageStore::read`].
+/// Result of a [`PageStore::read`].
 #[derive(Clone, Debug)]
 pub struct ReadPages {
     /// As it was named.
@@ -76,7 +76,7 @@ pub trait PageStore {
     /// Begins to read pages. Returns the name of what is read.
     fn read(&mut self, wanted: Vec<WantedPage>) -> u64;
 
-    /// What has been read, the oldest first. Waits for it up to so long.
+    /// Pages that have been read, the oldest first. Waits for them up to so long.
     fn finished(&mut self, patience: Duration) -> Option<ReadPages>;
 
     /// Whether segments are taken at all.
@@ -91,7 +91,7 @@ pub trait PageStore {
     /// Keeps a segment. It counts as kept at once.
     fn write(&mut self, segment: Segment);
 
-    /// How much it holds, and what it came to.
+    /// Size of its contents, and counts of its work.
     fn stats(&self) -> StoreStats;
 }
 

@@ -25,7 +25,7 @@ use super::{
     Constraint, ConstraintSource, FinishReason, Media, MediaAttention, Request, RequestId,
     Scheduler, StepCosts, Update,
 };
-use crate::config::{DraftConfig, EngineConfig, Limits, ModelShape, PrefixReuse, minimum_pages};
+use crate::config::{DraftConfig, EngineConfig, Limits, ModelFacts, PrefixReuse, minimum_pages};
 
 pub(crate) use self::executor::{FakeExecutor, Lookahead};
 
@@ -57,7 +57,7 @@ fn fed_identity(token: TokenId, row: Option<&[f32]>) -> u64 {
     mix(u64::from(token) + 1, row.unwrap_or(0))
 }
 
-/// What each position of some content adds to the digest.
+/// Digests that the positions of some content add, one each.
 fn identities(tokens: &[TokenId], media: &[Media], window: Option<usize>) -> Vec<u64> {
     let of = |place: usize| {
         let media = media.iter().find(|m| m.places.contains(&place));
@@ -103,7 +103,7 @@ fn drawn(read: u64, draw: &Draw<'_>) -> TokenId {
     any.unwrap_or(lowest)
 }
 
-/// What the request generates when it runs by itself.
+/// Tokens that the request generates when it runs by itself.
 pub(crate) fn alone(
     request: &Request,
     limit: usize,
@@ -229,13 +229,13 @@ pub(crate) fn image(places: std::ops::Range<usize>, seed: u64) -> Media {
 }
 
 /// Room for four sequences of 256 tokens, in batches of 64 rows.
-pub(crate) fn roomy(window: Option<usize>) -> (EngineConfig, ModelShape) {
-    let config = EngineConfig::comfortable(256, 4, 64, shape(window));
-    (config, shape(window))
+pub(crate) fn roomy(window: Option<usize>) -> (EngineConfig, ModelFacts) {
+    let config = EngineConfig::comfortable(256, 4, 64, facts(window));
+    (config, facts(window))
 }
 
-pub(crate) fn shape(window: Option<usize>) -> ModelShape {
-    ModelShape {
+pub(crate) fn facts(window: Option<usize>) -> ModelFacts {
+    ModelFacts {
         vocab: VOCAB,
         width: Some(WIDTH),
         window,
@@ -252,8 +252,8 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    pub(crate) fn new((config, shape): (EngineConfig, ModelShape)) -> Bench {
-        let limits = Limits::new(config, shape).unwrap();
+    pub(crate) fn new((config, facts): (EngineConfig, ModelFacts)) -> Bench {
+        let limits = Limits::new(config, facts).unwrap();
         Bench {
             scheduler: Scheduler::new(limits.clone()),
             executor: FakeExecutor::new(&limits),
@@ -320,12 +320,12 @@ impl Bench {
 
 /// [`roomy`] with other numbers of pages.
 pub(crate) fn with_pages(
-    (mut config, shape): (EngineConfig, ModelShape),
+    (mut config, facts): (EngineConfig, ModelFacts),
     full: usize,
     sliding: usize,
-) -> (EngineConfig, ModelShape) {
+) -> (EngineConfig, ModelFacts) {
     config.pages = PerGroup { full, sliding };
-    (config, shape)
+    (config, facts)
 }
 
 /// A splitmix generator: histories must be the same on every machine.
@@ -355,7 +355,7 @@ impl Random {
     }
 
     /// A configuration that is often tight, sometimes hardly workable.
-    pub(crate) fn config(&mut self) -> (EngineConfig, ModelShape) {
+    pub(crate) fn config(&mut self) -> (EngineConfig, ModelFacts) {
         let window = match self.within(0..=5) {
             0 => None,
             1 => Some(self.within(1..=8)),
@@ -370,9 +370,9 @@ impl Random {
             _ => self.within(0..=150),
         };
         let context = self.within(40..=320);
-        let shape = shape(window);
+        let facts = facts(window);
         let mut config =
-            EngineConfig::comfortable(context, max_sequences, max_sequences + more_rows, shape);
+            EngineConfig::comfortable(context, max_sequences, max_sequences + more_rows, facts);
         if self.one_in(2) {
             config.max_draft = self.within(1..=40);
             if self.one_in(2) {
@@ -385,9 +385,9 @@ impl Random {
                 });
             }
         }
-        let drafting = ModelShape {
+        let drafting = ModelFacts {
             window: window.map(|window| window + config.max_draft),
-            ..shape
+            ..facts
         };
         let minimum = minimum_pages(context, drafting);
         if !self.one_in(4) {
@@ -413,6 +413,6 @@ impl Random {
         if self.one_in(8) {
             config.prefix_reuse = PrefixReuse::Disabled;
         }
-        (config, shape)
+        (config, facts)
     }
 }

@@ -10,7 +10,7 @@ use std::{
 #[cfg(unix)]
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 
-/// Why a folder cannot be used.
+/// Reason a folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     /// It belongs to somebody else, who could read what is said here or change it.
@@ -34,7 +34,7 @@ pub(super) struct Listed {
     pub(super) used: SystemTime,
 }
 
-/// What is done to files. A trait, so that a test can lose and damage them at any moment.
+/// Operations on files. A trait, so that a test can lose and damage them at any moment.
 pub(super) trait Files: Send {
     fn list(&mut self) -> io::Result<Vec<Listed>>;
     /// So many bytes from there on.

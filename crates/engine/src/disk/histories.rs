@@ -44,7 +44,7 @@ struct History {
 impl History {
     fn new(seed: u64) -> History {
         let mut random = Random(seed);
-        let (mut config, shape) = random.config();
+        let (mut config, facts) = random.config();
         config.drafts = None;
         config.max_draft = 0;
         config.staging_pages = random.within(1..=4);
@@ -54,7 +54,7 @@ impl History {
         });
         History {
             documents: documents.collect(),
-            limits: Limits::new(config, shape).unwrap(),
+            limits: Limits::new(config, facts).unwrap(),
             files: FakeFiles::default(),
             turns: Vec::new(),
             random,
@@ -136,7 +136,7 @@ impl History {
         }
         pipeline.audit_contents(false);
         totals.refused += pipeline.stats().store.unwrap().refused;
-        let window = self.limits.shape().window;
+        let window = self.limits.model().window;
         for (id, (request, answer, counts)) in requests {
             let limit = self.limits.check(&request).unwrap();
             let (right, _) = alone(&request, limit, window);

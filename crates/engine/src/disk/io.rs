@@ -25,7 +25,7 @@ pub(super) fn is_unfinished(name: &str) -> bool {
     name.ends_with(UNFINISHED)
 }
 
-/// What is to be done, in order.
+/// Work for the thread, done in order.
 pub(super) enum Job {
     Write {
         file: u64,

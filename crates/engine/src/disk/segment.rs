@@ -68,7 +68,7 @@ impl Header {
     }
 }
 
-/// Why a file is not believed.
+/// Reason a file is not believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
     #[error("it is no file of pages, or is cut short")]
@@ -148,7 +148,7 @@ pub(super) fn header_length(preamble: &[u8]) -> Result<usize, Refused> {
     Ok(length)
 }
 
-/// What a file must be of to be believed.
+/// Facts a file must agree with to be believed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
     pub(super) namespace: Namespace,

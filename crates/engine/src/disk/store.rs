@@ -1,4 +1,4 @@
-//! Which pages are on disk, and which are to go when there are too many.
+//! Index of the pages on disk, and the choice of those to go when there are too many.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -38,13 +38,13 @@ struct FileInfo {
 pub(crate) struct DiskStore {
     jobs: Option<Sender<Job>>,
     done: Receiver<Done>,
-    /// What has been read and not asked for.
+    /// Pages that have been read and not asked for.
     read: VecDeque<ReadPages>,
     thread: Option<JoinHandle<()>>,
     files: BTreeMap<u64, FileInfo>,
     /// By block: the file that has its page, and where.
     pages: PerGroup<FxHashMap<ChainKey, (u64, usize)>>,
-    /// What is being read: its name, and pages.
+    /// Reads under way: name, and pages.
     outstanding: VecDeque<(u64, usize)>,
     writes: bool,
     waiting: usize,

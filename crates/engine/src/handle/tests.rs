@@ -168,7 +168,7 @@ fn an_idle_engine_wakes_up_for_the_next_request() {
     }
 }
 
-/// What follows the first event, which tells of the prompt.
+/// The event after the first, which tells of the prompt.
 fn after_start(stream: &mut TokenStream) -> Option<Result<Event, EngineError>> {
     let first = stream.next();
     assert!(
@@ -502,14 +502,14 @@ fn a_full_queue_turns_requests_away_until_one_finishes() {
 
 #[test]
 fn a_model_that_cannot_be_prepared_is_an_error_at_the_start() {
-    let (config, shape) = roomy(WINDOW);
-    let started = EngineHandle::start_with(config.clone(), shape, |_| {
+    let (config, facts) = roomy(WINDOW);
+    let started = EngineHandle::start_with(config.clone(), facts, |_| {
         Err(BackendError::OutOfMemory {
             needed_bytes: 2,
             free_bytes: 1,
         })
     });
     assert!(matches!(started, Err(StartError::Backend(_))));
-    let dead = EngineHandle::start_with(config, shape, |_| panic!("as this test wants"));
+    let dead = EngineHandle::start_with(config, facts, |_| panic!("as this test wants"));
     assert!(matches!(dead, Err(StartError::Died)));
 }

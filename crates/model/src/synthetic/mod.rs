@@ -4,14 +4,14 @@
 //! other. `carat synth` makes models of real size this way, for speed; `testkit` makes tiny ones, for tests. Which format
 //! each tensor gets is the caller's choice, and so is how the bytes reach a file.
 //!
-//! - [`shape`]: a model's dimensions, and the metadata that states them
+//! - [`dimensions`]: a model's dimensions, and the metadata that states them
 //! - [`tensors`]: names, shapes and the kind of values of all its tensors
 //! - [`vocabulary`]: tokens and merges that a tokenizer accepts
 
-pub mod shape;
+pub mod dimensions;
 pub mod tensors;
 pub mod vocabulary;
 
-pub use shape::{ByKind, Shape};
+pub use dimensions::{ByKind, Dimensions};
 pub use tensors::{Role, TensorPlan};
 pub use vocabulary::Vocabulary;

@@ -8,7 +8,7 @@ use carat_gguf::{
     quant::{SplitMix64, random_blocks},
 };
 
-use super::shape::{FullValues, Shape};
+use super::dimensions::{Dimensions, FullValues};
 
 /// A tensor to write.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,7 +86,7 @@ impl TensorPlan {
     }
 }
 
-impl Shape {
+impl Dimensions {
     /// Every tensor, in file order.
     pub fn tensors(&self) -> Vec<TensorPlan> {
         let mut list = List {

@@ -1,4 +1,4 @@
-//! Which model comes and which one goes: a pure function of what is there and of the time.
+//! Choice of the model that comes and the one that goes: a pure function of what is there and of the time.
 //!
 //! Requests for models that are not in memory are served in the order they came. Where there is no room, the least recently used
 //! model goes: at once if nobody uses it; else it takes no new requests, and goes when those under way have ended.
@@ -23,7 +23,7 @@ pub(super) struct Place {
     pub(super) stays_until: Instant,
 }
 
-/// What is to be done next.
+/// Next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
     Load(usize),

@@ -8,7 +8,7 @@ use carat_text::{Tokenizer, ToolCall};
 use http::{HeaderValue, Response};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use super::wire::{self, OneOrMany, Thought, WireMessage};
 use crate::{
@@ -410,7 +410,7 @@ pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> 
     Ok(response)
 }
 
-/// What was passed over.
+/// Adds the headers that tell what was passed over.
 pub(super) fn note(response: &mut Response<Body>, notes: &Notes) {
     if notes.ignored.is_empty() {
         return;
@@ -421,7 +421,7 @@ pub(super) fn note(response: &mut Response<Body>, notes: &Notes) {
     }
 }
 
-/// What all chunks of an answer have in common.
+/// The common part of all chunks of an answer.
 struct Head {
     id: String,
     created: u64,
@@ -447,6 +447,8 @@ struct Chunks {
 #[derive(Clone, Default)]
 struct ChunkState {
     calls: usize,
+    /// The last of the calls is being written.
+    in_call: bool,
     tokens: usize,
     invalid: Vec<Value>,
     finished: Option<Finished>,
@@ -477,10 +479,30 @@ impl Chunks {
         let choice = json!({ "index": choice, "delta": delta, "finish_reason": null });
         stream::data(out, &self.chunk(&json!([choice])));
     }
+
+    fn call_started(&mut self, choice: usize, id: &str, name: &str, out: &mut Vec<u8>) {
+        let state = &mut self.choices[choice];
+        state.in_call = true;
+        state.calls += 1;
+        let head = json!({ "tool_calls": [{
+            "index": state.calls - 1, "id": id, "type": "function",
+            "function": { "name": name, "arguments": "" },
+        }]});
+        self.delta(choice, &head, out);
+    }
+
+    fn call_arguments(&self, choice: usize, json: &str, out: &mut Vec<u8>) {
+        let piece = json!({ "tool_calls": [{
+            "index": self.choices[choice].calls - 1,
+            "function": { "arguments": json },
+        }]});
+        self.delta(choice, &piece, out);
+    }
 }
 
 impl Encoder for Chunks {
     const CONTENT_TYPE: &'static str = stream::SSE;
+    const STREAMS_CALLS: bool = true;
 
     /// The roles of all choices come first and once: clients add choices in the order they see them, and join what is said twice.
     fn begin(&mut self, out: &mut Vec<u8>) {
@@ -504,25 +526,25 @@ impl Encoder for Chunks {
             Output::Thinking(text) => {
                 self.delta(choice, &json!({ "reasoning_content": text }), out);
             }
+            Output::CallStarted { id, name } => self.call_started(choice, &id, &name, out),
+            Output::CallArguments(json) => self.call_arguments(choice, &json, out),
             Output::Call(call) => {
-                let index = self.choices[choice].calls;
-                self.choices[choice].calls += 1;
-                let head = json!({ "tool_calls": [{
-                    "index": index, "id": call.id, "type": "function",
-                    "function": { "name": call.name, "arguments": "" },
-                }]});
-                self.delta(choice, &head, out);
-                let rest = json!({ "tool_calls": [{
-                    "index": index,
-                    "function": { "arguments": arguments(&call) },
-                }]});
-                self.delta(choice, &rest, out);
+                if !mem::take(&mut self.choices[choice].in_call) {
+                    let id = call.id.as_deref().unwrap_or_default();
+                    self.call_started(choice, id, &call.name, out);
+                    self.call_arguments(choice, &arguments(&call), out);
+                    self.choices[choice].in_call = false;
+                }
             }
             Output::InvalidCall(call) => {
-                self.choices[choice].invalid.push(json!({
+                let state = &mut self.choices[choice];
+                state.invalid.push(json!({
                     "text": call.raw, "error": call.error.to_string(),
                 }));
-                self.delta(choice, &json!({ "content": call.raw }), out);
+                // Of a call that breaks off, the client has what there is.
+                if !mem::take(&mut state.in_call) {
+                    self.delta(choice, &json!({ "content": call.raw }), out);
+                }
             }
             Output::Finished(finished) => {
                 let last = json!({
@@ -625,7 +647,7 @@ pub(super) fn finish_reason(finished: &Finished) -> &'static str {
     }
 }
 
-/// What was computed for all choices; they share the prompt.
+/// Tokens computed for all choices; they share the prompt.
 pub(super) fn usage<'a>(finished: impl Iterator<Item = &'a Finished>) -> Value {
     let (mut prompt, mut cached, mut generated, mut thinking) = (0, 0, 0, 0);
     let mut drafts = DraftCounts::default();
@@ -681,7 +703,7 @@ pub(super) fn timings(usage: &Usage) -> Value {
     timings
 }
 
-/// What only this server says: if asked, and where something would be lost otherwise.
+/// Fields that only this server has: if asked, and where something would be lost otherwise.
 fn carat(extras: &Extras, finished: &Finished, invalid: &[Value]) -> Option<Value> {
     let mut more = Map::new();
     if !invalid.is_empty() {

@@ -296,7 +296,11 @@ impl Encoder for Chunks {
             }
             Output::Failed(error) => self.fail(&error, out),
             // Plain text has neither thoughts nor calls.
-            Output::Thinking(_) | Output::Call(_) | Output::InvalidCall(_) => {}
+            Output::Thinking(_)
+            | Output::CallStarted { .. }
+            | Output::CallArguments(_)
+            | Output::Call(_)
+            | Output::InvalidCall(_) => {}
         }
     }
 

@@ -1,4 +1,4 @@
-//! Whether the server lives, whether it takes requests, what it has counted.
+//! Health: the server lives, it takes requests; and its counters.
 
 use http::{Response, StatusCode};
 use serde_json::{Value, json};

@@ -97,6 +97,8 @@ struct Events {
 enum Open {
     Text(String),
     Thinking(String),
+    /// As it was begun, without input.
+    Call(Value),
 }
 
 impl Events {
@@ -162,6 +164,8 @@ impl Events {
                 });
                 self.stop(block, out);
             }
+            // It broke off; the client has what there is of its input.
+            Some(Open::Call(block)) => self.stop(block, out),
         }
     }
 
@@ -191,23 +195,35 @@ impl Events {
         self.delta(&delta, out);
     }
 
-    fn call(&mut self, call: &ToolCall, out: &mut Vec<u8>) {
+    fn call_started(&mut self, id: &str, name: &str, out: &mut Vec<u8>) {
         self.close(out);
-        let mut block = json!({
-            "type": "tool_use", "id": call.id, "name": call.name, "input": {},
-        });
+        let block = json!({ "type": "tool_use", "id": id, "name": name, "input": {} });
         self.start(&block, out);
-        for json in ["", &chat::arguments(call)] {
-            let delta = json!({ "type": "input_json_delta", "partial_json": json });
-            self.delta(&delta, out);
+        self.open = Some(Open::Call(block));
+        self.call_input("", out);
+    }
+
+    fn call_input(&self, json: &str, out: &mut Vec<u8>) {
+        let delta = json!({ "type": "input_json_delta", "partial_json": json });
+        self.delta(&delta, out);
+    }
+
+    fn call(&mut self, call: &ToolCall, out: &mut Vec<u8>) {
+        if !matches!(self.open, Some(Open::Call(_))) {
+            let id = call.id.as_deref().unwrap_or_default();
+            self.call_started(id, &call.name, out);
+            self.call_input(&chat::arguments(call), out);
         }
-        block["input"] = call.parsed_arguments();
-        self.stop(block, out);
+        if let Some(Open::Call(block)) = &mut self.open {
+            block["input"] = call.parsed_arguments();
+        }
+        self.close(out);
     }
 }
 
 impl Encoder for Events {
     const CONTENT_TYPE: &'static str = stream::SSE;
+    const STREAMS_CALLS: bool = true;
 
     fn begin(&mut self, out: &mut Vec<u8>) {
         let start = json!({ "type": "message_start", "message": self.message() });
@@ -219,7 +235,10 @@ impl Encoder for Events {
         match output {
             Output::Content { text, .. } => self.text(&text, out),
             Output::Thinking(text) => self.thinking(&text, out),
+            Output::CallStarted { id, name } => self.call_started(&id, &name, out),
+            Output::CallArguments(json) => self.call_input(&json, out),
             Output::Call(call) => self.call(&call, out),
+            Output::InvalidCall(_) if matches!(self.open, Some(Open::Call(_))) => self.close(out),
             // As the model wrote it, so that nothing is lost.
             Output::InvalidCall(call) => self.text(&call.raw, out),
             Output::Finished(finished) => {

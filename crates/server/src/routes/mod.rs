@@ -1,4 +1,4 @@
-//! What can be asked for, and who answers it.
+//! Table of routes, and their handlers.
 
 mod chat;
 mod completions;
@@ -32,7 +32,7 @@ pub(crate) struct Route {
     pub(crate) handler: Handler,
 }
 
-/// Whose work it is.
+/// Handler of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Handler {
     ChatCompletions,

@@ -1,4 +1,4 @@
-//! What is served: models, settings, what runs.
+//! Lists of what is served: models, settings, what runs.
 
 use http::Response;
 use serde_json::{Value, json};

@@ -31,9 +31,9 @@ pub(super) async fn chat(call: Call) -> Result<Response<Body>, ApiError> {
     let request: ChatRequest = call.json()?;
     let streams = request.stream.unwrap_or(true);
     let named = request.model.as_deref();
-    let sign = streams.then(|| Shape::Chat.sign(named.unwrap_or("")));
+    let sign = streams.then(|| Endpoint::Chat.sign(named.unwrap_or("")));
     let served = call.model(named, sign).await?;
-    let lines = Lines::new(Shape::Chat, &served, call.arrived);
+    let lines = Lines::new(Endpoint::Chat, &served, call.arrived);
     request.note(&call.request_id);
     if request.messages.is_empty() {
         return Ok(lines.loaded());
@@ -45,9 +45,9 @@ pub(super) async fn generate(call: Call) -> Result<Response<Body>, ApiError> {
     let request: GenerateRequest = call.json()?;
     let streams = request.stream.unwrap_or(true);
     let named = request.model.as_deref();
-    let sign = streams.then(|| Shape::Generate.sign(named.unwrap_or("")));
+    let sign = streams.then(|| Endpoint::Generate.sign(named.unwrap_or("")));
     let served = call.model(named, sign).await?;
-    let lines = Lines::new(Shape::Generate, &served, call.arrived);
+    let lines = Lines::new(Endpoint::Generate, &served, call.arrived);
     request.note(&call.request_id);
     if request.is_empty() {
         return Ok(lines.loaded());
@@ -76,17 +76,17 @@ async fn answer(
 
 /// The routes' two ways to name the same.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Shape {
+enum Endpoint {
     Chat,
     Generate,
 }
 
-impl Shape {
-    /// What a stream says while its model is loaded.
+impl Endpoint {
+    /// Sign of life of a stream while its model is loaded.
     fn sign(self, model: &str) -> Sign {
         let model: String = model.chars().take(128).collect();
         let lines = Lines {
-            shape: self,
+            endpoint: self,
             model: models::tagged(&model),
             arrived: Instant::now(),
         };
@@ -98,15 +98,15 @@ impl Shape {
 
 /// Streams by lines.
 struct Lines {
-    shape: Shape,
+    endpoint: Endpoint,
     model: String,
     arrived: Instant,
 }
 
 impl Lines {
-    fn new(shape: Shape, served: &Served, arrived: Instant) -> Lines {
+    fn new(endpoint: Endpoint, served: &Served, arrived: Instant) -> Lines {
         Lines {
-            shape,
+            endpoint,
             model: models::tagged(&served.model.info.name),
             arrived,
         }
@@ -115,12 +115,12 @@ impl Lines {
     fn line(&self, content: &str, thinking: &str, calls: &[ToolCall]) -> Value {
         let mut line = json!({ "model": self.model, "created_at": rfc3339(ids::unix_time()) });
         let mut said = Map::new();
-        match self.shape {
-            Shape::Chat => {
+        match self.endpoint {
+            Endpoint::Chat => {
                 said.insert("role".to_owned(), "assistant".into());
                 said.insert("content".to_owned(), content.into());
             }
-            Shape::Generate => {
+            Endpoint::Generate => {
                 said.insert("response".to_owned(), content.into());
             }
         }
@@ -136,8 +136,8 @@ impl Lines {
             });
             said.insert("tool_calls".to_owned(), calls.collect());
         }
-        match (self.shape, &mut line) {
-            (Shape::Generate, Value::Object(line)) => line.extend(said),
+        match (self.endpoint, &mut line) {
+            (Endpoint::Generate, Value::Object(line)) => line.extend(said),
             _ => line["message"] = said.into(),
         }
         line["done"] = false.into();
@@ -186,6 +186,8 @@ impl Encoder for Lines {
         match output {
             Output::Content { text, .. } => self.write(&text, "", &[], out),
             Output::Thinking(text) => self.write("", &text, &[], out),
+            // The dialect has whole calls only.
+            Output::CallStarted { .. } | Output::CallArguments(_) => {}
             Output::Call(call) => self.write("", "", &[call], out),
             // As the model wrote it, so that nothing is lost.
             Output::InvalidCall(call) => self.write(&call.raw, "", &[], out),

@@ -97,6 +97,8 @@ struct Events {
     /// Items that are done.
     items: Vec<Value>,
     open: Option<Open>,
+    /// The call that is being written, and its arguments so far.
+    call: Option<(Value, String)>,
     finished: Option<Finished>,
     error: Option<Value>,
     /// Thoughts come as summaries.
@@ -128,6 +130,7 @@ impl Events {
             sequence: 0,
             items: Vec::new(),
             open: None,
+            call: None,
             finished: None,
             error: None,
             summary: request.wants_summary(),
@@ -271,30 +274,54 @@ impl Events {
         self.items.push(item);
     }
 
-    fn call(&mut self, call: &ToolCall, out: &mut Vec<u8>) {
+    fn call_started(&mut self, call_id: &str, name: &str, out: &mut Vec<u8>) {
         self.close("completed", out);
-        let id = ids::id("fc_");
-        let arguments = chat::arguments(call);
-        let mut item = json!({
-            "id": id, "type": "function_call", "status": "in_progress",
-            "call_id": call.id, "name": call.name, "arguments": "",
+        let item = json!({
+            "id": ids::id("fc_"), "type": "function_call", "status": "in_progress",
+            "call_id": call_id, "name": name, "arguments": "",
         });
         self.send_item("response.output_item.added", &item, out);
-        let index = self.items.len();
-        let delta = json!({ "item_id": id, "output_index": index, "delta": arguments });
+        self.call = Some((item, String::new()));
+    }
+
+    fn call_arguments(&mut self, json: &str, out: &mut Vec<u8>) {
+        let Some((item, arguments)) = &mut self.call else {
+            return;
+        };
+        arguments.push_str(json);
+        let delta = json!({
+            "item_id": item["id"], "output_index": self.items.len(), "delta": json,
+        });
         self.send("response.function_call_arguments.delta", delta, out);
+    }
+
+    /// Ends the call that is being written, if there is one.
+    fn close_call(&mut self, status: &str, out: &mut Vec<u8>) {
+        let Some((mut item, arguments)) = self.call.take() else {
+            return;
+        };
         let done = json!({
-            "item_id": id, "output_index": index, "name": call.name, "arguments": arguments,
+            "item_id": item["id"], "output_index": self.items.len(), "name": item["name"],
+            "arguments": arguments,
         });
         self.send("response.function_call_arguments.done", done, out);
-        item["status"] = "completed".into();
+        item["status"] = status.into();
         item["arguments"] = arguments.into();
         self.send_item("response.output_item.done", &item, out);
         self.items.push(item);
     }
+
+    fn call(&mut self, call: &ToolCall, out: &mut Vec<u8>) {
+        if self.call.is_none() {
+            let id = call.id.as_deref().unwrap_or_default();
+            self.call_started(id, &call.name, out);
+            self.call_arguments(&chat::arguments(call), out);
+        }
+        self.close_call("completed", out);
+    }
 }
 
-/// What the events of an item with text are called.
+/// Names of the events of an item with text.
 struct Names {
     prefix: &'static str,
     part: &'static str,
@@ -344,6 +371,7 @@ impl Names {
 
 impl Encoder for Events {
     const CONTENT_TYPE: &'static str = stream::SSE;
+    const STREAMS_CALLS: bool = true;
 
     fn begin(&mut self, out: &mut Vec<u8>) {
         self.send_response("response.created", out);
@@ -356,7 +384,11 @@ impl Encoder for Events {
                 self.piece(OpenKind::Message, &text, &tokens, out);
             }
             Output::Thinking(text) => self.piece(OpenKind::Reasoning, &text, &[], out),
+            Output::CallStarted { id, name } => self.call_started(&id, &name, out),
+            Output::CallArguments(json) => self.call_arguments(&json, out),
             Output::Call(call) => self.call(&call, out),
+            // The client has what there is of it.
+            Output::InvalidCall(_) if self.call.is_some() => self.close_call("incomplete", out),
             // As the model wrote it, so that nothing is lost.
             Output::InvalidCall(call) => self.piece(OpenKind::Message, &call.raw, &[], out),
             Output::Finished(finished) => {
@@ -377,6 +409,7 @@ impl Encoder for Events {
 
     fn fail(&mut self, error: &ApiError, out: &mut Vec<u8>) {
         self.close("incomplete", out);
+        self.close_call("incomplete", out);
         self.error = Some(json!({ "code": "server_error", "message": error.message }));
         self.send_response("response.failed", out);
     }

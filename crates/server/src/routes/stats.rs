@@ -1,4 +1,4 @@
-//! What the dashboard shows: figures once per second, the requests under way, and a way to end one of them.
+//! Figures of the dashboard: once per second, with the requests under way, and a way to end one of them.
 //!
 //! With several keys everybody sees the figures of all and the requests of his own key only.
 

@@ -1,4 +1,4 @@
-//! What several dialects write alike: messages, tools, stop strings, thinking.
+//! Wire types that several dialects share: messages, tools, stop strings, thinking.
 
 use carat_grammar::{Format, ToolChoice};
 use carat_text::{Message, Role, Tool, ToolCall};
@@ -344,7 +344,7 @@ pub(super) fn grammar_format(grammar: &str) -> Format {
     }
 }
 
-/// How much thought was asked for.
+/// Amount of thought asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Thought {
     pub(super) on: bool,

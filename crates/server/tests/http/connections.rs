@@ -1,4 +1,4 @@
-//! What connections are held to, over real sockets.
+//! Limits on connections, over real sockets.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 

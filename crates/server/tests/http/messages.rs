@@ -141,6 +141,12 @@ async fn a_tool_is_called_and_its_result_is_used() {
     let streamed = ask(question, json!({"tools": [weather()], "stream": true}));
     let streamed = post(&app, MESSAGES, streamed).await;
     assert_eq!(deltas(&streamed, "partial_json"), "{\"city\":\"Paris\"}");
+    let pieces = streamed.text.matches("input_json_delta").count();
+    assert!(
+        pieces > 3,
+        "as it is written, not all at once: {}",
+        streamed.text
+    );
     let mut second = ask(question, json!({"tools": [weather()]}));
     second["messages"] = json!([
         {"role": "user", "content": question},

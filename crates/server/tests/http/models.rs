@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Answer, get, info, plain, post, request, tracked};
 
-/// What a model is said to take; two of them are more than [`ONE`].
+/// Memory that a model is said to take; two of them are more than [`ONE`].
 const BYTES: u64 = 60 << 20;
 const ONE: u64 = 100 << 20;
 const TWO: u64 = 120 << 20;

@@ -205,6 +205,67 @@ async fn a_streamed_call_has_its_head_once() {
         arguments += delta["function"]["arguments"].as_str().unwrap();
     }
     assert_eq!(arguments, "{\"city\":\"Paris\"}");
+    assert!(
+        rest.len() > 2,
+        "as they are written, not all at once: {rest:?}"
+    );
+}
+
+/// Without a grammar nobody knows before its end whether a call is sound.
+#[tokio::test]
+async fn a_call_that_nothing_holds_comes_whole() {
+    let app = app(Config {
+        tool_grammar: false,
+        ..Config::default()
+    });
+    let more = json!({"tools": [weather()], "stream": true});
+    let answer = post(&app, CHAT, chat("What is the weather in Paris?", more)).await;
+    let pieces: Vec<Value> = answer
+        .chunks(true)
+        .iter()
+        .filter_map(|c| c["choices"][0]["delta"].get("tool_calls").cloned())
+        .map(|calls| calls[0]["function"]["arguments"].clone())
+        .collect();
+    assert_eq!(pieces, ["", "{\"city\":\"Paris\"}"]);
+}
+
+#[tokio::test]
+async fn a_streamed_call_that_is_cut_off_is_told_once() {
+    let app = demo();
+    let cut = |streams: bool| {
+        let more = json!({"tools": [weather()], "tool_choice": "required", "max_tokens": 14, "stream": streams});
+        post(&app, CHAT, chat("What is the weather in Paris?", more))
+    };
+    let answer = cut(true).await;
+    let chunks = answer.chunks(true);
+    let deltas: Vec<&Value> = chunks.iter().map(|c| &c["choices"][0]["delta"]).collect();
+    let arguments = deltas.iter().filter_map(|delta| delta.get("tool_calls"));
+    let arguments = arguments.filter_map(|calls| calls[0]["function"]["arguments"].as_str());
+    let arguments: String = arguments.collect();
+    assert_eq!(arguments, "{\"city\":\"Paris", "{}", answer.text);
+    let contents = deltas.iter().filter_map(|delta| delta["content"].as_str());
+    assert_eq!(
+        contents.collect::<String>(),
+        "",
+        "what is in the call is not text too"
+    );
+    let last = chunks
+        .iter()
+        .find(|c| c["choices"][0]["finish_reason"] == "length");
+    let last = last.expect("it was cut off");
+    assert_eq!(
+        last["carat"]["invalid_calls"].as_array().map(Vec::len),
+        Some(1),
+        "{last}"
+    );
+    // Whole answers have it as text, since there is no call to make.
+    let body = cut(false).await.json();
+    let message = &body["choices"][0]["message"];
+    assert!(message.get("tool_calls").is_none(), "{body}");
+    assert!(
+        message["content"].as_str().unwrap().contains("get_weather"),
+        "{body}"
+    );
 }
 
 #[tokio::test]

@@ -157,7 +157,11 @@ async fn a_tool_is_called_and_its_result_is_used() {
     assert_eq!(body["status"], "completed");
     let mut streams = ask(question, tools.clone());
     streams["stream"] = true.into();
-    let streamed = last(&post(&app, RESPONSES, streams).await);
+    let streamed = post(&app, RESPONSES, streams).await;
+    let pieces = streamed.events().into_iter();
+    let pieces = pieces.filter(|event| event.0 == "response.function_call_arguments.delta");
+    assert!(pieces.count() > 2, "as they are written: {}", streamed.text);
+    let streamed = last(&streamed);
     assert_eq!(
         without_ids(streamed["output"].clone()),
         without_ids(body["output"].clone())

@@ -1,4 +1,4 @@
-//! What must hold whoever asks: limits, keys, truth about what goes wrong.
+//! Conditions that hold whoever asks: limits, keys, truth about what goes wrong.
 
 use std::{sync::Arc, time::Duration};
 

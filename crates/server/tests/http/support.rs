@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use carat_cpu::{CpuBackend, CpuConfig};
-use carat_engine::{EngineConfig, EngineHandle, ModelShape, chat::Chat};
+use carat_engine::{EngineConfig, EngineHandle, ModelFacts, chat::Chat};
 use carat_gguf::Gguf;
 use carat_model::{backend::Batching, gemma4, sampling::Sampling, weights::Weights};
 use carat_server::{App, Config, Model, ModelInfo, handle};
@@ -32,7 +32,7 @@ pub(crate) fn tracked(
     let file = Arc::new(Gguf::open(Path::new(DEMO)).unwrap());
     let model = carat_model::Model::load(Arc::clone(&file)).unwrap();
     let plan = gemma4::plan(&model);
-    let mut config = EngineConfig::comfortable(CONTEXT, 4, 256, ModelShape::from(&plan));
+    let mut config = EngineConfig::comfortable(CONTEXT, 4, 256, ModelFacts::from(&plan));
     change(&mut config);
     let backend = CpuBackend::new(&CpuConfig {
         threads: Some(1),

@@ -1,4 +1,4 @@
-//! What holds from one batch to the next: a batch that was interrupted leaves nothing behind, and page tables are known again.
+//! Promises from one batch to the next: a batch that was interrupted leaves nothing behind, and page tables are known again.
 
 use carat_model::{
     backend::{Backend, BackendError, Batch, Draw, Interrupt, Run, TableRef, token_feeds},

@@ -142,7 +142,7 @@ impl TryFrom<Value> for Tool {
     }
 }
 
-/// What templates go through without asking what it is.
+/// Checks the parts that templates go through without asking what they are.
 fn check_schema(schema: &Value) -> Result<(), String> {
     let Value::Object(schema) = schema else {
         return Ok(());

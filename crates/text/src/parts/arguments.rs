@@ -9,7 +9,7 @@ use serde_json::{Map, Number, Value};
 use crate::ToolCall;
 
 /// Deeper than any schema, and far from what recursion can bear.
-const DEEPEST: usize = 64;
+pub(super) const DEEPEST: usize = 64;
 
 /// Reason a call could not be understood, in words for the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -166,7 +166,7 @@ impl<'a> Reader<'a> {
             Next::Character('"') => self.json_string().map(Value::String),
             Next::Character('{') => self.object(depth),
             Next::Character('[') => self.list(depth),
-            Next::Character(c) if c.is_ascii_alphanumeric() || c == '-' => self.literal(),
+            Next::Character(c) if begins_literal(c) => self.literal(),
             _ => Err(self.unexpected("a value")),
         }
     }
@@ -242,23 +242,39 @@ impl<'a> Reader<'a> {
         };
         let (string, rest) = self.rest.split_at(end + 1);
         self.rest = rest;
-        // Real line breaks are not JSON, yet clear enough.
-        Ok(serde_json::from_str(string).unwrap_or_else(|_| string[1..end].to_owned()))
+        Ok(plain_string(string))
     }
 
     fn literal(&mut self) -> Result<Value, CallError> {
-        let text = self.word(|c| !c.is_ascii_alphanumeric() && !matches!(c, '-' | '+' | '.'));
-        match text {
-            // Templates are Python, and write what they have of these in its spelling.
-            "true" | "True" => Ok(Value::Bool(true)),
-            "false" | "False" => Ok(Value::Bool(false)),
-            "null" | "None" => Ok(Value::Null),
-            _ => serde_json::from_str::<Number>(text)
-                .map(Value::Number)
-                .map_err(|_| CallError::Word {
-                    tool: self.tool.to_owned(),
-                    text: text.to_owned(),
-                }),
-        }
+        let text = self.word(|c| !is_of_literal(c));
+        literal(text).ok_or_else(|| CallError::Word {
+            tool: self.tool.to_owned(),
+            text: text.to_owned(),
+        })
     }
+}
+
+pub(super) fn begins_literal(character: char) -> bool {
+    character.is_ascii_alphanumeric() || character == '-'
+}
+
+pub(super) fn is_of_literal(character: char) -> bool {
+    character.is_ascii_alphanumeric() || matches!(character, '-' | '+' | '.')
+}
+
+/// A number, or one of the words that are values.
+pub(super) fn literal(text: &str) -> Option<Value> {
+    match text {
+        // Templates are Python, and write what they have of these in its spelling.
+        "true" | "True" => Some(Value::Bool(true)),
+        "false" | "False" => Some(Value::Bool(false)),
+        "null" | "None" => Some(Value::Null),
+        _ => serde_json::from_str::<Number>(text).ok().map(Value::Number),
+    }
+}
+
+/// A string in plain quotes, which are its first and last character.
+pub(super) fn plain_string(quoted: &str) -> String {
+    // Real line breaks are not JSON, yet clear enough.
+    serde_json::from_str(quoted).unwrap_or_else(|_| quoted[1..quoted.len() - 1].to_owned())
 }

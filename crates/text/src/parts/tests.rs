@@ -21,6 +21,7 @@ fn parser() -> PartsParser {
 }
 
 fn read(mut parser: PartsParser, ids: &[TokenId]) -> Reply {
+    let streaming = parser.clone();
     let mut parts = Vec::new();
     for id in ids {
         parser.push(*id, &mut parts);
@@ -29,7 +30,43 @@ fn read(mut parser: PartsParser, ids: &[TokenId]) -> Reply {
     let mut reply = Reply::default();
     reply.extend(parts);
     assert_eq!(parser.has_called(), !reply.tool_calls.is_empty());
+    check_pieces(streaming, ids, &reply);
     reply
+}
+
+/// Pieces of calls add up to the calls, and change nothing else of an answer.
+fn check_pieces(mut parser: PartsParser, ids: &[TokenId], whole: &Reply) {
+    let begun_by_the_prompt = matches!(parser.state, State::Call(_));
+    parser.stream_calls();
+    let mut parts = Vec::new();
+    for id in ids {
+        parser.push(*id, &mut parts);
+    }
+    parser.finish(&mut parts);
+    let mut reply = Reply::default();
+    let mut open: Option<(String, String)> = None;
+    for part in parts {
+        match &part {
+            Part::CallStarted(name) => {
+                assert_eq!(open.replace((name.clone(), String::new())), None);
+            }
+            Part::CallArguments(json) => {
+                open.as_mut().expect("a call has begun").1.push_str(json);
+            }
+            Part::ToolCall(call) => match open.take() {
+                Some((name, json)) => {
+                    assert_eq!(name, call.name);
+                    let read: Value = serde_json::from_str(&json).expect(&json);
+                    assert_eq!(read, call.arguments, "{json}");
+                }
+                None => assert!(begun_by_the_prompt, "{call:?} had no pieces"),
+            },
+            Part::InvalidCall(_) => open = None,
+            Part::Content(_) | Part::Thinking(_) => assert_eq!(open, None),
+        }
+        reply.add(part);
+    }
+    assert_eq!(reply, *whole);
 }
 
 fn reply(text: &str) -> Reply {
@@ -186,6 +223,45 @@ fn calls_come_with_their_arguments_as_json() {
         arguments("{a:\"plain \\\"json\\\"\",b:\"two\nlines\"}"),
         json!({"a": "plain \"json\"", "b": "two\nlines"})
     );
+}
+
+#[test]
+fn pieces_of_a_call_come_as_soon_as_they_are_certain() {
+    let mut parser = parser();
+    parser.stream_calls();
+    let text = "<|tool_call>call:f{text:<|\"|>one \"two\"<|\"|>,n: 12 ,deep:[{},True]}<tool_call|>";
+    let mut seen = Vec::new();
+    for id in GEMMA.encode(text, Specials::Parse) {
+        let mut parts = Vec::new();
+        parser.push(id, &mut parts);
+        seen.extend(parts.into_iter().map(|part| match part {
+            Part::CallStarted(name) => format!("start {name}"),
+            Part::CallArguments(json) => json,
+            Part::ToolCall(call) => format!("end {}", call.arguments),
+            other => panic!("{other:?}"),
+        }));
+    }
+    expect![[r#"
+        [
+            "start f",
+            "{",
+            "\"text\":",
+            "\"",
+            "one",
+            " \\\"",
+            "two",
+            "\\\"",
+            "\"",
+            ",",
+            "\"n\":",
+            "12,",
+            "\"deep\":[",
+            "{},",
+            "true]}",
+            "end {\"text\":\"one \\\"two\\\"\",\"n\":12,\"deep\":[{},true]}",
+        ]
+    "#]]
+    .assert_debug_eq(&seen);
 }
 
 #[test]

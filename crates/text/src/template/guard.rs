@@ -49,7 +49,7 @@ impl Guard {
         }
     }
 
-    /// What stands for `<`, then what stands for `>`.
+    /// The character that stands for `<`, then the one that stands for `>`.
     pub(crate) fn characters(self) -> String {
         [self.open, self.close].into_iter().collect()
     }

@@ -22,7 +22,7 @@ const NEAR: usize = 16;
 /// Filters that the engine remembers by number.
 const NUMBERED_FILTERS: usize = 50;
 
-/// What an instruction can cost beyond its step.
+/// Cost of an instruction beyond its step.
 enum Cost {
     Nothing,
     /// Text of the template, which the engine writes past the formatter.

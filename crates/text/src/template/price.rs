@@ -15,7 +15,7 @@ const CALL: u64 = 64;
 /// Searching a text for another takes longer than copying it.
 const SEARCH: u64 = 8;
 
-/// What a call makes.
+/// Product of a call that is paid for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Price {
     /// A number, an item, or the argument itself.

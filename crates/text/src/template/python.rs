@@ -1,6 +1,6 @@
 //! Python for chat templates: methods of strings and dicts, and the functions Hugging Face adds.
 //!
-//! Where the engine's own differ from Python's in what they take for white space or in how they order keys, there is one here.
+//! Replaces the engine's own where they differ from Python's in what they take for white space or in how they order keys.
 
 use std::borrow::Cow;
 
@@ -59,7 +59,7 @@ fn write_value(out: &mut Output, state: &mut State, value: &Value) -> Result<(),
     write!(out, "{digits}e{sign}{exponent:0>2}").map_err(Error::from)
 }
 
-/// What Python strips: also the four separators of ASCII, which Unicode does not count as white space.
+/// Characters that Python strips: also the four separators of ASCII, which Unicode does not count as white space.
 fn is_space(character: char) -> bool {
     character.is_whitespace() || matches!(character, '\u{1c}'..='\u{1f}')
 }
@@ -77,7 +77,7 @@ pub(super) fn trim(text: Cow<'_, str>, characters: Option<Cow<'_, str>>) -> Stri
     stripped.to_owned()
 }
 
-/// What a method that strips white space returns; `None` for other methods.
+/// Result of a method that strips white space; `None` for other methods.
 pub(super) fn stripped(value: &Value, method: &str, args: &[Value]) -> Option<Value> {
     let text = value.as_str().filter(|_| args.is_empty())?;
     let stripped = match method {

@@ -569,7 +569,7 @@ fn a_prompt_without_bos_gets_one() {
 const GEMMA_31B: &str = include_str!("../../tests/data/gemma4-31b.jinja");
 const GEMMA_31B_INTERLEAVED: &str = include_str!("../../tests/data/gemma4-31b-interleaved.jinja");
 
-/// What the engine makes of a template by itself, without a meter.
+/// The engine's own rendering of a template, without a meter.
 fn plain(source: &str, context: &serde_json::Map<String, Value>) -> String {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder()

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use carat::Loaded;
-use carat_engine::{DraftCounts, EngineHandle, Event, ModelShape, Request, TokenStream, Usage};
+use carat_engine::{DraftCounts, EngineHandle, Event, ModelFacts, Request, TokenStream, Usage};
 use carat_model::{
     TokenId,
     sampling::{self, Sampling},
@@ -24,7 +24,7 @@ use crate::{
     terminal::{Terminal, say},
 };
 
-/// What is asked.
+/// Prompts of the test.
 const PROMPTS: [&str; 6] = [
     "Tell me a story about a fox.",
     "Tell me a story about a girl and her boat.",
@@ -36,7 +36,7 @@ const PROMPTS: [&str; 6] = [
 /// Tokens of a prompt of noise.
 const NOISE: usize = 64;
 
-/// What some answers took together.
+/// Sums over some answers.
 #[derive(Default)]
 struct Sum {
     tokens: usize,
@@ -79,8 +79,8 @@ pub(super) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
                 drafts,
                 ..
             } = loaded;
-            let shape = ModelShape::with_costs(&plan, &model.weights);
-            EngineHandle::start_with(config, shape, move |limits| {
+            let facts = ModelFacts::with_costs(&plan, &model.weights);
+            EngineHandle::start_with(config, facts, move |limits| {
                 let options = limits.compile_options();
                 let executor = match drafts.plan(sequences) {
                     Some(drafter) => {

@@ -1,4 +1,4 @@
-//! When a repetition may begin: at once, or when another program says so.
+//! Start of a repetition: at once, or when another program says so.
 //!
 //! Speeds of two programs compare only where they take turns, since a machine's clock and its other work change within
 //! seconds. With `--paced` a loaded and warm `bench` says that it waits, runs one repetition for each line of standard input,

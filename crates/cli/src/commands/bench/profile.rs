@@ -143,7 +143,7 @@ impl Profile {
     }
 }
 
-/// What `--profile` adds to a test's report.
+/// Part of a test's report that `--profile` adds.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     profile_rows: usize,
@@ -166,7 +166,7 @@ struct PhaseReport {
     multiply_adds: u64,
     gigabytes_per_second: f64,
     teraflops: f64,
-    /// Where something must be read or multiplied, and the machine's rates are known.
+    /// `None` if nothing must be read or multiplied, or the machine's rates are unknown.
     limited_by: Option<&'static str>,
     percent_of_bound: Option<f64>,
 }
@@ -179,7 +179,7 @@ impl Report {
             rows => format!("{rows} rows"),
         };
         let mut out = format!(
-            "\n{test}: {batch} at depth {}, {:.1} us in {} launches, {:.1} of them a layer\n\n\
+            "\n{test}: {batch} at depth {}, {:.1} us in {} launches, {:.1} of them per layer\n\n\
              | phase | launches | us | % | MB | GMAC | GB/s | TFLOPS | bound |\n\
              | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
             self.profile_depth, self.profile_microseconds, self.launches, self.launches_per_layer
@@ -211,7 +211,7 @@ pub(super) struct Profiles {
 }
 
 impl Profiles {
-    /// What `--profile` needs, so that its lack is known before anything is measured.
+    /// Checks what `--profile` needs, so that its lack is known before anything is measured.
     pub(super) fn start(
         args: &BenchArgs,
         loaded: &Loaded,
@@ -270,13 +270,7 @@ mod tests {
                 launch("L0.ffn.down", Some(0), Phase::Ffn, 5),
                 launch("sample", None, Phase::Sample, 3),
             ],
-            batch: BatchShape {
-                rows: 1,
-                sampled: 1,
-                sequences: 1,
-                depth: 0,
-                kv: PerGroup::default(),
-            },
+            batch: BatchShape::decode(0, PerGroup::default()),
         }
     }
 

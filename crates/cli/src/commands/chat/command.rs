@@ -12,7 +12,7 @@ pub(super) struct Entry {
     pub(super) help: &'static str,
 }
 
-/// What Tab completes after a command's name.
+/// Completion that Tab offers after a command's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Takes {
     Nothing,

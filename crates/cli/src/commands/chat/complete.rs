@@ -39,7 +39,7 @@ impl Completer for Completion {
     }
 }
 
-/// Where the completed part begins, and all it could become.
+/// Start of the completed part, and all it could become.
 fn candidates(typed: &str) -> (usize, Vec<Pair>) {
     let Some(command) = typed.strip_prefix('/') else {
         return (typed.len(), vec![pair("\t", "\t")]);

@@ -60,7 +60,7 @@ impl Lines {
         }
     }
 
-    /// Whether the person says yes; no where there is nobody to ask.
+    /// Asks for a yes; it is a no where there is nobody to ask.
     pub(super) fn confirm(&mut self, question: &str) -> Result<bool> {
         if !std::io::stdin().is_terminal() {
             return Ok(false);

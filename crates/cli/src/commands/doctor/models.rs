@@ -127,13 +127,7 @@ fn examine(
         Ok(chosen) => model.context = Some(chosen.tokens),
         Err(problem) => model.problem = Some(problem.to_string()),
     }
-    let decode = BatchShape {
-        rows: 1,
-        sampled: 1,
-        sequences: 1,
-        depth: 0,
-        kv: loaded.kv,
-    };
+    let decode = BatchShape::decode(0, loaded.kv);
     let cost = cost::of(&loaded.plan, &loaded.model.weights, decode);
     let bound = device.rates.map(|rates| 1.0 / rates.bound(&cost).seconds);
     model.tokens_per_second_bound = bound;

@@ -12,40 +12,60 @@ use carat::{
 };
 use carat_server::{App, Load, Offer, Residency};
 
-use super::{describe, engine_config, open, start};
+use super::{describe, engine_config, leave_a_core, open, start};
 use crate::{
     allocator,
     args::ServeArgs,
-    settings::{Settings, memory_size},
+    settings::{Settings, Sources, memory_size},
     terminal::{Terminal, bytes, thousands, warn},
 };
 
 /// Time before a load that failed is tried again.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// A model as `-m` names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Named {
+/// A model to be served.
+pub(super) struct Served {
     /// The file's own where none is given.
     name: Option<String>,
-    /// The demo model where none is given.
-    model: Option<String>,
+    settings: Settings,
 }
 
 /// The models, where there are several, or one that comes and goes; `None` for one that is loaded with the server.
-pub(super) fn named(args: &ServeArgs, settings: &Settings) -> Result<Option<Vec<Named>>> {
-    let mut models: Vec<Named> = args.model.model.iter().map(|text| parse(text)).collect();
-    let come_and_go = models.len() > 1
-        || models.iter().any(|model| model.name.is_some())
+pub(super) fn models(
+    args: &ServeArgs,
+    settings: &Settings,
+    sources: &Sources<'_>,
+) -> Result<Option<Vec<Served>>> {
+    let named: Vec<_> = args.model.model.iter().map(|text| parse(text)).collect();
+    let come_and_go = named.len() > 1
+        || named.iter().any(|(name, _)| name.is_some())
         || args.models_memory.is_some()
         || args.idle_unload.is_some();
     if !come_and_go {
         return Ok(None);
     }
+    let mut models: Vec<Served> = Vec::new();
+    for (name, model) in named {
+        let (name, mut own) = sources.served(name, model)?;
+        leave_a_core(&mut own);
+        if let Some(first) = models.first().map(|first| &first.settings)
+            && (own.backend, own.device) != (first.backend, first.device)
+        {
+            bail!(
+                "the settings of the model `{}` name another device than those of the first, and all models of a server share one; give \
+                 --backend and --device",
+                name.as_deref().unwrap_or(model)
+            );
+        }
+        models.push(Served {
+            name,
+            settings: own,
+        });
+    }
     if models.is_empty() {
-        models.push(Named {
+        models.push(Served {
             name: None,
-            model: settings.model.clone(),
+            settings: settings.clone(),
         });
     }
     if let Some(name) = &args.name {
@@ -57,20 +77,23 @@ pub(super) fn named(args: &ServeArgs, settings: &Settings) -> Result<Option<Vec<
             ),
         }
     }
-    let drafter = settings.draft.as_deref();
-    if let Some(file) = drafter.filter(|draft| !["auto", "ngram", "off"].contains(draft))
-        && models.len() > 1
-    {
-        bail!(
-            "the drafter `{file}` is made for one model, and there are {}: put each drafter beside its model, where --draft auto finds it",
-            models.len()
-        );
+    let mut drafters = HashSet::new();
+    for model in &models {
+        let drafter = model.settings.draft.as_deref();
+        if let Some(file) = drafter.filter(|draft| !["auto", "ngram", "off"].contains(draft))
+            && !drafters.insert(file)
+        {
+            bail!(
+                "the drafter `{file}` is made for one model, and several would have it: put each drafter beside its model, where --draft \
+                 auto finds it"
+            );
+        }
     }
     Ok(Some(models))
 }
 
 /// `NAME=MODEL`, or a model alone. A file whose name has a `=` is a file.
-fn parse(text: &str) -> Named {
+fn parse(text: &str) -> (Option<&str>, &str) {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':');
     match text.split_once('=') {
         Some((name, model))
@@ -79,15 +102,9 @@ fn parse(text: &str) -> Named {
                 && name.chars().all(is_plain)
                 && !Path::new(text).exists() =>
         {
-            Named {
-                name: Some(name.to_owned()),
-                model: Some(model.to_owned()),
-            }
+            (Some(name), model)
         }
-        _ => Named {
-            name: None,
-            model: Some(text.to_owned()),
-        },
+        _ => (None, text),
     }
 }
 
@@ -101,17 +118,12 @@ struct Opened {
 /// Hands the models to the server. Returns what is ready, in words.
 pub(super) fn offer(
     app: &App,
-    models: Vec<Named>,
+    models: Vec<Served>,
     args: &ServeArgs,
-    settings: &Settings,
     terminal: Terminal,
 ) -> Result<String> {
     let mut opened = Vec::new();
-    for (n, Named { name, model }) in models.into_iter().enumerate() {
-        let settings = Settings {
-            model,
-            ..settings.clone()
-        };
+    for (n, Served { name, settings }) in models.into_iter().enumerate() {
         // What is said of the device is the same for all.
         let words = if n == 0 {
             terminal
@@ -129,7 +141,7 @@ pub(super) fn offer(
         Some(size) => memory_size(size).context("--models-memory")?,
         None => opened[0].loaded.backend.memory()?.free_bytes,
     };
-    let contexts = contexts(&opened, args.parallel, settings.context, memory_bytes)?;
+    let contexts = contexts(&opened, args.parallel, memory_bytes)?;
     let mut offers = Vec::new();
     for (opened, context) in opened.into_iter().zip(contexts) {
         let offer = offer_one(args, opened, context)?;
@@ -170,33 +182,36 @@ pub(super) fn offer(
     Ok(ready)
 }
 
-/// Contexts that are asked for, or as large as they can be while all models stay in memory side by side. Where not even the smallest
-/// ones leave room for all, each model gets half of what the budget leaves beside it.
-fn contexts(
-    opened: &[Opened],
-    parallel: usize,
-    asked: Option<usize>,
-    budget: u64,
-) -> Result<Vec<usize>> {
-    let loaded = || opened.iter().map(|opened| &opened.loaded);
-    if let Some(asked) = asked {
-        return Ok(loaded().map(|_| asked).collect());
-    }
-    let least: Vec<u64> = loaded()
-        .map(|loaded| {
-            let context = smallest_context(loaded);
-            footprint::footprint(loaded, &loaded.engine_config(parallel, context))
-        })
+/// Contexts that are asked for, and for the other models as large as they can be while all stay in memory side by side. Where not even
+/// the smallest ones leave room for all, each of these gets half of what the budget leaves beside it.
+fn contexts(opened: &[Opened], parallel: usize, budget: u64) -> Result<Vec<usize>> {
+    let least: Vec<u64> = opened
+        .iter()
+        .map(
+            |Opened {
+                 settings, loaded, ..
+             }| {
+                let context = settings.context.unwrap_or_else(|| smallest_context(loaded));
+                footprint::footprint(loaded, &loaded.engine_config(parallel, context))
+            },
+        )
         .collect::<Result<_, _>>()?;
+    let free = opened
+        .iter()
+        .filter(|one| one.settings.context.is_none())
+        .count() as u64;
     let spare = budget.checked_sub(least.iter().sum());
-    let contexts = loaded().zip(least).map(|(loaded, least)| {
+    let contexts = opened.iter().zip(least).map(|(one, least)| {
+        if let Some(asked) = one.settings.context {
+            return Ok(asked);
+        }
         let more = match spare {
-            Some(spare) => spare / opened.len() as u64,
+            Some(spare) => spare / free,
             None => budget.saturating_sub(least) / 2,
         };
-        largest_context(loaded, parallel, least + more)
+        Ok(largest_context(&one.loaded, parallel, least + more)?)
     });
-    Ok(contexts.collect::<Result<_, _>>()?)
+    contexts.collect()
 }
 
 fn offer_one(args: &ServeArgs, opened: Opened, context: usize) -> Result<Offer> {
@@ -259,24 +274,17 @@ fn taken(settings: &Settings, loaded: &Loaded, args: &ServeArgs, context: usize)
 mod tests {
     use super::*;
 
-    fn named(name: Option<&str>, model: &str) -> Named {
-        Named {
-            name: name.map(str::to_owned),
-            model: Some(model.to_owned()),
-        }
-    }
-
     #[test]
     fn names_stand_before_the_model() {
         for (text, expected) in [
-            ("small=a.gguf", named(Some("small"), "a.gguf")),
+            ("small=a.gguf", (Some("small"), "a.gguf")),
             (
                 "gemma:12b=hf:o/r:Q4_K_M",
-                named(Some("gemma:12b"), "hf:o/r:Q4_K_M"),
+                (Some("gemma:12b"), "hf:o/r:Q4_K_M"),
             ),
-            ("a.gguf", named(None, "a.gguf")),
-            ("dir/x=y.gguf", named(None, "dir/x=y.gguf")),
-            ("=a.gguf", named(None, "=a.gguf")),
+            ("a.gguf", (None, "a.gguf")),
+            ("dir/x=y.gguf", (None, "dir/x=y.gguf")),
+            ("=a.gguf", (None, "=a.gguf")),
         ] {
             assert_eq!(parse(text), expected);
         }

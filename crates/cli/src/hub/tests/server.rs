@@ -200,7 +200,7 @@ fn serve(mut stream: TcpStream, log: &Mutex<Vec<Request>>, answer: &Answer) -> s
 pub(super) struct Repository {
     pub(super) commit: String,
     pub(super) files: Vec<(String, Vec<u8>)>,
-    /// Where content is served, when not by the hub itself.
+    /// Address that content is served from, when not by the hub itself.
     pub(super) cdn: Option<String>,
 }
 

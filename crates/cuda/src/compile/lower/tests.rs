@@ -465,9 +465,9 @@ fn attention_of_published_models_is_compiled_ahead() {
         demo,
     ] {
         let mut tiny = Tiny::new(variant, QuantType::Q8_0);
-        tiny.shape.heads = heads;
-        tiny.shape.kv_heads = ByKind { sliding, full };
-        tiny.shape.head_dim = ByKind {
+        tiny.dimensions.heads = heads;
+        tiny.dimensions.kv_heads = ByKind { sliding, full };
+        tiny.dimensions.head_dim = ByKind {
             sliding: sizes[0],
             full: sizes[1],
         };
@@ -488,7 +488,7 @@ fn launches_and_steps_of_every_variant_are_counted_with_the_same_phases() {
     for variant in Variant::ALL {
         // Heads and columns that the fast kernels take, as those of real files.
         let mut tiny = Tiny::new(variant, QuantType::Q8_0);
-        let heads = &mut tiny.shape.head_dim;
+        let heads = &mut tiny.dimensions.head_dim;
         (heads.sliding, heads.full) = (256, 512);
         let model = tiny.model();
         let plan = gemma4::plan(&model);

@@ -1,4 +1,4 @@
-//! How often drafts were right, by position: recent rounds count the most.
+//! Acceptance rate of drafts by position: recent rounds count the most.
 
 /// Positions of a draft that are counted apart; those behind are taken for the last.
 pub(crate) const POSITIONS: usize = 8;
@@ -11,7 +11,7 @@ const PRIOR_ROUNDS: f32 = 2.0;
 pub(crate) struct Acceptance {
     tries: [f32; POSITIONS],
     hits: [f32; POSITIONS],
-    /// What a round before the last still counts.
+    /// Weight that a round before the last still has.
     decay: f32,
 }
 

@@ -1,4 +1,4 @@
-//! What rows cost: the time of a batch by its rows, measured once at start, so that lengths of drafts depend on no clock.
+//! Cost of rows: the time of a batch by its rows, measured once at start, so that lengths of drafts depend on no clock.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub struct StepCosts {
 }
 
 impl StepCosts {
-    /// Where nothing was measured: a device that reads all weights for one row, and hardly computes for more.
+    /// Costs for a device that was not measured: it reads all weights for one row, and hardly computes for more.
     pub fn assumed() -> StepCosts {
         let micros = Duration::from_micros;
         StepCosts {

@@ -1,4 +1,4 @@
-//! What one sequence knows of its drafts: how they went, where it repeats itself, and what to draft next.
+//! Drafting state of one sequence: how drafts went, where it repeats itself, and what to draft next.
 
 use carat_model::TokenId;
 
@@ -9,10 +9,10 @@ use super::{
     suffix::{Match, SuffixIndex},
 };
 
-/// What an estimate of one request forgets per round.
+/// Decay per round of an estimate of one request.
 const OWN_DECAY: f32 = 0.9;
 
-/// How the drafts of one source went.
+/// Record of the drafts of one source.
 #[derive(Clone, Copy)]
 struct Tracker {
     acceptance: Acceptance,
@@ -71,7 +71,7 @@ impl Drafting {
         self.decision = best.map(|(decision, _)| decision);
     }
 
-    /// What stood behind the place that the end repeats.
+    /// The tokens behind the position that the end repeats.
     pub(crate) fn look_up(&self, tokens: &[TokenId], length: usize) -> Vec<TokenId> {
         let found = self.found.as_ref();
         found.map_or(Vec::new(), |found| found.draft(tokens, length))

@@ -1,4 +1,4 @@
-//! When to try again what did not pay: after a while, and each time in vain after twice as long.
+//! Pause before trying again what did not pay: each time in vain twice as long.
 
 /// Steps until a source that does not pay is tried again.
 const FIRST: usize = 64;

@@ -2,14 +2,14 @@
 
 use super::{acceptance::Acceptance, costs::StepCosts, suffix::Match};
 
-/// What drafts must be expected to gain, or the plain path is taken: estimates are no better than that.
+/// Least gain expected of drafts, or the plain path is taken: estimates are no better than that.
 const LEAST_GAIN: f64 = 1.03;
 /// Share of the acceptance at one place that is expected at the next, before anything is known of that.
 const NEXT_PLACE: f32 = 0.97;
-/// What an estimate of all requests together forgets per round.
+/// Decay per round of an estimate of all requests together.
 const OVERALL_DECAY: f32 = 0.99;
 
-/// Who proposes a draft.
+/// Proposer of a draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The draft model.
@@ -62,7 +62,7 @@ pub(crate) struct Load {
     pub(crate) others: usize,
 }
 
-/// What is known to all sequences.
+/// Drafting state that all sequences share.
 pub(crate) struct DraftPolicy {
     /// There is a draft model.
     pub(crate) model: bool,

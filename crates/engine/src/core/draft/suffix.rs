@@ -6,14 +6,14 @@ use rustc_hash::FxHashMap;
 /// Tokens that must be the same before anything is proposed.
 const GRAM: usize = 3;
 /// Earlier places that are compared, the latest first.
-const MOST_CANDIDATES: usize = 8;
+const MAX_CANDIDATES: usize = 8;
 /// Tokens that are compared at each.
-const MOST_COMPARED: usize = 32;
+const MAX_COMPARED: usize = 32;
 
 /// Earlier places of every few tokens in a row.
 #[derive(Default)]
 pub(crate) struct SuffixIndex {
-    /// Where these tokens ended last: the position behind them.
+    /// Position behind the latest occurrence of these tokens.
     latest: FxHashMap<[TokenId; GRAM], u32>,
     /// Per position behind some tokens: where the same ended before that; 0 for nowhere.
     before: Vec<u32>,
@@ -22,7 +22,7 @@ pub(crate) struct SuffixIndex {
 /// A place that a sequence's end repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Match {
-    /// What followed there begins here.
+    /// Position of the tokens that followed there.
     pub(crate) start: usize,
     /// Tokens that are the same, as far as was compared.
     pub(crate) length: usize,
@@ -44,12 +44,12 @@ impl SuffixIndex {
     pub(crate) fn find(&self, tokens: &[TokenId]) -> Option<Match> {
         let mut best: Option<Match> = None;
         let mut place = *self.before.get(tokens.len())? as usize;
-        for _ in 0..MOST_CANDIDATES {
+        for _ in 0..MAX_CANDIDATES {
             if place == 0 {
                 break;
             }
             let ends = tokens[..place].iter().rev().zip(tokens.iter().rev());
-            let same = ends.take(MOST_COMPARED).take_while(|(a, b)| a == b);
+            let same = ends.take(MAX_COMPARED).take_while(|(a, b)| a == b);
             let length = same.count();
             if best.is_none_or(|best| length > best.length) {
                 best = Some(Match {
@@ -64,7 +64,7 @@ impl SuffixIndex {
 }
 
 impl Match {
-    /// What followed, as if it went on in the same way where it reaches the end.
+    /// The tokens that followed, as if they went on in the same way where they reach the end.
     pub(crate) fn draft(&self, tokens: &[TokenId], length: usize) -> Vec<TokenId> {
         let mut draft: Vec<TokenId> = Vec::with_capacity(length);
         for i in self.start..self.start + length {

@@ -1,4 +1,4 @@
-//! What a store has of a prompt, and what memory has that a store lacks.
+//! Pages of a prompt that a store has beyond memory, and those in memory that a store lacks.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::{
     super::{
         chain::{BlockContents, ChainKey},
         media::Content,
-        pages::Worth,
+        pages::Eviction,
         prefix::{Block, Link, Parent, Places},
         store::StoredBlock,
     },
@@ -23,14 +23,14 @@ const MAX_BYTES: usize = 64 << 20;
 /// Ended requests that are remembered until a store has what they left.
 const MAX_ENDED: usize = 256;
 
-/// What an ended request has left behind.
+/// Pages that an ended request has left behind.
 pub(crate) struct Ended {
     last: Parent,
     /// Sliding pages that a later prompt may need, in blocks.
     windows: [Range<usize>; 3],
 }
 
-/// What a store has of a prompt beyond what memory has.
+/// Pages of a prompt that a store has beyond those in memory.
 pub(crate) struct Stored {
     /// All blocks of the prompt up to where it could be continued from.
     pub(crate) blocks: Vec<StoredBlock>,
@@ -75,7 +75,7 @@ impl Kv {
         !self.ended.is_empty()
     }
 
-    /// What a store has of a prompt beyond what memory has; `None` if it is of no use.
+    /// Pages of a prompt that a store has beyond those in memory; `None` if they are of no use.
     pub(crate) fn beyond(
         &self,
         content: Content<'_>,
@@ -183,7 +183,7 @@ impl Kv {
         // The deepest first: it is given away first, and the blocks before it are of use without it.
         held.sort_unstable_by_key(|(place, ..)| std::cmp::Reverse(*place));
         for (_, group, page) in held {
-            self.pools.get_mut(group).release(page, Worth::Warm);
+            self.pools.get_mut(group).release(page, Eviction::Last);
         }
         pages
     }

@@ -96,8 +96,8 @@ impl Kv {
 }
 
 fn kv(window: Option<usize>, full: usize, sliding: usize) -> Kv {
-    let (config, shape) = with_pages(roomy(window), full, sliding);
-    Kv::new(&Limits::new(config, shape).unwrap())
+    let (config, facts) = with_pages(roomy(window), full, sliding);
+    Kv::new(&Limits::new(config, facts).unwrap())
 }
 
 fn content(tokens: &[TokenId]) -> Content<'_> {
@@ -326,10 +326,10 @@ fn requests_of_another_salt_find_nothing() {
     assert_eq!(bench.finish(prompt(3)).cached_tokens, 0);
 }
 
-fn with_host(full: usize, sliding: usize) -> (crate::EngineConfig, crate::ModelShape) {
-    let (mut config, shape) = with_pages(roomy(Some(40)), 8, 8);
+fn with_host(full: usize, sliding: usize) -> (crate::EngineConfig, crate::ModelFacts) {
+    let (mut config, facts) = with_pages(roomy(Some(40)), 8, 8);
     config.host_pages = PerGroup { full, sliding };
-    (config, shape)
+    (config, facts)
 }
 
 #[test]
@@ -362,9 +362,9 @@ fn host_memory_keeps_what_was_used_last() {
 
 #[test]
 fn without_its_window_a_prefix_in_host_memory_is_of_no_use() {
-    let (mut config, shape) = with_host(20, 0);
+    let (mut config, facts) = with_host(20, 0);
     config.pages.sliding = 5;
-    let mut bench = Bench::new((config, shape));
+    let mut bench = Bench::new((config, facts));
     bench.finish(request(text(1, 200), 1));
     bench.finish(request(text(2, 255), 1));
     let counts = bench.finish(request(text(1, 200), 1));

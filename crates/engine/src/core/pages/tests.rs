@@ -53,7 +53,7 @@ fn three_cached() -> Pool {
         pool.keep(page);
     }
     for page in 0..3 {
-        pool.release(PageId(page), Worth::Warm);
+        pool.release(PageId(page), Eviction::Last);
     }
     pool
 }
@@ -61,7 +61,7 @@ fn three_cached() -> Pool {
 fn evicted(page: u32) -> Allocation {
     Allocation {
         page: PageId(page),
-        evicted: Some(Worth::Warm),
+        evicted: Some(Eviction::Last),
     }
 }
 
@@ -69,7 +69,7 @@ fn evicted(page: u32) -> Allocation {
 fn pages_without_known_contents_are_free_again_when_released() {
     let mut pool = Pool::new(2);
     let page = pool.allocate().unwrap().page;
-    pool.release(page, Worth::Warm);
+    pool.release(page, Eviction::Last);
     let counts = PageCounts {
         free: 2,
         cached: 0,
@@ -83,16 +83,16 @@ fn free_pages_are_given_away_before_cached_ones() {
     let mut pool = Pool::new(2);
     let page = pool.allocate().unwrap().page;
     pool.keep(page);
-    pool.release(page, Worth::Warm);
+    pool.release(page, Eviction::Last);
     assert_eq!(pool.allocate().unwrap().evicted, None);
-    assert_eq!(pool.allocate().unwrap().evicted, Some(Worth::Warm));
+    assert_eq!(pool.allocate().unwrap().evicted, Some(Eviction::Last));
 }
 
 #[test]
 fn the_longest_unused_page_is_evicted_first() {
     let mut pool = three_cached();
     pool.hold(PageId(0));
-    pool.release(PageId(0), Worth::Warm);
+    pool.release(PageId(0), Eviction::Last);
     assert_eq!(pool.allocate(), Some(evicted(1)));
     assert_eq!(pool.allocate(), Some(evicted(2)));
     assert_eq!(pool.allocate(), Some(evicted(0)));
@@ -103,9 +103,9 @@ fn the_longest_unused_page_is_evicted_first() {
 fn cold_pages_are_evicted_before_all_others() {
     let mut pool = three_cached();
     pool.hold(PageId(2));
-    pool.release(PageId(2), Worth::Cold);
+    pool.release(PageId(2), Eviction::First);
     let cold = Allocation {
-        evicted: Some(Worth::Cold),
+        evicted: Some(Eviction::First),
         ..evicted(2)
     };
     assert_eq!(pool.allocate(), Some(cold));
@@ -117,10 +117,10 @@ fn a_page_is_held_until_its_last_holder_lets_go() {
     let mut pool = three_cached();
     pool.hold(PageId(1));
     pool.hold(PageId(1));
-    pool.release(PageId(1), Worth::Warm);
+    pool.release(PageId(1), Eviction::Last);
     pool.audit(&[0, 1, 0]);
     assert_eq!(pool.available(), 2);
-    pool.release(PageId(1), Worth::Warm);
+    pool.release(PageId(1), Eviction::Last);
     pool.audit(&[0, 0, 0]);
 }
 
@@ -129,6 +129,6 @@ fn a_page_is_held_until_its_last_holder_lets_go() {
 fn releasing_twice_is_a_bug() {
     let mut pool = Pool::new(1);
     let page = pool.allocate().unwrap().page;
-    pool.release(page, Worth::Warm);
-    pool.release(page, Worth::Warm);
+    pool.release(page, Eviction::Last);
+    pool.release(page, Eviction::Last);
 }

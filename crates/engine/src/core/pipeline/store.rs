@@ -23,7 +23,7 @@ use super::{
 };
 use crate::config::Limits;
 
-/// How long to wait for pages when there is nothing else to do, before looking for commands again.
+/// Longest wait for pages when there is nothing else to do, before looking for commands again.
 const PATIENCE: Duration = Duration::from_millis(2);
 
 /// A store, and what is being read from it.

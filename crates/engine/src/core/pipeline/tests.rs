@@ -22,9 +22,9 @@ impl Pipeline<FakeExecutor> {
 const WINDOW: Option<usize> = Some(64);
 
 fn pipeline(lookahead: Lookahead) -> Pipeline<FakeExecutor> {
-    let (mut config, shape) = roomy(WINDOW);
+    let (mut config, facts) = roomy(WINDOW);
     config.max_draft = 4;
-    let limits = Limits::new(config, shape).unwrap();
+    let limits = Limits::new(config, facts).unwrap();
     let mut executor = FakeExecutor::new(&limits);
     executor.lookahead = lookahead;
     Pipeline::new(Scheduler::new(limits), executor)

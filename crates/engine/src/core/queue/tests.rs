@@ -24,8 +24,8 @@ impl Queue {
 }
 
 fn waiting(id: u64, lane: Option<u64>) -> Sequence {
-    let (config, shape) = roomy(None);
-    let limits = Limits::new(config, shape).unwrap();
+    let (config, facts) = roomy(None);
+    let limits = Limits::new(config, facts).unwrap();
     let asked = Request {
         lane: lane.map(LaneId),
         ..request(text(id, 10), 10)
@@ -67,7 +67,7 @@ fn who_lost_its_pages_comes_first_in_the_order_of_submission() {
 
 #[test]
 fn a_turn_is_worth_a_quantum_whatever_one_request_costs() {
-    // Two requests a turn, or one in several turns.
+    // Two requests per turn, or one in several turns.
     for (cost, expected) in [(256, [11, 12, 1, 2, 13, 3]), (5000, [11, 1, 12, 2, 13, 3])] {
         let mut queue = Queue::default();
         for id in 1..=3 {

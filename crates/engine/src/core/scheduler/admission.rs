@@ -1,4 +1,4 @@
-//! Who may start: room in pages, and whose turn it is.
+//! Admission of requests: room in pages, and whose turn it is.
 
 use carat_model::kv::PAGE_TOKENS;
 
@@ -62,7 +62,7 @@ impl Scheduler {
         Some((self.waiting.take(place, head, cost), found))
     }
 
-    /// What a sequence would begin with, if it can be started now.
+    /// Cached part that a sequence would begin with, if it can be started now.
     fn room_for(&self, sequence: &Sequence) -> Option<Found> {
         let found = find(&self.kv, sequence);
         // Those running must be able to finish their prompts and to go on by a page each, or the newcomer would be

@@ -43,7 +43,7 @@ impl Scheduler {
         if self.draft_policy.is_none() || !self.steps.is_empty() {
             return false;
         }
-        let (most, vocab) = (self.limits.config().max_draft, self.limits.shape().vocab);
+        let (most, vocab) = (self.limits.config().max_draft, self.limits.model().vocab);
         for (index, sequence) in self.running.iter_mut().enumerate() {
             let Some(decision) = sequence.draftable() else {
                 continue;
@@ -89,7 +89,7 @@ impl Scheduler {
 
     /// Takes the model's drafts, in the order they were asked for.
     pub fn take_drafts(&mut self, drafts: &[Vec<TokenId>]) {
-        let (most, vocab) = (self.limits.config().max_draft, self.limits.shape().vocab);
+        let (most, vocab) = (self.limits.config().max_draft, self.limits.model().vocab);
         for (wanted, draft) in self.wanted.drain(..).zip(drafts) {
             self.running[wanted.index].draft(draft, most, vocab);
         }
@@ -125,7 +125,7 @@ impl Scheduler {
     }
 }
 
-/// What a configuration says of drafts; `None` if only callers propose some.
+/// Policy that a configuration asks for; `None` if only callers propose drafts.
 pub(super) fn policy(limits: &crate::config::Limits) -> Option<DraftPolicy> {
     let config = limits.config();
     let drafts = config.drafts.as_ref().filter(|_| config.max_draft > 0)?;

@@ -1,10 +1,10 @@
-//! How many rows each sequence has in a step, and who gives way when pages run out.
+//! Division of a step's rows among the sequences, and preemption when pages run out.
 
 use carat_model::kv::pages_of;
 
 use super::{super::sequence::Sequence, Scheduler};
 
-/// Who has lost its pages so often is the last to lose them again.
+/// A sequence that lost its pages so often is the last to lose them again.
 const MAX_PREEMPTIONS: usize = 3;
 
 /// Rows of prompts in a step that are part of chunks of the same length.
@@ -13,7 +13,7 @@ pub(super) struct Spent {
     chunk: usize,
 }
 
-/// What prompts may have of a step.
+/// Share of a step that prompts may have.
 struct ForPrompts {
     rows: usize,
     /// Rows that one of them has at the most, as far as depth allows.
@@ -22,7 +22,7 @@ struct ForPrompts {
     reports: usize,
 }
 
-/// What became of a sequence that asked for rows.
+/// Result for a sequence that asked for rows.
 enum Outcome {
     /// It has so many.
     Rows(usize),
@@ -40,7 +40,7 @@ impl Scheduler {
             let after = held + pages.saturating_sub(s.table.pages.sliding.len());
             after.saturating_sub(s.reservation.max(held))
         };
-        let sliding = self.limits.shape().window.is_none()
+        let sliding = self.limits.model().window.is_none()
             || decoding().map(more).sum::<usize>() <= self.spare_sliding();
         sliding && self.kv.can_grow(decoding().map(|s| (&s.table, s.fed + 1)))
     }
@@ -139,7 +139,7 @@ impl Scheduler {
     /// Rows for which a sequence's sliding pages suffice, with some more.
     fn sliding_rows(&self, i: usize, spare_pages: usize) -> usize {
         let sequence = &self.running[i];
-        if self.limits.shape().window.is_none() {
+        if self.limits.model().window.is_none() {
             return usize::MAX;
         }
         let held = sequence.table.held_sliding();
@@ -181,7 +181,7 @@ impl Scheduler {
         Outcome::Rows(rows)
     }
 
-    /// Who gives its pages to a sequence that needs some: of those started after it, the one that loses the least work, but who
+    /// Sequence that gives its pages to one that needs some: of those started after it, the one that loses the least work, but who
     /// lost its pages often before comes last. That may be the sequence itself, unless it was started first. `None` if nobody was
     /// started after it: then it waits.
     pub(super) fn victim(&self, i: usize) -> Option<usize> {

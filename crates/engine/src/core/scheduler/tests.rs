@@ -85,9 +85,9 @@ fn prompts_are_computed_one_after_the_other_in_the_order_they_came() {
 
 #[test]
 fn prompts_leave_a_step_to_those_who_decode_but_for_prefill_rows() {
-    let (mut config, shape) = roomy(Some(64));
+    let (mut config, facts) = roomy(Some(64));
     config.prefill_rows = 20;
-    let mut bench = Bench::new((config, shape));
+    let mut bench = Bench::new((config, facts));
     bench.submit(request(text(1, 50), 4));
     // Nobody decodes yet.
     assert_eq!(bench.step(), Some(vec![50]));
@@ -100,13 +100,13 @@ fn prompts_leave_a_step_to_those_who_decode_but_for_prefill_rows() {
 
 #[test]
 fn chunks_get_shorter_with_depth_whoever_else_is_there() {
-    let (mut config, mut shape) = roomy(None);
-    shape.even_depth = Some(1000);
+    let (mut config, mut facts) = roomy(None);
+    facts.even_depth = Some(1000);
     config.context = 4000;
     config.max_rows = 1024;
     config.pages.full = 1000;
     let chunks = |others: usize| {
-        let mut bench = Bench::new((config.clone(), shape));
+        let mut bench = Bench::new((config.clone(), facts));
         bench.submit(request(text(1, 3900), 1));
         for other in 0..others {
             bench.submit(request(text(2 + other as u64, 1000), 1));
@@ -300,9 +300,9 @@ fn started(bench: &mut Bench) -> Vec<u64> {
 
 #[test]
 fn lanes_are_served_in_turn_however_many_wait_in_one() {
-    let (mut config, shape) = roomy(None);
+    let (mut config, facts) = roomy(None);
     config.max_sequences = 1;
-    let mut bench = Bench::new((config, shape));
+    let mut bench = Bench::new((config, facts));
     for n in 0..8 {
         bench.submit(lane(1, request(text(n, 100), 100)));
     }
@@ -319,9 +319,9 @@ fn lanes_are_served_in_turn_however_many_wait_in_one() {
 
 #[test]
 fn a_lane_of_long_requests_starts_fewer_of_them() {
-    let (mut config, shape) = roomy(None);
+    let (mut config, facts) = roomy(None);
     config.max_sequences = 1;
-    let mut bench = Bench::new((config, shape));
+    let mut bench = Bench::new((config, facts));
     for n in 0..40 {
         bench.submit(lane(1, request(text(n, 150), 50)));
         bench.submit(lane(2, request(text(100 + n, 40), 10)));
@@ -338,9 +338,9 @@ fn a_lane_of_long_requests_starts_fewer_of_them() {
 
 #[test]
 fn a_large_request_is_passed_by_small_ones_but_not_for_ever() {
-    let (mut config, shape) = roomy(None);
+    let (mut config, facts) = roomy(None);
     config.max_unfinished = 1000;
-    let mut bench = Bench::new(with_pages((config, shape), 9, 0));
+    let mut bench = Bench::new(with_pages((config, facts), 9, 0));
     bench.submit(request(text(1, 60), 190));
     bench.step();
     // Eight pages are not there before the first is done.
@@ -454,9 +454,9 @@ fn siblings_of_one_that_ends_without_a_token_start() {
 
 #[test]
 fn a_request_ends_at_its_deadline_whether_it_runs_or_waits() {
-    let (mut config, shape) = roomy(None);
+    let (mut config, facts) = roomy(None);
     config.max_sequences = 1;
-    let mut bench = Bench::new((config, shape));
+    let mut bench = Bench::new((config, facts));
     let running = bench.submit(request(text(1, 20), 50));
     let waiting = bench.submit(request(text(2, 20), 50));
     bench.step();
@@ -538,9 +538,9 @@ fn reported(bench: &mut Bench) -> Vec<(usize, TokenId, usize)> {
 
 #[test]
 fn every_token_of_a_prompt_is_told_of_once_and_nothing_of_it_is_reused() {
-    let (mut config, shape) = roomy(Some(64));
+    let (mut config, facts) = roomy(Some(64));
     config.max_draft = 6;
-    let mut bench = Bench::new((config, shape));
+    let mut bench = Bench::new((config, facts));
     let prompt = text(1, 100);
     bench.finish(request(prompt.clone(), 5));
     let asked = Request {

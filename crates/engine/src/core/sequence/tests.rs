@@ -3,8 +3,8 @@ use crate::core::testing::{request, roomy, text};
 
 fn sequence(request: Request) -> Sequence {
     let limit = request.prompt.len() + request.max_tokens.unwrap();
-    let (config, shape) = roomy(Some(64));
-    let limits = Limits::new(config, shape).unwrap();
+    let (config, facts) = roomy(Some(64));
+    let limits = Limits::new(config, facts).unwrap();
     Sequence::new(RequestId(1), request, limit, &limits)
 }
 

@@ -63,7 +63,7 @@ impl FakeExecutor {
             host_pages: options.host_pages.map(|n| vec![[0; HOST_PAGE_BYTES]; n]),
             loads: 0,
             writers: options.pages.map(|n| vec![(0, 0); n]),
-            window: limits.shape().window,
+            window: limits.model().window,
             options,
             tables: HashMap::new(),
             batches: 0,
@@ -82,7 +82,7 @@ impl FakeExecutor {
         }
     }
 
-    /// What a place in host memory holds.
+    /// Contents of a page in host memory.
     pub(crate) fn saved(&self, group: KvGroup, place: HostPageId) -> PageContents {
         from_bytes(&self.host_pages.get(group)[place.0 as usize])
     }
@@ -138,7 +138,7 @@ impl FakeExecutor {
         }
     }
 
-    /// What `Batch::check` demands, which needs a plan.
+    /// The checks of `Batch::check`, which needs a plan.
     fn check(&self, batch: &Batch<'_>) {
         assert!(!batch.runs.is_empty(), "an empty batch");
         assert!(batch.feeds.len() <= self.options.max_rows, "too many rows");
@@ -276,7 +276,7 @@ impl FakeExecutor {
 }
 
 impl FakeExecutor {
-    /// What follows, as long as neither a penalty nor a constraint has a say in it, and at times something else. Reads all that a
+    /// Tokens that follow, as long as neither a penalty nor a constraint has a say in it, and at times others. Reads all that a
     /// drafter would.
     fn foresee(&self, draft: &DraftRun<'_>) -> Vec<TokenId> {
         let history = &self.last_sampled[draft.row];

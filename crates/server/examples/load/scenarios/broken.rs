@@ -69,7 +69,7 @@ fn posted(kind: &'static str, path: &str, body: &[u8]) -> Broken {
     }
 }
 
-/// What is no HTTP, or breaks off.
+/// Requests that are no HTTP, or break off.
 fn http(random: &mut Random) -> Broken {
     let body = valid(random).1.to_string();
     let length = body.len();

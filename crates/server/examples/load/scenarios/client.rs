@@ -27,7 +27,7 @@ impl Head {
     }
 }
 
-/// What is left of the response under way.
+/// Rest of the response under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Framing {
     Ended,
@@ -276,7 +276,7 @@ pub(super) async fn unfinished(address: SocketAddr) -> Result<f64, Failure> {
     Ok(running + metric(address, "num_requests_waiting", "").await?)
 }
 
-/// How long until nothing runs or waits; `None` if something still does after `most`.
+/// Time until nothing runs or waits; `None` if something still does after `most`.
 pub(super) async fn idle_after(
     address: SocketAddr,
     most: Duration,

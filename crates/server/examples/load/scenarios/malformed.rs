@@ -28,7 +28,7 @@ const HUNG: Duration = Duration::from_mins(1);
 const REFUSED_MILLIS: f64 = 5.0;
 const GROWTH_MIB: f64 = 10.0;
 
-/// What came of some requests.
+/// Results of some requests.
 #[derive(Default)]
 struct Tally {
     statuses: BTreeMap<u16, usize>,

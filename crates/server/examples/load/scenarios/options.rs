@@ -1,4 +1,4 @@
-//! Which scenarios there are, how much of each is run, and the way to run one.
+//! The scenarios, how much of each is run, and the way to run one.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -26,7 +26,7 @@ pub(crate) const NAMES: [&str; 12] = [
     "soak",
 ];
 
-/// How much of a scenario is run, and against what.
+/// Extent of a scenario, and the server it is run against.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     /// Share of the counts that the bars name; each scenario has its own without it.

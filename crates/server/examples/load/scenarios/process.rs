@@ -1,4 +1,4 @@
-//! What the process itself tells: its memory, its open files, its panics.
+//! Figures of the process itself: its memory, its open files, its panics.
 
 use std::{
     panic,

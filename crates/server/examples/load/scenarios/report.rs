@@ -21,7 +21,7 @@ impl Report {
         }
     }
 
-    /// What must hold and does not.
+    /// Conditions that must hold and do not.
     pub(crate) fn missed(&self) -> &[String] {
         &self.missed
     }
@@ -30,7 +30,7 @@ impl Report {
         self.lines.push(format!("   {what}: {value}"));
     }
 
-    /// What holds on the busiest machine.
+    /// Records a condition that holds on the busiest machine.
     pub(super) fn must(&mut self, holds: bool, what: impl Display) {
         let word = if holds { "ok" } else { "MISSED" };
         let line = format!("   {what}: {word}");

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use carat_cpu::{CpuBackend, CpuConfig};
-use carat_engine::{EngineConfig, EngineHandle, ModelShape, chat::Chat};
+use carat_engine::{EngineConfig, EngineHandle, ModelFacts, chat::Chat};
 use carat_gguf::Gguf;
 use carat_model::{backend::Executor, gemma4, sampling::Sampling};
 use carat_server::{App, Config, Model, ModelInfo};
@@ -41,18 +41,18 @@ impl Server {
             .encode(" the", Specials::Ignore)
             .first()
             .ok_or("the demo's vocabulary has no word")?;
-        let shape = ModelShape {
+        let facts = ModelFacts {
             vocab: carat_model::Model::load(Arc::new(Gguf::open(Path::new(DEMO))?))
                 .map(|model| gemma4::plan(&model).vocab())?,
             width: None,
             window: None,
             even_depth: None,
         };
-        let mut engine = EngineConfig::comfortable(context, slots, slots.max(1024), shape);
+        let mut engine = EngineConfig::comfortable(context, slots, slots.max(1024), facts);
         change(&mut engine);
         let controls = Arc::<Controls>::default();
         let its_controls = Arc::clone(&controls);
-        let engine = EngineHandle::start_with(engine, shape, move |_| {
+        let engine = EngineHandle::start_with(engine, facts, move |_| {
             let executor = Synthetic::new(word, pace, its_controls);
             Ok(Box::new(executor) as Box<dyn Executor>)
         })?;
@@ -69,7 +69,7 @@ impl Server {
         let tokenizer = Tokenizer::from_metadata(file.metadata())?;
         let model = carat_model::Model::load(Arc::clone(&file))?;
         let plan = gemma4::plan(&model);
-        let mut engine = EngineConfig::comfortable(1024, slots, 512, ModelShape::from(&plan));
+        let mut engine = EngineConfig::comfortable(1024, slots, 512, ModelFacts::from(&plan));
         change(&mut engine);
         let backend = CpuBackend::new(&CpuConfig {
             threads: Some(threads),

@@ -88,7 +88,7 @@ async fn readers(address: SocketAddr, count: usize, tokens: usize) -> Result<Tim
     Ok(gaps)
 }
 
-/// How long the server put up with it; `None` if it did to the end.
+/// Time for which the server put up with it; `None` if it did to the end.
 async fn slow_reader(address: SocketAddr) -> Result<Option<Duration>, Failure> {
     // Large events, so that what the system takes in for the reader is soon full.
     let more = json!({"logprobs": true, "top_logprobs": 20});

@@ -31,7 +31,7 @@ struct Known {
     alone: String,
 }
 
-/// What a client saw.
+/// Results that a client saw.
 #[derive(Default)]
 struct Tally {
     answered: usize,

@@ -20,7 +20,7 @@ use carat_model::{
 
 use super::process::WANTED;
 
-/// What a batch costs.
+/// Cost of a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
     /// Any batch.
@@ -29,7 +29,7 @@ pub(super) struct Pace {
     pub(super) row: Duration,
 }
 
-/// What goes wrong with the next batch.
+/// Fault of the next batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fault {
     /// It is refused; the device is as it was.

@@ -1,4 +1,4 @@
-//! What HTTP adds to the time to the first token, over the library that it is built on.
+//! Time that HTTP adds to the first token, over the library that it is built on.
 
 use carat_engine::chat::{ChatEvent, Conversation, Generation};
 use carat_server::Config;

@@ -1,4 +1,4 @@
-//! What Ollama's clients want to know before they ask: the models that are here, and how they may be used.
+//! Answers that Ollama's clients want before they ask: the models that are here, and how they may be used.
 
 use http::Response;
 use serde::Deserialize;
@@ -62,7 +62,7 @@ fn size(parameters: u64) -> String {
     }
 }
 
-/// What there is; nothing while the only model is being loaded.
+/// The models there are; none while the only one is being loaded.
 fn all(call: &Call) -> Result<(Option<Residency>, Vec<Status>), ApiError> {
     match call.app.models() {
         Ok(models) => Ok((models.residency().copied(), models.statuses())),

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use super::{super::samples, *};
 use crate::ask::Prompt;
 
-fn lines(shape: Shape) -> Lines {
+fn lines(endpoint: Endpoint) -> Lines {
     Lines {
-        shape,
+        endpoint,
         model: "pip:latest".to_owned(),
         arrived: Instant::now(),
     }
@@ -38,8 +38,8 @@ fn read(bytes: &[u8]) -> Vec<Value> {
         .collect()
 }
 
-fn check(shape: Shape, outputs: Vec<Output>, expected: &Expect) {
-    let read = read(&samples::bytes(lines(shape), outputs));
+fn check(endpoint: Endpoint, outputs: Vec<Output>, expected: &Expect) {
+    let read = read(&samples::bytes(lines(endpoint), outputs));
     let text: Vec<String> = read.iter().map(Value::to_string).collect();
     expected.assert_eq(&text.join("\n"));
 }
@@ -53,7 +53,7 @@ fn a_chat_is_a_line_per_piece_and_one_that_is_done() {
         samples::finished(ChatFinish::ToolCalls),
     ];
     check(
-        Shape::Chat,
+        Endpoint::Chat,
         outputs,
         &expect![[r#"
         {"model":"pip:latest","message":{"role":"assistant","content":"","thinking":"Hm."},"done":false}
@@ -71,7 +71,7 @@ fn a_prompt_is_answered_beside_its_thought() {
         samples::finished(ChatFinish::Length),
     ];
     check(
-        Shape::Generate,
+        Endpoint::Generate,
         outputs,
         &expect![[r#"
         {"model":"pip:latest","response":"","thinking":"Hm.","done":false}
@@ -83,7 +83,7 @@ fn a_prompt_is_answered_beside_its_thought() {
 #[test]
 fn a_failure_and_a_ping_are_lines_of_json() {
     let mut out = Vec::new();
-    let mut lines = lines(Shape::Chat);
+    let mut lines = lines(Endpoint::Chat);
     lines.ping(&mut out);
     let ping = &read(&out)[0];
     assert_eq!(ping["message"]["content"], "");
@@ -96,7 +96,7 @@ fn a_failure_and_a_ping_are_lines_of_json() {
 
 #[test]
 fn lines_add_up_however_they_are_cut() {
-    for shape in [Shape::Chat, Shape::Generate] {
+    for endpoint in [Endpoint::Chat, Endpoint::Generate] {
         for pieces in samples::splits(samples::AWKWARD) {
             let mut outputs: Vec<Output> = pieces
                 .iter()
@@ -105,15 +105,15 @@ fn lines_add_up_however_they_are_cut() {
             outputs.extend(pieces.iter().map(|piece| samples::content(piece)));
             outputs.push(samples::finished(ChatFinish::Stop));
             let (mut content, mut thinking) = (String::new(), String::new());
-            let read = read(&samples::bytes(lines(shape), outputs));
+            let read = read(&samples::bytes(lines(endpoint), outputs));
             for line in &read {
-                let said = match shape {
-                    Shape::Chat => &line["message"],
-                    Shape::Generate => line,
+                let said = match endpoint {
+                    Endpoint::Chat => &line["message"],
+                    Endpoint::Generate => line,
                 };
-                let key = match shape {
-                    Shape::Chat => "content",
-                    Shape::Generate => "response",
+                let key = match endpoint {
+                    Endpoint::Chat => "content",
+                    Endpoint::Generate => "response",
                 };
                 content.push_str(said[key].as_str().unwrap());
                 thinking.push_str(said["thinking"].as_str().unwrap_or(""));

@@ -14,7 +14,7 @@ use crate::{
     ids,
 };
 
-/// What is echoed in the answer stays as it came.
+/// Request; fields that are echoed in the answer stay as they came.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct ResponsesRequest {
     #[serde(default)]

@@ -1,11 +1,7 @@
-//! What memory is spent on. `--kv-type` reaches every command that computes, memory is planned with its bytes, and wrong ones
+//! Use of memory. `--kv-type` reaches every command that computes, memory is planned with its bytes, and wrong ones
 //! are refused. With `--repack` answers stay the same, and sizes and processors that it cannot be used with are named.
 
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Output},
-};
+use std::fs;
 
 use carat_testkit::{
     close,
@@ -13,28 +9,12 @@ use carat_testkit::{
 };
 use serde_json::Value;
 
-fn carat(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_carat"))
-        .args(arguments)
-        .output()
-        .expect("the program starts")
-}
-
-fn stdout(arguments: &[&str]) -> String {
-    let output = carat(arguments);
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {complaint}");
-    String::from_utf8(output.stdout).expect("text")
-}
+use crate::start::{self, Output, PROGRAM, carat, end_of, stdout, text};
 
 fn complaint(arguments: &[&str], code: i32) -> String {
     let output = carat(arguments);
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}");
-    String::from_utf8(output.stderr).expect("text")
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("paths here are text")
+    assert_eq!(output.code, Some(code), "{arguments:?}");
+    output.stderr
 }
 
 /// The bytes before ` for keys and values` in the notes of a run with the whole context.
@@ -49,7 +29,7 @@ fn planned(kv_type: &str) -> String {
         "1",
         "Hi",
     ]);
-    let notes = String::from_utf8(output.stderr).expect("text");
+    let notes = output.stderr;
     let (before, _) = notes
         .split_once(" for keys and values")
         .expect("a note on memory");
@@ -187,11 +167,11 @@ fn weights_that_stay_unpacked_change_no_answer() {
     assert!(!plain.trim().is_empty());
     for size in ["300KB", "1GiB"] {
         let kept = carat(&[&ask[..], &["--repack", size]].concat());
-        if kept.status.success() {
-            assert_eq!(String::from_utf8_lossy(&kept.stdout), plain, "with {size}");
+        if kept.code == Some(0) {
+            assert_eq!(kept.stdout, plain, "with {size}");
         } else {
             // A processor without tiles has nothing to keep.
-            let refused = String::from_utf8_lossy(&kept.stderr);
+            let refused = kept.stderr;
             assert!(refused.contains("AMX"), "{refused}");
         }
     }
@@ -216,14 +196,11 @@ fn what_repack_cannot_be_used_with_is_named() {
 /// Runs with a limit on address space, in KiB.
 fn limited(kilobytes: u64, arguments: &[&str]) -> Output {
     let script = format!("ulimit -v {kilobytes}; exec \"$0\" \"$@\"");
-    Command::new("sh")
-        .args(["-c", &script, env!("CARGO_BIN_EXE_carat")])
-        .args(arguments)
-        .output()
-        .expect("a shell")
+    let mut command = start::command("sh");
+    end_of(command.args(["-c", &script, PROGRAM]).args(arguments))
 }
 
-/// What a limit on address space leaves is what there is: a smaller context is taken, or a sentence says what is missing.
+/// The room that a limit on address space leaves is all there is: a smaller context is taken, or a sentence says what is missing.
 #[test]
 fn a_limit_on_address_space_ends_in_a_sentence() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -269,8 +246,8 @@ fn a_limit_on_address_space_ends_in_a_sentence() {
         ),
     ] {
         let output = limited(kilobytes, arguments);
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {told}");
+        let told = output.stderr;
+        assert_eq!(output.code, Some(1), "{arguments:?}: {told}");
         assert!(told.contains("not enough memory"), "{arguments:?}: {told}");
     }
     // With room to spare the same limit is no hindrance.
@@ -288,10 +265,6 @@ fn a_limit_on_address_space_ends_in_a_sentence() {
             "What is 1 + 1?",
         ],
     );
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout),
-        "1 + 1 = 2.\n",
-        "{told}"
-    );
+    let told = output.stderr;
+    assert_eq!(output.stdout, "1 + 1 = 2.\n", "{told}");
 }

@@ -1,33 +1,22 @@
 //! Structured output as a person asks for it: formats by flags, and tool calls that fit their tools.
 
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Output},
-};
+use std::{fs, path::Path};
 
 use serde_json::{Value, json};
 
-fn carat(arguments: &[&str]) -> Output {
-    let program = env!("CARGO_BIN_EXE_carat");
-    let output = Command::new(program).args(arguments).output();
-    output.expect("the program starts")
-}
+use crate::start::{self, carat, stdout};
 
 /// The output of a run, at a temperature that makes nonsense of whatever is free.
 fn run(flags: &[&str], seed: u32) -> String {
     let seed = seed.to_string();
     let common = ["run", "Hello.", "--temp", "2", "-n", "300", "--seed", &seed];
-    let output = carat(&[&common, flags].concat());
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{errors}");
-    String::from_utf8(output.stdout).expect("text")
+    stdout(&[&common, flags].concat())
 }
 
 fn refusal(flags: &[&str]) -> String {
     let output = carat(&[&["run", "Hello."], flags].concat());
-    assert!(!output.status.success());
-    String::from_utf8_lossy(&output.stderr).into_owned()
+    assert_ne!(output.code, Some(0));
+    output.stderr
 }
 
 fn file(folder: &Path, name: &str, text: &str) -> String {
@@ -112,7 +101,7 @@ fn mistakes_are_named() {
         "-j",
         "{\"type\": \"string\", \"not\": {}}",
     ]);
-    let note = String::from_utf8_lossy(&note.stderr).into_owned();
+    let note = note.stderr;
     assert!(note.contains("`not` at `#` is not enforced"), "{note}");
 }
 
@@ -135,8 +124,7 @@ fn calls_fit_their_tools() {
     let call = |flags: &[&str]| -> Value {
         let question = "What is the weather in Paris?";
         let common = ["run", question, "--tools", &path, "--json", "--temp", "0"];
-        let output = carat(&[&common, flags].concat());
-        let answer: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        let answer = start::json(&carat(&[&common, flags].concat()));
         assert_eq!(answer["finish_reason"], "tool_calls", "{answer}");
         answer["tool_calls"][0]["arguments"].clone()
     };

@@ -1,10 +1,12 @@
 //! Signals end the program at once, wherever it is, and the terminal stays usable.
 
-use crate::pty::Pty;
 use rustix::{
     process::Signal,
     termios::{LocalModes, Termios},
 };
+
+use super::pty::Pty;
+use crate::start::{self, PROGRAM};
 
 const ENDINGS: [(Signal, i32); 2] = [(Signal::TERM, 143), (Signal::HUP, 129)];
 
@@ -22,14 +24,13 @@ fn assert_restored(found: &Termios, left: &Termios) {
 fn a_chat_that_waits_for_a_line_ends_at_once() {
     for (signal, code) in ENDINGS {
         let mut chat = Pty::start(&["chat", "--no-history", "--backend", "cpu"]);
-        let found = chat.modes();
         chat.wait_for("> ");
         chat.type_text("half a que");
         chat.wait_for("que");
         assert!(!chat.modes().local_modes.contains(LocalModes::ICANON));
         chat.signal(signal);
         assert_eq!(chat.end().code(), Some(code), "{}", chat.screen());
-        assert_restored(&found, &chat.modes());
+        assert_restored(chat.found(), &chat.modes());
         // Pasting is plain again.
         assert!(chat.screen().contains("\x1b[?2004l"));
     }
@@ -45,7 +46,6 @@ fn a_chat_in_the_middle_of_an_answer_ends_at_once() {
             "reference",
             "--ignore-eos",
         ]);
-        let found = chat.modes();
         chat.wait_for("> ");
         chat.type_text("Tell me a story.\r");
         chat.wait_for("story.");
@@ -53,7 +53,7 @@ fn a_chat_in_the_middle_of_an_answer_ends_at_once() {
         chat.wait_for("e");
         chat.signal(signal);
         assert_eq!(chat.end().code(), Some(code), "{}", chat.screen());
-        assert_restored(&found, &chat.modes());
+        assert_restored(chat.found(), &chat.modes());
     }
 }
 
@@ -68,20 +68,19 @@ fn an_answer_ends_at_once() {
             "--ignore-eos",
             "Tell me a story.",
         ]);
-        let found = run.modes();
         run.wait_for("e");
         run.signal(signal);
         assert_eq!(run.end().code(), Some(code), "{}", run.screen());
-        assert_restored(&found, &run.modes());
+        assert_restored(run.found(), &run.modes());
     }
 }
 
 #[test]
 fn what_was_ignored_from_the_start_stays_so() {
-    let mut run = Pty::start_as(std::process::Command::new("sh").args([
+    let mut run = Pty::start_as(start::command("sh").args([
         "-c",
         "trap '' HUP; exec \"$0\" run -q -n 40 --backend cpu --ignore-eos 'Tell me a story.'",
-        env!("CARGO_BIN_EXE_carat"),
+        PROGRAM,
     ]));
     run.wait_for("e");
     run.signal(Signal::HUP);

@@ -1,30 +1,17 @@
 //! Commands of the chat, from a pipe.
 
-use std::{
-    fs,
-    io::Write,
-    process::{Command, Stdio},
-};
+use std::fs;
 
 use serde_json::Value;
 
-/// What a chat says to these lines: stdout and stderr.
+use crate::start::carat_with;
+
+/// The output of a chat for these lines: stdout and stderr.
 fn chat(lines: &str, arguments: &[&str]) -> (String, String) {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_carat"))
-        .args(["chat", "--backend", "cpu"])
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the program starts");
-    let mut stdin = child.stdin.take().expect("piped");
-    stdin.write_all(lines.as_bytes()).expect("written");
-    drop(stdin);
-    let output = child.wait_with_output().expect("the program ends");
-    let stderr = String::from_utf8(output.stderr).expect("text");
-    assert_eq!(output.status.code(), Some(0), "{stderr}");
-    (String::from_utf8(output.stdout).expect("text"), stderr)
+    let arguments = [&["chat", "--backend", "cpu"], arguments].concat();
+    let output = carat_with(lines, &arguments);
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    (output.stdout, output.stderr)
 }
 
 /// The messages that `lines` leave behind, as role and text.

@@ -1,19 +1,14 @@
-//! What `carat` says when CUDA cannot be used: under the emulator, which plays cards and drivers that are at fault.
+//! Messages of `carat` when CUDA cannot be used: under the emulator, which plays cards and drivers that are at fault.
 //!
 //!     crates/cuda/emulator/build.sh
-//!     EMULATOR_DIR=$PWD/target/emulator cargo test -p carat-cli --test cuda_errors -- --ignored
+//!     EMULATOR_DIR=$PWD/target/emulator cargo test -p carat-cli --test program cuda_errors -- --ignored
 
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
-struct Output {
-    code: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
+use crate::start::{Output, end_of, program};
 
 #[expect(clippy::disallowed_methods, reason = "a setting of the test harness")]
 fn emulator() -> PathBuf {
@@ -34,18 +29,9 @@ fn carat_by_default(
     fault: Option<(&str, &str)>,
     arguments: &[&str],
 ) -> Output {
-    let output = Command::new(env!("CARGO_BIN_EXE_carat"))
-        .args(arguments)
-        .env("LD_LIBRARY_PATH", libraries)
-        .env("HOME", home)
-        .envs(fault)
-        .output()
-        .expect("the program starts");
-    Output {
-        code: output.status.code(),
-        stdout: String::from_utf8(output.stdout).expect("text"),
-        stderr: String::from_utf8(output.stderr).expect("text"),
-    }
+    let mut command = program(arguments);
+    command.env("LD_LIBRARY_PATH", libraries).env("HOME", home);
+    end_of(command.envs(fault))
 }
 
 /// The one line that it ends with.
@@ -144,7 +130,7 @@ fn without_a_compiler_every_way_to_kernels_is_named() {
     );
 }
 
-/// Who did not ask for a card gets an answer all the same.
+/// A person who did not ask for a card gets an answer all the same.
 #[test]
 #[ignore = "needs the CUDA emulator"]
 fn a_card_without_a_compiler_is_not_the_default() {

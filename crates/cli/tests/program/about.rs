@@ -1,27 +1,12 @@
-//! What the program says of itself: its version, its completions, its manual.
+//! The program's words about itself: its version, its completions, its manual.
 
-use std::{
-    fs,
-    process::{Command, Output},
-};
+use std::{fs, process::Command};
 
-fn carat(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_carat"))
-        .args(arguments)
-        .output()
-        .expect("the program starts")
-}
-
-fn text(arguments: &[&str]) -> String {
-    let output = carat(arguments);
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {told}");
-    String::from_utf8(output.stdout).expect("text")
-}
+use crate::start::{carat, stdout};
 
 #[test]
 fn the_version_names_the_commit_and_a_level_that_can_be_asked_for() {
-    let line = text(&["--version"]);
+    let line = stdout(&["--version"]);
     let rest =
         line.trim_end()
             .strip_prefix(concat!("carat ", env!("CARGO_PKG_VERSION"), " (commit "));
@@ -47,7 +32,7 @@ fn the_version_names_the_commit_and_a_level_that_can_be_asked_for() {
     }
     assert_eq!(architecture, std::env::consts::ARCH);
     // This machine has it, or it would be refused.
-    text(&[
+    stdout(&[
         "run",
         "-q",
         "-n",
@@ -62,7 +47,7 @@ fn the_version_names_the_commit_and_a_level_that_can_be_asked_for() {
 
 #[test]
 fn a_shell_completes_commands_flags_and_values() {
-    let script = text(&["completions", "bash"]);
+    let script = stdout(&["completions", "bash"]);
     let complete = |words: &[&str]| {
         let last = words.len() - 1;
         let program = format!(
@@ -89,30 +74,30 @@ fn a_shell_completes_commands_flags_and_values() {
     );
     for shell in ["zsh", "fish", "elvish", "powershell"] {
         assert!(
-            text(&["completions", shell]).contains("hide-thinking"),
+            stdout(&["completions", shell]).contains("hide-thinking"),
             "{shell}"
         );
     }
-    assert_eq!(carat(&["completions", "soup"]).status.code(), Some(2));
+    assert_eq!(carat(&["completions", "soup"]).code, Some(2));
 }
 
 #[test]
 fn every_command_has_a_manual_page() {
-    let page = text(&["man"]);
+    let page = stdout(&["man"]);
     assert!(page.contains(".TH carat 1"), "{page}");
     assert!(page.contains("carat\\-run(1)"), "{page}");
-    assert!(text(&["man", "eval", "logits"]).contains("little\\-endian"));
+    assert!(stdout(&["man", "eval", "logits"]).contains("little\\-endian"));
     // It is made once for all machines.
     assert!(!page.contains("commit"), "{page}");
 
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("man1");
-    text(&["man", "--out", folder.to_str().unwrap()]);
+    stdout(&["man", "--out", folder.to_str().unwrap()]);
     assert_eq!(
         fs::read_to_string(folder.join("carat-eval-logits.1")).unwrap(),
-        text(&["man", "eval", "logits"])
+        stdout(&["man", "eval", "logits"])
     );
-    let help = text(&["--help"]);
+    let help = stdout(&["--help"]);
     let (_, commands) = help.split_once("Commands:").expect("a list of commands");
     let (commands, _) = commands.split_once("\n\n").unwrap_or((commands, ""));
     let names = commands.lines().filter_map(|line| {
@@ -125,7 +110,7 @@ fn every_command_has_a_manual_page() {
     }
 
     let output = carat(&["man", "soup"]);
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{told}");
+    let told = output.stderr;
+    assert_eq!(output.code, Some(1), "{told}");
     assert!(told.contains("no command `soup`"), "{told}");
 }

@@ -1,4 +1,4 @@
-//! Shapes of answers: formats by flags, tool calls by the tools' own schemas.
+//! Structured output: formats by flags, tool calls by the tools' own schemas.
 
 use std::{
     cell::Cell,
@@ -42,7 +42,7 @@ impl Preparation {
     }
 
     /// Waits until they are ready.
-    pub(crate) fn finish(self) -> Result<Shape> {
+    pub(crate) fn finish(self) -> Result<StructuredOutput> {
         let grammars = match self.grammars {
             Some(thread) => {
                 let grammars = thread.join();
@@ -51,7 +51,7 @@ impl Preparation {
             }
             None => None,
         };
-        Ok(Shape {
+        Ok(StructuredOutput {
             format: self.format,
             tools: self.tools,
             grammars,
@@ -60,8 +60,8 @@ impl Preparation {
     }
 }
 
-/// Shape of all answers of a session.
-pub(crate) struct Shape {
+/// Structure of all answers of a session.
+pub(crate) struct StructuredOutput {
     format: Option<Format>,
     /// Calls must fit the schemas of their tools.
     tools: bool,
@@ -78,7 +78,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) thinking: bool,
 }
 
-impl Shape {
+impl StructuredOutput {
     /// The constraint of an answer. Says, once, what of it cannot be enforced.
     pub(crate) fn constraint(
         &self,

@@ -1,6 +1,7 @@
-//! What is typed and pasted reaches the chat, all of it and in its place.
+//! Typed and pasted text reaches the chat, all of it and in its place.
 
-use crate::pty::Pty;
+use super::pty::Pty;
+use crate::start::{self, PROGRAM, stdout};
 
 const CHAT: [&str; 6] = ["chat", "--no-history", "--backend", "cpu", "--temp", "0"];
 
@@ -60,18 +61,14 @@ fn escape_sequences_of_a_model_are_shown_and_not_obeyed() {
     run.wait_for("^[[31mred");
     assert_eq!(run.end().code(), Some(0), "{}", run.screen());
     assert!(!run.screen().contains("\x1b[31m"), "{}", run.screen());
-    let piped = std::process::Command::new(env!("CARGO_BIN_EXE_carat"))
-        .args(ask)
-        .output()
-        .expect("it starts");
-    assert_eq!(piped.stdout, b"\x1b[31mred\n");
+    assert_eq!(stdout(&ask), "\x1b[31mred\n");
 }
 
 #[test]
 fn a_dumb_terminal_gets_plain_text() {
-    let mut run = Pty::start_as(std::process::Command::new("env").args([
+    let mut run = Pty::start_as(start::command("env").args([
         "TERM=dumb",
-        env!("CARGO_BIN_EXE_carat"),
+        PROGRAM,
         "run",
         "--backend",
         "cpu",

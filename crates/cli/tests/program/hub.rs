@@ -5,12 +5,13 @@ use std::{
     io::{BufRead, BufReader, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
-    process::{Command, Output},
     sync::{Arc, Mutex},
     thread,
 };
 
 use sha2::{Digest, Sha256};
+
+use crate::start::{Output, end_of, program};
 
 const COMMIT: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 /// The file that `gemma4:12b-q4_0` stands for.
@@ -107,20 +108,15 @@ impl Machine {
     }
 
     fn carat(&self, variables: &[(&str, &str)], arguments: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_carat"));
+        let mut command = program(arguments);
         command.env_clear().env("HOME", self.home.path());
-        command.envs(variables.iter().copied()).args(arguments);
-        command.output().expect("the program starts")
+        end_of(command.envs(variables.iter().copied()))
     }
 }
 
-fn told(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
 fn stdout(output: &Output) -> String {
-    assert!(output.status.success(), "{}", told(output));
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    output.stdout.clone()
 }
 
 #[test]
@@ -132,7 +128,7 @@ fn a_short_name_is_explained_fetched_listed_used_and_removed() {
     let path = stdout(&pulled).trim().to_owned();
     assert_eq!(fs::read(&path).expect("the printed path"), demo());
     let name = format!("hf:{REPO}:{FILE}");
-    assert!(told(&pulled).contains(&name), "{}", told(&pulled));
+    assert!(pulled.stderr.contains(&name), "{}", pulled.stderr);
     let requests = hub.requests.lock().expect("nobody panics").clone();
     assert!(!requests.is_empty());
     for (line, token) in requests {
@@ -145,17 +141,17 @@ fn a_short_name_is_explained_fetched_listed_used_and_removed() {
     let run = ["run", "-n", "2", "-m", "gemma4:12b-q4_0", "Hi"];
     let answered = machine.carat(&variables, &run);
     assert!(!stdout(&answered).is_empty());
-    assert!(told(&answered).contains(&name), "{}", told(&answered));
+    assert!(answered.stderr.contains(&name), "{}", answered.stderr);
     assert_eq!(hub.lines().len(), asked, "what is there is not asked for");
 
     let removed = machine.carat(&[], &["rm", &name]);
     assert!(stdout(&removed).contains(FILE));
-    assert!(told(&removed).contains("11.02 MiB"), "{}", told(&removed));
+    assert!(removed.stderr.contains("11.02 MiB"), "{}", removed.stderr);
     assert!(!Path::new(&path).exists());
     assert!(!stdout(&machine.carat(&[], &["list"])).contains(FILE));
     let again = machine.carat(&[], &["rm", "gemma4:12b-q4_0"]);
-    assert_eq!(again.status.code(), Some(1));
-    assert!(told(&again).contains("carat list"), "{}", told(&again));
+    assert_eq!(again.code, Some(1));
+    assert!(again.stderr.contains("carat list"), "{}", again.stderr);
 }
 
 #[test]
@@ -164,11 +160,11 @@ fn a_cached_model_is_pulled_without_a_network() {
     let base = format!("http://{}", hub.address);
     let pull = ["pull", "gemma4:12b-q4_0"];
     let nothing = machine.carat(&[("HF_ENDPOINT", &base), ("HF_HUB_OFFLINE", "1")], &pull);
-    assert_eq!(nothing.status.code(), Some(1));
+    assert_eq!(nothing.code, Some(1));
     assert!(
-        told(&nothing).contains("HF_HUB_OFFLINE"),
+        nothing.stderr.contains("HF_HUB_OFFLINE"),
         "{}",
-        told(&nothing)
+        nothing.stderr
     );
     assert!(hub.lines().is_empty(), "{:?}", hub.lines());
 
@@ -189,9 +185,9 @@ fn a_cached_model_is_pulled_without_a_network() {
     let unreached = machine.carat(&[("HF_ENDPOINT", &gone)], &pull);
     assert_eq!(stdout(&unreached), path);
     assert!(
-        told(&unreached).contains("may be old"),
+        unreached.stderr.contains("may be old"),
         "{}",
-        told(&unreached)
+        unreached.stderr
     );
 }
 
@@ -200,8 +196,8 @@ fn an_endpoint_that_cannot_be_used_is_named() {
     let machine = Machine::new();
     let plain = [("HF_ENDPOINT", "http://mirror.example")];
     let output = machine.carat(&plain, &["pull", "gemma4:12b"]);
-    assert_eq!(output.status.code(), Some(1));
-    let told = told(&output);
+    assert_eq!(output.code, Some(1));
+    let told = output.stderr;
     assert!(
         told.contains("HF_ENDPOINT") && told.contains("https://"),
         "{told}"
@@ -228,7 +224,7 @@ fn a_proxy_is_used() {
         &[endpoint, ("HTTPS_PROXY", &address)],
         &["pull", "gemma4:12b"],
     );
-    assert_eq!(proxied.status.code(), Some(1));
+    assert_eq!(proxied.code, Some(1));
     let line = seen.join().expect("the proxy was asked");
     assert!(line.starts_with("CONNECT hub.invalid:443"), "{line}");
 }

@@ -1,19 +1,8 @@
 //! Flags and values that are wrong, and flags of other programs; words of every message.
 
-use std::process::{Command, Output};
-
 use carat_testkit::fixtures;
 
-fn carat(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_carat"))
-        .args(arguments)
-        .output()
-        .expect("the program starts")
-}
-
-fn told(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
+use crate::start::carat;
 
 #[test]
 fn wrong_flags_and_values_exit_with_2() {
@@ -38,16 +27,11 @@ fn wrong_flags_and_values_exit_with_2() {
         (&["nonsense"], "nonsense"),
     ] {
         let output = carat(arguments);
-        assert_eq!(
-            output.status.code(),
-            Some(2),
-            "{arguments:?}: {}",
-            told(&output)
-        );
+        assert_eq!(output.code, Some(2), "{arguments:?}: {}", output.stderr);
         assert!(
-            told(&output).contains(word),
+            output.stderr.contains(word),
             "{arguments:?}: {}",
-            told(&output)
+            output.stderr
         );
     }
 }
@@ -79,8 +63,8 @@ fn several_models_are_for_serve_and_need_names_of_their_own() {
             &[]
         };
         let output = carat(&[arguments, serves].concat());
-        let told = told(&output);
-        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {told}");
+        let told = output.stderr;
+        assert_eq!(output.code, Some(1), "{arguments:?}: {told}");
         assert!(told.contains(word), "{arguments:?}: {told}");
     }
 }
@@ -96,12 +80,7 @@ fn flags_people_know_are_understood_or_answered() {
         &["--grammar", "root ::= \"yes\""],
     ] {
         let output = carat(&[&["run", "-q", "-n", "2"][..], known, &["Hi"]].concat());
-        assert_eq!(
-            output.status.code(),
-            Some(0),
-            "{known:?}: {}",
-            told(&output)
-        );
+        assert_eq!(output.code, Some(0), "{known:?}: {}", output.stderr);
     }
     for (flag, word) in [
         (&["--mmproj", "x.gguf"][..], "text"),
@@ -111,8 +90,8 @@ fn flags_people_know_are_understood_or_answered() {
         (&["--no-mmap"], "mapped"),
     ] {
         let output = carat(&[&["run", "Hi"][..], flag].concat());
-        assert_eq!(output.status.code(), Some(2), "{flag:?}: {}", told(&output));
-        assert!(told(&output).contains(word), "{flag:?}: {}", told(&output));
+        assert_eq!(output.code, Some(2), "{flag:?}: {}", output.stderr);
+        assert!(output.stderr.contains(word), "{flag:?}: {}", output.stderr);
     }
 }
 
@@ -131,8 +110,8 @@ fn a_difference_between_backends_is_a_failure() {
             model,
         ])
     };
-    assert_eq!(diff("0.5").status.code(), Some(0));
-    assert_eq!(diff("1e-9").status.code(), Some(1));
+    assert_eq!(diff("0.5").code, Some(0));
+    assert_eq!(diff("1e-9").code, Some(1));
 }
 
 /// Words that are types of this program or of its language.
@@ -263,9 +242,9 @@ fn no_message_names_a_type() {
     for (arguments, input) in inputs {
         std::fs::write(&path, &input).expect("written");
         let output = carat(&[&arguments[..], &["-q"]].concat());
-        let told = told(&output);
+        let told = output.stderr;
         assert!(!told.contains("panicked"), "{input}: {told}");
-        failures += usize::from(!output.status.success());
+        failures += usize::from(output.code != Some(0));
         if let Some(word) = names_a_type(&told.replace(name, "")) {
             panic!("`{word}` in what is said of {input} ({arguments:?}): {told}");
         }

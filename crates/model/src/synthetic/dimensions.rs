@@ -6,7 +6,7 @@ use crate::config::{Experts, LayerKind};
 
 /// All dimensions of a model, one field a fact, so that a test can change one.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Shape {
+pub struct Dimensions {
     /// Written into the file.
     pub name: String,
     /// By layer.
@@ -69,7 +69,7 @@ pub enum FullValues {
     Keys,
 }
 
-impl Shape {
+impl Dimensions {
     /// Every `period`-th layer attends to everything, the others to a window.
     pub fn pattern(layers: usize, period: usize) -> Vec<LayerKind> {
         (1..=layers)

@@ -10,10 +10,11 @@ use std::{
     time::Duration,
 };
 
+use crate::start::{Output, asset, carat, program, spawn, text};
+
 fn copy_of_the_demo(folder: &Path) -> PathBuf {
     let path = folder.join("model.gguf");
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/pip-q8_0.gguf");
-    fs::copy(demo, &path).expect("copied");
+    fs::copy(asset("pip-q8_0.gguf"), &path).expect("copied");
     path
 }
 
@@ -21,14 +22,11 @@ fn copy_of_the_demo(folder: &Path) -> PathBuf {
 fn changed_during_an_answer(backend: &str, change: impl FnOnce(&Path)) -> (Option<i32>, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let model = copy_of_the_demo(folder.path());
-    let mut child = Command::new(env!("CARGO_BIN_EXE_carat"))
-        .args(["run", "--backend", backend, "--ignore-eos", "-n", "1900"])
-        .args(["-m", model.to_str().expect("text"), "Tell me a story."])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the program starts");
+    let mut child = spawn(
+        program(&["run", "--backend", backend, "--ignore-eos", "-n", "1900"])
+            .args(["-m", text(&model), "Tell me a story."])
+            .stdin(Stdio::null()),
+    );
     let mut stdout = child.stdout.take().expect("piped");
     let mut first = [0; 4];
     stdout.read_exact(&mut first).expect("an answer");
@@ -39,8 +37,8 @@ fn changed_during_an_answer(backend: &str, change: impl FnOnce(&Path)) -> (Optio
     });
     let output = child.wait_with_output().expect("it ends");
     rest.join().expect("no panic");
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    (output.status.code(), told)
+    let output = Output::from(output);
+    (output.code, output.stderr)
 }
 
 #[test]
@@ -79,16 +77,13 @@ fn what_is_no_file_is_named_at_once() {
         let path = path.to_str().expect("text").to_owned();
         let (sender, ended) = mpsc::channel();
         thread::spawn(move || {
-            let output = Command::new(env!("CARGO_BIN_EXE_carat"))
-                .args(["run", "-m", &path, "Hi"])
-                .output();
-            let _ = sender.send(output.expect("the program starts"));
+            let _ = sender.send(carat(&["run", "-m", &path, "Hi"]));
         });
         let output = ended
             .recv_timeout(Duration::from_mins(1))
             .expect("it does not wait for a writer");
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{told}");
+        let told = output.stderr;
+        assert_eq!(output.code, Some(1), "{told}");
         assert!(told.contains(kind), "{told}");
     }
 }

@@ -17,6 +17,8 @@ use rustix::{
     termios::{Termios, Winsize, tcgetattr, tcsetwinsize},
 };
 
+use crate::start::{self, PROGRAM};
+
 /// Longer than any answer of the demo model takes on a busy machine.
 const PATIENCE: Duration = Duration::from_mins(2);
 
@@ -25,16 +27,18 @@ pub(crate) struct Pty {
     keyboard: File,
     screen: Receiver<Vec<u8>>,
     seen: Vec<u8>,
-    /// Where in `seen` the next thing is looked for.
+    /// Position in `seen` from which the next thing is looked for.
     read: usize,
     terminal: File,
+    /// Modes of the terminal before the program was started.
+    found: Termios,
 }
 
 impl Pty {
     pub(crate) fn start(arguments: &[&str]) -> Pty {
         // Whoever runs the tests may ignore these, as jobs in the background do.
-        let program = ["--default-signal=INT,HUP,TERM", env!("CARGO_BIN_EXE_carat")];
-        Pty::start_as(Command::new("env").args(program).args(arguments))
+        let program = ["--default-signal=INT,HUP,TERM", PROGRAM];
+        Pty::start_as(start::command("env").args(program).args(arguments))
     }
 
     /// Runs any command on the terminal.
@@ -49,6 +53,7 @@ impl Pty {
             .custom_flags(OFlags::NOCTTY.bits().cast_signed())
             .open(name.to_str().expect("an ASCII path"))
             .expect("the other end");
+        let found = tcgetattr(&terminal).expect("it is a terminal");
         let end = || OwnedFd::from(terminal.try_clone().expect("another handle"));
         let child = command
             .env("TERM", "xterm")
@@ -75,6 +80,7 @@ impl Pty {
             seen: Vec::new(),
             read: 0,
             terminal,
+            found,
         }
     }
 
@@ -121,6 +127,10 @@ impl Pty {
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("the program is there");
+    }
+
+    pub(crate) fn found(&self) -> &Termios {
+        &self.found
     }
 
     pub(crate) fn modes(&self) -> Termios {

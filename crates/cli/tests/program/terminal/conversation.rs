@@ -1,20 +1,17 @@
 //! The chat at a terminal: lines that break at words, Tab, and questions before something is lost.
 
-use std::{fs, process::Command};
+use std::fs;
 
-use crate::pty::Pty;
+use super::pty::Pty;
+use crate::start::{self, PROGRAM, stdout};
 
 const CHAT: [&str; 6] = ["chat", "--no-history", "--backend", "cpu", "--temp", "0"];
 const STORY: &str = "Tell me a story about a fox.";
 
 /// The words that the model writes, whatever the terminal.
 fn story(tokens: &str) -> Vec<String> {
-    let output = Command::new(env!("CARGO_BIN_EXE_carat"))
-        .args(["run", "-q", "--backend", "cpu", "--temp", "0"])
-        .args(["-n", tokens, STORY])
-        .output()
-        .expect("it starts");
-    let text = String::from_utf8(output.stdout).expect("text");
+    let ask = ["run", "-q", "--backend", "cpu", "--temp", "0"];
+    let text = stdout(&[&ask[..], &["-n", tokens, STORY]].concat());
     text.split_whitespace().map(str::to_owned).collect()
 }
 
@@ -77,8 +74,8 @@ fn lines_follow_the_width_of_the_terminal() {
 fn a_pipe_gets_the_lines_of_the_model() {
     let script = format!("printf '{STORY}\\n' | \"$0\" \"$@\" -n 80 | cat");
     let mut chat = Pty::start_as(
-        Command::new("sh")
-            .args(["-c", &script, env!("CARGO_BIN_EXE_carat")])
+        start::command("sh")
+            .args(["-c", &script, PROGRAM])
             .args(CHAT),
     );
     chat.resize(32);
