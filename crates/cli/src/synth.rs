@@ -86,7 +86,7 @@ fn write_shape(mut shape: Shape, mix: Mix, out: &Path, mut options: Options) -> 
     };
     shape.vocab = vocabulary.count()?;
     shape.write_metadata(&mut head);
-    head.field("general.file_type", &Field::U32(mix.file_type()));
+    head.field("general.file_type", &Field::U32(mix.file_type));
     head.field("general.quantization_version", &Field::U32(2));
     vocabulary.write_metadata(&mut head);
 
