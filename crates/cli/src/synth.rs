@@ -91,7 +91,7 @@ fn write_model(
     };
     dimensions.vocab = vocabulary.count()?;
     dimensions.write_metadata(&mut head);
-    head.field("general.file_type", &Field::U32(mix.file_type()));
+    head.field("general.file_type", &Field::U32(mix.file_type));
     head.field("general.quantization_version", &Field::U32(2));
     vocabulary.write_metadata(&mut head);
 

@@ -1,6 +1,6 @@
 //! Random inputs and error measures for this crate's tests.
 
-use carat_gguf::QuantType;
+use carat_gguf::{QuantType, quant::random_blocks};
 use half::f16;
 
 /// A small generator of well-mixed numbers; tests name their seed.
@@ -39,6 +39,10 @@ impl Random {
         let mut bytes: Vec<u8> = (0..rows * quant.row_bytes(columns))
             .map(|_| self.bits() as u8)
             .collect();
+        if quant.codes().is_some() {
+            random_blocks(quant, self.bits(), 0.3, &mut bytes);
+            return bytes;
+        }
         let f16_offsets: &[usize] = match quant {
             QuantType::Q4_1 | QuantType::Q5_1 | QuantType::Q4_K | QuantType::Q5_K => &[0, 2],
             QuantType::Q2_K => &[80, 82],

@@ -323,10 +323,7 @@ fn linears() -> impl Iterator<Item = Case> {
 }
 
 fn experts() -> impl Iterator<Item = Case> {
-    let formats = QuantType::all()
-        .filter(|q| q.block_len() <= 32)
-        .chain([QuantType::Q4_K, QuantType::Q6_K]);
-    formats.flat_map(|quant| {
+    QuantType::all().flat_map(|quant| {
         [1, 2, 19, 40].into_iter().map(move |rows| {
             Bench::new(rows as u64)
                 .tensor("table", &[256, VOCAB], QuantType::F32)

@@ -1,10 +1,14 @@
 //! Small models through the same code, and the shapes and formats of the large ones without their bytes.
 
-use std::{collections::BTreeMap, fs};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
 
 use carat_gguf::quant::random_blocks;
 use carat_model::{Model, synthetic::dimensions::FullValues};
 use carat_testkit::tiny::Variant;
+use clap::ValueEnum;
 
 use super::*;
 
@@ -20,7 +24,7 @@ fn small_models_of_every_variant_and_mix_load_and_are_finite() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("m.gguf");
     for variant in Variant::ALL {
-        for mix in [Mix::Q8_0, Mix::Q4_0, Mix::Q4_K_M] {
+        for &mix in Mix::value_variants() {
             let dimensions = variant.dimensions(256);
             let summary = write_model(dimensions.clone(), mix, &out, options()).unwrap();
             assert_eq!(summary.bytes, fs::metadata(&out).unwrap().len());
@@ -36,6 +40,39 @@ fn small_models_of_every_variant_and_mix_load_and_are_finite() {
             Model::load(file.into()).unwrap();
         }
     }
+}
+
+#[test]
+fn every_format_is_in_some_mix() {
+    let mut seen: Vec<QuantType> = Vec::new();
+    for mix in Mix::value_variants() {
+        let dimensions = Preset::B26A4b.dimensions();
+        let layers = dimensions.layers();
+        seen.extend(dimensions.tensors().iter().map(|t| mix.format(t, layers)));
+    }
+    for quant in QuantType::all() {
+        assert!(seen.contains(&quant), "{quant}");
+    }
+}
+
+#[test]
+fn dynamic_mixes_change_formats_within_a_layer() {
+    let mixes = Mix::value_variants().iter();
+    let dynamic = mixes.filter(|mix| {
+        let name = mix.to_possible_value().unwrap();
+        name.get_name().starts_with("ud-")
+    });
+    let mut count = 0;
+    for mix in dynamic {
+        let dimensions = Preset::B12.dimensions();
+        let layers = dimensions.layers();
+        let first = dimensions.tensors().into_iter().filter(|t| t.layer == 0);
+        let attention = first.filter(|t| t.name.contains("blk.0.attn_") && t.role != Role::Vector);
+        let formats: BTreeSet<QuantType> = attention.map(|t| mix.format(&t, layers)).collect();
+        assert!(formats.len() > 1, "{mix:?}: {formats:?}");
+        count += 1;
+    }
+    assert_eq!(count, 6);
 }
 
 #[test]

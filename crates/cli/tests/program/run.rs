@@ -382,15 +382,15 @@ fn another_architecture_and_foreign_formats_are_named() {
     assert!(
         refusal(&["run", "x", "-m", text(&missing)]).contains("`output_norm.weight` is missing")
     );
-    // Name, two dimensions, then the format: IQ2_XXS is one we do not read.
+    // Name, two dimensions, then the format: Q8_K is one that no file should hold.
     let name = b"blk.0.attn_q.weight";
     let at = whole.windows(name.len()).position(|w| w == name).unwrap() + name.len() + 4 + 16;
     let mut foreign = whole.clone();
-    foreign[at] = 16;
+    foreign[at] = 15;
     let foreign = file(&folder, "foreign.gguf", foreign);
     let complaint = refusal(&["run", "x", "-m", text(&foreign)]);
     assert!(
-        complaint.contains("IQ2_XXS") && complaint.contains("Q4_K"),
+        complaint.contains("Q8_K") && complaint.contains("Q4_K"),
         "{complaint}"
     );
 }

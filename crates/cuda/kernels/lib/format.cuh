@@ -5,14 +5,19 @@
 // broadcast. Faster kernels decode whole blocks; this is the definition they are compared with.
 #pragma once
 #include "lib/block_float.cuh"
+#include "lib/block_iq1.cuh"
+#include "lib/block_iq2.cuh"
+#include "lib/block_iq3.cuh"
 #include "lib/block_iq4.cuh"
 #include "lib/block_legacy.cuh"
 #include "lib/block_mxfp4.cuh"
+#include "lib/block_nvfp4.cuh"
 #include "lib/block_q2_k.cuh"
 #include "lib/block_q3_k.cuh"
 #include "lib/block_q4_k.cuh"
 #include "lib/block_q5_k.cuh"
 #include "lib/block_q6_k.cuh"
+#include "lib/block_ternary.cuh"
 
 #define weight_value JOIN(FORMAT, _value)
 // The block that holds value `i` of a row, and the centred code of a value of a block: formats that have fragments.

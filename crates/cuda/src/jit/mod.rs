@@ -2,5 +2,6 @@
 
 pub(crate) mod cache;
 pub(crate) mod compiler;
+mod grids;
 pub(crate) mod nvrtc;
 pub(crate) mod source;

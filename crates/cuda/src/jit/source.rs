@@ -2,7 +2,9 @@
 //!
 //! `#line` marks keep file names and line numbers, so the compiler's messages point at the file one edits.
 
-use std::fmt::Write;
+use std::{borrow::Cow, fmt::Write};
+
+use super::grids;
 
 use sha2::{Digest, Sha256};
 
@@ -39,14 +41,19 @@ texts![
     "lib/batch.cuh",
     "lib/best.cuh",
     "lib/block_float.cuh",
+    "lib/block_iq1.cuh",
+    "lib/block_iq2.cuh",
+    "lib/block_iq3.cuh",
     "lib/block_iq4.cuh",
     "lib/block_legacy.cuh",
     "lib/block_mxfp4.cuh",
+    "lib/block_nvfp4.cuh",
     "lib/block_q2_k.cuh",
     "lib/block_q3_k.cuh",
     "lib/block_q4_k.cuh",
     "lib/block_q5_k.cuh",
     "lib/block_q6_k.cuh",
+    "lib/block_ternary.cuh",
     "lib/dot.cuh",
     "lib/format.cuh",
     "lib/fragment.cuh",
@@ -57,6 +64,7 @@ texts![
     "lib/gemv_float.cuh",
     "lib/gemv_fragment.cuh",
     "lib/gemv_input.cuh",
+    "lib/grid.cuh",
     "lib/kv.cuh",
     "lib/kv_q8_0.cuh",
     "lib/kv_tile.cuh",
@@ -105,11 +113,17 @@ pub(crate) fn digest() -> String {
     hex
 }
 
-fn text(name: &str) -> &'static str {
+/// The one text that is no file.
+const GRID_TABLES: &str = "lib/grid_tables.cuh";
+
+fn text(name: &str) -> Cow<'static, str> {
+    if name == GRID_TABLES {
+        return Cow::Owned(grids::text());
+    }
     let found = TEXTS.iter().find(|(path, _)| *path == name);
-    found
-        .unwrap_or_else(|| panic!("kernels/{name} is included, but not listed in source.rs"))
-        .1
+    let (_, text) =
+        found.unwrap_or_else(|| panic!("kernels/{name} is included, but not listed in source.rs"));
+    Cow::Borrowed(text)
 }
 
 /// The whole text of kernel `name`, includes joined in, each once.
@@ -181,7 +195,8 @@ mod tests {
                 at = (file.to_owned(), number.parse().unwrap());
                 continue;
             }
-            let original = text(&at.0).lines().nth(at.1 - 1).unwrap();
+            let text = text(&at.0);
+            let original = text.lines().nth(at.1 - 1).unwrap();
             assert!(line == original || original == "#pragma once", "{at:?}");
             at.1 += 1;
             checked += 1;

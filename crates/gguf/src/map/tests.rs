@@ -121,7 +121,7 @@ fn what_is_no_file_at_all() {
 #[test]
 fn tensors_of_unknown_type_fail_when_asked_for() {
     let bytes = Raw::head(2, 0)
-        .tensor("new", &[7], 16, 0)
+        .tensor("new", &[7], 15, 0)
         .tensor("known", &[8], 0, 0)
         .data(32);
     let gguf = Gguf::from_bytes("m", bytes.0).unwrap();
@@ -130,8 +130,9 @@ fn tensors_of_unknown_type_fail_when_asked_for() {
     let error = gguf.tensor("new").err().expect("unknown").to_string();
     assert_eq!(
         error,
-        "tensor `new` has type 16 (IQ2_XXS), which is not supported; use a file quantized to one of \
-         F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4"
+        "tensor `new` has type 15 (Q8_K), which is not supported; use a file quantized to one of \
+         F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 \
+         NVFP4 IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ1_S IQ1_M TQ1_0 TQ2_0 Q1_0"
     );
     assert!(gguf.tensor_bytes(0).is_empty());
 }

@@ -6,7 +6,10 @@
 
 use half::{bf16, f16};
 
-use super::{IQ4_VALUES, MXFP4_VALUES, QuantType};
+use super::{
+    IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID, IQ4_VALUES,
+    MXFP4_VALUES, QuantType, nvfp4_scale,
+};
 
 /// Steele, Lea and Flood's generator: a counter and a hash of it. Good enough to look random, and nothing more.
 #[derive(Clone, Debug)]
@@ -90,6 +93,14 @@ pub fn random_blocks(quant: QuantType, seed: u64, std: f32, out: &mut [u8]) {
             for field in fields(quant, std) {
                 field.overwrite(quant.block_bytes(), out);
             }
+            if quant == QuantType::TQ2_0 {
+                // Of four codes three are in use: the fourth becomes a 0.
+                for block in out.chunks_exact_mut(quant.block_bytes()) {
+                    for byte in &mut block[..64] {
+                        *byte &= !(*byte & 0x55) << 1 | 0x55;
+                    }
+                }
+            }
         }
     }
 }
@@ -106,21 +117,17 @@ struct Field {
 
 enum Choices {
     Half([[u8; 2]; CHOICES]),
+    /// IQ1_M's: the upper nibbles of four u16.
+    Nibbles([[u8; 2]; CHOICES]),
     Byte([u8; CHOICES]),
 }
 
 impl Field {
     /// Scales of root mean square `size` and of both signs.
     fn half(offset: usize, size: f32) -> Field {
-        let mut choices = [[0; 2]; CHOICES];
-        for (k, choice) in (0u8..).zip(&mut choices) {
-            let jitter = SPREAD[usize::from(k / 2)];
-            let sign = if k % 2 == 0 { 1.0 } else { -1.0 };
-            *choice = f16::from_f32(size * jitter * sign).to_le_bytes();
-        }
         Field {
             offset,
-            choices: Choices::Half(choices),
+            choices: Choices::Half(halves(size)),
         }
     }
 
@@ -134,10 +141,28 @@ impl Field {
             let choice = usize::from(block[chooser]) % CHOICES;
             match &self.choices {
                 Choices::Half(halves) => block[at..at + 2].copy_from_slice(&halves[choice]),
+                Choices::Nibbles(halves) => {
+                    for (k, byte) in halves[choice].into_iter().enumerate() {
+                        let (low, high) = (at + 4 * k + 1, at + 4 * k + 3);
+                        block[low] = block[low] & 15 | byte << 4;
+                        block[high] = block[high] & 15 | byte & 0xf0;
+                    }
+                }
                 Choices::Byte(bytes) => block[at] = bytes[choice],
             }
         }
     }
+}
+
+/// Scales of root mean square `size` and of both signs.
+fn halves(size: f32) -> [[u8; 2]; CHOICES] {
+    let mut choices = [[0; 2]; CHOICES];
+    for (k, choice) in (0u8..).zip(&mut choices) {
+        let jitter = SPREAD[usize::from(k / 2)];
+        let sign = if k % 2 == 0 { 1.0 } else { -1.0 };
+        *choice = f16::from_f32(size * jitter * sign).to_le_bytes();
+    }
+    choices
 }
 
 /// Factors from two thirds to four thirds with a mean square of 1, near enough.
@@ -167,6 +192,23 @@ fn fields(quant: QuantType, std: f32) -> Vec<Field> {
     fn table(values: &[i8]) -> f32 {
         let squares: f32 = values.iter().map(|&v| f32::from(v).powi(2)).sum();
         (squares / values.len() as f32).sqrt()
+    }
+    /// Root mean square of the first `n` of `step / 2`, `step / 2 + step` and so on.
+    fn stepped(n: u8, step: f32) -> f32 {
+        let squares: f32 = (0..n).map(|k| (f32::from(k) + 0.5).powi(2)).sum();
+        step * (squares / f32::from(n)).sqrt()
+    }
+    fn eights(grid: &[u64]) -> f32 {
+        let codes = grid.iter().flat_map(|word| word.to_le_bytes());
+        table(&codes.map(u8::cast_signed).collect::<Vec<_>>())
+    }
+    fn fours(grid: &[u32]) -> f32 {
+        let codes = grid.iter().flat_map(|word| word.to_le_bytes());
+        table(&codes.map(u8::cast_signed).collect::<Vec<_>>())
+    }
+    /// Codes of the IQ1 formats, one more or less.
+    fn moved_ones() -> f32 {
+        (eights(&IQ1_GRID).powi(2) + 1.0).sqrt()
     }
     // A block of value `d * code + m`.
     let with_minimum = |codes: f32| {
@@ -199,6 +241,40 @@ fn fields(quant: QuantType, std: f32) -> Vec<Field> {
             offset: 0,
             choices: Choices::Byte(exponents(std / table(&MXFP4_VALUES))),
         }],
+        QuantType::NVFP4 => (0..4)
+            .map(|group| Field {
+                offset: group,
+                choices: Choices::Byte(e4m3_scales(std / table(&MXFP4_VALUES), group)),
+            })
+            .collect(),
+        QuantType::IQ2_XXS => vec![Field::half(
+            0,
+            4.0 * std / (stepped(16, 1.0) * eights(&IQ2_XXS_GRID)),
+        )],
+        QuantType::IQ2_XS => vec![Field::half(
+            0,
+            4.0 * std / (stepped(16, 1.0) * eights(&IQ2_XS_GRID)),
+        )],
+        QuantType::IQ2_S => vec![Field::half(
+            0,
+            4.0 * std / (stepped(16, 1.0) * eights(&IQ2_S_GRID)),
+        )],
+        QuantType::IQ3_XXS => vec![Field::half(
+            0,
+            2.0 * std / (stepped(16, 1.0) * fours(&IQ3_XXS_GRID)),
+        )],
+        QuantType::IQ3_S => vec![Field::half(
+            0,
+            std / (stepped(16, 2.0) * fours(&IQ3_S_GRID)),
+        )],
+        QuantType::IQ1_S => vec![Field::half(0, 8.0 * std / (stepped(8, 2.0) * moved_ones()))],
+        QuantType::IQ1_M => vec![Field {
+            offset: 48,
+            choices: Choices::Nibbles(halves(8.0 * std / (stepped(8, 2.0) * moved_ones()))),
+        }],
+        QuantType::TQ1_0 => vec![Field::half(52, std / table(&[-1, 0, 1]))],
+        QuantType::TQ2_0 => vec![Field::half(64, std / table(&[-1, 0, 0, 1]))],
+        QuantType::Q1_0 => vec![Field::half(0, std)],
         QuantType::F32 | QuantType::F16 | QuantType::BF16 => Vec::new(),
     }
 }
@@ -215,4 +291,21 @@ fn exponents(scale: f32) -> [u8; CHOICES] {
     let doubled = ((excess - 1.0) / 3.0 * CHOICES as f32).round() as usize;
     let e = (below + 128.0) as u8;
     std::array::from_fn(|k| if k < doubled { e + 1 } else { e })
+}
+
+/// Scales of an NVFP4 group with the root mean square `scale`: a mix of the two numbers next to it, another for every group.
+fn e4m3_scales(scale: f32, group: usize) -> [u8; CHOICES] {
+    let above = (1..=0x7e)
+        .find(|&e| nvfp4_scale(e) >= scale)
+        .unwrap_or(0x7e);
+    let (low, high) = (nvfp4_scale(above - 1).powi(2), nvfp4_scale(above).powi(2));
+    let share = ((scale * scale - low) / (high - low)).clamp(0.0, 1.0) * CHOICES as f32;
+    std::array::from_fn(|k| {
+        let place = (k + 5 * group) % CHOICES;
+        if (place as f32) < share.round() {
+            above
+        } else {
+            above - 1
+        }
+    })
 }

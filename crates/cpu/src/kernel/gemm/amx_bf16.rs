@@ -140,7 +140,7 @@ impl<T: Tiles> WithFormat for Pack<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<F: Format>(self) {
+    fn run<F: Format>(self, format: F) {
         let Pack {
             weights,
             first,
@@ -152,11 +152,11 @@ impl<T: Tiles> WithFormat for Pack<'_, T> {
         let mut scales = [Line([0; 64]); ROWS];
         let mut mins = [Line([0; 64]); ROWS];
         for (chunk, tiles) in tiles.chunks_mut(chunk_values / K_STEP).enumerate() {
-            let start = (first / chunk_values + chunk) * F::CHUNK_BYTES;
+            let start = (first / chunk_values + chunk) * format.chunk_bytes();
             for row in 0..weights.len() {
                 let mut tail = None;
-                let chunk = chunk_at::<F>(weights.row(row), start, &mut tail);
-                let unpacked = F::unpack::<T::Vectors>(chunk);
+                let chunk = chunk_at(format, weights.row(row), start, &mut tail);
+                let unpacked = format.unpack::<T::Vectors>(chunk);
                 for (piece, codes) in codes.iter_mut().enumerate().take(F::GROUP / 4) {
                     let unsigned = unsigned::<T::Vectors, F>(unpacked.codes[piece]);
                     T::Vectors::store_bytes(unsigned, &mut codes[unit_of_row(row)].0);

@@ -49,13 +49,15 @@ impl<S: Simd> WithFormat for Gemv<'_, S> {
     type Output = ();
 
     #[inline(always)]
-    fn run<F: Format>(mut self) {
+    fn run<F: Format>(mut self, format: F) {
         let mut done = 0;
         while done < self.x.len() {
             done += match &self.x[done..] {
-                [a, b, c, d, ..] if S::SHARING_ROWS >= 4 => self.rows::<F, 4>(done, [a, b, c, d]),
-                [a, b, ..] if S::SHARING_ROWS >= 2 => self.rows::<F, 2>(done, [a, b]),
-                [a, ..] => self.rows::<F, 1>(done, [a]),
+                [a, b, c, d, ..] if S::SHARING_ROWS >= 4 => {
+                    self.rows::<F, 4>(format, done, [a, b, c, d])
+                }
+                [a, b, ..] if S::SHARING_ROWS >= 2 => self.rows::<F, 2>(format, done, [a, b]),
+                [a, ..] => self.rows::<F, 1>(format, done, [a]),
                 [] => 0,
             };
         }
@@ -64,14 +66,19 @@ impl<S: Simd> WithFormat for Gemv<'_, S> {
 
 impl<S: Simd> Gemv<'_, S> {
     #[inline(always)]
-    fn rows<F: Format, const R: usize>(&mut self, first: usize, x: [Row<'_>; R]) -> usize {
+    fn rows<F: Format, const R: usize>(
+        &mut self,
+        format: F,
+        first: usize,
+        x: [Row<'_>; R],
+    ) -> usize {
         let columns = self.weights.len();
         for start in (0..columns).step_by(READ_STREAMS) {
             let count = READ_STREAMS.min(columns - start);
             let rows: [&[u8]; READ_STREAMS] = array![[].as_slice(); w => {
                 self.weights.row_and_rest(start + w.min(count - 1))
             }];
-            let sums = products::<S, F, R>(&rows[..count], self.weights.row_bytes, x);
+            let sums = products::<S, F, R>(format, &rows[..count], self.weights.row_bytes, x);
             for (w, sums) in sums.into_iter().take(count).enumerate() {
                 for (row, sum) in sums.into_iter().enumerate() {
                     self.out[(first + row) * columns + start + w] = sum.sum();
@@ -85,27 +92,28 @@ impl<S: Simd> Gemv<'_, S> {
 /// Up to [`READ_STREAMS`] weight rows of `row_bytes`, chunk after chunk of each, times `R` activation rows.
 #[inline(always)]
 fn products<S: Simd, F: Format, const R: usize>(
+    format: F,
     rows: &[&[u8]],
     row_bytes: usize,
     x: [Row<'_>; R],
 ) -> [[S::Floats; R]; READ_STREAMS] {
     let mut sums = [[S::Floats::zero(); R]; READ_STREAMS];
-    let whole = row_bytes / F::CHUNK_BYTES;
+    let whole = row_bytes / format.chunk_bytes();
     for index in 0..whole {
         // Not unrolled, for the length of a slice is not known: the body is long.
         for (row, sums) in rows.iter().zip(&mut sums) {
-            let chunk = &row[index * F::CHUNK_BYTES..][..F::CHUNK_BYTES];
+            let chunk = &row[index * format.chunk_bytes()..][..format.chunk_bytes()];
             prefetch_ahead::<S>(chunk);
-            let weights = F::unpack_ordered::<S>(chunk);
+            let weights = format.unpack_ordered::<S>(chunk);
             for (sum, x) in sums.iter_mut().zip(x) {
                 *sum = add_chunk::<S, F>(*sum, &weights, x, index);
             }
         }
     }
-    if whole * F::CHUNK_BYTES < row_bytes {
+    if whole * format.chunk_bytes() < row_bytes {
         for (row, sums) in rows.iter().zip(&mut sums) {
-            prefetch_ahead::<S>(&row[whole * F::CHUNK_BYTES..row_bytes]);
-            let weights = last_chunk::<S, F>(row, row_bytes);
+            prefetch_ahead::<S>(&row[whole * format.chunk_bytes()..row_bytes]);
+            let weights = last_chunk::<S, F>(format, row, row_bytes);
             for (sum, x) in sums.iter_mut().zip(x) {
                 *sum = add_chunk::<S, F>(*sum, &weights, x, whole);
             }
@@ -125,18 +133,19 @@ fn prefetch_ahead<S: Simd>(bytes: &[u8]) {
 /// The short chunk at the end of a row, read together with what lies behind it: a copy would cost more than the chunk. Beyond
 /// the row, activations are zero, and scales are made so, because those of a damaged file may be infinite.
 #[inline(always)]
-fn last_chunk<S: Simd, F: Format>(row: &[u8], row_bytes: usize) -> Unpacked<S> {
-    let rest = row_bytes % F::CHUNK_BYTES;
-    let Some(chunk) = row[row_bytes - rest..].get(..F::CHUNK_BYTES) else {
-        let tail = Tail::of::<F>(&row[..row_bytes]).expect("the row ends short of a whole chunk");
-        return F::unpack_ordered::<S>(tail.chunk::<F>());
+fn last_chunk<S: Simd, F: Format>(format: F, row: &[u8], row_bytes: usize) -> Unpacked<S> {
+    let rest = row_bytes % format.chunk_bytes();
+    let Some(chunk) = row[row_bytes - rest..].get(..format.chunk_bytes()) else {
+        let tail =
+            Tail::of(format, &row[..row_bytes]).expect("the row ends short of a whole chunk");
+        return format.unpack_ordered::<S>(tail.chunk(format));
     };
     let Unpacked {
         codes,
         scales,
         mins,
-    } = F::unpack_ordered::<S>(chunk);
-    let groups = rest / F::QUANT.block_bytes() * (F::QUANT.block_len() / F::GROUP);
+    } = format.unpack_ordered::<S>(chunk);
+    let groups = format.groups(rest);
     let count = S::Floats::splat(groups as f32);
     let indices = S::Floats::load(&array![0.0; i => i as f32]);
     Unpacked {

@@ -43,7 +43,7 @@ pub(crate) fn takes(quant: QuantType) -> bool {
     struct Transposes;
     impl WithFormat for Transposes {
         type Output = bool;
-        fn run<F: Format>(self) -> bool {
+        fn run<F: Format>(self, _: F) -> bool {
             F::TRANSPOSE != TransposeLayout::None
         }
     }
@@ -85,7 +85,7 @@ impl<S: Simd> WithFormat for GemvTransposed<'_, S> {
     type Output = ();
 
     #[inline(always)]
-    fn run<F: Format>(mut self) {
+    fn run<F: Format>(mut self, format: F) {
         if F::TRANSPOSE == TransposeLayout::None {
             return;
         }
@@ -99,7 +99,7 @@ impl<S: Simd> WithFormat for GemvTransposed<'_, S> {
                 spare = filled_up(rows);
                 SixteenRows::new(&spare, rows.row_bytes, rows.row_bytes)
             };
-            self.sixteen_rows::<F>(sixteen);
+            self.sixteen_rows(format, sixteen);
             for (row, out) in self.out.chunks_exact_mut(count).enumerate() {
                 let sums = &self.sums.0[0][row].0[..rows.len()];
                 out[first..first + rows.len()].copy_from_slice(sums);
@@ -161,10 +161,10 @@ impl<'a> SixteenRows<'a> {
 impl<S: Simd> GemvTransposed<'_, S> {
     /// Sixteen weight rows, into lane 0 of the sums.
     #[inline(always)]
-    fn sixteen_rows<F: Format>(&mut self, rows: SixteenRows<'_>) {
-        let block = F::QUANT.block_bytes();
+    fn sixteen_rows<F: Format>(&mut self, format: F, rows: SixteenRows<'_>) {
+        let block = format.quant().block_bytes();
         let blocks = rows.row_bytes / block;
-        let in_block = F::QUANT.block_len() / F::GROUP;
+        let in_block = format.quant().block_len() / F::GROUP;
         for b in 0..blocks {
             let start = b * block;
             prefetch_next::<S>(rows, start, block);

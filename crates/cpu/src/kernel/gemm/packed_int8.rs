@@ -62,10 +62,9 @@ impl<S: Simd> WithFormat for Pack<'_, S> {
     type Output = ();
 
     #[inline(always)]
-    fn run<F: Format>(self) {
+    fn run<F: Format>(self, format: F) {
         let Pack { weights, panel, .. } = self;
-        let block = F::QUANT.block_bytes();
-        let groups = weights.row_bytes / block * (F::QUANT.block_len() / F::GROUP);
+        let groups = format.groups(weights.row_bytes);
         let lines_per_group = F::GROUP / 4;
         panel.group = F::GROUP;
         // Grown once to the widest matrix; whole chunks, so the last one may be written past its end.
@@ -80,11 +79,11 @@ impl<S: Simd> WithFormat for Pack<'_, S> {
         let mut scales = [[0.0; LANES]; ROWS];
         let mut mins = [[0.0; LANES]; ROWS];
         for index in 0..padded / LANES {
-            let start = index * F::CHUNK_BYTES;
+            let start = index * format.chunk_bytes();
             for row in 0..weights.len() {
                 let mut tail = None;
-                let chunk = chunk_at::<F>(weights.row(row), start, &mut tail);
-                let unpacked = F::unpack::<S>(chunk);
+                let chunk = chunk_at(format, weights.row(row), start, &mut tail);
+                let unpacked = format.unpack::<S>(chunk);
                 for (piece, codes) in codes.iter_mut().enumerate().take(F::GROUP / 4) {
                     let prepared = S::prepare(signed::<S, F>(unpacked.codes[piece]));
                     S::store_bytes(prepared, &mut codes[row].0);

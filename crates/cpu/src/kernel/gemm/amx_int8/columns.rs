@@ -171,7 +171,7 @@ pub(crate) fn group_of(quant: QuantType) -> usize {
     struct GroupOf;
     impl WithFormat for GroupOf {
         type Output = usize;
-        fn run<F: Format>(self) -> usize {
+        fn run<F: Format>(self, _: F) -> usize {
             F::GROUP
         }
     }

@@ -99,9 +99,9 @@ impl<T: Tiles> WithFormat for GemmInt8<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<F: Format>(self) {
+    fn run<F: Format>(self, format: F) {
         let mut registers = T::take();
-        let chunks = self.weights.row_bytes.div_ceil(F::CHUNK_BYTES);
+        let chunks = self.weights.row_bytes.div_ceil(format.chunk_bytes());
         let count = self.weights.len();
         let sets = &self.columns.sets[self.sets.clone()];
         for first in (0..count).step_by(ROWS) {
@@ -110,8 +110,8 @@ impl<T: Tiles> WithFormat for GemmInt8<'_, T> {
             let row_bytes: [&[u8]; ROWS] =
                 array![[].as_slice(); i => rows.row(i.min(rows.len() - 1))];
             for chunk in 0..chunks {
-                unpack::<T, F>(self.scratch, &row_bytes, chunk);
-                let mut prefetch = Some(Prefetch::new::<F>(rows, chunk));
+                unpack::<T, F>(format, self.scratch, &row_bytes, chunk);
+                let mut prefetch = Some(Prefetch::new(format, rows, chunk));
                 for (index, set) in sets.iter().enumerate() {
                     let product_of_chunk = ChunkProduct {
                         registers: &mut registers,
@@ -155,23 +155,38 @@ impl<T: Tiles> WithFormat for GemmInt8<'_, T> {
 
 /// Unpacks one chunk of sixteen rows.
 #[inline(always)]
-fn unpack<T: Tiles, F: Format>(scratch: &mut ScratchMemory, rows: &[&[u8]; ROWS], chunk: usize) {
-    let start = chunk * F::CHUNK_BYTES;
-    if start + F::CHUNK_BYTES <= rows[0].len() {
+fn unpack<T: Tiles, F: Format>(
+    format: F,
+    scratch: &mut ScratchMemory,
+    rows: &[&[u8]; ROWS],
+    chunk: usize,
+) {
+    let start = chunk * format.chunk_bytes();
+    if start + format.chunk_bytes() <= rows[0].len() {
         for (row, bytes) in rows.iter().enumerate() {
-            unpack_row::<T, F>(scratch, row, &bytes[start..start + F::CHUNK_BYTES]);
+            unpack_row::<T, F>(
+                format,
+                scratch,
+                row,
+                &bytes[start..start + format.chunk_bytes()],
+            );
         }
     } else {
         for (row, bytes) in rows.iter().enumerate() {
-            let tail = Tail::of::<F>(bytes).expect("a row ends short of a whole chunk");
-            unpack_row::<T, F>(scratch, row, tail.chunk::<F>());
+            let tail = Tail::of(format, bytes).expect("a row ends short of a whole chunk");
+            unpack_row::<T, F>(format, scratch, row, tail.chunk(format));
         }
     }
 }
 
 #[inline(always)]
-fn unpack_row<T: Tiles, F: Format>(scratch: &mut ScratchMemory, row: usize, chunk: &[u8]) {
-    let unpacked = F::unpack_signed::<T>(chunk);
+fn unpack_row<T: Tiles, F: Format>(
+    format: F,
+    scratch: &mut ScratchMemory,
+    row: usize,
+    chunk: &[u8],
+) {
+    let unpacked = format.unpack_signed::<T>(chunk);
     let pieces = unpacked.codes.iter().take(F::GROUP / 4);
     for (codes, tile) in pieces.zip(&mut scratch.codes) {
         T::Vectors::store_bytes(*codes, &mut tile.0[row].0);
@@ -184,24 +199,30 @@ fn unpack_row<T: Tiles, F: Format>(scratch: &mut ScratchMemory, row: usize, chun
 
 /// Weights that are prefetched while others are multiplied: memory would be idle then.
 #[derive(Clone, Copy)]
-struct Prefetch([*const u8; READ_STREAMS]);
+struct Prefetch {
+    runs: [*const u8; READ_STREAMS],
+    chunk_bytes: usize,
+}
 
 impl Prefetch {
     /// As much as a chunk of `rows` has, in those that come next.
     #[inline(always)]
-    fn new<F: Format>(rows: WeightRows<'_>, chunk: usize) -> Prefetch {
-        let bytes = ROWS / READ_STREAMS * F::CHUNK_BYTES;
+    fn new<F: Format>(format: F, rows: WeightRows<'_>, chunk: usize) -> Prefetch {
+        let bytes = ROWS / READ_STREAMS * format.chunk_bytes();
         let runs = rows.runs_after(ROWS);
-        Prefetch(array![std::ptr::null(); i => runs[i].wrapping_add(chunk * bytes)])
+        Prefetch {
+            runs: array![std::ptr::null(); i => runs[i].wrapping_add(chunk * bytes)],
+            chunk_bytes: format.chunk_bytes(),
+        }
     }
 
     /// Prefetches the share of one of so many products, the `slot`th of its round: stream after stream, line after line.
     #[inline(always)]
-    fn issue<F: Format, T: Tiles>(self, round: usize, slot: usize, products: usize) {
-        let lines = (ROWS * F::CHUNK_BYTES).div_ceil(64 * products);
+    fn issue<T: Tiles>(self, round: usize, slot: usize, products: usize) {
+        let lines = (ROWS * self.chunk_bytes).div_ceil(64 * products);
         for i in slot * lines..(slot + 1) * lines {
             let line = round * lines * IN_FLIGHT / READ_STREAMS + i / READ_STREAMS;
-            T::prefetch(self.0[i % READ_STREAMS].wrapping_add(64 * line));
+            T::prefetch(self.runs[i % READ_STREAMS].wrapping_add(64 * line));
         }
     }
 }
@@ -267,7 +288,7 @@ impl<T: Tiles> ChunkProduct<'_, T> {
     #[inline(always)]
     fn add_product<F: Format, const J: usize>(&mut self, slot: usize, product: usize) {
         if let Some(prefetch) = self.prefetch {
-            prefetch.issue::<F, T>(product / IN_FLIGHT, slot, LANES / J);
+            prefetch.issue::<T>(product / IN_FLIGHT, slot, LANES / J);
         }
         let factors = &self.factors[self.chunk * (LANES / J) + product];
         let x_scales = <T::Vectors as Simd>::Floats::load(&factors.scales);

@@ -3,6 +3,7 @@
 use carat_gguf::QuantType;
 
 use super::{
+    coded::Coded,
     iq4::{Iq4Nl, Iq4Xs, Mxfp4},
     k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K},
     legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0},
@@ -13,29 +14,30 @@ use crate::simd::{Floats, LANES, Simd};
 /// Does something with the format type of a quantized [`QuantType`].
 pub(crate) trait WithFormat {
     type Output;
-    fn run<F: Format>(self) -> Self::Output;
+    fn run<F: Format>(self, format: F) -> Self::Output;
 }
 
 /// Calls `visitor` with the format `quant` names. Float types have none; asking for one is a broken invariant.
 #[inline(always)]
 pub(crate) fn with_format<V: WithFormat>(quant: QuantType, visitor: V) -> V::Output {
+    if let Some(codes) = quant.codes() {
+        return visitor.run(Coded { quant, codes });
+    }
     match quant {
-        QuantType::Q4_0 => visitor.run::<Q4_0>(),
-        QuantType::Q4_1 => visitor.run::<Q4_1>(),
-        QuantType::Q5_0 => visitor.run::<Q5_0>(),
-        QuantType::Q5_1 => visitor.run::<Q5_1>(),
-        QuantType::Q8_0 => visitor.run::<Q8_0>(),
-        QuantType::Q2_K => visitor.run::<Q2K>(),
-        QuantType::Q3_K => visitor.run::<Q3K>(),
-        QuantType::Q4_K => visitor.run::<Q4K>(),
-        QuantType::Q5_K => visitor.run::<Q5K>(),
-        QuantType::Q6_K => visitor.run::<Q6K>(),
-        QuantType::IQ4_NL => visitor.run::<Iq4Nl>(),
-        QuantType::IQ4_XS => visitor.run::<Iq4Xs>(),
-        QuantType::MXFP4 => visitor.run::<Mxfp4>(),
-        QuantType::F32 | QuantType::F16 | QuantType::BF16 => {
-            panic!("{quant} is multiplied as floats")
-        }
+        QuantType::Q4_0 => visitor.run(Q4_0),
+        QuantType::Q4_1 => visitor.run(Q4_1),
+        QuantType::Q5_0 => visitor.run(Q5_0),
+        QuantType::Q5_1 => visitor.run(Q5_1),
+        QuantType::Q8_0 => visitor.run(Q8_0),
+        QuantType::Q2_K => visitor.run(Q2K),
+        QuantType::Q3_K => visitor.run(Q3K),
+        QuantType::Q4_K => visitor.run(Q4K),
+        QuantType::Q5_K => visitor.run(Q5K),
+        QuantType::Q6_K => visitor.run(Q6K),
+        QuantType::IQ4_NL => visitor.run(Iq4Nl),
+        QuantType::IQ4_XS => visitor.run(Iq4Xs),
+        QuantType::MXFP4 => visitor.run(Mxfp4),
+        _ => panic!("{quant} is multiplied as floats"),
     }
 }
 
@@ -61,13 +63,13 @@ impl<S: Simd> WithFormat for Dequantize<'_, S> {
     type Output = ();
 
     #[inline(always)]
-    fn run<F: Format>(self) {
+    fn run<F: Format>(self, format: F) {
         let Dequantize(row, scale, out, _) = self;
-        let tail = Tail::of::<F>(row);
-        let whole = row.chunks_exact(F::CHUNK_BYTES);
-        let chunks = whole.chain(tail.as_ref().map(Tail::chunk::<F>));
+        let tail = Tail::of(format, row);
+        let whole = row.chunks_exact(format.chunk_bytes());
+        let chunks = whole.chain(tail.as_ref().map(|tail| tail.chunk(format)));
         for (chunk, values) in chunks.zip(out.chunks_mut(F::GROUP * LANES)) {
-            let unpacked = F::unpack::<S>(chunk);
+            let unpacked = format.unpack::<S>(chunk);
             let (mut scales, mut mins) = ([0.0; LANES], [0.0; LANES]);
             unpacked.scales.store(&mut scales);
             unpacked.mins.store(&mut mins);

@@ -11,18 +11,27 @@ use super::{
 };
 use crate::simd::{Floats, Simd, array};
 
+#[derive(Clone, Copy)]
 pub(crate) struct Iq4Nl;
 
 impl Format for Iq4Nl {
-    const QUANT: QuantType = QuantType::IQ4_NL;
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Signed;
     const MINS: bool = false;
     const ORDER: Order = Order::HalfGroups;
-    const CHUNK_BYTES: usize = 16 * 18;
 
     #[inline(always)]
-    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn quant(self) -> QuantType {
+        QuantType::IQ4_NL
+    }
+
+    #[inline(always)]
+    fn chunk_bytes(self) -> usize {
+        16 * 18
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 18] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => S::lookup(&IQ4_VALUES, block_nibbles::<S>(chunk, i, 18, 2))],
@@ -32,27 +41,36 @@ impl Format for Iq4Nl {
     }
 
     #[inline(always)]
-    fn unpack_ordered<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn unpack_ordered<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 18] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => S::lookup(&IQ4_VALUES, four_blocks_nibbles::<S>(chunk, i, 18, 2))],
-            ..Self::unpack(chunk)
+            ..self.unpack(chunk)
         }
     }
 }
 
 /// A chunk is two blocks of eight groups.
+#[derive(Clone, Copy)]
 pub(crate) struct Iq4Xs;
 
 impl Format for Iq4Xs {
-    const QUANT: QuantType = QuantType::IQ4_XS;
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Signed;
     const MINS: bool = false;
-    const CHUNK_BYTES: usize = 2 * 136;
 
     #[inline(always)]
-    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn quant(self) -> QuantType {
+        QuantType::IQ4_XS
+    }
+
+    #[inline(always)]
+    fn chunk_bytes(self) -> usize {
+        2 * 136
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 2 * 136] = at(chunk, 0);
         let factors = array![0; g => f16_bits(chunk, 136 * (g / 8))];
         let numbers = array![0; g => {
@@ -75,18 +93,27 @@ impl Format for Iq4Xs {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(crate) struct Mxfp4;
 
 impl Format for Mxfp4 {
-    const QUANT: QuantType = QuantType::MXFP4;
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Signed;
     const MINS: bool = false;
     const ORDER: Order = Order::HalfGroups;
-    const CHUNK_BYTES: usize = 16 * 17;
 
     #[inline(always)]
-    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn quant(self) -> QuantType {
+        QuantType::MXFP4
+    }
+
+    #[inline(always)]
+    fn chunk_bytes(self) -> usize {
+        16 * 17
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 17] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => S::lookup(&MXFP4_VALUES, block_nibbles::<S>(chunk, i, 17, 1))],
@@ -96,11 +123,11 @@ impl Format for Mxfp4 {
     }
 
     #[inline(always)]
-    fn unpack_ordered<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn unpack_ordered<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 17] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => S::lookup(&MXFP4_VALUES, four_blocks_nibbles::<S>(chunk, i, 17, 1))],
-            ..Self::unpack(chunk)
+            ..self.unpack(chunk)
         }
     }
 }

@@ -52,18 +52,27 @@ fn scales_and_mins<S: Simd>(chunk: &[u8], bytes: usize) -> (S::Floats, S::Floats
     )
 }
 
+#[derive(Clone, Copy)]
 pub(crate) struct Q4K;
 
 impl Format for Q4K {
-    const QUANT: QuantType = QuantType::Q4_K;
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Offset(0);
     const MINS: bool = true;
     const TRANSPOSE: TransposeLayout = TransposeLayout::Q4K;
-    const CHUNK_BYTES: usize = 2 * 144;
 
     #[inline(always)]
-    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn quant(self) -> QuantType {
+        QuantType::Q4_K
+    }
+
+    #[inline(always)]
+    fn chunk_bytes(self) -> usize {
+        2 * 144
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 2 * 144] = at(chunk, 0);
         let (scales, mins) = scales_and_mins::<S>(chunk, 144);
         Unpacked {
@@ -77,17 +86,26 @@ impl Format for Q4K {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(crate) struct Q5K;
 
 impl Format for Q5K {
-    const QUANT: QuantType = QuantType::Q5_K;
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Offset(0);
     const MINS: bool = true;
-    const CHUNK_BYTES: usize = 2 * 176;
 
     #[inline(always)]
-    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn quant(self) -> QuantType {
+        QuantType::Q5_K
+    }
+
+    #[inline(always)]
+    fn chunk_bytes(self) -> usize {
+        2 * 176
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 2 * 176] = at(chunk, 0);
         let (scales, mins) = scales_and_mins::<S>(chunk, 176);
         Unpacked {
@@ -104,18 +122,27 @@ impl Format for Q5K {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(crate) struct Q6K;
 
 impl Format for Q6K {
-    const QUANT: QuantType = QuantType::Q6_K;
     const GROUP: usize = 16;
     const CODING: Coding = Coding::Offset(32);
     const MINS: bool = false;
     const TRANSPOSE: TransposeLayout = TransposeLayout::Q6K;
-    const CHUNK_BYTES: usize = 210;
 
     #[inline(always)]
-    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn quant(self) -> QuantType {
+        QuantType::Q6_K
+    }
+
+    #[inline(always)]
+    fn chunk_bytes(self) -> usize {
+        210
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 210] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => {
@@ -141,17 +168,26 @@ fn two_bits<S: Simd>(chunk: &[u8], offset: usize, i: usize) -> S::Bytes {
     S::spread(at(chunk, offset + 32 * (i % 4 / 2)), shift, shift + 2, 3)
 }
 
+#[derive(Clone, Copy)]
 pub(crate) struct Q2K;
 
 impl Format for Q2K {
-    const QUANT: QuantType = QuantType::Q2_K;
     const GROUP: usize = 16;
     const CODING: Coding = Coding::Offset(0);
     const MINS: bool = true;
-    const CHUNK_BYTES: usize = 84;
 
     #[inline(always)]
-    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn quant(self) -> QuantType {
+        QuantType::Q2_K
+    }
+
+    #[inline(always)]
+    fn chunk_bytes(self) -> usize {
+        84
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 84] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => two_bits::<S>(chunk, 16, i)],
@@ -167,18 +203,27 @@ impl Format for Q2K {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(crate) struct Q3K;
 
 impl Format for Q3K {
-    const QUANT: QuantType = QuantType::Q3_K;
     const GROUP: usize = 16;
     // A set high bit adds 4 to the two low ones, a clear one leaves 4 to subtract: one offset for both.
     const CODING: Coding = Coding::Offset(4);
     const MINS: bool = false;
-    const CHUNK_BYTES: usize = 110;
 
     #[inline(always)]
-    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn quant(self) -> QuantType {
+        QuantType::Q3_K
+    }
+
+    #[inline(always)]
+    fn chunk_bytes(self) -> usize {
+        110
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 110] = at(chunk, 0);
         let scales = q3_k_scales(&chunk[96..108]);
         Unpacked {

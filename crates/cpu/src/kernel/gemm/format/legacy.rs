@@ -45,19 +45,28 @@ fn added_mins<S: Simd, const STRIDE: usize>(chunk: &[u8]) -> S::Floats {
     S::load_f16_strided::<STRIDE>(&chunk[2..]).mul(S::Floats::splat(-1.0))
 }
 
+#[derive(Clone, Copy)]
 pub(crate) struct Q4_0;
 
 impl Format for Q4_0 {
-    const QUANT: QuantType = QuantType::Q4_0;
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Offset(8);
     const MINS: bool = false;
     const TRANSPOSE: TransposeLayout = TransposeLayout::Nibbles;
     const ORDER: Order = Order::HalfGroups;
-    const CHUNK_BYTES: usize = 16 * 18;
 
     #[inline(always)]
-    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn quant(self) -> QuantType {
+        QuantType::Q4_0
+    }
+
+    #[inline(always)]
+    fn chunk_bytes(self) -> usize {
+        16 * 18
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 18] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => block_nibbles::<S>(chunk, i, 18, 2)],
@@ -67,16 +76,16 @@ impl Format for Q4_0 {
     }
 
     #[inline(always)]
-    fn unpack_ordered<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn unpack_ordered<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 18] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => four_blocks_nibbles::<S>(chunk, i, 18, 2)],
-            ..Self::unpack(chunk)
+            ..self.unpack(chunk)
         }
     }
 
     #[inline(always)]
-    fn unpack_signed<T: Tiles>(chunk: &[u8]) -> Unpacked<T::Vectors> {
+    fn unpack_signed<T: Tiles>(self, chunk: &[u8]) -> Unpacked<T::Vectors> {
         let chunk: &[u8; 16 * 18] = at(chunk, 0);
         Unpacked {
             codes: T::q4_0_codes(chunk),
@@ -86,19 +95,28 @@ impl Format for Q4_0 {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(crate) struct Q4_1;
 
 impl Format for Q4_1 {
-    const QUANT: QuantType = QuantType::Q4_1;
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Offset(0);
     const MINS: bool = true;
     const TRANSPOSE: TransposeLayout = TransposeLayout::Nibbles;
     const ORDER: Order = Order::HalfGroups;
-    const CHUNK_BYTES: usize = 16 * 20;
 
     #[inline(always)]
-    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn quant(self) -> QuantType {
+        QuantType::Q4_1
+    }
+
+    #[inline(always)]
+    fn chunk_bytes(self) -> usize {
+        16 * 20
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 20] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => block_nibbles::<S>(chunk, i, 20, 4)],
@@ -108,26 +126,35 @@ impl Format for Q4_1 {
     }
 
     #[inline(always)]
-    fn unpack_ordered<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn unpack_ordered<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 20] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => four_blocks_nibbles::<S>(chunk, i, 20, 4)],
-            ..Self::unpack(chunk)
+            ..self.unpack(chunk)
         }
     }
 }
 
+#[derive(Clone, Copy)]
 pub(crate) struct Q5_0;
 
 impl Format for Q5_0 {
-    const QUANT: QuantType = QuantType::Q5_0;
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Offset(16);
     const MINS: bool = false;
-    const CHUNK_BYTES: usize = 16 * 22;
 
     #[inline(always)]
-    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn quant(self) -> QuantType {
+        QuantType::Q5_0
+    }
+
+    #[inline(always)]
+    fn chunk_bytes(self) -> usize {
+        16 * 22
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 22] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => {
@@ -140,17 +167,26 @@ impl Format for Q5_0 {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(crate) struct Q5_1;
 
 impl Format for Q5_1 {
-    const QUANT: QuantType = QuantType::Q5_1;
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Offset(0);
     const MINS: bool = true;
-    const CHUNK_BYTES: usize = 16 * 24;
 
     #[inline(always)]
-    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn quant(self) -> QuantType {
+        QuantType::Q5_1
+    }
+
+    #[inline(always)]
+    fn chunk_bytes(self) -> usize {
+        16 * 24
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 24] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => {
@@ -163,18 +199,27 @@ impl Format for Q5_1 {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(crate) struct Q8_0;
 
 impl Format for Q8_0 {
-    const QUANT: QuantType = QuantType::Q8_0;
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Signed;
     const MINS: bool = false;
     const TRANSPOSE: TransposeLayout = TransposeLayout::Int8;
-    const CHUNK_BYTES: usize = 16 * 34;
 
     #[inline(always)]
-    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
+    fn quant(self) -> QuantType {
+        QuantType::Q8_0
+    }
+
+    #[inline(always)]
+    fn chunk_bytes(self) -> usize {
+        16 * 34
+    }
+
+    #[inline(always)]
+    fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 16 * 34] = at(chunk, 0);
         Unpacked {
             codes: array![no_codes::<S>(); i => S::join(at(chunk, 68 * i + 2), at(chunk, 68 * i + 36))],

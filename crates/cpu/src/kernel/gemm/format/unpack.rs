@@ -39,8 +39,8 @@ pub(crate) enum TransposeLayout {
     Q6K,
 }
 
-pub(crate) trait Format: Sized + 'static {
-    const QUANT: QuantType;
+/// A format. Most are types without a value; those of codes and scales share one, whose value is their definition.
+pub(crate) trait Format: Copy + 'static {
     /// Values that share a scale: 32 or 16.
     const GROUP: usize;
     const CODING: Coding;
@@ -48,25 +48,33 @@ pub(crate) trait Format: Sized + 'static {
 
     const TRANSPOSE: TransposeLayout = TransposeLayout::None;
 
-    /// Bytes of sixteen groups.
-    const CHUNK_BYTES: usize;
+    fn quant(self) -> QuantType;
 
-    /// `chunk` has `CHUNK_BYTES` bytes.
-    fn unpack<S: Simd>(chunk: &[u8]) -> Unpacked<S>;
+    /// Bytes of sixteen groups.
+    fn chunk_bytes(self) -> usize;
+
+    /// Groups of `bytes` bytes, which are whole blocks.
+    #[inline(always)]
+    fn groups(self, bytes: usize) -> usize {
+        bytes / self.quant().block_bytes() * (self.quant().block_len() / Self::GROUP)
+    }
+
+    /// `chunk` has `chunk_bytes` bytes.
+    fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S>;
 
     /// The order that costs least to unpack.
     const ORDER: Order = Order::Row;
 
     /// As [`Format::unpack`], with the codes in that order.
     #[inline(always)]
-    fn unpack_ordered<S: Simd>(chunk: &[u8]) -> Unpacked<S> {
-        Self::unpack(chunk)
+    fn unpack_ordered<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
+        self.unpack(chunk)
     }
 
     /// The same with codes as signed bytes, where there are tiles.
     #[inline(always)]
-    fn unpack_signed<T: Tiles>(chunk: &[u8]) -> Unpacked<T::Vectors> {
-        let mut unpacked = Self::unpack::<T::Vectors>(chunk);
+    fn unpack_signed<T: Tiles>(self, chunk: &[u8]) -> Unpacked<T::Vectors> {
+        let mut unpacked = self.unpack::<T::Vectors>(chunk);
         for codes in &mut unpacked.codes {
             *codes = signed::<T::Vectors, Self>(*codes);
         }
@@ -89,7 +97,7 @@ pub(crate) struct Unpacked<S: Simd> {
     pub(crate) mins: S::Floats,
 }
 
-/// Largest `CHUNK_BYTES` of any format: Q8_0's.
+/// Largest `chunk_bytes` of any format: Q8_0's.
 const LONGEST_CHUNK: usize = 16 * 34;
 
 /// The last chunk of a row, filled up with zero bytes.
@@ -98,8 +106,8 @@ pub(crate) struct Tail([u8; LONGEST_CHUNK]);
 impl Tail {
     /// `None` where the row ends with a whole chunk.
     #[inline(always)]
-    pub(crate) fn of<F: Format>(row: &[u8]) -> Option<Tail> {
-        let rest = row.len() % F::CHUNK_BYTES;
+    pub(crate) fn of<F: Format>(format: F, row: &[u8]) -> Option<Tail> {
+        let rest = row.len() % format.chunk_bytes();
         (rest > 0).then(|| {
             let mut tail = [0; LONGEST_CHUNK];
             tail[..rest].copy_from_slice(&row[row.len() - rest..]);
@@ -108,23 +116,24 @@ impl Tail {
     }
 
     #[inline(always)]
-    pub(crate) fn chunk<F: Format>(&self) -> &[u8] {
-        &self.0[..F::CHUNK_BYTES]
+    pub(crate) fn chunk<F: Format>(&self, format: F) -> &[u8] {
+        &self.0[..format.chunk_bytes()]
     }
 }
 
 /// The chunk of a row that starts at `start`; a short last one is filled up in `tail`.
 #[inline(always)]
 pub(crate) fn chunk_at<'a, F: Format>(
+    format: F,
     row: &'a [u8],
     start: usize,
     tail: &'a mut Option<Tail>,
 ) -> &'a [u8] {
-    if let Some(chunk) = row.get(start..start + F::CHUNK_BYTES) {
+    if let Some(chunk) = row.get(start..start + format.chunk_bytes()) {
         return chunk;
     }
-    let short = Tail::of::<F>(row).expect("a row ends short of a whole chunk");
-    tail.insert(short).chunk::<F>()
+    let short = Tail::of(format, row).expect("a row ends short of a whole chunk");
+    tail.insert(short).chunk(format)
 }
 
 /// `N` bytes at an offset that the caller's constants keep in bounds.
