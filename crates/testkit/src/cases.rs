@@ -81,8 +81,17 @@ pub struct Case {
 }
 
 impl Case {
-    fn with_typical(mut self, root_mean_square: f64) -> Case {
-        self.typical = Some(root_mean_square);
+    /// Takes the size of results from the matrix `w`: its inputs have deviation 1.
+    fn with_typical(mut self) -> Case {
+        let w = self.weights.find("w").expect("a product has a matrix");
+        let matrix = self.weights.matrix(w);
+        let mut row = vec![0.0; matrix.columns];
+        let mut squares = 0.0;
+        for r in 0..matrix.rows {
+            matrix.quant.dequantize(self.weights.row(w, 0, r), &mut row);
+            squares += close::squares(&row);
+        }
+        self.typical = Some((squares / matrix.rows as f64).sqrt());
         self
     }
 
@@ -316,7 +325,7 @@ fn linears() -> impl Iterator<Item = Case> {
                         (rows, rows),
                         |p, w| p.linear("w", p.embed("table", w("table"), 1.0, Rows::All), w("w")),
                     )
-                    .with_typical((columns as f64).sqrt())
+                    .with_typical()
             })
         })
     })

@@ -12,6 +12,10 @@ __device__ __forceinline__ int iq1_s_code(const u8* block, u32 j) {
   const u32 high = load_u16(block + 34 + j / 32 * 2), number = block[2 + j / 8] | (high >> (3 * (j / 8 % 4)) & 7) << 8;
   return grid_byte(IQ1_GRID[number], j % 8) + (high >> 15 ? -1 : 1);
 }
+__device__ __forceinline__ u32 iq1_s_sub_scale(const u8* block, u32 group) {
+  return 2 * (load_u16(block + 34 + group / 2 * 2) >> 12 & 7) + 1;
+}
+__device__ __forceinline__ u16 iq1_s_d(const u8* block) { return load_u16(block); }
 __device__ __forceinline__ float iq1_s_value(const u8* row, u32 i) {
   const u8* block = row + i / 256 * 50;
   i %= 256;
@@ -28,6 +32,9 @@ __device__ __forceinline__ int iq1_m_code(const u8* block, u32 j) {
 }
 __device__ __forceinline__ u16 iq1_m_d(const u8* block) {
   return u16(block[49] >> 4 | block[51] >> 4 << 4 | block[53] >> 4 << 8 | block[55] >> 4 << 12);
+}
+__device__ __forceinline__ u32 iq1_m_sub_scale(const u8* block, u32 group) {
+  return 2 * (load_u16(block + 48 + group / 4 * 2) >> (3 * (group % 4)) & 7) + 1;
 }
 __device__ __forceinline__ float iq1_m_value(const u8* row, u32 i) {
   const u8* block = row + i / 256 * 56;

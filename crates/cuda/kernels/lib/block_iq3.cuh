@@ -9,6 +9,8 @@ __device__ __forceinline__ int iq3_xxs_code(const u8* block, u32 j) {
   const u32 high = load_u32(block + 66 + j / 32 * 4);
   return even_signed(grid_byte(IQ3_XXS_GRID[block[2 + j / 4]], j % 4), high >> (7 * (j / 8 % 4)), j % 8);
 }
+__device__ __forceinline__ u32 iq3_xxs_sub_scale(const u8* block, u32 group) { return 2 * (block[66 + group / 2 * 4 + 3] >> 4) + 1; }
+__device__ __forceinline__ u16 iq3_xxs_d(const u8* block) { return load_u16(block); }
 __device__ __forceinline__ float iq3_xxs_value(const u8* row, u32 i) {
   const u8* block = row + i / 256 * 98;
   i %= 256;
@@ -24,6 +26,10 @@ __device__ __forceinline__ int iq3_s_code(const u8* block, u32 j) {
   const u32 k = j / 4, number = block[2 + k] | (block[66 + k / 8] >> (k % 8) & 1) << 8;
   return with_sign(grid_byte(IQ3_S_GRID[number], j % 4), block[74 + j / 8] >> (j % 8));
 }
+__device__ __forceinline__ u32 iq3_s_sub_scale(const u8* block, u32 group) {
+  return 2 * (block[106 + group / 4] >> (4 * (group / 2 % 2)) & 15) + 1;
+}
+__device__ __forceinline__ u16 iq3_s_d(const u8* block) { return load_u16(block); }
 __device__ __forceinline__ float iq3_s_value(const u8* row, u32 i) {
   const u8* block = row + i / 256 * 110;
   i %= 256;

@@ -13,11 +13,16 @@ __device__ __forceinline__ float iq4_nl_value(const u8* row, u32 i) {
 }
 
 // 8 sub-blocks of 32 with 6-bit scales; f16 d, u16 high scale pairs, 4 bytes of low scale nibbles, 128 bytes of nibbles.
-__device__ __forceinline__ float iq4_xs_value(const u8* row, u32 i) {
-  const u8* block = row + i / 256 * 136;
-  u32 sub_block = i % 256 / 32;
+__device__ __forceinline__ int iq4_xs_code(const u8* block, u32 j) { return IQ4_VALUES[nibble(block + 8 + j / 32 * 16, j % 32)]; }
+__device__ __forceinline__ u32 iq4_xs_sub_scale(const u8* block, u32 group) {
+  u32 sub_block = group / 2;
   u32 low = block[4 + sub_block / 2] >> (4 * (sub_block % 2)) & 15;
   u32 high = block[2 + sub_block / 4] >> (2 * (sub_block % 4)) & 3;
-  float d = mul(load_f16(block), float(int(low | high << 4) - 32));
-  return mul(d, float(IQ4_VALUES[nibble(block + 8 + 16 * sub_block, i % 32)]));
+  return (low | high << 4) - 32;
+}
+__device__ __forceinline__ u16 iq4_xs_d(const u8* block) { return load_u16(block); }
+__device__ __forceinline__ float iq4_xs_value(const u8* row, u32 i) {
+  const u8* block = row + i / 256 * 136;
+  float d = mul(load_f16(block), float(int(iq4_xs_sub_scale(block, i % 256 / 16))));
+  return mul(d, float(iq4_xs_code(block, i % 256)));
 }

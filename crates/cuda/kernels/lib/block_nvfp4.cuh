@@ -14,6 +14,9 @@ __device__ __forceinline__ float nvfp4_scale(u32 e4m3) {
 __device__ __forceinline__ int nvfp4_code(const u8* block, u32 j) {
   return MXFP4_VALUES[block[4 + j / 16 * 8 + j % 8] >> (j / 8 % 2 * 4) & 15];
 }
+// The scale's bits without those that do not count; the block itself has none.
+__device__ __forceinline__ u32 nvfp4_sub_scale(const u8* block, u32 group) { return block[group] == 0x7f ? 0 : block[group] & 0x7f; }
+__device__ __forceinline__ u16 nvfp4_d(const u8*) { return 0x3c00; }
 __device__ __forceinline__ float nvfp4_value(const u8* row, u32 i) {
   const u8* block = row + i / 64 * 36;
   return mul(nvfp4_scale(block[i % 64 / 16]), float(nvfp4_code(block, i % 64)));

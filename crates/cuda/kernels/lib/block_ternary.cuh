@@ -17,6 +17,8 @@ __device__ __forceinline__ int tq1_0_code(const u8* block, u32 j) {
   for (u32 k = 0; k < digit; k++) byte = byte * 3 & 255;
   return int(byte * 3 >> 8) - 1;
 }
+__device__ __forceinline__ u32 tq1_0_sub_scale(const u8*, u32) { return 1; }
+__device__ __forceinline__ u16 tq1_0_d(const u8* block) { return load_u16(block + 52); }
 __device__ __forceinline__ float tq1_0_value(const u8* row, u32 i) {
   const u8* block = row + i / 256 * 54;
   return mul(load_f16(block + 52), float(tq1_0_code(block, i % 256)));
@@ -26,6 +28,8 @@ __device__ __forceinline__ float tq1_0_value(const u8* row, u32 i) {
 __device__ __forceinline__ int tq2_0_code(const u8* block, u32 j) {
   return int(block[j / 128 * 32 + j % 32] >> (2 * (j % 128 / 32)) & 3) - 1;
 }
+__device__ __forceinline__ u32 tq2_0_sub_scale(const u8*, u32) { return 1; }
+__device__ __forceinline__ u16 tq2_0_d(const u8* block) { return load_u16(block + 64); }
 __device__ __forceinline__ float tq2_0_value(const u8* row, u32 i) {
   const u8* block = row + i / 256 * 66;
   return mul(load_f16(block + 64), float(tq2_0_code(block, i % 256)));

@@ -23,3 +23,6 @@
 // The block that holds value `i` of a row, and the centred code of a value of a block: formats that have fragments.
 #define weight_block JOIN(FORMAT, _block)
 #define weight_code JOIN(FORMAT, _code)
+// Of formats that have a code table: a group's sub-scale as a byte, the bits of the block's f16 scale.
+#define weight_sub_scale JOIN(FORMAT, _sub_scale)
+#define weight_d JOIN(FORMAT, _d)

@@ -7,27 +7,92 @@
 //            LANES_BYTES on
 //   others:  the lane's 16 bytes at 16 * lane; word o / 2 has the low four bits, even operands in the low nibbles
 //   k5, k6:  the bits above, 1 or 2 per code, from HIGH on: the lane's 4 or 8 bytes
-// Behind them the scales: 16 bytes of sub-scales per row from SUB_SCALES on, the f16 scales of a row from SCALES on.
+//   t3:      two bits per code as k6 has its high ones, then the bit above as k5 has its
+// Behind them the scales: 16 bytes of sub-scales per row from SUB_SCALES on, the f16 scales of a row from SCALES on; of t4 and t3
+// the CodeTable of the matrix, from TABLE on.
 #pragma once
 #include "lib/num.cuh"
 
 constexpr u32 M_TILE = 16, PART_INPUTS = 64, PART_OPERANDS = 8;
 constexpr u32 LANES_BYTES = 512;  // 16 bytes of every lane
 
+// The meaning of codes: entry `code` of the table, times f16 scale, FACTOR and sub-scale. A sub-scale is a signed byte where `shift`
+// is 0, else a float's bits once it is shifted so far. It lies in every K-block, so that one kernel serves all such formats.
+struct CodeTable {
+  u32 values[4];  // 16 signed bytes; of t3 the first 8
+  float factor;
+  u32 shift;
+  u32 unused[2];
+};
+
 // Of a row in a K-block: SUB_SCALE_BYTES of 8-bit scales (and minimums), then SCALE_BYTES of f16.
-template <u32 K_BLOCK_INPUTS, u32 LOW, u32 ABOVE, u32 SUB_SCALE_BYTES, u32 SCALE_BYTES>
+template <u32 K_BLOCK_INPUTS, u32 LOW, u32 ABOVE, u32 SUB_SCALE_BYTES, u32 SCALE_BYTES, u32 TABLE_BYTES = 0>
 struct FragmentGeometry {
   static constexpr u32 INPUTS = K_BLOCK_INPUTS, LOW_BITS = LOW, HIGH_BITS = ABOVE, PARTS = INPUTS / PART_INPUTS;
   // Bytes of a part's low and high bits.
   static constexpr u32 PART_LOW = M_TILE * PART_INPUTS * LOW_BITS / 8, PART_HIGH = M_TILE * PART_INPUTS * HIGH_BITS / 8;
   static constexpr u32 HIGH = PARTS * PART_LOW, SUB_SCALES = HIGH + PARTS * PART_HIGH;
-  static constexpr u32 SCALES = SUB_SCALES + M_TILE * SUB_SCALE_BYTES, BYTES = SCALES + M_TILE * SCALE_BYTES;
-  static constexpr bool HAS_SUB_SCALES = SUB_SCALE_BYTES > 0;
-  // Of a part by itself: its codes, its share of the sub-scales, and the f16 scales.
-  static constexpr u32 PART_BYTES = PART_LOW + PART_HIGH + M_TILE * (SUB_SCALE_BYTES / PARTS + SCALE_BYTES);
+  static constexpr u32 SCALES = SUB_SCALES + M_TILE * SUB_SCALE_BYTES, TABLE = SCALES + M_TILE * SCALE_BYTES;
+  static constexpr u32 BYTES = TABLE + TABLE_BYTES;
+  static constexpr bool HAS_SUB_SCALES = SUB_SCALE_BYTES > 0, HAS_TABLE = TABLE_BYTES > 0;
+  // One scale per 16 inputs, and steps as short: all whose one f16 has no minimum beside it.
+  static constexpr bool SIXTEENS = SCALE_BYTES == 2;
+  // Of a part by itself: its codes, its share of the sub-scales, the f16 scales, the table.
+  static constexpr u32 PART_BYTES = PART_LOW + PART_HIGH + M_TILE * (SUB_SCALE_BYTES / PARTS + SCALE_BYTES) + TABLE_BYTES;
 };
 typedef FragmentGeometry<64, 8, 0, 0, 4> q8_fragment;
 typedef FragmentGeometry<64, 4, 0, 0, 4> q4_fragment;
 typedef FragmentGeometry<256, 4, 0, 16, 4> k4_fragment;
 typedef FragmentGeometry<256, 4, 1, 16, 4> k5_fragment;
 typedef FragmentGeometry<256, 4, 2, 16, 2> k6_fragment;
+typedef FragmentGeometry<256, 4, 0, 16, 2, sizeof(CodeTable)> t4_fragment;
+typedef FragmentGeometry<256, 2, 1, 16, 2, sizeof(CodeTable)> t3_fragment;
+
+// Table entries of eight codes: the low nibbles of a word's bytes, and the high ones.
+__device__ __forceinline__ void table_nibbles(u32 (&a)[2], u32 codes, const CodeTable& table) {
+  // The permutation takes an index of three bits; the fourth chooses between two of them.
+  const u32 entries = codes & 0x77777777u, halves = 0x32103210u | (codes & 0x88888888u) >> 1;
+  const u32 first = __byte_perm(__byte_perm(table.values[0], table.values[1], entries),
+                                __byte_perm(table.values[2], table.values[3], entries), halves);
+  const u32 second = __byte_perm(__byte_perm(table.values[0], table.values[1], entries >> 16),
+                                 __byte_perm(table.values[2], table.values[3], entries >> 16), halves >> 16);
+  a[0] = __byte_perm(first, second, 0x6420);
+  a[1] = __byte_perm(first, second, 0x7531);
+}
+
+// Table entries of four codes below 8, one per byte.
+__device__ __forceinline__ u32 table_bytes(u32 codes, const CodeTable& table) {
+  const u32 pairs = codes | codes >> 4;
+  return __byte_perm(table.values[0], table.values[1], __byte_perm(pairs, 0, 0x4420));
+}
+
+// A sub-scale as a float.
+__device__ __forceinline__ float sub_scale_value(u32 byte, u32 shift) {
+  return shift ? __uint_as_float(byte << shift) : float(int(i8(byte)));
+}
+
+// Codes of a lane in a part of t4, and of t3 below: operands of rows `group` and `group + 8`, a group of 16 inputs at a time.
+template <bool NIBBLES>
+struct TableCodes {
+  uint4 words;
+
+  __device__ __forceinline__ void load(const u8* low, const u8*, u32 lane) { words = *(const uint4*)(low + 16 * lane); }
+  __device__ __forceinline__ void operands(u32 (&a)[2], u32 group, const CodeTable& table) const {
+    table_nibbles(a, group == 0 ? words.x : group == 1 ? words.y : group == 2 ? words.z : words.w, table);
+  }
+};
+template <>
+struct TableCodes<false> {
+  uint2 pairs;
+  u32 ones;
+
+  __device__ __forceinline__ void load(const u8* low, const u8* high, u32 lane) {
+    pairs = *(const uint2*)(low + 8 * lane);
+    ones = *(const u32*)(high + 4 * lane);
+  }
+  __device__ __forceinline__ void operands(u32 (&a)[2], u32 group, const CodeTable& table) const {
+    const u32 two = (group < 2 ? pairs.x : pairs.y) >> (4 * (group % 2)), one = ones >> (2 * group);
+    a[0] = table_bytes((two & 0x03030303u) | (one << 2 & 0x04040404u), table);
+    a[1] = table_bytes((two >> 2 & 0x03030303u) | (one << 1 & 0x04040404u), table);
+  }
+};

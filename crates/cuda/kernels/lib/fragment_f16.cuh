@@ -124,6 +124,35 @@ __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u
   }
 }
 
+// T4 and T3 have their entries of the table as signed bytes.
+template <typename Stage>
+__device__ __forceinline__ void f16_table_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane) {
+  const u32 group = lane / 4;
+  const CodeTable& table = *(const CodeTable*)(m_tile + Stage::TABLE_AT);
+  TableCodes<Stage::NIBBLES> codes;
+  codes.load(m_tile, m_tile + Stage::HIGH_AT, lane);
+  const u8* rows = m_tile + Stage::ROWS_AT + 4 * group;
+  const u8* scales = m_tile + Stage::SCALES_AT + 2 * group;
+  const u32 low_scales = word_at(rows) >> 16 * step, high_scales = word_at(rows + 32) >> 16 * step;
+  const float low_d = table.factor * f16_to_f32(*(const u16*)scales), high_d = table.factor * f16_to_f32(*(const u16*)(scales + 16));
+  // Bytes of the other sign bit are codes + 128.
+  constexpr u32 SIGNS = 0x80808080u, CENTRE = 0x64806480u;
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    u32 entries[2];
+    codes.operands(entries, 2 * step + half, table);
+    const float low = low_d * sub_scale_value(low_scales >> 8 * half & 255, table.shift);
+    const float high = high_d * sub_scale_value(high_scales >> 8 * half & 255, table.shift);
+    scaled_operands(a[half], entries[0] ^ SIGNS, entries[1] ^ SIGNS, CENTRE, pack_f16x2(low, low), pack_f16x2(high, high));
+  }
+}
+__device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_t4) {
+  f16_table_operands<Weights_t4>(a, m_tile, step, lane);
+}
+__device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_t3) {
+  f16_table_operands<Weights_t3>(a, m_tile, step, lane);
+}
+
 // B operands of the same inputs, of the token whose row in shared memory this is: one vector, or two halves of one where products
 // are of 16 neighbours. Rows lie so that neighbours meet all banks: TOKEN_PADDING bytes behind a multiple of 128.
 template <typename Format>
@@ -134,11 +163,16 @@ struct TokenOperands {
     b[0] = held.x, b[1] = held.y, b[2] = held.z, b[3] = held.w;
   }
 };
-template <>
-struct TokenOperands<Weights_k6> {
+struct SixteenOperands {
   static constexpr u32 TOKEN_PADDING = 32;
   static __device__ __forceinline__ void load(u32 (&b)[4], const u8* inputs, u32 quad) {
     const uint2 first = *(const uint2*)(inputs + 8 * quad), second = *(const uint2*)(inputs + 32 + 8 * quad);
     b[0] = first.x, b[1] = first.y, b[2] = second.x, b[3] = second.y;
   }
 };
+template <>
+struct TokenOperands<Weights_k6> : SixteenOperands {};
+template <>
+struct TokenOperands<Weights_t4> : SixteenOperands {};
+template <>
+struct TokenOperands<Weights_t3> : SixteenOperands {};

@@ -1,4 +1,4 @@
-// One code, one value of a matrix in the fragment format that FRAGMENT names: q8, q4, k4, k5 or k6. For kernels that go value by
+// One code, one value of a matrix in the fragment format that FRAGMENT names: q8, q4, k4, k5, k6, t4 or t3. For kernels that go value by
 // value; products take whole operands (lib/gemv_fragment.cuh, lib/gemm_weights.cuh).
 #pragma once
 #include "lib/fragment.cuh"
@@ -6,23 +6,25 @@
 typedef JOIN(FRAGMENT, _fragment) Fragment;
 static_assert(Fragment::BYTES == K_BLOCK_BYTES, "src/kernel/fragment.rs differs");
 
-// First input of a lane's operand within its part. k6 has one scale per 16 inputs, hence shorter steps than the others.
+// First input of a lane's operand within its part. One scale per 16 inputs means shorter steps.
 __device__ __forceinline__ u32 operand_input(u32 lane, u32 operand) {
   const u32 quad = lane % 4;
-  if (Fragment::HIGH_BITS == 2) return 16 * (operand / 2) + 4 * quad;
+  if (Fragment::SIXTEENS) return 16 * (operand / 2) + 4 * quad;
   return 32 * (operand / 4) + 8 * quad + 4 * (operand / 2 % 2);
 }
 
 // The bits of one code.
 __device__ __forceinline__ u32 fragment_code(const u8* k_block, u32 row, u32 input) {
   const u32 part = input / PART_INPUTS, byte = input % 4;
-  const bool short_steps = Fragment::HIGH_BITS == 2;
+  const bool short_steps = Fragment::SIXTEENS;
   const u32 quad = short_steps ? input / 4 % 4 : input / 8 % 4, lane = row % 8 * 4 + quad;
   const u32 operand = row / 8 + 2 * (short_steps ? input / 16 % 4 : input / 32 % 2 * 2 + input / 4 % 2);
   if (Fragment::LOW_BITS == 8) return k_block[operand / 4 * LANES_BYTES + 16 * lane + operand % 4 * 4 + byte];
-  u32 code = k_block[Fragment::PART_LOW * part + 16 * lane + operand / 2 * 4 + byte] >> (4 * (operand % 2)) & 15;
+  const u8* low = k_block + Fragment::PART_LOW * part;
+  u32 code = Fragment::LOW_BITS == 2 ? low[8 * lane + operand / 4 * 4 + byte] >> (2 * (operand % 4)) & 3
+                                     : low[16 * lane + operand / 2 * 4 + byte] >> (4 * (operand % 2)) & 15;
   const u32 high = Fragment::HIGH + Fragment::PART_HIGH * part;
-  if (Fragment::HIGH_BITS == 1) code |= (k_block[high + 4 * lane + byte] >> operand & 1) << 4;
+  if (Fragment::HIGH_BITS == 1) code |= (k_block[high + 4 * lane + byte] >> operand & 1) << Fragment::LOW_BITS;
   if (Fragment::HIGH_BITS == 2) {
     code |= (k_block[high + 8 * lane + operand / 4 * 4 + byte] >> (2 * (operand % 4)) & 3) << 4;
   }
@@ -38,11 +40,17 @@ __device__ __forceinline__ float fragment_value(const u8* fragments, u64 m_tile_
   const u32 input = column % Fragment::INPUTS, code = fragment_code(k_block, row, input);
   const u8* scales = k_block + Fragment::SCALES;
   const u8* sub_scales = k_block + Fragment::SUB_SCALES + 16 * row;
+  if (Fragment::HAS_TABLE) {
+    const CodeTable& table = *(const CodeTable*)(k_block + Fragment::TABLE);
+    const float sub_scale = mul(sub_scale_value(sub_scales[input / 16], table.shift), table.factor);
+    const int entry = i8(table.values[code / 4] >> (8 * (code % 4)));
+    return mul(mul(fragment_f16(scales + 2 * row), sub_scale), float(entry));
+  }
   // Signed codes are moved to the top of a word and back.
   constexpr u32 UNUSED = 32 - Fragment::LOW_BITS - Fragment::HIGH_BITS;
   const float centred = float(int(code << UNUSED) >> UNUSED);
   if (!Fragment::HAS_SUB_SCALES) return mul(fragment_f16(scales + 4 * row + input / 32 * 2), centred);
-  if (Fragment::HIGH_BITS == 2) {
+  if (Fragment::SIXTEENS) {
     return mul(mul(fragment_f16(scales + 2 * row), float(i8(sub_scales[input / 16]))), centred);
   }
   const float scaled = mul(mul(fragment_f16(scales + 4 * row), float(sub_scales[input / 32 * 2])), float(code));

@@ -296,6 +296,60 @@ struct Weights_k6 : FragmentStage<k6_fragment> {
   }
 };
 
+// T4 and T3: the same steps, and codes that index the matrix's table.
+template <typename Fragment>
+struct TableStage : FragmentStage<Fragment> {
+  typedef FragmentStage<Fragment> Stage;
+  static constexpr u32 SCALES_AT = Stage::ROWS_AT + 4 * M_TILE;  // behind four sub-scales per row
+  static constexpr u32 TABLE_AT = SCALES_AT + 2 * M_TILE;
+  static constexpr int BLOCKS = 1, TOGETHER = 2;
+  static constexpr bool TOKEN_SCALES = true, TOKEN_SUMS = false, NIBBLES = Fragment::LOW_BITS == 4;
+  static constexpr float FACTOR = 1;
+  template <int OCTETS>
+  using Tokens = SixteenTokens<OCTETS>;
+
+  static __device__ __forceinline__ void copy(u8* to, const u8* m_tile, u32 stage, u32 lane, u32, u32) {
+    const u8* k_block = m_tile + stage / Fragment::PARTS * Fragment::BYTES;
+    const u32 part = stage % Fragment::PARTS;
+    if (16 * lane < Fragment::PART_LOW) cp_async_16(to + 16 * lane, k_block + Fragment::PART_LOW * part + 16 * lane);
+    if (!NIBBLES) cp_async_4(to + Stage::HIGH_AT + 4 * lane, k_block + Fragment::HIGH + Fragment::PART_HIGH * part + 4 * lane);
+    if (lane < 16) {
+      cp_async_4(to + Stage::ROWS_AT + 4 * lane, k_block + Fragment::SUB_SCALES + 16 * lane + 4 * part);
+    } else {
+      // The scales, and right behind them the table.
+      cp_async_4(to + SCALES_AT + 4 * (lane - 16), k_block + Fragment::SCALES + 4 * (lane - 16));
+    }
+  }
+
+  template <int OCTETS>
+  static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* m_tile, u32 step, u32 lane,
+                                                  const Tokens<OCTETS>& x) {
+    const u32 group = lane / 4;
+    const CodeTable& table = *(const CodeTable*)(m_tile + TABLE_AT);
+    TableCodes<NIBBLES> codes;
+    codes.load(m_tile, m_tile + Stage::HIGH_AT, lane);
+    const u32 low_scales = word_at(m_tile + Stage::ROWS_AT + 4 * group) >> 16 * step,
+              high_scales = word_at(m_tile + Stage::ROWS_AT + 32 + 4 * group) >> 16 * step;
+    const float low_d = table.factor * f16_to_f32(*(const u16*)(m_tile + SCALES_AT + 2 * group));
+    const float high_d = table.factor * f16_to_f32(*(const u16*)(m_tile + SCALES_AT + 16 + 2 * group));
+    const int start[4] = {START, START, START, START};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      u32 a[2];
+      codes.operands(a, 2 * step + half, table);
+      const float low = low_d * sub_scale_value(low_scales >> 8 * half & 255, table.shift);
+      const float up = high_d * sub_scale_value(high_scales >> 8 * half & 255, table.shift);
+      int whole[OCTETS][4];
+#pragma unroll
+      for (int j = 0; j < OCTETS; j++) mma_s8_k16(whole[j], a, x.codes[j][half], start);
+#pragma unroll
+      for (int j = 0; j < OCTETS; j++) add_scaled(sum[j], whole[j], x.scale[j], low, up);
+    }
+  }
+};
+struct Weights_t4 : TableStage<t4_fragment> {};
+struct Weights_t3 : TableStage<t3_fragment> {};
+
 // F16, row after row, swizzled for ldmatrix: eight rows meet all banks.
 __device__ __forceinline__ u32 f16_chunk(u32 row, u32 chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 

@@ -208,6 +208,39 @@ struct k6_mma : k6_fragment {
   }
 };
 
+// T4 and T3: groups of 16 whose codes index the matrix's table.
+template <typename Fragment>
+struct table_mma : Fragment {
+  static constexpr u32 K_BLOCKS_PER_STAGE = 1;
+  static constexpr bool HAS_MINS = false, NIBBLES = Fragment::LOW_BITS == 4;
+
+  template <int ROWS>
+  static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* k_block, const LaneInput<ROWS>& in, u32 first,
+                                                  u32 lane) {
+    const CodeTable table = *(const CodeTable*)(k_block + Fragment::TABLE);
+    const u8* rows = k_block + Fragment::SUB_SCALES + 16 * (lane / 4);
+    const uint4 low = *(const uint4*)rows, high = *(const uint4*)(rows + 128);
+    const float d_low = table.factor * f16_to_f32(*(const u16*)(k_block + Fragment::SCALES + lane / 4 * 2));
+    const float d_high = table.factor * f16_to_f32(*(const u16*)(k_block + Fragment::SCALES + 16 + lane / 4 * 2));
+#pragma unroll
+    for (u32 part = 0; part < 4; part++) {
+      TableCodes<NIBBLES> codes;
+      codes.load(k_block + Fragment::PART_LOW * part, k_block + Fragment::HIGH + Fragment::PART_HIGH * part, lane);
+#pragma unroll
+      for (u32 group = 0; group < 4; group++) {
+        u32 a[2];
+        codes.operands(a, group, table);
+        const u32 b = *(const u32*)(in.codes + first + 64 * part + 16 * group + 4 * (lane % 4));
+        int d[4] = {0, 0, 0, 0};
+        mma_s8_k16(d, a, b);
+        sums.add(d, d_low * sub_scale_value(byte_of(low, 4 * part + group), table.shift),
+                 d_high * sub_scale_value(byte_of(high, 4 * part + group), table.shift),
+                 in.pair(in.scales, first / 32 + 2 * part + group / 2));
+      }
+    }
+  }
+};
+
 // A matrix of fragments, streamed stage by stage through shared memory. Behind an M-tile's end a stage is zeros.
 template <typename Mma>
 struct FragmentWeights {
@@ -244,3 +277,5 @@ typedef FragmentWeights<q4_mma> q4_weights;
 typedef FragmentWeights<k45_mma<k4_fragment>> k4_weights;
 typedef FragmentWeights<k45_mma<k5_fragment>> k5_weights;
 typedef FragmentWeights<k6_mma> k6_weights;
+typedef FragmentWeights<table_mma<t4_fragment>> t4_weights;
+typedef FragmentWeights<table_mma<t3_fragment>> t3_weights;

@@ -20,21 +20,46 @@ struct Params {
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/load/pack.rs differs");
 
 constexpr u32 RUN_INPUTS = 1024;
+
+#ifdef TABLE_0
+// What codes stand for, as src/kernel/fragment/code_table.rs has it.
+__device__ __forceinline__ const u8* table_block(const u8* row, u32 i) { return row + i / BLOCK_LEN * BLOCK_BYTES; }
+__device__ __forceinline__ u32 table_word(u32 word) {
+  const u32 words[8] = {TABLE_0, TABLE_1, TABLE_2, TABLE_3, TABLE_FACTOR, TABLE_SHIFT, 0, 0};
+  return words[word];
+}
+// The number of a value in the table, where it surely is.
+__device__ __forceinline__ u32 table_code(const u8* block, u32 j) {
+  const int value = weight_code(block, j);
+  u32 code = 0;
+  while (code < 15 && i8(table_word(code / 4) >> (8 * (code % 4))) != value) code++;
+  return code;
+}
+#define block_of table_block
+#define code_of table_code
+// One copy: the search in all of a lane's codes would be most of the kernel.
+#define ONCE __noinline__
+#else
 constexpr bool SUPER_BLOCKS = Fragment::HAS_SUB_SCALES;
+constexpr u32 BLOCK_LEN = SUPER_BLOCKS ? 256 : 32;
+#define block_of weight_block
+#define code_of weight_code
+#define ONCE __forceinline__
+#endif
 
 // Null where there is no such row or column.
 __device__ __forceinline__ const u8* block_at(const Params& p, u32 row, u32 column) {
-  return row < p.rows && column < p.columns ? weight_block(p.from + row * p.row_bytes, column) : nullptr;
+  return row < p.rows && column < p.columns ? block_of(p.from + row * p.row_bytes, column) : nullptr;
 }
 
 // 4 codes of a row, one per byte, cut to their bits.
-__device__ __forceinline__ u32 four_codes(const Params& p, u32 row, u32 column) {
+__device__ ONCE u32 four_codes(const Params& p, u32 row, u32 column) {
   const u8* block = block_at(p, row, column);
   if (!block) return 0;
-  constexpr u32 BLOCK_INPUTS = SUPER_BLOCKS ? 256 : 32, MASK = (1u << (Fragment::LOW_BITS + Fragment::HIGH_BITS)) - 1;
+  constexpr u32 MASK = (1u << (Fragment::LOW_BITS + Fragment::HIGH_BITS)) - 1;
   u32 codes = 0;
 #pragma unroll
-  for (u32 b = 0; b < 4; b++) codes |= (u32(weight_code(block, column % BLOCK_INPUTS + b)) & MASK) << (8 * b);
+  for (u32 b = 0; b < 4; b++) codes |= (u32(code_of(block, column % BLOCK_LEN + b)) & MASK) << (8 * b);
   return codes;
 }
 
@@ -53,12 +78,17 @@ __device__ __forceinline__ void pack_codes(const Params& p, u32 row, u32 column,
   if (Fragment::LOW_BITS == 8) {
     low[0] = make_uint4(codes[0], codes[1], codes[2], codes[3]);
     low[32] = make_uint4(codes[4], codes[5], codes[6], codes[7]);
+  } else if (Fragment::LOW_BITS == 2) {
+    u32 pairs[2] = {0, 0};
+#pragma unroll
+    for (u32 o = 0; o < PART_OPERANDS; o++) pairs[o / 4] |= (codes[o] & 0x03030303) << (2 * (o % 4));
+    ((uint2*)(k_block + Fragment::PART_LOW * part))[lane] = make_uint2(pairs[0], pairs[1]);
   } else {
     low[0] = make_uint4(nibbles[0], nibbles[1], nibbles[2], nibbles[3]);
   }
 #pragma unroll
   for (u32 o = 0; o < PART_OPERANDS; o++) {
-    if (Fragment::HIGH_BITS == 1) high[0] |= (codes[o] >> 4 & 0x01010101) << o;
+    if (Fragment::HIGH_BITS == 1) high[0] |= (codes[o] >> Fragment::LOW_BITS & 0x01010101) << o;
     if (Fragment::HIGH_BITS == 2) high[o / 4] |= (codes[o] >> 4 & 0x03030303) << (2 * (o % 4));
   }
   u32* to = (u32*)(k_block + Fragment::HIGH) + (32 * part + lane) * Fragment::HIGH_BITS;
@@ -66,9 +96,30 @@ __device__ __forceinline__ void pack_codes(const Params& p, u32 row, u32 column,
   if (Fragment::HIGH_BITS == 2) to[1] = high[1];
 }
 
+// Word `word` of the scales of a K-block, sub-scales first.
+#ifdef TABLE_0
+__device__ __forceinline__ u32 scale_word(const Params& p, u32 row, u32 column, u32 word) {
+  const u32 sub_words = 4 * M_TILE, scale_words = M_TILE / 2;
+  u32 held = 0;
+  if (word < sub_words) {
+    for (u32 b = 0; b < 4; b++) {
+      const u32 at = column + 64 * (word % 4) + 16 * b;
+      const u8* block = block_at(p, row + word / 4, at);
+      if (block) held |= (weight_sub_scale(block, at % BLOCK_LEN / 16) & 255) << (8 * b);
+    }
+    return held;
+  }
+  word -= sub_words;
+  if (word >= scale_words) return table_word(word - scale_words);
+  for (u32 b = 0; b < 2; b++) {
+    const u8* block = block_at(p, row + 2 * word + b, column);
+    if (block) held |= u32(weight_d(block)) << (16 * b);
+  }
+  return held;
+}
+#else
 __device__ __forceinline__ u32 u16_or_zero(const u8* block, u32 at) { return block ? load_u16(block + at) : 0; }
 
-// Word `word` of the scales of a K-block, sub-scales first.
 __device__ __forceinline__ u32 scale_word(const Params& p, u32 row, u32 column, u32 word) {
   if (!SUPER_BLOCKS) {
     // A row's two blocks start with their scales.
@@ -95,6 +146,7 @@ __device__ __forceinline__ u32 scale_word(const Params& p, u32 row, u32 column, 
   row += 2 * word;
   return u16_or_zero(block_at(p, row, column), 208) | u16_or_zero(block_at(p, row + 1, column), 208) << 16;
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(256) pack(const Params p) {
   const u32 row = blockIdx.x * M_TILE, first = blockIdx.y * RUN_INPUTS;

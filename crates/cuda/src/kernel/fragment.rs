@@ -3,7 +3,7 @@
 //! 16 output rows are an M-tile. An M-tile is cut along its inputs into K-blocks; K-block follows K-block, M-tile follows
 //! M-tile. Rows are padded to an M-tile and inputs to a K-block with zero bytes, which stand for zeros. Within a K-block, a
 //! warp's lane `4 * group + quad` finds its operands side by side: rows `group` and `group + 8`, and of every 32 inputs (16 in
-//! K6) the quarter `quad`. Scales lie behind the codes.
+//! K6, T4 and T3) the quarter `quad`. Scales lie behind the codes.
 //!
 //! Sizes follow from a few numbers per format; `kernels/lib/fragment.cuh` has the same, and kernels are told the results to
 //! compare. `fragment/plain.rs` defines the order within a K-block: a plain packer, and the value at every position, bit for
@@ -12,9 +12,11 @@
 
 use carat_gguf::QuantType;
 
+mod code_table;
 #[cfg(test)]
 mod plain;
 
+pub(crate) use code_table::table_constants;
 #[cfg(test)]
 pub(crate) use plain::pack;
 
@@ -37,15 +39,21 @@ pub(crate) enum FragmentFormat {
     K5,
     /// Q6_K: signed 6-bit codes in two planes, a signed scale per 16 inputs.
     K6,
+    /// Nibbles that index a table of the matrix ([`code_table`]), a sub-scale per 16 inputs.
+    T4,
+    /// T4 with codes of three bits in two planes.
+    T3,
 }
 
 impl FragmentFormat {
-    pub(crate) const ALL: [FragmentFormat; 5] = [
+    pub(crate) const ALL: [FragmentFormat; 7] = [
         FragmentFormat::Q8,
         FragmentFormat::Q4,
         FragmentFormat::K4,
         FragmentFormat::K5,
         FragmentFormat::K6,
+        FragmentFormat::T4,
+        FragmentFormat::T3,
     ];
 
     /// `None` for formats that have no fragments: floats, and those that become f16.
@@ -56,6 +64,19 @@ impl FragmentFormat {
             QuantType::Q4_K => FragmentFormat::K4,
             QuantType::Q5_K => FragmentFormat::K5,
             QuantType::Q6_K => FragmentFormat::K6,
+            QuantType::IQ4_XS
+            | QuantType::MXFP4
+            | QuantType::NVFP4
+            | QuantType::IQ3_XXS
+            | QuantType::IQ3_S => FragmentFormat::T4,
+            QuantType::Q3_K
+            | QuantType::IQ2_XXS
+            | QuantType::IQ2_XS
+            | QuantType::IQ2_S
+            | QuantType::IQ1_S
+            | QuantType::IQ1_M
+            | QuantType::TQ1_0
+            | QuantType::TQ2_0 => FragmentFormat::T3,
             _ => return None,
         })
     }
@@ -68,13 +89,19 @@ impl FragmentFormat {
             FragmentFormat::K4 => "k4",
             FragmentFormat::K5 => "k5",
             FragmentFormat::K6 => "k6",
+            FragmentFormat::T4 => "t4",
+            FragmentFormat::T3 => "t3",
         }
     }
 
     pub(crate) fn k_block_inputs(self) -> usize {
         match self {
             FragmentFormat::Q8 | FragmentFormat::Q4 => 64,
-            FragmentFormat::K4 | FragmentFormat::K5 | FragmentFormat::K6 => 256,
+            FragmentFormat::K4
+            | FragmentFormat::K5
+            | FragmentFormat::K6
+            | FragmentFormat::T4
+            | FragmentFormat::T3 => 256,
         }
     }
 
@@ -82,7 +109,8 @@ impl FragmentFormat {
     fn code_bits(self) -> (u32, u32) {
         match self {
             FragmentFormat::Q8 => (8, 0),
-            FragmentFormat::Q4 | FragmentFormat::K4 => (4, 0),
+            FragmentFormat::Q4 | FragmentFormat::K4 | FragmentFormat::T4 => (4, 0),
+            FragmentFormat::T3 => (2, 1),
             FragmentFormat::K5 => (4, 1),
             FragmentFormat::K6 => (4, 2),
         }
@@ -93,8 +121,26 @@ impl FragmentFormat {
         match self {
             FragmentFormat::Q8 | FragmentFormat::Q4 => (0, 4),
             FragmentFormat::K4 | FragmentFormat::K5 => (16, 4),
-            FragmentFormat::K6 => (16, 2),
+            FragmentFormat::K6 | FragmentFormat::T4 | FragmentFormat::T3 => (16, 2),
         }
+    }
+
+    /// Bytes of the matrix's code table, which lies in every K-block.
+    fn table_bytes(self) -> usize {
+        match self {
+            FragmentFormat::T4 | FragmentFormat::T3 => code_table::TABLE_BYTES,
+            _ => 0,
+        }
+    }
+
+    /// Whether a step of the tensor core has 16 inputs, each such group a scale of its own.
+    pub(crate) fn has_short_steps(self) -> bool {
+        self.scale_bytes().1 == 2
+    }
+
+    /// Whether rows have minimums, so that the sums of tokens' codes are needed.
+    pub(crate) fn has_minimums(self) -> bool {
+        matches!(self, FragmentFormat::K4 | FragmentFormat::K5)
     }
 
     /// Bytes of a part's codes.
@@ -107,15 +153,17 @@ impl FragmentFormat {
         self.k_block_inputs() / PART_INPUTS
     }
 
-    /// Bytes of a part by itself: its codes, its share of the sub-scales, and the f16 scales.
+    /// Bytes of a part by itself: its codes, its share of the sub-scales, the f16 scales, the table.
     pub(crate) fn part_bytes(self) -> usize {
         let (sub_scales, scales) = self.scale_bytes();
-        self.part_code_bytes() + M_TILE * (sub_scales / self.parts() + scales)
+        let rows = M_TILE * (sub_scales / self.parts() + scales);
+        self.part_code_bytes() + rows + self.table_bytes()
     }
 
     pub(crate) fn k_block_bytes(self) -> usize {
         let (sub_scales, scales) = self.scale_bytes();
-        self.parts() * self.part_code_bytes() + M_TILE * (sub_scales + scales)
+        let rows = M_TILE * (sub_scales + scales);
+        self.parts() * self.part_code_bytes() + rows + self.table_bytes()
     }
 
     /// K-blocks of an M-tile.

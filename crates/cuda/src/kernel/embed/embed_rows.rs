@@ -129,20 +129,17 @@ mod tests {
     use carat_gguf::quant::random_blocks;
 
     use super::*;
-    use crate::{config::Tier, kernel::fragment::pack, testing::Card};
+    use crate::{
+        config::Tier,
+        kernel::{fragment::pack, load::pack::tests::packed},
+        testing::Card,
+    };
 
     #[test]
     #[ignore = "needs a card"]
     fn embed_fragments_gives_the_values_of_the_file_bit_for_bit() {
         let card = Card::open(Tier::Best);
-        let quants = [
-            QuantType::Q8_0,
-            QuantType::Q4_0,
-            QuantType::Q4_K,
-            QuantType::Q5_K,
-            QuantType::Q6_K,
-        ];
-        for quant in quants {
+        for quant in packed() {
             let layout = FragmentFormat::of(quant).unwrap();
             let (rows, columns, scale) = (41, 3 * quant.block_len(), 7.5);
             let row_bytes = quant.row_bytes(columns);

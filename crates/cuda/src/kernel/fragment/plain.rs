@@ -2,20 +2,22 @@
 
 use carat_gguf::{
     QuantType,
-    quant::{IQ4_VALUES, k_scale_min},
+    quant::{CODES_GROUP, IQ4_VALUES, MXFP4_VALUES, k_scale_min, q3_k_scales},
 };
 
-use super::{FragmentFormat, M_TILE};
+use super::{FragmentFormat, M_TILE, code_table::CodeTable};
 
 /// Offsets into a K-block, plane after plane. Codes, or their low four bits, are at 0; an empty plane starts where the next one
 /// does.
 struct Offsets {
-    /// The codes' bits above the fourth.
+    /// The codes' bits above the low ones.
     high: usize,
     /// 16 bytes per row: scales, or scales and minimums alternating.
     sub_scales: usize,
     /// The f16 scales, and minimums' scales, of a row.
     scales: usize,
+    /// The code table.
+    table: usize,
 }
 
 impl FragmentFormat {
@@ -24,10 +26,12 @@ impl FragmentFormat {
         let codes = M_TILE * self.k_block_inputs();
         let high = codes * low_bits as usize / 8;
         let sub_scales = high + codes * high_bits as usize / 8;
+        let scales = sub_scales + M_TILE * self.scale_bytes().0;
         Offsets {
             high,
             sub_scales,
-            scales: sub_scales + M_TILE * self.scale_bytes().0,
+            scales,
+            table: scales + M_TILE * self.scale_bytes().1,
         }
     }
 
@@ -35,15 +39,19 @@ impl FragmentFormat {
     /// the K-block.
     fn code_at(self, row: usize, input: usize) -> [(usize, usize); 2] {
         let (half, part) = (row / 8, input / 64);
-        if self == FragmentFormat::K6 {
+        if self.has_short_steps() {
             let (group, quad, byte) = (input % 64 / 16, input % 16 / 4, input % 4);
             let lane = 4 * (row % 8) + quad;
             let operand = 2 * group + half;
-            let high = self.offsets().high + 256 * part + 8 * lane + operand / 4 * 4 + byte;
-            return [
-                (512 * part + 16 * lane + 4 * group + byte, 4 * half),
-                (high, 2 * (operand % 4)),
-            ];
+            let high = self.offsets().high;
+            let nibble = (512 * part + 16 * lane + 4 * group + byte, 4 * half);
+            // Two bits of each of a lane's operands, and one bit of each.
+            let pair = 256 * part + 8 * lane + operand / 4 * 4 + byte;
+            let one = (high + 128 * part + 4 * lane + byte, operand);
+            return match self {
+                FragmentFormat::T3 => [(pair, 2 * (operand % 4)), one],
+                _ => [nibble, (high + pair, 2 * (operand % 4))],
+            };
         }
         let (step, quad, byte) = (input % 64 / 32, input % 32 / 8, input % 4);
         let lane = 4 * (row % 8) + quad;
@@ -107,6 +115,20 @@ impl FragmentFormat {
                 let scale = sub_scale(input / 16).cast_signed();
                 f16_at(k_block, at.scales + 2 * row) * f32::from(scale) * f32::from(code)
             }
+            FragmentFormat::T4 | FragmentFormat::T3 => {
+                let word = |i: usize| {
+                    let bytes = &k_block[at.table + 4 * i..][..4];
+                    u32::from_le_bytes(bytes.try_into().expect("four bytes"))
+                };
+                let (factor, shift) = (f32::from_bits(word(4)), word(5));
+                let byte = sub_scale(input / CODES_GROUP);
+                let scale = match shift {
+                    0 => f32::from(byte.cast_signed()),
+                    _ => f32::from_bits(u32::from(byte) << shift),
+                };
+                let entry = k_block[at.table + usize::from(code)].cast_signed();
+                f16_at(k_block, at.scales + 2 * row) * (scale * factor) * f32::from(entry)
+            }
         }
     }
 }
@@ -140,6 +162,12 @@ pub(crate) fn pack<'a>(
             pack_block(quant, block, k_block, r % M_TILE, column % inputs);
         }
     }
+    if let Some(table) = CodeTable::of(quant) {
+        let words = table.words().map(u32::to_le_bytes);
+        for k_block in fragments.chunks_exact_mut(bytes) {
+            k_block[format.offsets().table..].copy_from_slice(words.as_flattened());
+        }
+    }
     fragments
 }
 
@@ -168,6 +196,84 @@ fn pack_block(quant: QuantType, block: &[u8], k_block: &mut [u8], row: usize, fi
             k_block[sub_scales].copy_from_slice(&block[192..208]);
             k_block[at.scales + 2 * row..][..2].copy_from_slice(&block[208..]);
         }
+        FragmentFormat::T4 | FragmentFormat::T3 => {
+            let groups = &mut k_block[sub_scales][first / CODES_GROUP..];
+            for (group, byte) in groups
+                .iter_mut()
+                .take(quant.block_len() / CODES_GROUP)
+                .enumerate()
+            {
+                *byte = table_sub_scale(quant, block, group);
+            }
+            k_block[at.scales + 2 * row..][..2].copy_from_slice(&table_scale(quant, block));
+        }
+    }
+}
+
+/// The f16 scale of a block of a format with a table; 1 where groups have all there is.
+fn table_scale(quant: QuantType, block: &[u8]) -> [u8; 2] {
+    let at = match quant {
+        QuantType::MXFP4 | QuantType::NVFP4 => return 0x3c00u16.to_le_bytes(),
+        QuantType::IQ1_M => {
+            let nibble = |k: usize| u16::from(block[49 + 2 * k] >> 4) << (4 * k);
+            return (nibble(0) | nibble(1) | nibble(2) | nibble(3)).to_le_bytes();
+        }
+        QuantType::Q3_K => 108,
+        QuantType::TQ1_0 => 52,
+        QuantType::TQ2_0 => 64,
+        _ => 0,
+    };
+    [block[at], block[at + 1]]
+}
+
+/// The sub-scale of a group of 16.
+fn table_sub_scale(quant: QuantType, block: &[u8], group: usize) -> u8 {
+    let centred = |scale: u8| scale.wrapping_sub(32);
+    match quant {
+        QuantType::IQ4_XS => {
+            let sub = group / 2;
+            let low = block[4 + sub / 2] >> (4 * (sub % 2)) & 15;
+            centred(low | (block[2 + sub / 4] >> (2 * (sub % 4)) & 3) << 4)
+        }
+        QuantType::Q3_K => centred(q3_k_scales(&block[96..108])[group]),
+        QuantType::MXFP4 => block[0],
+        QuantType::NVFP4 if block[group] == 0x7f => 0,
+        QuantType::NVFP4 => block[group] & 0x7f,
+        _ => {
+            // The group's whole scale is a small number times the block's.
+            let (_, scales) = codes_and_scales(quant, block);
+            let table = CodeTable::of(quant).expect("a format with a table");
+            let one = f16_at(&table_scale(quant, block), 0) * table.factor;
+            (scales[group] / one).round() as u8
+        }
+    }
+}
+
+fn codes_and_scales(quant: QuantType, block: &[u8]) -> ([i8; 256], [f32; 16]) {
+    let (mut codes, mut scales) = ([[0; 8]; 32], [0.0; 16]);
+    let length = quant.block_len();
+    let definition = quant.codes().expect("defined by codes");
+    definition(
+        block,
+        &mut codes[..length / 8],
+        &mut scales[..length / CODES_GROUP],
+    );
+    (*codes.as_flattened().as_array().expect("256 codes"), scales)
+}
+
+/// The value of a code, before all scales.
+fn table_value(quant: QuantType, block: &[u8], j: usize) -> i8 {
+    let nibble = |codes: &[u8]| usize::from(codes[j % 16] >> (j % 32 / 16 * 4) & 15);
+    match quant {
+        QuantType::IQ4_XS => IQ4_VALUES[nibble(&block[8 + j / 32 * 16..])],
+        QuantType::MXFP4 => MXFP4_VALUES[nibble(&block[1..])],
+        QuantType::Q3_K => {
+            let (half, step, byte) = (j / 128, j % 128 / 32, j % 32);
+            let low = block[32 + 32 * half + byte] >> (2 * step) & 3;
+            let high = block[byte] >> (4 * half + step) & 1;
+            (low | high << 2).cast_signed() - 4
+        }
+        _ => codes_and_scales(quant, block).0[j],
     }
 }
 
@@ -195,7 +301,12 @@ fn file_code(quant: QuantType, block: &[u8], j: usize) -> u8 {
             let high = block[128 + 32 * half + l] >> (2 * quarter) & 3;
             (low | high << 4).wrapping_sub(32) & 63
         }
-        _ => unreachable!("{quant} has no fragments"),
+        _ => {
+            let table = CodeTable::of(quant).unwrap_or_else(|| panic!("{quant} has no fragments"));
+            let value = table_value(quant, block, j);
+            let code = table.values.iter().position(|&entry| entry == value);
+            code.expect("a value of the table") as u8
+        }
     }
 }
 
@@ -206,20 +317,11 @@ mod tests {
     use carat_gguf::quant::random_blocks;
 
     use super::*;
-
-    const PACKED: [QuantType; 7] = [
-        QuantType::Q8_0,
-        QuantType::Q5_0,
-        QuantType::IQ4_NL,
-        QuantType::Q4_0,
-        QuantType::Q4_K,
-        QuantType::Q5_K,
-        QuantType::Q6_K,
-    ];
+    use crate::kernel::load::pack::tests::packed;
 
     #[test]
     fn packed_values_are_those_of_the_file_bit_for_bit() {
-        for quant in PACKED {
+        for quant in packed() {
             let format = FragmentFormat::of(quant).unwrap();
             // Whole M-tiles and odd ones; one K-block, and in short blocks a K-block and a half.
             for (rows, columns) in [(16, 256), (1, 512), (37, 768), (5, 3 * quant.block_len())] {
@@ -243,7 +345,7 @@ mod tests {
 
     #[test]
     fn padding_stands_for_zeros() {
-        for quant in PACKED {
+        for quant in packed() {
             let format = FragmentFormat::of(quant).unwrap();
             let columns = 3 * quant.block_len();
             let row = vec![0x5a; quant.row_bytes(columns)];
@@ -279,9 +381,10 @@ mod tests {
             let scales = match format {
                 FragmentFormat::Q8 | FragmentFormat::Q4 => 4,
                 FragmentFormat::K4 | FragmentFormat::K5 => 16 + 4,
-                FragmentFormat::K6 => 16 + 2,
+                FragmentFormat::K6 | FragmentFormat::T4 | FragmentFormat::T3 => 16 + 2,
             };
-            assert_eq!(bits.len() / 8 + M_TILE * scales, format.k_block_bytes());
+            let behind = M_TILE * scales + format.table_bytes();
+            assert_eq!(bits.len() / 8 + behind, format.k_block_bytes());
             let at = format.offsets();
             assert_eq!(bits.iter().max(), Some(&(8 * at.sub_scales - 1)));
         }
@@ -293,7 +396,7 @@ mod tests {
         let word =
             |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
         let byte = |word: u32, b: usize| (word >> (8 * b)) as u8;
-        for quant in PACKED {
+        for quant in packed() {
             let format = FragmentFormat::of(quant).unwrap();
             let columns = format.k_block_inputs();
             let row_bytes = quant.row_bytes(columns);
@@ -311,19 +414,25 @@ mod tests {
                 for o in 0..8 {
                     // Operand `o` of a part: register `o % 4` of step `o / 4`, or `o % 2` of group `o / 2`.
                     let (step, register) = (o / 4, o % 4);
-                    let (r, k) = if format == FragmentFormat::K6 {
+                    let (r, k) = if format.has_short_steps() {
                         (group + 8 * (o % 2), 64 * part + 16 * (o / 2) + 4 * quad)
                     } else {
                         let k = 64 * part + 32 * step + 8 * quad + 4 * (register / 2);
                         (group + 8 * (register % 2), k)
                     };
-                    let nibbles = word(&fragments, 512 * part + 16 * lane + 4 * (o / 2));
-                    let nibbles = nibbles >> (4 * (o % 2)) & 0x0f0f_0f0f;
+                    // Past the end where codes have no nibbles.
+                    let at = (512 * part + 16 * lane + 4 * (o / 2)).min(fragments.len() - 4);
+                    let nibbles = word(&fragments, at) >> (4 * (o % 2)) & 0x0f0f_0f0f;
                     let operand = match format {
                         FragmentFormat::Q8 => {
                             word(&fragments, 512 * step + 16 * lane + 4 * register)
                         }
-                        FragmentFormat::Q4 | FragmentFormat::K4 => nibbles,
+                        FragmentFormat::Q4 | FragmentFormat::K4 | FragmentFormat::T4 => nibbles,
+                        FragmentFormat::T3 => {
+                            let pairs = word(&fragments, 256 * part + 8 * lane + 4 * (o / 4));
+                            let ones = word(&fragments, 1024 + 128 * part + 4 * lane);
+                            pairs >> (2 * (o % 4)) & 0x0303_0303 | (ones >> o & 0x0101_0101) << 2
+                        }
                         FragmentFormat::K5 => {
                             let high = word(&fragments, 2048 + 128 * part + 4 * lane);
                             nibbles | (high >> o & 0x0101_0101) << 4
@@ -347,7 +456,7 @@ mod tests {
             .filter(|&quant| FragmentFormat::of(quant).is_none())
             .map(QuantType::name)
             .collect();
-        let expected = "F32 F16 BF16 Q4_1 Q5_1 Q2_K Q3_K IQ4_XS MXFP4";
+        let expected = "F32 F16 BF16 Q4_1 Q5_1 Q2_K Q1_0";
         assert_eq!(without.join(" "), expected);
     }
 }

@@ -89,7 +89,7 @@ impl GemmWeights {
     /// Bytes of a stage of a token in shared memory: its values, and of int8 a scale (and a sum) per 32 of them.
     fn token_stage_bytes(self) -> usize {
         match self {
-            GemmWeights::Fragments(FragmentFormat::K4 | FragmentFormat::K5) => STAGE_INPUTS + 16,
+            GemmWeights::Fragments(format) if format.has_minimums() => STAGE_INPUTS + 16,
             GemmWeights::Fragments(_) => STAGE_INPUTS + 8,
             GemmWeights::F16 => STAGE_INPUTS * 2,
         }
@@ -119,10 +119,9 @@ impl GemmWeights {
     /// Blocks of the tile of this many rows that a multiprocessor holds.
     fn blocks_together(self, tile: usize) -> usize {
         match self {
-            GemmWeights::Fragments(
-                FragmentFormat::K4 | FragmentFormat::K5 | FragmentFormat::K6,
-            ) if tile == 128 => 1,
-            _ => 2,
+            GemmWeights::F16 | GemmWeights::Fragments(FragmentFormat::Q8 | FragmentFormat::Q4) => 2,
+            GemmWeights::Fragments(_) if tile == 128 => 1,
+            GemmWeights::Fragments(_) => 2,
         }
     }
 }

@@ -144,7 +144,7 @@ impl GemmMediumKernel {
     fn token_padding_bytes(self, format: FragmentFormat) -> usize {
         match (self, format) {
             (GemmMediumKernel::Warpgroups, _) => 0,
-            (GemmMediumKernel::Warps, FragmentFormat::K6) => 32,
+            (GemmMediumKernel::Warps, format) if format.has_short_steps() => 32,
             (GemmMediumKernel::Warps, _) => 64,
         }
     }
@@ -181,14 +181,14 @@ pub(crate) struct GemmMediumScratch {
 /// Stages of a warp's cp.async ring: as many as keep the memory busy, or as small cards have room for. Sixteen warps need fewer
 /// each than eight, and leave more room for activations.
 fn ring(kernel: GemmMediumKernel, format: FragmentFormat, shared_bytes: usize) -> usize {
-    use FragmentFormat::{K4, K5, K6, Q4, Q8};
+    use FragmentFormat::{K4, K5, K6, Q4, Q8, T3, T4};
     match (kernel, format, shared_bytes >= LARGE_SHARED_BYTES) {
         (GemmMediumKernel::Warpgroups, Q8, _) => 3,
-        (GemmMediumKernel::Warpgroups, K5 | K6, _) => 4,
-        (GemmMediumKernel::Warpgroups, Q4 | K4, _) => 5,
+        (GemmMediumKernel::Warpgroups, K5 | K6 | T4, _) => 4,
+        (GemmMediumKernel::Warpgroups, Q4 | K4 | T3, _) => 5,
         (GemmMediumKernel::Warps, Q8, true) => 4,
-        (GemmMediumKernel::Warps, K5 | K6, true) => 5,
-        (GemmMediumKernel::Warps, Q4 | K4, true) => 6,
+        (GemmMediumKernel::Warps, K5 | K6 | T4, true) => 5,
+        (GemmMediumKernel::Warps, Q4 | K4 | T3, true) => 6,
         (GemmMediumKernel::Warps, Q8, false) => 2,
         (GemmMediumKernel::Warps, _, false) => 3,
     }

@@ -131,7 +131,7 @@ impl GemvWeights {
                 let k_blocks = match format {
                     FragmentFormat::Q8 => 2,
                     FragmentFormat::Q4 => 4,
-                    FragmentFormat::K4 | FragmentFormat::K5 | FragmentFormat::K6 => 1,
+                    _ => 1,
                 };
                 (
                     k_blocks * format.k_block_inputs(),
@@ -156,8 +156,7 @@ impl GemvWeights {
     fn input_bytes(self, padded: usize, rows: usize) -> usize {
         match self {
             GemvWeights::Fragments(format) => {
-                let mins = matches!(format, FragmentFormat::K4 | FragmentFormat::K5);
-                let scales = 4 * (1 + usize::from(mins)) * padded / 32;
+                let scales = 4 * (1 + usize::from(format.has_minimums())) * padded / 32;
                 rows * (padded + 32 + scales)
             }
             _ => rows * 4 * padded,

@@ -3,7 +3,9 @@
 use carat_gguf::QuantType;
 
 use crate::kernel::{
-    Specialization, fragment::fragment_constants, specialization::format_constant,
+    Specialization,
+    fragment::{fragment_constants, table_constants},
+    specialization::format_constant,
 };
 use crate::{
     device::{Address, Grid},
@@ -47,6 +49,7 @@ impl Pack {
         let format = FragmentFormat::of(quant).expect("a format that has fragments");
         let mut constants = vec![format_constant(quant)];
         constants.extend(fragment_constants(format));
+        constants.extend(table_constants(quant));
         Specialization {
             kernel: "pack",
             entries: &["pack"],
@@ -87,15 +90,10 @@ pub(crate) mod tests {
         testing::{Card, at},
     };
 
-    pub(crate) const PACKED: [QuantType; 7] = [
-        QuantType::Q8_0,
-        QuantType::Q5_0,
-        QuantType::IQ4_NL,
-        QuantType::Q4_0,
-        QuantType::Q4_K,
-        QuantType::Q5_K,
-        QuantType::Q6_K,
-    ];
+    /// Every format that has fragments.
+    pub(crate) fn packed() -> impl Iterator<Item = QuantType> {
+        QuantType::all().filter(|quant| FragmentFormat::of(*quant).is_some())
+    }
 
     pub(crate) fn random(quant: QuantType, rows: usize, columns: usize) -> Vec<u8> {
         let mut bytes = vec![0; rows * quant.row_bytes(columns)];
@@ -107,7 +105,7 @@ pub(crate) mod tests {
     #[ignore = "needs a card"]
     fn pack_agrees_with_the_host_byte_for_byte() {
         let card = Card::open(Tier::Best);
-        for quant in PACKED {
+        for quant in packed() {
             let format = FragmentFormat::of(quant).unwrap();
             let module = card.load(&Pack::specialization(quant));
             let tail = 1024 + 3 * quant.block_len();

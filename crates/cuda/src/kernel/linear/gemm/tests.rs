@@ -9,12 +9,14 @@ use crate::{
     testing::{Card, normals, relative_error},
 };
 
-const FORMATS: [QuantType; 5] = [
+const FORMATS: [QuantType; 7] = [
     QuantType::Q8_0,
     QuantType::Q4_0,
     QuantType::Q4_K,
     QuantType::Q5_K,
     QuantType::Q6_K,
+    QuantType::IQ4_XS,
+    QuantType::Q3_K,
 ];
 
 /// A value that no result has.
@@ -476,6 +478,18 @@ fn gemm_k6() {
 
 #[test]
 #[ignore = "needs a card"]
+fn gemm_t4() {
+    check_format(FragmentFormat::T4, [256, 768]);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_t3() {
+    check_format(FragmentFormat::T3, [256, 768]);
+}
+
+#[test]
+#[ignore = "needs a card"]
 fn gemm_f16() {
     check(GemmWeights::F16, GemmEpilogue::F32, (200, 352), &BUCKETS);
     check(
@@ -574,4 +588,5 @@ fn gemm_grouped() {
     check_grouped(FragmentFormat::Q4, (160, 96), groups);
     check_grouped(FragmentFormat::Q8, (96, 96), groups);
     check_grouped(FragmentFormat::K4, (256, 256), groups);
+    check_grouped(FragmentFormat::T4, (256, 256), groups);
 }

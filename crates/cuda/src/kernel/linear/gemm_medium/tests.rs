@@ -20,12 +20,14 @@ const POISON: f32 = -1.5e30;
 const POISON_F16: u16 = 0x7e5a;
 const PAIR_SCALE: f32 = 0.25;
 
-const FORMATS: [(FragmentFormat, QuantType); 5] = [
+const FORMATS: [(FragmentFormat, QuantType); 7] = [
     (FragmentFormat::Q8, QuantType::Q8_0),
     (FragmentFormat::Q4, QuantType::Q4_0),
     (FragmentFormat::K4, QuantType::Q4_K),
     (FragmentFormat::K5, QuantType::Q5_K),
     (FragmentFormat::K6, QuantType::Q6_K),
+    (FragmentFormat::T4, QuantType::IQ3_S),
+    (FragmentFormat::T3, QuantType::IQ2_S),
 ];
 
 /// A matrix as the kernel takes it, and its values.
@@ -403,4 +405,28 @@ fn gemm_medium_sm90_k5() {
 #[ignore = "needs a card"]
 fn gemm_medium_sm90_k6() {
     check_format(GemmMediumKernel::Warpgroups, FragmentFormat::K6);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_t4() {
+    check_format(GemmMediumKernel::Warps, FragmentFormat::T4);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_sm90_t4() {
+    check_format(GemmMediumKernel::Warpgroups, FragmentFormat::T4);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_t3() {
+    check_format(GemmMediumKernel::Warps, FragmentFormat::T3);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_sm90_t3() {
+    check_format(GemmMediumKernel::Warpgroups, FragmentFormat::T3);
 }

@@ -369,12 +369,14 @@ impl Case {
     }
 }
 
-const QUANTS: [QuantType; 8] = [
+const QUANTS: [QuantType; 10] = [
     QuantType::Q8_0,
     QuantType::Q4_0,
     QuantType::Q4_K,
     QuantType::Q5_K,
     QuantType::Q6_K,
+    QuantType::MXFP4,
+    QuantType::IQ2_XS,
     QuantType::F16,
     QuantType::BF16,
     QuantType::F32,
