@@ -10,7 +10,10 @@
 
 mod harness;
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, OnceLock},
+};
 
 use carat_cuda::{CudaBackend, CudaConfig, Fusion, Graphs, Pdl, TableMemory, Tier};
 use carat_gguf::QuantType;
@@ -44,6 +47,9 @@ const INT8_ERROR: f64 = 1.1;
 const CHUNKS: [usize; 4] = [usize::MAX, 1, 7, 16];
 /// Whole batches of 12 and of 16 rows, which are one bucket.
 const WIDE_TOKENS: usize = 48;
+
+/// Limits of memory between all that a model would take and the least it can do with.
+const STEPS_OF_LIMIT: u64 = 16;
 
 /// The same card with different settings.
 #[derive(Clone)]
@@ -155,6 +161,11 @@ fn main() {
         cases.add(format!("short_of_memory/{variant:?}"), move |cards| {
             short_of_memory(&cards.best.usual, variant)
         });
+        for tier in [Tier::Best, Tier::Portable] {
+            cases.add(format!("offloaded/{variant:?}/{tier:?}"), move |_| {
+                offloaded(tier, variant)
+            });
+        }
         cases.add(format!("drawn/{variant:?}"), move |cards| {
             drawn(&cards.best, variant)
         });
@@ -270,13 +281,12 @@ fn golden_q8_0(
     if f16 == q8_0 {
         return Err("the same logits whatever keys and values are kept in".to_owned());
     }
-    let rounded = match rounded.get() {
-        Some(logits) => logits,
-        None => {
-            let tokens = fixture.tokens();
-            let logits = logits_with(&Reference, KvType::Q8_0, &model, &tokens, usize::MAX)?;
-            rounded.get_or_init(|| logits)
-        }
+    let rounded = if let Some(logits) = rounded.get() {
+        logits
+    } else {
+        let tokens = fixture.tokens();
+        let logits = logits_with(&Reference, KvType::Q8_0, &model, &tokens, usize::MAX)?;
+        rounded.get_or_init(|| logits)
     };
     if kernels == Kernels::Plain {
         within(&q8_0, rounded, SAME_Q8_0_KV_ERROR).map_err(|e| format!("reference: {e}"))?;
@@ -418,6 +428,63 @@ fn short_of_memory(card: &CudaBackend, variant: Variant) -> Result<(), String> {
             .map_err(|e| format!("{missing} bytes too few: {e}; {:?}", planned.given_up))?;
         if less.peak_bytes() > limit {
             return Err(format!("{} of {limit} bytes held", less.peak_bytes()));
+        }
+    }
+    Ok(())
+}
+
+/// Wherever weights lie, logits are the same bits: matrices leave the card one after another as the limit falls, until none is left.
+/// In small, medium and large batches, graphs and single launches.
+fn offloaded(tier: Tier, variant: Variant) -> Result<(), String> {
+    let tiny = Tiny::new(variant, QuantType::Q4_0);
+    let (model, tokens) = (tiny.model(), tiny.prompt(230));
+    let plan = gemma4::plan(&model);
+    let open = |limit: Option<u64>, graphs: Graphs| {
+        harness::open(|config| {
+            config.tier = tier;
+            config.graphs = graphs;
+            config.memory_limit = limit;
+        })
+    };
+    // A graph is replayed from the third batch of its bucket on.
+    for chunk in [5, 40, 75] {
+        let options = evaluate::options(tokens.len(), chunk);
+        let planned = |card: &CudaBackend| {
+            let memory = card.memory_plan(&plan, &model.weights, &options);
+            memory.map_err(|e| e.to_string())
+        };
+        let smallest = planned(open(Some(1), Graphs::On)?.as_ref())?;
+        let least = smallest.device_bytes();
+        // From where tables, and copies of weights, are the only thing that is not on the card.
+        let most = least + smallest.host_weights as u64;
+        let (mut on_card, mut there) = (None, BTreeSet::new());
+        for part in 0..=STEPS_OF_LIMIT {
+            let limit = most - (most - least) * part / STEPS_OF_LIMIT;
+            let card = open(Some(limit), Graphs::On)?;
+            let memory = planned(card.as_ref())?;
+            // With f16 copies of weights, products are others.
+            if memory.expanded_weights > 0 && memory.workspace > 0 {
+                continue;
+            }
+            let found = logits(card.as_ref(), &model, &tokens, chunk)?;
+            if card.peak_bytes() > limit {
+                return Err(format!("{} of {limit} bytes held", card.peak_bytes()));
+            }
+            let expected = on_card.get_or_insert_with(|| found.clone());
+            let what = format!("chunks of {chunk}, {:?}", memory.given_up);
+            same_bits(&what, expected, &found)?;
+            if there.insert(memory.host_weights) && part % 4 == 0 {
+                let eager = logits(
+                    open(Some(limit), Graphs::Off)?.as_ref(),
+                    &model,
+                    &tokens,
+                    chunk,
+                )?;
+                same_bits(&format!("no graphs, {what}"), expected, &eager)?;
+            }
+        }
+        if there.len() < 4 {
+            return Err(format!("bytes in host memory: {there:?}"));
         }
     }
     Ok(())

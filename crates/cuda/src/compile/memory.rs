@@ -18,7 +18,7 @@ use crate::{device::cublaslt::WORKSPACE_BYTES, kernel::sampler_bytes};
 /// Alignment of buffers.
 const ALIGN: usize = 256;
 
-/// Bytes by purpose. All but `host_tables` are device memory.
+/// Bytes by purpose. All but those in host memory are device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
     pub weights: usize,
@@ -26,6 +26,8 @@ pub struct MemoryPlan {
     pub expanded_weights: usize,
     /// Tables that the device reads from host memory.
     pub host_tables: usize,
+    /// Matrices that the device reads from host memory.
+    pub host_weights: usize,
     pub kv: PerGroup<usize>,
     /// Values between steps.
     pub activations: usize,
@@ -53,7 +55,8 @@ impl MemoryPlan {
         MemoryPlan {
             weights: weights.device_bytes,
             expanded_weights: weights.expanded_bytes,
-            host_tables: weights.host_bytes,
+            host_tables: weights.host_table_bytes,
+            host_weights: weights.host_bytes - weights.host_table_bytes,
             kv: PerGroup {
                 full: page.full * options.pages.full,
                 sliding: page.sliding * options.pages.sliding,
@@ -103,8 +106,12 @@ impl fmt::Display for MemoryPlan {
             line(f, name, bytes as u64)?;
         }
         line(f, "device memory", self.device_bytes())?;
-        if self.host_tables > 0 {
-            line(f, "tables in host memory", self.host_tables as u64)?;
+        let in_host = [
+            ("tables in host memory", self.host_tables),
+            ("weights in host memory", self.host_weights),
+        ];
+        for (name, bytes) in in_host.into_iter().filter(|(_, bytes)| *bytes > 0) {
+            line(f, name, bytes as u64)?;
         }
         for line in &self.given_up {
             writeln!(f, "{line}")?;

@@ -17,12 +17,9 @@ use super::{
     rows::{ByClass, MEDIUM_ROWS, RowClass, SMALL_ROWS},
     scratch::Scratch,
     target::Target,
-    weights::WeightLayout,
+    weights::{HostWeights, WeightLayout},
 };
-use crate::{
-    config::TableMemory,
-    kernel::{Operand, WeightOperand},
-};
+use crate::kernel::{Operand, WeightOperand};
 
 /// A plan, ready to take memory.
 pub(crate) struct Prepared {
@@ -47,7 +44,7 @@ pub(crate) fn prepare(
     plan: &Plan,
     weights: &Weights,
     options: &CompileOptions,
-    tables: TableMemory,
+    host: impl Into<HostWeights>,
     target: Target,
 ) -> Result<Prepared, BackendError> {
     let plan = &plan.with_products_gathered();
@@ -87,7 +84,7 @@ pub(crate) fn prepare(
     if target.borrowed_table.is_some() {
         named.retain(|operand| !operand.parts.iter().all(|w| weights.is_borrowed(*w)));
     }
-    let weights = WeightLayout::new(weights, &named, tables);
+    let weights = WeightLayout::new(weights, &named, &host.into());
     Ok(Prepared {
         memory: MemoryPlan::new(plan, options, &weights, &parts, target.gemm),
         front,

@@ -225,9 +225,13 @@ impl Device {
         let bytes = bytes.max(256);
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: the context is current; the pointer goes into a `HostBuffer`, which frees it once.
-        let start = unsafe { result::malloc_host(bytes, flags) }.map_err(CudaError::driver(
-            format!("locking {bytes} bytes of host memory for {purpose}"),
-        ))?;
+        let start = unsafe { result::malloc_host(bytes, flags) }.map_err(|problem| {
+            CudaError::HostMemory {
+                purpose,
+                bytes,
+                problem,
+            }
+        })?;
         // SAFETY: `start` points to `bytes` fresh bytes.
         unsafe { start.cast::<u8>().write_bytes(0, bytes) };
         Ok(HostBuffer {
