@@ -39,6 +39,8 @@ pub struct MemoryPlan {
     pub sampling: usize,
     /// Workspace of cuBLASLt.
     pub workspace: usize,
+    /// Buffers that prompts bring weights into from host memory.
+    pub streaming: usize,
     /// What was done without for want of memory, and what that costs, in lines for a person.
     pub given_up: Vec<String>,
 }
@@ -69,6 +71,7 @@ impl MemoryPlan {
                 GemmImpl::CublasLt => WORKSPACE_BYTES,
                 GemmImpl::Native => 0,
             },
+            streaming: 0,
             given_up: Vec::new(),
         }
     }
@@ -78,7 +81,8 @@ impl MemoryPlan {
         let kv = self.kv.full + self.kv.sliding;
         let weights = self.weights + self.expanded_weights;
         let values = self.activations + self.scratch;
-        (weights + kv + values + self.batch + self.sampling + self.workspace) as u64
+        let beside = self.batch + self.sampling + self.workspace + self.streaming;
+        (weights + kv + values + beside) as u64
     }
 }
 
@@ -94,6 +98,7 @@ impl fmt::Display for MemoryPlan {
             ("batch", self.batch),
             ("sampling", self.sampling),
             ("cuBLASLt workspace", self.workspace),
+            ("buffers for streamed weights", self.streaming),
         ];
         let line = |f: &mut fmt::Formatter<'_>, name: &str, bytes: u64| {
             writeln!(
@@ -128,7 +133,7 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    fn new(sizes: impl Iterator<Item = usize>) -> Arena {
+    pub(crate) fn new(sizes: impl Iterator<Item = usize>) -> Arena {
         let mut arena = Arena::default();
         for bytes in sizes {
             arena.offsets.push(arena.bytes);

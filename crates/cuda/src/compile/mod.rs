@@ -2,7 +2,7 @@
 //!
 //! In order: [`fuse`] joins steps, [`lower`] turns ops into calls for each class of [`rows`], [`prepare`] does both for a whole
 //! plan and lays out [`weights`] and [`memory`], [`fit`] chooses what to give up until it fits, with
-//! [`offload`] for what leaves the card. Nothing here is launched or allocated.
+//! [`offload`] for what leaves the card and [`stream`] for how prompts read it. Nothing here is launched or allocated.
 
 pub(crate) mod batch_layout;
 pub(crate) mod call;
@@ -16,5 +16,6 @@ mod offload;
 pub(crate) mod prepare;
 pub(crate) mod rows;
 mod scratch;
+pub(crate) mod stream;
 pub(crate) mod target;
 pub(crate) mod weights;

@@ -16,6 +16,7 @@ use super::{
     memory::{MemoryPlan, Parts},
     rows::{ByClass, MEDIUM_ROWS, RowClass, SMALL_ROWS},
     scratch::Scratch,
+    stream::Streams,
     target::Target,
     weights::{HostWeights, WeightLayout},
 };
@@ -27,6 +28,7 @@ pub(crate) struct Prepared {
     pub(crate) front: ByClass<Vec<Call>>,
     pub(crate) tail: ByClass<Vec<Call>>,
     pub(crate) weights: WeightLayout,
+    pub(crate) streams: Streams,
     pub(crate) parts: Parts,
     pub(crate) memory: MemoryPlan,
     pub(crate) target: Target,
@@ -85,11 +87,16 @@ pub(crate) fn prepare(
         named.retain(|operand| !operand.parts.iter().all(|w| weights.is_borrowed(*w)));
     }
     let weights = WeightLayout::new(weights, &named, &host.into());
+    let streams = Streams::new(&front.large, &tail.large, &weights);
     Ok(Prepared {
-        memory: MemoryPlan::new(plan, options, &weights, &parts, target.gemm),
+        memory: MemoryPlan {
+            streaming: streams.buffers.bytes,
+            ..MemoryPlan::new(plan, options, &weights, &parts, target.gemm)
+        },
         front,
         tail,
         weights,
+        streams,
         parts,
         target,
     })

@@ -140,6 +140,12 @@ impl WeightLayout {
         self.canonical.iter().map(placement)
     }
 
+    /// Placement of an operand that calls name.
+    pub(crate) fn placement(&self, named: &WeightOperand) -> Option<&Placement> {
+        let canonical = self.canonical.get(named)?;
+        self.placements.get(canonical)
+    }
+
     /// Bytes of f16 copies of these weights.
     pub(crate) fn copies_of(&self, weights: &HashSet<Weight>) -> usize {
         let copies = self.placements.iter();
