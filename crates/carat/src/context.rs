@@ -5,6 +5,9 @@ use carat_model::{backend::Need, kv::KvGroup, layout};
 
 use crate::{Error, Loaded, footprint::smallest_context};
 
+/// The context down to which a shorter one is chosen rather than that weights leave the device's memory.
+const CONTEXT_BEFORE_WEIGHTS: usize = 8192;
+
 /// A context that fits.
 #[derive(Clone, Debug)]
 pub struct Chosen {
@@ -27,10 +30,7 @@ pub fn choose(loaded: &Loaded, parallel: usize, asked: Option<usize>) -> Result<
     let fit = Fit::new(loaded, parallel)?;
     let mut tokens = asked.unwrap_or(trained);
     if asked.is_none() {
-        let least = smallest_context(loaded);
-        while tokens > least && !fit.comfortable(tokens)? {
-            tokens = (tokens / 2).max(least);
-        }
+        tokens = longest(trained, smallest_context(loaded), |tokens| fit.fits(tokens))?;
     }
     if let Some(problem) = fit.problem(tokens)? {
         let was_asked = asked.is_some();
@@ -47,25 +47,46 @@ pub fn choose(loaded: &Loaded, parallel: usize, asked: Option<usize>) -> Result<
     })
 }
 
+/// How well a context fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fits {
+    Not,
+    /// With weights in host memory, which make every token slower.
+    Offloaded,
+    Comfortably,
+}
+
+/// The longest context, by halves of what the model was trained for, that is taken without being asked for.
+pub(crate) fn longest<E>(
+    trained: usize,
+    least: usize,
+    fits: impl Fn(usize) -> Result<Fits, E>,
+) -> Result<usize, E> {
+    let mut tokens = trained;
+    while tokens > least {
+        match fits(tokens)? {
+            Fits::Comfortably => break,
+            Fits::Offloaded if tokens <= CONTEXT_BEFORE_WEIGHTS => break,
+            Fits::Offloaded | Fits::Not => tokens = (tokens / 2).max(least),
+        }
+    }
+    Ok(tokens)
+}
+
 /// Search for the contexts that fit.
 struct Fit<'a> {
     loaded: &'a Loaded,
     parallel: usize,
     free: u64,
-    /// The weights are copied to a device's own memory, so everything must fit there.
-    on_device: bool,
 }
 
 impl Fit<'_> {
     fn new(loaded: &Loaded, parallel: usize) -> Result<Fit<'_>, Error> {
-        let mut fit = Fit {
+        Ok(Fit {
             loaded,
             parallel,
             free: loaded.backend.memory()?.free_bytes,
-            on_device: false,
-        };
-        fit.on_device = fit.need(1)?.is_some();
-        Ok(fit)
+        })
     }
 
     fn kv_bytes(&self, context: usize) -> u64 {
@@ -86,17 +107,25 @@ impl Fit<'_> {
         loaded.need(&options)
     }
 
-    /// Whether a context fits without being asked for.
+    /// How a context fits without being asked for.
     ///
     /// On the CPU the model's file can leave memory and come back, keys and values cannot: so they get half of what is free
     /// beside the file, and at least an eighth of what is free at all.
-    fn comfortable(&self, context: usize) -> Result<bool, Error> {
-        if self.on_device {
-            return Ok(self.problem(context)?.is_none());
+    fn fits(&self, context: usize) -> Result<Fits, Error> {
+        if let Some(need) = self.need(context)? {
+            return Ok(match need {
+                need if need.bytes > self.free => Fits::Not,
+                need if need.offloaded_bytes > 0 => Fits::Offloaded,
+                _ => Fits::Comfortably,
+            });
         }
         let file = self.loaded.file.file_bytes() as u64;
         let budget = self.free.saturating_sub(file).max(self.free / 4) / 2;
-        Ok(self.kv_bytes(context) <= budget)
+        if self.kv_bytes(context) <= budget {
+            Ok(Fits::Comfortably)
+        } else {
+            Ok(Fits::Not)
+        }
     }
 
     /// Reason a context does not fit at all.
@@ -123,5 +152,36 @@ fn size(bytes: u64) -> String {
         format!("{mib:.2} MiB")
     } else {
         format!("{:.2} GiB", mib / 1024.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    /// The context chosen of 131,072 where one up to `comfortable` fits as it is, and one up to `offloaded` with weights in host
+    /// memory.
+    fn chosen(comfortable: usize, offloaded: usize) -> usize {
+        let fits = |tokens| -> Result<Fits, Infallible> {
+            Ok(match tokens {
+                _ if tokens <= comfortable => Fits::Comfortably,
+                _ if tokens <= offloaded => Fits::Offloaded,
+                _ => Fits::Not,
+            })
+        };
+        longest(131_072, 2048, fits).unwrap()
+    }
+
+    #[test]
+    fn a_context_gives_way_before_weights_do_but_not_below_8192() {
+        assert_eq!(chosen(131_072, 131_072), 131_072);
+        assert_eq!(chosen(20_000, 131_072), 16_384);
+        assert_eq!(chosen(8192, 131_072), 8192);
+        assert_eq!(chosen(4096, 131_072), 8192);
+        assert_eq!(chosen(0, 131_072), 8192);
+        assert_eq!(chosen(0, 5000), 4096);
+        assert_eq!(chosen(0, 0), 2048);
     }
 }

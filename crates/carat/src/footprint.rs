@@ -7,7 +7,10 @@ use carat_model::{
     plan::Rows,
 };
 
-use crate::{Error, Loaded};
+use crate::{
+    Error, Loaded,
+    context::{Fits, longest},
+};
 
 /// Memory per token of a vocabulary: its text, its place in the tokenizer, and what grammars keep of it. With the 262,144
 /// tokens of Gemma 4 the tokenizer was seen to take 45 MiB, and grammars 115 MiB.
@@ -20,10 +23,15 @@ const SMALLEST_CONTEXT: usize = 2048;
 /// Bytes that an engine with these settings takes: of the device's memory where it has its own, else of the machine's, with the whole
 /// file.
 pub fn footprint(loaded: &Loaded, config: &EngineConfig) -> Result<u64, Error> {
+    Ok(taken(loaded, config)?.0)
+}
+
+/// Bytes that an engine takes, and those of weights that it reads through a device's bus instead.
+fn taken(loaded: &Loaded, config: &EngineConfig) -> Result<(u64, u64), Error> {
     let limits = Limits::new(config.clone(), ModelFacts::from(&loaded.plan))?;
     let options = limits.compile_options();
     if let Some(need) = loaded.need(&options)? {
-        return Ok(need.bytes);
+        return Ok((need.bytes, need.offloaded_bytes));
     }
     let drafter = loaded.drafts.drafter.as_ref();
     let files = loaded.file.file_bytes() + drafter.map_or(0, |d| d.weights.file().file_bytes());
@@ -40,7 +48,8 @@ pub fn footprint(loaded: &Loaded, config: &EngineConfig) -> Result<u64, Error> {
     });
     let computed = kv.sum::<usize>() + workspace.sum::<usize>();
     let text = loaded.model.config.vocab as u64 * BYTES_PER_TOKEN;
-    Ok(files as u64 + computed as u64 + text + ENGINE_BYTES)
+    let bytes = files as u64 + computed as u64 + text + ENGINE_BYTES;
+    Ok((bytes, 0))
 }
 
 /// The smallest context that is chosen for a model.
@@ -51,10 +60,16 @@ pub fn smallest_context(loaded: &Loaded) -> usize {
 /// The largest context, by halves of what the model was trained for, with which an engine takes at most so many bytes; the smallest
 /// there is where none does.
 pub fn largest_context(loaded: &Loaded, parallel: usize, bytes: u64) -> Result<usize, Error> {
-    let least = smallest_context(loaded);
-    let mut tokens = loaded.model.config.context;
-    while tokens > least && footprint(loaded, &loaded.engine_config(parallel, tokens))? > bytes {
-        tokens = (tokens / 2).max(least);
-    }
-    Ok(tokens)
+    longest(
+        loaded.model.config.context,
+        smallest_context(loaded),
+        |tokens| {
+            let config = loaded.engine_config(parallel, tokens);
+            Ok(match taken(loaded, &config)? {
+                (taken, _) if taken > bytes => Fits::Not,
+                (_, 0) => Fits::Comfortably,
+                _ => Fits::Offloaded,
+            })
+        },
+    )
 }

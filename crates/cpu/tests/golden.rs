@@ -82,10 +82,10 @@ fn logits_of(
     evaluate::logits(executor.as_mut(), &plan, tokens, chunk).expect("runs")
 }
 
-fn reference_logits(fixture: &Fixture) -> Vec<f32> {
+fn reference_logits(fixture: &Fixture, kv: KvType) -> Vec<f32> {
     let model = fixture.model();
     let tokens = fixture.tokens();
-    let options = evaluate::options(tokens.len(), usize::MAX);
+    let options = options(kv, tokens.len(), usize::MAX);
     let plan = gemma4::plan(&model);
     let mut reference = Reference
         .compile(&plan, model.weights, &options)
@@ -117,30 +117,34 @@ fn logits_are_as_near_to_the_published_ones_as_the_peers() {
     }
 }
 
-/// Rounding keys and values to 8 bits is an error of the size that 8-bit activations make, so the two together are little more
-/// than either.
+/// What 8 bits cost is what the reference shows with the same rounding, beside what the products' own rounding costs; and where
+/// weights are floats, so that nothing else is rounded, both compute the same.
 #[test]
-fn eight_bit_keys_and_values_add_a_fifth_to_the_error_of_eight_bit_products() {
+fn eight_bit_keys_and_values_cost_what_rounding_them_costs() {
     for fixture in &fixtures::ALL {
         let expected = fixture.logits();
         let columns = expected.len() / fixture.tokens().len();
         let found = |isa, kv| logits(&backend(2, Some(isa)), kv, fixture, usize::MAX);
+        let rounded = reference_logits(fixture, KvType::Q8_0);
+        let kv_error = close::relative_l2(&rounded, &expected);
         let f16_error = close::relative_l2(&found(Isa::Scalar, KvType::F16), &expected);
-        // Where weights are floats it is the only error.
-        let bound = if fixture.name.ends_with("f32") {
-            0.05
-        } else {
-            1.25 * f16_error
-        };
         for isa in [Isa::Scalar, Isa::detect()] {
             let codes = found(isa, KvType::Q8_0);
             let error = close::relative_l2(&codes, &expected);
             let agreement = close::arg_max_agreement(&codes, &expected, columns);
             let figures = format!(
-                "{} on {isa:?}: error {error:.4} (F16 {f16_error:.4}), same arg max {agreement:.3} (peer {:.3})",
+                "{} on {isa:?}: error {error:.4} (F16 {f16_error:.4}, rounding alone {kv_error:.4}), same arg max {agreement:.3} (peer {:.3})",
                 fixture.name, fixture.peer_agreement
             );
-            assert!(error <= bound, "{figures}");
+            if fixture.name.ends_with("f32") {
+                let apart = close::relative_l2(&codes, &rounded);
+                assert!(apart <= 1e-4, "{figures}: {apart:.2e} from the reference");
+            }
+            // Another rounding of products rounds other keys up: the same error, drawn again.
+            assert!(
+                error <= (1.1 * f16_error).hypot(1.25 * kv_error),
+                "{figures}"
+            );
             assert!(agreement >= fixture.peer_agreement - 0.05, "{figures}");
         }
     }
@@ -237,7 +241,7 @@ fn every_level_of_instructions_gives_the_same_bits_to_small_batches() {
 #[test]
 fn large_batches_in_tiles_are_nearer_to_the_reference() {
     for fixture in &fixtures::ALL {
-        let exact = reference_logits(fixture);
+        let exact = reference_logits(fixture, KvType::F16);
         let plain = logits(
             &backend(2, Some(Isa::Scalar)),
             KvType::F16,

@@ -238,6 +238,7 @@ impl Backend for CudaBackend {
         let memory = self.memory_plan(plan, weights, options)?;
         Ok(Some(Need {
             bytes: memory.device_bytes(),
+            offloaded_bytes: memory.host_weights as u64,
             parts: memory.to_string(),
         }))
     }
@@ -262,6 +263,7 @@ impl Backend for CudaBackend {
         let prepared = prepare_drafter(&plan, weights, options, self.config.tables, target)?;
         Ok(Some(Need {
             bytes: prepared.memory.device_bytes(),
+            offloaded_bytes: 0,
             parts: prepared.memory.to_string(),
         }))
     }

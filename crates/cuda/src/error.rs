@@ -95,6 +95,14 @@ pub enum CudaError {
         needed_bytes: u64,
         free_bytes: u64,
     },
+    #[error(
+        "{bytes} bytes of this machine's memory cannot be page-locked for {purpose} ({problem}): close other programs, raise the limit of locked memory (`ulimit -l`), or take a smaller quantization"
+    )]
+    HostMemory {
+        purpose: &'static str,
+        bytes: usize,
+        problem: DriverError,
+    },
 }
 
 /// The driver's number as people write it: 12080 is 12.8.

@@ -3,14 +3,17 @@
 //!
 //! A model runs in three ways: *plain* (one kernel per step, f32 between them), *best* (the fast kernels this card gets) and
 //! *portable* (those that every card gets). Plain is held to the rounding of 16-bit keys and values, and all of
-//! them to that of 8-bit ones where these are asked for. The fast kernels round
+//! them to what rounding to 8 bits costs the reference where that is asked for. The fast kernels round
 //! more: to f16 in large batches on Hopper, and to int8 elsewhere, as llama.cpp does, whose own error on a fixture
 //! bounds ours. How a batch is launched or split must change no bit as long as the same kernels run: batches of up to 8 rows
 //! among themselves, and longer ones within a bucket of rows.
 
 mod harness;
 
-use std::sync::Arc;
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, OnceLock},
+};
 
 use carat_cuda::{CudaBackend, CudaConfig, Fusion, Graphs, Pdl, TableMemory, Tier};
 use carat_gguf::QuantType;
@@ -33,15 +36,20 @@ use libtest_mimic::{Failed, Trial};
 
 /// Error of f16: keys and values, and perhaps what products read. Over a whole model.
 const F16_ERROR: f64 = 5e-3;
-/// Error of keys and values in Q8_0, over a whole model (5.1e-2 was seen where all else is f32); it adds to that of the rest as
-/// independent errors do. A rounded score may choose another expert.
-const Q8_0_KV_ERROR: f64 = 6e-2;
-const Q8_0_KV_ERROR_WITH_EXPERTS: f64 = 1.2e-1;
+/// Distance of plain kernels over keys and values in Q8_0 from the reference over the same ones. A sum in another order may round one
+/// the other way.
+const SAME_Q8_0_KV_ERROR: f64 = 5e-3;
+/// Error that Q8_0 may add, as a multiple of what rounding so costs the reference. Kernels that round more round other keys up: the same
+/// error, drawn again (1.17 times was seen).
+const Q8_0_KV_ERROR: f64 = 1.25;
 /// Error of int8, as a multiple of llama.cpp's error on the same file.
 const INT8_ERROR: f64 = 1.1;
 const CHUNKS: [usize; 4] = [usize::MAX, 1, 7, 16];
 /// Whole batches of 12 and of 16 rows, which are one bucket.
 const WIDE_TOKENS: usize = 48;
+
+/// Limits of memory between all that a model would take and the least it can do with.
+const STEPS_OF_LIMIT: u64 = 16;
 
 /// The same card with different settings.
 #[derive(Clone)]
@@ -109,13 +117,15 @@ fn main() {
                 });
             }
         }
+        let rounded = Rounded::default();
         for kernels in Kernels::ALL {
             for chunk in [usize::MAX, 7] {
                 let how = kernels.name();
                 let label = if chunk == 7 { "7" } else { "whole" };
+                let rounded = Arc::clone(&rounded);
                 cases.add(
                     format!("fixture_kv_q8_0/{name}/{how}/{label}"),
-                    move |cards| golden_q8_0(cards, kernels, fixture, chunk),
+                    move |cards| golden_q8_0(cards, kernels, (fixture, &rounded), chunk),
                 );
             }
         }
@@ -151,6 +161,11 @@ fn main() {
         cases.add(format!("short_of_memory/{variant:?}"), move |cards| {
             short_of_memory(&cards.best.usual, variant)
         });
+        for tier in [Tier::Best, Tier::Portable] {
+            cases.add(format!("offloaded/{variant:?}/{tier:?}"), move |_| {
+                offloaded(tier, variant)
+            });
+        }
         cases.add(format!("drawn/{variant:?}"), move |cards| {
             drawn(&cards.best, variant)
         });
@@ -249,11 +264,15 @@ fn golden(
     within(&found, &fixture.logits(), bound)
 }
 
-/// Keys and values in Q8_0 add their own error to the one that the same kernels have without, and no more.
+/// Logits of the reference with keys and values in Q8_0, computed when they are first asked for.
+type Rounded = Arc<OnceLock<Vec<f32>>>;
+
+/// Keys and values in Q8_0 add to the error that the same kernels have without what they cost the reference; plain kernels compute
+/// what the reference does.
 fn golden_q8_0(
     cards: &Cards,
     kernels: Kernels,
-    fixture: &fixtures::Fixture,
+    (fixture, rounded): (&fixtures::Fixture, &Rounded),
     chunk: usize,
 ) -> Result<(), String> {
     let (card, model, expected) = (cards.usual(kernels), fixture.model(), fixture.logits());
@@ -262,11 +281,18 @@ fn golden_q8_0(
     if f16 == q8_0 {
         return Err("the same logits whatever keys and values are kept in".to_owned());
     }
-    let rest = INT8_ERROR * close::relative_l2(&f16, &expected);
-    let kv = match model.config.experts {
-        None => Q8_0_KV_ERROR,
-        Some(_) => Q8_0_KV_ERROR_WITH_EXPERTS,
+    let rounded = if let Some(logits) = rounded.get() {
+        logits
+    } else {
+        let tokens = fixture.tokens();
+        let logits = logits_with(&Reference, KvType::Q8_0, &model, &tokens, usize::MAX)?;
+        rounded.get_or_init(|| logits)
     };
+    if kernels == Kernels::Plain {
+        within(&q8_0, rounded, SAME_Q8_0_KV_ERROR).map_err(|e| format!("reference: {e}"))?;
+    }
+    let rest = INT8_ERROR * close::relative_l2(&f16, &expected);
+    let kv = Q8_0_KV_ERROR * close::relative_l2(rounded, &expected);
     within(&q8_0, &expected, rest.hypot(kv))
 }
 
@@ -402,6 +428,63 @@ fn short_of_memory(card: &CudaBackend, variant: Variant) -> Result<(), String> {
             .map_err(|e| format!("{missing} bytes too few: {e}; {:?}", planned.given_up))?;
         if less.peak_bytes() > limit {
             return Err(format!("{} of {limit} bytes held", less.peak_bytes()));
+        }
+    }
+    Ok(())
+}
+
+/// Wherever weights lie, logits are the same bits: matrices leave the card one after another as the limit falls, until none is left.
+/// In small, medium and large batches, graphs and single launches.
+fn offloaded(tier: Tier, variant: Variant) -> Result<(), String> {
+    let tiny = Tiny::new(variant, QuantType::Q4_0);
+    let (model, tokens) = (tiny.model(), tiny.prompt(230));
+    let plan = gemma4::plan(&model);
+    let open = |limit: Option<u64>, graphs: Graphs| {
+        harness::open(|config| {
+            config.tier = tier;
+            config.graphs = graphs;
+            config.memory_limit = limit;
+        })
+    };
+    // A graph is replayed from the third batch of its bucket on.
+    for chunk in [5, 40, 75] {
+        let options = evaluate::options(tokens.len(), chunk);
+        let planned = |card: &CudaBackend| {
+            let memory = card.memory_plan(&plan, &model.weights, &options);
+            memory.map_err(|e| e.to_string())
+        };
+        let smallest = planned(open(Some(1), Graphs::On)?.as_ref())?;
+        let least = smallest.device_bytes();
+        // From where tables, and copies of weights, are the only thing that is not on the card.
+        let most = least + smallest.host_weights as u64;
+        let (mut on_card, mut there) = (None, BTreeSet::new());
+        for part in 0..=STEPS_OF_LIMIT {
+            let limit = most - (most - least) * part / STEPS_OF_LIMIT;
+            let card = open(Some(limit), Graphs::On)?;
+            let memory = planned(card.as_ref())?;
+            // With f16 copies of weights, products are others.
+            if memory.expanded_weights > 0 && memory.workspace > 0 {
+                continue;
+            }
+            let found = logits(card.as_ref(), &model, &tokens, chunk)?;
+            if card.peak_bytes() > limit {
+                return Err(format!("{} of {limit} bytes held", card.peak_bytes()));
+            }
+            let expected = on_card.get_or_insert_with(|| found.clone());
+            let what = format!("chunks of {chunk}, {:?}", memory.given_up);
+            same_bits(&what, expected, &found)?;
+            if there.insert(memory.host_weights) && part % 4 == 0 {
+                let eager = logits(
+                    open(Some(limit), Graphs::Off)?.as_ref(),
+                    &model,
+                    &tokens,
+                    chunk,
+                )?;
+                same_bits(&format!("no graphs, {what}"), expected, &eager)?;
+            }
+        }
+        if there.len() < 4 {
+            return Err(format!("bytes in host memory: {there:?}"));
         }
     }
     Ok(())

@@ -287,6 +287,8 @@ pub struct Memory {
 pub struct Need {
     /// All together.
     pub bytes: u64,
+    /// Bytes of matrices that would lie in host memory instead, for want of the device's: each use reads them through the bus.
+    pub offloaded_bytes: u64,
     /// By purpose, in lines for a person.
     pub parts: String,
 }

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use half::f16;
+
 use crate::backend::BackendError;
 
 /// Layers page their KV in two groups: full-attention layers keep everything, sliding-window layers the window.
@@ -186,7 +188,7 @@ pub fn window_pages(window: usize) -> usize {
     (window + PAGE_TOKENS - 2) / PAGE_TOKENS + 1
 }
 
-/// Format that a device keeps keys and values in. The reference keeps f32 whatever is asked for.
+/// Format that a device keeps keys and values in. The reference keeps f32 instead of F16, and rounds to Q8_0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvType {
     /// Two bytes per value.
@@ -205,6 +207,21 @@ impl KvType {
         match self {
             KvType::F16 => head_dim * size_of::<u16>(),
             KvType::Q8_0 => head_dim.div_ceil(KvType::GROUP) * (KvType::GROUP + size_of::<u16>()),
+        }
+    }
+
+    /// Rounds the values of a head to what Q8_0 keeps of them: the nearest multiples (ties to even) of a scale, which is a 127th of
+    /// the largest magnitude in a group, as F16. Every backend rounds so, to the bit.
+    pub fn round_q8_0(head: &mut [f32]) {
+        for group in head.chunks_mut(KvType::GROUP) {
+            let largest = group.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+            let scale = f16::from_f32(largest / 127.0).to_f32();
+            let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+            for x in group {
+                // Numbers so small that their scale has few bits may come to more than 127 of it.
+                let code = (*x * inverse).round_ties_even().clamp(-127.0, 127.0);
+                *x = code * scale;
+            }
         }
     }
 }
@@ -247,6 +264,22 @@ mod tests {
             let most = (0..PAGE_TOKENS).map(touched).max().unwrap();
             assert_eq!(window_pages(window), most, "window {window}");
         }
+    }
+
+    #[test]
+    fn q8_0_keeps_multiples_of_a_127th_of_each_groups_largest() {
+        let mut head: Vec<f32> = (0..64).map(|i| (i % 32) as f32 - 16.0).collect();
+        head[33] = 254.0;
+        KvType::round_q8_0(&mut head);
+        // In steps of 2, a half of which goes to the even neighbour.
+        assert_eq!(head[33], 254.0);
+        assert_eq!(head[34..38], [-14.0, -12.0, -12.0, -12.0]);
+        let step = f16::from_f32(16.0 / 127.0).to_f32();
+        assert_eq!(head[0], -127.0 * step);
+        assert!(head[..32].iter().all(|x| (x / step).fract() == 0.0));
+        let mut zero = [0.0, -0.0];
+        KvType::round_q8_0(&mut zero);
+        assert_eq!(zero, [0.0, 0.0]);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The meaning of every step: a scalar interpreter, slow and obvious, that faster backends are compared with.
 //!
-//! Values and KV are f32, sums are f64, and a [`KvType`](crate::kv::KvType) is ignored: what smaller keys and values
-//! cost in exactness is measured from here. Each row is computed by itself, so results do not depend on what else is in the
+//! Values and KV are f32, and sums are f64. Keys and values in F16 are kept as f32, so what 16 bits cost in exactness is measured
+//! from here; those in Q8_0 are rounded as every backend rounds them, so that kernels are compared over the same ones, and what 8 bits
+//! cost is a figure of its own. Each row is computed by itself, so results do not depend on what else is in the
 //! batch, on chunking, or on narrowing: those comparisons are exact here.
 
 use std::{
@@ -16,7 +17,7 @@ use crate::{
         Memory, Outputs, RowRef, Run, TableRef, Ticket,
     },
     draft::{self, DraftStep},
-    kv::{HostPageId, KvGroup, PAGE_TOKENS, PageId, PageMove, PerGroup, first_visible},
+    kv::{HostPageId, KvGroup, KvType, PAGE_TOKENS, PageId, PageMove, PerGroup, first_visible},
     plan::{KvSlot, Plan, RopeId, Rows, Step, Value},
     sampling::Scratch,
     weights::{Weight, Weights},
@@ -507,13 +508,18 @@ impl Interpreter {
 
     fn store(&mut self, batch: &Batch<'_>, rows: &[RowRef], k: Value, v: Value, slot: KvSlot) {
         let spec = self.plan.slot(slot);
+        let kv = *self.options.kv.get(spec.group);
         let width = spec.kv_heads * spec.head_dim;
         for (r, row_ref) in rows.iter().enumerate() {
             let pages = batch.runs[row_ref.run].pages.get(spec.group);
             let at = cell(pages, row_ref.position) * width;
             for (cache, value) in [(&mut self.keys, k), (&mut self.cached_values, v)] {
                 let row = &self.values[value.index()][r * width..(r + 1) * width];
-                cache[slot.0 as usize][at..at + width].copy_from_slice(row);
+                let cells = &mut cache[slot.0 as usize][at..at + width];
+                cells.copy_from_slice(row);
+                if kv == KvType::Q8_0 {
+                    cells.chunks_mut(spec.head_dim).for_each(KvType::round_q8_0);
+                }
             }
         }
     }

@@ -32,7 +32,7 @@ pub enum Bound {
     Float,
     /// 16-bit keys and values.
     HalfKv,
-    /// 8-bit keys and values in groups of 32.
+    /// 8-bit keys and values in groups of 32: the reference rounds them alike.
     EightBitKv,
     /// 8-bit activations in blocks of 32 against quantized weights: the class of every engine that multiplies integers.
     EightBit,
@@ -46,7 +46,7 @@ impl Bound {
             Bound::Exact => 0.0,
             Bound::Float => 2e-6,
             Bound::HalfKv => 1e-3,
-            Bound::EightBitKv => 1e-2,
+            Bound::EightBitKv => 1e-4,
             Bound::EightBit => 6e-3,
             Bound::EightBitTwice => 1.4e-2,
         }

@@ -96,7 +96,7 @@ pub(crate) fn upload() {
                 .iter()
                 .map(move |format| WeightOperand::one(w, *format))
         });
-        let layout = WeightLayout::new(&weights, &named.collect(), TableMemory::Device);
+        let layout = WeightLayout::new(&weights, &named.collect(), &TableMemory::Device.into());
         let kernels = layout.kernels(&weights).into_iter();
         let loaders = kernels.map(|k| (k.clone(), Arc::new(card.load(&k))));
         let loaders: Loaders = loaders.collect();

@@ -4,6 +4,8 @@
 //! 2. Layers lose the f16 copies of their weights that cuBLASLt multiplies, the last layers first: their prompts go through the
 //!    native GEMM, which reads packed weights.
 //! 3. All layers do.
+//! 4. Matrices go to host memory, those that a token reads the smallest share of first ([`offload`]). They are read in place, through
+//!    the bus: slow, but the results are the same bits.
 //!
 //! Each step is tried with those before it in force. Keys and values stay as they were asked for: their type is the caller's.
 
@@ -17,8 +19,10 @@ use carat_model::{
 
 use super::{
     lower::weights_from_layer,
+    offload::{self, fewest_that_free, host_weights, leaving_order},
     prepare::{Prepared, prepare},
     target::{GemmImpl, Target},
+    weights::HostWeights,
 };
 use crate::config::TableMemory;
 
@@ -30,67 +34,133 @@ pub(crate) fn fitting(
     (target, tables): (Target, TableMemory),
     free_bytes: u64,
 ) -> Result<Prepared, BackendError> {
-    let compile = |target: Target, tables| prepare(plan, weights, options, tables, target);
-    let over = |prepared: &Prepared| prepared.memory.device_bytes().saturating_sub(free_bytes);
-    let mut prepared = compile(target, tables)?;
-    let missing = over(&prepared);
-    if missing == 0 {
-        return Ok(prepared);
-    }
-    let mut given_up = Vec::new();
-    let all_copies = prepared.memory.expanded_weights;
-    if tables == TableMemory::Device {
-        prepared = compile(target, TableMemory::Host)?;
-        if prepared.memory.host_tables > 0 {
-            given_up.push(format!(
-                "tables are looked up in host memory: {}, a few kilobytes per token over the bus",
-                size(prepared.memory.host_tables)
-            ));
+    let fit = Fit {
+        plan,
+        weights,
+        options,
+        target,
+        tables,
+    };
+    let Fitted {
+        mut prepared,
+        mut given_up,
+        missing,
+    } = fit.within(free_bytes)?;
+    if missing > 0 {
+        let kv = smaller_kv(plan, options);
+        given_up.push(format!(
+            "with {} more of device memory nothing would be given up{}",
+            size(missing as usize),
+            match kv {
+                0 => String::new(),
+                saved => format!("; --kv-type q8_0 would free {}", size(saved)),
+            }
+        ));
+        if prepared.memory.host_weights > 0 {
+            let more = [("1 GiB more", 1 << 30), ("--kv-type q8_0", kv as u64)];
+            for (what, bytes) in more.into_iter().filter(|(_, bytes)| *bytes > 0) {
+                let left = fit.within(free_bytes + bytes)?.prepared.memory.host_weights;
+                given_up.push(format!(
+                    "with {what}, {} of weights would lie in host memory instead of {}",
+                    size(left),
+                    size(prepared.memory.host_weights)
+                ));
+            }
         }
     }
-    if target.gemm == GemmImpl::CublasLt {
-        let layers = layer_count(plan);
-        let mut first = layers;
-        while first > 0 && over(&prepared) > 0 {
-            let copies = |first| {
-                let behind = weights_from_layer(plan, first).collect();
-                prepared.weights.copies_of(&behind) as u64
-            };
-            first = (0..first)
-                .rev()
-                .find(|first| copies(*first) >= over(&prepared))
-                .unwrap_or(0);
-            let fewer = match first {
-                0 => Target {
-                    gemm: GemmImpl::Native,
-                    ..target
-                },
-                _ => Target {
-                    first_uncopied_layer: Some(first),
-                    ..target
-                },
-            };
-            prepared = compile(fewer, TableMemory::Host)?;
-        }
-        let gone = size(all_copies.saturating_sub(prepared.memory.expanded_weights));
-        if first == 0 {
-            given_up.push(format!(
-                "no layer has f16 copies of its weights ({gone}): prompts are read two to three times slower"
-            ));
-        } else if first < layers {
-            given_up.push(format!(
-                "layers {first} to {} have no f16 copies of their weights ({gone}): prompts are read slower there",
-                layers - 1
-            ));
-        }
-    }
-    given_up.push(format!(
-        "with {} more of device memory nothing would be given up{}",
-        size(missing as usize),
-        smaller_kv(plan, options)
-    ));
     prepared.memory.given_up = given_up;
     Ok(prepared)
+}
+
+/// A plan to be fitted into memory.
+struct Fit<'a> {
+    plan: &'a Plan,
+    weights: &'a Weights,
+    options: &'a CompileOptions,
+    target: Target,
+    tables: TableMemory,
+}
+
+/// A plan that fits, or nearly does.
+struct Fitted {
+    prepared: Prepared,
+    /// What was given up, in lines for a person.
+    given_up: Vec<String>,
+    /// Bytes more with which nothing would have been.
+    missing: u64,
+}
+
+impl Fit<'_> {
+    fn compile(&self, target: Target, host: HostWeights) -> Result<Prepared, BackendError> {
+        prepare(self.plan, self.weights, self.options, host, target)
+    }
+
+    fn within(&self, free_bytes: u64) -> Result<Fitted, BackendError> {
+        let over = |prepared: &Prepared| prepared.memory.device_bytes().saturating_sub(free_bytes);
+        let mut target = self.target;
+        let mut prepared = self.compile(target, self.tables.into())?;
+        let missing = over(&prepared);
+        let mut given_up = Vec::new();
+        if missing == 0 {
+            return Ok(Fitted {
+                prepared,
+                given_up,
+                missing,
+            });
+        }
+        let all_copies = prepared.memory.expanded_weights;
+        if self.tables == TableMemory::Device {
+            prepared = self.compile(target, TableMemory::Host.into())?;
+            if prepared.memory.host_tables > 0 {
+                given_up.push(format!(
+                    "tables are looked up in host memory: {}, a few kilobytes per token over the bus",
+                    size(prepared.memory.host_tables)
+                ));
+            }
+        }
+        if target.gemm == GemmImpl::CublasLt {
+            let layers = layer_count(self.plan);
+            let mut first = layers;
+            while first > 0 && over(&prepared) > 0 {
+                let copies = |first| {
+                    let behind = weights_from_layer(self.plan, first).collect();
+                    prepared.weights.copies_of(&behind) as u64
+                };
+                first = (0..first)
+                    .rev()
+                    .find(|first| copies(*first) >= over(&prepared))
+                    .unwrap_or(0);
+                target.first_uncopied_layer = (first > 0).then_some(first);
+                if first == 0 {
+                    target.gemm = GemmImpl::Native;
+                }
+                prepared = self.compile(target, TableMemory::Host.into())?;
+            }
+            let gone = size(all_copies.saturating_sub(prepared.memory.expanded_weights));
+            if first == 0 {
+                given_up.push(format!(
+                    "no layer has f16 copies of its weights ({gone}): prompts are read two to three times slower"
+                ));
+            } else if first < layers {
+                given_up.push(format!(
+                    "layers {first} to {} have no f16 copies of their weights ({gone}): prompts are read slower there",
+                    layers - 1
+                ));
+            }
+        }
+        let units = leaving_order(self.plan, self.weights);
+        let mut gone = 0;
+        while gone < units.len() && over(&prepared) > 0 {
+            gone += fewest_that_free(&units[gone..], &prepared.weights, over(&prepared));
+            prepared = self.compile(target, host_weights(&units[..gone]))?;
+        }
+        given_up.extend(offload::describe(&units[..gone], &prepared.weights));
+        Ok(Fitted {
+            prepared,
+            given_up,
+            missing,
+        })
+    }
 }
 
 fn layer_count(plan: &Plan) -> usize {
@@ -98,19 +168,16 @@ fn layer_count(plan: &Plan) -> usize {
     layers.max().map_or(0, |last| last + 1)
 }
 
-/// The bytes that keys and values in Q8_0 would save, as the end of a sentence; nothing where they are.
-fn smaller_kv(plan: &Plan, options: &CompileOptions) -> String {
+/// The bytes that keys and values in Q8_0 would save.
+fn smaller_kv(plan: &Plan, options: &CompileOptions) -> usize {
     let bytes = |kv: PerGroup<KvType>| {
         let page = page_bytes(plan, kv);
         page.full * options.pages.full + page.sliding * options.pages.sliding
     };
-    match bytes(options.kv).saturating_sub(bytes(KvType::Q8_0.into())) {
-        0 => String::new(),
-        saved => format!("; --kv-type q8_0 would free {}", size(saved)),
-    }
+    bytes(options.kv).saturating_sub(bytes(KvType::Q8_0.into()))
 }
 
-fn size(bytes: usize) -> String {
+pub(super) fn size(bytes: usize) -> String {
     let mib = bytes as f64 / f64::from(1 << 20);
     match mib {
         ..1024.0 => format!("{mib:.1} MiB"),
@@ -120,12 +187,18 @@ fn size(bytes: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use carat_gguf::QuantType;
     use carat_model::{backend::Batching, gemma4};
     use carat_testkit::tiny::{Tiny, Variant};
 
     use super::*;
-    use crate::config::Fusion;
+    use crate::{
+        compile::weights::Memory,
+        config::Fusion,
+        kernel::{WeightFormat, WeightOperand},
+    };
 
     const ROWS: usize = 64;
 
@@ -202,6 +275,89 @@ mod tests {
         assert!(lines.iter().any(|l| l.starts_with("layers ")), "{lines:?}");
     }
 
+    /// Operands in host memory, tables aside.
+    fn offloaded(prepared: &Prepared) -> BTreeSet<WeightOperand> {
+        let named = prepared.weights.named();
+        let there =
+            named.filter(|(w, p)| p.memory == Memory::Host && w.format != WeightFormat::Table);
+        there.map(|(operand, _)| operand.clone()).collect()
+    }
+
+    #[test]
+    fn matrices_leave_as_far_as_the_budget_asks_and_no_further() {
+        for variant in [Variant::E4b, Variant::Dense12b, Variant::Moe26b] {
+            let model = Tiny::new(variant, QuantType::Q8_0).model();
+            let plan = gemma4::plan(&model);
+            for target in [cublaslt(), Target::hopper(Fusion::On, ROWS)] {
+                let within = |free_bytes| {
+                    let choice = (target, TableMemory::Device);
+                    fitting(&plan, &model.weights, &options(), choice, free_bytes).unwrap()
+                };
+                let all = within(u64::MAX).memory.device_bytes();
+                let smallest = within(0).memory;
+                let least = smallest.device_bytes();
+                // From where copies of weights, if any, are gone.
+                let most = least + (smallest.host_weights + smallest.host_tables) as u64;
+                assert!(most <= all, "{variant:?}: {most} of {all}");
+                let mut before = BTreeSet::new();
+                let mut sizes = BTreeSet::new();
+                for part in 0..=64 {
+                    let free_bytes = most - (most - least) * part / 64;
+                    let prepared = within(free_bytes);
+                    let memory = &prepared.memory;
+                    assert!(memory.device_bytes() <= free_bytes, "{variant:?} {part}");
+                    let there = offloaded(&prepared);
+                    assert!(there.is_superset(&before), "{variant:?} {part}");
+                    assert_eq!(there.is_empty(), memory.host_weights == 0);
+                    if !there.is_empty() {
+                        assert_eq!(prepared.target.gemm, GemmImpl::Native);
+                        assert!(
+                            memory
+                                .given_up
+                                .iter()
+                                .any(|l| l.contains("through the bus")),
+                            "{:?}",
+                            memory.given_up
+                        );
+                    }
+                    sizes.insert(there.len());
+                    before = there;
+                }
+                assert!(sizes.len() > 6, "{variant:?}: {sizes:?}");
+                assert!(within(least - 1).memory.device_bytes() > least - 1);
+            }
+        }
+    }
+
+    #[test]
+    fn a_byte_too_few_moves_the_experts_of_one_layer() {
+        let model = Tiny::new(Variant::Moe26b, QuantType::Q8_0).model();
+        let plan = gemma4::plan(&model);
+        let within = |free_bytes| {
+            let choice = (Target::hopper(Fusion::On, ROWS), TableMemory::Host);
+            fitting(&plan, &model.weights, &options(), choice, free_bytes).unwrap()
+        };
+        let all = within(u64::MAX).memory.device_bytes();
+        let prepared = within(all - 1);
+        let experts = model.layers[1].moe.as_ref().expect("has experts");
+        let expected = WeightOperand::interleaved(&[experts.gate, experts.up]);
+        assert_eq!(offloaded(&prepared), [expected].into());
+        let lines = &prepared.memory.given_up;
+        assert!(
+            lines[0].starts_with("experts of 1 layer in host memory"),
+            "{lines:?}"
+        );
+        assert!(
+            lines[1].starts_with("each token of an answer reads"),
+            "{lines:?}"
+        );
+        let [.., more, kv] = lines.as_slice() else {
+            panic!("{lines:?}");
+        };
+        assert!(more.contains("1 GiB more, 0.0 MiB of weights"), "{more}");
+        assert!(kv.contains("--kv-type q8_0, 0.0 MiB of weights"), "{kv}");
+    }
+
     #[test]
     fn what_does_not_fit_at_all_is_the_smallest_there_is() {
         let model = Tiny::new(Variant::Dense12b, QuantType::Q8_0).model();
@@ -211,5 +367,9 @@ mod tests {
         assert_eq!(prepared.target.gemm, GemmImpl::Native);
         let lines = &prepared.memory.given_up;
         assert!(lines.iter().any(|l| l.contains("no layer")), "{lines:?}");
+        assert!(
+            lines.iter().any(|l| l.contains("the output matrix")),
+            "{lines:?}"
+        );
     }
 }

@@ -18,7 +18,7 @@ use crate::{device::cublaslt::WORKSPACE_BYTES, kernel::sampler_bytes};
 /// Alignment of buffers.
 const ALIGN: usize = 256;
 
-/// Bytes by purpose. All but `host_tables` are device memory.
+/// Bytes by purpose. All but those in host memory are device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
     pub weights: usize,
@@ -26,6 +26,8 @@ pub struct MemoryPlan {
     pub expanded_weights: usize,
     /// Tables that the device reads from host memory.
     pub host_tables: usize,
+    /// Matrices that the device reads from host memory.
+    pub host_weights: usize,
     pub kv: PerGroup<usize>,
     /// Values between steps.
     pub activations: usize,
@@ -37,6 +39,8 @@ pub struct MemoryPlan {
     pub sampling: usize,
     /// Workspace of cuBLASLt.
     pub workspace: usize,
+    /// Buffers that prompts bring weights into from host memory.
+    pub streaming: usize,
     /// What was done without for want of memory, and what that costs, in lines for a person.
     pub given_up: Vec<String>,
 }
@@ -53,7 +57,8 @@ impl MemoryPlan {
         MemoryPlan {
             weights: weights.device_bytes,
             expanded_weights: weights.expanded_bytes,
-            host_tables: weights.host_bytes,
+            host_tables: weights.host_table_bytes,
+            host_weights: weights.host_bytes - weights.host_table_bytes,
             kv: PerGroup {
                 full: page.full * options.pages.full,
                 sliding: page.sliding * options.pages.sliding,
@@ -66,6 +71,7 @@ impl MemoryPlan {
                 GemmImpl::CublasLt => WORKSPACE_BYTES,
                 GemmImpl::Native => 0,
             },
+            streaming: 0,
             given_up: Vec::new(),
         }
     }
@@ -75,7 +81,8 @@ impl MemoryPlan {
         let kv = self.kv.full + self.kv.sliding;
         let weights = self.weights + self.expanded_weights;
         let values = self.activations + self.scratch;
-        (weights + kv + values + self.batch + self.sampling + self.workspace) as u64
+        let beside = self.batch + self.sampling + self.workspace + self.streaming;
+        (weights + kv + values + beside) as u64
     }
 }
 
@@ -91,6 +98,7 @@ impl fmt::Display for MemoryPlan {
             ("batch", self.batch),
             ("sampling", self.sampling),
             ("cuBLASLt workspace", self.workspace),
+            ("buffers for streamed weights", self.streaming),
         ];
         let line = |f: &mut fmt::Formatter<'_>, name: &str, bytes: u64| {
             writeln!(
@@ -103,8 +111,12 @@ impl fmt::Display for MemoryPlan {
             line(f, name, bytes as u64)?;
         }
         line(f, "device memory", self.device_bytes())?;
-        if self.host_tables > 0 {
-            line(f, "tables in host memory", self.host_tables as u64)?;
+        let in_host = [
+            ("tables in host memory", self.host_tables),
+            ("weights in host memory", self.host_weights),
+        ];
+        for (name, bytes) in in_host.into_iter().filter(|(_, bytes)| *bytes > 0) {
+            line(f, name, bytes as u64)?;
         }
         for line in &self.given_up {
             writeln!(f, "{line}")?;
@@ -121,7 +133,7 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    fn new(sizes: impl Iterator<Item = usize>) -> Arena {
+    pub(crate) fn new(sizes: impl Iterator<Item = usize>) -> Arena {
         let mut arena = Arena::default();
         for bytes in sizes {
             arena.offsets.push(arena.bytes);

@@ -16,13 +16,11 @@ use super::{
     memory::{MemoryPlan, Parts},
     rows::{ByClass, MEDIUM_ROWS, RowClass, SMALL_ROWS},
     scratch::Scratch,
+    stream::Streams,
     target::Target,
-    weights::WeightLayout,
+    weights::{HostWeights, WeightLayout},
 };
-use crate::{
-    config::TableMemory,
-    kernel::{Operand, WeightOperand},
-};
+use crate::kernel::{Operand, WeightOperand};
 
 /// A plan, ready to take memory.
 pub(crate) struct Prepared {
@@ -30,6 +28,7 @@ pub(crate) struct Prepared {
     pub(crate) front: ByClass<Vec<Call>>,
     pub(crate) tail: ByClass<Vec<Call>>,
     pub(crate) weights: WeightLayout,
+    pub(crate) streams: Streams,
     pub(crate) parts: Parts,
     pub(crate) memory: MemoryPlan,
     pub(crate) target: Target,
@@ -47,7 +46,7 @@ pub(crate) fn prepare(
     plan: &Plan,
     weights: &Weights,
     options: &CompileOptions,
-    tables: TableMemory,
+    host: impl Into<HostWeights>,
     target: Target,
 ) -> Result<Prepared, BackendError> {
     let plan = &plan.with_products_gathered();
@@ -87,12 +86,17 @@ pub(crate) fn prepare(
     if target.borrowed_table.is_some() {
         named.retain(|operand| !operand.parts.iter().all(|w| weights.is_borrowed(*w)));
     }
-    let weights = WeightLayout::new(weights, &named, tables);
+    let weights = WeightLayout::new(weights, &named, &host.into());
+    let streams = Streams::new(&front.large, &tail.large, &weights);
     Ok(Prepared {
-        memory: MemoryPlan::new(plan, options, &weights, &parts, target.gemm),
+        memory: MemoryPlan {
+            streaming: streams.buffers.bytes,
+            ..MemoryPlan::new(plan, options, &weights, &parts, target.gemm)
+        },
         front,
         tail,
         weights,
+        streams,
         parts,
         target,
     })

@@ -83,14 +83,6 @@ impl<T> ByClass<T> {
     pub(crate) fn all(&self) -> [&T; 3] {
         [&self.small, &self.medium, &self.large]
     }
-
-    pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> ByClass<U> {
-        ByClass {
-            small: f(self.small),
-            medium: f(self.medium),
-            large: f(self.large),
-        }
-    }
 }
 
 #[cfg(test)]

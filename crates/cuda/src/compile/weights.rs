@@ -25,7 +25,39 @@ pub(crate) enum Memory {
     Device,
     /// Device memory for weights that are larger there than in the file.
     Expanded,
+    /// Page-locked memory of the host, which the device reads through the bus.
     Host,
+}
+
+/// Weights that lie in host memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HostWeights {
+    /// Tables that are only looked up.
+    pub(crate) tables: TableMemory,
+    /// Matrices, in every format that calls name them in. One that is joined with others takes them along.
+    pub(crate) matrices: BTreeSet<Weight>,
+}
+
+impl From<TableMemory> for HostWeights {
+    fn from(tables: TableMemory) -> HostWeights {
+        HostWeights {
+            tables,
+            matrices: BTreeSet::new(),
+        }
+    }
+}
+
+impl HostWeights {
+    fn memory(&self, operand: &WeightOperand) -> Memory {
+        let listed = operand.parts.iter().any(|w| self.matrices.contains(w));
+        match operand.format {
+            WeightFormat::Vector => Memory::Device,
+            WeightFormat::Table if self.tables == TableMemory::Host => Memory::Host,
+            _ if listed => Memory::Host,
+            WeightFormat::F16 => Memory::Expanded,
+            _ => Memory::Device,
+        }
+    }
 }
 
 /// Placement of an operand: memory, offset and strides.
@@ -69,32 +101,34 @@ pub(crate) struct WeightLayout {
     placements: BTreeMap<WeightOperand, Placement>,
     pub(crate) device_bytes: usize,
     pub(crate) expanded_bytes: usize,
+    /// All of the host's memory, and what of it tables take.
     pub(crate) host_bytes: usize,
+    pub(crate) host_table_bytes: usize,
 }
 
 impl WeightLayout {
     pub(crate) fn new(
         weights: &Weights,
         named: &BTreeSet<WeightOperand>,
-        tables: TableMemory,
+        host: &HostWeights,
     ) -> WeightLayout {
         let mut layout = WeightLayout {
             canonical: canonical(weights, named),
             ..WeightLayout::default()
         };
         for operand in layout.canonical.values().cloned().collect::<BTreeSet<_>>() {
-            let memory = match (operand.format, tables) {
-                (WeightFormat::Table, TableMemory::Host) => Memory::Host,
-                (WeightFormat::F16, _) => Memory::Expanded,
-                _ => Memory::Device,
-            };
+            let memory = host.memory(&operand);
             let end = match memory {
                 Memory::Device => &mut layout.device_bytes,
                 Memory::Expanded => &mut layout.expanded_bytes,
                 Memory::Host => &mut layout.host_bytes,
             };
             let placement = placement(weights, &operand, memory, *end);
+            let start = *end;
             *end = (placement.offset + placement.bytes).next_multiple_of(ALIGN);
+            if (memory, operand.format) == (Memory::Host, WeightFormat::Table) {
+                layout.host_table_bytes += layout.host_bytes - start;
+            }
             layout.placements.insert(operand, placement);
         }
         layout
@@ -106,6 +140,12 @@ impl WeightLayout {
         self.canonical.iter().map(placement)
     }
 
+    /// Placement of an operand that calls name.
+    pub(crate) fn placement(&self, named: &WeightOperand) -> Option<&Placement> {
+        let canonical = self.canonical.get(named)?;
+        self.placements.get(canonical)
+    }
+
     /// Bytes of f16 copies of these weights.
     pub(crate) fn copies_of(&self, weights: &HashSet<Weight>) -> usize {
         let copies = self.placements.iter();
@@ -113,6 +153,29 @@ impl WeightLayout {
             p.memory == Memory::Expanded && operand.parts.iter().any(|w| weights.contains(w))
         });
         copies.map(|(_, p)| p.bytes).sum()
+    }
+
+    /// Bytes of device memory that these weights, and what they are joined with, take.
+    pub(crate) fn device_bytes_of(&self, weights: &HashSet<Weight>) -> usize {
+        let placed = self.placements.iter().filter(|(operand, p)| {
+            p.memory != Memory::Host
+                && operand.format != WeightFormat::Vector
+                && operand.parts.iter().any(|w| weights.contains(w))
+        });
+        placed.map(|(_, p)| p.bytes).sum()
+    }
+
+    /// Bytes of host memory that matrices, and what they are joined with, take; but for those of operands seen before.
+    pub(crate) fn host_matrix_bytes<'a>(
+        &'a self,
+        weights: &[Weight],
+        seen: &mut HashSet<&'a WeightOperand>,
+    ) -> usize {
+        let placed = self.placements.iter().filter(|(operand, p)| {
+            p.memory == Memory::Host && operand.parts.iter().any(|w| weights.contains(w))
+        });
+        let new = placed.filter(|(operand, _)| seen.insert(operand));
+        new.map(|(_, p)| p.bytes).sum()
     }
 
     /// Every weight to load, with all its targets, so that each is read once.
@@ -300,7 +363,7 @@ mod tests {
     }
 
     fn layout(model: &Model, named: &BTreeSet<WeightOperand>, tables: TableMemory) -> WeightLayout {
-        WeightLayout::new(&model.weights, named, tables)
+        WeightLayout::new(&model.weights, named, &tables.into())
     }
 
     /// Everything in every format, and all the ways to join.
@@ -398,6 +461,38 @@ mod tests {
             "{names:?}"
         );
         assert_eq!(here.device_bytes, there.device_bytes + there.host_bytes);
+    }
+
+    #[test]
+    fn matrices_move_to_the_host_in_every_format_with_what_they_are_joined_with() {
+        let model = model(Variant::Moe26b);
+        let (all, layer) = (all_formats(&model), &model.layers[0]);
+        let here = layout(&model, &all, TableMemory::Device);
+        let experts = layer.moe.as_ref().expect("has experts");
+        let host = HostWeights {
+            tables: TableMemory::Device,
+            matrices: [layer.ffn.up, experts.down].into(),
+        };
+        let there = WeightLayout::new(&model.weights, &all, &host);
+        let mut moved = 0;
+        for (operand, placement) in &there.placements {
+            let listed = operand.parts.iter().any(|w| host.matrices.contains(w));
+            assert_eq!(placement.memory == Memory::Host, listed, "{operand:?}");
+            moved += usize::from(listed);
+        }
+        // As they are in the file, as f16, in fragments; and gate and up together.
+        assert!(moved >= 6, "{moved}");
+        assert!(there.expanded_bytes < here.expanded_bytes);
+        assert_eq!(there.host_table_bytes, 0);
+        let total = |l: &WeightLayout| l.device_bytes + l.expanded_bytes + l.host_bytes;
+        assert_eq!(total(&here), total(&there));
+        let listed = host.matrices.iter().copied().collect();
+        let (left, taken) = (here.device_bytes_of(&listed), there.host_bytes);
+        assert!(
+            (left..left + moved * ALIGN).contains(&taken),
+            "{left} {taken}"
+        );
+        assert_eq!(there.device_bytes_of(&listed), 0);
     }
 
     #[test]

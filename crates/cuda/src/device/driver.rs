@@ -1,8 +1,8 @@
 //! The card: driver, context, streams, memory and modules. Absence is an error that says what to do, never a panic.
 //!
 //! Memory is plain: allocated once, at addresses that stay, freed when dropped. All work goes through one stream, in order,
-//! so nothing here tracks which buffer is in use; whoever frees one waits first. Two more streams have copies, and moves of pages,
-//! that may overlap with that work; whoever uses them makes the streams wait for each other.
+//! so nothing here tracks which buffer is in use; whoever frees one waits first. Three more streams have copies, moves of pages, and
+//! weights on their way from host memory, that may overlap with that work; whoever uses them makes the streams wait for each other.
 #![expect(
     unsafe_code,
     reason = "the driver's interface: raw addresses and handles end here"
@@ -68,6 +68,8 @@ pub(crate) struct Device {
     side: Arc<CudaStream>,
     /// For pages on their way to host memory and back.
     moving: Arc<CudaStream>,
+    /// For weights on their way from host memory.
+    streaming: Arc<CudaStream>,
     /// Bytes to hold at the most.
     limit: Option<u64>,
     /// Bytes held, by purpose.
@@ -105,7 +107,8 @@ impl Device {
             let stream = context.new_stream();
             stream.map_err(CudaError::driver("making a stream"))
         };
-        let (stream, side, moving) = (new_stream()?, new_stream()?, new_stream()?);
+        let (stream, side) = (new_stream()?, new_stream()?);
+        let (moving, streaming) = (new_stream()?, new_stream()?);
         Ok(Arc::new(Device {
             name,
             driver_version,
@@ -116,6 +119,7 @@ impl Device {
             stream,
             side,
             moving,
+            streaming,
             limit,
             ledger: Mutex::default(),
             peak: AtomicU64::new(0),
@@ -156,6 +160,42 @@ impl Device {
         self.bind()?;
         let waited = self.moving.synchronize();
         waited.map_err(CudaError::driver("waiting for moves"))
+    }
+
+    /// A mark that is not set yet.
+    pub(crate) fn mark(&self) -> Result<Mark, CudaError> {
+        let event = self.context.new_event(None);
+        Ok(Mark(event.map_err(CudaError::driver("making an event"))?))
+    }
+
+    /// Makes weights that are streamed from now on wait for all work so far.
+    pub(crate) fn streaming_follows_work(&self, reached: &Mark) -> Result<(), CudaError> {
+        let set = reached.0.record(&self.stream);
+        let waits = set.and_then(|()| self.streaming.wait(&reached.0));
+        waits.map_err(CudaError::driver("waiting with streamed weights"))
+    }
+
+    /// Starts a copy from page-locked host memory to the card, and sets a mark behind it. Both places are those of buffers that
+    /// outlive the work that is queued, as a launch's are.
+    pub(crate) fn stream_weights(
+        &self,
+        (from, to): (Address, Address),
+        bytes: usize,
+        copied: &Mark,
+    ) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: whoever queues programs holds the buffers that their addresses are in, and lays both out with room for `bytes`.
+        let queued = unsafe { sys::cuMemcpyAsync(to.0, from.0, bytes, self.streaming.cu_stream()) };
+        let set = queued
+            .result()
+            .and_then(|()| copied.0.record(&self.streaming));
+        set.map_err(CudaError::driver("streaming weights"))
+    }
+
+    /// Work queued from now on waits for a copy of [`Device::stream_weights`].
+    pub(crate) fn work_follows_streaming(&self, copied: &Mark) -> Result<(), CudaError> {
+        let waits = self.stream.wait(&copied.0);
+        waits.map_err(CudaError::driver("waiting for streamed weights"))
     }
 
     /// The stream, to capture what goes through it.
@@ -225,9 +265,13 @@ impl Device {
         let bytes = bytes.max(256);
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: the context is current; the pointer goes into a `HostBuffer`, which frees it once.
-        let start = unsafe { result::malloc_host(bytes, flags) }.map_err(CudaError::driver(
-            format!("locking {bytes} bytes of host memory for {purpose}"),
-        ))?;
+        let start = unsafe { result::malloc_host(bytes, flags) }.map_err(|problem| {
+            CudaError::HostMemory {
+                purpose,
+                bytes,
+                problem,
+            }
+        })?;
         // SAFETY: `start` points to `bytes` fresh bytes.
         unsafe { start.cast::<u8>().write_bytes(0, bytes) };
         Ok(HostBuffer {
@@ -537,6 +581,9 @@ impl Drop for Module {
         let _ = unsafe { result::module::unload(self.handle) };
     }
 }
+
+/// A place in one stream that another waits for. It may be set again once the wait is queued, and also while a graph is captured.
+pub(crate) struct Mark(cudarc::driver::CudaEvent);
 
 /// A moment in the stream of work.
 pub(crate) struct Event(cudarc::driver::CudaEvent);

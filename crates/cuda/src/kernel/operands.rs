@@ -131,6 +131,7 @@ pub(crate) struct BatchAt {
 }
 
 /// Addresses of everything that calls may name.
+#[derive(Clone)]
 pub(crate) struct Addresses {
     pub(crate) plan: Plan,
     pub(crate) values: Vec<Address>,

@@ -184,6 +184,7 @@ impl DraftModel {
             |kernel| modules.get(&kernel.specialization()),
             None,
             &at,
+            None,
         );
         let (start, next) = ends_of_steps(&at, (target.hidden, state), &buffers);
         let config = target.config;

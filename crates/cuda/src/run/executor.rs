@@ -42,6 +42,7 @@ use crate::{
         program::{CublasLtGemms, Program, Programs},
         sample::{self, IN_FLIGHT, RowToSample, Sampler, Work},
         sees_back::SeesBackOnly,
+        stream::StreamBuffers,
         upload::ResidentWeights,
     },
 };
@@ -193,6 +194,7 @@ struct Buffers {
     _kv: PerGroup<Buffer>,
     _ropes: Buffer,
     _workspace: Option<Buffer>,
+    _streaming: StreamBuffers,
     batch: Buffer,
 }
 
@@ -210,6 +212,7 @@ impl CudaExecutor {
             front,
             tail,
             parts,
+            streams,
             target,
             ..
         } = prepared;
@@ -247,11 +250,11 @@ impl CudaExecutor {
         let sees_back_only = SeesBackOnly::new(&front, &tail);
         let modules = kernels.modules;
         let module = |kernel: &dyn Kernel| modules.get(&kernel.specialization());
-        let bind = |calls: Vec<Call>| Program::bind(calls, module, products.as_ref(), &at);
-        let programs = Programs {
-            front: front.map(bind),
-            tail: tail.map(bind),
-        };
+        let bind =
+            |calls: Vec<Call>, stream| Program::bind(calls, module, products.as_ref(), &at, stream);
+        let streaming = StreamBuffers::new(device, &streams.buffers)?;
+        let [front_stream, tail_stream] = streaming.bind(device, streams, &at.weights)?;
+        let programs = Programs::bind((front, front_stream), (tail, tail_stream), bind);
         let logits = at.values[plan.logits.index()];
         let inputs = batch_layout.sampler_inputs(batch.address(), logits);
         let sampler = Sampler::new(
@@ -292,6 +295,7 @@ impl CudaExecutor {
                 _kv: kv,
                 _ropes: ropes_buffer,
                 _workspace: workspace,
+                _streaming: streaming,
                 batch,
             },
             hidden: at.values[plan.hidden.index()],

@@ -11,4 +11,5 @@ pub(crate) mod program;
 pub(crate) mod roofline;
 pub(crate) mod sample;
 pub(crate) mod sees_back;
+mod stream;
 pub(crate) mod upload;

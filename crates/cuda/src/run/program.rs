@@ -2,6 +2,8 @@
 //!
 //! Nothing in a launch changes from batch to batch but how many blocks it has, and that depends on row counts alone. So a
 //! run can be captured in a graph as it is.
+//!
+//! A program with offloaded weights has a [`WeightStream`] that brings them to the card beside its launches.
 
 use std::{
     cell::{Cell, RefCell},
@@ -27,6 +29,7 @@ use crate::{
     },
     error::CudaError,
     kernel::{Addresses, Kernel, Operand},
+    run::stream::WeightStream,
 };
 
 /// The whole plan: the program of all rows, then that of the sampled ones.
@@ -36,6 +39,23 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
+    /// Binds the calls of both parts; those of large batches have the stream of the part.
+    pub(crate) fn bind(
+        front: (ByClass<Vec<Call>>, Option<WeightStream>),
+        tail: (ByClass<Vec<Call>>, Option<WeightStream>),
+        bind: impl Fn(Vec<Call>, Option<WeightStream>) -> Program,
+    ) -> Programs {
+        let of = |(calls, stream): (ByClass<Vec<Call>>, _)| ByClass {
+            small: bind(calls.small, None),
+            medium: bind(calls.medium, None),
+            large: bind(calls.large, stream),
+        };
+        Programs {
+            front: of(front),
+            tail: of(tail),
+        }
+    }
+
     /// The two that a batch of so many rows runs, in order.
     pub(crate) fn of(&self, rows: RowCounts) -> [&Program; 2] {
         [
@@ -47,6 +67,8 @@ impl Programs {
 
 pub(crate) struct Program {
     steps: Vec<Bound>,
+    /// Weights that come from host memory while it runs.
+    stream: Option<WeightStream>,
     /// Values that some call writes as the plan defines them: those that exist only inside a kernel, or must still be scaled, are
     /// not among them.
     pub(crate) written: Vec<Value>,
@@ -122,9 +144,15 @@ impl Program {
         module: impl Fn(&dyn Kernel) -> Arc<Module>,
         products: Option<&Rc<CublasLtGemms>>,
         at: &Addresses,
+        stream: Option<WeightStream>,
     ) -> Program {
         let written = written_values(&calls);
-        let steps = calls.into_iter().map(|call| {
+        let mut redirected = stream.as_ref().map(|_| at.clone());
+        let steps = calls.into_iter().enumerate().map(|(index, call)| {
+            if let (Some(stream), Some(at)) = (&stream, &mut redirected) {
+                stream.redirect(index, &mut at.weights);
+            }
+            let at = redirected.as_ref().unwrap_or(at);
             let action = match call.launch {
                 Launch::Kernel(kernel) => {
                     let params = kernel.params(at, at.rows(call.rows));
@@ -165,6 +193,7 @@ impl Program {
         });
         Program {
             steps: steps.collect(),
+            stream,
             written,
         }
     }
@@ -177,23 +206,42 @@ impl Program {
         mut queued: impl FnMut(&str, Origin) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         device.bind()?;
-        for step in &self.steps {
-            let rows = rows.get(step.rows);
-            if rows == 0 {
-                continue;
-            }
-            // A row's result must not depend on how many others there are, beyond the bucket.
-            let rows = match RowClass::of(rows) {
-                RowClass::Small => rows,
-                RowClass::Medium | RowClass::Large => padded_rows(rows),
-            };
-            if !step.buckets.hold(rows) {
-                continue;
-            }
-            step.action.run(rows)?;
-            queued(&step.label, step.origin)?;
+        let Some(stream) = &self.stream else {
+            let mut steps = self.steps.iter();
+            return steps.try_for_each(|step| step.run(rows, &mut queued));
+        };
+        stream.start(device)?;
+        for (index, step) in self.steps.iter().enumerate() {
+            // Also for a step that is left out: what it would have read has its turn in the buffers.
+            stream.before(device, index)?;
+            step.run(rows, &mut queued)?;
+            stream.after(device, index)?;
         }
         Ok(())
+    }
+}
+
+impl Bound {
+    /// Queues the launch, unless it has no rows or another takes its place in the bucket.
+    fn run(
+        &self,
+        rows: RowCounts,
+        queued: &mut impl FnMut(&str, Origin) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let rows = rows.get(self.rows);
+        if rows == 0 {
+            return Ok(());
+        }
+        // A row's result must not depend on how many others there are, beyond the bucket.
+        let rows = match RowClass::of(rows) {
+            RowClass::Small => rows,
+            RowClass::Medium | RowClass::Large => padded_rows(rows),
+        };
+        if !self.buckets.hold(rows) {
+            return Ok(());
+        }
+        self.action.run(rows)?;
+        queued(&self.label, self.origin)
     }
 }
 
@@ -240,6 +288,7 @@ mod tests {
     fn front_and_tail_have_a_class_each() {
         let empty = || Program {
             steps: Vec::new(),
+            stream: None,
             written: Vec::new(),
         };
         let by_class = || ByClass {

@@ -125,7 +125,7 @@ impl Buffers {
                 .map(|bytes| device.allocate("expanded weights", bytes))
                 .transpose()?,
             host: host
-                .map(|bytes| device.allocate_host("tables", bytes))
+                .map(|bytes| device.allocate_host("weights", bytes))
                 .transpose()?,
         })
     }
@@ -172,7 +172,9 @@ impl Upload<'_> {
                 .copy(buffer, target.start, values.len() * 4)?;
             self.staging_host.sent()?;
         }
-        for target in targets.iter().filter(|t| t.memory == Memory::Host) {
+        let copied =
+            |t: &LoadTarget| t.memory == Memory::Host && loader(m.quant, t.format).is_none();
+        for target in targets.iter().filter(|t| copied(t)) {
             let host = self.buffers.host.as_mut().expect("something goes there");
             for index in 0..m.count {
                 let start = target.start + index * target.matrix_bytes;
@@ -180,7 +182,7 @@ impl Upload<'_> {
                 copy_rows(self.weights, weight, index, 0..m.rows, to);
             }
         }
-        let others = |t: &&LoadTarget| t.format != WeightFormat::Vector && t.memory != Memory::Host;
+        let others = |t: &&LoadTarget| t.format != WeightFormat::Vector && !copied(t);
         let targets: Vec<LoadTarget> = targets.iter().filter(others).copied().collect();
         if targets.is_empty() {
             return Ok(());
@@ -212,16 +214,19 @@ impl Upload<'_> {
             self.staging_host.copy(self.staging(), 0, bytes)?;
         }
         for target in targets {
-            let buffer = self.buffers.on_device(target.memory);
             let steps = match target.format {
                 WeightFormat::Fragments => rows.start / M_TILE,
                 _ => rows.start,
             };
             let offset = target.start + index * target.matrix_bytes + steps * target.stride;
             match loader(m.quant, target.format) {
-                None => self.staging_host.copy(buffer, offset, bytes)?,
+                None => {
+                    let buffer = self.buffers.on_device(target.memory);
+                    self.staging_host.copy(buffer, offset, bytes)?;
+                }
+                // It writes through the bus where the placement is in host memory.
                 Some(kernel) => {
-                    let to = buffer.address().offset(offset);
+                    let to = self.buffers.address(target.memory).offset(offset);
                     self.convert(&kernel, m, rows.len(), target, to)?;
                 }
             }
@@ -319,6 +324,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::{
+        compile::weights::HostWeights,
         config::{TableMemory, Tier},
         kernel::{
             Join,
@@ -462,7 +468,16 @@ pub(crate) mod tests {
         ];
         let named: BTreeSet<WeightOperand> = named.into();
         for (tables, piece_bytes) in [(TableMemory::Device, PIECE_BYTES), (TableMemory::Host, 1)] {
-            let layout = WeightLayout::new(&weights, &named, tables);
+            // Matrices of every format, joined and not.
+            let moved = match tables {
+                TableMemory::Device => [].as_slice(),
+                TableMemory::Host => &["k", "v", "gate", "experts up", "exact in bf16", "f16"],
+            };
+            let host = HostWeights {
+                tables,
+                matrices: moved.iter().map(|name| of(name)).collect(),
+            };
+            let layout = WeightLayout::new(&weights, &named, &host);
             let kernels = layout.kernels(&weights).into_iter();
             let loaders = kernels.map(|k| (k.clone(), Arc::new(card.load(&k))));
             let loaders: Loaders = loaders.collect();
@@ -471,8 +486,10 @@ pub(crate) mod tests {
                 .unwrap();
             let buffers = &resident.buffers;
             let device: Vec<u8> = card.download(&buffers.device, layout.device_bytes);
-            let expanded = buffers.expanded.as_ref().unwrap();
-            let expanded: Vec<u8> = card.download(expanded, layout.expanded_bytes);
+            let expanded: Vec<u8> = match &buffers.expanded {
+                Some(expanded) => card.download(expanded, layout.expanded_bytes),
+                None => Vec::new(),
+            };
             let host = buffers.host.as_ref().map(HostBuffer::bytes);
             assert_eq!(host.is_some(), tables == TableMemory::Host);
             for (operand, placement) in layout.named() {
