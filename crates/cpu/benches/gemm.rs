@@ -1,4 +1,5 @@
-//! Speeds of single GEMM kernels, each instruction set beside the others: `cargo bench -p carat-cpu --bench gemm`.
+//! Speeds of single GEMM kernels, each instruction set beside the others: `cargo bench -p carat-cpu --bench gemm [part]`, where the
+//! part is `large`, `small` or `float`.
 //!
 //! Whole steps through the public traits are measured by `examples/kernels.rs`. Here a kernel is called alone, on weights
 //! that stay in the nearest caches, so that two kernels for the same rows can be compared. Kernels are no public interface,
@@ -45,6 +46,20 @@ use testing::Random;
 fn main() {
     let levels = Isa::ALL.into_iter().filter(|isa| isa.available());
     let tables: Vec<&Kernels> = levels.map(Kernels::for_isa).collect();
+    let part = std::env::args().skip(1).find(|part| !part.starts_with('-'));
+    let is_wanted = |name: &str| part.as_ref().is_none_or(|part| part == name);
+    if is_wanted("large") {
+        large(&tables);
+    }
+    if is_wanted("small") {
+        small(&tables);
+    }
+    if is_wanted("float") {
+        float_weights(&tables);
+    }
+}
+
+fn large(tables: &[&Kernels]) {
     println!("large batches: GOPS, and ns per weight of unpacking");
     for (quant, columns) in [
         (QuantType::Q4_0, 1536),
@@ -53,7 +68,7 @@ fn main() {
         (QuantType::Q4_K, 1536),
         (QuantType::Q6_K, 1536),
     ] {
-        for kernels in &tables {
+        for kernels in tables {
             let (gops, unpack) = match kernels.tiles() {
                 Some(tiles) => bf16_tiles(tiles, quant, columns),
                 None => packed_panels(kernels, quant, columns),
@@ -62,16 +77,30 @@ fn main() {
             println!("{quant} {columns} {isa:?}: {gops:.0} GOPS; unpacking {unpack:.3} ns");
         }
     }
+}
+
+fn small(tables: &[&Kernels]) {
     println!("small batches: ns per weight by gemv / packed_int8 / gemv_transposed / amx_int8");
     for quant in QuantType::all().filter(|quant| !quant.is_float()) {
         for kernels in tables.iter().filter(|table| table.isa() != Isa::Scalar) {
-            let columns = [1, 2, 4, 8, 16, 32].map(|rows| small_batch(kernels, quant, rows));
-            println!("{quant} {:?}:  {}", kernels.isa(), columns.join("  "));
+            // Long rows, and some that are no whole chunk.
+            for columns in [1536, 768, 256] {
+                let times = [1, 2, 3, 4, 5, 6, 8, 16, 32]
+                    .map(|rows| small_batch(kernels, (quant, columns), rows));
+                println!(
+                    "{quant} {columns} {:?}:  {}",
+                    kernels.isa(),
+                    times.join("  ")
+                );
+            }
         }
     }
+}
+
+fn float_weights(tables: &[&Kernels]) {
     println!("float weights: GOPS as they lie, GOPS widened, ns per weight of widening");
     for quant in [QuantType::F32, QuantType::F16, QuantType::BF16] {
-        for kernels in &tables {
+        for kernels in tables {
             println!("{quant} {:?}: {}", kernels.isa(), floats(kernels, quant));
         }
     }
@@ -197,8 +226,11 @@ fn pack_panels(kernels: &Kernels, problem: &Problem, panels: &mut [Panel]) {
 }
 
 /// `x4 0.123/0.456/...`: ns per weight of each kernel that takes the format.
-fn small_batch(kernels: &Kernels, quant: QuantType, rows: usize) -> String {
-    let (weight_rows, columns) = (packed_int8::ROWS * packed_int8::MAX_PANELS, 1536);
+fn small_batch(kernels: &Kernels, (quant, columns): (QuantType, usize), rows: usize) -> String {
+    if !columns.is_multiple_of(quant.block_len()) {
+        return String::new();
+    }
+    let weight_rows = packed_int8::ROWS * packed_int8::MAX_PANELS;
     let problem = Problem::new(quant, weight_rows, columns, rows);
     let activations = problem.activations(kernels);
     let x: Vec<Row<'_>> = (0..rows).map(|row| activations.row(row)).collect();

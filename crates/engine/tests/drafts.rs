@@ -1,5 +1,7 @@
 //! Drafts change no answer: random requests with a drafter and with lookups, in random company, give the tokens, log-probabilities
 //! and ends that they give without. Batches stay within the small class, in which a row has the same bits in any company.
+//!
+//! `cargo test -p carat-engine --test drafts -- --ignored` asks for twenty times as many of them.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -17,8 +19,10 @@ use carat_model::{
 };
 use carat_testkit::pairs::Pair;
 
-/// Enough for every kind of request in every company; more take longer and find no other.
-const GENERATIONS: usize = 1000;
+/// Enough for every kind of request in every company, in seconds.
+const GENERATIONS: usize = 500;
+/// So many that rare meetings of theirs come up, too.
+const MANY_GENERATIONS: usize = 10_000;
 const CONTEXT: usize = 128;
 /// Rows of the small class.
 const ROWS: usize = 32;
@@ -122,6 +126,10 @@ impl Random {
         (0..count).map(|_| (self.next() % VOCAB) as u32).collect()
     }
 
+    fn biases(&mut self) -> Vec<(TokenId, f32)> {
+        self.tokens(3).into_iter().zip([9.0, -9.0, 2.0]).collect()
+    }
+
     fn request(&mut self) -> Request {
         let length = 1 + self.below(40);
         let mut prompt = self.tokens(length);
@@ -135,6 +143,19 @@ impl Random {
             max_tokens: Some(1 + self.below(24)),
             sampling: Sampling {
                 temperature: self.below(2) as f32,
+                top_k: if self.one_in(4) {
+                    1 + self.below(40)
+                } else {
+                    0
+                },
+                top_p: if self.one_in(4) { 0.8 } else { 1.0 },
+                min_p: if self.one_in(4) { 0.05 } else { 0.0 },
+                frequency_penalty: if self.one_in(4) { 0.5 } else { 0.0 },
+                logit_bias: if self.one_in(4) {
+                    self.biases()
+                } else {
+                    Vec::new()
+                },
                 repeat_penalty: if self.one_in(4) { 1.3 } else { 1.0 },
                 presence_penalty: if self.one_in(4) { 0.5 } else { 0.0 },
                 penalty_window: 1 + self.below(30),
@@ -143,31 +164,40 @@ impl Random {
             },
             stop_tokens: self.tokens(stops),
             logprobs: self.one_in(3).then_some(2),
-            constraint: self.one_in(4).then(|| grammar(self.next())),
+            constraint: self.one_in(4).then(|| grammar(self.next(), self.below(2))),
             ..Request::new(prompt)
         }
     }
 }
 
-/// Allows two thirds of the tokens, others after each.
+/// Allows two thirds of the tokens, others after each, and may force some.
 #[derive(Clone)]
-struct Grammar(u64);
+struct Grammar {
+    state: u64,
+    forces: bool,
+}
 
-fn grammar(seed: u64) -> ConstraintSource {
-    ConstraintSource::new(move || Box::new(Grammar(seed)))
+fn grammar(state: u64, forces: usize) -> ConstraintSource {
+    let forces = forces > 0;
+    ConstraintSource::new(move || Box::new(Grammar { state, forces }))
 }
 
 impl Constraint for Grammar {
     fn accept(&mut self, token: TokenId) {
-        self.0 = self.0.rotate_left(5) ^ u64::from(token);
+        self.state = self.state.rotate_left(5) ^ u64::from(token);
     }
 
     fn mask(&mut self, mask: &mut TokenMask) {
         for token in 0..VOCAB {
-            if !(token ^ self.0).is_multiple_of(3) {
+            if !(token ^ self.state).is_multiple_of(3) {
                 mask.allow(token as u32);
             }
         }
+    }
+
+    fn forced(&self) -> Option<TokenId> {
+        let forces = self.forces && self.state.is_multiple_of(5);
+        forces.then_some((self.state / 5 % VOCAB) as TokenId)
     }
 
     fn fork(&self) -> Box<dyn Constraint> {
@@ -175,17 +205,26 @@ impl Constraint for Grammar {
     }
 }
 
-/// Tokens with the bits of what is said of them, why it ended, and how the drafts went.
-type Answer = (Vec<(TokenId, Option<u32>)>, FinishReason);
+/// A token with the bits of what is said of it and of the likeliest in its place.
+type Told = (TokenId, Option<u32>, Vec<(TokenId, u32)>);
 
-fn read(stream: TokenStream) -> (Answer, DraftCounts) {
+/// Reads up to so many tokens of an answer, and why it ended and how drafts went, if it has. Dropping the rest cancels it.
+fn read(stream: TokenStream, most: usize) -> (Vec<Told>, Option<(FinishReason, DraftCounts)>) {
     let mut tokens = Vec::new();
     for event in stream {
         match event.unwrap() {
-            Event::Token { id, logprob, .. } => tokens.push((id, logprob.map(f32::to_bits))),
+            Event::Token { id, logprob, top } => {
+                let top = top.iter().map(|(token, x)| (*token, x.to_bits()));
+                tokens.push((id, logprob.map(f32::to_bits), top.collect()));
+            }
             Event::Started { .. } => {}
             Event::PromptToken { .. } => panic!("nobody asked for it"),
-            Event::Finished { reason, usage } => return ((tokens, reason), usage.counts.drafts),
+            Event::Finished { reason, usage } => {
+                return (tokens, Some((reason, usage.counts.drafts)));
+            }
+        }
+        if tokens.len() == most {
+            return (tokens, None);
         }
     }
     panic!("a stream without an end");
@@ -193,14 +232,25 @@ fn read(stream: TokenStream) -> (Answer, DraftCounts) {
 
 #[test]
 fn answers_are_the_same_with_drafts_and_without() {
-    let mut random = Random(0);
+    compare(GENERATIONS, 0);
+}
+
+#[test]
+#[ignore = "takes minutes: cargo test -p carat-engine --test drafts -- --ignored"]
+fn ten_thousand_answers_are_the_same_with_drafts_and_without() {
+    compare(MANY_GENERATIONS, 1 << 40);
+}
+
+/// Answers so many random requests with drafts and without.
+fn compare(generations: usize, seed: u64) {
+    let mut random = Random(seed);
     let mut total = DraftCounts::default();
     let names = ["e-series", "e-series-centroids", "12b-like", "moe-like"];
     for name in names {
         let pair = Pair::load(name);
         let plain = start(&pair, 1, 1);
         let engines = [(1, 7), (4, 3), (16, 1)].map(|(n, most)| (n, start(&pair, n, most)));
-        let mut left = GENERATIONS / names.len();
+        let mut left = generations / names.len();
         while left > 0 {
             let (company, engine) = &engines[random.below(3)];
             let mut under_way: VecDeque<(Request, TokenStream)> = VecDeque::new();
@@ -217,30 +267,38 @@ fn answers_are_the_same_with_drafts_and_without() {
                 }
             }
             for (request, stream) in under_way {
-                let (answer, drafts) = read(stream);
-                total.add(&drafts);
-                let (alone, without) = read(
-                    plain
-                        .submit(Request {
-                            drafts: false,
-                            ..request
-                        })
-                        .unwrap(),
-                );
-                assert_eq!(answer, alone, "{name}");
+                // Some are cancelled on the way.
+                let most = if random.one_in(8) {
+                    1 + random.below(12)
+                } else {
+                    usize::MAX
+                };
+                let (answer, end) = read(stream, most);
+                let request = Request {
+                    drafts: false,
+                    ..request
+                };
+                let (alone, alone_end) = read(plain.submit(request).unwrap(), usize::MAX);
+                let (alone_reason, without) = alone_end.expect("it was read to its end");
                 assert_eq!(without.drafted, 0);
+                if let Some((reason, drafts)) = end {
+                    total.add(&drafts);
+                    assert_eq!((answer, reason), (alone, alone_reason), "{name}");
+                } else {
+                    assert_eq!(answer, alone[..answer.len()], "{name}, cancelled");
+                }
                 left = left.saturating_sub(1);
             }
         }
         for (_, engine) in &engines {
             // Whoever was cancelled has left when the next is answered.
-            read(engine.submit(random.request()).unwrap());
+            read(engine.submit(random.request()).unwrap(), usize::MAX);
             let stats = engine.snapshot().stats;
             let held = stats.pages.map(|pages| pages.held);
             assert_eq!((held.full, held.sliding), (0, 0), "a leak");
         }
     }
     // Drafts were made, and some were right.
-    assert!(total.accepted > GENERATIONS as u64 / 20, "{total:?}");
+    assert!(total.accepted > generations as u64 / 20, "{total:?}");
     assert!(total.drafted > total.accepted, "{total:?}");
 }

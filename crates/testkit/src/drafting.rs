@@ -26,6 +26,33 @@ pub struct Drafting {
     outputs: Outputs,
 }
 
+/// Recorded rounds played again: what a backend proposes and draws where the published text stands, beside what was published.
+#[derive(Clone, Debug, Default)]
+pub struct Replay {
+    /// Drafted tokens that can be compared: those behind the same tokens.
+    pub drafted: usize,
+    /// Tokens drawn in verification whose predecessors are all of the published text.
+    pub drawn: usize,
+    /// Tokens that differ, and by how much this backend prefers its own: in units of the logits' root mean square.
+    pub differing: Vec<f64>,
+}
+
+impl Replay {
+    /// Whether every token that differs is a near tie for a backend of this relative error.
+    ///
+    /// Two logits that are each off by `error` of the root mean square differ by the square root of two times that, and by
+    /// [`DEVIATIONS`] as much at the very most. So many near ties are few: nine tokens of ten are the published ones.
+    pub fn agrees(&self, error: f64) -> bool {
+        let widest = DEVIATIONS * std::f64::consts::SQRT_2 * error;
+        let all = self.drafted + self.drawn;
+        let are_ties = self.differing.iter().all(|gap| *gap <= widest);
+        are_ties && all > 0 && 10 * self.differing.len() <= all
+    }
+}
+
+/// Standard deviations of an error that is no mistake.
+const DEVIATIONS: f64 = 4.0;
+
 /// The largest relative errors of some draft steps.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Errors {
@@ -138,6 +165,60 @@ impl Drafting {
         errors
     }
 
+    /// Plays the recorded rounds of a case: each drafts behind the published text and then verifies the published draft,
+    /// whatever was drafted, so that one token that rounding turns over does not change all that follow.
+    pub fn replay(&mut self, case: &Case) -> Replay {
+        let mut replay = Replay::default();
+        let mut row = 0;
+        let mut done = 0;
+        let drawn = self.feed(&case.prompt, 0, 1);
+        self.compare_drawn(&drawn, &case.greedy[..1], &mut replay);
+        for (draft, accepted) in &case.rounds {
+            let position = case.prompt.len() + done;
+            let last = case.greedy[done];
+            self.compare_draft((row, last, position), draft, &mut replay);
+            let fed = [&[last], draft.as_slice()].concat();
+            let drawn = self.feed(&fed, position, fed.len());
+            let published = &case.greedy[done + 1..];
+            let comparable = published.len().min(accepted + 1);
+            self.compare_drawn(&drawn, &published[..comparable], &mut replay);
+            done += accepted + 1;
+            row = *accepted;
+        }
+        replay
+    }
+
+    /// Compares a draft with the published one, up to the first token that differs.
+    fn compare_draft(
+        &mut self,
+        (row, last, position): (usize, TokenId, usize),
+        published: &[TokenId],
+        replay: &mut Replay,
+    ) {
+        let drafted = self.draft(row, last, position, published.len());
+        let same = drafted.iter().zip(published);
+        let same = same.take_while(|(a, b)| a == b).count();
+        replay.drafted += published.len().min(same + 1);
+        if same < published.len() {
+            // Logits are kept of the last step alone.
+            self.draft(row, last, position, same + 1);
+            let gap = gap(self.draft_logits(), drafted[same], published[same]);
+            replay.differing.push(gap);
+        }
+    }
+
+    /// Compares what the first rows of the last batch drew with what follows in the published text.
+    fn compare_drawn(&self, drawn: &[TokenId], published: &[TokenId], replay: &mut Replay) {
+        let logits = self.executor.probed(self.plan.logits).expect("probed");
+        let rows = logits.chunks_exact(logits.len() / drawn.len());
+        for ((logits, drawn), published) in rows.zip(drawn).zip(published) {
+            replay.drawn += 1;
+            if drawn != published {
+                replay.differing.push(gap(logits, *drawn, *published));
+            }
+        }
+    }
+
     /// Greedy text of so many tokens, a token at a time.
     pub fn plain(&mut self, prompt: &[TokenId], most: usize, stop: &[TokenId]) -> Vec<TokenId> {
         let mut answer = self.feed(prompt, 0, 1);
@@ -155,14 +236,49 @@ impl Drafting {
         prompt: &[TokenId],
         (most, length): (usize, usize),
         stop: &[TokenId],
-    ) -> (Vec<TokenId>, Vec<(Vec<TokenId>, usize)>) {
+    ) -> (Vec<TokenId>, Vec<Round>) {
+        self.verified(prompt, (most, stop), |drafting, row, answer| {
+            let position = prompt.len() + answer.len() - 1;
+            drafting.draft(row, answer[answer.len() - 1], position, length)
+        })
+    }
+
+    /// Verifies drafts that are right up to a place of our choice: none of their tokens in the first round, one in the
+    /// second and so on up to all `length`, then none again. Returns the answer and what each round accepted, as it must
+    /// be if drafts change no token of the `plain` one.
+    pub fn misled(
+        &mut self,
+        prompt: &[TokenId],
+        plain: &[TokenId],
+        length: usize,
+    ) -> (Vec<TokenId>, Vec<Round>) {
+        let mut rounds = 0;
+        self.verified(prompt, (plain.len(), &[]), |_, _, answer| {
+            let rest = &plain[answer.len().min(plain.len())..];
+            let mut draft = rest[..rest.len().min(length)].to_vec();
+            if let Some(token) = draft.get_mut(rounds % (length + 1)) {
+                *token ^= 1;
+            }
+            rounds += 1;
+            draft
+        })
+    }
+
+    /// Greedy text of so many tokens, with drafts that `propose` makes behind a sampled row of the last batch and the answer
+    /// so far.
+    fn verified(
+        &mut self,
+        prompt: &[TokenId],
+        (most, stop): (usize, &[TokenId]),
+        mut propose: impl FnMut(&mut Drafting, usize, &[TokenId]) -> Vec<TokenId>,
+    ) -> (Vec<TokenId>, Vec<Round>) {
         let mut answer = self.feed(prompt, 0, 1);
         let mut rounds = Vec::new();
         let mut row = 0;
         while answer.len() < most && !stop.contains(&answer[answer.len() - 1]) {
             let position = prompt.len() + answer.len() - 1;
             let last = answer[answer.len() - 1];
-            let mut draft = self.draft(row, last, position, length);
+            let mut draft = propose(self, row, &answer);
             if let Some(end) = draft.iter().position(|token| stop.contains(token)) {
                 draft.truncate(end + 1);
             }
@@ -181,4 +297,16 @@ impl Drafting {
         answer.truncate(most);
         (answer, rounds)
     }
+}
+
+/// A draft, and how many of its tokens were right.
+pub type Round = (Vec<TokenId>, usize);
+
+/// By how much the first of two tokens is preferred, in units of the logits' root mean square; infinite where the second has
+/// no logit.
+fn gap(logits: &[f32], preferred: TokenId, other: TokenId) -> f64 {
+    let finite: Vec<f32> = logits.iter().copied().filter(|x| x.is_finite()).collect();
+    let size = (close::squares(&finite) / finite.len() as f64).sqrt();
+    let logit = |token: TokenId| f64::from(logits[token as usize]);
+    (logit(preferred) - logit(other)) / size
 }

@@ -64,7 +64,8 @@ pub(crate) fn list(
         let rows = batch.of(lowered.op.rows());
         let class = RowClasses::new(isa, Batching::Fast).of(rows);
         let product = |weight: Weight, rows: usize| {
-            product_kernel(weights.matrix(weight).quant, class, rows, isa)
+            let matrix = weights.matrix(weight);
+            product_kernel((matrix.quant, matrix.columns), class, rows, isa)
         };
         let copy = match class {
             RowClass::Small => "quantize",
@@ -152,11 +153,17 @@ fn labels(plan: &Plan, steps: &[usize]) -> Vec<String> {
 }
 
 /// The name of the kernel for rows that meet one matrix, without looking at its values.
-fn product_kernel(quant: QuantType, class: RowClass, rows: usize, isa: Isa) -> String {
+fn product_kernel(
+    (quant, columns): (QuantType, usize),
+    class: RowClass,
+    rows: usize,
+    isa: Isa,
+) -> String {
     let name = |is_exact_bf16: bool| {
         let format = WeightFormat {
             quant,
             is_exact_bf16,
+            columns,
         };
         choose(format, class, rows, isa).name()
     };

@@ -56,6 +56,7 @@ impl<S: Simd> WithFormat for Gemv<'_, S> {
                 [a, b, c, d, ..] if S::SHARING_ROWS >= 4 => {
                     self.rows::<F, 4>(format, done, [a, b, c, d])
                 }
+                [a, b, c] if S::SHARING_ROWS >= 4 => self.rows::<F, 3>(format, done, [a, b, c]),
                 [a, b, ..] if S::SHARING_ROWS >= 2 => self.rows::<F, 2>(format, done, [a, b]),
                 [a, ..] => self.rows::<F, 1>(format, done, [a]),
                 [] => 0,

@@ -20,7 +20,8 @@ use crate::simd::{Floats, LANES, Simd, array};
 /// Weight rows side by side.
 pub(crate) const ROWS: usize = LANES;
 
-/// Activation rows from which on this is faster than [`super::gemv`], which shares unpacked weights among four.
+/// Activation rows from which on this is faster than [`super::gemv`], which shares unpacked weights among four; fewer where weight
+/// rows are short ([`super::choice`]).
 pub(crate) const MIN_ROWS: usize = 5;
 /// Activation rows that one call of [`gemv_transposed`] may take.
 pub(crate) const MAX_ROWS: usize = 8;

@@ -45,9 +45,11 @@ pub(crate) struct Product<'a> {
 impl Product<'_> {
     /// The kernel for so many rows that meet one matrix.
     pub(super) fn kernel(&self, isa: Isa, rows: usize) -> KernelChoice {
-        let quant = self.weights.matrix(self.weight).quant;
+        let matrix = self.weights.matrix(self.weight);
+        let quant = matrix.quant;
         let weights = WeightFormat {
             quant,
+            columns: matrix.columns,
             // Looks at every weight the first time, so only where it matters.
             is_exact_bf16: quant.is_float()
                 && self.class == RowClass::Large

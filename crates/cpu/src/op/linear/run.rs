@@ -44,7 +44,7 @@ pub(crate) fn run(products: &[Product<'_>], workers: &mut Workers, outs: &mut [&
                 arranged.len() - 1
             }));
         }
-        let tiling = Tiling::new(product, kernel, rows, threads);
+        let tiling = Tiling::new(product, kernel, rows, (isa, threads));
         grids.push(Grid {
             data: out,
             columns: matrix.rows,

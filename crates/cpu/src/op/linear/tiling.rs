@@ -1,8 +1,9 @@
 //! Tiles of a product's output: wide enough to read weights in long runs, small enough to share out.
 
 use super::Product;
-use crate::kernel::gemm::{
-    READ_STREAMS, choice::KernelChoice, float, gemv_transposed, packed_int8,
+use crate::kernel::{
+    gemm::{READ_STREAMS, choice::KernelChoice, float, gemv_transposed, packed_int8},
+    isa::Isa,
 };
 
 /// Weight bytes of a tile whose weights are read as they lie: long enough for the prefetcher, short enough to share out.
@@ -24,12 +25,17 @@ impl Tiling {
         product: &Product<'_>,
         kernel: KernelChoice,
         rows: usize,
-        threads: usize,
+        workers: (Isa, usize),
     ) -> Tiling {
+        let (isa, threads) = workers;
         let matrix = product.weights.matrix(product.weight);
         // Whether weights come straight from memory, and whether the kernel takes them in any order.
         let (streamed, any_order) = match kernel {
-            KernelChoice::AmxInt8 => (true, true),
+            // A smaller group may be transposed, which takes weight rows as they lie.
+            KernelChoice::AmxInt8 => {
+                let smaller = product.kernel(isa, rows.min(gemv_transposed::MAX_ROWS));
+                (true, smaller != KernelChoice::GemvTransposed)
+            }
             KernelChoice::Gemv => (true, rows < gemv_transposed::MIN_ROWS),
             KernelChoice::GemvTransposed => (true, false),
             KernelChoice::Float => (rows <= float::MAX_ROWS, rows <= float::MAX_ROWS),
