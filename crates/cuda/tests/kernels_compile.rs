@@ -1,24 +1,54 @@
-//! Every kernel compiles for every supported architecture without a remark, wherever NVRTC is: it needs no card. A spilled
-//! register is a remark. One architecture is left to those who ask for it.
+//! Every kernel compiles without a remark, wherever NVRTC is: it needs no card. A spilled register is a remark. Kernels that
+//! architectures share are compiled for one of them; for the others they are left to those who ask (`--ignored`).
 //!
 //! NVRTC is looked for in the usual folders, in the folder `NVRTC_DIR` names, and in `target/nvrtc`. Where there is none, the
 //! cases are listed and marked ignored.
 
 use std::path::PathBuf;
 
-use carat_cuda::{Architecture, BuiltKernel, CudaError, build_kernels};
+use carat_cuda::{Architecture, BuiltKernel, CudaError, KernelSet, build_kernels};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_89", "sm_90a"];
-/// Takes the code of `sm_80`, instruction for instruction, and as long to compile: shown as ignored, for `--ignored` to run.
-const ON_DEMAND: &str = "sm_89";
+struct Case {
+    architecture: &'static str,
+    set: KernelSet,
+    on_demand: bool,
+}
+
+const CASES: [Case; 4] = [
+    Case {
+        architecture: "sm_80",
+        set: KernelSet::All,
+        on_demand: false,
+    },
+    Case {
+        architecture: "sm_90a",
+        set: KernelSet::Own,
+        on_demand: false,
+    },
+    // The code of `sm_80`, instruction for instruction.
+    Case {
+        architecture: "sm_89",
+        set: KernelSet::All,
+        on_demand: true,
+    },
+    Case {
+        architecture: "sm_90a",
+        set: KernelSet::All,
+        on_demand: true,
+    },
+];
 
 fn main() {
     let arguments = Arguments::from_args();
-    let found = compile(&[]).is_ok();
-    let trial = |name: &'static str| {
-        Trial::test(format!("compile/{name}"), move || {
-            let built = compile(&[name])?;
+    let found = compile(&[], KernelSet::Own).is_ok();
+    let trial = |case: Case| {
+        let set = match case.set {
+            KernelSet::All => "all",
+            KernelSet::Own => "own",
+        };
+        Trial::test(format!("compile/{}/{set}", case.architecture), move || {
+            let built = compile(&[case.architecture], case.set)?;
             if built.is_empty() {
                 return Err(Failed::from("nothing was compiled"));
             }
@@ -27,17 +57,17 @@ fn main() {
                 None => Ok(()),
             }
         })
-        .with_ignored_flag(!found || name == ON_DEMAND)
+        .with_ignored_flag(!found || case.on_demand)
     };
-    let trials = ARCHITECTURES.map(trial).into();
+    let trials = CASES.map(trial).into();
     libtest_mimic::run(&arguments, trials).exit();
 }
 
 /// Compiles into a folder that is thrown away. For no architecture it only looks for NVRTC.
-fn compile(names: &[&str]) -> Result<Vec<BuiltKernel>, CudaError> {
+fn compile(names: &[&str], set: KernelSet) -> Result<Vec<BuiltKernel>, CudaError> {
     let architectures: Result<Vec<Architecture>, _> = names.iter().map(|n| n.parse()).collect();
     let folder = tempfile::tempdir().expect("a folder can be made");
-    build_kernels(&architectures?, folder.path(), &library_dirs())
+    build_kernels(&architectures?, set, folder.path(), &library_dirs())
 }
 
 #[expect(

@@ -52,12 +52,13 @@ impl Bound {
         }
     }
 
-    /// The bound for a result of `count` elements. Rounding errors of a few elements scatter more than their mean.
+    /// The bound for a result of `count` elements. Rounding errors of a few elements scatter more than their mean, and twice as much
+    /// where all elements of a row share those of the product between.
     fn for_count(self, count: usize) -> f64 {
+        let scatter = 1.0 / (count as f64).sqrt();
         match self {
-            Bound::EightBit | Bound::EightBitTwice => {
-                self.relative_l2() * (1.0 + 2.0 / (count as f64).sqrt())
-            }
+            Bound::EightBit => self.relative_l2() * (1.0 + 2.0 * scatter),
+            Bound::EightBitTwice => self.relative_l2() * (1.0 + 4.0 * scatter),
             Bound::Exact | Bound::Float | Bound::HalfKv | Bound::EightBitKv => self.relative_l2(),
         }
     }

@@ -11,7 +11,7 @@ use crate::{
     kernel::{
         Dequantize, HalfKind, Pack, WeightFormat, WeightOperand,
         fragment::{FragmentFormat, M_TILE},
-        load::pack::tests::{PACKED, random},
+        load::pack::tests::{packed, random},
     },
     run::upload::{Loaders, tests::random as random_tensor},
     testing::{Card, at, weights_of},
@@ -51,7 +51,7 @@ pub(crate) fn dequantize() {
 
 pub(crate) fn pack() {
     let card = Card::open(Tier::Best);
-    for quant in PACKED {
+    for quant in packed() {
         let (rows, columns) = (10240, 2560);
         let bytes = random(quant, rows, columns);
         let format = FragmentFormat::of(quant).unwrap();

@@ -144,15 +144,15 @@ __device__ __forceinline__ void wgmma_table_operands(u32 (&a)[2][4], const u8* m
   const float high = table.factor * f16_to_f32(*(const u16*)(scales + 16)) * sub_scale_value(rows[32], table.shift);
   const u32 low_scale = pack_f16x2(low, low), high_scale = pack_f16x2(high, high);
   // Bytes of the other sign bit are entries + 128.
-  constexpr u32 SIGNS = 0x80808080u, CENTRE = 0x64806480u;
+  constexpr u32 CENTRE = 0x64806480u;
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     TableCodes<Stage::NIBBLES> codes;
     codes.load(m_tile, m_tile + Stage::HIGH_AT, 4 * group + (2 * quad + half) % 4);
     u32 entries[2], pairs[4];
     codes.operands(entries, sixteen, table);
-    byte_pairs<CENTRE>(pairs[0], pairs[2], entries[0] ^ SIGNS);
-    byte_pairs<CENTRE>(pairs[1], pairs[3], entries[1] ^ SIGNS);
+    byte_pairs<CENTRE>(pairs[0], pairs[2], entries[0]);
+    byte_pairs<CENTRE>(pairs[1], pairs[3], entries[1]);
 #pragma unroll
     for (u32 i = 0; i < 4; i++) a[half][i] = mul_f16x2(pairs[i], i % 2 ? high_scale : low_scale);
   }

@@ -209,17 +209,30 @@ pub struct BuiltKernel {
     pub remarks: String,
 }
 
-/// Compiles every kernel for every given architecture into a folder that [`CudaConfig::kernels_dir`] may name.
+/// Kernels of an architecture that are compiled ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelSet {
+    All,
+    /// Those that no other architecture has.
+    Own,
+}
+
+/// Compiles kernels for every given architecture into a folder that [`CudaConfig::kernels_dir`] may name.
 pub fn build_kernels(
     architectures: &[Architecture],
+    set: KernelSet,
     folder: &Path,
     library_dirs: &[PathBuf],
 ) -> Result<Vec<BuiltKernel>, CudaError> {
     let nvrtc = Nvrtc::find(library_dirs)?;
-    let (all, hopper) = (kernel::catalog::all(), kernel::catalog::hopper());
+    let shared = match set {
+        KernelSet::All => kernel::catalog::all(),
+        KernelSet::Own => Vec::new(),
+    };
+    let hopper = kernel::catalog::hopper();
     let pairs = architectures.iter().flat_map(|a| {
         let own = if a.0 == "sm_90a" { &hopper[..] } else { &[] };
-        all.iter().chain(own).map(move |s| (a, s))
+        shared.iter().chain(own).map(move |s| (a, s))
     });
     let pairs: Vec<(&Architecture, &Specialization)> = pairs.collect();
     in_parallel(&pairs, |(architecture, wanted)| {

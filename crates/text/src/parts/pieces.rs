@@ -1,6 +1,6 @@
 //! The arguments of a call as JSON, piece by piece while the call is being written.
 //!
-//! Follows the notation that [`arguments`](super::arguments) reads, one character at a time, and writes no character that a later one
+//! Follows the notation that [`arguments`] reads, one character at a time, and writes no character that a later one
 //! could make wrong: strings between quote tokens go out as they come, everything else once it is complete. Whether the call is sound is
 //! not decided here: at its end it is read again, as a whole.
 

@@ -432,47 +432,51 @@ impl Lowering<'_> {
         }
     }
 
+    /// Whether all readers of a value are products whose own readers undo a factor per row: norms do.
+    fn product_takes_factor(&self, value: Value) -> bool {
+        let takes_factor = |value: Value| {
+            self.only_for(value, |op| match &op.work {
+                Work::ResidualNorm(n)
+                | Work::Product(Product {
+                    input: Prologue::ResidualNorm(n),
+                    ..
+                }) => {
+                    let branches = n.branches.as_ref();
+                    let x = branches.map_or(n.norm.x, |b| b.first.x);
+                    let second = branches.map(|b| b.second.x);
+                    x == value && n.residual != value && second != Some(value)
+                }
+                Work::Product(Product {
+                    input: Prologue::Norm(n),
+                    ..
+                }) => n.x == value,
+                Work::Step(Step::Norm { x, group, .. }) => {
+                    *x == value && *group == self.plan.columns(value)
+                }
+                _ => false,
+            })
+        };
+        self.only_for(value, |op| match &op.work {
+            Work::Product(p) => {
+                p.epilogue == Epilogue::Nothing && p.parts.iter().all(|p| takes_factor(p.out))
+            }
+            _ => false,
+        })
+    }
+
     /// `gelu(gate) * up` in the format of its one reader; `false` if that is not possible.
     fn geglu_pair(&mut self, op: &Op, product: &Product, out: Value, input: Materialized) -> bool {
+        const GATED: [&str; 4] = ["gated f16", "gated codes", "gated scales", "gated sums"];
         let Some(format) = self.sole_format(out) else {
             return false;
         };
-        const GATED: [&str; 4] = ["gated f16", "gated codes", "gated scales", "gated sums"];
         let columns = self.plan.columns(out);
         let packed = self.packed_pair(&product.parts);
         match (self.gemm_impl(&product.parts), format) {
             (gemm, ActivationFormat::F16 | ActivationFormat::F16Tiles)
                 if packed.is_some() || gemm == GemmImpl::CublasLt =>
             {
-                let takes_factor = |value: Value| {
-                    self.only_for(value, |op| match &op.work {
-                        Work::ResidualNorm(n)
-                        | Work::Product(Product {
-                            input: Prologue::ResidualNorm(n),
-                            ..
-                        }) => {
-                            let branches = n.branches.as_ref();
-                            let x = branches.map_or(n.norm.x, |b| b.first.x);
-                            let second = branches.map(|b| b.second.x);
-                            x == value && n.residual != value && second != Some(value)
-                        }
-                        Work::Product(Product {
-                            input: Prologue::Norm(n),
-                            ..
-                        }) => n.x == value,
-                        Work::Step(Step::Norm { x, group, .. }) => {
-                            *x == value && *group == self.plan.columns(value)
-                        }
-                        _ => false,
-                    })
-                };
-                let reader_takes = self.only_for(out, |op| match &op.work {
-                    Work::Product(p) => {
-                        p.epilogue == Epilogue::Nothing
-                            && p.parts.iter().all(|p| takes_factor(p.out))
-                    }
-                    _ => false,
-                });
+                let reader_takes = self.product_takes_factor(out);
                 if !reader_takes || columns > GELU_MAX_COLUMNS || input.factor.is_some() {
                     return false;
                 }

@@ -136,9 +136,12 @@ mod tests {
                 },
             );
             let held: Vec<u16> = table.get(out, held);
-            let index = |i: usize| match tiles {
-                true => tile_index(i / columns, i % columns),
-                false => i,
+            let index = |i: usize| {
+                if tiles {
+                    tile_index(i / columns, i % columns)
+                } else {
+                    i
+                }
             };
             let found: Vec<f32> = (0..padded_rows * columns)
                 .map(|i| f16_value(held[index(i)]))

@@ -182,15 +182,15 @@ pub(crate) struct GemmMediumScratch {
 /// each than eight, and leave more room for activations.
 fn ring(kernel: GemmMediumKernel, format: FragmentFormat, shared_bytes: usize) -> usize {
     use FragmentFormat::{K4, K5, K6, Q4, Q8, T3, T4};
-    match (kernel, format, shared_bytes >= LARGE_SHARED_BYTES) {
-        (GemmMediumKernel::Warpgroups, Q8, _) => 3,
-        (GemmMediumKernel::Warpgroups, K5 | K6 | T4, _) => 4,
-        (GemmMediumKernel::Warpgroups, Q4 | K4 | T3, _) => 5,
-        (GemmMediumKernel::Warps, Q8, true) => 4,
-        (GemmMediumKernel::Warps, K5 | K6 | T4, true) => 5,
-        (GemmMediumKernel::Warps, Q4 | K4 | T3, true) => 6,
-        (GemmMediumKernel::Warps, Q8, false) => 2,
-        (GemmMediumKernel::Warps, _, false) => 3,
+    let (warpgroups, large, small) = match format {
+        Q8 => (3, 4, 2),
+        K5 | K6 | T4 => (4, 5, 3),
+        Q4 | K4 | T3 => (5, 6, 3),
+    };
+    match kernel {
+        GemmMediumKernel::Warpgroups => warpgroups,
+        GemmMediumKernel::Warps if shared_bytes >= LARGE_SHARED_BYTES => large,
+        GemmMediumKernel::Warps => small,
     }
 }
 
@@ -389,9 +389,10 @@ fn specialization(
 
 /// Every specialization that lowering may choose, on Hopper or not.
 pub(crate) fn specializations(hopper: bool) -> Vec<Specialization> {
-    let (kernel, shared) = match hopper {
-        false => (GemmMediumKernel::Warps, &[0, LARGE_SHARED_BYTES][..]),
-        true => (GemmMediumKernel::Warpgroups, &[LARGE_SHARED_BYTES][..]),
+    let (kernel, shared) = if hopper {
+        (GemmMediumKernel::Warpgroups, &[LARGE_SHARED_BYTES][..])
+    } else {
+        (GemmMediumKernel::Warps, &[0, LARGE_SHARED_BYTES][..])
     };
     let mut all = Vec::new();
     for format in FragmentFormat::ALL {
