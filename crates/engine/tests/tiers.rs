@@ -5,7 +5,8 @@ use std::{path::Path, sync::Arc};
 
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{
-    Counts, DiskConfig, EngineConfig, EngineHandle, Event, ModelFacts, Namespace, Request,
+    Counts, DiskConfig, EngineConfig, EngineHandle, Event, MissReason, ModelFacts, Namespace,
+    Request,
 };
 use carat_gguf::QuantType;
 use carat_model::{
@@ -83,6 +84,7 @@ fn the_second_turn_of_a_long_conversation_computes_its_new_tokens_alone() {
     ask(&engine, &other);
     let (_, counts) = ask(&engine, second);
     assert_eq!(counts.cached_tokens, 0, "nobody kept it: {counts:?}");
+    assert_eq!(counts.miss, Some(MissReason::Evicted));
     drop(engine);
 
     let all = pages_of(CONTEXT);

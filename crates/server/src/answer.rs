@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use crate::{
-    cache::{self, CacheNote},
+    cache::{Asked, CacheNote},
     error::{ApiError, Kind},
     ids,
     metrics::Metrics,
@@ -87,8 +87,8 @@ pub(crate) struct Answer {
     /// On the list of requests under way.
     listed: Option<Listed>,
     cache: CacheNote,
-    /// Positions at which turns of the prompt begin, until that has been told.
-    turns: Vec<usize>,
+    /// The prompt that `cache` is told of.
+    asked: Asked,
     /// The model stays in memory until the answer has ended.
     _served: Use,
 }
@@ -148,7 +148,7 @@ impl Answer {
             generated: Arc::default(),
             listed: None,
             cache: cache.clone(),
-            turns: cache::turns(first.unwrap_or_default(), marks.turn_start),
+            asked: Asked::new(first.unwrap_or_default(), marks.turn_start),
             _served: served.clone(),
         };
         let mut before: Option<(Arc<[TokenId]>, RequestId)> = None;
@@ -289,7 +289,7 @@ impl Answer {
         choice.reader.read(event, &mut read);
         for event in read {
             match event {
-                ChatEvent::Started(counts) => self.cache.tell(counts, &self.turns),
+                ChatEvent::Started(counts) => self.cache.tell(counts, &self.asked),
                 ChatEvent::PromptToken(token) => choice.prompt.push(token),
                 ChatEvent::Token(token) => choice.token(token),
                 ChatEvent::Part(part) => {

@@ -129,8 +129,11 @@ where
         headers.insert("x-request-id", id.clone());
         headers.insert("request-id", id);
     }
-    if let Some(cache) = cache.header() {
-        headers.insert("x-carat-cache", cache);
+    if let Some(told) = cache.header() {
+        headers.insert("x-carat-cache", told);
+    }
+    if let Some(key) = cache.affinity_header() {
+        headers.insert("x-carat-prefix", key);
     }
     headers.insert(
         header::X_CONTENT_TYPE_OPTIONS,
@@ -143,7 +146,8 @@ where
     {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(header::VARY, HeaderValue::from_static("Origin"));
-        let exposed = "x-request-id, request-id, retry-after, x-carat-ignored, x-carat-cache";
+        let exposed =
+            "x-request-id, request-id, retry-after, x-carat-ignored, x-carat-cache, x-carat-prefix";
         headers.insert(
             header::ACCESS_CONTROL_EXPOSE_HEADERS,
             HeaderValue::from_static(exposed),

@@ -6,11 +6,12 @@ import { Markdown } from "./markdown.js";
 
 export const MISSES = {
 	disabled: "the prefix cache is off",
-	too_short: "too short to be cached",
-	no_match: "nothing cached begins like it",
+	too_short: "too short",
+	no_match: "nothing begins like it",
 	diverged: "it differs after that",
+	evicted: "it was given away",
 	sliding_evicted: "its last window was given away",
-	logprobs: "log-probabilities need it all",
+	logprobs: "logprobs need it all",
 	not_worth: "computing is faster",
 	restore_failed: "its file was damaged",
 };

@@ -3,10 +3,15 @@
 //! The shapes follow what chat clients send, so that saved conversations and tool files can be written by hand or taken
 //! from a request log: tools and calls may stand in OpenAI's `{"type": "function", "function": {…}}` wrapping or bare.
 
+pub(crate) mod exact;
 mod wire;
 
+pub use exact::deserialize_arguments;
+
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, value::RawValue};
 
 /// Speaker of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -117,29 +122,57 @@ impl Message {
 
 /// A call the model made.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Value")]
+#[serde(try_from = "Box<RawValue>")]
 pub struct ToolCall {
     /// Name by which a result refers to this call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// Tool that is called.
     pub name: String,
-    /// An object by name, or the text of one, as OpenAI clients send it.
+    /// An object by name, or the text of one, as OpenAI clients send it. Always the text where it holds an integer beyond 64 bits, of
+    /// which a value would keep no more than the first digits.
     pub arguments: Value,
 }
 
 impl ToolCall {
-    /// The arguments as an object where they are one or spell one, else as they are.
+    /// The arguments as an object where they are one or spell one, else as they are. Integers beyond 64 bits are floats in it, and
+    /// those beyond floats strings.
     pub fn parsed_arguments(&self) -> Value {
+        let parsed = self.parsed(None);
+        let parsed = parsed.or_else(|| self.parsed(Some("")));
+        parsed.unwrap_or_else(|| self.arguments.clone())
+    }
+
+    /// The arguments as an object, if they are one or spell one; with a mark, large integers in their text become strings.
+    fn parsed(&self, mark: Option<&str>) -> Option<Value> {
         match &self.arguments {
-            Value::Null => Value::Object(Map::new()),
-            Value::String(text) if text.trim().is_empty() => Value::Object(Map::new()),
-            Value::String(text) => match serde_json::from_str(text) {
-                Ok(object @ Value::Object(_)) => object,
-                _ => self.arguments.clone(),
-            },
-            other => other.clone(),
+            Value::Null => Some(Value::Object(Map::new())),
+            Value::String(text) if text.trim().is_empty() => Some(Value::Object(Map::new())),
+            Value::String(text) => {
+                let json = mark.map_or(Cow::Borrowed(text.as_str()), |m| exact::marked(text, m));
+                serde_json::from_str(&json).ok().filter(Value::is_object)
+            }
+            other => Some(other.clone()),
         }
+    }
+
+    /// The arguments as JSON, with every digit of their integers.
+    pub fn arguments_json(&self) -> String {
+        match &self.arguments {
+            Value::String(text) if self.holds_large_integers() => text.clone(),
+            _ => self.parsed_arguments().to_string(),
+        }
+    }
+
+    /// Whether the arguments are text for the sake of an integer beyond 64 bits.
+    pub fn holds_large_integers(&self) -> bool {
+        matches!(&self.arguments, Value::String(text) if exact::holds_large(text))
+    }
+
+    /// The arguments like [`ToolCall::parsed_arguments`], with marked strings for integers beyond 64 bits.
+    pub(crate) fn marked_arguments(&self, mark: char) -> Value {
+        let marked = self.parsed(Some(&mark.to_string()));
+        marked.unwrap_or_else(|| self.arguments.clone())
     }
 }
 
@@ -237,6 +270,32 @@ mod tests {
         let text = r#"{"name": "f", "arguments": {"x": 2.9393722140683574}}"#;
         let call: ToolCall = serde_json::from_str(text).unwrap();
         assert_eq!(call.arguments.to_string(), r#"{"x":2.9393722140683574}"#);
+    }
+
+    #[test]
+    fn integers_beyond_64_bits_keep_every_digit() {
+        let arguments = r#"{"n": 12345678901234567890123, "s": "99999999999999999999"}"#;
+        for text in [
+            format!(r#"{{"name": "f", "arguments": {arguments}}}"#),
+            format!(r#"{{"function": {{"name": "f", "arguments": {arguments}}}}}"#),
+            format!(
+                r#"{{"name": "f", "arguments": {}}}"#,
+                Value::from(arguments)
+            ),
+        ] {
+            let call: ToolCall = serde_json::from_str(&text).unwrap();
+            assert_eq!(call.arguments_json(), arguments);
+            let parsed = call.parsed_arguments();
+            assert_eq!(parsed["n"], 12345678901234567890123_f64);
+            assert_eq!(parsed["s"], "99999999999999999999");
+            // As it is saved and read again.
+            let saved = serde_json::to_string(&call).unwrap();
+            assert_eq!(serde_json::from_str::<ToolCall>(&saved).unwrap(), call);
+        }
+        let digits = format!("1{}", "0".repeat(400));
+        let text = format!(r#"{{"name": "f", "arguments": {{"n": {digits}}}}}"#);
+        let call: ToolCall = serde_json::from_str(&text).unwrap();
+        assert_eq!(call.parsed_arguments()["n"], digits);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Templates differ between model sizes and dates, and the model was trained with its own; so the file's template
 //! decides, and the built-in one stands in only where a file has none. What is done here is to hand the conversation
 //! over in the form each template generation expects (`context`), to give templates the few Python functions they use
-//! (`python`), and to keep text of users apart from the template's marks (`guard`).
+//! (`python`), and to keep text of users apart from the template's marks (`guard`), and integers whole (`integers`).
 //!
 //! A file can come from anyone, so its template is a program nobody has read. It gets so many steps and so many bytes
 //! (`limits`), counted by a meter (`meter`) that is called from its compiled code (`instrument`, `checks`, `slice`) and
@@ -16,6 +16,7 @@ mod context;
 mod date;
 mod guard;
 mod instrument;
+mod integers;
 mod limits;
 mod meter;
 mod price;
@@ -33,12 +34,14 @@ use carat_gguf::Metadata;
 use minijinja::{
     AutoEscape, Environment, ErrorKind, Value, machinery, syntax::SyntaxConfig, value::Serde,
 };
+use serde_json::Map;
 
 use self::{
     context::{Habits, context},
-    guard::Guard,
+    guard::{Guard, unused_characters},
+    integers::Unmarked,
 };
-use crate::{Message, TextError, Tool, Vocab};
+use crate::{Message, TextError, Tool, ToolCall, Vocab};
 
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 const EOS_TEXT: &str = "<eos>";
@@ -123,7 +126,7 @@ impl ChatTemplate {
         options: &RenderOptions,
     ) -> Result<Rendered, TextError> {
         let limits = TemplateLimits::for_conversation(messages, tools)?;
-        let mut context = context(messages, tools, self.habits);
+        let (mut context, mark) = self.context(messages, tools)?;
         let guard = Guard::for_strings_of(&context)?;
         if let Some(guard) = &guard {
             guard.apply(&mut context);
@@ -140,7 +143,13 @@ impl ChatTemplate {
             context.insert(python::UNIX_TIME.to_owned(), unix_time.into());
         }
         let mut text = self
-            .run(Value::from(Serde(&context)), &limits)
+            .run(
+                Value::from(Serde(Unmarked {
+                    context: &context,
+                    mark,
+                })),
+                &limits,
+            )
             .map_err(|error| render_error(error, &limits))?;
         if text.len() > limits.output_bytes {
             return Err(TextError::TemplateExcess {
@@ -158,6 +167,22 @@ impl ChatTemplate {
             }
         }
         Ok(Rendered::new(text, guard))
+    }
+
+    /// The conversation, and the mark of integers beyond 64 bits if there are such in it.
+    fn context(
+        &self,
+        messages: &[Message],
+        tools: &[Tool],
+    ) -> Result<(Map<String, serde_json::Value>, Option<char>), TextError> {
+        let plain = context(messages, tools, self.habits, None);
+        let mut calls = messages.iter().flat_map(|message| &message.tool_calls);
+        if !calls.any(ToolCall::holds_large_integers) {
+            return Ok((plain, None));
+        }
+        let [mark] = unused_characters(&plain)?;
+        let marked = context(messages, tools, self.habits, Some(mark));
+        Ok((marked, Some(mark)))
     }
 
     fn run(&self, context: Value, limits: &TemplateLimits) -> Result<String, minijinja::Error> {

@@ -37,10 +37,12 @@ pub enum MissReason {
     Disabled,
     /// No complete page stands before the last token, which is always computed: its logits are needed.
     TooShort,
-    /// No cached prompt begins like this one, or none does any more.
+    /// No cached prompt begins like this one, as far back as is remembered.
     NoMatch,
     /// The cached prompts that begin like this one then go on otherwise.
     Diverged,
+    /// More of the prompt was known, but its pages were given away, and no tier has kept them.
+    Evicted,
     /// More of the prompt is known to the full-attention layers, but the sliding-window layers have lost the window
     /// there.
     SlidingEvicted,
@@ -229,11 +231,13 @@ impl Kv {
         };
         let most = content.tokens.len().saturating_sub(1) / PAGE_TOKENS;
         let prefix = content.first(most);
+        let mut last = Parent::Root(content.salt);
         // Of the blocks walked, those from here on all have a sliding page.
         let mut unbroken = 0;
         let (mut unheld, mut in_host) = (0, 0);
         for block in self.index.walk(prefix) {
             found.matched += 1;
+            last = Parent::Block(block.id);
             let page = block.places.full.device;
             unheld += usize::from(page.is_none_or(|page| !self.pools.full.is_held(page)));
             in_host += usize::from(page.is_none());
@@ -252,18 +256,20 @@ impl Kv {
         }
         found.miss = if most == 0 {
             Some(MissReason::TooShort)
-        } else if found.matched == 0 {
-            Some(MissReason::NoMatch)
         } else if found.reusable < found.matched {
             let boundary = found.matched * PAGE_TOKENS;
             match content.span_across(boundary) {
                 Some(_) => Some(MissReason::MediaCut),
                 None => Some(MissReason::SlidingEvicted),
             }
-        } else if found.matched < most {
-            Some(MissReason::Diverged)
-        } else {
+        } else if found.matched == most {
             None
+        } else if self.index.was_known(last, &content, found.matched) {
+            Some(MissReason::Evicted)
+        } else if found.matched == 0 {
+            Some(MissReason::NoMatch)
+        } else {
+            Some(MissReason::Diverged)
         };
         found
     }

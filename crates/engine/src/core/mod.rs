@@ -5,6 +5,7 @@
 mod chain;
 mod constraint;
 mod draft;
+mod forgotten;
 mod kv;
 mod masks;
 mod media;

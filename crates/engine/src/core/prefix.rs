@@ -8,13 +8,15 @@
 //! has a tree of its own.
 //!
 //! A block's KV is in *places*, on the device and in host memory, of each group of layers. It lives as long as its KV of full attention
-//! is in one of them. Its sliding-window KV may be lost before, because the groups run out separately.
+//! is in one of them. Its sliding-window KV may be lost before, because the groups run out separately. Of blocks that are gone a digest is
+//! remembered for a while, to tell a prompt that was cached from one that never was.
 
 use carat_model::kv::{HostPageId, KvGroup, PAGE_TOKENS, PageId, PerGroup};
 use rustc_hash::FxHashMap;
 
 use super::{
     chain::{BlockContents, ChainKey},
+    forgotten::Forgotten,
     media::Content,
 };
 
@@ -94,6 +96,7 @@ pub(crate) struct PrefixIndex {
     on_device: PerGroup<Vec<Option<Slot>>>,
     in_host: PerGroup<Vec<Option<Slot>>>,
     last: u64,
+    forgotten: Forgotten,
 }
 
 impl PrefixIndex {
@@ -105,6 +108,7 @@ impl PrefixIndex {
             on_device: pages.map(|count| vec![None; count]),
             in_host: host_pages.map(|count| vec![None; count]),
             last: 0,
+            forgotten: Forgotten::default(),
         }
     }
 
@@ -193,6 +197,14 @@ impl PrefixIndex {
         debug_assert!(places.full.is_nowhere() && places.sliding.is_nowhere());
         self.slots.remove(&node.key);
         self.free.push(slot);
+        self.forgotten.insert(node.chain);
+    }
+
+    /// Whether the block at a place of `content`, which is not there, once was. Asked after a walk has ended: it costs a digest.
+    pub(crate) fn was_known(&self, parent: Parent, content: &Content<'_>, place: usize) -> bool {
+        let contents = BlockContents::new(content, place);
+        let chain = self.chain_of(parent).then(&contents);
+        self.forgotten.contains(chain)
     }
 
     /// The digest of everything up to the end of what stands before a block.

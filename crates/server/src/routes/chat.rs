@@ -17,6 +17,7 @@ use crate::{
     ask::{self, Ask, Prompt, SamplingAsk},
     attend::Sign,
     body::Body,
+    cache::{self, CacheNote},
     error::{ApiError, Dialect},
     http::Call,
     ids,
@@ -386,6 +387,7 @@ pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> 
     let extras = Extras {
         explain,
         seed: answer.seed,
+        cache: call.cache.clone(),
     };
     let mut response = if streams {
         let encoder = Chunks {
@@ -432,6 +434,7 @@ struct Head {
 struct Extras {
     explain: bool,
     seed: u64,
+    cache: CacheNote,
 }
 
 /// Streams by OpenAI's chunks.
@@ -554,7 +557,8 @@ impl Encoder for Chunks {
                 let mut chunk = self.chunk(&json!([last]));
                 chunk["timings"] = timings(&finished.usage);
                 let state = &mut self.choices[choice];
-                if let Some(more) = carat(&self.extras, &finished, &state.invalid) {
+                if let Some(more) = carat(&self.extras, &finished, &state.invalid, &self.tokenizer)
+                {
                     chunk["carat"] = more;
                 }
                 state.finished = Some(finished);
@@ -626,7 +630,7 @@ fn whole(head: &Head, choices: &[Collected], extras: &Extras, tokenizer: &Tokeni
             .flat_map(|c| &c.invalid_calls)
             .map(|call| json!({ "text": call.raw, "error": call.error.to_string() }))
             .collect();
-        if let Some(more) = carat(extras, &first.finished, &invalid) {
+        if let Some(more) = carat(extras, &first.finished, &invalid, tokenizer) {
             answer["carat"] = more;
         }
     }
@@ -635,7 +639,7 @@ fn whole(head: &Head, choices: &[Collected], extras: &Extras, tokenizer: &Tokeni
 
 /// Arguments as the text that OpenAI's clients expect.
 pub(super) fn arguments(call: &ToolCall) -> String {
-    call.parsed_arguments().to_string()
+    call.arguments_json()
 }
 
 pub(super) fn finish_reason(finished: &Finished) -> &'static str {
@@ -704,7 +708,12 @@ pub(super) fn timings(usage: &Usage) -> Value {
 }
 
 /// Fields that only this server has: if asked, and where something would be lost otherwise.
-fn carat(extras: &Extras, finished: &Finished, invalid: &[Value]) -> Option<Value> {
+fn carat(
+    extras: &Extras,
+    finished: &Finished,
+    invalid: &[Value],
+    tokenizer: &Tokenizer,
+) -> Option<Value> {
     let mut more = Map::new();
     if !invalid.is_empty() {
         more.insert("invalid_calls".to_owned(), invalid.into());
@@ -712,7 +721,8 @@ fn carat(extras: &Extras, finished: &Finished, invalid: &[Value]) -> Option<Valu
     if extras.explain {
         let counts = &finished.usage.counts;
         more.insert("seed".to_owned(), extras.seed.into());
-        more.insert("cache".to_owned(), crate::cache::explained(counts));
+        let cache = cache::explained(counts, &extras.cache, tokenizer);
+        more.insert("cache".to_owned(), cache);
         more.insert(
             "queue_ms".to_owned(),
             (finished.usage.queue.as_secs_f64() * 1e3).into(),

@@ -13,7 +13,10 @@ use http::Response;
 use serde_json::{Value, json};
 
 use self::convert::MessagesRequest;
-use super::chat;
+use super::{
+    chat,
+    raw::{self, WithRaw},
+};
 use crate::{
     answer::{Finished, Output},
     ask::Prompt,
@@ -54,7 +57,10 @@ pub(super) async fn create(call: Call) -> Result<Response<Body>, ApiError> {
         stream::stream(&call.app, answer, encoder).await?
     } else {
         stream::drive(answer, &mut encoder).await?;
-        Body::json(&encoder.message())
+        Body::json(&WithRaw {
+            value: &encoder.message(),
+            key: "input",
+        })
     };
     chat::note(&mut response, &notes);
     Ok(response)
@@ -215,7 +221,7 @@ impl Events {
             self.call_input(&chat::arguments(call), out);
         }
         if let Some(Open::Call(block)) = &mut self.open {
-            block["input"] = call.parsed_arguments();
+            block["input"] = raw::arguments(call);
         }
         self.close(out);
     }

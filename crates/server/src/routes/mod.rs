@@ -6,6 +6,7 @@ mod health;
 mod messages;
 mod models;
 mod ollama;
+mod raw;
 mod responses;
 #[cfg(test)]
 mod samples;

@@ -14,7 +14,11 @@ use serde_json::{Map, Value, json};
 
 use self::convert::{ChatRequest, GenerateRequest};
 pub(super) use self::models::{ps, show, tags, version};
-use super::{chat as openai, models::rfc3339};
+use super::{
+    chat as openai,
+    models::rfc3339,
+    raw::{self, WithRaw},
+};
 use crate::{
     answer::{Finished, Output},
     ask::Ask,
@@ -68,7 +72,7 @@ async fn answer(
     } else {
         let choices = stream::collect(answer).await?;
         let whole = choices.first().map(|choice| lines.whole(choice));
-        Body::json(&whole)
+        Body::json(&whole.as_ref().map(with_raw))
     };
     openai::note(&mut response, &notes);
     Ok(response)
@@ -131,7 +135,7 @@ impl Lines {
             let calls = calls.iter().map(|call| {
                 json!({
                     "id": call.id,
-                    "function": { "name": call.name, "arguments": call.parsed_arguments() },
+                    "function": { "name": call.name, "arguments": raw::arguments(call) },
                 })
             });
             said.insert("tool_calls".to_owned(), calls.collect());
@@ -145,7 +149,8 @@ impl Lines {
     }
 
     fn write(&self, content: &str, thinking: &str, calls: &[ToolCall], out: &mut Vec<u8>) {
-        stream::line(out, &self.line(content, thinking, calls));
+        let line = self.line(content, thinking, calls);
+        stream::line(out, &with_raw(&line));
     }
 
     /// Makes a line the last, with what it all took.
@@ -209,6 +214,14 @@ impl Encoder for Lines {
     /// A line that says nothing: there are no comments, and clients take every line for JSON.
     fn ping(&mut self, out: &mut Vec<u8>) {
         self.write("", "", &[], out);
+    }
+}
+
+/// A line in which the text of arguments is part of the JSON.
+fn with_raw(line: &Value) -> WithRaw<'_> {
+    WithRaw {
+        value: line,
+        key: "arguments",
     }
 }
 

@@ -1,7 +1,7 @@
 //! Wire types that several dialects share: messages, tools, stop strings, thinking.
 
 use carat_grammar::{Format, ToolChoice};
-use carat_text::{Message, Role, Tool, ToolCall};
+use carat_text::{Message, Role, Tool, ToolCall, chat::deserialize_arguments};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -58,7 +58,7 @@ struct WireCall {
 #[derive(Clone, Debug, Deserialize)]
 struct WireFunction {
     name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "deserialize_arguments")]
     arguments: Value,
 }
 

@@ -59,6 +59,8 @@ async fn the_head_says_what_was_cached_of_the_prompt_and_why_not_more() {
     let prompt = first.json()["usage"]["prompt_tokens"].as_u64().unwrap();
     let told = first.headers["x-carat-cache"].to_str().unwrap();
     assert_eq!(told, format!("0/{prompt}; miss=no_match; at=0; turn=0"));
+    let key = first.headers["x-carat-prefix"].to_str().unwrap();
+    assert!(key.len() == 16 && key.bytes().all(|byte| byte.is_ascii_hexdigit()));
     // A stream's head comes with its first token, and knows.
     let owl = "The red fox likes the wood. ".repeat(10) + &"The blue owl sleeps. ".repeat(20);
     let other = chat(&owl, json!({"max_tokens": 1, "stream": true}));
@@ -76,6 +78,24 @@ async fn the_head_says_what_was_cached_of_the_prompt_and_why_not_more() {
     let cache = &again["carat"]["cache"];
     assert_eq!((&cache["miss"], &cache["at"]), (&Value::Null, &Value::Null));
     assert_eq!(cache["from"]["device"], cache["cached"]);
+    let text = "The red fox likes the wood. ".repeat(10) + &"A green frog jumps far. ".repeat(20);
+    let other = chat(&text, json!({"max_tokens": 1, "explain": true}));
+    let other = post(&app, CHAT, other).await.json();
+    let cache = &other["carat"]["cache"];
+    assert_eq!(
+        (&cache["miss"], &cache["turn"]),
+        (&json!("diverged"), &json!(0))
+    );
+    let (before, after) = (
+        cache["before"].as_str().unwrap(),
+        cache["after"].as_str().unwrap(),
+    );
+    assert!(
+        before.len() == 40 && before.contains("fox likes the wood."),
+        "{cache}"
+    );
+    assert!(after.len() == 40, "{cache}");
+    assert!(text.contains(&format!("{before}{after}")), "{cache}");
 }
 
 #[tokio::test]

@@ -4,9 +4,9 @@
 //! expected.
 
 use serde::{Deserialize, Deserializer};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, value::RawValue};
 
-use super::{Message, Role, Tool, ToolCall, ToolResponse};
+use super::{Message, Role, Tool, ToolCall, ToolResponse, exact};
 
 /// A message with every name that its fields go by.
 #[derive(Deserialize)]
@@ -176,6 +176,41 @@ fn check_schema(schema: &Value) -> Result<(), String> {
         }
     }
     schema.get("items").map_or(Ok(()), check_schema)
+}
+
+/// The arguments of a call as they are written, wrapped or bare.
+#[derive(Deserialize)]
+struct ArgumentsForm<'a> {
+    #[serde(borrow)]
+    arguments: Option<&'a RawValue>,
+    #[serde(borrow)]
+    function: Option<Box<ArgumentsForm<'a>>>,
+}
+
+impl TryFrom<Box<RawValue>> for ToolCall {
+    type Error = String;
+
+    fn try_from(raw: Box<RawValue>) -> Result<ToolCall, String> {
+        let json = raw.get();
+        let said = |error: serde_json::Error| error.to_string();
+        if !exact::holds_large(json) {
+            return serde_json::from_str::<Value>(json)
+                .map_err(said)?
+                .try_into();
+        }
+        // Large integers as strings: the rest is read, and what is wrong with it said, as always.
+        let value: Value = serde_json::from_str(&exact::marked(json, "")).map_err(said)?;
+        let mut call = ToolCall::try_from(value)?;
+        let form: ArgumentsForm<'_> = serde_json::from_str(json).map_err(said)?;
+        let arguments = match form.function {
+            Some(function) => function.arguments,
+            None => form.arguments,
+        };
+        if let Some(arguments) = arguments {
+            call.arguments = exact::from_text(arguments.get()).map_err(said)?;
+        }
+        Ok(call)
+    }
 }
 
 impl TryFrom<Value> for ToolCall {

@@ -6,7 +6,8 @@
 
 use serde_json::{Map, Number, Value};
 
-use crate::ToolCall;
+use super::pieces;
+use crate::{ToolCall, chat::exact};
 
 /// Deeper than any schema, and far from what recursion can bear.
 pub(super) const DEEPEST: usize = 64;
@@ -72,6 +73,7 @@ pub(super) fn parse(segments: &[String]) -> Result<ToolCall, CallError> {
         tool: name.trim(),
         rest: &called[name.len()..],
         segments: segments.get(1..).unwrap_or_default(),
+        has_large: false,
     };
     let arguments = reader.object(0)?;
     reader.skip_space();
@@ -79,7 +81,11 @@ pub(super) fn parse(segments: &[String]) -> Result<ToolCall, CallError> {
         Next::End => Ok(ToolCall {
             id: None,
             name: name.trim().to_owned(),
-            arguments,
+            arguments: if reader.has_large {
+                Value::String(pieces::json(segments))
+            } else {
+                arguments
+            },
         }),
         _ => Err(reader.unexpected("the end")),
     }
@@ -99,6 +105,8 @@ struct Reader<'a> {
     rest: &'a str,
     /// Those after it; before each stands a quote.
     segments: &'a [String],
+    /// An integer came that no value can hold.
+    has_large: bool,
 }
 
 impl<'a> Reader<'a> {
@@ -247,10 +255,18 @@ impl<'a> Reader<'a> {
 
     fn literal(&mut self) -> Result<Value, CallError> {
         let text = self.word(|c| !is_of_literal(c));
-        literal(text).ok_or_else(|| CallError::Word {
-            tool: self.tool.to_owned(),
-            text: text.to_owned(),
-        })
+        match literal(text) {
+            Some(Literal::Value(value)) => Ok(value),
+            Some(Literal::Large) => {
+                // Nobody sees this: the arguments will be text.
+                self.has_large = true;
+                Ok(Value::Null)
+            }
+            None => Err(CallError::Word {
+                tool: self.tool.to_owned(),
+                text: text.to_owned(),
+            }),
+        }
     }
 }
 
@@ -262,15 +278,24 @@ pub(super) fn is_of_literal(character: char) -> bool {
     character.is_ascii_alphanumeric() || matches!(character, '-' | '+' | '.')
 }
 
+/// A number or a word.
+pub(super) enum Literal {
+    Value(Value),
+    /// An integer beyond 64 bits: the text itself is its JSON.
+    Large,
+}
+
 /// A number, or one of the words that are values.
-pub(super) fn literal(text: &str) -> Option<Value> {
-    match text {
+pub(super) fn literal(text: &str) -> Option<Literal> {
+    let value = match text {
         // Templates are Python, and write what they have of these in its spelling.
-        "true" | "True" => Some(Value::Bool(true)),
-        "false" | "False" => Some(Value::Bool(false)),
-        "null" | "None" => Some(Value::Null),
-        _ => serde_json::from_str::<Number>(text).ok().map(Value::Number),
-    }
+        "true" | "True" => Value::Bool(true),
+        "false" | "False" => Value::Bool(false),
+        "null" | "None" => Value::Null,
+        large if exact::is_large(large) => return Some(Literal::Large),
+        _ => serde_json::from_str::<Number>(text).ok()?.into(),
+    };
+    Some(Literal::Value(value))
 }
 
 /// A string in plain quotes, which are its first and last character.

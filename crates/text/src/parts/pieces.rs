@@ -8,7 +8,7 @@ use std::mem;
 
 use serde_json::Value;
 
-use super::arguments::{self, DEEPEST};
+use super::arguments::{self, DEEPEST, Literal};
 
 /// A call under way.
 #[derive(Clone, Debug)]
@@ -225,14 +225,32 @@ impl CallPieces {
     }
 
     fn literal(&mut self, json: &mut String) {
-        self.state = match arguments::literal(&mem::take(&mut self.word)) {
-            Some(value) => {
+        let word = mem::take(&mut self.word);
+        self.state = match arguments::literal(&word) {
+            Some(Literal::Value(value)) => {
                 json.push_str(&value.to_string());
+                State::After
+            }
+            Some(Literal::Large) => {
+                json.push_str(&word);
                 State::After
             }
             None => State::Done,
         };
     }
+}
+
+/// The arguments of a sound call as JSON, from the texts between one quote token and the next.
+pub(super) fn json(segments: &[String]) -> String {
+    let mut pieces = CallPieces::new();
+    let mut json = String::new();
+    for (place, segment) in segments.iter().enumerate() {
+        if place > 0 {
+            pieces.quote(&mut json);
+        }
+        pieces.text(segment, &mut json);
+    }
+    json
 }
 
 /// A string as JSON writes it.

@@ -56,7 +56,7 @@ fn check_pieces(mut parser: PartsParser, ids: &[TokenId], whole: &Reply) {
             Part::ToolCall(call) => match open.take() {
                 Some((name, json)) => {
                     assert_eq!(name, call.name);
-                    let read: Value = serde_json::from_str(&json).expect(&json);
+                    let read = crate::chat::exact::from_text(&json).expect(&json);
                     assert_eq!(read, call.arguments, "{json}");
                 }
                 None => assert!(begun_by_the_prompt, "{call:?} had no pieces"),
@@ -158,6 +158,26 @@ fn values_in_pythons_spelling_are_read() {
     assert_eq!(
         arguments("{a:None,b:True,c:[False,null],d:2.9393722140683574}"),
         json!({"a": null, "b": true, "c": [false, null], "d": 2.9393722140683574})
+    );
+}
+
+#[test]
+fn integers_beyond_64_bits_keep_every_digit() {
+    let large =
+        "{a:12345678901234567890123,b:[-99999999999999999999,1.5],<|\"|>c<|\"|>:<|\"|>\"x\"<|\"|>}";
+    assert_eq!(
+        arguments(large),
+        Value::from(r#"{"a":12345678901234567890123,"b":[-99999999999999999999,1.5],"c":"\"x\""}"#)
+    );
+    let longest = "9".repeat(400);
+    assert_eq!(
+        arguments(&format!("{{a:{longest}}}")),
+        Value::from(format!(r#"{{"a":{longest}}}"#))
+    );
+    // The largest that a value holds.
+    assert_eq!(
+        arguments("{a:18446744073709551615,b:-9223372036854775808}"),
+        json!({"a": u64::MAX, "b": i64::MIN})
     );
 }
 

@@ -38,9 +38,15 @@ impl Habits {
     }
 }
 
-/// The variables `messages` and `tools`.
-pub(super) fn context(messages: &[Message], tools: &[Tool], habits: Habits) -> Map<String, Value> {
-    let mut messages = message_values(messages, habits);
+/// The variables `messages` and `tools`. With a mark, integers beyond 64 bits in the arguments of calls are strings of it and their
+/// digits.
+pub(super) fn context(
+    messages: &[Message],
+    tools: &[Tool],
+    habits: Habits,
+    mark: Option<char>,
+) -> Map<String, Value> {
+    let mut messages = message_values(messages, habits, mark);
     if habits.folded_results {
         messages = fold_results(messages);
     }
@@ -57,7 +63,11 @@ pub(super) fn context(messages: &[Message], tools: &[Tool], habits: Habits) -> M
     ])
 }
 
-fn message_values(messages: &[Message], habits: Habits) -> Vec<Map<String, Value>> {
+fn message_values(
+    messages: &[Message],
+    habits: Habits,
+    mark: Option<char>,
+) -> Vec<Map<String, Value>> {
     let mut open_calls = OpenCalls::default();
     messages
         .iter()
@@ -83,7 +93,7 @@ fn message_values(messages: &[Message], habits: Habits) -> Vec<Map<String, Value
                         open_calls = OpenCalls::of(index, &message.tool_calls);
                         value.insert(
                             "tool_calls".to_owned(),
-                            open_calls.values(&message.tool_calls),
+                            open_calls.values(&message.tool_calls, mark),
                         );
                     }
                     if !message.tool_responses.is_empty() {
@@ -166,12 +176,16 @@ impl OpenCalls {
         }
     }
 
-    fn values(&self, calls: &[ToolCall]) -> Value {
+    fn values(&self, calls: &[ToolCall], mark: Option<char>) -> Value {
         let value = |((id, name), call): (&(String, String), &ToolCall)| {
+            let arguments = match mark {
+                Some(mark) => call.marked_arguments(mark),
+                None => call.parsed_arguments(),
+            };
             json!({
                 "id": id,
                 "type": "function",
-                "function": {"name": name, "arguments": call.parsed_arguments()},
+                "function": {"name": name, "arguments": arguments},
             })
         };
         self.calls.iter().zip(calls).map(value).collect()

@@ -28,25 +28,14 @@ impl Guard {
     /// A guard for everything in the context; `None` where there is nothing to guard against.
     pub(crate) fn for_strings_of(context: &Map<String, Value>) -> Result<Option<Guard>, TextError> {
         let mut needed = false;
-        let mut taken = HashSet::new();
-        let mut look = |text: &str| {
-            needed |= text.contains(['<', '>']);
-            taken.extend(text.chars().filter(|c| is_private_use(*c)));
-        };
         for value in context.values() {
-            visit_strings(value, &mut look);
+            visit_strings(value, &mut |text| needed |= text.contains(['<', '>']));
         }
         if !needed {
             return Ok(None);
         }
-        let mut free = ('\u{E000}'..='\u{F8FF}')
-            .chain('\u{F0000}'..='\u{FFFFD}')
-            .chain('\u{100000}'..='\u{10FFFD}')
-            .filter(|c| !taken.contains(c));
-        match (free.next(), free.next()) {
-            (Some(open), Some(close)) => Ok(Some(Guard { open, close })),
-            _ => Err(TextError::NoGuardCharacter),
-        }
+        let [open, close] = unused_characters(context)?;
+        Ok(Some(Guard { open, close }))
     }
 
     /// The character that stands for `<`, then the one that stands for `>`.
@@ -126,6 +115,24 @@ fn replace(text: &str, pairs: [(char, char); 2]) -> Cow<'_, str> {
             .map_or(c, |(_, to)| *to)
     };
     Cow::Owned(text.chars().map(put).collect())
+}
+
+/// Private-use characters that occur nowhere in the context.
+pub(super) fn unused_characters<const COUNT: usize>(
+    context: &Map<String, Value>,
+) -> Result<[char; COUNT], TextError> {
+    let mut taken = HashSet::new();
+    for value in context.values() {
+        visit_strings(value, &mut |text| {
+            taken.extend(text.chars().filter(|c| is_private_use(*c)));
+        });
+    }
+    let free = ('\u{E000}'..='\u{F8FF}')
+        .chain('\u{F0000}'..='\u{FFFFD}')
+        .chain('\u{100000}'..='\u{10FFFD}')
+        .filter(|c| !taken.contains(c));
+    let unused: Vec<char> = free.take(COUNT).collect();
+    unused.try_into().map_err(|_| TextError::NoGuardCharacter)
 }
 
 fn is_private_use(character: char) -> bool {

@@ -12,7 +12,7 @@ use minijinja::{
     value::{DynObject, Enumerator, Object, ObjectRepr, ValueKind},
 };
 
-use super::slice::View;
+use super::{integers::Digits, slice::View};
 
 /// Price of a value that is visited, and of a place in a list.
 pub(super) const NODE: u64 = 32;
@@ -89,7 +89,10 @@ impl Meter {
         }
         let mut printed = NUMBER;
         match object.repr() {
-            ObjectRepr::Plain => {}
+            ObjectRepr::Plain => {
+                let digits = object.downcast_ref::<Digits>().map_or(0, Digits::len);
+                printed += digits as u64;
+            }
             ObjectRepr::Map => {
                 for (key, item) in object.try_iter_pairs().into_iter().flatten() {
                     let pair = self.walk_at(&key, depth + 1)? + self.walk_at(&item, depth + 1)?;

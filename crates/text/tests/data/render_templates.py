@@ -3,7 +3,7 @@
 Usage: python3 render_templates.py            (writes beside itself; jinja2 3.1 is needed, nothing else)
 
 The same seed gives the same file. Conversations use all that the templates read: rules, tools with nested schemas and
-declared results, content in parts, thoughts, calls with arguments of every kind, results as messages and on the message that
+declared results, content in parts, thoughts, calls with arguments of every kind, integers of any length among them, results as messages and on the message that
 asked, text that looks like control tokens. Three things are left out because the program means to differ from the templates
 there: arguments as JSON text, which are parsed first; lists of types in schemas, which templates cannot write; and results as
 messages in a template that does not know them, which are moved to the message that asked.
@@ -25,6 +25,7 @@ TEMPLATES = {
 CONVERSATIONS = 240
 EMPTY_THOUGHT = "<|channel>thought\n<channel|>"
 pick = random.Random(20261116)
+widen = random.Random(20261117)
 
 WORDS = [
     "fox", "Home", " snow", "é", "Straße", "Жук", "я", "漢字", "🦊", "a<b", "c>d", "<|turn>", "<turn|>", "<|\"|>", "<eos>",
@@ -64,6 +65,17 @@ def value(depth=0):
 
 def arguments():
     return {key: value() for key in pick.sample(KEYS, pick.randint(0, 5))}
+
+
+def widened(value):
+    """The same with integers beyond 64 bits here and there."""
+    if isinstance(value, dict):
+        return {key: widened(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [widened(one) for one in value]
+    if isinstance(value, int) and not isinstance(value, bool) and widen.random() < 0.4:
+        return widen.choice([2**64, -(2**63) - 1, 12345678901234567890123, 2**128 - 1, -(2**127), 2**128, -(10**60) - 7, 10**400 + 1])
+    return value
 
 
 def schema(depth=0):
@@ -111,7 +123,7 @@ def answer(messages, number):
     if pick.random() < 0.5:
         return
     calls = [
-        {"id": f"c{number}_{n}", "type": "function", "function": {"name": word(), "arguments": arguments()}}
+        {"id": f"c{number}_{n}", "type": "function", "function": {"name": word(), "arguments": widened(arguments())}}
         for n in range(pick.randint(1, 3))
     ]
     message["tool_calls"] = calls

@@ -205,7 +205,20 @@ fn the_deepest_block_is_evicted_first() {
     let mut kv = kv(None, 4, 0);
     compute_and_release(&mut kv, &text(1, 128));
     compute_and_release(&mut kv, &text(2, 40));
-    assert_eq!(found(&kv, &text(1, 128)), (64, Some(MissReason::Diverged)));
+    assert_eq!(found(&kv, &text(1, 128)), (64, Some(MissReason::Evicted)));
+    // Nobody has asked for this beyond the same two pages.
+    let branch = [text(1, 64), text(3, 64)].concat();
+    assert_eq!(found(&kv, &branch), (64, Some(MissReason::Diverged)));
+    compute_and_release(&mut kv, &text(4, 128));
+    assert_eq!(found(&kv, &text(1, 128)), (0, Some(MissReason::Evicted)));
+    assert_eq!(found(&kv, &text(5, 128)), (0, Some(MissReason::NoMatch)));
+    // What is lost is not known to others.
+    let first = text(1, 128);
+    let salted = Content {
+        salt: Some([1; 16]),
+        ..content(&first)
+    };
+    assert_eq!(kv.find(salted).miss, Some(MissReason::NoMatch));
 }
 
 #[test]
@@ -356,7 +369,7 @@ fn host_memory_keeps_what_was_used_last() {
     let counts = bench.finish(request(text(1, 200), 1));
     assert_eq!(
         (counts.cached_tokens, counts.miss),
-        (0, Some(MissReason::NoMatch))
+        (0, Some(MissReason::Evicted))
     );
 }
 

@@ -2,9 +2,9 @@
 
 use carat_engine::chat::Conversation;
 use carat_grammar::ToolChoice;
-use carat_text::{Message, Role, Tool, ToolCall};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use carat_text::{Message, Role, Tool, ToolCall, chat::deserialize_arguments};
+use serde::{Deserialize, Deserializer, de::Error};
+use serde_json::{Value, json, value::RawValue};
 
 use super::super::{
     chat::ThinkingSwitch,
@@ -51,7 +51,32 @@ pub(super) struct MessagesRequest {
 #[derive(Debug, Deserialize)]
 struct WireMessage {
     role: String,
+    #[serde(deserialize_with = "content")]
     content: Value,
+}
+
+/// A block, as far as its integers matter.
+#[derive(Deserialize)]
+struct WireInput {
+    #[serde(default, deserialize_with = "deserialize_arguments")]
+    input: Value,
+}
+
+/// Content with the text of an input in place of the input where that holds an integer beyond 64 bits.
+fn content<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
+    let raw = Box::<RawValue>::deserialize(deserializer)?;
+    let mut content: Value = serde_json::from_str(raw.get()).map_err(Error::custom)?;
+    if let Value::Array(blocks) = &mut content
+        && blocks.iter().any(|block| kind(block) == "tool_use")
+        && let Ok(inputs) = serde_json::from_str::<Vec<WireInput>>(raw.get())
+    {
+        for (block, exact) in blocks.iter_mut().zip(inputs) {
+            if exact.input.is_string() {
+                block["input"] = exact.input;
+            }
+        }
+    }
+    Ok(content)
 }
 
 #[derive(Debug, Deserialize)]
@@ -244,18 +269,18 @@ fn assistant(content: &Value, path: &str) -> Result<Message, ApiError> {
             // Another server's secret: it says nothing to this model.
             "redacted_thinking" => {}
             "tool_use" => {
-                let input = block.get("input").unwrap_or(&Value::Null);
-                if !input.is_object() {
+                let call = ToolCall {
+                    id: Some(string(block, "id", &path)?.to_owned()),
+                    name: string(block, "name", &path)?.to_owned(),
+                    arguments: block.get("input").cloned().unwrap_or_default(),
+                };
+                if !call.arguments.is_object() && !call.holds_large_integers() {
                     return Err(ApiError::invalid(
                         format!("{path}.input"),
                         format!("{path}.input must be an object"),
                     ));
                 }
-                message.tool_calls.push(ToolCall {
-                    id: Some(string(block, "id", &path)?.to_owned()),
-                    name: string(block, "name", &path)?.to_owned(),
-                    arguments: input.clone(),
-                });
+                message.tool_calls.push(call);
             }
             _ => message.content.push_str(wire::part_text(block, &path)?),
         }
