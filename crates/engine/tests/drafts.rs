@@ -160,7 +160,6 @@ impl Random {
                 presence_penalty: if self.one_in(4) { 0.5 } else { 0.0 },
                 penalty_window: 1 + self.below(30),
                 seed: self.next(),
-                ..Sampling::default()
             },
             stop_tokens: self.tokens(stops),
             logprobs: self.one_in(3).then_some(2),

@@ -71,8 +71,11 @@ __device__ __forceinline__ void store_activation(const Activation& to, u32 rows,
   const u64 at = u64(row) * columns + column;
   if (!to.f16) {
     store_codes(to, at, v, inside);
+#if __CUDA_ARCH__ >= 900
+    // Of no use elsewhere, and registers are dear.
   } else if (inside && to.tiles && rows <= TILE_TOKENS) {
     store_in_tiles(to.f16, row, column, as_f16x4(v));
+#endif
   } else if (inside) {
     *(uint2*)(to.f16 + at) = as_f16x4(v);
   }

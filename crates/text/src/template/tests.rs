@@ -326,9 +326,6 @@ fn a_closed_turn_is_followed_by_an_empty_thought_where_the_template_has_one() {
 /// Renders of a published implementation: see `tests/data/render_templates.py`.
 #[test]
 fn random_conversations_render_as_jinja2_does() {
-    let mut renders = Vec::new();
-    let compressed = include_bytes!("../../tests/data/renders.json.xz");
-    lzma_rs::xz_decompress(&mut std::io::Cursor::new(compressed), &mut renders).unwrap();
     // Straight from the text: a `Value` between would lose digits of large integers.
     #[derive(serde::Deserialize)]
     struct Case {
@@ -338,6 +335,10 @@ fn random_conversations_render_as_jinja2_does() {
         generation_prompt: bool,
         renders: std::collections::HashMap<String, Option<String>>,
     }
+
+    let mut renders = Vec::new();
+    let compressed = include_bytes!("../../tests/data/renders.json.xz");
+    lzma_rs::xz_decompress(&mut std::io::Cursor::new(compressed), &mut renders).unwrap();
     let cases: Vec<Case> = serde_json::from_slice(&renders).unwrap();
     let mut compared = 0;
     for (name, source) in [
