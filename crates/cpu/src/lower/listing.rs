@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn rows_and_instructions_decide_the_kernel() {
         for (isa, rows, name) in [
-            (Isa::Scalar, 1, "gemv"),
+            (Isa::Scalar, 1, "gemv_transposed"),
             (Isa::Scalar, 8, "gemv_transposed"),
             (Isa::Avx2, 40, "packed_int8"),
             (Isa::Amx, 32, "amx_int8"),
@@ -242,8 +242,8 @@ mod tests {
     #[test]
     fn an_expert_may_have_one_row_or_all() {
         for (isa, rows, name) in [
-            (Isa::Scalar, 1, "experts+gemv"),
-            (Isa::Scalar, 9, "experts+gemv..packed_int8"),
+            (Isa::Scalar, 1, "experts+gemv_transposed"),
+            (Isa::Scalar, 9, "experts+gemv_transposed..packed_int8"),
             (Isa::Amx, 33, "experts+amx_bf16"),
         ] {
             let ops = listed(Variant::Moe26b, Fusion::On, isa, one_sampled(rows));
@@ -278,7 +278,7 @@ mod tests {
             Some(model.weights.matrix(w).bytes() as u64)
         });
         let expected: u64 = linear.sum();
-        let products = ops.iter().filter(|op| op.kernel == "gemv");
+        let products = ops.iter().filter(|op| op.kernel == "gemv_transposed");
         assert_eq!(products.map(|op| op.weight_bytes).sum::<u64>(), expected);
     }
 }

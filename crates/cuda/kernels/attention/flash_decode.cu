@@ -63,8 +63,13 @@ constexpr u32 WARPS = 8, THREADS = WARPS * WARP;
 // A value that is the same in all lanes, said so that the compiler sees it, too, and that a warp stays together.
 __device__ __forceinline__ u32 uniform(u32 x) { return __shfl_sync(ALL_LANES, x, 0); }
 __device__ __forceinline__ u32 own_warp() { return uniform(threadIdx.x / WARP); }
-// Past 8 heads, queries take the registers of a second block.
-constexpr int BLOCKS = GROUP > 8 ? 1 : 2;
+// Past 8 heads, queries take the registers of a second block; before Hopper so do 8 of them with long heads and codes to unpack.
+#if KV_TYPE == KV_Q8_0 && __CUDA_ARCH__ < 900
+constexpr bool DEAR_KEYS = HEAD_DIM > 256 && GROUP > 4;
+#else
+constexpr bool DEAR_KEYS = false;
+#endif
+constexpr int BLOCKS = GROUP > 8 || DEAR_KEYS ? 1 : 2;
 constexpr u32 STEP_PAGES = HEAD_DIM <= 256 ? 2 : 1, STEP = STEP_PAGES * PAGE_TOKENS;
 // Columns of 8 heads. Where they fit, both terms of queries share one.
 constexpr int TILES = (GROUP + 7) / 8;

@@ -13,7 +13,10 @@ use super::{
     batch_layout::BatchLayout, rows::padded_rows, scratch::Scratch, target::GemmImpl,
     weights::WeightLayout,
 };
-use crate::{device::cublaslt::WORKSPACE_BYTES, kernel::sampler_bytes};
+use crate::{
+    device::{MIN_ALLOCATION, cublaslt::WORKSPACE_BYTES},
+    kernel::sampler_bytes,
+};
 
 /// Alignment of buffers.
 const ALIGN: usize = 256;
@@ -41,8 +44,19 @@ pub struct MemoryPlan {
     pub workspace: usize,
     /// Buffers that prompts bring weights into from host memory.
     pub streaming: usize,
+    /// Frequencies of RoPE, and the least that each allocation takes.
+    pub frequencies: usize,
     /// What was done without for want of memory, and what that costs, in lines for a person.
     pub given_up: Vec<String>,
+}
+
+/// Allocations of an executor, some of which may be of nothing.
+const BUFFERS: usize = 12;
+
+/// Bytes of the frequencies of all kinds of RoPE.
+fn frequency_bytes(plan: &Plan) -> usize {
+    let tables = plan.ropes.iter().map(|rope| rope.frequencies.len());
+    size_of::<f32>() * tables.sum::<usize>()
 }
 
 impl MemoryPlan {
@@ -72,6 +86,7 @@ impl MemoryPlan {
                 GemmImpl::Native => 0,
             },
             streaming: 0,
+            frequencies: frequency_bytes(plan) + BUFFERS * MIN_ALLOCATION,
             given_up: Vec::new(),
         }
     }
@@ -81,7 +96,8 @@ impl MemoryPlan {
         let kv = self.kv.full + self.kv.sliding;
         let weights = self.weights + self.expanded_weights;
         let values = self.activations + self.scratch;
-        let beside = self.batch + self.sampling + self.workspace + self.streaming;
+        let beside =
+            self.batch + self.sampling + self.workspace + self.streaming + self.frequencies;
         (weights + kv + values + beside) as u64
     }
 }
@@ -99,6 +115,7 @@ impl fmt::Display for MemoryPlan {
             ("sampling", self.sampling),
             ("cuBLASLt workspace", self.workspace),
             ("buffers for streamed weights", self.streaming),
+            ("RoPE frequencies", self.frequencies),
         ];
         let line = |f: &mut fmt::Formatter<'_>, name: &str, bytes: u64| {
             writeln!(
@@ -252,6 +269,7 @@ mod tests {
             scratch                                   1.4 MiB
             batch                                     0.4 MiB
             sampling                                  0.1 MiB
+            RoPE frequencies                          0.0 MiB
             device memory                             3.6 MiB
             tables in host memory                     0.1 MiB
         "#]]

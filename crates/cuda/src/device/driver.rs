@@ -27,6 +27,8 @@ use crate::error::CudaError;
 
 /// The oldest driver whose interface we call, in the driver's own numbering.
 const OLDEST_DRIVER: i32 = 12000;
+/// Bytes that an allocation takes at least.
+pub(crate) const MIN_ALLOCATION: usize = 256;
 
 /// Left to the driver, which takes memory for captured graphs and for code that is loaded when it first runs.
 const HEADROOM_BYTES: u64 = 256 << 20;
@@ -230,7 +232,7 @@ impl Device {
         bytes: usize,
     ) -> Result<Buffer, CudaError> {
         // An allocation of nothing is an error to the driver, and null is what "absent" looks like to kernels.
-        let bytes = bytes.max(256);
+        let bytes = bytes.max(MIN_ALLOCATION);
         let (free_bytes, _) = self.memory()?;
         let out_of_memory = || CudaError::OutOfMemory {
             purpose: purpose.to_owned(),
@@ -262,7 +264,7 @@ impl Device {
         bytes: usize,
     ) -> Result<HostBuffer, CudaError> {
         self.bind()?;
-        let bytes = bytes.max(256);
+        let bytes = bytes.max(MIN_ALLOCATION);
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: the context is current; the pointer goes into a `HostBuffer`, which frees it once.
         let start = unsafe { result::malloc_host(bytes, flags) }.map_err(|problem| {

@@ -5,5 +5,7 @@ mod driver;
 mod launch;
 pub(crate) mod library;
 
-pub(crate) use driver::{Address, Buffer, Capability, Device, Event, HostBuffer, Mark, Module};
+pub(crate) use driver::{
+    Address, Buffer, Capability, Device, Event, HostBuffer, MIN_ALLOCATION, Mark, Module,
+};
 pub(crate) use launch::{Grid, launch, launch_aside};
