@@ -51,7 +51,8 @@ class Server:
     def __init__(self, args, folder):
         self.port = free_port()
         self.log = open(pathlib.Path(folder) / "server.log", "w+")
-        context = args.tokens + args.new + 512
+        # Lengths are estimates.
+        context = args.tokens + args.tokens // 32 + args.new + 512
         command = [args.carat, "serve", "-m", args.model, "--port", self.port, "--parallel", 1, "-c", context]
         command += ["--backend", args.backend, "--metrics-public", "--draft", "off"]
         if args.prefix_ram:
@@ -170,7 +171,7 @@ class Round:
 
 def length(server, tokens):
     """Words that make about so many tokens."""
-    sample = 512
+    sample = 1 << 14
     each = server.count(words(random.Random(0), sample)) / sample
     return max(8, int((tokens - 64) / each))
 
