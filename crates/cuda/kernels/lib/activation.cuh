@@ -65,7 +65,8 @@ __device__ __forceinline__ float4 store_codes(const Activation& to, u64 at, floa
                      fmaf(-scale, float(codes[2]), v.z), fmaf(-scale, float(codes[3]), v.w));
 }
 
-// Writes four columns of one of `rows` rows, from `column` on. Whole warps call it, eight threads side by side with the 32 columns of a block; threads without columns say so by `inside`.
+// Writes four columns of one of `rows` rows, from `column` on. Whole warps call it, eight threads side by side with the 32 columns
+// of a block; threads without columns say so by `inside`.
 // Requires for int8 that rows have whole blocks, for F16 that they have whole fours. Not for Int8HiLo.
 __device__ __forceinline__ void store_activation(const Activation& to, u32 rows, u32 row, u32 columns, u32 column, float4 v, bool inside) {
   const u64 at = u64(row) * columns + column;

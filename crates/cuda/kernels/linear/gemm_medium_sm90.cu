@@ -2,9 +2,10 @@
 // registers to f16, the A operand; activations lie in shared memory, the B operand. WEIGHTS names the weights' format.
 //
 // Grid: (runs, splits), all blocks resident at once. A block owns a run of slabs (four M-tiles: 64 outputs) and a split of the
-// inputs, whose activations it holds in shared memory, copied once, some stages at a time, while it multiplies. Its work is a line of units, slab after slab, a unit a stage
-// (64 inputs) of a slab; each of four warpgroups takes an equal piece of the line (stream-K), a warp an M-tile of every slab.
-// Warps have cp.async rings of their own that are filled before the launch before is over, so no barrier stops the weights.
+// inputs, whose activations it holds in shared memory, copied once, some stages at a time, while it multiplies. Its work is a line
+// of units, slab after slab, a unit a stage (64 inputs) of a slab; each of four warpgroups takes an equal piece of the line
+// (stream-K), a warp an M-tile of every slab. Warps have cp.async rings of their own that are filled before the launch before is
+// over, so no barrier stops the weights.
 //
 // A slab that one warpgroup has whole is finished from its registers. Of others every warpgroup stores its sums in shared memory,
 // and they are added in the order of the warpgroups. Split-K and epilogues are those of gemm_medium.cu.
@@ -34,7 +35,7 @@ struct Params {
   u32 out_stride;
   u32 m_tiles;
   float scale;  // f16_pair
-  Tiling tilings[4];  // for 16 and 32 rows
+  Tiling tilings[4];  // for 16 and 32 rows; the others are gemm_medium.cu's
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemm_medium.rs differs");
 
