@@ -1,8 +1,12 @@
 //! The page's files and what its dashboard asks for.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use crate::support::{Answer, app, demo, get, plain, post, request};
+use crate::support::{Answer, PATIENCE, app, demo, get, plain, post, request};
 use bytes::Bytes;
 use carat_server::{App, Config, Key, handle};
 use http::{Method, Request};
@@ -83,7 +87,8 @@ fn with_key(mut request: Request<Full<Bytes>>, key: &str) -> Request<Full<Bytes>
 
 /// The entry of a request, when it has come up.
 async fn listed(app: &Arc<App>, id: &str, key: &str) -> Value {
-    for _ in 0..1000 {
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
         let asked = with_key(plain(Method::GET, "/internal/requests", ""), key);
         let answer = request(app, asked).await.json();
         let requests = answer["requests"].as_array().unwrap();
@@ -170,7 +175,7 @@ async fn whoever_only_watches_keeps_no_server_from_ending() {
     app.drain();
     let asked = plain(Method::GET, "/internal/stats", "");
     let body = handle(Arc::clone(&app), asked).await.into_body();
-    let all = tokio::time::timeout(Duration::from_secs(5), body.collect()).await;
+    let all = tokio::time::timeout(PATIENCE, body.collect()).await;
     assert!(all.is_ok(), "the stream goes on");
 }
 
