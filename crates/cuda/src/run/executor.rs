@@ -21,7 +21,11 @@ use carat_model::{
 
 use crate::{
     compile::{
-        batch_layout::BatchLayout, call::Call, memory::Parts, prepare::Prepared, rows::RowCounts,
+        batch_layout::{BatchLayout, PageTables},
+        call::Call,
+        memory::Parts,
+        prepare::Prepared,
+        rows::RowCounts,
         target::Target,
     },
     config::{self, Checks, CudaConfig},
@@ -32,7 +36,8 @@ use crate::{
     },
     error::CudaError,
     kernel::{
-        Addresses, FeedSamplesParams, Kernel, SETTING_WORDS, feed_samples_grid, params::Params as _,
+        Addresses, FeedSamplesParams, Kernel, SETTING_WORDS, UPDATE_WORDS, feed_samples_grid,
+        params::Params as _, update_tables_grid,
     },
     run::{
         draft_model::{DraftModel, DraftTarget},
@@ -43,6 +48,7 @@ use crate::{
         sample::{self, IN_FLIGHT, RowToSample, Sampler, Work},
         sees_back::SeesBackOnly,
         stream::StreamBuffers,
+        tables::KeptTables,
         upload::ResidentWeights,
     },
 };
@@ -63,6 +69,8 @@ pub(crate) struct CudaExecutor {
     programs: Programs,
     sees_back_only: SeesBackOnly,
     feed_samples: (Arc<Module>, Vec<u8>),
+    update_tables: Arc<Module>,
+    tables: KeptTables,
     sampler: Sampler,
     pages: PageMover,
     batch_layout: BatchLayout,
@@ -183,6 +191,7 @@ pub(crate) struct Kernels {
     pub(crate) sampling: [Arc<Module>; 3],
     pub(crate) feed_samples: Arc<Module>,
     pub(crate) move_pages: Arc<Module>,
+    pub(crate) update_tables: Arc<Module>,
     /// cuBLASLt, if products are left to it.
     pub(crate) library: Option<Library>,
 }
@@ -216,7 +225,7 @@ impl CudaExecutor {
             target,
             ..
         } = prepared;
-        let batch_layout = BatchLayout::new(options);
+        let batch_layout = BatchLayout::new(options, PageTables::Stay);
         let activations = device.allocate("activations", parts.activation_bytes())?;
         let scratch = device.allocate("scratch", parts.scratch.bytes)?;
         let kv = PerGroup {
@@ -226,10 +235,8 @@ impl CudaExecutor {
         let batch = device.allocate("batch", batch_layout.bytes())?;
         let (offset, rows) = batch_layout.constant();
         copy_words(device, &batch, offset, &rows)?;
-        let mut workspace = None;
-        if kernels.library.is_some() {
-            workspace = Some(device.allocate("cuBLASLt workspace", WORKSPACE_BYTES)?);
-        }
+        let workspace = || device.allocate("cuBLASLt workspace", WORKSPACE_BYTES);
+        let workspace = (kernels.library.as_ref().map(|_| workspace())).transpose()?;
         let products = kernels
             .library
             .zip(workspace.as_ref())
@@ -285,6 +292,8 @@ impl CudaExecutor {
             programs,
             sees_back_only,
             feed_samples: (kernels.feed_samples, feed_samples.bytes()),
+            update_tables: kernels.update_tables,
+            tables: KeptTables::new(batch_layout.kept_entries),
             sampler,
             pages: PageMover::new(device, kernels.move_pages, plan, options, &at.kv)?,
             batch_layout,
@@ -357,13 +366,25 @@ impl CudaExecutor {
         if let Some(done) = self.in_flight[index].done.take() {
             done.wait()?;
         }
-        let used = (self.batch_layout).write(&self.plan, batch, &mut self.words)?;
+        let tables = Some(&mut self.tables);
+        let written = (self.batch_layout).write(&self.plan, batch, tables, &mut self.words);
+        let (used, updates) = written?;
         self.pages.wait_before(&self.device, batch)?;
         let inputs = self.put_inputs(index, batch)?;
         (self.batch_layout).write_inputs_at(inputs, &mut self.words);
         let host = &mut self.in_flight[index].words;
         put_words(host, 0, &self.words[..used]);
         (self.device).copy_part(host, 0..used * 4, &self.buffers.batch, 0)?;
+        if !updates.is_empty() {
+            let count = updates.len() / UPDATE_WORDS;
+            let start = self.buffers.batch.address();
+            let params = self.batch_layout.update_tables(start, updates.start);
+            launch(
+                &self.update_tables,
+                update_tables_grid(count),
+                &params.bytes(),
+            )?;
+        }
         if batch.feeds.iter().any(|f| matches!(f, Feed::Sampled(_))) {
             let (module, params) = &self.feed_samples;
             launch(module, feed_samples_grid(batch.feeds.len()), params)?;
@@ -553,7 +574,12 @@ impl CudaExecutor {
 
     /// Queues the forward pass of a checked batch, as one of so many rows.
     fn start(&mut self, batch: &Batch<'_>, launched: RowCounts) -> Result<Ticket, BackendError> {
-        let (index, rows, used) = self.queue_words(batch)?;
+        let queued = self.queue_words(batch);
+        if queued.is_err() {
+            // The device may lack what it was to be brought.
+            self.tables.forget();
+        }
+        let (index, rows, used) = queued?;
         self.queue_work(launched)?;
         if self.options.probe {
             self.keep_values(rows, launched)?;

@@ -12,4 +12,5 @@ pub(crate) mod roofline;
 pub(crate) mod sample;
 pub(crate) mod sees_back;
 mod stream;
+mod tables;
 pub(crate) mod upload;
