@@ -18,6 +18,7 @@ use crate::{
     args::{BackendName, DebugSwitch, IsaName, TierName},
     fetch,
     settings::Settings,
+    shipped_kernels,
     terminal::{Terminal, bytes, warn},
 };
 
@@ -188,7 +189,7 @@ pub(crate) fn cuda_config(settings: &Settings) -> Result<CudaConfig> {
         },
         memory_limit: settings.vram_bytes()?,
         cache_dir: kernel_cache(),
-        kernels_dir: settings.kernels.clone(),
+        kernels_dir: settings.kernels.clone().or_else(shipped_kernels::folder),
         fusion: if settings.debugs(DebugSwitch::NoFusion) {
             Fusion::Off
         } else {

@@ -94,13 +94,15 @@ fn libraries(c: &Card) -> String {
 }
 
 fn kernels(c: &Card) -> String {
-    match &c.kernel_cache {
-        Some(folder) if c.kernel_cache_bytes > 0 => {
-            let size = bytes(c.kernel_cache_bytes);
-            format!("{size} compiled, in {}", folder.display())
-        }
-        Some(_) | None => String::new(),
-    }
+    let ahead = c.kernels_ahead.as_ref();
+    let ahead = ahead.map(|folder| format!("compiled ahead, in {}", folder.display()));
+    let kept = c.kernel_cache.as_ref().filter(|_| c.kernel_cache_bytes > 0);
+    let kept = kept.map(|folder| {
+        let size = bytes(c.kernel_cache_bytes);
+        format!("{size} compiled, in {}", folder.display())
+    });
+    let both: Vec<String> = ahead.into_iter().chain(kept).collect();
+    both.join("; ")
 }
 
 fn prospects(model: &Candidate) -> String {
