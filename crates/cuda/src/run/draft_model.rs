@@ -18,7 +18,8 @@ use carat_model::{
 };
 
 use super::{
-    executor::{checked, copy_words, put_words, upload_ropes, value_addresses},
+    addresses::{copy_words, put_words, upload_ropes, value_addresses},
+    executor::checked,
     graph::{GraphKey, Graphs},
     modules::Modules,
     pages::PageMover,

@@ -15,7 +15,7 @@ use carat_model::{
     kv::PerGroup,
     phase::{Origin, Phase},
     plan::{Plan, Value},
-    sampling::{Sampling, Scratch, TokenMask},
+    sampling::Scratch,
     weights::Weights,
 };
 
@@ -30,7 +30,7 @@ use crate::{
     },
     config::{self, Checks, CudaConfig},
     device::{
-        Address, Buffer, Device, Event, HostBuffer, Module,
+        Address, Buffer, Device, HostBuffer, Module,
         cublaslt::{Library, WORKSPACE_BYTES},
         launch,
     },
@@ -40,8 +40,10 @@ use crate::{
         params::Params as _, update_tables_grid,
     },
     run::{
+        addresses::{copy_words, kv_addresses, put_words, upload_ropes, value_addresses},
         draft_model::{DraftModel, DraftTarget},
         graph::{self, Graph, Graphs},
+        in_flight::{DeviceRow, HostDraw, InFlight, Results, Submitted},
         modules::Modules,
         pages::PageMover,
         program::{CublasLtGemms, Program, Programs},
@@ -91,96 +93,6 @@ pub(crate) struct CudaExecutor {
     batches: u64,
     /// Sampled rows of the batch submitted last.
     last_sampled: usize,
-}
-
-/// A place for a batch, so that one can be queued while another is under way.
-struct InFlight {
-    words: HostBuffer,
-    /// Embeddings that rows are fed, read by the device where they are; as large as was needed so far.
-    inputs: Option<HostBuffer>,
-    /// Its draw, for the copy to the device.
-    settings: HostBuffer,
-    /// Behind all work of the batch that had this place last.
-    done: Option<Event>,
-    batch: Option<Submitted>,
-}
-
-impl InFlight {
-    fn new(device: &Arc<Device>, layout: &BatchLayout) -> Result<InFlight, CudaError> {
-        Ok(InFlight {
-            words: device.allocate_host("batch", layout.words * 4)?,
-            inputs: None,
-            settings: device.allocate_host("batch", layout.draw_words() * 4)?,
-            done: None,
-            batch: None,
-        })
-    }
-}
-
-/// A batch that was submitted and not collected.
-struct Submitted {
-    rows: RowCounts,
-    /// Of sampled rows.
-    positions: Vec<usize>,
-    /// Words of the batch that are in use; what happens to logits comes behind them.
-    used: usize,
-    results: Results,
-}
-
-/// Results of a submitted batch, for `collect`.
-enum Results {
-    NotDrawn,
-    /// Those of all sampled rows once the device is done, but for those of the host.
-    Drawn {
-        rows: Vec<DeviceRow>,
-        on_host: Vec<HostDraw>,
-    },
-    Ready(Outputs),
-}
-
-/// Results that the device leaves for a sampled row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DeviceRow {
-    /// Nothing: the host draws it.
-    Nothing,
-    Token,
-    Logprobs,
-}
-
-/// A row that the host draws, once its logits are there.
-struct HostDraw {
-    /// Among the sampled ones.
-    row: usize,
-    sampling: Sampling,
-    history: Vec<TokenId>,
-    mask: Option<TokenMask>,
-    output: RowOutput,
-}
-
-impl HostDraw {
-    fn new(row: usize, draw: &model::Draw<'_>) -> HostDraw {
-        // Penalties look at no more.
-        let recent = draw
-            .history
-            .len()
-            .saturating_sub(draw.sampling.penalty_window);
-        HostDraw {
-            row,
-            sampling: draw.sampling.clone(),
-            history: draw.history[recent..].to_vec(),
-            mask: draw.mask.cloned(),
-            output: draw.output,
-        }
-    }
-
-    fn draw(&self) -> model::Draw<'_> {
-        model::Draw {
-            sampling: &self.sampling,
-            history: &self.history,
-            mask: self.mask.as_ref(),
-            output: self.output,
-        }
-    }
 }
 
 /// Loaded code of an executor.
@@ -359,6 +271,18 @@ impl CudaExecutor {
     /// Writes a checked batch and queues its copy to the device, with the tokens that the batch before has drawn there. Returns its
     /// place, its rows and the words in use.
     fn queue_words(
+        &mut self,
+        batch: &Batch<'_>,
+    ) -> Result<(usize, RowCounts, usize), BackendError> {
+        let queued = self.try_to_queue_words(batch);
+        if queued.is_err() {
+            // The device may lack what it was to be brought.
+            self.tables.forget();
+        }
+        queued
+    }
+
+    fn try_to_queue_words(
         &mut self,
         batch: &Batch<'_>,
     ) -> Result<(usize, RowCounts, usize), BackendError> {
@@ -574,12 +498,7 @@ impl CudaExecutor {
 
     /// Queues the forward pass of a checked batch, as one of so many rows.
     fn start(&mut self, batch: &Batch<'_>, launched: RowCounts) -> Result<Ticket, BackendError> {
-        let queued = self.queue_words(batch);
-        if queued.is_err() {
-            // The device may lack what it was to be brought.
-            self.tables.forget();
-        }
-        let (index, rows, used) = queued?;
+        let (index, rows, used) = self.queue_words(batch)?;
         self.queue_work(launched)?;
         if self.options.probe {
             self.keep_values(rows, launched)?;
@@ -783,14 +702,6 @@ pub(super) fn checked(device: &Device, checks: Checks, label: &str) -> Result<()
     }
 }
 
-/// Writes words to host memory, from a word on.
-pub(super) fn put_words(host: &mut HostBuffer, start: usize, words: &[u32]) {
-    let bytes = host.bytes_mut()[start * 4..].chunks_exact_mut(4);
-    for (to, word) in bytes.zip(words) {
-        to.copy_from_slice(&word.to_ne_bytes());
-    }
-}
-
 /// Bytes of the buffer for reading back: all logits or some rows of them; when probed, a row of any value.
 fn read_bytes(plan: &Plan, options: &CompileOptions) -> usize {
     let row = |value: Value| plan.columns(value) * 4;
@@ -799,62 +710,4 @@ fn read_bytes(plan: &Plan, options: &CompileOptions) -> usize {
     let values = plan.steps.iter().filter_map(|s| s.step.out());
     let widest = values.map(row).max().unwrap_or(0);
     enough.max(if options.probe { widest } else { 0 })
-}
-
-pub(super) fn value_addresses(plan: &Plan, parts: &Parts, activations: &Buffer) -> Vec<Address> {
-    let mut at = vec![Address::NULL; plan.value_count()];
-    let values = plan.steps.iter().filter_map(|s| s.step.out());
-    for value in values.filter(|v| parts.stores(*v)) {
-        at[value.index()] = activations.address().offset(parts.value(value));
-    }
-    at
-}
-
-/// Keys and values of each slot, in the plan's order.
-fn kv_addresses(plan: &Plan, parts: &Parts, kv: &PerGroup<Buffer>) -> Vec<(Address, Address)> {
-    let mut next = PerGroup {
-        full: 0,
-        sliding: 0,
-    };
-    let slots = plan.slots.iter().map(|slot| {
-        let start = kv.get(slot.group).address();
-        let offsets = &parts.kv.get(slot.group).offsets;
-        let at: &mut usize = next.get_mut(slot.group);
-        let both = (start.offset(offsets[*at]), start.offset(offsets[*at + 1]));
-        *at += 2;
-        both
-    });
-    slots.collect()
-}
-
-pub(super) fn upload_ropes(
-    device: &Arc<Device>,
-    plan: &Plan,
-) -> Result<(Buffer, Vec<Address>), CudaError> {
-    let mut words = Vec::new();
-    let mut offsets = Vec::new();
-    for rope in &plan.ropes {
-        offsets.push(words.len() * 4);
-        words.extend(rope.frequencies.iter().map(|f| f.to_bits()));
-    }
-    let buffer = device.allocate("rope frequencies", words.len() * 4)?;
-    copy_words(device, &buffer, 0, &words)?;
-    let start = buffer.address();
-    let ropes = offsets.into_iter().map(|offset| start.offset(offset));
-    Ok((buffer, ropes.collect()))
-}
-
-/// Copies something small and waits for it.
-pub(super) fn copy_words(
-    device: &Arc<Device>,
-    to: &Buffer,
-    offset: usize,
-    words: &[u32],
-) -> Result<(), CudaError> {
-    let mut host = device.allocate_host("constants", words.len() * 4)?;
-    for (bytes, word) in host.bytes_mut().chunks_exact_mut(4).zip(words) {
-        bytes.copy_from_slice(&word.to_ne_bytes());
-    }
-    device.copy_in(&host, to, offset, words.len() * 4)?;
-    device.wait("copying constants")
 }
