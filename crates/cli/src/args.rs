@@ -493,6 +493,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, default_value = "key", value_name = "WHO")]
     pub(crate) lane_by: LaneBy,
     /// Let those with different keys continue from each other's prompts
+    /// Answers of one such party that may wait; more are turned away with 429 (default, where there are several: half of --queue, at most
+    /// 64)
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) lane_queue: Option<usize>,
     #[arg(long)]
     pub(crate) share_prefix: bool,
     #[command(flatten)]

@@ -214,6 +214,7 @@ fn config(args: &ServeArgs) -> Result<Config> {
             LaneBy::Key => Lanes::Key,
             LaneBy::User => Lanes::User,
         },
+        lane_queue: args.lane_queue,
         share_prefixes: args.share_prefix,
         queue_timeout: Some(Duration::from_secs(args.queue_timeout)),
         request_timeout: args.request_timeout.map(Duration::from_secs),
