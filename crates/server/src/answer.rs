@@ -297,7 +297,12 @@ impl Answer {
         choice.reader.read(event, &mut read);
         for event in read {
             match event {
-                ChatEvent::Started(counts) => self.cache.tell(counts, &self.asked),
+                ChatEvent::Started(counts) => {
+                    let is_told = self.cache.tell(counts, &self.asked) && counts.miss.is_some();
+                    if let Some(listed) = self.listed.as_ref().filter(|_| is_told) {
+                        listed.miss(counts, self.cache.turn());
+                    }
+                }
                 ChatEvent::PromptToken(token) => choice.prompt.push(token),
                 ChatEvent::Token(token) => choice.token(token),
                 ChatEvent::Part(part) => {
