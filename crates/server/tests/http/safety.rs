@@ -3,8 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::support::{PATIENCE, app, demo, get, model, plain, post, request};
+use bytes::Bytes;
 use carat_server::{App, Config, Key};
 use http::Method;
+use http_body_util::Full;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -214,6 +216,83 @@ async fn a_full_queue_turns_away_with_a_time_to_come_back() {
         4,
         "{statuses:?}"
     );
+}
+
+/// A request with somebody's key.
+fn keyed(key: &str, method: Method, path: &str, body: &Value) -> http::Request<Full<Bytes>> {
+    let mut request = plain(method, path, &body.to_string());
+    let key = key.parse().unwrap();
+    request.headers_mut().insert("x-api-key", key);
+    request
+}
+
+#[tokio::test]
+async fn a_flood_of_one_client_leaves_room_for_another() {
+    let app = App::new(Config {
+        keys: vec![
+            Key::parse("alice=wonderland").unwrap(),
+            Key::parse("bob=builders1").unwrap(),
+        ],
+        ..Config::default()
+    });
+    app.ready(model(|config| {
+        config.max_sequences = 1;
+        config.max_unfinished = 9;
+    }));
+    let long = json!({
+        "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
+        "max_tokens": 300, "ignore_eos": true,
+    });
+    let (sender, mut answers) = tokio::sync::mpsc::unbounded_channel();
+    for _ in 0..12 {
+        let (app, sender) = (Arc::clone(&app), sender.clone());
+        let asked = keyed("wonderland", Method::POST, CHAT, &long);
+        tokio::spawn(async move { sender.send(request(&app, asked).await).ok() });
+    }
+    drop(sender);
+    let first = answers.recv().await.unwrap();
+    assert_eq!(first.status, 429, "who is turned away hears of it at once");
+    assert_eq!(first.json()["error"]["code"], "queue_full");
+    let seconds = first.headers["retry-after"].to_str().unwrap();
+    assert!((1..=60).contains(&seconds.parse::<u64>().unwrap()));
+    let mut short = hello();
+    short["max_tokens"] = 4.into();
+    let bob = keyed("builders1", Method::POST, CHAT, &short);
+    assert_eq!(request(&app, bob).await.status, 200);
+    let mut statuses = vec![first.status.as_u16()];
+    while let Some(answer) = answers.recv().await {
+        statuses.push(answer.status.as_u16());
+    }
+    let of = |status| statuses.iter().filter(|s| **s == status).count();
+    // Four may wait beside the one that runs; a slot may come free meanwhile.
+    assert!((4..=6).contains(&of(200)), "{statuses:?}");
+    assert_eq!(of(200) + of(429), 12, "{statuses:?}");
+    let metrics = keyed("builders1", Method::GET, "/metrics", &Value::Null);
+    let metrics = request(&app, metrics).await.text;
+    let counted = format!("reason=\"lane_full\"}} {}", of(429));
+    assert!(metrics.contains(&counted), "{metrics}");
+}
+
+#[tokio::test]
+async fn more_answers_than_a_client_may_have_are_refused_for_good() {
+    let app = App::new(Config {
+        lane_queue: Some(2),
+        ..Config::default()
+    });
+    app.ready(model(|config| config.max_sequences = 2));
+    let ask = |prompts: usize| json!({"prompt": vec!["a"; prompts], "max_tokens": 1});
+    let answer = post(&app, "/v1/completions", ask(5)).await;
+    assert_eq!(answer.status, 400);
+    let message = answer.json()["error"]["message"].to_string();
+    assert!(
+        message.contains("5 answers") && message.contains("--lane-queue"),
+        "{message}"
+    );
+    // Two may wait, and two are started at once.
+    for _ in 0..3 {
+        let answer = post(&app, "/v1/completions", ask(4)).await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+    }
 }
 
 #[tokio::test]
