@@ -26,7 +26,7 @@ pub(super) fn shared_lines(quote: TokenId) -> Vec<String> {
         format!("key: KEY | <[{quote}]> /(.|\\n)+/ <[{quote}]>"),
         // No longer than what a number of any program can hold.
         "NUMBER: /-?(0|[1-9][0-9]{0,15})(\\.[0-9]{1,16})?([eE][+-]?[0-9]{1,2})?/".to_owned(),
-        "INTEGER: /-?(0|[1-9][0-9]{0,14})/".to_owned(),
+        "INTEGER: /-?(0|[1-9][0-9]{0,18})/".to_owned(),
         "open0: string | NUMBER | \"true\" | \"false\" | \"null\"".to_owned(),
     ];
     for level in 1..=OPEN_LEVELS {
