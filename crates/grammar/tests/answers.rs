@@ -130,6 +130,41 @@ fn integers_may_be_as_long_as_ids_are() {
     }
 }
 
+/// A value would have made `1.2345678901234568e+22` of it, which the model had to write.
+#[test]
+fn integers_of_a_schema_are_written_with_every_digit() {
+    let large = "12345678901234567890123";
+    let tools: Vec<Tool> = serde_json::from_str(&format!(
+        r#"[{{"name": "f", "parameters": {{"properties": {{
+            "n": {{"const": {large}}},
+            "m": {{"enum": ["\ue000", "{large}", {large}, [-{large}], 7]}}}}}}}}]"#
+    ))
+    .unwrap();
+    let answer = with_tools(&tools, ToolChoice::Required);
+    let call = |arguments: &str| format!("<|tool_call>call:f{{{arguments}}}<tool_call|>");
+    let string = format!("m:<|\"|>{large}<|\"|>");
+    for arguments in [
+        &format!("n:{large}"),
+        &format!("m:{large}"),
+        &string,
+        &format!("m:[-{large}],n:{large}"),
+        "m:7",
+        "m:<|\"|>\u{e000}<|\"|>",
+    ] {
+        let call = call(arguments);
+        assert_eq!(GEMMA.follow(&answer, &call), Followed::Complete, "{call}");
+        let reply = GEMMA.parse(&GEMMA.encode(&call), &tools);
+        assert_eq!(reply.tool_calls.len(), 1, "{reply:?}");
+    }
+    for arguments in [
+        "n:1.2345678901234568e+22",
+        "n:12345678901234567890124",
+        "n:7",
+    ] {
+        assert!(GEMMA.is_refused(&answer, &call(arguments)), "{arguments}");
+    }
+}
+
 #[test]
 fn the_choice_of_tools_decides_what_an_answer_consists_of() {
     let tools = weather();
