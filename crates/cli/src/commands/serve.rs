@@ -122,7 +122,7 @@ pub(crate) fn run(
 async fn failure(app: &App) -> String {
     loop {
         if let Some(error) = app.failure() {
-            return error.to_string();
+            return format!("{:#}", anyhow::Error::new(error));
         }
         tokio::time::sleep(HEARTBEAT).await;
     }
