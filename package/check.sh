@@ -60,7 +60,7 @@ cp "$dist"/carat_*.deb "$roots/deb/tmp/"
 recipe=$(sed -n 's/^RUN //p' package/Containerfile)
 [ -n "$recipe" ] || { echo "check.sh: the Containerfile runs nothing" >&2; exit 1; }
 chroot "$roots/deb" sh -c "$recipe"
-try_out chroot --userspec=carat "$roots/deb" carat
+try_out chroot --userspec=carat "$roots/deb" env HOME=/home/carat carat
 
 step "the wheel on $suite"
 fresh_root wheel python3 python3-venv

@@ -48,7 +48,9 @@ pub use carat_model::{
     kv::{KvType, PerGroup},
     sampling::Sampling,
 };
-pub use carat_text::{Message, Part, Reply, Role, TokenId, Tokenizer, Tool, ToolCall};
+pub use carat_text::{
+    Json, Message, Part, Reply, Role, TokenId, Tokenizer, Tool, ToolCall, ToolResponse,
+};
 pub use chat::Chat;
 pub use device::{Device, OpenedDevice, open_device};
 pub use drafts::Drafts;

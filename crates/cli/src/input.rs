@@ -16,7 +16,10 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::fs::FileType;
 
-use crate::terminal::{Terminal, bytes};
+use crate::{
+    misuse::misuse,
+    terminal::{Terminal, bytes},
+};
 
 /// More text than any context holds.
 const MAX_BYTES: u64 = 64 << 20;
@@ -65,7 +68,7 @@ fn utf8(bytes: Vec<u8>, origin: &str) -> Result<String> {
 
 fn stdin(terminal: Terminal) -> Result<Vec<u8>> {
     if STDIN_TAKEN.swap(true, Ordering::Relaxed) {
-        bail!("stdin can be read once; give `-` in one place only");
+        misuse!("stdin can be read once; give `-` in one place only");
     }
     let arrived = Arc::new(AtomicU64::new(0));
     let (sender, read) = mpsc::channel();

@@ -17,6 +17,7 @@ use clap::{ValueEnum, builder::PossibleValue};
 use crate::{
     args::{BackendName, DebugSwitch, IsaName, TierName},
     fetch,
+    misuse::misuse,
     settings::Settings,
     shipped_kernels,
     terminal::{Terminal, bytes, warn},
@@ -117,7 +118,7 @@ pub(crate) fn describe(loaded: &Loaded) -> String {
 pub(crate) fn backend(name: BackendName, settings: &Settings) -> Result<Box<dyn Backend>> {
     let device = match name {
         BackendName::Reference if !settings.debug.is_empty() => {
-            bail!("the reference has nothing to switch off; leave --debug out")
+            misuse!("the reference has nothing to switch off; leave --debug out")
         }
         BackendName::Reference => Device::Reference,
         BackendName::Cpu => Device::Cpu(cpu_config(settings)?),
@@ -246,7 +247,7 @@ pub(crate) fn cpu_config(settings: &Settings) -> Result<CpuConfig> {
     let of_cuda = |switch: &&DebugSwitch| **switch != DebugSwitch::NoFusion;
     if let Some(switch) = settings.debug.iter().find(of_cuda) {
         let name = switch.to_possible_value();
-        bail!(
+        misuse!(
             "`--debug {}` concerns CUDA alone; on the CPU there are --debug no-fusion and --isa",
             name.as_ref().map_or("", PossibleValue::get_name)
         );

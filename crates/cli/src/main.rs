@@ -8,7 +8,7 @@
 //! - `parity`, `roofline`: where two backends part; how fast a device could be
 //! - `terminal`, `output`, `input`: notes and progress, files that appear whole, files and stdin
 //! - `version`: what `--version` says
-//! - `words`: what is wrong with a JSON or TOML text
+//! - `words`, `misuse`: what is wrong with a JSON or TOML text, and with the command line
 //! - `visible`, `wrap`, `closed`: text of a model on a terminal; its lines; a stdout that is not there
 //! - `interrupt`, `typeahead`: signals; what is typed while nobody reads
 
@@ -24,6 +24,7 @@ mod hub;
 mod input;
 mod interrupt;
 mod load;
+mod misuse;
 mod output;
 mod parity;
 mod roofline;
@@ -48,6 +49,7 @@ use anyhow::Result;
 use clap::Parser;
 
 use args::{Arguments, Command, EvalCommand, KernelsCommand};
+use misuse::Misuse;
 use settings::Sources;
 use terminal::{Terminal, say, warn};
 
@@ -81,7 +83,11 @@ fn main() -> ExitCode {
         Err(error) => {
             // The chain reads as one sentence: what was tried, then why it failed.
             warn(format_args!("{error:#}"));
-            ExitCode::FAILURE
+            if Misuse::is_cause_of(&error) {
+                ExitCode::from(2)
+            } else {
+                ExitCode::FAILURE
+            }
         }
     }
 }

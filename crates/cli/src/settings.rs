@@ -18,9 +18,12 @@ use carat_model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::args::{
-    BackendName, DebugSwitch, DraftArgs, GenerateArgs, IsaName, KvTypes, MaxTokens, ModelArgs,
-    SamplingArgs, Seed, ServeArgs, TierName,
+use crate::{
+    args::{
+        BackendName, DebugSwitch, DraftArgs, GenerateArgs, IsaName, KvTypes, MaxTokens, ModelArgs,
+        SamplingArgs, Seed, ServeArgs, TierName,
+    },
+    misuse::misuse,
 };
 pub(crate) use sources::Sources;
 
@@ -111,7 +114,9 @@ pub(crate) struct SamplingSettings {
 impl Settings {
     pub(crate) fn with_model(mut self, flags: &ModelArgs) -> Result<Settings> {
         if let [first, second, ..] = &flags.model[..] {
-            bail!("-m names `{first}` and `{second}`; only `serve` takes several models, give one");
+            misuse!(
+                "-m names `{first}` and `{second}`; only `serve` takes several models, give one"
+            );
         }
         self.model = flags.model.first().cloned().or(self.model);
         self.with_device(flags)

@@ -60,8 +60,10 @@ pub(crate) fn grammar(tools: &[&Tool], marks: &CallMarks) -> Result<CallGrammar,
     let mut bytes = 0;
     for (index, tool) in tools.iter().enumerate() {
         check_name(&tool.name)?;
-        let parameters = parameters(tool)?;
+        let mark = tool.parameters.mark();
+        let parameters = parameters(tool, mark)?;
         let mut writer = Writer::new(&parameters, &tool.name, index, marks.quote);
+        writer.mark = mark;
         let arguments = writer.root()?;
         let call = literal(&format!("call:{}", tool.name));
         calls.push(format!("{call} {arguments}"));
@@ -100,16 +102,18 @@ fn check_name(name: &str) -> Result<(), GrammarError> {
     })
 }
 
-/// The schema of a tool's parameters, which are an object whether it says so or not.
-fn parameters(tool: &Tool) -> Result<Value, GrammarError> {
+/// The schema of a tool's parameters, which are an object whether it says so or not; integers beyond 64 bits are strings that begin
+/// with the mark.
+fn parameters(tool: &Tool, mark: Option<char>) -> Result<Value, GrammarError> {
     let refuse = |reason: &str| GrammarError::Tool {
         name: tool.name.clone(),
         reason: reason.to_owned(),
     };
-    schema::check_size(&tool.parameters)?;
-    let mut map = match &tool.parameters {
+    let schema = tool.parameters.marked(mark);
+    schema::check_size(&schema)?;
+    let mut map = match schema {
         Value::Null => return Ok(json!({"type": "object", "properties": {}})),
-        Value::Object(map) => map.clone(),
+        Value::Object(map) => map,
         _ => return Err(refuse("its parameters are no schema")),
     };
     let is_object = match map.get("type") {

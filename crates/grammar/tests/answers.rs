@@ -98,6 +98,74 @@ fn calls_follow_the_schema_of_their_tool() {
 }
 
 #[test]
+fn integers_may_be_as_long_as_ids_are() {
+    let tools = [tool(
+        "f",
+        json!({"properties": {
+            "a": {"type": "integer"},
+            "b": {"type": "integer", "minimum": 1},
+            "c": {"type": "integer", "maximum": 5},
+            "d": {"type": ["integer", "null"], "exclusiveMinimum": 0},
+        }}),
+    )];
+    let answer = with_tools(&tools, ToolChoice::Required);
+    let call = |key: &str, value: &str| format!("<|tool_call>call:f{{{key}:{value}}}<tool_call|>");
+    for (key, value) in [
+        ("a", "1234567890123456789"),
+        ("a", "-1234567890123456789"),
+        ("b", "1234567890123456789"),
+        ("c", "-1234567890123456789"),
+        ("d", "9007199254740993"),
+    ] {
+        let call = call(key, value);
+        assert_eq!(GEMMA.follow(&answer, &call), Followed::Complete, "{call}");
+        let reply = GEMMA.parse(&GEMMA.encode(&call), &tools);
+        assert_eq!(reply.tool_calls[0].arguments[key].to_string(), value);
+    }
+    for (key, value) in [("a", "12345678901234567890"), ("b", "0"), ("c", "6")] {
+        assert!(
+            GEMMA.is_refused(&answer, &call(key, value)),
+            "{key}:{value}"
+        );
+    }
+}
+
+/// A value would have made `1.2345678901234568e+22` of it, which the model had to write.
+#[test]
+fn integers_of_a_schema_are_written_with_every_digit() {
+    let large = "12345678901234567890123";
+    let tools: Vec<Tool> = serde_json::from_str(&format!(
+        r#"[{{"name": "f", "parameters": {{"properties": {{
+            "n": {{"const": {large}}},
+            "m": {{"enum": ["\ue000", "{large}", {large}, [-{large}], 7]}}}}}}}}]"#
+    ))
+    .unwrap();
+    let answer = with_tools(&tools, ToolChoice::Required);
+    let call = |arguments: &str| format!("<|tool_call>call:f{{{arguments}}}<tool_call|>");
+    let string = format!("m:<|\"|>{large}<|\"|>");
+    for arguments in [
+        &format!("n:{large}"),
+        &format!("m:{large}"),
+        &string,
+        &format!("m:[-{large}],n:{large}"),
+        "m:7",
+        "m:<|\"|>\u{e000}<|\"|>",
+    ] {
+        let call = call(arguments);
+        assert_eq!(GEMMA.follow(&answer, &call), Followed::Complete, "{call}");
+        let reply = GEMMA.parse(&GEMMA.encode(&call), &tools);
+        assert_eq!(reply.tool_calls.len(), 1, "{reply:?}");
+    }
+    for arguments in [
+        "n:1.2345678901234568e+22",
+        "n:12345678901234567890124",
+        "n:7",
+    ] {
+        assert!(GEMMA.is_refused(&answer, &call(arguments)), "{arguments}");
+    }
+}
+
+#[test]
 fn the_choice_of_tools_decides_what_an_answer_consists_of() {
     let tools = weather();
     let two = format!("{CALL}{CALL}");

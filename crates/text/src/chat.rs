@@ -6,7 +6,7 @@
 pub(crate) mod exact;
 mod wire;
 
-pub use exact::deserialize_arguments;
+pub use exact::{Json, deserialize_arguments};
 
 use std::borrow::Cow;
 
@@ -81,7 +81,7 @@ pub struct ToolResponse {
     pub name: Option<String>,
     /// An object, or anything else, which is then the result's one value.
     #[serde(default)]
-    pub response: Value,
+    pub response: Json,
 }
 
 impl Message {
@@ -96,6 +96,18 @@ impl Message {
             tool_responses: Vec::new(),
             tool_call_id: None,
             name: None,
+        }
+    }
+
+    /// A message whose text came in pieces.
+    pub fn of_parts(role: Role, mut parts: Vec<String>) -> Message {
+        let content = parts.concat();
+        if parts.len() < 2 {
+            parts.clear();
+        }
+        Message {
+            content_parts: parts,
+            ..Message::new(role, content)
         }
     }
 
@@ -117,6 +129,13 @@ impl Message {
     /// The result of a tool, for the earliest call that has none yet.
     pub fn tool_result(content: impl Into<String>) -> Message {
         Message::new(Role::Tool, content)
+    }
+
+    /// Whether a call or a result on this message holds an integer beyond 64 bits.
+    pub(crate) fn holds_large_integers(&self) -> bool {
+        let mut responses = self.tool_responses.iter();
+        self.tool_calls.iter().any(ToolCall::holds_large_integers)
+            || responses.any(|one| one.response.holds_large_integers())
     }
 }
 
@@ -178,28 +197,41 @@ impl ToolCall {
 
 /// A function the model may call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Value")]
+#[serde(try_from = "Json")]
 pub struct Tool {
     /// Name the model calls it by.
     pub name: String,
     /// Purpose, in words for the model.
     pub description: String,
     /// A JSON schema of type object; null where the tool takes nothing.
-    pub parameters: Value,
+    pub parameters: Json,
     /// A JSON schema of what it returns; null where nothing is said of that.
-    #[serde(skip_serializing_if = "Value::is_null")]
-    pub response: Value,
+    #[serde(skip_serializing_if = "is_null")]
+    pub response: Json,
+}
+
+fn is_null(json: &Json) -> bool {
+    json.value().is_null()
 }
 
 impl Tool {
     /// A tool of which nothing is said about its results.
-    pub fn new(name: impl Into<String>, description: impl Into<String>, parameters: Value) -> Tool {
+    pub fn new(
+        name: impl Into<String>,
+        description: impl Into<String>,
+        parameters: impl Into<Json>,
+    ) -> Tool {
         Tool {
             name: name.into(),
             description: description.into(),
-            parameters,
-            response: Value::Null,
+            parameters: parameters.into(),
+            response: Json::default(),
         }
+    }
+
+    /// Whether a schema of the tool holds an integer beyond 64 bits.
+    pub(crate) fn holds_large_integers(&self) -> bool {
+        self.parameters.holds_large_integers() || self.response.holds_large_integers()
     }
 }
 
@@ -258,11 +290,11 @@ mod tests {
     fn results_and_their_schemas_are_kept() {
         let message = json!({"role": "assistant", "content": "", "tool_responses": [{"name": "f", "response": {"t": 1}}]});
         let read: Message = serde_json::from_value(message.clone()).unwrap();
-        assert_eq!(read.tool_responses[0].response, json!({"t": 1}));
+        assert_eq!(*read.tool_responses[0].response.value(), json!({"t": 1}));
         assert_eq!(serde_json::to_value(read).unwrap(), message);
         let tool = json!({"function": {"name": "f", "response": {"type": "object"}}});
         let read: Tool = serde_json::from_value(tool).unwrap();
-        assert_eq!(read.response, json!({"type": "object"}));
+        assert_eq!(*read.response.value(), json!({"type": "object"}));
     }
 
     #[test]
@@ -296,6 +328,37 @@ mod tests {
         let text = format!(r#"{{"name": "f", "arguments": {{"n": {digits}}}}}"#);
         let call: ToolCall = serde_json::from_str(&text).unwrap();
         assert_eq!(call.parsed_arguments()["n"], digits);
+    }
+
+    #[test]
+    fn schemas_and_results_keep_every_digit() {
+        let schema = r#"{"properties":{"n":{"enum":[12345678901234567890123]}}}"#;
+        for text in [
+            format!(r#"{{"name":"f","description":"","parameters":{schema}}}"#),
+            format!(r#"{{"type":"function","function":{{"name":"f","parameters":{schema}}}}}"#),
+        ] {
+            let tool: Tool = serde_json::from_str(&text).unwrap();
+            assert!(tool.holds_large_integers());
+            let saved = serde_json::to_string(&tool).unwrap();
+            assert!(saved.contains(schema), "{saved}");
+            assert_eq!(serde_json::from_str::<Tool>(&saved).unwrap(), tool);
+        }
+        // What is wrong beside such an integer is said as always.
+        let wrong = r#"{"name": "f", "parameters": {"minimum": 12345678901234567890123, "required": "ab"}}"#;
+        let error = serde_json::from_str::<Tool>(wrong).unwrap_err().to_string();
+        assert!(error.contains("`required` is a text"), "{error}");
+        // A result that is text is not taken for the JSON that it spells.
+        for response in [
+            r#"{"n":12345678901234567890123}"#,
+            r#""{\"n\":12345678901234567890123}""#,
+        ] {
+            let text = format!(
+                r#"{{"role":"assistant","content":"","tool_responses":[{{"name":"f","response":{response}}}]}}"#
+            );
+            let message: Message = serde_json::from_str(&text).unwrap();
+            assert_eq!(serde_json::to_string(&message).unwrap(), text);
+            assert_eq!(message.holds_large_integers(), response.starts_with('{'));
+        }
     }
 
     #[test]
@@ -333,7 +396,7 @@ mod tests {
         let wrapped = json!({"type": "function", "function": bare.clone()});
         let read = |value| serde_json::from_value::<Tool>(value).unwrap();
         assert_eq!(read(bare), read(wrapped));
-        assert_eq!(read(json!({"name": "g"})).parameters, Value::Null);
+        assert_eq!(read(json!({"name": "g"})).parameters, Json::default());
     }
 
     #[test]

@@ -22,7 +22,7 @@ mod test_data;
 pub mod tokenizer;
 pub mod vocab;
 
-pub use chat::{Message, Role, Tool, ToolCall, ToolResponse};
+pub use chat::{Json, Message, Role, Tool, ToolCall, ToolResponse};
 pub use decoder::{StopStrings, TokenDecoder};
 pub use error::TextError;
 pub use parts::{Part, PartsParser, Reply};

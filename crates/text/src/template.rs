@@ -38,10 +38,10 @@ use serde_json::Map;
 
 use self::{
     context::{Habits, context},
-    guard::{Guard, unused_characters},
+    guard::Guard,
     integers::Unmarked,
 };
-use crate::{Message, TextError, Tool, ToolCall, Vocab};
+use crate::{Message, TextError, Tool, Vocab, chat::exact::unused_characters};
 
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 const EOS_TEXT: &str = "<eos>";
@@ -109,6 +109,7 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         builtins::add_to(&mut environment);
         python::add_to(&mut environment);
+        integers::add_to(&mut environment);
         checks::add_to(&mut environment);
         Ok(ChatTemplate {
             compiled,
@@ -176,11 +177,12 @@ impl ChatTemplate {
         tools: &[Tool],
     ) -> Result<(Map<String, serde_json::Value>, Option<char>), TextError> {
         let plain = context(messages, tools, self.habits, None);
-        let mut calls = messages.iter().flat_map(|message| &message.tool_calls);
-        if !calls.any(ToolCall::holds_large_integers) {
+        let has_large = messages.iter().any(Message::holds_large_integers)
+            || tools.iter().any(Tool::holds_large_integers);
+        if !has_large {
             return Ok((plain, None));
         }
-        let [mark] = unused_characters(&plain)?;
+        let [mark] = unused_characters(plain.values()).ok_or(TextError::NoGuardCharacter)?;
         let marked = context(messages, tools, self.habits, Some(mark));
         Ok((marked, Some(mark)))
     }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, process::ExitCode};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use carat::Loaded;
 use carat_cpu::BatchRows;
 use carat_cuda::Tier;
@@ -20,6 +20,7 @@ use carat_text::{Specials, Tokenizer};
 use crate::{
     args::{BackendName, InspectArgs},
     load::{self, backend, cpu_backend, cuda_config},
+    misuse::misuse,
     parity::{self, Difference},
     settings::Settings,
     terminal::{Terminal, bytes, say, thousands},
@@ -183,7 +184,7 @@ fn program(loaded: &Loaded, (rows, sampled): (usize, usize), settings: &Settings
             say(format_args!("{} launches", launches.len()))
         }
         Some(BackendName::Reference) => {
-            bail!("the reference runs the plan as it is; --plan lists it")
+            misuse!("the reference runs the plan as it is; --plan lists it")
         }
         Some(BackendName::Cpu) | None => {
             let cpu = cpu_backend(settings)?;

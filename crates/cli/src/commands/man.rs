@@ -5,12 +5,13 @@ use std::{
     io::{self, Write},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Command, CommandFactory};
 use clap_mangen::Man;
 
 use crate::{
     args::{Arguments, ManArgs},
+    misuse::misuse,
     output::WholeFile,
     version,
 };
@@ -43,7 +44,7 @@ fn named<'a>(program: &'a Command, words: &[String]) -> Result<&'a Command> {
     for word in words {
         let Some(found) = command.find_subcommand(word) else {
             let path = command.get_bin_name().unwrap_or("carat");
-            bail!("`{path}` has no command `{word}`; `{path} --help` lists those it has");
+            misuse!("`{path}` has no command `{word}`; `{path} --help` lists those it has");
         };
         command = found;
     }

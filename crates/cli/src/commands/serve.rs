@@ -25,6 +25,7 @@ use crate::{
     draft,
     interrupt::INTERRUPTED,
     load,
+    misuse::{Misuse, misuse},
     session::{self, unix_time},
     settings::{Settings, Sources, memory_size},
     terminal::{Terminal, bytes, warn},
@@ -121,7 +122,7 @@ pub(crate) fn run(
 async fn failure(app: &App) -> String {
     loop {
         if let Some(error) = app.failure() {
-            return error.to_string();
+            return format!("{:#}", anyhow::Error::new(error));
         }
         tokio::time::sleep(HEARTBEAT).await;
     }
@@ -179,7 +180,10 @@ fn leave_a_core(settings: &mut Settings) {
 fn config(args: &ServeArgs) -> Result<Config> {
     let mut keys = Vec::new();
     for text in &args.api_key {
-        keys.push(Key::parse(text).map_err(|problem| anyhow::anyhow!("--api-key: {problem}"))?);
+        keys.push(
+            Key::parse(text)
+                .map_err(|problem| Misuse::new(format_args!("--api-key: {problem}")))?,
+        );
     }
     if let Some(path) = &args.api_key_file {
         let text = fs::read_to_string(path)
@@ -199,7 +203,7 @@ fn config(args: &ServeArgs) -> Result<Config> {
         }
     }
     if !args.host.is_loopback() && keys.is_empty() && !args.no_auth {
-        bail!(
+        misuse!(
             "{} can be reached from other machines: give --api-key KEY, or --no-auth if everybody there may ask",
             args.host
         );

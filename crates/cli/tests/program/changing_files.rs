@@ -2,7 +2,8 @@
 
 use std::{
     fs,
-    io::Read,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::mpsc,
@@ -60,6 +61,57 @@ fn a_file_that_is_overwritten_ends_in_a_sentence() {
         fs::write(path, other).expect("written");
     });
     assert_eq!(code, Some(1), "{told}");
+    assert!(told.contains("model.gguf` was changed"), "{told}");
+}
+
+/// A server answers its clients before it ends, and ends by itself.
+#[test]
+fn a_server_fails_the_requests_that_need_the_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = copy_of_the_demo(folder.path());
+    let serve = ["serve", "--port", "0", "--backend", "cpu", "-m"];
+    let mut child = spawn(
+        program(&serve)
+            .arg(text(&model))
+            .args(["--draft", "off"])
+            .stdin(Stdio::null()),
+    );
+    let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
+    let mut told = String::new();
+    while !told.contains("ready after") {
+        let length = stderr.read_line(&mut told).expect("text");
+        assert!(length > 0, "{told}");
+    }
+    let (_, address) = told.rsplit_once("http://").expect("its address");
+    let address = address.trim().trim_end_matches("/v1").to_owned();
+    let ask = || {
+        let body =
+            r#"{"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 50}"#;
+        let mut stream = TcpStream::connect(&address).expect("it listens");
+        write!(
+            stream,
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        answer
+    };
+    let answer = ask();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let file = fs::File::options().write(true).open(&model).expect("open");
+    file.set_len(4096).expect("shortened");
+    let answer = ask();
+    assert!(answer.starts_with("HTTP/1.1 5"), "{answer}");
+    assert!(answer.contains("was changed"), "{answer}");
+    let _ = stderr.read_to_string(&mut told);
+    let status = child.wait().expect("it ends");
+    assert!(
+        status.code().is_some_and(|code| code != 0),
+        "{status}: {told}"
+    );
     assert!(told.contains("model.gguf` was changed"), "{told}");
 }
 

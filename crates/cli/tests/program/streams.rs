@@ -71,7 +71,7 @@ fn a_dash_is_stdin_or_stdout_wherever_a_file_is_taken() {
         messages,
         &[&ask[..], &["--messages", "-", "--tools", "-"]].concat(),
     );
-    assert_eq!(twice.code, Some(1));
+    assert_eq!(twice.code, Some(2));
     assert!(twice.stderr.contains("once"), "{}", twice.stderr);
 }
 

@@ -7,6 +7,8 @@ use crate::{GrammarError, path::Path, schema};
 
 /// Largest whole number that every reader of JSON keeps exact, and bound of numbers that have none.
 const LARGEST: f64 = ((1_u64 << 53) - 1) as f64;
+/// Bound of integers that have none. Ids of 19 digits are common; 64 bits hold this and twice the largest bound.
+const LARGEST_INTEGER: f64 = 9.2e18;
 /// Smallest step between numbers that is enforced.
 const SMALLEST_STEP: f64 = 1e-6;
 
@@ -63,12 +65,17 @@ impl Writer<'_> {
             });
         }
         // Digits without end are no number to whoever reads the call.
+        let open = if kind == "integer" && bound("multipleOf").is_none() {
+            LARGEST_INTEGER
+        } else {
+            LARGEST
+        };
         if low.is_none() {
-            let least = high.unwrap_or(0.0).min(0.0) * 2.0 - LARGEST;
+            let least = high.unwrap_or(0.0).min(0.0) * 2.0 - open;
             number.insert("minimum".to_owned(), json!(least));
         }
         if high.is_none() {
-            let most = low.unwrap_or(0.0).max(0.0) * 2.0 + LARGEST;
+            let most = low.unwrap_or(0.0).max(0.0) * 2.0 + open;
             number.insert("maximum".to_owned(), json!(most));
         }
         number.insert("type".to_owned(), json!(kind));

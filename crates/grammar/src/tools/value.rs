@@ -26,7 +26,7 @@ pub(super) fn shared_lines(quote: TokenId) -> Vec<String> {
         format!("key: KEY | <[{quote}]> /(.|\\n)+/ <[{quote}]>"),
         // No longer than what a number of any program can hold.
         "NUMBER: /-?(0|[1-9][0-9]{0,15})(\\.[0-9]{1,16})?([eE][+-]?[0-9]{1,2})?/".to_owned(),
-        "INTEGER: /-?(0|[1-9][0-9]{0,14})/".to_owned(),
+        "INTEGER: /-?(0|[1-9][0-9]{0,18})/".to_owned(),
         "open0: string | NUMBER | \"true\" | \"false\" | \"null\"".to_owned(),
     ];
     for level in 1..=OPEN_LEVELS {
@@ -46,6 +46,8 @@ pub(super) struct Writer<'a> {
     /// Tells the rules of tools apart.
     index: usize,
     pub(super) quote: TokenId,
+    /// Begins the strings of the schema that are integers beyond 64 bits.
+    pub(super) mark: Option<char>,
     pub(super) lines: Vec<String>,
     /// Rules of schemas that others refer to, by pointer.
     pub(super) references: HashMap<String, String>,
@@ -66,6 +68,7 @@ impl<'a> Writer<'a> {
             tool,
             index,
             quote,
+            mark: None,
             lines: Vec::new(),
             references: HashMap::new(),
             names: 0,
@@ -227,8 +230,11 @@ impl<'a> Writer<'a> {
     /// One of these values, as they are.
     fn constants(&mut self, values: &[Value]) -> String {
         let quote = self.quote;
-        let strings: Vec<_> = values.iter().filter_map(Value::as_str).collect();
-        let others = values.iter().filter(|value| !value.is_string());
+        let (strings, others): (Vec<_>, Vec<_>) = values
+            .iter()
+            .partition(|value| value.is_string() && self.large_integer(value).is_none());
+        let strings: Vec<_> = strings.into_iter().filter_map(Value::as_str).collect();
+        let others = others.into_iter();
         let mut choices: Vec<_> = others.map(|value| self.constant(value)).collect();
         match strings.as_slice() {
             [] => {}
@@ -245,8 +251,16 @@ impl<'a> Writer<'a> {
         self.rule(&choices.join(" | "))
     }
 
+    /// Digits of an integer beyond 64 bits.
+    fn large_integer<'v>(&self, value: &'v Value) -> Option<&'v str> {
+        value.as_str()?.strip_prefix(self.mark?)
+    }
+
     fn constant(&self, value: &Value) -> String {
         let quote = self.quote;
+        if let Some(digits) = self.large_integer(value) {
+            return literal(digits);
+        }
         match value {
             Value::String(text) => format!("<[{quote}]> {} <[{quote}]>", literal(text)),
             Value::Array(values) => {

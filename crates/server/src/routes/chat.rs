@@ -4,7 +4,7 @@ use carat_engine::{
     DraftCounts, Usage,
     chat::{ChatFinish, Conversation, Token},
 };
-use carat_text::{Tokenizer, ToolCall};
+use carat_text::{Json, Tokenizer, ToolCall};
 use http::{HeaderValue, Response};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -52,9 +52,9 @@ pub(super) struct ChatRequest {
     #[serde(skip)]
     guided: Guided,
     #[serde(default)]
-    tools: Option<Vec<Value>>,
+    tools: Option<Vec<Json>>,
     #[serde(default)]
-    functions: Option<Vec<Value>>,
+    functions: Option<Vec<Json>>,
     #[serde(default)]
     tool_choice: Option<Value>,
     #[serde(default)]

@@ -10,7 +10,7 @@ mod tests;
 use std::sync::Arc;
 
 use carat_engine::chat::{ChatFinish, Token};
-use carat_text::{Tokenizer, ToolCall};
+use carat_text::{Json, Tokenizer, ToolCall};
 use http::Response;
 use serde_json::{Value, json};
 
@@ -81,7 +81,7 @@ fn frame(request: &ResponsesRequest, served: &Served) -> Value {
         "temperature": request.temperature.unwrap_or(sampling.temperature),
         "text": { "format": text.unwrap_or_else(|| json!({ "type": "text" })) },
         "tool_choice": request.tool_choice.clone().unwrap_or_else(|| json!("auto")),
-        "tools": request.tools.clone().unwrap_or_default(),
+        "tools": request.tools.iter().flatten().map(Json::value).collect::<Vec<_>>(),
         "top_p": request.top_p.unwrap_or(sampling.top_p),
         "truncation": "disabled",
         "usage": null,

@@ -1,7 +1,7 @@
 //! Tokens and prompts for those who count them, in the shapes of llama.cpp and vLLM at once.
 
 use carat_engine::chat::Conversation;
-use carat_text::{Specials, TokenId};
+use carat_text::{Json, Specials, TokenId};
 use http::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ struct TokenizeRequest {
     #[serde(default)]
     messages: Option<Vec<WireMessage>>,
     #[serde(default)]
-    tools: Option<Vec<Value>>,
+    tools: Option<Vec<Json>>,
     #[serde(default)]
     add_special: Option<bool>,
     #[serde(default)]

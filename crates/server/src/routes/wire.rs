@@ -1,7 +1,7 @@
 //! Wire types that several dialects share: messages, tools, stop strings, thinking.
 
 use carat_grammar::{Format, ToolChoice};
-use carat_text::{Message, Role, Tool, ToolCall, chat::deserialize_arguments};
+use carat_text::{Json, Message, Role, Tool, ToolCall, ToolResponse, chat::deserialize_arguments};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -33,16 +33,23 @@ pub(super) struct WireMessage {
     content: Value,
     #[serde(default)]
     reasoning_content: Option<String>,
-    #[serde(default, alias = "thinking")]
+    #[serde(default)]
     reasoning: Option<String>,
+    #[serde(default)]
+    thinking: Option<String>,
     #[serde(default)]
     tool_calls: Option<Vec<WireCall>>,
     #[serde(default)]
     function_call: Option<WireFunction>,
+    /// Results beside the calls that asked for them, as Gemma's own format has it.
+    #[serde(default)]
+    tool_responses: Option<Vec<ToolResponse>>,
     #[serde(default)]
     tool_call_id: Option<String>,
-    #[serde(default, alias = "tool_name")]
+    #[serde(default)]
     name: Option<String>,
+    #[serde(default)]
+    tool_name: Option<String>,
     /// Beside the content, as Ollama's clients send them.
     #[serde(default)]
     images: Option<Vec<Value>>,
@@ -90,7 +97,7 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError>
                 "images are not supported here; only text is",
             ));
         }
-        let content = content(&message.content, &format!("{path}.content"))?;
+        let parts = parts(&message.content, &format!("{path}.content"))?;
         let mut calls: Vec<ToolCall> = message
             .tool_calls
             .unwrap_or_default()
@@ -119,15 +126,20 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError>
         {
             called(&messages, id, &format!("{path}.tool_call_id"))?;
         }
+        // Clients that know several names send the same text under each, or nothing under all but one.
+        let thoughts = [
+            message.reasoning_content,
+            message.reasoning,
+            message.thinking,
+        ];
+        let thinking = thoughts.into_iter().flatten().find(|t| !t.is_empty());
         messages.push(Message {
-            thinking: message
-                .reasoning_content
-                .or(message.reasoning)
-                .unwrap_or_default(),
+            thinking: thinking.unwrap_or_default(),
             tool_calls: calls,
+            tool_responses: message.tool_responses.unwrap_or_default(),
             tool_call_id: message.tool_call_id,
-            name: message.name,
-            ..Message::new(role, content)
+            name: message.name.or(message.tool_name),
+            ..Message::of_parts(role, parts)
         });
     }
     Ok(messages)
@@ -151,17 +163,19 @@ pub(super) fn shown(word: &str) -> String {
     start.escape_debug().to_string()
 }
 
-/// Text, nothing, or parts of text.
+/// Text, nothing, or parts of text, all together.
 pub(super) fn content(content: &Value, path: &str) -> Result<String, ApiError> {
+    parts(content, path).map(|parts| parts.concat())
+}
+
+/// The same one by one: templates trim each part.
+pub(super) fn parts(content: &Value, path: &str) -> Result<Vec<String>, ApiError> {
     match content {
-        Value::Null => Ok(String::new()),
-        Value::String(text) => Ok(text.clone()),
+        Value::Null => Ok(Vec::new()),
+        Value::String(text) => Ok(vec![text.clone()]),
         Value::Array(parts) => {
-            let mut text = String::new();
-            for (n, part) in parts.iter().enumerate() {
-                text.push_str(part_text(part, &format!("{path}[{n}]"))?);
-            }
-            Ok(text)
+            let text = |(n, part)| part_text(part, &format!("{path}[{n}]")).map(str::to_owned);
+            parts.iter().enumerate().map(text).collect()
         }
         _ => Err(ApiError::invalid(
             path,
@@ -196,11 +210,12 @@ pub(super) fn part_text<'a>(part: &'a Value, path: &str) -> Result<&'a str, ApiE
 }
 
 /// A tool as OpenAI's clients describe it, wrapped or bare.
-pub(super) fn tools(wire: &[Value], path: &str) -> Result<Vec<Tool>, ApiError> {
+pub(super) fn tools(wire: &[Json], path: &str) -> Result<Vec<Tool>, ApiError> {
     wire.iter()
         .enumerate()
         .map(|(n, value)| {
             let kind = value
+                .value()
                 .get("type")
                 .and_then(Value::as_str)
                 .unwrap_or("function");
@@ -220,11 +235,11 @@ pub(super) fn tools(wire: &[Value], path: &str) -> Result<Vec<Tool>, ApiError> {
 }
 
 /// One function, wrapped or bare.
-pub(super) fn tool(value: &Value, path: &str) -> Result<Tool, ApiError> {
-    serde_json::from_value(value.clone()).map_err(|_| {
+pub(super) fn tool(value: &Json, path: &str) -> Result<Tool, ApiError> {
+    Tool::try_from(value).map_err(|problem| {
         ApiError::invalid(
             path,
-            format!("{path} is no tool: it needs a `name`, and may have a `description` and `parameters`"),
+            format!("{path} is no tool, which has a `name`, and may have a `description` and `parameters`: {problem}"),
         )
     })
 }

@@ -1,13 +1,17 @@
 //! Integers beyond 64 bits, digit for digit.
 //!
 //! JSON has no largest integer and neither has Python, which templates are written for; a [`Value`] makes a float of what 64 bits
-//! cannot hold. So arguments with such an integer are kept as their text ([`ToolCall::arguments`](super::ToolCall::arguments)). Where a
-//! value is needed, a *mark* takes the integer through: a string of a character that nothing else in the conversation has, and the
-//! digits.
+//! cannot hold. So arguments with such an integer are kept as their text ([`ToolCall::arguments`](super::ToolCall::arguments)), and
+//! schemas and results, which may be text themselves, as a value beside its text ([`Json`]). Where a value is needed, a *mark* takes
+//! the integer through: a string of a character that nothing else in the conversation has, and the digits.
 
-use std::{borrow::Cow, iter, ops::Range};
+use std::{borrow::Cow, collections::HashSet, iter, ops::Range};
 
-use serde::{Deserialize, Deserializer};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{self, DeserializeOwned},
+    ser,
+};
 use serde_json::{Value, value::RawValue};
 
 /// Digits of the longest integer that is kept. Python reads no longer ones, either.
@@ -87,10 +91,137 @@ pub fn deserialize_arguments<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Value, D::Error> {
     let raw = Box::<RawValue>::deserialize(deserializer)?;
-    from_text(raw.get()).map_err(serde::de::Error::custom)
+    from_text(raw.get()).map_err(de::Error::custom)
 }
 
-/// The same from JSON.
+/// A JSON value that keeps every digit of its integers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Json {
+    /// Integers beyond 64 bits are floats in it, or strings where one is beyond floats.
+    value: Value,
+    /// Its text, where the value has lost digits.
+    text: Option<Box<str>>,
+}
+
+impl Json {
+    /// The value. Integers beyond 64 bits are floats in it, or strings where one is beyond floats.
+    pub fn value(&self) -> &Value {
+        &self.value
+    }
+
+    /// Whether digits are missing in the value.
+    pub fn holds_large_integers(&self) -> bool {
+        self.text.is_some()
+    }
+
+    /// Reads something of it.
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
+        match &self.text {
+            Some(text) => serde_json::from_str(text),
+            None => T::deserialize(&self.value),
+        }
+    }
+
+    /// The text, where digits are missing in the value.
+    pub(crate) fn text(&self) -> Option<&str> {
+        self.text.as_deref()
+    }
+
+    /// The value with strings for integers beyond 64 bits: the mark, then the digits. Without a mark, the value itself.
+    pub fn marked(&self, mark: Option<char>) -> Value {
+        let marked = mark.zip(self.text.as_ref()).and_then(|(mark, text)| {
+            serde_json::from_str(&marked(text, mark.encode_utf8(&mut [0; 4]))).ok()
+        });
+        marked.unwrap_or_else(|| self.value.clone())
+    }
+
+    /// A mark that no string of the value holds, if there is something to mark.
+    pub fn mark(&self) -> Option<char> {
+        self.text.as_ref()?;
+        let [mark] = unused_characters([&self.value])?;
+        Some(mark)
+    }
+}
+
+impl From<Value> for Json {
+    fn from(value: Value) -> Json {
+        Json { value, text: None }
+    }
+}
+
+impl TryFrom<&RawValue> for Json {
+    type Error = serde_json::Error;
+
+    fn try_from(raw: &RawValue) -> Result<Json, serde_json::Error> {
+        let json = raw.get();
+        if !holds_large(json) {
+            return serde_json::from_str::<Value>(json).map(Json::from);
+        }
+        // A number that is beyond floats is an error, and it may be the only one.
+        let value: Value =
+            serde_json::from_str(json).or_else(|_| serde_json::from_str(&marked(json, "")))?;
+        Ok(Json {
+            value,
+            text: Some(json.into()),
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Json {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Json, D::Error> {
+        let raw = Box::<RawValue>::deserialize(deserializer)?;
+        Json::try_from(&*raw).map_err(de::Error::custom)
+    }
+}
+
+impl Serialize for Json {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Some(text) = &self.text else {
+            return self.value.serialize(serializer);
+        };
+        let raw = RawValue::from_string(text.clone().into()).map_err(ser::Error::custom)?;
+        raw.serialize(serializer)
+    }
+}
+
+/// Private-use characters that occur in no string and no key of the values; `None` where there are not so many.
+pub(crate) fn unused_characters<'a, const COUNT: usize>(
+    values: impl IntoIterator<Item = &'a Value>,
+) -> Option<[char; COUNT]> {
+    let mut taken = HashSet::new();
+    for value in values {
+        visit_strings(value, &mut |text| {
+            taken.extend(text.chars().filter(|c| is_private_use(*c)));
+        });
+    }
+    let free = ('\u{E000}'..='\u{F8FF}')
+        .chain('\u{F0000}'..='\u{FFFFD}')
+        .chain('\u{100000}'..='\u{10FFFD}')
+        .filter(|c| !taken.contains(c));
+    let unused: Vec<char> = free.take(COUNT).collect();
+    unused.try_into().ok()
+}
+
+fn is_private_use(character: char) -> bool {
+    matches!(character, '\u{E000}'..='\u{F8FF}' | '\u{F0000}'..)
+}
+
+/// Looks at every string and every key of a value.
+pub(crate) fn visit_strings(value: &Value, look: &mut impl FnMut(&str)) {
+    match value {
+        Value::String(text) => look(text),
+        Value::Array(values) => values.iter().for_each(|value| visit_strings(value, look)),
+        Value::Object(map) => {
+            for (key, value) in map {
+                look(key);
+                visit_strings(value, look);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// Arguments from JSON: the value, or its text if that holds an integer beyond 64 bits.
 pub(crate) fn from_text(json: &str) -> Result<Value, serde_json::Error> {
     if holds_large(json) {
         // Numbers aside it has to be sound.
@@ -148,5 +279,26 @@ mod tests {
         let large = r#"{"n": 18446744073709551616}"#;
         assert_eq!(read(large), Value::String(large.to_owned()));
         assert!(from_text(r#"{"n": 18446744073709551616"#).is_err());
+    }
+
+    #[test]
+    fn a_value_beside_its_text_loses_nothing() {
+        let read = |json: &str| serde_json::from_str::<Json>(json).unwrap();
+        // The character that marks would be taken from first stands in the text, written as an escape.
+        let large = r#"{"n": 18446744073709551616, "s": "\ue000", "t": "18446744073709551616"}"#;
+        let json = read(large);
+        assert_eq!(json.value()["n"], 18_446_744_073_709_551_616_f64);
+        assert_eq!(json.mark(), Some('\u{e001}'));
+        let marked = json.marked(json.mark());
+        assert_eq!(marked["n"], "\u{e001}18446744073709551616");
+        assert_eq!(marked["t"], "18446744073709551616");
+        assert_eq!(serde_json::to_string(&json).unwrap(), large);
+        assert_eq!(read(&serde_json::to_string(&json).unwrap()), json);
+        let small = read(r#"{"n": 1}"#);
+        assert_eq!((small.mark(), small.holds_large_integers()), (None, false));
+        // Beyond floats.
+        let digits = "9".repeat(400);
+        assert_eq!(*read(&digits).value(), Value::from(digits));
+        assert!(serde_json::from_str::<Json>("[18446744073709551616,]").is_err());
     }
 }

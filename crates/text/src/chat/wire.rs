@@ -6,7 +6,10 @@
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, value::RawValue};
 
-use super::{Message, Role, Tool, ToolCall, ToolResponse, exact};
+use super::{
+    Message, Role, Tool, ToolCall, ToolResponse,
+    exact::{self, Json},
+};
 
 /// A message with every name that its fields go by.
 #[derive(Deserialize)]
@@ -35,25 +38,18 @@ impl TryFrom<MessageForm> for Message {
     type Error = String;
 
     fn try_from(form: MessageForm) -> Result<Message, String> {
-        let mut content_parts = content_parts(form.content)?;
-        let content = content_parts.concat();
-        if content_parts.len() < 2 {
-            content_parts.clear();
-        }
         // Clients that know several names send the same text under each, or null under all but one.
         let thinking = [form.thinking, form.reasoning, form.reasoning_content]
             .into_iter()
             .flatten()
             .find(|text| !text.is_empty());
         Ok(Message {
-            role: form.role,
-            content,
-            content_parts,
             thinking: thinking.unwrap_or_default(),
             tool_calls: form.tool_calls,
             tool_responses: form.tool_responses,
             tool_call_id: form.tool_call_id,
             name: form.name,
+            ..Message::of_parts(form.role, content_parts(form.content)?)
         })
     }
 }
@@ -105,6 +101,7 @@ fn part_text(part: Value) -> Result<String, String> {
 impl TryFrom<Value> for Tool {
     type Error = String;
 
+    /// The tool that a value without lost digits describes.
     fn try_from(value: Value) -> Result<Tool, String> {
         let mut function = unwrapped(value, "a tool", "`name`, `description` and `parameters`")?;
         let name = required_text(&mut function, "name", "a tool")?;
@@ -134,11 +131,57 @@ impl TryFrom<Value> for Tool {
             Ok(schema)
         };
         Ok(Tool {
-            parameters: schema("parameters")?,
-            response: schema("response")?,
+            parameters: schema("parameters")?.into(),
+            response: schema("response")?.into(),
             name,
             description,
         })
+    }
+}
+
+impl TryFrom<Json> for Tool {
+    type Error = String;
+
+    fn try_from(json: Json) -> Result<Tool, String> {
+        Tool::try_from(&json)
+    }
+}
+
+/// The schemas of a tool as they are written, wrapped or bare.
+#[derive(Deserialize)]
+struct SchemasForm<'a> {
+    #[serde(borrow)]
+    parameters: Option<&'a RawValue>,
+    #[serde(borrow)]
+    response: Option<&'a RawValue>,
+    #[serde(borrow)]
+    function: Option<Box<SchemasForm<'a>>>,
+}
+
+impl TryFrom<&Json> for Tool {
+    type Error = String;
+
+    fn try_from(json: &Json) -> Result<Tool, String> {
+        let mut tool = Tool::try_from(json.value().clone())?;
+        let Some(text) = json.text() else {
+            return Ok(tool);
+        };
+        // The schemas once more, with their digits.
+        let said = |error: serde_json::Error| error.to_string();
+        let form: SchemasForm<'_> = serde_json::from_str(text).map_err(said)?;
+        let (parameters, response) = match form.function {
+            Some(function) => (function.parameters, function.response),
+            None => (form.parameters, form.response),
+        };
+        for (schema, raw) in [
+            (&mut tool.parameters, parameters),
+            (&mut tool.response, response),
+        ] {
+            if let Some(raw) = raw {
+                *schema = Json::try_from(raw).map_err(said)?;
+            }
+        }
+        Ok(tool)
     }
 }
 

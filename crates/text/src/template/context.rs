@@ -38,8 +38,8 @@ impl Habits {
     }
 }
 
-/// The variables `messages` and `tools`. With a mark, integers beyond 64 bits in the arguments of calls are strings of it and their
-/// digits.
+/// The variables `messages` and `tools`. With a mark, integers beyond 64 bits in calls, results and schemas are strings of it and
+/// their digits.
 pub(super) fn context(
     messages: &[Message],
     tools: &[Tool],
@@ -52,7 +52,7 @@ pub(super) fn context(
     }
     let tools = match tools {
         [] => Value::Null,
-        tools => tools.iter().map(tool_value).collect(),
+        tools => tools.iter().map(|tool| tool_value(tool, mark)).collect(),
     };
     Map::from_iter([
         (
@@ -100,7 +100,7 @@ fn message_values(
                         let responses = message.tool_responses.iter();
                         value.insert(
                             "tool_responses".to_owned(),
-                            responses.map(response_value).collect(),
+                            responses.map(|one| response_value(one, mark)).collect(),
                         );
                     }
                 }
@@ -142,7 +142,7 @@ fn content(message: &Message, role: Role, habits: Habits) -> Value {
     own(&message.content).into()
 }
 
-fn response_value(response: &ToolResponse) -> Value {
+fn response_value(response: &ToolResponse, mark: Option<char>) -> Value {
     let mut value = Map::new();
     value.extend(
         response
@@ -150,7 +150,7 @@ fn response_value(response: &ToolResponse) -> Value {
             .clone()
             .map(|name| ("name".to_owned(), name.into())),
     );
-    value.insert("response".to_owned(), response.response.clone());
+    value.insert("response".to_owned(), response.response.marked(mark));
     Value::Object(value)
 }
 
@@ -257,16 +257,16 @@ fn without_thoughts(text: &str) -> String {
         .collect()
 }
 
-fn tool_value(tool: &Tool) -> Value {
-    let mut parameters = tool.parameters.clone();
+fn tool_value(tool: &Tool, mark: Option<char>) -> Value {
+    let mut parameters = tool.parameters.marked(mark);
     single_types(&mut parameters);
     let mut function = json!({
         "name": tool.name,
         "description": tool.description,
         "parameters": parameters,
     });
-    if !tool.response.is_null() {
-        function["response"] = tool.response.clone();
+    if !tool.response.value().is_null() {
+        function["response"] = tool.response.marked(mark);
     }
     json!({"type": "function", "function": function})
 }

@@ -6,11 +6,14 @@
 //! looks for starts with `<` and ends with `>`, so all it finds begins and ends in the template's own text. One
 //! character stands for one, so trimming, splitting and comparing in the template work as before.
 
-use std::{borrow::Cow, collections::HashSet};
+use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-use crate::TextError;
+use crate::{
+    TextError,
+    chat::exact::{unused_characters, visit_strings},
+};
 
 /// True for a special token that a rendered prompt can hold.
 pub(crate) fn is_bracketed(special_text: &str) -> bool {
@@ -34,7 +37,8 @@ impl Guard {
         if !needed {
             return Ok(None);
         }
-        let [open, close] = unused_characters(context)?;
+        let [open, close] =
+            unused_characters(context.values()).ok_or(TextError::NoGuardCharacter)?;
         Ok(Some(Guard { open, close }))
     }
 
@@ -115,40 +119,4 @@ fn replace(text: &str, pairs: [(char, char); 2]) -> Cow<'_, str> {
             .map_or(c, |(_, to)| *to)
     };
     Cow::Owned(text.chars().map(put).collect())
-}
-
-/// Private-use characters that occur nowhere in the context.
-pub(super) fn unused_characters<const COUNT: usize>(
-    context: &Map<String, Value>,
-) -> Result<[char; COUNT], TextError> {
-    let mut taken = HashSet::new();
-    for value in context.values() {
-        visit_strings(value, &mut |text| {
-            taken.extend(text.chars().filter(|c| is_private_use(*c)));
-        });
-    }
-    let free = ('\u{E000}'..='\u{F8FF}')
-        .chain('\u{F0000}'..='\u{FFFFD}')
-        .chain('\u{100000}'..='\u{10FFFD}')
-        .filter(|c| !taken.contains(c));
-    let unused: Vec<char> = free.take(COUNT).collect();
-    unused.try_into().map_err(|_| TextError::NoGuardCharacter)
-}
-
-fn is_private_use(character: char) -> bool {
-    matches!(character, '\u{E000}'..='\u{F8FF}' | '\u{F0000}'..)
-}
-
-fn visit_strings(value: &Value, look: &mut impl FnMut(&str)) {
-    match value {
-        Value::String(text) => look(text),
-        Value::Array(values) => values.iter().for_each(|value| visit_strings(value, look)),
-        Value::Object(map) => {
-            for (key, value) in map {
-                look(key);
-                visit_strings(value, look);
-            }
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
-    }
 }

@@ -6,7 +6,7 @@
 
 use serde_json::Value;
 
-use crate::{Message, TextError, Tool};
+use crate::{Message, TextError, Tool, chat::Json};
 
 /// Most messages of a conversation.
 pub const MAX_MESSAGES: usize = 10_000;
@@ -66,7 +66,7 @@ pub fn conversation_bytes(messages: &[Message], tools: &[Tool]) -> usize {
         });
         let responses = message.tool_responses.iter();
         let responses =
-            responses.map(|r| optional_bytes(r.name.as_ref()) + json_bytes(&r.response));
+            responses.map(|r| optional_bytes(r.name.as_ref()) + exact_bytes(&r.response));
         message.content.len()
             + message.thinking.len()
             + optional_bytes(message.tool_call_id.as_ref())
@@ -75,7 +75,7 @@ pub fn conversation_bytes(messages: &[Message], tools: &[Tool]) -> usize {
             + responses.sum::<usize>()
     });
     let tools = tools.iter().map(|tool| {
-        let schemas = json_bytes(&tool.parameters) + json_bytes(&tool.response);
+        let schemas = exact_bytes(&tool.parameters) + exact_bytes(&tool.response);
         tool.name.len() + tool.description.len() + schemas
     });
     messages.sum::<usize>() + tools.sum::<usize>()
@@ -83,6 +83,11 @@ pub fn conversation_bytes(messages: &[Message], tools: &[Tool]) -> usize {
 
 fn optional_bytes(text: Option<&String>) -> usize {
     text.map_or(0, String::len)
+}
+
+/// The same where integers have digits that the value has not.
+fn exact_bytes(json: &Json) -> usize {
+    json_bytes(json.value()) + json.text().map_or(0, str::len)
 }
 
 fn json_bytes(value: &Value) -> usize {

@@ -6,11 +6,15 @@ use std::borrow::Cow;
 
 use minijinja::{
     AutoEscape, Environment, Error, ErrorKind, Output, State, Value, filters,
-    value::{Kwargs, Serde, ValueKind},
+    value::{Kwargs, ValueKind},
 };
 use serde::Serialize;
 
-use super::{date, meter};
+use super::{
+    date,
+    integers::{self, Written},
+    meter,
+};
 
 /// The variable that carries the time to `strftime_now`.
 pub(super) const UNIX_TIME: &str = "unix_time";
@@ -149,11 +153,9 @@ fn strftime_now(state: &mut State, format: &str) -> Result<String, Error> {
 fn from_json(state: &mut State, text: &str) -> Result<Value, Error> {
     // `[[[` is three lists, once as JSON and once as values.
     meter::meter(state)?.spend(64 * text.len() as u64)?;
-    serde_json::from_str::<serde_json::Value>(text)
-        .map(|value| Value::from(Serde(value)))
-        .map_err(|error| {
-            Error::new(ErrorKind::InvalidOperation, "fromjson: not valid JSON").with_source(error)
-        })
+    integers::from_json(text).map_err(|error| {
+        Error::new(ErrorKind::InvalidOperation, "fromjson: not valid JSON").with_source(error)
+    })
 }
 
 /// As Python's `json.dumps` writes it. Unlike the engine's own filter this does not escape `<` and `>` for HTML.
@@ -175,6 +177,7 @@ fn to_json(state: &mut State, value: &Value, options: Kwargs) -> Result<String, 
         written: Vec::new(),
         left: meter.left(),
     };
+    let value = Written(value.clone());
     let outcome = match indent {
         // More than anyone indents by.
         Some(width) => {

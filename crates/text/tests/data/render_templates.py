@@ -3,8 +3,8 @@
 Usage: python3 render_templates.py            (writes beside itself; jinja2 3.1 is needed, nothing else)
 
 The same seed gives the same file. Conversations use all that the templates read: rules, tools with nested schemas and
-declared results, content in parts, thoughts, calls with arguments of every kind, integers of any length among them, results as messages and on the message that
-asked, text that looks like control tokens. Three things are left out because the program means to differ from the templates
+declared results, content in parts, thoughts, calls with arguments of every kind, results as messages and on the message that
+asked, integers of any length in calls, results and schemas, text that looks like control tokens. Three things are left out because the program means to differ from the templates
 there: arguments as JSON text, which are parsed first; lists of types in schemas, which templates cannot write; and results as
 messages in a template that does not know them, which are moved to the message that asked.
 """
@@ -26,6 +26,9 @@ CONVERSATIONS = 240
 EMPTY_THOUGHT = "<|channel>thought\n<channel|>"
 pick = random.Random(20261116)
 widen = random.Random(20261117)
+bound = random.Random(20261118)
+
+LARGE = [2**64, -(2**63) - 1, 12345678901234567890123, 2**128 - 1, -(2**127), 2**128, -(10**60) - 7, 10**400 + 1]
 
 WORDS = [
     "fox", "Home", " snow", "é", "Straße", "Жук", "я", "漢字", "🦊", "a<b", "c>d", "<|turn>", "<turn|>", "<|\"|>", "<eos>",
@@ -74,7 +77,7 @@ def widened(value):
     if isinstance(value, list):
         return [widened(one) for one in value]
     if isinstance(value, int) and not isinstance(value, bool) and widen.random() < 0.4:
-        return widen.choice([2**64, -(2**63) - 1, 12345678901234567890123, 2**128 - 1, -(2**127), 2**128, -(10**60) - 7, 10**400 + 1])
+        return widen.choice(LARGE)
     return value
 
 
@@ -94,6 +97,16 @@ def schema(depth=0):
         if pick.random() < 0.5:
             made["required"] = pick.sample(KEYS, pick.randint(1, 2))
     return made
+
+
+def bounded(schema):
+    """The same with large bounds on items of lists, of which templates write every keyword."""
+    if isinstance(schema, dict):
+        for key, one in schema.items():
+            bounded(one)
+            if key == "items" and isinstance(one, dict) and "type" in one and bound.random() < 0.5:
+                one.update(bound.choice([{"minimum": bound.choice(LARGE)}, {"enum": [bound.choice(LARGE), 7]}]))
+    return schema
 
 
 def tool():
@@ -132,7 +145,7 @@ def answer(messages, number):
     how = pick.random()
     if how < 0.25:
         message["tool_responses"] = [
-            {"name": call["function"]["name"], "response": pick.choice([arguments(), text(2) or "ok"])} for call in calls
+            {"name": call["function"]["name"], "response": widened(pick.choice([arguments(), text(2) or "ok"]))} for call in calls
         ]
     elif how < 0.85:
         for call in calls:
@@ -155,7 +168,7 @@ def conversation():
         messages.append({"role": "user", "content": content()})
     return {
         "messages": messages,
-        "tools": [tool() for _ in range(pick.choice([0, 0, 1, 2, 3]))],
+        "tools": [bounded(tool()) for _ in range(pick.choice([0, 0, 1, 2, 3]))],
         "thinking": pick.random() < 0.4,
         "generation_prompt": pick.random() < 0.8,
     }

@@ -6,13 +6,14 @@
 
 use std::io::BufRead;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use carat::Loaded;
 use carat_model::cost::Roofline;
 use serde_json::json;
 
 use crate::{
     args::{BenchArgs, BenchFormat},
+    misuse::misuse,
     terminal::say,
 };
 
@@ -25,7 +26,7 @@ pub(super) enum Pace {
 impl Pace {
     pub(super) fn new(args: &BenchArgs) -> Result<Pace> {
         if args.paced && args.output != BenchFormat::Json {
-            bail!("--paced is for a program that reads its output: it needs -o json");
+            misuse!("--paced is for a program that reads its output: it needs -o json");
         }
         Ok(if args.paced { Pace::Told } else { Pace::Free })
     }

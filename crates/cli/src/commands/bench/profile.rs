@@ -16,6 +16,7 @@ use serde_json::json;
 use super::{Case, feeder::Feeder};
 use crate::{
     args::{BenchArgs, BenchFormat},
+    misuse::misuse,
     output::WholeFile,
 };
 
@@ -221,7 +222,7 @@ impl Profiles {
             return Ok(None);
         }
         if args.output == BenchFormat::Csv {
-            bail!("--profile has no csv form; -o md and -o json do");
+            misuse!("--profile has no csv form; -o md and -o json do");
         }
         if Feeder::new(executor, 1, 1).profile(&[0])?.is_none() {
             bail!(

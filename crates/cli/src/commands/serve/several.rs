@@ -16,6 +16,7 @@ use super::{describe, engine_config, leave_a_core, open, start};
 use crate::{
     allocator,
     args::ServeArgs,
+    misuse::misuse,
     settings::{Settings, Sources, memory_size},
     terminal::{Terminal, bytes, thousands, warn},
 };
@@ -71,7 +72,7 @@ pub(super) fn models(
     if let Some(name) = &args.name {
         match &mut models[..] {
             [one] => one.name = Some(name.clone()),
-            _ => bail!(
+            _ => misuse!(
                 "--name {name} is for one model, and there are {}; name each with -m NAME=FILE",
                 models.len()
             ),
@@ -163,7 +164,7 @@ pub(super) fn offer(
     for offer in &offers {
         let name = &offer.info.name;
         if !names.insert(name.clone()) {
-            bail!("two models are called `{name}`; give them names with -m NAME=FILE");
+            misuse!("two models are called `{name}`; give them names with -m NAME=FILE");
         }
     }
     let ready = format!(

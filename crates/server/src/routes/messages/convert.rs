@@ -2,7 +2,7 @@
 
 use carat_engine::chat::Conversation;
 use carat_grammar::ToolChoice;
-use carat_text::{Message, Role, Tool, ToolCall, chat::deserialize_arguments};
+use carat_text::{Json, Message, Role, Tool, ToolCall, chat::deserialize_arguments};
 use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::{Value, json, value::RawValue};
 
@@ -39,7 +39,7 @@ pub(super) struct MessagesRequest {
     #[serde(default)]
     thinking: Option<ThinkingSwitch>,
     #[serde(default)]
-    tools: Option<Vec<Value>>,
+    tools: Option<Vec<Json>>,
     #[serde(default)]
     tool_choice: Option<WireChoice>,
     #[serde(default)]
@@ -84,7 +84,7 @@ struct WireTool {
     name: String,
     #[serde(default)]
     description: Option<String>,
-    input_schema: Value,
+    input_schema: Json,
 }
 
 #[derive(Debug, Deserialize)]
@@ -223,19 +223,19 @@ fn messages(system: &Value, wire: &[WireMessage]) -> Result<Vec<Message>, ApiErr
 /// A user's text, and the results of tools that it stands between.
 fn user(content: &Value, path: &str, messages: &mut Vec<Message>) -> Result<(), ApiError> {
     let Value::Array(blocks) = content else {
-        messages.push(Message::user(wire::content(content, path)?));
+        messages.push(Message::of_parts(Role::User, wire::parts(content, path)?));
         return Ok(());
     };
-    let mut text = String::new();
+    let mut texts = Vec::new();
     let before = messages.len();
     for (n, block) in blocks.iter().enumerate() {
         let path = format!("{path}[{n}]");
         if kind(block) != "tool_result" {
-            text.push_str(wire::part_text(block, &path)?);
+            texts.push(wire::part_text(block, &path)?.to_owned());
             continue;
         }
-        if !text.is_empty() {
-            messages.push(Message::user(std::mem::take(&mut text)));
+        if texts.iter().any(|text| !text.is_empty()) {
+            messages.push(Message::of_parts(Role::User, std::mem::take(&mut texts)));
         }
         let id = string(block, "tool_use_id", &path)?;
         wire::called(messages, id, &format!("{path}.tool_use_id"))?;
@@ -251,8 +251,8 @@ fn user(content: &Value, path: &str, messages: &mut Vec<Message>) -> Result<(), 
             })
         });
     }
-    if !text.is_empty() || messages.len() == before {
-        messages.push(Message::user(text));
+    if texts.iter().any(|text| !text.is_empty()) || messages.len() == before {
+        messages.push(Message::of_parts(Role::User, texts));
     }
     Ok(())
 }
@@ -262,6 +262,7 @@ fn assistant(content: &Value, path: &str) -> Result<Message, ApiError> {
         return Ok(Message::assistant(wire::content(content, path)?));
     };
     let mut message = Message::assistant("");
+    let mut texts = Vec::new();
     for (n, block) in blocks.iter().enumerate() {
         let path = format!("{path}[{n}]");
         match kind(block) {
@@ -282,9 +283,12 @@ fn assistant(content: &Value, path: &str) -> Result<Message, ApiError> {
                 }
                 message.tool_calls.push(call);
             }
-            _ => message.content.push_str(wire::part_text(block, &path)?),
+            _ => texts.push(wire::part_text(block, &path)?.to_owned()),
         }
     }
+    let said = Message::of_parts(Role::Assistant, texts);
+    message.content = said.content;
+    message.content_parts = said.content_parts;
     Ok(message)
 }
 
@@ -302,17 +306,17 @@ fn string<'a>(block: &'a Value, key: &str, path: &str) -> Result<&'a str, ApiErr
 }
 
 /// The client's own tools, and the types of those that only Anthropic runs.
-fn tools(wire: &[Value]) -> Result<(Vec<Tool>, Vec<String>), ApiError> {
+fn tools(wire: &[Json]) -> Result<(Vec<Tool>, Vec<String>), ApiError> {
     let (mut tools, mut ignored) = (Vec::new(), Vec::new());
     for (n, value) in wire.iter().enumerate() {
-        match value.get("type").and_then(Value::as_str) {
+        match value.value().get("type").and_then(Value::as_str) {
             None | Some("custom") => {}
             Some(other) => {
                 ignored.push(shown(other));
                 continue;
             }
         }
-        let tool: WireTool = serde_json::from_value(value.clone()).map_err(|error| {
+        let tool: WireTool = value.read().map_err(|error| {
             ApiError::invalid(
                 format!("tools[{n}]"),
                 format!("tools[{n}] is no tool, which has a `name` and an `input_schema`: {error}"),

@@ -252,6 +252,19 @@ fn blocks_become_messages_in_their_order() {
 }
 
 #[test]
+fn parts_of_text_stay_parts() {
+    let parts = json!([{ "type": "text", "text": "a " }, { "type": "text", "text": " b" }]);
+    let conversation = conversation(json!({
+        "max_tokens": 5,
+        "messages": [{ "role": "user", "content": parts }, { "role": "assistant", "content": parts }],
+    }));
+    for message in conversation.messages {
+        assert_eq!(message.content, "a  b");
+        assert_eq!(message.content_parts, ["a ", " b"]);
+    }
+}
+
+#[test]
 fn an_assistants_last_words_are_continued() {
     let last =
         json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "He" }]);

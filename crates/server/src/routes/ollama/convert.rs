@@ -2,7 +2,7 @@
 
 use carat_engine::chat::Conversation;
 use carat_grammar::Format;
-use carat_text::Message;
+use carat_text::{Json, Message};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -28,7 +28,7 @@ pub(super) struct ChatRequest {
     #[serde(default)]
     think: Value,
     #[serde(default)]
-    tools: Option<Vec<Value>>,
+    tools: Option<Vec<Json>>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -198,10 +198,10 @@ fn a_prompt_is_a_question_unless_it_is_raw() {
 fn results_of_tools_may_come_by_name_or_id() {
     let ask = chat_ask(json!({ "messages": [
         { "role": "user", "content": "Weather?" },
-        { "role": "assistant", "content": "", "thinking": "Hm.", "tool_calls": [
+        { "role": "assistant", "content": "", "reasoning_content": "", "reasoning": null, "thinking": "Hm.", "tool_calls": [
             { "id": "call_1", "function": { "name": "f", "arguments": { "a": 1 } } },
         ]},
-        { "role": "tool", "tool_name": "f", "content": "sun" },
+        { "role": "tool", "tool_name": "f", "name": "f", "content": "sun" },
     ]}))
     .unwrap();
     let Prompt::Chat(conversation) = ask.prompt else {
@@ -209,6 +209,26 @@ fn results_of_tools_may_come_by_name_or_id() {
     };
     assert_eq!(conversation.messages[1].thinking, "Hm.");
     assert_eq!(conversation.messages[2].name.as_deref(), Some("f"));
+}
+
+#[test]
+fn parts_results_and_schemas_come_through_whole() {
+    let request = r#"{
+        "messages": [
+            { "role": "user", "content": [{ "type": "text", "text": "a " }, { "type": "text", "text": " b" }] },
+            { "role": "assistant", "content": "", "tool_calls": [{ "function": { "name": "f", "arguments": {} } }],
+              "tool_responses": [{ "name": "f", "response": "sun" }] }
+        ],
+        "tools": [{ "function": { "name": "f", "parameters": { "enum": [12345678901234567890123] } } }]
+    }"#;
+    let request: ChatRequest = serde_json::from_str(request).unwrap();
+    let Prompt::Chat(conversation) = request.ask().unwrap().prompt else {
+        panic!("no conversation");
+    };
+    assert_eq!(conversation.messages[0].content_parts, ["a ", " b"]);
+    assert_eq!(conversation.messages[1].tool_responses.len(), 1);
+    let schema = serde_json::to_string(&conversation.tools[0].parameters).unwrap();
+    assert!(schema.contains("[12345678901234567890123]"), "{schema}");
 }
 
 #[test]

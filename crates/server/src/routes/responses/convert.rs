@@ -3,7 +3,7 @@
 use base64::{Engine, prelude::BASE64_STANDARD};
 use carat_engine::chat::Conversation;
 use carat_grammar::ToolChoice;
-use carat_text::{Message, Role, Tool, ToolCall};
+use carat_text::{Json, Message, Role, Tool, ToolCall};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -46,7 +46,7 @@ pub(super) struct ResponsesRequest {
     #[serde(default)]
     top_logprobs: Option<u64>,
     #[serde(default)]
-    pub(super) tools: Option<Vec<Value>>,
+    pub(super) tools: Option<Vec<Json>>,
     #[serde(default)]
     pub(super) tool_choice: Option<Value>,
     #[serde(default)]
@@ -194,17 +194,18 @@ fn add(item: &Value, path: &str, messages: &mut Vec<Message>) -> Result<(), ApiE
     match kind.unwrap_or("message") {
         "message" => {
             let content = item.get("content").unwrap_or(&Value::Null);
-            let content = wire::content(content, &format!("{path}.content"))?;
+            let parts = wire::parts(content, &format!("{path}.content"))?;
             let role = match string("role")? {
                 "user" => Role::User,
                 "system" => Role::System,
                 "developer" => Role::Developer,
                 "assistant" => {
-                    models(messages, |m| {
+                    let said = Message::of_parts(Role::Assistant, parts);
+                    let message = models(messages, |m| {
                         m.content.is_empty() && m.tool_calls.is_empty()
-                    })
-                    .content
-                    .push_str(&content);
+                    });
+                    message.content = said.content;
+                    message.content_parts = said.content_parts;
                     return Ok(());
                 }
                 other => {
@@ -217,7 +218,7 @@ fn add(item: &Value, path: &str, messages: &mut Vec<Message>) -> Result<(), ApiE
                     ));
                 }
             };
-            messages.push(Message::new(role, content));
+            messages.push(Message::of_parts(role, parts));
         }
         "reasoning" => {
             let thought = thought(item, path)?;
@@ -311,10 +312,10 @@ pub(super) fn sealed(thought: &str) -> String {
 }
 
 /// Functions, and the types of the tools that are none.
-fn tools(wire: &[Value]) -> Result<(Vec<Tool>, Vec<String>), ApiError> {
+fn tools(wire: &[Json]) -> Result<(Vec<Tool>, Vec<String>), ApiError> {
     let (mut tools, mut ignored) = (Vec::new(), Vec::new());
     for (n, value) in wire.iter().enumerate() {
-        let kind = value.get("type").and_then(Value::as_str);
+        let kind = value.value().get("type").and_then(Value::as_str);
         match kind.unwrap_or("function") {
             "function" => tools.push(wire::tool(value, &format!("tools[{n}]"))?),
             other => ignored.push(shown(other)),

@@ -307,6 +307,19 @@ fn items_of_one_turn_become_one_message() {
 }
 
 #[test]
+fn parts_of_text_stay_parts() {
+    let parts =
+        json!([{ "type": "input_text", "text": "a " }, { "type": "input_text", "text": " b" }]);
+    let conversation = conversation(json!({
+        "input": [{ "role": "user", "content": parts }, { "role": "assistant", "content": parts }],
+    }));
+    for message in conversation.messages {
+        assert_eq!(message.content, "a  b");
+        assert_eq!(message.content_parts, ["a ", " b"]);
+    }
+}
+
+#[test]
 fn tools_that_are_no_functions_are_named_and_left_out() {
     let more = |choice: Value| {
         json!({

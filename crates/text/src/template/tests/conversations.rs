@@ -94,7 +94,7 @@ fn a_closed_turn_is_followed_by_the_models() {
 fn a_closed_turn_is_followed_by_an_empty_thought_where_the_template_has_one() {
     let responses = vec![ToolResponse {
         name: Some("f".to_owned()),
-        response: json!({"ok": true}),
+        response: json!({"ok": true}).into(),
     }];
     let done = Message {
         tool_responses: responses,

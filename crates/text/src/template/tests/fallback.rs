@@ -120,6 +120,18 @@ fn the_built_in_template_writes_tools_calls_and_results() {
     "#]],
     );
     messages.truncate(2);
+    let mut beside = messages.clone();
+    beside[1].content = "Done.".to_owned();
+    beside[1].tool_responses = [json!({"t": [15]}), json!("noon")]
+        .map(|response| crate::ToolResponse {
+            name: Some("f".to_owned()),
+            response: response.into(),
+        })
+        .into();
+    let text = fallback.render(&beside, &[], &options).unwrap();
+    let end = "call:now{}<tool_call|><|tool_response>response:f{t:[15]}<tool_response|>\
+               <|tool_response>response:f{value:<|\"|>noon<|\"|>}<tool_response|>Done.<turn|>\n<|turn>model\n";
+    assert!(text.text().ends_with(end), "{}", text.text());
     let text = fallback.render(&messages, &[], &options).unwrap();
     assert!(
         text.text()
