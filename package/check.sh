@@ -37,6 +37,8 @@ try_out() {
   answer=$(unshare --net "$@" run --temp 0 "What is 2 + 2?")
   echo "$answer"
   case $answer in *4*) ;; *) echo "check.sh: that is no answer" >&2; return 1 ;; esac
+  unshare --net "$@" doctor | grep "compiled ahead, in .*share/carat/kernels" ||
+    { echo "check.sh: the kernels that came with it are not found" >&2; return 1; }
 }
 
 step "the Debian package on $suite"

@@ -44,7 +44,11 @@ export RUSTFLAGS="--remap-path-prefix=$source=. --remap-path-prefix=${CARGO_HOME
 export CARGO_INCREMENTAL=0
 export CARGO_TARGET_DIR=$source/target/package
 
+folder=$profile
+[ "$profile" != dev ] || folder=debug
 dist=$source/target/dist
+# The wheel takes what it installs beside the program from there.
+kernels=$source/package/wheel/data/data/share/carat/kernels
 work=$source/target/package/work
 mkdir -p "$dist" "$work"
 
@@ -66,7 +70,17 @@ run_for() {
   fi
 }
 
-# Completions, manual pages and licences, as an installed program has them under `share`.
+# Kernels for NVIDIA cards, the same for every processor: with them a first run compiles nothing. Those of the first architecture of a
+# generation serve all of it.
+make_kernels() {
+  local target=$here-unknown-linux-gnu
+  crates/cuda/fetch-nvrtc.sh
+  cargo build --locked --profile "$profile" --package carat-cli --target "$target"
+  rm -f "$kernels"/*.cubin
+  "$CARGO_TARGET_DIR/$target/$folder/carat" kernels build --arch sm_80,sm_90a --out "$kernels" --library-dir target/nvrtc
+}
+
+# Kernels, completions, manual pages and licences, as an installed program has them under `share`.
 lay_out_share() {
   local architecture=$1 binary=$2 share=$3
   mkdir -p "$share"/{man/man1,bash-completion/completions,zsh/vendor-completions,fish/vendor_completions.d,doc/carat}
@@ -75,6 +89,7 @@ lay_out_share() {
   run_for "$architecture" "$binary" completions zsh > "$share/zsh/vendor-completions/_carat"
   run_for "$architecture" "$binary" completions fish > "$share/fish/vendor_completions.d/carat.fish"
   cp LICENSE-MIT LICENSE-APACHE assets/WORDNET-LICENSE.txt "$share/doc/carat/"
+  install -D -m 644 --target-directory "$share/carat/kernels" "$kernels"/*.cubin
   chmod -R u=rwX,go=rX "$share"
 }
 
@@ -147,6 +162,8 @@ CONTROL
   dpkg-deb --root-owner-group -Zxz --threads-max=1 --build "$root" "$dist/carat_$version-1_$debian.deb"
 }
 
+step "kernels"
+make_kernels
 for architecture in "${architectures[@]}"; do
   target=$architecture-unknown-linux-gnu
   if [ "$architecture" != "$here" ]; then
@@ -156,8 +173,6 @@ for architecture in "${architectures[@]}"; do
   step "$architecture: the program and its wheel"
   # Compiles, and asks of the program that it run wherever its tag says.
   (cd package/wheel && "$maturin" build --profile "$profile" --target "$target" --out "$dist")
-  folder=$profile
-  [ "$profile" != dev ] || folder=debug
   binary=$CARGO_TARGET_DIR/$target/$folder/carat
   run_for "$architecture" "$binary" --version
 

@@ -441,6 +441,7 @@ describe("dashboard", () => {
       await page.waitForSelector("#requests >> text=No requests under way.");
       assert.match(await page.innerText("#pages"), /\d+ in use/);
       assert.match(await page.innerText("#ends"), /abort\s+\d+/);
+      assert.match(await page.innerText("#latest"), /long-one\s+(too short|nothing begins like it|it differs after that)/);
       await shoot(page, "dashboard");
       await accessible(page, "dashboard");
     }, "/dashboard"));

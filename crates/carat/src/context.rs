@@ -17,6 +17,8 @@ pub struct Chosen {
     pub kv_bytes: u64,
     /// True where more would fit if it were asked for.
     pub more_fits: bool,
+    /// Bytes of matrices that lie in host memory for want of the device's.
+    pub offloaded_bytes: u64,
     /// Placement of weights, keys and values on devices that have their own memory; in lines for a person.
     pub placement: Option<String>,
 }
@@ -37,13 +39,13 @@ pub fn choose(loaded: &Loaded, parallel: usize, asked: Option<usize>) -> Result<
         return Err(Error::ContextTooLarge { problem, was_asked });
     }
     let more = (tokens * 2).min(trained);
+    let need = fit.need(tokens)?;
     Ok(Chosen {
         tokens,
         kv_bytes: fit.kv_bytes(tokens),
         more_fits: more > tokens && fit.problem(more)?.is_none(),
-        placement: fit
-            .need(tokens)?
-            .map(|need| need.parts.trim_end().to_owned()),
+        offloaded_bytes: need.as_ref().map_or(0, |need| need.offloaded_bytes),
+        placement: need.map(|need| need.parts.trim_end().to_owned()),
     })
 }
 

@@ -2,8 +2,10 @@
 
 use std::{path::PathBuf, time::UNIX_EPOCH};
 
+use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{DiskConfig, EngineConfig, Namespace};
 use carat_model::{
+    backend::Backend,
     kv::{PerGroup, pages_of, window_pages},
     layout,
     plan::Listing,
@@ -19,6 +21,10 @@ const SAMPLE: usize = 4096;
 const CONVERSATION: usize = 8192;
 /// Windows that are kept of each: at the end of its last prompt, and of its last answer.
 const WINDOWS: usize = 2;
+
+/// Part of the machine's free memory that prefixes get where nobody says how much, and the most.
+const RAM_DIVISOR: u64 = 10;
+const MOST_RAM_BYTES: u64 = 8 << 30;
 
 /// Tiers of the prefix cache behind the device; none by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,6 +46,21 @@ pub struct PrefixDisk {
 }
 
 impl PrefixCache {
+    /// Host memory for prefixes where nobody says how much: a tenth of what is free, at most 8 GiB, where a card computes. None on
+    /// a processor, whose pages are there anyway.
+    pub fn usual_ram_bytes(loaded: &Loaded) -> u64 {
+        if loaded.backend.name() != "cuda" {
+            return 0;
+        }
+        let machine = CpuBackend::new(&CpuConfig {
+            repack_bytes: 0,
+            ..CpuConfig::default()
+        });
+        machine
+            .memory()
+            .map_or(0, |memory| usual_share(memory.free_bytes))
+    }
+
     /// Tells an engine of it.
     pub(crate) fn configure(&self, loaded: &Loaded, config: &mut EngineConfig) {
         config.host_pages = self.host_pages(loaded);
@@ -72,6 +93,10 @@ impl PrefixCache {
     }
 }
 
+fn usual_share(free_bytes: u64) -> u64 {
+    (free_bytes / RAM_DIVISOR).min(MOST_RAM_BYTES)
+}
+
 /// All that keys and values depend on besides tokens. The file is told by its size, its time, and a look at each tensor.
 fn namespace(loaded: &Loaded) -> Namespace {
     let file = &loaded.file;
@@ -96,4 +121,22 @@ fn namespace(loaded: &Loaded) -> Namespace {
         }
     }
     Namespace::new(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_get_a_tenth_of_free_memory_and_no_more_than_8_gib() {
+        let gib = 1 << 30;
+        for (free, share) in [
+            (0, 0),
+            (10 * gib, gib),
+            (80 * gib, 8 * gib),
+            (500 * gib, 8 * gib),
+        ] {
+            assert_eq!(usual_share(free), share);
+        }
+    }
 }

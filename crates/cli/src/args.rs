@@ -18,7 +18,7 @@ pub(crate) use kv_types::KvTypes;
 pub(crate) use values::{MaxTokens, Seed, max_tokens, seed, top_k};
 use values::{
     backend_pair, batch_rows, bias, draft_length, min_p, parallel, positive, probability, rows,
-    seconds, size, stop, temperature, threads, tolerance, top_p,
+    seconds, size, size_or_none, stop, temperature, threads, tolerance, top_p,
 };
 
 use crate::{
@@ -430,8 +430,9 @@ pub(crate) enum LaneBy {
 /// Stores of prefixes beyond the device.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PrefixArgs {
-    /// Memory of the machine for prompts that the device has no more room for, such as 4GiB; of use with a GPU alone
-    #[arg(long = "prefix-ram", value_name = "SIZE", value_parser = size)]
+    /// Memory of the machine for prompts that a GPU has no more room for, such as 4GiB; 0 for none (default: with one model on a GPU,
+    /// a tenth of what is free, at most 8GiB)
+    #[arg(long = "prefix-ram", value_name = "SIZE", value_parser = size_or_none)]
     pub(crate) ram: Option<String>,
     /// A folder that conversations are kept in, so that they go on at once after other work or a restart; their text lies there in
     /// clear
@@ -492,6 +493,10 @@ pub(crate) struct ServeArgs {
     /// Parties that take turns where requests wait: those with a key of their own, or the users that requests name
     #[arg(long, value_enum, default_value = "key", value_name = "WHO")]
     pub(crate) lane_by: LaneBy,
+    /// Answers of one such party that may wait; more are turned away with 429 (default, where there are several: half of --queue, at most
+    /// 64)
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) lane_queue: Option<usize>,
     /// Let those with different keys continue from each other's prompts
     #[arg(long)]
     pub(crate) share_prefix: bool,

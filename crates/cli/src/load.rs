@@ -19,6 +19,7 @@ use crate::{
     fetch,
     misuse::misuse,
     settings::Settings,
+    shipped_kernels,
     terminal::{Terminal, bytes, warn},
 };
 
@@ -189,7 +190,7 @@ pub(crate) fn cuda_config(settings: &Settings) -> Result<CudaConfig> {
         },
         memory_limit: settings.vram_bytes()?,
         cache_dir: kernel_cache(),
-        kernels_dir: settings.kernels.clone(),
+        kernels_dir: settings.kernels.clone().or_else(shipped_kernels::folder),
         fusion: if settings.debugs(DebugSwitch::NoFusion) {
             Fusion::Off
         } else {

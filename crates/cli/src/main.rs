@@ -30,6 +30,7 @@ mod parity;
 mod roofline;
 mod session;
 mod settings;
+mod shipped_kernels;
 mod structured;
 mod synth;
 mod terminal;

@@ -29,7 +29,7 @@ use crate::{
     },
     kernel::{
         self, Kernel, TableFormat, feed_samples_specialization, move_pages_specialization,
-        sample_specializations,
+        sample_specializations, update_tables_specialization,
     },
     run::{
         executor::{CudaExecutor, Kernels},
@@ -335,12 +335,17 @@ impl CudaBackend {
         let sampling = sample_specializations();
         let feed_samples = feed_samples_specialization();
         let move_pages = move_pages_specialization();
+        let update_tables = update_tables_specialization();
         let loaders = prepared.weights.kernels(&weights);
         let wanted = kernels.map(Kernel::specialization);
         self.modules.load(
             wanted
                 .chain(sampling.clone())
-                .chain([feed_samples.clone(), move_pages.clone()])
+                .chain([
+                    feed_samples.clone(),
+                    move_pages.clone(),
+                    update_tables.clone(),
+                ])
                 .chain(loaders.clone()),
         )?;
         let modules = &self.modules;
@@ -359,6 +364,7 @@ impl CudaBackend {
                 sampling: sampling.map(|s| modules.get(&s)),
                 feed_samples: modules.get(&feed_samples),
                 move_pages: modules.get(&move_pages),
+                update_tables: modules.get(&update_tables),
                 library: match gemm {
                     GemmImpl::CublasLt => self.library.clone(),
                     GemmImpl::Native => None,

@@ -33,4 +33,4 @@ pub use compile::listing::{ProgramLaunch, program};
 pub use compile::memory::MemoryPlan;
 pub use config::{Checks, CudaConfig, Fusion, Graphs, Pdl, TableMemory, Tier};
 pub use error::CudaError;
-pub use jit::compiler::{Architecture, BuiltKernel, KernelSet, build_kernels};
+pub use jit::compiler::{Architecture, BuiltKernel, Coverage, KernelSet, build_kernels};

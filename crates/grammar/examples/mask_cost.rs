@@ -8,7 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use carat_grammar::{Answer, Format, Thinking, ToolChoice, Tools};
+use carat_engine::Constraint;
+use carat_grammar::{Answer, Format, Grammars, Thinking, ToolChoice, Tools};
 use serde_json::{Value, json};
 use support::{GEMMA, Model, Random, tool};
 
@@ -93,9 +94,71 @@ fn main() {
         ("(a|b)*a(a|b){20}", regex("(a|b)*a(a|b){20}")),
         (".*x.{200}y", regex(".*x.{200}y")),
     ];
-    for (name, answer) in cases {
-        report(&GEMMA, name, &answer);
+    for (name, answer) in &cases {
+        report(&GEMMA, name, answer);
     }
+    let plain = Grammars::without_threads(GEMMA.tokenizer.clone()).unwrap();
+    println!("\n32 answers, from their last tokens to all masks of the next, by kind of answer");
+    println!(
+        "{:<28} one thread p50   p99      several p50      p99      4 ms later p50   p99",
+        ""
+    );
+    for (name, answer) in &cases {
+        print!("{name:<28}");
+        for (grammars, pause) in [
+            (&plain, Duration::ZERO),
+            (&GEMMA.grammars, Duration::ZERO),
+            (&GEMMA.grammars, Duration::from_millis(4)),
+        ] {
+            let times = crowd(&GEMMA, grammars, answer, pause);
+            print!(" {:<16.1?} {:<8.1?}", at(&times, 0.5), at(&times, 0.99));
+        }
+        println!();
+    }
+}
+
+/// Time from the tokens of 32 answers, with a forward pass of so long after them, to the masks of all; sorted.
+fn crowd(model: &Model, grammars: &Grammars, answer: &Answer<'_>, pass: Duration) -> Vec<Duration> {
+    let source = grammars.compile(answer).unwrap();
+    let source = source.expect("the answer is constrained").source;
+    let random = &mut Random(1);
+    let mut answers: Vec<(usize, Box<dyn Constraint>)> =
+        (0..32).map(|_| (0, source.start())).collect();
+    let mut masks = vec![model.mask(); answers.len()];
+    let mut times = Vec::new();
+    for _ in 0..100 {
+        for ((length, constraint), mask) in answers.iter_mut().zip(&masks) {
+            *length += 1;
+            match support::walk::step(model, mask, random, *length) {
+                Some(token) if *length < 80 => constraint.accept(token),
+                _ => (*length, *constraint) = (0, source.start()),
+            }
+            while let Some(token) = constraint.forced() {
+                constraint.accept(token);
+                if model.tokenizer.vocab().is_stop(token) {
+                    (*length, *constraint) = (0, source.start());
+                    break;
+                }
+            }
+        }
+        if !pass.is_zero() {
+            #[expect(clippy::disallowed_methods, reason = "stands for a device at work")]
+            std::thread::sleep(pass);
+        }
+        let begun = Instant::now();
+        for ((_, constraint), mask) in answers.iter_mut().zip(&mut masks) {
+            mask.clear();
+            constraint.mask(mask);
+        }
+        times.push(begun.elapsed());
+    }
+    times.sort_unstable();
+    times
+}
+
+fn at(times: &[Duration], share: f64) -> Duration {
+    let place = (times.len() as f64 * share) as usize;
+    times.get(place).copied().unwrap_or_default()
 }
 
 #[expect(clippy::print_stdout, reason = "a program for people")]
@@ -135,12 +198,6 @@ fn report(model: &Model, name: &str, answer: &Answer<'_>) {
     }
     masks.sort_unstable();
     accepts.sort_unstable();
-    let at = |times: &[Duration], share: f64| {
-        times
-            .get((times.len() as f64 * share) as usize)
-            .copied()
-            .unwrap_or_default()
-    };
     println!(
         "{name:<28} {compile:<9.1?} {first:<9.1?} {:<8.1?} {:<8.1?} {:<8.1?} {:<8.1?} {forced} of {tokens}",
         at(&masks, 0.5),

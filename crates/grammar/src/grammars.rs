@@ -21,6 +21,7 @@ use toktrie::{TokEnv, TokenId};
 use crate::{
     Answer, Format, GrammarError, Meter, Start, Thinking, ToolChoice, Tools,
     cache::Cache,
+    follower::MaskThreads,
     formats,
     guide::{Calls, Content, Guide, Outline},
     meter::count,
@@ -50,6 +51,7 @@ struct Shared {
     factory: ParserFactory,
     cache: Cache<Grammar>,
     meter: Arc<Meter>,
+    mask_threads: Option<Arc<MaskThreads>>,
     compiling: Arc<AtomicUsize>,
 }
 
@@ -77,6 +79,18 @@ pub struct Compiled {
 impl Grammars {
     /// Prepares the tokens of a model. Takes about a second for 262,144 of them, and 120 MB.
     pub fn new(tokenizer: Arc<Tokenizer>) -> Result<Grammars, GrammarError> {
+        Grammars::with_masks_by(MaskThreads::of_machine(), tokenizer)
+    }
+
+    /// Computes masks when they are asked for, on the thread that asks; otherwise the same.
+    pub fn without_threads(tokenizer: Arc<Tokenizer>) -> Result<Grammars, GrammarError> {
+        Grammars::with_masks_by(None, tokenizer)
+    }
+
+    fn with_masks_by(
+        mask_threads: Option<Arc<MaskThreads>>,
+        tokenizer: Arc<Tokenizer>,
+    ) -> Result<Grammars, GrammarError> {
         let unusable = |error: &dyn std::fmt::Display| GrammarError::Grammar {
             what: "vocabulary",
             reason: reason(error),
@@ -100,6 +114,7 @@ impl Grammars {
                 factory,
                 cache: Cache::new(),
                 meter: Arc::default(),
+                mask_threads,
                 compiling: Arc::default(),
             }),
         })
@@ -144,6 +159,7 @@ impl Grammars {
         let outline = Arc::new(Outline {
             vocabulary: Arc::clone(&shared.vocabulary),
             meter: Arc::clone(&shared.meter),
+            mask_threads: shared.mask_threads.clone(),
             thought: thinks && answer.start == Start::Fresh,
             budget,
             content,
@@ -287,6 +303,14 @@ impl Grammars {
         let grammar = Grammar(Arc::new(Mutex::new(matcher.map_err(Failure::Refused)?)));
         shared.cache.put(text, grammar.clone());
         Ok(grammar)
+    }
+}
+
+#[cfg(test)]
+impl Grammars {
+    /// The grammar of a regular expression.
+    pub(crate) fn regex(&self, regex: &str) -> Result<Grammar, GrammarError> {
+        self.format(&Format::Regex(regex.to_owned()), &mut Vec::new())
     }
 }
 

@@ -3,13 +3,13 @@
 //! The parts follow each other at single tokens, so each has a matcher of its own, or none: free text and thoughts have constant
 //! masks, and a call's matcher wakes at the mark that opens the call. Budgets of thought are counted here.
 
-use std::{collections::VecDeque, sync::Arc, time::Instant};
+use std::{collections::VecDeque, sync::Arc};
 
 use carat_engine::Constraint;
 use carat_model::{TokenId, sampling::TokenMask};
-use llguidance::Matcher;
 
 use crate::{
+    follower::{Follower, GaveUp, MaskThreads, Taken},
     grammars::Grammar,
     meter::{Meter, count},
     vocabulary::{Vocabulary, allow_words},
@@ -19,12 +19,21 @@ use crate::{
 pub(crate) struct Outline {
     pub(crate) vocabulary: Arc<Vocabulary>,
     pub(crate) meter: Arc<Meter>,
+    pub(crate) mask_threads: Option<Arc<MaskThreads>>,
     /// A thought may come first.
     pub(crate) thought: bool,
     /// Tokens of thought after which it is closed.
     pub(crate) budget: Option<usize>,
     pub(crate) content: Content,
     pub(crate) calls: Option<Calls>,
+}
+
+impl Outline {
+    /// At the beginning of a part that this grammar holds.
+    fn follow(&self, grammar: &Grammar) -> Follower {
+        let meter = Arc::clone(&self.meter);
+        Follower::new(grammar.start(), meter, self.mask_threads.clone())
+    }
 }
 
 /// Text of the answer, or what stands instead of it.
@@ -74,8 +83,8 @@ enum Part {
 pub(crate) struct Guide {
     outline: Arc<Outline>,
     part: Part,
-    format: Option<Matcher>,
-    call: Option<Matcher>,
+    format: Option<Follower>,
+    call: Option<Follower>,
     /// Tokens that come next whatever the model would say.
     forced: VecDeque<TokenId>,
 }
@@ -84,7 +93,7 @@ impl Guide {
     /// At the beginning of an answer, or within the thought that the prompt has opened.
     pub(crate) fn new(outline: Arc<Outline>, in_thought: bool) -> Guide {
         let format = match &outline.content {
-            Content::Format(grammar) => Some(grammar.start()),
+            Content::Format(grammar) => Some(outline.follow(grammar)),
             Content::Free | Content::Nothing => None,
         };
         let thought = outline.thought;
@@ -100,7 +109,27 @@ impl Guide {
             forced: VecDeque::new(),
         };
         guide.force();
+        guide.begin_mask();
         guide
+    }
+
+    /// The matcher that the next mask is made by; `None` if that is a constant or what comes next is forced.
+    fn matcher(&self) -> Option<&Follower> {
+        if !self.forced.is_empty() {
+            return None;
+        }
+        match self.part {
+            Part::Start { .. } | Part::Format => self.format.as_ref(),
+            Part::Call => self.call.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Has the next mask computed beside whatever comes before it is asked for.
+    fn begin_mask(&self) {
+        if let Some(matcher) = self.matcher() {
+            matcher.begin_mask();
+        }
     }
 
     /// Takes a token that may open a part: the first of the answer, or one after a part.
@@ -113,7 +142,7 @@ impl Guide {
             let header = self.outline.vocabulary.thought_header();
             self.forced.extend(header);
         } else if let Some(calls) = calls.filter(|_| Some(token) == marks.call_start) {
-            self.call = Some(calls.grammar.start());
+            self.call = Some(self.outline.follow(&calls.grammar));
             self.part = Part::Call;
         } else if is_start && self.format.is_some() {
             self.part = Part::Format;
@@ -128,15 +157,17 @@ impl Guide {
     /// Takes a token of a part that has a matcher.
     fn follow(&mut self, token: TokenId) {
         let (matcher, then) = match self.part {
-            Part::Call => (&mut self.call, Part::AfterCall),
-            _ => (&mut self.format, Part::Complete),
+            Part::Call => (&self.call, Part::AfterCall),
+            _ => (&self.format, Part::Complete),
         };
         let Some(matcher) = matcher else { return };
-        if matcher.consume_token(token).is_err() || matcher.is_error() {
-            self.fail();
-        } else if matcher.is_stopped() {
-            self.part = then;
-            self.call = None;
+        match matcher.consume(token) {
+            Ok(Taken::GoesOn) => {}
+            Ok(Taken::Last) => {
+                self.part = then;
+                self.call = None;
+            }
+            Err(GaveUp) => self.fail(),
         }
     }
 
@@ -160,15 +191,15 @@ impl Guide {
                     self.forced.extend(call_start);
                     None
                 }
-                Content::Format(_) if calls.is_none() => self.format.as_mut(),
+                Content::Format(_) if calls.is_none() => self.format.as_ref(),
                 _ => None,
             },
             Part::Thought { tokens } if self.outline.budget.is_some_and(|most| tokens >= most) => {
                 self.forced.extend(vocabulary.thought_end());
                 None
             }
-            Part::Format => self.format.as_mut(),
-            Part::Call => self.call.as_mut(),
+            Part::Format => self.format.as_ref(),
+            Part::Call => self.call.as_ref(),
             Part::AfterCall if calls.is_none_or(|calls| !calls.parallel) => {
                 self.forced.extend(vocabulary.stop(true));
                 None
@@ -179,27 +210,18 @@ impl Guide {
             }
             _ => None,
         };
-        if let Some(matcher) = matcher {
-            self.forced.extend(matcher.compute_ff_tokens());
-            if matcher.is_error() {
-                self.fail();
-            }
+        match matcher.map(Follower::forced) {
+            Some(Ok(forced)) => self.forced.extend(forced),
+            Some(Err(GaveUp)) => self.fail(),
+            None => {}
         }
     }
 }
 
 /// Allows what a matcher allows. `false` if it gave up.
-fn allow_matched(matcher: &mut Matcher, meter: &Meter, mask: &mut TokenMask) -> bool {
-    let start = Instant::now();
-    let allowed = matcher.compute_mask_or_eos();
-    meter.mask.add(start.elapsed());
-    match allowed {
-        Ok(allowed) => {
-            allow_words(allowed.as_slice(), mask);
-            true
-        }
-        Err(_) => false,
-    }
+fn allow_matched(matcher: &Follower, mask: &mut TokenMask) -> bool {
+    let shown = matcher.mask(|allowed| allow_words(allowed.as_slice(), mask));
+    shown.is_ok()
 }
 
 impl Constraint for Guide {
@@ -226,6 +248,7 @@ impl Constraint for Guide {
             Part::Thought { .. } | Part::Complete | Part::Failed => {}
         }
         self.force();
+        self.begin_mask();
     }
 
     fn mask(&mut self, mask: &mut TokenMask) {
@@ -241,8 +264,8 @@ impl Constraint for Guide {
         let mut opening = [None; 2];
         match self.part {
             Part::Start { thought } => {
-                if let Some(format) = &mut self.format {
-                    works = allow_matched(format, &outline.meter, mask);
+                if let Some(format) = &self.format {
+                    works = allow_matched(format, mask);
                     vocabulary.forbid_result(mask);
                 } else if matches!(outline.content, Content::Free) {
                     vocabulary.allow_text(mask);
@@ -264,14 +287,14 @@ impl Constraint for Guide {
                 opening = [call_start, None];
             }
             Part::Format => {
-                if let Some(format) = &mut self.format {
-                    works = allow_matched(format, &outline.meter, mask);
+                if let Some(format) = &self.format {
+                    works = allow_matched(format, mask);
                     vocabulary.forbid_result(mask);
                 }
             }
             Part::Call => {
-                if let Some(call) = &mut self.call {
-                    works = allow_matched(call, &outline.meter, mask);
+                if let Some(call) = &self.call {
+                    works = allow_matched(call, mask);
                 }
             }
             Part::Complete => vocabulary.allow_stops(false, mask),
@@ -294,8 +317,8 @@ impl Constraint for Guide {
         Box::new(Guide {
             outline: Arc::clone(&self.outline),
             part: self.part,
-            format: self.format.as_ref().map(Matcher::deep_clone),
-            call: self.call.as_ref().map(Matcher::deep_clone),
+            format: self.format.as_ref().map(Follower::fork),
+            call: self.call.as_ref().map(Follower::fork),
             forced: self.forced.clone(),
         })
     }

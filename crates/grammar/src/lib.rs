@@ -4,6 +4,7 @@
 //! - [`Grammars`]: compiles that into a [`ConstraintSource`](carat_engine::ConstraintSource) for the engine, and keeps grammars
 //! - [`Meter`]: what it costs
 //! - `guide`: one answer under way, part by part: thought, text or format, calls
+//! - `follower`: masks computed ahead, on threads beside the engine's
 //! - `vocabulary`: the tokens as grammars see them
 //! - `schema`: limits of JSON schemas, and errors that say where; `formats`: regular expressions, choices, Lark and GBNF
 //! - `tools`: tools to a grammar of calls in the model's own notation, the counterpart of `carat_text::parts`
@@ -14,6 +15,7 @@
 mod answer;
 mod cache;
 mod error;
+mod follower;
 mod formats;
 mod grammars;
 mod guide;

@@ -39,8 +39,10 @@ impl Histogram {
 /// Counters of one [`Grammars`](crate::Grammars).
 #[derive(Debug, Default)]
 pub struct Meter {
-    /// Masks that were computed; constant ones are not counted.
+    /// Masks that were computed, whoever did; constant ones are not counted.
     pub mask: Histogram,
+    /// Time for which a draw waited for a mask: next to nothing where it was computed beside the forward pass.
+    pub mask_wait: Histogram,
     /// Grammars that were compiled.
     pub compile: Histogram,
     pub(crate) cached: AtomicU64,

@@ -23,6 +23,7 @@ use crate::{
     cache::{Asked, CacheNote},
     error::{ApiError, Kind},
     ids,
+    lanes::Place,
     metrics::Metrics,
     models::Use,
     watch::{Entry, Listed, Watch},
@@ -120,10 +121,11 @@ struct Choice {
 }
 
 impl Answer {
-    /// Submits all choices. If one is refused, none runs.
+    /// Submits all choices. If one is refused, none runs. Each gives its place in the line back when it is started.
     pub(crate) fn start(
         served: &Use,
         prepared: Vec<Prepared>,
+        places: Vec<Place>,
         metrics: &Arc<Metrics>,
         arrived: Instant,
         call_prefix: &'static str,
@@ -152,6 +154,7 @@ impl Answer {
             _served: served.clone(),
         };
         let mut before: Option<(Arc<[TokenId]>, RequestId)> = None;
+        let mut places = places.into_iter();
         for (
             n,
             Prepared {
@@ -174,8 +177,13 @@ impl Answer {
                 Some(_) => Calls::Constrained,
                 None => Calls::Free,
             };
-            let generated = Arc::clone(&answer.generated);
-            let sink = sink(n, sender.clone(), Arc::clone(metrics), generated, arrived);
+            let observed = Observed {
+                metrics: Arc::clone(metrics),
+                generated: Arc::clone(&answer.generated),
+                arrived,
+                place: places.next(),
+            };
+            let sink = sink(n, sender.clone(), observed);
             let cancel = served
                 .model
                 .chat
@@ -289,7 +297,12 @@ impl Answer {
         choice.reader.read(event, &mut read);
         for event in read {
             match event {
-                ChatEvent::Started(counts) => self.cache.tell(counts, &self.asked),
+                ChatEvent::Started(counts) => {
+                    let is_told = self.cache.tell(counts, &self.asked) && counts.miss.is_some();
+                    if let Some(listed) = self.listed.as_ref().filter(|_| is_told) {
+                        listed.miss(counts, self.cache.turn());
+                    }
+                }
                 ChatEvent::PromptToken(token) => choice.prompt.push(token),
                 ChatEvent::Token(token) => choice.token(token),
                 ChatEvent::Part(part) => {
@@ -391,23 +404,34 @@ impl Choice {
     }
 }
 
-/// Pushes a choice's events to whoever encodes them, and notes when tokens come.
-fn sink(
-    n: usize,
-    sender: UnboundedSender<Sent>,
+/// State of a choice that is kept up as its events come, whoever reads them and when.
+struct Observed {
     metrics: Arc<Metrics>,
     generated: Arc<AtomicUsize>,
     arrived: Instant,
+    /// Until it is started.
+    place: Option<Place>,
+}
+
+/// Pushes a choice's events to whoever encodes them, and notes when it starts and when tokens come.
+fn sink(
+    n: usize,
+    sender: UnboundedSender<Sent>,
+    mut observed: Observed,
 ) -> impl FnMut(Result<Event, EngineError>) -> ControlFlow<()> + Send {
     let mut last: Option<Instant> = None;
     move |event| {
-        if let Ok(Event::Token { .. }) = &event {
-            generated.fetch_add(1, Ordering::Relaxed);
-            let now = Instant::now();
-            match last.replace(now) {
-                None => metrics.first_token.time(now - arrived),
-                Some(before) => metrics.inter_token.time(now - before),
+        match &event {
+            Ok(Event::Started { .. }) => drop(observed.place.take()),
+            Ok(Event::Token { .. }) => {
+                observed.generated.fetch_add(1, Ordering::Relaxed);
+                let (now, metrics) = (Instant::now(), &observed.metrics);
+                match last.replace(now) {
+                    None => metrics.first_token.time(now - observed.arrived),
+                    Some(before) => metrics.inter_token.time(now - before),
+                }
             }
+            _ => {}
         }
         match sender.send((n, event)) {
             Ok(()) => ControlFlow::Continue(()),

@@ -23,6 +23,7 @@ use crate::{
     config::{Config, Lanes},
     error::{ApiError, Kind, too_long},
     http::Call,
+    lanes::{self, Full, Lines, Place},
     metrics::Metrics,
     models::{self, Asked, Models, Offer, Residency, Served, Use},
     watch::{Entry, Watch},
@@ -77,6 +78,7 @@ pub struct App {
     pub(crate) watch: Arc<Watch>,
     status: RwLock<Status>,
     draining: AtomicBool,
+    lines: Arc<Lines>,
     /// Rendering, encoding and compiling of schemas: as many at a time as there are cores.
     permits: Semaphore,
     /// Prompts that are only counted: few at a time, so that they never crowd out those to be answered.
@@ -93,6 +95,7 @@ impl App {
             watch: Arc::default(),
             status: RwLock::new(Status::Loading),
             draining: AtomicBool::new(false),
+            lines: Arc::default(),
             permits: Semaphore::new(cores),
             counting: Semaphore::new(4),
         })
@@ -201,10 +204,12 @@ impl App {
         Ok(models.statuses().swap_remove(number))
     }
 
-    /// The model for a request, in memory: at once, or when it has been loaded. `later` is called where it has to be waited for.
+    /// The model for a request with this key, in memory: at once, or when it has been loaded. `later` is called where it has to be
+    /// waited for.
     pub(crate) async fn model(
         &self,
         name: Option<&str>,
+        key: Option<&str>,
         later: impl FnOnce(),
     ) -> Result<Use, ApiError> {
         let models = self.models()?;
@@ -219,6 +224,16 @@ impl App {
                 }
                 return Err(error);
             }
+        };
+        let _place = match self.config.lanes {
+            Lanes::Key => {
+                let status = models.statuses().swap_remove(number);
+                let queue = status.max_unfinished.saturating_sub(status.parallel);
+                let limit = self.lane_limit(queue);
+                limit.map(|most| self.enter(key, 1, most)).transpose()?
+            }
+            // Who the user is shows when the request is read.
+            Lanes::User => None,
         };
         later();
         let Some(most) = self.config.queue_timeout else {
@@ -278,6 +293,7 @@ impl App {
         let deadline = self.deadline(call)?;
         let engine = served.model.chat.engine();
         // Whoever is to be turned away costs no core before.
+        let places = self.line_up(served, lane.as_deref(), ask.answers())?;
         let prepared = match engine.check_room() {
             Ok(()) => {
                 self.compute(move || prepare(&its, &ask, tool_grammar))
@@ -294,6 +310,7 @@ impl App {
             let mut answer = Answer::start(
                 served,
                 prepared,
+                places,
                 &self.metrics,
                 call.arrived,
                 call_prefix,
@@ -321,6 +338,60 @@ impl App {
                 _ => {}
             }
             error
+        })
+    }
+
+    /// Places in the line of a lane for so many answers, where lanes have a limit. Those that can be started at once need not wait.
+    fn line_up(
+        &self,
+        served: &Served,
+        lane: Option<&str>,
+        answers: usize,
+    ) -> Result<Vec<Place>, ApiError> {
+        let engine = served.model.chat.engine();
+        let config = engine.limits().config();
+        let side_by_side = config.max_sequences;
+        let Some(most) = self.lane_limit(config.max_unfinished.saturating_sub(side_by_side)) else {
+            return Ok(Vec::new());
+        };
+        if answers > most.saturating_add(side_by_side) {
+            return Err(ApiError::new(
+                Kind::InvalidValue,
+                format!(
+                    "a request for {answers} answers; {most} of one client may wait and {side_by_side} run (--lane-queue, \
+                     --parallel): ask for fewer at a time"
+                ),
+            ));
+        }
+        let free = side_by_side.saturating_sub(engine.snapshot().stats.running);
+        self.enter(lane, answers, most.saturating_add(free))
+            .map_err(|mut error| {
+                error.retry_after = Some(self.wait_estimate(served));
+                error
+            })
+    }
+
+    /// The most answers of a lane that may wait in a queue of so many; `None` if there is no limit but the queue's.
+    fn lane_limit(&self, queue: usize) -> Option<usize> {
+        let usual = || self.config.has_lanes().then(|| lanes::usual_most(queue));
+        self.config.lane_queue.or_else(usual)
+    }
+
+    fn enter(
+        &self,
+        lane: Option<&str>,
+        answers: usize,
+        most: usize,
+    ) -> Result<Vec<Place>, ApiError> {
+        let entered = self.lines.enter(lane.unwrap_or(""), answers, most);
+        entered.map_err(|Full { waiting }| {
+            self.metrics.rejected("lane_full");
+            ApiError::new(
+                Kind::QueueFull,
+                format!(
+                    "{waiting} answers of yours wait, as many as one client may have waiting; try again later"
+                ),
+            )
         })
     }
 

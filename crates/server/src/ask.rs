@@ -81,6 +81,15 @@ impl Ask {
         }
     }
 
+    /// Answers that it comes to.
+    pub(crate) fn answers(&self) -> usize {
+        let prompts = match &self.prompt {
+            Prompt::Chat(_) => 1,
+            Prompt::Texts(texts) => texts.len(),
+        };
+        prompts.saturating_mul(self.n)
+    }
+
     /// Refuses values out of range, before anything is allocated for them.
     pub(crate) fn check(&self) -> Result<(), ApiError> {
         match &self.prompt {

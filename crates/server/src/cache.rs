@@ -53,20 +53,26 @@ impl Asked {
 }
 
 impl CacheNote {
-    /// Records the cached part of a prompt. The first prompt of a request counts.
-    pub(crate) fn tell(&self, counts: Counts, asked: &Asked) {
+    /// Records the cached part of a prompt. The first prompt of a request counts; `false` for others.
+    pub(crate) fn tell(&self, counts: Counts, asked: &Asked) -> bool {
         let Asked { tokens, turns } = asked;
         let before = turns.iter().filter(|start| **start <= counts.known_tokens);
         // What stands before the first turn is counted with it.
         let turn = (!turns.is_empty()).then(|| before.count().saturating_sub(1));
         let (known, unknown) = tokens.split_at(counts.known_tokens.min(tokens.len()));
-        let _ = self.0.set(Found {
+        let told = self.0.set(Found {
             counts,
             turn,
             affinity: affinity(tokens),
             before: known[known.len().saturating_sub(TOKENS_AROUND)..].to_vec(),
             after: unknown[..unknown.len().min(TOKENS_AROUND)].to_vec(),
         });
+        told.is_ok()
+    }
+
+    /// Turn of the conversation that the first unknown token is in, from 0; `None` without turns.
+    pub(crate) fn turn(&self) -> Option<usize> {
+        self.0.get()?.turn
     }
 
     /// `cached/all; miss=why; at=token; turn=number`, as far as there is something to say.

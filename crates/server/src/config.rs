@@ -22,6 +22,9 @@ pub struct Config {
     pub cors_origins: Vec<String>,
     /// Parties that take turns.
     pub lanes: Lanes,
+    /// Answers of a lane that may wait to be started; `None` leaves it to the queue's length where there may be several lanes, and
+    /// sets no limit where there is one.
+    pub lane_queue: Option<usize>,
     /// Whether those with different keys continue from each other's prompts: faster, but timing then tells what others asked.
     pub share_prefixes: bool,
     /// Whether a request for another model is refused.
@@ -60,6 +63,7 @@ impl Default for Config {
             allowed_hosts: Vec::new(),
             cors_origins: Vec::new(),
             lanes: Lanes::Key,
+            lane_queue: None,
             share_prefixes: false,
             strict_model: false,
             tool_grammar: true,
@@ -75,6 +79,13 @@ impl Default for Config {
             request_timeout: None,
             drain: Duration::from_secs(30),
         }
+    }
+}
+
+impl Config {
+    /// Whether requests may be in different lanes.
+    pub(crate) fn has_lanes(&self) -> bool {
+        self.lanes == Lanes::User || self.keys.len() > 1
     }
 }
 

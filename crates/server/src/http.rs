@@ -57,7 +57,7 @@ impl Call {
                 self.waits.begin(sign);
             }
         };
-        self.app.model(name, later).await
+        self.app.model(name, self.key.as_deref(), later).await
     }
 
     /// The value of a parameter after the `?`.

@@ -6,7 +6,7 @@
 //! - `routes`: the table, and a file per dialect; wire types never leave their route
 //! - `ask`, `answer`: what every request comes to, and the one stream of events that all dialects encode
 //! - `stream`, `body`: pieces of a response as they come; `attend`: signs of life while a model is loaded; `error`: failures as each dialect says them
-//! - `guard`: who may ask; `accept`: connections and their limits; `metrics`: what is counted; `watch`: what runs now
+//! - `guard`: who may ask; `lanes`: how many of one client may wait; `accept`: connections and their limits; `metrics`: what is counted; `watch`: what runs now
 //! - `web/` beside `src/`: the chat page and the dashboard, embedded by `routes::web`
 #![warn(missing_docs)]
 
@@ -22,6 +22,7 @@ mod error;
 mod guard;
 mod http;
 mod ids;
+mod lanes;
 mod metrics;
 mod models;
 mod routes;

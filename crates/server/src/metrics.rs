@@ -562,6 +562,11 @@ fn grammars(out: &mut Page, meter: &Meter) {
             "Working out which tokens may come next.",
             &meter.mask,
         ),
+        (
+            "grammar_mask_wait_seconds",
+            "Waiting of a draw for a mask.",
+            &meter.mask_wait,
+        ),
     ] {
         out.head(name, "histogram", help);
         let counts = histogram.counts();

@@ -9,18 +9,21 @@ use std::{
     time::Instant,
 };
 
-use carat_engine::Cancel;
+use carat_engine::{Cancel, Counts};
 
 use crate::ids;
 
 /// Faults that are remembered.
 const FAULTS: usize = 20;
+/// Misses of the prefix cache that are remembered.
+const MISSES: usize = 50;
 
-/// Requests under way and the latest faults.
+/// Requests under way, the latest faults, and the latest misses of the prefix cache.
 #[derive(Default)]
 pub(crate) struct Watch {
     requests: Mutex<Requests>,
     faults: Mutex<VecDeque<Fault>>,
+    misses: Mutex<VecDeque<Miss>>,
 }
 
 #[derive(Default)]
@@ -61,6 +64,20 @@ pub(crate) struct Fault {
     pub(crate) message: String,
 }
 
+/// A prompt of which not all that could be was cached.
+#[derive(Clone, Debug)]
+pub(crate) struct Miss {
+    /// Seconds since 1970.
+    pub(crate) time: u64,
+    /// Of its request.
+    pub(crate) request_id: String,
+    pub(crate) key: Option<String>,
+    /// Of its prompt: what was found, and why not more.
+    pub(crate) counts: Counts,
+    /// Turn of the conversation that the first unknown token is in, if there are turns.
+    pub(crate) turn: Option<usize>,
+}
+
 /// Takes a request off the list when dropped.
 pub(crate) struct Listed {
     watch: Arc<Watch>,
@@ -89,19 +106,21 @@ impl Watch {
     }
 
     pub(crate) fn fault(&self, message: &str) {
-        let mut faults = locked(&self.faults);
-        faults.push_back(Fault {
+        let fault = Fault {
             time: ids::unix_time(),
             message: message.chars().take(300).collect(),
-        });
-        if faults.len() > FAULTS {
-            faults.pop_front();
-        }
+        };
+        remember(&self.faults, fault, FAULTS);
     }
 
     /// Oldest first.
     pub(crate) fn faults(&self) -> Vec<Fault> {
         locked(&self.faults).iter().cloned().collect()
+    }
+
+    /// Oldest first.
+    pub(crate) fn misses(&self) -> Vec<Miss> {
+        locked(&self.misses).iter().cloned().collect()
     }
 }
 
@@ -109,6 +128,31 @@ impl Listed {
     /// It came to nothing after it had begun.
     pub(crate) fn fault(&self, message: &str) {
         self.watch.fault(message);
+    }
+
+    /// Its prompt was looked up, and not all that could be was cached.
+    pub(crate) fn miss(&self, counts: Counts, turn: Option<usize>) {
+        let requests = locked(&self.watch.requests);
+        let Some(entry) = requests.open.get(&self.number) else {
+            return;
+        };
+        let miss = Miss {
+            time: ids::unix_time(),
+            request_id: entry.request_id.clone(),
+            key: entry.key.clone(),
+            counts,
+            turn,
+        };
+        remember(&self.watch.misses, miss, MISSES);
+    }
+}
+
+/// Adds to what is remembered, and forgets the oldest of too many.
+fn remember<T>(list: &Mutex<VecDeque<T>>, new: T, most: usize) {
+    let mut list = locked(list);
+    list.push_back(new);
+    if list.len() > most {
+        list.pop_front();
     }
 }
 

@@ -6,6 +6,7 @@ export class Chart {
 	/** `lines` name the colours of the page. */
 	constructor(canvas, lines) {
 		this.canvas = canvas;
+		canvas.ariaHidden = true;
 		this.lines = lines;
 		this.values = lines.map(() => []);
 		new ResizeObserver(() => this.draw()).observe(canvas);

@@ -8,13 +8,7 @@ import "./settings.js";
 
 /** Seconds that percentiles look back. */
 const WINDOW = 60;
-const chart = (id, ...lines) => new Chart($(id), lines);
-const charts = {
-	speed: chart("speed-chart", "--accent", "--warn"),
-	load: chart("load-chart", "--accent", "--warn"),
-	gap: chart("gap-chart", "--accent", "--warn"),
-	first: chart("first-chart", "--accent", "--warn"),
-};
+const charts = Object.fromEntries(["speed", "load", "gap", "first"].map((id) => [id, new Chart($(id).nextElementSibling, ["--accent", "--warn"])]));
 /** Events of the last minute, oldest first. */
 let past = [];
 
@@ -22,10 +16,16 @@ const list = (id, pairs) => $(id).replaceChildren(...pairs.map(([name, value]) =
 const bytes = (n) => (n >= 2 ** 30 ? `${(n / 2 ** 30).toFixed(1)} GiB` : `${Math.round(n / 2 ** 20)} MiB`);
 const percent = (share) => (Number.isFinite(share) ? `${(share * 100).toFixed(1)} %` : "–");
 
+const time = (seconds) => new Date(seconds * 1000).toLocaleTimeString();
+
+/** A table that can be scrolled, by keyboard as well. */
 function table(id, heads, rows, empty) {
-	if (!rows.length) return $(id).replaceChildren(h("p", { className: "faint" }, empty));
+	const box = $(id);
+	box.className = "table";
+	box.tabIndex = 0;
+	if (!rows.length) return box.replaceChildren(h("p", { className: "faint" }, empty));
 	const cell = (tag) => (value, n) => h(tag, { className: n ? "num" : "" }, value);
-	$(id).replaceChildren(h("table", null, h("thead", null, h("tr", null, heads.map(cell("th")))), h("tbody", null, rows.map((row) => h("tr", null, row.map(cell("td")))))));
+	box.replaceChildren(h("table", null, h("thead", null, h("tr", null, heads.map(cell("th")))), h("tbody", null, rows.map((row) => h("tr", null, row.map(cell("td")))))));
 }
 
 /** Of what came between two counts of a histogram, in ms; within a bucket values are taken to lie evenly. */
@@ -81,6 +81,7 @@ function show(now) {
 	list("cache", [["of prompt tokens cached", percent(now.totals.cached_tokens / now.totals.prompt_tokens)], ["tokens saved", short(now.totals.cached_tokens)], ["from disk", short(now.totals.cached_on_disk)]]);
 	const rows = (counts, words = {}) => Object.entries(counts).filter(([, count]) => count).map(([name, count]) => [words[name] ?? name.replaceAll("_", " "), count]);
 	table("misses", ["why not more", "requests"], rows(now.misses, MISSES), "No misses yet.");
+	table("latest", ["request", "why not more", "known tokens", "cached", "at"], now.latest_misses.map((one) => [one.id, MISSES[one.why] ?? one.why, one.at + (one.turn === null ? "" : `, to turn ${one.turn}`), `${one.cached} of ${one.prompt}`, time(one.time)]), "None yet.");
 	list("server", [["memory", now.resident_bytes ? bytes(now.resident_bytes) : "–"], ["model file", bytes(now.model.bytes)], ["backend", now.model.backend], ["format", now.model.quantization], ["preemptions", now.totals.preemptions]]);
 	if (now.models) {
 		$("models-card").hidden = false;
@@ -91,7 +92,7 @@ function show(now) {
 	table("lanes", ["lane", "answering", "before the first token"], Object.entries(now.lanes).map(([name, [runs, waits]]) => [name || "everybody", runs, waits]), "Nobody asks at the moment.");
 	table("requests", ["request", "route", "lane", "since", "prompt", "generated", "end it"], now.requests.map((one) => [one.id, one.route, one.lane ?? "–", duration(one.seconds * 1000), one.prompt_tokens, one.generated_tokens,
 		h("button", { type: "button", className: "plain", "aria-label": `Cancel ${one.id}`, onclick: () => cancel(one.number) }, "Cancel")]), "No requests under way.");
-	table("faults", ["error", "at"], now.faults.toReversed().map(({ time, message }) => [message, new Date(time * 1000).toLocaleTimeString()]), "None since the start.");
+	table("faults", ["error", "at"], now.faults.toReversed().map(({ time: at, message }) => [message, time(at)]), "None since the start.");
 }
 
 const cancel = (number) => api.ask(`/internal/requests/${number}`, { method: "DELETE" }).then(() => notify("Cancelled."), (error) => notify(error.message));

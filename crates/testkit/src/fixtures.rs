@@ -1,6 +1,6 @@
 //! Tiny models of every variant with logits from transformers' Gemma 4; `data/fixtures/README.md` says how they were made.
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{fs, io::Cursor, path::PathBuf, sync::Arc};
 
 use carat_gguf::Gguf;
 use carat_model::{Model, TokenId};
@@ -58,12 +58,12 @@ impl Fixture {
 
     /// `[positions, vocab]`.
     pub fn logits(&self) -> Vec<f32> {
-        let bytes = fs::read(self.path(".logits.f32")).expect("fixtures have logits");
-        bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|b| f32::from_le_bytes(*b))
-            .collect()
+        let packed = fs::read(self.path(".logits.f32.xz")).expect("fixtures have logits");
+        let mut planes = Vec::new();
+        lzma_rs::xz_decompress(&mut Cursor::new(packed), &mut planes).expect("fixtures unpack");
+        let count = planes.len() / size_of::<f32>();
+        let byte = |place: usize, of: usize| planes[place * count + of];
+        let value = |of| f32::from_le_bytes(std::array::from_fn(|place| byte(place, of)));
+        (0..count).map(value).collect()
     }
 }

@@ -6,7 +6,7 @@
 //! - [`contract`]: what an executor promises beyond the steps of a plan
 //! - [`pairs`]: targets with their drafters, and what a published implementation drafts; [`drafting`]: the same on any backend
 //! - [`close`]: how far two results are apart
-//! - [`allocation`]: how much memory something took
+//! - [`allocation`]: how much memory something took; [`work`]: how long a thread worked
 
 pub mod allocation;
 pub mod cases;
@@ -16,3 +16,4 @@ pub mod drafting;
 pub mod fixtures;
 pub mod pairs;
 pub mod tiny;
+pub mod work;

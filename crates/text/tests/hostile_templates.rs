@@ -6,11 +6,14 @@
 use std::{
     path::Path,
     sync::{Arc, LazyLock},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use carat_gguf::Gguf;
-use carat_testkit::allocation::{Counting, peak};
+use carat_testkit::{
+    allocation::{Counting, peak},
+    work::worked,
+};
 use carat_text::{ChatTemplate, Message, RenderOptions, TextError, Tokenizer, Vocab};
 
 /// Most memory alive at once in any attack. The bytes that are counted, at most three times over: a text grows into
@@ -26,17 +29,6 @@ static VOCAB: LazyLock<Arc<Vocab>> = LazyLock::new(|| {
     let gguf = Gguf::open(&path).unwrap();
     Arc::clone(Tokenizer::from_metadata(gguf.metadata()).unwrap().vocab())
 });
-
-/// Time that this thread has worked. Where the system does not tell, time that has passed: other tests run beside this
-/// one.
-fn worked() -> Duration {
-    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-    let nanoseconds = || -> Option<u64> {
-        let schedule = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-        schedule.split(' ').next()?.parse().ok()
-    };
-    nanoseconds().map_or_else(|| START.elapsed(), Duration::from_nanos)
-}
 
 /// Result of a rendering, and the memory and time that it and the reading of the template took.
 fn render(source: &str, messages: &[Message]) -> (Result<String, TextError>, usize, Duration) {

@@ -91,6 +91,14 @@ pub(super) fn size(text: &str) -> Result<String, String> {
     }
 }
 
+/// A size, or 0 for none.
+pub(super) fn size_or_none(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "0" => Ok("0".to_owned()),
+        _ => size(text),
+    }
+}
+
 pub(super) fn stop(text: &str) -> Result<String, String> {
     if text.is_empty() {
         return Err("an empty text would stop every answer before it begins".to_owned());

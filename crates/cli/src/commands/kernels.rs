@@ -1,7 +1,7 @@
 //! `kernels build`: the CUDA backend's kernels, compiled ahead.
 
 use anyhow::{Context, Result};
-use carat_cuda::{Architecture, KernelSet, build_kernels};
+use carat_cuda::{Architecture, Coverage, KernelSet, build_kernels};
 
 use crate::{
     args::KernelsBuildArgs,
@@ -14,8 +14,13 @@ pub(crate) fn build(args: &KernelsBuildArgs, terminal: Terminal) -> Result<()> {
         .iter()
         .map(|name| name.parse::<Architecture>())
         .collect::<Result<Vec<_>, _>>()?;
-    let built = build_kernels(&architectures, KernelSet::All, &args.out, &args.library_dir)
-        .with_context(|| format!("cannot build kernels into `{}`", args.out.display()))?;
+    let built = build_kernels(
+        &architectures,
+        (KernelSet::All, Coverage::Every),
+        &args.out,
+        &args.library_dir,
+    )
+    .with_context(|| format!("cannot build kernels into `{}`", args.out.display()))?;
     terminal.note(format_args!(
         "{} kernels for {}",
         built.len(),

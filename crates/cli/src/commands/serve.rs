@@ -218,6 +218,7 @@ fn config(args: &ServeArgs) -> Result<Config> {
             LaneBy::Key => Lanes::Key,
             LaneBy::User => Lanes::User,
         },
+        lane_queue: args.lane_queue,
         share_prefixes: args.share_prefix,
         queue_timeout: Some(Duration::from_secs(args.queue_timeout)),
         request_timeout: args.request_timeout.map(Duration::from_secs),
@@ -233,7 +234,17 @@ fn config(args: &ServeArgs) -> Result<Config> {
 }
 
 fn load(args: &ServeArgs, settings: &Settings, terminal: Terminal) -> Result<Model> {
-    let loaded = open(args, settings, terminal)?;
+    let mut loaded = open(args, settings, terminal)?;
+    // Models that come and go would take as much memory at each load, and lock it.
+    if args.prefix.ram.is_none() {
+        loaded.prefix.ram_bytes = PrefixCache::usual_ram_bytes(&loaded);
+    }
+    if loaded.prefix.ram_bytes > 0 {
+        let size = bytes(loaded.prefix.ram_bytes);
+        terminal.note(format_args!(
+            "{size} of memory for prompts that leave the card"
+        ));
+    }
     start(args, settings, loaded, args.name.clone(), terminal)
 }
 
@@ -291,7 +302,10 @@ fn engine_config(args: &ServeArgs, loaded: &Loaded, context: usize) -> EngineCon
 }
 
 fn prefix_cache(args: &PrefixArgs) -> Result<PrefixCache> {
-    let ram = args.ram.as_deref().map(memory_size).transpose();
+    let ram = match args.ram.as_deref() {
+        None | Some("0") => Ok(0),
+        Some(size) => memory_size(size),
+    };
     let disk = args.disk.as_ref().map(|folder| {
         let max_bytes = memory_size(&args.disk_size).context("--prefix-disk-size")?;
         Ok::<_, anyhow::Error>(PrefixDisk {
@@ -300,7 +314,7 @@ fn prefix_cache(args: &PrefixArgs) -> Result<PrefixCache> {
         })
     });
     Ok(PrefixCache {
-        ram_bytes: ram.context("--prefix-ram")?.unwrap_or(0),
+        ram_bytes: ram.context("--prefix-ram")?,
         disk: disk.transpose()?,
     })
 }

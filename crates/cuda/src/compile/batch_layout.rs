@@ -2,16 +2,20 @@
 //! `lib/batch.cuh`; `run/batch.rs` writes them.
 //!
 //! Counts, tokens, embeddings, positions, runs, ends of what rows see, sampled rows and their settings, each run's first row among all and among the sampled, a
-//! table base per run and group; last, because their number varies, the pages themselves and changes of logits.
+//! table base per run and group; last, because their number varies, the pages that the batch brings and changes of logits. Behind
+//! all that lie page tables that stay (`run/tables.rs`).
 
-use carat_model::{backend::CompileOptions, kv::PerGroup};
+use carat_model::{
+    backend::CompileOptions,
+    kv::{KvGroup, PerGroup},
+};
 
 use super::rows::padded_rows;
 use crate::{
     device::Address,
     kernel::{
         BatchAt, CHANGE_WORDS, InputsAt, MAX_DRAWN_ROWS, RowRefsAt, RowsAt, RunsAt, SETTING_WORDS,
-        SamplerInputs, TablesAt,
+        SamplerInputs, TablesAt, UPDATE_WORDS, UpdateTablesParams,
     },
 };
 
@@ -48,13 +52,23 @@ pub(crate) struct BatchLayout {
     pub(crate) identity: usize,
     /// Behind that: the tokens that sampling leaves for the batch after it.
     pub(crate) samples: usize,
+    /// Behind that: page tables that stay from batch to batch.
+    pub(crate) kept: usize,
+    pub(crate) kept_entries: usize,
     pub(crate) max_rows: usize,
     /// Rows that may be sampled on the device.
     pub(crate) max_drawn: usize,
 }
 
+/// Whether page tables stay on the device, or come whole with each batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PageTables {
+    Stay,
+    ComeWhole,
+}
+
 impl BatchLayout {
-    pub(crate) fn new(options: &CompileOptions) -> BatchLayout {
+    pub(crate) fn new(options: &CompileOptions, tables: PageTables) -> BatchLayout {
         let mut next = 0;
         // Parts start at 16 bytes, which is what vector loads want.
         let mut part = |words: usize| {
@@ -67,6 +81,10 @@ impl BatchLayout {
         let held = options.pages.full + options.pages.sliding;
         let entries = (runs * held).min(held + SHARED_ENTRIES);
         let max_drawn = options.max_sampled.min(MAX_DRAWN_ROWS);
+        let (kept_entries, max_updates) = match tables {
+            PageTables::Stay => (entries, runs * KvGroup::ALL.len()),
+            PageTables::ComeWhole => (0, 0),
+        };
         BatchLayout {
             tokens: part(rows),
             all_count: part(1),
@@ -86,12 +104,14 @@ impl BatchLayout {
                 full: part(runs),
                 sliding: part(runs),
             },
-            // Changes of logits follow the pages in use.
-            pages: part(entries + CHANGE_WORDS),
+            // Updates of tables that stay follow the pages in use, and changes of logits those.
+            pages: part(entries + max_updates * UPDATE_WORDS + CHANGE_WORDS),
             page_entries: entries,
             words: part(0),
             identity: part(rows),
             samples: part(max_drawn),
+            kept: part(kept_entries),
+            kept_entries,
             max_rows: rows,
             max_drawn,
         }
@@ -104,7 +124,7 @@ impl BatchLayout {
 
     /// Bytes on the device.
     pub(crate) fn bytes(&self) -> usize {
-        (self.samples + self.max_drawn) * WORD
+        (self.kept + self.kept_entries) * WORD
     }
 
     /// Written once: the index of each row of a whole batch, namely its own number.
@@ -144,6 +164,15 @@ impl BatchLayout {
             all_runs: runs(self.first_rows),
             sampled_runs: runs(self.first_sampled),
             tables: self.bases.map(tables),
+        }
+    }
+
+    /// Addresses for the kernel that updates the tables that stay, of the updates from this word on.
+    pub(crate) fn update_tables(&self, start: Address, updates: usize) -> UpdateTablesParams {
+        UpdateTablesParams {
+            words: start,
+            updates: start.offset(updates * WORD),
+            tables: start.offset(self.kept * WORD),
         }
     }
 

@@ -10,7 +10,10 @@ use carat_model::{
 };
 
 use super::{
-    batch_layout::BatchLayout, rows::padded_rows, scratch::Scratch, target::GemmImpl,
+    batch_layout::{BatchLayout, PageTables},
+    rows::padded_rows,
+    scratch::Scratch,
+    target::GemmImpl,
     weights::WeightLayout,
 };
 use crate::{
@@ -79,7 +82,7 @@ impl MemoryPlan {
             },
             activations: parts.activations.bytes,
             scratch: parts.scratch.bytes,
-            batch: BatchLayout::new(options).bytes(),
+            batch: BatchLayout::new(options, PageTables::Stay).bytes(),
             sampling: sampler_bytes(plan.vocab(), options.max_sampled),
             workspace: match gemm {
                 GemmImpl::CublasLt => WORKSPACE_BYTES,

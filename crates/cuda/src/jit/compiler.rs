@@ -5,6 +5,7 @@
 //! no compiler.
 
 use std::{
+    collections::HashSet,
     fmt,
     num::NonZero,
     path::{Path, PathBuf},
@@ -37,6 +38,14 @@ impl Architecture {
             _ => "",
         };
         Architecture(format!("sm_{major}{minor}{own}"))
+    }
+
+    /// Those whose machine code it runs, the best first: an architecture runs the code of earlier ones of its generation, but for what
+    /// carries an `a`.
+    fn runs(&self) -> impl Iterator<Item = Architecture> {
+        let first = Architecture(format!("sm_{}0", self.number() / 10));
+        let other = (first != *self && !self.0.ends_with('a')).then_some(first);
+        [self.clone()].into_iter().chain(other)
     }
 
     fn number(&self) -> i32 {
@@ -110,13 +119,13 @@ impl Compiler {
     }
 
     fn image(&self, wanted: &Specialization) -> Result<Vec<u8>, CudaError> {
-        let (source, options) = wanted.text(&self.architecture);
-        let file = cache::file_name(wanted.kernel, &self.architecture.0, &source, &options);
-        if let Some(folder) = &self.built_ahead
-            && let Some(entry) = cache::read(folder, &file)
-        {
-            return Ok(entry.image);
+        if let Some(folder) = &self.built_ahead {
+            let ahead = |architecture| cache::read(folder, &wanted.file_name(&architecture));
+            if let Some(entry) = self.architecture.runs().find_map(ahead) {
+                return Ok(entry.image);
+            }
         }
+        let file = wanted.file_name(&self.architecture);
         if let Some(folder) = &self.cache
             && let Some(entry) = cache::read(folder, &file)
             // Without a compiler there is none that could do better.
@@ -137,7 +146,7 @@ impl Compiler {
                     looked: looked.clone(),
                 },
             })?;
-        let (entry, remarks) = compile(nvrtc, &self.architecture, wanted, (&source, &options))?;
+        let (entry, remarks) = compile(nvrtc, &self.architecture, wanted, Lines::Kept)?;
         if !remarks.is_empty() {
             tracing::warn!(kernel = %wanted, remarks, "the compiler remarks");
         }
@@ -151,14 +160,25 @@ impl Compiler {
     }
 }
 
+/// Whether machine code carries names of files and lines, for profiles and sanitizer reports. They are two thirds of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lines {
+    Kept,
+    Dropped,
+}
+
 impl Specialization {
+    /// Name of its file of machine code, with lines or without.
+    fn file_name(&self, architecture: &Architecture) -> String {
+        let (source, options) = self.text(architecture);
+        cache::file_name(self.kernel, &architecture.0, &source, &options)
+    }
+
     /// The text to compile and the options to do so with.
     fn text(&self, architecture: &Architecture) -> (String, Vec<String>) {
         let mut options = vec![
             format!("--gpu-architecture={architecture}"),
             "--std=c++17".to_owned(),
-            // Names of files and lines in profiles and sanitizer reports.
-            "--generate-line-info".to_owned(),
             "--ptxas-options=--warn-on-spills".to_owned(),
             format!("-DPARAMS_BYTES={}", self.params_bytes),
         ];
@@ -173,8 +193,12 @@ fn compile(
     nvrtc: &Nvrtc,
     architecture: &Architecture,
     wanted: &Specialization,
-    (source, options): (&str, &[String]),
+    lines: Lines,
 ) -> Result<(Entry, String), CudaError> {
+    let (source, mut options) = wanted.text(architecture);
+    if lines == Lines::Kept {
+        options.push("--generate-line-info".to_owned());
+    }
     let known = nvrtc.architectures();
     if !known.contains(&architecture.number()) {
         return Err(CudaError::UnknownArchitecture {
@@ -184,7 +208,7 @@ fn compile(
         });
     }
     let name = format!("{}.cu", wanted.kernel);
-    match nvrtc.compile(&name, source, options) {
+    match nvrtc.compile(&name, &source, &options) {
         Ok((image, remarks)) => {
             tracing::debug!(kernel = %wanted, bytes = image.len(), "compiled");
             let version = nvrtc.version;
@@ -217,28 +241,39 @@ pub enum KernelSet {
     Own,
 }
 
+/// How many of the kernels that differ in constants alone are compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coverage {
+    Every,
+    /// Enough that every value of each constant occurs.
+    EachValue,
+}
+
 /// Compiles kernels for every given architecture into a folder that [`CudaConfig::kernels_dir`] may name.
 pub fn build_kernels(
     architectures: &[Architecture],
-    set: KernelSet,
+    (set, coverage): (KernelSet, Coverage),
     folder: &Path,
     library_dirs: &[PathBuf],
 ) -> Result<Vec<BuiltKernel>, CudaError> {
     let nvrtc = Nvrtc::find(library_dirs)?;
-    let shared = match set {
+    let mut shared = match set {
         KernelSet::All => kernel::catalog::all(),
         KernelSet::Own => Vec::new(),
     };
-    let hopper = kernel::catalog::hopper();
+    let mut hopper = kernel::catalog::hopper();
+    if coverage == Coverage::EachValue {
+        shared = each_value(shared);
+        hopper = each_value(hopper);
+    }
     let pairs = architectures.iter().flat_map(|a| {
         let own = if a.0 == "sm_90a" { &hopper[..] } else { &[] };
         shared.iter().chain(own).map(move |s| (a, s))
     });
     let pairs: Vec<(&Architecture, &Specialization)> = pairs.collect();
     in_parallel(&pairs, |(architecture, wanted)| {
-        let (source, options) = wanted.text(architecture);
-        let file = cache::file_name(wanted.kernel, &architecture.0, &source, &options);
-        let (entry, remarks) = compile(&nvrtc, architecture, wanted, (&source, &options))?;
+        let file = wanted.file_name(architecture);
+        let (entry, remarks) = compile(&nvrtc, architecture, wanted, Lines::Dropped)?;
         cache::write(folder, &file, &entry)
             .map_err(|(path, problem)| CudaError::File { path, problem })?;
         Ok(BuiltKernel {
@@ -248,6 +283,22 @@ pub fn build_kernels(
             remarks,
         })
     })
+}
+
+/// Leaves out what has no value of any constant that those before it lack.
+fn each_value(specializations: Vec<Specialization>) -> Vec<Specialization> {
+    let mut seen = HashSet::new();
+    let mut has_new = |specialization: &Specialization| {
+        let kernel = specialization.kernel;
+        let mut is_new = seen.insert((kernel, None));
+        for constant in &specialization.constants {
+            is_new |= seen.insert((kernel, Some(constant.clone())));
+        }
+        is_new
+    };
+    let mut kept = specializations;
+    kept.retain(|specialization| has_new(specialization));
+    kept
 }
 
 /// Applies `work` to all items on as many threads as there are processors; results in order, or the first error.
@@ -286,6 +337,68 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn a_few_kernels_have_every_value_of_each_constant() {
+        let values = |all: &[Specialization]| -> HashSet<(&str, (&str, String))> {
+            let each = |s: &Specialization| {
+                let kernel = s.kernel;
+                let constants = s.constants.clone().into_iter();
+                constants.map(move |constant| (kernel, constant))
+            };
+            all.iter().flat_map(each).collect()
+        };
+        let all = kernel::catalog::all();
+        let few = each_value(all.clone());
+        assert_eq!(values(&few), values(&all));
+        let names =
+            |all: &[Specialization]| -> HashSet<&str> { all.iter().map(|s| s.kernel).collect() };
+        assert_eq!(names(&few), names(&all));
+        let gemms = |all: &[Specialization]| all.iter().filter(|s| s.kernel == "gemm").count();
+        let (few, all) = (gemms(&few), gemms(&all));
+        assert!(2 * few < all, "{few} of {all}");
+    }
+
+    #[test]
+    fn code_of_the_first_of_a_generation_runs_on_all_of_it() {
+        let runs = |name: &str| -> Vec<String> {
+            let architecture: Architecture = name.parse().unwrap();
+            architecture.runs().map(|a| a.to_string()).collect()
+        };
+        assert_eq!(runs("sm_80"), ["sm_80"]);
+        assert_eq!(runs("sm_89"), ["sm_89", "sm_80"]);
+        assert_eq!(runs("sm_90a"), ["sm_90a"]);
+        assert_eq!(runs("sm_120"), ["sm_120"]);
+        assert_eq!(runs("sm_121"), ["sm_121", "sm_120"]);
+    }
+
+    #[test]
+    fn kernels_built_ahead_serve_all_of_a_generation_and_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let wanted = &kernel::catalog::all()[0];
+        let ampere: Architecture = "sm_80".parse().unwrap();
+        let entry = Entry {
+            image: vec![1, 2, 3],
+            version: (13, 0),
+        };
+        cache::write(folder.path(), &wanted.file_name(&ampere), &entry).unwrap();
+        let compiler = |name: &str| Compiler {
+            architecture: name.parse().unwrap(),
+            nvrtc: Err(vec!["nowhere".to_owned()]),
+            built_ahead: Some(folder.path().to_owned()),
+            cache: None,
+        };
+        for name in ["sm_80", "sm_86", "sm_89"] {
+            assert_eq!(compiler(name).image(wanted).unwrap(), entry.image, "{name}");
+        }
+        for name in ["sm_90", "sm_90a", "sm_120"] {
+            let error = compiler(name).image(wanted).unwrap_err();
+            let CudaError::NotBuiltAhead { architecture, .. } = error else {
+                panic!("{error}");
+            };
+            assert_eq!(architecture, name);
+        }
+    }
 
     #[test]
     fn architectures_are_checked() {
@@ -327,15 +440,14 @@ mod tests {
             Err(CudaError::NoNvrtc { looked }) if looked == ["nowhere"]
         ));
         compiler.built_ahead = Some(folder.path().to_owned());
-        let (source, options) = wanted.text(&compiler.architecture);
-        let file = cache::file_name(wanted.kernel, "sm_80", &source, &options);
+        let file = wanted.file_name(&compiler.architecture);
         let entry = Entry {
             image: vec![1, 2, 3],
             version: (12, 9),
         };
         cache::write(folder.path(), &file, &entry).unwrap();
         assert_eq!(compiler.images(&[&wanted]).unwrap(), [vec![1, 2, 3]]);
-        compiler.architecture = "sm_89".parse().unwrap();
+        compiler.architecture = "sm_90a".parse().unwrap();
         assert!(
             compiler.images(&[&wanted]).is_err(),
             "made for another card"
@@ -359,7 +471,7 @@ mod tests {
         let both_at_work = |_: &u32| {
             begun.fetch_add(1, Ordering::SeqCst);
             let start = Instant::now();
-            while begun.load(Ordering::SeqCst) < 2 && start.elapsed() < Duration::from_secs(10) {
+            while begun.load(Ordering::SeqCst) < 2 && start.elapsed() < Duration::from_mins(2) {
                 thread::yield_now();
             }
             Ok(begun.load(Ordering::SeqCst))

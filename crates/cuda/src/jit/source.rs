@@ -25,6 +25,7 @@ texts![
     "attention/qkv_norm_rope.cu",
     "attention/rope.cu",
     "attention/store_kv.cu",
+    "attention/update_tables.cu",
     "draft/cluster_logits.cu",
     "draft/draft_next.cu",
     "draft/nearest_clusters.cu",

@@ -17,6 +17,7 @@ pub(crate) fn all() -> Vec<Specialization> {
         norm::rms_norm::specialization(),
         attention::move_pages::specialization(),
         attention::rope::specialization(),
+        attention::update_tables::specialization(),
         draft::draft_next::specialization(),
         draft::nearest_clusters::specialization(draft::nearest_clusters::PUBLISHED),
         elementwise::pointwise::specialization(),

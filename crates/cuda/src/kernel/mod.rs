@@ -37,6 +37,10 @@ pub(crate) use attention::move_pages::{
 pub(crate) use attention::qkv_norm_rope::{HEAD_DIMS, KeysValues, QkvNormRope, Queries};
 pub(crate) use attention::rope::Rope;
 pub(crate) use attention::store_kv::StoreKv;
+pub(crate) use attention::update_tables::{
+    UPDATE_WORDS, UpdateTablesParams, grid as update_tables_grid,
+    specialization as update_tables_specialization,
+};
 pub(crate) use draft::cluster_logits::ClusterLogits;
 pub(crate) use draft::draft_next::{
     BEST_BYTES as DRAFT_BEST_BYTES, DraftNextParams, grid as draft_next_grid,

@@ -1,12 +1,17 @@
 //! A batch as words for kernels, which go to the device in one copy. Only the words in use are copied.
 
+use std::ops::Range;
+
 use carat_model::{
     backend::{BackendError, Batch, Feed},
     kv::{KvGroup, pages_of},
     plan::Plan,
 };
 
-use super::sample::SettingsAt;
+use super::{
+    sample::SettingsAt,
+    tables::{KeptTables, Placed},
+};
 use crate::{
     compile::batch_layout::BatchLayout,
     device::Address,
@@ -14,13 +19,15 @@ use crate::{
 };
 
 impl BatchLayout {
-    /// Writes a checked batch. Returns how many words are in use, from the start.
+    /// Writes a checked batch, with those entries of its page tables that the device lacks. Returns how many words are in use, from
+    /// the start, and which of them are updates of the tables that stay.
     pub(crate) fn write(
         &self,
         plan: &Plan,
         batch: &Batch<'_>,
+        mut kept: Option<&mut KeptTables>,
         words: &mut [u32],
-    ) -> Result<usize, BackendError> {
+    ) -> Result<(usize, Range<usize>), BackendError> {
         words[self.all_count] = batch.feeds.len() as u32;
         for (word, feed) in words[self.tokens..].iter_mut().zip(batch.feeds) {
             *word = match *feed {
@@ -59,7 +66,11 @@ impl BatchLayout {
             words[self.first_rows + r + 1] = row as u32;
             words[self.first_sampled + r + 1] = sampled as u32;
         }
-        let mut entries = 0;
+        if let Some(kept) = &mut kept {
+            kept.begin();
+        }
+        let mut used = self.pages;
+        let mut updates = Vec::new();
         for (r, run) in batch.runs.iter().enumerate() {
             let end = pages_of(run.position + run.rows.len());
             for group in KvGroup::ALL {
@@ -67,9 +78,19 @@ impl BatchLayout {
                     continue;
                 }
                 // Entries behind the window of the run's first row are not looked at, and may be freed.
-                let first = plan.first_visible_page(group, run.position);
-                let seen = &run.pages.get(group)[first..end];
-                if entries + seen.len() > self.page_entries {
+                let seen = plan.first_visible_page(group, run.position)..end;
+                let kept = kept.as_mut();
+                let (base, brought) = match kept.and_then(|k| k.place(run, group, seen.clone())) {
+                    Some(Placed { start, missing }) => {
+                        if !missing.is_empty() {
+                            let at = start + missing.start;
+                            updates.push([at, used, missing.len()].map(|word| word as u32));
+                        }
+                        ((self.kept + start) as i32, missing)
+                    }
+                    None => (used as i32 - seen.start as i32, seen),
+                };
+                if used + brought.len() > self.pages + self.page_entries {
                     return Err(BackendError::Unsupported {
                         what: format!(
                             "the page tables of {} runs have more than {} entries together",
@@ -78,14 +99,19 @@ impl BatchLayout {
                         ),
                     });
                 }
-                words[self.bases.get(group) + r] = (entries as i32 - first as i32).cast_unsigned();
-                for page in seen {
-                    words[self.pages + entries] = page.0;
-                    entries += 1;
+                words[self.bases.get(group) + r] = (base - self.pages as i32).cast_unsigned();
+                for page in &run.pages.get(group)[brought] {
+                    words[used] = page.0;
+                    used += 1;
                 }
             }
         }
-        Ok(self.pages + entries)
+        let first_update = used;
+        for word in updates.into_iter().flatten() {
+            words[used] = word;
+            used += 1;
+        }
+        Ok((used, first_update..used))
     }
 
     /// Writes where the embeddings of a batch lie, those of its rows one after another.
@@ -112,14 +138,17 @@ impl BatchLayout {
 mod tests {
     use carat_gguf::QuantType;
     use carat_model::{
-        backend::{Batching, CompileOptions, Run, token_feeds},
+        backend::{Batching, CompileOptions, Run, TableRef, token_feeds},
         gemma4,
         kv::{PAGE_TOKENS, PageId, PerGroup},
     };
     use carat_testkit::tiny::{Tiny, Variant};
 
     use super::*;
-    use crate::compile::batch_layout::WORD;
+    use crate::{
+        compile::batch_layout::{PageTables, WORD},
+        kernel::UPDATE_WORDS,
+    };
 
     fn plan() -> Plan {
         // Windows of 8 positions.
@@ -177,9 +206,10 @@ mod tests {
             runs: &[run(0..3, 95, both, 2), run(3..5, 0, one, 1)],
         };
         batch.check(&plan, &options, 0).unwrap();
-        let layout = BatchLayout::new(&options);
+        let layout = BatchLayout::new(&options, PageTables::Stay);
         let mut words = vec![0; layout.words];
-        let used = layout.write(&plan, &batch, &mut words).unwrap();
+        let (used, updates) = layout.write(&plan, &batch, None, &mut words).unwrap();
+        assert!(updates.is_empty());
         let part = |start: usize, count: usize| words[start..start + count].to_vec();
         assert_eq!(part(layout.all_count, 1), [5]);
         assert_eq!(part(layout.sampled_count, 1), [3]);
@@ -203,10 +233,155 @@ mod tests {
         assert_eq!(used, layout.pages + 4 + 2 + 1 + 1);
     }
 
+    /// Page tables as the device has them: a batch's words are copied there, then the tables that stay are updated from them.
+    fn bring(layout: &BatchLayout, device: &mut [u32], words: &[u32], updates: Range<usize>) {
+        device[..updates.end].copy_from_slice(&words[..updates.end]);
+        for update in device[updates].to_vec().chunks_exact(UPDATE_WORDS) {
+            let [at, from, count] = [update[0], update[1], update[2]].map(|word| word as usize);
+            device.copy_within(from..from + count, layout.kept + at);
+        }
+    }
+
+    #[test]
+    fn tables_that_stay_are_those_of_every_batch() {
+        // Too little for all of them, so that it is full every other batch, and enough.
+        history_of_tables(200);
+        let (brought, seen) = history_of_tables(300);
+        assert!(10 * brought < seen, "{brought} of {seen} entries came");
+    }
+
+    /// A sequence as an engine tells of it.
+    #[derive(Default)]
+    struct Sequence {
+        position: usize,
+        /// Rows in the next batch; none leaves it out.
+        rows: usize,
+        pages: PerGroup<Vec<PageId>>,
+        /// Entries as they were in the last batch.
+        known: PerGroup<usize>,
+    }
+
+    impl Sequence {
+        /// Another sequence takes its name, or it has other pages from somewhere on.
+        fn goes_back(&mut self, from: usize, below: &mut impl FnMut(usize) -> usize) {
+            self.position = self.position.min(from * PAGE_TOKENS);
+            self.pages.full.truncate(from);
+            self.known.full = self.known.full.min(from);
+            // Those behind the window were freed, so there are others now.
+            self.pages.sliding = (0..from).map(|_| PageId(below(40) as u32)).collect();
+            self.known.sliding = 0;
+        }
+
+        /// Gets the pages of its next rows; those behind the window are freed.
+        fn grows(&mut self, plan: &Plan, below: &mut impl FnMut(usize) -> usize) {
+            for group in KvGroup::ALL {
+                let table = self.pages.get_mut(group);
+                while table.len() < pages_of(self.position + self.rows) {
+                    table.push(PageId(below(40) as u32));
+                }
+                table[..plan.first_visible_page(group, self.position)].fill(PageId::FREED);
+            }
+        }
+
+        fn run(&self, id: usize, first_row: usize) -> Run<'_> {
+            Run {
+                rows: first_row..first_row + self.rows,
+                position: self.position,
+                pages: PerGroup {
+                    full: self.pages.full.as_slice(),
+                    sliding: self.pages.sliding.as_slice(),
+                },
+                sampled: 1,
+                visible_end: None,
+                table: Some(TableRef {
+                    id: id as u32,
+                    unchanged: self.known,
+                }),
+            }
+        }
+
+        /// The batch was taken.
+        fn goes_on(&mut self) {
+            if self.rows > 0 {
+                self.position += self.rows;
+                self.known = PerGroup {
+                    full: self.pages.full.len(),
+                    sliding: self.pages.sliding.len(),
+                };
+            }
+            if self.position > 900 {
+                *self = Sequence::default();
+            }
+        }
+    }
+
+    /// Sequences come, go on, go back and end, in batches that have some of them. Returns how many entries of page tables batches
+    /// brought, and how many they had.
+    fn history_of_tables(room: usize) -> (usize, usize) {
+        let plan = plan();
+        let options = CompileOptions {
+            max_rows: 12,
+            ..options(40)
+        };
+        let mut layout = BatchLayout::new(&options, PageTables::Stay);
+        layout.kept_entries = room;
+        let mut kept = KeptTables::new(room);
+        let mut words = vec![0; layout.words];
+        let mut device = vec![u32::MAX; layout.kept + room];
+        let mut state = 1u64;
+        let mut below = |end: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005);
+            state = state.wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % end
+        };
+        let mut sequences: [Sequence; 4] = Default::default();
+        let (mut brought, mut seen) = (0, 0);
+        for _ in 0..20_000 {
+            for sequence in &mut sequences {
+                if below(100) == 0 {
+                    let from = below(sequence.pages.full.len() + 1);
+                    sequence.goes_back(from, &mut below);
+                }
+                sequence.rows = below(4);
+                sequence.grows(&plan, &mut below);
+            }
+            let (mut rows, mut runs) = (0, Vec::new());
+            for (id, sequence) in sequences.iter().enumerate().filter(|(_, s)| s.rows > 0) {
+                runs.push(sequence.run(id, rows));
+                rows += sequence.rows;
+            }
+            if runs.is_empty() {
+                continue;
+            }
+            let batch = Batch {
+                feeds: &vec![Feed::Token(1); rows],
+                runs: &runs,
+            };
+            let written = layout.write(&plan, &batch, Some(&mut kept), &mut words);
+            let (used, updates) = written.unwrap();
+            assert_eq!(used, updates.end);
+            brought += updates.start - layout.pages;
+            bring(&layout, &mut device, &words, updates);
+            for (r, run) in runs.iter().enumerate() {
+                for group in KvGroup::ALL {
+                    let end = pages_of(run.position + run.rows.len());
+                    for entry in plan.first_visible_page(group, run.position)..end {
+                        let found = page(&layout, &device, group, r, entry * PAGE_TOKENS);
+                        let expected = run.pages.get(group)[entry].0;
+                        assert_eq!(found, expected, "{group:?} {entry} of {run:?}");
+                        seen += 1;
+                    }
+                }
+            }
+            sequences.iter_mut().for_each(Sequence::goes_on);
+        }
+        (brought, seen)
+    }
+
     #[test]
     fn feeds_are_tokens_numbers_of_samples_and_numbers_of_embeddings() {
         let plan = plan();
-        let layout = BatchLayout::new(&options(10));
+        let layout = BatchLayout::new(&options(10), PageTables::Stay);
         let mut words = vec![7; layout.words];
         let width = plan.input_width().unwrap();
         let row = vec![0.5; width];
@@ -236,7 +411,7 @@ mod tests {
             runs: &[run],
         };
         batch.check(&plan, &options(10), 5).unwrap();
-        layout.write(&plan, &batch, &mut words).unwrap();
+        layout.write(&plan, &batch, None, &mut words).unwrap();
         layout.write_inputs_at(Address(0x1234_5678_9abc_def0), &mut words);
         let part = |start: usize, count: usize| words[start..start + count].to_vec();
         let tokens = [FROM_SAMPLE + 4, 9, 3, FROM_SAMPLE, 8];
@@ -248,7 +423,7 @@ mod tests {
 
     #[test]
     fn parts_do_not_meet_and_rows_are_themselves() {
-        let layout = BatchLayout::new(&options(10));
+        let layout = BatchLayout::new(&options(10), PageTables::Stay);
         let starts = [
             layout.tokens,
             layout.all_count,
@@ -273,13 +448,16 @@ mod tests {
         // For as many rows as a bucket has.
         assert_eq!(rows, [0, 1, 2, 3, 4, 5, 6, 7]);
         assert_eq!(layout.samples * WORD, offset + rows.len() * WORD);
-        assert_eq!(layout.bytes(), (layout.samples + 3) * WORD);
+        assert!(layout.kept >= layout.samples + 3);
+        assert_eq!(layout.bytes(), (layout.kept + 120) * WORD);
+        let whole = BatchLayout::new(&options(10), PageTables::ComeWhole);
+        assert!(whole.bytes() < (layout.samples + 8) * WORD);
     }
 
     #[test]
     fn tables_that_do_not_fit_are_refused_with_numbers() {
         let plan = plan();
-        let mut layout = BatchLayout::new(&options(1));
+        let mut layout = BatchLayout::new(&options(1), PageTables::Stay);
         layout.page_entries = 1;
         let pages = [PageId(0)];
         let pages = PerGroup {
@@ -299,7 +477,8 @@ mod tests {
             runs: &[run],
         };
         let mut words = vec![0; layout.words];
-        let refused = layout.write(&plan, &batch, &mut words).unwrap_err();
+        let refused = layout.write(&plan, &batch, None, &mut words);
+        let refused = refused.unwrap_err();
         assert_eq!(
             refused.to_string(),
             "the page tables of 1 runs have more than 1 entries together"
@@ -320,7 +499,7 @@ mod tests {
             probe: false,
             batching: Batching::Fast,
         };
-        let bytes = BatchLayout::new(&options).bytes();
-        assert!(bytes < 8 << 20, "{bytes}");
+        let bytes = BatchLayout::new(&options, PageTables::Stay).bytes();
+        assert!(bytes < 10 << 20, "{bytes}");
     }
 }

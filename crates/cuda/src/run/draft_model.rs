@@ -18,7 +18,8 @@ use carat_model::{
 };
 
 use super::{
-    executor::{checked, copy_words, put_words, upload_ropes, value_addresses},
+    addresses::{copy_words, put_words, upload_ropes, value_addresses},
+    executor::checked,
     graph::{GraphKey, Graphs},
     modules::Modules,
     pages::PageMover,
@@ -27,7 +28,7 @@ use super::{
 };
 use crate::{
     compile::{
-        batch_layout::{BatchLayout, WORD},
+        batch_layout::{BatchLayout, PageTables, WORD},
         call::Call,
         drafter::{
             DRAFTED_BYTES, MAX_STEPS, drafter_options, most_together, prepare_drafter, state_bytes,
@@ -145,7 +146,10 @@ impl DraftModel {
         let ends = [select_sampled_specialization(), draft_next_specialization()];
         modules.load(ends.clone())?;
         let parts = prepared.parts;
-        let layout = BatchLayout::new(&drafter_options(target.options, max_drafts));
+        let layout = BatchLayout::new(
+            &drafter_options(target.options, max_drafts),
+            PageTables::ComeWhole,
+        );
         let width = plan.columns(state);
         let (ropes_at, ropes) = upload_ropes(device, &plan)?;
         let buffers = Buffers {
@@ -261,7 +265,7 @@ impl DraftModel {
             feeds: &feeds,
             runs: &runs,
         };
-        let used = (self.layout).write(&self.plan, &batch, &mut self.words)?;
+        let (used, _) = (self.layout).write(&self.plan, &batch, None, &mut self.words)?;
         let shift = self.plan.ropes.iter().map(|rope| rope.shift).max();
         for (row, draft) in drafts.iter().enumerate() {
             self.words[self.layout.positions + row] += shift.unwrap_or(0) as u32;

@@ -15,34 +15,42 @@ use carat_model::{
     kv::PerGroup,
     phase::{Origin, Phase},
     plan::{Plan, Value},
-    sampling::{Sampling, Scratch, TokenMask},
+    sampling::Scratch,
     weights::Weights,
 };
 
 use crate::{
     compile::{
-        batch_layout::BatchLayout, call::Call, memory::Parts, prepare::Prepared, rows::RowCounts,
+        batch_layout::{BatchLayout, PageTables},
+        call::Call,
+        memory::Parts,
+        prepare::Prepared,
+        rows::RowCounts,
         target::Target,
     },
     config::{self, Checks, CudaConfig},
     device::{
-        Address, Buffer, Device, Event, HostBuffer, Module,
+        Address, Buffer, Device, HostBuffer, Module,
         cublaslt::{Library, WORKSPACE_BYTES},
         launch,
     },
     error::CudaError,
     kernel::{
-        Addresses, FeedSamplesParams, Kernel, SETTING_WORDS, feed_samples_grid, params::Params as _,
+        Addresses, FeedSamplesParams, Kernel, SETTING_WORDS, UPDATE_WORDS, feed_samples_grid,
+        params::Params as _, update_tables_grid,
     },
     run::{
+        addresses::{copy_words, kv_addresses, put_words, upload_ropes, value_addresses},
         draft_model::{DraftModel, DraftTarget},
         graph::{self, Graph, Graphs},
+        in_flight::{DeviceRow, HostDraw, InFlight, Results, Submitted},
         modules::Modules,
         pages::PageMover,
         program::{CublasLtGemms, Program, Programs},
         sample::{self, IN_FLIGHT, RowToSample, Sampler, Work},
         sees_back::SeesBackOnly,
         stream::StreamBuffers,
+        tables::KeptTables,
         upload::ResidentWeights,
     },
 };
@@ -63,6 +71,8 @@ pub(crate) struct CudaExecutor {
     programs: Programs,
     sees_back_only: SeesBackOnly,
     feed_samples: (Arc<Module>, Vec<u8>),
+    update_tables: Arc<Module>,
+    tables: KeptTables,
     sampler: Sampler,
     pages: PageMover,
     batch_layout: BatchLayout,
@@ -85,96 +95,6 @@ pub(crate) struct CudaExecutor {
     last_sampled: usize,
 }
 
-/// A place for a batch, so that one can be queued while another is under way.
-struct InFlight {
-    words: HostBuffer,
-    /// Embeddings that rows are fed, read by the device where they are; as large as was needed so far.
-    inputs: Option<HostBuffer>,
-    /// Its draw, for the copy to the device.
-    settings: HostBuffer,
-    /// Behind all work of the batch that had this place last.
-    done: Option<Event>,
-    batch: Option<Submitted>,
-}
-
-impl InFlight {
-    fn new(device: &Arc<Device>, layout: &BatchLayout) -> Result<InFlight, CudaError> {
-        Ok(InFlight {
-            words: device.allocate_host("batch", layout.words * 4)?,
-            inputs: None,
-            settings: device.allocate_host("batch", layout.draw_words() * 4)?,
-            done: None,
-            batch: None,
-        })
-    }
-}
-
-/// A batch that was submitted and not collected.
-struct Submitted {
-    rows: RowCounts,
-    /// Of sampled rows.
-    positions: Vec<usize>,
-    /// Words of the batch that are in use; what happens to logits comes behind them.
-    used: usize,
-    results: Results,
-}
-
-/// Results of a submitted batch, for `collect`.
-enum Results {
-    NotDrawn,
-    /// Those of all sampled rows once the device is done, but for those of the host.
-    Drawn {
-        rows: Vec<DeviceRow>,
-        on_host: Vec<HostDraw>,
-    },
-    Ready(Outputs),
-}
-
-/// Results that the device leaves for a sampled row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DeviceRow {
-    /// Nothing: the host draws it.
-    Nothing,
-    Token,
-    Logprobs,
-}
-
-/// A row that the host draws, once its logits are there.
-struct HostDraw {
-    /// Among the sampled ones.
-    row: usize,
-    sampling: Sampling,
-    history: Vec<TokenId>,
-    mask: Option<TokenMask>,
-    output: RowOutput,
-}
-
-impl HostDraw {
-    fn new(row: usize, draw: &model::Draw<'_>) -> HostDraw {
-        // Penalties look at no more.
-        let recent = draw
-            .history
-            .len()
-            .saturating_sub(draw.sampling.penalty_window);
-        HostDraw {
-            row,
-            sampling: draw.sampling.clone(),
-            history: draw.history[recent..].to_vec(),
-            mask: draw.mask.cloned(),
-            output: draw.output,
-        }
-    }
-
-    fn draw(&self) -> model::Draw<'_> {
-        model::Draw {
-            sampling: &self.sampling,
-            history: &self.history,
-            mask: self.mask.as_ref(),
-            output: self.output,
-        }
-    }
-}
-
 /// Loaded code of an executor.
 pub(crate) struct Kernels {
     /// Those of all calls, and whatever a drafter will need.
@@ -183,6 +103,7 @@ pub(crate) struct Kernels {
     pub(crate) sampling: [Arc<Module>; 3],
     pub(crate) feed_samples: Arc<Module>,
     pub(crate) move_pages: Arc<Module>,
+    pub(crate) update_tables: Arc<Module>,
     /// cuBLASLt, if products are left to it.
     pub(crate) library: Option<Library>,
 }
@@ -216,7 +137,7 @@ impl CudaExecutor {
             target,
             ..
         } = prepared;
-        let batch_layout = BatchLayout::new(options);
+        let batch_layout = BatchLayout::new(options, PageTables::Stay);
         let activations = device.allocate("activations", parts.activation_bytes())?;
         let scratch = device.allocate("scratch", parts.scratch.bytes)?;
         let kv = PerGroup {
@@ -226,10 +147,8 @@ impl CudaExecutor {
         let batch = device.allocate("batch", batch_layout.bytes())?;
         let (offset, rows) = batch_layout.constant();
         copy_words(device, &batch, offset, &rows)?;
-        let mut workspace = None;
-        if kernels.library.is_some() {
-            workspace = Some(device.allocate("cuBLASLt workspace", WORKSPACE_BYTES)?);
-        }
+        let workspace = || device.allocate("cuBLASLt workspace", WORKSPACE_BYTES);
+        let workspace = (kernels.library.as_ref().map(|_| workspace())).transpose()?;
         let products = kernels
             .library
             .zip(workspace.as_ref())
@@ -285,6 +204,8 @@ impl CudaExecutor {
             programs,
             sees_back_only,
             feed_samples: (kernels.feed_samples, feed_samples.bytes()),
+            update_tables: kernels.update_tables,
+            tables: KeptTables::new(batch_layout.kept_entries),
             sampler,
             pages: PageMover::new(device, kernels.move_pages, plan, options, &at.kv)?,
             batch_layout,
@@ -353,17 +274,41 @@ impl CudaExecutor {
         &mut self,
         batch: &Batch<'_>,
     ) -> Result<(usize, RowCounts, usize), BackendError> {
+        let queued = self.try_to_queue_words(batch);
+        if queued.is_err() {
+            // The device may lack what it was to be brought.
+            self.tables.forget();
+        }
+        queued
+    }
+
+    fn try_to_queue_words(
+        &mut self,
+        batch: &Batch<'_>,
+    ) -> Result<(usize, RowCounts, usize), BackendError> {
         let index = self.batches as usize % IN_FLIGHT;
         if let Some(done) = self.in_flight[index].done.take() {
             done.wait()?;
         }
-        let used = (self.batch_layout).write(&self.plan, batch, &mut self.words)?;
+        let tables = Some(&mut self.tables);
+        let written = (self.batch_layout).write(&self.plan, batch, tables, &mut self.words);
+        let (used, updates) = written?;
         self.pages.wait_before(&self.device, batch)?;
         let inputs = self.put_inputs(index, batch)?;
         (self.batch_layout).write_inputs_at(inputs, &mut self.words);
         let host = &mut self.in_flight[index].words;
         put_words(host, 0, &self.words[..used]);
         (self.device).copy_part(host, 0..used * 4, &self.buffers.batch, 0)?;
+        if !updates.is_empty() {
+            let count = updates.len() / UPDATE_WORDS;
+            let start = self.buffers.batch.address();
+            let params = self.batch_layout.update_tables(start, updates.start);
+            launch(
+                &self.update_tables,
+                update_tables_grid(count),
+                &params.bytes(),
+            )?;
+        }
         if batch.feeds.iter().any(|f| matches!(f, Feed::Sampled(_))) {
             let (module, params) = &self.feed_samples;
             launch(module, feed_samples_grid(batch.feeds.len()), params)?;
@@ -757,14 +702,6 @@ pub(super) fn checked(device: &Device, checks: Checks, label: &str) -> Result<()
     }
 }
 
-/// Writes words to host memory, from a word on.
-pub(super) fn put_words(host: &mut HostBuffer, start: usize, words: &[u32]) {
-    let bytes = host.bytes_mut()[start * 4..].chunks_exact_mut(4);
-    for (to, word) in bytes.zip(words) {
-        to.copy_from_slice(&word.to_ne_bytes());
-    }
-}
-
 /// Bytes of the buffer for reading back: all logits or some rows of them; when probed, a row of any value.
 fn read_bytes(plan: &Plan, options: &CompileOptions) -> usize {
     let row = |value: Value| plan.columns(value) * 4;
@@ -773,62 +710,4 @@ fn read_bytes(plan: &Plan, options: &CompileOptions) -> usize {
     let values = plan.steps.iter().filter_map(|s| s.step.out());
     let widest = values.map(row).max().unwrap_or(0);
     enough.max(if options.probe { widest } else { 0 })
-}
-
-pub(super) fn value_addresses(plan: &Plan, parts: &Parts, activations: &Buffer) -> Vec<Address> {
-    let mut at = vec![Address::NULL; plan.value_count()];
-    let values = plan.steps.iter().filter_map(|s| s.step.out());
-    for value in values.filter(|v| parts.stores(*v)) {
-        at[value.index()] = activations.address().offset(parts.value(value));
-    }
-    at
-}
-
-/// Keys and values of each slot, in the plan's order.
-fn kv_addresses(plan: &Plan, parts: &Parts, kv: &PerGroup<Buffer>) -> Vec<(Address, Address)> {
-    let mut next = PerGroup {
-        full: 0,
-        sliding: 0,
-    };
-    let slots = plan.slots.iter().map(|slot| {
-        let start = kv.get(slot.group).address();
-        let offsets = &parts.kv.get(slot.group).offsets;
-        let at: &mut usize = next.get_mut(slot.group);
-        let both = (start.offset(offsets[*at]), start.offset(offsets[*at + 1]));
-        *at += 2;
-        both
-    });
-    slots.collect()
-}
-
-pub(super) fn upload_ropes(
-    device: &Arc<Device>,
-    plan: &Plan,
-) -> Result<(Buffer, Vec<Address>), CudaError> {
-    let mut words = Vec::new();
-    let mut offsets = Vec::new();
-    for rope in &plan.ropes {
-        offsets.push(words.len() * 4);
-        words.extend(rope.frequencies.iter().map(|f| f.to_bits()));
-    }
-    let buffer = device.allocate("rope frequencies", words.len() * 4)?;
-    copy_words(device, &buffer, 0, &words)?;
-    let start = buffer.address();
-    let ropes = offsets.into_iter().map(|offset| start.offset(offset));
-    Ok((buffer, ropes.collect()))
-}
-
-/// Copies something small and waits for it.
-pub(super) fn copy_words(
-    device: &Arc<Device>,
-    to: &Buffer,
-    offset: usize,
-    words: &[u32],
-) -> Result<(), CudaError> {
-    let mut host = device.allocate_host("constants", words.len() * 4)?;
-    for (bytes, word) in host.bytes_mut().chunks_exact_mut(4).zip(words) {
-        bytes.copy_from_slice(&word.to_ne_bytes());
-    }
-    device.copy_in(&host, to, offset, words.len() * 4)?;
-    device.wait("copying constants")
 }

@@ -16,6 +16,7 @@ use crate::{
     body::Body,
     error::{ApiError, Kind},
     http::Call,
+    metrics::miss_name,
     models::{self, Status},
     stream,
     watch::Entry,
@@ -88,6 +89,25 @@ fn visible(app: &App, key: Option<&str>) -> Vec<(u64, Entry)> {
     listed
 }
 
+/// Prompts of the asker that were not cached as far as they could be, the latest first.
+fn latest_misses(app: &App, key: Option<&str>) -> Vec<Value> {
+    let is_alone = app.config.keys.len() <= 1;
+    let misses = app.watch.misses().into_iter().rev();
+    let own = misses.filter(|miss| is_alone || miss.key.as_deref() == key);
+    own.map(|miss| {
+        json!({
+            "time": miss.time,
+            "id": miss.request_id,
+            "why": miss.counts.miss.map(miss_name),
+            "at": miss.counts.known_tokens,
+            "turn": miss.turn,
+            "cached": miss.counts.cached_tokens,
+            "prompt": miss.counts.prompt_tokens,
+        })
+    })
+    .collect()
+}
+
 fn describe((number, entry): &(u64, Entry)) -> Value {
     json!({
         "number": number,
@@ -120,6 +140,7 @@ fn figures(app: &App, key: Option<&str>) -> Value {
         "finished": metrics.finished_counts(),
         "rejected": metrics.rejected_counts(),
         "misses": metrics.miss_counts(),
+        "latest_misses": latest_misses(app, key),
         "first_token": metrics.first_token.shares(),
         "inter_token": metrics.inter_token.shares(),
         "resident_bytes": resident_bytes(),

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use crate::support::model;
+use crate::support::{PATIENCE, model};
 use carat_server::{App, Config, serve};
 use serde_json::json;
 use tokio::{
@@ -61,7 +61,7 @@ async fn connect(running: &Running) -> TcpStream {
 async fn rest(stream: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     // A reset after the answer is a close too.
-    let _ = timeout(Duration::from_secs(20), stream.read_to_end(&mut bytes))
+    let _ = timeout(PATIENCE, stream.read_to_end(&mut bytes))
         .await
         .expect("the server closes");
     String::from_utf8_lossy(&bytes).into_owned()
@@ -76,7 +76,7 @@ async fn ask(running: &Running, text: &str) -> String {
 
 /// Whether all requests end in a while.
 async fn becomes_idle(app: &App) -> bool {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + PATIENCE;
     while Instant::now() < end {
         if app.unfinished() == 0 {
             return true;
@@ -120,9 +120,8 @@ async fn a_head_that_does_not_come_is_not_waited_for() {
         ..Config::default()
     })
     .await;
-    let started = Instant::now();
+    // It returns when the server has closed.
     ask(&running, "GET /health HTTP/1.1\r\nHost: loc").await;
-    assert!(started.elapsed() < Duration::from_secs(5));
 }
 
 #[tokio::test]
@@ -196,7 +195,7 @@ async fn a_reader_that_takes_nothing_is_cut_off() {
         .write_all(post(&body).repeat(4).as_bytes())
         .await
         .unwrap();
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + PATIENCE;
     loop {
         let page = crate::support::get(&running.app, "/metrics").await.text;
         if page.contains("carat:slow_clients_total{model_name=\"pip\"} 1") {
@@ -223,7 +222,7 @@ async fn a_server_that_stops_ends_what_it_has_begun() {
         "the answer is whole: {answer}"
     );
     assert_eq!(rest(&mut idle).await, "", "who asked nothing is let go");
-    timeout(Duration::from_secs(5), running.served)
+    timeout(PATIENCE, running.served)
         .await
         .expect("it ends")
         .unwrap();
@@ -241,8 +240,8 @@ async fn a_server_that_stops_waits_no_longer_than_told() {
     busy.write_all(post(&story(900)).as_bytes()).await.unwrap();
     let mut some = [0; 64];
     busy.read_exact(&mut some).await.unwrap();
-    let started = Instant::now();
     running.stop.send(()).unwrap();
     running.served.await.unwrap();
-    assert!(started.elapsed() < Duration::from_secs(3));
+    let answer = rest(&mut busy).await;
+    assert!(!answer.contains("data: [DONE]"), "it was waited for");
 }

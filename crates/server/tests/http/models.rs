@@ -7,7 +7,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -17,7 +17,7 @@ use http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, get, info, plain, post, request, tracked};
+use crate::support::{Answer, PATIENCE, get, info, plain, post, request, tracked};
 
 /// Memory that a model is said to take; two of them are more than [`ONE`].
 const BYTES: u64 = 60 << 20;
@@ -107,7 +107,8 @@ async fn states(app: &Arc<App>) -> BTreeMap<String, String> {
 
 /// Waits for a model to be in a state, which it must come to by itself.
 async fn until(app: &Arc<App>, model: &str, state: &str) {
-    for _ in 0..2000 {
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
         if states(app).await[model] == state {
             return;
         }
@@ -261,7 +262,7 @@ async fn a_model_that_is_always_asked_for_does_not_keep_others_out() {
     let busy: Vec<_> = busy.collect();
     until(&app, "a", "loaded").await;
     for _ in 0..3 {
-        let other = tokio::time::timeout(Duration::from_secs(20), chat(&app, "b")).await;
+        let other = tokio::time::timeout(PATIENCE, chat(&app, "b")).await;
         assert_eq!(other.expect("`b` had its turn").status, StatusCode::OK);
     }
     ended.store(true, Ordering::Relaxed);

@@ -1,8 +1,12 @@
 //! The page's files and what its dashboard asks for.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use crate::support::{Answer, app, demo, get, plain, post, request};
+use crate::support::{Answer, PATIENCE, app, demo, get, plain, post, request};
 use bytes::Bytes;
 use carat_server::{App, Config, Key, handle};
 use http::{Method, Request};
@@ -83,7 +87,8 @@ fn with_key(mut request: Request<Full<Bytes>>, key: &str) -> Request<Full<Bytes>
 
 /// The entry of a request, when it has come up.
 async fn listed(app: &Arc<App>, id: &str, key: &str) -> Value {
-    for _ in 0..1000 {
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
         let asked = with_key(plain(Method::GET, "/internal/requests", ""), key);
         let answer = request(app, asked).await.json();
         let requests = answer["requests"].as_array().unwrap();
@@ -130,7 +135,10 @@ async fn a_request_under_way_is_listed_and_can_be_ended_by_its_own_key() {
 
 /// The first event of the figures; their stream has no end.
 async fn figures(app: &Arc<App>) -> Value {
-    let asked = plain(Method::GET, "/internal/stats", "");
+    first_figures(app, plain(Method::GET, "/internal/stats", "")).await
+}
+
+async fn first_figures(app: &Arc<App>, asked: Request<Full<Bytes>>) -> Value {
     let mut body = handle(Arc::clone(app), asked).await.into_body();
     let frame = body.frame().await.unwrap().unwrap();
     let text = String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap();
@@ -165,12 +173,64 @@ async fn the_figures_add_up() {
 }
 
 #[tokio::test]
+async fn the_latest_misses_are_listed_with_their_reasons_for_their_own_key() {
+    let app = app(Config {
+        keys: vec![
+            Key::parse("alice=wonderland").unwrap(),
+            Key::parse("bob=builders1").unwrap(),
+        ],
+        ..Config::default()
+    });
+    let ask = async |content: &str, id: &str, key: &str| {
+        let body = json!({"messages": [{"role": "user", "content": content}], "max_tokens": 1});
+        let mut asked = plain(Method::POST, "/v1/chat/completions", &body.to_string());
+        let headers = asked.headers_mut();
+        headers.insert("x-request-id", id.parse().unwrap());
+        let answer = request(&app, with_key(asked, key)).await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+    };
+    let latest = async |key: &str| {
+        let asked = with_key(plain(Method::GET, "/internal/stats", ""), key);
+        first_figures(&app, asked).await["latest_misses"].clone()
+    };
+    let long = "word ".repeat(100);
+    ask(&long, "first", "wonderland").await;
+    // All of it that can be is cached: no miss.
+    ask(&long, "again", "wonderland").await;
+    ask(&format!("{long} and {long}"), "longer", "wonderland").await;
+    ask(&long, "other", "builders1").await;
+    let misses = latest("wonderland").await;
+    let told = |miss: &Value| (miss["id"].clone(), miss["why"].clone());
+    let all: Vec<_> = misses.as_array().unwrap().iter().map(told).collect();
+    let expected = [("longer", "diverged"), ("first", "no_match")];
+    assert_eq!(all, expected.map(|(id, why)| (json!(id), json!(why))));
+    let [longer, first] = [&misses[0], &misses[1]];
+    assert_eq!(longer["at"], longer["cached"]);
+    assert!(longer["cached"].as_u64().unwrap() >= 64, "{longer}");
+    assert!(longer["prompt"].as_u64() > first["prompt"].as_u64());
+    assert_eq!((&first["at"], &first["turn"]), (&json!(0), &json!(0)));
+    let others = latest("builders1").await;
+    assert_eq!(others.as_array().unwrap().len(), 1, "{others}");
+    // The oldest go when there are more than fifty.
+    for n in 0..49 {
+        ask(&format!("{n} {long}"), &format!("n{n}"), "builders1").await;
+    }
+    assert_eq!(latest("wonderland").await, json!([]));
+    let others = latest("builders1").await;
+    assert_eq!(others.as_array().unwrap().len(), 50);
+    assert_eq!(
+        (&others[0]["id"], &others[49]["id"]),
+        (&json!("n48"), &json!("other"))
+    );
+}
+
+#[tokio::test]
 async fn whoever_only_watches_keeps_no_server_from_ending() {
     let app = app(Config::default());
     app.drain();
     let asked = plain(Method::GET, "/internal/stats", "");
     let body = handle(Arc::clone(&app), asked).await.into_body();
-    let all = tokio::time::timeout(Duration::from_secs(5), body.collect()).await;
+    let all = tokio::time::timeout(PATIENCE, body.collect()).await;
     assert!(all.is_ok(), "the stream goes on");
 }
 

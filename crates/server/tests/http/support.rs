@@ -3,6 +3,7 @@
 use std::{
     path::Path,
     sync::{Arc, OnceLock, Weak},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -18,6 +19,8 @@ use serde_json::Value;
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/pip-q8_0.gguf");
 pub(crate) const CONTEXT: usize = 1024;
+/// Longest wait for what must come, on a machine that does much else besides.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
 
 /// The demo model, with a change to how much runs at a time.
 pub(crate) fn model(change: impl FnOnce(&mut EngineConfig)) -> Model {

@@ -108,6 +108,8 @@ pub(super) struct Card {
     pub(super) cublaslt: Option<bool>,
     /// Reason that the card cannot compute, or computes slower than it could, and the way out.
     pub(super) problem: Option<String>,
+    /// Kernels that came with the program or that `--kernels` names.
+    pub(super) kernels_ahead: Option<PathBuf>,
     pub(super) kernel_cache: Option<PathBuf>,
     pub(super) kernel_cache_bytes: u64,
 }
@@ -119,6 +121,7 @@ impl Card {
         let mut card = Card {
             kernel_cache_bytes: config.cache_dir.as_deref().map_or(0, folder_bytes),
             kernel_cache: config.cache_dir.clone(),
+            kernels_ahead: config.kernels_dir.clone(),
             ..Card::default()
         };
         let cuda = match CudaBackend::new(config) {

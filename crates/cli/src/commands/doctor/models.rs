@@ -67,7 +67,11 @@ pub(super) struct Candidate {
     pub(super) context: Option<usize>,
     /// Tokens of context that it was trained for.
     pub(super) trained_context: Option<usize>,
-    /// Bound of decode at an empty context, if reading and multiplying alone took time.
+    /// Bytes of matrices that would lie in host memory, for want of the card's.
+    pub(super) offloaded_bytes: u64,
+    /// Where weights, keys and values would lie, in lines for a person; `None` on the CPU.
+    pub(super) placement: Option<String>,
+    /// Bound of decode at an empty context, if reading and multiplying alone took time; `None` where the bus would set it.
     pub(super) tokens_per_second_bound: Option<f64>,
     /// Reason that it cannot run here.
     pub(super) problem: Option<String>,
@@ -108,6 +112,8 @@ fn examine(
         backend: device.label(),
         context: None,
         trained_context: None,
+        offloaded_bytes: 0,
+        placement: None,
         tokens_per_second_bound: None,
         problem: None,
     };
@@ -124,12 +130,16 @@ fn examine(
     };
     model.trained_context = Some(loaded.model.config.context);
     match context::choose(&loaded, 1, settings.context) {
-        Ok(chosen) => model.context = Some(chosen.tokens),
+        Ok(chosen) => {
+            model.context = Some(chosen.tokens);
+            model.offloaded_bytes = chosen.offloaded_bytes;
+            model.placement = chosen.placement;
+        }
         Err(problem) => model.problem = Some(problem.to_string()),
     }
     let decode = BatchShape::decode(0, loaded.kv);
     let cost = cost::of(&loaded.plan, &loaded.model.weights, decode);
     let bound = device.rates.map(|rates| 1.0 / rates.bound(&cost).seconds);
-    model.tokens_per_second_bound = bound;
+    model.tokens_per_second_bound = bound.filter(|_| model.offloaded_bytes == 0);
     model
 }

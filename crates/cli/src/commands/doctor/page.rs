@@ -27,6 +27,11 @@ pub(super) fn text(report: &Report) -> String {
     for model in &report.models {
         let _ = writeln!(text, "  {} ({})", model.name, bytes(model.bytes));
         let _ = writeln!(text, "    {}", prospects(model));
+        // Where all of it is on the card there is nothing to tell.
+        let placement = model.placement.as_deref().unwrap_or_default();
+        for line in placement.lines().filter(|_| model.offloaded_bytes > 0) {
+            let _ = writeln!(text, "      {line}");
+        }
     }
     if !report.advice.is_empty() {
         text += "\nwhat would help\n";
@@ -94,13 +99,15 @@ fn libraries(c: &Card) -> String {
 }
 
 fn kernels(c: &Card) -> String {
-    match &c.kernel_cache {
-        Some(folder) if c.kernel_cache_bytes > 0 => {
-            let size = bytes(c.kernel_cache_bytes);
-            format!("{size} compiled, in {}", folder.display())
-        }
-        Some(_) | None => String::new(),
-    }
+    let ahead = c.kernels_ahead.as_ref();
+    let ahead = ahead.map(|folder| format!("compiled ahead, in {}", folder.display()));
+    let kept = c.kernel_cache.as_ref().filter(|_| c.kernel_cache_bytes > 0);
+    let kept = kept.map(|folder| {
+        let size = bytes(c.kernel_cache_bytes);
+        format!("{size} compiled, in {}", folder.display())
+    });
+    let both: Vec<String> = ahead.into_iter().chain(kept).collect();
+    both.join("; ")
 }
 
 fn prospects(model: &Candidate) -> String {
@@ -116,5 +123,42 @@ fn prospects(model: &Candidate) -> String {
         None => String::new(),
     };
     let (backend, context) = (model.backend, thousands(context));
-    format!("on {backend}: {context} tokens of context{speed}")
+    let offloaded = match model.offloaded_bytes {
+        0 => String::new(),
+        some => format!(
+            ", {} of its weights in host memory, read through the bus",
+            bytes(some)
+        ),
+    };
+    format!("on {backend}: {context} tokens of context{speed}{offloaded}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_beyond_the_card_says_what_lies_where() {
+        let mut model = Candidate {
+            name: "large".to_owned(),
+            bytes: 20 << 30,
+            backend: "cuda",
+            context: Some(8192),
+            trained_context: Some(131_072),
+            offloaded_bytes: 0,
+            placement: Some("weights 9 GiB".to_owned()),
+            tokens_per_second_bound: Some(50.0),
+            problem: None,
+        };
+        assert_eq!(
+            prospects(&model),
+            "on cuda: 8,192 tokens of context, at most 50 tokens per second"
+        );
+        model.offloaded_bytes = 3 << 30;
+        model.tokens_per_second_bound = None;
+        assert_eq!(
+            prospects(&model),
+            "on cuda: 8,192 tokens of context, 3.00 GiB of its weights in host memory, read through the bus"
+        );
+    }
 }

@@ -223,7 +223,7 @@ fn two_pulls_at_once_fetch_the_content_once() {
             let mut count = described.lock().unwrap();
             *count += 1;
             both.notify_all();
-            let patience = Duration::from_secs(10);
+            let patience = Duration::from_mins(2);
             drop(both.wait_timeout_while(count, patience, |count| *count < 2));
         }
         repository.answer(request)

@@ -170,8 +170,8 @@ impl Drop for Server {
 }
 
 fn serve(mut stream: TcpStream, log: &Mutex<Vec<Request>>, answer: &Answer) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    stream.set_write_timeout(Some(Duration::from_secs(10)))?;
+    stream.set_read_timeout(Some(Duration::from_mins(2)))?;
+    stream.set_write_timeout(Some(Duration::from_mins(2)))?;
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let first = lines.next().transpose()?.unwrap_or_default();
     let mut words = first.split(' ').map(str::to_owned);

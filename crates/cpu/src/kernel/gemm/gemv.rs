@@ -52,12 +52,17 @@ impl<S: Simd> WithFormat for Gemv<'_, S> {
     fn run<F: Format>(mut self, format: F) {
         let mut done = 0;
         while done < self.x.len() {
+            // Constant, so that what an instruction set never takes is not compiled for it.
             done += match &self.x[done..] {
-                [a, b, c, d, ..] if S::SHARING_ROWS >= 4 => {
+                [a, b, c, d, ..] if const { S::SHARING_ROWS >= 4 } => {
                     self.rows::<F, 4>(format, done, [a, b, c, d])
                 }
-                [a, b, c] if S::SHARING_ROWS >= 4 => self.rows::<F, 3>(format, done, [a, b, c]),
-                [a, b, ..] if S::SHARING_ROWS >= 2 => self.rows::<F, 2>(format, done, [a, b]),
+                [a, b, c] if const { S::SHARING_ROWS >= 4 } => {
+                    self.rows::<F, 3>(format, done, [a, b, c])
+                }
+                [a, b, ..] if const { S::SHARING_ROWS >= 2 } => {
+                    self.rows::<F, 2>(format, done, [a, b])
+                }
                 [a, ..] => self.rows::<F, 1>(format, done, [a]),
                 [] => 0,
             };

@@ -87,7 +87,7 @@ impl<S: Simd> WithFormat for GemvTransposed<'_, S> {
 
     #[inline(always)]
     fn run<F: Format>(mut self, format: F) {
-        if F::TRANSPOSE == TransposeLayout::None {
+        if const { matches!(F::TRANSPOSE, TransposeLayout::None) } {
             return;
         }
         let count = self.weights.len();
@@ -170,8 +170,17 @@ impl<S: Simd> GemvTransposed<'_, S> {
             let start = b * block;
             prefetch_next::<S>(rows, start, block);
             let first_group = b * in_block;
+            // Constant conditions, so that a format's branch is compiled for that format alone.
+            if const { matches!(F::TRANSPOSE, TransposeLayout::Q6K) } {
+                self.q6_k(rows, start, b);
+                continue;
+            }
+            if const { matches!(F::TRANSPOSE, TransposeLayout::Q4K) } {
+                self.q4_k::<F>(rows, start, first_group);
+                continue;
+            }
             match F::TRANSPOSE {
-                TransposeLayout::None => {}
+                TransposeLayout::None | TransposeLayout::Q4K | TransposeLayout::Q6K => {}
                 TransposeLayout::Int8 => {
                     let scales = rows.f16::<S>(start);
                     let low = rows.transpose::<S>(start + 2);
@@ -194,8 +203,6 @@ impl<S: Simd> GemvTransposed<'_, S> {
                     };
                     self.group::<F>(first_group, &codes, scales, mins);
                 }
-                TransposeLayout::Q4K => self.q4_k::<F>(rows, start, first_group),
-                TransposeLayout::Q6K => self.q6_k::<F>(rows, start, b),
             }
         }
         let groups = blocks * in_block;
@@ -257,7 +264,7 @@ impl<S: Simd> GemvTransposed<'_, S> {
 
     /// A block of sixteen groups of sixteen codes: four bits and two bits apart, under signed bytes as scales.
     #[inline(always)]
-    fn q6_k<F: Format>(&mut self, rows: SixteenRows<'_>, start: usize, block: usize) {
+    fn q6_k(&mut self, rows: SixteenRows<'_>, start: usize, block: usize) {
         let d = rows.f16_after::<S>(start + 206);
         let scales = rows.transpose::<S>(start + 192);
         // Half a block has four quarters of two groups, left and right. The low bits of quarters 0 and 2 share bytes, as do

@@ -10,3 +10,4 @@ pub(crate) mod move_pages;
 pub(crate) mod qkv_norm_rope;
 pub(crate) mod rope;
 pub(crate) mod store_kv;
+pub(crate) mod update_tables;

@@ -74,6 +74,7 @@ fn content(tokens: &[TokenId]) -> Content<'_> {
         media: &[],
         has_sliding: true,
         salt: None,
+        lane: None,
     }
 }
 

@@ -8,6 +8,7 @@ mod faults;
 mod held;
 mod join;
 mod malformed;
+mod masks;
 mod options;
 mod overfull;
 mod process;

@@ -3,15 +3,15 @@
 use std::{net::SocketAddr, time::Duration};
 
 use super::{
-    batched, fairness, faults, held, join, malformed, overfull, process, queued, report::Report,
-    slow, soak, storm, ttft,
+    batched, fairness, faults, held, join, malformed, masks, overfull, process, queued,
+    report::Report, slow, soak, storm, ttft,
 };
 
 /// A failure of the test itself: the server could not be started, or a connection not be made.
 pub(super) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Names of the scenarios, the cheap ones first.
-pub(crate) const NAMES: [&str; 12] = [
+pub(crate) const NAMES: [&str; 13] = [
     "faults",
     "overfull",
     "ttft",
@@ -23,6 +23,7 @@ pub(crate) const NAMES: [&str; 12] = [
     "slow",
     "malformed",
     "batched",
+    "masks",
     "soak",
 ];
 
@@ -97,6 +98,7 @@ async fn dispatch(name: &str, options: &Options, report: &mut Report) -> Result<
         "held" => held::run(options, report).await,
         "join" => join::run(options, report).await,
         "malformed" => malformed::run(options, report).await,
+        "masks" => masks::run(options, report),
         "overfull" => overfull::run(options, report).await,
         "queued" => queued::run(options, report).await,
         "slow" => slow::run(options, report).await,

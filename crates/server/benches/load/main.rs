@@ -10,7 +10,8 @@ use scenarios::{NAMES, Options, run};
 
 fn main() -> ExitCode {
     let mut out = std::io::stdout();
-    let (names, options) = match parse(std::env::args().skip(1)) {
+    // `cargo bench` adds an argument of its own.
+    let (names, options) = match parse(std::env::args().skip(1).filter(|arg| arg != "--bench")) {
         Ok(parsed) => parsed,
         Err(complaint) => {
             let usage = format!(

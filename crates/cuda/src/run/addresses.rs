@@ -1,0 +1,81 @@
+//! Addresses of what a program reads and writes, and the small things that are copied there once.
+
+use std::sync::Arc;
+
+use carat_model::{kv::PerGroup, plan::Plan};
+
+use crate::{
+    compile::memory::Parts,
+    device::{Address, Buffer, Device, HostBuffer},
+    error::CudaError,
+};
+
+/// Writes words to host memory, from a word on.
+pub(super) fn put_words(host: &mut HostBuffer, start: usize, words: &[u32]) {
+    let bytes = host.bytes_mut()[start * 4..].chunks_exact_mut(4);
+    for (to, word) in bytes.zip(words) {
+        to.copy_from_slice(&word.to_ne_bytes());
+    }
+}
+
+pub(super) fn value_addresses(plan: &Plan, parts: &Parts, activations: &Buffer) -> Vec<Address> {
+    let mut at = vec![Address::NULL; plan.value_count()];
+    let values = plan.steps.iter().filter_map(|s| s.step.out());
+    for value in values.filter(|v| parts.stores(*v)) {
+        at[value.index()] = activations.address().offset(parts.value(value));
+    }
+    at
+}
+
+/// Keys and values of each slot, in the plan's order.
+pub(super) fn kv_addresses(
+    plan: &Plan,
+    parts: &Parts,
+    kv: &PerGroup<Buffer>,
+) -> Vec<(Address, Address)> {
+    let mut next = PerGroup {
+        full: 0,
+        sliding: 0,
+    };
+    let slots = plan.slots.iter().map(|slot| {
+        let start = kv.get(slot.group).address();
+        let offsets = &parts.kv.get(slot.group).offsets;
+        let at: &mut usize = next.get_mut(slot.group);
+        let both = (start.offset(offsets[*at]), start.offset(offsets[*at + 1]));
+        *at += 2;
+        both
+    });
+    slots.collect()
+}
+
+pub(super) fn upload_ropes(
+    device: &Arc<Device>,
+    plan: &Plan,
+) -> Result<(Buffer, Vec<Address>), CudaError> {
+    let mut words = Vec::new();
+    let mut offsets = Vec::new();
+    for rope in &plan.ropes {
+        offsets.push(words.len() * 4);
+        words.extend(rope.frequencies.iter().map(|f| f.to_bits()));
+    }
+    let buffer = device.allocate("rope frequencies", words.len() * 4)?;
+    copy_words(device, &buffer, 0, &words)?;
+    let start = buffer.address();
+    let ropes = offsets.into_iter().map(|offset| start.offset(offset));
+    Ok((buffer, ropes.collect()))
+}
+
+/// Copies something small and waits for it.
+pub(super) fn copy_words(
+    device: &Arc<Device>,
+    to: &Buffer,
+    offset: usize,
+    words: &[u32],
+) -> Result<(), CudaError> {
+    let mut host = device.allocate_host("constants", words.len() * 4)?;
+    for (bytes, word) in host.bytes_mut().chunks_exact_mut(4).zip(words) {
+        bytes.copy_from_slice(&word.to_ne_bytes());
+    }
+    device.copy_in(&host, to, offset, words.len() * 4)?;
+    device.wait("copying constants")
+}
