@@ -8,7 +8,7 @@ use std::fmt;
 pub(crate) struct Misuse(String);
 
 impl Misuse {
-    pub(crate) fn new(message: impl fmt::Display) -> anyhow::Error {
+    pub(crate) fn error(message: impl fmt::Display) -> anyhow::Error {
         Misuse(message.to_string()).into()
     }
 
@@ -29,7 +29,7 @@ impl std::error::Error for Misuse {}
 /// Returns from a function with a [`Misuse`].
 macro_rules! misuse {
     ($($words:tt)*) => {
-        return Err(crate::misuse::Misuse::new(format_args!($($words)*)))
+        return Err(crate::misuse::Misuse::error(format_args!($($words)*)))
     };
 }
 pub(crate) use misuse;

@@ -182,7 +182,7 @@ fn config(args: &ServeArgs) -> Result<Config> {
     for text in &args.api_key {
         keys.push(
             Key::parse(text)
-                .map_err(|problem| Misuse::new(format_args!("--api-key: {problem}")))?,
+                .map_err(|problem| Misuse::error(format_args!("--api-key: {problem}")))?,
         );
     }
     if let Some(path) = &args.api_key_file {
