@@ -66,6 +66,8 @@ pub(crate) struct Finished {
     pub(crate) thinking_tokens: usize,
     /// Log probability of each token of the prompt but the first, if asked for.
     pub(crate) prompt: Vec<Token>,
+    /// Tokens at the end that came to no text, such as a mark, if their log-probabilities were asked for.
+    pub(crate) unshown: Vec<Token>,
 }
 
 type Sent = (usize, Result<Event, EngineError>);
@@ -400,6 +402,7 @@ impl Choice {
             usage,
             thinking_tokens: self.thinking_tokens,
             prompt: std::mem::take(&mut self.prompt),
+            unshown: std::mem::take(&mut self.pending),
         }
     }
 }

@@ -111,6 +111,8 @@ impl CompletionRequest {
         }
         let format = wire::format(self.response_format.as_ref(), "response_format")?;
         let max_tokens = ask::max_tokens("max_tokens", self.max_tokens)?;
+        // Who measures a text, as lm-eval does, counts on one token behind it, whatever that is.
+        let measures = echo && logprobs.is_some() && max_tokens == Some(1) && format.is_none();
         Ok(Ask {
             n,
             sampling: self.sampling.ask()?,
@@ -118,7 +120,7 @@ impl CompletionRequest {
             stop: OneOrMany::into_vec(self.stop),
             logprobs,
             prompt_logprobs: logprobs.filter(|_| echo),
-            ignore_eos: self.ignore_eos.unwrap_or(false),
+            ignore_eos: measures || self.ignore_eos.unwrap_or(false),
             draft: self.draft.unwrap_or(true),
             format: self.guided.format(format)?,
             user: self.user,
@@ -190,7 +192,8 @@ pub(super) async fn completions(call: Call) -> Result<Response<Body>, ApiError> 
                     top: Vec::new(),
                 });
                 let prompt = choice.finished.prompt.iter().cloned();
-                let answer = choice.tokens.iter().cloned();
+                let shown = choice.tokens.iter();
+                let answer = shown.chain(&choice.finished.unshown).cloned();
                 (0, first.into_iter().chain(prompt).chain(answer).collect())
             };
             text.push_str(&choice.text());

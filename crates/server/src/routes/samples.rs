@@ -45,6 +45,7 @@ pub(super) fn finished(reason: ChatFinish) -> Output {
         usage,
         thinking_tokens: 2,
         prompt: Vec::new(),
+        unshown: Vec::new(),
     })
 }
 

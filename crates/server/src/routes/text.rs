@@ -1,7 +1,9 @@
 //! Tokens and prompts for those who count them, in the shapes of llama.cpp and vLLM at once.
 
+use std::sync::Arc;
+
 use carat_engine::chat::Conversation;
-use carat_text::{Json, Specials, TokenId};
+use carat_text::{Json, Specials, TokenDecoder, TokenId, decoder::SpecialText};
 use http::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -60,7 +62,8 @@ pub(super) async fn tokenize(call: Call) -> Result<Response<Body>, ApiError> {
                         "give `content`, `prompt` or `messages`",
                     ));
                 };
-                let specials = if request.parse_special.unwrap_or(false) {
+                // As both have it: nothing is answered here, and clients learn the numbers of marks in this way.
+                let specials = if request.parse_special.unwrap_or(true) {
                     Specials::Parse
                 } else {
                     Specials::Ignore
@@ -134,7 +137,14 @@ pub(super) async fn detokenize(call: Call) -> Result<Response<Body>, ApiError> {
                     ),
                 ));
             }
-            Ok(tokenizer.decode(&request.tokens))
+            // Marks are text here, as `/tokenize` reads them.
+            let mut decoder = TokenDecoder::new(Arc::clone(vocab), SpecialText::Show);
+            let mut text = String::new();
+            for token in &request.tokens {
+                decoder.push(*token, &mut text);
+            }
+            decoder.finish(&mut text);
+            Ok(text)
         })
         .await??;
     Ok(Body::json(&json!({ "content": text, "prompt": text })))

@@ -621,6 +621,33 @@ async fn a_prompt_is_echoed_with_what_the_model_says_of_it() {
 }
 
 #[tokio::test]
+async fn an_echoed_prompt_that_the_model_would_end_has_a_token_behind_it_too() {
+    let app = demo();
+    let golden: Value =
+        serde_json::from_str(include_str!("../../../../assets/golden.json")).unwrap();
+    let case = &golden["cases"][0];
+    let list = |name: &str| case[name].as_array().unwrap().clone();
+    let mut ids = [list("prompt_ids"), list("greedy_ids")].concat();
+    let stop = ids.pop().unwrap();
+    let asked = json!({
+        "prompt": [ids], "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": true,
+    });
+    let body = post(&app, "/v1/completions", asked).await.json();
+    let lists = &body["choices"][0]["logprobs"];
+    for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        let length = lists[name].as_array().unwrap().len();
+        assert_eq!(length, ids.len() + 1, "{name}: {lists}");
+    }
+    let told = post(
+        &app,
+        "/tokenize",
+        json!({"prompt": lists["tokens"][ids.len()]}),
+    )
+    .await;
+    assert_eq!(told.json()["tokens"], json!([stop]), "{lists}");
+}
+
+#[tokio::test]
 async fn tokens_go_there_and_back() {
     let app = demo();
     let text = "Hello, wörld! <|turn>";
@@ -637,6 +664,13 @@ async fn tokens_go_there_and_back() {
         .await
         .json();
     assert_eq!(back, json!({"content": text, "prompt": text}));
+    let begins = post(&app, "/tokenize", json!({"prompt": "<bos>"}))
+        .await
+        .json();
+    assert_eq!(begins["tokens"], json!([2]));
+    let spelt = json!({"content": "<bos>", "parse_special": false});
+    let spelt = post(&app, "/tokenize", spelt).await.json();
+    assert!(spelt["count"].as_u64() > Some(1), "{spelt}");
     let answer = post(&app, "/detokenize", json!({"tokens": [1, 4_000_000]})).await;
     assert_eq!(answer.json()["error"]["param"], "tokens[1]");
     let shown = post(&app, "/apply-template", chat("Hello!", json!({})))
