@@ -231,17 +231,22 @@ async fn a_server_that_stops_ends_what_it_has_begun() {
 
 #[tokio::test]
 async fn a_server_that_stops_waits_no_longer_than_told() {
-    let running = start(Config {
-        drain: Duration::from_millis(100),
-        ..Config::default()
-    })
-    .await;
-    let mut busy = connect(&running).await;
-    busy.write_all(post(&story(900)).as_bytes()).await.unwrap();
-    let mut some = [0; 64];
-    busy.read_exact(&mut some).await.unwrap();
-    running.stop.send(()).unwrap();
-    running.served.await.unwrap();
-    let answer = rest(&mut busy).await;
-    assert!(!answer.contains("data: [DONE]"), "it was waited for");
+    // On a busy machine an answer may be over before anybody looks; one that is not shows that it was not waited for.
+    for _ in 0..5 {
+        let running = start(Config {
+            drain: Duration::from_millis(100),
+            ..Config::default()
+        })
+        .await;
+        let mut busy = connect(&running).await;
+        busy.write_all(post(&story(900)).as_bytes()).await.unwrap();
+        let mut some = [0; 64];
+        busy.read_exact(&mut some).await.unwrap();
+        running.stop.send(()).unwrap();
+        running.served.await.unwrap();
+        if running.app.unfinished() == 1 {
+            return;
+        }
+    }
+    panic!("the server waits for its answers to end");
 }
