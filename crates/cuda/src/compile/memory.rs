@@ -270,10 +270,10 @@ mod tests {
             keys and values, sliding windows          0.1 MiB
             activations                               0.8 MiB
             scratch                                   1.4 MiB
-            batch                                     0.4 MiB
+            batch                                     0.6 MiB
             sampling                                  0.1 MiB
             RoPE frequencies                          0.0 MiB
-            device memory                             3.6 MiB
+            device memory                             3.8 MiB
             tables in host memory                     0.1 MiB
         "#]]
         .assert_eq(&plan(Variant::E4b, 512, TableMemory::Host).to_string());
