@@ -140,8 +140,10 @@ class OpenAi(unittest.TestCase):
         for n, _ in enumerate(stream):
             if n == 3:
                 break
+        left = self.server.gauge("client_disconnects_total")
         stream.close()
         self.assertTrue(self.server.wait_idle())
+        self.assertEqual(self.server.gauge("client_disconnects_total"), left + 1)
 
     def test_responses(self):
         tools = [{"type": "function", "strict": True, **WEATHER_TOOL["function"]}]

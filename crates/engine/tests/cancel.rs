@@ -46,18 +46,16 @@ fn a_long_chunk_does_not_hold_up_a_cancellation() {
     let expected = answer(&engine, long(0));
     let whole = begun.elapsed();
     // Operations of a layer are a small part of the batch each. The best of a few: the machine may pause now and then.
-    let waited = (1..=5).map(|n| cancelled_after(&engine, long(n))).min();
-    assert!(
-        waited < Some(whole / 4),
-        "{waited:?} of a batch of {whole:?}"
-    );
+    let waited = (1..=5).filter_map(|n| cancelled_after(&engine, long(n)));
+    let waited = waited.min().expect("one is cancelled in its batch");
+    assert!(waited < whole / 4, "{waited:?} of a batch of {whole:?}");
 
     // What was interrupted has left nothing behind.
     assert_eq!(answer(&engine, long(0)), expected);
 }
 
-/// Cancels a request in its first batch; returns how long it goes on.
-fn cancelled_after(engine: &EngineHandle, request: Request) -> Duration {
+/// Cancels a request in its first batch; returns how long it goes on. `None` if that was over before the cancellation came.
+fn cancelled_after(engine: &EngineHandle, request: Request) -> Option<Duration> {
     let begun = Instant::now();
     let mut stream = engine.submit(request).unwrap();
     while engine
@@ -74,9 +72,12 @@ fn cancelled_after(engine: &EngineHandle, request: Request) -> Duration {
         end = stream.wait(Duration::from_mins(10)).unwrap().unwrap();
     }
     let waited = cancelled.elapsed();
-    let Event::Finished { reason, .. } = end else {
-        panic!("{end:?}");
-    };
-    assert_eq!(reason, FinishReason::Cancelled);
-    waited
+    match end {
+        Event::Finished { reason, .. } => {
+            assert_eq!(reason, FinishReason::Cancelled);
+            Some(waited)
+        }
+        Event::Token { .. } => None,
+        _ => panic!("{end:?}"),
+    }
 }
