@@ -6,8 +6,7 @@
 //!
 //! - Only complete pages are shared, and nobody writes a complete page. A sequence writes only pages it holds alone.
 //! - When a sequence completes a block that the index has already, it swaps its own pages for the known ones. So
-//!   whoever holds a block also holds every block before it, and a block is never evicted before those that follow it, whosever
-//!   they are.
+//!   whoever holds a block also holds every block before it, and a block is never evicted before those that follow it.
 //! - A prefix can be continued only where all its full pages are cached *and* the sliding pages its next row sees, and not
 //!   in the middle of rows that see each other both ways.
 //! - A page that is given away is copied to host memory first if there is room for it, and copied back by whoever finds it there.
@@ -26,9 +25,8 @@ use carat_model::{
 use super::{
     media::Content,
     moves::Moves,
-    pages::{Allocation, Evicted, Eviction, PageCounts, Pool},
+    pages::{Allocation, Eviction, PageCounts, Pool},
     prefix::{Block, Parent, PrefixIndex, Slot},
-    request::LaneId,
 };
 use crate::config::{Limits, PrefixReuse};
 
@@ -99,8 +97,6 @@ pub(crate) struct Table {
     last_block: Parent,
     /// Sliding pages worth keeping warm when the window has passed them: where a later prompt is likely to branch off.
     landmarks: [Range<usize>; 2],
-    /// Lane that its pages count for.
-    lane: Option<LaneId>,
     /// The name that executors know it by; `None` of a sequence that is not running.
     id: Option<u32>,
     /// Entries that the executor had before the step planned last, and will have if it takes that step.
@@ -118,7 +114,6 @@ impl Table {
             blocks: 0,
             last_block: Parent::Root(None),
             landmarks: [0..0, 0..0],
-            lane: None,
             id: None,
             known: PerGroup::default(),
             offered: PerGroup::default(),
@@ -287,7 +282,6 @@ impl Kv {
             Some(self.ids - 1)
         });
         table.last_block = Parent::Root(content.salt);
-        table.lane = content.lane;
         table.blocks = found.reusable;
         table.computed = found.reusable * PAGE_TOKENS;
         if let Some(window) = self.window {
@@ -302,11 +296,11 @@ impl Kv {
         // Nothing of it may be given away to make room for the rest of it.
         let held = self.hold(&table, &blocks);
         for (place, block) in blocks.iter().enumerate() {
-            let page = self.on_device(block, KvGroup::Full, table.lane);
+            let page = self.on_device(block, KvGroup::Full);
             table.pages.full.push(page);
             if self.window.is_some() {
                 let page = if place >= table.first_sliding {
-                    self.on_device(block, KvGroup::Sliding, table.lane)
+                    self.on_device(block, KvGroup::Sliding)
                 } else {
                     PageId::FREED
                 };
@@ -332,10 +326,10 @@ impl Kv {
                 };
                 let places = block.places.get(group);
                 if let Some(page) = places.device.filter(|_| is_wanted) {
-                    self.pools.get_mut(group).hold(page, table.lane);
+                    self.pools.get_mut(group).hold(page);
                 } else if let Some(host) = places.host.filter(|_| is_wanted) {
                     let page = PageId(host.0);
-                    self.host.get_mut(group).hold(page, table.lane);
+                    self.host.get_mut(group).hold(page);
                     held.push((group, page));
                 }
             }
@@ -344,12 +338,12 @@ impl Kv {
     }
 
     /// The page of a block that was found and is held, which it is copied to if it is in host memory alone.
-    fn on_device(&mut self, block: &Block, group: KvGroup, lane: Option<LaneId>) -> PageId {
+    fn on_device(&mut self, block: &Block, group: KvGroup) -> PageId {
         let places = *block.places.get(group);
         if let Some(page) = places.device {
             return page;
         }
-        let page = self.allocate(group, lane);
+        let page = self.allocate(group);
         self.index.put_on_device(block.id.slot, group, page);
         self.pools.get_mut(group).keep(page);
         let from = places.host.expect("it was found somewhere");
@@ -378,12 +372,12 @@ impl Kv {
     pub(crate) fn grow(&mut self, table: &mut Table, positions: usize) {
         let pages = pages_of(positions);
         while table.pages.full.len() < pages {
-            let page = self.allocate(KvGroup::Full, table.lane);
+            let page = self.allocate(KvGroup::Full);
             table.pages.full.push(page);
         }
         if self.window.is_some() {
             while table.pages.sliding.len() < pages {
-                let page = self.allocate(KvGroup::Sliding, table.lane);
+                let page = self.allocate(KvGroup::Sliding);
                 table.pages.sliding.push(page);
             }
         }
@@ -406,14 +400,12 @@ impl Kv {
     }
 
     /// A page for one holder. There is one: rows are limited to the full pages that fit, and sliding pages are reserved at admission.
-    fn allocate(&mut self, group: KvGroup, lane: Option<LaneId>) -> PageId {
-        let index = &self.index;
-        let may_go = |page| group == KvGroup::Sliding || index.is_last(page);
-        let allocation = self.pools.get_mut(group).allocate(lane, may_go);
+    fn allocate(&mut self, group: KvGroup) -> PageId {
+        let allocation = self.pools.get_mut(group).allocate();
         let Allocation { page, evicted } = allocation.expect("rows were limited to those that fit");
-        if let Some(evicted) = evicted {
+        if let Some(eviction) = evicted {
             let block = self.index.take_from_device(group, page);
-            self.save(&block, group, page, evicted);
+            self.save(&block, group, page, eviction);
             self.forget_if_lost(block.id.slot);
         }
         page
@@ -421,7 +413,7 @@ impl Kv {
 
     /// Has the page of a block copied to host memory before somebody else writes to it. Sliding pages that no prefix is likely to
     /// end behind are not worth it.
-    fn save(&mut self, block: &Block, group: KvGroup, from: PageId, evicted: Evicted) {
+    fn save(&mut self, block: &Block, group: KvGroup, from: PageId, eviction: Eviction) {
         let pool = self.host.get_mut(group);
         if let Some(host) = block.places.get(group).host {
             if !pool.is_held(PageId(host.0)) {
@@ -429,10 +421,10 @@ impl Kv {
             }
             return;
         }
-        if evicted.eviction == Eviction::First {
+        if eviction == Eviction::First {
             return;
         }
-        let Some(Allocation { page, evicted }) = pool.allocate(evicted.lane, |_| true) else {
+        let Some(Allocation { page, evicted }) = pool.allocate() else {
             return;
         };
         pool.keep(page);
@@ -491,7 +483,7 @@ impl Kv {
             };
             let pool = self.pools.get_mut(group);
             if let Some(known) = block.places.get(group).device {
-                if swap(pool, own, known, table.lane) {
+                if swap(pool, own, known) {
                     table.changed(place);
                 }
             } else {
@@ -539,11 +531,11 @@ impl Kv {
 }
 
 /// Takes the known page instead of the own one. `false` if they are the same.
-fn swap(pool: &mut Pool, own: &mut PageId, known: PageId, lane: Option<LaneId>) -> bool {
+fn swap(pool: &mut Pool, own: &mut PageId, known: PageId) -> bool {
     if *own == known {
         return false;
     }
-    pool.hold(known, lane);
+    pool.hold(known);
     // Nobody knows it, so it becomes free wherever it would stand.
     pool.release(*own, Eviction::First);
     *own = known;

@@ -78,8 +78,6 @@ struct Node {
     key: Key,
     chain: ChainKey,
     block: Block,
-    /// Blocks that follow it whose KV of full attention is on the device.
-    followers: usize,
 }
 
 /// A block as one of those that a prefix is made of.
@@ -153,12 +151,7 @@ impl PrefixIndex {
         };
         let before = self.slots.insert(key.clone(), slot);
         debug_assert!(before.is_none(), "a block is registered once");
-        self.nodes[slot.0 as usize] = Some(Node {
-            key,
-            chain,
-            block,
-            followers: 0,
-        });
+        self.nodes[slot.0 as usize] = Some(Node { key, chain, block });
         block
     }
 
@@ -168,9 +161,6 @@ impl PrefixIndex {
         debug_assert!(places.device.is_none(), "it is on the device");
         places.device = Some(page);
         self.on_device.get_mut(group)[page.0 as usize] = Some(slot);
-        if let Some(before) = self.followed_by(slot, group) {
-            before.followers += 1;
-        }
     }
 
     /// A block's KV is in this place of host memory, too.
@@ -187,27 +177,7 @@ impl PrefixIndex {
             .take()
             .expect("a kept page holds a block");
         self.places_mut(slot, group).device = None;
-        if let Some(before) = self.followed_by(slot, group) {
-            before.followers -= 1;
-        }
         self.node(slot).block
-    }
-
-    /// Whether a cached page of full attention can be given away: on the device, no block is without the one before it.
-    pub(crate) fn is_last(&self, page: PageId) -> bool {
-        let slot = self.on_device.full[page.0 as usize];
-        slot.is_none_or(|slot| self.node(slot).followers == 0)
-    }
-
-    /// The block before one, where the group's pages follow each other.
-    fn followed_by(&mut self, slot: Slot, group: KvGroup) -> Option<&mut Node> {
-        match (self.node(slot).key.parent, group) {
-            (Parent::Block(before), KvGroup::Full) => {
-                let node = self.nodes[before.slot.0 as usize].as_mut();
-                node.filter(|node| node.block.id == before)
-            }
-            _ => None,
-        }
     }
 
     /// The place in host memory was given away. Returns the block whose KV it held, as it is without.

@@ -174,7 +174,6 @@ impl Sequence {
             media: &self.media,
             has_sliding: self.has_sliding,
             salt: self.salt,
-            lane: self.lane,
         }
     }
 
@@ -186,7 +185,6 @@ impl Sequence {
             media: &self.media,
             has_sliding: self.has_sliding,
             salt: self.salt,
-            lane: self.lane,
         };
         (&mut self.table, content)
     }

@@ -74,7 +74,6 @@ fn content(tokens: &[TokenId]) -> Content<'_> {
         media: &[],
         has_sliding: true,
         salt: None,
-        lane: None,
     }
 }
 
