@@ -43,8 +43,21 @@ impl Fixture {
     }
 
     pub fn model(&self) -> Model {
-        let file = Gguf::open(&self.path(".gguf")).expect("fixtures open");
-        Model::load(Arc::new(file)).expect("fixtures load")
+        let path = self.path(".gguf");
+        let file = if path.exists() {
+            Gguf::open(&path)
+        } else {
+            Gguf::from_bytes(self.name, self.file())
+        };
+        Model::load(Arc::new(file.expect("fixtures open"))).expect("fixtures load")
+    }
+
+    /// The bytes of the model's file. One that no test names is kept packed.
+    pub fn file(&self) -> Vec<u8> {
+        let plain = fs::read(self.path(".gguf"));
+        plain.unwrap_or_else(|_| {
+            unpacked(fs::read(self.path(".gguf.xz")).expect("fixtures are there"))
+        })
     }
 
     pub fn tokens(&self) -> Vec<TokenId> {
@@ -59,11 +72,16 @@ impl Fixture {
     /// `[positions, vocab]`.
     pub fn logits(&self) -> Vec<f32> {
         let packed = fs::read(self.path(".logits.f32.xz")).expect("fixtures have logits");
-        let mut planes = Vec::new();
-        lzma_rs::xz_decompress(&mut Cursor::new(packed), &mut planes).expect("fixtures unpack");
+        let planes = unpacked(packed);
         let count = planes.len() / size_of::<f32>();
         let byte = |place: usize, of: usize| planes[place * count + of];
         let value = |of| f32::from_le_bytes(std::array::from_fn(|place| byte(place, of)));
         (0..count).map(value).collect()
     }
+}
+
+fn unpacked(packed: Vec<u8>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    lzma_rs::xz_decompress(&mut Cursor::new(packed), &mut bytes).expect("fixtures unpack");
+    bytes
 }
