@@ -23,6 +23,7 @@ use std::{
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
+use super::registered::Registered;
 use crate::error::CudaError;
 
 /// The oldest driver whose interface we call, in the driver's own numbering.
@@ -34,6 +35,9 @@ pub(crate) const MIN_ALLOCATION: usize = 256;
 const HEADROOM_BYTES: u64 = 256 << 20;
 /// The most of a card that is left so: a sixteenth.
 const HEADROOM_SHARE: u64 = 16;
+
+/// Host memory from this size on is taken from the system in large pages and then locked, which takes a fraction of the driver's time.
+const LARGE_HOST_BYTES: usize = 256 << 20;
 
 /// An address in device memory, or in host memory that the device can read. 0 is null.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -267,6 +271,16 @@ impl Device {
     ) -> Result<HostBuffer, CudaError> {
         self.bind()?;
         let bytes = bytes.max(MIN_ALLOCATION);
+        if bytes >= LARGE_HOST_BYTES
+            && let Some(registered) = Registered::new(bytes)
+        {
+            return Ok(HostBuffer {
+                start: registered.start(),
+                bytes,
+                memory: HostMemory::Registered(registered),
+                device: Arc::clone(self),
+            });
+        }
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: the context is current; the pointer goes into a `HostBuffer`, which frees it once.
         let start = unsafe { result::malloc_host(bytes, flags) }.map_err(|problem| {
@@ -281,6 +295,7 @@ impl Device {
         Ok(HostBuffer {
             start: start.cast(),
             bytes,
+            memory: HostMemory::Driver,
             device: Arc::clone(self),
         })
     }
@@ -525,7 +540,15 @@ impl Drop for Buffer {
 pub(crate) struct HostBuffer {
     start: *mut u8,
     bytes: usize,
+    memory: HostMemory,
     device: Arc<Device>,
+}
+
+/// Owner of page-locked memory.
+enum HostMemory {
+    Driver,
+    #[expect(dead_code, reason = "held until it is dropped")]
+    Registered(Registered),
 }
 
 impl HostBuffer {
@@ -550,8 +573,10 @@ impl Drop for HostBuffer {
     fn drop(&mut self) {
         let _ = self.device.bind();
         let _ = self.device.stream.synchronize();
-        // SAFETY: allocated by `Device::allocate_host`, freed here alone, and no copy is in flight.
-        let _ = unsafe { result::free_host(self.start.cast::<c_void>()) };
+        if let HostMemory::Driver = self.memory {
+            // SAFETY: allocated by `Device::allocate_host`, freed here alone, and no copy is in flight.
+            let _ = unsafe { result::free_host(self.start.cast::<c_void>()) };
+        }
     }
 }
 

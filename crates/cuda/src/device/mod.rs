@@ -4,6 +4,7 @@ pub(crate) mod cublaslt;
 mod driver;
 mod launch;
 pub(crate) mod library;
+mod registered;
 
 pub(crate) use driver::{
     Address, Buffer, Capability, Device, Event, HostBuffer, MIN_ALLOCATION, Mark, Module,

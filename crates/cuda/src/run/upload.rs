@@ -4,7 +4,12 @@
 //! Each weight is read once for all its formats. While it lasts, this takes 16 MiB of device memory beside the weights, or an
 //! M-tile of the widest one.
 
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::Arc,
+    thread::{self, available_parallelism},
+};
 
 use carat_model::weights::{Matrix, Weight, Weights};
 
@@ -19,6 +24,11 @@ use crate::{
 
 /// Bytes of one weight that a buffer holds, if an M-tile is not more.
 const PIECE_BYTES: usize = 16 << 20;
+
+/// The most threads that copy a piece out of the file: one alone has a fraction of the bus' rate.
+const MAX_COPIERS: usize = 8;
+/// Bytes of a piece that are worth a thread.
+const BYTES_PER_COPIER: usize = 1 << 20;
 
 /// Weights that kernels can read.
 pub(crate) struct ResidentWeights {
@@ -93,8 +103,28 @@ fn piece_rows(m: &Matrix, bytes: usize) -> usize {
     (m_tiles.max(1) * M_TILE).min(m.rows)
 }
 
-/// Copies rows of one matrix, packed.
+/// Copies rows of one matrix, packed, by several threads where they are many.
 fn copy_rows(weights: &Weights, weight: Weight, index: usize, rows: Range<usize>, to: &mut [u8]) {
+    let cores = available_parallelism().map_or(1, usize::from);
+    let copiers = (to.len() / BYTES_PER_COPIER).clamp(1, cores.min(MAX_COPIERS));
+    let share = rows.len().div_ceil(copiers).max(1);
+    let row_bytes = weights.matrix(weight).row_bytes();
+    let copy = move |(to, first): (&mut [u8], usize)| {
+        let rows = first..first + to.len() / row_bytes;
+        copy_share(weights, weight, index, rows, to);
+    };
+    let mut shares = to.chunks_mut(share * row_bytes).zip(rows.step_by(share));
+    let own = shares.next();
+    thread::scope(|scope| {
+        for share in shares {
+            scope.spawn(move || copy(share));
+        }
+        own.map(copy);
+    });
+}
+
+/// Copies rows of one matrix, packed.
+fn copy_share(weights: &Weights, weight: Weight, index: usize, rows: Range<usize>, to: &mut [u8]) {
     let m = weights.matrix(weight);
     let row_bytes = m.row_bytes();
     if m.row_stride == row_bytes {
@@ -349,6 +379,26 @@ pub(crate) mod tests {
             strided += usize::from(m.row_stride != m.row_bytes());
         }
         assert!(strided > 0, "the per-layer table is cut by columns");
+    }
+
+    #[test]
+    fn many_rows_are_copied_by_several_threads() {
+        let shape = [512, 6000];
+        let bytes = random(QuantType::Q8_0, &shape, 11);
+        assert!(bytes.len() > 3 * BYTES_PER_COPIER);
+        let weights = weights_of(&[("w", shape.to_vec(), QuantType::Q8_0, bytes.clone())]);
+        let row_bytes = QuantType::Q8_0.row_bytes(shape[0]);
+        for rows in [0..6000, 1..5998, 7..8, 3..2000] {
+            let mut copied = vec![0; rows.len() * row_bytes];
+            copy_rows(
+                &weights,
+                weights.find("w").unwrap(),
+                0,
+                rows.clone(),
+                &mut copied,
+            );
+            assert!(copied == bytes[rows.start * row_bytes..rows.end * row_bytes]);
+        }
     }
 
     #[test]
