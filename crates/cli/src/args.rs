@@ -210,8 +210,8 @@ pub(crate) struct ModelArgs {
     /// of layer as in full=q8_0,sliding=f16 (default: f16)
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv_type: Option<KvTypes>,
-    /// The same tokens alone and in any company, however many requests run side by side (CPU only; prompts are read slower on CPUs
-    /// with AMX)
+    /// The same tokens alone and in any company, however many requests run side by side (prompts are read slower on CPUs with AMX,
+    /// much slower on cards)
     #[arg(long)]
     pub(crate) invariant: bool,
     /// Memory for weights that stay unpacked after their first use, such as 4GiB: short prompts are read faster (CPUs with AMX
@@ -696,6 +696,27 @@ pub(crate) struct BenchArgs {
     /// With --draft: a token of a draft is right with this probability, whatever the model says. For models of random weights
     #[arg(long, value_name = "P", value_parser = probability, requires = "draft", hide = true)]
     pub(crate) draft_accept: Option<f64>,
+    /// Measure answers side by side through the engine, in place of the grid: so many at a time, with the gaps between their tokens
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "N",
+        value_parser = positive,
+        conflicts_with_all = ["draft", "profile", "paced"],
+    )]
+    pub(crate) streams: Vec<usize>,
+    /// With --streams: a prompt of so many tokens comes while they decode
+    #[arg(long, value_name = "TOKENS", value_parser = positive, requires = "streams")]
+    pub(crate) beside: Option<usize>,
+    /// With --streams: temperature of the streams (default: greedy, or 1 with --top-p)
+    #[arg(long, value_name = "T", value_parser = temperature, allow_negative_numbers = true, requires = "streams")]
+    pub(crate) temp: Option<f32>,
+    /// With --streams: draw among the likeliest tokens that have this share of the probability together
+    #[arg(long, value_name = "P", value_parser = top_p, allow_negative_numbers = true, requires = "streams")]
+    pub(crate) top_p: Option<f32>,
+    /// With --streams: hold the answers to the JSON schema in this file; `-` is stdin
+    #[arg(long, value_name = "FILE", requires = "streams")]
+    pub(crate) schema: Option<PathBuf>,
     /// With --profile: write every launch to this file, as a trace for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE", requires = "profile")]
     pub(crate) trace: Option<PathBuf>,

@@ -8,6 +8,7 @@ mod draft;
 mod feeder;
 mod pace;
 mod profile;
+mod streams;
 
 use std::time::Instant;
 
@@ -122,10 +123,13 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
     if args.draft.is_some() {
         return draft::run(args, settings, terminal);
     }
+    if !args.streams.is_empty() {
+        return streams::run(args, settings, terminal);
+    }
     let pace = Pace::new(args)?;
     let loaded = load::open_model(settings, terminal)?;
     let batches = match args.batch.as_slice() {
-        [] => &[loaded.backend.chunk_rows()],
+        [] => &[loaded.backend.chunk_rows(loaded.batching)],
         given => given,
     };
     let cases = grid(args, batches);

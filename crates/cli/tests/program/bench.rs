@@ -111,3 +111,35 @@ fn bench_times_sequences_that_generate_together() {
     let speed = reports[2]["tokens_per_second_median"].as_f64().unwrap();
     assert!((speed * seconds - 12.0).abs() < 1e-6);
 }
+
+#[test]
+fn bench_times_streams_through_the_engine() {
+    let args = "bench --streams 2 -n 200 -r 2 --top-p 0.9 -o json -t 2";
+    let args: Vec<&str> = args.split(' ').collect();
+    let reports = json_lines(&carat(&args).stdout);
+    let [plain, wished] = reports.as_slice() else {
+        panic!("{reports:?}");
+    };
+    assert_eq!(plain["test"], "tg200 x2");
+    assert_eq!(wished["test"], "tg200 x2, temp 1, top-p 0.9");
+    for report in &reports {
+        let samples = report["samples_tokens_per_second"].as_array().unwrap();
+        assert_eq!(samples.len(), 2);
+        let gap = |name: &str| report[name].as_f64().unwrap();
+        assert!(0.0 < gap("gap_ms_p50") && gap("gap_ms_p50") <= gap("gap_ms_p99"));
+        assert!(gap("gap_ms_p99") <= gap("gap_ms_max"));
+    }
+    let rate = |report: &Value| report["tokens_per_second_median"].as_f64().unwrap();
+    let share = wished["percent_of_plain"].as_f64().unwrap();
+    assert!((share - 100.0 * rate(wished) / rate(plain)).abs() < 1e-6);
+
+    let args = "bench --streams 2 --beside 600 -r 1 -o json -t 2";
+    let args: Vec<&str> = args.split(' ').collect();
+    let reports = json_lines(&carat(&args).stdout);
+    let tests: Vec<_> = reports.iter().map(|r| &r["test"]).collect();
+    assert_eq!(tests, ["pp600 alone", "pp600 beside x2"]);
+    assert!(reports[1]["percent_of_plain"].as_f64().unwrap() > 0.0);
+
+    let told = refusal(&["bench", "--streams", "2", "--beside", "5000"]);
+    assert!(told.contains("5002 tokens are more than"), "{told}");
+}
