@@ -10,8 +10,9 @@ use carat_gguf::Gguf;
 use carat_model::{
     TokenId,
     backend::{
-        Backend, BackendError, Batch, CompileOptions, DraftPlan, DraftRun, Draw, Executor,
-        HostPageId, Interrupt, KvGroup, LaunchTime, Memory, Need, Outputs, PageMove, Ticket,
+        Backend, BackendError, Batch, Batching, CompileOptions, DraftPlan, DraftRun, Draw,
+        Executor, HostPageId, Interrupt, KvGroup, LaunchTime, Memory, Need, Outputs, PageMove,
+        Ticket,
     },
     cost::Roofline,
     plan::{Plan, Value},
@@ -40,8 +41,8 @@ impl Backend for Intact {
         self.backend.memory()
     }
 
-    fn chunk_rows(&self) -> usize {
-        self.backend.chunk_rows()
+    fn chunk_rows(&self, batching: Batching) -> usize {
+        self.backend.chunk_rows(batching)
     }
 
     fn need(

@@ -60,7 +60,7 @@ impl Loaded {
 
     /// Settings of an engine for so many requests side by side.
     pub fn engine_config(&self, parallel: usize, context: usize) -> EngineConfig {
-        let rows = self.backend.chunk_rows();
+        let rows = self.backend.chunk_rows(self.batching);
         let facts = ModelFacts::from(&self.plan);
         // Drafts reach beyond the window.
         let reaching = ModelFacts {

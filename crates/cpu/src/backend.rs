@@ -108,9 +108,9 @@ impl Backend for CpuBackend {
         self.kernels.tiles().map_or(usize::MAX, |_| SMALL_ROWS)
     }
 
-    fn chunk_rows(&self) -> usize {
+    fn chunk_rows(&self, batching: Batching) -> usize {
         // Tiles multiply so fast that unpacking the weights, once per batch, is a fifth of the time with 512 rows.
-        if self.kernels.tiles().is_some() {
+        if batching == Batching::Fast && self.kernels.tiles().is_some() {
             1024
         } else {
             512

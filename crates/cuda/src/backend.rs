@@ -207,8 +207,12 @@ impl Backend for CudaBackend {
         })
     }
 
-    fn chunk_rows(&self) -> usize {
-        2048
+    fn chunk_rows(&self, batching: Batching) -> usize {
+        match batching {
+            Batching::Fast => 2048,
+            // Nothing is gained by more: they are computed a few at a time, and whoever decodes beside them waits.
+            Batching::Invariant => 64,
+        }
     }
 
     fn timing_identity(&self) -> Option<String> {
@@ -309,12 +313,6 @@ impl CudaBackend {
         options: &CompileOptions,
         left_bytes: u64,
     ) -> Result<CudaExecutor, BackendError> {
-        if options.batching == Batching::Invariant {
-            return Err(BackendError::Unsupported {
-                what: "batch-invariant results are not there on CUDA yet; `--backend cpu` has them"
-                    .to_owned(),
-            });
-        }
         if plan.slots.iter().any(|slot| slot.borrowed.is_some()) {
             return Err(BackendError::Unsupported {
                 what: "a draft model runs beside its model alone: name the model, and this one with --draft".to_owned(),

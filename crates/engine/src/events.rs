@@ -90,7 +90,7 @@ pub struct Usage {
 /// Called on the engine's thread, between batches, so it must neither block nor compute: push and return. Any such closure is a
 /// sink.
 pub trait Sink: Send {
-    /// Takes an event. `Break` says that nobody is interested any more and cancels the request; nothing follows it.
+    /// Takes an event. `Break` says that nobody is interested any more and cancels the request; only its end follows.
     fn send(&mut self, event: Result<Event, EngineError>) -> ControlFlow<()>;
 }
 

@@ -38,8 +38,8 @@
 //!
 //! Requests run side by side. Company never changes a row's result within one class and bucket of rows (the "must agree" tables of
 //! ARCHITECTURE.md), but may choose which those are: the same request alone and among many is within rounding of itself, and its
-//! tokens may part. With [`EngineConfig::batching`] set to invariant they never do, at the cost of slower prompts on processors with
-//! two classes of kernels. A request whose prompt begins like an earlier one continues from the KV that was computed then;
+//! tokens may part. With [`EngineConfig::batching`] set to invariant they never do, at the cost of slower prompts, and on cards of
+//! more than eight streams, wherever there are several classes of kernels. A request whose prompt begins like an earlier one continues from the KV that was computed then;
 //! [`Counts::cached_tokens`] says how much, [`Counts::miss`] why not more. Dropping a stream cancels its request, and so does a sink that
 //! closes; dropping the last handle stops the engine.
 

@@ -39,7 +39,7 @@ pub trait Backend: Send {
     fn memory(&self) -> Result<Memory, BackendError>;
 
     /// Rows of a prompt to feed at a time: enough to keep the device busy, few enough to stay responsive.
-    fn chunk_rows(&self) -> usize {
+    fn chunk_rows(&self, _batching: Batching) -> usize {
         512
     }
 

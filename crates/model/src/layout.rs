@@ -77,6 +77,13 @@ impl Layout {
         Layout { buffers, buffer_of }
     }
 
+    /// Gives a stored value a buffer of its own.
+    pub fn set_apart(&mut self, plan: &Plan, value: Value) {
+        assert!(self.stores(value), "{value:?} is not stored");
+        self.buffer_of[value.index()] = self.buffers.len();
+        self.buffers.push(plan.shape(value));
+    }
+
     /// Buffer of a stored value.
     pub fn buffer(&self, value: Value) -> usize {
         let buffer = self.buffer_of[value.index()];

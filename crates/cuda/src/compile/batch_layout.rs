@@ -6,11 +6,11 @@
 //! all that lie page tables that stay (`run/tables.rs`).
 
 use carat_model::{
-    backend::CompileOptions,
+    backend::{Batching, CompileOptions},
     kv::{KvGroup, PerGroup},
 };
 
-use super::rows::padded_rows;
+use super::rows::{SMALL_ROWS, padded_rows, small_groups};
 use crate::{
     device::Address,
     kernel::{
@@ -29,6 +29,8 @@ pub(crate) struct BatchLayout {
     pub(crate) tokens: usize,
     pub(crate) all_count: usize,
     pub(crate) sampled_count: usize,
+    /// Of batch-invariant batches: rows of each group, of all and of the sampled ones.
+    pub(crate) group_counts: GroupCounts,
     pub(crate) run_count: usize,
     pub(crate) positions: usize,
     pub(crate) runs: usize,
@@ -60,6 +62,16 @@ pub(crate) struct BatchLayout {
     pub(crate) max_drawn: usize,
 }
 
+/// Offsets of the row counts of groups that go through the programs of small batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GroupCounts {
+    pub(crate) all: usize,
+    pub(crate) sampled: usize,
+    /// Groups that each of them has room for; none where batches run as a whole.
+    pub(crate) max_all: usize,
+    pub(crate) max_sampled: usize,
+}
+
 /// Whether page tables stay on the device, or come whole with each batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageTables {
@@ -85,10 +97,23 @@ impl BatchLayout {
             PageTables::Stay => (entries, runs * KvGroup::ALL.len()),
             PageTables::ComeWhole => (0, 0),
         };
+        let (max_all, max_sampled) = match options.batching {
+            Batching::Fast => (0, 0),
+            Batching::Invariant => (
+                small_groups(options.max_rows),
+                small_groups(options.max_sampled),
+            ),
+        };
         BatchLayout {
             tokens: part(rows),
             all_count: part(1),
             sampled_count: part(1),
+            group_counts: GroupCounts {
+                all: part(max_all),
+                sampled: part(max_sampled),
+                max_all,
+                max_sampled,
+            },
             run_count: part(1),
             positions: part(rows),
             runs: part(rows),
@@ -164,6 +189,41 @@ impl BatchLayout {
             all_runs: runs(self.first_rows),
             sampled_runs: runs(self.first_sampled),
             tables: self.bases.map(tables),
+        }
+    }
+
+    /// The same for a group of all rows, which is a batch to the programs that compute them.
+    pub(crate) fn all_group_at(&self, start: Address, group: usize) -> BatchAt {
+        let whole = self.at(start);
+        let first = |rows: Address| rows.offset(group * SMALL_ROWS * WORD);
+        BatchAt {
+            tokens: first(whole.tokens),
+            row_refs: RowRefsAt {
+                position: first(whole.row_refs.position),
+                run: first(whole.row_refs.run),
+                sliding_end: first(whole.row_refs.sliding_end),
+            },
+            inputs: InputsAt {
+                index: first(whole.inputs.index),
+                ..whole.inputs
+            },
+            all: RowsAt {
+                count: start.offset((self.group_counts.all + group) * WORD),
+                ..whole.all
+            },
+            ..whole
+        }
+    }
+
+    /// The same for a group of sampled rows, which are still rows of the whole batch.
+    pub(crate) fn sampled_group_at(&self, start: Address, group: usize) -> BatchAt {
+        let whole = self.at(start);
+        BatchAt {
+            sampled: RowsAt {
+                count: start.offset((self.group_counts.sampled + group) * WORD),
+                index: whole.sampled.index.offset(group * SMALL_ROWS * WORD),
+            },
+            ..whole
         }
     }
 

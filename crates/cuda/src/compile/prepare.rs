@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use carat_model::{
-    backend::{BackendError, CompileOptions},
+    backend::{BackendError, Batching, CompileOptions},
     layout::Layout,
-    plan::{Plan, Rows},
+    plan::{Plan, Rows, Value},
     weights::Weights,
 };
 
@@ -32,6 +32,8 @@ pub(crate) struct Prepared {
     pub(crate) parts: Parts,
     pub(crate) memory: MemoryPlan,
     pub(crate) target: Target,
+    /// Where groups of rows run one after another: the values that outlive the pass of their group, in memory of their own.
+    pub(crate) kept: Vec<Value>,
 }
 
 impl Prepared {
@@ -56,6 +58,11 @@ pub(crate) fn prepare(
     let (front, tail) = ops.split_at(cut.unwrap_or(ops.len()));
     let mut scratch = Scratch::default();
     let mut by_class = |ops: &[Op], max_rows: usize| -> Result<ByClass<Vec<Call>>, BackendError> {
+        // Rows that are the same in any company all go through the small programs.
+        let max_rows = match options.batching {
+            Batching::Fast => max_rows,
+            Batching::Invariant => max_rows.min(SMALL_ROWS),
+        };
         let mut lowered = |class, least_rows: usize| match max_rows {
             _ if max_rows < least_rows => Ok(Vec::new()),
             _ => lower(plan, weights, ops, class, target, &mut scratch),
@@ -70,12 +77,21 @@ pub(crate) fn prepare(
         by_class(front, options.max_rows)?,
         by_class(tail, options.max_sampled)?,
     );
+    let mut kept = Vec::new();
     let layout = if options.probe {
+        kept.extend(plan.steps.iter().filter_map(|s| s.step.out()));
         Layout::separate(plan)
     } else {
         let groups: Vec<_> = ops.iter().map(|op: &Op| op.steps.clone()).collect();
         let stored = stored_values(plan, [&front, &tail]);
-        Layout::grouped(plan, &groups, |value| stored[value.index()])
+        let mut layout = Layout::grouped(plan, &groups, |value| stored[value.index()]);
+        if options.batching == Batching::Invariant {
+            kept = values_between(plan, &tail.small);
+            for value in &kept {
+                layout.set_apart(plan, *value);
+            }
+        }
+        layout
     };
     let parts = Parts::new(plan, options, layout, &scratch);
     let named_by = |p: &ByClass<Vec<Call>>| -> BTreeSet<WeightOperand> {
@@ -99,7 +115,23 @@ pub(crate) fn prepare(
         streams,
         parts,
         target,
+        kept,
     })
+}
+
+/// Values of all rows that calls of the sampled ones read, and what they leave at the end.
+fn values_between(plan: &Plan, tail: &[Call]) -> Vec<Value> {
+    let read = tail.iter().flat_map(Call::reads);
+    let mut between: Vec<Value> = read
+        .filter_map(|operand| match operand {
+            Operand::Value(value) if plan.rows(value) == Rows::All => Some(value),
+            Operand::Value(_) | Operand::Scratch(_) => None,
+        })
+        .chain([plan.hidden, plan.logits])
+        .collect();
+    between.sort_unstable_by_key(|value| value.index());
+    between.dedup();
+    between
 }
 
 /// By a value's number, whether some call reads or writes it.

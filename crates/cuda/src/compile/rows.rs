@@ -46,6 +46,11 @@ impl RowCounts {
     }
 }
 
+/// Groups of rows that go through the programs of small batches one after another.
+pub(crate) fn small_groups(rows: usize) -> usize {
+    rows.div_ceil(SMALL_ROWS)
+}
+
 /// Rows of the bucket that holds so many: grids and buffers are sized for it.
 pub(crate) fn padded_rows(rows: usize) -> usize {
     match RowClass::of(rows) {

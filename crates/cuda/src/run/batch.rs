@@ -13,7 +13,7 @@ use super::{
     tables::{KeptTables, Placed},
 };
 use crate::{
-    compile::batch_layout::BatchLayout,
+    compile::{batch_layout::BatchLayout, rows::SMALL_ROWS},
     device::Address,
     kernel::{FROM_SAMPLE, NONE},
 };
@@ -55,6 +55,12 @@ impl BatchLayout {
             sampled += 1;
         }
         words[self.sampled_count] = sampled as u32;
+        let groups = self.group_counts;
+        write_groups(
+            batch.feeds.len(),
+            &mut words[groups.all..][..groups.max_all],
+        );
+        write_groups(sampled, &mut words[groups.sampled..][..groups.max_sampled]);
         words[self.run_count] = batch.runs.len() as u32;
         // Every run follows the one before it, and its sampled rows are its last.
         let (mut row, mut sampled) = (0, 0);
@@ -134,6 +140,13 @@ impl BatchLayout {
     }
 }
 
+/// Writes how many of the rows each group has.
+fn write_groups(rows: usize, words: &mut [u32]) {
+    for (group, word) in words.iter_mut().enumerate() {
+        *word = rows.saturating_sub(group * SMALL_ROWS).min(SMALL_ROWS) as u32;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use carat_gguf::QuantType;
@@ -175,6 +188,61 @@ mod tests {
         let base = words[layout.bases.get(group) + run].cast_signed();
         let entry = base + (at / PAGE_TOKENS) as i32;
         words[layout.pages + entry as usize]
+    }
+
+    #[test]
+    fn groups_of_an_invariant_batch_have_rows_of_their_own() {
+        let options = CompileOptions {
+            max_rows: 20,
+            max_sampled: 9,
+            batching: Batching::Invariant,
+            ..options(10)
+        };
+        let layout = BatchLayout::new(&options, PageTables::Stay);
+        let tokens: Vec<u32> = (0..18).collect();
+        let pages: Vec<PageId> = (0..1).map(PageId).collect();
+        let batch = Batch {
+            feeds: &token_feeds(&tokens),
+            runs: &[Run {
+                rows: 0..18,
+                position: 3,
+                pages: PerGroup {
+                    full: &pages,
+                    sliding: &pages,
+                },
+                sampled: 9,
+                visible_end: None,
+                table: None,
+            }],
+        };
+        let mut words = vec![u32::MAX; layout.words];
+        layout.write(&plan(), &batch, None, &mut words).unwrap();
+        // As a kernel reads it: from the address of a part, the row's word.
+        let start = Address(1 << 20);
+        let word = |at: Address, row: usize| words[(at.0 - start.0) as usize / WORD + row];
+        for (group, count) in [(0, 8), (1, 8), (2, 2)] {
+            let at = layout.all_group_at(start, group);
+            assert_eq!(word(at.all.count, 0), count);
+            for row in 0..count as usize {
+                assert_eq!(word(at.tokens, row), (8 * group + row) as u32);
+                assert_eq!(
+                    word(at.row_refs.position, row),
+                    (3 + 8 * group + row) as u32
+                );
+                assert_eq!(word(at.row_refs.run, row), 0);
+                assert_eq!(word(at.inputs.index, row), NONE);
+            }
+            assert_eq!(at.all.index, layout.at(start).all.index);
+        }
+        for (group, count) in [(0, 8), (1, 1)] {
+            let at = layout.sampled_group_at(start, group);
+            assert_eq!(word(at.sampled.count, 0), count);
+            for row in 0..count as usize {
+                let of_batch = word(at.sampled.index, row);
+                assert_eq!(of_batch, (9 + 8 * group + row) as u32);
+                assert_eq!(word(at.tokens, of_batch as usize), of_batch);
+            }
+        }
     }
 
     #[test]

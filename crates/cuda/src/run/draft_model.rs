@@ -187,7 +187,7 @@ impl DraftModel {
             prepared.front.small,
             |kernel| modules.get(&kernel.specialization()),
             None,
-            &at,
+            std::slice::from_ref(&at),
             None,
         );
         let (start, next) = ends_of_steps(&at, (target.hidden, state), &buffers);
@@ -298,7 +298,7 @@ impl DraftModel {
                 launches += 1;
             }
             for step in 0..steps.count {
-                program.run(device, rows, |label, _| {
+                program.run(device, 0, rows, |label, _| {
                     launches += 1;
                     checked(device, checks, label)
                 })?;

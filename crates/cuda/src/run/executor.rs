@@ -14,7 +14,7 @@ use carat_model::{
     },
     kv::PerGroup,
     phase::{Origin, Phase},
-    plan::{Plan, Value},
+    plan::{Plan, Rows, Value},
     sampling::Scratch,
     weights::Weights,
 };
@@ -25,7 +25,7 @@ use crate::{
         call::Call,
         memory::Parts,
         prepare::Prepared,
-        rows::RowCounts,
+        rows::{RowCounts, SMALL_ROWS},
         target::Target,
     },
     config::{self, Checks, CudaConfig},
@@ -36,8 +36,8 @@ use crate::{
     },
     error::CudaError,
     kernel::{
-        Addresses, FeedSamplesParams, Kernel, SETTING_WORDS, UPDATE_WORDS, feed_samples_grid,
-        params::Params as _, update_tables_grid,
+        Addresses, BatchAt, FeedSamplesParams, Kernel, SETTING_WORDS, UPDATE_WORDS,
+        feed_samples_grid, params::Params as _, update_tables_grid,
     },
     run::{
         addresses::{copy_words, kv_addresses, put_words, upload_ropes, value_addresses},
@@ -135,6 +135,7 @@ impl CudaExecutor {
             parts,
             streams,
             target,
+            kept,
             ..
         } = prepared;
         let batch_layout = BatchLayout::new(options, PageTables::Stay);
@@ -169,11 +170,22 @@ impl CudaExecutor {
         let sees_back_only = SeesBackOnly::new(&front, &tail);
         let modules = kernels.modules;
         let module = |kernel: &dyn Kernel| modules.get(&kernel.specialization());
-        let bind =
-            |calls: Vec<Call>, stream| Program::bind(calls, module, products.as_ref(), &at, stream);
+        let groups = groups(&at, &kept, &batch_layout, batch.address());
+        let bind = |rows: Rows, calls: Vec<Call>, stream| {
+            let groups = match rows {
+                Rows::All => &groups.all,
+                Rows::Sampled => &groups.sampled,
+            };
+            Program::bind(calls, module, products.as_ref(), groups, stream)
+        };
         let streaming = StreamBuffers::new(device, &streams.buffers)?;
         let [front_stream, tail_stream] = streaming.bind(device, streams, &at.weights)?;
-        let programs = Programs::bind((front, front_stream), (tail, tail_stream), bind);
+        let programs = Programs::bind(
+            (front, front_stream),
+            (tail, tail_stream),
+            options.batching,
+            bind,
+        );
         let logits = at.values[plan.logits.index()];
         let inputs = batch_layout.sampler_inputs(batch.address(), logits);
         let sampler = Sampler::new(
@@ -484,8 +496,10 @@ impl CudaExecutor {
     }
 
     fn keep_values(&mut self, rows: RowCounts, launched: RowCounts) -> Result<(), CudaError> {
-        let programs = self.programs.of(launched);
-        let written: Vec<Value> = programs.iter().flat_map(|p| p.written.clone()).collect();
+        let written: Vec<Value> = (self.programs.passes(launched).iter())
+            .filter(|pass| pass.group == 0)
+            .flat_map(|pass| pass.program.written.clone())
+            .collect();
         self.probed.fill(None);
         for value in written {
             let mut kept = Vec::new();
@@ -688,10 +702,43 @@ fn launch_all(
     rows: RowCounts,
     mut queued: impl FnMut(&str, Origin) -> Result<(), CudaError>,
 ) -> Result<(), CudaError> {
-    for program in programs.of(rows) {
-        program.run(device, rows, &mut queued)?;
+    for pass in programs.passes(rows) {
+        (pass.program).run(device, pass.group, pass.rows, &mut queued)?;
     }
     Ok(())
+}
+
+/// Addresses of each group of rows that programs run over, of all rows and of the sampled ones. One of each, the whole batch, unless
+/// rows are to be the same in any company.
+struct Groups {
+    all: Vec<Addresses>,
+    sampled: Vec<Addresses>,
+}
+
+fn groups(at: &Addresses, kept: &[Value], layout: &BatchLayout, batch: Address) -> Groups {
+    let counts = layout.group_counts;
+    if counts.max_all == 0 {
+        let whole = vec![at.clone()];
+        return Groups {
+            all: whole.clone(),
+            sampled: whole,
+        };
+    }
+    let of = |rows: Rows, group: usize, batch: BatchAt| {
+        let mut at = at.clone();
+        for value in kept.iter().filter(|value| at.plan.rows(**value) == rows) {
+            let bytes = group * SMALL_ROWS * at.plan.columns(*value) * 4;
+            at.values[value.index()] = at.values[value.index()].offset(bytes);
+        }
+        Addresses { batch, ..at }
+    };
+    let all = (0..counts.max_all).map(|g| of(Rows::All, g, layout.all_group_at(batch, g)));
+    let sampled =
+        (0..counts.max_sampled).map(|g| of(Rows::Sampled, g, layout.sampled_group_at(batch, g)));
+    Groups {
+        all: all.collect(),
+        sampled: sampled.collect(),
+    }
 }
 
 /// Waits for a launch, if each is to be waited for.

@@ -10,11 +10,11 @@ use std::{
     sync::Arc,
 };
 
-use carat_model::backend::CompileOptions;
+use carat_model::backend::{Batching, CompileOptions};
 use cudarc::driver::{CudaGraph, CudaStream, sys};
 
 use crate::{
-    compile::rows::{RowClass, RowCounts, padded_rows},
+    compile::rows::{RowClass, RowCounts, SMALL_ROWS, padded_rows},
     error::CudaError,
 };
 
@@ -25,6 +25,13 @@ const MAX_GRAPHS: usize = 64;
 
 /// The row counts to launch for, captured or not: of decoding a power of two, or the most there may be.
 pub(crate) fn bucket(rows: RowCounts, options: &CompileOptions) -> RowCounts {
+    if options.batching == Batching::Invariant && rows.all > SMALL_ROWS {
+        // Whole groups, so that none is launched without rows.
+        return RowCounts {
+            all: rows.all.next_multiple_of(SMALL_ROWS),
+            sampled: rows.sampled.next_multiple_of(SMALL_ROWS),
+        };
+    }
     if is_decoding(rows) {
         let max_rows = options.max_rows.min(options.max_sampled);
         let count = rows.all.next_power_of_two().min(max_rows);

@@ -4,6 +4,9 @@
 //! run can be captured in a graph as it is.
 //!
 //! A program with offloaded weights has a [`WeightStream`] that brings them to the card beside its launches.
+//!
+//! Where a row's bits must not depend on its company, every batch goes through the programs of small batches, [`SMALL_ROWS`] rows
+//! at a time: a launch is then bound to the addresses of each such group of rows.
 
 use std::{
     cell::{Cell, RefCell},
@@ -13,6 +16,7 @@ use std::{
 };
 
 use carat_model::{
+    backend::Batching,
     phase::Origin,
     plan::{Rows, Value},
 };
@@ -20,7 +24,7 @@ use carat_model::{
 use crate::{
     compile::{
         call::{Buckets, Call, CublasLtGemm, Launch},
-        rows::{ByClass, RowClass, RowCounts, padded_rows},
+        rows::{ByClass, RowClass, RowCounts, SMALL_ROWS, padded_rows, small_groups},
     },
     device::{
         Address, Device, Grid, Module,
@@ -34,8 +38,17 @@ use crate::{
 
 /// The whole plan: the program of all rows, then that of the sampled ones.
 pub(crate) struct Programs {
-    pub(crate) front: ByClass<Program>,
-    pub(crate) tail: ByClass<Program>,
+    front: ByClass<Program>,
+    tail: ByClass<Program>,
+    batching: Batching,
+}
+
+/// A program with the rows that it runs over.
+pub(crate) struct Pass<'a> {
+    pub(crate) program: &'a Program,
+    /// Group of rows whose addresses its launches have.
+    pub(crate) group: usize,
+    pub(crate) rows: RowCounts,
 }
 
 impl Programs {
@@ -43,25 +56,49 @@ impl Programs {
     pub(crate) fn bind(
         front: (ByClass<Vec<Call>>, Option<WeightStream>),
         tail: (ByClass<Vec<Call>>, Option<WeightStream>),
-        bind: impl Fn(Vec<Call>, Option<WeightStream>) -> Program,
+        batching: Batching,
+        bind: impl Fn(Rows, Vec<Call>, Option<WeightStream>) -> Program,
     ) -> Programs {
-        let of = |(calls, stream): (ByClass<Vec<Call>>, _)| ByClass {
-            small: bind(calls.small, None),
-            medium: bind(calls.medium, None),
-            large: bind(calls.large, stream),
+        let of = |rows, (calls, stream): (ByClass<Vec<Call>>, _)| ByClass {
+            small: bind(rows, calls.small, None),
+            medium: bind(rows, calls.medium, None),
+            large: bind(rows, calls.large, stream),
         };
         Programs {
-            front: of(front),
-            tail: of(tail),
+            front: of(Rows::All, front),
+            tail: of(Rows::Sampled, tail),
+            batching,
         }
     }
 
-    /// The two that a batch of so many rows runs, in order.
-    pub(crate) fn of(&self, rows: RowCounts) -> [&Program; 2] {
-        [
-            self.front.get(RowClass::of(rows.all)),
-            self.tail.get(RowClass::of(rows.sampled)),
-        ]
+    /// Everything that a batch of so many rows runs, in order.
+    pub(crate) fn passes(&self, rows: RowCounts) -> Vec<Pass<'_>> {
+        let parts = [(&self.front, rows.all), (&self.tail, rows.sampled)];
+        match self.batching {
+            Batching::Fast => parts
+                .map(|(programs, count)| Pass {
+                    program: programs.get(RowClass::of(count)),
+                    group: 0,
+                    rows,
+                })
+                .into(),
+            Batching::Invariant => parts
+                .into_iter()
+                .flat_map(|(programs, count)| {
+                    (0..small_groups(count)).map(move |group| {
+                        let count = SMALL_ROWS.min(count - group * SMALL_ROWS);
+                        Pass {
+                            program: &programs.small,
+                            group,
+                            rows: RowCounts {
+                                all: count,
+                                sampled: count,
+                            },
+                        }
+                    })
+                })
+                .collect(),
+        }
     }
 }
 
@@ -86,7 +123,8 @@ enum Action {
     Kernel {
         kernel: Box<dyn Kernel>,
         module: Arc<Module>,
-        params: Vec<u8>,
+        /// Per group of rows.
+        params: Vec<Vec<u8>>,
         /// The rows it was last launched with, and their grid.
         grid: Cell<Option<(usize, Grid)>>,
     },
@@ -139,29 +177,37 @@ impl CublasLtGemms {
 }
 
 impl Program {
+    /// Binds calls to the addresses of each group of rows; those of all rows come first.
     pub(crate) fn bind(
         calls: Vec<Call>,
         module: impl Fn(&dyn Kernel) -> Arc<Module>,
         products: Option<&Rc<CublasLtGemms>>,
-        at: &Addresses,
+        groups: &[Addresses],
         stream: Option<WeightStream>,
     ) -> Program {
         let written = written_values(&calls);
-        let mut redirected = stream.as_ref().map(|_| at.clone());
+        let mut redirected = stream.as_ref().map(|_| groups.to_vec());
         let steps = calls.into_iter().enumerate().map(|(index, call)| {
-            if let (Some(stream), Some(at)) = (&stream, &mut redirected) {
-                stream.redirect(index, &mut at.weights);
+            if let (Some(stream), Some(groups)) = (&stream, &mut redirected) {
+                for at in groups {
+                    stream.redirect(index, &mut at.weights);
+                }
             }
-            let at = redirected.as_ref().unwrap_or(at);
+            let groups = redirected.as_deref().unwrap_or(groups);
+            let at = &groups[0];
             let action = match call.launch {
                 Launch::Kernel(kernel) => {
-                    let params = kernel.params(at, at.rows(call.rows));
-                    assert_eq!(
-                        params.len(),
-                        kernel.specialization().params_bytes,
-                        "{} passes another struct than it was compiled with",
-                        call.label
-                    );
+                    let params = |at: &Addresses| {
+                        let params = kernel.params(at, at.rows(call.rows));
+                        assert_eq!(
+                            params.len(),
+                            kernel.specialization().params_bytes,
+                            "{} passes another struct than it was compiled with",
+                            call.label
+                        );
+                        params
+                    };
+                    let params = groups.iter().map(params).collect();
                     Action::Kernel {
                         module: module(kernel.as_ref()),
                         kernel,
@@ -198,23 +244,25 @@ impl Program {
         }
     }
 
-    /// Queues every launch, and calls `queued` with the label and origin of each; those that have no rows are left out.
+    /// Queues every launch for a group of rows, and calls `queued` with the label and origin of each; those that have no rows are left
+    /// out.
     pub(crate) fn run(
         &self,
         device: &Device,
+        group: usize,
         rows: RowCounts,
         mut queued: impl FnMut(&str, Origin) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         device.bind()?;
         let Some(stream) = &self.stream else {
             let mut steps = self.steps.iter();
-            return steps.try_for_each(|step| step.run(rows, &mut queued));
+            return steps.try_for_each(|step| step.run(group, rows, &mut queued));
         };
         stream.start(device)?;
         for (index, step) in self.steps.iter().enumerate() {
             // Also for a step that is left out: what it would have read has its turn in the buffers.
             stream.before(device, index)?;
-            step.run(rows, &mut queued)?;
+            step.run(group, rows, &mut queued)?;
             stream.after(device, index)?;
         }
         Ok(())
@@ -225,6 +273,7 @@ impl Bound {
     /// Queues the launch, unless it has no rows or another takes its place in the bucket.
     fn run(
         &self,
+        group: usize,
         rows: RowCounts,
         queued: &mut impl FnMut(&str, Origin) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
@@ -240,13 +289,13 @@ impl Bound {
         if !self.buckets.hold(rows) {
             return Ok(());
         }
-        self.action.run(rows)?;
+        self.action.run(group, rows)?;
         queued(&self.label, self.origin)
     }
 }
 
 impl Action {
-    fn run(&self, rows: usize) -> Result<(), CudaError> {
+    fn run(&self, group: usize, rows: usize) -> Result<(), CudaError> {
         match self {
             Action::Kernel {
                 kernel,
@@ -259,7 +308,7 @@ impl Action {
                     _ => kernel.grid(rows),
                 };
                 grid.set(Some((rows, of_rows)));
-                launch(module, of_rows, params)
+                launch(module, of_rows, &params[group])
             }
             Action::CublasLt {
                 product,
@@ -284,8 +333,7 @@ fn written_values(calls: &[Call]) -> Vec<Value> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn front_and_tail_have_a_class_each() {
+    fn programs(batching: Batching) -> Programs {
         let empty = || Program {
             steps: Vec::new(),
             stream: None,
@@ -296,16 +344,54 @@ mod tests {
             medium: empty(),
             large: empty(),
         };
-        let programs = Programs {
+        Programs {
             front: by_class(),
             tail: by_class(),
+            batching,
+        }
+    }
+
+    const fn rows(all: usize, sampled: usize) -> RowCounts {
+        RowCounts { all, sampled }
+    }
+
+    #[test]
+    fn front_and_tail_have_a_class_each() {
+        let programs = programs(Batching::Fast);
+        let runs = |rows, front: &Program, tail: &Program| {
+            let passes = programs.passes(rows);
+            let found: Vec<&Program> = passes.iter().map(|pass| pass.program).collect();
+            assert!(std::ptr::eq(found[0], front) && std::ptr::eq(found[1], tail));
+            assert!(
+                passes
+                    .iter()
+                    .all(|pass| pass.rows == rows && pass.group == 0)
+            );
         };
-        let rows = |all, sampled| RowCounts { all, sampled };
-        let [front, tail] = programs.of(rows(9, 8));
-        assert!(std::ptr::eq(front, &raw const programs.front.medium));
-        assert!(std::ptr::eq(tail, &raw const programs.tail.small));
-        let [front, tail] = programs.of(rows(65, 64));
-        assert!(std::ptr::eq(front, &raw const programs.front.large));
-        assert!(std::ptr::eq(tail, &raw const programs.tail.medium));
+        runs(rows(9, 8), &programs.front.medium, &programs.tail.small);
+        runs(rows(65, 64), &programs.front.large, &programs.tail.medium);
+    }
+
+    #[test]
+    fn invariant_batches_go_through_the_small_programs_in_groups() {
+        let programs = programs(Batching::Invariant);
+        let passes = programs.passes(rows(20, 9));
+        let found: Vec<_> = (passes.iter())
+            .map(|pass| {
+                let is_front = std::ptr::eq(pass.program, &raw const programs.front.small);
+                let is_tail = std::ptr::eq(pass.program, &raw const programs.tail.small);
+                assert!(is_front != is_tail);
+                (is_front, pass.group, pass.rows.all, pass.rows.sampled)
+            })
+            .collect();
+        let expected = [
+            (true, 0, 8, 8),
+            (true, 1, 8, 8),
+            (true, 2, 4, 4),
+            (false, 0, 8, 8),
+            (false, 1, 1, 1),
+        ];
+        assert_eq!(found, expected);
+        assert_eq!(programs.passes(rows(3, 0)).len(), 1);
     }
 }

@@ -1,6 +1,6 @@
 //! Rows that a batch is launched as, where some of them see ahead of themselves.
 
-use carat_model::backend::{BackendError, Batch, CompileOptions, RowRef};
+use carat_model::backend::{BackendError, Batch, Batching, CompileOptions, RowRef};
 
 use crate::compile::{
     call::Call,
@@ -34,6 +34,11 @@ impl SeesBackOnly {
         options: &CompileOptions,
     ) -> Result<RowCounts, BackendError> {
         let raised = |count: usize, most: usize, what: &str| match count {
+            _ if options.batching == Batching::Invariant => Err(BackendError::Unsupported {
+                what: format!(
+                    "{what} that see ahead: CUDA does not compute them the same in any company; leave out --invariant"
+                ),
+            }),
             _ if count > SMALL_ROWS => Ok(count),
             _ if most > SMALL_ROWS => Ok(SMALL_ROWS + 1),
             _ => Err(BackendError::Unsupported {

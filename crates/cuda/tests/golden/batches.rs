@@ -25,7 +25,7 @@ pub(super) fn select_sampled(card: &CudaBackend, variant: Variant) -> Result<(),
     let model = tiny.model();
     for (rows, few, many) in [(8, 1, 8), (16, 1, 8), (16, 9, 16)] {
         let tokens = tiny.prompt(rows);
-        let last = |sampled| last_logits(card, &model, &tokens, sampled);
+        let last = |sampled| last_logits(card, &model, &tokens, sampled, Batching::Fast);
         let what = format!("{few} and {many} of {rows} rows sampled");
         same_bits(&what, &last(many)?, &last(few)?)?;
     }
@@ -38,8 +38,12 @@ fn last_logits(
     model: &Model,
     tokens: &[TokenId],
     sampled: usize,
+    batching: Batching,
 ) -> Result<Vec<f32>, String> {
-    let options = evaluate::options(tokens.len(), tokens.len());
+    let options = CompileOptions {
+        batching,
+        ..evaluate::options(tokens.len(), tokens.len())
+    };
     let compiled = card.compile(&gemma4::plan(model), Arc::clone(&model.weights), &options);
     let mut executor = compiled.map_err(|e| e.to_string())?;
     let pages = [PageId(0)];
@@ -84,7 +88,7 @@ pub(super) fn batched_small(card: &CudaBackend, variant: Variant) -> Result<(), 
     let model = tiny.model();
     let prompt = tiny.prompt(42 + 66 + 70);
     let sequences = [&prompt[..42], &prompt[42..108], &prompt[108..]];
-    let found = side_by_side(card, &model, sequences, [1, 3, 4])?;
+    let found = side_by_side(card, &model, sequences, [1, 3, 4], Batching::Fast)?;
     for (tokens, found) in sequences.iter().zip(&found) {
         let alone = logits(card, &model, tokens, 5)?;
         same_bits("in a batch and alone", found, &alone)?;
@@ -100,11 +104,36 @@ pub(super) fn batched_large(card: &CudaBackend, variant: Variant) -> Result<(), 
     let (watched, others) = prompt.split_at(70);
     let with = |others: &[TokenId]| -> Result<Vec<f32>, String> {
         let sequences = [&others[..10], watched, &others[10..]];
-        let [_, found, _] = side_by_side(card, &model, sequences, [1, 7, 9])?;
+        let [_, found, _] = side_by_side(card, &model, sequences, [1, 7, 9], Batching::Fast)?;
         Ok(found)
     };
     let (some, more) = others.split_at(100);
     same_bits("among others", &with(some)?, &with(more)?)
+}
+
+/// Batch-invariant: rows among more than a small batch of others, in chunks of any length and whether others are sampled or not, give
+/// what they give in small batches alone.
+pub(super) fn invariant(card: &CudaBackend, variant: Variant) -> Result<(), String> {
+    let tiny = Tiny::new(variant, QuantType::Q8_0);
+    let model = tiny.model();
+    let prompt = tiny.prompt(42 + 66 + 70);
+    let sequences = [&prompt[..42], &prompt[42..108], &prompt[108..]];
+    for advance in [[1, 9, 30], [11, 13, 3]] {
+        let found = side_by_side(card, &model, sequences, advance, Batching::Invariant)?;
+        for (tokens, found) in sequences.iter().zip(&found) {
+            let alone = logits(card, &model, tokens, 5)?;
+            let what = format!("{advance:?} rows at a time and alone");
+            same_bits(&what, found, &alone)?;
+        }
+    }
+    let tokens = &prompt[..29];
+    let alone = logits(card, &model, tokens, 4)?;
+    let alone = &alone[alone.len() - alone.len() / tokens.len()..];
+    for sampled in [1, 8, 10, 29] {
+        let last = last_logits(card, &model, tokens, sampled, Batching::Invariant)?;
+        same_bits(&format!("{sampled} of 29 rows sampled"), &last, alone)?;
+    }
+    Ok(())
 }
 
 /// Logits of three sequences in one batch, each of which advances by another number of tokens.
@@ -113,6 +142,7 @@ fn side_by_side(
     model: &Model,
     sequences: [&[TokenId]; 3],
     advance: [usize; 3],
+    batching: Batching,
 ) -> Result<[Vec<f32>; 3], String> {
     let options = CompileOptions {
         pages: PerGroup {
@@ -124,7 +154,7 @@ fn side_by_side(
         max_rows: 40,
         max_sampled: 40,
         probe: false,
-        batching: Batching::Fast,
+        batching,
     };
     let compiled = card.compile(&gemma4::plan(model), Arc::clone(&model.weights), &options);
     let mut executor = compiled.map_err(|e| e.to_string())?;

@@ -152,6 +152,10 @@ fn main() {
             batches::batched_large(&cards.best.usual, variant)?;
             batches::batched_large(&cards.portable.usual, variant)
         });
+        cases.add(format!("batched/invariant/{variant:?}"), move |cards| {
+            batches::invariant(&cards.best.usual, variant)?;
+            batches::invariant(&cards.portable.usual, variant)
+        });
         cases.add(format!("short_of_memory/{variant:?}"), move |cards| {
             memory::short_of_memory(&cards.best.usual, variant)
         });
