@@ -223,7 +223,8 @@ impl Pool {
     /// The lane that gives a page next, to this one.
     fn giver(&self, to: Option<LaneId>) -> Option<u32> {
         let gives = |number: &u32| self.coldest(self.ends_of(*number)).is_some();
-        // Those that hold all they have come before it, no more than there are sequences.
+        // Before it come at most those that hold all they have, no more than there are sequences, and those all of whose pages were
+        // passed over.
         let mut ranks = self.ranks.iter().rev();
         let most = ranks.find(|rank| gives(&rank.number))?;
         // Of equals whoever asks: it would have the most.
