@@ -254,6 +254,8 @@ impl Device {
         // SAFETY: the buffer was just allocated with this many bytes.
         unsafe { result::memset_d8_async(address, 0, bytes, self.stream()) }
             .map_err(CudaError::driver(format!("clearing {purpose}")))?;
+        // A copy through another stream might come before that.
+        self.wait(&format!("clearing {purpose}"))?;
         Ok(buffer)
     }
 
