@@ -94,6 +94,9 @@ struct Lane {
     used_at: u64,
     /// That is long ago: it has no share.
     is_idle: bool,
+    /// As it stands among the ranks, which may be out of date.
+    ranked: Option<Rank>,
+    is_stale: bool,
 }
 
 /// Position of a lane in the order in which lanes give, the greatest first; the number only tells equals apart.
@@ -121,9 +124,11 @@ pub(crate) struct Pool {
     count: usize,
     free: Vec<PageId>,
     cached: usize,
-    /// By number; those that have pages are ranked, and their numbers known by name.
+    /// By number; the numbers of those that have pages are known by name.
     lanes: Vec<Lane>,
+    /// Those that have pages, but for those that have changed since a lane had to give: most pages are allocated while some are free.
     ranks: BTreeSet<Rank>,
+    stale: Vec<u32>,
     numbers: FxHashMap<Option<LaneId>, u32>,
     vacant: Vec<u32>,
     allocations: u64,
@@ -140,6 +145,7 @@ impl Pool {
             cached: 0,
             lanes: Vec::new(),
             ranks: BTreeSet::new(),
+            stale: Vec::new(),
             numbers: FxHashMap::default(),
             vacant: Vec::new(),
             allocations: 0,
@@ -210,6 +216,7 @@ impl Pool {
         if let Some(first) = self.coldest(self.count) {
             return Some(first);
         }
+        self.rank();
         loop {
             let page = self.coldest(self.ends_of(self.giver(to)?))?;
             if may_go(page) {
@@ -281,13 +288,25 @@ impl Pool {
         }
     }
 
-    /// Changes what a lane's rank depends on. It has one as long as it has pages.
+    /// Changes what a lane's rank depends on.
     fn change(&mut self, number: u32, change: impl FnOnce(&mut Lane)) {
         let lane = &mut self.lanes[number as usize];
-        self.ranks.remove(&lane.rank(number));
         change(lane);
-        if lane.pages > 0 {
-            self.ranks.insert(lane.rank(number));
+        if !std::mem::replace(&mut lane.is_stale, true) {
+            self.stale.push(number);
+        }
+    }
+
+    /// Ranks lanes by what they have now.
+    fn rank(&mut self) {
+        for number in self.stale.drain(..) {
+            let lane = &mut self.lanes[number as usize];
+            lane.is_stale = false;
+            let rank = (lane.pages > 0).then(|| lane.rank(number));
+            if let Some(before) = std::mem::replace(&mut lane.ranked, rank) {
+                self.ranks.remove(&before);
+            }
+            self.ranks.extend(rank);
         }
     }
 
@@ -301,9 +320,19 @@ impl Pool {
             pages: 0,
             used_at: self.allocations,
             is_idle: false,
+            ranked: None,
+            is_stale: false,
         };
         let number = if let Some(number) = self.vacant.pop() {
-            self.lanes[number as usize] = lane;
+            // The one before may be ranked still.
+            let Lane {
+                ranked, is_stale, ..
+            } = self.lanes[number as usize];
+            self.lanes[number as usize] = Lane {
+                ranked,
+                is_stale,
+                ..lane
+            };
             number
         } else {
             self.lanes.push(lane);

@@ -53,10 +53,15 @@ impl Pool {
             let pages = pages.filter(|page| page.lane == *number).count();
             assert_eq!((lane.id, lane.pages), (*id, pages), "lane {number}");
             assert!(pages > 0, "a lane without pages");
-            assert!(self.ranks.contains(&lane.rank(*number)));
+            assert!(lane.is_stale || lane.ranked == Some(lane.rank(*number)));
         }
         assert_eq!(self.numbers.len() + self.vacant.len(), self.lanes.len());
-        assert_eq!(self.numbers.len(), self.ranks.len());
+        let ranked: BTreeSet<Rank> = self.lanes.iter().filter_map(|lane| lane.ranked).collect();
+        assert_eq!(ranked, self.ranks);
+        for number in &self.vacant {
+            let lane = &self.lanes[*number as usize];
+            assert!(lane.is_stale || lane.ranked.is_none(), "nobody is ranked");
+        }
         for (page, expected) in holders.iter().enumerate() {
             assert_eq!(
                 self.pages[page].holders, *expected,
