@@ -64,6 +64,8 @@ struct History {
     has_media: bool,
     /// Some requests are constrained.
     constrains: bool,
+    /// All requests are of the same lane: cached pages go by age alone.
+    one_lane: bool,
     /// Short prompts, and answers as long as they may be, so that sequences outgrow the pages together.
     long_answers: bool,
 }
@@ -158,6 +160,7 @@ impl History {
             cancels: random.one_in(3),
             has_media: random.one_in(3),
             constrains: random.one_in(3),
+            one_lane: seed.is_multiple_of(3),
             long_answers: random.one_in(3),
             pipeline: Pipeline::new(Scheduler::new(limits.clone()), executor),
             limits,
@@ -257,7 +260,8 @@ impl History {
             drafts: random.one_in(4),
             lane: random
                 .one_in(2)
-                .then(|| LaneId(random.within(0..=2) as u64)),
+                .then(|| LaneId(random.within(0..=2) as u64))
+                .filter(|_| !self.one_lane),
             media,
             cache_salt: random.one_in(6).then_some([1; 16]),
             sampling: Sampling {

@@ -6,7 +6,8 @@
 //!
 //! - Only complete pages are shared, and nobody writes a complete page. A sequence writes only pages it holds alone.
 //! - When a sequence completes a block that the index has already, it swaps its own pages for the known ones. So
-//!   whoever holds a block also holds every block before it, and a block is never evicted before those that follow it.
+//!   whoever holds a block also holds every block before it, and a block is never evicted before those that follow it, whosever
+//!   they are.
 //! - A prefix can be continued only where all its full pages are cached *and* the sliding pages its next row sees, and not
 //!   in the middle of rows that see each other both ways.
 //! - A page that is given away is copied to host memory first if there is room for it, and copied back by whoever finds it there.
@@ -25,8 +26,9 @@ use carat_model::{
 use super::{
     media::Content,
     moves::Moves,
-    pages::{Allocation, Eviction, PageCounts, Pool},
-    prefix::{Block, Parent, PrefixIndex, Slot},
+    pages::{Allocation, Evicted, Eviction, PageCounts, Pool},
+    prefix::{Block, Parent, Places, PrefixIndex, Slot},
+    request::LaneId,
 };
 use crate::config::{Limits, PrefixReuse};
 
@@ -97,6 +99,8 @@ pub(crate) struct Table {
     last_block: Parent,
     /// Sliding pages worth keeping warm when the window has passed them: where a later prompt is likely to branch off.
     landmarks: [Range<usize>; 2],
+    /// Lane that its pages count for.
+    lane: Option<LaneId>,
     /// The name that executors know it by; `None` of a sequence that is not running.
     id: Option<u32>,
     /// Entries that the executor had before the step planned last, and will have if it takes that step.
@@ -114,6 +118,7 @@ impl Table {
             blocks: 0,
             last_block: Parent::Root(None),
             landmarks: [0..0, 0..0],
+            lane: None,
             id: None,
             known: PerGroup::default(),
             offered: PerGroup::default(),
@@ -282,6 +287,7 @@ impl Kv {
             Some(self.ids - 1)
         });
         table.last_block = Parent::Root(content.salt);
+        table.lane = content.lane;
         table.blocks = found.reusable;
         table.computed = found.reusable * PAGE_TOKENS;
         if let Some(window) = self.window {
@@ -296,11 +302,11 @@ impl Kv {
         // Nothing of it may be given away to make room for the rest of it.
         let held = self.hold(&table, &blocks);
         for (place, block) in blocks.iter().enumerate() {
-            let page = self.on_device(block, KvGroup::Full);
+            let page = self.on_device(block, KvGroup::Full, table.lane);
             table.pages.full.push(page);
             if self.window.is_some() {
                 let page = if place >= table.first_sliding {
-                    self.on_device(block, KvGroup::Sliding)
+                    self.on_device(block, KvGroup::Sliding, table.lane)
                 } else {
                     PageId::FREED
                 };
@@ -326,10 +332,10 @@ impl Kv {
                 };
                 let places = block.places.get(group);
                 if let Some(page) = places.device.filter(|_| is_wanted) {
-                    self.pools.get_mut(group).hold(page);
+                    self.pools.get_mut(group).hold(page, table.lane);
                 } else if let Some(host) = places.host.filter(|_| is_wanted) {
                     let page = PageId(host.0);
-                    self.host.get_mut(group).hold(page);
+                    self.host.get_mut(group).hold(page, table.lane);
                     held.push((group, page));
                 }
             }
@@ -338,12 +344,12 @@ impl Kv {
     }
 
     /// The page of a block that was found and is held, which it is copied to if it is in host memory alone.
-    fn on_device(&mut self, block: &Block, group: KvGroup) -> PageId {
+    fn on_device(&mut self, block: &Block, group: KvGroup, lane: Option<LaneId>) -> PageId {
         let places = *block.places.get(group);
         if let Some(page) = places.device {
             return page;
         }
-        let page = self.allocate(group);
+        let page = self.allocate(group, lane);
         self.index.put_on_device(block.id.slot, group, page);
         self.pools.get_mut(group).keep(page);
         let from = places.host.expect("it was found somewhere");
@@ -372,12 +378,12 @@ impl Kv {
     pub(crate) fn grow(&mut self, table: &mut Table, positions: usize) {
         let pages = pages_of(positions);
         while table.pages.full.len() < pages {
-            let page = self.allocate(KvGroup::Full);
+            let page = self.allocate(KvGroup::Full, table.lane);
             table.pages.full.push(page);
         }
         if self.window.is_some() {
             while table.pages.sliding.len() < pages {
-                let page = self.allocate(KvGroup::Sliding);
+                let page = self.allocate(KvGroup::Sliding, table.lane);
                 table.pages.sliding.push(page);
             }
         }
@@ -400,12 +406,17 @@ impl Kv {
     }
 
     /// A page for one holder. There is one: rows are limited to the full pages that fit, and sliding pages are reserved at admission.
-    fn allocate(&mut self, group: KvGroup) -> PageId {
-        let allocation = self.pools.get_mut(group).allocate();
+    fn allocate(&mut self, group: KvGroup, lane: Option<LaneId>) -> PageId {
+        let index = &self.index;
+        let may_go = |page| index.may_leave_device(group, page);
+        let allocation = self.pools.get_mut(group).allocate(lane, may_go);
         let Allocation { page, evicted } = allocation.expect("rows were limited to those that fit");
-        if let Some(eviction) = evicted {
+        if let Some(evicted) = evicted {
             let block = self.index.take_from_device(group, page);
-            self.save(&block, group, page, eviction);
+            if let Some(before) = self.index.before(block.id.slot) {
+                self.put_back(before);
+            }
+            self.save(&block, group, page, evicted);
             self.forget_if_lost(block.id.slot);
         }
         page
@@ -413,7 +424,7 @@ impl Kv {
 
     /// Has the page of a block copied to host memory before somebody else writes to it. Sliding pages that no prefix is likely to
     /// end behind are not worth it.
-    fn save(&mut self, block: &Block, group: KvGroup, from: PageId, eviction: Eviction) {
+    fn save(&mut self, block: &Block, group: KvGroup, from: PageId, evicted: Evicted) {
         let pool = self.host.get_mut(group);
         if let Some(host) = block.places.get(group).host {
             if !pool.is_held(PageId(host.0)) {
@@ -421,10 +432,12 @@ impl Kv {
             }
             return;
         }
-        if eviction == Eviction::First {
+        if evicted.eviction == Eviction::First {
             return;
         }
-        let Some(Allocation { page, evicted }) = pool.allocate() else {
+        let index = &self.index;
+        let may_go = |page: PageId| index.may_leave_host(group, HostPageId(page.0));
+        let Some(Allocation { page, evicted }) = pool.allocate(evicted.lane, may_go) else {
             return;
         };
         pool.keep(page);
@@ -453,7 +466,23 @@ impl Kv {
             self.index.take_from_host(group, host);
             self.host.sliding.forget(PageId(host.0));
         }
+        let before = self.index.before(slot);
         self.index.remove(slot);
+        if let Some(before) = before {
+            self.put_back(before);
+        }
+    }
+
+    /// Has the pages of a block given away in turn again, if they were passed over for blocks that follow it and need not be any more.
+    fn put_back(&mut self, slot: Slot) {
+        let group = KvGroup::Full;
+        let Places { device, host } = self.index.places(slot).full;
+        if let Some(page) = device.filter(|page| self.index.may_leave_device(group, *page)) {
+            self.pools.full.put_back(page);
+        }
+        if let Some(host) = host.filter(|host| self.index.may_leave_host(group, *host)) {
+            self.host.full.put_back(PageId(host.0));
+        }
     }
 
     /// The next `rows` positions of `content` have been computed into the table's pages. Rows that were computed beyond them, of
@@ -483,7 +512,7 @@ impl Kv {
             };
             let pool = self.pools.get_mut(group);
             if let Some(known) = block.places.get(group).device {
-                if swap(pool, own, known) {
+                if swap(pool, own, known, table.lane) {
                     table.changed(place);
                 }
             } else {
@@ -491,6 +520,7 @@ impl Kv {
                 self.index.put_on_device(block.id.slot, group, *own);
             }
         }
+        self.put_back(block.id.slot);
         table.last_block = Parent::Block(block.id);
         table.blocks += 1;
     }
@@ -531,11 +561,11 @@ impl Kv {
 }
 
 /// Takes the known page instead of the own one. `false` if they are the same.
-fn swap(pool: &mut Pool, own: &mut PageId, known: PageId) -> bool {
+fn swap(pool: &mut Pool, own: &mut PageId, known: PageId, lane: Option<LaneId>) -> bool {
     if *own == known {
         return false;
     }
-    pool.hold(known);
+    pool.hold(known, lane);
     // Nobody knows it, so it becomes free wherever it would stand.
     pool.release(*own, Eviction::First);
     *own = known;

@@ -4,6 +4,8 @@ use std::{ops::Range, sync::Arc};
 
 use carat_model::{TokenId, kv::PAGE_TOKENS};
 
+use super::request::LaneId;
+
 /// An image or a sound in a prompt: rows that an encoder made take the place of token embeddings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Media {
@@ -36,6 +38,8 @@ pub(crate) struct Content<'a> {
     /// Whether rows of media can see ahead in this model.
     pub(crate) has_sliding: bool,
     pub(crate) salt: Option<[u8; 16]>,
+    /// Lane that its pages count for; no part of what they hold.
+    pub(crate) lane: Option<LaneId>,
 }
 
 impl<'a> Content<'a> {

@@ -78,6 +78,9 @@ struct Node {
     key: Key,
     chain: ChainKey,
     block: Block,
+    /// Blocks that follow it, and those of them whose KV of full attention is on the device.
+    followers: usize,
+    followers_on_device: usize,
 }
 
 /// A block as one of those that a prefix is made of.
@@ -151,7 +154,16 @@ impl PrefixIndex {
         };
         let before = self.slots.insert(key.clone(), slot);
         debug_assert!(before.is_none(), "a block is registered once");
-        self.nodes[slot.0 as usize] = Some(Node { key, chain, block });
+        self.nodes[slot.0 as usize] = Some(Node {
+            key,
+            chain,
+            block,
+            followers: 0,
+            followers_on_device: 0,
+        });
+        if let Some(before) = self.before_mut(slot) {
+            before.followers += 1;
+        }
         block
     }
 
@@ -161,6 +173,9 @@ impl PrefixIndex {
         debug_assert!(places.device.is_none(), "it is on the device");
         places.device = Some(page);
         self.on_device.get_mut(group)[page.0 as usize] = Some(slot);
+        if let (KvGroup::Full, Some(before)) = (group, self.before_mut(slot)) {
+            before.followers_on_device += 1;
+        }
     }
 
     /// A block's KV is in this place of host memory, too.
@@ -177,7 +192,42 @@ impl PrefixIndex {
             .take()
             .expect("a kept page holds a block");
         self.places_mut(slot, group).device = None;
+        if let (KvGroup::Full, Some(before)) = (group, self.before_mut(slot)) {
+            before.followers_on_device -= 1;
+        }
         self.node(slot).block
+    }
+
+    /// Whether a page may be given away: on the device, no block is without the full page of the one before it.
+    pub(crate) fn may_leave_device(&self, group: KvGroup, page: PageId) -> bool {
+        let slot = self.on_device.get(group)[page.0 as usize];
+        let is_last = |slot| self.node(slot).followers_on_device == 0;
+        group == KvGroup::Sliding || slot.is_none_or(is_last)
+    }
+
+    /// Whether a place in host memory may be given away: no block is without the one before it.
+    pub(crate) fn may_leave_host(&self, group: KvGroup, page: HostPageId) -> bool {
+        let slot = self.in_host.get(group)[page.0 as usize];
+        let is_last = |slot| {
+            let node = self.node(slot);
+            node.followers == 0 || node.block.places.full.device.is_some()
+        };
+        group == KvGroup::Sliding || slot.is_none_or(is_last)
+    }
+
+    /// The block before one; `None` if there is none, or if it is gone.
+    pub(crate) fn before(&self, slot: Slot) -> Option<Slot> {
+        let Parent::Block(before) = self.node(slot).key.parent else {
+            return None;
+        };
+        let node = self.nodes[before.slot.0 as usize].as_ref();
+        node.filter(|node| node.block.id == before)
+            .map(|_| before.slot)
+    }
+
+    fn before_mut(&mut self, slot: Slot) -> Option<&mut Node> {
+        let before = self.before(slot)?;
+        self.nodes[before.0 as usize].as_mut()
     }
 
     /// The place in host memory was given away. Returns the block whose KV it held, as it is without.
@@ -191,6 +241,9 @@ impl PrefixIndex {
 
     /// Forgets a block whose KV of full attention is lost. Its sliding pages are taken from it before.
     pub(crate) fn remove(&mut self, slot: Slot) {
+        if let Some(before) = self.before_mut(slot) {
+            before.followers -= 1;
+        }
         let node = self.nodes[slot.0 as usize].take();
         let node = node.expect("a block is removed once");
         let places = node.block.places;

@@ -174,6 +174,7 @@ impl Sequence {
             media: &self.media,
             has_sliding: self.has_sliding,
             salt: self.salt,
+            lane: self.lane,
         }
     }
 
@@ -185,6 +186,7 @@ impl Sequence {
             media: &self.media,
             has_sliding: self.has_sliding,
             salt: self.salt,
+            lane: self.lane,
         };
         (&mut self.table, content)
     }

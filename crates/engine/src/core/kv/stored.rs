@@ -148,7 +148,7 @@ impl Kv {
         for (place, block) in known.iter().enumerate() {
             for group in KvGroup::ALL {
                 if let Some(page) = block.places.get(group).device {
-                    self.pools.get_mut(group).hold(page);
+                    self.pools.get_mut(group).hold(page, content.lane);
                     held.push((place, group, page));
                 }
             }
@@ -173,7 +173,7 @@ impl Kv {
                 let parent = parent.map_or(Parent::Root(content.salt), |b| Parent::Block(b.id));
                 known.push(self.index.insert(parent, &content, place));
             }
-            let page = self.allocate(group);
+            let page = self.allocate(group, content.lane);
             self.index.put_on_device(known[place].id.slot, group, page);
             known[place].places.get_mut(group).device = Some(page);
             self.pools.get_mut(group).keep(page);

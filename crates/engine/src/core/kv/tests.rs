@@ -47,6 +47,13 @@ impl Kv {
                 let in_host = |page: HostPageId| self.host.get(group).is_kept(PageId(page.0));
                 assert!(places.device.is_none_or(on_device) && places.host.is_none_or(in_host));
             }
+            let Places { device, host } = block.places.full;
+            let passed_over = device.filter(|page| self.pools.full.is_passed_over(*page));
+            let needed = |page| !self.index.may_leave_device(KvGroup::Full, page);
+            assert!(passed_over.is_none_or(needed), "it may go on the device");
+            let passed_over = host.filter(|h| self.host.full.is_passed_over(PageId(h.0)));
+            let needed = |host| !self.index.may_leave_host(KvGroup::Full, host);
+            assert!(passed_over.is_none_or(needed), "it may go in host memory");
             let is_held = |group: KvGroup| {
                 let page = block.places.get(group).device;
                 page.is_some_and(|page| self.pools.get(group).is_held(page))
@@ -106,6 +113,7 @@ fn content(tokens: &[TokenId]) -> Content<'_> {
         media: &[],
         has_sliding: true,
         salt: None,
+        lane: None,
     }
 }
 
@@ -404,4 +412,74 @@ fn rows_of_a_wrong_draft_neither_register_pages_nor_free_any() {
 
 fn found_blocks(kv: &Kv, tokens: &[TokenId]) -> usize {
     kv.index.walk(content(tokens)).count()
+}
+
+/// Of a lane's own prompts.
+fn of_lane(tokens: &[TokenId], lane: u64) -> Content<'_> {
+    Content {
+        lane: Some(LaneId(lane)),
+        ..content(tokens)
+    }
+}
+
+fn compute_for(kv: &mut Kv, tokens: &[TokenId], lane: u64) {
+    let whose = of_lane(tokens, lane);
+    let found = kv.find(whose);
+    let mut table = kv.claim(whose, found, tokens.len());
+    let rows = tokens.len() - table.computed;
+    kv.grow(&mut table, tokens.len());
+    kv.commit(&mut table, whose, rows);
+    kv.audit(std::iter::once(&table));
+    kv.release(&mut table);
+    kv.audit(std::iter::empty());
+}
+
+#[test]
+fn a_flood_of_one_lane_leaves_the_cache_of_another() {
+    let mut kv = kv(Some(40), 16, 24);
+    let conversation = text(1, 200);
+    compute_for(&mut kv, &conversation, 1);
+    for n in 0..40 {
+        compute_for(&mut kv, &text(100 + n, 160), 2);
+        let found = kv.find(of_lane(&conversation, 1));
+        assert_eq!(found.reusable, 6, "after {n} of another: {found:?}");
+    }
+    // Alone, the lane may have everything.
+    let mut alone = self::kv(Some(40), 16, 24);
+    compute_for(&mut alone, &conversation, 1);
+    for n in 0..40 {
+        compute_for(&mut alone, &text(100 + n, 160), 1);
+    }
+    assert_eq!(alone.find(of_lane(&conversation, 1)).reusable, 0);
+}
+
+#[test]
+fn a_beginning_that_others_continue_outlives_what_follows_it() {
+    let mut kv = kv(None, 12, 0);
+    let common = text(1, 128);
+    // One lane continues it; the other has used it last, so that it counts for that one.
+    let continued = [common.clone(), text(2, 96)].concat();
+    compute_for(&mut kv, &continued, 1);
+    compute_for(&mut kv, &[common, text(3, 33)].concat(), 2);
+    // The second gives first: what it alone has, and not what the first one's pages follow.
+    compute_for(&mut kv, &text(4, 150), 2);
+    assert_eq!(kv.find(of_lane(&continued, 1)).matched, 6);
+}
+
+#[test]
+fn a_beginning_in_host_memory_outlives_what_follows_it() {
+    let (mut config, facts) = with_pages(roomy(None), 8, 0);
+    config.host_pages.full = 10;
+    let mut kv = Kv::new(&Limits::new(config, facts).unwrap());
+    let common = text(1, 96);
+    let continued = [common.clone(), text(2, 65)].concat();
+    compute_for(&mut kv, &continued, 1);
+    compute_for(&mut kv, &[common, text(3, 33)].concat(), 2);
+    // A third needs every page of the device, and then the second floods host memory, which has its pages of the beginning.
+    compute_for(&mut kv, &text(4, 255), 3);
+    for n in 0..10 {
+        compute_for(&mut kv, &text(100 + n, 255), 2);
+        let found = kv.find(of_lane(&continued, 1));
+        assert_eq!((found.matched, found.in_host), (5, 5), "after {n}");
+    }
 }

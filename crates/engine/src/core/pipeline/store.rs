@@ -13,7 +13,7 @@ use carat_model::{
 
 use super::{
     super::{
-        MissReason, Rejected, Request, RequestId,
+        LaneId, MissReason, Rejected, Request, RequestId,
         kv::Kv,
         media::{Content, Media},
         prefix::Places,
@@ -43,6 +43,7 @@ struct Restoring {
     media: Vec<Media>,
     has_sliding: bool,
     salt: Option<[u8; 16]>,
+    lane: Option<LaneId>,
     /// In the order of the pages that are read: the group and the place in the prompt, in blocks.
     wanted: Vec<(KvGroup, usize)>,
 }
@@ -107,6 +108,7 @@ impl<E: Executor> Pipeline<E> {
                         media: content.media.to_vec(),
                         has_sliding: content.has_sliding,
                         salt: content.salt,
+                        lane: content.lane,
                         wanted,
                     });
                     true
@@ -165,6 +167,7 @@ impl<E: Executor> Pipeline<E> {
             media: &restoring.media,
             has_sliding: restoring.has_sliding,
             salt: restoring.salt,
+            lane: restoring.lane,
         };
         let right = restoring.wanted.iter().zip(&read.pages);
         let right: Vec<_> = right

@@ -22,6 +22,10 @@ impl PrefixIndex {
                 let parent = ids.get(&parent).expect("an orphan");
                 assert!(parent.places.full.device.is_some(), "a gap on the device");
             }
+            let followers = || nodes().filter(|n| n.key.parent == Parent::Block(block.id));
+            let on_device = followers().filter(|n| n.block.places.full.device.is_some());
+            assert_eq!(node.followers, followers().count());
+            assert_eq!(node.followers_on_device, on_device.count());
         }
         for group in KvGroup::ALL {
             let places = |pick: fn(&Places) -> bool| {
@@ -74,6 +78,7 @@ fn content(tokens: &[TokenId]) -> Content<'_> {
         media: &[],
         has_sliding: true,
         salt: None,
+        lane: None,
     }
 }
 
