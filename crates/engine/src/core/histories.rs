@@ -160,7 +160,7 @@ impl History {
             cancels: random.one_in(3),
             has_media: random.one_in(3),
             constrains: random.one_in(3),
-            one_lane: seed.is_multiple_of(3),
+            one_lane: random.one_in(3),
             long_answers: random.one_in(3),
             pipeline: Pipeline::new(Scheduler::new(limits.clone()), executor),
             limits,
@@ -258,10 +258,7 @@ impl History {
             ignore_eos: long || random.one_in(8),
             logprobs: random.one_in(8).then_some(2),
             drafts: random.one_in(4),
-            lane: random
-                .one_in(2)
-                .then(|| LaneId(random.within(0..=2) as u64))
-                .filter(|_| !self.one_lane),
+            lane: (!self.one_lane && random.one_in(2)).then(|| LaneId(random.within(0..=2) as u64)),
             media,
             cache_salt: random.one_in(6).then_some([1; 16]),
             sampling: Sampling {

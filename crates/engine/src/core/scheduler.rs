@@ -572,6 +572,10 @@ impl Scheduler {
     /// The step under way failed, or one after it: their sequences end, and nothing they computed in them is kept.
     pub fn abandon(&mut self) {
         self.steps.clear();
+        // What failed may have come over the states that the last results were drawn from.
+        for sequence in &mut self.running {
+            sequence.last_result = None;
+        }
         for i in (0..self.running.len()).rev() {
             if !self.running[i].shares.is_empty() {
                 let id = self.leave(i).id;
