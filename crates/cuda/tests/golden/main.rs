@@ -370,12 +370,12 @@ fn tiny(cards: &Cards, variant: Variant, quant: QuantType) -> Result<(), String>
         let found = logits(cards.usual(kernels), &model, &tokens, 13)?;
         within(&found, &expected, bound).map_err(|e| format!("{}: {e}", kernels.name()))
     };
-    // A rounded score may choose another expert.
-    let bytes = match variant {
-        Variant::Moe26b => 1.2e-1,
-        _ => 5e-2,
+    // A rounded score may choose another expert, and experts of random weights amplify a key that rounds to the other f16.
+    let (plain, bytes) = match variant {
+        Variant::Moe26b => (5e-3, 1.2e-1),
+        _ => (2e-3, 5e-2),
     };
-    check(Kernels::Plain, 2e-3)?;
+    check(Kernels::Plain, plain)?;
     check(Kernels::Best, bytes)?;
     // One of each kind of layout: 8-bit codes, nibbles, blocks with minima, floats, and formats that are dequantized to f16.
     let layouts = [
