@@ -27,6 +27,11 @@ pub(super) fn value_addresses(plan: &Plan, parts: &Parts, activations: &Buffer) 
     at
 }
 
+pub(super) fn scratch_addresses(parts: &Parts, scratch: &Buffer) -> Vec<Address> {
+    let offsets = parts.scratch.offsets.iter();
+    offsets.map(|&o| scratch.address().offset(o)).collect()
+}
+
 /// Keys and values of each slot, in the plan's order.
 pub(super) fn kv_addresses(
     plan: &Plan,

@@ -18,7 +18,7 @@ use carat_model::{
 };
 
 use super::{
-    addresses::{copy_words, put_words, upload_ropes, value_addresses},
+    addresses::{copy_words, put_words, scratch_addresses, upload_ropes, value_addresses},
     executor::checked,
     graph::{GraphKey, Graphs},
     modules::Modules,
@@ -170,12 +170,9 @@ impl DraftModel {
         let mut named = resident.at.clone();
         named.extend(table.map(|(operand, _, at)| (operand, at)));
         let borrowed = plan.slots.iter().filter_map(|slot| slot.borrowed);
-        let scratch = buffers.scratch.address();
         let at = Addresses {
             values,
-            scratch: (parts.scratch.offsets.iter())
-                .map(|&offset| scratch.offset(offset))
-                .collect(),
+            scratch: scratch_addresses(&parts, &buffers.scratch),
             weights: named,
             ropes,
             clusters: buffers.clusters.iter().map(Buffer::address).collect(),

@@ -14,7 +14,7 @@ use carat_model::{
     },
     kv::PerGroup,
     phase::{Origin, Phase},
-    plan::{Plan, Rows, Value},
+    plan::{Plan, Value},
     sampling::Scratch,
     weights::Weights,
 };
@@ -25,7 +25,7 @@ use crate::{
         call::Call,
         memory::Parts,
         prepare::Prepared,
-        rows::{RowCounts, SMALL_ROWS},
+        rows::RowCounts,
         target::Target,
     },
     config::{self, Checks, CudaConfig},
@@ -36,13 +36,16 @@ use crate::{
     },
     error::CudaError,
     kernel::{
-        Addresses, BatchAt, FeedSamplesParams, Kernel, SETTING_WORDS, UPDATE_WORDS,
-        feed_samples_grid, params::Params as _, update_tables_grid,
+        Addresses, FeedSamplesParams, Kernel, SETTING_WORDS, UPDATE_WORDS, feed_samples_grid,
+        params::Params as _, update_tables_grid,
     },
     run::{
-        addresses::{copy_words, kv_addresses, put_words, upload_ropes, value_addresses},
+        addresses::{
+            copy_words, kv_addresses, put_words, scratch_addresses, upload_ropes, value_addresses,
+        },
         draft_model::{DraftModel, DraftTarget},
         graph::{self, Graph, Graphs},
+        groups::RowGroups,
         in_flight::{DeviceRow, HostDraw, InFlight, Results, Submitted},
         modules::Modules,
         pages::PageMover,
@@ -158,9 +161,7 @@ impl CudaExecutor {
         let at = Addresses {
             plan: plan.clone(),
             values: value_addresses(plan, &parts, &activations),
-            scratch: (parts.scratch.offsets.iter())
-                .map(|&offset| scratch.address().offset(offset))
-                .collect(),
+            scratch: scratch_addresses(&parts, &scratch),
             weights: weights.at.clone(),
             ropes,
             clusters: Vec::new(),
@@ -170,24 +171,15 @@ impl CudaExecutor {
         let sees_back_only = SeesBackOnly::new(&front, &tail);
         let modules = kernels.modules;
         let module = |kernel: &dyn Kernel| modules.get(&kernel.specialization());
-        let groups = groups(&at, &kept, &batch_layout, batch.address());
-        let bind = |rows: Rows, calls: Vec<Call>, stream| {
-            let groups = match rows {
-                Rows::All => &groups.all,
-                Rows::Sampled => &groups.sampled,
-            };
-            Program::bind(calls, module, products.as_ref(), groups, stream)
+        let groups = RowGroups::new(&at, &kept, &batch_layout, batch.address());
+        let bind = |rows, calls: Vec<Call>, stream| {
+            Program::bind(calls, module, products.as_ref(), groups.of(rows), stream)
         };
         let streaming = StreamBuffers::new(device, &streams.buffers)?;
         let [front_stream, tail_stream] = streaming.bind(device, streams, &at.weights)?;
-        let programs = Programs::bind(
-            (front, front_stream),
-            (tail, tail_stream),
-            options.batching,
-            bind,
-        );
-        let logits = at.values[plan.logits.index()];
-        let inputs = batch_layout.sampler_inputs(batch.address(), logits);
+        let parts_of_plan = [(front, front_stream), (tail, tail_stream)];
+        let programs = Programs::bind(parts_of_plan, options.batching, bind);
+        let inputs = batch_layout.sampler_inputs(batch.address(), at.values[plan.logits.index()]);
         let sampler = Sampler::new(
             device,
             kernels.sampling,
@@ -202,10 +194,9 @@ impl CudaExecutor {
         };
         let slot = || InFlight::new(device, &batch_layout);
         let captures = config.graphs == config::Graphs::On && config.checks == Checks::EachBatch;
-        let read_bytes = read_bytes(plan, options);
         Ok(CudaExecutor {
             in_flight: [slot()?, slot()?],
-            read_host: device.allocate_host("logits", read_bytes)?,
+            read_host: device.allocate_host("logits", read_bytes(plan, options))?,
             words: vec![0; batch_layout.words],
             plan: plan.clone(),
             options: options.clone(),
@@ -706,39 +697,6 @@ fn launch_all(
         (pass.program).run(device, pass.group, pass.rows, &mut queued)?;
     }
     Ok(())
-}
-
-/// Addresses of each group of rows that programs run over, of all rows and of the sampled ones. One of each, the whole batch, unless
-/// rows are to be the same in any company.
-struct Groups {
-    all: Vec<Addresses>,
-    sampled: Vec<Addresses>,
-}
-
-fn groups(at: &Addresses, kept: &[Value], layout: &BatchLayout, batch: Address) -> Groups {
-    let counts = layout.group_counts;
-    if counts.max_all == 0 {
-        let whole = vec![at.clone()];
-        return Groups {
-            all: whole.clone(),
-            sampled: whole,
-        };
-    }
-    let of = |rows: Rows, group: usize, batch: BatchAt| {
-        let mut at = at.clone();
-        for value in kept.iter().filter(|value| at.plan.rows(**value) == rows) {
-            let bytes = group * SMALL_ROWS * at.plan.columns(*value) * 4;
-            at.values[value.index()] = at.values[value.index()].offset(bytes);
-        }
-        Addresses { batch, ..at }
-    };
-    let all = (0..counts.max_all).map(|g| of(Rows::All, g, layout.all_group_at(batch, g)));
-    let sampled =
-        (0..counts.max_sampled).map(|g| of(Rows::Sampled, g, layout.sampled_group_at(batch, g)));
-    Groups {
-        all: all.collect(),
-        sampled: sampled.collect(),
-    }
 }
 
 /// Waits for a launch, if each is to be waited for.

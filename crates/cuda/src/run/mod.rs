@@ -6,6 +6,7 @@ pub(crate) mod batch;
 pub(crate) mod draft_model;
 pub(crate) mod executor;
 pub(crate) mod graph;
+mod groups;
 mod in_flight;
 pub(crate) mod modules;
 pub(crate) mod pages;

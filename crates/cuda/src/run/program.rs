@@ -54,8 +54,7 @@ pub(crate) struct Pass<'a> {
 impl Programs {
     /// Binds the calls of both parts; those of large batches have the stream of the part.
     pub(crate) fn bind(
-        front: (ByClass<Vec<Call>>, Option<WeightStream>),
-        tail: (ByClass<Vec<Call>>, Option<WeightStream>),
+        [front, tail]: [(ByClass<Vec<Call>>, Option<WeightStream>); 2],
         batching: Batching,
         bind: impl Fn(Rows, Vec<Call>, Option<WeightStream>) -> Program,
     ) -> Programs {
