@@ -9,7 +9,7 @@ use std::{
 };
 
 use carat_engine::Constraint;
-use carat_grammar::{Answer, Format, Grammars, Thinking, ToolChoice, Tools};
+use carat_grammar::{Answer, Format, Grammars, Settings, Thinking, ToolChoice, Tools};
 use serde_json::{Value, json};
 use support::{GEMMA, Model, Random, tool};
 
@@ -97,7 +97,11 @@ fn main() {
     for (name, answer) in &cases {
         report(&GEMMA, name, answer);
     }
-    let plain = Grammars::without_threads(GEMMA.tokenizer.clone()).unwrap();
+    let asked = Settings {
+        masks_ahead: false,
+        ..Settings::default()
+    };
+    let plain = Grammars::with(asked, GEMMA.tokenizer.clone()).unwrap();
     println!("\n32 answers, from their last tokens to all masks of the next, by kind of answer");
     println!(
         "{:<28} one thread p50   p99      several p50      p99      4 ms later p50   p99",

@@ -256,10 +256,16 @@ mod tests {
     use carat_model::sampling::TokenMask;
 
     use super::*;
-    use crate::{Answer, Format, Grammars, testing};
+    use crate::{Answer, Format, Grammars, Settings, testing};
+
+    /// Masks by the thread that asks.
+    const ASKED: Settings = Settings {
+        masks_ahead: false,
+        compile_limit: std::time::Duration::from_secs(60),
+    };
 
     fn follower(threads: Option<Arc<MaskThreads>>) -> Follower {
-        let grammars = Grammars::without_threads(testing::demo_tokenizer()).unwrap();
+        let grammars = Grammars::with(ASKED, testing::demo_tokenizer()).unwrap();
         let grammar = grammars.regex("(ab|cd)+ [0-9]{3}").unwrap();
         Follower::new(grammar.start(), Arc::default(), threads)
     }
@@ -381,7 +387,7 @@ mod tests {
         let vocab = tokenizer.vocab().len();
         let of = |grammars: Grammars| grammars.compile(&answer).unwrap().unwrap().source;
         let ahead = of(Grammars::new(Arc::clone(&tokenizer)).unwrap());
-        let plain = of(Grammars::without_threads(tokenizer).unwrap());
+        let plain = of(Grammars::with(ASKED, tokenizer).unwrap());
         let mut pairs: Vec<_> = (0..32).map(|_| (ahead.start(), plain.start())).collect();
         let (mut mask, mut other) = (TokenMask::none(vocab), TokenMask::none(vocab));
         for step in 0..40_usize {

@@ -29,8 +29,6 @@ use crate::{
     vocabulary::Vocabulary,
 };
 
-/// Time that one grammar may take to compile.
-const COMPILE_LIMIT: Duration = Duration::from_secs(2);
 /// Grammars that compile at the same time, those that were given up included.
 const MAX_COMPILING: usize = 16;
 /// Schemas refer to each other in chains as long as their text allows; compiling follows them by recursion.
@@ -39,6 +37,24 @@ const COMPILE_STACK_BYTES: usize = 256 << 20;
 const MAX_LEXER_STATES: usize = 50_000;
 /// Longest reason that is passed on, in characters.
 const LONGEST_REASON: usize = 300;
+
+/// What a process that compiles grammars can choose.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// Masks are computed by threads of their own from the moment a token is taken; otherwise by the thread that asks, when it asks.
+    pub masks_ahead: bool,
+    /// Time that one grammar may take to compile.
+    pub compile_limit: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            masks_ahead: true,
+            compile_limit: Duration::from_secs(2),
+        }
+    }
+}
 
 /// Compiles grammars for one model and keeps those used last. Clones share everything.
 #[derive(Clone)]
@@ -53,6 +69,7 @@ struct Shared {
     meter: Arc<Meter>,
     mask_threads: Option<Arc<MaskThreads>>,
     compiling: Arc<AtomicUsize>,
+    compile_limit: Duration,
 }
 
 /// A grammar that is ready to be followed.
@@ -79,18 +96,11 @@ pub struct Compiled {
 impl Grammars {
     /// Prepares the tokens of a model. Takes about a second for 262,144 of them, and 120 MB.
     pub fn new(tokenizer: Arc<Tokenizer>) -> Result<Grammars, GrammarError> {
-        Grammars::with_masks_by(MaskThreads::of_machine(), tokenizer)
+        Grammars::with(Settings::default(), tokenizer)
     }
 
-    /// Computes masks when they are asked for, on the thread that asks; otherwise the same.
-    pub fn without_threads(tokenizer: Arc<Tokenizer>) -> Result<Grammars, GrammarError> {
-        Grammars::with_masks_by(None, tokenizer)
-    }
-
-    fn with_masks_by(
-        mask_threads: Option<Arc<MaskThreads>>,
-        tokenizer: Arc<Tokenizer>,
-    ) -> Result<Grammars, GrammarError> {
+    /// The same, with settings.
+    pub fn with(settings: Settings, tokenizer: Arc<Tokenizer>) -> Result<Grammars, GrammarError> {
         let unusable = |error: &dyn std::fmt::Display| GrammarError::Grammar {
             what: "vocabulary",
             reason: reason(error),
@@ -114,8 +124,9 @@ impl Grammars {
                 factory,
                 cache: Cache::new(),
                 meter: Arc::default(),
-                mask_threads,
+                mask_threads: settings.masks_ahead.then(MaskThreads::of_machine).flatten(),
                 compiling: Arc::default(),
+                compile_limit: settings.compile_limit,
             }),
         })
     }
@@ -294,11 +305,11 @@ impl Grammars {
                 let _ = sender.send(matcher);
             })
             .map_err(|_| GrammarError::Busy)?;
-        let built = receiver.recv_timeout(COMPILE_LIMIT);
+        let built = receiver.recv_timeout(shared.compile_limit);
         shared.meter.compile.add(start.elapsed());
         let matcher = built.map_err(|_| GrammarError::TooSlow {
             what,
-            limit: COMPILE_LIMIT,
+            limit: shared.compile_limit,
         })?;
         let grammar = Grammar(Arc::new(Mutex::new(matcher.map_err(Failure::Refused)?)));
         shared.cache.put(text, grammar.clone());

@@ -29,5 +29,5 @@ mod vocabulary;
 
 pub use answer::{Answer, Format, Start, Thinking, ToolChoice, Tools};
 pub use error::GrammarError;
-pub use grammars::{Compiled, Grammars};
+pub use grammars::{Compiled, Grammars, Settings};
 pub use meter::{BUCKET_MICROS, Histogram, Meter};

@@ -12,11 +12,12 @@ use std::{
     io::Cursor,
     path::PathBuf,
     sync::{Arc, LazyLock},
+    time::Duration,
 };
 
 use carat_engine::Constraint;
 use carat_gguf::Gguf;
-use carat_grammar::{Answer, Grammars};
+use carat_grammar::{Answer, Grammars, Settings};
 use carat_model::{TokenId, sampling::TokenMask};
 use carat_text::{Part, PartsParser, Reply, Specials, Tokenizer, Tool};
 
@@ -27,9 +28,18 @@ pub(crate) struct Model {
 }
 
 impl Model {
+    /// What compiles is tested whatever else the machine does meanwhile.
     fn new(gguf: &Gguf) -> Model {
+        Model::with_limit(Duration::from_secs(60), gguf)
+    }
+
+    pub(crate) fn with_limit(compile_limit: Duration, gguf: &Gguf) -> Model {
         let tokenizer = Arc::new(Tokenizer::from_metadata(gguf.metadata()).unwrap());
-        let grammars = Grammars::new(Arc::clone(&tokenizer)).unwrap();
+        let settings = Settings {
+            compile_limit,
+            ..Settings::default()
+        };
+        let grammars = Grammars::with(settings, Arc::clone(&tokenizer)).unwrap();
         Model {
             tokenizer,
             grammars,
