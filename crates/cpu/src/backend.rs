@@ -12,11 +12,6 @@ use carat_model::{
 
 use crate::{
     executor::CpuExecutor,
-    kernel::{
-        gemm::row_class::{RowClasses, SMALL_ROWS},
-        isa::Isa,
-        table::Kernels,
-    },
     lower::{BatchRows, Fusion, ProgramOp, list, lower},
     memory,
     op::{
@@ -26,6 +21,11 @@ use crate::{
     },
     pool::Pool,
     roofline,
+};
+use carat_cpu_kernels::{
+    gemm::row_class::{RowClasses, SMALL_ROWS},
+    isa::Isa,
+    table::Kernels,
 };
 
 /// Choices that concern the CPU alone.

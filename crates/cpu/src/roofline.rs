@@ -4,16 +4,13 @@ use std::{hint::black_box, time::Instant};
 
 use carat_model::{backend::BackendError, cost::Roofline};
 
-use crate::{
-    kernel::{
-        gemm::amx_bf16::{self, TileOperands, TileRows},
-        roofline::SUMS,
-        table::{Kernels, TileKernels},
-    },
+use crate::{memory, pool::Pool};
+use carat_cpu_kernels::{
+    gemm::amx_bf16::{self, TileOperands, TileRows},
     matrix::MatrixMut,
-    memory,
-    pool::Pool,
+    roofline::SUMS,
     simd::{Accumulate, K_STEP, Tile},
+    table::{Kernels, TileKernels},
 };
 
 /// Far more than any cache a core has to itself; a shared one is part of what the weights of a small model live in.

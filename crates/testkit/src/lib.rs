@@ -6,6 +6,7 @@
 //! - [`contract`]: what an executor promises beyond the steps of a plan
 //! - [`pairs`]: targets with their drafters, and what a published implementation drafts; [`drafting`]: the same on any backend
 //! - [`close`]: how far two results are apart
+//! - [`numbers`]: random inputs of kernels and how far their results are off
 //! - [`allocation`]: how much memory something took; [`work`]: how long a thread worked
 
 pub mod allocation;
@@ -14,6 +15,7 @@ pub mod close;
 pub mod contract;
 pub mod drafting;
 pub mod fixtures;
+pub mod numbers;
 pub mod pairs;
 pub mod tiny;
 pub mod work;

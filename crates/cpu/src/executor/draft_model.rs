@@ -14,10 +14,8 @@ use super::{
     row_view::RowView,
     state::{Shared, State},
 };
-use crate::{
-    kernel::gemm::row_class::RowClasses,
-    lower::{LoweredOp, Program},
-};
+use crate::lower::{LoweredOp, Program};
+use carat_cpu_kernels::gemm::row_class::RowClasses;
 
 /// The most drafts that go together: a small batch at every level of instructions, so that a draft does not depend on others.
 const MAX_DRAFTS_PER_BATCH: usize = 32;

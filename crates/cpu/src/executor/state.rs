@@ -12,11 +12,6 @@ use carat_model::{
 
 use super::row_view::RowView;
 use crate::{
-    aligned::Aligned,
-    kernel::gemm::{
-        activations::{ActivationRows, Activations},
-        row_class::RowClasses,
-    },
     lower::{Op, Operand, ProductInput, Program},
     op::{
         attention::{Attention, SplitKvScratch},
@@ -26,6 +21,13 @@ use crate::{
         quantize,
         rope::Angles,
         workers::Workers,
+    },
+};
+use carat_cpu_kernels::{
+    aligned::Aligned,
+    gemm::{
+        activations::{ActivationRows, Activations},
+        row_class::RowClasses,
     },
 };
 

@@ -6,7 +6,7 @@ use carat_model::{
 };
 
 use super::program::QuantizedShape;
-use crate::kernel::gemm::activations::GROUP;
+use carat_cpu_kernels::gemm::activations::GROUP;
 
 /// Hands out buffers of quantized activations, and takes them back after their last reader.
 pub(super) struct QuantizedCopies {

@@ -9,7 +9,7 @@ use carat_model::{
 };
 
 use super::{Fusion, Op, lower, program::VectorId};
-use crate::kernel::{
+use carat_cpu_kernels::{
     gemm::{
         choice::{WeightFormat, choose},
         row_class::{RowClass, RowClasses},

@@ -11,7 +11,7 @@ use super::{
     quantize,
     workers::Workers,
 };
-use crate::kernel::gemm::{
+use carat_cpu_kernels::gemm::{
     activations::{ActivationRows, Activations},
     row_class::RowClasses,
 };

@@ -1,6 +1,6 @@
 //! The paged KV cache of one slot: where a batch's keys and values go, and their encoding on the way.
 //!
-//! A page holds, head after head, the keys and then the values, in the layouts of [`crate::kernel::kv_page`].
+//! A page holds, head after head, the keys and then the values, in the layouts of [`carat_cpu_kernels::kv_page`].
 
 use carat_model::{
     backend::{Batch, KvGroup, KvType, PAGE_TOKENS, PerGroup},
@@ -8,13 +8,11 @@ use carat_model::{
 };
 
 use super::workers::Workers;
-use crate::{
+use carat_cpu_kernels::{
     aligned::Aligned,
-    kernel::{
-        kv_page::{GROUP, PageHead, PageRow, Q8Block},
-        table::Kernels,
-    },
+    kv_page::{GROUP, PageHead, PageRow, Q8Block},
     simd::LANES,
+    table::Kernels,
 };
 
 /// The KV cache of one slot.

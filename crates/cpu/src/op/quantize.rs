@@ -2,12 +2,10 @@
 //! happens row by row, while the row is in the nearest cache.
 
 use super::workers::{GRAIN, Workers};
-use crate::{
-    kernel::{
-        gemm::{activations::Activations, amx_bf16, row_class::RowClass},
-        table::TileKernels,
-    },
+use carat_cpu_kernels::{
+    gemm::{activations::Activations, amx_bf16, row_class::RowClass},
     simd::Tile,
+    table::TileKernels,
 };
 
 /// Calls `f(row, values)` for every row of `out`, `[rows, columns]`, and converts the row; `f` does nothing where the values are

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use carat_model::weights::{Weight, Weights};
 
-use crate::{kernel::gemm::amx_bf16, simd::Tile};
+use carat_cpu_kernels::{gemm::amx_bf16, simd::Tile};
 
 pub(crate) struct Repacked {
     bytes_left: u64,
@@ -51,7 +51,7 @@ mod tests {
     use carat_testkit::fixtures;
 
     use super::*;
-    use crate::simd::Line;
+    use carat_cpu_kernels::simd::Line;
 
     #[test]
     fn matrices_are_made_once_and_only_within_the_budget() {

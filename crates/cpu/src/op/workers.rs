@@ -1,19 +1,17 @@
 //! Resources of every operation: the threads, the kernels, and scratch memory per thread.
 
 use super::repack::Repacked;
-use crate::{
+use crate::pool::Pool;
+use carat_cpu_kernels::{
     aligned::Aligned,
-    kernel::{
-        gemm::{
-            amx_int8::{self, ActivationColumns},
-            gemv_transposed,
-            packed_int8::{self, Panel},
-            row_class::RowClasses,
-        },
-        table::Kernels,
+    gemm::{
+        amx_int8::{self, ActivationColumns},
+        gemv_transposed,
+        packed_int8::{self, Panel},
+        row_class::RowClasses,
     },
-    pool::Pool,
     simd::Tile,
+    table::Kernels,
 };
 
 /// Elements below which a step of simple arithmetic is not worth sharing out.

@@ -6,7 +6,7 @@
 
 use std::{marker::PhantomData, ops::Range};
 
-use crate::matrix::MatrixMut;
+use carat_cpu_kernels::matrix::MatrixMut;
 
 /// A matrix cut into tiles that may be written at the same time.
 pub(crate) struct Grid<'a> {

@@ -12,15 +12,15 @@ use carat_model::backend::{PAGE_TOKENS, PageId};
 
 use super::partial::SplitPartial;
 use crate::{
-    kernel::{
-        attention::{MAX_QUERIES, PageScores},
-        table::Kernels,
-    },
     op::{
         kv::PagedKv,
         workers::{AttentionScratch, Workers},
     },
     pool::Grid,
+};
+use carat_cpu_kernels::{
+    attention::{MAX_QUERIES, PageScores},
+    table::Kernels,
 };
 
 /// Positions of a KV split.

@@ -1,6 +1,6 @@
 //! Split-KV partials of attention.
 
-use crate::kernel::table::Kernels;
+use carat_cpu_kernels::table::Kernels;
 
 /// The softmax of some positions, not yet divided: for each query the largest score, the sum of exponentials relative to
 /// it, and the weighted sum of values.

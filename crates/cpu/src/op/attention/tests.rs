@@ -7,15 +7,15 @@ use half::f16;
 
 use super::{Attention, QuerySpan, SplitKvScratch, attend::SPLIT_TOKENS};
 use crate::{
-    kernel::{gemm::row_class::RowClasses, table::Kernels},
     op::{
         kv::{self, PagedKv},
         repack::Repacked,
         workers::Workers,
     },
     pool::Pool,
-    testing::{Random, bits, relative_error},
 };
+use carat_cpu_kernels::{gemm::row_class::RowClasses, table::Kernels};
+use carat_testkit::numbers::{Random, bits, relative_error};
 
 /// One sequence of random queries, keys and values.
 struct Sequence {

@@ -5,16 +5,16 @@
 
 use super::{Input, Product};
 use crate::{
-    kernel::{
-        gemm::{
-            WeightRows,
-            amx_bf16::{self, TileOperands, TileRows},
-        },
-        table::TileKernels,
-    },
     op::{repack::Repacked, workers::Workers},
     pool::{Grid, Pool},
+};
+use carat_cpu_kernels::{
+    gemm::{
+        WeightRows,
+        amx_bf16::{self, TileOperands, TileRows},
+    },
     simd::{Accumulate, Tile},
+    table::TileKernels,
 };
 
 /// Weight rows of an output tile, at most: the more, the less often activations come from far.

@@ -3,13 +3,10 @@
 use carat_gguf::QuantType;
 
 use super::int8::store_rows;
-use crate::{
-    kernel::{
-        gemm::{WeightRows, float},
-        table::Kernels,
-    },
-    op::workers::ThreadScratch,
-    pool::OutputTile,
+use crate::{op::workers::ThreadScratch, pool::OutputTile};
+use carat_cpu_kernels::{
+    gemm::{WeightRows, float},
+    table::Kernels,
 };
 
 /// Fills a tile. With many rows, shorter floats are widened once for all of them.

@@ -5,19 +5,16 @@ use std::ops::Range;
 use carat_gguf::QuantType;
 
 use super::Product;
-use crate::{
-    kernel::{
-        gemm::{
-            READ_STREAMS, WeightRows,
-            activations::{Activations, Row},
-            amx_int8::ActivationColumns,
-            choice::KernelChoice,
-            gemv_transposed, packed_int8,
-        },
-        table::{Kernels, TileKernels},
+use crate::{op::workers::ThreadScratch, pool::OutputTile};
+use carat_cpu_kernels::{
+    gemm::{
+        READ_STREAMS, WeightRows,
+        activations::{Activations, Row},
+        amx_int8::ActivationColumns,
+        choice::KernelChoice,
+        gemv_transposed, packed_int8,
     },
-    op::workers::ThreadScratch,
-    pool::OutputTile,
+    table::{Kernels, TileKernels},
 };
 
 /// Arranges the rows of every group as the columns of int8 tiles, and returns the column sets of each.

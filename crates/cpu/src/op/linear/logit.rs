@@ -3,7 +3,7 @@
 use carat_model::weights::{Weight, Weights};
 
 use super::Input;
-use crate::kernel::{gemm::WeightRows, table::Kernels};
+use carat_cpu_kernels::{gemm::WeightRows, table::Kernels};
 
 /// The product of input row `row` with one row of a matrix: the same as a small batch would have there.
 pub(crate) fn logit(

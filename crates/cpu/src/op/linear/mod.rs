@@ -2,7 +2,7 @@
 //!
 //! - [`product`]: what is multiplied with what
 //! - [`tiling`]: how the output is cut into tiles
-//! - [`run`](mod@run): the kernel chosen for each tile ([`crate::kernel::gemm::choice`]), one round of the pool for all
+//! - [`run`](mod@run): the kernel chosen for each tile ([`carat_cpu_kernels::gemm::choice`]), one round of the pool for all
 //! - [`int8`], [`float`]: tiles of int8 and of float products
 //! - [`logit`](mod@logit): one output of one row
 //! - [`bf16`]: large batches in BF16, a round of their own

@@ -2,17 +2,15 @@
 
 use carat_model::weights::{Weight, Weights};
 
-use crate::{
-    kernel::{
-        gemm::{
-            WeightRows,
-            activations::Activations,
-            choice::{KernelChoice, WeightFormat, choose},
-            row_class::RowClass,
-        },
-        isa::Isa,
+use crate::pool::OutputTile;
+use carat_cpu_kernels::{
+    gemm::{
+        WeightRows,
+        activations::Activations,
+        choice::{KernelChoice, WeightFormat, choose},
+        row_class::RowClass,
     },
-    pool::OutputTile,
+    isa::Isa,
 };
 
 /// The activations of a product, in the format its weights want.

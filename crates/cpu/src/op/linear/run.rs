@@ -4,16 +4,16 @@ use std::ops::Range;
 
 use super::{Input, Product, bf16, float, int8, tiling::Tiling};
 use crate::{
-    kernel::{
-        gemm::{
-            READ_STREAMS,
-            amx_int8::{self, ActivationColumns},
-            choice::KernelChoice,
-        },
-        table::Kernels,
-    },
     op::workers::{ThreadScratch, Workers},
     pool::{Grid, OutputTile},
+};
+use carat_cpu_kernels::{
+    gemm::{
+        READ_STREAMS,
+        amx_int8::{self, ActivationColumns},
+        choice::KernelChoice,
+    },
+    table::Kernels,
 };
 
 /// Computes products of the same rows with some matrices, filling `[rows, matrix rows]` for each. All that are not BF16 go in

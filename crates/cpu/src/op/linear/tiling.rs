@@ -1,7 +1,7 @@
 //! Tiles of a product's output: wide enough to read weights in long runs, small enough to share out.
 
 use super::Product;
-use crate::kernel::{
+use carat_cpu_kernels::{
     gemm::{READ_STREAMS, choice::KernelChoice, float, gemv_transposed, packed_int8},
     isa::Isa,
 };
@@ -15,7 +15,7 @@ const PANEL_COLUMNS: usize = packed_int8::ROWS * packed_int8::MAX_PANELS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tiling {
     pub(super) tile_columns: usize,
-    /// Whether weight rows are taken in the order of [`crate::kernel::gemm::WeightRows::interleaved`].
+    /// Whether weight rows are taken in the order of [`carat_cpu_kernels::gemm::WeightRows::interleaved`].
     pub(super) interleaved: bool,
 }
 
