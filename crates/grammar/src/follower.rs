@@ -261,7 +261,7 @@ mod tests {
     /// Masks by the thread that asks.
     const ASKED: Settings = Settings {
         masks_ahead: false,
-        compile_limit: std::time::Duration::from_secs(60),
+        compile_limit: std::time::Duration::from_mins(1),
     };
 
     fn follower(threads: Option<Arc<MaskThreads>>) -> Follower {

@@ -30,7 +30,7 @@ pub(crate) struct Model {
 impl Model {
     /// What compiles is tested whatever else the machine does meanwhile.
     fn new(gguf: &Gguf) -> Model {
-        Model::with_limit(Duration::from_secs(60), gguf)
+        Model::with_limit(Duration::from_mins(1), gguf)
     }
 
     pub(crate) fn with_limit(compile_limit: Duration, gguf: &Gguf) -> Model {
