@@ -1,4 +1,5 @@
 //! Cost of masks and of compiling on the published vocabulary, by kind of answer.
+#![expect(clippy::print_stdout, reason = "printing figures is its purpose")]
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -13,7 +14,6 @@ use carat_grammar::{Answer, Format, Grammars, Settings, Thinking, ToolChoice, To
 use serde_json::{Value, json};
 use support::{GEMMA, Model, Random, tool};
 
-#[expect(clippy::print_stdout, reason = "a program for people")]
 fn main() {
     let start = Instant::now();
     LazyLock::force(&GEMMA);
@@ -97,6 +97,11 @@ fn main() {
     for (name, answer) in &cases {
         report(&GEMMA, name, answer);
     }
+    report_crowds(&cases);
+}
+
+/// 32 answers of each kind at once.
+fn report_crowds(cases: &[(&str, Answer<'_>)]) {
     let asked = Settings {
         masks_ahead: false,
         ..Settings::default()
@@ -107,7 +112,7 @@ fn main() {
         "{:<28} one thread p50   p99      several p50      p99      4 ms later p50   p99",
         ""
     );
-    for (name, answer) in &cases {
+    for (name, answer) in cases {
         print!("{name:<28}");
         for (grammars, pause) in [
             (&plain, Duration::ZERO),
@@ -165,7 +170,6 @@ fn at(times: &[Duration], share: f64) -> Duration {
     times.get(place).copied().unwrap_or_default()
 }
 
-#[expect(clippy::print_stdout, reason = "a program for people")]
 fn report(model: &Model, name: &str, answer: &Answer<'_>) {
     let start = Instant::now();
     let compiled = model.grammars.compile(answer).unwrap();
