@@ -116,7 +116,7 @@ def main():
         [bos] = tokens_of(server, "<bos>")
         for results in runs:
             for sample in results["samples"]["carat_cloze"]:
-                context, continuation = sample["arguments"]["gen_args_0"]["arg_0"], sample["arguments"]["gen_args_0"]["arg_1"]
+                context, continuation = sample["arguments"][0]
                 whole, before = tokens_of(server, context + continuation), tokens_of(server, context)
                 expected = log_likelihood(folder, before, whole[len(before) :])
                 worst = max(worst, abs(float(sample["resps"][0][0][0]) - expected))
