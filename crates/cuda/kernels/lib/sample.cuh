@@ -14,7 +14,6 @@ constexpr u32 MAX_VOCAB = 262144;
 constexpr u32 MAX_CHUNKS = MAX_VOCAB / CHUNK;
 constexpr u32 CHUNKS_PER_THREAD = MAX_CHUNKS / PICK_THREADS;
 constexpr u32 MAX_TOP_K = 1024;  // above it the whole vocabulary is truncated
-constexpr u32 SHARES = 64;  // blocks that share a row where all of its logits are read
 constexpr u32 BUCKETS = PICK_THREADS;  // of the histogram that truncates the whole vocabulary, one per thread
 constexpr u32 MAX_LOGPROBS = 20;
 constexpr u32 NONE = 0xffffffffu;
@@ -192,6 +191,15 @@ __device__ __forceinline__ u64 random_bits(u64 seed, u64 position, u32 token) {
 __device__ __forceinline__ float gumbel(const Setting& setting, u32 token) {
   const double bits = double(random_bits(setting.seed, setting.position, token) >> 40);
   return float(-log(-log((bits + 0.5) / 16777216.0)));
+}
+
+// The same to within QUICK_ERROR, in single precision, which is far less work.
+constexpr float QUICK_ERROR = 1e-4f;
+__device__ __forceinline__ float quick_gumbel(const Setting& setting, u32 token) {
+  const u32 bits = u32(random_bits(setting.seed, setting.position, token) >> 40);
+  // Near one, its distance from one is what the logarithm is accurate for.
+  const float u = (float(bits) + 0.5f) * 0x1p-24f, rest = (float(0xffffffu - bits) + 0.5f) * 0x1p-24f;
+  return -logf(bits >> 23 ? -log1pf(-rest) : -logf(u));
 }
 
 // A logit's weight before it is normalised: that of the reference, rounded from double precision for the same reason.

@@ -46,22 +46,43 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS) sample_scan(const Par
 // More than the difference of two draws of noise, which are between -2.9 and 17.4.
 constexpr float NOISE_REACH = 21;
 
-// A draw from the vocabulary, or from what sample_truncate left of it: each share among its tokens, the last share among those.
+// Tokens of a block's share that may be drawn.
+struct Share {
+  const Row& row;
+  u32 largest;
+  float floor;
+  u64 cut;
+
+  // Calls `each(logit, token)` for those of this thread.
+  template <typename Each>
+  __device__ __forceinline__ void for_tokens(Each each) const {
+    const u32 share = (row.p.vocab + gridDim.x - 1) / gridDim.x, first = blockIdx.x * share;
+    for (u32 token = first + threadIdx.x; token < min(first + share, row.p.vocab); token += blockDim.x) {
+      if (row.maxima[token / CHUNK] < u32(cut >> 32)) continue;
+      const u32 key = row.key(token);
+      if (key <= ORDERED_MINUS_INFINITY || scored(key, token) < cut) continue;
+      const float logit = tempered(key, largest, row.setting.temperature);
+      if (logit >= floor) each(logit, token);
+    }
+  }
+};
+
+// A draw from the vocabulary, or from what sample_truncate left of it: each share among its tokens, the last share among those. Noise is
+// exact only for tokens that come near the best of the share by quick noise; of thousands that is one or two.
 __device__ __forceinline__ void draw_from_all(const Row& row) {
   const Setting& s = row.setting;
   const u32 largest = row.largest();
   // What is further below the largest than the noise reaches cannot be drawn.
   const float floor = unordered(largest) < INF ? fmaxf(s.floor, -NOISE_REACH) : s.floor;
-  const u64 cut = s.truncates_all() ? row.p.cuts[row.number] : 0;
+  const Share share{row, largest, floor, s.truncates_all() ? row.p.cuts[row.number] : 0};
+  float reach = -INF;
+  share.for_tokens([&](float logit, u32 token) { reach = fmaxf(reach, logit + quick_gumbel(s, token)); });
+  const float near = unordered(u32(block_best(ordered(reach)))) - 3 * QUICK_ERROR;
   u64 best = 0;
-  const u32 share = (row.p.vocab + gridDim.x - 1) / gridDim.x, first = blockIdx.x * share;
-  for (u32 token = first + threadIdx.x; token < min(first + share, row.p.vocab); token += blockDim.x) {
-    if (row.maxima[token / CHUNK] < u32(cut >> 32)) continue;
-    const u32 key = row.key(token);
-    if (key <= ORDERED_MINUS_INFINITY || scored(key, token) < cut) continue;
-    const float logit = tempered(key, largest, s.temperature);
-    if (logit >= floor) best = larger(best, scored(ordered(add(logit, gumbel(s, token))), token));
-  }
+  if (reach >= near)
+    share.for_tokens([&](float logit, u32 token) {
+      if (logit + quick_gumbel(s, token) >= near) best = larger(best, scored(ordered(add(logit, gumbel(s, token))), token));
+    });
   best = block_best(best);
   u64* bests = row.p.best + u64(row.number) * gridDim.x;
   if (threadIdx.x == 0) bests[blockIdx.x] = best;

@@ -5,7 +5,8 @@
 // logit, to a histogram over those logits: 32 buckets per unit, so that a bucket holds few tokens of a model. The last share to
 // arrive finds the bucket in which the sum is reached, gathers its tokens, sorts them and finds the last one that is kept.
 // A bucket with more tokens than there is room for, as high temperatures make them, is split into 1024 first; where even that
-// leaves too many, tokens are ties, and the score is found bit by bit.
+// leaves too many, tokens are ties, and the score is found bit by bit. A bucket is a range of keys, found by bisection: one block
+// goes over a row several times, and to compare a key takes a tenth of what it takes to divide by the temperature.
 // Bytes per row: 4 * vocab in; 12 KiB of histogram; then the chunks whose largest logit reaches the bucket.
 //
 // Weights are integers, multiples of 2^-39 of the largest: sums then depend on no order, and are off by less than a millionth.
@@ -18,7 +19,8 @@ constexpr float SPLIT = BUCKETS;             // parts of a bucket
 constexpr float WEIGHT_OF_LARGEST = 549755813888.0f;  // 2^39
 constexpr float LOWEST_WITH_WEIGHT = -28;    // what is below it weighs less than one
 constexpr u32 LOW_BITS = 20;                 // of a weight, so that both halves are added up in 32 bits
-static_assert(MAX_VOCAB / SHARES << LOW_BITS <= 1ull << 32, "a share's low halves fit");
+constexpr u32 ROUND = 4096;                  // tokens that a block adds up in 32 bits
+static_assert(u64(ROUND) << LOW_BITS <= 1ull << 32, "a round's low halves fit");
 
 // The sum over this thread and those before it, for each thread of a block.
 __device__ __forceinline__ u64 block_prefix_sum(u64 x) {
@@ -62,6 +64,30 @@ struct Crossing {
   __device__ __forceinline__ bool is_reached() const { return at < PICK_THREADS; }
 };
 
+// Keys from the first to the last.
+struct Range {
+  u32 first, last;
+
+  __device__ __forceinline__ bool has(u32 key) const { return key >= first && key <= last; }
+
+  // The keys for which `number_of` is `number`. It does not rise with the key.
+  template <typename NumberOf>
+  __device__ __forceinline__ Range where(u32 number, NumberOf number_of) const {
+    const auto first_at_most = [&](u32 bound) {
+      u32 low = first, high = last + 1;
+      while (low < high) {
+        const u32 middle = low + (high - low) / 2;
+        if (number_of(middle) <= bound)
+          high = middle;
+        else
+          low = middle + 1;
+      }
+      return low;
+    };
+    return {first_at_most(number), number ? first_at_most(number - 1) - 1 : last};
+  }
+};
+
 // The scores that truncation compares, relative to the largest logit.
 struct Scores {
   const Row& row;
@@ -83,24 +109,25 @@ struct Scores {
   }
 };
 
-// Tokens of one bucket, by one block.
+// Tokens of one bucket, or of a part of it, by one block.
 struct Bucket {
   const Scores& scores;
-  u32 number, part;  // NONE: all parts
+  Range range;
   u16* chosen;
   u32& chosen_count;
   List& list;
   u64* histogram;
 
-  // The chunks its tokens lie in.
-  __device__ __forceinline__ void choose() {
+  // Turns to another, with the chunks its tokens lie in.
+  __device__ __forceinline__ void choose(u32 number) {
+    const Range all{ORDERED_MINUS_INFINITY + 1, scores.largest};
+    range = all.where(number, [&](u32 key) { return scores.bucket(key); });
     __syncthreads();
     if (threadIdx.x == 0) chosen_count = 0;
     __syncthreads();
     const Row& row = scores.row;
     for (u32 chunk = threadIdx.x; chunk < row.chunks; chunk += PICK_THREADS) {
-      const u32 key = row.maxima[chunk];
-      if (key > ORDERED_MINUS_INFINITY && scores.bucket(key) <= number) chosen[atomicAdd(&chosen_count, 1u)] = u16(chunk);
+      if (row.maxima[chunk] >= range.first) chosen[atomicAdd(&chosen_count, 1u)] = u16(chunk);
     }
     __syncthreads();
   }
@@ -108,8 +135,7 @@ struct Bucket {
   template <typename Each>
   __device__ __forceinline__ void for_tokens(Each each) const {
     for_logits(scores.row, chosen, chosen_count, [&](u32 key, u32 token) {
-      if (key <= ORDERED_MINUS_INFINITY || scores.bucket(key) != number) return;
-      if (part == NONE || scores.part(key) == part) each(scored(key, token));
+      if (range.has(key)) each(scored(key, token));
     });
   }
 
@@ -124,7 +150,6 @@ struct Bucket {
   // The score of the first token, best first, with which values add up to `needed`; they do within the bucket.
   template <typename Value>
   __device__ __forceinline__ u64 cut(u64 needed, Value value) {
-    choose();
     gather();
     if (list.count > MAX_CANDIDATES) {
       histogram[threadIdx.x] = 0;
@@ -132,7 +157,7 @@ struct Bucket {
       for_tokens([&](u64 score) { atomicAdd(&histogram[scores.part(u32(score >> 32))], u64(value(score))); });
       __syncthreads();
       const Crossing crossing(histogram[threadIdx.x], needed);
-      part = crossing.at;
+      range = range.where(crossing.at, [&](u32 key) { return scores.part(key); });
       needed -= crossing.before;
       gather();
     }
@@ -176,21 +201,27 @@ extern "C" __global__ void __launch_bounds__(PICK_THREADS, 1) sample_truncate(co
   counted[thread] = 0;
   const Scores scores{row, row.largest()};  // has barriers
   const u32 share = (p.vocab + gridDim.x - 1) / gridDim.x, first = blockIdx.x * share;
-  for (u32 token = first + thread; token < min(first + share, p.vocab); token += PICK_THREADS) {
-    const u32 key = row.key(token);
-    if (key <= ORDERED_MINUS_INFINITY) continue;
-    const u32 bucket = scores.bucket(key);
-    const u64 weight = scores.weight_of(key);
-    if (weight) {
-      atomicAdd(low + bucket, u32(weight) & ((1u << LOW_BITS) - 1));
-      atomicAdd(high + bucket, u32(weight >> LOW_BITS));
+  const u32 end = min(first + share, p.vocab);
+  u64 own = 0;
+  for (u32 start = first; start < end; start += ROUND) {
+    for (u32 token = start + thread; token < min(start + ROUND, end); token += PICK_THREADS) {
+      const u32 key = row.key(token);
+      if (key <= ORDERED_MINUS_INFINITY) continue;
+      const u32 bucket = scores.bucket(key);
+      const u64 weight = scores.weight_of(key);
+      if (weight) {
+        atomicAdd(low + bucket, u32(weight) & ((1u << LOW_BITS) - 1));
+        atomicAdd(high + bucket, u32(weight >> LOW_BITS));
+      }
+      if (s.top_k) atomicAdd(counted + bucket, 1u);
     }
-    if (s.top_k) atomicAdd(counted + bucket, 1u);
+    __syncthreads();
+    own += (u64(high[thread]) << LOW_BITS) + low[thread];
+    low[thread] = high[thread] = 0;
+    __syncthreads();
   }
-  __syncthreads();
   u64* weights = p.weights + u64(row.number) * BUCKETS;
   u32* counts = p.counts + u64(row.number) * BUCKETS;
-  const u64 own = (u64(high[thread]) << LOW_BITS) + low[thread];
   if (own) atomicAdd(weights + thread, own);
   if (counted[thread]) atomicAdd(counts + thread, counted[thread]);
   if (!is_last(p.arrived + row.number, gridDim.x)) return;
@@ -199,15 +230,16 @@ extern "C" __global__ void __launch_bounds__(PICK_THREADS, 1) sample_truncate(co
   const u32 count = __ldcg(counts + thread);
   weights[thread] = 0;
   counts[thread] = 0;
-  Bucket bucket{scores, 0, NONE, chosen, chosen_count, list, histogram};
+  Bucket bucket{scores, {}, chosen, chosen_count, list, histogram};
   u64 last = 0, total = block_sum_of_integers(weight);
   if (s.top_k) {
     const Crossing crossing(count, s.top_k);
     // What the last bucket holds weighs nothing and is never drawn.
     if (crossing.at < BUCKETS - 1) {
-      bucket.number = crossing.at;
+      bucket.choose(crossing.at);
+      const Range whole = bucket.range;
       last = bucket.cut(s.top_k - crossing.before, [](u64) { return 1ull; });
-      bucket.part = NONE;
+      bucket.range = whole;
       u64 kept = thread < crossing.at ? weight : 0;
       bucket.for_tokens([&](u64 score) {
         if (score >= last) kept += scores.weight_of(u32(score >> 32));
@@ -220,8 +252,7 @@ extern "C" __global__ void __launch_bounds__(PICK_THREADS, 1) sample_truncate(co
     const u64 needed = max(u64(enough) + (double(u64(enough)) < enough), u64(1));
     const Crossing crossing(weight, needed);
     if (crossing.is_reached()) {
-      bucket.number = crossing.at;
-      bucket.part = NONE;
+      bucket.choose(crossing.at);
       const auto by_weight = [&](u64 score) { return scores.weight_of(u32(score >> 32)); };
       last = larger(last, bucket.cut(needed - crossing.before, by_weight));
     }

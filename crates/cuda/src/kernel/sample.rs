@@ -13,8 +13,10 @@ const CHUNK: usize = 128;
 const SCAN_CHUNKS: usize = 16;
 const SCAN_THREADS: usize = 256;
 const PICK_THREADS: usize = 1024;
-/// Blocks that share a row where all of its logits are read.
+/// Blocks that share a row where all of its logits are read, at most.
 const SHARES: usize = 64;
+/// Blocks that are enough for any card. With more rows than that takes, a row has fewer: each block begins by finding the largest logit.
+const ENOUGH_BLOCKS: usize = 1024;
 /// Buckets of the histogram that truncates the whole vocabulary.
 const BUCKETS: usize = 1024;
 
@@ -147,13 +149,15 @@ pub(crate) fn grids(
         entry,
         ..Grid::new((shares, rows), PICK_THREADS)
     };
+    let shares = (ENOUGH_BLOCKS / rows.max(1)).clamp(1, SHARES);
     let pick = match draw {
         Draw::Greedy => None,
         Draw::Best => Some(shared(1, 1)),
-        Draw::All | Draw::Truncated => Some(shared(1, SHARES)),
+        Draw::All | Draw::Truncated => Some(shared(1, shares)),
     };
+    // A sum of exponentials depends on how it is cut, so that their number is the same in any company.
     let report = [scan, shared(1, SHARES)].map(|grid| (SampleKernel::Logprobs, grid));
-    let truncate = (SampleKernel::Truncate, shared(0, SHARES));
+    let truncate = (SampleKernel::Truncate, shared(0, shares));
     let report = report.into_iter().filter(move |_| logprobs);
     report
         .chain([(SampleKernel::Sample, scan)])
