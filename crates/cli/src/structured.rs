@@ -11,11 +11,12 @@ use carat_engine::ConstraintSource;
 use carat_grammar::{Answer, Format, GrammarError, Grammars, Start, Thinking, ToolChoice, Tools};
 use carat_text::{TokenId, Tokenizer, Tool};
 
-use crate::{args::FormatArgs, input, terminal::Terminal};
+use crate::{args::FormatArgs, input, misuse::Misuse, terminal::Terminal};
 
 /// Grammars that are being prepared while the model loads.
 pub(crate) struct Preparation {
     format: Option<Format>,
+    is_typed: bool,
     tools: bool,
     grammars: Option<JoinHandle<Result<Grammars, GrammarError>>>,
 }
@@ -36,6 +37,7 @@ impl Preparation {
         });
         Ok(Preparation {
             format,
+            is_typed: args.json_schema.is_some() || args.grammar.is_some(),
             tools,
             grammars,
         })
@@ -53,6 +55,7 @@ impl Preparation {
         };
         Ok(StructuredOutput {
             format: self.format,
+            is_typed: self.is_typed,
             tools: self.tools,
             grammars,
             told: Cell::new(false),
@@ -63,6 +66,8 @@ impl Preparation {
 /// Structure of all answers of a session.
 pub(crate) struct StructuredOutput {
     format: Option<Format>,
+    /// The format is the value of a flag, not a file's.
+    is_typed: bool,
     /// Calls must fit the schemas of their tools.
     tools: bool,
     /// `None` where nothing is asked for.
@@ -104,6 +109,18 @@ impl StructuredOutput {
             tools,
             thinking,
             start: Start::after(tokenizer, asked.prompt),
+        });
+        let compiled = compiled.map_err(|error| match error {
+            GrammarError::Schema { .. }
+            | GrammarError::Grammar { .. }
+            | GrammarError::Unsupported { .. }
+            | GrammarError::TooLong { .. }
+            | GrammarError::TooDeep { .. }
+                if self.is_typed =>
+            {
+                Misuse::error(error)
+            }
+            error => error.into(),
         })?;
         let Some(compiled) = compiled else {
             return Ok(None);
@@ -131,7 +148,7 @@ fn format(args: &FormatArgs, terminal: Terminal) -> Result<Option<Format>> {
             &format!("`{}`", path.display()),
         )?)
     } else if let Some(text) = &args.json_schema {
-        Some(schema(text, "the schema")?)
+        Some(schema(text, "the schema").map_err(|error| Misuse::error(format_args!("{error:#}")))?)
     } else if let Some(path) = &args.grammar_file {
         Some(Format::Gbnf(input::text(path, terminal)?))
     } else {

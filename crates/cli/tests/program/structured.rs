@@ -13,9 +13,9 @@ fn run(flags: &[&str], seed: u32) -> String {
     stdout(&[&common, flags].concat())
 }
 
-fn refusal(flags: &[&str]) -> String {
+fn refusal(flags: &[&str], code: i32) -> String {
     let output = carat(&[&["run", "Hello."], flags].concat());
-    assert_ne!(output.code, Some(0));
+    assert_eq!(output.code, Some(code), "{flags:?}: {}", output.stderr);
     output.stderr
 }
 
@@ -74,21 +74,30 @@ fn answers_follow_the_grammar() {
 
 #[test]
 fn mistakes_are_named() {
-    for (flags, words) in [
-        (vec!["-j", "{"], vec!["schema", "JSON"]),
-        (vec!["-j", "{\"type\": \"strin\"}"], vec!["schema", "strin"]),
-        (vec!["--schema", "/nowhere.json"], vec!["nowhere.json"]),
-        (vec!["--grammar", "root ::= ["], vec!["line 1"]),
+    let folder = tempfile::tempdir().unwrap();
+    let wrong = file(folder.path(), "wrong.json", "{\"type\": \"strin\"}");
+    for (flags, words, code) in [
+        (vec!["-j", "{"], vec!["schema", "JSON"], 2),
+        (
+            vec!["-j", "{\"type\": \"strin\"}"],
+            vec!["schema", "strin"],
+            2,
+        ),
+        (vec!["--schema", &wrong], vec!["schema", "strin"], 1),
+        (vec!["--schema", "/nowhere.json"], vec!["nowhere.json"], 1),
+        (vec!["--grammar", "root ::= ["], vec!["line 1"], 2),
         (
             vec!["--grammar", "a", "-j", "{}"],
             vec!["cannot be used with"],
+            2,
         ),
         (
             vec!["-j", "{}", "--ignore-eos"],
             vec!["cannot be used with"],
+            2,
         ),
     ] {
-        let complaint = refusal(&flags);
+        let complaint = refusal(&flags, code);
         for word in words {
             assert!(complaint.contains(word), "{flags:?}: {complaint}");
         }
