@@ -107,6 +107,8 @@ impl ChatTemplate {
             .add_template_owned(NAME, source.to_owned())
             .map_err(syntax_error)?;
         let mut environment = Environment::new();
+        // So that a fault names the expression, also in programs built without checks.
+        environment.set_debug(true);
         builtins::add_to(&mut environment);
         python::add_to(&mut environment);
         integers::add_to(&mut environment);
