@@ -20,6 +20,8 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.error
+import urllib.request
 from types import SimpleNamespace
 
 import aiohttp
@@ -32,6 +34,9 @@ from ray.serve.request_router import RequestRouter
 
 START_SECONDS = 600
 ATTEMPTS = 4
+# An engine that does not answer so many times in a row, each for so long, hangs.
+PING_SECONDS = 3
+MOST_SILENT = 3
 # What a proxy must not pass on.
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host", "content-length"}
 
@@ -67,8 +72,6 @@ class Engine:
         threading.Thread(target=self.watch, daemon=True).start()
 
     def wait_until_ready(self):
-        import urllib.request
-
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end:
             if self.process.poll() is not None:
@@ -81,9 +84,27 @@ class Engine:
         raise RuntimeError(f"carat was not ready within {START_SECONDS} s")
 
     def watch(self):
-        self.process.wait()
+        """Waits for the engine's end, and brings it about where the engine hangs."""
+        silent = 0
+        while silent < MOST_SILENT:
+            try:
+                self.process.wait(PING_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                silent = 0 if self.is_alive() else silent + 1
+        self.process.kill()
         # Not an exception: the actor itself must go, so that nobody asks it again.
         os._exit(1)
+
+    def is_alive(self):
+        """Whether anything answers: an engine that drains says 503, and is left to end."""
+        try:
+            urllib.request.urlopen(f"{self.url}/health", timeout=PING_SECONDS)
+        except urllib.error.HTTPError:
+            return True
+        except OSError:
+            return False
+        return True
 
     async def check_health(self):
         if self.process.poll() is not None:
