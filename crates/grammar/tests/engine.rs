@@ -2,17 +2,31 @@
 
 mod support;
 
-use std::sync::Arc;
+use std::{
+    collections::VecDeque,
+    io::{self, Write},
+    ops::Range,
+    sync::Arc,
+};
 
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{
     ConstraintSource, EngineConfig, EngineHandle, Event, FinishReason, ModelFacts, Request,
+    TokenStream,
 };
 use carat_grammar::{Answer, Format, Start, Thinking, ToolChoice, Tools};
 use carat_model::{Model, TokenId, gemma4, sampling::Sampling};
 use serde_json::{Value, json};
 
-use support::{DEMO, demo_gguf, tool};
+use support::{
+    DEMO, demo_gguf, tool,
+    walks::{Case, Kind, Report},
+};
+
+/// Requests at once.
+const CROWD: usize = 16;
+/// Share of the answers that must come to their end: at this temperature a string goes on and on.
+const LEAST: f64 = 0.5;
 
 fn engine() -> EngineHandle {
     let model = Model::load(Arc::new(demo_gguf())).unwrap();
@@ -25,44 +39,98 @@ fn engine() -> EngineHandle {
     EngineHandle::start(config, backend, plan, model.weights).unwrap()
 }
 
-/// Answers of a crowd: each seed is one request, all at once.
+/// Answers of a crowd: each constraint is one request, all at once.
 fn answers(
     engine: &EngineHandle,
     sources: impl Iterator<Item = ConstraintSource>,
     max_tokens: usize,
 ) -> Vec<(Vec<TokenId>, FinishReason)> {
-    let prompt = DEMO.encode("<bos><|turn>user\nTell me something.<turn|>\n<|turn>model\n");
     let streams: Vec<_> = sources
         .zip(1..)
-        .map(|(source, seed)| {
-            let request = Request {
-                max_tokens: Some(max_tokens),
-                sampling: Sampling {
-                    temperature: 2.0,
-                    seed,
-                    ..Sampling::default()
-                },
-                stop_tokens: DEMO.tokenizer.vocab().stop_tokens().to_vec(),
-                constraint: Some(source),
-                ..Request::new(prompt.clone())
-            };
-            engine.submit(request).unwrap()
-        })
+        .map(|(source, seed)| ask(engine, source, seed, max_tokens))
         .collect();
-    let read = |stream| {
-        let mut ids = Vec::new();
-        for event in stream {
-            match event {
-                Ok(Event::Token { id, .. }) => ids.push(id),
-                Ok(Event::Started { .. }) => {}
-                Ok(Event::PromptToken { .. }) => panic!("nobody asked for the prompt"),
-                Ok(Event::Finished { reason, .. }) => return (ids, reason),
-                Err(error) => panic!("{error}"),
-            }
-        }
-        panic!("a stream without an end")
-    };
     streams.into_iter().map(read).collect()
+}
+
+fn ask(
+    engine: &EngineHandle,
+    source: ConstraintSource,
+    seed: u64,
+    max_tokens: usize,
+) -> TokenStream {
+    let prompt = DEMO.encode("<bos><|turn>user\nTell me something.<turn|>\n<|turn>model\n");
+    let request = Request {
+        max_tokens: Some(max_tokens),
+        sampling: Sampling {
+            temperature: 2.0,
+            seed,
+            ..Sampling::default()
+        },
+        stop_tokens: DEMO.tokenizer.vocab().stop_tokens().to_vec(),
+        constraint: Some(source),
+        ..Request::new(prompt)
+    };
+    engine.submit(request).unwrap()
+}
+
+fn read(stream: TokenStream) -> (Vec<TokenId>, FinishReason) {
+    let mut ids = Vec::new();
+    for event in stream {
+        match event {
+            Ok(Event::Token { id, .. }) => ids.push(id),
+            Ok(Event::Started { .. }) => {}
+            Ok(Event::PromptToken { .. }) => panic!("nobody asked for the prompt"),
+            Ok(Event::Finished { reason, .. }) => return (ids, reason),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("a stream without an end")
+}
+
+/// Random schemas with these seeds, a crowd of them at any time.
+fn random_schemas(kind: Kind, seeds: Range<u64>) -> Report {
+    let engine = engine();
+    let mut report = Report::default();
+    let mut under_way = VecDeque::new();
+    let finish = |under_way: &mut VecDeque<(Case, TokenStream)>, report: &mut Report| {
+        let (case, stream) = under_way.pop_front().expect("one is under way");
+        match read(stream) {
+            (ids, FinishReason::Stop { .. }) => case.judge(&DEMO, &ids, report),
+            (_, FinishReason::Length) => report.long += 1,
+            (ids, other) => panic!("{other:?}: {}", DEMO.show(&ids)),
+        }
+    };
+    for seed in seeds {
+        let (case, _) = Case::new(kind, seed);
+        if let Some(source) = case.compile(&DEMO, &mut report) {
+            let stream = ask(&engine, source, seed, 400);
+            under_way.push_back((case, stream));
+        }
+        if under_way.len() == CROWD {
+            finish(&mut under_way, &mut report);
+        }
+    }
+    while !under_way.is_empty() {
+        finish(&mut under_way, &mut report);
+    }
+    report
+}
+
+#[test]
+fn answers_to_random_schemas_fit() {
+    for kind in [Kind::Json, Kind::Calls] {
+        random_schemas(kind, 0..100).check(LEAST);
+    }
+}
+
+#[test]
+#[ignore = "takes minutes: cargo test --release -p carat-grammar --test engine -- --ignored"]
+fn ten_thousand_answers_to_random_schemas_fit() {
+    for kind in [Kind::Json, Kind::Calls] {
+        let report = random_schemas(kind, 0..10_000);
+        let _ = writeln!(io::stdout(), "{kind:?}: {report:?}");
+        report.check(LEAST);
+    }
 }
 
 fn person() -> Value {

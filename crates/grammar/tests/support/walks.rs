@@ -1,8 +1,11 @@
 //! Many random walks, judged by a validator that knows nothing of grammars.
 
-use std::ops::Range;
+use std::{fmt::Display, ops::Range};
 
+use carat_engine::ConstraintSource;
 use carat_grammar::{Answer, Format, Thinking, ToolChoice, Tools};
+use carat_model::TokenId;
+use carat_text::Tool;
 use serde_json::Value;
 
 use super::{
@@ -14,7 +17,7 @@ use super::{
 const MAX_TOKENS: usize = 400;
 
 /// Kind of answers.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Json,
     Calls,
@@ -33,12 +36,12 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Fails if an answer was wrong, or too few were right to tell.
-    pub(crate) fn check(&self) {
+    /// Fails if an answer was wrong, or a smaller share than this came to its end.
+    pub(crate) fn check(&self, least: f64) {
         assert!(self.wrong.is_empty(), "{}", self.wrong.join("\n"));
         let all = self.finished + self.long + self.refused + self.out_of_range;
         assert!(
-            self.finished * 10 > all * 8,
+            self.finished as f64 > all as f64 * least,
             "too few came to an end: {self:?}"
         );
     }
@@ -48,111 +51,132 @@ impl Report {
 pub(crate) fn run(model: &Model, kind: Kind, seeds: Range<u64>) -> Report {
     let mut report = Report::default();
     for seed in seeds {
-        one(model, kind, seed, &mut report);
+        let (case, mut random) = Case::new(kind, seed);
+        let Some(source) = case.compile(model, &mut report) else {
+            continue;
+        };
+        match walk(model, source.start().as_mut(), &mut random, MAX_TOKENS) {
+            Walk::Finished(ids) => case.judge(model, &ids, &mut report),
+            Walk::Long => report.long += 1,
+            Walk::Stuck(ids) => {
+                let text = model.show(&ids);
+                case.wrong(format_args!("stuck after {text:?}"), &mut report);
+            }
+        }
     }
     report
 }
 
-fn one(model: &Model, kind: Kind, seed: u64, report: &mut Report) {
-    let random = &mut Random(seed.wrapping_mul(0x5851_f42d_4c95_7f2d));
-    let schema = match kind {
-        _ if random.one_in(12) => schemas::recursive(random),
-        Kind::Json => schemas::schema(random, 3),
-        Kind::Calls => schemas::object(random, 3),
-    };
-    let thinking = if random.one_in(4) {
-        let budget = Some(random.below(5));
-        Thinking::Allowed { budget }
-    } else {
-        Thinking::Off
-    };
-    let tools = [tool("f", schema.clone())];
-    let answer = match kind {
-        Kind::Json => Answer {
-            format: Some(Format::JsonSchema {
-                schema: schema.clone(),
-                strict: true,
-            }),
+/// A random schema, and what it is asked for.
+pub(crate) struct Case {
+    seed: u64,
+    kind: Kind,
+    schema: Value,
+    thinking: Thinking,
+    tools: [Tool; 1],
+}
+
+impl Case {
+    /// The case of a seed, and what the seed is good for besides.
+    pub(crate) fn new(kind: Kind, seed: u64) -> (Case, Random) {
+        let mut random = Random(seed.wrapping_mul(0x5851_f42d_4c95_7f2d));
+        let schema = match kind {
+            _ if random.one_in(12) => schemas::recursive(&mut random),
+            Kind::Json => schemas::schema(&mut random, 3),
+            Kind::Calls => schemas::object(&mut random, 3),
+        };
+        let thinking = if random.one_in(4) {
+            let budget = Some(random.below(5));
+            Thinking::Allowed { budget }
+        } else {
+            Thinking::Off
+        };
+        let case = Case {
+            seed,
+            kind,
             thinking,
+            tools: [tool("f", schema.clone())],
+            schema,
+        };
+        (case, random)
+    }
+
+    /// `None` for what nothing fits; other refusals are wrong.
+    pub(crate) fn compile(&self, model: &Model, report: &mut Report) -> Option<ConstraintSource> {
+        let free = Answer {
+            thinking: self.thinking,
             ..Answer::default()
-        },
-        Kind::Calls => Answer {
-            tools: Some(Tools {
-                tools: &tools,
-                choice: ToolChoice::Required,
-                parallel: true,
-            }),
-            thinking,
-            ..Answer::default()
-        },
-    };
-    let compiled = match model.grammars.compile(&answer) {
-        Ok(compiled) => compiled.expect("the answer is constrained"),
-        Err(error) => {
-            report.refused += 1;
-            let expected = ["nsatisfiable", "empty", "no text"];
-            if !expected.iter().any(|word| error.to_string().contains(word)) {
-                report.wrong.push(format!("{seed}: {error}: {schema}"));
-            }
-            return;
-        }
-    };
-    let mut constraint = compiled.source.start();
-    let ids = match walk(model, constraint.as_mut(), random, MAX_TOKENS) {
-        Walk::Finished(ids) => ids,
-        Walk::Long => {
-            report.long += 1;
-            return;
-        }
-        Walk::Stuck(ids) => {
-            let text = model.show(&ids);
-            report
-                .wrong
-                .push(format!("{seed}: stuck after {text:?}: {schema}"));
-            return;
-        }
-    };
-    let text = model.show(&ids);
-    let reply = model.parse(&ids, &tools);
-    let values: Vec<Value> = match kind {
-        Kind::Json => match serde_json::from_str(&reply.content) {
-            Ok(value) => vec![value],
-            Err(error) if error.to_string().contains("out of range") => {
-                report.out_of_range += 1;
-                return;
-            }
+        };
+        let answer = match self.kind {
+            Kind::Json => Answer {
+                format: Some(Format::JsonSchema {
+                    schema: self.schema.clone(),
+                    strict: true,
+                }),
+                ..free
+            },
+            Kind::Calls => Answer {
+                tools: Some(Tools {
+                    tools: &self.tools,
+                    choice: ToolChoice::Required,
+                    parallel: true,
+                }),
+                ..free
+            },
+        };
+        match model.grammars.compile(&answer) {
+            Ok(compiled) => Some(compiled.expect("the answer is constrained").source),
             Err(error) => {
-                report
-                    .wrong
-                    .push(format!("{seed}: {error}: {text:?}: {schema}"));
-                return;
+                report.refused += 1;
+                let expected = ["nsatisfiable", "empty", "no text"];
+                if !expected.iter().any(|word| error.to_string().contains(word)) {
+                    self.wrong(error, report);
+                }
+                None
             }
-        },
-        Kind::Calls => {
-            let calls = reply.tool_calls.iter();
-            let values: Vec<_> = calls.map(|call| call.arguments.clone()).collect();
-            let is_clean = reply.invalid_calls.is_empty() && reply.content.is_empty();
-            if values.is_empty() || !is_clean {
-                report
-                    .wrong
-                    .push(format!("{seed}: {reply:?}: {text:?}: {schema}"));
-                return;
+        }
+    }
+
+    /// Holds an answer that came to its end against the schema.
+    pub(crate) fn judge(&self, model: &Model, ids: &[TokenId], report: &mut Report) {
+        let text = model.show(ids);
+        let reply = model.parse(ids, &self.tools);
+        let values: Vec<Value> = match self.kind {
+            Kind::Json => match serde_json::from_str(&reply.content) {
+                Ok(value) => vec![value],
+                Err(error) if error.to_string().contains("out of range") => {
+                    report.out_of_range += 1;
+                    return;
+                }
+                Err(error) => return self.wrong(format_args!("{error}: {text:?}"), report),
+            },
+            Kind::Calls => {
+                let calls = reply.tool_calls.iter();
+                let values: Vec<_> = calls.map(|call| call.arguments.clone()).collect();
+                let is_clean = reply.invalid_calls.is_empty() && reply.content.is_empty();
+                if values.is_empty() || !is_clean {
+                    return self.wrong(format_args!("{reply:?}: {text:?}"), report);
+                }
+                values
             }
-            values
+        };
+        let options = jsonschema::options().should_validate_formats(true);
+        let validator = options.build(&self.schema).expect("the schema is a schema");
+        let error = values
+            .iter()
+            .find_map(|value| validator.validate(value).err());
+        match error {
+            None => report.finished += 1,
+            Some(_) if self.kind == Kind::Json && has_long_number(&text) => {
+                report.out_of_range += 1;
+            }
+            Some(error) => self.wrong(format_args!("{error}: {text:?}"), report),
         }
-    };
-    let options = jsonschema::options().should_validate_formats(true);
-    let validator = options.build(&schema).expect("the schema is a schema");
-    let error = values
-        .iter()
-        .find_map(|value| validator.validate(value).err());
-    match error {
-        None => report.finished += 1,
-        Some(_) if kind == Kind::Json && has_long_number(&text) => report.out_of_range += 1,
-        Some(error) => {
-            let wrong = format!("{seed}: {error}: {text:?}: {schema}");
-            report.wrong.push(wrong);
-        }
+    }
+
+    fn wrong(&self, what: impl Display, report: &mut Report) {
+        let Case { seed, schema, .. } = self;
+        report.wrong.push(format!("{seed}: {what}: {schema}"));
     }
 }
 
