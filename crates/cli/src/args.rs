@@ -696,6 +696,10 @@ pub(crate) struct BenchArgs {
     /// With --draft: a token of a draft is right with this probability, whatever the model says. For models of random weights
     #[arg(long, value_name = "P", value_parser = probability, requires = "draft", hide = true)]
     pub(crate) draft_accept: Option<f64>,
+    /// With --draft: the prompt is a text of 2,048 tokens, and the answer the same with changes, whatever the model says. For models of
+    /// random weights
+    #[arg(long, requires = "draft", conflicts_with = "draft_accept", hide = true)]
+    pub(crate) draft_edit: bool,
     /// Measure answers side by side through the engine, in place of the grid: so many at a time, with the gaps between their tokens
     #[arg(
         long,

@@ -3,11 +3,11 @@
 //! Times cover the forward pass and the last token's logits; token choice is greedy and tokenizing is outside. Token ids are
 //! drawn from the whole vocabulary, so that embedding rows do not stay in a cache.
 
-mod acceptance;
 mod draft;
 mod feeder;
 mod pace;
 mod profile;
+mod scripted;
 mod streams;
 
 use std::time::Instant;

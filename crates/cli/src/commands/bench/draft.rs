@@ -1,6 +1,6 @@
 //! `bench --draft`: the same answers with drafts and without, by one engine.
 //!
-//! Greedy answers to a few prompts, or, where acceptance is set by hand, noise after noise: models of random weights have no
+//! Greedy answers to a few prompts, or, where tokens follow a script, noise after noise: models of random weights have no
 //! text that could be drafted. Plain and drafted answers take turns, so that a machine that slows down slows both.
 
 use std::time::Duration;
@@ -15,7 +15,7 @@ use carat_model::{
 use carat_text::{Message, RenderOptions, Tokenizer};
 use serde_json::json;
 
-use super::acceptance::SetAcceptance;
+use super::scripted::{Script, Scripted};
 use crate::{
     answer,
     args::{BenchArgs, BenchFormat},
@@ -35,6 +35,8 @@ const PROMPTS: [&str; 6] = [
 ];
 /// Tokens of a prompt of noise.
 const NOISE: usize = 64;
+/// Tokens of a text that is edited.
+const EDITED: usize = 2048;
 
 /// Sums over some answers.
 #[derive(Default)]
@@ -59,19 +61,29 @@ pub(super) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
         bail!("nothing is drafted: --draft off, or --draft-max 0; leave them out");
     }
     let (name, backend) = (load::describe(&loaded), loaded.backend.name());
-    let generate = args.generate.iter().copied().max().unwrap_or(0).max(2);
-    let prompts = match args.draft_accept {
-        Some(_) => noise(loaded.plan.vocab()),
-        None => rendered(&loaded, terminal)?,
+    let mut generate = args.generate.iter().copied().max().unwrap_or(0).max(2);
+    let vocab = loaded.plan.vocab();
+    let (prompts, script) = if args.draft_edit {
+        let text = noise(vocab, 0, EDITED);
+        let tokens = edited(&text, vocab);
+        generate = tokens.len();
+        let prompt = text.len();
+        (vec![text], Some(Script::Text { prompt, tokens }))
+    } else if let Some(probability) = args.draft_accept {
+        let prompts = (0..2).map(|n| noise(vocab, n, NOISE)).collect();
+        (prompts, Some(Script::Agreeing(probability)))
+    } else {
+        (rendered(&loaded, terminal)?, None)
     };
+    let follows_model = script.is_none();
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(1);
     let sequences = args.sequences.first().copied().unwrap_or(1);
     let context = (longest + generate + loaded.drafts.max_tokens).min(loaded.model.config.context);
     let config = loaded.engine_config(sequences, context);
     load::warm_up(&loaded, terminal);
-    let engine = match args.draft_accept {
+    let engine = match script {
         None => loaded.start(config),
-        Some(probability) => {
+        Some(script) => {
             let Loaded {
                 model,
                 plan,
@@ -88,7 +100,7 @@ pub(super) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
                     }
                     None => backend.compile(&plan, model.weights, &options)?,
                 };
-                Ok(Box::new(SetAcceptance::new(executor, probability)))
+                Ok(Box::new(Scripted::new(executor, script)))
             })
         }
     };
@@ -102,7 +114,7 @@ pub(super) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
                     max_tokens: Some(generate),
                     sampling: Sampling::greedy(),
                     stop_tokens: vec![1, 106, 50],
-                    ignore_eos: args.draft_accept.is_some(),
+                    ignore_eos: !follows_model,
                     drafts,
                     ..Request::new(prompt.clone())
                 };
@@ -167,11 +179,34 @@ fn rendered(loaded: &Loaded, terminal: Terminal) -> Result<Vec<Vec<TokenId>>> {
     PROMPTS.into_iter().map(prompt).collect()
 }
 
-fn noise(vocab: usize) -> Vec<Vec<TokenId>> {
-    let token = |n, i| (sampling::random(n, i, 0) % vocab as u64) as TokenId;
-    (0..2)
-        .map(|n| (0..NOISE as u64).map(|i| token(n, i)).collect())
+fn noise(vocab: usize, seed: u64, tokens: usize) -> Vec<TokenId> {
+    (0..tokens as u64)
+        .map(|i| (sampling::random(seed, i, 0) % vocab as u64) as TokenId)
         .collect()
+}
+
+/// A text with a change every forty tokens or so: some replaced, some left out, some put in.
+fn edited(text: &[TokenId], vocab: usize) -> Vec<TokenId> {
+    let mut drawn = 0;
+    let mut below = |bound: usize| {
+        drawn += 1;
+        (sampling::random(3, drawn, 0) % bound as u64) as usize
+    };
+    let mut out = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let kept = (20 + below(40)).min(rest.len());
+        out.extend(&rest[..kept]);
+        rest = &rest[kept..];
+        let (removed, added) = match below(3) {
+            0 => (1 + below(4), 1 + below(4)),
+            1 => (1 + below(8), 0),
+            _ => (0, 1 + below(8)),
+        };
+        out.extend((0..added).map(|_| below(vocab) as TokenId));
+        rest = &rest[removed.min(rest.len())..];
+    }
+    out
 }
 
 fn report(args: &BenchArgs, what: &str, plain: &Sum, drafted: &Sum) -> Result<()> {

@@ -1,5 +1,4 @@
-//! An executor whose draws agree with drafts as often as one likes: what drafts gain on models of random weights, whose own text
-//! nobody could draft.
+//! An executor whose tokens follow a script: what drafts gain on models of random weights, whose own text nobody could draft.
 
 use std::sync::Arc;
 
@@ -14,33 +13,76 @@ use carat_model::{
     weights::Weights,
 };
 
-pub(super) struct SetAcceptance {
-    inner: Box<dyn Executor>,
-    probability: f64,
-    /// Per sampled row of the batch in flight, the token that was drafted behind it.
-    drafted: Vec<Option<TokenId>>,
-    rows: u64,
+/// Tokens that are drawn in place of the model's.
+#[derive(Clone, Debug)]
+pub(super) enum Script {
+    /// Those of a draft, each with this probability.
+    Agreeing(f64),
+    /// A text behind a prompt of `prompt` tokens, whatever was drafted.
+    Text { prompt: usize, tokens: Vec<TokenId> },
 }
 
-impl SetAcceptance {
-    pub(super) fn new(inner: Box<dyn Executor>, probability: f64) -> SetAcceptance {
-        SetAcceptance {
+pub(super) struct Scripted {
+    inner: Box<dyn Executor>,
+    script: Script,
+    /// The sampled rows of the batch in flight.
+    sampled: Vec<Sampled>,
+    drawn: u64,
+}
+
+/// A sampled row: its position, and the token that was drafted behind it.
+#[derive(Clone, Copy, Debug)]
+struct Sampled {
+    position: usize,
+    drafted: Option<TokenId>,
+}
+
+impl Scripted {
+    pub(super) fn new(inner: Box<dyn Executor>, script: Script) -> Scripted {
+        Scripted {
             inner,
-            probability,
-            drafted: Vec::new(),
-            rows: 0,
+            script,
+            sampled: Vec::new(),
+            drawn: 0,
+        }
+    }
+
+    /// The token behind a row for which the model has drawn `token`.
+    fn token(&mut self, row: Sampled, token: TokenId) -> TokenId {
+        match &self.script {
+            Script::Agreeing(probability) => {
+                let Some(drafted) = row.drafted else {
+                    return token;
+                };
+                self.drawn += 1;
+                let drawn = sampling::random(1, self.drawn, 0) >> 11;
+                let accepted = (drawn as f64) < probability * (1u64 << 53) as f64;
+                match (accepted, token == drafted) {
+                    (true, _) => drafted,
+                    (false, true) => u32::from(drafted == 0),
+                    (false, false) => token,
+                }
+            }
+            Script::Text { prompt, tokens } => {
+                let place = (row.position + 1).checked_sub(*prompt);
+                let next = place.and_then(|place| tokens.get(place));
+                next.copied().unwrap_or(token)
+            }
         }
     }
 }
 
-impl Executor for SetAcceptance {
+impl Executor for Scripted {
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
         let ticket = self.inner.submit(batch)?;
-        self.drafted.clear();
+        self.sampled.clear();
         for run in batch.runs {
             for row in run.rows.end - run.sampled..run.rows.end {
                 let behind = batch.feeds.get(row + 1).filter(|_| row + 1 < run.rows.end);
-                self.drafted.push(behind.and_then(Feed::token));
+                self.sampled.push(Sampled {
+                    position: run.position + row - run.rows.start,
+                    drafted: behind.and_then(Feed::token),
+                });
             }
         }
         Ok(ticket)
@@ -56,16 +98,8 @@ impl Executor for SetAcceptance {
 
     fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
         self.inner.collect(ticket, out)?;
-        for (row, drafted) in out.rows.iter_mut().zip(&self.drafted) {
-            let Some(drafted) = *drafted else { continue };
-            self.rows += 1;
-            let drawn = sampling::random(1, self.rows, 0) >> 11;
-            let accepted = (drawn as f64) < self.probability * (1u64 << 53) as f64;
-            row.token = match (accepted, row.token == drafted) {
-                (true, _) => drafted,
-                (false, true) => u32::from(drafted == 0),
-                (false, false) => row.token,
-            };
+        for n in 0..self.sampled.len().min(out.rows.len()) {
+            out.rows[n].token = self.token(self.sampled[n], out.rows[n].token);
         }
         Ok(())
     }
