@@ -12,6 +12,7 @@ use std::{
 use http::Request;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
@@ -27,6 +28,9 @@ use crate::{
 
 /// Of a request's head.
 const MAX_HEADERS: usize = 100;
+/// What the system holds for a client that does not read. It would give megabytes to each: so many minutes pass before a stream
+/// that nobody reads is noticed, and a thousand of them take the machine's memory.
+const SEND_BUFFER: usize = 64 << 10;
 /// A listener that fails (no file descriptors left) is asked again after this.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -97,8 +101,9 @@ fn connection(
         Future: Send,
     > + use<>,
 > {
-    // Tokens are small and wanted at once. Fails only where the connection has.
+    // Tokens are small and wanted at once. Both fail only where the connection has.
     let _ = stream.set_nodelay(true);
+    let _ = SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER);
     let its_app = Arc::clone(app);
     let service = service_fn(move |request| {
         let app = Arc::clone(&its_app);
