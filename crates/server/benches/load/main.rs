@@ -6,12 +6,17 @@ mod scenarios;
 
 use std::{io::Write, process::ExitCode};
 
-use scenarios::{NAMES, Options, run};
+use scenarios::{HOST, NAMES, Options, host, run};
 
 fn main() -> ExitCode {
     let mut out = std::io::stdout();
     // `cargo bench` adds an argument of its own.
-    let (names, options) = match parse(std::env::args().skip(1).filter(|arg| arg != "--bench")) {
+    let mut args = std::env::args()
+        .skip(1)
+        .filter(|arg| arg != "--bench")
+        .peekable();
+    let hosts = args.next_if(|arg| arg == HOST).is_some();
+    let (names, options) = match parse(args) {
         Ok(parsed) => parsed,
         Err(complaint) => {
             let usage = format!(
@@ -23,6 +28,9 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if hosts {
+        return host(&names[0], &options);
+    }
     let mut missed = 0;
     for name in names {
         let report = run(&name, &options);

@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use super::{
     client::{metric, read_stream},
+    host::Hosted,
     options::{Failure, Options},
-    process::resident_kib,
     report::{Report, Times},
-    server::{Server, Target},
+    server::Server,
     synthetic::Pace,
     wire::chat,
 };
@@ -20,22 +20,29 @@ const STEP: Duration = Duration::from_millis(50);
 const STRETCH: f64 = 1.6;
 const KIB_PER_STREAM: f64 = 25.0;
 
-pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Failure> {
-    let streams = options.count(1000, 10);
+/// Streams, and the tokens of each.
+fn counts(options: &Options) -> (usize, usize) {
     let tokens = (options.time(10).as_millis() / STEP.as_millis()).max(2) as usize;
+    (options.count(1000, 10), tokens)
+}
+
+pub(super) fn server(options: &Options) -> Result<Server, Failure> {
+    let (streams, tokens) = counts(options);
     let pace = Pace {
         step: STEP,
         ..Pace::default()
     };
-    let target = Target::new(options, || {
-        let context = tokens + 256;
-        Server::synthetic(streams, context, pace, Config::default(), |_| {})
-    })?;
-    let address = target.address();
+    Server::synthetic(streams, tokens + 256, pace, Config::default(), |_| {})
+}
+
+pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Failure> {
+    let (streams, tokens) = counts(options);
+    let server = Hosted::new("held", options)?;
+    let address = server.address;
     // One before, so that what is made once is not counted with the streams.
     let warm = chat("Hello!", 2, true).to_string();
     read_stream(address, &warm).await?;
-    let before = resident_kib();
+    let before = server.resident_kib();
     let body: &'static str = chat("Hello!", tokens, true).to_string().leak();
     let readers: Vec<_> = (0..streams)
         .map(|_| tokio::spawn(read_stream(address, body)))
@@ -49,7 +56,7 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
         let running = metric(address, "num_requests_running", "").await?;
         if running >= max_running {
             max_running = running;
-            max_kib = resident_kib().or(max_kib);
+            max_kib = server.resident_kib().or(max_kib);
             if running >= streams as f64 {
                 all_begun.get_or_insert_with(|| Instant::now() + STEP);
             }
@@ -78,14 +85,10 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
     );
     let limit = STEP.as_secs_f64() * 1e3 * STRETCH;
     report.at_most("p99 gap", held.percentile(0.99), limit, "ms");
-    if let (true, Some(before), Some(most)) = (target.is_own(), before, max_kib) {
+    if let (Some(before), Some(most)) = (before, max_kib) {
         let each = (most - before) / streams as f64;
-        report.at_most(
-            "memory per stream, its client's included",
-            each,
-            KIB_PER_STREAM,
-            "KiB",
-        );
+        report.at_most("memory per stream", each, KIB_PER_STREAM, "KiB");
     }
+    report.must(server.end()?, "nothing in the server panicked");
     Ok(())
 }

@@ -11,11 +11,11 @@ use tokio::{
 use super::{
     broken::{Broken, broken},
     client::{Connection, ask, idle_after},
+    host::Hosted,
     options::{Failure, Options},
-    process::resident_kib,
     random::Random,
     report::{Report, Times},
-    server::{Server, Target},
+    server::Server,
     synthetic::Pace,
     wire::chat,
 };
@@ -37,20 +37,22 @@ struct Tally {
     wrong: Vec<String>,
 }
 
-pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Failure> {
-    let full = 100_000.0 * options.scale.unwrap_or(USUAL_SHARE);
-    let each = (full / CLIENTS as f64).ceil() as usize;
+pub(super) fn server() -> Result<Server, Failure> {
     let config = Config {
         max_body: 1 << 20,
         ..Config::default()
     };
-    let target = Target::new(options, || {
-        Server::synthetic(8, 512, Pace::default(), config, |_| {})
-    })?;
-    let address = target.address();
+    Server::synthetic(8, 512, Pace::default(), config, |_| {})
+}
+
+pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Failure> {
+    let full = 100_000.0 * options.scale.unwrap_or(USUAL_SHARE);
+    let each = (full / CLIENTS as f64).ceil() as usize;
+    let server = Hosted::new("malformed", options)?;
+    let address = server.address;
     // Caches and the allocator's pools fill up first.
     client(address, 1000, (each / 5).max(20)).await?;
-    let before = resident_kib();
+    let before = server.resident_kib();
     let clients: Vec<_> = (0..CLIENTS)
         .map(|n| tokio::spawn(client(address, n as u64, each)))
         .collect();
@@ -64,7 +66,8 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
         tally.refused.append(one.refused);
         tally.wrong.extend(one.wrong);
     }
-    let grown = resident_kib()
+    let grown = server
+        .resident_kib()
         .zip(before)
         .map(|(after, before)| (after - before) / 1024.0);
     report.figure("requests", each * CLIENTS);
@@ -91,9 +94,10 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
         REFUSED_MILLIS,
         "ms",
     );
-    if let (true, Some(grown)) = (target.is_own(), grown) {
+    if let Some(grown) = grown {
         report.at_most("memory grown by", grown, GROWTH_MIB, "MiB");
     }
+    report.must(server.end()?, "nothing in the server panicked");
     Ok(())
 }
 

@@ -6,6 +6,7 @@ mod client;
 mod fairness;
 mod faults;
 mod held;
+mod host;
 mod join;
 mod malformed;
 mod masks;
@@ -23,4 +24,5 @@ mod synthetic;
 mod ttft;
 mod wire;
 
+pub(crate) use host::{HOST, host};
 pub(crate) use options::{NAMES, Options, run};

@@ -58,6 +58,18 @@ impl Options {
         (scaled.round() as usize).max(least)
     }
 
+    /// The arguments that give these options, but for the server's address.
+    pub(super) fn as_args(&self) -> Vec<String> {
+        let mut args = Vec::new();
+        if let Some(scale) = self.scale {
+            args.extend(["--scale".to_owned(), scale.to_string()]);
+        }
+        if let Some(seconds) = self.seconds {
+            args.extend(["--seconds".to_owned(), seconds.to_string()]);
+        }
+        args
+    }
+
     pub(super) fn time(&self, usual: u64) -> Duration {
         Duration::from_secs(self.seconds.unwrap_or(usual))
     }

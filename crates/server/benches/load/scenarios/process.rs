@@ -1,4 +1,4 @@
-//! Figures of the process itself: its memory, its open files, its panics.
+//! Figures of processes: memory, open files, panics.
 
 use std::{
     panic,
@@ -35,9 +35,9 @@ pub(super) fn panics() -> usize {
     PANICS.load(Ordering::Relaxed)
 }
 
-/// Resident memory in KiB, server and client together; `None` where the system does not tell.
-pub(super) fn resident_kib() -> Option<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+/// Resident memory of a process in KiB; `None` where the system does not tell.
+pub(super) fn resident_kib(process: u32) -> Option<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
     line.split_whitespace().nth(1)?.parse().ok()
 }

@@ -7,22 +7,28 @@ use tokio::time::Instant;
 
 use super::{
     client::{Connection, idle_after, metric, request},
+    host::Hosted,
     options::{Failure, Options},
-    process::{open_files_limit, resident_kib},
+    process::open_files_limit,
     report::Report,
     server::Server,
     synthetic::Pace,
     wire::chat,
 };
 
-/// Files that are neither end of a connection.
+/// Files of a process that are no connections.
 const OTHER_FILES: usize = 200;
 const PATIENCE: Duration = Duration::from_mins(2);
 
-pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Failure> {
+/// Requests: those wanted, and those that open files allow.
+fn counts(options: &Options) -> (usize, usize) {
     let wanted = options.count(10_000, 50);
-    let limit = open_files_limit();
-    let count = wanted.min(limit.saturating_sub(OTHER_FILES) / 2);
+    let allowed = open_files_limit().saturating_sub(OTHER_FILES);
+    (wanted, wanted.min(allowed))
+}
+
+pub(super) fn server(options: &Options) -> Result<Server, Failure> {
+    let (_, count) = counts(options);
     let config = Config {
         max_connections: count + 16,
         ..Config::default()
@@ -31,11 +37,16 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
         step: Duration::from_millis(50),
         ..Pace::default()
     };
-    let server = Server::synthetic(4, 4096, pace, config, |engine| {
+    Server::synthetic(4, 4096, pace, config, |engine| {
         engine.max_unfinished = count;
-    })?;
+    })
+}
+
+pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Failure> {
+    let (wanted, count) = counts(options);
+    let server = Hosted::new("queued", options)?;
     let address = server.address;
-    let before = resident_kib();
+    let before = server.resident_kib();
     let body = chat("Hello!", 4000, true).to_string();
     let asked = request("POST", "/v1/chat/completions", &body);
     let begun = Instant::now();
@@ -59,18 +70,18 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
     let took = begun.elapsed();
     report.figure(
         "requests",
-        format_args!("{count} of {wanted}, with {limit} open files allowed"),
+        format_args!(
+            "{count} of {wanted}, with {} open files allowed",
+            open_files_limit()
+        ),
     );
     report.figure(
         "all accepted after",
         format_args!("{:.2} s", took.as_secs_f64()),
     );
-    if let (Some(before), Some(now)) = (before, resident_kib()) {
+    if let (Some(before), Some(now)) = (before, server.resident_kib()) {
         let each = (now - before) / count as f64;
-        report.figure(
-            "memory per request, its client's included",
-            format_args!("{each:.1} KiB"),
-        );
+        report.figure("memory per request", format_args!("{each:.1} KiB"));
     }
     report.must(
         accepted == count as f64,
@@ -82,5 +93,6 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
     if let Some(idle) = idle {
         report.figure("gone after", format_args!("{:.2} s", idle.as_secs_f64()));
     }
+    report.must(server.end()?, "nothing in the server panicked");
     Ok(())
 }

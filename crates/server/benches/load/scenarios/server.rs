@@ -11,7 +11,7 @@ use carat_text::{ChatTemplate, Specials, Tokenizer};
 use tokio::{net::TcpListener, runtime::Runtime, sync::oneshot};
 
 use super::{
-    options::{Failure, Options},
+    options::Failure,
     synthetic::{Controls, Pace, Synthetic},
 };
 
@@ -136,35 +136,5 @@ impl Drop for Server {
             // Whatever still runs is not waited for.
             runtime.shutdown_background();
         }
-    }
-}
-
-/// A server of our own, or one that runs already.
-pub(super) enum Target {
-    Own(Box<Server>),
-    Url(SocketAddr),
-}
-
-impl Target {
-    pub(super) fn new(
-        options: &Options,
-        own: impl FnOnce() -> Result<Server, Failure>,
-    ) -> Result<Target, Failure> {
-        match options.url {
-            Some(address) => Ok(Target::Url(address)),
-            None => Ok(Target::Own(Box::new(own()?))),
-        }
-    }
-
-    pub(super) fn address(&self) -> SocketAddr {
-        match self {
-            Target::Own(server) => server.address,
-            Target::Url(address) => *address,
-        }
-    }
-
-    /// Whether the process's memory is the server's.
-    pub(super) fn is_own(&self) -> bool {
-        matches!(self, Target::Own(_))
     }
 }

@@ -1,27 +1,32 @@
 //! Everything at once for as long as one likes: dialects, streams, tools, schemas, thoughts, clients that leave.
 //!
-//! At temperature 0 an answer is the same whoever else asks, so each is compared with what the same request came to alone.
+//! At temperature 0 an answer of an invariant engine is the same whoever else asks, so each is compared with what the same
+//! request came to alone.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use carat_model::backend::Batching;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
     client::{Connection, ask, idle_after, metric, request},
+    host::Hosted,
     options::{Failure, Options},
-    process::resident_kib,
     random::Random,
     report::Report,
-    server::{Server, Target},
+    server::Server,
 };
 
 const CLIENTS: usize = 6;
 const THREADS: usize = 2;
 /// Requests of a client that leaves before the end, out of so many.
 const LEAVES: usize = 8;
-/// Growth of memory from the first third of the time to the end.
+/// Until caches are full and the allocator has its pools: this, or a third of the time.
+const WARM: Duration = Duration::from_mins(10);
+/// Growth of memory from there to the end, in percent, and how often it is looked at on the way.
 const GROWTH: f64 = 5.0;
+const SAMPLES: u32 = 6;
 const IDLE: Duration = Duration::from_secs(20);
 
 /// A request, and what it came to when nothing else ran.
@@ -40,10 +45,14 @@ struct Tally {
     failed: Vec<String>,
 }
 
+pub(super) fn server() -> Result<Server, Failure> {
+    Server::demo(4, THREADS, |engine| engine.batching = Batching::Invariant)
+}
+
 pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Failure> {
     let time = options.time(60);
-    let target = Target::new(options, || Server::demo(4, THREADS, |_| {}))?;
-    let address = target.address();
+    let server = Hosted::new("soak", options)?;
+    let address = server.address;
     let mut known = Vec::new();
     for (path, body) in requests() {
         let body = body.to_string();
@@ -61,8 +70,13 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
     let clients: Vec<_> = (0..CLIENTS)
         .map(|n| tokio::spawn(client(address, n as u64, Arc::clone(&known), begun + time)))
         .collect();
-    tokio::time::sleep(time / 3).await;
-    let warm = resident_kib();
+    let warm_after = (time / 3).min(WARM);
+    let mut resident = Vec::new();
+    for sample in 0..=SAMPLES {
+        let at = warm_after + (time - warm_after) * sample / SAMPLES;
+        tokio::time::sleep_until(begun + at).await;
+        resident.extend(server.resident_kib());
+    }
     let mut tally = Tally::default();
     for one in clients {
         let one = one.await??;
@@ -71,7 +85,6 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
         tally.parted.extend(one.parted);
         tally.failed.extend(one.failed);
     }
-    let end = resident_kib();
     report.figure(
         "answered, left",
         format_args!("{}, {}", tally.answered, tally.left),
@@ -97,11 +110,16 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
         answered >= least && answered <= least + tally.left as f64 + 2000.0,
         format_args!("{answered} counted as answered"),
     );
-    if let (true, Some(warm), Some(end)) = (target.is_own(), warm, end) {
-        let growth = (end / warm - 1.0) * 100.0;
-        report.figure("memory at the end", format_args!("{:.1} MiB", end / 1024.0));
-        report.at_most("memory over that after a third", growth, GROWTH, "%");
+    if let [warm, .., end] = resident[..] {
+        let mib: Vec<_> = resident
+            .iter()
+            .map(|kib| format!("{:.1}", kib / 1024.0))
+            .collect();
+        let from = warm_after.as_secs();
+        report.figure(format_args!("MiB from {from} s on"), mib.join(" "));
+        report.at_most("growth of memory", (end / warm - 1.0) * 100.0, GROWTH, "%");
     }
+    report.must(server.end()?, "nothing in the server panicked");
     Ok(())
 }
 

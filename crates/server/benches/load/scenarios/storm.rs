@@ -6,11 +6,11 @@ use carat_server::Config;
 
 use super::{
     client::{Connection, contains, idle_after, metric, request},
+    host::Hosted,
     options::{Failure, Options},
-    process::resident_kib,
     random::Random,
     report::{Report, Times},
-    server::{Server, Target},
+    server::Server,
     synthetic::Pace,
     wire::chat,
 };
@@ -23,19 +23,25 @@ const IDLE_MILLIS: f64 = 500.0;
 /// Growth of memory from the first storm to the last.
 const GROWTH: f64 = 5.0;
 
-pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Failure> {
-    let clients = options.count(1000, 20);
-    let rounds = options.count(20, 3);
+fn clients(options: &Options) -> usize {
+    options.count(1000, 20)
+}
+
+pub(super) fn server(options: &Options) -> Result<Server, Failure> {
     let pace = Pace {
         step: Duration::from_millis(10),
         ..Pace::default()
     };
-    let target = Target::new(options, || {
-        Server::synthetic(256, 512, pace, Config::default(), |engine| {
-            engine.max_unfinished = 2 * clients;
-        })
-    })?;
-    let address = target.address();
+    Server::synthetic(256, 512, pace, Config::default(), |engine| {
+        engine.max_unfinished = 2 * clients(options);
+    })
+}
+
+pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Failure> {
+    let clients = clients(options);
+    let rounds = options.count(20, 3);
+    let server = Hosted::new("storm", options)?;
+    let address = server.address;
     let mut random = Random(1);
     let (mut idle, mut whole, mut left) = (Times::default(), 0, 0);
     let mut after_first = None;
@@ -61,7 +67,7 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
             None => report.must(false, "the engine comes to rest after a storm"),
         }
         if round == 0 {
-            after_first = resident_kib();
+            after_first = server.resident_kib();
         }
     }
     report.figure("storms, clients each", format_args!("{rounds}, {clients}"));
@@ -80,10 +86,15 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
         IDLE_MILLIS,
         "ms",
     );
-    if let (true, Some(first), Some(last)) = (target.is_own(), after_first, resident_kib()) {
+    if let (Some(first), Some(last)) = (after_first, server.resident_kib()) {
         let growth = (last / first - 1.0) * 100.0;
+        report.figure(
+            "memory at the end",
+            format_args!("{:.1} MiB", last / 1024.0),
+        );
         report.at_most("memory over that after the first", growth, GROWTH, "%");
     }
+    report.must(server.end()?, "nothing in the server panicked");
     Ok(())
 }
 
