@@ -282,7 +282,7 @@ impl AnswerReader {
     /// Appends what an event brings about.
     pub fn read(&mut self, event: Event, events: &mut Vec<ChatEvent>) {
         match event {
-            Event::Started { counts } => events.push(ChatEvent::Started(counts)),
+            Event::Started { counts } => events.push(ChatEvent::Started(*counts)),
             Event::PromptToken {
                 id, logprob, top, ..
             } => events.push(ChatEvent::PromptToken(Token { id, logprob, top })),
@@ -294,7 +294,8 @@ impl AnswerReader {
                 let parts = self.reading.push(id);
                 self.emit(parts, events);
             }
-            Event::Finished { reason, mut usage } => {
+            Event::Finished { reason, usage } => {
+                let mut usage = *usage;
                 if self.stop.stopped() {
                     usage.counts.generated_tokens = self.token_count;
                 }

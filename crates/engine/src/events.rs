@@ -34,13 +34,13 @@ pub enum EngineError {
     Stopped,
 }
 
-/// Event of a request.
+/// Event of a request. Small, for queues of them are held for every stream: what comes once is in a box.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// Always the first, and once, with the first batch that computes some of it. A request that ends before has none.
     Started {
         /// Of the prompt: what was cached, and why not more.
-        counts: Counts,
+        counts: Box<Counts>,
     },
     /// Log probability of a token of the prompt; if asked for. Comes for each but the first, in order, before the answer.
     PromptToken {
@@ -68,7 +68,7 @@ pub enum Event {
         /// Reason of the end.
         reason: FinishReason,
         /// Counts and times of the request.
-        usage: Usage,
+        usage: Box<Usage>,
     },
 }
 

@@ -146,7 +146,9 @@ impl Shared {
         match lock(&self.clients).get_mut(&id) {
             Some(client) => {
                 client.started.get_or_insert(when);
-                client.sink.send(Ok(Event::Started { counts }))
+                client.sink.send(Ok(Event::Started {
+                    counts: Box::new(counts),
+                }))
             }
             None => ControlFlow::Break(()),
         }
@@ -189,7 +191,10 @@ impl Shared {
     ) -> Option<Usage> {
         let client = lock(&self.clients).remove(&id)?;
         let usage = client.usage(counts, now);
-        client.end(Ok(Event::Finished { reason, usage }));
+        client.end(Ok(Event::Finished {
+            reason,
+            usage: Box::new(usage),
+        }));
         Some(usage)
     }
 

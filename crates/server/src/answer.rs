@@ -14,16 +14,14 @@ use carat_engine::{
     chat::{AnswerReader, ChatEvent, ChatFinish, Prepared, Token},
 };
 use carat_text::{Part, TokenId, ToolCall, parts::InvalidCall};
-use tokio::{
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
-    time::timeout,
-};
+use tokio::time::timeout;
 
 use crate::{
     cache::{Asked, CacheNote},
     error::{ApiError, Kind},
     ids,
     lanes::Place,
+    mailbox::{Receiver, Sender, mailbox},
     metrics::Metrics,
     models::Use,
     watch::{Entry, Listed, Watch},
@@ -74,7 +72,9 @@ type Sent = (usize, Result<Event, EngineError>);
 
 /// The answers to one request, under way. Dropping it cancels what is left.
 pub(crate) struct Answer {
-    events: UnboundedReceiver<Sent>,
+    events: Receiver<Sent>,
+    /// Events that have come and are read, so that the list is made once.
+    arrived: Vec<Sent>,
     choices: Vec<Choice>,
     open: usize,
     started: Instant,
@@ -134,37 +134,38 @@ impl Answer {
         cache: &CacheNote,
     ) -> Result<Answer, ApiError> {
         let marks = served.model.chat.tokenizer().vocab().marks();
-        let first = prepared.first().map(|p| p.request.prompt.as_slice());
-        let (sender, events) = unbounded_channel();
+        let first = prepared.first().map(|first| &first.request);
+        let (sender, events) = mailbox();
         let mut answer = Answer {
             events,
+            arrived: Vec::new(),
             choices: Vec::with_capacity(prepared.len()),
             open: 0,
             started: arrived,
             metrics: Arc::clone(metrics),
-            seed: prepared.first().map_or(0, |p| p.request.sampling.seed),
+            seed: first.map_or(0, |request| request.sampling.seed),
             prompt_tokens: prepared
                 .iter()
-                .map(|p| p.request.prompt.len())
+                .map(|one| one.request.prompt.len())
                 .max()
                 .unwrap_or(0),
             call_prefix,
             generated: Arc::default(),
             listed: None,
             cache: cache.clone(),
-            asked: Asked::new(first.unwrap_or_default(), marks.turn_start),
+            asked: Asked::new(
+                first.map_or(&[], |request| &request.prompt),
+                marks.turn_start,
+            ),
             _served: served.clone(),
         };
         let mut before: Option<(Arc<[TokenId]>, RequestId)> = None;
         let mut places = places.into_iter();
-        for (
-            n,
-            Prepared {
+        for (n, prepared) in prepared.into_iter().enumerate() {
+            let Prepared {
                 mut request,
                 reader,
-            },
-        ) in prepared.into_iter().enumerate()
-        {
+            } = prepared;
             // Several answers to one prompt wait for the first of them to compute it.
             match &before {
                 Some((prompt, first)) if **prompt == *request.prompt => {
@@ -186,11 +187,8 @@ impl Answer {
                 place: places.next(),
             };
             let sink = sink(n, sender.clone(), observed);
-            let cancel = served
-                .model
-                .chat
-                .engine()
-                .submit_to(request, Box::new(sink))?;
+            let engine = served.model.chat.engine();
+            let cancel = engine.submit_to(request, Box::new(sink))?;
             if let Some(prompt) = prompt {
                 before = Some((prompt, cancel.id()));
             }
@@ -255,15 +253,16 @@ impl Answer {
             if self.open == 0 {
                 return None;
             }
-            let Some(event) = self.events.recv().await else {
+            if !self.events.take(&mut self.arrived).await {
                 let gone = ApiError::new(Kind::EngineFailed, "the engine has stopped");
                 self.open = 0;
                 return Some(vec![(0, Output::Failed(gone))]);
-            };
-            self.take(event, &mut outputs);
-            while let Ok(event) = self.events.try_recv() {
+            }
+            let mut arrived = std::mem::take(&mut self.arrived);
+            for event in arrived.drain(..) {
                 self.take(event, &mut outputs);
             }
+            self.arrived = arrived;
         }
         Some(outputs)
     }
@@ -419,7 +418,7 @@ struct Observed {
 /// Pushes a choice's events to whoever encodes them, and notes when it starts and when tokens come.
 fn sink(
     n: usize,
-    sender: UnboundedSender<Sent>,
+    sender: Sender<Sent>,
     mut observed: Observed,
 ) -> impl FnMut(Result<Event, EngineError>) -> ControlFlow<()> + Send {
     let mut last: Option<Instant> = None;
@@ -436,9 +435,10 @@ fn sink(
             }
             _ => {}
         }
-        match sender.send((n, event)) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
+        if sender.send((n, event)) {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
         }
     }
 }

@@ -2,7 +2,10 @@
 
 use std::{
     convert::Infallible,
+    future::poll_fn,
+    mem,
     pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
 };
 
@@ -31,6 +34,19 @@ impl Body {
         response
     }
 
+    /// Pieces that a future hands over; it goes on when the next is wanted, and is dropped with the body.
+    pub(crate) fn made<F>(maker: impl FnOnce(Hand) -> F) -> Body
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let hand = Arc::<Mutex<Option<Bytes>>>::default();
+        let maker = Box::pin(maker(Hand(Arc::clone(&hand))));
+        Body::Pieces(Box::pin(Made {
+            maker: Some(maker),
+            hand,
+        }))
+    }
+
     pub(crate) fn whole(content_type: &'static str, bytes: impl Into<Bytes>) -> Response<Body> {
         Body::response(content_type, Body::Whole(Some(bytes.into())))
     }
@@ -38,6 +54,53 @@ impl Body {
     pub(crate) fn json(value: &impl Serialize) -> Response<Body> {
         let bytes = serde_json::to_vec(value).expect("values made here have JSON");
         Body::whole("application/json", bytes)
+    }
+}
+
+/// The piece that is handed over, on its way from the maker of a body to its reader.
+pub(crate) struct Hand(Arc<Mutex<Option<Bytes>>>);
+
+impl Hand {
+    /// Hands a piece over, and waits until the next is wanted.
+    pub(crate) async fn give(&self, piece: Vec<u8>) {
+        *lock(&self.0) = Some(piece.into());
+        let mut given = false;
+        poll_fn(|_| {
+            if mem::replace(&mut given, true) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
+    }
+}
+
+fn lock(hand: &Mutex<Option<Bytes>>) -> MutexGuard<'_, Option<Bytes>> {
+    hand.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A maker until it has ended, and its hand.
+struct Made {
+    maker: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    hand: Arc<Mutex<Option<Bytes>>>,
+}
+
+impl Stream for Made {
+    type Item = Bytes;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let Some(maker) = &mut self.maker else {
+            return Poll::Ready(None);
+        };
+        let made = maker.as_mut().poll(context);
+        if made.is_ready() {
+            self.maker = None;
+        }
+        match lock(&self.hand).take() {
+            Some(piece) => Poll::Ready(Some(piece)),
+            None => made.map(|()| None),
+        }
     }
 }
 

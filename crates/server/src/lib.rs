@@ -4,7 +4,7 @@
 //! - [`serve`]: accepts connections until told to stop
 //! - `models`: models by name, loaded when they are asked for within a budget of memory
 //! - `routes`: the table, and a file per dialect; wire types never leave their route
-//! - `ask`, `answer`: what every request comes to, and the one stream of events that all dialects encode
+//! - `ask`, `answer`: what every request comes to, and the one stream of events that all dialects encode; `mailbox`: those events on their way
 //! - `stream`, `body`: pieces of a response as they come; `attend`: signs of life while a model is loaded; `error`: failures as each dialect says them
 //! - `guard`: who may ask; `lanes`: how many of one client may wait; `accept`: connections and their limits; `metrics`: what is counted; `watch`: what runs now
 //! - `web/` beside `src/`: the chat page and the dashboard, embedded by `routes::web`
@@ -23,6 +23,7 @@ mod guard;
 mod http;
 mod ids;
 mod lanes;
+mod mailbox;
 mod metrics;
 mod models;
 mod routes;

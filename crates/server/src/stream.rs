@@ -11,12 +11,12 @@ use carat_engine::chat::Token;
 use carat_text::{ToolCall, parts::InvalidCall};
 use futures_core::Stream;
 use http::{HeaderValue, Response, header};
-use tokio::sync::mpsc::{self, Receiver};
+use tokio::sync::mpsc::Receiver;
 
 use crate::{
     answer::{Answer, Finished, Output, Wait},
     app::App,
-    body::Body,
+    body::{Body, Hand},
     error::ApiError,
     metrics::Metrics,
 };
@@ -78,20 +78,15 @@ pub(crate) async fn stream<E: Encoder>(
         }
         Wait::Ended => encoder.begin(&mut first),
     }
-    let (sender, pieces) = mpsc::channel(AHEAD);
     let ping = app.config.ping;
     let open = Open::new(&app.metrics);
-    // There is room for it.
-    let _ = sender.try_send(Bytes::from(first));
-    tokio::spawn(async move {
+    // Made by the connection itself as it writes: a task and a channel between would be woken for every token, too.
+    let body = Body::made(async move |hand: Hand| {
         let _open = open;
+        hand.give(first).await;
         loop {
-            let wait = tokio::select! {
-                wait = answer.wait(ping) => wait,
-                () = sender.closed() => return,
-            };
             let mut piece = Vec::new();
-            let goes_on = match wait {
+            let goes_on = match answer.wait(ping).await {
                 Wait::Outputs(outputs) => encode(&mut encoder, outputs, &mut piece),
                 Wait::Nothing => {
                     encoder.ping(&mut piece);
@@ -102,12 +97,13 @@ pub(crate) async fn stream<E: Encoder>(
                     false
                 }
             };
-            if sender.send(piece.into()).await.is_err() || !goes_on {
+            hand.give(piece).await;
+            if !goes_on {
                 return;
             }
         }
     });
-    Ok(response(E::CONTENT_TYPE, self::pieces(pieces)))
+    Ok(response(E::CONTENT_TYPE, body))
 }
 
 /// `false` after a failure, which is the last that is written.

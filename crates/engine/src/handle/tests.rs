@@ -107,7 +107,7 @@ fn answer(stream: TokenStream) -> (Vec<TokenId>, FinishReason, Usage) {
             Event::Token { id, .. } => tokens.push(id),
             Event::Started { .. } => {}
             Event::PromptToken { .. } => panic!("nobody asked for it"),
-            Event::Finished { reason, usage } => return (tokens, reason, usage),
+            Event::Finished { reason, usage } => return (tokens, reason, *usage),
         }
     }
     panic!("a stream without an end");

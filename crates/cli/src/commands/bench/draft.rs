@@ -156,7 +156,7 @@ fn ask(engine: &EngineHandle, request: &Request, streams: usize, sum: &mut Sum) 
 fn finish(stream: TokenStream) -> Result<Usage> {
     for event in stream {
         if let Event::Finished { usage, .. } = event? {
-            return Ok(usage);
+            return Ok(*usage);
         }
     }
     bail!("an answer ended without a word")

@@ -348,9 +348,7 @@ impl Bench<'_> {
                     stream,
                     at: Instant::now(),
                 },
-                Ok(Event::Finished { usage, .. }) => Moment::End {
-                    usage: Box::new(usage),
-                },
+                Ok(Event::Finished { usage, .. }) => Moment::End { usage },
                 Ok(_) => return ControlFlow::Continue(()),
                 Err(error) => Moment::Failed(error),
             };
