@@ -26,7 +26,7 @@ use crate::{
     core::{Rejected, Request, RequestId},
     disk::DiskError,
     events::{Cancel, EngineError, Sink, TokenStream},
-    shared::{Client, Permit, Shared, Snapshot},
+    shared::{Client, Permit, Reservation, Shared, Snapshot},
     watchdog,
     worker::{self, Command, Submission},
 };
@@ -138,14 +138,30 @@ impl EngineHandle {
         })))
     }
 
+    /// Keeps room for a request that is yet to be prepared, which costs time: whoever would be turned away for their number is turned
+    /// away before.
+    pub fn reserve(&self) -> Result<Reservation, Rejected> {
+        let most = self.0.limits.config().max_unfinished;
+        Permit::take(&self.0.unfinished, most).map(Reservation)
+    }
+
     /// Queues a request whose events go into `sink`.
     pub fn submit_to(&self, request: Request, sink: Box<dyn Sink>) -> Result<Cancel, Rejected> {
+        self.submit_reserved(self.reserve()?, request, sink)
+    }
+
+    /// Queues a request in the room that was kept for it.
+    pub fn submit_reserved(
+        &self,
+        Reservation(permit): Reservation,
+        request: Request,
+        sink: Box<dyn Sink>,
+    ) -> Result<Cancel, Rejected> {
         let engine = &*self.0;
         engine.limits.check(&request)?;
         if engine.shared.failure().is_some() {
             return Err(Rejected::Stopped);
         }
-        let permit = Permit::take(&engine.unfinished, engine.limits.config().max_unfinished)?;
         let id = RequestId(engine.last_id.fetch_add(1, Ordering::Relaxed) + 1);
         let submission = Submission {
             id,
@@ -186,15 +202,6 @@ impl EngineHandle {
     /// State of the engine, as of the last break between two batches; never waits for one.
     pub fn snapshot(&self) -> Snapshot {
         self.0.shared.snapshot().clone()
-    }
-
-    /// Checks that one more request would be taken now, as far as their number goes: cheap to ask before preparing one.
-    pub fn check_room(&self) -> Result<(), Rejected> {
-        let unfinished = self.0.unfinished.load(Ordering::Relaxed);
-        if unfinished < self.0.limits.config().max_unfinished {
-            return Ok(());
-        }
-        Err(Rejected::Busy { unfinished })
     }
 
     /// Limits on what a request may ask for.

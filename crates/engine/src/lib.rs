@@ -69,4 +69,4 @@ pub use disk::{DiskError, Namespace};
 pub use events::{Cancel, EngineError, Event, Sink, TokenStream, Usage};
 pub use handle::{EngineHandle, StartError};
 pub use kept_costs::KeptCosts;
-pub use shared::{Snapshot, Totals};
+pub use shared::{Reservation, Snapshot, Totals};

@@ -55,7 +55,12 @@ pub struct Totals {
     pub drafts: DraftCounts,
 }
 
+/// Room for one request, from before it is submitted. Dropping it gives the room back.
+#[derive(Debug)]
+pub struct Reservation(pub(crate) Permit);
+
 /// A request's permit to be unfinished, given back when dropped.
+#[derive(Debug)]
 pub(crate) struct Permit(Arc<AtomicUsize>);
 
 impl Permit {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use carat_engine::{
-    Cancel, EngineError, Event, RequestId, Usage,
+    Cancel, EngineError, Event, RequestId, Reservation, Usage,
     chat::{AnswerReader, ChatEvent, ChatFinish, Prepared, Token},
 };
 use carat_text::{Part, TokenId, ToolCall, parts::InvalidCall};
@@ -126,7 +126,7 @@ impl Answer {
     /// Submits all choices. If one is refused, none runs. Each gives its place in the line back when it is started.
     pub(crate) fn start(
         served: &Use,
-        prepared: Vec<Prepared>,
+        prepared: Vec<(Prepared, Reservation)>,
         places: Vec<Place>,
         metrics: &Arc<Metrics>,
         arrived: Instant,
@@ -134,7 +134,7 @@ impl Answer {
         cache: &CacheNote,
     ) -> Result<Answer, ApiError> {
         let marks = served.model.chat.tokenizer().vocab().marks();
-        let first = prepared.first().map(|first| &first.request);
+        let first = prepared.first().map(|(first, _)| &first.request);
         let (sender, events) = mailbox();
         let mut answer = Answer {
             events,
@@ -146,7 +146,7 @@ impl Answer {
             seed: first.map_or(0, |request| request.sampling.seed),
             prompt_tokens: prepared
                 .iter()
-                .map(|one| one.request.prompt.len())
+                .map(|(one, _)| one.request.prompt.len())
                 .max()
                 .unwrap_or(0),
             call_prefix,
@@ -161,7 +161,7 @@ impl Answer {
         };
         let mut before: Option<(Arc<[TokenId]>, RequestId)> = None;
         let mut places = places.into_iter();
-        for (n, prepared) in prepared.into_iter().enumerate() {
+        for (n, (prepared, reserved)) in prepared.into_iter().enumerate() {
             let Prepared {
                 mut request,
                 reader,
@@ -188,7 +188,7 @@ impl Answer {
             };
             let sink = sink(n, sender.clone(), observed);
             let engine = served.model.chat.engine();
-            let cancel = engine.submit_to(request, Box::new(sink))?;
+            let cancel = engine.submit_reserved(reserved, request, Box::new(sink))?;
             if let Some(prompt) = prompt {
                 before = Some((prompt, cancel.id()));
             }

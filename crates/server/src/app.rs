@@ -9,7 +9,7 @@ use std::{
 };
 
 use carat_engine::{
-    EngineError, LaneId, Rejected,
+    EngineError, EngineHandle, LaneId, Rejected, Reservation,
     chat::{Chat, Generation, Prepared},
 };
 use carat_grammar::{Answer as AnswerSyntax, Start, Thinking, Tools};
@@ -294,14 +294,15 @@ impl App {
         let engine = served.model.chat.engine();
         // Whoever is to be turned away costs no core before.
         let places = self.line_up(served, lane.as_deref(), ask.answers())?;
-        let prepared = match engine.check_room() {
-            Ok(()) => {
-                self.compute(move || prepare(&its, &ask, tool_grammar))
-                    .await?
-            }
-            Err(busy) => Err(busy.into()),
+        let reserved = reserve(engine, ask.answers());
+        let prepared = match reserved {
+            Ok(reserved) => self
+                .compute(move || prepare(&its, &ask, tool_grammar))
+                .await?
+                .map(|prepared| (reserved, prepared)),
+            Err(busy) => Err(busy),
         };
-        let started = prepared.and_then(|(mut prepared, notes)| {
+        let started = prepared.and_then(|(reserved, (mut prepared, notes))| {
             for one in &mut prepared {
                 one.request.lane = lane.as_deref().map(lane_id);
                 one.request.deadline = deadline;
@@ -309,7 +310,7 @@ impl App {
             }
             let mut answer = Answer::start(
                 served,
-                prepared,
+                prepared.into_iter().zip(reserved).collect(),
                 places,
                 &self.metrics,
                 call.arrived,
@@ -448,6 +449,21 @@ pub(crate) struct Notes {
 }
 
 /// Renders, encodes and compiles. Takes a core for a while.
+/// Room for all answers of a request, or for none.
+fn reserve(engine: &EngineHandle, answers: usize) -> Result<Vec<Reservation>, ApiError> {
+    let most = engine.limits().config().max_unfinished;
+    if answers > most {
+        return Err(ApiError::new(
+            Kind::InvalidValue,
+            format!(
+                "a request for {answers} answers; at most {most} run or wait here (--parallel, --queue): ask for fewer at a time"
+            ),
+        ));
+    }
+    let reserved: Result<_, _> = (0..answers).map(|_| engine.reserve()).collect();
+    Ok(reserved?)
+}
+
 fn prepare(
     served: &Served,
     ask: &Ask,

@@ -509,13 +509,25 @@ fn a_full_queue_turns_requests_away_until_one_finishes() {
     let streams = [1, 2].map(|n| engine.submit(request(text(n, 20), 5)).unwrap());
     let busy = engine.submit(request(text(3, 20), 5)).err();
     assert_eq!(busy, Some(Rejected::Busy { unfinished: 2 }));
-    assert_eq!(engine.check_room().err(), busy);
+    assert_eq!(engine.reserve().err(), busy);
     drop(go);
     for stream in streams {
         answer(stream);
     }
-    assert_eq!(engine.check_room(), Ok(()));
-    assert!(engine.submit(request(text(3, 20), 5)).is_ok());
+    // Room that is kept for one is not given to another, nor lost when it is not used.
+    let kept = [engine.reserve().unwrap(), engine.reserve().unwrap()];
+    assert_eq!(engine.submit(request(text(3, 20), 5)).err(), busy);
+    let [kept, unused] = kept;
+    drop(unused);
+    let (sender, events) = mpsc::channel();
+    let sink = Box::new(move |event| {
+        let _ = sender.send(event);
+        ControlFlow::Continue(())
+    });
+    let submitted = engine.submit_reserved(kept, request(text(3, 20), 5), sink);
+    assert!(submitted.is_ok());
+    assert!(engine.submit(request(text(4, 20), 5)).is_ok());
+    assert!(events.into_iter().all(|event| event.is_ok()));
 }
 
 #[test]

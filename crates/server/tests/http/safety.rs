@@ -216,6 +216,16 @@ async fn a_full_queue_turns_away_with_a_time_to_come_back() {
         4,
         "{statuses:?}"
     );
+    // Coming back later would not help.
+    let mut many = hello();
+    many["n"] = 3.into();
+    let answer = post(&app, CHAT, many).await;
+    assert_eq!(answer.status, 400);
+    assert!(
+        answer.text.contains("3 answers; at most 2"),
+        "{}",
+        answer.text
+    );
 }
 
 /// A request with somebody's key.
