@@ -12,7 +12,6 @@
 //! - `visible`, `wrap`, `closed`: text of a model on a terminal; its lines; a stdout that is not there
 //! - `interrupt`, `typeahead`: signals; what is typed while nobody reads
 
-mod allocator;
 mod answer;
 mod args;
 mod closed;

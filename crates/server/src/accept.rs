@@ -23,6 +23,7 @@ use tokio::{
 use crate::{
     app::App,
     http::{MAX_HEAD_BYTES, handle},
+    memory,
     metrics::Metrics,
 };
 
@@ -39,6 +40,7 @@ pub async fn serve(app: Arc<App>, listener: TcpListener, stop: impl Future<Outpu
     let room = Arc::new(Semaphore::new(app.config.max_connections));
     let (closing, closed) = watch::channel(());
     let mut stop = std::pin::pin!(stop);
+    let tidying = tokio::spawn(memory::tidy(Arc::clone(&app)));
     loop {
         let accepted = async {
             let permit = Arc::clone(&room).acquire_owned().await;
@@ -75,6 +77,7 @@ pub async fn serve(app: Arc<App>, listener: TcpListener, stop: impl Future<Outpu
         });
     }
     drop(listener);
+    tidying.abort();
     app.drain();
     // Connections without a request end at once, the others with theirs.
     let _ = closing.send(());

@@ -6,7 +6,7 @@
 //! - `routes`: the table, and a file per dialect; wire types never leave their route
 //! - `ask`, `answer`: what every request comes to, and the one stream of events that all dialects encode; `mailbox`: those events on their way
 //! - `stream`, `body`: pieces of a response as they come; `attend`: signs of life while a model is loaded; `error`: failures as each dialect says them
-//! - `guard`: who may ask; `lanes`: how many of one client may wait; `accept`: connections and their limits; `metrics`: what is counted; `watch`: what runs now
+//! - `guard`: who may ask; `lanes`: how many of one client may wait; `accept`: connections and their limits; `memory`: what was freed goes back; `metrics`: what is counted; `watch`: what runs now
 //! - `web/` beside `src/`: the chat page and the dashboard, embedded by `routes::web`
 #![warn(missing_docs)]
 
@@ -24,6 +24,7 @@ mod http;
 mod ids;
 mod lanes;
 mod mailbox;
+mod memory;
 mod metrics;
 mod models;
 mod routes;

@@ -117,6 +117,10 @@ impl<const N: usize> Counters<N> {
         }
     }
 
+    fn total(&self) -> u64 {
+        self.counts.iter().map(|c| c.load(Ordering::Relaxed)).sum()
+    }
+
     fn counts(&self) -> Value {
         let each = self.names.iter().zip(&self.counts);
         each.map(|(name, count)| ((*name).to_owned(), count.load(Ordering::Relaxed).into()))
@@ -210,6 +214,11 @@ impl Metrics {
 
     pub(crate) fn missed(&self, miss: MissReason) {
         self.missed.add(miss_name(miss));
+    }
+
+    /// Requests that have ended, however.
+    pub(crate) fn finished_total(&self) -> u64 {
+        self.finished.total()
     }
 
     /// Requests by how they ended.

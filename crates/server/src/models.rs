@@ -53,8 +53,6 @@ pub struct Residency {
     pub idle: Option<Duration>,
     /// Time before a load that failed is tried again.
     pub retry: Duration,
-    /// Called after a model has gone: gives what it took back to the system, where the allocator does not by itself.
-    pub unloaded: fn(),
 }
 
 /// State of a model.

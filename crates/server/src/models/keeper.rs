@@ -10,6 +10,7 @@ use super::{
     Counts, Residency, Served, Shared, Slots, State, Told, Waiter, hold, load_failed,
     policy::{self, Act, Place},
 };
+use crate::memory;
 
 /// A model in use stays for as long as it took to load, so that at most half of the time goes into loading, but no longer than this
 /// where others wait.
@@ -42,7 +43,7 @@ pub(super) fn run(shared: &Arc<Shared>, residency: &Residency) {
         }
         slots = match decision.act {
             Act::Load(n) => load(shared, slots, residency, n),
-            Act::Unload(n) => unload(shared, slots, residency, n),
+            Act::Unload(n) => unload(shared, slots, n),
             Act::Sleep(None) => shared
                 .wake
                 .wait(slots)
@@ -151,7 +152,6 @@ fn load<'a>(
 fn unload<'a>(
     shared: &'a Arc<Shared>,
     mut slots: MutexGuard<'a, Slots>,
-    residency: &Residency,
     n: usize,
 ) -> MutexGuard<'a, Slots> {
     let slot = &mut slots.list[n];
@@ -162,7 +162,7 @@ fn unload<'a>(
     let served = slot.served.take();
     drop(slots);
     drop(served);
-    (residency.unloaded)();
+    memory::give_back();
     tracing::info!(model = name, "unloaded");
     let mut slots = shared.lock();
     slots.list[n].state = State::Unloaded;

@@ -138,7 +138,6 @@ mod tests {
             memory_bytes,
             idle,
             retry: SECOND,
-            unloaded: || {},
         }
     }
 

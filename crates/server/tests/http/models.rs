@@ -68,7 +68,6 @@ fn residency(memory_bytes: u64) -> Residency {
         memory_bytes,
         idle: None,
         retry: RETRY,
-        unloaded: || {},
     }
 }
 

@@ -14,7 +14,6 @@ use carat_server::{App, Load, Offer, Residency};
 
 use super::{describe, engine_config, leave_a_core, open, start};
 use crate::{
-    allocator,
     args::ServeArgs,
     misuse::misuse,
     settings::{Settings, Sources, memory_size},
@@ -176,7 +175,6 @@ pub(super) fn offer(
         memory_bytes,
         idle: args.idle_unload.map(Duration::from_secs),
         retry: RETRY,
-        unloaded: allocator::give_back,
     };
     app.offer(offers, residency)
         .context("cannot start the thread that loads models")?;

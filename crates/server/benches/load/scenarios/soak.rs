@@ -73,7 +73,7 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
     let warm_after = (time / 3).min(WARM);
     let mut resident = Vec::new();
     for sample in 0..=SAMPLES {
-        let at = warm_after + (time - warm_after) * sample / SAMPLES;
+        let at = warm_after + time.saturating_sub(warm_after) * sample / SAMPLES;
         tokio::time::sleep_until(begun + at).await;
         resident.extend(server.resident_kib());
     }

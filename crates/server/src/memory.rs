@@ -1,0 +1,45 @@
+//! Memory that was freed, back to the system.
+//!
+//! The C library keeps what a program frees, in the hope that it is wanted again. After a model has gone that is hundreds of megabytes
+//! which the next one may not find whole, so that the process grows with every swap; after a crowd of clients it is what all of them
+//! took together, once for each thread.
+#![cfg_attr(
+    all(target_os = "linux", target_env = "gnu"),
+    expect(unsafe_code, reason = "the allocator is the C library's")
+)]
+
+use std::{sync::Arc, time::Duration};
+
+use crate::app::App;
+
+/// Time between two looks at whether there is anything to do.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Gives back what answers took, whenever the last of them has ended.
+pub(crate) async fn tidy(app: Arc<App>) {
+    let mut tidied = 0;
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let finished = app.metrics.finished_total();
+        if finished != tidied && app.unfinished() == 0 {
+            tidied = finished;
+            // Milliseconds, in which no connection should wait.
+            let _ = tokio::task::spawn_blocking(give_back).await;
+        }
+    }
+}
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+pub(crate) fn give_back() {
+    unsafe extern "C" {
+        fn malloc_trim(pad: usize) -> i32;
+    }
+    // SAFETY: The function has this signature in every glibc, may be called from any thread at any time, and touches free memory only.
+    unsafe {
+        malloc_trim(0);
+    }
+}
+
+/// Other allocators have no such call, or need none.
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+pub(crate) fn give_back() {}
