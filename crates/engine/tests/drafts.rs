@@ -162,8 +162,8 @@ impl Random {
                 seed: self.next(),
             },
             stop_tokens: self.tokens(stops),
-            logprobs: self.one_in(3).then_some(2),
-            constraint: self.one_in(4).then(|| grammar(self.next(), self.below(2))),
+            logprobs: self.one_in(2).then_some(2),
+            constraint: self.one_in(2).then(|| grammar(self.next(), self.below(2))),
             ..Request::new(prompt)
         }
     }

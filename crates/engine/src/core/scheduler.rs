@@ -549,7 +549,15 @@ impl Scheduler {
                 self.updates.extend(reports);
                 sequence.reported = share.first_reported() + share.reports;
             }
-            let updates = (0..told).map(|n| Update::Token { id, row: first + n });
+            let forced = &sequence.forced_results;
+            let updates = (0..told).map(|n| match first + n {
+                // As without a draft, the model was not asked.
+                row if forced.contains(&n) => Update::Forced {
+                    id,
+                    token: outputs.rows[row].token,
+                },
+                row => Update::Token { id, row },
+            });
             self.updates.extend(updates);
             if !sequence.has_begun && sequence.table.computed >= sequence.counts.prompt_tokens {
                 // Others may continue from its prompt.

@@ -84,6 +84,8 @@ pub(crate) struct Sequence {
     pub(crate) drafting: Option<Box<Drafting>>,
     /// The step that its last token was drawn in, and the result that it was.
     pub(crate) last_result: Option<(u64, usize)>,
+    /// Of the results that were taken last, those whose tokens the constraint had forced: a draft met them.
+    pub(crate) forced_results: Vec<usize>,
     /// Of the draft that was verified last: whose it was, how much of it was looked at, and how much was right.
     pub(crate) verified: Option<(Source, usize, usize)>,
     pub(crate) lane: Option<LaneId>,
@@ -130,6 +132,7 @@ impl Sequence {
             drafts: request.drafts,
             drafting: None,
             last_result: None,
+            forced_results: Vec::new(),
             verified: None,
             lane: request.lane,
             reservation: 0,
@@ -539,6 +542,7 @@ impl Sequence {
     ) -> (usize, usize, Option<FinishReason>) {
         let draft = self.tokens.split_off(self.known());
         self.drafted = 0;
+        self.forced_results.clear();
         let certain = share.rows - share.drafted;
         if !self.wants(share) {
             // One that is about to end takes no token, so a row that was fed the next one counts for nothing.
@@ -548,6 +552,10 @@ impl Sequence {
         let mut taken = 0;
         loop {
             let token = results[taken].token;
+            // Never the first: what is forced there was taken before the step.
+            if taken > 0 && self.forced().is_some() {
+                self.forced_results.push(taken);
+            }
             taken += 1;
             let finish = self.push(token);
             let goes_on = draft.get(taken - 1) == Some(&token) && taken < share.usable;
@@ -560,8 +568,12 @@ impl Sequence {
 
     /// The next token that the constraint forces, taken.
     pub(crate) fn force(&mut self) -> Option<(TokenId, Option<FinishReason>)> {
-        let token = self.constraint.as_ref()?.forced()?;
+        let token = self.forced()?;
         Some((token, self.push(token)))
+    }
+
+    fn forced(&self) -> Option<TokenId> {
+        self.constraint.as_ref()?.forced()
     }
 
     /// Takes a token; says so if it is the last.

@@ -1,5 +1,8 @@
 use super::*;
-use crate::core::testing::{request, roomy, text};
+use crate::core::{
+    ConstraintSource,
+    testing::{request, roomy, text},
+};
 
 fn sequence(request: Request) -> Sequence {
     let limit = request.prompt.len() + request.max_tokens.unwrap();
@@ -94,6 +97,43 @@ fn a_draft_is_kept_as_far_as_it_is_drawn() {
         // Each token that was right is computed; the last one taken never is.
         assert_eq!(taken, (5 + kept - 1, kept, None), "{results:?}");
         assert_eq!(sequence.known(), 5 + kept);
+    }
+}
+
+/// Anything first; then 8 alone, twice; then anything.
+#[derive(Clone)]
+struct Eights(usize);
+
+impl Constraint for Eights {
+    fn accept(&mut self, _: TokenId) {
+        self.0 += 1;
+    }
+
+    fn mask(&mut self, mask: &mut TokenMask) {
+        mask.allow_all();
+    }
+
+    fn forced(&self) -> Option<TokenId> {
+        (1..3).contains(&self.0).then_some(8)
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+#[test]
+fn what_a_constraint_forces_in_a_draft_is_told_as_forced() {
+    let mut asked = request(text(1, 5), 20);
+    asked.drafts = true;
+    asked.constraint = Some(ConstraintSource::new(|| Box::new(Eights(0))));
+    for (results, forced) in [([7, 8, 8, 4], vec![1, 2]), ([1, 8, 8, 4], vec![])] {
+        let mut sequence = sequence(asked.clone());
+        sequence.draft(&[7, 8, 8], 8, 50);
+        sequence.enter(1, 5);
+        let share = sequence.shares.pop_front().unwrap();
+        sequence.take(&share, &results.map(result));
+        assert_eq!(sequence.forced_results, forced, "{results:?}");
     }
 }
 
