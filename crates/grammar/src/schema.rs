@@ -223,26 +223,54 @@ fn close(schema: &mut Value) {
     walk(schema, &Path::Root, &mut |map, _| {
         joins |= map.contains_key("allOf");
     });
-    if !joins {
-        close_each(schema);
+    if joins {
+        return;
     }
+    walk_mut(schema, &mut |map| {
+        let lists = matches!(map.get("properties"), Some(Value::Object(p)) if !p.is_empty());
+        if lists && !MORE_PROPERTIES.iter().any(|k| map.contains_key(*k)) {
+            map.insert("additionalProperties".to_owned(), Value::Bool(false));
+        }
+    });
 }
 
-fn close_each(schema: &mut Value) {
+/// 29 February in leap years alone.
+const DATE: &str = "^(?:[0-9]{4}-(?:0[13-9]|1[0-2])-[0-9]{2}|[0-9]{4}-02-(?:[01][0-9]|2[0-8])\
+    |(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)";
+/// Up to the seconds, of which there are sixty.
+const TIME: &str = "[^:]+:[^:]+:[0-5]";
+
+/// Dates and times that exist: the compiler allows 29 February in every year and a sixtieth second in every minute, and validators
+/// do not.
+fn keep_to_the_calendar(schema: &mut Value) {
+    walk_mut(schema, &mut |map| {
+        let pattern = match map.get("format").and_then(Value::as_str) {
+            Some("date") => DATE.to_owned(),
+            Some("time") => format!("^{TIME}"),
+            Some("date-time") => format!("{DATE}{TIME}"),
+            _ => return,
+        };
+        map.entry("pattern").or_insert(pattern.into());
+    });
+}
+
+/// Visits a schema and all schemas within it, which may be changed.
+fn walk_mut(schema: &mut Value, visit: &mut impl FnMut(&mut Map<String, Value>)) {
     let Value::Object(map) = schema else { return };
-    let lists = matches!(map.get("properties"), Some(Value::Object(p)) if !p.is_empty());
-    if lists && !MORE_PROPERTIES.iter().any(|k| map.contains_key(*k)) {
-        map.insert("additionalProperties".to_owned(), Value::Bool(false));
-    }
+    visit(map);
     for (keyword, value) in map {
         let keyword = keyword.as_str();
         match value {
-            Value::Object(_) if SCHEMA_KEYWORDS.contains(&keyword) => close_each(value),
+            Value::Object(_) if SCHEMA_KEYWORDS.contains(&keyword) => walk_mut(value, visit),
             Value::Array(list) if LIST_KEYWORDS.contains(&keyword) => {
-                list.iter_mut().for_each(close_each);
+                for schema in list {
+                    walk_mut(schema, visit);
+                }
             }
             Value::Object(schemas) if MAP_KEYWORDS.contains(&keyword) => {
-                schemas.values_mut().for_each(close_each);
+                for schema in schemas.values_mut() {
+                    walk_mut(schema, visit);
+                }
             }
             _ => {}
         }
@@ -257,6 +285,7 @@ pub(crate) fn with_separators(schema: &Value) -> Value {
         other => other.clone(),
     };
     close(&mut schema);
+    keep_to_the_calendar(&mut schema);
     if let Value::Object(map) = &mut schema {
         map.entry("x-guidance").or_insert_with(
             || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),

@@ -324,6 +324,41 @@ fn a_budget_of_thought_closes_it() {
 }
 
 #[test]
+fn dates_and_times_are_those_of_the_calendar() {
+    let of = |format: &str| json!({"type": "string", "format": format});
+    for (format, text, wanted) in [
+        ("time", "23:59:59Z", true),
+        ("time", "10:20:60Z", false),
+        ("date", "2024-02-29", true),
+        ("date", "2000-02-29", true),
+        ("date", "2023-02-29", false),
+        ("date", "1900-02-29", false),
+        ("date", "2023-12-31", true),
+        ("date-time", "2024-02-29T10:20:00.5+01:00", true),
+        ("date-time", "2024-02-29T10:20:60+01:00", false),
+        ("date-time", "2025-02-29T10:20:00+01:00", false),
+    ] {
+        // Also within others.
+        let list =
+            json!({"type": "array", "prefixItems": [{"anyOf": [of(format)]}], "items": false});
+        for (answer, text) in [
+            (schema(of(format)), format!("\"{text}\"")),
+            (schema(list), format!("[\"{text}\"]")),
+        ] {
+            assert_eq!(GEMMA.is_complete(&answer, &text), wanted, "{text}");
+        }
+    }
+    let parameters =
+        json!({"type": "object", "properties": {"time": of("time")}, "required": ["time"]});
+    let tools = [tool("at", parameters)];
+    let answer = with_tools(&tools, ToolChoice::Required);
+    for (second, wanted) in [("59", true), ("60", false)] {
+        let call = format!("<|tool_call>call:at{{time:<|\"|>10:20:{second}Z<|\"|>}}<tool_call|>");
+        assert_eq!(GEMMA.is_complete(&answer, &call), wanted, "{call}");
+    }
+}
+
+#[test]
 fn schemas_hold_with_one_space_after_separators() {
     let answer = schema(json!({
         "type": "object",
