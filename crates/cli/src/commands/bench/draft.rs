@@ -35,7 +35,7 @@ const PROMPTS: [&str; 6] = [
 ];
 /// Tokens of a prompt of noise.
 const NOISE: usize = 64;
-/// Tokens of a text that is edited.
+/// Tokens of a text that is edited, if the context holds it twice.
 const EDITED: usize = 2048;
 
 /// Sums over some answers.
@@ -64,7 +64,7 @@ pub(super) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
     let mut generate = args.generate.iter().copied().max().unwrap_or(0).max(2);
     let vocab = loaded.plan.vocab();
     let (prompts, script) = if args.draft_edit {
-        let text = noise(vocab, 0, EDITED);
+        let text = noise(vocab, 0, EDITED.min(loaded.model.config.context * 2 / 5));
         let tokens = edited(&text, vocab);
         generate = tokens.len();
         let prompt = text.len();
