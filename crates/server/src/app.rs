@@ -448,7 +448,6 @@ pub(crate) struct Notes {
     pub(crate) ignored: Vec<String>,
 }
 
-/// Renders, encodes and compiles. Takes a core for a while.
 /// Room for all answers of a request, or for none.
 fn reserve(engine: &EngineHandle, answers: usize) -> Result<Vec<Reservation>, ApiError> {
     let most = engine.limits().config().max_unfinished;
@@ -464,6 +463,7 @@ fn reserve(engine: &EngineHandle, answers: usize) -> Result<Vec<Reservation>, Ap
     Ok(reserved?)
 }
 
+/// Renders, encodes and compiles. Takes a core for a while.
 fn prepare(
     served: &Served,
     ask: &Ask,
