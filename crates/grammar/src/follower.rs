@@ -276,34 +276,31 @@ mod tests {
         shown.map(|()| words).unwrap()
     }
 
-    fn is_computed(follower: &Follower) -> bool {
-        let state = follower.state.try_lock();
-        state.is_ok_and(|state| state.mask.is_some())
+    fn meter(follower: &Follower) -> Arc<Meter> {
+        Arc::clone(&lock(&follower.state).meter)
+    }
+
+    /// Waits until one mask has been computed. Looks at the meter alone: who is to compute the mask leaves it to whoever holds the
+    /// lock, which a look at the state would be.
+    fn wait_for_mask(meter: &Meter) {
+        let begun = Instant::now();
+        while meter.mask.counts().iter().sum::<u64>() == 0 {
+            assert!(begun.elapsed() < Duration::from_mins(1), "nobody computes");
+            thread::yield_now();
+        }
     }
 
     #[test]
     fn a_mask_is_there_before_it_is_asked_for() {
         let follower = follower(MaskThreads::start(1));
-        assert!(!is_computed(&follower));
+        let meter = meter(&follower);
+        assert!(lock(&follower.state).mask.is_none());
         follower.begin_mask();
-        let begun = Instant::now();
-        while !is_computed(&follower) {
-            assert!(begun.elapsed() < Duration::from_mins(1), "nobody computes");
-            thread::yield_now();
-        }
-        assert_eq!(
-            lock(&follower.state)
-                .meter
-                .mask
-                .counts()
-                .iter()
-                .sum::<u64>(),
-            1
-        );
+        wait_for_mask(&meter);
+        assert!(lock(&follower.state).mask.is_some());
         words(&follower);
-        let state = lock(&follower.state);
-        assert_eq!(state.meter.mask.counts().iter().sum::<u64>(), 1, "once");
-        assert_eq!(state.meter.mask_wait.counts().iter().sum::<u64>(), 1);
+        assert_eq!(meter.mask.counts().iter().sum::<u64>(), 1, "once");
+        assert_eq!(meter.mask_wait.counts().iter().sum::<u64>(), 1);
     }
 
     #[test]
@@ -344,15 +341,12 @@ mod tests {
             follower(Some(Arc::clone(&threads))),
             follower(Some(threads)),
         );
+        let meter = meter(&other);
         let under_way = lock(&own.state);
         other.begin_mask();
         thread::scope(|scope| {
             let waits = scope.spawn(|| words(&own).len());
-            let begun = Instant::now();
-            while !is_computed(&other) {
-                assert!(begun.elapsed() < Duration::from_mins(1), "it only waits");
-                thread::yield_now();
-            }
+            wait_for_mask(&meter);
             drop(under_way);
             assert!(waits.join().unwrap() > 0);
         });
