@@ -21,7 +21,7 @@ use crate::{
         target::{GemmImpl, Target, gains_from_pdl},
     },
     config::{CudaConfig, Pdl, Tier},
-    device::{Device, cublaslt::Library},
+    device::{ClusterCapacity, Device, cublaslt::Library},
     error::CudaError,
     jit::{
         compiler::{Architecture, Compiler},
@@ -44,6 +44,8 @@ pub struct CudaBackend {
     modules: Arc<Modules>,
     /// cuBLASLt, where f16 products are the fastest.
     library: Option<Library>,
+    /// Where code is compiled for `sm_90a`: blocks of clusters that fit.
+    clusters: Option<ClusterCapacity>,
     /// Why the card is slower than it could be, and what to do about it.
     degraded_reason: Option<String>,
 }
@@ -69,19 +71,25 @@ impl CudaBackend {
         let architecture = Architecture::of(device.capability, config.tier);
         tracing::info!(name = device.name, %architecture, "opened a CUDA device");
         // Hopper's tensor cores are fast enough in f16; elsewhere int8 over fragments is faster.
-        let wants_library = config.tier == Tier::Best && device.capability.major == 9;
-        let found = wants_library.then(|| Library::find(&config.library_dirs, &device));
+        let hopper = config.tier == Tier::Best && device.capability.major == 9;
+        let found = hopper.then(|| Library::find(&config.library_dirs, &device));
         let (library, degraded_reason) = match found {
             Some(Ok(library)) => (Some(library), None),
             Some(Err(error)) => (None, Some(error.to_string())),
             None => (None, None),
         };
+        // A driver that does not say costs speed at the most.
+        let clusters = hopper.then(|| {
+            let asked = ClusterCapacity::of(&device);
+            asked.unwrap_or_else(|_| ClusterCapacity::assumed(device.multiprocessors))
+        });
         let compiler = Compiler::new(architecture, &config);
         Ok(CudaBackend {
             modules: Arc::new(Modules::new(&device, compiler)),
             device,
             config,
             library,
+            clusters,
             degraded_reason,
         })
     }
@@ -136,7 +144,7 @@ impl CudaBackend {
 
     /// Whether code is compiled for `sm_90a`.
     fn hopper(&self) -> bool {
-        self.config.tier == Tier::Best && self.device.capability.major == 9
+        self.clusters.is_some()
     }
 
     /// The fastest choice that fits and leaves some bytes, or the smallest where none does.
@@ -174,6 +182,7 @@ impl CudaBackend {
             multiprocessors: self.device.multiprocessors,
             shared_bytes: self.device.shared_bytes,
             hopper: self.hopper(),
+            clusters: self.clusters,
             pdl: self.hopper() && gains_from_pdl(plan, weights) && self.config.pdl == Pdl::On,
             gemm,
             first_uncopied_layer: None,

@@ -78,7 +78,7 @@ impl Bench {
     fn compile(&self) {
         let mut all: Vec<Specialization> = CASES
             .iter()
-            .map(|t| t.specialization(facts(&self.card).clusters))
+            .map(|t| t.specialization(facts(&self.card).clusters.is_some()))
             .collect();
         all.sort_by_key(ToString::to_string);
         all.dedup();
@@ -159,7 +159,7 @@ impl Bench {
         let head = HEAD;
         let head_module = self
             .card
-            .load(&head.specialization(facts(&self.card).clusters));
+            .load(&head.specialization(facts(&self.card).clusters.is_some()));
         let head_grid = self.shape(head).grid(1);
         let head_params = self.params(head, 0, head_grid.blocks.0);
         let run = |module, grid, params: &[u8]| launch(module, grid, params).unwrap();
@@ -242,7 +242,7 @@ pub(crate) fn shapes() {
     for t in CASES {
         let module = bench
             .card
-            .load(&t.specialization(facts(&bench.card).clusters));
+            .load(&t.specialization(facts(&bench.card).clusters.is_some()));
         let shape = bench.shape(t);
         for rows in [1, 2, 4, 8] {
             bench.print(t, rows, "", shape.grid(rows), &module);
@@ -257,7 +257,7 @@ pub(crate) fn blocks() {
     for t in [0, 1, 2, 3, 4, 5, 7, 8, 10, 11, 16, 17].map(|i| CASES[i]) {
         let module = bench
             .card
-            .load(&t.specialization(facts(&bench.card).clusters));
+            .load(&t.specialization(facts(&bench.card).clusters.is_some()));
         let shape = bench.shape(t);
         let granules = shape.m_tiles() / shape.granule();
         let sms = shape.card.multiprocessors;
@@ -278,7 +278,7 @@ pub(crate) fn experts() {
         let module = bench.card.load(&specialization(
             weights,
             "plain",
-            facts(&bench.card).clusters,
+            facts(&bench.card).clusters.is_some(),
         ));
         for rows in [1, 2, 4, 8] {
             for (name, columns, outputs, pair) in

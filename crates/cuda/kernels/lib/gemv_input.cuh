@@ -237,25 +237,28 @@ struct NormedInput {
 };
 
 #if CLUSTER
-// Sends the row that this block prepared, of number `rank`, to the ROWS blocks of its cluster.
-template <typename Weights, int ROWS>
-__device__ __forceinline__ void share_row(const Input& in, u32 rank, u32 padded) {
-  const uint4* row = (const uint4*)(in.values + rank * in.stride);
+// Sends the rows that this block prepared, an equal share of ROWS, to the SIZE blocks of its cluster.
+template <typename Weights, int ROWS, int SIZE>
+__device__ __forceinline__ void share_rows(const Input& in, u32 rank, u32 padded) {
   const u32 pieces = padded * (Weights::QUANTIZED ? 1 : 4) / 16;
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < pieces; i += blockDim.x) {
-    const uint4 piece = row[i];
-#pragma unroll
-    for (u32 peer = 1; peer < ROWS; peer++) cluster_store(cluster_address(row + i, (rank + peer) % ROWS), piece);
-  }
-  if constexpr (Weights::QUANTIZED) {
+  for (u32 own = rank * (ROWS / SIZE); own < (rank + 1) * (ROWS / SIZE); own++) {
+    const uint4* row = (const uint4*)(in.values + own * in.stride);
 #pragma unroll 1
-    for (u32 i = threadIdx.x; i < padded / 32; i += blockDim.x) {
-      const u32 at = i * ROWS + rank;
+    for (u32 i = threadIdx.x; i < pieces; i += blockDim.x) {
+      const uint4 piece = row[i];
 #pragma unroll
-      for (u32 peer = 1; peer < ROWS; peer++) {
-        cluster_store(cluster_address(in.scales + at, (rank + peer) % ROWS), in.scales[at]);
-        if (Weights::HAS_MINS) cluster_store(cluster_address(in.sums + at, (rank + peer) % ROWS), in.sums[at]);
+      for (u32 peer = 1; peer < SIZE; peer++) cluster_store(cluster_address(row + i, (rank + peer) % SIZE), piece);
+    }
+    if constexpr (Weights::QUANTIZED) {
+#pragma unroll 1
+      for (u32 i = threadIdx.x; i < padded / 32; i += blockDim.x) {
+        const u32 at = i * ROWS + own;
+#pragma unroll
+        for (u32 peer = 1; peer < SIZE; peer++) {
+          cluster_store(cluster_address(in.scales + at, (rank + peer) % SIZE), in.scales[at]);
+          if (Weights::HAS_MINS) cluster_store(cluster_address(in.sums + at, (rank + peer) % SIZE), in.sums[at]);
+        }
       }
     }
   }

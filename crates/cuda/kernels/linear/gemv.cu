@@ -6,7 +6,8 @@
 // sums are reduced in shared memory, in order. Every warp streams its stages through a cp.async ring of its own, RING stages
 // deep, begun before the prologue and filled when its input has come, so that the memory is busy from the start and no barrier
 // stops it.
-// With CLUSTER, as many blocks as there are rows are a cluster: each prepares one row and sends it to the others.
+// With CLUSTER, up to so many blocks are a cluster, as many as there are rows at the most: each prepares its share of the rows and
+// sends it to the others.
 // Grid y: rows that do not fit shared memory together, the entry's number of rows at a time.
 // The entries `gemv_routed_*` take the matrix from a route: grid (blocks, rows * top_k). Of the rows that are routed to one expert
 // the first has its blocks multiply for all of them, so that each expert is read once; blocks of the others leave.
@@ -265,8 +266,8 @@ __device__ __forceinline__ void multiply(const Params& p, const Share& share, co
 template <int ROWS>
 __device__ __forceinline__ void gemv(const Params& p) {
   DYNAMIC_SHARED(shared);
-  constexpr bool SHARES = CLUSTER && ROWS > 1;
-  constexpr u32 OWN_ROWS = SHARES ? 1 : ROWS;
+  constexpr u32 SIZE = CLUSTER == 0 ? 1 : ROWS < CLUSTER ? ROWS : CLUSTER, OWN_ROWS = ROWS / SIZE;
+  constexpr bool SHARES = SIZE > 1;
 #if CLUSTER
   const u32 rank = SHARES ? cluster_rank() : 0;
   // Nobody writes into a block that has not begun.
@@ -278,7 +279,8 @@ __device__ __forceinline__ void gemv(const Params& p) {
   Prologue input = p.input;
   // Rows that do not fit shared memory together have blocks of their own.
   const u32 first_row = blockIdx.y * ROWS;
-  const u64 own_row = u64(first_row + rank) * p.columns;
+  const u32 own = rank * OWN_ROWS;
+  const u64 own_row = u64(first_row + own) * p.columns;
   input.x += own_row;
   input.residual += own_row;
   input.sum += own_row;
@@ -306,15 +308,15 @@ __device__ __forceinline__ void gemv(const Params& p) {
   }
   const u32 count = *p.rows.count - min(*p.rows.count, first_row);
   const Layout<ROWS> layout(p, share, shared);
-  const u32 own_count = SHARES ? u32(rank < count) : count;
-  const bool writes_sum = blockIdx.x / (SHARES ? ROWS : 1) == 0;
-  prologue.template prepare<Weights>(layout.column(rank), input, p.columns, p.padded, own_count, writes_sum, fill);
+  const u32 own_count = count - min(count, own);
+  const bool writes_sum = blockIdx.x / SIZE == 0;
+  prologue.template prepare<Weights>(layout.column(own), input, p.columns, p.padded, own_count, writes_sum, fill);
   if (p.pdl & EARLY_INPUT) griddep_wait();
   __syncthreads();
 #if CLUSTER
   if (SHARES) {
     cluster_wait();
-    share_row<Weights, ROWS>(layout.in, rank, p.padded);
+    share_rows<Weights, ROWS, SIZE>(layout.in, rank, p.padded);
     cluster_arrive();
     cluster_wait();
   }

@@ -8,6 +8,7 @@ use carat_model::{
 
 use crate::{
     config::Fusion,
+    device::ClusterCapacity,
     kernel::{HOPPER_MULTIPROCESSORS, TableFormat},
 };
 
@@ -19,6 +20,8 @@ pub(crate) struct Target {
     pub(crate) shared_bytes: usize,
     /// Whether code is compiled for `sm_90a`.
     pub(crate) hopper: bool,
+    /// Blocks of clusters that fit, where code may use them.
+    pub(crate) clusters: Option<ClusterCapacity>,
     /// Whether kernels of small and medium batches are launched with programmatic dependent launch (PDL).
     pub(crate) pdl: bool,
     pub(crate) gemm: GemmImpl,
@@ -43,6 +46,7 @@ impl Target {
             multiprocessors: HOPPER_MULTIPROCESSORS,
             shared_bytes: 227 << 10,
             hopper: true,
+            clusters: Some(ClusterCapacity::assumed(HOPPER_MULTIPROCESSORS)),
             pdl: true,
             gemm: GemmImpl::Native,
             first_uncopied_layer: None,

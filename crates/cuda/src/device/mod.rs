@@ -1,11 +1,13 @@
 //! The card and NVIDIA's libraries: handles, memory, the one launch. Absence is a value, not a panic.
 
+mod clusters;
 pub(crate) mod cublaslt;
 mod driver;
 mod launch;
 pub(crate) mod library;
 mod registered;
 
+pub(crate) use clusters::ClusterCapacity;
 pub(crate) use driver::{
     Address, Buffer, Capability, Device, Event, HostBuffer, MIN_ALLOCATION, Mark, Module,
 };

@@ -137,7 +137,7 @@ impl Lowering<'_> {
         GemvDevice {
             multiprocessors: self.target.multiprocessors,
             shared_bytes: self.target.shared_bytes,
-            clusters: self.target.hopper,
+            clusters: self.target.clusters,
         }
     }
 

@@ -45,6 +45,7 @@ fn cublaslt(rows: usize) -> Target {
 fn portable(rows: usize) -> Target {
     Target {
         hopper: false,
+        clusters: None,
         ..Target::hopper(Fusion::On, rows)
     }
 }

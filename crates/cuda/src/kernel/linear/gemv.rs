@@ -11,7 +11,7 @@ use crate::kernel::{
     Specialization,
 };
 use crate::{
-    device::{Address, Grid},
+    device::{Address, ClusterCapacity, Grid},
     kernel::weights::WeightOperand,
     kernel::{
         fragment::{self, FragmentFormat},
@@ -25,8 +25,11 @@ pub(crate) const MAX_ROWS: usize = 8;
 const RING: usize = 3;
 /// Columns of a normed row that a thread holds: `VALUES` fours.
 const NORM_COLUMNS: usize = 4 * 3;
-/// The most warps of a block.
+/// The most warps of a block, and as many as let two blocks share a multiprocessor.
 const MAX_WARPS: usize = 16;
+const USUAL_WARPS: usize = 10;
+/// The most blocks of a cluster.
+const MAX_CLUSTER: usize = 8;
 /// Parts of a joined matrix.
 pub(crate) const MAX_PARTS: usize = 3;
 
@@ -235,8 +238,8 @@ pub(crate) struct GemvDevice {
     pub(crate) multiprocessors: usize,
     /// The most shared memory a block may have; a multiprocessor has hardly more.
     pub(crate) shared_bytes: usize,
-    /// Whether blocks form clusters, in which each prepares one row for all of them.
-    pub(crate) clusters: bool,
+    /// Clusters of blocks, in which each prepares some of the rows for all of them.
+    pub(crate) clusters: Option<ClusterCapacity>,
 }
 
 impl GemvShape {
@@ -270,19 +273,19 @@ impl GemvShape {
         if matches!(self.weights, GemvWeights::Fragments(_))
             || self.m_tiles() < 8 * HOPPER_MULTIPROCESSORS
         {
-            let min_split = stages.min(8).max(least.min(stages));
-            let max_split = 12.max(least).min(stages);
-            // The least idle warps; of equals, the most warps.
-            let split = (min_split..=max_split)
-                .min_by_key(|&split| (stages.div_ceil(split) * split, usize::MAX - split))
-                .unwrap_or(stages);
-            let teams = (8 / split)
-                .min(
-                    self.m_tiles()
-                        .div_ceil(HOPPER_MULTIPROCESSORS * self.granule()),
-                )
-                .max(least.div_ceil(split));
-            return (split, teams.max(1));
+            // As many teams as a block has M-tiles for, and threads enough for a row.
+            let most = (self.m_tiles()).div_ceil(HOPPER_MULTIPROCESSORS * self.granule());
+            let teams = |split: usize| (8 / split).min(most).max(least.div_ceil(split)).max(1);
+            // The least idle warps; of equals, about as many warps as let two blocks share a multiprocessor.
+            let few = stages.min(4);
+            return (few..=stages.min(least.max(12)))
+                .map(|split| (split, teams(split)))
+                .filter(|&(split, teams)| split * teams <= MAX_WARPS && teams <= most.max(1))
+                .min_by_key(|&(split, teams)| {
+                    let idle = stages.div_ceil(split) * split;
+                    (idle, (split * teams).abs_diff(USUAL_WARPS))
+                })
+                .unwrap_or((stages.min(MAX_WARPS), 1));
         }
         // A reduction over lanes is dear beside a stage of floats: a warp takes several stages before.
         let split = stages.div_ceil(5);
@@ -320,8 +323,8 @@ impl GemvShape {
 
     /// Blocks that prepare rows for each other, for as many rows as an entry has.
     pub(crate) fn cluster(self, rows: usize) -> usize {
-        if self.card.clusters && self.top_k.is_none() {
-            rows
+        if self.card.clusters.is_some() && self.top_k.is_none() {
+            rows.min(MAX_CLUSTER)
         } else {
             1
         }
@@ -339,7 +342,7 @@ impl GemvShape {
     /// The most registers of a thread, for as many rows as an entry has. Mirrors the kernel's `__maxnreg__`.
     fn registers(self, rows: usize) -> usize {
         let packed = matches!(self.weights, GemvWeights::Fragments(_));
-        let few = rows == 1 || packed && (self.card.clusters || self.top_k.is_some());
+        let few = rows == 1 || packed && (self.card.clusters.is_some() || self.top_k.is_some());
         if few { 96 } else { 128 }
     }
 
@@ -351,20 +354,20 @@ impl GemvShape {
         let GemvDevice {
             multiprocessors,
             shared_bytes,
-            ..
+            clusters,
         } = self.card;
         let cluster = self.cluster(rows);
-        // A cluster lies within a graphics processing cluster, of 16 multiprocessors or a few more.
-        let usable = match cluster {
-            1 => multiprocessors,
-            _ => (multiprocessors / 16 * 16).max(cluster),
+        let at_once = |each: usize| match clusters {
+            Some(capacity) if cluster > 1 => capacity.blocks(cluster, each),
+            _ => multiprocessors * each,
         };
+        let usable = at_once(1);
         let granules = self.m_tiles() / self.granule();
         let in_flight = self.warps() * RING * self.weights.stage().1;
         let resident = |blocks: usize| {
             let by_shared = (shared_bytes + 1024) / (self.shared_bytes(rows, blocks) + DECLARED);
             let by_registers = 65536 / (self.registers(rows) * 32 * self.warps());
-            by_shared.min(by_registers.max(1)) * usable
+            at_once(by_shared.min(by_registers.max(1)))
         };
         // Measured on an H200: the more bytes are in flight the more of the bandwidth is drawn, whichever multiprocessor has
         // them; yet one that has more blocks than others is a little late.
@@ -498,7 +501,7 @@ pub(crate) fn specialization(weights: GemvWeights, input: &str, clusters: bool) 
             ("WEIGHTS", weights.name().to_owned()),
             ("RING", RING.to_string()),
             ("INPUT", input.to_owned()),
-            ("CLUSTER", u32::from(clusters).to_string()),
+            ("CLUSTER", (usize::from(clusters) * MAX_CLUSTER).to_string()),
             ("M_TILE_STAGE_BYTES", weights.stage().1.to_string()),
         ],
         params_bytes: GemvParams::BYTES,
@@ -631,7 +634,8 @@ impl GemvShape {
 impl Kernel for Gemv {
     fn specialization(&self) -> Specialization {
         let input = usize::from(!matches!(self.prologue, GemvPrologue::None { .. }));
-        specialization(self.shape.weights, INPUTS[input], self.shape.card.clusters)
+        let clusters = self.shape.card.clusters.is_some();
+        specialization(self.shape.weights, INPUTS[input], clusters)
     }
 
     fn grid(&self, rows: usize) -> Grid {

@@ -137,7 +137,8 @@ pub(crate) fn facts(card: &Card) -> GemvDevice {
     GemvDevice {
         multiprocessors: card.device.multiprocessors,
         shared_bytes: card.device.shared_bytes,
-        clusters: card.device.capability.major == 9,
+        clusters: (card.device.capability.major == 9)
+            .then(|| ClusterCapacity::of(&card.device).unwrap()),
     }
 }
 
@@ -280,7 +281,7 @@ impl Case {
         let module = card.load(&specialization(
             shape.weights,
             INPUTS[self.prologue.min(1) as usize],
-            shape.card.clusters,
+            shape.card.clusters.is_some(),
         ));
         let mut grid = shape.grid(rows);
         if let Some(blocks) = self.blocks {
@@ -395,7 +396,7 @@ fn odd_columns(quant: QuantType) -> usize {
 #[ignore = "needs a card"]
 fn gemv_is_the_product_with_all_that_surrounds_it() {
     let card = Card::open(Tier::Best);
-    card.compile(&specializations(facts(&card).clusters).collect::<Vec<_>>());
+    card.compile(&specializations(facts(&card).clusters.is_some()).collect::<Vec<_>>());
     let mut rows = [1, 2, 3, 5, 8].into_iter().cycle();
     for quant in QUANTS {
         for (prologue, epilogue) in (0..4).flat_map(|p| (0..3).map(move |e| (p, e))) {
@@ -548,7 +549,11 @@ fn gemv_multiplies_with_routed_experts() {
             first: 0,
             rows: rows as u32,
         };
-        let module = card.load(&specialization(weights, "plain", facts(&card).clusters));
+        let module = card.load(&specialization(
+            weights,
+            "plain",
+            facts(&card).clusters.is_some(),
+        ));
         let first = shape(dim, width, true);
         let mut params = first.params(at, plain(&x_at), pairs_at.address());
         params.part_0 = part(&middle_at, width);
