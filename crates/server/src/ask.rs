@@ -154,7 +154,7 @@ fn tool_name(name: &str, path: &str) -> Result<(), ApiError> {
     ))
 }
 
-fn at_most(param: &str, count: usize, most: usize) -> Result<(), ApiError> {
+pub(crate) fn at_most(param: &str, count: usize, most: usize) -> Result<(), ApiError> {
     if count <= most {
         return Ok(());
     }

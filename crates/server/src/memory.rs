@@ -15,14 +15,14 @@ use crate::app::App;
 /// Time between two looks at whether there is anything to do.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Gives back what answers took, whenever the last of them has ended.
+/// Gives back what requests took, whenever the last of them has ended.
 pub(crate) async fn tidy(app: Arc<App>) {
     let mut tidied = 0;
     loop {
         tokio::time::sleep(LOOK).await;
-        let finished = app.metrics.finished_total();
-        if finished != tidied && app.unfinished() == 0 {
-            tidied = finished;
+        let ended = app.metrics.ended_total();
+        if ended != tidied && app.unfinished() == 0 {
+            tidied = ended;
             // Milliseconds, in which no connection should wait.
             let _ = tokio::task::spawn_blocking(give_back).await;
         }

@@ -216,9 +216,15 @@ impl Metrics {
         self.missed.add(miss_name(miss));
     }
 
-    /// Requests that have ended, however.
-    pub(crate) fn finished_total(&self) -> u64 {
-        self.finished.total()
+    /// Requests that have ended, however, and those that were refused.
+    pub(crate) fn ended_total(&self) -> u64 {
+        let counts = self
+            .http
+            .iter()
+            .flat_map(|of_route| STATUSES.iter().zip(of_route));
+        let refused = counts.filter(|(status, _)| **status >= 400);
+        let refused = refused.map(|(_, count)| count.load(Ordering::Relaxed));
+        self.finished.total() + refused.sum::<u64>()
     }
 
     /// Requests by how they ended.

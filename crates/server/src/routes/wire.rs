@@ -5,7 +5,7 @@ use carat_text::{Json, Message, Role, Tool, ToolCall, ToolResponse, chat::deseri
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::error::ApiError;
+use crate::{ask, error::ApiError};
 
 /// One string or several.
 #[derive(Clone, Debug, Deserialize)]
@@ -71,9 +71,10 @@ struct WireFunction {
 
 /// Checks and translates OpenAI's messages.
 pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError> {
-    let mut messages: Vec<Message> = Vec::with_capacity(wire.len().min(crate::ask::MAX_MESSAGES));
+    ask::at_most("messages", wire.len(), ask::MAX_MESSAGES)?;
+    let mut messages: Vec<Message> = Vec::with_capacity(wire.len());
     for (n, message) in wire.into_iter().enumerate() {
-        let path = format!("messages[{n}]");
+        let path = |field: &str| format!("messages[{n}].{field}");
         let role = match message.role.as_str() {
             "system" => Role::System,
             "developer" => Role::Developer,
@@ -83,7 +84,7 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError>
             other => {
                 let shown: String = other.chars().take(40).collect();
                 return Err(ApiError::invalid(
-                    format!("{path}.role"),
+                    path("role"),
                     format!(
                         "`{}` is no role; use system, developer, user, assistant or tool",
                         shown.escape_debug()
@@ -93,11 +94,14 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError>
         };
         if message.images.is_some_and(|images| !images.is_empty()) {
             return Err(ApiError::invalid(
-                format!("{path}.images"),
+                path("images"),
                 "images are not supported here; only text is",
             ));
         }
-        let parts = parts(&message.content, &format!("{path}.content"))?;
+        let parts = match message.content {
+            Value::String(text) => vec![text],
+            other => parts(&other, &path("content"))?,
+        };
         let mut calls: Vec<ToolCall> = message
             .tool_calls
             .unwrap_or_default()
@@ -116,7 +120,7 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError>
         for (c, call) in calls.iter().enumerate() {
             if !call.parsed_arguments().is_object() {
                 return Err(ApiError::invalid(
-                    format!("{path}.tool_calls[{c}].function.arguments"),
+                    path(&format!("tool_calls[{c}].function.arguments")),
                     "arguments must be a JSON object, or the text of one",
                 ));
             }
@@ -124,7 +128,7 @@ pub(super) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError>
         if let Some(id) = &message.tool_call_id
             && role == Role::Tool
         {
-            called(&messages, id, &format!("{path}.tool_call_id"))?;
+            called(&messages, id, &path("tool_call_id"))?;
         }
         // Clients that know several names send the same text under each, or nothing under all but one.
         let thoughts = [

@@ -9,7 +9,7 @@ use super::{
 
 /// A request that is wrong, as it goes over the wire.
 pub(super) struct Broken {
-    kind: &'static str,
+    pub(super) kind: &'static str,
     pub(super) bytes: Vec<u8>,
     /// The client ends its half of the connection after it.
     pub(super) breaks_off: bool,

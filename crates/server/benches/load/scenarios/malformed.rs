@@ -25,6 +25,8 @@ const CLIENTS: usize = 4;
 const USUAL_SHARE: f64 = 0.1;
 /// Longer than any limit of the server that such a request runs into.
 const HUNG: Duration = Duration::from_mins(1);
+/// After which an idle server has tidied up.
+const REST: Duration = Duration::from_secs(3);
 const REFUSED_MILLIS: f64 = 5.0;
 const GROWTH_MIB: f64 = 10.0;
 
@@ -33,7 +35,7 @@ const GROWTH_MIB: f64 = 10.0;
 struct Tally {
     statuses: BTreeMap<u16, usize>,
     closed: usize,
-    refused: Times,
+    refused: BTreeMap<&'static str, Times>,
     wrong: Vec<String>,
 }
 
@@ -52,6 +54,7 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
     let address = server.address;
     // Caches and the allocator's pools fill up first.
     client(address, 1000, (each / 5).max(20)).await?;
+    tokio::time::sleep(REST).await;
     let before = server.resident_kib();
     let clients: Vec<_> = (0..CLIENTS)
         .map(|n| tokio::spawn(client(address, n as u64, each)))
@@ -63,9 +66,12 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
             *tally.statuses.entry(status).or_default() += count;
         }
         tally.closed += one.closed;
-        tally.refused.append(one.refused);
+        for (kind, times) in one.refused {
+            tally.refused.entry(kind).or_default().append(times);
+        }
         tally.wrong.extend(one.wrong);
     }
+    tokio::time::sleep(REST).await;
     let grown = server
         .resident_kib()
         .zip(before)
@@ -73,7 +79,12 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
     report.figure("requests", each * CLIENTS);
     report.figure("statuses", format_args!("{:?}", tally.statuses));
     report.figure("hung up on without one", tally.closed);
-    report.figure("refused after", &tally.refused);
+    let mut refused = Times::default();
+    for (kind, times) in tally.refused {
+        report.figure(format_args!("refused after, {kind}"), &times);
+        refused.append(times);
+    }
+    report.figure("refused after", &refused);
     let count = tally.wrong.len();
     report.must(count == 0, format_args!("{count} wrong answers"));
     for wrong in tally.wrong.iter().take(10) {
@@ -90,7 +101,7 @@ pub(super) async fn run(options: &Options, report: &mut Report) -> Result<(), Fa
     report.must(idle.is_some(), "nothing of them runs on");
     report.at_most(
         "p99 of refusals",
-        tally.refused.percentile(0.99),
+        refused.percentile(0.99),
         REFUSED_MILLIS,
         "ms",
     );
@@ -106,7 +117,10 @@ async fn client(address: SocketAddr, seed: u64, count: usize) -> Result<Tally, F
     let mut tally = Tally::default();
     let mut kept: Option<Connection> = None;
     for _ in 0..count {
-        let broken = broken(&mut random);
+        // Elsewhere: the largest take longer to make than to refuse, and the clients would seem to wait.
+        let made = tokio::task::spawn_blocking(move || (broken(&mut random), random));
+        let broken;
+        (broken, random) = made.await?;
         let connection = match kept.take() {
             // One that is to break off has a connection of its own.
             Some(connection) if !broken.breaks_off => connection,
@@ -128,7 +142,8 @@ async fn client(address: SocketAddr, seed: u64, count: usize) -> Result<Tally, F
                     tally.wrong.push(format!("{status}: {}", broken.shown()));
                 }
                 if status >= 400 {
-                    tally.refused.add(sent.elapsed());
+                    let times = tally.refused.entry(broken.kind).or_default();
+                    times.add(sent.elapsed());
                 }
                 kept = connection;
             }

@@ -190,7 +190,8 @@ fn max_tokens(most: Option<i64>) -> Result<Option<usize>, ApiError> {
 }
 
 fn messages(system: &Value, wire: &[WireMessage]) -> Result<Vec<Message>, ApiError> {
-    let mut messages = Vec::with_capacity(wire.len().min(ask::MAX_MESSAGES) + 1);
+    ask::at_most("messages", wire.len(), ask::MAX_MESSAGES)?;
+    let mut messages = Vec::with_capacity(wire.len() + 1);
     let system = wire::content(system, "system")?;
     if !system.is_empty() {
         messages.push(Message::system(system));
