@@ -14,7 +14,7 @@ use carat_model::{
 use crate::{config::Limits, core::StepCosts};
 
 /// Rows of the batches that are timed, what matters most first.
-const ROWS: [usize; 9] = [1, 8, 4, 2, 16, 32, 3, 6, 64];
+const ROWS: [usize; 11] = [1, 8, 4, 2, 16, 32, 3, 6, 5, 7, 64];
 /// Of these, those that are timed however long they take: without them there is nothing to go by.
 const LEAST: usize = 2;
 /// Each is run so often at the most; the shortest time counts.

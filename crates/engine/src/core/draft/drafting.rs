@@ -10,7 +10,7 @@ use super::{
 };
 
 /// Decay per round of an estimate of one request.
-const OWN_DECAY: f32 = 0.9;
+const OWN_DECAY: f32 = 0.95;
 
 /// Record of the drafts of one source.
 #[derive(Clone, Copy)]
