@@ -1,6 +1,6 @@
 //! An executor whose tokens follow a script: what drafts gain on models of random weights, whose own text nobody could draft.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use carat_model::{
     TokenId,
@@ -25,8 +25,8 @@ pub(super) enum Script {
 pub(super) struct Scripted {
     inner: Box<dyn Executor>,
     script: Script,
-    /// The sampled rows of the batch in flight.
-    sampled: Vec<Sampled>,
+    /// The sampled rows of the batches in flight.
+    in_flight: VecDeque<Vec<Sampled>>,
     drawn: u64,
 }
 
@@ -42,7 +42,7 @@ impl Scripted {
         Scripted {
             inner,
             script,
-            sampled: Vec::new(),
+            in_flight: VecDeque::new(),
             drawn: 0,
         }
     }
@@ -75,16 +75,17 @@ impl Scripted {
 impl Executor for Scripted {
     fn submit(&mut self, batch: &Batch<'_>) -> Result<Ticket, BackendError> {
         let ticket = self.inner.submit(batch)?;
-        self.sampled.clear();
+        let mut sampled = Vec::new();
         for run in batch.runs {
             for row in run.rows.end - run.sampled..run.rows.end {
                 let behind = batch.feeds.get(row + 1).filter(|_| row + 1 < run.rows.end);
-                self.sampled.push(Sampled {
+                sampled.push(Sampled {
                     position: run.position + row - run.rows.start,
                     drafted: behind.and_then(Feed::token),
                 });
             }
         }
+        self.in_flight.push_back(sampled);
         Ok(ticket)
     }
 
@@ -97,9 +98,10 @@ impl Executor for Scripted {
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut Outputs) -> Result<(), BackendError> {
+        let sampled = self.in_flight.pop_front().unwrap_or_default();
         self.inner.collect(ticket, out)?;
-        for n in 0..self.sampled.len().min(out.rows.len()) {
-            out.rows[n].token = self.token(self.sampled[n], out.rows[n].token);
+        for (row, of) in out.rows.iter_mut().zip(sampled) {
+            row.token = self.token(of, row.token);
         }
         Ok(())
     }
