@@ -267,11 +267,10 @@ template <int ROWS>
 __device__ __forceinline__ void gemv(const Params& p) {
   DYNAMIC_SHARED(shared);
   constexpr u32 SIZE = CLUSTER == 0 ? 1 : ROWS < CLUSTER ? ROWS : CLUSTER, OWN_ROWS = ROWS / SIZE;
-  constexpr bool SHARES = SIZE > 1;
 #if CLUSTER
-  const u32 rank = SHARES ? cluster_rank() : 0;
+  const u32 rank = SIZE > 1 ? cluster_rank() : 0;
   // Nobody writes into a block that has not begun.
-  if (SHARES) cluster_arrive();
+  if (SIZE > 1) cluster_arrive();
 #else
   const u32 rank = 0;
 #endif
@@ -314,7 +313,7 @@ __device__ __forceinline__ void gemv(const Params& p) {
   if (p.pdl & EARLY_INPUT) griddep_wait();
   __syncthreads();
 #if CLUSTER
-  if (SHARES) {
+  if (SIZE > 1) {
     cluster_wait();
     share_rows<Weights, ROWS, SIZE>(layout.in, rank, p.padded);
     cluster_arrive();

@@ -274,7 +274,9 @@ impl GemvShape {
             || self.m_tiles() < 8 * HOPPER_MULTIPROCESSORS
         {
             // As many teams as a block has M-tiles for, and threads enough for a row.
-            let most = (self.m_tiles()).div_ceil(HOPPER_MULTIPROCESSORS * self.granule());
+            let most = self
+                .m_tiles()
+                .div_ceil(HOPPER_MULTIPROCESSORS * self.granule());
             let teams = |split: usize| (8 / split).min(most).max(least.div_ceil(split)).max(1);
             // The least idle warps; of equals, about as many warps as let two blocks share a multiprocessor.
             let few = stages.min(4);
