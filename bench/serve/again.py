@@ -9,12 +9,13 @@ Stories that are told once follow, where nothing is to be gained.
 
 import argparse
 import json
-import socket
 import statistics
 import subprocess
 import sys
 import time
 import urllib.request
+
+from ports import free_port
 
 STORIES = [
     "Tell me a story about a fox.",
@@ -27,12 +28,6 @@ OTHERS = ["Spell the word garden backwards.", "Explain what a river is."]
 
 def user(text):
     return {"role": "user", "content": text}
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class Server:

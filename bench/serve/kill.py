@@ -11,21 +11,16 @@ import http.client
 import json
 import pathlib
 import random
-import socket
 import subprocess
 import sys
 import threading
 import time
 
+from ports import free_port
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLIENTS = 4
 PATIENCE = 30.0
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def ask(port, method, path, body=None, timeout=PATIENCE):

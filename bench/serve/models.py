@@ -14,22 +14,17 @@ import http.client
 import json
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import threading
 import time
 
+from ports import free_port
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "GB": 10**9, "MB": 10**6}
 IDLE = 5
 PATIENCE = 600.0
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def ask(port, method, path, body=None):

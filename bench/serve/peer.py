@@ -17,23 +17,18 @@ import json
 import os
 import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import time
+
+from ports import free_port
 
 WORDS = "the fox and the river went over a hill to see what was there before night came".split()
 
 
 def prompt(seed, words):
     return " ".join(WORDS[(seed * 7 + n * (seed + 3)) % len(WORDS)] for n in range(words))
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Server:

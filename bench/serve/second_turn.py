@@ -20,12 +20,13 @@ import http.client
 import json
 import pathlib
 import random
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+
+from ports import free_port
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PATIENCE = 600.0
@@ -33,12 +34,6 @@ PATIENCE = 600.0
 ANSWER = 8
 PAGE = 32
 WORDS = "the fox and a river went over green hills to see what was there before night came so they sat down near old trees".split()
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def words(pick, count):
