@@ -2,27 +2,54 @@
 #pragma once
 #include "lib/sample.cuh"
 
+// Indices in a list that grows by one for each lane that has something; of the others they mean nothing. Whole warps call it.
+__device__ __forceinline__ u32 next_index(u32& count, bool has) {
+  const u32 lanes = __ballot_sync(ALL_LANES, has), lane = threadIdx.x % WARP;
+  u32 first = 0;
+  if (lanes && lane == 0) first = atomicAdd(&count, u32(__popc(lanes)));
+  return __shfl_sync(ALL_LANES, first, 0) + __popc(lanes & ((1u << lane) - 1));
+}
+
 // Candidates in no order.
 struct List {
   u32 count;  // may be more than there is room for
   u64 keys[MAX_CANDIDATES];
 
-  __device__ __forceinline__ void add(u64 key) {
-    const u32 at = atomicAdd(&count, 1u);
-    if (at < MAX_CANDIDATES) keys[at] = key;
+  // Adds what a lane has, if it has something. Whole warps call it.
+  __device__ __forceinline__ void add(u64 key, bool has) {
+    const u32 at = next_index(count, has);
+    if (has && at < MAX_CANDIDATES) keys[at] = key;
   }
 };
 
-// Calls `each(key, token)` for the logits of the chosen chunks, one warp per chunk.
-template <typename Keys, typename Each>
-__device__ __forceinline__ void for_logits(const Keys& row, const u16* chosen, u32 count, Each each) {
-  for (u32 c = threadIdx.x / WARP; c < count; c += PICK_THREADS / WARP) {
-    const u32 start = chosen[c] * CHUNK + threadIdx.x % WARP;
-    u32 keys[PER_LANE];
+// Chunks of logits that a warp reads at once: one block waits for memory more than for anything else.
+constexpr u32 CHUNKS_AT_ONCE = 4;
+
+// Calls `each(key, token, has)` for the wanted logits of some chunks, `chunk_of(0)` and so on up to `count`, one warp per chunk: whole
+// warps at a time, of whose lanes some may have none. Few are wanted, so that these are read again.
+template <typename Keys, typename ChunkOf, typename Wanted, typename Each>
+__device__ __forceinline__ void for_logits(const Keys& row, u32 count, ChunkOf chunk_of, Wanted wanted, Each each) {
+  constexpr u32 WARPS = PICK_THREADS / WARP;
+  const u32 lane = threadIdx.x % WARP;
+  for (u32 c = threadIdx.x / WARP; c < count; c += CHUNKS_AT_ONCE * WARPS) {
+    u32 keys[CHUNKS_AT_ONCE][PER_LANE], starts[CHUNKS_AT_ONCE];
 #pragma unroll
-    for (u32 i = 0; i < PER_LANE; i++) keys[i] = row.key(start + i * WARP);
+    for (u32 j = 0; j < CHUNKS_AT_ONCE; j++) {
+      const u32 at = c + j * WARPS;
+      starts[j] = (at < count ? chunk_of(at) * CHUNK : MAX_VOCAB) + lane;
 #pragma unroll
-    for (u32 i = 0; i < PER_LANE; i++) each(keys[i], start + i * WARP);
+      for (u32 i = 0; i < PER_LANE; i++) keys[j][i] = row.key(starts[j] + i * WARP);
+    }
+    u32 found = 0;
+#pragma unroll
+    for (u32 j = 0; j < CHUNKS_AT_ONCE; j++) {
+#pragma unroll
+      for (u32 i = 0; i < PER_LANE; i++) found |= u32(keys[j][i] && wanted(keys[j][i], starts[j] + i * WARP)) << (j * PER_LANE + i);
+    }
+    for (; __any_sync(ALL_LANES, found); found &= found - 1) {
+      const u32 number = found ? __ffs(found) - 1 : 0, token = chunk_of(c + number / PER_LANE * WARPS) * CHUNK + lane + number % PER_LANE * WARP;
+      each(found ? row.key(token) : 0, token, found != 0);
+    }
   }
 }
 
@@ -120,9 +147,10 @@ __device__ __forceinline__ const u64* best_first(const Keys& row, u32 k, u32 low
   for (u32 i = 0; i < CHUNKS_PER_THREAD; i++)
     if (best.mine[i] >= threshold) chosen[atomicAdd(&chosen_count, 1u)] = (u16)(thread + i * PICK_THREADS);
   __syncthreads();
-  for_logits(row, chosen, chosen_count, [&](u32 key, u32 token) {
-    if (key >= threshold) list.add(scored(key, token));
-  });
+  const auto chunk_of = [&](u32 i) { return u32(chosen[i]); };
+  const auto reaches = [&](u32 key, u32) { return key >= threshold; };
+  const auto add = [&](u32 key, u32 token, bool has) { list.add(scored(key, token), has); };
+  for_logits(row, chosen_count, chunk_of, reaches, add);
   __syncthreads();
   count = list.count;
   if (count > MAX_CANDIDATES) {
@@ -134,8 +162,8 @@ __device__ __forceinline__ const u64* best_first(const Keys& row, u32 k, u32 low
       if (thread == 0) *sum = 0;
       __syncthreads();
       u32 reached = 0;
-      for_logits(row, chosen, chosen_count, [&](u32 key, u32 token) {
-        reached += key >= threshold && scored(key, token) >= (last | bit);
+      for_logits(row, chosen_count, chunk_of, reaches, [&](u32 key, u32 token, bool has) {
+        reached += has && scored(key, token) >= (last | bit);
       });
       reached = __reduce_add_sync(ALL_LANES, reached);
       if (lane == 0) atomicAdd(sum, reached);
@@ -144,9 +172,8 @@ __device__ __forceinline__ const u64* best_first(const Keys& row, u32 k, u32 low
     }
     if (thread == 0) list.count = 0;
     __syncthreads();
-    for_logits(row, chosen, chosen_count, [&](u32 key, u32 token) {
-      if (key >= threshold && scored(key, token) >= last) list.add(scored(key, token));
-    });
+    const auto is_best = [&](u32 key, u32 token) { return key >= threshold && scored(key, token) >= last; };
+    for_logits(row, chosen_count, chunk_of, is_best, add);
     __syncthreads();
     count = list.count;
   }

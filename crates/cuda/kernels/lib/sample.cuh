@@ -14,7 +14,7 @@ constexpr u32 MAX_VOCAB = 262144;
 constexpr u32 MAX_CHUNKS = MAX_VOCAB / CHUNK;
 constexpr u32 CHUNKS_PER_THREAD = MAX_CHUNKS / PICK_THREADS;
 constexpr u32 MAX_TOP_K = 1024;  // above it the whole vocabulary is truncated
-constexpr u32 BUCKETS = PICK_THREADS;  // of the histogram that truncates the whole vocabulary, one per thread
+constexpr u32 BUCKETS = 4 * PICK_THREADS;  // of the histogram that truncates the whole vocabulary
 constexpr u32 MAX_LOGPROBS = 20;
 constexpr u32 NONE = 0xffffffffu;
 constexpr u32 MAX_CANDIDATES = 2048;
@@ -79,6 +79,7 @@ struct Params {
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/sample.rs differs");
 
 constexpr u32 ORDERED_MINUS_INFINITY = 0x007fffffu;
+constexpr float FLOAT_MAX = 3.4028235e38f;
 
 __device__ __forceinline__ float unordered(u32 key) {
   return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
@@ -193,13 +194,24 @@ __device__ __forceinline__ float gumbel(const Setting& setting, u32 token) {
   return float(-log(-log((bits + 0.5) / 16777216.0)));
 }
 
-// The same to within QUICK_ERROR, in single precision, which is far less work.
+// The 24 random bits that a token's noise is made of.
+__device__ __forceinline__ u32 noise_bits(const Setting& setting, u32 token) {
+  return u32(random_bits(setting.seed, setting.position, token) >> 40);
+}
+
+// The noise to within QUICK_ERROR, in single precision, which is far less work.
 constexpr float QUICK_ERROR = 1e-4f;
-__device__ __forceinline__ float quick_gumbel(const Setting& setting, u32 token) {
-  const u32 bits = u32(random_bits(setting.seed, setting.position, token) >> 40);
+__device__ __forceinline__ float quick_gumbel(u32 bits) {
   // Near one, its distance from one is what the logarithm is accurate for.
   const float u = (float(bits) + 0.5f) * 0x1p-24f, rest = (float(0xffffffu - bits) + 0.5f) * 0x1p-24f;
   return -logf(bits >> 23 ? -log1pf(-rest) : -logf(u));
+}
+
+// More than the noise, by counting: -ln(-ln(u)) is less than -ln(1 - u), and that is at most ln 2 for each of 1 - u's leading zeros and
+// one more.
+__device__ __forceinline__ float gumbel_bound(u32 bits) {
+  constexpr float LN_2 = 0.69314724f;  // rounded up
+  return LN_2 * float(__clz(0xffffffu - bits) - 7);
 }
 
 // A logit's weight before it is normalised: that of the reference, rounded from double precision for the same reason.

@@ -45,6 +45,8 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS) sample_scan(const Par
 
 // More than the difference of two draws of noise, which are between -2.9 and 17.4.
 constexpr float NOISE_REACH = 21;
+// More than what a bound of a score may be off by, where scores count.
+constexpr float BOUND_ERROR = 1e-3f;
 
 // Tokens of a block's share that may be drawn.
 struct Share {
@@ -53,22 +55,37 @@ struct Share {
   float floor;
   u64 cut;
 
-  // Calls `each(logit, token)` for those of this thread.
+  __device__ __forceinline__ bool has(u32 key, u32 token) const {
+    return key > ORDERED_MINUS_INFINITY && scored(key, token) >= cut;
+  }
+
+  // Its first chunk, and how many there are: none behind the vocabulary.
+  __device__ __forceinline__ u32 size() const { return (row.chunks + gridDim.x - 1) / gridDim.x; }
+  __device__ __forceinline__ u32 first() const { return min(blockIdx.x * size(), row.chunks); }
+  __device__ __forceinline__ u32 count() const { return min(size(), row.chunks - first()); }
+
+  // Calls `each(key, token)` for those that are wanted.
+  template <typename Wanted, typename Each>
+  __device__ __forceinline__ void for_tokens(Wanted wanted, Each each) const {
+    for_logits(
+        row, count(), [&](u32 i) { return first() + i; },
+        [&](u32 key, u32 token) { return has(key, token) && wanted(key, token); },
+        [&](u32 key, u32 token, bool has) {
+          if (has) each(key, token);
+        });
+  }
+
+  // Calls `each(logit, bits)` for a token, unless it is below the floor.
   template <typename Each>
-  __device__ __forceinline__ void for_tokens(Each each) const {
-    const u32 share = (row.p.vocab + gridDim.x - 1) / gridDim.x, first = blockIdx.x * share;
-    for (u32 token = first + threadIdx.x; token < min(first + share, row.p.vocab); token += blockDim.x) {
-      if (row.maxima[token / CHUNK] < u32(cut >> 32)) continue;
-      const u32 key = row.key(token);
-      if (key <= ORDERED_MINUS_INFINITY || scored(key, token) < cut) continue;
-      const float logit = tempered(key, largest, row.setting.temperature);
-      if (logit >= floor) each(logit, token);
-    }
+  __device__ __forceinline__ void with_logit(u32 key, u32 bits, Each each) const {
+    const float logit = tempered(key, largest, row.setting.temperature);
+    if (logit >= floor) each(logit, bits);
   }
 };
 
 // A draw from the vocabulary, or from what sample_truncate left of it: each share among its tokens, the last share among those. Noise is
-// exact only for tokens that come near the best of the share by quick noise; of thousands that is one or two.
+// exact only for tokens that come near the best of the share by quick noise; of thousands that is one or two. And even quick noise is
+// computed only where its bound reaches the best of one token per thread: of the others one in a thousand.
 __device__ __forceinline__ void draw_from_all(const Row& row) {
   const Setting& s = row.setting;
   const u32 largest = row.largest();
@@ -76,13 +93,26 @@ __device__ __forceinline__ void draw_from_all(const Row& row) {
   const float floor = unordered(largest) < INF ? fmaxf(s.floor, -NOISE_REACH) : s.floor;
   const Share share{row, largest, floor, s.truncates_all() ? row.p.cuts[row.number] : 0};
   float reach = -INF;
-  share.for_tokens([&](float logit, u32 token) { reach = fmaxf(reach, logit + quick_gumbel(s, token)); });
+  const auto draw = [&](float logit, u32 bits) { reach = fmaxf(reach, logit + quick_gumbel(bits)); };
+  const u32 warp = threadIdx.x / WARP, first = (share.first() + warp) * CHUNK + threadIdx.x % WARP;
+  const u32 first_key = warp < share.count() ? row.key(first) : 0;
+  if (share.has(first_key, first)) share.with_logit(first_key, noise_bits(s, first), draw);
+  // Of logits that are multiplied by the inverse of the temperature, not divided by it: nearly the same.
+  const float inverse = fminf(1 / s.temperature, FLOAT_MAX), seen = unordered(u32(block_best(ordered(reach)))) - BOUND_ERROR;
+  share.for_tokens(
+      [&](u32 key, u32 token) {
+        return !((unordered(key) - unordered(largest)) * inverse + gumbel_bound(noise_bits(s, token)) < seen);
+      },
+      [&](u32 key, u32 token) { share.with_logit(key, noise_bits(s, token), draw); });
   const float near = unordered(u32(block_best(ordered(reach)))) - 3 * QUICK_ERROR;
   u64 best = 0;
-  if (reach >= near)
-    share.for_tokens([&](float logit, u32 token) {
-      if (logit + quick_gumbel(s, token) >= near) best = larger(best, scored(ordered(add(logit, gumbel(s, token))), token));
-    });
+  if (__any_sync(ALL_LANES, reach >= near))
+    share.for_tokens([&](u32, u32) { return reach >= near; },
+                     [&](u32 key, u32 token) {
+                       share.with_logit(key, noise_bits(s, token), [&](float logit, u32 bits) {
+                         if (logit + quick_gumbel(bits) >= near) best = larger(best, scored(ordered(add(logit, gumbel(s, token))), token));
+                       });
+                     });
   best = block_best(best);
   u64* bests = row.p.best + u64(row.number) * gridDim.x;
   if (threadIdx.x == 0) bests[blockIdx.x] = best;

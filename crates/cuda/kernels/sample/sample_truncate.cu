@@ -2,25 +2,25 @@
 // draw itself is sample_pick's (sample.cu).
 //
 // Grid: (shares, rows), between sample_scan and sample_pick. Each share adds the weights of its tokens, exp of the tempered
-// logit, to a histogram over those logits: 32 buckets per unit, so that a bucket holds few tokens of a model. The last share to
+// logit, to a histogram over those logits: 128 buckets per unit, so that a bucket holds few tokens of a model. The last share to
 // arrive finds the bucket in which the sum is reached, gathers its tokens, sorts them and finds the last one that is kept.
 // A bucket with more tokens than there is room for, as high temperatures make them, is split into 1024 first; where even that
-// leaves too many, tokens are ties, and the score is found bit by bit. A bucket is a range of keys, found by bisection: one block
-// goes over a row several times, and to compare a key takes a tenth of what it takes to divide by the temperature.
-// Bytes per row: 4 * vocab in; 12 KiB of histogram; then the chunks whose largest logit reaches the bucket.
+// leaves too many, tokens are ties, and the score is found bit by bit. A bucket is a range of keys, found by bisection.
+// Bytes per row: 4 * vocab in; 48 KiB of histogram; then the chunks whose largest logit reaches the bucket.
 //
-// Weights are integers, multiples of 2^-39 of the largest: sums then depend on no order, and are off by less than a millionth.
-// The reference adds 32-bit floats one after another, which loses more than that over a vocabulary.
+// The weights of a bucket are all but the same. So a token adds what its weight is of the bucket's largest, a multiple of 2^-20, and sums
+// depend on no order; they are off by a millionth at most. The reference adds 32-bit floats one after another, which loses more than
+// that over a vocabulary. Sums of buckets are multiples of 2^-39 of the largest weight.
 #include "lib/best.cuh"
 #include "lib/sample.cuh"
 
-constexpr float BUCKETS_PER_UNIT = 32;
-constexpr float SPLIT = BUCKETS;             // parts of a bucket
-constexpr float WEIGHT_OF_LARGEST = 549755813888.0f;  // 2^39
-constexpr float LOWEST_WITH_WEIGHT = -28;    // what is below it weighs less than one
-constexpr u32 LOW_BITS = 20;                 // of a weight, so that both halves are added up in 32 bits
-constexpr u32 ROUND = 4096;                  // tokens that a block adds up in 32 bits
-static_assert(u64(ROUND) << LOW_BITS <= 1ull << 32, "a round's low halves fit");
+constexpr float BUCKETS_PER_UNIT = 128;
+constexpr u32 OWN_BUCKETS = BUCKETS / PICK_THREADS;  // of a thread
+constexpr u32 PARTS = PICK_THREADS;                  // of a bucket
+constexpr float WHOLE = 1048575;                     // the largest weight of a bucket
+constexpr double LARGEST_BUCKET = 524288;            // what WHOLE counts for in the first bucket, 2^39, of its units
+constexpr u32 ROUND = 4096;                          // tokens that a block adds up in 32 bits
+static_assert(u64(ROUND) * u64(WHOLE) < 1ull << 32, "a round's weights fit");
 
 // The sum over this thread and those before it, for each thread of a block.
 __device__ __forceinline__ u64 block_prefix_sum(u64 x) {
@@ -36,14 +36,22 @@ __device__ __forceinline__ u64 block_prefix_sum(u64 x) {
   return x;
 }
 
+__device__ __forceinline__ u64 warp_sum_of_integers(u64 x) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) {
+    const u32 low = __shfl_xor_sync(ALL_LANES, u32(x), mask), high = __shfl_xor_sync(ALL_LANES, u32(x >> 32), mask);
+    x += u64(high) << 32 | low;
+  }
+  return x;
+}
+
 __device__ __forceinline__ u64 block_sum_of_integers(u64 x) {
-  __shared__ u64 sum;
+  __shared__ u64 of_warp[PICK_THREADS / WARP];
+  x = warp_sum_of_integers(x);
   __syncthreads();  // an earlier one may still be read
-  if (threadIdx.x == 0) sum = 0;
+  if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = x;
   __syncthreads();
-  if (x) atomicAdd(&sum, x);
-  __syncthreads();
-  return sum;
+  return warp_sum_of_integers(of_warp[threadIdx.x % WARP]);
 }
 
 // The first thread whose sum of values, added to those of the threads before it, reaches `needed`; and the sum before it.
@@ -93,19 +101,31 @@ struct Scores {
   const Row& row;
   u32 largest;
 
-  __device__ __forceinline__ float logit(u32 key) const { return tempered(key, largest, row.setting.temperature); }
+  float per_logit;  // buckets
 
-  __device__ __forceinline__ float depth(u32 key) const { return -logit(key) * BUCKETS_PER_UNIT; }
+  __device__ __forceinline__ Scores(const Row& row)
+      : row(row), largest(row.largest()), per_logit(fminf(BUCKETS_PER_UNIT / row.setting.temperature, FLOAT_MAX)) {}
+
+  __device__ __forceinline__ float depth(u32 key) const { return mul(sub(unordered(largest), unordered(key)), per_logit); }
 
   __device__ __forceinline__ u32 bucket(u32 key) const { return u32(fminf(depth(key), BUCKETS - 1)); }
 
-  __device__ __forceinline__ u32 part(u32 key) const {
-    return u32(fminf((depth(key) - float(bucket(key))) * SPLIT, BUCKETS - 1));
+  // Where a key lies in its bucket, from 0 on.
+  __device__ __forceinline__ float rest(u32 key) const { return sub(depth(key), float(bucket(key))); }
+
+  __device__ __forceinline__ u32 part(u32 key) const { return u32(fminf(rest(key) * PARTS, PARTS - 1)); }
+
+  // Of WHOLE. What the last bucket holds weighs nothing and is never drawn.
+  __device__ __forceinline__ u32 weight_in_bucket(u32 key) const {
+    const float y = rest(key) / BUCKETS_PER_UNIT;
+    // exp(-y) of less than a hundredth.
+    const float weight = fmaf(y, fmaf(y, fmaf(y, -1.0f / 6, 0.5f), -1.0f), 1.0f);
+    return bucket(key) < BUCKETS - 1 ? u32(weight * WHOLE) : 0;
   }
 
-  __device__ __forceinline__ u64 weight_of(u32 key) const {
-    const float x = logit(key);
-    return x > LOWEST_WITH_WEIGHT ? u64(mul(weight(x), WEIGHT_OF_LARGEST)) : 0;
+  // The weight of a bucket, or of some of its tokens, from what they weigh in it.
+  __device__ __forceinline__ u64 weight_of(u32 bucket, u64 in_bucket) const {
+    return u64(double(in_bucket) * (LARGEST_BUCKET * exp(-double(bucket) / BUCKETS_PER_UNIT)));
   }
 };
 
@@ -113,29 +133,42 @@ struct Scores {
 struct Bucket {
   const Scores& scores;
   Range range;
+  u32 number;
   u16* chosen;
   u32& chosen_count;
   List& list;
   u64* histogram;
 
   // Turns to another, with the chunks its tokens lie in.
-  __device__ __forceinline__ void choose(u32 number) {
+  __device__ __forceinline__ void choose(u32 bucket) {
+    number = bucket;
     const Range all{ORDERED_MINUS_INFINITY + 1, scores.largest};
     range = all.where(number, [&](u32 key) { return scores.bucket(key); });
     __syncthreads();
     if (threadIdx.x == 0) chosen_count = 0;
     __syncthreads();
     const Row& row = scores.row;
-    for (u32 chunk = threadIdx.x; chunk < row.chunks; chunk += PICK_THREADS) {
-      if (row.maxima[chunk] >= range.first) chosen[atomicAdd(&chosen_count, 1u)] = u16(chunk);
+    for (u32 first = 0; first < row.chunks; first += PICK_THREADS) {
+      const u32 chunk = first + threadIdx.x;
+      const bool reaches = chunk < row.chunks && row.maxima[chunk] >= range.first;
+      const u32 at = next_index(chosen_count, reaches);
+      if (reaches) chosen[at] = u16(chunk);
     }
     __syncthreads();
   }
 
+  // Calls `each(score, has)` for its tokens, whole warps at a time, of whose lanes some may have none.
+  template <typename Each>
+  __device__ __forceinline__ void for_warps(Each each) const {
+    for_logits(
+        scores.row, chosen_count, [&](u32 i) { return u32(chosen[i]); }, [&](u32 key, u32) { return range.has(key); },
+        [&](u32 key, u32 token, bool has) { each(scored(key, token), has); });
+  }
+
   template <typename Each>
   __device__ __forceinline__ void for_tokens(Each each) const {
-    for_logits(scores.row, chosen, chosen_count, [&](u32 key, u32 token) {
-      if (range.has(key)) each(scored(key, token));
+    for_warps([&](u64 score, bool has) {
+      if (has) each(score);
     });
   }
 
@@ -143,7 +176,7 @@ struct Bucket {
     __syncthreads();
     if (threadIdx.x == 0) list.count = 0;
     __syncthreads();
-    for_tokens([&](u64 score) { list.add(score); });
+    for_warps([&](u64 score, bool has) { list.add(score, has); });
     __syncthreads();
   }
 
@@ -154,7 +187,7 @@ struct Bucket {
     if (list.count > MAX_CANDIDATES) {
       histogram[threadIdx.x] = 0;
       __syncthreads();
-      for_tokens([&](u64 score) { atomicAdd(&histogram[scores.part(u32(score >> 32))], u64(value(score))); });
+      for_tokens([&](u64 score) { atomicAdd(&histogram[scores.part(u32(score >> 32))], value(score)); });
       __syncthreads();
       const Crossing crossing(histogram[threadIdx.x], needed);
       range = range.where(crossing.at, [&](u32 key) { return scores.part(key); });
@@ -185,64 +218,112 @@ struct Bucket {
   }
 };
 
+// The first bucket with which values add up to `needed`, and the sum before it. Each thread has those of its own buckets.
+struct BucketCrossing {
+  u32 bucket;
+  u64 before;
+  bool is_reached;
+
+  __device__ __forceinline__ BucketCrossing(const u64 (&values)[OWN_BUCKETS], u64 needed) {
+    __shared__ u32 found;
+    __shared__ u64 sum_before;
+    u64 own = 0;
+#pragma unroll
+    for (u32 i = 0; i < OWN_BUCKETS; i++) own += values[i];
+    const Crossing crossing(own, needed);
+    is_reached = crossing.is_reached();
+    if (threadIdx.x == crossing.at) {
+      u64 sum = crossing.before;
+      u32 i = 0;
+      while (i < OWN_BUCKETS - 1 && sum + values[i] < needed) sum += values[i++];
+      found = OWN_BUCKETS * threadIdx.x + i;
+      sum_before = sum;
+    }
+    __syncthreads();
+    bucket = found;
+    before = sum_before;
+    __syncthreads();
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(PICK_THREADS, 1) sample_truncate(const Params p) {
-  __shared__ u64 histogram[BUCKETS];
-  __shared__ u32 counted[BUCKETS];
+  __shared__ u64 sums[BUCKETS / 2];  // of weights, 32 bits per bucket; later of parts
   __shared__ u16 chosen[MAX_CHUNKS];
   __shared__ u32 chosen_count;
   __shared__ List list;
+  static_assert(sizeof(list.keys) == BUCKETS * 4 && PARTS <= BUCKETS / 2, "memory is used twice");
   if (!p.rows.has(blockIdx.y)) return;
   const Row row(p, blockIdx.y);
   const Setting& s = row.setting;
   if (!s.truncates_all()) return;
   const u32 thread = threadIdx.x;
-  u32 *low = (u32*)histogram, *high = low + BUCKETS;
-  histogram[thread] = 0;
-  counted[thread] = 0;
-  const Scores scores{row, row.largest()};  // has barriers
+  u32 *weighed = (u32*)sums, *counted = (u32*)list.keys;
+  for (u32 i = thread; i < BUCKETS; i += PICK_THREADS) weighed[i] = counted[i] = 0;
+  const Scores scores(row);  // has barriers
   const u32 share = (p.vocab + gridDim.x - 1) / gridDim.x, first = blockIdx.x * share;
   const u32 end = min(first + share, p.vocab);
-  u64 own = 0;
+  u64* weights = p.weights + u64(row.number) * BUCKETS;
+  u32* counts = p.counts + u64(row.number) * BUCKETS;
+  u64 own[OWN_BUCKETS] = {};
   for (u32 start = first; start < end; start += ROUND) {
-    for (u32 token = start + thread; token < min(start + ROUND, end); token += PICK_THREADS) {
-      const u32 key = row.key(token);
+    u32 keys[ROUND / PICK_THREADS];
+#pragma unroll
+    for (u32 i = 0; i < ROUND / PICK_THREADS; i++) {
+      const u32 token = start + thread + i * PICK_THREADS;
+      keys[i] = token < end ? row.key(token) : 0;
+    }
+#pragma unroll
+    for (u32 key : keys) {
       if (key <= ORDERED_MINUS_INFINITY) continue;
-      const u32 bucket = scores.bucket(key);
-      const u64 weight = scores.weight_of(key);
-      if (weight) {
-        atomicAdd(low + bucket, u32(weight) & ((1u << LOW_BITS) - 1));
-        atomicAdd(high + bucket, u32(weight >> LOW_BITS));
-      }
+      const u32 bucket = scores.bucket(key), weight = scores.weight_in_bucket(key);
+      if (weight) atomicAdd(weighed + bucket, weight);
       if (s.top_k) atomicAdd(counted + bucket, 1u);
     }
     __syncthreads();
-    own += (u64(high[thread]) << LOW_BITS) + low[thread];
-    low[thread] = high[thread] = 0;
+#pragma unroll
+    for (u32 i = 0; i < OWN_BUCKETS; i++) {
+      own[i] += weighed[thread + i * PICK_THREADS];
+      weighed[thread + i * PICK_THREADS] = 0;
+    }
     __syncthreads();
   }
-  u64* weights = p.weights + u64(row.number) * BUCKETS;
-  u32* counts = p.counts + u64(row.number) * BUCKETS;
-  if (own) atomicAdd(weights + thread, own);
-  if (counted[thread]) atomicAdd(counts + thread, counted[thread]);
+#pragma unroll
+  for (u32 i = 0; i < OWN_BUCKETS; i++) {
+    const u32 bucket = thread + i * PICK_THREADS;
+    if (own[i]) atomicAdd(weights + bucket, own[i]);
+    if (counted[bucket]) atomicAdd(counts + bucket, counted[bucket]);
+  }
   if (!is_last(p.arrived + row.number, gridDim.x)) return;
 
-  const u64 weight = __ldcg(weights + thread);
-  const u32 count = __ldcg(counts + thread);
-  weights[thread] = 0;
-  counts[thread] = 0;
-  Bucket bucket{scores, {}, chosen, chosen_count, list, histogram};
-  u64 last = 0, total = block_sum_of_integers(weight);
+  u64 weight[OWN_BUCKETS], all = 0;
+#pragma unroll
+  for (u32 i = 0; i < OWN_BUCKETS; i++) {
+    const u32 bucket = OWN_BUCKETS * thread + i;
+    weight[i] = scores.weight_of(bucket, __ldcg(weights + bucket));
+    weights[bucket] = 0;
+    all += weight[i];
+  }
+  Bucket bucket{scores, {}, 0, chosen, chosen_count, list, sums};
+  const auto weight_of = [&](u64 score) { return scores.weight_of(bucket.number, scores.weight_in_bucket(u32(score >> 32))); };
+  u64 last = 0, total = block_sum_of_integers(all);
   if (s.top_k) {
-    const Crossing crossing(count, s.top_k);
-    // What the last bucket holds weighs nothing and is never drawn.
-    if (crossing.at < BUCKETS - 1) {
-      bucket.choose(crossing.at);
+    u64 count[OWN_BUCKETS];
+#pragma unroll
+    for (u32 i = 0; i < OWN_BUCKETS; i++) {
+      count[i] = __ldcg(counts + OWN_BUCKETS * thread + i);
+      counts[OWN_BUCKETS * thread + i] = 0;
+    }
+    const BucketCrossing crossing(count, s.top_k);
+    if (crossing.is_reached && crossing.bucket < BUCKETS - 1) {
+      bucket.choose(crossing.bucket);
       const Range whole = bucket.range;
       last = bucket.cut(s.top_k - crossing.before, [](u64) { return 1ull; });
       bucket.range = whole;
-      u64 kept = thread < crossing.at ? weight : 0;
+      u64 kept = 0;
+#pragma unroll
+      for (u32 i = 0; i < OWN_BUCKETS; i++) kept += OWN_BUCKETS * thread + i < crossing.bucket ? weight[i] : 0;
       bucket.for_tokens([&](u64 score) {
-        if (score >= last) kept += scores.weight_of(u32(score >> 32));
+        if (score >= last) kept += weight_of(score);
       });
       total = block_sum_of_integers(kept);
     }
@@ -250,11 +331,10 @@ extern "C" __global__ void __launch_bounds__(PICK_THREADS, 1) sample_truncate(co
   if (s.top_p < 1) {
     const double enough = double(s.top_p) * double(total);
     const u64 needed = max(u64(enough) + (double(u64(enough)) < enough), u64(1));
-    const Crossing crossing(weight, needed);
-    if (crossing.is_reached()) {
-      bucket.choose(crossing.at);
-      const auto by_weight = [&](u64 score) { return scores.weight_of(u32(score >> 32)); };
-      last = larger(last, bucket.cut(needed - crossing.before, by_weight));
+    const BucketCrossing crossing(weight, needed);
+    if (crossing.is_reached) {
+      bucket.choose(crossing.bucket);
+      last = larger(last, bucket.cut(needed - crossing.before, weight_of));
     }
   }
   if (thread == 0) p.cuts[row.number] = last;

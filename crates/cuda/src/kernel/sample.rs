@@ -18,7 +18,7 @@ const SHARES: usize = 64;
 /// Blocks that are enough for any card. With more rows than that takes, a row has fewer: each block begins by finding the largest logit.
 const ENOUGH_BLOCKS: usize = 1024;
 /// Buckets of the histogram that truncates the whole vocabulary.
-const BUCKETS: usize = 1024;
+const BUCKETS: usize = 4096;
 
 pub(crate) const MAX_VOCAB: usize = 262_144;
 /// The largest top-k whose survivors one block sorts; above it the whole vocabulary is truncated.
