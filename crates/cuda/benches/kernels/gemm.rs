@@ -4,7 +4,7 @@ use crate::{
     config::Tier,
     device::{Address, Buffer, Module, launch},
     kernel::{
-        ExpertGroups, GemmEpilogue, GemmShape, GemmWeights, RowsAt,
+        ExpertGroups, ExpertTiles, GemmEpilogue, GemmShape, GemmWeights, RowsAt,
         fragment::FragmentFormat,
         linear::gemm::{
             GemmParams,
@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// A buffer of `bytes` that repeats `part`.
-fn repeated(card: &Card, part: &[u8], bytes: usize) -> Buffer {
+pub(crate) fn repeated(card: &Card, part: &[u8], bytes: usize) -> Buffer {
     let buffer = card.device.allocate("test", bytes).expect("memory");
     let mut host = card
         .device
@@ -249,6 +249,7 @@ pub(crate) fn grouped() {
     let groups = ExpertGroups {
         experts: 128,
         top_k: 8,
+        tiles: ExpertTiles::ByShare,
     };
     let weights = GemmWeights::Fragments(FragmentFormat::Q4);
     for (epilogue, outputs, columns, share) in [

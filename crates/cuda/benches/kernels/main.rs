@@ -41,6 +41,7 @@ mod flash_prefill;
 mod fused_norm;
 mod gemm;
 mod gemm_medium;
+mod gemm_packed;
 mod gemv;
 mod load;
 mod permute;
@@ -49,7 +50,7 @@ mod sample;
 
 use std::process::ExitCode;
 
-const TABLES: [(&str, fn()); 22] = [
+const TABLES: [(&str, fn()); 24] = [
     ("gemv.shapes", gemv::shapes),
     ("gemv.blocks", gemv::blocks),
     ("gemv.experts", gemv::experts),
@@ -60,6 +61,8 @@ const TABLES: [(&str, fn()); 22] = [
     ("gemm_medium.e4b", gemm_medium::e4b),
     ("gemm_medium.12b", gemm_medium::dense_12b),
     ("gemm_medium.others", gemm_medium::others),
+    ("gemm_packed.grouped", gemm_packed::grouped),
+    ("gemm_packed.dense", gemm_packed::dense),
     ("cublaslt", cublaslt::all),
     ("flash_decode", flash_decode::all),
     ("flash_prefill", flash_prefill::all),

@@ -4,7 +4,7 @@ use crate::{
     config::Tier,
     device::launch,
     kernel::{
-        ExpertGroups,
+        ExpertGroups, ExpertTiles,
         moe::permute::{
             grid, specialization,
             tests::{params, route},
@@ -19,6 +19,7 @@ pub(crate) fn all() {
     let groups = ExpertGroups {
         experts: 128,
         top_k: 8,
+        tiles: ExpertTiles::ByShare,
     };
     for count in [64, 512, 2048, 4096] {
         let rows = card.upload(&[count as u32]);

@@ -1,6 +1,6 @@
 // Formats of activations that matrix products read, written four columns at a time.
 //
-//   F16       f16 `[rows, columns]`; in token tiles where there are few rows and `tiles` says so
+//   F16       f16 `[rows, columns]`; K-permuted, or in token tiles where there are few rows, if `layout` says so (lib/token_tiles.cuh)
 //   Int8      codes `[rows, columns]`, and for each 32 columns a scale (largest magnitude / 127) and the sum of the codes times it
 //   Int8HiLo  two-term int8: a row's Int8, and behind it the Int8 of the residual that rounding leaves; rows are twice as long
 #pragma once
@@ -8,13 +8,15 @@
 #include "lib/reduce.cuh"
 #include "lib/token_tiles.cuh"
 
+enum F16Layout { ROWS_AS_THEY_ARE, TOKEN_TILES, K_PERMUTED };
+
 struct Activation {
   u16* f16;   // F16, else null
   i8* codes;  // Int8 and Int8HiLo, else null
   float* scales;
   float* sums;
   u64 low_offset;  // Int8HiLo: the columns, which is how far behind a code its low term lies; else 0
-  u64 tiles;       // F16 in token tiles, if there are no more rows than those have
+  u64 layout;      // of F16
 
   __device__ __forceinline__ bool any() const { return f16 || codes; }
 };
@@ -74,7 +76,9 @@ __device__ __forceinline__ void store_activation(const Activation& to, u32 rows,
     store_codes(to, at, v, inside);
 #if __CUDA_ARCH__ >= 900
     // Of no use elsewhere, and registers are dear.
-  } else if (inside && to.tiles && rows <= TILE_TOKENS) {
+  } else if (inside && to.layout == K_PERMUTED) {
+    store_permuted(to.f16 + u64(row) * columns, column, as_f16x4(v));
+  } else if (inside && to.layout == TOKEN_TILES && rows <= TILE_TOKENS) {
     store_in_tiles(to.f16, row, column, as_f16x4(v));
 #endif
   } else if (inside) {

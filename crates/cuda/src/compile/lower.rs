@@ -13,6 +13,7 @@ mod large_attention;
 mod large_batch;
 mod medium_batch;
 mod native_gemm;
+mod packed_gemm;
 mod plain;
 mod small_batch;
 

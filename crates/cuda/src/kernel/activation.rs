@@ -14,6 +14,8 @@ pub(crate) enum Activation {
     /// F16, of up to [`TILE_TOKENS`] rows in token tiles (`lib/token_tiles.cuh`), as products by wgmma hold them; of more
     /// `[rows, columns]`.
     F16Tiles(Operand),
+    /// K-permuted f16 (`lib/token_tiles.cuh`), `[rows, columns]`, as products by wgmma read them from memory.
+    F16Permuted(Operand),
     Int8(Int8Operands),
     /// Two-term int8: of each row its int8 codes, and behind those the codes of the residual that rounding leaves.
     Int8HiLo {
@@ -44,6 +46,13 @@ impl Int8Operands {
     }
 }
 
+/// Number of a row's column in K-permuted rows, as their definition has it.
+#[cfg(test)]
+pub(crate) fn permuted_index(row: usize, columns: usize, column: usize) -> usize {
+    let chunk = column / 4 % 2 * 2 + column % 2;
+    row * columns + column / 32 * 32 + chunk * 8 + column / 8 % 4 * 2 + column / 2 % 2
+}
+
 /// Number of a row's column in token tiles, as their definition has it.
 #[cfg(test)]
 pub(crate) fn tile_index(row: usize, column: usize) -> usize {
@@ -60,7 +69,7 @@ params! {
         scales: Address,
         sums: Address,
         low_offset: u64,
-        tiles: u64,
+        layout: u64,
     }
 }
 
@@ -73,7 +82,7 @@ impl Activation {
             scales: Address::NULL,
             sums: Address::NULL,
             low_offset: 0,
-            tiles: 0,
+            layout: 0,
         };
         let (operands, low_offset) = match activation {
             None => return found,
@@ -83,7 +92,12 @@ impl Activation {
             }
             Some(Activation::F16Tiles(tiles)) => {
                 found.f16 = at.operand(tiles);
-                found.tiles = 1;
+                found.layout = 1;
+                return found;
+            }
+            Some(Activation::F16Permuted(values)) => {
+                found.f16 = at.operand(values);
+                found.layout = 2;
                 return found;
             }
             Some(Activation::Int8(operands)) => (operands, 0),
@@ -96,7 +110,9 @@ impl Activation {
 
     pub(crate) fn operands(&self) -> Vec<Operand> {
         match *self {
-            Activation::F16(values) | Activation::F16Tiles(values) => vec![values],
+            Activation::F16(values)
+            | Activation::F16Tiles(values)
+            | Activation::F16Permuted(values) => vec![values],
             Activation::Int8(operands) | Activation::Int8HiLo { both: operands, .. } => {
                 operands.all().to_vec()
             }

@@ -7,8 +7,8 @@ use carat_gguf::QuantType;
 use carat_model::kv::KvType;
 
 use super::{
-    Dequantize, FlashDecode, HalfKind, Pack, Specialization, attention, draft, elementwise, embed,
-    fragment::FragmentFormat, linear, moe, norm, roofline, sample,
+    Dequantize, FlashDecode, HalfKind, Pack, RouterWeights, Specialization, attention, draft,
+    elementwise, embed, fragment::FragmentFormat, linear, moe, norm, roofline, sample,
 };
 
 /// Specializations for every architecture.
@@ -27,6 +27,8 @@ pub(crate) fn all() -> Vec<Specialization> {
         embed::feed_samples::specialization(),
         moe::permute::specialization(),
         moe::route::specialization(),
+        moe::router_scores::specialization(RouterWeights::F32),
+        moe::router_scores::specialization(RouterWeights::BF16),
         moe::experts_sum::specialization(),
     ];
     all.extend(sample::specializations());
@@ -75,5 +77,6 @@ pub(crate) fn hopper() -> Vec<Specialization> {
         .collect();
     all.extend(linear::gemv::specializations(true));
     all.extend(linear::gemm_medium::specializations(true));
+    all.extend(linear::gemm_packed::specializations());
     all
 }

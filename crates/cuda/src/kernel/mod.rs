@@ -62,11 +62,14 @@ pub(crate) use embed::feed_samples::{
 pub(crate) use embed::ple_inputs::{MAX_GROUP, PleInputs};
 pub(crate) use grid::HOPPER_MULTIPROCESSORS;
 pub(crate) use linear::gemm::{
-    ExpertGroups, Gemm, GemmEpilogue, GemmInput, GemmOutput, GemmShape, GemmWeights,
+    ExpertGroups, ExpertTiles, Gemm, GemmEpilogue, GemmInput, GemmOutput, GemmShape, GemmWeights,
     PermutationOperands,
 };
 pub(crate) use linear::gemm_medium::{
     GemmMedium, GemmMediumEpilogue, GemmMediumKernel, GemmMediumOut, GemmMediumShape,
+};
+pub(crate) use linear::gemm_packed::{
+    GROUPED_TOKENS, GemmPacked, GemmPackedEpilogue, GemmPackedOut, GemmPackedShape,
 };
 pub(crate) use linear::gemv::{
     Gemv, GemvDevice, GemvEpilogue, GemvPrologue, GemvPrologueNorm, GemvShape, GemvWeights,
@@ -79,6 +82,7 @@ pub(crate) use moe::experts_linear::{ExpertInput, ExpertsLinear};
 pub(crate) use moe::experts_sum::ExpertsSum;
 pub(crate) use moe::permute::MoePermute;
 pub(crate) use moe::route::{MAX_EXPERTS, Route};
+pub(crate) use moe::router_scores::{RouterScores, RouterWeights};
 pub(crate) use norm::fused_norm::{
     BranchNorms, FusedNorm, FusedResidualNorm, MAX_COLUMNS as NORM_MAX_COLUMNS, NormOut,
 };

@@ -13,7 +13,7 @@ use carat_testkit::tiny::{Tiny, Variant};
 
 use super::{
     Addresses, BatchAt, InputsAt, Kernel, MatrixAt, Operand, RowRefsAt, RowsAt, RunsAt, TablesAt,
-    activation::{Activation, Int8Operands, tile_bytes, tile_index},
+    activation::{Activation, Int8Operands, permuted_index, tile_bytes, tile_index},
 };
 use crate::{
     config::Tier,
@@ -331,6 +331,7 @@ pub(crate) fn gelu(z: f64) -> f64 {
 pub(crate) enum Kind {
     F16,
     F16Tiles,
+    F16Permuted,
     Q8,
     Int8HiLo,
 }
@@ -361,6 +362,9 @@ impl ActivationBuffers {
                 columns,
             },
             Kind::F16 => Activation::F16(table.put(&vec![POISON; padded_rows * columns])),
+            Kind::F16Permuted => {
+                Activation::F16Permuted(table.put(&vec![POISON; padded_rows * columns]))
+            }
             // Columns that are no whole tiles have room for them.
             Kind::F16Tiles => {
                 let columns = columns.next_multiple_of(64);
@@ -377,6 +381,12 @@ impl ActivationBuffers {
     /// Rows of f16, whichever way they lie; those behind `padded_rows` in tiles are untouched.
     fn f16_rows(&self, table: &Table, operand: Operand) -> Vec<u16> {
         let count = self.padded_rows * self.columns;
+        if matches!(self.activation, Activation::F16Permuted(_)) {
+            let found: Vec<u16> = table.get(operand, count);
+            let of =
+                |i: usize| found[permuted_index(i / self.columns, self.columns, i % self.columns)];
+            return (0..count).map(of).collect();
+        }
         if !matches!(self.activation, Activation::F16Tiles(_)) {
             return table.get(operand, count);
         }
@@ -394,7 +404,9 @@ impl ActivationBuffers {
         let (count, padded_rows) = (rows * self.columns, self.padded_rows * self.columns);
         assert_eq!(values.len(), count);
         match self.activation {
-            Activation::F16(operand) | Activation::F16Tiles(operand) => {
+            Activation::F16(operand)
+            | Activation::F16Tiles(operand)
+            | Activation::F16Permuted(operand) => {
                 let found = self.f16_rows(table, operand);
                 assert_eq!(found[..count], f16_bits(values));
                 assert!(found[count..].iter().all(|bits| *bits == POISON));
@@ -424,7 +436,9 @@ impl ActivationBuffers {
     pub(crate) fn check_nearly(&self, table: &Table, values: &[f32], rows: usize) {
         let (count, padded_rows) = (rows * self.columns, self.padded_rows * self.columns);
         match self.activation {
-            Activation::F16(operand) | Activation::F16Tiles(operand) => {
+            Activation::F16(operand)
+            | Activation::F16Tiles(operand)
+            | Activation::F16Permuted(operand) => {
                 let found = self.f16_rows(table, operand);
                 let decoded: Vec<f32> =
                     found[..count].iter().map(|bits| f16_value(*bits)).collect();

@@ -159,15 +159,22 @@ impl Lowering<'_> {
         let columns = self.plan.columns(attend.out);
         let activation = self
             .sole_format(attend.out)
-            // Attention writes no tiles: its output is converted.
-            .filter(|format| *format != ActivationFormat::F16Tiles)
+            // Attention writes rows as they are: for products by wgmma its output is converted.
+            .filter(|format| {
+                !matches!(
+                    format,
+                    ActivationFormat::F16Tiles | ActivationFormat::F16Permuted
+                )
+            })
             .map(|format| self.activation(format, ATTENDED, columns));
         let wanted = match activation {
             None => AttentionOut::F32(Operand::Value(attend.out)),
             Some(Activation::F16(f16)) => AttentionOut::F16(f16),
             Some(Activation::Int8(operands)) => AttentionOut::Int8(operands),
-            Some(Activation::Int8HiLo { .. } | Activation::F16Tiles(_)) => {
-                unreachable!("attention writes neither")
+            Some(
+                Activation::Int8HiLo { .. } | Activation::F16Tiles(_) | Activation::F16Permuted(_),
+            ) => {
+                unreachable!("attention writes none of them")
             }
         };
         if self.class == RowClass::Medium {
@@ -193,6 +200,7 @@ impl Lowering<'_> {
             let materialized = Materialized {
                 activation,
                 factor: None,
+                scale: 1.0,
             };
             self.large.materialized.insert(attend.out, materialized);
         }

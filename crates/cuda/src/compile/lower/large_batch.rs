@@ -36,6 +36,8 @@ pub(super) enum ActivationFormat {
     F16,
     /// F16 in token tiles.
     F16Tiles,
+    /// K-permuted f16.
+    F16Permuted,
     Int8,
     /// Two-term int8: codes, and the codes of their residual.
     Int8HiLo,
@@ -46,6 +48,7 @@ impl ActivationFormat {
         match activation {
             Activation::F16(_) => self == ActivationFormat::F16,
             Activation::F16Tiles(_) => self == ActivationFormat::F16Tiles,
+            Activation::F16Permuted(_) => self == ActivationFormat::F16Permuted,
             Activation::Int8(_) => self == ActivationFormat::Int8,
             Activation::Int8HiLo { .. } => self == ActivationFormat::Int8HiLo,
         }
@@ -113,6 +116,8 @@ pub(crate) fn weights_from_layer(plan: &Plan, first: usize) -> impl Iterator<Ite
 pub(super) struct Materialized {
     pub(super) activation: Activation,
     pub(super) factor: Option<Operand>,
+    /// What all values were multiplied by besides.
+    pub(super) scale: f32,
 }
 
 #[derive(Clone, Copy)]
@@ -177,6 +182,9 @@ impl Lowering<'_> {
         }
         match self.gemm_impl(&product.parts) {
             GemmImpl::CublasLt => (single && fits).then_some(ActivationFormat::F16),
+            GemmImpl::Native if self.multiplies_packed(product) => {
+                Some(ActivationFormat::F16Permuted)
+            }
             GemmImpl::Native => self.native_format(product).filter(|_| single),
         }
     }
@@ -203,6 +211,9 @@ impl Lowering<'_> {
         match format {
             ActivationFormat::F16 => Activation::F16(self.scratch(f16, 2 * columns)),
             ActivationFormat::F16Tiles => Activation::F16Tiles(self.tile_scratch(f16, columns)),
+            ActivationFormat::F16Permuted => {
+                Activation::F16Permuted(self.scratch(f16, 2 * columns))
+            }
             ActivationFormat::Int8 => {
                 Activation::Int8(self.int8_scratch([codes, scales, sums], columns))
             }
@@ -310,6 +321,7 @@ impl Lowering<'_> {
         let materialized = |activation| Materialized {
             activation,
             factor: None,
+            scale: 1.0,
         };
         match *input {
             Prologue::Value(x) => {
@@ -527,9 +539,19 @@ impl Lowering<'_> {
                 let materialized = Materialized {
                     activation,
                     factor: Some(factor),
+                    scale: 1.0,
                 };
                 self.large.materialized.insert(out, materialized);
                 true
+            }
+            (GemmImpl::Native, ActivationFormat::F16Permuted)
+                if matches!(input.activation, Activation::F16Permuted(_)) =>
+            {
+                let materialized = self.large_packed_geglu(op, product, out, input);
+                if let Some(materialized) = materialized {
+                    self.large.materialized.insert(out, materialized);
+                }
+                materialized.is_some()
             }
             (GemmImpl::Native, ActivationFormat::Int8) => {
                 let materialized = self.native_geglu(op, product, out, input.activation);
@@ -537,6 +559,7 @@ impl Lowering<'_> {
                     let materialized = Materialized {
                         activation,
                         factor: None,
+                        scale: 1.0,
                     };
                     self.large.materialized.insert(out, materialized);
                 }
@@ -584,6 +607,7 @@ impl Lowering<'_> {
         let materialized = Materialized {
             activation,
             factor: None,
+            scale: 1.0,
         };
         self.large.materialized.insert(out, materialized);
     }
@@ -625,6 +649,10 @@ impl Lowering<'_> {
                 self.buckets = Buckets::ALL;
                 input.factor
             }
+            GemmImpl::Native if matches!(input.activation, Activation::F16Permuted(_)) => {
+                self.large_packed_products(&label, op, parts, input, target);
+                None
+            }
             GemmImpl::Native => {
                 let x = (input.activation, input.factor);
                 self.native_products(&label, op, parts, x, target);
@@ -654,7 +682,9 @@ pub(super) struct ProductOut {
 /// The f16 operand; cuBLASLt and products of packed weights read nothing else.
 pub(super) fn f16_operand(activation: Activation) -> Operand {
     match activation {
-        Activation::F16(operand) | Activation::F16Tiles(operand) => operand,
+        Activation::F16(operand)
+        | Activation::F16Tiles(operand)
+        | Activation::F16Permuted(operand) => operand,
         Activation::Int8(_) | Activation::Int8HiLo { .. } => {
             unreachable!("chosen as the product's format")
         }

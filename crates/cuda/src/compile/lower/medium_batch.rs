@@ -223,6 +223,7 @@ impl Lowering<'_> {
             let materialized = Materialized {
                 activation: Activation::F16(f16),
                 factor: None,
+                scale: 1.0,
             };
             self.large.materialized.insert(attend.out, materialized);
         }

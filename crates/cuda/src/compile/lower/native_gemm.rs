@@ -178,7 +178,9 @@ impl Lowering<'_> {
 fn input(activation: Activation, factors: Option<Operand>) -> GemmInput {
     match activation {
         Activation::F16(values) => GemmInput::F16 { values, factors },
-        Activation::F16Tiles(_) => unreachable!("only products by wgmma read tiles"),
+        Activation::F16Tiles(_) | Activation::F16Permuted(_) => {
+            unreachable!("only products by wgmma read them")
+        }
         Activation::Int8(operands) | Activation::Int8HiLo { both: operands, .. } => {
             GemmInput::Int8(operands)
         }

@@ -253,10 +253,36 @@ fn experts_of_few_rows_and_of_many() {
     .assert_eq(&small);
     let large = section(&model, cublaslt(LARGE), "L0.ffn.experts");
     expect![[r#"
-        L0.ffn.experts permute     all     permute_64                 s8 -> s9 s10 s11
-        L0.ffn.experts_norm        all     fused_norm                 %13 -> s12 s13 s14
-        L0.ffn.experts gate+up     all     gemm_64.q4.geglu_pair.grouped s12 s13 s14 s9 s10 s11 -> s15 s16 s17
-        L0.ffn.experts down        all     gemm_64.q4.f32.grouped     s15 s16 s17 s9 s10 s11 -> s20"#]].assert_eq(&large);
+        L0.ffn.experts permute     all     permute_144                s8 -> s9 s10 s11
+        L0.ffn.experts_norm        all     fused_norm                 %13 -> s12
+        L0.ffn.experts gate+up     all     gemm_packed_sm90.q4.geglu_pair.grouped s9 s10 s11 s12 -> s13
+        L0.ffn.experts down        all     gemm_packed_sm90.q4.f32.grouped s9 s10 s11 s13 -> s14"#]]
+    .assert_eq(&large);
+}
+
+#[test]
+fn products_without_copies_multiply_packed_weights_on_hopper() {
+    let model = model(Variant::Dense12b);
+    let found = section(&model, Target::hopper(Fusion::On, LARGE), "L0.ffn");
+    expect![[r#"
+        L0.ffn.gate+up             all     gemm_packed_sm90.q4.geglu_pair.dense s0 -> s4
+        L0.ffn.down                all     gemm_packed_sm90.q4.f32.dense s4 -> %18
+        L0.ffn.post_norm           all     fused_residual_norm        %18 %13 -> %21 s0"#]].assert_eq(&found);
+    let portable = section(&model, portable(LARGE), "L0.ffn");
+    assert!(!portable.contains("sm90"), "{portable}");
+}
+
+#[test]
+fn every_bucket_has_one_kernel_for_router_scores() {
+    let model = model(Variant::Moe26b);
+    let calls = lowered(&model, cublaslt(2048));
+    for (rows, kernel) in [(100, "gemv"), (512, "gemv"), (1024, "router_scores")] {
+        let scores = |call: &&Call| call.label == "L0.ffn.route scores" && call.buckets.hold(rows);
+        let found: Vec<&Call> = calls.iter().filter(scores).collect();
+        assert_eq!(found.len(), 1, "{rows} rows");
+        let chosen = found[0].kernel().expect("a kernel").specialization();
+        assert_eq!(chosen.kernel, kernel, "{rows} rows");
+    }
 }
 
 /// The listing for people runs what a batch of so many rows runs: the front for all rows, the tail for sampled ones.

@@ -155,6 +155,16 @@ pub(crate) struct GemmShape {
 pub(crate) struct ExpertGroups {
     pub(crate) experts: usize,
     pub(crate) top_k: usize,
+    pub(crate) tiles: ExpertTiles,
+}
+
+/// Token-expert pairs of the tiles that an expert's are cut into; its last may have fewer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExpertTiles {
+    /// As suits an expert's share of the rows, for a kernel whose tiles cost as much where they are not full.
+    ByShare,
+    /// Always so many.
+    Of(usize),
 }
 
 impl ExpertGroups {
@@ -171,7 +181,10 @@ impl ExpertGroups {
 
     /// Token-expert pairs of a tile.
     pub(crate) fn tile(self, rows: usize) -> usize {
-        TILES[self.entry(rows)]
+        match self.tiles {
+            ExpertTiles::ByShare => TILES[self.entry(rows)],
+            ExpertTiles::Of(tile) => tile,
+        }
     }
 
     /// As many tiles as there can be: every expert's last may have one pair.

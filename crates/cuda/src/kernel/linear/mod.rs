@@ -3,5 +3,6 @@
 
 pub(crate) mod gemm;
 pub(crate) mod gemm_medium;
+pub(crate) mod gemm_packed;
 pub(crate) mod gemv;
 pub(crate) mod linear_plain;

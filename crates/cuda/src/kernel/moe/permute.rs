@@ -10,6 +10,15 @@ use crate::{
 };
 
 const WARPS: usize = 32;
+/// Pairs of a tile, by entry point.
+const TILES: [usize; 5] = [16, 32, 64, 128, 144];
+const ENTRIES: &[&str] = &[
+    "permute_16",
+    "permute_32",
+    "permute_64",
+    "permute_128",
+    "permute_144",
+];
 
 params! {
     struct MoePermuteParams {
@@ -34,16 +43,18 @@ pub(crate) struct MoePermute {
 pub(crate) fn specialization() -> Specialization {
     Specialization {
         kernel: "permute",
-        entries: &["permute_16", "permute_32", "permute_64", "permute_128"],
+        entries: ENTRIES,
         constants: vec![],
         params_bytes: MoePermuteParams::BYTES,
     }
 }
 
 pub(crate) fn grid(groups: ExpertGroups, rows: usize) -> Grid {
+    // Tiles as the GEMM wants them.
+    let tile = groups.tile(rows);
+    let entry = TILES.iter().position(|of_entry| *of_entry == tile);
     Grid {
-        // Tiles as the GEMM wants them.
-        entry: groups.entry(rows),
+        entry: entry.expect("an entry point for every tile"),
         blocks: (1, 1),
         threads: 32 * WARPS,
         shared_bytes: (WARPS + 2) * groups.experts * 4,
@@ -86,7 +97,7 @@ impl Kernel for MoePermute {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::{config::Tier, device::Buffer, testing::Card};
+    use crate::{config::Tier, device::Buffer, kernel::ExpertTiles, testing::Card};
 
     /// Routed experts of every row, then some weights.
     pub(crate) fn route(rows: usize, groups: ExpertGroups, seed: u64) -> Vec<f32> {
@@ -150,13 +161,19 @@ pub(crate) mod tests {
     #[ignore = "needs a card"]
     fn permute_covers_every_pair_once_and_in_order() {
         let card = Card::open(Tier::Portable);
-        for (experts, top_k, bucket, count) in [
-            (128, 8, 9, 9),
-            (128, 8, 600, 577),
-            (40, 3, 64, 1),
-            (128, 8, 2100, 2049),
+        let by_share = ExpertTiles::ByShare;
+        for (experts, top_k, tiles, bucket, count) in [
+            (128, 8, by_share, 9, 9),
+            (128, 8, by_share, 600, 577),
+            (40, 3, by_share, 64, 1),
+            (128, 8, by_share, 2100, 2049),
+            (128, 8, ExpertTiles::Of(144), 2100, 2049),
         ] {
-            let groups = ExpertGroups { experts, top_k };
+            let groups = ExpertGroups {
+                experts,
+                top_k,
+                tiles,
+            };
             let route_values = route(count, groups, 5);
             let (sorted, tiles, tile_count) = sort(&card, groups, bucket, &route_values);
             let bound = groups.max_tiles(bucket);

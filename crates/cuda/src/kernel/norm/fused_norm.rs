@@ -330,7 +330,14 @@ pub(crate) mod tests {
     fn fused_norm_has_the_bits_of_rms_norm_in_every_format() {
         let mut table = Table::new();
         for columns in SIZES {
-            let kinds = [Kind::F16, Kind::F16Tiles, Kind::Q8, Kind::Int8HiLo].map(Some);
+            let kinds = [
+                Kind::F16,
+                Kind::F16Tiles,
+                Kind::F16Permuted,
+                Kind::Q8,
+                Kind::Int8HiLo,
+            ];
+            let kinds = kinds.map(Some);
             for kind in kinds.into_iter().chain([None]) {
                 let (rows, padded_rows) = (3, 5);
                 let x = normals(1, padded_rows * columns);

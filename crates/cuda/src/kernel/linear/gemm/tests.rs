@@ -106,7 +106,7 @@ fn quant_of(format: FragmentFormat) -> QuantType {
 }
 
 /// `x . w^T` in f64.
-fn product(x: &[f32], w: &[f32], columns: usize) -> Vec<f32> {
+pub(crate) fn product(x: &[f32], w: &[f32], columns: usize) -> Vec<f32> {
     let mut out = Vec::new();
     for x in x.chunks_exact(columns) {
         for w in w.chunks_exact(columns) {
@@ -124,7 +124,7 @@ fn gelu(z: f32) -> f32 {
 }
 
 /// Products of gates and ups from sums whose M-tiles alternate.
-fn geglu(sums: &[f32], outputs: usize) -> Vec<f32> {
+pub(crate) fn geglu(sums: &[f32], outputs: usize) -> Vec<f32> {
     let mut out = Vec::new();
     for row in sums.chunks_exact(outputs) {
         for pair in row.chunks_exact(2 * M_TILE) {
@@ -584,6 +584,7 @@ fn gemm_grouped() {
     let groups = ExpertGroups {
         experts: 7,
         top_k: 3,
+        tiles: ExpertTiles::ByShare,
     };
     check_grouped(FragmentFormat::Q4, (160, 96), groups);
     check_grouped(FragmentFormat::Q8, (96, 96), groups);
