@@ -16,9 +16,11 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     app::App,
+    ask,
     attend::{Sign, Waits, attend},
     body::Body,
     cache::CacheNote,
+    elements,
     error::{ApiError, Dialect, Kind},
     guard::{self, Access},
     ids,
@@ -65,6 +67,16 @@ impl Call {
         let mut pairs = self.parts.uri.query()?.split('&');
         let value = pairs.find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
         Some(unescaped(value))
+    }
+
+    /// Refuses more messages than there may be, before they are read.
+    pub(crate) fn check_messages(&self) -> Result<(), ApiError> {
+        // An element and its comma are two bytes at least.
+        if self.body.len() < 2 * ask::MAX_MESSAGES {
+            return Ok(());
+        }
+        let messages = elements::count(&self.body, "messages");
+        ask::at_most("messages", messages, ask::MAX_MESSAGES)
     }
 
     /// The body as JSON. What does not fit is told with its path.

@@ -18,6 +18,7 @@ mod attend;
 mod body;
 mod cache;
 mod config;
+mod elements;
 mod error;
 mod guard;
 mod http;

@@ -254,9 +254,8 @@ struct TemplateSettings {
 impl ChatRequest {
     /// The body is read once for each group of fields: what is flattened into another struct loses the path that errors name.
     pub(super) fn read(call: &Call) -> Result<ChatRequest, ApiError> {
+        call.check_messages()?;
         let request: ChatRequest = call.json()?;
-        // Before the long ones are read again.
-        ask::at_most("messages", request.messages.len(), ask::MAX_MESSAGES)?;
         Ok(ChatRequest {
             sampling: call.json()?,
             guided: call.json()?,

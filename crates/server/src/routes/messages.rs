@@ -29,6 +29,7 @@ use crate::{
 };
 
 pub(super) async fn create(call: Call) -> Result<Response<Body>, ApiError> {
+    call.check_messages()?;
     let request: MessagesRequest = call.json()?;
     if request.max_tokens.is_none() {
         return Err(ApiError::invalid(
@@ -68,6 +69,7 @@ pub(super) async fn create(call: Call) -> Result<Response<Body>, ApiError> {
 
 /// Counts the tokens of the very prompt that would be answered.
 pub(super) async fn count_tokens(call: Call) -> Result<Response<Body>, ApiError> {
+    call.check_messages()?;
     let request: MessagesRequest = call.json()?;
     let named = request.model.clone();
     let (ask, _) = request.ask()?;

@@ -32,6 +32,7 @@ use crate::{
 };
 
 pub(super) async fn chat(call: Call) -> Result<Response<Body>, ApiError> {
+    call.check_messages()?;
     let request: ChatRequest = call.json()?;
     let streams = request.stream.unwrap_or(true);
     let named = request.model.as_deref();

@@ -267,7 +267,8 @@ fn products_without_copies_multiply_packed_weights_on_hopper() {
     expect![[r#"
         L0.ffn.gate+up             all     gemm_packed_sm90.q4.geglu_pair.dense s0 -> s4
         L0.ffn.down                all     gemm_packed_sm90.q4.f32.dense s4 -> %18
-        L0.ffn.post_norm           all     fused_residual_norm        %18 %13 -> %21 s0"#]].assert_eq(&found);
+        L0.ffn.post_norm           all     fused_residual_norm        %18 %13 -> %21 s0"#]]
+    .assert_eq(&found);
     let portable = section(&model, portable(LARGE), "L0.ffn");
     assert!(!portable.contains("sm90"), "{portable}");
 }
