@@ -225,25 +225,25 @@ __device__ __forceinline__ void start_products(float (&sum)[2][SUMS], const u32 
   wgmma_commit();
 }
 
-// An item with no more than TOKENS rows, by a warpgroup together with the other.
-template <int TOKENS>
+// An item, by a warpgroup together with the other. One body for all widths: with a loop for each the compiler, which counts the registers of
+// all of them, would serialize every product.
 __device__ __forceinline__ void multiply(const Params& p, const Shared& shared, Ring& ring, const Item& item) {
   u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-  // Or what follows from them would be computed before all items, for every number of tokens, into dozens of registers.
+  // Or what follows from them would be computed before all items, into dozens of registers.
   asm volatile("" : "+r"(lane), "+r"(warp));
   const u32 stages = p.columns / STAGE_INPUTS;
   // A warpgroup behind the last M-tile only keeps the ring going. Warps behind it multiply whatever they find.
   const bool has_rows = item.m_tile + warp / GROUP_WARPS * GROUP_WARPS * 2 < p.m_tiles;
-  float sum[2][TOKENS / 2];
+  float sum[2][MAX_TOKENS / 2];
 #pragma unroll
-  for (int i = 0; i < TOKENS / 2; i++) sum[0][i] = sum[1][i] = 0;
+  for (int i = 0; i < MAX_TOKENS / 2; i++) sum[0][i] = sum[1][i] = 0;
   u32 a[2][2][2][4];
   u32 last = 0;
 #pragma unroll 1
   for (u32 stage = 0; stage < stages; stage++) {
     barrier_wait(shared.full + ring.slot, ring.phase);
     if (has_rows) {
-      fence_proxy_async();
+      fence_proxy_async();  // what cp.async brought
       const u8* m_tiles = shared.w + ring.slot * W_STAGE + 2 * warp * Weights::M_TILE_BYTES;
       const SmemDescriptor b = smem_descriptor(shared.x + ring.slot * X_STAGE, 0, 8 * LINE);
       wgmma_wait<0>();  // registers of `a` have been read
@@ -315,6 +315,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_packed_sm90(const 
   take_registers<208>();
   Ring ring;
   for_items(p, [&](const Item& item) {
-    multiply<MAX_TOKENS>(p, shared, ring, item);
+    multiply(p, shared, ring, item);
   });
 }
