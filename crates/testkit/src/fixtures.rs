@@ -52,7 +52,7 @@ impl Fixture {
         Model::load(Arc::new(file.expect("fixtures open"))).expect("fixtures load")
     }
 
-    /// The bytes of the model's file. One that no test names is kept packed.
+    /// The bytes of the model's file. Those that no test names are kept packed.
     pub fn file(&self) -> Vec<u8> {
         let plain = fs::read(self.path(".gguf"));
         plain.unwrap_or_else(|_| {

@@ -351,7 +351,7 @@ fn a_file_that_is_no_model_is_named_with_what_is_wrong() {
     assert!(refusal(&["run", "x", "-m", text(&prose)]).contains("not a GGUF file"));
     let empty = file(&folder, "empty.gguf", "");
     assert!(refusal(&["run", "x", "-m", text(&empty)]).contains("not a GGUF file"));
-    let whole = fs::read(fixtures::ALL[0].path(".gguf")).unwrap();
+    let whole = fixtures::ALL[0].file();
     let cut = file(&folder, "cut.gguf", &whole[..whole.len() / 2]);
     assert!(refusal(&["run", "x", "-m", text(&cut)]).contains("truncated or damaged"));
     assert!(refusal(&["run", "x", "-m", text(folder.path())]).contains("is a folder"));
