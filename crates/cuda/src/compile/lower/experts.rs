@@ -322,7 +322,6 @@ impl Lowering<'_> {
     /// The same by the native GEMM, in int8. Returns each expert's output.
     fn native_experts(&mut self, op: &Op, experts: &PackedExperts) -> Operand {
         let PackedExperts {
-            route,
             columns,
             inner,
             outputs,
@@ -335,31 +334,10 @@ impl Lowering<'_> {
             top_k,
             tiles: ExpertTiles::ByShare,
         };
-        let operands = self.group_operands(groups);
+        let operands = self.permute(op, experts, groups);
         let label = |what: &str| format!("{} {what}", op.label);
-        self.call(
-            &label("permute"),
-            op.rows,
-            MoePermute {
-                groups,
-                route,
-                out: operands,
-            },
-        );
         let codes = self.int8_scratch(["experts codes", "experts scales", "experts sums"], columns);
-        let norm = FusedNorm {
-            x: Operand::Value(experts.norm.x),
-            factor: None,
-            columns,
-            out: NormOut {
-                weight: experts.norm.weight,
-                eps: experts.norm.eps,
-                values: None,
-                activation: Some(Activation::Int8(codes)),
-            },
-            pdl: self.pdl(),
-        };
-        self.call_for_step(self.first_step(op), op.rows, norm);
+        self.norm_for_experts(op, experts, Activation::Int8(codes));
         let names = [
             "experts gated codes",
             "experts gated scales",
@@ -392,7 +370,46 @@ impl Lowering<'_> {
         each
     }
 
-    pub(super) fn group_operands(&mut self, groups: ExpertGroups) -> PermutationOperands {
+    /// Tokens by expert, in tiles of the groups.
+    pub(super) fn permute(
+        &mut self,
+        op: &Op,
+        experts: &PackedExperts,
+        groups: ExpertGroups,
+    ) -> PermutationOperands {
+        let out = self.group_operands(groups);
+        let kernel = MoePermute {
+            groups,
+            route: experts.route,
+            out,
+        };
+        self.call(&format!("{} permute", op.label), op.rows, kernel);
+        out
+    }
+
+    /// What experts multiply.
+    pub(super) fn norm_for_experts(
+        &mut self,
+        op: &Op,
+        experts: &PackedExperts,
+        activation: Activation,
+    ) {
+        let norm = FusedNorm {
+            x: Operand::Value(experts.norm.x),
+            factor: None,
+            columns: experts.columns,
+            out: NormOut {
+                weight: experts.norm.weight,
+                eps: experts.norm.eps,
+                values: None,
+                activation: Some(activation),
+            },
+            pdl: self.pdl(),
+        };
+        self.call_for_step(self.first_step(op), op.rows, norm);
+    }
+
+    fn group_operands(&mut self, groups: ExpertGroups) -> PermutationOperands {
         let tiles = buckets(self.target.max_rows).map(|rows| groups.max_tiles(rows));
         let max_tiles = tiles.max().unwrap_or(0);
         let fixed = |words: usize| ScratchBytes {

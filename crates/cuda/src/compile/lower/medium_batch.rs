@@ -19,7 +19,7 @@ use crate::{
         Activation, Columns, FlashDecode, GemmMedium, GemmMediumEpilogue, GemmMediumKernel,
         GemmMediumOut, GemmMediumShape, HeadNorm, Heads, Operand, WeightFormat, WeightOperand,
         activation::{TILE_TOKENS, tile_bytes},
-        fragment::{FragmentFormat, M_TILE},
+        fragment::FragmentFormat,
     },
 };
 
@@ -129,13 +129,7 @@ impl Lowering<'_> {
         input: Materialized,
         target: ProductOut,
     ) {
-        let rows = |part: &LinearPart| self.weights.matrix(part.w).rows;
-        // Padding between parts would be columns of the result.
-        let joins = |a: &LinearPart, b: &LinearPart| {
-            self.fragment_format(*a) == self.fragment_format(*b) && rows(a).is_multiple_of(M_TILE)
-        };
-        let runs: Vec<Vec<LinearPart>> =
-            parts.chunk_by(joins).map(<[LinearPart]>::to_vec).collect();
+        let runs = self.joined_parts(parts);
         let scaled = match input.factor {
             Some(_) => Scaled::Yes,
             None => Scaled::No,

@@ -45,6 +45,16 @@ impl Lowering<'_> {
         })
     }
 
+    /// Parts that one launch multiplies: neighbours of one format. Padding between others would be columns of the result.
+    pub(super) fn joined_parts<'p>(&self, parts: &'p [LinearPart]) -> Vec<&'p [LinearPart]> {
+        let matrix = |part: &LinearPart| self.weights.matrix(part.w);
+        let format = |part: &LinearPart| FragmentFormat::of(matrix(part).quant);
+        let joins = |a: &LinearPart, b: &LinearPart| {
+            format(a) == format(b) && matrix(a).rows.is_multiple_of(M_TILE)
+        };
+        parts.chunk_by(joins).collect()
+    }
+
     /// Parts side by side, as f32; neighbours of one format in one launch.
     pub(super) fn native_products(
         &mut self,
@@ -56,14 +66,8 @@ impl Lowering<'_> {
     ) {
         let rows = |part: &LinearPart| self.weights.matrix(part.w).rows;
         let format = |part: &LinearPart| FragmentFormat::of(self.weights.matrix(part.w).quant);
-        // Padding between parts would be columns of the result.
-        let joins = |a: &LinearPart, b: &LinearPart| {
-            format(a) == format(b) && rows(a).is_multiple_of(M_TILE)
-        };
-        let runs: Vec<Vec<LinearPart>> =
-            parts.chunk_by(joins).map(<[LinearPart]>::to_vec).collect();
         let mut column = 0;
-        for run in runs {
+        for run in self.joined_parts(parts) {
             let outputs = run.iter().map(&rows).sum();
             let (weights, weight_format) = match format(&run[0]) {
                 Some(format) => (GemmWeights::Fragments(format), WeightFormat::Fragments),

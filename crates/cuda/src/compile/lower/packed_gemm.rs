@@ -14,10 +14,9 @@ use crate::{
         rows::RowClass,
     },
     kernel::{
-        Activation, ExpertGroups, ExpertInput, ExpertTiles, FusedNorm, GROUPED_TOKENS, GemmPacked,
-        GemmPackedEpilogue, GemmPackedOut, GemmPackedShape, MoePermute, NormOut, Operand,
-        WeightFormat, WeightOperand,
-        fragment::{FragmentFormat, M_TILE},
+        Activation, ExpertGroups, ExpertInput, ExpertTiles, GROUPED_TOKENS, GemmPacked,
+        GemmPackedEpilogue, GemmPackedOut, GemmPackedShape, Operand, WeightFormat, WeightOperand,
+        fragment::FragmentFormat,
     },
 };
 
@@ -52,15 +51,10 @@ impl Lowering<'_> {
         target: ProductOut,
     ) {
         let rows = |part: &LinearPart| self.weights.matrix(part.w).rows;
-        // Padding between parts would be columns of the result.
-        let joins = |a: &LinearPart, b: &LinearPart| {
-            self.hopper_format(a.w) == self.hopper_format(b.w) && rows(a).is_multiple_of(M_TILE)
-        };
-        let runs: Vec<Vec<LinearPart>> =
-            parts.chunk_by(joins).map(<[LinearPart]>::to_vec).collect();
+        let runs = self.joined_parts(parts);
         let mut column = 0;
         for run in &runs {
-            let outputs = run.iter().map(rows).sum();
+            let outputs = run.iter().map(&rows).sum();
             let matrices: Vec<Weight> = run.iter().map(|p| p.w).collect();
             let kernel = GemmPacked {
                 shape: self.packed_shape(matrices[0], GemmPackedEpilogue::F32, outputs),
@@ -135,28 +129,10 @@ impl Lowering<'_> {
             top_k,
             tiles: ExpertTiles::Of(GROUPED_TOKENS),
         };
-        let operands = self.group_operands(groups);
+        let operands = self.permute(op, experts, groups);
         let label = |what: &str| format!("{} {what}", op.label);
-        let permute = MoePermute {
-            groups,
-            route: experts.route,
-            out: operands,
-        };
-        self.call(&label("permute"), op.rows, permute);
         let x = self.scratch("experts f16", 2 * columns);
-        let norm = FusedNorm {
-            x: Operand::Value(experts.norm.x),
-            factor: None,
-            columns,
-            out: NormOut {
-                weight: experts.norm.weight,
-                eps: experts.norm.eps,
-                values: None,
-                activation: Some(Activation::F16Permuted(x)),
-            },
-            pdl: self.pdl(),
-        };
-        self.call_for_step(self.first_step(op), op.rows, norm);
+        self.norm_for_experts(op, experts, Activation::F16Permuted(x));
         let grouped = |shape: GemmPackedShape| GemmPackedShape {
             groups: Some(groups),
             ..shape
