@@ -16,11 +16,12 @@ use llguidance::{
     Matcher, ParserFactory, api::TopLevelGrammar, earley::SlicedBiasComputer,
     toktrie::InferenceCapabilities,
 };
-use toktrie::{TokEnv, TokenId};
+use toktrie::{TokEnv, TokenId, TokenizerEnv};
 
 use crate::{
     Answer, Format, GrammarError, Meter, Start, Thinking, ToolChoice, Tools,
     cache::Cache,
+    counted::CountedMasks,
     follower::MaskThreads,
     formats,
     guide::{Calls, Content, Guide, Outline},
@@ -65,6 +66,7 @@ pub struct Grammars {
 struct Shared {
     vocabulary: Arc<Vocabulary>,
     factory: ParserFactory,
+    masks: Arc<CountedMasks>,
     cache: Cache<Grammar>,
     meter: Arc<Meter>,
     mask_threads: Option<Arc<MaskThreads>>,
@@ -115,6 +117,7 @@ impl Grammars {
         let mut factory =
             ParserFactory::new(&env, capabilities, &slices).map_err(|error| unusable(&error))?;
         factory.quiet();
+        let masks = CountedMasks::new(vocabulary.tok_trie(), factory.slicer());
         let limits = factory.limits_mut();
         limits.max_lexer_states = MAX_LEXER_STATES;
         limits.verbose_errors = false;
@@ -122,6 +125,7 @@ impl Grammars {
             shared: Arc::new(Shared {
                 vocabulary,
                 factory,
+                masks: Arc::new(masks),
                 cache: Cache::new(),
                 meter: Arc::default(),
                 mask_threads: settings.masks_ahead.then(MaskThreads::of_machine).flatten(),
@@ -299,7 +303,7 @@ impl Grammars {
             .name("grammar".to_owned())
             .stack_size(COMPILE_STACK_BYTES)
             .spawn(move || {
-                let matcher = build(&owner.factory, grammar, first);
+                let matcher = build(&owner, grammar, first);
                 drop(permit);
                 // Whoever asked may have given up.
                 let _ = sender.send(matcher);
@@ -339,12 +343,14 @@ impl From<GrammarError> for Failure {
 }
 
 fn build(
-    factory: &ParserFactory,
+    shared: &Shared,
     grammar: TopLevelGrammar,
     first: Option<TokenId>,
 ) -> Result<Matcher, String> {
-    let parser = factory.create_parser(grammar);
-    let mut matcher = Matcher::new(Ok(parser.map_err(|error| reason(&error))?));
+    let parser = shared.factory.create_parser(grammar);
+    let mut parser = parser.map_err(|error| reason(&error))?;
+    parser.bias_computer = Arc::<CountedMasks>::clone(&shared.masks);
+    let mut matcher = Matcher::new(Ok(parser));
     if let Some(first) = first {
         matcher.consume_token(first).map_err(|e| reason(&e))?;
     }

@@ -14,6 +14,7 @@
 
 mod answer;
 mod cache;
+mod counted;
 mod error;
 mod follower;
 mod formats;
