@@ -57,6 +57,34 @@ fn a_conversation_goes_on_from_what_was_said() {
 }
 
 #[test]
+fn an_answer_that_must_go_on_has_text_to_the_end() {
+    let model = model();
+    let question = "Tell me a story about a fox.";
+    let generation = |ignore_eos, max_tokens| carat::Generation {
+        ignore_eos,
+        max_tokens: Some(max_tokens),
+        ..greedy(&model)
+    };
+    let ended = model.chat().generation(generation(false, 400));
+    let ended = { ended }.send(question).unwrap().finish().unwrap();
+    assert_eq!(ended.reason, ChatFinish::Stop, "it would end by itself");
+    let tokens = ended.usage.counts.generated_tokens + 40;
+    let mut chat = model.chat().generation(generation(true, tokens));
+    let (mut answer, mut pieces) = (chat.send(question).unwrap(), 0);
+    for part in answer.by_ref() {
+        pieces += usize::from(matches!(part.unwrap(), Part::Content(_)));
+    }
+    let end = answer.finish().unwrap();
+    assert_eq!(end.reason, ChatFinish::Length);
+    assert_eq!(end.usage.counts.generated_tokens, tokens);
+    assert!(end.reply.content.starts_with(&ended.reply.content));
+    assert!(
+        pieces > tokens * 9 / 10,
+        "{pieces} pieces of {tokens} tokens"
+    );
+}
+
+#[test]
 fn a_cancelled_answer_keeps_its_usage_and_its_text() {
     let model = model();
     let mut generation = greedy(&model);

@@ -34,7 +34,7 @@ pub struct Generation {
     pub max_tokens: Option<usize>,
     /// The answer ends where one of these would appear, without it.
     pub stop: Vec<String>,
-    /// Generate past stop tokens: for benchmarks.
+    /// The answer does not end by itself: tokens that would end it are not drawn. For benchmarks.
     pub ignore_eos: bool,
     /// Report log-probabilities of each token, and of this many of the likeliest.
     pub logprobs: Option<usize>,
@@ -174,10 +174,6 @@ impl Chat {
         conversation: &Conversation,
         generation: &Generation,
     ) -> Prepared {
-        if generation.ignore_eos {
-            // What follows the end of an answer has no parts.
-            return self.prepare_text(prompt, generation);
-        }
         let mut parser = PartsParser::new(Arc::clone(self.tokenizer.vocab()), &conversation.tools);
         parser.start_after(&prompt);
         self.prepared(prompt, generation, Reading::Parts(parser))
@@ -201,7 +197,13 @@ impl Chat {
         // refused as it is.
         let room = self.engine.limits().room(prompt.len()).max(1);
         let mut sampling = generation.sampling.clone();
-        let suppressed = vocab.suppressed_tokens().iter();
+        // What an answer that must go on could end with is not among its tokens: after its end a model has nothing to say.
+        let ends = if generation.ignore_eos {
+            vocab.stop_tokens()
+        } else {
+            &[]
+        };
+        let suppressed = vocab.suppressed_tokens().iter().chain(ends);
         sampling
             .logit_bias
             .extend(suppressed.map(|token| (*token, f32::NEG_INFINITY)));

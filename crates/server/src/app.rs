@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 
 use crate::{
     answer::Answer,
-    ask::{Ask, Prompt, Text},
+    ask::{Ask, Ends, Prompt, Text},
     config::{Config, Lanes},
     error::{ApiError, Kind, too_long},
     http::Call,
@@ -475,7 +475,7 @@ fn prepare(
         sampling,
         max_tokens: None,
         stop: ask.stop.clone(),
-        ignore_eos: ask.ignore_eos,
+        ignore_eos: ask.ends == Ends::Never,
         logprobs: ask.logprobs,
         constraint: None,
         without_drafts: !ask.draft,
@@ -540,6 +540,7 @@ fn prepare(
     for one in &mut prepared {
         one.request.cache_salt = ask.cache_salt.as_deref().map(salt);
         one.request.prompt_logprobs = ask.prompt_logprobs;
+        one.request.ignore_eos |= ask.ends == Ends::Shown;
         limits
             .check(&one.request)
             .map_err(|rejected: Rejected| ApiError::from(rejected))?;

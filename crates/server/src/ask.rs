@@ -19,6 +19,28 @@ const MAX_TOOLS: usize = 256;
 pub(crate) const MAX_MESSAGES: usize = 10_000;
 const MAX_PROMPTS: usize = 128;
 
+/// What becomes of tokens that end an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// They end it.
+    Usual,
+    /// They are tokens like others: whoever measures a text wants to see them.
+    Shown,
+    /// They are not drawn.
+    Never,
+}
+
+impl Ends {
+    /// By the parameter that other servers have, too.
+    pub(crate) fn ignored(ignore_eos: Option<bool>) -> Ends {
+        if ignore_eos == Some(true) {
+            Ends::Never
+        } else {
+            Ends::Usual
+        }
+    }
+}
+
 /// A request, whichever dialect it came in.
 #[derive(Clone, Debug)]
 pub(crate) struct Ask {
@@ -33,7 +55,7 @@ pub(crate) struct Ask {
     pub(crate) logprobs: Option<usize>,
     /// The same of the prompt.
     pub(crate) prompt_logprobs: Option<usize>,
-    pub(crate) ignore_eos: bool,
+    pub(crate) ends: Ends,
     /// Drafts may be made for it.
     pub(crate) draft: bool,
     pub(crate) format: Option<Format>,
@@ -70,7 +92,7 @@ impl Ask {
             stop: Vec::new(),
             logprobs: None,
             prompt_logprobs: None,
-            ignore_eos: false,
+            ends: Ends::Usual,
             draft: true,
             format: None,
             tool_choice: ToolChoice::Auto,

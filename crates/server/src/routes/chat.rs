@@ -14,7 +14,7 @@ use super::wire::{self, OneOrMany, Thought, WireMessage};
 use crate::{
     answer::{Finished, Output},
     app::Notes,
-    ask::{self, Ask, Prompt, SamplingAsk},
+    ask::{self, Ask, Ends, Prompt, SamplingAsk},
     attend::Sign,
     body::Body,
     cache::{self, CacheNote},
@@ -352,7 +352,7 @@ impl ChatRequest {
             max_tokens: ask::max_tokens(param, most)?,
             stop: OneOrMany::into_vec(self.stop),
             logprobs,
-            ignore_eos: self.ignore_eos.unwrap_or(false),
+            ends: Ends::ignored(self.ignore_eos),
             draft: self.draft.unwrap_or(true),
             format: self.guided.format(format)?,
             tool_choice,

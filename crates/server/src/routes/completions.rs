@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     answer::{Finished, Output},
-    ask::{self, Ask, Prompt, Text},
+    ask::{self, Ask, Ends, Prompt, Text},
     attend::Sign,
     body::Body,
     error::{ApiError, Dialect},
@@ -120,7 +120,11 @@ impl CompletionRequest {
             stop: OneOrMany::into_vec(self.stop),
             logprobs,
             prompt_logprobs: logprobs.filter(|_| echo),
-            ignore_eos: measures || self.ignore_eos.unwrap_or(false),
+            ends: if measures {
+                Ends::Shown
+            } else {
+                Ends::ignored(self.ignore_eos)
+            },
             draft: self.draft.unwrap_or(true),
             format: self.guided.format(format)?,
             user: self.user,
