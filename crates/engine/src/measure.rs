@@ -19,8 +19,9 @@ const ROWS: [usize; 11] = [1, 2, 4, 8, 16, 32, 3, 6, 5, 7, 64];
 const LEAST: usize = 3;
 /// Each is run so often at the most; the shortest time counts.
 const REPETITIONS: usize = 8;
-/// Once so much time has passed, nothing else is timed: the rest lies on the line between, or beyond in proportion.
-const BUDGET: Duration = Duration::from_millis(200);
+/// Time for all of them, of which each gets an equal share; those whose turn has not come by then lie on the line between, or
+/// beyond in proportion. Whoever starts waits for it.
+const BUDGET: Duration = Duration::from_millis(50);
 /// The same where the costs are kept for later starts. Devices that capture what they run need it: they are slow at first.
 const BUDGET_OF_KEPT: Duration = Duration::from_secs(1);
 /// From the token of a row that is timed to the next one's: a prime, so that there are as many as the vocabulary has.
@@ -94,17 +95,24 @@ fn measure(
         time_rows(executor, limits, has_model, &table, rows)?;
     }
     let begun = Instant::now();
+    let share = budget / rows.len().max(1) as u32;
+    let mut spent = vec![Duration::ZERO; rows.len()];
     // All of them again and again, rather than each many times: what slows a machine down comes and goes.
     for turn in 0..REPETITIONS * rows.len() {
+        let which = turn % rows.len();
         if turn >= LEAST && begun.elapsed() > budget {
             break;
         }
-        let rows = rows[turn % rows.len()];
+        if spent[which] > share {
+            continue;
+        }
+        let (rows, started) = (rows[which], Instant::now());
         let (target, drafter) = time_rows(executor, limits, has_model, &table, rows)?;
         take(&mut costs.target, rows, target);
         if let Some(time) = drafter {
             take(&mut costs.drafter, rows, time);
         }
+        spent[which] += started.elapsed();
     }
     costs.target.sort_unstable();
     costs.drafter.sort_unstable();
