@@ -48,6 +48,7 @@
 pub mod chat;
 mod config;
 pub mod core;
+mod deadlines;
 mod disk;
 mod events;
 mod handle;

@@ -159,6 +159,11 @@ impl Shared {
         }
     }
 
+    /// Whether somebody still waits for something of it.
+    pub(crate) fn is_unfinished(&self, id: RequestId) -> bool {
+        lock(&self.clients).contains_key(&id)
+    }
+
     /// Whether the engine has begun to compute for it; true of one that is over.
     pub(crate) fn has_started(&self, id: RequestId) -> bool {
         let clients = lock(&self.clients);

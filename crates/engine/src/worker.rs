@@ -6,8 +6,6 @@
 
 use std::{
     any::Any,
-    cmp::Reverse,
-    collections::BinaryHeap,
     ops::ControlFlow,
     panic::{self, AssertUnwindSafe},
     sync::{
@@ -22,6 +20,7 @@ use carat_model::backend::{BackendError, Executor, RowResult};
 use crate::{
     config::Limits,
     core::{FinishReason, Pipeline, Request, RequestId, Scheduler, Update},
+    deadlines::{Deadlines, Limit},
     disk::DiskStore,
     events::{EngineError, Event, Usage},
     handle::StartError,
@@ -92,7 +91,7 @@ pub(crate) fn run(
             pipeline,
             shared,
             inbox,
-            deadlines: BinaryHeap::new(),
+            deadlines: Deadlines::default(),
         };
         worker
             .shared
@@ -131,17 +130,8 @@ struct Worker {
     pipeline: Pipeline<Box<dyn Executor>>,
     shared: Arc<Shared>,
     inbox: Receiver<Command>,
-    /// Of requests whose time is limited, the nearest first. Those that have ended before stay until then.
-    deadlines: BinaryHeap<Reverse<(Instant, RequestId, Limit)>>,
-}
-
-/// Purpose of a deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Limit {
-    /// To be started.
-    Queue,
-    /// To end.
-    Request,
+    /// Of requests whose time is limited.
+    deadlines: Deadlines,
 }
 
 impl Worker {
@@ -216,11 +206,7 @@ impl Worker {
 
     /// Ends the requests whose time is up.
     fn expire(&mut self) {
-        while let Some(Reverse((when, id, limit))) = self.deadlines.peek().copied() {
-            if when > Instant::now() {
-                return;
-            }
-            self.deadlines.pop();
+        while let Some((id, limit)) = self.deadlines.pop(Instant::now()) {
             if limit == Limit::Request || !self.shared.has_started(id) {
                 self.pipeline.scheduler().expire(id);
             }
@@ -249,10 +235,12 @@ impl Worker {
         for (most, limit) in limits {
             // What is too far away to be told as a time is never reached.
             if let Some(when) = most.and_then(|most| client.submitted.checked_add(most)) {
-                self.deadlines.push(Reverse((when, id, limit)));
+                self.deadlines.push(when, id, limit);
             }
         }
         self.shared.add(id, client);
+        let shared = &self.shared;
+        self.deadlines.forget(|id| shared.is_unfinished(id));
         self.pipeline
             .submit(id, request)
             .expect("the handle has checked the request against the same limits");
