@@ -3,6 +3,7 @@
 use std::{
     future::Future,
     io,
+    net::SocketAddr,
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context, Poll},
@@ -15,7 +16,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
+    runtime::Runtime,
     sync::{Semaphore, watch},
     time::{Instant, Sleep, sleep},
 };
@@ -32,8 +34,34 @@ const MAX_HEADERS: usize = 100;
 /// What the system holds for a client that does not read. It would give megabytes to each: so many minutes pass before a stream
 /// that nobody reads is noticed, and a thousand of them take the machine's memory.
 const SEND_BUFFER: usize = 64 << 10;
+/// Connections that may wait to be accepted; systems have a limit of their own. A crowd that comes at once is more than the usual
+/// 128 or 1024, and who finds no place there may find the connection cut after it has asked.
+const BACKLOG: u32 = 4096;
 /// A listener that fails (no file descriptors left) is asked again after this.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Threads to serve on: so many for connections, and others that come and go for what takes a core for a while.
+pub fn runtime(threads: usize) -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .thread_name("carat-io")
+        .thread_keep_alive(memory::THREAD_STAYS)
+        .enable_all()
+        .build()
+}
+
+/// Listens for connections. Must be called on a runtime.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // Who starts again need not wait for connections of the last run to be forgotten. On Windows it would let two listen.
+    #[cfg(not(windows))]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
 
 /// Accepts connections until `stop` says so, then lets requests under way end, for as long as the configuration allows.
 pub async fn serve(app: Arc<App>, listener: TcpListener, stop: impl Future<Output = ()>) {

@@ -34,7 +34,7 @@ mod stream;
 mod testing;
 mod watch;
 
-pub use accept::serve;
+pub use accept::{listen, runtime, serve};
 pub use app::{App, Model, ModelInfo};
 pub use body::Body;
 pub use config::{Config, Key, Lanes};

@@ -14,15 +14,28 @@ use crate::app::App;
 
 /// Time between two looks at whether there is anything to do.
 const LOOK: Duration = Duration::from_secs(1);
+/// Looks after the last request until threads that nobody needs have ended, and with them their own stores of memory.
+const LOOKS_UNTIL_ENDED: u32 = 3;
+/// Time after which a thread that requests were read on ends, if there are no more.
+pub(crate) const THREAD_STAYS: Duration = Duration::from_secs(1);
 
-/// Gives back what requests took, whenever the last of them has ended.
+/// Gives back what requests took, whenever the last of them has ended: at once, and again when their threads have ended, too.
 pub(crate) async fn tidy(app: Arc<App>) {
-    let mut tidied = 0;
+    let (mut seen, mut quiet) = (0, LOOKS_UNTIL_ENDED);
     loop {
         tokio::time::sleep(LOOK).await;
         let ended = app.metrics.ended_total();
-        if ended != tidied && app.unfinished() == 0 {
-            tidied = ended;
+        if app.unfinished() > 0 {
+            continue;
+        }
+        if ended != seen {
+            (seen, quiet) = (ended, 0);
+        } else if quiet < LOOKS_UNTIL_ENDED {
+            quiet += 1;
+        } else {
+            continue;
+        }
+        if quiet == 0 || quiet == LOOKS_UNTIL_ENDED {
             // Milliseconds, in which no connection should wait.
             let _ = tokio::task::spawn_blocking(give_back).await;
         }

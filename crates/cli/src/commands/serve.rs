@@ -18,7 +18,7 @@ use carat_engine::{EngineConfig, chat::Chat};
 use carat_server::{App, Config, Key, Lanes, Model, ModelInfo};
 use carat_text::Tokenizer;
 use sha2::{Digest, Sha256};
-use tokio::{net::TcpListener, signal::unix::SignalKind};
+use tokio::signal::unix::SignalKind;
 
 use crate::{
     args::{LaneBy, PrefixArgs, ServeArgs},
@@ -47,15 +47,11 @@ pub(crate) fn run(
 ) -> Result<ExitCode> {
     let started = Instant::now();
     let config = config(args)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(io_threads())
-        .thread_name("carat-io")
-        .enable_all()
-        .build()
+    let runtime = carat_server::runtime(io_threads())
         .context("cannot start the threads that serve connections")?;
     let address = SocketAddr::new(args.host, args.port);
     let listener = runtime
-        .block_on(TcpListener::bind(address))
+        .block_on(async { carat_server::listen(address) })
         .with_context(|| {
             format!(
                 "cannot listen on {address}; --port PORT takes another port, --port 0 a free one"

@@ -8,7 +8,7 @@ use carat_gguf::Gguf;
 use carat_model::{backend::Executor, gemma4, sampling::Sampling};
 use carat_server::{App, Config, Model, ModelInfo};
 use carat_text::{ChatTemplate, Specials, Tokenizer};
-use tokio::{net::TcpListener, runtime::Runtime, sync::oneshot};
+use tokio::{runtime::Runtime, sync::oneshot};
 
 use super::{
     options::Failure,
@@ -91,19 +91,12 @@ fn start(
     let template = ChatTemplate::from_metadata(file.metadata(), tokenizer.vocab())?;
     let context = engine.limits().config().context;
     let chat = Chat::new(engine, Arc::new(tokenizer), Arc::new(template));
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .thread_name("carat-io")
-        .enable_all()
-        .build()?;
-    // Bound without waiting, since the caller may be inside a runtime of its own.
-    let listener = std::net::TcpListener::bind(("127.0.0.1", 0))?;
-    listener.set_nonblocking(true)?;
-    let address = listener.local_addr()?;
+    let runtime = carat_server::runtime(2)?;
     let listener = {
         let _inside = runtime.enter();
-        TcpListener::from_std(listener)?
+        carat_server::listen(SocketAddr::from(([127, 0, 0, 1], 0)))?
     };
+    let address = listener.local_addr()?;
     let app = App::new(config);
     app.ready(Model {
         chat: chat.clone(),

@@ -21,7 +21,7 @@ const TOKENS: usize = 30;
 const PATIENCE: Duration = Duration::from_secs(30);
 const IDLE_MILLIS: f64 = 500.0;
 /// After which an idle server has tidied up.
-const REST: Duration = Duration::from_secs(3);
+const REST: Duration = Duration::from_secs(6);
 /// Growth of memory in percent, once caches are full, to the last storm.
 const GROWTH: f64 = 5.0;
 
