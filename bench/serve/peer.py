@@ -12,11 +12,12 @@ else to do meanwhile.
 """
 
 import argparse
-import asyncio
 import json
 import os
 import re
+import selectors
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -48,7 +49,7 @@ class Server:
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while True:
             try:
-                if asyncio.run(get(self.port, "/health")).startswith("HTTP/1.1 200"):
+                if get(self.port, "/health").startswith("HTTP/1.1 200"):
                     break
             except OSError:
                 pass
@@ -73,85 +74,113 @@ class Server:
         self.process.wait()
 
 
-async def get(port, path):
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-    answer = await reader.read(200)
-    writer.close()
-    return answer.decode(errors="replace")
+def get(port, path):
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        return connection.recv(200).decode(errors="replace")
 
 
-async def stream(port, messages, tokens):
-    """When each piece of a streamed answer came, and when it was asked for."""
-    body = json.dumps({
-        "messages": messages, "max_tokens": tokens, "stream": True, "temperature": 0, "ignore_eos": True,
-        "cache_prompt": True,
-    }).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    started = time.monotonic()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    times, text, buffered = [], [], b""
-    while b"[DONE]" not in buffered:
-        piece = await reader.read(1 << 16)
+class Stream:
+    """A streamed answer. What arrives is kept with its time and read when all of it is there: a client that reads meanwhile takes
+    the cores that the servers are measured on."""
+
+    def __init__(self, port, messages, tokens):
+        body = json.dumps({
+            "messages": messages, "max_tokens": tokens, "stream": True, "temperature": 0, "ignore_eos": True,
+            "cache_prompt": True,
+        }).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.connection = socket.create_connection(("127.0.0.1", port))
+        self.connection.setblocking(False)
+        self.arrived = []
+        self.end = b""
+        self.asked = time.monotonic()
+        self.connection.sendall(head.encode() + body)
+
+    def read(self):
+        """Takes what is there. False when it was the last."""
+        piece = self.connection.recv(1 << 16)
+        self.arrived.append((time.monotonic(), piece))
+        self.end = (self.end + piece)[-64:]
         if not piece:
-            raise RuntimeError("the stream broke off: " + buffered[-300:].decode(errors="replace"))
-        now = time.monotonic()
-        buffered += piece
-        *lines, buffered = buffered.split(b"\n")
-        if any(b"[DONE]" in line for line in lines):
-            buffered = b"[DONE]"
-        for line in lines:
-            if line.startswith(b"data: {"):
-                choices = json.loads(line[6:]).get("choices")
-                delta = choices[0]["delta"] if choices else {}
-                part = delta.get("content") or delta.get("reasoning_content")
-                if part:
-                    times.append(now)
-                    text.append(part)
-    writer.close()
-    # An answer without text has come when it ended.
-    return started, times or [time.monotonic()], "".join(text)
+            raise RuntimeError("the stream broke off: " + self.end.decode(errors="replace"))
+        return b"[DONE]" not in self.end
+
+    def parts(self):
+        """Each piece of text, and when it came."""
+        buffered, found = b"", []
+        for when, piece in self.arrived:
+            *lines, buffered = (buffered + piece).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data: {"):
+                    choices = json.loads(line[6:]).get("choices")
+                    delta = choices[0]["delta"] if choices else {}
+                    text = delta.get("content") or delta.get("reasoning_content")
+                    if text:
+                        found.append((when, text))
+        # An answer without text has come when it ended.
+        return found or [(self.arrived[-1][0], "")]
 
 
-async def load(port, streams, tokens, words, rounds=1):
+def ask(port, conversations, tokens):
+    """All of them at once, read to their ends."""
+    selector = selectors.DefaultSelector()
+    streams = [Stream(port, messages, tokens) for messages in conversations]
+    for stream in streams:
+        selector.register(stream.connection, selectors.EVENT_READ, stream)
+    open_streams = len(streams)
+    while open_streams:
+        for key, _ in selector.select():
+            if not key.data.read():
+                selector.unregister(key.fileobj)
+                key.fileobj.close()
+                open_streams -= 1
+    return streams
+
+
+def load(port, streams, tokens, words, rounds=1):
     """So many streams at once, some rounds of it: an answer's worst gap is not yet a p99."""
-    took, answers = 0, []
+    took, count, gaps, firsts = 0, 0, [], []
     for n in range(rounds):
         seeds = range(streams * (100 + n), streams * (101 + n))
-        asked = [stream(port, [{"role": "user", "content": prompt(seed, words)}], tokens) for seed in seeds]
-        started = time.monotonic()
-        answered = await asyncio.gather(*asked)
-        took += max(times[-1] for _, times, _ in answered) - started
-        answers += answered
-    gaps = sorted(b - a for _, times, _ in answers for a, b in zip(times, times[1:]))
+        answers = ask(port, [[{"role": "user", "content": prompt(seed, words)}] for seed in seeds], tokens)
+        ends = []
+        for answer in answers:
+            times = [when for when, _ in answer.parts()]
+            count += len(times)
+            ends.append(times[-1])
+            firsts.append(times[0] - answer.asked)
+            gaps += [b - a for a, b in zip(times, times[1:])]
+        took += max(ends) - answers[0].asked
+    gaps.sort()
     return {
-        "tokens/s": sum(len(times) for _, times, _ in answers) / took,
+        "tokens/s": count / took,
+        "p50 gap ms": 1e3 * gaps[len(gaps) // 2] if gaps else float("nan"),
         "p99 gap ms": 1e3 * gaps[int(len(gaps) * 0.99)] if gaps else float("nan"),
-        "ttft ms": 1e3 * statistics.median(times[0] - asked_at for asked_at, times, _ in answers),
+        "ttft ms": 1e3 * statistics.median(firsts),
     }
 
 
-async def second_turn(port, words):
+def second_turn(port, words):
     first = [{"role": "user", "content": prompt(7, words)}]
-    _, _, text = await stream(port, first, 8)
+    text = "".join(text for _, text in ask(port, [first], 8)[0].parts())
     second = first + [{"role": "assistant", "content": text}, {"role": "user", "content": "And then?"}]
-    asked, times, _ = await stream(port, second, 16)
-    return 1e3 * (times[0] - asked)
+    answer = ask(port, [second], 16)[0]
+    return 1e3 * (answer.parts()[0][0] - answer.asked)
 
 
 def measure(name, args):
     server = Server(name, args)
     try:
         figures = {"ready s": server.seconds}
-        asyncio.run(load(server.port, 1, 4, 4))
+        load(server.port, 1, 4, 4)
         for streams in args.streams:
             before = server.cpu()
             rounds = -(-args.answers // streams)
-            found = asyncio.run(load(server.port, streams, args.tokens, args.words, rounds))
+            found = load(server.port, streams, args.tokens, args.words, rounds)
             found["cpu ms/token"] = 1e3 * (server.cpu() - before) / (rounds * streams * args.tokens)
             figures.update({f"{streams}: {key}": value for key, value in found.items()})
-        figures["second turn ttft ms"] = asyncio.run(second_turn(server.port, args.turn_words))
+        figures["second turn ttft ms"] = second_turn(server.port, args.turn_words)
         figures["resident MiB"] = server.resident()
         return figures
     finally:
