@@ -18,7 +18,7 @@ use carat_model::{
     TokenId,
     backend::{CompileOptions, Executor},
     cost::{self, BatchShape, Cost, Roofline},
-    kv::{PAGE_TOKENS, PerGroup},
+    kv::{KvGroup, PerGroup, pages_of, window_pages},
     sampling,
 };
 use serde::Serialize;
@@ -75,6 +75,18 @@ impl Case {
     /// Most tokens that a sequence will have.
     fn length(&self) -> usize {
         self.depth.saturating_add(self.tokens())
+    }
+
+    /// Pages that each sequence holds: all of full layers, of sliding ones a window before each chunk. Behind a depth the window
+    /// must outlive the test, which begins there again and again.
+    fn pages(&self, window: Option<usize>) -> PerGroup<usize> {
+        let full = pages_of(self.length());
+        let again = if self.depth > 0 { self.tokens() } else { 0 };
+        let sliding = window.map_or(full, |window| window_pages(window + self.batch.max(again)));
+        PerGroup {
+            full,
+            sliding: sliding.min(full),
+        }
     }
 }
 
@@ -146,17 +158,20 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
     let sequences = cases.iter().map(|c| c.sequences).max().unwrap_or(1);
     let rows = batches.iter().copied().max().unwrap_or(1);
     let rows = rows.clamp(1, longest).max(sequences);
-    let pages = cases
-        .iter()
-        .map(|c| c.sequences.saturating_mul(c.length().div_ceil(PAGE_TOKENS)))
-        .max()
-        .unwrap_or(0);
+    let window = loaded.plan.window();
+    let pages = |group: KvGroup| {
+        let of_case = |case: &Case| {
+            let each = case.pages(window);
+            case.sequences.saturating_mul(*each.get(group))
+        };
+        cases.iter().map(of_case).max().unwrap_or(0)
+    };
     let mut executor = load::compile(
         &loaded,
         &CompileOptions {
             pages: PerGroup {
-                full: pages,
-                sliding: pages,
+                full: pages(KvGroup::Full),
+                sliding: pages(KvGroup::Sliding),
             },
             host_pages: PerGroup::default(),
             kv: loaded.kv,
@@ -236,7 +251,8 @@ fn measure<'a>(
     pace: Pace,
 ) -> Result<(Vec<f64>, Feeder<'a>)> {
     let vocab = loaded.plan.vocab() as u64;
-    let mut feeder = Feeder::new(executor, case.length(), case.sequences);
+    let held = case.pages(loaded.plan.window());
+    let mut feeder = Feeder::new(executor, case.length(), case.sequences, held);
     let token = |repetition: u32, i: usize| {
         (sampling::random(repetition.into(), i as u64, 0) % vocab) as TokenId
     };

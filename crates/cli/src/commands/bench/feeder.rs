@@ -6,7 +6,7 @@ use anyhow::Result;
 use carat_model::{
     TokenId,
     backend::{Batch, Draw, Executor, LaunchTime, Outputs, RowOutput, Run, token_feeds},
-    kv::{PAGE_TOKENS, PageId, PerGroup},
+    kv::{PageId, PerGroup, pages_of},
     sampling::Sampling,
 };
 
@@ -17,20 +17,28 @@ pub(super) struct Feeder<'a> {
 }
 
 struct Sequence {
-    pages: Vec<PageId>,
+    pages: PerGroup<Vec<PageId>>,
     history: Vec<TokenId>,
 }
 
 impl<'a> Feeder<'a> {
-    /// Sequences of at most this many tokens each.
+    /// Sequences of at most this many tokens each. Of the pages that each holds, those of sliding layers are used in turns.
     pub(super) fn new(
         executor: &'a mut dyn Executor,
         tokens: usize,
         sequences: usize,
+        held: PerGroup<usize>,
     ) -> Feeder<'a> {
-        let pages = tokens.div_ceil(PAGE_TOKENS) as u32;
+        let table = |sequence: u32, held: usize| {
+            let held = held as u32;
+            let turns = (0..pages_of(tokens) as u32).map(move |page| page % held);
+            turns.map(|turn| PageId(sequence * held + turn)).collect()
+        };
         let sequence = |i: u32| Sequence {
-            pages: (i * pages..(i + 1) * pages).map(PageId).collect(),
+            pages: PerGroup {
+                full: table(i, held.full),
+                sliding: table(i, held.sliding),
+            },
             history: Vec::new(),
         };
         Feeder {
@@ -97,8 +105,8 @@ impl<'a> Feeder<'a> {
                 rows: i * rows..(i + 1) * rows,
                 position,
                 pages: PerGroup {
-                    full: sequence.pages.as_slice(),
-                    sliding: sequence.pages.as_slice(),
+                    full: sequence.pages.full.as_slice(),
+                    sliding: sequence.pages.sliding.as_slice(),
                 },
                 sampled,
                 visible_end: None,

@@ -8,6 +8,7 @@ use carat_model::{
     TokenId,
     backend::{Executor, LaunchTime},
     cost::{self, BatchShape, Cost, Roofline},
+    kv::PerGroup,
     phase::Phase,
 };
 use serde::Serialize;
@@ -224,7 +225,10 @@ impl Profiles {
         if args.output == BenchFormat::Csv {
             misuse!("--profile has no csv form; -o md and -o json do");
         }
-        if Feeder::new(executor, 1, 1).profile(&[0])?.is_none() {
+        if Feeder::new(executor, 1, 1, PerGroup::both(1))
+            .profile(&[0])?
+            .is_none()
+        {
             bail!(
                 "the backend `{}` cannot time its launches one by one, so --profile has nothing to show; --backend cuda can",
                 loaded.backend.name()
@@ -255,7 +259,7 @@ impl Profiles {
 
 #[cfg(test)]
 mod tests {
-    use carat_model::{kv::PerGroup, phase::Origin};
+    use carat_model::phase::Origin;
 
     use super::*;
 
