@@ -1,10 +1,12 @@
 // Top-k routing: the softmax of scaled router scores over all experts, the `top_k` largest renormalised, times each expert's scale.
-// out[r] holds `top_k` expert numbers, then their weights. On ties the lower expert wins.
+// out[r] holds `top_k` expert numbers, then their weights. On ties the lower expert wins. Scores may come in parts that are added up
+// here, [rows, parts, experts], with the sums of squares, [rows, parts], that their norm's factor follows from (`router_scores`).
 //
 // Grid: (rows), one warp per row.
-// Bytes per row: 4 * experts in, 8 * top_k out.
+// Bytes per row: 4 * parts * experts in, 8 * top_k out.
 // Requires experts <= MAX_EXPERTS and top_k <= experts.
 #include "lib/batch.cuh"
+#include "lib/norm.cuh"
 #include "lib/ptx.cuh"
 #include "lib/reduce.cuh"
 
@@ -15,12 +17,15 @@ constexpr float MIN_SHARE = 6.103515625e-5f;
 struct Params {
   Rows rows;
   const float* scores;
+  const float* squares;       // null where the norm has been applied
   const float* expert_scale;  // may be null
   float* out;
   u32 experts;
   u32 top_k;
   float scale;  // of scores
-  u32 reserved;
+  u32 parts;
+  u32 columns;  // of the norm
+  float eps;
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/moe/route.rs differs");
 
@@ -39,12 +44,20 @@ extern "C" __global__ void route(const Params p) {
   griddep_wait();
   if (!p.rows.has(blockIdx.x)) return;
   const u32 lane = threadIdx.x;
-  const float* scores = p.scores + u64(blockIdx.x) * p.experts;
+  const float* scores = p.scores + u64(blockIdx.x) * p.parts * p.experts;
+  float norm = 1;
+  if (p.squares) {
+    float squares = 0;
+    for (u32 part = 0; part < p.parts; part++) squares += p.squares[u64(blockIdx.x) * p.parts + part];
+    norm = rms_scale_of(squares, p.columns, p.eps);
+  }
   float* out = p.out + u64(blockIdx.x) * 2 * p.top_k;
   float max = -INF;
 #pragma unroll 4
   for (u32 e = lane; e < p.experts; e += WARP) {
-    const float score = mul(scores[e], p.scale);
+    float sum = scores[e];
+    for (u32 part = 1; part < p.parts; part++) sum += scores[part * p.experts + e];
+    const float score = mul(mul(sum, norm), p.scale);
     left[e] = score;
     max = fmaxf(max, score);
   }

@@ -139,15 +139,15 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_norm(const Param
   store_following(p, row, start, p.weight, p.eps);
 }
 
-// Weights of branches are loaded early where there are registers for them.
-constexpr bool EARLY_WEIGHTS = HOLD <= 6;
+// Blocks of branches on a multiprocessor at least. What counts there is how many rows are on their way: the outputs of eight experts are
+// most of what is read. So weights, which are in the cache, are loaded late, and registers are left for others.
+constexpr u32 BRANCHES_BLOCKS = HOLD <= 6 ? 4 : 1;
 
 // row = norm(row) + norm(branch)
-__device__ __forceinline__ void add_branch(const Params& p, Row& row, const Row& branch, Row& x_weights, Row& branch_weights) {
-  if (!EARLY_WEIGHTS) {
-    x_weights.load_weights(p.x_weight, p.columns);
-    branch_weights.load_weights(p.branch_weight, p.columns);
-  }
+__device__ __forceinline__ void add_branch(const Params& p, Row& row, const Row& branch) {
+  Row x_weights, branch_weights;
+  x_weights.load_weights(p.x_weight, p.columns);
+  branch_weights.load_weights(p.branch_weight, p.columns);
   const float x_scale = row.rms_scale(p.columns, p.x_eps), branch_scale = branch.rms_scale(p.columns, p.branch_eps);
 #pragma unroll
   for (u32 k = 0; k < HOLD; k++) {
@@ -161,13 +161,9 @@ __device__ __forceinline__ void add_branch(const Params& p, Row& row, const Row&
 template <bool BRANCHES>
 __device__ __forceinline__ void residual_norm(const Params& p) {
   const u64 start = u64(blockIdx.x) * p.columns;
-  Row row, residual, weights, branch, x_weights, branch_weights;
+  Row row, residual, weights, branch;
   // Weights depend on no launch.
-  if (!BRANCHES || EARLY_WEIGHTS) weights.load_weights(p.weight, p.columns);
-  if (BRANCHES && EARLY_WEIGHTS) {
-    x_weights.load_weights(p.x_weight, p.columns);
-    branch_weights.load_weights(p.branch_weight, p.columns);
-  }
+  if (!BRANCHES) weights.load_weights(p.weight, p.columns);
   griddep_launch_dependents();
   griddep_wait();
   row.load(p.x + start, p.columns);
@@ -177,15 +173,13 @@ __device__ __forceinline__ void residual_norm(const Params& p) {
   } else if (BRANCHES) {
     branch.load(p.branch + start, p.columns);
   }
-  if (!BRANCHES || EARLY_WEIGHTS) residual.load(p.residual + start, p.columns);
+  if (!BRANCHES) residual.load(p.residual + start, p.columns);
   if (!p.rows.has(blockIdx.x)) return;
   if (p.factor) row.multiply(p.factor[blockIdx.x]);
   if (BRANCHES) {
-    add_branch(p, row, branch, x_weights, branch_weights);
-    if (!EARLY_WEIGHTS) {
-      residual.load(p.residual + start, p.columns);
-      weights.load_weights(p.weight, p.columns);
-    }
+    add_branch(p, row, branch);
+    residual.load(p.residual + start, p.columns);
+    weights.load_weights(p.weight, p.columns);
   }
   const float scale = row.rms_scale(p.columns, p.eps);
 #pragma unroll
@@ -206,4 +200,4 @@ __device__ __forceinline__ void residual_norm(const Params& p) {
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_residual_norm(const Params p) { residual_norm<false>(p); }
-extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_branches_norm(const Params p) { residual_norm<true>(p); }
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, BRANCHES_BLOCKS) fused_branches_norm(const Params p) { residual_norm<true>(p); }

@@ -81,8 +81,8 @@ pub(crate) use load::pack::Pack;
 pub(crate) use moe::experts_linear::{ExpertInput, ExpertsLinear};
 pub(crate) use moe::experts_sum::ExpertsSum;
 pub(crate) use moe::permute::MoePermute;
-pub(crate) use moe::route::{MAX_EXPERTS, Route};
-pub(crate) use moe::router_scores::{RouterScores, RouterWeights};
+pub(crate) use moe::route::{MAX_EXPERTS, Route, ScoreParts};
+pub(crate) use moe::router_scores::{PARTS, RouterScores, RouterWeights};
 pub(crate) use norm::fused_norm::{
     BranchNorms, FusedNorm, FusedResidualNorm, MAX_COLUMNS as NORM_MAX_COLUMNS, NormOut,
 };

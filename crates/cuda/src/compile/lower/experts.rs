@@ -6,7 +6,6 @@ use carat_model::{plan::Value, weights::Weight};
 use super::{Lowering, ScratchBytes};
 use crate::{
     compile::{
-        call::Buckets,
         fuse::{Experts, Op, Product, Prologue, Routing, RowNorm, Work},
         rows::{RowClass, buckets},
     },
@@ -14,14 +13,10 @@ use crate::{
         Activation, ExpertGroups, ExpertInput, ExpertTiles, ExpertsSum, FusedNorm, GemmEpilogue,
         GemmInput, GemmOutput, GemmShape, GemmWeights, Gemv, GemvEpilogue, GemvPrologue, GemvShape,
         GemvWeights, MAX_EXPERTS, MoePermute, NORM_MAX_COLUMNS, NormOut, Operand, OutputRows,
-        Overlap, PermutationOperands, Route, RoutedExperts, RouterScores, RouterWeights,
-        WeightFormat, WeightOperand, fragment::FragmentFormat,
+        Overlap, PARTS, PermutationOperands, Route, RoutedExperts, RouterScores, RouterWeights,
+        ScoreParts, WeightFormat, WeightOperand, fragment::FragmentFormat,
     },
 };
-
-/// The largest bucket whose router scores are a GEMV's. On an H200 experts of 26B-A4B take 11.9 ms for 512 rows so and 12.8 otherwise; for 2,048
-/// rows 28.7 and 20.7.
-const MAX_GEMV_ROWS: usize = 512;
 
 /// Outputs of each row's routed experts, `[rows, top_k, columns]`.
 #[derive(Clone, Copy)]
@@ -121,10 +116,10 @@ impl Lowering<'_> {
         if experts > MAX_EXPERTS {
             return None;
         }
-        let scores = self.scratch_floats("router scores", experts);
-        self.router_scores(op, routing, scores)?;
+        let (scores, parts) = self.router_scores(op, routing)?;
         let kernel = Route {
             scores,
+            parts,
             scale: routing.scale,
             expert_scale: routing.expert_scale,
             experts,
@@ -136,43 +131,44 @@ impl Lowering<'_> {
         Some(())
     }
 
-    /// Scores by a GEMV, or in buckets of many rows, from a router in floats, by a kernel of their own.
-    fn router_scores(&mut self, op: &Op, routing: &Routing, out: Operand) -> Option<()> {
-        let kernel = match self.class {
-            RowClass::Large if self.target.max_rows > MAX_GEMV_ROWS => {
-                self.scores_kernel(routing, out)
-            }
+    /// Scores by a GEMV, or for many rows, from a router in floats, in parts by a kernel of their own.
+    fn router_scores(
+        &mut self,
+        op: &Op,
+        routing: &Routing,
+    ) -> Option<(Operand, Option<ScoreParts>)> {
+        let experts = self.weights.matrix(routing.w).rows;
+        let columns = self.plan.columns(routing.norm.x);
+        let weights = match self.gemv_format(routing.w)? {
+            (GemvWeights::F32, format) => Some((RouterWeights::F32, format)),
+            (GemvWeights::BF16, format) => Some((RouterWeights::BF16, format)),
             _ => None,
         };
-        let Some(kernel) = kernel else {
-            return self.gemv_scores(op, routing, out);
+        let in_parts = matches!(self.class, RowClass::Large) && RouterScores::takes(columns);
+        let Some((weights, format)) = weights.filter(|_| in_parts) else {
+            let scores = self.scratch_floats("router scores", experts);
+            self.gemv_scores(op, routing, scores)?;
+            return Some((scores, None));
         };
-        self.buckets = Buckets::up_to(MAX_GEMV_ROWS);
-        let few = self.gemv_scores(op, routing, out);
-        self.buckets = few.map_or(Buckets::ALL, |()| Buckets::above(MAX_GEMV_ROWS));
-        self.call(&format!("{} scores", op.label), op.rows, kernel);
-        self.buckets = Buckets::ALL;
-        Some(())
-    }
-
-    fn scores_kernel(&self, routing: &Routing, out: Operand) -> Option<RouterScores> {
-        let Routing { norm, w, .. } = *routing;
-        let columns = self.plan.columns(norm.x);
-        let (weights, format) = match self.gemv_format(w)? {
-            (GemvWeights::F32, format) => (RouterWeights::F32, format),
-            (GemvWeights::BF16, format) => (RouterWeights::BF16, format),
-            _ => return None,
+        let parts = ScoreParts {
+            squares: self.scratch_floats("router squares", PARTS),
+            parts: PARTS,
+            columns,
+            eps: routing.norm.eps,
         };
-        RouterScores::takes(columns).then(|| RouterScores {
-            x: Operand::Value(norm.x),
-            norm_weight: norm.weight,
-            eps: norm.eps,
-            w: WeightOperand::one(w, format),
+        let kernel = RouterScores {
+            x: Operand::Value(routing.norm.x),
+            norm_weight: routing.norm.weight,
+            w: WeightOperand::one(routing.w, format),
             weights,
             columns,
-            experts: self.weights.matrix(w).rows,
-            out,
-        })
+            experts,
+            out: self.scratch_floats("router scores", PARTS * experts),
+            squares: parts.squares,
+        };
+        let scores = kernel.out;
+        self.call(&format!("{} scores", op.label), op.rows, kernel);
+        Some((scores, Some(parts)))
     }
 
     /// Scores by a GEMV with the router's norm as its prologue, eight rows at a time.

@@ -155,6 +155,7 @@ impl Lowering<'_> {
                 self.call(&format!("{label} scores"), rows, linear);
                 let kernel = Route {
                     scores,
+                    parts: None,
                     scale: 1.0,
                     expert_scale,
                     experts,

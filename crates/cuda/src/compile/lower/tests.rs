@@ -253,10 +253,10 @@ fn experts_of_few_rows_and_of_many() {
     .assert_eq(&small);
     let large = section(&model, cublaslt(LARGE), "L0.ffn.experts");
     expect![[r#"
-        L0.ffn.experts permute     all     permute_144                s8 -> s9 s10 s11
-        L0.ffn.experts_norm        all     fused_norm                 %13 -> s12
-        L0.ffn.experts gate+up     all     gemm_packed_sm90.q4.geglu_pair.grouped s9 s10 s11 s12 -> s13
-        L0.ffn.experts down        all     gemm_packed_sm90.q4.f32.grouped s9 s10 s11 s13 -> s14"#]]
+        L0.ffn.experts permute     all     permute_144                s9 -> s10 s11 s12
+        L0.ffn.experts_norm        all     fused_norm                 %13 -> s13
+        L0.ffn.experts gate+up     all     gemm_packed_sm90.q4.geglu_pair.grouped s10 s11 s12 s13 -> s14
+        L0.ffn.experts down        all     gemm_packed_sm90.q4.f32.grouped s10 s11 s12 s14 -> s15"#]]
     .assert_eq(&large);
 }
 
@@ -276,8 +276,13 @@ fn products_without_copies_multiply_packed_weights_on_hopper() {
 #[test]
 fn every_bucket_has_one_kernel_for_router_scores() {
     let model = model(Variant::Moe26b);
-    let calls = lowered(&model, cublaslt(2048));
-    for (rows, kernel) in [(100, "gemv"), (512, "gemv"), (1024, "router_scores")] {
+    for (rows, kernel) in [
+        (1, "gemv"),
+        (64, "gemv"),
+        (100, "router_scores"),
+        (2048, "router_scores"),
+    ] {
+        let calls = lowered(&model, cublaslt(rows));
         let scores = |call: &&Call| call.label == "L0.ffn.route scores" && call.buckets.hold(rows);
         let found: Vec<&Call> = calls.iter().filter(scores).collect();
         assert_eq!(found.len(), 1, "{rows} rows");

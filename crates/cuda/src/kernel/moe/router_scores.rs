@@ -1,4 +1,4 @@
-//! Twin of `kernels/moe/router_scores.cu`: scores of all experts for the rows of a large batch, with the router's norm.
+//! Twin of `kernels/moe/router_scores.cu`: scores of all experts for the rows of a large batch, in parts.
 
 use carat_model::weights::Weight;
 
@@ -10,10 +10,12 @@ use crate::{
 };
 
 /// Rows of a block.
-const ROWS: usize = 16;
+const ROWS: usize = 64;
 const THREADS: usize = 256;
 /// Inputs of a tile.
 const INPUTS: usize = 32;
+/// Slices of the inputs, each with blocks of its own.
+pub(crate) const PARTS: usize = 8;
 
 params! {
     struct RouterScoresParams {
@@ -22,10 +24,9 @@ params! {
         norm_weight: Address,
         w: Address,
         out: Address,
+        squares: Address,
         columns: u32,
         experts: u32,
-        eps: f32,
-        reserved: u32,
     }
 }
 
@@ -36,18 +37,19 @@ pub(crate) enum RouterWeights {
     BF16,
 }
 
-/// `norm(x) . w`, `[rows, experts]`.
+/// `x * norm_weight . w` in parts, `[rows, PARTS, experts]`, and what the norm's factor follows from.
 #[derive(Debug)]
 pub(crate) struct RouterScores {
     pub(crate) x: Operand,
     pub(crate) norm_weight: Option<Weight>,
-    pub(crate) eps: f32,
     /// Row-major.
     pub(crate) w: WeightOperand,
     pub(crate) weights: RouterWeights,
     pub(crate) columns: usize,
     pub(crate) experts: usize,
     pub(crate) out: Operand,
+    /// `[rows, PARTS]`
+    pub(crate) squares: Operand,
 }
 
 impl RouterScores {
@@ -65,7 +67,10 @@ pub(crate) fn specialization(weights: RouterWeights) -> Specialization {
     Specialization {
         kernel: "router_scores",
         entries: &["router_scores"],
-        constants: vec![("WEIGHTS", weights.to_owned())],
+        constants: vec![
+            ("WEIGHTS", weights.to_owned()),
+            ("PARTS", PARTS.to_string()),
+        ],
         params_bytes: RouterScoresParams::BYTES,
     }
 }
@@ -76,7 +81,7 @@ impl Kernel for RouterScores {
     }
 
     fn grid(&self, rows: usize) -> Grid {
-        Grid::new((rows.div_ceil(ROWS), 1), THREADS)
+        Grid::new((rows.div_ceil(ROWS), PARTS), THREADS)
     }
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
@@ -86,10 +91,9 @@ impl Kernel for RouterScores {
             norm_weight: at.vector(self.norm_weight),
             w: at.matrix(&self.w).start,
             out: at.operand(self.out),
+            squares: at.operand(self.squares),
             columns: self.columns as u32,
             experts: self.experts as u32,
-            eps: self.eps,
-            reserved: 0,
         }
         .bytes()
     }
@@ -105,7 +109,7 @@ impl Kernel for RouterScores {
     }
 
     fn writes(&self) -> Vec<Operand> {
-        vec![self.out]
+        vec![self.out, self.squares]
     }
 }
 
@@ -124,7 +128,7 @@ mod tests {
     fn check(weights: RouterWeights, (columns, experts): (usize, usize), normed: bool) {
         let card = Card::open(Tier::Portable);
         let module = card.load(&specialization(weights));
-        let (count, bucket) = (37, 48);
+        let (count, bucket) = (77, 96);
         let x = normals(1, bucket * columns);
         let norm = normals(2, columns);
         // What BF16 holds, so that either format has the same values.
@@ -141,7 +145,8 @@ mod tests {
                 card.upload(&halves)
             }
         };
-        let out = card.upload(&vec![POISON; bucket * experts]);
+        let out = card.upload(&vec![POISON; bucket * PARTS * experts]);
+        let squares = card.upload(&vec![POISON; bucket * PARTS]);
         let params = RouterScoresParams {
             rows: RowsAt {
                 count: rows.address(),
@@ -155,16 +160,27 @@ mod tests {
             },
             w: w_at.address(),
             out: out.address(),
+            squares: squares.address(),
             columns: columns as u32,
             experts: experts as u32,
-            eps: EPS,
-            reserved: 0,
         };
-        let grid = Grid::new((bucket.div_ceil(ROWS), 1), THREADS);
+        let grid = Grid::new((bucket.div_ceil(ROWS), PARTS), THREADS);
         card.run(&module, grid, &params.bytes());
-        let found: Vec<f32> = card.download(&out, bucket * experts);
-        let (found, beyond) = found.split_at(count * experts);
-        assert!(beyond.iter().all(|&v| v == POISON), "past the end");
+        let parts: Vec<f32> = card.download(&out, bucket * PARTS * experts);
+        let squares: Vec<f32> = card.download(&squares, bucket * PARTS);
+        let (parts, beyond) = parts.split_at(count * PARTS * experts);
+        let (squares, squares_beyond) = squares.split_at(count * PARTS);
+        let mut beyond = beyond.iter().chain(squares_beyond);
+        assert!(beyond.all(|&v| v == POISON), "past the end");
+        let mut found = Vec::new();
+        for (parts, squares) in parts
+            .chunks_exact(PARTS * experts)
+            .zip(squares.chunks_exact(PARTS))
+        {
+            let scale = 1.0 / (squares.iter().sum::<f32>() / columns as f32 + EPS).sqrt();
+            let sum = |e: usize| parts[e..].iter().step_by(experts).sum::<f32>();
+            found.extend((0..experts).map(|e| scale * sum(e)));
+        }
         let mut expected = Vec::new();
         for x in x.chunks_exact(columns).take(count) {
             let squares: f64 = x.iter().map(|&v| f64::from(v) * f64::from(v)).sum();
@@ -178,7 +194,7 @@ mod tests {
                 expected.push((scale * sum) as f32);
             }
         }
-        let error = relative_error(found, &expected);
+        let error = relative_error(&found, &expected);
         assert!(error < 1e-6, "{weights:?} {columns} {experts}: {error}");
     }
 
