@@ -17,7 +17,7 @@ constexpr float MIN_SHARE = 6.103515625e-5f;
 struct Params {
   Rows rows;
   const float* scores;
-  const float* squares;       // null where the norm has been applied
+  const float* squares;       // null where scores are whole and normed
   const float* expert_scale;  // may be null
   float* out;
   u32 experts;
@@ -45,19 +45,22 @@ extern "C" __global__ void route(const Params p) {
   if (!p.rows.has(blockIdx.x)) return;
   const u32 lane = threadIdx.x;
   const float* scores = p.scores + u64(blockIdx.x) * p.parts * p.experts;
-  float norm = 1;
   if (p.squares) {
     float squares = 0;
     for (u32 part = 0; part < p.parts; part++) squares += p.squares[u64(blockIdx.x) * p.parts + part];
-    norm = rms_scale_of(squares, p.columns, p.eps);
+    const float norm = rms_scale_of(squares, p.columns, p.eps);
+    for (u32 e = lane; e < p.experts; e += WARP) {
+      float sum = 0;
+#pragma unroll 8
+      for (u32 part = 0; part < p.parts; part++) sum += scores[part * p.experts + e];
+      left[e] = mul(sum, norm);
+    }
   }
   float* out = p.out + u64(blockIdx.x) * 2 * p.top_k;
   float max = -INF;
 #pragma unroll 4
   for (u32 e = lane; e < p.experts; e += WARP) {
-    float sum = scores[e];
-    for (u32 part = 1; part < p.parts; part++) sum += scores[part * p.experts + e];
-    const float score = mul(mul(sum, norm), p.scale);
+    const float score = mul(p.squares ? left[e] : scores[e], p.scale);
     left[e] = score;
     max = fmaxf(max, score);
   }

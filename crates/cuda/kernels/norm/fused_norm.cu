@@ -3,7 +3,7 @@
 //   fused_norm           following = norm(x)
 //   fused_residual_norm  sum = (residual + norm(x)) * scale, perhaps as a product's activation, too; perhaps following = norm(sum)
 //   fused_branches_norm  the same with norm(x) + norm(branch) in place of x; the branch may be the sum of routed experts' outputs by
-//                        weight, [rows, top_k, columns]
+//                        weight, [rows, top_k, columns]. `_many` is for more rows than there is room for at once
 //
 // Grid: (rows), one block per row. 128 threads (fewer for rows under 512 columns) hold the row, HOLD fours each, so everything is
 // read once. The bits are those of rms_norm.cu and pointwise.cu: thread t stands for four of theirs (lib/quads.cuh).
@@ -139,15 +139,19 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_norm(const Param
   store_following(p, row, start, p.weight, p.eps);
 }
 
-// Blocks of branches on a multiprocessor at least. What counts there is how many rows are on their way: the outputs of eight experts are
-// most of what is read. So weights, which are in the cache, are loaded late, and registers are left for others.
-constexpr u32 BRANCHES_BLOCKS = HOLD <= 6 ? 4 : 1;
+// Weights of branches are loaded early where there are registers for them. With many rows what counts is how many are on their way,
+// for the outputs of eight experts are most of what is read: then weights, which are in the cache, come late, and registers are left for
+// other blocks.
+constexpr bool CAN_BE_EARLY = HOLD <= 6;
+constexpr u32 MANY_BLOCKS = HOLD <= 6 ? 4 : 1;
 
 // row = norm(row) + norm(branch)
-__device__ __forceinline__ void add_branch(const Params& p, Row& row, const Row& branch) {
-  Row x_weights, branch_weights;
-  x_weights.load_weights(p.x_weight, p.columns);
-  branch_weights.load_weights(p.branch_weight, p.columns);
+template <bool EARLY>
+__device__ __forceinline__ void add_branch(const Params& p, Row& row, const Row& branch, Row& x_weights, Row& branch_weights) {
+  if (!EARLY) {
+    x_weights.load_weights(p.x_weight, p.columns);
+    branch_weights.load_weights(p.branch_weight, p.columns);
+  }
   const float x_scale = row.rms_scale(p.columns, p.x_eps), branch_scale = branch.rms_scale(p.columns, p.branch_eps);
 #pragma unroll
   for (u32 k = 0; k < HOLD; k++) {
@@ -158,12 +162,16 @@ __device__ __forceinline__ void add_branch(const Params& p, Row& row, const Row&
   }
 }
 
-template <bool BRANCHES>
+template <bool BRANCHES, bool EARLY>
 __device__ __forceinline__ void residual_norm(const Params& p) {
   const u64 start = u64(blockIdx.x) * p.columns;
-  Row row, residual, weights, branch;
+  Row row, residual, weights, branch, x_weights, branch_weights;
   // Weights depend on no launch.
-  if (!BRANCHES) weights.load_weights(p.weight, p.columns);
+  if (EARLY) weights.load_weights(p.weight, p.columns);
+  if (BRANCHES && EARLY) {
+    x_weights.load_weights(p.x_weight, p.columns);
+    branch_weights.load_weights(p.branch_weight, p.columns);
+  }
   griddep_launch_dependents();
   griddep_wait();
   row.load(p.x + start, p.columns);
@@ -173,11 +181,13 @@ __device__ __forceinline__ void residual_norm(const Params& p) {
   } else if (BRANCHES) {
     branch.load(p.branch + start, p.columns);
   }
-  if (!BRANCHES) residual.load(p.residual + start, p.columns);
+  if (EARLY) residual.load(p.residual + start, p.columns);
   if (!p.rows.has(blockIdx.x)) return;
   if (p.factor) row.multiply(p.factor[blockIdx.x]);
   if (BRANCHES) {
-    add_branch(p, row, branch);
+    add_branch<EARLY>(p, row, branch, x_weights, branch_weights);
+  }
+  if (!EARLY) {
     residual.load(p.residual + start, p.columns);
     weights.load_weights(p.weight, p.columns);
   }
@@ -199,5 +209,8 @@ __device__ __forceinline__ void residual_norm(const Params& p) {
   if (p.following || p.following_activation.any()) store_following(p, row, start, p.following_weight, p.following_eps);
 }
 
-extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_residual_norm(const Params p) { residual_norm<false>(p); }
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, BRANCHES_BLOCKS) fused_branches_norm(const Params p) { residual_norm<true>(p); }
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_residual_norm(const Params p) { residual_norm<false, true>(p); }
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_branches_norm(const Params p) { residual_norm<true, CAN_BE_EARLY>(p); }
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, MANY_BLOCKS) fused_branches_norm_many(const Params p) {
+  residual_norm<true, false>(p);
+}

@@ -96,6 +96,9 @@ pub(crate) struct FusedResidualNorm {
     pub(crate) pdl: bool,
 }
 
+/// Rows of branches that find room at once, with all the registers they like.
+const FEW_ROWS: usize = 256;
+
 /// A second branch, and the norms of both.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BranchNorms {
@@ -111,7 +114,12 @@ pub(crate) struct BranchNorms {
 pub(crate) fn specialization(hold: usize) -> Specialization {
     Specialization {
         kernel: "fused_norm",
-        entries: &["fused_norm", "fused_residual_norm", "fused_branches_norm"],
+        entries: &[
+            "fused_norm",
+            "fused_residual_norm",
+            "fused_branches_norm",
+            "fused_branches_norm_many",
+        ],
         constants: vec![("HOLD", hold.to_string())],
         params_bytes: FusedNormParams::BYTES,
     }
@@ -192,7 +200,11 @@ impl Kernel for FusedResidualNorm {
     }
 
     fn grid(&self, rows: usize) -> Grid {
-        let entry = 1 + usize::from(self.branch.is_some());
+        let entry = match self.branch {
+            None => 1,
+            Some(_) if rows <= FEW_ROWS => 2,
+            Some(_) => 3,
+        };
         grid(entry, rows, self.columns, self.pdl)
     }
 
@@ -512,9 +524,13 @@ pub(crate) mod tests {
     #[test]
     #[ignore = "needs a card"]
     fn branches_are_normed_and_summed_before() {
-        for (n, columns) in SIZES.into_iter().enumerate() {
+        let buckets = [3, FEW_ROWS + 1];
+        let cases = SIZES
+            .into_iter()
+            .flat_map(|columns| buckets.map(|bucket| (columns, bucket)));
+        for (n, (columns, bucket)) in cases.enumerate() {
             let mut table = Table::new();
-            let (rows, all) = (3, 3 * columns);
+            let (rows, all) = (3, bucket * columns);
             let seed = 10 * n as u64;
             let mut put = |i| table.put(&normals(seed + i, all));
             let (x, branch, residual) = (put(1), put(2), put(3));
@@ -531,7 +547,7 @@ pub(crate) mod tests {
                     eps: EPS,
                     out,
                 };
-                table.run(rows, rows, &norm);
+                table.run(rows, bucket, &norm);
             }
             let b = ColumnSlice {
                 operand: b,
@@ -544,7 +560,7 @@ pub(crate) mod tests {
                 columns,
                 out: both,
             };
-            table.run(rows, rows, &sum);
+            table.run(rows, bucket, &sum);
             let joined = |x, sum, branch| FusedResidualNorm {
                 x,
                 factor: None,
@@ -559,7 +575,7 @@ pub(crate) mod tests {
                 columns,
                 pdl: false,
             };
-            table.run(rows, rows, &joined(both, expected, None));
+            table.run(rows, bucket, &joined(both, expected, None));
             let norms = BranchNorms {
                 x_weight: Some(x_weight),
                 x_eps: EPS,
@@ -568,12 +584,11 @@ pub(crate) mod tests {
                 branch_weight: Some(branch_weight),
                 branch_eps: EPS,
             };
-            table.run(rows, rows, &joined(x, found, Some(norms)));
-            assert_eq!(
-                table.get::<f32>(found, all),
-                table.get::<f32>(expected, all),
-                "{columns}"
-            );
+            table.run(rows, bucket, &joined(x, found, Some(norms)));
+            let [found, expected] = [found, expected].map(|at| table.get::<f32>(at, all));
+            let written = ..rows * columns;
+            assert_eq!(found[written], expected[written], "{columns}, {bucket}");
+            assert!(found[written].iter().all(|v| v.is_finite()));
         }
     }
 }
