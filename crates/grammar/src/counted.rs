@@ -4,7 +4,7 @@
 //! token of plain characters fits or not by their number alone, and a prepared mask says which do. A few first characters may be
 //! exceptions, as those that known names of properties begin with: their tokens are walked byte by byte, and so are tokens with other
 //! characters and very long ones. Where characters are not alike llguidance's own slices have to do: those know strings without a
-//! bound, and walk the whole vocabulary in the others.
+//! bound or with one that is far away, and walk the whole vocabulary in the others.
 
 use std::sync::Arc;
 
@@ -16,6 +16,9 @@ use toktrie::{Recognizer, SimpleVob, TokTrie, TokenId, TrieNode};
 
 /// Longest token that is counted, in characters.
 const LONGEST: usize = 16;
+/// A bound beyond so many characters is far away: slices do as well, and looking at characters of several bytes makes states of the
+/// lexer, of which an answer has only so many.
+const FAR: usize = 32;
 /// The most first characters that are exceptions.
 const MAX_EXCEPTIONS: usize = 24;
 
@@ -197,6 +200,9 @@ struct Counted {
 fn count(class: Class, recognizer: &mut ParserRecognizer<'_>) -> Option<Counted> {
     let mut state = recognizer.lexer_state();
     let (typical, exceptions) = first_characters(class, state, recognizer)?;
+    if class.others && exceptions.is_empty() && is_far(typical, recognizer) {
+        return None;
+    }
     for count in 0..LONGEST {
         let but: &[u8] = if count == 0 { &exceptions } else { &[] };
         let next = after_any(class, but, state, typical, recognizer)?;
@@ -218,6 +224,19 @@ fn count(class: Class, recognizer: &mut ParserRecognizer<'_>) -> Option<Counted>
         most: LONGEST,
         exceptions,
     })
+}
+
+/// Whether a character may come more often than tokens have any, but not for ever.
+fn is_far(typical: u8, recognizer: &mut ParserRecognizer<'_>) -> bool {
+    let mut state = recognizer.lexer_state();
+    for _ in 0..FAR {
+        let next = step(state, typical, recognizer);
+        if next.is_dead() || next.has_lowest_match() || next == state {
+            return false;
+        }
+        state = next;
+    }
+    true
 }
 
 fn step(state: StateID, byte: u8, recognizer: &mut ParserRecognizer<'_>) -> StateID {

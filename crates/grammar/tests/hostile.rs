@@ -359,6 +359,22 @@ fn masks_are_quick_on_the_published_vocabulary() {
     }
 }
 
+/// Each character is a state of the lexer. Looking ahead of them must not multiply those.
+#[test]
+fn long_strings_with_a_bound_come_to_their_end() {
+    let text = "caf\u{e9} \u{4e9c} ".repeat(900);
+    let most = text.chars().count() + 5;
+    let bounded = schema(property(json!({"type": "string", "maxLength": most})));
+    let whole = json!({"a": text}).to_string().replace(":", ": ");
+    assert!(DEMO.is_complete(&bounded, &whole));
+    let tools = [tool(
+        "f",
+        property(json!({"type": "string", "maxLength": most})),
+    )];
+    let call = format!("<|tool_call>call:f{{a:<|\"|>{text}<|\"|>}}<tool_call|>");
+    assert!(DEMO.is_complete(&required(&tools), &call));
+}
+
 #[test]
 fn whatever_the_engine_says_nothing_panics() {
     let tools = [tool(
