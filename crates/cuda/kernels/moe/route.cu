@@ -45,6 +45,12 @@ extern "C" __global__ void route(const Params p) {
   if (!p.rows.has(blockIdx.x)) return;
   const u32 lane = threadIdx.x;
   const float* scores = p.scores + u64(blockIdx.x) * p.parts * p.experts;
+  float* out = p.out + u64(blockIdx.x) * 2 * p.top_k;
+  float max = -INF;
+  const auto take = [&](u32 e, float score) {
+    left[e] = score;
+    max = fmaxf(max, score);
+  };
   if (p.squares) {
     float squares = 0;
     for (u32 part = 0; part < p.parts; part++) squares += p.squares[u64(blockIdx.x) * p.parts + part];
@@ -53,16 +59,12 @@ extern "C" __global__ void route(const Params p) {
       float sum = 0;
 #pragma unroll 8
       for (u32 part = 0; part < p.parts; part++) sum += scores[part * p.experts + e];
-      left[e] = mul(sum, norm);
+      take(e, mul(mul(sum, norm), p.scale));
     }
-  }
-  float* out = p.out + u64(blockIdx.x) * 2 * p.top_k;
-  float max = -INF;
+  } else {
+    // One token waits for this: loads of several scores are on their way at once.
 #pragma unroll 4
-  for (u32 e = lane; e < p.experts; e += WARP) {
-    const float score = mul(p.squares ? left[e] : scores[e], p.scale);
-    left[e] = score;
-    max = fmaxf(max, score);
+    for (u32 e = lane; e < p.experts; e += WARP) take(e, mul(scores[e], p.scale));
   }
   max = warp_max(max);
   float total = 0;
