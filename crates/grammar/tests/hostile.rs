@@ -365,7 +365,7 @@ fn long_strings_with_a_bound_come_to_their_end() {
     let text = "caf\u{e9} \u{4e9c} ".repeat(900);
     let most = text.chars().count() + 5;
     let bounded = schema(property(json!({"type": "string", "maxLength": most})));
-    let whole = json!({"a": text}).to_string().replace(":", ": ");
+    let whole = json!({"a": text}).to_string().replace(':', ": ");
     assert!(DEMO.is_complete(&bounded, &whole));
     let tools = [tool(
         "f",
