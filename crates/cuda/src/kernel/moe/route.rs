@@ -108,3 +108,56 @@ impl Kernel for Route {
         vec![self.out]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{kernel::testing::Table, testing::normals};
+
+    const EPS: f32 = 1e-6;
+
+    #[test]
+    #[ignore = "needs a card"]
+    fn parts_of_scores_route_as_whole_ones() {
+        let (rows, experts, top_k, parts, columns) = (5, 70, 4, 8, 96);
+        let mut table = Table::new();
+        let scores = normals(1, rows * parts * experts);
+        let squares: Vec<f32> = normals(2, rows * parts).iter().map(|v| v * v).collect();
+        let mut whole = Vec::new();
+        for (scores, squares) in scores
+            .chunks_exact(parts * experts)
+            .zip(squares.chunks_exact(parts))
+        {
+            let norm = 1.0 / (squares.iter().sum::<f32>() / columns as f32 + EPS).sqrt();
+            let sum = |e: usize| scores[e..].iter().step_by(experts).sum::<f32>();
+            whole.extend((0..experts).map(|e| sum(e) * norm));
+        }
+        let (scores, squares) = (table.put(&scores), table.put(&squares));
+        let whole = table.put(&whole);
+        let in_parts = ScoreParts {
+            squares,
+            parts,
+            columns,
+            eps: EPS,
+        };
+        let size = rows * 2 * top_k;
+        let [expected, found] = [(whole, None), (scores, Some(in_parts))].map(|(scores, parts)| {
+            let out = table.poison(size);
+            let route = Route {
+                scores,
+                parts,
+                scale: 0.3,
+                expert_scale: None,
+                experts,
+                top_k,
+                out,
+                pdl: false,
+            };
+            table.run(rows, rows, &route);
+            table.get::<f32>(out, size)
+        });
+        assert_eq!(found, expected);
+        let mut numbers = found.chunks_exact(2 * top_k).flat_map(|row| &row[..top_k]);
+        assert!(numbers.all(|n| (0.0..experts as f32).contains(n)));
+    }
+}
