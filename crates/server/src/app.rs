@@ -29,6 +29,9 @@ use crate::{
     watch::{Entry, Watch},
 };
 
+/// Time without requests after which there is time for what is not asked for.
+const IDLE: Duration = Duration::from_secs(1);
+
 /// A model that is ready to answer, and what clients are told about it.
 pub struct Model {
     /// Answers.
@@ -116,6 +119,20 @@ impl App {
     /// There will be no model.
     pub fn failed(&self, reason: impl Into<String>) {
         self.set(Status::Failed(reason.into()));
+    }
+
+    /// Makes ready for grammars as soon as nobody has asked for anything for a second: where the model computes on all cores, answers
+    /// under way would be half as fast meanwhile.
+    pub async fn prepare_grammars_when_idle(self: Arc<App>) {
+        let mut ended = self.metrics.ended_total();
+        loop {
+            tokio::time::sleep(IDLE).await;
+            let before = std::mem::replace(&mut ended, self.metrics.ended_total());
+            if self.unfinished() == 0 && before == ended {
+                break;
+            }
+        }
+        let _ = tokio::task::spawn_blocking(move || self.prepare_grammars()).await;
     }
 
     /// Makes ready for grammars now instead of with the first request that has one, for models in memory. Blocks for a second

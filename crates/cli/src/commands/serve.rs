@@ -92,7 +92,7 @@ pub(crate) fn run(
         }
     }
     let grammars = Arc::clone(&app);
-    runtime.spawn_blocking(move || grammars.prepare_grammars());
+    runtime.spawn(grammars.prepare_grammars_when_idle());
     let code = runtime.block_on(async {
         tokio::select! {
             ended = serving => {

@@ -246,6 +246,25 @@ fn names(text: &str) -> BTreeSet<&str> {
 }
 
 #[tokio::test]
+async fn grammars_are_made_ready_when_nothing_else_is_to_do() {
+    const MADE: &str = "carat:grammar_mask_seconds";
+    let app = app(Config::default());
+    let hello = json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2});
+    let preparing = tokio::spawn(Arc::clone(&app).prepare_grammars_when_idle());
+    let busy = Instant::now();
+    while busy.elapsed() < Duration::from_millis(2500) {
+        post(&app, "/v1/chat/completions", hello.clone()).await;
+        let made = get(&app, "/metrics").await.text.contains(MADE);
+        assert!(!made, "after {:?} of requests", busy.elapsed());
+    }
+    tokio::time::timeout(PATIENCE, preparing)
+        .await
+        .expect("they are made")
+        .unwrap();
+    assert!(get(&app, "/metrics").await.text.contains(MADE));
+}
+
+#[tokio::test]
 async fn every_metric_of_the_grafana_dashboard_is_there() {
     let dashboard = include_str!("../../../../deploy/grafana/carat.json");
     serde_json::from_str::<Value>(dashboard).unwrap();
