@@ -450,3 +450,62 @@ fn csv(reports: &[Report]) -> String {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use carat_model::kv::{PAGE_TOKENS, first_visible_page};
+
+    use super::*;
+
+    /// What each of a case's batches writes or sees in sliding layers, as pages of the sequence.
+    fn seen(case: &Case, window: usize) -> Vec<std::ops::Range<usize>> {
+        let batches = |from: usize, to: usize, step: usize| {
+            (from..to).step_by(step).map(move |first| {
+                let end = to.min(first + step);
+                first_visible_page(first, window)..pages_of(end)
+            })
+        };
+        let step = if case.prompt > 0 { case.batch } else { 1 };
+        batches(0, case.depth, case.batch)
+            .chain(batches(case.depth, case.length(), step))
+            .collect()
+    }
+
+    #[test]
+    fn pages_used_in_turns_hold_all_that_a_batch_sees() {
+        let lengths = [0, 1, PAGE_TOKENS, 100, 1000];
+        for (depth, tokens, batch, window) in lengths.into_iter().flat_map(|depth| {
+            [1, 17, 300].into_iter().flat_map(move |tokens| {
+                [(1, 7), (64, 32), (100, 512), (512, 130)].map(|(b, w)| (depth, tokens, b, w))
+            })
+        }) {
+            for (prompt, generate) in [(tokens, 0), (0, tokens)] {
+                let case = Case {
+                    prompt,
+                    generate,
+                    depth,
+                    batch,
+                    sequences: 1,
+                };
+                let held = case.pages(Some(window)).sliding;
+                for pages in seen(&case, window) {
+                    let turns: HashSet<usize> = pages.clone().map(|page| page % held).collect();
+                    assert_eq!(turns.len(), pages.len(), "{case:?}, window {window}");
+                }
+                // Each repetition begins at the depth, whose window the one before may not have written over.
+                let first = first_visible_page(depth, window);
+                let turns = |range: std::ops::Range<usize>| -> HashSet<usize> {
+                    range.map(|page| page % held).collect()
+                };
+                let kept = turns(first..depth / PAGE_TOKENS);
+                let written = turns(depth.div_ceil(PAGE_TOKENS)..pages_of(case.length()));
+                assert!(
+                    depth == 0 || kept.is_disjoint(&written),
+                    "{case:?}, {window}"
+                );
+            }
+        }
+    }
+}
