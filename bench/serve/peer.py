@@ -91,11 +91,11 @@ class Stream:
         }).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         self.connection = socket.create_connection(("127.0.0.1", port))
-        self.connection.setblocking(False)
         self.arrived = []
         self.end = b""
         self.asked = time.monotonic()
         self.connection.sendall(head.encode() + body)
+        self.connection.setblocking(False)
 
     def read(self):
         """Takes what is there. False when it was the last."""

@@ -65,8 +65,8 @@ fn an_answer_that_must_go_on_has_text_to_the_end() {
         max_tokens: Some(max_tokens),
         ..greedy(&model)
     };
-    let ended = model.chat().generation(generation(false, 400));
-    let ended = { ended }.send(question).unwrap().finish().unwrap();
+    let mut chat = model.chat().generation(generation(false, 400));
+    let ended = chat.send(question).unwrap().finish().unwrap();
     assert_eq!(ended.reason, ChatFinish::Stop, "it would end by itself");
     let tokens = ended.usage.counts.generated_tokens + 40;
     let mut chat = model.chat().generation(generation(true, tokens));

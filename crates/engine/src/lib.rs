@@ -7,6 +7,7 @@
 //! - [`chat`]: messages in, parts of an answer out; what front ends use
 //! - [`core`]: the scheduler, a pure state machine over tokens and pages
 //! - `measure`: what rows cost on a device, for the lengths of drafts; [`KeptCosts`] has it between runs
+//! - `deadlines`: requests that may not wait or run longer
 //! - `worker`: the one thread that owns the executor; `watchdog` notices when it hangs
 //!
 //! ```no_run

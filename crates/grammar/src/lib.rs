@@ -5,7 +5,7 @@
 //! - [`Meter`]: what it costs
 //! - `guide`: one answer under way, part by part: thought, text or format, calls
 //! - `follower`: masks computed ahead, on threads beside the engine's
-//! - `vocabulary`: the tokens as grammars see them
+//! - `vocabulary`: the tokens as grammars see them; `counted`: masks inside strings by the number of characters
 //! - `schema`: limits of JSON schemas, and errors that say where; `formats`: regular expressions, choices, Lark and GBNF
 //! - `tools`: tools to a grammar of calls in the model's own notation, the counterpart of `carat_text::parts`
 //!
