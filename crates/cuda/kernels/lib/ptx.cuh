@@ -124,6 +124,13 @@ __device__ __forceinline__ u32 pack_f16x2(float low, float high) {
   return packed;
 }
 
+// The same, but what is too large for f16 becomes the largest.
+__device__ __forceinline__ u32 saturated_f16x2(float low, float high) {
+  u32 packed;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
 // a - b, a * b and a * b + c of two f16 each, rounded once.
 __device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
   u32 d;

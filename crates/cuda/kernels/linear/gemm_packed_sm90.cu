@@ -8,8 +8,8 @@
 // ROWS `dense`: tiles of 128 rows. `grouped`: grouped GEMM over experts. Rows are token-expert pairs, those of a tile one expert's
 // (kernels/moe/permute.cu); a tile that is not full takes the narrowest products that have room for it.
 //
-// EPILOGUE `f32`: out[r, n], `out_stride` apart. `geglu_pair`: M-tiles alternate gate and up; gelu(gate) * up in K-permuted f16, by way
-// of shared memory so that 16 bytes are written at a time. Both times `scale`.
+// EPILOGUE `f32`, `f16`: out[r, n], `out_stride` apart. `geglu_pair`: M-tiles alternate gate and up; gelu(gate) * up in K-permuted f16, by way
+// of shared memory so that 16 bytes are written at a time. All times `scale`; f16 is cut off at its largest.
 //
 // Bytes: weights once per row tile, x once per 256 outputs (both from L2 mostly). Operations: 2 * rows * outputs * columns.
 // Requires columns % 64 == 0, outputs % 4 == 0 and rows of out aligned to 16 bytes, for geglu_pair whole blocks of 32 products.
@@ -41,7 +41,7 @@ struct Params {
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemm_packed.rs differs");
 
-enum { f32, geglu_pair };
+enum { f32, f16, geglu_pair };
 enum { dense, grouped };
 
 constexpr u32 GROUP_WARPS = 4, CONSUMER_WARPS = 8, CONSUMERS = CONSUMER_WARPS * WARP, PRODUCER_WARPS = 8,
@@ -56,8 +56,6 @@ constexpr u32 BLOCK_PRODUCTS = BLOCK_M_TILES * M_TILE / 2, PRODUCTS_LINE = BLOCK
 constexpr u32 WARP_OUTPUTS = 2 * M_TILE, OCTET = 8, FLOATS_LINE = WARP_OUTPUTS + 4;
 static_assert((EPILOGUE == geglu_pair ? MAX_TOKENS * PRODUCTS_LINE : CONSUMER_WARPS * OCTET * FLOATS_LINE * 4) == STAGED_BYTES,
               "src/kernel/linear/gemm_packed.rs differs");
-// The largest finite f16.
-constexpr float F16_MAX = 65504;
 
 struct Shared {
   u8 *x, *w, *staged;
@@ -186,7 +184,12 @@ __device__ __forceinline__ void write_floats(const Params& p, const Item& item, 
     for (u32 half = 0; half < 2; half++) {
       const u32 octet = half * 4 + lane / 8, to = __shfl_sync(ALL_LANES, rows.rows[first / WARP], first % WARP + octet);
       if (first + octet >= item.count || column >= p.outputs) continue;
-      *(float4*)((float*)p.out + u64(to) * p.out_stride + column) = *(const float4*)(staged + octet * FLOATS_LINE + lane % 8 * 4);
+      const float4 out = *(const float4*)(staged + octet * FLOATS_LINE + lane % 8 * 4);
+      const u64 at = u64(to) * p.out_stride + column;
+      if (EPILOGUE == f16)
+        *(uint2*)((u16*)p.out + at) = make_uint2(saturated_f16x2(out.x, out.y), saturated_f16x2(out.z, out.w));
+      else
+        *(float4*)((float*)p.out + at) = out;
     }
   }
 }
@@ -198,7 +201,7 @@ __device__ __forceinline__ void write_products(const Params& p, const Item& item
   u8* own = shared.staged + warp / 2 * 64;
   each_sum<SUMS>(lane, [&](u32 row, u32 token, int i) {
     const float product = p.scale * fast_gelu(sum[0][i]) * sum[1][i];
-    *(u16*)(own + token * PRODUCTS_LINE + permuted_at(warp % 2 * M_TILE + row)) = f32_to_f16(fminf(fmaxf(product, -F16_MAX), F16_MAX));
+    *(u16*)(own + token * PRODUCTS_LINE + permuted_at(warp % 2 * M_TILE + row)) = u16(saturated_f16x2(product, 0));
   });
   sync_threads_of<1, CONSUMERS>();
   // Sixteen lanes have a token, so that a warp has two: those 16 tokens apart are the next.

@@ -3,7 +3,8 @@
 //   fused_norm           following = norm(x)
 //   fused_residual_norm  sum = (residual + norm(x)) * scale, perhaps as a product's activation, too; perhaps following = norm(sum)
 //   fused_branches_norm  the same with norm(x) + norm(branch) in place of x; the branch may be the sum of routed experts' outputs by
-//                        weight, [rows, top_k, columns]. `_many` is for more rows than there is room for at once
+//                        weight, [rows, top_k, columns]. `_many` is for more rows than there is room for at once; `_f16` the same for
+//                        outputs in f16
 //
 // Grid: (rows), one block per row. 128 threads (fewer for rows under 512 columns) hold the row, HOLD fours each, so everything is
 // read once. The bits are those of rms_norm.cu and pointwise.cu: thread t stands for four of theirs (lib/quads.cuh).
@@ -24,7 +25,7 @@ struct Params {
   const float* x;
   const float* factor;    // of a row of `x`, a power of two; may be null
   const float* weight;    // may be null
-  const float* branch;         // `fused_branches_norm` only, as the next three
+  const void* branch;          // `fused_branches_norm` only, as the next three
   const float* route;          // of routed experts: [rows, 2 * top_k], weights behind their numbers; may be null
   const float* x_weight;       // of x by itself; may be null, as the next
   const float* branch_weight;
@@ -40,12 +41,18 @@ struct Params {
   float following_eps;
   float x_eps;
   float branch_eps;
-  u32 top_k;  // of routed experts
-  u32 reserved;
+  u32 top_k;          // of routed experts
+  float each_factor;  // of their outputs, a power of two
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/norm/fused_norm.rs differs");
 
 __device__ __forceinline__ u32 column_of(u32 k) { return 4 * (threadIdx.x + k * blockDim.x); }
+
+__device__ __forceinline__ float4 load_quad(const float* at) { return *(const float4*)at; }
+__device__ __forceinline__ float4 load_quad(const u16* at) {
+  const uint2 v = *(const uint2*)at;
+  return make_float4(f16_to_f32(u16(v.x)), f16_to_f32(u16(v.x >> 16)), f16_to_f32(u16(v.y)), f16_to_f32(u16(v.y >> 16)));
+}
 
 // A thread's part of a row, zeros behind its end.
 struct Row {
@@ -59,16 +66,18 @@ struct Row {
   }
 
   // The sum of routed experts' rows by weight, in their order, as experts_sum.cu adds them up.
-  __device__ __forceinline__ void load_experts(const float* rows, const float* weights, u32 top_k, u32 columns) {
+  template <typename T>
+  __device__ __forceinline__ void load_experts(const T* rows, const float* weights, float factor, u32 top_k, u32 columns) {
 #pragma unroll
     for (u32 k = 0; k < HOLD; k++) quads[k] = no_quad();
-#pragma unroll 2
+    // Equal bytes on their way in either format.
+#pragma unroll (8 / sizeof(T))
     for (u32 expert = 0; expert < top_k; expert++) {
-      const float weight = weights[expert];
+      const float weight = mul(weights[expert], factor);
 #pragma unroll
       for (u32 k = 0; k < HOLD; k++) {
         if (column_of(k) >= columns) continue;
-        const float4 x = *(const float4*)(rows + u64(expert) * columns + column_of(k));
+        const float4 x = load_quad(rows + u64(expert) * columns + column_of(k));
         float4& sum = quads[k];
         sum = make_float4(fmaf(weight, x.x, sum.x), fmaf(weight, x.y, sum.y), fmaf(weight, x.z, sum.z), fmaf(weight, x.w, sum.w));
       }
@@ -162,7 +171,8 @@ __device__ __forceinline__ void add_branch(const Params& p, Row& row, const Row&
   }
 }
 
-template <bool BRANCHES, bool EARLY>
+// `Each` is the type of routed experts' outputs.
+template <bool BRANCHES, bool EARLY, typename Each = float>
 __device__ __forceinline__ void residual_norm(const Params& p) {
   const u64 start = u64(blockIdx.x) * p.columns;
   Row row, residual, weights, branch, x_weights, branch_weights;
@@ -177,9 +187,10 @@ __device__ __forceinline__ void residual_norm(const Params& p) {
   row.load(p.x + start, p.columns);
   if (BRANCHES && p.route) {
     const float* weights = p.route + (2 * u64(blockIdx.x) + 1) * p.top_k;
-    if (p.rows.has(blockIdx.x)) branch.load_experts(p.branch + start * p.top_k, weights, p.top_k, p.columns);
+    if (p.rows.has(blockIdx.x))
+      branch.load_experts((const Each*)p.branch + start * p.top_k, weights, p.each_factor, p.top_k, p.columns);
   } else if (BRANCHES) {
-    branch.load(p.branch + start, p.columns);
+    branch.load((const float*)p.branch + start, p.columns);
   }
   if (EARLY) residual.load(p.residual + start, p.columns);
   if (!p.rows.has(blockIdx.x)) return;
@@ -213,4 +224,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_residual_norm(co
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_branches_norm(const Params p) { residual_norm<true, CAN_BE_EARLY>(p); }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, MANY_BLOCKS) fused_branches_norm_many(const Params p) {
   residual_norm<true, false>(p);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, MANY_BLOCKS) fused_branches_norm_f16(const Params p) {
+  residual_norm<true, false, u16>(p);
 }

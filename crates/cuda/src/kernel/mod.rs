@@ -84,7 +84,8 @@ pub(crate) use moe::permute::MoePermute;
 pub(crate) use moe::route::{MAX_EXPERTS, Route, ScoreParts};
 pub(crate) use moe::router_scores::{PARTS, RouterScores, RouterWeights};
 pub(crate) use norm::fused_norm::{
-    BranchNorms, FusedNorm, FusedResidualNorm, MAX_COLUMNS as NORM_MAX_COLUMNS, NormOut,
+    BranchExperts, BranchNorms, FusedNorm, FusedResidualNorm, MAX_COLUMNS as NORM_MAX_COLUMNS,
+    NormOut,
 };
 pub(crate) use norm::rms_norm::RmsNorm;
 pub(crate) use operands::{

@@ -10,20 +10,20 @@ use crate::{
         rows::{RowClass, buckets},
     },
     kernel::{
-        Activation, ExpertGroups, ExpertInput, ExpertTiles, ExpertsSum, FusedNorm, GemmEpilogue,
-        GemmInput, GemmOutput, GemmShape, GemmWeights, Gemv, GemvEpilogue, GemvPrologue, GemvShape,
-        GemvWeights, MAX_EXPERTS, MoePermute, NORM_MAX_COLUMNS, NormOut, Operand, OutputRows,
-        Overlap, PARTS, PermutationOperands, Route, RoutedExperts, RouterScores, RouterWeights,
-        ScoreParts, WeightFormat, WeightOperand, fragment::FragmentFormat,
+        Activation, BranchExperts, ExpertGroups, ExpertInput, ExpertTiles, ExpertsSum, FusedNorm,
+        GemmEpilogue, GemmInput, GemmOutput, GemmShape, GemmWeights, Gemv, GemvEpilogue,
+        GemvPrologue, GemvShape, GemvWeights, MAX_EXPERTS, MoePermute, NORM_MAX_COLUMNS, NormOut,
+        Operand, OutputRows, Overlap, PARTS, PermutationOperands, Route, RoutedExperts,
+        RouterScores, RouterWeights, ScoreParts, WeightFormat, WeightOperand,
+        fragment::FragmentFormat,
     },
 };
 
-/// Outputs of each row's routed experts, `[rows, top_k, columns]`.
+/// Outputs of each row's routed experts.
 #[derive(Clone, Copy)]
 pub(super) struct Unsummed {
     pub(super) each: Operand,
-    pub(super) route: Operand,
-    pub(super) top_k: usize,
+    pub(super) experts: BranchExperts,
 }
 
 /// A step of experts, all of whose weights have fragments.
@@ -274,44 +274,59 @@ impl Lowering<'_> {
         };
         let label = format!("{} down", op.label);
         self.call(&label, op.rows, kernel);
-        self.sum_experts(op, step.out, Unsummed { each, route, top_k });
+        let experts = BranchExperts {
+            route,
+            top_k,
+            f16_factor: None,
+        };
+        self.sum_experts(op, step.out, Unsummed { each, experts });
         Some(())
     }
 
     /// The weighted sum, by whoever reads it where that can be, else by a kernel of its own.
-    fn sum_experts(&mut self, op: &Op, out: Value, experts: Unsummed) {
-        let reader_sums = self.only_for(out, |op| match &op.work {
+    fn sum_experts(&mut self, op: &Op, out: Value, unsummed: Unsummed) {
+        if self.reader_sums(out) {
+            self.unsummed.insert(out, unsummed);
+            return;
+        }
+        let Unsummed { each, experts } = unsummed;
+        let sum = ExpertsSum {
+            x: each,
+            route: experts.route,
+            columns: self.plan.columns(out),
+            top_k: experts.top_k,
+            out: Operand::Value(out),
+        };
+        self.call(&format!("{} sum", op.label), op.rows, sum);
+    }
+
+    /// Whether a norm alone reads the sum, which adds up outputs as it loads them.
+    fn reader_sums(&self, out: Value) -> bool {
+        self.only_for(out, |op| match &op.work {
             Work::ResidualNorm(n)
             | Work::Product(Product {
                 input: Prologue::ResidualNorm(n),
                 ..
             }) => n.branches.is_some_and(|b| b.second.x == out) && n.residual != out,
             _ => false,
-        });
-        if reader_sums {
-            self.unsummed.insert(out, experts);
-            return;
-        }
-        let Unsummed { each, route, top_k } = experts;
-        let sum = ExpertsSum {
-            x: each,
-            route,
-            columns: self.plan.columns(out),
-            top_k,
-            out: Operand::Value(out),
-        };
-        self.call(&format!("{} sum", op.label), op.rows, sum);
+        })
     }
 
     /// Routed experts of a large batch: tokens are permuted by expert, and each expert multiplies its own.
     pub(super) fn large_experts(&mut self, op: &Op, step: &Experts) -> Option<()> {
         let experts = self.packed_experts(step)?;
-        let each = match self.hopper_experts(op, &experts) {
-            Some(each) => each,
-            None => self.native_experts(op, &experts),
+        // The kernel that only sums takes floats.
+        let may_be_f16 = self.reader_sums(step.out);
+        let (each, f16_factor) = match self.hopper_experts(op, &experts, may_be_f16) {
+            Some(outputs) => outputs,
+            None => (self.native_experts(op, &experts), None),
         };
-        let PackedExperts { route, top_k, .. } = experts;
-        self.sum_experts(op, step.out, Unsummed { each, route, top_k });
+        let experts = BranchExperts {
+            route: experts.route,
+            top_k: experts.top_k,
+            f16_factor,
+        };
+        self.sum_experts(op, step.out, Unsummed { each, experts });
         Some(())
     }
 

@@ -266,7 +266,7 @@ impl Lowering<'_> {
                 x_eps: b.first.eps,
                 branch: (self.unsummed.get(&b.second.x))
                     .map_or(Operand::Value(b.second.x), |experts| experts.each),
-                experts: self.unsummed.get(&b.second.x).map(|e| (e.route, e.top_k)),
+                experts: self.unsummed.get(&b.second.x).map(|e| e.experts),
                 branch_weight: b.second.weight,
                 branch_eps: b.second.eps,
             }),

@@ -60,7 +60,7 @@ impl Lowering<'_> {
                 shape: self.packed_shape(matrices[0], GemmPackedEpilogue::F32, outputs),
                 x: f16_operand(input.activation),
                 w: WeightOperand::stacked(&matrices, WeightFormat::Fragments),
-                out: GemmPackedOut::F32 {
+                out: GemmPackedOut::Rows {
                     out: target.operand,
                     column,
                     stride: target.stride,
@@ -112,9 +112,14 @@ impl Lowering<'_> {
         })
     }
 
-    /// Routed experts: tokens are permuted by expert, and each expert multiplies its own. Returns each one's output, or `None` if the
-    /// experts cannot be multiplied so.
-    pub(super) fn hopper_experts(&mut self, op: &Op, experts: &PackedExperts) -> Option<Operand> {
+    /// Routed experts: tokens are permuted by expert, and each expert multiplies its own. Returns each one's output and, if it may be and
+    /// is f16, the factor to what it should be; `None` if the experts cannot be multiplied so.
+    pub(super) fn hopper_experts(
+        &mut self,
+        op: &Op,
+        experts: &PackedExperts,
+        may_be_f16: bool,
+    ) -> Option<(Operand, Option<f32>)> {
         let PackedExperts {
             columns,
             inner,
@@ -148,21 +153,26 @@ impl Lowering<'_> {
             groups: Some((operands, ExpertInput::PerToken)),
         };
         self.call(&label("gate+up"), op.rows, kernel);
-        let each = self.scratch_floats("experts down", top_k * outputs);
+        let (epilogue, bytes, scale, f16_factor) = if may_be_f16 {
+            (GemmPackedEpilogue::F16, 2, 1.0, Some(1.0 / GATED_SCALE))
+        } else {
+            (GemmPackedEpilogue::F32, 4, 1.0 / GATED_SCALE, None)
+        };
+        let each = self.scratch("experts down", bytes * top_k * outputs);
         let kernel = GemmPacked {
-            shape: grouped(self.packed_shape(experts.down, GemmPackedEpilogue::F32, outputs)),
+            shape: grouped(self.packed_shape(experts.down, epilogue, outputs)),
             x: gated,
             w: WeightOperand::one(experts.down, WeightFormat::Fragments),
-            out: GemmPackedOut::F32 {
+            out: GemmPackedOut::Rows {
                 out: each,
                 column: 0,
                 stride: outputs,
             },
-            scale: 1.0 / GATED_SCALE,
+            scale,
             groups: Some((operands, ExpertInput::PerExpert)),
         };
         self.call(&label("down"), op.rows, kernel);
-        Some(each)
+        Some((each, f16_factor))
     }
 
     fn packed_shape(

@@ -256,7 +256,7 @@ fn experts_of_few_rows_and_of_many() {
         L0.ffn.experts permute     all     permute_144                s9 -> s10 s11 s12
         L0.ffn.experts_norm        all     fused_norm                 %13 -> s13
         L0.ffn.experts gate+up     all     gemm_packed_sm90.q4.geglu_pair.grouped s10 s11 s12 s13 -> s14
-        L0.ffn.experts down        all     gemm_packed_sm90.q4.f32.grouped s10 s11 s12 s14 -> s15"#]]
+        L0.ffn.experts down        all     gemm_packed_sm90.q4.f16.grouped s10 s11 s12 s14 -> s15"#]]
     .assert_eq(&large);
 }
 

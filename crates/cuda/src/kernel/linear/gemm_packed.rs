@@ -51,6 +51,8 @@ params! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum GemmPackedEpilogue {
     F32,
+    /// In rows, what is too large as the largest.
+    F16,
     /// M-tiles alternate gates and ups: `gelu(gate) * up` in K-permuted f16.
     Geglu,
 }
@@ -77,7 +79,7 @@ impl GemmPackedShape {
 
     fn m_tiles(&self) -> usize {
         match self.epilogue {
-            GemmPackedEpilogue::F32 => self.outputs.div_ceil(M_TILE),
+            GemmPackedEpilogue::F32 | GemmPackedEpilogue::F16 => self.outputs.div_ceil(M_TILE),
             GemmPackedEpilogue::Geglu => 2 * (self.outputs / 2).div_ceil(M_TILE),
         }
     }
@@ -141,7 +143,9 @@ fn shared(
 ) -> (usize, usize, usize) {
     let stage = rows.max_tokens() * PART_INPUTS * 2 + BLOCK_M_TILES * format.part_bytes();
     let staged = match epilogue {
-        GemmPackedEpilogue::F32 => CONSUMER_WARPS * 8 * (2 * M_TILE + 4) * 4,
+        GemmPackedEpilogue::F32 | GemmPackedEpilogue::F16 => {
+            CONSUMER_WARPS * 8 * (2 * M_TILE + 4) * 4
+        }
         GemmPackedEpilogue::Geglu => rows.max_tokens() * (BLOCK_M_TILES * M_TILE + 16),
     };
     (
@@ -163,6 +167,7 @@ fn specialization(
     };
     let epilogue = match epilogue {
         GemmPackedEpilogue::F32 => "f32",
+        GemmPackedEpilogue::F16 => "f16",
         GemmPackedEpilogue::Geglu => "geglu_pair",
     };
     Specialization {
@@ -188,14 +193,17 @@ pub(crate) fn specializations() -> Vec<Specialization> {
         for epilogue in [GemmPackedEpilogue::F32, GemmPackedEpilogue::Geglu] {
             all.extend(TiledRows::ALL.map(|rows| specialization(format, epilogue, rows)));
         }
+        // Of experts alone, for whoever adds them up.
+        let f16 = GemmPackedEpilogue::F16;
+        all.push(specialization(format, f16, TiledRows::Grouped));
     }
     all
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GemmPackedOut {
-    /// From `column` on, `stride` floats from row to row.
-    F32 {
+    /// From `column` on, `stride` values from row to row, in the epilogue's format.
+    Rows {
         out: Operand,
         column: usize,
         stride: usize,
@@ -229,11 +237,17 @@ impl Kernel for GemmPacked {
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
         let shape = &self.shape;
         let (out, out_stride) = match self.out {
-            GemmPackedOut::F32 {
+            GemmPackedOut::Rows {
                 out,
                 column,
                 stride,
-            } => (at.operand(out).offset(4 * column), stride),
+            } => {
+                let bytes = match shape.epilogue {
+                    GemmPackedEpilogue::F32 => 4,
+                    GemmPackedEpilogue::F16 | GemmPackedEpilogue::Geglu => 2,
+                };
+                (at.operand(out).offset(bytes * column), stride)
+            }
             GemmPackedOut::F16Permuted(out) => (at.operand(out), shape.outputs / 2),
         };
         let ([sorted, tiles, tile_count], x_share) = match self.groups {
@@ -278,7 +292,7 @@ impl Kernel for GemmPacked {
 
     fn writes(&self) -> Vec<Operand> {
         match self.out {
-            GemmPackedOut::F32 { out, .. } | GemmPackedOut::F16Permuted(out) => vec![out],
+            GemmPackedOut::Rows { out, .. } | GemmPackedOut::F16Permuted(out) => vec![out],
         }
     }
 }

@@ -42,7 +42,7 @@ params! {
         x_eps: f32,
         branch_eps: f32,
         top_k: u32,
-        reserved: u32,
+        each_factor: f32,
     }
 }
 
@@ -105,10 +105,19 @@ pub(crate) struct BranchNorms {
     pub(crate) x_weight: Option<Weight>,
     pub(crate) x_eps: f32,
     pub(crate) branch: Operand,
-    /// Routed experts whose outputs the branch is, not yet summed: their route and how many a row has.
-    pub(crate) experts: Option<(Operand, usize)>,
+    /// Routed experts whose outputs the branch is, not yet summed.
+    pub(crate) experts: Option<BranchExperts>,
     pub(crate) branch_weight: Option<Weight>,
     pub(crate) branch_eps: f32,
+}
+
+/// Outputs of routed experts, `[rows, top_k, columns]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BranchExperts {
+    pub(crate) route: Operand,
+    pub(crate) top_k: usize,
+    /// They are f16, and times this what they should be; else f32.
+    pub(crate) f16_factor: Option<f32>,
 }
 
 pub(crate) fn specialization(hold: usize) -> Specialization {
@@ -119,6 +128,7 @@ pub(crate) fn specialization(hold: usize) -> Specialization {
             "fused_residual_norm",
             "fused_branches_norm",
             "fused_branches_norm_many",
+            "fused_branches_norm_f16",
         ],
         constants: vec![("HOLD", hold.to_string())],
         params_bytes: FusedNormParams::BYTES,
@@ -176,7 +186,7 @@ impl Kernel for FusedNorm {
             x_eps: 0.0,
             branch_eps: 0.0,
             top_k: 0,
-            reserved: 0,
+            each_factor: 1.0,
         }
         .bytes()
     }
@@ -202,6 +212,7 @@ impl Kernel for FusedResidualNorm {
     fn grid(&self, rows: usize) -> Grid {
         let entry = match self.branch {
             None => 1,
+            Some(b) if b.experts.is_some_and(|e| e.f16_factor.is_some()) => 4,
             Some(_) if rows <= FEW_ROWS => 2,
             Some(_) => 3,
         };
@@ -210,13 +221,14 @@ impl Kernel for FusedResidualNorm {
 
     fn params(&self, at: &Addresses, rows: RowsAt) -> Vec<u8> {
         let operand = |p: Option<Operand>| p.map_or(Address::NULL, |p| at.operand(p));
+        let experts = self.branch.and_then(|b| b.experts);
         FusedNormParams {
             rows,
             x: at.operand(self.x),
             factor: operand(self.factor),
             weight: at.vector(self.weight),
             branch: operand(self.branch.map(|b| b.branch)),
-            route: operand(self.branch.and_then(|b| b.experts).map(|e| e.0)),
+            route: operand(experts.map(|e| e.route)),
             x_weight: at.vector(self.branch.and_then(|b| b.x_weight)),
             branch_weight: at.vector(self.branch.and_then(|b| b.branch_weight)),
             residual: at.operand(self.residual),
@@ -231,8 +243,8 @@ impl Kernel for FusedResidualNorm {
             following_eps: self.following.map_or(0.0, |n| n.eps),
             x_eps: self.branch.map_or(0.0, |b| b.x_eps),
             branch_eps: self.branch.map_or(0.0, |b| b.branch_eps),
-            top_k: (self.branch.and_then(|b| b.experts)).map_or(0, |e| e.1 as u32),
-            reserved: 0,
+            top_k: experts.map_or(0, |e| e.top_k as u32),
+            each_factor: experts.and_then(|e| e.f16_factor).unwrap_or(1.0),
         }
         .bytes()
     }
@@ -251,7 +263,7 @@ impl Kernel for FusedResidualNorm {
             .into_iter()
             .chain(self.factor)
             .chain(self.branch.map(|b| b.branch))
-            .chain(self.branch.and_then(|b| b.experts).map(|e| e.0))
+            .chain(self.branch.and_then(|b| b.experts).map(|e| e.route))
             .collect()
     }
 
@@ -271,10 +283,10 @@ pub(crate) mod tests {
     use super::*;
     use crate::{
         kernel::{
-            ColumnSlice, Function, Pointwise, RmsNorm,
+            ColumnSlice, ExpertsSum, Function, Pointwise, RmsNorm,
             testing::{ActivationBuffers, Kind, Table},
         },
-        testing::{normals, relative_error},
+        testing::{f16_bits, f16_value, normals, relative_error},
     };
 
     pub(crate) const EPS: f32 = 1e-6;
@@ -589,6 +601,74 @@ pub(crate) mod tests {
             let written = ..rows * columns;
             assert_eq!(found[written], expected[written], "{columns}, {bucket}");
             assert!(found[written].iter().all(|v| v.is_finite()));
+        }
+    }
+
+    #[test]
+    #[ignore = "needs a card"]
+    fn experts_of_a_branch_are_summed_as_by_themselves_in_f32_and_f16() {
+        const FACTOR: f32 = 16.0;
+        let (rows, top_k) = (3, 5);
+        for (columns, bucket) in [(96, rows), (2816, rows), (2816, FEW_ROWS + 1)] {
+            let mut table = Table::new();
+            let all = bucket * columns;
+            let each = f16_bits(&normals(1, top_k * all));
+            let values: Vec<f32> = each.iter().map(|&v| f16_value(v) * FACTOR).collect();
+            let route: Vec<f32> = normals(2, bucket * 2 * top_k);
+            let (x, residual) = (table.put(&normals(3, all)), table.put(&normals(4, all)));
+            let weight = table.weight(&normals(5, columns));
+            let route = table.put(&route);
+            let (halves, floats) = (table.put(&each), table.put(&values));
+            let [branch, expected, found_f16, found_f32] = [(); 4].map(|()| table.poison(all));
+            let sum = ExpertsSum {
+                x: floats,
+                route,
+                columns,
+                top_k,
+                out: branch,
+            };
+            table.run(rows, bucket, &sum);
+            let experts = |f16_factor| BranchExperts {
+                route,
+                top_k,
+                f16_factor,
+            };
+            for (branch, experts, sum) in [
+                (branch, None, expected),
+                (halves, Some(experts(Some(FACTOR))), found_f16),
+                (floats, Some(experts(None)), found_f32),
+            ] {
+                let norm = FusedResidualNorm {
+                    x,
+                    factor: None,
+                    weight: Some(weight),
+                    eps: EPS,
+                    residual,
+                    scale: 0.7,
+                    sum,
+                    sum_activation: None,
+                    following: None,
+                    branch: Some(BranchNorms {
+                        x_weight: None,
+                        x_eps: EPS,
+                        branch,
+                        experts,
+                        branch_weight: Some(weight),
+                        branch_eps: EPS,
+                    }),
+                    columns,
+                    pdl: false,
+                };
+                table.run(rows, bucket, &norm);
+            }
+            let expected = table.get::<f32>(expected, rows * columns);
+            assert!(expected.iter().all(|v| v.is_finite()));
+            for (found, format) in [(found_f16, "f16"), (found_f32, "f32")] {
+                let found = table.get::<f32>(found, all);
+                let (written, beyond) = found.split_at(rows * columns);
+                assert!(beyond.iter().all(|v| v.is_nan()), "{columns} {format}");
+                assert_eq!(written, expected, "{columns}, {bucket} of {format}");
+            }
         }
     }
 }

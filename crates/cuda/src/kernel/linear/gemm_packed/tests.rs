@@ -17,7 +17,11 @@ const SCALE: f32 = 0.25;
 #[test]
 fn rings_fit_and_have_stages_to_spare() {
     for format in FragmentFormat::ALL {
-        for epilogue in [GemmPackedEpilogue::F32, GemmPackedEpilogue::Geglu] {
+        for epilogue in [
+            GemmPackedEpilogue::F32,
+            GemmPackedEpilogue::F16,
+            GemmPackedEpilogue::Geglu,
+        ] {
             for rows in TiledRows::ALL {
                 let (stages, stage, staged) = shared(format, epilogue, rows);
                 assert!((4..=MAX_STAGES).contains(&stages), "{format:?} {stages}");
@@ -58,6 +62,22 @@ fn permuted(rows: &[u16], columns: usize) -> Vec<u16> {
     out
 }
 
+/// Outputs of rows that are there; all that should not be written is still poison.
+fn written<T: Copy + PartialEq>(
+    all: &[T],
+    stride: usize,
+    outputs: usize,
+    count: usize,
+    poison: T,
+) -> impl Iterator<Item = &T> {
+    for (r, row) in all.chunks_exact(stride).enumerate() {
+        let written = if r < count { outputs } else { 0 };
+        assert!(row[written..].iter().all(|v| *v == poison), "past the end");
+    }
+    let rows = all.chunks_exact(stride).take(count);
+    rows.flat_map(move |row| &row[..outputs])
+}
+
 /// Runs a product of rows, of which `count` are there and `capacity` could be written.
 fn run(
     card: &Card,
@@ -74,11 +94,10 @@ fn run(
         card.upload(&permuted(&f16_bits(x), shape.columns)),
     );
     let products = shape.outputs / 2;
+    let padded = shape.outputs + 4;
     let (out, stride) = match shape.epilogue {
-        GemmPackedEpilogue::F32 => {
-            let stride = shape.outputs + 4;
-            (card.upload(&vec![POISON; capacity * stride]), stride)
-        }
+        GemmPackedEpilogue::F32 => (card.upload(&vec![POISON; capacity * padded]), padded),
+        GemmPackedEpilogue::F16 => (card.upload(&vec![POISON_F16; capacity * padded]), padded),
         GemmPackedEpilogue::Geglu => (
             card.upload(&vec![POISON_F16; capacity * products]),
             products,
@@ -107,13 +126,13 @@ fn run(
     match shape.epilogue {
         GemmPackedEpilogue::F32 => {
             let all: Vec<f32> = card.download(&out, capacity * stride);
-            for (r, row) in all.chunks_exact(stride).enumerate() {
-                let written = if r < count { shape.outputs } else { 0 };
-                assert!(row[written..].iter().all(|&v| v == POISON), "past the end");
-            }
-            let rows = all.chunks_exact(stride).take(count);
-            rows.flat_map(|r| r[..shape.outputs].iter().map(|v| v / SCALE))
-                .collect()
+            let written = written(&all, stride, shape.outputs, count, POISON);
+            written.map(|v| v / SCALE).collect()
+        }
+        GemmPackedEpilogue::F16 => {
+            let all: Vec<u16> = card.download(&out, capacity * stride);
+            let written = written(&all, stride, shape.outputs, count, POISON_F16);
+            written.map(|v| f16_value(*v) / SCALE).collect()
         }
         GemmPackedEpilogue::Geglu => {
             let all: Vec<u16> = card.download(&out, capacity * products);
@@ -151,7 +170,7 @@ fn shape(
 
 fn expected(epilogue: GemmPackedEpilogue, sums: Vec<f32>, outputs: usize) -> Vec<f32> {
     match epilogue {
-        GemmPackedEpilogue::F32 => sums,
+        GemmPackedEpilogue::F32 | GemmPackedEpilogue::F16 => sums,
         GemmPackedEpilogue::Geglu => geglu(&sums, outputs),
     }
 }
@@ -196,6 +215,7 @@ fn check_grouped(format: FragmentFormat, (dim, width): (usize, usize)) {
     let sizes = [
         (GemmPackedEpilogue::Geglu, (2 * width, dim), groups.top_k),
         (GemmPackedEpilogue::F32, (dim, width), 1),
+        (GemmPackedEpilogue::F16, (dim, width), 1),
     ];
     for (epilogue, (outputs, columns), share) in sizes {
         let shape = GemmPackedShape {
@@ -232,6 +252,37 @@ fn check_format(format: FragmentFormat) {
     check_dense(format, GemmPackedEpilogue::F32, (520, 768));
     check_dense(format, GemmPackedEpilogue::Geglu, (2 * 96, 512));
     check_grouped(format, (256, 256));
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn f16_is_cut_off_at_its_largest_and_keeps_what_is_no_number() {
+    let card = Card::open(Tier::Best);
+    let groups = ExpertGroups {
+        experts: 1,
+        top_k: 1,
+        tiles: ExpertTiles::Of(GROUPED_TOKENS),
+    };
+    let (format, columns) = (FragmentFormat::Q8, 512);
+    let shape = GemmPackedShape {
+        groups: Some(groups),
+        ..shape(format, GemmPackedEpilogue::F16, (32, columns), 3)
+    };
+    let w = Matrix::new(GemmWeights::Fragments(format), 32, columns, 7);
+    // A row whose first output is too large, one with what is no number, one as any other.
+    let first_output = &w.values[..columns];
+    let mut x: Vec<f32> = first_output.iter().map(|w| w.signum() * 60000.0).collect();
+    x.extend(vec![f32::NAN; columns]);
+    x.extend(inputs(1, columns));
+    let grouped = group(&card, groups, 3, 3, 1);
+    let found = run(&card, &shape, &w.bytes, &x, (3, 3, 3), Some((&grouped, 1)));
+    let largest = 65504.0 / SCALE;
+    let (large, rest) = found.split_at(32);
+    assert!(large.iter().all(|v| v.abs() <= largest), "{large:?}");
+    assert_eq!(large[0], largest, "{large:?}");
+    let (no_numbers, others) = rest.split_at(32);
+    assert!(no_numbers.iter().all(|v| v.is_nan()), "{no_numbers:?}");
+    assert!(others.iter().all(|v| v.abs() < largest), "{others:?}");
 }
 
 #[test]
