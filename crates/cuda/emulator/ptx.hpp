@@ -40,10 +40,6 @@ inline void mma_s8(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2], const int 
   std::memcpy(d, c, sizeof d);
   mma_s8(d, a, b);
 }
-inline void mma_u8s8(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2], const int (&c)[4]) {
-  std::memcpy(d, c, sizeof d);
-  mma_u8s8(d, a, b);
-}
 inline void mma_s8_k16(int (&d)[4], const u32 (&a)[2], u32 b, const int (&c)[4]) {
   std::memcpy(d, c, sizeof d);
   mma_s8_k16(d, a, b);
@@ -60,6 +56,22 @@ inline void mma_f16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
       const unsigned quad = k % 8 / 2, half = k / 8, shift = k % 2 * 16;
       const u32 wa = all.words[row % 8 * 4 + quad][2 * half + row / 8], wb = all.words[column * 4 + quad][4 + half];
       sum += emulated_half_to_float(u16(wa >> shift)) * emulated_half_to_float(u16(wb >> shift));
+    }
+    c[i] += sum;
+  }
+}
+
+inline void mma_bf16_k8(float (&c)[4], const u32 (&a)[2], u32 b) {
+  const u32 own[3] = {a[0], a[1], b};
+  const AllLanes all = gather(own, 3);
+  const unsigned lane = emulation->thread.x % 32;
+  for (int i = 0; i < 4; i++) {
+    const unsigned row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+    float sum = 0;
+    for (int k = 0; k < 8; k++) {
+      const u32 wa = all.words[row % 8 * 4 + k / 2][row / 8], wb = all.words[column * 4 + k / 2][2];
+      const u32 high = 0xffff0000u, shift = k % 2 ? 0 : 16;
+      sum += __uint_as_float(wa << shift & high) * __uint_as_float(wb << shift & high);
     }
     c[i] += sum;
   }
@@ -98,6 +110,12 @@ inline uint2 load_written(const void* at) { return *(const uint2*)at; }
 inline u32 pack_f16x2(float low, float high) {
   return emulated_float_to_half(low) | u32(emulated_float_to_half(high)) << 16;
 }
+// Rounds half to even; what is no number is not expected.
+inline u32 emulated_bf16(float value) {
+  const u32 bits = __float_as_uint(value);
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+inline u32 pack_bf16x2(float low, float high) { return emulated_bf16(low) | emulated_bf16(high) << 16; }
 template <typename F>
 inline u32 of_each_half(F f) {
   return emulated_float_to_half(f(0)) | u32(emulated_float_to_half(f(16))) << 16;

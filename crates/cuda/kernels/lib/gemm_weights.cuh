@@ -2,13 +2,13 @@
 // a warp's product of it with its tokens. WEIGHTS is the format's name; `src/kernel/fragment.rs` defines fragments.
 //
 // A stage of an M-tile has M_TILE_BYTES in shared memory, a stage of a token X_BYTES. `Tokens` is what a warp holds of its
-// tokens for a step of 32 inputs. Where TOKEN_SUMS are needed, rows have minimums at ROWS_AT. BLOCKS of the largest tile share
-// a multiprocessor: as many as have enough registers. TOGETHER stages go between barriers. `copy` is told how many columns
-// there are and how many rows from the M-tile's first on; fragments are padded and need neither. `multiply` adds to `sum`
-// FACTOR times the product.
+// tokens for a step of 32 inputs. `Offsets` adds what blocks have besides (HAS_OFFSETS). TOGETHER stages may go between
+// barriers. `copy` is told how many columns there are and how many rows from the M-tile's first on; fragments are padded and need
+// neither. `multiply` adds to `sum` FACTOR times the product.
 //
 // Integer sums start at START, whose bits as a float are 12582912: the sums of a block stay below 2^22, so the result's
-// bits are the float 12582912 + sum, exactly, and a subtraction makes a float of it instead of a conversion.
+// bits are the float 12582912 + sum, exactly, and no conversion makes a float of it: times a scale, less 12582912 times the scale, is
+// one instruction. It is exact but for the rounding of its result, for scales have so few bits that three times as much is a float, too.
 #pragma once
 #include "lib/fragment.cuh"
 #include "lib/ptx.cuh"
@@ -16,14 +16,25 @@
 constexpr u32 STAGE_INPUTS = PART_INPUTS;
 constexpr int START = 0x4b400000;
 
-__device__ __forceinline__ float float_of_sum(int sum) { return __int_as_float(sum) - 12582912.0f; }
+// The scale of a row in a block of inputs: at most 22 significant bits.
+struct RowScale {
+  float scale, of_start;
+
+  __device__ __forceinline__ explicit RowScale(float scale) : scale(scale), of_start(-12582912.0f * scale) {}
+  __device__ __forceinline__ float times(int sum) const { return fmaf(__int_as_float(sum), scale, of_start); }
+};
 
 // Byte `i` of a word as a float, by the same trick.
 __device__ __forceinline__ float byte_value(u32 word, u32 i) {
   return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 | i)) - 8388608.0f;
 }
 
-// The same for a byte with a sign, given its word ^ 0x80808080.
+// The same times what was an f16, exactly.
+__device__ __forceinline__ float times_byte(float by, u32 word, u32 i) {
+  return fmaf(__uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 | i)), by, -8388608.0f * by);
+}
+
+// The value of a byte with a sign, given its word ^ 0x80808080.
 __device__ __forceinline__ float signed_byte_value(u32 word, u32 i) {
   return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 | i)) - 8388736.0f;
 }
@@ -60,26 +71,33 @@ struct Int8Tokens {
 };
 
 // sum += scale of the row * scale of the token * integer sum
-__device__ __forceinline__ void add_scaled(float (&sum)[4], const int (&whole)[4], float2 token, float low,
-                                           float high) {
-  sum[0] = fmaf(float_of_sum(whole[0]), low * token.x, sum[0]);
-  sum[1] = fmaf(float_of_sum(whole[1]), low * token.y, sum[1]);
-  sum[2] = fmaf(float_of_sum(whole[2]), high * token.x, sum[2]);
-  sum[3] = fmaf(float_of_sum(whole[3]), high * token.y, sum[3]);
+__device__ __forceinline__ void add_scaled(float (&sum)[4], const int (&whole)[4], float2 token, const RowScale& low,
+                                           const RowScale& high) {
+  sum[0] = fmaf(low.times(whole[0]), token.x, sum[0]);
+  sum[1] = fmaf(low.times(whole[1]), token.y, sum[1]);
+  sum[2] = fmaf(high.times(whole[2]), token.x, sum[2]);
+  sum[3] = fmaf(high.times(whole[3]), token.y, sum[3]);
 }
 
-// Q8 and Q4: signed codes, one f16 scale per row and 32 inputs.
+// The product of 32 inputs whose codes have one scale per row, of rows `group` and `group + 8`.
 template <int OCTETS>
-__device__ __forceinline__ void multiply_signed(float (&sum)[OCTETS][4], const u32 (&a)[4], const u8* scales, u32 step,
-                                                u32 lane, const Int8Tokens<OCTETS>& x) {
-  const u8* mine = scales + 4 * (lane / 4) + 2 * step;
-  const float low = f16_to_f32(*(const u16*)mine), high = f16_to_f32(*(const u16*)(mine + 32));
+__device__ __forceinline__ void multiply_block(float (&sum)[OCTETS][4], const u32 (&a)[4], const RowScale& low, const RowScale& high,
+                                               const Int8Tokens<OCTETS>& x) {
   const int start[4] = {START, START, START, START};
   int whole[OCTETS][4];
 #pragma unroll
   for (int j = 0; j < OCTETS; j++) mma_s8(whole[j], a, x.codes[j], start);
 #pragma unroll
   for (int j = 0; j < OCTETS; j++) add_scaled(sum[j], whole[j], x.scale[j], low, high);
+}
+
+// Q8 and Q4: one f16 scale per row and 32 inputs.
+template <int OCTETS>
+__device__ __forceinline__ void multiply_signed(float (&sum)[OCTETS][4], const u32 (&a)[4], const u8* scales, u32 step,
+                                                u32 lane, const Int8Tokens<OCTETS>& x) {
+  const u8* mine = scales + 4 * (lane / 4);
+  const u32 low = word_at(mine), high = word_at(mine + 32);
+  multiply_block(sum, a, RowScale(f16_to_f32(u16(low >> 16 * step))), RowScale(f16_to_f32(u16(high >> 16 * step))), x);
 }
 
 // Common part of the fragment formats.
@@ -95,8 +113,8 @@ struct FragmentStage : Fragment {
 };
 
 struct Weights_q8 : FragmentStage<q8_fragment> {
-  static constexpr int BLOCKS = 2, TOGETHER = 2;
-  static constexpr bool TOKEN_SCALES = true, TOKEN_SUMS = false;
+  static constexpr int TOGETHER = 2;
+  static constexpr bool TOKEN_SCALES = true, HAS_OFFSETS = false;
   static constexpr float FACTOR = 1;
   template <int OCTETS>
   using Tokens = Int8Tokens<OCTETS>;
@@ -119,8 +137,8 @@ struct Weights_q8 : FragmentStage<q8_fragment> {
 };
 
 struct Weights_q4 : FragmentStage<q4_fragment> {
-  static constexpr int BLOCKS = 2, TOGETHER = 2;
-  static constexpr bool TOKEN_SCALES = true, TOKEN_SUMS = false;
+  static constexpr int TOGETHER = 2;
+  static constexpr bool TOKEN_SCALES = true, HAS_OFFSETS = false;
   static constexpr float FACTOR = 16;
   template <int OCTETS>
   using Tokens = Int8Tokens<OCTETS>;
@@ -141,53 +159,27 @@ struct Weights_q4 : FragmentStage<q4_fragment> {
   }
 };
 
-// K4 and K5. A row's scales and minimums of the stage, then d and dmin, come as two words.
+// K4 and K5. A weight is d * scale * code - dmin * minimum. Codes are multiplied as numbers with a sign, as far from the middle of
+// their range: what is left is the same for all 32 inputs of a block, its offset, and is multiplied by the token's sum of them.
+//
+// A row's scales and minimums of the stage, then d and dmin, come as two words.
 __device__ __forceinline__ void copy_row_words(u8* to, const u8* sub_scales, const u8* scales, u32 lane) {
   const u32 row = lane % 16;
   cp_async_4(to + 8 * row + (lane < 16 ? 0 : 4), lane < 16 ? sub_scales + 16 * row : scales + 4 * row);
 }
 
 template <int OCTETS>
-__device__ __forceinline__ void multiply_unsigned(float (&sum)[OCTETS][4], const u32 (&a)[4], const u8* rows, u32 step,
+__device__ __forceinline__ void multiply_centered(float (&sum)[OCTETS][4], const u32 (&a)[4], const u8* rows, u32 step,
                                                   u32 lane, const Int8Tokens<OCTETS>& x) {
-  const uint2 low_row = *(const uint2*)(rows + 8 * (lane / 4)), high_row = *(const uint2*)(rows + 8 * (lane / 4) + 64);
-  const float low = f16_to_f32(u16(low_row.y)) * byte_value(low_row.x, 2 * step);
-  const float high = f16_to_f32(u16(high_row.y)) * byte_value(high_row.x, 2 * step);
-  const int start[4] = {START, START, START, START};
-  int whole[OCTETS][4];
-#pragma unroll
-  for (int j = 0; j < OCTETS; j++) mma_u8s8(whole[j], a, x.codes[j], start);
-#pragma unroll
-  for (int j = 0; j < OCTETS; j++) add_scaled(sum[j], whole[j], x.scale[j], low, high);
-}
-
-// Subtracts minimums times the tokens' sums of the block: `sums` are those of the warp's first token.
-template <int M_TILES, int OCTETS>
-__device__ __forceinline__ void subtract_minimums(float (&sum)[M_TILES][OCTETS][4], const u8* rows, u32 m_tile_bytes,
-                                                  float factor, const float* sums, u32 step, u32 lane) {
-  float2 x[OCTETS];
-#pragma unroll
-  for (int j = 0; j < OCTETS; j++) x[j] = *(const float2*)(sums + 8 * j + 2 * (lane % 4));
-#pragma unroll
-  for (int m = 0; m < M_TILES; m++) {
-    const u8* row = rows + m * m_tile_bytes + 8 * (lane / 4);
-    const uint2 low_row = *(const uint2*)row, high_row = *(const uint2*)(row + 64);
-    const float low = -factor * f16_to_f32(u16(low_row.y >> 16)) * byte_value(low_row.x, 2 * step + 1);
-    const float high = -factor * f16_to_f32(u16(high_row.y >> 16)) * byte_value(high_row.x, 2 * step + 1);
-#pragma unroll
-    for (int j = 0; j < OCTETS; j++) {
-      sum[m][j][0] = fmaf(low, x[j].x, sum[m][j][0]);
-      sum[m][j][1] = fmaf(low, x[j].y, sum[m][j][1]);
-      sum[m][j][2] = fmaf(high, x[j].x, sum[m][j][2]);
-      sum[m][j][3] = fmaf(high, x[j].y, sum[m][j][3]);
-    }
-  }
+  const uint2 low = *(const uint2*)(rows + 8 * (lane / 4)), high = *(const uint2*)(rows + 8 * (lane / 4) + 64);
+  multiply_block(sum, a, RowScale(times_byte(f16_to_f32(u16(low.y)), low.x, 2 * step)),
+                 RowScale(times_byte(f16_to_f32(u16(high.y)), high.x, 2 * step)), x);
 }
 
 struct Weights_k4 : FragmentStage<k4_fragment> {
-  static constexpr int BLOCKS = 1, TOGETHER = 2;
-  static constexpr bool TOKEN_SCALES = true, TOKEN_SUMS = true;
-  static constexpr float FACTOR = 16;
+  static constexpr int TOGETHER = 2;
+  static constexpr bool TOKEN_SCALES = true, HAS_OFFSETS = true;
+  static constexpr float FACTOR = 16, MIDDLE = 8;
   template <int OCTETS>
   using Tokens = Int8Tokens<OCTETS>;
 
@@ -202,15 +194,17 @@ struct Weights_k4 : FragmentStage<k4_fragment> {
   static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* m_tile, u32 step, u32 lane,
                                                   const Tokens<OCTETS>& x) {
     const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
-    const u32 a[4] = {codes.x << 4 & 0xf0f0f0f0, codes.x & 0xf0f0f0f0, codes.y << 4 & 0xf0f0f0f0, codes.y & 0xf0f0f0f0};
-    multiply_unsigned(sum, a, m_tile + ROWS_AT, step, lane, x);
+    u32 x0 = codes.x ^ 0x88888888, x1 = codes.y ^ 0x88888888;
+    asm volatile("" : "+r"(x0), "+r"(x1));  // or each operand would take a step more
+    const u32 a[4] = {x0 << 4 & 0xf0f0f0f0, x0 & 0xf0f0f0f0, x1 << 4 & 0xf0f0f0f0, x1 & 0xf0f0f0f0};
+    multiply_centered(sum, a, m_tile + ROWS_AT, step, lane, x);
   }
 };
 
 struct Weights_k5 : FragmentStage<k5_fragment> {
-  static constexpr int BLOCKS = 1, TOGETHER = 2;
-  static constexpr bool TOKEN_SCALES = true, TOKEN_SUMS = true;
-  static constexpr float FACTOR = 1;
+  static constexpr int TOGETHER = 2;
+  static constexpr bool TOKEN_SCALES = true, HAS_OFFSETS = true;
+  static constexpr float FACTOR = 8, MIDDLE = 16;
   template <int OCTETS>
   using Tokens = Int8Tokens<OCTETS>;
 
@@ -226,11 +220,11 @@ struct Weights_k5 : FragmentStage<k5_fragment> {
   static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* m_tile, u32 step, u32 lane,
                                                   const Tokens<OCTETS>& x) {
     const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
-    const u32 fifths = word_at(m_tile + HIGH_AT + 4 * lane) >> 4 * step;
+    const u32 no_fifths = ~word_at(m_tile + HIGH_AT + 4 * lane) >> 4 * step;
     const u32 a[4] = {
-        (codes.x & 0x0f0f0f0f) | (fifths << 4 & 0x10101010), (codes.x >> 4 & 0x0f0f0f0f) | (fifths << 3 & 0x10101010),
-        (codes.y & 0x0f0f0f0f) | (fifths << 2 & 0x10101010), (codes.y >> 4 & 0x0f0f0f0f) | (fifths << 1 & 0x10101010)};
-    multiply_unsigned(sum, a, m_tile + ROWS_AT, step, lane, x);
+        (codes.x << 3 & 0x78787878) | (no_fifths << 7 & 0x80808080), (codes.x >> 1 & 0x78787878) | (no_fifths << 6 & 0x80808080),
+        (codes.y << 3 & 0x78787878) | (no_fifths << 5 & 0x80808080), (codes.y >> 1 & 0x78787878) | (no_fifths << 4 & 0x80808080)};
+    multiply_centered(sum, a, m_tile + ROWS_AT, step, lane, x);
   }
 };
 
@@ -251,8 +245,8 @@ struct SixteenTokens : Int8Tokens<OCTETS> {
 
 struct Weights_k6 : FragmentStage<k6_fragment> {
   static constexpr u32 SCALES_AT = ROWS_AT + 4 * M_TILE;  // behind four sub-scales per row
-  static constexpr int BLOCKS = 1, TOGETHER = 2;
-  static constexpr bool TOKEN_SCALES = true, TOKEN_SUMS = false;
+  static constexpr int TOGETHER = 2;
+  static constexpr bool TOKEN_SCALES = true, HAS_OFFSETS = false;
   static constexpr float FACTOR = 4;
   template <int OCTETS>
   using Tokens = SixteenTokens<OCTETS>;
@@ -285,8 +279,8 @@ struct Weights_k6 : FragmentStage<k6_fragment> {
       const u32 nibbles = half ? codes.y : codes.x, high = pairs >> 4 * half;
       const u32 a[2] = {(nibbles << 2 & 0x3c3c3c3c) | (high << 6 & 0xc0c0c0c0),
                         (nibbles >> 2 & 0x3c3c3c3c) | (high << 4 & 0xc0c0c0c0)};
-      const float low = low_d * signed_byte_value(low_scales, 2 * step + half);
-      const float up = high_d * signed_byte_value(high_scales, 2 * step + half);
+      const RowScale low(low_d * signed_byte_value(low_scales, 2 * step + half));
+      const RowScale up(high_d * signed_byte_value(high_scales, 2 * step + half));
       int whole[OCTETS][4];
 #pragma unroll
       for (int j = 0; j < OCTETS; j++) mma_s8_k16(whole[j], a, x.codes[j][half], start);
@@ -302,8 +296,8 @@ struct TableStage : FragmentStage<Fragment> {
   typedef FragmentStage<Fragment> Stage;
   static constexpr u32 SCALES_AT = Stage::ROWS_AT + 4 * M_TILE;  // behind four sub-scales per row
   static constexpr u32 TABLE_AT = SCALES_AT + 2 * M_TILE;
-  static constexpr int BLOCKS = 1, TOGETHER = 2;
-  static constexpr bool TOKEN_SCALES = true, TOKEN_SUMS = false, NIBBLES = Fragment::LOW_BITS == 4;
+  static constexpr int TOGETHER = 2;
+  static constexpr bool TOKEN_SCALES = true, HAS_OFFSETS = false, NIBBLES = Fragment::LOW_BITS == 4;
   static constexpr float FACTOR = 1;
   template <int OCTETS>
   using Tokens = SixteenTokens<OCTETS>;
@@ -337,8 +331,8 @@ struct TableStage : FragmentStage<Fragment> {
     for (int half = 0; half < 2; half++) {
       u32 a[2];
       codes.operands(a, 2 * step + half, table);
-      const float low = low_d * sub_scale_value(low_scales >> 8 * half & 255, table.shift);
-      const float up = high_d * sub_scale_value(high_scales >> 8 * half & 255, table.shift);
+      const RowScale low(low_d * sub_scale_value(low_scales >> 8 * half & 255, table.shift));
+      const RowScale up(high_d * sub_scale_value(high_scales >> 8 * half & 255, table.shift));
       int whole[OCTETS][4];
 #pragma unroll
       for (int j = 0; j < OCTETS; j++) mma_s8_k16(whole[j], a, x.codes[j][half], start);
@@ -366,8 +360,8 @@ struct F16Tokens {
 
 struct Weights_f16 {
   static constexpr u32 M_TILE_BYTES = M_TILE * STAGE_INPUTS * 2, ROWS_AT = 0, X_BYTES = 128;
-  static constexpr int BLOCKS = 2, TOGETHER = 1;
-  static constexpr bool TOKEN_SCALES = false, TOKEN_SUMS = false;
+  static constexpr int TOGETHER = 1;
+  static constexpr bool TOKEN_SCALES = false, HAS_OFFSETS = false;
   static constexpr float FACTOR = 1;
   template <int OCTETS>
   using Tokens = F16Tokens<OCTETS>;

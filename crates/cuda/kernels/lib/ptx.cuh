@@ -39,13 +39,6 @@ __device__ __forceinline__ void mma_s8(int (&d)[4], const u32 (&a)[4], const u32
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]),  //
                  "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
-__device__ __forceinline__ void mma_u8s8(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2], const int (&c)[4]) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
-               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]),  //
-                 "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
-}
 __device__ __forceinline__ void mma_s8_k16(int (&d)[4], const u32 (&a)[2], u32 b, const int (&c)[4]) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%10};"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -64,6 +57,13 @@ __device__ __forceinline__ void mma_f16(float (&c)[4], const u32 (&a)[4], const 
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// c += a . b of 8 inputs, bf16 into f32: half the operands of `mma_f16`.
+__device__ __forceinline__ void mma_bf16_k8(float (&c)[4], const u32 (&a)[2], u32 b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
 // Four 8x8 matrices of f16 from shared memory. Lane `l` gives the address of row `l % 8` of matrix `l / 8` and gets, of each
@@ -124,7 +124,13 @@ __device__ __forceinline__ u32 pack_f16x2(float low, float high) {
   return packed;
 }
 
-// The same, but what is too large for f16 becomes the largest.
+__device__ __forceinline__ u32 pack_bf16x2(float low, float high) {
+  u32 packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// The same as f16, but what is too large for f16 becomes the largest.
 __device__ __forceinline__ u32 saturated_f16x2(float low, float high) {
   u32 packed;
   asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));

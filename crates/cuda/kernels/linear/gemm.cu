@@ -19,8 +19,9 @@
 // EPILOGUE `f32`: out[r, n], `out_stride` apart. `geglu_pair`: M-tiles alternate gate and up; gelu(gate) * up in int8.
 //
 // Bytes: weights once per row tile (from L2 mostly), x once per output tile. Operations: 2 * rows * outputs * columns.
-// Requires columns % 32 == 0, `arrivals` zero (they are left so), and for geglu_pair whole blocks of 32 products.
+// Requires columns % 32 == 0 (K4 and K5: 256), `arrivals` zero (they are left so), and for geglu_pair whole blocks of 32 products.
 #include "lib/batch.cuh"
+#include "lib/gemm_offsets.cuh"
 #include "lib/gemm_weights.cuh"
 #include "lib/reduce.cuh"
 
@@ -57,16 +58,17 @@ enum { dense, grouped };
 
 constexpr u32 THREADS = 256, TILE_M_TILES = 8;
 constexpr u32 NO_ROW = 0xffffffffu;
+constexpr u32 K_BLOCK_STAGES = 256 / STAGE_INPUTS;  // of K4 and K5
 
 // The share of each of 8 warps in a tile, and the offsets of a stage's parts in shared memory.
 template <int TOKENS>
 struct Shape {
-  static constexpr int WARP_ROWS = TOKENS == 128 ? 2 : 4;  // of warps, along outputs
-  static constexpr int M_TILES = 8 / WARP_ROWS;             // of a warp
+  static constexpr int WARP_ROWS = 4;            // of warps, along outputs
+  static constexpr int M_TILES = 8 / WARP_ROWS;  // of a warp
   static constexpr int OCTETS = TOKENS / (8 / WARP_ROWS) / 8;
   static constexpr u32 X = TILE_M_TILES * Weights::M_TILE_BYTES;
   static constexpr u32 SCALES = X + TOKENS * Weights::X_BYTES;
-  static constexpr u32 STAGE = SCALES + TOKENS * (Weights::TOKEN_SCALES ? Weights::TOKEN_SUMS ? 16 : 8 : 0);
+  static constexpr u32 STAGE = SCALES + TOKENS * (Weights::TOKEN_SCALES ? 8 : 0);
 };
 
 // GELU, tanh approximation, as z * sigmoid(2u): with fast exponentials it is a few instructions, to 1e-6.
@@ -74,53 +76,56 @@ __device__ __forceinline__ float quick_gelu(float z) {
   return __fdividef(z, 1.0f + __expf(-1.5957691f * z * (1.0f + 0.044715f * z * z)));
 }
 
-// A thread's copies of each stage: 16-byte chunks of tokens, a scale (and a sum) of a token, and its part of its warp's M-tile.
-// Their sources are one word per copy; in the largest tile these lie in shared memory, because registers are scarcer than
-// loads.
+// The stage of the weights that goes with a stage of the activations, whose terms come one after another.
+__device__ __forceinline__ u32 weight_stage(const Params& p, u32 stage) {
+  const u32 term_stages = p.columns / STAGE_INPUTS;
+  return TERMS == 2 && stage >= term_stages ? stage - term_stages : stage;
+}
+
+// A thread's copies of each stage: 16-byte chunks of tokens, a scale of a token, and its part of its warp's M-tile.
 template <int TOKENS>
 struct Copies {
   static constexpr u32 CHUNKS = Weights::X_BYTES / 16, ALL = TOKENS * CHUNKS;
   static constexpr u32 EACH = (ALL + THREADS - 1) / THREADS, STRIDE = THREADS / CHUNKS;  // tokens from copy to copy
-  // Offset into x for each copy, then into the scales, the target of the first chunk, the M-tile in 16 bytes, and rows from it on.
-  static constexpr u32 SCALE = EACH, X_TO = EACH + 1, M_TILE_AT = EACH + 2, ROWS_FROM = EACH + 3, WORDS = EACH + 4;
-  static constexpr bool IN_SHARED = TOKENS == 128;
-  u32 own[IN_SHARED ? 1 : WORDS];
-  u32* shared;
-
-  __device__ __forceinline__ u32& word(u32 i) { return IN_SHARED ? shared[i * THREADS] : own[IN_SHARED ? 0 : i]; }
+  u32 x_from[EACH], scale_from;  // offsets
+  u32 x_to;                      // of the first chunk
+  u32 m_tile, m_tile_rows;       // in 16 bytes; rows from it on
 
   // `rows` are the tokens' rows of x.
-  __device__ __forceinline__ void prepare(const Params& p, const u32* rows, u32 m_tile, u32 m_tile_rows) {
+  __device__ __forceinline__ Copies(const Params& p, const u32* rows, u32 m_tile, u32 m_tile_rows)
+      : m_tile(m_tile), m_tile_rows(m_tile_rows) {
     const u32 row_bytes = TERMS * p.columns * (Weights::X_BYTES / 32) / 2, token = threadIdx.x / CHUNKS,
               chunk = threadIdx.x % CHUNKS;
 #pragma unroll
-    for (u32 i = 0; i < EACH; i++) word(i) = rows[min(token + i * STRIDE, TOKENS - 1u)] * row_bytes + chunk * 16;
-    word(SCALE) = rows[min(threadIdx.x / 2, TOKENS - 1u)] * (TERMS * p.columns / 32) + threadIdx.x % 2;
-    word(X_TO) = Shape<TOKENS>::X + (Weights::TOKEN_SCALES ? int8_chunk(token, chunk) : f16_chunk(token, chunk));
-    word(M_TILE_AT) = m_tile;
-    word(ROWS_FROM) = m_tile_rows;
+    for (u32 i = 0; i < EACH; i++) x_from[i] = rows[min(token + i * STRIDE, TOKENS - 1u)] * row_bytes + chunk * 16;
+    scale_from = rows[min(threadIdx.x / 2, TOKENS - 1u)] * (TERMS * p.columns / 32) + threadIdx.x % 2;
+    x_to = Shape<TOKENS>::X + (Weights::TOKEN_SCALES ? int8_chunk(token, chunk) : f16_chunk(token, chunk));
   }
 
   __device__ __forceinline__ void start(const Params& p, u8* to, u32 stage) {
     const u32 warp = threadIdx.x / WARP, chunk = threadIdx.x % CHUNKS;
-    const u8* m_tile = p.w + u64(word(M_TILE_AT)) * 16;
-    const u32 term_stages = p.columns / STAGE_INPUTS, w_stage = TERMS == 2 && stage >= term_stages ? stage - term_stages : stage;
-    Weights::copy(to + warp * Weights::M_TILE_BYTES, m_tile, w_stage, threadIdx.x % WARP, p.columns, word(ROWS_FROM));
+    const u8* w = p.w + u64(m_tile) * 16;
+    Weights::copy(to + warp * Weights::M_TILE_BYTES, w, weight_stage(p, stage), threadIdx.x % WARP, p.columns, m_tile_rows);
     // Behind the last input there are zeros.
     const bool inside = stage * STAGE_INPUTS + chunk * (STAGE_INPUTS / CHUNKS) < TERMS * p.columns;
     if (ALL >= THREADS || threadIdx.x < ALL) {
-      u8* x = to + word(X_TO);
+      u8* x = to + x_to;
 #pragma unroll
       for (u32 i = 0; i < EACH; i++)
-        cp_async_16(x + i * STRIDE * Weights::X_BYTES, p.x + word(i) + stage * Weights::X_BYTES, inside);
+        cp_async_16(x + i * STRIDE * Weights::X_BYTES, p.x + x_from[i] + stage * Weights::X_BYTES, inside);
     }
-    if (Weights::TOKEN_SCALES && (TOKENS >= 128 || threadIdx.x < 2 * TOKENS)) {
+    if (Weights::TOKEN_SCALES && threadIdx.x < 2 * TOKENS) {
       const bool there = 2 * stage + threadIdx.x % 2 < TERMS * p.columns / 32;
-      const u32 at = word(SCALE) + 2 * stage;
+      const u32 at = scale_from + 2 * stage;
       float* scale = (float*)(to + Shape<TOKENS>::SCALES) + threadIdx.x % 2 * TOKENS + threadIdx.x / 2;
       cp_async_4(scale, p.x_scales + at, there);
-      if (Weights::TOKEN_SUMS) cp_async_4(scale + 2 * TOKENS, p.x_sums + at, there);
     }
+  }
+
+  // Of the K-block that begins with the stage.
+  __device__ __forceinline__ void start_offsets(const Params& p, u8* to, u32 stage) {
+    const float* x_sums = p.x_sums + scale_from - threadIdx.x % 2 + 2 * stage;
+    Offsets<Weights, TOKENS>::copy(to, p.w + u64(m_tile) * 16, weight_stage(p, stage), x_sums);
   }
 };
 
@@ -194,13 +199,13 @@ __device__ __forceinline__ void write_floats(const Params& p, const float (&sum)
   }
 }
 
-// GeGLU epilogue: products of gates and ups, quantized to int8. 64 outputs (4 M-tiles) are a block of 32 products: a warp's own,
-// or shared by two warps that exchange maxima and sums through shared memory. Codes go through it, too, to be written 16 bytes
+// GeGLU epilogue: products of gates and ups, quantized to int8. 64 outputs (4 M-tiles) are a block of 32 products, shared by two
+// warps that exchange maxima and sums through shared memory. Codes go through it, too, to be written 16 bytes
 // at a time.
 template <int TOKENS, int M_TILES, int OCTETS>
 __device__ __forceinline__ void write_products(const Params& p, float (&sum)[M_TILES][OCTETS][4], const u32* rows,
                                                u8* shared, u32 tile_output, u32 warp_row, u32 token) {
-  constexpr bool SHARED_BLOCK = M_TILES == 2;
+  static_assert(M_TILES == 2, "half a block is a warp's own");
   constexpr u32 WARP_ROWS = 8 / M_TILES;
   constexpr float UNIT = 1 / Weights::FACTOR;
   const u32 group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
@@ -228,16 +233,16 @@ __device__ __forceinline__ void write_products(const Params& p, float (&sum)[M_T
 #pragma unroll
       for (int mask = 4; mask < 32; mask <<= 1)
         max[j][t] = fmaxf(max[j][t], __shfl_xor_sync(ALL_LANES, max[j][t], mask));
-      if (SHARED_BLOCK && group == 0) largest[own + token + 8 * j + 2 * quad + t] = max[j][t];
+      if (group == 0) largest[own + token + 8 * j + 2 * quad + t] = max[j][t];
     }
   }
-  if (SHARED_BLOCK) __syncthreads();
+  __syncthreads();
 #pragma unroll
   for (int j = 0; j < OCTETS; j++) {
 #pragma unroll
     for (int t = 0; t < 2; t++) {
       const u32 at = token + 8 * j + 2 * quad + t;
-      if (SHARED_BLOCK) max[j][t] = fmaxf(max[j][t], largest[other + at]);
+      max[j][t] = fmaxf(max[j][t], largest[other + at]);
       const float scale = max[j][t] / 127.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
       int code_sum = 0;
 #pragma unroll
@@ -252,7 +257,7 @@ __device__ __forceinline__ void write_products(const Params& p, float (&sum)[M_T
       }
 #pragma unroll
       for (int mask = 4; mask < 32; mask <<= 1) code_sum += __shfl_xor_sync(ALL_LANES, code_sum, mask);
-      if (SHARED_BLOCK && group == 0) code_sums[own + at] = code_sum;
+      if (group == 0) code_sums[own + at] = code_sum;
       max[j][t] = scale;
       totals[j][t] = code_sum;
     }
@@ -260,7 +265,7 @@ __device__ __forceinline__ void write_products(const Params& p, float (&sum)[M_T
   __syncthreads();
   // The scale and sum of a block, by the warp that has its first M-tile.
   const u32 block = (tile_output + warp_row * M_TILES * M_TILE) / 64;
-  if (group == 0 && (!SHARED_BLOCK || warp_row % 2 == 0) && block < products / 32) {
+  if (group == 0 && warp_row % 2 == 0 && block < products / 32) {
 #pragma unroll
     for (int j = 0; j < OCTETS; j++) {
 #pragma unroll
@@ -269,7 +274,7 @@ __device__ __forceinline__ void write_products(const Params& p, float (&sum)[M_T
         if (row == NO_ROW) continue;
         const u64 out = u64(row) * (products / 32) + block;
         p.scales[out] = max[j][t];
-        p.sums[out] = max[j][t] * float(totals[j][t] + (SHARED_BLOCK ? code_sums[other + at] : 0));
+        p.sums[out] = max[j][t] * float(totals[j][t] + code_sums[other + at]);
       }
     }
   }
@@ -300,19 +305,20 @@ template <int TOKENS, int STAGES>
 __device__ __forceinline__ void gemm(const Params& p) {
   typedef Shape<TOKENS> S;
   DYNAMIC_SHARED(shared);
-  __shared__ u32 x_rows[TOKENS], out_rows[TOKENS],
-      copies_from[Copies<TOKENS>::IN_SHARED ? Copies<TOKENS>::WORDS * THREADS : 1];
+  __shared__ u32 x_rows[TOKENS], out_rows[TOKENS];
   const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 
   const u32 output_tiles = (p.outputs + TILE_M_TILES * M_TILE - 1) / (TILE_M_TILES * M_TILE);
   const u32 output_tile = blockIdx.y % output_tiles, split = blockIdx.y / output_tiles,
             splits = gridDim.y / output_tiles;
-  const u32 all_stages = (TERMS * p.columns + STAGE_INPUTS - 1) / STAGE_INPUTS, begin = all_stages * split / splits;
+  // Splits of K4 and K5 have whole K-blocks.
+  constexpr u32 UNIT = Weights::HAS_OFFSETS ? K_BLOCK_STAGES : 1;
+  const u32 all_stages = (TERMS * p.columns + STAGE_INPUTS - 1) / STAGE_INPUTS, begin = all_stages / UNIT * split / splits * UNIT;
   // Rarely needed, so kept in shared memory.
   __shared__ u32 output_tile_at, split_at, splits_at, end;
   if (threadIdx.x == 0) {
     output_tile_at = output_tile, split_at = split, splits_at = splits;
-    end = all_stages * (split + 1) / splits;
+    end = all_stages / UNIT * (split + 1) / splits * UNIT;
   }
   u32 matrix = 0;
   // Tokens that are not there read another's row; what comes of it is not written.
@@ -336,19 +342,23 @@ __device__ __forceinline__ void gemm(const Params& p) {
   }
   __syncthreads();
   const u32 m_tiles = (p.outputs + M_TILE - 1) / M_TILE, own_m_tile = min(output_tile * TILE_M_TILES + warp, m_tiles - 1);
-  Copies<TOKENS> copies;
-  copies.shared = copies_from + threadIdx.x;
   const u32 m_tile = u32((matrix * m_tiles + own_m_tile) * (Weights::m_tile_bytes(p.columns) / 16));
-  copies.prepare(p, x_rows, m_tile, p.outputs - own_m_tile * M_TILE);
+  Copies<TOKENS> copies(p, x_rows, m_tile, p.outputs - own_m_tile * M_TILE);
 
-  // TOGETHER stages go between barriers: two of the largest tile would need more registers than there are.
-  constexpr u32 TOGETHER = TOKENS == 128 ? 1 : Weights::TOGETHER, SLOTS = STAGES / TOGETHER;
+  // TOGETHER stages go between barriers. Of as many as are on their way, so many begin K-blocks.
+  constexpr u32 TOGETHER = STAGES % Weights::TOGETHER ? 1 : Weights::TOGETHER, SLOTS = STAGES / TOGETHER;
+  constexpr u32 K_BLOCKS = STAGES > K_BLOCK_STAGES ? 2 : 1;
+  static_assert(STAGES <= 2 * K_BLOCK_STAGES && K_BLOCK_STAGES % TOGETHER == 0, "offsets are written over when they have been read");
+  auto offsets_of = [&](u32 stage) {
+    return shared + STAGES * S::STAGE + stage / K_BLOCK_STAGES % K_BLOCKS * Offsets<Weights, TOKENS>::BYTES;
+  };
   auto fetch = [&](u32 stage, u32 slot) {
 #pragma unroll
     for (u32 i = 0; i < TOGETHER; i++) {
       if (stage + i >= end) break;
       copies.start(p, shared + (slot * TOGETHER + i) * S::STAGE, stage + i);
     }
+    if (Weights::HAS_OFFSETS && stage % K_BLOCK_STAGES == 0 && stage < end) copies.start_offsets(p, offsets_of(stage), stage);
     cp_async_commit();
   };
 #pragma unroll
@@ -371,10 +381,6 @@ __device__ __forceinline__ void gemm(const Params& p) {
     const float* scales = (const float*)(here + S::SCALES) + token;
 #pragma unroll
     for (u32 step = 0; step < 2; step++) {
-      if (Weights::TOKEN_SUMS) {
-        const float* sums = scales + (2 + step) * TOKENS;
-        subtract_minimums(sum, m_tiles + Weights::ROWS_AT, Weights::M_TILE_BYTES, Weights::FACTOR, sums, step, lane);
-      }
       Weights::Tokens<S::OCTETS> operand;
       operand.load(x, scales, TOKENS, step, lane);
 #pragma unroll
@@ -387,6 +393,14 @@ __device__ __forceinline__ void gemm(const Params& p) {
     cp_async_wait<SLOTS - 2>();
     __syncthreads();  // everybody's copies have come, and everybody is done with the slot before this one
     fetch(stage + (SLOTS - 1) * TOGETHER, slot == 0 ? SLOTS - 1 : slot - 1);
+    if (Weights::HAS_OFFSETS && stage % K_BLOCK_STAGES == 0) {
+      const u8* rows = shared + slot * TOGETHER * S::STAGE + Weights::ROWS_AT;
+#pragma unroll
+      for (u32 m = 0; m < S::M_TILES; m++) {
+        const u32 m_tile = warp_row * S::M_TILES + m;
+        Offsets<Weights, TOKENS>::add(sum[m], offsets_of(stage), rows + m_tile * Weights::M_TILE_BYTES, m_tile, token, lane);
+      }
+    }
 #pragma unroll
     for (u32 i = 0; i < TOGETHER; i++) {
       if (i == 0 || stage + i < end) multiply(slot * TOGETHER + i);
@@ -399,6 +413,3 @@ __device__ __forceinline__ void gemm(const Params& p) {
 extern "C" __global__ void __launch_bounds__(256, 2) gemm_16(const Params p) { gemm<16, STAGES_16>(p); }
 extern "C" __global__ void __launch_bounds__(256, 2) gemm_32(const Params p) { gemm<32, STAGES_32>(p); }
 extern "C" __global__ void __launch_bounds__(256, 2) gemm_64(const Params p) { gemm<64, STAGES_64>(p); }
-extern "C" __global__ void __launch_bounds__(256, Weights::BLOCKS) gemm_128(const Params p) {
-  gemm<128, STAGES_128>(p);
-}

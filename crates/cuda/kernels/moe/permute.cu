@@ -4,7 +4,7 @@
 // own order; `tiles` names expert, first index in `sorted` and count of every tile; `tile_count` says how many there are.
 //
 // Grid: one block of 32 warps. A warp takes an equal run of pairs: it counts the experts among them, learns from the other
-// warps' counts where its own begin, and writes them there. Tiles have 16, 32, 64, 128 or 144 pairs, by entry point.
+// warps' counts where its own begin, and writes them there. Tiles have 16, 32, 64 or 144 pairs, by entry point.
 // Bytes per row: 8 * top_k in, 4 * top_k out. Shared memory: 34 words per expert.
 #include "lib/batch.cuh"
 #include "lib/reduce.cuh"
@@ -128,5 +128,4 @@ __device__ __forceinline__ void permute(const Params& p) {
 extern "C" __global__ void __launch_bounds__(1024) permute_16(const Params p) { permute<16>(p); }
 extern "C" __global__ void __launch_bounds__(1024) permute_32(const Params p) { permute<32>(p); }
 extern "C" __global__ void __launch_bounds__(1024) permute_64(const Params p) { permute<64>(p); }
-extern "C" __global__ void __launch_bounds__(1024) permute_128(const Params p) { permute<128>(p); }
 extern "C" __global__ void __launch_bounds__(1024) permute_144(const Params p) { permute<144>(p); }

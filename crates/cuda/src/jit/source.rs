@@ -61,6 +61,7 @@ texts![
     "lib/fragment_f16.cuh",
     "lib/fragment_value.cuh",
     "lib/fragment_wgmma.cuh",
+    "lib/gemm_offsets.cuh",
     "lib/gemm_weights.cuh",
     "lib/gemv_float.cuh",
     "lib/gemv_fragment.cuh",

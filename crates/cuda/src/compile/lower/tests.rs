@@ -168,13 +168,13 @@ fn a_layer_of_many_rows_by_the_native_gemm() {
     let text = section(&model(Variant::Dense12b), portable(LARGE), "L0");
     expect![[r#"
         L0.attn.norm               all     fused_norm                 %0 -> s0 s1 s2
-        L0.attn.q+k+v              all     gemm_128.q4.f32.dense      s0 s1 s2 -> s3
+        L0.attn.q+k+v              all     gemm_64.q4.f32.dense       s0 s1 s2 -> s3
         L0.attn.store_kv+q_rope    all     qkv_norm_rope              s3 -> s9
         L0.attn.attend             all     flash_prefill.OUT_INT8     s9 -> s6 s7 s8
-        L0.attn.o                  all     gemm_128.q4.f32.dense      s6 s7 s8 -> %11
+        L0.attn.o                  all     gemm_64.q4.f32.dense       s6 s7 s8 -> %11
         L0.attn.post_norm          all     fused_residual_norm        %11 %0 -> %13 s0 s1 s2
-        L0.ffn.gate+up             all     gemm_128.q4.geglu_pair.dense s0 s1 s2 -> s10 s11 s12
-        L0.ffn.down                all     gemm_128.q4.f32.dense      s10 s11 s12 -> %18
+        L0.ffn.gate+up             all     gemm_64.q4.geglu_pair.dense s0 s1 s2 -> s10 s11 s12
+        L0.ffn.down                all     gemm_64.q4.f32.dense       s10 s11 s12 -> %18
         L0.ffn.post_norm           all     fused_residual_norm        %18 %13 -> %21 s0 s1 s2"#]]
     .assert_eq(&text);
 }
@@ -313,7 +313,7 @@ fn a_listed_program_is_what_a_batch_runs() {
     );
     let portable = listed(Tier::Portable, (100, 1));
     assert!(portable.iter().all(|l| l.kernel != "cublaslt"));
-    assert!(portable.iter().any(|l| l.kernel.starts_with("gemm_128")));
+    assert!(portable.iter().any(|l| l.kernel.starts_with("gemm_64")));
 }
 
 #[test]

@@ -25,15 +25,16 @@ const TILE_OUTPUTS: usize = 128;
 const STAGE_INPUTS: usize = PART_INPUTS;
 const THREADS: usize = 256;
 /// Rows of a tile, by entry point.
-const TILES: [usize; 4] = [16, 32, 64, 128];
-const ENTRIES: &[&str] = &["gemm_16", "gemm_32", "gemm_64", "gemm_128"];
+const TILES: [usize; 3] = [16, 32, 64];
+const ENTRIES: &[&str] = &["gemm_16", "gemm_32", "gemm_64"];
 /// Constants that give each tile its number of pipeline stages.
-const STAGES: [&str; 4] = ["STAGES_16", "STAGES_32", "STAGES_64", "STAGES_128"];
+const STAGES: [&str; 3] = ["STAGES_16", "STAGES_32", "STAGES_64"];
 /// The most stages of a tile: small ones live on bytes in flight.
-const MAX_STAGES: [usize; 4] = [8, 8, 4, 4];
-/// Half of the shared memory of a multiprocessor of the smaller cards, less what the kernel declares. Two blocks of the largest
-/// tile share one: they hide each other's waits better than more stages of one would.
-const HALF_SHARED_BYTES: usize = (50 << 10) - (9 << 10);
+const MAX_STAGES: [usize; 3] = [8, 8, 4];
+/// Blocks that share a multiprocessor, for which there are registers: they hide each other's waits.
+const BLOCKS_TOGETHER: usize = 2;
+/// Half of the shared memory of a multiprocessor of the smaller cards, less what the kernel declares and the system takes.
+const HALF_SHARED_BYTES: usize = (50 << 10) - (2 << 10);
 /// Shared memory that every supported card gives a block, less what the kernel declares.
 const SHARED_BYTES: usize = (99 << 10) - (10 << 10);
 /// The fewest stages of a split.
@@ -86,42 +87,37 @@ impl GemmWeights {
         }
     }
 
-    /// Bytes of a stage of a token in shared memory: its values, and of int8 a scale (and a sum) per 32 of them.
+    /// Bytes of a stage of a token in shared memory: its values, and of int8 a scale per 32 of them.
     fn token_stage_bytes(self) -> usize {
         match self {
-            GemmWeights::Fragments(format) if format.has_minimums() => STAGE_INPUTS + 16,
             GemmWeights::Fragments(_) => STAGE_INPUTS + 8,
             GemmWeights::F16 => STAGE_INPUTS * 2,
         }
     }
 
-    /// Stages of a tile's pipeline, and their bytes.
+    /// Stages of a tile's pipeline, and bytes of shared memory. Two blocks of the largest tile fit on any card where that leaves three stages.
     fn stages(self, entry: usize) -> (usize, usize) {
         let stage = TILE_OUTPUTS / M_TILE * self.m_tile_stage_bytes()
             + TILES[entry] * self.token_stage_bytes();
-        let stages = if TILES[entry] == 128 && self.blocks_together(128) == 2 {
-            (HALF_SHARED_BYTES / stage).clamp(2, MAX_STAGES[entry])
-        } else {
-            let fitting = (SHARED_BYTES / stage).min(MAX_STAGES[entry]);
-            fitting - fitting % self.together(entry)
+        let offsets = self.offset_bytes(entry);
+        let fitting = |bytes: usize| ((bytes - offsets) / stage).min(MAX_STAGES[entry]);
+        let stages = match fitting(HALF_SHARED_BYTES) {
+            half if TILES[entry] == 64 && half >= 3 => half,
+            _ => fitting(SHARED_BYTES),
         };
-        (stages, stages * stage)
+        // Two go between barriers where there are four.
+        let stages = if stages > 3 { stages & !1 } else { stages };
+        (stages, stages * stage + offsets)
     }
 
-    /// Stages between barriers.
-    fn together(self, entry: usize) -> usize {
+    /// Bytes of the offsets of K-blocks on their way, which a pipeline of up to four stages has one of, longer ones two.
+    fn offset_bytes(self, entry: usize) -> usize {
         match self {
-            GemmWeights::Fragments(_) if TILES[entry] < 128 => 2,
-            _ => 1,
-        }
-    }
-
-    /// Blocks of the tile of this many rows that a multiprocessor holds.
-    fn blocks_together(self, tile: usize) -> usize {
-        match self {
-            GemmWeights::F16 | GemmWeights::Fragments(FragmentFormat::Q8 | FragmentFormat::Q4) => 2,
-            GemmWeights::Fragments(_) if tile == 128 => 1,
-            GemmWeights::Fragments(_) => 2,
+            GemmWeights::Fragments(format) if format.has_minimums() => {
+                let k_blocks = MAX_STAGES[entry].div_ceil(4);
+                k_blocks * (TILES[entry] * 32 + TILE_OUTPUTS * 16)
+            }
+            _ => 0,
         }
     }
 }
@@ -174,8 +170,7 @@ impl ExpertGroups {
         match rows * self.top_k / self.experts {
             0..=6 => 0,
             7..=20 => 1,
-            21..=300 => 2,
-            _ => 3,
+            _ => 2,
         }
     }
 
@@ -255,7 +250,7 @@ impl GemmShape {
                 let busiest = blocks.div_ceil(self.multiprocessors) as f64;
                 return busiest * (stages + 2.0) + if splits > 1 { 6.0 + partials } else { 0.0 };
             }
-            let together = self.multiprocessors * self.weights.blocks_together(tile);
+            let together = self.multiprocessors * BLOCKS_TOGETHER;
             let last_wave = match blocks % together {
                 0 => 0.0,
                 left if left <= self.multiprocessors => 0.6,

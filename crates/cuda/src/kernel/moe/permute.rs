@@ -11,14 +11,8 @@ use crate::{
 
 const WARPS: usize = 32;
 /// Pairs of a tile, by entry point.
-const TILES: [usize; 5] = [16, 32, 64, 128, 144];
-const ENTRIES: &[&str] = &[
-    "permute_16",
-    "permute_32",
-    "permute_64",
-    "permute_128",
-    "permute_144",
-];
+const TILES: [usize; 4] = [16, 32, 64, 144];
+const ENTRIES: &[&str] = &["permute_16", "permute_32", "permute_64", "permute_144"];
 
 params! {
     struct MoePermuteParams {

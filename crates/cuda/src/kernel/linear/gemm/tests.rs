@@ -328,6 +328,21 @@ fn check(
     check_shape(shape(weights, epilogue, sizes), buckets);
 }
 
+/// Products of two terms have the rounding of the smaller; offsets of blocks have that of bf16 beside int8 activations of one.
+fn bound(weights: GemmWeights, terms: usize) -> f64 {
+    match weights {
+        _ if terms == 2 => 4e-5,
+        GemmWeights::Fragments(format) if format.has_minimums() => 2.5e-3,
+        _ => 1e-5,
+    }
+}
+
+/// The same for scales of products of two such, and once they are int8: some have the code beside theirs.
+fn geglu_bounds(weights: GemmWeights) -> (f64, f64) {
+    let bound = bound(weights, 1);
+    (2.0 * bound, 1e-3 + 3.0 * bound)
+}
+
 fn check_shape(shape: GemmShape, buckets: &[(usize, usize)]) {
     let card = Card::open(Tier::Portable);
     let GemmShape {
@@ -357,8 +372,7 @@ fn check_shape(shape: GemmShape, buckets: &[(usize, usize)]) {
         match &found {
             Out::Floats(found) => {
                 let error = relative_error(found, &expected);
-                let bound = if terms == 2 { 4e-5 } else { 1e-5 };
-                assert!(error < bound, "{case}: {error}");
+                assert!(error < bound(weights, terms), "{case}: {error}");
                 if weights != GemmWeights::F16 {
                     let error = relative_error(found, &product(&x, &w.values, columns));
                     assert!(error < 1.2e-2, "{case}: {error} of floats");
@@ -368,9 +382,9 @@ fn check_shape(shape: GemmShape, buckets: &[(usize, usize)]) {
                 let products = geglu(&expected, outputs);
                 let q8 = quantize(&products);
                 let error = relative_error(&found.scales, &q8.scales);
-                assert!(error < 1e-5, "{case}: scales {error}");
+                assert!(error < geglu_bounds(weights).0, "{case}: scales {error}");
                 let error = relative_error(&found.values(), &q8.values());
-                assert!(error < 1e-3, "{case}: {error}");
+                assert!(error < geglu_bounds(weights).1, "{case}: {error}");
                 for (i, (sum, scale)) in found.sums.iter().zip(&found.scales).enumerate() {
                     let codes = &found.codes[32 * i..32 * i + 32];
                     let codes: i32 = codes.iter().map(|&c| i32::from(c)).sum();
@@ -426,10 +440,10 @@ fn every_tile_fits_every_card_and_has_a_stage_in_flight() {
     {
         for entry in 0..TILES.len() {
             let (stages, bytes) = weights.stages(entry);
-            assert!(
-                stages >= 2 * weights.together(entry) && bytes <= SHARED_BYTES,
-                "{weights:?} {entry}"
-            );
+            assert!(stages == 3 || stages >= 4 && stages.is_multiple_of(2));
+            assert!(bytes <= SHARED_BYTES, "{weights:?} {entry}");
+            let largest = TILES[entry] == 64 && weights != GemmWeights::F16;
+            assert!(!largest || bytes <= HALF_SHARED_BYTES, "{weights:?}");
         }
     }
 }
@@ -564,14 +578,14 @@ fn check_grouped(format: FragmentFormat, (dim, width): (usize, usize), groups: E
             match found {
                 Out::Floats(found) => {
                     let error = relative_error(&found, &expected);
-                    assert!(error < 1e-5, "{case}: {error}");
+                    assert!(error < bound(weights, 1), "{case}: {error}");
                 }
                 Out::GemmImpl(found) => {
                     let q8 = quantize(&geglu(&expected, outputs));
                     let error = relative_error(&found.scales, &q8.scales);
-                    assert!(error < 1e-5, "{case}: scales {error}");
+                    assert!(error < geglu_bounds(weights).0, "{case}: scales {error}");
                     let error = relative_error(&found.values(), &q8.values());
-                    assert!(error < 1e-3, "{case}: {error}");
+                    assert!(error < geglu_bounds(weights).1, "{case}: {error}");
                 }
             }
         }
