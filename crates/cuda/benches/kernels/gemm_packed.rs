@@ -70,7 +70,7 @@ impl Timed<'_> {
             outputs: outputs as u32,
             m_tiles: (outputs / 16) as u32,
             out_stride: match shape.epilogue {
-                GemmPackedEpilogue::F32 => outputs as u32,
+                GemmPackedEpilogue::F32 | GemmPackedEpilogue::F16 => outputs as u32,
                 GemmPackedEpilogue::Geglu => outputs as u32 / 2,
             },
             x_share: share as u32,
@@ -116,7 +116,7 @@ pub(crate) fn grouped() {
     };
     for (epilogue, sizes, share) in [
         (GemmPackedEpilogue::Geglu, (1408, 2816), 8),
-        (GemmPackedEpilogue::F32, (2816, 704), 1),
+        (GemmPackedEpilogue::F16, (2816, 704), 1),
     ] {
         let timed = Timed {
             card: &card,

@@ -438,11 +438,11 @@ fn every_tile_fits_every_card_and_has_a_stage_in_flight() {
         .into_iter()
         .chain([GemmWeights::F16])
     {
-        for entry in 0..TILES.len() {
+        for (entry, tile) in TILES.into_iter().enumerate() {
             let (stages, bytes) = weights.stages(entry);
             assert!(stages == 3 || stages >= 4 && stages.is_multiple_of(2));
             assert!(bytes <= SHARED_BYTES, "{weights:?} {entry}");
-            let largest = TILES[entry] == 64 && weights != GemmWeights::F16;
+            let largest = tile == 64 && weights != GemmWeights::F16;
             assert!(!largest || bytes <= HALF_SHARED_BYTES, "{weights:?}");
         }
     }
