@@ -33,7 +33,7 @@ fn inspect_lists_what_a_backend_makes_of_the_plan_without_a_card() {
         assert!(decode.contains(part), "{part}: {decode}");
     }
     let prompt = program(&["--backend", "cuda", "--tier", "portable", "--rows", "2048"]).stdout;
-    assert!(prompt.contains("gemm_128") && prompt.contains("flash_prefill"));
+    assert!(prompt.contains("gemm_64") && prompt.contains("flash_prefill"));
     let plain = program(&["--backend", "cuda", "--debug", "no-fusion"]).stdout;
     assert!(plain.contains("linear_plain") && !plain.contains("gemv"));
     let cpu = program(&["--backend", "cpu", "--isa", "scalar"]).stdout;
