@@ -1,5 +1,6 @@
 // GEMM: out[r, n] = sum over k of x[r, k] * w[n, k] for many rows. Integer products of int8 activations and fragments, exact
-// within a block of 32 (16 in K6) inputs, scaled in f32; or products of f16 (WEIGHTS f16).
+// within a block of 32 (16 in K6) inputs, scaled in f32, what K4 and K5 have besides in bf16 (lib/gemm_offsets.cuh); or products of f16
+// (WEIGHTS f16).
 //
 // A block takes 128 outputs (8 M-tiles) of TOKENS rows; 8 warps share them. A cp.async pipeline brings stages of 64 inputs,
 // several in flight, one or two between barriers. Weights are the A operand, which fragments hold in the order of its
