@@ -1,7 +1,10 @@
 //! Choice of the context: what was asked for, or as much as the model knows and memory allows.
 
 use carat_engine::{Limits, ModelFacts};
-use carat_model::{backend::Need, kv::KvGroup, layout};
+use carat_model::{
+    backend::{CompileOptions, Need},
+    layout,
+};
 
 use crate::{Error, Loaded, footprint::smallest_context};
 
@@ -42,7 +45,7 @@ pub fn choose(loaded: &Loaded, parallel: usize, asked: Option<usize>) -> Result<
     let need = fit.need(tokens)?;
     Ok(Chosen {
         tokens,
-        kv_bytes: fit.kv_bytes(tokens),
+        kv_bytes: fit.kv_bytes(tokens)?,
         more_fits: more > tokens && fit.problem(more)?.is_none(),
         offloaded_bytes: need.as_ref().map_or(0, |need| need.offloaded_bytes),
         placement: need.map(|need| need.parts.trim_end().to_owned()),
@@ -91,22 +94,19 @@ impl Fit<'_> {
         })
     }
 
-    fn kv_bytes(&self, context: usize) -> u64 {
-        let (pages, page) = (
-            self.loaded.engine_config(self.parallel, context).pages,
-            layout::page_bytes(&self.loaded.plan, self.loaded.kv),
-        );
-        KvGroup::ALL
-            .iter()
-            .map(|g| (pages.get(*g) * page.get(*g)) as u64)
-            .sum()
+    fn options(&self, context: usize) -> Result<CompileOptions, Error> {
+        let config = self.loaded.engine_config(self.parallel, context);
+        let limits = Limits::new(config, ModelFacts::from(&self.loaded.plan))?;
+        Ok(limits.compile_options())
+    }
+
+    fn kv_bytes(&self, context: usize) -> Result<u64, Error> {
+        let bytes = layout::kv_bytes(&self.loaded.plan, &self.options(context)?);
+        Ok((bytes.full + bytes.sliding) as u64)
     }
 
     fn need(&self, context: usize) -> Result<Option<Need>, Error> {
-        let loaded = self.loaded;
-        let config = loaded.engine_config(self.parallel, context);
-        let options = Limits::new(config, ModelFacts::from(&loaded.plan))?.compile_options();
-        loaded.need(&options)
+        self.loaded.need(&self.options(context)?)
     }
 
     /// How a context fits without being asked for.
@@ -123,7 +123,7 @@ impl Fit<'_> {
         }
         let file = self.loaded.file.file_bytes() as u64;
         let budget = self.free.saturating_sub(file).max(self.free / 4) / 2;
-        if self.kv_bytes(context) <= budget {
+        if self.kv_bytes(context)? <= budget {
             Ok(Fits::Comfortably)
         } else {
             Ok(Fits::Not)
@@ -134,7 +134,7 @@ impl Fit<'_> {
     fn problem(&self, context: usize) -> Result<Option<String>, Error> {
         let (needed, what) = match self.need(context)? {
             Some(need) => (need.bytes, "of device memory"),
-            None => (self.kv_bytes(context), "for keys and values"),
+            None => (self.kv_bytes(context)?, "for keys and values"),
         };
         let problem = || {
             format!(

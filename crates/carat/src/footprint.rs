@@ -36,8 +36,9 @@ fn taken(loaded: &Loaded, config: &EngineConfig) -> Result<(u64, u64), Error> {
     let drafter = loaded.drafts.drafter.as_ref();
     let files = loaded.file.file_bytes() + drafter.map_or(0, |d| d.weights.file().file_bytes());
     let page = layout::page_bytes(&loaded.plan, options.kv);
+    let held = layout::kv_bytes(&loaded.plan, &options);
     let groups = KvGroup::ALL.iter();
-    let kv = groups.map(|g| (options.pages.get(*g) + options.host_pages.get(*g)) * page.get(*g));
+    let kv = groups.map(|g| held.get(*g) + options.host_pages.get(*g) * page.get(*g));
     let shared = Layout::shared(&loaded.plan.with_products_gathered());
     let workspace = shared.buffers.iter().map(|shape| {
         let rows = match shape.rows {

@@ -154,6 +154,7 @@ impl Bench {
                 full: pages,
                 sliding: pages,
             },
+            chunk_pages: 0,
             host_pages: PerGroup::default(),
             kv: kv.into(),
             max_rows: rows,

@@ -193,5 +193,6 @@ fn kv_bytes(plan: &Plan, options: &CompileOptions) -> u64 {
     let bytes = slots.map(|spec| {
         options.pages.get(spec.group) * kv::page_bytes(spec, *options.kv.get(spec.group))
     });
-    bytes.sum::<usize>() as u64
+    let shared = kv::chunk_page_bytes(plan, options.kv) * options.chunk_pages;
+    (bytes.sum::<usize>() + shared) as u64
 }

@@ -56,6 +56,7 @@ fn table(card: &CudaBackend) -> Result<(), String> {
             full: pages,
             sliding: pages,
         },
+        chunk_pages: 0,
         host_pages: PerGroup::default(),
         kv: PerGroup::default(),
         max_rows: STREAMS,

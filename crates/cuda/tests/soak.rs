@@ -98,6 +98,7 @@ fn compile(card: &CudaBackend, length: usize) -> Result<Box<dyn Executor>, Strin
             full: pages,
             sliding: pages,
         },
+        chunk_pages: 0,
         host_pages: PerGroup::default(),
         kv: PerGroup::default(),
         max_rows: MAX_SEQUENCES,

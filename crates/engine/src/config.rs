@@ -26,6 +26,9 @@ const CHUNK_LENGTHS: usize = 8;
 /// The fewest rows of a chunk, whatever the depth: with fewer, weights are read too often.
 const SHORTEST_CHUNK: usize = 256;
 
+/// Sliding pages before a window that are kept with the end of a prompt, for a next turn that repeats all but its last tokens.
+const LANDMARK_PAGES: usize = 2;
+
 /// The most of the likeliest tokens that are reported in one place.
 const MAX_LOGPROBS: usize = 20;
 /// The most biases that are numbers: each is looked up for every token. Those that forbid a token come besides, from the model's
@@ -55,6 +58,9 @@ pub struct EngineConfig {
     pub max_unfinished: usize,
     /// KV pages to hold. [`comfortable_pages`] and [`minimum_pages`] tell what is sensible.
     pub pages: PerGroup<usize>,
+    /// Sliding pages besides, for the parts of long chunks that no later step sees: all layers have them at the same place, one after
+    /// another. 0 of a model whose layers [do not](ModelFacts::layers_take_turns).
+    pub chunk_pages: usize,
     /// Pages that host memory has room for: those that are given away on the device are kept there. None on a device that computes in
     /// host memory anyway.
     pub host_pages: PerGroup<usize>,
@@ -126,6 +132,8 @@ pub struct ModelFacts {
     pub width: Option<usize>,
     /// Positions a row of a sliding-window layer sees, itself included; `None` without such layers.
     pub window: Option<usize>,
+    /// Whether sliding-window layers can have pages at the same place, one after another.
+    pub layers_take_turns: bool,
     /// The depth at which attending to everything before a row costs as much as all else that is computed for it; `None` if chunks
     /// of prompts are to be equally long at every depth.
     pub even_depth: Option<usize>,
@@ -137,6 +145,7 @@ impl From<&Plan> for ModelFacts {
             vocab: plan.vocab(),
             width: plan.input_width(),
             window: plan.uses(KvGroup::Sliding).then(|| plan.window()).flatten(),
+            layers_take_turns: plan.sliding_layers_take_turns(),
             even_depth: None,
         }
     }
@@ -269,6 +278,7 @@ impl Limits {
     pub fn compile_options(&self) -> CompileOptions {
         CompileOptions {
             pages: self.config.pages,
+            chunk_pages: self.config.chunk_pages,
             host_pages: self.all_host_pages(),
             kv: self.config.kv,
             max_rows: self.config.max_rows,
@@ -368,6 +378,17 @@ impl Limits {
 }
 
 impl Limits {
+    /// Sliding pages that a request holds at the most whose rows are computed in steps that go on by so many positions at once,
+    /// besides the first: all from the window before them, or those of two windows where the rest can be in chunk pages.
+    pub(crate) fn sliding_pages(&self, window: usize, beyond: usize) -> usize {
+        let all = window_pages(window + beyond);
+        if pages_of(beyond) <= self.config.chunk_pages {
+            all.min(2 * window_pages(window) + 1)
+        } else {
+            all
+        }
+    }
+
     /// Whatever costs the engine something for every token.
     fn check_amounts(&self, request: &Request) -> Result<(), Rejected> {
         let logprobs = request.logprobs.max(request.prompt_logprobs).unwrap_or(0);
@@ -443,7 +464,7 @@ impl Limits {
             }
             // All rows at once, beside a row of everybody else.
             let rows = self.config.max_rows - (self.config.max_sequences - 1);
-            let pages = window_pages(window + places.len() - 1);
+            let pages = self.sliding_pages(window, places.len() - 1);
             let pages = pages.min(pages_of(self.config.context));
             if places.len() > rows || pages > self.config.pages.sliding {
                 return wrong(format!(
@@ -471,9 +492,9 @@ pub fn minimum_pages(context: usize, facts: ModelFacts) -> PerGroup<usize> {
 ///
 /// - full: every sequence at the whole context. Conversations rarely fill it, so fewer pages usually do as well: when
 ///   they run out, cached prefixes go first, then a request that has not got far starts over later.
-/// - sliding: every sequence's window; a batch of new rows in front of the windows (a chunk is written before any of
-///   its rows attends), with a partial page for each sequence; and, to continue conversations that are not running,
-///   once more as many windows as run.
+/// - sliding: every sequence's window, and once more as many: for the window that a chunk leaves behind while its rows still see the
+///   one before it, and to continue conversations that are not running. The part of a chunk in between is in
+///   [`chunk_pages`], or else here too, because a chunk is written before any of its rows attends.
 pub fn comfortable_pages(
     context: usize,
     max_sequences: usize,
@@ -481,12 +502,24 @@ pub fn comfortable_pages(
     facts: ModelFacts,
 ) -> PerGroup<usize> {
     let one = minimum_pages(context, facts);
-    let chunks = pages_of(max_rows) + max_sequences;
+    let between = if facts.layers_take_turns {
+        LANDMARK_PAGES
+    } else {
+        pages_of(max_rows)
+    };
+    // With a partial page for each.
+    let sliding = 2 * one.sliding * max_sequences + between + max_sequences;
     PerGroup {
         full: one.full * max_sequences,
-        sliding: facts
-            .window
-            .map_or(0, |_| 2 * one.sliding * max_sequences + chunks),
+        sliding: facts.window.map_or(0, |_| sliding),
+    }
+}
+
+/// Pages for the parts of chunks that no later step sees, where layers can have them at the same place.
+pub fn chunk_pages(max_rows: usize, facts: ModelFacts) -> usize {
+    match facts.window {
+        Some(_) if facts.layers_take_turns => pages_of(max_rows),
+        _ => 0,
     }
 }
 
@@ -512,6 +545,7 @@ impl EngineConfig {
             max_sequences,
             max_unfinished: max_sequences.saturating_mul(16),
             pages: comfortable_pages(context, max_sequences, max_rows, facts),
+            chunk_pages: chunk_pages(max_rows, facts),
             host_pages: PerGroup::default(),
             staging_pages: 0,
             disk: None,

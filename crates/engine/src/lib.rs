@@ -61,7 +61,7 @@ mod worker;
 
 pub use config::{
     ConfigError, DiskConfig, DraftConfig, EngineConfig, Limits, ModelFacts, PrefixReuse,
-    comfortable_pages, minimum_pages,
+    chunk_pages, comfortable_pages, minimum_pages,
 };
 pub use core::{
     Constraint, ConstraintSource, Counts, DraftCounts, FinishReason, LaneId, Media, MediaAttention,

@@ -298,6 +298,10 @@ pub struct Need {
 pub struct CompileOptions {
     /// KV pages to hold, per group.
     pub pages: PerGroup<usize>,
+    /// Sliding pages besides, numbered behind them, which all sliding-window layers have at the same place, one after another: what
+    /// a layer stores there is read by its own rows of the batch and by nobody later. None of a plan that
+    /// [cannot have them](Plan::sliding_layers_take_turns).
+    pub chunk_pages: usize,
     /// Pages in host memory that [`Executor::move_pages`] saves to and loads from, per group.
     pub host_pages: PerGroup<usize>,
     /// Format of keys and values.
@@ -310,6 +314,16 @@ pub struct CompileOptions {
     pub probe: bool,
     /// The company that a row's bits may depend on.
     pub batching: Batching,
+}
+
+impl CompileOptions {
+    /// Pages that the tables of a group may name.
+    pub fn named_pages(&self, group: KvGroup) -> usize {
+        match group {
+            KvGroup::Full => self.pages.full,
+            KvGroup::Sliding => self.pages.sliding + self.chunk_pages,
+        }
+    }
 }
 
 /// Freedom of kernels with the rows of a batch.

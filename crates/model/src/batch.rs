@@ -43,7 +43,8 @@ pub struct Run<'a> {
     /// Of the first row. Everything before it is already in the KV pages.
     pub position: usize,
     /// Pages by absolute place: entry `i` holds positions `i * PAGE_TOKENS ..`. They cover all rows of this run;
-    /// sliding entries wholly behind the window of the first row may be [`PageId::FREED`].
+    /// sliding entries wholly behind the window of the first row may be [`PageId::FREED`]. Those that lie within this run as a
+    /// whole may be [chunk pages](crate::backend::CompileOptions::chunk_pages), no two of a batch the same.
     pub pages: PerGroup<&'a [PageId]>,
     /// Trailing rows that get logits: 0 in mid-prompt, 1 usually, more for evaluation or to verify a draft.
     pub sampled: usize,
@@ -221,7 +222,7 @@ fn check_run(run: &Run<'_>, plan: &Plan, options: &CompileOptions) -> Result<(),
         } else {
             pages
         };
-        let held = *options.pages.get(group);
+        let held = options.named_pages(group);
         let unchanged = run.table.map_or(0, |table| *table.unchanged.get(group));
         let seen = table.get(first.max(unchanged.min(pages))..pages);
         if first < pages && seen.is_none_or(|seen| !are_held(seen, held)) {

@@ -23,6 +23,7 @@ pub fn options(tokens: usize, chunk: usize) -> CompileOptions {
             full: pages,
             sliding: pages + 1,
         },
+        chunk_pages: 0,
         host_pages: PerGroup::default(),
         kv: PerGroup::default(),
         max_rows: chunk,

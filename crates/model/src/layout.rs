@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::{
+    backend::CompileOptions,
     kv::{KvGroup, KvType, PAGE_TOKENS, PerGroup},
     plan::{Plan, Shape, Value},
 };
@@ -113,13 +114,26 @@ impl Layout {
     }
 }
 
+/// Bytes of the keys and values that a plan is compiled with, per group.
+pub fn kv_bytes(plan: &Plan, options: &CompileOptions) -> PerGroup<usize> {
+    let page = page_bytes(plan, options.kv);
+    // All slots have them together.
+    let chunk_page = match plan.own_slots(KvGroup::Sliding).count() {
+        0 => 0,
+        slots => page.sliding / slots,
+    };
+    PerGroup {
+        full: page.full * options.pages.full,
+        sliding: page.sliding * options.pages.sliding + chunk_page * options.chunk_pages,
+    }
+}
+
 /// Bytes of one page in each group, keys and values of all slots of the plan's own together.
 pub fn page_bytes(plan: &Plan, kv: PerGroup<KvType>) -> PerGroup<usize> {
     let mut bytes = PerGroup::default();
     for group in KvGroup::ALL {
-        let own = plan.slots.iter().filter(|s| s.borrowed.is_none());
-        let values = own.filter(|s| s.group == group);
-        let per_token = values.map(|s| 2 * s.kv_heads * kv.get(group).head_bytes(s.head_dim));
+        let own = plan.own_slots(group);
+        let per_token = own.map(|s| 2 * s.kv_heads * kv.get(group).head_bytes(s.head_dim));
         *bytes.get_mut(group) = per_token.sum::<usize>() * PAGE_TOKENS;
     }
     bytes

@@ -367,6 +367,12 @@ impl Plan {
         &self.slots[slot.0 as usize]
     }
 
+    /// The slots of a group that are not another plan's.
+    pub fn own_slots(&self, group: KvGroup) -> impl Iterator<Item = &SlotSpec> + Clone {
+        let own = self.slots.iter().filter(|s| s.borrowed.is_none());
+        own.filter(move |s| s.group == group)
+    }
+
     /// Frequencies of a table.
     pub fn rope(&self, rope: RopeId) -> &Rope {
         &self.ropes[rope.0 as usize]
@@ -398,6 +404,26 @@ impl Plan {
             (KvGroup::Sliding, Some(window)) => kv::first_visible_page(position, window),
             _ => 0,
         }
+    }
+
+    /// Whether sliding-window layers can have pages at the same place, one after another: those of the plan's own are of one shape,
+    /// and none is read when another has stored.
+    pub fn sliding_layers_take_turns(&self) -> bool {
+        let shape = |slot: &SlotSpec| (slot.kv_heads, slot.head_dim);
+        let mut own = self.own_slots(KvGroup::Sliding).map(shape);
+        let first = own.next();
+        let mut stored = None;
+        let reads_what_was_stored_last = |step: &Labelled| match step.step {
+            Step::StoreKv { slot, .. } if self.slot(slot).group == KvGroup::Sliding => {
+                stored = Some(slot);
+                true
+            }
+            Step::Attend { slot, .. } if self.slot(slot).group == KvGroup::Sliding => {
+                stored == Some(slot)
+            }
+            _ => true,
+        };
+        own.all(|shape| Some(shape) == first) && self.steps.iter().all(reads_what_was_stored_last)
     }
 
     /// Whether any layer stores into this group.

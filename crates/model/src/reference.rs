@@ -18,7 +18,7 @@ use crate::{
     },
     draft::{self, DraftStep},
     kv::{HostPageId, KvGroup, KvType, PAGE_TOKENS, PageId, PageMove, PerGroup, first_visible},
-    plan::{KvSlot, Plan, RopeId, Rows, Step, Value},
+    plan::{KvSlot, Plan, RopeId, Rows, SlotSpec, Step, Value},
     sampling::Scratch,
     weights::{Weight, Weights},
 };
@@ -49,17 +49,19 @@ impl Backend for Reference {
         weights: Arc<Weights>,
         options: &CompileOptions,
     ) -> Result<Box<dyn Executor>, BackendError> {
-        let cells = |pages: PerGroup<usize>| -> Vec<Vec<f32>> {
-            let of_slot = |slot: &crate::plan::SlotSpec| {
-                let positions = pages.get(slot.group) * PAGE_TOKENS;
-                vec![0.0; positions * slot.kv_heads * slot.head_dim]
+        let cells = || -> Vec<Vec<f32>> {
+            let cells = |slot: &SlotSpec, pages: usize| {
+                vec![0.0; pages * PAGE_TOKENS * slot.kv_heads * slot.head_dim]
             };
-            plan.slots.iter().map(of_slot).collect()
+            let of_slot = |slot: &SlotSpec| cells(slot, *options.pages.get(slot.group));
+            let mut sliding = plan.own_slots(KvGroup::Sliding);
+            let chunk = sliding.next().map(|slot| cells(slot, options.chunk_pages));
+            plan.slots.iter().map(of_slot).chain(chunk).collect()
         };
         Ok(Box::new(Interpreter {
             values: vec![Vec::new(); plan.value_count()],
-            keys: cells(options.pages),
-            cached_values: cells(options.pages),
+            keys: cells(),
+            cached_values: cells(),
             saved: saved(plan, options.host_pages),
             plan: plan.clone(),
             weights,
@@ -512,16 +514,36 @@ impl Interpreter {
         let width = spec.kv_heads * spec.head_dim;
         for (r, row_ref) in rows.iter().enumerate() {
             let pages = batch.runs[row_ref.run].pages.get(spec.group);
-            let at = cell(pages, row_ref.position) * width;
+            let (slot, cell) = self.cell(slot, spec.group, pages, row_ref.position);
+            let at = cell * width;
             for (cache, value) in [(&mut self.keys, k), (&mut self.cached_values, v)] {
                 let row = &self.values[value.index()][r * width..(r + 1) * width];
-                let cells = &mut cache[slot.0 as usize][at..at + width];
+                let cells = &mut cache[slot][at..at + width];
                 cells.copy_from_slice(row);
                 if kv == KvType::Q8_0 {
                     cells.chunks_mut(spec.head_dim).for_each(KvType::round_q8_0);
                 }
             }
         }
+    }
+
+    /// Where a slot has a position: among its own cells, or in those behind all slots', which they have together.
+    fn cell(
+        &self,
+        slot: KvSlot,
+        group: KvGroup,
+        pages: &[PageId],
+        position: usize,
+    ) -> (usize, usize) {
+        let (page, held) = (
+            pages[position / PAGE_TOKENS].0 as usize,
+            *self.options.pages.get(group),
+        );
+        let (slot, page) = match page.checked_sub(held) {
+            None => (slot.0 as usize, page),
+            Some(chunk_page) => (self.keys.len() - 1, chunk_page),
+        };
+        (slot, page * PAGE_TOKENS + position % PAGE_TOKENS)
     }
 
     fn attend(&self, q: &[f32], slot: KvSlot, run: &Run<'_>, row: &RowRef) -> Vec<f32> {
@@ -535,8 +557,9 @@ impl Interpreter {
         let pages = run.pages.get(spec.group);
         let heads = q.len() / head_dim;
         let cached = |cache: &[Vec<f32>], seen: usize, kv_head: usize| -> Vec<f32> {
-            let at = cell(pages, seen) * width + kv_head * head_dim;
-            cache[slot.0 as usize][at..at + head_dim].to_vec()
+            let (slot, cell) = self.cell(slot, spec.group, pages, seen);
+            let at = cell * width + kv_head * head_dim;
+            cache[slot][at..at + head_dim].to_vec()
         };
         let mut out = vec![0.0; q.len()];
         for (h, (q, out)) in q.chunks(head_dim).zip(out.chunks_mut(head_dim)).enumerate() {
@@ -592,10 +615,6 @@ impl<'a> Matrix<'a> {
 }
 
 /// Index of a position among all cells of a slot.
-fn cell(pages: &[PageId], position: usize) -> usize {
-    pages[position / PAGE_TOKENS].0 as usize * PAGE_TOKENS + position % PAGE_TOKENS
-}
-
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter()
         .zip(b)

@@ -46,7 +46,7 @@ impl Promise {
 }
 
 /// Every promise there is.
-pub const ALL: [Promise; 11] = [
+pub const ALL: [Promise; 12] = [
     promise(
         "rows_are_fed_what_the_batch_in_flight_samples",
         fed_by_samples,
@@ -58,6 +58,7 @@ pub const ALL: [Promise; 11] = [
         drafts::own_text_alone,
     ),
     promise("pages_come_back_as_they_were_saved", saved_pages),
+    promise("layers_take_turns_at_chunk_pages", chunk_pages),
     promise("an_embedding_takes_the_place_of_a_token", embeddings),
     promise("images_see_themselves_in_sliding_layers", spans),
     promise("a_batch_that_is_not_drawn_has_no_results", undrawn),
@@ -116,6 +117,7 @@ impl Session {
                 full: 12,
                 sliding: 13,
             },
+            chunk_pages: 3,
             host_pages: PerGroup {
                 full: 6,
                 sliding: 7,
@@ -498,6 +500,40 @@ fn saved_pages(backend: &dyn Backend) -> Checked {
         near("after loading", &found[0], &expected[0])?;
         let lost = session.feed(&table, 70, &feeds[70..], 1, None)?;
         far("without loading", &lost[0], &expected[0])?;
+    }
+    Ok(())
+}
+
+fn chunk_pages(backend: &dyn Backend) -> Checked {
+    for (variant, kv) in VARIANTS
+        .into_iter()
+        .zip([KvType::F16, KvType::Q8_0].into_iter().cycle())
+    {
+        let logits = |passing: &[(usize, PageId)]| -> Result<Vec<Vec<f32>>, String> {
+            let mut session = Session::with_kv(backend, variant, kv)?;
+            let tokens = session.tokens(7, 164);
+            let feeds = token_feeds(&tokens);
+            let pages = Pages::new(&session.plan, session.options.pages);
+            let mut pages = pages.tables().map(<[PageId]>::to_vec);
+            session.feed(&pages, 0, &feeds[..32], 0, None)?;
+            for (place, page) in passing {
+                pages.sliding[*place] = *page;
+            }
+            let mut all = session.feed(&pages, 32, &feeds[32..160], 8, None)?;
+            // What follows sees pages from the fourth on.
+            pages.sliding[..3].fill(PageId::FREED);
+            all.extend(session.feed(&pages, 160, &feeds[160..], 4, None)?);
+            Ok(all)
+        };
+        let expected = logits(&[])?;
+        let found = logits(&[(1, PageId(15)), (2, PageId(13))])?;
+        same("a chunk partly in chunk pages", &found, &expected)?;
+        // What is read later has become another layer's.
+        let lost = logits(&[(3, PageId(14))])?;
+        same("the rows of a chunk", &&lost[..8], &&expected[..8])?;
+        if lost[8..] == expected[8..] {
+            return Err(format!("{variant:?}: each layer has its own chunk pages"));
+        }
     }
     Ok(())
 }

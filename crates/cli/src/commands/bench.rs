@@ -173,6 +173,7 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
                 full: pages(KvGroup::Full),
                 sliding: pages(KvGroup::Sliding),
             },
+            chunk_pages: 0,
             host_pages: PerGroup::default(),
             kv: loaded.kv,
             max_rows: rows,

@@ -91,7 +91,7 @@ impl Executor for CpuExecutor {
             .map(|outputs| outputs.rows.iter().map(|row| row.token).collect())
             .unwrap_or_default();
         batch.check(&self.plan, &self.options, drawn.len())?;
-        let view = RowView::new(batch, &self.plan, &drawn);
+        let view = RowView::new(batch, &self.plan, self.options.pages, &drawn);
         let shared = &mut self.shared;
         self.state.fill_angles(shared, &self.plan, &view);
         for LoweredOp { op, .. } in &self.program.ops {

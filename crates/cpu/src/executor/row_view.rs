@@ -24,15 +24,20 @@ pub(super) struct RowView<'a> {
 }
 
 impl<'a> RowView<'a> {
-    /// Of a batch that fits `plan`, where `sampled` is what the batch in flight was given.
-    pub(super) fn new(batch: &'a Batch<'a>, plan: &Plan, sampled: &[TokenId]) -> RowView<'a> {
+    /// Of a batch that fits `plan` and its pages, where `sampled` is what the batch in flight was given.
+    pub(super) fn new(
+        batch: &'a Batch<'a>,
+        plan: &Plan,
+        pages: PerGroup<usize>,
+        sampled: &[TokenId],
+    ) -> RowView<'a> {
         let feeds = batch.feeds.iter();
         RowView {
             batch,
             tokens: feeds.map(|feed| feed.resolve(sampled)).collect(),
             all: batch.all_rows().collect(),
             sampled: batch.sampled_rows().collect(),
-            writes: kv::writes(batch, |group| plan.uses(group)),
+            writes: kv::writes(batch, |group| plan.uses(group), pages),
             states: &[],
         }
     }

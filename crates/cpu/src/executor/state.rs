@@ -36,6 +36,8 @@ pub(super) struct Shared {
     pub(super) workers: Workers,
     /// By slot of the model.
     caches: Vec<PagedKv>,
+    /// Pages that all sliding slots have at the same place, one after another.
+    chunk_pages: Aligned<u8>,
     /// Pages in memory of their own, where they are saved: of each slot of the group in turn.
     saved: PerGroup<Vec<u8>>,
     saved_page_bytes: PerGroup<usize>,
@@ -65,6 +67,7 @@ impl Shared {
         Shared {
             workers,
             caches: caches.collect(),
+            chunk_pages: Aligned::new(options.chunk_pages * kv::chunk_page_bytes(plan, options.kv)),
             saved: PerGroup {
                 full: saved(KvGroup::Full),
                 sliding: saved(KvGroup::Sliding),
@@ -185,8 +188,8 @@ impl State {
             Op::StoreKv { k, v, slot } => {
                 let cache = &mut on.caches[slot.0 as usize];
                 let writes = view.writes.get(cache.spec.group);
-                let (k, v) = (&self.buffers[k.buffer], &self.buffers[v.buffer]);
-                cache.store(&on.workers, writes, k, v);
+                let kv = (&*self.buffers[k.buffer], &*self.buffers[v.buffer]);
+                cache.store(&mut on.chunk_pages, &on.workers, writes, kv);
             }
             Op::Embed { out, .. }
             | Op::Norm { out, .. }
@@ -399,7 +402,8 @@ impl State {
             } => {
                 let cache = &on.caches[slot.0 as usize];
                 let spans = view.spans(operand.rows, cache.spec.group);
-                Attention::new(cache, *window, &self.buffers[q.buffer], q.columns, spans).run(
+                let queries = (&*self.buffers[q.buffer], q.columns);
+                Attention::new((cache, &on.chunk_pages), *window, queries, spans).run(
                     &mut on.workers,
                     &mut self.split_kv,
                     out,

@@ -4,7 +4,7 @@
 
 use carat_model::{
     backend::{Batch, KvGroup, KvType, PAGE_TOKENS, PerGroup},
-    plan::SlotSpec,
+    plan::{Plan, SlotSpec},
 };
 
 use super::workers::Workers;
@@ -43,10 +43,19 @@ impl PagedKv {
         self.key_bytes() + PAGE_TOKENS * self.kv.head_bytes(self.width)
     }
 
-    /// Keys and values of one head in one page.
-    pub(crate) fn head(&self, page: usize, kv_head: usize) -> (PageHead<'_>, PageHead<'_>) {
+    /// Keys and values of one head in one page, which may be one of those that all sliding slots have together.
+    pub(crate) fn head<'a>(
+        &'a self,
+        chunk_pages: &'a [u8],
+        page: usize,
+        kv_head: usize,
+    ) -> (PageHead<'a>, PageHead<'a>) {
         let start = (page * self.spec.kv_heads + kv_head) * self.head_bytes();
-        let head = &self.pages[start..start + self.head_bytes()];
+        let (pages, start) = match start.checked_sub(self.pages.len()) {
+            None => (&*self.pages, start),
+            Some(start) => (chunk_pages, start),
+        };
+        let head = &pages[start..start + self.head_bytes()];
         let (keys, values) = head.split_at(self.key_bytes());
         (PageHead::new(self.kv, keys), PageHead::new(self.kv, values))
     }
@@ -58,7 +67,13 @@ impl PagedKv {
     }
 
     /// Stores rows `[rows, kv_heads * head_dim]` where `writes` says.
-    pub(crate) fn store(&mut self, workers: &Workers, writes: &KvWrites, k: &[f32], v: &[f32]) {
+    pub(crate) fn store(
+        &mut self,
+        chunk_pages: &mut [u8],
+        workers: &Workers,
+        writes: &KvWrites,
+        (k, v): (&[f32], &[f32]),
+    ) {
         let (kv, head_dim) = (self.kv, self.spec.head_dim);
         let (key_bytes, head_bytes) = (self.key_bytes(), self.head_bytes());
         let columns = self.spec.kv_heads * head_dim;
@@ -78,12 +93,12 @@ impl PagedKv {
                 }
             }
         };
-        workers.pool.for_each_chosen_chunk(
-            &mut self.pages,
-            page_bytes(&self.spec, kv),
-            &writes.pages,
-            store,
-        );
+        let bytes = page_bytes(&self.spec, kv);
+        let pool = &workers.pool;
+        pool.for_each_chosen_chunk(&mut self.pages, bytes, &writes.pages, store);
+        let own = writes.pages.len();
+        let store = |item: usize, page: &mut [u8]| store(own + item, page);
+        pool.for_each_chosen_chunk(chunk_pages, bytes, &writes.chunk_pages, store);
     }
 }
 
@@ -150,10 +165,19 @@ pub(crate) fn page_bytes(spec: &SlotSpec, kv: KvType) -> usize {
     spec.kv_heads * head_bytes * PAGE_TOKENS
 }
 
+/// Bytes of one page that all sliding slots of a plan have together.
+pub(crate) fn chunk_page_bytes(plan: &Plan, kv: PerGroup<KvType>) -> usize {
+    let mut slots = plan.own_slots(KvGroup::Sliding);
+    slots.next().map_or(0, |spec| page_bytes(spec, kv.sliding))
+}
+
 /// Pages that the rows of a batch go to in one group of slots, in order of pages.
 #[derive(Default)]
 pub(crate) struct KvWrites {
     pages: Vec<usize>,
+    /// Counted from the first of them.
+    chunk_pages: Vec<usize>,
+    /// Of pages, then of chunk pages.
     rows: Vec<PageWrite>,
 }
 
@@ -166,7 +190,11 @@ struct PageWrite {
 }
 
 /// Sorts the rows of a batch by the pages they are stored in, for each group that the plan uses.
-pub(crate) fn writes(batch: &Batch<'_>, uses: impl Fn(KvGroup) -> bool) -> PerGroup<KvWrites> {
+pub(crate) fn writes(
+    batch: &Batch<'_>,
+    uses: impl Fn(KvGroup) -> bool,
+    held: PerGroup<usize>,
+) -> PerGroup<KvWrites> {
     let mut all = PerGroup::default();
     for group in KvGroup::ALL.into_iter().filter(|group| uses(*group)) {
         let mut writes: Vec<(usize, PageWrite)> = Vec::new();
@@ -187,8 +215,15 @@ pub(crate) fn writes(batch: &Batch<'_>, uses: impl Fn(KvGroup) -> bool) -> PerGr
             }
         }
         writes.sort_unstable_by_key(|(page, _)| *page);
-        let (pages, rows) = writes.into_iter().unzip();
-        *all.get_mut(group) = KvWrites { pages, rows };
+        let (mut pages, rows): (Vec<usize>, Vec<PageWrite>) = writes.into_iter().unzip();
+        let held = *held.get(group);
+        let own = pages.partition_point(|page| *page < held);
+        let chunk_pages = pages.split_off(own).into_iter().map(|page| page - held);
+        *all.get_mut(group) = KvWrites {
+            pages,
+            chunk_pages: chunk_pages.collect(),
+            rows,
+        };
     }
     all
 }

@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) attend(const Params p)
   u32 page_index = first / PAGE_TOKENS;
   page_index += (warp + WARPS - page_index % WARPS) % WARPS;
   for (; page_index * PAGE_TOKENS < end_seen; page_index += WARPS) {
-    const u64 start = p.slot.page_start(p.slot.tables.page(run, page_index), kv_head);
+    const u64 start = p.slot.page_start(p.slot.page(run, page_index), kv_head);
     const u32 page_first = page_index * PAGE_TOKENS;
     const u32 begin = first > page_first ? first - page_first : 0;
     const u32 end = min(PAGE_TOKENS, end_seen - page_first);

@@ -200,12 +200,12 @@ struct Ids {
   u32 page[STEP_PAGES];
 };
 
-__device__ __forceinline__ Ids page_ids(const Work& work, u32 step) {
+__device__ __forceinline__ Ids page_ids(const Slot& slot, const Work& work, u32 step) {
   Ids ids;
 #pragma unroll
   for (u32 i = 0; i < STEP_PAGES; i++) {
     const u32 entry = step * STEP_PAGES + i;
-    ids.page[i] = work.start + entry * PAGE_TOKENS <= work.last ? work.table[entry] : 0;
+    ids.page[i] = work.start + entry * PAGE_TOKENS <= work.last ? slot.named(work.table[entry]) : 0;
   }
   return ids;
 }
@@ -435,7 +435,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   if (threadIdx.x < HALF) shared.angles[threadIdx.x] = angle(work.position, frequency);
 
   u32 step = end - 1;
-  Ids ids = page_ids(work, step);
+  Ids ids = page_ids(p.slot, work, step);
   const u32 own_heads = p.k && split == splits - 1 ? GROUP + 2 : GROUP;
   constexpr bool ONE_EACH = GROUP + 2 <= WARPS;
   if (ONE_EACH && warp < own_heads) norm(head, raw_head(p, work, warp));
@@ -443,7 +443,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   copy_step(work, p.slot.values, shared.v, ids, step);
   const u32 last_row = work.last - work.start - step * STEP;  // the row's own, if it is computed here
   if (split == splits - 1) clear_behind<THREADS, STEP>(shared.v, last_row);
-  if (step > begin) ids = page_ids(work, step - 1);
+  if (step > begin) ids = page_ids(p.slot, work, step - 1);
   __syncthreads();
 #pragma unroll 1
   for (u32 h = warp; h < own_heads; h += WARPS) {
@@ -498,7 +498,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
     __syncthreads();
     if (!first_step) {
       copy_step(work, p.slot.values, shared.v, ids, step);
-      if (more) ids = page_ids(work, step - 1);
+      if (more) ids = page_ids(p.slot, work, step - 1);
     }
     if (work.fresh < min(work.start + (step + 1) * STEP, work.position)) {
       make_earlier(p, work, shared, step);

@@ -78,7 +78,7 @@ struct Seen {
   // The page of a table's entry; none where there is nothing to be seen, and where the table may have no entry.
   __device__ __forceinline__ u32 page(u32 index) const {
     const bool seen = index >= first / PAGE_TOKENS && index <= last / PAGE_TOKENS;
-    return seen ? slot.tables.page(run, index) : NO_PAGE;
+    return seen ? slot.page(run, index) : NO_PAGE;
   }
 
   // Number of positions from this one on that are seen. The others become zeros in shared memory: whatever is there must not

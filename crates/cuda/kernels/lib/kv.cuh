@@ -11,13 +11,11 @@
 #define KV_TYPE KV_F16
 #endif
 
-// One KV group's page tables: entry `base[run] + position / PAGE_TOKENS` of `pages` holds the page of a position.
+// One KV group's page tables: entry `base[run] + position / PAGE_TOKENS` of `pages` names the page of a position.
 // A base may be below the table's start: entries behind the window are not stored.
 struct Tables {
   const int* base;
   const u32* pages;
-
-  __device__ __forceinline__ u32 page(u32 run, u32 index) const { return pages[base[run] + int(index)]; }
 };
 
 #if KV_TYPE == KV_Q8_0
@@ -32,6 +30,15 @@ struct Slot {
   Tables tables;
   u32 kv_heads;
   u32 head_dim;
+  // Pages that all slots of the group have together are named from here on, and lie so many pages further than their names say.
+  u32 chunk_pages;
+  u32 chunk_shift;
+
+  // The page that an entry names, counted from this slot's first.
+  __device__ __forceinline__ u32 named(u32 entry) const { return entry < chunk_pages ? entry : entry + chunk_shift; }
+
+  // The page with the `index`th positions of a run.
+  __device__ __forceinline__ u32 page(u32 run, u32 index) const { return named(tables.pages[tables.base[run] + int(index)]); }
 
   // First unit of one head's page.
   __device__ __forceinline__ u64 page_start(u32 page, u32 head) const {
@@ -45,13 +52,12 @@ struct Slot {
 #if KV_TYPE == KV_Q8_0
   // One head's page of a position, of `keys` or `values`.
   __device__ __forceinline__ Q8Page page_of(u8* of, u32 run, u32 position, u32 head) const {
-    return {of + page_start(tables.page(run, position / PAGE_TOKENS), head), kv_blocks(head_dim)};
+    return {of + page_start(page(run, position / PAGE_TOKENS), head), kv_blocks(head_dim)};
   }
 #else
   // First element of one head's cell of a position.
   __device__ __forceinline__ u64 cell(u32 run, u32 position, u32 head) const {
-    u32 page = tables.page(run, position / PAGE_TOKENS);
-    return page_start(page, head) + position % PAGE_TOKENS * head_dim;
+    return page_start(page(run, position / PAGE_TOKENS), head) + position % PAGE_TOKENS * head_dim;
   }
 #endif
 };

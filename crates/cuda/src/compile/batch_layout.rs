@@ -90,7 +90,7 @@ impl BatchLayout {
         };
         // A run has a row at least.
         let (rows, runs) = (padded_rows(options.max_rows), options.max_rows);
-        let held = options.pages.full + options.pages.sliding;
+        let held = options.pages.full + options.named_pages(KvGroup::Sliding);
         let entries = (runs * held).min(held + SHARED_ENTRIES);
         let max_drawn = options.max_sampled.min(MAX_DRAWN_ROWS);
         let (kept_entries, max_updates) = match tables {

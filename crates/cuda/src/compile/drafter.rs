@@ -49,6 +49,7 @@ pub(crate) fn prepare_drafter(
 pub(crate) fn drafter_options(target: &CompileOptions, max_drafts: usize) -> CompileOptions {
     let most = most_together(max_drafts);
     CompileOptions {
+        chunk_pages: 0,
         host_pages: PerGroup::default(),
         max_rows: most,
         max_sampled: most,

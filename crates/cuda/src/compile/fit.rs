@@ -12,7 +12,7 @@
 use carat_model::{
     backend::{BackendError, CompileOptions},
     kv::{KvType, PerGroup},
-    layout::page_bytes,
+    layout::kv_bytes,
     plan::Plan,
     weights::Weights,
 };
@@ -171,8 +171,14 @@ fn layer_count(plan: &Plan) -> usize {
 /// The bytes that keys and values in Q8_0 would save.
 fn smaller_kv(plan: &Plan, options: &CompileOptions) -> usize {
     let bytes = |kv: PerGroup<KvType>| {
-        let page = page_bytes(plan, kv);
-        page.full * options.pages.full + page.sliding * options.pages.sliding
+        let bytes = kv_bytes(
+            plan,
+            &CompileOptions {
+                kv,
+                ..options.clone()
+            },
+        );
+        bytes.full + bytes.sliding
     };
     bytes(options.kv).saturating_sub(bytes(KvType::Q8_0.into()))
 }
@@ -208,6 +214,7 @@ mod tests {
                 full: 8,
                 sliding: 8,
             },
+            chunk_pages: 0,
             host_pages: PerGroup::default(),
             kv: PerGroup::default(),
             max_rows: ROWS,

@@ -62,6 +62,7 @@ pub fn program(
             full: 1,
             sliding: 1,
         },
+        chunk_pages: 0,
         host_pages: PerGroup::default(),
         kv: PerGroup::default(),
         max_rows: rows,

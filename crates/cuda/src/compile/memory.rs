@@ -5,8 +5,8 @@ use std::fmt;
 use carat_model::{
     backend::CompileOptions,
     kv::{KvGroup, PAGE_TOKENS, PerGroup},
-    layout::{Layout, page_bytes},
-    plan::{Plan, Rows, Shape, Value},
+    layout::Layout,
+    plan::{Plan, Rows, Shape, SlotSpec, Value},
 };
 
 use super::{
@@ -70,15 +70,14 @@ impl MemoryPlan {
         parts: &Parts,
         gemm: GemmImpl,
     ) -> MemoryPlan {
-        let page = page_bytes(plan, options.kv);
         MemoryPlan {
             weights: weights.device_bytes,
             expanded_weights: weights.expanded_bytes,
             host_tables: weights.host_table_bytes,
             host_weights: weights.host_bytes - weights.host_table_bytes,
             kv: PerGroup {
-                full: page.full * options.pages.full,
-                sliding: page.sliding * options.pages.sliding,
+                full: parts.kv.full.bytes,
+                sliding: parts.kv.sliding.bytes,
             },
             activations: parts.activations.bytes,
             scratch: parts.scratch.bytes,
@@ -169,8 +168,57 @@ pub(crate) struct Parts {
     layout: Layout,
     activations: Arena,
     pub(crate) scratch: Arena,
-    /// Keys, then values, of each slot.
-    pub(crate) kv: PerGroup<Arena>,
+    pub(crate) kv: PerGroup<KvPages>,
+}
+
+/// Pages of a group's slots in one allocation: keys of one slot after another and of the chunk pages, then values alike. So the chunk
+/// pages lie as far from a slot's keys as from its values, in pages.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KvPages {
+    pub(crate) slots: Vec<SlotPages>,
+    pub(crate) bytes: usize,
+}
+
+/// Offsets of one slot's pages, and where the chunk pages are.
+#[derive(Clone, Debug)]
+pub(crate) struct SlotPages {
+    pub(crate) keys: usize,
+    pub(crate) values: usize,
+    /// The first name of a chunk page.
+    pub(crate) chunk_pages: u32,
+    /// Pages by which chunk pages lie further from this slot's first than their names say.
+    pub(crate) chunk_shift: u32,
+}
+
+impl KvPages {
+    fn new(plan: &Plan, options: &CompileOptions, group: KvGroup) -> KvPages {
+        let (pages, kv) = (*options.pages.get(group), *options.kv.get(group));
+        let page = |slot: &SlotSpec| PAGE_TOKENS * slot.kv_heads * kv.head_bytes(slot.head_dim);
+        let own = plan.own_slots(group);
+        let count = own.clone().count();
+        let chunk_pages = options.named_pages(group) - pages;
+        let held: usize = own.clone().map(|slot| pages * page(slot)).sum();
+        let chunk = own
+            .clone()
+            .next()
+            .map_or(0, |slot| chunk_pages * page(slot));
+        let half = (held + chunk).next_multiple_of(ALIGN);
+        let mut keys = 0;
+        let slots = own.enumerate().map(|(place, slot)| {
+            let at = SlotPages {
+                keys,
+                values: half + keys,
+                chunk_pages: pages as u32,
+                chunk_shift: ((count - 1 - place) * pages) as u32,
+            };
+            keys += pages * page(slot);
+            at
+        });
+        KvPages {
+            slots: slots.collect(),
+            bytes: 2 * half,
+        }
+    }
 }
 
 impl Parts {
@@ -185,22 +233,14 @@ impl Parts {
             Rows::Sampled => padded_rows(options.max_sampled),
         };
         let values = |shape: &Shape| rows(shape.rows) * shape.columns * 4;
-        let kv = |group: KvGroup| {
-            let own = plan.slots.iter().filter(|s| s.borrowed.is_none());
-            let slots = own.filter(move |s| s.group == group);
-            let (pages, kv) = (*options.pages.get(group), *options.kv.get(group));
-            Arena::new(slots.flat_map(move |s| {
-                [pages * PAGE_TOKENS * s.kv_heads * kv.head_bytes(s.head_dim); 2]
-            }))
-        };
         // A step may have all rows, whichever it has in this plan.
         let rows_held = padded_rows(options.max_rows.max(options.max_sampled));
         Parts {
             activations: Arena::new(layout.buffers.iter().map(values)),
             scratch: Arena::new(scratch.sizes().map(|s| rows_held * s.per_row + s.fixed)),
             kv: PerGroup {
-                full: kv(KvGroup::Full),
-                sliding: kv(KvGroup::Sliding),
+                full: KvPages::new(plan, options, KvGroup::Full),
+                sliding: KvPages::new(plan, options, KvGroup::Sliding),
             },
             layout,
         }
@@ -244,6 +284,7 @@ mod tests {
                 full: 64,
                 sliding: 16,
             },
+            chunk_pages: 0,
             host_pages: PerGroup::default(),
             kv: PerGroup::default(),
             max_rows: rows,

@@ -157,6 +157,7 @@ mod tests {
                 full: 8,
                 sliding: 8,
             },
+            chunk_pages: 0,
             host_pages: PerGroup::default(),
             kv: PerGroup::default(),
             max_rows: rows,

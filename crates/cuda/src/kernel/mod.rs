@@ -89,7 +89,8 @@ pub(crate) use norm::fused_norm::{
 };
 pub(crate) use norm::rms_norm::RmsNorm;
 pub(crate) use operands::{
-    Addresses, BatchAt, InputsAt, MatrixAt, Operand, RowRefsAt, RowsAt, RunsAt, SlotAt, TablesAt,
+    Addresses, BatchAt, InputsAt, MatrixAt, Operand, PagesAt, RowRefsAt, RowsAt, RunsAt, SlotAt,
+    TablesAt,
 };
 pub(crate) use sample::{
     CHANGE, CHANGE_WORDS, Change, Draw, MASK_SETS, MAX_DRAWN_ROWS, MAX_LOGPROBS, MAX_TOP_K,

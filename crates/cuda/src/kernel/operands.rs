@@ -89,6 +89,8 @@ params! {
         tables: TablesAt,
         kv_heads: u32,
         head_dim: u32,
+        chunk_pages: u32,
+        chunk_shift: u32,
     }
 }
 
@@ -103,7 +105,20 @@ impl SlotAt {
         },
         kv_heads: 0,
         head_dim: 0,
+        chunk_pages: 0,
+        chunk_shift: 0,
     };
+}
+
+/// Pages of one slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PagesAt {
+    pub(crate) keys: Address,
+    pub(crate) values: Address,
+    /// The first name of pages that all slots of the group have together; no page has it where there are none.
+    pub(crate) chunk_pages: u32,
+    /// Pages by which they lie further from this slot's first than their names say.
+    pub(crate) chunk_shift: u32,
 }
 
 /// A weight on the device.
@@ -140,8 +155,8 @@ pub(crate) struct Addresses {
     pub(crate) ropes: Vec<Address>,
     /// The cluster of each token, per table.
     pub(crate) clusters: Vec<Address>,
-    /// Keys and values of each slot.
-    pub(crate) kv: Vec<(Address, Address)>,
+    /// Of each slot.
+    pub(crate) kv: Vec<PagesAt>,
     pub(crate) batch: BatchAt,
 }
 
@@ -178,13 +193,15 @@ impl Addresses {
 
     pub(crate) fn slot(&self, slot: KvSlot) -> SlotAt {
         let spec = self.plan.slot(slot);
-        let (keys, values) = self.kv[slot.0 as usize];
+        let pages = self.kv[slot.0 as usize];
         SlotAt {
-            keys,
-            values,
+            keys: pages.keys,
+            values: pages.values,
             tables: *self.batch.tables.get(spec.group),
             kv_heads: spec.kv_heads as u32,
             head_dim: spec.head_dim as u32,
+            chunk_pages: pages.chunk_pages,
+            chunk_shift: pages.chunk_shift,
         }
     }
 

@@ -12,7 +12,8 @@ use carat_model::{
 use carat_testkit::tiny::{Tiny, Variant};
 
 use super::{
-    Addresses, BatchAt, InputsAt, Kernel, MatrixAt, Operand, RowRefsAt, RowsAt, RunsAt, TablesAt,
+    Addresses, BatchAt, InputsAt, Kernel, MatrixAt, Operand, PagesAt, RowRefsAt, RowsAt, RunsAt,
+    TablesAt,
     activation::{Activation, Int8Operands, permuted_index, tile_bytes, tile_index},
 };
 use crate::{
@@ -25,6 +26,9 @@ use crate::{
 /// Pages of a slot that [`Table::slot`] makes.
 const PAGES: usize = 4;
 const PAGE_TOKENS: usize = 32;
+/// Pages named from this one on lie elsewhere, as chunk pages do.
+const CHUNK_PAGES: usize = 2;
+const CHUNK_SHIFT: usize = 3;
 /// An f16 that is not a number.
 pub(crate) const POISON: u16 = 0x7e00;
 
@@ -65,7 +69,7 @@ impl Table {
             weights: [].into(),
             ropes: vec![Address::NULL],
             clusters: vec![],
-            kv: vec![(Address::NULL, Address::NULL)],
+            kv: vec![chunk_pages(Address::NULL, Address::NULL)],
             batch: BatchAt {
                 tokens: Address::NULL,
                 row_refs: RowRefsAt {
@@ -256,14 +260,15 @@ impl Table {
             window: None,
             borrowed: None,
         };
-        self.page_values = pages * PAGE_TOKENS * kv_heads * kv.head_bytes(head_dim) / 2;
+        self.page_values =
+            (pages + CHUNK_SHIFT) * PAGE_TOKENS * kv_heads * kv.head_bytes(head_dim) / 2;
         self.poison_pages();
     }
 
     fn poison_pages(&mut self) {
         let poison = vec![POISON; self.page_values];
         self.pages = vec![self.card.upload(&poison), self.card.upload(&poison)];
-        self.at.borrow_mut().kv[0] = (self.pages[0].address(), self.pages[1].address());
+        self.at.borrow_mut().kv[0] = chunk_pages(self.pages[0].address(), self.pages[1].address());
     }
 
     /// Keys and values as they are; poisoned again after that.
@@ -492,4 +497,13 @@ fn check_int8(table: &Table, operands: Int8Operands, values: &[f32], capacity: u
     assert!(codes[count..].iter().all(|code| *code == 0x55));
     let rest = scales[count / 32..].iter().chain(&sums[count / 32..]);
     assert!(rest.into_iter().all(|v| v.is_nan()));
+}
+
+fn chunk_pages(keys: Address, values: Address) -> PagesAt {
+    PagesAt {
+        keys,
+        values,
+        chunk_pages: CHUNK_PAGES as u32,
+        chunk_shift: CHUNK_SHIFT as u32,
+    }
 }

@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 
-use carat_model::{kv::PerGroup, plan::Plan};
+use carat_model::{
+    kv::{KvGroup, PerGroup},
+    plan::Plan,
+};
 
 use crate::{
     compile::memory::Parts,
     device::{Address, Buffer, Device, HostBuffer},
     error::CudaError,
+    kernel::PagesAt,
 };
 
 /// Writes words to host memory, from a word on.
@@ -32,25 +36,26 @@ pub(super) fn scratch_addresses(parts: &Parts, scratch: &Buffer) -> Vec<Address>
     offsets.map(|&o| scratch.address().offset(o)).collect()
 }
 
-/// Keys and values of each slot, in the plan's order.
-pub(super) fn kv_addresses(
-    plan: &Plan,
-    parts: &Parts,
-    kv: &PerGroup<Buffer>,
-) -> Vec<(Address, Address)> {
-    let mut next = PerGroup {
-        full: 0,
-        sliding: 0,
+/// Pages of each slot, in the plan's order.
+pub(super) fn kv_addresses(plan: &Plan, parts: &Parts, kv: &PerGroup<Buffer>) -> Vec<PagesAt> {
+    let place = |group: KvGroup| {
+        let start = kv.get(group).address();
+        let places = parts.kv.get(group).slots.iter();
+        places.map(move |place| PagesAt {
+            keys: start.offset(place.keys),
+            values: start.offset(place.values),
+            chunk_pages: place.chunk_pages,
+            chunk_shift: place.chunk_shift,
+        })
     };
-    let slots = plan.slots.iter().map(|slot| {
-        let start = kv.get(slot.group).address();
-        let offsets = &parts.kv.get(slot.group).offsets;
-        let at: &mut usize = next.get_mut(slot.group);
-        let both = (start.offset(offsets[*at]), start.offset(offsets[*at + 1]));
-        *at += 2;
-        both
+    let (mut full, mut sliding) = (place(KvGroup::Full), place(KvGroup::Sliding));
+    let slots = plan.slots.iter().map(|slot| match slot.group {
+        KvGroup::Full => full.next(),
+        KvGroup::Sliding => sliding.next(),
     });
-    slots.collect()
+    slots
+        .map(|pages| pages.expect("each slot has its pages"))
+        .collect()
 }
 
 pub(super) fn upload_ropes(

@@ -42,7 +42,7 @@ use crate::{
     device::{Address, Buffer, Device, HostBuffer, Module, launch},
     error::CudaError,
     kernel::{
-        Addresses, BatchAt, DRAFT_BEST_BYTES, DraftNextParams, Kernel, MatrixAt,
+        Addresses, BatchAt, DRAFT_BEST_BYTES, DraftNextParams, Kernel, MatrixAt, PagesAt,
         SelectSampledParams, TableFormat, WeightFormat, WeightOperand, draft_next_grid,
         draft_next_specialization, params::Params as _, select_sampled_grid,
         select_sampled_specialization,
@@ -58,7 +58,7 @@ pub(crate) struct DraftTarget<'a> {
     pub(crate) options: &'a CompileOptions,
     pub(crate) compiled_for: Target,
     /// Keys and values of each slot.
-    pub(crate) kv: &'a [(Address, Address)],
+    pub(crate) kv: &'a [PagesAt],
     /// Hidden states of sampled rows.
     pub(crate) hidden: Address,
     pub(crate) weights: (&'a Weights, &'a ResidentWeights),

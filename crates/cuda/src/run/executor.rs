@@ -36,8 +36,8 @@ use crate::{
     },
     error::CudaError,
     kernel::{
-        Addresses, FeedSamplesParams, Kernel, SETTING_WORDS, UPDATE_WORDS, feed_samples_grid,
-        params::Params as _, update_tables_grid,
+        Addresses, FeedSamplesParams, Kernel, PagesAt, SETTING_WORDS, UPDATE_WORDS,
+        feed_samples_grid, params::Params as _, update_tables_grid,
     },
     run::{
         addresses::{
@@ -84,7 +84,7 @@ pub(crate) struct CudaExecutor {
     parts: Parts,
     buffers: Buffers,
     /// Keys and values of each slot.
-    kv: Vec<(Address, Address)>,
+    kv: Vec<PagesAt>,
     /// Hidden states of sampled rows.
     hidden: Address,
     /// The weights as they were given, and as they lie on the device.

@@ -222,6 +222,7 @@ mod tests {
     fn buckets_hold_the_rows_and_no_more_than_there_may_be() {
         let options = CompileOptions {
             pages: PerGroup::default(),
+            chunk_pages: 0,
             host_pages: PerGroup::default(),
             kv: PerGroup::default(),
             max_rows: 100,
@@ -245,6 +246,7 @@ mod tests {
     fn a_bucket_keeps_the_class_and_stays_within_its_padding() {
         let options = CompileOptions {
             pages: PerGroup::default(),
+            chunk_pages: 0,
             host_pages: PerGroup::default(),
             kv: PerGroup::default(),
             max_rows: 300,

@@ -12,9 +12,9 @@ use carat_model::{
 };
 
 use crate::{
-    device::{Address, Buffer, Device, HostBuffer, Module, launch_aside},
+    device::{Buffer, Device, HostBuffer, Module, launch_aside},
     error::CudaError,
-    kernel::{MAX_MOVES, MovePagesParams, PageSegment, move_pages_grid, params::Field},
+    kernel::{MAX_MOVES, MovePagesParams, PageSegment, PagesAt, move_pages_grid, params::Field},
 };
 
 /// The places in host memory, and moves that batches may have to wait for.
@@ -32,13 +32,13 @@ struct Group {
 }
 
 impl PageMover {
-    /// `kv` has the addresses of keys and values of each slot.
+    /// `kv` has the pages of each slot.
     pub(crate) fn new(
         device: &Arc<Device>,
         module: Arc<Module>,
         plan: &Plan,
         options: &CompileOptions,
-        kv: &[(Address, Address)],
+        kv: &[PagesAt],
     ) -> Result<PageMover, CudaError> {
         let group = |group: KvGroup| -> Result<Option<Group>, CudaError> {
             let places = *options.host_pages.get(group);
@@ -46,13 +46,13 @@ impl PageMover {
                 return Ok(None);
             }
             let (mut segments, mut page_bytes) = (Vec::new(), 0);
-            for (slot, (keys, values)) in plan.slots.iter().zip(kv) {
+            for (slot, at) in plan.slots.iter().zip(kv) {
                 if slot.group != group {
                     continue;
                 }
                 let head_bytes = options.kv.get(group).head_bytes(slot.head_dim);
                 let bytes = (PAGE_TOKENS * slot.kv_heads * head_bytes) as u64;
-                for pages in [*keys, *values] {
+                for pages in [at.keys, at.values] {
                     segments.push(PageSegment {
                         pages,
                         bytes,

@@ -149,6 +149,7 @@ fn side_by_side(
             full: 12,
             sliding: 12,
         },
+        chunk_pages: 0,
         host_pages: PerGroup::default(),
         kv: PerGroup::default(),
         max_rows: 40,

@@ -20,9 +20,16 @@ fn a_short_context_needs_no_more_sliding_pages_than_full_ones() {
 #[test]
 fn comfortable_pages_hold_windows_twice_and_a_batch() {
     let config = EngineConfig::comfortable(4096, 4, 512, facts(Some(1024)));
-    // 33 pages a window, 16 pages of rows, a partial one for each sequence.
+    // 33 pages a window, 2 before the end of a prompt, a partial one for each sequence; 16 pages of rows.
+    assert_eq!(config.pages.sliding, 2 * 4 * 33 + 2 + 4);
+    assert_eq!((config.pages.full, config.chunk_pages), (4 * 128, 16));
+    let facts = ModelFacts {
+        layers_take_turns: false,
+        ..facts(Some(1024))
+    };
+    let config = EngineConfig::comfortable(4096, 4, 512, facts);
     assert_eq!(config.pages.sliding, 2 * 4 * 33 + 16 + 4);
-    assert_eq!(config.pages.full, 4 * 128);
+    assert_eq!(config.chunk_pages, 0);
 }
 
 #[test]

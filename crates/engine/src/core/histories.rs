@@ -99,6 +99,7 @@ struct Totals {
     /// Tokens that a drafter or a lookup proposed, and those of them that were right.
     drafted: usize,
     accepted: usize,
+    chunk_pages: usize,
 }
 
 impl Totals {
@@ -126,6 +127,7 @@ impl Totals {
             self.accepted,
             10 * self.dead_ends,
             40 * self.media_cut,
+            3 * self.chunk_pages,
         ];
         self.steps > 50 * often
             && self.ahead > 10 * often
@@ -555,6 +557,7 @@ impl History {
         let executor = self.pipeline.executor();
         totals.refused += executor.refused;
         totals.loads += executor.loads;
+        totals.chunk_pages += executor.chunk_pages_written;
         assert_eq!(executor.in_flight(), 0, "a batch is left in flight");
         if let Some(fed) = fed.filter(|_| executor.lookahead == Lookahead::Never) {
             assert_eq!(executor.rows, fed, "each token is computed once");

@@ -20,7 +20,10 @@ use std::{collections::VecDeque, ops::Range};
 
 use carat_model::{
     backend::{PageMove, TableRef},
-    kv::{HostPageId, KvGroup, PAGE_TOKENS, PageId, PerGroup, first_visible_page, pages_of},
+    kv::{
+        HostPageId, KvGroup, PAGE_TOKENS, PageId, PerGroup, first_visible_page, pages_of,
+        window_pages,
+    },
 };
 
 use super::{
@@ -94,6 +97,8 @@ pub(crate) struct Table {
     pub(crate) computed: usize,
     /// The first sliding page that is still held.
     first_sliding: usize,
+    /// Of those from it on, pages that hold nothing for a later step.
+    chunk_pages: usize,
     /// Complete pages known to the index, and the last of them.
     blocks: usize,
     last_block: Parent,
@@ -115,6 +120,7 @@ impl Table {
             pages: PerGroup::default(),
             computed: 0,
             first_sliding: 0,
+            chunk_pages: 0,
             blocks: 0,
             last_block: Parent::Root(None),
             landmarks: [0..0, 0..0],
@@ -154,17 +160,37 @@ impl Table {
 
     /// Sliding pages that it holds.
     pub(crate) fn held_sliding(&self) -> usize {
-        self.pages.sliding.len() - self.first_sliding
+        self.pages.sliding.len() - self.first_sliding - self.chunk_pages
     }
 
     /// Positions in the sliding pages it would hold, if they were so many.
     pub(crate) fn sliding_room(&self, pages: usize) -> usize {
-        (self.first_sliding + pages) * PAGE_TOKENS
+        (self.first_sliding + self.chunk_pages + pages) * PAGE_TOKENS
     }
+
+    /// Whether a later prompt is likely to want a sliding page when the window has passed it.
+    fn is_landmark(&self, place: usize) -> bool {
+        self.landmarks.iter().any(|pages| pages.contains(&place))
+    }
+}
+
+/// Where new rows of a sequence go whose sliding pages no later step sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Between {
+    /// To pages like all others: a prompt that branches off among them finds them as long as nobody needs their place.
+    Held,
+    /// To chunk pages, but for landmarks.
+    Passing,
+    /// To chunk pages, all of them.
+    AllPassing,
 }
 
 pub(crate) struct Kv {
     pools: PerGroup<Pool>,
+    /// Pages that all sliding layers have at the same place, behind those of the pool: so many, and those that the step planned last
+    /// has. What is in them is over with the step, so all are free again for the next, even while it is under way.
+    chunk_pages: usize,
+    used_chunk_pages: usize,
     /// Places in host memory: held while they are read, otherwise free or cached.
     host: PerGroup<Pool>,
     /// Copies that are due before the next batch.
@@ -185,6 +211,8 @@ impl Kv {
         let (pages, host_pages) = (limits.config().pages, limits.config().host_pages);
         Kv {
             pools: pages.map(Pool::new),
+            chunk_pages: limits.config().chunk_pages,
+            used_chunk_pages: 0,
             host: host_pages.map(Pool::new),
             moves: Moves::default(),
             index: PrefixIndex::new(pages, host_pages),
@@ -374,18 +402,91 @@ impl Kv {
         tables.map(more).sum::<usize>() <= self.available()
     }
 
+    /// A step is planned from now on.
+    pub(crate) fn begin_step(&mut self) {
+        self.used_chunk_pages = 0;
+    }
+
+    /// The way for a sequence to have `positions` in all, if it may hold so many sliding pages more; `None` if it cannot have as many
+    /// at once.
+    pub(crate) fn between(&self, table: &Table, positions: usize, more: usize) -> Option<Between> {
+        let Some(window) = self.window else {
+            return Some(Between::Held);
+        };
+        let now = table.pages.sliding.len();
+        let new = pages_of(positions).saturating_sub(now);
+        let fits = new <= more;
+        if fits && new <= self.pools.sliding.unwanted() {
+            return Some(Between::Held);
+        }
+        let passed = now..first_visible_page(positions, window).max(now);
+        let landmarks = passed
+            .clone()
+            .filter(|place| table.is_landmark(*place))
+            .count();
+        // At the most, wherever the window begins in a page: it may yet be for fewer positions.
+        let last = new.min(window_pages(window));
+        if passed.len() > self.chunk_pages - self.used_chunk_pages {
+            return fits.then_some(Between::Held);
+        }
+        match more {
+            more if last + landmarks <= more => Some(Between::Passing),
+            more if last <= more => Some(Between::AllPassing),
+            _ => None,
+        }
+    }
+
     /// Allocates pages for `positions` in all, which must fit.
-    pub(crate) fn grow(&mut self, table: &mut Table, positions: usize) {
+    pub(crate) fn grow(&mut self, table: &mut Table, positions: usize, between: Between) {
         let pages = pages_of(positions);
         while table.pages.full.len() < pages {
             let page = self.allocate(KvGroup::Full, table.lane);
             table.pages.full.push(page);
         }
         if self.window.is_some() {
+            let passed = self
+                .window
+                .map_or(0, |window| first_visible_page(positions, window));
             while table.pages.sliding.len() < pages {
-                let page = self.allocate(KvGroup::Sliding, table.lane);
+                let place = table.pages.sliding.len();
+                let passes = place < passed
+                    && match between {
+                        Between::Held => false,
+                        Between::Passing => !table.is_landmark(place),
+                        Between::AllPassing => true,
+                    };
+                let page = if passes {
+                    table.chunk_pages += 1;
+                    self.chunk_page()
+                } else {
+                    self.allocate(KvGroup::Sliding, table.lane)
+                };
                 table.pages.sliding.push(page);
             }
+        }
+    }
+
+    /// A page that the step being planned has for itself.
+    fn chunk_page(&mut self) -> PageId {
+        debug_assert!(
+            self.used_chunk_pages < self.chunk_pages,
+            "rows were limited"
+        );
+        let page = self.pools.sliding.len() + self.used_chunk_pages;
+        self.used_chunk_pages += 1;
+        PageId(page as u32)
+    }
+
+    fn is_chunk_page(&self, page: PageId) -> bool {
+        page.0 as usize >= self.pools.sliding.len()
+    }
+
+    /// Gives back a sliding page of a table.
+    fn release_sliding(&mut self, table: &mut Table, page: PageId, eviction: Eviction) {
+        if self.is_chunk_page(page) {
+            table.chunk_pages -= 1;
+        } else {
+            self.pools.sliding.release(page, eviction);
         }
     }
 
@@ -401,7 +502,7 @@ impl Kv {
         }
         while table.pages.sliding.len() > pages {
             let page = table.pages.sliding.pop().expect("there are more");
-            self.pools.sliding.release(page, Eviction::First);
+            self.release_sliding(table, page, Eviction::First);
         }
     }
 
@@ -506,10 +607,13 @@ impl Kv {
             None => self.index.insert(table.last_block, content, place),
         };
         for group in KvGroup::ALL {
-            // The page was completed just now, so at least its last row was still visible: it is held.
+            // The page was completed just now, so at least its last row was still visible: it is held, or it passes with the step.
             let Some(own) = table.pages.get_mut(group).get_mut(place) else {
                 continue;
             };
+            if group == KvGroup::Sliding && own.0 as usize >= self.pools.sliding.len() {
+                continue;
+            }
             let pool = self.pools.get_mut(group);
             if let Some(known) = block.places.get(group).device {
                 if swap(pool, own, known, table.lane) {
@@ -530,12 +634,12 @@ impl Kv {
         let first = first_visible_page(table.computed, window).min(table.pages.sliding.len());
         for place in table.first_sliding..first {
             let page = std::mem::replace(&mut table.pages.sliding[place], PageId::FREED);
-            let eviction = if table.landmarks.iter().any(|l| l.contains(&place)) {
+            let eviction = if table.is_landmark(place) {
                 Eviction::Last
             } else {
                 Eviction::First
             };
-            self.pools.sliding.release(page, eviction);
+            self.release_sliding(table, page, eviction);
         }
         table.first_sliding = table.first_sliding.max(first);
     }
@@ -543,19 +647,15 @@ impl Kv {
     /// Gives back every page. What the index knows stays cached.
     pub(crate) fn release(&mut self, table: &mut Table) {
         self.note_ended(table);
-        let Table {
-            pages,
-            first_sliding,
-            id,
-            ..
-        } = std::mem::replace(table, Table::empty());
-        self.free_ids.extend(id);
+        let mut table = std::mem::replace(table, Table::empty());
+        let pages = std::mem::take(&mut table.pages);
+        self.free_ids.extend(table.id);
         // The deepest first: it is evicted first, and the blocks before it are of use without it.
         for page in pages.full.into_iter().rev() {
             self.pools.full.release(page, Eviction::Last);
         }
-        for page in pages.sliding.into_iter().skip(first_sliding).rev() {
-            self.pools.sliding.release(page, Eviction::Last);
+        for page in pages.sliding.into_iter().skip(table.first_sliding).rev() {
+            self.release_sliding(&mut table, page, Eviction::Last);
         }
     }
 }

@@ -124,6 +124,8 @@ pub(crate) struct Pool {
     count: usize,
     free: Vec<PageId>,
     cached: usize,
+    /// Cached ones that go before all others.
+    unwanted: usize,
     /// By number; the numbers of those that have pages are known by name.
     lanes: Vec<Lane>,
     /// Those that have pages, but for those that have changed since a lane had to give: most pages are allocated while some are free.
@@ -143,6 +145,7 @@ impl Pool {
             // Low numbers first: a lightly used engine touches few pages.
             free: (0..ends).rev().map(PageId).collect(),
             cached: 0,
+            unwanted: 0,
             lanes: Vec::new(),
             ranks: BTreeSet::new(),
             stale: Vec::new(),
@@ -168,6 +171,11 @@ impl Pool {
     /// Pages that can be allocated.
     pub(crate) fn available(&self) -> usize {
         self.free.len() + self.cached
+    }
+
+    /// Pages that can be allocated and that nobody is likely to miss.
+    pub(crate) fn unwanted(&self) -> usize {
+        self.free.len() + self.unwanted
     }
 
     /// Makes a cached page the last of its lane to be given away.
@@ -429,6 +437,7 @@ impl Pool {
             }
             Eviction::First => {
                 let ends = self.count;
+                self.unwanted += 1;
                 self.insert(page, ends as u32, self.pages[ends].warmer);
             }
         }
@@ -443,7 +452,13 @@ impl Pool {
     }
 
     fn unlink(&mut self, page: PageId) {
-        let Page { colder, warmer, .. } = self.pages[page.0 as usize];
+        let Page {
+            eviction,
+            colder,
+            warmer,
+            ..
+        } = self.pages[page.0 as usize];
+        self.unwanted -= usize::from(eviction == Eviction::First);
         self.pages[colder as usize].warmer = warmer;
         self.pages[warmer as usize].colder = colder;
         self.cached -= 1;

@@ -415,6 +415,7 @@ impl Scheduler {
         if ahead && !self.can_decode_ahead() {
             return None;
         }
+        self.kv.begin_step();
         self.share_rows(ahead);
         let number = self.last_step;
         // Rows are given to who decodes first, but stand in the order of sequences, and so do results.

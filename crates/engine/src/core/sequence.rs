@@ -10,7 +10,7 @@ use std::{collections::VecDeque, ops::Range};
 use carat_model::{
     TokenId,
     backend::{Draw, Feed, RowOutput, RowResult, Run},
-    kv::{PerGroup, pages_of, window_pages},
+    kv::{PerGroup, pages_of},
     sampling::{Sampling, TokenMask},
 };
 
@@ -161,7 +161,7 @@ impl Sequence {
             };
             let beyond = drafted.max(sequence.content().longest_span() - 1);
             let most = pages_of(sequence.max_positions());
-            sequence.reservation = window_pages(window + beyond).min(most);
+            sequence.reservation = limits.sliding_pages(window, beyond).min(most);
         }
         sequence
     }

@@ -239,6 +239,7 @@ pub(crate) fn facts(window: Option<usize>) -> ModelFacts {
         vocab: VOCAB,
         width: Some(WIDTH),
         window,
+        layers_take_turns: true,
         even_depth: None,
     }
 }
@@ -367,12 +368,17 @@ impl Random {
         let more_rows = match self.within(0..=2) {
             0 => self.within(0..=3),
             1 => self.within(0..=40),
-            _ => self.within(0..=150),
+            _ => self.within(0..=300),
         };
         let context = self.within(40..=320);
         let facts = facts(window);
         let mut config =
             EngineConfig::comfortable(context, max_sequences, max_sequences + more_rows, facts);
+        match self.within(0..=3) {
+            0 => config.chunk_pages = 0,
+            1 => config.chunk_pages = self.within(0..=config.chunk_pages),
+            _ => (),
+        }
         if self.one_in(2) {
             config.max_draft = self.within(1..=40);
             if self.one_in(2) {
@@ -395,8 +401,10 @@ impl Random {
         }
         config.pages.sliding = config.pages.sliding.max(minimum.sliding);
         if window.is_some() && !self.one_in(4) {
-            config.pages.sliding = match self.within(0..=1) {
+            config.pages.sliding = match self.within(0..=2) {
                 0 => minimum.sliding + self.within(0..=3),
+                // What is between two windows may be in chunk pages.
+                1 => 2 * minimum.sliding + self.within(0..=2),
                 _ => self.within(minimum.sliding..=config.pages.sliding),
             };
         }

@@ -34,6 +34,7 @@ pub(super) fn own_text_alone(backend: &dyn Backend) -> Checked {
                 full: TEXTS * pages_each,
                 sliding: TEXTS * pages_each + 1,
             },
+            chunk_pages: 0,
             host_pages: PerGroup::default(),
             kv: PerGroup::default(),
             max_rows: 64,

@@ -52,6 +52,7 @@ pub(crate) struct SplitKvScratch {
 /// One attention step: queries, and the keys they look at.
 pub(crate) struct Attention<'a> {
     kv: &'a PagedKv,
+    chunk_pages: &'a [u8],
     /// Positions a row sees, itself included.
     window: Option<usize>,
     /// `[rows, heads * head_dim]`.
@@ -64,10 +65,9 @@ pub(crate) struct Attention<'a> {
 
 impl<'a> Attention<'a> {
     pub(crate) fn new(
-        kv: &'a PagedKv,
+        (kv, chunk_pages): (&'a PagedKv, &'a [u8]),
         window: Option<usize>,
-        queries: &'a [f32],
-        columns: usize,
+        (queries, columns): (&'a [f32], usize),
         spans: impl Iterator<Item = QuerySpan<'a>>,
     ) -> Attention<'a> {
         let gqa_group = columns / (kv.spec.kv_heads * kv.spec.head_dim);
@@ -88,6 +88,7 @@ impl<'a> Attention<'a> {
             .collect();
         Attention {
             kv,
+            chunk_pages,
             window,
             queries,
             columns,
@@ -272,7 +273,10 @@ impl<'a> Attention<'a> {
         let queries = self.queries_of(block);
         let head_dim = self.kv.spec.head_dim;
         scores.resize(queries * SPLIT_TOKENS, 0.0);
-        let page = |page: usize| self.kv.head(block.pages[page].0 as usize, kv_head);
+        let page = |page: usize| {
+            let page = block.pages[page].0 as usize;
+            self.kv.head(self.chunk_pages, page, kv_head)
+        };
 
         let query = |i: usize| {
             let (row, head) = (block.rows.start + i / self.gqa_group, i % self.gqa_group);

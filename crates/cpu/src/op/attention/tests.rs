@@ -65,15 +65,11 @@ impl Sequence {
             feeds: &[],
             runs: &[run],
         };
-        let writes = kv::writes(&batch, |_| true);
+        let writes = kv::writes(&batch, |_| true, PerGroup::both(self.pages.len()));
         let width = self.spec.kv_heads * self.spec.head_dim;
         let rows = positions.start * width..positions.end * width;
-        cache.store(
-            workers,
-            writes.get(self.spec.group),
-            &self.keys[rows.clone()],
-            &self.values[rows],
-        );
+        let kv = (&self.keys[rows.clone()], &self.values[rows]);
+        cache.store(&mut [], workers, writes.get(self.spec.group), kv);
     }
 
     /// Feeds the sequence in chunks: keys and values first, then their queries.
@@ -99,10 +95,9 @@ impl Sequence {
             };
             let range = start * columns..end * columns;
             Attention::new(
-                &cache,
+                (&cache, &[]),
                 self.spec.window,
-                &self.queries[range.clone()],
-                columns,
+                (&self.queries[range.clone()], columns),
                 std::iter::once(span),
             )
             .run(&mut workers, &mut scratch, &mut out[range]);

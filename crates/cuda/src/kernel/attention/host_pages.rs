@@ -3,8 +3,42 @@
 use carat_model::kv::{KvType, PAGE_TOKENS};
 use half::f16;
 
+use crate::{
+    device::Address,
+    kernel::{SlotAt, TablesAt},
+};
+
 /// An f16 that is not a number: what must not be read.
 const POISON: u16 = 0x7e00;
+
+/// The first name of a chunk page, far from that of any other.
+const CHUNK_PAGES: u32 = 1 << 20;
+
+/// A slot whose tables have [`names`]: chunk pages lie among the others.
+pub(crate) fn slot_at(
+    (keys, values): (Address, Address),
+    tables: TablesAt,
+    (kv_heads, head_dim): (usize, usize),
+) -> SlotAt {
+    SlotAt {
+        keys,
+        values,
+        tables,
+        kv_heads: kv_heads as u32,
+        head_dim: head_dim as u32,
+        chunk_pages: CHUNK_PAGES,
+        chunk_shift: CHUNK_PAGES.wrapping_neg(),
+    }
+}
+
+/// Names of pages as tables have them, every other one that of a chunk page.
+pub(crate) fn names(pages: &[u32]) -> Vec<u32> {
+    let name = |page: &u32| match page % 2 {
+        0 => *page,
+        _ => page + CHUNK_PAGES,
+    };
+    pages.iter().map(name).collect()
+}
 
 /// Keys or values of one slot.
 #[derive(Clone, PartialEq)]

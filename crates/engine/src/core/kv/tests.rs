@@ -11,9 +11,13 @@ impl Kv {
             let pool = self.pools.get(group);
             let counts = pool.counts();
             let mut holders = vec![0; counts.free + counts.cached + counts.held];
+            let is_of_chunk = |page: PageId| {
+                let named = pool.len()..pool.len() + self.chunk_pages;
+                group == KvGroup::Sliding && named.contains(&(page.0 as usize))
+            };
             for table in tables.clone() {
                 for page in table.pages.get(group) {
-                    if *page != PageId::FREED {
+                    if *page != PageId::FREED && !is_of_chunk(*page) {
                         holders[page.0 as usize] += 1;
                     }
                 }
@@ -23,6 +27,8 @@ impl Kv {
                 for (place, &page) in table.pages.get(group).iter().enumerate() {
                     if page == PageId::FREED {
                         assert!(group == KvGroup::Sliding && place < table.first_sliding);
+                    } else if is_of_chunk(page) {
+                        assert!(place >= table.first_sliding && place >= table.blocks);
                     } else if place < table.blocks {
                         assert!(pool.is_kept(page), "a complete page is known");
                     } else {
@@ -124,7 +130,7 @@ fn compute(kv: &mut Kv, tokens: &[TokenId], chunk: usize) -> Table {
     while table.computed < tokens.len() {
         let rows = chunk.min(tokens.len() - table.computed);
         let positions = table.computed + rows;
-        kv.grow(&mut table, positions);
+        kv.grow(&mut table, positions, Between::Held);
         kv.commit(&mut table, content(tokens), rows);
         kv.audit(std::iter::once(&table));
     }
@@ -247,7 +253,7 @@ fn sequences_that_compute_the_same_tokens_end_up_with_the_same_pages() {
     let none = kv.find(content(&tokens));
     let mut tables = [(); 2].map(|()| kv.claim(content(&tokens), none, tokens.len()));
     for table in &mut tables {
-        kv.grow(table, 70);
+        kv.grow(table, 70, Between::Held);
     }
     assert_eq!(kv.counts().full.held, 6);
     for table in &mut tables {
@@ -399,10 +405,10 @@ fn rows_of_a_wrong_draft_neither_register_pages_nor_free_any() {
     let tokens = text(1, 120);
     let found = kv.find(content(&tokens[..60]));
     let mut table = kv.claim(content(&tokens[..60]), found, 60);
-    kv.grow(&mut table, 60);
+    kv.grow(&mut table, 60, Between::Held);
     kv.commit(&mut table, content(&tokens[..60]), 60);
     // Ten rows ahead, one of which counts: the row at 61 still sees page 0.
-    kv.grow(&mut table, 70);
+    kv.grow(&mut table, 70, Between::Held);
     kv.commit(&mut table, content(&tokens[..61]), 1);
     assert_eq!((table.computed, table.pages.full.len()), (61, 3));
     assert_ne!(table.pages.sliding[0], PageId::FREED);
@@ -427,7 +433,7 @@ fn compute_for(kv: &mut Kv, tokens: &[TokenId], lane: u64) {
     let found = kv.find(whose);
     let mut table = kv.claim(whose, found, tokens.len());
     let rows = tokens.len() - table.computed;
-    kv.grow(&mut table, tokens.len());
+    kv.grow(&mut table, tokens.len(), Between::Held);
     kv.commit(&mut table, whose, rows);
     kv.audit(std::iter::once(&table));
     kv.release(&mut table);

@@ -2,7 +2,10 @@
 
 use carat_model::kv::pages_of;
 
-use super::{super::sequence::Sequence, Scheduler};
+use super::{
+    super::{kv::Between, sequence::Sequence},
+    Scheduler,
+};
 
 /// A sequence that lost its pages so often is the last to lose them again.
 const MAX_PREEMPTIONS: usize = 3;
@@ -60,7 +63,7 @@ impl Scheduler {
             if self.running[i].is_decoding() {
                 self.running[i].cut_draft(for_drafts);
                 let before = self.running[i].drafted();
-                if let Outcome::Preempted = self.schedule(i, 1, ahead) {
+                if let Outcome::Preempted = self.schedule(i, 1, Between::Held, ahead) {
                     continue;
                 }
                 for_drafts -= before;
@@ -111,9 +114,8 @@ impl Scheduler {
             }
             let sequence = &self.running[i];
             let wanted = sequence.reportable(wanted.min(for_prompts.rows), 1 + for_prompts.reports);
-            // A chunk is in the sliding pages as a whole before the window moves on; what nobody reserved is for that.
-            let wanted = wanted.min(self.sliding_rows(i, self.spare_sliding()));
-            let Outcome::Rows(rows) = self.schedule(i, wanted, ahead) else {
+            let (wanted, between) = self.sliding_rows(i, wanted, least);
+            let Outcome::Rows(rows) = self.schedule(i, wanted, between, ahead) else {
                 continue;
             };
             if self.running[i].reports() {
@@ -136,24 +138,31 @@ impl Scheduler {
         chunk.saturating_sub(spent.sum())
     }
 
-    /// Rows for which a sequence's sliding pages suffice, with some more.
-    fn sliding_rows(&self, i: usize, spare_pages: usize) -> usize {
+    /// Of the rows that a prompt wants, at least some of which go together, those that its sliding pages suffice for, with what nobody
+    /// has reserved: a chunk is in the pages as a whole before the window moves on.
+    fn sliding_rows(&self, i: usize, wanted: usize, least: usize) -> (usize, Between) {
         let sequence = &self.running[i];
-        if self.limits.model().window.is_none() {
-            return usize::MAX;
+        let table = &sequence.table;
+        let held = table.held_sliding();
+        let most = sequence.reservation.max(held) + self.spare_sliding();
+        let between = |rows| self.kv.between(table, sequence.fed + rows, most - held);
+        let room = table.sliding_room(most).saturating_sub(sequence.fed);
+        match between(wanted) {
+            Some(between @ (Between::Held | Between::Passing)) => (wanted, between),
+            // Rather a shorter chunk than one that loses landmarks.
+            _ if room >= least => (wanted.min(room), Between::Held),
+            Some(Between::AllPassing) => (wanted, Between::AllPassing),
+            None => match between(least) {
+                Some(between) => (wanted.min(least), between),
+                None => (wanted.min(room), Between::Held),
+            },
         }
-        let held = sequence.table.held_sliding();
-        let pages = sequence.reservation.max(held) + spare_pages;
-        sequence
-            .table
-            .sliding_room(pages)
-            .saturating_sub(sequence.fed)
     }
 
     /// Gives a sequence up to `wanted` rows and those of its draft: as many as there are pages for. Others are preempted only if
     /// there is not room for the fewest rows that go together, so that scarcity makes chunks shorter before it
     /// makes work undone, and never for a step ahead. Returns how many rows they are.
-    fn schedule(&mut self, i: usize, wanted: usize, ahead: bool) -> Outcome {
+    fn schedule(&mut self, i: usize, wanted: usize, between: Between, ahead: bool) -> Outcome {
         let room = |scheduler: &Scheduler| {
             let sequence = &scheduler.running[i];
             let room = scheduler.kv.room(&sequence.table);
@@ -177,7 +186,7 @@ impl Scheduler {
         }
         sequence.cut_draft(fitting - rows);
         sequence.enter(self.last_step, rows);
-        self.kv.grow(&mut sequence.table, sequence.fed);
+        self.kv.grow(&mut sequence.table, sequence.fed, between);
         Outcome::Rows(rows)
     }
 

@@ -17,13 +17,25 @@ impl Scheduler {
         assert!(self.reserved_sliding() <= self.limits.config().pages.sliding);
         self.waiting.audit(|id| everyone().any(|s| s.id == id));
         for sequence in &self.running {
-            let held = sequence.table.pages.sliding.iter();
-            let held = held
-                .filter(|p| **p != carat_model::kv::PageId::FREED)
-                .count();
+            let pool = self.limits.config().pages.sliding;
+            let sliding = || {
+                sequence
+                    .table
+                    .pages
+                    .sliding
+                    .iter()
+                    .map(|page| page.0 as usize)
+            };
+            let held = sliding().filter(|page| *page < pool).count();
             assert_eq!(held, sequence.table.held_sliding());
             let is_settled = sequence.shares.is_empty();
             assert!(!is_settled || held <= sequence.reservation);
+            let named = pool..pool + self.limits.config().chunk_pages;
+            let passing = sliding().filter(|page| named.contains(page)).count();
+            assert!(
+                !is_settled || passing == 0,
+                "what is in chunk pages is over"
+            );
         }
         self.kv.audit(self.running.iter().map(|s| &s.table));
     }
@@ -579,4 +591,38 @@ fn a_step_that_is_taken_back_leaves_nothing_behind() {
     assert_eq!(bench.scheduler.take_back(), [second]);
     assert!(bench.scheduler.next_of(&[RequestId(9)]).is_none());
     bench.run();
+}
+
+#[test]
+fn a_long_chunk_is_not_cut_short_and_leaves_what_the_next_turn_needs() {
+    let facts = crate::core::testing::facts(Some(64));
+    let config = crate::EngineConfig::comfortable(2048, 1, 512, facts);
+    // Windows of 3 pages, twice.
+    assert_eq!((config.pages.sliding, config.chunk_pages), (9, 16));
+    let mut bench = Bench::new((config, facts));
+    let prompt = text(1, 1300);
+    bench.submit(request(prompt.clone(), 1));
+    let rows: Vec<_> = std::iter::from_fn(|| bench.step()).collect();
+    assert_eq!(rows, [[512], [512], [276]]);
+    assert!(bench.executor.chunk_pages_written > 30);
+    // The next turn has other tokens in place of its last ones.
+    let mut next = prompt[..1260].to_vec();
+    next.extend(text(2, 100));
+    assert_eq!(bench.finish(request(next.clone(), 1)).cached_tokens, 1248);
+}
+
+#[test]
+fn what_lies_within_a_prompt_is_found_as_long_as_there_is_room_for_it() {
+    let facts = crate::core::testing::facts(Some(64));
+    let second = |sequences: usize| {
+        let config = crate::EngineConfig::comfortable(2048, sequences, 512, facts);
+        let mut bench = Bench::new((config, facts));
+        let prompt = text(1, 500);
+        bench.finish(request(prompt.clone(), 1));
+        let mut branch = prompt[..200].to_vec();
+        branch.extend(text(2, 100));
+        bench.finish(request(branch.clone(), 1)).cached_tokens
+    };
+    // There the part that no step of its own sees is not kept.
+    assert_eq!((second(1), second(4)), (0, 192));
 }

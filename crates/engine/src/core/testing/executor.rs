@@ -53,16 +53,22 @@ pub(crate) struct FakeExecutor {
     pub(crate) rows: usize,
     /// Batches that were submitted while another was in flight.
     pub(crate) ahead: usize,
+    /// Chunk pages that batches have written.
+    pub(crate) chunk_pages_written: usize,
 }
 
 impl FakeExecutor {
     pub(crate) fn new(limits: &Limits) -> FakeExecutor {
         let options = limits.compile_options();
+        let named = PerGroup {
+            full: options.named_pages(KvGroup::Full),
+            sliding: options.named_pages(KvGroup::Sliding),
+        };
         FakeExecutor {
-            pages: options.pages.map(|n| vec![[None; PAGE_TOKENS]; n]),
+            pages: named.map(|n| vec![[None; PAGE_TOKENS]; n]),
             host_pages: options.host_pages.map(|n| vec![[0; HOST_PAGE_BYTES]; n]),
             loads: 0,
-            writers: options.pages.map(|n| vec![(0, 0); n]),
+            writers: named.map(|n| vec![(0, 0); n]),
             window: limits.model().window,
             options,
             tables: HashMap::new(),
@@ -79,6 +85,7 @@ impl FakeExecutor {
             refused: 0,
             rows: 0,
             ahead: 0,
+            chunk_pages_written: 0,
         }
     }
 
@@ -351,12 +358,17 @@ impl Executor for FakeExecutor {
             self.write(number, run, &fed);
         }
         let runs = batch.runs.iter().enumerate();
+        let sampled = runs.flat_map(|(n, run)| self.attend(n, run)).collect();
         self.in_flight.push_back(InFlight {
             ticket: self.batches,
-            sampled: runs.flat_map(|(n, run)| self.attend(n, run)).collect(),
+            sampled,
             outputs: None,
             on_host: false,
         });
+        // Another layer's.
+        let chunk_pages = &mut self.pages.sliding[self.options.pages.sliding..];
+        self.chunk_pages_written += chunk_pages.iter().filter(|p| p[0].is_some()).count();
+        chunk_pages.fill([None; PAGE_TOKENS]);
         Ok(Ticket(self.batches))
     }
 

@@ -46,6 +46,7 @@ impl Server {
                 .map(|model| gemma4::plan(&model).vocab())?,
             width: None,
             window: None,
+            layers_take_turns: false,
             even_depth: None,
         };
         let mut engine = EngineConfig::comfortable(context, slots, slots.max(1024), facts);

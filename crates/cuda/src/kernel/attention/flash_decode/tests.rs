@@ -11,7 +11,7 @@ use crate::{
     kernel::{
         TablesAt,
         attention::{
-            host_pages::{HostPages, rounded},
+            host_pages::{HostPages, names, rounded, slot_at},
             kv_norm_rope_store,
         },
         grid::norm_threads,
@@ -299,7 +299,7 @@ impl Ready {
             card.upload(&positions),
             card.upload(&runs),
             card.upload(&batch.bases),
-            card.upload(&batch.pages),
+            card.upload(&names(&batch.pages)),
             card.upload(&batch.q_weight),
             card.upload(&batch.k_weight),
             card.upload(&batch.frequencies),
@@ -318,16 +318,14 @@ impl Ready {
                 run: other(3),
                 sliding_end: other(10),
             },
-            slot: SlotAt {
-                keys: keys.address(),
-                values: values.address(),
-                tables: TablesAt {
+            slot: slot_at(
+                (keys.address(), values.address()),
+                TablesAt {
                     base: other(4),
                     pages: other(5),
                 },
-                kv_heads: kv_heads as u32,
-                head_dim: head_dim as u32,
-            },
+                (kv_heads, head_dim),
+            ),
             q: raw.address(),
             q_weight: other(6),
             k,

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     config::Tier,
     device::{Buffer, Module},
-    kernel::attention::host_pages::{HostPages, rounded},
+    kernel::attention::host_pages::{HostPages, names, rounded, slot_at},
     testing::{Card, normals, relative_error},
 };
 
@@ -236,7 +236,7 @@ impl OnCard {
             card.upload(&[runs.len() as u32]),
             card.upload(&first),
             card.upload(&base),
-            card.upload(&table),
+            card.upload(&names(&table)),
             card.upload(&ends),
         ];
         OnCard {
@@ -265,16 +265,14 @@ impl OnCard {
                 count: word(4),
                 first: word(5),
             },
-            slot: SlotAt {
-                keys: self.keys.address(),
-                values: self.values.address(),
-                tables: crate::kernel::TablesAt {
+            slot: slot_at(
+                (self.keys.address(), self.values.address()),
+                crate::kernel::TablesAt {
                     base: word(6),
                     pages: word(7),
                 },
-                kv_heads: self.heads.kv_heads as u32,
-                head_dim: self.heads.head_dim as u32,
-            },
+                (self.heads.kv_heads, self.heads.head_dim),
+            ),
             q: self.q.address(),
             out,
             scales,
