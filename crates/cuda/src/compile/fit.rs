@@ -139,11 +139,11 @@ impl Fit<'_> {
             let gone = size(all_copies.saturating_sub(prepared.memory.expanded_weights));
             if first == 0 {
                 given_up.push(format!(
-                    "no layer has f16 copies of its weights ({gone}): prompts are read two to three times slower"
+                    "no layer has f16 copies of its weights ({gone}): prompts are read somewhat slower"
                 ));
             } else if first < layers {
                 given_up.push(format!(
-                    "layers {first} to {} have no f16 copies of their weights ({gone}): prompts are read slower there",
+                    "layers {first} to {} have no f16 copies of their weights ({gone}): prompts are read somewhat slower there",
                     layers - 1
                 ));
             }

@@ -415,20 +415,17 @@ impl Kv {
         };
         let now = table.pages.sliding.len();
         let new = pages_of(positions).saturating_sub(now);
-        let fits = new <= more;
-        if fits && new <= self.pools.sliding.unwanted() {
-            return Some(Between::Held);
-        }
         let passed = now..first_visible_page(positions, window).max(now);
-        let landmarks = passed
-            .clone()
-            .filter(|place| table.is_landmark(*place))
-            .count();
+        if passed.is_empty() || passed.len() > self.chunk_pages - self.used_chunk_pages {
+            return (new <= more).then_some(Between::Held);
+        }
         // At the most, wherever the window begins in a page: it may yet be for fewer positions.
         let last = new.min(window_pages(window));
-        if passed.len() > self.chunk_pages - self.used_chunk_pages {
-            return fits.then_some(Between::Held);
+        // With room for as much again, so that a step ahead is not cut short.
+        if new + last <= more && new <= self.pools.sliding.unwanted() {
+            return Some(Between::Held);
         }
+        let landmarks = passed.filter(|place| table.is_landmark(*place)).count();
         match more {
             more if last + landmarks <= more => Some(Between::Passing),
             more if last <= more => Some(Between::AllPassing),
@@ -629,9 +626,26 @@ impl Kv {
         table.blocks += 1;
     }
 
+    /// Gives back sliding pages that steps under way are the last to see: what is planned next is computed after them, and may be
+    /// written there. Those that the index does not know yet wait for their step, so that it will.
+    pub(crate) fn release_behind_steps(&mut self, table: &mut Table, fed: usize) {
+        let known = match self.reuse {
+            PrefixReuse::Enabled => table.blocks,
+            PrefixReuse::Disabled => usize::MAX,
+        };
+        self.release_behind(table, fed, known);
+    }
+
     fn release_behind_window(&mut self, table: &mut Table) {
+        let computed = table.computed;
+        self.release_behind(table, computed, usize::MAX);
+    }
+
+    /// Gives back sliding pages that no row at a position or behind it sees, out of the first `most`.
+    fn release_behind(&mut self, table: &mut Table, position: usize, most: usize) {
         let Some(window) = self.window else { return };
-        let first = first_visible_page(table.computed, window).min(table.pages.sliding.len());
+        let first = first_visible_page(position, window);
+        let first = first.min(table.pages.sliding.len()).min(most);
         for place in table.first_sliding..first {
             let page = std::mem::replace(&mut table.pages.sliding[place], PageId::FREED);
             let eviction = if table.is_landmark(place) {

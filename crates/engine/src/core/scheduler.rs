@@ -416,6 +416,12 @@ impl Scheduler {
             return None;
         }
         self.kv.begin_step();
+        if ahead {
+            for sequence in self.running.iter_mut().filter(|s| s.is_reading()) {
+                let fed = sequence.fed;
+                self.kv.release_behind_steps(&mut sequence.table, fed);
+            }
+        }
         self.share_rows(ahead);
         let number = self.last_step;
         // Rows are given to who decodes first, but stand in the order of sequences, and so do results.

@@ -216,6 +216,11 @@ impl Sequence {
         self.ready() == 1
     }
 
+    /// Whether its prompt goes on, so that all rows under way count, whatever they come to.
+    pub(crate) fn is_reading(&self) -> bool {
+        self.ready() > 1 && self.shares.iter().all(|share| share.results == 0)
+    }
+
     /// Whether what it feeds next depends on more than one token that is under way.
     pub(crate) fn is_unsettled(&self) -> bool {
         let mut shares = self.shares.iter();

@@ -79,7 +79,7 @@ impl Kv {
         if let Some(window) = self.window {
             assert_eq!(table.pages.sliding.len(), table.pages.full.len());
             let first = first_visible_page(table.computed, window);
-            assert_eq!(table.first_sliding, first.min(table.pages.sliding.len()));
+            assert!(table.first_sliding >= first.min(table.pages.sliding.len()));
         }
     }
 

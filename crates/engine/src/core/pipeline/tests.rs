@@ -111,6 +111,24 @@ fn who_waits_is_admitted_while_batches_are_fed_ahead() {
 }
 
 #[test]
+fn chunks_that_are_fed_ahead_are_as_long_as_others() {
+    let facts = crate::core::testing::facts(Some(256));
+    let config = crate::EngineConfig::comfortable(2048, 1, 512, facts);
+    let limits = Limits::new(config, facts).unwrap();
+    let mut executor = FakeExecutor::new(&limits);
+    executor.lookahead = Lookahead::Always;
+    let mut pipeline = Pipeline::new(Scheduler::new(limits), executor);
+    let id = RequestId(1);
+    let asked = request(text(1, 1900), 1);
+    pipeline.scheduler().submit(id, asked).unwrap();
+    let mut steps = 0;
+    while pipeline.step().unwrap() {
+        steps += 1;
+    }
+    assert_eq!((steps, pipeline.executor().ahead), (4, 3));
+}
+
+#[test]
 fn prompts_go_on_while_batches_are_fed_ahead() {
     let mut pipeline = pipeline(Lookahead::Always);
     submit(&mut pipeline, 1, &request(text(1, 20), 60));
