@@ -193,6 +193,10 @@ pub(crate) struct ModelArgs {
     /// Device memory to use at the most, such as 12GiB (default: all that is free)
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) vram: Option<String>,
+    /// Where weights lie: auto (on the card as far as there is room), card (all of them, or it is refused), or a file that names
+    /// what lies in host memory, as `carat inspect --placement` prints one (default: auto)
+    #[arg(long, value_name = "auto|card|FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) place: Option<String>,
     /// Set of our kernels that an NVIDIA card gets
     #[arg(long, value_enum)]
     pub(crate) tier: Option<TierName>,
@@ -564,6 +568,13 @@ pub(crate) struct InspectArgs {
     /// more)
     #[arg(long, requires = "program", default_value = "1", value_name = "ROWS[,SAMPLED]", value_parser = batch_rows)]
     pub(crate) rows: (usize, usize),
+    /// Print where weights, keys and values would lie on an NVIDIA card with as much memory as --vram says: a file for --place. No
+    /// card is needed
+    #[arg(long, conflicts_with_all = ["diff", "program", "plan", "tensors"])]
+    pub(crate) placement: bool,
+    /// With --placement: tokens of context to keep (default: as many as the model knows and memory allows)
+    #[arg(short, long, requires = "placement", value_name = "TOKENS", value_parser = positive)]
+    pub(crate) context: Option<usize>,
     /// Print long metadata values in full
     #[arg(long)]
     pub(crate) full: bool,

@@ -70,7 +70,20 @@ pub(crate) fn open_model(settings: &Settings, terminal: Terminal) -> Result<Load
         Some(name) => backend(name, settings)?,
         None => best_backend(settings, terminal)?,
     };
-    let mut loaded = Loaded::new(Arc::clone(&file), backend, settings.kv())
+    load(&file, backend, settings)
+}
+
+/// The same on a device that is given.
+pub(crate) fn open_model_on(
+    backend: Box<dyn Backend>,
+    settings: &Settings,
+    terminal: Terminal,
+) -> Result<Loaded> {
+    load(&open(settings, terminal)?, backend, settings)
+}
+
+fn load(file: &Arc<Gguf>, backend: Box<dyn Backend>, settings: &Settings) -> Result<Loaded> {
+    let mut loaded = Loaded::new(Arc::clone(file), backend, settings.kv())
         .with_context(|| format!("cannot load `{}`", file.path().display()))?;
     loaded.batching = settings.batching();
     Ok(loaded)
@@ -162,7 +175,8 @@ fn best_backend(settings: &Settings, terminal: Terminal) -> Result<Box<dyn Backe
         warn(degraded_reason);
     }
     if let Some(problem) = opened.not_cuda {
-        let asked = settings.device.is_some() || settings.vram.is_some();
+        let asked =
+            settings.device.is_some() || settings.vram.is_some() || settings.place.is_some();
         let absent = matches!(
             problem,
             CudaError::NoDriver { .. } | CudaError::NoDevice { count: 0, .. }
@@ -189,6 +203,7 @@ pub(crate) fn cuda_config(settings: &Settings) -> Result<CudaConfig> {
             Some(TierName::Best) | None => Tier::Best,
         },
         memory_limit: settings.vram_bytes()?,
+        placement: settings.placement()?,
         cache_dir: kernel_cache(),
         kernels_dir: settings.kernels.clone().or_else(shipped_kernels::folder),
         fusion: if settings.debugs(DebugSwitch::NoFusion) {

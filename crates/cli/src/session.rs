@@ -167,24 +167,33 @@ pub(crate) fn template(
     }
 }
 
-/// The context asked for, or as much as the model knows and memory allows; says which.
+/// The context asked for, or as much as the model knows and memory allows; where it does not fit, the way out.
+pub(crate) fn fitting_context(
+    loaded: &Loaded,
+    parallel: usize,
+    asked: Option<usize>,
+) -> Result<context::Chosen> {
+    match context::choose(loaded, parallel, asked) {
+        Err(Error::ContextTooLarge { problem, was_asked }) => {
+            let way_out = if was_asked {
+                "give a smaller -c"
+            } else {
+                "a smaller quantization, --place auto where weights were to lie elsewhere, or --backend cpu where a card computes, may do"
+            };
+            bail!("{problem}; {way_out}");
+        }
+        chosen => Ok(chosen?),
+    }
+}
+
+/// The same; says which it is.
 pub(crate) fn choose_context(
     loaded: &Loaded,
     parallel: usize,
     asked: Option<usize>,
     terminal: Terminal,
 ) -> Result<usize> {
-    let chosen = match context::choose(loaded, parallel, asked) {
-        Err(Error::ContextTooLarge { problem, was_asked }) => {
-            let way_out = if was_asked {
-                "give a smaller -c"
-            } else {
-                "a smaller quantization, or --backend cpu where a card computes, may do"
-            };
-            bail!("{problem}; {way_out}");
-        }
-        chosen => chosen?,
-    };
+    let chosen = fitting_context(loaded, parallel, asked)?;
     if asked.is_none() {
         let more = if chosen.more_fits {
             "; -c asks for more"

@@ -10,6 +10,7 @@ mod sources;
 use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::{Result, bail};
+use carat_cuda::Placement;
 use carat_gguf::Metadata;
 use carat_model::{
     backend::Batching,
@@ -42,6 +43,9 @@ pub(crate) struct Settings {
     /// Device memory to use at the most, such as `12GiB`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) vram: Option<String>,
+    /// Where weights lie: `auto`, `card`, or a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) place: Option<String>,
     /// Set of kernels that a card gets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tier: Option<TierName>,
@@ -129,9 +133,11 @@ impl Settings {
         }
         self.device = flags.device.or(self.device);
         self.vram = flags.vram.clone().or(self.vram);
+        self.place = flags.place.clone().or(self.place);
         self.tier = flags.tier.or(self.tier);
         self.kernels = flags.kernels.clone().or(self.kernels);
         self.vram_bytes()?;
+        self.placement()?;
         self.threads = flags.threads.or(self.threads);
         self.isa = flags.isa.or(self.isa);
         self.kv_type = flags.kv_type.or(self.kv_type);
@@ -219,6 +225,25 @@ impl Settings {
     /// The limit on device memory, if one is set.
     pub(crate) fn vram_bytes(&self) -> Result<Option<u64>> {
         self.vram.as_deref().map(memory_size).transpose()
+    }
+
+    /// Where weights lie on a card.
+    pub(crate) fn placement(&self) -> Result<Placement> {
+        let path = match self.place.as_deref() {
+            None | Some("auto") => return Ok(Placement::Auto),
+            Some("card") => return Ok(Placement::Card),
+            Some(path) => path,
+        };
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) => {
+                misuse!("--place takes auto, card or a file; `{path}` cannot be read: {error}")
+            }
+        };
+        match text.parse() {
+            Ok(parts) => Ok(Placement::Given(parts)),
+            Err(error) => misuse!("`{path}` is no placement of weights: {error}"),
+        }
     }
 
     /// Memory for weights that stay unpacked, if any is set.

@@ -14,7 +14,7 @@ use crate::{
     compile::{
         call::Call,
         drafter::prepare_drafter,
-        fit::fitting,
+        fit::{fitting, size},
         memory::MemoryPlan,
         prepare::Prepared,
         rows::SMALL_ROWS,
@@ -31,6 +31,7 @@ use crate::{
         self, Kernel, TableFormat, feed_samples_specialization, move_pages_specialization,
         sample_specializations, update_tables_specialization,
     },
+    placement::Placement,
     run::{
         executor::{CudaExecutor, Kernels},
         modules::Modules,
@@ -161,7 +162,7 @@ impl CudaBackend {
             None => GemmImpl::Native,
         };
         let target = self.target(plan, weights, options, gemm);
-        let choice = (target, self.config.tables);
+        let choice = (target, self.config.tables, &self.config.placement);
         fitting(
             plan,
             weights,
@@ -195,6 +196,15 @@ impl CudaBackend {
     }
 }
 
+/// Rows of a prompt that a card is fed at a time.
+pub(crate) fn chunk_rows(batching: Batching) -> usize {
+    match batching {
+        Batching::Fast => 2048,
+        // Nothing is gained by more: they are computed a few at a time, and whoever decodes beside them waits.
+        Batching::Invariant => 64,
+    }
+}
+
 impl Backend for CudaBackend {
     fn name(&self) -> &'static str {
         "cuda"
@@ -217,11 +227,7 @@ impl Backend for CudaBackend {
     }
 
     fn chunk_rows(&self, batching: Batching) -> usize {
-        match batching {
-            Batching::Fast => 2048,
-            // Nothing is gained by more: they are computed a few at a time, and whoever decodes beside them waits.
-            Batching::Invariant => 64,
-        }
+        chunk_rows(batching)
     }
 
     fn timing_identity(&self) -> Option<String> {
@@ -235,7 +241,12 @@ impl Backend for CudaBackend {
         } = self.config;
         let settings = (fusion, tables, graphs, pdl, checks);
         let kernels = source::digest();
-        Some(format!("{:?} {settings:?} {kernels}", self.facts()))
+        // Where weights lie decides what a row costs.
+        let placement = &self.config.placement;
+        Some(format!(
+            "{:?} {settings:?} {placement:?} {kernels}",
+            self.facts()
+        ))
     }
 
     fn peak_bytes(&self) -> Option<u64> {
@@ -248,12 +259,7 @@ impl Backend for CudaBackend {
         weights: &Weights,
         options: &CompileOptions,
     ) -> Result<Option<Need>, BackendError> {
-        let memory = self.memory_plan(plan, weights, options)?;
-        Ok(Some(Need {
-            bytes: memory.device_bytes(),
-            offloaded_bytes: memory.host_weights as u64,
-            parts: memory.to_string(),
-        }))
+        Ok(Some(self.memory_plan(plan, weights, options)?.need()))
     }
 
     fn drafter_need(
@@ -274,11 +280,7 @@ impl Backend for CudaBackend {
         };
         let options = (options, *max_drafts);
         let prepared = prepare_drafter(&plan, weights, options, self.config.tables, target)?;
-        Ok(Some(Need {
-            bytes: prepared.memory.device_bytes(),
-            offloaded_bytes: 0,
-            parts: prepared.memory.to_string(),
-        }))
+        Ok(Some(prepared.memory.need()))
     }
 
     fn roofline(&self) -> Result<Option<Roofline>, BackendError> {
@@ -331,6 +333,16 @@ impl CudaBackend {
         let (free_bytes, _) = self.device.memory()?;
         let needed_bytes = prepared.memory.device_bytes() + left_bytes;
         tracing::info!(needed_bytes, free_bytes, "memory plan\n{}", prepared.memory);
+        if needed_bytes > free_bytes && self.config.placement != Placement::Auto {
+            return Err(BackendError::Unsupported {
+                what: format!(
+                    "this placement of weights needs {} of device memory, {} are free: let more lie in host memory, take \
+                     --place auto, a smaller context or --kv-type q8_0",
+                    size(needed_bytes as usize),
+                    size(free_bytes as usize)
+                ),
+            });
+        }
         if needed_bytes > free_bytes {
             return Err(BackendError::OutOfMemory {
                 needed_bytes,

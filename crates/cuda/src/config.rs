@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::placement::Placement;
+
 /// Measured on an H200 (E4B and 12B): at 16 rows, products of so many weights and more take 0.6 to 0.85 of cuBLASLt's time, smaller
 /// ones 1.3 to 1.4.
 pub(crate) const MIN_PACKED_WEIGHTS: usize = 20_000_000;
@@ -13,6 +15,7 @@ pub struct CudaConfig {
     pub tier: Tier,
     pub fusion: Fusion,
     pub tables: TableMemory,
+    pub placement: Placement,
     pub graphs: Graphs,
     pub pdl: Pdl,
     pub checks: Checks,
@@ -36,6 +39,7 @@ impl Default for CudaConfig {
             tier: Tier::Best,
             fusion: Fusion::On,
             tables: TableMemory::Device,
+            placement: Placement::Auto,
             graphs: Graphs::On,
             pdl: Pdl::On,
             checks: Checks::EachBatch,

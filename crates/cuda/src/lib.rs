@@ -24,6 +24,8 @@ mod device;
 mod error;
 mod jit;
 mod kernel;
+mod placement;
+mod planned;
 mod run;
 #[cfg(test)]
 mod testing;
@@ -34,3 +36,5 @@ pub use compile::memory::MemoryPlan;
 pub use config::{Checks, CudaConfig, Fusion, Graphs, Pdl, TableMemory, Tier};
 pub use error::CudaError;
 pub use jit::compiler::{Architecture, BuiltKernel, Coverage, KernelSet, build_kernels};
+pub use placement::{HostParts, Layers, Placement, PlacementError, WeightKind};
+pub use planned::PlannedCard;

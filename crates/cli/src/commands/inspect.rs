@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, process::ExitCode};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use carat::Loaded;
 use carat_cpu::BatchRows;
-use carat_cuda::Tier;
+use carat_cuda::{PlannedCard, Tier};
+use carat_engine::{Limits, ModelFacts};
 use carat_gguf::{Value, ValueType};
 use carat_model::{
     TokenId,
@@ -22,11 +23,16 @@ use crate::{
     load::{self, backend, cpu_backend, cuda_config},
     misuse::misuse,
     parity::{self, Difference},
+    session::fitting_context,
     settings::Settings,
     terminal::{Terminal, bytes, say, thousands},
 };
 
 pub(crate) fn run(args: &InspectArgs, settings: &Settings, terminal: Terminal) -> Result<ExitCode> {
+    if args.placement {
+        placement(args, settings, terminal)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     // A look at a file needs no card, whichever backend's program it is.
     let on_cores = Settings {
         backend: settings.backend.or(Some(BackendName::Cpu)),
@@ -158,6 +164,50 @@ fn summary(loaded: &Loaded) -> Result<String> {
 }
 
 /// Launches that a backend makes of the plan for a batch of some rows.
+/// Where everything would lie on a card, as a file for `--place`.
+fn placement(args: &InspectArgs, settings: &Settings, terminal: Terminal) -> Result<()> {
+    let config = cuda_config(settings)?;
+    let total = if let Some(bytes) = settings.vram_bytes()? {
+        bytes
+    } else {
+        let card = backend(BackendName::Cuda, settings).context(
+            "--vram SIZE says how much memory the card has, where there is none to be asked",
+        )?;
+        card.memory()?.total_bytes
+    };
+    let kernels = match config.tier {
+        Tier::Best => "an H200's kernels",
+        Tier::Portable => "portable kernels",
+    };
+    let card = PlannedCard::new(config, total);
+    let loaded = load::open_model_on(Box::new(card.clone()), settings, terminal)?;
+    let chosen = fitting_context(&loaded, 1, args.context)?;
+    let limits = Limits::new(
+        loaded.engine_config(1, chosen.tokens),
+        ModelFacts::from(&loaded.plan),
+    )?;
+    let memory = card.memory_plan(
+        &loaded.plan,
+        &loaded.model.weights,
+        &limits.compile_options(),
+    )?;
+    say(format_args!(
+        "# {} on a card of {} with {kernels}, context {} tokens",
+        load::describe(&loaded),
+        bytes(total),
+        thousands(chosen.tokens as u64)
+    ))?;
+    for line in memory.to_string().lines() {
+        say(format_args!("# {line}"))?;
+    }
+    let parts = memory.placement.to_string();
+    if parts.is_empty() {
+        return say("# all weights lie on the card");
+    }
+    say("# in host memory:")?;
+    say(parts.trim_end())
+}
+
 fn program(loaded: &Loaded, (rows, sampled): (usize, usize), settings: &Settings) -> Result<()> {
     let (plan, weights) = (&loaded.plan, &loaded.model.weights);
     match settings.backend {

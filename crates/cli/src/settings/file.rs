@@ -128,6 +128,10 @@ impl Settings {
                 path.clone_into(model);
             }
         }
+        let file = |place: &&mut String| !matches!(place.as_str(), "auto" | "card");
+        if let Some(place) = self.place.as_mut().filter(file) {
+            *place = resolve(Path::new(place)).to_string_lossy().into_owned();
+        }
         if let Some(kernels) = &mut self.kernels {
             *kernels = resolve(kernels);
         }
@@ -179,6 +183,10 @@ mod tests {
 
     #[test]
     fn paths_are_relative_to_the_file_and_names_are_not() {
+        let settings = resolved("place = 'p'", None);
+        assert_eq!(settings.place.as_deref(), Some("/etc/p"));
+        let settings = resolved("place = 'card'", None);
+        assert_eq!(settings.place.as_deref(), Some("card"));
         let settings = resolved("model = 'a.gguf'\nkernels = 'k'\ndraft = 'auto'", None);
         assert_eq!(settings.model.as_deref(), Some("/etc/a.gguf"));
         assert_eq!(settings.kernels, Some("/etc/k".into()));

@@ -12,12 +12,16 @@ use super::{Settings, file::Layer};
 const ORIGIN_COLUMN: usize = 40;
 
 /// Settings that are no table, and what holds where they are not set.
-const DEFAULTS: [(&str, &str); 18] = [
+const DEFAULTS: [(&str, &str); 19] = [
     ("model", "the demo model that ships inside the program"),
     ("offline", "false"),
     ("backend", "an NVIDIA card if there is one, else the CPU"),
     ("device", "0"),
     ("vram", "all device memory that is free"),
+    (
+        "place",
+        "\"auto\": weights are on the card as far as there is room",
+    ),
     ("tier", "\"best\""),
     ("kernels", "none; kernels are compiled when they are needed"),
     ("threads", "all cores that this process may use"),

@@ -47,6 +47,65 @@ fn inspect_lists_what_a_backend_makes_of_the_plan_without_a_card() {
 }
 
 #[test]
+fn inspect_prints_a_placement_that_can_be_asked_for() {
+    let model = fixtures::ALL[4].path(".gguf");
+    let placement = |flags: &[&str]| {
+        let printed = carat(&[&["inspect", "--placement", "-m", text(&model)], flags].concat());
+        assert_eq!(printed.code, Some(0), "{}", printed.stderr);
+        printed.stdout
+    };
+    let roomy = placement(&["--vram", "8GiB"]);
+    assert!(
+        roomy.contains("on a card of 8.00 GiB") && roomy.contains("# all weights lie on the card"),
+        "{roomy}"
+    );
+    // A driver takes most of it.
+    let tight = placement(&["--vram", "277MiB", "-c", "64", "--tier", "portable"]);
+    assert!(tight.contains("\nexperts 0"), "{tight}");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("placement");
+    std::fs::write(&file, &tight).unwrap();
+    let again = placement(&["--vram", "8GiB", "-c", "64", "--place", text(&file)]);
+    let lines = |text: &str| -> Vec<String> {
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        lines.map(str::to_owned).collect()
+    };
+    assert_eq!(lines(&again), lines(&tight));
+
+    let refused = carat(&[
+        "inspect",
+        "--placement",
+        "--vram",
+        "277MiB",
+        "-c",
+        "64",
+        "--tier",
+        "portable",
+        "--place",
+        "card",
+        "-m",
+        text(&model),
+    ]);
+    assert_eq!(refused.code, Some(1));
+    assert!(
+        refused.stderr.contains("give a smaller -c"),
+        "{}",
+        refused.stderr
+    );
+
+    std::fs::write(&file, "experts 0\nexpert 1\n").unwrap();
+    let wrong = carat(&["run", "x", "--place", text(&file)]);
+    assert_eq!(wrong.code, Some(2));
+    assert!(
+        wrong
+            .stderr
+            .contains("line 2: `expert` is no kind of weights"),
+        "{}",
+        wrong.stderr
+    );
+}
+
+#[test]
 fn inspect_names_the_first_step_that_differs() {
     let model = fixtures::ALL[1].path(".gguf");
     let same = carat(&[

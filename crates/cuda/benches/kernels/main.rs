@@ -29,6 +29,10 @@ mod error;
 mod jit;
 #[path = "../../src/kernel/mod.rs"]
 mod kernel;
+#[path = "../../src/placement.rs"]
+mod placement;
+#[path = "../../src/planned.rs"]
+mod planned;
 #[path = "../../src/run/mod.rs"]
 mod run;
 #[path = "../../src/testing.rs"]

@@ -7,6 +7,8 @@
 //! 4. Matrices go to host memory, those that a token reads the smallest share of first ([`offload`]). They are read in place, through
 //!    the bus: slow, but the results are the same bits.
 //!
+//! Where the caller says what lies in host memory ([`Placement`]), 2 and 3 are all that is left to give up.
+//!
 //! Each step is tried with those before it in force. Keys and values stay as they were asked for: their type is the caller's.
 
 use carat_model::{
@@ -19,19 +21,19 @@ use carat_model::{
 
 use super::{
     lower::weights_from_layer,
-    offload::{self, fewest_that_free, host_weights, leaving_order},
+    offload::{self, fewest_that_free, host_weights, leaving_order, named_units, placement},
     prepare::{Prepared, prepare},
     target::{GemmImpl, Target},
     weights::HostWeights,
 };
-use crate::config::TableMemory;
+use crate::{config::TableMemory, placement::Placement};
 
 /// The first choice that fits into so many bytes. The last one is returned whether it does or not.
 pub(crate) fn fitting(
     plan: &Plan,
     weights: &Weights,
     options: &CompileOptions,
-    (target, tables): (Target, TableMemory),
+    (target, tables, placement): (Target, TableMemory, &Placement),
     free_bytes: u64,
 ) -> Result<Prepared, BackendError> {
     let fit = Fit {
@@ -40,6 +42,7 @@ pub(crate) fn fitting(
         options,
         target,
         tables,
+        placement,
     };
     let Fitted {
         mut prepared,
@@ -56,7 +59,7 @@ pub(crate) fn fitting(
                 saved => format!("; --kv-type q8_0 would free {}", size(saved)),
             }
         ));
-        if prepared.memory.host_weights > 0 {
+        if prepared.memory.host_weights > 0 && *placement == Placement::Auto {
             let more = [("1 GiB more", 1 << 30), ("--kv-type q8_0", kv as u64)];
             for (what, bytes) in more.into_iter().filter(|(_, bytes)| *bytes > 0) {
                 let left = fit.within(free_bytes + bytes)?.prepared.memory.host_weights;
@@ -79,6 +82,7 @@ struct Fit<'a> {
     options: &'a CompileOptions,
     target: Target,
     tables: TableMemory,
+    placement: &'a Placement,
 }
 
 /// A plan that fits, or nearly does.
@@ -91,26 +95,38 @@ struct Fitted {
 }
 
 impl Fit<'_> {
-    fn compile(&self, target: Target, host: HostWeights) -> Result<Prepared, BackendError> {
-        prepare(self.plan, self.weights, self.options, host, target)
+    fn compile(&self, target: Target, host: &HostWeights) -> Result<Prepared, BackendError> {
+        prepare(self.plan, self.weights, self.options, host.clone(), target)
     }
 
     fn within(&self, free_bytes: u64) -> Result<Fitted, BackendError> {
         let over = |prepared: &Prepared| prepared.memory.device_bytes().saturating_sub(free_bytes);
+        let units = leaving_order(self.plan, self.weights);
+        let (mut host, named) = match self.placement {
+            Placement::Auto | Placement::Card => (self.tables.into(), Vec::new()),
+            Placement::Given(parts) => {
+                let named = named_units(units.clone(), parts)?;
+                let tables = if parts.tables {
+                    TableMemory::Host
+                } else {
+                    TableMemory::Device
+                };
+                (host_weights(tables, &named), named)
+            }
+        };
         let mut target = self.target;
-        let mut prepared = self.compile(target, self.tables.into())?;
+        if !named.is_empty() {
+            // Where weights are not on the card, copies of others are not worth their place, and those of these even less.
+            target.gemm = GemmImpl::Native;
+        }
+        let mut prepared = self.compile(target, &host)?;
         let missing = over(&prepared);
         let mut given_up = Vec::new();
-        if missing == 0 {
-            return Ok(Fitted {
-                prepared,
-                given_up,
-                missing,
-            });
-        }
         let all_copies = prepared.memory.expanded_weights;
-        if self.tables == TableMemory::Device {
-            prepared = self.compile(target, TableMemory::Host.into())?;
+        let may_leave = *self.placement == Placement::Auto;
+        if missing > 0 && may_leave && host.tables == TableMemory::Device {
+            host.tables = TableMemory::Host;
+            prepared = self.compile(target, &host)?;
             if prepared.memory.host_tables > 0 {
                 given_up.push(format!(
                     "tables are looked up in host memory: {}, a few kilobytes per token over the bus",
@@ -118,7 +134,7 @@ impl Fit<'_> {
                 ));
             }
         }
-        if target.gemm == GemmImpl::CublasLt {
+        if missing > 0 && target.gemm == GemmImpl::CublasLt {
             let layers = layer_count(self.plan);
             let mut first = layers;
             while first > 0 && over(&prepared) > 0 {
@@ -134,7 +150,7 @@ impl Fit<'_> {
                 if first == 0 {
                     target.gemm = GemmImpl::Native;
                 }
-                prepared = self.compile(target, TableMemory::Host.into())?;
+                prepared = self.compile(target, &host)?;
             }
             let gone = size(all_copies.saturating_sub(prepared.memory.expanded_weights));
             if first == 0 {
@@ -148,13 +164,18 @@ impl Fit<'_> {
                 ));
             }
         }
-        let units = leaving_order(self.plan, self.weights);
         let mut gone = 0;
-        while gone < units.len() && over(&prepared) > 0 {
+        while may_leave && gone < units.len() && over(&prepared) > 0 {
             gone += fewest_that_free(&units[gone..], &prepared.weights, over(&prepared));
-            prepared = self.compile(target, host_weights(&units[..gone]))?;
+            host = host_weights(TableMemory::Host, &units[..gone]);
+            prepared = self.compile(target, &host)?;
         }
-        given_up.extend(offload::describe(&units[..gone], &prepared.weights));
+        let gone = match self.placement {
+            Placement::Given(_) => &named,
+            _ => &units[..gone],
+        };
+        given_up.extend(offload::describe(gone, &prepared.weights));
+        prepared.memory.placement = placement(gone, prepared.memory.host_tables > 0);
         Ok(Fitted {
             prepared,
             given_up,
@@ -183,7 +204,7 @@ fn smaller_kv(plan: &Plan, options: &CompileOptions) -> usize {
     bytes(options.kv).saturating_sub(bytes(KvType::Q8_0.into()))
 }
 
-pub(super) fn size(bytes: usize) -> String {
+pub(crate) fn size(bytes: usize) -> String {
     let mib = bytes as f64 / f64::from(1 << 20);
     match mib {
         ..1024.0 => format!("{mib:.1} MiB"),
@@ -204,6 +225,7 @@ mod tests {
         compile::weights::Memory,
         config::Fusion,
         kernel::{WeightFormat, WeightOperand},
+        placement::WeightKind,
     };
 
     const ROWS: usize = 64;
@@ -236,7 +258,7 @@ mod tests {
         let model = Tiny::new(variant, QuantType::Q8_0).model();
         let plan = gemma4::plan(&model);
         let within = |free_bytes| {
-            let choice = (cublaslt(), TableMemory::Device);
+            let choice = (cublaslt(), TableMemory::Device, &Placement::Auto);
             fitting(&plan, &model.weights, &options(), choice, free_bytes).unwrap()
         };
         let all = within(u64::MAX).memory.device_bytes();
@@ -297,7 +319,7 @@ mod tests {
             let plan = gemma4::plan(&model);
             for target in [cublaslt(), Target::hopper(Fusion::On, ROWS)] {
                 let within = |free_bytes| {
-                    let choice = (target, TableMemory::Device);
+                    let choice = (target, TableMemory::Device, &Placement::Auto);
                     fitting(&plan, &model.weights, &options(), choice, free_bytes).unwrap()
                 };
                 let all = within(u64::MAX).memory.device_bytes();
@@ -341,7 +363,8 @@ mod tests {
         let model = Tiny::new(Variant::Moe26b, QuantType::Q8_0).model();
         let plan = gemma4::plan(&model);
         let within = |free_bytes| {
-            let choice = (Target::hopper(Fusion::On, ROWS), TableMemory::Host);
+            let target = Target::hopper(Fusion::On, ROWS);
+            let choice = (target, TableMemory::Host, &Placement::Auto);
             fitting(&plan, &model.weights, &options(), choice, free_bytes).unwrap()
         };
         let all = within(u64::MAX).memory.device_bytes();
@@ -369,7 +392,7 @@ mod tests {
     fn what_does_not_fit_at_all_is_the_smallest_there_is() {
         let model = Tiny::new(Variant::Dense12b, QuantType::Q8_0).model();
         let plan = gemma4::plan(&model);
-        let choice = (cublaslt(), TableMemory::Device);
+        let choice = (cublaslt(), TableMemory::Device, &Placement::Auto);
         let prepared = fitting(&plan, &model.weights, &options(), choice, 0).unwrap();
         assert_eq!(prepared.target.gemm, GemmImpl::Native);
         let lines = &prepared.memory.given_up;
@@ -378,5 +401,69 @@ mod tests {
             lines.iter().any(|l| l.contains("the output matrix")),
             "{lines:?}"
         );
+    }
+
+    #[test]
+    fn what_is_named_lies_in_host_memory_and_nothing_else() {
+        let model = Tiny::new(Variant::Moe26b, QuantType::Q8_0).model();
+        let plan = gemma4::plan(&model);
+        let place = |text: &str, free_bytes: u64| {
+            let placement = Placement::Given(text.parse().unwrap());
+            let choice = (cublaslt(), TableMemory::Device, &placement);
+            let prepared = fitting(&plan, &model.weights, &options(), choice, free_bytes);
+            prepared.map_err(|error| error.to_string())
+        };
+        let all = place("", u64::MAX).unwrap();
+        assert!(offloaded(&all).is_empty() && all.memory.given_up.is_empty());
+        let some = place("tables\nexperts 1", u64::MAX).unwrap();
+        let experts = leaving_order(&plan, &model.weights).into_iter();
+        let experts = experts.filter(|u| u.kind == WeightKind::Experts && u.layer == Some(1));
+        let named: BTreeSet<_> = experts.flat_map(|unit| unit.weights).collect();
+        let there = offloaded(&some).into_iter().flat_map(|o| o.parts);
+        assert_eq!(there.collect::<BTreeSet<_>>(), named);
+        // It has no tables.
+        assert_eq!(some.memory.placement.to_string(), "experts 1\n");
+        assert!(some.memory.given_up[0].starts_with("experts of 1 layer in host memory"));
+        // However little there is, nothing follows.
+        let tight = place("experts 1", 0).unwrap();
+        assert_eq!(offloaded(&tight).len(), offloaded(&some).len());
+        assert!(tight.memory.device_bytes() > 0 && tight.memory.expanded_weights == 0);
+
+        let problem = |text: &str| place(text, u64::MAX).err().unwrap_or_default();
+        assert_eq!(
+            problem("experts 70"),
+            "the placement names what is not there: this model has no experts in a layer 70"
+        );
+        assert_eq!(
+            problem("per-layer"),
+            "the placement names what is not there: this model has no per-layer"
+        );
+    }
+
+    #[test]
+    fn what_a_card_gets_by_itself_is_a_placement_that_fits_it() {
+        for variant in [Variant::E4b, Variant::Dense12b, Variant::Moe26b] {
+            let model = Tiny::new(variant, QuantType::Q8_0).model();
+            let plan = gemma4::plan(&model);
+            let within = |placement: &Placement, free_bytes| {
+                let choice = (
+                    Target::hopper(Fusion::On, ROWS),
+                    TableMemory::Device,
+                    placement,
+                );
+                fitting(&plan, &model.weights, &options(), choice, free_bytes).unwrap()
+            };
+            let all = within(&Placement::Card, u64::MAX).memory.device_bytes();
+            assert_eq!(within(&Placement::Card, 0).memory.device_bytes(), all);
+            let least = within(&Placement::Auto, 0).memory.device_bytes();
+            for part in 0..=8 {
+                let free_bytes = least + (all - least) * part / 8;
+                let auto = within(&Placement::Auto, free_bytes).memory;
+                let given = Placement::Given(auto.placement.to_string().parse().unwrap());
+                let memory = within(&given, free_bytes).memory;
+                assert!(memory.device_bytes() <= free_bytes, "{variant:?}");
+                assert_eq!(memory.placement, auto.placement);
+            }
+        }
     }
 }

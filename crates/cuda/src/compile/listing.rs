@@ -14,7 +14,7 @@ use super::{
     call::{Call, Launch},
     prepare::prepare,
     rows::{RowClass, RowCounts, padded_rows},
-    target::{GemmImpl, Target},
+    target::Target,
 };
 use crate::{
     config::{Fusion, TableMemory, Tier},
@@ -46,17 +46,7 @@ pub fn program(
     (tier, fusion): (Tier, Fusion),
     (rows, sampled): (usize, usize),
 ) -> Result<Vec<ProgramLaunch>, BackendError> {
-    let best = tier == Tier::Best;
-    let target = Target {
-        hopper: best,
-        pdl: best,
-        gemm: if best {
-            GemmImpl::CublasLt
-        } else {
-            GemmImpl::Native
-        },
-        ..Target::hopper(fusion, rows.max(sampled))
-    };
+    let target = Target::assumed((tier, fusion), rows.max(sampled));
     let options = CompileOptions {
         pages: PerGroup {
             full: 1,

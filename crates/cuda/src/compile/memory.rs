@@ -3,7 +3,7 @@
 use std::fmt;
 
 use carat_model::{
-    backend::CompileOptions,
+    backend::{CompileOptions, Need},
     kv::{KvGroup, PAGE_TOKENS, PerGroup},
     layout::Layout,
     plan::{Plan, Rows, Shape, SlotSpec, Value},
@@ -19,6 +19,7 @@ use super::{
 use crate::{
     device::{MIN_ALLOCATION, cublaslt::WORKSPACE_BYTES},
     kernel::sampler_bytes,
+    placement::HostParts,
 };
 
 /// Alignment of buffers.
@@ -49,6 +50,8 @@ pub struct MemoryPlan {
     pub streaming: usize,
     /// Frequencies of RoPE, and the least that each allocation takes.
     pub frequencies: usize,
+    /// What lies in host memory, as a file would have it.
+    pub placement: HostParts,
     /// What was done without for want of memory, and what that costs, in lines for a person.
     pub given_up: Vec<String>,
 }
@@ -89,7 +92,17 @@ impl MemoryPlan {
             },
             streaming: 0,
             frequencies: frequency_bytes(plan) + BUFFERS * MIN_ALLOCATION,
+            placement: HostParts::default(),
             given_up: Vec::new(),
+        }
+    }
+
+    /// As engines ask for it.
+    pub(crate) fn need(&self) -> Need {
+        Need {
+            bytes: self.device_bytes(),
+            offloaded_bytes: self.host_weights as u64,
+            parts: self.to_string(),
         }
     }
 

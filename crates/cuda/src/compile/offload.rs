@@ -8,6 +8,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use carat_model::{
+    backend::BackendError,
     phase::Phase,
     plan::{Plan, Step},
     weights::{Weight, Weights},
@@ -17,53 +18,38 @@ use super::{
     fit::size,
     weights::{HostWeights, WeightLayout},
 };
-use crate::config::TableMemory;
+use crate::{
+    config::TableMemory,
+    placement::{HostParts, Layers, WeightKind},
+};
 
-/// Kinds of matrices, in the order in which they leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
-    Experts,
-    Ffn,
-    Attention,
-    Ple,
-    Head,
+/// The kind that matrices of a phase are counted with.
+fn kind_of(phase: Phase) -> WeightKind {
+    match phase {
+        Phase::Experts => WeightKind::Experts,
+        Phase::Ffn => WeightKind::FeedForward,
+        Phase::Ple | Phase::Embed => WeightKind::PerLayer,
+        Phase::Head => WeightKind::Output,
+        _ => WeightKind::Attention,
+    }
 }
 
-impl Kind {
-    const ALL: [Kind; 5] = [
-        Kind::Experts,
-        Kind::Ffn,
-        Kind::Attention,
-        Kind::Ple,
-        Kind::Head,
-    ];
-
-    fn of(phase: Phase) -> Kind {
-        match phase {
-            Phase::Experts => Kind::Experts,
-            Phase::Ffn => Kind::Ffn,
-            Phase::Ple | Phase::Embed => Kind::Ple,
-            Phase::Head => Kind::Head,
-            _ => Kind::Attention,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Kind::Experts => "experts",
-            Kind::Ffn => "feed-forward matrices",
-            Kind::Attention => "attention matrices",
-            Kind::Ple => "per-layer matrices",
-            Kind::Head => "the output matrix",
-        }
+/// A kind in a sentence.
+fn words(kind: WeightKind) -> &'static str {
+    match kind {
+        WeightKind::Experts => "experts",
+        WeightKind::FeedForward => "feed-forward matrices",
+        WeightKind::Attention => "attention matrices",
+        WeightKind::PerLayer => "per-layer matrices",
+        WeightKind::Output => "the output matrix",
     }
 }
 
 /// Matrices that leave the card together.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Unit {
-    kind: Kind,
-    layer: Option<usize>,
+    pub(crate) kind: WeightKind,
+    pub(crate) layer: Option<usize>,
     pub(crate) weights: Vec<Weight>,
     /// The part of them that a token reads.
     read_share: f64,
@@ -76,7 +62,7 @@ pub(crate) fn leaving_order(plan: &Plan, weights: &Weights) -> Vec<Unit> {
         let origin = plan.origin(step);
         let mut add = |parts: &[Weight], read_share: f64| {
             units.push(Unit {
-                kind: Kind::of(origin.phase),
+                kind: kind_of(origin.phase),
                 layer: origin.layer,
                 weights: parts.to_vec(),
                 read_share,
@@ -109,11 +95,62 @@ fn spread(layer: usize) -> usize {
     (layer + 1).reverse_bits()
 }
 
-/// The placement that the first units in host memory make, with all tables there.
-pub(crate) fn host_weights(gone: &[Unit]) -> HostWeights {
+/// Units in host memory, and where tables are.
+pub(crate) fn host_weights(tables: TableMemory, gone: &[Unit]) -> HostWeights {
     HostWeights {
-        tables: TableMemory::Host,
+        tables,
         matrices: gone.iter().flat_map(|u| u.weights.clone()).collect(),
+    }
+}
+
+/// The units that a placement names, or the line of it that names none.
+pub(crate) fn named_units(units: Vec<Unit>, parts: &HostParts) -> Result<Vec<Unit>, BackendError> {
+    for (kind, layers) in &parts.matrices {
+        let of_kind: BTreeSet<Option<usize>> = units
+            .iter()
+            .filter(|unit| unit.kind == *kind)
+            .map(|unit| unit.layer)
+            .collect();
+        let name = kind.name();
+        let missing = match layers {
+            Layers::All => of_kind
+                .is_empty()
+                .then(|| format!("this model has no {name}")),
+            Layers::Some(layers) => {
+                let strange = layers
+                    .iter()
+                    .find(|layer| !of_kind.contains(&Some(**layer)));
+                strange.map(|layer| format!("this model has no {name} in a layer {layer}"))
+            }
+        };
+        if let Some(missing) = missing {
+            return Err(BackendError::Unsupported {
+                what: format!("the placement names what is not there: {missing}"),
+            });
+        }
+    }
+    let is_named = |unit: &Unit| {
+        let mut lines = parts.matrices.iter();
+        lines.any(|(kind, layers)| *kind == unit.kind && layers.have(unit.layer))
+    };
+    Ok(units.into_iter().filter(is_named).collect())
+}
+
+/// The placement of units in host memory, as a file would have it.
+pub(crate) fn placement(gone: &[Unit], tables: bool) -> HostParts {
+    let of_kind = |kind: WeightKind| {
+        let units = gone.iter().filter(move |unit| unit.kind == kind);
+        let layers: BTreeSet<Option<usize>> = units.map(|unit| unit.layer).collect();
+        let in_layers: BTreeSet<usize> = layers.iter().copied().flatten().collect();
+        match layers.len() {
+            0 => None,
+            count if count == in_layers.len() => Some((kind, Layers::Some(in_layers))),
+            _ => Some((kind, Layers::All)),
+        }
+    };
+    HostParts {
+        tables,
+        matrices: WeightKind::ALL.into_iter().filter_map(of_kind).collect(),
     }
 }
 
@@ -143,7 +180,7 @@ pub(crate) fn read_per_token(gone: &[Unit], layout: &WeightLayout) -> usize {
 pub(crate) fn describe(gone: &[Unit], layout: &WeightLayout) -> Vec<String> {
     let mut lines = Vec::new();
     let mut seen = HashSet::new();
-    for kind in Kind::ALL {
+    for kind in WeightKind::ALL {
         let units: Vec<&Unit> = gone.iter().filter(|u| u.kind == kind).collect();
         if units.is_empty() {
             continue;
@@ -160,7 +197,7 @@ pub(crate) fn describe(gone: &[Unit], layout: &WeightLayout) -> Vec<String> {
         };
         lines.push(format!(
             "{}{of_layers} in host memory, read through the bus: {bytes}",
-            kind.name()
+            words(kind)
         ));
     }
     if !lines.is_empty() {
@@ -198,16 +235,16 @@ mod tests {
         let model = Tiny::new(Variant::Moe26b, QuantType::Q8_0).model();
         let plan = gemma4::plan(&model);
         let units = leaving_order(&plan, &model.weights);
-        let kinds: Vec<Kind> = units.iter().map(|u| u.kind).collect();
+        let kinds: Vec<WeightKind> = units.iter().map(|u| u.kind).collect();
         assert!(kinds.is_sorted());
         assert_eq!(
             (kinds[0], kinds[kinds.len() - 1]),
-            (Kind::Experts, Kind::Head)
+            (WeightKind::Experts, WeightKind::Output)
         );
-        let experts = units.iter().filter(|u| u.kind == Kind::Experts);
+        let experts = units.iter().filter(|u| u.kind == WeightKind::Experts);
         assert!(experts.clone().count() > 0);
         assert!(experts.clone().all(|u| u.read_share < 1.0));
-        let others = units.iter().filter(|u| u.kind != Kind::Experts);
+        let others = units.iter().filter(|u| u.kind != WeightKind::Experts);
         assert!(others.clone().all(|u| u.read_share == 1.0));
         // All that is multiplied, each once.
         let all: Vec<Weight> = units.iter().flat_map(|u| u.weights.clone()).collect();

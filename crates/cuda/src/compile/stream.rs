@@ -166,7 +166,11 @@ mod tests {
             batching: Batching::Fast,
         };
         let target = Target::hopper(Fusion::On, rows);
-        let choice = (target, TableMemory::Device);
+        let choice = (
+            target,
+            TableMemory::Device,
+            &crate::placement::Placement::Auto,
+        );
         fitting(&gemma4::plan(model), &model.weights, &options, choice, 0).unwrap()
     }
 

@@ -7,7 +7,7 @@ use carat_model::{
 };
 
 use crate::{
-    config::Fusion,
+    config::{Fusion, Tier},
     device::ClusterCapacity,
     kernel::{HOPPER_MULTIPROCESSORS, TableFormat},
 };
@@ -55,6 +55,21 @@ impl Target {
             fusion,
             kv: PerGroup::default(),
             borrowed_table: None,
+        }
+    }
+
+    /// A card that is not there: an H200 with cuBLASLt, or, of the portable tier, one of its size with the native GEMM.
+    pub(crate) fn assumed((tier, fusion): (Tier, Fusion), max_rows: usize) -> Target {
+        let best = tier == Tier::Best;
+        Target {
+            hopper: best,
+            pdl: best,
+            gemm: if best {
+                GemmImpl::CublasLt
+            } else {
+                GemmImpl::Native
+            },
+            ..Target::hopper(fusion, max_rows)
         }
     }
 }

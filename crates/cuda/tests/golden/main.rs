@@ -160,6 +160,9 @@ fn main() {
             memory::short_of_memory(&cards.best.usual, variant)
         });
         for tier in [Tier::Best, Tier::Portable] {
+            cases.add(format!("placed/{variant:?}/{tier:?}"), move |_| {
+                memory::placed(tier, variant)
+            });
             cases.add(format!("offloaded/{variant:?}/{tier:?}"), move |_| {
                 memory::offloaded(tier, variant)
             });

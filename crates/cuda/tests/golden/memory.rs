@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use carat_cuda::{CudaBackend, Graphs, Tier};
+use carat_cuda::{CudaBackend, Graphs, Placement, PlacementError, Tier, WeightKind};
 use carat_gguf::QuantType;
 use carat_model::{evaluate, gemma4, reference::Reference};
 use carat_testkit::tiny::{Tiny, Variant};
@@ -104,6 +104,49 @@ pub(super) fn offloaded(tier: Tier, variant: Variant) -> Result<(), String> {
         if there.len() < 4 {
             return Err(format!("bytes in host memory: {there:?}"));
         }
+    }
+    Ok(())
+}
+
+/// Whatever is named to lie in host memory, logits are those of a card that has all; where that one multiplies f16 copies, those of
+/// one without the output matrix.
+pub(super) fn placed(tier: Tier, variant: Variant) -> Result<(), String> {
+    let tiny = Tiny::new(variant, QuantType::Q4_0);
+    let (model, tokens) = (tiny.model(), tiny.prompt(120));
+    let on = |placement: Placement, chunk: usize| {
+        let card = harness::open(|config| {
+            config.tier = tier;
+            config.placement = placement;
+        })?;
+        logits(card.as_ref(), &model, &tokens, chunk)
+    };
+    let read = |text: &str| text.parse().map_err(|e: PlacementError| e.to_string());
+    let mut names = Vec::from(WeightKind::ALL.map(|kind| kind.name().to_owned()));
+    names.extend(["experts 0", "feed-forward 1", "attention 0,2"].map(str::to_owned));
+    names.push("tables\nattention 1".to_owned());
+    for chunk in [1, 40] {
+        let all_there = match tier {
+            Tier::Best => Placement::Given(read("output")?),
+            Tier::Portable => Placement::Card,
+        };
+        let expected = on(all_there, chunk)?;
+        let mut placed = Vec::new();
+        for name in &names {
+            let given = Placement::Given(read(name)?);
+            match on(given, chunk) {
+                Ok(found) => same_bits(&format!("{name} in chunks of {chunk}"), &expected, &found)?,
+                // Not every model has every kind.
+                Err(error) if error.contains("what is not there") => continue,
+                Err(error) => return Err(error),
+            }
+            placed.push(name.clone());
+        }
+        if placed.len() < 5 {
+            return Err(format!("only {placed:?} could be placed"));
+        }
+        let all = placed.join("\n");
+        let given = Placement::Given(read(&all)?);
+        same_bits("all of them", &expected, &on(given, chunk)?)?;
     }
     Ok(())
 }
