@@ -26,7 +26,9 @@ static_assert(KEYS * K_COLUMNS * 2 == CHUNK_BYTES && V_KEYS * HEAD_DIM * 2 == CH
 constexpr u32 SWIZZLE_COLUMNS = 64, LINE = 128;  // columns and bytes of a swizzle atom's row
 // Bytes of Q, weights and maxima per row group; the pipeline, and what it takes to start at a multiple of 1024.
 constexpr u32 GROUP_BYTES = 64 * (HEAD_DIM * 2 + 2 * KEYS * 2 + COLUMN_GROUPS * 4);
-constexpr u32 RING_BYTES = SLOTS * CHUNK_BYTES + 1024;
+constexpr u32 TILE_PAGES = KEYS / PAGE_TOKENS, PAGE_RING = 4 * TILE_PAGES;
+constexpr u32 RING_BYTES = SLOTS * CHUNK_BYTES + 1024 + 64;
+static_assert(PAGE_RING * 4 <= 64, "pages of four tiles");
 static_assert(GROUP_BYTES + RING_BYTES == FEW_BYTES, "src/kernel/attention/flash_prefill.rs differs");
 static_assert(MAX_ROW_GROUPS * GROUP_BYTES + RING_BYTES == SHARED_BYTES, "src/kernel/attention/flash_prefill.rs differs");
 
@@ -34,6 +36,14 @@ static_assert(MAX_ROW_GROUPS * GROUP_BYTES + RING_BYTES == SHARED_BYTES, "src/ke
 __device__ __forceinline__ u32 swizzled_at(u32 rows, u32 row, u32 vector) {
   return (vector / 8 * rows + row) * LINE + (vector % 8 ^ row % 8) * 16;
 }
+
+// Positions that a block reads, with the pages of some tiles at hand: to look one up in global memory takes as long as half a chunk's
+// products, and each is needed for keys chunk after chunk, and for values.
+struct Ahead : Seen {
+  u32* ring;  // in shared memory, by entry of the table
+
+  __device__ __forceinline__ u32 page(u32 index) const { return ring[index % PAGE_RING]; }
+};
 
 #if KV_TYPE == KV_Q8_0
 // A thread's share of some pages of a chunk on its way through registers: as much as there are registers for.
@@ -52,7 +62,7 @@ struct ChunkShape {
   static_assert(PAGE_SHARE > 0 && SHARE <= MAX_SHARE, "registers for a page");
 
   // Loads part `part`; keys or values begin at the table's entry `index`.
-  __device__ __forceinline__ static void load(Share& share, const Seen& seen, u8* from, u32 part, u32 index, u32 column) {
+  __device__ __forceinline__ static void load(Share& share, const Ahead& seen, u8* from, u32 part, u32 index, u32 column) {
 #pragma unroll
     for (u32 i = 0; i < PAGES; i++) {
       const u32 entry = index + part * PAGES + i;
@@ -80,7 +90,7 @@ struct ChunkShape {
 };
 
 template <typename Shape>
-__device__ __forceinline__ void copy_parts(const Seen& seen, u8* to, u8* from, u32 index, u32 column) {
+__device__ __forceinline__ void copy_parts(const Ahead& seen, u8* to, u8* from, u32 index, u32 column) {
 #pragma unroll 1
   for (u32 part = 0; part < Shape::PARTS; part++) {
     Share share;
@@ -90,7 +100,7 @@ __device__ __forceinline__ void copy_parts(const Seen& seen, u8* to, u8* from, u
 }
 
 template <u32 THREADS>
-__device__ __forceinline__ void copy_chunk(const Seen& seen, u8* to, u32 chunk, u32 tile) {
+__device__ __forceinline__ void copy_chunk(const Ahead& seen, u8* to, u32 chunk, u32 tile) {
   if (chunk < K_CHUNKS) {
     copy_parts<ChunkShape<THREADS, KEYS, K_COLUMNS>>(seen, to, seen.slot.keys, tile * KEYS / PAGE_TOKENS, chunk * K_COLUMNS);
   } else {
@@ -102,7 +112,7 @@ __device__ __forceinline__ void copy_chunk(const Seen& seen, u8* to, u32 chunk, 
 // Starts copying COLUMNS of the page of the table's entry `index`, from `column`, to rows `to_row ..` of swizzle atoms of
 // ATOM_ROWS rows.
 template <u32 THREADS, u32 COLUMNS, u32 ATOM_ROWS>
-__device__ __forceinline__ void copy(const Seen& seen, u8* to, u32 to_row, const u16* from, u32 index, u32 column) {
+__device__ __forceinline__ void copy(const Ahead& seen, u8* to, u32 to_row, const u16* from, u32 index, u32 column) {
   constexpr u32 VECTORS = COLUMNS / 8;
   const u32 page = seen.page(index), rows = seen.rows_from(index * PAGE_TOKENS, page);
   from += seen.page_start(page) + column;
@@ -114,7 +124,7 @@ __device__ __forceinline__ void copy(const Seen& seen, u8* to, u32 to_row, const
 }
 
 template <u32 THREADS>
-__device__ __forceinline__ void copy_chunk(const Seen& seen, u8* to, u32 chunk, u32 tile) {
+__device__ __forceinline__ void copy_chunk(const Ahead& seen, u8* to, u32 chunk, u32 tile) {
   if (chunk < K_CHUNKS) {
 #pragma unroll 1
     for (u32 row = 0; row < KEYS; row += PAGE_TOKENS) {
@@ -147,9 +157,14 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
   const u32 last_position = first_position + tokens.count - 1;
   const u32 first_seen = p.window && first_position + 1 > p.window ? first_position + 1 - p.window : 0;
   const u32 last_seen = last_seen_by(p, tokens);
-  const Seen seen = {p.slot, tokens.run, kv_head, first_seen, last_seen};
+  const Ahead seen = {{p.slot, tokens.run, kv_head, first_seen, last_seen}, (u32*)(statistics + COLUMN_GROUPS * ROWS)};
   const u32 last_tile = last_seen / KEYS;
   u32 tile = first_seen / KEYS;  // whose weights are next
+  // Chunks of up to two tiles behind this one are on their way.
+  if (threadIdx.x < 3 * TILE_PAGES) {
+    const u32 index = tile * TILE_PAGES + threadIdx.x;
+    seen.ring[index % PAGE_RING] = seen.Seen::page(index);
+  }
 
   // Row `token * group + head` of the block is that head of that token.
   const u32 rows = tokens.count * group;
@@ -284,6 +299,7 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
   };
 
   float score[32], shrink[2];
+  __syncthreads();
 #pragma unroll
   for (u32 chunk = 0; chunk < AHEAD; chunk++) start_first_copies(chunk);
 #pragma unroll
@@ -301,6 +317,9 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
   weigh(score, shrink, tile);
   // The next tile's scores, this tile's values; the next tile's weights while the values are multiplied.
   for (; tile < last_tile; tile++) {
+    // Looked up now and put down behind the keys, when everybody is done with those of the tile before.
+    const u32 coming = (tile + 3) * TILE_PAGES + threadIdx.x;
+    const u32 page = threadIdx.x < TILE_PAGES ? seen.Seen::page(coming) : NO_PAGE;
 #pragma unroll
     for (u32 chunk = 0; chunk < K_CHUNKS; chunk++) {
       wait_for_chunk();
@@ -308,6 +327,7 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
       multiply_keys(score, chunk, chunk_at());
       end_chunk(chunk);
     }
+    if (threadIdx.x < TILE_PAGES) seen.ring[coming % PAGE_RING] = page;
 #pragma unroll
     for (u32 chunk = 0; chunk < V_CHUNKS; chunk++) {
       wait_for_chunk();

@@ -150,10 +150,10 @@ impl Sm90Tiling {
         2 / self.column_groups()
     }
 
-    /// Q, weights of two tiles and statistics per row; the pipeline of chunks; padding that aligns them.
+    /// Q, weights of two tiles and statistics per row; the pipeline of chunks; padding that aligns them; pages of four tiles.
     fn shared_bytes(self, row_groups: usize) -> usize {
         let columns = self.column_groups();
-        64 * row_groups * columns * (512 + 2 * 128 + 4) + 4 * (32 << 10) + 1024
+        64 * row_groups * columns * (512 + 2 * 128 + 4) + 4 * (32 << 10) + 1024 + 64
     }
 
     fn specialization(self, format: &str, kv: KvType) -> Specialization {
