@@ -204,6 +204,7 @@ pub(crate) fn cuda_config(settings: &Settings) -> Result<CudaConfig> {
         },
         memory_limit: settings.vram_bytes()?,
         placement: settings.placement()?,
+        replan: settings.replan,
         cache_dir: kernel_cache(),
         kernels_dir: settings.kernels.clone().or_else(shipped_kernels::folder),
         fusion: if settings.debugs(DebugSwitch::NoFusion) {

@@ -72,6 +72,9 @@ pub(crate) struct Settings {
     /// Tokens of a draft at the most.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) draft_max: Option<usize>,
+    /// For once, so from flags alone.
+    #[serde(skip)]
+    pub(crate) replan: bool,
     /// For finding faults, so from flags alone.
     #[serde(skip)]
     pub(crate) debug: Vec<DebugSwitch>,
@@ -144,6 +147,7 @@ impl Settings {
         self.invariant = flags.invariant.then_some(true).or(self.invariant);
         self.repack = flags.repack.clone().or(self.repack);
         self.repack_bytes()?;
+        self.replan = flags.replan;
         self.debug.clone_from(&flags.debug);
         match self.threads {
             Some(0) => bail!("0 threads cannot compute; give at least 1, or leave -t out"),

@@ -1,7 +1,7 @@
 //! The backend: an open card that compiles plans into executors. It chooses the GEMM implementation by what fits into memory, and
 //! keeps loaded kernels for the plans that come after.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use carat_model::{
     backend::{Backend, BackendError, Batching, CompileOptions, DraftPlan, Executor, Memory, Need},
@@ -11,6 +11,7 @@ use carat_model::{
 };
 
 use crate::{
+    bus,
     compile::{
         call::Call,
         drafter::prepare_drafter,
@@ -49,6 +50,8 @@ pub struct CudaBackend {
     clusters: Option<ClusterCapacity>,
     /// Why the card is slower than it could be, and what to do about it.
     degraded_reason: Option<String>,
+    /// Once it has been asked for.
+    bus_rate: OnceLock<Option<f64>>,
 }
 
 /// The card, and the libraries that it is used with.
@@ -92,6 +95,7 @@ impl CudaBackend {
             library,
             clusters,
             degraded_reason,
+            bus_rate: OnceLock::new(),
         })
     }
 
@@ -169,7 +173,23 @@ impl CudaBackend {
             options,
             choice,
             free_bytes.saturating_sub(left_bytes),
+            &|| self.bus_rate(),
         )
+    }
+
+    /// Bytes per second that kernels read from host memory; `None` if that could not be measured, or would not be kept.
+    fn bus_rate(&self) -> Option<f64> {
+        let measure = || {
+            let [read, _] = kernel::roofline::specializations();
+            self.modules.load([read.clone()]).ok()?;
+            roofline::bus_rate(&self.device, &self.modules.get(&read)).ok()
+        };
+        let card = format!("{} {:?}", self.device.name, self.facts().driver);
+        let kept = || {
+            let folder = self.config.cache_dir.as_deref()?;
+            bus::rate(folder, &card, self.config.replan, measure)
+        };
+        *self.bus_rate.get_or_init(kept)
     }
 
     fn target(

@@ -16,6 +16,8 @@ pub struct CudaConfig {
     pub fusion: Fusion,
     pub tables: TableMemory,
     pub placement: Placement,
+    /// Measure what placements are told by again, instead of believing [`CudaConfig::cache_dir`].
+    pub replan: bool,
     pub graphs: Graphs,
     pub pdl: Pdl,
     pub checks: Checks,
@@ -40,6 +42,7 @@ impl Default for CudaConfig {
             fusion: Fusion::On,
             tables: TableMemory::Device,
             placement: Placement::Auto,
+            replan: false,
             graphs: Graphs::On,
             pdl: Pdl::On,
             checks: Checks::EachBatch,

@@ -18,6 +18,7 @@
 //! everywhere.
 
 mod backend;
+mod bus;
 mod compile;
 mod config;
 mod device;

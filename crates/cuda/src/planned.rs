@@ -49,7 +49,7 @@ impl PlannedCard {
             )
         };
         let choice = (target, self.config.tables, &self.config.placement);
-        let prepared = fitting(plan, weights, options, choice, self.free_bytes())?;
+        let prepared = fitting(plan, weights, options, choice, self.free_bytes(), &|| None)?;
         Ok(prepared.memory)
     }
 

@@ -17,6 +17,8 @@
 
 #[path = "../../src/backend.rs"]
 mod backend;
+#[path = "../../src/bus.rs"]
+mod bus;
 #[path = "../../src/compile/mod.rs"]
 mod compile;
 #[path = "../../src/config.rs"]

@@ -35,6 +35,7 @@ pub(crate) fn fitting(
     options: &CompileOptions,
     (target, tables, placement): (Target, TableMemory, &Placement),
     free_bytes: u64,
+    bus_rate: &dyn Fn() -> Option<f64>,
 ) -> Result<Prepared, BackendError> {
     let fit = Fit {
         plan,
@@ -43,6 +44,7 @@ pub(crate) fn fitting(
         target,
         tables,
         placement,
+        bus_rate,
     };
     let Fitted {
         mut prepared,
@@ -83,6 +85,8 @@ struct Fit<'a> {
     target: Target,
     tables: TableMemory,
     placement: &'a Placement,
+    /// Bytes per second that the card reads from host memory, where that is known.
+    bus_rate: &'a dyn Fn() -> Option<f64>,
 }
 
 /// A plan that fits, or nearly does.
@@ -174,7 +178,7 @@ impl Fit<'_> {
             Placement::Given(_) => &named,
             _ => &units[..gone],
         };
-        given_up.extend(offload::describe(gone, &prepared.weights));
+        given_up.extend(offload::describe(gone, &prepared.weights, self.bus_rate));
         prepared.memory.placement = placement(gone, prepared.memory.host_tables > 0);
         Ok(Fitted {
             prepared,
@@ -259,7 +263,15 @@ mod tests {
         let plan = gemma4::plan(&model);
         let within = |free_bytes| {
             let choice = (cublaslt(), TableMemory::Device, &Placement::Auto);
-            fitting(&plan, &model.weights, &options(), choice, free_bytes).unwrap()
+            fitting(
+                &plan,
+                &model.weights,
+                &options(),
+                choice,
+                free_bytes,
+                &|| None,
+            )
+            .unwrap()
         };
         let all = within(u64::MAX).memory.device_bytes();
         let free_bytes = all - missing;
@@ -320,7 +332,15 @@ mod tests {
             for target in [cublaslt(), Target::hopper(Fusion::On, ROWS)] {
                 let within = |free_bytes| {
                     let choice = (target, TableMemory::Device, &Placement::Auto);
-                    fitting(&plan, &model.weights, &options(), choice, free_bytes).unwrap()
+                    fitting(
+                        &plan,
+                        &model.weights,
+                        &options(),
+                        choice,
+                        free_bytes,
+                        &|| None,
+                    )
+                    .unwrap()
                 };
                 let all = within(u64::MAX).memory.device_bytes();
                 let smallest = within(0).memory;
@@ -365,7 +385,15 @@ mod tests {
         let within = |free_bytes| {
             let target = Target::hopper(Fusion::On, ROWS);
             let choice = (target, TableMemory::Host, &Placement::Auto);
-            fitting(&plan, &model.weights, &options(), choice, free_bytes).unwrap()
+            fitting(
+                &plan,
+                &model.weights,
+                &options(),
+                choice,
+                free_bytes,
+                &|| None,
+            )
+            .unwrap()
         };
         let all = within(u64::MAX).memory.device_bytes();
         let prepared = within(all - 1);
@@ -393,7 +421,7 @@ mod tests {
         let model = Tiny::new(Variant::Dense12b, QuantType::Q8_0).model();
         let plan = gemma4::plan(&model);
         let choice = (cublaslt(), TableMemory::Device, &Placement::Auto);
-        let prepared = fitting(&plan, &model.weights, &options(), choice, 0).unwrap();
+        let prepared = fitting(&plan, &model.weights, &options(), choice, 0, &|| None).unwrap();
         assert_eq!(prepared.target.gemm, GemmImpl::Native);
         let lines = &prepared.memory.given_up;
         assert!(lines.iter().any(|l| l.contains("no layer")), "{lines:?}");
@@ -410,7 +438,14 @@ mod tests {
         let place = |text: &str, free_bytes: u64| {
             let placement = Placement::Given(text.parse().unwrap());
             let choice = (cublaslt(), TableMemory::Device, &placement);
-            let prepared = fitting(&plan, &model.weights, &options(), choice, free_bytes);
+            let prepared = fitting(
+                &plan,
+                &model.weights,
+                &options(),
+                choice,
+                free_bytes,
+                &|| None,
+            );
             prepared.map_err(|error| error.to_string())
         };
         let all = place("", u64::MAX).unwrap();
@@ -451,7 +486,15 @@ mod tests {
                     TableMemory::Device,
                     placement,
                 );
-                fitting(&plan, &model.weights, &options(), choice, free_bytes).unwrap()
+                fitting(
+                    &plan,
+                    &model.weights,
+                    &options(),
+                    choice,
+                    free_bytes,
+                    &|| None,
+                )
+                .unwrap()
             };
             let all = within(&Placement::Card, u64::MAX).memory.device_bytes();
             assert_eq!(within(&Placement::Card, 0).memory.device_bytes(), all);

@@ -177,7 +177,11 @@ pub(crate) fn read_per_token(gone: &[Unit], layout: &WeightLayout) -> usize {
 }
 
 /// Lines for a person that say what lies in host memory, and what that costs.
-pub(crate) fn describe(gone: &[Unit], layout: &WeightLayout) -> Vec<String> {
+pub(crate) fn describe(
+    gone: &[Unit],
+    layout: &WeightLayout,
+    bus_rate: &dyn Fn() -> Option<f64>,
+) -> Vec<String> {
     let mut lines = Vec::new();
     let mut seen = HashSet::new();
     for kind in WeightKind::ALL {
@@ -201,9 +205,17 @@ pub(crate) fn describe(gone: &[Unit], layout: &WeightLayout) -> Vec<String> {
         ));
     }
     if !lines.is_empty() {
-        let read = size(read_per_token(gone, layout));
+        let read = read_per_token(gone, layout);
+        let at_most = bus_rate().map_or(String::new(), |rate| {
+            format!(
+                ": {:.1} tokens/s at the most, at {:.1} GB/s",
+                rate / read.max(1) as f64,
+                rate / 1e9
+            )
+        });
         lines.push(format!(
-            "each token of an answer reads {read} through the bus"
+            "each token of an answer reads {} through the bus{at_most}",
+            size(read)
         ));
     }
     lines

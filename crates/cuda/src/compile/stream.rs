@@ -171,7 +171,15 @@ mod tests {
             TableMemory::Device,
             &crate::placement::Placement::Auto,
         );
-        fitting(&gemma4::plan(model), &model.weights, &options, choice, 0).unwrap()
+        fitting(
+            &gemma4::plan(model),
+            &model.weights,
+            &options,
+            choice,
+            0,
+            &|| None,
+        )
+        .unwrap()
     }
 
     fn model(variant: Variant) -> Model {

@@ -23,6 +23,7 @@ use crate::{
 
 /// Far more than any cache.
 const READ_BYTES: usize = 1 << 30;
+const BUS_BYTES: usize = 128 << 20;
 const PASSES: usize = 5;
 const THREADS: usize = 512;
 const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
@@ -86,6 +87,28 @@ fn read_peak(device: &Arc<Device>, module: &Module) -> Result<f64, CudaError> {
     Ok(bytes as f64 / seconds)
 }
 
+/// Bytes per second that kernels read from host memory, through the bus.
+pub(crate) fn bus_rate(device: &Arc<Device>, read: &Module) -> Result<f64, CudaError> {
+    device.bind()?;
+    let round = round_bytes(device);
+    let bytes = (BUS_BYTES / round).max(1) * round;
+    let mut host = device.allocate_host("measuring", bytes)?;
+    let pattern = host.bytes_mut().chunks_exact_mut(8).zip(1u64..);
+    for (word, i) in pattern {
+        word.copy_from_slice(&i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_ne_bytes());
+    }
+    let sums = device.allocate("measuring", sum_bytes(device))?;
+    let params = ReadPeakParams {
+        data: host.address(),
+        sums: sums.address(),
+        count: (bytes / PIECE) as u64,
+    };
+    let seconds = best(device, "measuring the bus", || {
+        launch(read, read_grid(device, 1), &params.bytes())
+    })?;
+    Ok(bytes as f64 / seconds)
+}
+
 /// Bytes that all threads read at once.
 fn round_bytes(device: &Device) -> usize {
     device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR * THREADS * AT_ONCE * PIECE
@@ -100,10 +123,9 @@ struct Noise {
 
 /// Zeros are read and multiplied faster than anything else. A whole number of rounds.
 fn noise(device: &Arc<Device>, module: &Module, bytes: usize) -> Result<Noise, CudaError> {
-    let blocks = device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
     let noise = Noise {
         data: device.allocate("measuring", bytes)?,
-        sums: device.allocate("measuring", blocks * THREADS * 4)?,
+        sums: device.allocate("measuring", sum_bytes(device))?,
         bytes,
     };
     launch_read(device, module, 0, &noise)?;
@@ -121,12 +143,20 @@ fn launch_read(
         sums: noise.sums.address(),
         count: (noise.bytes / PIECE) as u64,
     };
+    launch(module, read_grid(device, entry), &params.bytes())
+}
+
+fn read_grid(device: &Device, entry: usize) -> Grid {
     let blocks = device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
-    let grid = Grid {
+    Grid {
         entry,
         ..Grid::new((blocks, 1), THREADS)
-    };
-    launch(module, grid, &params.bytes())
+    }
+}
+
+/// Bytes of a sum per thread.
+fn sum_bytes(device: &Device) -> usize {
+    device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR * THREADS * 4
 }
 
 /// Multiply-adds per second of cuBLASLt, in f16.
@@ -195,6 +225,8 @@ mod tests {
             let roofline = measure(&card.device, &modules, Some(&library)).unwrap();
             assert!(roofline.multiply_adds_per_second > 1e12, "{roofline:?}");
         }
+        let bus = bus_rate(&card.device, &modules[0]).unwrap();
+        assert!((1e9..own.read_bytes_per_second).contains(&bus), "{bus}");
         assert!(card.device.held().values().all(|held| *held == 0));
     }
 }
