@@ -10,7 +10,7 @@ use std::{collections::VecDeque, ops::Range};
 use carat_model::{
     TokenId,
     backend::{Draw, Feed, RowOutput, RowResult, Run},
-    kv::{PerGroup, pages_of},
+    kv::{PerGroup, pages_of, window_pages},
     sampling::{Sampling, TokenMask},
 };
 
@@ -159,9 +159,11 @@ impl Sequence {
             } else {
                 0
             };
-            let beyond = drafted.max(sequence.content().longest_span() - 1);
+            let span = sequence.content().longest_span();
             let most = pages_of(sequence.max_positions());
-            sequence.reservation = limits.sliding_pages(window, beyond).min(most);
+            sequence.reservation = window_pages(window + drafted)
+                .max(limits.sliding_pages(window, span - 1))
+                .min(most);
         }
         sequence
     }
