@@ -71,6 +71,7 @@ pub(crate) fn fitting(
                     size(prepared.memory.host_weights)
                 ));
             }
+            given_up.extend(smaller_file(weights));
         }
     }
     prepared.memory.given_up = given_up;
@@ -191,6 +192,28 @@ impl Fit<'_> {
 fn layer_count(plan: &Plan) -> usize {
     let layers = plan.steps.iter().filter_map(|s| plan.origin(s).layer);
     layers.max().map_or(0, |last| last + 1)
+}
+
+/// A line for a person about the same model in Q4_0, where that is much smaller.
+fn smaller_file(weights: &Weights) -> Option<String> {
+    let tensors = weights.file().tensors();
+    let (mut now, mut then) = (0, 0);
+    for tensor in tensors {
+        now += tensor.bytes;
+        then += match tensor.shape.as_slice() {
+            [columns, _, ..] if columns.is_multiple_of(32) => {
+                tensor.shape.iter().product::<usize>() / 32 * 18
+            }
+            _ => tensor.bytes,
+        };
+    }
+    (then < now / 5 * 4).then(|| {
+        format!(
+            "a file of this model in Q4_0 would have {} of weights instead of {}",
+            size(then),
+            size(now)
+        )
+    })
 }
 
 /// The bytes that keys and values in Q8_0 would save.
@@ -409,7 +432,7 @@ mod tests {
             lines[1].starts_with("each token of an answer reads"),
             "{lines:?}"
         );
-        let [.., more, kv] = lines.as_slice() else {
+        let [.., more, kv, _] = lines.as_slice() else {
             panic!("{lines:?}");
         };
         assert!(more.contains("1 GiB more, 0.0 MiB of weights"), "{more}");
@@ -429,6 +452,27 @@ mod tests {
             lines.iter().any(|l| l.contains("the output matrix")),
             "{lines:?}"
         );
+    }
+
+    #[test]
+    fn a_smaller_quantization_is_mentioned_where_it_would_help() {
+        let told = |quant: QuantType, free_bytes: u64| {
+            let model = Tiny::new(Variant::Dense12b, quant).model();
+            let plan = gemma4::plan(&model);
+            let choice = (cublaslt(), TableMemory::Device, &Placement::Auto);
+            let prepared = fitting(
+                &plan,
+                &model.weights,
+                &options(),
+                choice,
+                free_bytes,
+                &|| None,
+            );
+            let lines = prepared.unwrap().memory.given_up;
+            lines.iter().any(|line| line.contains("in Q4_0 would have"))
+        };
+        assert!(told(QuantType::Q8_0, 0) && told(QuantType::F16, 0));
+        assert!(!told(QuantType::Q4_0, 0) && !told(QuantType::Q8_0, u64::MAX));
     }
 
     #[test]
