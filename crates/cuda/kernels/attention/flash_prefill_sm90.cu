@@ -37,8 +37,8 @@ __device__ __forceinline__ u32 swizzled_at(u32 rows, u32 row, u32 vector) {
   return (vector / 8 * rows + row) * LINE + (vector % 8 ^ row % 8) * 16;
 }
 
-// Positions that a block reads, with the pages of some tiles at hand: to look one up in global memory takes as long as half a chunk's
-// products, and each is needed for keys chunk after chunk, and for values.
+// Positions that a block reads, with the pages of some tiles at hand: looked up in global memory for each chunk of keys and values
+// instead, by the warps that multiply, they cost 4 % of a prompt of 131,072 tokens.
 struct Ahead : Seen {
   u32* ring;  // in shared memory, by entry of the table
 

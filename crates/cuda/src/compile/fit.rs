@@ -244,7 +244,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use carat_gguf::QuantType;
-    use carat_model::{backend::Batching, gemma4};
+    use carat_model::{Model, backend::Batching, gemma4};
     use carat_testkit::tiny::{Tiny, Variant};
 
     use super::*;
@@ -280,21 +280,28 @@ mod tests {
         }
     }
 
+    fn fitted(
+        model: &Model,
+        choice: (Target, TableMemory, &Placement),
+        free_bytes: u64,
+    ) -> Result<Prepared, BackendError> {
+        let plan = gemma4::plan(model);
+        fitting(
+            &plan,
+            &model.weights,
+            &options(),
+            choice,
+            free_bytes,
+            &|| None,
+        )
+    }
+
     /// The model compiled for so many bytes less than it would like.
     fn less(variant: Variant, missing: u64) -> (Prepared, u64) {
         let model = Tiny::new(variant, QuantType::Q8_0).model();
-        let plan = gemma4::plan(&model);
         let within = |free_bytes| {
             let choice = (cublaslt(), TableMemory::Device, &Placement::Auto);
-            fitting(
-                &plan,
-                &model.weights,
-                &options(),
-                choice,
-                free_bytes,
-                &|| None,
-            )
-            .unwrap()
+            fitted(&model, choice, free_bytes).unwrap()
         };
         let all = within(u64::MAX).memory.device_bytes();
         let free_bytes = all - missing;
@@ -351,19 +358,10 @@ mod tests {
     fn matrices_leave_as_far_as_the_budget_asks_and_no_further() {
         for variant in [Variant::E4b, Variant::Dense12b, Variant::Moe26b] {
             let model = Tiny::new(variant, QuantType::Q8_0).model();
-            let plan = gemma4::plan(&model);
             for target in [cublaslt(), Target::hopper(Fusion::On, ROWS)] {
                 let within = |free_bytes| {
                     let choice = (target, TableMemory::Device, &Placement::Auto);
-                    fitting(
-                        &plan,
-                        &model.weights,
-                        &options(),
-                        choice,
-                        free_bytes,
-                        &|| None,
-                    )
-                    .unwrap()
+                    fitted(&model, choice, free_bytes).unwrap()
                 };
                 let all = within(u64::MAX).memory.device_bytes();
                 let smallest = within(0).memory;
@@ -404,19 +402,10 @@ mod tests {
     #[test]
     fn a_byte_too_few_moves_the_experts_of_one_layer() {
         let model = Tiny::new(Variant::Moe26b, QuantType::Q8_0).model();
-        let plan = gemma4::plan(&model);
         let within = |free_bytes| {
             let target = Target::hopper(Fusion::On, ROWS);
             let choice = (target, TableMemory::Host, &Placement::Auto);
-            fitting(
-                &plan,
-                &model.weights,
-                &options(),
-                choice,
-                free_bytes,
-                &|| None,
-            )
-            .unwrap()
+            fitted(&model, choice, free_bytes).unwrap()
         };
         let all = within(u64::MAX).memory.device_bytes();
         let prepared = within(all - 1);
@@ -442,9 +431,8 @@ mod tests {
     #[test]
     fn what_does_not_fit_at_all_is_the_smallest_there_is() {
         let model = Tiny::new(Variant::Dense12b, QuantType::Q8_0).model();
-        let plan = gemma4::plan(&model);
         let choice = (cublaslt(), TableMemory::Device, &Placement::Auto);
-        let prepared = fitting(&plan, &model.weights, &options(), choice, 0, &|| None).unwrap();
+        let prepared = fitted(&model, choice, 0).unwrap();
         assert_eq!(prepared.target.gemm, GemmImpl::Native);
         let lines = &prepared.memory.given_up;
         assert!(lines.iter().any(|l| l.contains("no layer")), "{lines:?}");
@@ -458,16 +446,8 @@ mod tests {
     fn a_smaller_quantization_is_mentioned_where_it_would_help() {
         let told = |quant: QuantType, free_bytes: u64| {
             let model = Tiny::new(Variant::Dense12b, quant).model();
-            let plan = gemma4::plan(&model);
             let choice = (cublaslt(), TableMemory::Device, &Placement::Auto);
-            let prepared = fitting(
-                &plan,
-                &model.weights,
-                &options(),
-                choice,
-                free_bytes,
-                &|| None,
-            );
+            let prepared = fitted(&model, choice, free_bytes);
             let lines = prepared.unwrap().memory.given_up;
             lines.iter().any(|line| line.contains("in Q4_0 would have"))
         };
@@ -482,14 +462,7 @@ mod tests {
         let place = |text: &str, free_bytes: u64| {
             let placement = Placement::Given(text.parse().unwrap());
             let choice = (cublaslt(), TableMemory::Device, &placement);
-            let prepared = fitting(
-                &plan,
-                &model.weights,
-                &options(),
-                choice,
-                free_bytes,
-                &|| None,
-            );
+            let prepared = fitted(&model, choice, free_bytes);
             prepared.map_err(|error| error.to_string())
         };
         let all = place("", u64::MAX).unwrap();
@@ -511,11 +484,11 @@ mod tests {
         let problem = |text: &str| place(text, u64::MAX).err().unwrap_or_default();
         assert_eq!(
             problem("experts 70"),
-            "the placement names what is not there: this model has no experts in a layer 70"
+            "the placement names what is not there: this model has no `experts` weights in a layer 70"
         );
         assert_eq!(
             problem("per-layer"),
-            "the placement names what is not there: this model has no per-layer"
+            "the placement names what is not there: this model has no `per-layer` weights"
         );
     }
 
@@ -523,22 +496,13 @@ mod tests {
     fn what_a_card_gets_by_itself_is_a_placement_that_fits_it() {
         for variant in [Variant::E4b, Variant::Dense12b, Variant::Moe26b] {
             let model = Tiny::new(variant, QuantType::Q8_0).model();
-            let plan = gemma4::plan(&model);
             let within = |placement: &Placement, free_bytes| {
                 let choice = (
                     Target::hopper(Fusion::On, ROWS),
                     TableMemory::Device,
                     placement,
                 );
-                fitting(
-                    &plan,
-                    &model.weights,
-                    &options(),
-                    choice,
-                    free_bytes,
-                    &|| None,
-                )
-                .unwrap()
+                fitted(&model, choice, free_bytes).unwrap()
             };
             let all = within(&Placement::Card, u64::MAX).memory.device_bytes();
             assert_eq!(within(&Placement::Card, 0).memory.device_bytes(), all);

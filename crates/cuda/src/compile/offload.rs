@@ -115,12 +115,13 @@ pub(crate) fn named_units(units: Vec<Unit>, parts: &HostParts) -> Result<Vec<Uni
         let missing = match layers {
             Layers::All => of_kind
                 .is_empty()
-                .then(|| format!("this model has no {name}")),
+                .then(|| format!("this model has no `{name}` weights")),
             Layers::Some(layers) => {
                 let strange = layers
                     .iter()
                     .find(|layer| !of_kind.contains(&Some(**layer)));
-                strange.map(|layer| format!("this model has no {name} in a layer {layer}"))
+                strange
+                    .map(|layer| format!("this model has no `{name}` weights in a layer {layer}"))
             }
         };
         if let Some(missing) = missing {

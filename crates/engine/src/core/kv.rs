@@ -608,7 +608,7 @@ impl Kv {
             let Some(own) = table.pages.get_mut(group).get_mut(place) else {
                 continue;
             };
-            if group == KvGroup::Sliding && own.0 as usize >= self.pools.sliding.len() {
+            if group == KvGroup::Sliding && self.is_chunk_page(*own) {
                 continue;
             }
             let pool = self.pools.get_mut(group);
