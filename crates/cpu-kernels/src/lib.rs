@@ -26,3 +26,4 @@ pub mod matrix;
 pub mod roofline;
 pub mod simd;
 pub mod table;
+pub mod tied_keys;

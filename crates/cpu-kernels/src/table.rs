@@ -22,6 +22,7 @@ use super::{
     isa::Isa,
     kv_page::{self, PageHead, PageRow},
     roofline,
+    tied_keys::{self, TiedKeys},
 };
 use crate::{
     matrix::MatrixMut,
@@ -147,6 +148,8 @@ kernels! {
     fn softcap(x: &[f32], cap: f32, out: &mut [f32]) = elementwise::softcap;
     fn add_weighted(x: &[f32], weight: f32, sum: &mut [f32]) = elementwise::add_weighted;
     fn scores(queries: &[&[f32]], keys: PageHead<'_>, out: &mut [&mut PageScores]) = attention::scores;
+    fn make_keys(tied: &TiedKeys, values: PageHead<'_>, position: usize, made: &mut [f32]) = tied_keys::make_keys;
+    fn tied_scores(queries: &[&[f32]], values: PageHead<'_>, made: &[f32], out: &mut [&mut PageScores]) = tied_keys::tied_scores;
     fn partial_softmax(scores: &mut [f32], visible: Range<usize>) -> (f32, f32) = attention::partial_softmax;
     fn accumulate_values(weights: &[&PageScores], values: PageHead<'_>, out: &mut [f32]) = attention::accumulate_values;
     fn to_f16(x: &[f32], out: &mut [PageRow]) = kv_page::to_f16;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use carat_model::{
-    backend::{Backend, BackendError, Batching, CompileOptions, Executor, Memory},
+    backend::{Backend, BackendError, Batching, CompileOptions, Executor, KvGroup, Memory},
     cost::Roofline,
     layout::Layout,
     plan::{Plan, Rows},
@@ -189,9 +189,14 @@ fn buffer_bytes(layout: &Layout, options: &CompileOptions) -> u64 {
 }
 
 fn kv_bytes(plan: &Plan, options: &CompileOptions) -> u64 {
+    let tied = !plan.tied_keys().is_empty();
     let slots = plan.slots.iter();
     let bytes = slots.map(|spec| {
-        options.pages.get(spec.group) * kv::page_bytes(spec, *options.kv.get(spec.group))
+        let (kv, alone) = (
+            *options.kv.get(spec.group),
+            tied && spec.group == KvGroup::Full,
+        );
+        options.pages.get(spec.group) * kv::page_bytes(spec, kv, alone)
     });
     let shared = kv::chunk_page_bytes(plan, options.kv) * options.chunk_pages;
     (bytes.sum::<usize>() + shared) as u64

@@ -135,6 +135,8 @@ inline int __clz(unsigned bits) { return bits ? __builtin_clz(bits) : 32; }
 inline int __ffs(unsigned bits) { return __builtin_ffs(int(bits)); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) { return std::exp(x); }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline void __sincosf(float x, float* sin, float* cos) { *sin = std::sin(x), *cos = std::cos(x); }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline int __dp4a(int a, int b, int c) {

@@ -211,6 +211,7 @@ impl CudaBackend {
             max_rows: options.max_rows.max(options.max_sampled),
             fusion: self.config.fusion,
             kv: options.kv,
+            borrowed_turning_pairs: None,
             borrowed_table: None,
         }
     }

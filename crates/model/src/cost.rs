@@ -131,7 +131,9 @@ pub fn of_step(plan: &Plan, weights: &Weights, step: &Step, batch: BatchShape) -
             cost.multiply_adds = 2 * (batch.sequences * pairs * plan.columns(q)) as u64;
             let cells = (last - first + seen(first) - 1).min(last);
             let head_bytes = batch.kv.get(spec.group).head_bytes(spec.head_dim);
-            cost.kv_bytes = (2 * batch.sequences * cells * spec.kv_heads * head_bytes) as u64;
+            let tied = plan.tied_keys().iter().any(|(tied, _)| *tied == slot);
+            let tensors = if tied { 1 } else { 2 };
+            cost.kv_bytes = (tensors * batch.sequences * cells * spec.kv_heads * head_bytes) as u64;
         }
         _ => {}
     }

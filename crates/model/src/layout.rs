@@ -128,12 +128,13 @@ pub fn kv_bytes(plan: &Plan, options: &CompileOptions) -> PerGroup<usize> {
     }
 }
 
-/// Bytes of one page in each group, keys and values of all slots of the plan's own together.
+/// Bytes of one page in each group, keys and values of all slots of the plan's own together; values alone where keys follow from them.
 pub fn page_bytes(plan: &Plan, kv: PerGroup<KvType>) -> PerGroup<usize> {
+    let full = if plan.tied_keys().is_empty() { 2 } else { 1 };
     let mut bytes = PerGroup::default();
-    for group in KvGroup::ALL {
+    for (group, tensors) in [(KvGroup::Full, full), (KvGroup::Sliding, 2)] {
         let own = plan.own_slots(group);
-        let per_token = own.map(|s| 2 * s.kv_heads * kv.get(group).head_bytes(s.head_dim));
+        let per_token = own.map(|s| tensors * s.kv_heads * kv.get(group).head_bytes(s.head_dim));
         *bytes.get_mut(group) = per_token.sum::<usize>() * PAGE_TOKENS;
     }
     bytes

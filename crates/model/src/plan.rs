@@ -6,6 +6,7 @@
 
 mod builder;
 mod listing;
+mod tied_keys;
 
 use crate::{
     TokenId,
@@ -14,7 +15,7 @@ use crate::{
     weights::Weight,
 };
 
-pub use self::{builder::Builder, listing::Listing};
+pub use self::{builder::Builder, listing::Listing, tied_keys::TiedKeys};
 
 /// Batch rows that a value has: every token fed in, or only those that will be sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

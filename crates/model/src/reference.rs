@@ -1,8 +1,8 @@
 //! The meaning of every step: a scalar interpreter, slow and obvious, that faster backends are compared with.
 //!
 //! Values and KV are f32, and sums are f64. Keys and values in F16 are kept as f32, so what 16 bits cost in exactness is measured
-//! from here; those in Q8_0 are rounded as every backend rounds them, so that kernels are compared over the same ones, and what 8 bits
-//! cost is a figure of its own. Each row is computed by itself, so results do not depend on what else is in the
+//! from here; those in Q8_0 are rounded as every backend rounds them (where keys follow from values, those alone), so that kernels are
+//! compared over the same ones, and what 8 bits cost is a figure of its own. Each row is computed by itself, so results do not depend on what else is in the
 //! batch, on chunking, or on narrowing: those comparisons are exact here.
 
 use std::{
@@ -18,7 +18,7 @@ use crate::{
     },
     draft::{self, DraftStep},
     kv::{HostPageId, KvGroup, KvType, PAGE_TOKENS, PageId, PageMove, PerGroup, first_visible},
-    plan::{KvSlot, Plan, RopeId, Rows, SlotSpec, Step, Value},
+    plan::{KvSlot, Plan, RopeId, Rows, SlotSpec, Step, TiedKeys, Value},
     sampling::Scratch,
     weights::{Weight, Weights},
 };
@@ -63,6 +63,7 @@ impl Backend for Reference {
             keys: cells(),
             cached_values: cells(),
             saved: saved(plan, options.host_pages),
+            tied_keys: plan.tied_keys(),
             plan: plan.clone(),
             weights,
             options: options.clone(),
@@ -78,6 +79,8 @@ impl Backend for Reference {
 
 struct Interpreter {
     plan: Plan,
+    /// Slots whose keys follow from values.
+    tied_keys: Vec<(KvSlot, TiedKeys)>,
     weights: Arc<Weights>,
     options: CompileOptions,
     values: Vec<Vec<f32>>,
@@ -179,6 +182,7 @@ impl Executor for Interpreter {
             keys: Vec::new(),
             cached_values: Vec::new(),
             saved: PerGroup::default(),
+            tied_keys: Vec::new(),
             plan: plan.clone(),
             weights,
             options: self.options.clone(),
@@ -508,13 +512,13 @@ impl Interpreter {
         out
     }
 
-    fn store(&mut self, batch: &Batch<'_>, rows: &[RowRef], k: Value, v: Value, slot: KvSlot) {
-        let spec = self.plan.slot(slot);
+    fn store(&mut self, batch: &Batch<'_>, rows: &[RowRef], k: Value, v: Value, stored_in: KvSlot) {
+        let spec = self.plan.slot(stored_in).clone();
         let kv = *self.options.kv.get(spec.group);
         let width = spec.kv_heads * spec.head_dim;
         for (r, row_ref) in rows.iter().enumerate() {
             let pages = batch.runs[row_ref.run].pages.get(spec.group);
-            let (slot, cell) = self.cell(slot, spec.group, pages, row_ref.position);
+            let (slot, cell) = self.cell(stored_in, spec.group, pages, row_ref.position);
             let at = cell * width;
             for (cache, value) in [(&mut self.keys, k), (&mut self.cached_values, v)] {
                 let row = &self.values[value.index()][r * width..(r + 1) * width];
@@ -523,6 +527,16 @@ impl Interpreter {
                 if kv == KvType::Q8_0 {
                     cells.chunks_mut(spec.head_dim).for_each(KvType::round_q8_0);
                 }
+            }
+            if let Some((_, tied)) = self.tied_keys.iter().find(|(tied, _)| *tied == stored_in) {
+                let weight = self.weight_row(tied.weight, 0, 0);
+                let values = self.cached_values[slot][at..at + width].iter();
+                let weighted: Vec<f32> = values
+                    .zip(weight.iter().cycle())
+                    .map(|(v, w)| v * w)
+                    .collect();
+                let keys = self.rope(&weighted, tied.rope, row_ref.position);
+                self.keys[slot][at..at + width].copy_from_slice(&keys);
             }
         }
     }

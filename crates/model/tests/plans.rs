@@ -10,9 +10,9 @@ use carat_gguf::{
 };
 use carat_model::{
     Model, ModelError, gemma4,
-    kv::{KvType, PAGE_TOKENS},
+    kv::{KvGroup, KvType, PAGE_TOKENS},
     layout::{self, Layout},
-    plan::{Listing, Plan, Rows},
+    plan::{KvSlot, Listing, Plan, Rows},
 };
 use carat_testkit::tiny::{Tiny, Variant};
 use expect_test::{ExpectFile, expect_file};
@@ -62,14 +62,60 @@ fn pages_have_the_bytes_of_the_type_they_are_of() {
             layout::page_bytes(&plan, KvType::F16.into()),
             layout::page_bytes(&plan, KvType::Q8_0.into()),
         );
+        // Keys of the larger models follow from values in full layers.
+        let tensors = match variant {
+            Variant::E2b | Variant::E4b => 2,
+            Variant::Dense12b | Variant::Moe26b | Variant::Dense31b => 1,
+        };
         let full = plan.slots.iter().filter(|slot| slot.head_dim == 128);
-        let values: usize = full.map(|slot| 2 * slot.kv_heads * slot.head_dim).sum();
+        let values: usize = full
+            .map(|slot| tensors * slot.kv_heads * slot.head_dim)
+            .sum();
         assert_eq!(halves.full, 2 * values * PAGE_TOKENS);
         assert_eq!(codes.full, 34 * (values / 32) * PAGE_TOKENS);
         assert_eq!(codes.sliding * 64, halves.sliding * 34);
     }
     assert_eq!(KvType::Q8_0.head_bytes(16), 34);
     assert_eq!(KvType::Q8_0.head_bytes(33), 68);
+}
+
+#[test]
+fn keys_follow_from_values_where_both_are_one_projection() {
+    for variant in Variant::ALL {
+        let model = Tiny::new(variant, QuantType::F32).model();
+        let plan = gemma4::plan(&model);
+        let tied = plan.tied_keys();
+        if matches!(variant, Variant::E2b | Variant::E4b) {
+            assert_eq!(tied, [], "{variant:?}");
+            continue;
+        }
+        let full = |slot: &KvSlot| plan.slot(*slot).group == KvGroup::Full;
+        let expected: Vec<KvSlot> = (0..plan.slots.len() as u32)
+            .map(KvSlot)
+            .filter(full)
+            .collect();
+        let slots: Vec<KvSlot> = tied.iter().map(|(slot, _)| *slot).collect();
+        assert_eq!(slots, expected, "{variant:?}");
+        for (slot, keys) in &tied {
+            let own = model.layers[slot.0 as usize].own_kv.as_ref();
+            assert_eq!(Some(keys.weight), own.map(|kv| kv.k_norm));
+            // A quarter of a head turns.
+            let rope = plan.rope(keys.rope);
+            assert_eq!(rope.turning_pairs(), rope.head_dim / 8);
+        }
+        assert_eq!(
+            plan.with_products_gathered().tied_keys(),
+            tied,
+            "{variant:?}"
+        );
+
+        // One layer that is not so, and all have keys.
+        let mut other = plan.clone();
+        let last = tied.last().map(|(slot, _)| slot.0 as usize);
+        other.slots[last.expect("a full layer")].kv_heads *= 2;
+        let alone = tied.len() == 1;
+        assert_eq!(other.tied_keys().is_empty(), !alone, "{variant:?}");
+    }
 }
 
 #[test]

@@ -41,6 +41,36 @@ pub fn tanh<F: Floats>(x: F) -> F {
     x.abs().select_below(F::splat(0.625), near, far)
 }
 
+/// Sine and cosine, within 1e-6 for magnitudes up to 2^20.
+#[inline(always)]
+pub fn sin_cos<F: Floats>(x: F) -> (F, F) {
+    // x = 2 pi n + r with |r| <= pi; 2 pi in two parts.
+    let n = x.mul(F::splat(0.159_154_94)).round();
+    let r = n.neg_mul_add(F::splat(6.283_185_5), x);
+    let r = n.mul_add(F::splat(1.748_455_6e-7), r);
+    // Short series do for half the angle, whose sine and cosine give those of all of it.
+    let y = r.mul(F::splat(0.5));
+    let square = y.mul(y);
+    let mut s = F::splat(-2.505_210_8e-8);
+    for c in [2.755_731_9e-6, -1.984_127e-4, 8.333_333e-3, -1.666_666_7e-1] {
+        s = s.mul_add(square, F::splat(c));
+    }
+    let s = s.mul(square).mul_add(y, y);
+    let mut c = F::splat(2.087_675_7e-9);
+    for k in [
+        -2.755_732e-7,
+        2.480_158_7e-5,
+        -1.388_888_9e-3,
+        4.166_666_8e-2,
+        -0.5,
+        1.0,
+    ] {
+        c = c.mul_add(square, F::splat(k));
+    }
+    let twice = s.add(s);
+    (twice.mul(c), twice.neg_mul_add(s, F::splat(1.0)))
+}
+
 /// The tanh form of GELU, as `x / (1 + e^-2u)`: the same function, with nothing that cancels.
 #[inline(always)]
 pub fn gelu<F: Floats>(x: F) -> F {

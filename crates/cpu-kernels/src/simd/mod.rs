@@ -30,7 +30,7 @@ mod vector;
 pub use avx2::{Avx2, AvxVnni};
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
-pub use math::{exp, gelu, tanh};
+pub use math::{exp, gelu, sin_cos, tanh};
 #[cfg(target_arch = "aarch64")]
 pub use neon::{I8mm, Neon};
 pub use scalar::Scalar;

@@ -61,10 +61,12 @@ impl CpuExecutor {
         workers: Workers,
     ) -> CpuExecutor {
         let most = (options.max_rows, options.max_sampled);
-        let state = State::new(plan, weights, most, &program, workers.classes);
+        let classes = workers.classes;
+        let shared = Shared::new(plan, &weights, options, workers);
+        let state = State::new(plan, weights, most, &program, classes);
         CpuExecutor {
             fusion,
-            shared: Shared::new(plan, options, workers),
+            shared,
             drafter: None,
             plan: plan.clone(),
             options: options.clone(),

@@ -44,20 +44,22 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(plan: &Plan, options: &CompileOptions, workers: Workers) -> Shared {
-        let slots = plan.slots.iter();
-        let caches = slots.map(|spec| {
-            PagedKv::new(
-                spec,
-                *options.kv.get(spec.group),
-                *options.pages.get(spec.group),
-            )
-        });
+    pub(super) fn new(
+        plan: &Plan,
+        weights: &Weights,
+        options: &CompileOptions,
+        workers: Workers,
+    ) -> Shared {
+        let slots = plan.slots.iter().zip(kv::tied_keys(plan, weights));
+        let caches: Vec<PagedKv> = slots
+            .map(|(spec, tied)| {
+                let (kv, pages) = (options.kv.get(spec.group), options.pages.get(spec.group));
+                PagedKv::new(spec, *kv, tied, *pages)
+            })
+            .collect();
         let page_bytes = |group: KvGroup| -> usize {
-            let slots = plan.slots.iter().filter(|spec| spec.group == group);
-            slots
-                .map(|spec| kv::page_bytes(spec, *options.kv.get(spec.group)))
-                .sum()
+            let slots = caches.iter().filter(|cache| cache.spec.group == group);
+            slots.map(PagedKv::page_bytes).sum()
         };
         let saved_page_bytes = PerGroup {
             full: page_bytes(KvGroup::Full),
@@ -66,7 +68,7 @@ impl Shared {
         let saved = |group| vec![0; options.host_pages.get(group) * saved_page_bytes.get(group)];
         Shared {
             workers,
-            caches: caches.collect(),
+            caches,
             chunk_pages: Aligned::new(options.chunk_pages * kv::chunk_page_bytes(plan, options.kv)),
             saved: PerGroup {
                 full: saved(KvGroup::Full),

@@ -1,10 +1,12 @@
 //! The paged KV cache of one slot: where a batch's keys and values go, and their encoding on the way.
 //!
-//! A page holds, head after head, the keys and then the values, in the layouts of [`carat_cpu_kernels::kv_page`].
+//! A page holds, head after head, the keys and then the values, in the layouts of [`carat_cpu_kernels::kv_page`]; values alone where
+//! keys follow from them ([`carat_cpu_kernels::tied_keys`]).
 
 use carat_model::{
     backend::{Batch, KvGroup, KvType, PAGE_TOKENS, PerGroup},
     plan::{Plan, SlotSpec},
+    weights::Weights,
 };
 
 use super::workers::Workers;
@@ -13,6 +15,7 @@ use carat_cpu_kernels::{
     kv_page::{GROUP, PageHead, PageRow, Q8Block},
     simd::LANES,
     table::Kernels,
+    tied_keys::TiedKeys,
 };
 
 /// The KV cache of one slot.
@@ -21,29 +24,46 @@ pub(crate) struct PagedKv {
     kv: KvType,
     /// Elements of a value row.
     pub(crate) width: usize,
+    /// What keys are made from values with, where there are no others.
+    pub(crate) tied: Option<TiedKeys>,
     pages: Aligned<u8>,
 }
 
 impl PagedKv {
     /// Memory comes from the system untouched, so pages cost nothing until they are written.
-    pub(crate) fn new(spec: &SlotSpec, kv: KvType, pages: usize) -> PagedKv {
+    pub(crate) fn new(
+        spec: &SlotSpec,
+        kv: KvType,
+        tied: Option<TiedKeys>,
+        pages: usize,
+    ) -> PagedKv {
         PagedKv {
             spec: spec.clone(),
             kv,
             width: width(spec, kv),
-            pages: Aligned::new(pages * page_bytes(spec, kv)),
+            pages: Aligned::new(pages * page_bytes(spec, kv, tied.is_some())),
+            tied,
         }
     }
 
     fn key_bytes(&self) -> usize {
-        PAGE_TOKENS * self.kv.head_bytes(self.spec.head_dim)
+        match self.tied {
+            None => PAGE_TOKENS * self.kv.head_bytes(self.spec.head_dim),
+            Some(_) => 0,
+        }
+    }
+
+    /// Bytes of one page.
+    pub(crate) fn page_bytes(&self) -> usize {
+        page_bytes(&self.spec, self.kv, self.tied.is_some())
     }
 
     fn head_bytes(&self) -> usize {
         self.key_bytes() + PAGE_TOKENS * self.kv.head_bytes(self.width)
     }
 
-    /// Keys and values of one head in one page, which may be one of those that all sliding slots have together.
+    /// Keys and values of one head in one page, which may be one of those that all sliding slots have together. Where keys follow from
+    /// values, there are none.
     pub(crate) fn head<'a>(
         &'a self,
         chunk_pages: &'a [u8],
@@ -62,7 +82,7 @@ impl PagedKv {
 
     /// All of one page.
     pub(crate) fn page_mut(&mut self, page: usize) -> &mut [u8] {
-        let bytes = page_bytes(&self.spec, self.kv);
+        let bytes = self.page_bytes();
         &mut self.pages[page * bytes..][..bytes]
     }
 
@@ -93,7 +113,7 @@ impl PagedKv {
                 }
             }
         };
-        let bytes = page_bytes(&self.spec, kv);
+        let bytes = self.page_bytes();
         let pool = &workers.pool;
         pool.for_each_chosen_chunk(&mut self.pages, bytes, &writes.pages, store);
         let own = writes.pages.len();
@@ -102,7 +122,7 @@ impl PagedKv {
     }
 }
 
-/// Stores one token of one head as F16.
+/// Stores one token of one head as F16. Where there is no place for keys, values alone.
 fn store_f16(
     kernels: &Kernels,
     token: usize,
@@ -113,6 +133,9 @@ fn store_f16(
     let token_rows = rows.len() / PAGE_TOKENS;
     kernels.to_f16(v, &mut rows[token * token_rows..][..token_rows]);
     let (keys, _) = keys.as_chunks_mut::<2>();
+    if keys.is_empty() {
+        return;
+    }
     for (k, keys) in k.chunks(LANES).zip(keys.chunks_mut(LANES * PAGE_TOKENS)) {
         let mut row = [[0; size_of::<PageRow>()]];
         kernels.to_f16(k, &mut row);
@@ -159,16 +182,36 @@ fn width(spec: &SlotSpec, kv: KvType) -> usize {
     })
 }
 
-/// Bytes of one page of a slot.
-pub(crate) fn page_bytes(spec: &SlotSpec, kv: KvType) -> usize {
-    let head_bytes = kv.head_bytes(spec.head_dim) + kv.head_bytes(width(spec, kv));
-    spec.kv_heads * head_bytes * PAGE_TOKENS
+/// Bytes of one page of a slot; `tied` is whether it holds values alone.
+pub(crate) fn page_bytes(spec: &SlotSpec, kv: KvType, tied: bool) -> usize {
+    let keys = if tied {
+        0
+    } else {
+        kv.head_bytes(spec.head_dim)
+    };
+    spec.kv_heads * (keys + kv.head_bytes(width(spec, kv))) * PAGE_TOKENS
+}
+
+/// What the keys of a plan's slots are made from values with, where they are.
+pub(crate) fn tied_keys(plan: &Plan, weights: &Weights) -> Vec<Option<TiedKeys>> {
+    let mut slots = vec![None; plan.slots.len()];
+    for (slot, tied) in plan.tied_keys() {
+        let rope = plan.rope(tied.rope);
+        let matrix = weights.matrix(tied.weight);
+        let mut weight = vec![0.0; matrix.columns];
+        (matrix.quant).dequantize(weights.row(tied.weight, 0, 0), &mut weight);
+        let turning = &rope.frequencies[..rope.turning_pairs()];
+        slots[slot.0 as usize] = Some(TiedKeys::new(&weight, turning));
+    }
+    slots
 }
 
 /// Bytes of one page that all sliding slots of a plan have together.
 pub(crate) fn chunk_page_bytes(plan: &Plan, kv: PerGroup<KvType>) -> usize {
     let mut slots = plan.own_slots(KvGroup::Sliding);
-    slots.next().map_or(0, |spec| page_bytes(spec, kv.sliding))
+    slots
+        .next()
+        .map_or(0, |spec| page_bytes(spec, kv.sliding, false))
 }
 
 /// Pages that the rows of a batch go to in one group of slots, in order of pages.

@@ -50,10 +50,20 @@ pub(crate) struct ThreadScratch {
 #[derive(Default)]
 pub(crate) struct AttentionScratch {
     pub(crate) scores: Vec<f32>,
+    pub(crate) tied: TiedScratch,
     /// The partial of one KV split.
     pub(crate) split: Vec<f32>,
     /// Of all splits so far.
     pub(crate) total: Vec<f32>,
+}
+
+/// The same where pages hold values alone.
+#[derive(Default)]
+pub(crate) struct TiedScratch {
+    /// Keys of one page.
+    pub(crate) made: Vec<f32>,
+    /// Queries of a block, as they meet values and made keys.
+    pub(crate) split: Vec<f32>,
 }
 
 impl Workers {

@@ -34,7 +34,8 @@ pub(crate) fn all() {
         ("E4B sliding", heads(4, 2, 256), Some(512)),
         ("E4B global", heads(4, 2, 512), None),
         ("12B sliding", heads(2, 8, 256), Some(1024)),
-        ("12B global", heads(16, 1, 512), None),
+        ("12B global", heads(16, 1, 512).tied(64), None),
+        ("26B-A4B global", heads(8, 2, 512).tied(64), None),
     ];
     // Keys and values of many layers, so that none is in a cache: 1 GiB, of which each launch takes other pages.
     let bytes = 1 << 30;
@@ -111,7 +112,8 @@ fn timing(
         println!("flash_decode {name}, no rows in a grid of {rows}: {us:.2} us");
     }
     let seen = depth + 1 - case.first_seen(depth);
-    let bytes = rows * seen * heads.kv_count * head_bytes * 2;
+    let tensors = if heads.is_tied() { 1 } else { 2 };
+    let bytes = rows * seen * heads.kv_count * head_bytes * tensors;
     println!(
         "flash_decode {name} {}, {rows} rows, depth {depth}: {us:.2} us, {:.0} GB/s",
         heads.kv,

@@ -40,7 +40,7 @@ pub(crate) fn all() {
                 let flops = 4.0 * seen as f64 * columns as f64;
                 println!(
                     "flash_prefill {name:<12} {} {rows:5} new at {prefix:5}, {:<13}: {:8.1} us {:6.1} TFLOPS",
-                    of.kv,
+                    of.kv.kv,
                     kernel.specialization().entries[grid.entry],
                     time.as_secs_f64() * 1e6,
                     flops / time.as_secs_f64() / 1e12

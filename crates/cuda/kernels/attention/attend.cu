@@ -25,23 +25,23 @@ constexpr u32 WARPS = 8;
 constexpr int KEYS = 4;
 
 // A lane's elements of one cached row, in the widest loads they allow.
-struct alignas(LANE_VALUES * sizeof(KvUnit) < 16 ? LANE_VALUES * sizeof(KvUnit) : 16) Elements {
-  KvUnit bits[LANE_VALUES];
+template <typename Unit>
+struct alignas(LANE_VALUES * sizeof(Unit) < 16 ? LANE_VALUES * sizeof(Unit) : 16) Elements {
+  Unit bits[LANE_VALUES];
 };
 
 // The same as numbers. In Q8_0 they have one scale: lanes hold parts of blocks.
-__device__ __forceinline__ void load(float (&x)[LANE_VALUES], const Slot& slot, KvUnit* page, u32 row, u32 element) {
-#if KV_TYPE == KV_Q8_0
+__device__ __forceinline__ void load(float (&x)[LANE_VALUES], const Slot& slot, u8* page, u32 row, u32 element) {
   const Q8Page of = {page, kv_blocks(slot.head_dim)};
-  const Elements loaded = *(const Elements*)(of.codes(row) + element);
+  const auto loaded = *(const Elements<u8>*)(of.codes(row) + element);
   const float scale = f16_to_f32(of.scales(row)[element / KV_BLOCK]);
 #pragma unroll
   for (int i = 0; i < LANE_VALUES; i++) x[i] = mul(float(i8(loaded.bits[i])), scale);
-#else
-  const Elements loaded = *(const Elements*)(page + u64(row) * slot.head_dim + element);
+}
+__device__ __forceinline__ void load(float (&x)[LANE_VALUES], const Slot& slot, u16* page, u32 row, u32 element) {
+  const auto loaded = *(const Elements<u16>*)(page + u64(row) * slot.head_dim + element);
 #pragma unroll
   for (int i = 0; i < LANE_VALUES; i++) x[i] = f16_to_f32(loaded.bits[i]);
-#endif
 }
 
 // Four blocks per multiprocessor: left alone, the compiler aims at eight and spills. Q8_0 takes some registers more.
@@ -71,7 +71,8 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) attend(const Params p)
   u32 page_index = first / PAGE_TOKENS;
   page_index += (warp + WARPS - page_index % WARPS) % WARPS;
   for (; page_index * PAGE_TOKENS < end_seen; page_index += WARPS) {
-    const u64 start = p.slot.page_start(p.slot.page(run, page_index), kv_head);
+    const u32 page = p.slot.page(run, page_index);
+    const u64 keys_start = p.slot.key_page_start(page, kv_head), values_start = p.slot.page_start(page, kv_head);
     const u32 page_first = page_index * PAGE_TOKENS;
     const u32 begin = first > page_first ? first - page_first : 0;
     const u32 end = min(PAGE_TOKENS, end_seen - page_first);
@@ -82,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) attend(const Params p)
         score[k] = 0;
         if (holds && key + k < end) {
           float keys[LANE_VALUES];
-          load(keys, p.slot, p.slot.keys + start, key + k, element);
+          load(keys, p.slot, p.slot.keys + keys_start, key + k, element);
 #pragma unroll
           for (int i = 0; i < LANE_VALUES; i++) score[k] += q[i] * keys[i];
         }
@@ -104,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) attend(const Params p)
           total += weight;
           if (holds) {
             float values[LANE_VALUES];
-            load(values, p.slot, p.slot.values + start, key + k, element);
+            load(values, p.slot, p.slot.values + values_start, key + k, element);
 #pragma unroll
             for (int i = 0; i < LANE_VALUES; i++) out[i] += weight * values[i];
           }

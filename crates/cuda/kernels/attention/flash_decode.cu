@@ -4,10 +4,13 @@
 //   sees: all up to its own, or the last `window` of them and, where the slot holds the keys of all rows already, those ahead that
 //   the batch lets it see. Scale is 1.
 //
-// Grid: (rows * kv heads, splits), a block of 8 warps for all GROUP query heads of a KV head, so keys and values are
-// read once. The positions a row sees are cut into splits of whole steps (STEP positions); how many steps a split has follows
+// Grid: (rows * kv heads, splits), a block of 8 warps (16 for more than 8 heads) for all GROUP query heads of a KV head, so keys and
+// values are read once. The positions a row sees are cut into splits of whole steps (STEP positions); how many steps a split has follows
 // from the row's own length and the grid's height (its bucket's); blocks without a share leave at once. Blocks of low splits
 // come first in launch order.
+//
+// Where keys follow from values (TURNING_PAIRS), pages hold values alone: keys are made from a step's values (lib/tied_keys.cuh), and
+// both tiles are of values, so that those of the next step are loaded while one is used.
 //
 // A step: scores = K . q^T by tensor cores, keys as rows and heads as columns, the head's elements cut into PARTS, one per
 // group of warps, that shared memory adds up; online softmax in f32, each warp for itself; out += V^T . weights, each warp for
@@ -24,16 +27,19 @@
 // whoever needs them computes them again from the raw rows; norms add up in the order of kv_norm_rope_store.cu, whose bits
 // they are.
 //
-// Bytes per row: keys and values seen once per KV head (4 * seen * HEAD_DIM in f16), PARTIAL_BYTES out and in per split.
+// Bytes per row: keys and values seen once per KV head (4 * seen * HEAD_DIM in f16; half of it for values alone), PARTIAL_BYTES out
+// and in per split.
 // Code is kept small: in decode each launch runs most of it once, from a cold instruction cache.
 //
 // Requires HEAD_DIM % 16 == 0, HEAD_DIM <= 512, GROUP <= 16; keys and values aligned to 16; for its own k and v that
 // the rows are the whole batch in order, rows of a run one after another; q, k, v and row_refs for all rows of the
-// grid; arrivals of 0; at most FAN * ONE_MERGE splits.
+// grid; arrivals of 0; at most FAN * ONE_MERGE splits; with TURNING_PAIRS rows that see all from
+// position 0 on, and k-steps of a part in one half of the head.
 #include "lib/kv_tile.cuh"
 #include "lib/norm.cuh"
 #include "lib/ptx.cuh"
 #include "lib/rope.cuh"
+#include "lib/tied_keys.cuh"
 
 struct Params {
   Rows rows;
@@ -59,11 +65,14 @@ struct Params {
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attention/flash_decode.rs differs");
 
-constexpr u32 WARPS = 8, THREADS = WARPS * WARP;
+constexpr u32 WARPS = GROUP > 8 ? 16 : 8, THREADS = WARPS * WARP;
+constexpr bool TIED = TURNING_PAIRS > 0;
+// Heads of keys and values that a block prepares for itself.
+constexpr u32 OWN = TIED ? 1 : 2;
 // A value that is the same in all lanes, said so that the compiler sees it, too, and that a warp stays together.
 __device__ __forceinline__ u32 uniform(u32 x) { return __shfl_sync(ALL_LANES, x, 0); }
 __device__ __forceinline__ u32 own_warp() { return uniform(threadIdx.x / WARP); }
-// Past 8 heads, queries take the registers of a second block; before Hopper so do 8 of them with long heads and codes to unpack.
+// Past 8 heads, a block has the threads of two; before Hopper 8 of them with long heads and codes to unpack take their registers.
 #if KV_TYPE == KV_Q8_0 && __CUDA_ARCH__ < 900
 constexpr bool DEAR_KEYS = HEAD_DIM > 256 && GROUP > 4;
 #else
@@ -71,8 +80,8 @@ constexpr bool DEAR_KEYS = false;
 #endif
 constexpr int BLOCKS = GROUP > 8 || DEAR_KEYS ? 1 : 2;
 constexpr u32 STEP_PAGES = HEAD_DIM <= 256 ? 2 : 1, STEP = STEP_PAGES * PAGE_TOKENS;
-// Columns of 8 heads. Where they fit, both terms of queries share one.
-constexpr int TILES = (GROUP + 7) / 8;
+// Columns of 8 heads, and heads that a warp weighs. Where they fit, both terms of queries share a column.
+constexpr int TILES = (GROUP + 7) / 8, WARP_HEADS = (GROUP + WARPS - 1) / WARPS;
 constexpr bool PACKED = GROUP <= 4;
 constexpr int Q_TILES = PACKED ? 1 : 2 * TILES;
 constexpr u32 LOW_COLUMN = PACKED ? 4 : 8 * TILES;
@@ -81,6 +90,8 @@ constexpr int K_STEPS = HEAD_DIM / 16, K_SHARE = (K_STEPS + PARTS - 1) / PARTS;
 constexpr int OUT_TILES = HEAD_DIM / 16, OUT_SHARE = (OUT_TILES + WARPS - 1) / WARPS;
 constexpr int CHUNKS = (HEAD_DIM + WARP - 1) / WARP;
 static_assert(HALF <= THREADS, "an angle per thread");
+// Weights of keys may come to e^SLACK: an f16, and a few bits of the others' sums.
+constexpr float SLACK = 5;
 
 // A partial: outputs of a split in f16, as threads hold them; then maximum and total per head.
 constexpr u32 QUADS = TILES > 1 ? 4 : (GROUP + 1) / 2;
@@ -90,31 +101,40 @@ constexpr u32 FAN = 8, ONE_MERGE = STATE_START > 4096 ? 16 : 32;
 static_assert(STATE_START + 16 * 8 == PARTIAL_BYTES, "src/kernel/attention/flash_decode.rs differs");
 
 constexpr u32 KV_BYTES = STEP * TILE_ROW_BYTES, Q_BYTES = 8 * Q_TILES * PITCH * 2;
-constexpr u32 SCORE_PITCH = STEP + 8, SCORE_BYTES = PARTS * TILES * 8 * SCORE_PITCH * 4;
+// A tile of keys and one of values, or two of values.
+constexpr u32 TILES_BYTES = 2 * KV_BYTES;
+// Scores: columns of heads are on different banks.
+constexpr u32 SCORE_PITCH = STEP + 4, SCORE_BYTES = PARTS * TILES * 8 * SCORE_PITCH * 4;
 // Weights: a row of f16 per head, on different banks.
 constexpr u32 WEIGHT_PITCH = STEP + 8, WEIGHT_BYTES = TILES * 8 * WEIGHT_PITCH * 2;
+constexpr u32 MADE_BYTES = TIED ? STEP * MADE_PITCH * 2 + sizeof(KeyTable) : 0;
 constexpr u32 SHARES_BYTES = 32 * 16 * 4, STATES_BYTES = 3 * 16 * 4;
 __device__ constexpr u32 larger(u32 a, u32 b) { return a > b ? a : b; }
-constexpr u32 COMMON_BYTES = larger(larger(Q_BYTES, SCORE_BYTES + WEIGHT_BYTES), SHARES_BYTES);
-static_assert(2 * KV_BYTES + HALF * 8 + COMMON_BYTES + STATES_BYTES == SHARED_BYTES, "src/kernel/attention/flash_decode.rs differs");
+constexpr u32 COMMON_BYTES = larger(larger(Q_BYTES, SCORE_BYTES + WEIGHT_BYTES + MADE_BYTES), SHARES_BYTES);
+static_assert(TILES_BYTES + HALF * 8 + COMMON_BYTES + STATES_BYTES == SHARED_BYTES, "src/kernel/attention/flash_decode.rs differs");
+
+// The tile of keys, and that of the values of a block's first, second, ... step.
+constexpr u32 KEYS = 0;
+__device__ __forceinline__ u32 values_of(u32 turn) { return TIED ? turn % 2 : 1; }
 
 struct Shared {
-  KvTile k;
-  KvTile v;
+  u8* tiles;
   Angle* angles;
-  // One after another: queries until they are in registers; scores `[part, head, key]` and weights; shares of partials
-  // `[partial, head]`.
+  // One after another: queries until they are in registers; scores `[part, head, key]`, weights, made keys and what makes them; shares
+  // of partials `[partial, head]`.
   u16* q;
   float* scores;
   u16* weights;
+  u16* made;
+  KeyTable* key_table;
   float* shares;
   // Of heads: the factor by which the last step rescaled earlier ones; maximum and total in the end.
   float* shrinks;
   float* maxima;
   float* totals;
 
-  // Of keys or values. Not a choice between the two: their addresses would be taken, and they would live in memory.
-  __device__ __forceinline__ KvTile tile(bool keys) const { return KvTile(k.start() + (keys ? 0 : KV_BYTES), STEP); }
+  // By number: a choice between two tiles would take their addresses, and they would live in memory.
+  __device__ __forceinline__ KvTile tile(u32 number) const { return KvTile(tiles + number * KV_BYTES, STEP); }
 };
 
 // ---- Heads: norm and RoPE, one warp per head ------------------------------------------------------------------
@@ -168,8 +188,8 @@ __device__ __forceinline__ void rotate_all(Head& head, const Angle* angles) {
     if (holds(pair(i))) rotate(head.low[i], head.high[i], angles[pair(i)]);
 }
 
-// A query into its two columns.
-__device__ __forceinline__ void put_query(const Head& head, u16* q, u32 column) {
+// A query into its two columns. Where its product with values is the score, it has the weight of the keys.
+__device__ __forceinline__ void put_query(const Head& head, u16* q, u32 column, const float* key_weight) {
   auto put = [&](u32 element, float value) {
     const u16 rounded = f32_to_f16(value);
     q[cell(column, query_column(element))] = rounded;
@@ -177,9 +197,11 @@ __device__ __forceinline__ void put_query(const Head& head, u16* q, u32 column) 
   };
 #pragma unroll
   for (int i = 0; i < PAIRS; i++) {
-    if (holds(pair(i))) {
-      put(pair(i), head.low[i]);
-      put(pair(i) + HALF, head.high[i]);
+    const u32 j = pair(i);
+    if (holds(j)) {
+      const bool weighted = TIED && j >= TURNING_PAIRS;
+      put(j, weighted ? head.low[i] * key_weight[j] : head.low[i]);
+      put(j + HALF, weighted ? head.high[i] * key_weight[j + HALF] : head.high[i]);
     }
   }
 }
@@ -223,23 +245,24 @@ __device__ __forceinline__ void copy_step(const Work& work, const KvUnit* from, 
   cp_async_commit();
 }
 
-// Heads that the block prepares for itself: its queries; where `GROUP` is, the row's own key; and its value.
+// Heads that the block prepares for itself: its queries; the row's own key, unless it is made; and its value.
 __device__ __forceinline__ Raw raw_head(const Params& p, const Work& work, u32 head) {
   if (head < GROUP) {
     const float* q = p.q + u64(work.r) * p.q_stride + work.kv_head * (GROUP * HEAD_DIM);
     return {q + head * HEAD_DIM, p.q_weight, p.q_eps};
   }
-  if (head == GROUP) return {p.k + u64(work.r) * p.k_stride + work.kv_head * HEAD_DIM, p.k_weight, p.k_eps};
+  if (!TIED && head == GROUP)
+    return {p.k + u64(work.r) * p.k_stride + work.kv_head * HEAD_DIM, p.k_weight, p.k_eps};
   return {p.v + u64(work.r) * p.v_stride + work.kv_head * HEAD_DIM, nullptr, p.v_eps};
 }
 
 // A step's keys and values of earlier rows of this batch and run: usually none, so this is small rather than fast.
-__device__ __forceinline__ void make_earlier(const Params& p, const Work& work, const Shared& shared, u32 step) {
+__device__ __forceinline__ void make_earlier(const Params& p, const Work& work, const Shared& shared, u32 turn, u32 step) {
   const u32 warp = own_warp(), lane = threadIdx.x % WARP, begin = work.start + step * STEP;
   const u32 from = max(begin, work.fresh), to = min(begin + STEP, work.position);
-  for (u32 task = 2 * from + warp; task < 2 * to; task += WARPS) {
-    const u32 at = task / 2;
-    const bool is_key = task % 2 == 0;
+  for (u32 task = OWN * from + warp; task < OWN * to; task += WARPS) {
+    const u32 at = task / OWN;
+    const bool is_key = !TIED && task % 2 == 0;
     const u64 row = work.r - (work.position - at);
     const float* x = (is_key ? p.k + row * p.k_stride : p.v + row * p.v_stride) + work.kv_head * HEAD_DIM;
     const float* weight = is_key ? p.k_weight : nullptr;
@@ -247,7 +270,7 @@ __device__ __forceinline__ void make_earlier(const Params& p, const Work& work, 
 #pragma unroll 1
     for (u32 j = lane; j < CHUNKS * WARP; j += WARP) squares += warp_sum(j < HEAD_DIM ? mul(x[j], x[j]) : 0);
     const float scale = rms_scale_of(squares, HEAD_DIM, is_key ? p.k_eps : p.v_eps);
-    const KvTile tile = shared.tile(is_key);
+    const KvTile tile = shared.tile(is_key ? KEYS : values_of(turn));
 #pragma unroll 1
     for (int i = 0; i < PAIRS; i++) {
       const u32 j = pair(i);
@@ -299,8 +322,8 @@ __device__ __forceinline__ bool comes_last(u32* arrival, u32 members) {
 
 // Merges up to 32 partials, `stride` bytes apart. They go through the tiles, so that all are loaded at once by little code.
 __device__ __forceinline__ void merge(u8* partials, u32 stride, u32 members, const Shared& shared, Outputs& out) {
-  constexpr u32 PIECES = STATE_START / 16, AT_ONCE = 2 * KV_BYTES / STATE_START;
-  u8* const tiles = shared.k.start();
+  constexpr u32 PIECES = STATE_START / 16, AT_ONCE = TILES_BYTES / STATE_START;
+  u8* const tiles = shared.tiles;
   const u32 lane = threadIdx.x % WARP, quad = lane % 4;
 #pragma unroll
   for (int i = 0; i < OUT_SHARE * TILES; i++)
@@ -377,14 +400,15 @@ __device__ __forceinline__ void put_out(const Params& p, const Outputs& out) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const Params p) {
   DYNAMIC_SHARED(memory);
-  u8* const common = memory + 2 * KV_BYTES + HALF * 8;
+  u8* const common = memory + TILES_BYTES + HALF * 8;
   float* const states = (float*)(common + COMMON_BYTES);
-  const Shared shared = {KvTile(memory, STEP),
-                         KvTile(memory + KV_BYTES, STEP),
-                         (Angle*)(memory + 2 * KV_BYTES),
+  const Shared shared = {memory,
+                         (Angle*)(memory + TILES_BYTES),
                          (u16*)common,
                          (float*)common,
                          (u16*)(common + SCORE_BYTES),
+                         (u16*)(common + SCORE_BYTES + WEIGHT_BYTES),
+                         (KeyTable*)(common + SCORE_BYTES + WEIGHT_BYTES + STEP * MADE_PITCH * 2),
                          (float*)common,
                          states,
                          states + 16,
@@ -404,12 +428,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   griddep_launch_dependents();
   griddep_wait();
   Head head;
-  if (warp < (p.k ? GROUP + 2 : GROUP)) load(head, raw_head(p, work, warp));
+  if (warp < (p.k ? GROUP + OWN : GROUP)) load(head, raw_head(p, work, warp));
   if (work.r >= count) return;
   work.run = uniform(work.run);
   work.position = uniform(work.position);
   work.last = uniform(work.last);
-  work.first = p.window && work.position + 1 > p.window ? work.position + 1 - p.window : 0;
+  work.first = !TIED && p.window && work.position + 1 > p.window ? work.position + 1 - p.window : 0;
   work.start = work.first / PAGE_TOKENS * PAGE_TOKENS;
   const u32 all_steps = (work.last - work.start) / STEP + 1;
   u32 steps = 1, splits = all_steps;
@@ -436,24 +460,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
 
   u32 step = end - 1;
   Ids ids = page_ids(p.slot, work, step);
-  const u32 own_heads = p.k && split == splits - 1 ? GROUP + 2 : GROUP;
-  constexpr bool ONE_EACH = GROUP + 2 <= WARPS;
+  const u32 own_heads = p.k && split == splits - 1 ? GROUP + OWN : GROUP;
+  constexpr bool ONE_EACH = GROUP + OWN <= WARPS;
   if (ONE_EACH && warp < own_heads) norm(head, raw_head(p, work, warp));
-  copy_step(work, p.slot.keys, shared.k, ids, step);
-  copy_step(work, p.slot.values, shared.v, ids, step);
+  if (!TIED) copy_step(work, p.slot.keys, shared.tile(KEYS), ids, step);
+  copy_step(work, p.slot.values, shared.tile(values_of(0)), ids, step);
   const u32 last_row = work.last - work.start - step * STEP;  // the row's own, if it is computed here
-  if (split == splits - 1) clear_behind<THREADS, STEP>(shared.v, last_row);
+  if (split == splits - 1) clear_behind<THREADS, STEP>(shared.tile(values_of(0)), last_row);
   if (step > begin) ids = page_ids(p.slot, work, step - 1);
   __syncthreads();
 #pragma unroll 1
   for (u32 h = warp; h < own_heads; h += WARPS) {
     if (!ONE_EACH) norm(head, raw_head(p, work, h));
-    if (h <= GROUP) rotate_all(head, shared.angles);
+    const bool is_key = !TIED && h == GROUP;
+    if (h < GROUP || is_key) rotate_all(head, shared.angles);
     if (h < GROUP) {
-      put_query(head, shared.q, h);
+      put_query(head, shared.q, h, p.slot.key_weight);
     } else {
-      const KvCell to(p.slot, h == GROUP ? p.slot.keys : p.slot.values, work.run, work.position, work.kv_head);
-      put_head(shared.tile(h == GROUP), last_row, head.low, head.high, to);
+      const KvCell to(p.slot, is_key ? p.slot.keys : p.slot.values, work.run, work.position, work.kv_head);
+      put_head(shared.tile(is_key ? KEYS : values_of(0)), last_row, head.low, head.high, to);
     }
     if (h + WARPS < own_heads) load(head, raw_head(p, work, h + WARPS));
   }
@@ -475,39 +500,56 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
         if (i + j / 2 < K_SHARE) query[i + j / 2][tile][j % 2] = both[j];
     }
 
-  // Of heads `warp` and `warp + 8`; totals are of this lane's keys.
-  float best[TILES], total[TILES];
+  if (TIED) {
+    // Where queries were.
+    __syncthreads();
+    shared.key_table->put(p.slot);
+    __syncthreads();
+  }
+
+  // Of the heads from `warp` on that a warp weighs; totals are of this lane's keys.
+  float best[WARP_HEADS], total[WARP_HEADS];
+#pragma unroll
+  for (int h = 0; h < WARP_HEADS; h++) best[h] = -INF, total[h] = 0;
   Outputs out;
 #pragma unroll
-  for (int tile = 0; tile < TILES; tile++) {
-    best[tile] = -INF;
-    total[tile] = 0;
+  for (int tile = 0; tile < TILES; tile++)
 #pragma unroll
     for (int i = 0; i < OUT_SHARE; i++)
 #pragma unroll
       for (int c = 0; c < 4; c++) out[i][tile][c] = 0;
-  }
 
   for (;; step--) {
-    const bool first_step = step == end - 1, more = step > begin;
-    if (first_step) {
+    const u32 turn = end - 1 - step;
+    const bool more = step > begin;
+    if (!TIED && turn == 0) {
       cp_async_wait<1>();
     } else {
       cp_async_wait<0>();
     }
     __syncthreads();
-    if (!first_step) {
-      copy_step(work, p.slot.values, shared.v, ids, step);
-      if (more) ids = page_ids(p.slot, work, step - 1);
+    if (TIED ? more : turn > 0) {
+      const u32 copied = TIED ? step - 1 : step;
+      copy_step(work, p.slot.values, shared.tile(values_of(end - 1 - copied)), ids, copied);
+      if (copied > begin) ids = page_ids(p.slot, work, copied - 1);
     }
     if (work.fresh < min(work.start + (step + 1) * STEP, work.position)) {
-      make_earlier(p, work, shared, step);
+      make_earlier(p, work, shared, turn, step);
       __syncthreads();
     }
 
+    const KvTile values = shared.tile(values_of(turn));
     float score[2][TILES][4] = {};
-    if (K_STEPS % PARTS == 0 || part * K_SHARE < K_STEPS)
-      add_scores<PACKED>(score, shared.k, 16 * key_tile, part * K_SHARE, query);
+    const bool has_part = K_STEPS % PARTS == 0 || part * K_SHARE < K_STEPS;
+    if (TIED) {
+      const u32 skipped = made_steps(part * K_SHARE, K_SHARE);
+      make_keys<STEP, THREADS>(shared.made, values, work.start + step * STEP, *shared.key_table);
+      if (has_part) add_scores<PACKED>(score, values, 16 * key_tile, part * K_SHARE, query, skipped);
+      __syncthreads();
+      if (has_part) add_made_scores<PACKED>(score, shared.made, 16 * key_tile, part * K_SHARE, query);
+    } else if (has_part) {
+      add_scores<PACKED>(score, shared.tile(KEYS), 16 * key_tile, part * K_SHARE, query, 0);
+    }
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
@@ -520,15 +562,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
       }
     }
     __syncthreads();
-    if (more) copy_step(work, p.slot.keys, shared.k, ids, step - 1);
+    if (!TIED && more) copy_step(work, p.slot.keys, shared.tile(KEYS), ids, step - 1);
 
     // One warp per head, one lane per key or two.
 #pragma unroll
-    for (int tile = 0; tile < TILES; tile++) {
-      const u32 column = 8 * tile + warp;
+    for (int h = 0; h < WARP_HEADS; h++) {
+      const u32 column = h * WARPS + warp;
       if (column >= GROUP) break;
       constexpr int LANE_KEYS = STEP / WARP;
-      float seen[LANE_KEYS], max = best[tile];
+      float seen[LANE_KEYS], max = best[h];
 #pragma unroll
       for (int i = 0; i < LANE_KEYS; i++) {
         const u32 key = i * WARP + lane, at = work.start + step * STEP + key;
@@ -539,22 +581,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
         seen[i] = at >= work.first && at <= work.last ? sum : -INF;
         max = fmaxf(max, seen[i]);
       }
-      max = warp_max(max);  // a number: every step has a key that is seen
-      const float shrink = __expf(best[tile] - max);
-      best[tile] = max;
-      total[tile] *= shrink;
+      // What weights are relative to: the largest score, or, where a step is short of time, one that is raised when a weight would be
+      // too large. A step has a key that is seen, so it is a number.
+      float shrink = 1;
+      if (!TIED || __any_sync(ALL_LANES, max > best[h] + SLACK)) {
+        max = warp_max(max);
+        shrink = __expf(best[h] - max);
+        best[h] = max;
+        total[h] *= shrink;
+      }
 #pragma unroll
       for (int i = 0; i < LANE_KEYS; i++) {
-        const float weight = __expf(seen[i] - max);
-        total[tile] += weight;
+        const float weight = __expf(seen[i] - best[h]);
+        total[h] += weight;
         shared.weights[column * WEIGHT_PITCH + i * WARP + lane] = f32_to_f16(weight);
       }
       if (lane == 0) shared.shrinks[column] = shrink;
     }
 
-    if (more) {
+    if (!TIED && more) {
       cp_async_wait<1>();
-    } else {
+    } else if (!TIED) {
       cp_async_wait<0>();
     }
     __syncthreads();
@@ -576,29 +623,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
     for (int i = 0; i < OUT_SHARE; i++) {
       const u32 out_tile = warp * OUT_SHARE + i;
       if (OUT_TILES % WARPS && out_tile >= OUT_TILES) break;
-      if (i % 2 == 0 || OUT_SHARE % 2) value_fragments.load_scales(shared.v, out_tile);
+      if (i % 2 == 0 || OUT_SHARE % 2) value_fragments.load_scales(values, out_tile);
 #pragma unroll
       for (int tile = 0; tile < TILES; tile++)
 #pragma unroll
         for (int c = 0; c < 4; c++) out[i][tile][c] *= c % 2 ? by[tile].y : by[tile].x;
 #pragma unroll
       for (int k = 0; k < KEY_TILES; k++) {
-        u32 values[4];
-        value_fragments.load(values, shared.v, k, out_tile);
+        u32 fragment[4];
+        value_fragments.load(fragment, values, k, out_tile);
 #pragma unroll
-        for (int tile = 0; tile < TILES; tile++) mma_f16(out[i][tile], values, weights[tile][k]);
+        for (int tile = 0; tile < TILES; tile++) mma_f16(out[i][tile], fragment, weights[tile][k]);
       }
     }
     if (!more) break;
   }
 
 #pragma unroll
-  for (int tile = 0; tile < TILES; tile++) {
-    const u32 column = 8 * tile + warp;
+  for (int h = 0; h < WARP_HEADS; h++) {
+    const u32 column = h * WARPS + warp;
     if (column >= GROUP) break;
-    total[tile] = warp_sum(total[tile]);
-    shared.maxima[column] = best[tile];
-    shared.totals[column] = total[tile];
+    total[h] = warp_sum(total[h]);
+    shared.maxima[column] = best[h];
+    shared.totals[column] = total[h];
   }
   __syncthreads();
 #pragma unroll

@@ -41,15 +41,18 @@ static_assert(WARP_KEYS % 16 == 0 && KEYS % PAGE_TOKENS == 0 && V_KEYS % 16 == 0
 static_assert(K_CHUNKS * K_COLUMNS == HEAD_DIM && V_CHUNKS * V_KEYS == KEYS, "whole chunks");
 static_assert((V_KEYS < PAGE_TOKENS ? PAGE_TOKENS % V_KEYS : V_KEYS % PAGE_TOKENS) == 0, "pages and chunks that fit");
 
-#if KV_TYPE == KV_Q8_0
-// A thread's share of a chunk: eights of values, page by page.
 constexpr u32 PAGE_ROWS = V_KEYS < PAGE_TOKENS ? V_KEYS : PAGE_TOKENS;  // of a page in a chunk of values
-__device__ __forceinline__ constexpr u32 share(u32 rows, u32 columns) { return (rows * (columns / 8) + THREADS - 1) / THREADS; }
-constexpr u32 K_SHARE = share(PAGE_TOKENS, K_COLUMNS), V_SHARE = share(PAGE_ROWS, HEAD_DIM);
 constexpr u32 V_PARTS = V_KEYS / PAGE_ROWS;
 
+// A thread's share of a chunk in Q8_0: eights of values, page by page.
+#if KV_TYPE == KV_Q8_0
+__device__ __forceinline__ constexpr u32 share(u32 rows, u32 columns) { return (rows * (columns / 8) + THREADS - 1) / THREADS; }
+constexpr u32 K_SHARE = share(PAGE_TOKENS, K_COLUMNS), V_SHARE = share(PAGE_ROWS, HEAD_DIM);
 struct Chunk {
-  Q8Eight keys[PAGES][K_SHARE], values[V_PARTS][V_SHARE];
+#if KEY_TYPE == KV_Q8_0
+  Q8Eight keys[PAGES][K_SHARE];
+#endif
+  Q8Eight values[V_PARTS][V_SHARE];
 };
 
 // Loads a share of ROW_COUNT rows of a page, the table's entry `index`, from `row`; `COLUMNS` of each from `column`.
@@ -76,65 +79,69 @@ __device__ __forceinline__ void store(const Q8Eight (&eights)[SHARE], u16* to) {
       *(uint4*)(to + r * STRIDE + i % VECTORS * 8) = eights[n].as_f16();
   }
 }
-
-// Loads chunk `chunk` of a tile.
-__device__ __forceinline__ void load_chunk(Chunk& into, const Seen& seen, u32 chunk, u32 tile, const u32 (&pages)[PAGES]) {
-  if (chunk < K_CHUNKS) {
-#pragma unroll
-    for (u32 i = 0; i < PAGES; i++)
-      load<PAGE_TOKENS, K_COLUMNS>(into.keys[i], seen, seen.slot.keys, pages[i], tile * PAGES + i, 0, chunk * K_COLUMNS);
-  } else {
-#pragma unroll
-    for (u32 part = 0; part < V_PARTS; part++) {
-      const u32 in_tile = (chunk - K_CHUNKS) * V_KEYS + part * PAGE_ROWS, i = in_tile / PAGE_TOKENS;
-      load<PAGE_ROWS, HEAD_DIM>(into.values[part], seen, seen.slot.values, pages[i], tile * PAGES + i, in_tile % PAGE_TOKENS, 0);
-    }
-  }
-}
-
-__device__ __forceinline__ void store_chunk(const Chunk& from, u16* to, u32 chunk) {
-  if (chunk < K_CHUNKS) {
-#pragma unroll
-    for (u32 i = 0; i < PAGES; i++) store<PAGE_TOKENS, K_COLUMNS, K_STRIDE>(from.keys[i], to + i * PAGE_TOKENS * K_STRIDE);
-  } else {
-#pragma unroll
-    for (u32 part = 0; part < V_PARTS; part++)
-      store<PAGE_ROWS, HEAD_DIM, V_STRIDE>(from.values[part], to + part * PAGE_ROWS * V_STRIDE);
-  }
-}
 #else
+struct Chunk {};
+#endif
+
+#if KEY_TYPE == KV_F16
 // Starts copying ROW_COUNT rows of a page, the table's entry `index`, from `row`; `COLUMNS` of each from `column`.
 template <u32 ROW_COUNT, u32 COLUMNS, u32 STRIDE>
 __device__ __forceinline__ void copy(const Seen& seen, u16* to, const u16* from, u32 page, u32 index, u32 row,
                                      u32 column) {
   constexpr u32 VECTORS = COLUMNS / 8;
   const u32 rows = seen.rows_from(index * PAGE_TOKENS + row, page);
-  from += seen.page_start(page) + row * HEAD_DIM + column;
+  from += seen.key_page_start(page) + row * HEAD_DIM + column;
 #pragma unroll
   for (u32 i = threadIdx.x; i < ROW_COUNT * VECTORS; i += THREADS) {
     const u32 r = i / VECTORS, vector = i % VECTORS;
     cp_async_16(to + r * STRIDE + vector * 8, from + r * HEAD_DIM + vector * 8, r < rows);
   }
 }
+#endif
 
-// Starts copying chunk `chunk` of a tile.
-__device__ __forceinline__ void copy_chunk(const Seen& seen, u16* to, u32 chunk, u32 tile, const u32 (&pages)[PAGES]) {
+// Starts copying chunk `chunk` of a tile to where it goes, or, of what is kept in Q8_0, loads it.
+__device__ __forceinline__ void start_chunk(Chunk& on_its_way, u16* to, const Seen& seen, u32 chunk, u32 tile,
+                                            const u32 (&pages)[PAGES]) {
   if (chunk < K_CHUNKS) {
 #pragma unroll
     for (u32 i = 0; i < PAGES; i++)
+#if KEY_TYPE == KV_Q8_0
+      load<PAGE_TOKENS, K_COLUMNS>(on_its_way.keys[i], seen, seen.slot.keys, pages[i], tile * PAGES + i, 0, chunk * K_COLUMNS);
+#else
       copy<PAGE_TOKENS, K_COLUMNS, K_STRIDE>(seen, to + i * PAGE_TOKENS * K_STRIDE, seen.slot.keys, pages[i],
                                              tile * PAGES + i, 0, chunk * K_COLUMNS);
+#endif
   } else {
-    constexpr u32 PART = V_KEYS < PAGE_TOKENS ? V_KEYS : PAGE_TOKENS;
 #pragma unroll
-    for (u32 key = 0; key < V_KEYS; key += PART) {
-      const u32 in_tile = (chunk - K_CHUNKS) * V_KEYS + key, i = in_tile / PAGE_TOKENS;
-      copy<PART, HEAD_DIM, V_STRIDE>(seen, to + key * V_STRIDE, seen.slot.values, pages[i], tile * PAGES + i,
-                                     in_tile % PAGE_TOKENS, 0);
+    for (u32 part = 0; part < V_PARTS; part++) {
+      const u32 in_tile = (chunk - K_CHUNKS) * V_KEYS + part * PAGE_ROWS, i = in_tile / PAGE_TOKENS;
+#if KV_TYPE == KV_Q8_0
+      load<PAGE_ROWS, HEAD_DIM>(on_its_way.values[part], seen, seen.slot.values, pages[i], tile * PAGES + i, in_tile % PAGE_TOKENS, 0);
+#else
+      copy<PAGE_ROWS, HEAD_DIM, V_STRIDE>(seen, to + part * PAGE_ROWS * V_STRIDE, seen.slot.values, pages[i], tile * PAGES + i,
+                                          in_tile % PAGE_TOKENS, 0);
+#endif
     }
   }
 }
+
+// Stores what start_chunk has loaded.
+__device__ __forceinline__ void end_chunk_of(const Chunk& on_its_way, u16* to, u32 chunk) {
+#if KEY_TYPE == KV_Q8_0
+  if (chunk < K_CHUNKS) {
+#pragma unroll
+    for (u32 i = 0; i < PAGES; i++)
+      store<PAGE_TOKENS, K_COLUMNS, K_STRIDE>(on_its_way.keys[i], to + i * PAGE_TOKENS * K_STRIDE);
+  }
 #endif
+#if KV_TYPE == KV_Q8_0
+  if (chunk >= K_CHUNKS) {
+#pragma unroll
+    for (u32 part = 0; part < V_PARTS; part++)
+      store<PAGE_ROWS, HEAD_DIM, V_STRIDE>(on_its_way.values[part], to + part * PAGE_ROWS * V_STRIDE);
+  }
+#endif
+}
 
 __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const Tokens& tokens, u32 kv_head,
                                               u32 group) {
@@ -176,24 +183,16 @@ __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const
   // The slot of the chunk worked on. The one before it is the next to be filled: everyone is done with it after the
   // barrier.
   u32 slot = 0;
-#if KV_TYPE == KV_Q8_0
   Chunk on_its_way;
-  const auto start_copies = [&](u32 chunk, u32) {
-    if (tile + chunk / CHUNKS <= last_tile)
-      load_chunk(on_its_way, seen, chunk % CHUNKS, tile + chunk / CHUNKS, pages[chunk / CHUNKS]);
+  const auto start_copies = [&](u32 chunk, u32 to) {
+    const u32 after = chunk / CHUNKS;
+    if (tile + after <= last_tile)
+      start_chunk(on_its_way, slots + to * SLOT, seen, chunk % CHUNKS, tile + after, pages[after]);
     cp_async_commit();
   };
   const auto end_copies = [&](u32 chunk, u32 to) {
-    if (tile + chunk / CHUNKS <= last_tile) store_chunk(on_its_way, slots + to * SLOT, chunk % CHUNKS);
+    if (tile + chunk / CHUNKS <= last_tile) end_chunk_of(on_its_way, slots + to * SLOT, chunk % CHUNKS);
   };
-#else
-  const auto start_copies = [&](u32 chunk, u32 to) {
-    if (tile + chunk / CHUNKS <= last_tile)
-      copy_chunk(seen, slots + to * SLOT, chunk % CHUNKS, tile + chunk / CHUNKS, pages[chunk / CHUNKS]);
-    cp_async_commit();
-  };
-  const auto end_copies = [&](u32, u32) {};
-#endif
 #pragma unroll
   for (u32 chunk = 0; chunk < AHEAD; chunk++) {
     start_copies(chunk, chunk);

@@ -98,48 +98,45 @@ __device__ __forceinline__ void copy_parts(const Ahead& seen, u8* to, u8* from, 
     Shape::store(share, to, part);
   }
 }
+#endif
 
-template <u32 THREADS>
-__device__ __forceinline__ void copy_chunk(const Ahead& seen, u8* to, u32 chunk, u32 tile) {
-  if (chunk < K_CHUNKS) {
-    copy_parts<ChunkShape<THREADS, KEYS, K_COLUMNS>>(seen, to, seen.slot.keys, tile * KEYS / PAGE_TOKENS, chunk * K_COLUMNS);
-  } else {
-    const u32 key = tile * KEYS + (chunk - K_CHUNKS) * V_KEYS;
-    copy_parts<ChunkShape<THREADS, V_KEYS, HEAD_DIM>>(seen, to, seen.slot.values, key / PAGE_TOKENS, 0);
-  }
-}
-#else
+#if KEY_TYPE == KV_F16
 // Starts copying COLUMNS of the page of the table's entry `index`, from `column`, to rows `to_row ..` of swizzle atoms of
 // ATOM_ROWS rows.
 template <u32 THREADS, u32 COLUMNS, u32 ATOM_ROWS>
 __device__ __forceinline__ void copy(const Ahead& seen, u8* to, u32 to_row, const u16* from, u32 index, u32 column) {
   constexpr u32 VECTORS = COLUMNS / 8;
   const u32 page = seen.page(index), rows = seen.rows_from(index * PAGE_TOKENS, page);
-  from += seen.page_start(page) + column;
+  from += seen.key_page_start(page) + column;
 #pragma unroll
   for (u32 i = threadIdx.x; i < PAGE_TOKENS * VECTORS; i += THREADS) {
     const u32 row = i / VECTORS, vector = i % VECTORS;
     cp_async_16(to + swizzled_at(ATOM_ROWS, to_row + row, vector), from + row * HEAD_DIM + vector * 8, row < rows);
   }
 }
+#endif
 
 template <u32 THREADS>
 __device__ __forceinline__ void copy_chunk(const Ahead& seen, u8* to, u32 chunk, u32 tile) {
+  const u32 key = tile * KEYS + (chunk < K_CHUNKS ? 0 : (chunk - K_CHUNKS) * V_KEYS);
   if (chunk < K_CHUNKS) {
+#if KEY_TYPE == KV_Q8_0
+    copy_parts<ChunkShape<THREADS, KEYS, K_COLUMNS>>(seen, to, seen.slot.keys, key / PAGE_TOKENS, chunk * K_COLUMNS);
+#else
 #pragma unroll 1
-    for (u32 row = 0; row < KEYS; row += PAGE_TOKENS) {
-      const u32 key = tile * KEYS + row;
-      copy<THREADS, K_COLUMNS, KEYS>(seen, to, row, seen.slot.keys, key / PAGE_TOKENS, chunk * K_COLUMNS);
-    }
+    for (u32 row = 0; row < KEYS; row += PAGE_TOKENS)
+      copy<THREADS, K_COLUMNS, KEYS>(seen, to, row, seen.slot.keys, (key + row) / PAGE_TOKENS, chunk * K_COLUMNS);
+#endif
   } else {
+#if KV_TYPE == KV_Q8_0
+    copy_parts<ChunkShape<THREADS, V_KEYS, HEAD_DIM>>(seen, to, seen.slot.values, key / PAGE_TOKENS, 0);
+#else
 #pragma unroll
-    for (u32 row = 0; row < V_KEYS; row += PAGE_TOKENS) {
-      const u32 key = tile * KEYS + (chunk - K_CHUNKS) * V_KEYS + row;
-      copy<THREADS, HEAD_DIM, V_KEYS>(seen, to, row, seen.slot.values, key / PAGE_TOKENS, 0);
-    }
+    for (u32 row = 0; row < V_KEYS; row += PAGE_TOKENS)
+      copy<THREADS, HEAD_DIM, V_KEYS>(seen, to, row, seen.slot.values, (key + row) / PAGE_TOKENS, 0);
+#endif
   }
 }
-#endif
 
 template <u32 ROW_GROUPS>
 __device__ __forceinline__ void attend_tokens(const Params& p, u8* shared, const Tokens& tokens, u32 kv_head,

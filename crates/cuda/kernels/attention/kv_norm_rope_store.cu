@@ -1,4 +1,4 @@
-// rope(norm(k)) and norm(v), head by head, straight into their pages.
+// rope(norm(k)) and norm(v), head by head, straight into their pages; norm(v) alone where keys follow from values.
 //
 // Grid: (rows, KV heads), one block per head; its threads are a function of head_dim alone, as in rms_norm.cu,
 // whose bits it repeats.
@@ -50,19 +50,16 @@ extern "C" __global__ void kv_norm_rope_store(const Params p) {
     const bool there = j < p.head_dim;
     const float key = there ? head[j] : 0, value = there ? normed(v, j, v_scale, p.v_weight) : 0;
     const Q8Scale key_scale(warp_max(fabsf(key))), value_scale(warp_max(fabsf(value)));
-    if (there) {
-      keys.codes(cell)[j] = i8(key_scale.code(key));
-      values.codes(cell)[j] = i8(value_scale.code(value));
-    }
-    if (j % KV_BLOCK == 0) {
-      keys.scales(cell)[j / KV_BLOCK] = key_scale.bits;
-      values.scales(cell)[j / KV_BLOCK] = value_scale.bits;
-    }
+    if (there) values.codes(cell)[j] = i8(value_scale.code(value));
+    if (j % KV_BLOCK == 0) values.scales(cell)[j / KV_BLOCK] = value_scale.bits;
+    if (p.slot.key_weight) continue;
+    if (there) keys.codes(cell)[j] = i8(key_scale.code(key));
+    if (j % KV_BLOCK == 0) keys.scales(cell)[j / KV_BLOCK] = key_scale.bits;
   }
 #else
   const u64 to = p.slot.cell(p.row_refs.run[row], position, blockIdx.y);
   for (u32 j = threadIdx.x; j < p.head_dim; j += blockDim.x) {
-    p.slot.keys[to + j] = f32_to_f16(head[j]);
+    if (!p.slot.key_weight) p.slot.keys[to + j] = f32_to_f16(head[j]);
     p.slot.values[to + j] = f32_to_f16(normed(v, j, v_scale, p.v_weight));
   }
 #endif

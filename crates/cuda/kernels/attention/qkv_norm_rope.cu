@@ -1,6 +1,6 @@
 // Head norms, RoPE and KV store of large batches. Raw queries, keys and values lie side by side in a row of `x`: queries are
 // normed, rotated and stored as f16; keys are normed, rotated and stored in their page; values are normed, without a weight, and
-// stored in theirs.
+// stored in theirs. Where keys follow from values, none are stored.
 // Queries may be absent, and so may keys and values together; values may be the same columns as keys.
 //
 // Grid: (rows), a block of four warps per row, one warp per head. A lane has HEAD_DIM / 128 fours of columns, 128 apart, so that in
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) qkv_norm_rope(const Par
   griddep_wait();
   __shared__ float4 sines[HALF / 4], cosines[HALF / 4];
   const float* x = p.x + u64(blockIdx.x) * p.stride;
-  const u32 rotated = p.q_heads + p.kv_heads, heads = rotated + p.kv_heads;
+  const u32 rotated = p.q_heads + (p.slot.key_weight ? 0 : p.kv_heads), heads = rotated + p.kv_heads;
 
   auto load = [&](u32 h) {
     Head head;

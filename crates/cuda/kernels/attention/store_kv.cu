@@ -1,4 +1,4 @@
-// Rounds keys and values to the KV type and writes them to their position's page.
+// Rounds keys and values to the KV type and writes them to their position's page; values alone where keys follow from them.
 //
 // Grid: (rows, blocks of 256 columns), one thread per column of both; in Q8_0 heads are padded to whole blocks, so that a warp has
 // one of them.
@@ -34,14 +34,14 @@ extern "C" __global__ void store_kv(const Params p) {
     if (element < head_dim) page.codes(position % PAGE_TOKENS)[element] = i8(scale.code(value));
     if (element % KV_BLOCK == 0) page.scales(position % PAGE_TOKENS)[element / KV_BLOCK] = scale.bits;
   };
-  put(p.k, p.slot.keys);
+  if (!p.slot.key_weight) put(p.k, p.slot.keys);
   put(p.v, p.slot.values);
 #else
   const u32 columns = p.slot.kv_heads * head_dim;
   if (column >= columns) return;
   const u64 to = p.slot.cell(run, position, column / head_dim) + column % head_dim;
   const u64 from = u64(r) * columns + column;
-  p.slot.keys[to] = f32_to_f16(p.k[from]);
+  if (!p.slot.key_weight) p.slot.keys[to] = f32_to_f16(p.k[from]);
   p.slot.values[to] = f32_to_f16(p.v[from]);
 #endif
 }

@@ -90,6 +90,9 @@ struct Seen {
   __device__ __forceinline__ u64 page_start(u32 page) const {
     return slot.page_start(page == NO_PAGE ? 0 : page, kv_head);
   }
+  __device__ __forceinline__ u64 key_page_start(u32 page) const {
+    return slot.key_page_start(page == NO_PAGE ? 0 : page, kv_head);
+  }
 #if KV_TYPE == KV_Q8_0
   __device__ __forceinline__ Q8Page q8_page(u8* of, u32 page) const { return {of + page_start(page), kv_blocks(HEAD_DIM)}; }
 #endif

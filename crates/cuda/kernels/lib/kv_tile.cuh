@@ -154,18 +154,20 @@ __device__ __forceinline__ u32 query_column(u32 element) {
 // The element, of 16, that a fragment of values has in row `group`, or in row `group + 8`.
 __device__ __forceinline__ u32 output_element(u32 group, u32 lower) { return 2 * group + lower; }
 
-// Scores of 16 keys, from row `first_row` on, with queries of which STEPS steps of 16 elements are held, the first being `k_step`:
-// added to `score`, which has a part per term of queries or, if they share a tile (PACKED), per parity of steps. Codes are multiplied
+// Scores of 16 keys, from row `first_row` on, with queries of which STEPS steps of 16 elements are held, the first being `k_step`, but
+// for the first `skipped` of them: added to `score`, which has a part per term of queries or, if they share a tile (PACKED), per parity
+// of steps. Codes are multiplied
 // as they are, and scales applied to sums over blocks: exactly, as far as f32 goes.
 template <bool PACKED, int STEPS, int Q_TILES, int TILES>
 __device__ __forceinline__ void add_scores(float (&score)[2][TILES][4], const KvTile& tile, u32 first_row, u32 k_step,
-                                           const u32 (&query)[STEPS][Q_TILES][2]) {
+                                           const u32 (&query)[STEPS][Q_TILES][2], u32 skipped) {
   const u32 lane = threadIdx.x % WARP;
   const u16* const scales = tile.scales + (first_row + lane / 4) * KV_BLOCKS;
   // Two steps at once, a block; where there is one in all, so the second is not there.
 #pragma unroll
   for (int i = 0; i < STEPS; i += 2) {
     if (HEAD_DIM / 16 % STEPS && k_step + i >= HEAD_DIM / 16) break;
+    if (u32(i) < skipped) continue;
     const u32 column = min(k_step + i + lane / 16, u32(HEAD_DIM / 16 - 1)), block = (k_step + i) / 2;
     u32 codes[4];
     ldmatrix_x4(codes, tile.codes + code_cell(first_row + lane % 16, 16 * column));
@@ -288,15 +290,17 @@ __device__ __forceinline__ u32 query_column(u32 element) { return element; }
 // The element, of 16, that a fragment of values has in row `group`, or in row `group + 8`.
 __device__ __forceinline__ u32 output_element(u32 group, u32 lower) { return group + lower * 8; }
 
-// Scores of 16 keys, from row `first_row` on, with queries of which STEPS steps of 16 elements are held, the first being `k_step`:
-// added to `score`, which has a part per term of queries or, if they share a tile (PACKED), per parity of steps.
+// Scores of 16 keys, from row `first_row` on, with queries of which STEPS steps of 16 elements are held, the first being `k_step`, but
+// for the first `skipped` of them: added to `score`, which has a part per term of queries or, if they share a tile (PACKED), per parity
+// of steps.
 template <bool PACKED, int STEPS, int Q_TILES, int TILES>
 __device__ __forceinline__ void add_scores(float (&score)[2][TILES][4], const KvTile& tile, u32 first_row, u32 k_step,
-                                           const u32 (&query)[STEPS][Q_TILES][2]) {
+                                           const u32 (&query)[STEPS][Q_TILES][2], u32 skipped) {
   const u32 lane = threadIdx.x % WARP;
 #pragma unroll
   for (int i = 0; i < STEPS; i++) {
     if (HEAD_DIM / 16 % STEPS && k_step + i >= HEAD_DIM / 16) break;
+    if (u32(i) < skipped) continue;
     u32 keys[4];
     ldmatrix_x4(keys, tile.cells + cell(first_row + lane % 16, 16 * (k_step + i) + lane / 16 * 8));
 #pragma unroll

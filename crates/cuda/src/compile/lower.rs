@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use carat_gguf::QuantType;
 use carat_model::{
     backend::BackendError,
-    kv::KvType,
+    kv::{KvGroup, KvType},
     phase::{Origin, Phase},
     plan::{KvSlot, Labelled, Plan, Rows, SlotSpec, Value},
     weights::{Weight, Weights},
@@ -35,11 +35,11 @@ use super::{
     fuse::{self, LinearPart, Op},
     rows::RowClass,
     scratch::{Scratch, ScratchBytes},
-    target::Target,
+    target::{Target, turning_pairs},
 };
 use crate::{
     config::Fusion,
-    kernel::{Kernel, Operand, PleInputs},
+    kernel::{Kernel, KeysFromValues, Operand, PleInputs},
 };
 
 /// Lowers ops for one class. Programs lowered with the same scratch share its buffers.
@@ -68,6 +68,7 @@ pub(crate) fn lower(
         routes: HashMap::new(),
         unsummed: HashMap::new(),
         settled: None,
+        turning_pairs: turning_pairs(plan).or(target.borrowed_turning_pairs),
     };
     for op in ops {
         lowering.origin = op.origin;
@@ -102,6 +103,8 @@ struct Lowering<'a> {
     unsummed: HashMap<Value, experts::Unsummed>,
     /// A value that is complete before the launches behind the last one start.
     settled: Option<Value>,
+    /// Of full-attention slots.
+    turning_pairs: Option<usize>,
 }
 
 impl<'a> Lowering<'a> {
@@ -193,6 +196,28 @@ impl<'a> Lowering<'a> {
             self.step(labelled)?;
         }
         Ok(())
+    }
+
+    /// Pairs of a slot's keys that turn, where they are made from its values; `None` where it has keys.
+    fn turning_pairs(&self, slot: KvSlot) -> Option<usize> {
+        match self.plan.slot(slot).group {
+            KvGroup::Full => self.turning_pairs,
+            KvGroup::Sliding => None,
+        }
+    }
+
+    /// Before attention that reads keys from pages: makes them where a slot has values alone.
+    fn make_keys(&mut self, label: &str, rows: Rows, slot: KvSlot) {
+        if let Some(turning_pairs) = self.turning_pairs(slot) {
+            let kernel = KeysFromValues {
+                rows,
+                slot,
+                kv: self.kv(slot),
+                turning_pairs,
+                window: self.window(self.plan.slot(slot)),
+            };
+            self.call(&format!("{label} keys"), rows, kernel);
+        }
     }
 
     /// The type of a slot's keys and values.

@@ -185,7 +185,8 @@ pub(crate) struct Parts {
 }
 
 /// Pages of a group's slots in one allocation: keys of one slot after another and of the chunk pages, then values alike. So the chunk
-/// pages lie as far from a slot's keys as from its values, in pages.
+/// pages lie as far from a slot's keys as from its values, in pages. Where keys follow from values, there are those of one slot: all
+/// have them at the same place.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KvPages {
     pub(crate) slots: Vec<SlotPages>,
@@ -215,21 +216,26 @@ impl KvPages {
             .clone()
             .next()
             .map_or(0, |slot| chunk_pages * page(slot));
-        let half = (held + chunk).next_multiple_of(ALIGN);
-        let mut keys = 0;
+        let tied = group == KvGroup::Full && !plan.tied_keys().is_empty();
+        let values = (held + chunk).next_multiple_of(ALIGN);
+        // Made keys are f16.
+        let f16_page = |slot: &SlotSpec| PAGE_TOKENS * slot.kv_heads * slot.head_dim * 2;
+        let made = own.clone().next().map_or(0, |slot| pages * f16_page(slot));
+        let keys = if tied { made } else { values }.next_multiple_of(ALIGN);
+        let mut offset = 0;
         let slots = own.enumerate().map(|(place, slot)| {
             let at = SlotPages {
-                keys,
-                values: half + keys,
+                keys: if tied { 0 } else { offset },
+                values: keys + offset,
                 chunk_pages: pages as u32,
                 chunk_shift: ((count - 1 - place) * pages) as u32,
             };
-            keys += pages * page(slot);
+            offset += pages * page(slot);
             at
         });
         KvPages {
             slots: slots.collect(),
-            bytes: 2 * half,
+            bytes: keys + values,
         }
     }
 }
@@ -280,7 +286,7 @@ impl Parts {
 )]
 mod tests {
     use carat_gguf::QuantType;
-    use carat_model::{gemma4, kv::KvType};
+    use carat_model::{gemma4, kv::KvType, layout::page_bytes, synthetic::Dimensions};
     use carat_testkit::tiny::{Tiny, Variant};
     use expect_test::expect;
 
@@ -360,9 +366,29 @@ mod tests {
             target,
         );
         let memory = prepared.expect("compiles").memory;
-        // A block of 32 values is 34 bytes.
+        // A block of 32 values is 34 bytes; keys that are made from them are f16.
         assert_eq!(memory.kv.sliding, 16 * 32 * 2 * (4 * 16) * 2 * 2);
-        assert_eq!(memory.kv.full, 64 * 32 * (2 * 34) * 2);
+        assert_eq!(memory.kv.full, 64 * 32 * 2 * (34 + 64));
+    }
+
+    #[test]
+    fn full_layers_that_hold_values_alone_have_keys_at_one_place() {
+        let mut tiny = Tiny::new(Variant::Dense31b, QuantType::Q8_0);
+        tiny.dimensions.kinds = Dimensions::pattern(9, 3);
+        tiny.dimensions.ffn = vec![64; 9];
+        let model = tiny.model();
+        let plan = gemma4::plan(&model);
+        let pages = KvPages::new(&plan, &options(16), KvGroup::Full);
+        let tensor = 64 * 32 * (2 * 32) * 2;
+        assert_eq!(pages.bytes, (1 + 3) * tensor);
+        for (place, slot) in pages.slots.iter().enumerate() {
+            assert_eq!((slot.keys, slot.values), (0, (1 + place) * tensor));
+        }
+        assert_eq!(
+            page_bytes(&plan, KvType::F16.into()).full * 64,
+            3 * tensor,
+            "what is saved of a page"
+        );
     }
 
     #[test]

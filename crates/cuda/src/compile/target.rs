@@ -35,6 +35,8 @@ pub(crate) struct Target {
     pub(crate) fusion: Fusion,
     /// Types of keys and values.
     pub(crate) kv: PerGroup<KvType>,
+    /// Of a drafter whose target holds values alone in full-attention slots: pairs of a key that turn.
+    pub(crate) borrowed_turning_pairs: Option<usize>,
     /// Format that a borrowed table of embeddings lies in on the device already; `None` if it is loaded like any other.
     pub(crate) borrowed_table: Option<TableFormat>,
 }
@@ -54,6 +56,7 @@ impl Target {
             max_rows,
             fusion,
             kv: PerGroup::default(),
+            borrowed_turning_pairs: None,
             borrowed_table: None,
         }
     }
@@ -81,6 +84,12 @@ pub(crate) enum GemmImpl {
     CublasLt,
     /// `kernels/linear/gemm.cu`: int8 over fragments, or f16.
     Native,
+}
+
+/// Where full-attention slots of a plan hold values alone, because keys follow from them: pairs of a key that turn.
+pub(crate) fn turning_pairs(plan: &Plan) -> Option<usize> {
+    let (_, first) = *plan.tied_keys().first()?;
+    Some(plan.rope(first.rope).turning_pairs().max(1))
 }
 
 /// Bytes of a matrix, on average, up to which decoding gains from PDL. On an H200

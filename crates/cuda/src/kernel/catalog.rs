@@ -39,9 +39,10 @@ pub(crate) fn all() -> Vec<Specialization> {
     for kv in [KvType::F16, KvType::Q8_0] {
         all.push(attention::store_kv::specialization(kv));
         all.push(attention::kv_norm_rope_store::specialization(kv));
+        all.push(attention::keys_from_values::specialization(kv));
         let qkv = |head_dim| attention::qkv_norm_rope::specialization(head_dim, kv);
         all.extend(attention::qkv_norm_rope::HEAD_DIMS.map(qkv));
-        let attend = |values| attention::attend::specialization(values, kv);
+        let attend = |values| attention::attend::specialization(values, kv, false);
         all.extend(attention::attend::LANE_VALUES.map(attend));
         all.extend(attention::flash_prefill::specializations(kv));
         let shapes = attention::flash_decode::SHAPES.map(|heads| heads.with_kv(kv));

@@ -28,7 +28,10 @@ pub(crate) mod weights;
 pub(crate) use activation::{Activation, Int8Operands};
 pub(crate) use attention::attend::Attend;
 pub(crate) use attention::flash_decode::{Columns, FlashDecode, HeadNorm, Heads, OwnKv};
-pub(crate) use attention::flash_prefill::{AttentionOut, AttentionShape, FlashPrefill};
+pub(crate) use attention::flash_prefill::{
+    AttentionOut, AttentionShape, FlashPrefill, KeysAndValues,
+};
+pub(crate) use attention::keys_from_values::KeysFromValues;
 pub(crate) use attention::kv_norm_rope_store::{KvNormRopeStore, MAX_HEAD_DIM};
 pub(crate) use attention::move_pages::{
     MAX_MOVES, MovePagesParams, PageSegment, grid as move_pages_grid,
@@ -90,7 +93,7 @@ pub(crate) use norm::fused_norm::{
 pub(crate) use norm::rms_norm::RmsNorm;
 pub(crate) use operands::{
     Addresses, BatchAt, InputsAt, MatrixAt, Operand, PagesAt, RowRefsAt, RowsAt, RunsAt, SlotAt,
-    TablesAt,
+    TablesAt, TiedAt,
 };
 pub(crate) use sample::{
     CHANGE, CHANGE_WORDS, Change, Draw, MASK_SETS, MAX_DRAWN_ROWS, MAX_LOGPROBS, MAX_TOP_K,

@@ -91,7 +91,24 @@ params! {
         head_dim: u32,
         chunk_pages: u32,
         chunk_shift: u32,
+        tied: TiedAt,
     }
+}
+
+params! {
+    /// What keys are made from values with, the last of `Slot` in `lib/kv.cuh`.
+    pub(crate) struct TiedAt {
+        key_weight: Address,
+        key_frequencies: Address,
+    }
+}
+
+impl TiedAt {
+    /// Where pages have keys.
+    pub(crate) const NONE: TiedAt = TiedAt {
+        key_weight: Address::NULL,
+        key_frequencies: Address::NULL,
+    };
 }
 
 impl SlotAt {
@@ -107,6 +124,7 @@ impl SlotAt {
         head_dim: 0,
         chunk_pages: 0,
         chunk_shift: 0,
+        tied: TiedAt::NONE,
     };
 }
 
@@ -119,6 +137,14 @@ pub(crate) struct PagesAt {
     pub(crate) chunk_pages: u32,
     /// Pages by which they lie further from this slot's first than their names say.
     pub(crate) chunk_shift: u32,
+    pub(crate) tied: TiedAt,
+}
+
+impl PagesAt {
+    /// Whether keys follow from values, so that pages have those alone.
+    pub(crate) fn is_tied(&self) -> bool {
+        self.tied.key_weight != Address::NULL
+    }
 }
 
 /// A weight on the device.
@@ -202,6 +228,7 @@ impl Addresses {
             head_dim: spec.head_dim as u32,
             chunk_pages: pages.chunk_pages,
             chunk_shift: pages.chunk_shift,
+            tied: pages.tied,
         }
     }
 

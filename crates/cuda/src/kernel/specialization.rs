@@ -74,6 +74,12 @@ pub(super) fn kv_constant(kv: KvType) -> Option<(&'static str, String)> {
     }
 }
 
+/// The same with that of keys, which are f16 where they are made from values.
+pub(super) fn kv_constants(kv: KvType, tied: bool) -> impl Iterator<Item = (&'static str, String)> {
+    let keys = (tied && kv != KvType::F16).then(|| ("KEY_TYPE", "KV_F16".to_owned()));
+    kv_constant(kv).into_iter().chain(keys)
+}
+
 /// The constant that chooses a format's functions in `lib/format.cuh`.
 pub(super) fn format_constant(quant: QuantType) -> (&'static str, String) {
     ("FORMAT", quant.name().to_lowercase())

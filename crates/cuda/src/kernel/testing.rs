@@ -13,7 +13,7 @@ use carat_testkit::tiny::{Tiny, Variant};
 
 use super::{
     Addresses, BatchAt, InputsAt, Kernel, MatrixAt, Operand, PagesAt, RowRefsAt, RowsAt, RunsAt,
-    TablesAt,
+    TablesAt, TiedAt,
     activation::{Activation, Int8Operands, permuted_index, tile_bytes, tile_index},
 };
 use crate::{
@@ -505,5 +505,6 @@ fn chunk_pages(keys: Address, values: Address) -> PagesAt {
         values,
         chunk_pages: CHUNK_PAGES as u32,
         chunk_shift: CHUNK_SHIFT as u32,
+        tied: TiedAt::NONE,
     }
 }

@@ -1,6 +1,6 @@
 //! Addresses of what a program reads and writes, and the small things that are copied there once.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use carat_model::{
     kv::{KvGroup, PerGroup},
@@ -11,7 +11,7 @@ use crate::{
     compile::memory::Parts,
     device::{Address, Buffer, Device, HostBuffer},
     error::CudaError,
-    kernel::PagesAt,
+    kernel::{MatrixAt, PagesAt, TiedAt, WeightFormat, WeightOperand},
 };
 
 /// Writes words to host memory, from a word on.
@@ -36,8 +36,13 @@ pub(super) fn scratch_addresses(parts: &Parts, scratch: &Buffer) -> Vec<Address>
     offsets.map(|&o| scratch.address().offset(o)).collect()
 }
 
-/// Pages of each slot, in the plan's order.
-pub(super) fn kv_addresses(plan: &Plan, parts: &Parts, kv: &PerGroup<Buffer>) -> Vec<PagesAt> {
+/// Pages of each slot, in the plan's order, and what keys are made with where they follow from values.
+pub(super) fn kv_addresses(
+    plan: &Plan,
+    parts: &Parts,
+    kv: &PerGroup<Buffer>,
+    (weights, ropes): (&HashMap<WeightOperand, MatrixAt>, &[Address]),
+) -> Vec<PagesAt> {
     let place = |group: KvGroup| {
         let start = kv.get(group).address();
         let places = parts.kv.get(group).slots.iter();
@@ -46,6 +51,7 @@ pub(super) fn kv_addresses(plan: &Plan, parts: &Parts, kv: &PerGroup<Buffer>) ->
             values: start.offset(place.values),
             chunk_pages: place.chunk_pages,
             chunk_shift: place.chunk_shift,
+            tied: TiedAt::NONE,
         })
     };
     let (mut full, mut sliding) = (place(KvGroup::Full), place(KvGroup::Sliding));
@@ -53,9 +59,17 @@ pub(super) fn kv_addresses(plan: &Plan, parts: &Parts, kv: &PerGroup<Buffer>) ->
         KvGroup::Full => full.next(),
         KvGroup::Sliding => sliding.next(),
     });
-    slots
+    let mut slots: Vec<PagesAt> = slots
         .map(|pages| pages.expect("each slot has its pages"))
-        .collect()
+        .collect();
+    for (slot, keys) in plan.tied_keys() {
+        let weight = WeightOperand::one(keys.weight, WeightFormat::Vector);
+        slots[slot.0 as usize].tied = TiedAt {
+            key_weight: weights[&weight].start,
+            key_frequencies: ropes[keys.rope.0 as usize],
+        };
+    }
+    slots
 }
 
 pub(super) fn upload_ropes(

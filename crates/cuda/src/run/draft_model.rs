@@ -36,7 +36,7 @@ use crate::{
         memory::Parts,
         prepare::Prepared,
         rows::{RowCounts, SMALL_ROWS},
-        target::{Target, gains_from_pdl},
+        target::{Target, gains_from_pdl, turning_pairs},
     },
     config::{self, Checks, CudaConfig, Pdl},
     device::{Address, Buffer, Device, HostBuffer, Module, launch},
@@ -132,6 +132,7 @@ impl DraftModel {
         let hopper = target.compiled_for.hopper;
         let compiled_for = Target {
             pdl: hopper && gains_from_pdl(&plan, weights) && target.config.pdl == Pdl::On,
+            borrowed_turning_pairs: turning_pairs(target.plan),
             borrowed_table: table.as_ref().map(|(_, format, _)| *format),
             ..target.compiled_for
         };

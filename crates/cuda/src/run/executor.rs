@@ -163,9 +163,9 @@ impl CudaExecutor {
             values: value_addresses(plan, &parts, &activations),
             scratch: scratch_addresses(&parts, &scratch),
             weights: weights.at.clone(),
+            kv: kv_addresses(plan, &parts, &kv, (&weights.at, &ropes)),
             ropes,
             clusters: Vec::new(),
-            kv: kv_addresses(plan, &parts, &kv),
             batch: batch_layout.at(batch.address()),
         };
         let sees_back_only = SeesBackOnly::new(&front, &tail);

@@ -52,7 +52,8 @@ impl PageMover {
                 }
                 let head_bytes = options.kv.get(group).head_bytes(slot.head_dim);
                 let bytes = (PAGE_TOKENS * slot.kv_heads * head_bytes) as u64;
-                for pages in [at.keys, at.values] {
+                let keys = (!at.is_tied()).then_some(at.keys);
+                for pages in keys.into_iter().chain([at.values]) {
                     segments.push(PageSegment {
                         pages,
                         bytes,

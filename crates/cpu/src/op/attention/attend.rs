@@ -14,7 +14,7 @@ use super::partial::SplitPartial;
 use crate::{
     op::{
         kv::PagedKv,
-        workers::{AttentionScratch, Workers},
+        workers::{AttentionScratch, TiedScratch, Workers},
     },
     pool::Grid,
 };
@@ -130,6 +130,7 @@ impl<'a> Attention<'a> {
                 let block = &self.query_blocks[tile.row_group];
                 let AttentionScratch {
                     scores,
+                    tied,
                     split,
                     total,
                 } = &mut scratch.attention;
@@ -140,7 +141,8 @@ impl<'a> Attention<'a> {
                 total.clear();
                 for index in self.splits(block) {
                     let mut partial = self.partial(split, block);
-                    self.attend_split(kernels, block, kv_head, index, scores, &mut partial);
+                    let scratch = (&mut *scores, &mut *tied);
+                    self.attend_split(kernels, block, kv_head, index, scratch, &mut partial);
                     total.merge(kernels, &partial);
                 }
                 total.finish();
@@ -196,8 +198,9 @@ impl<'a> Attention<'a> {
                     let block = &self.query_blocks[block];
                     let row = tile.rows.start;
                     let mut partial = self.partial(tile.row_mut(row), block);
-                    let scores = &mut scratch.attention.scores;
-                    self.attend_split(kernels, block, kv_head, index, scores, &mut partial);
+                    let AttentionScratch { scores, tied, .. } = &mut scratch.attention;
+                    let scratch = (scores, tied);
+                    self.attend_split(kernels, block, kv_head, index, scratch, &mut partial);
                 });
             for ((item, _), partial) in wave.iter().zip(partials.chunks_mut(elements)) {
                 let block = &self.query_blocks[items[*item].0];
@@ -261,7 +264,7 @@ impl<'a> Attention<'a> {
         block: &QuerySpan<'_>,
         kv_head: usize,
         index: usize,
-        scores: &mut Vec<f32>,
+        (scores, tied_scratch): (&mut Vec<f32>, &mut TiedScratch),
         partial: &mut SplitPartial<'_>,
     ) {
         let seen = self.visible_to_block(block);
@@ -278,13 +281,28 @@ impl<'a> Attention<'a> {
             self.kv.head(self.chunk_pages, page, kv_head)
         };
 
-        let query = |i: usize| {
+        let own_query = |i: usize| {
             let (row, head) = (block.rows.start + i / self.gqa_group, i % self.gqa_group);
             let start = row * self.columns + (kv_head * self.gqa_group + head) * head_dim;
             &self.queries[start..start + head_dim]
         };
+        let TiedScratch { made, split } = tied_scratch;
+        if let Some(tied) = &self.kv.tied {
+            made.resize(tied.page_elements(), 0.0);
+            split.resize(queries * tied.query_elements(), 0.0);
+            for (i, split) in split.chunks_exact_mut(tied.query_elements()).enumerate() {
+                tied.split_query(own_query(i), split);
+            }
+        }
+        let query = |i: usize| match &self.kv.tied {
+            None => own_query(i),
+            Some(tied) => &split[i * tied.query_elements()..][..tied.query_elements()],
+        };
         for (page_index, index) in pages.clone().enumerate() {
-            let (keys, _) = page(index);
+            let (keys, values) = page(index);
+            if let Some(tied) = &self.kv.tied {
+                kernels.make_keys(tied, values, index * PAGE_TOKENS, made);
+            }
             for (block, scores) in scores.chunks_mut(MAX_QUERIES * SPLIT_TOKENS).enumerate() {
                 let count = scores.len() / SPLIT_TOKENS;
                 let of_block: [&[f32]; MAX_QUERIES] =
@@ -297,7 +315,11 @@ impl<'a> Attention<'a> {
                 let mut out: [&mut PageScores; MAX_QUERIES] = std::array::from_fn(|_| {
                     out.next().or_else(|| spares.next()).expect("eight in all")
                 });
-                kernels.scores(&of_block[..count], keys, &mut out[..count]);
+                let (of_block, out) = (&of_block[..count], &mut out[..count]);
+                match self.kv.tied {
+                    None => kernels.scores(of_block, keys, out),
+                    Some(_) => kernels.tied_scores(of_block, values, made, out),
+                }
             }
         }
 

@@ -14,7 +14,7 @@ use crate::{
     },
     pool::Pool,
 };
-use carat_cpu_kernels::{gemm::row_class::RowClasses, table::Kernels};
+use carat_cpu_kernels::{gemm::row_class::RowClasses, table::Kernels, tied_keys::TiedKeys};
 use carat_testkit::numbers::{Random, bits, relative_error};
 
 /// One sequence of random queries, keys and values.
@@ -27,6 +27,8 @@ struct Sequence {
     keys: Vec<f32>,
     values: Vec<f32>,
     pages: Vec<PageId>,
+    /// What keys follow from values with: a weight, and frequencies of pairs that turn.
+    tied: Option<(Vec<f32>, Vec<f32>)>,
 }
 
 impl Sequence {
@@ -45,7 +47,42 @@ impl Sequence {
             spec,
             group,
             tokens,
+            tied: None,
         }
+    }
+
+    /// The same with keys that follow from values as `kv` has them, so many pairs of which turn.
+    fn tied(mut self, kv: KvType, turning: usize) -> Sequence {
+        let head_dim = self.spec.head_dim;
+        let random = Random::new(5).normals(head_dim);
+        let weight: Vec<f32> = random.iter().map(|x| 1.0 + 0.2 * x).collect();
+        let base = 10000f32;
+        let frequencies = (0..turning).map(|j| base.powf(-2.0 * j as f32 / head_dim as f32));
+        let frequencies: Vec<f32> = frequencies.collect();
+        let values = match kv {
+            KvType::F16 => self
+                .values
+                .iter()
+                .map(|x| f16::from_f32(*x).to_f32())
+                .collect(),
+            KvType::Q8_0 => self.rounded().values,
+        };
+        self.keys.copy_from_slice(&values);
+        let heads = self.keys.chunks_exact_mut(head_dim).enumerate();
+        for (i, key) in heads {
+            let position = (i / self.spec.kv_heads) as f32;
+            for (k, w) in key.iter_mut().zip(&weight) {
+                *k *= w;
+            }
+            let (low, high) = key.split_at_mut(head_dim / 2);
+            for ((a, b), frequency) in low.iter_mut().zip(high).zip(&frequencies) {
+                let (sin, cos) = f64::from(position * frequency).sin_cos();
+                let (x, y) = (f64::from(*a), f64::from(*b));
+                (*a, *b) = ((x * cos - y * sin) as f32, (x * sin + y * cos) as f32);
+            }
+        }
+        self.tied = Some((weight, frequencies));
+        self
     }
 
     fn store(&self, workers: &Workers, cache: &mut PagedKv, positions: std::ops::Range<usize>) {
@@ -80,7 +117,9 @@ impl Sequence {
             RowClasses::new(kernels.isa(), Batching::Fast),
             Repacked::new(0),
         );
-        let mut cache = PagedKv::new(&self.spec, kv, self.pages.len());
+        let tied =
+            (self.tied.as_ref()).map(|(weight, frequencies)| TiedKeys::new(weight, frequencies));
+        let mut cache = PagedKv::new(&self.spec, kv, tied, self.pages.len());
         let columns = self.queries.len() / self.tokens;
         let mut out = vec![f32::NAN; self.queries.len()];
         let mut scratch = SplitKvScratch::default();
@@ -174,6 +213,44 @@ fn spec(kv_heads: usize, head_dim: usize, window: Option<usize>) -> SlotSpec {
         head_dim,
         window,
         borrowed: None,
+    }
+}
+
+#[test]
+fn keys_that_follow_from_values_are_close_to_the_definition_and_have_no_place() {
+    for (kv_heads, group, head_dim, turning) in [
+        (1, 4, 32, 4),
+        (2, 1, 64, 32),
+        (2, 2, 96, 7),
+        (1, 16, 512, 64),
+        (2, 8, 512, 64),
+        (1, 3, 128, 33),
+    ] {
+        for (kv, bound) in BOUNDS {
+            let spec = SlotSpec {
+                group: KvGroup::Full,
+                ..spec(kv_heads, head_dim, None)
+            };
+            assert_eq!(
+                2 * kv::page_bytes(&spec, kv, true),
+                kv::page_bytes(&spec, kv, false)
+            );
+            let sequence = Sequence::new(spec, group, 150).tied(kv, turning);
+            let exact = sequence.exact();
+            let expected = bits(&sequence.run(kv, Kernels::all()[0], 1, 150));
+            for kernels in Kernels::all() {
+                let whole = sequence.run(kv, kernels, 2, 150);
+                let error = relative_error(&whole, &exact);
+                assert!(
+                    error < bound,
+                    "{kv:?} {kv_heads} {group} {head_dim}: {error}"
+                );
+                for (threads, chunk) in [(3, 150), (2, 1), (4, 33)] {
+                    let found = bits(&sequence.run(kv, kernels, threads, chunk));
+                    assert!(found == expected, "{kv:?} {head_dim}: {:?}", kernels.isa());
+                }
+            }
+        }
     }
 }
 

@@ -15,8 +15,8 @@ use crate::{
         rows::RowClass,
     },
     kernel::{
-        Activation, AttentionOut, AttentionShape, FlashPrefill, HEAD_DIMS, KeysValues, Operand,
-        QkvNormRope, Queries,
+        Activation, AttentionOut, AttentionShape, FlashPrefill, HEAD_DIMS, KeysAndValues,
+        KeysValues, Operand, QkvNormRope, Queries,
     },
 };
 
@@ -50,7 +50,10 @@ impl Lowering<'_> {
             kv_heads: slot.kv_heads,
             head_dim: slot.head_dim,
             window: slot.window,
-            kv: self.kv(attend.slot),
+            kv: KeysAndValues {
+                kv: self.kv(attend.slot),
+                tied: self.turning_pairs(attend.slot).is_some(),
+            },
         };
         FlashPrefill::new(op.rows, (q, out), attend.slot, heads, self.target.hopper)
     }
@@ -195,6 +198,7 @@ impl Lowering<'_> {
         };
         self.large_qkv(op, Some((attend, q)), attend.store.as_ref())?;
         self.origin = op.origin;
+        self.make_keys(&op.label, op.rows, attend.slot);
         self.call(&op.label, op.rows, kernel);
         if let Some(activation) = activation {
             let materialized = Materialized {

@@ -175,6 +175,7 @@ impl Lowering<'_> {
             kv_count: slot.kv_heads,
             head_dim,
             kv: self.kv(attend.slot),
+            turning_pairs: self.turning_pairs(attend.slot),
         };
         if !FlashDecode::takes(heads) {
             return None;

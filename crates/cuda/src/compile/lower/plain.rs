@@ -95,7 +95,7 @@ impl Lowering<'_> {
             Step::Attend { q, slot, out } => {
                 let spec = plan.slot(slot);
                 let heads = (columns(q) / spec.head_dim, spec.head_dim);
-                let kv = (slot, self.kv(slot));
+                let kv = (slot, self.kv(slot), self.turning_pairs(slot).is_some());
                 let kernel = Attend::new((at(q), at(out)), kv, heads, self.window(spec));
                 let Some(kernel) = kernel else {
                     return Err(BackendError::Unsupported {
@@ -105,6 +105,7 @@ impl Lowering<'_> {
                         ),
                     });
                 };
+                self.make_keys(label, rows, slot);
                 self.call(label, rows, kernel);
             }
             Step::GeluMul {

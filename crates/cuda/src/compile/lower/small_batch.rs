@@ -318,6 +318,7 @@ impl Lowering<'_> {
             kv_count: slot.kv_heads,
             head_dim: slot.head_dim,
             kv: self.kv(attend.slot),
+            turning_pairs: self.turning_pairs(attend.slot),
         };
         let window = self.window(slot);
         if !FlashDecode::takes(heads) {

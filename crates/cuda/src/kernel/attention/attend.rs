@@ -4,7 +4,7 @@ use carat_model::{kv::KvType, plan::KvSlot};
 
 use crate::kernel::{
     Addresses, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization,
-    specialization::kv_constant,
+    specialization::kv_constants,
 };
 use crate::{
     device::{Address, Grid},
@@ -31,6 +31,7 @@ pub(crate) struct Attend {
     pub(crate) q: Operand,
     pub(crate) slot: KvSlot,
     kv: KvType,
+    tied: bool,
     pub(crate) heads: usize,
     pub(crate) window: Option<usize>,
     lane_values: usize,
@@ -38,10 +39,10 @@ pub(crate) struct Attend {
 }
 
 impl Attend {
-    /// `None` for head sizes the kernel does not take.
+    /// `None` for head sizes the kernel does not take; `tied` is whether keys are made from values.
     pub(crate) fn new(
         (q, out): (Operand, Operand),
-        (slot, kv): (KvSlot, KvType),
+        (slot, kv, tied): (KvSlot, KvType, bool),
         (heads, head_dim): (usize, usize),
         window: Option<usize>,
     ) -> Option<Attend> {
@@ -50,6 +51,7 @@ impl Attend {
             q,
             slot,
             kv,
+            tied,
             heads,
             window,
             lane_values: LANE_VALUES.into_iter().find(fits)?,
@@ -58,13 +60,13 @@ impl Attend {
     }
 }
 
-pub(crate) fn specialization(lane_values: usize, kv: KvType) -> Specialization {
+pub(crate) fn specialization(lane_values: usize, kv: KvType, tied: bool) -> Specialization {
     Specialization {
         kernel: "attend",
         entries: &["attend"],
         constants: [("LANE_VALUES", lane_values.to_string())]
             .into_iter()
-            .chain(kv_constant(kv))
+            .chain(kv_constants(kv, tied))
             .collect(),
         params_bytes: AttendParams::BYTES,
     }
@@ -72,7 +74,7 @@ pub(crate) fn specialization(lane_values: usize, kv: KvType) -> Specialization {
 
 impl Kernel for Attend {
     fn specialization(&self) -> Specialization {
-        specialization(self.lane_values, self.kv)
+        specialization(self.lane_values, self.kv, self.tied)
     }
 
     fn grid(&self, rows: usize) -> Grid {
@@ -111,7 +113,7 @@ mod tests {
             let operand = Operand::Scratch(0);
             let attend = Attend::new(
                 (operand, operand),
-                (KvSlot(0), KvType::F16),
+                (KvSlot(0), KvType::F16, false),
                 (1, head_dim),
                 None,
             );

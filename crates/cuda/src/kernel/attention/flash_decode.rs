@@ -19,14 +19,12 @@ use crate::{
     kernel::weights::WeightOperand,
 };
 
-const THREADS: usize = 256;
-const WARPS: usize = 8;
 /// Splits merged at a time where there are many.
 const FAN: usize = 8;
 /// The grid's height where nothing bounds what a row sees. Fewer starve the card on long contexts; more take longer to merge.
 const MAX_SPLITS: usize = 64;
-/// The same for keys and values in Q8_0: a step has half the bytes, so it takes twice the blocks to keep as many in flight.
-const MAX_Q8_0_SPLITS: usize = 128;
+/// The same in Q8_0, or for values alone: a step has half the bytes, so it takes twice the blocks to keep as many in flight.
+const MAX_SMALL_SPLITS: usize = 128;
 /// The least height of a grid of many rows, where a row has that many steps.
 const MIN_SPLITS: usize = 4;
 
@@ -37,10 +35,10 @@ pub(crate) const SHAPES: [Heads; 16] = [
     Heads::new(8, 2, 256),
     Heads::new(8, 2, 512),
     Heads::new(16, 8, 256),
-    Heads::new(16, 1, 512),
-    Heads::new(16, 2, 512),
+    Heads::new(16, 1, 512).tied(64),
+    Heads::new(16, 2, 512).tied(64),
     Heads::new(32, 16, 256),
-    Heads::new(32, 4, 512),
+    Heads::new(32, 4, 512).tied(64),
     // Drafters of E2B and E4B; those of larger models are shaped like their targets.
     Heads::new(4, 1, 256),
     Heads::new(4, 1, 512),
@@ -119,6 +117,8 @@ pub(crate) struct Heads {
     pub(crate) head_dim: usize,
     /// Type of the keys and values.
     pub(crate) kv: KvType,
+    /// Where pages hold values alone: pairs of a key that turn.
+    pub(crate) turning_pairs: Option<usize>,
 }
 
 impl Heads {
@@ -128,7 +128,32 @@ impl Heads {
             kv_count,
             head_dim,
             kv: KvType::F16,
+            turning_pairs: None,
         }
+    }
+
+    /// The same heads where pages hold values alone.
+    pub(crate) const fn tied(self, turning_pairs: usize) -> Heads {
+        Heads {
+            turning_pairs: Some(turning_pairs),
+            ..self
+        }
+    }
+
+    /// Whether keys are made from values.
+    pub(crate) fn is_tied(self) -> bool {
+        self.turning_pairs.is_some()
+    }
+
+    /// Bytes of the keys that a block makes of a step, whole blocks of 32 pairs, of both halves, in rows that are padded unless they are
+    /// swizzled; and of what they are made with.
+    fn made_bytes(self) -> usize {
+        let Some(turning_pairs) = self.turning_pairs else {
+            return 0;
+        };
+        let pairs = turning_pairs.next_multiple_of(32).min(self.head_dim / 2);
+        let padding = if pairs.is_multiple_of(32) { 0 } else { 8 };
+        self.step() * (2 * pairs + padding) * 2 + pairs * 12
     }
 
     /// The same heads with keys and values of this type.
@@ -138,6 +163,20 @@ impl Heads {
 
     fn group(self) -> usize {
         self.count / self.kv_count
+    }
+
+    /// Warps of a block.
+    fn warps(self) -> usize {
+        if self.group() > 8 { 16 } else { 8 }
+    }
+
+    fn threads(self) -> usize {
+        32 * self.warps()
+    }
+
+    /// Parts that the elements of a head are cut into for scores.
+    fn parts(self) -> usize {
+        self.warps() / (self.step() / 16)
     }
 
     /// Positions that are scored together.
@@ -158,8 +197,8 @@ impl Heads {
             group @ ..=8 => group.div_ceil(2),
             _ => 4,
         };
-        let share = (self.head_dim / 16).div_ceil(WARPS);
-        share * self.tiles() * (THREADS / 4 * quads * 8) + 16 * 8
+        let share = (self.head_dim / 16).div_ceil(self.warps());
+        share * self.tiles() * (self.threads() / 4 * quads * 8) + 16 * 8
     }
 
     fn shared_bytes(self) -> usize {
@@ -171,11 +210,11 @@ impl Heads {
             ..=4 => 1,
             _ => 2 * self.tiles(),
         };
-        let parts = WARPS / (self.step() / 16);
-        let scores = parts * self.tiles() * 8 * (self.step() + 8) * 4;
+        let scores = self.parts() * self.tiles() * 8 * (self.step() + 4) * 4;
         let weights = self.tiles() * 8 * (self.step() + 8) * 2;
+        let made = self.made_bytes();
         let common = (8 * q_tiles * pitch * 2)
-            .max(scores + weights)
+            .max(scores + weights + made)
             .max(32 * 16 * 4);
         let tile_row = match (self.kv, self.head_dim % 128) {
             (KvType::F16, _) => 2 * pitch,
@@ -217,11 +256,17 @@ impl FlashDecode {
             kv_count,
             head_dim,
             kv,
+            ..
         } = heads;
-        // In Q8_0 a warp's pairs of elements must fall into whole blocks.
-        let whole_blocks = head_dim.is_multiple_of(2 * KvType::GROUP) || head_dim <= KvType::GROUP;
+        // K-steps that a warp scores: in Q8_0 whole blocks, or half of one; where keys are made, all in one half of the head.
+        let part = (head_dim / 16).div_ceil(heads.parts());
+        let whole_halves = head_dim.is_multiple_of(32) && (head_dim / 32).is_multiple_of(part);
+        // In Q8_0 a warp's pairs of elements must fall into whole blocks, too.
+        let pairs = head_dim.is_multiple_of(2 * KvType::GROUP) || head_dim <= KvType::GROUP;
+        let whole_blocks = pairs && (part == 1 || part.is_multiple_of(2));
         head_dim.is_multiple_of(16)
             && (kv == KvType::F16 || whole_blocks)
+            && (!heads.is_tied() || whole_halves)
             && (16..=512).contains(&head_dim)
             && count.is_multiple_of(kv_count)
             && (1..=16).contains(&heads.group())
@@ -252,8 +297,8 @@ impl FlashDecode {
 fn max_splits(heads: Heads, window: Option<usize>) -> usize {
     let steps = |window: usize| (window + PAGE_TOKENS - 1).div_ceil(heads.step());
     let most = match heads.kv {
-        KvType::F16 => MAX_SPLITS,
-        KvType::Q8_0 => MAX_Q8_0_SPLITS,
+        KvType::F16 if !heads.is_tied() => MAX_SPLITS,
+        KvType::F16 | KvType::Q8_0 => MAX_SMALL_SPLITS,
     };
     window.map_or(most, |w| steps(w).min(most))
 }
@@ -270,6 +315,9 @@ pub(crate) fn splits(heads: Heads, window: Option<usize>, rows: usize) -> usize 
 }
 
 pub(crate) fn specialization(heads: Heads) -> Specialization {
+    let turning_pairs = heads
+        .turning_pairs
+        .map(|pairs| ("TURNING_PAIRS", pairs.to_string()));
     Specialization {
         kernel: "flash_decode",
         entries: &["flash_decode"],
@@ -282,6 +330,7 @@ pub(crate) fn specialization(heads: Heads) -> Specialization {
         ]
         .into_iter()
         .chain(kv_constant(heads.kv))
+        .chain(turning_pairs)
         .collect(),
         params_bytes: FlashDecodeParams::BYTES,
     }
@@ -297,7 +346,7 @@ impl Kernel for FlashDecode {
         Grid {
             pdl: self.pdl,
             shared_bytes: self.heads.shared_bytes(),
-            ..Grid::new((rows * self.heads.kv_count, splits), THREADS)
+            ..Grid::new((rows * self.heads.kv_count, splits), self.heads.threads())
         }
     }
 

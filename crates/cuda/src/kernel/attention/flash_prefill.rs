@@ -8,7 +8,7 @@ use carat_model::{
 
 use crate::kernel::{
     Addresses, HOPPER_MULTIPROCESSORS, Int8Operands, Kernel, Operand, RowRefsAt, RowsAt, RunsAt,
-    SlotAt, Specialization, specialization::kv_constant,
+    SlotAt, Specialization, specialization::kv_constants,
 };
 use crate::{
     device::{Address, Grid},
@@ -62,6 +62,22 @@ impl AttentionOut {
     }
 }
 
+/// The type of values, and whether keys are made from them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeysAndValues {
+    pub(crate) kv: KvType,
+    pub(crate) tied: bool,
+}
+
+impl KeysAndValues {
+    /// Those that a head size is compiled ahead for: the larger models have values alone in heads of 512.
+    fn ahead(kv: KvType, head_dim: usize) -> Vec<KeysAndValues> {
+        let tied = (head_dim == 512 && kv != KvType::F16).then_some(true);
+        let each = [false].into_iter().chain(tied);
+        each.map(|tied| KeysAndValues { kv, tied }).collect()
+    }
+}
+
 /// The tiling of a block: the constants of `flash_prefill.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PortableTiling {
@@ -104,7 +120,7 @@ impl PortableTiling {
         2 * (self.rows * a_row + self.slots * chunk)
     }
 
-    fn specialization(&self, format: &str, kv: KvType) -> Specialization {
+    fn specialization(&self, format: &str, kv: KeysAndValues) -> Specialization {
         let numbers = [
             ("HEAD_DIM", self.head_dim),
             ("ROWS", self.rows),
@@ -156,7 +172,7 @@ impl Sm90Tiling {
         64 * row_groups * columns * (512 + 2 * 128 + 4) + 4 * (32 << 10) + 1024 + 64
     }
 
-    fn specialization(self, format: &str, kv: KvType) -> Specialization {
+    fn specialization(self, format: &str, kv: KeysAndValues) -> Specialization {
         let numbers = [
             ("HEAD_DIM", 256 * self.column_groups()),
             ("SHARED_BYTES", self.shared_bytes(self.max_row_groups())),
@@ -170,7 +186,7 @@ impl Sm90Tiling {
 fn specialization(
     kernel: &'static str,
     entries: &'static [&'static str],
-    (format, kv): (&str, KvType),
+    (format, kv): (&str, KeysAndValues),
     numbers: &[(&'static str, usize)],
 ) -> Specialization {
     let out = [("OUT", format.to_owned())];
@@ -183,7 +199,7 @@ fn specialization(
         constants: out
             .into_iter()
             .chain(numbers)
-            .chain(kv_constant(kv))
+            .chain(kv_constants(kv.kv, kv.tied))
             .collect(),
         params_bytes: FlashPrefillParams::BYTES,
     }
@@ -192,14 +208,19 @@ fn specialization(
 /// Specializations that [`FlashPrefill::new`] may choose on any card.
 pub(crate) fn specializations(kv: KvType) -> Vec<Specialization> {
     let each = |head_dim| {
-        OUT_FORMATS.map(|format| PortableTiling::of(head_dim).specialization(format, kv))
+        let ahead = KeysAndValues::ahead(kv, head_dim).into_iter();
+        let tiling = PortableTiling::of(head_dim);
+        ahead.flat_map(move |kv| OUT_FORMATS.map(|format| tiling.specialization(format, kv)))
     };
     HEAD_DIMS.into_iter().flat_map(each).collect()
 }
 
 /// Specializations that it may choose on Hopper besides.
 pub(crate) fn hopper_specializations(kv: KvType) -> Vec<Specialization> {
-    let each = |block: Sm90Tiling| OUT_FORMATS.map(|format| block.specialization(format, kv));
+    let each = |block: Sm90Tiling| {
+        let ahead = KeysAndValues::ahead(kv, 256 * block.column_groups()).into_iter();
+        ahead.flat_map(move |kv| OUT_FORMATS.map(|format| block.specialization(format, kv)))
+    };
     [Sm90Tiling::Single, Sm90Tiling::Double]
         .into_iter()
         .flat_map(each)
@@ -219,7 +240,7 @@ pub(crate) struct AttentionShape {
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
     pub(crate) window: Option<usize>,
-    pub(crate) kv: KvType,
+    pub(crate) kv: KeysAndValues,
 }
 
 #[derive(Debug)]

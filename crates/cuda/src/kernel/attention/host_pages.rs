@@ -5,7 +5,7 @@ use half::f16;
 
 use crate::{
     device::Address,
-    kernel::{SlotAt, TablesAt},
+    kernel::{SlotAt, TablesAt, TiedAt},
 };
 
 /// An f16 that is not a number: what must not be read.
@@ -28,6 +28,7 @@ pub(crate) fn slot_at(
         head_dim: head_dim as u32,
         chunk_pages: CHUNK_PAGES,
         chunk_shift: CHUNK_PAGES.wrapping_neg(),
+        tied: TiedAt::NONE,
     }
 }
 

@@ -5,6 +5,7 @@ pub(crate) mod flash_decode;
 pub(crate) mod flash_prefill;
 #[cfg(test)]
 pub(crate) mod host_pages;
+pub(crate) mod keys_from_values;
 pub(crate) mod kv_norm_rope_store;
 pub(crate) mod move_pages;
 pub(crate) mod qkv_norm_rope;

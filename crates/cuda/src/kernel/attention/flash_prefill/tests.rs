@@ -47,7 +47,10 @@ pub(crate) fn heads(
         kv_heads,
         head_dim,
         window: (window > 0).then_some(window),
-        kv: KvType::F16,
+        kv: KeysAndValues {
+            kv: KvType::F16,
+            tied: false,
+        },
     }
 }
 
@@ -73,8 +76,32 @@ impl TestRun {
 /// The same with keys and values in Q8_0.
 pub(crate) fn in_q8_0(heads: AttentionShape) -> AttentionShape {
     AttentionShape {
-        kv: KvType::Q8_0,
+        kv: KeysAndValues {
+            kv: KvType::Q8_0,
+            tied: false,
+        },
         ..heads
+    }
+}
+
+/// The same with keys in f16, as they are made from values, and values in Q8_0.
+fn tied_q8_0(heads: AttentionShape) -> AttentionShape {
+    AttentionShape {
+        kv: KeysAndValues {
+            kv: KvType::Q8_0,
+            tied: true,
+        },
+        ..heads
+    }
+}
+
+impl AttentionShape {
+    fn key_type(&self) -> KvType {
+        if self.kv.tied {
+            KvType::F16
+        } else {
+            self.kv.kv
+        }
     }
 }
 
@@ -108,21 +135,21 @@ impl Sequence {
         );
         // Scores as trained models have them: neither flat nor an arg max.
         let scale = 2.0 / (heads.head_dim as f32).sqrt();
-        let cached = |seed: u64| -> Vec<f32> {
+        let cached = |seed: u64, kv: KvType| -> Vec<f32> {
             let exact: Vec<f64> = normals(seed, length * cells)
                 .iter()
                 .map(|&x| f64::from(x))
                 .collect();
             let cells = exact.chunks_exact(heads.head_dim);
             cells
-                .flat_map(|cell| rounded(heads.kv, cell))
+                .flat_map(|cell| rounded(kv, cell))
                 .map(|x| x as f32)
                 .collect()
         };
         Sequence {
             q: random_f16(3 * seed, length * queries, scale),
-            k: cached(3 * seed + 1),
-            v: cached(3 * seed + 2),
+            k: cached(3 * seed + 1, heads.key_type()),
+            v: cached(3 * seed + 2, heads.kv.kv),
         }
     }
 
@@ -196,8 +223,8 @@ impl OnCard {
         let pages: usize = runs.iter().map(|r| r.end().div_ceil(PAGE)).sum::<usize>() | 1;
         let step = (pages / 2).max(1);
         // Cells that were never stored are no numbers.
-        let poisoned = || HostPages::poisoned(heads.kv, pages, heads.kv_heads, d);
-        let (mut keys, mut values) = (poisoned(), poisoned());
+        let poisoned = |kv| HostPages::poisoned(kv, pages, heads.kv_heads, d);
+        let (mut keys, mut values) = (poisoned(heads.key_type()), poisoned(heads.kv.kv));
         for (r, (run, sequence)) in runs.iter().zip(sequences).enumerate() {
             for i in 0..run.rows {
                 if i >= run.rows - run.taken {
@@ -383,6 +410,9 @@ fn check(card: &Card, heads: AttentionShape, runs: &[TestRun], formats: &[&str])
     check_type(card, heads, runs, formats);
     if heads.head_dim.is_multiple_of(32) || heads.head_dim == 16 {
         check_type(card, in_q8_0(heads), runs, formats);
+        if heads.window.is_none() {
+            check_type(card, tied_q8_0(heads), runs, formats);
+        }
     }
 }
 
@@ -543,6 +573,7 @@ fn flash_prefill_sees_prompts_in_pieces_as_whole_ones() {
         (heads(2, 1, 32, 0), 300),
         (in_q8_0(heads(4, 1, 256, 100)), 260),
         (in_q8_0(heads(4, 2, 512, 0)), 200),
+        (tied_q8_0(heads(4, 2, 512, 0)), 200),
     ] {
         let sequence = Sequence::new(&of, 9, length);
         for block in blocks(of.head_dim) {
