@@ -89,7 +89,7 @@ pub(crate) enum GemmImpl {
 /// Where full-attention slots of a plan hold values alone, because keys follow from them: pairs of a key that turn.
 pub(crate) fn turning_pairs(plan: &Plan) -> Option<usize> {
     let (_, first) = *plan.tied_keys().first()?;
-    Some(plan.rope(first.rope).turning_pairs().max(1))
+    Some(plan.rope(first.rope).turning_pairs())
 }
 
 /// Bytes of a matrix, on average, up to which decoding gains from PDL. On an H200

@@ -78,7 +78,8 @@ impl Plan {
         // Halves of a head that backends can take apart by vectors.
         let whole = head_dim.is_multiple_of(32) && head_dim <= 512;
         let full = self.slot(slot).group == KvGroup::Full;
-        (follows && whole && full).then_some((slot, tied))
+        let turns = self.rope(rope).turning_pairs() > 0;
+        (follows && whole && full && turns).then_some((slot, tied))
     }
 
     fn step_of(&self, value: Value) -> Option<&Step> {
