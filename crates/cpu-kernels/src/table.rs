@@ -149,7 +149,7 @@ kernels! {
     fn add_weighted(x: &[f32], weight: f32, sum: &mut [f32]) = elementwise::add_weighted;
     fn scores(queries: &[&[f32]], keys: PageHead<'_>, out: &mut [&mut PageScores]) = attention::scores;
     fn make_keys(tied: &TiedKeys, values: PageHead<'_>, position: usize, made: &mut [f32]) = tied_keys::make_keys;
-    fn tied_scores(queries: &[&[f32]], values: PageHead<'_>, made: &[f32], out: &mut [&mut PageScores]) = tied_keys::tied_scores;
+    fn tied_scores(tied: &TiedKeys, queries: &[&[f32]], values: PageHead<'_>, made: &[f32], out: &mut [&mut PageScores]) = tied_keys::tied_scores;
     fn partial_softmax(scores: &mut [f32], visible: Range<usize>) -> (f32, f32) = attention::partial_softmax;
     fn accumulate_values(weights: &[&PageScores], values: PageHead<'_>, out: &mut [f32]) = attention::accumulate_values;
     fn to_f16(x: &[f32], out: &mut [PageRow]) = kv_page::to_f16;

@@ -44,6 +44,14 @@ impl TiedKeys {
         }
     }
 
+    /// Vectors that turn with all their lanes, of each half of this many, so that values do not meet queries there.
+    fn turning_vectors(&self) -> Halves {
+        Halves {
+            vectors: self.weight.len() / 2 / LANES,
+            turning: self.turning / LANES,
+        }
+    }
+
     /// Columns of a key that is made.
     fn made_columns(&self) -> usize {
         2 * self.frequencies.len()
@@ -71,6 +79,19 @@ impl TiedKeys {
             part.fill(0.0);
             part[..self.turning].copy_from_slice(&query[first..first + self.turning]);
         }
+    }
+}
+
+/// Vectors of each half of a head, the first of which turn.
+#[derive(Clone, Copy)]
+struct Halves {
+    vectors: usize,
+    turning: usize,
+}
+
+impl Halves {
+    fn turns(self, vector: usize) -> bool {
+        vector % self.vectors < self.turning
     }
 }
 
@@ -128,29 +149,35 @@ fn load_values<S: Simd>(
 /// `out[i][t]` = query `i` times the key of token `t`, as `made` and the values give it. Queries are split.
 #[inline(always)]
 pub fn tied_scores<S: Simd>(
+    tied: &TiedKeys,
     queries: &[&[f32]],
     values: PageHead<'_>,
     made: &[f32],
     out: &mut [&mut PageScores],
 ) {
+    let halves = tied.turning_vectors();
     let mut done = 0;
     while done < queries.len() {
         let (queries, out) = (&queries[done..], &mut out[done..]);
-        done += if S::WIDE && queries.len() >= 4 {
-            score_tile::<S, 4, 4>(queries, values, made, out)
+        // The more queries share a vector of values, the less widening there is.
+        done += if S::WIDE && queries.len() >= 8 {
+            score_tile::<S, 8, 2>(halves, queries, (values, made), out)
+        } else if S::WIDE && queries.len() >= 4 {
+            score_tile::<S, 4, 4>(halves, queries, (values, made), out)
         } else if queries.len() >= 2 {
-            score_tile::<S, 2, 2>(queries, values, made, out)
+            score_tile::<S, 2, 2>(halves, queries, (values, made), out)
         } else {
-            score_tile::<S, 1, 4>(queries, values, made, out)
+            score_tile::<S, 1, 4>(halves, queries, (values, made), out)
         };
     }
 }
 
 #[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "of several slices at once")]
 fn score_tile<S: Simd, const Q: usize, const T: usize>(
+    halves: Halves,
     queries: &[&[f32]],
-    values: PageHead<'_>,
-    made: &[f32],
+    (values, made): (PageHead<'_>, &[f32]),
     out: &mut [&mut PageScores],
 ) -> usize {
     let made_columns = made.len() / PAGE_TOKENS;
@@ -163,13 +190,15 @@ fn score_tile<S: Simd, const Q: usize, const T: usize>(
     let mut token = 0;
     while token < PAGE_TOKENS {
         let mut sums = match values {
-            PageHead::F16(rows) => still_f16::<S, Q, T>(still, rows, token),
-            PageHead::Q8_0(blocks) => still_q8_0::<S, Q, T>(still, blocks, token),
+            PageHead::F16(rows) => still_f16::<S, Q, T>(halves, still, rows, token),
+            PageHead::Q8_0(blocks) => still_q8_0::<S, Q, T>(halves, still, blocks, token),
         };
         let vectors = made_columns / LANES;
+        let turning: [&[[f32; LANES]]; Q] = array![[].as_slice(); q => &turning[q][..vectors]];
+        let made: [&[[f32; LANES]]; T] =
+            array![[].as_slice(); t => &made[(token + t) * vectors..][..vectors]];
         for v in 0..vectors {
-            let keys: [S::Floats; T] =
-                array![S::Floats::zero(); t => S::Floats::load(&made[(token + t) * vectors + v])];
+            let keys: [S::Floats; T] = array![S::Floats::zero(); t => S::Floats::load(&made[t][v])];
             add_products::<S, Q, T>(&mut sums, turning, v, keys);
         }
         for (sums, out) in sums.iter().zip(out.iter_mut()) {
@@ -199,34 +228,53 @@ fn add_products<S: Simd, const Q: usize, const T: usize>(
 }
 
 #[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "of several slices at once")]
 fn still_f16<S: Simd, const Q: usize, const T: usize>(
+    halves: Halves,
     queries: [&[[f32; LANES]]; Q],
     rows: &[PageRow],
     token: usize,
 ) -> [[S::Floats; T]; Q] {
-    let vectors = rows.len() / PAGE_TOKENS;
     let mut sums = [[S::Floats::zero(); T]; Q];
-    for v in 0..vectors {
-        let keys: [S::Floats; T] = array![S::Floats::zero(); t => S::Floats::load_f16_bytes(&rows[(token + t) * vectors + v])];
-        add_products::<S, Q, T>(&mut sums, queries, v, keys);
+    let still = halves.vectors - halves.turning;
+    // Slices of one length, so that nothing is checked within.
+    for half in 0..2 {
+        let first = half * halves.vectors + halves.turning;
+        let queries: [&[[f32; LANES]]; Q] =
+            array![[].as_slice(); q => &queries[q][first..first + still]];
+        let rows: [&[PageRow]; T] =
+            array![[].as_slice(); t => &rows[(token + t) * 2 * halves.vectors + first..][..still]];
+        for v in 0..still {
+            let keys: [S::Floats; T] =
+                array![S::Floats::zero(); t => S::Floats::load_f16_bytes(&rows[t][v])];
+            add_products::<S, Q, T>(&mut sums, queries, v, keys);
+        }
     }
     sums
 }
 
 #[inline(always)]
 fn still_q8_0<S: Simd, const Q: usize, const T: usize>(
+    halves: Halves,
     queries: [&[[f32; LANES]]; Q],
     blocks: &[Q8Block],
     token: usize,
 ) -> [[S::Floats; T]; Q] {
+    const VECTORS: usize = GROUP / LANES;
     let mut totals = [[S::Floats::zero(); T]; Q];
     for (g, block) in blocks.iter().enumerate() {
+        let first = g * VECTORS;
+        if halves.turns(first) && halves.turns(first + VECTORS - 1) {
+            continue;
+        }
         let mut scales = [0.0; LANES];
         S::Floats::load_f16_bytes(&block[GROUP + token / LANES]).store(&mut scales);
+        let queries: [&[[f32; LANES]]; Q] =
+            array![[].as_slice(); q => &queries[q][first..first + VECTORS]];
         let mut sums = [[S::Floats::zero(); T]; Q];
-        for half in 0..GROUP / LANES {
-            let keys: [S::Floats; T] = array![S::Floats::zero(); t => S::Floats::load_i8_bytes(&block[token + t].as_chunks().0[half])];
-            add_products::<S, Q, T>(&mut sums, queries, g * (GROUP / LANES) + half, keys);
+        for v in 0..VECTORS {
+            let keys: [S::Floats; T] = array![S::Floats::zero(); t => S::Floats::load_i8_bytes(&block[token + t].as_chunks().0[v])];
+            add_products::<S, Q, T>(&mut sums, queries, v, keys);
         }
         for (totals, sums) in totals.iter_mut().zip(sums) {
             for (t, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {

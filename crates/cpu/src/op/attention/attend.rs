@@ -316,9 +316,9 @@ impl<'a> Attention<'a> {
                     out.next().or_else(|| spares.next()).expect("eight in all")
                 });
                 let (of_block, out) = (&of_block[..count], &mut out[..count]);
-                match self.kv.tied {
+                match &self.kv.tied {
                     None => kernels.scores(of_block, keys, out),
-                    Some(_) => kernels.tied_scores(of_block, values, made, out),
+                    Some(tied) => kernels.tied_scores(tied, of_block, values, made, out),
                 }
             }
         }
