@@ -3,7 +3,7 @@
 use std::{iter::Sum, ops::AddAssign};
 
 use crate::{
-    kv::{KvType, PerGroup},
+    kv::{KvGroup, KvType, PerGroup},
     plan::{Plan, Rows, Step},
     weights::{Weight, Weights},
 };
@@ -73,12 +73,26 @@ impl Sum for Cost {
 
 /// The least that one batch costs, whatever runs it.
 pub fn of(plan: &Plan, weights: &Weights, batch: BatchShape) -> Cost {
+    let tied = !plan.tied_keys().is_empty();
     let steps = plan.steps.iter();
-    steps.map(|s| of_step(plan, weights, &s.step, batch)).sum()
+    let costs = steps.map(|s| of_step_with(plan, weights, &s.step, batch, tied));
+    costs.sum()
 }
 
 /// One step's share of that.
 pub fn of_step(plan: &Plan, weights: &Weights, step: &Step, batch: BatchShape) -> Cost {
+    let tied = !plan.tied_keys().is_empty();
+    of_step_with(plan, weights, step, batch, tied)
+}
+
+/// `tied` is whether full-attention slots hold values alone: looked up once for all steps.
+fn of_step_with(
+    plan: &Plan,
+    weights: &Weights,
+    step: &Step,
+    batch: BatchShape,
+    tied: bool,
+) -> Cost {
     let mut cost = Cost::default();
     let rows = match plan.step_rows(step) {
         Rows::All => batch.rows,
@@ -131,8 +145,8 @@ pub fn of_step(plan: &Plan, weights: &Weights, step: &Step, batch: BatchShape) -
             cost.multiply_adds = 2 * (batch.sequences * pairs * plan.columns(q)) as u64;
             let cells = (last - first + seen(first) - 1).min(last);
             let head_bytes = batch.kv.get(spec.group).head_bytes(spec.head_dim);
-            let tied = plan.tied_keys().iter().any(|(tied, _)| *tied == slot);
-            let tensors = if tied { 1 } else { 2 };
+            let alone = tied && spec.group == KvGroup::Full;
+            let tensors = if alone { 1 } else { 2 };
             cost.kv_bytes = (tensors * batch.sequences * cells * spec.kv_heads * head_bytes) as u64;
         }
         _ => {}

@@ -52,6 +52,10 @@ impl Plan {
         let Step::StoreKv { k, v, slot } = *step else {
             return None;
         };
+        let spec = self.slot(slot);
+        if spec.group != KvGroup::Full {
+            return None;
+        }
         let Step::Rope {
             x: normed, rope, ..
         } = *self.step_of(k)?
@@ -69,7 +73,7 @@ impl Plan {
             _ => None,
         };
         let ((k_weight, k_of), (v_weight, v_of)) = (norm(normed)?, norm(v)?);
-        let head_dim = self.slot(slot).head_dim;
+        let head_dim = spec.head_dim;
         let follows = v_weight.is_none() && k_of == v_of && k_of.1 == head_dim;
         let tied = TiedKeys {
             weight: k_weight?,
@@ -77,9 +81,8 @@ impl Plan {
         };
         // Halves of a head that backends can take apart by vectors.
         let whole = head_dim.is_multiple_of(32) && head_dim <= 512;
-        let full = self.slot(slot).group == KvGroup::Full;
         let turns = self.rope(rope).turning_pairs() > 0;
-        (follows && whole && full && turns).then_some((slot, tied))
+        (follows && whole && turns).then_some((slot, tied))
     }
 
     fn step_of(&self, value: Value) -> Option<&Step> {
