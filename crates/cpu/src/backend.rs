@@ -43,6 +43,7 @@ pub struct CpuConfig {
 /// Compiles plans for this machine's processor.
 pub struct CpuBackend {
     threads: usize,
+    asked_threads: Option<usize>,
     kernels: &'static Kernels,
     repack_bytes: u64,
     fusion: Fusion,
@@ -55,6 +56,7 @@ impl CpuBackend {
         let kernels = Kernels::for_isa(config.isa.unwrap_or_else(Isa::detect));
         CpuBackend {
             threads: config.threads.unwrap_or(allowed).max(1),
+            asked_threads: config.threads,
             kernels,
             // Nothing would be kept, so none of it is set aside.
             repack_bytes: kernels.tiles().map_or(0, |_| config.repack_bytes),
@@ -69,6 +71,15 @@ impl CpuBackend {
 
     pub fn threads(&self) -> usize {
         self.threads
+    }
+
+    /// Threads that compute for a device: all but one, which its driver is fed by, unless a number was asked for.
+    pub(crate) fn host_threads(&self) -> usize {
+        self.asked_threads.unwrap_or(self.threads - 1).max(1)
+    }
+
+    pub(crate) fn kernels(&self) -> &'static Kernels {
+        self.kernels
     }
 
     /// The level in use.

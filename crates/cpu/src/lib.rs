@@ -3,6 +3,7 @@
 //! Stages import downwards only:
 //!
 //! - [`backend`]: [`CpuBackend`], the choice of threads and instructions; [`roofline`]: peak rates of the machine
+//! - [`host_steps`]: networks that a device leaves to the host
 //! - [`executor`]: buffers, KV pages and the loop over operations
 //! - [`lower`]: plan to operations, with quantized copies of values shared by their readers
 //! - [`op`]: operations over whole values, shared out over the threads: linear, attention, experts, rope, kv, quantize, repack
@@ -15,6 +16,7 @@
 
 mod backend;
 mod executor;
+mod host_steps;
 mod lower;
 mod memory;
 mod op;

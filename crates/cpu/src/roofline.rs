@@ -30,6 +30,12 @@ pub(crate) fn peak_rates(kernels: &Kernels, threads: usize) -> Result<Roofline, 
     })
 }
 
+/// Bytes per second that so many threads read from memory.
+pub(crate) fn read_rate(kernels: &Kernels, threads: usize) -> Result<f64, BackendError> {
+    let pool = Pool::new(threads).map_err(|error| BackendError::Device(Box::new(error)))?;
+    peak_read_bytes(kernels, &pool)
+}
+
 /// Bytes per second of reading memory; an error where there is too little of it to tell.
 fn peak_read_bytes(kernels: &Kernels, pool: &Pool) -> Result<f64, BackendError> {
     const CHUNK: usize = 4 << 20;

@@ -35,6 +35,7 @@ pub mod evaluate;
 mod gather;
 pub mod gemma4;
 pub mod gemma4_assistant;
+pub mod host_steps;
 pub mod kv;
 pub mod layout;
 pub mod phase;

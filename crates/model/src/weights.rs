@@ -107,6 +107,21 @@ impl Weights {
         Weights::new(file, matrices)
     }
 
+    /// These, and behind them views of some from a row on, in the order asked for.
+    pub fn with_rows_from(&self, wanted: &[(Weight, usize)]) -> (Weights, Vec<Weight>) {
+        let mut matrices = self.matrices.clone();
+        let mut views = Vec::new();
+        for (weight, first) in wanted {
+            let mut view = self.matrix(*weight).clone();
+            assert!(*first < view.rows, "a view has rows");
+            view.start += first * view.row_stride;
+            view.rows -= first;
+            views.push(Weight::from_index(matrices.len()));
+            matrices.push(view);
+        }
+        (Weights::of_files(self.files.clone(), matrices), views)
+    }
+
     /// Whether every value is a BF16: F32 whose lower halves are all zero. Looks at all of them, the first time.
     pub fn is_exact_bf16(&self, weight: Weight) -> bool {
         let m = self.matrix(weight);

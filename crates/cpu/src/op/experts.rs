@@ -156,21 +156,33 @@ impl MoeBuffers {
 
 /// The permutation of a batch's pairs by expert.
 #[derive(Default)]
-struct Permutation {
+pub(crate) struct Permutation {
     /// Pairs in order of experts, as `row * top_k + choice`.
-    order: Vec<usize>,
+    pub(crate) order: Vec<usize>,
     /// The index of each pair in that order.
-    inverse: Vec<usize>,
+    pub(crate) inverse: Vec<usize>,
     /// The row of each pair in that order.
-    rows: Vec<usize>,
+    pub(crate) rows: Vec<usize>,
     /// Starts of the pairs of each group, and the end of the last.
-    row_bounds: Vec<usize>,
-    groups: Vec<ExpertGroup>,
+    pub(crate) row_bounds: Vec<usize>,
+    pub(crate) groups: Vec<ExpertGroup>,
 }
 
 impl Permutation {
+    /// Rows that all meet one matrix, as they are.
+    pub(crate) fn one_group(&mut self, rows: usize) {
+        for indices in [&mut self.order, &mut self.inverse, &mut self.rows] {
+            indices.clear();
+            indices.extend(0..rows);
+        }
+        self.groups.clear();
+        self.groups.push(ExpertGroup { matrix: 0 });
+        self.row_bounds.clear();
+        self.row_bounds.extend([0, rows]);
+    }
+
     /// Orders the pairs by expert and notes where each expert's begin.
-    fn sort(&mut self, route: &[f32], top_k: usize) {
+    pub(crate) fn sort(&mut self, route: &[f32], top_k: usize) {
         let expert = |pair: usize| route[pair / top_k * 2 * top_k + pair % top_k] as usize;
         let pairs = route.len() / 2;
         self.order.clear();

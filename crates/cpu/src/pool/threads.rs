@@ -34,6 +34,8 @@ use super::{
 const SPINS: u32 = 1_000;
 /// Yields before an idle worker parks.
 const YIELDS: u32 = 200;
+/// The same of a pool whose steps come while a device works: some milliseconds, more than it takes for a token between them.
+const PATIENT_YIELDS: u32 = 20_000;
 
 /// In [`Shared::state`]: the step takes joiners. Joined workers are counted below, the epoch stands above.
 const OPEN: u64 = 1 << 31;
@@ -52,6 +54,8 @@ struct Shared {
     /// Written by the caller while the step is closed and nobody is joined; read by joined workers.
     job: UnsafeCell<Job>,
     stop: AtomicBool,
+    /// Yields before a worker parks.
+    yields: u32,
     parked: AtomicUsize,
     park_lock: Mutex<()>,
     unpark: Condvar,
@@ -154,7 +158,7 @@ impl Shared {
             let state = self.state.0.load(Ordering::SeqCst);
             (state / EPOCH != seen).then_some(state)
         };
-        for spin in 0..SPINS + YIELDS {
+        for spin in 0..SPINS + self.yields {
             if let Some(state) = news() {
                 return (!self.stop.load(Ordering::Acquire)).then_some(state);
             }
@@ -234,6 +238,15 @@ pub(crate) struct Pool {
 impl Pool {
     /// A pool of `threads`, counting the calling thread.
     pub(crate) fn new(threads: usize) -> std::io::Result<Pool> {
+        Pool::of(threads, YIELDS)
+    }
+
+    /// The same for steps with pauses between them, at whose end the workers are to be awake.
+    pub(crate) fn patient(threads: usize) -> std::io::Result<Pool> {
+        Pool::of(threads, PATIENT_YIELDS)
+    }
+
+    fn of(threads: usize, yields: u32) -> std::io::Result<Pool> {
         fn nothing(_: usize, _: usize) {}
         let shared = Arc::new(Shared {
             state: OwnLine(AtomicU64::new(0)),
@@ -244,6 +257,7 @@ impl Pool {
                 epoch: 0,
             }),
             stop: AtomicBool::new(false),
+            yields,
             parked: AtomicUsize::new(0),
             park_lock: Mutex::new(()),
             unpark: Condvar::new(),
