@@ -1,5 +1,7 @@
 //! Devices that compute: the one place that names the backends.
 
+use std::sync::Arc;
+
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_cuda::{CudaBackend, CudaConfig, CudaError};
 use carat_model::{backend::Backend, reference::Reference};
@@ -19,7 +21,12 @@ pub enum Device {
     /// This machine's cores.
     Cpu(CpuConfig),
     /// An NVIDIA card.
-    Cuda(CudaConfig),
+    Cuda {
+        /// For the card.
+        cuda: CudaConfig,
+        /// For the cores, which compute beside it where weights lie in host memory.
+        cpu: CpuConfig,
+    },
     /// The scalar definition: slow and exact.
     Reference,
 }
@@ -53,22 +60,22 @@ pub fn open_device(device: &Device) -> Result<OpenedDevice, Error> {
         not_cuda: None,
         degraded_reason: None,
     };
-    let on_card = |cuda: CudaBackend| OpenedDevice {
+    let on_card = |cuda: CudaBackend, cpu: &CpuConfig| OpenedDevice {
         card: Some(cuda.facts().name),
         degraded_reason: cuda.degraded_reason().map(str::to_owned),
-        ..plain(Box::new(cuda))
+        ..plain(Box::new(cuda.with_host(Arc::new(CpuBackend::new(cpu)))))
     };
     Ok(match device {
         Device::Reference => plain(Box::new(Reference)),
         Device::Cpu(config) => plain(Box::new(CpuBackend::new(config))),
-        Device::Cuda(config) => on_card(CudaBackend::new(config.clone())?),
+        Device::Cuda { cuda, cpu } => on_card(CudaBackend::new(cuda.clone())?, cpu),
         Device::Best { cuda, cpu } => {
             let usable = CudaBackend::new(cuda.clone()).and_then(|cuda| {
                 cuda.ready()?;
                 Ok(cuda)
             });
             match usable {
-                Ok(cuda) => on_card(cuda),
+                Ok(cuda) => on_card(cuda, cpu),
                 Err(problem) => OpenedDevice {
                     not_cuda: Some(problem),
                     ..plain(Box::new(CpuBackend::new(cpu)))

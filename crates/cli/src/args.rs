@@ -197,7 +197,7 @@ pub(crate) struct ModelArgs {
     /// what lies in host memory, as `carat inspect --placement` prints one (default: auto)
     #[arg(long, value_name = "auto|card|FILE", value_hint = ValueHint::FilePath)]
     pub(crate) place: Option<String>,
-    /// Measure the bus to host memory again, where weights lie there (it is measured once, and kept beside the compiled kernels)
+    /// Measure again how fast card and CPU read host memory, where weights lie there (it is measured once, and kept beside the compiled kernels)
     #[arg(long)]
     pub(crate) replan: bool,
     /// Set of our kernels that an NVIDIA card gets

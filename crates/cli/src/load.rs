@@ -135,7 +135,10 @@ pub(crate) fn backend(name: BackendName, settings: &Settings) -> Result<Box<dyn 
         }
         BackendName::Reference => Device::Reference,
         BackendName::Cpu => Device::Cpu(cpu_config(settings)?),
-        BackendName::Cuda => Device::Cuda(cuda_config(settings)?),
+        BackendName::Cuda => Device::Cuda {
+            cuda: cuda_config(settings)?,
+            cpu: beside_card(settings),
+        },
     };
     let opened = open_device(&device);
     let opened = if name == BackendName::Cuda {
@@ -159,7 +162,10 @@ fn best_backend(settings: &Settings, terminal: Terminal) -> Result<Box<dyn Backe
             cuda,
             cpu: cpu.clone(),
         },
-        Err(_) => Device::Cuda(cuda),
+        Err(_) => Device::Cuda {
+            cuda,
+            cpu: beside_card(settings),
+        },
     };
     let opened = match (open_device(&device), on_cores) {
         (Ok(opened), _) => opened,
@@ -193,6 +199,14 @@ fn best_backend(settings: &Settings, terminal: Terminal) -> Result<Box<dyn Backe
 /// Folder of compiled kernels, and of what was measured with them.
 pub(crate) fn kernel_cache() -> Option<PathBuf> {
     std::env::home_dir().map(|home| home.join(".cache/carat/kernels"))
+}
+
+/// Cores that compute beside a card.
+pub(crate) fn beside_card(settings: &Settings) -> CpuConfig {
+    CpuConfig {
+        threads: settings.threads,
+        ..CpuConfig::default()
+    }
 }
 
 pub(crate) fn cuda_config(settings: &Settings) -> Result<CudaConfig> {

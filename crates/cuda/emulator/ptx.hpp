@@ -184,3 +184,7 @@ inline void wgmma_m64n64k16(float (&c)[32], const SmemDescriptor& a, const SmemD
 inline void wgmma_m64n256k16(float (&c)[128], const SmemDescriptor& a, const SmemDescriptor& b) {
   emulated_multiply(c, a, [&](unsigned k, unsigned column) { return b.along_columns(k, column); }, true);
 }
+// The host's threads are real here, too.
+inline void store_release_system(u32* at, u32 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
+inline u32 load_acquire_system(const u32* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
+inline void pause_nanoseconds(u32) { std::this_thread::yield(); }

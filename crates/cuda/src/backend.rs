@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use carat_model::{
     backend::{Backend, BackendError, Batching, CompileOptions, DraftPlan, Executor, Memory, Need},
     cost::Roofline,
+    host_steps::SharedHost,
     plan::Plan,
     weights::Weights,
 };
@@ -17,11 +18,12 @@ use crate::{
         drafter::prepare_drafter,
         fit::{fitting, size},
         memory::MemoryPlan,
+        offload::Rates,
         prepare::Prepared,
         rows::SMALL_ROWS,
         target::{GemmImpl, Target, gains_from_pdl},
     },
-    config::{CudaConfig, Pdl, Tier},
+    config::{CudaConfig, Fusion, Pdl, Tier},
     device::{ClusterCapacity, Device, cublaslt::Library},
     error::CudaError,
     jit::{
@@ -32,9 +34,10 @@ use crate::{
         self, Kernel, TableFormat, feed_samples_specialization, move_pages_specialization,
         sample_specializations, update_tables_specialization,
     },
-    placement::Placement,
+    placement::{HostParts, Placement},
     run::{
         executor::{CudaExecutor, Kernels},
+        host_worker::HostWorker,
         modules::Modules,
         roofline,
     },
@@ -52,6 +55,8 @@ pub struct CudaBackend {
     degraded_reason: Option<String>,
     /// Once it has been asked for.
     bus_rate: OnceLock<Option<f64>>,
+    host: Option<SharedHost>,
+    host_rate: OnceLock<Option<f64>>,
 }
 
 /// The card, and the libraries that it is used with.
@@ -96,6 +101,8 @@ impl CudaBackend {
             clusters,
             degraded_reason,
             bus_rate: OnceLock::new(),
+            host: None,
+            host_rate: OnceLock::new(),
         })
     }
 
@@ -160,6 +167,14 @@ impl CudaBackend {
         options: &CompileOptions,
         left_bytes: u64,
     ) -> Result<Prepared, BackendError> {
+        if let Placement::Given(HostParts { cpu: Some(1..), .. }) = self.config.placement
+            && self.host.is_none()
+        {
+            return Err(BackendError::Unsupported {
+                what: "the placement leaves work to the CPU, and none was given to this card"
+                    .to_owned(),
+            });
+        }
         let (free_bytes, _) = self.device.memory()?;
         let gemm = match self.library {
             Some(_) => GemmImpl::CublasLt,
@@ -173,8 +188,38 @@ impl CudaBackend {
             options,
             choice,
             free_bytes.saturating_sub(left_bytes),
-            &|| self.bus_rate(),
+            &|| self.rates(),
         )
+    }
+
+    /// Lets a host compute parts of networks whose weights lie in its memory.
+    #[must_use]
+    pub fn with_host(mut self, host: SharedHost) -> CudaBackend {
+        self.host = Some(host);
+        self
+    }
+
+    /// What weights in host memory are read at.
+    fn rates(&self) -> Rates {
+        // Plain kernels are the card's own.
+        let host = self
+            .host
+            .as_ref()
+            .filter(|_| self.config.fusion == Fusion::On);
+        Rates {
+            bus: self.bus_rate(),
+            host: host.and_then(|host| self.host_rate(host)),
+        }
+    }
+
+    /// Bytes per second that a host reads weights at; `None` as below.
+    fn host_rate(&self, host: &SharedHost) -> Option<f64> {
+        let kept = || {
+            let folder = self.config.cache_dir.as_deref()?;
+            let name = format!("CPU, {}", host.identity());
+            bus::rate(folder, &name, self.config.replan, || host.read_rate())
+        };
+        *self.host_rate.get_or_init(kept)
     }
 
     /// Bytes per second that kernels read from host memory; `None` if that could not be measured, or would not be kept.
@@ -264,8 +309,9 @@ impl Backend for CudaBackend {
         let kernels = source::digest();
         // Where weights lie decides what a row costs.
         let placement = &self.config.placement;
+        let host = self.host.as_ref().map(|host| host.identity());
         Some(format!(
-            "{:?} {settings:?} {placement:?} {kernels}",
+            "{:?} {settings:?} {placement:?} {host:?} {kernels}",
             self.facts()
         ))
     }
@@ -390,13 +436,24 @@ impl CudaBackend {
         )?;
         let modules = &self.modules;
         let loaders = loaders.into_iter().map(|s| (s.clone(), modules.get(&s)));
+        let host_worker = match prepared.host_networks.as_slice() {
+            [] => None,
+            networks => {
+                let host = self.host.as_ref();
+                let host = host.expect("networks are given to a host that is there");
+                let steps = host.host_steps(&weights, networks, SMALL_ROWS)?;
+                let networks = (networks, prepared.shared_memory);
+                let worker = HostWorker::new(&self.device, &weights, networks, steps)?;
+                Some(worker)
+            }
+        };
         let resident = prepared
             .weights
             .upload(&self.device, &weights, &loaders.collect())?;
         let executor = CudaExecutor::new(
             &self.device,
             plan,
-            (weights, resident),
+            (weights, resident, host_worker),
             options,
             prepared,
             Kernels {

@@ -89,6 +89,12 @@ pub enum CudaError {
          computes without it", .problem.0
     )]
     Lost { what: String, problem: DriverError },
+    #[error("no thread can be started to compute beside the card: {problem}")]
+    HostThread { problem: io::Error },
+    #[error(
+        "the CPU failed in its part of the work. Start again; with `cpu 0` in the file of --place the card does without it"
+    )]
+    HostSteps,
     #[error("{needed_bytes} bytes of device memory needed for {purpose}, {free_bytes} free")]
     OutOfMemory {
         purpose: String,

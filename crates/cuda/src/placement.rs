@@ -5,7 +5,11 @@
 //! # 26B-A4B on a card of 12 GiB
 //! tables
 //! experts 3,7,11,15-29
+//! cpu 60
 //! ```
+//!
+//! The last line says how many of a hundred rows of experts and feed-forward matrices in host memory the CPU multiplies when a few
+//! rows are decoded; the card reads the others through the bus. Without it, that follows from measured rates.
 
 use std::{collections::BTreeSet, fmt, str::FromStr};
 
@@ -65,6 +69,9 @@ pub struct HostParts {
     pub tables: bool,
     /// Kinds of matrices, and of which layers.
     pub matrices: Vec<(WeightKind, Layers)>,
+    /// Of a hundred rows of feed-forward matrices and experts among them, those that the CPU multiplies in small batches; `None` is as
+    /// measured rates have it.
+    pub cpu: Option<u8>,
 }
 
 /// Layers that a line names.
@@ -122,6 +129,14 @@ impl FromStr for HostParts {
                         "tables are of all layers together; the line is `tables`".to_owned(),
                     ));
                 }
+                ("cpu", _) => match layers.parse::<u8>() {
+                    Ok(share) if share <= 100 => parts.cpu = Some(share),
+                    _ => {
+                        return Err(wrong(format!(
+                            "`{layers}` is no share of rows; it is 0 to 100, as in `cpu 60`"
+                        )));
+                    }
+                },
                 (_, Some(kind)) => {
                     let layers = read_layers(layers).map_err(wrong)?;
                     parts.matrices.push((kind, layers));
@@ -129,7 +144,7 @@ impl FromStr for HostParts {
                 _ => {
                     let known = WeightKind::ALL.map(WeightKind::name).join(", ");
                     return Err(wrong(format!(
-                        "`{name}` is no kind of weights; tables, {known} are"
+                        "`{name}` is no kind of weights; tables, {known} are, and `cpu` for the CPU's share"
                     )));
                 }
             }
@@ -172,6 +187,9 @@ impl fmt::Display for HostParts {
                 Layers::Some(layers) => writeln!(f, "{} {}", kind.name(), ranges(layers))?,
             }
         }
+        if let Some(share) = self.cpu {
+            writeln!(f, "cpu {share}")?;
+        }
         Ok(())
     }
 }
@@ -199,9 +217,12 @@ mod tests {
 
     #[test]
     fn a_placement_is_read_as_it_is_written() {
-        let text = "# of a mixture\n\n tables # a few kilobytes per token\nexperts 3,7, 11-13\nper-layer\n";
+        let text = "# of a mixture\n\n tables # a few kilobytes per token\nexperts 3,7, 11-13\ncpu 60\nper-layer\n";
         let parts: HostParts = text.parse().unwrap();
-        assert_eq!(parts.to_string(), "tables\nexperts 3,7,11-13\nper-layer\n");
+        assert_eq!(
+            parts.to_string(),
+            "tables\nexperts 3,7,11-13\nper-layer\ncpu 60\n"
+        );
         assert_eq!(parts.to_string().parse(), Ok(parts));
         assert_eq!("".parse(), Ok(HostParts::default()));
     }
@@ -211,7 +232,11 @@ mod tests {
         let problem = |text: &str| text.parse::<HostParts>().unwrap_err().to_string();
         assert_eq!(
             problem("tables\nexpert 3"),
-            "line 2: `expert` is no kind of weights; tables, experts, feed-forward, attention, per-layer, output are"
+            "line 2: `expert` is no kind of weights; tables, experts, feed-forward, attention, per-layer, output are, and `cpu` for the CPU's share"
+        );
+        assert_eq!(
+            problem("cpu 101"),
+            "line 1: `101` is no share of rows; it is 0 to 100, as in `cpu 60`"
         );
         assert_eq!(
             problem("experts 3,x"),

@@ -10,7 +10,7 @@ use carat_model::{
 
 use crate::{
     backend::chunk_rows,
-    compile::{fit::fitting, memory::MemoryPlan, target::Target},
+    compile::{fit::fitting, memory::MemoryPlan, offload::Rates, target::Target},
     config::CudaConfig,
 };
 
@@ -49,7 +49,14 @@ impl PlannedCard {
             )
         };
         let choice = (target, self.config.tables, &self.config.placement);
-        let prepared = fitting(plan, weights, options, choice, self.free_bytes(), &|| None)?;
+        let prepared = fitting(
+            plan,
+            weights,
+            options,
+            choice,
+            self.free_bytes(),
+            &Rates::default,
+        )?;
         Ok(prepared.memory)
     }
 

@@ -530,3 +530,17 @@ __device__ __forceinline__ void wgmma_packed(float (&c)[72], const u32 (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits)
       : "memory");
 }
+
+// A word that the host reads, and whatever was written before it.
+__device__ __forceinline__ void store_release_system(u32* at, u32 value) {
+  asm volatile("fence.acq_rel.sys; st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+
+// A word that the host writes, and then whatever it wrote before.
+__device__ __forceinline__ u32 load_acquire_system(const u32* at) {
+  u32 value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void pause_nanoseconds(u32 time) { asm volatile("nanosleep.u32 %0;" ::"r"(time)); }

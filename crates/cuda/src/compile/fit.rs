@@ -21,7 +21,7 @@ use carat_model::{
 
 use super::{
     lower::weights_from_layer,
-    offload::{self, fewest_that_free, host_weights, leaving_order, named_units, placement},
+    offload::{self, Rates, fewest_that_free, host_weights, leaving_order, named_units, placement},
     prepare::{Prepared, prepare},
     target::{GemmImpl, Target},
     weights::HostWeights,
@@ -35,7 +35,7 @@ pub(crate) fn fitting(
     options: &CompileOptions,
     (target, tables, placement): (Target, TableMemory, &Placement),
     free_bytes: u64,
-    bus_rate: &dyn Fn() -> Option<f64>,
+    rates: &dyn Fn() -> Rates,
 ) -> Result<Prepared, BackendError> {
     let fit = Fit {
         plan,
@@ -44,7 +44,7 @@ pub(crate) fn fitting(
         target,
         tables,
         placement,
-        bus_rate,
+        rates,
     };
     let Fitted {
         mut prepared,
@@ -86,8 +86,8 @@ struct Fit<'a> {
     target: Target,
     tables: TableMemory,
     placement: &'a Placement,
-    /// Bytes per second that the card reads from host memory, where that is known.
-    bus_rate: &'a dyn Fn() -> Option<f64>,
+    /// What weights in host memory are read at.
+    rates: &'a dyn Fn() -> Rates,
 }
 
 /// A plan that fits, or nearly does.
@@ -104,6 +104,15 @@ impl Fit<'_> {
         prepare(self.plan, self.weights, self.options, host.clone(), target)
     }
 
+    /// Of a hundred rows of networks in host memory, those that the host multiplies.
+    fn cpu_share(&self) -> u8 {
+        let given = match self.placement {
+            Placement::Given(parts) => parts.cpu,
+            Placement::Auto | Placement::Card => None,
+        };
+        given.unwrap_or_else(|| (self.rates)().cpu_share())
+    }
+
     fn within(&self, free_bytes: u64) -> Result<Fitted, BackendError> {
         let over = |prepared: &Prepared| prepared.memory.device_bytes().saturating_sub(free_bytes);
         let units = leaving_order(self.plan, self.weights);
@@ -116,7 +125,12 @@ impl Fit<'_> {
                 } else {
                     TableMemory::Device
                 };
-                (host_weights(tables, &named), named)
+                let cpu_share = if named.is_empty() {
+                    0
+                } else {
+                    self.cpu_share()
+                };
+                (host_weights(tables, &named, cpu_share), named)
             }
         };
         let mut target = self.target;
@@ -172,15 +186,21 @@ impl Fit<'_> {
         let mut gone = 0;
         while may_leave && gone < units.len() && over(&prepared) > 0 {
             gone += fewest_that_free(&units[gone..], &prepared.weights, over(&prepared));
-            host = host_weights(TableMemory::Host, &units[..gone]);
+            host = host_weights(TableMemory::Host, &units[..gone], self.cpu_share());
             prepared = self.compile(target, &host)?;
         }
         let gone = match self.placement {
             Placement::Given(_) => &named,
             _ => &units[..gone],
         };
-        given_up.extend(offload::describe(gone, &prepared.weights, self.bus_rate));
-        prepared.memory.placement = placement(gone, prepared.memory.host_tables > 0);
+        let lines = offload::describe(gone, &prepared.weights, host.cpu_share, self.rates);
+        given_up.extend(lines);
+        let cpu = (host.cpu_share > 0).then_some(host.cpu_share);
+        let given = match self.placement {
+            Placement::Given(parts) => parts.cpu,
+            Placement::Auto | Placement::Card => None,
+        };
+        prepared.memory.placement = placement(gone, prepared.memory.host_tables > 0, given.or(cpu));
         Ok(Fitted {
             prepared,
             given_up,
@@ -244,7 +264,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use carat_gguf::QuantType;
-    use carat_model::{Model, backend::Batching, gemma4};
+    use carat_model::{Model, backend::Batching, gemma4, host_steps::HostNetwork};
     use carat_testkit::tiny::{Tiny, Variant};
 
     use super::*;
@@ -292,7 +312,7 @@ mod tests {
             &options(),
             choice,
             free_bytes,
-            &|| None,
+            &Rates::default,
         )
     }
 
@@ -516,5 +536,40 @@ mod tests {
                 assert_eq!(memory.placement, auto.placement);
             }
         }
+    }
+
+    #[test]
+    fn the_cpu_has_the_share_that_rates_or_the_caller_give_it() {
+        let model = Tiny::new(Variant::Moe26b, QuantType::Q8_0).model();
+        let place = |text: &str, rates: Rates| {
+            let placement = Placement::Given(text.parse().unwrap());
+            let choice = (cublaslt(), TableMemory::Device, &placement);
+            let plan = gemma4::plan(&model);
+            let weights = &model.weights;
+            fitting(&plan, weights, &options(), choice, u64::MAX, &|| rates).unwrap()
+        };
+        let known = Rates {
+            bus: Some(50e9),
+            host: Some(75e9),
+        };
+        let shared = place("experts", known);
+        assert_eq!(shared.memory.placement.cpu, Some(60));
+        assert_eq!(shared.host_networks.len(), model.layers.len());
+        let lines = &shared.memory.given_up;
+        assert!(
+            lines[0].contains("60 % of each answer's part multiplied by the CPU"),
+            "{lines:?}"
+        );
+        assert!(lines[1].contains("by the CPU and"), "{lines:?}");
+        assert!(lines[1].ends_with("at 75.0 and 50.0 GB/s"), "{lines:?}");
+        // What a caller says stands, also where nothing is known.
+        let given = place("experts 0\ncpu 100", Rates::default());
+        assert_eq!(given.memory.placement.to_string(), "experts 0\ncpu 100\n");
+        assert!(given.host_networks.iter().all(HostNetwork::is_whole));
+        for (text, rates) in [("experts\ncpu 0", known), ("experts", Rates::default())] {
+            assert!(place(text, rates).host_networks.is_empty());
+        }
+        // Attention is the card's.
+        assert!(place("attention\noutput", known).host_networks.is_empty());
     }
 }

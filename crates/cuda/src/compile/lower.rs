@@ -9,6 +9,7 @@
 
 mod cluster_head;
 mod experts;
+mod host_networks;
 mod large_attention;
 mod large_batch;
 mod medium_batch;
@@ -33,6 +34,7 @@ pub(crate) use large_batch::weights_from_layer;
 use super::{
     call::{Buckets, Call, Launch},
     fuse::{self, LinearPart, Op},
+    host_networks::HostNetworks,
     rows::RowClass,
     scratch::{Scratch, ScratchBytes},
     target::{Target, turning_pairs},
@@ -49,7 +51,7 @@ pub(crate) fn lower(
     ops: &[Op],
     class: RowClass,
     target: Target,
-    scratch: &mut Scratch,
+    (scratch, host): (&mut Scratch, &mut HostNetworks),
 ) -> Result<Vec<Call>, BackendError> {
     let mut lowering = Lowering {
         plan,
@@ -64,6 +66,8 @@ pub(crate) fn lower(
         buckets: Buckets::ALL,
         calls: Vec::new(),
         scratch,
+        host,
+        begun: HashMap::new(),
         large: large_batch::State::of(plan, ops, target),
         routes: HashMap::new(),
         unsummed: HashMap::new(),
@@ -96,6 +100,10 @@ struct Lowering<'a> {
     buckets: Buckets,
     calls: Vec<Call>,
     scratch: &'a mut Scratch,
+    /// Networks that the host has a part in.
+    host: &'a mut HostNetworks,
+    /// Dense ones whose down is still to come, by what it reads.
+    begun: HashMap<Value, host_networks::Begun>,
     large: large_batch::State,
     /// Routes that are in scratch.
     routes: HashMap<Value, Operand>,

@@ -95,11 +95,34 @@ fn spread(layer: usize) -> usize {
     (layer + 1).reverse_bits()
 }
 
-/// Units in host memory, and where tables are.
-pub(crate) fn host_weights(tables: TableMemory, gone: &[Unit]) -> HostWeights {
+/// Units in host memory, where tables are, and the share of rows that the host multiplies.
+pub(crate) fn host_weights(tables: TableMemory, gone: &[Unit], cpu_share: u8) -> HostWeights {
     HostWeights {
         tables,
         matrices: gone.iter().flat_map(|u| u.weights.clone()).collect(),
+        cpu_share,
+    }
+}
+
+/// Bytes per second that weights in host memory are read at, where that is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Rates {
+    /// By the card, through the bus.
+    pub(crate) bus: Option<f64>,
+    /// By the CPU; `None` also if it is to compute nothing.
+    pub(crate) host: Option<f64>,
+}
+
+impl Rates {
+    /// Of a hundred rows, those that the CPU multiplies so that both sides take as long.
+    pub(crate) fn cpu_share(self) -> u8 {
+        match self {
+            Rates {
+                bus: Some(bus),
+                host: Some(host),
+            } => (100.0 * host / (host + bus)).round() as u8,
+            _ => 0,
+        }
     }
 }
 
@@ -138,7 +161,7 @@ pub(crate) fn named_units(units: Vec<Unit>, parts: &HostParts) -> Result<Vec<Uni
 }
 
 /// The placement of units in host memory, as a file would have it.
-pub(crate) fn placement(gone: &[Unit], tables: bool) -> HostParts {
+pub(crate) fn placement(gone: &[Unit], tables: bool, cpu: Option<u8>) -> HostParts {
     let of_kind = |kind: WeightKind| {
         let units = gone.iter().filter(move |unit| unit.kind == kind);
         let layers: BTreeSet<Option<usize>> = units.map(|unit| unit.layer).collect();
@@ -152,6 +175,7 @@ pub(crate) fn placement(gone: &[Unit], tables: bool) -> HostParts {
     HostParts {
         tables,
         matrices: WeightKind::ALL.into_iter().filter_map(of_kind).collect(),
+        cpu,
     }
 }
 
@@ -167,21 +191,32 @@ pub(crate) fn fewest_that_free(units: &[Unit], layout: &WeightLayout, bytes: u64
     units.len()
 }
 
-/// Bytes of offloaded matrices that one token reads through the bus.
-pub(crate) fn read_per_token(gone: &[Unit], layout: &WeightLayout) -> usize {
+/// Whether the host may have a part in matrices of a kind.
+fn is_shared(kind: WeightKind) -> bool {
+    matches!(kind, WeightKind::Experts | WeightKind::FeedForward)
+}
+
+/// Bytes of offloaded matrices that one token reads: those of which the host may have a part, and others.
+fn read_per_token(gone: &[Unit], layout: &WeightLayout) -> (f64, f64) {
     let mut seen = HashSet::new();
-    let shares = gone.iter().map(|unit| {
-        let bytes = layout.host_matrix_bytes(&unit.weights, &mut seen);
-        (bytes as f64 * unit.read_share) as usize
-    });
-    shares.sum()
+    let (mut shared, mut others) = (0.0, 0.0);
+    for unit in gone {
+        let bytes = layout.host_matrix_bytes(&unit.weights, &mut seen) as f64 * unit.read_share;
+        *if is_shared(unit.kind) {
+            &mut shared
+        } else {
+            &mut others
+        } += bytes;
+    }
+    (shared, others)
 }
 
 /// Lines for a person that say what lies in host memory, and what that costs.
 pub(crate) fn describe(
     gone: &[Unit],
     layout: &WeightLayout,
-    bus_rate: &dyn Fn() -> Option<f64>,
+    cpu_share: u8,
+    rates: &dyn Fn() -> Rates,
 ) -> Vec<String> {
     let mut lines = Vec::new();
     let mut seen = HashSet::new();
@@ -200,26 +235,58 @@ pub(crate) fn describe(
             1 => " of 1 layer".to_owned(),
             count => format!(" of {count} layers"),
         };
-        lines.push(format!(
-            "{}{of_layers} in host memory, read through the bus: {bytes}",
-            words(kind)
-        ));
+        let how = match cpu_share {
+            1.. if is_shared(kind) => {
+                format!(", {cpu_share} % of each answer's part multiplied by the CPU")
+            }
+            _ => ", read through the bus".to_owned(),
+        };
+        let what = words(kind);
+        lines.push(format!("{what}{of_layers} in host memory{how}: {bytes}"));
     }
     if !lines.is_empty() {
-        let read = read_per_token(gone, layout);
-        let at_most = bus_rate().map_or(String::new(), |rate| {
-            format!(
-                ": {:.1} tokens/s at the most, at {:.1} GB/s",
-                rate / read.max(1) as f64,
-                rate / 1e9
-            )
-        });
-        lines.push(format!(
-            "each token of an answer reads {} through the bus{at_most}",
-            size(read)
-        ));
+        lines.push(cost_of_a_token(gone, layout, cpu_share, rates()));
     }
     lines
+}
+
+/// What a token reads of host memory, by whom, and how fast that can be.
+fn cost_of_a_token(gone: &[Unit], layout: &WeightLayout, cpu_share: u8, rates: Rates) -> String {
+    let (shared, others) = read_per_token(gone, layout);
+    let by_cpu = shared * f64::from(cpu_share) / 100.0;
+    let through_bus = shared - by_cpu + others;
+    let bytes = |bytes: f64| size(bytes as usize);
+    let gigabytes = |rate: f64| rate / 1e9;
+    if cpu_share == 0 {
+        let at_most = rates.bus.map_or(String::new(), |bus| {
+            let tokens = bus / through_bus.max(1.0);
+            let bus = gigabytes(bus);
+            format!(": {tokens:.1} tokens/s at the most, at {bus:.1} GB/s")
+        });
+        let read = bytes(through_bus);
+        return format!("each token of an answer reads {read} through the bus{at_most}");
+    }
+    let at_most = match rates {
+        Rates {
+            bus: Some(bus),
+            host: Some(host),
+        } => {
+            // A network's parts are read side by side, other matrices by the card alone.
+            let time = (by_cpu / host).max((shared - by_cpu) / bus) + others / bus;
+            format!(
+                ": {:.1} tokens/s at the most, at {:.1} and {:.1} GB/s",
+                1.0 / time.max(f64::MIN_POSITIVE),
+                gigabytes(host),
+                gigabytes(bus)
+            )
+        }
+        _ => String::new(),
+    };
+    format!(
+        "each token of an answer reads {} by the CPU and {} through the bus{at_most}",
+        bytes(by_cpu),
+        bytes(through_bus)
+    )
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use carat_model::{
     backend::{BackendError, Batching, CompileOptions},
+    host_steps::HostNetwork,
     layout::Layout,
     plan::{Plan, Rows, Value},
     weights::Weights,
@@ -12,6 +13,7 @@ use carat_model::{
 use super::{
     call::Call,
     fuse::{Op, fuse},
+    host_networks::{HostNetworks, SharedMemory},
     lower::lower,
     memory::{MemoryPlan, Parts},
     rows::{ByClass, MEDIUM_ROWS, RowClass, SMALL_ROWS},
@@ -34,6 +36,9 @@ pub(crate) struct Prepared {
     pub(crate) target: Target,
     /// Where groups of rows run one after another: the values that outlive the pass of their group, in memory of their own.
     pub(crate) kept: Vec<Value>,
+    /// Networks that the host has a part in, and the memory for that.
+    pub(crate) host_networks: Vec<HostNetwork>,
+    pub(crate) shared_memory: SharedMemory,
 }
 
 impl Prepared {
@@ -57,6 +62,8 @@ pub(crate) fn prepare(
     let cut = ops.iter().position(|op| op.rows == Rows::Sampled);
     let (front, tail) = ops.split_at(cut.unwrap_or(ops.len()));
     let mut scratch = Scratch::default();
+    let host = host.into();
+    let mut networks = HostNetworks::new(&host);
     let mut by_class = |ops: &[Op], max_rows: usize| -> Result<ByClass<Vec<Call>>, BackendError> {
         // Rows that are the same in any company all go through the small programs.
         let max_rows = match options.batching {
@@ -65,7 +72,10 @@ pub(crate) fn prepare(
         };
         let mut lowered = |class, least_rows: usize| match max_rows {
             _ if max_rows < least_rows => Ok(Vec::new()),
-            _ => lower(plan, weights, ops, class, target, &mut scratch),
+            _ => {
+                let shared = (&mut scratch, &mut networks);
+                lower(plan, weights, ops, class, target, shared)
+            }
         };
         Ok(ByClass {
             small: lowered(RowClass::Small, 0)?,
@@ -102,7 +112,8 @@ pub(crate) fn prepare(
     if target.borrowed_table.is_some() {
         named.retain(|operand| !operand.parts.iter().all(|w| weights.is_borrowed(*w)));
     }
-    let weights = WeightLayout::new(weights, &named, &host.into());
+    let shared_memory = SharedMemory::new(weights, &networks.list);
+    let weights = WeightLayout::new(weights, &named, &host);
     let streams = Streams::new(&front.large, &tail.large, &weights);
     Ok(Prepared {
         memory: MemoryPlan {
@@ -116,6 +127,8 @@ pub(crate) fn prepare(
         parts,
         target,
         kept,
+        host_networks: networks.list,
+        shared_memory,
     })
 }
 

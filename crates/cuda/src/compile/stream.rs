@@ -146,7 +146,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        compile::{fit::fitting, prepare::Prepared, target::Target},
+        compile::{fit::fitting, offload::Rates, prepare::Prepared, target::Target},
         config::{Fusion, TableMemory},
     };
 
@@ -177,7 +177,7 @@ mod tests {
             &options,
             choice,
             0,
-            &|| None,
+            &Rates::default,
         )
         .unwrap()
     }

@@ -36,6 +36,8 @@ pub(crate) struct HostWeights {
     pub(crate) tables: TableMemory,
     /// Matrices, in every format that calls name them in. One that is joined with others takes them along.
     pub(crate) matrices: BTreeSet<Weight>,
+    /// Of a hundred rows of a feed-forward matrix among them, those that the host multiplies in small batches.
+    pub(crate) cpu_share: u8,
 }
 
 impl From<TableMemory> for HostWeights {
@@ -43,6 +45,7 @@ impl From<TableMemory> for HostWeights {
         HostWeights {
             tables,
             matrices: BTreeSet::new(),
+            cpu_share: 0,
         }
     }
 }
@@ -339,7 +342,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        compile::{call::Call, fuse::fuse, lower::lower, rows::RowClass, scratch::Scratch, target},
+        compile::{
+            call::Call, fuse::fuse, host_networks::HostNetworks, lower::lower, rows::RowClass,
+            scratch::Scratch, target,
+        },
         config::Fusion,
         testing::weights_of,
     };
@@ -357,7 +363,14 @@ mod tests {
         );
         let mut scratch = Scratch::default();
         let weights = &model.weights;
-        let calls = lower(&plan, weights, &ops, RowClass::Small, target, &mut scratch);
+        let calls = lower(
+            &plan,
+            weights,
+            &ops,
+            RowClass::Small,
+            target,
+            (&mut scratch, &mut HostNetworks::default()),
+        );
         let calls = calls.expect("tiny models are supported");
         calls.iter().flat_map(Call::weights).collect()
     }
@@ -472,6 +485,7 @@ mod tests {
         let host = HostWeights {
             tables: TableMemory::Device,
             matrices: [layer.ffn.up, experts.down].into(),
+            cpu_share: 0,
         };
         let there = WeightLayout::new(&model.weights, &all, &host);
         let mut moved = 0;

@@ -6,9 +6,11 @@ mod driver;
 mod launch;
 pub(crate) mod library;
 mod registered;
+mod shared_buffer;
 
 pub(crate) use clusters::ClusterCapacity;
 pub(crate) use driver::{
     Address, Buffer, Capability, Device, Event, HostBuffer, MIN_ALLOCATION, Mark, Module,
 };
 pub(crate) use launch::{Grid, launch, launch_aside};
+pub(crate) use shared_buffer::SharedBuffer;

@@ -8,7 +8,7 @@ use carat_model::kv::KvType;
 
 use super::{
     Dequantize, FlashDecode, HalfKind, Pack, RouterWeights, Specialization, attention, draft,
-    elementwise, embed, fragment::FragmentFormat, linear, moe, norm, roofline, sample,
+    elementwise, embed, fragment::FragmentFormat, host, linear, moe, norm, roofline, sample,
 };
 
 /// Specializations for every architecture.
@@ -25,6 +25,8 @@ pub(crate) fn all() -> Vec<Specialization> {
         elementwise::convert::specialization(),
         elementwise::geglu::specialization(),
         embed::feed_samples::specialization(),
+        host::host_receive::specialization(),
+        host::host_send::specialization(),
         moe::permute::specialization(),
         moe::route::specialization(),
         moe::router_scores::specialization(RouterWeights::F32),

@@ -12,6 +12,7 @@ pub(crate) mod elementwise;
 mod embed;
 pub(crate) mod fragment;
 mod grid;
+pub(crate) mod host;
 pub(crate) mod linear;
 pub(crate) mod load;
 pub(crate) mod moe;
@@ -64,6 +65,7 @@ pub(crate) use embed::feed_samples::{
 };
 pub(crate) use embed::ple_inputs::{MAX_GROUP, PleInputs};
 pub(crate) use grid::HOPPER_MULTIPROCESSORS;
+pub(crate) use host::{HostAt, HostStage, host_receive::HostReceive, host_send::HostSend};
 pub(crate) use linear::gemm::{
     ExpertGroups, ExpertTiles, Gemm, GemmEpilogue, GemmInput, GemmOutput, GemmShape, GemmWeights,
     PermutationOperands,

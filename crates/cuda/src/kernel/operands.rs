@@ -11,6 +11,7 @@ use carat_model::{
 
 use crate::{
     device::Address,
+    kernel::host::HostAt,
     kernel::params::params,
     kernel::weights::{WeightFormat, WeightOperand},
 };
@@ -184,6 +185,7 @@ pub(crate) struct Addresses {
     /// Of each slot.
     pub(crate) kv: Vec<PagesAt>,
     pub(crate) batch: BatchAt,
+    pub(crate) host: HostAt,
 }
 
 impl Addresses {

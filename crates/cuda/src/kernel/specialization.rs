@@ -39,6 +39,11 @@ pub(crate) trait Kernel: fmt::Debug {
     /// Operands it writes, except KV.
     fn writes(&self) -> Vec<Operand>;
 
+    /// Whether it asks the host for a step.
+    fn asks_host(&self) -> bool {
+        false
+    }
+
     /// Whether what it writes must still be multiplied by one factor per row: it is no value of the plan yet.
     fn is_scaled(&self) -> bool {
         false

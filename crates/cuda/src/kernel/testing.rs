@@ -12,8 +12,8 @@ use carat_model::{
 use carat_testkit::tiny::{Tiny, Variant};
 
 use super::{
-    Addresses, BatchAt, InputsAt, Kernel, MatrixAt, Operand, PagesAt, RowRefsAt, RowsAt, RunsAt,
-    TablesAt, TiedAt,
+    Addresses, BatchAt, HostAt, InputsAt, Kernel, MatrixAt, Operand, PagesAt, RowRefsAt, RowsAt,
+    RunsAt, TablesAt, TiedAt,
     activation::{Activation, Int8Operands, permuted_index, tile_bytes, tile_index},
 };
 use crate::{
@@ -87,6 +87,7 @@ impl Table {
                     sliding: tables,
                 },
             },
+            host: HostAt::NONE,
         };
         Table {
             card: Card::open(Tier::Best),

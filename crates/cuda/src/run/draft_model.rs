@@ -42,7 +42,7 @@ use crate::{
     device::{Address, Buffer, Device, HostBuffer, Module, launch},
     error::CudaError,
     kernel::{
-        Addresses, BatchAt, DRAFT_BEST_BYTES, DraftNextParams, Kernel, MatrixAt, PagesAt,
+        Addresses, BatchAt, DRAFT_BEST_BYTES, DraftNextParams, HostAt, Kernel, MatrixAt, PagesAt,
         SelectSampledParams, TableFormat, WeightFormat, WeightOperand, draft_next_grid,
         draft_next_specialization, params::Params as _, select_sampled_grid,
         select_sampled_specialization,
@@ -179,6 +179,7 @@ impl DraftModel {
             clusters: buffers.clusters.iter().map(Buffer::address).collect(),
             kv: borrowed.map(|slot| target.kv[slot.0 as usize]).collect(),
             batch: layout.at(buffers.batch.address()),
+            host: HostAt::NONE,
             plan: plan.clone(),
         };
         let program = Program::bind(

@@ -36,7 +36,7 @@ use crate::{
     },
     error::CudaError,
     kernel::{
-        Addresses, FeedSamplesParams, Kernel, PagesAt, SETTING_WORDS, UPDATE_WORDS,
+        Addresses, FeedSamplesParams, HostAt, Kernel, PagesAt, SETTING_WORDS, UPDATE_WORDS,
         feed_samples_grid, params::Params as _, update_tables_grid,
     },
     run::{
@@ -46,6 +46,7 @@ use crate::{
         draft_model::{DraftModel, DraftTarget},
         graph::{self, Graph, Graphs},
         groups::RowGroups,
+        host_worker::HostWorker,
         in_flight::{DeviceRow, HostDraw, InFlight, Results, Submitted},
         modules::Modules,
         pages::PageMover,
@@ -68,6 +69,8 @@ pub(crate) struct CudaExecutor {
     compiled_for: Target,
     modules: Arc<Modules>,
     // In the order they are dropped: whoever names an address before whoever holds it.
+    /// First, because it waits for the card while all is there.
+    host_worker: Option<HostWorker>,
     drafter: Option<DraftModel>,
     /// `None` if launches are not to be captured.
     graphs: Option<Graphs<RowCounts>>,
@@ -126,7 +129,7 @@ impl CudaExecutor {
     pub(crate) fn new(
         device: &Arc<Device>,
         plan: &Plan,
-        (source, weights): (Arc<Weights>, ResidentWeights),
+        (source, weights, host_worker): (Arc<Weights>, ResidentWeights, Option<HostWorker>),
         options: &CompileOptions,
         prepared: Prepared,
         kernels: Kernels,
@@ -167,6 +170,7 @@ impl CudaExecutor {
             ropes,
             clusters: Vec::new(),
             batch: batch_layout.at(batch.address()),
+            host: host_worker.as_ref().map_or(HostAt::NONE, HostWorker::at),
         };
         let sees_back_only = SeesBackOnly::new(&front, &tail);
         let modules = kernels.modules;
@@ -177,8 +181,8 @@ impl CudaExecutor {
         };
         let streaming = StreamBuffers::new(device, &streams.buffers)?;
         let [front_stream, tail_stream] = streaming.bind(device, streams, &at.weights)?;
-        let parts_of_plan = [(front, front_stream), (tail, tail_stream)];
-        let programs = Programs::bind(parts_of_plan, options.batching, bind);
+        let programs = [(front, front_stream), (tail, tail_stream)];
+        let programs = Programs::bind(programs, options.batching, bind);
         let inputs = batch_layout.sampler_inputs(batch.address(), at.values[plan.logits.index()]);
         let sampler = Sampler::new(
             device,
@@ -187,11 +191,7 @@ impl CudaExecutor {
             options.max_sampled,
             &inputs,
         )?;
-        let feed_samples = FeedSamplesParams {
-            rows: at.batch.all,
-            tokens: at.batch.tokens,
-            samples: inputs.samples,
-        };
+        let feed_samples = feed_samples_params(&at, inputs.samples);
         let slot = || InFlight::new(device, &batch_layout);
         let captures = config.graphs == config::Graphs::On && config.checks == Checks::EachBatch;
         Ok(CudaExecutor {
@@ -202,11 +202,12 @@ impl CudaExecutor {
             options: options.clone(),
             config: config.clone(),
             compiled_for: target,
+            host_worker,
             drafter: None,
             graphs: captures.then(Graphs::default),
             programs,
             sees_back_only,
-            feed_samples: (kernels.feed_samples, feed_samples.bytes()),
+            feed_samples: (kernels.feed_samples, feed_samples),
             update_tables: kernels.update_tables,
             tables: KeptTables::new(batch_layout.kept_entries),
             sampler,
@@ -413,6 +414,7 @@ impl CudaExecutor {
             Ok(launches)
         };
         let rows = graph::bucket(rows, &self.options);
+        announce(self.host_worker.as_ref(), programs, rows);
         match &mut self.graphs {
             Some(graphs) => {
                 let stream = device.captured_stream();
@@ -426,6 +428,9 @@ impl CudaExecutor {
     fn finish(&mut self, index: usize) -> Result<Outputs, CudaError> {
         if let Some(done) = self.in_flight[index].done.take() {
             done.wait()?;
+        }
+        if let Some(worker) = &self.host_worker {
+            worker.check()?;
         }
         let batch = self.in_flight[index].batch.take();
         let batch = batch.expect("a ticket is used once, before the next but one is out");
@@ -658,6 +663,7 @@ impl Executor for CudaExecutor {
                 None => Ok(()),
             }
         })?;
+        announce(self.host_worker.as_ref(), &self.programs, rows);
         graph.launch()?;
         device.wait("profiling a batch")?;
         let mut times = Vec::new();
@@ -685,6 +691,24 @@ const SAMPLING: Origin = Origin {
     layer: None,
     phase: Phase::Sample,
 };
+
+fn feed_samples_params(at: &Addresses, samples: Address) -> Vec<u8> {
+    let params = FeedSamplesParams {
+        rows: at.batch.all,
+        tokens: at.batch.tokens,
+        samples,
+    };
+    params.bytes()
+}
+
+/// Tells the host how many requests a forward pass has.
+fn announce(worker: Option<&HostWorker>, programs: &Programs, rows: RowCounts) {
+    if let Some(worker) = worker {
+        let passes = programs.passes(rows);
+        let requests = passes.iter().map(|pass| pass.program.requests(pass.rows));
+        worker.announce(requests.sum());
+    }
+}
 
 /// Queues the launches of a forward pass, and calls `queued` with the label and origin of each.
 fn launch_all(

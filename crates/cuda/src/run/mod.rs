@@ -7,6 +7,7 @@ pub(crate) mod draft_model;
 pub(crate) mod executor;
 pub(crate) mod graph;
 mod groups;
+pub(crate) mod host_worker;
 mod in_flight;
 pub(crate) mod modules;
 pub(crate) mod pages;

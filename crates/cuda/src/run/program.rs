@@ -243,6 +243,15 @@ impl Program {
         }
     }
 
+    /// Requests to the host among the launches for so many rows.
+    pub(crate) fn requests(&self, rows: RowCounts) -> usize {
+        let asks = |step: &&Bound| match &step.action {
+            Action::Kernel { kernel, .. } => kernel.asks_host() && step.launched(rows).is_some(),
+            Action::CublasLt { .. } => false,
+        };
+        self.steps.iter().filter(asks).count()
+    }
+
     /// Queues every launch for a group of rows, and calls `queued` with the label and origin of each; those that have no rows are left
     /// out.
     pub(crate) fn run(
@@ -276,20 +285,23 @@ impl Bound {
         rows: RowCounts,
         queued: &mut impl FnMut(&str, Origin) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
-        let rows = rows.get(self.rows);
-        if rows == 0 {
+        let Some(rows) = self.launched(rows) else {
             return Ok(());
-        }
-        // A row's result must not depend on how many others there are, beyond the bucket.
-        let rows = match RowClass::of(rows) {
-            RowClass::Small => rows,
-            RowClass::Medium | RowClass::Large => padded_rows(rows),
         };
-        if !self.buckets.hold(rows) {
-            return Ok(());
-        }
         self.action.run(group, rows)?;
         queued(&self.label, self.origin)
+    }
+
+    /// The rows it is launched for, if it is.
+    fn launched(&self, rows: RowCounts) -> Option<usize> {
+        let rows = rows.get(self.rows);
+        // A row's result must not depend on how many others there are, beyond the bucket.
+        let rows = match (rows, RowClass::of(rows)) {
+            (0, _) => return None,
+            (_, RowClass::Small) => rows,
+            (_, RowClass::Medium | RowClass::Large) => padded_rows(rows),
+        };
+        self.buckets.hold(rows).then_some(rows)
     }
 }
 

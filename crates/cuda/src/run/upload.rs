@@ -526,6 +526,7 @@ pub(crate) mod tests {
             let host = HostWeights {
                 tables,
                 matrices: moved.iter().map(|name| of(name)).collect(),
+                cpu_share: 0,
             };
             let layout = WeightLayout::new(&weights, &named, &host);
             let kernels = layout.kernels(&weights).into_iter();

@@ -166,10 +166,24 @@ fn main() {
             cases.add(format!("offloaded/{variant:?}/{tier:?}"), move |_| {
                 memory::offloaded(tier, variant)
             });
+            let quants = match variant {
+                Variant::Dense12b | Variant::Moe26b => {
+                    &[QuantType::Q4_0, QuantType::Q6_K, QuantType::F16][..]
+                }
+                _ => &[QuantType::Q4_0],
+            };
+            for &quant in quants {
+                let name = format!("shared/{variant:?}/{}/{tier:?}", quant.name());
+                cases.add(name, move |_| memory::shared(tier, (variant, quant)));
+            }
         }
         cases.add(format!("drawn/{variant:?}"), move |cards| {
             drawn::drawn(&cards.best, variant)
         });
+    }
+    for tier in [Tier::Best, Tier::Portable] {
+        let name = format!("shared/failing host/{tier:?}");
+        cases.add(name, move |_| memory::failing_host(tier));
     }
     harness::run(cards.map(drop), cases.trials);
 }

@@ -1,10 +1,19 @@
 //! Models in too little memory: the same answers, and never more than the limit.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use carat_cuda::{CudaBackend, Graphs, Placement, PlacementError, Tier, WeightKind};
+use carat_cpu::{CpuBackend, CpuConfig};
+use carat_cuda::{
+    CudaBackend, CudaConfig, Graphs, HostParts, Placement, PlacementError, Tier, WeightKind,
+};
 use carat_gguf::QuantType;
-use carat_model::{evaluate, gemma4, reference::Reference};
+use carat_model::{
+    backend::BackendError,
+    evaluate, gemma4,
+    host_steps::{HostBackend, HostNetwork, HostSteps},
+    reference::Reference,
+    weights::Weights,
+};
 use carat_testkit::tiny::{Tiny, Variant};
 
 use super::{harness, logits, same_bits, within};
@@ -149,4 +158,165 @@ pub(super) fn placed(tier: Tier, variant: Variant) -> Result<(), String> {
         same_bits("all of them", &expected, &on(given, chunk)?)?;
     }
     Ok(())
+}
+
+/// Whatever the CPU computes beside the card, logits stay within the bound of int8; and for one placement they are the same bits,
+/// for one row or several, with graphs or without, and however slow the CPU is.
+pub(super) fn shared(tier: Tier, (variant, quant): (Variant, QuantType)) -> Result<(), String> {
+    let tiny = Tiny::new(variant, quant);
+    let (model, tokens) = (tiny.model(), tiny.prompt(24));
+    let expected = logits(&Reference, &model, &tokens, 24)?;
+    let on = |text: &str, chunk: usize, change: &dyn Fn(&mut CudaConfig)| {
+        let card = harness::open(|config| {
+            config.tier = tier;
+            config.placement = Placement::Given(read(text));
+            change(config);
+        })?;
+        let card = with_host(card, CpuBackend::new(&CpuConfig::default()));
+        logits(&card, &model, &tokens, chunk)
+    };
+    let kinds = match variant {
+        Variant::Moe26b => &[
+            "experts",
+            "experts 1\nfeed-forward 0",
+            "experts\nfeed-forward",
+        ][..],
+        _ => &["feed-forward", "feed-forward 1"],
+    };
+    let bound = match variant {
+        Variant::Moe26b => 1.2e-1,
+        _ => 5e-2,
+    };
+    let all = on("output\ncpu 0", 1, &|_| ())?;
+    for (i, kind) in kinds.iter().enumerate() {
+        // Matrices that the card takes as a whole are the CPU's as a whole.
+        let shares = match (i, quant.is_float()) {
+            (0, false) => &[100, 60, 40][..],
+            _ => &[60],
+        };
+        for share in shares {
+            let text = format!("{kind}\ncpu {share}");
+            let what = |how: &str| format!("{}, {how}", text.replace('\n', ", "));
+            let found = on(&text, 1, &|_| ())?;
+            within(&found, &expected, bound).map_err(|e| what(&e))?;
+            if found == all {
+                return Err(what("the CPU computes nothing"));
+            }
+            // A graph is replayed from the third batch of its bucket on.
+            let rows = on(&text, 8, &|_| ())?;
+            same_bits(&what("8 rows at a time"), &found, &rows)?;
+            if *share != 60 {
+                continue;
+            }
+            let eager = on(&text, 8, &|config| config.graphs = Graphs::Off)?;
+            same_bits(&what("no graphs"), &found, &eager)?;
+            let slow = harness::open(|config| {
+                config.tier = tier;
+                config.placement = Placement::Given(read(&text));
+            })?;
+            let slow = with_host(slow, SlowHost(CpuBackend::new(&CpuConfig::default())));
+            let slow = logits(&slow, &model, &tokens, 8)?;
+            same_bits(&what("a slow CPU"), &found, &slow)?;
+        }
+    }
+    // Larger batches are the card's alone.
+    let some = on(&format!("{}\ncpu 60", kinds[0]), 24, &|_| ())?;
+    let none = on(&format!("{}\ncpu 0", kinds[0]), 24, &|_| ())?;
+    same_bits("a prompt", &none, &some)
+}
+
+/// A failure of the CPU is an error of its batch, and the card does not wait for ever.
+pub(super) fn failing_host(tier: Tier) -> Result<(), String> {
+    let tiny = Tiny::new(Variant::Moe26b, QuantType::Q4_0);
+    let (model, tokens) = (tiny.model(), tiny.prompt(10));
+    let card = harness::open(|config| {
+        config.tier = tier;
+        config.placement = Placement::Given(read("experts\ncpu 60"));
+    })?;
+    let card = with_host(card, FailingHost);
+    match logits(&card, &model, &tokens, 2) {
+        Err(error) if error.contains("the CPU failed") => Ok(()),
+        Err(error) => Err(format!("another error: {error}")),
+        Ok(_) => Err("no error".to_owned()),
+    }
+}
+
+fn read(placement: &str) -> HostParts {
+    placement.parse().expect("a placement")
+}
+
+fn with_host(card: Arc<CudaBackend>, host: impl HostBackend + 'static) -> CudaBackend {
+    let card = Arc::into_inner(card).expect("nobody else has it");
+    card.with_host(Arc::new(host))
+}
+
+/// A CPU that takes its time.
+struct SlowHost(CpuBackend);
+
+struct SlowSteps(Box<dyn HostSteps>);
+
+impl HostBackend for SlowHost {
+    fn identity(&self) -> String {
+        self.0.identity()
+    }
+
+    fn read_rate(&self) -> Option<f64> {
+        None
+    }
+
+    fn host_steps(
+        &self,
+        weights: &Weights,
+        networks: &[HostNetwork],
+        max_rows: usize,
+    ) -> Result<Box<dyn HostSteps>, BackendError> {
+        let steps = self.0.host_steps(weights, networks, max_rows)?;
+        Ok(Box::new(SlowSteps(steps)))
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "being late is what it is for")]
+impl HostSteps for SlowSteps {
+    fn gated(&mut self, network: usize, x: &[f32], route: &[f32], out: &mut [f32]) {
+        std::thread::sleep(Duration::from_millis(2));
+        self.0.gated(network, x, route, out);
+    }
+
+    fn down(&mut self, network: usize, inner: &[f32], route: &[f32], out: &mut [f32]) {
+        std::thread::sleep(Duration::from_millis(2));
+        self.0.down(network, inner, route, out);
+    }
+}
+
+/// One that fails in the second layer.
+struct FailingHost;
+
+impl HostBackend for FailingHost {
+    fn identity(&self) -> String {
+        String::new()
+    }
+
+    fn read_rate(&self) -> Option<f64> {
+        None
+    }
+
+    fn host_steps(
+        &self,
+        _weights: &Weights,
+        _networks: &[HostNetwork],
+        _max_rows: usize,
+    ) -> Result<Box<dyn HostSteps>, BackendError> {
+        Ok(Box::new(FailingHost))
+    }
+}
+
+impl HostSteps for FailingHost {
+    fn gated(&mut self, network: usize, _x: &[f32], _route: &[f32], out: &mut [f32]) {
+        assert!(network == 0, "fails as it is told to");
+        out.fill(0.0);
+    }
+
+    fn down(&mut self, _network: usize, _inner: &[f32], _route: &[f32], out: &mut [f32]) {
+        out.fill(0.0);
+    }
 }

@@ -46,7 +46,10 @@ impl Device {
 
     fn open(&self, settings: &Settings) -> Result<Box<dyn carat_model::backend::Backend>> {
         let device = match self.name {
-            BackendName::Cuda => LibraryDevice::Cuda(load::cuda_config(settings)?),
+            BackendName::Cuda => LibraryDevice::Cuda {
+                cuda: load::cuda_config(settings)?,
+                cpu: load::beside_card(settings),
+            },
             BackendName::Cpu | BackendName::Reference => {
                 LibraryDevice::Cpu(load::cpu_config(settings)?)
             }

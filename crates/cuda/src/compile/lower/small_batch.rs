@@ -33,7 +33,9 @@ const FLOAT_COLUMNS: usize = 8;
 impl Lowering<'_> {
     pub(super) fn small_batch(&mut self, op: &Op) -> Result<(), BackendError> {
         let done = match &op.work {
-            Work::Product(product) => self.small_product(op, product),
+            Work::Product(product) => self
+                .host_product(op, product)
+                .or_else(|| self.small_product(op, product)),
             Work::ResidualNorm(residual_norm) => self.large_residual_norm(op, residual_norm),
             Work::Attend(attend) => self.small_attend(op, attend),
             Work::LayerInputs(inputs) => {
@@ -41,7 +43,9 @@ impl Lowering<'_> {
                 Some(())
             }
             Work::Route(routing) => self.route(op, routing),
-            Work::Experts(experts) => self.small_experts(op, experts),
+            Work::Experts(experts) => self
+                .host_experts(op, experts)
+                .or_else(|| self.small_experts(op, experts)),
             Work::Step(_) => None,
             Work::StoreKv(store) => self.store_kv(op, store),
         };
