@@ -36,6 +36,12 @@ pub(crate) fn all() {
         ("12B sliding", heads(2, 8, 256), Some(1024)),
         ("12B global", heads(16, 1, 512).tied(64), None),
         ("26B-A4B global", heads(8, 2, 512).tied(64), None),
+        ("12B global wide", heads(16, 1, 512).tied(64).wide(), None),
+        (
+            "26B-A4B global wide",
+            heads(8, 2, 512).tied(64).wide(),
+            None,
+        ),
     ];
     // Keys and values of many layers, so that none is in a cache: 1 GiB, of which each launch takes other pages.
     let bytes = 1 << 30;
@@ -44,6 +50,9 @@ pub(crate) fn all() {
     for (name, heads, window) in layers {
         for kv in [KvType::F16, KvType::Q8_0] {
             let heads = heads.with_kv(kv);
+            if heads.wide_steps && kv == KvType::F16 {
+                continue;
+            }
             for rows in [1, 8] {
                 for depth in [0, 512, 2048, 8192, 32768, 131_072] {
                     timing(&card, (&cache, bytes), (name, heads, window), (rows, depth));

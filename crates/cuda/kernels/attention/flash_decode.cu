@@ -41,6 +41,11 @@
 #include "lib/rope.cuh"
 #include "lib/tied_keys.cuh"
 
+// Steps of two pages also for long heads: where shared memory and registers allow it.
+#ifndef WIDE_STEPS
+#define WIDE_STEPS 0
+#endif
+
 struct Params {
   Rows rows;
   RowRefs row_refs;
@@ -69,6 +74,8 @@ constexpr u32 WARPS = GROUP > 8 ? 16 : 8, THREADS = WARPS * WARP;
 constexpr bool TIED = TURNING_PAIRS > 0;
 // Heads of keys and values that a block prepares for itself.
 constexpr u32 OWN = TIED ? 1 : 2;
+constexpr bool ONE_EACH = GROUP + OWN <= WARPS;
+static_assert(GROUP + OWN <= 2 * WARPS, "at most two heads of a warp");
 // A value that is the same in all lanes, said so that the compiler sees it, too, and that a warp stays together.
 __device__ __forceinline__ u32 uniform(u32 x) { return __shfl_sync(ALL_LANES, x, 0); }
 __device__ __forceinline__ u32 own_warp() { return uniform(threadIdx.x / WARP); }
@@ -78,8 +85,8 @@ constexpr bool DEAR_KEYS = HEAD_DIM > 256 && GROUP > 4;
 #else
 constexpr bool DEAR_KEYS = false;
 #endif
-constexpr int BLOCKS = GROUP > 8 || DEAR_KEYS ? 1 : 2;
-constexpr u32 STEP_PAGES = HEAD_DIM <= 256 ? 2 : 1, STEP = STEP_PAGES * PAGE_TOKENS;
+constexpr int BLOCKS = WARPS > 8 || DEAR_KEYS ? 1 : 2;
+constexpr u32 STEP_PAGES = HEAD_DIM <= 256 || WIDE_STEPS ? 2 : 1, STEP = STEP_PAGES * PAGE_TOKENS;
 // Columns of 8 heads, and heads that a warp weighs. Where they fit, both terms of queries share a column.
 constexpr int TILES = (GROUP + 7) / 8, WARP_HEADS = (GROUP + WARPS - 1) / WARPS;
 constexpr bool PACKED = GROUP <= 4;
@@ -101,15 +108,15 @@ constexpr u32 FAN = 8, ONE_MERGE = STATE_START > 4096 ? 16 : 32;
 static_assert(STATE_START + 16 * 8 == PARTIAL_BYTES, "src/kernel/attention/flash_decode.rs differs");
 
 constexpr u32 KV_BYTES = STEP * TILE_ROW_BYTES, Q_BYTES = 8 * Q_TILES * PITCH * 2;
-// A tile of keys and one of values, or two of values.
-constexpr u32 TILES_BYTES = 2 * KV_BYTES;
+__device__ constexpr u32 larger(u32 a, u32 b) { return a > b ? a : b; }
+// A tile of keys and one of values, or two of values. Where steps are wide, at least FAN partials, which are merged there.
+constexpr u32 TILES_BYTES = larger(2 * KV_BYTES, WIDE_STEPS ? FAN * STATE_START : 0);
 // Scores: columns of heads are on different banks.
 constexpr u32 SCORE_PITCH = STEP + 4, SCORE_BYTES = PARTS * TILES * 8 * SCORE_PITCH * 4;
 // Weights: a row of f16 per head, on different banks.
 constexpr u32 WEIGHT_PITCH = STEP + 8, WEIGHT_BYTES = TILES * 8 * WEIGHT_PITCH * 2;
 constexpr u32 MADE_BYTES = TIED ? STEP * MADE_PITCH * 2 + sizeof(KeyTable) : 0;
 constexpr u32 SHARES_BYTES = 32 * 16 * 4, STATES_BYTES = 3 * 16 * 4;
-__device__ constexpr u32 larger(u32 a, u32 b) { return a > b ? a : b; }
 constexpr u32 COMMON_BYTES = larger(larger(Q_BYTES, SCORE_BYTES + WEIGHT_BYTES + MADE_BYTES), SHARES_BYTES);
 static_assert(TILES_BYTES + HALF * 8 + COMMON_BYTES + STATES_BYTES == SHARED_BYTES, "src/kernel/attention/flash_decode.rs differs");
 
@@ -156,8 +163,8 @@ __device__ __forceinline__ void load(Head& head, Raw raw) {
     const u32 j = pair(i);
     head.low[i] = holds(j) ? raw.x[j] : 0;
     head.high[i] = holds(j) ? raw.x[j + HALF] : 0;
-    head.low_weight[i] = raw.weight && holds(j) ? raw.weight[j] : 0;
-    head.high_weight[i] = raw.weight && holds(j) ? raw.weight[j + HALF] : 0;
+    head.low_weight[i] = raw.weight && holds(j) ? raw.weight[j] : 1;
+    head.high_weight[i] = raw.weight && holds(j) ? raw.weight[j + HALF] : 1;
   }
 }
 
@@ -175,10 +182,8 @@ __device__ __forceinline__ void norm(Head& head, Raw raw) {
   for (int i = 0; i < PAIRS; i++) {
     head.low[i] = mul(head.low[i], scale);
     head.high[i] = mul(head.high[i], scale);
-    if (raw.weight) {
-      head.low[i] = mul(head.low[i], head.low_weight[i]);
-      head.high[i] = mul(head.high[i], head.high_weight[i]);
-    }
+    head.low[i] = mul(head.low[i], head.low_weight[i]);
+    head.high[i] = mul(head.high[i], head.high_weight[i]);
   }
 }
 
@@ -188,8 +193,21 @@ __device__ __forceinline__ void rotate_all(Head& head, const Angle* angles) {
     if (holds(pair(i))) rotate(head.low[i], head.high[i], angles[pair(i)]);
 }
 
-// A query into its two columns. Where its product with values is the score, it has the weight of the keys.
-__device__ __forceinline__ void put_query(const Head& head, u16* q, u32 column, const float* key_weight) {
+// Where the product of a query with values is the score, it has the weight of the keys, too. There it does not turn, so its own
+// weight takes that in.
+__device__ __forceinline__ void weigh_as_keys(Head& head, const float* key_weight) {
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++) {
+    const u32 j = pair(i);
+    if (holds(j) && j + 1 > TURNING_PAIRS) {
+      head.low_weight[i] *= key_weight[j];
+      head.high_weight[i] *= key_weight[j + HALF];
+    }
+  }
+}
+
+// A query into its two columns.
+__device__ __forceinline__ void put_query(const Head& head, u16* q, u32 column) {
   auto put = [&](u32 element, float value) {
     const u16 rounded = f32_to_f16(value);
     q[cell(column, query_column(element))] = rounded;
@@ -199,9 +217,8 @@ __device__ __forceinline__ void put_query(const Head& head, u16* q, u32 column, 
   for (int i = 0; i < PAIRS; i++) {
     const u32 j = pair(i);
     if (holds(j)) {
-      const bool weighted = TIED && j >= TURNING_PAIRS;
-      put(j, weighted ? head.low[i] * key_weight[j] : head.low[i]);
-      put(j + HALF, weighted ? head.high[i] * key_weight[j + HALF] : head.high[i]);
+      put(j, head.low[i]);
+      put(j + HALF, head.high[i]);
     }
   }
 }
@@ -425,10 +442,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   work.last = p.k ? work.position : p.row_refs.last_seen(work.row, p.window);
   const u32 count = *p.rows.count;
   const float frequency = p.frequencies[threadIdx.x % HALF];
+  const KeyEntry key_entry(p.slot);
   griddep_launch_dependents();
   griddep_wait();
-  Head head;
-  if (warp < (p.k ? GROUP + OWN : GROUP)) load(head, raw_head(p, work, warp));
+  // A warp's first head, and the second where there is one more than warps.
+  Head head, next;
+  const u32 most_heads = p.k ? GROUP + OWN : GROUP;
+  if (warp < most_heads) load(head, raw_head(p, work, warp));
+  if (!ONE_EACH && warp + WARPS < most_heads) load(next, raw_head(p, work, warp + WARPS));
+  if (TIED && warp < GROUP) weigh_as_keys(head, p.slot.key_weight);
   if (work.r >= count) return;
   work.run = uniform(work.run);
   work.position = uniform(work.position);
@@ -461,7 +483,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   u32 step = end - 1;
   Ids ids = page_ids(p.slot, work, step);
   const u32 own_heads = p.k && split == splits - 1 ? GROUP + OWN : GROUP;
-  constexpr bool ONE_EACH = GROUP + OWN <= WARPS;
   if (ONE_EACH && warp < own_heads) norm(head, raw_head(p, work, warp));
   if (!TIED) copy_step(work, p.slot.keys, shared.tile(KEYS), ids, step);
   copy_step(work, p.slot.values, shared.tile(values_of(0)), ids, step);
@@ -475,12 +496,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
     const bool is_key = !TIED && h == GROUP;
     if (h < GROUP || is_key) rotate_all(head, shared.angles);
     if (h < GROUP) {
-      put_query(head, shared.q, h, p.slot.key_weight);
+      put_query(head, shared.q, h);
     } else {
       const KvCell to(p.slot, is_key ? p.slot.keys : p.slot.values, work.run, work.position, work.kv_head);
       put_head(shared.tile(is_key ? KEYS : values_of(0)), last_row, head.low, head.high, to);
     }
-    if (h + WARPS < own_heads) load(head, raw_head(p, work, h + WARPS));
+    if (!ONE_EACH) head = next;
   }
   __syncthreads();
 
@@ -503,7 +524,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   if (TIED) {
     // Where queries were.
     __syncthreads();
-    shared.key_table->put(p.slot);
+    key_entry.put(*shared.key_table);
     __syncthreads();
   }
 
@@ -544,21 +565,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
     if (TIED) {
       const u32 skipped = made_steps(part * K_SHARE, K_SHARE);
       make_keys<STEP, THREADS>(shared.made, values, work.start + step * STEP, *shared.key_table);
-      if (has_part) add_scores<PACKED>(score, values, 16 * key_tile, part * K_SHARE, query, skipped);
+      constexpr int SKIPS = made_multiple(K_SHARE);
+      if (has_part) add_scores<PACKED, SKIPS>(score, values, 16 * key_tile, part * K_SHARE, query, skipped);
       __syncthreads();
       if (has_part) add_made_scores<PACKED>(score, shared.made, 16 * key_tile, part * K_SHARE, query);
     } else if (has_part) {
-      add_scores<PACKED>(score, shared.tile(KEYS), 16 * key_tile, part * K_SHARE, query, 0);
+      add_scores<PACKED, 1>(score, shared.tile(KEYS), 16 * key_tile, part * K_SHARE, query, 0);
     }
+    // From one address on: the compiler adds up no others then.
+    float* const own_scores = shared.scores + (part * TILES * 8 + 2 * quad) * SCORE_PITCH + 16 * key_tile + group;
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
       for (int c = 0; c < 4; c++) {
         float sum = score[0][tile][c] + score[1][tile][c];
         if (PACKED) sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-        const u32 column = 8 * tile + 2 * quad + c % 2;
-        if (column < GROUP)
-          shared.scores[(part * TILES * 8 + column) * SCORE_PITCH + 16 * key_tile + group + c / 2 * 8] = sum;
+        if (8 * tile + 2 * quad + c % 2 < GROUP) own_scores[(8 * tile + c % 2) * SCORE_PITCH + c / 2 * 8] = sum;
       }
     }
     __syncthreads();
@@ -571,13 +593,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
       if (column >= GROUP) break;
       constexpr int LANE_KEYS = STEP / WARP;
       float seen[LANE_KEYS], max = best[h];
+      u16* const of_weights = shared.weights + column * WEIGHT_PITCH + lane;
+      const float* const of_head = shared.scores + column * SCORE_PITCH + lane;
 #pragma unroll
       for (int i = 0; i < LANE_KEYS; i++) {
         const u32 key = i * WARP + lane, at = work.start + step * STEP + key;
         float sum = 0;
 #pragma unroll
         for (int part = 0; part < PARTS; part++)
-          sum += shared.scores[(part * TILES * 8 + column) * SCORE_PITCH + key];
+          sum += of_head[part * TILES * 8 * SCORE_PITCH + i * WARP];
         seen[i] = at >= work.first && at <= work.last ? sum : -INF;
         max = fmaxf(max, seen[i]);
       }
@@ -594,7 +618,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
       for (int i = 0; i < LANE_KEYS; i++) {
         const float weight = __expf(seen[i] - best[h]);
         total[h] += weight;
-        shared.weights[column * WEIGHT_PITCH + i * WARP + lane] = f32_to_f16(weight);
+        of_weights[i * WARP] = f32_to_f16(weight);
       }
       if (lane == 0) shared.shrinks[column] = shrink;
     }

@@ -22,6 +22,20 @@ constexpr int PAIRS = (HALF + WARP - 1) / WARP;
 __device__ __forceinline__ u32 pair(int i) { return i * WARP + threadIdx.x % WARP; }
 __device__ __forceinline__ bool holds(u32 pair) { return HEAD_DIM % 64 == 0 || pair < HALF; }
 
+// Copies of a thread's pieces, of every AT_ONCE-th row from `first` on; the first goes to `to`. Where cells of those rows are swizzled
+// alike, both sides are constants apart. Else it is a loop, with `cell_of` for the others: unrolled, this is most of a kernel's code.
+template <u32 AT_ONCE, u32 TO_BYTES, u32 FROM_BYTES, typename Cell>
+__device__ __forceinline__ void copy_passes(u8* to, const u8* from, u32 first, u32 rows, const Cell& cell_of) {
+  if (AT_ONCE % 8 == 0) {
+#pragma unroll
+    for (u32 pass = 0; pass < (PAGE_TOKENS + AT_ONCE - 1) / AT_ONCE; pass++)
+      if (first + pass * AT_ONCE < rows) cp_async_16(to + pass * AT_ONCE * TO_BYTES, from + pass * AT_ONCE * FROM_BYTES);
+  } else {
+#pragma unroll 1
+    for (u32 row = first; row < rows; row += AT_ONCE) cp_async_16(cell_of(row), from + (row - first) * FROM_BYTES);
+  }
+}
+
 #if KV_TYPE == KV_Q8_0
 
 static_assert(HEAD_DIM % 64 == 0 || HEAD_DIM == 16 || HEAD_DIM == 32, "blocks that pairs fall into");
@@ -42,18 +56,21 @@ struct KvTile {
 // Starts copies of the first `rows` rows of a page to rows `to_row` and on.
 template <u32 THREADS>
 __device__ __forceinline__ void copy_rows(const KvTile& to, u32 to_row, const u8* page, u32 rows) {
-  // All threads take some whole rows at once. A loop: unrolled, this is most of the kernel's code.
+  // All threads take some whole rows at once.
   constexpr u32 ROW_PIECES = HEAD_DIM / 16, AT_ONCE = THREADS / ROW_PIECES;
   const u32 first = threadIdx.x / ROW_PIECES, element = threadIdx.x % ROW_PIECES * 16;
-#pragma unroll 1
-  for (u32 row = first; row < rows; row += AT_ONCE)
-    cp_async_16(to.codes + code_cell(to_row + row, element), page + row * (KV_BLOCKS * KV_BLOCK) + element);
+  copy_passes<AT_ONCE, CODE_PITCH, KV_BLOCKS * KV_BLOCK>(to.codes + to_row * CODE_PITCH + code_cell(first, element),
+                                                         page + first * (KV_BLOCKS * KV_BLOCK) + element, first, rows,
+                                                         [&](u32 row) { return to.codes + code_cell(to_row + row, element); });
   // Scales of rows are contiguous on both sides.
   const u8* const scales = page + PAGE_TOKENS * KV_BLOCKS * KV_BLOCK;
   u8* const to_scales = (u8*)(to.scales + to_row * KV_BLOCKS);
   constexpr u32 ROW_BYTES = KV_BLOCKS * 2, PIECE = ROW_BYTES % 16 == 0 ? 16 : ROW_BYTES % 4 == 0 ? 4 : 2;
-#pragma unroll 1
-  for (u32 at = threadIdx.x * PIECE; at < rows * ROW_BYTES; at += THREADS * PIECE) {
+  constexpr u32 PASSES = (PAGE_TOKENS * ROW_BYTES + THREADS * PIECE - 1) / (THREADS * PIECE);
+#pragma unroll
+  for (u32 pass = 0; pass < PASSES; pass++) {
+    const u32 at = (pass * THREADS + threadIdx.x) * PIECE;
+    if (at >= rows * ROW_BYTES) break;
     if (PIECE == 16) cp_async_16(to_scales + at, scales + at);
     if (PIECE == 4) cp_async_4(to_scales + at, scales + at);
     if (PIECE == 2) *(u16*)(to_scales + at) = *(const u16*)(scales + at);
@@ -113,16 +130,7 @@ __device__ __forceinline__ void put_head(const KvTile& tile, u32 row, const floa
       maxima[(i + PAIRS) % KV_BLOCKS] = fabsf(high[i]);
     }
   }
-#pragma unroll
-  for (int held = KV_BLOCKS / 2; held > 0; held /= 2) {
-    const int mask = LANES * held;
-    const bool upper = lane & mask;
-#pragma unroll
-    for (int i = 0; i < held; i++) {
-      const float sent = upper ? maxima[i] : maxima[i + held], kept = upper ? maxima[i + held] : maxima[i];
-      maxima[i] = fmaxf(kept, __shfl_xor_sync(ALL_LANES, sent, mask));
-    }
-  }
+  trade<KV_BLOCKS / 2>(maxima, [](float kept, float got) { return fmaxf(kept, got); });
 #pragma unroll
   for (int mask = LANES / 2; mask > 0; mask /= 2)
     maxima[0] = fmaxf(maxima[0], __shfl_xor_sync(ALL_LANES, maxima[0], mask));
@@ -155,10 +163,10 @@ __device__ __forceinline__ u32 query_column(u32 element) {
 __device__ __forceinline__ u32 output_element(u32 group, u32 lower) { return 2 * group + lower; }
 
 // Scores of 16 keys, from row `first_row` on, with queries of which STEPS steps of 16 elements are held, the first being `k_step`, but
-// for the first `skipped` of them: added to `score`, which has a part per term of queries or, if they share a tile (PACKED), per parity
+// for the first `skipped` of them, a multiple of SKIPS: added to `score`, which has a part per term of queries or, if they share a tile (PACKED), per parity
 // of steps. Codes are multiplied
 // as they are, and scales applied to sums over blocks: exactly, as far as f32 goes.
-template <bool PACKED, int STEPS, int Q_TILES, int TILES>
+template <bool PACKED, int SKIPS, int STEPS, int Q_TILES, int TILES>
 __device__ __forceinline__ void add_scores(float (&score)[2][TILES][4], const KvTile& tile, u32 first_row, u32 k_step,
                                            const u32 (&query)[STEPS][Q_TILES][2], u32 skipped) {
   const u32 lane = threadIdx.x % WARP;
@@ -167,7 +175,7 @@ __device__ __forceinline__ void add_scores(float (&score)[2][TILES][4], const Kv
 #pragma unroll
   for (int i = 0; i < STEPS; i += 2) {
     if (HEAD_DIM / 16 % STEPS && k_step + i >= HEAD_DIM / 16) break;
-    if (u32(i) < skipped) continue;
+    if (u32(i / SKIPS * SKIPS) < skipped) continue;
     const u32 column = min(k_step + i + lane / 16, u32(HEAD_DIM / 16 - 1)), block = (k_step + i) / 2;
     u32 codes[4];
     ldmatrix_x4(codes, tile.codes + code_cell(first_row + lane % 16, 16 * column));
@@ -235,13 +243,12 @@ struct KvTile {
 // Starts copies of the first `rows` rows of a page to rows `to_row` and on.
 template <u32 THREADS>
 __device__ __forceinline__ void copy_rows(const KvTile& to, u32 to_row, const u16* page, u32 rows) {
-  // All threads take some whole rows at once. A loop: unrolled, this is most of the kernel's code.
+  // All threads take some whole rows at once.
   constexpr u32 ROW_PIECES = HEAD_DIM / 8, AT_ONCE = THREADS / ROW_PIECES;
   const u32 first = threadIdx.x / ROW_PIECES, element = threadIdx.x % ROW_PIECES * 8;
-  page += element;
-#pragma unroll 1
-  for (u32 row = first; row < rows; row += AT_ONCE)
-    cp_async_16(to.cells + cell(to_row + row, element), page + row * HEAD_DIM);
+  copy_passes<AT_ONCE, 2 * PITCH, 2 * HEAD_DIM>((u8*)(to.cells + to_row * PITCH + cell(first, element)),
+                                                (const u8*)(page + first * HEAD_DIM + element), first, rows,
+                                                [&](u32 row) { return (u8*)(to.cells + cell(to_row + row, element)); });
 }
 
 // Values behind the last seen have weight 0 and must be numbers.
@@ -291,18 +298,22 @@ __device__ __forceinline__ u32 query_column(u32 element) { return element; }
 __device__ __forceinline__ u32 output_element(u32 group, u32 lower) { return group + lower * 8; }
 
 // Scores of 16 keys, from row `first_row` on, with queries of which STEPS steps of 16 elements are held, the first being `k_step`, but
-// for the first `skipped` of them: added to `score`, which has a part per term of queries or, if they share a tile (PACKED), per parity
+// for the first `skipped` of them, a multiple of SKIPS: added to `score`, which has a part per term of queries or, if they share a tile (PACKED), per parity
 // of steps.
-template <bool PACKED, int STEPS, int Q_TILES, int TILES>
+template <bool PACKED, int SKIPS, int STEPS, int Q_TILES, int TILES>
 __device__ __forceinline__ void add_scores(float (&score)[2][TILES][4], const KvTile& tile, u32 first_row, u32 k_step,
                                            const u32 (&query)[STEPS][Q_TILES][2], u32 skipped) {
   const u32 lane = threadIdx.x % WARP;
+  // Where steps begin at a whole swizzle of four, the cells of others are that of the first with bits flipped, or constants apart.
+  constexpr bool FLIPS = HEAD_DIM % 64 == 0 && STEPS % 4 == 0;
+  const u32 first = cell(first_row + lane % 16, 16 * k_step + lane / 16 * 8);
 #pragma unroll
   for (int i = 0; i < STEPS; i++) {
     if (HEAD_DIM / 16 % STEPS && k_step + i >= HEAD_DIM / 16) break;
-    if (u32(i) < skipped) continue;
+    if (u32(i / SKIPS * SKIPS) < skipped) continue;
     u32 keys[4];
-    ldmatrix_x4(keys, tile.cells + cell(first_row + lane % 16, 16 * (k_step + i) + lane / 16 * 8));
+    const u32 flipped = (first ^ i % 4 * 16) + i / 4 * 64;
+    ldmatrix_x4(keys, tile.cells + (FLIPS ? flipped : cell(first_row + lane % 16, 16 * (k_step + i) + lane / 16 * 8)));
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
       mma_f16(score[PACKED ? i % 2 : 0][t], keys, query[i][t]);

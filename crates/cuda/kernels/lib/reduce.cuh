@@ -42,6 +42,23 @@ __device__ __forceinline__ float block_max(float x) {
   return warp_max(threadIdx.x % WARP < warps ? of_warp[threadIdx.x % WARP] : of_warp[0]);
 }
 
+// Lanes trade halves of COUNT values each, a power of two, and join what they get with what they keep, until each has one: of the
+// value that `lane * COUNT / WARP` counts, over the lanes that differ in the upper bits. Counts are constants, and values are chosen, not
+// places to read them from: else they would lie in memory.
+template <int HELD, int COUNT, typename Join>
+__device__ __forceinline__ void trade(float (&x)[COUNT], const Join& join) {
+  if constexpr (HELD > 0) {
+    constexpr int MASK = WARP * HELD / COUNT;
+    const bool upper = threadIdx.x & MASK;
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+      const float first = x[i], second = x[i + HELD];
+      x[i] = join(upper ? second : first, __shfl_xor_sync(ALL_LANES, upper ? first : second, MASK));
+    }
+    trade<HELD / 2>(x, join);
+  }
+}
+
 // The result of `block_sum` for COUNT warps whose threads have one value each, from one warp whose lanes hold the values of all
 // of them: the same tree and the same order, so the same bits. Lanes trade values, so that each adds up only its share.
 template <int COUNT>
@@ -52,16 +69,7 @@ __device__ __forceinline__ float sum_of_warps(float (&x)[COUNT]) {
     for (int i = 0; i < COUNT; i++) sum += warp_sum(x[i]);
     return sum;
   }
-#pragma unroll
-  for (int held = COUNT / 2; held > 0; held /= 2) {
-    const int mask = WARP * held / COUNT;
-    const bool upper = threadIdx.x & mask;
-#pragma unroll
-    for (int i = 0; i < held; i++) {
-      const float sent = upper ? x[i] : x[i + held], kept = upper ? x[i + held] : x[i];
-      x[i] = kept + __shfl_xor_sync(ALL_LANES, sent, mask);
-    }
-  }
+  trade<COUNT / 2>(x, [](float kept, float got) { return kept + got; });
 #pragma unroll
   for (int mask = 16 / COUNT; mask > 0; mask /= 2) x[0] += __shfl_xor_sync(ALL_LANES, x[0], mask);
 #pragma unroll

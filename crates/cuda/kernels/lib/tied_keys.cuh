@@ -25,6 +25,11 @@ __device__ __forceinline__ u32 made_steps(u32 k_step, u32 steps) {
   return within + 1 <= MADE_STEPS ? min(steps, MADE_STEPS - within) : 0;
 }
 
+// What all numbers of them are multiples of, where parts have so many steps.
+__device__ constexpr int made_multiple(int steps) {
+  return MADE_STEPS % 4 == 0 && steps % 4 == 0 ? 4 : MADE_STEPS % 2 == 0 && steps % 2 == 0 ? 2 : 1;
+}
+
 // The angle of rope.cuh to within 1e-6, for what f16 takes: positions up to 2^22.
 __device__ __forceinline__ Angle near_angle(float position, float frequency) {
   constexpr float ROUNDS = 12582912.0f;
@@ -44,13 +49,23 @@ constexpr u32 MADE_PAIRS = 16 * MADE_STEPS;
 struct KeyTable {
   float frequency[MADE_PAIRS ? MADE_PAIRS : 1], low[MADE_PAIRS ? MADE_PAIRS : 1], high[MADE_PAIRS ? MADE_PAIRS : 1];
 
-  __device__ __forceinline__ void put(const Slot& slot) {
-    for (u32 j = threadIdx.x; j + 1 <= MADE_PAIRS; j += blockDim.x) {
-      const bool turns = j + 1 <= TURNING_PAIRS;
-      frequency[j] = turns ? slot.key_frequencies[j] : 0;
-      low[j] = turns ? slot.key_weight[j] : 1;
-      high[j] = turns ? slot.key_weight[j + HALF] : 1;
+};
+
+// A thread's entry of it, which is loaded long before there is room for the table.
+struct KeyEntry {
+  float frequency = 0, low = 1, high = 1;
+
+  __device__ __forceinline__ KeyEntry(const Slot& slot) {
+    if (threadIdx.x + 1 <= TURNING_PAIRS) {
+      frequency = slot.key_frequencies[threadIdx.x];
+      low = slot.key_weight[threadIdx.x], high = slot.key_weight[threadIdx.x + HALF];
     }
+  }
+
+  __device__ __forceinline__ void put(KeyTable& table) const {
+    if (threadIdx.x + 1 > MADE_PAIRS) return;
+    table.frequency[threadIdx.x] = frequency;
+    table.low[threadIdx.x] = low, table.high[threadIdx.x] = high;
   }
 };
 
@@ -69,30 +84,53 @@ __device__ __forceinline__ float4 weighted(uint2 f16, float4 by) {
                      f16_to_f32(u16(f16.y)) * by.z, f16_to_f32(u16(f16.y >> 16)) * by.w);
 }
 
-// Makes the keys of all rows of a tile, the first of which is at `position`; a thread takes four pairs at a time. Columns are in the
+// As rope.cuh's, but for a rounding: made keys are f16.
+__device__ __forceinline__ void turn(float& a, float& b, Angle angle) {
+  const float x = a;
+  a = __fmaf_rn(-b, angle.sin, x * angle.cos);
+  b = __fmaf_rn(x, angle.sin, b * angle.cos);
+}
+
+// Makes the keys of all rows of a tile, the first of which is at `position`; a thread takes four pairs of some rows. Columns are in the
 // order of queries.
 template <u32 ROWS, u32 THREADS>
 __device__ __forceinline__ void make_keys(u16* made, const KvTile& values, u32 position, const KeyTable& table) {
-  constexpr u32 ROW_FOURS = MADE_PAIRS ? MADE_PAIRS / 4 : 1, SHARE = (ROWS * ROW_FOURS + THREADS - 1) / THREADS;
+  constexpr u32 ROW_FOURS = MADE_PAIRS ? MADE_PAIRS / 4 : 1;
+  // Rows of a thread, if they come in whole runs; swizzled alike, so that all cells are constants apart.
+  constexpr u32 APART = THREADS / ROW_FOURS;
+  constexpr bool EVEN = THREADS % ROW_FOURS == 0 && APART % 8 == 0 && ROWS % APART == 0;
+  constexpr u32 SHARE = (ROWS * ROW_FOURS + THREADS - 1) / THREADS;
+  const u32 first = threadIdx.x / ROW_FOURS, j = threadIdx.x % ROW_FOURS * 4;
 #pragma unroll 2
   for (u32 n = 0; n < SHARE; n++) {
-    const u32 i = threadIdx.x + n * THREADS, row = i / ROW_FOURS, j = i % ROW_FOURS * 4;
-    if (ROWS * ROW_FOURS % THREADS && row >= ROWS) break;
-    const float4 frequency = *(const float4*)(table.frequency + j);
-    float4 a = weighted(four_values(values, row, j), *(const float4*)(table.low + j));
-    float4 b = weighted(four_values(values, row, j + HALF), *(const float4*)(table.high + j));
+    u32 row = first + n * APART, pair = j;
+    if (!EVEN) {
+      const u32 i = threadIdx.x + n * THREADS;
+      row = i / ROW_FOURS, pair = i % ROW_FOURS * 4;
+      if (row >= ROWS) break;
+    }
+    const float4 frequency = *(const float4*)(table.frequency + pair);
+    float4 a = weighted(four_values(values, row, pair), *(const float4*)(table.low + pair));
+    float4 b = weighted(four_values(values, row, pair + HALF), *(const float4*)(table.high + pair));
     const float at = float(position + row);
-    const auto put = [&](u32 half, u32 element, float x, float y) {
-      *(u32*)(made + made_cell(row, half * MADE_PAIRS + query_column(element))) = pack_f16x2(x, y);
+    turn(a.x, b.x, near_angle(at, frequency.x));
+    turn(a.y, b.y, near_angle(at, frequency.y));
+    turn(a.z, b.z, near_angle(at, frequency.z));
+    turn(a.w, b.w, near_angle(at, frequency.w));
+    const auto put = [&](u32 half, float4 key) {
+      const u32 column = half * MADE_PAIRS + query_column(pair);
+      const u32 low = pack_f16x2(key.x, key.y), high = pack_f16x2(key.z, key.w);
+#if KV_TYPE == KV_Q8_0
+      // The other pair's column is 8 further, in the piece beside it.
+      const u32 cell = made_cell(row, column);
+      *(u32*)(made + cell) = low;
+      *(u32*)(made + (MADE_COLUMNS % 64 ? cell + 8 : cell ^ 8)) = high;
+#else
+      *(uint2*)(made + made_cell(row, column)) = make_uint2(low, high);
+#endif
     };
-    rotate(a.x, b.x, near_angle(at, frequency.x));
-    rotate(a.y, b.y, near_angle(at, frequency.y));
-    put(0, j, a.x, a.y);
-    put(1, j, b.x, b.y);
-    rotate(a.z, b.z, near_angle(at, frequency.z));
-    rotate(a.w, b.w, near_angle(at, frequency.w));
-    put(0, j + 2, a.z, a.w);
-    put(1, j + 2, b.z, b.w);
+    put(0, a);
+    put(1, b);
   }
 }
 

@@ -78,6 +78,10 @@ pub(crate) fn hopper() -> Vec<Specialization> {
     let mut all: Vec<_> = kv_types
         .flat_map(attention::flash_prefill::hopper_specializations)
         .collect();
+    let long = attention::flash_decode::SHAPES.into_iter();
+    let long = long.filter(|heads| heads.is_tied() && heads.head_dim > 256 && heads.group() > 8);
+    let wide = long.map(|heads| heads.with_kv(KvType::Q8_0).wide());
+    all.extend(wide.map(attention::flash_decode::specialization));
     all.extend(linear::gemv::specializations(true));
     all.extend(linear::gemm_medium::specializations(true));
     all.extend(linear::gemm_packed::specializations());

@@ -170,12 +170,14 @@ impl Lowering<'_> {
     ) -> Option<()> {
         let slot = self.plan.slot(attend.slot);
         let (head_dim, window) = (slot.head_dim, slot.window);
+        let count = self.plan.columns(attend.out) / head_dim;
         let heads = Heads {
-            count: self.plan.columns(attend.out) / head_dim,
+            count,
             kv_count: slot.kv_heads,
             head_dim,
             kv: self.kv(attend.slot),
             turning_pairs: self.turning_pairs(attend.slot),
+            wide_steps: self.wide_steps(attend.slot, count),
         };
         if !FlashDecode::takes(heads) {
             return None;

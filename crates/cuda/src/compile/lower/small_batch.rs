@@ -317,12 +317,14 @@ impl Lowering<'_> {
 
     fn small_attend(&mut self, op: &Op, attend: &Attend) -> Option<()> {
         let slot = self.plan.slot(attend.slot);
+        let count = self.plan.columns(attend.out) / slot.head_dim;
         let heads = Heads {
-            count: self.plan.columns(attend.out) / slot.head_dim,
+            count,
             kv_count: slot.kv_heads,
             head_dim: slot.head_dim,
             kv: self.kv(attend.slot),
             turning_pairs: self.turning_pairs(attend.slot),
+            wide_steps: self.wide_steps(attend.slot, count),
         };
         let window = self.window(slot);
         if !FlashDecode::takes(heads) {

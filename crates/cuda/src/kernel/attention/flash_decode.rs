@@ -21,6 +21,8 @@ use crate::{
 
 /// Splits merged at a time where there are many.
 const FAN: usize = 8;
+/// Bytes of a partial's maxima and totals.
+const STATE_BYTES: usize = 16 * 8;
 /// The grid's height where nothing bounds what a row sees. Fewer starve the card on long contexts; more take longer to merge.
 const MAX_SPLITS: usize = 64;
 /// The same in Q8_0, or for values alone: a step has half the bytes, so it takes twice the blocks to keep as many in flight.
@@ -119,6 +121,8 @@ pub(crate) struct Heads {
     pub(crate) kv: KvType,
     /// Where pages hold values alone: pairs of a key that turn.
     pub(crate) turning_pairs: Option<usize>,
+    /// Whether steps of long heads have two pages, too: half the barriers per key, for much shared memory.
+    pub(crate) wide_steps: bool,
 }
 
 impl Heads {
@@ -129,6 +133,15 @@ impl Heads {
             head_dim,
             kv: KvType::F16,
             turning_pairs: None,
+            wide_steps: false,
+        }
+    }
+
+    /// The same heads with steps of two pages.
+    pub(crate) const fn wide(self) -> Heads {
+        Heads {
+            wide_steps: true,
+            ..self
         }
     }
 
@@ -161,7 +174,7 @@ impl Heads {
         Heads { kv, ..self }
     }
 
-    fn group(self) -> usize {
+    pub(crate) fn group(self) -> usize {
         self.count / self.kv_count
     }
 
@@ -183,6 +196,7 @@ impl Heads {
     fn step(self) -> usize {
         match self.head_dim {
             ..=256 => 2 * PAGE_TOKENS,
+            _ if self.wide_steps => 2 * PAGE_TOKENS,
             _ => PAGE_TOKENS,
         }
     }
@@ -198,7 +212,7 @@ impl Heads {
             _ => 4,
         };
         let share = (self.head_dim / 16).div_ceil(self.warps());
-        share * self.tiles() * (self.threads() / 4 * quads * 8) + 16 * 8
+        share * self.tiles() * (self.threads() / 4 * quads * 8) + STATE_BYTES
     }
 
     fn shared_bytes(self) -> usize {
@@ -221,7 +235,14 @@ impl Heads {
             (KvType::Q8_0, 0) => self.kv.head_bytes(self.head_dim),
             (KvType::Q8_0, _) => self.head_dim + 16 + 2 * self.head_dim.div_ceil(KvType::GROUP),
         };
-        2 * self.step() * tile_row + self.head_dim / 2 * 8 + common + 3 * 16 * 4
+        let tiles = 2 * self.step() * tile_row;
+        // Wide steps come with room to merge eight partials at once.
+        let merged = if self.wide_steps {
+            FAN * (self.partial_bytes() - STATE_BYTES)
+        } else {
+            0
+        };
+        tiles.max(merged) + self.head_dim / 2 * 8 + common + 3 * 16 * 4
     }
 }
 
@@ -305,9 +326,9 @@ fn max_splits(heads: Heads, window: Option<usize>) -> usize {
 
 /// The grid's height for a bucket: many rows fill the card by themselves, and every split has its price.
 pub(crate) fn splits(heads: Heads, window: Option<usize>, rows: usize) -> usize {
-    let together = match (heads.head_dim, heads.group()) {
-        (..=256, ..=8) => 3,
-        (_, ..=8) => 2,
+    let together = match (heads.head_dim, heads.warps()) {
+        (..=256, 8) => 3,
+        (_, 8) => 2,
         _ => 1,
     };
     let share = together * HOPPER_MULTIPROCESSORS / (rows * heads.kv_count);
@@ -318,6 +339,7 @@ pub(crate) fn specialization(heads: Heads) -> Specialization {
     let turning_pairs = heads
         .turning_pairs
         .map(|pairs| ("TURNING_PAIRS", pairs.to_string()));
+    let wide_steps = heads.wide_steps.then(|| ("WIDE_STEPS", "1".to_owned()));
     Specialization {
         kernel: "flash_decode",
         entries: &["flash_decode"],
@@ -331,6 +353,7 @@ pub(crate) fn specialization(heads: Heads) -> Specialization {
         .into_iter()
         .chain(kv_constant(heads.kv))
         .chain(turning_pairs)
+        .chain(wide_steps)
         .collect(),
         params_bytes: FlashDecodeParams::BYTES,
     }

@@ -83,6 +83,7 @@ impl Case {
             head_dim,
             kv,
             turning_pairs,
+            ..
         } = self.heads;
         let rows: Vec<_> = (self.runs.iter().enumerate())
             .flat_map(|(r, run)| (0..run.rows).map(move |i| (r, run.position + i)))
@@ -568,20 +569,26 @@ fn flash_decode_makes_keys_from_values() {
     let emulated = card.device.name == "emulated card";
     let run = |position, rows| RunRows { position, rows };
     let shapes = [
-        (4, 1, 32, 4),
-        (2, 2, 32, 16),
-        (8, 2, 64, 5),
-        (3, 1, 128, 33),
-        (2, 1, 256, 128),
-        (16, 1, 512, 64),
-        (8, 2, 512, 64),
-        (4, 2, 512, 200),
+        (4, 1, 32, 4, false),
+        (2, 2, 32, 16, false),
+        (8, 2, 64, 5, false),
+        (3, 1, 128, 33, false),
+        (2, 1, 256, 128, false),
+        (16, 1, 512, 64, false),
+        (16, 1, 512, 64, true),
+        (8, 2, 512, 64, false),
+        (8, 2, 512, 64, true),
+        (4, 2, 512, 200, false),
     ];
-    for (group, kv_heads, head_dim, turning) in shapes {
+    for (group, kv_heads, head_dim, turning, wide) in shapes {
         for kv_type in KV_TYPES {
             let heads = heads(group, kv_heads, head_dim)
                 .with_kv(kv_type)
                 .tied(turning);
+            let heads = match (wide, kv_type) {
+                (true, KvType::Q8_0) => heads.wide(),
+                _ => heads,
+            };
             let mut cases = vec![
                 (Kv::OwnSame, None, vec![lone(99)]),
                 (
