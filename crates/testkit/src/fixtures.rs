@@ -1,6 +1,11 @@
 //! Tiny models of every variant with logits from transformers' Gemma 4; `data/fixtures/README.md` says how they were made.
 
-use std::{fs, io::Cursor, path::PathBuf, sync::Arc};
+use std::{
+    fs,
+    io::Cursor,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use carat_gguf::Gguf;
 use carat_model::{Model, TokenId};
@@ -58,6 +63,13 @@ impl Fixture {
         plain.unwrap_or_else(|_| {
             unpacked(fs::read(self.path(".gguf.xz")).expect("fixtures are there"))
         })
+    }
+
+    /// The file, unpacked into a folder, for programs that open it themselves.
+    pub fn written(&self, folder: &Path) -> PathBuf {
+        let path = folder.join(format!("{}.gguf", self.name));
+        fs::write(&path, self.file()).expect("a folder to write to");
+        path
     }
 
     pub fn tokens(&self) -> Vec<TokenId> {

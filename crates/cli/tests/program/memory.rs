@@ -74,7 +74,7 @@ fn logits(fixture: &Fixture, kv_type: &str) -> Vec<f32> {
         "--kv-type",
         kv_type,
         "-m",
-        text(&fixture.path(".gguf")),
+        text(&fixture.written(folder.path())),
         "--tokens",
         text(&fixture.path(".json")),
         "--out",

@@ -245,7 +245,7 @@ fn logits_are_written_for_every_backend_and_chunk() {
     let fixture = &fixtures::ALL[2];
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("logits.f32");
-    let model = fixture.path(".gguf");
+    let model = fixture.written(folder.path());
     let tokens = fixture.path(".json");
     for (backend, chunk, bound) in [
         ("reference", "64", 1e-4),
