@@ -557,7 +557,7 @@ mod tests {
         assert_eq!(shared.host_networks.len(), model.layers.len());
         let lines = &shared.memory.given_up;
         assert!(
-            lines[0].contains("60 % of each answer's part multiplied by the CPU"),
+            lines[0].contains("60 % of them multiplied by the CPU in answers"),
             "{lines:?}"
         );
         assert!(lines[1].contains("by the CPU and"), "{lines:?}");

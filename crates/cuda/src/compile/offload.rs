@@ -237,7 +237,7 @@ pub(crate) fn describe(
         };
         let how = match cpu_share {
             1.. if is_shared(kind) => {
-                format!(", {cpu_share} % of each answer's part multiplied by the CPU")
+                format!(", {cpu_share} % of them multiplied by the CPU in answers")
             }
             _ => ", read through the bus".to_owned(),
         };
