@@ -23,7 +23,7 @@ use crate::{
         rows::SMALL_ROWS,
         target::{GemmImpl, Target, gains_from_pdl},
     },
-    config::{CudaConfig, Fusion, Pdl, Tier},
+    config::{CudaConfig, Pdl, Tier},
     device::{ClusterCapacity, Device, cublaslt::Library},
     error::CudaError,
     jit::{
@@ -201,14 +201,9 @@ impl CudaBackend {
 
     /// What weights in host memory are read at.
     fn rates(&self) -> Rates {
-        // Plain kernels are the card's own.
-        let host = self
-            .host
-            .as_ref()
-            .filter(|_| self.config.fusion == Fusion::On);
         Rates {
             bus: self.bus_rate(),
-            host: host.and_then(|host| self.host_rate(host)),
+            host: self.host.as_ref().and_then(|host| self.host_rate(host)),
         }
     }
 

@@ -37,11 +37,6 @@ pub(crate) fn all() {
         ("12B global", heads(16, 1, 512).tied(64), None),
         ("26B-A4B global", heads(8, 2, 512).tied(64), None),
         ("12B global wide", heads(16, 1, 512).tied(64).wide(), None),
-        (
-            "26B-A4B global wide",
-            heads(8, 2, 512).tied(64).wide(),
-            None,
-        ),
     ];
     // Keys and values of many layers, so that none is in a cache: 1 GiB, of which each launch takes other pages.
     let bytes = 1 << 30;

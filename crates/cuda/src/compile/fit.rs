@@ -26,7 +26,10 @@ use super::{
     target::{GemmImpl, Target},
     weights::HostWeights,
 };
-use crate::{config::TableMemory, placement::Placement};
+use crate::{
+    config::{Fusion, TableMemory},
+    placement::Placement,
+};
 
 /// The first choice that fits into so many bytes. The last one is returned whether it does or not.
 pub(crate) fn fitting(
@@ -110,7 +113,11 @@ impl Fit<'_> {
             Placement::Given(parts) => parts.cpu,
             Placement::Auto | Placement::Card => None,
         };
-        given.unwrap_or_else(|| (self.rates)().cpu_share())
+        match self.target.fusion {
+            Fusion::On => given.unwrap_or_else(|| (self.rates)().cpu_share()),
+            // Plain kernels are the card's alone.
+            Fusion::Off => 0,
+        }
     }
 
     fn within(&self, free_bytes: u64) -> Result<Fitted, BackendError> {
@@ -569,6 +576,11 @@ mod tests {
         for (text, rates) in [("experts\ncpu 0", known), ("experts", Rates::default())] {
             assert!(place(text, rates).host_networks.is_empty());
         }
+        let plain = Target::hopper(Fusion::Off, ROWS);
+        let placement = Placement::Given("experts\ncpu 60".parse().unwrap());
+        let plain = fitted(&model, (plain, TableMemory::Device, &placement), u64::MAX).unwrap();
+        let lines = &plain.memory.given_up;
+        assert!(plain.host_networks.is_empty() && !lines[0].contains("CPU"));
         // Attention is the card's.
         assert!(place("attention\noutput", known).host_networks.is_empty());
     }

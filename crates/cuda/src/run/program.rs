@@ -103,6 +103,8 @@ impl Programs {
 
 pub(crate) struct Program {
     steps: Vec<Bound>,
+    /// Those of them that ask the host for a step.
+    asking: Vec<usize>,
     /// Weights that come from host memory while it runs.
     stream: Option<WeightStream>,
     /// Values that some call writes as the plan defines them: those that exist only inside a kernel, or must still be scaled, are
@@ -185,6 +187,8 @@ impl Program {
         stream: Option<WeightStream>,
     ) -> Program {
         let written = written_values(&calls);
+        let asks = |call: &Call| call.kernel().is_some_and(Kernel::asks_host);
+        let asking = (0..calls.len()).filter(|i| asks(&calls[*i])).collect();
         let mut redirected = stream.as_ref().map(|_| groups.to_vec());
         let steps = calls.into_iter().enumerate().map(|(index, call)| {
             if let (Some(stream), Some(groups)) = (&stream, &mut redirected) {
@@ -238,6 +242,7 @@ impl Program {
         });
         Program {
             steps: steps.collect(),
+            asking,
             stream,
             written,
         }
@@ -245,11 +250,8 @@ impl Program {
 
     /// Requests to the host among the launches for so many rows.
     pub(crate) fn requests(&self, rows: RowCounts) -> usize {
-        let asks = |step: &&Bound| match &step.action {
-            Action::Kernel { kernel, .. } => kernel.asks_host() && step.launched(rows).is_some(),
-            Action::CublasLt { .. } => false,
-        };
-        self.steps.iter().filter(asks).count()
+        let launched = |step: &&usize| self.steps[**step].launched(rows).is_some();
+        self.asking.iter().filter(launched).count()
     }
 
     /// Queues every launch for a group of rows, and calls `queued` with the label and origin of each; those that have no rows are left
@@ -347,6 +349,7 @@ mod tests {
     fn programs(batching: Batching) -> Programs {
         let empty = || Program {
             steps: Vec::new(),
+            asking: Vec::new(),
             stream: None,
             written: Vec::new(),
         };
