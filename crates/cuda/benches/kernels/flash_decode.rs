@@ -45,9 +45,6 @@ pub(crate) fn all() {
     for (name, heads, window) in layers {
         for kv in [KvType::F16, KvType::Q8_0] {
             let heads = heads.with_kv(kv);
-            if heads.wide_steps && kv == KvType::F16 {
-                continue;
-            }
             for rows in [1, 8] {
                 for depth in [0, 512, 2048, 8192, 32768, 131_072] {
                     timing(&card, (&cache, bytes), (name, heads, window), (rows, depth));

@@ -10,7 +10,7 @@
 // come first in launch order.
 //
 // Where keys follow from values (TURNING_PAIRS), pages hold values alone: keys are made from a step's values (lib/tied_keys.cuh), and
-// both tiles are of values, so that those of the next step are loaded while one is used.
+// both tiles are of values, so that those of the next step are loaded while one is used, and its keys made while outputs are added up.
 //
 // A step: scores = K . q^T by tensor cores, keys as rows and heads as columns, the head's elements cut into PARTS, one per
 // group of warps, that shared memory adds up; online softmax in f32, each warp for itself; out += V^T . weights, each warp for
@@ -97,14 +97,12 @@ constexpr int K_STEPS = HEAD_DIM / 16, K_SHARE = (K_STEPS + PARTS - 1) / PARTS;
 constexpr int OUT_TILES = HEAD_DIM / 16, OUT_SHARE = (OUT_TILES + WARPS - 1) / WARPS;
 constexpr int CHUNKS = (HEAD_DIM + WARP - 1) / WARP;
 static_assert(HALF <= THREADS, "an angle per thread");
-// Weights of keys may come to e^SLACK: an f16, and a few bits of the others' sums.
-constexpr float SLACK = 5;
 
 // A partial: outputs of a split in f16, as threads hold them; then maximum and total per head.
 constexpr u32 QUADS = TILES > 1 ? 4 : (GROUP + 1) / 2;
 constexpr u32 TILE_BYTES = THREADS / 4 * QUADS * 8, STATE_START = OUT_SHARE * TILES * TILE_BYTES;
-// Small partials are better merged all at once.
-constexpr u32 FAN = 8, ONE_MERGE = STATE_START > 4096 ? 16 : 32;
+// Small partials are better merged all at once. The others' groups are as many as 132 splits have.
+constexpr u32 FAN = 8, ONE_MERGE = STATE_START > 4096 ? 17 : 32;
 static_assert(STATE_START + 16 * 8 == PARTIAL_BYTES, "src/kernel/attention/flash_decode.rs differs");
 
 constexpr u32 KV_BYTES = STEP * TILE_ROW_BYTES, Q_BYTES = 8 * Q_TILES * PITCH * 2;
@@ -239,13 +237,14 @@ struct Ids {
   u32 page[STEP_PAGES];
 };
 
+// Of a step whose pages are all there, or (LAST) of the row's last one.
+template <bool LAST>
 __device__ __forceinline__ Ids page_ids(const Slot& slot, const Work& work, u32 step) {
   Ids ids;
+  const u32* const entries = work.table + step * STEP_PAGES;
 #pragma unroll
-  for (u32 i = 0; i < STEP_PAGES; i++) {
-    const u32 entry = step * STEP_PAGES + i;
-    ids.page[i] = work.start + entry * PAGE_TOKENS <= work.last ? slot.named(work.table[entry]) : 0;
-  }
+  for (u32 i = 0; i < STEP_PAGES; i++)
+    ids.page[i] = !LAST || work.start + (step * STEP_PAGES + i) * PAGE_TOKENS <= work.last ? slot.named(entries[i]) : 0;
   return ids;
 }
 
@@ -256,7 +255,7 @@ __device__ __forceinline__ void copy_step(const Work& work, const KvUnit* from, 
 #pragma unroll
   for (u32 i = 0; i < STEP_PAGES; i++) {
     const u32 page_first = i * PAGE_TOKENS, end = min(rows - min(rows, page_first), PAGE_TOKENS);
-    const KvUnit* page = from + (u64(ids.page[i]) * KV_HEADS + work.kv_head) * PAGE_UNITS;
+    const KvUnit* page = from + work.kv_head * PAGE_UNITS + u64(ids.page[i]) * (KV_HEADS * PAGE_UNITS);
     copy_rows<THREADS>(to, page_first, page, end);
   }
   cp_async_commit();
@@ -481,14 +480,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   if (threadIdx.x < HALF) shared.angles[threadIdx.x] = angle(work.position, frequency);
 
   u32 step = end - 1;
-  Ids ids = page_ids(p.slot, work, step);
+  Ids ids = page_ids<true>(p.slot, work, step);
   const u32 own_heads = p.k && split == splits - 1 ? GROUP + OWN : GROUP;
   if (ONE_EACH && warp < own_heads) norm(head, raw_head(p, work, warp));
   if (!TIED) copy_step(work, p.slot.keys, shared.tile(KEYS), ids, step);
   copy_step(work, p.slot.values, shared.tile(values_of(0)), ids, step);
   const u32 last_row = work.last - work.start - step * STEP;  // the row's own, if it is computed here
   if (split == splits - 1) clear_behind<THREADS, STEP>(shared.tile(values_of(0)), last_row);
-  if (step > begin) ids = page_ids(p.slot, work, step - 1);
+  if (step > begin) ids = page_ids<false>(p.slot, work, step - 1);
   __syncthreads();
 #pragma unroll 1
   for (u32 h = warp; h < own_heads; h += WARPS) {
@@ -525,7 +524,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
     // Where queries were.
     __syncthreads();
     key_entry.put(*shared.key_table);
-    __syncthreads();
   }
 
   // Of the heads from `warp` on that a warp weighs; totals are of this lane's keys.
@@ -540,37 +538,49 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
 #pragma unroll
       for (int c = 0; c < 4; c++) out[i][tile][c] = 0;
 
+  // Of a step whose values are there: what this launch computes of it, and keys that are made.
+  const auto prepare = [&](u32 step) {
+    const u32 turn = end - 1 - step;
+    if (work.fresh < min(work.start + (step + 1) * STEP, work.position)) {
+      make_earlier(p, work, shared, turn, step);
+      __syncthreads();
+    }
+    if (TIED) make_keys<STEP, THREADS>(shared.made, shared.tile(values_of(turn)), work.start + step * STEP, *shared.key_table);
+  };
+  if (TIED) {
+    cp_async_wait<0>();
+    __syncthreads();
+    prepare(step);
+  }
+
   for (;; step--) {
     const u32 turn = end - 1 - step;
     const bool more = step > begin;
     if (!TIED && turn == 0) {
       cp_async_wait<1>();
-    } else {
+    } else if (!TIED) {
       cp_async_wait<0>();
     }
     __syncthreads();
     if (TIED ? more : turn > 0) {
       const u32 copied = TIED ? step - 1 : step;
       copy_step(work, p.slot.values, shared.tile(values_of(end - 1 - copied)), ids, copied);
-      if (copied > begin) ids = page_ids(p.slot, work, copied - 1);
+      if (copied > begin) ids = page_ids<false>(p.slot, work, copied - 1);
     }
-    if (work.fresh < min(work.start + (step + 1) * STEP, work.position)) {
-      make_earlier(p, work, shared, turn, step);
-      __syncthreads();
-    }
+    if (!TIED) prepare(step);
 
     const KvTile values = shared.tile(values_of(turn));
-    float score[2][TILES][4] = {};
+    float score[SCORE_SUMS][TILES][4] = {};
     const bool has_part = K_STEPS % PARTS == 0 || part * K_SHARE < K_STEPS;
     if (TIED) {
       const u32 skipped = made_steps(part * K_SHARE, K_SHARE);
-      make_keys<STEP, THREADS>(shared.made, values, work.start + step * STEP, *shared.key_table);
       constexpr int SKIPS = made_multiple(K_SHARE);
-      if (has_part) add_scores<PACKED, SKIPS>(score, values, 16 * key_tile, part * K_SHARE, query, skipped);
-      __syncthreads();
-      if (has_part) add_made_scores<PACKED>(score, shared.made, 16 * key_tile, part * K_SHARE, query);
+      if (has_part) {
+        add_scores<PACKED, SKIPS, MADE_STEPS>(score, values, 16 * key_tile, part * K_SHARE, query, skipped);
+        add_made_scores<PACKED, SKIPS>(score, shared.made, 16 * key_tile, part * K_SHARE, query);
+      }
     } else if (has_part) {
-      add_scores<PACKED, 1>(score, shared.tile(KEYS), 16 * key_tile, part * K_SHARE, query, 0);
+      add_scores<PACKED, 1, 0>(score, shared.tile(KEYS), 16 * key_tile, part * K_SHARE, query, 0);
     }
     // From one address on: the compiler adds up no others then.
     float* const own_scores = shared.scores + (part * TILES * 8 + 2 * quad) * SCORE_PITCH + 16 * key_tile + group;
@@ -578,7 +588,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
     for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
       for (int c = 0; c < 4; c++) {
-        float sum = score[0][tile][c] + score[1][tile][c];
+        float sum = score[0][tile][c];
+        if (SCORE_SUMS > 1) sum += score[SCORE_SUMS - 1][tile][c];
         if (PACKED) sum += __shfl_xor_sync(ALL_LANES, sum, 2);
         if (8 * tile + 2 * quad + c % 2 < GROUP) own_scores[(8 * tile + c % 2) * SCORE_PITCH + c / 2 * 8] = sum;
       }
@@ -605,15 +616,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
         seen[i] = at >= work.first && at <= work.last ? sum : -INF;
         max = fmaxf(max, seen[i]);
       }
-      // What weights are relative to: the largest score, or, where a step is short of time, one that is raised when a weight would be
-      // too large. A step has a key that is seen, so it is a number.
-      float shrink = 1;
-      if (!TIED || __any_sync(ALL_LANES, max > best[h] + SLACK)) {
-        max = warp_max(max);
-        shrink = __expf(best[h] - max);
-        best[h] = max;
-        total[h] *= shrink;
-      }
+      // A step has a key that is seen, so the maximum is a number.
+      max = warp_max(max);
+      const float shrink = __expf(best[h] - max);
+      best[h] = max;
+      total[h] *= shrink;
 #pragma unroll
       for (int i = 0; i < LANE_KEYS; i++) {
         const float weight = __expf(seen[i] - best[h]);
@@ -625,7 +632,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
 
     if (!TIED && more) {
       cp_async_wait<1>();
-    } else if (!TIED) {
+    } else {
       cp_async_wait<0>();
     }
     __syncthreads();
@@ -661,6 +668,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
       }
     }
     if (!more) break;
+    // While tensor cores work.
+    if (TIED) prepare(step - 1);
   }
 
 #pragma unroll

@@ -36,14 +36,16 @@ __device__ __forceinline__ void copy_passes(u8* to, const u8* from, u32 first, u
   }
 }
 
+// Scores are added up in so many sums, of which products need not wait for each other. In Q8_0 each block has sums of its own.
+constexpr int SCORE_SUMS = KV_TYPE == KV_Q8_0 ? 1 : 2;
+
 #if KV_TYPE == KV_Q8_0
 
 static_assert(HEAD_DIM % 64 == 0 || HEAD_DIM == 16 || HEAD_DIM == 32, "blocks that pairs fall into");
 constexpr u32 KV_BLOCKS = kv_blocks(HEAD_DIM), PAGE_UNITS = Q8Page::bytes(KV_BLOCKS);
-constexpr u32 CODE_PITCH = HEAD_DIM % 128 ? HEAD_DIM + 16 : HEAD_DIM, TILE_ROW_BYTES = CODE_PITCH + KV_BLOCKS * 2;
-__device__ __forceinline__ u32 code_cell(u32 row, u32 element) {
-  return row * CODE_PITCH + (HEAD_DIM % 128 ? element : ((element / 16 ^ row % 8) * 16 + element % 16));
-}
+// Rows have a piece to spare, not swizzled pieces: then all cells of a lane are constants apart.
+constexpr u32 CODE_PITCH = HEAD_DIM + 16, TILE_ROW_BYTES = CODE_PITCH + KV_BLOCKS * 2;
+__device__ __forceinline__ u32 code_cell(u32 row, u32 element) { return row * CODE_PITCH + element; }
 
 struct KvTile {
   u8* codes;
@@ -59,9 +61,11 @@ __device__ __forceinline__ void copy_rows(const KvTile& to, u32 to_row, const u8
   // All threads take some whole rows at once.
   constexpr u32 ROW_PIECES = HEAD_DIM / 16, AT_ONCE = THREADS / ROW_PIECES;
   const u32 first = threadIdx.x / ROW_PIECES, element = threadIdx.x % ROW_PIECES * 16;
-  copy_passes<AT_ONCE, CODE_PITCH, KV_BLOCKS * KV_BLOCK>(to.codes + to_row * CODE_PITCH + code_cell(first, element),
-                                                         page + first * (KV_BLOCKS * KV_BLOCK) + element, first, rows,
-                                                         [&](u32 row) { return to.codes + code_cell(to_row + row, element); });
+  // Pieces of whole blocks are one after another.
+  const u32 piece = HEAD_DIM % KV_BLOCK ? first * (KV_BLOCKS * KV_BLOCK) + element : threadIdx.x * 16;
+  copy_passes<AT_ONCE, CODE_PITCH, KV_BLOCKS * KV_BLOCK>(
+      to.codes + to_row * CODE_PITCH + code_cell(first, element), page + piece, first, rows,
+      [&](u32 row) { return to.codes + code_cell(to_row + row, element); });
   // Scales of rows are contiguous on both sides.
   const u8* const scales = page + PAGE_TOKENS * KV_BLOCKS * KV_BLOCK;
   u8* const to_scales = (u8*)(to.scales + to_row * KV_BLOCKS);
@@ -163,22 +167,24 @@ __device__ __forceinline__ u32 query_column(u32 element) {
 __device__ __forceinline__ u32 output_element(u32 group, u32 lower) { return 2 * group + lower; }
 
 // Scores of 16 keys, from row `first_row` on, with queries of which STEPS steps of 16 elements are held, the first being `k_step`, but
-// for the first `skipped` of them, a multiple of SKIPS: added to `score`, which has a part per term of queries or, if they share a tile (PACKED), per parity
-// of steps. Codes are multiplied
-// as they are, and scales applied to sums over blocks: exactly, as far as f32 goes.
-template <bool PACKED, int SKIPS, int STEPS, int Q_TILES, int TILES>
-__device__ __forceinline__ void add_scores(float (&score)[2][TILES][4], const KvTile& tile, u32 first_row, u32 k_step,
+// for the first `skipped` of them, a multiple of SKIPS and no more than MOST_SKIPPED. Codes are multiplied as they are, and scales applied
+// to sums over blocks: exactly, as far as f32 goes.
+template <bool PACKED, int SKIPS, int MOST_SKIPPED, int STEPS, int Q_TILES, int TILES>
+__device__ __forceinline__ void add_scores(float (&score)[SCORE_SUMS][TILES][4], const KvTile& tile, u32 first_row, u32 k_step,
                                            const u32 (&query)[STEPS][Q_TILES][2], u32 skipped) {
   const u32 lane = threadIdx.x % WARP;
-  const u16* const scales = tile.scales + (first_row + lane / 4) * KV_BLOCKS;
   // Two steps at once, a block; where there is one in all, so the second is not there.
+  constexpr u32 LAST = HEAD_DIM / 16 - 1;
+  constexpr bool WHOLE = STEPS % 2 == 0 && HEAD_DIM / 16 % STEPS == 0;
+  const u8* const codes_of = tile.codes + code_cell(first_row + lane % 16, 0);
+  const u8* const first = codes_of + 16 * (k_step + lane / 16);
+  const u16* const scales = tile.scales + (first_row + lane / 4) * KV_BLOCKS + k_step / 2;
 #pragma unroll
   for (int i = 0; i < STEPS; i += 2) {
     if (HEAD_DIM / 16 % STEPS && k_step + i >= HEAD_DIM / 16) break;
-    if (u32(i / SKIPS * SKIPS) < skipped) continue;
-    const u32 column = min(k_step + i + lane / 16, u32(HEAD_DIM / 16 - 1)), block = (k_step + i) / 2;
+    if (i < MOST_SKIPPED && u32(i / SKIPS * SKIPS) < skipped) continue;
     u32 codes[4];
-    ldmatrix_x4(codes, tile.codes + code_cell(first_row + lane % 16, 16 * column));
+    ldmatrix_x4(codes, WHOLE ? first + 16 * i : codes_of + 16 * min(k_step + i + lane / 16, LAST));
     float sums[TILES][4] = {};
 #pragma unroll
     for (int j = 0; j < 2 && i + j < STEPS; j++) {
@@ -191,7 +197,7 @@ __device__ __forceinline__ void add_scores(float (&score)[2][TILES][4], const Kv
         if (!PACKED) mma_f16(sums[t], keys, query[i + j][Q_TILES - TILES + t]);
       }
     }
-    const float by[2] = {f16_to_f32(scales[block]), f16_to_f32(scales[8 * KV_BLOCKS + block])};
+    const float by[2] = {f16_to_f32(scales[i / 2]), f16_to_f32(scales[8 * KV_BLOCKS + i / 2])};
 #pragma unroll
     for (int t = 0; t < TILES; t++)
 #pragma unroll
@@ -298,10 +304,10 @@ __device__ __forceinline__ u32 query_column(u32 element) { return element; }
 __device__ __forceinline__ u32 output_element(u32 group, u32 lower) { return group + lower * 8; }
 
 // Scores of 16 keys, from row `first_row` on, with queries of which STEPS steps of 16 elements are held, the first being `k_step`, but
-// for the first `skipped` of them, a multiple of SKIPS: added to `score`, which has a part per term of queries or, if they share a tile (PACKED), per parity
-// of steps.
-template <bool PACKED, int SKIPS, int STEPS, int Q_TILES, int TILES>
-__device__ __forceinline__ void add_scores(float (&score)[2][TILES][4], const KvTile& tile, u32 first_row, u32 k_step,
+// for the first `skipped` of them, a multiple of SKIPS and no more than MOST_SKIPPED: added to `score`, which has a sum per term of queries
+// or, if they share a tile (PACKED), per parity of steps.
+template <bool PACKED, int SKIPS, int MOST_SKIPPED, int STEPS, int Q_TILES, int TILES>
+__device__ __forceinline__ void add_scores(float (&score)[SCORE_SUMS][TILES][4], const KvTile& tile, u32 first_row, u32 k_step,
                                            const u32 (&query)[STEPS][Q_TILES][2], u32 skipped) {
   const u32 lane = threadIdx.x % WARP;
   // Where steps begin at a whole swizzle of four, the cells of others are that of the first with bits flipped, or constants apart.
@@ -310,7 +316,7 @@ __device__ __forceinline__ void add_scores(float (&score)[2][TILES][4], const Kv
 #pragma unroll
   for (int i = 0; i < STEPS; i++) {
     if (HEAD_DIM / 16 % STEPS && k_step + i >= HEAD_DIM / 16) break;
-    if (u32(i / SKIPS * SKIPS) < skipped) continue;
+    if (i < MOST_SKIPPED && u32(i / SKIPS * SKIPS) < skipped) continue;
     u32 keys[4];
     const u32 flipped = (first ^ i % 4 * 16) + i / 4 * 64;
     ldmatrix_x4(keys, tile.cells + (FLIPS ? flipped : cell(first_row + lane % 16, 16 * (k_step + i) + lane / 16 * 8)));

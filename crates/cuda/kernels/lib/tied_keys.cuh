@@ -13,11 +13,9 @@ static_assert(TURNING_PAIRS == 0 || HEAD_DIM % 32 == 0, "k-steps of one half");
 constexpr u32 HALF_STEPS = (HALF + 15) / 16;
 // K-steps that are made of each half, its first ones: whole blocks of Q8_0.
 constexpr u32 MADE_STEPS = (TURNING_PAIRS + 31) / 32 * 2 < HALF_STEPS ? (TURNING_PAIRS + 31) / 32 * 2 : HALF_STEPS;
-// Rows of made keys have those of both halves; pieces are swizzled as in other tiles.
-constexpr u32 MADE_COLUMNS = 2 * 16 * MADE_STEPS, MADE_PITCH = MADE_COLUMNS % 64 ? MADE_COLUMNS + 8 : MADE_COLUMNS;
-__device__ __forceinline__ u32 made_cell(u32 row, u32 column) {
-  return row * MADE_PITCH + (MADE_COLUMNS % 64 ? column : ((column / 8 ^ row % 8) * 8 + column % 8));
-}
+// Rows of made keys have those of both halves, and a piece to spare: then all cells of a lane are constants apart.
+constexpr u32 MADE_COLUMNS = 2 * 16 * MADE_STEPS, MADE_PITCH = MADE_COLUMNS + 8;
+__device__ __forceinline__ u32 made_cell(u32 row, u32 column) { return row * MADE_PITCH + column; }
 
 // Of `steps` k-steps from `k_step` on, all in one half, the first so many are made.
 __device__ __forceinline__ u32 made_steps(u32 k_step, u32 steps) {
@@ -96,19 +94,18 @@ __device__ __forceinline__ void turn(float& a, float& b, Angle angle) {
 template <u32 ROWS, u32 THREADS>
 __device__ __forceinline__ void make_keys(u16* made, const KvTile& values, u32 position, const KeyTable& table) {
   constexpr u32 ROW_FOURS = MADE_PAIRS ? MADE_PAIRS / 4 : 1;
-  // Rows of a thread, if they come in whole runs; swizzled alike, so that all cells are constants apart.
-  constexpr u32 APART = THREADS / ROW_FOURS;
-  constexpr bool EVEN = THREADS % ROW_FOURS == 0 && APART % 8 == 0 && ROWS % APART == 0;
-  constexpr u32 SHARE = (ROWS * ROW_FOURS + THREADS - 1) / THREADS;
-  const u32 first = threadIdx.x / ROW_FOURS, j = threadIdx.x % ROW_FOURS * 4;
+  constexpr u32 APART = THREADS / ROW_FOURS, SHARE = (ROWS + APART - 1) / APART;
+  // Registers are short, so no address is kept from step to step.
+  u32 thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));
+  const u32 first = thread / ROW_FOURS, pair = thread % ROW_FOURS * 4;
+  // So that a thread has the same pairs of all its rows.
+  if (THREADS % ROW_FOURS && first >= APART) return;
+  u16* const to = made + made_cell(first, query_column(pair));
 #pragma unroll 2
   for (u32 n = 0; n < SHARE; n++) {
-    u32 row = first + n * APART, pair = j;
-    if (!EVEN) {
-      const u32 i = threadIdx.x + n * THREADS;
-      row = i / ROW_FOURS, pair = i % ROW_FOURS * 4;
-      if (row >= ROWS) break;
-    }
+    const u32 row = first + n * APART;
+    if (ROWS % APART && row >= ROWS) break;
     const float4 frequency = *(const float4*)(table.frequency + pair);
     float4 a = weighted(four_values(values, row, pair), *(const float4*)(table.low + pair));
     float4 b = weighted(four_values(values, row, pair + HALF), *(const float4*)(table.high + pair));
@@ -118,15 +115,13 @@ __device__ __forceinline__ void make_keys(u16* made, const KvTile& values, u32 p
     turn(a.z, b.z, near_angle(at, frequency.z));
     turn(a.w, b.w, near_angle(at, frequency.w));
     const auto put = [&](u32 half, float4 key) {
-      const u32 column = half * MADE_PAIRS + query_column(pair);
+      u16* const cell = to + n * APART * MADE_PITCH + half * MADE_PAIRS;
       const u32 low = pack_f16x2(key.x, key.y), high = pack_f16x2(key.z, key.w);
 #if KV_TYPE == KV_Q8_0
-      // The other pair's column is 8 further, in the piece beside it.
-      const u32 cell = made_cell(row, column);
-      *(u32*)(made + cell) = low;
-      *(u32*)(made + (MADE_COLUMNS % 64 ? cell + 8 : cell ^ 8)) = high;
+      *(u32*)cell = low;
+      *(u32*)(cell + 8) = high;
 #else
-      *(uint2*)(made + made_cell(row, column)) = make_uint2(low, high);
+      *(uint2*)cell = make_uint2(low, high);
 #endif
     };
     put(0, a);
@@ -135,22 +130,21 @@ __device__ __forceinline__ void make_keys(u16* made, const KvTile& values, u32 p
 }
 
 // Adds scores of 16 keys with the made ones of the k-steps that queries are held of, as add_scores does with the others.
-template <bool PACKED, int STEPS, int Q_TILES, int TILES>
-__device__ __forceinline__ void add_made_scores(float (&score)[2][TILES][4], const u16* made, u32 first_row, u32 k_step,
+template <bool PACKED, int SKIPS, int STEPS, int Q_TILES, int TILES>
+__device__ __forceinline__ void add_made_scores(float (&score)[SCORE_SUMS][TILES][4], const u16* made, u32 first_row, u32 k_step,
                                                 const u32 (&query)[STEPS][Q_TILES][2]) {
-  // In Q8_0 scores of the others are one sum, and registers are short.
-  constexpr int SECOND = KV_TYPE == KV_Q8_0 ? 0 : 1;
   const u32 lane = threadIdx.x % WARP, count = made_steps(k_step, STEPS);
   const u32 column = 16 * (k_step / HALF_STEPS * MADE_STEPS + k_step % HALF_STEPS);
+  const u16* const first = made + made_cell(first_row + lane % 16, column + lane / 16 * 8);
 #pragma unroll
   for (int i = 0; i < STEPS; i++) {
-    if (u32(i) >= count) break;
+    if (i >= MADE_STEPS || u32(i / SKIPS * SKIPS) >= count) break;
     u32 keys[4];
-    ldmatrix_x4(keys, made + made_cell(first_row + lane % 16, column + 16 * i + lane / 16 * 8));
+    ldmatrix_x4(keys, first + 16 * i);
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-      mma_f16(score[PACKED ? i % 2 : 0][t], keys, query[i][t]);
-      if (!PACKED) mma_f16(score[SECOND][t], keys, query[i][Q_TILES - TILES + t]);
+      mma_f16(score[PACKED ? i % SCORE_SUMS : 0][t], keys, query[i][t]);
+      if (!PACKED) mma_f16(score[SCORE_SUMS - 1][t], keys, query[i][Q_TILES - TILES + t]);
     }
   }
 }

@@ -214,13 +214,13 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Whether attention of few rows takes a slot's keys in wide steps: where codes of values alone are unpacked and turned into keys,
-    /// most time is not the memory's. A Hopper card has room for that with many heads, whose block has a multiprocessor to itself.
+    /// Whether attention of few rows takes a slot's keys in wide steps: where they are made of values, most time is not the memory's. A Hopper
+    /// card has room for that with many heads, whose block has a multiprocessor to itself.
     fn wide_steps(&self, slot: KvSlot, heads: usize) -> bool {
         let spec = self.plan.slot(slot);
         let is_tied = self.turning_pairs(slot).is_some();
         let is_long = spec.head_dim > 256 && heads / spec.kv_heads > 8;
-        self.target.hopper && is_long && is_tied && self.kv(slot) == KvType::Q8_0
+        self.target.hopper && is_long && is_tied
     }
 
     /// Before attention that reads keys from pages: makes them where a slot has values alone.

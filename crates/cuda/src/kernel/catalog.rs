@@ -11,6 +11,8 @@ use super::{
     elementwise, embed, fragment::FragmentFormat, host, linear, moe, norm, roofline, sample,
 };
 
+const KV_TYPES: [KvType; 2] = [KvType::F16, KvType::Q8_0];
+
 /// Specializations for every architecture.
 pub(crate) fn all() -> Vec<Specialization> {
     let mut all = vec![
@@ -38,7 +40,7 @@ pub(crate) fn all() -> Vec<Specialization> {
     all.extend(linear::gemv::specializations(false));
     all.extend(linear::gemm::specializations());
     all.extend(linear::gemm_medium::specializations(false));
-    for kv in [KvType::F16, KvType::Q8_0] {
+    for kv in KV_TYPES {
         all.push(attention::store_kv::specialization(kv));
         all.push(attention::kv_norm_rope_store::specialization(kv));
         all.push(attention::keys_from_values::specialization(kv));
@@ -74,13 +76,13 @@ pub(crate) fn all() -> Vec<Specialization> {
 
 /// Specializations that `sm_90a` has besides.
 pub(crate) fn hopper() -> Vec<Specialization> {
-    let kv_types = [KvType::F16, KvType::Q8_0].into_iter();
-    let mut all: Vec<_> = kv_types
+    let mut all: Vec<_> = KV_TYPES
+        .into_iter()
         .flat_map(attention::flash_prefill::hopper_specializations)
         .collect();
     let long = attention::flash_decode::SHAPES.into_iter();
     let long = long.filter(|heads| heads.is_tied() && heads.head_dim > 256 && heads.group() > 8);
-    let wide = long.map(|heads| heads.with_kv(KvType::Q8_0).wide());
+    let wide = long.flat_map(|heads| KV_TYPES.map(|kv| heads.with_kv(kv).wide()));
     all.extend(wide.map(attention::flash_decode::specialization));
     all.extend(linear::gemv::specializations(true));
     all.extend(linear::gemm_medium::specializations(true));

@@ -23,10 +23,11 @@ use crate::{
 const FAN: usize = 8;
 /// Bytes of a partial's maxima and totals.
 const STATE_BYTES: usize = 16 * 8;
-/// The grid's height where nothing bounds what a row sees. Fewer starve the card on long contexts; more take longer to merge.
-const MAX_SPLITS: usize = 64;
+/// The grid's height where nothing bounds what a row sees, so that two KV heads or one fill the card. Fewer starve it on long contexts; more
+/// take longer to merge.
+const MAX_SPLITS: usize = HOPPER_MULTIPROCESSORS / 2;
 /// The same in Q8_0, or for values alone: a step has half the bytes, so it takes twice the blocks to keep as many in flight.
-const MAX_SMALL_SPLITS: usize = 128;
+const MAX_SMALL_SPLITS: usize = HOPPER_MULTIPROCESSORS;
 /// The least height of a grid of many rows, where a row has that many steps.
 const MIN_SPLITS: usize = 4;
 
@@ -158,15 +159,14 @@ impl Heads {
         self.turning_pairs.is_some()
     }
 
-    /// Bytes of the keys that a block makes of a step, whole blocks of 32 pairs, of both halves, in rows that are padded unless they are
-    /// swizzled; and of what they are made with.
+    /// Bytes of the keys that a block makes of a step, whole blocks of 32 pairs, of both halves, in padded rows; and of what they are
+    /// made with.
     fn made_bytes(self) -> usize {
         let Some(turning_pairs) = self.turning_pairs else {
             return 0;
         };
         let pairs = turning_pairs.next_multiple_of(32).min(self.head_dim / 2);
-        let padding = if pairs.is_multiple_of(32) { 0 } else { 8 };
-        self.step() * (2 * pairs + padding) * 2 + pairs * 12
+        self.step() * (2 * pairs + 8) * 2 + pairs * 12
     }
 
     /// The same heads with keys and values of this type.
@@ -230,19 +230,17 @@ impl Heads {
         let common = (8 * q_tiles * pitch * 2)
             .max(scores + weights + made)
             .max(32 * 16 * 4);
-        let tile_row = match (self.kv, self.head_dim % 128) {
-            (KvType::F16, _) => 2 * pitch,
-            (KvType::Q8_0, 0) => self.kv.head_bytes(self.head_dim),
-            (KvType::Q8_0, _) => self.head_dim + 16 + 2 * self.head_dim.div_ceil(KvType::GROUP),
+        let tile_row = match self.kv {
+            KvType::F16 => 2 * pitch,
+            KvType::Q8_0 => self.head_dim + 16 + 2 * self.head_dim.div_ceil(KvType::GROUP),
         };
-        let tiles = 2 * self.step() * tile_row;
         // Wide steps come with room to merge eight partials at once.
         let merged = if self.wide_steps {
             FAN * (self.partial_bytes() - STATE_BYTES)
         } else {
             0
         };
-        tiles.max(merged) + self.head_dim / 2 * 8 + common + 3 * 16 * 4
+        (2 * self.step() * tile_row).max(merged) + self.head_dim / 2 * 8 + common + 3 * 16 * 4
     }
 }
 

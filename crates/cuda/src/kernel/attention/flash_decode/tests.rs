@@ -585,10 +585,7 @@ fn flash_decode_makes_keys_from_values() {
             let heads = heads(group, kv_heads, head_dim)
                 .with_kv(kv_type)
                 .tied(turning);
-            let heads = match (wide, kv_type) {
-                (true, KvType::Q8_0) => heads.wide(),
-                _ => heads,
-            };
+            let heads = if wide { heads.wide() } else { heads };
             let mut cases = vec![
                 (Kv::OwnSame, None, vec![lone(99)]),
                 (
