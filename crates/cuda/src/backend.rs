@@ -21,7 +21,7 @@ use crate::{
         offload::Rates,
         prepare::Prepared,
         rows::SMALL_ROWS,
-        target::{GemmImpl, Target, gains_from_pdl},
+        target::{GemmImpl, Target},
     },
     config::{CudaConfig, Pdl, Tier},
     device::{ClusterCapacity, Device, cublaslt::Library},
@@ -180,7 +180,7 @@ impl CudaBackend {
             Some(_) => GemmImpl::CublasLt,
             None => GemmImpl::Native,
         };
-        let target = self.target(plan, weights, options, gemm);
+        let target = self.target(options, gemm);
         let choice = (target, self.config.tables, &self.config.placement);
         fitting(
             plan,
@@ -232,19 +232,13 @@ impl CudaBackend {
         *self.bus_rate.get_or_init(kept)
     }
 
-    fn target(
-        &self,
-        plan: &Plan,
-        weights: &Weights,
-        options: &CompileOptions,
-        gemm: GemmImpl,
-    ) -> Target {
+    fn target(&self, options: &CompileOptions, gemm: GemmImpl) -> Target {
         Target {
             multiprocessors: self.device.multiprocessors,
             shared_bytes: self.device.shared_bytes,
             hopper: self.hopper(),
             clusters: self.clusters,
-            pdl: self.hopper() && gains_from_pdl(plan, weights) && self.config.pdl == Pdl::On,
+            pdl: self.hopper() && self.config.pdl == Pdl::On,
             gemm,
             first_uncopied_layer: None,
             min_packed_weights: self.config.min_packed_weights,
@@ -338,7 +332,7 @@ impl Backend for CudaBackend {
         let target = Target {
             // The target has it, in whichever format.
             borrowed_table: Some(TableFormat::Rows),
-            ..self.target(&plan, weights, options, GemmImpl::Native)
+            ..self.target(options, GemmImpl::Native)
         };
         let options = (options, *max_drafts);
         let prepared = prepare_drafter(&plan, weights, options, self.config.tables, target)?;

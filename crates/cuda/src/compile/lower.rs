@@ -37,7 +37,7 @@ use super::{
     host_networks::HostNetworks,
     rows::RowClass,
     scratch::{Scratch, ScratchBytes},
-    target::{Target, turning_pairs},
+    target::{MAX_WEIGHTS_FOR_PDL, Target, medium_batches_gain_from_pdl, turning_pairs},
 };
 use crate::{
     config::Fusion,
@@ -73,6 +73,7 @@ pub(crate) fn lower(
         unsummed: HashMap::new(),
         settled: None,
         turning_pairs: turning_pairs(plan).or(target.borrowed_turning_pairs),
+        medium_pdl: medium_batches_gain_from_pdl(plan, weights),
     };
     for op in ops {
         lowering.origin = op.origin;
@@ -113,6 +114,8 @@ struct Lowering<'a> {
     settled: Option<Value>,
     /// Of full-attention slots.
     turning_pairs: Option<usize>,
+    /// Whether launches of medium batches are short enough for PDL.
+    medium_pdl: bool,
 }
 
 impl<'a> Lowering<'a> {
@@ -178,7 +181,17 @@ impl<'a> Lowering<'a> {
 
     /// Whether launches use PDL: where they are short.
     fn pdl(&self) -> bool {
-        self.target.pdl && self.class != RowClass::Large
+        self.target.pdl
+            && match self.class {
+                RowClass::Small => true,
+                RowClass::Medium => self.medium_pdl,
+                RowClass::Large => false,
+            }
+    }
+
+    /// The same for a product with so many weights.
+    fn product_pdl(&self, weights: usize) -> bool {
+        self.pdl() && weights <= MAX_WEIGHTS_FOR_PDL
     }
 
     fn ple_inputs(&mut self, op: &Op, inputs: &fuse::LayerInputs) {

@@ -36,9 +36,9 @@ use crate::{
         memory::Parts,
         prepare::Prepared,
         rows::{RowCounts, SMALL_ROWS},
-        target::{Target, gains_from_pdl, turning_pairs},
+        target::{Target, turning_pairs},
     },
-    config::{self, Checks, CudaConfig, Pdl},
+    config::{self, Checks, CudaConfig},
     device::{Address, Buffer, Device, HostBuffer, Module, launch},
     error::CudaError,
     kernel::{
@@ -129,9 +129,7 @@ impl DraftModel {
         let plan = plan.with_products_gathered();
         let state = check(&plan, target)?;
         let table = borrowed_table(&plan, weights, target.weights);
-        let hopper = target.compiled_for.hopper;
         let compiled_for = Target {
-            pdl: hopper && gains_from_pdl(&plan, weights) && target.config.pdl == Pdl::On,
             borrowed_turning_pairs: turning_pairs(target.plan),
             borrowed_table: table.as_ref().map(|(_, format, _)| *format),
             ..target.compiled_for

@@ -255,6 +255,7 @@ impl Lowering<'_> {
     ) -> GemmMedium {
         let needed = shape.scratch(self.target.max_rows.min(MEDIUM_ROWS));
         let fixed = |fixed: usize| ScratchBytes { per_row: 0, fixed };
+        let pdl = self.product_pdl(shape.columns * shape.outputs);
         GemmMedium {
             shape,
             x,
@@ -267,7 +268,7 @@ impl Lowering<'_> {
                 .scratch
                 .operand("product arrivals", fixed(needed.arrivals)),
             scaled: scaled == Scaled::Yes,
-            pdl: self.pdl(),
+            pdl,
         }
     }
 }

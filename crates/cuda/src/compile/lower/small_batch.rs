@@ -286,7 +286,7 @@ impl Lowering<'_> {
             shape,
             epilogue,
             routed: None,
-            pdl: self.pdl(),
+            pdl: self.product_pdl(shape.columns * shape.outputs),
             overlap: Overlap::default(),
         };
         self.call(&label, op.rows, kernel);
