@@ -1,13 +1,16 @@
-"""What smaller keys and values cost: questions about facts told long before, and the perplexity of two texts, in two KV types.
+"""What smaller keys and values cost, or weights in host memory: questions about facts told long before, and the perplexity of two texts,
+in two KV types or with weights in two places.
 
     cargo build --release
     python3 bench/kv_quality.py                       # q8_0 beside f16, on the CPU
     python3 bench/kv_quality.py --types f16:full=q8_0 --backend cuda
+    python3 bench/kv_quality.py --types f16:f16 --backend cuda --place FILE   # the second as FILE says (docs/cli.md, --place)
 
 The demo model is told five facts about its user, then chats about sums, capitals, heights and words for a while, all of which hold
 other numbers, names and places, and is asked for one of the facts. Its window is 64 tokens, so an old fact is found by the
 full-attention layers alone. An answer is right if it is the expected sentence, word for word, at temperature 0. Exits with 1 if the
-second type is right in less than 99 % of the cases that the first is, at any distance, or if a perplexity rises by more than 0.4 %.
+second is right in less than 99 % of the cases that the first is, at any distance, or if a perplexity rises by more than 0.4 %. With
+--place both perplexities are taken eight tokens at a time: larger batches are the card's alone.
 
 Needs Python 3.10 or newer and nothing from outside its standard library.
 """
@@ -23,6 +26,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +35,8 @@ TEXTS = [ROOT / "assets" / name for name in ("heldout-prose.txt", "heldout-story
 # Tokens from facts to question, roughly, and the turns in between that come to so many.
 DISTANCES = {128: 4, 256: 7, 512: 14, 900: 24, 1500: 40}
 SIDE_BY_SIDE = 4
+# Rows of a batch in which the CPU takes part.
+SMALL_BATCH = 8
 
 LEAST_SHARE = 0.99
 MOST_PERPLEXITY = 1.004
@@ -120,15 +126,33 @@ def question(distance: int, index: int) -> tuple[list[dict[str, str]], str]:
     return messages + [{"role": "user", "content": asked[2]}], asked[3]
 
 
-class Server:
-    """`carat serve` with the demo model and one KV type."""
+@dataclass(frozen=True)
+class Setup:
+    """What is compared: the demo model by one program, with one KV type and its weights in one place."""
 
-    def __init__(self, carat: Path, kv_type: str, backend: str) -> None:
+    carat: Path
+    backend: str
+    kv_type: str
+    place: Path | None
+
+    @property
+    def options(self) -> list[str | Path]:
+        placed = ["--place", self.place] if self.place else []
+        return ["--backend", self.backend, "--kv-type", self.kv_type, *placed]
+
+    @property
+    def name(self) -> str:
+        return f"{self.kv_type}, placed" if self.place else self.kv_type
+
+
+class Server:
+    """`carat serve`."""
+
+    def __init__(self, setup: Setup) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        command = [carat, "serve", "--backend", backend, "--kv-type", kv_type, "--port", str(self.port)]
-        command += ["-c", "2048", "--parallel", str(SIDE_BY_SIDE)]
+        command = [setup.carat, "serve", *setup.options, "--port", str(self.port), "-c", "2048", "--parallel", str(SIDE_BY_SIDE)]
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
     def __enter__(self) -> "Server":
@@ -162,10 +186,10 @@ class Server:
         return text.strip() == expected, answer["usage"]["prompt_tokens"]
 
 
-def scores(carat: Path, kv_type: str, backend: str, count: int) -> dict[int, tuple[float, int]]:
+def scores(setup: Setup, count: int) -> dict[int, tuple[float, int]]:
     """By distance, the share of right answers and the longest prompt."""
     found = {}
-    with Server(carat, kv_type, backend) as server, ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+    with Server(setup) as server, ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         for distance in DISTANCES:
             answers = list(pool.map(server.is_right, [(distance, i) for i in range(count)]))
             right = sum(is_right for is_right, _ in answers) / count
@@ -173,8 +197,9 @@ def scores(carat: Path, kv_type: str, backend: str, count: int) -> dict[int, tup
     return found
 
 
-def perplexity(carat: Path, kv_type: str, backend: str, text: Path) -> float:
-    command = [carat, "eval", "perplexity", "--backend", backend, "--kv-type", kv_type, "--file", text]
+def perplexity(setup: Setup, text: Path, chunk: int | None) -> float:
+    command = [setup.carat, "eval", "perplexity", *setup.options, "--file", text]
+    command += ["--chunk", str(chunk)] if chunk else []
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     number = re.search(r"[0-9]+\.[0-9]+", printed)
     if not number:
@@ -188,24 +213,29 @@ def main() -> None:
     parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--types", default="f16:q8_0", help="two KV types with a colon between them")
     parser.add_argument("--count", type=int, default=200, help="questions per distance")
+    parser.add_argument("--place", type=Path, metavar="FILE", help="where the second has its weights, as of carat's --place")
     options = parser.parse_args()
     types = options.types.split(":")
     if len(types) != 2:
         parser.error("two KV types are compared, as in f16:q8_0")
+    if options.place and options.backend != "cuda":
+        parser.error("--place is about a card: it goes with --backend cuda")
+    setups = [Setup(options.carat, options.backend, types[0], None), Setup(options.carat, options.backend, types[1], options.place)]
+    names = [setup.name for setup in setups]
     missed = False
 
-    base, other = (scores(options.carat, kv_type, options.backend, options.count) for kv_type in types)
-    print(f"{'distance':>8} {'tokens':>7} {types[0]:>8} {types[1]:>8}   right answers, {options.count} questions each")
+    base, other = (scores(setup, options.count) for setup in setups)
+    print(f"{'distance':>8} {'tokens':>7} {names[0]:>12} {names[1]:>12}   right answers, {options.count} questions each")
     for distance in DISTANCES:
         (expected, tokens), (found, _) = base[distance], other[distance]
         missed |= found < LEAST_SHARE * expected
-        print(f"{distance:>8} {tokens:>7} {expected:>8.3f} {found:>8.3f}")
+        print(f"{distance:>8} {tokens:>7} {expected:>12.3f} {found:>12.3f}")
     for text in TEXTS:
-        expected, found = (perplexity(options.carat, kv_type, options.backend, text) for kv_type in types)
+        expected, found = (perplexity(setup, text, SMALL_BATCH if options.place else None) for setup in setups)
         missed |= found > MOST_PERPLEXITY * expected
         print(f"perplexity of {text.name}: {expected:.4f} and {found:.4f} ({100 * (found / expected - 1):+.2f} %)")
     if missed:
-        sys.exit(f"{types[1]} misses a bar: 99 % of {types[0]}'s right answers at every distance, perplexity +0.4 %")
+        sys.exit(f"{names[1]} misses a bar: 99 % of {names[0]}'s right answers at every distance, perplexity +0.4 %")
 
 
 if __name__ == "__main__":
