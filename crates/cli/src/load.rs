@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use carat::{Device, Loaded, open_device};
 use carat_cpu::{CpuBackend, CpuConfig, Isa};
-use carat_cuda::{Checks, CudaConfig, CudaError, Fusion, Graphs, Pdl, Tier};
+use carat_cuda::{Checks, CudaConfig, CudaError, Fusion, Graphs, MemoryLimit, Pdl, Tier};
 use carat_gguf::Gguf;
 use carat_model::backend::{Backend, BackendError, CompileOptions, Executor};
 use clap::{ValueEnum, builder::PossibleValue};
@@ -216,7 +216,7 @@ pub(crate) fn cuda_config(settings: &Settings) -> Result<CudaConfig> {
             Some(TierName::Portable) => Tier::Portable,
             Some(TierName::Best) | None => Tier::Best,
         },
-        memory_limit: settings.vram_bytes()?,
+        memory_limit: settings.vram_bytes()?.map(MemoryLimit::Process),
         placement: settings.placement()?,
         replan: settings.replan,
         cache_dir: kernel_cache(),

@@ -188,6 +188,7 @@ std::map<uint64_t, std::pair<char*, size_t>> allocations;
 constexpr size_t MAX_SHARED = 227 << 10;
 constexpr size_t TOTAL = size_t(8) << 30;
 size_t held = 0;
+bool has_context = false;
 
 int allocate(uint64_t* address, size_t bytes) {
   const size_t page = size_t(sysconf(_SC_PAGESIZE));
@@ -299,6 +300,7 @@ int cuDriverGetVersion(int* version) { return *version = int(setting("EMULATOR_D
 int cuDeviceGetCount(int* count) { return *count = capability() > 0, 0; }
 int cuDeviceGet(int* device, int) { return *device = 0, 0; }
 int cuDeviceGetName(char* name, int length, int) { return std::snprintf(name, size_t(length), "emulated card"), 0; }
+int cuDeviceGetPCIBusId(char* id, int length, int) { return std::snprintf(id, size_t(length), "0000:01:00.0"), 0; }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
   switch (attribute) {
     case 75: return *value = capability() / 10, 0;  // compute capability, major
@@ -308,7 +310,9 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
     default: return *value = 0, 0;               // what we never ask for
   }
 }
-int cuDevicePrimaryCtxRetain(void** context, int) { return *context = &emulation, 0; }
+int cuDevicePrimaryCtxRetain(void** context, int) { return has_context = true, *context = &emulation, 0; }
+// For management.cpp.
+void emulated_use(size_t* used, size_t* total) { *used = held + (has_context ? 300u << 20 : 0), *total = ::total(); }
 int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
 int cuCtxSetCurrent(void*) { return 0; }
 int cuCtxGetCurrent(void** context) { return *context = &emulation, 0; }

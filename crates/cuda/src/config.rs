@@ -24,14 +24,23 @@ pub struct CudaConfig {
     /// Weights of a product from which on up to 16 rows multiply them as they are packed, not their f16 copies. Tests set it to
     /// zero, so that small models do so, too.
     pub min_packed_weights: usize,
-    /// Bytes of device memory to use at the most; `None` may use all that is free.
-    pub memory_limit: Option<u64>,
+    /// Device memory to use at the most; `None` may use all that is free.
+    pub memory_limit: Option<MemoryLimit>,
     /// Folder that keeps compiled kernels between runs; `None` keeps none.
     pub cache_dir: Option<PathBuf>,
     /// Kernels compiled ahead by [`build_kernels`](crate::build_kernels); with them NVRTC is not needed.
     pub kernels_dir: Option<PathBuf>,
     /// Folders to look for NVRTC and cuBLASLt in, before the usual ones.
     pub library_dirs: Vec<PathBuf>,
+}
+
+/// Bytes of device memory to use at the most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryLimit {
+    /// All that the process takes on the card: buffers, the driver's context, code, and what the driver keeps back.
+    Process(u64),
+    /// What buffers take, to the byte; what the driver takes for itself is not counted.
+    Buffers(u64),
 }
 
 impl Default for CudaConfig {

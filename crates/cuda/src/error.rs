@@ -95,6 +95,15 @@ pub enum CudaError {
         "the CPU failed in its part of the work. Start again; with `cpu 0` in the file of --place the card does without it"
     )]
     HostSteps,
+    #[error(
+        "a limit of {} MiB of device memory leaves nothing for a model: the driver takes {} MiB of it for itself, and {} more are kept back for it; allow more",
+        limit_bytes >> 20, driver_bytes >> 20, kept_back_bytes >> 20
+    )]
+    LimitTooLow {
+        limit_bytes: u64,
+        driver_bytes: u64,
+        kept_back_bytes: u64,
+    },
     #[error("{needed_bytes} bytes of device memory needed for {purpose}, {free_bytes} free")]
     OutOfMemory {
         purpose: String,

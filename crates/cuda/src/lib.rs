@@ -34,7 +34,7 @@ mod testing;
 pub use backend::{CudaBackend, DeviceFacts};
 pub use compile::listing::{ProgramLaunch, program};
 pub use compile::memory::MemoryPlan;
-pub use config::{Checks, CudaConfig, Fusion, Graphs, Pdl, TableMemory, Tier};
+pub use config::{Checks, CudaConfig, Fusion, Graphs, MemoryLimit, Pdl, TableMemory, Tier};
 pub use error::CudaError;
 pub use jit::compiler::{Architecture, BuiltKernel, Coverage, KernelSet, build_kernels};
 pub use placement::{HostParts, Layers, Placement, PlacementError, WeightKind};

@@ -12,10 +12,8 @@ use crate::{
     backend::chunk_rows,
     compile::{fit::fitting, memory::MemoryPlan, offload::Rates, target::Target},
     config::CudaConfig,
+    device::assumed_free,
 };
-
-/// What a driver takes of a card for itself, about.
-const DRIVER_BYTES: u64 = 256 << 20;
 
 /// A card of the kind that [`program`](crate::program) is for, with `config.memory_limit` bytes.
 #[derive(Clone, Debug)]
@@ -61,7 +59,7 @@ impl PlannedCard {
     }
 
     fn free_bytes(&self) -> u64 {
-        self.total_bytes.saturating_sub(DRIVER_BYTES)
+        assumed_free(self.total_bytes)
     }
 }
 

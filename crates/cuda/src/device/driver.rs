@@ -10,9 +10,9 @@
 
 use std::{
     collections::BTreeMap,
-    ffi::{CString, c_void},
+    ffi::{CStr, CString, c_void},
     fmt,
-    ops::Range,
+    ops::{Range, RangeInclusive},
     slice,
     sync::{
         Arc, Mutex, PoisonError,
@@ -23,8 +23,8 @@ use std::{
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
-use super::registered::Registered;
-use crate::error::CudaError;
+use super::{management::ManagedCard, registered::Registered};
+use crate::{config::MemoryLimit, error::CudaError};
 
 /// The oldest driver whose interface we call, in the driver's own numbering.
 const OLDEST_DRIVER: i32 = 12000;
@@ -35,6 +35,21 @@ pub(crate) const MIN_ALLOCATION: usize = 256;
 const HEADROOM_BYTES: u64 = 256 << 20;
 /// The most of a card that is left so: a sixteenth.
 const HEADROOM_SHARE: u64 = 16;
+/// What a context takes where nobody tells, about; and what is believed.
+const ASSUMED_CONTEXT_BYTES: u64 = 512 << 20;
+const BELIEVED_CONTEXT_BYTES: RangeInclusive<u64> = 16 << 20..=2 << 30;
+/// Under this name the ledger has it.
+const CONTEXT: &str = "driver";
+
+/// What is kept back of so many bytes.
+fn headroom(bytes: u64) -> u64 {
+    HEADROOM_BYTES.min(bytes / HEADROOM_SHARE)
+}
+
+/// What is left of a card that is not there, before anything is allocated.
+pub(crate) fn assumed_free(total_bytes: u64) -> u64 {
+    total_bytes.saturating_sub(ASSUMED_CONTEXT_BYTES + headroom(total_bytes))
+}
 
 /// Host memory from this size on is taken from the system in large pages and then locked, which takes a fraction of the driver's time.
 const LARGE_HOST_BYTES: usize = 256 << 20;
@@ -77,7 +92,7 @@ pub(crate) struct Device {
     /// For weights on their way from host memory.
     streaming: Arc<CudaStream>,
     /// Bytes to hold at the most.
-    limit: Option<u64>,
+    limit: Option<MemoryLimit>,
     /// Bytes held, by purpose.
     ledger: Mutex<BTreeMap<&'static str, u64>>,
     /// The most bytes held at a time.
@@ -85,12 +100,18 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub(crate) fn open(index: usize, limit: Option<u64>) -> Result<Arc<Device>, CudaError> {
+    pub(crate) fn open(index: usize, limit: Option<MemoryLimit>) -> Result<Arc<Device>, CudaError> {
         let driver_version = require_driver()?;
         let count = result::device::get_count().map_err(CudaError::DriverFailed)? as usize;
         if index >= count {
             return Err(CudaError::NoDevice { index, count });
         }
+        // Asked only where it matters: the library takes its time to start.
+        let managed = match limit {
+            Some(MemoryLimit::Process(_)) => managed_card(index),
+            Some(MemoryLimit::Buffers(_)) | None => None,
+        };
+        let before = managed.as_ref().and_then(ManagedCard::used_bytes);
         let context = CudaContext::new(index).map_err(CudaError::driver("opening the device"))?;
         // SAFETY: no slice of cudarc's is ever made, so there is nothing its events would protect.
         unsafe { context.disable_event_tracking() };
@@ -115,7 +136,11 @@ impl Device {
         };
         let (stream, side) = (new_stream()?, new_stream()?);
         let (moving, streaming) = (new_stream()?, new_stream()?);
-        Ok(Arc::new(Device {
+        let context_bytes = || {
+            let taken = managed?.used_bytes()?.checked_sub(before?)?;
+            BELIEVED_CONTEXT_BYTES.contains(&taken).then_some(taken)
+        };
+        let device = Arc::new(Device {
             name,
             driver_version,
             capability: Capability { major, minor },
@@ -129,7 +154,20 @@ impl Device {
             limit,
             ledger: Mutex::default(),
             peak: AtomicU64::new(0),
-        }))
+        });
+        if let Some(MemoryLimit::Process(limit_bytes)) = limit {
+            let driver_bytes = context_bytes().unwrap_or(ASSUMED_CONTEXT_BYTES);
+            let kept_back_bytes = headroom(limit_bytes);
+            if driver_bytes + kept_back_bytes >= limit_bytes {
+                return Err(CudaError::LimitTooLow {
+                    limit_bytes,
+                    driver_bytes,
+                    kept_back_bytes,
+                });
+            }
+            device.record(CONTEXT, |_| driver_bytes);
+        }
+        Ok(device)
     }
 
     /// Makes this device the calling thread's. Every function below does so itself; launches rely on it.
@@ -216,12 +254,15 @@ impl Device {
             .mem_get_info()
             .map_err(CudaError::driver("asking for free memory"))?;
         let (free, total) = (free as u64, total as u64);
-        let free = free.saturating_sub(HEADROOM_BYTES.min(total / HEADROOM_SHARE));
-        let Some(limit) = self.limit else {
-            return Ok((free, total));
+        let free = free.saturating_sub(headroom(total));
+        let (limit, kept_back) = match self.limit {
+            None => return Ok((free, total)),
+            Some(MemoryLimit::Buffers(limit)) => (limit, 0),
+            Some(MemoryLimit::Process(limit)) => (limit, headroom(limit)),
         };
         let held: u64 = self.held().values().sum();
-        Ok((free.min(limit.saturating_sub(held)), total.min(limit)))
+        let left = limit.saturating_sub(held + kept_back);
+        Ok((free.min(left), total.min(limit)))
     }
 
     /// Waits until all work given to the device is done.
@@ -478,6 +519,17 @@ impl fmt::Debug for Device {
             .field("name", &self.name)
             .finish_non_exhaustive()
     }
+}
+
+/// What the driver's management library knows as the card of this number.
+fn managed_card(index: usize) -> Option<ManagedCard> {
+    let device = result::device::get(i32::try_from(index).ok()?).ok()?;
+    let mut bus_id = [0; 32];
+    // SAFETY: writes a text that ends in 0, of at most as many bytes as it is told.
+    unsafe { sys::cuDeviceGetPCIBusId(bus_id.as_mut_ptr().cast(), bus_id.len() as i32, device) }
+        .result()
+        .ok()?;
+    ManagedCard::find(CStr::from_bytes_until_nul(&bus_id).ok()?)
 }
 
 /// Finds and starts the driver, and tells its version; cudarc would panic where it is missing.

@@ -5,12 +5,14 @@ pub(crate) mod cublaslt;
 mod driver;
 mod launch;
 pub(crate) mod library;
+mod management;
 mod registered;
 mod shared_buffer;
 
 pub(crate) use clusters::ClusterCapacity;
 pub(crate) use driver::{
     Address, Buffer, Capability, Device, Event, HostBuffer, MIN_ALLOCATION, Mark, Module,
+    assumed_free,
 };
 pub(crate) use launch::{Grid, launch, launch_aside};
 pub(crate) use shared_buffer::SharedBuffer;

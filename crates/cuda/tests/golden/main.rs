@@ -185,6 +185,9 @@ fn main() {
         let name = format!("shared/failing host/{tier:?}");
         cases.add(name, move |_| memory::failing_host(tier));
     }
+    cases.add("limit_of_process".to_owned(), |_| {
+        memory::limit_of_process()
+    });
     harness::run(cards.map(drop), cases.trials);
 }
 

@@ -4,11 +4,12 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_cuda::{
-    CudaBackend, CudaConfig, Graphs, HostParts, Placement, PlacementError, Tier, WeightKind,
+    CudaBackend, CudaConfig, Graphs, HostParts, MemoryLimit, Placement, PlacementError, Tier,
+    WeightKind,
 };
 use carat_gguf::QuantType;
 use carat_model::{
-    backend::BackendError,
+    backend::{Backend, BackendError},
     evaluate, gemma4,
     host_steps::{HostBackend, HostNetwork, HostSteps},
     reference::Reference,
@@ -35,7 +36,7 @@ pub(super) fn short_of_memory(card: &CudaBackend, variant: Variant) -> Result<()
     // A byte too few, half of the copies, and more than there are of them.
     for missing in [1, copies / 2 + 1, copies + 1] {
         let limit = all.device_bytes() - missing.min(all.device_bytes() / 2);
-        let less = harness::open(|config| config.memory_limit = Some(limit))?;
+        let less = harness::open(|config| config.memory_limit = Some(MemoryLimit::Buffers(limit)))?;
         let planned = less
             .memory_plan(&plan, &model.weights, &options)
             .map_err(|e| e.to_string())?;
@@ -60,6 +61,27 @@ pub(super) fn short_of_memory(card: &CudaBackend, variant: Variant) -> Result<()
     Ok(())
 }
 
+/// A limit for the process leaves room for what the driver takes, now and later.
+pub(super) fn limit_of_process() -> Result<(), String> {
+    const LIMIT: u64 = 1 << 30;
+    let card = harness::open(|config| config.memory_limit = Some(MemoryLimit::Process(LIMIT)))?;
+    let driver: u64 = card.held_bytes().map(|(_, bytes)| bytes).sum();
+    let free = card.memory().map_err(|e| e.to_string())?.free_bytes;
+    if driver < 16 << 20 {
+        return Err(format!("the driver is said to take {driver} bytes"));
+    }
+    if free == 0 || free + driver + LIMIT / 16 > LIMIT {
+        return Err(format!("{free} bytes free beside the driver's {driver}"));
+    }
+    if card.peak_bytes() != driver {
+        return Err(format!(
+            "{} bytes at the peak, {driver} held",
+            card.peak_bytes()
+        ));
+    }
+    Ok(())
+}
+
 /// Wherever weights lie, logits are the same bits: matrices leave the card one after another as the limit falls, until none is left.
 /// In small, medium and large batches, graphs and single launches.
 pub(super) fn offloaded(tier: Tier, variant: Variant) -> Result<(), String> {
@@ -70,7 +92,7 @@ pub(super) fn offloaded(tier: Tier, variant: Variant) -> Result<(), String> {
         harness::open(|config| {
             config.tier = tier;
             config.graphs = graphs;
-            config.memory_limit = limit;
+            config.memory_limit = limit.map(MemoryLimit::Buffers);
         })
     };
     // A graph is replayed from the third batch of its bucket on.
