@@ -49,7 +49,8 @@ fn memory_is_planned_with_the_bytes_of_the_type() {
     let ratio = codes / half;
     assert!((ratio - 34.0 / 64.0).abs() < 0.01, "{codes} of {half} MiB");
 
-    let model = fixtures::ALL[5].path(".gguf");
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = fixtures::ALL[5].written(folder.path());
     let line = |kv_type: &str| {
         let summary = stdout(&["inspect", "-m", text(&model), "--kv-type", kv_type]);
         let line = summary
