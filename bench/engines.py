@@ -1,7 +1,8 @@
-"""The two programs that take turns, each in a process of its own that stays loaded while a cell is measured.
+"""Programs that take turns, each in a process of its own that stays loaded while a cell is measured.
 
-Both have the same four calls: `prepare` fills a cell to its depth and warms it up, `turn` times it once, `end` closes it, and
-`first_token` starts a fresh process. While one of them works the other waits for input and uses no processor time.
+All have the same calls: `prepare` fills a cell to its depth and warms it up, `turn` times it once, `end` closes it; those that are compared
+with each other also have `first_token`, which starts a fresh process. While one of them works the others wait for input and use no
+processor time.
 """
 
 import json
@@ -131,22 +132,22 @@ class Process:
                 pass
 
 
-class Carat:
+class Build:
+    """A build of Carat, with the options of `carat bench` that say what computes which model."""
+
     name = "carat"
 
-    def __init__(self, setup):
-        self.setup = setup
+    def __init__(self, program, options):
+        self.program = program
+        self.options = options
         self.process = None
-        if not setup.carat.exists():
-            raise EngineError(f"{setup.carat} does not exist: build it with `cargo build --release`, or name it with --carat")
-        self.options = ["-m", str(setup.model), "--backend", "cpu", "-t", str(setup.threads)]
-        if setup.variant:
-            self.options += ["--isa", ISA_OF_VARIANT[setup.variant]]
+        if not program.exists():
+            raise EngineError(f"{program} does not exist: build it with `cargo build --release`, or name another")
         self.version = self._output(["--version"])
 
     def _output(self, arguments):
         try:
-            done = subprocess.run([self.setup.carat, *arguments], capture_output=True, text=True)
+            done = subprocess.run([self.program, *arguments], capture_output=True, text=True)
         except OSError as error:
             raise EngineError(f"carat does not start: {error}") from None
         if done.returncode != 0:
@@ -159,7 +160,7 @@ class Carat:
             arguments += ["--sequences", str(cell.sequences)]
         # Repetitions end with the input, so their number is only a limit.
         arguments += ["-r", "1000", "-o", "json", "--paced", "--quiet"]
-        self.process = Process("carat", [self.setup.carat, "bench", *self.options, *arguments])
+        self.process = Process("carat", [self.program, "bench", *self.options, *arguments])
         self._wait()
 
     def _wait(self):
@@ -179,12 +180,25 @@ class Carat:
         bound = reports[-1].get("bound") if reports else None
         return bound and {"bytes": bound["bytes"], "limited_by": bound["limited_by"]}
 
+    def stop(self):
+        if self.process:
+            self.process.kill()
+
+
+class Carat(Build):
+    def __init__(self, setup):
+        self.setup = setup
+        options = ["-m", str(setup.model), "--backend", "cpu", "-t", str(setup.threads)]
+        if setup.variant:
+            options += ["--isa", ISA_OF_VARIANT[setup.variant]]
+        super().__init__(setup.carat, options)
+
     def prompt_tokens(self):
         ids = self._output(["tokenize", "-m", str(self.setup.model), "--ids", PROMPT])
         return len(ids.replace(",", " ").split())
 
     def first_token(self, _prompt_tokens):
-        command = [self.setup.carat, "run", *self.options, "-c", str(START_CONTEXT), "-n", "1", "--quiet", "--raw", PROMPT]
+        command = [self.program, "run", *self.options, "-c", str(START_CONTEXT), "-n", "1", "--quiet", "--raw", PROMPT]
         start = time.perf_counter()
         process = Process("carat", command)
         process.child.stdin.close()
@@ -196,10 +210,6 @@ class Carat:
         if process.child.returncode != 0:
             raise EngineError(f"carat run fails: {first_line(complaint)}")
         return Start(seconds, process.peak_bytes)
-
-    def stop(self):
-        if self.process:
-            self.process.kill()
 
 
 class Llama:
