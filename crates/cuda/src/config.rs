@@ -37,7 +37,7 @@ pub struct CudaConfig {
 /// Bytes of device memory to use at the most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryLimit {
-    /// All that the process takes on the card: buffers, the driver's context, code, and what the driver keeps back.
+    /// All that the process takes on the card: buffers, the driver's context, and what is kept back for code and graphs.
     Process(u64),
     /// What buffers take, to the byte; what the driver takes for itself is not counted.
     Buffers(u64),
