@@ -316,6 +316,7 @@ void emulated_use(size_t* used, size_t* total) { *used = held + (has_context ? 3
 int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
 int cuCtxSetCurrent(void*) { return 0; }
 int cuCtxGetCurrent(void** context) { return *context = &emulation, 0; }
+int cuCtxSetLimit(int, size_t) { return 0; }
 int cuCtxSynchronize() { return health(); }
 int cuStreamCreate(void** stream, unsigned) { return *stream = &emulation, 0; }
 int cuStreamDestroy_v2(void*) { return 0; }

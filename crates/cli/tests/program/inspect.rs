@@ -60,7 +60,7 @@ fn inspect_prints_a_placement_that_can_be_asked_for() {
         "{roomy}"
     );
     // A driver takes most of it.
-    let tight = placement(&["--vram", "569MiB", "-c", "64", "--tier", "portable"]);
+    let tight = placement(&["--vram", "432MiB", "-c", "64", "--tier", "portable"]);
     assert!(tight.contains("\nexperts 0"), "{tight}");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("placement");
@@ -76,7 +76,7 @@ fn inspect_prints_a_placement_that_can_be_asked_for() {
         "inspect",
         "--placement",
         "--vram",
-        "569MiB",
+        "432MiB",
         "-c",
         "64",
         "--tier",
