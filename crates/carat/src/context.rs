@@ -6,7 +6,10 @@ use carat_model::{
     layout,
 };
 
-use crate::{Error, Loaded, footprint::smallest_context};
+use crate::{
+    Error, Loaded,
+    footprint::{ram_bytes, smallest_context},
+};
 
 /// The context down to which a shorter one is chosen rather than that weights leave the device's memory.
 const CONTEXT_BEFORE_WEIGHTS: usize = 8192;
@@ -109,10 +112,17 @@ impl Fit<'_> {
         self.loaded.need(&self.options(context)?)
     }
 
+    /// What a context takes of the machine's memory, and what it may take, where that was said.
+    fn of_limit(&self, context: usize) -> Result<Option<(u64, u64)>, Error> {
+        let options = self.options(context)?;
+        let limit = self.loaded.max_ram_bytes;
+        Ok(limit.map(|limit| (ram_bytes(self.loaded, &options), limit)))
+    }
+
     /// How a context fits without being asked for.
     ///
-    /// On the CPU the model's file can leave memory and come back, keys and values cannot: so they get half of what is free
-    /// beside the file, and at least an eighth of what is free at all.
+    /// On the CPU, where no limit was set, the model's file can leave memory and come back, keys and values cannot: so they get half
+    /// of what is free beside the file, and at least an eighth of what is free at all.
     fn fits(&self, context: usize) -> Result<Fits, Error> {
         if let Some(need) = self.need(context)? {
             return Ok(match need {
@@ -121,9 +131,14 @@ impl Fit<'_> {
                 _ => Fits::Comfortably,
             });
         }
-        let file = self.loaded.file.file_bytes() as u64;
-        let budget = self.free.saturating_sub(file).max(self.free / 4) / 2;
-        if self.kv_bytes(context)? <= budget {
+        let (taken, budget) = if let Some(limited) = self.of_limit(context)? {
+            limited
+        } else {
+            let file = self.loaded.file.file_bytes() as u64;
+            let budget = self.free.saturating_sub(file).max(self.free / 4) / 2;
+            (self.kv_bytes(context)?, budget)
+        };
+        if taken <= budget {
             Ok(Fits::Comfortably)
         } else {
             Ok(Fits::Not)
@@ -132,18 +147,26 @@ impl Fit<'_> {
 
     /// Reason a context does not fit at all.
     fn problem(&self, context: usize) -> Result<Option<String>, Error> {
-        let (needed, what) = match self.need(context)? {
-            Some(need) => (need.bytes, "of device memory"),
-            None => (self.kv_bytes(context)?, "for keys and values"),
+        let (needed, allowed, [of_what, why]) = match self.need(context)? {
+            Some(need) => (need.bytes, self.free, ["of device memory", "are free"]),
+            None => match self.of_limit(context)? {
+                Some((taken, limit)) if taken > limit => (
+                    taken,
+                    limit,
+                    ["of memory with the model's file", "are allowed"],
+                ),
+                _ => (
+                    self.kv_bytes(context)?,
+                    self.free,
+                    ["for keys and values", "are free"],
+                ),
+            },
         };
         let problem = || {
-            format!(
-                "a context of {context} tokens needs {} {what}, {} are free",
-                size(needed),
-                size(self.free)
-            )
+            let (needed, allowed) = (size(needed), size(allowed));
+            format!("a context of {context} tokens needs {needed} {of_what}, {allowed} {why}")
         };
-        Ok((needed > self.free).then(problem))
+        Ok((needed > allowed).then(problem))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use carat_engine::{EngineConfig, Limits, ModelFacts};
 use carat_model::{
+    backend::CompileOptions,
     kv::KvGroup,
     layout::{self, Layout},
     plan::Rows,
@@ -30,13 +31,18 @@ pub fn footprint(loaded: &Loaded, config: &EngineConfig) -> Result<u64, Error> {
 fn taken(loaded: &Loaded, config: &EngineConfig) -> Result<(u64, u64), Error> {
     let limits = Limits::new(config.clone(), ModelFacts::from(&loaded.plan))?;
     let options = limits.compile_options();
-    if let Some(need) = loaded.need(&options)? {
-        return Ok((need.bytes, need.offloaded_bytes));
-    }
+    Ok(match loaded.need(&options)? {
+        Some(need) => (need.bytes, need.offloaded_bytes),
+        None => (ram_bytes(loaded, &options), 0),
+    })
+}
+
+/// Bytes of the machine's memory that it takes where the processor computes, with the whole file.
+pub fn ram_bytes(loaded: &Loaded, options: &CompileOptions) -> u64 {
     let drafter = loaded.drafts.drafter.as_ref();
     let files = loaded.file.file_bytes() + drafter.map_or(0, |d| d.weights.file().file_bytes());
     let page = layout::page_bytes(&loaded.plan, options.kv);
-    let held = layout::kv_bytes(&loaded.plan, &options);
+    let held = layout::kv_bytes(&loaded.plan, options);
     let groups = KvGroup::ALL.iter();
     let kv = groups.map(|g| held.get(*g) + options.host_pages.get(*g) * page.get(*g));
     let shared = Layout::shared(&loaded.plan.with_products_gathered());
@@ -49,8 +55,7 @@ fn taken(loaded: &Loaded, config: &EngineConfig) -> Result<(u64, u64), Error> {
     });
     let computed = kv.sum::<usize>() + workspace.sum::<usize>();
     let text = loaded.model.config.vocab as u64 * BYTES_PER_TOKEN;
-    let bytes = files as u64 + computed as u64 + text + ENGINE_BYTES;
-    Ok((bytes, 0))
+    files as u64 + computed as u64 + text + ENGINE_BYTES
 }
 
 /// The smallest context that is chosen for a model.

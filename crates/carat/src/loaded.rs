@@ -36,6 +36,9 @@ pub struct Loaded {
     pub drafts: Drafts,
     /// Stores of prefixes beyond the device; none at first.
     pub prefix: PrefixCache,
+    /// The most bytes of the machine's memory to take, the whole file among them, where the processor computes; `None` is all that is
+    /// free.
+    pub max_ram_bytes: Option<u64>,
 }
 
 impl Loaded {
@@ -53,6 +56,7 @@ impl Loaded {
             batching: Batching::default(),
             drafts: Drafts::default(),
             prefix: PrefixCache::default(),
+            max_ram_bytes: None,
             model,
             file,
         })

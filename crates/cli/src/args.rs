@@ -193,6 +193,10 @@ pub(crate) struct ModelArgs {
     /// Device memory to use at the most, such as 12GiB (default: all that is free)
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) vram: Option<String>,
+    /// Memory of this machine to use at the most where the CPU computes, the model's file included, such as 16GiB (default: all that
+    /// is free)
+    #[arg(id = "max-ram", long = "ram", value_name = "SIZE", value_parser = size)]
+    pub(crate) ram: Option<String>,
     /// Where weights lie: auto (on the card as far as there is room), card (all of them, or it is refused), or a file that names
     /// what lies in host memory, as `carat inspect --placement` prints one (default: auto)
     #[arg(long, value_name = "auto|card|FILE", value_hint = ValueHint::FilePath)]

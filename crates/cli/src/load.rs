@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use carat::{Device, Loaded, open_device};
+use carat::{Device, Loaded, footprint, open_device};
 use carat_cpu::{CpuBackend, CpuConfig, Isa};
 use carat_cuda::{Checks, CudaConfig, CudaError, Fusion, Graphs, MemoryLimit, Pdl, Tier};
 use carat_gguf::Gguf;
@@ -86,11 +86,24 @@ fn load(file: &Arc<Gguf>, backend: Box<dyn Backend>, settings: &Settings) -> Res
     let mut loaded = Loaded::new(Arc::clone(file), backend, settings.kv())
         .with_context(|| format!("cannot load `{}`", file.path().display()))?;
     loaded.batching = settings.batching();
+    if loaded.backend.name() == "cpu" {
+        let repacked = settings.repack_bytes()?.unwrap_or(0);
+        let limit = settings.ram_bytes()?;
+        loaded.max_ram_bytes = limit.map(|limit| limit.saturating_sub(repacked));
+    }
     Ok(loaded)
 }
 
 /// Prepares the model for batches; where memory is short, says what may help.
 pub(crate) fn compile(loaded: &Loaded, options: &CompileOptions) -> Result<Box<dyn Executor>> {
+    let taken = footprint::ram_bytes(loaded, options);
+    if let Some(limit) = loaded.max_ram_bytes.filter(|limit| taken > *limit) {
+        bail!(
+            "this takes {} of memory with the model's file, and --ram allows {}; fewer tokens, --kv-type q8_0 or a smaller quantization may do",
+            bytes(taken),
+            bytes(limit)
+        );
+    }
     let weights = Arc::clone(&loaded.model.weights);
     let compiled = loaded.backend.compile(&loaded.plan, weights, options);
     let short = matches!(compiled, Err(BackendError::OutOfMemory { .. }));

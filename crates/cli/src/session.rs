@@ -178,7 +178,8 @@ pub(crate) fn fitting_context(
             let way_out = if was_asked {
                 "give a smaller -c"
             } else {
-                "a smaller quantization, --place auto where weights were to lie elsewhere, or --backend cpu where a card computes, may do"
+                "a smaller quantization, a larger --ram where one is set, --place auto where weights were to lie elsewhere, or --backend cpu \
+                 where a card computes, may do"
             };
             bail!("{problem}; {way_out}");
         }

@@ -43,6 +43,9 @@ pub(crate) struct Settings {
     /// Device memory to use at the most, such as `12GiB`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) vram: Option<String>,
+    /// Memory of the machine to use at the most, such as `16GiB`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ram: Option<String>,
     /// Where weights lie: `auto`, `card`, or a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) place: Option<String>,
@@ -139,7 +142,9 @@ impl Settings {
         self.place = flags.place.clone().or(self.place);
         self.tier = flags.tier.or(self.tier);
         self.kernels = flags.kernels.clone().or(self.kernels);
+        self.ram = flags.ram.clone().or(self.ram);
         self.vram_bytes()?;
+        self.ram_bytes()?;
         self.placement()?;
         self.threads = flags.threads.or(self.threads);
         self.isa = flags.isa.or(self.isa);
@@ -229,6 +234,11 @@ impl Settings {
     /// The limit on device memory, if one is set.
     pub(crate) fn vram_bytes(&self) -> Result<Option<u64>> {
         self.vram.as_deref().map(memory_size).transpose()
+    }
+
+    /// The limit on the machine's memory, if one is set.
+    pub(crate) fn ram_bytes(&self) -> Result<Option<u64>> {
+        self.ram.as_deref().map(memory_size).transpose()
     }
 
     /// Where weights lie on a card.

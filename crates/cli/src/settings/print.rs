@@ -12,12 +12,13 @@ use super::{Settings, file::Layer};
 const ORIGIN_COLUMN: usize = 40;
 
 /// Settings that are no table, and what holds where they are not set.
-const DEFAULTS: [(&str, &str); 19] = [
+const DEFAULTS: [(&str, &str); 20] = [
     ("model", "the demo model that ships inside the program"),
     ("offline", "false"),
     ("backend", "an NVIDIA card if there is one, else the CPU"),
     ("device", "0"),
     ("vram", "all device memory that is free"),
+    ("ram", "all memory of the machine that is free"),
     (
         "place",
         "\"auto\": weights are on the card as far as there is room",

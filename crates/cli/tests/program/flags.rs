@@ -196,6 +196,7 @@ fn no_message_names_a_type() {
         "backend",
         "device",
         "vram",
+        "ram",
         "place",
         "tier",
         "kernels",

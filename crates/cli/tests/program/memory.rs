@@ -1,7 +1,7 @@
 //! Use of memory. `--kv-type` reaches every command that computes, memory is planned with its bytes, and wrong ones
 //! are refused. With `--repack` answers stay the same, and sizes and processors that it cannot be used with are named.
 
-use std::fs;
+use std::{fs, process::Stdio};
 
 use carat_testkit::{
     close,
@@ -40,6 +40,55 @@ fn number(size: &str) -> f64 {
     let (number, unit) = size.split_once(' ').expect("a number and its unit");
     assert_eq!(unit, "MiB", "{size}");
     number.parse().expect("a number")
+}
+
+/// The most memory that a process had, asked for as long as it runs.
+#[cfg(target_os = "linux")]
+fn most_resident_mib(arguments: &[&str]) -> f64 {
+    let mut command = std::process::Command::new(PROGRAM);
+    command.args(arguments).stdout(Stdio::null());
+    let mut running = command.stderr(Stdio::null()).spawn().expect("it starts");
+    let status = format!("/proc/{}/status", running.id());
+    let mut most = 0.0_f64;
+    let ended = loop {
+        let text = fs::read_to_string(&status).unwrap_or_default();
+        if let Some(line) = text.lines().find_map(|line| line.strip_prefix("VmHWM:")) {
+            let kib = line.trim().trim_end_matches(" kB");
+            most = most.max(kib.parse::<f64>().expect("a number") / 1024.0);
+        }
+        if let Some(ended) = running.try_wait().expect("its end") {
+            break ended;
+        }
+    };
+    assert!(ended.success(), "{arguments:?}: {ended}");
+    assert!(most > 0.0, "nothing was seen of it");
+    most
+}
+
+/// What the program says it needs is enough, and more than it takes.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_machines_memory_is_used_up_to_a_limit() {
+    let run = [
+        "run",
+        "--backend",
+        "cpu",
+        "-n",
+        "64",
+        "Tell me a story.",
+        "--ram",
+    ];
+    let refused = complaint(&[&run[..], &["1MiB"]].concat(), 1);
+    assert!(refused.contains("1.00 MiB are allowed"), "{refused}");
+    let (_, needed) = refused.split_once(" needs ").expect("what it needs");
+    let (needed, _) = needed.split_once(" of memory").expect("a size");
+    let limit = number(needed) + 0.01;
+    let most = most_resident_mib(&[&run[..], &[&format!("{limit}MiB")]].concat());
+    assert!(most <= limit, "{most} of {limit} MiB");
+
+    complaint(&[&run[..], &[&format!("{}MiB", limit - 1.0)]].concat(), 1);
+    let benched = complaint(&["bench", "--backend", "cpu", "--ram", "20MiB"], 1);
+    assert!(benched.contains("--ram allows 20.00 MiB"), "{benched}");
 }
 
 /// A group of 32 takes 34 bytes instead of 64.
