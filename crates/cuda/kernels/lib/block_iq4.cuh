@@ -4,12 +4,12 @@
 
 __device__ const i8 IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-// `d * table[code]`; f16 d, 16 bytes of nibbles. `iq4_nl_code` is the table's value: what fragments store.
+// `d * table[code]`; f16 d, 16 bytes of nibbles.
 __device__ __forceinline__ const u8* iq4_nl_block(const u8* row, u32 i) { return row + i / 32 * 18; }
-__device__ __forceinline__ int iq4_nl_code(const u8* block, u32 j) { return IQ4_VALUES[nibble(block + 2, j)]; }
+__device__ __forceinline__ int iq4_nl_code(const u8* block, u32 j) { return nibble(block + 2, j); }
 __device__ __forceinline__ float iq4_nl_value(const u8* row, u32 i) {
   const u8* block = iq4_nl_block(row, i);
-  return mul(load_f16(block), float(iq4_nl_code(block, i % 32)));
+  return mul(load_f16(block), float(IQ4_VALUES[iq4_nl_code(block, i % 32)]));
 }
 
 // 8 sub-blocks of 32 with 6-bit scales; f16 d, u16 high scale pairs, 4 bytes of low scale nibbles, 128 bytes of nibbles.

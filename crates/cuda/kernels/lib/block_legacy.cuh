@@ -17,10 +17,12 @@ __device__ __forceinline__ float q4_0_value(const u8* row, u32 i) {
   return mul(load_f16(block), float(q4_0_code(block, i % 32)));
 }
 
-// `d * code + m`; f16 d, f16 m, 16 bytes of nibbles.
+// `d * code + m`; f16 d, f16 m, 16 bytes of nibbles. `q4_1_code` is less by 8, which fragments store.
+__device__ __forceinline__ const u8* q4_1_block(const u8* row, u32 i) { return row + i / 32 * 20; }
+__device__ __forceinline__ int q4_1_code(const u8* block, u32 j) { return int(nibble(block + 4, j)) - 8; }
 __device__ __forceinline__ float q4_1_value(const u8* row, u32 i) {
-  const u8* block = row + i / 32 * 20;
-  return add(mul(load_f16(block), float(nibble(block + 4, i % 32))), load_f16(block + 2));
+  const u8* block = q4_1_block(row, i);
+  return add(mul(load_f16(block), float(q4_1_code(block, i % 32) + 8)), load_f16(block + 2));
 }
 
 // `d * (code - 16)`; f16 d, u32 fifth bits, 16 bytes of nibbles.
@@ -33,10 +35,12 @@ __device__ __forceinline__ float q5_0_value(const u8* row, u32 i) {
   return mul(load_f16(block), float(q5_0_code(block, i % 32)));
 }
 
-// `d * code + m`; f16 d, f16 m, u32 fifth bits, 16 bytes of nibbles.
+// `d * code + m`; f16 d, f16 m, u32 fifth bits, 16 bytes of nibbles. `q5_1_code` is less by 16.
+__device__ __forceinline__ const u8* q5_1_block(const u8* row, u32 i) { return row + i / 32 * 24; }
+__device__ __forceinline__ int q5_1_code(const u8* block, u32 j) { return int(five_bits(block + 4, block + 8, j)) - 16; }
 __device__ __forceinline__ float q5_1_value(const u8* row, u32 i) {
-  const u8* block = row + i / 32 * 24;
-  return add(mul(load_f16(block), float(five_bits(block + 4, block + 8, i % 32))), load_f16(block + 2));
+  const u8* block = q5_1_block(row, i);
+  return add(mul(load_f16(block), float(q5_1_code(block, i % 32) + 16)), load_f16(block + 2));
 }
 
 // `d * code`; f16 d, 32 signed 8-bit codes.

@@ -5,11 +5,14 @@
 #pragma once
 #include "lib/num.cuh"
 
+__device__ __forceinline__ const u8* q2_k_block(const u8* row, u32 i) { return row + i / 256 * 84; }
+__device__ __forceinline__ int q2_k_code(const u8* block, u32 j) {
+  return block[16 + 32 * (j / 128) + j % 32] >> (2 * (j % 128 / 32)) & 3;
+}
 __device__ __forceinline__ float q2_k_value(const u8* row, u32 i) {
-  const u8* block = row + i / 256 * 84;
+  const u8* block = q2_k_block(row, i);
   i %= 256;
-  u32 code = block[16 + 32 * (i / 128) + i % 32] >> (2 * (i % 128 / 32)) & 3;
   u32 scale = block[i / 16];
-  float scaled = mul(mul(load_f16(block + 80), float(scale & 15)), float(code));
+  float scaled = mul(mul(load_f16(block + 80), float(scale & 15)), float(q2_k_code(block, i)));
   return sub(scaled, mul(load_f16(block + 82), float(scale >> 4)));
 }

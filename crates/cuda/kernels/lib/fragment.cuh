@@ -6,10 +6,10 @@
 //   q8:      one word per operand, 4 operands of 32 inputs at a time: the lane's 16 bytes at 16 * lane, the next 32 inputs
 //            LANES_BYTES on
 //   others:  the lane's 16 bytes at 16 * lane; word o / 2 has the low four bits, even operands in the low nibbles
-//   k5, k6:  the bits above, 1 or 2 per code, from HIGH on: the lane's 4 or 8 bytes
-//   t3:      two bits per code as k6 has its high ones, then the bit above as k5 has its
-// Behind them the scales: 16 bytes of sub-scales per row from SUB_SCALES on, the f16 scales of a row from SCALES on; of t4 and t3
-// the CodeTable of the matrix, from TABLE on.
+//   q5, m5, k5, k6:  the bits above, 1 or 2 per code, from HIGH on: the lane's 4 or 8 bytes
+//   k2, t3:  two bits per code as k6 has its high ones; of t3 then the bit above as k5 has its
+// Behind them the scales: 16 bytes of sub-scales per row from SUB_SCALES on, the f16 scales of a row from SCALES on (of m4 and m5 a
+// scale and a minimum for each 32 inputs); of t4 and t3 the CodeTable of the matrix, from TABLE on.
 #pragma once
 #include "lib/num.cuh"
 
@@ -35,13 +35,20 @@ struct FragmentGeometry {
   static constexpr u32 SCALES = SUB_SCALES + M_TILE * SUB_SCALE_BYTES, TABLE = SCALES + M_TILE * SCALE_BYTES;
   static constexpr u32 BYTES = TABLE + TABLE_BYTES;
   static constexpr bool HAS_SUB_SCALES = SUB_SCALE_BYTES > 0, HAS_TABLE = TABLE_BYTES > 0;
-  // One scale per 16 inputs, and steps as short: all whose one f16 has no minimum beside it.
-  static constexpr bool SIXTEENS = SCALE_BYTES == 2;
+  // Each 32 inputs have an f16 minimum beside their scale.
+  static constexpr bool F16_MINS = SCALE_BYTES == 8;
+  // One scale per 16 inputs, and steps as short: where one f16 has no minimum beside it, and in codes of two bits.
+  static constexpr bool SIXTEENS = SCALE_BYTES == 2 || LOW_BITS == 2;
   // Of a part by itself: its codes, its share of the sub-scales, the f16 scales, the table.
   static constexpr u32 PART_BYTES = PART_LOW + PART_HIGH + M_TILE * (SUB_SCALE_BYTES / PARTS + SCALE_BYTES) + TABLE_BYTES;
 };
 typedef FragmentGeometry<64, 8, 0, 0, 4> q8_fragment;
 typedef FragmentGeometry<64, 4, 0, 0, 4> q4_fragment;
+typedef FragmentGeometry<64, 4, 1, 0, 4> q5_fragment;
+struct n4_fragment : FragmentGeometry<64, 4, 0, 0, 4> {};
+typedef FragmentGeometry<64, 4, 0, 0, 8> m4_fragment;
+typedef FragmentGeometry<64, 4, 1, 0, 8> m5_fragment;
+typedef FragmentGeometry<256, 2, 0, 16, 4> k2_fragment;
 typedef FragmentGeometry<256, 4, 0, 16, 4> k4_fragment;
 typedef FragmentGeometry<256, 4, 1, 16, 4> k5_fragment;
 typedef FragmentGeometry<256, 4, 2, 16, 2> k6_fragment;
@@ -49,13 +56,12 @@ typedef FragmentGeometry<256, 4, 0, 16, 2, sizeof(CodeTable)> t4_fragment;
 typedef FragmentGeometry<256, 2, 1, 16, 2, sizeof(CodeTable)> t3_fragment;
 
 // Table entries of eight codes: the low nibbles of a word's bytes, and the high ones.
-__device__ __forceinline__ void table_nibbles(u32 (&a)[2], u32 codes, const CodeTable& table) {
+__device__ __forceinline__ void table_nibbles(u32 (&a)[2], u32 codes, const u32 (&values)[4]) {
   // The permutation takes an index of three bits; the fourth chooses between two of them.
   const u32 entries = codes & 0x77777777u, halves = 0x32103210u | (codes & 0x88888888u) >> 1;
-  const u32 first = __byte_perm(__byte_perm(table.values[0], table.values[1], entries),
-                                __byte_perm(table.values[2], table.values[3], entries), halves);
-  const u32 second = __byte_perm(__byte_perm(table.values[0], table.values[1], entries >> 16),
-                                 __byte_perm(table.values[2], table.values[3], entries >> 16), halves >> 16);
+  const u32 first = __byte_perm(__byte_perm(values[0], values[1], entries), __byte_perm(values[2], values[3], entries), halves);
+  const u32 second =
+      __byte_perm(__byte_perm(values[0], values[1], entries >> 16), __byte_perm(values[2], values[3], entries >> 16), halves >> 16);
   a[0] = __byte_perm(first, second, 0x6420);
   a[1] = __byte_perm(first, second, 0x7531);
 }
@@ -71,28 +77,82 @@ __device__ __forceinline__ float sub_scale_value(u32 byte, u32 shift) {
   return shift ? __uint_as_float(byte << shift) : float(int(i8(byte)));
 }
 
-// Codes of a lane in a part of t4, and of t3 below: operands of rows `group` and `group + 8`, a group of 16 inputs at a time.
+// Signed codes of q4, q5, m4, m5 and n4, 32 inputs of which share a scale: a lane's words of a part, each two operands.
+template <typename Fragment>
+struct SignedCodes {
+  static constexpr u32 BITS = Fragment::LOW_BITS + Fragment::HIGH_BITS;
+  u32 fifths;
+
+  __device__ __forceinline__ void load(const u8* high, u32 lane) { fifths = BITS == 5 ? *(const u32*)(high + 4 * lane) : 0; }
+
+  // Codes of rows `group` and `group + 8` in word `i`, one per byte and of BITS bits.
+  __device__ __forceinline__ void bytes(u32 (&rows)[2], u32 word, u32 i) const {
+#pragma unroll
+    for (u32 row = 0; row < 2; row++) {
+      rows[row] = word >> 4 * row & 0x0f0f0f0fu;
+      if (BITS == 5) rows[row] |= (fifths >> (2 * i + row) & 0x01010101u) << 4;
+    }
+  }
+
+  // The same in the topmost bits: 2^(8 - BITS) times as much, with a sign.
+  __device__ __forceinline__ void operands(u32 (&a)[2], u32 word, u32 i) const {
+    if (BITS == 4) {
+      a[0] = word << 4 & 0xf0f0f0f0u;
+      a[1] = word & 0xf0f0f0f0u;
+    } else {
+      a[0] = (word << 3 & 0x78787878u) | (fifths << (7 - 2 * i) & 0x80808080u);
+      a[1] = (word >> 1 & 0x78787878u) | (fifths << (6 - 2 * i) & 0x80808080u);
+    }
+  }
+};
+// Codes of n4 stand for the 16 values of IQ4_NL.
+template <>
+struct SignedCodes<n4_fragment> {
+  static constexpr u32 BITS = 8;
+
+  __device__ __forceinline__ void load(const u8*, u32) {}
+  __device__ __forceinline__ void bytes(u32 (&rows)[2], u32 word, u32) const {
+    const u32 values[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
+    table_nibbles(rows, word, values);
+  }
+  __device__ __forceinline__ void operands(u32 (&a)[2], u32 word, u32 i) const { bytes(a, word, i); }
+};
+
+// The two bits per code of a lane in a part: operands of rows `group` and `group + 8`, a group of 16 inputs at a time.
+struct TwoBitCodes {
+  uint2 pairs;
+
+  __device__ __forceinline__ void load(const u8* low, u32 lane) { pairs = *(const uint2*)(low + 8 * lane); }
+  __device__ __forceinline__ void operands(u32 (&a)[2], u32 group) const {
+    const u32 two = (group < 2 ? pairs.x : pairs.y) >> (4 * (group % 2));
+    a[0] = two & 0x03030303u;
+    a[1] = two >> 2 & 0x03030303u;
+  }
+};
+
+// Entries of a lane's codes in a part of t4, and of t3 below, in the same way.
 template <bool NIBBLES>
 struct TableCodes {
   uint4 words;
 
   __device__ __forceinline__ void load(const u8* low, const u8*, u32 lane) { words = *(const uint4*)(low + 16 * lane); }
   __device__ __forceinline__ void operands(u32 (&a)[2], u32 group, const CodeTable& table) const {
-    table_nibbles(a, group == 0 ? words.x : group == 1 ? words.y : group == 2 ? words.z : words.w, table);
+    table_nibbles(a, group == 0 ? words.x : group == 1 ? words.y : group == 2 ? words.z : words.w, table.values);
   }
 };
 template <>
 struct TableCodes<false> {
-  uint2 pairs;
+  TwoBitCodes low;
   u32 ones;
 
-  __device__ __forceinline__ void load(const u8* low, const u8* high, u32 lane) {
-    pairs = *(const uint2*)(low + 8 * lane);
+  __device__ __forceinline__ void load(const u8* two_bits, const u8* high, u32 lane) {
+    low.load(two_bits, lane);
     ones = *(const u32*)(high + 4 * lane);
   }
   __device__ __forceinline__ void operands(u32 (&a)[2], u32 group, const CodeTable& table) const {
-    const u32 two = (group < 2 ? pairs.x : pairs.y) >> (4 * (group % 2)), one = ones >> (2 * group);
-    a[0] = table_bytes((two & 0x03030303u) | (one << 2 & 0x04040404u), table);
-    a[1] = table_bytes((two >> 2 & 0x03030303u) | (one << 1 & 0x04040404u), table);
+    const u32 one = ones >> (2 * group);
+    low.operands(a, group);
+    a[0] = table_bytes(a[0] | (one << 2 & 0x04040404u), table);
+    a[1] = table_bytes(a[1] | (one << 1 & 0x04040404u), table);
   }
 };

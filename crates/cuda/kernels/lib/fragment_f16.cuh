@@ -2,10 +2,10 @@
 // in shared memory.
 //
 // `f16_operands` has a step of 32 inputs in two products of 16. Inputs are permuted so that a lane's own codes are what it
-// multiplies: product `s` takes inputs 8 * quad + 4 * s .. of the step (of k6: 16 * s + 4 * quad ..), as the tokens' side must, too.
+// multiplies: product `s` takes inputs 8 * quad + 4 * s .. of the step (of k2, k6, t4 and t3: 16 * s + 4 * quad ..), as the tokens' side must, too.
 //
 // A code becomes f16 by its place behind 1024's exponent (0x6400 | code is 1024 + code, exactly), less what centres it; then one
-// rounding by the scale. Q8 and Q4 are so the f16 nearest to the value, what dequantized weights are. The scale of K formats is
+// rounding by the scale. Formats without minimums whose scales are f16 are so the f16 nearest to the value, what dequantized weights are. The scale of K formats is
 // rounded first; their minimum goes along as the value at the codes' centre, which is small, so that little of it is lost.
 #pragma once
 #include "lib/gemm_weights.cuh"
@@ -39,7 +39,7 @@ __device__ __forceinline__ void shifted_operands(u32 (&a)[4], u32 low, u32 high,
   a[3] = fma_f16x2(pairs[1], high_row[0], high_row[1]);
 }
 
-// Q8 and Q4: the f16 scale of a step, twice; a row's word has those of both steps.
+// Q8, Q4, Q5 and N4: the f16 scale of a step, twice; a row's word has those of both steps.
 __device__ __forceinline__ u32 step_scale(const u8* rows, u32 row, u32 step) {
   return __byte_perm(word_at(rows + 4 * row), 0, step ? 0x3232 : 0x1010);
 }
@@ -67,15 +67,39 @@ __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u
   scaled_operands(a[1], codes.z ^ SIGNS, codes.w ^ SIGNS, CENTRE, low, high);
 }
 
-__device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_q4) {
+// M4 and M5: the same, and the value at the codes' middle.
+template <typename Stage>
+__device__ __forceinline__ void scale_and_middle(u32 (&row)[2], const u8* rows, u32 step) {
+  const u32 both = word_at(rows + 4 * step);
+  const float middle = fmaf(Stage::MIDDLE, f16_to_f32(u16(both)), f16_to_f32(u16(both >> 16)));
+  row[0] = __byte_perm(both, 0, 0x1010);
+  row[1] = pack_f16x2(middle, middle);
+}
+
+template <typename Fragment>
+__device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, SignedStage<Fragment>) {
+  typedef SignedStage<Fragment> Stage;
+  typedef typename Stage::Codes Codes;
   const u32 group = lane / 4;
-  const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
-  const u32 low = step_scale(m_tile + Weights_q4::ROWS_AT, group, step),
-            high = step_scale(m_tile + Weights_q4::ROWS_AT, group + 8, step);
-  // Nibbles of the other sign bit are codes + 8.
-  constexpr u32 NIBBLES = 0x0f0f0f0fu, SIGNS = 0x08080808u, CENTRE = 0x64086408u;
-  scaled_operands(a[0], (codes.x & NIBBLES) ^ SIGNS, (codes.x >> 4 & NIBBLES) ^ SIGNS, CENTRE, low, high);
-  scaled_operands(a[1], (codes.y & NIBBLES) ^ SIGNS, (codes.y >> 4 & NIBBLES) ^ SIGNS, CENTRE, low, high);
+  const uint2 words = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+  const u8* rows = m_tile + Stage::ROWS_AT;
+  Codes codes;
+  codes.load(m_tile + Stage::HIGH_AT, lane);
+  // Codes of the other sign bit are as much more as half their range.
+  constexpr u32 HALF = 1 << (Codes::BITS - 1), SIGNS = HALF * 0x01010101u, CENTRE = 0x64006400u | HALF * 0x00010001u;
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    u32 bytes[2];
+    codes.bytes(bytes, half ? words.y : words.x, 2 * step + half);
+    if (Fragment::F16_MINS) {
+      u32 low[2], high[2];
+      scale_and_middle<Stage>(low, rows + 8 * group, step);
+      scale_and_middle<Stage>(high, rows + 8 * group + 64, step);
+      shifted_operands(a[half], bytes[0] ^ SIGNS, bytes[1] ^ SIGNS, CENTRE, low, high);
+    } else {
+      scaled_operands(a[half], bytes[0] ^ SIGNS, bytes[1] ^ SIGNS, CENTRE, step_scale(rows, group, step), step_scale(rows, group + 8, step));
+    }
+  }
 }
 
 __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_k4) {
@@ -121,6 +145,30 @@ __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u
     const float high = high_d * signed_byte_value(high_scales, 2 * step + half);
     scaled_operands(a[half], ((nibbles & NIBBLES) | (top << 4 & TOPS)) ^ SIGNS,
                     ((nibbles >> 4 & NIBBLES) | (top << 2 & TOPS)) ^ SIGNS, CENTRE, pack_f16x2(low, low), pack_f16x2(high, high));
+  }
+}
+
+// K2: a row's scale of 16 inputs and its value where the code is 2, each twice.
+__device__ __forceinline__ void k2_scale_and_centre(u32 (&row)[2], u32 d, u32 byte) {
+  const float scale = f16_to_f32(u16(d)) * float(byte & 15), least = f16_to_f32(u16(d >> 16)) * float(byte >> 4);
+  const float at_centre = fmaf(2.0f, scale, -least);
+  row[0] = pack_f16x2(scale, scale);
+  row[1] = pack_f16x2(at_centre, at_centre);
+}
+__device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_k2) {
+  const u32 group = lane / 4;
+  TwoBitCodes codes;
+  codes.load(m_tile, lane);
+  const u8* rows = m_tile + Weights_k2::ROWS_AT + 4 * group + 2 * step;
+  const u8* scales = m_tile + Weights_k2::SCALES_AT + 4 * group;
+  constexpr u32 CENTRE = 0x64026402u;
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    u32 bytes[2], low[2], high[2];
+    codes.operands(bytes, 2 * step + half);
+    k2_scale_and_centre(low, word_at(scales), rows[half]);
+    k2_scale_and_centre(high, word_at(scales + 32), rows[32 + half]);
+    shifted_operands(a[half], bytes[0], bytes[1], CENTRE, low, high);
   }
 }
 
@@ -170,6 +218,8 @@ struct SixteenOperands {
     b[0] = first.x, b[1] = first.y, b[2] = second.x, b[3] = second.y;
   }
 };
+template <>
+struct TokenOperands<Weights_k2> : SixteenOperands {};
 template <>
 struct TokenOperands<Weights_k6> : SixteenOperands {};
 template <>

@@ -1,10 +1,16 @@
-// One code, one value of a matrix in the fragment format that FRAGMENT names: q8, q4, k4, k5, k6, t4 or t3. For kernels that go value by
-// value; products take whole operands (lib/gemv_fragment.cuh, lib/gemm_weights.cuh).
+// One code, one value of a matrix in the fragment format that FRAGMENT names. For kernels that go value by value; products take whole operands (lib/gemv_fragment.cuh, lib/gemm_weights.cuh).
 #pragma once
+#include "lib/block_iq4.cuh"
 #include "lib/fragment.cuh"
 
 typedef JOIN(FRAGMENT, _fragment) Fragment;
 static_assert(Fragment::BYTES == K_BLOCK_BYTES, "src/kernel/fragment.rs differs");
+
+template <typename>
+constexpr bool is_n4 = false;
+template <>
+constexpr bool is_n4<n4_fragment> = true;
+constexpr bool IS_N4 = is_n4<Fragment>;
 
 // First input of a lane's operand within its part. One scale per 16 inputs means shorter steps.
 __device__ __forceinline__ u32 operand_input(u32 lane, u32 operand) {
@@ -49,7 +55,18 @@ __device__ __forceinline__ float fragment_value(const u8* fragments, u64 m_tile_
   // Signed codes are moved to the top of a word and back.
   constexpr u32 UNUSED = 32 - Fragment::LOW_BITS - Fragment::HIGH_BITS;
   const float centred = float(int(code << UNUSED) >> UNUSED);
+  if (Fragment::F16_MINS) {
+    constexpr int MIDDLE = 1 << (31 - UNUSED);
+    const u8* both = scales + 8 * row + input / 32 * 4;
+    return add(mul(fragment_f16(both), centred + float(MIDDLE)), fragment_f16(both + 2));
+  }
+  if (IS_N4) return mul(fragment_f16(scales + 4 * row + input / 32 * 2), float(IQ4_VALUES[code]));
   if (!Fragment::HAS_SUB_SCALES) return mul(fragment_f16(scales + 4 * row + input / 32 * 2), centred);
+  if (Fragment::LOW_BITS == 2) {
+    const u32 both = sub_scales[input / 16];
+    const float scaled = mul(mul(fragment_f16(scales + 4 * row), float(both & 15)), float(code));
+    return sub(scaled, mul(fragment_f16(scales + 4 * row + 2), float(both >> 4)));
+  }
   if (Fragment::SIXTEENS) {
     return mul(mul(fragment_f16(scales + 2 * row), float(i8(sub_scales[input / 16]))), centred);
   }

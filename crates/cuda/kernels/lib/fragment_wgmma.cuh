@@ -51,19 +51,45 @@ __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile,
   }
 }
 
-__device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_q4) {
+template <typename Fragment>
+__device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, SignedStage<Fragment>) {
+  typedef SignedStage<Fragment> Stage;
+  typedef typename Stage::Codes Codes;
   const u32 group = lane / 4;
-  const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
-  const u32 low_scale = step_scale(m_tile + Weights_q4::ROWS_AT, group, step),
-            high_scale = step_scale(m_tile + Weights_q4::ROWS_AT, group + 8, step);
+  const uint2 words = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+  const u8* rows = m_tile + Stage::ROWS_AT;
+  Codes codes;
+  codes.load(m_tile + Stage::HIGH_AT, lane);
+  u32 scales[2], middles[2];
+#pragma unroll
+  for (u32 row = 0; row < 2; row++) {
+    if (Fragment::F16_MINS) {
+      u32 both[2];
+      scale_and_middle<Stage>(both, rows + 8 * (group + 8 * row), step);
+      scales[row] = both[0];
+      middles[row] = both[1];
+    } else {
+      scales[row] = step_scale(rows, group + 8 * row, step);
+    }
+  }
+  // Codes of the other sign bit are as much more as half their range.
+  constexpr u32 CENTRE = 0x64006400u | (1 << (Codes::BITS - 1)) * 0x00010001u;
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
-    u32 low[2], high[2];
-    nibble_pairs<1>(low, high, half ? codes.y : codes.x);
+    const u32 word = half ? words.y : words.x;
+    u32 pairs[2][2];  // of rows `group` and `group + 8`
+    if (Codes::BITS == 4) {
+      nibble_pairs<1>(pairs[0], pairs[1], word);
+    } else {
+      u32 bytes[2];
+      codes.bytes(bytes, word, 2 * step + half);
+      byte_pairs<CENTRE>(pairs[0][0], pairs[0][1], bytes[0]);
+      byte_pairs<CENTRE>(pairs[1][0], pairs[1][1], bytes[1]);
+    }
 #pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-      a[half][2 * i] = mul_f16x2(low[i], low_scale);
-      a[half][2 * i + 1] = mul_f16x2(high[i], high_scale);
+    for (u32 i = 0; i < 4; i++) {
+      const u32 row = i % 2, codes_of = pairs[row][i / 2];
+      a[half][i] = Fragment::F16_MINS ? fma_f16x2(codes_of, scales[row], middles[row]) : mul_f16x2(codes_of, scales[row]);
     }
   }
 }
@@ -130,6 +156,30 @@ __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile,
     byte_pairs<CENTRE>(pairs[1], pairs[3], (nibbles >> 4 & NIBBLES) | (top << 2 & TOPS));
 #pragma unroll
     for (u32 i = 0; i < 4; i++) a[half][i] = mul_f16x2(pairs[i], i % 2 ? high_scale : low_scale);
+  }
+}
+
+// K2 lies as K6 does.
+__device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_k2) {
+  const u32 group = lane / 4, quad = lane % 4, sixteen = 2 * step + quad / 2;
+  const u8* rows = m_tile + Weights_k2::ROWS_AT + 4 * group + sixteen;
+  const u8* scales = m_tile + Weights_k2::SCALES_AT + 4 * group;
+  u32 low[2], high[2];
+  k2_scale_and_centre(low, word_at(scales), rows[0]);
+  k2_scale_and_centre(high, word_at(scales + 32), rows[32]);
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    TwoBitCodes codes;
+    codes.load(m_tile, 4 * group + (2 * quad + half) % 4);
+    u32 bytes[2];
+    codes.operands(bytes, sixteen);
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+      const u32 row = i % 2, word = i / 2 ? bytes[row] >> 8 : bytes[row];
+      // Less by 2, with no sign to turn.
+      const u32 centred = sub_f16x2(masked<0x00ff00ffu, 0x64006400u>(word), 0x64026402u);
+      a[half][i] = fma_f16x2(centred, row ? high[0] : low[0], row ? high[1] : low[1]);
+    }
   }
 }
 

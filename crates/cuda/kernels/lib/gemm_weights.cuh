@@ -91,7 +91,7 @@ __device__ __forceinline__ void multiply_block(float (&sum)[OCTETS][4], const u3
   for (int j = 0; j < OCTETS; j++) add_scaled(sum[j], whole[j], x.scale[j], low, high);
 }
 
-// Q8 and Q4: one f16 scale per row and 32 inputs.
+// Q8, Q4, Q5 and N4: one f16 scale per row and 32 inputs.
 template <int OCTETS>
 __device__ __forceinline__ void multiply_signed(float (&sum)[OCTETS][4], const u32 (&a)[4], const u8* scales, u32 step,
                                                 u32 lane, const Int8Tokens<OCTETS>& x) {
@@ -136,28 +136,94 @@ struct Weights_q8 : FragmentStage<q8_fragment> {
   }
 };
 
-struct Weights_q4 : FragmentStage<q4_fragment> {
+// Q4, Q5 and N4; M4 and M5, which have a value at the codes' middle besides.
+template <int OCTETS>
+struct SummedTokens : Int8Tokens<OCTETS> {
+  float2 sum[OCTETS];  // scale * sum of codes
+
+  __device__ __forceinline__ void load(const u8* x, const float* scales, u32 tokens, u32 step, u32 lane) {
+    Int8Tokens<OCTETS>::load(x, scales, tokens, step, lane);
+    const u32 ones[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
+    const int start[4] = {START, START, START, START};
+#pragma unroll
+    for (int j = 0; j < OCTETS; j++) {
+      int whole[4];
+      mma_s8(whole, ones, this->codes[j], start);
+      sum[j] = make_float2((__int_as_float(whole[0]) - 12582912.0f) * this->scale[j].x,
+                           (__int_as_float(whole[1]) - 12582912.0f) * this->scale[j].y);
+    }
+  }
+};
+template <bool F16_MINS, int OCTETS>
+struct SignedTokens {
+  typedef Int8Tokens<OCTETS> Tokens;
+};
+template <int OCTETS>
+struct SignedTokens<true, OCTETS> {
+  typedef SummedTokens<OCTETS> Tokens;
+};
+
+template <typename Fragment>
+struct SignedStage : FragmentStage<Fragment> {
+  typedef FragmentStage<Fragment> Stage;
+  typedef SignedCodes<Fragment> Codes;
   static constexpr int TOGETHER = 2;
   static constexpr bool TOKEN_SCALES = true, HAS_OFFSETS = false;
-  static constexpr float FACTOR = 16;
+  static constexpr float FACTOR = 1 << (8 - Codes::BITS), MIDDLE = 1 << (Codes::BITS - 1);
   template <int OCTETS>
-  using Tokens = Int8Tokens<OCTETS>;
+  using Tokens = typename SignedTokens<Fragment::F16_MINS, OCTETS>::Tokens;
 
   static __device__ __forceinline__ void copy(u8* to, const u8* m_tile, u32 stage, u32 lane, u32, u32) {
-    const u8* from = m_tile + stage * BYTES + 16 * lane;
+    const u8* from = m_tile + stage * Fragment::BYTES;
+    if (Fragment::HIGH_BITS == 1) cp_async_4(to + Stage::HIGH_AT + 4 * lane, from + Fragment::HIGH + 4 * lane);
+    from += 16 * lane;
     to += 16 * lane;
     cp_async_16(to, from);
-    if (lane < 4) cp_async_16(to + ROWS_AT, from + SCALES);
+    if (lane < (Fragment::F16_MINS ? 8 : 4)) cp_async_16(to + Stage::ROWS_AT, from + Fragment::SCALES);
   }
 
   template <int OCTETS>
   static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* m_tile, u32 step, u32 lane,
                                                   const Tokens<OCTETS>& x) {
-    const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
-    const u32 a[4] = {codes.x << 4 & 0xf0f0f0f0, codes.x & 0xf0f0f0f0, codes.y << 4 & 0xf0f0f0f0, codes.y & 0xf0f0f0f0};
-    multiply_signed(sum, a, m_tile + ROWS_AT, step, lane, x);
+    const uint2 words = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+    Codes codes;
+    codes.load(m_tile + Stage::HIGH_AT, lane);
+    u32 first[2], second[2];
+    codes.operands(first, words.x, 2 * step);
+    codes.operands(second, words.y, 2 * step + 1);
+    const u32 a[4] = {first[0], first[1], second[0], second[1]};
+    multiply_rows(sum, a, m_tile + Stage::ROWS_AT, step, lane, x);
+  }
+
+ private:
+  template <int OCTETS>
+  static __device__ __forceinline__ void multiply_rows(float (&sum)[OCTETS][4], const u32 (&a)[4], const u8* rows, u32 step, u32 lane,
+                                                       const Int8Tokens<OCTETS>& x) {
+    multiply_signed(sum, a, rows, step, lane, x);
+  }
+  template <int OCTETS>
+  static __device__ __forceinline__ void multiply_rows(float (&sum)[OCTETS][4], const u32 (&a)[4], const u8* rows, u32 step, u32 lane,
+                                                       const SummedTokens<OCTETS>& x) {
+    const u8* mine = rows + 8 * (lane / 4) + 4 * step;
+    const u32 low = word_at(mine), high = word_at(mine + 64);
+    const float low_d = f16_to_f32(u16(low)), high_d = f16_to_f32(u16(high));
+    multiply_block(sum, a, RowScale(low_d), RowScale(high_d), x);
+    const float low_middle = FACTOR * fmaf(MIDDLE, low_d, f16_to_f32(u16(low >> 16))),
+                high_middle = FACTOR * fmaf(MIDDLE, high_d, f16_to_f32(u16(high >> 16)));
+#pragma unroll
+    for (int j = 0; j < OCTETS; j++) {
+      sum[j][0] = fmaf(low_middle, x.sum[j].x, sum[j][0]);
+      sum[j][1] = fmaf(low_middle, x.sum[j].y, sum[j][1]);
+      sum[j][2] = fmaf(high_middle, x.sum[j].x, sum[j][2]);
+      sum[j][3] = fmaf(high_middle, x.sum[j].y, sum[j][3]);
+    }
   }
 };
+struct Weights_q4 : SignedStage<q4_fragment> {};
+struct Weights_q5 : SignedStage<q5_fragment> {};
+struct Weights_n4 : SignedStage<n4_fragment> {};
+struct Weights_m4 : SignedStage<m4_fragment> {};
+struct Weights_m5 : SignedStage<m5_fragment> {};
 
 // K4 and K5. A weight is d * scale * code - dmin * minimum. Codes are multiplied as numbers with a sign, as far from the middle of
 // their range: what is left is the same for all 32 inputs of a block, its offset, and is multiplied by the token's sum of them.
@@ -286,6 +352,72 @@ struct Weights_k6 : FragmentStage<k6_fragment> {
       for (int j = 0; j < OCTETS; j++) mma_s8_k16(whole[j], a, x.codes[j][half], start);
 #pragma unroll
       for (int j = 0; j < OCTETS; j++) add_scaled(sum[j], whole[j], x.scale[j], low, up);
+    }
+  }
+};
+
+// K2 has a scale and a minimum of four bits for each 16 inputs. A code times its scale is a byte still, and minimums are multiplied as
+// codes: both sums of 32 inputs have one scale.
+struct Weights_k2 : FragmentStage<k2_fragment> {
+  static constexpr u32 SCALES_AT = ROWS_AT + 4 * M_TILE;  // behind four sub-scales per row
+  static constexpr int TOGETHER = 1;  // two would take registers
+  static constexpr bool TOKEN_SCALES = true, HAS_OFFSETS = false;
+  static constexpr float FACTOR = 1;
+  template <int OCTETS>
+  using Tokens = SixteenTokens<OCTETS>;
+
+  static __device__ __forceinline__ void copy(u8* to, const u8* m_tile, u32 stage, u32 lane, u32, u32) {
+    const u8* k_block = m_tile + stage / PARTS * BYTES;
+    const u32 part = stage % PARTS;
+    if (lane < 16) {
+      cp_async_16(to + 16 * lane, k_block + PART_LOW * part + 16 * lane);
+      cp_async_4(to + ROWS_AT + 4 * lane, k_block + SUB_SCALES + 16 * lane + 4 * part);
+    } else {
+      cp_async_4(to + SCALES_AT + 4 * (lane - 16), k_block + SCALES + 4 * (lane - 16));
+    }
+  }
+
+  template <int OCTETS>
+  static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* m_tile, u32 step, u32 lane,
+                                                  const Tokens<OCTETS>& x) {
+    const u32 group = lane / 4;
+    const u32 codes = word_at(m_tile + 8 * lane + 4 * step);
+    const u8 *rows = m_tile + ROWS_AT + 4 * group, *scales = m_tile + SCALES_AT + 4 * group;
+    u32 low_scales = *(const u16*)(rows + 2 * step), high_scales = *(const u16*)(rows + 32 + 2 * step);
+    u32 low_d = *(const u16*)scales, high_d = *(const u16*)(scales + 32);
+    u32 a[2][2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      a[half][0] = (codes >> 4 * half & 0x03030303u) * (low_scales >> 8 * half & 15);
+      a[half][1] = (codes >> (4 * half + 2) & 0x03030303u) * (high_scales >> 8 * half & 15);
+    }
+    multiply_halves(sum, a, RowScale(f16_to_f32(u16(low_d))), RowScale(f16_to_f32(u16(high_d))), x);
+    // Nothing of the second product before the first is done: there are no registers for both.
+    asm volatile("" : "+r"(low_scales), "+r"(high_scales));
+    low_d = *(const volatile u16*)(scales + 2), high_d = *(const volatile u16*)(scales + 34);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      a[half][0] = (low_scales >> (8 * half + 4) & 15) * 0x01010101u;
+      a[half][1] = (high_scales >> (8 * half + 4) & 15) * 0x01010101u;
+    }
+    multiply_halves(sum, a, RowScale(-f16_to_f32(u16(low_d))), RowScale(-f16_to_f32(u16(high_d))), x);
+  }
+
+ private:
+  template <int OCTETS>
+  static __device__ __forceinline__ void multiply_halves(float (&sum)[OCTETS][4], const u32 (&a)[2][2], const RowScale& low,
+                                                         const RowScale& high, const Tokens<OCTETS>& x) {
+    const int start[4] = {START, START, START, START};
+    constexpr int PAIR = OCTETS % 2 ? 1 : 2;  // more at a time would take registers
+#pragma unroll
+    for (int first = 0; first < OCTETS; first += PAIR) {
+      int whole[PAIR][4];
+#pragma unroll
+      for (int j = 0; j < PAIR; j++) mma_s8_k16(whole[j], a[0], x.codes[first + j][0], start);
+#pragma unroll
+      for (int j = 0; j < PAIR; j++) mma_s8_k16(whole[j], a[1], x.codes[first + j][1]);
+#pragma unroll
+      for (int j = 0; j < PAIR; j++) add_scaled(sum[first + j], whole[j], x.scale[first + j], low, high);
     }
   }
 };

@@ -96,28 +96,47 @@ struct q8_mma : q8_fragment {
   }
 };
 
-struct q4_mma : q4_fragment {
+// Q4, Q5 and N4: codes with a sign, and a scale per 32 inputs. Of M4 and M5 the rest is what a weight is at the codes' middle, times the
+// sum of activations, which the tensor core adds up, too.
+template <typename Fragment>
+struct signed_mma : Fragment {
   static constexpr u32 K_BLOCKS_PER_STAGE = 4;
   static constexpr bool HAS_MINS = false;
+  typedef SignedCodes<Fragment> Codes;
 
   template <int ROWS>
   static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* k_block, const LaneInput<ROWS>& in, u32 first,
                                                   u32 lane) {
-    const u8* scales = k_block + SCALES + lane / 4 * 4;
-    const u32 low = *(const u32*)scales, high = *(const u32*)(scales + 32);
-    const uint4 codes = *(const uint4*)(k_block + 16 * lane);
+    constexpr u32 ROW_BYTES = Fragment::F16_MINS ? 8 : 4;
+    const u8* scales = k_block + Fragment::SCALES + lane / 4 * ROW_BYTES;
+    // Both steps' scales of rows `group` and `group + 8`.
+    const u32 low = Fragment::F16_MINS ? 0 : *(const u32*)scales, high = Fragment::F16_MINS ? 0 : *(const u32*)(scales + 32);
+    const uint4 words = *(const uint4*)(k_block + 16 * lane);
+    Codes codes;
+    codes.load(k_block + Fragment::HIGH, lane);
 #pragma unroll
     for (u32 step = 0; step < 2; step++) {
-      const u32 w[2] = {step ? codes.z : codes.x, step ? codes.w : codes.y};
       const uint2 x = *(const uint2*)(in.codes + first + 32 * step + 8 * (lane % 4));
-      const u32 mask = 0xf0f0f0f0u;
-      const u32 a[4] = {w[0] << 4 & mask, w[0] & mask, w[1] << 4 & mask, w[1] & mask}, b[2] = {x.x, x.y};
+      const u32 b[2] = {x.x, x.y};
+      const float2 scale = in.pair(in.scales, first / 32 + step);
+      float low_scale = step ? high_f16(low) : low_f16(low), high_scale = step ? high_f16(high) : low_f16(high);
+      if (Fragment::F16_MINS) {
+        const u32 low_pair = *(const u32*)(scales + 4 * step), high_pair = *(const u32*)(scales + 64 + 4 * step);
+        const u32 ones[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
+        int whole[4] = {0, 0, 0, 0};
+        mma_s8(whole, ones, b);
+        constexpr float MIDDLE = 1 << (Codes::BITS - 1);
+        low_scale = low_f16(low_pair), high_scale = low_f16(high_pair);
+        sums.add(whole, fmaf(MIDDLE, low_scale, high_f16(low_pair)), fmaf(MIDDLE, high_scale, high_f16(high_pair)), scale);
+      }
+      u32 even[2], odd[2];
+      codes.operands(even, step ? words.z : words.x, 2 * step);
+      codes.operands(odd, step ? words.w : words.y, 2 * step + 1);
+      const u32 a[4] = {even[0], even[1], odd[0], odd[1]};
       int d[4] = {0, 0, 0, 0};
       mma_s8(d, a, b);
-      // The operands are 16 times the codes.
-      const float2 scale = in.pair(in.scales, first / 32 + step);
-      sums.add(d, step ? high_f16(low) : low_f16(low), step ? high_f16(high) : low_f16(high),
-               make_float2(scale.x * 0.0625f, scale.y * 0.0625f));
+      constexpr float UNIT = 1.0f / (1 << (8 - Codes::BITS));
+      sums.add(d, low_scale, high_scale, make_float2(scale.x * UNIT, scale.y * UNIT));
     }
   }
 };
@@ -161,6 +180,45 @@ struct k45_mma : Fragment {
         sums.add(d, d_low * float(byte_of(low, 2 * block)), d_high * float(byte_of(high, 2 * block)), in.pair(in.scales, at));
         sums.subtract(min_low * float(byte_of(low, 2 * block + 1)), min_high * float(byte_of(high, 2 * block + 1)),
                       in.pair(in.sums, at));
+      }
+    }
+  }
+};
+
+// Q2_K has a scale and a minimum of four bits per 16 inputs: a code times its scale is a byte still, and minimums are multiplied as codes.
+struct k2_mma : k2_fragment {
+  static constexpr u32 K_BLOCKS_PER_STAGE = 1;
+  static constexpr bool HAS_MINS = false;
+
+  template <int ROWS>
+  static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* k_block, const LaneInput<ROWS>& in, u32 first,
+                                                  u32 lane) {
+    const u8* rows = k_block + SUB_SCALES + 16 * (lane / 4);
+    const uint4 low = *(const uint4*)rows, high = *(const uint4*)(rows + 128);
+    const u8* scales = k_block + SCALES + lane / 4 * 4;
+    const u32 low_d = *(const u32*)scales, high_d = *(const u32*)(scales + 32);
+#pragma unroll
+    for (u32 part = 0; part < 4; part++) {
+      TwoBitCodes codes;
+      codes.load(k_block + PART_LOW * part, lane);
+#pragma unroll
+      for (u32 block = 0; block < 2; block++) {
+        int scaled[4] = {0, 0, 0, 0}, least[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+          const u32 group = 2 * block + half, low_byte = byte_of(low, 4 * part + group), high_byte = byte_of(high, 4 * part + group);
+          u32 a[2];
+          codes.operands(a, group);
+          a[0] *= low_byte & 15;
+          a[1] *= high_byte & 15;
+          const u32 mins[2] = {(low_byte >> 4) * 0x01010101u, (high_byte >> 4) * 0x01010101u};
+          const u32 b = *(const u32*)(in.codes + first + 64 * part + 16 * group + 4 * (lane % 4));
+          mma_s8_k16(scaled, a, b);
+          mma_s8_k16(least, mins, b);
+        }
+        const float2 x_scale = in.pair(in.scales, first / 32 + 2 * part + block);
+        sums.add(scaled, low_f16(low_d), low_f16(high_d), x_scale);
+        sums.add(least, -high_f16(low_d), -high_f16(high_d), x_scale);
       }
     }
   }
@@ -273,7 +331,12 @@ struct FragmentWeights {
 };
 
 typedef FragmentWeights<q8_mma> q8_weights;
-typedef FragmentWeights<q4_mma> q4_weights;
+typedef FragmentWeights<signed_mma<q4_fragment>> q4_weights;
+typedef FragmentWeights<signed_mma<q5_fragment>> q5_weights;
+typedef FragmentWeights<signed_mma<n4_fragment>> n4_weights;
+typedef FragmentWeights<signed_mma<m4_fragment>> m4_weights;
+typedef FragmentWeights<signed_mma<m5_fragment>> m5_weights;
+typedef FragmentWeights<k2_mma> k2_weights;
 typedef FragmentWeights<k45_mma<k4_fragment>> k4_weights;
 typedef FragmentWeights<k45_mma<k5_fragment>> k5_weights;
 typedef FragmentWeights<k6_mma> k6_weights;

@@ -121,6 +121,11 @@ __device__ __forceinline__ u32 scale_word(const Params& p, u32 row, u32 column, 
 __device__ __forceinline__ u32 u16_or_zero(const u8* block, u32 at) { return block ? load_u16(block + at) : 0; }
 
 __device__ __forceinline__ u32 scale_word(const Params& p, u32 row, u32 column, u32 word) {
+  if (Fragment::F16_MINS) {
+    // A block starts with its scale and its minimum.
+    const u8* block = block_at(p, row + word / 2, column + word % 2 * 32);
+    return u16_or_zero(block, 0) | u16_or_zero(block, 2) << 16;
+  }
   if (!SUPER_BLOCKS) {
     // A row's two blocks start with their scales.
     row += word;
@@ -128,11 +133,12 @@ __device__ __forceinline__ u32 scale_word(const Params& p, u32 row, u32 column, 
   }
   const u32 sub_words = 4 * M_TILE;
   const bool centred = Fragment::HIGH_BITS == 2;  // the one of them that has no minimums
+  const bool sixteens = Fragment::SIXTEENS;
   if (word < sub_words) {
     const u8* block = block_at(p, row + word / 4, column);
     if (!block) return 0;
-    const u32 first = word % 4;
-    if (centred) return load_u16(block + 192 + 4 * first) | u32(load_u16(block + 194 + 4 * first)) << 16;
+    const u32 first = word % 4, at = centred ? 192 : 0;
+    if (sixteens) return load_u16(block + at + 4 * first) | u32(load_u16(block + at + 2 + 4 * first)) << 16;
     u32 scales[2], mins[2];
     k_scale_min(block + 4, 2 * first, scales[0], mins[0]);
     k_scale_min(block + 4, 2 * first + 1, scales[1], mins[1]);
@@ -141,7 +147,8 @@ __device__ __forceinline__ u32 scale_word(const Params& p, u32 row, u32 column, 
   word -= sub_words;
   if (!centred) {
     const u8* block = block_at(p, row + word, column);
-    return u16_or_zero(block, 0) | u16_or_zero(block, 2) << 16;
+    const u32 at = sixteens ? 80 : 0;
+    return u16_or_zero(block, at) | u16_or_zero(block, at + 2) << 16;
   }
   row += 2 * word;
   return u16_or_zero(block_at(p, row, column), 208) | u16_or_zero(block_at(p, row + 1, column), 208) << 16;

@@ -3,7 +3,7 @@
 //! 16 output rows are an M-tile. An M-tile is cut along its inputs into K-blocks; K-block follows K-block, M-tile follows
 //! M-tile. Rows are padded to an M-tile and inputs to a K-block with zero bytes, which stand for zeros. Within a K-block, a
 //! warp's lane `4 * group + quad` finds its operands side by side: rows `group` and `group + 8`, and of every 32 inputs (16 in
-//! K6, T4 and T3) the quarter `quad`. Scales lie behind the codes.
+//! K2, K6, T4 and T3) the quarter `quad`. Scales lie behind the codes.
 //!
 //! Sizes follow from a few numbers per format; `kernels/lib/fragment.cuh` has the same, and kernels are told the results to
 //! compare. `fragment/plain.rs` defines the order within a K-block: a plain packer, and the value at every position, bit for
@@ -29,10 +29,20 @@ pub(crate) const PART_INPUTS: usize = 64;
 /// Order of codes and scales in a K-block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum FragmentFormat {
-    /// Signed 8-bit codes, one f16 scale per 32 inputs: Q8_0, and Q5_0 and IQ4_NL, whose codes fit 8 bits.
+    /// Signed 8-bit codes, one f16 scale per 32 inputs: Q8_0.
     Q8,
     /// Signed nibbles, one f16 scale per 32 inputs: Q4_0.
     Q4,
+    /// Q4 with fifth bits apart: Q5_0.
+    Q5,
+    /// Nibbles that index the table of IQ4_NL, one f16 scale per 32 inputs.
+    N4,
+    /// Q4 with an f16 minimum beside each scale: Q4_1.
+    M4,
+    /// Q5 with an f16 minimum beside each scale: Q5_1.
+    M5,
+    /// Q2_K: codes of two bits, a scale and a minimum of four bits per 16 inputs.
+    K2,
     /// Q4_K: nibbles, a scale and one minimum per 32 inputs.
     K4,
     /// Q5_K: K4 with fifth bits apart.
@@ -46,9 +56,14 @@ pub(crate) enum FragmentFormat {
 }
 
 impl FragmentFormat {
-    pub(crate) const ALL: [FragmentFormat; 7] = [
+    pub(crate) const ALL: [FragmentFormat; 12] = [
         FragmentFormat::Q8,
         FragmentFormat::Q4,
+        FragmentFormat::Q5,
+        FragmentFormat::N4,
+        FragmentFormat::M4,
+        FragmentFormat::M5,
+        FragmentFormat::K2,
         FragmentFormat::K4,
         FragmentFormat::K5,
         FragmentFormat::K6,
@@ -59,8 +74,13 @@ impl FragmentFormat {
     /// `None` for formats that have no fragments: floats, and those that become f16.
     pub(crate) fn of(quant: QuantType) -> Option<FragmentFormat> {
         Some(match quant {
-            QuantType::Q8_0 | QuantType::Q5_0 | QuantType::IQ4_NL => FragmentFormat::Q8,
+            QuantType::Q8_0 => FragmentFormat::Q8,
             QuantType::Q4_0 => FragmentFormat::Q4,
+            QuantType::Q5_0 => FragmentFormat::Q5,
+            QuantType::IQ4_NL => FragmentFormat::N4,
+            QuantType::Q4_1 => FragmentFormat::M4,
+            QuantType::Q5_1 => FragmentFormat::M5,
+            QuantType::Q2_K => FragmentFormat::K2,
             QuantType::Q4_K => FragmentFormat::K4,
             QuantType::Q5_K => FragmentFormat::K5,
             QuantType::Q6_K => FragmentFormat::K6,
@@ -86,6 +106,11 @@ impl FragmentFormat {
         match self {
             FragmentFormat::Q8 => "q8",
             FragmentFormat::Q4 => "q4",
+            FragmentFormat::Q5 => "q5",
+            FragmentFormat::N4 => "n4",
+            FragmentFormat::M4 => "m4",
+            FragmentFormat::M5 => "m5",
+            FragmentFormat::K2 => "k2",
             FragmentFormat::K4 => "k4",
             FragmentFormat::K5 => "k5",
             FragmentFormat::K6 => "k6",
@@ -96,8 +121,14 @@ impl FragmentFormat {
 
     pub(crate) fn k_block_inputs(self) -> usize {
         match self {
-            FragmentFormat::Q8 | FragmentFormat::Q4 => 64,
-            FragmentFormat::K4
+            FragmentFormat::Q8
+            | FragmentFormat::Q4
+            | FragmentFormat::Q5
+            | FragmentFormat::N4
+            | FragmentFormat::M4
+            | FragmentFormat::M5 => 64,
+            FragmentFormat::K2
+            | FragmentFormat::K4
             | FragmentFormat::K5
             | FragmentFormat::K6
             | FragmentFormat::T4
@@ -109,9 +140,14 @@ impl FragmentFormat {
     fn code_bits(self) -> (u32, u32) {
         match self {
             FragmentFormat::Q8 => (8, 0),
-            FragmentFormat::Q4 | FragmentFormat::K4 | FragmentFormat::T4 => (4, 0),
+            FragmentFormat::Q4
+            | FragmentFormat::N4
+            | FragmentFormat::M4
+            | FragmentFormat::K4
+            | FragmentFormat::T4 => (4, 0),
+            FragmentFormat::K2 => (2, 0),
             FragmentFormat::T3 => (2, 1),
-            FragmentFormat::K5 => (4, 1),
+            FragmentFormat::Q5 | FragmentFormat::M5 | FragmentFormat::K5 => (4, 1),
             FragmentFormat::K6 => (4, 2),
         }
     }
@@ -119,8 +155,11 @@ impl FragmentFormat {
     /// Bytes of a row's scales in a K-block: 8-bit sub-scales (and minimums), then f16.
     fn scale_bytes(self) -> (usize, usize) {
         match self {
-            FragmentFormat::Q8 | FragmentFormat::Q4 => (0, 4),
-            FragmentFormat::K4 | FragmentFormat::K5 => (16, 4),
+            FragmentFormat::Q8 | FragmentFormat::Q4 | FragmentFormat::Q5 | FragmentFormat::N4 => {
+                (0, 4)
+            }
+            FragmentFormat::M4 | FragmentFormat::M5 => (0, 8),
+            FragmentFormat::K2 | FragmentFormat::K4 | FragmentFormat::K5 => (16, 4),
             FragmentFormat::K6 | FragmentFormat::T4 | FragmentFormat::T3 => (16, 2),
         }
     }
@@ -135,10 +174,11 @@ impl FragmentFormat {
 
     /// Whether a step of the tensor core has 16 inputs, each such group a scale of its own.
     pub(crate) fn has_short_steps(self) -> bool {
-        self.scale_bytes().1 == 2
+        self.scale_bytes().1 == 2 || self.code_bits().0 == 2
     }
 
-    /// Whether rows have minimums, so that the sums of tokens' codes are needed.
+    /// Whether rows have minimums that are multiplied by sums of tokens' codes, which the product is given. M4, M5 and K2 make do
+    /// without.
     pub(crate) fn has_minimums(self) -> bool {
         matches!(self, FragmentFormat::K4 | FragmentFormat::K5)
     }

@@ -49,7 +49,7 @@ impl FragmentFormat {
             let pair = 256 * part + 8 * lane + operand / 4 * 4 + byte;
             let one = (high + 128 * part + 4 * lane + byte, operand);
             return match self {
-                FragmentFormat::T3 => [(pair, 2 * (operand % 4)), one],
+                FragmentFormat::T3 | FragmentFormat::K2 => [(pair, 2 * (operand % 4)), one],
                 _ => [nibble, (high + pair, 2 * (operand % 4))],
             };
         }
@@ -103,6 +103,26 @@ impl FragmentFormat {
             FragmentFormat::Q4 => {
                 let code = (code << 4).cast_signed() >> 4;
                 f16_at(k_block, at.scales + 4 * row + 2 * (input / 32)) * f32::from(code)
+            }
+            FragmentFormat::Q5 => {
+                let code = (code << 3).cast_signed() >> 3;
+                f16_at(k_block, at.scales + 4 * row + 2 * (input / 32)) * f32::from(code)
+            }
+            FragmentFormat::N4 => {
+                f16_at(k_block, at.scales + 4 * row + 2 * (input / 32))
+                    * f32::from(IQ4_VALUES[usize::from(code)])
+            }
+            FragmentFormat::M4 | FragmentFormat::M5 => {
+                // The code's sign bit turned is the code of the file.
+                let code = code ^ if self == FragmentFormat::M4 { 8 } else { 16 };
+                let both = at.scales + 8 * row + 4 * (input / 32);
+                f16_at(k_block, both) * f32::from(code) + f16_at(k_block, both + 2)
+            }
+            FragmentFormat::K2 => {
+                let both = sub_scale(input / 16);
+                let d = f16_at(k_block, at.scales + 4 * row);
+                let dmin = f16_at(k_block, at.scales + 4 * row + 2);
+                d * f32::from(both & 15) * f32::from(code) - dmin * f32::from(both >> 4)
             }
             FragmentFormat::K4 | FragmentFormat::K5 => {
                 let (scale, min) = (sub_scale(input / 32 * 2), sub_scale(input / 32 * 2 + 1));
@@ -180,9 +200,17 @@ fn pack_block(quant: QuantType, block: &[u8], k_block: &mut [u8], row: usize, fi
     let at = format.offsets();
     let sub_scales = at.sub_scales + 16 * row..at.sub_scales + 16 * (row + 1);
     match format {
-        FragmentFormat::Q8 | FragmentFormat::Q4 => {
+        FragmentFormat::Q8 | FragmentFormat::Q4 | FragmentFormat::Q5 | FragmentFormat::N4 => {
             let scale = at.scales + 4 * row + 2 * (first / 32);
             k_block[scale..scale + 2].copy_from_slice(&block[..2]);
+        }
+        FragmentFormat::M4 | FragmentFormat::M5 => {
+            let both = at.scales + 8 * row + 4 * (first / 32);
+            k_block[both..both + 4].copy_from_slice(&block[..4]);
+        }
+        FragmentFormat::K2 => {
+            k_block[sub_scales].copy_from_slice(&block[..16]);
+            k_block[at.scales + 4 * row..][..4].copy_from_slice(&block[80..]);
         }
         FragmentFormat::K4 | FragmentFormat::K5 => {
             let pairs = k_block[sub_scales].chunks_exact_mut(2);
@@ -286,10 +314,16 @@ fn file_code(quant: QuantType, block: &[u8], j: usize) -> u8 {
         QuantType::Q8_0 => block[2 + j],
         QuantType::Q5_0 => {
             let fifth = block[2 + j / 8] >> (j % 8) & 1;
-            (nibble(&block[6..]) | fifth << 4).wrapping_sub(16)
+            (nibble(&block[6..]) | fifth << 4).wrapping_sub(16) & 31
         }
-        QuantType::IQ4_NL => IQ4_VALUES[usize::from(nibble(&block[2..]))].cast_unsigned(),
+        QuantType::Q5_1 => {
+            let fifth = block[4 + j / 8] >> (j % 8) & 1;
+            (nibble(&block[8..]) | fifth << 4).wrapping_sub(16) & 31
+        }
+        QuantType::IQ4_NL => nibble(&block[2..]),
         QuantType::Q4_0 => nibble(&block[2..]).wrapping_sub(8) & 15,
+        QuantType::Q4_1 => nibble(&block[4..]).wrapping_sub(8) & 15,
+        QuantType::Q2_K => block[16 + j / 128 * 32 + j % 32] >> (j % 128 / 32 * 2) & 3,
         QuantType::Q4_K => sub_nibble(&block[16..]),
         QuantType::Q5_K => {
             let fifth = block[16 + j % 32] >> (j / 32) & 1;
@@ -379,8 +413,12 @@ mod tests {
                 }
             }
             let scales = match format {
-                FragmentFormat::Q8 | FragmentFormat::Q4 => 4,
-                FragmentFormat::K4 | FragmentFormat::K5 => 16 + 4,
+                FragmentFormat::Q8
+                | FragmentFormat::Q4
+                | FragmentFormat::Q5
+                | FragmentFormat::N4 => 4,
+                FragmentFormat::M4 | FragmentFormat::M5 => 8,
+                FragmentFormat::K2 | FragmentFormat::K4 | FragmentFormat::K5 => 16 + 4,
                 FragmentFormat::K6 | FragmentFormat::T4 | FragmentFormat::T3 => 16 + 2,
             };
             let behind = M_TILE * scales + format.table_bytes();
@@ -427,7 +465,19 @@ mod tests {
                         FragmentFormat::Q8 => {
                             word(&fragments, 512 * step + 16 * lane + 4 * register)
                         }
-                        FragmentFormat::Q4 | FragmentFormat::K4 | FragmentFormat::T4 => nibbles,
+                        FragmentFormat::Q4
+                        | FragmentFormat::N4
+                        | FragmentFormat::M4
+                        | FragmentFormat::K4
+                        | FragmentFormat::T4 => nibbles,
+                        FragmentFormat::Q5 | FragmentFormat::M5 => {
+                            let high = word(&fragments, 512 + 4 * lane);
+                            nibbles | (high >> o & 0x0101_0101) << 4
+                        }
+                        FragmentFormat::K2 => {
+                            let pairs = word(&fragments, 256 * part + 8 * lane + 4 * (o / 4));
+                            pairs >> (2 * (o % 4)) & 0x0303_0303
+                        }
                         FragmentFormat::T3 => {
                             let pairs = word(&fragments, 256 * part + 8 * lane + 4 * (o / 4));
                             let ones = word(&fragments, 1024 + 128 * part + 4 * lane);
@@ -456,7 +506,7 @@ mod tests {
             .filter(|&quant| FragmentFormat::of(quant).is_none())
             .map(QuantType::name)
             .collect();
-        let expected = "F32 F16 BF16 Q4_1 Q5_1 Q2_K Q1_0";
+        let expected = "F32 F16 BF16 Q1_0";
         assert_eq!(without.join(" "), expected);
     }
 }

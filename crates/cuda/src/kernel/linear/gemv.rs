@@ -133,7 +133,11 @@ impl GemvWeights {
             GemvWeights::Fragments(format) => {
                 let k_blocks = match format {
                     FragmentFormat::Q8 => 2,
-                    FragmentFormat::Q4 => 4,
+                    FragmentFormat::Q4
+                    | FragmentFormat::Q5
+                    | FragmentFormat::N4
+                    | FragmentFormat::M4
+                    | FragmentFormat::M5 => 4,
                     _ => 1,
                 };
                 (

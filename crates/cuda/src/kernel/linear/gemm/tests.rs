@@ -9,9 +9,14 @@ use crate::{
     testing::{Card, normals, relative_error},
 };
 
-const FORMATS: [QuantType; 7] = [
+const FORMATS: [QuantType; 12] = [
     QuantType::Q8_0,
     QuantType::Q4_0,
+    QuantType::Q5_0,
+    QuantType::IQ4_NL,
+    QuantType::Q4_1,
+    QuantType::Q5_1,
+    QuantType::Q2_K,
     QuantType::Q4_K,
     QuantType::Q5_K,
     QuantType::Q6_K,
@@ -470,6 +475,26 @@ fn gemm_q8() {
 #[ignore = "needs a card"]
 fn gemm_q4() {
     check_format(FragmentFormat::Q4, [352, 1120]);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_q5_and_n4() {
+    check_format(FragmentFormat::Q5, [352, 1120]);
+    check_format(FragmentFormat::N4, [352, 1120]);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_m4_and_m5() {
+    check_format(FragmentFormat::M4, [352, 1120]);
+    check_format(FragmentFormat::M5, [352, 1120]);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_k2() {
+    check_format(FragmentFormat::K2, [256, 768]);
 }
 
 #[test]

@@ -20,9 +20,14 @@ const POISON: f32 = -1.5e30;
 const POISON_F16: u16 = 0x7e5a;
 const PAIR_SCALE: f32 = 0.25;
 
-const FORMATS: [(FragmentFormat, QuantType); 7] = [
+const FORMATS: [(FragmentFormat, QuantType); 12] = [
     (FragmentFormat::Q8, QuantType::Q8_0),
     (FragmentFormat::Q4, QuantType::Q4_0),
+    (FragmentFormat::Q5, QuantType::Q5_0),
+    (FragmentFormat::N4, QuantType::IQ4_NL),
+    (FragmentFormat::M4, QuantType::Q4_1),
+    (FragmentFormat::M5, QuantType::Q5_1),
+    (FragmentFormat::K2, QuantType::Q2_K),
     (FragmentFormat::K4, QuantType::Q4_K),
     (FragmentFormat::K5, QuantType::Q5_K),
     (FragmentFormat::K6, QuantType::Q6_K),
@@ -361,6 +366,26 @@ fn gemm_medium_q4() {
 
 #[test]
 #[ignore = "needs a card"]
+fn gemm_medium_q5_and_n4() {
+    check_format(GemmMediumKernel::Warps, FragmentFormat::Q5);
+    check_format(GemmMediumKernel::Warps, FragmentFormat::N4);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_m4_and_m5() {
+    check_format(GemmMediumKernel::Warps, FragmentFormat::M4);
+    check_format(GemmMediumKernel::Warps, FragmentFormat::M5);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_k2() {
+    check_format(GemmMediumKernel::Warps, FragmentFormat::K2);
+}
+
+#[test]
+#[ignore = "needs a card"]
 fn gemm_medium_k4() {
     check_format(GemmMediumKernel::Warps, FragmentFormat::K4);
 }
@@ -387,6 +412,26 @@ fn gemm_medium_sm90_q8() {
 #[ignore = "needs a card"]
 fn gemm_medium_sm90_q4() {
     check_format(GemmMediumKernel::Warpgroups, FragmentFormat::Q4);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_sm90_q5_and_n4() {
+    check_format(GemmMediumKernel::Warpgroups, FragmentFormat::Q5);
+    check_format(GemmMediumKernel::Warpgroups, FragmentFormat::N4);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_sm90_m4_and_m5() {
+    check_format(GemmMediumKernel::Warpgroups, FragmentFormat::M4);
+    check_format(GemmMediumKernel::Warpgroups, FragmentFormat::M5);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_sm90_k2() {
+    check_format(GemmMediumKernel::Warpgroups, FragmentFormat::K2);
 }
 
 #[test]

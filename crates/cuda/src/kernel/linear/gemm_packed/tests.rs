@@ -301,6 +301,28 @@ fn gemm_packed_q4() {
 
 #[test]
 #[ignore = "needs a card"]
+fn gemm_packed_q5_and_n4() {
+    check_format(FragmentFormat::Q5);
+    check_grouped(FragmentFormat::Q5, (192, 64));
+    check_format(FragmentFormat::N4);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_packed_m4_and_m5() {
+    check_format(FragmentFormat::M4);
+    check_format(FragmentFormat::M5);
+    check_grouped(FragmentFormat::M5, (192, 64));
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_packed_k2() {
+    check_format(FragmentFormat::K2);
+}
+
+#[test]
+#[ignore = "needs a card"]
 fn gemm_packed_k4() {
     check_format(FragmentFormat::K4);
 }

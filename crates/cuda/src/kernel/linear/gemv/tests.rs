@@ -370,9 +370,14 @@ impl Case {
     }
 }
 
-const QUANTS: [QuantType; 10] = [
+const QUANTS: [QuantType; 15] = [
     QuantType::Q8_0,
     QuantType::Q4_0,
+    QuantType::Q5_0,
+    QuantType::IQ4_NL,
+    QuantType::Q4_1,
+    QuantType::Q5_1,
+    QuantType::Q2_K,
     QuantType::Q4_K,
     QuantType::Q5_K,
     QuantType::Q6_K,
