@@ -175,11 +175,12 @@ pub(crate) fn fitting_context(
 ) -> Result<context::Chosen> {
     match context::choose(loaded, parallel, asked) {
         Err(Error::ContextTooLarge { problem, was_asked }) => {
-            let way_out = if was_asked {
-                "give a smaller -c"
-            } else {
-                "a smaller quantization, a larger --ram where one is set, --place auto where weights were to lie elsewhere, or --backend cpu \
-                 where a card computes, may do"
+            let way_out = match loaded.max_ram_bytes {
+                _ if was_asked => "give a smaller -c",
+                Some(_) => "a larger --ram, --kv-type q8_0 or a smaller quantization may do",
+                None => {
+                    "a smaller quantization, --place auto where weights were to lie elsewhere, or --backend cpu where a card computes, may do"
+                }
             };
             bail!("{problem}; {way_out}");
         }
