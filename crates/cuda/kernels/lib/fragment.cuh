@@ -45,7 +45,7 @@ struct FragmentGeometry {
 typedef FragmentGeometry<64, 8, 0, 0, 4> q8_fragment;
 typedef FragmentGeometry<64, 4, 0, 0, 4> q4_fragment;
 typedef FragmentGeometry<64, 4, 1, 0, 4> q5_fragment;
-struct n4_fragment : FragmentGeometry<64, 4, 0, 0, 4> {};
+struct n4_fragment : FragmentGeometry<64, 4, 0, 0, 4> {};  // q4's, but another type
 typedef FragmentGeometry<64, 4, 0, 0, 8> m4_fragment;
 typedef FragmentGeometry<64, 4, 1, 0, 8> m5_fragment;
 typedef FragmentGeometry<256, 2, 0, 16, 4> k2_fragment;
@@ -105,7 +105,7 @@ struct SignedCodes {
     }
   }
 };
-// Codes of n4 stand for the 16 values of IQ4_NL.
+// Codes of n4 stand for the 16 values of IQ4_NL (IQ4_VALUES of lib/block_iq4.cuh), four to a word.
 template <>
 struct SignedCodes<n4_fragment> {
   static constexpr u32 BITS = 8;

@@ -2,11 +2,12 @@
 // in shared memory.
 //
 // `f16_operands` has a step of 32 inputs in two products of 16. Inputs are permuted so that a lane's own codes are what it
-// multiplies: product `s` takes inputs 8 * quad + 4 * s .. of the step (of k2, k6, t4 and t3: 16 * s + 4 * quad ..), as the tokens' side must, too.
+// multiplies: product `s` takes inputs 8 * quad + 4 * s .. of the step (of k2, k6, t4 and t3: 16 * s + 4 * quad ..), as the tokens' side
+// must, too.
 //
 // A code becomes f16 by its place behind 1024's exponent (0x6400 | code is 1024 + code, exactly), less what centres it; then one
-// rounding by the scale. Formats without minimums whose scales are f16 are so the f16 nearest to the value, what dequantized weights are. The scale of K formats is
-// rounded first; their minimum goes along as the value at the codes' centre, which is small, so that little of it is lost.
+// rounding by the scale. Formats of f16 scales without minimums are so the f16 nearest to the value, what dequantized weights are. The
+// scale of others is rounded first; a minimum goes along as the value at the codes' centre, which is small, so that little of it is lost.
 #pragma once
 #include "lib/gemm_weights.cuh"
 
