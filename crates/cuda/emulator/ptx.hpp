@@ -3,6 +3,8 @@
 
 #define DYNAMIC_SHARED(name) u8* const name = (u8*)emulation->dynamic_shared
 
+inline u32 pick_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+
 // `count` words of every lane, by lane.
 struct AllLanes {
   unsigned words[32][8];

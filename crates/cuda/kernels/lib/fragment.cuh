@@ -7,21 +7,26 @@
 //            LANES_BYTES on
 //   others:  the lane's 16 bytes at 16 * lane; word o / 2 has the low four bits, even operands in the low nibbles
 //   q5, m5, k5, k6:  the bits above, 1 or 2 per code, from HIGH on: the lane's 4 or 8 bytes
-//   k2, t3:  two bits per code as k6 has its high ones; of t3 then the bit above as k5 has its
-// Behind them the scales: 16 bytes of sub-scales per row from SUB_SCALES on, the f16 scales of a row from SCALES on (of m4 and m5 a
-// scale and a minimum for each 32 inputs); of t4 and t3 the CodeTable of the matrix, from TABLE on.
+//   k2:  two bits per code as k6 has its high ones
+//   n4, t4, f4:  codes are looked up, by instructions that take four nibbles as numbers of entries: word o / 2 has the codes of its even
+//            operand in the low half, those of the odd one in the high half
+//   t3:  the same of three bits. Word o / 4 has two bits of each nibble's code, those of operands o % 4 >= 2 above the others; then the
+//            bit above from HIGH on, where the lane has one word and bit o / 2 of each nibble
+// Behind them the scales: 16 bytes of sub-scales per row from SUB_SCALES on (of t4 2 bytes per row, part after part), the f16 scales of a
+// row from SCALES on (of m4 and m5 a scale and a minimum for each 32 inputs); of t4, f4 and t3 the CodeTable of the matrix, from TABLE on.
 #pragma once
 #include "lib/num.cuh"
+#include "lib/ptx.cuh"
 
 constexpr u32 M_TILE = 16, PART_INPUTS = 64, PART_OPERANDS = 8;
 constexpr u32 LANES_BYTES = 512;  // 16 bytes of every lane
 
-// The meaning of codes: entry `code` of the table, times f16 scale, FACTOR and sub-scale. A sub-scale is a signed byte where `shift`
-// is 0, else a float's bits once it is shifted so far. It lies in every K-block, so that one kernel serves all such formats.
+// The meaning of codes: entry `code` of the table, times f16 scale, `factor` and sub-scale. A sub-scale is a signed byte; of f4 a float's
+// bits once it is shifted by `shift`. It lies in every K-block, so that one kernel serves all such formats.
 struct CodeTable {
   u32 values[4];  // 16 signed bytes; of t3 the first 8
   float factor;
-  u32 shift;
+  u32 shift;      // of f4
   u32 unused[2];
 };
 
@@ -37,45 +42,42 @@ struct FragmentGeometry {
   static constexpr bool HAS_SUB_SCALES = SUB_SCALE_BYTES > 0, HAS_TABLE = TABLE_BYTES > 0;
   // Each 32 inputs have an f16 minimum beside their scale.
   static constexpr bool F16_MINS = SCALE_BYTES == 8;
-  // One scale per 16 inputs, and steps as short: where one f16 has no minimum beside it, and in codes of two bits.
-  static constexpr bool SIXTEENS = SCALE_BYTES == 2 || LOW_BITS == 2;
+  // One scale per 16 inputs, and steps as short.
+  static constexpr bool SIXTEENS = SUB_SCALE_BYTES == 16 && (SCALE_BYTES == 2 || LOW_BITS == 2);
+  // Four codes of an operand lie side by side, each in a nibble.
+  static constexpr bool LOOKED_UP = HAS_TABLE;
   // Of a part by itself: its codes, its share of the sub-scales, the f16 scales, the table.
   static constexpr u32 PART_BYTES = PART_LOW + PART_HIGH + M_TILE * (SUB_SCALE_BYTES / PARTS + SCALE_BYTES) + TABLE_BYTES;
 };
 typedef FragmentGeometry<64, 8, 0, 0, 4> q8_fragment;
 typedef FragmentGeometry<64, 4, 0, 0, 4> q4_fragment;
 typedef FragmentGeometry<64, 4, 1, 0, 4> q5_fragment;
-struct n4_fragment : FragmentGeometry<64, 4, 0, 0, 4> {};  // q4's, but another type
+struct n4_fragment : FragmentGeometry<64, 4, 0, 0, 4> {
+  static constexpr bool LOOKED_UP = true;  // in the table of IQ4_NL
+};
 typedef FragmentGeometry<64, 4, 0, 0, 8> m4_fragment;
 typedef FragmentGeometry<64, 4, 1, 0, 8> m5_fragment;
 typedef FragmentGeometry<256, 2, 0, 16, 4> k2_fragment;
 typedef FragmentGeometry<256, 4, 0, 16, 4> k4_fragment;
 typedef FragmentGeometry<256, 4, 1, 16, 4> k5_fragment;
 typedef FragmentGeometry<256, 4, 2, 16, 2> k6_fragment;
-typedef FragmentGeometry<256, 4, 0, 16, 2, sizeof(CodeTable)> t4_fragment;
+typedef FragmentGeometry<256, 4, 0, 8, 2, sizeof(CodeTable)> t4_fragment;
+typedef FragmentGeometry<256, 4, 0, 16, 2, sizeof(CodeTable)> f4_fragment;
 typedef FragmentGeometry<256, 2, 1, 16, 2, sizeof(CodeTable)> t3_fragment;
 
-// Table entries of eight codes: the low nibbles of a word's bytes, and the high ones.
+// Table entries of the codes in a word's nibbles: those of its low half, and of its high half.
 __device__ __forceinline__ void table_nibbles(u32 (&a)[2], u32 codes, const u32 (&values)[4]) {
   // The permutation takes an index of three bits; the fourth chooses between two of them.
-  const u32 entries = codes & 0x77777777u, halves = 0x32103210u | (codes & 0x88888888u) >> 1;
-  const u32 first = __byte_perm(__byte_perm(values[0], values[1], entries), __byte_perm(values[2], values[3], entries), halves);
-  const u32 second =
-      __byte_perm(__byte_perm(values[0], values[1], entries >> 16), __byte_perm(values[2], values[3], entries >> 16), halves >> 16);
-  a[0] = __byte_perm(first, second, 0x6420);
-  a[1] = __byte_perm(first, second, 0x7531);
+  const u32 entries = codes & 0x77777777u, halves = 0x32103210u | (codes >> 1 & 0x44444444u);
+#pragma unroll
+  for (u32 i = 0; i < 2; i++) {
+    const u32 of = entries >> 16 * i;
+    a[i] = pick_bytes(pick_bytes(values[0], values[1], of), pick_bytes(values[2], values[3], of), halves >> 16 * i);
+  }
 }
 
-// Table entries of four codes below 8, one per byte.
-__device__ __forceinline__ u32 table_bytes(u32 codes, const CodeTable& table) {
-  const u32 pairs = codes | codes >> 4;
-  return __byte_perm(table.values[0], table.values[1], __byte_perm(pairs, 0, 0x4420));
-}
-
-// A sub-scale as a float.
-__device__ __forceinline__ float sub_scale_value(u32 byte, u32 shift) {
-  return shift ? __uint_as_float(byte << shift) : float(int(i8(byte)));
-}
+// A sub-scale of f4.
+__device__ __forceinline__ float float_sub_scale(u32 byte, u32 shift) { return __uint_as_float(byte << shift); }
 
 // Signed codes of q4, q5, m4, m5 and n4, 32 inputs of which share a scale: a lane's words of a part, each two operands.
 template <typename Fragment>
@@ -105,16 +107,19 @@ struct SignedCodes {
     }
   }
 };
-// Codes of n4 stand for the 16 values of IQ4_NL (IQ4_VALUES of lib/block_iq4.cuh), four to a word.
+// Codes of n4 stand for the 16 values of IQ4_NL (IQ4_VALUES of lib/block_iq4.cuh), four to a word. Literals would be moved to a register
+// for each use.
+__constant__ u32 N4_VALUES[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
 template <>
 struct SignedCodes<n4_fragment> {
   static constexpr u32 BITS = 8;
+  u32 values[4];
 
-  __device__ __forceinline__ void load(const u8*, u32) {}
-  __device__ __forceinline__ void bytes(u32 (&rows)[2], u32 word, u32) const {
-    const u32 values[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
-    table_nibbles(rows, word, values);
+  __device__ __forceinline__ void load(const u8*, u32) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) values[i] = N4_VALUES[i];
   }
+  __device__ __forceinline__ void bytes(u32 (&rows)[2], u32 word, u32) const { table_nibbles(rows, word, values); }
   __device__ __forceinline__ void operands(u32 (&a)[2], u32 word, u32 i) const { bytes(a, word, i); }
 };
 
@@ -130,8 +135,8 @@ struct TwoBitCodes {
   }
 };
 
-// Entries of a lane's codes in a part of t4, and of t3 below, in the same way.
-template <bool NIBBLES>
+// Entries of a lane's codes in a part of f4, and of t3 below: operands of rows `group` and `group + 8`, a group of 16 inputs at a time.
+template <typename Fragment>
 struct TableCodes {
   uint4 words;
 
@@ -141,18 +146,18 @@ struct TableCodes {
   }
 };
 template <>
-struct TableCodes<false> {
-  TwoBitCodes low;
+struct TableCodes<t3_fragment> {
+  uint2 pairs;
   u32 ones;
 
-  __device__ __forceinline__ void load(const u8* two_bits, const u8* high, u32 lane) {
-    low.load(two_bits, lane);
+  __device__ __forceinline__ void load(const u8* low, const u8* high, u32 lane) {
+    pairs = *(const uint2*)(low + 8 * lane);
     ones = *(const u32*)(high + 4 * lane);
   }
   __device__ __forceinline__ void operands(u32 (&a)[2], u32 group, const CodeTable& table) const {
-    const u32 one = ones >> (2 * group);
-    low.operands(a, group);
-    a[0] = table_bytes(a[0] | (one << 2 & 0x04040404u), table);
-    a[1] = table_bytes(a[1] | (one << 1 & 0x04040404u), table);
+    const u32 two = (group < 2 ? pairs.x : pairs.y) >> 2 * (group % 2), one = group < 2 ? ones << (2 - group) : ones >> (group - 2);
+    const u32 codes = (two & 0x33333333u) | (one & 0x44444444u);
+    a[0] = pick_bytes(table.values[0], table.values[1], codes);
+    a[1] = pick_bytes(table.values[0], table.values[1], codes >> 16);
   }
 };

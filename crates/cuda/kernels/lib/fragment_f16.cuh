@@ -2,7 +2,7 @@
 // in shared memory.
 //
 // `f16_operands` has a step of 32 inputs in two products of 16. Inputs are permuted so that a lane's own codes are what it
-// multiplies: product `s` takes inputs 8 * quad + 4 * s .. of the step (of k2, k6, t4 and t3: 16 * s + 4 * quad ..), as the tokens' side
+// multiplies: product `s` takes inputs 8 * quad + 4 * s .. of the step (of k2, k6, f4 and t3: 16 * s + 4 * quad ..), as the tokens' side
 // must, too.
 //
 // A code becomes f16 by its place behind 1024's exponent (0x6400 | code is 1024 + code, exactly), less what centres it; then one
@@ -173,33 +173,54 @@ __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u
   }
 }
 
-// T4 and T3 have their entries of the table as signed bytes.
-template <typename Stage>
-__device__ __forceinline__ void f16_table_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane) {
-  const u32 group = lane / 4;
-  const CodeTable& table = *(const CodeTable*)(m_tile + Stage::TABLE_AT);
-  TableCodes<Stage::NIBBLES> codes;
-  codes.load(m_tile, m_tile + Stage::HIGH_AT, lane);
-  const u8* rows = m_tile + Stage::ROWS_AT + 4 * group;
-  const u8* scales = m_tile + Stage::SCALES_AT + 2 * group;
-  const u32 low_scales = word_at(rows) >> 16 * step, high_scales = word_at(rows + 32) >> 16 * step;
-  const float low_d = table.factor * f16_to_f32(*(const u16*)scales), high_d = table.factor * f16_to_f32(*(const u16*)(scales + 16));
-  // Bytes of the other sign bit are codes + 128.
-  constexpr u32 SIGNS = 0x80808080u, CENTRE = 0x64806480u;
+// T4, F4 and T3 have their entries of the table as signed bytes. Bytes of the other sign bit are entries + 128.
+constexpr u32 ENTRY_SIGNS = 0x80808080u, ENTRY_CENTRE = 0x64806480u;
+
+// Scales of rows `group` and `group + 8` in f16, each twice.
+struct F16Scales {
+  u32 low, high;
+
+  __device__ __forceinline__ F16Scales(float low, float high) : low(pack_f16x2(low, low)), high(pack_f16x2(high, high)) {}
+};
+__device__ __forceinline__ F16Scales t4_scales(const u8* m_tile, u32 step, u32 group) {
+  const CodeTable& table = *(const CodeTable*)(m_tile + Weights_t4::TABLE_AT);
+  const TableScales d(m_tile + Weights_t4::SCALES_AT, table, group);
+  const i8* sub_scales = (const i8*)(m_tile + Weights_t4::ROWS_AT + 2 * group + step);
+  return F16Scales(d.low * float(int(sub_scales[0])), d.high * float(int(sub_scales[16])));
+}
+__device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_t4) {
+  const CodeTable& table = *(const CodeTable*)(m_tile + Weights_t4::TABLE_AT);
+  const uint2 words = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+  const F16Scales scales = t4_scales(m_tile, step, lane / 4);
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     u32 entries[2];
-    codes.operands(entries, 2 * step + half, table);
-    const float low = low_d * sub_scale_value(low_scales >> 8 * half & 255, table.shift);
-    const float high = high_d * sub_scale_value(high_scales >> 8 * half & 255, table.shift);
-    scaled_operands(a[half], entries[0] ^ SIGNS, entries[1] ^ SIGNS, CENTRE, pack_f16x2(low, low), pack_f16x2(high, high));
+    table_nibbles(entries, half ? words.y : words.x, table.values);
+    scaled_operands(a[half], entries[0] ^ ENTRY_SIGNS, entries[1] ^ ENTRY_SIGNS, ENTRY_CENTRE, scales.low, scales.high);
   }
 }
-__device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_t4) {
-  f16_table_operands<Weights_t4>(a, m_tile, step, lane);
+
+// Of F4 and T3, of 16 inputs.
+template <typename Stage>
+__device__ __forceinline__ F16Scales table_scales(const u8* m_tile, u32 sixteen, u32 group) {
+  const CodeTable& table = *(const CodeTable*)(m_tile + Stage::TABLE_AT);
+  const TableScales d(m_tile + Stage::SCALES_AT, table, group);
+  const u8* rows = m_tile + Stage::ROWS_AT + 4 * group;
+  return F16Scales(d.low * Stage::sub_scale(word_at(rows), sixteen, table), d.high * Stage::sub_scale(word_at(rows + 32), sixteen, table));
 }
-__device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_t3) {
-  f16_table_operands<Weights_t3>(a, m_tile, step, lane);
+template <typename Fragment>
+__device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, TableStage<Fragment>) {
+  typedef TableStage<Fragment> Stage;
+  const CodeTable& table = *(const CodeTable*)(m_tile + Stage::TABLE_AT);
+  typename Stage::Codes codes;
+  codes.load(m_tile, m_tile + Stage::HIGH_AT, lane);
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    const F16Scales scales = table_scales<Stage>(m_tile, 2 * step + half, lane / 4);
+    u32 entries[2];
+    codes.operands(entries, 2 * step + half, table);
+    scaled_operands(a[half], entries[0] ^ ENTRY_SIGNS, entries[1] ^ ENTRY_SIGNS, ENTRY_CENTRE, scales.low, scales.high);
+  }
 }
 
 // B operands of the same inputs, of the token whose row in shared memory this is: one vector, or two halves of one where products
@@ -224,6 +245,6 @@ struct TokenOperands<Weights_k2> : SixteenOperands {};
 template <>
 struct TokenOperands<Weights_k6> : SixteenOperands {};
 template <>
-struct TokenOperands<Weights_t4> : SixteenOperands {};
+struct TokenOperands<Weights_f4> : SixteenOperands {};
 template <>
 struct TokenOperands<Weights_t3> : SixteenOperands {};

@@ -183,33 +183,40 @@ __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile,
   }
 }
 
-// T4 and T3 lie as K6 does; their entries of the table are signed bytes.
-template <typename Stage>
-__device__ __forceinline__ void wgmma_table_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane) {
-  const u32 group = lane / 4, quad = lane % 4, sixteen = 2 * step + quad / 2;
-  const CodeTable& table = *(const CodeTable*)(m_tile + Stage::TABLE_AT);
-  const u8* rows = m_tile + Stage::ROWS_AT + 4 * group + sixteen;
-  const u8* scales = m_tile + Stage::SCALES_AT + 2 * group;
-  const float low = table.factor * f16_to_f32(*(const u16*)scales) * sub_scale_value(rows[0], table.shift);
-  const float high = table.factor * f16_to_f32(*(const u16*)(scales + 16)) * sub_scale_value(rows[32], table.shift);
-  const u32 low_scale = pack_f16x2(low, low), high_scale = pack_f16x2(high, high);
-  // Bytes of the other sign bit are entries + 128.
-  constexpr u32 CENTRE = 0x64806480u;
+// T4, F4 and T3 have their entries of the table as signed bytes: of rows `group` and `group + 8`, to be scaled.
+__device__ __forceinline__ void entry_operands(u32 (&a)[4], const u32 (&entries)[2], const F16Scales& scales) {
+  u32 pairs[4];
+  byte_pairs<ENTRY_CENTRE>(pairs[0], pairs[2], entries[0]);
+  byte_pairs<ENTRY_CENTRE>(pairs[1], pairs[3], entries[1]);
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) a[i] = mul_f16x2(pairs[i], i % 2 ? scales.high : scales.low);
+}
+
+__device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_t4) {
+  const CodeTable& table = *(const CodeTable*)(m_tile + Weights_t4::TABLE_AT);
+  const uint2 words = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+  const F16Scales scales = t4_scales(m_tile, step, lane / 4);
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
-    TableCodes<Stage::NIBBLES> codes;
-    codes.load(m_tile, m_tile + Stage::HIGH_AT, 4 * group + (2 * quad + half) % 4);
-    u32 entries[2], pairs[4];
-    codes.operands(entries, sixteen, table);
-    byte_pairs<CENTRE>(pairs[0], pairs[2], entries[0]);
-    byte_pairs<CENTRE>(pairs[1], pairs[3], entries[1]);
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) a[half][i] = mul_f16x2(pairs[i], i % 2 ? high_scale : low_scale);
+    u32 entries[2];
+    table_nibbles(entries, half ? words.y : words.x, table.values);
+    entry_operands(a[half], entries, scales);
   }
 }
-__device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_t4) {
-  wgmma_table_operands<Weights_t4>(a, m_tile, step, lane);
-}
-__device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_t3) {
-  wgmma_table_operands<Weights_t3>(a, m_tile, step, lane);
+
+// F4 and T3 lie as K6 does.
+template <typename Fragment>
+__device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, TableStage<Fragment>) {
+  typedef TableStage<Fragment> Stage;
+  const u32 group = lane / 4, quad = lane % 4, sixteen = 2 * step + quad / 2;
+  const CodeTable& table = *(const CodeTable*)(m_tile + Stage::TABLE_AT);
+  const F16Scales scales = table_scales<Stage>(m_tile, sixteen, group);
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    typename Stage::Codes codes;
+    codes.load(m_tile, m_tile + Stage::HIGH_AT, 4 * group + (2 * quad + half) % 4);
+    u32 entries[2];
+    codes.operands(entries, sixteen, table);
+    entry_operands(a[half], entries, scales);
+  }
 }

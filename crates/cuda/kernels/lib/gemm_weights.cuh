@@ -422,28 +422,34 @@ struct Weights_k2 : FragmentStage<k2_fragment> {
   }
 };
 
-// T4 and T3: the same steps, and codes that index the matrix's table.
-template <typename Fragment>
-struct TableStage : FragmentStage<Fragment> {
-  typedef FragmentStage<Fragment> Stage;
-  static constexpr u32 SCALES_AT = Stage::ROWS_AT + 4 * M_TILE;  // behind four sub-scales per row
+// Scales of rows `group` and `group + 8` of formats with a table, times its factor: f16, and the table right behind.
+struct TableScales {
+  float low, high;
+
+  __device__ __forceinline__ TableScales(const u8* scales, const CodeTable& table, u32 group)
+      : low(table.factor * f16_to_f32(*(const u16*)(scales + 2 * group))),
+        high(table.factor * f16_to_f32(*(const u16*)(scales + 2 * group + 16))) {}
+};
+
+// T4: codes that index the matrix's table, and a signed scale per 32 inputs.
+struct Weights_t4 : FragmentStage<t4_fragment> {
+  static constexpr u32 SCALES_AT = ROWS_AT + 2 * M_TILE;  // behind two sub-scales per row
   static constexpr u32 TABLE_AT = SCALES_AT + 2 * M_TILE;
   static constexpr int TOGETHER = 2;
-  static constexpr bool TOKEN_SCALES = true, HAS_OFFSETS = false, NIBBLES = Fragment::LOW_BITS == 4;
+  static constexpr bool TOKEN_SCALES = true, HAS_OFFSETS = false;
   static constexpr float FACTOR = 1;
   template <int OCTETS>
-  using Tokens = SixteenTokens<OCTETS>;
+  using Tokens = Int8Tokens<OCTETS>;
 
   static __device__ __forceinline__ void copy(u8* to, const u8* m_tile, u32 stage, u32 lane, u32, u32) {
-    const u8* k_block = m_tile + stage / Fragment::PARTS * Fragment::BYTES;
-    const u32 part = stage % Fragment::PARTS;
-    if (16 * lane < Fragment::PART_LOW) cp_async_16(to + 16 * lane, k_block + Fragment::PART_LOW * part + 16 * lane);
-    if (!NIBBLES) cp_async_4(to + Stage::HIGH_AT + 4 * lane, k_block + Fragment::HIGH + Fragment::PART_HIGH * part + 4 * lane);
-    if (lane < 16) {
-      cp_async_4(to + Stage::ROWS_AT + 4 * lane, k_block + Fragment::SUB_SCALES + 16 * lane + 4 * part);
-    } else {
+    const u8* k_block = m_tile + stage / PARTS * BYTES;
+    const u32 part = stage % PARTS;
+    cp_async_16(to + 16 * lane, k_block + PART_LOW * part + 16 * lane);
+    if (lane < 2) {
+      cp_async_16(to + ROWS_AT + 16 * lane, k_block + SUB_SCALES + 2 * M_TILE * part + 16 * lane);
+    } else if (lane < 6) {
       // The scales, and right behind them the table.
-      cp_async_4(to + SCALES_AT + 4 * (lane - 16), k_block + Fragment::SCALES + 4 * (lane - 16));
+      cp_async_16(to + SCALES_AT + 16 * (lane - 2), k_block + SCALES + 16 * (lane - 2));
     }
   }
 
@@ -452,19 +458,66 @@ struct TableStage : FragmentStage<Fragment> {
                                                   const Tokens<OCTETS>& x) {
     const u32 group = lane / 4;
     const CodeTable& table = *(const CodeTable*)(m_tile + TABLE_AT);
-    TableCodes<NIBBLES> codes;
+    const uint2 words = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+    const TableScales d(m_tile + SCALES_AT, table, group);
+    const i8* sub_scales = (const i8*)(m_tile + ROWS_AT + 2 * group + step);
+    u32 first[2], second[2];
+    table_nibbles(first, words.x, table.values);
+    table_nibbles(second, words.y, table.values);
+    const u32 a[4] = {first[0], first[1], second[0], second[1]};
+    multiply_block(sum, a, RowScale(d.low * float(int(sub_scales[0]))), RowScale(d.high * float(int(sub_scales[16]))), x);
+  }
+};
+
+// F4 and T3: the same by 16 inputs, as K6.
+template <typename Fragment>
+struct TableStage : FragmentStage<Fragment> {
+  typedef FragmentStage<Fragment> Stage;
+  static constexpr u32 SCALES_AT = Stage::ROWS_AT + 4 * M_TILE;  // behind four sub-scales per row
+  static constexpr u32 TABLE_AT = SCALES_AT + 2 * M_TILE;
+  static constexpr int TOGETHER = 2;
+  static constexpr bool TOKEN_SCALES = true, HAS_OFFSETS = false;
+  static constexpr float FACTOR = 1;
+  typedef TableCodes<Fragment> Codes;
+  template <int OCTETS>
+  using Tokens = SixteenTokens<OCTETS>;
+
+  static __device__ __forceinline__ void copy(u8* to, const u8* m_tile, u32 stage, u32 lane, u32, u32) {
+    const u8* k_block = m_tile + stage / Fragment::PARTS * Fragment::BYTES;
+    const u32 part = stage % Fragment::PARTS;
+    if (16 * lane < Fragment::PART_LOW) cp_async_16(to + 16 * lane, k_block + Fragment::PART_LOW * part + 16 * lane);
+    if (Fragment::HIGH_BITS == 1) {
+      cp_async_4(to + Stage::HIGH_AT + 4 * lane, k_block + Fragment::HIGH + Fragment::PART_HIGH * part + 4 * lane);
+    }
+    if (lane < 16) {
+      cp_async_4(to + Stage::ROWS_AT + 4 * lane, k_block + Fragment::SUB_SCALES + 16 * lane + 4 * part);
+    } else {
+      // The scales, and right behind them the table.
+      cp_async_4(to + SCALES_AT + 4 * (lane - 16), k_block + Fragment::SCALES + 4 * (lane - 16));
+    }
+  }
+
+  // Sub-scale `i` of a row's word.
+  static __device__ __forceinline__ float sub_scale(u32 word, u32 i, const CodeTable& table) {
+    const u32 byte = word >> 8 * i & 255;
+    return Fragment::LOW_BITS == 4 ? float_sub_scale(byte, table.shift) : float(int(i8(byte)));
+  }
+
+  template <int OCTETS>
+  static __device__ __forceinline__ void multiply(float (&sum)[OCTETS][4], const u8* m_tile, u32 step, u32 lane,
+                                                  const Tokens<OCTETS>& x) {
+    const u32 group = lane / 4;
+    const CodeTable& table = *(const CodeTable*)(m_tile + TABLE_AT);
+    Codes codes;
     codes.load(m_tile, m_tile + Stage::HIGH_AT, lane);
-    const u32 low_scales = word_at(m_tile + Stage::ROWS_AT + 4 * group) >> 16 * step,
-              high_scales = word_at(m_tile + Stage::ROWS_AT + 32 + 4 * group) >> 16 * step;
-    const float low_d = table.factor * f16_to_f32(*(const u16*)(m_tile + SCALES_AT + 2 * group));
-    const float high_d = table.factor * f16_to_f32(*(const u16*)(m_tile + SCALES_AT + 16 + 2 * group));
+    const u32 low_scales = word_at(m_tile + Stage::ROWS_AT + 4 * group), high_scales = word_at(m_tile + Stage::ROWS_AT + 32 + 4 * group);
+    const TableScales d(m_tile + SCALES_AT, table, group);
     const int start[4] = {START, START, START, START};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       u32 a[2];
       codes.operands(a, 2 * step + half, table);
-      const RowScale low(low_d * sub_scale_value(low_scales >> 8 * half & 255, table.shift));
-      const RowScale up(high_d * sub_scale_value(high_scales >> 8 * half & 255, table.shift));
+      const RowScale low(d.low * sub_scale(low_scales, 2 * step + half, table)), up(d.high * sub_scale(high_scales, 2 * step + half, table));
       int whole[OCTETS][4];
 #pragma unroll
       for (int j = 0; j < OCTETS; j++) mma_s8_k16(whole[j], a, x.codes[j][half], start);
@@ -473,7 +526,7 @@ struct TableStage : FragmentStage<Fragment> {
     }
   }
 };
-struct Weights_t4 : TableStage<t4_fragment> {};
+struct Weights_f4 : TableStage<f4_fragment> {};
 struct Weights_t3 : TableStage<t3_fragment> {};
 
 // F16, row after row, swizzled for ldmatrix: eight rows meet all banks.

@@ -224,6 +224,14 @@ struct k2_mma : k2_fragment {
   }
 };
 
+// Sums of 16 inputs times the scales of rows `group` and `group + 8`.
+__device__ __forceinline__ void add_times(int (&sum)[4], const int (&d)[4], int low, int high) {
+  sum[0] += d[0] * low;
+  sum[1] += d[1] * low;
+  sum[2] += d[2] * high;
+  sum[3] += d[3] * high;
+}
+
 struct k6_mma : k6_fragment {
   static constexpr u32 K_BLOCKS_PER_STAGE = 1;
   static constexpr bool HAS_MINS = false;
@@ -254,11 +262,7 @@ struct k6_mma : k6_fragment {
           const u32 b = *(const u32*)(in.codes + first + 64 * part + 16 * group + 4 * (lane % 4));
           int d[4] = {0, 0, 0, 0};
           mma_s8_k16(d, a, b);
-          const int scale_low = i8(byte_of(low, 4 * part + group)), scale_high = i8(byte_of(high, 4 * part + group));
-          sum[0] += d[0] * scale_low;
-          sum[1] += d[1] * scale_low;
-          sum[2] += d[2] * scale_high;
-          sum[3] += d[3] * scale_high;
+          add_times(sum, d, i8(byte_of(low, 4 * part + group)), i8(byte_of(high, 4 * part + group)));
         }
         sums.add(sum, d_low, d_high, in.pair(in.scales, first / 32 + 2 * part + block));
       }
@@ -266,24 +270,89 @@ struct k6_mma : k6_fragment {
   }
 };
 
-// T4 and T3: groups of 16 whose codes index the matrix's table.
-template <typename Fragment>
-struct table_mma : Fragment {
+// T4: codes index the matrix's table, and a signed scale per 32 inputs.
+struct t4_mma : t4_fragment {
   static constexpr u32 K_BLOCKS_PER_STAGE = 1;
-  static constexpr bool HAS_MINS = false, NIBBLES = Fragment::LOW_BITS == 4;
+  static constexpr bool HAS_MINS = false;
 
   template <int ROWS>
   static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* k_block, const LaneInput<ROWS>& in, u32 first,
                                                   u32 lane) {
-    const CodeTable table = *(const CodeTable*)(k_block + Fragment::TABLE);
-    const u8* rows = k_block + Fragment::SUB_SCALES + 16 * (lane / 4);
-    const uint4 low = *(const uint4*)rows, high = *(const uint4*)(rows + 128);
-    const float d_low = table.factor * f16_to_f32(*(const u16*)(k_block + Fragment::SCALES + lane / 4 * 2));
-    const float d_high = table.factor * f16_to_f32(*(const u16*)(k_block + Fragment::SCALES + 16 + lane / 4 * 2));
+    const CodeTable table = *(const CodeTable*)(k_block + TABLE);
+    const u8 *sub_scales = k_block + SUB_SCALES + lane / 4 * 2, *scales = k_block + SCALES + lane / 4 * 2;
+    const float d_low = table.factor * f16_to_f32(*(const u16*)scales), d_high = table.factor * f16_to_f32(*(const u16*)(scales + 16));
 #pragma unroll
     for (u32 part = 0; part < 4; part++) {
-      TableCodes<NIBBLES> codes;
-      codes.load(k_block + Fragment::PART_LOW * part, k_block + Fragment::HIGH + Fragment::PART_HIGH * part, lane);
+      const uint4 words = *(const uint4*)(k_block + PART_LOW * part + 16 * lane);
+      const i8 *low = (const i8*)(sub_scales + 2 * M_TILE * part), *high = low + M_TILE;
+#pragma unroll
+      for (u32 step = 0; step < 2; step++) {
+        u32 even[2], odd[2];
+        table_nibbles(even, step ? words.z : words.x, table.values);
+        table_nibbles(odd, step ? words.w : words.y, table.values);
+        const uint2 x = *(const uint2*)(in.codes + first + 64 * part + 32 * step + 8 * (lane % 4));
+        const u32 a[4] = {even[0], even[1], odd[0], odd[1]}, b[2] = {x.x, x.y};
+        int d[4] = {0, 0, 0, 0};
+        mma_s8(d, a, b);
+        sums.add(d, d_low * float(int(low[step])), d_high * float(int(high[step])), in.pair(in.scales, first / 32 + 2 * part + step));
+      }
+    }
+  }
+};
+
+// T3: the same, and a scale per 16 inputs; two of them share an activation scale, as in K6.
+struct t3_mma : t3_fragment {
+  static constexpr u32 K_BLOCKS_PER_STAGE = 1;
+  static constexpr bool HAS_MINS = false;
+
+  template <int ROWS>
+  static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* k_block, const LaneInput<ROWS>& in, u32 first,
+                                                  u32 lane) {
+    const CodeTable table = *(const CodeTable*)(k_block + TABLE);
+    const u8* rows = k_block + SUB_SCALES + 16 * (lane / 4);
+    const uint4 low = *(const uint4*)rows, high = *(const uint4*)(rows + 128);
+    const u8* scales = k_block + SCALES + lane / 4 * 2;
+    const float d_low = table.factor * f16_to_f32(*(const u16*)scales), d_high = table.factor * f16_to_f32(*(const u16*)(scales + 16));
+#pragma unroll
+    for (u32 part = 0; part < 4; part++) {
+      TableCodes<t3_fragment> codes;
+      codes.load(k_block + PART_LOW * part, k_block + HIGH + PART_HIGH * part, lane);
+#pragma unroll
+      for (u32 block = 0; block < 2; block++) {
+        int sum[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+          const u32 group = 2 * block + half;
+          u32 a[2];
+          codes.operands(a, group, table);
+          const u32 b = *(const u32*)(in.codes + first + 64 * part + 16 * group + 4 * (lane % 4));
+          int d[4] = {0, 0, 0, 0};
+          mma_s8_k16(d, a, b);
+          add_times(sum, d, i8(byte_of(low, 4 * part + group)), i8(byte_of(high, 4 * part + group)));
+        }
+        sums.add(sum, d_low, d_high, in.pair(in.scales, first / 32 + 2 * part + block));
+      }
+    }
+  }
+};
+
+// F4: nibbles that are small floats, and floats of eight bits as scales of 16 inputs.
+struct f4_mma : f4_fragment {
+  static constexpr u32 K_BLOCKS_PER_STAGE = 1;
+  static constexpr bool HAS_MINS = false;
+
+  template <int ROWS>
+  static __device__ __forceinline__ void multiply(FragmentSums<ROWS>& sums, const u8* k_block, const LaneInput<ROWS>& in, u32 first,
+                                                  u32 lane) {
+    const CodeTable table = *(const CodeTable*)(k_block + TABLE);
+    const u8* rows = k_block + SUB_SCALES + 16 * (lane / 4);
+    const uint4 low = *(const uint4*)rows, high = *(const uint4*)(rows + 128);
+    const float d_low = table.factor * f16_to_f32(*(const u16*)(k_block + SCALES + lane / 4 * 2));
+    const float d_high = table.factor * f16_to_f32(*(const u16*)(k_block + SCALES + 16 + lane / 4 * 2));
+#pragma unroll
+    for (u32 part = 0; part < 4; part++) {
+      TableCodes<f4_fragment> codes;
+      codes.load(k_block + PART_LOW * part, nullptr, lane);
 #pragma unroll
       for (u32 group = 0; group < 4; group++) {
         u32 a[2];
@@ -291,8 +360,8 @@ struct table_mma : Fragment {
         const u32 b = *(const u32*)(in.codes + first + 64 * part + 16 * group + 4 * (lane % 4));
         int d[4] = {0, 0, 0, 0};
         mma_s8_k16(d, a, b);
-        sums.add(d, d_low * sub_scale_value(byte_of(low, 4 * part + group), table.shift),
-                 d_high * sub_scale_value(byte_of(high, 4 * part + group), table.shift),
+        sums.add(d, d_low * float_sub_scale(byte_of(low, 4 * part + group), table.shift),
+                 d_high * float_sub_scale(byte_of(high, 4 * part + group), table.shift),
                  in.pair(in.scales, first / 32 + 2 * part + group / 2));
       }
     }
@@ -340,5 +409,6 @@ typedef FragmentWeights<k2_mma> k2_weights;
 typedef FragmentWeights<k45_mma<k4_fragment>> k4_weights;
 typedef FragmentWeights<k45_mma<k5_fragment>> k5_weights;
 typedef FragmentWeights<k6_mma> k6_weights;
-typedef FragmentWeights<table_mma<t4_fragment>> t4_weights;
-typedef FragmentWeights<table_mma<t3_fragment>> t3_weights;
+typedef FragmentWeights<t4_mma> t4_weights;
+typedef FragmentWeights<f4_mma> f4_weights;
+typedef FragmentWeights<t3_mma> t3_weights;

@@ -17,6 +17,13 @@
 
 __device__ __forceinline__ u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
 
+// Four of the eight bytes of `a` and `b`, by number, for selectors whose nibbles are all below 8: __byte_perm would see to it first.
+__device__ __forceinline__ u32 pick_bytes(u32 a, u32 b, u32 selector) {
+  u32 picked;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(picked) : "r"(a), "r"(b), "r"(selector));
+  return picked;
+}
+
 // c += a . b, int8.
 __device__ __forceinline__ void mma_s8(int (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

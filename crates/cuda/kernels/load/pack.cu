@@ -63,6 +63,29 @@ __device__ ONCE u32 four_codes(const Params& p, u32 row, u32 column) {
   return codes;
 }
 
+// The same where four codes of an operand lie side by side, each in a nibble.
+__device__ __forceinline__ void pack_lookups(const u32 (&codes)[PART_OPERANDS], u32* low, u32* high, u32 lane) {
+  constexpr bool THREE_BITS = Fragment::LOW_BITS == 2;
+  u32 words[4] = {0, 0, 0, 0}, ones = 0;
+#pragma unroll
+  for (u32 o = 0; o < PART_OPERANDS; o++) {
+    // Bytes to nibbles.
+    const u32 pairs = codes[o] | codes[o] >> 4, four = __byte_perm(pairs, 0, 0x4420), nibbles = four << (16 * (o % 2));
+    if (THREE_BITS) {
+      words[o / 4] |= (nibbles & 0x33333333u) << (2 * (o / 2 % 2));
+      ones |= (nibbles >> 2 & 0x11111111u) << (o / 2);
+    } else {
+      words[o / 2] |= nibbles;
+    }
+  }
+  if (THREE_BITS) {
+    ((uint2*)low)[lane] = make_uint2(words[0], words[1]);
+    high[lane] = ones;
+  } else {
+    ((uint4*)low)[lane] = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
 // The codes that one lane holds of a part: all of it but the scales.
 __device__ __forceinline__ void pack_codes(const Params& p, u32 row, u32 column, u8* k_block, u32 lane) {
   u32 codes[PART_OPERANDS];
@@ -75,6 +98,10 @@ __device__ __forceinline__ void pack_codes(const Params& p, u32 row, u32 column,
   u32 nibbles[4], high[2] = {0, 0};
 #pragma unroll
   for (u32 j = 0; j < 4; j++) nibbles[j] = (codes[2 * j] & 0x0f0f0f0f) | (codes[2 * j + 1] & 0x0f0f0f0f) << 4;
+  if (Fragment::LOOKED_UP) {
+    pack_lookups(codes, (u32*)(k_block + Fragment::PART_LOW * part), (u32*)(k_block + Fragment::HIGH + Fragment::PART_HIGH * part), lane);
+    return;
+  }
   if (Fragment::LOW_BITS == 8) {
     low[0] = make_uint4(codes[0], codes[1], codes[2], codes[3]);
     low[32] = make_uint4(codes[4], codes[5], codes[6], codes[7]);
@@ -99,12 +126,15 @@ __device__ __forceinline__ void pack_codes(const Params& p, u32 row, u32 column,
 // Word `word` of the scales of a K-block, sub-scales first.
 #ifdef TABLE_0
 __device__ __forceinline__ u32 scale_word(const Params& p, u32 row, u32 column, u32 word) {
-  const u32 sub_words = 4 * M_TILE, scale_words = M_TILE / 2;
+  const bool sixteens = Fragment::SIXTEENS;
+  const u32 sub_words = (sixteens ? 4 : 2) * M_TILE, scale_words = M_TILE / 2;
   u32 held = 0;
   if (word < sub_words) {
     for (u32 b = 0; b < 4; b++) {
-      const u32 at = column + 64 * (word % 4) + 16 * b;
-      const u8* block = block_at(p, row + word / 4, at);
+      // A word has a row's sub-scales of a part, or those of two rows.
+      const u32 of_row = sixteens ? word / 4 : word % 8 * 2 + b / 2;
+      const u32 at = column + (sixteens ? 64 * (word % 4) + 16 * b : 64 * (word / 8) + 32 * (b % 2));
+      const u8* block = block_at(p, row + of_row, at);
       if (block) held |= (weight_sub_scale(block, at % BLOCK_LEN / 16) & 255) << (8 * b);
     }
     return held;

@@ -3,7 +3,7 @@
 //! 16 output rows are an M-tile. An M-tile is cut along its inputs into K-blocks; K-block follows K-block, M-tile follows
 //! M-tile. Rows are padded to an M-tile and inputs to a K-block with zero bytes, which stand for zeros. Within a K-block, a
 //! warp's lane `4 * group + quad` finds its operands side by side: rows `group` and `group + 8`, and of every 32 inputs (16 in
-//! K2, K6, T4 and T3) the quarter `quad`. Scales lie behind the codes.
+//! K2, K6, F4 and T3) the quarter `quad`. Scales lie behind the codes.
 //!
 //! Sizes follow from a few numbers per format; `kernels/lib/fragment.cuh` has the same, and kernels are told the results to
 //! compare. `fragment/plain.rs` defines the order within a K-block: a plain packer, and the value at every position, bit for
@@ -49,14 +49,16 @@ pub(crate) enum FragmentFormat {
     K5,
     /// Q6_K: signed 6-bit codes in two planes, a signed scale per 16 inputs.
     K6,
-    /// Nibbles that index a table of the matrix ([`code_table`]), a sub-scale per 16 inputs.
+    /// Nibbles that index a table of the matrix ([`code_table`]), a signed sub-scale per 32 inputs.
     T4,
-    /// T4 with codes of three bits in two planes.
+    /// Nibbles that index such a table, a small float as sub-scale per 16 inputs.
+    F4,
+    /// Codes of three bits that index such a table, in two planes, a signed sub-scale per 16 inputs.
     T3,
 }
 
 impl FragmentFormat {
-    pub(crate) const ALL: [FragmentFormat; 12] = [
+    pub(crate) const ALL: [FragmentFormat; 13] = [
         FragmentFormat::Q8,
         FragmentFormat::Q4,
         FragmentFormat::Q5,
@@ -68,6 +70,7 @@ impl FragmentFormat {
         FragmentFormat::K5,
         FragmentFormat::K6,
         FragmentFormat::T4,
+        FragmentFormat::F4,
         FragmentFormat::T3,
     ];
 
@@ -84,11 +87,8 @@ impl FragmentFormat {
             QuantType::Q4_K => FragmentFormat::K4,
             QuantType::Q5_K => FragmentFormat::K5,
             QuantType::Q6_K => FragmentFormat::K6,
-            QuantType::IQ4_XS
-            | QuantType::MXFP4
-            | QuantType::NVFP4
-            | QuantType::IQ3_XXS
-            | QuantType::IQ3_S => FragmentFormat::T4,
+            QuantType::IQ4_XS | QuantType::IQ3_XXS | QuantType::IQ3_S => FragmentFormat::T4,
+            QuantType::MXFP4 | QuantType::NVFP4 => FragmentFormat::F4,
             QuantType::Q3_K
             | QuantType::IQ2_XXS
             | QuantType::IQ2_XS
@@ -115,6 +115,7 @@ impl FragmentFormat {
             FragmentFormat::K5 => "k5",
             FragmentFormat::K6 => "k6",
             FragmentFormat::T4 => "t4",
+            FragmentFormat::F4 => "f4",
             FragmentFormat::T3 => "t3",
         }
     }
@@ -132,6 +133,7 @@ impl FragmentFormat {
             | FragmentFormat::K5
             | FragmentFormat::K6
             | FragmentFormat::T4
+            | FragmentFormat::F4
             | FragmentFormat::T3 => 256,
         }
     }
@@ -144,7 +146,8 @@ impl FragmentFormat {
             | FragmentFormat::N4
             | FragmentFormat::M4
             | FragmentFormat::K4
-            | FragmentFormat::T4 => (4, 0),
+            | FragmentFormat::T4
+            | FragmentFormat::F4 => (4, 0),
             FragmentFormat::K2 => (2, 0),
             FragmentFormat::T3 => (2, 1),
             FragmentFormat::Q5 | FragmentFormat::M5 | FragmentFormat::K5 => (4, 1),
@@ -160,21 +163,29 @@ impl FragmentFormat {
             }
             FragmentFormat::M4 | FragmentFormat::M5 => (0, 8),
             FragmentFormat::K2 | FragmentFormat::K4 | FragmentFormat::K5 => (16, 4),
-            FragmentFormat::K6 | FragmentFormat::T4 | FragmentFormat::T3 => (16, 2),
+            FragmentFormat::T4 => (8, 2),
+            FragmentFormat::K6 | FragmentFormat::F4 | FragmentFormat::T3 => (16, 2),
         }
     }
 
     /// Bytes of the matrix's code table, which lies in every K-block.
     fn table_bytes(self) -> usize {
         match self {
-            FragmentFormat::T4 | FragmentFormat::T3 => code_table::TABLE_BYTES,
+            FragmentFormat::T4 | FragmentFormat::F4 | FragmentFormat::T3 => code_table::TABLE_BYTES,
             _ => 0,
         }
     }
 
     /// Whether a step of the tensor core has 16 inputs, each such group a scale of its own.
     pub(crate) fn has_short_steps(self) -> bool {
-        self.scale_bytes().1 == 2 || self.code_bits().0 == 2
+        use FragmentFormat::{F4, K2, K6, T3};
+        matches!(self, K2 | K6 | F4 | T3)
+    }
+
+    /// Whether codes are looked up, so that the four of an operand lie side by side, each in a nibble.
+    #[cfg(test)]
+    fn is_looked_up(self) -> bool {
+        self == FragmentFormat::N4 || self.table_bytes() > 0
     }
 
     /// Whether rows have minimums that are multiplied by sums of tokens' codes, which the product is given. M4, M5 and K2 make do

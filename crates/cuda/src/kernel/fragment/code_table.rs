@@ -1,4 +1,4 @@
-//! Code tables: what the codes of a matrix in T4 or T3 stand for.
+//! Code tables: what the codes of a matrix in T4, F4 or T3 stand for.
 //!
 //! A value is `scale * factor * sub-scale * values[code]`: the f16 scale of its block, its group's 8-bit sub-scale, and an
 //! entry of the table. All but the last product are exact. A format that is such a product needs an entry here, and its blocks'
@@ -17,7 +17,7 @@ pub(crate) struct CodeTable {
     pub(super) values: [i8; 16],
     /// A power of two.
     pub(super) factor: f32,
-    /// Left shift that makes a float's bits of a sub-scale; 0 where sub-scales are signed bytes.
+    /// Of F4: left shift that makes a float's bits of a sub-scale. Those of others are signed bytes.
     pub(super) shift: u32,
 }
 

@@ -12,12 +12,19 @@ use super::{FragmentFormat, M_TILE, code_table::CodeTable};
 struct Offsets {
     /// The codes' bits above the low ones.
     high: usize,
-    /// 16 bytes per row: scales, or scales and minimums alternating.
+    /// 16 bytes per row: scales, or scales and minimums alternating. Of T4 two bytes per row, part after part.
     sub_scales: usize,
     /// The f16 scales, and minimums' scales, of a row.
     scales: usize,
     /// The code table.
     table: usize,
+}
+
+impl Offsets {
+    /// The sub-scale of a row's input in T4.
+    fn t4_sub_scale(&self, row: usize, input: usize) -> usize {
+        self.sub_scales + input / 64 * 2 * M_TILE + 2 * row + input / 32 % 2
+    }
 }
 
 impl FragmentFormat {
@@ -46,11 +53,18 @@ impl FragmentFormat {
             let high = self.offsets().high;
             let nibble = (512 * part + 16 * lane + 4 * group + byte, 4 * half);
             // Two bits of each of a lane's operands, and one bit of each.
-            let pair = 256 * part + 8 * lane + operand / 4 * 4 + byte;
-            let one = (high + 128 * part + 4 * lane + byte, operand);
+            let pair = 256 * part + 8 * lane + operand / 4 * 4;
+            let one = high + 128 * part + 4 * lane;
+            // Where an operand's codes are in nibbles side by side.
+            let (run, shift) = (2 * half + byte / 2, 4 * (byte % 2));
             return match self {
-                FragmentFormat::T3 | FragmentFormat::K2 => [(pair, 2 * (operand % 4)), one],
-                _ => [nibble, (high + pair, 2 * (operand % 4))],
+                FragmentFormat::F4 => [(512 * part + 16 * lane + 4 * group + run, shift), (0, 0)],
+                FragmentFormat::T3 => [
+                    (pair + run, shift + 2 * (group % 2)),
+                    (one + run, shift + group),
+                ],
+                FragmentFormat::K2 => [(pair + byte, 2 * (operand % 4)), (0, 0)],
+                _ => [nibble, (high + pair + byte, 2 * (operand % 4))],
             };
         }
         let (step, quad, byte) = (input % 64 / 32, input % 32 / 8, input % 4);
@@ -61,8 +75,12 @@ impl FragmentFormat {
         let low = if self == FragmentFormat::Q8 {
             (512 * step + 16 * lane + 4 * register + byte, 0)
         } else {
-            let word = 2 * step + register / 2;
-            (512 * part + 16 * lane + 4 * word + byte, 4 * half)
+            let word = 512 * part + 16 * lane + 4 * (2 * step + register / 2);
+            if self.is_looked_up() {
+                (word + 2 * half + byte / 2, 4 * (byte % 2))
+            } else {
+                (word + byte, 4 * half)
+            }
         };
         [low, (high, 4 * step + register)]
     }
@@ -135,16 +153,20 @@ impl FragmentFormat {
                 let scale = sub_scale(input / 16).cast_signed();
                 f16_at(k_block, at.scales + 2 * row) * f32::from(scale) * f32::from(code)
             }
-            FragmentFormat::T4 | FragmentFormat::T3 => {
+            FragmentFormat::T4 | FragmentFormat::F4 | FragmentFormat::T3 => {
                 let word = |i: usize| {
                     let bytes = &k_block[at.table + 4 * i..][..4];
                     u32::from_le_bytes(bytes.try_into().expect("four bytes"))
                 };
                 let (factor, shift) = (f32::from_bits(word(4)), word(5));
-                let byte = sub_scale(input / CODES_GROUP);
-                let scale = match shift {
-                    0 => f32::from(byte.cast_signed()),
-                    _ => f32::from_bits(u32::from(byte) << shift),
+                let scale = match self {
+                    FragmentFormat::T4 => {
+                        f32::from(k_block[at.t4_sub_scale(row, input)].cast_signed())
+                    }
+                    FragmentFormat::F4 => {
+                        f32::from_bits(u32::from(sub_scale(input / CODES_GROUP)) << shift)
+                    }
+                    _ => f32::from(sub_scale(input / CODES_GROUP).cast_signed()),
                 };
                 let entry = k_block[at.table + usize::from(code)].cast_signed();
                 f16_at(k_block, at.scales + 2 * row) * (scale * factor) * f32::from(entry)
@@ -224,7 +246,13 @@ fn pack_block(quant: QuantType, block: &[u8], k_block: &mut [u8], row: usize, fi
             k_block[sub_scales].copy_from_slice(&block[192..208]);
             k_block[at.scales + 2 * row..][..2].copy_from_slice(&block[208..]);
         }
-        FragmentFormat::T4 | FragmentFormat::T3 => {
+        FragmentFormat::T4 => {
+            for sub in 0..8 {
+                k_block[at.t4_sub_scale(row, 32 * sub)] = table_sub_scale(quant, block, 2 * sub);
+            }
+            k_block[at.scales + 2 * row..][..2].copy_from_slice(&table_scale(quant, block));
+        }
+        FragmentFormat::F4 | FragmentFormat::T3 => {
             let groups = &mut k_block[sub_scales][first / CODES_GROUP..];
             for (group, byte) in groups
                 .iter_mut()
@@ -419,7 +447,8 @@ mod tests {
                 | FragmentFormat::N4 => 4,
                 FragmentFormat::M4 | FragmentFormat::M5 => 8,
                 FragmentFormat::K2 | FragmentFormat::K4 | FragmentFormat::K5 => 16 + 4,
-                FragmentFormat::K6 | FragmentFormat::T4 | FragmentFormat::T3 => 16 + 2,
+                FragmentFormat::T4 => 8 + 2,
+                FragmentFormat::K6 | FragmentFormat::F4 | FragmentFormat::T3 => 16 + 2,
             };
             let behind = M_TILE * scales + format.table_bytes();
             assert_eq!(bits.len() / 8 + behind, format.k_block_bytes());
@@ -434,6 +463,8 @@ mod tests {
         let word =
             |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
         let byte = |word: u32, b: usize| (word >> (8 * b)) as u8;
+        // Four nibbles as bytes.
+        let spread = |run: u32| (0..4).fold(0, |bytes, b| bytes | (run >> (4 * b) & 15) << (8 * b));
         for quant in packed() {
             let format = FragmentFormat::of(quant).unwrap();
             let columns = format.k_block_inputs();
@@ -465,11 +496,10 @@ mod tests {
                         FragmentFormat::Q8 => {
                             word(&fragments, 512 * step + 16 * lane + 4 * register)
                         }
-                        FragmentFormat::Q4
-                        | FragmentFormat::N4
-                        | FragmentFormat::M4
-                        | FragmentFormat::K4
-                        | FragmentFormat::T4 => nibbles,
+                        FragmentFormat::Q4 | FragmentFormat::M4 | FragmentFormat::K4 => nibbles,
+                        FragmentFormat::N4 | FragmentFormat::T4 | FragmentFormat::F4 => {
+                            spread(word(&fragments, at) >> (16 * (o % 2)))
+                        }
                         FragmentFormat::Q5 | FragmentFormat::M5 => {
                             let high = word(&fragments, 512 + 4 * lane);
                             nibbles | (high >> o & 0x0101_0101) << 4
@@ -481,7 +511,9 @@ mod tests {
                         FragmentFormat::T3 => {
                             let pairs = word(&fragments, 256 * part + 8 * lane + 4 * (o / 4));
                             let ones = word(&fragments, 1024 + 128 * part + 4 * lane);
-                            pairs >> (2 * (o % 4)) & 0x0303_0303 | (ones >> o & 0x0101_0101) << 2
+                            let codes = pairs >> (2 * (o / 2 % 2)) & 0x3333_3333
+                                | (ones >> (o / 2) & 0x1111_1111) << 2;
+                            spread(codes >> (16 * (o % 2)))
                         }
                         FragmentFormat::K5 => {
                             let high = word(&fragments, 2048 + 128 * part + 4 * lane);

@@ -181,10 +181,10 @@ pub(crate) struct GemmMediumScratch {
 /// Stages of a warp's cp.async ring: as many as keep the memory busy, or as small cards have room for. Sixteen warps need fewer
 /// each than eight, and leave more room for activations.
 fn ring(kernel: GemmMediumKernel, format: FragmentFormat, shared_bytes: usize) -> usize {
-    use FragmentFormat::{K2, K4, K5, K6, M4, M5, N4, Q4, Q5, Q8, T3, T4};
+    use FragmentFormat::{F4, K2, K4, K5, K6, M4, M5, N4, Q4, Q5, Q8, T3, T4};
     let (warpgroups, large, small) = match format {
         Q8 => (3, 4, 2),
-        Q5 | M5 | K5 | K6 | T4 => (4, 5, 3),
+        Q5 | M5 | K5 | K6 | T4 | F4 => (4, 5, 3),
         Q4 | N4 | M4 | K2 | K4 | T3 => (5, 6, 3),
     };
     match kernel {

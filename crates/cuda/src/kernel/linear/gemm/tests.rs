@@ -9,7 +9,7 @@ use crate::{
     testing::{Card, normals, relative_error},
 };
 
-const FORMATS: [QuantType; 12] = [
+const FORMATS: [QuantType; 13] = [
     QuantType::Q8_0,
     QuantType::Q4_0,
     QuantType::Q5_0,
@@ -21,6 +21,7 @@ const FORMATS: [QuantType; 12] = [
     QuantType::Q5_K,
     QuantType::Q6_K,
     QuantType::IQ4_XS,
+    QuantType::NVFP4,
     QuantType::Q3_K,
 ];
 
@@ -519,6 +520,12 @@ fn gemm_k6() {
 #[ignore = "needs a card"]
 fn gemm_t4() {
     check_format(FragmentFormat::T4, [256, 768]);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_f4() {
+    check_format(FragmentFormat::F4, [256, 768]);
 }
 
 #[test]

@@ -20,7 +20,7 @@ const POISON: f32 = -1.5e30;
 const POISON_F16: u16 = 0x7e5a;
 const PAIR_SCALE: f32 = 0.25;
 
-const FORMATS: [(FragmentFormat, QuantType); 12] = [
+const FORMATS: [(FragmentFormat, QuantType); 13] = [
     (FragmentFormat::Q8, QuantType::Q8_0),
     (FragmentFormat::Q4, QuantType::Q4_0),
     (FragmentFormat::Q5, QuantType::Q5_0),
@@ -32,6 +32,7 @@ const FORMATS: [(FragmentFormat, QuantType); 12] = [
     (FragmentFormat::K5, QuantType::Q5_K),
     (FragmentFormat::K6, QuantType::Q6_K),
     (FragmentFormat::T4, QuantType::IQ3_S),
+    (FragmentFormat::F4, QuantType::NVFP4),
     (FragmentFormat::T3, QuantType::IQ2_S),
 ];
 
@@ -462,6 +463,18 @@ fn gemm_medium_t4() {
 #[ignore = "needs a card"]
 fn gemm_medium_sm90_t4() {
     check_format(GemmMediumKernel::Warpgroups, FragmentFormat::T4);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_f4() {
+    check_format(GemmMediumKernel::Warps, FragmentFormat::F4);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_sm90_f4() {
+    check_format(GemmMediumKernel::Warpgroups, FragmentFormat::F4);
 }
 
 #[test]

@@ -347,6 +347,12 @@ fn gemm_packed_t4() {
 
 #[test]
 #[ignore = "needs a card"]
+fn gemm_packed_f4() {
+    check_format(FragmentFormat::F4);
+}
+
+#[test]
+#[ignore = "needs a card"]
 fn gemm_packed_t3() {
     check_format(FragmentFormat::T3);
 }

@@ -370,7 +370,7 @@ impl Case {
     }
 }
 
-const QUANTS: [QuantType; 15] = [
+const QUANTS: [QuantType; 16] = [
     QuantType::Q8_0,
     QuantType::Q4_0,
     QuantType::Q5_0,
@@ -381,6 +381,7 @@ const QUANTS: [QuantType; 15] = [
     QuantType::Q4_K,
     QuantType::Q5_K,
     QuantType::Q6_K,
+    QuantType::IQ4_XS,
     QuantType::MXFP4,
     QuantType::IQ2_XS,
     QuantType::F16,
