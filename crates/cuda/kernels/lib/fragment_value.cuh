@@ -1,5 +1,5 @@
 // One code, one value of a matrix in the fragment format that FRAGMENT names. For kernels that go value by value; products take whole
-// operands (lib/gemv_fragment.cuh, lib/gemm_weights.cuh).
+// operands (lib/gemv_step.cuh, lib/gemv_quartet.cuh, lib/gemm_weights.cuh).
 #pragma once
 #include "lib/block_iq4.cuh"
 #include "lib/fragment.cuh"

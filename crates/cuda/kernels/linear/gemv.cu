@@ -232,7 +232,7 @@ struct Layout {
 template <int ROWS, bool ROUTED>
 __device__ __forceinline__ void multiply(const Params& p, const Share& share, const Layout<ROWS>& layout, Stream& stream, u8* ring,
                                          u32 first_row, const u32* slots, u32 count) {
-  const typename Weights::template LaneOf<ROWS> mine(layout.in, share.lane);
+  typename Weights::template LaneOf<ROWS> mine(layout.in, share.lane);
   float* partial = layout.partial;
   u8* from = ring;
   u8* const ring_end = ring + RING * Weights::STAGE_BYTES;

@@ -69,6 +69,8 @@ texts![
     "lib/gemv_float.cuh",
     "lib/gemv_fragment.cuh",
     "lib/gemv_input.cuh",
+    "lib/gemv_quartet.cuh",
+    "lib/gemv_step.cuh",
     "lib/grid.cuh",
     "lib/host.cuh",
     "lib/kv.cuh",
