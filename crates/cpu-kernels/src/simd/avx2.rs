@@ -313,6 +313,25 @@ impl Floats for Pair<__m256> {
     }
 }
 
+/// Byte `i` is all ones where bit `i` is set, else 0.
+#[inline(always)]
+fn set_bytes(bits: u64) -> Pair<__m256i> {
+    both!(bits = Pair(bits as u32, (bits >> 32) as u32) => {
+        {
+            // Byte `i` gets the byte of `bits` that holds bit `i`, and of that only bit `i`.
+            let byte_of_bit = _mm256_set_epi64x(
+                0x0303_0303_0303_0303,
+                0x0202_0202_0202_0202,
+                0x0101_0101_0101_0101,
+                0,
+            );
+            let mine = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+            let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits.cast_signed()), byte_of_bit);
+            _mm256_cmpeq_epi8(_mm256_and_si256(bytes, mine), mine)
+        }
+    })
+}
+
 impl<D: Dots> Simd for Vectors<D> {
     type Floats = Pair<__m256>;
     type Ints = Pair<__m256i>;
@@ -443,22 +462,20 @@ impl<D: Dots> Simd for Vectors<D> {
     }
 
     #[inline(always)]
+    fn add_bytes(a: Pair<__m256i>, b: Pair<__m256i>) -> Pair<__m256i> {
+        both!(a = a, b = b => _mm256_add_epi8(a, b))
+    }
+
+    #[inline(always)]
+    fn negate(x: Pair<__m256i>, bits: u64) -> Pair<__m256i> {
+        let set = set_bytes(bits);
+        both!(x = x, set = set => _mm256_sub_epi8(_mm256_xor_si256(x, set), set))
+    }
+
+    #[inline(always)]
     fn sixteens(bits: u64) -> Pair<__m256i> {
-        both!(bits = Pair(bits as u32, (bits >> 32) as u32) => {
-            {
-                // Byte `i` gets the byte of `bits` that holds bit `i`, and of that only bit `i`.
-                let byte_of_bit = _mm256_set_epi64x(
-                    0x0303_0303_0303_0303,
-                    0x0202_0202_0202_0202,
-                    0x0101_0101_0101_0101,
-                    0,
-                );
-                let mine = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
-                let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits.cast_signed()), byte_of_bit);
-                let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, mine), mine);
-                _mm256_and_si256(set, _mm256_set1_epi8(16))
-            }
-        })
+        let set = set_bytes(bits);
+        both!(set = set => _mm256_and_si256(set, _mm256_set1_epi8(16)))
     }
 
     #[inline(always)]

@@ -325,6 +325,16 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn add_bytes(a: __m512i, b: __m512i) -> __m512i {
+        avx512!(_mm512_add_epi8(a, b))
+    }
+
+    #[inline(always)]
+    fn negate(x: __m512i, bits: u64) -> __m512i {
+        avx512!(_mm512_mask_sub_epi8(x, bits, _mm512_setzero_si512(), x))
+    }
+
+    #[inline(always)]
     fn sixteens(bits: u64) -> __m512i {
         avx512!(_mm512_maskz_set1_epi8(bits, 16))
     }

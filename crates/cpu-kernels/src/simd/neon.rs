@@ -239,6 +239,18 @@ impl Floats for Quad<float32x4_t> {
     }
 }
 
+/// Byte `i` is all ones where bit `i` is set, else 0.
+#[inline(always)]
+fn set_bytes(bits: u64) -> Quad<uint8x16_t> {
+    let [a, b, c, d, e, f, g, h] = bits.to_le_bytes();
+    each!(pair = Quad((a, b), (c, d), (e, f), (g, h)) => {
+        // Byte `i` gets the byte of `bits` that holds bit `i`, and of that only bit `i` counts.
+        let mine = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
+        let bytes = vcombine_u8(vdup_n_u8(pair.0), vdup_n_u8(pair.1));
+        vtstq_u8(bytes, mine)
+    })
+}
+
 impl<const PAIRS: bool> Simd for Vectors<PAIRS> {
     type Floats = Quad<float32x4_t>;
     type Ints = Quad<int32x4_t>;
@@ -366,14 +378,18 @@ impl<const PAIRS: bool> Simd for Vectors<PAIRS> {
     }
 
     #[inline(always)]
+    fn add_bytes(a: Quad<uint8x16_t>, b: Quad<uint8x16_t>) -> Quad<uint8x16_t> {
+        each!(a = a, b = b => vaddq_u8(a, b))
+    }
+
+    #[inline(always)]
+    fn negate(x: Quad<uint8x16_t>, bits: u64) -> Quad<uint8x16_t> {
+        each!(x = x, set = set_bytes(bits) => vsubq_u8(veorq_u8(x, set), set))
+    }
+
+    #[inline(always)]
     fn sixteens(bits: u64) -> Quad<uint8x16_t> {
-        let [a, b, c, d, e, f, g, h] = bits.to_le_bytes();
-        each!(pair = Quad((a, b), (c, d), (e, f), (g, h)) => {
-            // Byte `i` gets the byte of `bits` that holds bit `i`, and of that only bit `i` counts.
-            let mine = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
-            let bytes = vcombine_u8(vdup_n_u8(pair.0), vdup_n_u8(pair.1));
-            vandq_u8(vtstq_u8(bytes, mine), vdupq_n_u8(16))
-        })
+        each!(set = set_bytes(bits) => vandq_u8(set, vdupq_n_u8(16)))
     }
 
     #[inline(always)]

@@ -244,6 +244,22 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn add_bytes(a: [u8; 64], b: [u8; 64]) -> [u8; 64] {
+        std::array::from_fn(|i| a[i].wrapping_add(b[i]))
+    }
+
+    #[inline(always)]
+    fn negate(x: [u8; 64], bits: u64) -> [u8; 64] {
+        std::array::from_fn(|i| {
+            if bits >> i & 1 == 1 {
+                x[i].wrapping_neg()
+            } else {
+                x[i]
+            }
+        })
+    }
+
+    #[inline(always)]
     fn sixteens(bits: u64) -> [u8; 64] {
         std::array::from_fn(|i| ((bits >> i) as u8 & 1) << 4)
     }

@@ -158,6 +158,10 @@ pub trait Simd: Copy + 'static {
     fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     /// `x - by` of each byte, wrapping.
     fn sub_bytes(x: Self::Bytes, by: u8) -> Self::Bytes;
+    /// `a + b` of each byte, wrapping.
+    fn add_bytes(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// Byte `i` negated where bit `i` is set.
+    fn negate(x: Self::Bytes, bits: u64) -> Self::Bytes;
     /// Byte `i` is 16 where bit `i` is set, else 0.
     fn sixteens(bits: u64) -> Self::Bytes;
     /// `table[x]` of each byte, which must be below 16.

@@ -8,8 +8,9 @@ pub fn nvfp4_scale(e4m3: u8) -> f32 {
     let (exponent, fraction) = (e4m3 >> 3 & 15, f32::from(e4m3 & 7));
     match e4m3 {
         0x7f => 0.0,
-        _ if exponent == 0 => fraction * (-10f32).exp2(),
-        _ => (8.0 + fraction) * (f32::from(exponent) - 11.0).exp2(),
+        _ if exponent == 0 => fraction / 1024.0,
+        // Two to the power of `exponent - 11`, by its bits.
+        _ => (8.0 + fraction) * f32::from_bits((u32::from(exponent) + 116) << 23),
     }
 }
 

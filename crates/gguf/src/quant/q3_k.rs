@@ -3,19 +3,19 @@
 //! Layout: 32 bytes of high bits, 64 bytes of low bits, 12 bytes of packed scales, half d.
 //! A clear high bit subtracts 4 from the code.
 
-use super::half_at;
+use super::{half_at, u32_at};
 
 /// The 16 scales (0 to 63, not yet centred) packed in 12 bytes.
 pub fn q3_k_scales(packed: &[u8]) -> [u8; 16] {
-    std::array::from_fn(|g| {
-        let low = if g < 8 {
-            packed[g] & 15
-        } else {
-            packed[g - 8] >> 4
-        };
-        let high = (packed[8 + g % 4] >> (2 * (g / 4))) & 3;
-        low | high << 4
-    })
+    // Four at a time: nibbles, and two bits each of what is above them.
+    let [first, second, above] = [0, 4, 8].map(|at| u32_at(packed, at));
+    let scales = [first, second, first >> 4, second >> 4];
+    let mut joined = [[0; 4]; 4];
+    for (k, (joined, nibbles)) in joined.iter_mut().zip(scales).enumerate() {
+        let scales = nibbles & 0x0f0f_0f0f | (above >> (2 * k) & 0x0303_0303) << 4;
+        *joined = scales.to_le_bytes();
+    }
+    *joined.as_flattened().as_array().expect("16 scales")
 }
 
 pub(super) fn block(block: &[u8], out: &mut [f32]) {

@@ -1,12 +1,15 @@
-//! Formats that `carat_gguf` defines by codes and scales: the definition itself unpacks them, and vectors are loaded from
-//! what it leaves. One type serves all, so that each product is compiled once for the lot.
+//! Formats that `carat_gguf` defines by codes and scales. [`grids`] has most of them in vectors; else the definition itself unpacks a
+//! chunk, and vectors are loaded from what it leaves. One type serves all, so that each product is compiled once for the lot.
 
 use carat_gguf::{
     QuantType,
     quant::{CODES_GROUP, CodesFn},
 };
 
-use super::unpack::{Coding, Format, Unpacked, no_codes};
+use super::{
+    grids,
+    unpack::{Coding, Format, Unpacked, no_codes},
+};
 use crate::simd::{Floats, LANES, Simd};
 
 /// Values of a chunk.
@@ -35,6 +38,16 @@ impl Format for Coded {
 
     #[inline(always)]
     fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
+        match grids::unpack(self.quant, chunk) {
+            Some(unpacked) => unpacked,
+            None => self.unpack_by_definition(chunk),
+        }
+    }
+}
+
+impl Coded {
+    #[inline(always)]
+    fn unpack_by_definition<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let mut codes = [[0; 8]; VALUES / 8];
         let mut scales = [0.0; LANES];
         let length = self.quant.block_len();

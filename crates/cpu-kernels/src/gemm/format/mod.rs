@@ -2,11 +2,12 @@
 //!
 //! - [`unpack`]: the trait [`Format`], what a format must say
 //! - [`legacy`], [`k_quants`], [`iq4`]: formats unpacked in registers
-//! - [`coded`]: those that `carat_gguf` defines by codes and scales, all in one
+//! - [`coded`]: those that `carat_gguf` defines by codes and scales, all in one; [`grids`]: their vectors
 //! - [`dispatch`]: from a `QuantType` to its format
 
 mod coded;
 mod dispatch;
+mod grids;
 mod iq4;
 mod k_quants;
 mod legacy;
