@@ -129,14 +129,19 @@ struct HeldBytes {
   }
 };
 
-// Q4_K, and Q5_K with its fifth bits.
+// What formats of these products have in common.
 template <typename Fragment>
-struct k45_mma : Fragment {
+struct Quartets : Fragment {
   template <int ROWS>
   using Lane = QuartetInput<ROWS>;
   template <int ROWS>
   using Sums = QuartetSums<ROWS>;
   static constexpr u32 K_BLOCKS_PER_STAGE = 1;
+};
+
+// Q4_K, and Q5_K with its fifth bits.
+template <typename Fragment>
+struct k45_mma : Quartets<Fragment> {
   static constexpr bool HAS_MINS = true, FIFTH = Fragment::HIGH_BITS == 1;
 
   template <int ROWS>
@@ -180,12 +185,7 @@ __device__ __forceinline__ void mma_s8_halves(int (&d)[4], const u32 (&a)[2][2],
 
 // Q2_K has a scale and a minimum of four bits per 16 inputs: a code times its scale is a byte still. Minimums are multiplied as codes; where
 // a lane holds one step of several it is less work to multiply them by sums of activations, which the tensor core adds up. Both are exact.
-struct k2_mma : k2_fragment {
-  template <int ROWS>
-  using Lane = QuartetInput<ROWS>;
-  template <int ROWS>
-  using Sums = QuartetSums<ROWS>;
-  static constexpr u32 K_BLOCKS_PER_STAGE = 1;
+struct k2_mma : Quartets<k2_fragment> {
   static constexpr bool HAS_MINS = false;
 
   template <int ROWS>
@@ -237,7 +237,7 @@ struct k2_mma : k2_fragment {
   }
 };
 
-// Operands of 16 inputs of K6 and T3, FACTOR times as much as codes are.
+// Operands of 16 inputs of K6 and T3; `factor` times as much is what codes stand for.
 template <typename Fragment>
 struct SixteensCodes {
   __device__ __forceinline__ explicit SixteensCodes(const u8*) {}
@@ -266,12 +266,7 @@ struct SixteensCodes<t3_fragment> {
 // K6 and T3: codes of 16 inputs with a signed scale. Two of them share an activation scale: their sums, times their own scales, join as
 // integers.
 template <typename Fragment>
-struct sixteens_mma : Fragment {
-  template <int ROWS>
-  using Lane = QuartetInput<ROWS>;
-  template <int ROWS>
-  using Sums = QuartetSums<ROWS>;
-  static constexpr u32 K_BLOCKS_PER_STAGE = 1;
+struct sixteens_mma : Quartets<Fragment> {
   static constexpr bool HAS_MINS = false;
 
   template <int ROWS>
@@ -307,12 +302,7 @@ struct sixteens_mma : Fragment {
 };
 
 // T4: codes index the matrix's table, and a signed scale per 32 inputs.
-struct t4_mma : t4_fragment {
-  template <int ROWS>
-  using Lane = QuartetInput<ROWS>;
-  template <int ROWS>
-  using Sums = QuartetSums<ROWS>;
-  static constexpr u32 K_BLOCKS_PER_STAGE = 1;
+struct t4_mma : Quartets<t4_fragment> {
   static constexpr bool HAS_MINS = false;
 
   template <int ROWS>
@@ -344,12 +334,7 @@ struct t4_mma : t4_fragment {
 };
 
 // F4: nibbles that are small floats, and floats of eight bits as scales of 16 inputs.
-struct f4_mma : f4_fragment {
-  template <int ROWS>
-  using Lane = QuartetInput<ROWS>;
-  template <int ROWS>
-  using Sums = QuartetSums<ROWS>;
-  static constexpr u32 K_BLOCKS_PER_STAGE = 1;
+struct f4_mma : Quartets<f4_fragment> {
   static constexpr bool HAS_MINS = false;
 
   template <int ROWS>
