@@ -22,7 +22,7 @@ struct FragmentWeights {
 #pragma unroll
     for (u32 at = 0; at < STAGE_BYTES; at += 512) {
       const u32 mine = at + 16 * lane;
-      if (at + 512 <= STAGE_BYTES || mine < STAGE_BYTES) cp_async_16(to + at, from + at, mine < bytes);
+      if (at + 512 <= STAGE_BYTES || mine < STAGE_BYTES) cp_async_16_streamed(to + at, from + at, mine < bytes);
     }
   }
 

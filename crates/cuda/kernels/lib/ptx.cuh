@@ -96,7 +96,15 @@ __device__ __forceinline__ void cp_async_16(void* shared, const void* global, bo
                : "memory");
 }
 
-// The same for 4 bytes, aligned to 4.
+// The same of bytes that nobody reads again soon: the first to leave L2, where they would displace what every launch reads. The
+// number is the policy that `createpolicy.fractional.L2::evict_first` makes of all addresses.
+__device__ __forceinline__ void cp_async_16_streamed(void* shared, const void* global, bool there = true) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(shared)), "l"(global),
+               "r"(there ? 16 : 0), "l"(0x12f0000000000000ull)
+               : "memory");
+}
+
+// `cp_async_16` for 4 bytes, aligned to 4.
 __device__ __forceinline__ void cp_async_4(void* shared, const void* global, bool there = true) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)), "l"(global),
                "r"(there ? 4 : 0)
