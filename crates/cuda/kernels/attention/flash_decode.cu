@@ -161,6 +161,13 @@ __device__ __forceinline__ void load(Head& head, Raw raw) {
     const u32 j = pair(i);
     head.low[i] = holds(j) ? raw.x[j] : 0;
     head.high[i] = holds(j) ? raw.x[j + HALF] : 0;
+  }
+}
+
+__device__ __forceinline__ void load_weights(Head& head, Raw raw) {
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++) {
+    const u32 j = pair(i);
     head.low_weight[i] = raw.weight && holds(j) ? raw.weight[j] : 1;
     head.high_weight[i] = raw.weight && holds(j) ? raw.weight[j + HALF] : 1;
   }
@@ -434,7 +441,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   Work work;
   work.r = blockIdx.x / KV_HEADS;
   work.kv_head = blockIdx.x % KV_HEADS;
-  // Look-ups wait for each other, so they start first; what waits for none of them, and arithmetic, goes between.
+  // Look-ups wait for each other, so they start first; what waits for none of them, and arithmetic, goes between. Only what products
+  // before this launch computed waits for it: batch and weights are there, and so are pages, unless a launch of this batch fills them.
   work.row = p.k ? work.r : p.rows.index[work.r];
   work.run = p.row_refs.run[work.row];
   work.position = p.row_refs.position[work.row];
@@ -443,12 +451,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   const float frequency = p.frequencies[threadIdx.x % HALF];
   const KeyEntry key_entry(p.slot);
   griddep_launch_dependents();
-  griddep_wait();
   // A warp's first head, and the second where there is one more than warps.
   Head head, next;
   const u32 most_heads = p.k ? GROUP + OWN : GROUP;
-  if (warp < most_heads) load(head, raw_head(p, work, warp));
-  if (!ONE_EACH && warp + WARPS < most_heads) load(next, raw_head(p, work, warp + WARPS));
+  if (warp < most_heads) load_weights(head, raw_head(p, work, warp));
+  if (!ONE_EACH && warp + WARPS < most_heads) load_weights(next, raw_head(p, work, warp + WARPS));
   if (TIED && warp < GROUP) weigh_as_keys(head, p.slot.key_weight);
   if (work.r >= count) return;
   work.run = uniform(work.run);
@@ -465,6 +472,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
   const u32 split = blockIdx.y, begin = split * steps, end = min(begin + steps, all_steps);
   if (split >= splits) return;
   work.table = p.slot.tables.pages + p.slot.tables.base[work.run] + int(work.start / PAGE_TOKENS);
+  u32 step = end - 1;
+  Ids ids = page_ids<true>(p.slot, work, step);
   work.fresh = work.last + 1;
   if (p.k) {
     // Rows of the same run before this one: usually none.
@@ -478,16 +487,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(const
     work.fresh = work.position - earlier;
   }
   if (threadIdx.x < HALF) shared.angles[threadIdx.x] = angle(work.position, frequency);
-
-  u32 step = end - 1;
-  Ids ids = page_ids<true>(p.slot, work, step);
   const u32 own_heads = p.k && split == splits - 1 ? GROUP + OWN : GROUP;
-  if (ONE_EACH && warp < own_heads) norm(head, raw_head(p, work, warp));
+  const auto load_heads = [&] {
+    griddep_wait();
+    if (warp < own_heads) load(head, raw_head(p, work, warp));
+    if (!ONE_EACH && warp + WARPS < own_heads) load(next, raw_head(p, work, warp + WARPS));
+  };
+  if (!p.k) load_heads();
   if (!TIED) copy_step(work, p.slot.keys, shared.tile(KEYS), ids, step);
   copy_step(work, p.slot.values, shared.tile(values_of(0)), ids, step);
   const u32 last_row = work.last - work.start - step * STEP;  // the row's own, if it is computed here
   if (split == splits - 1) clear_behind<THREADS, STEP>(shared.tile(values_of(0)), last_row);
   if (step > begin) ids = page_ids<false>(p.slot, work, step - 1);
+  if (p.k) load_heads();
+  if (ONE_EACH && warp < own_heads) norm(head, raw_head(p, work, warp));
   __syncthreads();
 #pragma unroll 1
   for (u32 h = warp; h < own_heads; h += WARPS) {
