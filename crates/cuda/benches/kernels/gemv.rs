@@ -92,6 +92,7 @@ impl Bench {
             outputs: t.outputs,
             pair: t.epilogue == 1,
             top_k: None,
+            ready: false,
             card: facts(&self.card),
         }
     }
@@ -290,6 +291,7 @@ pub(crate) fn experts() {
                     outputs,
                     pair,
                     top_k: Some(top_k),
+                    ready: false,
                     card: facts(&bench.card),
                 };
                 let matrix_bytes = shape.m_tiles() * weights.m_tile_bytes(columns);

@@ -68,10 +68,20 @@ __device__ __forceinline__ float4 times(const float4& v, float by) {
   return make_float4(mul(v.x, by), mul(v.y, by), mul(v.z, by), mul(v.w, by));
 }
 
+// The input from a row on.
+__device__ __forceinline__ Prologue from_row(Prologue p, u32 row, u32 columns) {
+  const u64 at = u64(row) * columns;
+  p.x += at;
+  p.residual += at;
+  p.sum += at;
+  return p;
+}
+
 // An input as it is. Of LAYOUT_ROWS rows that shared memory has room
 // for, ALL_ROWS are this block's to prepare.
 template <int ALL_ROWS, int LAYOUT_ROWS = ALL_ROWS>
 struct PlainInput {
+  static constexpr bool READY = false;
   static constexpr u32 ROWS = ALL_ROWS == 1 ? 1 : 2, VALUES = 8 / ROWS;
   float4 x[ROWS][VALUES];
 
@@ -85,6 +95,10 @@ struct PlainInput {
     }
   }
 
+  static __device__ __forceinline__ Prologue at_row(const Prologue& p, u32 row, u32 columns, u32) { return from_row(p, row, columns); }
+  __device__ __forceinline__ void begin() {}
+  __device__ __forceinline__ void end() {}
+  __device__ __forceinline__ void load_weights(const Prologue&, u32) {}
   __device__ __forceinline__ void load_first(const Prologue& p, u32 columns) { load(p, 0, 0, columns); }
 
   // Calls `fill` once, when the last loads have come.
@@ -116,10 +130,12 @@ struct PlainInput {
 // are used: registers are short then.
 template <int ALL_ROWS, int LAYOUT_ROWS = ALL_ROWS>
 struct NormedInput {
+  static constexpr bool READY = false;
   static constexpr u32 ROWS = ALL_ROWS == 1 ? 1 : 2, VALUES = 3;
   float4 x[ROWS][VALUES], residual[ROWS][VALUES], weight[VALUES], following_weight[VALUES];
 
   static __device__ __forceinline__ u32 four(u32 i) { return i * blockDim.x + threadIdx.x; }
+  static __device__ __forceinline__ Prologue at_row(const Prologue& p, u32 row, u32 columns, u32) { return from_row(p, row, columns); }
 
   __device__ __forceinline__ void load(const Prologue& p, u32 row, u32 columns) {
 #pragma unroll
@@ -137,12 +153,17 @@ struct NormedInput {
     for (u32 i = 0; i < VALUES; i++) to[i] = from ? load_four(from, four(i), columns) : make_float4(1, 1, 1, 1);
   }
 
-  __device__ __forceinline__ void load_first(const Prologue& p, u32 columns) {
-    load(p, 0, columns);
+  __device__ __forceinline__ void begin() {}
+  __device__ __forceinline__ void end() {}
+
+  // Norms' weights depend on no launch before.
+  __device__ __forceinline__ void load_weights(const Prologue& p, u32 columns) {
     if (ROWS > 1) return;
     load_weight(weight, p.weight, columns);
     if (p.kind == RESIDUAL_NORM) load_weight(following_weight, p.following_weight, columns);
   }
+
+  __device__ __forceinline__ void load_first(const Prologue& p, u32 columns) { load(p, 0, columns); }
 
   // 1 / sqrt(mean of squares + eps) of each row. `scratch` has 16 floats per row, those without a warp zero.
   __device__ __forceinline__ void rms_scales(float (&scale)[ROWS], float per_column, float eps, float4 (&scratch)[ROWS][4]) {
@@ -234,6 +255,84 @@ struct NormedInput {
       }
     }
   }
+};
+
+// Codes that a launch of prepare_rows.cu wrote: `x` are those, in rows of `padded` bytes, `weight` and `following_weight` are scales and
+// sums, `[blocks of 32, PREPARED_ROWS]`.
+constexpr u32 PREPARED_ROWS = 8;
+template <int ALL_ROWS, int LAYOUT_ROWS = ALL_ROWS>
+struct ReadyInput {
+  static constexpr bool READY = true;
+
+  static __device__ __forceinline__ Prologue at_row(Prologue p, u32 row, u32, u32 padded) {
+    p.x = (const float*)((const u8*)p.x + u64(row) * padded);
+    p.weight += row;
+    p.following_weight += row;
+    return p;
+  }
+  __device__ __forceinline__ void load_weights(const Prologue&, u32) {}
+  __device__ __forceinline__ void load_first(const Prologue&, u32) {}
+
+  static __device__ __forceinline__ void copy_blocks(float* to, const float* from, u32 blocks) {
+    constexpr u32 WIDTH = ALL_ROWS < 4 ? ALL_ROWS : 4, PIECES = ALL_ROWS / WIDTH;
+    struct alignas(4 * WIDTH) Piece {
+      float of[WIDTH];
+    };
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < blocks * PIECES; i += blockDim.x) {
+      const u32 block = i / PIECES, first = i % PIECES * WIDTH;
+      *(Piece*)(to + block * LAYOUT_ROWS + first) = *(const Piece*)(from + block * PREPARED_ROWS + first);
+    }
+  }
+
+  // Calls `fill` once, when all has been asked for.
+  template <typename Weights, typename Fill>
+  __device__ __forceinline__ void prepare(const Input& in, const Prologue& p, u32, u32 padded, u32, bool, Fill fill) {
+    start_copy(in, p, padded);
+    copy_blocks(in.scales, p.weight, padded / 32);
+    if (Weights::HAS_MINS) copy_blocks(in.sums, p.following_weight, padded / 32);
+    fill();
+  }
+
+#if __CUDA_ARCH__ >= 900
+  // The memory system copies codes by itself, a row at a time.
+  static __device__ __forceinline__ u64* arrived() {
+    __shared__ u64 barrier;
+    return &barrier;
+  }
+  __device__ __forceinline__ void begin() {
+    if (threadIdx.x == 0) {
+      barrier_init(arrived());
+      fence_barriers();
+    }
+  }
+  static __device__ __forceinline__ void start_copy(const Input& in, const Prologue& p, u32 padded) {
+    if (threadIdx.x != 0) return;
+    barrier_expect(arrived(), ALL_ROWS * padded);
+#pragma unroll
+    for (u32 row = 0; row < ALL_ROWS; row++) bulk_copy(in.values + row * in.stride, (const u8*)p.x + row * padded, padded, arrived());
+  }
+  __device__ __forceinline__ void end() { barrier_wait(arrived()); }
+#else
+  // As many loads at once as registers allow: each round takes as long as the way to L2 and back.
+  __device__ __forceinline__ void begin() {}
+  static __device__ __forceinline__ void start_copy(const Input& in, const Prologue& p, u32 padded) {
+    constexpr u32 AT_ONCE = 8;
+    const u32 row_pieces = padded / 16, pieces = ALL_ROWS * row_pieces;
+#pragma unroll 1
+    for (u32 first = threadIdx.x; first < pieces; first += AT_ONCE * blockDim.x) {
+      uint4 held[AT_ONCE];
+#pragma unroll
+      for (u32 i = 0; i < AT_ONCE; i++) held[i] = ((const uint4*)p.x)[min(first + i * blockDim.x, pieces - 1)];
+#pragma unroll
+      for (u32 i = 0; i < AT_ONCE; i++) {
+        const u32 piece = first + i * blockDim.x, row = piece / row_pieces;
+        if (piece < pieces) *(uint4*)(in.values + row * in.stride + 16 * (piece - row * row_pieces)) = held[i];
+      }
+    }
+  }
+  __device__ __forceinline__ void end() {}
+#endif
 };
 
 #if CLUSTER

@@ -1,5 +1,6 @@
 // GEMV: out[r] = W . f(x[r]) for up to 8 rows, the product of decoding. The prologue f is nothing, a norm, or the residual add with
-// the norm that follows; the epilogue may be GELU. WEIGHTS names the matrix's format, INPUT is plain or normed.
+// the norm that follows; the epilogue may be GELU. WEIGHTS names the matrix's format, INPUT is plain or normed, or ready where
+// prepare_rows.cu has done the prologue.
 //
 // Grid: (blocks), all of them resident at once; a block owns a run of M-tiles (16 output rows of fragments, 4 of floats) and all
 // their inputs. `split` warps are a team that shares an M-tile, each taking every split-th stage (about 2 KB) of it; a team's
@@ -26,6 +27,14 @@ template <int ROWS, int LAYOUT_ROWS>
 using plain_input = PlainInput<ROWS, LAYOUT_ROWS>;
 template <int ROWS, int LAYOUT_ROWS>
 using normed_input = NormedInput<ROWS, LAYOUT_ROWS>;
+template <int ROWS, int LAYOUT_ROWS>
+using ready_input = ReadyInput<ROWS, LAYOUT_ROWS>;
+
+constexpr bool READY = JOIN(INPUT, _input)<1, 1>::READY;
+
+// Stages that are asked for before the input, whose way memory delays that has much to give: with PDL, where the launch before may still
+// run; else one.
+constexpr u32 STAGES_BEFORE = READY ? 1 : 2;
 
 // Kinds of epilogue. Mirrors `GemvEpilogue` in src/kernel/linear/gemv.rs; 0 leaves sums as they are.
 constexpr u32 GEGLU = 1, GELU_MUL_SLICE = 2;
@@ -275,43 +284,40 @@ __device__ __forceinline__ void gemv(const Params& p) {
   const u32 rank = 0;
 #endif
   const Share share(p, BUCKET<ROWS>);
-  Prologue input = p.input;
   // Rows that do not fit shared memory together have blocks of their own.
   const u32 first_row = blockIdx.y * ROWS;
   const u32 own = rank * OWN_ROWS;
-  const u64 own_row = u64(first_row + own) * p.columns;
-  input.x += own_row;
-  input.residual += own_row;
-  input.sum += own_row;
-
   JOIN(INPUT, _input)<OWN_ROWS, ROWS> prologue;
+  const Prologue input = prologue.at_row(p.input, first_row + own, p.columns, p.padded);
   u8* const ring = shared + share.warp * RING * Weights::STAGE_BYTES;
   Stream stream(p, 0, share.begin + share.team, share.end, share.of_team, share.lane);
   u32 filled = 0;
-  const auto fill = [&] {
+  const auto fill_to = [&](u32 stages) {
 #pragma unroll 1
-    for (; filled < RING; filled++) stream.fetch(ring + filled * Weights::STAGE_BYTES + 16 * share.lane);
+    for (; filled < stages; filled++) stream.fetch(ring + filled * Weights::STAGE_BYTES + 16 * share.lane);
   };
+  prologue.begin();
   if (p.pdl & PDL) {
     // The launch before is still running. Time to fetch weights, which depend on nothing.
-    fill();
+    fill_to(STAGES_BEFORE);
+    prologue.load_weights(input, p.columns);
     if (!(p.pdl & LATE_TRIGGER)) griddep_launch_dependents();
     if (!(p.pdl & EARLY_INPUT)) griddep_wait();
     if (p.pdl & LATE_TRIGGER) griddep_launch_dependents();
     prologue.load_first(input, p.columns);
   } else {
-    // One stage at first: memory that is asked for much more than it can give at once delays the input, too.
     prologue.load_first(input, p.columns);
-    stream.fetch(ring + 16 * share.lane);
-    filled = 1;
+    prologue.load_weights(input, p.columns);
+    fill_to(1);
   }
   const u32 count = *p.rows.count - min(*p.rows.count, first_row);
   const Layout<ROWS> layout(p, share, shared);
   const u32 own_count = count - min(count, own);
   const bool writes_sum = blockIdx.x / SIZE == 0;
-  prologue.template prepare<Weights>(layout.column(own), input, p.columns, p.padded, own_count, writes_sum, fill);
+  prologue.template prepare<Weights>(layout.column(own), input, p.columns, p.padded, own_count, writes_sum, [&] { fill_to(RING); });
   if (p.pdl & EARLY_INPUT) griddep_wait();
   __syncthreads();
+  prologue.end();
 #if CLUSTER
   if (SIZE > 1) {
     cluster_wait();
@@ -349,6 +355,7 @@ __device__ __forceinline__ void routed_gemv(const Params& p) {
     if (count) fill();
     prologue.template prepare<Weights>(layout.column(column), input, p.columns, p.padded, 1, false, [] {});
   };
+  prologue.load_weights(p.input, p.columns);
   const u32 early = p.pdl & (EARLY_INPUT | EARLY_ROUTE);
   // Waits for the launch before, and finds the matrix and the rows to multiply it with: before that or after.
   const auto settle = [&] {
@@ -383,14 +390,14 @@ __device__ __forceinline__ void routed_gemv(const Params& p) {
   multiply<ROWS, true>(p, share, layout, stream, ring, 0, slots, count);
 }
 
-// Experts are packed; a module of floats has no code for them.
+// Experts are packed, and prepare their inputs themselves; other modules have no code for them.
 template <int ROWS>
 __device__ __forceinline__ void routed(const Params& p) {
-  if constexpr (Weights::QUANTIZED) routed_gemv<ROWS>(p);
+  if constexpr (Weights::QUANTIZED && !READY) routed_gemv<ROWS>(p);
 }
 
 // Mirrors `registers` in src/kernel/linear/gemv.rs: 96 let two blocks of 10 warps share a multiprocessor.
-constexpr int FEW_REGISTERS = 96, REGISTERS = Weights::QUANTIZED && CLUSTER ? 96 : 128;
+constexpr int FEW_REGISTERS = 96, REGISTERS = Weights::QUANTIZED && (CLUSTER || READY) ? 96 : 128;
 constexpr int ROUTED_REGISTERS = Weights::QUANTIZED ? 96 : 128;
 
 extern "C" __global__ void __maxnreg__(FEW_REGISTERS) gemv_1(const Params p) { gemv<1>(p); }

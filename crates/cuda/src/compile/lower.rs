@@ -35,7 +35,7 @@ use super::{
     call::{Buckets, Call, Launch},
     fuse::{self, LinearPart, Op},
     host_networks::HostNetworks,
-    rows::RowClass,
+    rows::{MEDIUM_ROWS, RowClass},
     scratch::{Scratch, ScratchBytes},
     target::{MAX_WEIGHTS_FOR_PDL, Target, medium_batches_gain_from_pdl, turning_pairs},
 };
@@ -164,17 +164,22 @@ impl<'a> Lowering<'a> {
         fuse::joined_label(named)
     }
 
-    /// Has the last launch hold back the next one until a value, which an earlier launch writes, is complete. False if the last
+    /// Has the last launch, of every bucket, hold back the next one until a value, which an earlier launch writes, is complete. False if the last
     /// launch writes it itself, or does not hold back others.
     fn settle(&mut self, value: Value) -> bool {
-        let writes = |call: &Call| call.writes().contains(&Operand::Value(value));
-        let settled = match self.calls.last_mut() {
-            Some(call) if !writes(call) => match &mut call.launch {
-                Launch::Kernel(kernel) => kernel.delay_trigger(),
-                Launch::CublasLt(_) => false,
-            },
-            _ => false,
-        };
+        // Buckets may differ in their last launch.
+        let last_of = |rows| self.calls.iter().rposition(|c| c.buckets.hold(rows));
+        let mut last: Vec<Option<usize>> = (1..=MEDIUM_ROWS).map(last_of).collect();
+        last.dedup();
+        let settled = last.into_iter().all(|at| {
+            let Some(at) = at else { return false };
+            let call = &mut self.calls[at];
+            let writes = call.writes().contains(&Operand::Value(value));
+            match &mut call.launch {
+                Launch::Kernel(kernel) if !writes => kernel.delay_trigger(),
+                _ => false,
+            }
+        });
         self.settled = settled.then_some(value);
         settled
     }

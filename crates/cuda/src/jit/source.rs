@@ -92,6 +92,7 @@ texts![
     "linear/gemm_packed_sm90.cu",
     "linear/gemv.cu",
     "linear/linear_plain.cu",
+    "linear/prepare_rows.cu",
     "load/dequantize.cu",
     "load/pack.cu",
     "moe/experts_linear.cu",

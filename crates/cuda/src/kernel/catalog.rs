@@ -38,6 +38,8 @@ pub(crate) fn all() -> Vec<Specialization> {
     all.extend(sample::specializations());
     all.extend(norm::fused_norm::HOLDS.map(norm::fused_norm::specialization));
     all.extend(linear::gemv::specializations(false));
+    all.extend(linear::gemv::ready_specializations());
+    all.extend(linear::prepare_rows::specializations());
     all.extend(linear::gemm::specializations());
     all.extend(linear::gemm_medium::specializations(false));
     for kv in KV_TYPES {

@@ -95,6 +95,7 @@ impl Lowering<'_> {
                 outputs,
                 pair: false,
                 top_k: None,
+                ready: false,
                 card: self.card(),
             },
             epilogue: GemvEpilogue::Plain(vec![OutputRows {

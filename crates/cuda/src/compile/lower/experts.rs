@@ -67,6 +67,7 @@ impl Lowering<'_> {
             outputs: matrix.columns,
             pair: true,
             top_k: Some(top_k),
+            ready: false,
             card: self.card(),
         };
         let normed = match self.class {
@@ -182,6 +183,7 @@ impl Lowering<'_> {
             outputs: experts,
             pair: false,
             top_k: None,
+            ready: false,
             card: self.card(),
         };
         if !shape.can_norm() {

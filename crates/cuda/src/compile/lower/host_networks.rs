@@ -297,6 +297,7 @@ impl Lowering<'_> {
                 outputs,
                 pair,
                 top_k: shared.network.top_k,
+                ready: false,
                 card: self.card(),
             },
             epilogue,

@@ -4,13 +4,14 @@
 use carat_gguf::QuantType;
 use carat_model::{
     backend::BackendError,
-    plan::{Step, Value},
+    plan::{Rows, Step, Value},
     weights::Weight,
 };
 
 use super::{Lowering, ScratchBytes};
 use crate::{
     compile::{
+        call::Buckets,
         fuse::{
             Attend, Epilogue, FollowingNorm, LinearPart, Op, Product, Prologue, ResidualNorm,
             RowNorm, StoreKv, Work,
@@ -20,7 +21,8 @@ use crate::{
     kernel::{
         ColumnSlice, Columns, FlashDecode, Gemv, GemvDevice, GemvEpilogue, GemvPrologue,
         GemvPrologueNorm, GemvShape, GemvWeights, HeadNorm, Heads, KvNormRopeStore, MAX_HEAD_DIM,
-        Operand, OutputRows, Overlap, OwnKv, WeightFormat, WeightOperand,
+        Operand, OutputRows, Overlap, OwnKv, PrepareRows, PreparedRows, WeightFormat,
+        WeightOperand,
         fragment::{FragmentFormat, M_TILE},
     },
 };
@@ -29,6 +31,8 @@ use crate::{
 const FLOAT_M_TILE: usize = 4;
 /// Columns of float matrices come in multiples of the values of 16 bytes.
 const FLOAT_COLUMNS: usize = 8;
+/// Rows from which on a launch of its own prepares a packed product's input.
+const PREPARED_FROM: usize = 3;
 
 impl Lowering<'_> {
     pub(super) fn small_batch(&mut self, op: &Op) -> Result<(), BackendError> {
@@ -154,6 +158,7 @@ impl Lowering<'_> {
             outputs: M_TILE,
             pair: false,
             top_k: None,
+            ready: false,
             card: self.card(),
         };
         let within = shape.can_norm();
@@ -277,6 +282,7 @@ impl Lowering<'_> {
             outputs,
             pair: matches!(epilogue, GemvEpilogue::Geglu { .. }),
             top_k: None,
+            ready: false,
             card: self.card(),
         };
         let label = self.product_label(op, parts);
@@ -289,7 +295,46 @@ impl Lowering<'_> {
             pdl: self.product_pdl(shape.columns * shape.outputs),
             overlap: Overlap::default(),
         };
-        self.call(&label, op.rows, kernel);
+        match gemv {
+            GemvWeights::Fragments(format) => self.gemv_by_rows(op.rows, &label, kernel, format),
+            _ => self.call(&label, op.rows, kernel),
+        }
+    }
+
+    /// A packed product: several rows are prepared once, by a launch before it; few by each of its blocks.
+    fn gemv_by_rows(&mut self, rows: Rows, label: &str, kernel: Gemv, format: FragmentFormat) {
+        let padded = kernel.shape.padded();
+        let bytes = ScratchBytes {
+            per_row: 0,
+            fixed: PreparedRows::bytes(padded),
+        };
+        let out = PreparedRows {
+            at: self.scratch.operand("prepared rows", bytes),
+            padded,
+        };
+        let prepare = PrepareRows {
+            prologue: kernel.prologue,
+            columns: kernel.shape.columns,
+            out,
+            threads: 32 * kernel.shape.warps(),
+            sums: format.has_minimums(),
+            pdl: self.pdl(),
+        };
+        let ready = Gemv {
+            prologue: GemvPrologue::Ready(out),
+            shape: GemvShape {
+                ready: true,
+                ..kernel.shape
+            },
+            ..kernel.clone()
+        };
+        let buckets = self.buckets;
+        self.buckets = Buckets::up_to(PREPARED_FROM - 1);
+        self.call(label, rows, kernel);
+        self.buckets = Buckets::above(PREPARED_FROM - 1);
+        self.call(&format!("{label} input"), rows, prepare);
+        self.call(label, rows, ready);
+        self.buckets = buckets;
     }
 
     /// Keys and values by themselves, where rows end before queries.

@@ -6,6 +6,7 @@
 
 use carat_model::weights::Weight;
 
+use super::prepare_rows::PreparedRows;
 use crate::kernel::{
     Addresses, ColumnSlice, ExpertInput, HOPPER_MULTIPROCESSORS, Kernel, Operand, RowsAt,
     Specialization,
@@ -174,6 +175,8 @@ impl GemvWeights {
 /// Prologue: what is done to the input before the product.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GemvPrologue {
+    /// Done by a launch before.
+    Ready(PreparedRows),
     None {
         x: Operand,
     },
@@ -233,6 +236,8 @@ pub(crate) struct GemvShape {
     pub(crate) pair: bool,
     /// Of a stack of experts, how many a row is routed to.
     pub(crate) top_k: Option<usize>,
+    /// Whether a launch before prepares its input.
+    pub(crate) ready: bool,
     pub(crate) card: GemvDevice,
 }
 
@@ -262,7 +267,7 @@ impl GemvShape {
     }
 
     /// Columns of the whole input up to the end of its last stage.
-    fn padded(self) -> usize {
+    pub(crate) fn padded(self) -> usize {
         self.stages() * self.weights.stage().0
     }
 
@@ -298,7 +303,7 @@ impl GemvShape {
         (split, (10 / split).max(least.div_ceil(split)).max(1))
     }
 
-    fn warps(self) -> usize {
+    pub(crate) fn warps(self) -> usize {
         let (split, teams) = self.teams();
         split * teams
     }
@@ -329,7 +334,7 @@ impl GemvShape {
 
     /// Blocks that prepare rows for each other, for as many rows as an entry has.
     pub(crate) fn cluster(self, rows: usize) -> usize {
-        if self.card.clusters.is_some() && self.top_k.is_none() {
+        if self.card.clusters.is_some() && self.top_k.is_none() && !self.ready {
             rows.min(MAX_CLUSTER)
         } else {
             1
@@ -348,7 +353,8 @@ impl GemvShape {
     /// The most registers of a thread, for as many rows as an entry has. Mirrors the kernel's `__maxnreg__`.
     fn registers(self, rows: usize) -> usize {
         let packed = matches!(self.weights, GemvWeights::Fragments(_));
-        let few = rows == 1 || packed && (self.card.clusters.is_some() || self.top_k.is_some());
+        let little = self.ready || self.card.clusters.is_some() || self.top_k.is_some();
+        let few = rows == 1 || packed && little;
         if few { 96 } else { 128 }
     }
 
@@ -438,7 +444,7 @@ impl GemvShape {
 }
 
 /// A product with what comes before and after it, for up to [`MAX_ROWS`] rows.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Gemv {
     pub(crate) prologue: GemvPrologue,
     /// With routed experts, a stack of matrices.
@@ -484,10 +490,18 @@ pub(crate) struct RoutedExperts {
 
 /// Kinds of prologue that are compiled apart: the input as it is, or normed in any of three ways.
 pub(crate) const INPUTS: [&str; 2] = ["plain", "normed"];
+/// The input that a launch before has prepared; it needs no clusters.
+const READY: &str = "ready";
 
 pub(crate) fn specializations(clusters: bool) -> impl Iterator<Item = Specialization> {
     GemvWeights::all()
         .flat_map(move |weights| INPUTS.map(|input| specialization(weights, input, clusters)))
+}
+
+/// Those of prepared inputs.
+pub(crate) fn ready_specializations() -> impl Iterator<Item = Specialization> {
+    let packed = FragmentFormat::ALL.map(GemvWeights::Fragments).into_iter();
+    packed.map(|weights| specialization(weights, READY, false))
 }
 
 pub(crate) fn specialization(weights: GemvWeights, input: &str, clusters: bool) -> Specialization {
@@ -515,7 +529,16 @@ pub(crate) fn specialization(weights: GemvWeights, input: &str, clusters: bool) 
 }
 
 impl GemvPrologue {
-    fn params(&self, at: &Addresses, columns: usize) -> GemvPrologueParams {
+    /// The kind that is compiled for it.
+    pub(super) fn input(&self) -> &'static str {
+        match self {
+            GemvPrologue::Ready(_) => READY,
+            GemvPrologue::None { .. } => INPUTS[0],
+            GemvPrologue::Norm { .. } | GemvPrologue::ResidualNorm { .. } => INPUTS[1],
+        }
+    }
+
+    pub(super) fn params(&self, at: &Addresses, columns: usize) -> GemvPrologueParams {
         let mut params = GemvPrologueParams {
             x: Address::NULL,
             weight: Address::NULL,
@@ -530,6 +553,9 @@ impl GemvPrologue {
             reserved: 0,
         };
         match *self {
+            GemvPrologue::Ready(rows) => {
+                [params.x, params.weight, params.following_weight] = rows.addresses(at);
+            }
             GemvPrologue::None { x } => params.x = at.operand(x),
             GemvPrologue::Norm { x, weight, eps } => {
                 params.x = at.operand(x);
@@ -563,16 +589,17 @@ impl GemvPrologue {
         params
     }
 
-    fn reads(&self) -> Vec<Operand> {
+    pub(super) fn reads(&self) -> Vec<Operand> {
         match *self {
+            GemvPrologue::Ready(rows) => vec![rows.at],
             GemvPrologue::None { x } | GemvPrologue::Norm { x, .. } => vec![x],
             GemvPrologue::ResidualNorm { x, residual, .. } => vec![x, residual],
         }
     }
 
-    fn weights(&self) -> Vec<WeightOperand> {
+    pub(super) fn weights(&self) -> Vec<WeightOperand> {
         match *self {
-            GemvPrologue::None { .. } => vec![],
+            GemvPrologue::Ready(_) | GemvPrologue::None { .. } => vec![],
             GemvPrologue::Norm { weight, .. } => WeightOperand::vectors([weight]),
             GemvPrologue::ResidualNorm {
                 weight, following, ..
@@ -580,7 +607,7 @@ impl GemvPrologue {
         }
     }
 
-    fn sum(&self) -> Option<Operand> {
+    pub(super) fn sum(&self) -> Option<Operand> {
         match *self {
             GemvPrologue::ResidualNorm { sum, .. } => Some(sum),
             _ => None,
@@ -639,9 +666,8 @@ impl GemvShape {
 
 impl Kernel for Gemv {
     fn specialization(&self) -> Specialization {
-        let input = usize::from(!matches!(self.prologue, GemvPrologue::None { .. }));
-        let clusters = self.shape.card.clusters.is_some();
-        specialization(self.shape.weights, INPUTS[input], clusters)
+        let clusters = self.shape.card.clusters.is_some() && !self.shape.ready;
+        specialization(self.shape.weights, self.prologue.input(), clusters)
     }
 
     fn grid(&self, rows: usize) -> Grid {

@@ -6,3 +6,4 @@ pub(crate) mod gemm_medium;
 pub(crate) mod gemm_packed;
 pub(crate) mod gemv;
 pub(crate) mod linear_plain;
+pub(crate) mod prepare_rows;

@@ -43,22 +43,22 @@ fn shared_networks(share: u8, down_too: bool) -> String {
 fn networks_in_host_memory_are_shared_with_the_host() {
     expect![[r#"
         L0.ffn.norm                all     rms_norm                   %13 -> %14
-        L0.ffn.gate+up input to the host all     host_send                  %14 s2 -> s2
-        L0.ffn.gate+up own inner part all     gemv_4.q4.plain            %14 -> s3
-        L0.ffn.gate+up inner part to the host all     host_send                  s3 s2 -> s2
-        L0.ffn.gate+up inner part from the host all     host_receive               s3 s2 -> %17
-        L0.ffn.down own part       all     gemv_4.q4.plain            %17 -> s4
-        L0.ffn.down from the host  all     host_receive               s4 s2 -> %18
-        L0.ffn.route scores        all     gemv_4.f32.normed          %13 -> s5
-        L0.ffn.route               all     route                      s5 -> s6
+        L0.ffn.gate+up input to the host all     host_send                  %14 s3 -> s3
+        L0.ffn.gate+up own inner part all     gemv_4.q4.plain            %14 -> s4
+        L0.ffn.gate+up inner part to the host all     host_send                  s4 s3 -> s3
+        L0.ffn.gate+up inner part from the host all     host_receive               s4 s3 -> %17
+        L0.ffn.down own part       all     gemv_4.q4.plain            %17 -> s5
+        L0.ffn.down from the host  all     host_receive               s5 s3 -> %18
+        L0.ffn.route scores        all     gemv_4.f32.normed          %13 -> s6
+        L0.ffn.route               all     route                      s6 -> s7
         L0.ffn.experts_norm        all     rms_norm                   %13 -> %22
-        L0.ffn.experts input to the host all     host_send                  %22 s2 s6 -> s2
-        L0.ffn.experts own inner part all     gemv_routed_4.q4.plain     %22 s6 -> s3
-        L0.ffn.experts inner part to the host all     host_send                  s3 s2 s6 -> s2
-        L0.ffn.experts inner part from the host all     host_receive               s3 s2 -> s7
-        L0.ffn.experts own part    all     gemv_routed_4.q4.plain     s7 s6 -> s8
-        L0.ffn.experts sum         all     experts_sum                s8 s6 -> s4
-        L0.ffn.experts from the host all     host_receive               s4 s2 -> %23
+        L0.ffn.experts input to the host all     host_send                  %22 s3 s7 -> s3
+        L0.ffn.experts own inner part all     gemv_routed_4.q4.plain     %22 s7 -> s4
+        L0.ffn.experts inner part to the host all     host_send                  s4 s3 s7 -> s3
+        L0.ffn.experts inner part from the host all     host_receive               s4 s3 -> s8
+        L0.ffn.experts own part    all     gemv_routed_4.q4.plain     s8 s7 -> s9
+        L0.ffn.experts sum         all     experts_sum                s9 s7 -> s5
+        L0.ffn.experts from the host all     host_receive               s5 s3 -> %23
         L0.ffn.dense_post_norm     all     fused_branches_norm        %18 %13 %23 -> %29
         host: gate and up from 32, down from 32
         host: gate and up from 32, down from 32
@@ -70,13 +70,13 @@ fn networks_in_host_memory_are_shared_with_the_host() {
 fn networks_of_the_host_alone_are_sent_once_and_come_back_once() {
     expect![[r#"
         L0.ffn.norm                all     rms_norm                   %13 -> %14
-        L0.ffn.gate+up input to the host all     host_send                  %14 s2 -> s2
-        L0.ffn.down from the host  all     host_receive               s2 -> %18
-        L0.ffn.route scores        all     gemv_4.f32.normed          %13 -> s4
-        L0.ffn.route               all     route                      s4 -> s5
+        L0.ffn.gate+up input to the host all     host_send                  %14 s3 -> s3
+        L0.ffn.down from the host  all     host_receive               s3 -> %18
+        L0.ffn.route scores        all     gemv_4.f32.normed          %13 -> s5
+        L0.ffn.route               all     route                      s5 -> s6
         L0.ffn.experts_norm        all     rms_norm                   %13 -> %22
-        L0.ffn.experts input to the host all     host_send                  %22 s2 s5 -> s2
-        L0.ffn.experts from the host all     host_receive               s2 -> %23
+        L0.ffn.experts input to the host all     host_send                  %22 s3 s6 -> s3
+        L0.ffn.experts from the host all     host_receive               s3 -> %23
         L0.ffn.dense_post_norm     all     fused_branches_norm        %18 %13 %23 -> %29
         host: gate and up from 0, down from 0
         host: gate and up from 0, down from 0
@@ -88,18 +88,19 @@ fn networks_of_the_host_alone_are_sent_once_and_come_back_once() {
 fn a_matrix_on_the_card_is_multiplied_there() {
     expect![[r#"
         L0.ffn.norm                all     rms_norm                   %13 -> %14
-        L0.ffn.gate+up input to the host all     host_send                  %14 s2 -> s2
-        L0.ffn.gate+up own inner part all     gemv_4.q4.plain            %14 -> s3
-        L0.ffn.gate+up inner part from the host all     host_receive               s3 s2 -> %17
-        L0.ffn.down                all     gemv_4.q4.plain            %17 -> %18
-        L0.ffn.route scores        all     gemv_4.f32.normed          %13 -> s4
-        L0.ffn.route               all     route                      s4 -> s5
+        L0.ffn.gate+up input to the host all     host_send                  %14 s3 -> s3
+        L0.ffn.gate+up own inner part all     gemv_4.q4.plain            %14 -> s4
+        L0.ffn.gate+up inner part from the host all     host_receive               s4 s3 -> %17
+        L0.ffn.down input          all     prepare_rows.plain         %17 -> s0
+        L0.ffn.down                all     gemv_4.q4.ready            s0 -> %18
+        L0.ffn.route scores        all     gemv_4.f32.normed          %13 -> s5
+        L0.ffn.route               all     route                      s5 -> s6
         L0.ffn.experts_norm        all     rms_norm                   %13 -> %22
-        L0.ffn.experts input to the host all     host_send                  %22 s2 s5 -> s2
-        L0.ffn.experts own inner part all     gemv_routed_4.q4.plain     %22 s5 -> s3
-        L0.ffn.experts inner part from the host all     host_receive               s3 s2 -> s6
-        L0.ffn.experts own part    all     gemv_routed_4.q4.plain     s6 s5 -> s7
-        L0.ffn.experts sum         all     experts_sum                s7 s5 -> %23
+        L0.ffn.experts input to the host all     host_send                  %22 s3 s6 -> s3
+        L0.ffn.experts own inner part all     gemv_routed_4.q4.plain     %22 s6 -> s4
+        L0.ffn.experts inner part from the host all     host_receive               s4 s3 -> s7
+        L0.ffn.experts own part    all     gemv_routed_4.q4.plain     s7 s6 -> s8
+        L0.ffn.experts sum         all     experts_sum                s8 s6 -> %23
         L0.ffn.dense_post_norm     all     fused_branches_norm        %18 %13 %23 -> %29
         host: gate and up from 32, down from 64
         host: gate and up from 32, down from 64

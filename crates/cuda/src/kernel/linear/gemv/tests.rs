@@ -3,6 +3,7 @@
 use carat_gguf::{QuantType, quant::random_blocks};
 
 use super::*;
+use crate::kernel::linear::prepare_rows::{self, PrepareRowsParams};
 use crate::{
     config::Tier,
     device::Buffer,
@@ -21,6 +22,8 @@ struct Case {
     rows: usize,
     /// Forced, to give a block many M-tiles.
     blocks: Option<usize>,
+    /// Whether a launch before prepares the rows.
+    prepared: bool,
 }
 
 pub(crate) const EPS: f32 = 1e-6;
@@ -171,8 +174,35 @@ impl Case {
             outputs,
             pair: self.epilogue == 1,
             top_k: None,
+            ready: self.prepared,
             card: facts(card),
         }
+    }
+
+    /// Prepares rows by a launch of their own.
+    fn prepare(&self, card: &Card, input: GemvPrologueParams, rows: RowsAt) -> Buffer {
+        let shape = self.shape(card);
+        let padded = shape.padded();
+        let prepared = card.upload(&vec![0xffu8; PreparedRows::bytes(padded)]);
+        let [codes, scales, sums] = prepare_rows::addresses(prepared.address(), padded);
+        let params = PrepareRowsParams {
+            input,
+            codes,
+            scales,
+            sums,
+            columns: self.columns as u32,
+            padded: padded as u32,
+            rows,
+        };
+        let GemvWeights::Fragments(format) = shape.weights else {
+            panic!("rows of packed products are prepared")
+        };
+        let kind = INPUTS[self.prologue.min(1) as usize];
+        let module = card.load(&prepare_rows::specialization(kind, format.has_minimums()));
+        let threads = (self.prologue > 0).then_some(32 * shape.warps());
+        let grid = prepare_rows::grid(self.rows.next_power_of_two(), padded, threads);
+        card.run(&module, grid, &params.bytes());
+        prepared
     }
 
     /// Runs it and compares. Gives the first part's rows.
@@ -255,7 +285,14 @@ impl Case {
             following_eps: EPS,
             reserved: 0,
         };
+        let prepared = self.prepared.then(|| self.prepare(card, input, at));
         let mut params = shape.params(at, input, w_at.address());
+        if let Some(prepared) = &prepared {
+            let [codes, scales, sums] = prepare_rows::addresses(prepared.address(), shape.padded());
+            params.input.x = codes;
+            params.input.weight = scales;
+            params.input.following_weight = sums;
+        }
         params.up = up_at.address();
         params.epilogue = self.epilogue;
         params.other = other_at.address();
@@ -278,11 +315,13 @@ impl Case {
                 self.parts[i]
             };
         }
-        let module = card.load(&specialization(
-            shape.weights,
-            INPUTS[self.prologue.min(1) as usize],
-            shape.card.clusters.is_some(),
-        ));
+        let kind = if self.prepared {
+            READY
+        } else {
+            INPUTS[self.prologue.min(1) as usize]
+        };
+        let clusters = shape.card.clusters.is_some() && !self.prepared;
+        let module = card.load(&specialization(shape.weights, kind, clusters));
         let mut grid = shape.grid(rows);
         if let Some(blocks) = self.blocks {
             let blocks = blocks.next_multiple_of(shape.cluster(bucket));
@@ -418,8 +457,13 @@ fn gemv_is_the_product_with_all_that_surrounds_it() {
                 epilogue,
                 rows: rows.next().expect("endless"),
                 blocks: None,
+                prepared: false,
             };
             case.check(&card);
+            if matches!(gemv_weights(quant), GemvWeights::Fragments(_)) {
+                let prepared = true;
+                Case { prepared, ..case }.check(&card);
+            }
         }
     }
 }
@@ -429,7 +473,7 @@ fn gemv_is_the_product_with_all_that_surrounds_it() {
 fn gemv_gives_a_row_the_same_bits_in_every_bucket_and_grid() {
     let card = Card::open(Tier::Best);
     for (i, quant) in QUANTS.into_iter().enumerate() {
-        let of = |rows: usize, blocks: Option<usize>| {
+        let of = |rows: usize, blocks: Option<usize>, prepared: bool| {
             let case = Case {
                 quant,
                 columns: odd_columns(quant),
@@ -438,14 +482,20 @@ fn gemv_gives_a_row_the_same_bits_in_every_bucket_and_grid() {
                 epilogue: 0,
                 rows,
                 blocks,
+                prepared,
             };
             case.check(&card)[..75].to_vec()
         };
-        let alone = of(1, None);
+        let alone = of(1, None, false);
         for rows in [2, 3, 5, 8] {
-            assert_eq!(alone, of(rows, None), "{quant}, {rows} rows");
+            assert_eq!(alone, of(rows, None, false), "{quant}, {rows} rows");
         }
-        assert_eq!(alone, of(1, Some(1)), "{quant}");
+        assert_eq!(alone, of(1, Some(1), false), "{quant}");
+        if matches!(gemv_weights(quant), GemvWeights::Fragments(_)) {
+            for rows in [1, 2, 4, 7] {
+                assert_eq!(alone, of(rows, None, true), "{quant}, {rows} prepared");
+            }
+        }
     }
 }
 
@@ -461,6 +511,7 @@ fn gemv_blocks_take_many_m_tiles_and_long_rows() {
         epilogue,
         rows,
         blocks: Some(blocks),
+        prepared: false,
     };
     for rows in [1, 3, 8] {
         case(QuantType::Q8_0, 64, 16 * 41, 0, rows, 2).check(&card);
@@ -473,11 +524,15 @@ fn gemv_blocks_take_many_m_tiles_and_long_rows() {
     }
     // Rows that do not fit shared memory together.
     let case = case(QuantType::Q8_0, 21504, 16, 0, 7, 1);
-    Case {
-        blocks: None,
-        ..case
+    for prepared in [false, true] {
+        let blocks = None;
+        Case {
+            blocks,
+            prepared,
+            ..case
+        }
+        .check(&card);
     }
-    .check(&card);
 }
 
 #[test]
@@ -499,6 +554,7 @@ fn gemv_multiplies_with_routed_experts() {
             outputs,
             pair,
             top_k: Some(top_k),
+            ready: false,
             card: facts(&card),
         };
         let stack = |rows, columns, seed: u64| -> Vec<Matrix> {
