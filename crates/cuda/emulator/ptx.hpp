@@ -101,7 +101,9 @@ inline void ldmatrix_x4_trans(u32 (&d)[4], const void* row) { emulated_load_matr
 inline void cp_async_16(void* shared, const void* global, bool there = true) {
   there ? (void)std::memcpy(shared, global, 16) : (void)std::memset(shared, 0, 16);
 }
-inline void cp_async_16_streamed(void* shared, const void* global, bool there = true) { cp_async_16(shared, global, there); }
+typedef u8* SharedPlace;
+inline SharedPlace shared_place(void* shared) { return (u8*)shared; }
+inline void cp_async_16_streamed(SharedPlace to, const void* global, bool there = true) { cp_async_16(to, global, there); }
 inline void cp_async_4(void* shared, const void* global, bool there = true) {
   there ? (void)std::memcpy(shared, global, 4) : (void)std::memset(shared, 0, 4);
 }

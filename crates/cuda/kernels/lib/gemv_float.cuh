@@ -87,7 +87,7 @@ struct FloatWeights {
   using LaneOf = FloatInput;
 
   // Starts the copy of a stage: of `rows` rows that are there, `bytes`. Both addresses are the lane's own.
-  static __device__ __forceinline__ void fetch(u8* to, const u8* from, u32 bytes, u32 rows, u32 row_bytes, u32 lane) {
+  static __device__ __forceinline__ void fetch(SharedPlace to, const u8* from, u32 bytes, u32 rows, u32 row_bytes, u32 lane) {
 #pragma unroll
     for (u32 row = 0; row < 4; row++) {
       cp_async_16_streamed(to + 512 * row, from, 16 * lane < bytes && row < rows);

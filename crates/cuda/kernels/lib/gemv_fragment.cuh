@@ -18,7 +18,7 @@ struct FragmentWeights {
   using LaneOf = typename Mma::template Lane<ROWS>;
 
   // Starts the copy of a stage, of which `bytes` are there. Both addresses are the lane's own.
-  static __device__ __forceinline__ void fetch(u8* to, const u8* from, u32 bytes, u32, u32, u32 lane) {
+  static __device__ __forceinline__ void fetch(SharedPlace to, const u8* from, u32 bytes, u32, u32, u32 lane) {
 #pragma unroll
     for (u32 at = 0; at < STAGE_BYTES; at += 512) {
       const u32 mine = at + 16 * lane;

@@ -93,11 +93,12 @@ constexpr u32 BATCH = ROWS <= 2 ? 8 : ROWS == 4 ? 4 : 2;
 struct Stream {
   const Params& p;
   const u8 *matrix, *next;
+  SharedPlace place;  // of the lane's part of the ring
   u32 m_tile, end, stage, share, lane;
 
-  __device__ __forceinline__ Stream(const Params& p, u64 offset, u32 m_tile, u32 end, u32 share, u32 lane)
-      : p(p), m_tile(m_tile), end(end), stage(share), share(share), lane(lane) {
-    start(offset);
+  __device__ __forceinline__ Stream(const Params& p, u8* ring, u32 m_tile, u32 end, u32 share, u32 lane)
+      : p(p), place(shared_place(ring + 16 * lane)), m_tile(m_tile), end(end), stage(share), share(share), lane(lane) {
+    start(0);
   }
 
   // Begins at another matrix of a stack.
@@ -113,11 +114,11 @@ struct Stream {
     return (pair && m_tile % 2 ? p.up : matrix) + u64((pair ? m_tile / 2 : m_tile) * Weights::M_TILE) * p.m_tile_bytes + mine;
   }
 
-  // Starts the next copy, to the lane's own address, and commits the group whether there is one or not.
-  __device__ __forceinline__ void fetch(u8* to) {
+  // Starts the next copy, so many bytes behind the ring's start, and commits the group whether there is one or not.
+  __device__ __forceinline__ void fetch(u32 at) {
     if (m_tile < end) {
       const u32 row = (p.epilogue == GEGLU ? m_tile / 2 : m_tile) * Weights::M_TILE;
-      Weights::fetch(to, next, p.m_tile_bytes - stage * Weights::STEP, p.outputs - row, p.m_tile_bytes, lane);
+      Weights::fetch(place + at, next, p.m_tile_bytes - stage * Weights::STEP, p.outputs - row, p.m_tile_bytes, lane);
       stage += p.split;
       next += p.split * Weights::STEP;
       if (stage >= p.stages) {
@@ -258,7 +259,7 @@ __device__ __forceinline__ void multiply(const Params& p, const Share& share, co
         __syncwarp();
         Weights::template multiply<ROWS>(sums, from, mine, stage * Weights::STAGE_INPUTS, share.lane);
         __syncwarp();
-        stream.fetch(from + 16 * share.lane);
+        stream.fetch(u32(from - ring));
         from += Weights::STAGE_BYTES;
         if (from == ring_end) from = ring;
       }
@@ -290,11 +291,11 @@ __device__ __forceinline__ void gemv(const Params& p) {
   JOIN(INPUT, _input)<OWN_ROWS, ROWS> prologue;
   const Prologue input = prologue.at_row(p.input, first_row + own, p.columns, p.padded);
   u8* const ring = shared + share.warp * RING * Weights::STAGE_BYTES;
-  Stream stream(p, 0, share.begin + share.team, share.end, share.of_team, share.lane);
+  Stream stream(p, ring, share.begin + share.team, share.end, share.of_team, share.lane);
   u32 filled = 0;
   const auto fill_to = [&](u32 stages) {
 #pragma unroll 1
-    for (; filled < stages; filled++) stream.fetch(ring + filled * Weights::STAGE_BYTES + 16 * share.lane);
+    for (; filled < stages; filled++) stream.fetch(filled * Weights::STAGE_BYTES);
   };
   prologue.begin();
   if (p.pdl & PDL) {
@@ -340,11 +341,11 @@ __device__ __forceinline__ void routed_gemv(const Params& p) {
 
   JOIN(INPUT, _input)<1, ROWS> prologue;
   u8* const ring = shared + share.warp * RING * Weights::STAGE_BYTES;
-  Stream stream(p, 0, share.begin + share.team, share.end, share.of_team, share.lane);
+  Stream stream(p, ring, share.begin + share.team, share.end, share.of_team, share.lane);
   u32 filled = 0, count = 0;
   const auto fill = [&] {
 #pragma unroll 1
-    for (; filled < RING; filled++) stream.fetch(ring + filled * Weights::STAGE_BYTES + 16 * share.lane);
+    for (; filled < RING; filled++) stream.fetch(filled * Weights::STAGE_BYTES);
   };
   // Prepares a slot's input as a column of the product.
   const auto prepare = [&](u32 slot, u32 column) {
