@@ -44,6 +44,7 @@ impl Timed {
             self.weights,
             INPUTS[self.prologue.min(1) as usize],
             clusters,
+            false,
         )
     }
 }
@@ -280,6 +281,7 @@ pub(crate) fn experts() {
             weights,
             "plain",
             facts(&bench.card).clusters.is_some(),
+            false,
         ));
         for rows in [1, 2, 4, 8] {
             for (name, columns, outputs, pair) in

@@ -24,6 +24,9 @@ struct Prologue {
   u32 reserved;
 };
 
+// Prepared rows lie with room for so many.
+constexpr u32 PREPARED_ROWS = 8;
+
 // Eight neighbouring lanes hold a block of 32: its largest magnitude / 127 is the step of its codes.
 template <typename Weights, int LAYOUT_ROWS>
 __device__ __forceinline__ void put_codes(const Input& in, u32 row, u32 four, const float4& v, bool there) {
@@ -48,6 +51,18 @@ __device__ __forceinline__ void put_codes(const Input& in, u32 row, u32 four, co
   if (four % 8 != 0) return;
   in.scales[four / 8 * LAYOUT_ROWS + row] = scale;
   if (Weights::HAS_MINS) in.sums[four / 8 * LAYOUT_ROWS + row] = mul(scale, float(sum));
+}
+
+// The same of a value per lane, of a block that a warp has, into prepared rows. Sums are always there.
+__device__ __forceinline__ void put_code(const Input& in, u32 row, u32 column, float v) {
+  const float largest = warp_max(fabsf(v));
+  const float scale = largest > 1e-30f ? mul(largest, 1.0f / 127) : 0, per = largest > 1e-30f ? reciprocal(scale) : 0;
+  const int code = (signed char)__float_as_uint(fmaf(v, per, 12582912.0f));
+  in.values[row * in.stride + column] = u8(code);
+  const int sum = __reduce_add_sync(ALL_LANES, code);
+  if (column % 32 != 0) return;
+  in.scales[column / 32 * PREPARED_ROWS + row] = scale;
+  in.sums[column / 32 * PREPARED_ROWS + row] = mul(scale, float(sum));
 }
 
 // Writes a four to where products read it. Warps come whole; `there` is false behind the padded row.
@@ -257,9 +272,8 @@ struct NormedInput {
   }
 };
 
-// Codes that a launch of prepare_rows.cu wrote: `x` are those, in rows of `padded` bytes, `weight` and `following_weight` are scales and
-// sums, `[blocks of 32, PREPARED_ROWS]`.
-constexpr u32 PREPARED_ROWS = 8;
+// Codes that a launch before wrote: `x` are those, in rows of `padded` bytes, `weight` and `following_weight` are scales and sums,
+// `[blocks of 32, PREPARED_ROWS]`.
 template <int ALL_ROWS, int LAYOUT_ROWS = ALL_ROWS>
 struct ReadyInput {
   static constexpr bool READY = true;

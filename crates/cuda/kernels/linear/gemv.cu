@@ -1,6 +1,6 @@
 // GEMV: out[r] = W . f(x[r]) for up to 8 rows, the product of decoding. The prologue f is nothing, a norm, or the residual add with
 // the norm that follows; the epilogue may be GELU. WEIGHTS names the matrix's format, INPUT is plain or normed, or ready where
-// prepare_rows.cu has done the prologue.
+// a launch before has done the prologue. With CODES outputs are GEGLU's alone, as prepared rows of the product that follows.
 //
 // Grid: (blocks), all of them resident at once; a block owns a run of M-tiles (16 output rows of fragments, 4 of floats) and all
 // their inputs. `split` warps are a team that shares an M-tile, each taking every split-th stage (about 2 KB) of it; a team's
@@ -33,8 +33,9 @@ using ready_input = ReadyInput<ROWS, LAYOUT_ROWS>;
 constexpr bool READY = JOIN(INPUT, _input)<1, 1>::READY;
 
 // Stages that are asked for before the input, whose way memory delays that has much to give: with PDL, where the launch before may still
-// run; else one.
-constexpr u32 STAGES_BEFORE = READY ? 1 : 2;
+// run; else one. As measured.
+template <int ROWS>
+constexpr u32 STAGES_BEFORE = ROWS == 1 ? 2 : READY ? 1 : Weights::QUANTIZED ? 2 : RING;
 
 // Kinds of epilogue. Mirrors `GemvEpilogue` in src/kernel/linear/gemv.rs; 0 leaves sums as they are.
 constexpr u32 GEGLU = 1, GELU_MUL_SLICE = 2;
@@ -69,7 +70,7 @@ struct Params {
   u32 stages;       // of an M-tile
   u32 outputs;      // rows of the joined matrix, without padding; of one matrix of a pair of floats
   u32 epilogue;
-  u32 other_columns;
+  u32 other_columns;  // with CODES: of a prepared row
   u32 other_column;
   u32 top_k;
   u32 input_per_expert;  // of routed experts: an input per row and expert, not per row
@@ -193,6 +194,25 @@ __device__ __forceinline__ void finish(const Params& p, const float* partial, u3
   }
 }
 
+// The same where outputs are the rows of a product that follows, prepared as prepare_rows.cu does it: a warp takes a block of 32, which is
+// two pairs of M-tiles.
+template <int ROWS>
+__device__ __forceinline__ void finish_codes(const Params& p, const float* partial, u32 first, u32 m_tiles, u32 out_row, u32 count) {
+  constexpr u32 STRIDE = ROWS * 16;
+  const u32 lane = threadIdx.x % WARP, padded = p.other_columns;
+  u8* const codes = (u8*)p.parts[0].out;
+  const Input out = {codes, (float*)(codes + PREPARED_ROWS * padded), (float*)(codes + PREPARED_ROWS * padded) + PREPARED_ROWS * (padded / 32),
+                     padded};
+#pragma unroll 1
+  for (u32 unit = threadIdx.x / WARP; unit < m_tiles / 4 * ROWS; unit += blockDim.x / WARP) {
+    const u32 token = unit % ROWS, local = unit / ROWS * 4;
+    if (token >= count) continue;
+    const float* from = partial + (local + lane / 16 * 2) * p.split * STRIDE + token * 16 + lane % 16;
+    const float gate = team_sum(from, p.split, STRIDE);
+    put_code(out, out_row + token, (first + local) * 8 + lane, quick_gelu(gate) * team_sum(from + p.split * STRIDE, p.split, STRIDE));
+  }
+}
+
 // A block's share of the work: warps in teams, and a run of M-tiles.
 struct Share {
   u32 lane, warp, team, of_team, a_block, begin, end;
@@ -266,7 +286,11 @@ __device__ __forceinline__ void multiply(const Params& p, const Share& share, co
       sums.store(partial + ((m_tile - first) * p.split + share.of_team) * ROWS * Weights::M_TILE, share.lane);
     }
     __syncthreads();
-    finish<ROWS, ROUTED>(p, partial, first, last - first, first_row, slots, count);
+    if constexpr (CODES && !ROUTED) {
+      finish_codes<ROWS>(p, partial, first, last - first, first_row, count);
+    } else {
+      finish<ROWS, ROUTED>(p, partial, first, last - first, first_row, slots, count);
+    }
     // The other half of `partial` was read before the last barrier, so it is free.
     partial += other_half;
     other_half = -other_half;
@@ -300,7 +324,7 @@ __device__ __forceinline__ void gemv(const Params& p) {
   prologue.begin();
   if (p.pdl & PDL) {
     // The launch before is still running. Time to fetch weights, which depend on nothing.
-    fill_to(STAGES_BEFORE);
+    fill_to(STAGES_BEFORE<ROWS>);
     prologue.load_weights(input, p.columns);
     if (!(p.pdl & LATE_TRIGGER)) griddep_launch_dependents();
     if (!(p.pdl & EARLY_INPUT)) griddep_wait();

@@ -41,7 +41,7 @@ use super::{
 };
 use crate::{
     config::Fusion,
-    kernel::{Kernel, KeysFromValues, Operand, PleInputs},
+    kernel::{Kernel, KeysFromValues, Operand, PleInputs, PreparedRows},
 };
 
 /// Lowers ops for one class. Programs lowered with the same scratch share its buffers.
@@ -69,6 +69,7 @@ pub(crate) fn lower(
         host,
         begun: HashMap::new(),
         large: large_batch::State::of(plan, ops, target),
+        prepared: HashMap::new(),
         routes: HashMap::new(),
         unsummed: HashMap::new(),
         settled: None,
@@ -106,6 +107,8 @@ struct Lowering<'a> {
     /// Dense ones whose down is still to come, by what it reads.
     begun: HashMap<Value, host_networks::Begun>,
     large: large_batch::State,
+    /// Values that are prepared rows of the product that reads them.
+    prepared: HashMap<Value, PreparedRows>,
     /// Routes that are in scratch.
     routes: HashMap<Value, Operand>,
     /// Experts' outputs that their reader sums up itself.

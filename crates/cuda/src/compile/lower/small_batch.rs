@@ -108,11 +108,15 @@ impl Lowering<'_> {
                         Some(WeightOperand::one(up.w, *format)),
                     ),
                 };
-                let epilogue = GemvEpilogue::Geglu {
-                    out: Operand::Value(out),
-                    up,
-                };
                 let outputs = self.plan.columns(out);
+                let shape = self.shape(gate.w, *gemv, outputs, true);
+                let epilogue = match self.prepared_for_reader(out, shape) {
+                    Some(out) => GemvEpilogue::GegluCodes { out },
+                    None => GemvEpilogue::Geglu {
+                        out: Operand::Value(out),
+                        up,
+                    },
+                };
                 self.gemv(op, &parts.clone(), prologue, w, (*gemv, outputs), epilogue);
             }
             (Epilogue::Geglu { .. }, _) => {
@@ -141,6 +145,55 @@ impl Lowering<'_> {
         Some(())
     }
 
+    /// The shape of a product with matrices like this one.
+    fn shape(&self, w: Weight, gemv: GemvWeights, outputs: usize, pair: bool) -> GemvShape {
+        GemvShape {
+            weights: gemv,
+            columns: self.weights.matrix(w).columns,
+            outputs,
+            pair,
+            top_k: None,
+            ready: false,
+            card: self.card(),
+        }
+    }
+
+    /// Where a network's inner values go as prepared rows: where down alone reads them, and blocks of gate and up end in whole blocks of
+    /// 32 whatever the number of rows.
+    fn prepared_for_reader(&mut self, inner: Value, shape: GemvShape) -> Option<PreparedRows> {
+        let whole = |rows: usize| {
+            let ready = rows >= PREPARED_FROM;
+            GemvShape { ready, ..shape }.ends_in_blocks(rows)
+        };
+        let packed = |gemv: GemvWeights| matches!(gemv, GemvWeights::Fragments(_));
+        if !packed(shape.weights) || ![1, 2, 4, 8].into_iter().all(whole) {
+            return None;
+        }
+        let down = self.ops.iter().find_map(|op| match &op.work {
+            Work::Product(p) if p.input == Prologue::Value(inner) => match p.parts.as_slice() {
+                [down] if p.epilogue == Epilogue::Nothing => Some(*down),
+                _ => None,
+            },
+            _ => None,
+        })?;
+        let reads = |op: &Op| matches!(&op.work, Work::Product(p) if p.parts[0] == down);
+        let (gemv, _) = self.gemv_format(down.w)?;
+        let padded = self
+            .shape(down.w, gemv, self.plan.columns(down.out), false)
+            .padded();
+        if !packed(gemv) || padded != shape.outputs || !self.only_for(inner, reads) {
+            return None;
+        }
+        let bytes = ScratchBytes {
+            per_row: 0,
+            fixed: PreparedRows::bytes(padded),
+        };
+        let at = self.scratch.operand("prepared inner rows", bytes);
+        let rows = PreparedRows { at, padded };
+        self.prepared.insert(inner, rows);
+        Some(rows)
+    }
+
     pub(super) fn card(&self) -> GemvDevice {
         GemvDevice {
             multiprocessors: self.target.multiprocessors,
@@ -163,7 +216,10 @@ impl Lowering<'_> {
         };
         let within = shape.can_norm();
         Some(match product.input {
-            Prologue::Value(x) => GemvPrologue::None { x: at(x) },
+            Prologue::Value(x) => match self.prepared.get(&x) {
+                Some(&rows) => GemvPrologue::Ready(rows),
+                None => GemvPrologue::None { x: at(x) },
+            },
             // Branches are joined by a kernel of their own, which writes the sum; its norm is left to the product.
             Prologue::ResidualNorm(joined) if within && joined.branches.is_some() => {
                 self.residual_norm_call(op, &joined, None, None)?;
@@ -276,15 +332,11 @@ impl Lowering<'_> {
         (gemv, outputs): (GemvWeights, usize),
         epilogue: GemvEpilogue,
     ) {
-        let shape = GemvShape {
-            weights: gemv,
-            columns: self.weights.matrix(parts[0].w).columns,
-            outputs,
-            pair: matches!(epilogue, GemvEpilogue::Geglu { .. }),
-            top_k: None,
-            ready: false,
-            card: self.card(),
-        };
+        let pair = matches!(
+            epilogue,
+            GemvEpilogue::Geglu { .. } | GemvEpilogue::GegluCodes { .. }
+        );
+        let shape = self.shape(parts[0].w, gemv, outputs, pair);
         let label = self.product_label(op, parts);
         let kernel = Gemv {
             prologue,
@@ -302,7 +354,11 @@ impl Lowering<'_> {
     }
 
     /// A packed product: several rows are prepared once, by a launch before it; few by each of its blocks.
-    fn gemv_by_rows(&mut self, rows: Rows, label: &str, kernel: Gemv, format: FragmentFormat) {
+    fn gemv_by_rows(&mut self, rows: Rows, label: &str, mut kernel: Gemv, format: FragmentFormat) {
+        if let GemvPrologue::Ready(_) = kernel.prologue {
+            kernel.shape.ready = true;
+            return self.call(label, rows, kernel);
+        }
         let padded = kernel.shape.padded();
         let bytes = ScratchBytes {
             per_row: 0,

@@ -214,6 +214,8 @@ pub(crate) enum GemvEpilogue {
         out: Operand,
         up: Option<WeightOperand>,
     },
+    /// The same as prepared rows of the product that follows; of fragments, where [`GemvShape::ends_in_blocks`].
+    GegluCodes { out: PreparedRows },
     /// `gelu(y) * other`, a slice of its columns.
     GeluMulSlice { out: Operand, other: ColumnSlice },
 }
@@ -320,16 +322,31 @@ impl GemvShape {
 
     fn shared_bytes(self, rows: usize, blocks: usize) -> usize {
         let (split, teams) = self.teams();
+        let partials = 2 * self.batch(rows, blocks) * split * rows * self.weights.m_tile() * 4;
+        split * teams * RING * self.weights.stage().1
+            + partials
+            + self.weights.input_bytes(self.padded(), rows)
+    }
+
+    /// Whether the outputs of a pair come in whole blocks of 32 from every block and batch of M-tiles, for as many rows as an entry has.
+    pub(crate) fn ends_in_blocks(self, rows: usize) -> bool {
+        const M_TILES: usize = 4;
+        self.blocks(rows).is_some_and(|blocks| {
+            let whole = self.m_tiles().is_multiple_of(M_TILES)
+                && self.a_block(blocks).is_multiple_of(M_TILES);
+            whole && self.batch(rows, blocks).is_multiple_of(M_TILES)
+        })
+    }
+
+    /// M-tiles that a block sums up before it reduces them.
+    fn batch(self, rows: usize, blocks: usize) -> usize {
+        let (_, teams) = self.teams();
         let batch = match rows {
             1 | 2 => 8,
             4 => 4,
             _ => 2,
         };
-        let batch = (batch * teams).min(self.a_block(blocks));
-        let partials = 2 * batch * split * rows * self.weights.m_tile() * 4;
-        split * teams * RING * self.weights.stage().1
-            + partials
-            + self.weights.input_bytes(self.padded(), rows)
+        (batch * teams).min(self.a_block(blocks))
     }
 
     /// Blocks that prepare rows for each other, for as many rows as an entry has.
@@ -494,17 +511,27 @@ pub(crate) const INPUTS: [&str; 2] = ["plain", "normed"];
 const READY: &str = "ready";
 
 pub(crate) fn specializations(clusters: bool) -> impl Iterator<Item = Specialization> {
-    GemvWeights::all()
-        .flat_map(move |weights| INPUTS.map(|input| specialization(weights, input, clusters)))
+    let floats = GemvWeights::all().flat_map(move |weights| {
+        INPUTS.map(|input| specialization(weights, input, clusters, false))
+    });
+    let codes = FragmentFormat::ALL.map(GemvWeights::Fragments).into_iter();
+    floats.chain(codes.map(move |weights| specialization(weights, INPUTS[1], clusters, true)))
 }
 
 /// Those of prepared inputs.
 pub(crate) fn ready_specializations() -> impl Iterator<Item = Specialization> {
     let packed = FragmentFormat::ALL.map(GemvWeights::Fragments).into_iter();
-    packed.map(|weights| specialization(weights, READY, false))
+    packed
+        .flat_map(|weights| [false, true].map(|codes| specialization(weights, READY, false, codes)))
 }
 
-pub(crate) fn specialization(weights: GemvWeights, input: &str, clusters: bool) -> Specialization {
+/// With `codes`, outputs are those of [`GemvEpilogue::GegluCodes`].
+pub(crate) fn specialization(
+    weights: GemvWeights,
+    input: &str,
+    clusters: bool,
+    codes: bool,
+) -> Specialization {
     Specialization {
         kernel: "gemv",
         entries: &[
@@ -523,6 +550,7 @@ pub(crate) fn specialization(weights: GemvWeights, input: &str, clusters: bool) 
             ("INPUT", input.to_owned()),
             ("CLUSTER", (usize::from(clusters) * MAX_CLUSTER).to_string()),
             ("M_TILE_STAGE_BYTES", weights.stage().1.to_string()),
+            ("CODES", u32::from(codes).to_string()),
         ],
         params_bytes: GemvParams::BYTES,
     }
@@ -667,7 +695,8 @@ impl GemvShape {
 impl Kernel for Gemv {
     fn specialization(&self) -> Specialization {
         let clusters = self.shape.card.clusters.is_some() && !self.shape.ready;
-        specialization(self.shape.weights, self.prologue.input(), clusters)
+        let codes = matches!(self.epilogue, GemvEpilogue::GegluCodes { .. });
+        specialization(self.shape.weights, self.prologue.input(), clusters, codes)
     }
 
     fn grid(&self, rows: usize) -> Grid {
@@ -707,6 +736,10 @@ impl Kernel for Gemv {
                 params.part_0 = whole(*out);
                 params.up = up.as_ref().map_or(Address::NULL, |up| at.matrix(up).start);
                 params.epilogue = 1;
+            }
+            GemvEpilogue::GegluCodes { out } => {
+                params.part_0 = whole(out.at);
+                params.other_columns = out.padded as u32;
             }
             GemvEpilogue::GeluMulSlice { out, other } => {
                 params.part_0 = whole(*out);
@@ -752,6 +785,7 @@ impl Kernel for Gemv {
     fn writes(&self) -> Vec<Operand> {
         let outs: Vec<Operand> = match &self.epilogue {
             GemvEpilogue::Plain(parts) => parts.iter().map(|part| part.out).collect(),
+            GemvEpilogue::GegluCodes { out } => vec![out.at],
             GemvEpilogue::Geglu { out, .. } | GemvEpilogue::GeluMulSlice { out, .. } => vec![*out],
         };
         self.prologue.sum().into_iter().chain(outs).collect()

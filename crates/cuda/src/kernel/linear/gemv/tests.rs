@@ -24,6 +24,8 @@ struct Case {
     blocks: Option<usize>,
     /// Whether a launch before prepares the rows.
     prepared: bool,
+    /// Whether outputs are prepared for the product that follows, too.
+    codes: bool,
 }
 
 pub(crate) const EPS: f32 = 1e-6;
@@ -321,7 +323,7 @@ impl Case {
             INPUTS[self.prologue.min(1) as usize]
         };
         let clusters = shape.card.clusters.is_some() && !self.prepared;
-        let module = card.load(&specialization(shape.weights, kind, clusters));
+        let module = card.load(&specialization(shape.weights, kind, clusters, false));
         let mut grid = shape.grid(rows);
         if let Some(blocks) = self.blocks {
             let blocks = blocks.next_multiple_of(shape.cluster(bucket));
@@ -329,6 +331,32 @@ impl Case {
             grid = shape.grid_of(bucket, blocks);
         }
         card.run(&module, grid, &params.bytes());
+        if self.codes {
+            let columns = self.parts[0];
+            let of_outputs = Case {
+                columns,
+                parts: [16, 0, 0],
+                prologue: 0,
+                epilogue: 0,
+                ..*self
+            };
+            let input = GemvPrologueParams {
+                x: outs[0].address(),
+                ..input
+            };
+            let expected = of_outputs.prepare(card, input, at);
+            let found = card.upload(&vec![0xffu8; PreparedRows::bytes(columns)]);
+            params.part_0.out = found.address();
+            params.other_columns = columns as u32;
+            let module = card.load(&specialization(shape.weights, kind, clusters, true));
+            card.run(&module, grid, &params.bytes());
+            // Sums are written for products that want them.
+            let sums = matches!(shape.weights, GemvWeights::Fragments(f) if f.has_minimums());
+            let bytes = (9 + usize::from(sums)) * columns;
+            let [expected, found] =
+                [&expected, &found].map(|rows| card.download::<u8>(rows, bytes));
+            assert_eq!(expected, found, "{self:?}");
+        }
 
         let mut inputs = Vec::new();
         let mut sums = Vec::new();
@@ -458,6 +486,7 @@ fn gemv_is_the_product_with_all_that_surrounds_it() {
                 rows: rows.next().expect("endless"),
                 blocks: None,
                 prepared: false,
+                codes: false,
             };
             case.check(&card);
             if matches!(gemv_weights(quant), GemvWeights::Fragments(_)) {
@@ -483,6 +512,7 @@ fn gemv_gives_a_row_the_same_bits_in_every_bucket_and_grid() {
                 rows,
                 blocks,
                 prepared,
+                codes: false,
             };
             case.check(&card)[..75].to_vec()
         };
@@ -512,6 +542,7 @@ fn gemv_blocks_take_many_m_tiles_and_long_rows() {
         rows,
         blocks: Some(blocks),
         prepared: false,
+        codes: false,
     };
     for rows in [1, 3, 8] {
         case(QuantType::Q8_0, 64, 16 * 41, 0, rows, 2).check(&card);
@@ -532,6 +563,36 @@ fn gemv_blocks_take_many_m_tiles_and_long_rows() {
             ..case
         }
         .check(&card);
+    }
+}
+
+/// Bit for bit what a launch of its own makes of the outputs, in rows that are there; nothing in others.
+#[test]
+#[ignore = "needs a card"]
+fn gemv_prepares_the_rows_of_the_product_that_follows() {
+    let card = Card::open(Tier::Best);
+    for (quant, prepared) in [QuantType::Q8_0, QuantType::Q4_0, QuantType::Q4_K]
+        .into_iter()
+        .flat_map(|quant| [false, true].map(|prepared| (quant, prepared)))
+    {
+        for rows in [1, 2, 3, 8] {
+            let case = Case {
+                quant,
+                columns: 1024,
+                // So many that blocks have two teams of warps.
+                parts: [256 * 10, 0, 0],
+                prologue: 0,
+                epilogue: 1,
+                rows,
+                // As many as clusters of eight take.
+                blocks: Some(40),
+                prepared,
+                codes: true,
+            };
+            let (shape, bucket) = (case.shape(&card), rows.next_power_of_two());
+            assert_eq!((shape.a_block(40), shape.batch(bucket, 40) % 4), (8, 0));
+            case.check(&card);
+        }
     }
 }
 
@@ -615,6 +676,7 @@ fn gemv_multiplies_with_routed_experts() {
             weights,
             "plain",
             facts(&card).clusters.is_some(),
+            false,
         ));
         let first = shape(dim, width, true);
         let mut params = first.params(at, plain(&x_at), pairs_at.address());
@@ -653,5 +715,36 @@ fn gemv_multiplies_with_routed_experts() {
         assert!(error < 1e-5, "{quant} {rows}: {error}");
         assert!(middle[rows * top_k * width..].iter().all(|v| v.is_nan()));
         assert!(out[rows * top_k * dim..].iter().all(|v| v.is_nan()));
+    }
+}
+
+/// Where gate and up write what down reads as prepared rows, on a Hopper card and on one without clusters.
+#[test]
+fn large_networks_end_in_whole_blocks_and_small_ones_need_not() {
+    let clusters = Some(ClusterCapacity::assumed(HOPPER_MULTIPROCESSORS));
+    for (clusters, columns, inner, expected) in [
+        (clusters, 3840, 15360, true),
+        (None, 3840, 15360, true),
+        (clusters, 2560, 10240, false),
+        (clusters, 2816, 2112, false),
+    ] {
+        let whole = |rows: usize| {
+            let shape = GemvShape {
+                weights: GemvWeights::Fragments(FragmentFormat::Q4),
+                columns,
+                outputs: inner,
+                pair: true,
+                top_k: None,
+                ready: rows > 2,
+                card: GemvDevice {
+                    multiprocessors: HOPPER_MULTIPROCESSORS,
+                    shared_bytes: 227 << 10,
+                    clusters,
+                },
+            };
+            shape.ends_in_blocks(rows)
+        };
+        let all = [1, 2, 4, 8].into_iter().all(whole);
+        assert_eq!(all, expected, "{columns} to {inner}");
     }
 }
