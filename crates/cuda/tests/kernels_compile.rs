@@ -1,11 +1,12 @@
 //! Kernels compile without a remark, wherever NVRTC is: it needs no card. A spilled register is a remark. Of kernels that differ
 //! in their constants as many are compiled as have every value of each, and those that architectures share for one of them; every
-//! one for every architecture is left to those who ask (`--ignored`).
+//! one for every architecture is left to those who ask (`--ignored`). Machine code is searched for an instruction that no card runs,
+//! which the compiler makes of some copies (`shared_place` in `lib/ptx.cuh`).
 //!
 //! NVRTC is looked for in the usual folders, in the folder `NVRTC_DIR` names, and in `target/nvrtc`. Where there is none, the
 //! cases are listed and marked ignored.
 
-use std::path::PathBuf;
+use std::{fs, path::PathBuf};
 
 use carat_cuda::{Architecture, BuiltKernel, Coverage, CudaError, KernelSet, build_kernels};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -47,10 +48,17 @@ fn main() {
             if built.is_empty() {
                 return Err(Failed::from("nothing was compiled"));
             }
-            match built.iter().find(|kernel| !kernel.remarks.is_empty()) {
-                Some(kernel) => Err(Failed::from(format!("{}: {}", kernel.name, kernel.remarks))),
-                None => Ok(()),
+            for (kernel, file) in &built {
+                if !kernel.remarks.is_empty() {
+                    let (name, remarks) = (&kernel.name, &kernel.remarks);
+                    return Err(Failed::from(format!("{name}: {remarks}")));
+                }
+                if kernel.name.starts_with("gemv.") && copies_to_uniform_places(file) {
+                    let name = &kernel.name;
+                    return Err(Failed::from(format!("{name} copies to a uniform place")));
+                }
             }
+            Ok(())
         })
         .with_ignored_flag(!found || on_demand)
     };
@@ -58,12 +66,51 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// Compiles into a folder that is thrown away. For no architecture it only looks for NVRTC.
-fn compile(names: &[&str], case: &Case) -> Result<Vec<BuiltKernel>, CudaError> {
+/// Compiles into a folder that is thrown away, and gives the files' bytes. For no architecture it only looks for NVRTC.
+fn compile(names: &[&str], case: &Case) -> Result<Vec<(BuiltKernel, Vec<u8>)>, CudaError> {
     let architectures: Result<Vec<Architecture>, _> = names.iter().map(|n| n.parse()).collect();
     let folder = tempfile::tempdir().expect("a folder can be made");
     let kernels = (case.set, case.coverage);
-    build_kernels(&architectures?, kernels, folder.path(), &library_dirs())
+    let built = build_kernels(&architectures?, kernels, folder.path(), &library_dirs())?;
+    let with_bytes = |kernel: BuiltKernel| {
+        let file = fs::read(&kernel.file).expect("it was just written");
+        (kernel, file)
+    };
+    Ok(built.into_iter().map(with_bytes).collect())
+}
+
+/// Whether a copy to shared memory names its place by a register of the warp: low bits of its 16 bytes. None did when policies came
+/// to these copies, and with a policy such a copy is none.
+fn copies_to_uniform_places(file: &[u8]) -> bool {
+    let texts = texts(file).expect("an image is ELF");
+    assert!(!texts.is_empty(), "an image has code");
+    let instructions = texts.into_iter().flat_map(|text| text.chunks_exact(16));
+    instructions
+        .into_iter()
+        .any(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]) & 0xfff == 0xdae)
+}
+
+/// Contents of the sections of an ELF image, behind whatever head its file has, that hold functions.
+fn texts(file: &[u8]) -> Option<Vec<&[u8]>> {
+    let start = file.windows(4).position(|bytes| bytes == b"\x7fELF")?;
+    let image = &file[start..];
+    let number = |at: usize, bytes: usize| -> Option<usize> {
+        let mut value = [0; 8];
+        value[..bytes].copy_from_slice(image.get(at..at + bytes)?);
+        usize::try_from(u64::from_le_bytes(value)).ok()
+    };
+    let (headers, size, count) = (number(0x28, 8)?, number(0x3a, 2)?, number(0x3c, 2)?);
+    let section = |index: usize| headers + index * size;
+    let names = number(section(number(0x3e, 2)?) + 0x18, 8)?;
+    let mut texts = Vec::new();
+    for at in (0..count).map(section) {
+        let name = &image[names + number(at, 4)?..];
+        if name.starts_with(b".text.") {
+            let (from, bytes) = (number(at + 0x18, 8)?, number(at + 0x20, 8)?);
+            texts.push(image.get(from..from + bytes)?);
+        }
+    }
+    Some(texts)
 }
 
 #[expect(
