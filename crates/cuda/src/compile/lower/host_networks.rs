@@ -8,7 +8,7 @@ use carat_model::{
 
 use super::Lowering;
 use crate::{
-    compile::fuse::{Epilogue, Experts, LinearPart, Op, Product, Prologue, Work},
+    compile::fuse::{Epilogue, Experts, LinearPart, Op, Product, Prologue},
     kernel::{
         ExpertInput, ExpertsSum, Gemv, GemvEpilogue, GemvPrologue, GemvShape, GemvWeights,
         HostReceive, HostSend, HostStage, Operand, OutputRows, Overlap, RoutedExperts,
@@ -66,18 +66,8 @@ impl Lowering<'_> {
         if joins(&product.input) {
             return None;
         }
-        let down = self.ops.iter().find_map(|op| match &op.work {
-            Work::Product(p) if p.input == Prologue::Value(out) => match p.parts.as_slice() {
-                [down] if p.epilogue == Epilogue::Nothing => Some(down.w),
-                _ => None,
-            },
-            _ => None,
-        })?;
-        let reads = |op: &Op| matches!(&op.work, Work::Product(p) if p.parts[0].w == down);
-        if !self.only_for(out, reads) {
-            return None;
-        }
-        let shared = self.shared([gate.w, up.w, down], None, None)?;
+        let down = self.down_of(out)?;
+        let shared = self.shared([gate.w, up.w, down.w], None, None)?;
         if shared.network.gated_from == shared.inner {
             let is_sent = false;
             self.begun.insert(out, Begun { shared, is_sent });

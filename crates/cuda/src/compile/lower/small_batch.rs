@@ -158,6 +158,19 @@ impl Lowering<'_> {
         }
     }
 
+    /// The matrix that a network's inner values go into, if nothing else reads them.
+    pub(super) fn down_of(&self, inner: Value) -> Option<LinearPart> {
+        let down = self.ops.iter().find_map(|op| match &op.work {
+            Work::Product(p) if p.input == Prologue::Value(inner) => match p.parts.as_slice() {
+                [down] if p.epilogue == Epilogue::Nothing => Some(*down),
+                _ => None,
+            },
+            _ => None,
+        })?;
+        let reads = |op: &Op| matches!(&op.work, Work::Product(p) if p.parts[0] == down);
+        self.only_for(inner, reads).then_some(down)
+    }
+
     /// Where a network's inner values go as prepared rows: where down alone reads them, and blocks of gate and up end in whole blocks of
     /// 32 whatever the number of rows.
     fn prepared_for_reader(&mut self, inner: Value, shape: GemvShape) -> Option<PreparedRows> {
@@ -169,19 +182,16 @@ impl Lowering<'_> {
         if !packed(shape.weights) || ![1, 2, 4, 8].into_iter().all(whole) {
             return None;
         }
-        let down = self.ops.iter().find_map(|op| match &op.work {
-            Work::Product(p) if p.input == Prologue::Value(inner) => match p.parts.as_slice() {
-                [down] if p.epilogue == Epilogue::Nothing => Some(*down),
-                _ => None,
-            },
-            _ => None,
-        })?;
-        let reads = |op: &Op| matches!(&op.work, Work::Product(p) if p.parts[0] == down);
+        // The host reads floats.
+        if self.begun.contains_key(&inner) {
+            return None;
+        }
+        let down = self.down_of(inner)?;
         let (gemv, _) = self.gemv_format(down.w)?;
         let padded = self
             .shape(down.w, gemv, self.plan.columns(down.out), false)
             .padded();
-        if !packed(gemv) || padded != shape.outputs || !self.only_for(inner, reads) {
+        if !packed(gemv) || padded != shape.outputs {
             return None;
         }
         let bytes = ScratchBytes {

@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeSet, fmt::Write};
 
+use carat_gguf::QuantType;
 use carat_model::{gemma4, weights::Weight};
-use carat_testkit::tiny::Variant;
+use carat_testkit::tiny::{Tiny, Variant};
 use expect_test::expect;
 
 use super::{SMALL, list_with, model};
@@ -106,4 +107,38 @@ fn a_matrix_on_the_card_is_multiplied_there() {
         host: gate and up from 32, down from 64
     "#]]
     .assert_eq(&shared_networks(60, false));
+}
+
+/// Gate and up that are wide enough write what down reads, quantized; the host reads floats.
+#[test]
+fn inner_values_are_codes_for_the_card_and_floats_for_the_host() {
+    let mut tiny = Tiny::new(Variant::Dense12b, QuantType::Q4_0);
+    tiny.dimensions.ffn.fill(15360);
+    let model = tiny.model();
+    let plan = gemma4::plan(&model).with_products_gathered();
+    let down = model.layers[0].ffn.down;
+    let network = |matrices: BTreeSet<Weight>| {
+        let host = HostWeights {
+            tables: TableMemory::Device,
+            matrices,
+            cpu_share: 60,
+        };
+        let mut networks = HostNetworks::new(&host);
+        let target = Target::hopper(Fusion::On, SMALL);
+        let all = list_with(&plan, &model.weights, target, &mut networks).unwrap();
+        let of_layer = all.lines().filter(|line| line.starts_with("L0.ffn"));
+        of_layer.collect::<Vec<_>>().join("\n")
+    };
+    expect![[r#"
+        L0.ffn.gate+up input       all     prepare_rows.normed        %11 %0 -> %13 s0
+        L0.ffn.gate+up             all     gemv_4.q4.ready            s0 -> s3
+        L0.ffn.down                all     gemv_4.q4.ready            s3 -> %18"#]]
+    .assert_eq(&network(BTreeSet::new()));
+    expect![[r#"
+        L0.ffn.gate+up input       all     prepare_rows.normed        %11 %0 -> %13 s0
+        L0.ffn.gate+up             all     gemv_4.q4.ready            s0 -> %17
+        L0.ffn.down inner part to the host all     host_send                  %17 s3 -> s3
+        L0.ffn.down own part       all     gemv_4.q4.plain            %17 -> s4
+        L0.ffn.down from the host  all     host_receive               s4 s3 -> %18"#]]
+    .assert_eq(&network([down].into()));
 }
