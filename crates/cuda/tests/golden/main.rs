@@ -135,6 +135,9 @@ fn main() {
             });
         }
     }
+    for quant in [QuantType::Q8_0, QuantType::Q4_0, QuantType::Q4_K] {
+        cases.add(format!("wide/{quant}"), move |cards| wide(cards, quant));
+    }
     for variant in Variant::ALL {
         for quant in QuantType::all() {
             cases.add(format!("tiny/{variant:?}/{quant}"), move |cards| {
@@ -377,6 +380,25 @@ fn exact(ways: &Ways, fixture: &fixtures::Fixture, kv: KvType) -> Result<(), Str
         check("tables in host memory", &expected, &tables)?;
         let apart = of(&ways.one_by_one, chunk)?;
         check("launches that do not pdl", &expected, &apart)?;
+    }
+    Ok(())
+}
+
+/// A network so wide that gate and up write what down reads, quantized: near the reference, and the same bits by one row and by more.
+fn wide(cards: &Cards, quant: QuantType) -> Result<(), String> {
+    let mut tiny = Tiny::new(Variant::Dense12b, quant);
+    tiny.dimensions.ffn.fill(15360);
+    let (model, tokens) = (tiny.model(), tiny.prompt(9));
+    let expected = logits(&Reference, &model, &tokens, tokens.len())?;
+    for kernels in [Kernels::Best, Kernels::Portable] {
+        let card = cards.usual(kernels);
+        let alone = logits(card, &model, &tokens, 1)?;
+        within(&alone, &expected, 5e-2).map_err(|e| format!("{}: {e}", kernels.name()))?;
+        for rows in [2, 4, 8] {
+            if logits(card, &model, &tokens, rows)? != alone {
+                return Err(format!("{}: other bits by {rows} rows", kernels.name()));
+            }
+        }
     }
     Ok(())
 }
