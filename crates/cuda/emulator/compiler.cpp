@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "temporary.hpp"
+
 struct Program {
   std::string source, image, log;
 };
@@ -76,9 +78,8 @@ int nvrtcDestroyProgram(Program** program) {
 }
 
 int nvrtcCompileProgram(Program* program, int count, const char* const* options) {
-  char folder[] = "/tmp/emulated-kernel-XXXXXX";
-  if (!mkdtemp(folder)) return 1;
-  const std::string base = folder;
+  std::string base = temporary("emulated-kernel");
+  if (!mkdtemp(base.data())) return 1;
   std::ofstream(base + "/kernel.cpp") << translate(program->source);
   std::ostringstream command;
   command << "g++ -std=c++17 -O2 -march=native -ffp-contract=off -fno-strict-aliasing -w -shared -fPIC -I" << EMULATOR_DIR;

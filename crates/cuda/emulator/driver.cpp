@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "runtime.hpp"
+#include "temporary.hpp"
 
 namespace {
 
@@ -386,12 +387,12 @@ int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void*) {
 int cuModuleLoadData(Module** module, const void* image) {
   uint64_t length;
   std::memcpy(&length, image, sizeof length);
-  char path[] = "/tmp/emulated-module-XXXXXX";
-  const int file = mkstemp(path);
+  std::string path = temporary("emulated-module");
+  const int file = mkstemp(path.data());
   if (file < 0 || write(file, (const char*)image + sizeof length, length) != ssize_t(length)) return 200;
   close(file);
-  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  unlink(path);
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  unlink(path.c_str());
   if (!library) {
     std::fprintf(stderr, "emulator: %s\n", dlerror());
     return 200;

@@ -32,8 +32,8 @@ using ready_input = ReadyInput<ROWS, LAYOUT_ROWS>;
 
 constexpr bool READY = JOIN(INPUT, _input)<1, 1>::READY;
 
-// Stages that are asked for before the input, whose way memory delays that has much to give: with PDL, where the launch before may still
-// run; else one. As measured.
+// With PDL, stages that are asked for before the input; without it one. Memory that is asked for much more than it can give at once delays
+// the input, too; how much is best was measured.
 template <int ROWS>
 constexpr u32 STAGES_BEFORE = ROWS == 1 ? 2 : READY ? 1 : Weights::QUANTIZED ? 2 : RING;
 
@@ -194,8 +194,8 @@ __device__ __forceinline__ void finish(const Params& p, const float* partial, u3
   }
 }
 
-// The same where outputs are the rows of a product that follows, prepared as prepare_rows.cu does it: a warp takes a block of 32, which is
-// two pairs of M-tiles.
+// The same where outputs are the rows of a product that follows, prepared as prepare_rows.cu does it and laid out as `PreparedRows` in
+// src/kernel/linear/prepare_rows.rs says: a warp takes a block of 32, which is two pairs of M-tiles.
 template <int ROWS>
 __device__ __forceinline__ void finish_codes(const Params& p, const float* partial, u32 first, u32 m_tiles, u32 out_row, u32 count) {
   constexpr u32 STRIDE = ROWS * 16;
