@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use crate::placement::Placement;
 
-/// Measured on an H200 (E4B and 12B): at 16 rows, products of so many weights and more take 0.6 to 0.85 of cuBLASLt's time, smaller
-/// ones 1.3 to 1.4.
-pub(crate) const MIN_PACKED_WEIGHTS: usize = 20_000_000;
+/// Measured on an H200 (E4B and 12B): at 32 rows, products of so many weights and more take 0.5 to 0.9 of cuBLASLt's time, smaller
+/// ones 1.3.
+pub(crate) const MIN_PACKED_WEIGHTS: usize = 15_000_000;
 
 #[derive(Clone, Debug)]
 pub struct CudaConfig {
@@ -21,7 +21,7 @@ pub struct CudaConfig {
     pub graphs: Graphs,
     pub pdl: Pdl,
     pub checks: Checks,
-    /// Weights of a product from which on up to 16 rows multiply them as they are packed, not their f16 copies. Tests set it to
+    /// Weights of a product from which on medium batches multiply them as they are packed, not their f16 copies. Tests set it to
     /// zero, so that small models do so, too.
     pub min_packed_weights: usize,
     /// Device memory to use at the most; `None` may use all that is free.

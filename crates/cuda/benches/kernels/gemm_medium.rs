@@ -3,7 +3,7 @@
 use crate::{
     config::Tier,
     device::{
-        Address, Buffer,
+        Address, Buffer, ClusterCapacity,
         cublaslt::{Gemm, Library, MatmulShape, Operands, Out},
         launch,
     },
@@ -64,10 +64,7 @@ fn time_packed(card: &Card, name: &str, shape: &GemmMediumShape) {
     let scratch = shape.scratch(MAX_ROWS);
     let partials = allocate(scratch.partials.max(4));
     let arrivals = card.upload(&vec![0u32; scratch.arrivals / 4 + 1]);
-    for rows in ROWS
-        .into_iter()
-        .filter(|rows| *rows <= shape.kernel.max_rows())
-    {
+    for rows in ROWS {
         let count = card.upload(&[rows as u32]);
         let mut params = GemmMediumParams {
             rows: RowsAt {
@@ -102,14 +99,14 @@ fn time_packed(card: &Card, name: &str, shape: &GemmMediumShape) {
         let tiling = shape.tiling(entry(rows));
         println!(
             "gemm_medium {name:<14} {outputs:>6} x {columns:>5}, {rows:>2} rows: {alone:>6.1} us {:>5.0} GB/s, with PDL {pdl:>6.1} us \
-             {:>5.0} GB/s  {}x{} blocks, {} tiles, {} stages{}",
+             {:>5.0} GB/s  {}x{} blocks, {} tiles, {} stages, {:?}",
             rate(alone),
             rate(pdl),
             tiling.runs,
             tiling.splits,
             tiling.run,
             tiling.split_stages,
-            if tiling.whole_tiles { ", whole" } else { "" },
+            tiling.sharing,
         );
     }
 }
@@ -176,6 +173,7 @@ fn time(name: &str, products: Products, formats: &[FragmentFormat], f16: F16) {
         9 => GemmMediumKernel::Warpgroups,
         _ => GemmMediumKernel::Warps,
     };
+    let clusters = ClusterCapacity::of(&card.device).ok();
     for &(product, sizes, pair) in products {
         for &format in formats {
             let epilogue = if pair {
@@ -185,6 +183,7 @@ fn time(name: &str, products: Products, formats: &[FragmentFormat], f16: F16) {
             };
             let shape = GemmMediumShape {
                 epilogue,
+                clusters,
                 ..shape(kernel, format, sizes, HOPPER_MULTIPROCESSORS)
             };
             time_packed(

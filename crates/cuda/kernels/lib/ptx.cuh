@@ -239,6 +239,11 @@ __device__ __forceinline__ void cluster_store(u32 to, const uint4& v) {
 __device__ __forceinline__ void cluster_store(u32 to, float v) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
 }
+__device__ __forceinline__ float4 cluster_load(u32 from) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(from) : "memory");
+  return v;
+}
 #endif
 
 // Bulk copies (Hopper) are made by the memory system alone, and announced at a barrier in shared memory.

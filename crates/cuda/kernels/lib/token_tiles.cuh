@@ -3,13 +3,13 @@
 //
 // K-permuted rows (gemm_packed_sm90.cu): rows as ever, but every 32 inputs in that order.
 //
-// Token tiles (gemm_medium_sm90.cu): up to 32 rows as they lie in shared memory, so that they are copied there as they are.
-// src/kernel/activation.rs knows their size. A tile is 32 tokens by 64 inputs: a line of 128 bytes per token. Tiles follow each other
+// Token tiles (gemm_medium_sm90.cu): up to 64 rows as they lie in shared memory, so that they are copied there as they are.
+// src/kernel/activation.rs knows their size. A tile is 64 tokens by 64 inputs: a line of 128 bytes per token. Tiles follow each other
 // along the inputs. A line has 8 chunks, swizzled by the token as wgmma wants them.
 #pragma once
 #include "lib/num.cuh"
 
-constexpr u32 TILE_TOKENS = 32, TILE_INPUTS = 64, TILE_LINE = 128, TILE_BYTES = TILE_TOKENS * TILE_LINE;
+constexpr u32 TILE_TOKENS = 64, TILE_INPUTS = 64, TILE_LINE = 128, TILE_BYTES = TILE_TOKENS * TILE_LINE;
 
 // Bytes from the start of 32 inputs to one of them.
 __device__ __forceinline__ u32 permuted_at(u32 input) {

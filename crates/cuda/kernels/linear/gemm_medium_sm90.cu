@@ -1,26 +1,25 @@
 // GEMM of medium batches on Hopper: as gemm_medium.cu, by wgmma. Weights are packed fragments, each read once and dequantized in
 // registers to f16, the A operand; activations lie in shared memory, the B operand. WEIGHTS names the weights' format.
 //
-// Grid: (runs, splits), all blocks resident at once. A block owns a run of slabs (four M-tiles: 64 outputs) and a split of the
-// inputs, whose activations it holds in shared memory, copied once, some stages at a time, while it multiplies. Its work is a line
-// of units, slab after slab, a unit a stage (64 inputs) of a slab; each of four warpgroups takes an equal piece of the line
-// (stream-K), a warp an M-tile of every slab. Warps have cp.async rings of their own that are filled before the launch before is
-// over, so no barrier stops the weights.
+// Grid: (runs * splits), all blocks resident at once; the splits of a run are a cluster. A block takes some M-tiles at a time, one per
+// warp: `m_groups` warpgroups have four each (a slab: 64 outputs), and where warpgroups are left, all those M-tiles' stages (128 inputs)
+// go around among `k_groups` of them. Other warps bring stages, weights and activations, into a ring in shared memory, and begin
+// with weights before the launch before is over.
 //
-// A slab that one warpgroup has whole is finished from its registers. Of others every warpgroup stores its sums in shared memory,
-// and they are added in the order of the warpgroups. Split-K and epilogues are those of gemm_medium.cu.
+// Sums that one warpgroup has alone are finished from its registers, while stages of the next M-tiles come. Of others every
+// warpgroup leaves its own in shared memory, and blocks of a cluster add them up, each for some of the tokens, in order of splits.
 //
-// Bytes: weights once; x once per run (from L2), partials written and read once. Operations: 2 * rows * outputs * columns.
-// Requires columns % 64 == 0, x in token tiles, at most MAX_CHUNKS * CHUNK stages of a split, `arrivals` zero (they are left so).
+// Bytes: weights once; x once per block and M-tiles at a time, from L2. Operations: 2 * rows * outputs * columns.
+// Requires columns % 64 == 0, x in token tiles.
 #include "lib/batch.cuh"
 #include "lib/fragment_wgmma.cuh"
 #include "lib/reduce.cuh"
 #include "lib/token_tiles.cuh"
 
 struct Tiling {
-  u32 run;           // slabs of a block
+  u32 run;           // M-tiles of a block at a time
   u32 split_stages;  // stages of a split
-  u32 whole;         // a warpgroup's piece is whole slabs
+  u32 m_groups;
 };
 
 struct Params {
@@ -28,49 +27,149 @@ struct Params {
   const u8* w;
   const u8* x;
   void* out;
-  float* partials;
+  float* partials;  // gemm_medium.cu's, as the next
   u32* arrivals;
   u32 columns;
   u32 outputs;
   u32 out_stride;
   u32 m_tiles;
   float scale;  // f16_pair
-  Tiling tilings[4];  // for 16 and 32 rows; the others are gemm_medium.cu's
+  Tiling tilings[4];  // for 16, 32, 48 and 64 rows
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemm_medium.rs differs");
 
 enum { f32, f16_pair };
 
-constexpr u32 GROUPS = 4, GROUP_WARPS = 4, WARPS = GROUPS * GROUP_WARPS, THREADS = WARPS * WARP, SLAB_ROWS = GROUP_WARPS * M_TILE;
-constexpr u32 RING_BYTES = RING * Weights::M_TILE_BYTES;  // of a warp
-// Stages of activations that arrive together, and how many times those.
-constexpr u32 CHUNK = 4, MAX_CHUNKS = 32;
-static_assert(STAGE_INPUTS == TILE_INPUTS, "a stage is a tile");
+constexpr u32 GROUPS = 4, GROUP_WARPS = 4, MULTIPLIERS = GROUPS * GROUP_WARPS * WARP, BRINGING_WARPS = 8,
+              THREADS = MULTIPLIERS + BRINGING_WARPS * WARP, SLAB_ROWS = GROUP_WARPS * M_TILE;
+constexpr u32 MULTIPLIERS_REGISTERS = 104, BRINGERS_REGISTERS = 32;  // together what a block has of 80 each
+static_assert(MULTIPLIERS * MULTIPLIERS_REGISTERS + (THREADS - MULTIPLIERS) * BRINGERS_REGISTERS <= THREADS * 80, "who asks for more waits forever");
+// A stage here is two parts of 64 inputs; the last of a matrix may be one.
+constexpr u32 STAGE_BYTES = 2 * Weights::M_TILE_BYTES;  // of an M-tile
+static_assert(STAGE_INPUTS == TILE_INPUTS, "a part is a tile");
+// Parts lie in memory as they do here, one behind the other.
+constexpr bool CONTIGUOUS = Weights::PARTS == 1;
 // Of sums in shared memory, in floats from token to token: four pairs of tokens meet all banks.
-constexpr u32 SLOT_STRIDE = SLAB_ROWS + 4;
-static_assert(SLOT_STRIDE * 4 == SLOT_TOKEN_BYTES, "src/kernel/linear/gemm_medium.rs differs");
+constexpr u32 SUM_STRIDE = SLAB_ROWS + 4;
+static_assert(SUM_STRIDE * 4 == SLOT_TOKEN_BYTES, "src/kernel/linear/gemm_medium.rs differs");
+// Memory that has much to give delays the activations, so that many stages of weights are asked for before they have come.
+constexpr u32 STAGES_BEFORE = 2;
 
-// The stages of one warp, in order of use.
-struct Stream {
-  const u8 *m_tile, *last;  // the last M-tile stands for those that a slab lacks
-  u64 slab_bytes;
-  u32 stage, begin, end;  // of the split
-  u32 left;
+// A block's share of the work.
+struct Share {
+  u32 run, m_groups, k_groups;
+  u32 splits, rank;         // of the cluster
+  u32 parts;                // of the matrix
+  u32 first_stage, stages;  // of the split
+  u32 first_m_tile, m_tiles_apart, rounds;
+  u32 slot_bytes, slots;  // of the ring
 
-  // Starts the copy of the next stage, and commits the group whether there is one or not.
-  __device__ __forceinline__ void fetch(u8* to, u32 lane) {
-    if (left > 0) {
-      Weights::copy(to, m_tile, stage, lane, 0, 0);
-      left--;
-      if (++stage == end) {
-        stage = begin;
-        m_tile += slab_bytes;
-        if (m_tile > last) m_tile = last;
-      }
+  __device__ __forceinline__ Share(const Params& p, const Tiling& tiling) {
+    run = tiling.run, m_groups = tiling.m_groups, k_groups = GROUPS / m_groups;
+    parts = p.columns / STAGE_INPUTS;
+    const u32 all_stages = (parts + 1) / 2;
+    splits = (all_stages + tiling.split_stages - 1) / tiling.split_stages;
+    rank = splits == 1 ? 0 : blockIdx.x % splits;
+    first_stage = rank * tiling.split_stages, stages = min(tiling.split_stages, all_stages - first_stage);
+    const u32 number = splits == 1 ? blockIdx.x : blockIdx.x / splits, runs = splits == 1 ? gridDim.x : gridDim.x / splits;
+    const u32 all_runs = (p.m_tiles + run - 1) / run;
+    first_m_tile = number * run, m_tiles_apart = runs * run;
+    rounds = (all_runs - number + runs - 1) / runs;
+  }
+
+  __device__ __forceinline__ bool finishes() const { return k_groups * splits == 1; }  // from registers
+};
+
+// A place in the ring of stages.
+struct Slot {
+  u32 number = 0, at = 0, phase = 0;  // `at`: bytes from the ring's start
+
+  __device__ __forceinline__ void skip(const Share& share, u32 slots) {
+    number += slots, at += slots * share.slot_bytes;
+    if (number >= share.slots) {
+      number -= share.slots, at -= share.slots * share.slot_bytes;
+      phase ^= 1;
     }
-    cp_async_commit();
   }
 };
+
+// A stage of a block, in order of use.
+struct Cursor {
+  u32 part, m_tile, left;
+
+  __device__ __forceinline__ explicit Cursor(const Share& share)
+      : part(2 * share.first_stage), m_tile(share.first_m_tile), left(share.rounds * share.stages) {}
+  __device__ __forceinline__ void next(const Share& share) {
+    part += 2, left--;
+    if (part < 2 * (share.first_stage + share.stages)) return;
+    part = 2 * share.first_stage;
+    m_tile += share.m_tiles_apart;
+  }
+};
+
+template <int ROWS>
+constexpr u32 PART_BYTES = ROWS * TILE_LINE;  // of activations
+
+// Brings all stages of a block, as places become free. Of a slot, activations lie before weights.
+template <int ROWS>
+__device__ __forceinline__ void bring(const Params& p, const Share& share, u8* ring, u64* came, u64* freed, u32 warp, u32 lane) {
+  const u64 m_tile_bytes = Weights::m_tile_bytes(p.columns);
+  // A second part that lacks is the first again: it is multiplied by zeros, and must be numbers.
+  const auto weights = [&](u8* to, const Cursor& from, u64* barrier) {
+    const u32 first = from.m_tile + warp, end = min(from.m_tile + share.run, p.m_tiles);
+    const bool both = from.part + 1 < share.parts;
+    to += 2 * PART_BYTES<ROWS> + warp * STAGE_BYTES;
+    if constexpr (CONTIGUOUS) {
+      if (lane == 0) {
+        barrier_expect(barrier, first < end ? (end - first + BRINGING_WARPS - 1) / BRINGING_WARPS * STAGE_BYTES : 0);
+#pragma unroll 1
+        for (u32 m_tile = first; m_tile < end; m_tile += BRINGING_WARPS, to += BRINGING_WARPS * STAGE_BYTES) {
+          const u8* w = p.w + m_tile * m_tile_bytes + u64(from.part) * Weights::BYTES;
+          bulk_copy(to, w, both ? STAGE_BYTES : Weights::BYTES, barrier);
+          if (!both) bulk_copy(to + Weights::BYTES, w, Weights::BYTES, barrier);
+        }
+      }
+      __syncwarp();
+    } else {
+#pragma unroll 1
+      for (u32 m_tile = first; m_tile < end; m_tile += BRINGING_WARPS, to += BRINGING_WARPS * STAGE_BYTES) {
+        const u8* w = p.w + m_tile * m_tile_bytes;
+        Weights::copy(to, w, from.part, lane, 0, 0);
+        Weights::copy(to + Weights::M_TILE_BYTES, w, both ? from.part + 1 : from.part, lane, 0, 0);
+      }
+      barrier_arrive_copied(barrier);
+    }
+  };
+  Cursor ahead(share), here(share);
+  Slot to, slot;
+#pragma unroll 1
+  for (u32 i = 0; i < STAGES_BEFORE && ahead.left > 0; i++) {
+    weights(ring + to.at, ahead, came + to.number);
+    to.skip(share, 1);
+    ahead.next(share);
+  }
+  if (warp == 0 && lane == 0) griddep_launch_dependents();
+  griddep_wait();
+#pragma unroll 1
+  while (here.left > 0) {
+    // Lines behind the last token have whatever they have: nobody reads their sums.
+    if (warp == 0 && lane == 0) {
+      const u32 parts = min(2u, share.parts - here.part);
+      barrier_expect(came + slot.number, parts * PART_BYTES<ROWS>);
+#pragma unroll 1
+      for (u32 i = 0; i < parts; i++)
+        bulk_copy(ring + slot.at + i * PART_BYTES<ROWS>, p.x + u64(here.part + i) * TILE_BYTES, PART_BYTES<ROWS>, came + slot.number);
+    }
+    __syncwarp();
+    slot.skip(share, 1);
+    here.next(share);
+    if (ahead.left == 0) continue;
+    barrier_wait(freed + to.number, to.phase ^ 1);  // the phase before the first is over
+    weights(ring + to.at, ahead, came + to.number);
+    to.skip(share, 1);
+    ahead.next(share);
+  }
+}
 
 // Calls `f(row of the slab, token, sum)` for the lane's sums.
 template <int SUMS, typename F>
@@ -88,204 +187,161 @@ __device__ __forceinline__ void each_sum(const float (&sum)[SUMS], u32 of_group,
   }
 }
 
-// The epilogue of one sum.
-__device__ __forceinline__ void write(const Params& p, u32 slab, u32 row, u32 token, float sum) {
+// The epilogue of one sum, of a row of M-tiles from the first on.
+__device__ __forceinline__ void write(const Params& p, u32 row, u32 token, float sum) {
   if (EPILOGUE == f16_pair) {
-    const u32 features = p.outputs / 2, feature = (2 * slab + row / (2 * M_TILE)) * M_TILE + row % M_TILE;
+    const u32 features = p.outputs / 2, feature = row / (2 * M_TILE) * M_TILE + row % M_TILE;
     u16* out = (u16*)p.out + u64(token) * p.out_stride + row / M_TILE % 2 * features;
     if (feature < features) out[feature] = f32_to_f16(p.scale * sum);
   } else {
-    const u32 n = slab * SLAB_ROWS + row;
-    if (n < p.outputs) ((float*)p.out)[u64(token) * p.out_stride + n] = sum;
+    if (row < p.outputs) ((float*)p.out)[u64(token) * p.out_stride + row] = sum;
+  }
+}
+
+// Multiplies the stages of a warpgroup, and finishes sums if nobody else has a part of them.
+template <int ROWS>
+__device__ __forceinline__ void multiply_stages(const Params& p, const Share& share, float (&sum)[ROWS / 2], const u8* ring, const u8* zeros,
+                                                u64* came, u64* freed, u32 group, u32 of_group, u32 lane) {
+  const u32 own = group % share.m_groups * GROUP_WARPS + of_group, of_stages = group / share.m_groups;
+  const u32 stages = (share.stages + share.k_groups - 1 - of_stages) / share.k_groups;
+  // Warps without an M-tile multiply another's: nobody reads their sums.
+  const u32 weights_at = 2 * PART_BYTES<ROWS> + min(own, share.run - 1) * STAGE_BYTES;
+  const auto operands = [&](u32 (&a)[2][2][4], const u8* m_tile) {
+#pragma unroll
+    for (u32 step = 0; step < 2; step++) wgmma_operands(a[step], m_tile, step, lane, Weights());
+  };
+  const auto multiply = [&](const u32 (&a)[2][2][4], SmemDescriptor b) {
+    wgmma_fence();
+#pragma unroll
+    for (u32 product = 0; product < 4; product++) wgmma_packed(sum, a[product / 2][product % 2], b.at(32 * product));
+    wgmma_commit();
+  };
+  const SmemDescriptor first = smem_descriptor(ring, 0, 8 * TILE_LINE), none = smem_descriptor(zeros, 0, 8 * TILE_LINE);
+  Slot slot;
+  slot.skip(share, of_stages);
+  u32 m_tile = share.first_m_tile + own;
+#pragma unroll 1
+  for (u32 round = 0; round < share.rounds; round++) {
+    u32 even[2][2][4], odd[2][2][4];
+    u32 last = 0, part = 2 * (share.first_stage + of_stages);
+#pragma unroll 1
+    for (u32 stage = 0; stage < stages; stage++) {
+      barrier_wait(came + slot.number, slot.phase);
+      wgmma_wait<1>();
+      const u8* w = ring + slot.at + weights_at;
+      operands(even, w);
+      const SmemDescriptor b = first.at(slot.at);
+      multiply(even, b);
+      wgmma_wait<1>();
+      // The stage before is over.
+      if (lane == 0 && stage > 0) barrier_arrive(freed + last);
+      last = slot.number;
+      operands(odd, w + Weights::M_TILE_BYTES);
+      // Where a second part lacks it is multiplied by zeros: a branch around products would make the compiler wait for each.
+      multiply(odd, part + 1 < share.parts ? b.at(PART_BYTES<ROWS>) : none);
+      slot.skip(share, share.k_groups);
+      part += 2 * share.k_groups;
+    }
+    wgmma_wait<0>();
+    wgmma_results(sum);
+    if (lane == 0 && stages > 0) barrier_arrive(freed + last);
+    if (!share.finishes()) return;
+    const u32 count = *p.rows.count, row = (m_tile - of_group) * M_TILE;
+    if (own < share.run) {
+      each_sum(sum, of_group, lane, [&](u32 of_slab, u32 token, float value) {
+        if (token < count) write(p, row + of_slab, token, value);
+      });
+    }
+    m_tile += share.m_tiles_apart;
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++) sum[i] = 0;
   }
 }
 
 template <int ROWS>
 __device__ __forceinline__ void gemm_medium(const Params& p) {
-  constexpr u32 SLOT = ROWS * SLOT_STRIDE, SLAB_SUMS = ROWS * SLAB_ROWS;
+  constexpr u32 GROUP_SUMS = ROWS * SUM_STRIDE, TOGETHER = 8;
   DYNAMIC_SHARED(unaligned);
-  __shared__ u32 arrival;
-  __shared__ u64 arrived[MAX_CHUNKS];  // chunks of activations
+  __shared__ u64 came[MAX_SLOTS], freed[MAX_SLOTS];
   const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = warp / GROUP_WARPS, of_group = warp % GROUP_WARPS;
-  const Tiling& tiling = p.tilings[ROWS / 16 - 1];
-  const u32 run = tiling.run, split_stages = tiling.split_stages, whole = tiling.whole;
-  const u32 all_slabs = (p.m_tiles + GROUP_WARPS - 1) / GROUP_WARPS, first_slab = blockIdx.x * run,
-            slabs = min(run, all_slabs - first_slab);
-  const u32 all_stages = (p.columns + STAGE_INPUTS - 1) / STAGE_INPUTS, first_stage = blockIdx.y * split_stages,
-            stages = min(split_stages, all_stages - first_stage), splits = gridDim.y;
-  const u32 units = slabs * stages;
-  const auto piece = [&](u32 group) { return whole ? slabs * group / GROUPS * stages : units * group / GROUPS; };
-  const u32 begin = piece(group), end = piece(group + 1);
-
-  // Activations, in whose place the last sums of all warpgroups lie in the end, then sums of warpgroups that go on to another
-  // slab, then rings.
-  u8* const x = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
-  float* const last = (float*)x;
-  const u32 x_bytes = max(ROWS * TILE_LINE * split_stages, whole ? 0 : GROUPS * SLOT * 4), crossings = whole ? 0 : min(run - 1, GROUPS);
-  float* const crossing = (float*)(x + x_bytes);
-  u8* const ring = x + x_bytes + crossings * SLOT * 4 + warp * RING_BYTES;
-
-  const u64 m_tile_bytes = Weights::m_tile_bytes(p.columns);
-  u32 slab = begin / stages, stage = begin - slab * stages;
-  Stream stream;
-  stream.slab_bytes = GROUP_WARPS * m_tile_bytes;
-  stream.last = p.w + (p.m_tiles - 1) * m_tile_bytes;
-  stream.m_tile = p.w + u64(min(GROUP_WARPS * (first_slab + slab) + of_group, p.m_tiles - 1)) * m_tile_bytes;
-  stream.begin = first_stage, stream.end = first_stage + stages, stream.stage = first_stage + stage;
-  stream.left = end - begin;
-  if (threadIdx.x < MAX_CHUNKS) barrier_init(arrived + threadIdx.x);
+  Share share(p, p.tilings[ROWS / 16 - 1]);
+  u8* const zeros = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
+  u8* const ring = zeros + PART_BYTES<ROWS>;
+  // wgmma wants slots at multiples of 1024 bytes.
+  share.slot_bytes = (2 * PART_BYTES<ROWS> + share.run * STAGE_BYTES + 1023) / 1024 * 1024;
+  share.slots = min(MAX_SLOTS, (RING_BYTES - PART_BYTES<ROWS>) / share.slot_bytes);
+  // In the place of all the rest, once nobody needs it.
+  float* const sums = (float*)zeros;
+  if (threadIdx.x < MAX_SLOTS) {
+    barrier_init(came + threadIdx.x, 1 + BRINGING_WARPS * (CONTIGUOUS ? 1 : WARP));
+    barrier_init(freed + threadIdx.x, share.m_groups * GROUP_WARPS);
+  }
   fence_barriers();
-#pragma unroll 1
-  for (u32 i = 0; i < RING; i++) stream.fetch(ring + i * Weights::M_TILE_BYTES, lane);
+  if (share.parts % 2) {
+    for (u32 i = threadIdx.x; i < PART_BYTES<ROWS> / 16; i += THREADS) ((uint4*)zeros)[i] = make_uint4(0, 0, 0, 0);
+    fence_proxy_async();
+  }
   __syncthreads();
-  griddep_launch_dependents();
-  griddep_wait();
-
-  // Lines behind the last token have whatever they have: nobody reads their sums.
-  if (warp == 0 && lane * CHUNK < stages) {
-    const u32 begin = lane * CHUNK, end = min(begin + CHUNK, stages);
-    barrier_expect(arrived + lane, (end - begin) * ROWS * TILE_LINE);
-#pragma unroll 1
-    for (u32 s = begin; s < end; s++)
-      bulk_copy(x + s * ROWS * TILE_LINE, p.x + u64(first_stage + s) * TILE_BYTES, ROWS * TILE_LINE, arrived + lane);
-  }
-  __syncwarp();
-  const u32 count = *p.rows.count;
-
-  // Where a sum goes once all of the block's inputs are in it.
-  float* const partials = p.partials + u64(blockIdx.x) * splits * run * SLAB_SUMS;
-  const auto put = [&](u32 slab, u32 row, u32 token, float sum) {
-    if (splits > 1) {
-      partials[(blockIdx.y * run + slab) * SLAB_SUMS + token * SLAB_ROWS + row] = sum;
-    } else if (token < count) {
-      write(p, first_slab + slab, row, token, sum);
-    }
-  };
-  // Sums of a piece of a slab, in shared memory.
-  const auto slot_of = [&](u32 slab, u32 group, bool goes_on) {
-    return goes_on ? crossing + (run <= GROUPS ? slab : group) * SLOT : last + group * SLOT;
-  };
-
-  float sum[ROWS / 2];
-  const auto clear = [&] {
-#pragma unroll
-    for (int i = 0; i < ROWS / 2; i++) sum[i] = 0;
-  };
-  const auto store = [&](float* slot) {
-    each_sum(sum, of_group, lane, [&](u32 row, u32 token, float value) { slot[token * SLOT_STRIDE + row] = value; });
-  };
-  u32 from = 0;  // in the ring
-  SmemDescriptor b = smem_descriptor(x + stage * ROWS * TILE_LINE, 0, 8 * TILE_LINE);
-  // A stage into `sum`, by way of registers that the product before the last has read.
-  const auto multiply = [&](u32 (&a)[2][2][4], u32 stage) {
-    if (stage % CHUNK == 0) barrier_wait(arrived + stage / CHUNK);
-    cp_async_wait<RING - 1>();
-    wgmma_wait<1>();
-    __syncwarp();
-#pragma unroll
-    for (u32 step = 0; step < 2; step++) wgmma_operands(a[step], ring + from, step, lane, Weights());
-    __syncwarp();
-    stream.fetch(ring + from, lane);
-    from += Weights::M_TILE_BYTES;
-    if (from == RING_BYTES) from = 0;
-    wgmma_fence();
-#pragma unroll
-    for (u32 product = 0; product < 4; product++) wgmma_packed(sum, a[product / 2][product % 2], b.at(32 * product));
-    wgmma_commit();
-    b = b.at(ROWS * TILE_LINE);
-  };
-  u32 unit = begin;
-  bool left = begin == end;  // a piece of a slab that is to be added to others, of zeros where there is nothing to add
-#pragma unroll 1
-  while (unit < end) {
-    const u32 here = min(stages - stage, end - unit);
-    clear();
-    u32 even[2][2][4], odd[2][2][4];
-    if (stage % CHUNK) barrier_wait(arrived + stage / CHUNK);
-#pragma unroll 1
-    for (u32 i = 1; i < here; i += 2) {
-      multiply(even, stage + i - 1);
-      multiply(odd, stage + i);
-    }
-    if (here % 2) multiply(even, stage + here - 1);
-    wgmma_wait<0>();
-    wgmma_results(sum);
-    const bool from_start = stage == 0, to_end = stage + here == stages;
-    unit += here;
-    if (from_start && to_end) {
-      each_sum(sum, of_group, lane, [&](u32 row, u32 token, float value) { put(slab, row, token, value); });
-    } else if (unit < end) {
-      store(slot_of(slab, group, true));
-    } else {
-      left = true;
-      break;
-    }
-    slab++;
-    stage = 0;
-    b = smem_descriptor(x, 0, 8 * TILE_LINE);
-  }
-  if (begin == end) clear();
-
-  if (!whole) {
-    __syncthreads();  // nobody reads activations any more
-    if (left) store(slot_of(slab, group, false));
+  if (group >= GROUPS) {
+    give_registers<BRINGERS_REGISTERS>();
+    bring<ROWS>(p, share, ring, came, freed, warp - GROUPS * GROUP_WARPS, lane);
+    if (share.finishes()) return;
     __syncthreads();
-    const auto group_of = [&](u32 unit) { return ((unit + 1) * GROUPS - 1) / units; };
-#pragma unroll 1
-    for (u32 slab = 0; slab < slabs; slab++) {
-      const u32 first = group_of(slab * stages), final = group_of((slab + 1) * stages - 1);
-      if (first == final) continue;
-      const float* tail = slot_of(slab, final, piece(final + 1) > (slab + 1) * stages);
-#pragma unroll 1
-      for (u32 e = threadIdx.x; e < SLAB_SUMS; e += THREADS) {
-        const u32 token = e / SLAB_ROWS, row = e % SLAB_ROWS, at = token * SLOT_STRIDE + row;
-        float total = 0;
-        for (u32 g = first; g < final; g++) total += last[g * SLOT + at];
-        put(slab, row, token, total + tail[at]);
-      }
-    }
+    cluster_arrive();
+    cluster_wait();
+    cluster_arrive();
+    cluster_wait();
+    return;
   }
+  take_registers<MULTIPLIERS_REGISTERS>();
+  float sum[ROWS / 2];
+#pragma unroll
+  for (int i = 0; i < ROWS / 2; i++) sum[i] = 0;
+  if (group < share.m_groups * share.k_groups) {
+    multiply_stages<ROWS>(p, share, sum, ring, zeros, came, freed, group, of_group, lane);
+  }
+  if (share.finishes()) return;
 
-  if (splits == 1) return;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) arrival = atomicAdd(p.arrivals + blockIdx.x, 1u);
-  __syncthreads();
-  if (arrival != splits - 1) return;
-  if (threadIdx.x == 0) p.arrivals[blockIdx.x] = 0;
-  __threadfence();
-  // Several sums at a time: it is the way to L2 and back that takes long.
-  constexpr u32 TOGETHER = 4;
-  const u32 quads = slabs * SLAB_SUMS / 4;
+  __syncthreads();  // nobody reads activations or weights any more
+  each_sum(sum, of_group, lane, [&](u32 row, u32 token, float value) { sums[group * GROUP_SUMS + token * SUM_STRIDE + row] = value; });
+  cluster_arrive();
+  cluster_wait();
+  const u32 count = *p.rows.count, quads = share.m_groups * ROWS * (SLAB_ROWS / 4);
 #pragma unroll 1
-  for (u32 first = threadIdx.x; first < quads; first += TOGETHER * THREADS) {
-    float4 total[TOGETHER];
+  for (u32 quad = share.rank * MULTIPLIERS + threadIdx.x; quad < quads; quad += share.splits * MULTIPLIERS) {
+    const u32 row = quad % (SLAB_ROWS / 4) * 4, token = quad / (SLAB_ROWS / 4) % ROWS, slab = quad / (SLAB_ROWS / 4 * ROWS);
+    const float* const first = sums + slab * GROUP_SUMS + token * SUM_STRIDE + row;
+    float4 total = make_float4(0, 0, 0, 0);
+    // Several at a time: it is the way to another multiprocessor that takes long.
+    const u32 all = share.splits * share.k_groups;
+#pragma unroll 1
+    for (u32 i = 0; i < all; i += TOGETHER) {
+      float4 parts[TOGETHER];
 #pragma unroll
-    for (u32 i = 0; i < TOGETHER; i++) total[i] = make_float4(0, 0, 0, 0);
-#pragma unroll 2
-    for (u32 split = 0; split < splits; split++) {
-      float4 part[TOGETHER];
-#pragma unroll
-      for (u32 i = 0; i < TOGETHER; i++) {
-        const u32 quad = min(first + i * THREADS, quads - 1);
-        part[i] = load_from_blocks((const float4*)partials + split * (run * SLAB_SUMS / 4) + quad);
+      for (u32 j = 0; j < TOGETHER; j++) {
+        const u32 of = min(i + j, all - 1), split = of / share.k_groups, k_group = of - split * share.k_groups;
+        parts[j] = cluster_load(cluster_address(first + k_group * share.m_groups * GROUP_SUMS, split));
       }
 #pragma unroll
-      for (u32 i = 0; i < TOGETHER; i++)
-        total[i].x += part[i].x, total[i].y += part[i].y, total[i].z += part[i].z, total[i].w += part[i].w;
+      for (u32 j = 0; j < TOGETHER; j++) {
+        if (i + j >= all) break;
+        total.x += parts[j].x, total.y += parts[j].y, total.z += parts[j].z, total.w += parts[j].w;
+      }
     }
-#pragma unroll
-    for (u32 i = 0; i < TOGETHER; i++) {
-      const u32 quad = first + i * THREADS, slab = quad / (SLAB_SUMS / 4), token = quad / (SLAB_ROWS / 4) % ROWS,
-                row = quad % (SLAB_ROWS / 4) * 4;
-      if (quad >= quads || token >= count) continue;
-      write(p, first_slab + slab, row, token, total[i].x);
-      write(p, first_slab + slab, row + 1, token, total[i].y);
-      write(p, first_slab + slab, row + 2, token, total[i].z);
-      write(p, first_slab + slab, row + 3, token, total[i].w);
-    }
+    const u32 of_run = slab * SLAB_ROWS + row;
+    if (token >= count || of_run >= share.run * M_TILE) continue;
+    const u32 n = share.first_m_tile * M_TILE + of_run;
+    write(p, n, token, total.x);
+    write(p, n + 1, token, total.y);
+    write(p, n + 2, token, total.z);
+    write(p, n + 3, token, total.w);
   }
+  // Others read what this block has left.
+  cluster_arrive();
+  cluster_wait();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_medium_sm90_16(const Params p) { gemm_medium<16>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_medium_sm90_32(const Params p) { gemm_medium<32>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_medium_sm90_48(const Params p) { gemm_medium<48>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_medium_sm90_64(const Params p) { gemm_medium<64>(p); }

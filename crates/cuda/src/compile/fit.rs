@@ -300,9 +300,11 @@ mod tests {
         }
     }
 
+    /// All products have f16 copies.
     fn cublaslt() -> Target {
         Target {
             gemm: GemmImpl::CublasLt,
+            min_packed_weights: usize::MAX,
             ..Target::hopper(Fusion::On, ROWS)
         }
     }

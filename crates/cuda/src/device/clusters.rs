@@ -12,7 +12,7 @@ use super::{Device, Module};
 use crate::error::CudaError;
 
 /// Sizes of clusters that are asked for.
-const SIZES: [usize; 3] = [2, 4, 8];
+const SIZES: [usize; 7] = [2, 3, 4, 5, 6, 7, 8];
 /// The most blocks of a multiprocessor that are asked for.
 const MOST: usize = 4;
 
@@ -30,7 +30,9 @@ pub(crate) struct ClusterCapacity([[u16; MOST]; SIZES.len()]);
 impl ClusterCapacity {
     /// Of a card that is not there: graphics processing clusters of 16 multiprocessors.
     pub(crate) fn assumed(multiprocessors: usize) -> ClusterCapacity {
-        ClusterCapacity::from_fn(|size, each| (multiprocessors / 16 * 16).max(size) * each)
+        ClusterCapacity::from_fn(|size, each| {
+            (multiprocessors / 16 * (16 / size * size)).max(size) * each
+        })
     }
 
     fn from_fn(mut blocks: impl FnMut(usize, usize) -> usize) -> ClusterCapacity {

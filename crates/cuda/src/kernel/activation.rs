@@ -25,7 +25,7 @@ pub(crate) enum Activation {
 }
 
 /// Rows of token tiles, whether there are as many or not.
-pub(crate) const TILE_TOKENS: usize = 32;
+pub(crate) const TILE_TOKENS: usize = 64;
 
 /// Bytes of token tiles, of columns that are a multiple of a tile's 64.
 pub(crate) fn tile_bytes(columns: usize) -> usize {

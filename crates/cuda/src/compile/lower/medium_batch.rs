@@ -1,6 +1,6 @@
-//! Medium batches: few enough rows that weights cost more than arithmetic, too many for a GEMV. Products of up to 16
-//! rows, or 32, with large matrices read packed weights and f16 activations, each weight once; attention splits keys, since a row that
-//! decodes is no tile of queries. All else is lowered as for large batches.
+//! Medium batches: few enough rows that weights cost more than arithmetic, too many for a GEMV. Products, on other cards than Hopper
+//! those of up to 16 rows with large matrices, read packed weights and f16 activations, each weight once; attention splits keys, since a
+//! row that decodes is no tile of queries. All else is lowered as for large batches.
 
 use carat_model::weights::Weight;
 
@@ -18,8 +18,7 @@ use crate::{
     kernel::{
         Activation, Columns, FlashDecode, GemmMedium, GemmMediumEpilogue, GemmMediumKernel,
         GemmMediumOut, GemmMediumShape, HeadNorm, Heads, Operand, WeightFormat, WeightOperand,
-        activation::{TILE_TOKENS, tile_bytes},
-        fragment::FragmentFormat,
+        activation::tile_bytes, fragment::FragmentFormat,
     },
 };
 
@@ -31,7 +30,7 @@ impl Lowering<'_> {
     fn packed_rows(&self) -> usize {
         match self.medium_kernel() {
             GemmMediumKernel::Warps => PACKED_ROWS,
-            GemmMediumKernel::Warpgroups => TILE_TOKENS,
+            GemmMediumKernel::Warpgroups => MEDIUM_ROWS,
         }
     }
 
@@ -241,6 +240,7 @@ impl Lowering<'_> {
             outputs,
             multiprocessors: self.target.multiprocessors,
             shared_bytes: self.target.shared_bytes,
+            clusters: self.target.clusters,
             kernel: self.medium_kernel(),
         }
     }

@@ -1,5 +1,5 @@
-//! Twin of `kernels/linear/gemm_medium.cu` and, on Hopper, `gemm_medium_sm90.cu`: products of 9 to 64 rows (there to 32), weights
-//! packed, activations in f16. A worker is a warp with pairs of M-tiles there, a warpgroup with slabs of four here; either is a tile.
+//! Twin of `kernels/linear/gemm_medium.cu` and, on Hopper, `gemm_medium_sm90.cu`: products of 9 to 64 rows, weights packed,
+//! activations in f16.
 //!
 //! A shape and a bucket of rows decide how M-tiles and inputs are shared among blocks and warps; nothing else does, so rows come
 //! out the same in every batch of their bucket. Split-K `partials` and `arrivals` are scratch that all products of a program may
@@ -7,11 +7,12 @@
 
 #[cfg(test)]
 pub(crate) mod tests;
+mod warpgroups;
 
 use crate::kernel::{Addresses, Kernel, Operand, RowsAt, Specialization};
 use crate::{
-    device::{Address, Grid},
-    kernel::{activation::TILE_TOKENS, weights::WeightOperand},
+    device::{Address, ClusterCapacity, Grid},
+    kernel::weights::WeightOperand,
     kernel::{
         fragment::{FragmentFormat, M_TILE, PART_INPUTS},
         params::{Params, params},
@@ -28,7 +29,12 @@ const ENTRIES: &[&str] = &[
     "gemm_medium_48",
     "gemm_medium_64",
 ];
-const HOPPER_ENTRIES: &[&str] = &["gemm_medium_sm90_16", "gemm_medium_sm90_32"];
+const HOPPER_ENTRIES: &[&str] = &[
+    "gemm_medium_sm90_16",
+    "gemm_medium_sm90_32",
+    "gemm_medium_sm90_48",
+    "gemm_medium_sm90_64",
+];
 /// Rows of the first entry point, and from each to the next.
 const ENTRY_ROWS: usize = 16;
 /// Shared memory that the kernel declares, with room for its alignment.
@@ -40,7 +46,7 @@ params! {
     pub(crate) struct TilingParams {
         run: u32,
         split_stages: u32,
-        whole_tiles: u32,
+        sharing: u32,
     }
 }
 
@@ -72,9 +78,6 @@ pub(crate) enum GemmMediumEpilogue {
     F16Pair,
 }
 
-/// The most stages of a split that warpgroups take.
-const MAX_SPLIT_STAGES: usize = 128;
-
 /// Everything that grids and scratch depend on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GemmMediumShape {
@@ -86,6 +89,7 @@ pub(crate) struct GemmMediumShape {
     /// Of the target, as the shared memory of a block.
     pub(crate) multiprocessors: usize,
     pub(crate) shared_bytes: usize,
+    pub(crate) clusters: Option<ClusterCapacity>,
     pub(crate) kernel: GemmMediumKernel,
 }
 
@@ -94,81 +98,69 @@ pub(crate) struct GemmMediumShape {
 pub(crate) enum GemmMediumKernel {
     /// `gemm_medium.cu`: a warp multiplies pairs of M-tiles.
     Warps,
-    /// `gemm_medium_sm90.cu`: a warpgroup multiplies slabs of four M-tiles, by wgmma.
+    /// `gemm_medium_sm90.cu`: a warpgroup multiplies four M-tiles at a time, by wgmma.
     Warpgroups,
 }
 
+/// M-tiles of a tile, which a warp of `gemm_medium.cu` multiplies at a time.
+const TILE_M_TILES: usize = 2;
+const TILE_ROWS: usize = TILE_M_TILES * M_TILE;
+/// Warps of a block there, each with equally many stages.
+const WARPS: usize = 8;
+
 impl GemmMediumKernel {
-    /// M-tiles of a tile, which a worker multiplies at a time.
-    fn m_tiles(self) -> usize {
-        match self {
-            GemmMediumKernel::Warps => 2,
-            GemmMediumKernel::Warpgroups => 4,
-        }
-    }
-
-    fn tile_rows(self) -> usize {
-        self.m_tiles() * M_TILE
-    }
-
-    /// The most rows of a launch.
-    pub(crate) fn max_rows(self) -> usize {
-        match self {
-            GemmMediumKernel::Warps => MAX_ROWS,
-            GemmMediumKernel::Warpgroups => TILE_TOKENS,
-        }
-    }
-
-    /// Workers of a block, each with equally many stages.
-    fn workers(self) -> usize {
-        match self {
-            GemmMediumKernel::Warps => 8,
-            GemmMediumKernel::Warpgroups => 4,
-        }
-    }
-
     fn threads(self) -> usize {
         match self {
-            GemmMediumKernel::Warps => 8 * 32,
-            GemmMediumKernel::Warpgroups => 4 * 128,
+            GemmMediumKernel::Warps => WARPS * 32,
+            GemmMediumKernel::Warpgroups => warpgroups::THREADS,
         }
     }
 
-    /// Bytes of a token in a slot of sums: a tile's rows and a gap, so that a warp's stores meet all banks.
+    /// Bytes of a token's sums in shared memory: those of a tile, or of a warpgroup, and a gap, so that a warp's stores meet all banks.
     fn slot_token_bytes(self) -> usize {
-        4 * (self.tile_rows() + 4)
-    }
-
-    /// Bytes behind each token's activations in shared memory, so that neighbours' operands meet all banks; wgmma takes lines of
-    /// a stage that are swizzled.
-    fn token_padding_bytes(self, format: FragmentFormat) -> usize {
-        match (self, format) {
-            (GemmMediumKernel::Warpgroups, _) => 0,
-            (GemmMediumKernel::Warps, format) if format.has_short_steps() => 32,
-            (GemmMediumKernel::Warps, _) => 64,
-        }
-    }
-
-    /// What it takes for activations to start where the kernel wants them.
-    fn alignment_bytes(self) -> usize {
         match self {
-            GemmMediumKernel::Warps => 0,
-            GemmMediumKernel::Warpgroups => 1 << 10,
+            GemmMediumKernel::Warps => 4 * (TILE_ROWS + 4),
+            GemmMediumKernel::Warpgroups => 4 * (4 * M_TILE + 4),
         }
     }
+}
+
+/// Bytes behind each token's activations in the shared memory of `gemm_medium.cu`, so that neighbours' operands meet all banks.
+fn token_padding_bytes(format: FragmentFormat) -> usize {
+    if format.has_short_steps() { 32 } else { 64 }
 }
 
 /// Shares of blocks and warps in a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tiling {
-    /// Tiles of a block, and blocks that have one split of the inputs.
+    /// Tiles of a block, or M-tiles at a time of warpgroups, and blocks that have one split of the inputs.
     pub(crate) run: usize,
     pub(crate) runs: usize,
-    /// Stages of a split, and splits.
+    /// Stages of a split (of warpgroups twice as long), and splits.
     pub(crate) split_stages: usize,
     pub(crate) splits: usize,
-    /// Whether a worker's piece is whole tiles: nothing to add up, at the price of unequal pieces.
-    pub(crate) whole_tiles: bool,
+    pub(crate) sharing: Sharing,
+}
+
+/// How workers of a block share its tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// Warps have equal pieces.
+    Pieces,
+    /// Warps have whole tiles: nothing to add up, at the price of unequal pieces.
+    WholeTiles,
+    /// So many warpgroups have M-tiles of their own, the others other stages of theirs.
+    Groups(usize),
+}
+
+impl Sharing {
+    fn param(self) -> u32 {
+        match self {
+            Sharing::Pieces => 0,
+            Sharing::WholeTiles => 1,
+            Sharing::Groups(m_groups) => m_groups as u32,
+        }
+    }
 }
 
 /// Scratch that a product needs, in bytes.
@@ -178,19 +170,18 @@ pub(crate) struct GemmMediumScratch {
     pub(crate) arrivals: usize,
 }
 
-/// Stages of a warp's cp.async ring: as many as keep the memory busy, or as small cards have room for. Sixteen warps need fewer
-/// each than eight, and leave more room for activations.
-fn ring(kernel: GemmMediumKernel, format: FragmentFormat, shared_bytes: usize) -> usize {
+/// Stages of a warp's cp.async ring: as many as keep the memory busy, or as small cards have room for.
+fn ring(format: FragmentFormat, shared_bytes: usize) -> usize {
     use FragmentFormat::{F4, K2, K4, K5, K6, M4, M5, N4, Q4, Q5, Q8, T3, T4};
-    let (warpgroups, large, small) = match format {
-        Q8 => (3, 4, 2),
-        Q5 | M5 | K5 | K6 | T4 | F4 => (4, 5, 3),
-        Q4 | N4 | M4 | K2 | K4 | T3 => (5, 6, 3),
+    let (large, small) = match format {
+        Q8 => (4, 2),
+        Q5 | M5 | K5 | K6 | T4 | F4 => (5, 3),
+        Q4 | N4 | M4 | K2 | K4 | T3 => (6, 3),
     };
-    match kernel {
-        GemmMediumKernel::Warpgroups => warpgroups,
-        GemmMediumKernel::Warps if shared_bytes >= LARGE_SHARED_BYTES => large,
-        GemmMediumKernel::Warps => small,
+    if shared_bytes >= LARGE_SHARED_BYTES {
+        large
+    } else {
+        small
     }
 }
 
@@ -212,34 +203,35 @@ impl GemmMediumShape {
     }
 
     fn ring_bytes(&self) -> usize {
-        let stages = ring(self.kernel, self.format, self.shared_bytes);
-        self.kernel.workers() * stages * self.unit_bytes()
+        let stages = ring(self.format, self.shared_bytes);
+        WARPS * stages * self.unit_bytes()
     }
 
     /// Bytes of weights of a stage of a tile.
     fn unit_bytes(&self) -> usize {
-        self.kernel.m_tiles() * self.format.part_bytes()
+        TILE_M_TILES * self.format.part_bytes()
     }
 
     fn tiles(&self) -> usize {
-        self.m_tiles().div_ceil(self.kernel.m_tiles())
+        self.m_tiles().div_ceil(TILE_M_TILES)
     }
 
-    /// Dynamic shared memory: rings, sums of workers that go on to another tile, and activations, in whose place all workers'
+    /// Dynamic shared memory, of warps: rings, sums of workers that go on to another tile, and activations, in whose place all workers'
     /// last sums lie in the end.
     fn shared_bytes(&self, entry: usize, tiling: &Tiling) -> usize {
+        if self.kernel == GemmMediumKernel::Warpgroups {
+            return warpgroups::SHARED_BYTES;
+        }
         let rows = (entry + 1) * ENTRY_ROWS;
-        let padding = self.kernel.token_padding_bytes(self.format);
-        let token = 2 * STAGE_INPUTS * tiling.split_stages + padding;
+        let token = 2 * STAGE_INPUTS * tiling.split_stages + token_padding_bytes(self.format);
         let slot = rows * self.kernel.slot_token_bytes();
-        let workers = self.kernel.workers();
-        let (crossing, last) = if tiling.whole_tiles {
+        let (crossing, last) = if tiling.sharing == Sharing::WholeTiles {
             (0, 0)
         } else {
-            ((tiling.run - 1).min(workers), workers)
+            ((tiling.run - 1).min(WARPS), WARPS)
         };
         let sums = crossing * slot + (rows * token).max(last * slot);
-        self.ring_bytes() + sums + self.kernel.alignment_bytes()
+        self.ring_bytes() + sums
     }
 
     /// Estimated time of the slowest block, in bytes of weights. What comes from L2, activations and partials, is about two and
@@ -249,16 +241,15 @@ impl GemmMediumShape {
         const MEETING: f64 = 60_000.0;
         let rows = (entry + 1) * ENTRY_ROWS;
         let units = tiling.run * tiling.split_stages;
-        let workers = self.kernel.workers();
-        let slowest = if tiling.whole_tiles {
-            tiling.run.div_ceil(workers) * tiling.split_stages
+        let slowest = if tiling.sharing == Sharing::WholeTiles {
+            tiling.run.div_ceil(WARPS) * tiling.split_stages
         } else {
-            units.div_ceil(workers)
+            units.div_ceil(WARPS)
         };
-        let weights = (slowest * workers * self.unit_bytes()) as f64;
+        let weights = (slowest * WARPS * self.unit_bytes()) as f64;
         let activations = (rows * tiling.split_stages * STAGE_INPUTS * 2) as f64;
         let reduction = if tiling.splits > 1 {
-            let sums = (tiling.run * self.kernel.tile_rows() * rows * 4) as f64;
+            let sums = (tiling.run * TILE_ROWS * rows * 4) as f64;
             MEETING + L2 * sums * (1.0 + tiling.splits as f64)
         } else {
             0.0
@@ -269,6 +260,9 @@ impl GemmMediumShape {
     /// The tiling of least cost whose blocks are all resident at once. Where activations do not fit such, blocks take turns: no
     /// block waits for another.
     pub(crate) fn tiling(&self, entry: usize) -> Tiling {
+        if self.kernel == GemmMediumKernel::Warpgroups {
+            return warpgroups::tiling(self, entry);
+        }
         let turns = [1, 2, 4, 8, 16, 32, 64];
         let found = turns
             .into_iter()
@@ -286,17 +280,15 @@ impl GemmMediumShape {
             for wanted_splits in 1..=(turns * self.multiprocessors / runs).min(stages) {
                 let split_stages = stages.div_ceil(wanted_splits);
                 let splits = stages.div_ceil(split_stages);
-                for whole_tiles in [true, false] {
+                for sharing in [Sharing::WholeTiles, Sharing::Pieces] {
                     let tiling = Tiling {
                         run,
                         runs,
                         split_stages,
                         splits,
-                        whole_tiles,
+                        sharing,
                     };
-                    if self.shared_bytes(entry, &tiling) > available
-                        || split_stages > MAX_SPLIT_STAGES
-                    {
+                    if self.shared_bytes(entry, &tiling) > available {
                         continue;
                     }
                     let cost = self.cost(entry, &tiling);
@@ -312,11 +304,16 @@ impl GemmMediumShape {
     pub(crate) fn grid(&self, rows: usize, pdl: bool) -> Grid {
         let entry = entry(rows);
         let tiling = self.tiling(entry);
+        let (blocks, cluster) = match self.kernel {
+            GemmMediumKernel::Warps => ((tiling.runs, tiling.splits), 1),
+            GemmMediumKernel::Warpgroups => ((tiling.runs * tiling.splits, 1), tiling.splits),
+        };
         Grid {
             entry,
             shared_bytes: self.shared_bytes(entry, &tiling),
             pdl,
-            ..Grid::new((tiling.runs, tiling.splits), self.kernel.threads())
+            cluster,
+            ..Grid::new(blocks, self.kernel.threads())
         }
     }
 
@@ -326,11 +323,15 @@ impl GemmMediumShape {
             partials: 0,
             arrivals: 0,
         };
-        for entry in 0..=entry(max_rows.min(self.kernel.max_rows())) {
+        // Warpgroups add sums up in shared memory.
+        if self.kernel == GemmMediumKernel::Warpgroups {
+            return scratch;
+        }
+        for entry in 0..=entry(max_rows) {
             let tiling = self.tiling(entry);
             if tiling.splits > 1 {
                 let rows = (entry + 1) * ENTRY_ROWS;
-                let tile = self.kernel.tile_rows() * rows * size_of::<f32>();
+                let tile = TILE_ROWS * rows * size_of::<f32>();
                 let partials = tiling.runs * tiling.splits * tiling.run * tile;
                 scratch.partials = scratch.partials.max(partials);
                 scratch.arrivals = scratch.arrivals.max(tiling.runs * size_of::<u32>());
@@ -339,13 +340,12 @@ impl GemmMediumShape {
         scratch
     }
 
-    /// Of an entry point; of the last where the kernel has no such.
-    pub(crate) fn tiling_params(&self, number: usize) -> TilingParams {
-        let tiling = self.tiling(number.min(entry(self.kernel.max_rows())));
+    pub(crate) fn tiling_params(&self, entry: usize) -> TilingParams {
+        let tiling = self.tiling(entry);
         TilingParams {
             run: tiling.run as u32,
             split_stages: tiling.split_stages as u32,
-            whole_tiles: u32::from(tiling.whole_tiles),
+            sharing: tiling.sharing.param(),
         }
     }
 
@@ -367,17 +367,21 @@ fn specialization(
     let mut constants = vec![
         ("WEIGHTS", format.name().to_owned()),
         ("EPILOGUE", epilogue.to_owned()),
-        ("RING", ring(kernel, format, shared_bytes).to_string()),
         ("M_TILE_STAGE_BYTES", format.part_bytes().to_string()),
         ("SLOT_TOKEN_BYTES", kernel.slot_token_bytes().to_string()),
     ];
     let (kernel, entries) = match kernel {
         GemmMediumKernel::Warps => {
-            let padding = kernel.token_padding_bytes(format);
+            let padding = token_padding_bytes(format);
+            constants.push(("RING", ring(format, shared_bytes).to_string()));
             constants.push(("TOKEN_PADDING_BYTES", padding.to_string()));
             ("gemm_medium", ENTRIES)
         }
-        GemmMediumKernel::Warpgroups => ("gemm_medium_sm90", HOPPER_ENTRIES),
+        GemmMediumKernel::Warpgroups => {
+            constants.push(("RING_BYTES", warpgroups::RING_BYTES.to_string()));
+            constants.push(("MAX_SLOTS", warpgroups::MAX_SLOTS.to_string()));
+            ("gemm_medium_sm90", HOPPER_ENTRIES)
+        }
     };
     Specialization {
         kernel,

@@ -76,6 +76,7 @@ pub(crate) fn shape(
         outputs: sizes.0,
         multiprocessors,
         shared_bytes: HOPPER_SHARED,
+        clusters: Some(ClusterCapacity::assumed(multiprocessors)),
         kernel,
     }
 }
@@ -112,7 +113,10 @@ const SIZES: [(usize, usize); 12] = [
 #[test]
 fn blocks_of_published_sizes_are_resident_and_miss_little() {
     for (kernel, format) in kernels() {
-        let tile_rows = kernel.tile_rows();
+        let (tile_rows, stage_inputs) = match kernel {
+            GemmMediumKernel::Warps => (TILE_ROWS, STAGE_INPUTS),
+            GemmMediumKernel::Warpgroups => (M_TILE, 2 * STAGE_INPUTS),
+        };
         for sizes in SIZES {
             let shape = shape(kernel, format, sizes, HOPPER_MULTIPROCESSORS);
             for (entry, name) in entries(kernel).iter().enumerate() {
@@ -122,11 +126,11 @@ fn blocks_of_published_sizes_are_resident_and_miss_little() {
                     tiling.runs * tiling.splits <= shape.multiprocessors,
                     "{case}"
                 );
-                assert!(
-                    tiling.run * tiling.runs >= sizes.0.div_ceil(tile_rows),
-                    "{case}"
-                );
-                let stages = sizes.1.div_ceil(STAGE_INPUTS);
+                let tiles = sizes.0.div_ceil(tile_rows);
+                let rounds = tiles.div_ceil(tiling.run * tiling.runs);
+                let takes_turns = kernel == GemmMediumKernel::Warpgroups && tiling.splits == 1;
+                assert!(rounds == 1 || takes_turns, "{case}");
+                let stages = sizes.1.div_ceil(stage_inputs);
                 assert!(tiling.split_stages * tiling.splits >= stages, "{case}");
                 assert!(tiling.split_stages * (tiling.splits - 1) < stages, "{case}");
                 let bytes = shape.shared_bytes(entry, &tiling);
@@ -134,8 +138,8 @@ fn blocks_of_published_sizes_are_resident_and_miss_little() {
                 if sizes.0 * sizes.1 < 20_000_000 {
                     continue; // over before more blocks could meet
                 }
-                let busiest = tiling.run * tiling.split_stages * shape.multiprocessors;
-                let equal = (sizes.0.div_ceil(tile_rows) * stages) as f64;
+                let busiest = rounds * tiling.run * tiling.split_stages * shape.multiprocessors;
+                let equal = (tiles * stages) as f64;
                 assert!(busiest as f64 / equal < 1.35, "{case}: {tiling:?}");
             }
         }
@@ -281,8 +285,7 @@ fn check(shape: &GemmMediumShape, seed: u64) {
             (bytes, [gate.values, up.values].concat())
         }
     };
-    let buckets = BUCKETS.into_iter();
-    for (bucket, count) in buckets.filter(|(bucket, _)| *bucket <= shape.kernel.max_rows()) {
+    for (bucket, count) in BUCKETS {
         let case = format!("{shape:?}, {count} of {bucket} rows");
         let x: Vec<f32> = f16_bits(&normals((bucket * count) as u64, count * columns))
             .into_iter()
@@ -299,16 +302,12 @@ fn check(shape: &GemmMediumShape, seed: u64) {
     }
 }
 
-/// Cards of several sizes, so that workers share tiles, cross from one to the next, have whole ones, and inputs are split.
-fn cases(kernel: GemmMediumKernel, format: FragmentFormat) -> Vec<GemmMediumShape> {
-    let shape = |sizes, multiprocessors| shape(kernel, format, sizes, multiprocessors);
-    let smaller = match kernel {
-        GemmMediumKernel::Warps => SMALL_SHARED,
-        GemmMediumKernel::Warpgroups => LARGE_SHARED_BYTES,
-    };
+/// Cards of several sizes, so that warps share tiles, cross from one to the next, have whole ones, and inputs are split.
+fn warps_cases(format: FragmentFormat) -> Vec<GemmMediumShape> {
+    let shape =
+        |sizes, multiprocessors| shape(GemmMediumKernel::Warps, format, sizes, multiprocessors);
     let (columns, small) = match format {
-        FragmentFormat::Q8 | FragmentFormat::Q4 if kernel == GemmMediumKernel::Warps => (320, 352),
-        FragmentFormat::Q8 | FragmentFormat::Q4 => (320, 384),
+        FragmentFormat::Q8 | FragmentFormat::Q4 => (320, 352),
         _ => (256, 256),
     };
     vec![
@@ -321,29 +320,81 @@ fn cases(kernel: GemmMediumKernel, format: FragmentFormat) -> Vec<GemmMediumShap
             ..shape((2 * 72, small), 3)
         },
         GemmMediumShape {
-            shared_bytes: smaller,
+            shared_bytes: SMALL_SHARED,
             ..shape((200, 2 * columns), 5)
         },
     ]
 }
 
 #[test]
-fn cases_have_every_kind_of_tiling() {
-    for (kernel, format) in kernels() {
-        let workers = kernel.workers();
-        let tilings: Vec<Tiling> = cases(kernel, format)
+fn cases_have_every_kind_of_tiling_of_warps() {
+    for (format, _) in FORMATS {
+        let tilings: Vec<Tiling> = warps_cases(format)
             .iter()
-            .flat_map(|shape| (0..entries(kernel).len()).map(|entry| shape.tiling(entry)))
+            .flat_map(|shape| (0..ENTRIES.len()).map(|entry| shape.tiling(entry)))
             .collect();
         let has = |kind: &dyn Fn(&Tiling) -> bool| tilings.iter().any(kind);
-        assert!(has(&|t| t.splits > 1), "{kernel:?} {format:?}");
+        let pieces = |t: &Tiling| t.sharing == Sharing::Pieces;
+        assert!(has(&|t| t.splits > 1), "{format:?}");
         assert!(has(&|t| t.splits == 1), "{format:?}");
-        assert!(has(&|t| t.whole_tiles), "{format:?}");
-        assert!(
-            has(&|t| !t.whole_tiles && t.run > 1 && t.run <= workers),
-            "{format:?}"
-        );
-        assert!(has(&|t| !t.whole_tiles && t.run > workers), "{format:?}");
+        assert!(has(&|t| t.sharing == Sharing::WholeTiles), "{format:?}");
+        let few = |t: &Tiling| pieces(t) && t.run > 1 && t.run <= WARPS;
+        assert!(has(&few), "{format:?}");
+        assert!(has(&|t| pieces(t) && t.run > WARPS), "{format:?}");
+    }
+}
+
+/// Cards of several sizes, so that warpgroups share M-tiles or stages or neither, M-tiles lack, blocks take turns, and inputs are split.
+fn warpgroups_cases(format: FragmentFormat) -> Vec<GemmMediumShape> {
+    let shape = |sizes, multiprocessors| {
+        shape(GemmMediumKernel::Warpgroups, format, sizes, multiprocessors)
+    };
+    // An odd number of parts where the format has such.
+    let odd = match format {
+        FragmentFormat::Q8 | FragmentFormat::Q4 => 320,
+        _ => 256,
+    };
+    vec![
+        shape((136, odd), 1),
+        shape((1032, odd), 1),
+        shape((1032, odd), 3),
+        shape((37, 12 * odd), 8),
+        shape((100, 8 * odd), 2),
+        shape((200, 8 * odd), 6),
+        GemmMediumShape {
+            epilogue: GemmMediumEpilogue::F16Pair,
+            ..shape((2 * 72, odd), 3)
+        },
+    ]
+}
+
+#[test]
+fn cases_have_every_kind_of_tiling_of_warpgroups() {
+    for (format, _) in FORMATS {
+        let tilings: Vec<(Tiling, usize)> = warpgroups_cases(format)
+            .iter()
+            .flat_map(|shape| {
+                let m_tiles = shape.m_tiles();
+                (0..HOPPER_ENTRIES.len()).map(move |entry| (shape.tiling(entry), m_tiles))
+            })
+            .collect();
+        let has = |kind: &dyn Fn(&Tiling) -> bool| tilings.iter().any(|(t, _)| kind(t));
+        for m_groups in 1..=4 {
+            let kind = |t: &Tiling| t.sharing == Sharing::Groups(m_groups);
+            assert!(has(&kind), "{format:?} {m_groups}: {tilings:?}");
+        }
+        assert!(has(&|t| t.splits > 2), "{format:?}");
+        assert!(has(&|t| t.splits == 2), "{format:?}");
+        assert!(has(&|t| !t.run.is_multiple_of(4)), "{format:?}");
+        let in_turns = |(t, m_tiles): &(Tiling, usize)| t.run * t.runs < *m_tiles;
+        assert!(tilings.iter().any(in_turns), "{format:?}");
+    }
+}
+
+fn cases(kernel: GemmMediumKernel, format: FragmentFormat) -> Vec<GemmMediumShape> {
+    match kernel {
+        GemmMediumKernel::Warps => warps_cases(format),
+        GemmMediumKernel::Warpgroups => warpgroups_cases(format),
     }
 }
 
