@@ -104,37 +104,58 @@ struct Row {
     const float warp_squares = quads_sum(squares);
     __syncthreads();  // an earlier sum may still be read
     if (threadIdx.x % 8 == 0) of_warp[threadIdx.x / 8] = warp_squares;
+    if (threadIdx.x < MAX_THREADS / 8 && threadIdx.x >= blockDim.x / 8) of_warp[threadIdx.x] = 0;
     __syncthreads();
     float sum = 0;
-    for (u32 warp = 0; warp < blockDim.x / 8; warp++) sum += of_warp[warp];
+#pragma unroll
+    for (u32 warp = 0; warp < MAX_THREADS / 8; warp++) sum += of_warp[warp];
     return scale_of_squares(sum, columns, eps);
   }
 };
 
-// following = norm(row)
-__device__ __forceinline__ void store_following(const Params& p, const Row& row, u64 start, const float* weight, float eps) {
+// Calls `f(column, four, whether they are there)`.
+template <typename F>
+__device__ __forceinline__ void each_quad(const Row& row, u32 columns, F f) {
+#pragma unroll
+  for (u32 k = 0; k < HOLD; k++) f(column_of(k), row.quads[k], column_of(k) < columns);
+}
+
+// A row as a product's activation. What it is stored as is decided once, and each kind has a loop of its own: code comes from a cold
+// cache, and with it all that lies between the lines that a launch takes.
+template <bool TWO_TERMS>
+__device__ __forceinline__ void store_row(const Activation& to, u32 rows, const Row& row, u64 start, u32 columns) {
+  if (TWO_TERMS && to.low_offset) {
+    each_quad(row, columns, [&](u32 column, float4 v, bool inside) { store_hi_lo(to, start, column, v, inside); });
+  } else if (!to.f16) {
+    each_quad(row, columns, [&](u32 column, float4 v, bool inside) { store_codes(to, start + column, v, inside); });
+#if __CUDA_ARCH__ >= 900
+  } else if (to.layout == K_PERMUTED) {
+    each_quad(row, columns, [&](u32 column, float4 v, bool inside) {
+      if (inside) store_permuted(to.f16 + start, column, as_f16x4(v));
+    });
+  } else if (to.layout == TOKEN_TILES && rows <= TILE_TOKENS) {
+    each_quad(row, columns, [&](u32 column, float4 v, bool inside) {
+      if (inside) store_in_tiles(to.f16, blockIdx.x, column, as_f16x4(v));
+    });
+#endif
+  } else {
+    each_quad(row, columns, [&](u32 column, float4 v, bool inside) {
+      if (inside) *(uint2*)(to.f16 + start + column) = as_f16x4(v);
+    });
+  }
+}
+
+// following = norm(row), which the row becomes.
+__device__ __forceinline__ void store_following(const Params& p, Row& row, u64 start, const float* weight, float eps) {
   Row weights;
   weights.load_weights(weight, p.columns);
   const float scale = row.rms_scale(p.columns, eps);
-  // A loop of its own: decided within one, the two would need more registers than there are.
-  if (p.following_activation.low_offset) {
-#pragma unroll
-    for (u32 k = 0; k < HOLD; k++) {
-      const u32 column = column_of(k);
-      const float4 y = normed_quad(row.quads[k], scale, weight, weights.quads[k]);
-      if (p.following && column < p.columns) *(float4*)(p.following + start + column) = y;
-      store_hi_lo(p.following_activation, start, column, y, column < p.columns);
-    }
-    return;
-  }
 #pragma unroll
   for (u32 k = 0; k < HOLD; k++) {
-    const u32 column = column_of(k);
-    const bool inside = column < p.columns;
-    const float4 y = normed_quad(row.quads[k], scale, weight, weights.quads[k]);
-    if (p.following && inside) *(float4*)(p.following + start + column) = y;
-    if (p.following_activation.any()) store_activation(p.following_activation, *p.rows.count, blockIdx.x, p.columns, column, y, inside);
+    row.quads[k] = normed_quad(row.quads[k], scale, weight, weights.quads[k]);
+    if (p.following && column_of(k) < p.columns) *(float4*)(p.following + start + column_of(k)) = row.quads[k];
   }
+  if (p.following_activation.any()) store_row<true>(p.following_activation, *p.rows.count, row, start, p.columns);
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) fused_norm(const Params p) {
@@ -214,9 +235,9 @@ __device__ __forceinline__ void residual_norm(const Params& p) {
                         mul(add(b.w, y.w), p.scale));
       *(float4*)(p.sum + start + column) = sum;
     }
-    if (p.sum_activation.any()) store_activation(p.sum_activation, *p.rows.count, blockIdx.x, p.columns, column, sum, inside);
     row.quads[k] = sum;
   }
+  if (p.sum_activation.any()) store_row<false>(p.sum_activation, *p.rows.count, row, start, p.columns);
   if (p.following || p.following_activation.any()) store_following(p, row, start, p.following_weight, p.following_eps);
 }
 
