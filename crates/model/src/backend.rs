@@ -269,7 +269,7 @@ pub struct LaunchTime {
     pub label: String,
     /// Layer and phase it is counted with.
     pub origin: Origin,
-    /// Time on the device.
+    /// Time that it took the device.
     pub time: Duration,
 }
 

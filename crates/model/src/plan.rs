@@ -320,6 +320,22 @@ pub struct Labelled {
     pub step: Step,
 }
 
+impl Labelled {
+    /// One label for steps of one section: `L3.attn.q+k+v` of `L3.attn.q`, `L3.attn.k` and `L3.attn.v`.
+    pub fn joined<'a>(steps: impl Iterator<Item = &'a Labelled>) -> String {
+        let mut joined = String::new();
+        for Labelled { label, .. } in steps {
+            if joined.is_empty() {
+                joined.push_str(label);
+            } else {
+                joined.push('+');
+                joined.push_str(label.rsplit('.').next().unwrap_or(label));
+            }
+        }
+        joined
+    }
+}
+
 /// The finished description of a model.
 #[derive(Clone, Debug)]
 pub struct Plan {

@@ -72,7 +72,7 @@ pub(crate) struct BenchArgs {
     /// With -o json: wait for a line on stdin before each repetition and print its time, to take turns with another program
     #[arg(long)]
     pub(crate) paced: bool,
-    /// Also show where the time of a prompt's last batch, or of one generated token, goes (needs --backend cuda)
+    /// Also show where the time of a prompt's last batch, or of one generated token, goes
     #[arg(long)]
     pub(crate) profile: bool,
     /// Compare answers with drafts and without, in place of the grid: speed, gain and acceptance

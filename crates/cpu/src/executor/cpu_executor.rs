@@ -1,15 +1,20 @@
 //! The executor: the loop that runs a batch through the operations of a compiled model, and sampling.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use carat_model::{
     TokenId,
     backend::{
         BackendError, Batch, CompileOptions, DraftRun, Draw, Executor, HostPageId, Interrupt,
-        KvGroup, Outputs, PageMove, Ticket,
+        KvGroup, LaunchTime, Outputs, PageMove, Ticket,
     },
     layout::Layout,
-    plan::{Plan, Rows, Value},
+    phase::{Origin, Phase},
+    plan::{Labelled, Plan, Rows, Value},
     sampling::Scratch as SamplingScratch,
     weights::Weights,
 };
@@ -81,6 +86,27 @@ impl CpuExecutor {
             last_sampled: 0,
         }
     }
+
+    /// Computes the rows of a batch, and calls `done` after each operation.
+    fn forward(
+        &mut self,
+        view: &RowView<'_>,
+        mut done: impl FnMut(&Plan, &LoweredOp),
+    ) -> Result<(), BackendError> {
+        let shared = &mut self.shared;
+        self.state.fill_angles(shared, &self.plan, view);
+        for lowered in &self.program.ops {
+            if self.interrupt.is_raised() {
+                return Err(BackendError::Interrupted);
+            }
+            if !view.of(lowered.op.rows()).is_empty() {
+                self.state.run(shared, &lowered.op, view);
+                done(&self.plan, lowered);
+            }
+        }
+        (self.last_rows, self.last_sampled) = (view.all.len(), view.sampled.len());
+        Ok(())
+    }
 }
 
 impl Executor for CpuExecutor {
@@ -94,17 +120,7 @@ impl Executor for CpuExecutor {
             .unwrap_or_default();
         batch.check(&self.plan, &self.options, drawn.len())?;
         let view = RowView::new(batch, &self.plan, self.options.pages, &drawn);
-        let shared = &mut self.shared;
-        self.state.fill_angles(shared, &self.plan, &view);
-        for LoweredOp { op, .. } in &self.program.ops {
-            if self.interrupt.is_raised() {
-                return Err(BackendError::Interrupted);
-            }
-            if !view.of(op.rows()).is_empty() {
-                self.state.run(shared, op, &view);
-            }
-        }
-        (self.last_rows, self.last_sampled) = (view.all.len(), view.sampled.len());
+        self.forward(&view, |_, _| {})?;
         self.batches += 1;
         self.in_flight.push_back(InFlight {
             ticket: self.batches,
@@ -123,11 +139,8 @@ impl Executor for CpuExecutor {
         let logits = self.program.logits;
         let rows = self.state.buffer(logits.buffer).chunks(logits.columns);
         let mut outputs = std::mem::take(&mut self.spare);
-        outputs.rows.clear();
-        for ((draw, position), logits) in draws.iter().zip(&batch.positions).zip(rows) {
-            let row = draw.report(logits, *position, &mut self.sampling_scratch);
-            outputs.rows.push(row);
-        }
+        let drawn = (draws, &*batch.positions);
+        sample(rows, drawn, &mut self.sampling_scratch, &mut outputs);
         batch.outputs = Some(outputs);
         Ok(())
     }
@@ -191,6 +204,44 @@ impl Executor for CpuExecutor {
         self.interrupt = interrupt;
     }
 
+    /// Angles of RoPE are counted with the first operation.
+    fn profile(
+        &mut self,
+        batch: &Batch<'_>,
+        draws: &[Draw<'_>],
+    ) -> Result<Option<Vec<LaunchTime>>, BackendError> {
+        batch.check(&self.plan, &self.options, 0)?;
+        Draw::check(draws, batch.sampled_count(), &self.plan)?;
+        let view = RowView::new(batch, &self.plan, self.options.pages, &[]);
+        let positions: Vec<usize> = view.sampled.iter().map(|row| row.position).collect();
+        let mut times = Vec::new();
+        let mut clock = Clock(Instant::now());
+        self.forward(&view, |plan, LoweredOp { steps, .. }| {
+            let time = clock.lap();
+            let steps = || steps.iter().map(|step| &plan.steps[*step]);
+            let first = steps().next().expect("an operation is of a step");
+            times.push(LaunchTime {
+                label: Labelled::joined(steps()),
+                origin: plan.origin(first),
+                time,
+            });
+        })?;
+        clock.lap();
+        let logits = self.program.logits;
+        let rows = self.state.buffer(logits.buffer).chunks(logits.columns);
+        let scratch = &mut self.sampling_scratch;
+        sample(rows, (draws, &positions), scratch, &mut Outputs::default());
+        times.push(LaunchTime {
+            label: "sample".to_owned(),
+            origin: Origin {
+                layer: None,
+                phase: Phase::Sample,
+            },
+            time: clock.lap(),
+        });
+        Ok(Some(times))
+    }
+
     fn probed(&self, value: Value) -> Option<&[f32]> {
         let rows = match self.plan.rows(value) {
             Rows::All => self.last_rows,
@@ -200,5 +251,29 @@ impl Executor for CpuExecutor {
         self.options
             .probe
             .then(|| &buffer[..rows * self.plan.columns(value)])
+    }
+}
+
+/// Draws a token from each row of logits.
+fn sample<'a>(
+    logits: impl Iterator<Item = &'a [f32]>,
+    (draws, positions): (&[Draw<'_>], &[usize]),
+    scratch: &mut SamplingScratch,
+    outputs: &mut Outputs,
+) {
+    outputs.rows.clear();
+    for ((draw, position), logits) in draws.iter().zip(positions).zip(logits) {
+        let row = draw.report(logits, *position, scratch);
+        outputs.rows.push(row);
+    }
+}
+
+/// Time from one moment to the next.
+struct Clock(Instant);
+
+impl Clock {
+    fn lap(&mut self) -> Duration {
+        let before = std::mem::replace(&mut self.0, Instant::now());
+        self.0 - before
     }
 }

@@ -207,7 +207,7 @@ pub(crate) fn fuse(plan: &Plan, fusion: Fusion) -> Vec<Op> {
             _ => vec![last],
         };
         ops.push(Op {
-            label: joined_label(naming.iter().copied()),
+            label: Labelled::joined(naming.iter().copied()),
             origin: plan.origin(naming[0]),
             steps,
             rows: plan.step_rows(&last.step),
@@ -222,20 +222,6 @@ pub(crate) fn fuse(plan: &Plan, fusion: Fusion) -> Vec<Op> {
 pub(crate) fn linears_of(steps: &[Labelled]) -> impl Iterator<Item = &Labelled> {
     let is_linear = |s: &&Labelled| matches!(s.step, Step::Linear { .. });
     steps.iter().filter(is_linear)
-}
-
-/// One label for steps of one section: `L3.attn.q+k+v` of `L3.attn.q`, `L3.attn.k` and `L3.attn.v`.
-pub(crate) fn joined_label<'a>(steps: impl Iterator<Item = &'a Labelled>) -> String {
-    let mut joined = String::new();
-    for Labelled { label, .. } in steps {
-        if joined.is_empty() {
-            joined.push_str(label);
-        } else {
-            joined.push('+');
-            joined.push_str(label.rsplit('.').next().unwrap_or(label));
-        }
-    }
-    joined
 }
 
 /// The steps of a plan that are left, and the readers of each value.

@@ -164,7 +164,7 @@ impl<'a> Lowering<'a> {
     fn product_label(&self, op: &Op, parts: &[LinearPart]) -> String {
         let linears = fuse::linears_of(&self.plan.steps[op.steps.clone()]);
         let named = linears.filter(|s| parts.iter().any(|part| s.step.out() == Some(part.out)));
-        fuse::joined_label(named)
+        Labelled::joined(named)
     }
 
     /// Has the last launch, of every bucket, hold back the next one until a value, which an earlier launch writes, is complete. False if the last

@@ -230,7 +230,7 @@ impl Profiles {
             .is_none()
         {
             bail!(
-                "the backend `{}` cannot time its launches one by one, so --profile has nothing to show; --backend cuda can",
+                "the backend `{}` cannot time its launches one by one, so --profile has nothing to show; cpu and cuda can",
                 loaded.backend.name()
             );
         }

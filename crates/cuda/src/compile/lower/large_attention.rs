@@ -3,7 +3,7 @@
 //!
 //! Raw queries, keys and values are columns of one buffer where one product made them.
 
-use carat_model::plan::{Step, Value};
+use carat_model::plan::{Labelled, Step, Value};
 
 use super::{
     Lowering,
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     compile::{
-        fuse::{Attend, Op, StoreKv, Work, joined_label},
+        fuse::{Attend, Op, StoreKv, Work},
         rows::RowClass,
     },
     kernel::{
@@ -118,7 +118,7 @@ impl Lowering<'_> {
                 stored.filter(|_| keys_values.is_some()),
                 rotated.filter(|_| queries.is_some()),
             ];
-            let label = joined_label(finished.into_iter().flatten());
+            let label = Labelled::joined(finished.into_iter().flatten());
             let kernel = QkvNormRope {
                 x: at.of,
                 stride: at.stride,
