@@ -48,17 +48,20 @@ fn main() {
             if built.is_empty() {
                 return Err(Failed::from("nothing was compiled"));
             }
-            for (kernel, file) in &built {
-                if !kernel.remarks.is_empty() {
-                    let (name, remarks) = (&kernel.name, &kernel.remarks);
-                    return Err(Failed::from(format!("{name}: {remarks}")));
+            let mut problems = Vec::new();
+            for (BuiltKernel { name, remarks, .. }, file) in &built {
+                if !remarks.is_empty() {
+                    problems.push(format!("{name}: {remarks}"));
                 }
-                if kernel.name.starts_with("gemv.") && copies_to_uniform_places(file) {
-                    let name = &kernel.name;
-                    return Err(Failed::from(format!("{name} copies to a uniform place")));
+                if name.starts_with("gemv.") && copies_to_uniform_places(file) {
+                    problems.push(format!("{name} copies to a uniform place"));
                 }
             }
-            Ok(())
+            if problems.is_empty() {
+                Ok(())
+            } else {
+                Err(Failed::from(problems.join("\n")))
+            }
         })
         .with_ignored_flag(!found || on_demand)
     };

@@ -134,8 +134,13 @@ __device__ __forceinline__ void bring(const Params& p, const Share& share, u8* r
 #pragma unroll 1
       for (u32 m_tile = first; m_tile < end; m_tile += BRINGING_WARPS, to += BRINGING_WARPS * STAGE_BYTES) {
         const u8* w = p.w + m_tile * m_tile_bytes;
-        Weights::copy(to, w, from.part, lane, 0, 0);
-        Weights::copy(to + Weights::M_TILE_BYTES, w, both ? from.part + 1 : from.part, lane, 0, 0);
+        // Registers are few here: one part after the other, and nothing of the lane's places is kept for the next.
+#pragma unroll 1
+        for (u32 i = 0; i < 2; i++) {
+          u32 own = lane;
+          asm volatile("" : "+r"(own));
+          Weights::copy(to + i * Weights::M_TILE_BYTES, w, from.part + (both ? i : 0), own, 0, 0);
+        }
       }
       barrier_arrive_copied(barrier);
     }
