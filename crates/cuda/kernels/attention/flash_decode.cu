@@ -37,9 +37,11 @@
 // position 0 on, and k-steps of a part in one half of the head.
 #include "lib/kv_tile.cuh"
 #include "lib/norm.cuh"
+#include "lib/prepared_rows.cuh"
 #include "lib/ptx.cuh"
 #include "lib/rope.cuh"
 #include "lib/tied_keys.cuh"
+#include "lib/token_tiles.cuh"
 
 // Steps of two pages also for long heads: where shared memory and registers allow it.
 #ifndef WIDE_STEPS
@@ -58,7 +60,7 @@ struct Params {
   const float* frequencies;
   u8* partials;   // [rows, kv heads, splits, PARTIAL_BYTES]
   u32* arrivals;  // [rows, kv heads, 1 + splits / FAN, rounded up]
-  void* out;     // f32, or f16
+  void* out;
   u32 q_stride;  // from row to row, in elements
   u32 k_stride;
   u32 v_stride;
@@ -66,9 +68,12 @@ struct Params {
   float q_eps;
   float k_eps;
   float v_eps;
-  u32 f16_out;
+  u32 out_kind;
 };
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attention/flash_decode.rs differs");
+
+// What outputs are written as. Mirrors `DecodeOut` in src/kernel/attention/flash_decode.rs.
+enum : u32 { AS_F32, AS_F16, AS_TOKEN_TILES, AS_PREPARED_ROWS };
 
 constexpr u32 WARPS = GROUP > 8 ? 16 : 8, THREADS = WARPS * WARP;
 constexpr bool TIED = TURNING_PAIRS > 0;
@@ -96,11 +101,13 @@ constexpr int KEY_TILES = STEP / 16, PARTS = WARPS / KEY_TILES;
 constexpr int K_STEPS = HEAD_DIM / 16, K_SHARE = (K_STEPS + PARTS - 1) / PARTS;
 constexpr int OUT_TILES = HEAD_DIM / 16, OUT_SHARE = (OUT_TILES + WARPS - 1) / WARPS;
 constexpr int CHUNKS = (HEAD_DIM + WARP - 1) / WARP;
+// Whether a warp's outputs are whole blocks of 32 elements.
+constexpr bool HAS_BLOCKS = OUT_TILES % WARPS == 0 && OUT_SHARE % 2 == 0;
 static_assert(HALF <= THREADS, "an angle per thread");
 
 // A partial: outputs of a split in f16, as threads hold them; then maximum and total per head.
 constexpr u32 QUADS = TILES > 1 ? 4 : (GROUP + 1) / 2;
-constexpr u32 TILE_BYTES = THREADS / 4 * QUADS * 8, STATE_START = OUT_SHARE * TILES * TILE_BYTES;
+constexpr u32 OUT_TILE_BYTES = THREADS / 4 * QUADS * 8, STATE_START = OUT_SHARE * TILES * OUT_TILE_BYTES;
 // Small partials are better merged all at once. The others' groups are as many as 132 splits have.
 constexpr u32 FAN = 8, ONE_MERGE = STATE_START > 4096 ? 17 : 32;
 static_assert(STATE_START + 16 * 8 == PARTIAL_BYTES, "src/kernel/attention/flash_decode.rs differs");
@@ -323,7 +330,7 @@ __device__ __forceinline__ void store(u8* partial, const Shared& shared, const O
     for (int i = 0; i < OUT_SHARE * TILES; i++) {
       const float(&o)[4] = out[i / TILES][i % TILES];
       const uint2 packed = make_uint2(pack_f16x2(o[0], o[1]), pack_f16x2(o[2], o[3]));
-      *(uint2*)(partial + part_of_tile() + i * TILE_BYTES) = packed;
+      *(uint2*)(partial + part_of_tile() + i * OUT_TILE_BYTES) = packed;
     }
   }
   if (threadIdx.x < GROUP)
@@ -383,7 +390,7 @@ __device__ __forceinline__ void merge(u8* partials, u32 stride, u32 members, con
         const float2 share = *(const float2*)(shared.shares + (from + m) * 16 + 8 * tile + 2 * quad);
 #pragma unroll
         for (int i = 0; i < OUT_SHARE; i++) {
-          const u32 at = m * STATE_START + (i * TILES + tile) * TILE_BYTES + part_of_tile();
+          const u32 at = m * STATE_START + (i * TILES + tile) * OUT_TILE_BYTES + part_of_tile();
           const uint2 packed = *(const uint2*)(tiles + at);
           float(&o)[4] = out[i][tile];
           o[0] += share.x * f16_to_f32(u16(packed.x));
@@ -396,9 +403,48 @@ __device__ __forceinline__ void merge(u8* partials, u32 stride, u32 members, con
   }
 }
 
+// As rows of the product that reads them, with the bits that prepare_rows.cu makes of floats: a warp's two neighbouring tiles have a block
+// of a head, whose elements are in the eight lanes of a quad's number.
+__device__ __forceinline__ void put_prepared(const Params& p, const Outputs& out) {
+  constexpr u32 COLUMNS = KV_HEADS * GROUP * HEAD_DIM;
+  const u32 warp = threadIdx.x / WARP, group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4, row = blockIdx.x / KV_HEADS;
+  u8* const codes = (u8*)p.out + row * COLUMNS;
+  float* const scales = (float*)((u8*)p.out + PREPARED_ROWS * COLUMNS) + row;
+  float* const sums = scales + PREPARED_ROWS * (COLUMNS / 32);
+#pragma unroll
+  for (int i = 0; i + 1 < OUT_SHARE; i += 2)
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+      for (int odd = 0; odd < 2; odd++) {
+        const u32 head = 8 * tile + 2 * quad + odd;
+        const u32 column = (blockIdx.x % KV_HEADS * GROUP + head) * HEAD_DIM + 16 * (warp * OUT_SHARE + i);
+        const float of_block[4] = {out[i][tile][odd], out[i][tile][odd + 2], out[i + 1][tile][odd], out[i + 1][tile][odd + 2]};
+        float largest = 0;
+#pragma unroll
+        for (int j = 0; j < 4; j++) largest = fmaxf(largest, fabsf(of_block[j]));
+#pragma unroll
+        for (int mask = 4; mask < WARP; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, mask));
+        const CodeScale by(largest);
+        int sum = 0;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          const int code = (signed char)by.code(of_block[j]);
+          sum += code;
+          if (head < GROUP) codes[column + 16 * (j / 2) + output_element(group, j % 2)] = u8(code);
+        }
+#pragma unroll
+        for (int mask = 4; mask < WARP; mask *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, mask);
+        if (head >= GROUP || group != 0) continue;
+        scales[column / 32 * PREPARED_ROWS] = by.scale;
+        sums[column / 32 * PREPARED_ROWS] = mul(by.scale, float(sum));
+      }
+}
+
 __device__ __forceinline__ void put_out(const Params& p, const Outputs& out) {
+  if (HAS_BLOCKS && p.out_kind == AS_PREPARED_ROWS) return put_prepared(p, out);
   const u32 warp = threadIdx.x / WARP, group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
-  const u64 start = u64(blockIdx.x) * (GROUP * HEAD_DIM);
+  const u32 row = blockIdx.x / KV_HEADS, first = blockIdx.x % KV_HEADS * (GROUP * HEAD_DIM);
 #pragma unroll
   for (int i = 0; i < OUT_SHARE; i++) {
     const u32 out_tile = warp * OUT_SHARE + i;
@@ -408,12 +454,14 @@ __device__ __forceinline__ void put_out(const Params& p, const Outputs& out) {
 #pragma unroll
       for (int c = 0; c < 4; c++) {
         const u32 head = 8 * tile + 2 * quad + c % 2;
-        const u64 at = start + head * HEAD_DIM + 16 * out_tile + output_element(group, c / 2);
+        const u32 column = first + head * HEAD_DIM + 16 * out_tile + output_element(group, c / 2);
+        const u64 at = u64(row) * (KV_HEADS * GROUP * HEAD_DIM) + column;
         if (head >= GROUP) continue;
-        if (p.f16_out) {
-          ((u16*)p.out)[at] = f32_to_f16(out[i][tile][c]);
-        } else {
+        if (p.out_kind == AS_F32) {
           ((float*)p.out)[at] = out[i][tile][c];
+        } else {
+          u16* const to = p.out_kind == AS_F16 ? (u16*)p.out + at : (u16*)((u8*)p.out + token_tile_at(row, column));
+          *to = f32_to_f16(out[i][tile][c]);
         }
       }
   }

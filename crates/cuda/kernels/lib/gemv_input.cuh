@@ -6,6 +6,7 @@
 // Several rows go in pairs.
 #pragma once
 #include "lib/gemv_float.cuh"
+#include "lib/prepared_rows.cuh"
 
 // Kinds of prologue. Mirrors `GemvPrologue` in src/kernel/linear/gemv.rs.
 constexpr u32 RESIDUAL = 2, RESIDUAL_NORM = 3;
@@ -24,22 +25,14 @@ struct Prologue {
   u32 reserved;
 };
 
-// Prepared rows lie with room for so many.
-constexpr u32 PREPARED_ROWS = 8;
-
 // Eight neighbouring lanes hold a block of 32: its largest magnitude / 127 is the step of its codes.
 template <typename Weights, int LAYOUT_ROWS>
 __device__ __forceinline__ void put_codes(const Input& in, u32 row, u32 four, const float4& v, bool there) {
   float largest = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
 #pragma unroll
   for (int mask = 4; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, mask));
-  // A block of next to nothing is zeros.
-  const float scale = largest > 1e-30f ? mul(largest, 1.0f / 127) : 0, per = largest > 1e-30f ? reciprocal(scale) : 0;
-  // Adding 1.5 * 2^23 rounds to an integer, ties to even, whose low byte is the code.
-  const float magic = 12582912.0f;
-  const u32 c0 = __float_as_uint(fmaf(v.x, per, magic)), c1 = __float_as_uint(fmaf(v.y, per, magic));
-  const u32 c2 = __float_as_uint(fmaf(v.z, per, magic)), c3 = __float_as_uint(fmaf(v.w, per, magic));
-  const u32 codes = __byte_perm(__byte_perm(c0, c1, 0x0040), __byte_perm(c2, c3, 0x0040), 0x5410);
+  const CodeScale by(largest);
+  const u32 codes = __byte_perm(__byte_perm(by.code(v.x), by.code(v.y), 0x0040), __byte_perm(by.code(v.z), by.code(v.w), 0x0040), 0x5410);
   int sum = 0;
   if (Weights::HAS_MINS) {
     sum = __dp4a(int(codes), 0x01010101, 0);
@@ -49,20 +42,19 @@ __device__ __forceinline__ void put_codes(const Input& in, u32 row, u32 four, co
   if (!there) return;
   *(u32*)(in.values + row * in.stride + 4 * four) = codes;
   if (four % 8 != 0) return;
-  in.scales[four / 8 * LAYOUT_ROWS + row] = scale;
-  if (Weights::HAS_MINS) in.sums[four / 8 * LAYOUT_ROWS + row] = mul(scale, float(sum));
+  in.scales[four / 8 * LAYOUT_ROWS + row] = by.scale;
+  if (Weights::HAS_MINS) in.sums[four / 8 * LAYOUT_ROWS + row] = mul(by.scale, float(sum));
 }
 
 // The same of a value per lane, of a block that a warp has, into prepared rows. Sums are always there.
 __device__ __forceinline__ void put_code(const Input& in, u32 row, u32 column, float v) {
-  const float largest = warp_max(fabsf(v));
-  const float scale = largest > 1e-30f ? mul(largest, 1.0f / 127) : 0, per = largest > 1e-30f ? reciprocal(scale) : 0;
-  const int code = (signed char)__float_as_uint(fmaf(v, per, 12582912.0f));
+  const CodeScale by(warp_max(fabsf(v)));
+  const int code = (signed char)by.code(v);
   in.values[row * in.stride + column] = u8(code);
   const int sum = __reduce_add_sync(ALL_LANES, code);
   if (column % 32 != 0) return;
-  in.scales[column / 32 * PREPARED_ROWS + row] = scale;
-  in.sums[column / 32 * PREPARED_ROWS + row] = mul(scale, float(sum));
+  in.scales[column / 32 * PREPARED_ROWS + row] = by.scale;
+  in.sums[column / 32 * PREPARED_ROWS + row] = mul(by.scale, float(sum));
 }
 
 // Writes a four to where products read it. Warps come whole; `there` is false behind the padded row.

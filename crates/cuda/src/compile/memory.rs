@@ -333,7 +333,7 @@ mod tests {
             batch                                     0.6 MiB
             sampling                                  0.4 MiB
             RoPE frequencies                          0.0 MiB
-            device memory                             4.2 MiB
+            device memory                             4.1 MiB
             tables in host memory                     0.1 MiB
         "#]]
         .assert_eq(&plan(Variant::E4b, 512, TableMemory::Host).to_string());

@@ -78,6 +78,7 @@ texts![
     "lib/kv_tile.cuh",
     "lib/norm.cuh",
     "lib/num.cuh",
+    "lib/prepared_rows.cuh",
     "lib/ptx.cuh",
     "lib/quads.cuh",
     "lib/reduce.cuh",

@@ -28,7 +28,7 @@ pub(crate) mod weights;
 
 pub(crate) use activation::{Activation, Int8Operands};
 pub(crate) use attention::attend::Attend;
-pub(crate) use attention::flash_decode::{Columns, FlashDecode, HeadNorm, Heads, OwnKv};
+pub(crate) use attention::flash_decode::{Columns, DecodeOut, FlashDecode, HeadNorm, Heads, OwnKv};
 pub(crate) use attention::flash_prefill::{
     AttentionOut, AttentionShape, FlashPrefill, KeysAndValues,
 };

@@ -66,7 +66,7 @@ impl Lowering<'_> {
         if joins(&product.input) {
             return None;
         }
-        let down = self.down_of(out)?;
+        let down = self.only_reader(out)?;
         let shared = self.shared([gate.w, up.w, down.w], None, None)?;
         if shared.network.gated_from == shared.inner {
             let is_sent = false;

@@ -160,9 +160,18 @@ impl Lowering<'_> {
             return None;
         }
         let columns = self.plan.columns(attend.out);
-        let activation = self
-            .sole_format(attend.out)
-            // Attention writes rows as they are: for products by wgmma its output is converted.
+        let format = self.sole_format(attend.out);
+        if self.class == RowClass::Medium {
+            let f16 = format.filter(|format| {
+                matches!(format, ActivationFormat::F16 | ActivationFormat::F16Tiles)
+            });
+            let activation = f16.map(|format| self.activation(format, ATTENDED, columns));
+            if self.medium_attend(op, attend, activation).is_some() {
+                return Some(());
+            }
+        }
+        let activation = format
+            // Flash attention writes rows as they are: for products by wgmma its output is converted.
             .filter(|format| {
                 !matches!(
                     format,
@@ -180,15 +189,6 @@ impl Lowering<'_> {
                 unreachable!("attention writes none of them")
             }
         };
-        if self.class == RowClass::Medium {
-            let f16 = match activation {
-                Some(Activation::F16(f16)) => Some(f16),
-                _ => None,
-            };
-            if self.medium_attend(op, attend, f16).is_some() {
-                return Some(());
-            }
-        }
         let q = self.scratch("queries", 2 * columns);
         let (kernel, activation) = if let Some(kernel) = self.attend_kernel(op, attend, q, wanted) {
             (kernel, activation)

@@ -16,9 +16,9 @@ use crate::{
         target::GemmImpl,
     },
     kernel::{
-        Activation, Columns, FlashDecode, GemmMedium, GemmMediumEpilogue, GemmMediumKernel,
-        GemmMediumOut, GemmMediumShape, HeadNorm, Heads, Operand, WeightFormat, WeightOperand,
-        activation::tile_bytes, fragment::FragmentFormat,
+        Activation, Columns, DecodeOut, FlashDecode, GemmMedium, GemmMediumEpilogue,
+        GemmMediumKernel, GemmMediumOut, GemmMediumShape, HeadNorm, Heads, Operand, WeightFormat,
+        WeightOperand, activation::tile_bytes, fragment::FragmentFormat,
     },
 };
 
@@ -159,13 +159,13 @@ impl Lowering<'_> {
         }
     }
 
-    /// Attention with keys split, over keys and values that are stored before it: a row may see others of its batch. Writes f16 to
-    /// `f16`, or the value; `None` where the kernel does not take such heads.
+    /// Attention with keys split, over keys and values that are stored before it: a row may see others of its batch. Writes
+    /// `activation`, which is f16, or the value; `None` where the kernel does not take such heads.
     pub(super) fn medium_attend(
         &mut self,
         op: &Op,
         attend: &Attend,
-        f16: Option<Operand>,
+        activation: Option<Activation>,
     ) -> Option<()> {
         let slot = self.plan.slot(attend.slot);
         let (head_dim, window) = (slot.head_dim, slot.window);
@@ -210,14 +210,17 @@ impl Lowering<'_> {
             window,
             partials: self.scratch.operand("attention partials", fixed(partials)),
             arrivals: self.scratch.operand("attention arrivals", fixed(arrivals)),
-            out: f16.unwrap_or(Operand::Value(attend.out)),
-            f16_out: f16.is_some(),
+            out: match activation {
+                Some(Activation::F16(f16)) => DecodeOut::F16(f16),
+                Some(Activation::F16Tiles(tiles)) => DecodeOut::Tiles(tiles),
+                _ => DecodeOut::F32(Operand::Value(attend.out)),
+            },
             pdl: self.pdl(),
         };
         self.call(&op.label, op.rows, kernel);
-        if let Some(f16) = f16 {
+        if let Some(activation) = activation {
             let materialized = Materialized {
-                activation: Activation::F16(f16),
+                activation,
                 factor: None,
                 scale: 1.0,
             };

@@ -19,7 +19,7 @@ use crate::{
         rows::SMALL_ROWS,
     },
     kernel::{
-        ColumnSlice, Columns, FlashDecode, Gemv, GemvDevice, GemvEpilogue, GemvPrologue,
+        ColumnSlice, Columns, DecodeOut, FlashDecode, Gemv, GemvDevice, GemvEpilogue, GemvPrologue,
         GemvPrologueNorm, GemvShape, GemvWeights, HeadNorm, Heads, KvNormRopeStore, MAX_HEAD_DIM,
         Operand, OutputRows, Overlap, OwnKv, PrepareRows, PreparedRows, WeightFormat,
         WeightOperand,
@@ -110,7 +110,7 @@ impl Lowering<'_> {
                 };
                 let outputs = self.plan.columns(out);
                 let shape = self.shape(gate.w, *gemv, outputs, true);
-                let epilogue = match self.prepared_for_reader(out, shape) {
+                let epilogue = match self.prepared_inner(out, shape) {
                     Some(out) => GemvEpilogue::GegluCodes { out },
                     None => GemvEpilogue::Geglu {
                         out: Operand::Value(out),
@@ -158,49 +158,53 @@ impl Lowering<'_> {
         }
     }
 
-    /// The matrix that a network's inner values go into, if nothing else reads them.
-    pub(super) fn down_of(&self, inner: Value) -> Option<LinearPart> {
-        let down = self.ops.iter().find_map(|op| match &op.work {
-            Work::Product(p) if p.input == Prologue::Value(inner) => match p.parts.as_slice() {
-                [down] if p.epilogue == Epilogue::Nothing => Some(*down),
+    /// The matrix that a value is multiplied with, such as down a network's inner values, if nothing else reads it.
+    pub(super) fn only_reader(&self, value: Value) -> Option<LinearPart> {
+        let reader = self.ops.iter().find_map(|op| match &op.work {
+            Work::Product(p) if p.input == Prologue::Value(value) => match p.parts.as_slice() {
+                [reader] if p.epilogue == Epilogue::Nothing => Some(*reader),
                 _ => None,
             },
             _ => None,
         })?;
-        let reads = |op: &Op| matches!(&op.work, Work::Product(p) if p.parts[0] == down);
-        self.only_for(inner, reads).then_some(down)
+        let reads = |op: &Op| matches!(&op.work, Work::Product(p) if p.parts[0] == reader);
+        self.only_for(value, reads).then_some(reader)
     }
 
     /// Where a network's inner values go as prepared rows: where down alone reads them, and blocks of gate and up end in whole blocks of
     /// 32 whatever the number of rows.
-    fn prepared_for_reader(&mut self, inner: Value, shape: GemvShape) -> Option<PreparedRows> {
+    fn prepared_inner(&mut self, inner: Value, shape: GemvShape) -> Option<PreparedRows> {
         let whole = |rows: usize| {
             let ready = rows >= PREPARED_FROM;
             GemvShape { ready, ..shape }.ends_in_blocks(rows)
         };
-        let packed = |gemv: GemvWeights| matches!(gemv, GemvWeights::Fragments(_));
-        if !packed(shape.weights) || ![1, 2, 4, 8].into_iter().all(whole) {
+        if !shape.weights.are_packed() || ![1, 2, 4, 8].into_iter().all(whole) {
             return None;
         }
         // The host reads floats.
         if self.begun.contains_key(&inner) {
             return None;
         }
-        let down = self.down_of(inner)?;
-        let (gemv, _) = self.gemv_format(down.w)?;
+        self.prepared_for_reader("prepared inner rows", inner)
+    }
+
+    /// Where a value goes as prepared rows: where one packed product alone reads it, whose last stage ends with it.
+    fn prepared_for_reader(&mut self, name: &'static str, value: Value) -> Option<PreparedRows> {
+        let reader = self.only_reader(value)?;
+        let (gemv, _) = self.gemv_format(reader.w)?;
         let padded = self
-            .shape(down.w, gemv, self.plan.columns(down.out), false)
+            .shape(reader.w, gemv, self.plan.columns(reader.out), false)
             .padded();
-        if !packed(gemv) || padded != shape.outputs {
+        if !gemv.are_packed() || padded != self.plan.columns(value) {
             return None;
         }
         let bytes = ScratchBytes {
             per_row: 0,
             fixed: PreparedRows::bytes(padded),
         };
-        let at = self.scratch.operand("prepared inner rows", bytes);
+        let at = self.scratch.operand(name, bytes);
         let rows = PreparedRows { at, padded };
-        self.prepared.insert(inner, rows);
+        self.prepared.insert(value, rows);
         Some(rows)
     }
 
@@ -463,6 +467,15 @@ impl Lowering<'_> {
         };
         let partials = words(FlashDecode::partial_columns(heads, window));
         let arrivals = words(FlashDecode::arrival_columns(heads, window));
+        let out = if heads.fill_blocks() {
+            self.prepared_for_reader("prepared attended rows", attend.out)
+        } else {
+            None
+        };
+        let out = match out {
+            Some(rows) => DecodeOut::Prepared(rows),
+            None => DecodeOut::F32(Operand::Value(attend.out)),
+        };
         let kernel = FlashDecode {
             q,
             q_norm,
@@ -473,8 +486,7 @@ impl Lowering<'_> {
             window,
             partials: self.scratch.operand("attention partials", partials),
             arrivals: self.scratch.operand("attention arrivals", arrivals),
-            out: Operand::Value(attend.out),
-            f16_out: false,
+            out,
             pdl: self.pdl(),
         };
         self.call(&op.label, op.rows, kernel);

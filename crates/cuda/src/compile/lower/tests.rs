@@ -12,6 +12,7 @@ use carat_model::{
     synthetic::ByKind,
 };
 use carat_testkit::{
+    fixtures,
     pairs::Pair,
     tiny::{Tiny, Variant},
 };
@@ -170,6 +171,24 @@ fn a_layer_of_one_row() {
 }
 
 #[test]
+fn attention_of_long_heads_prepares_what_o_reads() {
+    let fixture = fixtures::ALL.iter().find(|f| f.name == "real-heads-q8_0");
+    let model = fixture.expect("a fixture").model();
+    let text = |rows| section(&model, Target::hopper(Fusion::On, rows), "L0.attn");
+    expect![[r#"
+        L0.attn.q+k+v              all     gemv_1.q8.normed           %0 -> %13 %8 %9
+        L0.attn.attend             all     flash_decode               %13 %8 %9 -> s2 s3 s1
+        L0.attn.o                  all     gemv_1.q8.ready            s1 -> %17"#]]
+    .assert_eq(&text(1));
+    expect![[r#"
+        L0.attn.q+k+v input        all     prepare_rows.normed        %0 -> s0
+        L0.attn.q+k+v              all     gemv_4.q8.ready            s0 -> %13 %8 %9
+        L0.attn.attend             all     flash_decode               %13 %8 %9 -> s2 s3 s1
+        L0.attn.o                  all     gemv_4.q8.ready            s1 -> %17"#]]
+    .assert_eq(&text(SMALL));
+}
+
+#[test]
 fn a_layer_of_few_rows() {
     let target = Target::hopper(Fusion::On, SMALL);
     let text = section(&model(Variant::Dense12b), target, "L0");
@@ -248,17 +267,16 @@ fn a_layer_of_a_medium_batch() {
     expect![[r#"
         L1.attn.q+k+v              all     gemm_medium_sm90_16.q4.f32 s1 -> s2
         L1.attn.store_kv           all     qkv_norm_rope              s2 ->
-        L1.attn.attend             all     flash_decode               s2 -> s5 s6 %42
-        L1.attn.o convert          all     convert_values             %42 -> s0
-        L1.attn.o                  all     gemm_medium_sm90_16.q4.f32 s0 -> %43
+        L1.attn.attend             all     flash_decode               s2 -> s6 s7 s5
+        L1.attn.o                  all     gemm_medium_sm90_16.q4.f32 s5 -> %43
         L1.attn.post_norm          all     fused_residual_norm        %43 %32 -> %45 s1
-        L1.ffn.gate+up             all     gemm_medium_sm90_16.q4.f16_pair s1 -> s7
-        L1.ffn.gelu_mul            all     geglu                      s7 -> s8 s9
-        L1.ffn.down                all     gemm_medium_sm90_16.q4.f32 s8 -> %50
-        L1.ffn.post_norm           all     fused_residual_norm        %50 %45 s9 -> %52 s1
-        L1.ple.gate                all     cublaslt                   s1 -> s10
-        L1.ple.gelu_mul            all     convert_gelu_mul           s10 %6 -> s11
-        L1.ple.proj                all     cublaslt                   s11 -> %55
+        L1.ffn.gate+up             all     gemm_medium_sm90_16.q4.f16_pair s1 -> s8
+        L1.ffn.gelu_mul            all     geglu                      s8 -> s9 s10
+        L1.ffn.down                all     gemm_medium_sm90_16.q4.f32 s9 -> %50
+        L1.ffn.post_norm           all     fused_residual_norm        %50 %45 s10 -> %52 s1
+        L1.ple.gate                all     cublaslt                   s1 -> s11
+        L1.ple.gelu_mul            all     convert_gelu_mul           s11 %6 -> s12
+        L1.ple.proj                all     cublaslt                   s12 -> %55
         L1.ple.post_norm           all     fused_residual_norm        %55 %52 -> %58 s1"#]]
     .assert_eq(&text);
 }

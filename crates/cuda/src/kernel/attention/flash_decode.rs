@@ -10,8 +10,8 @@ use carat_model::{
 };
 
 use crate::kernel::{
-    Addresses, HOPPER_MULTIPROCESSORS, Kernel, Operand, RowRefsAt, RowsAt, SlotAt, Specialization,
-    specialization::kv_constant,
+    Addresses, HOPPER_MULTIPROCESSORS, Kernel, Operand, PreparedRows, RowRefsAt, RowsAt, SlotAt,
+    Specialization, specialization::kv_constant,
 };
 use crate::{
     device::{Address, Grid},
@@ -75,7 +75,7 @@ params! {
         q_eps: f32,
         k_eps: f32,
         v_eps: f32,
-        f16_out: u32,
+        out_kind: u32,
     }
 }
 
@@ -192,6 +192,11 @@ impl Heads {
         self.warps() / (self.step() / 16)
     }
 
+    /// Whether each warp's outputs are whole blocks of 32, so that it can quantize them.
+    pub(crate) fn fill_blocks(self) -> bool {
+        self.head_dim.is_multiple_of(32 * self.warps())
+    }
+
     /// Positions that are scored together.
     fn step(self) -> usize {
         match self.head_dim {
@@ -244,6 +249,36 @@ impl Heads {
     }
 }
 
+/// What outputs are written as.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DecodeOut {
+    F32(Operand),
+    F16(Operand),
+    /// F16 in token tiles.
+    Tiles(Operand),
+    /// The rows of the product that reads them, of small batches; see [`Heads::fill_blocks`].
+    Prepared(PreparedRows),
+}
+
+impl DecodeOut {
+    fn operand(self) -> Operand {
+        match self {
+            DecodeOut::F32(out) | DecodeOut::F16(out) | DecodeOut::Tiles(out) => out,
+            DecodeOut::Prepared(rows) => rows.at,
+        }
+    }
+
+    /// `AS_*` of the kernel.
+    fn kind(self) -> u32 {
+        match self {
+            DecodeOut::F32(_) => 0,
+            DecodeOut::F16(_) => 1,
+            DecodeOut::Tiles(_) => 2,
+            DecodeOut::Prepared(_) => 3,
+        }
+    }
+}
+
 /// `out = softmax(rope(norm(q)) . K) . V`; before that, where the layer has its own, `rope(norm(k))` and `norm(v)`
 /// into their pages.
 #[derive(Debug)]
@@ -260,9 +295,7 @@ pub(crate) struct FlashDecode {
     pub(crate) partials: Operand,
     /// [`FlashDecode::arrival_columns`] wide, 0 before the first launch; launches leave it so.
     pub(crate) arrivals: Operand,
-    pub(crate) out: Operand,
-    /// `out` is f16, not f32.
-    pub(crate) f16_out: bool,
+    pub(crate) out: DecodeOut,
     /// Launched with PDL.
     pub(crate) pdl: bool,
 }
@@ -385,7 +418,7 @@ impl Kernel for FlashDecode {
             frequencies: at.rope(self.rope),
             partials: at.operand(self.partials),
             arrivals: at.operand(self.arrivals),
-            out: at.operand(self.out),
+            out: at.operand(self.out.operand()),
             q_stride: self.q.stride as u32,
             k_stride: own.map_or(0, |kv| kv.k.stride as u32),
             v_stride: own.map_or(0, |kv| kv.v.stride as u32),
@@ -393,7 +426,7 @@ impl Kernel for FlashDecode {
             q_eps: self.q_norm.eps,
             k_eps: own.map_or(0.0, |kv| kv.k_norm.eps),
             v_eps: own.map_or(0.0, |kv| kv.v_eps),
-            f16_out: u32::from(self.f16_out),
+            out_kind: self.out.kind(),
         }
         .bytes()
     }
@@ -414,7 +447,7 @@ impl Kernel for FlashDecode {
     }
 
     fn writes(&self) -> Vec<Operand> {
-        vec![self.partials, self.arrivals, self.out]
+        vec![self.partials, self.arrivals, self.out.operand()]
     }
 }
 

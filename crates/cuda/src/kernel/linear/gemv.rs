@@ -120,6 +120,11 @@ impl GemvWeights {
         }
     }
 
+    /// Whether they are multiplied as int8 codes.
+    pub(crate) fn are_packed(self) -> bool {
+        matches!(self, GemvWeights::Fragments(_))
+    }
+
     /// Output rows that a team of warps takes together.
     fn m_tile(self) -> usize {
         match self {
