@@ -1,9 +1,9 @@
 //! Worker threads that share out the items of one step, and the ways they may write to one matrix.
 //!
-//! A step is announced by raising an epoch; workers that notice join, claim items one by one, and leave. Each thread has
+//! A step is announced by raising an epoch; workers that notice take their seats, claim items one by one, and leave. Each thread has
 //! a run of items of its own, which it goes through in order: items beside each other are weights beside each other, and
 //! reading ahead pays only if the next item is ours, too. Whoever is done takes what others have left. The caller works
-//! as well, then closes the step and waits for those who joined: a worker that slept through the step or sits on a slow
+//! as well, then closes the step and waits for those in their seats: a worker that slept through the step or sits on a slow
 //! core costs nothing, so the pool behaves when cores are shared with others. Workers spin for a moment between steps and
 //! then sleep. What an item is never depends on the number of threads, so neither do results.
 //!
@@ -37,9 +37,11 @@ const YIELDS: u32 = 200;
 /// The same of a pool whose steps come while a device works: some milliseconds, more than it takes for a token between them.
 const PATIENT_YIELDS: u32 = 20_000;
 
-/// In [`Shared::state`]: the step takes joiners. Joined workers are counted below, the epoch stands above.
+/// In [`Shared::state`]: workers may take part in the step. The epoch stands above.
 const OPEN: u64 = 1 << 31;
 const EPOCH: u64 = 1 << 32;
+/// Of a seat that nobody has taken: no epoch.
+const EMPTY: u64 = u64::MAX;
 /// In [`Shared::taken`]: an item panicked.
 const GIVEN_UP: u64 = EPOCH - 1;
 
@@ -49,9 +51,12 @@ struct OwnLine<T>(T);
 /// State that all threads see.
 struct Shared {
     state: OwnLine<AtomicU64>,
+    /// Per worker: the epoch of the step that it is in, or about to look whether it still can be. A line each, so that workers do not
+    /// wait for each other when all come at once.
+    seats: Box<[OwnLine<AtomicU64>]>,
     /// Per thread: items of its run that are taken, below the epoch this is said of.
     taken: Box<[OwnLine<AtomicU64>]>,
-    /// Written by the caller while the step is closed and nobody is joined; read by joined workers.
+    /// Written by the caller while the step is closed and all seats are left; read by workers in theirs.
     job: UnsafeCell<Job>,
     stop: AtomicBool,
     /// Yields before a worker parks.
@@ -64,14 +69,14 @@ struct Shared {
 
 #[derive(Clone, Copy)]
 struct Job {
-    /// Lives until the caller of [`Pool::run`] has seen every joined worker leave.
+    /// Lives until the caller of [`Pool::run`] has seen every worker leave.
     work: *const (dyn Fn(usize, usize) + Sync),
     items: usize,
     epoch: u64,
 }
 
 // SAFETY: `job` is the only part that is not already shareable. It is written only by the thread that holds `busy`, when
-// `state` is closed with no one joined, and read only between joining and leaving; `state` orders the two.
+// `state` is closed and nobody takes part, and read only by who does; `state` and `seats` order the two.
 unsafe impl Sync for Shared {}
 // SAFETY: The raw pointer is used only as above; moving it between threads is what it is for.
 unsafe impl Send for Shared {}
@@ -83,23 +88,22 @@ impl Shared {
         for offset in 0..threads {
             let owner = (worker + offset) % threads;
             let run = job.items * owner / threads..job.items * (owner + 1) / threads;
-            while let Some(taken) = self.claim(job.epoch, owner)
-                && taken < run.len()
-            {
-                // SAFETY: The pointer is valid while the step runs: the caller of `run` waits for every joined worker.
+            while let Some(taken) = self.claim(job.epoch, owner, run.len()) {
+                // SAFETY: The pointer is valid while the step runs: the caller of `run` waits for every worker in its seat.
                 unsafe { (*job.work)(worker, run.start + taken) };
             }
         }
     }
 
-    /// Takes the next item of a run; `None` when the step is given up. The first to come in a step starts the count, so
-    /// that nobody has to reset the counts of all threads.
-    fn claim(&self, epoch: u64, owner: usize) -> Option<usize> {
+    /// Takes the next item of a run; `None` when there is none left, or the step is given up. The first to come in a step starts
+    /// the count, so that nobody has to reset the counts of all threads. Runs that are over are looked at and not written to: in
+    /// the end every thread looks at every run.
+    fn claim(&self, epoch: u64, owner: usize, items: usize) -> Option<usize> {
         let counter = &self.taken[owner].0;
         let mut now = counter.load(Ordering::Relaxed);
         loop {
             let taken = if now / EPOCH == epoch { now % EPOCH } else { 0 };
-            if taken == GIVEN_UP {
+            if taken >= items as u64 {
                 return None;
             }
             let next = epoch * EPOCH + taken + 1;
@@ -130,25 +134,15 @@ impl Shared {
             if state & OPEN == 0 {
                 continue;
             }
-            let mut state = state;
-            // Join unless the step closes or another begins meanwhile; others joining only moves the count.
-            while state / EPOCH == seen && state & OPEN != 0 {
-                match self.state.0.compare_exchange_weak(
-                    state,
-                    state + 1,
-                    Ordering::AcqRel,
-                    Ordering::Acquire,
-                ) {
-                    Ok(_) => {
-                        // SAFETY: We are joined, so the caller does not write `job` until we leave.
-                        let job = unsafe { *self.job.get() };
-                        self.work_guarded(job, worker);
-                        self.state.0.fetch_sub(1, Ordering::Release);
-                        break;
-                    }
-                    Err(now) => state = now,
-                }
+            let seat = &self.seats[worker].0;
+            seat.store(seen, Ordering::SeqCst);
+            // The caller closes a step before it looks at the seats, so one of us sees the other.
+            if self.state.0.load(Ordering::SeqCst) == state {
+                // SAFETY: The step is open, so the caller has yet to see our seat, and does not write `job` until we leave it.
+                let job = unsafe { *self.job.get() };
+                self.work_guarded(job, worker);
             }
+            seat.store(EMPTY, Ordering::Release);
         }
     }
 
@@ -194,18 +188,15 @@ impl Shared {
         }
     }
 
-    /// Workers inside the step.
-    fn joined(&self) -> u64 {
-        self.state.0.load(Ordering::Acquire) & (OPEN - 1)
-    }
-
-    /// Closes the step and waits for everyone who joined it.
+    /// Closes the step and waits for everyone who takes part in it.
     fn close(&self) {
-        self.state.0.fetch_and(!OPEN, Ordering::AcqRel);
-        let mut spin = 0;
-        while self.joined() > 0 {
-            pause(spin);
-            spin = spin.saturating_add(1);
+        let state = self.state.0.fetch_and(!OPEN, Ordering::SeqCst);
+        for seat in &self.seats {
+            let mut spin = 0;
+            while seat.0.load(Ordering::SeqCst) == state / EPOCH {
+                pause(spin);
+                spin = spin.saturating_add(1);
+            }
         }
     }
 }
@@ -248,9 +239,15 @@ impl Pool {
 
     fn of(threads: usize, yields: u32) -> std::io::Result<Pool> {
         fn nothing(_: usize, _: usize) {}
+        let lines = |value| {
+            (0..threads)
+                .map(|_| OwnLine(AtomicU64::new(value)))
+                .collect()
+        };
         let shared = Arc::new(Shared {
             state: OwnLine(AtomicU64::new(0)),
-            taken: (0..threads).map(|_| OwnLine(AtomicU64::new(0))).collect(),
+            seats: lines(EMPTY),
+            taken: lines(0),
             job: UnsafeCell::new(Job {
                 work: &nothing,
                 items: 0,
