@@ -19,20 +19,23 @@ impl Repacked {
         }
     }
 
-    /// The tiles of a matrix, which `fill` makes the first time. `None` where they would go over the budget.
-    pub(crate) fn tiles(
-        &mut self,
-        weight: Weight,
-        count: usize,
-        fill: impl FnOnce(&mut [Tile]),
-    ) -> Option<&[Tile]> {
-        if !self.matrices.contains_key(&weight) {
-            let bytes = (count * size_of::<Tile>()) as u64;
-            self.bytes_left = self.bytes_left.checked_sub(bytes)?;
-            let mut tiles = vec![Tile::ZERO; count];
-            fill(&mut tiles);
-            self.matrices.insert(weight, tiles);
+    /// Keeps the tiles of a matrix from now on, which `fill` makes, unless they would go over the budget.
+    pub(crate) fn keep(&mut self, weight: Weight, count: usize, fill: impl FnOnce(&mut [Tile])) {
+        if self.matrices.contains_key(&weight) {
+            return;
         }
+        let bytes = (count * size_of::<Tile>()) as u64;
+        let Some(left) = self.bytes_left.checked_sub(bytes) else {
+            return;
+        };
+        self.bytes_left = left;
+        let mut tiles = vec![Tile::ZERO; count];
+        fill(&mut tiles);
+        self.matrices.insert(weight, tiles);
+    }
+
+    /// The tiles of a matrix that are kept.
+    pub(crate) fn tiles(&self, weight: Weight) -> Option<&[Tile]> {
         self.matrices.get(&weight).map(Vec::as_slice)
     }
 }
@@ -62,10 +65,11 @@ mod tests {
         for round in 0..2 {
             for (weight, count, fits) in [(0, 3, true), (1, 3, false), (2, 2, true), (3, 1, false)]
             {
-                let found = repacked.tiles(names[weight], count, |tiles| {
+                repacked.keep(names[weight], count, |tiles| {
                     made += 1;
                     tiles[0].0[0] = Line([weight as u8 + 1; 64]);
                 });
+                let found = repacked.tiles(names[weight]);
                 let expected = fits.then_some((count, weight as u8 + 1));
                 let found = found.map(|tiles| (tiles.len(), tiles[0].0[0].0[0]));
                 assert_eq!(found, expected, "{weight} in round {round}");

@@ -5,7 +5,7 @@
 //! - [`run`](mod@run): the kernel chosen for each tile ([`carat_cpu_kernels::gemm::choice`]), one round of the pool for all
 //! - [`int8`], [`float`]: tiles of int8 and of float products
 //! - [`logit`](mod@logit): one output of one row
-//! - [`bf16`]: large batches in BF16, a round of their own
+//! - [`bf16`]: large batches in BF16, in a round of their own
 
 mod bf16;
 mod float;

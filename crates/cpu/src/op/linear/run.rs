@@ -16,13 +16,14 @@ use carat_cpu_kernels::{
     table::Kernels,
 };
 
-/// Computes products of the same rows with some matrices, filling `[rows, matrix rows]` for each. All that are not BF16 go in
-/// one round of the pool: small batches have short products, and every round ends with threads that wait.
+/// Computes products of the same rows with some matrices, filling `[rows, matrix rows]` for each. Those in BF16 go in one round of
+/// the pool and all others in another: every round ends with threads that wait.
 pub(crate) fn run(products: &[Product<'_>], workers: &mut Workers, outs: &mut [&mut [f32]]) {
     let isa = workers.kernels.isa();
     let threads = workers.pool.threads();
     let mut tiled = Vec::new();
     let mut grids = Vec::new();
+    let (mut bf16_products, mut bf16_outs) = (Vec::new(), Vec::new());
     workers.int8_columns.clear();
     // Formats with groups of one length read the same arrangement.
     let mut arranged: Vec<(usize, Vec<Range<usize>>)> = Vec::new();
@@ -30,7 +31,8 @@ pub(crate) fn run(products: &[Product<'_>], workers: &mut Workers, outs: &mut [&
         let rows = product.max_rows();
         let kernel = product.kernel(isa, rows);
         if kernel == KernelChoice::AmxBf16 {
-            bf16::run(product, workers, out);
+            bf16_products.push(product);
+            bf16_outs.push(&mut **out);
             continue;
         }
         let matrix = product.weights.matrix(product.weight);
@@ -58,6 +60,7 @@ pub(crate) fn run(products: &[Product<'_>], workers: &mut Workers, outs: &mut [&
             column_sets,
         });
     }
+    bf16::run(&bf16_products, workers, bf16_outs);
     let (kernels, columns) = (workers.kernels, &workers.int8_columns);
     workers
         .pool
