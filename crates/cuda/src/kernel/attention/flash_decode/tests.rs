@@ -759,6 +759,37 @@ fn flash_decode_takes_rows_of_same_and_other_runs() {
     }
 }
 
+/// Outputs as rows of the product that reads them, of few rows: alone, merged, and where keys are made.
+#[test]
+#[ignore = "needs a card"]
+fn flash_decode_prepares_rows() {
+    let card = Card::open(Tier::Best);
+    let shapes = [
+        heads(2, 2, 256),
+        heads(3, 1, 512),
+        heads(16, 1, 512).tied(64),
+    ];
+    for shape in shapes {
+        assert!(shape.fill_blocks());
+        for kv_type in KV_TYPES {
+            let case = Case {
+                heads: shape.with_kv(kv_type),
+                window: None,
+                kv: Kv::OwnSame,
+                runs: vec![
+                    lone(3),
+                    RunRows {
+                        position: 61,
+                        rows: 2,
+                    },
+                    lone(90),
+                ],
+            };
+            check(&card, &case);
+        }
+    }
+}
+
 /// More splits than are merged at once.
 #[test]
 #[ignore = "needs a card"]
