@@ -112,6 +112,35 @@ fn bench_times_sequences_that_generate_together() {
     assert!((speed * seconds - 12.0).abs() < 1e-6);
 }
 
+/// Every operation of the program, and sampling; the trace has their labels.
+#[test]
+fn bench_profiles_what_a_cpu_computes() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.json");
+    let args = format!(
+        "bench -p 0 -n 2 -r 1 -o json -t 2 --profile --trace {}",
+        trace.display()
+    );
+    let args: Vec<&str> = args.split(' ').collect();
+    let reports = json_lines(&carat(&args).stdout);
+    let phases = reports[0]["profile"].as_array().unwrap();
+    let sum = |field: &str| -> f64 { phases.iter().map(|p| p[field].as_f64().unwrap()).sum() };
+    assert!((sum("percent_of_time") - 100.0).abs() < 1e-6);
+    let ffn = phases.iter().find(|p| p["phase"] == "ffn").unwrap();
+    assert!(ffn["bytes"].as_u64().unwrap() > 0 && ffn["microseconds"].as_f64().unwrap() > 0.0);
+
+    let listed = carat(&["inspect", "--program"]).stdout;
+    let operations = listed.lines().filter(|l| l.starts_with('L')).count();
+    let text = std::fs::read_to_string(&trace).unwrap();
+    let trace: Value = serde_json::from_str(&text).unwrap();
+    let names = trace["traceEvents"].as_array().unwrap();
+    let names: Vec<&str> = names.iter().filter_map(|e| e["name"].as_str()).collect();
+    let in_layers = names.iter().filter(|name| name.starts_with('L')).count();
+    assert_eq!(in_layers, operations);
+    assert!(names.contains(&"L0.attn.q+k+v"), "{names:?}");
+    assert_eq!(names.last(), Some(&"sample"));
+}
+
 #[test]
 fn bench_times_streams_through_the_engine() {
     let args = "bench --streams 2 -n 200 -r 2 --top-p 0.9 -o json -t 2";
