@@ -247,7 +247,7 @@ fn program(loaded: &Loaded, (rows, sampled): (usize, usize), settings: &Settings
             for o in &operations {
                 say(format_args!(
                     "{:<40} {:>5} {:<34} {:>12}",
-                    o.labels.join(" "),
+                    o.label,
                     o.rows,
                     o.kernel,
                     bytes(o.weight_bytes)

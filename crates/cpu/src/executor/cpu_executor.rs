@@ -14,7 +14,7 @@ use carat_model::{
     },
     layout::Layout,
     phase::{Origin, Phase},
-    plan::{Labelled, Plan, Rows, Value},
+    plan::{Plan, Rows, Value},
     sampling::Scratch as SamplingScratch,
     weights::Weights,
 };
@@ -216,13 +216,11 @@ impl Executor for CpuExecutor {
         let positions: Vec<usize> = view.sampled.iter().map(|row| row.position).collect();
         let mut times = Vec::new();
         let mut clock = Clock(Instant::now());
-        self.forward(&view, |plan, LoweredOp { steps, .. }| {
+        self.forward(&view, |plan, lowered| {
             let time = clock.lap();
-            let steps = || steps.iter().map(|step| &plan.steps[*step]);
-            let first = steps().next().expect("an operation is of a step");
             times.push(LaunchTime {
-                label: Labelled::joined(steps()),
-                origin: plan.origin(first),
+                label: lowered.label(plan),
+                origin: plan.origin(&plan.steps[lowered.steps[0]]),
                 time,
             });
         })?;

@@ -38,8 +38,8 @@ impl BatchRows {
 /// One operation of a lowered program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramOp {
-    /// Labels of the plan's steps that it covers.
-    pub labels: Vec<String>,
+    /// Label of the plan's step that it is, or of those that it covers: `L3.attn.q+k+v`.
+    pub label: String,
     /// The kernels it calls, joined by `+`.
     pub kernel: String,
     pub rows: usize,
@@ -138,18 +138,13 @@ pub(crate) fn list(
             Op::Softcap { .. } => ("softcap".to_owned(), 0),
         };
         ProgramOp {
-            labels: labels(plan, &lowered.steps),
+            label: lowered.label(plan),
             kernel,
             rows,
             weight_bytes: bytes as u64,
         }
     });
     listed.filter(|op| op.rows > 0).collect()
-}
-
-fn labels(plan: &Plan, steps: &[usize]) -> Vec<String> {
-    let labels = steps.iter().map(|&step| plan.steps[step].label.clone());
-    labels.collect()
 }
 
 /// The name of the kernel for rows that meet one matrix, without looking at its values.

@@ -2,7 +2,7 @@
 
 use carat_model::{
     layout::Layout,
-    plan::{ClusterId, KvSlot, RopeId, Rows},
+    plan::{ClusterId, KvSlot, Labelled, Plan, RopeId, Rows},
     weights::Weight,
 };
 
@@ -157,6 +157,12 @@ pub(crate) struct LoweredOp {
     /// Indices into the plan's steps. That of a step, and of the quantized copy of what it writes.
     pub(crate) steps: Vec<usize>,
     pub(crate) op: Op,
+}
+
+impl LoweredOp {
+    pub(crate) fn label(&self, plan: &Plan) -> String {
+        Labelled::joined(self.steps.iter().map(|step| &plan.steps[*step]))
+    }
 }
 
 /// A buffer of quantized activations.

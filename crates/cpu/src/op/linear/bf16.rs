@@ -38,7 +38,7 @@ const K_BLOCK_VALUES: usize = 1536;
 
 /// Computes products of the same input with some matrices, filling `[rows, matrix rows]` for each.
 pub(super) fn run(products: &[&Product<'_>], workers: &mut Workers, outs: Vec<&mut [f32]>) {
-    let Some(first) = products.first() else {
+    let Some(first) = products.first().filter(|product| product.max_rows() > 0) else {
         return;
     };
     let kernels = workers.kernels.tiles();
