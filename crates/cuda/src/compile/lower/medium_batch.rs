@@ -1,5 +1,5 @@
-//! Medium batches: few enough rows that weights cost more than arithmetic, too many for a GEMV. Products, on other cards than Hopper
-//! those of up to 16 rows with large matrices, read packed weights and f16 activations, each weight once; attention splits keys, since a
+//! Medium batches: few enough rows that weights cost more than arithmetic, too many for a GEMV. Products with large matrices, on
+//! other cards than Hopper of up to 16 rows, read packed weights and f16 activations, each weight once; attention splits keys, since a
 //! row that decodes is no tile of queries. All else is lowered as for large batches.
 
 use carat_model::weights::Weight;

@@ -305,7 +305,7 @@ impl Lowering<'_> {
         };
         // Rows of floats are not padded, so a part that ends within an M-tile ends its product.
         let whole = |part: &LinearPart| self.weights.matrix(part.w).rows.is_multiple_of(m_tile);
-        let floats = !matches!(gemv, GemvWeights::Fragments(_));
+        let floats = !gemv.are_packed();
         if floats && parts.len() > 1 && !parts[..parts.len() - 1].iter().all(whole) {
             for part in parts {
                 self.gemv_parts(op, prologue, (gemv, format), &[*part]);

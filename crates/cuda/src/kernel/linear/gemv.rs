@@ -286,9 +286,7 @@ impl GemvShape {
             warps if warps <= MAX_WARPS => warps,
             _ => 1,
         };
-        if matches!(self.weights, GemvWeights::Fragments(_))
-            || self.m_tiles() < 8 * HOPPER_MULTIPROCESSORS
-        {
+        if self.weights.are_packed() || self.m_tiles() < 8 * HOPPER_MULTIPROCESSORS {
             // As many teams as a block has M-tiles for, and threads enough for a row.
             let most = self
                 .m_tiles()
@@ -374,7 +372,7 @@ impl GemvShape {
 
     /// The most registers of a thread, for as many rows as an entry has. Mirrors the kernel's `__maxnreg__`.
     fn registers(self, rows: usize) -> usize {
-        let packed = matches!(self.weights, GemvWeights::Fragments(_));
+        let packed = self.weights.are_packed();
         let little = self.ready || self.card.clusters.is_some() || self.top_k.is_some();
         let few = rows == 1 || packed && little;
         if few { 96 } else { 128 }
