@@ -24,15 +24,15 @@ pub(crate) fn all() {
         .into_iter()
         .flat_map(|(name, of)| [(name, of), (name, in_q8_0(of))])
     {
-        for (prefix, rows) in [(0, 512), (0, 2048), (0, 8192), (8192, 2048)] {
+        for (prefix, rows) in [(0, 512), (0, 2048), (0, 8192), (8192, 2048), (65536, 2048)] {
             let sequence = Sequence::repeating(&of, prefix + rows);
             let batch = OnCard::new(&card, of, &[whole(1, prefix, rows)], &[&sequence]);
             let columns = of.heads * of.head_dim;
             let out = card.upload(&vec![0u16; rows * columns]);
-            for block in blocks(of.head_dim) {
+            for block in blocks(of) {
                 let kernel = kernel(of, block, "OUT_F16");
                 let module = load(&card, &kernel);
-                let params = batch.params([out.address(), Address::NULL, Address::NULL]);
+                let params = batch.params(block, [out.address(), Address::NULL, Address::NULL]);
                 let grid = kernel.grid(rows);
                 let time = card.time(50, |_| launch(&module, grid, &params).expect("launches"));
                 let seen = |p: usize| of.window.map_or(p + 1, |w| w.min(p + 1));

@@ -21,6 +21,8 @@
 // 16 with an even group.
 #include "lib/attention.cuh"
 
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attention/flash_prefill.rs differs");
+
 constexpr u32 THREADS = WARPS * WARP;
 constexpr u32 ROW_WARPS = ROWS / (16 * ROW_STEPS), COLUMN_WARPS = WARPS / ROW_WARPS;
 constexpr u32 WARP_KEYS = KEYS / COLUMN_WARPS, KEY_STEPS = WARP_KEYS / 8;

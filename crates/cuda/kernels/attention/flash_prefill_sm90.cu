@@ -16,6 +16,8 @@
 // vectors are swizzled by the line, as wgmma wants them.
 #include "lib/attention.cuh"
 
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attention/flash_prefill.rs differs");
+
 // Two warpgroups per block: side by side where a head needs both, else one below the other.
 constexpr u32 COLUMN_GROUPS = HEAD_DIM / 256, MAX_ROW_GROUPS = 2 / COLUMN_GROUPS;
 constexpr u32 KEYS = 64 * COLUMN_GROUPS;

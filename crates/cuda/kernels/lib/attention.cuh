@@ -1,5 +1,5 @@
-// The parts that flash_prefill.cu and flash_prefill_sm90.cu share: params, tiles of tokens, the positions a tile sees, and
-// writing results.
+// The parts that flash_prefill.cu, flash_prefill_sm90.cu and flash_prefill_multicast.cu share: params, tiles of tokens, the positions a
+// tile sees, and writing results.
 #pragma once
 #include "lib/kv.cuh"
 #include "lib/ptx.cuh"
@@ -21,7 +21,6 @@ struct Params {
   u32 heads;
   u32 window;  // 0 sees all
 };
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/attention/flash_prefill.rs differs");
 
 constexpr float LOG2_E = 1.44269504f;
 // Online softmax with lazy rescaling: weights are taken relative to a maximum that is raised only when it is this far behind,

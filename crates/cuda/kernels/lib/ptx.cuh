@@ -296,6 +296,25 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, u32 
                "l"(global), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
+// Arrives at a barrier of a block of the cluster. Orders nothing that other blocks read: with `.release.cluster` it would wait for all
+// that this thread has written anywhere.
+__device__ __forceinline__ void cluster_barrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Where a matrix lies, and which box of it a copy takes: as the driver writes it (src/device/tensor_map.rs).
+struct alignas(64) TensorMap {
+  u64 opaque[16];
+};
+// Starts a copy of the box at a column and row, to the same place in each block of the cluster that `blocks` has a bit of; each is told at
+// its own barrier. The map is a kernel's parameter.
+__device__ __forceinline__ void tensor_copy_multicast(void* shared, const TensorMap& from, u32 column, u32 row, u64* barrier, u32 blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(
+          shared_address(shared)),
+      "l"(&from), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(u16(blocks))
+      : "memory");
+}
 #endif
 
 // Adds and returns the old value, with acquire and release: all that this thread has seen or written is visible to whoever adds

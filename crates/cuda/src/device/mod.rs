@@ -8,6 +8,7 @@ pub(crate) mod library;
 mod management;
 mod registered;
 mod shared_buffer;
+mod tensor_map;
 
 pub(crate) use clusters::ClusterCapacity;
 pub(crate) use driver::{
@@ -16,3 +17,4 @@ pub(crate) use driver::{
 };
 pub(crate) use launch::{Grid, launch, launch_aside};
 pub(crate) use shared_buffer::SharedBuffer;
+pub(crate) use tensor_map::TensorMap;

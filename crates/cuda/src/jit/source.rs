@@ -19,6 +19,7 @@ texts![
     "attention/attend.cu",
     "attention/flash_decode.cu",
     "attention/flash_prefill.cu",
+    "attention/flash_prefill_multicast.cu",
     "attention/flash_prefill_sm90.cu",
     "attention/keys_from_values.cu",
     "attention/kv_norm_rope_store.cu",

@@ -3,7 +3,7 @@
 //! The [`params!`] macro writes the struct and how it becomes bytes. Its size goes to the compiler as `PARAMS_BYTES`, where a
 //! `static_assert` compares it with the mirror. Fields must lie without gaps, so both sides agree on every offset.
 
-use crate::device::Address;
+use crate::device::{Address, TensorMap};
 
 /// A type that a params struct may hold.
 pub(crate) trait Field {
@@ -27,6 +27,15 @@ impl Field for Address {
     const ALIGN: usize = 8;
     fn put(&self, bytes: &mut Vec<u8>) {
         self.0.put(bytes);
+    }
+}
+
+impl Field for TensorMap {
+    const ALIGN: usize = align_of::<TensorMap>();
+    fn put(&self, bytes: &mut Vec<u8>) {
+        for word in self.words() {
+            word.put(bytes);
+        }
     }
 }
 

@@ -1,5 +1,8 @@
-//! Twin of `kernels/attention/flash_prefill.cu`, flash attention of large batches on any card, and of
-//! `kernels/attention/flash_prefill_sm90.cu`, which does the same on Hopper for heads of published models.
+//! Twin of `kernels/attention/flash_prefill.cu`, flash attention of large batches on any card, and of two that do the same on Hopper
+//! for heads of published models: `kernels/attention/flash_prefill_sm90.cu`, and `kernels/attention/flash_prefill_multicast.cu` for
+//! heads of 512 whose keys and values are in f16.
+
+mod multicast;
 
 use carat_model::{
     kv::KvType,
@@ -217,20 +220,55 @@ pub(crate) fn specializations(kv: KvType) -> Vec<Specialization> {
 
 /// Specializations that it may choose on Hopper besides.
 pub(crate) fn hopper_specializations(kv: KvType) -> Vec<Specialization> {
-    let each = |block: Sm90Tiling| {
-        let ahead = KeysAndValues::ahead(kv, 256 * block.column_groups()).into_iter();
-        ahead.flat_map(move |kv| OUT_FORMATS.map(|format| block.specialization(format, kv)))
+    let each = |head_dim| {
+        let ahead = KeysAndValues::ahead(kv, head_dim).into_iter();
+        let tilings = ahead.filter_map(move |kv| Some((BlockTiling::hopper(head_dim, kv)?, kv)));
+        tilings.flat_map(|(tiling, kv)| OUT_FORMATS.map(|out| tiling.specialization(out, kv)))
     };
-    [Sm90Tiling::Single, Sm90Tiling::Double]
-        .into_iter()
-        .flat_map(each)
-        .collect()
+    HEAD_DIMS.into_iter().flat_map(each).collect()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockTiling {
     Portable(PortableTiling),
     Hopper(Sm90Tiling),
+    /// Heads of 512 in f16, by `flash_prefill_multicast.cu`.
+    Multicast,
+}
+
+impl BlockTiling {
+    /// What code for `sm_90a` takes such heads by, if it does.
+    fn hopper(head_dim: usize, kv: KeysAndValues) -> Option<BlockTiling> {
+        if multicast::takes(head_dim, kv) {
+            return Some(BlockTiling::Multicast);
+        }
+        Sm90Tiling::of(head_dim).map(BlockTiling::Hopper)
+    }
+
+    fn specialization(self, format: &str, kv: KeysAndValues) -> Specialization {
+        match self {
+            BlockTiling::Portable(tiling) => tiling.specialization(format, kv),
+            BlockTiling::Hopper(tiling) => tiling.specialization(format, kv),
+            BlockTiling::Multicast => multicast::specialization(format, kv),
+        }
+    }
+
+    /// Rows of a block's tile, at the least.
+    fn rows(self) -> usize {
+        match self {
+            BlockTiling::Portable(tiling) => tiling.rows,
+            BlockTiling::Hopper(_) => 64,
+            BlockTiling::Multicast => multicast::ROWS,
+        }
+    }
+
+    /// The params that it takes.
+    fn params(self, attention: FlashPrefillParams) -> Vec<u8> {
+        match self {
+            BlockTiling::Multicast => multicast::params(attention),
+            BlockTiling::Portable(_) | BlockTiling::Hopper(_) => attention.bytes(),
+        }
+    }
 }
 
 /// Heads and window of an attention step, and the type of its keys and values.
@@ -271,17 +309,13 @@ impl FlashPrefill {
                 .contains(&head_dim)
                 .then(|| PortableTiling::of(head_dim))
         };
-        let block = match Sm90Tiling::of(head_dim) {
-            Some(block) if hopper => BlockTiling::Hopper(block),
+        let block = match BlockTiling::hopper(head_dim, heads.kv) {
+            Some(block) if hopper => block,
             _ => BlockTiling::Portable(portable()?),
-        };
-        let most = match block {
-            BlockTiling::Portable(shape) => shape.rows,
-            BlockTiling::Hopper(_) => 64,
         };
         let blocks_of_32 = head_dim >= 32 || group.is_multiple_of(2);
         let writes = !matches!(out, AttentionOut::Int8(_)) || blocks_of_32;
-        (group <= most && writes).then_some(FlashPrefill {
+        (group <= block.rows() && writes).then_some(FlashPrefill {
             rows,
             q,
             slot,
@@ -294,11 +328,7 @@ impl FlashPrefill {
 
 impl Kernel for FlashPrefill {
     fn specialization(&self) -> Specialization {
-        let (format, kv) = (self.out.format(), self.heads.kv);
-        match self.block {
-            BlockTiling::Portable(shape) => shape.specialization(format, kv),
-            BlockTiling::Hopper(block) => block.specialization(format, kv),
-        }
+        self.block.specialization(self.out.format(), self.heads.kv)
     }
 
     /// Enough blocks for one run of all rows and some more; where runs are many and short, blocks take several tiles.
@@ -324,6 +354,10 @@ impl Kernel for FlashPrefill {
                     block.shared_bytes(row_groups),
                 )
             }
+            BlockTiling::Multicast => {
+                let tiles = tiles_of(multicast::CLUSTER * multicast::ROWS);
+                return multicast::grid(rows.min(tiles + MORE_TILES) * kv_heads);
+            }
         };
         Grid {
             pdl: false,
@@ -346,7 +380,7 @@ impl Kernel for FlashPrefill {
                 at.operand(out.sums),
             ),
         };
-        FlashPrefillParams {
+        self.block.params(FlashPrefillParams {
             rows,
             row_refs: at.batch.row_refs,
             runs: at.runs(self.rows),
@@ -357,8 +391,7 @@ impl Kernel for FlashPrefill {
             sums,
             heads: self.heads.heads as u32,
             window: self.heads.window.unwrap_or(0) as u32,
-        }
-        .bytes()
+        })
     }
 
     fn reads(&self) -> Vec<Operand> {

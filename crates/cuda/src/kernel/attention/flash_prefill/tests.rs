@@ -276,9 +276,9 @@ impl OnCard {
         }
     }
 
-    pub(crate) fn params(&self, [out, scales, sums]: [Address; 3]) -> Vec<u8> {
+    pub(crate) fn params(&self, block: BlockTiling, [out, scales, sums]: [Address; 3]) -> Vec<u8> {
         let word = |i: usize| self.words[i].address();
-        FlashPrefillParams {
+        block.params(FlashPrefillParams {
             rows: RowsAt {
                 count: word(0),
                 index: word(1),
@@ -306,18 +306,18 @@ impl OnCard {
             sums,
             heads: self.heads.heads as u32,
             window: self.heads.window.unwrap_or(0) as u32,
-        }
-        .bytes()
+        })
     }
 }
 
-/// The blocks that take heads of this size.
-pub(crate) fn blocks(head_dim: usize) -> Vec<BlockTiling> {
+/// The blocks that take such heads.
+pub(crate) fn blocks(heads: AttentionShape) -> Vec<BlockTiling> {
+    let AttentionShape { head_dim, kv, .. } = heads;
+    let portable = BlockTiling::Portable(PortableTiling::of(head_dim));
     let hopper = Sm90Tiling::of(head_dim).map(BlockTiling::Hopper);
-    [BlockTiling::Portable(PortableTiling::of(head_dim))]
-        .into_iter()
-        .chain(hopper)
-        .collect()
+    let multicast = multicast::takes(head_dim, kv).then_some(BlockTiling::Multicast);
+    let all = [Some(portable), hopper, multicast];
+    all.into_iter().flatten().collect()
 }
 
 pub(crate) fn kernel(heads: AttentionShape, block: BlockTiling, format: &str) -> FlashPrefill {
@@ -360,7 +360,7 @@ fn attend(card: &Card, kernel: &FlashPrefill, module: &Module, batch: &OnCard) -
         poison(bucket * columns / 8),
         poison(bucket * columns / 8),
     ];
-    let params = batch.params([0, 1, 2].map(|i| outs[i].address()));
+    let params = batch.params(kernel.block, [0, 1, 2].map(|i| outs[i].address()));
     card.run(module, kernel.grid(bucket), &params);
     let read = |buffer: &Buffer, row_bytes: usize| {
         let mut bytes = card.download::<u8>(buffer, bucket * row_bytes);
@@ -423,7 +423,7 @@ fn check_type(card: &Card, heads: AttentionShape, runs: &[TestRun], formats: &[&
     let sequences: Vec<&Sequence> = sequences.iter().collect();
     let batch = OnCard::new(card, heads, runs, &sequences);
     let expected = expected(&heads, runs, &sequences);
-    for block in blocks(heads.head_dim) {
+    for block in blocks(heads) {
         for format in formats {
             let kernel = kernel(heads, block, format);
             let found = attend(card, &kernel, &load(card, &kernel), &batch);
@@ -462,13 +462,18 @@ fn shapes_fit_their_cards_and_others_are_refused() {
 
 #[test]
 fn grids_depend_on_rows_alone() {
-    let kernel = kernel(heads(8, 2, 256, 512), blocks(256)[1], OUT_FORMATS[1]);
+    let of = heads(8, 2, 256, 512);
+    let kernel = kernel(of, blocks(of)[1], OUT_FORMATS[1]);
     let many = kernel.grid(2048);
     assert_eq!((many.entry, many.threads), (0, 256));
     assert_eq!(many.blocks, (2, 64 + MORE_TILES));
     let few = kernel.grid(9);
     assert_eq!((few.entry, few.threads), (1, 128));
     assert_eq!(few.blocks, (2, 9));
+    let of = heads(8, 2, 512, 0);
+    let shared = self::kernel(of, blocks(of)[2], OUT_FORMATS[1]).grid(2048);
+    assert_eq!((shared.cluster, shared.threads), (2, 384));
+    assert_eq!(shared.blocks, (2 * 2 * (64 + MORE_TILES), 1));
 }
 
 #[test]
@@ -563,6 +568,36 @@ fn flash_prefill_lets_images_see_themselves_in_sliding_layers() {
 
 #[test]
 #[ignore = "needs a card"]
+fn blocks_that_share_keys_have_the_bits_of_those_that_do_not() {
+    let card = Card::open(Tier::Best);
+    // Clusters whose second block has no row, one row and all; one run after another through the same blocks.
+    let runs: Vec<TestRun> = [(7, 3), (100, 16), (300, 17), (0, 64), (65, 129), (1, 1)]
+        .into_iter()
+        .zip(1..)
+        .map(|((prefix, rows), seed)| whole(seed, prefix, rows))
+        .collect();
+    for of in [
+        heads(8, 2, 512, 0),
+        heads(16, 1, 512, 0),
+        heads(4, 2, 512, 90),
+    ] {
+        let sequences: Vec<Sequence> = (runs.iter())
+            .map(|run| Sequence::new(&of, run.seed, run.end()))
+            .collect();
+        let sequences: Vec<&Sequence> = sequences.iter().collect();
+        let batch = OnCard::new(&card, of, &runs, &sequences);
+        let bits = |block| -> Vec<u32> {
+            let kernel = kernel(of, block, "OUT_F32");
+            let found = attend(&card, &kernel, &load(&card, &kernel), &batch);
+            found.iter().map(|x| x.to_bits()).collect()
+        };
+        let apart = bits(BlockTiling::Hopper(Sm90Tiling::Double));
+        assert!(bits(BlockTiling::Multicast) == apart, "{of:?}: other bits");
+    }
+}
+
+#[test]
+#[ignore = "needs a card"]
 fn flash_prefill_sees_prompts_in_pieces_as_whole_ones() {
     let card = Card::open(Tier::Best);
     for (of, length) in [
@@ -576,7 +611,7 @@ fn flash_prefill_sees_prompts_in_pieces_as_whole_ones() {
         (tied_q8_0(heads(4, 2, 512, 0)), 200),
     ] {
         let sequence = Sequence::new(&of, 9, length);
-        for block in blocks(of.head_dim) {
+        for block in blocks(of) {
             let kernel = kernel(of, block, "OUT_F32");
             let module = load(&card, &kernel);
             let bits = |prefix, rows| -> Vec<u32> {
