@@ -138,7 +138,7 @@ class Build:
     name = "carat"
 
     def __init__(self, program, options):
-        self.program = program
+        self.program = program.absolute()  # a bare name would be looked for where commands are
         self.options = options
         self.process = None
         if not program.exists():
