@@ -306,8 +306,14 @@ __device__ __forceinline__ void cluster_barrier_arrive(u32 barrier) {
 struct alignas(64) TensorMap {
   u64 opaque[16];
 };
-// Starts a copy of the box at a column and row, to the same place in each block of the cluster that `blocks` has a bit of; each is told at
-// its own barrier. The map is a kernel's parameter.
+// Starts a copy of the box at a column and row. The map is a kernel's parameter.
+__device__ __forceinline__ void tensor_copy(void* shared, const TensorMap& from, u32 column, u32 row, u64* barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+                   shared_address(shared)),
+               "l"(&from), "r"(column), "r"(row), "r"(shared_address(barrier))
+               : "memory");
+}
+// The same to the same place in each block of the cluster that `blocks` has a bit of; each is told at its own barrier.
 __device__ __forceinline__ void tensor_copy_multicast(void* shared, const TensorMap& from, u32 column, u32 row, u64* barrier, u32 blocks) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(
@@ -368,6 +374,8 @@ __device__ __forceinline__ SmemDescriptor smem_descriptor(const void* start, u32
 
 // Before products: what this thread wrote to shared memory, copies included, is seen by them after the next barrier.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same for what was written to the shared memory of other blocks.
+__device__ __forceinline__ void fence_proxy_async_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 // Between other uses of results and products.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // Commits a group of products; `wgmma_wait<N>` waits until at most N groups are in flight.

@@ -9,8 +9,6 @@ use super::Address;
 
 /// Columns of a box of f16: a row of a swizzle atom, 128 bytes.
 const BOX_COLUMNS: u32 = 64;
-/// More rows than any matrix has. Copies of rows that are not there are the kernel's mistake, with a map that knew better as well.
-const ROWS: u64 = 1 << 31;
 
 /// A map in a kernel's params. Mirrors `TensorMap` in `kernels/lib/ptx.cuh`.
 #[derive(Clone, Copy, Debug)]
@@ -18,10 +16,14 @@ const ROWS: u64 = 1 << 31;
 pub(crate) struct TensorMap([u64; 16]);
 
 impl TensorMap {
-    /// Of f16 rows one behind the other, in boxes of 64 columns of so many rows, swizzled as wgmma reads them.
-    pub(crate) fn f16_rows(at: Address, columns: usize, box_rows: usize) -> TensorMap {
+    /// More rows than any matrix has: of one whose kernel knows which are there.
+    pub(crate) const ANY_ROWS: usize = 1 << 31;
+
+    /// Of an f16 matrix `[rows, columns]`, in boxes of 64 columns of so many rows, swizzled as wgmma reads them. What a box has behind
+    /// the last row is zeros.
+    pub(crate) fn f16(at: Address, [rows, columns]: [usize; 2], box_rows: usize) -> TensorMap {
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
-        let (sizes, row_bytes) = ([columns as u64, ROWS], [2 * columns as u64]);
+        let (sizes, row_bytes) = ([columns as u64, rows as u64], [2 * columns as u64]);
         let (box_sizes, steps) = ([BOX_COLUMNS, box_rows as u32], [1, 1]);
         // SAFETY: writes the map alone, and reads as many sizes as a matrix has dimensions. Nothing is read at the matrix's address.
         let encoded = unsafe {

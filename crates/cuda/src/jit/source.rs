@@ -94,6 +94,7 @@ texts![
     "linear/gemm_packed_sm90.cu",
     "linear/gemv.cu",
     "linear/linear_plain.cu",
+    "linear/ple_branch.cu",
     "linear/prepare_rows.cu",
     "load/dequantize.cu",
     "load/pack.cu",

@@ -89,5 +89,6 @@ pub(crate) fn hopper() -> Vec<Specialization> {
     all.extend(linear::gemv::specializations(true));
     all.extend(linear::gemm_medium::specializations(true));
     all.extend(linear::gemm_packed::specializations());
+    all.extend(linear::ple_branch::specializations());
     all
 }

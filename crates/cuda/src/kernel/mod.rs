@@ -81,6 +81,7 @@ pub(crate) use linear::gemv::{
     OutputRows, Overlap, RoutedExperts,
 };
 pub(crate) use linear::linear_plain::LinearPlain;
+pub(crate) use linear::ple_branch::{PleBranch, PleProduct};
 pub(crate) use linear::prepare_rows::{PrepareRows, PreparedRows};
 pub(crate) use load::dequantize::{Dequantize, HalfKind};
 pub(crate) use load::pack::Pack;

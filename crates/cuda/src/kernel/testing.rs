@@ -187,6 +187,21 @@ impl Table {
         name
     }
 
+    /// A matrix that products read in f16.
+    pub(crate) fn f16_matrix(&mut self, values: &[f32]) -> WeightOperand {
+        let start = self.keep(&f16_bits(values));
+        let operand = WeightOperand::one(self.names[self.weights], weights::WeightFormat::F16);
+        self.weights += 1;
+        let matrix = MatrixAt {
+            start,
+            row_bytes: values.len() * 2,
+            matrix_bytes: values.len() * 2,
+        };
+        let weights = &mut self.at.borrow_mut().weights;
+        weights.insert(operand.clone(), matrix);
+        operand
+    }
+
     pub(crate) fn rope(&mut self, frequencies: &[f32]) {
         let address = self.keep(frequencies);
         self.at.borrow_mut().ropes[0] = address;

@@ -135,9 +135,7 @@ fn main() {
             });
         }
     }
-    for quant in [QuantType::Q8_0, QuantType::Q4_0, QuantType::Q4_K] {
-        cases.add(format!("wide/{quant}"), move |cards| wide(cards, quant));
-    }
+    published_widths(&mut cases);
     for variant in Variant::ALL {
         for quant in QuantType::all() {
             cases.add(format!("tiny/{variant:?}/{quant}"), move |cards| {
@@ -384,6 +382,18 @@ fn exact(ways: &Ways, fixture: &fixtures::Fixture, kv: KvType) -> Result<(), Str
     Ok(())
 }
 
+/// Cases of models that are tiny but for the widths that kernels are chosen by.
+fn published_widths(cases: &mut Cases) {
+    for quant in [QuantType::Q8_0, QuantType::Q4_0, QuantType::Q4_K] {
+        cases.add(format!("wide/{quant}"), move |cards| wide(cards, quant));
+    }
+    for variant in [Variant::E2b, Variant::E4b] {
+        cases.add(format!("ple_branch/{variant:?}"), move |cards| {
+            ple_branch(cards, variant)
+        });
+    }
+}
+
 /// A network so wide that gate and up write what down reads, quantized: near the reference, and the same bits by one row and by more.
 fn wide(cards: &Cards, quant: QuantType) -> Result<(), String> {
     let mut tiny = Tiny::new(Variant::Dense12b, quant);
@@ -401,6 +411,33 @@ fn wide(cards: &Cards, quant: QuantType) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Per-layer embeddings of published widths, whose products have kernels of their own in medium batches on Hopper: near the reference, and a
+/// row has the same bits whoever is beside it.
+fn ple_branch(cards: &Cards, variant: Variant) -> Result<(), String> {
+    let mut tiny = Tiny::new(variant, QuantType::F32);
+    tiny.dimensions.dim = match variant {
+        Variant::E2b => 1536,
+        _ => 2560,
+    };
+    tiny.dimensions.ple = 256;
+    let (model, tokens) = (tiny.model(), tiny.prompt(192));
+    let expected = logits(&Reference, &model, &tokens, tokens.len())?;
+    for (kernels, bound) in [
+        (Kernels::Plain, 2e-3),
+        (Kernels::Best, 5e-3),
+        (Kernels::Portable, 5e-2),
+    ] {
+        let card = cards.usual(kernels);
+        for rows in [13, 40, 100, 192] {
+            let found = logits(card, &model, &tokens, rows)?;
+            within(&found, &expected, bound)
+                .map_err(|e| format!("{}, {rows} rows: {e}", kernels.name()))?;
+        }
+    }
+    let by = |rows| logits(cards.usual(Kernels::Best), &model, &tokens, rows);
+    same_bits("chunks of 16 and 12", &by(16)?, &by(12)?)
 }
 
 /// A model of every variant in every format, long enough to leave the window, in three large batches and a small one.

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 
 use carat_model::{
     backend::BackendError,
-    plan::{Plan, Rows, Step, Value},
+    plan::{Labelled, Plan, Rows, Step, Value},
     weights::Weight,
 };
 
@@ -16,7 +16,7 @@ use super::{Lowering, large_attention::raw_inputs};
 use crate::{
     compile::{
         call::{Buckets, Call, CublasLtGemm, Launch},
-        fuse::{Epilogue, LinearPart, Op, Product, Prologue, ResidualNorm, RowNorm, Work},
+        fuse::{self, Epilogue, LinearPart, Op, Product, Prologue, ResidualNorm, RowNorm, Work},
         target::{GemmImpl, Target},
     },
     device::cublaslt::Out,
@@ -395,7 +395,12 @@ impl Lowering<'_> {
                 self.step(self.last_step(op)).ok()?;
             }
             Epilogue::GeluMulSlice { other, column, out } => {
-                self.gelu_slice(op, product, (other, column, out), input);
+                let slice = ColumnSlice {
+                    operand: Operand::Value(other),
+                    columns: self.plan.columns(other),
+                    column,
+                };
+                self.gelu_slice(op, product, (slice, out), input);
             }
         }
         Some(())
@@ -569,12 +574,12 @@ impl Lowering<'_> {
         }
     }
 
-    /// `gelu(product) * other[column..]`, in the format of its reader.
+    /// `gelu(product) * slice`, in the format of its reader.
     fn gelu_slice(
         &mut self,
         op: &Op,
         product: &Product,
-        (other, column, out): (Value, usize, Value),
+        (slice, out): (ColumnSlice, Value),
         input: Materialized,
     ) {
         const GATED: [&str; 4] = ["slice f16", "slice codes", "slice scales", "slice sums"];
@@ -585,25 +590,27 @@ impl Lowering<'_> {
                 .expect("elementwise steps are always supported");
             return;
         };
-        let gate = self.scratch_floats("slice gate", columns);
-        let target = ProductOut {
-            operand: gate,
-            stride: columns,
-        };
-        self.multiply(op, &product.parts, input, target);
         let activation = self.activation(format, GATED, columns);
-        let kernel = Convert {
-            a: gate,
-            gelu_mul: Some(ColumnSlice {
-                operand: Operand::Value(other),
-                columns: self.plan.columns(other),
-                column,
-            }),
-            columns,
-            out: activation,
-            pdl: self.pdl(),
-        };
-        self.call_for_step(self.last_step(op), op.rows, kernel);
+        if let Some(kernel) = self.ple_gate(&product.parts, input, (slice, activation)) {
+            let gate = fuse::linears_of(&self.plan.steps[op.steps.clone()]);
+            let label = Labelled::joined(gate.chain([self.last_step(op)]));
+            self.call(&label, op.rows, kernel);
+        } else {
+            let gate = self.scratch_floats("slice gate", columns);
+            let target = ProductOut {
+                operand: gate,
+                stride: columns,
+            };
+            self.multiply(op, &product.parts, input, target);
+            let kernel = Convert {
+                a: gate,
+                gelu_mul: Some(slice),
+                columns,
+                out: activation,
+                pdl: self.pdl(),
+            };
+            self.call_for_step(self.last_step(op), op.rows, kernel);
+        }
         let materialized = Materialized {
             activation,
             factor: None,
@@ -645,7 +652,10 @@ impl Lowering<'_> {
                     scaled: input.factor.is_some(),
                 };
                 self.buckets = buckets;
-                self.cublaslt_call(&label, op.rows, call);
+                match self.ple_proj(parts, input, target) {
+                    Some(kernel) => self.call(&label, op.rows, kernel),
+                    None => self.cublaslt_call(&label, op.rows, call),
+                }
                 self.buckets = Buckets::ALL;
                 input.factor
             }

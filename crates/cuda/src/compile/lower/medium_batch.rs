@@ -16,9 +16,9 @@ use crate::{
         target::GemmImpl,
     },
     kernel::{
-        Activation, Columns, DecodeOut, FlashDecode, GemmMedium, GemmMediumEpilogue,
-        GemmMediumKernel, GemmMediumOut, GemmMediumShape, HeadNorm, Heads, Operand, WeightFormat,
-        WeightOperand, activation::tile_bytes, fragment::FragmentFormat,
+        Activation, ColumnSlice, Columns, DecodeOut, FlashDecode, GemmMedium, GemmMediumEpilogue,
+        GemmMediumKernel, GemmMediumOut, GemmMediumShape, HeadNorm, Heads, Operand, PleBranch,
+        PleProduct, WeightFormat, WeightOperand, activation::tile_bytes, fragment::FragmentFormat,
     },
 };
 
@@ -227,6 +227,61 @@ impl Lowering<'_> {
             self.large.materialized.insert(attend.out, materialized);
         }
         Some(())
+    }
+
+    /// The gate of per-layer embeddings, where it has a kernel of its own that writes such an activation.
+    pub(super) fn ple_gate(
+        &self,
+        parts: &[LinearPart],
+        input: Materialized,
+        (slice, out): (ColumnSlice, Activation),
+    ) -> Option<PleBranch> {
+        let ([part], Activation::F16(out)) = (parts, out) else {
+            return None;
+        };
+        let matrix = self.weights.matrix(part.w);
+        let sizes = (matrix.columns, matrix.rows);
+        self.ple_product(PleProduct::Gate(slice), *part, input, sizes, out)
+    }
+
+    /// The product behind it.
+    pub(super) fn ple_proj(
+        &self,
+        parts: &[LinearPart],
+        input: Materialized,
+        target: ProductOut,
+    ) -> Option<PleBranch> {
+        let [part] = parts else {
+            return None;
+        };
+        let matrix = self.weights.matrix(part.w);
+        let sizes = (matrix.rows, matrix.columns);
+        let whole = target.stride == matrix.rows;
+        let kernel = self.ple_product(PleProduct::Proj, *part, input, sizes, target.operand);
+        kernel.filter(|_| whole)
+    }
+
+    fn ple_product(
+        &self,
+        product: PleProduct,
+        part: LinearPart,
+        input: Materialized,
+        (columns, width): (usize, usize),
+        out: Operand,
+    ) -> Option<PleBranch> {
+        let Activation::F16(x) = input.activation else {
+            return None;
+        };
+        let ours = self.class == RowClass::Medium && self.target.hopper;
+        let copied = self.gemm_impl(&[part]) == GemmImpl::CublasLt && input.factor.is_none();
+        (ours && copied && PleBranch::takes(columns, width)).then(|| PleBranch {
+            product,
+            x,
+            w: WeightOperand::one(part.w, WeightFormat::F16),
+            out,
+            columns,
+            pdl: self.pdl(),
+        })
     }
 
     fn medium_shape(

@@ -6,4 +6,5 @@ pub(crate) mod gemm_medium;
 pub(crate) mod gemm_packed;
 pub(crate) mod gemv;
 pub(crate) mod linear_plain;
+pub(crate) mod ple_branch;
 pub(crate) mod prepare_rows;

@@ -51,7 +51,7 @@ pub(super) fn grid(clusters: usize) -> Grid {
 }
 
 pub(super) fn params(attention: FlashPrefillParams) -> Vec<u8> {
-    let map = |at| TensorMap::f16_rows(at, HEAD_DIM, PAGE_TOKENS);
+    let map = |at| TensorMap::f16(at, [TensorMap::ANY_ROWS, HEAD_DIM], PAGE_TOKENS);
     MulticastParams {
         keys: map(attention.slot.keys),
         values: map(attention.slot.values),
