@@ -14,7 +14,7 @@ use carat_cpu_kernels::{
         activations::{ActivationRows, Activations, Row},
         amx_bf16::{self, TileOperands, TileRows},
         amx_int8, float, gemv_transposed,
-        packed_int8::{self, Panel},
+        packed_int8::{self, FourRows, Panel},
     },
     isa::Isa,
     matrix::MatrixMut,
@@ -189,14 +189,25 @@ fn packed_panels(kernels: &Kernels, quant: QuantType, columns: usize) -> (f64, f
     let problem = Problem::new(quant, weight_rows, columns, rows);
     let activations = problem.activations(kernels);
     let x: Vec<Row<'_>> = (0..rows).map(|row| activations.row(row)).collect();
-    let mut panels = [Panel::default(), Panel::default()];
+    let mut panels: [Panel; packed_int8::MAX_PANELS] = Default::default();
     let mut sums = packed_int8::Accumulators::default();
+    let x = arranged(kernels, (quant, columns), &x);
     let pack = shortest(|| pack_panels(kernels, &problem, &mut panels));
     let multiply = shortest(|| kernels.gemm_packed_int8(&panels, &x, &mut sums));
     (
         gops(weight_rows, columns, rows, multiply),
         pack / (weight_rows * columns) as f64 * 1e9,
     )
+}
+
+fn arranged(
+    kernels: &Kernels,
+    (quant, columns): (QuantType, usize),
+    x: &[Row<'_>],
+) -> Vec<FourRows> {
+    let mut arranged = vec![FourRows::ZERO; FourRows::count(columns)];
+    kernels.arrange_int8(x, amx_int8::group_of(quant), &mut arranged);
+    arranged
 }
 
 fn pack_panels(kernels: &Kernels, problem: &Problem, panels: &mut [Panel]) {
@@ -219,12 +230,13 @@ fn small_batch(kernels: &Kernels, (quant, columns): (QuantType, usize), rows: us
     let nanoseconds = |seconds: f64| seconds * 1e9 / (weight_rows * columns) as f64;
 
     let gemv = shortest(|| kernels.gemv(quant, problem.rows(), &x, &mut out));
-    let mut panels = [Panel::default(), Panel::default()];
+    let mut panels: [Panel; packed_int8::MAX_PANELS] = Default::default();
     let mut sums = packed_int8::Accumulators::default();
     let packed = shortest(|| {
         pack_panels(kernels, &problem, &mut panels);
         for x in x.chunks(packed_int8::MAX_ROWS) {
-            kernels.gemm_packed_int8(&panels, x, &mut sums);
+            let x = arranged(kernels, (quant, columns), x);
+            kernels.gemm_packed_int8(&panels, &x, &mut sums);
         }
     });
     let mut column = format!(

@@ -17,7 +17,7 @@ use super::{
         amx_bf16::{self, TileOperands},
         amx_int8::{self, ActivationColumns},
         float, format, gemv, gemv_transposed,
-        packed_int8::{self, Panel},
+        packed_int8::{self, FourRows, Panel},
     },
     isa::Isa,
     kv_page::{self, PageHead, PageRow},
@@ -135,7 +135,8 @@ kernels! {
     fn gemv(quant: QuantType, weights: WeightRows<'_>, x: &[Row<'_>], out: &mut [f32]) = gemv::gemv;
     fn gemv_transposed(quant: QuantType, weights: WeightRows<'_>, x: &[Row<'_>], sums: &mut gemv_transposed::Accumulators, out: &mut [f32]) = gemv_transposed::gemv_transposed;
     fn pack_int8(quant: QuantType, weights: WeightRows<'_>, panel: &mut Panel) = packed_int8::pack_int8;
-    fn gemm_packed_int8(panels: &[Panel], x: &[Row<'_>], sums: &mut packed_int8::Accumulators) = packed_int8::gemm_packed_int8;
+    fn arrange_int8(x: &[Row<'_>], group: usize, arranged: &mut [FourRows]) = packed_int8::arrange_int8;
+    fn gemm_packed_int8(panels: &[Panel], x: &[FourRows], sums: &mut packed_int8::Accumulators) = packed_int8::gemm_packed_int8;
     fn gemm_float(quant: QuantType, weights: WeightRows<'_>, x: &[&[f32]], out: &mut [f32]) = float::gemm_float;
     fn widen(quant: QuantType, weights: WeightRows<'_>, out: &mut [u8]) = float::widen;
     fn dequantize(quant: QuantType, row: &[u8], scale: f32, out: &mut [f32]) = format::dequantize;

@@ -4,9 +4,11 @@
 //! rows of the batch with it, so each weight is read from the file once per batch. Codes lie so that one vector holds the
 //! same four columns of all sixteen rows: a lane is an output, and nothing has to be added across lanes. Where two rows are
 //! multiplied with two others at once, eight columns of a row lie together instead ([`Simd::totals_by_eights`]).
-//! The sixteen partial sums of an output (see [`super`]) are sixteen vectors here, folded at the end.
+//!
+//! The sixteen partial sums of an output (see [`super`]) are sixteen vectors here, folded at the end. One after another goes
+//! through all of its groups, so that it stays in a register; panels and rows are arranged in that order.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::Range};
 
 use carat_gguf::QuantType;
 
@@ -25,7 +27,7 @@ pub const ROWS: usize = LANES;
 #[repr(align(64))]
 pub struct Column([f32; ROWS]);
 
-/// Sixteen weight rows, unpacked.
+/// Sixteen weight rows, unpacked: the groups of a lane one after another, lane after lane.
 #[derive(Default)]
 pub struct Panel {
     /// A line holds four columns of all rows, or two lines hold eight where rows are multiplied in pairs; prepared for this
@@ -36,6 +38,21 @@ pub struct Panel {
     mins: Vec<Column>,
     /// Values that share a scale.
     group: usize,
+    /// Groups of a row.
+    groups: usize,
+}
+
+impl Panel {
+    /// Groups that each lane has room for.
+    fn room(&self) -> usize {
+        self.groups.div_ceil(LANES)
+    }
+
+    /// The groups that a lane has.
+    fn groups_of(&self, lane: usize) -> Range<usize> {
+        let start = lane * self.room();
+        start..start + (self.groups + LANES - 1 - lane) / LANES
+    }
 }
 
 /// Unpacks up to sixteen rows; missing ones count as zero.
@@ -66,9 +83,10 @@ impl<S: Simd> WithFormat for Pack<'_, S> {
         let Pack { weights, panel, .. } = self;
         let groups = format.groups(weights.row_bytes);
         let lines_per_group = F::GROUP / 4;
-        panel.group = F::GROUP;
+        (panel.group, panel.groups) = (F::GROUP, groups);
+        let room = panel.room();
         // Grown once to the widest matrix; whole chunks, so the last one may be written past its end.
-        let padded = groups.next_multiple_of(LANES);
+        let padded = room * LANES;
         panel.codes.resize(padded * lines_per_group, Line([0; 64]));
         panel.scales.resize(padded, Column([0.0; ROWS]));
         panel
@@ -76,6 +94,7 @@ impl<S: Simd> WithFormat for Pack<'_, S> {
             .resize(if F::MINS { padded } else { 0 }, Column([0.0; ROWS]));
 
         let mut codes = [[Line([0; 64]); ROWS]; 8];
+        let mut lines = [Line([0; 64]); ROWS];
         let mut scales = [[0.0; LANES]; ROWS];
         let mut mins = [[0.0; LANES]; ROWS];
         for index in 0..padded / LANES {
@@ -91,213 +110,317 @@ impl<S: Simd> WithFormat for Pack<'_, S> {
                 unpacked.scales.store(&mut scales[row]);
                 unpacked.mins.store(&mut mins[row]);
             }
-            let (lines, _) = panel.codes[index * LANES * lines_per_group..].as_chunks_mut();
-            for (codes, lines) in codes.iter().zip(&mut lines[..F::GROUP / 4]) {
+            for (piece, codes) in codes.iter().enumerate().take(F::GROUP / 4) {
                 if S::PAIRS {
-                    S::transpose_by_eights(codes, lines);
+                    S::transpose_by_eights(codes, &mut lines);
                 } else {
-                    S::transpose(codes, lines);
+                    S::transpose(codes, &mut lines);
+                }
+                let first = piece * LANES / lines_per_group;
+                for (i, lines) in lines.chunks_exact(lines_per_group).enumerate() {
+                    let group = (first + i) * room + index;
+                    panel.codes[group * lines_per_group..][..lines_per_group]
+                        .copy_from_slice(lines);
                 }
             }
-            transpose_columns(&scales, &mut panel.scales[index * LANES..][..LANES]);
+            let (_, of_scales) = panel.scales.split_at_mut(index);
+            transpose_columns(&scales, of_scales.iter_mut().step_by(room));
             if F::MINS {
-                transpose_columns(&mins, &mut panel.mins[index * LANES..][..LANES]);
+                let (_, of_mins) = panel.mins.split_at_mut(index);
+                transpose_columns(&mins, of_mins.iter_mut().step_by(room));
             }
         }
-        panel.scales.truncate(groups);
     }
 }
 
 /// Rows of sixteen numbers to columns.
 #[inline(always)]
-fn transpose_columns(rows: &[[f32; LANES]; ROWS], columns: &mut [Column]) {
-    for (g, column) in columns.iter_mut().enumerate() {
+fn transpose_columns<'a>(
+    rows: &[[f32; LANES]; ROWS],
+    columns: impl Iterator<Item = &'a mut Column>,
+) {
+    for (g, column) in columns.enumerate() {
         for (value, row) in column.0.iter_mut().zip(rows) {
             *value = row[g];
         }
     }
 }
 
-/// Activation rows and panels that one call of [`gemm_packed_int8`] may take.
-pub const MAX_ROWS: usize = 8;
-pub const MAX_PANELS: usize = 2;
+/// Activation rows that are arranged together, and panels that one call of [`gemm_packed_int8`] may take.
+pub const MAX_ROWS: usize = 4;
+pub const MAX_PANELS: usize = 6;
+/// Panels that go through the rows together where registers are many: twelve sums of integers, as many of floats, and what is
+/// multiplied.
+const TOGETHER: usize = 3;
 
-/// Partial sums of a call, `[lane][row][panel]`. After it, lane 0 holds the sixteen outputs of each row and panel.
-pub struct Accumulators(Box<[[[Column; MAX_PANELS]; MAX_ROWS]; LANES]>);
+/// The same group of four rows, or two short groups that are neighbours in a lane.
+#[derive(Clone, Copy)]
+#[repr(C, align(16))]
+pub struct FourRows {
+    /// Four columns of each row in turn; where rows are multiplied in pairs, all columns of a part of each row.
+    codes: [i8; MAX_ROWS * GROUP],
+    /// One of a whole group, two of short ones.
+    parts: [Part; 2],
+}
+
+/// What a group of each row has beside its codes.
+#[derive(Clone, Copy)]
+struct Part {
+    scales: [f32; MAX_ROWS],
+    /// Where the sums of products begin: as many as must not count, where codes of weights are shifted to be unsigned.
+    starts: [i32; MAX_ROWS],
+    /// What the values add up to.
+    sums: [f32; MAX_ROWS],
+}
+
+impl FourRows {
+    pub const ZERO: FourRows = FourRows {
+        codes: [0; MAX_ROWS * GROUP],
+        parts: [Part {
+            scales: [0.0; MAX_ROWS],
+            starts: [0; MAX_ROWS],
+            sums: [0.0; MAX_ROWS],
+        }; 2],
+    };
+
+    /// How many [`arrange_int8`] makes of rows with so many columns.
+    pub fn count(columns: usize) -> usize {
+        columns.div_ceil(CHUNK) * LANES
+    }
+
+    /// Copies one of `PARTS` groups of each row.
+    #[inline(always)]
+    fn fill<S: Simd, const PARTS: usize>(
+        &mut self,
+        part: usize,
+        chunks: [&Chunk; MAX_ROWS],
+        group: usize,
+    ) {
+        let sixteens = GROUP / PARTS / 16;
+        for i in 0..sixteens {
+            let rows: [&[i8; 16]; MAX_ROWS] = array![&[0; 16]; r => {
+                &chunks[r].codes.as_chunks().0[group * sixteens + i]
+            }];
+            let (codes, _) = self.codes.as_chunks_mut::<16>();
+            let first = part * MAX_ROWS * sixteens;
+            for r in 0..MAX_ROWS {
+                if S::PAIRS {
+                    codes[first + r * sixteens + i] = *rows[r];
+                } else {
+                    let quads: [[i8; 4]; MAX_ROWS] =
+                        array![[0; 4]; from => rows[from].as_chunks().0[r]];
+                    codes[first + MAX_ROWS * i + r].copy_from_slice(quads.as_flattened());
+                }
+            }
+        }
+        let part = &mut self.parts[part];
+        for (r, chunk) in chunks.iter().enumerate() {
+            let sum = if PARTS == 1 {
+                chunk.sums[group]
+            } else {
+                chunk.half_sums[group]
+            };
+            let scale = chunk.scales[group / PARTS];
+            part.scales[r] = scale;
+            part.starts[r] = -S::SIGNED_OFFSET * sum;
+            part.sums[r] = sum as f32 * scale;
+        }
+    }
+}
+
+/// Arranges up to [`MAX_ROWS`] rows for weights whose groups have `group` values: lane after lane. Missing rows repeat the last.
+#[inline(always)]
+pub fn arrange_int8<S: Simd>(x: &[Row<'_>], group: usize, arranged: &mut [FourRows]) {
+    if group == GROUP {
+        arrange::<S, 1>(x, arranged);
+    } else {
+        arrange::<S, 2>(x, arranged);
+    }
+}
+
+#[inline(always)]
+fn arrange<S: Simd, const PARTS: usize>(x: &[Row<'_>], arranged: &mut [FourRows]) {
+    let count = x[0].len();
+    assert_eq!(arranged.len(), count * LANES, "rows of another width");
+    for index in 0..count {
+        let chunks: [&Chunk; MAX_ROWS] = array![&x[0][0]; r => &x[r.min(x.len() - 1)][index]];
+        for lane in 0..LANES {
+            let four = &mut arranged[lane * count + index];
+            for part in 0..PARTS {
+                four.fill::<S, PARTS>(part, chunks, part * LANES + lane);
+            }
+        }
+    }
+}
+
+/// Partial sums, and the outputs of the last call.
+pub struct Accumulators {
+    lanes: Box<[[[Column; TOGETHER]; MAX_ROWS]; LANES]>,
+    outputs: [[Column; MAX_PANELS]; MAX_ROWS],
+}
 
 impl Default for Accumulators {
     fn default() -> Accumulators {
-        Accumulators(Box::new(
-            [[[Column([0.0; ROWS]); MAX_PANELS]; MAX_ROWS]; LANES],
-        ))
+        let zero = Column([0.0; ROWS]);
+        Accumulators {
+            lanes: Box::new([[[zero; TOGETHER]; MAX_ROWS]; LANES]),
+            outputs: [[zero; MAX_PANELS]; MAX_ROWS],
+        }
     }
 }
 
 impl Accumulators {
     /// The first outputs of a row.
     pub fn copy_row(&self, row: usize, out: &mut [f32]) {
-        for (out, column) in out.chunks_mut(ROWS).zip(&self.0[0][row]) {
+        for (out, column) in out.chunks_mut(ROWS).zip(&self.outputs[row]) {
             out.copy_from_slice(&column.0[..out.len()]);
         }
     }
 }
 
-/// Multiplies one or two panels of one format and width with up to [`MAX_ROWS`] rows.
+/// Multiplies some panels of one format and width with rows that were arranged for it.
 #[inline(always)]
-pub fn gemm_packed_int8<S: Simd>(panels: &[Panel], x: &[Row<'_>], sums: &mut Accumulators) {
+pub fn gemm_packed_int8<S: Simd>(panels: &[Panel], x: &[FourRows], sums: &mut Accumulators) {
     assert!(
-        x.len() <= MAX_ROWS && panels.len() <= MAX_PANELS,
-        "{} rows and {} panels are too many",
-        x.len(),
+        (1..=MAX_PANELS).contains(&panels.len()),
+        "{} panels are none or too many",
         panels.len()
     );
-    // As many rows go through the panels together as sums fit in registers. A row's result is the same in any company.
-    match panels {
-        [a, b] if S::WIDE => blocks::<S, 8, 2>([a, b], x, sums, 0),
-        _ if S::WIDE => {
-            for (first, panel) in panels.iter().enumerate() {
-                blocks::<S, 8, 1>([panel], x, sums, first);
-            }
-        }
-        _ => {
-            for (first, panel) in panels.iter().enumerate() {
-                blocks::<S, 4, 1>([panel], x, sums, first);
-            }
-        }
+    if panels[0].group == GROUP {
+        all_panels::<S, 1>(panels, x, sums);
+    } else {
+        all_panels::<S, 2>(panels, x, sums);
     }
 }
 
-/// Cuts the rows into blocks of `R`, then of four, then pairs where those are multiplied at once, then single rows.
+/// As many panels together as sums fit in registers. A row's result is the same in any company.
 #[inline(always)]
-fn blocks<S: Simd, const R: usize, const C: usize>(
-    panels: [&Panel; C],
-    x: &[Row<'_>],
+fn all_panels<S: Simd, const PARTS: usize>(
+    panels: &[Panel],
+    x: &[FourRows],
     sums: &mut Accumulators,
-    first_panel: usize,
 ) {
-    let mut row = 0;
-    while row < x.len() {
-        row += if let Some(block) = x[row..].first_chunk::<R>() {
-            tile::<S, R, C>(panels, *block, sums, (row, first_panel))
-        } else if let Some(block) = x[row..].first_chunk::<4>() {
-            tile::<S, 4, C>(panels, *block, sums, (row, first_panel))
-        } else if S::PAIRS
-            && let Some(block) = x[row..].first_chunk::<2>()
-        {
-            tile::<S, 2, C>(panels, *block, sums, (row, first_panel))
-        } else {
-            tile::<S, 1, C>(panels, [x[row]], sums, (row, first_panel))
-        };
+    let Accumulators { lanes, outputs } = sums;
+    let together = if S::WIDE { TOGETHER } else { 1 };
+    for (i, panels) in panels.chunks(together).enumerate() {
+        match panels {
+            [a, b, c] if S::WIDE => tile::<S, PARTS, 3>([a, b, c], x, lanes),
+            [a, b] if S::WIDE => tile::<S, PARTS, 2>([a, b], x, lanes),
+            [a, ..] => tile::<S, PARTS, 1>([a], x, lanes),
+            [] => {}
+        }
+        for (row, outputs) in outputs.iter_mut().enumerate() {
+            for (c, output) in outputs[i * together..][..panels.len()]
+                .iter_mut()
+                .enumerate()
+            {
+                fold::<S>(lanes, (row, c)).store(&mut output.0);
+            }
+        }
     }
 }
 
-/// `R` rows times `C` panels, into the sums from row and panel `first` on. Returns `R`.
+/// Adds up the lanes of an output: halves, quarters and so on.
 #[inline(always)]
-#[expect(
-    clippy::needless_range_loop,
-    reason = "rows, panels and lanes are indexed alike in several arrays"
-)]
-fn tile<S: Simd, const R: usize, const C: usize>(
+fn fold<S: Simd>(
+    lanes: &[[[Column; TOGETHER]; MAX_ROWS]; LANES],
+    (row, c): (usize, usize),
+) -> S::Floats {
+    let mut sums: [S::Floats; LANES] =
+        array![S::Floats::zero(); lane => S::Floats::load(&lanes[lane][row][c].0)];
+    for width in [8, 4, 2, 1] {
+        for i in 0..width {
+            sums[i] = sums[i].add(sums[i + width]);
+        }
+    }
+    sums[0]
+}
+
+/// Four rows times `C` panels, lane after lane.
+#[inline(always)]
+fn tile<S: Simd, const PARTS: usize, const C: usize>(
     panels: [&Panel; C],
-    x: [Row<'_>; R],
-    sums: &mut Accumulators,
-    first: (usize, usize),
-) -> usize {
-    let group = panels[0].group;
-    let groups = panels[0].scales.len();
-    // Kept out of the constants on purpose: told this number, the compiler unrolls the loop below completely and spills
-    // every broadcast, at a third of the speed.
-    let quads = group / 4;
-    for g in 0..groups {
-        let first_value = g * group;
-        let chunks: [&Chunk; R] = array![&x[0][0]; r => &x[r][first_value / CHUNK]];
-        let first_quad = first_value % CHUNK / 4;
-        let lines: [&[Line]; C] =
-            array![[].as_slice(); c => &panels[c].codes[g * quads..][..quads]];
-        let code_sums: [i32; R] = array![0; r => code_sum(chunks[r], group, first_quad)];
-        let mut totals: [[S::Ints; C]; R] =
-            array![[S::ints(0); C]; r => [S::ints(-S::SIGNED_OFFSET * code_sums[r]); C]];
-        if S::PAIRS {
-            const { assert!(!S::PAIRS || S::SIGNED_OFFSET == 0, "pairs have no offset") };
-            let sixteens = first_quad / 4..first_quad / 4 + quads / 4;
-            let x: [&[[i8; 16]]; R] = array![[].as_slice(); r => {
-                &chunks[r].codes.as_chunks().0[sixteens.clone()]
-            }];
-            for c in 0..C {
-                let of_panel = S::totals_by_eights(lines[c], x);
-                for r in 0..R {
-                    totals[r][c] = of_panel[r];
+    x: &[FourRows],
+    lanes: &mut [[[Column; TOGETHER]; MAX_ROWS]; LANES],
+) {
+    let x_of_lanes = x.chunks_exact(x.len() / LANES);
+    for (lane, (x, lane_sums)) in x_of_lanes.zip(lanes).enumerate() {
+        let groups = panels[0].groups_of(lane);
+        let quads = panels[0].group / 4;
+        let of_lane = groups.start * quads..groups.end * quads;
+        let lines: [&[Line]; C] = array![[].as_slice(); c => &panels[c].codes[of_lane.clone()]];
+        let scales: [&[Column]; C] = array![[].as_slice(); c => &panels[c].scales[groups.clone()]];
+        let mins: [&[Column]; C] = array![[].as_slice(); c => {
+            panels[c].mins.get(groups.clone()).unwrap_or_default()
+        }];
+        let mut sums = [[S::Floats::zero(); C]; MAX_ROWS];
+        for i in 0..groups.len() {
+            let (x, part) = (&x[i / PARTS], i % PARTS);
+            let lines = array![[].as_slice(); c => &lines[c][i * quads..][..quads]];
+            let totals = products::<S, PARTS, C>(lines, x, part);
+            let scales: [S::Floats; C] =
+                array![S::Floats::zero(); c => S::Floats::load(&scales[c][i].0)];
+            for r in 0..MAX_ROWS {
+                let scale = S::Floats::splat(x.parts[part].scales[r]);
+                for c in 0..C {
+                    sums[r][c] =
+                        S::to_floats(totals[r][c]).mul_add(scales[c].mul(scale), sums[r][c]);
                 }
             }
-        } else {
-            for quad in 0..quads {
-                let weights: [S::Bytes; C] =
-                    array![S::load_bytes(&[0; 64]); c => S::load_bytes(&lines[c][quad].0)];
-                // The remainder only tells the compiler what is always true.
-                let quad_index = (first_quad + quad) % (CHUNK / 4);
-                for r in 0..R {
-                    let x = S::splat_quad(chunks[r].codes.as_chunks().0[quad_index]);
+            if mins[0].len() > i {
+                for r in 0..MAX_ROWS {
+                    let x_sum = S::Floats::splat(x.parts[part].sums[r]);
                     for c in 0..C {
-                        totals[r][c] = S::dot_prepared(totals[r][c], weights[c], x);
+                        let mins = S::Floats::load(&mins[c][i].0);
+                        sums[r][c] = mins.neg_mul_add(x_sum, sums[r][c]);
                     }
                 }
             }
         }
-        let scales: [S::Floats; C] =
-            array![S::Floats::zero(); c => S::Floats::load(&panels[c].scales[g].0)];
-        let lane = &mut sums.0[g % LANES];
-        for r in 0..R {
-            let scale = S::Floats::splat(chunks[r].scales[first_quad / (GROUP / 4)]);
+        for r in 0..MAX_ROWS {
             for c in 0..C {
-                let sum = &mut lane[first.0 + r][first.1 + c].0;
-                // A lane's first group starts it.
-                let before = if g < LANES {
-                    S::Floats::zero()
-                } else {
-                    S::Floats::load(sum)
-                };
-                S::to_floats(totals[r][c])
-                    .mul_add(scales[c].mul(scale), before)
-                    .store(sum);
-            }
-        }
-        if panels[0].mins.len() > g {
-            for r in 0..R {
-                let scale = chunks[r].scales[first_quad / (GROUP / 4)];
-                let x_sum = S::Floats::splat(code_sums[r] as f32 * scale);
-                for c in 0..C {
-                    let sum = &mut lane[first.0 + r][first.1 + c].0;
-                    S::Floats::load(&panels[c].mins[g].0)
-                        .neg_mul_add(x_sum, S::Floats::load(sum))
-                        .store(sum);
-                }
+                sums[r][c].store(&mut lane_sums[r][c].0);
             }
         }
     }
-    for r in first.0..first.0 + R {
-        for c in first.1..first.1 + C {
-            for lane in groups..LANES {
-                sums.0[lane][r][c].0.fill(0.0);
-            }
-            let mut lanes: [S::Floats; LANES] =
-                array![S::Floats::zero(); lane => S::Floats::load(&sums.0[lane][r][c].0)];
-            for width in [8, 4, 2, 1] {
-                for i in 0..width {
-                    lanes[i] = lanes[i].add(lanes[i + width]);
-                }
-            }
-            lanes[0].store(&mut sums.0[0][r][c].0);
-        }
-    }
-    R
 }
 
-/// The sum of one group's codes.
+/// Products of one group's columns, added up.
 #[inline(always)]
-fn code_sum(chunk: &Chunk, group: usize, first_quad: usize) -> i32 {
-    if group == GROUP {
-        chunk.sums[first_quad / 8]
-    } else {
-        chunk.half_sums[first_quad / 4]
+fn products<S: Simd, const PARTS: usize, const C: usize>(
+    lines: [&[Line]; C],
+    x: &FourRows,
+    part: usize,
+) -> [[S::Ints; C]; MAX_ROWS] {
+    let mut totals: [[S::Ints; C]; MAX_ROWS] = array![[S::ints(0); C]; r => {
+        [S::ints(x.parts[part].starts[r]); C]
+    }];
+    if S::PAIRS {
+        let sixteens = GROUP / PARTS / 16;
+        let (codes, _) = x.codes.as_chunks::<16>();
+        let rows: [&[[i8; 16]]; MAX_ROWS] = array![[].as_slice(); r => {
+            &codes[(part * MAX_ROWS + r) * sixteens..][..sixteens]
+        }];
+        for c in 0..C {
+            let of_panel = S::totals_by_eights(lines[c], rows);
+            for r in 0..MAX_ROWS {
+                totals[r][c] = of_panel[r];
+            }
+        }
+        return totals;
     }
+    let (codes, _) = x.codes.as_chunks::<{ 4 * MAX_ROWS }>();
+    let codes = &codes[part * (GROUP / PARTS / 4)..][..GROUP / PARTS / 4];
+    for (quad, codes) in codes.iter().enumerate() {
+        let weights: [S::Bytes; C] =
+            array![S::load_bytes(&[0; 64]); c => S::load_bytes(&lines[c][quad].0)];
+        let (of_rows, _) = codes.as_chunks();
+        for r in 0..MAX_ROWS {
+            let x = S::splat_quad(of_rows[r]);
+            for c in 0..C {
+                totals[r][c] = S::dot_prepared(totals[r][c], weights[c], x);
+            }
+        }
+    }
+    totals
 }

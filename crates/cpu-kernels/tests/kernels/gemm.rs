@@ -151,18 +151,21 @@ impl Problem {
         let width = packed_int8::ROWS * packed_int8::MAX_PANELS;
         // One for all, as a worker has: what a call leaves behind must not matter to the next.
         let mut sums = packed_int8::Accumulators::default();
+        let count = packed_int8::FourRows::count(self.columns);
+        let mut arranged = vec![packed_int8::FourRows::ZERO; count];
         for first in (0..self.weight_rows).step_by(width) {
             let weights = self
                 .rows()
                 .slice(first..self.weight_rows.min(first + width));
-            let mut panels = [packed_int8::Panel::default(), packed_int8::Panel::default()];
+            let mut panels: [_; packed_int8::MAX_PANELS] = Default::default();
             let count = weights.len().div_ceil(packed_int8::ROWS);
             for (p, panel) in panels.iter_mut().enumerate().take(count) {
                 let rows = p * packed_int8::ROWS..weights.len().min((p + 1) * packed_int8::ROWS);
                 kernels.pack_int8(self.quant, weights.slice(rows), panel);
             }
             for (block, rows) in rows.chunks(packed_int8::MAX_ROWS).enumerate() {
-                kernels.gemm_packed_int8(&panels[..count], rows, &mut sums);
+                kernels.arrange_int8(rows, amx_int8::group_of(self.quant), &mut arranged);
+                kernels.gemm_packed_int8(&panels[..count], &arranged, &mut sums);
                 for r in 0..rows.len() {
                     let start = (block * packed_int8::MAX_ROWS + r) * self.weight_rows + first;
                     sums.copy_row(r, &mut out[start..start + weights.len()]);

@@ -7,7 +7,7 @@ use carat_cpu_kernels::{
     gemm::{
         amx_int8::{self, ActivationColumns},
         gemv_transposed,
-        packed_int8::{self, Panel},
+        packed_int8::{self, FourRows, Panel},
         row_class::RowClasses,
     },
     simd::Tile,
@@ -25,6 +25,8 @@ pub(crate) struct Workers {
     pub(crate) scratch: Vec<ThreadScratch>,
     /// The input of a BF16 product, where its value has no tiles or not in the product's order.
     pub(crate) bf16_rows: Vec<Tile>,
+    /// The input of a large batch, four rows after four, for weights unpacked into panels.
+    pub(crate) four_rows: Vec<FourRows>,
     /// The input of a small batch, for int8 tiles.
     pub(crate) int8_columns: ActivationColumns,
     pub(crate) repacked: Repacked,
@@ -79,6 +81,7 @@ impl Workers {
                 .map(|_| ThreadScratch::default())
                 .collect(),
             bf16_rows: Vec::new(),
+            four_rows: Vec::new(),
             int8_columns: ActivationColumns::default(),
             repacked,
             pool,

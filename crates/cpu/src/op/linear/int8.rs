@@ -1,18 +1,22 @@
 //! Tiles of products with quantized weights and int8 activations.
 
-use std::ops::Range;
+use std::{ops::Range, slice::ChunksExact};
 
 use carat_gguf::QuantType;
 
 use super::Product;
-use crate::{op::workers::ThreadScratch, pool::OutputTile};
+use crate::{
+    op::workers::{ThreadScratch, Workers},
+    pool::OutputTile,
+};
 use carat_cpu_kernels::{
     gemm::{
         READ_STREAMS, WeightRows,
         activations::{Activations, Row},
-        amx_int8::ActivationColumns,
+        amx_int8::{self, ActivationColumns},
         choice::KernelChoice,
-        gemv_transposed, packed_int8,
+        gemv_transposed,
+        packed_int8::{self, FourRows},
     },
     table::{Kernels, TileKernels},
 };
@@ -76,11 +80,78 @@ pub(super) fn fill_gemv<'a>(
     store_rows(output, tile.rows.start, tile);
 }
 
+/// Rows of a product in blocks of four, as weights unpacked into panels are multiplied with them.
+pub(super) struct Blocks {
+    /// First block of each group of rows in [`Workers::four_rows`], and their end.
+    starts: Vec<usize>,
+    /// Entries of a block.
+    block: usize,
+    /// Values of a weight's group.
+    pub(super) group: usize,
+}
+
+impl Blocks {
+    /// Arranges the rows of a product behind the blocks that are there.
+    pub(super) fn arrange(
+        product: &Product<'_>,
+        x: &Activations,
+        first: usize,
+        workers: &mut Workers,
+    ) -> Blocks {
+        let matrix = product.weights.matrix(product.weight);
+        let (block, group) = (
+            FourRows::count(matrix.columns),
+            amx_int8::group_of(matrix.quant),
+        );
+        let mut starts = vec![0];
+        for bounds in product.row_bounds.windows(2) {
+            let blocks = (bounds[1] - bounds[0]).div_ceil(packed_int8::MAX_ROWS);
+            starts.push(starts[starts.len() - 1] + blocks);
+        }
+        let end = first + starts[starts.len() - 1] * block;
+        if workers.four_rows.len() < end {
+            workers.four_rows.resize(end, FourRows::ZERO);
+        }
+        let kernels = workers.kernels;
+        let arranged = &mut workers.four_rows[first..end];
+        workers
+            .pool
+            .for_each_chunk(arranged, block, |index, arranged| {
+                let of = starts.partition_point(|start| *start <= index) - 1;
+                let row = product.row_bounds[of] + (index - starts[of]) * packed_int8::MAX_ROWS;
+                let end = product.row_bounds[of + 1].min(row + packed_int8::MAX_ROWS);
+                let mut rows: [Row<'_>; packed_int8::MAX_ROWS] = [&[]; packed_int8::MAX_ROWS];
+                for (to, row) in rows.iter_mut().zip(row..end) {
+                    *to = x.row(product.input_row(row));
+                }
+                kernels.arrange_int8(&rows[..end - row], group, arranged);
+            });
+        for start in &mut starts {
+            *start = first + *start * block;
+        }
+        Blocks {
+            starts,
+            block,
+            group,
+        }
+    }
+
+    /// Where those of the last group end.
+    pub(super) fn end(&self) -> usize {
+        self.starts[self.starts.len() - 1]
+    }
+
+    /// The blocks of a group of rows.
+    fn of_group<'a>(&self, group: usize, four_rows: &'a [FourRows]) -> ChunksExact<'a, FourRows> {
+        four_rows[self.starts[group]..self.starts[group + 1]].chunks_exact(self.block)
+    }
+}
+
 /// Fills a tile with weights unpacked once, as all rows pass by.
-pub(super) fn fill_packed<'a>(
+pub(super) fn fill_packed(
     kernels: &Kernels,
     (quant, weights): (QuantType, WeightRows<'_>),
-    x: impl Fn(usize) -> Row<'a>,
+    (four_rows, blocks): (&[FourRows], &Blocks),
     tile: &mut OutputTile<'_>,
     scratch: &mut ThreadScratch,
 ) {
@@ -95,18 +166,13 @@ pub(super) fn fill_packed<'a>(
         let rows = p * packed_int8::ROWS..weights.len().min((p + 1) * packed_int8::ROWS);
         kernels.pack_int8(quant, weights.slice(rows), panel);
     }
-    let mut rows: [Row<'_>; packed_int8::MAX_ROWS] = [&[]; packed_int8::MAX_ROWS];
-    let mut first = tile.rows.start;
-    while first < tile.rows.end {
-        let block = first..tile.rows.end.min(first + packed_int8::MAX_ROWS);
-        for (to, row) in rows.iter_mut().zip(block.clone()) {
-            *to = x(row);
-        }
-        kernels.gemm_packed_int8(panels, &rows[..block.len()], packed_int8);
-        for (i, row) in block.clone().enumerate() {
+    let firsts = tile.rows.clone().step_by(packed_int8::MAX_ROWS);
+    for (first, x) in firsts.zip(blocks.of_group(tile.row_group, four_rows)) {
+        kernels.gemm_packed_int8(panels, x, packed_int8);
+        let rows = first..tile.rows.end.min(first + packed_int8::MAX_ROWS);
+        for (i, row) in rows.enumerate() {
             packed_int8.copy_row(i, tile.row_mut(row));
         }
-        first = block.end;
     }
 }
 

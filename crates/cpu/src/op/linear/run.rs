@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Input, Product, bf16, float, int8, tiling::Tiling};
+use super::{Input, Product, bf16, float, int8, int8::Blocks, tiling::Tiling};
 use crate::{
     op::workers::{ThreadScratch, Workers},
     pool::{Grid, OutputTile},
@@ -12,6 +12,7 @@ use carat_cpu_kernels::{
         READ_STREAMS,
         amx_int8::{self, ActivationColumns},
         choice::KernelChoice,
+        packed_int8::FourRows,
     },
     table::Kernels,
 };
@@ -27,6 +28,7 @@ pub(crate) fn run(products: &[Product<'_>], workers: &mut Workers, outs: &mut [&
     workers.int8_columns.clear();
     // Formats with groups of one length read the same arrangement.
     let mut arranged: Vec<(usize, Vec<Range<usize>>)> = Vec::new();
+    let mut blocks: Vec<Blocks> = Vec::new();
     for (product, out) in products.iter().zip(outs) {
         let rows = product.max_rows();
         let kernel = product.kernel(isa, rows);
@@ -46,6 +48,16 @@ pub(crate) fn run(products: &[Product<'_>], workers: &mut Workers, outs: &mut [&
                 arranged.len() - 1
             }));
         }
+        let mut blocks_of = None;
+        if let (KernelChoice::PackedInt8, Input::Quantized(x)) = (kernel, product.input) {
+            let group = amx_int8::group_of(matrix.quant);
+            let known = blocks.iter().position(|known| known.group == group);
+            blocks_of = Some(known.unwrap_or_else(|| {
+                let first = blocks.last().map_or(0, Blocks::end);
+                blocks.push(Blocks::arrange(product, x, first, workers));
+                blocks.len() - 1
+            }));
+        }
         let tiling = Tiling::new(product, kernel, rows, (isa, threads));
         grids.push(Grid {
             data: out,
@@ -58,10 +70,12 @@ pub(crate) fn run(products: &[Product<'_>], workers: &mut Workers, outs: &mut [&
             product,
             tiling,
             column_sets,
+            blocks: blocks_of,
         });
     }
     bf16::run(&bf16_products, workers, bf16_outs);
     let (kernels, columns) = (workers.kernels, &workers.int8_columns);
+    let four_rows = &workers.four_rows;
     workers
         .pool
         .for_each_tile(grids, &mut workers.scratch, |scratch, index, tile| {
@@ -69,7 +83,8 @@ pub(crate) fn run(products: &[Product<'_>], workers: &mut Workers, outs: &mut [&
             let sets = product
                 .column_sets
                 .map(|sets| arranged[sets].1[tile.row_group].clone());
-            product.fill(kernels, columns, sets, tile, scratch);
+            let blocks = product.blocks.map(|index| (&**four_rows, &blocks[index]));
+            product.fill(kernels, (columns, sets), blocks, tile, scratch);
         });
 }
 
@@ -79,15 +94,17 @@ struct TiledProduct<'a> {
     tiling: Tiling,
     /// Index of the arrangement of its rows that it meets in int8 tiles.
     column_sets: Option<usize>,
+    /// Index of the arrangement that it meets panels in.
+    blocks: Option<usize>,
 }
 
 impl TiledProduct<'_> {
-    /// Fills a tile. `sets` are the columns of its rows, where they are arranged.
+    /// Fills a tile. `sets` are the columns of its rows, and `blocks` its rows by four, where they are arranged.
     fn fill(
         &self,
         kernels: &Kernels,
-        columns: &ActivationColumns,
-        sets: Option<Range<usize>>,
+        (columns, sets): (&ActivationColumns, Option<Range<usize>>),
+        blocks: Option<(&[FourRows], &Blocks)>,
         mut tile: OutputTile<'_>,
         scratch: &mut ThreadScratch,
     ) {
@@ -103,16 +120,16 @@ impl TiledProduct<'_> {
             Input::Quantized(x) => {
                 let row = |row: usize| x.row(product.input_row(row));
                 let kernel = product.kernel(kernels.isa(), tile.rows.len());
-                match (kernel, kernels.tiles(), sets) {
-                    (KernelChoice::AmxInt8, Some(kernels), Some(sets)) => {
+                match (kernel, kernels.tiles(), sets, blocks) {
+                    (KernelChoice::AmxInt8, Some(kernels), Some(sets), _) => {
                         int8::fill_amx(kernels, weights, (columns, sets), tile, scratch);
                     }
                     (KernelChoice::Gemv | KernelChoice::GemvTransposed, ..) => {
                         int8::fill_gemv(kernels, kernel, weights, row, tile, scratch);
                     }
                     // Rows of an expert that would fit int8 tiles, where another has too many for them: the same bits.
-                    (KernelChoice::PackedInt8, ..) | (KernelChoice::AmxInt8, _, None) => {
-                        int8::fill_packed(kernels, weights, row, tile, scratch);
+                    (KernelChoice::PackedInt8 | KernelChoice::AmxInt8, _, None, Some(blocks)) => {
+                        int8::fill_packed(kernels, weights, blocks, tile, scratch);
                     }
                     _ => unreachable!("{kernel:?} is not for a tile of a quantized product"),
                 }

@@ -8,8 +8,9 @@ use carat_cpu_kernels::{
 
 /// Weight bytes of a tile whose weights are read as they lie: long enough for the prefetcher, short enough to share out.
 const STREAM_BYTES: usize = 96 * 1024;
-/// Weight rows of a tile whose weights are unpacked into panels.
+/// Weight rows of a tile whose weights are unpacked into panels, and fewest where wider ones would leave threads without.
 const PANEL_COLUMNS: usize = packed_int8::ROWS * packed_int8::MAX_PANELS;
+const NARROW_PANEL_COLUMNS: usize = PANEL_COLUMNS / 2;
 
 /// Output columns (weight rows) of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +45,10 @@ impl Tiling {
         Tiling {
             tile_columns: if streamed {
                 streamed_columns(matrix.rows, matrix.row_bytes(), threads)
-            } else {
+            } else if matrix.rows >= 4 * threads * PANEL_COLUMNS {
                 PANEL_COLUMNS
+            } else {
+                NARROW_PANEL_COLUMNS
             },
             interleaved: any_order && matrix.rows.is_multiple_of(READ_STREAMS),
         }
