@@ -6,7 +6,8 @@ use crate::start::{carat, text};
 
 #[test]
 fn inspect_shows_dimensions_tensors_and_plan() {
-    let model = fixtures::ALL[4].path(".gguf");
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixtures::ALL[4].written(folder.path());
     let summary = carat(&["inspect", "-m", text(&model)]).stdout;
     assert!(summary.contains("2 of 8, 64 wide"), "{summary}");
     assert!(
@@ -48,7 +49,8 @@ fn inspect_lists_what_a_backend_makes_of_the_plan_without_a_card() {
 
 #[test]
 fn inspect_prints_a_placement_that_can_be_asked_for() {
-    let model = fixtures::ALL[4].path(".gguf");
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixtures::ALL[4].written(folder.path());
     let placement = |flags: &[&str]| {
         let printed = carat(&[&["inspect", "--placement", "-m", text(&model)], flags].concat());
         assert_eq!(printed.code, Some(0), "{}", printed.stderr);
@@ -62,7 +64,6 @@ fn inspect_prints_a_placement_that_can_be_asked_for() {
     // A driver takes most of it.
     let tight = placement(&["--vram", "432MiB", "-c", "64", "--tier", "portable"]);
     assert!(tight.contains("\nexperts 0"), "{tight}");
-    let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("placement");
     std::fs::write(&file, &tight).unwrap();
     let again = placement(&["--vram", "8GiB", "-c", "64", "--place", text(&file)]);

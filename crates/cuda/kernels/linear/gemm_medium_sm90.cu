@@ -238,7 +238,8 @@ __device__ __forceinline__ void multiply_stages(const Params& p, const Share& sh
       const SmemDescriptor b = first.at(slot.at);
       multiply(even, b);
       wgmma_wait<1>();
-      // The stage before is over.
+      // The stage before is over, for all lanes.
+      __syncwarp();
       if (lane == 0 && stage > 0) barrier_arrive(freed + last);
       last = slot.number;
       operands(odd, w + Weights::M_TILE_BYTES);
@@ -249,6 +250,7 @@ __device__ __forceinline__ void multiply_stages(const Params& p, const Share& sh
     }
     wgmma_wait<0>();
     wgmma_results(sum);
+    __syncwarp();
     if (lane == 0 && stages > 0) barrier_arrive(freed + last);
     if (!share.finishes()) return;
     const u32 count = *p.rows.count, row = (m_tile - of_group) * M_TILE;
