@@ -368,11 +368,10 @@ fn tile<S: Simd, const PARTS: usize, const C: usize>(
                 }
             }
             if mins[0].len() > i {
-                for r in 0..MAX_ROWS {
-                    let x_sum = S::Floats::splat(x.parts[part].sums[r]);
-                    for c in 0..C {
-                        let mins = S::Floats::load(&mins[c][i].0);
-                        sums[r][c] = mins.neg_mul_add(x_sum, sums[r][c]);
+                for (sums, x_sum) in sums.iter_mut().zip(x.parts[part].sums) {
+                    let x_sum = S::Floats::splat(x_sum);
+                    for (sum, mins) in sums.iter_mut().zip(mins) {
+                        *sum = S::Floats::load(&mins[i].0).neg_mul_add(x_sum, *sum);
                     }
                 }
             }
