@@ -254,9 +254,9 @@ fn a_layer_of_many_rows_by_cublaslt() {
         L1.ffn.gelu_mul            all     geglu                      s5 -> s6 s7
         L1.ffn.down                all     cublaslt                   s6 -> %50
         L1.ffn.post_norm           all     fused_residual_norm        %50 %45 s7 -> %52 s1
-        L1.ple.gate                all     cublaslt                   s1 -> s8
-        L1.ple.gelu_mul            all     convert_gelu_mul           s8 %6 -> s9
-        L1.ple.proj                all     cublaslt                   s9 -> %55
+        L1.ple.gate                all     cublaslt                   s1 -> s9
+        L1.ple.gelu_mul            all     convert_gelu_mul           s9 %6 -> s8
+        L1.ple.proj                all     cublaslt                   s8 -> %55
         L1.ple.post_norm           all     fused_residual_norm        %55 %52 -> %58 s1"#]]
     .assert_eq(&text);
 }
@@ -274,9 +274,9 @@ fn a_layer_of_a_medium_batch() {
         L1.ffn.gelu_mul            all     geglu                      s8 -> s9 s10
         L1.ffn.down                all     gemm_medium_sm90_16.q4.f32 s9 -> %50
         L1.ffn.post_norm           all     fused_residual_norm        %50 %45 s10 -> %52 s1
-        L1.ple.gate                all     cublaslt                   s1 -> s11
-        L1.ple.gelu_mul            all     convert_gelu_mul           s11 %6 -> s12
-        L1.ple.proj                all     cublaslt                   s12 -> %55
+        L1.ple.gate                all     cublaslt                   s1 -> s12
+        L1.ple.gelu_mul            all     convert_gelu_mul           s12 %6 -> s11
+        L1.ple.proj                all     cublaslt                   s11 -> %55
         L1.ple.post_norm           all     fused_residual_norm        %55 %52 -> %58 s1"#]]
     .assert_eq(&text);
 }
