@@ -82,7 +82,7 @@ pub(super) fn fill_gemv<'a>(
 
 /// Rows of a product in blocks of four, as weights unpacked into panels are multiplied with them.
 pub(super) struct Blocks {
-    /// First block of each group of rows in [`Workers::four_rows`], and their end.
+    /// Where the blocks of each group of rows begin in [`Workers::four_rows`], and where the last end.
     starts: Vec<usize>,
     /// Entries of a block.
     block: usize,
