@@ -74,6 +74,10 @@ impl Backend for Intact {
         self.backend.timing_identity()
     }
 
+    fn tuning(&self, plan: &Plan, weights: &Weights) -> Option<String> {
+        self.backend.tuning(plan, weights)
+    }
+
     fn peak_bytes(&self) -> Option<u64> {
         self.backend.peak_bytes()
     }

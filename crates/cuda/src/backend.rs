@@ -1,7 +1,11 @@
 //! The backend: an open card that compiles plans into executors. It chooses the GEMM implementation by what fits into memory, and
 //! keeps loaded kernels for the plans that come after.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    path::PathBuf,
+    rc::Rc,
+    sync::{Arc, OnceLock},
+};
 
 use carat_model::{
     backend::{Backend, BackendError, Batching, CompileOptions, DraftPlan, Executor, Memory, Need},
@@ -13,6 +17,7 @@ use carat_model::{
 
 use crate::{
     bus,
+    choices::{self, Alternative, Alternatives, ChoiceInForce, ChoiceOrigin, Kernels},
     compile::{
         call::Call,
         drafter::prepare_drafter,
@@ -23,7 +28,7 @@ use crate::{
         rows::SMALL_ROWS,
         target::{GemmImpl, Target},
     },
-    config::{CudaConfig, Pdl, Tier},
+    config::{CudaConfig, KeptChoices, Pdl, Tier},
     device::{ClusterCapacity, Device, cublaslt::Library},
     error::CudaError,
     jit::{
@@ -36,11 +41,13 @@ use crate::{
     },
     placement::{HostParts, Placement},
     run::{
-        executor::{CudaExecutor, Kernels},
+        executor::{self, CudaExecutor},
         host_worker::HostWorker,
         modules::Modules,
         roofline,
+        upload::ResidentWeights,
     },
+    tuned_models::{self, CardIdentity, Kept, TunedModels},
 };
 
 pub struct CudaBackend {
@@ -53,6 +60,8 @@ pub struct CudaBackend {
     clusters: Option<ClusterCapacity>,
     /// Why the card is slower than it could be, and what to do about it.
     degraded_reason: Option<String>,
+    /// Choices that were measured on this card.
+    tuned: TunedModels,
     /// Once it has been asked for.
     bus_rate: OnceLock<Option<f64>>,
     host: Option<SharedHost>,
@@ -82,11 +91,19 @@ impl CudaBackend {
         // Hopper's tensor cores are fast enough in f16; elsewhere int8 over fragments is faster.
         let hopper = config.tier == Tier::Best && device.capability.major == 9;
         let found = hopper.then(|| Library::find(&config.library_dirs, &device));
-        let (library, degraded_reason) = match found {
+        let (library, without_library) = match found {
             Some(Ok(library)) => (Some(library), None),
             Some(Err(error)) => (None, Some(error.to_string())),
             None => (None, None),
         };
+        let (tuned, without_choices) = match (&config.cache_dir, config.kept_choices) {
+            (Some(folder), KeptChoices::Used) => {
+                TunedModels::read(folder, &identity(&device, config.tier))
+            }
+            _ => (TunedModels::default(), None),
+        };
+        let reasons: Vec<String> = without_library.into_iter().chain(without_choices).collect();
+        let degraded_reason = (!reasons.is_empty()).then(|| reasons.join("; "));
         // A driver that does not say costs speed at the most.
         let clusters = hopper.then(|| {
             let asked = ClusterCapacity::of(&device);
@@ -100,6 +117,7 @@ impl CudaBackend {
             library,
             clusters,
             degraded_reason,
+            tuned,
             bus_rate: OnceLock::new(),
             host: None,
             host_rate: OnceLock::new(),
@@ -167,6 +185,21 @@ impl CudaBackend {
         options: &CompileOptions,
         left_bytes: u64,
     ) -> Result<Prepared, BackendError> {
+        let (free_bytes, _) = self.device.memory()?;
+        let free_bytes = free_bytes.saturating_sub(left_bytes);
+        let alternatives = self.kept(weights).with_all(self.config.alternatives);
+        self.prepare_with(alternatives, plan, weights, options, free_bytes)
+    }
+
+    /// With these choices, the fastest that fits into so many bytes, or the smallest where none does.
+    pub(crate) fn prepare_with(
+        &self,
+        alternatives: Alternatives,
+        plan: &Plan,
+        weights: &Weights,
+        options: &CompileOptions,
+        free_bytes: u64,
+    ) -> Result<Prepared, BackendError> {
         if let Placement::Given(HostParts { cpu: Some(1..), .. }) = self.config.placement
             && self.host.is_none()
         {
@@ -175,21 +208,77 @@ impl CudaBackend {
                     .to_owned(),
             });
         }
-        let (free_bytes, _) = self.device.memory()?;
-        let gemm = match self.library {
+        let target = Target {
+            alternatives,
+            ..self.target(options, self.gemm())
+        };
+        let choice = (target, self.config.tables, &self.config.placement);
+        fitting(plan, weights, options, choice, free_bytes, &|| self.rates())
+    }
+
+    fn gemm(&self) -> GemmImpl {
+        match self.library {
             Some(_) => GemmImpl::CublasLt,
             None => GemmImpl::Native,
+        }
+    }
+
+    /// What was measured on this card for such a model. Where nothing can be compiled, kernels compiled ahead are all there are.
+    fn kept(&self, weights: &Weights) -> Alternatives {
+        match self.tuned.of_model(weights) {
+            Kept::Choices(kept) if self.modules.compiler.nvrtc_version().is_some() => kept,
+            Kept::Choices(kept) => kept.of_kernels_ahead(),
+            Kept::Nothing | Kept::Elsewhere => Alternatives::default(),
+        }
+    }
+
+    /// Choices that make a difference on this card, as they are made for a model.
+    pub fn choices(&self, plan: &Plan, weights: &Weights) -> Vec<ChoiceInForce> {
+        let kernels = Kernels {
+            fusion: self.config.fusion,
+            pdl: self.may_use_pdl(),
+            gemm: self.gemm(),
         };
-        let target = self.target(options, gemm);
-        let choice = (target, self.config.tables, &self.config.placement);
-        fitting(
-            plan,
-            weights,
-            options,
-            choice,
-            free_bytes.saturating_sub(left_bytes),
-            &|| self.rates(),
-        )
+        let others = (self.kept(weights), self.config.alternatives);
+        choices::in_force(plan, weights, kernels, others)
+    }
+
+    /// Whether the kernels that a value takes can be had: compiled here, if not ahead.
+    pub fn can_choose(&self, value: Alternative) -> bool {
+        !value.needs_compiler() || self.modules.compiler.nvrtc_version().is_some()
+    }
+
+    fn may_use_pdl(&self) -> bool {
+        self.hopper() && self.config.pdl == Pdl::On
+    }
+
+    /// Keeps choices that were measured on this card for such a model, under a name for people, and returns the file. They are in force for
+    /// backends that are opened afterwards.
+    pub fn keep_choices(
+        &self,
+        (weights, name): (&Weights, &str),
+        values: Alternatives,
+    ) -> Result<PathBuf, CudaError> {
+        let folder = self.choices_folder()?;
+        let card = identity(&self.device, self.config.tier);
+        tuned_models::keep(folder, &card, (weights, name), values)
+            .map_err(|(path, problem)| CudaError::File { path, problem })
+    }
+
+    /// Forgets what is kept of choices for such a model on this card, and returns the file.
+    pub fn forget_choices(&self, weights: &Weights) -> Result<PathBuf, CudaError> {
+        let folder = self.choices_folder()?;
+        let card = identity(&self.device, self.config.tier);
+        tuned_models::forget(folder, &card, weights)
+            .map_err(|(path, problem)| CudaError::File { path, problem })
+    }
+
+    pub(crate) fn free_bytes(&self) -> Result<u64, CudaError> {
+        Ok(self.device.memory()?.0)
+    }
+
+    fn choices_folder(&self) -> Result<&PathBuf, CudaError> {
+        self.config.cache_dir.as_ref().ok_or(CudaError::NoCache)
     }
 
     /// Lets a host compute parts of networks whose weights lie in its memory.
@@ -238,16 +327,34 @@ impl CudaBackend {
             shared_bytes: self.device.shared_bytes,
             hopper: self.hopper(),
             clusters: self.clusters,
-            pdl: self.hopper() && self.config.pdl == Pdl::On,
+            pdl: self.may_use_pdl(),
             gemm,
             first_uncopied_layer: None,
-            min_packed_weights: self.config.min_packed_weights,
+            alternatives: self.config.alternatives,
             max_rows: options.max_rows.max(options.max_sampled),
             fusion: self.config.fusion,
             kv: options.kv,
             borrowed_turning_pairs: None,
             borrowed_table: None,
         }
+    }
+}
+
+/// All that measured choices depend on besides the model.
+fn identity(device: &Device, tier: Tier) -> CardIdentity {
+    let version = device.driver_version;
+    CardIdentity {
+        card: format!(
+            "{}, capability {}.{}, {} multiprocessors",
+            device.name, device.capability.major, device.capability.minor, device.multiprocessors
+        ),
+        build: format!(
+            "driver for CUDA {}.{}, tier {tier:?}, carat {}, kernels {}",
+            version / 1000,
+            version % 1000 / 10,
+            env!("CARGO_PKG_VERSION"),
+            source::digest()
+        ),
     }
 }
 
@@ -292,17 +399,38 @@ impl Backend for CudaBackend {
             graphs,
             pdl,
             checks,
+            alternatives,
             ..
         } = self.config;
-        let settings = (fusion, tables, graphs, pdl, checks);
+        let settings = (fusion, tables, graphs, pdl, checks, alternatives);
+        let tuned = &self.tuned;
         let kernels = source::digest();
         // Where weights lie decides what a row costs.
         let placement = &self.config.placement;
         let host = self.host.as_ref().map(|host| host.identity());
         Some(format!(
-            "{:?} {settings:?} {placement:?} {host:?} {kernels}",
+            "{:?} {settings:?} {placement:?} {host:?} {kernels} {tuned:?}",
             self.facts()
         ))
+    }
+
+    fn tuning(&self, plan: &Plan, weights: &Weights) -> Option<String> {
+        let in_force = self.choices(plan, weights);
+        Some(match self.tuned.of_model(weights) {
+            Kept::Nothing => "not tuned; `carat tune` measures".to_owned(),
+            Kept::Elsewhere => {
+                "tuned with another driver, tier or version; `carat tune` measures again".to_owned()
+            }
+            Kept::Choices(_) => {
+                let tuned = in_force.iter().filter(|c| c.origin == ChoiceOrigin::Tuned);
+                let tuned: Vec<String> =
+                    tuned.map(|c| format!("{} {}", c.choice, c.value)).collect();
+                match tuned.as_slice() {
+                    [] => "tuned, as the model of the card has it".to_owned(),
+                    some => format!("tuned, {}", some.join(", ")),
+                }
+            }
+        })
     }
 
     fn peak_bytes(&self) -> Option<u64> {
@@ -386,8 +514,26 @@ impl CudaBackend {
             });
         }
         let prepared = self.prepare(plan, &weights, options, left_bytes)?;
+        self.compile_prepared(plan, weights, options, (prepared, left_bytes), None)
+    }
+
+    /// Compiles what is prepared so that some bytes of memory are left, with weights that lie on the card already where they are given.
+    pub(crate) fn compile_prepared(
+        &self,
+        plan: &Plan,
+        weights: Arc<Weights>,
+        options: &CompileOptions,
+        (prepared, left_bytes): (Prepared, u64),
+        resident: Option<Rc<ResidentWeights>>,
+    ) -> Result<CudaExecutor, BackendError> {
         let (free_bytes, _) = self.device.memory()?;
+        let there = &prepared.weights;
+        let there_bytes = match resident {
+            Some(_) => (there.device_bytes + there.expanded_bytes) as u64,
+            None => 0,
+        };
         let needed_bytes = prepared.memory.device_bytes() + left_bytes;
+        let needed_bytes = needed_bytes.saturating_sub(there_bytes);
         tracing::info!(needed_bytes, free_bytes, "memory plan\n{}", prepared.memory);
         if needed_bytes > free_bytes && self.config.placement != Placement::Auto {
             return Err(BackendError::Unsupported {
@@ -436,16 +582,19 @@ impl CudaBackend {
                 Some(worker)
             }
         };
-        let resident = prepared
-            .weights
-            .upload(&self.device, &weights, &loaders.collect())?;
+        let resident = if let Some(resident) = resident {
+            resident
+        } else {
+            let loaders = loaders.collect();
+            Rc::new(prepared.weights.upload(&self.device, &weights, &loaders)?)
+        };
         let executor = CudaExecutor::new(
             &self.device,
             plan,
             (weights, resident, host_worker),
             options,
             prepared,
-            Kernels {
+            executor::Kernels {
                 modules: Arc::clone(modules),
                 sampling: sampling.map(|s| modules.get(&s)),
                 feed_samples: modules.get(&feed_samples),

@@ -2,11 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::placement::Placement;
-
-/// Measured on an H200 (E4B and 12B): at 32 rows, products of so many weights and more take 0.5 to 0.9 of cuBLASLt's time, smaller
-/// ones 1.3.
-pub(crate) const MIN_PACKED_WEIGHTS: usize = 15_000_000;
+use crate::{choices::Alternatives, placement::Placement};
 
 #[derive(Clone, Debug)]
 pub struct CudaConfig {
@@ -21,9 +17,11 @@ pub struct CudaConfig {
     pub graphs: Graphs,
     pub pdl: Pdl,
     pub checks: Checks,
-    /// Weights of a product from which on medium batches multiply them as they are packed, not their f16 copies. Tests set it to
-    /// zero, so that small models do so, too.
-    pub min_packed_weights: usize,
+    /// Choices that are made otherwise than by the model of the card or by what is kept. Tests have small models multiply packed weights
+    /// that way.
+    pub alternatives: Alternatives,
+    /// What [`CudaConfig::cache_dir`] keeps of choices that were measured on the card.
+    pub kept_choices: KeptChoices,
     /// Device memory to use at the most; `None` may use all that is free.
     pub memory_limit: Option<MemoryLimit>,
     /// Folder that keeps compiled kernels between runs; `None` keeps none.
@@ -55,7 +53,8 @@ impl Default for CudaConfig {
             graphs: Graphs::On,
             pdl: Pdl::On,
             checks: Checks::EachBatch,
-            min_packed_weights: MIN_PACKED_WEIGHTS,
+            alternatives: Alternatives::default(),
+            kept_choices: KeptChoices::Used,
             memory_limit: None,
             cache_dir: None,
             kernels_dir: None,
@@ -106,6 +105,15 @@ pub enum Pdl {
     #[default]
     On,
     Off,
+}
+
+/// Use of choices that were measured on the card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KeptChoices {
+    #[default]
+    Used,
+    /// The model of the card decides.
+    Ignored,
 }
 
 /// When a failing kernel is noticed.

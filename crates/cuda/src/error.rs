@@ -80,6 +80,8 @@ pub enum CudaError {
         kernel: String,
         problem: DriverError,
     },
+    #[error("there is no home folder to keep choices in; HOME names one")]
+    NoCache,
     #[error("{}: {problem}", .path.display())]
     File { path: PathBuf, problem: io::Error },
     #[error("{what}: {:?}", .problem.0)]

@@ -19,6 +19,7 @@
 
 mod backend;
 mod bus;
+mod choices;
 mod compile;
 mod config;
 mod device;
@@ -30,12 +31,19 @@ mod planned;
 mod run;
 #[cfg(test)]
 mod testing;
+mod tuned_models;
+mod tuning;
 
 pub use backend::{CudaBackend, DeviceFacts};
-pub use compile::listing::{ProgramLaunch, program};
+pub use choices::{Alternative, Alternatives, Choice, ChoiceInForce, ChoiceOrigin, Workload};
+pub use compile::listing::{ProgramLaunch, program, program_choices};
 pub use compile::memory::MemoryPlan;
-pub use config::{Checks, CudaConfig, Fusion, Graphs, MemoryLimit, Pdl, TableMemory, Tier};
+pub use config::{
+    Checks, CudaConfig, Fusion, Graphs, KeptChoices, MemoryLimit, Pdl, TableMemory, Tier,
+};
 pub use error::CudaError;
 pub use jit::compiler::{Architecture, BuiltKernel, Coverage, KernelSet, build_kernels};
+pub use kernel::GemmTile;
 pub use placement::{HostParts, Layers, Placement, PlacementError, WeightKind};
 pub use planned::PlannedCard;
+pub use tuning::Tuning;

@@ -39,7 +39,7 @@ impl PlannedCard {
         options: &CompileOptions,
     ) -> Result<MemoryPlan, BackendError> {
         let target = Target {
-            min_packed_weights: self.config.min_packed_weights,
+            alternatives: self.config.alternatives,
             kv: options.kv,
             ..Target::assumed(
                 (self.config.tier, self.config.fusion),

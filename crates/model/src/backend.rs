@@ -77,6 +77,12 @@ pub trait Backend: Send {
         None
     }
 
+    /// What was measured on this device of choices that depend on it, for such a model, in words for a person; `None` where there are no
+    /// such choices.
+    fn tuning(&self, _plan: &Plan, _weights: &Weights) -> Option<String> {
+        None
+    }
+
     /// The most device memory held at a time, where that is counted.
     fn peak_bytes(&self) -> Option<u64> {
         None

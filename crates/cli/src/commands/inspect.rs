@@ -213,7 +213,7 @@ fn program(loaded: &Loaded, (rows, sampled): (usize, usize), settings: &Settings
     match settings.backend {
         Some(BackendName::Cuda) => {
             let config = cuda_config(settings)?;
-            let target = (config.tier, config.fusion);
+            let target = ((config.tier, config.fusion), config.alternatives);
             let card = match config.tier {
                 Tier::Best => "an H200 with cuBLASLt",
                 Tier::Portable => "a card of 132 multiprocessors, portable kernels",

@@ -19,6 +19,8 @@
 mod backend;
 #[path = "../../src/bus.rs"]
 mod bus;
+#[path = "../../src/choices.rs"]
+mod choices;
 #[path = "../../src/compile/mod.rs"]
 mod compile;
 #[path = "../../src/config.rs"]
@@ -39,6 +41,8 @@ mod planned;
 mod run;
 #[path = "../../src/testing.rs"]
 mod testing;
+#[path = "../../src/tuned_models.rs"]
+mod tuned_models;
 
 mod cublaslt;
 mod elementwise;

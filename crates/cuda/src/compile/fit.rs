@@ -276,6 +276,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        choices::{Alternative, Alternatives},
         compile::weights::Memory,
         config::Fusion,
         kernel::{WeightFormat, WeightOperand},
@@ -304,7 +305,7 @@ mod tests {
     fn cublaslt() -> Target {
         Target {
             gemm: GemmImpl::CublasLt,
-            min_packed_weights: usize::MAX,
+            alternatives: Alternatives::default().with(Alternative::PackedFrom(usize::MAX)),
             ..Target::hopper(Fusion::On, ROWS)
         }
     }

@@ -17,6 +17,7 @@ use super::{
     target::Target,
 };
 use crate::{
+    choices::{self, Alternatives, ChoiceInForce, Kernels},
     config::{Fusion, TableMemory, Tier},
     kernel::{Operand, WeightFormat},
 };
@@ -43,10 +44,13 @@ pub struct ProgramLaunch {
 pub fn program(
     plan: &Plan,
     weights: &Weights,
-    (tier, fusion): (Tier, Fusion),
+    ((tier, fusion), alternatives): ((Tier, Fusion), Alternatives),
     (rows, sampled): (usize, usize),
 ) -> Result<Vec<ProgramLaunch>, BackendError> {
-    let target = Target::assumed((tier, fusion), rows.max(sampled));
+    let target = Target {
+        alternatives,
+        ..Target::assumed((tier, fusion), rows.max(sampled))
+    };
     let options = CompileOptions {
         pages: PerGroup {
             full: 1,
@@ -99,6 +103,22 @@ pub fn program(
         })
     };
     Ok(launches.filter_map(launch).collect())
+}
+
+/// Choices that make a difference on the card of [`program`], as they are made there.
+pub fn program_choices(
+    plan: &Plan,
+    weights: &Weights,
+    (kernels, alternatives): ((Tier, Fusion), Alternatives),
+) -> Vec<ChoiceInForce> {
+    let target = Target::assumed(kernels, 1);
+    let kernels = Kernels {
+        fusion: target.fusion,
+        pdl: target.pdl,
+        gemm: target.gemm,
+    };
+    let others = (Alternatives::default(), alternatives);
+    choices::in_force(plan, weights, kernels, others)
 }
 
 /// Entry point with its formats; numbers among the constants are sizes of tiles and buffers, and left out.

@@ -37,9 +37,10 @@ use super::{
     host_networks::HostNetworks,
     rows::{MEDIUM_ROWS, RowClass},
     scratch::{Scratch, ScratchBytes},
-    target::{MAX_WEIGHTS_FOR_PDL, Target, medium_batches_gain_from_pdl, turning_pairs},
+    target::{MAX_WEIGHTS_FOR_PDL, Target, turning_pairs},
 };
 use crate::{
+    choices::Choices,
     config::Fusion,
     kernel::{Kernel, KeysFromValues, Operand, PleInputs, PreparedRows},
 };
@@ -74,7 +75,7 @@ pub(crate) fn lower(
         unsummed: HashMap::new(),
         settled: None,
         turning_pairs: turning_pairs(plan).or(target.borrowed_turning_pairs),
-        medium_pdl: medium_batches_gain_from_pdl(plan, weights),
+        choices: Choices::new(plan, weights, target.alternatives),
     };
     for op in ops {
         lowering.origin = op.origin;
@@ -117,8 +118,7 @@ struct Lowering<'a> {
     settled: Option<Value>,
     /// Of full-attention slots.
     turning_pairs: Option<usize>,
-    /// Whether launches of medium batches are short enough for PDL.
-    medium_pdl: bool,
+    choices: Choices,
 }
 
 impl<'a> Lowering<'a> {
@@ -187,12 +187,12 @@ impl<'a> Lowering<'a> {
         settled
     }
 
-    /// Whether launches use PDL: where they are short.
+    /// Whether launches use PDL: where they are short enough to gain from it.
     fn pdl(&self) -> bool {
         self.target.pdl
             && match self.class {
-                RowClass::Small => true,
-                RowClass::Medium => self.medium_pdl,
+                RowClass::Small => self.choices.small_pdl,
+                RowClass::Medium => self.choices.medium_pdl,
                 RowClass::Large => false,
             }
     }

@@ -2,11 +2,11 @@
 
 use carat_model::{
     kv::{KvType, PerGroup},
-    plan::{Plan, Step},
-    weights::Weights,
+    plan::Plan,
 };
 
 use crate::{
+    choices::{Alternative, Alternatives},
     config::{Fusion, Tier},
     device::ClusterCapacity,
     kernel::{HOPPER_MULTIPROCESSORS, TableFormat},
@@ -22,14 +22,14 @@ pub(crate) struct Target {
     pub(crate) hopper: bool,
     /// Blocks of clusters that fit, where code may use them.
     pub(crate) clusters: Option<ClusterCapacity>,
-    /// Whether kernels of small and medium batches are launched with programmatic dependent launch (PDL).
+    /// Whether kernels of small and medium batches may be launched with programmatic dependent launch (PDL).
     pub(crate) pdl: bool,
     pub(crate) gemm: GemmImpl,
     /// With cuBLASLt, the first layer whose products have no f16 copies of their weights: it and those behind it are multiplied by
     /// the native GEMM. Not the first ones: where layers share keys and values, rows of a prompt end before the last layers.
     pub(crate) first_uncopied_layer: Option<usize>,
-    /// Weights of a product from which on medium batches multiply them as they are packed.
-    pub(crate) min_packed_weights: usize,
+    /// What is chosen otherwise than the model of the card does.
+    pub(crate) alternatives: Alternatives,
     /// The most rows of a batch.
     pub(crate) max_rows: usize,
     pub(crate) fusion: Fusion,
@@ -52,7 +52,7 @@ impl Target {
             pdl: true,
             gemm: GemmImpl::Native,
             first_uncopied_layer: None,
-            min_packed_weights: 0,
+            alternatives: Alternatives::default().with(Alternative::PackedFrom(0)),
             max_rows,
             fusion,
             kv: PerGroup::default(),
@@ -95,22 +95,3 @@ pub(crate) fn turning_pairs(plan: &Plan) -> Option<usize> {
 /// Weights of a product up to which its launch gains from PDL: all but those of the output. 12B Q4_0 on an H200: 376 tokens/s without
 /// PDL, 390 with it, 373 if the output has it, too.
 pub(crate) const MAX_WEIGHTS_FOR_PDL: usize = 256 << 20;
-/// Bytes of a matrix, on average, up to which medium batches gain from PDL: 12B Q4_0 (20 MB) has 2.6 % more tokens/s with 32 rows; larger
-/// ones were not measured.
-const MAX_MEDIUM_BYTES_FOR_PDL: usize = 32 << 20;
-
-/// Whether launches of a plan's medium batches are short enough to gain from PDL. Those of small ones are.
-pub(crate) fn medium_batches_gain_from_pdl(plan: &Plan, weights: &Weights) -> bool {
-    matrix_bytes(plan, weights) <= MAX_MEDIUM_BYTES_FOR_PDL
-}
-
-/// Bytes of the matrices that every row is multiplied with, on average.
-fn matrix_bytes(plan: &Plan, weights: &Weights) -> usize {
-    let steps = plan.steps.iter();
-    let sizes = steps.filter_map(|labelled| match labelled.step {
-        Step::Linear { w, .. } => Some(weights.bytes(w).len()),
-        _ => None,
-    });
-    let (count, sum) = sizes.fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes));
-    sum / count.max(1)
-}

@@ -97,7 +97,7 @@ pub(crate) struct LoadTarget {
 }
 
 /// Placements of everything that calls name.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WeightLayout {
     /// Operands that calls name, and the one that each shares memory with.
     canonical: BTreeMap<WeightOperand, WeightOperand>,

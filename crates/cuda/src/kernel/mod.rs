@@ -66,6 +66,7 @@ pub(crate) use embed::feed_samples::{
 pub(crate) use embed::ple_inputs::{MAX_GROUP, PleInputs};
 pub(crate) use grid::HOPPER_MULTIPROCESSORS;
 pub(crate) use host::{HostAt, HostStage, host_receive::HostReceive, host_send::HostSend};
+pub use linear::gemm::GemmTile;
 pub(crate) use linear::gemm::{
     ExpertGroups, ExpertTiles, Gemm, GemmEpilogue, GemmInput, GemmOutput, GemmShape, GemmWeights,
     PermutationOperands,
@@ -78,7 +79,7 @@ pub(crate) use linear::gemm_packed::{
 };
 pub(crate) use linear::gemv::{
     Gemv, GemvDevice, GemvEpilogue, GemvPrologue, GemvPrologueNorm, GemvShape, GemvWeights,
-    OutputRows, Overlap, RoutedExperts,
+    OutputRows, Overlap, RoutedExperts, USUAL_STAGES,
 };
 pub(crate) use linear::linear_plain::LinearPlain;
 pub(crate) use linear::ple_branch::{PleBranch, PleProduct};

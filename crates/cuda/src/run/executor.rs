@@ -92,7 +92,7 @@ pub(crate) struct CudaExecutor {
     hidden: Address,
     /// The weights as they were given, and as they lie on the device.
     source: Arc<Weights>,
-    weights: ResidentWeights,
+    weights: Rc<ResidentWeights>,
     device: Arc<Device>,
     probed: Vec<Option<Vec<f32>>>,
     words: Vec<u32>,
@@ -129,7 +129,7 @@ impl CudaExecutor {
     pub(crate) fn new(
         device: &Arc<Device>,
         plan: &Plan,
-        (source, weights, host_worker): (Arc<Weights>, ResidentWeights, Option<HostWorker>),
+        (source, weights, host_worker): (Arc<Weights>, Rc<ResidentWeights>, Option<HostWorker>),
         options: &CompileOptions,
         prepared: Prepared,
         kernels: Kernels,
@@ -233,6 +233,11 @@ impl CudaExecutor {
             batches: 0,
             last_sampled: 0,
         })
+    }
+
+    /// The weights on the device, for another executor of the same model.
+    pub(crate) fn resident_weights(&self) -> Rc<ResidentWeights> {
+        Rc::clone(&self.weights)
     }
 
     /// Some rows of a value as they are on the device now, handed over some at a time.

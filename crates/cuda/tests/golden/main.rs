@@ -9,6 +9,7 @@
 //! among themselves, and longer ones within a bucket of rows.
 
 mod batches;
+mod choices;
 mod drawn;
 #[path = "../harness/mod.rs"]
 mod harness;
@@ -182,6 +183,7 @@ fn main() {
             drawn::drawn(&cards.best, variant)
         });
     }
+    choices::all(&mut cases);
     for tier in [Tier::Best, Tier::Portable] {
         let name = format!("shared/failing host/{tier:?}");
         cases.add(name, move |_| memory::failing_host(tier));

@@ -5,7 +5,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use carat_cuda::{CudaBackend, CudaConfig};
+use carat_cuda::{Alternative, Alternatives, CudaBackend, CudaConfig};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Opens the card with the given settings.
@@ -13,7 +13,7 @@ pub(crate) fn open(change: impl FnOnce(&mut CudaConfig)) -> Result<Arc<CudaBacke
     let mut config = CudaConfig {
         cache_dir: Some(std::env::temp_dir().join("carat-test-kernels")),
         library_dirs: library_dirs(),
-        min_packed_weights: 0,
+        alternatives: Alternatives::default().with(Alternative::PackedFrom(0)),
         ..CudaConfig::default()
     };
     change(&mut config);

@@ -104,7 +104,7 @@ impl Lowering<'_> {
                 rows: outputs,
             }]),
             routed: None,
-            pdl: self.target.pdl,
+            pdl: self.pdl(),
             overlap: Overlap::default(),
         };
         self.call(label, rows, kernel);

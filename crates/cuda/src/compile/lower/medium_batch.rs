@@ -77,7 +77,7 @@ impl Lowering<'_> {
             .sum();
         // The native GEMM has no f16 copies to leave aside, and reads packed weights itself.
         let target = self.class == RowClass::Medium && self.gemm_impl(parts) == GemmImpl::CublasLt;
-        target && weights >= self.target.min_packed_weights && parts.iter().all(packed)
+        target && weights >= self.choices.packed_from && parts.iter().all(packed)
     }
 
     /// Buckets that multiply the copies, beside those that multiply packed weights; none if there are no larger ones.

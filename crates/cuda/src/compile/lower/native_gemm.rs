@@ -137,6 +137,7 @@ impl Lowering<'_> {
             outputs,
             groups: None,
             multiprocessors: self.target.multiprocessors,
+            largest: self.choices.gemm_tile,
         }
     }
 

@@ -31,8 +31,6 @@ use crate::{
 const FLOAT_M_TILE: usize = 4;
 /// Columns of float matrices come in multiples of the values of 16 bytes.
 const FLOAT_COLUMNS: usize = 8;
-/// Rows from which on a launch of its own prepares a packed product's input. Two take longer with it than in clusters of two.
-const PREPARED_FROM: usize = 3;
 
 impl Lowering<'_> {
     pub(super) fn small_batch(&mut self, op: &Op) -> Result<(), BackendError> {
@@ -175,7 +173,7 @@ impl Lowering<'_> {
     /// 32 whatever the number of rows.
     fn prepared_inner(&mut self, inner: Value, shape: GemvShape) -> Option<PreparedRows> {
         let whole = |rows: usize| {
-            let ready = rows >= PREPARED_FROM;
+            let ready = rows >= self.choices.prepared_from;
             GemvShape { ready, ..shape }.ends_in_blocks(rows)
         };
         if !shape.weights.are_packed() || ![1, 2, 4, 8].into_iter().all(whole) {
@@ -213,6 +211,7 @@ impl Lowering<'_> {
             multiprocessors: self.target.multiprocessors,
             shared_bytes: self.target.shared_bytes,
             clusters: self.target.clusters,
+            ring: self.choices.gemv_stages,
         }
     }
 
@@ -399,9 +398,10 @@ impl Lowering<'_> {
             ..kernel.clone()
         };
         let buckets = self.buckets;
-        self.buckets = Buckets::up_to(PREPARED_FROM - 1);
+        let unprepared_rows = self.choices.prepared_from - 1;
+        self.buckets = Buckets::up_to(unprepared_rows);
         self.call(label, rows, kernel);
-        self.buckets = Buckets::above(PREPARED_FROM - 1);
+        self.buckets = Buckets::above(unprepared_rows);
         self.call(&format!("{label} input"), rows, prepare);
         self.call(label, rows, ready);
         self.buckets = buckets;

@@ -20,6 +20,7 @@ use expect_test::expect;
 
 use super::*;
 use crate::{
+    choices::{Alternative, Alternatives},
     compile::{
         fuse::fuse,
         listing::{kernel_name, operands, program},
@@ -357,7 +358,9 @@ fn every_bucket_has_one_kernel_for_router_scores() {
 fn a_listed_program_is_what_a_batch_runs() {
     let model = model(Variant::E4b);
     let plan = gemma4::plan(&model);
-    let listed = |tier, rows| program(&plan, &model.weights, (tier, Fusion::On), rows).unwrap();
+    let packed = Alternatives::default().with(Alternative::PackedFrom(0));
+    let listed =
+        |tier, rows| program(&plan, &model.weights, ((tier, Fusion::On), packed), rows).unwrap();
     let decode = listed(Tier::Best, (1, 1));
     assert_eq!(decode.len(), lowered(&model, cublaslt(1)).len());
     let qkv = decode.iter().find(|l| l.label == "L0.attn.q+k+v").unwrap();

@@ -31,8 +31,6 @@ const ENTRIES: &[&str] = &["gemm_16", "gemm_32", "gemm_64"];
 const STAGES: [&str; 3] = ["STAGES_16", "STAGES_32", "STAGES_64"];
 /// The most stages of a tile: small ones live on bytes in flight.
 const MAX_STAGES: [usize; 3] = [8, 8, 4];
-/// Blocks that share a multiprocessor, for which there are registers: they hide each other's waits.
-const BLOCKS_TOGETHER: usize = 2;
 /// Half of the shared memory of a multiprocessor of the smaller cards, less what the kernel declares and the system takes.
 const HALF_SHARED_BYTES: usize = (50 << 10) - (2 << 10);
 /// Shared memory that every supported card gives a block, less what the kernel declares.
@@ -60,6 +58,38 @@ params! {
         outputs: u32,
         out_stride: u32,
         x_share: u32,
+    }
+}
+
+/// The largest tile, and the blocks of it that share a multiprocessor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum GemmTile {
+    /// 64 rows; two blocks, for which there are registers, hide each other's waits.
+    #[default]
+    TwoOf64,
+    /// 64 rows; one block, whose pipeline has all the stages there is shared memory for.
+    OneOf64,
+    /// 32 rows: more blocks for the same product, each of which reads its weights for fewer rows.
+    Of32,
+}
+
+impl GemmTile {
+    /// Blocks that share a multiprocessor.
+    fn blocks_together(self) -> usize {
+        match self {
+            GemmTile::OneOf64 => 1,
+            GemmTile::TwoOf64 | GemmTile::Of32 => 2,
+        }
+    }
+
+    /// The entry point whose tile suits this many rows.
+    fn entry(self, rows: usize) -> usize {
+        let tiles = match self {
+            GemmTile::Of32 => &TILES[..2],
+            GemmTile::TwoOf64 | GemmTile::OneOf64 => &TILES[..],
+        };
+        let fits = tiles.iter().position(|&tile| rows <= tile);
+        fits.unwrap_or(tiles.len() - 1)
     }
 }
 
@@ -95,14 +125,15 @@ impl GemmWeights {
         }
     }
 
-    /// Stages of a tile's pipeline, and bytes of shared memory. Two blocks of the largest tile fit on any card where that leaves three stages.
-    fn stages(self, entry: usize) -> (usize, usize) {
+    /// Stages of a tile's pipeline, and bytes of shared memory. Where two blocks are to share a multiprocessor, two of the largest tile
+    /// fit on any card where that leaves three stages.
+    fn stages(self, entry: usize, largest: GemmTile) -> (usize, usize) {
         let stage = TILE_OUTPUTS / M_TILE * self.m_tile_stage_bytes()
             + TILES[entry] * self.token_stage_bytes();
         let offsets = self.offset_bytes(entry);
         let fitting = |bytes: usize| ((bytes - offsets) / stage).min(MAX_STAGES[entry]);
         let stages = match fitting(HALF_SHARED_BYTES) {
-            half if TILES[entry] == 64 && half >= 3 => half,
+            half if TILES[entry] == 64 && largest.blocks_together() > 1 && half >= 3 => half,
             _ => fitting(SHARED_BYTES),
         };
         // Two go between barriers where there are four.
@@ -142,6 +173,7 @@ pub(crate) struct GemmShape {
     pub(crate) outputs: usize,
     /// Of the target.
     pub(crate) multiprocessors: usize,
+    pub(crate) largest: GemmTile,
     /// For the grouped GEMM over routed experts.
     pub(crate) groups: Option<ExpertGroups>,
 }
@@ -199,12 +231,6 @@ pub(crate) struct PermutationOperands {
     pub(crate) tile_count: Operand,
 }
 
-/// The entry point whose tile suits this many rows.
-fn entry(rows: usize) -> usize {
-    let fits = TILES.iter().position(|&tile| rows <= tile);
-    fits.unwrap_or(TILES.len() - 1)
-}
-
 /// Scratch that a product needs, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GemmScratch {
@@ -223,12 +249,12 @@ impl GemmShape {
 
     fn entry(&self, rows: usize) -> usize {
         self.groups
-            .map_or_else(|| entry(rows), |groups| groups.entry(rows))
+            .map_or_else(|| self.largest.entry(rows), |groups| groups.entry(rows))
     }
 
     fn row_tiles(&self, rows: usize) -> usize {
         self.groups.map_or_else(
-            || rows.div_ceil(TILES[entry(rows)]),
+            || rows.div_ceil(TILES[self.largest.entry(rows)]),
             |groups| groups.max_tiles(rows),
         )
     }
@@ -250,7 +276,7 @@ impl GemmShape {
                 let busiest = blocks.div_ceil(self.multiprocessors) as f64;
                 return busiest * (stages + 2.0) + if splits > 1 { 6.0 + partials } else { 0.0 };
             }
-            let together = self.multiprocessors * BLOCKS_TOGETHER;
+            let together = self.multiprocessors * self.largest.blocks_together();
             let last_wave = match blocks % together {
                 0 => 0.0,
                 left if left <= self.multiprocessors => 0.6,
@@ -274,7 +300,7 @@ impl GemmShape {
                 self.output_tiles() * self.splits(rows),
             ),
             threads: THREADS,
-            shared_bytes: self.weights.stages(entry).1,
+            shared_bytes: self.weights.stages(entry, self.largest).1,
             pdl: false,
             cluster: 1,
         }
@@ -300,13 +326,28 @@ impl GemmShape {
             Some(_) => "grouped",
             None => "dense",
         };
-        specialization(self.weights, self.epilogue, rows, self.terms)
+        with_largest(
+            self.largest,
+            (self.weights, self.epilogue),
+            rows,
+            self.terms,
+        )
     }
 }
 
 fn specialization(
     weights: GemmWeights,
     epilogue: GemmEpilogue,
+    rows: &'static str,
+    terms: usize,
+) -> Specialization {
+    with_largest(GemmTile::default(), (weights, epilogue), rows, terms)
+}
+
+/// The same for another tile.
+fn with_largest(
+    largest: GemmTile,
+    (weights, epilogue): (GemmWeights, GemmEpilogue),
     rows: &'static str,
     terms: usize,
 ) -> Specialization {
@@ -325,7 +366,7 @@ fn specialization(
         ),
     ];
     for (entry, name) in STAGES.into_iter().enumerate() {
-        constants.push((name, weights.stages(entry).0.to_string()));
+        constants.push((name, weights.stages(entry, largest).0.to_string()));
     }
     Specialization {
         kernel: "gemm",

@@ -22,8 +22,8 @@ use crate::{
 
 /// The most rows of a launch.
 pub(crate) const MAX_ROWS: usize = 8;
-/// Stages of a warp's cp.async ring.
-const RING: usize = 3;
+/// Stages of a warp's cp.async ring that kernels compiled ahead have.
+pub(crate) const USUAL_STAGES: usize = 3;
 /// Columns of a normed row that a thread holds: `VALUES` fours.
 const NORM_COLUMNS: usize = 4 * 3;
 /// The most warps of a block, and as many as let two blocks share a multiprocessor.
@@ -256,6 +256,8 @@ pub(crate) struct GemvDevice {
     pub(crate) shared_bytes: usize,
     /// Clusters of blocks, in which each prepares some of the rows for all of them.
     pub(crate) clusters: Option<ClusterCapacity>,
+    /// Stages that the cp.async ring of a warp should have. Sums do not depend on it.
+    pub(crate) ring: usize,
 }
 
 impl GemvShape {
@@ -323,10 +325,21 @@ impl GemvShape {
         (self.m_tiles() / self.granule()).div_ceil(blocks) * self.granule()
     }
 
-    fn shared_bytes(self, rows: usize, blocks: usize) -> usize {
+    /// Stages of a warp's ring: as chosen, where as many rows share a block then as with the usual ones.
+    fn ring(self) -> usize {
+        let chosen = self.card.ring;
+        let fits = |ring: usize| [1, 2, 4, 8].map(|rows| self.blocks_with(ring, rows).is_some());
+        if chosen == USUAL_STAGES || fits(chosen) == fits(USUAL_STAGES) {
+            chosen
+        } else {
+            USUAL_STAGES
+        }
+    }
+
+    fn shared_bytes(self, ring: usize, rows: usize, blocks: usize) -> usize {
         let (split, teams) = self.teams();
         let partials = 2 * self.batch(rows, blocks) * split * rows * self.weights.m_tile() * 4;
-        split * teams * RING * self.weights.stage().1
+        split * teams * ring * self.weights.stage().1
             + partials
             + self.weights.input_bytes(self.padded(), rows)
     }
@@ -381,12 +394,18 @@ impl GemvShape {
     /// Blocks for as many rows as an entry has (of routed experts, for one row): all resident, and with equal work. `None` if the
     /// input of so many rows does not fit.
     fn blocks(self, rows: usize) -> Option<usize> {
+        self.blocks_with(self.ring(), rows)
+    }
+
+    /// The same with rings of so many stages.
+    fn blocks_with(self, ring: usize, rows: usize) -> Option<usize> {
         // Shared memory beyond what the launch asks for: the driver's share, and what the kernel declares.
         const DECLARED: usize = 2048;
         let GemvDevice {
             multiprocessors,
             shared_bytes,
             clusters,
+            ring: _,
         } = self.card;
         let cluster = self.cluster(rows);
         let at_once = |each: usize| match clusters {
@@ -395,9 +414,10 @@ impl GemvShape {
         };
         let usable = at_once(1);
         let granules = self.m_tiles() / self.granule();
-        let in_flight = self.warps() * RING * self.weights.stage().1;
+        let in_flight = self.warps() * ring * self.weights.stage().1;
         let resident = |blocks: usize| {
-            let by_shared = (shared_bytes + 1024) / (self.shared_bytes(rows, blocks) + DECLARED);
+            let by_shared =
+                (shared_bytes + 1024) / (self.shared_bytes(ring, rows, blocks) + DECLARED);
             let by_registers = 65536 / (self.registers(rows) * 32 * self.warps());
             at_once(by_shared.min(by_registers.max(1)))
         };
@@ -423,7 +443,7 @@ impl GemvShape {
     pub(crate) fn grid_of(self, rows: usize, blocks: usize) -> Grid {
         Grid {
             entry: rows.trailing_zeros() as usize,
-            shared_bytes: self.shared_bytes(rows, blocks),
+            shared_bytes: self.shared_bytes(self.ring(), rows, blocks),
             cluster: self.cluster(rows),
             ..Grid::new((blocks, 1), 32 * self.warps())
         }
@@ -535,6 +555,16 @@ pub(crate) fn specialization(
     clusters: bool,
     codes: bool,
 ) -> Specialization {
+    with_ring(USUAL_STAGES, (weights, input), clusters, codes)
+}
+
+/// The same with rings of so many stages.
+fn with_ring(
+    ring: usize,
+    (weights, input): (GemvWeights, &str),
+    clusters: bool,
+    codes: bool,
+) -> Specialization {
     Specialization {
         kernel: "gemv",
         entries: &[
@@ -549,7 +579,7 @@ pub(crate) fn specialization(
         ],
         constants: vec![
             ("WEIGHTS", weights.name().to_owned()),
-            ("RING", RING.to_string()),
+            ("RING", ring.to_string()),
             ("INPUT", input.to_owned()),
             ("CLUSTER", (usize::from(clusters) * MAX_CLUSTER).to_string()),
             ("M_TILE_STAGE_BYTES", weights.stage().1.to_string()),
@@ -699,7 +729,8 @@ impl Kernel for Gemv {
     fn specialization(&self) -> Specialization {
         let clusters = self.shape.card.clusters.is_some() && !self.shape.ready;
         let codes = matches!(self.epilogue, GemvEpilogue::GegluCodes { .. });
-        specialization(self.shape.weights, self.prologue.input(), clusters, codes)
+        let kind = (self.shape.weights, self.prologue.input());
+        with_ring(self.shape.ring(), kind, clusters, codes)
     }
 
     fn grid(&self, rows: usize) -> Grid {

@@ -320,6 +320,7 @@ pub(crate) fn shape(
         outputs,
         // As many as a large card has, so that small products are split.
         multiprocessors: HOPPER_MULTIPROCESSORS,
+        largest: GemmTile::default(),
         groups: None,
     }
 }
@@ -445,11 +446,14 @@ fn every_tile_fits_every_card_and_has_a_stage_in_flight() {
         .chain([GemmWeights::F16])
     {
         for (entry, tile) in TILES.into_iter().enumerate() {
-            let (stages, bytes) = weights.stages(entry);
-            assert!(stages == 3 || stages >= 4 && stages.is_multiple_of(2));
-            assert!(bytes <= SHARED_BYTES, "{weights:?} {entry}");
-            let largest = tile == 64 && weights != GemmWeights::F16;
-            assert!(!largest || bytes <= HALF_SHARED_BYTES, "{weights:?}");
+            for largest in [GemmTile::TwoOf64, GemmTile::OneOf64, GemmTile::Of32] {
+                let (stages, bytes) = weights.stages(entry, largest);
+                assert!(stages == 3 || stages >= 4 && stages.is_multiple_of(2));
+                assert!(bytes <= SHARED_BYTES, "{weights:?} {entry}");
+                let shares = tile == 64 && largest != GemmTile::OneOf64;
+                let half = !shares || weights == GemmWeights::F16 || bytes <= HALF_SHARED_BYTES;
+                assert!(half, "{weights:?}");
+            }
         }
     }
 }

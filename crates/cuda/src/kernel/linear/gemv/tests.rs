@@ -144,6 +144,7 @@ pub(crate) fn facts(card: &Card) -> GemvDevice {
         shared_bytes: card.device.shared_bytes,
         clusters: (card.device.capability.major == 9)
             .then(|| ClusterCapacity::of(&card.device).unwrap()),
+        ring: USUAL_STAGES,
     }
 }
 
@@ -740,6 +741,7 @@ fn large_networks_end_in_whole_blocks_and_small_ones_need_not() {
                     multiprocessors: HOPPER_MULTIPROCESSORS,
                     shared_bytes: 227 << 10,
                     clusters,
+                    ring: USUAL_STAGES,
                 },
             };
             shape.ends_in_blocks(rows)
