@@ -7,19 +7,16 @@ mod draft;
 mod feeder;
 mod pace;
 mod profile;
+mod repeated;
 mod scripted;
 mod streams;
-
-use std::time::Instant;
 
 use anyhow::{Result, bail};
 use carat::Loaded;
 use carat_model::{
-    TokenId,
     backend::{CompileOptions, Executor},
     cost::{self, BatchShape, Cost, Roofline},
     kv::{KvGroup, PerGroup, pages_of, window_pages},
-    sampling,
 };
 use serde::Serialize;
 
@@ -33,23 +30,21 @@ use crate::{
 use feeder::Feeder;
 use pace::Pace;
 use profile::{Profile, Profiles};
-
-/// Passes before those that count: a device may load code in the first and record its launches in the second.
-const WARM_UPS: u32 = 2;
+pub(super) use repeated::{Repeated, WARM_UPS};
 
 /// One cell of the grid.
 #[derive(Clone, Copy, Debug)]
-struct Case {
-    prompt: usize,
-    generate: usize,
-    depth: usize,
-    batch: usize,
+pub(super) struct Case {
+    pub(super) prompt: usize,
+    pub(super) generate: usize,
+    pub(super) depth: usize,
+    pub(super) batch: usize,
     /// Sequences that generate together; 1 where a prompt is timed.
-    sequences: usize,
+    pub(super) sequences: usize,
 }
 
 impl Case {
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         let test = if self.prompt > 0 {
             format!("pp{}", self.prompt)
         } else {
@@ -73,8 +68,13 @@ impl Case {
     }
 
     /// Most tokens that a sequence will have.
-    fn length(&self) -> usize {
+    pub(super) fn length(&self) -> usize {
         self.depth.saturating_add(self.tokens())
+    }
+
+    /// Of all sequences, those that are timed.
+    pub(super) fn timed_tokens(&self) -> usize {
+        self.tokens() * self.sequences
     }
 
     /// Pages that each sequence holds: all of full layers, of sliding ones a window before each chunk. Behind a depth the window
@@ -155,33 +155,7 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
             "{longest} tokens (depth and test together) are more than the model's context of {context}"
         );
     }
-    let sequences = cases.iter().map(|c| c.sequences).max().unwrap_or(1);
-    let rows = batches.iter().copied().max().unwrap_or(1);
-    let rows = rows.clamp(1, longest).max(sequences);
-    let window = loaded.plan.window();
-    let pages = |group: KvGroup| {
-        let of_case = |case: &Case| {
-            let each = case.pages(window);
-            case.sequences.saturating_mul(*each.get(group))
-        };
-        cases.iter().map(of_case).max().unwrap_or(0)
-    };
-    let mut executor = load::compile(
-        &loaded,
-        &CompileOptions {
-            pages: PerGroup {
-                full: pages(KvGroup::Full),
-                sliding: pages(KvGroup::Sliding),
-            },
-            chunk_pages: 0,
-            host_pages: PerGroup::default(),
-            kv: loaded.kv,
-            max_rows: rows,
-            max_sampled: sequences,
-            probe: false,
-            batching: loaded.batching,
-        },
-    )?;
+    let mut executor = load::compile(&loaded, &compile_options(&loaded, &cases))?;
     let mut profiles = Profiles::start(args, &loaded, executor.as_mut())?;
     let machine = machine(&loaded, settings, terminal)?;
     let mut reports = Vec::new();
@@ -212,6 +186,33 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
         BenchFormat::Csv => say(csv(&reports).trim_end())?,
     }
     profiles.map_or(Ok(()), Profiles::finish)
+}
+
+/// Limits that all of some cases keep.
+pub(super) fn compile_options(loaded: &Loaded, cases: &[Case]) -> CompileOptions {
+    let most = |of: &dyn Fn(&Case) -> usize| cases.iter().map(of).max().unwrap_or(0);
+    let sequences = most(&|case| case.sequences);
+    let rows = most(&|case| case.batch).clamp(1, most(&Case::length).max(1));
+    let window = loaded.plan.window();
+    let pages = |group: KvGroup| {
+        most(&|case| {
+            let each = case.pages(window);
+            case.sequences.saturating_mul(*each.get(group))
+        })
+    };
+    CompileOptions {
+        pages: PerGroup {
+            full: pages(KvGroup::Full),
+            sliding: pages(KvGroup::Sliding),
+        },
+        chunk_pages: 0,
+        host_pages: PerGroup::default(),
+        kv: loaded.kv,
+        max_rows: rows.max(sequences),
+        max_sampled: sequences,
+        probe: false,
+        batching: loaded.batching,
+    }
 }
 
 /// All prompts and generations at every depth; the batch only matters to prompts, sequences only to generations.
@@ -251,26 +252,9 @@ fn measure<'a>(
     repetitions: u32,
     pace: Pace,
 ) -> Result<(Vec<f64>, Feeder<'a>)> {
-    let vocab = loaded.plan.vocab() as u64;
-    let held = case.pages(loaded.plan.window());
-    let mut feeder = Feeder::new(executor, case.length(), case.sequences, held);
-    let token = |repetition: u32, i: usize| {
-        (sampling::random(repetition.into(), i as u64, 0) % vocab) as TokenId
-    };
-    for sequence in 0..case.sequences {
-        let first = sequence * case.depth;
-        let filler: Vec<TokenId> = (first..first + case.depth).map(|i| token(0, i)).collect();
-        for chunk in filler.chunks(case.batch) {
-            feeder.feed(sequence, chunk, 0)?;
-        }
-    }
+    let mut test = Repeated::new(executor, loaded, case)?;
     let mut seconds = Vec::new();
     for repetition in 0..WARM_UPS + repetitions {
-        // Rewinding is enough: every position is written before it is read.
-        feeder.rewind(case.depth);
-        let tokens: Vec<TokenId> = (0..case.tokens() * case.sequences)
-            .map(|i| token(repetition + 1, i))
-            .collect();
         let pace = if repetition < WARM_UPS {
             Pace::Free
         } else {
@@ -279,18 +263,7 @@ fn measure<'a>(
         let Some(turn) = pace.turn(loaded, &case.name())? else {
             break;
         };
-        let start = Instant::now();
-        if case.prompt > 0 {
-            let last = tokens.len().div_ceil(case.batch) - 1;
-            for (i, chunk) in tokens.chunks(case.batch).enumerate() {
-                feeder.feed(0, chunk, usize::from(i == last))?;
-            }
-        } else {
-            for step in tokens.chunks(case.sequences) {
-                feeder.generate(step)?;
-            }
-        }
-        let elapsed = start.elapsed().as_secs_f64();
+        let elapsed = test.once()?;
         turn.end(&case.name(), elapsed)?;
         if repetition >= WARM_UPS {
             seconds.push(elapsed);
@@ -299,7 +272,7 @@ fn measure<'a>(
     if seconds.is_empty() {
         bail!("standard input ended before {} had its turn", case.name());
     }
-    Ok((seconds, feeder))
+    Ok((seconds, test.feeder))
 }
 
 /// Least cost of the whole test: every chunk reads the weights once.
