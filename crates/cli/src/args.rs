@@ -13,10 +13,12 @@ mod bench;
 mod kv_types;
 #[cfg(test)]
 mod reference;
+mod tune;
 mod values;
 
 pub(crate) use bench::{BenchArgs, BenchFormat};
 pub(crate) use kv_types::KvTypes;
+pub(crate) use tune::TuneArgs;
 pub(crate) use values::{MaxTokens, Seed, max_tokens, seed, top_k};
 use values::{
     backend_pair, batch_rows, bias, draft_length, min_p, parallel, positive, rows, seconds, size,
@@ -67,6 +69,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Measure prefill and decode speed
     Bench(BenchArgs),
+    /// Measure the choices that depend on the NVIDIA card at hand, and keep what is fastest
+    Tune(TuneArgs),
     /// Compare a model's numbers: logits or perplexity
     #[command(subcommand)]
     Eval(EvalCommand),

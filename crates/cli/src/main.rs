@@ -115,6 +115,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Doctor(a) => commands::doctor::run(a, &settings, terminal)?,
         Command::Check(_) => return commands::check::run(&settings, terminal),
         Command::Bench(a) => commands::bench::run(a, &settings, terminal)?,
+        Command::Tune(a) => commands::tune::run(a, &settings, terminal)?,
         Command::Eval(EvalCommand::Logits(a)) => {
             return commands::eval::logits(a, &settings, terminal);
         }

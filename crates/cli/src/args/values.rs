@@ -3,6 +3,7 @@
 //! Whatever is wrong on the command line alone is found here and ends with exit code 2. What depends on the model or the machine
 //! is found later.
 
+use carat_cuda::Choice;
 use carat_model::sampling::Sampling;
 use clap::ValueEnum;
 
@@ -164,6 +165,12 @@ pub(super) fn positive(text: &str) -> Result<usize, String> {
         Ok(n) => Ok(n),
         Err(_) => Err(WHOLE.to_owned()),
     }
+}
+
+/// A choice that depends on the card, by its name.
+pub(super) fn choice(text: &str) -> Result<Choice, String> {
+    let names = Choice::ALL.map(Choice::name).join(", ");
+    Choice::named(text).ok_or_else(|| format!("it is no choice; {names} are"))
 }
 
 pub(super) fn parallel(text: &str) -> Result<usize, String> {

@@ -111,6 +111,9 @@ struct Report {
     tokens_per_second_max: f64,
     samples_tokens_per_second: Vec<f64>,
     samples_seconds: Vec<f64>,
+    /// Choices that were measured on the card, in words; none on the CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tuning: Option<String>,
     /// None for the reference, which is not meant to be fast, and where there is too little memory to measure rates.
     bound: Option<Bound>,
     /// With `--profile`: where the time goes.
@@ -156,12 +159,17 @@ pub(crate) fn run(args: &BenchArgs, settings: &Settings, terminal: Terminal) -> 
         );
     }
     let mut executor = load::compile(&loaded, &compile_options(&loaded, &cases))?;
+    let tuning = (loaded.backend).tuning(&loaded.plan, &loaded.model.weights);
+    if let Some(tuning) = &tuning {
+        terminal.note(format_args!("choices for this card: {tuning}"));
+    }
     let mut profiles = Profiles::start(args, &loaded, executor.as_mut())?;
     let machine = machine(&loaded, settings, terminal)?;
     let mut reports = Vec::new();
     for case in cases {
         let (seconds, feeder) = measure(executor.as_mut(), &loaded, case, args.repetitions, pace)?;
         let mut report = report(&loaded, case, seconds, &machine);
+        report.tuning.clone_from(&tuning);
         if let Some(profiles) = &mut profiles {
             let measured = Profile::measure(feeder, &loaded, case)?;
             report.profile = Some(measured.report(&loaded, machine.roofline));
@@ -341,6 +349,7 @@ fn report(loaded: &Loaded, case: Case, seconds: Vec<f64>, machine: &Machine) -> 
         tokens_per_second_max: sorted[sorted.len() - 1],
         samples_tokens_per_second: samples,
         samples_seconds: seconds,
+        tuning: None,
         bound: machine
             .roofline
             .map(|roofline| bound(&min_cost(loaded, case), tokens, median, roofline)),

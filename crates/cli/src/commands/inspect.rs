@@ -18,6 +18,7 @@ use carat_model::{
 };
 use carat_text::{Specials, Tokenizer};
 
+use super::tune::in_force;
 use crate::{
     args::{BackendName, InspectArgs},
     load::{self, backend, cpu_backend, cuda_config},
@@ -231,7 +232,15 @@ fn program(loaded: &Loaded, (rows, sampled): (usize, usize), settings: &Settings
                     l.operands
                 ))?;
             }
-            say(format_args!("{} launches", launches.len()))
+            say(format_args!("{} launches", launches.len()))?;
+            let choices = carat_cuda::program_choices(plan, weights, target);
+            if choices.is_empty() {
+                return Ok(());
+            }
+            say(
+                "choices that depend on the card (`carat tune --show` has those of the card at hand)",
+            )?;
+            say(in_force(&choices).trim_end())
         }
         Some(BackendName::Reference) => {
             misuse!("the reference runs the plan as it is; --plan lists it")

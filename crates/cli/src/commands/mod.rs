@@ -16,3 +16,4 @@ pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod synth;
 pub(crate) mod tokenize;
+pub(crate) mod tune;

@@ -128,6 +128,11 @@ fn with_flags(mut settings: Settings, arguments: &Arguments) -> Result<Settings>
         Command::Bench(a) => settings.with_model(&a.model)?,
         Command::Doctor(a) => settings.with_model(&a.model)?,
         Command::Check(a) => a.applied(settings)?,
+        Command::Tune(a) => {
+            let mut settings = settings.with_model(&a.model)?;
+            settings.model = a.file.clone().or(settings.model);
+            settings
+        }
         Command::Eval(EvalCommand::Logits(a)) => settings.with_model(&a.model)?,
         Command::Eval(EvalCommand::Perplexity(a)) => settings.with_model(&a.model)?,
         Command::Tokenize(a) => Settings {

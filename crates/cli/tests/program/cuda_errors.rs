@@ -11,14 +11,14 @@ use std::{
 use crate::start::{Output, end_of, program};
 
 #[expect(clippy::disallowed_methods, reason = "a setting of the test harness")]
-fn emulator() -> PathBuf {
+pub(crate) fn emulator() -> PathBuf {
     let folder =
         std::env::var_os("EMULATOR_DIR").expect("EMULATOR_DIR names the emulator's folder");
     fs::canonicalize(folder).expect("the folder exists")
 }
 
 /// A card whose kernels the emulator compiles: it has no clusters, which those of Hopper use.
-const ADA: (&str, &str) = ("EMULATOR_CAPABILITY", "89");
+pub(crate) const ADA: (&str, &str) = ("EMULATOR_CAPABILITY", "89");
 
 /// Runs `carat` with these libraries, a card that may be at fault and a folder to keep kernels in.
 fn carat(libraries: &Path, home: &Path, card: &[(&str, &str)], arguments: &[&str]) -> Output {

@@ -17,3 +17,4 @@ mod start;
 mod streams;
 mod structured;
 mod terminal;
+mod tune;

@@ -74,6 +74,8 @@ pub(super) struct Candidate {
     pub(super) offloaded_bytes: u64,
     /// Where weights, keys and values would lie, in lines for a person; `None` on the CPU.
     pub(super) placement: Option<String>,
+    /// What was measured of choices that depend on the card; `None` on the CPU.
+    pub(super) tuning: Option<String>,
     /// Bound of decode at an empty context, if reading and multiplying alone took time; `None` where the bus would set it.
     pub(super) tokens_per_second_bound: Option<f64>,
     /// Reason that it cannot run here.
@@ -117,6 +119,7 @@ fn examine(
         trained_context: None,
         offloaded_bytes: 0,
         placement: None,
+        tuning: None,
         tokens_per_second_bound: None,
         problem: None,
     };
@@ -140,6 +143,7 @@ fn examine(
         }
         Err(problem) => model.problem = Some(problem.to_string()),
     }
+    model.tuning = (loaded.backend).tuning(&loaded.plan, &loaded.model.weights);
     let decode = BatchShape::decode(0, loaded.kv);
     let cost = cost::of(&loaded.plan, &loaded.model.weights, decode);
     let bound = device.rates.map(|rates| 1.0 / rates.bound(&cost).seconds);

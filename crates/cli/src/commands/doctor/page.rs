@@ -27,6 +27,9 @@ pub(super) fn text(report: &Report) -> String {
     for model in &report.models {
         let _ = writeln!(text, "  {} ({})", model.name, bytes(model.bytes));
         let _ = writeln!(text, "    {}", prospects(model));
+        if let (Some(tuning), None) = (&model.tuning, &model.problem) {
+            let _ = writeln!(text, "    choices for this card: {tuning}");
+        }
         // Where all of it is on the card there is nothing to tell.
         let placement = model.placement.as_deref().unwrap_or_default();
         for line in placement.lines().filter(|_| model.offloaded_bytes > 0) {
@@ -147,6 +150,7 @@ mod tests {
             trained_context: Some(131_072),
             offloaded_bytes: 0,
             placement: Some("weights 9 GiB".to_owned()),
+            tuning: None,
             tokens_per_second_bound: Some(50.0),
             problem: None,
         };
