@@ -20,7 +20,7 @@ use expect_test::expect;
 
 use super::*;
 use crate::{
-    choices::{Alternative, Alternatives},
+    choices::{Alternative, Alternatives, Choice},
     compile::{
         fuse::fuse,
         listing::{kernel_name, operands, program},
@@ -453,6 +453,37 @@ fn whatever_is_chosen_is_among_the_kernels_compiled_ahead() {
                 }
             }
         }
+    }
+}
+
+/// Where nothing can be compiled, what was chosen is left aside where it takes other kernels.
+#[test]
+fn choices_that_take_other_kernels_are_known() {
+    let mut all: HashSet<_> = kernel::catalog::all().into_iter().collect();
+    all.extend(kernel::catalog::hopper());
+    let targets = [SMALL, MEDIUM, LARGE].map(|rows| [portable(rows), cublaslt(rows)]);
+    let models = [QuantType::Q8_0, QuantType::Q4_0, QuantType::Q4_K]
+        .map(|quant| Tiny::new(Variant::E4b, quant).model());
+    for value in Choice::ALL.into_iter().flat_map(Choice::alternatives) {
+        let alternatives = Alternatives::default().with(*value);
+        let are_ahead = |(model, target): (&Model, Target)| {
+            let calls = lowered(
+                model,
+                Target {
+                    alternatives,
+                    ..target
+                },
+            );
+            let mut kernels = calls.iter().filter_map(Call::kernel);
+            kernels.all(|kernel| {
+                let chosen = kernel.specialization();
+                chosen.kernel == "flash_decode" || all.contains(&chosen)
+            })
+        };
+        let mut ways =
+            (models.iter()).flat_map(|m| targets.as_flattened().iter().map(move |t| (m, *t)));
+        let ahead = ways.all(are_ahead);
+        assert_eq!(ahead, !value.needs_compiler(), "{} {value}", value.choice());
     }
 }
 
