@@ -24,6 +24,9 @@ use crate::{
 pub(crate) const MAX_ROWS: usize = 8;
 /// Stages of a warp's cp.async ring that kernels compiled ahead have.
 pub(crate) const USUAL_STAGES: usize = 3;
+/// Shared memory beyond what a launch asks for: what the kernel declares, and the driver's share, which a block's most leaves aside.
+const DECLARED_BYTES: usize = 2048;
+const SYSTEM_BYTES: usize = 1024;
 /// Columns of a normed row that a thread holds: `VALUES` fours.
 const NORM_COLUMNS: usize = 4 * 3;
 /// The most warps of a block, and as many as let two blocks share a multiprocessor.
@@ -325,14 +328,28 @@ impl GemvShape {
         (self.m_tiles() / self.granule()).div_ceil(blocks) * self.granule()
     }
 
-    /// Stages of a warp's ring: as chosen, where as many rows share a block then as with the usual ones.
+    /// Stages of a warp's ring: as chosen, where as many rows share a block then as with the usual number. That one is less where a
+    /// small card has no room for it: of 31B in Q4_0, of Q6_K in E4B.
     fn ring(self) -> usize {
         let chosen = self.card.ring;
-        let fits = |ring: usize| [1, 2, 4, 8].map(|rows| self.blocks_with(ring, rows).is_some());
-        if chosen == USUAL_STAGES || fits(chosen) == fits(USUAL_STAGES) {
+        let is_roomy = |ring: usize| {
+            let most = self.shared_bytes(ring, MAX_ROWS, 1) + DECLARED_BYTES;
+            most <= self.card.shared_bytes + SYSTEM_BYTES
+        };
+        // Most often there is nothing to search for.
+        if is_roomy(chosen.max(USUAL_STAGES)) {
+            return chosen;
+        }
+        let fits = |ring: usize, rows: usize| self.block_counts(ring, rows).next().is_some();
+        // Routed rows have no other blocks to go to.
+        let most_rows = if self.top_k.is_some() { MAX_ROWS } else { 1 };
+        let mut rings = (2..=USUAL_STAGES).rev();
+        let usual = rings.find(|ring| fits(*ring, most_rows)).unwrap_or(1);
+        let mut all_rows = [1, 2, 4, 8].into_iter();
+        if chosen != USUAL_STAGES && all_rows.all(|rows| fits(chosen, rows) || !fits(usual, rows)) {
             chosen
         } else {
-            USUAL_STAGES
+            usual
         }
     }
 
@@ -394,33 +411,10 @@ impl GemvShape {
     /// Blocks for as many rows as an entry has (of routed experts, for one row): all resident, and with equal work. `None` if the
     /// input of so many rows does not fit.
     fn blocks(self, rows: usize) -> Option<usize> {
-        self.blocks_with(self.ring(), rows)
-    }
-
-    /// The same with rings of so many stages.
-    fn blocks_with(self, ring: usize, rows: usize) -> Option<usize> {
-        // Shared memory beyond what the launch asks for: the driver's share, and what the kernel declares.
-        const DECLARED: usize = 2048;
-        let GemvDevice {
-            multiprocessors,
-            shared_bytes,
-            clusters,
-            ring: _,
-        } = self.card;
-        let cluster = self.cluster(rows);
-        let at_once = |each: usize| match clusters {
-            Some(capacity) if cluster > 1 => capacity.blocks(cluster, each),
-            _ => multiprocessors * each,
-        };
-        let usable = at_once(1);
+        let ring = self.ring();
+        let multiprocessors = self.card.multiprocessors;
         let granules = self.m_tiles() / self.granule();
         let in_flight = self.warps() * ring * self.weights.stage().1;
-        let resident = |blocks: usize| {
-            let by_shared =
-                (shared_bytes + 1024) / (self.shared_bytes(ring, rows, blocks) + DECLARED);
-            let by_registers = 65536 / (self.registers(rows) * 32 * self.warps());
-            at_once(by_shared.min(by_registers.max(1)))
-        };
         // Measured on an H200: the more bytes are in flight the more of the bandwidth is drawn, whichever multiprocessor has
         // them; yet one that has more blocks than others is a little late.
         let matrices = self.matrices(rows);
@@ -431,12 +425,37 @@ impl GemvShape {
             let latest = share * blocks.div_ceil(multiprocessors) * multiprocessors;
             0.8 * (share * blocks) as f64 / drawn + 0.2 * latest as f64
         };
-        let even = (1..=granules).map(|share| granules.div_ceil(share).next_multiple_of(cluster));
-        let some = |b: &usize| (*b * matrices).min(usable) <= resident(*b);
-        let all = |b: &usize| *b == cluster || *b * matrices <= resident(*b);
-        even.filter(some)
-            .filter(all)
+        self.block_counts(ring, rows)
             .min_by(|&a, &b| cost(a).total_cmp(&cost(b)))
+    }
+
+    /// Numbers of blocks with equal work that are all resident with rings of so many stages.
+    fn block_counts(self, ring: usize, rows: usize) -> impl Iterator<Item = usize> {
+        let GemvDevice {
+            multiprocessors,
+            shared_bytes,
+            clusters,
+            ring: _,
+        } = self.card;
+        let cluster = self.cluster(rows);
+        let at_once = move |each: usize| match clusters {
+            Some(capacity) if cluster > 1 => capacity.blocks(cluster, each),
+            _ => multiprocessors * each,
+        };
+        let usable = at_once(1);
+        let granules = self.m_tiles() / self.granule();
+        let resident = move |blocks: usize| {
+            let by_shared = (shared_bytes + SYSTEM_BYTES)
+                / (self.shared_bytes(ring, rows, blocks) + DECLARED_BYTES);
+            let by_registers = 65536 / (self.registers(rows) * 32 * self.warps());
+            at_once(by_shared.min(by_registers.max(1)))
+        };
+        let matrices = self.matrices(rows);
+        let even =
+            (1..=granules).map(move |share| granules.div_ceil(share).next_multiple_of(cluster));
+        let some = move |b: &usize| (*b * matrices).min(usable) <= resident(*b);
+        let all = move |b: &usize| *b == cluster || *b * matrices <= resident(*b);
+        even.filter(some).filter(all)
     }
 
     /// The grid of a bucket with a given number of blocks.
