@@ -36,8 +36,10 @@ __device__ __forceinline__ float tq2_0_value(const u8* row, u32 i) {
 }
 
 // f16 d, 16 bytes; a set bit is a 1.
+__device__ __forceinline__ int q1_0_code(const u8* block, u32 j) { return block[2 + j / 8] >> (j % 8) & 1 ? 1 : -1; }
+__device__ __forceinline__ u32 q1_0_sub_scale(const u8*, u32) { return 1; }
+__device__ __forceinline__ u16 q1_0_d(const u8* block) { return load_u16(block); }
 __device__ __forceinline__ float q1_0_value(const u8* row, u32 i) {
   const u8* block = row + i / 128 * 18;
-  const u32 j = i % 128;
-  return mul(load_f16(block), block[2 + j / 8] >> (j % 8) & 1 ? 1.0f : -1.0f);
+  return mul(load_f16(block), float(q1_0_code(block, i % 128)));
 }

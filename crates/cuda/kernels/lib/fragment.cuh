@@ -12,8 +12,10 @@
 //            operand in the low half, those of the odd one in the high half
 //   t3:  the same of three bits. Word o / 4 has two bits of each nibble's code, those of operands o % 4 >= 2 above the others; then the
 //            bit above from HIGH on, where the lane has one word and bit o / 2 of each nibble
+//   t2, t1:  the two bits of t3 alone, and its one bit alone
 // Behind them the scales: 16 bytes of sub-scales per row from SUB_SCALES on (of t4 2 bytes per row, part after part), the f16 scales of a
-// row from SCALES on (of m4 and m5 a scale and a minimum for each 32 inputs); of t4, f4 and t3 the CodeTable of the matrix, from TABLE on.
+// row from SCALES on (of m4 and m5 a scale and a minimum for each 32 inputs; of t1 those of all rows for 128 inputs, then those for the next); of t4,
+// f4, t3, t2 and t1 the CodeTable of the matrix, from TABLE on.
 #pragma once
 #include "lib/num.cuh"
 #include "lib/ptx.cuh"
@@ -24,7 +26,7 @@ constexpr u32 LANES_BYTES = 512;  // 16 bytes of every lane
 // The meaning of codes: entry `code` of the table, times f16 scale, `factor` and sub-scale. A sub-scale is a signed byte; of f4 a float's
 // bits once it is shifted by `shift`. It lies in every K-block, so that one kernel serves all such formats.
 struct CodeTable {
-  u32 values[4];  // 16 signed bytes; of t3 the first 8
+  u32 values[4];  // 16 signed bytes; of t3 the first 8, of t2 and t1 the first 4
   float factor;
   u32 shift;      // of f4
   u32 unused[2];
@@ -42,12 +44,16 @@ struct FragmentGeometry {
   static constexpr bool HAS_SUB_SCALES = SUB_SCALE_BYTES > 0, HAS_TABLE = TABLE_BYTES > 0;
   // Each 32 inputs have an f16 minimum beside their scale.
   static constexpr bool F16_MINS = SCALE_BYTES == 8;
-  // One scale per 16 inputs, and steps as short.
-  static constexpr bool SIXTEENS = SUB_SCALE_BYTES == 16 && (SCALE_BYTES == 2 || LOW_BITS == 2);
+  // One scale per 16 inputs, and steps as short; those without sub-scales lie alike.
+  static constexpr bool SIXTEENS = SUB_SCALE_BYTES == 16 ? SCALE_BYTES == 2 || LOW_BITS == 2 : HAS_TABLE && !HAS_SUB_SCALES;
+  // Scales of a row in a K-block, where codes are looked up.
+  static constexpr u32 SCALES_OF_ROW = SCALE_BYTES / 2;
+  static constexpr u32 PART_SUB_SCALES = M_TILE * SUB_SCALE_BYTES / PARTS;
   // Four codes of an operand lie side by side, each in a nibble.
   static constexpr bool LOOKED_UP = HAS_TABLE;
-  // Of a part by itself: its codes, its share of the sub-scales, the f16 scales, the table.
-  static constexpr u32 PART_BYTES = PART_LOW + PART_HIGH + M_TILE * (SUB_SCALE_BYTES / PARTS + SCALE_BYTES) + TABLE_BYTES;
+  // Of a part by itself: its codes, its share of the sub-scales, the f16 scales (of t1 those of its inputs), the table.
+  static constexpr u32 STAGE_SCALE_BYTES = HAS_TABLE ? 2 : SCALE_BYTES;
+  static constexpr u32 PART_BYTES = PART_LOW + PART_HIGH + PART_SUB_SCALES + M_TILE * STAGE_SCALE_BYTES + TABLE_BYTES;
 };
 typedef FragmentGeometry<64, 8, 0, 0, 4> q8_fragment;
 typedef FragmentGeometry<64, 4, 0, 0, 4> q4_fragment;
@@ -64,6 +70,14 @@ typedef FragmentGeometry<256, 4, 2, 16, 2> k6_fragment;
 typedef FragmentGeometry<256, 4, 0, 8, 2, sizeof(CodeTable)> t4_fragment;
 typedef FragmentGeometry<256, 4, 0, 16, 2, sizeof(CodeTable)> f4_fragment;
 typedef FragmentGeometry<256, 2, 1, 16, 2, sizeof(CodeTable)> t3_fragment;
+typedef FragmentGeometry<256, 2, 0, 0, 2, sizeof(CodeTable)> t2_fragment;
+typedef FragmentGeometry<256, 1, 0, 0, 4, sizeof(CodeTable)> t1_fragment;
+
+// The f16 scales of all rows for the inputs of a part, where codes are looked up.
+template <typename Fragment>
+__device__ __forceinline__ const u8* scales_of_part(const u8* k_block, u32 part) {
+  return k_block + Fragment::SCALES + 2 * M_TILE * (part * Fragment::SCALES_OF_ROW / Fragment::PARTS);
+}
 
 // Table entries of the codes in a word's nibbles: those of its low half, and of its high half.
 __device__ __forceinline__ void table_nibbles(u32 (&a)[2], u32 codes, const u32 (&values)[4]) {
@@ -135,7 +149,7 @@ struct TwoBitCodes {
   }
 };
 
-// Entries of a lane's codes in a part of f4, and of t3 below: operands of rows `group` and `group + 8`, a group of 16 inputs at a time.
+// Entries of a lane's codes in a part of f4, and of t3, t2 and t1 below: operands of rows `group` and `group + 8`, a group of 16 inputs at a time.
 template <typename Fragment>
 struct TableCodes {
   uint4 words;
@@ -159,5 +173,27 @@ struct TableCodes<t3_fragment> {
     const u32 codes = (two & 0x33333333u) | (one & 0x44444444u);
     a[0] = pick_bytes(table.values[0], table.values[1], codes);
     a[1] = pick_bytes(table.values[0], table.values[1], codes >> 16);
+  }
+};
+template <>
+struct TableCodes<t2_fragment> {
+  uint2 pairs;
+
+  __device__ __forceinline__ void load(const u8* low, const u8*, u32 lane) { pairs = *(const uint2*)(low + 8 * lane); }
+  __device__ __forceinline__ void operands(u32 (&a)[2], u32 group, const CodeTable& table) const {
+    const u32 codes = (group < 2 ? pairs.x : pairs.y) >> 2 * (group % 2) & 0x33333333u;
+    a[0] = pick_bytes(table.values[0], 0, codes);
+    a[1] = pick_bytes(table.values[0], 0, codes >> 16);
+  }
+};
+template <>
+struct TableCodes<t1_fragment> {
+  u32 ones;
+
+  __device__ __forceinline__ void load(const u8* low, const u8*, u32 lane) { ones = *(const u32*)(low + 4 * lane); }
+  __device__ __forceinline__ void operands(u32 (&a)[2], u32 group, const CodeTable& table) const {
+    const u32 codes = ones >> group & 0x11111111u;
+    a[0] = pick_bytes(table.values[0], 0, codes);
+    a[1] = pick_bytes(table.values[0], 0, codes >> 16);
   }
 };

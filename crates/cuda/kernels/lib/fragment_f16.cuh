@@ -2,7 +2,7 @@
 // in shared memory.
 //
 // `f16_operands` has a step of 32 inputs in two products of 16. Inputs are permuted so that a lane's own codes are what it
-// multiplies: product `s` takes inputs 8 * quad + 4 * s .. of the step (of k2, k6, f4 and t3: 16 * s + 4 * quad ..), as the tokens' side
+// multiplies: product `s` takes inputs 8 * quad + 4 * s .. of the step (of k2, k6, f4, t3, t2 and t1: 16 * s + 4 * quad ..), as the tokens' side
 // must, too.
 //
 // A code becomes f16 by its place behind 1024's exponent (0x6400 | code is 1024 + code, exactly), less what centres it; then one
@@ -173,7 +173,7 @@ __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u
   }
 }
 
-// T4, F4 and T3 have their entries of the table as signed bytes. Bytes of the other sign bit are entries + 128.
+// T4, F4, T3, T2 and T1 have their entries of the table as signed bytes. Bytes of the other sign bit are entries + 128.
 constexpr u32 ENTRY_SIGNS = 0x80808080u, ENTRY_CENTRE = 0x64806480u;
 
 // Scales of rows `group` and `group + 8` in f16, each twice.
@@ -200,13 +200,13 @@ __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u
   }
 }
 
-// Of F4 and T3, of 16 inputs.
+// Of F4, T3, T2 and T1, of 16 inputs.
 template <typename Stage>
 __device__ __forceinline__ F16Scales table_scales(const u8* m_tile, u32 sixteen, u32 group) {
   const CodeTable& table = *(const CodeTable*)(m_tile + Stage::TABLE_AT);
   const TableScales d(m_tile + Stage::SCALES_AT, table, group);
-  const u8* rows = m_tile + Stage::ROWS_AT + 4 * group;
-  return F16Scales(d.low * Stage::sub_scale(word_at(rows), sixteen, table), d.high * Stage::sub_scale(word_at(rows + 32), sixteen, table));
+  return F16Scales(d.low * Stage::sub_scale(Stage::sub_scales(m_tile, group), sixteen, table),
+                   d.high * Stage::sub_scale(Stage::sub_scales(m_tile, group + 8), sixteen, table));
 }
 template <typename Fragment>
 __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, TableStage<Fragment>) {
@@ -248,3 +248,7 @@ template <>
 struct TokenOperands<Weights_f4> : SixteenOperands {};
 template <>
 struct TokenOperands<Weights_t3> : SixteenOperands {};
+template <>
+struct TokenOperands<Weights_t2> : SixteenOperands {};
+template <>
+struct TokenOperands<Weights_t1> : SixteenOperands {};

@@ -31,9 +31,11 @@ __device__ __forceinline__ u32 fragment_code(const u8* k_block, u32 row, u32 inp
   if (Fragment::LOOKED_UP) {
     const u32 nibble = operand % 2 * 4 + byte, shift = nibble % 2 * 4;
     if (Fragment::LOW_BITS == 4) return low[16 * lane + operand / 2 * 4 + nibble / 2] >> shift & 15;
+    if (Fragment::LOW_BITS == 1) return low[4 * lane + nibble / 2] >> (shift + operand / 2) & 1;
+    const u32 two = low[8 * lane + operand / 4 * 4 + nibble / 2] >> (shift + operand / 2 % 2 * 2) & 3;
+    if (Fragment::HIGH_BITS == 0) return two;
     const u8* ones = k_block + Fragment::HIGH + Fragment::PART_HIGH * part;
-    return (low[8 * lane + operand / 4 * 4 + nibble / 2] >> (shift + operand / 2 % 2 * 2) & 3) |
-           (ones[4 * lane + nibble / 2] >> (shift + operand / 2) & 1) << 2;
+    return two | (ones[4 * lane + nibble / 2] >> (shift + operand / 2) & 1) << 2;
   }
   u32 code = Fragment::LOW_BITS == 2 ? low[8 * lane + operand / 4 * 4 + byte] >> (2 * (operand % 4)) & 3
                                      : low[16 * lane + operand / 2 * 4 + byte] >> (4 * (operand % 2)) & 15;
@@ -56,11 +58,13 @@ __device__ __forceinline__ float fragment_value(const u8* fragments, u64 m_tile_
   const u8* sub_scales = k_block + Fragment::SUB_SCALES + 16 * row;
   if (Fragment::HAS_TABLE) {
     const CodeTable& table = *(const CodeTable*)(k_block + Fragment::TABLE);
-    const u32 byte = Fragment::SIXTEENS ? sub_scales[input / 16] : k_block[Fragment::SUB_SCALES + input / 64 * 2 * M_TILE + 2 * row + input / 32 % 2];
+    const u32 byte = !Fragment::HAS_SUB_SCALES ? 1
+                     : Fragment::SIXTEENS      ? sub_scales[input / 16]
+                                               : k_block[Fragment::SUB_SCALES + input / 64 * 2 * M_TILE + 2 * row + input / 32 % 2];
     const bool floats = Fragment::SIXTEENS && Fragment::LOW_BITS == 4;
     const float sub_scale = mul(floats ? float_sub_scale(byte, table.shift) : float(int(i8(byte))), table.factor);
     const int entry = i8(table.values[code / 4] >> (8 * (code % 4)));
-    return mul(mul(fragment_f16(scales + 2 * row), sub_scale), float(entry));
+    return mul(mul(fragment_f16(scales_of_part<Fragment>(k_block, input / PART_INPUTS) + 2 * row), sub_scale), float(entry));
   }
   // Signed codes are moved to the top of a word and back.
   constexpr u32 UNUSED = 32 - Fragment::LOW_BITS - Fragment::HIGH_BITS;

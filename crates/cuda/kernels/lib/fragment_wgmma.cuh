@@ -183,7 +183,7 @@ __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile,
   }
 }
 
-// T4, F4 and T3 have their entries of the table as signed bytes: of rows `group` and `group + 8`, to be scaled.
+// T4, F4, T3, T2 and T1 have their entries of the table as signed bytes: of rows `group` and `group + 8`, to be scaled.
 __device__ __forceinline__ void entry_operands(u32 (&a)[4], const u32 (&entries)[2], const F16Scales& scales) {
   u32 pairs[4];
   byte_pairs<ENTRY_CENTRE>(pairs[0], pairs[2], entries[0]);
@@ -204,7 +204,7 @@ __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile,
   }
 }
 
-// F4 and T3 lie as K6 does.
+// F4, T3, T2 and T1 lie as K6 does.
 template <typename Fragment>
 __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, TableStage<Fragment>) {
   typedef TableStage<Fragment> Stage;

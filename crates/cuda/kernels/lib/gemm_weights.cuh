@@ -469,12 +469,11 @@ struct Weights_t4 : FragmentStage<t4_fragment> {
   }
 };
 
-// F4 and T3: the same by 16 inputs, as K6.
+// F4, T3, T2 and T1: the same by 16 inputs, as K6.
 template <typename Fragment>
 struct TableStage : FragmentStage<Fragment> {
   typedef FragmentStage<Fragment> Stage;
-  static constexpr u32 SCALES_AT = Stage::ROWS_AT + 4 * M_TILE;  // behind four sub-scales per row
-  static constexpr u32 TABLE_AT = SCALES_AT + 2 * M_TILE;
+  static constexpr u32 SCALES_AT = Stage::ROWS_AT + Fragment::PART_SUB_SCALES, TABLE_AT = SCALES_AT + 2 * M_TILE;
   static constexpr int TOGETHER = 2;
   static constexpr bool TOKEN_SCALES = true, HAS_OFFSETS = false;
   static constexpr float FACTOR = 1;
@@ -490,15 +489,23 @@ struct TableStage : FragmentStage<Fragment> {
       cp_async_4(to + Stage::HIGH_AT + 4 * lane, k_block + Fragment::HIGH + Fragment::PART_HIGH * part + 4 * lane);
     }
     if (lane < 16) {
-      cp_async_4(to + Stage::ROWS_AT + 4 * lane, k_block + Fragment::SUB_SCALES + 16 * lane + 4 * part);
+      if (Fragment::HAS_SUB_SCALES) cp_async_4(to + Stage::ROWS_AT + 4 * lane, k_block + Fragment::SUB_SCALES + 16 * lane + 4 * part);
     } else {
-      // The scales, and right behind them the table.
-      cp_async_4(to + SCALES_AT + 4 * (lane - 16), k_block + Fragment::SCALES + 4 * (lane - 16));
+      // The scales, and right behind them the table; of two scales per row those of the part.
+      const u8* from = k_block + Fragment::SCALES + 4 * (lane - 16);
+      if (Fragment::SCALES_OF_ROW == 2) from += lane < 24 ? 2 * M_TILE * (part / 2) : 2 * M_TILE;
+      cp_async_4(to + SCALES_AT + 4 * (lane - 16), from);
     }
   }
 
-  // Sub-scale `i` of a row's word.
+  // A row's sub-scales of a stage, if there are any.
+  static __device__ __forceinline__ u32 sub_scales(const u8* m_tile, u32 row) {
+    return Fragment::HAS_SUB_SCALES ? word_at(m_tile + Stage::ROWS_AT + 4 * row) : 0;
+  }
+
+  // Sub-scale `i` of them.
   static __device__ __forceinline__ float sub_scale(u32 word, u32 i, const CodeTable& table) {
+    if (!Fragment::HAS_SUB_SCALES) return 1;
     const u32 byte = word >> 8 * i & 255;
     return Fragment::LOW_BITS == 4 ? float_sub_scale(byte, table.shift) : float(int(i8(byte)));
   }
@@ -510,7 +517,7 @@ struct TableStage : FragmentStage<Fragment> {
     const CodeTable& table = *(const CodeTable*)(m_tile + TABLE_AT);
     Codes codes;
     codes.load(m_tile, m_tile + Stage::HIGH_AT, lane);
-    const u32 low_scales = word_at(m_tile + Stage::ROWS_AT + 4 * group), high_scales = word_at(m_tile + Stage::ROWS_AT + 32 + 4 * group);
+    const u32 low_scales = sub_scales(m_tile, group), high_scales = sub_scales(m_tile, group + 8);
     const TableScales d(m_tile + SCALES_AT, table, group);
     const int start[4] = {START, START, START, START};
 #pragma unroll
@@ -528,6 +535,8 @@ struct TableStage : FragmentStage<Fragment> {
 };
 struct Weights_f4 : TableStage<f4_fragment> {};
 struct Weights_t3 : TableStage<t3_fragment> {};
+struct Weights_t2 : TableStage<t2_fragment> {};
+struct Weights_t1 : TableStage<t1_fragment> {};
 
 // F16, row after row, swizzled for ldmatrix: eight rows meet all banks.
 __device__ __forceinline__ u32 f16_chunk(u32 row, u32 chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }

@@ -49,3 +49,5 @@ typedef FragmentWeights<sixteens_mma<k6_fragment>> k6_weights;
 typedef FragmentWeights<t4_mma> t4_weights;
 typedef FragmentWeights<f4_mma> f4_weights;
 typedef FragmentWeights<sixteens_mma<t3_fragment>> t3_weights;
+typedef FragmentWeights<sixteens_mma<t2_fragment>> t2_weights;
+typedef FragmentWeights<sixteens_mma<t1_fragment>> t1_weights;

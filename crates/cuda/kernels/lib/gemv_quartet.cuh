@@ -129,6 +129,17 @@ struct HeldBytes {
   }
 };
 
+// The same, or ones where a K-block has no sub-scales.
+template <typename Fragment, int ROWS, bool HAS_SUB_SCALES = Fragment::HAS_SUB_SCALES>
+struct HeldSubScales : HeldBytes<ROWS> {
+  using HeldBytes<ROWS>::HeldBytes;
+};
+template <typename Fragment, int ROWS>
+struct HeldSubScales<Fragment, ROWS, false> {
+  __device__ __forceinline__ HeldSubScales(const u8*, const QuartetInput<ROWS>&) {}
+  __device__ __forceinline__ u32 operator()(u32, u32) const { return 0x0101; }
+};
+
 // What formats of these products have in common.
 template <typename Fragment>
 struct Quartets : Fragment {
@@ -237,33 +248,33 @@ struct k2_mma : Quartets<k2_fragment> {
   }
 };
 
-// Operands of 16 inputs of K6 and T3; `factor` times as much is what codes stand for.
+// Operands of 16 inputs of T3, T2 and T1, and of K6 below; `factor` times as much is what codes stand for.
 template <typename Fragment>
 struct SixteensCodes {
+  CodeTable table;
+
+  __device__ __forceinline__ explicit SixteensCodes(const u8* k_block) : table(*(const CodeTable*)(k_block + Fragment::TABLE)) {}
+  __device__ __forceinline__ float factor() const { return table.factor; }
+  __device__ __forceinline__ void operands(u32 (&a)[2], const u8* k_block, u32 part, u32 group, u32 lane) const {
+    TableCodes<Fragment> codes;
+    codes.load(k_block + Fragment::PART_LOW * part, k_block + Fragment::HIGH + Fragment::PART_HIGH * part, lane);
+    codes.operands(a, group, table);
+  }
+};
+template <>
+struct SixteensCodes<k6_fragment> {
   __device__ __forceinline__ explicit SixteensCodes(const u8*) {}
   __device__ __forceinline__ float factor() const { return 0.25f; }
   __device__ __forceinline__ void operands(u32 (&a)[2], const u8* k_block, u32 part, u32 group, u32 lane) const {
-    const uint4 nibbles = *(const uint4*)(k_block + Fragment::PART_LOW * part + 16 * lane);
-    const uint2 pairs = *(const uint2*)(k_block + Fragment::HIGH + Fragment::PART_HIGH * part + 8 * lane);
+    const uint4 nibbles = *(const uint4*)(k_block + k6_fragment::PART_LOW * part + 16 * lane);
+    const uint2 pairs = *(const uint2*)(k_block + k6_fragment::HIGH + k6_fragment::PART_HIGH * part + 8 * lane);
     const u32 w = word(nibbles, group), top = group < 2 ? pairs.x : pairs.y, shift = 4 * (group % 2);
     a[0] = (w << 2 & 0x3c3c3c3cu) | (top << (6 - shift) & 0xc0c0c0c0u);
     a[1] = (w >> 2 & 0x3c3c3c3cu) | (top << (4 - shift) & 0xc0c0c0c0u);
   }
 };
-template <>
-struct SixteensCodes<t3_fragment> {
-  CodeTable table;
 
-  __device__ __forceinline__ explicit SixteensCodes(const u8* k_block) : table(*(const CodeTable*)(k_block + t3_fragment::TABLE)) {}
-  __device__ __forceinline__ float factor() const { return table.factor; }
-  __device__ __forceinline__ void operands(u32 (&a)[2], const u8* k_block, u32 part, u32 group, u32 lane) const {
-    TableCodes<t3_fragment> codes;
-    codes.load(k_block + t3_fragment::PART_LOW * part, k_block + t3_fragment::HIGH + t3_fragment::PART_HIGH * part, lane);
-    codes.operands(a, group, table);
-  }
-};
-
-// K6 and T3: codes of 16 inputs with a signed scale. Two of them share an activation scale: their sums, times their own scales, join as
+// K6 and T3, and T2 and T1, whose sub-scales are ones: codes of 16 inputs with a signed scale. Two of them share an activation scale: their sums, times their own scales, join as
 // integers.
 template <typename Fragment>
 struct sixteens_mma : Quartets<Fragment> {
@@ -272,11 +283,12 @@ struct sixteens_mma : Quartets<Fragment> {
   template <int ROWS>
   static __device__ __forceinline__ void multiply(QuartetSums<ROWS>& sums, const u8* k_block, QuartetInput<ROWS>& in, u32 first, u32 lane) {
     const SixteensCodes<Fragment> codes(k_block);
-    const u8 *rows = k_block + Fragment::SUB_SCALES + 16 * (lane / 4), *scales = k_block + Fragment::SCALES + lane / 4 * 2;
-    const HeldBytes<ROWS> low(rows, in), high(rows + 128, in);
-    const float d_low = codes.factor() * f16_at(scales), d_high = codes.factor() * f16_at(scales + 16);
+    const u8* rows = k_block + Fragment::SUB_SCALES + 16 * (lane / 4);
+    const HeldSubScales<Fragment, ROWS> low(rows, in), high(rows + 128, in);
 #pragma unroll
     for (u32 quartet = 0; quartet < 2; quartet++) {
+      const u8* scales = scales_of_part<Fragment>(k_block, 2 * quartet) + lane / 4 * 2;
+      const float d_low = codes.factor() * f16_at(scales), d_high = codes.factor() * f16_at(scales + 16);
       const u8* x = in.codes + first + QUARTET_INPUTS * quartet + 4 * (lane % 4);
 #pragma unroll
       for (u32 turn = 0; turn < in.TURNS; turn++) {

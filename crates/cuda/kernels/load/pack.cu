@@ -65,22 +65,21 @@ __device__ ONCE u32 four_codes(const Params& p, u32 row, u32 column) {
 
 // The same where four codes of an operand lie side by side, each in a nibble.
 __device__ __forceinline__ void pack_lookups(const u32 (&codes)[PART_OPERANDS], u32* low, u32* high, u32 lane) {
-  constexpr bool THREE_BITS = Fragment::LOW_BITS == 2;
   u32 words[4] = {0, 0, 0, 0}, ones = 0;
 #pragma unroll
   for (u32 o = 0; o < PART_OPERANDS; o++) {
     // Bytes to nibbles.
     const u32 pairs = codes[o] | codes[o] >> 4, four = __byte_perm(pairs, 0, 0x4420), nibbles = four << (16 * (o % 2));
-    if (THREE_BITS) {
-      words[o / 4] |= (nibbles & 0x33333333u) << (2 * (o / 2 % 2));
-      ones |= (nibbles >> 2 & 0x11111111u) << (o / 2);
-    } else {
-      words[o / 2] |= nibbles;
-    }
+    if (Fragment::LOW_BITS == 4) words[o / 2] |= nibbles;
+    if (Fragment::LOW_BITS == 2) words[o / 4] |= (nibbles & 0x33333333u) << (2 * (o / 2 % 2));
+    // The bit above two, or the only one.
+    if (Fragment::LOW_BITS < 4) ones |= (nibbles >> (Fragment::LOW_BITS == 2 ? 2 : 0) & 0x11111111u) << (o / 2);
   }
-  if (THREE_BITS) {
+  if (Fragment::LOW_BITS == 1) {
+    low[lane] = ones;
+  } else if (Fragment::LOW_BITS == 2) {
     ((uint2*)low)[lane] = make_uint2(words[0], words[1]);
-    high[lane] = ones;
+    if (Fragment::HIGH_BITS == 1) high[lane] = ones;
   } else {
     ((uint4*)low)[lane] = make_uint4(words[0], words[1], words[2], words[3]);
   }
@@ -127,7 +126,7 @@ __device__ __forceinline__ void pack_codes(const Params& p, u32 row, u32 column,
 #ifdef TABLE_0
 __device__ __forceinline__ u32 scale_word(const Params& p, u32 row, u32 column, u32 word) {
   const bool sixteens = Fragment::SIXTEENS;
-  const u32 sub_words = (sixteens ? 4 : 2) * M_TILE, scale_words = M_TILE / 2;
+  const u32 sub_words = (Fragment::SCALES - Fragment::SUB_SCALES) / 4, scale_words = (Fragment::TABLE - Fragment::SCALES) / 4;
   u32 held = 0;
   if (word < sub_words) {
     for (u32 b = 0; b < 4; b++) {
@@ -141,8 +140,10 @@ __device__ __forceinline__ u32 scale_word(const Params& p, u32 row, u32 column, 
   }
   word -= sub_words;
   if (word >= scale_words) return table_word(word - scale_words);
+  // Those of all rows for a block of inputs, then those for the next.
+  const u32 at = column + word / (M_TILE / 2) * BLOCK_LEN;
   for (u32 b = 0; b < 2; b++) {
-    const u8* block = block_at(p, row + 2 * word + b, column);
+    const u8* block = block_at(p, row + 2 * word % M_TILE + b, at);
     if (block) held |= u32(weight_d(block)) << (16 * b);
   }
   return held;

@@ -3,7 +3,7 @@
 //! 16 output rows are an M-tile. An M-tile is cut along its inputs into K-blocks; K-block follows K-block, M-tile follows
 //! M-tile. Rows are padded to an M-tile and inputs to a K-block with zero bytes, which stand for zeros. Within a K-block, a
 //! warp's lane `4 * group + quad` finds its operands side by side: rows `group` and `group + 8`, and of every 32 inputs (16 in
-//! K2, K6, F4 and T3) the quarter `quad`. Scales lie behind the codes.
+//! K2, K6, F4, T3, T2 and T1) the quarter `quad`. Scales lie behind the codes.
 //!
 //! Sizes follow from a few numbers per format; `kernels/lib/fragment.cuh` has the same, and kernels are told the results to
 //! compare. `fragment/plain.rs` defines the order within a K-block: a plain packer, and the value at every position, bit for
@@ -55,10 +55,14 @@ pub(crate) enum FragmentFormat {
     F4,
     /// Codes of three bits that index such a table, in two planes, a signed sub-scale per 16 inputs.
     T3,
+    /// Codes of two bits that index such a table, one f16 scale per 256 inputs.
+    T2,
+    /// Codes of one bit that index such a table, one f16 scale per 128 inputs.
+    T1,
 }
 
 impl FragmentFormat {
-    pub(crate) const ALL: [FragmentFormat; 13] = [
+    pub(crate) const ALL: [FragmentFormat; 15] = [
         FragmentFormat::Q8,
         FragmentFormat::Q4,
         FragmentFormat::Q5,
@@ -72,6 +76,8 @@ impl FragmentFormat {
         FragmentFormat::T4,
         FragmentFormat::F4,
         FragmentFormat::T3,
+        FragmentFormat::T2,
+        FragmentFormat::T1,
     ];
 
     /// `None` for formats that have no fragments: floats, and those that become f16.
@@ -94,9 +100,9 @@ impl FragmentFormat {
             | QuantType::IQ2_XS
             | QuantType::IQ2_S
             | QuantType::IQ1_S
-            | QuantType::IQ1_M
-            | QuantType::TQ1_0
-            | QuantType::TQ2_0 => FragmentFormat::T3,
+            | QuantType::IQ1_M => FragmentFormat::T3,
+            QuantType::TQ1_0 | QuantType::TQ2_0 => FragmentFormat::T2,
+            QuantType::Q1_0 => FragmentFormat::T1,
             _ => return None,
         })
     }
@@ -117,6 +123,8 @@ impl FragmentFormat {
             FragmentFormat::T4 => "t4",
             FragmentFormat::F4 => "f4",
             FragmentFormat::T3 => "t3",
+            FragmentFormat::T2 => "t2",
+            FragmentFormat::T1 => "t1",
         }
     }
 
@@ -134,7 +142,9 @@ impl FragmentFormat {
             | FragmentFormat::K6
             | FragmentFormat::T4
             | FragmentFormat::F4
-            | FragmentFormat::T3 => 256,
+            | FragmentFormat::T3
+            | FragmentFormat::T2
+            | FragmentFormat::T1 => 256,
         }
     }
 
@@ -148,7 +158,8 @@ impl FragmentFormat {
             | FragmentFormat::K4
             | FragmentFormat::T4
             | FragmentFormat::F4 => (4, 0),
-            FragmentFormat::K2 => (2, 0),
+            FragmentFormat::K2 | FragmentFormat::T2 => (2, 0),
+            FragmentFormat::T1 => (1, 0),
             FragmentFormat::T3 => (2, 1),
             FragmentFormat::Q5 | FragmentFormat::M5 | FragmentFormat::K5 => (4, 1),
             FragmentFormat::K6 => (4, 2),
@@ -158,28 +169,35 @@ impl FragmentFormat {
     /// Bytes of a row's scales in a K-block: 8-bit sub-scales (and minimums), then f16.
     fn scale_bytes(self) -> (usize, usize) {
         match self {
-            FragmentFormat::Q8 | FragmentFormat::Q4 | FragmentFormat::Q5 | FragmentFormat::N4 => {
-                (0, 4)
-            }
+            FragmentFormat::Q8
+            | FragmentFormat::Q4
+            | FragmentFormat::Q5
+            | FragmentFormat::N4
+            | FragmentFormat::T1 => (0, 4),
             FragmentFormat::M4 | FragmentFormat::M5 => (0, 8),
             FragmentFormat::K2 | FragmentFormat::K4 | FragmentFormat::K5 => (16, 4),
             FragmentFormat::T4 => (8, 2),
             FragmentFormat::K6 | FragmentFormat::F4 | FragmentFormat::T3 => (16, 2),
+            FragmentFormat::T2 => (0, 2),
         }
     }
 
     /// Bytes of the matrix's code table, which lies in every K-block.
     fn table_bytes(self) -> usize {
         match self {
-            FragmentFormat::T4 | FragmentFormat::F4 | FragmentFormat::T3 => code_table::TABLE_BYTES,
+            FragmentFormat::T4
+            | FragmentFormat::F4
+            | FragmentFormat::T3
+            | FragmentFormat::T2
+            | FragmentFormat::T1 => code_table::TABLE_BYTES,
             _ => 0,
         }
     }
 
     /// Whether a step of the tensor core has 16 inputs, each such group a scale of its own.
     pub(crate) fn has_short_steps(self) -> bool {
-        use FragmentFormat::{F4, K2, K6, T3};
-        matches!(self, K2 | K6 | F4 | T3)
+        use FragmentFormat::{F4, K2, K6, T1, T2, T3};
+        matches!(self, K2 | K6 | F4 | T3 | T2 | T1)
     }
 
     /// Whether codes are looked up, so that the four of an operand lie side by side, each in a nibble.
@@ -204,9 +222,12 @@ impl FragmentFormat {
         self.k_block_inputs() / PART_INPUTS
     }
 
-    /// Bytes of a part by itself: its codes, its share of the sub-scales, the f16 scales, the table.
+    /// Bytes of a part by itself: its codes, its share of the sub-scales, the f16 scales (of T1 those of its inputs), the table.
     pub(crate) fn part_bytes(self) -> usize {
-        let (sub_scales, scales) = self.scale_bytes();
+        let (sub_scales, mut scales) = self.scale_bytes();
+        if self.table_bytes() > 0 {
+            scales = 2;
+        }
         let rows = M_TILE * (sub_scales / self.parts() + scales);
         self.part_code_bytes() + rows + self.table_bytes()
     }

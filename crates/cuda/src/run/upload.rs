@@ -492,9 +492,9 @@ pub(crate) mod tests {
             tensor("q", &[512, 40], QuantType::Q4_K, 1),
             tensor("k", &[512, 20], QuantType::Q4_K, 2),
             tensor("v", &[512, 20], QuantType::Q6_K, 3),
-            // Both are Q8 in fragments.
-            tensor("gate", &[96, 35], QuantType::Q8_0, 4),
-            tensor("up", &[96, 35], QuantType::Q5_0, 5),
+            // Both are T4 in fragments.
+            tensor("gate", &[512, 35], QuantType::IQ4_XS, 4),
+            tensor("up", &[512, 35], QuantType::IQ3_S, 5),
             tensor("experts gate", &[64, 24, 3], QuantType::Q4_0, 6),
             tensor("experts up", &[64, 24, 3], QuantType::Q4_0, 7),
             ("exact in bf16", vec![96, 20], QuantType::F32, exact),

@@ -6,8 +6,15 @@ use carat_testkit::tiny::{Tiny, Variant};
 
 use super::{Cases, harness, logits, same_bits, within};
 
-/// Distance of longer batches whose products are added up in another order, or rounded to f16 where others are to int8.
-const ERROR: f64 = 1e-2;
+/// Distance of longer batches whose products are added up in another order, or rounded to f16 where others are to int8. A rounded score
+/// may choose another expert, and experts of random weights differ much.
+fn bound(variant: Variant) -> f64 {
+    match variant {
+        Variant::Moe26b => 1.2e-1,
+        _ => 1e-2,
+    }
+}
+
 /// Buckets of medium batches, and one of large ones.
 const CHUNKS: [usize; 2] = [48, 100];
 
@@ -48,7 +55,12 @@ fn choices(tier: Tier, variant: Variant, choice: Choice) -> Result<(), String> {
         }
         for (found, expected) in found_long.into_iter().zip(&long) {
             let said = |e: String| format!("{choice} {value}: {e}");
-            within(&found?, expected.as_ref().map_err(String::clone)?, ERROR).map_err(said)?;
+            within(
+                &found?,
+                expected.as_ref().map_err(String::clone)?,
+                bound(variant),
+            )
+            .map_err(said)?;
         }
     }
     Ok(())

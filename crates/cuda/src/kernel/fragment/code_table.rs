@@ -1,4 +1,4 @@
-//! Code tables: what the codes of a matrix in T4, F4 or T3 stand for.
+//! Code tables: what the codes of a matrix in T4, F4, T3, T2 or T1 stand for.
 //!
 //! A value is `scale * factor * sub-scale * values[code]`: the f16 scale of its block, its group's 8-bit sub-scale, and an
 //! entry of the table. All but the last product are exact. A format that is such a product needs an entry here, and its blocks'
@@ -50,6 +50,7 @@ impl CodeTable {
             }
             QuantType::IQ1_S | QuantType::IQ1_M => CodeTable::new([-9, -7, -1, 1, 7, 9], 0.125, 0),
             QuantType::TQ1_0 | QuantType::TQ2_0 => CodeTable::new([-1, 0, 1, 2], 1.0, 0),
+            QuantType::Q1_0 => CodeTable::new([-1, 1], 1.0, 0),
             _ => return None,
         })
     }

@@ -14,7 +14,7 @@ struct Offsets {
     high: usize,
     /// 16 bytes per row: scales, or scales and minimums alternating. Of T4 two bytes per row, part after part.
     sub_scales: usize,
-    /// The f16 scales, and minimums' scales, of a row.
+    /// The f16 scales, and minimums' scales, of a row. Of T1 those of all rows for 128 inputs, then those for the next.
     scales: usize,
     /// The code table.
     table: usize,
@@ -63,6 +63,8 @@ impl FragmentFormat {
                     (pair + run, shift + 2 * (group % 2)),
                     (one + run, shift + group),
                 ],
+                FragmentFormat::T2 => [(pair + run, shift + 2 * (group % 2)), (0, 0)],
+                FragmentFormat::T1 => [(128 * part + 4 * lane + run, shift + group), (0, 0)],
                 FragmentFormat::K2 => [(pair + byte, 2 * (operand % 4)), (0, 0)],
                 _ => [nibble, (high + pair + byte, 2 * (operand % 4))],
             };
@@ -153,7 +155,11 @@ impl FragmentFormat {
                 let scale = sub_scale(input / 16).cast_signed();
                 f16_at(k_block, at.scales + 2 * row) * f32::from(scale) * f32::from(code)
             }
-            FragmentFormat::T4 | FragmentFormat::F4 | FragmentFormat::T3 => {
+            FragmentFormat::T4
+            | FragmentFormat::F4
+            | FragmentFormat::T3
+            | FragmentFormat::T2
+            | FragmentFormat::T1 => {
                 let word = |i: usize| {
                     let bytes = &k_block[at.table + 4 * i..][..4];
                     u32::from_le_bytes(bytes.try_into().expect("four bytes"))
@@ -166,10 +172,15 @@ impl FragmentFormat {
                     FragmentFormat::F4 => {
                         f32::from_bits(u32::from(sub_scale(input / CODES_GROUP)) << shift)
                     }
-                    _ => f32::from(sub_scale(input / CODES_GROUP).cast_signed()),
+                    FragmentFormat::T3 => f32::from(sub_scale(input / CODES_GROUP).cast_signed()),
+                    _ => 1.0,
                 };
                 let entry = k_block[at.table + usize::from(code)].cast_signed();
-                f16_at(k_block, at.scales + 2 * row) * (scale * factor) * f32::from(entry)
+                let of_row = match self {
+                    FragmentFormat::T1 => 2 * M_TILE * (input / 128) + 2 * row,
+                    _ => 2 * row,
+                };
+                f16_at(k_block, at.scales + of_row) * (scale * factor) * f32::from(entry)
             }
         }
     }
@@ -251,6 +262,10 @@ fn pack_block(quant: QuantType, block: &[u8], k_block: &mut [u8], row: usize, fi
                 k_block[at.t4_sub_scale(row, 32 * sub)] = table_sub_scale(quant, block, 2 * sub);
             }
             k_block[at.scales + 2 * row..][..2].copy_from_slice(&table_scale(quant, block));
+        }
+        FragmentFormat::T2 | FragmentFormat::T1 => {
+            let scale = at.scales + 2 * M_TILE * (first / 128) + 2 * row;
+            k_block[scale..scale + 2].copy_from_slice(&table_scale(quant, block));
         }
         FragmentFormat::F4 | FragmentFormat::T3 => {
             let groups = &mut k_block[sub_scales][first / CODES_GROUP..];
@@ -444,11 +459,13 @@ mod tests {
                 FragmentFormat::Q8
                 | FragmentFormat::Q4
                 | FragmentFormat::Q5
-                | FragmentFormat::N4 => 4,
+                | FragmentFormat::N4
+                | FragmentFormat::T1 => 4,
                 FragmentFormat::M4 | FragmentFormat::M5 => 8,
                 FragmentFormat::K2 | FragmentFormat::K4 | FragmentFormat::K5 => 16 + 4,
                 FragmentFormat::T4 => 8 + 2,
                 FragmentFormat::K6 | FragmentFormat::F4 | FragmentFormat::T3 => 16 + 2,
+                FragmentFormat::T2 => 2,
             };
             let behind = M_TILE * scales + format.table_bytes();
             assert_eq!(bits.len() / 8 + behind, format.k_block_bytes());
@@ -515,6 +532,14 @@ mod tests {
                                 | (ones >> (o / 2) & 0x1111_1111) << 2;
                             spread(codes >> (16 * (o % 2)))
                         }
+                        FragmentFormat::T2 => {
+                            let pairs = word(&fragments, 256 * part + 8 * lane + 4 * (o / 4));
+                            spread((pairs >> (2 * (o / 2 % 2)) & 0x3333_3333) >> (16 * (o % 2)))
+                        }
+                        FragmentFormat::T1 => {
+                            let ones = word(&fragments, 128 * part + 4 * lane);
+                            spread((ones >> (o / 2) & 0x1111_1111) >> (16 * (o % 2)))
+                        }
                         FragmentFormat::K5 => {
                             let high = word(&fragments, 2048 + 128 * part + 4 * lane);
                             nibbles | (high >> o & 0x0101_0101) << 4
@@ -533,12 +558,12 @@ mod tests {
     }
 
     #[test]
-    fn formats_without_fragments_are_floats_and_those_that_become_f16() {
+    fn formats_without_fragments_are_floats() {
         let without: Vec<&str> = QuantType::all()
             .filter(|&quant| FragmentFormat::of(quant).is_none())
             .map(QuantType::name)
             .collect();
-        let expected = "F32 F16 BF16 Q1_0";
+        let expected = "F32 F16 BF16";
         assert_eq!(without.join(" "), expected);
     }
 }

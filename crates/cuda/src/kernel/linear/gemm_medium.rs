@@ -172,11 +172,11 @@ pub(crate) struct GemmMediumScratch {
 
 /// Stages of a warp's cp.async ring: as many as keep the memory busy, or as small cards have room for.
 fn ring(format: FragmentFormat, shared_bytes: usize) -> usize {
-    use FragmentFormat::{F4, K2, K4, K5, K6, M4, M5, N4, Q4, Q5, Q8, T3, T4};
+    use FragmentFormat::{F4, K2, K4, K5, K6, M4, M5, N4, Q4, Q5, Q8, T1, T2, T3, T4};
     let (large, small) = match format {
         Q8 => (4, 2),
         Q5 | M5 | K5 | K6 | T4 | F4 => (5, 3),
-        Q4 | N4 | M4 | K2 | K4 | T3 => (6, 3),
+        Q4 | N4 | M4 | K2 | K4 | T3 | T2 | T1 => (6, 3),
     };
     if shared_bytes >= LARGE_SHARED_BYTES {
         large

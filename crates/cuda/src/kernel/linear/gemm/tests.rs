@@ -9,7 +9,7 @@ use crate::{
     testing::{Card, normals, relative_error},
 };
 
-const FORMATS: [QuantType; 13] = [
+const FORMATS: [QuantType; 15] = [
     QuantType::Q8_0,
     QuantType::Q4_0,
     QuantType::Q5_0,
@@ -23,6 +23,8 @@ const FORMATS: [QuantType; 13] = [
     QuantType::IQ4_XS,
     QuantType::NVFP4,
     QuantType::Q3_K,
+    QuantType::TQ2_0,
+    QuantType::Q1_0,
 ];
 
 /// A value that no result has.
@@ -536,6 +538,13 @@ fn gemm_f4() {
 #[ignore = "needs a card"]
 fn gemm_t3() {
     check_format(FragmentFormat::T3, [256, 768]);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_t2_and_t1() {
+    check_format(FragmentFormat::T2, [256, 768]);
+    check_format(FragmentFormat::T1, [128, 640]);
 }
 
 #[test]

@@ -20,7 +20,7 @@ const POISON: f32 = -1.5e30;
 const POISON_F16: u16 = 0x7e5a;
 const PAIR_SCALE: f32 = 0.25;
 
-const FORMATS: [(FragmentFormat, QuantType); 13] = [
+const FORMATS: [(FragmentFormat, QuantType); 15] = [
     (FragmentFormat::Q8, QuantType::Q8_0),
     (FragmentFormat::Q4, QuantType::Q4_0),
     (FragmentFormat::Q5, QuantType::Q5_0),
@@ -34,6 +34,8 @@ const FORMATS: [(FragmentFormat, QuantType); 13] = [
     (FragmentFormat::T4, QuantType::IQ3_S),
     (FragmentFormat::F4, QuantType::NVFP4),
     (FragmentFormat::T3, QuantType::IQ2_S),
+    (FragmentFormat::T2, QuantType::TQ1_0),
+    (FragmentFormat::T1, QuantType::Q1_0),
 ];
 
 /// A matrix as the kernel takes it, and its values.
@@ -536,6 +538,20 @@ fn gemm_medium_t3() {
 
 #[test]
 #[ignore = "needs a card"]
+fn gemm_medium_t2_and_t1() {
+    check_format(GemmMediumKernel::Warps, FragmentFormat::T2);
+    check_format(GemmMediumKernel::Warps, FragmentFormat::T1);
+}
+
+#[test]
+#[ignore = "needs a card"]
 fn gemm_medium_sm90_t3() {
     check_format(GemmMediumKernel::Warpgroups, FragmentFormat::T3);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_medium_sm90_t2_and_t1() {
+    check_format(GemmMediumKernel::Warpgroups, FragmentFormat::T2);
+    check_format(GemmMediumKernel::Warpgroups, FragmentFormat::T1);
 }

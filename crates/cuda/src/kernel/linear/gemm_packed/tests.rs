@@ -356,3 +356,10 @@ fn gemm_packed_f4() {
 fn gemm_packed_t3() {
     check_format(FragmentFormat::T3);
 }
+
+#[test]
+#[ignore = "needs a card"]
+fn gemm_packed_t2_and_t1() {
+    check_format(FragmentFormat::T2);
+    check_format(FragmentFormat::T1);
+}

@@ -438,7 +438,7 @@ impl Case {
     }
 }
 
-const QUANTS: [QuantType; 16] = [
+const QUANTS: [QuantType; 18] = [
     QuantType::Q8_0,
     QuantType::Q4_0,
     QuantType::Q5_0,
@@ -452,6 +452,8 @@ const QUANTS: [QuantType; 16] = [
     QuantType::IQ4_XS,
     QuantType::MXFP4,
     QuantType::IQ2_XS,
+    QuantType::TQ2_0,
+    QuantType::Q1_0,
     QuantType::F16,
     QuantType::BF16,
     QuantType::F32,
@@ -461,6 +463,7 @@ const QUANTS: [QuantType; 16] = [
 fn odd_columns(quant: QuantType) -> usize {
     match quant.block_len() {
         256 => 768,
+        128 => 640,
         32 => 352,
         _ => 328,
     }
