@@ -1,7 +1,7 @@
 //! The few choices that depend on the card at hand: what was measured on one card need not be best on another.
 //!
 //! The model of the card decides each of them: rules and figures that were measured on an H200. Alternatives replace it, one by one:
-//! those that `carat tune` has found faster on a card ([`crate::kept_choices`]), or that a caller gives. No alternative changes which sums are
+//! those that `carat tune` has found faster on a card (`tuned_models.rs`), or that a caller gives. No alternative changes which sums are
 //! made for batches of up to 8 rows, so these have the same bits whatever is chosen; larger batches are the same whoever the neighbours are.
 
 use std::fmt;
