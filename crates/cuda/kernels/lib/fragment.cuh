@@ -14,8 +14,8 @@
 //            bit above from HIGH on, where the lane has one word and bit o / 2 of each nibble
 //   t2, t1:  the two bits of t3 alone, and its one bit alone
 // Behind them the scales: 16 bytes of sub-scales per row from SUB_SCALES on (of t4 2 bytes per row, part after part), the f16 scales of a
-// row from SCALES on (of m4 and m5 a scale and a minimum for each 32 inputs; of t1 those of all rows for 128 inputs, then those for the next); of t4,
-// f4, t3, t2 and t1 the CodeTable of the matrix, from TABLE on.
+// row from SCALES on (of m4 and m5 a scale and a minimum for each 32 inputs; of t1 those of all rows for 128 inputs, then those for the
+// next); of t4, f4, t3, t2 and t1 the CodeTable of the matrix, from TABLE on.
 #pragma once
 #include "lib/num.cuh"
 #include "lib/ptx.cuh"

@@ -274,8 +274,8 @@ struct SixteensCodes<k6_fragment> {
   }
 };
 
-// K6 and T3, and T2 and T1, whose sub-scales are ones: codes of 16 inputs with a signed scale. Two of them share an activation scale: their sums, times their own scales, join as
-// integers.
+// K6 and T3, and T2 and T1, whose sub-scales are ones: codes of 16 inputs with a signed scale. Two of them share an activation scale:
+// their sums, times their own scales, join as integers.
 template <typename Fragment>
 struct sixteens_mma : Quartets<Fragment> {
   static constexpr bool HAS_MINS = false;
