@@ -41,6 +41,9 @@ fn on_a_card(home: &Path, arguments: &[&str]) -> Output {
     end_of(command.envs([ADA]))
 }
 
+/// One choice, in as few rounds and tokens as there may be.
+const QUICKLY: [&str; 6] = ["--only", "prepared-from", "-r", "3", "-n", "1"];
+
 #[test]
 #[ignore = "needs the CUDA emulator"]
 fn what_was_measured_is_kept_shown_and_forgotten() {
@@ -49,17 +52,10 @@ fn what_was_measured_is_kept_shown_and_forgotten() {
     let model = text(&model);
     let kept = home.path().join(".cache/carat/kernels/choices.json");
     let tune = |flags: &[&str]| {
-        let only = [
-            "tune",
-            model,
-            "--only",
-            "prepared-from",
-            "-r",
-            "3",
-            "-n",
-            "1",
-        ];
-        let output = on_a_card(home.path(), &[&only, flags].concat());
+        let output = on_a_card(
+            home.path(),
+            &[&["tune", model], &QUICKLY[..], flags].concat(),
+        );
         assert_eq!(output.code, Some(0), "{}", output.stderr);
         output
     };
@@ -139,17 +135,7 @@ fn kept_choices_are_in_force_and_change_no_answer() {
         fs::read(out).unwrap()
     };
     let usual = logits("usual");
-    let only = [
-        "tune",
-        model,
-        "--only",
-        "prepared-from",
-        "-r",
-        "3",
-        "-n",
-        "1",
-    ];
-    let output = on_a_card(home.path(), &only);
+    let output = on_a_card(home.path(), &[&["tune", model], &QUICKLY[..]].concat());
     assert_eq!(output.code, Some(0), "{}", output.stderr);
     // Whatever won, another value is in force from here on.
     let kept = home.path().join(".cache/carat/kernels/choices.json");
