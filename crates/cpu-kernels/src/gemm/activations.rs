@@ -21,7 +21,7 @@ pub const CHUNK: usize = GROUP * LANES;
 #[repr(C, align(64))]
 pub struct Chunk {
     pub codes: [i8; CHUNK],
-    /// The same, with the first halves of four groups together and then their second halves, as some formats unpack.
+    /// The same in the order of [`super::format::Order::HalfGroups`], as formats of nibbles unpack.
     pub by_half_groups: [i8; CHUNK],
     /// Value of one unit of each group's codes.
     pub scales: [f32; LANES],
@@ -130,7 +130,7 @@ pub fn quantize<S: Simd>(x: &[f32], row: &mut [Chunk]) {
             high.mul(inverse).round().store_i8(&mut codes[1]);
             let (by_half_groups, _) = chunk.by_half_groups.as_chunks_mut::<LANES>();
             for (half, codes) in codes.iter().enumerate() {
-                by_half_groups[8 * (g / 4) + 4 * half + g % 4] = *codes;
+                by_half_groups[16 * (g / 8) + 8 * (g % 2) + 4 * half + g % 8 / 2] = *codes;
                 chunk.half_sums[2 * g + half] = codes.iter().map(|&code| i32::from(code)).sum();
             }
             chunk.sums[g] = chunk.half_sums[2 * g] + chunk.half_sums[2 * g + 1];

@@ -180,7 +180,7 @@ fn add_chunk<S: Simd, F: Format>(
                     let first = dot::<S, F>(S::ints(0), weights.codes[2 * i], &codes[2 * i]);
                     dot::<S, F>(first, weights.codes[2 * i + 1], &codes[2 * i + 1])
                 }];
-                S::sum_by_four(parts)
+                S::sum_by_four_in_turns(parts)
             }
         };
         code_sums = S::load_ints(&chunk.sums);

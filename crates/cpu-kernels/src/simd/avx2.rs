@@ -534,6 +534,71 @@ impl<D: Dots> Simd for Vectors<D> {
     }
 
     #[inline(always)]
+    fn sum_by_four_in_turns(parts: [Pair<__m256i>; 4]) -> Pair<__m256i> {
+        let [a, b, c, d] = parts;
+        both!(pair = Pair((a, b), (c, d)) => {
+            let (a, b) = pair;
+            let sums = half_sums([a.0, a.1, b.0, b.1]);
+            // Low halves hold sums 0 and 2 of `a` and of `b`, high halves 1 and 3.
+            _mm256_permutevar8x32_epi32(sums, _mm256_set_epi32(7, 5, 3, 1, 6, 4, 2, 0))
+        })
+    }
+
+    #[inline(always)]
+    fn six_bit_scales([first, second]: [&[u8; 16]; 2]) -> [Pair<__m256>; 2] {
+        let both = Pair(first, second);
+        // Quads of a block: both factors, the scales' low bits, the minimums', and four bits each of the last four of both.
+        let header = both!(from = both => _mm_loadu_si128(from.as_ptr().cast()));
+        let numbers = both!(header = header => {
+            let low = _mm_shuffle_epi32::<0b10_10_01_01>(header);
+            let last = _mm_srlv_epi32(
+                _mm_shuffle_epi32::<0b11_11_11_11>(header),
+                _mm_set_epi32(4, 0, 0, 0),
+            );
+            let high = _mm_and_si128(_mm_srli_epi16::<2>(low), _mm_set1_epi8(0x30));
+            let last = _mm_or_si128(_mm_and_si128(last, _mm_set1_epi8(15)), high);
+            let low = _mm_and_si128(low, _mm_set1_epi8(63));
+            _mm_blend_epi32::<0b1010>(low, last)
+        });
+        let factors = both!(header = header => _mm256_cvtph_ps(header));
+        let scales = both!(numbers = numbers, factors = factors => {
+            let numbers = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(numbers));
+            _mm256_mul_ps(_mm256_broadcastss_ps(_mm256_castps256_ps128(factors)), numbers)
+        });
+        let mins = both!(numbers = numbers, factors = factors => {
+            let numbers = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(numbers, numbers)));
+            _mm256_mul_ps(_mm256_permutevar8x32_ps(factors, _mm256_set1_epi32(1)), numbers)
+        });
+        [scales, mins]
+    }
+
+    #[inline(always)]
+    fn unzip_quarters(a: Pair<__m256i>, b: Pair<__m256i>) -> [Pair<__m256i>; 2] {
+        avx2!([
+            Pair(
+                _mm256_permute2x128_si256::<0x20>(a.0, a.1),
+                _mm256_permute2x128_si256::<0x20>(b.0, b.1),
+            ),
+            Pair(
+                _mm256_permute2x128_si256::<0x31>(a.0, a.1),
+                _mm256_permute2x128_si256::<0x31>(b.0, b.1),
+            ),
+        ])
+    }
+
+    #[inline(always)]
+    fn spread_four(run: &[u8; 16], [a, b, c, d]: [u32; 4], mask: u8) -> Pair<__m256i> {
+        let shifts = Pair((i64::from(a), i64::from(b)), (i64::from(c), i64::from(d)));
+        let twice = avx2!(_mm256_broadcastsi128_si256(_mm_loadu_si128(
+            run.as_ptr().cast()
+        )));
+        both!(by = shifts => {
+            let shifted = _mm256_srlv_epi64(twice, _mm256_set_epi64x(by.1, by.1, by.0, by.0));
+            _mm256_and_si256(shifted, _mm256_set1_epi8(mask.cast_signed()))
+        })
+    }
+
+    #[inline(always)]
     fn prefetch(address: *const u8) {
         avx2!(_mm_prefetch::<_MM_HINT_T0>(address.cast()));
     }

@@ -397,6 +397,63 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn sum_by_four_in_turns(parts: [__m512i; 4]) -> __m512i {
+        let sums = quarter_sums(parts);
+        avx512!({
+            let index = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
+            _mm512_permutexvar_epi64(index, sums)
+        })
+    }
+
+    #[inline(always)]
+    fn six_bit_scales([first, second]: [&[u8; 16]; 2]) -> [__m512; 2] {
+        // Quads of a block: both factors, the scales' low bits, the minimums', and four bits each of the last four of both.
+        avx512!({
+            let read = |from: &[u8; 16]| std::ptr::read_unaligned(from.as_ptr().cast());
+            let both =
+                _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(read(first)), read(second));
+            let low = _mm256_shuffle_epi32::<0b10_10_01_01>(both);
+            let last = _mm256_srlv_epi32(
+                _mm256_shuffle_epi32::<0b11_11_11_11>(both),
+                _mm256_set_epi32(4, 0, 0, 0, 4, 0, 0, 0),
+            );
+            let high = _mm256_and_si256(_mm256_srli_epi16::<2>(low), _mm256_set1_epi8(0x30));
+            let last = _mm256_or_si256(_mm256_and_si256(last, _mm256_set1_epi8(15)), high);
+            let low = _mm256_and_si256(low, _mm256_set1_epi8(63));
+            // Eight scales and eight minimums of each block; then all scales, all minimums.
+            let numbers = _mm256_blend_epi32::<0b1010_1010>(low, last);
+            let numbers = _mm256_permute4x64_epi64::<0b11_01_10_00>(numbers);
+            let scales = _mm256_castsi256_si128(numbers);
+            let mins = _mm256_extracti128_si256::<1>(numbers);
+            let d = _mm256_shuffle_epi8(both, _mm256_set1_epi16(0x0100));
+            let dmin = _mm256_shuffle_epi8(both, _mm256_set1_epi16(0x0302));
+            let scaled = |factors, numbers| {
+                let numbers = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(numbers));
+                _mm512_mul_ps(_mm512_cvtph_ps(factors), numbers)
+            };
+            [scaled(d, scales), scaled(dmin, mins)]
+        })
+    }
+
+    #[inline(always)]
+    fn unzip_quarters(a: __m512i, b: __m512i) -> [__m512i; 2] {
+        avx512!([
+            _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b),
+            _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b),
+        ])
+    }
+
+    #[inline(always)]
+    fn spread_four(run: &[u8; 16], [a, b, c, d]: [u32; 4], mask: u8) -> __m512i {
+        let [a, b, c, d] = [i64::from(a), i64::from(b), i64::from(c), i64::from(d)];
+        avx512!({
+            let all = _mm512_broadcast_i32x4(_mm_loadu_si128(run.as_ptr().cast()));
+            let shifted = _mm512_srlv_epi64(all, _mm512_set_epi64(d, d, c, c, b, b, a, a));
+            _mm512_and_si512(shifted, _mm512_set1_epi8(mask.cast_signed()))
+        })
+    }
+
+    #[inline(always)]
     fn prefetch(address: *const u8) {
         avx512!(_mm_prefetch::<_MM_HINT_T0>(address.cast()));
     }

@@ -466,6 +466,35 @@ impl<const PAIRS: bool> Simd for Vectors<PAIRS> {
     }
 
     #[inline(always)]
+    fn sum_by_four_in_turns([a, b, c, d]: [Quad<int32x4_t>; 4]) -> Quad<int32x4_t> {
+        let pairs = Quad(
+            [a.0, b.0, a.1, b.1],
+            [a.2, b.2, a.3, b.3],
+            [c.0, d.0, c.1, d.1],
+            [c.2, d.2, c.3, d.3],
+        );
+        each!(x = pairs => {
+            vpaddq_s32(vpaddq_s32(x[0], x[1]), vpaddq_s32(x[2], x[3]))
+        })
+    }
+
+    #[inline(always)]
+    fn unzip_quarters(a: Quad<uint8x16_t>, b: Quad<uint8x16_t>) -> [Quad<uint8x16_t>; 2] {
+        [Quad(a.0, a.2, b.0, b.2), Quad(a.1, a.3, b.1, b.3)]
+    }
+
+    #[inline(always)]
+    fn spread_four(run: &[u8; 16], [a, b, c, d]: [u32; 4], mask: u8) -> Quad<uint8x16_t> {
+        let run = neon!(vld1q_u8(run.as_ptr()));
+        Quad(
+            shift_and_mask(run, a, mask),
+            shift_and_mask(run, b, mask),
+            shift_and_mask(run, c, mask),
+            shift_and_mask(run, d, mask),
+        )
+    }
+
+    #[inline(always)]
     fn prefetch(address: *const u8) {
         // SAFETY: A hint, which faults at no address.
         unsafe {

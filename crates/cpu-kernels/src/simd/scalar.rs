@@ -314,6 +314,25 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn sum_by_four_in_turns(parts: [[i32; LANES]; 4]) -> [i32; LANES] {
+        let sums = Self::sum_by_four(parts);
+        std::array::from_fn(|i| sums[8 * (i / 8) + 4 * (i % 2) + i % 8 / 2])
+    }
+
+    #[inline(always)]
+    fn unzip_quarters(a: [u8; 64], b: [u8; 64]) -> [[u8; 64]; 2] {
+        let both = [a, b];
+        std::array::from_fn(|odd| {
+            std::array::from_fn(|i| both[i / 32][32 * (i % 32 / 16) + 16 * odd + i % 16])
+        })
+    }
+
+    #[inline(always)]
+    fn spread_four(run: &[u8; 16], shifts: [u32; 4], mask: u8) -> [u8; 64] {
+        std::array::from_fn(|i| (run[i % 16] >> shifts[i / 16]) & mask)
+    }
+
+    #[inline(always)]
     fn prefetch(_: *const u8) {}
 
     #[inline(always)]

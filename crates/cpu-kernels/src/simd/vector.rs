@@ -156,6 +156,10 @@ pub trait Simd: Copy + 'static {
     /// `x << SHIFT` of each byte; no bit may leave its byte.
     fn shl<const SHIFT: u32>(x: Self::Bytes) -> Self::Bytes;
     fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// Quarters 0 and 2 of `a` and of `b`, then quarters 1 and 3 of both.
+    fn unzip_quarters(a: Self::Bytes, b: Self::Bytes) -> [Self::Bytes; 2];
+    /// `(run >> shift) & mask` of the 16 bytes, for one shift after the other.
+    fn spread_four(run: &[u8; 16], shifts: [u32; 4], mask: u8) -> Self::Bytes;
     /// `x - by` of each byte, wrapping.
     fn sub_bytes(x: Self::Bytes, by: u8) -> Self::Bytes;
     /// `a + b` of each byte, wrapping.
@@ -196,6 +200,24 @@ pub trait Simd: Copy + 'static {
     fn sum_by_eight(parts: [Self::Ints; 8]) -> Self::Ints;
     /// Lane `i` is the sum of lanes `4 i .. 4 i + 4` of the vectors laid end to end.
     fn sum_by_four(parts: [Self::Ints; 4]) -> Self::Ints;
+    /// The same sums with those of parts 0 and 1 in turns, then those of parts 2 and 3.
+    fn sum_by_four_in_turns(parts: [Self::Ints; 4]) -> Self::Ints;
+
+    /// Scales and minimums of two blocks of eight groups, from the first 16 bytes of each: factors as F16, and six bits for
+    /// each scale and minimum as Q4_K has them.
+    #[inline(always)]
+    fn six_bit_scales(headers: [&[u8; 16]; 2]) -> [Self::Floats; 2] {
+        let numbers: [_; 2] = array![[[0; 8]; 2]; block => six_bit_numbers(headers[block])];
+        let factors: [_; 2] = array![[0; 2]; block => {
+            let [d, _, m, _] = array![0; i => u16::from_le_bytes([headers[block][i], headers[block][i + 1]])];
+            [d, m]
+        }];
+        array![Self::Floats::zero(); kind => {
+            let codes = array![0; g => numbers[g / 8][kind][g % 8].cast_signed()];
+            let factors = array![0; g => factors[g / 8][kind]];
+            Self::Floats::load_f16_bits(&factors).mul(Self::to_floats(Self::widen(&codes)))
+        }]
+    }
 
     /// Asks for the cache line at an address, which need not be readable.
     fn prefetch(address: *const u8);
@@ -225,6 +247,25 @@ pub(super) fn assert_sixteen(bytes: &[u8], stride: usize, width: usize) {
         "sixteen rows of {stride} bytes lie within {}",
         bytes.len()
     );
+}
+
+/// The eight 6-bit scales, then the eight minimums, of the first bytes of a Q4_K or Q5_K block: a byte each, by arithmetic on four
+/// bytes at once.
+#[inline(always)]
+fn six_bit_numbers(header: &[u8; 16]) -> [[u8; 8]; 2] {
+    let (words, _) = header.as_chunks();
+    let [_, a, b, c] = array![0; i => u32::from_le_bytes(words[i])];
+    let joined = |low: u32, high: u32| (u64::from(low) | u64::from(high) << 32).to_le_bytes();
+    [
+        joined(
+            a & 0x3f3f_3f3f,
+            c & 0x0f0f_0f0f | ((a >> 6) & 0x0303_0303) << 4,
+        ),
+        joined(
+            b & 0x3f3f_3f3f,
+            (c >> 4) & 0x0f0f_0f0f | ((b >> 6) & 0x0303_0303) << 4,
+        ),
+    ]
 }
 
 /// [`Simd::totals_by_eights`] in plain Rust.

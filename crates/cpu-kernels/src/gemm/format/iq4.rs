@@ -54,10 +54,44 @@ impl Format for Iq4Nl {
 #[derive(Clone, Copy)]
 pub(super) struct Iq4Xs;
 
+impl Iq4Xs {
+    /// Scales of a chunk: four bits of each stand together, and two further ones.
+    #[inline(always)]
+    fn scales<S: Simd>(chunk: &[u8; 2 * 136]) -> S::Floats {
+        let numbers: [[u8; 8]; 2] = array![[0; 8]; block => {
+            let low = u32::from_le_bytes(*at(chunk, 136 * block + 4));
+            let high = u16::from_le_bytes(*at(chunk, 136 * block + 2));
+            (nibbles_as_bytes(low) | bit_pairs_as_bytes(high) << 4).to_le_bytes()
+        }];
+        let numbers = array![0; g => numbers[g / 8][g % 8].cast_signed() - 32];
+        let factors = array![0; g => f16_bits(chunk, 136 * (g / 8))];
+        S::Floats::load_f16_bits(&factors).mul(S::to_floats(S::widen(&numbers)))
+    }
+}
+
+/// Eight nibbles, the lowest first, a byte each.
+#[inline(always)]
+fn nibbles_as_bytes(x: u32) -> u64 {
+    let x = u64::from(x);
+    let x = (x | x << 16) & 0x0000_ffff_0000_ffff;
+    let x = (x | x << 8) & 0x00ff_00ff_00ff_00ff;
+    (x | x << 4) & 0x0f0f_0f0f_0f0f_0f0f
+}
+
+/// Eight pairs of bits, the lowest first, a byte each.
+#[inline(always)]
+fn bit_pairs_as_bytes(x: u16) -> u64 {
+    let x = u64::from(x);
+    let x = (x | x << 24) & 0x0000_00ff_0000_00ff;
+    let x = (x | x << 12) & 0x000f_000f_000f_000f;
+    (x | x << 6) & 0x0303_0303_0303_0303
+}
+
 impl Format for Iq4Xs {
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Signed;
     const MINS: bool = false;
+    const ORDER: Order = Order::HalfGroups;
 
     #[inline(always)]
     fn quant(self) -> QuantType {
@@ -72,13 +106,6 @@ impl Format for Iq4Xs {
     #[inline(always)]
     fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 2 * 136] = at(chunk, 0);
-        let factors = array![0; g => f16_bits(chunk, 136 * (g / 8))];
-        let numbers = array![0; g => {
-            let (block, sub) = (136 * (g / 8), g % 8);
-            let low = (chunk[block + 4 + sub / 2] >> (4 * (sub % 2))) & 15;
-            let high = (chunk[block + 2 + sub / 4] >> (2 * (sub % 4))) & 3;
-            i32::from(low | high << 4) - 32
-        }];
         Unpacked {
             codes: array![no_codes::<S>(); i => {
                 let start = 136 * (i / 4) + 8 + 32 * (i % 4);
@@ -87,7 +114,24 @@ impl Format for Iq4Xs {
                     S::nibbles(at(chunk, start), at(chunk, start + 16)),
                 )
             }],
-            scales: S::Floats::load_f16_bits(&factors).mul(S::to_floats(S::load_ints(&numbers))),
+            scales: Iq4Xs::scales::<S>(chunk),
+            mins: S::Floats::zero(),
+        }
+    }
+
+    #[inline(always)]
+    fn unpack_ordered<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
+        let chunk: &[u8; 2 * 136] = at(chunk, 0);
+        let blocks: [_; 2] = array![[no_codes::<S>(); 2]; b => {
+            let lines: [&[u8; 64]; 2] = [at(chunk, 136 * b + 8), at(chunk, 136 * b + 72)];
+            S::unzip_quarters(S::load_bytes(lines[0]), S::load_bytes(lines[1]))
+        }];
+        Unpacked {
+            codes: array![no_codes::<S>(); i => {
+                let nibbles = S::field(blocks[i / 4][i % 4 / 2], 4 * (i % 2) as u32, 15);
+                S::lookup(&IQ4_VALUES, nibbles)
+            }],
+            scales: Iq4Xs::scales::<S>(chunk),
             mins: S::Floats::zero(),
         }
     }

@@ -3,7 +3,7 @@
 
 use carat_gguf::{QuantType, quant::q3_k_scales};
 
-use super::unpack::{Coding, Format, TransposeLayout, Unpacked, at, f16_bits, no_codes};
+use super::unpack::{Coding, Format, Order, TransposeLayout, Unpacked, at, f16_bits, no_codes};
 use crate::simd::{Floats, Simd, array};
 
 /// Each of sixteen small integers times the block's factor, as the definition rounds it.
@@ -18,38 +18,23 @@ fn f16_at<S: Simd>(bytes: &[u8], offset: usize) -> S::Floats {
     S::Floats::load_f16_bits(&[f16_bits(bytes, offset); 16])
 }
 
-/// The eight 6-bit scales, then the eight minimums, of a Q4_K or Q5_K block that starts at `block`: a byte each, by
-/// arithmetic on four bytes at once.
-#[inline(always)]
-fn six_bit_numbers(chunk: &[u8], block: usize) -> [[u8; 8]; 2] {
-    let a = u32::from_le_bytes(*at(chunk, block + 4));
-    let b = u32::from_le_bytes(*at(chunk, block + 8));
-    let c = u32::from_le_bytes(*at(chunk, block + 12));
-    let joined = |low: u32, high: u32| (u64::from(low) | u64::from(high) << 32).to_le_bytes();
-    [
-        joined(
-            a & 0x3f3f_3f3f,
-            c & 0x0f0f_0f0f | ((a >> 6) & 0x0303_0303) << 4,
-        ),
-        joined(
-            b & 0x3f3f_3f3f,
-            (c >> 4) & 0x0f0f_0f0f | ((b >> 6) & 0x0303_0303) << 4,
-        ),
-    ]
-}
-
 /// Scales and minimums of a chunk of two Q4_K or Q5_K blocks of `bytes` bytes.
 #[inline(always)]
-fn scales_and_mins<S: Simd>(chunk: &[u8], bytes: usize) -> (S::Floats, S::Floats) {
-    let numbers = [six_bit_numbers(chunk, 0), six_bit_numbers(chunk, bytes)];
-    let scales = array![0; g => numbers[g / 8][0][g % 8].cast_signed()];
-    let mins = array![0; g => numbers[g / 8][1][g % 8].cast_signed()];
-    let d = array![0; g => f16_bits(chunk, g / 8 * bytes)];
-    let dmin = array![0; g => f16_bits(chunk, g / 8 * bytes + 2)];
-    (
-        scaled::<S>(S::Floats::load_f16_bits(&d), scales),
-        scaled::<S>(S::Floats::load_f16_bits(&dmin), mins),
-    )
+fn scales_and_mins<S: Simd>(chunk: &[u8], bytes: usize) -> [S::Floats; 2] {
+    S::six_bit_scales([at(chunk, 0), at(chunk, bytes)])
+}
+
+/// Nibbles of eight groups in the order of [`Order::HalfGroups`], from runs of 32 bytes that hold two groups each.
+#[inline(always)]
+fn halves_of_nibbles<S: Simd>(runs: &[u8; 128]) -> [S::Bytes; 4] {
+    let (lines, _) = runs.as_chunks();
+    let [first, second] = S::unzip_quarters(S::load_bytes(&lines[0]), S::load_bytes(&lines[1]));
+    [
+        S::field(first, 0, 15),
+        S::field(second, 0, 15),
+        S::field(first, 4, 15),
+        S::field(second, 4, 15),
+    ]
 }
 
 #[derive(Clone, Copy)]
@@ -60,6 +45,7 @@ impl Format for Q4K {
     const CODING: Coding = Coding::Offset(0);
     const MINS: bool = true;
     const TRANSPOSE: TransposeLayout = TransposeLayout::Q4K;
+    const ORDER: Order = Order::HalfGroups;
 
     #[inline(always)]
     fn quant(self) -> QuantType {
@@ -74,12 +60,25 @@ impl Format for Q4K {
     #[inline(always)]
     fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 2 * 144] = at(chunk, 0);
-        let (scales, mins) = scales_and_mins::<S>(chunk, 144);
+        let [scales, mins] = scales_and_mins::<S>(chunk, 144);
         Unpacked {
             codes: array![no_codes::<S>(); i => {
                 let run = at(chunk, 144 * (i / 4) + 16 + 32 * (i % 4));
                 S::spread(run, 0, 4, 15)
             }],
+            scales,
+            mins,
+        }
+    }
+
+    #[inline(always)]
+    fn unpack_ordered<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
+        let chunk: &[u8; 2 * 144] = at(chunk, 0);
+        let [scales, mins] = scales_and_mins::<S>(chunk, 144);
+        let first = halves_of_nibbles::<S>(at(chunk, 16));
+        let second = halves_of_nibbles::<S>(at(chunk, 144 + 16));
+        Unpacked {
+            codes: array![no_codes::<S>(); i => if i < 4 { first[i] } else { second[i - 4] }],
             scales,
             mins,
         }
@@ -93,6 +92,7 @@ impl Format for Q5K {
     const GROUP: usize = 32;
     const CODING: Coding = Coding::Offset(0);
     const MINS: bool = true;
+    const ORDER: Order = Order::HalfGroups;
 
     #[inline(always)]
     fn quant(self) -> QuantType {
@@ -107,13 +107,31 @@ impl Format for Q5K {
     #[inline(always)]
     fn unpack<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
         let chunk: &[u8; 2 * 176] = at(chunk, 0);
-        let (scales, mins) = scales_and_mins::<S>(chunk, 176);
+        let [scales, mins] = scales_and_mins::<S>(chunk, 176);
         Unpacked {
             codes: array![no_codes::<S>(); i => {
                 let (block, pair) = (176 * (i / 4), i % 4);
                 let low = S::spread(at(chunk, block + 48 + 32 * pair), 0, 4, 15);
                 let sub = 2 * pair as u32;
                 let fifth = S::spread(at(chunk, block + 16), sub, sub + 1, 1);
+                S::or(low, S::shl::<4>(fifth))
+            }],
+            scales,
+            mins,
+        }
+    }
+
+    #[inline(always)]
+    fn unpack_ordered<S: Simd>(self, chunk: &[u8]) -> Unpacked<S> {
+        let chunk: &[u8; 2 * 176] = at(chunk, 0);
+        let [scales, mins] = scales_and_mins::<S>(chunk, 176);
+        let first = halves_of_nibbles::<S>(at(chunk, 48));
+        let second = halves_of_nibbles::<S>(at(chunk, 176 + 48));
+        Unpacked {
+            codes: array![no_codes::<S>(); i => {
+                let low = if i < 4 { first[i] } else { second[i - 4] };
+                let (bits, odd) = (176 * (i / 4) + 16 + 16 * (i % 2), i as u32 % 4 / 2);
+                let fifth = S::spread_four(at(chunk, bits), [odd, odd + 2, odd + 4, odd + 6], 1);
                 S::or(low, S::shl::<4>(fifth))
             }],
             scales,

@@ -19,7 +19,8 @@ pub(super) fn block_nibbles<S: Simd>(
     )
 }
 
-/// Nibbles of blocks `4 (i / 2)` and the next three: the low ones, the first halves, where `i` is even.
+/// Nibbles of the even blocks, or the odd ones, of eight in the order of [`Order::HalfGroups`]: the low ones, the first halves, where
+/// `i` is even.
 #[inline(always)]
 pub(super) fn four_blocks_nibbles<S: Simd>(
     chunk: &[u8],
@@ -27,8 +28,8 @@ pub(super) fn four_blocks_nibbles<S: Simd>(
     bytes: usize,
     offset: usize,
 ) -> S::Bytes {
-    let first = 4 * (i / 2) * bytes + offset;
-    let runs = array![at(chunk, first); j => at(chunk, first + j * bytes)];
+    let first = (8 * (i / 4) + i % 4 / 2) * bytes + offset;
+    let runs = array![at(chunk, first); j => at(chunk, first + 2 * j * bytes)];
     S::field(S::join_four(runs), 4 * (i % 2) as u32, 15)
 }
 

@@ -21,7 +21,8 @@ pub enum Coding {
 pub enum Order {
     /// As the values in the row.
     Row,
-    /// Of four groups of 32 the first halves, then the second halves: nibbles come apart so in whole vectors.
+    /// Of eight groups of 32 the even ones' first halves and their second halves, then the odd ones' first halves and their second
+    /// halves: nibbles come apart so in whole vectors, whether a byte's two are of one group or of neighbours.
     HalfGroups,
 }
 
