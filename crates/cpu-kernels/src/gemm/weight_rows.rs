@@ -8,7 +8,7 @@ pub const READ_STREAMS: usize = 4;
 
 /// Distance from the arithmetic to the weights that are prefetched, across the ends of rows: the processor's own prefetcher
 /// stays within a page and starts anew in the next.
-pub const PREFETCH_BYTES: usize = 4096;
+pub const PREFETCH_BYTES: usize = 1536;
 
 /// A run of weight rows in the file.
 #[derive(Clone, Copy)]
