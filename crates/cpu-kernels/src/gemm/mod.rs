@@ -24,6 +24,7 @@ pub mod gemv;
 pub mod gemv_transposed;
 pub mod packed_int8;
 pub mod row_class;
+mod sixteen_rows;
 mod weight_rows;
 
 pub use weight_rows::{PREFETCH_BYTES, READ_STREAMS, WeightRows};

@@ -15,7 +15,8 @@ use carat_gguf::QuantType;
 use super::{
     WeightRows,
     activations::{CHUNK, Chunk, GROUP, Row},
-    format::{Format, WithFormat, chunk_at, signed, with_format},
+    format::{Coding, Format, TransposeLayout, WithFormat, chunk_at, signed, with_format},
+    sixteen_rows::{self, Groups},
 };
 use crate::simd::{Floats, LANES, Line, Simd, array};
 
@@ -92,6 +93,10 @@ impl<S: Simd> WithFormat for Pack<'_, S> {
         panel
             .mins
             .resize(if F::MINS { padded } else { 0 }, Column([0.0; ROWS]));
+        if const { !S::PAIRS && !matches!(F::TRANSPOSE, TransposeLayout::None) } {
+            sixteen_rows::read::<S, F>(format, weights, panel);
+            return;
+        }
 
         let mut codes = [[Line([0; 64]); ROWS]; 8];
         let mut lines = [Line([0; 64]); ROWS];
@@ -130,6 +135,50 @@ impl<S: Simd> WithFormat for Pack<'_, S> {
                 transpose_columns(&mins, of_mins.iter_mut().step_by(room));
             }
         }
+    }
+}
+
+impl<S: Simd> Groups<S> for Panel {
+    #[inline(always)]
+    fn group<F: Format>(
+        &mut self,
+        group: usize,
+        codes: &[S::Bytes; 8],
+        scales: S::Floats,
+        mins: S::Floats,
+    ) {
+        let at = self.keep::<S, F>(group, codes, scales);
+        if F::MINS {
+            mins.store(&mut self.mins[at].0);
+        }
+    }
+
+    #[inline(always)]
+    fn half_group<F: Format>(&mut self, group: usize, codes: &[S::Bytes; 4], scales: S::Floats) {
+        self.keep::<S, F>(group, codes, scales);
+    }
+}
+
+impl Panel {
+    /// Keeps a group, and tells where.
+    #[inline(always)]
+    fn keep<S: Simd, F: Format>(
+        &mut self,
+        group: usize,
+        codes: &[S::Bytes],
+        scales: S::Floats,
+    ) -> usize {
+        let at = group % LANES * self.room() + group / LANES;
+        let lines = &mut self.codes[at * codes.len()..][..codes.len()];
+        for (line, codes) in lines.iter_mut().zip(codes) {
+            let prepared = match F::CODING {
+                Coding::Offset(_) => S::prepare(signed::<S, F>(*codes)),
+                Coding::Signed => *codes,
+            };
+            S::store_bytes(prepared, &mut line.0);
+        }
+        scales.store(&mut self.scales[at].0);
+        at
     }
 }
 
