@@ -185,7 +185,7 @@ fn bf16_tiles(kernels: &TileKernels, quant: QuantType, columns: usize) -> (f64, 
 /// As many rows as a call takes times as many panels: GOPS, and ns per weight of packing.
 fn packed_panels(kernels: &Kernels, quant: QuantType, columns: usize) -> (f64, f64) {
     let weight_rows = packed_int8::ROWS * packed_int8::MAX_PANELS;
-    let rows = packed_int8::MAX_ROWS;
+    let rows = packed_int8::MAX_BLOCKS * packed_int8::MAX_ROWS;
     let problem = Problem::new(quant, weight_rows, columns, rows);
     let activations = problem.activations(kernels);
     let x: Vec<Row<'_>> = (0..rows).map(|row| activations.row(row)).collect();
@@ -205,8 +205,12 @@ fn arranged(
     (quant, columns): (QuantType, usize),
     x: &[Row<'_>],
 ) -> Vec<FourRows> {
-    let mut arranged = vec![FourRows::ZERO; FourRows::count(columns)];
-    kernels.arrange_int8(x, amx_int8::group_of(quant), &mut arranged);
+    let block = FourRows::count(columns);
+    let mut arranged = vec![FourRows::ZERO; block * x.len().div_ceil(packed_int8::MAX_ROWS)];
+    let blocks = arranged.chunks_mut(block);
+    for (x, arranged) in x.chunks(packed_int8::MAX_ROWS).zip(blocks) {
+        kernels.arrange_int8(x, amx_int8::group_of(quant), arranged);
+    }
     arranged
 }
 
@@ -234,9 +238,9 @@ fn small_batch(kernels: &Kernels, (quant, columns): (QuantType, usize), rows: us
     let mut sums = packed_int8::Accumulators::default();
     let packed = shortest(|| {
         pack_panels(kernels, &problem, &mut panels);
-        for x in x.chunks(packed_int8::MAX_ROWS) {
-            let x = arranged(kernels, (quant, columns), x);
-            kernels.gemm_packed_int8(&panels, &x, &mut sums);
+        let x = arranged(kernels, (quant, columns), &x);
+        for x in x.chunks(packed_int8::MAX_BLOCKS * FourRows::count(columns)) {
+            kernels.gemm_packed_int8(&panels, x, &mut sums);
         }
     });
     let mut column = format!(

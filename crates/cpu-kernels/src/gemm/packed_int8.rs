@@ -5,8 +5,9 @@
 //! same four columns of all sixteen rows: a lane is an output, and nothing has to be added across lanes. Where two rows are
 //! multiplied with two others at once, eight columns of a row lie together instead ([`Simd::totals_by_eights`]).
 //!
-//! The sixteen partial sums of an output (see [`super`]) are sixteen vectors here, folded at the end. One after another goes
-//! through all of its groups, so that it stays in a register; panels and rows are arranged in that order.
+//! The sixteen partial sums of an output (see [`super`]) are sixteen vectors here. One after another goes through all of its
+//! groups, so that it stays in a register, and is added to the others as soon as they meet; panels and rows are arranged in
+//! that order.
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -44,6 +45,10 @@ pub struct Panel {
 }
 
 impl Panel {
+    fn columns(&self) -> usize {
+        self.groups * self.group
+    }
+
     /// Groups that each lane has room for.
     fn room(&self) -> usize {
         self.groups.div_ceil(LANES)
@@ -195,8 +200,10 @@ fn transpose_columns<'a>(
     }
 }
 
-/// Activation rows that are arranged together, and panels that one call of [`gemm_packed_int8`] may take.
+/// Activation rows of a block, which are arranged together, and the blocks and panels that one call of [`gemm_packed_int8`] may
+/// take.
 pub const MAX_ROWS: usize = 4;
+pub const MAX_BLOCKS: usize = 8;
 pub const MAX_PANELS: usize = 6;
 /// Panels that go through the rows together where registers are many: twelve sums of integers, as many of floats, and what is
 /// multiplied.
@@ -304,16 +311,23 @@ fn arrange<S: Simd, const PARTS: usize>(x: &[Row<'_>], arranged: &mut [FourRows]
 
 /// Partial sums, and the outputs of the last call.
 pub struct Accumulators {
-    lanes: Box<[[[Column; TOGETHER]; MAX_ROWS]; LANES]>,
-    outputs: [[Column; MAX_PANELS]; MAX_ROWS],
+    /// Sums of lanes that wait for those of as many others: of one lane, two, four and eight.
+    waiting: Vec<[Outputs<TOGETHER>; MAX_BLOCKS]>,
+    outputs: Box<[Outputs<MAX_PANELS>; MAX_BLOCKS]>,
 }
+
+/// Outputs of a block of rows and `C` panels.
+type Outputs<const C: usize> = [[Column; C]; MAX_ROWS];
+
+/// How often pairs of lanes are added up.
+const LEVELS: usize = LANES.ilog2() as usize;
 
 impl Default for Accumulators {
     fn default() -> Accumulators {
         let zero = Column([0.0; ROWS]);
         Accumulators {
-            lanes: Box::new([[[zero; TOGETHER]; MAX_ROWS]; LANES]),
-            outputs: [[zero; MAX_PANELS]; MAX_ROWS],
+            waiting: vec![[[[zero; TOGETHER]; MAX_ROWS]; MAX_BLOCKS]; LEVELS],
+            outputs: Box::new([[[zero; MAX_PANELS]; MAX_ROWS]; MAX_BLOCKS]),
         }
     }
 }
@@ -321,19 +335,26 @@ impl Default for Accumulators {
 impl Accumulators {
     /// The first outputs of a row.
     pub fn copy_row(&self, row: usize, out: &mut [f32]) {
-        for (out, column) in out.chunks_mut(ROWS).zip(&self.outputs[row]) {
+        let columns = &self.outputs[row / MAX_ROWS][row % MAX_ROWS];
+        for (out, column) in out.chunks_mut(ROWS).zip(columns) {
             out.copy_from_slice(&column.0[..out.len()]);
         }
     }
 }
 
-/// Multiplies some panels of one format and width with rows that were arranged for it.
+/// Multiplies some panels of one format and width with blocks of rows, `x`, that were arranged for it.
 #[inline(always)]
 pub fn gemm_packed_int8<S: Simd>(panels: &[Panel], x: &[FourRows], sums: &mut Accumulators) {
     assert!(
         (1..=MAX_PANELS).contains(&panels.len()),
         "{} panels are none or too many",
         panels.len()
+    );
+    let block = FourRows::count(panels[0].columns());
+    assert!(
+        x.len().is_multiple_of(block) && x.len() <= MAX_BLOCKS * block,
+        "{} entries are too many, or of another width",
+        x.len()
     );
     if panels[0].group == GROUP {
         all_panels::<S, 1>(panels, x, sums);
@@ -349,88 +370,97 @@ fn all_panels<S: Simd, const PARTS: usize>(
     x: &[FourRows],
     sums: &mut Accumulators,
 ) {
-    let Accumulators { lanes, outputs } = sums;
     let together = if S::WIDE { TOGETHER } else { 1 };
     for (i, panels) in panels.chunks(together).enumerate() {
+        let first = i * together;
         match panels {
-            [a, b, c] if S::WIDE => tile::<S, PARTS, 3>([a, b, c], x, lanes),
-            [a, b] if S::WIDE => tile::<S, PARTS, 2>([a, b], x, lanes),
-            [a, ..] => tile::<S, PARTS, 1>([a], x, lanes),
+            [a, b, c] if S::WIDE => tile::<S, PARTS, 3>([a, b, c], first, x, sums),
+            [a, b] if S::WIDE => tile::<S, PARTS, 2>([a, b], first, x, sums),
+            [a, ..] => tile::<S, PARTS, 1>([a], first, x, sums),
             [] => {}
         }
-        for (row, outputs) in outputs.iter_mut().enumerate() {
-            for (c, output) in outputs[i * together..][..panels.len()]
-                .iter_mut()
-                .enumerate()
-            {
-                fold::<S>(lanes, (row, c)).store(&mut output.0);
-            }
-        }
     }
 }
 
-/// Adds up the lanes of an output: halves, quarters and so on.
-#[inline(always)]
-fn fold<S: Simd>(
-    lanes: &[[[Column; TOGETHER]; MAX_ROWS]; LANES],
-    (row, c): (usize, usize),
-) -> S::Floats {
-    let mut sums: [S::Floats; LANES] =
-        array![S::Floats::zero(); lane => S::Floats::load(&lanes[lane][row][c].0)];
-    for width in [8, 4, 2, 1] {
-        for i in 0..width {
-            sums[i] = sums[i].add(sums[i + width]);
-        }
-    }
-    sums[0]
-}
-
-/// Four rows times `C` panels, lane after lane.
+/// All blocks of rows times `C` panels, lane after lane, so that a lane of the panels stays near while the rows pass by.
+///
+/// Lanes are added up in pairs, the pairs in pairs and so on, lane `i` with lane `i + 8` first. They come in the order in which
+/// these meet, so that few sums wait.
 #[inline(always)]
 fn tile<S: Simd, const PARTS: usize, const C: usize>(
     panels: [&Panel; C],
+    first: usize,
     x: &[FourRows],
-    lanes: &mut [[[Column; TOGETHER]; MAX_ROWS]; LANES],
+    sums: &mut Accumulators,
 ) {
-    let x_of_lanes = x.chunks_exact(x.len() / LANES);
-    for (lane, (x, lane_sums)) in x_of_lanes.zip(lanes).enumerate() {
-        let groups = panels[0].groups_of(lane);
-        let quads = panels[0].group / 4;
-        let of_lane = groups.start * quads..groups.end * quads;
-        let lines: [&[Line]; C] = array![[].as_slice(); c => &panels[c].codes[of_lane.clone()]];
-        let scales: [&[Column]; C] = array![[].as_slice(); c => &panels[c].scales[groups.clone()]];
-        let mins: [&[Column]; C] = array![[].as_slice(); c => {
-            panels[c].mins.get(groups.clone()).unwrap_or_default()
-        }];
-        let mut sums = [[S::Floats::zero(); C]; MAX_ROWS];
-        for i in 0..groups.len() {
-            let (x, part) = (&x[i / PARTS], i % PARTS);
-            let lines = array![[].as_slice(); c => &lines[c][i * quads..][..quads]];
-            let totals = products::<S, PARTS, C>(lines, x, part);
-            let scales: [S::Floats; C] =
-                array![S::Floats::zero(); c => S::Floats::load(&scales[c][i].0)];
-            for r in 0..MAX_ROWS {
-                let scale = S::Floats::splat(x.parts[part].scales[r]);
-                for c in 0..C {
-                    sums[r][c] =
-                        S::to_floats(totals[r][c]).mul_add(scales[c].mul(scale), sums[r][c]);
-                }
-            }
-            if mins[0].len() > i {
-                for (sums, x_sum) in sums.iter_mut().zip(x.parts[part].sums) {
-                    let x_sum = S::Floats::splat(x_sum);
-                    for (sum, mins) in sums.iter_mut().zip(mins) {
-                        *sum = S::Floats::load(&mins[i].0).neg_mul_add(x_sum, *sum);
+    let Accumulators { waiting, outputs } = sums;
+    let block = FourRows::count(panels[0].columns());
+    let per_lane = block / LANES;
+    for turn in 0..LANES {
+        let lane = turn.reverse_bits() >> (usize::BITS as usize - LEVELS);
+        let level = turn.trailing_ones() as usize;
+        let (below, rest) = waiting.split_at_mut(level);
+        for (i, x) in x.chunks_exact(block).enumerate() {
+            let x = &x[lane * per_lane..][..per_lane];
+            let mut sums = lane_sums::<S, PARTS, C>(panels, lane, x);
+            for earlier in &*below {
+                for r in 0..MAX_ROWS {
+                    for c in 0..C {
+                        sums[r][c] = S::Floats::load(&earlier[i][r][c].0).add(sums[r][c]);
                     }
                 }
             }
-        }
-        for r in 0..MAX_ROWS {
-            for c in 0..C {
-                sums[r][c].store(&mut lane_sums[r][c].0);
+            for r in 0..MAX_ROWS {
+                for c in 0..C {
+                    let to = match rest.first_mut() {
+                        Some(waiting) => &mut waiting[i][r][c],
+                        None => &mut outputs[i][r][first + c],
+                    };
+                    sums[r][c].store(&mut to.0);
+                }
             }
         }
     }
+}
+
+/// What the groups of a lane add up to.
+#[inline(always)]
+fn lane_sums<S: Simd, const PARTS: usize, const C: usize>(
+    panels: [&Panel; C],
+    lane: usize,
+    x: &[FourRows],
+) -> [[S::Floats; C]; MAX_ROWS] {
+    let groups = panels[0].groups_of(lane);
+    let quads = panels[0].group / 4;
+    let of_lane = groups.start * quads..groups.end * quads;
+    let lines: [&[Line]; C] = array![[].as_slice(); c => &panels[c].codes[of_lane.clone()]];
+    let scales: [&[Column]; C] = array![[].as_slice(); c => &panels[c].scales[groups.clone()]];
+    let mins: [&[Column]; C] = array![[].as_slice(); c => {
+        panels[c].mins.get(groups.clone()).unwrap_or_default()
+    }];
+    let mut sums = [[S::Floats::zero(); C]; MAX_ROWS];
+    for i in 0..groups.len() {
+        let (x, part) = (&x[i / PARTS], i % PARTS);
+        let lines = array![[].as_slice(); c => &lines[c][i * quads..][..quads]];
+        let totals = products::<S, PARTS, C>(lines, x, part);
+        let scales: [S::Floats; C] =
+            array![S::Floats::zero(); c => S::Floats::load(&scales[c][i].0)];
+        for r in 0..MAX_ROWS {
+            let scale = S::Floats::splat(x.parts[part].scales[r]);
+            for c in 0..C {
+                sums[r][c] = S::to_floats(totals[r][c]).mul_add(scales[c].mul(scale), sums[r][c]);
+            }
+        }
+        if mins[0].len() > i {
+            for (sums, x_sum) in sums.iter_mut().zip(x.parts[part].sums) {
+                let x_sum = S::Floats::splat(x_sum);
+                for (sum, mins) in sums.iter_mut().zip(mins) {
+                    *sum = S::Floats::load(&mins[i].0).neg_mul_add(x_sum, *sum);
+                }
+            }
+        }
+    }
+    sums
 }
 
 /// Products of one group's columns, added up.

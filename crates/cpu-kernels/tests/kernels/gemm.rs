@@ -151,8 +151,16 @@ impl Problem {
         let width = packed_int8::ROWS * packed_int8::MAX_PANELS;
         // One for all, as a worker has: what a call leaves behind must not matter to the next.
         let mut sums = packed_int8::Accumulators::default();
-        let count = packed_int8::FourRows::count(self.columns);
-        let mut arranged = vec![packed_int8::FourRows::ZERO; count];
+        let block = packed_int8::FourRows::count(self.columns);
+        let blocks = rows.len().div_ceil(packed_int8::MAX_ROWS);
+        let mut arranged = vec![packed_int8::FourRows::ZERO; blocks * block];
+        for (rows, arranged) in rows
+            .chunks(packed_int8::MAX_ROWS)
+            .zip(arranged.chunks_mut(block))
+        {
+            kernels.arrange_int8(rows, amx_int8::group_of(self.quant), arranged);
+        }
+        let together = packed_int8::MAX_BLOCKS * packed_int8::MAX_ROWS;
         for first in (0..self.weight_rows).step_by(width) {
             let weights = self
                 .rows()
@@ -163,12 +171,11 @@ impl Problem {
                 let rows = p * packed_int8::ROWS..weights.len().min((p + 1) * packed_int8::ROWS);
                 kernels.pack_int8(self.quant, weights.slice(rows), panel);
             }
-            for (block, rows) in rows.chunks(packed_int8::MAX_ROWS).enumerate() {
-                kernels.arrange_int8(rows, amx_int8::group_of(self.quant), &mut arranged);
-                kernels.gemm_packed_int8(&panels[..count], &arranged, &mut sums);
-                for r in 0..rows.len() {
-                    let start = (block * packed_int8::MAX_ROWS + r) * self.weight_rows + first;
-                    sums.copy_row(r, &mut out[start..start + weights.len()]);
+            for (call, x) in arranged.chunks(packed_int8::MAX_BLOCKS * block).enumerate() {
+                kernels.gemm_packed_int8(&panels[..count], x, &mut sums);
+                for row in call * together..rows.len().min((call + 1) * together) {
+                    let start = row * self.weight_rows + first;
+                    sums.copy_row(row % together, &mut out[start..start + weights.len()]);
                 }
             }
         }

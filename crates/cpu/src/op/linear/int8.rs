@@ -1,6 +1,6 @@
 //! Tiles of products with quantized weights and int8 activations.
 
-use std::{ops::Range, slice::ChunksExact};
+use std::{ops::Range, slice::Chunks};
 
 use carat_gguf::QuantType;
 
@@ -141,9 +141,10 @@ impl Blocks {
         self.starts[self.starts.len() - 1]
     }
 
-    /// The blocks of a group of rows.
-    fn of_group<'a>(&self, group: usize, four_rows: &'a [FourRows]) -> ChunksExact<'a, FourRows> {
-        four_rows[self.starts[group]..self.starts[group + 1]].chunks_exact(self.block)
+    /// The blocks of a group of rows, as many together as pass by weights at once.
+    fn of_group<'a>(&self, group: usize, four_rows: &'a [FourRows]) -> Chunks<'a, FourRows> {
+        four_rows[self.starts[group]..self.starts[group + 1]]
+            .chunks(packed_int8::MAX_BLOCKS * self.block)
     }
 }
 
@@ -166,10 +167,11 @@ pub(super) fn fill_packed(
         let rows = p * packed_int8::ROWS..weights.len().min((p + 1) * packed_int8::ROWS);
         kernels.pack_int8(quant, weights.slice(rows), panel);
     }
-    let firsts = tile.rows.clone().step_by(packed_int8::MAX_ROWS);
+    let together = packed_int8::MAX_BLOCKS * packed_int8::MAX_ROWS;
+    let firsts = tile.rows.clone().step_by(together);
     for (first, x) in firsts.zip(blocks.of_group(tile.row_group, four_rows)) {
         kernels.gemm_packed_int8(panels, x, packed_int8);
-        let rows = first..tile.rows.end.min(first + packed_int8::MAX_ROWS);
+        let rows = first..tile.rows.end.min(first + together);
         for (i, row) in rows.enumerate() {
             packed_int8.copy_row(i, tile.row_mut(row));
         }
