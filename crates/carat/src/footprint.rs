@@ -54,8 +54,9 @@ pub fn ram_bytes(loaded: &Loaded, options: &CompileOptions) -> u64 {
         shape.columns * rows * size_of::<f32>()
     });
     let computed = kv.sum::<usize>() + workspace.sum::<usize>();
+    let copied = loaded.model.weights.narrowed_bytes();
     let text = loaded.model.config.vocab as u64 * BYTES_PER_TOKEN;
-    files as u64 + computed as u64 + text + ENGINE_BYTES
+    (files + copied + computed) as u64 + text + ENGINE_BYTES
 }
 
 /// The smallest context that is chosen for a model.

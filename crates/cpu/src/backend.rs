@@ -149,7 +149,10 @@ impl Backend for CpuBackend {
             Batching::Fast => self.repack_bytes.min(repack::max_bytes(&weights)),
             Batching::Invariant => 0,
         };
-        let needed_bytes = buffer_bytes(&layout, options) + kv_bytes(plan, options) + repack_bytes;
+        let needed_bytes = buffer_bytes(&layout, options)
+            + kv_bytes(plan, options)
+            + repack_bytes
+            + weights.narrowed_bytes() as u64;
         if let Some(Memory { free_bytes, .. }) = memory::available()
             && needed_bytes > free_bytes
         {
@@ -159,6 +162,7 @@ impl Backend for CpuBackend {
             });
         }
         promise(needed_bytes)?;
+        let weights = Arc::new(weights.with_floats_narrowed());
         let program = lower(plan, &weights, layout, self.fusion);
         let pool =
             Pool::new(self.threads).map_err(|error| BackendError::Device(Box::new(error)))?;

@@ -2,6 +2,7 @@
 //! within a class of batches: up to 32 rows, or more.
 
 use carat_cpu::{CpuBackend, CpuConfig, Fusion, Isa};
+use carat_gguf::QuantType;
 use carat_model::{
     backend::{
         Backend, Batch, CompileOptions, Draw, Executor, KvType, Outputs, PAGE_TOKENS, PageId,
@@ -417,4 +418,34 @@ fn a_batch_without_sampled_rows_fills_the_cache_only() {
         }
         assert!(whole.ends_with(&last[0]), "{}", fixture.name);
     }
+}
+
+/// F32 matrices are read from copies in BF16 where their values allow it: the bits of a file that has them in BF16.
+#[test]
+fn copied_floats_give_the_bits_of_floats_in_the_file() {
+    let fixture = fixtures::ALL
+        .iter()
+        .find(|fixture| fixture.name == "e2b-like-q4_0")
+        .expect("is there");
+    let tokens = &fixture.tokens()[..40];
+    let [copied, stored] = [QuantType::F32, QuantType::BF16].map(|quant| {
+        let model = fixture.model_of_rounded_floats(quant);
+        let narrowed = model.weights.with_floats_narrowed();
+        let is_copied = |(weight, m)| narrowed.matrix(weight) != m;
+        assert_eq!(
+            model.weights.iter().any(is_copied),
+            quant == QuantType::F32,
+            "{quant}"
+        );
+        let plan = gemma4::plan(&model);
+        let options = evaluate::options(tokens.len(), tokens.len());
+        let mut executor = backend(2, None)
+            .compile(&plan, model.weights, &options)
+            .expect("tiny models fit");
+        [1, 40].map(|chunk| {
+            let logits = evaluate::logits(executor.as_mut(), &plan, tokens, chunk).expect("runs");
+            logits.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        })
+    });
+    assert!(copied == stored);
 }

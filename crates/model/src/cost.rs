@@ -118,7 +118,7 @@ fn of_step_with(
             cost.multiply_adds = rows as u64 * (size(centroids) + (tokens * head.columns) as u64);
         }
         Step::Linear { w, .. } | Step::Route { w, .. } => {
-            cost.weight_bytes = weights.matrix(w).bytes() as u64;
+            cost.weight_bytes = weights.least_bytes(w) as u64;
             cost.multiply_adds = rows as u64 * size(w);
         }
         Step::Experts {

@@ -69,7 +69,12 @@ pub struct Weights {
     matrices: Vec<Matrix>,
     /// Of each view, once asked.
     is_exact_bf16: Vec<OnceLock<bool>>,
+    /// Bytes of views that are not read from their file.
+    copies: Vec<Option<Arc<[u8]>>>,
 }
+
+/// F32 matrices are copied as BF16 where they are at most this part of the model's bytes: not where the whole file is F32.
+const LARGEST_COPIED_SHARE: f64 = 0.25;
 
 impl Weights {
     pub(crate) fn new(file: Arc<Gguf>, matrices: Vec<Matrix>) -> Weights {
@@ -79,6 +84,7 @@ impl Weights {
     pub(crate) fn of_files(files: Vec<Arc<Gguf>>, matrices: Vec<Matrix>) -> Weights {
         Weights {
             is_exact_bf16: vec![OnceLock::new(); matrices.len()],
+            copies: vec![None; matrices.len()],
             files,
             matrices,
         }
@@ -110,6 +116,7 @@ impl Weights {
     /// These, and behind them views of some from a row on, in the order asked for.
     pub fn with_rows_from(&self, wanted: &[(Weight, usize)]) -> (Weights, Vec<Weight>) {
         let mut matrices = self.matrices.clone();
+        let mut copies = self.copies.clone();
         let mut views = Vec::new();
         for (weight, first) in wanted {
             let mut view = self.matrix(*weight).clone();
@@ -118,18 +125,85 @@ impl Weights {
             view.rows -= first;
             views.push(Weight::from_index(matrices.len()));
             matrices.push(view);
+            copies.push(copies[weight.index()].clone());
         }
-        (Weights::of_files(self.files.clone(), matrices), views)
+        let weights = Weights {
+            copies,
+            ..Weights::of_files(self.files.clone(), matrices)
+        };
+        (weights, views)
+    }
+
+    /// The same with F32 matrices as BF16 where every value is one: half the bytes to read. A file whose floats are more than a few
+    /// among quantized matrices is left as it is. Looks at their values.
+    #[must_use]
+    pub fn with_floats_narrowed(&self) -> Weights {
+        let mut narrowed = Weights {
+            copies: self.copies.clone(),
+            ..Weights::of_files(self.files.clone(), self.matrices.clone())
+        };
+        for weight in self.narrowable() {
+            if !self.is_exact_bf16(weight) {
+                continue;
+            }
+            let m = &mut narrowed.matrices[weight.index()];
+            m.quant = QuantType::BF16;
+            m.start = 0;
+            m.row_stride = m.row_bytes();
+            m.matrix_stride = m.rows * m.row_stride;
+            let mut bytes = Vec::with_capacity(m.bytes());
+            for row in self.rows(weight) {
+                let (values, _) = row.as_chunks();
+                bytes.extend(values.iter().flat_map(|[_, _, low, high]| [*low, *high]));
+            }
+            narrowed.copies[weight.index()] = Some(bytes.into());
+        }
+        narrowed
+    }
+
+    /// The most bytes that [`Weights::with_floats_narrowed`] copies.
+    pub fn narrowed_bytes(&self) -> usize {
+        let bytes = self.narrowable().map(|w| self.matrix(w).bytes() / 2);
+        bytes.sum()
+    }
+
+    /// F32 matrices, where they are few.
+    fn narrowable(&self) -> impl Iterator<Item = Weight> {
+        let is_f32 = |m: &Matrix| m.quant == QuantType::F32 && m.rows > 1;
+        let bytes = |wanted: &dyn Fn(&Matrix) -> bool| -> usize {
+            let wanted = self.matrices.iter().filter(|m| wanted(m));
+            wanted.map(Matrix::bytes).sum()
+        };
+        let share = bytes(&is_f32) as f64 / bytes(&|_| true) as f64;
+        let found = self.iter().filter(move |(_, m)| is_f32(m));
+        found
+            .map(|(weight, _)| weight)
+            .filter(move |_| share <= LARGEST_COPIED_SHARE)
+    }
+
+    /// All rows of all matrices of a stack.
+    fn rows(&self, weight: Weight) -> impl Iterator<Item = &[u8]> {
+        let m = self.matrix(weight);
+        (0..m.count).flat_map(move |i| (0..m.rows).map(move |r| self.row(weight, i, r)))
+    }
+
+    /// Bytes that using the whole of a weight must read: half of F32 once it is known that all values are BF16.
+    pub fn least_bytes(&self, weight: Weight) -> usize {
+        let m = self.matrix(weight);
+        let is_narrow = self.is_exact_bf16[weight.index()].get() == Some(&true);
+        match m.quant {
+            QuantType::F32 if is_narrow => m.bytes() / 2,
+            _ => m.bytes(),
+        }
     }
 
     /// Whether every value is a BF16: F32 whose lower halves are all zero. Looks at all of them, the first time.
     pub fn is_exact_bf16(&self, weight: Weight) -> bool {
-        let m = self.matrix(weight);
-        let rows = || (0..m.count).flat_map(|i| (0..m.rows).map(move |r| self.row(weight, i, r)));
         let lower = |value: &[u8; 4]| u32::from_le_bytes(*value) & 0xffff;
-        *self.is_exact_bf16[weight.index()].get_or_init(|| match m.quant {
+        let quant = self.matrix(weight).quant;
+        *self.is_exact_bf16[weight.index()].get_or_init(|| match quant {
             QuantType::BF16 => true,
-            QuantType::F32 => rows().all(|row| {
+            QuantType::F32 => self.rows(weight).all(|row| {
                 let values = row.as_chunks().0.iter();
                 values.fold(0, |any, value| any | lower(value)) == 0
             }),
@@ -183,7 +257,11 @@ impl Weights {
     pub fn bytes(&self, w: Weight) -> &[u8] {
         let m = self.matrix(w);
         let length = (m.count - 1) * m.matrix_stride + (m.rows - 1) * m.row_stride + m.row_bytes();
-        &self.files[m.file].tensor_bytes(m.tensor)[m.start..m.start + length]
+        let all = match &self.copies[w.index()] {
+            Some(copy) => copy,
+            None => self.files[m.file].tensor_bytes(m.tensor),
+        };
+        &all[m.start..m.start + length]
     }
 
     /// The bytes of one row of one matrix of the stack.

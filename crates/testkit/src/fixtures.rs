@@ -7,7 +7,10 @@ use std::{
     sync::Arc,
 };
 
-use carat_gguf::Gguf;
+use carat_gguf::{
+    Gguf, QuantType,
+    writer::{Writer, write_tensor},
+};
 use carat_model::{Model, TokenId};
 
 /// One model, its prompt, and what is expected of it.
@@ -55,6 +58,41 @@ impl Fixture {
             Gguf::from_bytes(self.name, self.file())
         };
         Model::load(Arc::new(file.expect("fixtures open"))).expect("fixtures load")
+    }
+
+    /// The same with F32 matrices rounded to BF16, and stored as either.
+    pub fn model_of_rounded_floats(&self, quant: QuantType) -> Model {
+        let file = Gguf::from_bytes(self.name, self.file()).expect("fixtures open");
+        let mut writer = Writer::default();
+        for (key, value) in file.metadata().iter() {
+            writer.copy(key, value);
+        }
+        let mut data = Vec::new();
+        for (index, tensor) in file.tensors().enumerate() {
+            let bytes = file.tensor_bytes(index);
+            let stored = tensor.quant.expect("no table of integers");
+            let is_matrix =
+                stored == QuantType::F32 && tensor.shape.get(1).is_some_and(|rows| *rows > 1);
+            let (stored, bytes) = if is_matrix {
+                let values = bytes.as_chunks().0.iter();
+                let bytes = values.flat_map(|[_, _, low, high]| match quant {
+                    QuantType::F32 => vec![0, 0, *low, *high],
+                    _ => vec![*low, *high],
+                });
+                (quant, bytes.collect())
+            } else {
+                (stored, bytes.to_vec())
+            };
+            writer.tensor(&tensor.name, &tensor.shape, stored);
+            write_tensor(&mut data, &bytes).expect("memory takes all writes");
+        }
+        let mut bytes = Vec::new();
+        writer
+            .write_head(&mut bytes)
+            .expect("memory takes all writes");
+        bytes.extend(data);
+        let file = Gguf::from_bytes(self.name, bytes).expect("a file of the same shapes");
+        Model::load(Arc::new(file)).expect("the same model")
     }
 
     /// The bytes of the model's file. Those that no test names are kept packed.
