@@ -535,7 +535,9 @@ struct TableStage : FragmentStage<Fragment> {
 };
 struct Weights_f4 : TableStage<f4_fragment> {};
 struct Weights_t3 : TableStage<t3_fragment> {};
-struct Weights_t2 : TableStage<t2_fragment> {};
+struct Weights_t2 : TableStage<t2_fragment> {
+  static constexpr int TOGETHER = 1;  // two would take registers
+};
 struct Weights_t1 : TableStage<t1_fragment> {};
 
 // F16, row after row, swizzled for ldmatrix: eight rows meet all banks.

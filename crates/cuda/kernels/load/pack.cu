@@ -128,7 +128,8 @@ __device__ __forceinline__ u32 scale_word(const Params& p, u32 row, u32 column, 
   const bool sixteens = Fragment::SIXTEENS;
   const u32 sub_words = (Fragment::SCALES - Fragment::SUB_SCALES) / 4, scale_words = (Fragment::TABLE - Fragment::SCALES) / 4;
   u32 held = 0;
-  if (word < sub_words) {
+  // Signed: there may be none.
+  if (int(word) < int(sub_words)) {
     for (u32 b = 0; b < 4; b++) {
       // A word has a row's sub-scales of a part, or those of two rows.
       const u32 of_row = sixteens ? word / 4 : word % 8 * 2 + b / 2;
@@ -165,7 +166,8 @@ __device__ __forceinline__ u32 scale_word(const Params& p, u32 row, u32 column, 
   const u32 sub_words = 4 * M_TILE;
   const bool centred = Fragment::HIGH_BITS == 2;  // the one of them that has no minimums
   const bool sixteens = Fragment::SIXTEENS;
-  if (word < sub_words) {
+  // Signed: there may be none.
+  if (int(word) < int(sub_words)) {
     const u8* block = block_at(p, row + word / 4, column);
     if (!block) return 0;
     const u32 first = word % 4, at = centred ? 192 : 0;
