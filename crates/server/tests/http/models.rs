@@ -11,7 +11,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use carat_model::{sampling::Sampling, weights::Weights};
+use carat_gguf::Gguf;
+use carat_model::sampling::Sampling;
 use carat_server::{App, Config, Load, Model, Offer, Residency, handle};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
@@ -29,7 +30,7 @@ const RETRY: Duration = Duration::from_millis(200);
 /// Loads the demo model under names, and sees how many are in memory.
 #[derive(Default)]
 struct Shelf {
-    alive: Mutex<Vec<Weak<Weights>>>,
+    alive: Mutex<Vec<Weak<Gguf>>>,
     /// At a time, at the most.
     most: AtomicUsize,
     loads: AtomicUsize,
@@ -37,11 +38,11 @@ struct Shelf {
 
 impl Shelf {
     fn load(&self, name: &str) -> Model {
-        let (model, weights) = tracked(name, |_| {});
+        let (model, file) = tracked(name, |_| {});
         self.loads.fetch_add(1, Ordering::Relaxed);
         let mut alive = self.alive.lock().unwrap();
-        alive.retain(|weights| weights.strong_count() > 0);
-        alive.push(weights);
+        alive.retain(|file| file.strong_count() > 0);
+        alive.push(file);
         self.most.fetch_max(alive.len(), Ordering::Relaxed);
         model
     }

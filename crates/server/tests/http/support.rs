@@ -10,7 +10,7 @@ use bytes::Bytes;
 use carat_cpu::{CpuBackend, CpuConfig};
 use carat_engine::{EngineConfig, EngineHandle, ModelFacts, chat::Chat};
 use carat_gguf::Gguf;
-use carat_model::{backend::Batching, gemma4, sampling::Sampling, weights::Weights};
+use carat_model::{backend::Batching, gemma4, sampling::Sampling};
 use carat_server::{App, Config, Model, ModelInfo, handle};
 use carat_text::{ChatTemplate, Tokenizer};
 use http::{HeaderMap, Method, Request, StatusCode};
@@ -27,11 +27,8 @@ pub(crate) fn model(change: impl FnOnce(&mut EngineConfig)) -> Model {
     tracked("pip", change).0
 }
 
-/// The same under a name, with its weights: they are there as long as its engine is.
-pub(crate) fn tracked(
-    name: &str,
-    change: impl FnOnce(&mut EngineConfig),
-) -> (Model, Weak<Weights>) {
+/// The same under a name, with its file: it is open as long as its engine is there.
+pub(crate) fn tracked(name: &str, change: impl FnOnce(&mut EngineConfig)) -> (Model, Weak<Gguf>) {
     let file = Arc::new(Gguf::open(Path::new(DEMO)).unwrap());
     let model = carat_model::Model::load(Arc::clone(&file)).unwrap();
     let plan = gemma4::plan(&model);
@@ -42,7 +39,7 @@ pub(crate) fn tracked(
         ..CpuConfig::default()
     });
     let weights = Arc::clone(&model.weights);
-    let watched = Arc::downgrade(&weights);
+    let watched = Arc::downgrade(&file);
     let engine = EngineHandle::start(config, Box::new(backend), plan, weights).unwrap();
     let tokenizer = Tokenizer::from_metadata(file.metadata()).unwrap();
     let template = ChatTemplate::from_metadata(file.metadata(), tokenizer.vocab()).unwrap();
