@@ -12,10 +12,9 @@ use crate::{
         activation::tile_bytes,
         fragment::FragmentFormat,
         linear::gemm_medium::{
-            GemmMediumParams, MAX_ROWS, entry,
+            MAX_ROWS, Places, entry,
             tests::{Matrix, shape},
         },
-        params::Params,
     },
     testing::{Card, f16_bits, library_dirs, normals},
 };
@@ -66,7 +65,7 @@ fn time_packed(card: &Card, name: &str, shape: &GemmMediumShape) {
     let arrivals = card.upload(&vec![0u32; scratch.arrivals / 4 + 1]);
     for rows in ROWS {
         let count = card.upload(&[rows as u32]);
-        let mut params = GemmMediumParams {
+        let mut places = Places {
             rows: RowsAt {
                 count: count.address(),
                 index: Address::NULL,
@@ -76,21 +75,14 @@ fn time_packed(card: &Card, name: &str, shape: &GemmMediumShape) {
             out: out.address(),
             partials: partials.address(),
             arrivals: arrivals.address(),
-            columns: columns as u32,
-            outputs: outputs as u32,
-            out_stride: outputs as u32,
-            m_tiles: shape.m_tiles() as u32,
+            out_stride: outputs,
             scale: 1.0,
-            of_16_rows: shape.tiling_params(0),
-            of_32_rows: shape.tiling_params(1),
-            of_48_rows: shape.tiling_params(2),
-            of_64_rows: shape.tiling_params(3),
         };
         let mut time = |pdl: bool| {
             let grid = shape.grid(rows, pdl);
             let taken = card.time_captured(LAUNCHES, |i| {
-                params.w = w.address().offset(i % matrices * matrix_bytes);
-                launch(&module, grid, &params.bytes()).expect("launches");
+                places.w = w.address().offset(i % matrices * matrix_bytes);
+                launch(&module, grid, &shape.params(&places)).expect("launches");
             });
             taken.as_secs_f64() * 1e6
         };

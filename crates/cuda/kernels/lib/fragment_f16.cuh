@@ -28,32 +28,30 @@ __device__ __forceinline__ void scaled_operands(u32 (&a)[4], u32 low, u32 high, 
   a[3] = mul_f16x2(pairs[1], high_scale);
 }
 
-// The same plus the value at the centre.
-__device__ __forceinline__ void shifted_operands(u32 (&a)[4], u32 low, u32 high, u32 centre, const u32 (&low_row)[2],
-                                                 const u32 (&high_row)[2]) {
+// The same plus the value at the centre: of a row, its scale and that value.
+__device__ __forceinline__ void shifted_operands(u32 (&a)[4], u32 low, u32 high, u32 centre, u32 low_row,
+                                                 u32 high_row) {
   u32 pairs[2];
   f16_codes(pairs, low, centre);
-  a[0] = fma_f16x2(pairs[0], low_row[0], low_row[1]);
-  a[2] = fma_f16x2(pairs[1], low_row[0], low_row[1]);
+  a[0] = fma_f16x2(pairs[0], both_halves(low_row, 0), both_halves(low_row, 1));
+  a[2] = fma_f16x2(pairs[1], both_halves(low_row, 0), both_halves(low_row, 1));
   f16_codes(pairs, high, centre);
-  a[1] = fma_f16x2(pairs[0], high_row[0], high_row[1]);
-  a[3] = fma_f16x2(pairs[1], high_row[0], high_row[1]);
+  a[1] = fma_f16x2(pairs[0], both_halves(high_row, 0), both_halves(high_row, 1));
+  a[3] = fma_f16x2(pairs[1], both_halves(high_row, 0), both_halves(high_row, 1));
 }
 
 // Q8, Q4, Q5 and N4: the f16 scale of a step, twice; a row's word has those of both steps.
 __device__ __forceinline__ u32 step_scale(const u8* rows, u32 row, u32 step) {
-  return __byte_perm(word_at(rows + 4 * row), 0, step ? 0x3232 : 0x1010);
+  return both_halves(word_at(rows + 4 * row), step);
 }
 
-// K4 and K5: a row's scale of a step and its value where the code is CENTRE, each twice.
+// K4 and K5: a row's scale of a step and its value where the code is CENTRE.
 template <u32 CENTRE>
-__device__ __forceinline__ void scale_and_centre(u32 (&row)[2], const u8* words, u32 step) {
+__device__ __forceinline__ u32 scale_and_centre(const u8* words, u32 step) {
   const uint2 held = *(const uint2*)words;
   const float scale = f16_to_f32(u16(held.y)) * byte_value(held.x, 2 * step);
   const float least = f16_to_f32(u16(held.y >> 16)) * byte_value(held.x, 2 * step + 1);
-  const float at_centre = fmaf(float(CENTRE), scale, -least);
-  row[0] = pack_f16x2(scale, scale);
-  row[1] = pack_f16x2(at_centre, at_centre);
+  return pack_f16x2(scale, fmaf(float(CENTRE), scale, -least));
 }
 
 // Operands of a step of 32 inputs.
@@ -70,11 +68,10 @@ __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u
 
 // M4 and M5: the same, and the value at the codes' middle.
 template <typename Stage>
-__device__ __forceinline__ void scale_and_middle(u32 (&row)[2], const u8* rows, u32 step) {
+__device__ __forceinline__ u32 scale_and_middle(const u8* rows, u32 step) {
   const u32 both = word_at(rows + 4 * step);
-  const float middle = fmaf(Stage::MIDDLE, f16_to_f32(u16(both)), f16_to_f32(u16(both >> 16)));
-  row[0] = __byte_perm(both, 0, 0x1010);
-  row[1] = pack_f16x2(middle, middle);
+  const float scale = f16_to_f32(u16(both));
+  return pack_f16x2(scale, fmaf(Stage::MIDDLE, scale, f16_to_f32(u16(both >> 16))));
 }
 
 template <typename Fragment>
@@ -93,9 +90,7 @@ __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u
     u32 bytes[2];
     codes.bytes(bytes, half ? words.y : words.x, 2 * step + half);
     if (Fragment::F16_MINS) {
-      u32 low[2], high[2];
-      scale_and_middle<Stage>(low, rows + 8 * group, step);
-      scale_and_middle<Stage>(high, rows + 8 * group + 64, step);
+      const u32 low = scale_and_middle<Stage>(rows + 8 * group, step), high = scale_and_middle<Stage>(rows + 8 * group + 64, step);
       shifted_operands(a[half], bytes[0] ^ SIGNS, bytes[1] ^ SIGNS, CENTRE, low, high);
     } else {
       scaled_operands(a[half], bytes[0] ^ SIGNS, bytes[1] ^ SIGNS, CENTRE, step_scale(rows, group, step), step_scale(rows, group + 8, step));
@@ -106,9 +101,8 @@ __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u
 __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_k4) {
   const u32 group = lane / 4;
   const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
-  u32 low[2], high[2];
-  scale_and_centre<8>(low, m_tile + Weights_k4::ROWS_AT + 8 * group, step);
-  scale_and_centre<8>(high, m_tile + Weights_k4::ROWS_AT + 8 * group + 64, step);
+  const u32 low = scale_and_centre<8>(m_tile + Weights_k4::ROWS_AT + 8 * group, step),
+            high = scale_and_centre<8>(m_tile + Weights_k4::ROWS_AT + 8 * group + 64, step);
   constexpr u32 NIBBLES = 0x0f0f0f0fu, CENTRE = 0x64086408u;
   shifted_operands(a[0], codes.x & NIBBLES, codes.x >> 4 & NIBBLES, CENTRE, low, high);
   shifted_operands(a[1], codes.y & NIBBLES, codes.y >> 4 & NIBBLES, CENTRE, low, high);
@@ -118,9 +112,8 @@ __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u
   const u32 group = lane / 4;
   const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
   const u32 fifths = word_at(m_tile + Weights_k5::HIGH_AT + 4 * lane) >> 4 * step;
-  u32 low[2], high[2];
-  scale_and_centre<16>(low, m_tile + Weights_k5::ROWS_AT + 8 * group, step);
-  scale_and_centre<16>(high, m_tile + Weights_k5::ROWS_AT + 8 * group + 64, step);
+  const u32 low = scale_and_centre<16>(m_tile + Weights_k5::ROWS_AT + 8 * group, step),
+            high = scale_and_centre<16>(m_tile + Weights_k5::ROWS_AT + 8 * group + 64, step);
   constexpr u32 NIBBLES = 0x0f0f0f0fu, FIFTHS = 0x10101010u, CENTRE = 0x64106410u;
   shifted_operands(a[0], (codes.x & NIBBLES) | (fifths << 4 & FIFTHS), (codes.x >> 4 & NIBBLES) | (fifths << 3 & FIFTHS),
                    CENTRE, low, high);
@@ -149,12 +142,10 @@ __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u
   }
 }
 
-// K2: a row's scale of 16 inputs and its value where the code is 2, each twice.
-__device__ __forceinline__ void k2_scale_and_centre(u32 (&row)[2], u32 d, u32 byte) {
+// K2: a row's scale of 16 inputs and its value where the code is 2.
+__device__ __forceinline__ u32 k2_scale_and_centre(u32 d, u32 byte) {
   const float scale = f16_to_f32(u16(d)) * float(byte & 15), least = f16_to_f32(u16(d >> 16)) * float(byte >> 4);
-  const float at_centre = fmaf(2.0f, scale, -least);
-  row[0] = pack_f16x2(scale, scale);
-  row[1] = pack_f16x2(at_centre, at_centre);
+  return pack_f16x2(scale, fmaf(2.0f, scale, -least));
 }
 __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_k2) {
   const u32 group = lane / 4;
@@ -165,48 +156,41 @@ __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u
   constexpr u32 CENTRE = 0x64026402u;
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
-    u32 bytes[2], low[2], high[2];
+    u32 bytes[2];
     codes.operands(bytes, 2 * step + half);
-    k2_scale_and_centre(low, word_at(scales), rows[half]);
-    k2_scale_and_centre(high, word_at(scales + 32), rows[32 + half]);
-    shifted_operands(a[half], bytes[0], bytes[1], CENTRE, low, high);
+    shifted_operands(a[half], bytes[0], bytes[1], CENTRE, k2_scale_and_centre(word_at(scales), rows[half]),
+                     k2_scale_and_centre(word_at(scales + 32), rows[32 + half]));
   }
 }
 
 // T4, F4, T3, T2 and T1 have their entries of the table as signed bytes. Bytes of the other sign bit are entries + 128.
 constexpr u32 ENTRY_SIGNS = 0x80808080u, ENTRY_CENTRE = 0x64806480u;
 
-// Scales of rows `group` and `group + 8` in f16, each twice.
-struct F16Scales {
-  u32 low, high;
-
-  __device__ __forceinline__ F16Scales(float low, float high) : low(pack_f16x2(low, low)), high(pack_f16x2(high, high)) {}
-};
-__device__ __forceinline__ F16Scales t4_scales(const u8* m_tile, u32 step, u32 group) {
+// A row's scale in f16, twice.
+__device__ __forceinline__ u32 t4_scale(const u8* m_tile, u32 step, u32 row) {
   const CodeTable& table = *(const CodeTable*)(m_tile + Weights_t4::TABLE_AT);
-  const TableScales d(m_tile + Weights_t4::SCALES_AT, table, group);
-  const i8* sub_scales = (const i8*)(m_tile + Weights_t4::ROWS_AT + 2 * group + step);
-  return F16Scales(d.low * float(int(sub_scales[0])), d.high * float(int(sub_scales[16])));
+  const float scale = row_scale(m_tile + Weights_t4::SCALES_AT, table, row) * float(int(i8(m_tile[Weights_t4::ROWS_AT + 2 * row + step])));
+  return pack_f16x2(scale, scale);
 }
 __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_t4) {
   const CodeTable& table = *(const CodeTable*)(m_tile + Weights_t4::TABLE_AT);
   const uint2 words = *(const uint2*)(m_tile + 16 * lane + 8 * step);
-  const F16Scales scales = t4_scales(m_tile, step, lane / 4);
+  const u32 low = t4_scale(m_tile, step, lane / 4), high = t4_scale(m_tile, step, lane / 4 + 8);
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     u32 entries[2];
     table_nibbles(entries, half ? words.y : words.x, table.values);
-    scaled_operands(a[half], entries[0] ^ ENTRY_SIGNS, entries[1] ^ ENTRY_SIGNS, ENTRY_CENTRE, scales.low, scales.high);
+    scaled_operands(a[half], entries[0] ^ ENTRY_SIGNS, entries[1] ^ ENTRY_SIGNS, ENTRY_CENTRE, low, high);
   }
 }
 
 // Of F4, T3, T2 and T1, of 16 inputs.
 template <typename Stage>
-__device__ __forceinline__ F16Scales table_scales(const u8* m_tile, u32 sixteen, u32 group) {
+__device__ __forceinline__ u32 table_scale(const u8* m_tile, u32 sixteen, u32 row) {
   const CodeTable& table = *(const CodeTable*)(m_tile + Stage::TABLE_AT);
-  const TableScales d(m_tile + Stage::SCALES_AT, table, group);
-  return F16Scales(d.low * Stage::sub_scale(Stage::sub_scales(m_tile, group), sixteen, table),
-                   d.high * Stage::sub_scale(Stage::sub_scales(m_tile, group + 8), sixteen, table));
+  const float scale =
+      row_scale(m_tile + Stage::SCALES_AT, table, row) * Stage::sub_scale(Stage::sub_scales(m_tile, row), sixteen, table);
+  return pack_f16x2(scale, scale);
 }
 template <typename Fragment>
 __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, TableStage<Fragment>) {
@@ -216,10 +200,10 @@ __device__ __forceinline__ void f16_operands(u32 (&a)[2][4], const u8* m_tile, u
   codes.load(m_tile, m_tile + Stage::HIGH_AT, lane);
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
-    const F16Scales scales = table_scales<Stage>(m_tile, 2 * step + half, lane / 4);
+    const u32 low = table_scale<Stage>(m_tile, 2 * step + half, lane / 4), high = table_scale<Stage>(m_tile, 2 * step + half, lane / 4 + 8);
     u32 entries[2];
     codes.operands(entries, 2 * step + half, table);
-    scaled_operands(a[half], entries[0] ^ ENTRY_SIGNS, entries[1] ^ ENTRY_SIGNS, ENTRY_CENTRE, scales.low, scales.high);
+    scaled_operands(a[half], entries[0] ^ ENTRY_SIGNS, entries[1] ^ ENTRY_SIGNS, ENTRY_CENTRE, low, high);
   }
 }
 

@@ -3,6 +3,7 @@
 // both behind 1024's exponent. lib/token_tiles.cuh has the tokens' inputs in the same order.
 #pragma once
 #include "lib/fragment_f16.cuh"
+#include "lib/reduce.cuh"
 
 // (word & MASK) ^ EXPONENT, in one instruction.
 template <u32 MASK, u32 EXPONENT>
@@ -33,6 +34,33 @@ __device__ __forceinline__ void nibble_pairs(u32 (&low)[2], u32 (&high)[2], u32 
   }
 }
 
+// A lane's words of a step, of the four it has in a stage: as one load for both steps, which meets all banks.
+__device__ __forceinline__ uint2 step_words(const u8* m_tile, u32 lane, u32 step) {
+  const uint4 both = *(const uint4*)(m_tile + 16 * lane);
+  return step ? make_uint2(both.z, both.w) : make_uint2(both.x, both.y);
+}
+
+// Lanes of a quad multiply the same two rows, `group` and `group + 8`: what they all need of both, such as scales, a lane works out for one
+// and asks its neighbours for the others'. Here of two steps ..
+struct StepOfQuad {
+  u32 own;
+
+  template <typename F>
+  __device__ __forceinline__ StepOfQuad(u32 lane, F f) : own(f(lane / 4 + lane % 4 / 2 * 8, lane % 2)) {}
+  __device__ __forceinline__ u32 of(u32 lane, u32 row, u32 step) const { return __shfl_sync(ALL_LANES, own, (lane & ~3u) + 2 * row + step); }
+};
+// .. and here of the blocks of 16 inputs, of which the first two lanes have one and the last two the other.
+struct BlockOfQuad {
+  u32 of[2];
+
+  template <typename F>
+  __device__ __forceinline__ BlockOfQuad(u32 lane, F f) {
+    const u32 own = f(lane / 4 + lane % 2 * 8, lane % 4 / 2);
+#pragma unroll
+    for (u32 row = 0; row < 2; row++) of[row] = __shfl_sync(ALL_LANES, own, (lane & ~1u) + row);
+  }
+};
+
 // Operands of a step of 32 inputs: two products of 16.
 __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_q8) {
   const u32 group = lane / 4;
@@ -56,18 +84,18 @@ __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile,
   typedef SignedStage<Fragment> Stage;
   typedef typename Stage::Codes Codes;
   const u32 group = lane / 4;
-  const uint2 words = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+  const uint2 words = step_words(m_tile, lane, step);
   const u8* rows = m_tile + Stage::ROWS_AT;
   Codes codes;
   codes.load(m_tile + Stage::HIGH_AT, lane);
   u32 scales[2], middles[2];
+  const StepOfQuad quad(lane, [&](u32 row, u32 of_step) { return Fragment::F16_MINS ? scale_and_middle<Stage>(rows + 8 * row, of_step) : 0; });
 #pragma unroll
   for (u32 row = 0; row < 2; row++) {
     if (Fragment::F16_MINS) {
-      u32 both[2];
-      scale_and_middle<Stage>(both, rows + 8 * (group + 8 * row), step);
-      scales[row] = both[0];
-      middles[row] = both[1];
+      const u32 both = quad.of(lane, row, step);
+      scales[row] = both_halves(both, 0);
+      middles[row] = both_halves(both, 1);
     } else {
       scales[row] = step_scale(rows, group + 8 * row, step);
     }
@@ -95,30 +123,26 @@ __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile,
 }
 
 __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_k4) {
-  const u32 group = lane / 4;
-  const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
-  u32 low_row[2], high_row[2];
-  scale_and_centre<8>(low_row, m_tile + Weights_k4::ROWS_AT + 8 * group, step);
-  scale_and_centre<8>(high_row, m_tile + Weights_k4::ROWS_AT + 8 * group + 64, step);
+  const uint2 codes = step_words(m_tile, lane, step);
+  const StepOfQuad quad(lane, [&](u32 row, u32 of_step) { return scale_and_centre<8>(m_tile + Weights_k4::ROWS_AT + 8 * row, of_step); });
+  const u32 low_row = quad.of(lane, 0, step), high_row = quad.of(lane, 1, step);
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     u32 low[2], high[2];
     nibble_pairs<0>(low, high, half ? codes.y : codes.x);
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
-      a[half][2 * i] = fma_f16x2(low[i], low_row[0], low_row[1]);
-      a[half][2 * i + 1] = fma_f16x2(high[i], high_row[0], high_row[1]);
+      a[half][2 * i] = fma_f16x2(low[i], both_halves(low_row, 0), both_halves(low_row, 1));
+      a[half][2 * i + 1] = fma_f16x2(high[i], both_halves(high_row, 0), both_halves(high_row, 1));
     }
   }
 }
 
 __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_k5) {
-  const u32 group = lane / 4;
-  const uint2 codes = *(const uint2*)(m_tile + 16 * lane + 8 * step);
+  const uint2 codes = step_words(m_tile, lane, step);
   const u32 fifths = word_at(m_tile + Weights_k5::HIGH_AT + 4 * lane) >> 4 * step;
-  u32 low_row[2], high_row[2];
-  scale_and_centre<16>(low_row, m_tile + Weights_k5::ROWS_AT + 8 * group, step);
-  scale_and_centre<16>(high_row, m_tile + Weights_k5::ROWS_AT + 8 * group + 64, step);
+  const StepOfQuad quad(lane, [&](u32 row, u32 of_step) { return scale_and_centre<16>(m_tile + Weights_k5::ROWS_AT + 8 * row, of_step); });
+  const u32 of_rows[2] = {quad.of(lane, 0, step), quad.of(lane, 1, step)};
   constexpr u32 NIBBLES = 0x0f0f0f0fu, FIFTHS = 0x10101010u;
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
@@ -129,8 +153,8 @@ __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile,
       // Less by 16, with no sign to turn.
       const u32 even = sub_f16x2(masked<0x00ff00ffu, 0x64006400u>(fives), 0x64106410u),
                 odd = sub_f16x2(masked<0x00ff00ffu, 0x64006400u>(fives >> 8), 0x64106410u);
-      a[half][row] = fma_f16x2(even, row ? high_row[0] : low_row[0], row ? high_row[1] : low_row[1]);
-      a[half][row + 2] = fma_f16x2(odd, row ? high_row[0] : low_row[0], row ? high_row[1] : low_row[1]);
+      a[half][row] = fma_f16x2(even, both_halves(of_rows[row], 0), both_halves(of_rows[row], 1));
+      a[half][row + 2] = fma_f16x2(odd, both_halves(of_rows[row], 0), both_halves(of_rows[row], 1));
     }
   }
 }
@@ -139,11 +163,12 @@ __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile,
 // scales it needs one.
 __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_k6) {
   const u32 group = lane / 4, quad = lane % 4, block = quad / 2;
-  const u8* rows = m_tile + Weights_k6::ROWS_AT + 4 * group;
-  const u8* scales = m_tile + Weights_k6::SCALES_AT + 2 * group;
-  const float low = f16_to_f32(*(const u16*)scales) * float(i8(rows[2 * step + block]));
-  const float high = f16_to_f32(*(const u16*)(scales + 16)) * float(i8(rows[32 + 2 * step + block]));
-  const u32 low_scale = pack_f16x2(low, low), high_scale = pack_f16x2(high, high);
+  // Of both steps, so that the other one finds it worked out.
+  const BlockOfQuad of_rows(lane, [&](u32 row, u32 of_block) {
+    const u32 words = word_at(m_tile + Weights_k6::ROWS_AT + 4 * row) ^ 0x80808080u;
+    const float d = f16_to_f32(*(const u16*)(m_tile + Weights_k6::SCALES_AT + 2 * row));
+    return pack_f16x2(d * signed_byte_value(words, of_block), d * signed_byte_value(words, 2 + of_block));
+  });
   // Codes of the other sign bit are codes + 32.
   constexpr u32 NIBBLES = 0x0f0f0f0fu, TOPS = 0x30303030u, CENTRE = 0x64206420u;
 #pragma unroll
@@ -155,18 +180,16 @@ __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile,
     byte_pairs<CENTRE>(pairs[0], pairs[2], (nibbles & NIBBLES) | (top << 4 & TOPS));
     byte_pairs<CENTRE>(pairs[1], pairs[3], (nibbles >> 4 & NIBBLES) | (top << 2 & TOPS));
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) a[half][i] = mul_f16x2(pairs[i], i % 2 ? high_scale : low_scale);
+    for (u32 i = 0; i < 4; i++) a[half][i] = mul_f16x2(pairs[i], both_halves(of_rows.of[i % 2], step));
   }
 }
 
 // K2 lies as K6 does.
 __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_k2) {
   const u32 group = lane / 4, quad = lane % 4, sixteen = 2 * step + quad / 2;
-  const u8* rows = m_tile + Weights_k2::ROWS_AT + 4 * group + sixteen;
-  const u8* scales = m_tile + Weights_k2::SCALES_AT + 4 * group;
-  u32 low[2], high[2];
-  k2_scale_and_centre(low, word_at(scales), rows[0]);
-  k2_scale_and_centre(high, word_at(scales + 32), rows[32]);
+  const BlockOfQuad of_rows(lane, [&](u32 row, u32 block) {
+    return k2_scale_and_centre(word_at(m_tile + Weights_k2::SCALES_AT + 4 * row), m_tile[Weights_k2::ROWS_AT + 4 * row + 2 * step + block]);
+  });
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     TwoBitCodes codes;
@@ -178,29 +201,30 @@ __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile,
       const u32 row = i % 2, word = i / 2 ? bytes[row] >> 8 : bytes[row];
       // Less by 2, with no sign to turn.
       const u32 centred = sub_f16x2(masked<0x00ff00ffu, 0x64006400u>(word), 0x64026402u);
-      a[half][i] = fma_f16x2(centred, row ? high[0] : low[0], row ? high[1] : low[1]);
+      a[half][i] = fma_f16x2(centred, both_halves(of_rows.of[row], 0), both_halves(of_rows.of[row], 1));
     }
   }
 }
 
 // T4, F4, T3, T2 and T1 have their entries of the table as signed bytes: of rows `group` and `group + 8`, to be scaled.
-__device__ __forceinline__ void entry_operands(u32 (&a)[4], const u32 (&entries)[2], const F16Scales& scales) {
+__device__ __forceinline__ void entry_operands(u32 (&a)[4], const u32 (&entries)[2], u32 low, u32 high) {
   u32 pairs[4];
   byte_pairs<ENTRY_CENTRE>(pairs[0], pairs[2], entries[0]);
   byte_pairs<ENTRY_CENTRE>(pairs[1], pairs[3], entries[1]);
 #pragma unroll
-  for (u32 i = 0; i < 4; i++) a[i] = mul_f16x2(pairs[i], i % 2 ? scales.high : scales.low);
+  for (u32 i = 0; i < 4; i++) a[i] = mul_f16x2(pairs[i], i % 2 ? high : low);
 }
 
 __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile, u32 step, u32 lane, Weights_t4) {
   const CodeTable& table = *(const CodeTable*)(m_tile + Weights_t4::TABLE_AT);
-  const uint2 words = *(const uint2*)(m_tile + 16 * lane + 8 * step);
-  const F16Scales scales = t4_scales(m_tile, step, lane / 4);
+  const uint2 words = step_words(m_tile, lane, step);
+  const StepOfQuad quad(lane, [&](u32 row, u32 of_step) { return t4_scale(m_tile, of_step, row); });
+  const u32 low = quad.of(lane, 0, step), high = quad.of(lane, 1, step);
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     u32 entries[2];
     table_nibbles(entries, half ? words.y : words.x, table.values);
-    entry_operands(a[half], entries, scales);
+    entry_operands(a[half], entries, low, high);
   }
 }
 
@@ -210,13 +234,13 @@ __device__ __forceinline__ void wgmma_operands(u32 (&a)[2][4], const u8* m_tile,
   typedef TableStage<Fragment> Stage;
   const u32 group = lane / 4, quad = lane % 4, sixteen = 2 * step + quad / 2;
   const CodeTable& table = *(const CodeTable*)(m_tile + Stage::TABLE_AT);
-  const F16Scales scales = table_scales<Stage>(m_tile, sixteen, group);
+  const BlockOfQuad scales(lane, [&](u32 row, u32 block) { return table_scale<Stage>(m_tile, 2 * step + block, row); });
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     typename Stage::Codes codes;
     codes.load(m_tile, m_tile + Stage::HIGH_AT, 4 * group + (2 * quad + half) % 4);
     u32 entries[2];
     codes.operands(entries, sixteen, table);
-    entry_operands(a[half], entries, scales);
+    entry_operands(a[half], entries, scales.of[0], scales.of[1]);
   }
 }

@@ -423,12 +423,14 @@ struct Weights_k2 : FragmentStage<k2_fragment> {
 };
 
 // Scales of rows `group` and `group + 8` of formats with a table, times its factor: f16, and the table right behind.
+__device__ __forceinline__ float row_scale(const u8* scales, const CodeTable& table, u32 row) {
+  return table.factor * f16_to_f32(*(const u16*)(scales + 2 * row));
+}
 struct TableScales {
   float low, high;
 
   __device__ __forceinline__ TableScales(const u8* scales, const CodeTable& table, u32 group)
-      : low(table.factor * f16_to_f32(*(const u16*)(scales + 2 * group))),
-        high(table.factor * f16_to_f32(*(const u16*)(scales + 2 * group + 16))) {}
+      : low(row_scale(scales, table, group)), high(row_scale(scales, table, group + 8)) {}
 };
 
 // T4: codes that index the matrix's table, and a signed scale per 32 inputs.

@@ -161,6 +161,16 @@ __device__ __forceinline__ u32 saturated_f16x2(float low, float high) {
   return packed;
 }
 
+// One of two f16, twice. Instructions on pairs take such an operand as it is, so that nothing is issued for it.
+__device__ __forceinline__ u32 both_halves(u32 pair, u32 which) {
+  u32 d;
+  if (which)
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high};}" : "=r"(d) : "r"(pair));
+  else
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low};}" : "=r"(d) : "r"(pair));
+  return d;
+}
+
 // a - b, a * b and a * b + c of two f16 each, rounded once.
 __device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
   u32 d;
@@ -217,6 +227,11 @@ __device__ __forceinline__ void griddep_wait() {
 
 // Clusters: blocks that run at the same time and reach each other's shared memory (Hopper).
 #if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ u32 cluster_number() {
+  u32 number;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(number));
+  return number;
+}
 __device__ __forceinline__ u32 cluster_rank() {
   u32 rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -339,6 +354,13 @@ __device__ __forceinline__ float4 load_from_blocks(const float4* at) {
                : "l"(at)
                : "memory");
   return v;
+}
+
+// A matrix of 8 by 8 f16, of which a lane has a pair, with rows and columns exchanged: lane l has the columns 2 * (l % 4) .. of row l / 4.
+__device__ __forceinline__ u32 transposed(u32 pair) {
+  u32 there;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(there) : "r"(pair));
+  return there;
 }
 
 // Mask of the lanes whose value is this lane's. All lanes take part.

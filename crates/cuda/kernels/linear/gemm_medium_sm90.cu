@@ -10,16 +10,22 @@
 // warpgroup leaves its own in shared memory, and blocks of a cluster add them up, each for some of the tokens, in order of splits.
 //
 // Bytes: weights once; x once per block and M-tiles at a time, from L2. Operations: 2 * rows * outputs * columns.
-// Requires columns % 64 == 0, x in token tiles.
+// Requires columns % 64 == 0, x in token tiles; of f16_pair, outputs % 4 == 0 and rows of out aligned to 4 bytes.
 #include "lib/batch.cuh"
 #include "lib/fragment_wgmma.cuh"
 #include "lib/reduce.cuh"
 #include "lib/token_tiles.cuh"
 
+// What a block would have to divide for, the host computes: a launch waits for the first instructions of its blocks.
 struct Tiling {
-  u32 run;           // M-tiles of a block at a time
+  u32 run;  // M-tiles of a block at a time
+  u32 m_groups, k_groups;
+  u32 splits;        // of the inputs: blocks of a cluster
   u32 split_stages;  // stages of a split
-  u32 m_groups;
+  u32 runs;          // there are at a time
+  u32 rounds;        // runs that each of them is; the first `longer` are one more
+  u32 longer;
+  u32 slots, slot_bytes;  // of the ring
 };
 
 struct Params {
@@ -27,16 +33,15 @@ struct Params {
   const u8* w;
   const u8* x;
   void* out;
-  float* partials;  // gemm_medium.cu's, as the next
-  u32* arrivals;
   u32 columns;
   u32 outputs;
   u32 out_stride;
   u32 m_tiles;
   float scale;  // f16_pair
   Tiling tilings[4];  // for 16, 32, 48 and 64 rows
+  u32 reserved;
 };
-static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemm_medium.rs differs");
+static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/gemm_medium/warpgroups.rs differs");
 
 enum { f32, f16_pair };
 
@@ -62,19 +67,17 @@ struct Share {
   u32 parts;                // of the matrix
   u32 first_stage, stages;  // of the split
   u32 first_m_tile, m_tiles_apart, rounds;
-  u32 slot_bytes, slots;  // of the ring
+  u32 slots, slot_bytes;  // of the ring
 
   __device__ __forceinline__ Share(const Params& p, const Tiling& tiling) {
-    run = tiling.run, m_groups = tiling.m_groups, k_groups = GROUPS / m_groups;
+    run = tiling.run, m_groups = tiling.m_groups, k_groups = tiling.k_groups;
     parts = p.columns / STAGE_INPUTS;
-    const u32 all_stages = (parts + 1) / 2;
-    splits = (all_stages + tiling.split_stages - 1) / tiling.split_stages;
-    rank = splits == 1 ? 0 : blockIdx.x % splits;
+    const u32 all_stages = (parts + 1) / 2, number = cluster_number();
+    splits = tiling.splits, rank = cluster_rank();
     first_stage = rank * tiling.split_stages, stages = min(tiling.split_stages, all_stages - first_stage);
-    const u32 number = splits == 1 ? blockIdx.x : blockIdx.x / splits, runs = splits == 1 ? gridDim.x : gridDim.x / splits;
-    const u32 all_runs = (p.m_tiles + run - 1) / run;
-    first_m_tile = number * run, m_tiles_apart = runs * run;
-    rounds = (all_runs - number + runs - 1) / runs;
+    first_m_tile = number * run, m_tiles_apart = tiling.runs * run;
+    rounds = tiling.rounds + (number < tiling.longer);
+    slots = tiling.slots, slot_bytes = tiling.slot_bytes;
   }
 
   __device__ __forceinline__ bool finishes() const { return k_groups * splits == 1; }  // from registers
@@ -145,10 +148,22 @@ __device__ __forceinline__ void bring(const Params& p, const Share& share, u8* r
       barrier_arrive_copied(barrier);
     }
   };
+  // The last warp has the fewest M-tiles. Lines behind the last token have whatever they have: nobody reads their sums.
+  const auto activations = [&](u8* to, const Cursor& from, u64* barrier) {
+    if (warp == BRINGING_WARPS - 1 && lane == 0) {
+      const u32 parts = min(2u, share.parts - from.part);
+      barrier_expect(barrier, parts * PART_BYTES<ROWS>);
+#pragma unroll 1
+      for (u32 i = 0; i < parts; i++)
+        bulk_copy(to + i * PART_BYTES<ROWS>, p.x + u64(from.part + i) * TILE_BYTES, PART_BYTES<ROWS>, barrier);
+    }
+    __syncwarp();
+  };
   Cursor ahead(share), here(share);
   Slot to, slot;
+  u32 early = 0;
 #pragma unroll 1
-  for (u32 i = 0; i < STAGES_BEFORE && ahead.left > 0; i++) {
+  for (; early < STAGES_BEFORE && ahead.left > 0; early++) {
     weights(ring + to.at, ahead, came + to.number);
     to.skip(share, 1);
     ahead.next(share);
@@ -156,21 +171,17 @@ __device__ __forceinline__ void bring(const Params& p, const Share& share, u8* r
   if (warp == 0 && lane == 0) griddep_launch_dependents();
   griddep_wait();
 #pragma unroll 1
-  while (here.left > 0) {
-    // Lines behind the last token have whatever they have: nobody reads their sums.
-    if (warp == 0 && lane == 0) {
-      const u32 parts = min(2u, share.parts - here.part);
-      barrier_expect(came + slot.number, parts * PART_BYTES<ROWS>);
-#pragma unroll 1
-      for (u32 i = 0; i < parts; i++)
-        bulk_copy(ring + slot.at + i * PART_BYTES<ROWS>, p.x + u64(here.part + i) * TILE_BYTES, PART_BYTES<ROWS>, came + slot.number);
-    }
-    __syncwarp();
+  for (; early > 0; early--) {
+    activations(ring + slot.at, here, came + slot.number);
     slot.skip(share, 1);
     here.next(share);
-    if (ahead.left == 0) continue;
+  }
+  // From here on a stage's activations are asked for behind its weights, not stages later.
+#pragma unroll 1
+  while (ahead.left > 0) {
     barrier_wait(freed + to.number, to.phase ^ 1);  // the phase before the first is over
     weights(ring + to.at, ahead, came + to.number);
+    activations(ring + to.at, ahead, came + to.number);
     to.skip(share, 1);
     ahead.next(share);
   }
@@ -203,14 +214,32 @@ __device__ __forceinline__ void write(const Params& p, u32 row, u32 token, float
   }
 }
 
+// The epilogue of an M-tile's sums in f16, of a warp that has them all: transposed, so that a lane has two outputs of a token.
+template <int SUMS>
+__device__ __forceinline__ void write_pairs(const Params& p, const float (&sum)[SUMS], u32 m_tile, u32 count, u32 lane) {
+  const u32 features = p.outputs / 2, feature = m_tile / 2 * M_TILE + lane % 4 * 2;
+  u16* out = (u16*)p.out + u64(lane / 4) * p.out_stride + m_tile % 2 * features + feature;
+#pragma unroll
+  for (int i = 0; i < SUMS; i += 4) {
+    const u32 low = transposed(pack_f16x2(p.scale * sum[i], p.scale * sum[i + 1])),
+              high = transposed(pack_f16x2(p.scale * sum[i + 2], p.scale * sum[i + 3]));
+    if (2 * i + lane / 4 < count) {
+      if (feature < features) *(u32*)out = low;
+      if (feature + 8 < features) *(u32*)(out + 8) = high;
+    }
+    out += 8 * p.out_stride;
+  }
+}
+
 // Multiplies the stages of a warpgroup, and finishes sums if nobody else has a part of them.
 template <int ROWS>
 __device__ __forceinline__ void multiply_stages(const Params& p, const Share& share, float (&sum)[ROWS / 2], const u8* ring, const u8* zeros,
-                                                u64* came, u64* freed, u32 group, u32 of_group, u32 lane) {
-  const u32 own = group % share.m_groups * GROUP_WARPS + of_group, of_stages = group / share.m_groups;
+                                                u64* came, u64* freed, u32 group, u32 of_group, u32 lane, u32 count) {
+  const u32 of_stages = share.m_groups == 1 ? group : share.m_groups == 2 ? group / 2 : 0;
+  const u32 own = (group - of_stages * share.m_groups) * GROUP_WARPS + of_group;
   const u32 stages = (share.stages + share.k_groups - 1 - of_stages) / share.k_groups;
   // Warps without an M-tile multiply another's: nobody reads their sums.
-  const u32 weights_at = 2 * PART_BYTES<ROWS> + min(own, share.run - 1) * STAGE_BYTES;
+  const u8* const weights = ring + 2 * PART_BYTES<ROWS> + min(own, share.run - 1) * STAGE_BYTES;
   const auto operands = [&](u32 (&a)[2][2][4], const u8* m_tile) {
 #pragma unroll
     for (u32 step = 0; step < 2; step++) wgmma_operands(a[step], m_tile, step, lane, Weights());
@@ -233,7 +262,7 @@ __device__ __forceinline__ void multiply_stages(const Params& p, const Share& sh
     for (u32 stage = 0; stage < stages; stage++) {
       barrier_wait(came + slot.number, slot.phase);
       wgmma_wait<1>();
-      const u8* w = ring + slot.at + weights_at;
+      const u8* w = weights + slot.at;
       operands(even, w);
       const SmemDescriptor b = first.at(slot.at);
       multiply(even, b);
@@ -253,8 +282,10 @@ __device__ __forceinline__ void multiply_stages(const Params& p, const Share& sh
     __syncwarp();
     if (lane == 0 && stages > 0) barrier_arrive(freed + last);
     if (!share.finishes()) return;
-    const u32 count = *p.rows.count, row = (m_tile - of_group) * M_TILE;
-    if (own < share.run) {
+    const u32 row = (m_tile - of_group) * M_TILE;
+    if (own < share.run && EPILOGUE == f16_pair) {
+      write_pairs(p, sum, m_tile, count, lane);
+    } else if (own < share.run) {
       each_sum(sum, of_group, lane, [&](u32 of_slab, u32 token, float value) {
         if (token < count) write(p, row + of_slab, token, value);
       });
@@ -270,13 +301,13 @@ __device__ __forceinline__ void gemm_medium(const Params& p) {
   constexpr u32 GROUP_SUMS = ROWS * SUM_STRIDE, TOGETHER = 8;
   DYNAMIC_SHARED(unaligned);
   __shared__ u64 came[MAX_SLOTS], freed[MAX_SLOTS];
-  const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = warp / GROUP_WARPS, of_group = warp % GROUP_WARPS;
-  Share share(p, p.tilings[ROWS / 16 - 1]);
+  u32 lane = threadIdx.x % WARP;
+  asm volatile("" : "+r"(lane));  // or it would be computed again in every stage
+  // All lanes know the same: what follows from it is computed once for the warp.
+  const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0), group = warp / GROUP_WARPS, of_group = warp % GROUP_WARPS;
+  const Share share(p, p.tilings[ROWS / 16 - 1]);
   u8* const zeros = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
   u8* const ring = zeros + PART_BYTES<ROWS>;
-  // wgmma wants slots at multiples of 1024 bytes.
-  share.slot_bytes = (2 * PART_BYTES<ROWS> + share.run * STAGE_BYTES + 1023) / 1024 * 1024;
-  share.slots = min(MAX_SLOTS, (RING_BYTES - PART_BYTES<ROWS>) / share.slot_bytes);
   // In the place of all the rest, once nobody needs it.
   float* const sums = (float*)zeros;
   if (threadIdx.x < MAX_SLOTS) {
@@ -304,8 +335,11 @@ __device__ __forceinline__ void gemm_medium(const Params& p) {
   float sum[ROWS / 2];
 #pragma unroll
   for (int i = 0; i < ROWS / 2; i++) sum[i] = 0;
+  // Asked for while the first stage is on its way: at the end memory that is busy would take its time to answer.
+  griddep_wait();
+  const u32 count = *p.rows.count;
   if (group < share.m_groups * share.k_groups) {
-    multiply_stages<ROWS>(p, share, sum, ring, zeros, came, freed, group, of_group, lane);
+    multiply_stages<ROWS>(p, share, sum, ring, zeros, came, freed, group, of_group, lane, count);
   }
   if (share.finishes()) return;
 
@@ -313,7 +347,7 @@ __device__ __forceinline__ void gemm_medium(const Params& p) {
   each_sum(sum, of_group, lane, [&](u32 row, u32 token, float value) { sums[group * GROUP_SUMS + token * SUM_STRIDE + row] = value; });
   cluster_arrive();
   cluster_wait();
-  const u32 count = *p.rows.count, quads = share.m_groups * ROWS * (SLAB_ROWS / 4);
+  const u32 quads = share.m_groups * ROWS * (SLAB_ROWS / 4);
 #pragma unroll 1
   for (u32 quad = share.rank * MULTIPLIERS + threadIdx.x; quad < quads; quad += share.splits * MULTIPLIERS) {
     const u32 row = quad % (SLAB_ROWS / 4) * 4, token = quad / (SLAB_ROWS / 4) % ROWS, slab = quad / (SLAB_ROWS / 4 * ROWS);
@@ -326,7 +360,7 @@ __device__ __forceinline__ void gemm_medium(const Params& p) {
       float4 parts[TOGETHER];
 #pragma unroll
       for (u32 j = 0; j < TOGETHER; j++) {
-        const u32 of = min(i + j, all - 1), split = of / share.k_groups, k_group = of - split * share.k_groups;
+        const u32 of = min(i + j, all - 1), split = of >> share.k_groups / 2, k_group = of & (share.k_groups - 1);  // of 1, 2 or 4
         parts[j] = cluster_load(cluster_address(first + k_group * share.m_groups * GROUP_SUMS, split));
       }
 #pragma unroll

@@ -43,7 +43,7 @@ const DECLARED_BYTES: usize = 1 << 10;
 const LARGE_SHARED_BYTES: usize = 160 << 10;
 
 params! {
-    pub(crate) struct TilingParams {
+    struct TilingParams {
         run: u32,
         split_stages: u32,
         sharing: u32,
@@ -51,7 +51,7 @@ params! {
 }
 
 params! {
-    pub(crate) struct GemmMediumParams {
+    struct WarpsParams {
         rows: RowsAt,
         w: Address,
         x: Address,
@@ -68,6 +68,20 @@ params! {
         of_48_rows: TilingParams,
         of_64_rows: TilingParams,
     }
+}
+
+/// Where a launch finds its operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Places {
+    pub(crate) rows: RowsAt,
+    pub(crate) w: Address,
+    pub(crate) x: Address,
+    pub(crate) out: Address,
+    /// From row to row, in numbers.
+    pub(crate) out_stride: usize,
+    pub(crate) scale: f32,
+    pub(crate) partials: Address,
+    pub(crate) arrivals: Address,
 }
 
 /// Epilogue: what becomes of the sums.
@@ -154,11 +168,11 @@ pub(crate) enum Sharing {
 }
 
 impl Sharing {
-    fn param(self) -> u32 {
+    /// Of warpgroups.
+    fn m_groups(self) -> usize {
         match self {
-            Sharing::Pieces => 0,
-            Sharing::WholeTiles => 1,
-            Sharing::Groups(m_groups) => m_groups as u32,
+            Sharing::Groups(m_groups) => m_groups,
+            Sharing::Pieces | Sharing::WholeTiles => 1,
         }
     }
 }
@@ -340,13 +354,36 @@ impl GemmMediumShape {
         scratch
     }
 
-    pub(crate) fn tiling_params(&self, entry: usize) -> TilingParams {
-        let tiling = self.tiling(entry);
-        TilingParams {
-            run: tiling.run as u32,
-            split_stages: tiling.split_stages as u32,
-            sharing: tiling.sharing.param(),
+    pub(crate) fn params(&self, at: &Places) -> Vec<u8> {
+        if self.kernel == GemmMediumKernel::Warpgroups {
+            return warpgroups::params(self, at);
         }
+        let tiling = |entry| {
+            let tiling = self.tiling(entry);
+            TilingParams {
+                run: tiling.run as u32,
+                split_stages: tiling.split_stages as u32,
+                sharing: u32::from(tiling.sharing == Sharing::WholeTiles),
+            }
+        };
+        WarpsParams {
+            rows: at.rows,
+            w: at.w,
+            x: at.x,
+            out: at.out,
+            partials: at.partials,
+            arrivals: at.arrivals,
+            columns: self.columns as u32,
+            outputs: self.outputs as u32,
+            out_stride: at.out_stride as u32,
+            m_tiles: self.m_tiles() as u32,
+            scale: at.scale,
+            of_16_rows: tiling(0),
+            of_32_rows: tiling(1),
+            of_48_rows: tiling(2),
+            of_64_rows: tiling(3),
+        }
+        .bytes()
     }
 
     pub(crate) fn specialization(&self) -> Specialization {
@@ -370,24 +407,23 @@ fn specialization(
         ("M_TILE_STAGE_BYTES", format.part_bytes().to_string()),
         ("SLOT_TOKEN_BYTES", kernel.slot_token_bytes().to_string()),
     ];
-    let (kernel, entries) = match kernel {
+    let (kernel, entries, params_bytes) = match kernel {
         GemmMediumKernel::Warps => {
             let padding = token_padding_bytes(format);
             constants.push(("RING", ring(format, shared_bytes).to_string()));
             constants.push(("TOKEN_PADDING_BYTES", padding.to_string()));
-            ("gemm_medium", ENTRIES)
+            ("gemm_medium", ENTRIES, WarpsParams::BYTES)
         }
         GemmMediumKernel::Warpgroups => {
-            constants.push(("RING_BYTES", warpgroups::RING_BYTES.to_string()));
             constants.push(("MAX_SLOTS", warpgroups::MAX_SLOTS.to_string()));
-            ("gemm_medium_sm90", HOPPER_ENTRIES)
+            ("gemm_medium_sm90", HOPPER_ENTRIES, warpgroups::PARAMS_BYTES)
         }
     };
     Specialization {
         kernel,
         entries,
         constants,
-        params_bytes: GemmMediumParams::BYTES,
+        params_bytes,
     }
 }
 
@@ -455,24 +491,16 @@ impl Kernel for GemmMedium {
             } => (at.operand(out).offset(4 * column), stride, 1.0),
             GemmMediumOut::F16Pair { out, scale } => (at.operand(out), shape.outputs, scale),
         };
-        GemmMediumParams {
+        shape.params(&Places {
             rows,
             w: at.matrix(&self.w).start,
             x: at.operand(self.x),
             out,
+            out_stride,
+            scale,
             partials: at.operand(self.partials),
             arrivals: at.operand(self.arrivals),
-            columns: shape.columns as u32,
-            outputs: shape.outputs as u32,
-            out_stride: out_stride as u32,
-            m_tiles: shape.m_tiles() as u32,
-            scale,
-            of_16_rows: shape.tiling_params(0),
-            of_32_rows: shape.tiling_params(1),
-            of_48_rows: shape.tiling_params(2),
-            of_64_rows: shape.tiling_params(3),
-        }
-        .bytes()
+        })
     }
 
     fn weights(&self) -> Vec<WeightOperand> {

@@ -212,7 +212,7 @@ fn run(card: &Card, shape: &GemmMediumShape, w: &[u8], x: &[f32], bucket: usize)
         GemmMediumEpilogue::F32 => card.upload(&vec![POISON; bucket * stride]),
         GemmMediumEpilogue::F16Pair => card.upload(&vec![POISON_F16; bucket * stride]),
     };
-    let params = GemmMediumParams {
+    let places = Places {
         rows: RowsAt {
             count: rows.address(),
             index: Address::NULL,
@@ -222,19 +222,12 @@ fn run(card: &Card, shape: &GemmMediumShape, w: &[u8], x: &[f32], bucket: usize)
         out: out.address(),
         partials: partials.address(),
         arrivals: arrivals.address(),
-        columns: shape.columns as u32,
-        outputs: shape.outputs as u32,
-        out_stride: stride as u32,
-        m_tiles: shape.m_tiles() as u32,
+        out_stride: stride,
         scale: PAIR_SCALE,
-        of_16_rows: shape.tiling_params(0),
-        of_32_rows: shape.tiling_params(1),
-        of_48_rows: shape.tiling_params(2),
-        of_64_rows: shape.tiling_params(3),
     };
     // Twice, because the first run must leave the arrivals as it found them.
     for _ in 0..2 {
-        card.run(&module, shape.grid(bucket, false), &params.bytes());
+        card.run(&module, shape.grid(bucket, false), &shape.params(&places));
     }
     match shape.epilogue {
         GemmMediumEpilogue::F32 => {

@@ -1,6 +1,48 @@
-//! Tilings of `gemm_medium_sm90.cu`.
+//! Tilings of `gemm_medium_sm90.cu`, and its argument.
 
-use super::{ENTRY_ROWS, GemmMediumShape, Sharing, Tiling};
+use super::{ENTRY_ROWS, GemmMediumShape, Places, Sharing, Tiling};
+use crate::{
+    device::Address,
+    kernel::{
+        RowsAt,
+        params::{Params, params},
+    },
+};
+
+params! {
+    struct TilingParams {
+        run: u32,
+        m_groups: u32,
+        k_groups: u32,
+        splits: u32,
+        split_stages: u32,
+        runs: u32,
+        rounds: u32,
+        longer: u32,
+        slots: u32,
+        slot_bytes: u32,
+    }
+}
+
+params! {
+    struct WarpgroupsParams {
+        rows: RowsAt,
+        w: Address,
+        x: Address,
+        out: Address,
+        columns: u32,
+        outputs: u32,
+        out_stride: u32,
+        m_tiles: u32,
+        scale: f32,
+        of_16_rows: TilingParams,
+        of_32_rows: TilingParams,
+        of_48_rows: TilingParams,
+        of_64_rows: TilingParams,
+        reserved: u32,
+    }
+}
+pub(super) const PARAMS_BYTES: usize = WarpgroupsParams::BYTES;
 
 pub(super) const THREADS: usize = 768;
 /// Warpgroups of a block that multiply, and M-tiles of each, one per warp.
@@ -8,14 +50,14 @@ const GROUPS: usize = 4;
 const GROUP_M_TILES: usize = 4;
 /// The most blocks that share the inputs of a run: a cluster.
 const MAX_SPLITS: usize = 8;
-/// Shared memory for stages, which every Hopper card has, and the most stages there.
-pub(super) const RING_BYTES: usize = 224 << 10;
+/// Shared memory for a part of zeros and a ring of stages, which every Hopper card has, and the most stages there.
+const RING_BYTES: usize = 224 << 10;
 pub(super) const MAX_SLOTS: usize = 16;
 /// Parts of 64 inputs of a stage.
 const STAGE_PARTS: usize = 2;
 /// Of a token's inputs of a part, in f16.
 const PART_LINE: usize = 128;
-/// For activations to start where wgmma wants them.
+/// Activations start where wgmma wants them.
 const ALIGNMENT: usize = 1 << 10;
 /// Dynamic shared memory.
 pub(super) const SHARED_BYTES: usize = RING_BYTES + ALIGNMENT;
@@ -89,4 +131,51 @@ fn candidate(
         if alone { 0.0 } else { MEETING } + if splits > 1 { CLUSTER_MEETING } else { 0.0 };
     let cost = rounds as f64 * (weights + activations).max(instructions) + meeting;
     Some((cost, tiling))
+}
+
+/// Of a slot, activations of all rows and weights of all M-tiles: so many slots of so many bytes.
+fn ring(shape: &GemmMediumShape, entry: usize, tiling: &Tiling) -> (usize, usize) {
+    let zeros = (entry + 1) * ENTRY_ROWS * PART_LINE;
+    let part = zeros + tiling.run * shape.format.part_bytes();
+    let slot_bytes = (STAGE_PARTS * part).next_multiple_of(ALIGNMENT);
+    let slots = (RING_BYTES - zeros) / slot_bytes;
+    (slots.min(MAX_SLOTS), slot_bytes)
+}
+
+pub(super) fn params(shape: &GemmMediumShape, at: &Places) -> Vec<u8> {
+    let tiling = |entry| {
+        let tiling = tiling(shape, entry);
+        let all_runs = shape.m_tiles().div_ceil(tiling.run);
+        let m_groups = tiling.sharing.m_groups();
+        let (slots, slot_bytes) = ring(shape, entry, &tiling);
+        TilingParams {
+            run: tiling.run as u32,
+            m_groups: m_groups as u32,
+            k_groups: (GROUPS / m_groups) as u32,
+            splits: tiling.splits as u32,
+            split_stages: tiling.split_stages as u32,
+            runs: tiling.runs as u32,
+            rounds: (all_runs / tiling.runs) as u32,
+            longer: (all_runs % tiling.runs) as u32,
+            slots: slots as u32,
+            slot_bytes: slot_bytes as u32,
+        }
+    };
+    WarpgroupsParams {
+        rows: at.rows,
+        w: at.w,
+        x: at.x,
+        out: at.out,
+        columns: shape.columns as u32,
+        outputs: shape.outputs as u32,
+        out_stride: at.out_stride as u32,
+        m_tiles: shape.m_tiles() as u32,
+        scale: at.scale,
+        of_16_rows: tiling(0),
+        of_32_rows: tiling(1),
+        of_48_rows: tiling(2),
+        of_64_rows: tiling(3),
+        reserved: 0,
+    }
+    .bytes()
 }
