@@ -47,8 +47,17 @@ enum { f32, f16_pair };
 
 constexpr u32 GROUPS = 4, GROUP_WARPS = 4, MULTIPLIERS = GROUPS * GROUP_WARPS * WARP, BRINGING_WARPS = 8,
               THREADS = MULTIPLIERS + BRINGING_WARPS * WARP, SLAB_ROWS = GROUP_WARPS * M_TILE;
-constexpr u32 MULTIPLIERS_REGISTERS = 104, BRINGERS_REGISTERS = 32;  // together what a block has of 80 each
-static_assert(MULTIPLIERS * MULTIPLIERS_REGISTERS + (THREADS - MULTIPLIERS) * BRINGERS_REGISTERS <= THREADS * 80, "who asks for more waits forever");
+// Registers of a thread at the launch, and then of those that multiply and of those that bring. What a block leaves is room for those of a
+// small launch behind it, which are there when it ends.
+template <int ROWS>
+constexpr u32 REGISTERS = ROWS <= 32 ? 64 : 72;
+template <int ROWS>
+constexpr u32 MULTIPLIERS_REGISTERS = ROWS <= 32 ? 80 : 96;
+constexpr u32 BRINGERS_REGISTERS = 24;
+template <int ROWS>
+constexpr bool ARE_ENOUGH =
+    MULTIPLIERS * MULTIPLIERS_REGISTERS<ROWS> + (THREADS - MULTIPLIERS) * BRINGERS_REGISTERS <= THREADS * REGISTERS<ROWS>;
+static_assert(ARE_ENOUGH<16> && ARE_ENOUGH<64>, "who asks for more waits forever");
 // A stage here is two parts of 64 inputs; the last of a matrix may be one.
 constexpr u32 STAGE_BYTES = 2 * Weights::M_TILE_BYTES;  // of an M-tile
 static_assert(STAGE_INPUTS == TILE_INPUTS, "a part is a tile");
@@ -331,7 +340,7 @@ __device__ __forceinline__ void gemm_medium(const Params& p) {
     cluster_wait();
     return;
   }
-  take_registers<MULTIPLIERS_REGISTERS>();
+  take_registers<MULTIPLIERS_REGISTERS<ROWS>>();
   float sum[ROWS / 2];
 #pragma unroll
   for (int i = 0; i < ROWS / 2; i++) sum[i] = 0;
@@ -382,7 +391,7 @@ __device__ __forceinline__ void gemm_medium(const Params& p) {
   cluster_wait();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_medium_sm90_16(const Params p) { gemm_medium<16>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_medium_sm90_32(const Params p) { gemm_medium<32>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_medium_sm90_48(const Params p) { gemm_medium<48>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_medium_sm90_64(const Params p) { gemm_medium<64>(p); }
+extern "C" __global__ void __maxnreg__(REGISTERS<16>) gemm_medium_sm90_16(const Params p) { gemm_medium<16>(p); }
+extern "C" __global__ void __maxnreg__(REGISTERS<32>) gemm_medium_sm90_32(const Params p) { gemm_medium<32>(p); }
+extern "C" __global__ void __maxnreg__(REGISTERS<48>) gemm_medium_sm90_48(const Params p) { gemm_medium<48>(p); }
+extern "C" __global__ void __maxnreg__(REGISTERS<64>) gemm_medium_sm90_64(const Params p) { gemm_medium<64>(p); }

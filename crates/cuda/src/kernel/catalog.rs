@@ -25,7 +25,7 @@ pub(crate) fn all() -> Vec<Specialization> {
         elementwise::pointwise::specialization(),
         elementwise::select_sampled::specialization(),
         elementwise::convert::specialization(),
-        elementwise::geglu::specialization(),
+        elementwise::geglu::specialization(false),
         embed::feed_samples::specialization(),
         host::host_receive::specialization(),
         host::host_send::specialization(),
@@ -86,6 +86,7 @@ pub(crate) fn hopper() -> Vec<Specialization> {
     let long = long.filter(|heads| heads.is_tied() && heads.head_dim > 256 && heads.group() > 8);
     let wide = long.flat_map(|heads| KV_TYPES.map(|kv| heads.with_kv(kv).wide()));
     all.extend(wide.map(attention::flash_decode::specialization));
+    all.push(elementwise::geglu::specialization(true));
     all.extend(linear::gemv::specializations(true));
     all.extend(linear::gemm_medium::specializations(true));
     all.extend(linear::gemm_packed::specializations());

@@ -6,8 +6,10 @@ use crate::{
     kernel::params::{Params, params},
 };
 
-/// Eights of columns that a thread holds.
+/// Eights of columns that a thread holds, or blocks of a row of which each has an equal share of them.
 const HOLD: usize = 4;
+/// The most rows that are spread over several blocks.
+const SPREAD_ROWS: usize = 64;
 /// The widest row that a block's threads hold.
 pub(crate) const MAX_COLUMNS: usize = 768 * HOLD * 8;
 
@@ -42,11 +44,17 @@ pub(crate) struct Geglu {
     pub(crate) pdl: bool,
 }
 
-pub(crate) fn specialization() -> Specialization {
+/// Of token tiles, which are Hopper's, rows may be spread.
+pub(crate) fn specialization(tiles: bool) -> Specialization {
+    let entries: &[_] = if tiles {
+        &["geglu", "geglu_spread"]
+    } else {
+        &["geglu"]
+    };
     Specialization {
         kernel: "geglu",
-        entries: &["geglu"],
-        constants: vec![],
+        entries,
+        constants: vec![("SPREAD", u32::from(tiles).to_string())],
         params_bytes: GegluParams::BYTES,
     }
 }
@@ -58,14 +66,18 @@ impl Kernel for Geglu {
             columns.is_multiple_of(8) && columns <= MAX_COLUMNS,
             "{columns} columns"
         );
-        specialization()
+        specialization(self.tiles)
     }
 
     fn grid(&self, rows: usize) -> Grid {
         let threads = self.columns.div_ceil(8 * HOLD).next_multiple_of(32);
+        let spread = self.tiles && rows <= SPREAD_ROWS;
+        let blocks = if spread { HOLD } else { 1 };
         Grid {
+            entry: usize::from(spread),
+            cluster: blocks,
             pdl: self.pdl,
-            ..Grid::new((rows, 1), threads)
+            ..Grid::new((rows * blocks, 1), threads)
         }
     }
 

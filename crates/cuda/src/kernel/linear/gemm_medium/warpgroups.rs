@@ -50,8 +50,9 @@ const GROUPS: usize = 4;
 const GROUP_M_TILES: usize = 4;
 /// The most blocks that share the inputs of a run: a cluster.
 const MAX_SPLITS: usize = 8;
-/// Shared memory for a part of zeros and a ring of stages, which every Hopper card has, and the most stages there.
-const RING_BYTES: usize = 224 << 10;
+/// Shared memory for a part of zeros and a ring of stages, and the most stages there. Every Hopper card has 227 KiB: what is left is for
+/// the blocks of a small launch that follows.
+const RING_BYTES: usize = 216 << 10;
 pub(super) const MAX_SLOTS: usize = 16;
 /// Parts of 64 inputs of a stage.
 const STAGE_PARTS: usize = 2;
