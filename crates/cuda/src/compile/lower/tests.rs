@@ -272,7 +272,7 @@ fn a_layer_of_a_medium_batch() {
         L1.attn.o                  all     gemm_medium_sm90_16.q4.f32 s5 -> %43
         L1.attn.post_norm          all     fused_residual_norm        %43 %32 -> %45 s1
         L1.ffn.gate+up             all     gemm_medium_sm90_16.q4.f16_pair s1 -> s8
-        L1.ffn.gelu_mul            all     geglu                      s8 -> s9 s10
+        L1.ffn.gelu_mul            all     geglu_spread               s8 -> s9 s10
         L1.ffn.down                all     gemm_medium_sm90_16.q4.f32 s9 -> %50
         L1.ffn.post_norm           all     fused_residual_norm        %50 %45 s10 -> %52 s1
         L1.ple.gate                all     cublaslt                   s1 -> s12
