@@ -119,6 +119,9 @@ pub(crate) struct KernelsBuildArgs {
     /// Architectures to compile for
     #[arg(long, value_delimiter = ',', default_value = "sm_80,sm_89,sm_90a")]
     pub(crate) arch: Vec<String>,
+    /// Compile only kernels whose name holds this, such as `gemm_medium_sm90.q4`
+    #[arg(long, value_name = "NAME")]
+    pub(crate) only: Option<String>,
     /// The folder to write to
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,

@@ -42,7 +42,9 @@ pub use config::{
     Checks, CudaConfig, Fusion, Graphs, KeptChoices, MemoryLimit, Pdl, TableMemory, Tier,
 };
 pub use error::CudaError;
-pub use jit::compiler::{Architecture, BuiltKernel, Coverage, KernelSet, build_kernels};
+pub use jit::compiler::{
+    Architecture, BuiltKernel, Coverage, KernelChoice, KernelSet, build_kernels,
+};
 pub use kernel::GemmTile;
 pub use placement::{HostParts, Layers, Placement, PlacementError, WeightKind};
 pub use planned::PlannedCard;

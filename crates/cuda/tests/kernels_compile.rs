@@ -8,20 +8,24 @@
 
 use std::{fs, path::PathBuf};
 
-use carat_cuda::{Architecture, BuiltKernel, Coverage, CudaError, KernelSet, build_kernels};
+use carat_cuda::{
+    Architecture, BuiltKernel, Coverage, CudaError, KernelChoice, KernelSet, build_kernels,
+};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 struct Case {
     architecture: &'static str,
-    set: KernelSet,
-    coverage: Coverage,
+    choice: KernelChoice<'static>,
 }
 
 const fn case(architecture: &'static str, set: KernelSet, coverage: Coverage) -> Case {
     Case {
         architecture,
-        set,
-        coverage,
+        choice: KernelChoice {
+            set,
+            coverage,
+            named: "",
+        },
     }
 }
 
@@ -36,15 +40,15 @@ const CASES: [Case; 5] = [
 fn main() {
     let arguments = Arguments::from_args();
     let nothing = case("", KernelSet::Own, Coverage::EachValue);
-    let found = compile(&[], &nothing).is_ok();
+    let found = compile(&[], nothing.choice).is_ok();
     let trial = |case: Case| {
-        let (set, on_demand) = match (case.set, case.coverage) {
+        let (set, on_demand) = match (case.choice.set, case.choice.coverage) {
             (_, Coverage::Every) => ("every", true),
             (KernelSet::All, Coverage::EachValue) => ("each_value", false),
             (KernelSet::Own, Coverage::EachValue) => ("own", false),
         };
         Trial::test(format!("compile/{}/{set}", case.architecture), move || {
-            let built = compile(&[case.architecture], &case)?;
+            let built = compile(&[case.architecture], case.choice)?;
             if built.is_empty() {
                 return Err(Failed::from("nothing was compiled"));
             }
@@ -65,16 +69,36 @@ fn main() {
         })
         .with_ignored_flag(!found || on_demand)
     };
-    let trials = CASES.map(trial).into();
+    let mut trials: Vec<Trial> = CASES.map(trial).into();
+    let named = Trial::test("compile/named", named_kernels).with_ignored_flag(!found);
+    trials.push(named);
     libtest_mimic::run(&arguments, trials).exit();
 }
 
+/// Those whose name holds a text are compiled, and no others.
+fn named_kernels() -> Result<(), Failed> {
+    let choice = |named| KernelChoice {
+        set: KernelSet::All,
+        coverage: Coverage::Every,
+        named,
+    };
+    let built = compile(&["sm_90a"], choice("select_sampled"))?;
+    let names: Vec<&str> = (built.iter())
+        .map(|(kernel, _)| kernel.name.as_str())
+        .collect();
+    assert_eq!(names, ["select_sampled"]);
+    assert!(compile(&["sm_90a"], choice("no such kernel"))?.is_empty());
+    Ok(())
+}
+
 /// Compiles into a folder that is thrown away, and gives the files' bytes. For no architecture it only looks for NVRTC.
-fn compile(names: &[&str], case: &Case) -> Result<Vec<(BuiltKernel, Vec<u8>)>, CudaError> {
+fn compile(
+    names: &[&str],
+    choice: KernelChoice<'_>,
+) -> Result<Vec<(BuiltKernel, Vec<u8>)>, CudaError> {
     let architectures: Result<Vec<Architecture>, _> = names.iter().map(|n| n.parse()).collect();
     let folder = tempfile::tempdir().expect("a folder can be made");
-    let kernels = (case.set, case.coverage);
-    let built = build_kernels(&architectures?, kernels, folder.path(), &library_dirs())?;
+    let built = build_kernels(&architectures?, choice, folder.path(), &library_dirs())?;
     let with_bytes = |kernel: BuiltKernel| {
         let file = fs::read(&kernel.file).expect("it was just written");
         (kernel, file)

@@ -6,7 +6,7 @@
 
 use std::{
     collections::HashSet,
-    fmt,
+    fmt, mem,
     num::NonZero,
     path::{Path, PathBuf},
     str::FromStr,
@@ -249,22 +249,33 @@ pub enum Coverage {
     EachValue,
 }
 
+/// Which kernels are compiled.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelChoice<'a> {
+    pub set: KernelSet,
+    pub coverage: Coverage,
+    /// What their names hold: nothing, if it is empty.
+    pub named: &'a str,
+}
+
 /// Compiles kernels for every given architecture into a folder that [`CudaConfig::kernels_dir`] may name.
 pub fn build_kernels(
     architectures: &[Architecture],
-    (set, coverage): (KernelSet, Coverage),
+    choice: KernelChoice<'_>,
     folder: &Path,
     library_dirs: &[PathBuf],
 ) -> Result<Vec<BuiltKernel>, CudaError> {
     let nvrtc = Nvrtc::find(library_dirs)?;
-    let mut shared = match set {
+    let mut shared = match choice.set {
         KernelSet::All => kernel::catalog::all(),
         KernelSet::Own => Vec::new(),
     };
     let mut hopper = kernel::catalog::hopper();
-    if coverage == Coverage::EachValue {
-        shared = each_value(shared);
-        hopper = each_value(hopper);
+    for kernels in [&mut shared, &mut hopper] {
+        kernels.retain(|kernel| kernel.to_string().contains(choice.named));
+        if choice.coverage == Coverage::EachValue {
+            *kernels = each_value(mem::take(kernels));
+        }
     }
     let pairs = architectures.iter().flat_map(|a| {
         let own = if a.0 == "sm_90a" { &hopper[..] } else { &[] };
