@@ -254,7 +254,7 @@ pub enum Coverage {
 pub struct KernelChoice<'a> {
     pub set: KernelSet,
     pub coverage: Coverage,
-    /// What their names hold: nothing, if it is empty.
+    /// Those whose names hold this, which all do if it is empty.
     pub named: &'a str,
 }
 

@@ -137,6 +137,13 @@ fn blocks_of_published_sizes_are_resident_and_miss_little() {
                 assert!(tiling.split_stages * (tiling.splits - 1) < stages, "{case}");
                 let bytes = shape.shared_bytes(entry, &tiling);
                 assert!(bytes + DECLARED_BYTES <= HOPPER_SHARED, "{case}: {bytes}");
+                if kernel == GemmMediumKernel::Warpgroups {
+                    let (slots, _) = warpgroups::ring(&shape, entry, &tiling);
+                    assert!(
+                        slots >= 4,
+                        "{case}: places for what comes before the input, and more"
+                    );
+                }
                 if sizes.0 * sizes.1 < 20_000_000 {
                     continue; // over before more blocks could meet
                 }

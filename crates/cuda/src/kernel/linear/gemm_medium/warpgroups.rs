@@ -135,7 +135,7 @@ fn candidate(
 }
 
 /// Of a slot, activations of all rows and weights of all M-tiles: so many slots of so many bytes.
-fn ring(shape: &GemmMediumShape, entry: usize, tiling: &Tiling) -> (usize, usize) {
+pub(super) fn ring(shape: &GemmMediumShape, entry: usize, tiling: &Tiling) -> (usize, usize) {
     let zeros = (entry + 1) * ENTRY_ROWS * PART_LINE;
     let part = zeros + tiling.run * shape.format.part_bytes();
     let slot_bytes = (STAGE_PARTS * part).next_multiple_of(ALIGNMENT);
