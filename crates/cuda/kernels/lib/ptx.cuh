@@ -241,6 +241,11 @@ __device__ __forceinline__ u32 cluster_rank() {
 // All that was written before, in whichever block's shared memory, is seen by whoever has waited.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// Waits until all blocks of the cluster have come here, with no word about what they have written: they have read what they wanted.
+__device__ __forceinline__ void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  cluster_wait();
+}
 
 // The address that a shared address of this block is in another block of the cluster.
 __device__ __forceinline__ u32 cluster_address(const void* shared, u32 rank) {

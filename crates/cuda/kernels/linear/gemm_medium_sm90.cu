@@ -336,8 +336,7 @@ __device__ __forceinline__ void gemm_medium(const Params& p) {
     __syncthreads();
     cluster_arrive();
     cluster_wait();
-    cluster_arrive();
-    cluster_wait();
+    cluster_meet();
     return;
   }
   take_registers<MULTIPLIERS_REGISTERS<ROWS>>();
@@ -387,8 +386,7 @@ __device__ __forceinline__ void gemm_medium(const Params& p) {
     write(p, n + 3, token, total.w);
   }
   // Others read what this block has left.
-  cluster_arrive();
-  cluster_wait();
+  cluster_meet();
 }
 
 extern "C" __global__ void __maxnreg__(REGISTERS<16>) gemm_medium_sm90_16(const Params p) { gemm_medium<16>(p); }

@@ -34,9 +34,10 @@ struct Params {
 static_assert(sizeof(Params) == PARAMS_BYTES, "src/kernel/linear/ple_branch.rs differs");
 
 // Sums of 64 outputs of all tokens over CHUNKS times 64 inputs; weights begin at `row`, both matrices at `column`. Begins before the
-// launch before is over, and returns behind it. `shared` is what was used of shared memory.
+// launch before is over, and returns behind it what was used of shared memory. `count` tokens are there, asked for while copies are on their
+// way.
 template <u32 TOKENS, u32 CHUNKS>
-__device__ __forceinline__ u8* multiply(const Params& p, float (&sum)[TOKENS / 2], u32 row, u32 x_column) {
+__device__ __forceinline__ u8* multiply(const Params& p, float (&sum)[TOKENS / 2], u32 row, u32 x_column, u32& count) {
   constexpr u32 X_BYTES = TOKENS * LINE, X_BOXES = TOKENS / X_BOX;
   static_assert(CHUNKS * (W_BYTES + X_BYTES) + 1024 <= SHARED_BYTES && CHUNKS * X_BOXES <= WARP, "src/kernel/linear/ple_branch.rs differs");
   DYNAMIC_SHARED(unaligned);
@@ -56,6 +57,7 @@ __device__ __forceinline__ u8* multiply(const Params& p, float (&sum)[TOKENS / 2
   __syncthreads();
   griddep_launch_dependents();
   griddep_wait();
+  count = *p.rows.count;
   if (warp == 0) {
     if (lane < CHUNKS) barrier_expect(came + lane, X_BYTES);
     __syncwarp();
@@ -103,12 +105,13 @@ template <u32 TOKENS>
 __device__ __forceinline__ void gate(const Params& p) {
   const u32 rank = cluster_rank(), first = blockIdx.x / BLOCKS * OUTPUTS;
   float sum[TOKENS / 2];
-  float* const sums = (float*)multiply<TOKENS, GATE_CHUNKS>(p, sum, first, rank * GATE_CHUNKS * ATOM_COLUMNS);
+  u32 count;
+  float* const sums = (float*)multiply<TOKENS, GATE_CHUNKS>(p, sum, first, rank * GATE_CHUNKS * ATOM_COLUMNS, count);
   // A thread finishes four outputs of one token.
   constexpr u32 OWN = OUTPUTS / BLOCKS;
   static_assert(TOKENS * OWN / 4 <= THREADS, "one turn");
   const u32 token = threadIdx.x / (OWN / 4), of_cluster = rank * OWN + threadIdx.x % (OWN / 4) * 4, output = first + of_cluster;
-  const bool there = token < *p.rows.count;
+  const bool there = token < count;
   float4 slice = make_float4(0, 0, 0, 0);
   if (there) slice = *(const float4*)(p.slices + u64(token) * p.slice_columns + p.slice_column + output);
   __syncthreads();  // sums come where weights were
@@ -129,16 +132,15 @@ __device__ __forceinline__ void gate(const Params& p) {
                    pack_f16x2(fast_gelu(total.z) * slice.z, fast_gelu(total.w) * slice.w));
   }
   // Others read what this block has left.
-  cluster_arrive();
-  cluster_wait();
+  cluster_meet();
 }
 
 template <u32 TOKENS>
 __device__ __forceinline__ void proj(const Params& p) {
   const u32 first = blockIdx.x * OUTPUTS;
   float sum[TOKENS / 2];
-  multiply<TOKENS, PROJ_CHUNKS>(p, sum, first, 0);
-  const u32 count = *p.rows.count;
+  u32 count;
+  multiply<TOKENS, PROJ_CHUNKS>(p, sum, first, 0, count);
   each_sum(sum, [&](u32 output, u32 token, float value) {
     if (token < count) ((float*)p.out)[u64(token) * COLUMNS + first + output] = value;
   });
