@@ -38,17 +38,6 @@ struct Timed {
     epilogue: u32,
 }
 
-impl Timed {
-    fn specialization(self, clusters: bool) -> Specialization {
-        specialization(
-            self.weights,
-            INPUTS[self.prologue.min(1) as usize],
-            clusters,
-            false,
-        )
-    }
-}
-
 impl Bench {
     fn open() -> Bench {
         let card = Card::open(Tier::Best);
@@ -77,10 +66,7 @@ impl Bench {
     }
 
     fn compile(&self) {
-        let mut all: Vec<Specialization> = CASES
-            .iter()
-            .map(|t| t.specialization(facts(&self.card).clusters.is_some()))
-            .collect();
+        let mut all: Vec<Specialization> = CASES.iter().map(|t| self.specialization(*t)).collect();
         all.sort_by_key(ToString::to_string);
         all.dedup();
         self.card.compile(&all);
@@ -92,10 +78,17 @@ impl Bench {
             columns: t.columns,
             outputs: t.outputs,
             pair: t.epilogue == 1,
+            codes: false,
             top_k: None,
             ready: false,
+            normed: t.prologue > 0,
             card: facts(&self.card),
         }
+    }
+
+    fn specialization(&self, t: Timed) -> Specialization {
+        let input = INPUTS[t.prologue.min(1) as usize];
+        self.shape(t).specialization(input)
     }
 
     fn params(&self, t: Timed, start: usize, blocks: usize) -> Vec<u8> {
@@ -159,9 +152,7 @@ impl Bench {
     /// Microseconds of one of `count` launches in a row, behind others that keep the card busy meanwhile.
     fn queued(&self, module: &Module, grid: Grid, params: &[Vec<u8>], count: usize) -> f64 {
         let head = HEAD;
-        let head_module = self
-            .card
-            .load(&head.specialization(facts(&self.card).clusters.is_some()));
+        let head_module = self.card.load(&self.specialization(head));
         let head_grid = self.shape(head).grid(1);
         let head_params = self.params(head, 0, head_grid.blocks.0);
         let run = |module, grid, params: &[u8]| launch(module, grid, params).unwrap();
@@ -242,9 +233,7 @@ pub(crate) fn shapes() {
     let bench = Bench::open();
     bench.compile();
     for t in CASES {
-        let module = bench
-            .card
-            .load(&t.specialization(facts(&bench.card).clusters.is_some()));
+        let module = bench.card.load(&bench.specialization(t));
         let shape = bench.shape(t);
         for rows in [1, 2, 4, 8] {
             bench.print(t, rows, "", shape.grid(rows), &module);
@@ -257,9 +246,7 @@ pub(crate) fn blocks() {
     let bench = Bench::open();
     bench.compile();
     for t in [0, 1, 2, 3, 4, 5, 7, 8, 10, 11, 16, 17].map(|i| CASES[i]) {
-        let module = bench
-            .card
-            .load(&t.specialization(facts(&bench.card).clusters.is_some()));
+        let module = bench.card.load(&bench.specialization(t));
         let shape = bench.shape(t);
         let granules = shape.m_tiles() / shape.granule();
         let sms = shape.card.multiprocessors;
@@ -292,8 +279,10 @@ pub(crate) fn experts() {
                     columns,
                     outputs,
                     pair,
+                    codes: false,
                     top_k: Some(top_k),
                     ready: false,
+                    normed: true,
                     card: facts(&bench.card),
                 };
                 let matrix_bytes = shape.m_tiles() * weights.m_tile_bytes(columns);

@@ -4,9 +4,8 @@
 //
 // Grid: (blocks), all of them resident at once; a block owns a run of M-tiles (16 output rows of fragments, 4 of floats) and all
 // their inputs. `split` warps are a team that shares an M-tile, each taking every split-th stage (about 2 KB) of it; a team's
-// sums are reduced in shared memory, in order. Every warp streams its stages through a cp.async ring of its own, RING stages
-// deep, begun before the prologue and filled when its input has come, so that the memory is busy from the start and no barrier
-// stops it.
+// sums are reduced in shared memory, in order. Every warp streams its stages through a cp.async ring of its own, begun before the
+// prologue and filled when its input has come, so that the memory is busy from the start and no barrier stops it.
 // With CLUSTER, up to so many blocks are a cluster, as many as there are rows at the most: each prepares its share of the rows and
 // sends it to the others.
 // Grid y: rows that do not fit shared memory together, the entry's number of rows at a time.
@@ -32,10 +31,15 @@ using ready_input = ReadyInput<ROWS, LAYOUT_ROWS>;
 
 constexpr bool READY = JOIN(INPUT, _input)<1, 1>::READY;
 
+// Stages of a ring. One row has more of them where its blocks are ALONE on their multiprocessors, with shares that differ by a granule.
+template <int ROWS>
+constexpr u32 STAGES = ROWS == 1 ? RING_1 : RING;
+constexpr bool ALONE = RING_1 > RING;
+
 // With PDL, stages that are asked for before the input; without it one. Memory that is asked for much more than it can give at once delays
 // the input, too; how much is best was measured.
 template <int ROWS>
-constexpr u32 STAGES_BEFORE = ROWS == 1 ? 2 : READY ? 1 : Weights::QUANTIZED ? 2 : RING;
+constexpr u32 STAGES_BEFORE = ROWS == 1 ? (ALONE ? 3 : 2) : READY ? 1 : Weights::QUANTIZED ? 2 : RING;
 
 // Kinds of epilogue. Mirrors `GemvEpilogue` in src/kernel/linear/gemv.rs; 0 leaves sums as they are.
 constexpr u32 GEGLU = 1, GELU_MUL_SLICE = 2;
@@ -43,9 +47,10 @@ constexpr u32 GEGLU = 1, GELU_MUL_SLICE = 2;
 // How a launch overlaps the one before it. Mirrors `Overlap` in src/kernel/linear/gemv.rs.
 //   PDL            it starts before the launch before is over
 //   LATE_TRIGGER   the launch behind it starts when the launch before it is over, not sooner
+//   LAST_TRIGGER   it starts when the last weights have been asked for, also with one row
 //   EARLY_INPUT    its input was there before the launch before it started
 //   EARLY_ROUTE    so was its route
-enum : u32 { PDL = 1, LATE_TRIGGER = 2, EARLY_INPUT = 4, EARLY_ROUTE = 8 };
+enum : u32 { PDL = 1, LATE_TRIGGER = 2, EARLY_INPUT = 4, EARLY_ROUTE = 8, LAST_TRIGGER = 16 };
 
 // Output rows `first` on of a joined matrix are a value of their own.
 struct Part {
@@ -75,7 +80,7 @@ struct Params {
   u32 top_k;
   u32 input_per_expert;  // of routed experts: an input per row and expert, not per row
   u32 pdl;               // PDL_* below
-  u32 reserved;
+  u32 alone;             // with ALONE: blocks that have all of a block's M-tiles, and 2^16 times how many fewer the others have
   Rows rows;
   Part parts[3];
   const float* other;  // of GELU_MUL_SLICE, in rows of `other_columns`
@@ -89,6 +94,12 @@ constexpr u32 MAX_WARPS = 16;
 // M-tiles that a team sums up before the block reduces them.
 template <int ROWS>
 constexpr u32 BATCH = ROWS <= 2 ? 8 : ROWS == 4 ? 4 : 2;
+
+// Whether the launch behind starts when the last weights have been asked for. Nothing happens without PDL.
+template <int ROWS>
+__device__ __forceinline__ bool triggers_at_last(const Params& p) {
+  return ROWS > 1 || p.pdl & LAST_TRIGGER;
+}
 
 // The stages of one warp, in order of use.
 struct Stream {
@@ -115,8 +126,9 @@ struct Stream {
     return (pair && m_tile % 2 ? p.up : matrix) + u64((pair ? m_tile / 2 : m_tile) * Weights::M_TILE) * p.m_tile_bytes + mine;
   }
 
-  // Starts the next copy, so many bytes behind the ring's start, and commits the group whether there is one or not.
-  __device__ __forceinline__ void fetch(u32 at) {
+  // Starts the next copy, so many bytes behind the ring's start, and commits the group whether there is one or not. If there is none
+  // and it is asked to, it lets the launch behind start.
+  __device__ __forceinline__ void fetch(u32 at, bool triggers) {
     if (m_tile < end) {
       const u32 row = (p.epilogue == GEGLU ? m_tile / 2 : m_tile) * Weights::M_TILE;
       Weights::fetch(place + at, next, p.m_tile_bytes - stage * Weights::STEP, p.outputs - row, p.m_tile_bytes, lane);
@@ -127,6 +139,8 @@ struct Stream {
         m_tile += p.teams;
         next = m_tile_start();
       }
+    } else if (triggers) {
+      griddep_launch_dependents();
     }
     cp_async_commit();
   }
@@ -225,6 +239,11 @@ struct Share {
     a_block = p.a_block[bucket];
     begin = blockIdx.x * a_block;
     end = min(begin + a_block, p.m_tiles);
+    if (ALONE && bucket == 0) {
+      const u32 full = p.alone & 0xffff, fewer = p.alone >> 16;
+      begin -= (blockIdx.x - min(blockIdx.x, full)) * fewer;
+      end = begin + a_block - (blockIdx.x < full ? 0 : fewer);
+    }
   }
 };
 
@@ -241,7 +260,7 @@ struct Layout {
   __device__ __forceinline__ Layout(const Params& p, const Share& share, u8* shared) {
     batch = min(BATCH<ROWS> * p.teams, share.a_block);
     half = batch * p.split * ROWS * Weights::M_TILE;
-    partial = (float*)(shared + blockDim.x / WARP * RING * Weights::STAGE_BYTES);
+    partial = (float*)(shared + blockDim.x / WARP * STAGES<ROWS> * Weights::STAGE_BYTES);
     in.scales = partial + 2 * half;
     in.sums = in.scales + (Weights::QUANTIZED ? p.padded / 32 * ROWS : 0);
     in.values = (u8*)(in.sums + (Weights::HAS_MINS ? p.padded / 32 * ROWS : 0));
@@ -265,7 +284,7 @@ __device__ __forceinline__ void multiply(const Params& p, const Share& share, co
   typename Weights::template LaneOf<ROWS> mine(layout.in, share.lane);
   float* partial = layout.partial;
   u8* from = ring;
-  u8* const ring_end = ring + RING * Weights::STAGE_BYTES;
+  u8* const ring_end = ring + STAGES<ROWS> * Weights::STAGE_BYTES;
   int other_half = int(layout.half);
 #pragma unroll 1
   for (u32 first = share.begin; first < share.end; first += layout.batch) {
@@ -275,11 +294,11 @@ __device__ __forceinline__ void multiply(const Params& p, const Share& share, co
       typename Weights::template Sums<ROWS> sums;
 #pragma unroll 1
       for (u32 stage = share.of_team; stage < p.stages; stage += p.split) {
-        cp_async_wait<RING - 1>();
+        cp_async_wait<STAGES<ROWS> - 1>();
         __syncwarp();
         Weights::template multiply<ROWS>(sums, from, mine, stage * Weights::STAGE_INPUTS, share.lane);
         __syncwarp();
-        stream.fetch(u32(from - ring));
+        stream.fetch(u32(from - ring), !ROUTED && triggers_at_last<ROWS>(p));
         from += Weights::STAGE_BYTES;
         if (from == ring_end) from = ring;
       }
@@ -314,32 +333,34 @@ __device__ __forceinline__ void gemv(const Params& p) {
   const u32 own = rank * OWN_ROWS;
   JOIN(INPUT, _input)<OWN_ROWS, ROWS> prologue;
   const Prologue input = prologue.at_row(p.input, first_row + own, p.columns, p.padded);
-  u8* const ring = shared + share.warp * RING * Weights::STAGE_BYTES;
+  u8* const ring = shared + share.warp * STAGES<ROWS> * Weights::STAGE_BYTES;
   Stream stream(p, ring, share.begin + share.team, share.end, share.of_team, share.lane);
   u32 filled = 0;
-  const auto fill_to = [&](u32 stages) {
+  const auto fill_to = [&](u32 stages, bool triggers) {
 #pragma unroll 1
-    for (; filled < stages; filled++) stream.fetch(filled * Weights::STAGE_BYTES);
+    for (; filled < stages; filled++) stream.fetch(filled * Weights::STAGE_BYTES, triggers);
   };
   prologue.begin();
   if (p.pdl & PDL) {
     // The launch before is still running. Time to fetch weights, which depend on nothing.
-    fill_to(STAGES_BEFORE<ROWS>);
+    fill_to(STAGES_BEFORE<ROWS>, false);
     prologue.load_weights(input, p.columns);
-    if (!(p.pdl & LATE_TRIGGER)) griddep_launch_dependents();
+    const bool at_last = triggers_at_last<ROWS>(p);
+    if (!at_last && !(p.pdl & LATE_TRIGGER)) griddep_launch_dependents();
     if (!(p.pdl & EARLY_INPUT)) griddep_wait();
-    if (p.pdl & LATE_TRIGGER) griddep_launch_dependents();
+    if (!at_last && p.pdl & LATE_TRIGGER) griddep_launch_dependents();
     prologue.load_first(input, p.columns);
   } else {
     prologue.load_first(input, p.columns);
     prologue.load_weights(input, p.columns);
-    fill_to(1);
+    fill_to(1, false);
   }
   const u32 count = *p.rows.count - min(*p.rows.count, first_row);
   const Layout<ROWS> layout(p, share, shared);
   const u32 own_count = count - min(count, own);
   const bool writes_sum = blockIdx.x / SIZE == 0;
-  prologue.template prepare<Weights>(layout.column(own), input, p.columns, p.padded, own_count, writes_sum, [&] { fill_to(RING); });
+  prologue.template prepare<Weights>(layout.column(own), input, p.columns, p.padded, own_count, writes_sum,
+                                      [&] { fill_to(STAGES<ROWS>, triggers_at_last<ROWS>(p)); });
   if (p.pdl & EARLY_INPUT) griddep_wait();
   __syncthreads();
   prologue.end();
@@ -364,12 +385,12 @@ __device__ __forceinline__ void routed_gemv(const Params& p) {
   const bool there = p.rows.has(slot / p.top_k);
 
   JOIN(INPUT, _input)<1, ROWS> prologue;
-  u8* const ring = shared + share.warp * RING * Weights::STAGE_BYTES;
+  u8* const ring = shared + share.warp * STAGES<ROWS> * Weights::STAGE_BYTES;
   Stream stream(p, ring, share.begin + share.team, share.end, share.of_team, share.lane);
   u32 filled = 0, count = 0;
   const auto fill = [&] {
 #pragma unroll 1
-    for (; filled < RING; filled++) stream.fetch(filled * Weights::STAGE_BYTES);
+    for (; filled < STAGES<ROWS>; filled++) stream.fetch(filled * Weights::STAGE_BYTES, false);
   };
   // Prepares a slot's input as a column of the product.
   const auto prepare = [&](u32 slot, u32 column) {

@@ -88,6 +88,7 @@ pub(crate) fn hopper() -> Vec<Specialization> {
     all.extend(wide.map(attention::flash_decode::specialization));
     all.push(elementwise::geglu::specialization(true));
     all.extend(linear::gemv::specializations(true));
+    all.extend(linear::gemv::alone_specializations());
     all.extend(linear::gemm_medium::specializations(true));
     all.extend(linear::gemm_packed::specializations());
     all.extend(linear::ple_branch::specializations());

@@ -94,8 +94,10 @@ impl Lowering<'_> {
                 columns,
                 outputs,
                 pair: false,
+                codes: false,
                 top_k: None,
                 ready: false,
+                normed: false,
                 card: self.card(),
             },
             epilogue: GemvEpilogue::Plain(vec![OutputRows {

@@ -66,8 +66,10 @@ impl Lowering<'_> {
             columns,
             outputs: matrix.columns,
             pair: true,
+            codes: false,
             top_k: Some(top_k),
             ready: false,
+            normed: true,
             card: self.card(),
         };
         let normed = match self.class {
@@ -182,8 +184,10 @@ impl Lowering<'_> {
             columns: self.plan.columns(norm.x),
             outputs: experts,
             pair: false,
+            codes: false,
             top_k: None,
             ready: false,
+            normed: true,
             card: self.card(),
         };
         if !shape.can_norm() {
@@ -245,7 +249,7 @@ impl Lowering<'_> {
             overlap: Overlap {
                 late_trigger: true,
                 early_input: self.settled == Some(norm.x),
-                early_route: false,
+                ..Overlap::default()
             },
         };
         let label = format!("{} gate+up", op.label);

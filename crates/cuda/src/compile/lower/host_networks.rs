@@ -286,8 +286,11 @@ impl Lowering<'_> {
                 columns,
                 outputs,
                 pair,
+                codes: false,
                 top_k: shared.network.top_k,
                 ready: false,
+                // Gate and up read what a launch before has normed, and sums are those of the products that norm themselves.
+                normed: pair,
                 card: self.card(),
             },
             epilogue,

@@ -25,6 +25,9 @@ pub(crate) use shape::{GemvDevice, GemvShape};
 pub(crate) const MAX_ROWS: usize = 8;
 /// Stages of a warp's cp.async ring that kernels compiled ahead have.
 pub(crate) const USUAL_STAGES: usize = 3;
+/// Those of one row in [`GemvShape::alone`].
+pub(crate) const ALONE_STAGES: usize = 5;
+const ALONE_FORMAT: FragmentFormat = FragmentFormat::Q8;
 /// The most blocks of a cluster.
 const MAX_CLUSTER: usize = 8;
 /// Parts of a joined matrix.
@@ -78,7 +81,7 @@ params! {
         top_k: u32,
         input_per_expert: u32,
         pdl: u32,
-        reserved: u32,
+        alone: u32,
         rows: RowsAt,
         part_0: OutputRowsParams,
         part_1: OutputRowsParams,
@@ -244,6 +247,10 @@ pub(crate) struct Gemv {
 }
 
 /// How a launch with PDL overlaps those around it, beyond fetching weights. Mirrored by the kernel.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "flags, as the kernel has them"
+)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Overlap {
     /// The launch behind it starts when the launch before it is over, not sooner.
@@ -252,14 +259,21 @@ pub(crate) struct Overlap {
     pub(crate) early_input: bool,
     /// Its route was, so it need not wait to fetch weights.
     pub(crate) early_route: bool,
+    /// The launch behind it starts when its last weights have been asked for; with several rows it does so anyway.
+    pub(crate) last_trigger: bool,
 }
 
 impl Overlap {
     fn flags(self, pdl: bool) -> u32 {
-        let flags = [self.late_trigger, self.early_input, self.early_route];
+        let flags = [
+            self.late_trigger,
+            self.early_input,
+            self.early_route,
+            self.last_trigger,
+        ];
         let bits = flags
             .iter()
-            .zip([2, 4, 8])
+            .zip([2, 4, 8, 16])
             .map(|(&on, bit)| u32::from(on) * bit);
         if pdl { bits.sum::<u32>() + 1 } else { 0 }
     }
@@ -294,6 +308,22 @@ pub(crate) fn ready_specializations() -> impl Iterator<Item = Specialization> {
         .flat_map(|weights| [false, true].map(|codes| specialization(weights, READY, false, codes)))
 }
 
+/// Those of [`GemvShape::alone`].
+pub(crate) fn alone_specializations() -> impl Iterator<Item = Specialization> {
+    let kinds = [
+        (INPUTS[0], false),
+        (INPUTS[1], false),
+        (INPUTS[1], true),
+        (READY, false),
+        (READY, true),
+    ];
+    kinds.into_iter().map(|(input, codes)| {
+        let rings = [ALONE_STAGES, USUAL_STAGES];
+        let kind = (GemvWeights::Fragments(ALONE_FORMAT), input);
+        with_rings(rings, kind, input != READY, codes)
+    })
+}
+
 /// With `codes`, outputs are those of [`GemvEpilogue::GegluCodes`].
 pub(crate) fn specialization(
     weights: GemvWeights,
@@ -301,12 +331,12 @@ pub(crate) fn specialization(
     clusters: bool,
     codes: bool,
 ) -> Specialization {
-    with_ring(USUAL_STAGES, (weights, input), clusters, codes)
+    with_rings([USUAL_STAGES; 2], (weights, input), clusters, codes)
 }
 
-/// The same with rings of so many stages.
-fn with_ring(
-    ring: usize,
+/// The same with rings of so many stages, for one row and for more.
+fn with_rings(
+    [alone, ring]: [usize; 2],
     (weights, input): (GemvWeights, &str),
     clusters: bool,
     codes: bool,
@@ -326,6 +356,7 @@ fn with_ring(
         constants: vec![
             ("WEIGHTS", weights.name().to_owned()),
             ("RING", ring.to_string()),
+            ("RING_1", alone.to_string()),
             ("INPUT", input.to_owned()),
             ("CLUSTER", (usize::from(clusters) * MAX_CLUSTER).to_string()),
             ("M_TILE_STAGE_BYTES", weights.stage().1.to_string()),
@@ -336,6 +367,13 @@ fn with_ring(
 }
 
 impl GemvPrologue {
+    pub(crate) fn norms(&self) -> bool {
+        matches!(
+            self,
+            GemvPrologue::Norm { .. } | GemvPrologue::ResidualNorm { .. }
+        )
+    }
+
     /// The kind that is compiled for it.
     pub(super) fn input(&self) -> &'static str {
         match self {
@@ -431,11 +469,20 @@ impl OutputRowsParams {
 }
 
 impl GemvShape {
+    /// What is compiled for it, with this kind of input.
+    pub(crate) fn specialization(self, input: &str) -> Specialization {
+        let clusters = self.card.clusters.is_some() && !self.ready;
+        let rings = [self.ring(1), self.ring(MAX_ROWS)];
+        with_rings(rings, (self.weights, input), clusters, self.codes)
+    }
+
     /// Params of a plain product without addresses: what follows from the shape.
     pub(crate) fn params(self, rows: RowsAt, input: GemvPrologueParams, w: Address) -> GemvParams {
         let (split, teams) = self.teams();
-        let a_block =
-            |rows: usize| self.blocks(rows).map_or(0, |blocks| self.a_block(blocks)) as u32;
+        let a_block = |rows: usize| {
+            self.blocks(rows)
+                .map_or(0, |blocks| self.a_block(blocks) as u32)
+        };
         GemvParams {
             rows,
             input,
@@ -466,17 +513,14 @@ impl GemvShape {
             top_k: 0,
             input_per_expert: 0,
             pdl: 0,
-            reserved: 0,
+            alone: self.blocks(1).map_or(0, |blocks| self.shares(blocks)),
         }
     }
 }
 
 impl Kernel for Gemv {
     fn specialization(&self) -> Specialization {
-        let clusters = self.shape.card.clusters.is_some() && !self.shape.ready;
-        let codes = matches!(self.epilogue, GemvEpilogue::GegluCodes { .. });
-        let kind = (self.shape.weights, self.prologue.input());
-        with_ring(self.shape.ring(), kind, clusters, codes)
+        self.shape.specialization(self.prologue.input())
     }
 
     fn grid(&self, rows: usize) -> Grid {

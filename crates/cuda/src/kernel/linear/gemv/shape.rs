@@ -1,6 +1,6 @@
 //! Shares of a GEMV's work: warps of a block, stages of their rings, blocks of a grid, and whether they fit.
 
-use super::{GemvWeights, MAX_CLUSTER, MAX_ROWS, USUAL_STAGES};
+use super::{ALONE_FORMAT, ALONE_STAGES, GemvWeights, MAX_CLUSTER, MAX_ROWS, USUAL_STAGES};
 use crate::{
     device::{ClusterCapacity, Grid},
     kernel::HOPPER_MULTIPROCESSORS,
@@ -14,8 +14,14 @@ const NORM_COLUMNS: usize = 4 * 3;
 /// The most warps of a block, and as many as let two blocks share a multiprocessor.
 const MAX_WARPS: usize = 16;
 const USUAL_WARPS: usize = 10;
+/// The most weights of a product that has multiprocessors to itself: one that takes long has little use of the launches around it.
+const MAX_WEIGHTS_ALONE: usize = 256 << 20;
 
 /// Everything that a grid depends on.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts that have nothing to do with each other"
+)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GemvShape {
     pub(crate) weights: GemvWeights,
@@ -23,10 +29,14 @@ pub(crate) struct GemvShape {
     /// Output rows of the joined matrix up to the last part's end; of a pair, of one of the two.
     pub(crate) outputs: usize,
     pub(crate) pair: bool,
+    /// Whether a pair's outputs are written as prepared rows, in whole blocks of 32.
+    pub(crate) codes: bool,
     /// Of a stack of experts, how many a row is routed to.
     pub(crate) top_k: Option<usize>,
     /// Whether a launch before prepares its input.
     pub(crate) ready: bool,
+    /// Whether the input is normed, by this launch or by one before: a block's threads hold a row then.
+    pub(crate) normed: bool,
     pub(crate) card: GemvDevice,
 }
 
@@ -45,11 +55,15 @@ pub(crate) struct GemvDevice {
 impl GemvShape {
     /// M-tiles that must stay together.
     pub(crate) fn granule(self) -> usize {
-        1 + usize::from(self.pair)
+        match (self.pair, self.codes) {
+            (false, _) => 1,
+            (true, false) => 2,
+            (true, true) => 4,
+        }
     }
 
     pub(crate) fn m_tiles(self) -> usize {
-        self.outputs.div_ceil(self.weights.m_tile()) * self.granule()
+        self.outputs.div_ceil(self.weights.m_tile()) * (1 + usize::from(self.pair))
     }
 
     /// Stages of an M-tile.
@@ -67,14 +81,14 @@ impl GemvShape {
         let stages = self.stages();
         // A norm's row is held by the block's threads.
         let least = match self.columns.div_ceil(32 * NORM_COLUMNS) {
-            warps if warps <= MAX_WARPS => warps,
+            warps if self.normed && warps <= MAX_WARPS => warps,
             _ => 1,
         };
         if self.weights.are_packed() || self.m_tiles() < 8 * HOPPER_MULTIPROCESSORS {
             // As many teams as a block has M-tiles for, and threads enough for a row.
             let most = self
                 .m_tiles()
-                .div_ceil(HOPPER_MULTIPROCESSORS * self.granule());
+                .div_ceil(HOPPER_MULTIPROCESSORS * (1 + usize::from(self.pair)));
             let teams = |split: usize| (8 / split).min(most).max(least.div_ceil(split)).max(1);
             // The least idle warps; of equals, about as many warps as let two blocks share a multiprocessor.
             let few = stages.min(4);
@@ -102,14 +116,46 @@ impl GemvShape {
         self.columns <= self.warps() * 32 * NORM_COLUMNS
     }
 
-    /// M-tiles of a block.
+    /// M-tiles of a block, the most of them.
     pub(super) fn a_block(self, blocks: usize) -> usize {
         (self.m_tiles() / self.granule()).div_ceil(blocks) * self.granule()
     }
 
+    /// Of one row alone: how many blocks, the first of the grid, have as many, and 2^16 times how many fewer the others have.
+    pub(super) fn shares(self, blocks: usize) -> u32 {
+        let full = match self.m_tiles() / self.granule() % blocks {
+            0 => blocks,
+            full => full,
+        };
+        (full | self.granule() << 16) as u32
+    }
+
+    /// Whether one row has one block on each multiprocessor, with so long rings that a block of another large product finds no room beside
+    /// it. Launches that overlap take multiprocessors as they find them, so that some have three blocks and others none. E4B in Q8_0
+    /// decodes 5 % faster alone, 12B 1 %; formats that take more instructions for a byte want more warps than one block has.
+    pub(crate) fn alone(self) -> bool {
+        let fits = || {
+            let needed = self.shared_bytes(ALONE_STAGES, 1, self.blocks_alone());
+            needed + DECLARED_BYTES <= self.card.shared_bytes
+        };
+        self.card.clusters.is_some()
+            && self.weights == GemvWeights::Fragments(ALONE_FORMAT)
+            && self.top_k.is_none()
+            && self.columns * self.outputs <= MAX_WEIGHTS_ALONE
+            && fits()
+    }
+
+    fn blocks_alone(self) -> usize {
+        let granules = self.m_tiles() / self.granule();
+        self.card.multiprocessors.min(granules)
+    }
+
     /// Stages of a warp's ring: as chosen, where as many rows share a block then as with the usual number. That one is less where a
     /// small card has no room for it: of 31B in Q4_0, of Q6_K in E4B.
-    pub(super) fn ring(self) -> usize {
+    pub(super) fn ring(self, rows: usize) -> usize {
+        if rows == 1 && self.alone() {
+            return ALONE_STAGES;
+        }
         let chosen = self.card.ring;
         let is_roomy = |ring: usize| {
             let most = self.shared_bytes(ring, MAX_ROWS, 1) + DECLARED_BYTES;
@@ -190,7 +236,10 @@ impl GemvShape {
     /// Blocks for as many rows as an entry has (of routed experts, for one row): all resident, and with equal work. `None` if the
     /// input of so many rows does not fit.
     pub(super) fn blocks(self, rows: usize) -> Option<usize> {
-        let ring = self.ring();
+        let ring = self.ring(rows);
+        if rows == 1 && self.alone() {
+            return Some(self.blocks_alone());
+        }
         let multiprocessors = self.card.multiprocessors;
         let granules = self.m_tiles() / self.granule();
         let in_flight = self.warps() * ring * self.weights.stage().1;
@@ -241,7 +290,7 @@ impl GemvShape {
     pub(crate) fn grid_of(self, rows: usize, blocks: usize) -> Grid {
         Grid {
             entry: rows.trailing_zeros() as usize,
-            shared_bytes: self.shared_bytes(self.ring(), rows, blocks),
+            shared_bytes: self.shared_bytes(self.ring(rows), rows, blocks),
             cluster: self.cluster(rows),
             ..Grid::new((blocks, 1), 32 * self.warps())
         }

@@ -157,6 +157,7 @@ impl GemvParams {
         let a_block = shape.a_block(blocks) as u32;
         (self.a_block_1, self.a_block_2) = (a_block, a_block);
         (self.a_block_4, self.a_block_8) = (a_block, a_block);
+        self.alone = shape.shares(blocks);
     }
 }
 
@@ -171,14 +172,22 @@ impl Case {
             0 => padded(self.parts[0]) + padded(self.parts[1]) + self.parts[2],
             _ => self.parts[0],
         };
+        // Prepared rows take no clusters, so that any card can have what Hopper has of them: blocks of one row alone.
+        let mut device = facts(card);
+        if self.prepared {
+            let assumed = ClusterCapacity::assumed(device.multiprocessors);
+            device.clusters.get_or_insert(assumed);
+        }
         GemvShape {
             weights,
             columns: self.columns,
             outputs,
             pair: self.epilogue == 1,
+            codes: self.codes,
             top_k: None,
             ready: self.prepared,
-            card: facts(card),
+            normed: true,
+            card: device,
         }
     }
 
@@ -323,8 +332,8 @@ impl Case {
         } else {
             INPUTS[self.prologue.min(1) as usize]
         };
-        let clusters = shape.card.clusters.is_some() && !self.prepared;
-        let module = card.load(&specialization(shape.weights, kind, clusters, false));
+        let of = |codes: bool| GemvShape { codes, ..shape }.specialization(kind);
+        let module = card.load(&of(false));
         let mut grid = shape.grid(rows);
         if let Some(blocks) = self.blocks {
             let blocks = blocks.next_multiple_of(shape.cluster(bucket));
@@ -349,7 +358,7 @@ impl Case {
             let found = card.upload(&vec![0xffu8; PreparedRows::bytes(columns)]);
             params.part_0.out = found.address();
             params.other_columns = columns as u32;
-            let module = card.load(&specialization(shape.weights, kind, clusters, true));
+            let module = card.load(&of(true));
             card.run(&module, grid, &params.bytes());
             // Sums are written for products that want them.
             let sums = matches!(shape.weights, GemvWeights::Fragments(f) if f.has_minimums());
@@ -526,8 +535,10 @@ fn gemv_gives_a_row_the_same_bits_in_every_bucket_and_grid() {
         }
         assert_eq!(alone, of(1, Some(1), false), "{quant}");
         if matches!(gemv_weights(quant), GemvWeights::Fragments(_)) {
-            for rows in [1, 2, 4, 7] {
-                assert_eq!(alone, of(rows, None, true), "{quant}, {rows} prepared");
+            // Five M-tiles: blocks of one row alone have different shares.
+            for (rows, blocks) in [(1, None), (1, Some(4)), (2, None), (4, None), (7, None)] {
+                let found = of(rows, blocks, true);
+                assert_eq!(alone, found, "{quant}, {rows} prepared, {blocks:?}");
             }
         }
     }
@@ -618,8 +629,10 @@ fn gemv_multiplies_with_routed_experts() {
             columns,
             outputs,
             pair,
+            codes: false,
             top_k: Some(top_k),
             ready: false,
+            normed: true,
             card: facts(&card),
         };
         let stack = |rows, columns, seed: u64| -> Vec<Matrix> {

@@ -3,36 +3,90 @@
 use super::*;
 use crate::kernel::fragment::FragmentFormat;
 
-/// Where gate and up write what down reads as prepared rows, on a Hopper card and on one without clusters.
-#[test]
-fn large_networks_end_in_whole_blocks_and_small_ones_need_not() {
-    let clusters = Some(ClusterCapacity::assumed(HOPPER_MULTIPROCESSORS));
-    for (clusters, columns, inner, expected) in [
-        (clusters, 3840, 15360, true),
-        (None, 3840, 15360, true),
-        (clusters, 2560, 10240, false),
-        (clusters, 2816, 2112, false),
-    ] {
-        let whole = |rows: usize| {
-            let shape = GemvShape {
-                weights: GemvWeights::Fragments(FragmentFormat::Q4),
-                columns,
-                outputs: inner,
-                pair: true,
-                top_k: None,
-                ready: rows > 2,
-                card: GemvDevice {
-                    multiprocessors: HOPPER_MULTIPROCESSORS,
-                    shared_bytes: 227 << 10,
-                    clusters,
-                    ring: USUAL_STAGES,
-                },
-            };
-            shape.ends_in_blocks(rows)
-        };
-        let all = [1, 2, 4, 8].into_iter().all(whole);
-        assert_eq!(all, expected, "{columns} to {inner}");
+fn hopper() -> GemvDevice {
+    GemvDevice {
+        multiprocessors: HOPPER_MULTIPROCESSORS,
+        shared_bytes: 227 << 10,
+        clusters: Some(ClusterCapacity::assumed(HOPPER_MULTIPROCESSORS)),
+        ring: USUAL_STAGES,
     }
+}
+
+fn gate_and_up(format: FragmentFormat, columns: usize, inner: usize) -> GemvShape {
+    GemvShape {
+        weights: GemvWeights::Fragments(format),
+        columns,
+        outputs: inner,
+        pair: true,
+        codes: false,
+        top_k: None,
+        ready: false,
+        normed: true,
+        card: hopper(),
+    }
+}
+
+/// Gate and up can write what down reads as prepared rows, on a Hopper card and on one without clusters, in blocks of as many M-tiles as
+/// that takes; some networks have such blocks anyway.
+#[test]
+fn networks_end_in_whole_blocks_where_they_are_to() {
+    for (clusters, columns, inner, by_chance) in [
+        (hopper().clusters, 3840, 15360, true),
+        (None, 3840, 15360, true),
+        (hopper().clusters, 2560, 10240, false),
+        (None, 2560, 10240, false),
+        (hopper().clusters, 5376, 21504, false),
+    ] {
+        for codes in [false, true] {
+            let whole = |rows: usize| {
+                let shape = gate_and_up(FragmentFormat::Q4, columns, inner);
+                let card = GemvDevice {
+                    clusters,
+                    ..shape.card
+                };
+                GemvShape {
+                    codes,
+                    ready: rows > 2,
+                    card,
+                    ..shape
+                }
+                .ends_in_blocks(rows)
+            };
+            let all = [1, 2, 4, 8].into_iter().all(whole);
+            assert_eq!(all, codes || by_chance, "{columns} to {inner}");
+        }
+    }
+}
+
+/// Blocks of one row alone have all M-tiles between them, none has two granules more than another, and no multiprocessor is left without.
+#[test]
+fn blocks_of_one_row_alone_share_evenly() {
+    for (columns, inner) in [(2560, 10240), (3840, 15360), (1536, 6144), (1536, 2048)] {
+        for (codes, pair) in [(false, true), (true, true), (false, false)] {
+            let shape = gate_and_up(FragmentFormat::Q8, columns, inner);
+            let shape = GemvShape {
+                pair,
+                codes,
+                ..shape
+            };
+            assert!(shape.alone());
+            assert_eq!(shape.ring(1), ALONE_STAGES);
+            let blocks = shape.blocks(1).unwrap();
+            let granules = shape.m_tiles() / shape.granule();
+            assert_eq!(blocks, granules.min(HOPPER_MULTIPROCESSORS));
+            let shares = shape.shares(blocks) as usize;
+            let (full, fewer) = (shares & 0xffff, shares >> 16);
+            assert_eq!(fewer, shape.granule());
+            let all = blocks * shape.a_block(blocks) - (blocks - full) * fewer;
+            assert_eq!(all, shape.m_tiles(), "{columns} to {inner}");
+        }
+    }
+    // Formats that take more warps, and more rows, share multiprocessors.
+    assert!(!gate_and_up(FragmentFormat::Q4, 2560, 10240).alone());
+    assert_eq!(
+        gate_and_up(FragmentFormat::Q8, 2560, 10240).ring(2),
+        USUAL_STAGES
+    );
 }
 
 /// Products of published models have blocks on the smallest cards, whose rings are shorter where they must be; a ring that is chosen leaves
@@ -62,8 +116,10 @@ fn every_card_has_room_for_a_ring_and_a_row() {
                         columns,
                         outputs,
                         pair,
+                        codes: false,
                         top_k,
                         ready,
+                        normed: true,
                         card: GemvDevice {
                             multiprocessors,
                             shared_bytes,
@@ -76,7 +132,7 @@ fn every_card_has_room_for_a_ring_and_a_row() {
                         continue;
                     }
                     let usual = shape(USUAL_STAGES);
-                    shortened += usize::from(usual.ring() != USUAL_STAGES);
+                    shortened += usize::from(usual.ring(MAX_ROWS) != USUAL_STAGES);
                     for ring in [2, USUAL_STAGES, 4] {
                         let shape = shape(ring);
                         for rows in [1, 8] {
